@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * epkit/comm.h - the communicator: one rank's membership of a group.
+ *
+ * Threads. A communicator belongs to one thread at a time: calls on it (and on its plans) must not overlap, except for
+ * ep_comm_abort(), ep_comm_async_error() and the ep_event calls, which any thread may make at any time.
+ *
+ * Collective calls. Creation, ep_alloc, ep_free, plans, dispatch, combine, barrier: every rank makes the same calls in
+ * the same order. Who comes late is waited for until the deadline (timeout_ms), then the others get EP_E_TIMEOUT with
+ * the late rank and the phase in the error text.
+ *
+ * Failure. After a status of the 3xx or 4xx kind the communicator has failed: each later collective call returns the
+ * same status at once, on every rank. Outputs of the failed call are undefined. ep_comm_shrink() builds a new group of
+ * the survivors; ep_comm_free() is always allowed. A status of the 1xx kind leaves the communicator as it was and sends
+ * nothing - but the peers, had they made the call correctly, are waiting: correct and repeat the call, or abort.
+ */
+#ifndef EPKIT_COMM_H
+#define EPKIT_COMM_H
+
+#include <epkit/boot.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct ep_comm ep_comm;
+
+/*
+ * The network between nodes when all ranks live on one host ("emulated"): how badly it behaves. Order holds only within
+ * one (peer, channel). All zero is a well-behaved network.
+ */
+typedef struct ep_net_emulation {
+    uint64_t seed;        /* of the random choices below; the same seed gives the same choices */
+    uint32_t delay_us;    /* each write lands up to this much later, drawn anew for each */
+    uint32_t ring_bytes;  /* capacity of the wire per (peer, channel); 0: default. Tiny ones force back-pressure */
+    uint32_t split_bytes; /* writes land in pieces of at most this; 0: whole */
+    uint32_t reorder;     /* 1: channels are served in random order instead of in turn */
+    uint32_t stall_rank;  /* with stall_ms: this rank's network stops once for stall_ms */
+    uint32_t stall_ms;    /* 0: never */
+} ep_net_emulation;
+
+enum {
+    EP_COMM_CHECK_VALUES = 1u << 0 /* refuse NaN in weights and scales (EP_E_VALUE); costs a pass over them */
+};
+
+typedef struct ep_comm_config {
+    size_t size;         /* sizeof(ep_comm_config); EP_COMM_CONFIG_INIT sets it */
+    const char *backend; /* "host", "cuda", or NULL: $EPKIT_BACKEND, else the best one that works here */
+    const char *network; /* between nodes: "emulated", "mpi", or NULL: "mpi" if the boot brings it, else "emulated" */
+    int32_t ranks_per_node; /* node = rank / ranks_per_node; must divide R; 0: all ranks are on one node */
+    int32_t timeout_ms;     /* deadline of every wait; 0: $EPKIT_TIMEOUT_MS, else 30000 */
+    uint32_t flags;         /* EP_COMM_* */
+    int32_t channels;       /* independent ordered streams per network peer, 1..16; 0: 4 */
+    int32_t
+        partial_type; /* network combine: EP_F32 (exact, default when 0) or EP_BF16 (half the bytes, rounded twice) */
+    int32_t device;   /* CUDA device; ignored by the host backend */
+    ep_net_emulation emulation;
+} ep_comm_config;
+
+#define EP_COMM_CONFIG_INIT                                                                                            \
+    {                                                                                                                  \
+        .size = sizeof(ep_comm_config)                                                                                 \
+    }
+
+/*
+ * Creates this rank's communicator. Collective over the boot. Configurations are compared: a field that must agree
+ * (backend, network, ranks_per_node, flags, channels, partial_type, library version) and does not gives EP_E_MISMATCH
+ * on every rank, with the field, both ranks and both values in ep_last_error(). `config` NULL means all defaults.
+ */
+EP_API ep_status ep_comm_new(const ep_boot *boot, const ep_comm_config *config, ep_comm **ret_comm);
+
+/*
+ * Leaves the group and frees everything of this rank, including memory of ep_alloc. Waits for queued asynchronous work
+ * of this rank (within its deadline). Not collective; a peer that still waits for this rank gets EP_E_PEER_LEFT.
+ * Plans and events of the communicator must have been freed before. NULL is fine.
+ */
+EP_API void ep_comm_free(ep_comm *comm);
+
+typedef struct ep_comm_info {
+    size_t size; /* sizeof(ep_comm_info), set by the caller */
+    int32_t rank, nranks;
+    int32_t node, nnodes;
+    int32_t ranks_per_node;
+    int32_t timeout_ms;
+    const char *backend;  /* static strings */
+    const char *network;  /* "none" on one node */
+    size_t library_bytes; /* memory the library holds for this rank beyond memory of ep_alloc, now */
+} ep_comm_info;
+
+EP_API ep_status ep_comm_get_info(const ep_comm *comm, ep_comm_info *ret_info);
+
+/* All ranks have come, and all memory writes of all ranks before it are visible after it. */
+EP_API ep_status ep_comm_barrier(ep_comm *comm);
+
+/*
+ * All-gather of small blocks over an existing communicator (sizes, seeds, timings: not for bulk data). At most 4096
+ * bytes a rank. As ep_allgather_fn.
+ */
+EP_API ep_status ep_comm_allgather(ep_comm *comm, const void *mine, size_t bytes, void *ret_all);
+
+/*
+ * Wakes every wait of every rank of the group, now: they return EP_E_ABORTED naming this rank. Any thread, any time,
+ * repeatedly; async-signal-safe on the host backend. Returns at once.
+ */
+EP_API void ep_comm_abort(ep_comm *comm);
+
+/* EP_OK, or the status with which the communicator failed, also when it was asynchronous work that did. Any thread. */
+EP_API ep_status ep_comm_async_error(const ep_comm *comm);
+
+/*
+ * Reason of the last failure on this communicator, with rank, phase and system text. Never NULL. Valid until the next
+ * failing call on it.
+ */
+EP_API const char *ep_comm_last_error(const ep_comm *comm);
+
+/*
+ * After a failure: the survivors agree on who is left and form a new group of them, ranks renumbered densely in the old
+ * order. Called by every survivor; each waits for the others within the deadline, and ranks that do not come are left
+ * out (a rank that comes later gets EP_E_EXCLUDED). Also works without a failure. `config` NULL keeps the old one
+ * (ranks_per_node becomes 0 when the survivors no longer fill their nodes evenly). The old communicator stays failed
+ * and must still be freed; its memory of ep_alloc is not part of the new group. EP_E_UNSUPPORTED when the ranks are on
+ * several hosts.
+ */
+EP_API ep_status ep_comm_shrink(ep_comm *comm, const ep_comm_config *config, ep_comm **ret_comm);
+
+/* What the last dispatch or combine on this rank moved and where the time went. All counts are this rank's own. */
+typedef struct ep_stats {
+    size_t size;           /* sizeof(ep_stats), set by the caller */
+    uint64_t rows_self;    /* rows placed in (dispatch) or read from (combine) this rank's own memory */
+    uint64_t rows_node;    /* the same for other ranks of this node, this rank's tokens only */
+    uint64_t rows_net;     /* rows (dispatch) or partial sums (combine) that this rank put on the network */
+    uint64_t rows_forward; /* rows placed or read within the node on behalf of ranks of other nodes */
+    uint64_t bytes_self, bytes_node, bytes_net, bytes_forward; /* payload: row + scales; net: as sent */
+    uint64_t ns_wait_ready;                                    /* waiting until the peers' buffers were ready */
+    uint64_t ns_move;      /* moving rows, including the network when there are nodes */
+    uint64_t ns_wait_done; /* waiting for the peers to finish */
+    uint64_t ns_copy;      /* copies for buffers outside symmetric memory */
+    uint64_t ns_total;
+} ep_stats;
+
+EP_API ep_status ep_comm_get_stats(const ep_comm *comm, ep_stats *ret_stats);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * epkit/launch.h - start ranks on this host: as forked processes or as threads. For tests, examples and benchmarks;
+ * engines usually have their own processes and bring a boot.
+ */
+#ifndef EPKIT_LAUNCH_H
+#define EPKIT_LAUNCH_H
+
+#include <epkit/boot.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A rank's program. Its result is the rank's exit code (0..255) in fork mode. */
+typedef int (*ep_rank_fn)(const ep_boot *boot, void *argument);
+
+enum { EP_LAUNCH_FORK = 0, EP_LAUNCH_THREADS = 1 };
+
+typedef struct ep_launch_args {
+    size_t size;  /* EP_LAUNCH_ARGS_INIT sets it */
+    int32_t mode; /* EP_LAUNCH_* */
+    int32_t nranks;
+    ep_rank_fn run;
+    void *argument;     /* shared by threads, copied by fork */
+    int32_t timeout_ms; /* fork: children that still run then are killed; 0: no limit */
+    int32_t reserved;   /* 0 */
+} ep_launch_args;
+
+#define EP_LAUNCH_ARGS_INIT                                                                                            \
+    {                                                                                                                  \
+        .size = sizeof(ep_launch_args)                                                                                 \
+    }
+
+/* How one rank ended. */
+typedef struct ep_rank_exit {
+    int32_t code;   /* result of the rank's program, -1 if it did not return */
+    int32_t signal; /* the signal that killed it, 0 if none */
+    int32_t late;   /* 1: the launcher killed it at the deadline */
+} ep_rank_exit;
+
+/*
+ * Runs nranks ranks and waits for all of them. Returns EP_OK when all of them ran to their end, whatever their codes;
+ * ret_exits [nranks] tells how each ended. Children die with the launcher, also when it is killed by SIGKILL
+ * (PR_SET_PDEATHSIG); the calling thread must therefore outlive the call. stdout and stderr are inherited.
+ */
+EP_API ep_status ep_launch(const ep_launch_args *args, ep_rank_exit *ret_exits);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * epkit/memory.h - symmetric memory: memory that peers of the same node can write and read directly.
+ *
+ * Outputs of dispatch and inputs of combine that lie in it are used in place (zero copy). Ordinary memory is accepted
+ * everywhere, at the price of one local copy.
+ */
+#ifndef EPKIT_MEMORY_H
+#define EPKIT_MEMORY_H
+
+#include <epkit/comm.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/*
+ * Allocates `bytes` of symmetric memory on this rank, aligned to 4096. Collective: every rank calls it in the same
+ * order, each with its own size (0 is allowed and gives a valid pointer that holds nothing). Contents are undefined.
+ * The communicator owns it; ep_free() or ep_comm_free() releases it.
+ */
+EP_API ep_status ep_alloc(ep_comm *comm, size_t bytes, void **ret_memory);
+
+/* Collective. `memory` must come from ep_alloc of the same communicator; NULL is fine. No operation may be using it. */
+EP_API ep_status ep_free(ep_comm *comm, void *memory);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * epkit/plan.h - a plan says where the tokens of one routing go.
+ *
+ * It depends on the top-k choice alone, not on the data: dispatch and combine may use it any number of times, in both
+ * directions (the backward pass of a dispatch is a combine on the same plan, that of a combine is a dispatch), with
+ * different hidden sizes and element types.
+ *
+ * Expert e lives on rank e / L, L = E / R. A token goes once to every rank that owns at least one of its experts.
+ *
+ * Two layouts of the received rows:
+ *   rank layout      one row per (token, rank), ordered by (source rank, token index). The default.
+ *   expanded layout  one row per (token, local expert), grouped by local expert, within one by (source rank, token
+ *                    index). Each expert's first row is a multiple of expert_alignment: the layout of grouped GEMMs.
+ * Both are the same bits in every run and on every backend.
+ */
+#ifndef EPKIT_PLAN_H
+#define EPKIT_PLAN_H
+
+#include <epkit/comm.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct ep_plan ep_plan;
+
+enum {
+    EP_PLAN_EXPANDED = 1u << 0,    /* expanded layout */
+    EP_PLAN_ZERO_PADDING = 1u << 1 /* expanded layout: dispatch writes zeros into the rows between experts */
+};
+
+typedef struct ep_plan_args {
+    size_t size;          /* EP_PLAN_ARGS_INIT sets it */
+    const void *topk_idx; /* [N,K] contiguous, host memory on the host backend; -1: no expert. Copied. NULL if N = 0 */
+    int32_t idx_type;     /* EP_I32 or EP_I64; the same on all ranks */
+    int32_t n_tokens;     /* N, 0 allowed, may differ between ranks */
+    int32_t topk;         /* K, 1..EP_MAX_TOPK; the same on all ranks */
+    int32_t n_experts;    /* E, a multiple of R; the same on all ranks */
+    uint32_t flags;       /* EP_PLAN_*; the same on all ranks */
+    int32_t expert_alignment; /* counts per local expert (and starts, when expanded) are rounded up to a multiple of it;
+                                 0: 1 */
+    int64_t worst_rows; /* > 0: do not wait for the counts of the peers; outputs have this many rows (see below) */
+} ep_plan_args;
+
+#define EP_PLAN_ARGS_INIT                                                                                              \
+    {                                                                                                                  \
+        .size = sizeof(ep_plan_args)                                                                                   \
+    }
+
+/*
+ * Creates a plan from this rank's routing. Collective. Bad routing (expert out of range, the same expert twice in a
+ * token) is EP_E_ROUTING with token and position in the error text, before anything is sent.
+ *
+ * worst_rows > 0 ("worst case"): returns without waiting for any peer; the counts of ep_plan_get_info() stay -1 until
+ * the first dispatch has completed; dispatch marks rows beyond the received ones with recv_topk_idx = -1 and weight 0
+ * and leaves their data untouched. A rank that would receive more rows than worst_rows gets EP_E_CAPACITY from its
+ * first operation (the group then fails by EP_E_CAPACITY naming it). May differ between ranks, > 0 on all or on none.
+ */
+EP_API ep_status ep_plan_new(ep_comm *comm, const ep_plan_args *args, ep_plan **ret_plan);
+
+/* Not collective. Waits for asynchronous work that uses the plan. NULL is fine. */
+EP_API void ep_plan_free(ep_plan *plan);
+
+typedef struct ep_plan_info {
+    size_t size;      /* sizeof(ep_plan_info), set by the caller */
+    int64_t n_recv;   /* rows this rank receives (expanded: including padding rows); -1: not yet known */
+    int64_t out_rows; /* rows the outputs must have: worst_rows if given, else n_recv */
+    int64_t n_send;   /* rows that this rank's tokens become, over all ranks, own included */
+    int64_t n_wire;   /* of n_send: rows for other ranks */
+    int64_t n_net;    /* (token, other node) pairs: network transfers of one dispatch */
+    int32_t n_tokens, topk, n_experts, n_local_experts;
+    uint32_t flags;
+    const int32_t
+        *recv_per_expert; /* [L] received tokens per local expert, rounded up to expert_alignment; NULL: not yet */
+    const int64_t *recv_from_rank; /* [R+1] rank layout: rows of source r are recv_from_rank[r] .. [r+1]; NULL: not yet,
+                                      or expanded */
+    const int64_t *expert_start;   /* [L+1] expanded layout: first row of each local expert; NULL otherwise */
+} ep_plan_info;
+
+/* Never blocks. The arrays belong to the plan. */
+EP_API ep_status ep_plan_get_info(const ep_plan *plan, ep_plan_info *ret_info);
+
+/*
+ * Which token each received row is: source rank and token index there, -1 / -1 for padding rows. Arrays of
+ * info.n_recv entries, host memory; either may be NULL. EP_E_STATE while the counts are not known.
+ * Collective: ranks exchange it on demand, because most users never ask.
+ */
+EP_API ep_status ep_plan_get_sources(ep_plan *plan, int32_t *ret_rank, int32_t *ret_token);
+
+/* The layout of a routing alone: what DeepEP calls get_dispatch_layout. Any output may be NULL. */
+typedef struct ep_layout {
+    size_t size;                /* EP_LAYOUT_INIT sets it */
+    int32_t *tokens_per_rank;   /* [R] */
+    int32_t *tokens_per_node;   /* [nodes] */
+    int32_t *tokens_per_expert; /* [E] */
+    uint8_t *token_in_rank;     /* [N,R], 0 or 1 */
+} ep_layout;
+
+#define EP_LAYOUT_INIT                                                                                                 \
+    {                                                                                                                  \
+        .size = sizeof(ep_layout)                                                                                      \
+    }
+
+/* Not collective, needs no peer. Same checks as ep_plan_new. Uses topk_idx, idx_type, n_tokens, topk, n_experts. */
+EP_API ep_status ep_plan_layout(ep_comm *comm, const ep_plan_args *args, ep_layout *layout);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * epkit/types.h - export macro, version, element types, limits.
+ *
+ * Notation used by every header of epkit:
+ *   R  ranks in the group             N  tokens of this rank
+ *   K  experts a token selects        H  elements in a row (hidden size)
+ *   E  experts of the whole group     L  local experts, E / R
+ *   M  most tokens of a rank (low-latency layout)
+ */
+#ifndef EPKIT_TYPES_H
+#define EPKIT_TYPES_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__GNUC__)
+#define EP_API __attribute__((visibility("default")))
+#else
+#define EP_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define EP_VERSION_MAJOR 0
+#define EP_VERSION_MINOR 1
+#define EP_VERSION_PATCH 0
+
+/* "0.1.0": the version of the library that is loaded, not of the header. */
+EP_API const char *ep_version(void);
+
+/* Limits of the library. A request beyond one is refused with EP_E_ARG. */
+#define EP_MAX_RANKS 1024
+#define EP_MAX_EXPERTS 4096
+#define EP_MAX_TOPK 64
+#define EP_MAX_HIDDEN 65536
+
+/* One scale covers this many consecutive elements of an fp8 row, as in the block-scaled formats of DeepSeek-V3. */
+#define EP_SCALE_BLOCK 128
+
+/* Element types. The numbers are part of the ABI. */
+typedef enum ep_dtype {
+    EP_BF16 = 1,   /* bfloat16, 2 bytes */
+    EP_F8E4M3 = 2, /* fp8 e4m3fn (no infinity, largest 448), 1 byte; H a multiple of EP_SCALE_BLOCK */
+    EP_F32 = 3,    /* IEEE single, 4 bytes */
+    EP_I32 = 4,    /* int32_t */
+    EP_I64 = 5,    /* int64_t */
+    EP_UE8M0 = 6 /* power-of-two scales, one byte each (value 2^(b-127)), four packed in an int32, lowest byte first */
+} ep_dtype;
+
+/* Bytes of one element; EP_UE8M0 counts 1. 0 for a value that is no ep_dtype. */
+EP_API size_t ep_dtype_bytes(ep_dtype type);
+
+/* "bf16", "fp8", "f32", "i32", "i64", "ue8m0"; "?" for a value that is no ep_dtype. */
+EP_API const char *ep_dtype_name(ep_dtype type);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

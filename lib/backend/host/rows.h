@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * rows.h - the inner loops of the host backend: copy rows, add rows. Pure functions over memory, any thread.
+ *
+ * Each has a portable form and faster ones for AVX2 and AVX-512, chosen once at start; all give the same bits (the
+ * tests run every form that the machine has against the portable one). $EPKIT_HOST_ISA = portable, avx2 or avx512
+ * chooses by hand.
+ */
+#ifndef EP_HOST_ROWS_H
+#define EP_HOST_ROWS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+struct ep_row_term;
+
+struct ep_rows_ops {
+    const char *name;
+
+    /*
+     * Copies `bytes` (a multiple of 16; src and every dst aligned to 16) from src to each of dst[0..n). The stream form
+     * writes around the caches: right when the destinations together do not fit in them, because a plain store first
+     * reads the line that it overwrites. Call stream_end() before anybody is told that the data is there.
+     */
+    void (*copy)(void *const *dst, int n, const void *src, size_t bytes);
+    void (*copy_stream)(void *const *dst, int n, const void *src, size_t bytes);
+
+    /*
+     * Sum of n >= 1 bf16 rows of `count` elements (a multiple of 8, aligned to 16): fp32, rows[0] first, one after the
+     * other, rounded once to nearest even into out. NaN in, quiet NaN out.
+     */
+    void (*sum_bf16)(uint16_t *out, const uint16_t *const *rows, int n, int count);
+    void (*sum_bf16_stream)(uint16_t *out, const uint16_t *const *rows, int n, int count);
+
+    /* The same, but the terms may be bf16 rows or fp32 rows, in the order given. */
+    void (*sum_mixed)(uint16_t *out, const struct ep_row_term *terms, int n, int count);
+
+    /* As sum_bf16 but the result stays fp32: a partial sum for the network. */
+    void (*sum_to_f32)(float *out, const uint16_t *const *rows, int n, int count);
+
+    /*
+     * out = sum over i of weight[i] * rows[i]: acc = 0; acc = fma(weight, row, acc) in the order given; rounded once. n
+     * may be 0 (zeros).
+     */
+    void (*weighted_sum_bf16)(uint16_t *out, const uint16_t *const *rows, const float *weights, int n, int count);
+};
+
+struct ep_row_term {
+    const void *row;
+    int is_f32; /* fp32 elements instead of bf16 */
+};
+
+/* The best form for this machine. Never NULL. */
+const struct ep_rows_ops *ep_rows_get(void);
+
+/* The form of that name if it was built and this machine can run it, else NULL: for tests. */
+const struct ep_rows_ops *ep_rows_find(const char *name);
+
+/* Makes streamed stores of this thread visible before what it stores next. */
+void ep_rows_stream_end(void);
+
+/* Bytes of destinations above which the stream forms win here: the last-level cache, read from sysfs once. */
+size_t ep_rows_stream_threshold(void);
+
+#endif

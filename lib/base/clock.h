@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* clock.h - monotonic time and deadlines. */
+#ifndef EP_BASE_CLOCK_H
+#define EP_BASE_CLOCK_H
+
+#include <stdint.h>
+#include <time.h>
+
+/* Nanoseconds of CLOCK_MONOTONIC: the same clock in all processes of a host. */
+static inline uint64_t ep_now_ns(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+/* The instant `timeout_ms` from now. */
+static inline uint64_t ep_deadline_ns(int timeout_ms)
+{
+    return ep_now_ns() + (uint64_t)timeout_ms * 1000000u;
+}
+
+#endif

@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * error.h - how a function fails.
+ *
+ * The function that first decides on a status records the reason with ep_fail() and returns its result; callers pass
+ * the status on and stay silent. A caller that knows more ("rank 3: ") may put it in front with ep_fail_prefix().
+ */
+#ifndef EP_BASE_ERROR_H
+#define EP_BASE_ERROR_H
+
+#include <epkit/status.h>
+
+/* Text kept per thread; longer reasons are cut. */
+#define EP_ERROR_TEXT_BYTES 512
+
+/* Functions that modules (libepkit-mpi, libepkit-cuda) and the command use, exported under the private version node. */
+#define EP_PRIVATE_API __attribute__((visibility("default")))
+
+/* Records the reason for the calling thread and returns `status`. printf-like. */
+EP_PRIVATE_API ep_status ep_fail(ep_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* As ep_fail, and appends ": <text of error_number> (errno N)". */
+EP_PRIVATE_API ep_status ep_fail_errno(ep_status status, int error_number, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/* Puts text in front of the reason recorded last; returns `status`. */
+EP_PRIVATE_API ep_status ep_fail_prefix(ep_status status, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
+#define EP_TRY(call)                                                                                                   \
+    do {                                                                                                               \
+        ep_status try_status_ = (call);                                                                                \
+        if (try_status_ != EP_OK)                                                                                      \
+            return try_status_;                                                                                        \
+    } while (0)
+
+#endif

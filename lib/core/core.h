@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * core.h - what the core shares with the backends.
+ *
+ * The core checks arguments, remembers failures and hands each call to the backend's table of operations. It knows
+ * nothing else of a backend: CUDA comes in through the same table, from a module that is loaded on demand
+ * (core/registry.c). Handles are core structs with a backend part behind `impl`.
+ */
+#ifndef EP_CORE_CORE_H
+#define EP_CORE_CORE_H
+
+#include "base/error.h"
+
+#include <epkit/epkit.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+
+struct ep_backend_ops;
+
+struct ep_comm {
+    const struct ep_backend_ops *ops;
+    void *impl;
+    int rank, nranks;
+    int node, nnodes, ranks_per_node; /* ranks_per_node resolved: never 0 */
+    ep_comm_config config;            /* resolved: defaults filled in */
+    _Atomic int failed;               /* ep_status of the first failure of the 3xx and 4xx kind */
+    char error[EP_ERROR_TEXT_BYTES];
+    ep_stats stats;
+    int live; /* plans, events and low-latency objects not yet freed */
+};
+
+struct ep_plan {
+    ep_comm *comm;
+    void *impl;
+    ep_plan_args args; /* resolved; topk_idx is not kept here */
+    ep_plan_info info;
+};
+
+struct ep_ll {
+    ep_comm *comm;
+    void *impl;
+    ep_ll_config config;
+    int n_local;    /* experts on this rank */
+    int unanswered; /* dispatches without combine: 0..2 */
+    bool open_hook; /* a call with EP_LL_RECV_HOOK awaits ep_ll_finish */
+};
+
+/*
+ * A backend. Core has checked every scalar argument before it calls; what needs a look at memory of the device (the
+ * routing itself, NaN) is the backend's. Entries that a backend cannot provide are NULL: the core answers
+ * EP_E_UNSUPPORTED with the name of the call.
+ */
+struct ep_backend_ops {
+    uint32_t abi; /* EP_BACKEND_ABI: must match exactly, module and library come from one build */
+    const char *name;
+
+    /* EP_OK if the backend can work on this machine; otherwise the reason is recorded. */
+    ep_status (*probe)(void);
+
+    /* comm is filled but for impl. Collective over boot. */
+    ep_status (*comm_open)(ep_comm *comm, const ep_boot *boot);
+    void (*comm_close)(ep_comm *comm);
+    size_t (*comm_bytes)(const ep_comm *comm);
+    ep_status (*barrier)(ep_comm *comm);
+    ep_status (*allgather)(ep_comm *comm, const void *mine, size_t bytes, void *ret_all);
+    void (*abort)(ep_comm *comm);
+    /* `next` is filled but for rank, nranks, node and impl, which the survivors agree on. */
+    ep_status (*shrink)(ep_comm *comm, ep_comm *next);
+
+    ep_status (*alloc)(ep_comm *comm, size_t bytes, void **ret_memory);
+    ep_status (*free)(ep_comm *comm, void *memory);
+
+    /* plan->args and plan->comm are set, impl and info are the backend's. `topk_idx` may be device memory. */
+    ep_status (*plan_open)(ep_plan *plan, const void *topk_idx);
+    void (*plan_close)(ep_plan *plan);
+    ep_status (*plan_sources)(ep_plan *plan, int32_t *ret_rank, int32_t *ret_token);
+    ep_status (*plan_layout)(ep_comm *comm, const ep_plan_args *args, ep_layout *layout);
+
+    ep_status (*dispatch)(ep_plan *plan, const ep_dispatch_args *args, ep_event **ret_event);
+    ep_status (*combine)(ep_plan *plan, const ep_combine_args *args, ep_event **ret_event);
+
+    ep_status (*event_new)(ep_comm *comm, ep_event **ret_event);
+    ep_status (*event_record)(ep_comm *comm, ep_event **ret_event);
+    ep_status (*event_signal)(ep_event *event);
+    ep_status (*event_wait)(ep_event *event, int timeout_ms);
+    ep_status (*event_query)(const ep_event *event, int *ret_done);
+    void (*event_free)(ep_event *event);
+
+    ep_status (*ll_open)(ep_ll *ll);
+    void (*ll_close)(ep_ll *ll);
+    ep_status (*ll_dispatch)(ep_ll *ll, const ep_ll_dispatch_args *args);
+    ep_status (*ll_combine)(ep_ll *ll, const ep_ll_combine_args *args);
+    ep_status (*ll_finish)(ep_ll *ll);
+    ep_status (*ll_combine_buffer)(ep_ll *ll, void **ret_buffer);
+    ep_status (*ll_get_mask)(const ep_ll *ll, int32_t *ret_masked);
+};
+
+#define EP_BACKEND_ABI 1u
+
+/* Backends put this first in their event. */
+struct ep_event {
+    ep_comm *comm;
+};
+
+/* Copies the thread's last error into the communicator and marks it failed when the status is of the 3xx or 4xx kind.
+ */
+EP_PRIVATE_API ep_status ep_comm_record(ep_comm *comm, ep_status status);
+
+static inline bool ep_status_is_fatal(ep_status status)
+{
+    return (int)status >= 300;
+}
+
+/* registry.c: the backend named in the configuration, or the best one. */
+ep_status ep_backend_find(const char *name, const struct ep_backend_ops **ret_ops);
+
+extern const struct ep_backend_ops ep_backend_host;
+
+/*
+ * Argument structs begin with their size and grow at the end. Copies what the caller has into a zeroed struct of this
+ * library's size; a caller with a larger struct is fine as long as the tail that we do not know is zero.
+ */
+EP_PRIVATE_API ep_status ep_args_load(void *ret_args, size_t our_bytes, const void *args, const char *type_name);
+
+#define EP_ARGS_LOAD(ret_args, args, type) ep_args_load((ret_args), sizeof(type), (args), #type)
+
+/* a * b and a * b * c in bytes; false if it does not fit int64. */
+static inline bool ep_mul(int64_t a, int64_t b, int64_t *ret_product)
+{
+    return !__builtin_mul_overflow(a, b, ret_product);
+}
+
+#endif

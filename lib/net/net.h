@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * net.h - the internode seam: what the library asks of a network, and nothing more.
+ *
+ * A rank talks to the ranks with its own local index on the other nodes ("rail peers"), numbered by node. Each endpoint
+ * has a region of memory into which its peers write, and an array of signals that they add to:
+ *
+ *   put(peer, channel, offset, src, bytes)   writes into the peer's region
+ *   signal(peer, channel, index, add)        adds to one of the peer's signals
+ *   flush_test(peer, channel)                are the sources of all puts so far reusable?
+ *
+ * Order: operations on one (peer, channel) take effect at the peer in the order of the calls: who sees a signal sees
+ * every put before it. Nothing holds between different peers or channels, and a put may become visible piece by piece.
+ *
+ * Nothing blocks: put and signal say "again" when the executor has no room; the caller goes on with something else and
+ * calls progress(). All calls on one endpoint come from one thread at a time. This is the subset that queue pairs of a
+ * NIC, NVSHMEM and a CPU proxy can all provide; the executors here are "emulated" (emulated.c) and "mpi" (lib/mpi).
+ */
+#ifndef EP_NET_NET_H
+#define EP_NET_NET_H
+
+#include "base/error.h"
+
+#include <epkit/comm.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define EP_NET_MAX_CHANNELS 16
+
+struct ep_net; /* one rank's endpoint; executors put a struct ep_net first in their own struct */
+
+struct ep_net_ops {
+    const char *name;
+    /* false: no room now, try again after progress(). `src` stays untouched until flush_test says so. */
+    bool (*put)(struct ep_net *net, int peer, int channel, uint64_t offset, const void *src, size_t bytes);
+    bool (*signal)(struct ep_net *net, int peer, int channel, uint32_t index, uint64_t add);
+    bool (*flush_test)(struct ep_net *net, int peer, int channel);
+    /* Moves what can be moved. EP_OK, or the error of a broken network; *ret_moved: something changed. */
+    ep_status (*progress)(struct ep_net *net, bool *ret_moved);
+    void (*free)(struct ep_net *net);
+};
+
+struct ep_net {
+    const struct ep_net_ops *ops;
+    int node, nnodes, channels;
+    unsigned char *region; /* of this rank; peers write here */
+    size_t region_bytes;
+    uint64_t *signals; /* of this rank; plain loads, change only inside progress() */
+    uint32_t n_signals;
+    bool sleeps; /* the wake callback of the peers announces new work: waiting for it without polling is allowed */
+};
+
+struct ep_net_params {
+    int rank, nranks; /* in the group */
+    int ranks_per_node;
+    int channels;
+    size_t region_bytes; /* the same on all ranks */
+    uint32_t n_signals;  /* the same on all ranks */
+    int timeout_ms;      /* of the exchanges during creation */
+    ep_net_emulation emulation;
+    const ep_boot *boot; /* for all-gathers during creation; collective over all ranks of the group */
+    /* Called after work was put on the wire to `rank` so that it can stop sleeping. */
+    void (*wake)(void *context, int rank);
+    void *wake_context;
+};
+
+/* Where an executor comes from. ep_boot.network points to one of these when the boot brings a network. */
+struct ep_net_provider {
+    uint32_t abi; /* EP_NET_ABI */
+    const char *name;
+    ep_status (*open)(const struct ep_net_provider *provider, const struct ep_net_params *params,
+                      struct ep_net **ret_net);
+    void *context;
+};
+
+#define EP_NET_ABI 1u
+
+extern const struct ep_net_provider ep_net_emulated;
+
+/* node -> rank of the rail peer, given any rank of the rail. */
+static inline int ep_net_rail_rank(int rank, int ranks_per_node, int node)
+{
+    return node * ranks_per_node + rank % ranks_per_node;
+}
+
+#endif

@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * stream.h - bounded ordered message streams over the seam: one per (peer, channel) and direction.
+ *
+ * A stream is a ring of bytes in the receiver's region. The sender puts a message into it and signals the new tail; the
+ * receiver reads in place and signals the head back (credit). A sender without credit waits, so a slow receiver holds
+ * its senders back and no memory grows. Ring positions are 64-bit counts that never wrap.
+ */
+#ifndef EP_NET_STREAM_H
+#define EP_NET_STREAM_H
+
+#include "net/net.h"
+
+struct ep_streams;
+
+/* A piece of a message, read in place until ep_streams_flushed(). */
+struct ep_piece {
+    const void *data;
+    size_t bytes;
+};
+
+#define EP_STREAM_HEAD_BYTES 1024 /* most bytes of a message head, which is copied at once */
+#define EP_STREAM_PIECES 8
+
+/* Opens the endpoint from `provider` and the streams on it. params->region_bytes and n_signals are set here. */
+ep_status ep_streams_open(const struct ep_net_provider *provider, const struct ep_net_params *params, size_t ring_bytes,
+                          struct ep_streams **ret_streams);
+void ep_streams_free(struct ep_streams *streams);
+
+/* Largest message (head and pieces) that a stream takes: half a ring. */
+size_t ep_streams_max_message(const struct ep_streams *streams);
+
+/*
+ * Queues one message: `head` (copied now), then the pieces. false: no credit or the one before is still going out; call
+ * progress and try again. Never accepts half a message.
+ */
+bool ep_stream_send(struct ep_streams *streams, int peer, int channel, const void *head, size_t head_bytes,
+                    const struct ep_piece *pieces, int n_pieces);
+
+/* The oldest complete message of (peer, channel), aligned to 16 bytes, or NULL. Valid until ep_stream_pop(). */
+const void *ep_stream_peek(struct ep_streams *streams, int peer, int channel, size_t *ret_bytes);
+void ep_stream_pop(struct ep_streams *streams, int peer, int channel);
+
+/* Pushes pending messages and credits, lets the network move. *ret_moved as in ep_net_ops. */
+ep_status ep_streams_progress(struct ep_streams *streams, bool *ret_moved);
+
+/* All messages have left and their pieces may be changed. */
+bool ep_streams_flushed(struct ep_streams *streams);
+
+/* ep_net.sleeps of the endpoint. */
+bool ep_streams_sleeps(const struct ep_streams *streams);
+const char *ep_streams_network(const struct ep_streams *streams);
+
+/* Bytes of memory held by the streams and the endpoint. */
+size_t ep_streams_bytes(const struct ep_streams *streams);
+
+#endif
