@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * module.h - what the command wants of libepkit-mpi.so, which it loads on demand so that it runs where no MPI is.
+ * Engines use epkit/mpi.h instead.
+ */
+#ifndef EP_MPI_MODULE_H
+#define EP_MPI_MODULE_H
+
+#include <epkit/boot.h>
+
+struct ep_boot_mpi;
+
+struct ep_mpi_module {
+    uint32_t abi; /* EP_MPI_MODULE_ABI */
+    /* MPI_Init_thread and a boot over MPI_COMM_WORLD; stop frees it and finalises MPI. */
+    ep_status (*start)(struct ep_boot_mpi **ret_boot);
+    void (*stop)(struct ep_boot_mpi *boot);
+    const ep_boot *(*get)(const struct ep_boot_mpi *boot);
+    /* Plain MPI_Alltoallv in units of unit_bytes, for the benchmark's yardstick. Counts and offsets in units. */
+    ep_status (*alltoallv)(struct ep_boot_mpi *boot, const void *send, const int *send_counts, const int *send_offsets,
+                           void *recv, const int *recv_counts, const int *recv_offsets, size_t unit_bytes);
+    ep_status (*barrier)(struct ep_boot_mpi *boot);
+    const char *(*library_version)(void); /* "Open MPI v4.1.4 ..." */
+};
+
+#define EP_MPI_MODULE_ABI 1u
+#define EP_MPI_MODULE_SYMBOL "ep_mpi_module" /* const struct ep_mpi_module */
+
+#endif

@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * ranks.h - run a job on every rank of a group and hear what the ranks say.
+ *
+ * The command itself is the launcher: it forks the ranks, or starts them with mpirun, and renders what they emit. A job
+ * is a name (one row of ranks_jobs[] in ranks.c) and a JSON object of parameters, because under mpirun the ranks are
+ * fresh processes. What ranks emit are JSON objects, one a line, over a pipe.
+ */
+#ifndef EP_TOOL_RANKS_H
+#define EP_TOOL_RANKS_H
+
+#include <epkit/epkit.h>
+#include <jansson.h>
+
+enum ranks_boot {
+    RANKS_FORK = 0,
+    RANKS_MPI,
+    RANKS_THREADS
+};
+
+struct ranks_spec {
+    enum ranks_boot boot;
+    int nranks;
+    int nnodes;           /* emulated nodes; 1: none */
+    int timeout_ms;       /* deadline of the communicator's waits */
+    int job_timeout_ms;   /* deadline of the whole job, 0: none */
+    const char *backend;  /* NULL: automatic */
+    ep_net_emulation emulation;
+    int channels;         /* 0: default */
+    int partial_type;     /* 0: default */
+};
+
+/* --- the rank's side --- */
+
+struct ranks_ctx {
+    ep_comm *comm; /* created and freed by ranks.c */
+    int rank, nranks, nnodes;
+    const struct ranks_spec *spec;
+    const struct ep_mpi_module *mpi; /* NULL unless the ranks run under MPI */
+    struct ep_boot_mpi *mpi_boot;
+    int emit_fd;
+};
+
+/* Result: an exit code of the command (0 fine, 1 failed, ...). Runs on every rank. */
+typedef int (*ranks_job_fn)(struct ranks_ctx *ctx, const json_t *parameters);
+
+/* Sends one object to the launcher; consumes the reference. Usually by rank 0 only, after collecting from the others. */
+void ranks_emit(struct ranks_ctx *ctx, json_t *event);
+
+/* Emits {"event":"error", "rank", "status", "text", "hint"} for a failed call; returns 1, the exit code. */
+int ranks_emit_error(struct ranks_ctx *ctx, ep_status status, const char *what);
+
+/* --- the launcher's side --- */
+
+typedef void (*ranks_event_fn)(void *context, const json_t *event);
+
+/* Runs the job; on_event is called for each object in order of arrival. Returns the worst exit code; reasons are reported. */
+int ranks_run(const struct ranks_spec *spec, const char *job, const json_t *parameters, ranks_event_fn on_event,
+              void *context);
+
+/* Can ranks be started with mpirun here (mpirun found, libepkit-mpi loads)? If not, *ret_why says what is missing. */
+int ranks_mpi_available(const char **ret_why);
+
+#endif
