@@ -1,0 +1,141 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * cmd.h - what a verb is.
+ *
+ * A verb is one constant `struct cmd`, defined in tool/cmd_<verb>.c and listed by one row in verbs.c. Parsing, help,
+ * completion and the man page all come from it:
+ *
+ *     struct bench_options {
+ *         struct group_options group;
+ *         int64_t warmup;
+ *         bool json;
+ *     };
+ *
+ *     static const struct opt bench_table[] = {
+ *         GROUP_OPTIONS(struct bench_options, group, "8", "1"),
+ *         {"warmup", 'w', "N", OPT_INT, offsetof(struct bench_options, warmup), .min = 0, .max = 1000, .value = "5",
+ *          .help = "runs before the measured ones"},
+ *         OPT_JSON_ROW(struct bench_options, json),
+ *         {0},
+ *     };
+ *
+ *     static int cmd_bench(const struct cmd *cmd, const struct cmd_call *call);
+ *     const struct cmd verb_bench = {.name = "bench", .options = bench_table, .run = cmd_bench, ...};
+ */
+#ifndef EP_TOOL_CMD_H
+#define EP_TOOL_CMD_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* Exit codes of every verb. A result above 128 is 128 + the signal that interrupted the verb: pass it on at once. */
+enum cmd_exit { CMD_FINE = 0, CMD_FAILED = 1, CMD_USAGE = 2, CMD_FINDINGS = 3, CMD_UNSUPPORTED = 4 };
+
+enum opt_type {
+    OPT_FLAG,   /* bool */
+    OPT_INT,    /* int64_t within min..max, decimal */
+    OPT_SIZE,   /* int64_t bytes within min..max; suffixes K, M, G are powers of 1024 */
+    OPT_STRING, /* const char * */
+    OPT_FILE,   /* const char *, completed as a file name */
+    OPT_DIR,    /* const char *, completed as a folder name */
+    OPT_CHOICE, /* int: index into choices */
+    OPT_LIST    /* struct opt_list, comma-separated: indices into choices if there are any, else integers min..max */
+};
+
+#define OPT_LIST_MAX 32
+
+struct opt_list {
+    size_t n;
+    int64_t values[OPT_LIST_MAX];
+};
+
+/* An option. The table ends with a row without name; at most 62 rows. */
+struct opt {
+    const char *name; /* long name, without dashes */
+    char letter;      /* short name or 0 */
+    const char *arg;  /* what the help calls its argument; NULL for flags */
+    enum opt_type type;
+    size_t offset; /* of the field in the verb's options struct */
+    int64_t min, max;
+    const char *const *choices; /* ends with NULL */
+    const char *value;          /* default, parsed as if it had been given; NULL: zero */
+    const char *help;           /* a phrase without full stop; the default is appended by the help */
+    const char *heading;        /* starts a new group of options in the help; NULL: goes with the one before */
+};
+
+#define OPT_JSON_ROW(type, member)                                                                                     \
+    {                                                                                                                  \
+        .name = "json", .type = OPT_FLAG, .offset = offsetof(type, member),                                            \
+        .help = "write one JSON document to standard output instead of text"                                           \
+    }
+
+struct cmd_example {
+    const char *command; /* as typed, starts with "epkit"; the list ends with NULL */
+    const char *text;
+};
+
+struct cmd_exit_text {
+    int code; /* ascending; the list ends with text NULL */
+    const char *text;
+};
+
+struct cmd_call;
+
+enum {
+    CMD_RANKS = 1u << 0, /* runs jobs on ranks: under mpirun the ranks other than 0 follow it */
+    CMD_HIDDEN = 1u << 1 /* not in help, completion and man page */
+};
+
+struct cmd {
+    const char *name;
+    const char *args; /* positional arguments as the usage line shows them; "" if none */
+    int min_args, max_args;
+    const char *const *arg_choices; /* what the first one may be, ends with NULL; NULL: anything */
+    const char *summary;            /* one line, no full stop */
+    const char *description;        /* paragraphs divided by an empty line */
+    const struct opt *options;      /* NULL: none but --help */
+    size_t options_bytes;           /* of the verb's options struct */
+    const struct cmd_example *examples;
+    const struct cmd_exit_text *exits;
+    int (*run)(const struct cmd *cmd, const struct cmd_call *call);
+    unsigned flags;
+};
+
+/* A parsed command line. */
+struct cmd_call {
+    const void *options; /* the verb's options struct, defaults filled in; NULL if options_bytes is 0 */
+    int n_args;
+    char **args;
+    uint64_t given; /* bit i: row i of the option table was on the command line */
+};
+
+/* Was the option with this long name on the command line? */
+bool cmd_given(const struct cmd *cmd, const struct cmd_call *call, const char *name);
+
+/* Reports wrong usage found after parsing ("epkit test: <text>", and where the help is) and returns CMD_USAGE. */
+int cmd_usage(const struct cmd *cmd, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* --- options.c --- */
+
+/*
+ * Parses argv (argv[0] is the verb and is skipped) by the verb's table. CMD_FINE, or CMD_USAGE with the reason in
+ * ret_error. *ret_help: --help was among the options; then nothing else is checked. options_done() frees the result.
+ */
+int options_parse(const struct cmd *cmd, int argc, char **argv, struct cmd_call *ret_call, bool *ret_help,
+                  char *ret_error, size_t error_bytes);
+void options_done(struct cmd_call *call);
+
+/* The name in `names` (ends with NULL) that `word` most likely stands for, or NULL if none is near. */
+const char *options_nearest(const char *word, const char *const *names);
+
+/* --- verbs.c --- */
+
+extern const struct cmd *const verbs[]; /* ends with NULL */
+
+const struct cmd *verb_find(const char *name);
+
+/* As cmd_usage, for a name that is no verb: suggests the nearest one. */
+int verb_unknown(const char *name);
+
+#endif

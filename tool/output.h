@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * output.h - what the user sees. Data goes to standard output, everything else to standard error.
+ *
+ * A report is a verdict sentence first, then a table, then detail. Rows of tables are JSON objects; one table of
+ * columns says how they look as text, which keys they have as JSON, and in which order as CSV.
+ */
+#ifndef EP_TOOL_OUTPUT_H
+#define EP_TOOL_OUTPUT_H
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdio.h>
+
+#define OUT_SCHEMA_VERSION 1
+
+enum out_format { OUT_TABLE, OUT_JSON, OUT_CSV };
+
+enum out_tone { OUT_PLAIN, OUT_GOOD, OUT_BAD, OUT_WARN, OUT_FAINT };
+
+enum {
+    OUT_RIGHT = 1u << 0, /* text: aligned right; numbers are anyway */
+    OUT_TRUNC = 1u << 1, /* text: cut when the terminal is narrow */
+    OUT_DATA = 1u << 2   /* JSON and CSV only */
+};
+
+struct out_column {
+    const char *title; /* header of the text table */
+    const char *key;   /* of the row object */
+    int digits;        /* real numbers: after the point */
+    unsigned flags;    /* OUT_* */
+};
+
+/*
+ * Prints `rows` (an array of objects). A missing key or null is an empty cell (null in JSON). Returns 0, or -1 after
+ * reporting that the output could not be written.
+ */
+int out_table(FILE *stream, const struct out_column *columns, size_t n_columns, const json_t *rows,
+              enum out_format format);
+
+/* The rows cut down to the columns, in their order: what OUT_JSON prints. A new reference. */
+json_t *out_rows(const struct out_column *columns, size_t n_columns, const json_t *rows);
+
+/* {"schema_version", "epkit": version, "verb"}: the start of every --json document. */
+json_t *out_document(const char *verb);
+
+/* Prints the document to standard output and consumes it. 0, or -1 after reporting why not. */
+int out_json(json_t *document);
+
+/* The sentence that answers the question, on a line of its own on standard output. */
+void out_verdict(enum out_tone tone, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* A line on standard output; progress on the terminal makes way for it. */
+void out_line(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* Escape sequence that starts a tone on `stream`, and the one that ends it; "" where colour is not wanted. */
+const char *out_tone_begin(FILE *stream, enum out_tone tone);
+const char *out_tone_end(FILE *stream, enum out_tone tone);
+
+/* "epkit: <text>" on standard error. */
+void out_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
+void out_warning(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/*
+ * An error in full on standard error: what failed, where (ranks; may be NULL), why, and what to do about it (may be
+ * NULL or "").
+ */
+void out_problem(const char *what, const char *where, const char *why, const char *hint);
+
+/* Flushes standard output. CMD_FINE, or CMD_FAILED after reporting that it could not be written (full disk). */
+int out_finish(void);
+
+#endif
