@@ -1,21 +1,46 @@
 # SPDX-License-Identifier: Apache-2.0
-# Flags common to everything that is compiled here.
-set(CMAKE_C_STANDARD 17)
-set(CMAKE_C_STANDARD_REQUIRED ON)
-set(CMAKE_C_EXTENSIONS OFF)
-set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+# What can be chosen, and the flags common to everything that is compiled here.
 if(NOT CMAKE_BUILD_TYPE)
     set(CMAKE_BUILD_TYPE RelWithDebInfo CACHE STRING "Build type" FORCE)
 endif()
 
+option(BUILD_TESTING "Build the tests" ${PROJECT_IS_TOP_LEVEL})
+option(EPKIT_EXAMPLES "Build the examples" ${PROJECT_IS_TOP_LEVEL})
+set(EPKIT_MPI AUTO CACHE STRING "libepkit-mpi: ON, OFF, or AUTO (when an MPI is found)")
+option(EPKIT_CUDA "Build the CUDA backend" OFF)
 option(EPKIT_WERROR "Warnings are errors" OFF)
 set(EPKIT_SANITIZE "" CACHE STRING "Sanitizers for everything: address,undefined or thread")
+option(EPKIT_FUZZ "Build the fuzz targets for libFuzzer (needs clang) instead of as regression tests" OFF)
+
+set(CMAKE_C_STANDARD 17)
+set(CMAKE_C_STANDARD_REQUIRED ON)
+set(CMAKE_C_EXTENSIONS OFF)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+# So that the tree of an installed package may lie anywhere.
+set(CMAKE_INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR}")
+
+if(PROJECT_IS_TOP_LEVEL AND NOT DEFINED CMAKE_C_COMPILER_LAUNCHER)
+    find_program(EPKIT_CCACHE ccache)
+    mark_as_advanced(EPKIT_CCACHE)
+    if(EPKIT_CCACHE)
+        set(CMAKE_C_COMPILER_LAUNCHER ${EPKIT_CCACHE})
+    endif()
+endif()
 
 add_library(epkit-flags INTERFACE)
 target_compile_definitions(epkit-flags INTERFACE _GNU_SOURCE)
+# Contraction off: the order and the rounding of every addition are part of the contract of ep_combine(), and compilers
+# differ in whether a * b + c is fused by default.
 target_compile_options(epkit-flags INTERFACE -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla
-    -Wpointer-arith -Wwrite-strings $<$<BOOL:${EPKIT_WERROR}>:-Werror>)
+    -Wpointer-arith -Wwrite-strings -ffp-contract=off $<$<BOOL:${EPKIT_WERROR}>:-Werror>)
 if(EPKIT_SANITIZE)
-    target_compile_options(epkit-flags INTERFACE -fsanitize=${EPKIT_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+    target_compile_options(epkit-flags INTERFACE -fsanitize=${EPKIT_SANITIZE} -fno-omit-frame-pointer
+        -fno-sanitize-recover=all)
     target_link_options(epkit-flags INTERFACE -fsanitize=${EPKIT_SANITIZE})
+endif()
+if(EPKIT_FUZZ)
+    if(NOT CMAKE_C_COMPILER_ID MATCHES Clang)
+        message(FATAL_ERROR "EPKIT_FUZZ=ON needs clang (libFuzzer): configure with the preset fuzz, or with CC=clang.")
+    endif()
+    target_compile_options(epkit-flags INTERFACE -fsanitize=fuzzer-no-link)
 endif()

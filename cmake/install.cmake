@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+# What `cmake --install` puts where: library, headers, pkg-config files and the CMake package. The command, the man
+# pages and the completions are installed by tool/ and man/.
+include(CMakePackageConfigHelpers)
+
+set(EPKIT_CMAKE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/epkit)
+
+install(TARGETS epkit EXPORT epkit-targets)
+install(EXPORT epkit-targets NAMESPACE epkit:: FILE epkitTargets.cmake DESTINATION ${EPKIT_CMAKE_DIR})
+install(DIRECTORY include/epkit DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h"
+    PATTERN mpi.h EXCLUDE)
+
+# Absolute install directories (distributions set them) must not be put behind the prefix.
+foreach(dir LIBDIR INCLUDEDIR)
+    if(IS_ABSOLUTE "${CMAKE_INSTALL_${dir}}")
+        set(EPKIT_PC_${dir} "${CMAKE_INSTALL_${dir}}")
+    else()
+        set(EPKIT_PC_${dir} "\${prefix}/${CMAKE_INSTALL_${dir}}")
+    endif()
+endforeach()
+configure_file(cmake/epkit.pc.in epkit.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/epkit.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+
+# libepkit-mpi is a package component of its own, so that who uses epkit::epkit alone needs no MPI.
+if(TARGET epkit-mpi)
+    set_target_properties(epkit-mpi PROPERTIES EXPORT_NAME mpi)
+    install(TARGETS epkit-mpi EXPORT epkit-mpi-targets)
+    install(EXPORT epkit-mpi-targets NAMESPACE epkit:: FILE epkitMpiTargets.cmake DESTINATION ${EPKIT_CMAKE_DIR})
+    install(FILES include/epkit/mpi.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/epkit)
+    configure_file(cmake/epkit-mpi.pc.in epkit-mpi.pc @ONLY)
+    install(FILES ${PROJECT_BINARY_DIR}/epkit-mpi.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+endif()
+
+configure_package_config_file(cmake/epkitConfig.cmake.in epkitConfig.cmake INSTALL_DESTINATION ${EPKIT_CMAKE_DIR}
+    NO_SET_AND_CHECK_MACRO)
+# Before 1.0 a new minor version may break users.
+write_basic_package_version_file(epkitConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/epkitConfig.cmake ${PROJECT_BINARY_DIR}/epkitConfigVersion.cmake
+    DESTINATION ${EPKIT_CMAKE_DIR})
