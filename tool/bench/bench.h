@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * bench.h - measure dispatch and combine, beside yardsticks, on every rank of a group.
+ *
+ * Launcher's side: fill a request, call bench_collect(), render the rows. Rank's side: bench_job(), one row of
+ * ranks_jobs[]; its parameters are the request as JSON.
+ *
+ * How a figure comes about. Operation and yardsticks take turns in rounds, in an order that rotates, so that noise of
+ * the machine hits all alike. Each turn starts at a barrier; its time is from the first rank's start to the last
+ * rank's end. Buffers have been touched and results verified before the rounds, and results are verified once more
+ * after them.
+ */
+#ifndef EP_BENCH_BENCH_H
+#define EP_BENCH_BENCH_H
+
+#include "check/routing.h"
+#include "ranks.h"
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#define BENCH_JOB "bench"
+#define BENCH_MAX_TOKEN_COUNTS 32
+#define BENCH_MAX_ITERS 100000
+
+/* What to measure. */
+enum {
+    BENCH_DISPATCH = 1u << 0, /* a routing whose plan exists */
+    BENCH_COMBINE = 1u << 1,
+    BENCH_PLAN = 1u << 2, /* creation of a plan, and a new routing's first dispatch with it */
+    BENCH_LL = 1u << 3,   /* low-latency dispatch and combine; one node only */
+    BENCH_ALL = BENCH_DISPATCH | BENCH_COMBINE | BENCH_PLAN | BENCH_LL
+};
+
+/* Element types of the dispatched rows. Rows are combined in bf16 alone. */
+enum {
+    BENCH_BF16 = 1u << 0,
+    BENCH_FP8 = 1u << 1 /* with a f32 scale for each 128 elements */
+};
+
+struct bench_request {
+    unsigned ops;   /* BENCH_DISPATCH ... */
+    unsigned types; /* BENCH_BF16 ... */
+    enum routing_kind routing;
+    uint64_t seed;
+    int n_token_counts;
+    int tokens[BENCH_MAX_TOKEN_COUNTS]; /* per rank; each is measured */
+    int ll_tokens;                      /* per rank, low latency */
+    int hidden, topk, experts;
+    int iters;       /* rounds of each measurement; 0: as many as make a stable figure, at least 5 */
+    bool yardsticks; /* memcpy, and MPI_Alltoallv where the ranks run under MPI */
+};
+
+/* DeepSeek-V3's shape: hidden 7168, top-8 of 256 experts, uniform, bf16, 512 tokens (low latency 128), all of
+ * BENCH_ALL. */
+#define BENCH_REQUEST_INIT                                                                                             \
+    {                                                                                                                  \
+        .ops = BENCH_ALL, .types = BENCH_BF16, .routing = ROUTING_UNIFORM, .seed = 1, .n_token_counts = 1,             \
+        .tokens = {512}, .ll_tokens = 128, .hidden = 7168, .topk = 8, .experts = 256, .yardsticks = true               \
+    }
+
+/*
+ * Runs the request on the ranks of `spec`. *ret_result is a new reference, set when the result is 0:
+ *   "device"   "host", or the name of the GPU
+ *   "mpi"      version text of the MPI that the ranks run under, or null
+ *   "rows"     array of measurements, see tool/schema/bench.json
+ *   "memory"   array: what the library holds beside the caller's buffers, for each token count
+ * Otherwise an exit code of the command; the reason has been reported.
+ */
+int bench_collect(const struct ranks_spec *spec, const struct bench_request *request, json_t **ret_result);
+
+/*
+ * Can the request be run on n_ranks ranks? NULL, or what is wrong with it: a phrase for a message about usage. The
+ * text lives in `buffer`.
+ */
+const char *bench_check(const struct bench_request *request, int n_ranks, char *buffer, size_t buffer_bytes);
+
+/* Bytes of memory that the request takes on n_ranks ranks of one host, all together. */
+uint64_t bench_bytes(const struct bench_request *request, int n_ranks, bool under_mpi);
+
+/* The machine and the build, for records: CPU, cores, memory, kernel, date, commit. A new reference. */
+json_t *bench_machine(void);
+
+/* The parameters of a request as they go into a result. A new reference. */
+json_t *bench_request_to_json(const struct bench_request *request);
+
+/* The rank's side. */
+int bench_job(struct ranks_ctx *ctx, const json_t *parameters);
+
+#endif
