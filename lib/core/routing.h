@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * routing.h - what a routing in host memory says: is it valid, and how many tokens go where.
+ *
+ * For backends whose routing lies in host memory. Linear in the number of top-k entries; nothing here talks to a peer.
+ */
+#ifndef EP_CORE_ROUTING_H
+#define EP_CORE_ROUTING_H
+
+#include "core/core.h"
+
+struct ep_routing_shape {
+    int n_tokens, topk, n_experts; /* n_experts: a multiple of nranks */
+    int nranks, ranks_per_node;    /* ranks_per_node divides nranks */
+};
+
+static inline struct ep_routing_shape ep_routing_shape_of(const ep_comm *comm, const ep_plan_args *args)
+{
+    return (struct ep_routing_shape){.n_tokens = args->n_tokens,
+                                     .topk = args->topk,
+                                     .n_experts = args->n_experts,
+                                     .nranks = comm->nranks,
+                                     .ranks_per_node = comm->ranks_per_node};
+}
+
+/*
+ * Checks topk_idx [N,K] of idx_type (EP_I32 or EP_I64) and converts it into ret_idx [N,K]. EP_E_ROUTING with token,
+ * position and value of the first entry that is neither -1 nor below n_experts or, if there is none, of the first
+ * expert that occurs twice in a token; ret_idx holds nothing useful then.
+ */
+ep_status ep_routing_check(const struct ep_routing_shape *shape, const void *topk_idx, int idx_type, int32_t *ret_idx);
+
+/* Where counts go; each may be NULL. Filled entirely, whatever was there before. */
+struct ep_routing_counts {
+    int32_t *per_rank;   /* [R] tokens with at least one expert on the rank */
+    int32_t *per_node;   /* [nodes] the same per node */
+    int32_t *per_expert; /* [E] */
+    uint8_t *in_rank;    /* [N,R] 1 where the token goes to the rank, else 0 */
+};
+
+/* Counts of a routing that ep_routing_check() has accepted. Fails with EP_E_MEMORY alone. */
+ep_status ep_routing_count(const struct ep_routing_shape *shape, const int32_t *idx,
+                           const struct ep_routing_counts *counts);
+
+/* ep_plan_layout() for routings in host memory: check, then count. The outputs stay as they were if the check fails. */
+ep_status ep_routing_layout(ep_comm *comm, const ep_plan_args *args, ep_layout *layout);
+
+#endif
