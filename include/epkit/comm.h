@@ -57,10 +57,7 @@ typedef struct ep_comm_config {
     ep_net_emulation emulation;
 } ep_comm_config;
 
-#define EP_COMM_CONFIG_INIT                                                                                            \
-    {                                                                                                                  \
-        .size = sizeof(ep_comm_config)                                                                                 \
-    }
+#define EP_COMM_CONFIG_INIT EP_INIT(ep_comm_config)
 
 /*
  * Creates this rank's communicator. Collective over the boot. Configurations are compared: a field that must agree

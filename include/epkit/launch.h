@@ -27,10 +27,7 @@ typedef struct ep_launch_args {
     int32_t reserved;   /* 0 */
 } ep_launch_args;
 
-#define EP_LAUNCH_ARGS_INIT                                                                                            \
-    {                                                                                                                  \
-        .size = sizeof(ep_launch_args)                                                                                 \
-    }
+#define EP_LAUNCH_ARGS_INIT EP_INIT(ep_launch_args)
 
 /* How one rank ended. */
 typedef struct ep_rank_exit {

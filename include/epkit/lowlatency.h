@@ -36,10 +36,7 @@ typedef struct ep_ll_config {
     uint32_t flags;     /* EP_LL_* */
 } ep_ll_config;
 
-#define EP_LL_CONFIG_INIT                                                                                              \
-    {                                                                                                                  \
-        .size = sizeof(ep_ll_config)                                                                                   \
-    }
+#define EP_LL_CONFIG_INIT EP_INIT(ep_ll_config)
 
 EP_API ep_status ep_ll_new(ep_comm *comm, const ep_ll_config *config, ep_ll **ret_ll);
 EP_API void ep_ll_free(ep_ll *ll);
@@ -67,10 +64,7 @@ typedef struct ep_ll_dispatch_args {
     uint32_t flags;       /* EP_LL_RECV_HOOK, EP_LL_ROUND_SCALE */
 } ep_ll_dispatch_args;
 
-#define EP_LL_DISPATCH_ARGS_INIT                                                                                       \
-    {                                                                                                                  \
-        .size = sizeof(ep_ll_dispatch_args)                                                                            \
-    }
+#define EP_LL_DISPATCH_ARGS_INIT EP_INIT(ep_ll_dispatch_args)
 
 /*
  * Scale rule, per block of 128 elements of a row: amax = max(|x|, 1e-4), factor = amax / 448, with rounding on the next
@@ -89,10 +83,7 @@ typedef struct ep_ll_combine_args {
     uint32_t flags; /* EP_LL_RECV_HOOK, EP_LL_ZERO_COPY */
 } ep_ll_combine_args;
 
-#define EP_LL_COMBINE_ARGS_INIT                                                                                        \
-    {                                                                                                                  \
-        .size = sizeof(ep_ll_combine_args)                                                                             \
-    }
+#define EP_LL_COMBINE_ARGS_INIT EP_INIT(ep_ll_combine_args)
 
 /* Answers the oldest dispatch that no combine has answered yet. */
 EP_API ep_status ep_ll_combine(ep_ll *ll, const ep_ll_combine_args *args);

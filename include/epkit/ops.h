@@ -46,10 +46,7 @@ typedef struct ep_dispatch_args {
     uint32_t flags;  /* EP_ASYNC */
 } ep_dispatch_args;
 
-#define EP_DISPATCH_ARGS_INIT                                                                                          \
-    {                                                                                                                  \
-        .size = sizeof(ep_dispatch_args)                                                                               \
-    }
+#define EP_DISPATCH_ARGS_INIT EP_INIT(ep_dispatch_args)
 
 /*
  * Sends each token's row to the ranks of its plan. Collective. ret_event: NULL without EP_ASYNC, required with it.
@@ -72,10 +69,7 @@ typedef struct ep_combine_args {
     uint32_t flags; /* EP_ASYNC */
 } ep_combine_args;
 
-#define EP_COMBINE_ARGS_INIT                                                                                           \
-    {                                                                                                                  \
-        .size = sizeof(ep_combine_args)                                                                                \
-    }
+#define EP_COMBINE_ARGS_INIT EP_INIT(ep_combine_args)
 
 /*
  * For each of this rank's tokens: the sum of its rows, unweighted, in fp32, rounded once to bf16 (nearest even).

@@ -43,10 +43,7 @@ typedef struct ep_plan_args {
     int64_t worst_rows; /* > 0: do not wait for the counts of the peers; outputs have this many rows (see below) */
 } ep_plan_args;
 
-#define EP_PLAN_ARGS_INIT                                                                                              \
-    {                                                                                                                  \
-        .size = sizeof(ep_plan_args)                                                                                   \
-    }
+#define EP_PLAN_ARGS_INIT EP_INIT(ep_plan_args)
 
 /*
  * Creates a plan from this rank's routing. Collective. Bad routing (expert out of range, the same expert twice in a
@@ -97,10 +94,7 @@ typedef struct ep_layout {
     uint8_t *token_in_rank;     /* [N,R], 0 or 1 */
 } ep_layout;
 
-#define EP_LAYOUT_INIT                                                                                                 \
-    {                                                                                                                  \
-        .size = sizeof(ep_layout)                                                                                      \
-    }
+#define EP_LAYOUT_INIT EP_INIT(ep_layout)
 
 /* Not collective, needs no peer. Same checks as ep_plan_new. Uses topk_idx, idx_type, n_tokens, topk, n_experts. */
 EP_API ep_status ep_plan_layout(ep_comm *comm, const ep_plan_args *args, ep_layout *layout);

@@ -20,6 +20,21 @@
 #define EP_API
 #endif
 
+/* Initial value of an argument struct: its size, all else zero. C++17 has no designated initialisers. */
+#ifdef __cplusplus
+#define EP_INIT(type)                                                                                                  \
+    ([] {                                                                                                              \
+        type init_{};                                                                                                  \
+        init_.size = sizeof(type);                                                                                     \
+        return init_;                                                                                                  \
+    }())
+#else
+#define EP_INIT(type)                                                                                                  \
+    {                                                                                                                  \
+        .size = sizeof(type)                                                                                           \
+    }
+#endif
+
 #ifdef __cplusplus
 extern "C" {
 #endif
