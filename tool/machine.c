@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "machine.h"
+
+#include "ranks_internal.h"
+
+#include <hwloc.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#define PCI_VENDOR_NVIDIA 0x10de
+#define PCI_CLASS_DISPLAY 0x03 /* upper byte: VGA and 3D controllers */
+
+/* The rest of the first line of a file that begins with `key`, trimmed; NULL without one. The caller frees it. */
+static char *read_value(const char *path, const char *key, const char *divider)
+{
+    FILE *file = fopen(path, "re");
+    char line[512], *result = NULL;
+
+    if (!file)
+        return NULL;
+    while (!result && fgets(line, sizeof(line), file)) {
+        char *value = strstr(line, divider);
+
+        if (strncmp(line, key, strlen(key)) != 0 || !value)
+            continue;
+        value += strlen(divider);
+        value += strspn(value, " \t\"");
+        value[strcspn(value, "\"\n")] = '\0';
+        result = strdup(value);
+    }
+    fclose(file);
+    return result;
+}
+
+static json_t *string_or_null(char *text)
+{
+    json_t *value = text && *text ? json_string(text) : NULL;
+
+    free(text);
+    return value ? value : json_null();
+}
+
+static json_t *describe_cpu(hwloc_topology_t topology)
+{
+    hwloc_obj_t package = hwloc_get_obj_by_type(topology, HWLOC_OBJ_PACKAGE, 0);
+    const char *model = package ? hwloc_obj_get_info_by_name(package, "CPUModel") : NULL;
+
+    if (model && *model)
+        return json_string(model);
+    return string_or_null(read_value("/proc/cpuinfo", "model name", ":"));
+}
+
+static int count_cores(void)
+{
+    cpu_set_t set;
+
+    if (sched_getaffinity(0, sizeof(set), &set) == 0)
+        return CPU_COUNT(&set);
+    return (int)sysconf(_SC_NPROCESSORS_ONLN);
+}
+
+static json_t *describe_gpus(hwloc_topology_t topology)
+{
+    json_t *gpus = json_array();
+    hwloc_obj_t device = NULL;
+
+    while ((device = hwloc_get_next_pcidev(topology, device))) {
+        const struct hwloc_pcidev_attr_s *pci = &device->attr->pcidev;
+        const char *name = hwloc_obj_get_info_by_name(device, "PCIDevice");
+        char address[32], fallback[64];
+
+        if (pci->vendor_id != PCI_VENDOR_NVIDIA || pci->class_id >> 8 != PCI_CLASS_DISPLAY)
+            continue;
+        snprintf(address, sizeof(address), "%04x:%02x:%02x.%x", pci->domain, pci->bus, pci->dev, pci->func);
+        snprintf(fallback, sizeof(fallback), "NVIDIA device %04x", pci->device_id);
+        json_array_append_new(gpus, json_pack("{s:s, s:s}", "name", name ? name : fallback, "pci", address));
+    }
+    return gpus;
+}
+
+static void describe_topology(json_t *machine)
+{
+    hwloc_topology_t topology;
+
+    if (hwloc_topology_init(&topology) != 0)
+        return;
+    hwloc_topology_set_io_types_filter(topology, HWLOC_TYPE_FILTER_KEEP_IMPORTANT);
+    if (hwloc_topology_load(topology) == 0) {
+        json_object_set_new(machine, "cpu", describe_cpu(topology));
+        json_object_set_new(machine, "numa_nodes",
+                            json_integer(hwloc_get_nbobjs_by_type(topology, HWLOC_OBJ_NUMANODE)));
+        json_object_set_new(machine, "gpus", describe_gpus(topology));
+    }
+    hwloc_topology_destroy(topology);
+}
+
+json_t *machine_describe(void)
+{
+    json_t *machine =
+        json_pack("{s:n, s:i, s:n, s:I, s:n, s:n, s:n, s:[], s:n, s:n, s:n}", "cpu", "cores", count_cores(),
+                  "numa_nodes", "memory_bytes", (json_int_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE), "kernel",
+                  "os", "arch", "gpus", "gpu_driver", "mpi", "mpi_missing");
+    const char *mpi = ranks_mpi_version(), *why = NULL;
+    struct utsname name;
+
+    if (uname(&name) == 0) {
+        json_object_set_new(machine, "kernel", json_string(name.release));
+        json_object_set_new(machine, "arch", json_string(name.machine));
+    }
+    json_object_set_new(machine, "os", string_or_null(read_value("/etc/os-release", "PRETTY_NAME=", "=")));
+    json_object_set_new(machine, "gpu_driver",
+                        string_or_null(read_value("/proc/driver/nvidia/version", "NVRM version:", ":")));
+    if (mpi)
+        json_object_set_new(machine, "mpi", json_string(mpi));
+    else if (!ranks_mpi_available(&why))
+        json_object_set_new(machine, "mpi_missing", json_string(why));
+    describe_topology(machine);
+    return machine;
+}
+
+void machine_sentence(const json_t *machine, char *ret_text, size_t bytes)
+{
+    const char *cpu = json_string_value(json_object_get(machine, "cpu"));
+    size_t n_gpus = json_array_size(json_object_get(machine, "gpus"));
+    const json_t *gpu = json_array_get(json_object_get(machine, "gpus"), 0);
+    int cores = (int)json_integer_value(json_object_get(machine, "cores"));
+    double memory = (double)json_integer_value(json_object_get(machine, "memory_bytes"));
+    char gpus[128] = "no NVIDIA GPU";
+
+    if (n_gpus)
+        snprintf(gpus, sizeof(gpus), "%zu x %s", n_gpus, json_string_value(json_object_get(gpu, "name")));
+    snprintf(ret_text, bytes, "%s, %d core%s, %.1f GiB, %s", cpu ? cpu : "unknown CPU", cores, cores == 1 ? "" : "s",
+             memory / (1u << 30), gpus);
+}
