@@ -1,0 +1,200 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Combine within a node: nobody sends. Each rank reads the rows of its tokens where the peers left them, adds them in
+ * fp32 in the fixed order and writes the result once.
+ */
+#include "backend/host/host.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define BATCH 64
+
+int host_sum_rows(const struct host_sum *sum, const struct host_route *route, int t, const uint16_t **ret_rows)
+{
+    const struct host_entry *entry = route->entry + route->start[t];
+    int n = route->start[t + 1] - route->start[t];
+
+    for (int i = 0; i < n; i++)
+        ret_rows[i] = (const uint16_t *)(const void *)(sum->x[entry[i].local] + (size_t)entry[i].row * sum->row_bytes);
+    return n;
+}
+
+void host_sum_weights(const struct host_sum *sum, const struct host_route *route, int t, float *ret_sum)
+{
+    size_t topk = (size_t)sum->plan->args.topk;
+
+    for (int32_t i = route->start[t]; i < route->start[t + 1]; i++) {
+        const struct host_entry *entry = &route->entry[i];
+        const float *weights = sum->weights[entry->local];
+
+        if (sum->plan->args.flags & EP_PLAN_EXPANDED) {
+            ret_sum[entry->k] += weights[entry->row];
+            continue;
+        }
+        for (size_t k = 0; k < topk; k++)
+            ret_sum[k] += weights[(size_t)entry->row * topk + k];
+    }
+}
+
+/* Tokens [begin, end) of this rank, all of whose rows are on this node. */
+static void sum_tokens(const struct host_sum *sum, int begin, int end)
+{
+    const struct host_route *route = &((struct host_plan *)sum->plan->impl)->own;
+    const struct ep_rows_ops *rows = sum->host->rows;
+    size_t topk = (size_t)sum->plan->args.topk;
+
+    for (int t = begin; t < end; t++) {
+        const uint16_t *terms[EP_MAX_TOPK + 2];
+        uint16_t *out = (uint16_t *)(void *)((unsigned char *)sum->args->out + (size_t)t * sum->row_bytes);
+        int n = 0;
+
+        for (int b = 0; b < 2; b++)
+            if (sum->args->bias[b])
+                terms[n++] = (const uint16_t *)(const void *)((const unsigned char *)sum->args->bias[b] +
+                                                              (size_t)t * sum->row_bytes);
+        n += host_sum_rows(sum, route, t, terms + n);
+        if (n == 0)
+            memset(out, 0, sum->row_bytes);
+        else
+            (sum->stream ? rows->sum_bf16_stream : rows->sum_bf16)(out, terms, n, sum->args->hidden);
+        if (sum->args->out_topk_weights) {
+            float *weights = sum->args->out_topk_weights + (size_t)t * topk;
+
+            memset(weights, 0, topk * sizeof(*weights));
+            host_sum_weights(sum, route, t, weights);
+        }
+    }
+}
+
+static ep_status sum_node(const struct host_sum *sum)
+{
+    int n = sum->plan->args.n_tokens;
+
+    for (int t = 0; t < n; t += BATCH) {
+        EP_TRY(host_check(sum->host));
+        sum_tokens(sum, t, t + BATCH < n ? t + BATCH : n);
+    }
+    return EP_OK;
+}
+
+/* --- one combine ------------------------------------------------------------------------------------------------ */
+
+struct combine_job {
+    ep_plan *plan;
+    ep_combine_args args;
+};
+
+/* Publishes one input: in place if it is symmetric memory, else a copy in staging. */
+static ep_status publish_input(struct host_comm *host, int which, const void *input, size_t bytes,
+                               struct host_where *ret_where, uint64_t *ns_copy)
+{
+    uint64_t begin = ep_now_ns();
+    void *staged;
+
+    ret_where->slot = HOST_NOWHERE;
+    if (!input || !bytes || host_find(host, input, bytes, ret_where))
+        return EP_OK;
+    EP_TRY(host_stage(host, which, bytes, &staged));
+    memcpy(staged, input, bytes);
+    *ns_copy += ep_now_ns() - begin;
+    if (!host_find(host, staged, bytes, ret_where))
+        return ep_fail(EP_E_STATE, "combine: staging buffer of %zu bytes is not where it was", bytes);
+    return EP_OK;
+}
+
+static ep_status map_inputs(struct host_sum *sum)
+{
+    struct host_comm *host = sum->host;
+
+    for (int local = 0; local < host->nlocal; local++) {
+        int rank = host->first + local;
+        const struct host_record *record = &host->peers[rank].control->record[host->operation & 1];
+        void *x, *weights;
+        ep_status status = host_map(host, rank, &record->at[HOST_AT_X], &x);
+
+        if (status == EP_OK)
+            status = host_map(host, rank, &record->at[HOST_AT_WEIGHTS], &weights);
+        if (status != EP_OK) {
+            host_raise(host, status, rank, HOST_COMBINE_READY);
+            return status;
+        }
+        sum->x[local] = x;
+        sum->weights[local] = weights;
+    }
+    return EP_OK;
+}
+
+static void count_rows(const struct host_sum *sum)
+{
+    const struct host_route *own = &((struct host_plan *)sum->plan->impl)->own;
+
+    for (int64_t i = 0; i < own->n_entries; i++)
+        (*(own->entry[i].local == sum->host->local ? &sum->stats->rows_self : &sum->stats->rows_node))++;
+    sum->stats->bytes_self = sum->stats->rows_self * sum->row_bytes;
+    sum->stats->bytes_node = sum->stats->rows_node * sum->row_bytes;
+}
+
+static ep_status combine_body(struct host_sum *sum)
+{
+    struct host_comm *host = sum->host;
+    const ep_combine_args *args = sum->args;
+    struct host_record record = {.phase = HOST_COMBINE_READY, .dtype = args->dtype, .hidden = args->hidden};
+    uint64_t begin = ep_now_ns(), at;
+    size_t n_recv, weights_per_row;
+
+    EP_TRY(host_plan_complete(host, (ep_plan *)(uintptr_t)sum->plan));
+    n_recv = (size_t)sum->plan->info.n_recv;
+    weights_per_row = sum->plan->args.flags & EP_PLAN_EXPANDED ? 1 : (size_t)sum->plan->args.topk;
+    sum->row_bytes = (size_t)args->hidden * sizeof(uint16_t);
+    sum->stream = (size_t)sum->plan->args.n_tokens * sum->row_bytes * (size_t)host->nlocal > ep_rows_stream_threshold();
+    host_sweep(host);
+    record.plan_number = ((struct host_plan *)sum->plan->impl)->number;
+    record.outputs = args->out_topk_weights ? 1 : 0;
+    for (int i = 0; i < HOST_AT_COUNT; i++)
+        record.at[i].slot = HOST_NOWHERE;
+    EP_TRY(
+        publish_input(host, HOST_AT_X, args->x, n_recv * sum->row_bytes, &record.at[HOST_AT_X], &sum->stats->ns_copy));
+    EP_TRY(publish_input(host, HOST_AT_WEIGHTS, args->topk_weights, n_recv * weights_per_row * sizeof(float),
+                         &record.at[HOST_AT_WEIGHTS], &sum->stats->ns_copy));
+    EP_TRY(host_enter(host, &record));
+    EP_TRY(map_inputs(sum));
+    at = ep_now_ns();
+    sum->stats->ns_wait_ready = at - begin - sum->stats->ns_copy;
+    EP_TRY(host->comm->nnodes > 1 ? host_hop_combine(sum) : sum_node(sum));
+    sum->stats->ns_move = ep_now_ns() - at;
+    at = ep_now_ns();
+    EP_TRY(host_leave(host, HOST_COMBINE_DONE));
+    sum->stats->ns_wait_done = ep_now_ns() - at;
+    sum->stats->ns_total = ep_now_ns() - begin;
+    count_rows(sum);
+    host->comm->stats = *sum->stats;
+    return EP_OK;
+}
+
+static ep_status run_combine(void *arguments)
+{
+    struct combine_job *job = arguments;
+    struct host_comm *host = host_of(job->plan->comm);
+    ep_stats stats = {.size = sizeof(stats)};
+    struct host_sum sum = {.host = host, .plan = job->plan, .args = &job->args, .stats = &stats};
+    ep_status status;
+
+    sum.x = calloc((size_t)host->nlocal, sizeof(*sum.x));
+    sum.weights = calloc((size_t)host->nlocal, sizeof(*sum.weights));
+    if (sum.x && sum.weights)
+        status = combine_body(&sum);
+    else
+        status = ep_fail(EP_E_MEMORY, "ep_combine: no memory for %d ranks", host->nlocal);
+    free(sum.x);
+    free(sum.weights);
+    return status;
+}
+
+ep_status host_combine(ep_plan *plan, const ep_combine_args *args, ep_event **ret_event)
+{
+    struct combine_job job = {.plan = plan, .args = *args};
+
+    return host_submit(host_of(plan->comm), run_combine, &job, sizeof(job), args->after,
+                       args->flags & EP_ASYNC ? ret_event : NULL, false);
+}

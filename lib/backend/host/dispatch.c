@@ -1,0 +1,386 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Dispatch within a node: each rank stores its rows straight into the final rows of the outputs of the ranks of its
+ * node, one load of a source row for all its destinations.
+ */
+#include "backend/host/host.h"
+
+#include <math.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Rows placed between two looks at whether a peer has failed. */
+#define BATCH 64
+
+ep_status host_enter(struct host_comm *host, const struct host_record *record)
+{
+    static const struct {
+        const char *name;
+        size_t at;
+    } fields[] = {
+        {"the plan (in order of creation)", offsetof(struct host_record, plan_number)},
+        {"dtype", offsetof(struct host_record, dtype)},
+        {"hidden", offsetof(struct host_record, hidden)},
+        {"scale_type", offsetof(struct host_record, scale_type)},
+        {"the set of outputs", offsetof(struct host_record, outputs)},
+    };
+    enum host_phase phase = (enum host_phase)record->phase;
+    uint64_t operation = ++host->operation;
+
+    host->control->record[operation & 1] = *record;
+    atomic_store_explicit(&host->control->entered, operation, memory_order_release);
+    host_ring_node(host);
+    EP_TRY(host_wait_node(host, offsetof(struct host_control, entered), operation, phase));
+    for (int rank = host->first; rank < host->first + host->nlocal; rank++) {
+        const struct host_record *other = &host->peers[rank].control->record[operation & 1];
+
+        if (other->phase != record->phase)
+            return ep_fail(host_raise(host, EP_E_MISMATCH, rank, phase),
+                           "ranks are in different calls: rank %d in \"%s\", rank %d in \"%s\"", host->comm->rank,
+                           host_phase_name(phase), rank, host_phase_name((enum host_phase)other->phase));
+        for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
+            int32_t mine = *(const int32_t *)((const char *)record + fields[i].at);
+            int32_t theirs = *(const int32_t *)((const char *)other + fields[i].at);
+
+            if (mine != theirs)
+                return ep_fail(host_raise(host, EP_E_MISMATCH, rank, phase),
+                               "ranks disagree: %s is %d on rank %d and %d on rank %d", fields[i].name, mine,
+                               host->comm->rank, theirs, rank);
+        }
+    }
+    return EP_OK;
+}
+
+ep_status host_leave(struct host_comm *host, enum host_phase phase)
+{
+    ep_rows_stream_end();
+    atomic_store_explicit(&host->control->finished, host->operation, memory_order_release);
+    host_ring_node(host);
+    return host_wait_node(host, offsetof(struct host_control, finished), host->operation, phase);
+}
+
+/* The experts of a token as the rank that owns [first, first + n) sees them, and the weights of those. */
+static void place_choice(const struct host_move *move, const int32_t *index, const float *weights, int local,
+                         int64_t row)
+{
+    int topk = move->plan->args.topk, n = move->plan->info.n_local_experts;
+    int first = (move->host->first + local) * n;
+    size_t at = (size_t)row * (size_t)topk;
+    unsigned char *out_index = move->out[local][HOST_AT_INDEX];
+    float *out_weights = (float *)(void *)move->out[local][HOST_AT_WEIGHTS];
+
+    for (int k = 0; k < topk; k++) {
+        bool mine = index[k] >= first && index[k] < first + n;
+
+        if (out_index && move->plan->args.idx_type == EP_I64)
+            ((int64_t *)(void *)out_index)[at + (size_t)k] = mine ? index[k] - first : -1;
+        else if (out_index)
+            ((int32_t *)(void *)out_index)[at + (size_t)k] = mine ? index[k] - first : -1;
+        if (out_weights)
+            out_weights[at + (size_t)k] = mine ? weights[k] : 0.0f;
+    }
+}
+
+int host_place(const struct host_move *move, const struct host_route *route, int t, const void *row, const void *scales,
+               const float *weights)
+{
+    const struct host_entry *entry = route->entry + route->start[t];
+    const int32_t *index = route->index + (size_t)t * (size_t)move->plan->args.topk;
+    int n = route->start[t + 1] - route->start[t];
+    void *dst[EP_MAX_TOPK];
+
+    if (n == 0)
+        return 0;
+    for (int i = 0; i < n; i++)
+        dst[i] = move->out[entry[i].local][HOST_AT_X] + (size_t)entry[i].row * move->row_bytes;
+    move->copy(dst, n, row, move->row_bytes);
+    for (int i = 0; i < n; i++) {
+        unsigned char **out = move->out[entry[i].local];
+
+        if (move->scale_bytes)
+            memcpy(out[HOST_AT_SCALES] + (size_t)entry[i].row * move->scale_bytes, scales, move->scale_bytes);
+        if (!(move->plan->args.flags & EP_PLAN_EXPANDED))
+            place_choice(move, index, weights, entry[i].local, entry[i].row);
+        else if (out[HOST_AT_WEIGHTS])
+            ((float *)(void *)out[HOST_AT_WEIGHTS])[entry[i].row] = weights[entry[i].k];
+    }
+    return n;
+}
+
+void host_place_own(const struct host_move *move, int begin, int end)
+{
+    const struct host_route *route = &((struct host_plan *)move->plan->impl)->own;
+    const float *weights = move->args->topk_weights;
+    size_t topk = (size_t)move->plan->args.topk;
+
+    for (int t = begin; t < end; t++)
+        host_place(move, route, t, (const unsigned char *)move->args->x + (size_t)t * move->row_bytes,
+                   move->scales + (size_t)t * move->scale_bytes, weights ? weights + (size_t)t * topk : NULL);
+}
+
+static ep_status place_node(const struct host_move *move)
+{
+    int n = move->plan->args.n_tokens;
+
+    for (int t = 0; t < n; t += BATCH) {
+        EP_TRY(host_check(move->host));
+        host_place_own(move, t, t + BATCH < n ? t + BATCH : n);
+    }
+    return EP_OK;
+}
+
+/* --- one dispatch ----------------------------------------------------------------------------------------------- */
+
+struct dispatch_job {
+    ep_plan *plan;
+    ep_dispatch_args args;
+};
+
+/* One of the outputs: where the caller wants it, and where the peers write it. */
+struct output {
+    void *wanted;
+    size_t bytes; /* of one row */
+    void *placed;
+};
+
+struct dispatch {
+    struct host_comm *host;
+    ep_plan *plan;
+    const ep_dispatch_args *args;
+    struct output output[HOST_AT_COUNT];
+    struct host_move move;
+    unsigned char *gathered_scales;
+    ep_stats stats;
+};
+
+static size_t scale_row_bytes(const ep_dispatch_args *args)
+{
+    if (!args->scale_type)
+        return 0;
+    return args->scale_type == EP_F32 ? (size_t)args->hidden / EP_SCALE_BLOCK * 4
+                                      : (size_t)args->hidden / EP_SCALE_BLOCK;
+}
+
+static void describe_outputs(struct dispatch *d)
+{
+    const ep_dispatch_args *args = d->args;
+    size_t topk = (size_t)d->plan->args.topk;
+    bool expanded = d->plan->args.flags & EP_PLAN_EXPANDED;
+
+    d->move.row_bytes = (size_t)args->hidden * ep_dtype_bytes((ep_dtype)args->dtype);
+    d->move.scale_bytes = scale_row_bytes(args);
+    d->output[HOST_AT_X] = (struct output){.wanted = args->recv_x, .bytes = d->move.row_bytes};
+    d->output[HOST_AT_SCALES] = (struct output){.wanted = args->recv_scales, .bytes = d->move.scale_bytes};
+    d->output[HOST_AT_INDEX] = (struct output){.wanted = args->recv_topk_idx,
+                                               .bytes = topk * ep_dtype_bytes((ep_dtype)d->plan->args.idx_type)};
+    d->output[HOST_AT_WEIGHTS] =
+        (struct output){.wanted = args->recv_topk_weights, .bytes = (expanded ? 1 : topk) * sizeof(float)};
+}
+
+/* Fills the record with where peers are to write: in place if the output is symmetric memory, else in staging. */
+static ep_status publish_outputs(struct dispatch *d, struct host_record *record)
+{
+    size_t rows = (size_t)d->plan->info.n_recv;
+
+    for (int i = 0; i < HOST_AT_COUNT; i++) {
+        struct output *output = &d->output[i];
+        size_t bytes = rows * output->bytes;
+
+        record->at[i].slot = HOST_NOWHERE;
+        if (!output->wanted || !bytes)
+            continue;
+        output->placed = output->wanted;
+        if (host_find(d->host, output->wanted, bytes, &record->at[i]))
+            continue;
+        EP_TRY(host_stage(d->host, i, bytes, &output->placed));
+        if (!host_find(d->host, output->placed, bytes, &record->at[i]))
+            return ep_fail(EP_E_STATE, "dispatch: staging buffer of %zu bytes is not where it was", bytes);
+    }
+    return EP_OK;
+}
+
+static ep_status map_outputs(struct dispatch *d)
+{
+    for (int local = 0; local < d->host->nlocal; local++) {
+        int rank = d->host->first + local;
+        const struct host_record *record = &d->host->peers[rank].control->record[d->host->operation & 1];
+
+        for (int i = 0; i < HOST_AT_COUNT; i++) {
+            void *address;
+            ep_status status = host_map(d->host, rank, &record->at[i], &address);
+
+            if (status != EP_OK) {
+                host_raise(d->host, status, rank, HOST_DISPATCH_READY);
+                return status;
+            }
+            d->move.out[local][i] = address;
+        }
+    }
+    return EP_OK;
+}
+
+static bool has_nan(const float *values, size_t n)
+{
+    bool found = false;
+
+    for (size_t i = 0; i < n; i++)
+        found |= isnan(values[i]);
+    return found;
+}
+
+static ep_status check_values(const struct dispatch *d)
+{
+    size_t n = (size_t)d->plan->args.n_tokens, topk = (size_t)d->plan->args.topk;
+
+    if (!(d->host->comm->config.flags & EP_COMM_CHECK_VALUES))
+        return EP_OK;
+    if (d->args->topk_weights && has_nan(d->args->topk_weights, n * topk))
+        return ep_fail(EP_E_VALUE, "ep_dispatch: NaN in topk_weights of rank %d", d->host->comm->rank);
+    if (d->args->scale_type == EP_F32 &&
+        has_nan((const float *)(const void *)d->move.scales, n * d->move.scale_bytes / 4))
+        return ep_fail(EP_E_VALUE, "ep_dispatch: NaN in scales of rank %d", d->host->comm->rank);
+    return EP_OK;
+}
+
+/* Scales may come with any strides; rows of them travel contiguous. They are a few percent of the data. */
+static ep_status gather_scales(struct dispatch *d)
+{
+    const ep_dispatch_args *args = d->args;
+    size_t words = d->move.scale_bytes / 4, n = (size_t)d->plan->args.n_tokens;
+    int64_t by_token = args->scale_stride_token, by_block = args->scale_stride_block;
+    const uint32_t *from = args->scales;
+    uint32_t *to;
+
+    d->move.scales = args->scales;
+    if (!words || (by_token == 0 && by_block == 0) || (by_token == (int64_t)words && by_block == 1))
+        return EP_OK;
+    to = malloc((n + 1) * d->move.scale_bytes);
+    if (!to)
+        return ep_fail(EP_E_MEMORY, "ep_dispatch: no memory to gather the scales of %zu tokens", n);
+    for (size_t t = 0; t < n; t++)
+        for (size_t b = 0; b < words; b++)
+            to[t * words + b] = from[(int64_t)t * by_token + (int64_t)b * by_block];
+    d->gathered_scales = (unsigned char *)to;
+    d->move.scales = d->gathered_scales;
+    return EP_OK;
+}
+
+static void copy_range(const struct output *output, int64_t begin, int64_t end)
+{
+    size_t at = (size_t)begin * output->bytes;
+
+    if (output->wanted && output->placed != output->wanted && end > begin)
+        memcpy((char *)output->wanted + at, (char *)output->placed + at, (size_t)(end - begin) * output->bytes);
+}
+
+static void zero_range(const struct output *output, int64_t begin, int64_t end)
+{
+    if (output->wanted && end > begin)
+        memset((char *)output->wanted + (size_t)begin * output->bytes, 0, (size_t)(end - begin) * output->bytes);
+}
+
+/* Out of staging, padding, and the marks behind the last row. */
+static void finish_outputs(struct dispatch *d)
+{
+    const ep_plan *plan = d->plan;
+    const struct host_plan *inner = plan->impl;
+    bool expanded = plan->args.flags & EP_PLAN_EXPANDED, zero = plan->args.flags & EP_PLAN_ZERO_PADDING;
+    int64_t begin = plan->info.n_recv, end = plan->args.worst_rows;
+
+    for (int i = 0; i < HOST_AT_COUNT; i++) {
+        if (!expanded)
+            copy_range(&d->output[i], 0, plan->info.n_recv);
+        for (int local = 0; expanded && local < plan->info.n_local_experts; local++) {
+            int64_t start = inner->expert_start[local], last = start + inner->recv_exact[local];
+
+            copy_range(&d->output[i], start, last);
+            if (zero)
+                zero_range(&d->output[i], last, inner->expert_start[local + 1]);
+        }
+    }
+    zero_range(&d->output[HOST_AT_WEIGHTS], begin, end);
+    if (d->output[HOST_AT_INDEX].wanted && end > begin)
+        memset((char *)d->args->recv_topk_idx + (size_t)begin * d->output[HOST_AT_INDEX].bytes, 0xff,
+               (size_t)(end - begin) * d->output[HOST_AT_INDEX].bytes);
+}
+
+static void count_rows(struct dispatch *d)
+{
+    const struct host_route *own = &((struct host_plan *)d->plan->impl)->own;
+    uint64_t bytes = d->move.row_bytes + d->move.scale_bytes;
+
+    for (int64_t i = 0; i < own->n_entries; i++)
+        (*(own->entry[i].local == d->host->local ? &d->stats.rows_self : &d->stats.rows_node))++;
+    d->stats.bytes_self = d->stats.rows_self * bytes;
+    d->stats.bytes_node = d->stats.rows_node * bytes;
+}
+
+static ep_status move_rows(struct dispatch *d)
+{
+    struct host_comm *host = d->host;
+    size_t total = (size_t)d->plan->info.n_send * d->move.row_bytes * (size_t)host->nlocal;
+
+    d->move.host = host;
+    d->move.plan = d->plan;
+    d->move.args = d->args;
+    d->move.stats = &d->stats;
+    d->move.copy = total > ep_rows_stream_threshold() ? host->rows->copy_stream : host->rows->copy;
+    return host->comm->nnodes > 1 ? host_hop_dispatch(&d->move) : place_node(&d->move);
+}
+
+static ep_status dispatch_body(struct dispatch *d)
+{
+    struct host_record record = {.phase = HOST_DISPATCH_READY, .dtype = d->args->dtype, .hidden = d->args->hidden};
+    uint64_t begin = ep_now_ns(), at;
+
+    EP_TRY(host_plan_complete(d->host, d->plan));
+    describe_outputs(d);
+    EP_TRY(gather_scales(d));
+    EP_TRY(check_values(d));
+    host_sweep(d->host);
+    record.plan_number = ((struct host_plan *)d->plan->impl)->number;
+    record.scale_type = d->args->scale_type;
+    record.outputs = (d->args->recv_topk_idx ? 1 : 0) | (d->args->recv_topk_weights ? 2 : 0);
+    EP_TRY(publish_outputs(d, &record));
+    EP_TRY(host_enter(d->host, &record));
+    EP_TRY(map_outputs(d));
+    at = ep_now_ns();
+    d->stats.ns_wait_ready = at - begin;
+    EP_TRY(move_rows(d));
+    d->stats.ns_move = ep_now_ns() - at;
+    at = ep_now_ns();
+    EP_TRY(host_leave(d->host, HOST_DISPATCH_DONE));
+    d->stats.ns_wait_done = ep_now_ns() - at;
+    at = ep_now_ns();
+    finish_outputs(d);
+    d->stats.ns_copy = ep_now_ns() - at;
+    d->stats.ns_total = ep_now_ns() - begin;
+    count_rows(d);
+    d->host->comm->stats = d->stats;
+    return EP_OK;
+}
+
+static ep_status run_dispatch(void *arguments)
+{
+    struct dispatch_job *job = arguments;
+    struct host_comm *host = host_of(job->plan->comm);
+    struct dispatch d = {.host = host, .plan = job->plan, .args = &job->args, .stats = {.size = sizeof(ep_stats)}};
+    ep_status status;
+
+    d.move.out = calloc((size_t)host->nlocal, sizeof(*d.move.out));
+    if (!d.move.out)
+        return ep_fail(EP_E_MEMORY, "ep_dispatch: no memory for %d ranks", host->nlocal);
+    status = dispatch_body(&d);
+    free(d.gathered_scales);
+    free(d.move.out);
+    return status;
+}
+
+ep_status host_dispatch(ep_plan *plan, const ep_dispatch_args *args, ep_event **ret_event)
+{
+    struct dispatch_job job = {.plan = plan, .args = *args};
+
+    return host_submit(host_of(plan->comm), run_dispatch, &job, sizeof(job), args->after,
+                       args->flags & EP_ASYNC ? ret_event : NULL, false);
+}

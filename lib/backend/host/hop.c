@@ -1,0 +1,451 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Between nodes: two hops. A token that has rows on another node travels once, to the rank with the same local index
+ * there (its rail peer), which places the row on its node just as it places its own. Combine goes the other way: the
+ * rail peer adds up the rows on its node and sends one partial sum back.
+ *
+ * Token i of the list for a node uses channel i % channels, so within a channel tokens arrive in order, and nothing is
+ * assumed between channels. One thread does everything in turn - its own tokens, sending, receiving - and never waits
+ * for one of them while another could go on: that is what keeps two ranks that send to each other from deadlock.
+ */
+#include "backend/host/host.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define BATCH 16
+/* Partial sums in flight; the network reads them in place until it is flushed. */
+#define ARENA_SLOTS 32
+
+/* Next token per (node, channel), for sending and for receiving. */
+struct cursors {
+    int next[EP_NET_MAX_CHANNELS];
+};
+
+struct hop {
+    struct host_comm *host;
+    const ep_plan *plan;
+    struct host_plan *inner;
+    int nnodes, node, channels;
+    uint32_t shape; /* of the rows: tells ranks with other arguments apart */
+    struct cursors *out, *in;
+    int own_done;     /* tokens of this rank that are through */
+    int waiting_node; /* for whom we wait when nothing moves */
+};
+
+static ep_status hop_init(struct hop *hop, struct host_comm *host, const ep_plan *plan, uint32_t shape)
+{
+    *hop = (struct hop){.host = host,
+                        .plan = plan,
+                        .inner = plan->impl,
+                        .nnodes = host->comm->nnodes,
+                        .node = host->comm->node,
+                        .channels = host->comm->config.channels,
+                        .shape = shape};
+    hop->out = calloc((size_t)hop->nnodes, sizeof(*hop->out));
+    hop->in = calloc((size_t)hop->nnodes, sizeof(*hop->in));
+    if (!hop->out || !hop->in)
+        return ep_fail(EP_E_MEMORY, "no memory for %d nodes", hop->nnodes);
+    for (int node = 0; node < hop->nnodes; node++)
+        for (int channel = 0; channel < hop->channels; channel++)
+            hop->out[node].next[channel] = hop->in[node].next[channel] = channel;
+    return EP_OK;
+}
+
+static void hop_done(struct hop *hop)
+{
+    free(hop->out);
+    free(hop->in);
+}
+
+/* All channels of `cursors` are behind token n. */
+static bool through(const struct hop *hop, const struct cursors *cursors, int n)
+{
+    for (int channel = 0; channel < hop->channels; channel++)
+        if (cursors->next[channel] < n)
+            return false;
+    return true;
+}
+
+static ep_status disagree(struct hop *hop, int node, const struct host_message *message, enum host_phase phase)
+{
+    int rank = host_rail(hop->host, node);
+
+    return ep_fail(
+        host_raise(hop->host, EP_E_MISMATCH, rank, phase),
+        "ranks disagree: rank %d sent message kind %u, operation %llu, token %llu, shape %08x in \"%s\" while "
+        "rank %d is in operation %llu with shape %08x",
+        rank, message->kind, (unsigned long long)message->number, (unsigned long long)message->index, message->detail,
+        host_phase_name(phase), hop->host->comm->rank, (unsigned long long)hop->host->operation, hop->shape);
+}
+
+/* --- dispatch --------------------------------------------------------------------------------------------------- */
+
+/* Hidden size and what travels along, folded into one word. */
+static uint32_t dispatch_shape(const struct host_move *move)
+{
+    const ep_dispatch_args *args = move->args;
+
+    return (uint32_t)args->hidden << 8 | (uint32_t)args->dtype << 5 | (uint32_t)args->scale_type << 2 |
+           (args->recv_topk_idx ? 2u : 0u) | (args->recv_topk_weights ? 1u : 0u);
+}
+
+static size_t weight_bytes(const struct host_move *move)
+{
+    return move->args->recv_topk_weights ? (size_t)move->plan->args.topk * sizeof(float) : 0;
+}
+
+/* Sends what the channels to `node` take. */
+static bool send_rows(struct hop *hop, const struct host_move *move, int node)
+{
+    bool moved = false;
+
+    for (int channel = 0; channel < hop->channels; channel++) {
+        int *next = &hop->out[node].next[channel];
+
+        while (*next < hop->inner->n_net_tokens[node]) {
+            size_t t = (size_t)hop->inner->net_tokens[node][*next];
+            struct host_message head = {.kind = HOST_MESSAGE_ROW,
+                                        .detail = hop->shape,
+                                        .number = hop->host->operation,
+                                        .index = (uint64_t)*next};
+            struct ep_piece pieces[3];
+            int n = 0;
+
+            pieces[n++] = (struct ep_piece){(const char *)move->args->x + t * move->row_bytes, move->row_bytes};
+            if (move->scale_bytes)
+                pieces[n++] = (struct ep_piece){move->scales + t * move->scale_bytes, move->scale_bytes};
+            if (weight_bytes(move))
+                pieces[n++] =
+                    (struct ep_piece){move->args->topk_weights + t * (size_t)move->plan->args.topk, weight_bytes(move)};
+            if (!ep_stream_send(hop->host->streams, node, channel, &head, sizeof(head), pieces, n))
+                break;
+            move->stats->rows_net++;
+            move->stats->bytes_net += sizeof(head) + move->row_bytes + move->scale_bytes + weight_bytes(move);
+            *next += hop->channels;
+            moved = true;
+        }
+    }
+    return moved;
+}
+
+/* Places what has arrived from `node`. */
+static ep_status forward_rows(struct hop *hop, const struct host_move *move, int node, bool *ret_moved)
+{
+    const struct host_route *route = &hop->inner->rail[node];
+    size_t expected = sizeof(struct host_message) + move->row_bytes + move->scale_bytes + weight_bytes(move);
+
+    for (int channel = 0; channel < hop->channels; channel++) {
+        int *next = &hop->in[node].next[channel];
+
+        for (int i = 0; i < BATCH && *next < route->n_tokens; i++) {
+            size_t bytes;
+            const struct host_message *message = ep_stream_peek(hop->host->streams, node, channel, &bytes);
+            const unsigned char *row;
+            int n;
+
+            if (!message)
+                break;
+            if (bytes != expected || message->kind != HOST_MESSAGE_ROW || message->detail != hop->shape ||
+                message->number != hop->host->operation || message->index != (uint64_t)*next)
+                return disagree(hop, node, message, HOST_DISPATCH_MOVE);
+            row = (const unsigned char *)(message + 1);
+            n = host_place(move, route, *next, row, row + move->row_bytes,
+                           (const float *)(const void *)(row + move->row_bytes + move->scale_bytes));
+            move->stats->rows_forward += (uint64_t)n;
+            move->stats->bytes_forward += (uint64_t)n * (move->row_bytes + move->scale_bytes);
+            ep_stream_pop(hop->host->streams, node, channel);
+            *next += hop->channels;
+            *ret_moved = true;
+        }
+    }
+    return EP_OK;
+}
+
+/* One turn of everything; *ret_open: not finished. */
+static ep_status dispatch_turn(struct hop *hop, const struct host_move *move, bool *ret_moved, bool *ret_open)
+{
+    int n = hop->plan->args.n_tokens;
+
+    EP_TRY(ep_streams_progress(hop->host->streams, ret_moved));
+    if (hop->own_done < n) {
+        int end = hop->own_done + BATCH < n ? hop->own_done + BATCH : n;
+
+        host_place_own(move, hop->own_done, end);
+        hop->own_done = end;
+        *ret_moved = true;
+    }
+    *ret_open = hop->own_done < n;
+    for (int node = 0; node < hop->nnodes; node++) {
+        if (node == hop->node)
+            continue;
+        *ret_moved |= send_rows(hop, move, node);
+        EP_TRY(forward_rows(hop, move, node, ret_moved));
+        if (!through(hop, &hop->out[node], hop->inner->n_net_tokens[node]) ||
+            !through(hop, &hop->in[node], hop->inner->rail[node].n_tokens)) {
+            *ret_open = true;
+            hop->waiting_node = node;
+        }
+    }
+    return EP_OK;
+}
+
+ep_status host_hop_dispatch(const struct host_move *move)
+{
+    struct hop hop;
+    struct host_pause pause;
+    ep_status status = hop_init(&hop, move->host, move->plan, dispatch_shape(move));
+
+    host_pause_begin(&pause, move->host, HOST_DISPATCH_MOVE);
+    while (status == EP_OK) {
+        uint32_t seen = host_doorbell(move->host);
+        bool moved = false, open;
+
+        status = dispatch_turn(&hop, move, &moved, &open);
+        if (status != EP_OK || (!open && ep_streams_flushed(move->host->streams)))
+            break;
+        status = host_net_step(move->host, &pause, seen, moved, hop.waiting_node);
+    }
+    host_pause_end(&pause);
+    hop_done(&hop);
+    return status;
+}
+
+/* --- combine ---------------------------------------------------------------------------------------------------- */
+
+struct hop_sum {
+    struct hop hop;
+    const struct host_sum *sum;
+    unsigned char *arena; /* ARENA_SLOTS slots: a partial row and the sums of its weights */
+    size_t slot_bytes;
+    int slots_used;
+    int *taken; /* [nnodes] partial sums of each node added so far */
+};
+
+static uint32_t combine_shape(const struct host_sum *sum)
+{
+    return (uint32_t)sum->args->hidden << 8 | (uint32_t)sum->host->comm->config.partial_type << 1 |
+           (sum->args->out_topk_weights ? 1u : 0u);
+}
+
+static size_t sum_weight_bytes(const struct host_sum *sum)
+{
+    return sum->args->out_topk_weights ? (size_t)sum->plan->args.topk * sizeof(float) : 0;
+}
+
+/* A slot for a partial sum, or NULL while the network still reads them all. */
+static unsigned char *take_slot(struct hop_sum *hs)
+{
+    if (hs->slots_used == ARENA_SLOTS) {
+        if (!ep_streams_flushed(hs->hop.host->streams))
+            return NULL;
+        hs->slots_used = 0;
+    }
+    return hs->arena + (size_t)hs->slots_used * hs->slot_bytes;
+}
+
+/*
+ * Partial sum of token t of a rail peer: a single row goes as it is (bf16, no copy: it is exact), more of them are
+ * added up. Returns the kind of message.
+ */
+static uint32_t make_partial(const struct hop_sum *hs, const struct host_route *route, int t, unsigned char *slot,
+                             struct ep_piece *ret_piece)
+{
+    const struct host_sum *sum = hs->sum;
+    const uint16_t *rows[EP_MAX_TOPK];
+    int n = host_sum_rows(sum, route, t, rows);
+
+    if (n == 1) {
+        *ret_piece = (struct ep_piece){rows[0], sum->row_bytes};
+        return HOST_MESSAGE_PARTIAL_BF16;
+    }
+    if (sum->host->comm->config.partial_type == EP_BF16) {
+        sum->host->rows->sum_bf16((uint16_t *)(void *)slot, rows, n, sum->args->hidden);
+        *ret_piece = (struct ep_piece){slot, sum->row_bytes};
+        return HOST_MESSAGE_PARTIAL_BF16;
+    }
+    sum->host->rows->sum_to_f32((float *)(void *)slot, rows, n, sum->args->hidden);
+    *ret_piece = (struct ep_piece){slot, 2 * sum->row_bytes};
+    return HOST_MESSAGE_PARTIAL_F32;
+}
+
+static bool send_partials(struct hop_sum *hs, int node)
+{
+    struct hop *hop = &hs->hop;
+    const struct host_sum *sum = hs->sum;
+    const struct host_route *route = &hop->inner->rail[node];
+    bool moved = false;
+
+    for (int channel = 0; channel < hop->channels; channel++) {
+        int *next = &hop->out[node].next[channel];
+
+        for (int i = 0; i < BATCH && *next < route->n_tokens; i++) {
+            struct host_message head = {.detail = hop->shape, .number = hop->host->operation, .index = (uint64_t)*next};
+            unsigned char *slot = take_slot(hs);
+            struct ep_piece pieces[2];
+            float *weights;
+
+            if (!slot)
+                return moved;
+            head.kind = make_partial(hs, route, *next, slot, &pieces[0]);
+            weights = (float *)(void *)(slot + 2 * sum->row_bytes);
+            pieces[1] = (struct ep_piece){weights, sum_weight_bytes(sum)};
+            if (pieces[1].bytes) {
+                memset(weights, 0, pieces[1].bytes);
+                host_sum_weights(sum, route, *next, weights);
+            }
+            if (!ep_stream_send(hop->host->streams, node, channel, &head, sizeof(head), pieces,
+                                pieces[1].bytes ? 2 : 1))
+                break;
+            hs->slots_used++;
+            sum->stats->rows_net++;
+            sum->stats->bytes_net += sizeof(head) + pieces[0].bytes + pieces[1].bytes;
+            sum->stats->rows_forward += (uint64_t)(route->start[*next + 1] - route->start[*next]);
+            *next += hop->channels;
+            moved = true;
+        }
+    }
+    return moved;
+}
+
+/* The partial sum of this rank's token t on `node`, if it has one there: NULL and *ret_wait while it has not arrived.
+ */
+static ep_status find_partial(struct hop_sum *hs, int node, int t, const struct host_message **ret_message,
+                              bool *ret_wait)
+{
+    struct hop *hop = &hs->hop;
+    int i = hs->taken[node];
+    size_t bytes, row_bytes;
+    const struct host_message *message;
+
+    *ret_message = NULL;
+    if (i >= hop->inner->n_net_tokens[node] || hop->inner->net_tokens[node][i] != t)
+        return EP_OK;
+    message = ep_stream_peek(hop->host->streams, node, i % hop->channels, &bytes);
+    if (!message) {
+        *ret_wait = true;
+        hop->waiting_node = node;
+        return EP_OK;
+    }
+    row_bytes = message->kind == HOST_MESSAGE_PARTIAL_F32 ? 2 * hs->sum->row_bytes : hs->sum->row_bytes;
+    if ((message->kind != HOST_MESSAGE_PARTIAL_F32 && message->kind != HOST_MESSAGE_PARTIAL_BF16) ||
+        bytes != sizeof(*message) + row_bytes + sum_weight_bytes(hs->sum) || message->detail != hop->shape ||
+        message->number != hop->host->operation || message->index != (uint64_t)i)
+        return disagree(hop, node, message, HOST_COMBINE_MOVE);
+    *ret_message = message;
+    return EP_OK;
+}
+
+/* Adds up token t once all its partial sums are there. */
+static void add_token(struct hop_sum *hs, int t, const struct host_message *const *partials)
+{
+    const struct host_sum *sum = hs->sum;
+    struct hop *hop = &hs->hop;
+    const struct host_route *own = &hop->inner->own;
+    size_t topk = (size_t)sum->plan->args.topk;
+    struct ep_row_term terms[EP_MAX_TOPK + 2 + EP_MAX_RANKS];
+    const uint16_t *rows[EP_MAX_TOPK];
+    uint16_t *out = (uint16_t *)(void *)((unsigned char *)sum->args->out + (size_t)t * sum->row_bytes);
+    float *weights = sum->args->out_topk_weights ? sum->args->out_topk_weights + (size_t)t * topk : NULL;
+    int n = 0, n_rows = host_sum_rows(sum, own, t, rows);
+
+    if (weights)
+        memset(weights, 0, topk * sizeof(*weights));
+    for (int b = 0; b < 2; b++)
+        if (sum->args->bias[b])
+            terms[n++] = (struct ep_row_term){(const char *)sum->args->bias[b] + (size_t)t * sum->row_bytes, 0};
+    for (int node = 0; node < hop->nnodes; node++) {
+        const struct host_message *message = partials[node];
+
+        for (int i = 0; node == hop->node && i < n_rows; i++)
+            terms[n++] = (struct ep_row_term){rows[i], 0};
+        if (node == hop->node && weights)
+            host_sum_weights(sum, own, t, weights);
+        if (!message)
+            continue;
+        bool is_f32 = message->kind == HOST_MESSAGE_PARTIAL_F32;
+        const float *part = (const float *)((const char *)(message + 1) + (is_f32 ? 2 : 1) * sum->row_bytes);
+
+        terms[n++] = (struct ep_row_term){message + 1, is_f32};
+        for (size_t k = 0; weights && k < topk; k++)
+            weights[k] += part[k];
+    }
+    if (n == 0)
+        memset(out, 0, sum->row_bytes);
+    else
+        sum->host->rows->sum_mixed(out, terms, n, sum->args->hidden);
+}
+
+static ep_status finish_tokens(struct hop_sum *hs, bool *ret_moved)
+{
+    struct hop *hop = &hs->hop;
+    const struct host_message *partials[EP_MAX_RANKS];
+    int end = hop->own_done + BATCH;
+
+    while (hop->own_done < hop->plan->args.n_tokens && hop->own_done < end) {
+        bool wait = false;
+
+        for (int node = 0; node < hop->nnodes; node++) {
+            partials[node] = NULL;
+            if (node != hop->node)
+                EP_TRY(find_partial(hs, node, hop->own_done, &partials[node], &wait));
+        }
+        if (wait)
+            return EP_OK;
+        add_token(hs, hop->own_done, partials);
+        for (int node = 0; node < hop->nnodes; node++)
+            if (partials[node])
+                ep_stream_pop(hop->host->streams, node, hs->taken[node]++ % hop->channels);
+        hop->own_done++;
+        *ret_moved = true;
+    }
+    return EP_OK;
+}
+
+static ep_status combine_turn(struct hop_sum *hs, bool *ret_moved, bool *ret_open)
+{
+    struct hop *hop = &hs->hop;
+
+    EP_TRY(ep_streams_progress(hop->host->streams, ret_moved));
+    EP_TRY(finish_tokens(hs, ret_moved));
+    *ret_open = hop->own_done < hop->plan->args.n_tokens;
+    for (int node = 0; node < hop->nnodes; node++) {
+        if (node == hop->node)
+            continue;
+        *ret_moved |= send_partials(hs, node);
+        if (!through(hop, &hop->out[node], hop->inner->rail[node].n_tokens)) {
+            *ret_open = true;
+            hop->waiting_node = node;
+        }
+    }
+    return EP_OK;
+}
+
+ep_status host_hop_combine(const struct host_sum *sum)
+{
+    struct hop_sum hs = {.sum = sum};
+    struct host_pause pause;
+    ep_status status = hop_init(&hs.hop, sum->host, sum->plan, combine_shape(sum));
+
+    hs.slot_bytes = 2 * sum->row_bytes + (sum_weight_bytes(sum) + 15) / 16 * 16;
+    hs.arena = aligned_alloc(HOST_CACHE_LINE,
+                             (ARENA_SLOTS * hs.slot_bytes + HOST_CACHE_LINE - 1) / HOST_CACHE_LINE * HOST_CACHE_LINE);
+    hs.taken = calloc((size_t)hs.hop.nnodes, sizeof(*hs.taken));
+    if (status == EP_OK && (!hs.arena || !hs.taken))
+        status = ep_fail(EP_E_MEMORY, "ep_combine: no memory for partial sums of %zu bytes", hs.slot_bytes);
+    host_pause_begin(&pause, sum->host, HOST_COMBINE_MOVE);
+    while (status == EP_OK) {
+        uint32_t seen = host_doorbell(sum->host);
+        bool moved = false, open;
+
+        status = combine_turn(&hs, &moved, &open);
+        if (status != EP_OK || (!open && ep_streams_flushed(sum->host->streams)))
+            break;
+        status = host_net_step(sum->host, &pause, seen, moved, hs.hop.waiting_node);
+    }
+    host_pause_end(&pause);
+    free(hs.arena);
+    free(hs.taken);
+    hop_done(&hs.hop);
+    return status;
+}

@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "backend/host/host.h"
+#include "core/routing.h"
+
+static ep_status host_probe(void)
+{
+    return EP_OK; /* memory and processes are everywhere */
+}
+
+const struct ep_backend_ops ep_backend_host = {
+    .abi = EP_BACKEND_ABI,
+    .name = "host",
+    .probe = host_probe,
+    .comm_open = host_comm_open,
+    .comm_close = host_comm_close,
+    .comm_bytes = host_comm_bytes,
+    .barrier = host_barrier,
+    .allgather = host_allgather,
+    .abort = host_abort,
+    .shrink = host_shrink,
+    .alloc = host_alloc,
+    .free = host_free,
+    .plan_open = host_plan_open,
+    .plan_close = host_plan_close,
+    .plan_sources = host_plan_sources,
+    .plan_layout = ep_routing_layout,
+    .dispatch = host_dispatch,
+    .combine = host_combine,
+    .event_new = host_event_new,
+    .event_record = host_event_record,
+    .event_signal = host_event_signal,
+    .event_wait = host_event_wait,
+    .event_query = host_event_query,
+    .event_free = host_event_free,
+    .ll_open = host_ll_open,
+    .ll_close = host_ll_close,
+    .ll_dispatch = host_ll_dispatch,
+    .ll_combine = host_ll_combine,
+    .ll_finish = host_ll_finish,
+    .ll_combine_buffer = host_ll_combine_buffer,
+    .ll_get_mask = host_ll_get_mask,
+};

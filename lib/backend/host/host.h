@@ -1,0 +1,424 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * host.h - inside of the host backend.
+ *
+ *   control.c   the control block of each rank, attaching to those of the peers
+ *   wait.c      every wait: doorbell, deadline, liveness, failure and who is to blame
+ *   exchange.c  all-gather of small rows over control blocks (and rails between nodes); barrier
+ *   memory.c    symmetric memory: this rank's allocations, mappings of the peers'
+ *   queue.c     the communication stream: worker thread, events
+ *   route.c     where each token's rows go; plan.c makes it with the peers
+ *   dispatch.c, combine.c   within a node;  hop.c  between nodes;  lowlatency.c
+ *   shrink.c    agreement of the survivors
+ *   rows*.c     the inner loops
+ *
+ * How ranks talk. Each rank has one control block in shared memory that only it writes (exceptions are marked); peers
+ * poll it. A rank that sleeps waits on its own doorbell, a futex word, which every publishing rank rings. Operations
+ * are counted: `entered` says "my buffers for operation n are published", `finished` says "I have moved all that I move
+ * in operation n". A rank leaves an operation when all ranks of its node have finished it, so two records of operations
+ * are enough, and nobody reads a record that is being overwritten.
+ */
+#ifndef EP_HOST_HOST_H
+#define EP_HOST_HOST_H
+
+#include "backend/host/rows.h"
+#include "base/clock.h"
+#include "base/shm.h"
+#include "core/core.h"
+#include "net/stream.h"
+
+#include <pthread.h>
+#include <stdalign.h>
+
+#define HOST_CACHE_LINE 64
+#define HOST_SLOTS 512   /* symmetric allocations of one rank, staging included */
+#define HOST_BOARDS 4    /* exchanges in flight: plans whose counts nobody has asked for yet */
+#define HOST_ATTEMPTS 32 /* of one ep_comm_shrink */
+#define HOST_GATHER_BYTES 4096
+#define HOST_RING_BYTES (1u << 20) /* stream between nodes: several of the largest rows (EP_MAX_HIDDEN) */
+
+/* What a rank is waiting for or doing; the names are what error texts show. */
+#define HOST_PHASES(X)                                                                                                 \
+    X(HOST_IDLE, "outside of any call")                                                                                \
+    X(HOST_OPEN, "creation: meeting")                                                                                  \
+    X(HOST_BARRIER, "barrier")                                                                                         \
+    X(HOST_GATHER, "all-gather")                                                                                       \
+    X(HOST_PLAN_BOARD, "plan: earlier counts read")                                                                    \
+    X(HOST_PLAN_COUNTS, "plan: exchange of counts")                                                                    \
+    X(HOST_PLAN_ROUTES, "plan: exchange of routes between nodes")                                                      \
+    X(HOST_DISPATCH_READY, "dispatch: outputs ready")                                                                  \
+    X(HOST_DISPATCH_MOVE, "dispatch: rows between nodes")                                                              \
+    X(HOST_DISPATCH_DONE, "dispatch: rows placed")                                                                     \
+    X(HOST_COMBINE_READY, "combine: inputs ready")                                                                     \
+    X(HOST_COMBINE_MOVE, "combine: partial sums between nodes")                                                        \
+    X(HOST_COMBINE_DONE, "combine: inputs read")                                                                       \
+    X(HOST_LL_SEND, "low-latency dispatch: buffer free")                                                               \
+    X(HOST_LL_RECV, "low-latency dispatch: rows")                                                                      \
+    X(HOST_LL_OFFER, "low-latency combine: buffer free")                                                               \
+    X(HOST_LL_COMBINE, "low-latency combine: inputs ready")                                                            \
+    X(HOST_LL_DONE, "low-latency combine: inputs read")                                                                \
+    X(HOST_SHRINK, "shrink: survivors")                                                                                \
+    X(HOST_AFTER, "waiting for the event named in .after")
+
+enum host_phase {
+#define HOST_PHASE_ENUM(name, text) name,
+    HOST_PHASES(HOST_PHASE_ENUM)
+#undef HOST_PHASE_ENUM
+};
+
+/* A place in a rank's symmetric memory. */
+struct host_where {
+    uint32_t slot; /* HOST_NOWHERE: none */
+    uint32_t generation;
+    uint64_t offset;
+};
+
+#define HOST_NOWHERE UINT32_MAX
+
+enum { HOST_AT_X, HOST_AT_SCALES, HOST_AT_INDEX, HOST_AT_WEIGHTS, HOST_AT_COUNT };
+
+/* What a rank publishes when it enters a dispatch or combine. */
+struct host_record {
+    int32_t phase; /* HOST_DISPATCH_READY or HOST_COMBINE_READY: tells two ranks in different calls apart */
+    int32_t plan_number;
+    int32_t dtype, hidden, scale_type, outputs;
+    struct host_where at[HOST_AT_COUNT];
+};
+
+struct host_slot {
+    _Atomic uint32_t generation; /* 0: empty */
+    struct ep_shm_name name;
+};
+
+/* Votes of ep_comm_shrink; the only words that peers write (a ban), by compare-exchange from OPEN. */
+enum { HOST_VOTE_OPEN = 0, HOST_VOTE_LOCKED, HOST_VOTE_VETO, HOST_VOTE_BANNED };
+
+struct host_shrink {
+    _Atomic uint32_t attempt; /* 0: not come yet; else the attempt this rank is in */
+    _Atomic uint32_t vote[HOST_ATTEMPTS];
+    _Atomic uint64_t out[HOST_ATTEMPTS][EP_MAX_RANKS / 64]; /* ranks to leave out; bits are only added */
+    _Atomic uint64_t gathered;                              /* all-gathers among the survivors */
+    unsigned char block[2][HOST_GATHER_BYTES];
+};
+
+struct host_control {
+    alignas(HOST_CACHE_LINE) _Atomic uint32_t doorbell; /* any rank adds 1 */
+    _Atomic uint32_t sleeping;                          /* the owner is in the futex call, or about to */
+    alignas(HOST_CACHE_LINE) _Atomic uint64_t entered;
+    _Atomic uint64_t finished;
+    _Atomic uint64_t board_ready;                      /* exchanges whose rows (own and rail peers') are on the board */
+    _Atomic uint64_t board_read;                       /* exchanges that this rank has read from all boards */
+    alignas(HOST_CACHE_LINE) _Atomic uint64_t failure; /* pack_failure(); 0: none. First writer wins */
+    _Atomic uint32_t left;                             /* ep_comm_free was called */
+    _Atomic uint32_t waiting;                          /* (rank waited for + 1) << 8 | phase; 0: not waiting */
+    _Atomic uint64_t beat_ns;                          /* when the owner last looked around while waiting */
+    struct host_record record[2];
+    _Atomic uint32_t frees; /* counts releases in slot[], so that peers drop stale mappings */
+    struct host_slot slot[HOST_SLOTS];
+    struct host_shrink shrink;
+    /* Then HOST_BOARDS boards of nnodes rows of board_row_bytes. */
+};
+
+/* A peer's allocation, mapped here. */
+struct host_mapping {
+    uint32_t generation;
+    struct ep_shm shm;
+};
+
+struct host_peer {
+    struct host_control *control; /* NULL: on another host */
+    struct ep_shm shm;
+    int pidfd; /* -1: same process or another host */
+    uint32_t frees_seen;
+    struct host_mapping *mappings; /* [HOST_SLOTS], made on first use; peers of this node only */
+};
+
+struct host_allocation {
+    struct ep_shm shm;
+    uint32_t generation;
+    bool internal; /* staging of the library: counts as its memory */
+};
+
+struct host_job; /* queue.c */
+
+struct host_comm {
+    ep_comm *comm;
+    struct ep_shm shm; /* of the own control block */
+    struct host_control *control;
+    struct host_peer *peers; /* [R]; the own entry has control set */
+    int first;               /* first rank of this node */
+    int nlocal, local;       /* ranks on this node, own index among them */
+    bool one_host;
+    bool shrunk; /* a newer group has replaced this one */
+    bool spin;   /* ranks of this host do not outnumber the processors */
+    size_t board_row_bytes;
+    uint64_t operation;                   /* number of the last dispatch or combine */
+    uint64_t exchange;                    /* number of the last exchange started */
+    uint64_t exchanged;                   /* ... and of the last one read */
+    int plans;                            /* number of the last plan */
+    struct ep_plan *pending[HOST_BOARDS]; /* plans whose exchange is not complete, oldest first */
+    int n_pending;
+    struct ep_streams *streams; /* NULL on one node */
+    const struct ep_rows_ops *rows;
+
+    pthread_mutex_t memory_lock; /* allocations: the caller's thread and the worker */
+    struct host_allocation allocations[HOST_SLOTS];
+    uint32_t next_generation;
+    void *stage[HOST_AT_COUNT]; /* staging for outputs and inputs outside symmetric memory */
+    size_t stage_bytes[HOST_AT_COUNT];
+
+    pthread_mutex_t queue_lock;
+    pthread_cond_t queue_changed;
+    pthread_t worker;
+    bool worker_started, worker_stop;
+    struct host_job *head, *tail; /* queued and running jobs */
+    bool running;
+};
+
+static inline struct host_comm *host_of(const ep_comm *comm)
+{
+    return comm->impl;
+}
+
+static inline struct host_control *host_control_of(const struct host_comm *host, int rank)
+{
+    return host->peers[rank].control;
+}
+
+/* control.c */
+ep_status host_comm_open(ep_comm *comm, const ep_boot *boot);
+void host_comm_close(ep_comm *comm);
+size_t host_comm_bytes(const ep_comm *comm);
+
+/* wait.c */
+struct host_pause {
+    struct host_comm *host;
+    enum host_phase phase;
+    uint64_t deadline_ns, next_look_ns;
+    int spins;
+    bool tolerant; /* report the rank waited for, but do not fail the group: low latency with masking */
+    bool polls;    /* the network needs polling: no long sleeps */
+};
+
+/* Starts a wait. The deadline is the communicator's. */
+void host_pause_begin(struct host_pause *pause, struct host_comm *host, enum host_phase phase);
+
+/* Something moved: the deadline starts anew. */
+void host_pause_reset(struct host_pause *pause);
+
+/*
+ * To be called when the condition does not hold yet. `seen` is the doorbell as read before the condition was checked;
+ * `rank` is waited for. Sleeps until the doorbell rings or a while passes; otherwise the failure.
+ */
+ep_status host_pause(struct host_pause *pause, uint32_t seen, int rank);
+void host_pause_end(struct host_pause *pause);
+
+static inline uint32_t host_doorbell(const struct host_comm *host)
+{
+    return atomic_load_explicit(&host->control->doorbell, memory_order_acquire);
+}
+
+/* Rings the doorbells of the ranks of this node, or of one rank. */
+void host_ring_node(struct host_comm *host);
+void host_ring_rank(struct host_comm *host, int rank);
+void host_ring_all(struct host_comm *host);
+
+/* Waits until `word` (offset in the control block) of all ranks of this node has reached `value`. */
+ep_status host_wait_node(struct host_comm *host, size_t word, uint64_t value, enum host_phase phase);
+
+/* Publishes a failure and wakes everybody; returns `status` with text. */
+ep_status host_raise(struct host_comm *host, ep_status status, int culprit, enum host_phase phase);
+
+/* EP_OK, or the failure that this rank or a peer has raised. Cheap. */
+ep_status host_check(struct host_comm *host);
+/* The same, but only ep_comm_abort counts: for calls that outlive dead peers. */
+ep_status host_check_abort(struct host_comm *host);
+void host_abort(ep_comm *comm);
+const char *host_phase_name(enum host_phase phase);
+bool host_peer_dead(const struct host_comm *host, int rank);
+
+/* Messages between nodes begin with this. */
+struct host_message {
+    uint32_t kind;   /* HOST_MESSAGE_* */
+    uint32_t detail; /* board: bytes; route: tokens in this message; row and partial: check of the shape */
+    uint64_t number; /* of the exchange or operation; tells ranks in different calls apart */
+    uint64_t index;  /* of the first token, in the order of the route */
+    uint64_t unused; /* keeps what follows aligned to 16 bytes */
+};
+
+enum {
+    HOST_MESSAGE_BOARD = 1,
+    HOST_MESSAGE_ROUTE,
+    HOST_MESSAGE_ROW,
+    HOST_MESSAGE_PARTIAL_BF16,
+    HOST_MESSAGE_PARTIAL_F32
+};
+
+/* Waits for something to move between nodes, or fails. *moved is what progress said. */
+ep_status host_net_step(struct host_comm *host, struct host_pause *pause, uint32_t seen, bool moved, int node);
+
+static inline int host_rail(const struct host_comm *host, int node)
+{
+    return ep_net_rail_rank(host->comm->rank, host->comm->ranks_per_node, node);
+}
+
+/*
+ * exchange.c: all-gather of rows of at most board_row_bytes - 16 bytes. start publishes without waiting for peers
+ * unless they are HOST_BOARDS exchanges behind; complete makes all rows readable; release gives them up. In order.
+ */
+ep_status host_exchange_start(struct host_comm *host, enum host_phase phase, const void *row, size_t bytes,
+                              uint64_t *ret_number);
+ep_status host_exchange_complete(struct host_comm *host, uint64_t number, enum host_phase phase);
+/* Row of `rank` in an exchange between complete and release. */
+const void *host_exchange_row(const struct host_comm *host, uint64_t number, int rank);
+void host_exchange_release(struct host_comm *host, uint64_t number);
+ep_status host_barrier(ep_comm *comm);
+ep_status host_allgather(ep_comm *comm, const void *mine, size_t bytes, void *ret_all);
+
+/* memory.c */
+ep_status host_alloc(ep_comm *comm, size_t bytes, void **ret_memory);
+ep_status host_free(ep_comm *comm, void *memory);
+ep_status host_alloc_internal(struct host_comm *host, size_t bytes, void **ret_memory);
+void host_free_internal(struct host_comm *host, void *memory);
+/* Finds `bytes` at `memory` in this rank's symmetric memory; false if they are not in it. */
+bool host_find(struct host_comm *host, const void *memory, size_t bytes, struct host_where *ret_where);
+/* The address here of a place in a peer's memory. */
+ep_status host_map(struct host_comm *host, int rank, const struct host_where *where, void **ret_address);
+/* Unmaps what the peers have freed. */
+void host_sweep(struct host_comm *host);
+void host_memory_close(struct host_comm *host);
+/* Staging buffer number `which` of at least `bytes`. */
+ep_status host_stage(struct host_comm *host, int which, size_t bytes, void **ret_memory);
+
+/* queue.c */
+typedef ep_status (*host_job_fn)(void *arguments);
+/*
+ * Runs a job on the communication stream: inline when the queue is idle and neither ret_event nor `detached` asks for
+ * the worker, else on the worker. `arguments` (bytes of them) are copied. after: see ep_dispatch_args.
+ */
+ep_status host_submit(struct host_comm *host, host_job_fn run, const void *arguments, size_t bytes, ep_event *after,
+                      ep_event **ret_event, bool detached);
+/* Waits until the queue is empty. */
+ep_status host_drain(struct host_comm *host);
+void host_queue_close(struct host_comm *host);
+ep_status host_event_new(ep_comm *comm, ep_event **ret_event);
+ep_status host_event_record(ep_comm *comm, ep_event **ret_event);
+ep_status host_event_signal(ep_event *event);
+ep_status host_event_wait(ep_event *event, int timeout_ms);
+ep_status host_event_query(const ep_event *event, int *ret_done);
+void host_event_free(ep_event *event);
+
+/* route.c: the rows that one source's tokens become on the ranks of one node. */
+struct host_entry {
+    int32_t row;
+    uint16_t local; /* destination: index among the ranks of the node */
+    uint16_t k;     /* expanded layout: which of the token's experts */
+};
+
+struct host_route {
+    int n_tokens;
+    int32_t *index;           /* [n_tokens,K] expert or -1 */
+    int32_t *start;           /* [n_tokens+1] */
+    struct host_entry *entry; /* of token t: start[t]..start[t+1], in the order of the sum */
+    int64_t n_entries;
+};
+
+/*
+ * Builds the route of tokens onto the ranks [first_rank, first_rank + nlocal) from experts and rows per (token, k).
+ * `index` and `row` are [n_tokens,K]; index becomes the route's (freed by host_route_done), row stays the caller's.
+ */
+ep_status host_route_init(struct host_route *route, int n_tokens, int topk, int n_local_experts, int first_rank,
+                          int nlocal, bool expanded, int32_t *index, const int32_t *row);
+void host_route_done(struct host_route *route);
+
+/* plan.c */
+struct host_plan {
+    int number;
+    uint64_t exchange;
+    int32_t *index;             /* [N,K] as int32, until the route takes it over */
+    int32_t *tokens_per_rank;   /* [R] */
+    int32_t *tokens_per_node;   /* [nnodes] */
+    int32_t *tokens_per_expert; /* [E] */
+    bool complete;
+    ep_status verdict; /* of the completion, repeated to every later user */
+    char verdict_text[256];
+    struct host_route own;   /* this rank's tokens on this node */
+    struct host_route *rail; /* [nnodes] tokens of the rail peers on this node; own node empty */
+    int32_t **net_tokens;    /* [nnodes] this rank's tokens with a row on that node, ascending */
+    int32_t *n_net_tokens;   /* [nnodes] */
+    int32_t *recv_per_expert;
+    int64_t *recv_from_rank;
+    int64_t *expert_start;
+    int32_t *recv_exact; /* [L] not rounded up */
+};
+
+ep_status host_plan_open(ep_plan *plan, const void *topk_idx);
+void host_plan_close(ep_plan *plan);
+ep_status host_plan_sources(ep_plan *plan, int32_t *ret_rank, int32_t *ret_token);
+/* Completes the plans up to and including `plan` (NULL: all): exchanges counts and routes. */
+ep_status host_plan_complete(struct host_comm *host, ep_plan *plan);
+/* The verdict of a plan: EP_OK when it may be used. */
+ep_status host_plan_verdict(const ep_plan *plan);
+
+/* dispatch.c, combine.c */
+ep_status host_dispatch(ep_plan *plan, const ep_dispatch_args *args, ep_event **ret_event);
+ep_status host_combine(ep_plan *plan, const ep_combine_args *args, ep_event **ret_event);
+
+/* Rows on their way into the final outputs of this node: dispatch.c, and hop.c for the tokens of rail peers. */
+struct host_move {
+    struct host_comm *host;
+    const ep_plan *plan;
+    const ep_dispatch_args *args;
+    size_t row_bytes, scale_bytes;        /* of one row */
+    const unsigned char *scales;          /* [N] contiguous rows */
+    unsigned char *(*out)[HOST_AT_COUNT]; /* [nlocal] outputs of the ranks of this node */
+    void (*copy)(void *const *dst, int n, const void *src, size_t bytes);
+    ep_stats *stats;
+};
+
+/* Places token t of a route: the row, and what travels with it. Returns the number of rows. */
+int host_place(const struct host_move *move, const struct host_route *route, int t, const void *row, const void *scales,
+               const float *weights);
+
+/* Places this rank's tokens [begin, end) on this node. */
+void host_place_own(const struct host_move *move, int begin, int end);
+
+/* hop.c: all of a dispatch between nodes, own tokens on this node included. */
+ep_status host_hop_dispatch(const struct host_move *move);
+
+/* Sums on their way: combine.c, and hop.c between nodes. */
+struct host_sum {
+    struct host_comm *host;
+    const ep_plan *plan;
+    const ep_combine_args *args;
+    size_t row_bytes;
+    const unsigned char **x; /* [nlocal] inputs of the ranks of this node */
+    const float **weights;   /* [nlocal] or NULL */
+    ep_stats *stats;
+    bool stream;
+};
+
+/* Adds the weights of token t of a route to sum[K]. */
+void host_sum_weights(const struct host_sum *sum, const struct host_route *route, int t, float *ret_sum);
+/* Pointers to the rows of token t of a route; returns their number. */
+int host_sum_rows(const struct host_sum *sum, const struct host_route *route, int t, const uint16_t **ret_rows);
+ep_status host_hop_combine(const struct host_sum *sum);
+
+/* Publishes the record of the next operation, waits for those of the node and compares them. */
+ep_status host_enter(struct host_comm *host, const struct host_record *record);
+/* Says that this rank has moved its part and waits for the others of the node. */
+ep_status host_leave(struct host_comm *host, enum host_phase phase);
+
+/* lowlatency.c */
+ep_status host_ll_open(ep_ll *ll);
+void host_ll_close(ep_ll *ll);
+ep_status host_ll_dispatch(ep_ll *ll, const ep_ll_dispatch_args *args);
+ep_status host_ll_combine(ep_ll *ll, const ep_ll_combine_args *args);
+ep_status host_ll_finish(ep_ll *ll);
+ep_status host_ll_combine_buffer(ep_ll *ll, void **ret_buffer);
+ep_status host_ll_get_mask(const ep_ll *ll, int32_t *ret_masked);
+
+/* shrink.c */
+ep_status host_shrink(ep_comm *comm, ep_comm *next);
+
+#endif

@@ -1,0 +1,229 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Symmetric memory of the host backend: each allocation is a segment of its own. Its name goes into the owner's slot
+ * table; a peer maps it when an operation first names it. So nothing has to be exchanged at allocation, a freed
+ * allocation really gives its pages back, and no rank maps what it never touches.
+ */
+#include "backend/host/host.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+ep_status host_alloc_internal(struct host_comm *host, size_t bytes, void **ret_memory)
+{
+    struct ep_shm shm;
+    struct host_slot *slot = NULL;
+    ep_status status;
+    int index;
+
+    EP_TRY(ep_shm_new(bytes, &shm));
+    pthread_mutex_lock(&host->memory_lock);
+    for (index = 0; index < HOST_SLOTS; index++)
+        if (!host->allocations[index].shm.base)
+            break;
+    if (index == HOST_SLOTS) {
+        status = ep_fail(EP_E_MEMORY, "ep_alloc: this rank already has %d allocations", HOST_SLOTS);
+        goto unlock;
+    }
+    slot = &host->control->slot[index];
+    status = ep_shm_get_name(&shm, &slot->name);
+    if (status != EP_OK)
+        goto unlock;
+    host->allocations[index] =
+        (struct host_allocation){.shm = shm, .generation = ++host->next_generation, .internal = true};
+    atomic_store_explicit(&slot->generation, host->next_generation, memory_order_release);
+    *ret_memory = shm.base;
+unlock:
+    pthread_mutex_unlock(&host->memory_lock);
+    if (status != EP_OK)
+        ep_shm_done(&shm);
+    return status;
+}
+
+/* Index of the allocation that begins at `memory`, -1 if there is none. Under the lock. */
+static int find_start(struct host_comm *host, const void *memory)
+{
+    for (int index = 0; index < HOST_SLOTS; index++)
+        if (host->allocations[index].shm.base && host->allocations[index].shm.base == memory)
+            return index;
+    return -1;
+}
+
+static void release(struct host_comm *host, int index)
+{
+    atomic_store_explicit(&host->control->slot[index].generation, 0, memory_order_release);
+    atomic_fetch_add(&host->control->frees, 1);
+    ep_shm_done(&host->allocations[index].shm);
+    host->allocations[index] = (struct host_allocation){.generation = 0};
+}
+
+void host_free_internal(struct host_comm *host, void *memory)
+{
+    int index;
+
+    if (!memory)
+        return;
+    pthread_mutex_lock(&host->memory_lock);
+    index = find_start(host, memory);
+    if (index >= 0)
+        release(host, index);
+    pthread_mutex_unlock(&host->memory_lock);
+}
+
+ep_status host_alloc(ep_comm *comm, size_t bytes, void **ret_memory)
+{
+    struct host_comm *host = host_of(comm);
+
+    EP_TRY(host_alloc_internal(host, bytes, ret_memory));
+    pthread_mutex_lock(&host->memory_lock);
+    host->allocations[find_start(host, *ret_memory)].internal = false;
+    pthread_mutex_unlock(&host->memory_lock);
+    return EP_OK;
+}
+
+ep_status host_free(ep_comm *comm, void *memory)
+{
+    struct host_comm *host = host_of(comm);
+    int index;
+
+    pthread_mutex_lock(&host->memory_lock);
+    index = find_start(host, memory);
+    if (index >= 0 && !host->allocations[index].internal)
+        release(host, index);
+    else
+        index = -1;
+    pthread_mutex_unlock(&host->memory_lock);
+    if (index < 0)
+        return ep_fail(EP_E_ARG, "ep_free: memory %p is not from ep_alloc of this communicator", memory);
+    return EP_OK;
+}
+
+bool host_find(struct host_comm *host, const void *memory, size_t bytes, struct host_where *ret_where)
+{
+    uintptr_t at = (uintptr_t)memory;
+    bool found = false;
+
+    pthread_mutex_lock(&host->memory_lock);
+    for (int index = 0; index < HOST_SLOTS && !found; index++) {
+        const struct ep_shm *shm = &host->allocations[index].shm;
+        uintptr_t base = (uintptr_t)shm->base;
+
+        if (!shm->base || at < base || at - base > shm->bytes || shm->bytes - (at - base) < bytes)
+            continue;
+        *ret_where = (struct host_where){
+            .slot = (uint32_t)index, .generation = host->allocations[index].generation, .offset = at - base};
+        found = true;
+    }
+    pthread_mutex_unlock(&host->memory_lock);
+    return found;
+}
+
+ep_status host_map(struct host_comm *host, int rank, const struct host_where *where, void **ret_address)
+{
+    struct host_peer *peer = &host->peers[rank];
+    struct host_mapping *mapping;
+
+    if (where->slot == HOST_NOWHERE) {
+        *ret_address = NULL;
+        return EP_OK;
+    }
+    if (rank == host->comm->rank) {
+        pthread_mutex_lock(&host->memory_lock);
+        *ret_address = (char *)host->allocations[where->slot].shm.base + where->offset;
+        pthread_mutex_unlock(&host->memory_lock);
+        return EP_OK;
+    }
+    if (!peer->mappings) {
+        peer->mappings = calloc(HOST_SLOTS, sizeof(*peer->mappings));
+        if (!peer->mappings)
+            return ep_fail(EP_E_MEMORY, "mappings of rank %d", rank);
+    }
+    mapping = &peer->mappings[where->slot];
+    if (mapping->generation != where->generation) {
+        ep_status status;
+
+        ep_shm_done(&mapping->shm);
+        mapping->generation = 0;
+        status = ep_shm_attach(&peer->control->slot[where->slot].name, &mapping->shm);
+        if (status != EP_OK)
+            return ep_fail_prefix(status, "symmetric memory of rank %d: ", rank);
+        mapping->generation = where->generation;
+    }
+    *ret_address = (char *)mapping->shm.base + where->offset;
+    return EP_OK;
+}
+
+void host_sweep(struct host_comm *host)
+{
+    for (int i = 0; i < host->nlocal; i++) {
+        struct host_peer *peer = &host->peers[host->first + i];
+        uint32_t frees = atomic_load_explicit(&peer->control->frees, memory_order_acquire);
+
+        if (!peer->mappings || frees == peer->frees_seen)
+            continue;
+        peer->frees_seen = frees;
+        for (int slot = 0; slot < HOST_SLOTS; slot++) {
+            struct host_mapping *mapping = &peer->mappings[slot];
+
+            if (mapping->generation && mapping->generation != atomic_load(&peer->control->slot[slot].generation)) {
+                ep_shm_done(&mapping->shm);
+                mapping->generation = 0;
+            }
+        }
+    }
+}
+
+ep_status host_stage(struct host_comm *host, int which, size_t bytes, void **ret_memory)
+{
+    if (host->stage_bytes[which] < bytes) {
+        host_free_internal(host, host->stage[which]);
+        host->stage[which] = NULL;
+        host->stage_bytes[which] = 0;
+        EP_TRY(host_alloc_internal(host, bytes, &host->stage[which]));
+        host->stage_bytes[which] = bytes;
+    }
+    *ret_memory = host->stage[which];
+    return EP_OK;
+}
+
+void host_memory_close(struct host_comm *host)
+{
+    for (int index = 0; host->control && index < HOST_SLOTS; index++)
+        if (host->allocations[index].shm.base)
+            release(host, index);
+    for (int rank = 0; host->peers && rank < host->comm->nranks; rank++) {
+        struct host_mapping *mappings = host->peers[rank].mappings;
+
+        for (int slot = 0; mappings && slot < HOST_SLOTS; slot++)
+            ep_shm_done(&mappings[slot].shm);
+        free(mappings);
+        host->peers[rank].mappings = NULL;
+    }
+}
+
+size_t host_comm_bytes(const ep_comm *comm)
+{
+    struct host_comm *host = host_of(comm);
+    size_t bytes = sizeof(*host) + (size_t)comm->nranks * sizeof(*host->peers);
+    struct stat control;
+
+    if (fstat(host->shm.fd, &control) == 0)
+        bytes += (size_t)control.st_blocks * 512;
+
+    pthread_mutex_lock(&host->memory_lock);
+    /* Staging of the low-latency layout is sparse: what counts is the pages that exist. */
+    for (int index = 0; index < HOST_SLOTS; index++) {
+        struct stat info;
+
+        if (host->allocations[index].internal && fstat(host->allocations[index].shm.fd, &info) == 0)
+            bytes += (size_t)info.st_blocks * 512;
+    }
+    pthread_mutex_unlock(&host->memory_lock);
+    for (int rank = 0; rank < comm->nranks; rank++)
+        if (host->peers[rank].mappings)
+            bytes += HOST_SLOTS * sizeof(struct host_mapping);
+    if (host->streams)
+        bytes += ep_streams_bytes(host->streams);
+    return bytes;
+}

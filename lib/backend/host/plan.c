@@ -1,0 +1,473 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A plan: every rank publishes how many of its tokens go to each rank and expert; from all of these rows each sender
+ * computes the final row of each of its tokens on each destination, so that data is placed once, where it stays.
+ *
+ * opening:     check the routing, count, publish (does not wait)
+ * completion:  read all rows, compute positions; between nodes send each rail peer the rows on its node. At once, or
+ *              with the first operation for plans with worst_rows.
+ */
+#include "backend/host/plan.h"
+#include "core/routing.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static size_t plan_row_bytes(const ep_plan *plan)
+{
+    size_t counts = (size_t)plan->comm->nranks + (size_t)plan->comm->nnodes + (size_t)plan->args.n_experts;
+
+    return sizeof(struct plan_row) + counts * sizeof(int32_t);
+}
+
+static int64_t round_up(int64_t value, int64_t multiple)
+{
+    return (value + multiple - 1) / multiple * multiple;
+}
+
+static void fill_row(const ep_plan *plan, struct plan_row *row)
+{
+    const struct host_plan *inner = plan->impl;
+    size_t nranks = (size_t)plan->comm->nranks, nnodes = (size_t)plan->comm->nnodes;
+
+    row->n_tokens = plan->args.n_tokens;
+    row->topk = plan->args.topk;
+    row->n_experts = plan->args.n_experts;
+    row->idx_type = plan->args.idx_type;
+    row->flags = plan->args.flags;
+    row->expert_alignment = plan->args.expert_alignment;
+    row->worst_rows = plan->args.worst_rows;
+    memcpy(row->counts, inner->tokens_per_rank, nranks * sizeof(int32_t));
+    memcpy(row->counts + nranks, inner->tokens_per_node, nnodes * sizeof(int32_t));
+    memcpy(row->counts + nranks + nnodes, inner->tokens_per_expert, (size_t)row->n_experts * sizeof(int32_t));
+}
+
+static void forget(struct host_comm *host, const ep_plan *plan)
+{
+    for (int i = 0; i < host->n_pending; i++) {
+        if (host->pending[i] != plan)
+            continue;
+        host->n_pending--;
+        memmove(host->pending + i, host->pending + i + 1, (size_t)(host->n_pending - i) * sizeof(host->pending[0]));
+        break;
+    }
+}
+
+static ep_status settle(struct host_plan *inner, ep_status status)
+{
+    inner->complete = true;
+    inner->verdict = status;
+    if (status != EP_OK)
+        snprintf(inner->verdict_text, sizeof(inner->verdict_text), "%s", ep_last_error());
+    return status;
+}
+
+/* --- completion ------------------------------------------------------------------------------------------------- */
+
+static const int32_t *expert_counts(const struct host_completion *c, int rank)
+{
+    return c->rows[rank]->counts + c->plan->comm->nranks + c->plan->comm->nnodes;
+}
+
+static ep_status compare_rows(const struct host_completion *c)
+{
+    static const struct {
+        const char *name;
+        size_t at;
+    } fields[] = {
+        {"topk", offsetof(struct plan_row, topk)},
+        {"n_experts", offsetof(struct plan_row, n_experts)},
+        {"idx_type", offsetof(struct plan_row, idx_type)},
+        {"flags", offsetof(struct plan_row, flags)},
+        {"expert_alignment", offsetof(struct plan_row, expert_alignment)},
+    };
+
+    for (int rank = 1; rank < c->plan->comm->nranks; rank++) {
+        for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
+            int32_t first = *(const int32_t *)((const char *)c->rows[0] + fields[i].at);
+            int32_t other = *(const int32_t *)((const char *)c->rows[rank] + fields[i].at);
+
+            if (first != other)
+                return ep_fail(EP_E_MISMATCH, "ep_plan_new: ranks disagree: %s is %d on rank 0 and %d on rank %d",
+                               fields[i].name, first, other, rank);
+        }
+        if ((c->rows[0]->worst_rows > 0) != (c->rows[rank]->worst_rows > 0))
+            return ep_fail(EP_E_MISMATCH,
+                           "ep_plan_new: ranks disagree: worst_rows is %lld on rank 0 and %lld on rank %d",
+                           (long long)c->rows[0]->worst_rows, (long long)c->rows[rank]->worst_rows, rank);
+    }
+    return EP_OK;
+}
+
+/* Rows that `rank` receives; sets what this rank's tokens begin at there. */
+static int64_t place_on_rank(struct host_completion *c, int rank)
+{
+    const ep_plan *plan = c->plan;
+    int me = plan->comm->rank, n_local = plan->info.n_local_experts;
+    int64_t total = 0;
+
+    if (!(plan->args.flags & EP_PLAN_EXPANDED)) {
+        for (int source = 0; source < plan->comm->nranks; source++) {
+            if (source == me)
+                c->base[rank] = total;
+            total += c->rows[source]->counts[rank];
+        }
+        return total;
+    }
+    for (int expert = rank * n_local; expert < (rank + 1) * n_local; expert++) {
+        for (int source = 0; source < plan->comm->nranks; source++) {
+            if (source == me)
+                c->base[expert] = total;
+            total += expert_counts(c, source)[expert];
+        }
+        total = round_up(total, plan->args.expert_alignment);
+    }
+    return total;
+}
+
+static ep_status place_all(struct host_completion *c)
+{
+    ep_plan *plan = c->plan;
+
+    for (int rank = 0; rank < plan->comm->nranks; rank++) {
+        int64_t total = place_on_rank(c, rank);
+        int64_t worst = c->rows[rank]->worst_rows;
+
+        if (total > INT32_MAX)
+            return ep_fail(EP_E_OVERFLOW, "plan: rank %d would receive %lld rows", rank, (long long)total);
+        if (worst > 0 && total > worst)
+            return ep_fail(EP_E_CAPACITY, "plan: rank %d receives %lld rows but its worst_rows is %lld", rank,
+                           (long long)total, (long long)worst);
+        if (rank == plan->comm->rank)
+            plan->info.n_recv = total;
+    }
+    plan->info.out_rows = plan->args.worst_rows > 0 ? plan->args.worst_rows : plan->info.n_recv;
+    return EP_OK;
+}
+
+/* What this rank receives: per expert, per source. */
+static void count_received(struct host_completion *c)
+{
+    ep_plan *plan = c->plan;
+    struct host_plan *inner = c->inner;
+    int me = plan->comm->rank, n_local = plan->info.n_local_experts, nranks = plan->comm->nranks;
+    int64_t start = 0;
+
+    for (int local = 0; local < n_local; local++) {
+        int64_t n = 0;
+
+        for (int source = 0; source < nranks; source++)
+            n += expert_counts(c, source)[me * n_local + local];
+        inner->recv_exact[local] = (int32_t)n;
+        n = round_up(n, plan->args.expert_alignment);
+        inner->recv_per_expert[local] = (int32_t)n;
+        inner->expert_start[local] = start;
+        start += n;
+    }
+    inner->expert_start[n_local] = start;
+    inner->recv_from_rank[0] = 0;
+    for (int source = 0; source < nranks; source++)
+        inner->recv_from_rank[source + 1] = inner->recv_from_rank[source] + c->rows[source]->counts[me];
+    plan->info.recv_per_expert = inner->recv_per_expert;
+    if (plan->args.flags & EP_PLAN_EXPANDED)
+        plan->info.expert_start = inner->expert_start;
+    else
+        plan->info.recv_from_rank = inner->recv_from_rank;
+}
+
+/* The final row of each (token, k) on its destination. */
+static void assign_rows(struct host_completion *c)
+{
+    const ep_plan *plan = c->plan;
+    const int32_t *index = c->inner->index;
+    int n_local = plan->info.n_local_experts, topk = plan->args.topk;
+    bool expanded = plan->args.flags & EP_PLAN_EXPANDED;
+    int64_t row_on[EP_MAX_RANKS];
+    int32_t seen_at[EP_MAX_RANKS];
+
+    memset(seen_at, 0xff, sizeof(seen_at));
+    for (int32_t t = 0; t < plan->args.n_tokens; t++) {
+        for (int k = 0; k < topk; k++) {
+            size_t at = (size_t)t * (size_t)topk + (size_t)k;
+            int32_t expert = index[at];
+            int rank = expert < 0 ? -1 : expert / n_local;
+
+            if (rank < 0) {
+                c->row[at] = -1;
+            } else if (expanded) {
+                c->row[at] = (int32_t)c->base[expert]++;
+            } else {
+                if (seen_at[rank] != t) {
+                    seen_at[rank] = t;
+                    row_on[rank] = c->base[rank]++;
+                }
+                c->row[at] = (int32_t)row_on[rank];
+            }
+        }
+    }
+}
+
+/* --- completion, all of it -------------------------------------------------------------------------------------- */
+
+static ep_status build(struct host_completion *c)
+{
+    ep_plan *plan = c->plan;
+    struct host_plan *inner = c->inner;
+    bool expanded = plan->args.flags & EP_PLAN_EXPANDED;
+
+    EP_TRY(compare_rows(c));
+    EP_TRY(place_all(c));
+    count_received(c);
+    assign_rows(c);
+    if (plan->comm->nnodes > 1)
+        EP_TRY(host_plan_exchange_routes(c));
+    EP_TRY(host_route_init(&inner->own, plan->args.n_tokens, plan->args.topk, plan->info.n_local_experts,
+                           c->host->first, c->host->nlocal, expanded, inner->index, c->row));
+    inner->index = NULL; /* the route's now */
+    return EP_OK;
+}
+
+static ep_status complete(struct host_comm *host, ep_plan *plan)
+{
+    struct host_plan *inner = plan->impl;
+    size_t nranks = (size_t)host->comm->nranks;
+    size_t bases = nranks > (size_t)plan->args.n_experts ? nranks : (size_t)plan->args.n_experts;
+    struct host_completion c = {.plan = plan, .inner = inner, .host = host};
+    ep_status status;
+
+    status = host_exchange_complete(host, inner->exchange, HOST_PLAN_COUNTS);
+    if (status != EP_OK)
+        goto done;
+    c.rows = malloc(nranks * sizeof(*c.rows));
+    c.base = malloc(bases * sizeof(*c.base));
+    c.row = malloc(((size_t)plan->args.n_tokens + 1) * (size_t)plan->args.topk * sizeof(*c.row));
+    if (!c.rows || !c.base || !c.row) {
+        status = ep_fail(EP_E_MEMORY, "plan: no memory for the rows of %d tokens", plan->args.n_tokens);
+        goto release;
+    }
+    for (size_t rank = 0; rank < nranks; rank++)
+        c.rows[rank] = host_exchange_row(host, inner->exchange, (int)rank);
+    status = build(&c);
+release:
+    host_exchange_release(host, inner->exchange);
+    free(c.rows);
+    free(c.base);
+    free(c.row);
+done:
+    return settle(inner, status);
+}
+
+ep_status host_plan_verdict(const ep_plan *plan)
+{
+    const struct host_plan *inner = plan->impl;
+
+    return inner->verdict == EP_OK ? EP_OK : ep_fail(inner->verdict, "%s", inner->verdict_text);
+}
+
+ep_status host_plan_complete(struct host_comm *host, ep_plan *plan)
+{
+    while (host->n_pending > 0) {
+        ep_plan *oldest = host->pending[0];
+
+        if (plan && ((struct host_plan *)plan->impl)->complete)
+            break;
+        host->n_pending--;
+        memmove(host->pending, host->pending + 1, (size_t)host->n_pending * sizeof(host->pending[0]));
+        complete(host, oldest);
+        /* A plan that cannot be used says so to its users; only a failed group concerns the others. */
+        EP_TRY(host_check(host));
+    }
+    return plan ? host_plan_verdict(plan) : EP_OK;
+}
+
+/* --- opening ---------------------------------------------------------------------------------------------------- */
+
+static ep_status publish(void *arguments)
+{
+    ep_plan *plan = *(ep_plan **)arguments;
+    struct host_plan *inner = plan->impl;
+    struct host_comm *host = host_of(plan->comm);
+    size_t bytes = plan_row_bytes(plan);
+    struct plan_row *row;
+    ep_status status;
+
+    if (host->n_pending == HOST_BOARDS)
+        host_plan_complete(host, host->pending[0]);
+    row = malloc(bytes);
+    if (!row)
+        return settle(inner, ep_fail(EP_E_MEMORY, "plan: no memory for %zu bytes", bytes));
+    fill_row(plan, row);
+    status = host_exchange_start(host, HOST_PLAN_COUNTS, row, bytes, &inner->exchange);
+    free(row);
+    if (status != EP_OK)
+        return settle(inner, status);
+    host->pending[host->n_pending++] = plan;
+    return EP_OK;
+}
+
+static void fill_info(ep_plan *plan)
+{
+    const struct host_plan *inner = plan->impl;
+    const ep_comm *comm = plan->comm;
+    ep_plan_info *info = &plan->info;
+
+    *info = (ep_plan_info){.size = sizeof(*info), .n_recv = -1, .out_rows = plan->args.worst_rows};
+    info->n_tokens = plan->args.n_tokens;
+    info->topk = plan->args.topk;
+    info->n_experts = plan->args.n_experts;
+    info->n_local_experts = plan->args.n_experts / comm->nranks;
+    info->flags = plan->args.flags;
+    if (plan->args.flags & EP_PLAN_EXPANDED) {
+        for (int expert = 0; expert < info->n_experts; expert++) {
+            info->n_send += inner->tokens_per_expert[expert];
+            if (expert / info->n_local_experts != comm->rank)
+                info->n_wire += inner->tokens_per_expert[expert];
+        }
+    } else {
+        for (int rank = 0; rank < comm->nranks; rank++) {
+            info->n_send += inner->tokens_per_rank[rank];
+            if (rank != comm->rank)
+                info->n_wire += inner->tokens_per_rank[rank];
+        }
+    }
+    for (int node = 0; node < comm->nnodes; node++)
+        if (node != comm->node)
+            info->n_net += inner->tokens_per_node[node];
+}
+
+static void free_inner(struct host_plan *inner, int nnodes)
+{
+    for (int node = 0; node < nnodes; node++) {
+        if (inner->rail)
+            host_route_done(&inner->rail[node]);
+        if (inner->net_tokens)
+            free(inner->net_tokens[node]);
+    }
+    host_route_done(&inner->own);
+    free(inner->index);
+    free(inner->tokens_per_rank);
+    free(inner->tokens_per_node);
+    free(inner->tokens_per_expert);
+    free(inner->rail);
+    free(inner->net_tokens);
+    free(inner->n_net_tokens);
+    free(inner->recv_per_expert);
+    free(inner->recv_exact);
+    free(inner->recv_from_rank);
+    free(inner->expert_start);
+    free(inner);
+}
+
+static struct host_plan *new_inner(const ep_plan *plan)
+{
+    struct host_plan *inner = calloc(1, sizeof(*inner));
+    size_t nranks = (size_t)plan->comm->nranks, nnodes = (size_t)plan->comm->nnodes;
+    size_t n_local = (size_t)plan->args.n_experts / nranks;
+
+    if (!inner)
+        return NULL;
+    inner->index = malloc(((size_t)plan->args.n_tokens + 1) * (size_t)plan->args.topk * sizeof(*inner->index));
+    inner->tokens_per_rank = calloc(nranks, sizeof(*inner->tokens_per_rank));
+    inner->tokens_per_node = calloc(nnodes, sizeof(*inner->tokens_per_node));
+    inner->tokens_per_expert = calloc((size_t)plan->args.n_experts, sizeof(*inner->tokens_per_expert));
+    inner->rail = calloc(nnodes, sizeof(*inner->rail));
+    inner->net_tokens = calloc(nnodes, sizeof(*inner->net_tokens));
+    inner->n_net_tokens = calloc(nnodes, sizeof(*inner->n_net_tokens));
+    inner->recv_per_expert = calloc(n_local, sizeof(*inner->recv_per_expert));
+    inner->recv_exact = calloc(n_local, sizeof(*inner->recv_exact));
+    inner->recv_from_rank = calloc(nranks + 1, sizeof(*inner->recv_from_rank));
+    inner->expert_start = calloc(n_local + 1, sizeof(*inner->expert_start));
+    if (inner->index && inner->tokens_per_rank && inner->tokens_per_node && inner->tokens_per_expert && inner->rail &&
+        inner->net_tokens && inner->n_net_tokens && inner->recv_per_expert && inner->recv_exact &&
+        inner->recv_from_rank && inner->expert_start)
+        return inner;
+    free_inner(inner, (int)nnodes);
+    return NULL;
+}
+
+ep_status host_plan_open(ep_plan *plan, const void *topk_idx)
+{
+    struct host_comm *host = host_of(plan->comm);
+    struct host_plan *inner = new_inner(plan);
+    struct ep_routing_shape shape;
+    ep_status status;
+
+    if (!inner)
+        return ep_fail(EP_E_MEMORY, "ep_plan_new: no memory for %d tokens", plan->args.n_tokens);
+    plan->impl = inner;
+    shape = ep_routing_shape_of(plan->comm, &plan->args);
+    status = ep_routing_check(&shape, topk_idx, plan->args.idx_type, inner->index);
+    if (status == EP_OK)
+        status = ep_routing_count(&shape, inner->index,
+                                  &(struct ep_routing_counts){.per_rank = inner->tokens_per_rank,
+                                                              .per_node = inner->tokens_per_node,
+                                                              .per_expert = inner->tokens_per_expert});
+    if (status != EP_OK)
+        goto free_plan;
+    inner->number = ++host->plans;
+    fill_info(plan);
+    status = host_submit(host, publish, &plan, sizeof(plan), NULL, NULL, plan->args.worst_rows > 0);
+    if (status == EP_OK && plan->args.worst_rows == 0)
+        status = host_plan_complete(host, plan);
+    if (status == EP_OK)
+        return EP_OK;
+free_plan:
+    forget(host, plan);
+    free_inner(inner, plan->comm->nnodes);
+    plan->impl = NULL;
+    return status;
+}
+
+void host_plan_close(ep_plan *plan)
+{
+    struct host_comm *host = host_of(plan->comm);
+    struct host_plan *inner = plan->impl;
+
+    if (!inner)
+        return;
+    /* The worker may hold the plan; and a plan that was never used still has its exchange before it in the streams. */
+    host_drain(host);
+    if (!inner->complete)
+        host_plan_complete(host, plan);
+    forget(host, plan);
+    free_inner(inner, plan->comm->nnodes);
+    plan->impl = NULL;
+}
+
+ep_status host_plan_sources(ep_plan *plan, int32_t *ret_rank, int32_t *ret_token)
+{
+    /* Rows of one vector that say who they are, sent like any others. */
+    enum { HIDDEN = 8 };
+    struct source {
+        int32_t rank, token, unused[2];
+    };
+    size_t n = (size_t)plan->info.n_tokens, out = (size_t)plan->info.out_rows;
+    struct source *mine = calloc(n + 1, sizeof(*mine)), *all = malloc((out + 1) * sizeof(*all));
+    ep_status status;
+
+    if (!mine || !all) {
+        status = ep_fail(EP_E_MEMORY, "ep_plan_get_sources: no memory for %zu rows", out);
+        goto free_all;
+    }
+    for (size_t t = 0; t < n; t++)
+        mine[t] = (struct source){.rank = plan->comm->rank, .token = (int32_t)t};
+    memset(all, 0xff, (out + 1) * sizeof(*all)); /* padding rows stay -1 */
+    ep_dispatch_args args = EP_DISPATCH_ARGS_INIT;
+    args.x = mine;
+    args.dtype = EP_BF16;
+    args.hidden = HIDDEN;
+    args.recv_x = all;
+    args.out_rows = (int64_t)out;
+    status = host_dispatch(plan, &args, NULL);
+    for (int64_t row = 0; status == EP_OK && row < plan->info.n_recv; row++) {
+        if (ret_rank)
+            ret_rank[row] = all[row].rank;
+        if (ret_token)
+            ret_token[row] = all[row].token;
+    }
+free_all:
+    free(mine);
+    free(all);
+    return status;
+}

@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* plan.h - what plan.c and plan_rails.c share. */
+#ifndef EP_HOST_PLAN_H
+#define EP_HOST_PLAN_H
+
+#include "backend/host/host.h"
+
+/* What a rank publishes of its plan. counts: per rank [R], per node [nnodes], per expert [E]. */
+struct plan_row {
+    int32_t n_tokens, topk, n_experts, idx_type;
+    uint32_t flags;
+    int32_t expert_alignment;
+    int64_t worst_rows;
+    int32_t counts[];
+};
+
+struct host_completion {
+    ep_plan *plan;
+    struct host_plan *inner;
+    struct host_comm *host;
+    const struct plan_row **rows; /* [R] */
+    int64_t *base;                /* next row on each rank [R], expanded: on each expert [E] */
+    int32_t *row;                 /* [N,K] */
+};
+
+/*
+ * Between nodes: every rank sends its rail peers the experts and rows of the tokens that they will place for it, and
+ * makes routes of what it receives. Fills net_tokens and rail of the plan.
+ */
+ep_status host_plan_exchange_routes(struct host_completion *c);
+
+#endif

@@ -1,0 +1,171 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "backend/host/plan.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* One direction of the exchange with one rail peer: [n][2K] experts and rows of each token. */
+struct rail_half {
+    int32_t *data;
+    int n, done;
+};
+
+static int node_of_expert(const ep_plan *plan, int32_t expert)
+{
+    return expert < 0 ? -1 : expert / plan->info.n_local_experts / plan->comm->ranks_per_node;
+}
+
+/* Lists the tokens of this rank that have a row on `node`, and packs their experts and rows. */
+static ep_status list_tokens(struct host_completion *c, int node, struct rail_half *send)
+{
+    const ep_plan *plan = c->plan;
+    size_t topk = (size_t)plan->args.topk;
+    int32_t *tokens;
+    int n = 0, room = c->inner->tokens_per_node[node];
+
+    tokens = malloc(((size_t)room + 1) * sizeof(*tokens));
+    send->data = malloc(((size_t)room + 1) * 2 * topk * sizeof(*send->data));
+    c->inner->net_tokens[node] = tokens;
+    if (!tokens || !send->data)
+        return ep_fail(EP_E_MEMORY, "plan: no memory for the routes between nodes");
+    for (int32_t t = 0; t < plan->args.n_tokens && n < room; t++) {
+        const int32_t *index = c->inner->index + (size_t)t * topk;
+        bool there = false;
+
+        for (size_t k = 0; k < topk; k++)
+            there |= node_of_expert(plan, index[k]) == node;
+        if (!there)
+            continue;
+        memcpy(send->data + (size_t)n * 2 * topk, index, topk * sizeof(*index));
+        memcpy(send->data + (size_t)n * 2 * topk + topk, c->row + (size_t)t * topk, topk * sizeof(*index));
+        tokens[n++] = t;
+    }
+    send->n = n;
+    c->inner->n_net_tokens[node] = n;
+    return EP_OK;
+}
+
+static bool send_some(struct host_completion *c, int node, struct rail_half *half)
+{
+    size_t token_bytes = 2 * (size_t)c->plan->args.topk * sizeof(int32_t);
+    size_t room = (ep_streams_max_message(c->host->streams) - sizeof(struct host_message)) / token_bytes;
+    int n = half->n - half->done < (int)room ? half->n - half->done : (int)room;
+    struct host_message head = {.kind = HOST_MESSAGE_ROUTE,
+                                .detail = (uint32_t)n,
+                                .number = (uint64_t)c->inner->number,
+                                .index = (uint64_t)half->done};
+    struct ep_piece piece = {.data = half->data + (size_t)half->done * (token_bytes / sizeof(int32_t)),
+                             .bytes = (size_t)n * token_bytes};
+
+    if (half->done == half->n || !ep_stream_send(c->host->streams, node, 0, &head, sizeof(head), &piece, 1))
+        return false;
+    half->done += n;
+    return true;
+}
+
+static ep_status take_some(struct host_completion *c, int node, struct rail_half *half, bool *ret_moved)
+{
+    size_t bytes, token_bytes = 2 * (size_t)c->plan->args.topk * sizeof(int32_t);
+    const struct host_message *message;
+
+    if (half->done == half->n)
+        return EP_OK;
+    message = ep_stream_peek(c->host->streams, node, 0, &bytes);
+    if (!message)
+        return EP_OK;
+    if (bytes < sizeof(*message) || message->kind != HOST_MESSAGE_ROUTE ||
+        message->number != (uint64_t)c->inner->number || message->index != (uint64_t)half->done ||
+        message->detail > (uint32_t)(half->n - half->done) || bytes != sizeof(*message) + message->detail * token_bytes)
+        return host_raise(c->host, EP_E_MISMATCH, host_rail(c->host, node), HOST_PLAN_ROUTES);
+    memcpy(half->data + (size_t)half->done * (token_bytes / sizeof(int32_t)), message + 1, bytes - sizeof(*message));
+    half->done += (int)message->detail;
+    ep_stream_pop(c->host->streams, node, 0);
+    *ret_moved = true;
+    return EP_OK;
+}
+
+static ep_status swap_routes(struct host_completion *c, struct rail_half *send, struct rail_half *receive)
+{
+    struct host_pause pause;
+    int nnodes = c->plan->comm->nnodes;
+
+    host_pause_begin(&pause, c->host, HOST_PLAN_ROUTES);
+    for (;;) {
+        uint32_t seen = host_doorbell(c->host);
+        bool moved, open = false;
+        int waiting_for = c->plan->comm->node;
+
+        EP_TRY(ep_streams_progress(c->host->streams, &moved));
+        for (int node = 0; node < nnodes; node++) {
+            if (node == c->plan->comm->node)
+                continue;
+            moved |= send_some(c, node, &send[node]);
+            EP_TRY(take_some(c, node, &receive[node], &moved));
+            if (send[node].done < send[node].n || receive[node].done < receive[node].n) {
+                open = true;
+                waiting_for = node;
+            }
+        }
+        if (!open && ep_streams_flushed(c->host->streams))
+            break;
+        EP_TRY(host_net_step(c->host, &pause, seen, moved, waiting_for));
+    }
+    host_pause_end(&pause);
+    return EP_OK;
+}
+
+/* The route of one rail peer's tokens onto this node, from what it sent. */
+static ep_status make_rail_route(struct host_completion *c, int node, const struct rail_half *receive)
+{
+    const ep_plan *plan = c->plan;
+    size_t topk = (size_t)plan->args.topk, n = (size_t)receive->n;
+    int32_t *index = malloc((n + 1) * topk * sizeof(*index)), *row = malloc((n + 1) * topk * sizeof(*row));
+    ep_status status;
+
+    if (!index || !row) {
+        free(index);
+        free(row);
+        return ep_fail(EP_E_MEMORY, "plan: no memory for the routes between nodes");
+    }
+    for (size_t t = 0; t < n; t++) {
+        memcpy(index + t * topk, receive->data + t * 2 * topk, topk * sizeof(*index));
+        memcpy(row + t * topk, receive->data + t * 2 * topk + topk, topk * sizeof(*row));
+    }
+    status = host_route_init(&c->inner->rail[node], receive->n, plan->args.topk, plan->info.n_local_experts,
+                             c->host->first, c->host->nlocal, plan->args.flags & EP_PLAN_EXPANDED, index, row);
+    free(row);
+    return status;
+}
+
+ep_status host_plan_exchange_routes(struct host_completion *c)
+{
+    int nnodes = c->plan->comm->nnodes, me = c->plan->comm->node;
+    struct rail_half *send = calloc((size_t)nnodes, sizeof(*send)), *receive = calloc((size_t)nnodes, sizeof(*receive));
+    ep_status status = EP_OK;
+
+    if (!send || !receive)
+        status = ep_fail(EP_E_MEMORY, "plan: no memory for %d nodes", nnodes);
+    for (int node = 0; status == EP_OK && node < nnodes; node++) {
+        if (node == me)
+            continue;
+        status = list_tokens(c, node, &send[node]);
+        receive[node].n = c->rows[host_rail(c->host, node)]->counts[c->plan->comm->nranks + me];
+        receive[node].data = malloc(((size_t)receive[node].n + 1) * 2 * (size_t)c->plan->args.topk * sizeof(int32_t));
+        if (status == EP_OK && !receive[node].data)
+            status = ep_fail(EP_E_MEMORY, "plan: no memory for the routes between nodes");
+    }
+    if (status == EP_OK)
+        status = swap_routes(c, send, receive);
+    for (int node = 0; status == EP_OK && node < nnodes; node++)
+        if (node != me)
+            status = make_rail_route(c, node, &receive[node]);
+    for (int node = 0; node < nnodes; node++) {
+        if (send)
+            free(send[node].data);
+        if (receive)
+            free(receive[node].data);
+    }
+    free(send);
+    free(receive);
+    return status;
+}

@@ -1,0 +1,312 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The survivors agree on who is left.
+ *
+ * Each rank publishes whom it wants left out (the dead, and who does not come within the deadline) and takes over what
+ * the others publish, until all that remain say the same. Then it locks its vote. A vote is one word that is decided
+ * once, by compare-exchange: its owner locks it, or vetoes the attempt because its view has changed meanwhile, or a
+ * peer bans it because its owner died or stalled before voting. All ranks read the same votes, so they all see the
+ * attempt succeed (everybody who remains has locked) or fail; after a failure the next attempt starts without the
+ * banned.
+ */
+#include "backend/host/host.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct shrink {
+    struct host_comm *host;
+    struct host_shrink *mine;
+    uint32_t attempt; /* from 1; index into vote and out is attempt - 1 */
+    uint64_t deadline_ns;
+    int timeout_ms;
+};
+
+static struct host_shrink *state_of(const struct shrink *s, int rank)
+{
+    return &s->host->peers[rank].control->shrink;
+}
+
+static bool is_out(const struct shrink *s, int rank)
+{
+    return atomic_load(&s->mine->out[s->attempt - 1][rank / 64]) >> (rank % 64) & 1;
+}
+
+static void leave_out(const struct shrink *s, int rank)
+{
+    atomic_fetch_or(&s->mine->out[s->attempt - 1][rank / 64], UINT64_C(1) << (rank % 64));
+}
+
+static void wait_a_little(const struct shrink *s, uint32_t seen)
+{
+    struct host_pause pause;
+
+    /* Own clock and own deadline: the group has usually failed already, so host_pause would give up at once. */
+    host_pause_begin(&pause, s->host, HOST_SHRINK);
+    pause.tolerant = true;
+    pause.polls = false;
+    pause.spins = 1 << 30;
+    host_pause(&pause, seen, s->host->comm->rank);
+    host_pause_end(&pause);
+}
+
+/* Adds to our list what a peer that has come wants left out. False if it wants us out. */
+static bool take_over(const struct shrink *s, int rank)
+{
+    const struct host_shrink *theirs = state_of(s, rank);
+    int words = (s->host->comm->nranks + 63) / 64;
+    int me = s->host->comm->rank;
+
+    for (int word = 0; word < words; word++)
+        atomic_fetch_or(&s->mine->out[s->attempt - 1][word],
+                        atomic_load(&((struct host_shrink *)(uintptr_t)theirs)->out[s->attempt - 1][word]));
+    return !is_out(s, me);
+}
+
+static bool same_view(const struct shrink *s, int rank)
+{
+    int words = (s->host->comm->nranks + 63) / 64;
+
+    for (int word = 0; word < words; word++)
+        if (atomic_load(&s->mine->out[s->attempt - 1][word]) !=
+            atomic_load(&state_of(s, rank)->out[s->attempt - 1][word]))
+            return false;
+    return true;
+}
+
+static bool has_voted(const struct shrink *s, int rank)
+{
+    return atomic_load(&state_of(s, rank)->vote[s->attempt - 1]) != HOST_VOTE_OPEN;
+}
+
+static ep_status excluded(const struct shrink *s)
+{
+    return ep_fail(EP_E_EXCLUDED, "ep_comm_shrink: the other ranks went on without rank %d", s->host->comm->rank);
+}
+
+/*
+ * Everybody who remains has come and says the same; or *ret_spoilt: a peer has voted with another view than ours, or is
+ * in a later attempt already, so this attempt can only fail.
+ */
+static ep_status reach_one_view(struct shrink *s, bool *ret_spoilt)
+{
+    int nranks = s->host->comm->nranks, me = s->host->comm->rank;
+
+    *ret_spoilt = false;
+    for (;;) {
+        uint32_t seen = host_doorbell(s->host);
+        bool agreed = true, late = ep_now_ns() >= s->deadline_ns;
+
+        for (int rank = 0; rank < nranks; rank++) {
+            uint32_t attempt;
+
+            if (rank == me || is_out(s, rank))
+                continue;
+            attempt = atomic_load(&state_of(s, rank)->attempt);
+            if (attempt >= s->attempt && !take_over(s, rank))
+                return excluded(s);
+            if (host_peer_dead(s->host, rank) || atomic_load(&s->host->peers[rank].control->left) ||
+                (late && attempt < s->attempt)) {
+                leave_out(s, rank);
+                host_ring_all(s->host);
+            }
+            agreed = agreed && !is_out(s, rank) && attempt >= s->attempt && same_view(s, rank);
+            if (!is_out(s, rank) && (attempt > s->attempt || has_voted(s, rank)) && !same_view(s, rank))
+                *ret_spoilt = true;
+        }
+        if (agreed || *ret_spoilt)
+            return EP_OK;
+        wait_a_little(s, seen);
+    }
+}
+
+/* All votes of those who remain, decided. *ret_passed: all are locked. */
+static void collect_votes(struct shrink *s, bool *ret_passed)
+{
+    int nranks = s->host->comm->nranks;
+    uint32_t index = s->attempt - 1;
+    uint64_t deadline = ep_deadline_ns(s->timeout_ms);
+
+    *ret_passed = true;
+    for (int rank = 0; rank < nranks; rank++) {
+        _Atomic uint32_t *vote = &state_of(s, rank)->vote[index];
+        uint32_t open = HOST_VOTE_OPEN;
+
+        while (!is_out(s, rank) && atomic_load(vote) == HOST_VOTE_OPEN) {
+            uint32_t seen = host_doorbell(s->host);
+
+            if (host_peer_dead(s->host, rank) || ep_now_ns() >= deadline) {
+                open = HOST_VOTE_OPEN;
+                atomic_compare_exchange_strong(vote, &open, HOST_VOTE_BANNED);
+                host_ring_all(s->host);
+            } else if (atomic_load(vote) == HOST_VOTE_OPEN) {
+                wait_a_little(s, seen);
+            }
+        }
+        if (!is_out(s, rank) && atomic_load(vote) != HOST_VOTE_LOCKED)
+            *ret_passed = false;
+    }
+}
+
+/* Carries what is known into the next attempt. */
+static ep_status next_attempt(struct shrink *s)
+{
+    int nranks = s->host->comm->nranks;
+    uint32_t index = s->attempt - 1;
+
+    if (s->attempt == HOST_ATTEMPTS)
+        return ep_fail(EP_E_TIMEOUT, "ep_comm_shrink: no agreement after %d attempts: ranks keep dying", HOST_ATTEMPTS);
+    for (int rank = 0; rank < nranks; rank++) {
+        bool banned = atomic_load(&state_of(s, rank)->vote[index]) == HOST_VOTE_BANNED;
+
+        if (banned && rank == s->host->comm->rank)
+            return excluded(s);
+        if (is_out(s, rank) || banned)
+            atomic_fetch_or(&s->mine->out[index + 1][rank / 64], UINT64_C(1) << (rank % 64));
+    }
+    s->attempt++;
+    s->deadline_ns = ep_deadline_ns(s->timeout_ms);
+    atomic_store(&s->mine->attempt, s->attempt);
+    host_ring_all(s->host);
+    return EP_OK;
+}
+
+static ep_status agree_on_survivors(struct shrink *s)
+{
+    int nranks = s->host->comm->nranks, me = s->host->comm->rank;
+
+    for (;;) {
+        uint32_t open = HOST_VOTE_OPEN, vote = HOST_VOTE_LOCKED;
+        bool passed, spoilt;
+
+        EP_TRY(reach_one_view(s, &spoilt));
+        if (spoilt)
+            vote = HOST_VOTE_VETO;
+        /* Somebody may have changed its view since: then this attempt cannot pass, and all must learn it. */
+        for (int rank = 0; rank < nranks; rank++)
+            if (rank != me && !is_out(s, rank) && !same_view(s, rank))
+                vote = HOST_VOTE_VETO;
+        atomic_compare_exchange_strong(&s->mine->vote[s->attempt - 1], &open, vote);
+        host_ring_all(s->host);
+        collect_votes(s, &passed);
+        if (passed)
+            return EP_OK;
+        EP_TRY(next_attempt(s));
+    }
+}
+
+/* --- all-gather among the survivors, over their old control blocks ------------------------------------------------ */
+
+struct gather {
+    struct shrink *s;
+    int *ranks; /* old rank of each survivor */
+    int n;
+    uint32_t calls;
+};
+
+static ep_status gather(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
+{
+    struct gather *g = context;
+    struct shrink *s = g->s;
+    /* Numbered within the attempt, so that ranks whose last attempt failed at different places start alike. */
+    uint64_t number = (uint64_t)s->attempt << 32 | ++g->calls, deadline = ep_deadline_ns(timeout_ms);
+
+    if (bytes > HOST_GATHER_BYTES)
+        return ep_fail(EP_E_ARG, "ep_comm_shrink: all-gather of %zu bytes", bytes);
+    memcpy(s->mine->block[number & 1], mine, bytes);
+    atomic_store_explicit(&s->mine->gathered, number, memory_order_release);
+    host_ring_all(s->host);
+    for (int i = 0; i < g->n; i++) {
+        struct host_shrink *theirs = state_of(s, g->ranks[i]);
+
+        for (;;) {
+            uint32_t seen = host_doorbell(s->host);
+
+            if (atomic_load_explicit(&theirs->gathered, memory_order_acquire) >= number)
+                break;
+            if (host_peer_dead(s->host, g->ranks[i]))
+                return ep_fail(EP_E_PEER_DEAD, "ep_comm_shrink: rank %d of the old group died; call it again",
+                               g->ranks[i]);
+            if (ep_now_ns() >= deadline)
+                return ep_fail(EP_E_TIMEOUT, "ep_comm_shrink: rank %d of the old group did not answer within %d ms",
+                               g->ranks[i], timeout_ms);
+            wait_a_little(s, seen);
+        }
+        memcpy((char *)ret_all + (size_t)i * bytes, theirs->block[number & 1], bytes);
+    }
+    return EP_OK;
+}
+
+/* Ranks per node of the new group: kept only if every node that is left has the same number of survivors. */
+static int nodes_of_survivors(const struct gather *g, int old_per_node)
+{
+    int first = 0, per_node = 0;
+
+    while (first < g->n) {
+        int n = 0;
+
+        while (first + n < g->n && g->ranks[first + n] / old_per_node == g->ranks[first] / old_per_node)
+            n++;
+        if (per_node && n != per_node)
+            return g->n;
+        per_node = n;
+        first += n;
+    }
+    return per_node;
+}
+
+static ep_status open_next(struct gather *g, ep_comm *comm, ep_comm *next)
+{
+    ep_boot boot = {.size = sizeof(boot), .rank = -1, .nranks = g->n, .allgather = gather, .context = g};
+
+    for (int i = 0; i < g->n; i++)
+        if (g->ranks[i] == comm->rank)
+            boot.rank = i;
+    next->rank = boot.rank;
+    next->nranks = g->n;
+    if (next->config.ranks_per_node == 0 || next->config.ranks_per_node == comm->config.ranks_per_node)
+        next->ranks_per_node = nodes_of_survivors(g, comm->ranks_per_node);
+    else
+        next->ranks_per_node = next->config.ranks_per_node;
+    if (g->n % next->ranks_per_node != 0)
+        return ep_fail(EP_E_ARG, "ep_comm_shrink: ranks_per_node %d does not divide the %d survivors",
+                       next->ranks_per_node, g->n);
+    next->node = next->rank / next->ranks_per_node;
+    next->nnodes = g->n / next->ranks_per_node;
+    return host_comm_open(next, &boot);
+}
+
+ep_status host_shrink(ep_comm *comm, ep_comm *next)
+{
+    struct host_comm *host = host_of(comm);
+    struct shrink s = {
+        .host = host, .mine = &host->control->shrink, .attempt = 1, .timeout_ms = comm->config.timeout_ms};
+    struct gather g = {.s = &s};
+    ep_status status;
+
+    if (!host->one_host)
+        return ep_fail(EP_E_UNSUPPORTED, "ep_comm_shrink: the ranks are on several hosts");
+    if (host->shrunk)
+        return ep_fail(EP_E_STATE, "ep_comm_shrink: this communicator was shrunk before; shrink the newer one");
+    host_drain(host);
+    s.deadline_ns = ep_deadline_ns(s.timeout_ms);
+    if (atomic_load(&s.mine->attempt)) {
+        /* Again, because somebody died while the new group was being made. */
+        s.attempt = atomic_load(&s.mine->attempt);
+        EP_TRY(next_attempt(&s));
+    } else {
+        atomic_store(&s.mine->attempt, s.attempt);
+        host_ring_all(host);
+    }
+    EP_TRY(agree_on_survivors(&s));
+    g.ranks = malloc((size_t)comm->nranks * sizeof(*g.ranks));
+    if (!g.ranks)
+        return ep_fail(EP_E_MEMORY, "ep_comm_shrink: no memory");
+    for (int rank = 0; rank < comm->nranks; rank++)
+        if (!is_out(&s, rank))
+            g.ranks[g.n++] = rank;
+    status = open_next(&g, comm, next);
+    host->shrunk = status == EP_OK;
+    free(g.ranks);
+    return status;
+}

@@ -1,0 +1,309 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "backend/host/host.h"
+
+#include "base/futex.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+
+/* How often a sleeping rank looks for dead peers; also how late a lost wake-up could be noticed. */
+#define LOOK_NS 20000000u
+/* Sleep between polls of a network that cannot wake us. */
+#define POLL_NS 50000u
+/* Looks at the condition before sleeping: a peer on another processor usually answers within a few microseconds. */
+#define SPINS_ALONE 2000
+#define SPINS_SHARED 4
+
+static const char *const phase_names[] = {
+#define PHASE_NAME(name, text) [name] = text,
+    HOST_PHASES(PHASE_NAME)
+#undef PHASE_NAME
+};
+
+const char *host_phase_name(enum host_phase phase)
+{
+    if ((size_t)phase >= sizeof(phase_names) / sizeof(phase_names[0]))
+        return "?";
+    return phase_names[phase];
+}
+
+/* A failure in one word, so that it can be published and taken over in one store. */
+static uint64_t pack_failure(ep_status status, int culprit, enum host_phase phase, int reporter)
+{
+    return (uint64_t)status << 48 | (uint64_t)(uint16_t)culprit << 32 | (uint64_t)(uint16_t)phase << 16 |
+           (uint64_t)(uint16_t)reporter;
+}
+
+static ep_status fail_with(struct host_comm *host, uint64_t failure)
+{
+    ep_status status = (ep_status)(failure >> 48);
+    int culprit = (uint16_t)(failure >> 32), reporter = (uint16_t)failure;
+    const char *phase = host_phase_name((enum host_phase)(uint16_t)(failure >> 16));
+    char seen_by[48] = "";
+    int none = EP_OK;
+
+    atomic_compare_exchange_strong(&host->comm->failed, &none, (int)status);
+    if (reporter != host->comm->rank && reporter != culprit)
+        snprintf(seen_by, sizeof(seen_by), " (seen by rank %d)", reporter);
+    switch (status) {
+    case EP_E_TIMEOUT:
+        return ep_fail(status, "rank %d did not answer within %d ms in \"%s\"%s", culprit,
+                       host->comm->config.timeout_ms, phase, seen_by);
+    case EP_E_PEER_DEAD:
+        return ep_fail(status, "rank %d died while others were in \"%s\"%s", culprit, phase, seen_by);
+    case EP_E_PEER_LEFT:
+        return ep_fail(status, "rank %d left the group while others waited for it in \"%s\"%s", culprit, phase,
+                       seen_by);
+    case EP_E_ABORTED:
+        return ep_fail(status, "rank %d called ep_comm_abort while it was in \"%s\"", culprit, phase);
+    default:
+        return ep_fail(status, "rank %d failed with %s in \"%s\"%s", culprit, ep_status_name(status), phase, seen_by);
+    }
+}
+
+static void ring(struct host_control *control)
+{
+    atomic_fetch_add(&control->doorbell, 1);
+    /* Sequentially consistent on both sides: who reads 0 here has rung before the sleeper's futex call compares. */
+    if (atomic_load(&control->sleeping))
+        ep_futex_wake(&control->doorbell);
+}
+
+void host_ring_rank(struct host_comm *host, int rank)
+{
+    if (host->peers[rank].control)
+        ring(host->peers[rank].control);
+}
+
+void host_ring_node(struct host_comm *host)
+{
+    for (int i = 1; i < host->nlocal; i++)
+        ring(host->peers[host->first + (host->local + i) % host->nlocal].control);
+}
+
+void host_ring_all(struct host_comm *host)
+{
+    for (int rank = 0; rank < host->comm->nranks; rank++)
+        host_ring_rank(host, rank);
+}
+
+ep_status host_raise(struct host_comm *host, ep_status status, int culprit, enum host_phase phase)
+{
+    uint64_t none = 0, failure = pack_failure(status, culprit, phase, host->comm->rank);
+
+    if (!atomic_compare_exchange_strong(&host->control->failure, &none, failure))
+        failure = none;
+    host_ring_all(host);
+    return fail_with(host, failure);
+}
+
+ep_status host_check(struct host_comm *host)
+{
+    uint64_t failure = atomic_load_explicit(&host->control->failure, memory_order_acquire);
+    int rank;
+
+    if (failure)
+        return fail_with(host, failure);
+    for (rank = 0; rank < host->comm->nranks; rank++) {
+        struct host_control *control = host->peers[rank].control;
+
+        if (!control)
+            continue;
+        failure = atomic_load_explicit(&control->failure, memory_order_acquire);
+        if (failure)
+            break;
+    }
+    if (!failure)
+        return EP_OK;
+    /* Taken over, so that it stays known when that peer is gone, and every later call gives the same answer. */
+    uint64_t none = 0;
+    if (!atomic_compare_exchange_strong(&host->control->failure, &none, failure))
+        failure = none;
+    return fail_with(host, failure);
+}
+
+ep_status host_check_abort(struct host_comm *host)
+{
+    for (int rank = 0; rank < host->comm->nranks; rank++) {
+        struct host_control *control = host->peers[rank].control;
+        uint64_t failure = control ? atomic_load_explicit(&control->failure, memory_order_acquire) : 0;
+
+        if ((ep_status)(failure >> 48) == EP_E_ABORTED)
+            return fail_with(host, failure);
+    }
+    return EP_OK;
+}
+
+void host_abort(ep_comm *comm)
+{
+    struct host_comm *host = host_of(comm);
+    uint32_t waiting = atomic_load(&host->control->waiting);
+    uint64_t none = 0;
+    int clean = EP_OK;
+
+    atomic_compare_exchange_strong(
+        &host->control->failure, &none,
+        pack_failure(EP_E_ABORTED, comm->rank, (enum host_phase)(waiting & 0xff), comm->rank));
+    atomic_compare_exchange_strong(&comm->failed, &clean, (int)EP_E_ABORTED);
+    host_ring_all(host);
+}
+
+bool host_peer_dead(const struct host_comm *host, int rank)
+{
+    struct pollfd poll_fd = {.fd = host->peers[rank].pidfd, .events = POLLIN};
+
+    return poll_fd.fd >= 0 && poll(&poll_fd, 1, 0) == 1;
+}
+
+/* The first dead rank, or -1. One system call for all of them. */
+static int find_dead(struct host_comm *host, int only)
+{
+    struct pollfd fds[EP_MAX_RANKS];
+    int n = host->comm->nranks;
+
+    if (only >= 0)
+        return host_peer_dead(host, only) ? only : -1;
+    for (int rank = 0; rank < n; rank++)
+        fds[rank] = (struct pollfd){.fd = host->peers[rank].pidfd, .events = POLLIN};
+    if (poll(fds, (nfds_t)n, 0) <= 0)
+        return -1;
+    for (int rank = 0; rank < n; rank++)
+        if (fds[rank].revents && !atomic_load(&host->peers[rank].control->left))
+            return rank;
+    return -1;
+}
+
+/*
+ * Who is to blame when `rank` did not come: it may itself be waiting for somebody. A rank that waits looks around
+ * often; one whose last look is older than half the deadline is not waiting but stopped.
+ */
+static int find_culprit(struct host_comm *host, int rank)
+{
+    uint64_t stale_ns = (uint64_t)host->comm->config.timeout_ms * 500000u, now = ep_now_ns();
+
+    for (int step = 0; step < host->comm->nranks; step++) {
+        struct host_control *control = host->peers[rank].control;
+        uint32_t waiting;
+        int next;
+
+        if (!control || host_peer_dead(host, rank))
+            return rank;
+        waiting = atomic_load(&control->waiting);
+        if (!waiting || now - atomic_load(&control->beat_ns) > stale_ns)
+            return rank;
+        next = (int)(waiting >> 8) - 1;
+        if (next == host->comm->rank)
+            return rank; /* it waits for us: it was merely slow, but late it is */
+        rank = next;
+    }
+    return rank;
+}
+
+void host_pause_begin(struct host_pause *pause, struct host_comm *host, enum host_phase phase)
+{
+    *pause = (struct host_pause){.host = host, .phase = phase};
+    host_pause_reset(pause);
+}
+
+void host_pause_reset(struct host_pause *pause)
+{
+    pause->deadline_ns = ep_deadline_ns(pause->host->comm->config.timeout_ms);
+    pause->spins = 0;
+}
+
+static ep_status look_around(struct host_pause *pause, int rank, uint64_t now)
+{
+    struct host_comm *host = pause->host;
+    int dead = find_dead(host, pause->tolerant ? rank : -1);
+    bool left = host->peers[rank].control && atomic_load(&host->peers[rank].control->left);
+    ep_status status;
+    int culprit;
+
+    pause->next_look_ns = now + LOOK_NS;
+    if (dead < 0 && !left && now < pause->deadline_ns)
+        return EP_OK;
+    culprit = dead >= 0 ? dead : left ? rank : pause->tolerant ? rank : find_culprit(host, rank);
+    status = left && (dead < 0 || dead == rank) ? EP_E_PEER_LEFT : dead >= 0 ? EP_E_PEER_DEAD : EP_E_TIMEOUT;
+    /* A rank that the blamed one waited for may have died since the last look. */
+    if (status == EP_E_TIMEOUT && host_peer_dead(host, culprit))
+        status = EP_E_PEER_DEAD;
+    if (pause->tolerant)
+        return ep_fail(status, "rank %d in \"%s\"", culprit, host_phase_name(pause->phase));
+    return host_raise(host, status, culprit, pause->phase);
+}
+
+static void sleep_on_doorbell(struct host_pause *pause, uint32_t seen, uint64_t now)
+{
+    struct host_control *control = pause->host->control;
+    uint64_t until = pause->next_look_ns < pause->deadline_ns ? pause->next_look_ns : pause->deadline_ns;
+
+    if (pause->polls) {
+        struct timespec nap = {.tv_nsec = POLL_NS};
+
+        nanosleep(&nap, NULL);
+        return;
+    }
+    atomic_store(&control->sleeping, 1);
+    ep_futex_wait(&control->doorbell, seen, until > now ? until - now : 1);
+    atomic_store(&control->sleeping, 0);
+}
+
+ep_status host_pause(struct host_pause *pause, uint32_t seen, int rank)
+{
+    struct host_comm *host = pause->host;
+    uint64_t now;
+    ep_status status;
+
+    if (pause->spins++ < (host->spin ? SPINS_ALONE : SPINS_SHARED)) {
+        if (host->spin)
+            ep_cpu_relax();
+        else
+            sched_yield();
+        return EP_OK;
+    }
+    status = pause->tolerant ? host_check_abort(host) : host_check(host);
+    if (status != EP_OK)
+        goto done;
+    now = ep_now_ns();
+    atomic_store(&host->control->beat_ns, now);
+    atomic_store(&host->control->waiting, (uint32_t)(rank + 1) << 8 | (uint32_t)pause->phase);
+    if (now >= pause->next_look_ns || now >= pause->deadline_ns) {
+        status = look_around(pause, rank, now);
+        if (status != EP_OK)
+            goto done;
+    }
+    sleep_on_doorbell(pause, seen, now);
+    return EP_OK;
+done:
+    host_pause_end(pause);
+    return status;
+}
+
+void host_pause_end(struct host_pause *pause)
+{
+    atomic_store(&pause->host->control->waiting, 0);
+}
+
+ep_status host_wait_node(struct host_comm *host, size_t word, uint64_t value, enum host_phase phase)
+{
+    struct host_pause pause;
+
+    host_pause_begin(&pause, host, phase);
+    for (int i = 1; i < host->nlocal; i++) {
+        int rank = host->first + (host->local + i) % host->nlocal;
+        _Atomic uint64_t *counter = (_Atomic uint64_t *)((char *)host->peers[rank].control + word);
+
+        for (;;) {
+            uint32_t seen = host_doorbell(host);
+
+            if (atomic_load_explicit(counter, memory_order_acquire) >= value)
+                break;
+            EP_TRY(host_pause(&pause, seen, rank));
+        }
+    }
+    host_pause_end(&pause);
+    return EP_OK;
+}
