@@ -64,9 +64,9 @@ struct opt {
     const char *heading;        /* starts a new group of options in the help; NULL: goes with the one before */
 };
 
-#define OPT_JSON_ROW(type, member)                                                                                     \
+#define OPT_JSON_ROW(options_type, member)                                                                             \
     {                                                                                                                  \
-        .name = "json", .type = OPT_FLAG, .offset = offsetof(type, member),                                            \
+        .name = "json", .type = OPT_FLAG, .offset = offsetof(options_type, member),                                    \
         .help = "write one JSON document to standard output instead of text"                                           \
     }
 
@@ -83,8 +83,8 @@ struct cmd_exit_text {
 struct cmd_call;
 
 enum {
-    CMD_RANKS = 1u << 0, /* runs jobs on ranks: under mpirun the ranks other than 0 follow it */
-    CMD_HIDDEN = 1u << 1 /* not in help, completion and man page */
+    CMD_RANKS = 1u << 0,     /* runs jobs on ranks: under mpirun the ranks other than 0 follow it */
+    CMD_TAKES_VERB = 1u << 1 /* its argument is the name of a verb: for completion */
 };
 
 struct cmd {
@@ -134,6 +134,14 @@ const char *options_nearest(const char *word, const char *const *names);
 extern const struct cmd *const verbs[]; /* ends with NULL */
 
 const struct cmd *verb_find(const char *name);
+
+/* An environment variable that the command or the library reads. */
+struct env_text {
+    const char *name; /* the list ends with NULL */
+    const char *text;
+};
+
+extern const struct env_text env_texts[];
 
 /* As cmd_usage, for a name that is no verb: suggests the nearest one. */
 int verb_unknown(const char *name);

@@ -10,8 +10,8 @@
 
 struct group_options {
     int64_t ranks, nodes;
-    int boot; /* enum ranks_boot */
-    const char *backend;
+    int boot;    /* enum ranks_boot */
+    int backend; /* index into group_backends */
     int64_t timeout_s;
     int64_t channels;
     int partial; /* index into group_partials */
@@ -21,97 +21,33 @@ struct group_options {
 
 extern const char *const group_boots[];    /* "fork", "mpi", "threads": in the order of enum ranks_boot */
 extern const char *const group_partials[]; /* "f32", "bf16" */
+extern const char *const group_backends[]; /* "auto", "host", "cuda" */
 
-/* Rows of an option table. `type` is the verb's options struct, `member` its struct group_options. */
-#define GROUP_OPTIONS(type, member, ranks_default, nodes_default)                                                      \
-    {"ranks",                                                                                                          \
-     'r',                                                                                                              \
-     "N",                                                                                                              \
-     OPT_INT,                                                                                                          \
-     offsetof(type, member.ranks),                                                                                     \
-     .min = 1,                                                                                                         \
-     .max = EP_MAX_RANKS,                                                                                              \
-     .value = ranks_default,                                                                                           \
-     .help = "number of ranks",                                                                                        \
-     .heading = "Group"},                                                                                              \
-        {"nodes",                                                                                                      \
-         'n',                                                                                                          \
-         "N",                                                                                                          \
-         OPT_INT,                                                                                                      \
-         offsetof(type, member.nodes),                                                                                 \
-         .min = 1,                                                                                                     \
-         .max = EP_MAX_RANKS,                                                                                          \
-         .value = nodes_default,                                                                                       \
-         .help = "emulated nodes that the ranks are spread over; must divide the ranks"},                              \
-        {"boot",                                                                                                       \
-         'b',                                                                                                          \
-         "HOW",                                                                                                        \
-         OPT_CHOICE,                                                                                                   \
-         offsetof(type, member.boot),                                                                                  \
-         .choices = group_boots,                                                                                       \
-         .value = "fork",                                                                                              \
-         .help = "how ranks are started: forked processes, mpirun, or threads of one process"},                        \
-        {"backend",                                                                                                    \
-         0,                                                                                                            \
-         "NAME",                                                                                                       \
-         OPT_STRING,                                                                                                   \
-         offsetof(type, member.backend),                                                                               \
-         .help = "backend of the library: host or cuda; without it the best one that works here"},                     \
-        {"timeout",                                                                                                    \
-         0,                                                                                                            \
-         "SECONDS",                                                                                                    \
-         OPT_INT,                                                                                                      \
-         offsetof(type, member.timeout_s),                                                                             \
-         .min = 1,                                                                                                     \
-         .max = 86400,                                                                                                 \
-         .value = "30",                                                                                                \
-         .help = "deadline of every wait for a peer"},                                                                 \
-        {"channels",                                                                                                   \
-         0,                                                                                                            \
-         "N",                                                                                                          \
-         OPT_INT,                                                                                                      \
-         offsetof(type, member.channels),                                                                              \
-         .min = 1,                                                                                                     \
-         .max = 16,                                                                                                    \
-         .value = "4",                                                                                                 \
-         .help = "independent streams per network peer"},                                                              \
-        {"partial",                                                                                                    \
-         0,                                                                                                            \
-         "TYPE",                                                                                                       \
-         OPT_CHOICE,                                                                                                   \
-         offsetof(type, member.partial),                                                                               \
-         .choices = group_partials,                                                                                    \
-         .value = "f32",                                                                                               \
-         .help = "element type of partial sums on the network"},                                                       \
-        {"net-delay-us",                                                                                               \
-         0,                                                                                                            \
-         "US",                                                                                                         \
-         OPT_INT,                                                                                                      \
-         offsetof(type, member.net_delay_us),                                                                          \
-         .min = 0,                                                                                                     \
-         .max = 1000000,                                                                                               \
-         .value = "0",                                                                                                 \
-         .help = "each write lands up to this much later",                                                             \
-         .heading = "Emulated network"},                                                                               \
-        {"net-reorder",                                                                                                \
-         0,                                                                                                            \
-         NULL,                                                                                                         \
-         OPT_FLAG,                                                                                                     \
-         offsetof(type, member.net_reorder),                                                                           \
-         .help = "serve channels in random order"},                                                                    \
-        {"net-ring",                                                                                                   \
-         0,                                                                                                            \
-         "BYTES",                                                                                                      \
-         OPT_SIZE,                                                                                                     \
-         offsetof(type, member.net_ring),                                                                              \
-         .min = 0,                                                                                                     \
-         .max = INT64_C(1) << 30,                                                                                      \
-         .value = "0",                                                                                                 \
-         .help = "capacity of the wire per peer and channel; 0: default"},                                             \
-    {                                                                                                                  \
-        "net-split", 0, "BYTES", OPT_SIZE, offsetof(type, member.net_split),                                           \
-            .min = 0, .max = INT64_C(1) << 30, .value = "0", .help = "writes land in pieces of at most this; 0: whole" \
-    }
+/* Rows of an option table. `owner` is the verb's options struct, `member` its struct group_options. */
+/* clang-format off */
+#define GROUP_OPTIONS(owner, member, ranks_default, nodes_default)                                                     \
+    {"ranks", 'r', "N", OPT_INT, offsetof(owner, member.ranks), .min = 1, .max = EP_MAX_RANKS,                         \
+     .value = ranks_default, .help = "number of ranks", .heading = "Group"},                                           \
+    {"nodes", 'n', "N", OPT_INT, offsetof(owner, member.nodes), .min = 1, .max = EP_MAX_RANKS,                         \
+     .value = nodes_default, .help = "emulated nodes that the ranks are spread over; must divide the ranks"},          \
+    {"boot", 'b', "HOW", OPT_CHOICE, offsetof(owner, member.boot), .choices = group_boots, .value = "fork",            \
+     .help = "how ranks are started: forked processes, mpirun, or threads of one process"},                            \
+    {"backend", 0, "NAME", OPT_CHOICE, offsetof(owner, member.backend), .choices = group_backends, .value = "auto",    \
+     .help = "backend of the library; auto takes the best one that works here"},                                       \
+    {"timeout", 0, "SECONDS", OPT_INT, offsetof(owner, member.timeout_s), .min = 1, .max = 86400, .value = "30",       \
+     .help = "deadline of every wait for a peer"},                                                                     \
+    {"channels", 0, "N", OPT_INT, offsetof(owner, member.channels), .min = 1, .max = 16, .value = "4",                 \
+     .help = "independent streams per network peer"},                                                                  \
+    {"partial", 0, "TYPE", OPT_CHOICE, offsetof(owner, member.partial), .choices = group_partials, .value = "f32",     \
+     .help = "element type of partial sums on the network"},                                                           \
+    {"net-delay-us", 0, "US", OPT_INT, offsetof(owner, member.net_delay_us), .min = 0, .max = 1000000, .value = "0",   \
+     .help = "each write lands up to this much later", .heading = "Emulated network between nodes"},                   \
+    {"net-reorder", 0, NULL, OPT_FLAG, offsetof(owner, member.net_reorder), .help = "serve channels in random order"}, \
+    {"net-ring", 0, "BYTES", OPT_SIZE, offsetof(owner, member.net_ring), .min = 0, .max = INT64_C(1) << 30,            \
+     .value = "0", .help = "capacity of the wire per peer and channel; 0 leaves it to the library"},                   \
+    {"net-split", 0, "BYTES", OPT_SIZE, offsetof(owner, member.net_split), .min = 0, .max = INT64_C(1) << 30,          \
+     .value = "0", .help = "writes land in pieces of at most this; 0: whole"}
+/* clang-format on */
 
 /*
  * Checks the options against each other and makes the spec of a job; `seed` is that of the emulated network.

@@ -61,6 +61,9 @@ const char *out_tone_end(FILE *stream, enum out_tone tone);
 void out_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void out_warning(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
+/* "       <text>" on standard error: what to do about the error just reported. */
+void out_hint(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
 /*
  * An error in full on standard error: what failed, where (ranks; may be NULL), why, and what to do about it (may be
  * NULL or "").
