@@ -10,7 +10,15 @@ install(EXPORT epkit-targets NAMESPACE epkit:: FILE epkitTargets.cmake DESTINATI
 install(DIRECTORY include/epkit DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h"
     PATTERN mpi.h EXCLUDE)
 
+# The pkg-config files find the prefix from their own place, so that `cmake --install --prefix` and a moved tree work.
 # Absolute install directories (distributions set them) must not be put behind the prefix.
+if(IS_ABSOLUTE "${CMAKE_INSTALL_LIBDIR}")
+    set(EPKIT_PC_PREFIX ${CMAKE_INSTALL_PREFIX})
+else()
+    file(RELATIVE_PATH up "/${CMAKE_INSTALL_LIBDIR}/pkgconfig" "/")
+    string(REGEX REPLACE "/$" "" up "${up}")
+    set(EPKIT_PC_PREFIX "\${pcfiledir}/${up}")
+endif()
 foreach(dir LIBDIR INCLUDEDIR)
     if(IS_ABSOLUTE "${CMAKE_INSTALL_${dir}}")
         set(EPKIT_PC_${dir} "${CMAKE_INSTALL_${dir}}")

@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# build.sh PRESET [CMAKE-OPTION...] - configure (when needed) and build a preset; silent unless something fails.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+preset="$1"
+shift
+folder="build-$preset"
+[ "$preset" != release ] || folder=build
+
+# A copied or moved tree brings a cache that names its old place.
+fresh=()
+if [ -f "$folder/CMakeCache.txt" ] && ! grep -qxF "CMAKE_HOME_DIRECTORY:INTERNAL=$PWD" "$folder/CMakeCache.txt"; then
+    fresh=(--fresh)
+fi
+
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+quietly() {
+    if ! "$@" >"$log" 2>&1; then
+        cat "$log" >&2
+        printf 'build.sh: failed: %s\n' "$*" >&2
+        exit 1
+    fi
+}
+
+# Without options ninja itself configures again when a CMake file has changed.
+if [ $# -gt 0 ] || [ ${#fresh[@]} -gt 0 ] || [ ! -f "$folder/build.ninja" ] || [ CMakePresets.json -nt "$folder/build.ninja" ]; then
+    quietly cmake --preset "$preset" "${fresh[@]}" "$@"
+fi
+quietly cmake --build "$folder"

@@ -1,0 +1,86 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# packages.sh GROUP... - make sure that what a group needs is there: build, test, or both.
+#
+# What is missing is installed with apt, which needs root and Debian 12, Ubuntu 24.04 or later. Silent, and no use of the
+# network, when nothing is missing.
+set -euo pipefail
+
+# group, how its presence is seen, Debian package(s)
+#   command:NAME   a command in PATH
+#   pkg:NAME       a library that pkg-config knows
+#   compiles:LINE  a C source line that the compiler accepts
+needs() {
+    cat <<'END'
+build  command:cmake                       cmake
+build  command:ninja                       ninja-build
+build  command:cc                          gcc
+build  compiles:#include<stdio.h>          libc6-dev
+build  command:pkg-config                  pkg-config
+build  pkg:jansson                         libjansson-dev
+build  pkg:smartcols                       libsmartcols-dev
+test   command:make                        make
+test   command:g++                         g++
+test   command:clang                       clang
+test   command:clang-format                clang-format
+test   command:clang-tidy                  clang-tidy
+test   command:shellcheck                  shellcheck
+test   command:bats                        bats
+test   command:python3                     python3
+test   command:jq                          jq
+test   command:scdoc                       scdoc
+test   command:man                         man-db
+test   command:objdump                     binutils
+test   command:mpicc                       libopenmpi-dev
+test   command:mpirun                      openmpi-bin
+test   pkg:cmocka                          libcmocka-dev
+END
+}
+
+is_there() {
+    case "$1" in
+    command:*) command -v "${1#command:}" >/dev/null ;;
+    pkg:*) pkg-config --exists "${1#pkg:}" 2>/dev/null ;;
+    compiles:*) printf '%s\n' "${1#compiles:}" | cc -x c -fsyntax-only - 2>/dev/null ;;
+    esac
+}
+
+# Packages of the groups whose presence is not seen, one a line.
+missing() {
+    local group probe packages
+    needs | while read -r group probe packages; do
+        if [[ " $* " == *" $group "* ]] && ! is_there "$probe"; then
+            printf '%s\n' "$packages"
+        fi
+    done
+}
+
+# On stderr, so that the output of the main job stays clean.
+install() {
+    printf 'installing: %s\n' "$*" >&2
+    {
+        apt-get update -qq
+        DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@"
+    } >&2
+}
+
+mapfile -t packages < <(missing "$@")
+[ "${#packages[@]}" -gt 0 ] || exit 0
+
+command=(apt-get install -y --no-install-recommends "${packages[@]}")
+if ! command -v apt-get >/dev/null; then
+    printf 'packages.sh: missing here, under the names of Debian: %s\n' "${packages[*]}" >&2
+    printf 'There is no apt-get on this machine: install what they correspond to and try again.\n' >&2
+    exit 1
+fi
+if [ "$(id -u)" -ne 0 ]; then
+    printf 'packages.sh: missing here: %s\nInstall them as root and try again:\n    %s\n' "${packages[*]}" "${command[*]}" >&2
+    exit 1
+fi
+install "${packages[@]}"
+# A name in PATH may still be missing, for instance when an older one hides the package's.
+mapfile -t packages < <(missing "$@")
+if [ "${#packages[@]}" -gt 0 ]; then
+    printf 'packages.sh: installed, but not found: %s\n' "${packages[*]}" >&2
+    exit 1
+fi

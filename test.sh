@@ -1,0 +1,140 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# test.sh [quick|medium|long] - every check of the tree. The last line counts them; the exit code is 1 if any failed.
+#
+#   quick    release build; unit and command tests
+#   medium   all tests; sanitizers; clang, clang-tidy and the other linters (the default)
+#   long     medium with more repetitions and cases, and a while of fuzzing
+#
+# What a step printed is kept in report/.
+set -euo pipefail
+cd "$(dirname "$0")"
+
+tier="${1:-medium}"
+case "$tier" in
+quick | medium) ;;
+long) export EPKIT_TEST_LONG=1 ;;
+*)
+    echo "usage: test.sh [quick|medium|long]" >&2
+    exit 2
+    ;;
+esac
+
+rm -rf report
+mkdir report
+counts="$PWD/report/counts"
+: >"$counts"
+
+# Open MPI refuses to run as root and on fewer cores than ranks unless it is told to.
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
+
+# check NAME COMMAND...: a check of its own, which counts one. Its output is shown only when it fails.
+check() {
+    local name="$1" start=$SECONDS
+    shift
+    if "$@" >"report/$name.log" 2>&1; then
+        echo 1 0 0 >>"$counts"
+        printf '  %-40s ok      %4d s\n' "$name" $((SECONDS - start))
+    else
+        echo 0 1 0 >>"$counts"
+        printf '  %-40s FAILED  %4d s\n' "$name" $((SECONDS - start))
+        sed 's/^/      | /' "report/$name.log"
+        return 1
+    fi
+}
+
+# skip NAME REASON: a check that this machine cannot do.
+skip() {
+    echo 0 0 1 >>"$counts"
+    printf '  %-40s skipped: %s\n' "$1" "$2"
+}
+
+# suites PRESET CTEST-OPTION...: the tests of a build folder, counted by scripts/count_results.py.
+suites() {
+    local preset="$1" folder="build-$1" junit="$PWD/report/$1.xml"
+    shift
+    [ "$preset" != release ] || folder=build
+    "${run_tests[@]}" ctest --test-dir "$folder" --parallel "$(nproc)" --no-tests=error --output-junit "$junit" \
+        --test-output-size-passed 10000000 --test-output-size-failed 10000000 "$@" >"report/$preset.log" 2>&1 || true
+    if [ -f "$junit" ]; then
+        scripts/count_results.py "$preset" "$junit" "$counts" || true
+    else
+        cat "report/$preset.log"
+        echo 0 1 0 >>"$counts"
+    fi
+}
+run_tests=()
+
+format() {
+    find include lib tool tests examples bench -name '*.[ch]' -print0 | xargs -0 clang-format --dry-run --Werror
+}
+
+shell_scripts() {
+    shellcheck run.sh test.sh .ci/run scripts/*.sh
+    find tests examples bench -name '*.sh' -print0 | xargs -0 --no-run-if-empty shellcheck
+    find tests -name '*.bats' -print0 | xargs -0 --no-run-if-empty shellcheck
+}
+
+# ThreadSanitizer of older compilers does not start where the kernel randomises addresses widely; then without that.
+prepare_thread_sanitizer() {
+    echo 'int main(void) { return 0; }' | cc -fsanitize=thread -x c -o report/probe - || return 1
+    run_tests=()
+    report/probe 2>/dev/null && return
+    run_tests=(setarch "$(uname -m)" -R)
+    "${run_tests[@]}" report/probe 2>/dev/null
+}
+
+fuzz() {
+    local target
+    for target in build-fuzz/tests/fuzz/fuzz_*; do
+        [ -x "$target" ] || continue
+        check "fuzz-${target##*/fuzz_}" "$target" -max_total_time=60 -artifact_prefix=report/ || true
+    done
+}
+
+linters() {
+    local version
+    version=$(clang-format --version | sed 's/.*version \([0-9]*\).*/\1/')
+    if [ "$version" -eq 14 ]; then
+        check clang-format format || true
+    else
+        skip clang-format "version $version lays out some lines otherwise than 14, which the tree follows"
+    fi
+    check shellcheck shell_scripts || true
+    check clang-and-clang-tidy scripts/build.sh tidy || true
+}
+
+sanitizers() {
+    if check build-asan scripts/build.sh asan; then
+        suites asan --label-exclude '^(tree|mpi)$'
+    fi
+    if ! prepare_thread_sanitizer; then
+        skip tsan "ThreadSanitizer does not start on this machine"
+    elif check build-tsan scripts/build.sh tsan; then
+        suites tsan --label-regex '^(unit|examples)$'
+    fi
+    run_tests=()
+}
+
+scripts/packages.sh build test
+if check build-release scripts/build.sh release -DEPKIT_WERROR=ON -DBUILD_TESTING=ON; then
+    if [ "$tier" = quick ]; then
+        suites release --label-regex '^(unit|cli)$'
+    else
+        suites release
+    fi
+fi
+if [ "$tier" != quick ]; then
+    linters
+    sanitizers
+fi
+if [ "$tier" = long ] && check build-fuzz scripts/build.sh fuzz; then
+    fuzz
+fi
+
+awk -v seconds="$SECONDS" '
+    { passed += $1; failed += $2; skipped += $3 }
+    END {
+        printf "%d min %02d s\n%d passed, %d failed, %d skipped\n", seconds / 60, seconds % 60, passed, failed, skipped
+        exit failed > 0 || passed == 0
+    }' "$counts"

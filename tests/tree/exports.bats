@@ -1,0 +1,44 @@
+#!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
+# The libraries export what the version script and the headers say, and nothing else.
+
+# check HEADER...: with all public headers of libepkit but the one named $without, and HEADER... in addition
+check() {
+    local header headers=()
+    for header in "$EPKIT_SOURCE"/include/epkit/*.h; do
+        case "${header##*/}" in
+        mpi.h | "${without-}") ;;
+        *) headers+=("$header") ;;
+        esac
+    done
+    python3 "$EPKIT_SOURCE/scripts/check_exports.py" "$EPKIT_BUILD/libepkit.so" "$EPKIT_SOURCE/cmake/epkit.map" \
+        "${headers[@]}" "$@"
+}
+
+@test "libepkit exports the public API and the private node" {
+    check
+}
+
+@test "the checker notices a function that is not exported" {
+    echo 'EP_API int ep_not_there(void);' >"$BATS_TEST_TMPDIR/extra.h"
+    run check "$BATS_TEST_TMPDIR/extra.h"
+    echo "$output"
+    [ "$status" -eq 1 ]
+    [ "$output" = "ep_not_there: EP_API in a header, but not exported under EPKIT_0.1" ]
+}
+
+@test "the checker notices an export that no header has" {
+    without=launch.h
+    run check
+    echo "$output"
+    [ "$status" -eq 1 ]
+    [ "$output" = "ep_launch: exported under EPKIT_0.1, but in no public header" ]
+}
+
+@test "libepkit needs nothing beyond the C library" {
+    local needed
+    needed=$(objdump -p "$EPKIT_BUILD/libepkit.so" | awk '$1 == "NEEDED" {print $2}' | grep -v -e '^libc\.so' -e '^libm\.so' \
+        -e '^ld-linux' -e '^lib[atu]san\.so' || true)
+    echo "$needed"
+    [ -z "$needed" ]
+}
