@@ -19,6 +19,7 @@ build  compiles:#include<stdio.h>          libc6-dev
 build  command:pkg-config                  pkg-config
 build  pkg:jansson                         libjansson-dev
 build  pkg:smartcols                       libsmartcols-dev
+build  pkg:hwloc                           libhwloc-dev
 test   command:make                        make
 test   command:g++                         g++
 test   command:clang                       clang
