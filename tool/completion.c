@@ -1,0 +1,194 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* completion.c - completion scripts for shells, from the verb table. */
+#include "help.h"
+
+#include <string.h>
+
+const char *const completion_shells[] = {"bash", "zsh", "fish", NULL};
+
+static void print_words(FILE *stream, const char *const *words)
+{
+    for (size_t i = 0; words[i]; i++)
+        fprintf(stream, "%s%s", i ? " " : "", words[i]);
+}
+
+static void print_verbs(FILE *stream)
+{
+    for (size_t i = 0; verbs[i]; i++)
+        fprintf(stream, "%s%s", i ? " " : "", verbs[i]->name);
+}
+
+/* Text inside single quotes; `quote` is how the shell writes one within them. */
+static void print_quoted(FILE *stream, const char *text, const char *quote, const char *backslashed)
+{
+    for (; *text; text++) {
+        if (*text == '\'')
+            fputs(quote, stream);
+        else if (strchr(backslashed, *text))
+            fprintf(stream, "\\%c", *text);
+        else
+            fputc(*text, stream);
+    }
+}
+
+static void bash_option(FILE *stream, const struct cmd *cmd, const struct opt *opt)
+{
+    if (opt->type == OPT_FLAG)
+        return;
+    fprintf(stream, "    %s:--%s", cmd->name, opt->name);
+    if (opt->letter)
+        fprintf(stream, "|%s:-%c", cmd->name, opt->letter);
+    if (opt->choices) {
+        fputs(")\n        words='", stream);
+        print_words(stream, opt->choices);
+        fputs("'\n        ;;\n", stream);
+    } else if (opt->type == OPT_FILE || opt->type == OPT_DIR) {
+        fprintf(stream, ")\n        mapfile -t COMPREPLY < <(compgen -%c -- \"$cur\")\n        return\n        ;;\n",
+                opt->type == OPT_FILE ? 'f' : 'd');
+    } else {
+        fputs(")\n        return\n        ;;\n", stream);
+    }
+}
+
+static void bash_verb_words(FILE *stream, const struct cmd *cmd)
+{
+    fprintf(stream, "    %s:-*)\n        words='", cmd->name);
+    for (const struct opt *opt = cmd->options; opt && opt->name; opt++)
+        fprintf(stream, "--%s ", opt->name);
+    fprintf(stream, "--help'\n        ;;\n    %s:*)\n        words='", cmd->name);
+    if (cmd->flags & CMD_TAKES_VERB)
+        print_verbs(stream);
+    else if (cmd->arg_choices)
+        print_words(stream, cmd->arg_choices);
+    fputs("'\n        ;;\n", stream);
+}
+
+static void print_bash(FILE *stream)
+{
+    fputs("# bash completion for epkit; written by 'epkit completion bash'\n"
+          "_epkit()\n{\n    local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD - 1]} words='' verb=''\n\n"
+          "    COMPREPLY=()\n    if ((COMP_CWORD > 1)); then\n        verb=${COMP_WORDS[1]}\n    fi\n"
+          "    case $verb:$prev in\n",
+          stream);
+    for (size_t i = 0; verbs[i]; i++)
+        for (const struct opt *opt = verbs[i]->options; opt && opt->name; opt++)
+            bash_option(stream, verbs[i], opt);
+    fputs("    *)\n        words=-\n        ;;\n    esac\n    if [[ $words == - ]]; then\n        words=''\n"
+          "        case $verb:$cur in\n",
+          stream);
+    for (size_t i = 0; verbs[i]; i++)
+        bash_verb_words(stream, verbs[i]);
+    fputs("        :*)\n            words='", stream);
+    print_verbs(stream);
+    fputs(" --help --version'\n            ;;\n        esac\n    fi\n"
+          "    mapfile -t COMPREPLY < <(compgen -W \"$words\" -- \"$cur\")\n}\ncomplete -F _epkit epkit\n",
+          stream);
+}
+
+static void zsh_option(FILE *stream, const struct opt *opt)
+{
+    fprintf(stream, "            '--%s%s[", opt->name, opt->type == OPT_FLAG ? "" : "=");
+    print_quoted(stream, opt->help, "'\\''", "[]:\\");
+    fputc(']', stream);
+    if (opt->type != OPT_FLAG) {
+        fprintf(stream, ":%s:", opt->arg ? opt->arg : "value");
+        if (opt->choices) {
+            fputc('(', stream);
+            print_words(stream, opt->choices);
+            fputc(')', stream);
+        } else if (opt->type == OPT_FILE) {
+            fputs("_files", stream);
+        } else if (opt->type == OPT_DIR) {
+            fputs("_files -/", stream);
+        }
+    }
+    fputs("' \\\n", stream);
+}
+
+static void print_zsh(FILE *stream)
+{
+    fputs("#compdef epkit\n# zsh completion for epkit; written by 'epkit completion zsh'\n"
+          "_epkit()\n{\n    local -a verbs\n\n    verbs=(\n",
+          stream);
+    for (size_t i = 0; verbs[i]; i++) {
+        fprintf(stream, "        '%s:", verbs[i]->name);
+        print_quoted(stream, verbs[i]->summary, "'\\''", ":\\");
+        fputs("'\n", stream);
+    }
+    fputs("    )\n    if ((CURRENT == 2)); then\n        _describe verb verbs\n        return\n    fi\n"
+          "    local verb=$words[2]\n    shift words\n    ((CURRENT--))\n    case $verb in\n",
+          stream);
+    for (size_t i = 0; verbs[i]; i++) {
+        const struct cmd *cmd = verbs[i];
+
+        fprintf(stream, "    %s)\n        _arguments \\\n", cmd->name);
+        for (const struct opt *opt = cmd->options; opt && opt->name; opt++)
+            zsh_option(stream, opt);
+        fputs("            '--help[show the help]'", stream);
+        if (cmd->flags & CMD_TAKES_VERB || cmd->arg_choices) {
+            fputs(" \\\n            '1:argument:(", stream);
+            if (cmd->flags & CMD_TAKES_VERB)
+                print_verbs(stream);
+            else
+                print_words(stream, cmd->arg_choices);
+            fputs(")'", stream);
+        }
+        fputs("\n        ;;\n", stream);
+    }
+    /* Run from $fpath the file is the function's body; sourced, it defines and registers it. */
+    fputs(
+        "    esac\n}\nif [[ $funcstack[1] == _epkit ]]; then\n    _epkit \"$@\"\nelse\n    compdef _epkit epkit\nfi\n",
+        stream);
+}
+
+static void fish_option(FILE *stream, const struct cmd *cmd, const struct opt *opt)
+{
+    fprintf(stream, "complete -c epkit -n '__fish_seen_subcommand_from %s' -l %s", cmd->name, opt->name);
+    if (opt->letter)
+        fprintf(stream, " -s %c", opt->letter);
+    if (opt->type == OPT_FILE || opt->type == OPT_DIR)
+        fputs(" -r -F", stream);
+    else if (opt->type != OPT_FLAG)
+        fputs(" -x", stream);
+    if (opt->choices) {
+        fputs(" -a '", stream);
+        print_words(stream, opt->choices);
+        fputc('\'', stream);
+    }
+    fputs(" -d '", stream);
+    print_quoted(stream, opt->help, "\\'", "\\");
+    fputs("'\n", stream);
+}
+
+static void print_fish(FILE *stream)
+{
+    fputs("# fish completion for epkit; written by 'epkit completion fish'\ncomplete -c epkit -f\n", stream);
+    for (size_t i = 0; verbs[i]; i++) {
+        const struct cmd *cmd = verbs[i];
+
+        fprintf(stream, "complete -c epkit -n __fish_use_subcommand -a %s -d '", cmd->name);
+        print_quoted(stream, cmd->summary, "\\'", "\\");
+        fputs("'\n", stream);
+        for (const struct opt *opt = cmd->options; opt && opt->name; opt++)
+            fish_option(stream, cmd, opt);
+        if (cmd->flags & CMD_TAKES_VERB || cmd->arg_choices) {
+            fprintf(stream, "complete -c epkit -n '__fish_seen_subcommand_from %s' -a '", cmd->name);
+            if (cmd->flags & CMD_TAKES_VERB)
+                print_verbs(stream);
+            else
+                print_words(stream, cmd->arg_choices);
+            fputs("'\n", stream);
+        }
+    }
+    fputs("complete -c epkit -l help -s h -d 'show the help'\n", stream);
+}
+
+void completion_print(FILE *stream, const char *shell)
+{
+    if (strcmp(shell, "bash") == 0)
+        print_bash(stream);
+    else if (strcmp(shell, "zsh") == 0)
+        print_zsh(stream);
+    else
+        print_fish(stream);
+}

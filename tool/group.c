@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "group.h"
+
+#include "output.h"
+#include "ranks_internal.h"
+
+#include <inttypes.h>
+#include <string.h>
+#include <sys/random.h>
+#include <time.h>
+
+const char *const group_boots[] = {"fork", "mpi", "threads", NULL};
+const char *const group_partials[] = {"f32", "bf16", NULL};
+const char *const group_backends[] = {"auto", "host", "cuda", NULL};
+
+uint64_t group_draw_seed(void)
+{
+    uint32_t seed = 0;
+
+    if (getrandom(&seed, sizeof(seed), GRND_NONBLOCK) != (ssize_t)sizeof(seed))
+        seed = (uint32_t)time(NULL);
+    return seed % 1000000000u;
+}
+
+static int check_world(const struct cmd *cmd, const struct cmd_call *call, const struct group_options *group)
+{
+    if (cmd_given(cmd, call, "ranks") && group->ranks != ranks_world_size())
+        return cmd_usage(cmd, "--ranks %" PRId64 ": mpirun started %d ranks", group->ranks, ranks_world_size());
+    if (cmd_given(cmd, call, "boot") && group->boot != RANKS_MPI)
+        return cmd_usage(cmd, "--boot %s: these ranks were started by mpirun", group_boots[group->boot]);
+    return CMD_FINE;
+}
+
+static int check_mpirun(const struct cmd *cmd)
+{
+    const char *why;
+
+    if (ranks_mpi_available(&why))
+        return CMD_FINE;
+    out_error("%s: --boot mpi is not possible here: %s", cmd->name, why);
+    out_hint("install Open MPI and build epkit with it, or use --boot fork");
+    return CMD_UNSUPPORTED;
+}
+
+int group_spec(const struct cmd *cmd, const struct cmd_call *call, const struct group_options *group, uint64_t seed,
+               struct ranks_spec *ret_spec)
+{
+    bool world = ranks_world_rank() >= 0;
+    int64_t ranks = world ? ranks_world_size() : group->ranks;
+    int result = CMD_FINE;
+
+    if (world)
+        result = check_world(cmd, call, group);
+    if (result != CMD_FINE)
+        return result;
+    if (group->nodes > ranks)
+        return cmd_usage(cmd, "--nodes %" PRId64 ": there are only %" PRId64 " ranks", group->nodes, ranks);
+    if (ranks % group->nodes != 0)
+        return cmd_usage(cmd, "--ranks %" PRId64 " cannot be spread evenly over --nodes %" PRId64, ranks, group->nodes);
+    if (!world && group->boot == RANKS_MPI)
+        result = check_mpirun(cmd);
+    if (result != CMD_FINE)
+        return result;
+    *ret_spec = (struct ranks_spec){
+        .boot = world ? RANKS_MPI : (enum ranks_boot)group->boot,
+        .nranks = (int)ranks,
+        .nnodes = (int)group->nodes,
+        .timeout_ms = (int)(group->timeout_s * 1000),
+        .backend = group->backend == 0 ? NULL : group_backends[group->backend],
+        .channels = (int)group->channels,
+        .partial_type = strcmp(group_partials[group->partial], "bf16") == 0 ? EP_BF16 : EP_F32,
+        .emulation =
+            {
+                .seed = seed,
+                .delay_us = (uint32_t)group->net_delay_us,
+                .ring_bytes = (uint32_t)group->net_ring,
+                .split_bytes = (uint32_t)group->net_split,
+                .reorder = group->net_reorder,
+            },
+    };
+    return CMD_FINE;
+}

@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* help.h - everything that is written from the verb table: help, man pages, shell completion. */
+#ifndef EP_TOOL_HELP_H
+#define EP_TOOL_HELP_H
+
+#include "cmd.h"
+
+#include <stdio.h>
+
+/* The overview of all verbs. */
+void help_all(FILE *stream);
+void help_verb(FILE *stream, const struct cmd *cmd);
+
+/* Sources of the man pages epkit(1) and epkit-VERB(1), for scdoc. */
+void man_all(FILE *stream);
+void man_verb(FILE *stream, const struct cmd *cmd);
+
+/* The names of the shells that completion_print() knows; ends with NULL. */
+extern const char *const completion_shells[];
+
+/* Prints the completion script for a shell out of completion_shells. */
+void completion_print(FILE *stream, const char *shell);
+
+/* " (1..64, default 8)" or the like: what the help says behind an option's phrase. */
+void help_option_facts(const struct opt *opt, char *ret_text, size_t bytes);
+
+#endif

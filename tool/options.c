@@ -1,0 +1,434 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* options.c - a command line, parsed by the option table of its verb. */
+#include "cmd.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MAX_ROWS 62
+#define HELP_VALUE 256 /* getopt_long's value of --help */
+#define ROW_VALUE(row) (257 + (row))
+#define SUGGEST_BYTES 64
+
+struct parser {
+    const struct cmd *cmd;
+    struct cmd_call *call;
+    unsigned char *fields; /* the options struct */
+    char *error;
+    size_t error_bytes;
+};
+
+static int __attribute__((format(printf, 2, 3))) reject(struct parser *parser, const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(parser->error, parser->error_bytes, format, args);
+    va_end(args);
+    return CMD_USAGE;
+}
+
+/* Edit distance in which swapping two neighbours counts once; SUGGEST_BYTES - 1 characters of each word count. */
+static int distance(const char *a, const char *b)
+{
+    int rows[3][SUGGEST_BYTES];
+    int *before = rows[0], *above = rows[1], *row = rows[2];
+    size_t n_a = strnlen(a, SUGGEST_BYTES - 1), n_b = strnlen(b, SUGGEST_BYTES - 1);
+
+    for (size_t j = 0; j <= n_b; j++)
+        above[j] = (int)j;
+    for (size_t i = 1; i <= n_a; i++) {
+        int *spare;
+
+        row[0] = (int)i;
+        for (size_t j = 1; j <= n_b; j++) {
+            int cost = above[j - 1] + (a[i - 1] != b[j - 1]);
+
+            if (above[j] + 1 < cost)
+                cost = above[j] + 1;
+            if (row[j - 1] + 1 < cost)
+                cost = row[j - 1] + 1;
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] && before[j - 2] + 1 < cost)
+                cost = before[j - 2] + 1;
+            row[j] = cost;
+        }
+        spare = before;
+        before = above;
+        above = row;
+        row = spare;
+    }
+    return above[n_b];
+}
+
+const char *options_nearest(const char *word, const char *const *names)
+{
+    size_t length = strlen(word);
+    const char *best = NULL;
+    int best_distance = INT_MAX;
+
+    if (length == 0)
+        return NULL;
+    for (size_t i = 0; names[i]; i++) {
+        size_t n = strlen(names[i]);
+        int allowed = (int)((n > length ? n : length) + 2) / 3;
+        int d = distance(word, names[i]);
+
+        /* The start of a longer name is a good guess although many letters are missing. */
+        if (length >= 2 && strncmp(word, names[i], length) == 0)
+            d = 1;
+        if (d <= allowed && d < best_distance) {
+            best = names[i];
+            best_distance = d;
+        }
+    }
+    return best;
+}
+
+static int parse_number(struct parser *parser, const struct opt *opt, const char *text, int64_t *ret_value)
+{
+    int64_t scale = 1;
+    char *end;
+    long long value;
+
+    errno = 0;
+    value = strtoll(text, &end, 10);
+    if (opt->type == OPT_SIZE && end != text) {
+        const char *const suffixes = "KMG";
+        const char *suffix = *end ? strchr(suffixes, *end & ~0x20) : NULL;
+
+        if (suffix) {
+            scale = INT64_C(1) << (10 * (suffix - suffixes + 1));
+            end++;
+        }
+    }
+    /* strtoll() also takes leading spaces and a plus sign; those are not meant here. */
+    if (end == text || *end || !(*text == '-' || (*text >= '0' && *text <= '9')))
+        return reject(parser, "--%s: '%s' is not a %s (%" PRId64 "..%" PRId64 ")", opt->name, text,
+                      opt->type == OPT_SIZE ? "size in bytes, with K, M or G behind it if you like" : "whole number",
+                      opt->min, opt->max);
+    if (errno == ERANGE || __builtin_mul_overflow((int64_t)value, scale, ret_value) || *ret_value < opt->min ||
+        *ret_value > opt->max)
+        return reject(parser, "--%s: %s is out of range %" PRId64 "..%" PRId64, opt->name, text, opt->min, opt->max);
+    return CMD_FINE;
+}
+
+static int parse_choice(struct parser *parser, const struct opt *opt, const char *text, int64_t *ret_index)
+{
+    const char *near;
+    char known[256] = "";
+    size_t length = 0;
+
+    for (int64_t i = 0; opt->choices[i]; i++) {
+        if (strcmp(opt->choices[i], text) == 0) {
+            *ret_index = i;
+            return CMD_FINE;
+        }
+        if (length < sizeof(known))
+            length += (size_t)snprintf(known + length, sizeof(known) - length, "%s%s", i ? ", " : "", opt->choices[i]);
+    }
+    near = options_nearest(text, opt->choices);
+    if (near)
+        return reject(parser, "--%s: '%s' is none of %s; did you mean '%s'?", opt->name, text, known, near);
+    return reject(parser, "--%s: '%s' is none of %s", opt->name, text, known);
+}
+
+static int parse_list(struct parser *parser, const struct opt *opt, const char *text, struct opt_list *ret_list)
+{
+    char item[64];
+
+    ret_list->n = 0;
+    for (const char *at = text;;) {
+        size_t n = strcspn(at, ",");
+        int64_t value;
+        int result;
+
+        if (n == 0 || n >= sizeof(item))
+            return reject(parser, "--%s: '%s' is not a comma-separated list", opt->name, text);
+        if (ret_list->n == OPT_LIST_MAX)
+            return reject(parser, "--%s: more than %d entries", opt->name, OPT_LIST_MAX);
+        memcpy(item, at, n);
+        item[n] = '\0';
+        result = opt->choices ? parse_choice(parser, opt, item, &value) : parse_number(parser, opt, item, &value);
+        if (result != CMD_FINE)
+            return result;
+        ret_list->values[ret_list->n++] = value;
+        if (!at[n])
+            return CMD_FINE;
+        at += n + 1;
+    }
+}
+
+/* Writes the value `text` (NULL for a flag) into the field of `opt`. */
+static int store(struct parser *parser, const struct opt *opt, const char *text)
+{
+    void *field = parser->fields + opt->offset;
+    int64_t value;
+    int result;
+
+    switch (opt->type) {
+    case OPT_FLAG:
+        *(bool *)field = true;
+        return CMD_FINE;
+    case OPT_INT:
+    case OPT_SIZE:
+        return parse_number(parser, opt, text, field);
+    case OPT_STRING:
+    case OPT_FILE:
+    case OPT_DIR:
+        if (!*text)
+            return reject(parser, "--%s: empty argument", opt->name);
+        *(const char **)field = text;
+        return CMD_FINE;
+    case OPT_CHOICE:
+        result = parse_choice(parser, opt, text, &value);
+        if (result == CMD_FINE)
+            *(int *)field = (int)value;
+        return result;
+    case OPT_LIST:
+        return parse_list(parser, opt, text, field);
+    }
+    return reject(parser, "--%s: unknown type of option", opt->name);
+}
+
+static int reject_unknown(struct parser *parser, const char *word)
+{
+    const char *names[MAX_ROWS + 2];
+    char name[SUGGEST_BYTES];
+    const char *near;
+    size_t n = 0;
+
+    for (const struct opt *opt = parser->cmd->options; opt && opt->name && n < MAX_ROWS; opt++)
+        names[n++] = opt->name;
+    names[n++] = "help";
+    names[n] = NULL;
+    word += strspn(word, "-");
+    snprintf(name, sizeof(name), "%.*s", (int)strcspn(word, "="), word);
+    near = options_nearest(name, names);
+    if (near)
+        return reject(parser, "unknown option '--%s'; did you mean '--%s'?", name, near);
+    return reject(parser, "unknown option '--%s'", name);
+}
+
+static const struct opt *row_of(const struct cmd *cmd, int value)
+{
+    for (int row = 0; cmd->options && cmd->options[row].name; row++)
+        if (value == ROW_VALUE(row) || (cmd->options[row].letter && value == cmd->options[row].letter))
+            return &cmd->options[row];
+    return NULL;
+}
+
+static bool starts_several(const struct option *longs, const char *word)
+{
+    size_t length = strcspn(word, "=");
+    int n = 0;
+
+    for (; longs->name; longs++)
+        n += strncmp(longs->name, word, length) == 0;
+    return n > 1;
+}
+
+/* What getopt_long() did not like. `word` is the argument it was looking at, if that was a long option. */
+static int reject_option(struct parser *parser, const struct option *longs, const char *word)
+{
+    const struct opt *opt = row_of(parser->cmd, optopt);
+
+    if (optopt == 0 && starts_several(longs, word + 2))
+        return reject(parser, "option '%s' is ambiguous: write it in full", word);
+    if (optopt == 0)
+        return reject_unknown(parser, word);
+    if (optopt >= HELP_VALUE)
+        return reject(parser, "--%s takes no argument", opt ? opt->name : "help");
+    return reject(parser, "unknown option '-%c'", optopt);
+}
+
+static void fill_getopt(const struct cmd *cmd, struct option *longs, char *shorts)
+{
+    int row;
+
+    *shorts++ = ':';
+    *shorts++ = 'h';
+    for (row = 0; cmd->options && cmd->options[row].name && row < MAX_ROWS; row++) {
+        const struct opt *opt = &cmd->options[row];
+        bool takes = opt->type != OPT_FLAG;
+
+        longs[row] = (struct option){opt->name, takes ? required_argument : no_argument, NULL, ROW_VALUE(row)};
+        if (opt->letter)
+            *shorts++ = opt->letter;
+        if (opt->letter && takes)
+            *shorts++ = ':';
+    }
+    *shorts = '\0';
+    longs[row] = (struct option){"help", no_argument, NULL, HELP_VALUE};
+    longs[row + 1] = (struct option){0};
+}
+
+static int parse_options(struct parser *parser, int argc, char **argv, bool *ret_help)
+{
+    struct option longs[MAX_ROWS + 2];
+    char shorts[2 * MAX_ROWS + 3];
+    int value;
+
+    fill_getopt(parser->cmd, longs, shorts);
+    opterr = 0;
+    optind = 0; /* glibc: start anew, also inside its own state */
+    while ((value = getopt_long(argc, argv, shorts, longs, NULL)) != -1) {
+        const struct opt *opt;
+
+        if (value == 'h' || value == HELP_VALUE) {
+            *ret_help = true;
+            return CMD_FINE;
+        }
+        if (value == '?')
+            return reject_option(parser, longs, argv[optind - 1]);
+        opt = row_of(parser->cmd, value == ':' ? optopt : value);
+        if (value == ':')
+            return reject(parser, "--%s needs an argument (%s)", opt->name, opt->arg ? opt->arg : "VALUE");
+        if (store(parser, opt, optarg) != CMD_FINE)
+            return CMD_USAGE;
+        parser->call->given |= UINT64_C(1) << (opt - parser->cmd->options);
+    }
+    return CMD_FINE;
+}
+
+static int check_args(struct parser *parser)
+{
+    const struct cmd *cmd = parser->cmd;
+    const struct cmd_call *call = parser->call;
+    const char *near;
+
+    if (call->n_args < cmd->min_args)
+        return reject(parser, "missing argument: %s", cmd->args);
+    if (call->n_args > cmd->max_args)
+        return reject(parser, "unexpected argument '%s'", call->args[cmd->max_args]);
+    if (!cmd->arg_choices || call->n_args == 0)
+        return CMD_FINE;
+    for (size_t i = 0; cmd->arg_choices[i]; i++)
+        if (strcmp(cmd->arg_choices[i], call->args[0]) == 0)
+            return CMD_FINE;
+    near = options_nearest(call->args[0], cmd->arg_choices);
+    if (near)
+        return reject(parser, "unknown argument '%s'; did you mean '%s'?", call->args[0], near);
+    return reject(parser, "unknown argument '%s': it must be one of %s", call->args[0], cmd->args);
+}
+
+int options_parse(const struct cmd *cmd, int argc, char **argv, struct cmd_call *ret_call, bool *ret_help,
+                  char *ret_error, size_t error_bytes)
+{
+    struct parser parser = {cmd, ret_call, NULL, ret_error, error_bytes};
+    int result = CMD_FINE;
+
+    *ret_call = (struct cmd_call){0};
+    *ret_help = false;
+    if (cmd->options_bytes) {
+        parser.fields = calloc(1, cmd->options_bytes);
+        if (!parser.fields)
+            return reject(&parser, "out of memory");
+    }
+    ret_call->options = parser.fields;
+    for (const struct opt *opt = cmd->options; opt && opt->name && result == CMD_FINE; opt++)
+        if (opt->value)
+            result = store(&parser, opt, opt->value);
+    if (result == CMD_FINE)
+        result = parse_options(&parser, argc, argv, ret_help);
+    if (result == CMD_FINE && !*ret_help) {
+        ret_call->n_args = argc - optind;
+        ret_call->args = argv + optind;
+        result = check_args(&parser);
+    }
+    if (result != CMD_FINE)
+        options_done(ret_call);
+    return result;
+}
+
+void options_done(struct cmd_call *call)
+{
+    free((void *)call->options);
+    call->options = NULL;
+}
+
+bool cmd_given(const struct cmd *cmd, const struct cmd_call *call, const char *name)
+{
+    for (int row = 0; cmd->options && cmd->options[row].name; row++)
+        if (strcmp(cmd->options[row].name, name) == 0)
+            return call->given >> row & 1;
+    return false;
+}
+
+/* A word for a shell, with a space in front. Quoted only where it must be, so that usual commands stay readable. */
+static void print_word(const char *word, char *ret_text, size_t bytes)
+{
+    size_t n = 0;
+
+    if (!strpbrk(word, " \t\"'\\$`*?[]<>|&;(){}!#~")) {
+        snprintf(ret_text, bytes, " %s", word);
+        return;
+    }
+    n = (size_t)snprintf(ret_text, bytes, " '");
+    for (; *word && n + 6 < bytes; word++)
+        n += (size_t)snprintf(ret_text + n, bytes - n, *word == '\'' ? "'\\''" : "%c", *word);
+    snprintf(ret_text + n, bytes - n, "'");
+}
+
+/* The field's value as it would be typed. */
+static void print_value(const struct opt *opt, const void *field, char *ret_text, size_t bytes)
+{
+    const struct opt_list *list = field;
+    size_t n = 0;
+
+    switch (opt->type) {
+    case OPT_FLAG:
+        break;
+    case OPT_INT:
+    case OPT_SIZE:
+        snprintf(ret_text, bytes, " %" PRId64, *(const int64_t *)field);
+        break;
+    case OPT_STRING:
+    case OPT_FILE:
+    case OPT_DIR:
+        print_word(*(const char *const *)field, ret_text, bytes);
+        break;
+    case OPT_CHOICE:
+        snprintf(ret_text, bytes, " %s", opt->choices[*(const int *)field]);
+        break;
+    case OPT_LIST:
+        for (size_t i = 0; i < list->n && n < bytes; i++) {
+            if (opt->choices)
+                n += (size_t)snprintf(ret_text + n, bytes - n, "%c%s", i ? ',' : ' ', opt->choices[list->values[i]]);
+            else
+                n += (size_t)snprintf(ret_text + n, bytes - n, "%c%" PRId64, i ? ',' : ' ', list->values[i]);
+        }
+        break;
+    }
+}
+
+static bool is_in(const char *name, const char *const *names)
+{
+    for (; *names; names++)
+        if (strcmp(name, *names) == 0)
+            return true;
+    return false;
+}
+
+void options_print(const struct cmd *cmd, const struct cmd_call *call, const char *const *except, char *ret_text,
+                   size_t bytes)
+{
+    size_t n = (size_t)snprintf(ret_text, bytes, "epkit %s", cmd->name);
+
+    for (int i = 0; i < call->n_args && n < bytes; i++)
+        n += (size_t)snprintf(ret_text + n, bytes - n, " %s", call->args[i]);
+    for (int row = 0; cmd->options && cmd->options[row].name; row++) {
+        const struct opt *opt = &cmd->options[row];
+        char value[1024] = "";
+
+        if (!(call->given >> row & 1) || is_in(opt->name, except) || n >= bytes)
+            continue;
+        print_value(opt, (const unsigned char *)call->options + opt->offset, value, sizeof(value));
+        n += (size_t)snprintf(ret_text + n, bytes - n, " --%s%s", opt->name, value);
+    }
+}

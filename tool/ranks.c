@@ -1,0 +1,160 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* ranks.c - a rank: its communicator, its job, what it tells the launcher. */
+#include "ranks_internal.h"
+
+#include "cmd.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+int ranks_worse(int a, int b)
+{
+    static const int order[] = {CMD_FINE, CMD_FINDINGS, CMD_UNSUPPORTED, CMD_USAGE, CMD_FAILED};
+    int place_a = -1, place_b = -1;
+
+    for (int i = 0; i < (int)(sizeof(order) / sizeof(order[0])); i++) {
+        place_a = a == order[i] ? i : place_a;
+        place_b = b == order[i] ? i : place_b;
+    }
+    /* A code that is none of ours is a failure. */
+    if (place_a < 0 || place_b < 0)
+        return CMD_FAILED;
+    return place_a > place_b ? a : b;
+}
+
+void ranks_emit(struct ranks_ctx *ctx, json_t *event)
+{
+    const struct ranks_seat *seat = (const struct ranks_seat *)ctx;
+    size_t length, sent = 0;
+    char *line;
+
+    if (ctx->emit_fd < 0) {
+        seat->on_event(seat->context, event);
+        json_decref(event);
+        return;
+    }
+    line = json_dumps(event, JSON_COMPACT);
+    json_decref(event);
+    if (!line)
+        return;
+    length = strlen(line);
+    line[length++] = '\n';
+    while (sent < length) {
+        ssize_t n = write(ctx->emit_fd, line + sent, length - sent);
+
+        if (n < 0 && errno == EINTR)
+            continue;
+        /* The launcher has gone: nobody is left to tell, and this rank is about to be ended. */
+        if (n < 0)
+            break;
+        sent += (size_t)n;
+    }
+    free(line);
+}
+
+int ranks_emit_error(struct ranks_ctx *ctx, ep_status status, const char *what)
+{
+    const char *text = ep_last_error();
+
+    if (!*text && ctx->comm)
+        text = ep_comm_last_error(ctx->comm);
+    if (!*text)
+        text = ep_status_text(status);
+    ranks_emit(ctx, json_pack("{s:s, s:i, s:s, s:s, s:s, s:s}", "event", "error", "rank", ctx->rank, "status",
+                              ep_status_name(status), "what", what, "text", text, "hint", ep_status_hint(status)));
+    return CMD_FAILED;
+}
+
+static ranks_job_fn find_job(const char *name)
+{
+    for (const struct ranks_job *job = ranks_jobs; job->name; job++)
+        if (strcmp(job->name, name) == 0)
+            return job->run;
+    return NULL;
+}
+
+static bool is_misbehaving(const ep_net_emulation *emulation)
+{
+    return emulation->delay_us || emulation->ring_bytes || emulation->split_bytes || emulation->reorder ||
+           emulation->stall_ms;
+}
+
+static ep_status open_comm(struct ranks_ctx *ctx, const ep_boot *boot)
+{
+    const struct ranks_spec *spec = ctx->spec;
+    ep_comm_config config = EP_COMM_CONFIG_INIT;
+
+    config.backend = spec->backend;
+    config.ranks_per_node = spec->nnodes > 1 ? spec->nranks / spec->nnodes : 0;
+    config.timeout_ms = spec->timeout_ms;
+    config.channels = spec->channels;
+    config.partial_type = spec->partial_type;
+    config.emulation = spec->emulation;
+    /* Only the emulation can be told to misbehave; left alone, ranks of mpirun use the network of MPI. */
+    if (spec->nnodes > 1 && is_misbehaving(&spec->emulation))
+        config.network = "emulated";
+    return ep_comm_new(boot, &config, &ctx->comm);
+}
+
+int ranks_serve(struct ranks_seat *seat, const ep_boot *boot, const char *job, const json_t *parameters)
+{
+    struct ranks_ctx *ctx = &seat->ctx;
+    ranks_job_fn run = find_job(job);
+    int code = CMD_FAILED;
+
+    ctx->rank = boot->rank;
+    ctx->nranks = boot->nranks;
+    ctx->nnodes = ctx->spec->nnodes;
+    ctx->comm = NULL;
+    if (!run) {
+        ranks_emit(ctx, ranks_problem_new(ctx->rank, "starting a job", "", "this epkit has no job '%s'", job));
+    } else {
+        ep_status status = open_comm(ctx, boot);
+
+        if (status == EP_OK)
+            code = run(ctx, parameters);
+        else
+            ranks_emit_error(ctx, status, "creating the communicator");
+        if (status == EP_E_UNSUPPORTED)
+            code = CMD_UNSUPPORTED;
+    }
+    ep_comm_free(ctx->comm);
+    ctx->comm = NULL;
+    ranks_emit(ctx, json_pack("{s:s, s:i, s:i}", "event", "exit", "rank", ctx->rank, "code", code));
+    return code;
+}
+
+json_t *ranks_spec_to_json(const struct ranks_spec *spec)
+{
+    const ep_net_emulation *emulation = &spec->emulation;
+
+    return json_pack("{s:i, s:i, s:i, s:i, s:i, s:s*, s:i, s:i, s:{s:I, s:i, s:i, s:i, s:i, s:i, s:i}}", "boot",
+                     spec->boot, "nranks", spec->nranks, "nnodes", spec->nnodes, "timeout_ms", spec->timeout_ms,
+                     "job_timeout_ms", spec->job_timeout_ms, "backend", spec->backend, "channels", spec->channels,
+                     "partial_type", spec->partial_type, "emulation", "seed", (json_int_t)emulation->seed, "delay_us",
+                     (int)emulation->delay_us, "ring_bytes", (int)emulation->ring_bytes, "split_bytes",
+                     (int)emulation->split_bytes, "reorder", (int)emulation->reorder, "stall_rank",
+                     (int)emulation->stall_rank, "stall_ms", (int)emulation->stall_ms);
+}
+
+int ranks_spec_from_json(const json_t *json, struct ranks_spec *ret_spec)
+{
+    struct ranks_spec spec = {0};
+    ep_net_emulation *emulation = &spec.emulation;
+    json_int_t seed;
+    int boot;
+
+    if (json_unpack((json_t *)json, "{s:i, s:i, s:i, s:i, s:i, s?s, s:i, s:i, s:{s:I, s:i, s:i, s:i, s:i, s:i, s:i}}",
+                    "boot", &boot, "nranks", &spec.nranks, "nnodes", &spec.nnodes, "timeout_ms", &spec.timeout_ms,
+                    "job_timeout_ms", &spec.job_timeout_ms, "backend", &spec.backend, "channels", &spec.channels,
+                    "partial_type", &spec.partial_type, "emulation", "seed", &seed, "delay_us", &emulation->delay_us,
+                    "ring_bytes", &emulation->ring_bytes, "split_bytes", &emulation->split_bytes, "reorder",
+                    &emulation->reorder, "stall_rank", &emulation->stall_rank, "stall_ms", &emulation->stall_ms) != 0)
+        return -1;
+    spec.boot = (enum ranks_boot)boot;
+    emulation->seed = (uint64_t)seed;
+    *ret_spec = spec;
+    return 0;
+}

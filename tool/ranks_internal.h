@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * ranks_internal.h - what the parts of the launcher share.
+ *
+ *   ranks.c         a rank: communicator, job, events
+ *   ranks_launch.c  the launcher: starts processes, listens to the ranks, ends them
+ *   ranks_mpi.c     mpirun as the starter, and libepkit-mpi
+ *   ranks_world.c   epkit itself started by mpirun
+ *   ranks_report.c  errors of many ranks in few words
+ */
+#ifndef EP_TOOL_RANKS_INTERNAL_H
+#define EP_TOOL_RANKS_INTERNAL_H
+
+#include "ranks.h"
+
+#include "mpi/module.h"
+
+#include <stdbool.h>
+#include <sys/types.h>
+
+/* Hidden verb: a rank that mpirun starts for a launcher. */
+#define RANKS_VERB "__rank"
+
+struct ranks_job {
+    const char *name; /* the table ends with NULL */
+    ranks_job_fn run;
+};
+
+extern const struct ranks_job ranks_jobs[];
+
+/* --- ranks.c --- */
+
+/* A rank's place. The context comes first: ranks_emit() finds the rest from it. */
+struct ranks_seat {
+    struct ranks_ctx ctx;
+    ranks_event_fn on_event; /* with ctx.emit_fd < 0: events are handed over by a call */
+    void *context;
+};
+
+/* Creates the communicator over `boot`, runs the job, emits {"event":"exit"}. The result is the job's. */
+int ranks_serve(struct ranks_seat *seat, const ep_boot *boot, const char *job, const json_t *parameters);
+
+json_t *ranks_spec_to_json(const struct ranks_spec *spec);
+
+/* Strings are borrowed from `json`. 0, or -1 if it does not describe a spec. */
+int ranks_spec_from_json(const json_t *json, struct ranks_spec *ret_spec);
+
+/* Of two exit codes the one that matters more: failed, wrong usage, not supported, findings, fine. */
+int ranks_worse(int a, int b);
+
+/* --- ranks_launch.c --- */
+
+/* Called in the forked child that becomes mpirun: execs, and returns only with an exit code for failing to. */
+int ranks_exec_mpirun(const struct ranks_spec *spec, const char *job, const json_t *parameters, const int *event_fds,
+                      pid_t launcher);
+
+/* --- ranks_mpi.c --- */
+
+/* Loads libepkit-mpi.so into this process. On failure NULL, and *ret_why (static) says why. */
+const struct ep_mpi_module *ranks_mpi_load(const char **ret_why);
+
+/* "Open MPI v4.1.4 ..." or NULL where ranks_mpi_available() says no. */
+const char *ranks_mpi_version(void);
+
+/* epkit __rank: a rank that mpirun started for a launcher. */
+int ranks_main(int argc, char **argv);
+
+/* --- ranks_world.c --- */
+
+/* Rank and size in the world of the mpirun that started this epkit, -1 and 0 if none did. */
+int ranks_world_rank(void);
+int ranks_world_size(void);
+
+/* As ranks_run(), on the world. Rank 0 only. */
+int ranks_world_run(const struct ranks_spec *spec, const char *job, const json_t *parameters, ranks_event_fn on_event,
+                    void *context);
+
+/* The other ranks: run the jobs that rank 0 announces until it is done. */
+int ranks_follow(void);
+
+/* Rank 0: lets the followers go and leaves MPI. Nothing where no world was joined. */
+void ranks_world_done(void);
+
+/* --- ranks_report.c --- */
+
+/*
+ * Collects error events {"what", "text", "hint", "rank"} in `problems`, a JSON array; equal ones become one with a list
+ * of ranks.
+ */
+void ranks_problem_add(json_t *problems, const json_t *event);
+void ranks_problem_print(const json_t *problems);
+
+/* The problem of a rank that ended without finishing its job. */
+json_t *ranks_problem_signal(int rank, int signal_number);
+json_t *ranks_problem_new(int rank, const char *what, const char *hint, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
+
+#endif

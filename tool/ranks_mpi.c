@@ -1,0 +1,306 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * ranks_mpi.c - mpirun as the starter of ranks.
+ *
+ * A rank finds the pipe for its events as a descriptor of the launcher, /proc/<pid>/fd/<fd>: there is no name to leave
+ * behind, and standard output through mpirun, which cuts lines of several ranks at will, is not needed.
+ */
+#include "cmd.h"
+#include "output.h"
+#include "ranks_internal.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <getopt.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define MODULE_FILE "libepkit-mpi.so"
+#define MAX_ARGS 32
+
+static const struct ep_mpi_module *check_module(void *handle, const char **ret_why)
+{
+    const struct ep_mpi_module *module = dlsym(handle, EP_MPI_MODULE_SYMBOL);
+
+    if (!module || module->abi != EP_MPI_MODULE_ABI) {
+        *ret_why = MODULE_FILE " is of another build than epkit";
+        return NULL;
+    }
+    return module;
+}
+
+const struct ep_mpi_module *ranks_mpi_load(const char **ret_why)
+{
+    static char why[256];
+    char path[4096];
+    Dl_info info;
+    void *handle = NULL;
+
+    /* Next to libepkit.so first: that is the one of this build. MPI's own plugins want its symbols to be global. */
+    if (dladdr((void *)ep_version, &info) && info.dli_fname && strchr(info.dli_fname, '/')) {
+        int folder = (int)(strrchr(info.dli_fname, '/') - info.dli_fname);
+
+        if (snprintf(path, sizeof(path), "%.*s/%s", folder, info.dli_fname, MODULE_FILE) < (int)sizeof(path))
+            handle = dlopen(path, RTLD_NOW | RTLD_GLOBAL);
+    }
+    if (!handle)
+        handle = dlopen(MODULE_FILE, RTLD_NOW | RTLD_GLOBAL);
+    if (!handle) {
+        snprintf(why, sizeof(why), "%s", dlerror());
+        *ret_why = why;
+        return NULL;
+    }
+    return check_module(handle, ret_why);
+}
+
+static bool find_program(const char *name)
+{
+    const char *path = getenv("PATH");
+    char file[4096];
+
+    for (const char *at = path ? path : "/usr/bin:/bin"; *at;) {
+        size_t n = strcspn(at, ":");
+
+        snprintf(file, sizeof(file), "%.*s/%s", (int)n, at, name);
+        if (n && access(file, X_OK) == 0)
+            return true;
+        at += n + (at[n] == ':');
+    }
+    return false;
+}
+
+/*
+ * What loading the module in a child process gives: its version, or why it does not load. An MPI library brings
+ * threads and memory hooks along, which the launcher, about to fork, is better without.
+ */
+static bool probe_module(char *ret_text, size_t bytes)
+{
+    const char *why = "it could not be examined";
+    size_t used = 0;
+    int fds[2], status = 0;
+    ssize_t n;
+    pid_t pid;
+
+    snprintf(ret_text, bytes, "%s", why);
+    if (pipe2(fds, O_CLOEXEC) != 0)
+        return false;
+    pid = fork();
+    if (pid == 0) {
+        const struct ep_mpi_module *module = ranks_mpi_load(&why);
+        const char *text = module ? module->library_version() : why;
+
+        if (write(fds[1], text, strlen(text)) < 0)
+            _exit(CMD_FAILED);
+        _exit(module ? CMD_FINE : CMD_UNSUPPORTED);
+    }
+    close(fds[1]);
+    while (pid > 0 && used + 1 < bytes && (n = read(fds[0], ret_text + used, bytes - 1 - used)) > 0)
+        used += (size_t)n;
+    close(fds[0]);
+    if (used)
+        ret_text[used] = '\0';
+    ret_text[strcspn(ret_text, ",\n")] = '\0';
+    return pid > 0 && waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == CMD_FINE;
+}
+
+static struct {
+    bool asked, there;
+    char text[512]; /* the version, or why not */
+} mpi;
+
+static void ask_mpi(void)
+{
+    char reason[256];
+
+    if (mpi.asked)
+        return;
+    mpi.asked = true;
+    if (!find_program("mpirun")) {
+        snprintf(mpi.text, sizeof(mpi.text), "mpirun is not in PATH");
+        return;
+    }
+    mpi.there = probe_module(reason, sizeof(reason));
+    if (mpi.there)
+        snprintf(mpi.text, sizeof(mpi.text), "%s", reason);
+    else
+        snprintf(mpi.text, sizeof(mpi.text), "%s does not load: %s", MODULE_FILE, reason);
+}
+
+int ranks_mpi_available(const char **ret_why)
+{
+    ask_mpi();
+    if (!mpi.there)
+        *ret_why = mpi.text;
+    return mpi.there;
+}
+
+const char *ranks_mpi_version(void)
+{
+    ask_mpi();
+    return mpi.there ? mpi.text : NULL;
+}
+
+static char *events_text(const int *event_fds, int nranks, pid_t launcher)
+{
+    json_t *fds = json_array(), *events;
+    char *text;
+
+    for (int rank = 0; rank < nranks; rank++)
+        json_array_append_new(fds, json_integer(event_fds[rank]));
+    events = json_pack("{s:i, s:o}", "pid", (int)launcher, "fds", fds);
+    text = json_dumps(events, JSON_COMPACT);
+    json_decref(events);
+    return text;
+}
+
+/* Standard input is nobody's here; and Open MPI wants to hear twice that a root, as in containers, is meant. */
+static void settle_mpirun(void)
+{
+    int null_fd = open("/dev/null", O_RDONLY);
+
+    if (null_fd >= 0)
+        dup2(null_fd, STDIN_FILENO);
+    if (geteuid() == 0) {
+        setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 1);
+        setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 1);
+    }
+}
+
+int ranks_exec_mpirun(const struct ranks_spec *spec, const char *job, const json_t *parameters, const int *event_fds,
+                      pid_t launcher)
+{
+    char exe[4096], count[16];
+    const char *args[MAX_ARGS] = {"mpirun", "-n", count};
+    const char *events = events_text(event_fds, spec->nranks, launcher);
+    const char *spec_text = json_dumps(ranks_spec_to_json(spec), JSON_COMPACT);
+    const char *parameter_text = json_dumps(parameters, JSON_COMPACT);
+    ssize_t length = readlink("/proc/self/exe", exe, sizeof(exe) - 1);
+    int n = 3;
+
+    if (length < 0 || !events || !spec_text || !parameter_text) {
+        fprintf(stderr, "epkit: preparing mpirun: %s\n", length < 0 ? strerror(errno) : "out of memory");
+        return CMD_FAILED;
+    }
+    exe[length] = '\0';
+    snprintf(count, sizeof(count), "%d", spec->nranks);
+    settle_mpirun();
+    if (strncmp(ranks_mpi_version(), "Open MPI", 8) == 0) {
+        args[n++] = "--oversubscribe";
+        args[n++] = "--bind-to";
+        args[n++] = "none";
+    }
+    args[n++] = exe;
+    args[n++] = RANKS_VERB;
+    args[n++] = "--spec";
+    args[n++] = spec_text;
+    args[n++] = "--job";
+    args[n++] = job;
+    args[n++] = "--params";
+    args[n++] = parameter_text;
+    args[n++] = "--events";
+    args[n++] = events;
+    execvp(args[0], (char **)args);
+    fprintf(stderr, "epkit: starting mpirun: %s\n", strerror(errno));
+    return CMD_FAILED;
+}
+
+struct rank_call {
+    json_t *spec, *parameters, *events;
+    const char *job;
+};
+
+static int parse_rank(int argc, char **argv, struct rank_call *ret_call)
+{
+    static const struct option longs[] = {
+        {"spec", required_argument, NULL, 's'},
+        {"job", required_argument, NULL, 'j'},
+        {"params", required_argument, NULL, 'p'},
+        {"events", required_argument, NULL, 'e'},
+        {NULL, 0, NULL, 0},
+    };
+    int value;
+
+    opterr = 0;
+    while ((value = getopt_long(argc, argv, "", longs, NULL)) != -1) {
+        if (value == 's')
+            ret_call->spec = json_loads(optarg, 0, NULL);
+        else if (value == 'j')
+            ret_call->job = optarg;
+        else if (value == 'p')
+            ret_call->parameters = json_loads(optarg, JSON_DECODE_ANY, NULL);
+        else if (value == 'e')
+            ret_call->events = json_loads(optarg, 0, NULL);
+    }
+    return ret_call->spec && ret_call->parameters && ret_call->events && ret_call->job ? 0 : -1;
+}
+
+static int open_events(const json_t *events, int rank)
+{
+    const json_t *fd = json_array_get(json_object_get(events, "fds"), (size_t)rank);
+    char path[64];
+
+    snprintf(path, sizeof(path), "/proc/%d/fd/%d", (int)json_integer_value(json_object_get(events, "pid")),
+             (int)json_integer_value(fd));
+    return open(path, O_WRONLY | O_CLOEXEC);
+}
+
+/*
+ * The exit code is that of the channel, not of the job: mpirun takes any other one for a crash and ends the other
+ * ranks. The job's code goes to the launcher as an event.
+ */
+static int serve_under_mpi(const struct rank_call *call, const struct ranks_spec *spec,
+                           const struct ep_mpi_module *module)
+{
+    struct ranks_seat seat = {.ctx.spec = spec, .ctx.mpi = module};
+    const ep_boot *boot;
+
+    if (module->start(&seat.ctx.mpi_boot) != EP_OK) {
+        fprintf(stderr, "epkit: starting MPI: %s\n", ep_last_error());
+        return CMD_FAILED;
+    }
+    boot = module->get(seat.ctx.mpi_boot);
+    seat.ctx.emit_fd = open_events(call->events, boot->rank);
+    if (seat.ctx.emit_fd < 0) {
+        fprintf(stderr, "epkit: rank %d: reaching the launcher: %s\n", boot->rank, strerror(errno));
+        return CMD_FAILED;
+    }
+    ranks_serve(&seat, boot, call->job, call->parameters);
+    module->stop(seat.ctx.mpi_boot);
+    close(seat.ctx.emit_fd);
+    return CMD_FINE;
+}
+
+int ranks_main(int argc, char **argv)
+{
+    struct rank_call call = {0};
+    const struct ep_mpi_module *module;
+    struct ranks_spec spec;
+    const char *why = NULL;
+    int result = CMD_USAGE;
+
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    signal(SIGPIPE, SIG_IGN);
+    dup2(STDERR_FILENO, STDOUT_FILENO);
+    if (parse_rank(argc, argv, &call) != 0 || ranks_spec_from_json(call.spec, &spec) != 0) {
+        fprintf(stderr, "epkit: %s is for epkit's own use\n", RANKS_VERB);
+        goto free;
+    }
+    module = ranks_mpi_load(&why);
+    if (module) {
+        result = serve_under_mpi(&call, &spec, module);
+    } else {
+        fprintf(stderr, "epkit: loading %s: %s\n", MODULE_FILE, why);
+        result = CMD_UNSUPPORTED;
+    }
+free:
+    json_decref(call.spec);
+    json_decref(call.parameters);
+    json_decref(call.events);
+    return result;
+}

@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* verbs.c - the verbs there are: one row each, in the order of the help. */
+#include "cmd.h"
+#include "output.h"
+
+#include <stdarg.h>
+#include <string.h>
+
+extern const struct cmd verb_run, verb_test, verb_bench, verb_help, verb_version, verb_completion;
+
+const struct cmd *const verbs[] = {
+    &verb_run, &verb_test, &verb_bench, &verb_help, &verb_version, &verb_completion, NULL,
+};
+
+const struct env_text env_texts[] = {
+    {"EPKIT_BACKEND", "backend of the library when --backend is not given: host or cuda"},
+    {"EPKIT_TIMEOUT_MS", "deadline of the library's waits where the caller sets none"},
+    {"NO_COLOR", "if not empty, output is never coloured"},
+    {NULL, NULL},
+};
+
+#define MAX_VERBS (sizeof(verbs) / sizeof(verbs[0]))
+
+const struct cmd *verb_find(const char *name)
+{
+    for (size_t i = 0; verbs[i]; i++)
+        if (strcmp(verbs[i]->name, name) == 0)
+            return verbs[i];
+    return NULL;
+}
+
+int verb_unknown(const char *name)
+{
+    const char *names[MAX_VERBS];
+    const char *near;
+    size_t n = 0;
+
+    for (size_t i = 0; verbs[i]; i++)
+        names[n++] = verbs[i]->name;
+    names[n] = NULL;
+    near = options_nearest(name, names);
+    if (near)
+        out_error("unknown verb '%s'; did you mean '%s'?", name, near);
+    else
+        out_error("unknown verb '%s'", name);
+    out_hint("'epkit help' lists the verbs");
+    return CMD_USAGE;
+}
+
+int cmd_usage(const struct cmd *cmd, const char *format, ...)
+{
+    char text[512];
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
+    out_error("%s: %s", cmd->name, text);
+    out_hint("'epkit %s --help' explains it", cmd->name);
+    return CMD_USAGE;
+}
