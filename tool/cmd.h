@@ -126,6 +126,10 @@ int options_parse(const struct cmd *cmd, int argc, char **argv, struct cmd_call 
                   char *ret_error, size_t error_bytes);
 void options_done(struct cmd_call *call);
 
+/* The command line again, as it could be typed, without the options named in `except` (ends with NULL). */
+void options_print(const struct cmd *cmd, const struct cmd_call *call, const char *const *except, char *ret_text,
+                   size_t bytes);
+
 /* The name in `names` (ends with NULL) that `word` most likely stands for, or NULL if none is near. */
 const char *options_nearest(const char *word, const char *const *names);
 

@@ -3,7 +3,7 @@
  * ranks.h - run a job on every rank of a group and hear what the ranks say.
  *
  * The command itself is the launcher: it forks the ranks, or starts them with mpirun, and renders what they emit. A job
- * is a name (one row of ranks_jobs[] in ranks.c) and a JSON object of parameters, because under mpirun the ranks are
+ * is a name (one row of ranks_jobs[] in jobs.c) and a JSON object of parameters, because under mpirun the ranks are
  * fresh processes. What ranks emit are JSON objects, one a line, over a pipe.
  */
 #ifndef EP_TOOL_RANKS_H
@@ -12,22 +12,18 @@
 #include <epkit/epkit.h>
 #include <jansson.h>
 
-enum ranks_boot {
-    RANKS_FORK = 0,
-    RANKS_MPI,
-    RANKS_THREADS
-};
+enum ranks_boot { RANKS_FORK = 0, RANKS_MPI, RANKS_THREADS };
 
 struct ranks_spec {
     enum ranks_boot boot;
     int nranks;
-    int nnodes;           /* emulated nodes; 1: none */
-    int timeout_ms;       /* deadline of the communicator's waits */
-    int job_timeout_ms;   /* deadline of the whole job, 0: none */
-    const char *backend;  /* NULL: automatic */
+    int nnodes;          /* emulated nodes; 1: none */
+    int timeout_ms;      /* deadline of the communicator's waits */
+    int job_timeout_ms;  /* deadline of the whole job, 0: none */
+    const char *backend; /* NULL: automatic */
     ep_net_emulation emulation;
-    int channels;         /* 0: default */
-    int partial_type;     /* 0: default */
+    int channels;     /* 0: default */
+    int partial_type; /* 0: default */
 };
 
 /* --- the rank's side --- */
@@ -44,7 +40,10 @@ struct ranks_ctx {
 /* Result: an exit code of the command (0 fine, 1 failed, ...). Runs on every rank. */
 typedef int (*ranks_job_fn)(struct ranks_ctx *ctx, const json_t *parameters);
 
-/* Sends one object to the launcher; consumes the reference. Usually by rank 0 only, after collecting from the others. */
+/*
+ * Sends one object to the launcher; consumes the reference. Usually by rank 0 only, after collecting from the others:
+ * where epkit itself was started by mpirun, other ranks' events go nowhere, except that their errors are printed.
+ */
 void ranks_emit(struct ranks_ctx *ctx, json_t *event);
 
 /* Emits {"event":"error", "rank", "status", "text", "hint"} for a failed call; returns 1, the exit code. */
@@ -54,7 +53,12 @@ int ranks_emit_error(struct ranks_ctx *ctx, ep_status status, const char *what);
 
 typedef void (*ranks_event_fn)(void *context, const json_t *event);
 
-/* Runs the job; on_event is called for each object in order of arrival. Returns the worst exit code; reasons are reported. */
+/*
+ * Runs the job; on_event is called for each object in order of arrival, also for errors: of ranks that failed, died or
+ * did not come to an end. Returns the worst exit code, or 128 + the number of the signal that interrupted the launcher,
+ * which the caller must return at once. No process is left in any case; errors have been printed, each once with the
+ * ranks that it befell.
+ */
 int ranks_run(const struct ranks_spec *spec, const char *job, const json_t *parameters, ranks_event_fn on_event,
               void *context);
 

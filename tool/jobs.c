@@ -1,0 +1,12 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* jobs.c - what ranks can be asked to do: one row each. */
+#include "ranks_internal.h"
+
+#include "bench/bench.h"
+#include "check/cases.h"
+
+const struct ranks_job ranks_jobs[] = {
+    {"check", check_job},
+    {BENCH_JOB, bench_job},
+    {NULL, NULL},
+};
