@@ -144,7 +144,7 @@ static ep_status combine_body(struct host_sum *sum)
     size_t n_recv, weights_per_row;
 
     EP_TRY(host_plan_complete(host, (ep_plan *)(uintptr_t)sum->plan));
-    n_recv = (size_t)sum->plan->info.n_recv;
+    n_recv = (size_t)sum->plan->full.n_recv;
     weights_per_row = sum->plan->args.flags & EP_PLAN_EXPANDED ? 1 : (size_t)sum->plan->args.topk;
     sum->row_bytes = (size_t)args->hidden * sizeof(uint16_t);
     sum->stream = (size_t)sum->plan->args.n_tokens * sum->row_bytes * (size_t)host->nlocal > ep_rows_stream_threshold();

@@ -245,6 +245,7 @@ void host_comm_close(ep_comm *comm)
     if (!host)
         return;
     host_queue_close(host);
+    host_plan_drop_pending(host);
     if (host->control) {
         atomic_store(&host->control->left, 1);
         if (host->peers)

@@ -181,7 +181,7 @@ static void describe_outputs(struct dispatch *d)
 /* Fills the record with where peers are to write: in place if the output is symmetric memory, else in staging. */
 static ep_status publish_outputs(struct dispatch *d, struct host_record *record)
 {
-    size_t rows = (size_t)d->plan->info.n_recv;
+    size_t rows = (size_t)d->plan->full.n_recv;
 
     for (int i = 0; i < HOST_AT_COUNT; i++) {
         struct output *output = &d->output[i];
@@ -286,11 +286,11 @@ static void finish_outputs(struct dispatch *d)
     const ep_plan *plan = d->plan;
     const struct host_plan *inner = plan->impl;
     bool expanded = plan->args.flags & EP_PLAN_EXPANDED, zero = plan->args.flags & EP_PLAN_ZERO_PADDING;
-    int64_t begin = plan->info.n_recv, end = plan->args.worst_rows;
+    int64_t begin = plan->full.n_recv, end = plan->args.worst_rows;
 
     for (int i = 0; i < HOST_AT_COUNT; i++) {
         if (!expanded)
-            copy_range(&d->output[i], 0, plan->info.n_recv);
+            copy_range(&d->output[i], 0, plan->full.n_recv);
         for (int local = 0; expanded && local < plan->info.n_local_experts; local++) {
             int64_t start = inner->expert_start[local], last = start + inner->recv_exact[local];
 

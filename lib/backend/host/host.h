@@ -340,6 +340,7 @@ struct host_plan {
     int32_t *tokens_per_node;   /* [nnodes] */
     int32_t *tokens_per_expert; /* [E] */
     bool complete;
+    bool orphaned;     /* its user has freed it before its exchange was complete */
     ep_status verdict; /* of the completion, repeated to every later user */
     char verdict_text[256];
     struct host_route own;   /* this rank's tokens on this node */
@@ -357,6 +358,8 @@ void host_plan_close(ep_plan *plan);
 ep_status host_plan_sources(ep_plan *plan, int32_t *ret_rank, int32_t *ret_token);
 /* Completes the plans up to and including `plan` (NULL: all): exchanges counts and routes. */
 ep_status host_plan_complete(struct host_comm *host, ep_plan *plan);
+/* Frees the plans that only waited for their exchange. */
+void host_plan_drop_pending(struct host_comm *host);
 /* The verdict of a plan: EP_OK when it may be used. */
 ep_status host_plan_verdict(const ep_plan *plan);
 

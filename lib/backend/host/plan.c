@@ -63,6 +63,29 @@ static ep_status settle(struct host_plan *inner, ep_status status)
     return status;
 }
 
+static void free_inner(struct host_plan *inner, int nnodes)
+{
+    for (int node = 0; node < nnodes; node++) {
+        if (inner->rail)
+            host_route_done(&inner->rail[node]);
+        if (inner->net_tokens)
+            free(inner->net_tokens[node]);
+    }
+    host_route_done(&inner->own);
+    free(inner->index);
+    free(inner->tokens_per_rank);
+    free(inner->tokens_per_node);
+    free(inner->tokens_per_expert);
+    free(inner->rail);
+    free(inner->net_tokens);
+    free(inner->n_net_tokens);
+    free(inner->recv_per_expert);
+    free(inner->recv_exact);
+    free(inner->recv_from_rank);
+    free(inner->expert_start);
+    free(inner);
+}
+
 /* --- completion ------------------------------------------------------------------------------------------------- */
 
 static const int32_t *expert_counts(const struct host_completion *c, int rank)
@@ -140,9 +163,9 @@ static ep_status place_all(struct host_completion *c)
             return ep_fail(EP_E_CAPACITY, "plan: rank %d receives %lld rows but its worst_rows is %lld", rank,
                            (long long)total, (long long)worst);
         if (rank == plan->comm->rank)
-            plan->info.n_recv = total;
+            plan->full.n_recv = total;
     }
-    plan->info.out_rows = plan->args.worst_rows > 0 ? plan->args.worst_rows : plan->info.n_recv;
+    plan->full.out_rows = plan->args.worst_rows > 0 ? plan->args.worst_rows : plan->full.n_recv;
     return EP_OK;
 }
 
@@ -169,11 +192,11 @@ static void count_received(struct host_completion *c)
     inner->recv_from_rank[0] = 0;
     for (int source = 0; source < nranks; source++)
         inner->recv_from_rank[source + 1] = inner->recv_from_rank[source] + c->rows[source]->counts[me];
-    plan->info.recv_per_expert = inner->recv_per_expert;
+    plan->full.recv_per_expert = inner->recv_per_expert;
     if (plan->args.flags & EP_PLAN_EXPANDED)
-        plan->info.expert_start = inner->expert_start;
+        plan->full.expert_start = inner->expert_start;
     else
-        plan->info.recv_from_rank = inner->recv_from_rank;
+        plan->full.recv_from_rank = inner->recv_from_rank;
 }
 
 /* The final row of each (token, k) on its destination. */
@@ -217,6 +240,7 @@ static ep_status build(struct host_completion *c)
     bool expanded = plan->args.flags & EP_PLAN_EXPANDED;
 
     EP_TRY(compare_rows(c));
+    plan->full = plan->info;
     EP_TRY(place_all(c));
     count_received(c);
     assign_rows(c);
@@ -225,6 +249,7 @@ static ep_status build(struct host_completion *c)
     EP_TRY(host_route_init(&inner->own, plan->args.n_tokens, plan->args.topk, plan->info.n_local_experts,
                            c->host->first, c->host->nlocal, expanded, inner->index, c->row));
     inner->index = NULL; /* the route's now */
+    atomic_store_explicit(&plan->counted, true, memory_order_release);
     return EP_OK;
 }
 
@@ -275,6 +300,10 @@ ep_status host_plan_complete(struct host_comm *host, ep_plan *plan)
         host->n_pending--;
         memmove(host->pending, host->pending + 1, (size_t)host->n_pending * sizeof(host->pending[0]));
         complete(host, oldest);
+        if (((struct host_plan *)oldest->impl)->orphaned) {
+            free_inner(oldest->impl, host->comm->nnodes);
+            free(oldest);
+        }
         /* A plan that cannot be used says so to its users; only a failed group concerns the others. */
         EP_TRY(host_check(host));
     }
@@ -334,29 +363,6 @@ static void fill_info(ep_plan *plan)
     for (int node = 0; node < comm->nnodes; node++)
         if (node != comm->node)
             info->n_net += inner->tokens_per_node[node];
-}
-
-static void free_inner(struct host_plan *inner, int nnodes)
-{
-    for (int node = 0; node < nnodes; node++) {
-        if (inner->rail)
-            host_route_done(&inner->rail[node]);
-        if (inner->net_tokens)
-            free(inner->net_tokens[node]);
-    }
-    host_route_done(&inner->own);
-    free(inner->index);
-    free(inner->tokens_per_rank);
-    free(inner->tokens_per_node);
-    free(inner->tokens_per_expert);
-    free(inner->rail);
-    free(inner->net_tokens);
-    free(inner->n_net_tokens);
-    free(inner->recv_per_expert);
-    free(inner->recv_exact);
-    free(inner->recv_from_rank);
-    free(inner->expert_start);
-    free(inner);
 }
 
 static struct host_plan *new_inner(const ep_plan *plan)
@@ -426,13 +432,45 @@ void host_plan_close(ep_plan *plan)
 
     if (!inner)
         return;
-    /* The worker may hold the plan; and a plan that was never used still has its exchange before it in the streams. */
     host_drain(host);
-    if (!inner->complete)
-        host_plan_complete(host, plan);
+    plan->impl = NULL;
+    for (int i = 0; i < host->n_pending; i++) {
+        ep_plan *orphan;
+
+        if (host->pending[i] != plan)
+            continue;
+        /*
+         * Never used, but its exchange is under way and the peers count on it: it stays until the next collective call
+         * completes it. Only where there is no memory for that is it completed, and waited for, at once.
+         */
+        orphan = malloc(sizeof(*orphan));
+        plan->impl = inner;
+        if (!orphan) {
+            host_plan_complete(host, plan);
+            break;
+        }
+        *orphan = (ep_plan){.comm = plan->comm, .impl = inner, .args = plan->args, .info = plan->info};
+        inner->orphaned = true;
+        host->pending[i] = orphan;
+        plan->impl = NULL;
+        return;
+    }
     forget(host, plan);
     free_inner(inner, plan->comm->nnodes);
     plan->impl = NULL;
+}
+
+void host_plan_drop_pending(struct host_comm *host)
+{
+    while (host->n_pending > 0) {
+        ep_plan *plan = host->pending[--host->n_pending];
+        struct host_plan *inner = plan->impl;
+
+        if (!inner->orphaned)
+            continue;
+        free_inner(inner, plan->comm->nnodes);
+        free(plan);
+    }
 }
 
 ep_status host_plan_sources(ep_plan *plan, int32_t *ret_rank, int32_t *ret_token)
@@ -442,7 +480,7 @@ ep_status host_plan_sources(ep_plan *plan, int32_t *ret_rank, int32_t *ret_token
     struct source {
         int32_t rank, token, unused[2];
     };
-    size_t n = (size_t)plan->info.n_tokens, out = (size_t)plan->info.out_rows;
+    size_t n = (size_t)plan->info.n_tokens, out = (size_t)plan->full.out_rows;
     struct source *mine = calloc(n + 1, sizeof(*mine)), *all = malloc((out + 1) * sizeof(*all));
     ep_status status;
 
@@ -460,7 +498,7 @@ ep_status host_plan_sources(ep_plan *plan, int32_t *ret_rank, int32_t *ret_token
     args.recv_x = all;
     args.out_rows = (int64_t)out;
     status = host_dispatch(plan, &args, NULL);
-    for (int64_t row = 0; status == EP_OK && row < plan->info.n_recv; row++) {
+    for (int64_t row = 0; status == EP_OK && row < plan->full.n_recv; row++) {
         if (ret_rank)
             ret_rank[row] = all[row].rank;
         if (ret_token)
