@@ -1,0 +1,384 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The launcher of ranks: events, exit codes, deaths and deadlines, with processes and with threads. */
+#include "cmd.h"
+#include "ranks_internal.h"
+
+#include "base/error.h"
+
+#include <errno.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define NRANKS 4
+#define BIG_EVENTS 50
+#define BIG_BYTES 20000
+
+/* --- jobs --- */
+
+static int job_hello(struct ranks_ctx *ctx, const json_t *parameters)
+{
+    ranks_emit(ctx, json_pack("{s:s, s:i, s:O}", "event", "hello", "rank", ctx->rank, "echo",
+                              json_object_get(parameters, "echo")));
+    return CMD_FINE;
+}
+
+static int job_big(struct ranks_ctx *ctx, const json_t *parameters)
+{
+    char *text = malloc(BIG_BYTES + 1);
+
+    (void)parameters;
+    memset(text, 'a' + ctx->rank, BIG_BYTES);
+    text[BIG_BYTES] = '\0';
+    for (int i = 0; i < BIG_EVENTS; i++)
+        ranks_emit(ctx, json_pack("{s:s, s:i, s:i, s:s}", "event", "big", "rank", ctx->rank, "i", i, "text", text));
+    free(text);
+    return CMD_FINE;
+}
+
+static int job_codes(struct ranks_ctx *ctx, const json_t *parameters)
+{
+    return (int)json_integer_value(json_array_get(json_object_get(parameters, "codes"), (size_t)ctx->rank));
+}
+
+static int job_errors(struct ranks_ctx *ctx, const json_t *parameters)
+{
+    (void)parameters;
+    return ranks_emit_error(ctx, ep_fail(EP_E_VALUE, "test: row 3 holds a NaN"), "looking at rows");
+}
+
+static int job_die(struct ranks_ctx *ctx, const json_t *parameters)
+{
+    if (ctx->rank == json_integer_value(json_object_get(parameters, "rank")))
+        raise((int)json_integer_value(json_object_get(parameters, "signal")));
+    return CMD_FINE;
+}
+
+static int job_leave(struct ranks_ctx *ctx, const json_t *parameters)
+{
+    (void)parameters;
+    if (ctx->rank == 2)
+        _exit(7);
+    return CMD_FINE;
+}
+
+static int job_hang(struct ranks_ctx *ctx, const json_t *parameters)
+{
+    (void)parameters;
+    while (ctx->rank == 1)
+        pause();
+    return CMD_FINE;
+}
+
+static int job_print(struct ranks_ctx *ctx, const json_t *parameters)
+{
+    (void)parameters;
+    if (ctx->rank == 0) {
+        printf("stray output\n");
+        fflush(stdout);
+    }
+    return CMD_FINE;
+}
+
+const struct ranks_job ranks_jobs[] = {
+    {"hello", job_hello}, {"big", job_big},   {"codes", job_codes}, {"errors", job_errors}, {"die", job_die},
+    {"leave", job_leave}, {"hang", job_hang}, {"print", job_print}, {NULL, NULL},
+};
+
+/* --- the launcher's side --- */
+
+struct heard {
+    json_t *events;
+};
+
+static void take_event(void *context, const json_t *event)
+{
+    struct heard *heard = context;
+
+    json_array_append_new(heard->events, json_deep_copy(event));
+}
+
+/* Runs a job in the way `state` says; events are in ret_heard, which the caller frees. No child is left. */
+static int run(enum ranks_boot boot, const char *job, json_t *parameters, int job_timeout_ms, json_t **ret_heard)
+{
+    struct ranks_spec spec = {
+        .boot = boot, .nranks = NRANKS, .nnodes = 1, .timeout_ms = 5000, .job_timeout_ms = job_timeout_ms};
+    struct heard heard = {json_array()};
+    int code = ranks_run(&spec, job, parameters, take_event, &heard);
+
+    json_decref(parameters);
+    assert_int_equal(waitpid(-1, NULL, WNOHANG), -1);
+    assert_int_equal(errno, ECHILD);
+    *ret_heard = heard.events;
+    return code;
+}
+
+static int count_events(const json_t *heard, const char *kind)
+{
+    json_t *event;
+    size_t i;
+    int n = 0;
+
+    json_array_foreach(heard, i, event)
+    {
+        n += strcmp(json_string_value(json_object_get(event, "event")), kind) == 0;
+    }
+    return n;
+}
+
+/* The only error that was heard. */
+static const json_t *the_error(const json_t *heard)
+{
+    json_t *event;
+    size_t i;
+
+    assert_int_equal(count_events(heard, "error"), 1);
+    json_array_foreach(heard, i, event)
+    {
+        if (strcmp(json_string_value(json_object_get(event, "event")), "error") == 0)
+            return event;
+    }
+    return NULL;
+}
+
+static enum ranks_boot boot_of(void **state)
+{
+    return *(const enum ranks_boot *)*state;
+}
+
+static void test_events_and_parameters(void **state)
+{
+    bool seen[NRANKS] = {false};
+    json_t *heard, *event;
+    size_t i;
+
+    assert_int_equal(run(boot_of(state), "hello", json_pack("{s:s}", "echo", "a \"quoted\" line\n"), 0, &heard),
+                     CMD_FINE);
+    assert_int_equal(json_array_size(heard), NRANKS);
+    json_array_foreach(heard, i, event)
+    {
+        assert_string_equal(json_string_value(json_object_get(event, "echo")), "a \"quoted\" line\n");
+        seen[json_integer_value(json_object_get(event, "rank"))] = true;
+    }
+    for (int rank = 0; rank < NRANKS; rank++)
+        assert_true(seen[rank]);
+    json_decref(heard);
+}
+
+/* Long lines of all ranks at once arrive whole, and those of a rank in their order. */
+static void test_long_lines(void **state)
+{
+    int next[NRANKS] = {0};
+    json_t *heard, *event;
+    size_t i;
+
+    assert_int_equal(run(boot_of(state), "big", json_object(), 0, &heard), CMD_FINE);
+    assert_int_equal(json_array_size(heard), NRANKS * BIG_EVENTS);
+    json_array_foreach(heard, i, event)
+    {
+        int rank = (int)json_integer_value(json_object_get(event, "rank"));
+        const char *text = json_string_value(json_object_get(event, "text"));
+        const char same[] = {(char)('a' + rank), '\0'};
+
+        assert_int_equal(json_integer_value(json_object_get(event, "i")), next[rank]++);
+        assert_int_equal(strlen(text), BIG_BYTES);
+        assert_int_equal(strspn(text, same), BIG_BYTES);
+    }
+    json_decref(heard);
+}
+
+static void test_worst_code(void **state)
+{
+    static const struct {
+        int codes[NRANKS], worst;
+    } rows[] = {
+        {{0, 0, 0, 0}, CMD_FINE},  {{0, 3, 0, 0}, CMD_FINDINGS}, {{4, 3, 4, 4}, CMD_UNSUPPORTED},
+        {{4, 4, 2, 0}, CMD_USAGE}, {{2, 4, 1, 3}, CMD_FAILED},   {{0, 0, 0, 99}, CMD_FAILED},
+    };
+
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        const int *codes = rows[i].codes;
+        json_t *heard;
+
+        assert_int_equal(run(boot_of(state), "codes",
+                             json_pack("{s:[i,i,i,i]}", "codes", codes[0], codes[1], codes[2], codes[3]), 0, &heard),
+                         rows[i].worst);
+        assert_int_equal(json_array_size(heard), 0);
+        json_decref(heard);
+    }
+}
+
+static void test_errors_of_calls(void **state)
+{
+    json_t *heard, *event;
+    size_t i;
+
+    assert_int_equal(run(boot_of(state), "errors", json_object(), 0, &heard), CMD_FAILED);
+    assert_int_equal(json_array_size(heard), NRANKS);
+    json_array_foreach(heard, i, event)
+    {
+        assert_string_equal(json_string_value(json_object_get(event, "status")), "EP_E_VALUE");
+        assert_string_equal(json_string_value(json_object_get(event, "what")), "looking at rows");
+        assert_string_equal(json_string_value(json_object_get(event, "text")), "test: row 3 holds a NaN");
+        assert_true(strlen(json_string_value(json_object_get(event, "hint"))) > 0);
+    }
+    json_decref(heard);
+}
+
+static void test_death_names_rank_and_signal(void **state)
+{
+    static const int signals[] = {SIGKILL, SIGTERM};
+    const json_t *error;
+    json_t *heard;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(signals) / sizeof(signals[0]); i++) {
+        char expected[64];
+
+        snprintf(expected, sizeof(expected), "killed by SIG%s (%s)", sigabbrev_np(signals[i]), strsignal(signals[i]));
+        assert_int_equal(run(RANKS_FORK, "die", json_pack("{s:i, s:i}", "rank", 2, "signal", signals[i]), 0, &heard),
+                         CMD_FAILED);
+        error = the_error(heard);
+        assert_int_equal(json_integer_value(json_object_get(error, "rank")), 2);
+        assert_string_equal(json_string_value(json_object_get(error, "text")), expected);
+        json_decref(heard);
+    }
+}
+
+static void test_early_exit(void **state)
+{
+    json_t *heard;
+
+    (void)state;
+    assert_int_equal(run(RANKS_FORK, "leave", json_object(), 0, &heard), CMD_FAILED);
+    assert_int_equal(json_integer_value(json_object_get(the_error(heard), "rank")), 2);
+    assert_string_equal(json_string_value(json_object_get(the_error(heard), "text")), "exit code 7");
+    json_decref(heard);
+}
+
+static void test_deadline(void **state)
+{
+    json_t *heard;
+
+    assert_int_equal(run(boot_of(state), "hang", json_object(), 300, &heard), CMD_FAILED);
+    assert_int_equal(json_integer_value(json_object_get(the_error(heard), "rank")), 1);
+    assert_string_equal(json_string_value(json_object_get(the_error(heard), "what")), "a rank did not come to an end");
+    json_decref(heard);
+}
+
+static void test_unknown_job(void **state)
+{
+    json_t *heard;
+
+    assert_int_equal(run(boot_of(state), "nonsense", json_object(), 0, &heard), CMD_FAILED);
+    assert_int_equal(count_events(heard, "error"), NRANKS);
+    json_decref(heard);
+}
+
+/* Standard output belongs to the launcher's data. */
+static void test_stray_output(void **state)
+{
+    char buffer[64] = "";
+    json_t *heard;
+    int fds[2], saved = dup(STDOUT_FILENO);
+
+    fflush(stdout);
+    assert_int_equal(pipe(fds), 0);
+    dup2(fds[1], STDOUT_FILENO);
+    close(fds[1]);
+    run(boot_of(state), "print", json_object(), 0, &heard);
+    fflush(stdout);
+    dup2(saved, STDOUT_FILENO);
+    close(saved);
+    assert_int_equal(read(fds[0], buffer, sizeof(buffer)), 0);
+    close(fds[0]);
+    json_decref(heard);
+}
+
+static void test_spec_survives_json(void **state)
+{
+    static const struct ranks_spec spec = {
+        .boot = RANKS_MPI,
+        .nranks = 12,
+        .nnodes = 3,
+        .timeout_ms = 1234,
+        .job_timeout_ms = 5,
+        .backend = "host",
+        .emulation = {.seed = INT64_MAX,
+                      .delay_us = 2,
+                      .ring_bytes = 3,
+                      .split_bytes = 4,
+                      .reorder = 1,
+                      .stall_rank = 5,
+                      .stall_ms = 6},
+        .channels = 7,
+        .partial_type = EP_BF16,
+    };
+    json_t *json = ranks_spec_to_json(&spec);
+    struct ranks_spec copy;
+
+    (void)state;
+    assert_int_equal(ranks_spec_from_json(json, &copy), 0);
+    assert_string_equal(copy.backend, "host");
+    copy.backend = spec.backend;
+    assert_memory_equal(&copy, &spec, sizeof(spec));
+    json_object_del(json, "backend");
+    assert_int_equal(ranks_spec_from_json(json, &copy), 0);
+    assert_null(copy.backend);
+    json_object_del(json, "nranks");
+    assert_int_equal(ranks_spec_from_json(json, &copy), -1);
+    json_decref(json);
+}
+
+static void test_equal_problems_are_one(void **state)
+{
+    json_t *problems = json_array();
+    const json_t *ranks;
+
+    (void)state;
+    for (int rank = 0; rank < 6; rank++) {
+        json_t *problem = ranks_problem_new(rank, "w", "h", "%s", rank == 4 ? "other" : "same");
+
+        ranks_problem_add(problems, problem);
+        json_decref(problem);
+    }
+    assert_int_equal(json_array_size(problems), 2);
+    ranks = json_object_get(json_array_get(problems, 0), "ranks");
+    assert_int_equal(json_array_size(ranks), 5);
+    assert_int_equal(json_integer_value(json_array_get(ranks, 4)), 5);
+    json_decref(problems);
+}
+
+int main(void)
+{
+    static enum ranks_boot forked = RANKS_FORK, threads = RANKS_THREADS;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_prestate(test_events_and_parameters, &forked),
+        cmocka_unit_test_prestate(test_long_lines, &forked),
+        cmocka_unit_test_prestate(test_worst_code, &forked),
+        cmocka_unit_test_prestate(test_errors_of_calls, &forked),
+        cmocka_unit_test_prestate(test_deadline, &forked),
+        cmocka_unit_test_prestate(test_unknown_job, &forked),
+        cmocka_unit_test_prestate(test_stray_output, &forked),
+        cmocka_unit_test_prestate(test_events_and_parameters, &threads),
+        cmocka_unit_test_prestate(test_long_lines, &threads),
+        cmocka_unit_test_prestate(test_worst_code, &threads),
+        cmocka_unit_test_prestate(test_errors_of_calls, &threads),
+        cmocka_unit_test_prestate(test_deadline, &threads),
+        cmocka_unit_test_prestate(test_unknown_job, &threads),
+        cmocka_unit_test_prestate(test_stray_output, &threads),
+        cmocka_unit_test(test_death_names_rank_and_signal),
+        cmocka_unit_test(test_early_exit),
+        cmocka_unit_test(test_spec_survives_json),
+        cmocka_unit_test(test_equal_problems_are_one),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
