@@ -12,6 +12,7 @@
 #include "base/error.h"
 
 #include <epkit/epkit.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 
@@ -24,25 +25,37 @@ struct ep_comm {
     int node, nnodes, ranks_per_node; /* ranks_per_node resolved: never 0 */
     ep_comm_config config;            /* resolved: defaults filled in */
     _Atomic int failed;               /* ep_status of the first failure of the 3xx and 4xx kind */
-    char error[EP_ERROR_TEXT_BYTES];
+    char error[EP_ERROR_TEXT_BYTES];  /* of the last failure */
     ep_stats stats;
-    int live; /* plans, events and low-latency objects not yet freed */
+    _Atomic int live;                 /* plans, events and low-latency objects not yet freed */
+    char reason[EP_ERROR_TEXT_BYTES]; /* of the failure in `failed` */
+    char shown[EP_ERROR_TEXT_BYTES];  /* what ep_comm_last_error() handed out: workers may change `error` meanwhile */
+    pthread_mutex_t error_lock;       /* guards error and reason */
 };
 
 struct ep_plan {
     ep_comm *comm;
     void *impl;
     ep_plan_args args; /* resolved; topk_idx is not kept here */
-    ep_plan_info info;
+    ep_plan_info info; /* as far as it is known without the peers */
+    ep_plan_info full; /* with their counts, once `counted` is set: maybe by a worker while the caller looks on */
+    _Atomic bool counted;
 };
+
+/* What is known of the plan now. Read all of a plan's info through this. */
+static inline const ep_plan_info *ep_plan_info_now(const ep_plan *plan)
+{
+    return atomic_load_explicit(&plan->counted, memory_order_acquire) ? &plan->full : &plan->info;
+}
 
 struct ep_ll {
     ep_comm *comm;
     void *impl;
     ep_ll_config config;
-    int n_local;    /* experts on this rank */
-    int unanswered; /* dispatches without combine: 0..2 */
-    bool open_hook; /* a call with EP_LL_RECV_HOOK awaits ep_ll_finish */
+    int n_local;         /* experts on this rank */
+    int unanswered;      /* dispatches without combine: 0..2 */
+    bool open_hook;      /* a call with EP_LL_RECV_HOOK awaits ep_ll_finish */
+    int32_t n_tokens[2]; /* of the unanswered dispatches, oldest first */
 };
 
 /*
@@ -102,7 +115,9 @@ struct ep_event {
     ep_comm *comm;
 };
 
-/* Copies the thread's last error into the communicator and marks it failed when the status is of the 3xx or 4xx kind.
+/*
+ * Copies the thread's last error into the communicator and marks it failed when the status is of the 3xx or 4xx kind;
+ * the first such failure wins. EP_OK does nothing. Returns `status`. Any thread; not async-signal-safe.
  */
 EP_PRIVATE_API ep_status ep_comm_record(ep_comm *comm, ep_status status);
 
@@ -118,11 +133,36 @@ extern const struct ep_backend_ops ep_backend_host;
 
 /*
  * Argument structs begin with their size and grow at the end. Copies what the caller has into a zeroed struct of this
- * library's size; a caller with a larger struct is fine as long as the tail that we do not know is zero.
+ * library's size; a caller with a larger struct is fine as long as the tail that we do not know is zero. EP_E_ABI
+ * otherwise, or when the struct is shorter than that of the first release. `what` goes in front of the error text.
  */
-EP_PRIVATE_API ep_status ep_args_load(void *ret_args, size_t our_bytes, const void *args, const char *type_name);
+EP_PRIVATE_API ep_status ep_args_load(void *ret_args, size_t our_bytes, size_t first_bytes, const void *args,
+                                      const char *what);
 
-#define EP_ARGS_LOAD(ret_args, args, type) ep_args_load((ret_args), sizeof(type), (args), #type)
+/* The way back: fills what the caller's struct has room for and zeroes what we do not know. Its .size stays. */
+ep_status ep_args_store(void *ret_args, const void *ours, size_t our_bytes, size_t first_bytes, const char *what);
+
+#define EP_ARGS_LOAD(ret_args, args, type)                                                                             \
+    ep_args_load((ret_args), sizeof(type), EP_ARGS_FIRST_BYTES(type), (args), #type)
+#define EP_ARGS_STORE(ret_args, ours, type)                                                                            \
+    ep_args_store((ret_args), (ours), sizeof(type), EP_ARGS_FIRST_BYTES(type), #type)
+
+/* The last field that each struct had in the first release: callers built against it have at least these bytes. */
+#define EP_ARGS_FIRST_BYTES(type) (EP_ARGS_END(type, EP_ARGS_LAST_##type))
+#define EP_ARGS_END(type, field) (offsetof(type, field) + sizeof(((type *)0)->field))
+#define EP_ARGS_LAST_ep_boot network
+#define EP_ARGS_LAST_ep_comm_config emulation
+#define EP_ARGS_LAST_ep_comm_info library_bytes
+#define EP_ARGS_LAST_ep_stats ns_total
+#define EP_ARGS_LAST_ep_plan_args worst_rows
+#define EP_ARGS_LAST_ep_plan_info expert_start
+#define EP_ARGS_LAST_ep_layout token_in_rank
+#define EP_ARGS_LAST_ep_dispatch_args flags
+#define EP_ARGS_LAST_ep_combine_args flags
+#define EP_ARGS_LAST_ep_ll_config flags
+#define EP_ARGS_LAST_ep_ll_dispatch_args flags
+#define EP_ARGS_LAST_ep_ll_combine_args flags
+#define EP_ARGS_LAST_ep_launch_args reserved
 
 /* a * b and a * b * c in bytes; false if it does not fit int64. */
 static inline bool ep_mul(int64_t a, int64_t b, int64_t *ret_product)

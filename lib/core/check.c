@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "core/check.h"
+
+ep_status ep_check_range(const char *call, const char *name, int64_t value, int64_t least, int64_t most)
+{
+    if (value < least || value > most)
+        return ep_fail(EP_E_ARG, "%s: %s is %lld, not in %lld..%lld", call, name, (long long)value, (long long)least,
+                       (long long)most);
+    return EP_OK;
+}
+
+ep_status ep_check_flags(const char *call, uint32_t flags, uint32_t known)
+{
+    if (flags & ~known)
+        return ep_fail(EP_E_ARG, "%s: flags has unknown bits 0x%x", call, flags & ~known);
+    return EP_OK;
+}
+
+ep_status ep_check_idx_type(const char *call, int idx_type)
+{
+    if (idx_type != EP_I32 && idx_type != EP_I64)
+        return ep_fail(EP_E_ARG, "%s: idx_type is %d (%s), neither EP_I32 nor EP_I64", call, idx_type,
+                       ep_dtype_name((ep_dtype)idx_type));
+    return EP_OK;
+}
+
+ep_status ep_check_experts(const char *call, const ep_comm *comm, int n_experts)
+{
+    EP_TRY(ep_check_range(call, "n_experts", n_experts, 1, EP_MAX_EXPERTS));
+    if (n_experts % comm->nranks)
+        return ep_fail(EP_E_ARG, "%s: n_experts %d is not a multiple of the %d ranks", call, n_experts, comm->nranks);
+    return EP_OK;
+}
+
+ep_status ep_check_buffer(const char *call, const char *name, const void *buffer, bool empty, size_t align)
+{
+    if (!buffer && !empty)
+        return ep_fail(EP_E_ARG, "%s: %s is NULL", call, name);
+    if ((uintptr_t)buffer % align)
+        return ep_fail(EP_E_ALIGN, "%s: %s is %p, not aligned to %zu bytes", call, name, buffer, align);
+    return EP_OK;
+}
+
+ep_status ep_check_product(const char *call, const char *name, int64_t a, int64_t b, int64_t c, int64_t *ret_product)
+{
+    int64_t product;
+
+    if (!ep_mul(a, b, &product) || !ep_mul(product, c, &product))
+        return ep_fail(EP_E_OVERFLOW, "%s: %s has %lld * %lld * %lld bytes", call, name, (long long)a, (long long)b,
+                       (long long)c);
+    if (ret_product)
+        *ret_product = product;
+    return EP_OK;
+}
+
+ep_status ep_check_apart(const char *call, const char *a_name, const void *a, int64_t a_bytes, const char *b_name,
+                         const void *b, int64_t b_bytes)
+{
+    uintptr_t a_at = (uintptr_t)a, b_at = (uintptr_t)b;
+
+    /* Distances instead of ends, because an end may wrap around. */
+    if (a_bytes && b_bytes && (a_at <= b_at ? b_at - a_at < (uint64_t)a_bytes : a_at - b_at < (uint64_t)b_bytes))
+        return ep_fail(EP_E_ARG, "%s: %s overlaps %s", call, a_name, b_name);
+    return EP_OK;
+}
+
+ep_status ep_check_after(const char *call, const ep_comm *comm, const ep_event *after)
+{
+    if (after && after->comm != comm)
+        return ep_fail(EP_E_ARG, "%s: after is an event of another communicator", call);
+    return EP_OK;
+}

@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * check.h - argument checks of the public calls. Each names the call and the argument in the error text.
+ */
+#ifndef EP_CORE_CHECK_H
+#define EP_CORE_CHECK_H
+
+#include "core/core.h"
+
+#define EP_ROW_ALIGN 16
+
+/* Leaves the public call that it stands in with EP_E_ARG when `pointer` is NULL. */
+#define EP_CHECK_HANDLE(pointer)                                                                                       \
+    do {                                                                                                               \
+        if (!(pointer))                                                                                                \
+            return ep_fail(EP_E_ARG, "%s: %s is NULL", __func__, #pointer);                                            \
+    } while (0)
+
+/* The same for other pointers: gives a status, so that it can be recorded in the communicator. */
+#define EP_CHECK_PTR(call, pointer) ((pointer) ? EP_OK : ep_fail(EP_E_ARG, "%s: %s is NULL", (call), #pointer))
+
+#define EP_CHECK_LOAD(call, ret_args, args, type)                                                                      \
+    ep_args_load((ret_args), sizeof(type), EP_ARGS_FIRST_BYTES(type), (args), call ": " #args)
+
+#define EP_CHECK_STORE(call, ret_args, ours, type)                                                                     \
+    ep_args_store((ret_args), (ours), sizeof(type), EP_ARGS_FIRST_BYTES(type), call ": " #ret_args)
+
+/* Hands a public call to the backend of `comm`. */
+#define EP_BACKEND_CALL(comm, op, ...)                                                                                 \
+    ((comm)->ops->op ? (comm)->ops->op(__VA_ARGS__)                                                                    \
+                     : ep_fail(EP_E_UNSUPPORTED, "%s: backend %s does not provide it", __func__, (comm)->ops->name))
+
+/* EP_OK, or the status with which the communicator has failed earlier: what every collective call begins with. */
+ep_status ep_comm_usable(ep_comm *comm, const char *call);
+
+ep_status ep_check_range(const char *call, const char *name, int64_t value, int64_t least, int64_t most);
+ep_status ep_check_flags(const char *call, uint32_t flags, uint32_t known);
+ep_status ep_check_idx_type(const char *call, int idx_type);
+
+/* n_experts in range and a multiple of the ranks. */
+ep_status ep_check_experts(const char *call, const ep_comm *comm, int n_experts);
+
+/* A buffer of `bytes`: not NULL unless nothing is in it, and aligned. */
+ep_status ep_check_buffer(const char *call, const char *name, const void *buffer, bool empty, size_t align);
+
+/* a * b * c fits int64 (all are >= 0); *ret_product may be NULL. */
+ep_status ep_check_product(const char *call, const char *name, int64_t a, int64_t b, int64_t c, int64_t *ret_product);
+
+/* Two buffers have no byte in common. Sizes as ep_check_product() gave them. */
+ep_status ep_check_apart(const char *call, const char *a_name, const void *a, int64_t a_bytes, const char *b_name,
+                         const void *b, int64_t b_bytes);
+
+/* An event to wait for: of the same communicator, or NULL. */
+ep_status ep_check_after(const char *call, const ep_comm *comm, const ep_event *after);
+
+#endif

@@ -1,0 +1,245 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "core/check.h"
+#include "core/config.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define ALLGATHER_MOST_BYTES 4096
+
+static ep_comm *new_comm(void)
+{
+    ep_comm *comm = calloc(1, sizeof(*comm));
+
+    if (comm)
+        pthread_mutex_init(&comm->error_lock, NULL);
+    return comm;
+}
+
+static void free_comm(ep_comm *comm)
+{
+    if (!comm)
+        return;
+    pthread_mutex_destroy(&comm->error_lock);
+    free(comm);
+}
+
+ep_status ep_comm_record(ep_comm *comm, ep_status status)
+{
+    int none = EP_OK;
+
+    if (status == EP_OK)
+        return status;
+    pthread_mutex_lock(&comm->error_lock);
+    snprintf(comm->error, sizeof(comm->error), "%s", ep_last_error());
+    /* A backend may have set `failed` before it had the words for it (ep_comm_abort() in a signal handler). */
+    if (ep_status_is_fatal(status) && !comm->reason[0])
+        memcpy(comm->reason, comm->error, sizeof(comm->reason));
+    if (ep_status_is_fatal(status))
+        atomic_compare_exchange_strong(&comm->failed, &none, (int)status);
+    pthread_mutex_unlock(&comm->error_lock);
+    return status;
+}
+
+ep_status ep_comm_usable(ep_comm *comm, const char *call)
+{
+    ep_status failed = (ep_status)atomic_load(&comm->failed);
+    char reason[EP_ERROR_TEXT_BYTES];
+
+    if (failed == EP_OK)
+        return EP_OK;
+    pthread_mutex_lock(&comm->error_lock);
+    memcpy(reason, comm->reason, sizeof(reason));
+    pthread_mutex_unlock(&comm->error_lock);
+    return ep_fail(failed, "%s: the communicator has failed before: %s", call,
+                   reason[0] ? reason : ep_status_text(failed));
+}
+
+static ep_status load_boot(const ep_boot *boot, ep_boot *ret_boot)
+{
+    EP_TRY(EP_CHECK_LOAD("ep_comm_new", ret_boot, boot, ep_boot));
+    if (!ret_boot->allgather)
+        return ep_fail(EP_E_ARG, "ep_comm_new: boot.allgather is NULL");
+    EP_TRY(ep_check_range("ep_comm_new", "boot.nranks", ret_boot->nranks, 1, EP_MAX_RANKS));
+    return ep_check_range("ep_comm_new", "boot.rank", ret_boot->rank, 0, ret_boot->nranks - 1);
+}
+
+static ep_status resolve_new(ep_comm *comm, const ep_boot *boot, const ep_comm_config *config)
+{
+    if (!comm)
+        return ep_fail(EP_E_MEMORY, "ep_comm_new: no memory");
+    comm->nranks = boot->nranks;
+    EP_TRY(ep_config_resolve(comm, config, boot->network, "ep_comm_new"));
+    ep_config_place(comm, boot->rank, boot->nranks);
+    if (!comm->ops->comm_open)
+        return ep_fail(EP_E_UNSUPPORTED, "ep_comm_new: backend %s cannot open a communicator", comm->ops->name);
+    return EP_OK;
+}
+
+ep_status ep_comm_new(const ep_boot *boot, const ep_comm_config *config, ep_comm **ret_comm)
+{
+    ep_boot mine;
+    ep_comm *comm;
+    ep_status status;
+
+    EP_TRY(load_boot(boot, &mine));
+    /* From here on this rank can tell the others what is wrong, so they need not wait for it until their deadline. */
+    comm = new_comm();
+    status = EP_CHECK_PTR("ep_comm_new", ret_comm);
+    if (status == EP_OK)
+        status = resolve_new(comm, &mine, config);
+    status = ep_config_agree(&mine, comm, status, "ep_comm_new");
+    if (status == EP_OK)
+        status = comm->ops->comm_open(comm, &mine);
+    if (status != EP_OK) {
+        free_comm(comm);
+        return status;
+    }
+    *ret_comm = comm;
+    return EP_OK;
+}
+
+void ep_comm_free(ep_comm *comm)
+{
+    if (!comm)
+        return;
+    if (comm->ops->comm_close)
+        comm->ops->comm_close(comm);
+    free_comm(comm);
+}
+
+ep_status ep_comm_get_info(const ep_comm *comm, ep_comm_info *ret_info)
+{
+    ep_comm_info info = {.size = sizeof(info)};
+
+    EP_CHECK_HANDLE(comm);
+    info.rank = comm->rank;
+    info.nranks = comm->nranks;
+    info.node = comm->node;
+    info.nnodes = comm->nnodes;
+    info.ranks_per_node = comm->ranks_per_node;
+    info.timeout_ms = comm->config.timeout_ms;
+    info.backend = comm->ops->name;
+    info.network = ep_config_network(comm);
+    info.library_bytes = comm->ops->comm_bytes ? comm->ops->comm_bytes(comm) : 0;
+    return EP_CHECK_STORE("ep_comm_get_info", ret_info, &info, ep_comm_info);
+}
+
+ep_status ep_comm_get_stats(const ep_comm *comm, ep_stats *ret_stats)
+{
+    EP_CHECK_HANDLE(comm);
+    return EP_CHECK_STORE("ep_comm_get_stats", ret_stats, &comm->stats, ep_stats);
+}
+
+ep_status ep_comm_barrier(ep_comm *comm)
+{
+    ep_status status;
+
+    EP_CHECK_HANDLE(comm);
+    status = ep_comm_usable(comm, __func__);
+    if (status == EP_OK)
+        status = EP_BACKEND_CALL(comm, barrier, comm);
+    return ep_comm_record(comm, status);
+}
+
+static ep_status check_allgather(const void *mine, size_t bytes, const void *ret_all)
+{
+    if (bytes > ALLGATHER_MOST_BYTES)
+        return ep_fail(EP_E_ARG, "ep_comm_allgather: bytes is %zu, more than %d", bytes, ALLGATHER_MOST_BYTES);
+    if (!bytes)
+        return EP_OK;
+    EP_TRY(EP_CHECK_PTR("ep_comm_allgather", mine));
+    return EP_CHECK_PTR("ep_comm_allgather", ret_all);
+}
+
+ep_status ep_comm_allgather(ep_comm *comm, const void *mine, size_t bytes, void *ret_all)
+{
+    ep_status status;
+
+    EP_CHECK_HANDLE(comm);
+    status = ep_comm_usable(comm, __func__);
+    if (status == EP_OK)
+        status = check_allgather(mine, bytes, ret_all);
+    if (status == EP_OK)
+        status = EP_BACKEND_CALL(comm, allgather, comm, mine, bytes, ret_all);
+    return ep_comm_record(comm, status);
+}
+
+void ep_comm_abort(ep_comm *comm)
+{
+    if (comm && comm->ops->abort)
+        comm->ops->abort(comm);
+}
+
+ep_status ep_comm_async_error(const ep_comm *comm)
+{
+    EP_CHECK_HANDLE(comm);
+    return (ep_status)atomic_load(&comm->failed);
+}
+
+const char *ep_comm_last_error(const ep_comm *comm)
+{
+    ep_comm *own = (ep_comm *)comm; /* the copy is no change that the caller could see */
+
+    if (!comm)
+        return "ep_comm_last_error: comm is NULL";
+    pthread_mutex_lock(&own->error_lock);
+    memcpy(own->shown, own->error, sizeof(own->shown));
+    pthread_mutex_unlock(&own->error_lock);
+    return own->shown;
+}
+
+/* The all-gather of the new group, in the form of a boot. */
+static ep_status gather_survivors(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
+{
+    ep_comm *comm = context;
+
+    (void)timeout_ms; /* the deadline is that of the communicator */
+    return comm->ops->allgather(comm, mine, bytes, ret_all);
+}
+
+static ep_status shrink(ep_comm *comm, const ep_comm_config *config, ep_comm *next)
+{
+    ep_boot boot = {.size = sizeof(boot), .allgather = gather_survivors, .context = next};
+    ep_status status;
+
+    next->ops = comm->ops;
+    if (config) {
+        EP_TRY(ep_config_resolve(next, config, NULL, "ep_comm_shrink"));
+    } else {
+        next->config = comm->config;
+        /* Survivors share a host, and the network of a boot may not outlive one of its ranks. */
+        next->config.network = "emulated";
+    }
+    next->ranks_per_node = next->config.ranks_per_node;
+    EP_TRY(comm->ops->shrink(comm, next));
+    next->config.ranks_per_node = next->ranks_per_node;
+    boot.rank = next->rank;
+    boot.nranks = next->nranks;
+    status = ep_config_agree(&boot, next, EP_OK, "ep_comm_shrink");
+    if (status != EP_OK && comm->ops->comm_close)
+        comm->ops->comm_close(next);
+    return status;
+}
+
+ep_status ep_comm_shrink(ep_comm *comm, const ep_comm_config *config, ep_comm **ret_comm)
+{
+    ep_comm *next = NULL;
+    ep_status status;
+
+    EP_CHECK_HANDLE(comm);
+    status = EP_CHECK_PTR(__func__, ret_comm);
+    if (status == EP_OK && (!comm->ops->shrink || !comm->ops->allgather))
+        status = ep_fail(EP_E_UNSUPPORTED, "%s: backend %s does not provide it", __func__, comm->ops->name);
+    if (status == EP_OK) {
+        next = new_comm();
+        status = next ? shrink(comm, config, next) : ep_fail(EP_E_MEMORY, "%s: no memory", __func__);
+    }
+    if (status != EP_OK) {
+        free_comm(next);
+        return ep_comm_record(comm, status);
+    }
+    *ret_comm = next;
+    return EP_OK;
+}

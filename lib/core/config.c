@@ -1,0 +1,283 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "core/config.h"
+
+#include "core/check.h"
+#include "net/net.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define DEFAULT_TIMEOUT_MS 30000
+#define DEFAULT_CHANNELS 4
+
+/* The value of an environment variable, NULL when it is unset or empty. */
+static const char *read_env(const char *name)
+{
+    const char *value = getenv(name);
+
+    return value && *value ? value : NULL;
+}
+
+static ep_status resolve_timeout(ep_comm_config *config, const char *call)
+{
+    const char *text = read_env("EPKIT_TIMEOUT_MS");
+    int32_t asked = config->timeout_ms;
+    char *end;
+    long value;
+
+    config->timeout_ms = DEFAULT_TIMEOUT_MS;
+    if (asked < 0)
+        return ep_fail(EP_E_ARG, "%s: timeout_ms is %d", call, asked);
+    if (asked > 0) {
+        config->timeout_ms = asked;
+        return EP_OK;
+    }
+    if (!text)
+        return EP_OK;
+    errno = 0;
+    value = strtol(text, &end, 10);
+    if (*text < '0' || *text > '9' || *end || errno || value < 1 || value > INT32_MAX)
+        return ep_fail(EP_E_ARG, "%s: $EPKIT_TIMEOUT_MS is \"%.32s\", not a number of milliseconds in 1..%d", call,
+                       text, INT32_MAX);
+    config->timeout_ms = (int32_t)value;
+    return EP_OK;
+}
+
+static ep_status resolve_backend(ep_comm *comm, const char *call)
+{
+    const char *asked = comm->config.backend;
+    const char *env = read_env("EPKIT_BACKEND");
+
+    if (comm->ops) {
+        if (asked && strcmp(asked, comm->ops->name) != 0)
+            return ep_fail(EP_E_ARG, "%s: backend is \"%s\", but the communicator has \"%s\"", call, asked,
+                           comm->ops->name);
+    } else {
+        ep_status status = ep_backend_find(asked ? asked : env, &comm->ops);
+
+        if (status != EP_OK)
+            return ep_fail_prefix(status, "%s: %s", call, !asked && env ? "$EPKIT_BACKEND: " : "");
+    }
+    comm->config.backend = comm->ops->name;
+    return EP_OK;
+}
+
+static ep_status resolve_network(ep_comm_config *config, const struct ep_net_provider *brought, const char *call)
+{
+    const char *asked = config->network;
+
+    if (brought && brought->abi != EP_NET_ABI)
+        return ep_fail(EP_E_ABI, "%s: the boot's network is of another build (abi %u, this library has %u)", call,
+                       brought->abi, EP_NET_ABI);
+    /* Our strings, because the caller's may not outlive the call. */
+    if (brought && (!asked || strcmp(asked, brought->name) == 0))
+        config->network = brought->name;
+    else if (!asked || strcmp(asked, "emulated") == 0)
+        config->network = "emulated";
+    else
+        return ep_fail(EP_E_UNSUPPORTED, "%s: network \"%.32s\": there is \"emulated\"%s%s%s, and the boot brings %s",
+                       call, asked, brought ? ", \"" : "", brought ? brought->name : "", brought ? "\"" : "",
+                       brought ? "no other" : "none");
+    return EP_OK;
+}
+
+static ep_status check_emulation(const ep_net_emulation *emulation, int nranks, const char *call)
+{
+    EP_TRY(ep_check_range(call, "emulation.reorder", emulation->reorder, 0, 1));
+    if (emulation->ring_bytes)
+        EP_TRY(ep_check_range(call, "emulation.ring_bytes", emulation->ring_bytes, EP_NET_WIRE_MIN_BYTES, UINT32_MAX));
+    if (emulation->stall_ms && nranks)
+        EP_TRY(ep_check_range(call, "emulation.stall_rank", emulation->stall_rank, 0, nranks - 1));
+    return EP_OK;
+}
+
+static ep_status resolve_numbers(ep_comm_config *config, int nranks, const char *call)
+{
+    EP_TRY(ep_check_range(call, "ranks_per_node", config->ranks_per_node, 0, nranks ? nranks : EP_MAX_RANKS));
+    if (nranks && config->ranks_per_node && nranks % config->ranks_per_node)
+        return ep_fail(EP_E_ARG, "%s: ranks_per_node %d does not divide the %d ranks", call, config->ranks_per_node,
+                       nranks);
+    EP_TRY(ep_check_flags(call, config->flags, EP_COMM_CHECK_VALUES));
+    EP_TRY(ep_check_range(call, "channels", config->channels, 0, EP_NET_MAX_CHANNELS));
+    if (!config->channels)
+        config->channels = DEFAULT_CHANNELS;
+    if (!config->partial_type)
+        config->partial_type = EP_F32;
+    if (config->partial_type != EP_F32 && config->partial_type != EP_BF16)
+        return ep_fail(EP_E_ARG, "%s: partial_type is %d (%s), neither EP_F32 nor EP_BF16", call, config->partial_type,
+                       ep_dtype_name((ep_dtype)config->partial_type));
+    return check_emulation(&config->emulation, nranks, call);
+}
+
+ep_status ep_config_resolve(ep_comm *comm, const ep_comm_config *config, const void *network, const char *call)
+{
+    ep_status status = EP_OK;
+
+    comm->config = (ep_comm_config)EP_COMM_CONFIG_INIT;
+    if (config)
+        status =
+            ep_args_load(&comm->config, sizeof(comm->config), EP_ARGS_FIRST_BYTES(ep_comm_config), config, "config");
+    if (status != EP_OK) {
+        comm->config.timeout_ms = DEFAULT_TIMEOUT_MS;
+        return ep_fail_prefix(status, "%s: ", call);
+    }
+    EP_TRY(resolve_timeout(&comm->config, call));
+    EP_TRY(resolve_numbers(&comm->config, comm->nranks, call));
+    EP_TRY(resolve_network(&comm->config, network, call));
+    return resolve_backend(comm, call);
+}
+
+void ep_config_place(ep_comm *comm, int rank, int nranks)
+{
+    if (!comm->config.ranks_per_node)
+        comm->config.ranks_per_node = nranks;
+    comm->rank = rank;
+    comm->nranks = nranks;
+    comm->ranks_per_node = comm->config.ranks_per_node;
+    comm->node = rank / comm->ranks_per_node;
+    comm->nnodes = nranks / comm->ranks_per_node;
+}
+
+const char *ep_config_network(const ep_comm *comm)
+{
+    return comm->nnodes > 1 ? comm->config.network : "none";
+}
+
+/*
+ * What ranks tell each other first. Plain data of a fixed size for ever, so that ranks with different libraries can at
+ * least compare `version`; a library that changes the rest changes `format`.
+ */
+struct digest {
+    uint32_t format;
+    int32_t rank;
+    char version[32];
+    int32_t status; /* of this rank alone; the fields below mean nothing unless it is EP_OK */
+    int32_t ranks_per_node;
+    uint32_t flags;
+    int32_t channels, partial_type;
+    char backend[16], network[16];
+    char reason[420];
+};
+
+#define DIGEST_FORMAT 1u
+
+_Static_assert(sizeof(struct digest) == 512, "the digest has one size for ever");
+
+static void copy_text(char *to, size_t bytes, const char *from)
+{
+    snprintf(to, bytes, "%s", from);
+}
+
+static void make_digest(struct digest *digest, int rank, const ep_comm *comm, ep_status local)
+{
+    memset(digest, 0, sizeof(*digest));
+    digest->format = DIGEST_FORMAT;
+    digest->rank = rank;
+    digest->status = (int32_t)local;
+    copy_text(digest->version, sizeof(digest->version), ep_version());
+    if (local != EP_OK) {
+        copy_text(digest->reason, sizeof(digest->reason), ep_last_error());
+        return;
+    }
+    digest->ranks_per_node = comm->ranks_per_node;
+    digest->flags = comm->config.flags;
+    digest->channels = comm->config.channels;
+    digest->partial_type = comm->config.partial_type;
+    copy_text(digest->backend, sizeof(digest->backend), comm->ops->name);
+    copy_text(digest->network, sizeof(digest->network), ep_config_network(comm));
+}
+
+enum value_kind { VALUE_TEXT, VALUE_NUMBER, VALUE_BITS, VALUE_DTYPE };
+
+static const struct field {
+    const char *name;
+    size_t offset;
+    enum value_kind kind;
+} fields[] = {
+    {"library version", offsetof(struct digest, version), VALUE_TEXT},
+    {"backend", offsetof(struct digest, backend), VALUE_TEXT},
+    {"ranks_per_node", offsetof(struct digest, ranks_per_node), VALUE_NUMBER},
+    {"network", offsetof(struct digest, network), VALUE_TEXT},
+    {"flags", offsetof(struct digest, flags), VALUE_BITS},
+    {"channels", offsetof(struct digest, channels), VALUE_NUMBER},
+    {"partial_type", offsetof(struct digest, partial_type), VALUE_DTYPE},
+};
+
+/* Also what equality means: two values are the same if they read the same. */
+static void print_value(const struct field *field, const struct digest *digest, char text[40])
+{
+    const char *value = (const char *)digest + field->offset;
+    int32_t number = 0;
+
+    if (field->kind == VALUE_TEXT) {
+        snprintf(text, 40, "%.32s", value);
+        return;
+    }
+    memcpy(&number, value, sizeof(number));
+    if (field->kind == VALUE_NUMBER)
+        snprintf(text, 40, "%d", number);
+    else if (field->kind == VALUE_BITS)
+        snprintf(text, 40, "0x%x", (uint32_t)number);
+    else
+        snprintf(text, 40, "%s", ep_dtype_name((ep_dtype)number));
+}
+
+/* Everybody looks for the first field, in it for the first rank that differs from rank 0: one text for all. */
+static ep_status compare_field(const struct field *field, const struct digest *all, int nranks, const char *call)
+{
+    char first[40], other[40];
+
+    print_value(field, &all[0], first);
+    for (int rank = 1; rank < nranks; rank++) {
+        print_value(field, &all[rank], other);
+        if (strcmp(first, other) != 0)
+            return ep_fail(EP_E_MISMATCH, "%s: ranks disagree: %s is %s on rank 0 and %s on rank %d", call, field->name,
+                           first, other, rank);
+    }
+    return EP_OK;
+}
+
+static ep_status compare(const struct digest *all, int nranks, const char *call)
+{
+    EP_TRY(compare_field(&fields[0], all, nranks, call));
+    for (int rank = 0; rank < nranks; rank++) {
+        if (all[rank].format != DIGEST_FORMAT)
+            return ep_fail(EP_E_MISMATCH, "%s: rank %d has another build of version %s", call, rank, ep_version());
+        if (all[rank].rank != rank)
+            return ep_fail(EP_E_MISMATCH, "%s: the boot's all-gather put the block of rank %d in the place of rank %d",
+                           call, all[rank].rank, rank);
+    }
+    for (int rank = 0; rank < nranks; rank++)
+        if (all[rank].status != EP_OK)
+            return ep_fail((ep_status)all[rank].status, "%s: rank %d failed: %.*s", call, rank,
+                           (int)sizeof(all[rank].reason), all[rank].reason);
+    for (size_t i = 1; i < sizeof(fields) / sizeof(fields[0]); i++)
+        EP_TRY(compare_field(&fields[i], all, nranks, call));
+    return EP_OK;
+}
+
+ep_status ep_config_agree(const ep_boot *boot, const ep_comm *comm, ep_status local, const char *call)
+{
+    struct digest mine, *all;
+    char text[EP_ERROR_TEXT_BYTES];
+    ep_status status;
+
+    copy_text(text, sizeof(text), ep_last_error());
+    make_digest(&mine, boot->rank, comm, local);
+    all = calloc((size_t)boot->nranks, sizeof(*all));
+    if (!all)
+        return ep_fail(EP_E_MEMORY, "%s: no memory for %d ranks", call, boot->nranks);
+    ep_fail(EP_OK, "%s", "");
+    status =
+        boot->allgather(boot->context, &mine, sizeof(mine), comm ? comm->config.timeout_ms : DEFAULT_TIMEOUT_MS, all);
+    if (status == EP_OK)
+        status = compare(all, boot->nranks, call);
+    else /* callbacks of the caller need not know ep_fail() */
+        ep_fail_prefix(status, "%s: %s", call, *ep_last_error() ? "" : "the boot's all-gather failed");
+    if (local != EP_OK || status == EP_OK)
+        status = ep_fail(local, "%s", text);
+    free(all);
+    return status;
+}

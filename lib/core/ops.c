@@ -1,0 +1,213 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "core/check.h"
+
+/* Both operations: a known element type and rows that the copy loops can take. */
+static ep_status check_rows(const char *call, int dtype, int hidden, int64_t *ret_row_bytes)
+{
+    int64_t bytes;
+
+    EP_TRY(ep_check_range(call, "hidden", hidden, 1, EP_MAX_HIDDEN));
+    bytes = (int64_t)hidden * (int64_t)ep_dtype_bytes((ep_dtype)dtype);
+    if (dtype == EP_F8E4M3 && hidden % EP_SCALE_BLOCK)
+        return ep_fail(EP_E_ARG, "%s: hidden %d of fp8 rows is not a multiple of %d", call, hidden, EP_SCALE_BLOCK);
+    if (bytes % EP_ROW_ALIGN)
+        return ep_fail(EP_E_ALIGN, "%s: rows of hidden %d have %lld bytes, not a multiple of %d", call, hidden,
+                       (long long)bytes, EP_ROW_ALIGN);
+    *ret_row_bytes = bytes;
+    return EP_OK;
+}
+
+static ep_status check_event(const char *call, uint32_t flags, ep_event **ret_event)
+{
+    EP_TRY(ep_check_flags(call, flags, EP_ASYNC));
+    if ((flags & EP_ASYNC) && !ret_event)
+        return ep_fail(EP_E_ARG, "%s: EP_ASYNC needs ret_event", call);
+    if (!(flags & EP_ASYNC) && ret_event)
+        return ep_fail(EP_E_ARG, "%s: ret_event without EP_ASYNC", call);
+    return EP_OK;
+}
+
+/*
+ * --- dispatch ---
+ */
+
+#define DISPATCH "ep_dispatch"
+
+static ep_status check_no_scales(const ep_dispatch_args *args, const char *why)
+{
+    if (args->scales)
+        return ep_fail(EP_E_ARG, DISPATCH ": scales with %s", why);
+    if (args->scale_type)
+        return ep_fail(EP_E_ARG, DISPATCH ": scale_type is %d with %s", args->scale_type, why);
+    if (args->recv_scales)
+        return ep_fail(EP_E_ARG, DISPATCH ": recv_scales with %s", why);
+    if (args->scale_stride_token || args->scale_stride_block)
+        return ep_fail(EP_E_ARG, DISPATCH ": scale strides with %s", why);
+    return EP_OK;
+}
+
+/* The farthest scale from the first one. Strides may be negative or, one of them, 0. */
+static ep_status check_scale_extent(const ep_dispatch_args *args, int n_tokens, int64_t scales_per_row)
+{
+    int64_t over_tokens, over_blocks, bytes;
+
+    if (n_tokens == 0)
+        return EP_OK;
+    if (__builtin_mul_overflow(args->scale_stride_token, (int64_t)n_tokens - 1, &over_tokens) ||
+        __builtin_mul_overflow(args->scale_stride_block, scales_per_row - 1, &over_blocks) ||
+        __builtin_add_overflow(over_tokens, over_blocks, &bytes) || !ep_mul(bytes, 4, &bytes) ||
+        !ep_mul(over_tokens, 4, &bytes) || !ep_mul(over_blocks, 4, &bytes))
+        return ep_fail(EP_E_OVERFLOW, DISPATCH ": scale strides %lld and %lld over %d tokens",
+                       (long long)args->scale_stride_token, (long long)args->scale_stride_block, n_tokens);
+    return EP_OK;
+}
+
+/* `scale_type` tells whether there are scales: a rank without tokens may have no pointer. */
+static ep_status check_scales(const ep_dispatch_args *args, int n_tokens)
+{
+    int64_t per_row = args->hidden / EP_SCALE_BLOCK;
+
+    if (args->dtype != EP_F8E4M3)
+        return check_no_scales(args, "rows that are not fp8");
+    if (!args->scales && (!args->scale_type || n_tokens))
+        return check_no_scales(args, "no scales given");
+    if (args->scale_type != EP_F32 && args->scale_type != EP_UE8M0)
+        return ep_fail(EP_E_ARG, DISPATCH ": scale_type is %d (%s), neither EP_F32 nor EP_UE8M0", args->scale_type,
+                       ep_dtype_name((ep_dtype)args->scale_type));
+    if (args->scale_type == EP_UE8M0) {
+        if (args->hidden % (4 * EP_SCALE_BLOCK))
+            return ep_fail(EP_E_ARG, DISPATCH ": hidden %d with EP_UE8M0 scales is not a multiple of %d", args->hidden,
+                           4 * EP_SCALE_BLOCK);
+        per_row /= 4;
+    }
+    EP_TRY(ep_check_buffer(DISPATCH, "scales", args->scales, n_tokens == 0, EP_ROW_ALIGN));
+    EP_TRY(ep_check_buffer(DISPATCH, "recv_scales", args->recv_scales, args->out_rows == 0, EP_ROW_ALIGN));
+    EP_TRY(ep_check_product(DISPATCH, "recv_scales", args->out_rows, per_row, 4, NULL));
+    return check_scale_extent(args, n_tokens, per_row);
+}
+
+static ep_status check_topk_outputs(const ep_plan *plan, const ep_dispatch_args *args)
+{
+    bool expanded = plan->args.flags & EP_PLAN_EXPANDED;
+    int64_t index_bytes = (int64_t)ep_dtype_bytes((ep_dtype)plan->args.idx_type);
+
+    if (args->recv_topk_idx && expanded)
+        return ep_fail(EP_E_ARG, DISPATCH ": recv_topk_idx must be NULL in the expanded layout");
+    if (args->recv_topk_weights && !args->topk_weights && plan->args.n_tokens)
+        return ep_fail(EP_E_ARG, DISPATCH ": recv_topk_weights without topk_weights");
+    EP_TRY(ep_check_buffer(DISPATCH, "topk_weights", args->topk_weights, true, EP_ROW_ALIGN));
+    EP_TRY(ep_check_buffer(DISPATCH, "recv_topk_idx", args->recv_topk_idx, true, EP_ROW_ALIGN));
+    EP_TRY(ep_check_buffer(DISPATCH, "recv_topk_weights", args->recv_topk_weights, true, EP_ROW_ALIGN));
+    if (args->recv_topk_idx)
+        EP_TRY(ep_check_product(DISPATCH, "recv_topk_idx", args->out_rows, plan->args.topk, index_bytes, NULL));
+    if (args->recv_topk_weights)
+        EP_TRY(
+            ep_check_product(DISPATCH, "recv_topk_weights", args->out_rows, expanded ? 1 : plan->args.topk, 4, NULL));
+    return EP_OK;
+}
+
+static ep_status check_dispatch(const ep_plan *plan, const ep_dispatch_args *args, ep_event **ret_event)
+{
+    int n_tokens = plan->args.n_tokens;
+    int64_t row_bytes, x_bytes, out_bytes;
+
+    EP_TRY(check_event(DISPATCH, args->flags, ret_event));
+    if (args->dtype != EP_BF16 && args->dtype != EP_F8E4M3)
+        return ep_fail(EP_E_ARG, DISPATCH ": dtype is %d (%s), neither EP_BF16 nor EP_F8E4M3", args->dtype,
+                       ep_dtype_name((ep_dtype)args->dtype));
+    if (args->reserved)
+        return ep_fail(EP_E_ARG, DISPATCH ": reserved is %d, not 0", args->reserved);
+    EP_TRY(check_rows(DISPATCH, args->dtype, args->hidden, &row_bytes));
+    if (args->out_rows < 0)
+        return ep_fail(EP_E_ARG, DISPATCH ": out_rows is %lld", (long long)args->out_rows);
+    if (args->out_rows < plan->info.out_rows)
+        return ep_fail(EP_E_CAPACITY, DISPATCH ": out_rows is %lld, but the plan has %lld rows for this rank",
+                       (long long)args->out_rows, (long long)plan->info.out_rows);
+    EP_TRY(ep_check_product(DISPATCH, "x", n_tokens, row_bytes, 1, &x_bytes));
+    EP_TRY(ep_check_product(DISPATCH, "recv_x", args->out_rows, row_bytes, 1, &out_bytes));
+    EP_TRY(ep_check_buffer(DISPATCH, "x", args->x, n_tokens == 0, EP_ROW_ALIGN));
+    EP_TRY(ep_check_buffer(DISPATCH, "recv_x", args->recv_x, args->out_rows == 0, EP_ROW_ALIGN));
+    EP_TRY(ep_check_apart(DISPATCH, "recv_x", args->recv_x, out_bytes, "x", args->x, x_bytes));
+    EP_TRY(check_scales(args, n_tokens));
+    EP_TRY(check_topk_outputs(plan, args));
+    return ep_check_after(DISPATCH, plan->comm, args->after);
+}
+
+ep_status ep_dispatch(ep_plan *plan, const ep_dispatch_args *args, ep_event **ret_event)
+{
+    ep_dispatch_args mine;
+    ep_status status;
+
+    EP_CHECK_HANDLE(plan);
+    status = ep_comm_usable(plan->comm, __func__);
+    if (status == EP_OK)
+        status = EP_CHECK_LOAD(DISPATCH, &mine, args, ep_dispatch_args);
+    if (status == EP_OK)
+        status = check_dispatch(plan, &mine, ret_event);
+    if (status == EP_OK)
+        status = EP_BACKEND_CALL(plan->comm, dispatch, plan, &mine, ret_event);
+    if (status == EP_OK && ret_event)
+        plan->comm->live++;
+    return ep_comm_record(plan->comm, status);
+}
+
+/*
+ * --- combine ---
+ */
+
+#define COMBINE "ep_combine"
+
+static ep_status check_combine_weights(const ep_plan *plan, const ep_combine_args *args, int64_t rows)
+{
+    bool expanded = plan->args.flags & EP_PLAN_EXPANDED;
+
+    if (!args->topk_weights != !args->out_topk_weights)
+        return ep_fail(EP_E_ARG, COMBINE ": %s",
+                       args->topk_weights ? "topk_weights without out_topk_weights"
+                                          : "out_topk_weights without topk_weights");
+    EP_TRY(ep_check_buffer(COMBINE, "topk_weights", args->topk_weights, true, EP_ROW_ALIGN));
+    EP_TRY(ep_check_buffer(COMBINE, "out_topk_weights", args->out_topk_weights, true, EP_ROW_ALIGN));
+    if (args->topk_weights)
+        EP_TRY(ep_check_product(COMBINE, "topk_weights", rows, expanded ? 1 : plan->args.topk, 4, NULL));
+    return EP_OK;
+}
+
+static ep_status check_combine(const ep_plan *plan, const ep_combine_args *args, ep_event **ret_event)
+{
+    int n_tokens = plan->args.n_tokens;
+    int64_t rows = plan->info.n_recv >= 0 ? plan->info.n_recv : plan->info.out_rows;
+    int64_t row_bytes, x_bytes, out_bytes;
+
+    EP_TRY(check_event(COMBINE, args->flags, ret_event));
+    if (args->dtype != EP_BF16)
+        return ep_fail(EP_E_ARG, COMBINE ": dtype is %d (%s), not EP_BF16", args->dtype,
+                       ep_dtype_name((ep_dtype)args->dtype));
+    EP_TRY(check_rows(COMBINE, args->dtype, args->hidden, &row_bytes));
+    EP_TRY(ep_check_product(COMBINE, "x", rows, row_bytes, 1, &x_bytes));
+    EP_TRY(ep_check_product(COMBINE, "out", n_tokens, row_bytes, 1, &out_bytes));
+    EP_TRY(ep_check_buffer(COMBINE, "x", args->x, rows == 0, EP_ROW_ALIGN));
+    EP_TRY(ep_check_buffer(COMBINE, "bias[0]", args->bias[0], true, EP_ROW_ALIGN));
+    EP_TRY(ep_check_buffer(COMBINE, "bias[1]", args->bias[1], true, EP_ROW_ALIGN));
+    EP_TRY(ep_check_buffer(COMBINE, "out", args->out, n_tokens == 0, EP_ROW_ALIGN));
+    EP_TRY(ep_check_apart(COMBINE, "out", args->out, out_bytes, "x", args->x, x_bytes));
+    EP_TRY(check_combine_weights(plan, args, rows));
+    return ep_check_after(COMBINE, plan->comm, args->after);
+}
+
+ep_status ep_combine(ep_plan *plan, const ep_combine_args *args, ep_event **ret_event)
+{
+    ep_combine_args mine;
+    ep_status status;
+
+    EP_CHECK_HANDLE(plan);
+    status = ep_comm_usable(plan->comm, __func__);
+    if (status == EP_OK)
+        status = EP_CHECK_LOAD(COMBINE, &mine, args, ep_combine_args);
+    if (status == EP_OK)
+        status = check_combine(plan, &mine, ret_event);
+    if (status == EP_OK)
+        status = EP_BACKEND_CALL(plan->comm, combine, plan, &mine, ret_event);
+    if (status == EP_OK && ret_event)
+        plan->comm->live++;
+    return ep_comm_record(plan->comm, status);
+}

@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "core/check.h"
+
+#include <stdlib.h>
+
+#define KNOWN_FLAGS (EP_PLAN_EXPANDED | EP_PLAN_ZERO_PADDING)
+
+/* The arguments that a routing has with or without a plan. */
+static ep_status check_routing_args(const char *call, const ep_comm *comm, const ep_plan_args *args)
+{
+    EP_TRY(ep_check_idx_type(call, args->idx_type));
+    EP_TRY(ep_check_range(call, "n_tokens", args->n_tokens, 0, INT32_MAX));
+    EP_TRY(ep_check_range(call, "topk", args->topk, 1, EP_MAX_TOPK));
+    EP_TRY(ep_check_experts(call, comm, args->n_experts));
+    return ep_check_buffer(call, "topk_idx", args->topk_idx, args->n_tokens == 0,
+                           ep_dtype_bytes((ep_dtype)args->idx_type));
+}
+
+static ep_status check_plan_args(const char *call, const ep_comm *comm, ep_plan_args *args)
+{
+    int64_t most;
+
+    EP_TRY(check_routing_args(call, comm, args));
+    EP_TRY(ep_check_flags(call, args->flags, KNOWN_FLAGS));
+    if ((args->flags & EP_PLAN_ZERO_PADDING) && !(args->flags & EP_PLAN_EXPANDED))
+        return ep_fail(EP_E_ARG, "%s: EP_PLAN_ZERO_PADDING without EP_PLAN_EXPANDED: there is no padding", call);
+    EP_TRY(ep_check_range(call, "expert_alignment", args->expert_alignment, 0, INT32_MAX));
+    if (!args->expert_alignment)
+        args->expert_alignment = 1;
+    EP_TRY(ep_check_range(call, "worst_rows", args->worst_rows, 0, INT64_MAX));
+    /* All ranks may choose the same expert, and its count is an int32 even when rounded up. */
+    EP_TRY(ep_check_product(call, "n_tokens * ranks", args->n_tokens, comm->nranks, 1, &most));
+    if (most + args->expert_alignment > INT32_MAX)
+        return ep_fail(EP_E_OVERFLOW, "%s: %d tokens on each of %d ranks, rounded up to %d, do not fit an int32 count",
+                       call, args->n_tokens, comm->nranks, args->expert_alignment);
+    return EP_OK;
+}
+
+static ep_status open_plan(ep_comm *comm, const ep_plan_args *args, ep_plan **ret_plan)
+{
+    ep_plan *plan = calloc(1, sizeof(*plan));
+    ep_status status;
+
+    if (!plan)
+        return ep_fail(EP_E_MEMORY, "ep_plan_new: no memory");
+    plan->comm = comm;
+    plan->args = *args;
+    plan->args.topk_idx = NULL;
+    status = comm->ops->plan_open(plan, args->topk_idx);
+    if (status != EP_OK) {
+        free(plan);
+        return status;
+    }
+    comm->live++;
+    *ret_plan = plan;
+    return EP_OK;
+}
+
+ep_status ep_plan_new(ep_comm *comm, const ep_plan_args *args, ep_plan **ret_plan)
+{
+    ep_plan_args mine;
+    ep_status status;
+
+    EP_CHECK_HANDLE(comm);
+    status = ep_comm_usable(comm, __func__);
+    if (status == EP_OK)
+        status = EP_CHECK_PTR(__func__, ret_plan);
+    if (status == EP_OK)
+        status = EP_CHECK_LOAD("ep_plan_new", &mine, args, ep_plan_args);
+    if (status == EP_OK)
+        status = check_plan_args(__func__, comm, &mine);
+    if (status == EP_OK && !comm->ops->plan_open)
+        status = ep_fail(EP_E_UNSUPPORTED, "%s: backend %s does not provide it", __func__, comm->ops->name);
+    if (status == EP_OK)
+        status = open_plan(comm, &mine, ret_plan);
+    return ep_comm_record(comm, status);
+}
+
+void ep_plan_free(ep_plan *plan)
+{
+    if (!plan)
+        return;
+    if (plan->comm->ops->plan_close)
+        plan->comm->ops->plan_close(plan);
+    plan->comm->live--;
+    free(plan);
+}
+
+ep_status ep_plan_get_info(const ep_plan *plan, ep_plan_info *ret_info)
+{
+    EP_CHECK_HANDLE(plan);
+    return EP_CHECK_STORE("ep_plan_get_info", ret_info, &plan->info, ep_plan_info);
+}
+
+ep_status ep_plan_get_sources(ep_plan *plan, int32_t *ret_rank, int32_t *ret_token)
+{
+    ep_status status;
+
+    EP_CHECK_HANDLE(plan);
+    status = ep_comm_usable(plan->comm, __func__);
+    if (status == EP_OK && plan->info.n_recv < 0)
+        status = ep_fail(EP_E_STATE, "%s: the counts of this plan are not known before its first dispatch", __func__);
+    if (status == EP_OK)
+        status = EP_BACKEND_CALL(plan->comm, plan_sources, plan, ret_rank, ret_token);
+    return ep_comm_record(plan->comm, status);
+}
+
+ep_status ep_plan_layout(ep_comm *comm, const ep_plan_args *args, ep_layout *layout)
+{
+    ep_plan_args mine;
+    ep_layout outputs;
+    ep_status status;
+
+    EP_CHECK_HANDLE(comm);
+    status = EP_CHECK_LOAD("ep_plan_layout", &mine, args, ep_plan_args);
+    if (status == EP_OK)
+        status = EP_CHECK_LOAD("ep_plan_layout", &outputs, layout, ep_layout);
+    if (status == EP_OK)
+        status = check_plan_args(__func__, comm, &mine);
+    if (status == EP_OK)
+        status = EP_BACKEND_CALL(comm, plan_layout, comm, &mine, &outputs);
+    return ep_comm_record(comm, status);
+}
