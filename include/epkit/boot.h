@@ -41,7 +41,11 @@ typedef struct ep_boot_shm ep_boot_shm;
 
 EP_API ep_status ep_boot_shm_new(int nranks, ep_boot_shm **ret_place);
 
-/* Fills *ret_boot for `rank`. The boot borrows `place`, which must live until ep_comm_new() has returned. */
+/*
+ * Fills *ret_boot for `rank`. Once a rank: EP_E_STATE for the second. The boot borrows `place`, which must live until
+ * ep_comm_new() has returned. An all-gather that fails on any rank makes the place void: the others fail at once or
+ * with their next one, because nobody could tell any more which all-gather a rank is in.
+ */
 EP_API ep_status ep_boot_shm_join(ep_boot_shm *place, int rank, ep_boot *ret_boot);
 
 /* NULL is fine. In a forked child it frees the child's mapping only. */

@@ -23,7 +23,7 @@ typedef struct ep_launch_args {
     int32_t nranks;
     ep_rank_fn run;
     void *argument;     /* shared by threads, copied by fork */
-    int32_t timeout_ms; /* fork: children that still run then are killed; 0: no limit */
+    int32_t timeout_ms; /* fork: children that still run then are killed; 0: no limit, the only choice for threads */
     int32_t reserved;   /* 0 */
 } ep_launch_args;
 
@@ -40,6 +40,12 @@ typedef struct ep_rank_exit {
  * Runs nranks ranks and waits for all of them. Returns EP_OK when all of them ran to their end, whatever their codes;
  * ret_exits [nranks] tells how each ended. Children die with the launcher, also when it is killed by SIGKILL
  * (PR_SET_PDEATHSIG); the calling thread must therefore outlive the call. stdout and stderr are inherited.
+ *
+ * EP_E_PEER_DEAD when a rank was killed, EP_E_TIMEOUT when ranks were killed at the deadline; ret_exits is filled in
+ * both cases. With any other error no rank runs any more and ret_exits is untouched. Fork mode: stdio is flushed before
+ * the fork and at the end of a rank, which leaves by _exit() without running atexit handlers; a result outside of
+ * 0..255 counts as 255; EP_E_STATE if the process ignores SIGCHLD, because no exit code could be read then. Children of
+ * the caller that are not ranks are left alone. Threads mode: a rank cannot be killed, so timeout_ms must be 0.
  */
 EP_API ep_status ep_launch(const ep_launch_args *args, ep_rank_exit *ret_exits);
 

@@ -1,0 +1,327 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/clock.h"
+#include "core/core.h"
+
+#include <epkit/launch.h>
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define NO_DEADLINE UINT64_MAX
+
+/* Between two looks at a child where the kernel gives no pidfd. */
+#define NAP_NS 2000000u
+
+/* A process that SIGKILL does not end within this is stuck in the kernel: it is left to init. */
+#define KILL_GRACE_MS 10000
+
+struct group {
+    ep_launch_args args;
+    ep_boot_shm *place;
+    ep_boot boots[EP_MAX_RANKS];
+    ep_rank_exit exits[EP_MAX_RANKS];
+    bool returned[EP_MAX_RANKS]; /* the rank's program did, or called exit() */
+    pid_t pids[EP_MAX_RANKS];    /* 0: reaped, or never started */
+};
+
+/* --- fork --- */
+
+static _Noreturn void run_child(const struct group *group, int rank, pid_t launcher)
+{
+    int code;
+
+    /* The signal comes only for deaths after prctl(); for those before it, the child has another parent by now. */
+    if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || getppid() != launcher)
+        _exit(255);
+    code = group->args.run(&group->boots[rank], group->args.argument);
+    fflush(NULL);
+    _exit(code >= 0 && code <= 255 ? code : 255);
+}
+
+/* Sleeps until the process has ended or a while has passed; callers look again. */
+static void sleep_on_child(pid_t pid, uint64_t ns)
+{
+    struct pollfd look = {.events = POLLIN};
+    struct timespec span;
+
+    look.fd = (int)syscall(SYS_pidfd_open, pid, 0);
+    if (look.fd < 0 && ns > NAP_NS)
+        ns = NAP_NS;
+    span = (struct timespec){.tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u)};
+    ppoll(&look, look.fd >= 0 ? 1 : 0, &span, NULL);
+    if (look.fd >= 0)
+        close(look.fd);
+}
+
+/* Reaps this child and no other. *ret_ended: false at the deadline. */
+static ep_status reap(int rank, pid_t pid, uint64_t deadline_ns, bool *ret_ended, int *ret_how)
+{
+    pid_t got;
+    uint64_t now;
+
+    for (;;) {
+        got = waitpid(pid, ret_how, deadline_ns == NO_DEADLINE ? 0 : WNOHANG);
+        if (got == pid) {
+            *ret_ended = true;
+            return EP_OK;
+        }
+        if (got < 0 && errno == ECHILD)
+            return ep_fail(EP_E_STATE, "ep_launch: somebody else in this process has waited for rank %d (process %d)",
+                           rank, (int)pid);
+        if (got < 0 && errno != EINTR)
+            return ep_fail_errno(EP_E_SYSTEM, errno, "ep_launch: waitpid for rank %d (process %d)", rank, (int)pid);
+        if (got == 0) {
+            now = ep_now_ns();
+            if (now >= deadline_ns) {
+                *ret_ended = false;
+                return EP_OK;
+            }
+            sleep_on_child(pid, deadline_ns - now);
+        }
+    }
+}
+
+static void note_exit(struct group *group, int rank, int how, bool killed)
+{
+    ep_rank_exit *mine = &group->exits[rank];
+
+    *mine = (ep_rank_exit){.code = -1};
+    group->returned[rank] = WIFEXITED(how);
+    if (WIFEXITED(how))
+        mine->code = WEXITSTATUS(how);
+    else
+        mine->signal = WTERMSIG(how);
+    mine->late = killed && mine->signal == SIGKILL;
+    group->pids[rank] = 0;
+}
+
+/* Reaps what ends until then. Reports the first error, but looks at all. */
+static ep_status reap_all(struct group *group, uint64_t deadline_ns, bool killed)
+{
+    ep_status status = EP_OK;
+
+    for (int rank = 0; rank < group->args.nranks; rank++) {
+        ep_status mine = EP_OK;
+        bool ended = false;
+        int how = 0;
+
+        if (group->pids[rank])
+            mine = reap(rank, group->pids[rank], deadline_ns, &ended, &how);
+        if (ended)
+            note_exit(group, rank, how, killed);
+        if (mine == EP_E_STATE)
+            group->pids[rank] = 0; /* may be the number of another process by now */
+        if (status == EP_OK)
+            status = mine;
+    }
+    return status;
+}
+
+/* Kills and reaps the children that are still there. */
+static ep_status kill_children(struct group *group)
+{
+    /* First those that ended by themselves, so that they do not count as killed. */
+    ep_status status = reap_all(group, 0, false), after;
+
+    for (int rank = 0; rank < group->args.nranks; rank++)
+        if (group->pids[rank])
+            kill(group->pids[rank], SIGKILL);
+    after = reap_all(group, ep_deadline_ns(KILL_GRACE_MS), true);
+    if (status == EP_OK)
+        status = after;
+    for (int rank = 0; status == EP_OK && rank < group->args.nranks; rank++)
+        if (group->pids[rank])
+            status = ep_fail(EP_E_SYSTEM, "ep_launch: rank %d (process %d) is still there %d ms after SIGKILL", rank,
+                             (int)group->pids[rank], KILL_GRACE_MS);
+    return status;
+}
+
+/* After `status` with its text recorded: end what was started, but report the first failure. */
+static ep_status give_up(struct group *group, ep_status status)
+{
+    char text[EP_ERROR_TEXT_BYTES];
+
+    snprintf(text, sizeof(text), "%s", ep_last_error());
+    kill_children(group);
+    return ep_fail(status, "%s", text);
+}
+
+static ep_status check_sigchld(void)
+{
+    struct sigaction action;
+
+    if (sigaction(SIGCHLD, NULL, &action) == 0 && (action.sa_handler == SIG_IGN || (action.sa_flags & SA_NOCLDWAIT)))
+        return ep_fail(EP_E_STATE,
+                       "ep_launch: SIGCHLD is ignored in this process, so the exit codes of the ranks would "
+                       "be lost: set it to SIG_DFL");
+    return EP_OK;
+}
+
+static ep_status run_forked(struct group *group)
+{
+    uint64_t deadline_ns = group->args.timeout_ms ? ep_deadline_ns(group->args.timeout_ms) : NO_DEADLINE;
+    pid_t launcher = getpid();
+    ep_status status;
+
+    EP_TRY(check_sigchld());
+    /* Else the children would write what is buffered here once more. */
+    fflush(NULL);
+    for (int rank = 0; rank < group->args.nranks; rank++) {
+        pid_t pid = fork();
+
+        if (pid == 0)
+            run_child(group, rank, launcher);
+        if (pid < 0)
+            return give_up(group, ep_fail_errno(EP_E_SYSTEM, errno, "ep_launch: fork of rank %d", rank));
+        group->pids[rank] = pid;
+    }
+    /* All have to end, so the order of looking does not matter and one pidfd at a time is enough. */
+    status = reap_all(group, deadline_ns, false);
+    if (status != EP_OK)
+        return give_up(group, status);
+    return kill_children(group);
+}
+
+/* --- threads --- */
+
+enum gate_state { GATE_SHUT = 0, GATE_OPEN, GATE_CANCELLED };
+
+/* Ranks start together or not at all: a rank that ran alone would wait for the others until its own deadline. */
+struct gate {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    enum gate_state state;
+};
+
+struct thread {
+    pthread_t id;
+    struct group *group;
+    struct gate *gate;
+    int rank;
+};
+
+static void *thread_main(void *context)
+{
+    struct thread *thread = context;
+    struct gate *gate = thread->gate;
+    struct group *group = thread->group;
+    enum gate_state state;
+
+    pthread_mutex_lock(&gate->lock);
+    while (gate->state == GATE_SHUT)
+        pthread_cond_wait(&gate->changed, &gate->lock);
+    state = gate->state;
+    pthread_mutex_unlock(&gate->lock);
+    if (state == GATE_OPEN) {
+        group->exits[thread->rank].code = group->args.run(&group->boots[thread->rank], group->args.argument);
+        group->returned[thread->rank] = true;
+    }
+    return NULL;
+}
+
+static ep_status run_threads(struct group *group)
+{
+    struct gate gate = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
+    struct thread *threads = calloc((size_t)group->args.nranks, sizeof(*threads));
+    ep_status status = EP_OK;
+    int started, error = 0;
+
+    if (!threads)
+        return ep_fail(EP_E_MEMORY, "ep_launch: no memory for %d threads", group->args.nranks);
+    for (started = 0; started < group->args.nranks; started++) {
+        threads[started] = (struct thread){.group = group, .gate = &gate, .rank = started};
+        group->exits[started].code = -1;
+        error = pthread_create(&threads[started].id, NULL, thread_main, &threads[started]);
+        if (error) {
+            status = ep_fail_errno(EP_E_SYSTEM, error, "ep_launch: pthread_create of rank %d", started);
+            break;
+        }
+    }
+    pthread_mutex_lock(&gate.lock);
+    gate.state = status == EP_OK ? GATE_OPEN : GATE_CANCELLED;
+    pthread_cond_broadcast(&gate.changed);
+    pthread_mutex_unlock(&gate.lock);
+    for (int rank = 0; rank < started; rank++)
+        pthread_join(threads[rank].id, NULL);
+    free(threads);
+    return status;
+}
+
+/* --- both --- */
+
+/* A death explains the ranks that were late because of it, so it comes first. */
+static ep_status judge(const struct group *group)
+{
+    int late = -1, n_late = 0;
+
+    for (int rank = 0; rank < group->args.nranks; rank++) {
+        const ep_rank_exit *mine = &group->exits[rank];
+
+        if (mine->late) {
+            late = n_late++ ? late : rank;
+            continue;
+        }
+        if (mine->signal)
+            return ep_fail(EP_E_PEER_DEAD, "ep_launch: rank %d was killed by signal %d (%s)", rank, mine->signal,
+                           strsignal(mine->signal));
+        if (!group->returned[rank])
+            return ep_fail(EP_E_PEER_DEAD, "ep_launch: rank %d did not return", rank);
+    }
+    if (n_late)
+        return ep_fail(EP_E_TIMEOUT, "ep_launch: %d of %d ranks still ran after %d ms and were killed, rank %d first",
+                       n_late, group->args.nranks, group->args.timeout_ms, late);
+    return EP_OK;
+}
+
+static ep_status check(const ep_launch_args *args)
+{
+    if (args->mode != EP_LAUNCH_FORK && args->mode != EP_LAUNCH_THREADS)
+        return ep_fail(EP_E_ARG, "ep_launch: mode is %d, neither EP_LAUNCH_FORK nor EP_LAUNCH_THREADS", args->mode);
+    if (args->nranks < 1 || args->nranks > EP_MAX_RANKS)
+        return ep_fail(EP_E_ARG, "ep_launch: nranks is %d, not in 1..%d", args->nranks, EP_MAX_RANKS);
+    if (!args->run)
+        return ep_fail(EP_E_ARG, "ep_launch: run is NULL");
+    if (args->timeout_ms < 0)
+        return ep_fail(EP_E_ARG, "ep_launch: timeout_ms is %d", args->timeout_ms);
+    if (args->timeout_ms && args->mode == EP_LAUNCH_THREADS)
+        return ep_fail(EP_E_ARG, "ep_launch: timeout_ms needs EP_LAUNCH_FORK: a thread cannot be killed");
+    if (args->reserved)
+        return ep_fail(EP_E_ARG, "ep_launch: reserved is %d, not 0", args->reserved);
+    return EP_OK;
+}
+
+ep_status ep_launch(const ep_launch_args *args, ep_rank_exit *ret_exits)
+{
+    struct group *group;
+    ep_launch_args mine;
+    ep_status status;
+
+    if (!ret_exits)
+        return ep_fail(EP_E_ARG, "ep_launch: ret_exits is NULL");
+    EP_TRY(ep_args_load(&mine, sizeof(mine), EP_ARGS_FIRST_BYTES(ep_launch_args), args, "ep_launch: args"));
+    EP_TRY(check(&mine));
+    group = calloc(1, sizeof(*group));
+    if (!group)
+        return ep_fail(EP_E_MEMORY, "ep_launch: no memory for %d ranks", mine.nranks);
+    group->args = mine;
+    status = ep_boot_shm_new(mine.nranks, &group->place);
+    for (int rank = 0; status == EP_OK && rank < mine.nranks; rank++)
+        status = ep_boot_shm_join(group->place, rank, &group->boots[rank]);
+    if (status == EP_OK)
+        status = mine.mode == EP_LAUNCH_FORK ? run_forked(group) : run_threads(group);
+    if (status == EP_OK) {
+        memcpy(ret_exits, group->exits, (size_t)mine.nranks * sizeof(*ret_exits));
+        status = judge(group);
+    }
+    ep_boot_shm_free(group->place);
+    free(group);
+    return status;
+}

@@ -1,0 +1,226 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/futex.h"
+
+#include <epkit/boot.h>
+#include <errno.h>
+#include <stdalign.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+
+/*
+ * One mapping holds everything, so forked children find it at the address where the parent made it and a boot can point
+ * into it. An all-gather runs in rounds of one block a rank. A rank writes its block into its own slot, publishes the
+ * round and reads the others' slots once they have published it. Two blocks a slot are enough without any
+ * acknowledgement: who publishes round n has read all of round n - 1, so when all have published n, the blocks of n - 1
+ * may be overwritten, and nobody can start n + 1 before that.
+ */
+#define BLOCK_BYTES 4096
+#define LIST_BYTES 160
+
+/* A waiter looks for a failure of the place at least this often; posts wake it at once. */
+#define SLICE_NS 20000000u
+
+struct block {
+    uint64_t total_bytes; /* of the all-gather that the block is a part of: tells ranks in different calls apart */
+    unsigned char data[BLOCK_BYTES];
+};
+
+struct slot {
+    alignas(64) _Atomic uint32_t posted; /* rounds that the rank has published; futex word; may wrap */
+    _Atomic uint32_t joined;
+    struct ep_boot_shm *place;
+    int32_t rank;
+    struct block blocks[2];
+};
+
+struct ep_boot_shm {
+    size_t mapped;
+    int32_t nranks;
+    _Atomic uint32_t failed; /* FAILED_*: the rounds of the ranks are out of step for ever */
+    struct slot slots[];
+};
+
+/* status << 16 | rank that gave up first + 1; 0: none */
+#define FAILED_PACK(status, rank) ((uint32_t)(status) << 16 | ((uint32_t)(rank) + 1))
+#define FAILED_STATUS(failed) ((ep_status)((failed) >> 16))
+#define FAILED_RANK(failed) ((int)((failed)&0xffff) - 1)
+
+ep_status ep_boot_shm_new(int nranks, ep_boot_shm **ret_place)
+{
+    struct ep_boot_shm *place;
+    size_t bytes;
+
+    if (!ret_place)
+        return ep_fail(EP_E_ARG, "ep_boot_shm_new: ret_place is NULL");
+    if (nranks < 1 || nranks > EP_MAX_RANKS)
+        return ep_fail(EP_E_ARG, "ep_boot_shm_new: nranks is %d, not in 1..%d", nranks, EP_MAX_RANKS);
+    bytes = sizeof(*place) + (size_t)nranks * sizeof(place->slots[0]);
+    place = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (place == MAP_FAILED)
+        return ep_fail_errno(errno == ENOMEM ? EP_E_MEMORY : EP_E_SYSTEM, errno, "ep_boot_shm_new: mmap of %zu bytes",
+                             bytes);
+    place->mapped = bytes;
+    place->nranks = nranks;
+    for (int rank = 0; rank < nranks; rank++) {
+        place->slots[rank].place = place;
+        place->slots[rank].rank = rank;
+    }
+    *ret_place = place;
+    return EP_OK;
+}
+
+void ep_boot_shm_free(ep_boot_shm *place)
+{
+    if (place)
+        munmap(place, place->mapped);
+}
+
+/* Round counts wrap: only their distance means something, and it is never more than 1. */
+static bool has_posted(struct slot *slot, uint32_t round, uint32_t *ret_seen)
+{
+    *ret_seen = atomic_load_explicit(&slot->posted, memory_order_acquire);
+    return (int32_t)(*ret_seen - round) >= 0;
+}
+
+static ep_status break_place(struct slot *mine, ep_status status)
+{
+    uint32_t none = 0;
+
+    if (atomic_compare_exchange_strong(&mine->place->failed, &none, FAILED_PACK(status, mine->rank)))
+        for (int rank = 0; rank < mine->place->nranks; rank++)
+            ep_futex_wake(&mine->place->slots[rank].posted);
+    return status;
+}
+
+static ep_status fail_broken(struct slot *mine, uint32_t failed)
+{
+    int rank = FAILED_RANK(failed);
+
+    if (rank == mine->rank)
+        return ep_fail(FAILED_STATUS(failed),
+                       "boot: this rank gave up an earlier all-gather: the meeting place is void");
+    return ep_fail(FAILED_STATUS(failed), "boot: rank %d gave up: %s", rank, ep_status_text(FAILED_STATUS(failed)));
+}
+
+/* "1, 3, 4 and 12 more" */
+static int list_missing(struct ep_boot_shm *place, uint32_t round, char list[LIST_BYTES])
+{
+    int missing = 0, shown = 0;
+    size_t used = 0;
+    uint32_t seen;
+
+    list[0] = '\0';
+    for (int rank = 0; rank < place->nranks; rank++) {
+        if (has_posted(&place->slots[rank], round, &seen))
+            continue;
+        missing++;
+        if (used + 32 < LIST_BYTES) {
+            used += (size_t)snprintf(list + used, LIST_BYTES - used, "%s%d", shown ? ", " : "", rank);
+            shown++;
+        }
+    }
+    if (missing > shown)
+        snprintf(list + used, LIST_BYTES - used, " and %d more", missing - shown);
+    return missing;
+}
+
+static ep_status fail_late(struct slot *mine, uint32_t round, int timeout_ms)
+{
+    char list[LIST_BYTES];
+    int missing = list_missing(mine->place, round, list);
+
+    if (!missing) /* the last one came meanwhile */
+        return EP_OK;
+    ep_fail(EP_E_TIMEOUT, "boot: %d of %d ranks did not come within %d ms: rank%s %s", missing, mine->place->nranks,
+            timeout_ms, missing == 1 ? "" : "s", list);
+    return break_place(mine, EP_E_TIMEOUT);
+}
+
+static ep_status wait_posted(struct slot *mine, int rank, uint32_t round, uint64_t deadline_ns, int timeout_ms)
+{
+    struct slot *slot = &mine->place->slots[rank];
+    uint32_t seen, failed;
+    uint64_t now;
+
+    while (!has_posted(slot, round, &seen)) {
+        failed = atomic_load(&mine->place->failed);
+        if (failed)
+            return fail_broken(mine, failed);
+        now = ep_now_ns();
+        if (now >= deadline_ns)
+            return fail_late(mine, round, timeout_ms);
+        ep_futex_wait(&slot->posted, seen, deadline_ns - now < SLICE_NS ? deadline_ns - now : SLICE_NS);
+    }
+    return EP_OK;
+}
+
+/* One round: what fits into a block from `offset` on, of everybody. */
+static ep_status gather_round(struct slot *mine, const unsigned char *block, size_t bytes, size_t offset,
+                              uint64_t deadline_ns, int timeout_ms, unsigned char *ret_all)
+{
+    struct ep_boot_shm *place = mine->place;
+    uint32_t round = atomic_load_explicit(&mine->posted, memory_order_relaxed) + 1;
+    size_t count = bytes - offset < BLOCK_BYTES ? bytes - offset : BLOCK_BYTES;
+    struct block *out = &mine->blocks[round & 1];
+
+    out->total_bytes = bytes;
+    if (count)
+        memcpy(out->data, block + offset, count);
+    atomic_store_explicit(&mine->posted, round, memory_order_release);
+    ep_futex_wake(&mine->posted);
+
+    for (int rank = 0; rank < place->nranks; rank++) {
+        const struct block *in = &place->slots[rank].blocks[round & 1];
+
+        EP_TRY(wait_posted(mine, rank, round, deadline_ns, timeout_ms));
+        if (in->total_bytes != bytes) {
+            ep_fail(EP_E_MISMATCH, "boot: ranks disagree: rank %d gathers %zu bytes and rank %d gathers %zu",
+                    mine->rank, bytes, rank, (size_t)in->total_bytes);
+            return break_place(mine, EP_E_MISMATCH);
+        }
+        if (count)
+            memcpy(ret_all + (size_t)rank * bytes + offset, in->data, count);
+    }
+    return EP_OK;
+}
+
+static ep_status allgather(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
+{
+    struct slot *slot = context;
+    uint64_t deadline_ns;
+    uint32_t failed = atomic_load(&slot->place->failed);
+    size_t offset = 0;
+
+    if ((!mine || !ret_all) && bytes)
+        return ep_fail(EP_E_ARG, "boot: all-gather of %zu bytes from or to NULL", bytes);
+    if (timeout_ms < 0)
+        return ep_fail(EP_E_ARG, "boot: timeout_ms is %d", timeout_ms);
+    if (failed)
+        return fail_broken(slot, failed);
+    deadline_ns = ep_deadline_ns(timeout_ms);
+    do {
+        EP_TRY(gather_round(slot, mine, bytes, offset, deadline_ns, timeout_ms, ret_all));
+        offset += BLOCK_BYTES;
+    } while (offset < bytes);
+    return EP_OK;
+}
+
+ep_status ep_boot_shm_join(ep_boot_shm *place, int rank, ep_boot *ret_boot)
+{
+    if (!place || !ret_boot)
+        return ep_fail(EP_E_ARG, "ep_boot_shm_join: %s is NULL", place ? "ret_boot" : "place");
+    if (rank < 0 || rank >= place->nranks)
+        return ep_fail(EP_E_ARG, "ep_boot_shm_join: rank is %d, but the place is for %d ranks", rank, place->nranks);
+    if (atomic_exchange(&place->slots[rank].joined, 1))
+        return ep_fail(EP_E_STATE, "ep_boot_shm_join: rank %d joined twice", rank);
+    *ret_boot = (ep_boot){.size = sizeof(*ret_boot),
+                          .rank = rank,
+                          .nranks = place->nranks,
+                          .allgather = allgather,
+                          .context = &place->slots[rank]};
+    return EP_OK;
+}
