@@ -79,8 +79,8 @@ const char *bench_check(const struct bench_request *request, int n_ranks, char *
 /* Bytes of memory that the request takes on n_ranks ranks of one host, all together. */
 uint64_t bench_bytes(const struct bench_request *request, int n_ranks, bool under_mpi);
 
-/* The machine and the build, for records: CPU, cores, memory, kernel, date, commit. A new reference. */
-json_t *bench_machine(void);
+/* What was measured, for records: {"commit", "compiler", "build_type", "date" in UTC}. A new reference. */
+json_t *bench_provenance(void);
 
 /* The parameters of a request as they go into a result. A new reference. */
 json_t *bench_request_to_json(const struct bench_request *request);

@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * account.h - how bytes are counted. Pure functions.
+ *
+ * All rates are GB/s (10^9 bytes) of one rank: the mean over the ranks.
+ *   logical   rows received, the rank's own included, times the bytes of a row with its scales: what DeepEP prints
+ *   wire      only rows that went to another rank
+ *   printed   between nodes, as DeepEP prints it: each token once per distinct destination node, its own node included
+ *   net       between nodes, what was really put on the network
+ */
+#ifndef EP_BENCH_ACCOUNT_H
+#define EP_BENCH_ACCOUNT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* Rows of one rank, or added up over ranks. */
+struct bench_counts {
+    int64_t recv;      /* rows received, own included; low latency: one per (token, expert) */
+    int64_t wire;      /* rows sent to other ranks: one per (token, rank) */
+    int64_t net;       /* (token, other node) pairs */
+    int64_t own_node;  /* tokens that go to their own node */
+    int64_t net_bytes; /* put on the network */
+};
+
+struct bench_rates {
+    double logical, wire, printed, net;
+};
+
+/* Bytes of a row with its f32 scales. */
+int64_t bench_row_bytes(int is_fp8, int hidden);
+
+void bench_counts_add(struct bench_counts *sum, const struct bench_counts *rank);
+
+/* `sum` over n_ranks ranks; all rates are 0 when seconds is. */
+struct bench_rates bench_rates_of(const struct bench_counts *sum, int n_ranks, int64_t row_bytes, double seconds);
+
+#endif

@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * byhand.h - dispatch and combine with MPI_Alltoallv, as one writes them without a library: the counts are known, rows
+ * are packed by destination and arrive in (source rank, token) order, a rank's own rows take no detour.
+ */
+#ifndef EP_BENCH_BYHAND_H
+#define EP_BENCH_BYHAND_H
+
+#include "bench/reduce.h"
+#include "bench/route.h"
+#include "mpi/module.h"
+
+#include <stdbool.h>
+
+struct byhand {
+    const struct ep_mpi_module *mpi;
+    struct ep_boot_mpi *boot;
+    const struct bench_route *route;
+    bench_reduce_fn reduce;
+    int hidden;
+    size_t scale_bytes;                                           /* of a row; 0 in bf16 */
+    int *send_counts, *send_offsets, *recv_counts, *recv_offsets; /* [R], without the own rank's rows */
+    unsigned char *packed, *packed_meta; /* [n_send]: rows; records of scales, experts, weights */
+    unsigned char *recv_meta;
+
+    /* Results. */
+    unsigned char *recv_rows; /* [n_recv] */
+    float *recv_scales;
+    int32_t *recv_experts; /* [n_recv,K] */
+    float *recv_weights;
+};
+
+/* Buffers for rows of either type; touched. Result: EP_OK or EP_E_MEMORY. */
+ep_status byhand_init(struct byhand *hand, const struct ep_mpi_module *mpi, struct ep_boot_mpi *boot,
+                      const struct bench_route *route, int hidden);
+
+/* A zeroed struct is fine. */
+void byhand_done(struct byhand *hand);
+
+/* Bytes that byhand_init() takes for these numbers of rows. */
+uint64_t byhand_bytes(int64_t n_send, int64_t n_recv, int hidden, int topk);
+
+/* x [N,H] bf16, or fp8 with scales [N,H/128]. */
+ep_status byhand_dispatch(struct byhand *hand, const void *x, const float *scales, bool is_fp8);
+
+/* x [n_recv,H] bf16; out [N,H]. */
+ep_status byhand_combine(struct byhand *hand, const uint16_t *x, uint16_t *out);
+
+#endif

@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * case.h - one configuration on one rank: shape, routing, buffers. Inside of the benchmark.
+ *
+ *   job.c      goes through the request
+ *   case.c     buffers
+ *   verify.c   poison, contents, comparison with the oracle
+ *   ops.c      dispatch, combine          plans.c   plans and first dispatches
+ *   lowlat.c   the low-latency layout     row.c     measurements as JSON
+ *   footprint.c  memory of the library
+ */
+#ifndef EP_BENCH_CASE_H
+#define EP_BENCH_CASE_H
+
+#include "bench/account.h"
+#include "bench/bench.h"
+#include "bench/byhand.h"
+#include "bench/rounds.h"
+#include "bench/route.h"
+
+struct bench_case {
+    struct ranks_ctx *ctx;
+    const struct bench_request *request;
+    int tokens; /* of this rank and every other, unless the routing says otherwise */
+    int ranks_per_node;
+    bool one_clock;
+    struct routing *routing;
+    struct bench_route route;
+    ep_plan *plan;
+
+    /* Of one rank. Private memory: x, x_scales, out, out_byhand, copy_from. From ep_alloc: the others. */
+    void *x;         /* [N,H] bf16 or fp8 */
+    float *x_scales; /* [N,H/128] */
+    uint16_t *out;   /* [N,H] of the combine */
+    uint16_t *out_byhand;
+    void *copy_from; /* [n_recv,H] */
+    void *copy_to;
+    void *recv_x; /* [n_recv,H]: output of the dispatch, input of the combine */
+    float *recv_scales;
+    int32_t *recv_experts; /* [n_recv,K] */
+    float *recv_weights;
+    int64_t symmetric_bytes, private_bytes; /* of the buffers above */
+    int64_t room_rows;                      /* received rows that they hold */
+    struct byhand hand;                     /* with MPI and yardsticks */
+};
+
+/*
+ * Makes routing and buffers, all touched. `least_rows`: room for at least so many received rows. Collective. 0, or an
+ * exit code after a failure that has been emitted; bench_case_done() is always allowed.
+ */
+int bench_case_init(struct bench_case *bench, struct ranks_ctx *ctx, const struct bench_request *request, int tokens,
+                    int64_t least_rows);
+void bench_case_done(struct bench_case *bench);
+
+/* The routing of a request; variants differ in their seed. */
+int bench_routing_new(struct ranks_ctx *ctx, const struct bench_request *request, int tokens, int variant,
+                      struct routing **ret_routing);
+
+ep_status bench_plan_new(struct bench_case *bench, const struct bench_route *route, ep_plan **ret_plan);
+void bench_dispatch_args(const struct bench_case *bench, bool is_fp8, ep_dispatch_args *ret_args);
+
+static inline bool bench_has_mpi(const struct bench_case *bench)
+{
+    return bench->ctx->mpi && bench->request->yardsticks;
+}
+
+/* --- verify.c: all of these are collective, and fail on every rank when they fail on one --- */
+
+void verify_fill_x(struct bench_case *bench, bool is_fp8);
+void verify_poison_received(struct bench_case *bench, const struct bench_route *route);
+int verify_dispatch(struct bench_case *bench, const struct routing *routing, const struct bench_route *route,
+                    bool is_fp8);
+void verify_fill_returned(struct bench_case *bench);
+/* `ranks_per_node`: of the order of addition. */
+int verify_combine(struct bench_case *bench, const uint16_t *out, int ranks_per_node, const char *what);
+/* Results of MPI_Alltoallv against those of the library, which have been verified. */
+int verify_byhand_dispatch(struct bench_case *bench, bool is_fp8);
+
+/* All ranks hear of it when one has found something wrong; emits that rank's text. 0 or CMD_FAILED on all of them. */
+int verify_agree(struct ranks_ctx *ctx, const char *what, const char *wrong);
+
+/* --- row.c --- */
+
+/* Where the time of an operation went, by ep_comm_get_stats(): sums over rounds of this rank. */
+struct bench_phases {
+    uint64_t ready, move, done, copy, total;
+    uint64_t net_bytes, n;
+};
+
+enum { TURN_OURS = 0, TURN_COPY, TURN_BYHAND };
+
+void bench_phases_add(struct bench_phases *phases, const ep_comm *comm);
+
+struct bench_measurement {
+    const char *op;   /* "dispatch", "combine", "plan", "first-dispatch", "ll-dispatch", "ll-combine" */
+    const char *type; /* "bf16", "fp8" */
+    int tokens;
+    int64_t row_bytes; /* 0: nothing that has a rate */
+    struct bench_counts counts;
+    const struct bench_phases *phases;                      /* NULL: none */
+    const struct bench_turn *ours, *copy, *byhand, *cached; /* NULL: not measured */
+};
+
+/* Adds up over the ranks; rank 0 emits the row. Collective. */
+int bench_emit_row(const struct bench_case *bench, const struct bench_measurement *measurement);
+
+/* --- what job.c goes through: 0, or an exit code --- */
+
+int bench_run_ops(struct bench_case *bench);
+int bench_run_plans(struct bench_case *bench);
+int bench_run_lowlat(struct ranks_ctx *ctx, const struct bench_request *request, bool one_clock);
+int bench_run_footprint(struct bench_case *bench);
+
+#endif

@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* collect.c - the launcher's side: starts the job and keeps what the ranks measure. */
+#include "bench/bench.h"
+
+#include "output.h"
+#include "progress.h"
+
+#include <string.h>
+#include <sys/sysinfo.h>
+
+struct collector {
+    json_t *result;
+    json_t *rows, *memory;
+};
+
+static void keep(json_t *array, const json_t *event)
+{
+    json_t *row = json_copy((json_t *)event);
+
+    json_object_del(row, "event");
+    json_array_append_new(array, row);
+}
+
+static void on_event(void *context, const json_t *event)
+{
+    struct collector *collector = context;
+    const char *kind = json_string_value(json_object_get(event, "event"));
+    const char *what;
+    int done, total, tokens;
+
+    if (!kind)
+        return;
+    if (strcmp(kind, "row") == 0) {
+        keep(collector->rows, event);
+    } else if (strcmp(kind, "memory") == 0) {
+        keep(collector->memory, event);
+    } else if (strcmp(kind, "start") == 0) {
+        json_object_set(collector->result, "device", json_object_get(event, "device"));
+        json_object_set(collector->result, "network", json_object_get(event, "network"));
+        json_object_set(collector->result, "mpi", json_object_get(event, "mpi"));
+    } else if (strcmp(kind, "step") == 0 && json_unpack((json_t *)event, "{s:i, s:i, s:s, s:i}", "done", &done, "total",
+                                                        &total, "what", &what, "tokens", &tokens) == 0) {
+        progress_update(done, total, "%s, %d tokens", what, tokens);
+    }
+}
+
+/* Running out of memory would end in a killed rank, or in somebody else's: better not to begin. */
+static bool memory_suffices(const struct ranks_spec *spec, const struct bench_request *request)
+{
+    uint64_t needed = bench_bytes(request, spec->nranks, spec->boot == RANKS_MPI);
+    struct sysinfo info;
+    uint64_t there;
+
+    if (sysinfo(&info) != 0)
+        return true;
+    there = (uint64_t)info.totalram * info.mem_unit;
+    if (needed < there / 10 * 9)
+        return true;
+    out_error("bench: %d ranks need about %.1f GiB of memory, and this machine has %.1f GiB", spec->nranks,
+              (double)needed / (1u << 30), (double)there / (1u << 30));
+    out_hint("use fewer --tokens, fewer --ranks or a smaller --hidden");
+    return false;
+}
+
+int bench_collect(const struct ranks_spec *spec, const struct bench_request *request, json_t **ret_result)
+{
+    struct collector collector = {.result = json_object(), .rows = json_array(), .memory = json_array()};
+    json_t *parameters;
+    int code = 1;
+
+    if (!memory_suffices(spec, request))
+        goto done;
+    parameters = bench_request_to_json(request);
+    code = ranks_run(spec, BENCH_JOB, parameters, on_event, &collector);
+    json_decref(parameters);
+    if (code != 0)
+        goto done;
+    json_object_set(collector.result, "rows", collector.rows);
+    json_object_set(collector.result, "memory", collector.memory);
+    *ret_result = json_incref(collector.result);
+done:
+    json_decref(collector.rows);
+    json_decref(collector.memory);
+    json_decref(collector.result);
+    return code;
+}

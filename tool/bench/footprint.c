@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * footprint.c - memory that the library takes beside the caller's buffers: by its own account, and measured.
+ *
+ * Measured means: growth of the process's private pages over plan, dispatch and combine (all buffers of the benchmark
+ * exist before), plus the pages of the memory files that this process owns and the benchmark did not ask for. Neither
+ * counts a page twice that ranks share, as the resident set would.
+ */
+#include "bench/case.h"
+
+#include "base/error.h"
+
+#include <ctype.h>
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* Private pages of this process, in bytes; -1 if the kernel does not say. */
+static int64_t private_bytes(void)
+{
+    FILE *file = fopen("/proc/self/status", "re");
+    char line[256];
+    long long kib = -1;
+
+    while (file && fgets(line, sizeof(line), file))
+        if (sscanf(line, "RssAnon: %lld kB", &kib) == 1)
+            break;
+    if (file)
+        fclose(file);
+    return kib < 0 ? -1 : kib * 1024;
+}
+
+/* Pages of the memory files of the library that are open here; peers' are mapped, but not open. -1: cannot be told. */
+static int64_t memory_file_bytes(void)
+{
+    DIR *folder = opendir("/proc/self/fd");
+    struct dirent *entry;
+    int64_t bytes = 0;
+
+    if (!folder)
+        return -1;
+    while ((entry = readdir(folder)) != NULL) {
+        char target[64];
+        struct stat info;
+        ssize_t n;
+
+        if (!isdigit((unsigned char)entry->d_name[0]))
+            continue;
+        n = readlinkat(dirfd(folder), entry->d_name, target, sizeof(target) - 1);
+        if (n < 0)
+            continue;
+        target[n] = '\0';
+        if (strncmp(target, "/memfd:epkit", 12) == 0 && fstat(atoi(entry->d_name), &info) == 0)
+            bytes += (int64_t)info.st_blocks * 512;
+    }
+    closedir(folder);
+    return bytes;
+}
+
+struct footprint {
+    int64_t library, measured; /* measured -1: cannot be told */
+    int64_t data;              /* inputs and outputs of one dispatch and one combine */
+};
+
+/* The buffers that any engine has: x and top-k in, rows and top-k out, sums out. */
+static int64_t data_bytes(const struct bench_route *route, int hidden)
+{
+    int64_t row = 2 * (int64_t)hidden;
+    int64_t choice = (int64_t)route->topk * (int64_t)(sizeof(int32_t) + sizeof(float));
+
+    return route->n_tokens * (2 * row + choice) + route->n_recv * (row + choice);
+}
+
+static ep_status take_plan(struct bench_case *bench)
+{
+    ep_dispatch_args dispatch;
+    const ep_combine_args combine = {.size = sizeof(combine),
+                                     .x = bench->recv_x,
+                                     .dtype = EP_BF16,
+                                     .hidden = bench->request->hidden,
+                                     .out = bench->out};
+
+    bench_dispatch_args(bench, false, &dispatch);
+    EP_TRY(bench_plan_new(bench, &bench->route, &bench->plan));
+    EP_TRY(ep_dispatch(bench->plan, &dispatch, NULL));
+    return ep_combine(bench->plan, &combine, NULL);
+}
+
+static ep_status take_footprint(struct bench_case *bench, struct footprint *ret_footprint)
+{
+    ep_comm_info info = {.size = sizeof(info)};
+    int64_t before = private_bytes(), after, files;
+
+    EP_TRY(take_plan(bench));
+    EP_TRY(ep_comm_get_info(bench->ctx->comm, &info));
+    after = private_bytes();
+    files = memory_file_bytes();
+    ret_footprint->library = (int64_t)info.library_bytes;
+    ret_footprint->data = data_bytes(&bench->route, bench->request->hidden);
+    ret_footprint->measured = -1;
+    /* Threads are one process: its pages are those of all ranks. */
+    if (before >= 0 && after >= 0 && files >= 0 && bench->ctx->spec->boot != RANKS_THREADS)
+        ret_footprint->measured = after - before + files - bench->symmetric_bytes;
+    return EP_OK;
+}
+
+static void emit(const struct bench_case *bench, const struct footprint *sum)
+{
+    struct ranks_ctx *ctx = bench->ctx;
+    int64_t held = sum->measured > sum->library ? sum->measured : sum->library;
+    json_t *event = json_pack("{s:s, s:i, s:i, s:i, s:i, s:I, s:I, s:f}", "event", "memory", "ranks", ctx->nranks,
+                              "nodes", ctx->nnodes, "tokens", bench->tokens, "hidden", bench->request->hidden,
+                              "data_bytes", (json_int_t)(sum->data / ctx->nranks), "library_bytes",
+                              (json_int_t)(sum->library / ctx->nranks), "share", (double)held / (double)sum->data);
+
+    json_object_set_new(event, "measured_bytes",
+                        sum->measured < 0 ? json_null() : json_integer(sum->measured / ctx->nranks));
+    ranks_emit(ctx, event);
+}
+
+int bench_run_footprint(struct bench_case *bench)
+{
+    struct ranks_ctx *ctx = bench->ctx;
+    struct footprint mine, sum = {0};
+    struct footprint *all;
+    ep_status status = take_footprint(bench, &mine);
+
+    if (status != EP_OK)
+        return ranks_emit_error(ctx, status, "first plan, dispatch and combine");
+    all = malloc((size_t)ctx->nranks * sizeof(*all));
+    if (!all)
+        return ranks_emit_error(ctx, ep_fail(EP_E_MEMORY, "benchmark: no memory for %d ranks", ctx->nranks),
+                                "measuring memory");
+    status = ep_comm_allgather(ctx->comm, &mine, sizeof(mine), all);
+    for (int r = 0; status == EP_OK && r < ctx->nranks; r++) {
+        sum.library += all[r].library;
+        sum.data += all[r].data;
+        sum.measured = all[r].measured < 0 || sum.measured < 0 ? -1 : sum.measured + all[r].measured;
+    }
+    free(all);
+    if (status != EP_OK)
+        return ranks_emit_error(ctx, status, "adding up the ranks");
+    if (ctx->rank == 0)
+        emit(bench, &sum);
+    return 0;
+}

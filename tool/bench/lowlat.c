@@ -1,0 +1,395 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * lowlat.c - dispatch and combine in the low-latency layout. Bytes are counted as the peers count them: per (token,
+ * expert).
+ *
+ * The layout is sparse, so the yardstick of memcpy copies as many bytes, but in one piece.
+ */
+#include "bench/case.h"
+
+#include "base/error.h"
+#include "bench/pattern.h"
+
+#include <epkit/lowlatency.h>
+#include <epkit/numeric.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct lowlat {
+    struct bench_case bench; /* only what is independent of the layout: routing, route */
+    bool is_fp8;
+    ep_ll *ll;
+    uint16_t *x, *out; /* [N,H] */
+    void *recv_x;      /* [L,R*M,H] */
+    float *recv_scales;
+    int32_t *recv_count; /* [L] */
+    uint16_t *returned;  /* [L,R*M,H], symmetric: input of the combine */
+    void *copy_from, *copy_to;
+    size_t copy_bytes;
+    int64_t slots;     /* R*M */
+    int32_t *expected; /* [L] rows */
+    void *scratch;     /* a row of bf16, one of fp8, its scales */
+};
+
+static ep_status run_dispatch(void *context)
+{
+    struct lowlat *lowlat = context;
+    const struct bench_route *route = &lowlat->bench.route;
+    const ep_ll_dispatch_args args = {
+        .size = sizeof(args),
+        .x = lowlat->x,
+        .topk_idx = route->experts,
+        .idx_type = EP_I32,
+        .n_tokens = route->n_tokens,
+        .out_dtype = lowlat->is_fp8 ? EP_F8E4M3 : EP_BF16,
+        .scale_type = lowlat->is_fp8 ? EP_F32 : 0,
+        .recv_x = lowlat->recv_x,
+        .recv_scales = lowlat->is_fp8 ? lowlat->recv_scales : NULL,
+        .recv_count = lowlat->recv_count,
+    };
+
+    return ep_ll_dispatch(lowlat->ll, &args);
+}
+
+static ep_status run_combine(void *context)
+{
+    struct lowlat *lowlat = context;
+    const struct bench_route *route = &lowlat->bench.route;
+    const ep_ll_combine_args args = {
+        .size = sizeof(args),
+        .x = lowlat->returned,
+        .topk_idx = route->experts,
+        .idx_type = EP_I32,
+        .n_tokens = route->n_tokens,
+        .topk_weights = route->weights,
+        .out = lowlat->out,
+    };
+
+    return ep_ll_combine(lowlat->ll, &args);
+}
+
+/* The combine that every dispatch needs, when the dispatch is what is measured; and the other way round. */
+static ep_status after_dispatch(void *context, int round)
+{
+    (void)round;
+    return run_combine(context);
+}
+
+static ep_status prepare_combine(void *context, int round)
+{
+    (void)round;
+    return run_dispatch(context);
+}
+
+static ep_status run_copy(void *context)
+{
+    struct lowlat *lowlat = context;
+
+    memcpy(lowlat->copy_to, lowlat->copy_from, lowlat->copy_bytes);
+    return EP_OK;
+}
+
+/* Calls `row` for each row that this rank receives, in the order of the layout. Stops when it returns false. */
+static bool each_row(struct lowlat *lowlat,
+                     bool (*row)(struct lowlat *lowlat, int local, int64_t slot, int source, int token))
+{
+    const struct bench_route *route = &lowlat->bench.route;
+    int first = route->rank * route->n_local_experts;
+    int32_t experts[EP_MAX_TOPK];
+
+    memset(lowlat->expected, 0, (size_t)route->n_local_experts * sizeof(*lowlat->expected));
+    for (int source = 0; source < route->n_ranks; source++) {
+        for (int32_t i = route->recv_start[source]; i < route->recv_start[source + 1]; i++) {
+            routing_token(lowlat->bench.routing, source, route->recv_token[i], experts, NULL);
+            for (int k = 0; k < route->topk; k++) {
+                int local = experts[k] - first;
+
+                if (experts[k] < 0 || local < 0 || local >= route->n_local_experts)
+                    continue;
+                if (!row(lowlat, local, local * lowlat->slots + lowlat->expected[local]++, source,
+                         route->recv_token[i]))
+                    return false;
+            }
+        }
+    }
+    return true;
+}
+
+static int64_t count_rows(const struct lowlat *lowlat)
+{
+    int64_t rows = 0;
+
+    for (int local = 0; local < lowlat->bench.route.n_local_experts; local++)
+        rows += lowlat->expected[local];
+    return rows;
+}
+
+static size_t row_bytes(const struct lowlat *lowlat)
+{
+    return (size_t)lowlat->bench.request->hidden * (lowlat->is_fp8 ? 1 : 2);
+}
+
+static bool count_row(struct lowlat *lowlat, int local, int64_t slot, int source, int token)
+{
+    (void)lowlat;
+    (void)local;
+    (void)slot;
+    (void)source;
+    (void)token;
+    return true;
+}
+
+static bool poison_row(struct lowlat *lowlat, int local, int64_t slot, int source, int token)
+{
+    size_t scales = (size_t)lowlat->bench.request->hidden / EP_SCALE_BLOCK;
+
+    (void)local;
+    (void)source;
+    (void)token;
+    memset((unsigned char *)lowlat->recv_x + (size_t)slot * row_bytes(lowlat), PATTERN_POISON, row_bytes(lowlat));
+    memset(lowlat->recv_scales + (size_t)slot * scales, PATTERN_POISON, scales * sizeof(float));
+    return true;
+}
+
+static uint64_t return_key(const struct lowlat *lowlat, int expert, int source, int token)
+{
+    return pattern_key(lowlat->bench.request->seed, PATTERN_LL_RETURN, expert, source, token);
+}
+
+static bool fill_returned(struct lowlat *lowlat, int local, int64_t slot, int source, int token)
+{
+    const struct bench_route *route = &lowlat->bench.route;
+    size_t hidden = (size_t)lowlat->bench.request->hidden;
+
+    pattern_fill(lowlat->returned + (size_t)slot * hidden, 2 * hidden, PATTERN_BF16,
+                 return_key(lowlat, route->rank * route->n_local_experts + local, source, token));
+    return true;
+}
+
+static bool check_row(struct lowlat *lowlat, int local, int64_t slot, int source, int token)
+{
+    size_t hidden = (size_t)lowlat->bench.request->hidden;
+    size_t scales = hidden / EP_SCALE_BLOCK;
+    const unsigned char *row = (const unsigned char *)lowlat->recv_x + (size_t)slot * row_bytes(lowlat);
+    uint64_t key = pattern_key(lowlat->bench.request->seed, PATTERN_X, 0, source, token);
+    uint16_t *plain = (uint16_t *)lowlat->scratch;
+    unsigned char *quantised = (unsigned char *)(plain + hidden);
+    float *factors = (float *)(void *)(quantised + hidden);
+
+    (void)local;
+    if (!lowlat->is_fp8)
+        return pattern_holds(row, 2 * hidden, PATTERN_BF16, key);
+    pattern_fill(plain, 2 * hidden, PATTERN_BF16, key);
+    ep_quantize_row(plain, (int)hidden, 0, quantised, factors);
+    return memcmp(row, quantised, hidden) == 0 &&
+           memcmp(lowlat->recv_scales + (size_t)slot * scales, factors, scales * sizeof(float)) == 0;
+}
+
+static int check_dispatch(struct lowlat *lowlat)
+{
+    const struct bench_route *route = &lowlat->bench.route;
+    const char *wrong = "";
+
+    if (!each_row(lowlat, check_row))
+        wrong = "a received row differs from what was sent";
+    else if (memcmp(lowlat->recv_count, lowlat->expected, (size_t)route->n_local_experts * sizeof(int32_t)) != 0)
+        wrong = "the counts per expert are wrong";
+    return verify_agree(lowlat->bench.ctx, "verifying low-latency dispatch", wrong);
+}
+
+static int check_combine(struct lowlat *lowlat)
+{
+    const struct bench_route *route = &lowlat->bench.route;
+    int hidden = lowlat->bench.request->hidden;
+    float *sum = malloc(2 * (size_t)hidden * sizeof(*sum));
+    const char *wrong = "";
+
+    if (!sum)
+        return ranks_emit_error(lowlat->bench.ctx, ep_fail(EP_E_MEMORY, "benchmark: no memory for the oracle"),
+                                "verifying low-latency combine");
+    for (int token = 0; token < route->n_tokens; token++) {
+        const int32_t *experts = route->experts + (size_t)token * (size_t)route->topk;
+        const float *weights = route->weights + (size_t)token * (size_t)route->topk;
+        float *term = sum + hidden;
+
+        memset(sum, 0, (size_t)hidden * sizeof(*sum));
+        for (int k = 0; k < route->topk; k++) {
+            if (experts[k] < 0)
+                continue;
+            pattern_floats(term, hidden, return_key(lowlat, experts[k], route->rank, token));
+            for (int i = 0; i < hidden; i++)
+                sum[i] = fmaf(weights[k], term[i], sum[i]);
+        }
+        for (int i = 0; i < hidden; i++)
+            if (lowlat->out[(size_t)token * (size_t)hidden + (size_t)i] != ep_bf16_from_f32(sum[i]))
+                wrong = "a sum is wrong";
+    }
+    free(sum);
+    return verify_agree(lowlat->bench.ctx, "verifying low-latency combine", wrong);
+}
+
+/* Dispatch and combine once, into poisoned outputs, everything compared. */
+static int check_both(struct lowlat *lowlat)
+{
+    const struct bench_route *route = &lowlat->bench.route;
+    ep_status status;
+    int code;
+
+    each_row(lowlat, poison_row);
+    memset(lowlat->recv_count, PATTERN_POISON, (size_t)route->n_local_experts * sizeof(int32_t));
+    memset(lowlat->out, PATTERN_POISON, (size_t)route->n_tokens * 2 * (size_t)lowlat->bench.request->hidden);
+    status = run_dispatch(lowlat);
+    if (status != EP_OK)
+        return ranks_emit_error(lowlat->bench.ctx, status, "low-latency dispatch");
+    code = check_dispatch(lowlat);
+    if (code != 0)
+        return code;
+    status = run_combine(lowlat);
+    if (status != EP_OK)
+        return ranks_emit_error(lowlat->bench.ctx, status, "low-latency combine");
+    return check_combine(lowlat);
+}
+
+static int measure(struct lowlat *lowlat, bool is_combine)
+{
+    struct bench_case *bench = &lowlat->bench;
+    struct bench_turn turns[] = {
+        {.what = "low-latency dispatch", .run = run_dispatch, .after = after_dispatch, .context = lowlat},
+        {.what = "memcpy", .run = run_copy, .context = lowlat},
+    };
+    struct bench_turn combine = {
+        .what = "low-latency combine", .prepare = prepare_combine, .run = run_combine, .context = lowlat};
+    int n_turns = bench->request->yardsticks ? 2 : 1;
+    struct bench_measurement measurement = {
+        .op = is_combine ? "ll-combine" : "ll-dispatch",
+        .type = lowlat->is_fp8 && !is_combine ? "fp8" : "bf16",
+        .tokens = bench->tokens,
+        .row_bytes = bench_row_bytes(lowlat->is_fp8 && !is_combine, bench->request->hidden),
+        .counts = bench->route.counts,
+        .ours = &turns[0],
+        .copy = n_turns > 1 ? &turns[1] : NULL,
+    };
+    int code;
+
+    if (is_combine)
+        turns[0] = combine;
+    measurement.counts.recv = count_rows(lowlat);
+    lowlat->copy_bytes = (size_t)(measurement.counts.recv * measurement.row_bytes);
+    code = bench_rounds(bench->ctx, turns, n_turns, bench->request->iters, bench->one_clock);
+    if (code == 0)
+        code = check_both(lowlat);
+    return code ? code : bench_emit_row(bench, &measurement);
+}
+
+/* Pages that are never written do not exist: the layout is larger than what is received by a factor of about L / K. */
+static ep_status take_memory(struct lowlat *lowlat)
+{
+    const struct bench_route *route = &lowlat->bench.route;
+    size_t row = 2 * (size_t)lowlat->bench.request->hidden;
+    size_t scales = (size_t)lowlat->bench.request->hidden / EP_SCALE_BLOCK * sizeof(float);
+    size_t x_bytes = ((size_t)lowlat->bench.tokens + 1) * row;
+    size_t layout = (size_t)route->n_local_experts * (size_t)lowlat->slots;
+    size_t received;
+    ep_comm *comm = lowlat->bench.ctx->comm;
+    void *memory;
+
+    lowlat->recv_count = calloc((size_t)route->n_local_experts, sizeof(int32_t));
+    lowlat->expected = calloc((size_t)route->n_local_experts, sizeof(int32_t));
+    lowlat->x = aligned_alloc(64, x_bytes);
+    lowlat->out = aligned_alloc(64, x_bytes);
+    lowlat->scratch = malloc(2 * row + scales);
+    if (!lowlat->recv_count || !lowlat->expected || !lowlat->x || !lowlat->out || !lowlat->scratch)
+        return ep_fail(EP_E_MEMORY, "benchmark: no memory for %d low-latency tokens", lowlat->bench.tokens);
+    each_row(lowlat, count_row);
+    received = ((size_t)count_rows(lowlat) + 1) * row;
+    EP_TRY(ep_alloc(comm, layout * row, &lowlat->recv_x));
+    EP_TRY(ep_alloc(comm, layout * scales, &memory));
+    lowlat->recv_scales = memory;
+    EP_TRY(ep_alloc(comm, layout * row, &memory));
+    lowlat->returned = memory;
+    if (!lowlat->bench.request->yardsticks)
+        return EP_OK;
+    EP_TRY(ep_alloc(comm, received, &lowlat->copy_to));
+    lowlat->copy_from = aligned_alloc(64, received);
+    if (!lowlat->copy_from)
+        return ep_fail(EP_E_MEMORY, "benchmark: no memory for the source of memcpy");
+    memset(lowlat->copy_from, 0, received);
+    memset(lowlat->copy_to, 0, received);
+    return EP_OK;
+}
+
+static ep_status open_layout(struct lowlat *lowlat)
+{
+    const struct bench_request *request = lowlat->bench.request;
+    const ep_ll_config config = {
+        .size = sizeof(config),
+        .max_tokens = request->ll_tokens,
+        .hidden = request->hidden,
+        .n_experts = request->experts,
+        .topk = request->topk,
+    };
+
+    EP_TRY(take_memory(lowlat));
+    for (int token = 0; token < lowlat->bench.route.n_tokens; token++)
+        pattern_fill(lowlat->x + (size_t)token * (size_t)request->hidden, 2 * (size_t)request->hidden, PATTERN_BF16,
+                     pattern_key(request->seed, PATTERN_X, 0, lowlat->bench.ctx->rank, token));
+    each_row(lowlat, fill_returned);
+    return ep_ll_new(lowlat->bench.ctx->comm, &config, &lowlat->ll);
+}
+
+static void done(struct lowlat *lowlat)
+{
+    void *symmetric[] = {lowlat->recv_x, lowlat->recv_scales, lowlat->returned, lowlat->copy_to};
+
+    ep_ll_free(lowlat->ll);
+    for (size_t i = 0; i < sizeof(symmetric) / sizeof(symmetric[0]); i++)
+        if (symmetric[i] && ep_free(lowlat->bench.ctx->comm, symmetric[i]) != EP_OK)
+            break;
+    free(lowlat->x);
+    free(lowlat->out);
+    free(lowlat->scratch);
+    free(lowlat->copy_from);
+    free(lowlat->recv_count);
+    free(lowlat->expected);
+    bench_route_done(&lowlat->bench.route);
+    routing_free(lowlat->bench.routing);
+}
+
+static int measure_types(struct lowlat *lowlat)
+{
+    const struct bench_request *request = lowlat->bench.request;
+    int code = 0;
+
+    for (int fp8 = 0; fp8 < 2 && code == 0; fp8++) {
+        if (!(request->types & (fp8 ? BENCH_FP8 : BENCH_BF16)))
+            continue;
+        lowlat->is_fp8 = fp8;
+        code = check_both(lowlat);
+        if (code == 0)
+            code = measure(lowlat, false);
+    }
+    /* The sum is always of bf16 rows; the dispatch before it is of the type measured last. */
+    return code ? code : measure(lowlat, true);
+}
+
+int bench_run_lowlat(struct ranks_ctx *ctx, const struct bench_request *request, bool one_clock)
+{
+    struct lowlat lowlat = {
+        .bench = {.ctx = ctx, .request = request, .tokens = request->ll_tokens, .one_clock = one_clock},
+        .slots = (int64_t)ctx->nranks * request->ll_tokens,
+    };
+    ep_status status;
+    int code = bench_routing_new(ctx, request, request->ll_tokens, 0, &lowlat.bench.routing);
+
+    if (code != 0)
+        return code;
+    if (bench_route_init(&lowlat.bench.route, lowlat.bench.routing, ctx->rank, ctx->nranks) != 0)
+        status = ep_fail(EP_E_MEMORY, "benchmark: no memory for the rows of %d tokens", request->ll_tokens);
+    else
+        status = open_layout(&lowlat);
+    code = status == EP_OK ? measure_types(&lowlat) : ranks_emit_error(ctx, status, "preparing low latency");
+    done(&lowlat);
+    return code;
+}

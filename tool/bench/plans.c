@@ -1,0 +1,173 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* plans.c - what a new routing costs: its plan alone, and its first dispatch, beside that of a plan that exists. */
+#include "bench/plans.h"
+#include "bench/case.h"
+
+#include "base/error.h"
+
+#include <string.h>
+
+struct plans {
+    struct bench_case *bench;
+    struct routing *routing[BENCH_VARIANTS];
+    struct bench_route route[BENCH_VARIANTS];
+    ep_dispatch_args dispatch;
+    ep_plan *plan;
+    int next;
+};
+
+int bench_plans_rows(struct ranks_ctx *ctx, const struct bench_request *request, int tokens, int64_t *ret_rows)
+{
+    int64_t most = 0;
+
+    for (int v = 1; v <= BENCH_VARIANTS; v++) {
+        struct bench_route route;
+        struct routing *routing;
+        int code = bench_routing_new(ctx, request, tokens, v, &routing);
+
+        if (code != 0)
+            return code;
+        if (bench_route_init(&route, routing, ctx->rank, ctx->nranks) != 0)
+            code = ranks_emit_error(ctx, ep_fail(EP_E_MEMORY, "benchmark: no memory for %d tokens", tokens),
+                                    "preparing the benchmark");
+        else
+            most = route.n_recv > most ? route.n_recv : most;
+        bench_route_done(&route);
+        routing_free(routing);
+        if (code != 0)
+            return code;
+    }
+    *ret_rows = most;
+    return 0;
+}
+
+/* Each turn has a routing that is not that of the turn before. */
+static ep_status prepare_new(void *context, int round)
+{
+    struct plans *plans = context;
+
+    plans->next = (round + BENCH_WARM_UP) % BENCH_VARIANTS;
+    plans->dispatch.topk_weights = plans->route[plans->next].weights;
+    return EP_OK;
+}
+
+static ep_status run_plan(void *context)
+{
+    struct plans *plans = context;
+
+    return bench_plan_new(plans->bench, &plans->route[plans->next], &plans->plan);
+}
+
+static ep_status run_first(void *context)
+{
+    struct plans *plans = context;
+
+    EP_TRY(bench_plan_new(plans->bench, &plans->route[plans->next], &plans->plan));
+    return ep_dispatch(plans->plan, &plans->dispatch, NULL);
+}
+
+static ep_status after_new(void *context, int round)
+{
+    struct plans *plans = context;
+
+    (void)round;
+    ep_plan_free(plans->plan);
+    plans->plan = NULL;
+    return EP_OK;
+}
+
+static ep_status run_cached(void *context)
+{
+    struct plans *plans = context;
+    ep_dispatch_args args = plans->dispatch;
+
+    args.topk_weights = plans->bench->route.weights;
+    return ep_dispatch(plans->bench->plan, &args, NULL);
+}
+
+static int check_first(struct plans *plans, int variant)
+{
+    struct bench_case *bench = plans->bench;
+    const struct bench_route *route = &plans->route[variant];
+    ep_status status;
+
+    plans->next = variant;
+    plans->dispatch.topk_weights = route->weights;
+    verify_poison_received(bench, route);
+    status = run_first(plans);
+    if (status != EP_OK)
+        return ranks_emit_error(bench->ctx, status, "first dispatch");
+    after_new(plans, 0);
+    return verify_dispatch(bench, plans->routing[variant], route, false);
+}
+
+/* The mean of the routings, each of which has its turns. */
+static struct bench_counts mean_counts(const struct plans *plans)
+{
+    struct bench_counts mean = {0};
+
+    for (int v = 0; v < BENCH_VARIANTS; v++)
+        bench_counts_add(&mean, &plans->route[v].counts);
+    mean.recv /= BENCH_VARIANTS;
+    mean.wire /= BENCH_VARIANTS;
+    mean.net /= BENCH_VARIANTS;
+    mean.own_node /= BENCH_VARIANTS;
+    return mean;
+}
+
+static int measure(struct plans *plans)
+{
+    struct bench_case *bench = plans->bench;
+    struct bench_turn turns[] = {
+        {.what = "first dispatch", .prepare = prepare_new, .run = run_first, .after = after_new, .context = plans},
+        {.what = "plan", .prepare = prepare_new, .run = run_plan, .after = after_new, .context = plans},
+        {.what = "dispatch", .run = run_cached, .context = plans},
+    };
+    struct bench_measurement first = {
+        .op = "first-dispatch",
+        .type = "bf16",
+        .tokens = bench->tokens,
+        .row_bytes = bench_row_bytes(0, bench->request->hidden),
+        .counts = mean_counts(plans),
+        .ours = &turns[0],
+        .cached = &turns[2],
+    };
+    struct bench_measurement plan = {
+        .op = "plan", .type = "", .tokens = bench->tokens, .counts = mean_counts(plans), .ours = &turns[1]};
+    int code = 0;
+
+    for (int v = 0; v < BENCH_VARIANTS && code == 0; v++)
+        code = check_first(plans, v);
+    if (code == 0)
+        code = bench_rounds(bench->ctx, turns, 3, bench->request->iters, bench->one_clock);
+    if (code == 0)
+        code = check_first(plans, 0);
+    if (code == 0)
+        code = bench_emit_row(bench, &plan);
+    return code ? code : bench_emit_row(bench, &first);
+}
+
+int bench_run_plans(struct bench_case *bench)
+{
+    struct plans plans = {.bench = bench};
+    int code = 0;
+
+    for (int v = 0; v < BENCH_VARIANTS && code == 0; v++) {
+        code = bench_routing_new(bench->ctx, bench->request, bench->tokens, v + 1, &plans.routing[v]);
+        if (code == 0 &&
+            bench_route_init(&plans.route[v], plans.routing[v], bench->ctx->rank, bench->ranks_per_node) != 0)
+            code =
+                ranks_emit_error(bench->ctx, ep_fail(EP_E_MEMORY, "benchmark: no memory for %d tokens", bench->tokens),
+                                 "preparing the benchmark");
+    }
+    verify_fill_x(bench, false);
+    bench_dispatch_args(bench, false, &plans.dispatch);
+    if (code == 0)
+        code = measure(&plans);
+    ep_plan_free(plans.plan);
+    for (int v = 0; v < BENCH_VARIANTS; v++) {
+        bench_route_done(&plans.route[v]);
+        routing_free(plans.routing[v]);
+    }
+    return code;
+}

@@ -1,0 +1,152 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* row.c - measurements as JSON. */
+#include "bench/case.h"
+
+#include "base/error.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* What the ranks add up. */
+struct share {
+    struct bench_counts counts;
+    struct bench_phases phases;
+};
+
+void bench_phases_add(struct bench_phases *phases, const ep_comm *comm)
+{
+    ep_stats stats = {.size = sizeof(stats)};
+
+    if (ep_comm_get_stats(comm, &stats) != EP_OK)
+        return;
+    phases->ready += stats.ns_wait_ready;
+    phases->move += stats.ns_move;
+    phases->done += stats.ns_wait_done;
+    phases->copy += stats.ns_copy;
+    phases->total += stats.ns_total;
+    phases->net_bytes += stats.bytes_net;
+    phases->n++;
+}
+
+static ep_status add_up(const struct bench_case *bench, const struct bench_measurement *measurement,
+                        struct share *ret_sum)
+{
+    struct ranks_ctx *ctx = bench->ctx;
+    struct share mine = {.counts = measurement->counts};
+    struct share *all = malloc((size_t)ctx->nranks * sizeof(*all));
+    struct share sum = {.phases.n = 0};
+    ep_status status;
+
+    if (!all)
+        return ep_fail(EP_E_MEMORY, "benchmark: no memory for the counts of %d ranks", ctx->nranks);
+    if (measurement->phases) {
+        mine.phases = *measurement->phases;
+        mine.counts.net_bytes = mine.phases.n ? (int64_t)(mine.phases.net_bytes / mine.phases.n) : 0;
+    }
+    status = ep_comm_allgather(ctx->comm, &mine, sizeof(mine), all);
+    for (int r = 0; status == EP_OK && r < ctx->nranks; r++) {
+        bench_counts_add(&sum.counts, &all[r].counts);
+        sum.phases.ready += all[r].phases.ready;
+        sum.phases.move += all[r].phases.move;
+        sum.phases.done += all[r].phases.done;
+        sum.phases.copy += all[r].phases.copy;
+        sum.phases.total += all[r].phases.total;
+        sum.phases.n += all[r].phases.n;
+    }
+    free(all);
+    if (status == EP_OK)
+        *ret_sum = sum;
+    return status;
+}
+
+static json_t *describe_phases(const struct bench_phases *sum)
+{
+    double scale;
+
+    if (!sum->n)
+        return json_null();
+    scale = 1e-3 / (double)sum->n;
+    return json_pack("{s:f, s:f, s:f, s:f, s:f}", "wait_ready", (double)sum->ready * scale, "move",
+                     (double)sum->move * scale, "wait_done", (double)sum->done * scale, "copy",
+                     (double)sum->copy * scale, "total", (double)sum->total * scale);
+}
+
+static void set_times(json_t *object, const struct bench_summary *summary)
+{
+    json_object_set_new(object, "time_us", json_real(summary->median * 1e6));
+    json_object_set_new(object, "p10_us", json_real(summary->p10 * 1e6));
+    json_object_set_new(object, "p90_us", json_real(summary->p90 * 1e6));
+    json_object_set_new(object, "min_us", json_real(summary->min * 1e6));
+    json_object_set_new(object, "max_us", json_real(summary->max * 1e6));
+}
+
+/* A yardstick beside what was measured. vs_NAME: how many times as fast as the yardstick. */
+static void set_yardstick(json_t *row, const char *name, const struct bench_turn *ours,
+                          const struct bench_turn *yardstick, double bytes)
+{
+    char key[64];
+    json_t *object;
+
+    if (!yardstick) {
+        json_object_set_new(row, name, json_null());
+        return;
+    }
+    object = json_object();
+    set_times(object, &yardstick->summary);
+    json_object_set_new(object, "gbps", json_real(bytes * 1e-9 / yardstick->summary.median));
+    json_object_set_new(row, name, object);
+    snprintf(key, sizeof(key), "vs_%s", name);
+    json_object_set_new(row, key, json_real(yardstick->summary.median / ours->summary.median));
+    snprintf(key, sizeof(key), "vs_%s_rounds", name);
+    json_object_set_new(row, key, json_real(yardstick->ratio));
+}
+
+static void set_rates(json_t *row, const struct bench_case *bench, const struct bench_measurement *measurement,
+                      const struct share *sum)
+{
+    int n_ranks = bench->ctx->nranks;
+    struct bench_rates rates =
+        bench_rates_of(&sum->counts, n_ranks, measurement->row_bytes, measurement->ours->summary.median);
+
+    json_object_set_new(row, "rows", json_real((double)sum->counts.recv / n_ranks));
+    json_object_set_new(row, "wire_rows", json_real((double)sum->counts.wire / n_ranks));
+    json_object_set_new(row, "row_bytes", json_integer(measurement->row_bytes));
+    if (!measurement->row_bytes)
+        return;
+    json_object_set_new(row, "logical_gbps", json_real(rates.logical));
+    json_object_set_new(row, "wire_gbps", json_real(rates.wire));
+    if (bench->ctx->nnodes < 2 || !measurement->phases)
+        return;
+    json_object_set_new(row, "net_printed_gbps", json_real(rates.printed));
+    json_object_set_new(row, "net_gbps", json_real(rates.net));
+}
+
+int bench_emit_row(const struct bench_case *bench, const struct bench_measurement *measurement)
+{
+    const struct bench_request *request = bench->request;
+    struct ranks_ctx *ctx = bench->ctx;
+    const struct bench_turn *ours = measurement->ours;
+    struct share sum;
+    double bytes;
+    json_t *row;
+    ep_status status = add_up(bench, measurement, &sum);
+
+    if (status != EP_OK)
+        return ranks_emit_error(ctx, status, "adding up the ranks");
+    if (ctx->rank != 0)
+        return 0;
+    bytes = (double)sum.counts.recv * (double)measurement->row_bytes / ctx->nranks;
+    row = json_pack("{s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i}", "event", "row", "op", measurement->op, "type",
+                    measurement->type, "ranks", ctx->nranks, "nodes", ctx->nnodes, "tokens", measurement->tokens,
+                    "hidden", request->hidden, "topk", request->topk, "experts", request->experts, "rounds",
+                    (int)ours->summary.n);
+    set_times(row, &ours->summary);
+    set_rates(row, bench, measurement, &sum);
+    json_object_set_new(row, "phases_us", describe_phases(&sum.phases));
+    set_yardstick(row, "memcpy", ours, measurement->copy, bytes);
+    set_yardstick(row, "alltoallv", ours, measurement->byhand, bytes);
+    if (measurement->cached)
+        set_yardstick(row, "cached", ours, measurement->cached, bytes);
+    ranks_emit(ctx, row);
+    return 0;
+}
