@@ -109,7 +109,7 @@ static ep_status check_topk_outputs(const ep_plan *plan, const ep_dispatch_args 
 static ep_status check_dispatch(const ep_plan *plan, const ep_dispatch_args *args, ep_event **ret_event)
 {
     int n_tokens = plan->args.n_tokens;
-    int64_t row_bytes, x_bytes, out_bytes;
+    int64_t row_bytes = 0, x_bytes, out_bytes;
 
     EP_TRY(check_event(DISPATCH, args->flags, ret_event));
     if (args->dtype != EP_BF16 && args->dtype != EP_F8E4M3)
@@ -120,9 +120,9 @@ static ep_status check_dispatch(const ep_plan *plan, const ep_dispatch_args *arg
     EP_TRY(check_rows(DISPATCH, args->dtype, args->hidden, &row_bytes));
     if (args->out_rows < 0)
         return ep_fail(EP_E_ARG, DISPATCH ": out_rows is %lld", (long long)args->out_rows);
-    if (args->out_rows < plan->info.out_rows)
+    if (args->out_rows < ep_plan_info_now(plan)->out_rows)
         return ep_fail(EP_E_CAPACITY, DISPATCH ": out_rows is %lld, but the plan has %lld rows for this rank",
-                       (long long)args->out_rows, (long long)plan->info.out_rows);
+                       (long long)args->out_rows, (long long)ep_plan_info_now(plan)->out_rows);
     EP_TRY(ep_check_product(DISPATCH, "x", n_tokens, row_bytes, 1, &x_bytes));
     EP_TRY(ep_check_product(DISPATCH, "recv_x", args->out_rows, row_bytes, 1, &out_bytes));
     EP_TRY(ep_check_buffer(DISPATCH, "x", args->x, n_tokens == 0, EP_ROW_ALIGN));
@@ -175,8 +175,9 @@ static ep_status check_combine_weights(const ep_plan *plan, const ep_combine_arg
 static ep_status check_combine(const ep_plan *plan, const ep_combine_args *args, ep_event **ret_event)
 {
     int n_tokens = plan->args.n_tokens;
-    int64_t rows = plan->info.n_recv >= 0 ? plan->info.n_recv : plan->info.out_rows;
-    int64_t row_bytes, x_bytes, out_bytes;
+    int64_t rows =
+        ep_plan_info_now(plan)->n_recv >= 0 ? ep_plan_info_now(plan)->n_recv : ep_plan_info_now(plan)->out_rows;
+    int64_t row_bytes = 0, x_bytes, out_bytes;
 
     EP_TRY(check_event(COMBINE, args->flags, ret_event));
     if (args->dtype != EP_BF16)

@@ -89,7 +89,7 @@ void ep_plan_free(ep_plan *plan)
 ep_status ep_plan_get_info(const ep_plan *plan, ep_plan_info *ret_info)
 {
     EP_CHECK_HANDLE(plan);
-    return EP_CHECK_STORE("ep_plan_get_info", ret_info, &plan->info, ep_plan_info);
+    return EP_CHECK_STORE("ep_plan_get_info", ret_info, ep_plan_info_now(plan), ep_plan_info);
 }
 
 ep_status ep_plan_get_sources(ep_plan *plan, int32_t *ret_rank, int32_t *ret_token)
@@ -98,7 +98,7 @@ ep_status ep_plan_get_sources(ep_plan *plan, int32_t *ret_rank, int32_t *ret_tok
 
     EP_CHECK_HANDLE(plan);
     status = ep_comm_usable(plan->comm, __func__);
-    if (status == EP_OK && plan->info.n_recv < 0)
+    if (status == EP_OK && ep_plan_info_now(plan)->n_recv < 0)
         status = ep_fail(EP_E_STATE, "%s: the counts of this plan are not known before its first dispatch", __func__);
     if (status == EP_OK)
         status = EP_BACKEND_CALL(plan->comm, plan_sources, plan, ret_rank, ret_token);

@@ -90,7 +90,7 @@ int host_place(const struct host_move *move, const struct host_route *route, int
     int n = route->start[t + 1] - route->start[t];
     void *dst[EP_MAX_TOPK];
 
-    if (n == 0)
+    if (n <= 0)
         return 0;
     for (int i = 0; i < n; i++)
         dst[i] = move->out[entry[i].local][HOST_AT_X] + (size_t)entry[i].row * move->row_bytes;

@@ -145,7 +145,7 @@ static void *worker_main(void *argument)
             continue;
         }
         pthread_mutex_unlock(&host->queue_lock);
-        event_complete(job->event, run_job(host, job->run, job->arguments, job->after));
+        event_complete(job->event, ep_comm_record(host->comm, run_job(host, job->run, job->arguments, job->after)));
         pthread_mutex_lock(&host->queue_lock);
         host->head = job->next;
         if (!host->head)
@@ -240,7 +240,7 @@ void host_queue_close(struct host_comm *host)
 
 ep_status host_event_new(ep_comm *comm, ep_event **ret_event)
 {
-    struct host_event *event;
+    struct host_event *event = NULL;
 
     EP_TRY(event_new(comm, &event));
     event->user = true;
@@ -257,7 +257,7 @@ static ep_status nothing(void *arguments)
 ep_status host_event_record(ep_comm *comm, ep_event **ret_event)
 {
     struct host_comm *host = host_of(comm);
-    struct host_event *event;
+    struct host_event *event = NULL;
     bool idle;
 
     pthread_mutex_lock(&host->queue_lock);
