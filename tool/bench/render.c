@@ -1,0 +1,203 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "bench/render.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+static const struct out_column row_columns[] = {
+    {"ON", "device", 0, 0},
+    {"OP", "op", 0, 0},
+    {"TYPE", "type", 0, 0},
+    {"RANKS", "ranks", 0, 0},
+    {"NODES", "nodes", 0, OUT_DATA},
+    {"TOKENS", "tokens", 0, 0},
+    {"HIDDEN", "hidden", 0, OUT_DATA},
+    {"TOPK", "topk", 0, OUT_DATA},
+    {"EXPERTS", "experts", 0, OUT_DATA},
+    {"ROUNDS", "rounds", 0, OUT_DATA},
+    {"ROWS", "rows", 1, OUT_DATA},
+    {"WIRE ROWS", "wire_rows", 1, OUT_DATA},
+    {"ROW BYTES", "row_bytes", 0, OUT_DATA},
+    {"TIME us", "time_us", 1, 0},
+    {"P10", "p10_us", 1, 0},
+    {"P90", "p90_us", 1, 0},
+    {"LOGICAL GB/s", "logical_gbps", 3, 0},
+    {"WIRE GB/s", "wire_gbps", 3, 0},
+    {"NET PRINTED GB/s", "net_printed_gbps", 3, OUT_DATA},
+    {"NET GB/s", "net_gbps", 3, OUT_DATA},
+    {"memcpy us", "memcpy_us", 1, OUT_DATA},
+    {"memcpy GB/s", "memcpy_gbps", 3, OUT_DATA},
+    {"x memcpy", "vs_memcpy", 2, 0},
+    {"x memcpy, rounds", "vs_memcpy_rounds", 2, OUT_DATA},
+    {"alltoallv us", "alltoallv_us", 1, OUT_DATA},
+    {"alltoallv GB/s", "alltoallv_gbps", 3, OUT_DATA},
+    {"x alltoallv", "vs_alltoallv", 2, 0},
+    {"x alltoallv, rounds", "vs_alltoallv_rounds", 2, OUT_DATA},
+    {"x cached", "vs_cached", 2, OUT_DATA},
+};
+
+static const struct out_column net_columns[] = {
+    {"ON", "device", 0, 0},
+    {"OP", "op", 0, 0},
+    {"TYPE", "type", 0, 0},
+    {"RANKS", "ranks", 0, 0},
+    {"NODES", "nodes", 0, 0},
+    {"TOKENS", "tokens", 0, 0},
+    {"NET GB/s AS DeepEP PRINTS IT", "net_printed_gbps", 3, 0},
+    {"NET GB/s ON THE WIRE", "net_gbps", 3, 0},
+};
+
+static const struct out_column phase_columns[] = {
+    {"ON", "device", 0, 0},     {"OP", "op", 0, 0},
+    {"TYPE", "type", 0, 0},     {"RANKS", "ranks", 0, 0},
+    {"TOKENS", "tokens", 0, 0}, {"WAIT READY us", "wait_ready", 1, 0},
+    {"MOVE us", "move", 1, 0},  {"WAIT DONE us", "wait_done", 1, 0},
+    {"COPY us", "copy", 1, 0},  {"TOTAL us", "total", 1, 0},
+};
+
+#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+
+static void copy_member(json_t *row, const char *object, const char *member, const char *key)
+{
+    json_t *value = json_object_get(json_object_get(row, object), member);
+
+    if (value)
+        json_object_set(row, key, value);
+}
+
+/* A row without objects in it. A new reference. */
+static json_t *flatten(const json_t *row, const char *device)
+{
+    json_t *flat = json_copy((json_t *)row);
+
+    json_object_set_new(flat, "device", json_string(device));
+    copy_member(flat, "memcpy", "time_us", "memcpy_us");
+    copy_member(flat, "memcpy", "gbps", "memcpy_gbps");
+    copy_member(flat, "alltoallv", "time_us", "alltoallv_us");
+    copy_member(flat, "alltoallv", "gbps", "alltoallv_gbps");
+    json_object_update_missing(flat, json_object_get(row, "phases_us"));
+    return flat;
+}
+
+/* Flat rows that have `key`, or all of them if it is NULL. */
+static json_t *flat_rows(const json_t *rows, const char *key, const char *device)
+{
+    json_t *flat = json_array();
+    const json_t *row;
+    size_t i;
+
+    json_array_foreach(rows, i, row)
+    {
+        if (!key || json_is_object(json_object_get(row, key)) || json_is_number(json_object_get(row, key)))
+            json_array_append_new(flat, flatten(row, device));
+    }
+    return flat;
+}
+
+static int print(const struct out_column *columns, size_t n, json_t *rows, enum out_format format)
+{
+    int result = json_array_size(rows) || format != OUT_TABLE ? out_table(stdout, columns, n, rows, format) : 0;
+
+    json_decref(rows);
+    return result;
+}
+
+int bench_print_rows(const json_t *rows, const char *device, enum out_format format)
+{
+    int result = print(row_columns, COUNT(row_columns), flat_rows(rows, NULL, device), format);
+
+    if (result != 0 || format != OUT_TABLE)
+        return result;
+    return print(net_columns, COUNT(net_columns), flat_rows(rows, "net_gbps", device), format);
+}
+
+int bench_print_phases(const json_t *rows, const char *device)
+{
+    return print(phase_columns, COUNT(phase_columns), flat_rows(rows, "phases_us", device), OUT_TABLE);
+}
+
+static double number(const json_t *row, const char *key)
+{
+    return json_number_value(json_object_get(row, key));
+}
+
+static bool is_op(const json_t *row, const char *op)
+{
+    return strcmp(json_string_value(json_object_get(row, "op")), op) == 0;
+}
+
+/* The row of `op` with the most ranks, then tokens, then bytes in a row. NULL if there is none. */
+static const json_t *largest(const json_t *rows, const char *op)
+{
+    static const char *const keys[] = {"ranks", "tokens", "row_bytes"};
+    const json_t *best = NULL, *row;
+    size_t i;
+
+    json_array_foreach(rows, i, row)
+    {
+        bool better = !best;
+
+        if (!is_op(row, op))
+            continue;
+        for (size_t k = 0; k < COUNT(keys) && !better; k++) {
+            if (number(row, keys[k]) < number(best, keys[k]))
+                break;
+            better = number(row, keys[k]) > number(best, keys[k]);
+        }
+        if (better)
+            best = row;
+    }
+    return best;
+}
+
+static void append(char *text, size_t bytes, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+static void append(char *text, size_t bytes, const char *format, ...)
+{
+    size_t used = strlen(text);
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(text + used, bytes - used, format, args);
+    va_end(args);
+}
+
+void bench_sentence(const json_t *rows, char *ret_text, size_t bytes)
+{
+    static const char *const ops[] = {"dispatch", "combine", "plan", "ll-dispatch", "ll-combine"};
+
+    *ret_text = '\0';
+    for (size_t i = 0; i < COUNT(ops); i++) {
+        const json_t *row = largest(rows, ops[i]);
+
+        if (!row)
+            continue;
+        append(ret_text, bytes, "%s%s", *ret_text ? "; " : "", ops[i]);
+        if (!json_object_get(row, "vs_memcpy")) {
+            append(ret_text, bytes, " takes %.0f us", number(row, "time_us"));
+            continue;
+        }
+        append(ret_text, bytes, " runs at %.2f of memcpy", number(row, "vs_memcpy"));
+        if (json_object_get(row, "vs_alltoallv"))
+            append(ret_text, bytes, " and %.1f times MPI_Alltoallv", number(row, "vs_alltoallv"));
+    }
+}
+
+void bench_print_notes(const json_t *rows, const json_t *memory)
+{
+    const json_t *row = largest(rows, "first-dispatch");
+    size_t i;
+
+    if (row)
+        out_line("A new routing: its first dispatch, plan included, takes %.2f times as long as one whose plan exists.",
+                 1 / number(row, "vs_cached"));
+    json_array_foreach(memory, i, row)
+    {
+        out_line("Memory, %d ranks, %d tokens: the library holds %.2f MiB of each rank beside %.1f MiB of inputs and "
+                 "outputs (%.1f%%).",
+                 (int)number(row, "ranks"), (int)number(row, "tokens"),
+                 number(row, "share") * number(row, "data_bytes") / (1 << 20), number(row, "data_bytes") / (1 << 20),
+                 number(row, "share") * 100);
+    }
+}
