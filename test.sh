@@ -84,11 +84,15 @@ prepare_thread_sanitizer() {
     "${run_tests[@]}" report/probe 2>/dev/null
 }
 
+# A minute for each target, from its corpus; what it finds stays in report/.
 fuzz() {
-    local target
+    local target name
     for target in build-fuzz/tests/fuzz/fuzz_*; do
-        [ -x "$target" ] || continue
-        check "fuzz-${target##*/fuzz_}" "$target" -max_total_time=60 -artifact_prefix=report/ || true
+        if [ ! -f "$target" ] || [ ! -x "$target" ]; then continue; fi
+        name="${target##*/fuzz_}"
+        mkdir "report/corpus-$name"
+        check "fuzz-$name" "$target" -max_total_time=60 -artifact_prefix=report/ "report/corpus-$name" \
+            "tests/fuzz/corpus/$name" || true
     done
 }
 
