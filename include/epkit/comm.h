@@ -32,7 +32,8 @@ typedef struct ep_comm ep_comm;
 typedef struct ep_net_emulation {
     uint64_t seed;        /* of the random choices below; the same seed gives the same choices */
     uint32_t delay_us;    /* each write lands up to this much later, drawn anew for each */
-    uint32_t ring_bytes;  /* capacity of the wire per (peer, channel); 0: default. Tiny ones force back-pressure */
+    uint32_t ring_bytes;  /* capacity of the wire per (peer, channel), at least 256; 0: default. Tiny ones force
+                             back-pressure */
     uint32_t split_bytes; /* writes land in pieces of at most this; 0: whole */
     uint32_t reorder;     /* 1: channels are served in random order instead of in turn */
     uint32_t stall_rank;  /* with stall_ms: this rank's network stops once for stall_ms */

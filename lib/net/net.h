@@ -7,7 +7,8 @@
  *
  *   put(peer, channel, offset, src, bytes)   writes into the peer's region
  *   signal(peer, channel, index, add)        adds to one of the peer's signals
- *   flush_test(peer, channel)                are the sources of all puts so far reusable?
+ *   flush_test(peer, channel)                has everything so far left? Then the sources of the puts are reusable,
+ *                                            and the peer gets it all without a further progress() here
  *
  * Order: operations on one (peer, channel) take effect at the peer in the order of the calls: who sees a signal sees
  * every put before it. Nothing holds between different peers or channels, and a put may become visible piece by piece.
@@ -27,6 +28,10 @@
 #include <stdint.h>
 
 #define EP_NET_MAX_CHANNELS 16
+
+/* Capacity of the emulated wire per (peer, channel): ep_net_emulation.ring_bytes, rounded up to a multiple of 64. */
+#define EP_NET_WIRE_BYTES (256u << 10)
+#define EP_NET_WIRE_MIN_BYTES 256u
 
 struct ep_net; /* one rank's endpoint; executors put a struct ep_net first in their own struct */
 
@@ -48,6 +53,7 @@ struct ep_net {
     size_t region_bytes;
     uint64_t *signals; /* of this rank; plain loads, change only inside progress() */
     uint32_t n_signals;
+    size_t wire_bytes; /* memory the executor holds besides region and signals */
     bool sleeps; /* the wake callback of the peers announces new work: waiting for it without polling is allowed */
 };
 
@@ -60,7 +66,10 @@ struct ep_net_params {
     int timeout_ms;      /* of the exchanges during creation */
     ep_net_emulation emulation;
     const ep_boot *boot; /* for all-gathers during creation; collective over all ranks of the group */
-    /* Called after work was put on the wire to `rank` so that it can stop sleeping. */
+    /*
+     * Called after work was put on the wire to `rank`, or room was made on its wire to here, so that it can stop
+     * sleeping. NULL: nobody sleeps.
+     */
     void (*wake)(void *context, int rank);
     void *wake_context;
 };
@@ -82,6 +91,18 @@ extern const struct ep_net_provider ep_net_emulated;
 static inline int ep_net_rail_rank(int rank, int ranks_per_node, int node)
 {
     return node * ranks_per_node + rank % ranks_per_node;
+}
+
+/* Place of node `peer` among the rail peers of `node`: 0 .. nnodes - 2. */
+static inline int ep_net_slot(int node, int peer)
+{
+    return peer < node ? peer : peer - 1;
+}
+
+/* The node at place `slot` among the rail peers of `node`. */
+static inline int ep_net_peer(int node, int slot)
+{
+    return slot < node ? slot : slot + 1;
 }
 
 #endif

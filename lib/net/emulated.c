@@ -1,0 +1,568 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The network between "nodes" that are ranks of one host, processes or threads. It exists to be worse than a real one:
+ * what holds on it, delayed, reordered, split, starved of room and stalled, does not rest on the order that shared
+ * memory happens to keep.
+ *
+ * Each endpoint owns a segment with one wire per (rail peer, channel). Peers append records to their wires; the owner's
+ * progress() applies them to its region and signals, which no peer can reach.
+ */
+#include "base/clock.h"
+#include "base/shm.h"
+#include "net/net.h"
+#include "net/wire.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Under reorder: most records taken from a wire at a time, so that its neighbours come in between. */
+#define REORDER_RECORDS 4
+
+struct outgoing {
+    struct wire *wire; /* in the peer's segment */
+    size_t capacity;
+    uint64_t tail;
+    uint64_t random;
+    /* The rest of a put that is larger than the wire. */
+    const unsigned char *rest;
+    size_t rest_bytes;
+    uint64_t rest_offset, rest_due_ns;
+};
+
+struct incoming {
+    struct wire *wire; /* in our segment */
+    uint64_t head;
+    uint32_t applied; /* bytes of the record at head that are in the region already */
+    uint32_t writer;  /* rank */
+};
+
+struct emulated {
+    struct ep_net net;
+    int rank, ranks_per_node, npeers;
+    ep_net_emulation emulation;
+    size_t capacity; /* of our incoming wires */
+    void (*wake)(void *context, int rank);
+    void *wake_context;
+    struct ep_shm shm;
+    struct ep_shm *peers;      /* [npeers] */
+    struct outgoing *outgoing; /* [npeers][channels] */
+    struct incoming *incoming; /* [npeers][channels] */
+    int *order;                /* of service of the incoming wires */
+    uint64_t random;
+    uint64_t stall_end_ns; /* 0: no traffic seen yet, UINT64_MAX: over, or never */
+    ep_status broken;
+    char reason[256];
+};
+
+/* What the ranks tell each other when an endpoint is opened. */
+struct introduction {
+    uint64_t status, channels, region_bytes, n_signals, capacity;
+    struct ep_shm_name name;
+};
+
+static struct emulated *emulated_of(struct ep_net *net)
+{
+    return (struct emulated *)net;
+}
+
+/* SplitMix64: any state is a good one. */
+static uint64_t next_random(uint64_t *state)
+{
+    uint64_t z = *state += 0x9e3779b97f4a7c15u;
+
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+
+static uint64_t seed_random(uint64_t seed, int rank, int peer, int channel)
+{
+    uint64_t state = seed ^ ((uint64_t)rank << 40 | (uint64_t)peer << 16 | (uint64_t)channel);
+
+    return next_random(&state);
+}
+
+static struct outgoing *outgoing_of(struct emulated *e, int peer, int channel)
+{
+    return &e->outgoing[ep_net_slot(e->net.node, peer) * e->net.channels + channel];
+}
+
+static void wake_rank(struct emulated *e, int rank)
+{
+    if (e->wake)
+        e->wake(e->wake_context, rank);
+}
+
+static void wake_peer(struct emulated *e, int peer)
+{
+    wake_rank(e, ep_net_rail_rank(e->rank, e->ranks_per_node, peer));
+}
+
+/* --- the stall --- */
+
+static bool stalled(struct emulated *e, bool traffic)
+{
+    uint64_t now;
+
+    if (e->stall_end_ns == UINT64_MAX || (e->stall_end_ns == 0 && !traffic))
+        return false;
+    now = ep_now_ns();
+    if (e->stall_end_ns == 0)
+        e->stall_end_ns = now + (uint64_t)e->emulation.stall_ms * 1000000u;
+    if (now < e->stall_end_ns) {
+        e->net.sleeps = false; /* nobody will announce its end */
+        return true;
+    }
+    e->stall_end_ns = UINT64_MAX;
+    return false;
+}
+
+/* --- sending --- */
+
+/* A put is cut into records of at most this, so that reader and writer of a wire can work at the same time. */
+static size_t record_most(size_t capacity)
+{
+    return capacity / 4 - sizeof(struct wire_record);
+}
+
+/* Bytes on the wire of a put; records of full size are multiples of 16 because the capacity is one of 64. */
+static size_t put_need(size_t capacity, size_t bytes)
+{
+    size_t most = record_most(capacity), rest = bytes % most;
+
+    return bytes / most * (capacity / 4) + (rest ? sizeof(struct wire_record) + wire_padded(rest) : 0);
+}
+
+/* Free bytes of the wire; when there are fewer than `need`, the reader will wake us once it has made some. */
+static size_t room(struct outgoing *out, size_t need)
+{
+    uint64_t used = out->tail - atomic_load_explicit(&out->wire->head, memory_order_acquire);
+
+    if (used > out->capacity || out->capacity - used < need)
+        used = out->tail - wire_wait_for_room(out->wire);
+    /* A head in front of the tail is the reader's damage: no room then, and the caller's deadline ends it. */
+    return used > out->capacity ? 0 : (size_t)(out->capacity - used);
+}
+
+static void append(struct outgoing *out, const struct wire_record *record, const void *payload)
+{
+    wire_write(out->wire, out->capacity, out->tail, record, sizeof(*record));
+    if (record->bytes)
+        wire_write(out->wire, out->capacity, out->tail + sizeof(*record), payload, record->bytes);
+    out->tail += sizeof(*record) + wire_padded(record->bytes);
+}
+
+static void publish(struct emulated *e, struct outgoing *out, int peer)
+{
+    atomic_store(&out->wire->tail, out->tail);
+    wake_peer(e, peer);
+}
+
+static uint64_t draw_due(struct emulated *e, struct outgoing *out)
+{
+    if (!e->emulation.delay_us)
+        return 0;
+    return ep_now_ns() + next_random(&out->random) % ((uint64_t)e->emulation.delay_us * 1000u + 1);
+}
+
+/* Appends as much of the rest as there is room for. */
+static bool push_rest(struct emulated *e, struct outgoing *out, int peer)
+{
+    size_t most = record_most(out->capacity);
+    bool moved = false;
+
+    while (out->rest_bytes) {
+        size_t bytes = out->rest_bytes < most ? out->rest_bytes : most;
+        struct wire_record record = {
+            .kind = WIRE_PUT, .bytes = (uint32_t)bytes, .place = out->rest_offset, .due_ns = out->rest_due_ns};
+        size_t need = sizeof(record) + wire_padded(bytes);
+
+        if (room(out, need) < need)
+            break;
+        append(out, &record, out->rest);
+        out->rest += bytes;
+        out->rest_offset += bytes;
+        out->rest_bytes -= bytes;
+        moved = true;
+    }
+    if (moved)
+        publish(e, out, peer);
+    return moved;
+}
+
+static bool emulated_put(struct ep_net *net, int peer, int channel, uint64_t offset, const void *src, size_t bytes)
+{
+    struct emulated *e = emulated_of(net);
+    struct outgoing *out = outgoing_of(e, peer, channel);
+    size_t need = put_need(out->capacity, bytes);
+
+    if (stalled(e, true) || out->rest_bytes)
+        return false;
+    if (need <= out->capacity && room(out, need) < need)
+        return false;
+    out->rest = src;
+    out->rest_bytes = bytes;
+    out->rest_offset = offset;
+    out->rest_due_ns = draw_due(e, out);
+    push_rest(e, out, peer);
+    return true;
+}
+
+static bool emulated_signal(struct ep_net *net, int peer, int channel, uint32_t index, uint64_t add)
+{
+    struct emulated *e = emulated_of(net);
+    struct outgoing *out = outgoing_of(e, peer, channel);
+    struct wire_record record = {.kind = WIRE_SIGNAL, .place = index, .add = add};
+
+    if (stalled(e, true) || out->rest_bytes || room(out, sizeof(record)) < sizeof(record))
+        return false;
+    record.due_ns = draw_due(e, out);
+    append(out, &record, NULL);
+    publish(e, out, peer);
+    return true;
+}
+
+static bool emulated_flush_test(struct ep_net *net, int peer, int channel)
+{
+    return outgoing_of(emulated_of(net), peer, channel)->rest_bytes == 0;
+}
+
+/* --- receiving --- */
+
+static ep_status broken(struct emulated *e, const struct incoming *in, int wire, const char *what)
+{
+    snprintf(e->reason, sizeof(e->reason), "network emulated: rank %u, channel %d, byte %llu of the wire: %s",
+             in->writer, wire % e->net.channels, (unsigned long long)in->head, what);
+    e->broken = EP_E_MISMATCH;
+    return ep_fail(e->broken, "%s", e->reason);
+}
+
+/* NULL, or what is wrong with the record at head when `there` bytes are on the wire. */
+static const char *check_record(const struct emulated *e, const struct incoming *in, const struct wire_record *record,
+                                uint64_t there)
+{
+    const struct ep_net *net = &e->net;
+
+    if (record->kind != WIRE_PUT && record->kind != WIRE_SIGNAL)
+        return "a record of unknown kind";
+    if (sizeof(*record) + wire_padded(record->bytes) > there)
+        return "a record longer than what was sent";
+    if (record->bytes < in->applied)
+        return "a record that shrank while it was applied";
+    if (record->kind == WIRE_SIGNAL && (record->place >= net->n_signals || record->bytes))
+        return "a signal that does not exist";
+    if (record->kind == WIRE_PUT &&
+        (record->place > net->region_bytes || record->bytes > net->region_bytes - record->place))
+        return "a put beyond the end of the region";
+    return NULL;
+}
+
+/* Applies the record at head, or a piece of it. true: the whole record has taken effect. */
+static bool apply(struct emulated *e, struct incoming *in, const struct wire_record *record)
+{
+    uint32_t left = record->bytes - in->applied, split = e->emulation.split_bytes;
+    uint32_t piece = split && split < left ? split : left;
+
+    if (record->kind == WIRE_SIGNAL) {
+        e->net.signals[record->place] += record->add;
+        return true;
+    }
+    wire_read(in->wire, e->capacity, in->head + sizeof(*record) + in->applied,
+              e->net.region + record->place + in->applied, piece);
+    in->applied += piece;
+    return piece == left;
+}
+
+/* Takes what has come on one wire. *ret_waiting: some of it must wait for another call. */
+static ep_status serve(struct emulated *e, int index, int most_records, uint64_t now, bool *ret_moved,
+                       bool *ret_waiting)
+{
+    struct incoming *in = &e->incoming[index];
+    uint64_t begin = in->head, tail = atomic_load_explicit(&in->wire->tail, memory_order_acquire);
+    bool moved = false, piecemeal = false;
+
+    if (tail - in->head > e->capacity)
+        return broken(e, in, index, "more bytes than the wire holds");
+    while (in->head != tail && !piecemeal && most_records-- > 0) {
+        struct wire_record record;
+        const char *wrong;
+
+        if (tail - in->head < sizeof(record))
+            return broken(e, in, index, "half a record");
+        wire_read(in->wire, e->capacity, in->head, &record, sizeof(record));
+        wrong = check_record(e, in, &record, tail - in->head);
+        if (wrong)
+            return broken(e, in, index, wrong);
+        if (record.due_ns > now)
+            break;
+        /* One piece a call: the owner gets to look at half a put. */
+        piecemeal = e->emulation.split_bytes && record.kind == WIRE_PUT;
+        if (apply(e, in, &record)) {
+            in->head += sizeof(record) + wire_padded(record.bytes);
+            in->applied = 0;
+        }
+        moved = true;
+    }
+    if (in->head != begin && wire_make_room(in->wire, in->head))
+        wake_rank(e, (int)in->writer);
+    *ret_moved |= moved;
+    *ret_waiting |= in->head != tail;
+    return EP_OK;
+}
+
+static void shuffle(struct emulated *e, int n)
+{
+    for (int i = n - 1; i > 0; i--) {
+        int j = (int)(next_random(&e->random) % (uint64_t)(i + 1)), swapped = e->order[i];
+
+        e->order[i] = e->order[j];
+        e->order[j] = swapped;
+    }
+}
+
+static ep_status serve_all(struct emulated *e, bool *ret_moved)
+{
+    int n = e->npeers * e->net.channels, most = INT32_MAX;
+    uint64_t now = ep_now_ns();
+    bool waiting = false;
+
+    if (e->emulation.reorder)
+        shuffle(e, n);
+    for (int i = 0; i < n; i++) {
+        if (e->emulation.reorder)
+            most = (int)(next_random(&e->random) % (REORDER_RECORDS + 1));
+        EP_TRY(serve(e, e->order[i], most, now, ret_moved, &waiting));
+    }
+    e->net.sleeps = !waiting;
+    return EP_OK;
+}
+
+static bool anything_came(const struct emulated *e)
+{
+    for (int i = 0; i < e->npeers * e->net.channels; i++)
+        if (atomic_load_explicit(&e->incoming[i].wire->tail, memory_order_acquire) != 0)
+            return true;
+    return false;
+}
+
+static ep_status emulated_progress(struct ep_net *net, bool *ret_moved)
+{
+    struct emulated *e = emulated_of(net);
+    bool moved = false;
+
+    if (e->broken != EP_OK)
+        return ep_fail(e->broken, "%s", e->reason);
+    if (stalled(e, e->stall_end_ns == 0 && anything_came(e))) {
+        *ret_moved = false;
+        return EP_OK;
+    }
+    for (int i = 0; i < e->npeers * net->channels; i++)
+        if (e->outgoing[i].rest_bytes)
+            moved |= push_rest(e, &e->outgoing[i], ep_net_peer(net->node, i / net->channels));
+    EP_TRY(serve_all(e, &moved));
+    *ret_moved = moved;
+    return EP_OK;
+}
+
+/* --- opening --- */
+
+static void emulated_free(struct ep_net *net)
+{
+    struct emulated *e = emulated_of(net);
+
+    if (!e)
+        return;
+    for (int i = 0; e->peers && i < e->npeers; i++)
+        ep_shm_done(&e->peers[i]);
+    ep_shm_done(&e->shm);
+    free(e->peers);
+    free(e->outgoing);
+    free(e->incoming);
+    free(e->order);
+    free(net->region);
+    free(net->signals);
+    free(e);
+}
+
+static const struct ep_net_ops emulated_ops = {
+    .name = "emulated",
+    .put = emulated_put,
+    .signal = emulated_signal,
+    .flush_test = emulated_flush_test,
+    .progress = emulated_progress,
+    .free = emulated_free,
+};
+
+/* The same answer on all ranks, as long as their parameters are. */
+static ep_status check_params(const struct ep_net_params *params)
+{
+    uint32_t ring = params->emulation.ring_bytes;
+
+    if (params->ranks_per_node < 1 || params->nranks < 2 * params->ranks_per_node ||
+        params->nranks % params->ranks_per_node || params->rank < 0 || params->rank >= params->nranks)
+        return ep_fail(EP_E_ARG, "network emulated: rank %d of %d with %d ranks per node", params->rank, params->nranks,
+                       params->ranks_per_node);
+    if (params->channels < 1 || params->channels > EP_NET_MAX_CHANNELS)
+        return ep_fail(EP_E_ARG, "network emulated: %d channels, of 1..%d", params->channels, EP_NET_MAX_CHANNELS);
+    if (params->region_bytes == 0 || params->region_bytes > SIZE_MAX / 2 || params->n_signals == 0)
+        return ep_fail(EP_E_ARG, "network emulated: region of %zu bytes, %u signals", params->region_bytes,
+                       params->n_signals);
+    if (ring && ring < EP_NET_WIRE_MIN_BYTES)
+        return ep_fail(EP_E_ARG, "network emulated: emulation.ring_bytes = %u, at least %u", ring,
+                       EP_NET_WIRE_MIN_BYTES);
+    return EP_OK;
+}
+
+static size_t wire_stride(size_t capacity)
+{
+    return sizeof(struct wire) + capacity;
+}
+
+/* Everything that needs no peer. */
+static ep_status prepare(struct emulated *e, const struct ep_net_params *params)
+{
+    struct ep_net *net = &e->net;
+    size_t n = (size_t)e->npeers * (size_t)net->channels;
+
+    e->peers = calloc((size_t)e->npeers, sizeof(*e->peers));
+    e->outgoing = calloc(n, sizeof(*e->outgoing));
+    e->incoming = calloc(n, sizeof(*e->incoming));
+    e->order = calloc(n, sizeof(*e->order));
+    net->signals = calloc(net->n_signals, sizeof(*net->signals));
+    net->region = aligned_alloc(64, (net->region_bytes + 63) & ~(size_t)63);
+    if (!e->peers || !e->outgoing || !e->incoming || !e->order || !net->signals || !net->region)
+        return ep_fail(EP_E_MEMORY, "network emulated: no memory for a region of %zu bytes", net->region_bytes);
+    for (int i = 0; i < e->npeers; i++)
+        e->peers[i].fd = -1;
+    net->wire_bytes = n * wire_stride(e->capacity);
+    EP_TRY(ep_shm_new(net->wire_bytes, &e->shm));
+    for (size_t i = 0; i < n; i++) {
+        int peer = ep_net_peer(net->node, (int)(i / (size_t)net->channels));
+        int channel = (int)(i % (size_t)net->channels);
+
+        e->order[i] = (int)i;
+        e->incoming[i].wire = (struct wire *)((char *)e->shm.base + i * wire_stride(e->capacity));
+        e->incoming[i].writer = (uint32_t)ep_net_rail_rank(e->rank, e->ranks_per_node, peer);
+        e->outgoing[i].random = seed_random(params->emulation.seed, e->rank, peer, channel);
+    }
+    return EP_OK;
+}
+
+static ep_status compare(const struct emulated *e, const struct introduction *mine, const struct introduction *theirs,
+                         int rank)
+{
+    const struct {
+        const char *name;
+        uint64_t mine, theirs;
+    } fields[] = {
+        {"channels", mine->channels, theirs->channels},
+        {"region_bytes", mine->region_bytes, theirs->region_bytes},
+        {"n_signals", mine->n_signals, theirs->n_signals},
+    };
+
+    if (theirs->status != EP_OK && mine->status == EP_OK)
+        return ep_fail((ep_status)theirs->status, "network emulated: rank %d could not open its endpoint: %s", rank,
+                       ep_status_text((ep_status)theirs->status));
+    for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++)
+        if (fields[i].mine != fields[i].theirs)
+            return ep_fail(EP_E_MISMATCH, "network emulated: %s is %llu on rank %d and %llu on rank %d", fields[i].name,
+                           (unsigned long long)fields[i].mine, e->rank, (unsigned long long)fields[i].theirs, rank);
+    return EP_OK;
+}
+
+static ep_status attach_peer(struct emulated *e, int slot, const struct introduction *theirs)
+{
+    int channels = e->net.channels, peer = ep_net_peer(e->net.node, slot);
+    size_t stride = wire_stride(theirs->capacity);
+    size_t first = (size_t)ep_net_slot(peer, e->net.node) * (size_t)channels;
+
+    EP_TRY(ep_shm_attach(&theirs->name, &e->peers[slot]));
+    for (int channel = 0; channel < channels; channel++) {
+        struct outgoing *out = &e->outgoing[slot * channels + channel];
+
+        out->wire = (struct wire *)((char *)e->peers[slot].base + (first + (size_t)channel) * stride);
+        out->capacity = theirs->capacity;
+    }
+    return EP_OK;
+}
+
+/* Collective: every rank takes part in both exchanges, whatever its own status, so that nobody waits for one that has
+ * given up, and nobody frees its segment before the peers have it. */
+static ep_status meet(struct emulated *e, const struct ep_net_params *params, ep_status status)
+{
+    const ep_boot *boot = params->boot;
+    struct introduction mine = {.channels = (uint64_t)e->net.channels,
+                                .region_bytes = e->net.region_bytes,
+                                .n_signals = e->net.n_signals,
+                                .capacity = e->capacity};
+    struct introduction *all = calloc((size_t)params->nranks, sizeof(*all));
+    ep_status met;
+
+    if (!all)
+        return ep_fail(EP_E_MEMORY, "network emulated: no memory for %d ranks", params->nranks);
+    if (status == EP_OK)
+        status = ep_shm_get_name(&e->shm, &mine.name);
+    mine.status = status;
+    met = boot->allgather(boot->context, &mine, sizeof(mine), params->timeout_ms, all);
+    if (met != EP_OK) {
+        status = met;
+        goto free_all;
+    }
+    for (int rank = 0; rank < params->nranks && status == EP_OK; rank++)
+        status = compare(e, &mine, &all[rank], rank);
+    for (int slot = 0; slot < e->npeers && status == EP_OK; slot++)
+        status =
+            attach_peer(e, slot, &all[ep_net_rail_rank(e->rank, e->ranks_per_node, ep_net_peer(e->net.node, slot))]);
+    memset(all, 0, (size_t)params->nranks * sizeof(*all));
+    mine.status = status;
+    met = boot->allgather(boot->context, &mine, sizeof(mine), params->timeout_ms, all);
+    if (met != EP_OK && status == EP_OK)
+        status = met;
+    for (int rank = 0; rank < params->nranks && status == EP_OK; rank++)
+        status = compare(e, &mine, &all[rank], rank);
+free_all:
+    free(all);
+    return status;
+}
+
+static ep_status emulated_open(const struct ep_net_provider *provider, const struct ep_net_params *params,
+                               struct ep_net **ret_net)
+{
+    struct emulated *e;
+    size_t ring = params->emulation.ring_bytes ? params->emulation.ring_bytes : EP_NET_WIRE_BYTES;
+    ep_status status;
+
+    (void)provider;
+    EP_TRY(check_params(params));
+    e = calloc(1, sizeof(*e));
+    if (!e)
+        return ep_fail(EP_E_MEMORY, "network emulated: no memory");
+    e->net = (struct ep_net){.ops = &emulated_ops,
+                             .node = params->rank / params->ranks_per_node,
+                             .nnodes = params->nranks / params->ranks_per_node,
+                             .channels = params->channels,
+                             .region_bytes = params->region_bytes,
+                             .n_signals = params->n_signals,
+                             .sleeps = true};
+    e->rank = params->rank;
+    e->ranks_per_node = params->ranks_per_node;
+    e->npeers = e->net.nnodes - 1;
+    e->emulation = params->emulation;
+    e->capacity = (ring + 63) & ~(size_t)63;
+    e->wake = params->wake;
+    e->wake_context = params->wake_context;
+    e->shm.fd = -1;
+    e->random = seed_random(params->emulation.seed, params->rank, params->rank, EP_NET_MAX_CHANNELS);
+    e->stall_end_ns =
+        params->emulation.stall_ms && params->emulation.stall_rank == (uint32_t)params->rank ? 0 : UINT64_MAX;
+    status = meet(e, params, prepare(e, params));
+    if (status != EP_OK) {
+        emulated_free(&e->net);
+        return status;
+    }
+    *ret_net = &e->net;
+    return EP_OK;
+}
+
+const struct ep_net_provider ep_net_emulated = {.abi = EP_NET_ABI, .name = "emulated", .open = emulated_open};

@@ -1,0 +1,404 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A ring holds messages one behind the other: a header of 16 bytes, the message, padding to 16. A message never wraps;
+ * where the rest of the ring is too short for it, a header of kind SKIP fills the rest. Because a message takes at most
+ * half a ring, an empty ring has room for it wherever its head stands.
+ *
+ * Signals of an endpoint, per (rail peer, channel): bytes that the peer has put into our ring, and bytes of our
+ * messages that the peer has read (credit). Both are counts since the beginning.
+ */
+#include "net/stream.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define RING_MIN_BYTES 4096u
+
+enum message_kind { KIND_MESSAGE = 0x6d657373, KIND_SKIP = 0x736b6970 };
+
+struct message_header {
+    uint32_t kind;
+    uint32_t position; /* low half of the count at which it stands: a header of an earlier lap is recognised */
+    uint64_t bytes;
+};
+
+/* What must stay in place until the network has read it. */
+struct staging {
+    struct message_header skip, message;
+    unsigned char head[EP_STREAM_HEAD_BYTES];
+};
+
+/*
+ * Messages that may leave before the oldest has been flushed. Their heads need a place each, and flush_test() can only
+ * answer for all of them together.
+ */
+#define STAGED 8
+
+struct sender {
+    uint64_t tail; /* behind the last message accepted */
+    struct staging staged[STAGED];
+    int n_staged;
+    bool unflushed;
+    /* The message going out, in steps: skip, header and head, pieces, signal. */
+    bool sending;
+    int step, n_pieces;
+    size_t head_bytes;
+    uint64_t skip_bytes, begin, written;
+    struct ep_piece pieces[EP_STREAM_PIECES];
+};
+
+struct receiver {
+    uint64_t head;     /* of the message that peek shows */
+    uint64_t returned; /* credit given back so far */
+    size_t peeked;     /* bytes in the ring of the message at head, 0: not looked at yet */
+    bool owes;         /* credit is to be given back */
+};
+
+struct ep_streams {
+    struct ep_net *net;
+    size_t ring_bytes;
+    int n; /* (rail peer, channel) pairs */
+    struct sender *senders;
+    struct receiver *receivers;
+    ep_status broken;
+    char reason[256];
+};
+
+enum stream_signal { SIGNAL_TAIL = 0, SIGNAL_CREDIT = 1, SIGNALS };
+
+static int index_of(const struct ep_streams *streams, int peer, int channel)
+{
+    return ep_net_slot(streams->net->node, peer) * streams->net->channels + channel;
+}
+
+/* The place of this rank's stream among the streams of its peer. */
+static int index_at_peer(const struct ep_streams *streams, int peer, int channel)
+{
+    return ep_net_slot(peer, streams->net->node) * streams->net->channels + channel;
+}
+
+static int peer_of(const struct ep_streams *streams, int index)
+{
+    return ep_net_peer(streams->net->node, index / streams->net->channels);
+}
+
+static size_t padded(size_t bytes)
+{
+    return (bytes + 15) & ~(size_t)15;
+}
+
+static void fail_for_good(struct ep_streams *streams, ep_status status, const char *text)
+{
+    snprintf(streams->reason, sizeof(streams->reason), "%s", text);
+    streams->broken = status;
+}
+
+ep_status ep_streams_open(const struct ep_net_provider *provider, const struct ep_net_params *params, size_t ring_bytes,
+                          struct ep_streams **ret_streams)
+{
+    struct ep_net_params full = *params;
+    struct ep_streams *streams = NULL;
+    struct ep_net *net;
+    size_t ring = (ring_bytes + 63) & ~(size_t)63, n;
+
+    if (ring < RING_MIN_BYTES || ring < ring_bytes)
+        return ep_fail(EP_E_ARG, "streams: rings of %zu bytes, at least %u", ring_bytes, RING_MIN_BYTES);
+    if (params->ranks_per_node < 1 || params->nranks / params->ranks_per_node < 2 || params->channels < 1)
+        return ep_fail(EP_E_ARG, "streams: %d ranks with %d per node and %d channels", params->nranks,
+                       params->ranks_per_node, params->channels);
+    n = (size_t)(params->nranks / params->ranks_per_node - 1) * (size_t)params->channels;
+    if (__builtin_mul_overflow(n, ring, &full.region_bytes) || n > UINT32_MAX / SIGNALS)
+        return ep_fail(EP_E_OVERFLOW, "streams: %zu rings of %zu bytes", n, ring);
+    full.n_signals = (uint32_t)n * SIGNALS;
+    /* First what is collective, so that a rank without memory does not leave the others waiting. */
+    EP_TRY(provider->open(provider, &full, &net));
+    streams = calloc(1, sizeof(*streams));
+    if (!streams)
+        goto no_memory;
+    *streams = (struct ep_streams){.ring_bytes = ring, .n = (int)n};
+    streams->senders = calloc(n, sizeof(*streams->senders));
+    streams->receivers = calloc(n, sizeof(*streams->receivers));
+    if (!streams->senders || !streams->receivers)
+        goto no_memory;
+    streams->net = net;
+    *ret_streams = streams;
+    return EP_OK;
+no_memory:
+    net->ops->free(net);
+    ep_streams_free(streams);
+    return ep_fail(EP_E_MEMORY, "streams: no memory for %zu streams", n);
+}
+
+void ep_streams_free(struct ep_streams *streams)
+{
+    if (!streams)
+        return;
+    if (streams->net)
+        streams->net->ops->free(streams->net);
+    free(streams->senders);
+    free(streams->receivers);
+    free(streams);
+}
+
+size_t ep_streams_max_message(const struct ep_streams *streams)
+{
+    return streams->ring_bytes / 2 - sizeof(struct message_header);
+}
+
+/* --- sending --- */
+
+static bool put(struct ep_streams *streams, int index, uint64_t position, const void *src, size_t bytes)
+{
+    struct ep_net *net = streams->net;
+    int peer = peer_of(streams, index), channel = index % net->channels;
+    uint64_t ring = (uint64_t)index_at_peer(streams, peer, channel) * streams->ring_bytes;
+
+    return net->ops->put(net, peer, channel, ring + position % streams->ring_bytes, src, bytes);
+}
+
+static bool signal_peer(struct ep_streams *streams, int index, enum stream_signal which, uint64_t add)
+{
+    struct ep_net *net = streams->net;
+    int peer = peer_of(streams, index), channel = index % net->channels;
+    int at_peer = index_at_peer(streams, peer, channel);
+
+    return net->ops->signal(net, peer, channel, (uint32_t)at_peer * SIGNALS + which, add);
+}
+
+/* One step of the message going out; false: the network has no room. */
+static bool push_step(struct ep_streams *streams, int index, struct sender *sender)
+{
+    const struct staging *staging = &sender->staged[sender->n_staged - 1];
+    const struct ep_piece *piece;
+
+    if (sender->step == 0) {
+        if (sender->skip_bytes &&
+            !put(streams, index, sender->begin - sender->skip_bytes, &staging->skip, sizeof(staging->skip)))
+            return false;
+        sender->written = sender->begin;
+    } else if (sender->step == 1) {
+        size_t bytes = sizeof(staging->message) + sender->head_bytes;
+
+        if (!put(streams, index, sender->written, &staging->message, bytes))
+            return false;
+        sender->written += bytes;
+    } else if (sender->step < 2 + sender->n_pieces) {
+        piece = &sender->pieces[sender->step - 2];
+        if (piece->bytes && !put(streams, index, sender->written, piece->data, piece->bytes))
+            return false;
+        sender->written += piece->bytes;
+    } else {
+        if (!signal_peer(streams, index, SIGNAL_TAIL, sender->tail - sender->begin + sender->skip_bytes))
+            return false;
+        sender->sending = false;
+    }
+    sender->step++;
+    return true;
+}
+
+static bool push(struct ep_streams *streams, int index)
+{
+    struct sender *sender = &streams->senders[index];
+    bool moved = false;
+
+    while (sender->sending && push_step(streams, index, sender))
+        moved = true;
+    return moved;
+}
+
+/* Everything that was put has left: all heads may be overwritten. */
+static bool flushed(struct ep_streams *streams, int index)
+{
+    struct ep_net *net = streams->net;
+    struct sender *sender = &streams->senders[index];
+
+    if (sender->sending)
+        return false;
+    if (sender->unflushed && !net->ops->flush_test(net, peer_of(streams, index), index % net->channels))
+        return false;
+    sender->unflushed = false;
+    sender->n_staged = 0;
+    return true;
+}
+
+/* false: the message can never be sent; progress then says why. */
+static bool check_message(struct ep_streams *streams, size_t head_bytes, const struct ep_piece *pieces, int n_pieces,
+                          size_t *ret_bytes)
+{
+    size_t bytes = head_bytes;
+    char text[128];
+
+    if (head_bytes > EP_STREAM_HEAD_BYTES || n_pieces < 0 || n_pieces > EP_STREAM_PIECES) {
+        snprintf(text, sizeof(text), "streams: a message with a head of %zu bytes and %d pieces", head_bytes, n_pieces);
+        fail_for_good(streams, EP_E_ARG, text);
+        return false;
+    }
+    for (int i = 0; i < n_pieces; i++) {
+        if (__builtin_add_overflow(bytes, pieces[i].bytes, &bytes))
+            bytes = SIZE_MAX;
+    }
+    if (bytes > ep_streams_max_message(streams)) {
+        snprintf(text, sizeof(text), "streams: a message of %zu bytes, at most %zu", bytes,
+                 ep_streams_max_message(streams));
+        fail_for_good(streams, EP_E_ARG, text);
+        return false;
+    }
+    *ret_bytes = bytes;
+    return true;
+}
+
+bool ep_stream_send(struct ep_streams *streams, int peer, int channel, const void *head, size_t head_bytes,
+                    const struct ep_piece *pieces, int n_pieces)
+{
+    int index = index_of(streams, peer, channel);
+    struct sender *sender = &streams->senders[index];
+    size_t bytes, need, skip = 0;
+    uint64_t credit = streams->net->signals[(size_t)index * SIGNALS + SIGNAL_CREDIT];
+    struct staging *staging;
+
+    if (streams->broken != EP_OK || !check_message(streams, head_bytes, pieces, n_pieces, &bytes) || sender->sending)
+        return false;
+    if (sender->n_staged == STAGED && !flushed(streams, index))
+        return false;
+    need = sizeof(struct message_header) + padded(bytes);
+    if (sender->tail % streams->ring_bytes + need > streams->ring_bytes)
+        skip = streams->ring_bytes - (size_t)(sender->tail % streams->ring_bytes);
+    if (sender->tail + skip + need - credit > streams->ring_bytes)
+        return false;
+
+    staging = &sender->staged[sender->n_staged++];
+    sender->begin = sender->tail + skip;
+    staging->skip = (struct message_header){.kind = KIND_SKIP, .position = (uint32_t)sender->tail, .bytes = skip};
+    staging->message =
+        (struct message_header){.kind = KIND_MESSAGE, .position = (uint32_t)sender->begin, .bytes = bytes};
+    if (head_bytes)
+        memcpy(staging->head, head, head_bytes);
+    if (n_pieces)
+        memcpy(sender->pieces, pieces, (size_t)n_pieces * sizeof(*pieces));
+    sender->n_pieces = n_pieces;
+    sender->head_bytes = head_bytes;
+    sender->skip_bytes = skip;
+    sender->tail = sender->begin + need;
+    sender->step = 0;
+    sender->sending = sender->unflushed = true;
+    push(streams, index);
+    return true;
+}
+
+bool ep_streams_flushed(struct ep_streams *streams)
+{
+    bool all = true;
+
+    for (int index = 0; index < streams->n; index++)
+        all &= flushed(streams, index);
+    return all;
+}
+
+/* --- receiving --- */
+
+static const struct message_header *header_at(const struct ep_streams *streams, int index, uint64_t position)
+{
+    const unsigned char *ring = streams->net->region + (size_t)index * streams->ring_bytes;
+
+    return (const struct message_header *)(const void *)(ring + position % streams->ring_bytes);
+}
+
+static const void *damaged(struct ep_streams *streams, int index, uint64_t position, const char *what)
+{
+    char text[192];
+
+    snprintf(text, sizeof(text), "streams: node %d, channel %d, byte %llu of the stream: %s", peer_of(streams, index),
+             index % streams->net->channels, (unsigned long long)position, what);
+    fail_for_good(streams, EP_E_MISMATCH, text);
+    return NULL;
+}
+
+const void *ep_stream_peek(struct ep_streams *streams, int peer, int channel, size_t *ret_bytes)
+{
+    int index = index_of(streams, peer, channel);
+    struct receiver *receiver = &streams->receivers[index];
+    uint64_t tail = streams->net->signals[(size_t)index * SIGNALS + SIGNAL_TAIL];
+    const struct message_header *header;
+    size_t rest;
+
+    if (streams->broken != EP_OK || receiver->head == tail)
+        return NULL;
+    if (tail - receiver->head > streams->ring_bytes)
+        return damaged(streams, index, receiver->head, "more bytes than the ring holds");
+    header = header_at(streams, index, receiver->head);
+    rest = streams->ring_bytes - (size_t)(receiver->head % streams->ring_bytes);
+    if (header->kind == KIND_SKIP && header->position == (uint32_t)receiver->head && rest < tail - receiver->head) {
+        receiver->head += rest;
+        header = header_at(streams, index, receiver->head);
+        rest = streams->ring_bytes;
+    }
+    if (header->kind != KIND_MESSAGE || header->position != (uint32_t)receiver->head)
+        return damaged(streams, index, receiver->head, "no message where one was announced");
+    if (header->bytes > ep_streams_max_message(streams) || sizeof(*header) + padded(header->bytes) > rest ||
+        sizeof(*header) + padded(header->bytes) > tail - receiver->head)
+        return damaged(streams, index, receiver->head, "a message that is longer than what was announced");
+    receiver->peeked = sizeof(*header) + padded(header->bytes);
+    *ret_bytes = header->bytes;
+    return header + 1;
+}
+
+/* Gives back what has been read; false: nothing is owed, or the network has no room. */
+static bool return_credit(struct ep_streams *streams, int index)
+{
+    struct receiver *receiver = &streams->receivers[index];
+
+    if (!receiver->owes || !signal_peer(streams, index, SIGNAL_CREDIT, receiver->head - receiver->returned))
+        return false;
+    receiver->returned = receiver->head;
+    receiver->owes = false;
+    return true;
+}
+
+void ep_stream_pop(struct ep_streams *streams, int peer, int channel)
+{
+    int index = index_of(streams, peer, channel);
+    struct receiver *receiver = &streams->receivers[index];
+
+    receiver->head += receiver->peeked;
+    receiver->peeked = 0;
+    /* One credit for many messages while the reader is behind; all of it when there is nothing left to read. */
+    if (receiver->head - receiver->returned >= streams->ring_bytes / 4 ||
+        receiver->head == streams->net->signals[(size_t)index * SIGNALS + SIGNAL_TAIL])
+        receiver->owes = receiver->head != receiver->returned;
+    return_credit(streams, index);
+}
+
+ep_status ep_streams_progress(struct ep_streams *streams, bool *ret_moved)
+{
+    bool moved;
+
+    if (streams->broken == EP_OK)
+        EP_TRY(streams->net->ops->progress(streams->net, &moved));
+    if (streams->broken != EP_OK)
+        return ep_fail(streams->broken, "%s", streams->reason);
+    for (int index = 0; index < streams->n; index++) {
+        moved |= return_credit(streams, index);
+        moved |= push(streams, index);
+    }
+    *ret_moved = moved;
+    return EP_OK;
+}
+
+bool ep_streams_sleeps(const struct ep_streams *streams)
+{
+    return streams->net->sleeps;
+}
+
+const char *ep_streams_network(const struct ep_streams *streams)
+{
+    return streams->net->ops->name;
+}
+
+size_t ep_streams_bytes(const struct ep_streams *streams)
+{
+    const struct ep_net *net = streams->net;
+
+    return sizeof(*streams) + (size_t)streams->n * (sizeof(*streams->senders) + sizeof(*streams->receivers)) +
+           net->region_bytes + net->n_signals * sizeof(*net->signals) + net->wire_bytes;
+}

@@ -1,0 +1,603 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The seam itself, and that the emulated network misbehaves as it was asked to. Two endpoints, opened by threads as a
+ * group must be, are then driven by one thread, so that every step is known.
+ */
+#include <stdlib.h>
+
+/* The same limit on every machine and under every sanitizer. */
+static void *aligned_alloc_up_to_1m(size_t alignment, size_t bytes)
+{
+    return bytes > 1 << 20 ? NULL : aligned_alloc(alignment, bytes);
+}
+
+#define aligned_alloc aligned_alloc_up_to_1m
+#define ep_net_emulated tested_emulated /* the copy below, whose wires this test can reach and damage */
+#include "net/emulated.c"
+#undef aligned_alloc
+
+#include <epkit/boot.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <time.h>
+
+#include <cmocka.h>
+
+enum { CHANNELS = 3, REGION = 1 << 16, N_SIGNALS = 8 };
+
+struct side {
+    pthread_t thread;
+    struct ep_net_params params;
+    ep_boot boot;
+    struct ep_net *net;
+    ep_status status;
+    int woken;
+    char error[EP_ERROR_TEXT_BYTES];
+};
+
+static void *open_side(void *argument)
+{
+    struct side *side = argument;
+
+    side->status = tested_emulated.open(&tested_emulated, &side->params, &side->net);
+    snprintf(side->error, sizeof(side->error), "%s", ep_last_error());
+    return NULL;
+}
+
+static void count_wake(void *context, int rank)
+{
+    struct side *sides = context;
+
+    sides[rank].woken++;
+}
+
+static void prepare_sides(struct side sides[2], const ep_net_emulation *emulation)
+{
+    for (int rank = 0; rank < 2; rank++) {
+        sides[rank] = (struct side){.params = {.rank = rank,
+                                               .nranks = 2,
+                                               .ranks_per_node = 1,
+                                               .channels = CHANNELS,
+                                               .region_bytes = REGION,
+                                               .n_signals = N_SIGNALS,
+                                               .timeout_ms = 5000,
+                                               .wake = count_wake,
+                                               .wake_context = sides}};
+        if (emulation)
+            sides[rank].params.emulation = *emulation;
+    }
+}
+
+static void open_sides(struct side sides[2])
+{
+    ep_boot_shm *place;
+
+    assert_int_equal(ep_boot_shm_new(2, &place), EP_OK);
+    for (int rank = 0; rank < 2; rank++) {
+        assert_int_equal(ep_boot_shm_join(place, rank, &sides[rank].boot), EP_OK);
+        sides[rank].params.boot = &sides[rank].boot;
+        assert_int_equal(pthread_create(&sides[rank].thread, NULL, open_side, &sides[rank]), 0);
+    }
+    for (int rank = 0; rank < 2; rank++)
+        pthread_join(sides[rank].thread, NULL);
+    ep_boot_shm_free(place);
+}
+
+static void open_ok(struct side sides[2], const ep_net_emulation *emulation)
+{
+    prepare_sides(sides, emulation);
+    open_sides(sides);
+    for (int rank = 0; rank < 2; rank++) {
+        if (sides[rank].status != EP_OK)
+            print_error("%s\n", sides[rank].error);
+        assert_int_equal(sides[rank].status, EP_OK);
+    }
+}
+
+static void close_sides(struct side sides[2])
+{
+    for (int rank = 0; rank < 2; rank++)
+        if (sides[rank].net)
+            sides[rank].net->ops->free(sides[rank].net);
+}
+
+static bool put(struct side *side, int channel, uint64_t offset, const void *src, size_t bytes)
+{
+    return side->net->ops->put(side->net, 1 - side->net->node, channel, offset, src, bytes);
+}
+
+static bool add(struct side *side, int channel, uint32_t index, uint64_t value)
+{
+    return side->net->ops->signal(side->net, 1 - side->net->node, channel, index, value);
+}
+
+static bool left(struct side *side, int channel)
+{
+    return side->net->ops->flush_test(side->net, 1 - side->net->node, channel);
+}
+
+static bool progress(struct side *side)
+{
+    bool moved = false;
+
+    assert_int_equal(side->net->ops->progress(side->net, &moved), EP_OK);
+    return moved;
+}
+
+static void nap_ms(int ms)
+{
+    nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000L}, NULL);
+}
+
+static size_t count_bytes(const unsigned char *data, size_t bytes, unsigned char value)
+{
+    size_t n = 0;
+
+    for (size_t i = 0; i < bytes; i++)
+        n += data[i] == value;
+    return n;
+}
+
+/* --- the seam --- */
+
+static void test_put_and_signal(void **state)
+{
+    struct side sides[2];
+    unsigned char data[1000];
+
+    (void)state;
+    open_ok(sides, NULL);
+    memset(data, 7, sizeof(data));
+    memset(sides[1].net->region, 0, REGION);
+    assert_true(sides[0].net->sleeps);
+    assert_int_equal(sides[1].woken, 0);
+    assert_true(put(&sides[0], 0, REGION - 1000, data, sizeof(data)));
+    assert_int_equal(sides[1].woken, 1);
+    assert_true(add(&sides[0], 0, N_SIGNALS - 1, 5));
+    assert_int_equal(sides[1].woken, 2);
+    assert_true(add(&sides[0], 0, N_SIGNALS - 1, 1ull << 60));
+    assert_true(put(&sides[0], 0, REGION, data, 0));
+    assert_true(left(&sides[0], 0));
+    memset(data, 9, sizeof(data)); /* it has left */
+    assert_int_equal(sides[1].net->signals[N_SIGNALS - 1], 0);
+    assert_true(progress(&sides[1]));
+    assert_int_equal(count_bytes(sides[1].net->region, REGION, 7), 1000);
+    assert_int_equal(count_bytes(sides[1].net->region + REGION - 1000, 1000, 7), 1000);
+    assert_true(sides[1].net->signals[N_SIGNALS - 1] == 5 + (1ull << 60));
+    assert_false(progress(&sides[1]));
+    assert_true(sides[1].net->sleeps);
+    assert_int_equal(sides[0].net->signals[N_SIGNALS - 1], 0);
+    close_sides(sides);
+}
+
+/*
+ * Order within a (peer, channel), under every kind of misbehaviour: behind signal i, blocks 0 .. i are complete, and
+ * the word that each block's put was followed by has been overwritten in order.
+ */
+static void check_order(const ep_net_emulation *emulation)
+{
+    enum { BLOCKS = 60, MOST = 700, AREA = BLOCKS * MOST / CHANNELS };
+    struct side sides[2];
+    static unsigned char blocks[CHANNELS][BLOCKS / CHANNELS][MOST];
+    static uint64_t numbers[CHANNELS][BLOCKS / CHANNELS];
+    int step[CHANNELS] = {0}, seen[CHANNELS] = {0}, open = CHANNELS;
+    uint64_t random = 1, deadline = ep_deadline_ns(60000);
+
+    open_ok(sides, emulation);
+    while (open && ep_now_ns() < deadline) {
+        int channel = (int)(next_random(&random) % CHANNELS), i = step[channel] / 3;
+        size_t base = (size_t)channel * AREA, bytes = (size_t)(i * 97 % MOST + 1);
+
+        progress(&sides[0]);
+        if (i < BLOCKS / CHANNELS) {
+            bool done;
+
+            memset(blocks[channel][i], i + 1, bytes);
+            numbers[channel][i] = (uint64_t)i + 1;
+            done = step[channel] % 3 == 0 ? put(&sides[0], channel, base + (size_t)i * MOST, blocks[channel][i], bytes)
+                   : step[channel] % 3 == 1
+                       ? put(&sides[0], channel, CHANNELS * AREA + (size_t)channel * 8, &numbers[channel][i], 8)
+                       : add(&sides[0], channel, (uint32_t)channel, 1);
+            step[channel] += done;
+        }
+        progress(&sides[1]);
+        open = 0;
+        for (int c = 0; c < CHANNELS; c++) {
+            uint64_t signal = sides[1].net->signals[c], number;
+
+            memcpy(&number, sides[1].net->region + CHANNELS * AREA + (size_t)c * 8, 8);
+            if (signal > 0)
+                assert_true(number >= signal && number <= signal + 1);
+            for (; (uint64_t)seen[c] < signal; seen[c]++) {
+                size_t n = (size_t)(seen[c] * 97 % MOST + 1);
+                const unsigned char *block = sides[1].net->region + c * AREA + seen[c] * MOST;
+
+                assert_int_equal(count_bytes(block, n, (unsigned char)(seen[c] + 1)), n);
+            }
+            open += seen[c] < BLOCKS / CHANNELS;
+        }
+    }
+    assert_int_equal(open, 0);
+    close_sides(sides);
+}
+
+static void test_order(void **state)
+{
+    (void)state;
+    check_order(&(ep_net_emulation){.seed = 1});
+    check_order(&(ep_net_emulation){.seed = 2, .delay_us = 500});
+    check_order(&(ep_net_emulation){.seed = 3, .reorder = 1});
+    check_order(&(ep_net_emulation){.seed = 4, .split_bytes = 64});
+    check_order(&(ep_net_emulation){.seed = 5, .ring_bytes = EP_NET_WIRE_MIN_BYTES});
+    check_order(&(ep_net_emulation){.seed = 6, .stall_rank = 0, .stall_ms = 30});
+    check_order(&(ep_net_emulation){.seed = 7,
+                                    .delay_us = 100,
+                                    .reorder = 1,
+                                    .split_bytes = 33,
+                                    .ring_bytes = 1000,
+                                    .stall_rank = 1,
+                                    .stall_ms = 30});
+}
+
+/* --- room --- */
+
+static void test_full_wire(void **state)
+{
+    struct side sides[2];
+    unsigned char data[100];
+    int sent = 0;
+
+    (void)state;
+    open_ok(sides, &(ep_net_emulation){.ring_bytes = 1000}); /* rounded up to 1024 */
+    memset(data, 1, sizeof(data));
+    while (put(&sides[0], 0, 0, data, sizeof(data)))
+        sent++;
+    assert_int_equal(sent, 1024 / (32 + 112));
+    assert_false(put(&sides[0], 0, 0, data, sizeof(data)));
+    assert_true(put(&sides[0], 1, 0, data, sizeof(data))); /* another channel, another wire */
+    assert_int_equal(sides[0].woken, 0);
+    assert_true(progress(&sides[1]));
+    assert_int_equal(sides[0].woken, 1); /* there is room again */
+    assert_true(put(&sides[0], 0, 0, data, sizeof(data)));
+    assert_true(progress(&sides[1]));
+    assert_int_equal(sides[0].woken, 1); /* nobody was waiting */
+    for (int i = 0; i < 1024 / 32; i++)
+        assert_true(add(&sides[0], 2, 0, 1));
+    assert_false(add(&sides[0], 2, 0, 1));
+    close_sides(sides);
+}
+
+/* A put that fits the wire is taken whole or not at all; one that does not fit is taken and leaves bit by bit. */
+static void test_put_larger_than_wire(void **state)
+{
+    struct side sides[2];
+    static unsigned char data[20000];
+    int rounds = 0;
+
+    (void)state;
+    open_ok(sides, &(ep_net_emulation){.ring_bytes = 1024});
+    for (size_t i = 0; i < sizeof(data); i++)
+        data[i] = (unsigned char)(i * 31 >> 3);
+    assert_true(put(&sides[0], 0, 16, data, 400));
+    assert_false(put(&sides[0], 0, 16, data, 700)); /* has to wait for an empty wire */
+    assert_true(progress(&sides[1]));
+    assert_true(put(&sides[0], 0, 16, data, 700));
+    assert_true(progress(&sides[1]));
+    assert_int_equal(memcmp(sides[1].net->region + 16, data, 700), 0);
+
+    assert_true(put(&sides[0], 0, 100, data, sizeof(data)));
+    assert_false(left(&sides[0], 0));
+    assert_true(left(&sides[0], 1));
+    assert_false(put(&sides[0], 0, 0, data, 1)); /* would overtake the rest */
+    assert_false(add(&sides[0], 0, 0, 1));
+    assert_true(add(&sides[0], 1, 0, 1));
+    while (!left(&sides[0], 0)) {
+        progress(&sides[1]);
+        assert_false(add(&sides[0], 0, 0, 1)); /* there is room, but not for what comes behind the rest */
+        assert_false(put(&sides[0], 0, 0, data, 1));
+        assert_true(progress(&sides[0]));
+        rounds++;
+    }
+    assert_true(rounds > 10);
+    assert_true(add(&sides[0], 0, 1, 1) || (progress(&sides[1]) && add(&sides[0], 0, 1, 1)));
+    progress(&sides[1]);
+    assert_int_equal(sides[1].net->signals[1], 1);
+    assert_int_equal(memcmp(sides[1].net->region + 100, data, sizeof(data)), 0);
+    close_sides(sides);
+}
+
+/* --- misbehaviour --- */
+
+static void test_delay(void **state)
+{
+    enum { PUTS = 20, DELAY_MS = 40 };
+    struct side sides[2];
+    uint64_t begin, first = 0, last = 0;
+
+    (void)state;
+    open_ok(sides, &(ep_net_emulation){.seed = 3, .delay_us = DELAY_MS * 1000});
+    for (int i = 0; i < PUTS; i++)
+        assert_true(add(&sides[0], i % CHANNELS, 0, 1));
+    begin = ep_now_ns();
+    progress(&sides[1]);
+    assert_true(sides[1].net->signals[0] < PUTS); /* the chance of 20 delays below some microseconds is nil */
+    assert_false(sides[1].net->sleeps);           /* nobody will announce that their time has come */
+    while (sides[1].net->signals[0] < PUTS && ep_now_ns() - begin < 10000000000u) {
+        if (progress(&sides[1]))
+            last = ep_now_ns() - begin;
+        if (last && !first)
+            first = last;
+    }
+    assert_int_equal(sides[1].net->signals[0], PUTS);
+    assert_true(last - first > 5000000); /* not all at once */
+    assert_true(sides[1].net->sleeps);
+    close_sides(sides);
+}
+
+static void test_split(void **state)
+{
+    struct side sides[2];
+    unsigned char data[100];
+
+    (void)state;
+    open_ok(sides, &(ep_net_emulation){.split_bytes = 30});
+    memset(data, 1, sizeof(data));
+    memset(sides[1].net->region, 0, REGION);
+    assert_true(put(&sides[0], 0, 0, data, sizeof(data)));
+    assert_true(add(&sides[0], 0, 0, 1));
+    for (size_t there = 30; there <= 120; there += 30) {
+        assert_int_equal(sides[1].net->signals[0], 0);
+        assert_true(progress(&sides[1]));
+        assert_int_equal(count_bytes(sides[1].net->region, REGION, 1), there < 100 ? there : 100);
+        assert_false(sides[1].net->sleeps);
+    }
+    assert_true(progress(&sides[1]));
+    assert_int_equal(sides[1].net->signals[0], 1);
+    assert_true(sides[1].net->sleeps);
+    close_sides(sides);
+}
+
+/* How far channel 1 was behind channel 0 at each step, one letter a step; sent strictly in turn. */
+static void reorder_trace(uint64_t seed, char *ret_trace, size_t steps)
+{
+    struct side sides[2];
+
+    open_ok(sides, &(ep_net_emulation){.seed = seed, .reorder = 1});
+    for (size_t i = 0; i < steps; i++) {
+        assert_true(add(&sides[0], 0, 0, 1));
+        assert_true(add(&sides[0], 1, 1, 1));
+        progress(&sides[1]);
+        ret_trace[i] = (char)('m' + sides[1].net->signals[0] - sides[1].net->signals[1]);
+    }
+    ret_trace[steps] = '\0';
+    close_sides(sides);
+}
+
+static void test_reorder(void **state)
+{
+    char one[101], again[101], other[101];
+
+    (void)state;
+    reorder_trace(1, one, 100);
+    reorder_trace(1, again, 100);
+    reorder_trace(2, other, 100);
+    assert_string_equal(one, again);
+    assert_string_not_equal(one, other);
+    assert_int_equal(strspn(one, "m") == 100, 0);
+    assert_true(strpbrk(one, "abcdefghijkl") != NULL); /* the later one came first */
+}
+
+static void test_stall(void **state)
+{
+    struct side sides[2];
+    uint64_t begin;
+    unsigned char byte = 1;
+
+    (void)state;
+    open_ok(sides, &(ep_net_emulation){.stall_rank = 1, .stall_ms = 150});
+    nap_ms(20);
+    assert_false(progress(&sides[1]));
+    assert_true(sides[1].net->sleeps); /* no traffic yet: it has not begun */
+    assert_true(add(&sides[0], 0, 0, 1));
+    begin = ep_now_ns();
+    assert_false(progress(&sides[1]));
+    assert_false(sides[1].net->sleeps);
+    assert_false(put(&sides[1], 0, 0, &byte, 1));
+    assert_false(add(&sides[1], 0, 0, 1));
+    while (!progress(&sides[1]) && ep_now_ns() - begin < 10000000000u)
+        nap_ms(1);
+    assert_true(ep_now_ns() - begin >= 149000000);
+    assert_int_equal(sides[1].net->signals[0], 1);
+    assert_true(sides[1].net->sleeps);
+    for (int i = 0; i < 20; i++) { /* once only */
+        assert_true(add(&sides[0], 0, 0, 1));
+        assert_true(progress(&sides[1]));
+        assert_true(add(&sides[1], 0, 0, 1));
+        assert_true(progress(&sides[0]));
+    }
+    close_sides(sides);
+}
+
+/* The first traffic may also be its own. */
+static void test_stall_by_sending(void **state)
+{
+    struct side sides[2];
+    uint64_t begin = ep_now_ns();
+
+    (void)state;
+    open_ok(sides, &(ep_net_emulation){.stall_rank = 0, .stall_ms = 50});
+    assert_true(add(&sides[1], 0, 0, 1)); /* the other rank is not concerned */
+    assert_false(add(&sides[0], 0, 0, 1));
+    assert_false(sides[0].net->sleeps);
+    while (!add(&sides[0], 0, 0, 1) && ep_now_ns() - begin < 10000000000u)
+        nap_ms(1);
+    assert_true(ep_now_ns() - begin >= 49000000);
+    close_sides(sides);
+}
+
+/* --- damage and disagreement --- */
+
+static void expect_broken(struct side *side, const char *text)
+{
+    bool moved;
+
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(side->net->ops->progress(side->net, &moved), EP_E_MISMATCH);
+        assert_non_null(strstr(ep_last_error(), "rank 0, channel 2"));
+        if (!strstr(ep_last_error(), text))
+            print_error("\"%s\" instead of \"%s\"\n", ep_last_error(), text);
+        assert_non_null(strstr(ep_last_error(), text));
+    }
+}
+
+static void test_out_of_range(void **state)
+{
+    static const struct {
+        uint64_t offset;
+        size_t bytes;
+    } bad[] = {{REGION, 1}, {REGION - 7, 8}, {UINT64_MAX, 1}, {UINT64_MAX - 3, 8}, {0, REGION + 16}};
+    static unsigned char data[REGION + 16];
+    struct side sides[2];
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        open_ok(sides, NULL);
+        assert_true(put(&sides[0], 2, bad[i].offset, data, bad[i].bytes));
+        expect_broken(&sides[1], "a put beyond the end of the region");
+        close_sides(sides);
+    }
+    open_ok(sides, NULL);
+    assert_true(add(&sides[0], 2, N_SIGNALS, 1));
+    expect_broken(&sides[1], "a signal that does not exist");
+    close_sides(sides);
+}
+
+/* Random damage on the wire: a status or wrong data, but never a write outside (the sanitizers watch) or a hang. */
+static void test_damaged_wire(void **state)
+{
+    uint64_t random = 42;
+    int found = 0;
+
+    (void)state;
+    for (int round = 0; round < 300; round++) {
+        struct side sides[2];
+        unsigned char data[200] = {0};
+        struct wire *wire;
+        ep_status status = EP_OK;
+        bool moved;
+
+        open_ok(sides, &(ep_net_emulation){.ring_bytes = 1024});
+        assert_true(put(&sides[0], 2, (uint64_t)round, data, sizeof(data)));
+        assert_true(add(&sides[0], 2, 1, 1));
+        wire = emulated_of(sides[1].net)->incoming[2].wire;
+        for (uint64_t n = next_random(&random) % 4 + 1; n; n--)
+            wire->ring[next_random(&random) % 300] ^= (unsigned char)(1u << next_random(&random) % 8);
+        if (round % 8 == 0)
+            atomic_fetch_add(&wire->tail, next_random(&random) >> next_random(&random) % 64);
+        for (int i = 0; i < 3 && status == EP_OK; i++)
+            status = sides[1].net->ops->progress(sides[1].net, &moved);
+        assert_true(status == EP_OK || status == EP_E_MISMATCH);
+        found += status != EP_OK;
+        if (round % 8 == 1) { /* a head that runs ahead of the tail: no room, for ever, but no damage */
+            atomic_store(&wire->head, UINT64_MAX / 2);
+            assert_false(put(&sides[0], 2, 0, data, sizeof(data)));
+            assert_false(add(&sides[0], 2, 0, 1));
+        }
+        close_sides(sides);
+    }
+    assert_true(found > 50);
+}
+
+static void test_disagreement(void **state)
+{
+    struct side sides[2];
+
+    (void)state;
+    prepare_sides(sides, NULL);
+    sides[1].params.region_bytes = REGION / 2;
+    open_sides(sides);
+    for (int rank = 0; rank < 2; rank++) {
+        assert_int_equal(sides[rank].status, EP_E_MISMATCH);
+        assert_non_null(strstr(sides[rank].error, "region_bytes"));
+        assert_non_null(strstr(sides[rank].error, "65536"));
+        assert_non_null(strstr(sides[rank].error, "32768"));
+    }
+    close_sides(sides);
+
+    prepare_sides(sides, NULL);
+    sides[0].params.channels = 1;
+    open_sides(sides);
+    assert_int_equal(sides[0].status, EP_E_MISMATCH);
+    assert_int_equal(sides[1].status, EP_E_MISMATCH);
+    close_sides(sides);
+
+    /* Rings need not be of one size. */
+    prepare_sides(sides, NULL);
+    sides[0].params.emulation.ring_bytes = 512;
+    open_sides(sides);
+    assert_int_equal(sides[0].status, EP_OK);
+    assert_int_equal(sides[1].status, EP_OK);
+    for (int i = 0; i < 512 / 32; i++)
+        assert_true(add(&sides[1], 0, 0, 1));
+    assert_false(add(&sides[1], 0, 0, 1));
+    for (int i = 0; i < 1024; i++)
+        assert_true(add(&sides[0], 0, 0, 1));
+    close_sides(sides);
+}
+
+/* A rank that cannot open its endpoint takes part all the same: the other one learns why, at once. */
+static void test_one_rank_without_memory(void **state)
+{
+    struct side sides[2];
+    uint64_t begin = ep_now_ns();
+
+    (void)state;
+    prepare_sides(sides, NULL);
+    sides[1].params.region_bytes = 2 << 20;
+    sides[0].params.region_bytes = REGION;
+    open_sides(sides);
+    assert_int_equal(sides[1].status, EP_E_MEMORY);
+    assert_int_equal(sides[0].status, EP_E_MEMORY);
+    assert_non_null(strstr(sides[0].error, "rank 1"));
+    assert_true(ep_now_ns() - begin < 4000000000u);
+    close_sides(sides);
+}
+
+static void test_bad_parameters(void **state)
+{
+    struct side sides[2];
+
+    (void)state;
+    prepare_sides(sides, NULL);
+    sides[0].params.emulation.ring_bytes = EP_NET_WIRE_MIN_BYTES - 1;
+    open_side(&sides[0]);
+    assert_int_equal(sides[0].status, EP_E_ARG);
+    assert_non_null(strstr(sides[0].error, "ring_bytes"));
+    sides[1].params.ranks_per_node = 2;
+    open_side(&sides[1]);
+    assert_int_equal(sides[1].status, EP_E_ARG);
+    assert_null(sides[1].net);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_put_and_signal),
+        cmocka_unit_test(test_order),
+        cmocka_unit_test(test_full_wire),
+        cmocka_unit_test(test_put_larger_than_wire),
+        cmocka_unit_test(test_delay),
+        cmocka_unit_test(test_split),
+        cmocka_unit_test(test_reorder),
+        cmocka_unit_test(test_stall),
+        cmocka_unit_test(test_stall_by_sending),
+        cmocka_unit_test(test_out_of_range),
+        cmocka_unit_test(test_damaged_wire),
+        cmocka_unit_test(test_disagreement),
+        cmocka_unit_test(test_one_rank_without_memory),
+        cmocka_unit_test(test_bad_parameters),
+    };
+
+    return cmocka_run_group_tests_name("emulated", tests, NULL, NULL);
+}

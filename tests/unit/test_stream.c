@@ -1,0 +1,432 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "stream_traffic.h"
+
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+struct rank_task {
+    pthread_t thread;
+    ep_boot boot;
+    const struct traffic_spec *spec;
+    struct traffic_result result;
+    int done;
+};
+
+static void *rank_main(void *argument)
+{
+    struct rank_task *task = argument;
+
+    task->done = traffic_run(&task->boot, task->spec, &task->result);
+    return NULL;
+}
+
+/* All ranks as threads. The counts of *ret_total are sums over the ranks, laps the most. */
+static void run_threads(struct traffic_spec spec, int nranks, struct traffic_result *ret_total)
+{
+    static struct traffic_bells bells;
+    struct rank_task tasks[TRAFFIC_MOST_RANKS] = {0};
+    int nnodes = nranks / spec.ranks_per_node;
+    ep_boot_shm *place;
+
+    spec.bells = &bells;
+    assert_int_equal(ep_boot_shm_new(nranks, &place), EP_OK);
+    for (int rank = 0; rank < nranks; rank++) {
+        tasks[rank].spec = &spec;
+        assert_int_equal(ep_boot_shm_join(place, rank, &tasks[rank].boot), EP_OK);
+        assert_int_equal(pthread_create(&tasks[rank].thread, NULL, rank_main, &tasks[rank]), 0);
+    }
+    *ret_total = (struct traffic_result){.why = ""};
+    for (int rank = 0; rank < nranks; rank++) {
+        const struct traffic_result *result = &tasks[rank].result;
+
+        pthread_join(tasks[rank].thread, NULL);
+        if (tasks[rank].done != 0)
+            print_error("%s\n", result->why);
+        ret_total->messages += result->messages;
+        ret_total->bytes += result->bytes;
+        ret_total->refused += result->refused;
+        ret_total->naps += result->naps;
+        ret_total->lost_wakes += result->lost_wakes;
+        if (result->laps > ret_total->laps)
+            ret_total->laps = result->laps;
+    }
+    ep_boot_shm_free(place);
+    for (int rank = 0; rank < nranks; rank++)
+        assert_int_equal(tasks[rank].done, 0);
+    assert_int_equal(ret_total->messages, nranks * (nnodes - 1) * spec.channels * spec.messages);
+    assert_int_equal(ret_total->lost_wakes, 0);
+    print_message("    %llu messages, %llu bytes, %llu laps, %llu sends refused, %llu naps\n",
+                  (unsigned long long)ret_total->messages, (unsigned long long)ret_total->bytes,
+                  (unsigned long long)ret_total->laps, (unsigned long long)ret_total->refused,
+                  (unsigned long long)ret_total->naps);
+}
+
+static struct traffic_spec base_spec(void)
+{
+    return (struct traffic_spec){.provider = &ep_net_emulated,
+                                 .ranks_per_node = 1,
+                                 .channels = 3,
+                                 .ring_bytes = 16384,
+                                 .messages = 300,
+                                 .seed = 1,
+                                 .slow_rank = -1,
+                                 .timeout_s = 100};
+}
+
+static void test_well_behaved(void **state)
+{
+    struct traffic_spec spec = base_spec();
+    struct traffic_result total;
+
+    (void)state;
+    run_threads(spec, 4, &total);
+    assert_true(total.refused > 0);
+}
+
+static void test_two_ranks_per_node(void **state)
+{
+    struct traffic_spec spec = base_spec();
+    struct traffic_result total;
+
+    (void)state;
+    spec.ranks_per_node = 2;
+    spec.channels = 2;
+    run_threads(spec, 6, &total);
+}
+
+/* Positions in the ring come round thousands of times, and with all offsets. */
+static void test_laps(void **state)
+{
+    struct traffic_spec spec = base_spec();
+    struct traffic_result total;
+
+    (void)state;
+    spec.channels = 1;
+    spec.ring_bytes = 4096;
+    spec.messages = 12000;
+    run_threads(spec, 2, &total);
+    assert_true(total.laps > 2000);
+}
+
+static void test_tiny_wire(void **state)
+{
+    struct traffic_spec spec = base_spec();
+    struct traffic_result total;
+
+    (void)state;
+    spec.emulation.ring_bytes = EP_NET_WIRE_MIN_BYTES;
+    spec.messages = 60;
+    run_threads(spec, 3, &total);
+    assert_true(total.refused > 0);
+}
+
+static void test_delay(void **state)
+{
+    struct traffic_spec spec = base_spec();
+    struct traffic_result total;
+
+    (void)state;
+    spec.emulation.delay_us = 300;
+    spec.messages = 60;
+    run_threads(spec, 4, &total);
+}
+
+static void test_reorder_and_split(void **state)
+{
+    struct traffic_spec spec = base_spec();
+    struct traffic_result total;
+
+    (void)state;
+    spec.emulation.reorder = 1;
+    spec.emulation.split_bytes = 100;
+    spec.messages = 60;
+    run_threads(spec, 4, &total);
+}
+
+static void test_everything_at_once(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 1; seed <= 3; seed++) {
+        struct traffic_spec spec = base_spec();
+        struct traffic_result total;
+
+        spec.seed = seed;
+        spec.emulation = (ep_net_emulation){.seed = seed,
+                                            .delay_us = 50,
+                                            .ring_bytes = 1000 * (uint32_t)seed,
+                                            .split_bytes = 77,
+                                            .reorder = 1,
+                                            .stall_rank = 1,
+                                            .stall_ms = 100};
+        spec.messages = 30;
+        spec.slow_rank = 2;
+        run_threads(spec, 4, &total);
+    }
+}
+
+/* The stalled rank neither sends nor receives for a while; afterwards nothing is missing. */
+static void test_stall(void **state)
+{
+    struct traffic_spec spec = base_spec();
+    struct traffic_result total;
+
+    (void)state;
+    spec.emulation.stall_rank = 2;
+    spec.emulation.stall_ms = 300;
+    spec.messages = 100;
+    run_threads(spec, 4, &total);
+    assert_true(total.refused > 0);
+}
+
+/* A slow reader holds its senders back, and loses nothing. */
+static void test_slow_reader(void **state)
+{
+    struct traffic_spec spec = base_spec();
+    struct traffic_result total;
+
+    (void)state;
+    spec.slow_rank = 0;
+    spec.ring_bytes = 4096;
+    spec.messages = 200;
+    run_threads(spec, 3, &total);
+    assert_true(total.refused > 200);
+}
+
+/* Ranks as processes: nothing of the wire may depend on a common address space. */
+static void test_processes(void **state)
+{
+    enum { NRANKS = 3 };
+    struct traffic_spec spec = base_spec();
+    struct traffic_bells *bells = mmap(NULL, sizeof(*bells), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    ep_boot_shm *place;
+    pid_t children[NRANKS];
+
+    (void)state;
+    assert_true(bells != MAP_FAILED);
+    assert_int_equal(ep_boot_shm_new(NRANKS, &place), EP_OK);
+    spec.bells = bells;
+    spec.timeout_s = 60;
+    for (int rank = 0; rank < NRANKS; rank++) {
+        children[rank] = fork();
+        assert_true(children[rank] >= 0);
+        if (children[rank] == 0) {
+            struct traffic_result result;
+            ep_boot boot;
+
+            alarm(90);
+            if (ep_boot_shm_join(place, rank, &boot) != EP_OK || traffic_run(&boot, &spec, &result) != 0 ||
+                result.lost_wakes) {
+                fprintf(stderr, "%s\n", result.why);
+                _exit(1);
+            }
+            _exit(0);
+        }
+    }
+    for (int rank = 0; rank < NRANKS; rank++) {
+        int code = -1;
+
+        assert_int_equal(waitpid(children[rank], &code, 0), children[rank]);
+        assert_int_equal(code, 0);
+    }
+    ep_boot_shm_free(place);
+    munmap(bells, sizeof(*bells));
+}
+
+/* --- two ranks opened by threads, then driven by this one --- */
+
+struct opening {
+    pthread_t thread;
+    ep_boot boot;
+    size_t ring_bytes;
+    int channels;
+    struct ep_streams *streams;
+    ep_status status;
+    char error[EP_ERROR_TEXT_BYTES];
+};
+
+static void *open_rank(void *argument)
+{
+    struct opening *opening = argument;
+    struct ep_net_params params = {.rank = opening->boot.rank,
+                                   .nranks = opening->boot.nranks,
+                                   .ranks_per_node = 1,
+                                   .channels = opening->channels,
+                                   .timeout_ms = 10000,
+                                   .boot = &opening->boot};
+
+    opening->status = ep_streams_open(&ep_net_emulated, &params, opening->ring_bytes, &opening->streams);
+    snprintf(opening->error, sizeof(opening->error), "%s", ep_last_error());
+    return NULL;
+}
+
+static void open_pair(struct opening pair[2], size_t ring_bytes)
+{
+    ep_boot_shm *place;
+
+    assert_int_equal(ep_boot_shm_new(2, &place), EP_OK);
+    for (int rank = 0; rank < 2; rank++) {
+        pair[rank] = (struct opening){.ring_bytes = ring_bytes, .channels = 2};
+        assert_int_equal(ep_boot_shm_join(place, rank, &pair[rank].boot), EP_OK);
+        assert_int_equal(pthread_create(&pair[rank].thread, NULL, open_rank, &pair[rank]), 0);
+    }
+    for (int rank = 0; rank < 2; rank++) {
+        pthread_join(pair[rank].thread, NULL);
+        if (pair[rank].status != EP_OK)
+            print_error("%s\n", pair[rank].error);
+        assert_int_equal(pair[rank].status, EP_OK);
+    }
+    ep_boot_shm_free(place);
+}
+
+static void close_pair(struct opening pair[2])
+{
+    ep_streams_free(pair[0].streams);
+    ep_streams_free(pair[1].streams);
+}
+
+static void test_credit(void **state)
+{
+    struct opening pair[2];
+    unsigned char head[EP_STREAM_HEAD_BYTES] = {0};
+    int sent = 0, received = 0;
+    size_t bytes;
+    bool moved;
+
+    (void)state;
+    open_pair(pair, 4096);
+    assert_string_equal(ep_streams_network(pair[0].streams), "emulated");
+    assert_true(ep_streams_sleeps(pair[0].streams));
+    assert_true(ep_streams_bytes(pair[0].streams) > 2 * (4096 + EP_NET_WIRE_BYTES));
+    assert_int_equal(ep_streams_max_message(pair[0].streams), 4096 / 2 - 16);
+
+    /* Three messages of 1040 bytes fit into the ring, the fourth must wait until enough was read. */
+    while (ep_stream_send(pair[0].streams, 1, 1, head, sizeof(head), NULL, 0))
+        sent++;
+    assert_int_equal(sent, 3);
+    assert_true(ep_streams_flushed(pair[0].streams));
+    assert_null(ep_stream_peek(pair[1].streams, 0, 1, &bytes)); /* its progress has not been called */
+    ep_stream_pop(pair[1].streams, 0, 1);                       /* nothing was peeked: nothing happens */
+    assert_int_equal(ep_streams_progress(pair[1].streams, &moved), EP_OK);
+    assert_true(moved);
+    assert_null(ep_stream_peek(pair[1].streams, 0, 0, &bytes)); /* another channel */
+    while (ep_stream_peek(pair[1].streams, 0, 1, &bytes)) {
+        assert_int_equal(bytes, sizeof(head));
+        ep_stream_pop(pair[1].streams, 0, 1);
+        received++;
+    }
+    assert_int_equal(received, 3);
+    assert_false(ep_stream_send(pair[0].streams, 1, 1, head, sizeof(head), NULL, 0)); /* credit is still on the wire */
+    assert_int_equal(ep_streams_progress(pair[0].streams, &moved), EP_OK);
+    assert_true(ep_stream_send(pair[0].streams, 1, 1, head, sizeof(head), NULL, 0));
+    assert_int_equal(ep_streams_progress(pair[1].streams, &moved), EP_OK);
+    assert_non_null(ep_stream_peek(pair[1].streams, 0, 1, &bytes));
+    close_pair(pair);
+}
+
+/* What can never be sent is a status of progress, not a message that waits for ever. */
+static void test_impossible_messages(void **state)
+{
+    static unsigned char data[4096];
+    struct ep_piece pieces[EP_STREAM_PIECES + 1];
+    struct opening pair[2];
+    bool moved;
+
+    (void)state;
+    for (int i = 0; i < EP_STREAM_PIECES + 1; i++)
+        pieces[i] = (struct ep_piece){.data = data, .bytes = 1};
+
+    open_pair(pair, 4096);
+    assert_false(ep_stream_send(pair[0].streams, 1, 0, data, EP_STREAM_HEAD_BYTES + 1, NULL, 0));
+    assert_int_equal(ep_streams_progress(pair[0].streams, &moved), EP_E_ARG);
+    assert_non_null(strstr(ep_last_error(), "1025"));
+    assert_int_equal(ep_streams_progress(pair[0].streams, &moved), EP_E_ARG);
+    assert_false(ep_stream_send(pair[0].streams, 1, 0, data, 1, NULL, 0)); /* it stays failed */
+
+    assert_false(ep_stream_send(pair[1].streams, 0, 0, data, 0, pieces, EP_STREAM_PIECES + 1));
+    assert_int_equal(ep_streams_progress(pair[1].streams, &moved), EP_E_ARG);
+    close_pair(pair);
+
+    open_pair(pair, 4096);
+    pieces[0].bytes = ep_streams_max_message(pair[0].streams);
+    assert_true(ep_stream_send(pair[0].streams, 1, 0, NULL, 0, pieces, 1));
+    assert_false(ep_stream_send(pair[0].streams, 1, 1, data, 1, pieces, 1));
+    assert_int_equal(ep_streams_progress(pair[0].streams, &moved), EP_E_ARG);
+    pieces[0].bytes = SIZE_MAX;
+    assert_false(ep_stream_send(pair[1].streams, 0, 1, data, 1, pieces, 1));
+    assert_int_equal(ep_streams_progress(pair[1].streams, &moved), EP_E_ARG);
+    close_pair(pair);
+}
+
+static void test_bad_parameters(void **state)
+{
+    ep_boot boot = {.size = sizeof(boot), .nranks = 2};
+    struct ep_net_params params = {.nranks = 2, .ranks_per_node = 1, .channels = 1, .timeout_ms = 10, .boot = &boot};
+    struct ep_streams *streams;
+
+    (void)state;
+    assert_int_equal(ep_streams_open(&ep_net_emulated, &params, 100, &streams), EP_E_ARG);
+    assert_int_equal(ep_streams_open(&ep_net_emulated, &params, SIZE_MAX, &streams), EP_E_ARG);
+    assert_int_equal(ep_streams_open(&ep_net_emulated, &params, SIZE_MAX / 2, &streams), EP_E_ARG);
+    params.ranks_per_node = 2;
+    assert_int_equal(ep_streams_open(&ep_net_emulated, &params, 4096, &streams), EP_E_ARG);
+    params.ranks_per_node = 1;
+    params.channels = EP_NET_MAX_CHANNELS + 1;
+    assert_int_equal(ep_streams_open(&ep_net_emulated, &params, 4096, &streams), EP_E_ARG);
+    params.channels = 3;
+    assert_int_equal(ep_streams_open(&ep_net_emulated, &params, SIZE_MAX / 2, &streams), EP_E_OVERFLOW);
+    ep_streams_free(NULL);
+}
+
+/* Damage in a ring, of every header byte: found when it is read, never followed. */
+static void test_damaged_ring(void **state)
+{
+    (void)state;
+    for (unsigned byte = 0; byte < 16; byte++) {
+        struct opening pair[2];
+        unsigned char head[64] = {0}, *header;
+        size_t bytes;
+        bool moved;
+
+        open_pair(pair, 4096);
+        assert_true(ep_stream_send(pair[0].streams, 1, 0, head, sizeof(head), NULL, 0));
+        assert_int_equal(ep_streams_progress(pair[1].streams, &moved), EP_OK);
+        header = (unsigned char *)ep_stream_peek(pair[1].streams, 0, 0, &bytes);
+        assert_non_null(header);
+        header[(int)byte - 16] ^= 0xff;
+        assert_null(ep_stream_peek(pair[1].streams, 0, 0, &bytes));
+        assert_int_equal(ep_streams_progress(pair[1].streams, &moved), EP_E_MISMATCH);
+        assert_non_null(strstr(ep_last_error(), "node 0, channel 0"));
+        close_pair(pair);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_processes), /* first: no thread has been there before the fork */
+        cmocka_unit_test(test_well_behaved),
+        cmocka_unit_test(test_two_ranks_per_node),
+        cmocka_unit_test(test_laps),
+        cmocka_unit_test(test_tiny_wire),
+        cmocka_unit_test(test_delay),
+        cmocka_unit_test(test_reorder_and_split),
+        cmocka_unit_test(test_everything_at_once),
+        cmocka_unit_test(test_stall),
+        cmocka_unit_test(test_slow_reader),
+        cmocka_unit_test(test_credit),
+        cmocka_unit_test(test_impossible_messages),
+        cmocka_unit_test(test_bad_parameters),
+        cmocka_unit_test(test_damaged_ring),
+    };
+
+    return cmocka_run_group_tests_name("stream", tests, NULL, NULL);
+}
