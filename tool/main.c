@@ -6,6 +6,7 @@
 #include "progress.h"
 #include "ranks_internal.h"
 
+#include <locale.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -55,8 +56,12 @@ static int run(int argc, char **argv)
 
 int main(int argc, char **argv)
 {
-    int result = run(argc, argv);
-    int written = out_finish();
+    int result, written;
+
+    /* Characters as the terminal has them; numbers stay those of the C locale, for JSON and gnuplot. */
+    setlocale(LC_CTYPE, "");
+    result = run(argc, argv);
+    written = out_finish();
 
     if (result > 128) {
         /* Interrupted: end by the same signal, so that a calling shell knows it and stops as well. */

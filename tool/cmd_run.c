@@ -1,0 +1,420 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cmd_run.c - epkit run: does it work here, how fast is it, and a report of both. */
+#include "bench/bench.h"
+#include "cmd.h"
+#include "group.h"
+#include "machine.h"
+#include "output.h"
+#include "progress.h"
+#include "ranks_internal.h"
+#include "report.h"
+#include "suite.h"
+
+#include "base/clock.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define TIMEOUT_MS 30000
+#define TOKENS 64
+#define HIDDEN 2048
+#define TOPK 8
+#define EXPERTS_PER_RANK 8
+#define MAX_BENCH_RANKS 8
+
+struct run_options {
+    const char *output;
+    int64_t seed;
+    bool json;
+};
+
+/* clang-format off */
+static const struct opt run_table[] = {
+    {"output", 'o', "DIR", OPT_DIR, offsetof(struct run_options, output), .value = "report",
+     .help = "folder of the report; it is created"},
+    {"seed", 's', "N", OPT_INT, offsetof(struct run_options, seed), .min = 0, .max = SUITE_MAX_SEED,
+     .help = "of all random choices; without it a new one is drawn, and printed"},
+    OPT_JSON_ROW(struct run_options, json),
+    {0},
+};
+/* clang-format on */
+
+struct part {
+    const char *matrix;
+    int ranks, nodes;
+};
+
+static const struct part parts[] = {
+    {"intranode", 8, 1},
+    {"internode", 8, 2},
+    {"lowlatency", 4, 1},
+};
+
+#define N_PARTS (int)(sizeof(parts) / sizeof(parts[0]))
+
+struct run {
+    uint64_t seed;
+    struct suite_result results[N_PARTS];
+    bool ran[N_PARTS];
+    json_t *suites; /* for the report */
+    json_t *bench;  /* NULL: nothing was measured */
+    const char *bench_missing;
+    int code;
+};
+
+/* --- correctness --- */
+
+static const char *result_word(int code)
+{
+    return code == CMD_FINE ? "passed" : code == CMD_UNSUPPORTED ? "unsupported" : "failed";
+}
+
+static void part_spec(const struct part *part, uint64_t seed, struct ranks_spec *ret_spec)
+{
+    bool world = ranks_world_rank() >= 0;
+
+    *ret_spec = (struct ranks_spec){
+        .boot = world ? RANKS_MPI : RANKS_FORK,
+        .nranks = world ? ranks_world_size() : part->ranks,
+        .nnodes = part->nodes,
+        .timeout_ms = TIMEOUT_MS,
+        .emulation = {.seed = seed},
+    };
+}
+
+static void keep_suite(struct run *run, const struct ranks_spec *spec, const struct suite_request *request,
+                       const struct suite_result *result)
+{
+    json_t *case_row;
+    size_t i;
+
+    json_array_foreach(result->cases, i, case_row)
+    {
+        json_object_set_new(case_row, "seed", json_integer((json_int_t)run->seed));
+    }
+    json_array_append_new(run->suites,
+                          json_pack("{s:s, s:s, s:i, s:i, s:i, s:f, s:o, s:O, s:O}", "matrix", request->matrix,
+                                    "result", result_word(result->code), "passed", result->passed, "failed",
+                                    result->failed, "total", result->total, "seconds", result->seconds, "parameters",
+                                    suite_parameters(spec, request), "cases", result->cases, "errors", result->errors));
+}
+
+/* Runs the matrices. The result is 0, or above 128 when interrupted. */
+static int run_suites(struct run *run)
+{
+    int all = 0, done = 0;
+
+    for (int i = 0; i < N_PARTS; i++)
+        all += suite_count(parts[i].matrix);
+    for (int i = 0; i < N_PARTS; i++) {
+        struct suite_result *result = &run->results[i];
+        struct ranks_spec spec;
+        struct suite_request request = {.matrix = parts[i].matrix,
+                                        .tokens = TOKENS,
+                                        .hidden = HIDDEN,
+                                        .topk = TOPK,
+                                        .dtype = "all",
+                                        .seed = run->seed,
+                                        .routing = "uniform"};
+
+        part_spec(&parts[i], run->seed, &spec);
+        request.experts = (int64_t)EXPERTS_PER_RANK * spec.nranks;
+        if (spec.nranks % spec.nnodes != 0)
+            continue; /* an odd number of ranks of mpirun has no two nodes */
+        suite_run(&spec, &request, 0, done, all, result);
+        run->ran[i] = true;
+        if (result->code > 128)
+            return result->code;
+        keep_suite(run, &spec, &request, result);
+        run->code = ranks_worse(run->code, result->code);
+        done += suite_count(parts[i].matrix);
+    }
+    return CMD_FINE;
+}
+
+/* --- speed --- */
+
+static uint64_t available_bytes(void)
+{
+    return (uint64_t)sysconf(_SC_AVPHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+/* The result is 0, or above 128 when interrupted. */
+static int run_bench(struct run *run, int cores)
+{
+    struct bench_request request = BENCH_REQUEST_INIT;
+    struct part part = {"bench", cores < 2 ? 2 : cores > MAX_BENCH_RANKS ? MAX_BENCH_RANKS : cores, 1};
+    struct ranks_spec spec;
+    char wrong[256];
+    int code;
+
+    part_spec(&part, run->seed, &spec);
+    request.ops = BENCH_DISPATCH | BENCH_COMBINE;
+    request.types = BENCH_BF16 | BENCH_FP8;
+    request.seed = run->seed;
+    request.n_token_counts = 3;
+    request.tokens[0] = 128;
+    request.tokens[1] = 512;
+    request.tokens[2] = 2048;
+    request.experts = 256 / spec.nranks * spec.nranks;
+    while (request.n_token_counts > 1 &&
+           bench_bytes(&request, spec.nranks, spec.boot == RANKS_MPI) > available_bytes() / 2)
+        request.n_token_counts--;
+    if (bench_check(&request, spec.nranks, wrong, sizeof(wrong))) {
+        run->bench_missing = "the number of ranks does not suit the measurements";
+        return CMD_FINE;
+    }
+    progress_update(0, 0, "measuring");
+    code = bench_collect(&spec, &request, &run->bench);
+    if (code > 128)
+        return code;
+    if (code != CMD_FINE)
+        run->bench_missing = "the measurements failed; the reason is on standard error";
+    run->code = ranks_worse(run->code, code);
+    return CMD_FINE;
+}
+
+/* The measurement that the verdict quotes: dispatch of bf16 rows, with the most tokens. */
+static const json_t *headline(const json_t *bench)
+{
+    const json_t *best = NULL;
+    json_t *row;
+    size_t i;
+
+    json_array_foreach(json_object_get(bench, "rows"), i, row)
+    {
+        const char *op = json_string_value(json_object_get(row, "op"));
+        const char *type = json_string_value(json_object_get(row, "type"));
+
+        if (op && type && strcmp(op, "dispatch") == 0 && strcmp(type, "bf16") == 0 &&
+            json_number_value(json_object_get(row, "tokens")) >= json_number_value(json_object_get(best, "tokens")))
+            best = row;
+    }
+    return best;
+}
+
+/* --- what is said about it --- */
+
+static size_t count_passed(const struct run *run, char *ret_text, size_t bytes)
+{
+    size_t n = 0, parts_left = 0;
+
+    for (int i = 0; i < N_PARTS; i++)
+        parts_left += run->ran[i];
+    for (int i = 0; i < N_PARTS && n < bytes; i++) {
+        if (!run->ran[i])
+            continue;
+        parts_left--;
+        n += (size_t)snprintf(ret_text + n, bytes - n, "%d/%d%s", run->results[i].passed, run->results[i].total,
+                              parts_left > 1    ? ", "
+                              : parts_left == 1 ? " and "
+                                                : "");
+    }
+    return n;
+}
+
+static void make_verdict(const struct run *run, char *ret_text, size_t bytes)
+{
+    const json_t *row = headline(run->bench);
+    const char *device = json_string_value(json_object_get(run->bench, "device"));
+    char passed[128] = "";
+    size_t n;
+
+    count_passed(run, passed, sizeof(passed));
+    if (run->code == CMD_UNSUPPORTED) {
+        snprintf(ret_text, bytes, "epkit cannot run here: the library does not support this machine.");
+        return;
+    }
+    n = (size_t)snprintf(ret_text, bytes, "epkit %s here: %s cases passed", run->code ? "does not work" : "works",
+                         passed);
+    if (row && n < bytes)
+        snprintf(ret_text + n, bytes - n, "; %s dispatch moves %.1f GB/s, %.0f %% of memcpy.", device ? device : "host",
+                 json_number_value(json_object_get(row, "logical_gbps")),
+                 100 * json_number_value(json_object_get(row, "vs_memcpy")));
+    else if (n < bytes)
+        snprintf(ret_text + n, bytes - n, "; nothing was measured.");
+}
+
+static const char *gpu_note(const json_t *machine, const json_t *bench)
+{
+    const char *device = json_string_value(json_object_get(bench, "device"));
+
+    if (device && strcmp(device, "host") != 0)
+        return "The GPUs of this machine were used.";
+    if (json_array_size(json_object_get(machine, "gpus")) > 0)
+        return "This machine has GPUs, but this epkit has no backend for them: cases and figures are those of the host "
+               "backend, on the CPU. A build with the CUDA backend runs the same cases and measurements on the GPUs.";
+    return "No NVIDIA GPU was found, so everything ran on the host backend, on the CPU. On a machine with GPUs, a build "
+           "with the CUDA backend runs the same cases and measurements on them: rows in GPU memory, moved over NVLink.";
+}
+
+static json_t *make_document(const struct cmd *cmd, const struct run *run, json_t *machine, const char *verdict,
+                             double seconds)
+{
+    json_t *document = out_document(cmd->name);
+    time_t now = time(NULL);
+    char date[32] = "";
+    struct tm utc;
+
+    if (gmtime_r(&now, &utc))
+        strftime(date, sizeof(date), "%Y-%m-%d %H:%M:%S UTC", &utc);
+    json_object_set_new(document, "date", json_string(date));
+    json_object_set_new(document, "result",
+                        json_string(run->code == CMD_FINE          ? "works"
+                                    : run->code == CMD_UNSUPPORTED ? "unsupported"
+                                                                   : "failed"));
+    json_object_set_new(document, "verdict", json_string(verdict));
+    json_object_set_new(document, "seed", json_integer((json_int_t)run->seed));
+    json_object_set_new(document, "seconds", json_real(seconds));
+    json_object_set(document, "machine", machine);
+    json_object_set_new(document, "gpu_note", json_string(gpu_note(machine, run->bench)));
+    json_object_set(document, "suites", run->suites);
+    json_object_set(document, "bench", run->bench ? run->bench : json_null());
+    json_object_set_new(document, "bench_missing", run->bench ? json_null() : json_string(run->bench_missing));
+    return document;
+}
+
+/* One table for people: the matrices, then the measurements with the most tokens. */
+static void print_table(const struct run *run)
+{
+    static const struct out_column columns[] = {
+        {"WHAT", "what", 0, 0},
+        {"RANKS", "ranks", 0, 0},
+        {"RESULT", "result", 0, 0},
+    };
+    json_t *rows = json_array(), *item;
+    const json_t *last = headline(run->bench);
+    size_t i;
+    char text[128];
+
+    json_array_foreach(run->suites, i, item)
+    {
+        const json_t *parameters = json_object_get(item, "parameters");
+        int nodes = (int)json_integer_value(json_object_get(parameters, "nodes"));
+        char where[32] = "";
+
+        if (nodes > 1)
+            snprintf(where, sizeof(where), " on %d nodes", nodes);
+        suite_sentence(&(struct suite_result){.passed = (int)json_integer_value(json_object_get(item, "passed")),
+                                              .failed = (int)json_integer_value(json_object_get(item, "failed")),
+                                              .total = (int)json_integer_value(json_object_get(item, "total"))},
+                       text, sizeof(text));
+        json_array_append_new(rows,
+                              json_pack("{s:o, s:O, s:s}", "what",
+                                        json_sprintf("%s%s", json_string_value(json_object_get(item, "matrix")), where),
+                                        "ranks", json_object_get(parameters, "ranks"), "result", text));
+    }
+    json_array_foreach(json_object_get(run->bench, "rows"), i, item)
+    {
+        if (!json_equal(json_object_get(item, "tokens"), json_object_get(last, "tokens")))
+            continue;
+        snprintf(text, sizeof(text), "%.1f GB/s, %.0f %% of memcpy",
+                 json_number_value(json_object_get(item, "logical_gbps")),
+                 100 * json_number_value(json_object_get(item, "vs_memcpy")));
+        json_array_append_new(rows,
+                              json_pack("{s:o, s:O, s:s}", "what",
+                                        json_sprintf("%s %s, %d tokens", json_string_value(json_object_get(item, "op")),
+                                                     json_string_value(json_object_get(item, "type")),
+                                                     (int)json_integer_value(json_object_get(item, "tokens"))),
+                                        "ranks", json_object_get(item, "ranks"), "result", text));
+    }
+    out_table(stdout, columns, sizeof(columns) / sizeof(columns[0]), rows, OUT_TABLE);
+    json_decref(rows);
+}
+
+static int conclude(const struct cmd *cmd, const struct run_options *options, const struct run *run, json_t *machine,
+                    double seconds)
+{
+    char verdict[512], sentence[256];
+    json_t *document;
+    bool written;
+
+    make_verdict(run, verdict, sizeof(verdict));
+    document = make_document(cmd, run, machine, verdict, seconds);
+    progress_update(0, 0, "writing the report");
+    written = report_write(options->output, document);
+    progress_stop();
+    if (options->json) {
+        if (out_json(document) != 0)
+            return CMD_FAILED;
+        return written ? run->code : ranks_worse(run->code, CMD_FAILED);
+    }
+    json_decref(document);
+    out_verdict(run->code == CMD_FINE ? OUT_GOOD : OUT_BAD, "%s", verdict);
+    out_line("%s", "");
+    print_table(run);
+    machine_sentence(machine, sentence, sizeof(sentence));
+    out_line("\n%s; seed %" PRIu64 ", %.0f s.", sentence, run->seed, seconds);
+    out_line("%s", gpu_note(machine, run->bench));
+    if (written)
+        out_line("Report: %s/report.html (and report.json)", options->output);
+    return written ? run->code : ranks_worse(run->code, CMD_FAILED);
+}
+
+static int cmd_run(const struct cmd *cmd, const struct cmd_call *call)
+{
+    const struct run_options *options = call->options;
+    struct run run = {.seed = (uint64_t)options->seed, .suites = json_array()};
+    uint64_t start_ns = ep_now_ns();
+    json_t *machine;
+    bool created;
+    int result;
+
+    if (!report_prepare(options->output, &created))
+        return CMD_USAGE;
+    if (!cmd_given(cmd, call, "seed"))
+        run.seed = group_draw_seed();
+    progress_start("run");
+    progress_update(0, 0, "looking at the machine");
+    machine = machine_describe();
+    result = run_suites(&run);
+    if (result == CMD_FINE && run.code == CMD_FINE)
+        result = run_bench(&run, (int)json_integer_value(json_object_get(machine, "cores")));
+    else if (result == CMD_FINE)
+        run.bench_missing = "figures of something that does not work mean nothing";
+    progress_update(0, 0, "writing the report");
+    if (result == CMD_FINE)
+        result = conclude(cmd, options, &run, machine, (double)(ep_now_ns() - start_ns) / 1e9);
+    else if (created)
+        rmdir(options->output);
+    for (int i = 0; i < N_PARTS; i++)
+        suite_done(&run.results[i]);
+    json_decref(run.suites);
+    json_decref(run.bench);
+    json_decref(machine);
+    return result;
+}
+
+const struct cmd verb_run = {
+    .name = "run",
+    .args = "",
+    .summary = "check and measure everything here, and write a report",
+    .description =
+        "Answers in one sentence whether epkit works on this machine and how fast it is. Looks at the machine, runs the "
+        "three matrices of 'epkit test' (24 cases on one node, 32 on two emulated nodes, 32 of the low-latency "
+        "operations), measures dispatch and combine beside a plain memcpy of the same bytes, and writes a report.\n\n"
+        "The report is a folder with report.html, which needs no other file, and report.json with the same data. Each "
+        "file appears whole or not at all.\n\n"
+        "Takes less than two minutes on two cores.",
+    .options = run_table,
+    .options_bytes = sizeof(struct run_options),
+    .examples =
+        (const struct cmd_example[]){
+            {"epkit run", "Does it work here? The report is in the folder report."},
+            {"epkit run --output /tmp/node17 --json | jq -r .verdict", "The verdict alone, and a report elsewhere."},
+            {NULL, NULL},
+        },
+    .exits =
+        (const struct cmd_exit_text[]){
+            {CMD_FINE, "everything passed, and the report was written"},
+            {CMD_FAILED, "a case, a measurement or the report failed"},
+            {CMD_USAGE, "wrong usage, or the folder of the report cannot be written; no rank was started"},
+            {CMD_UNSUPPORTED, "the library cannot do this on this machine"},
+            {0, NULL},
+        },
+    .run = cmd_run,
+    .flags = CMD_RANKS,
+};

@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * report.h - what `epkit run` leaves behind: a folder with report.json and a report.html that needs nothing else.
+ */
+#ifndef EP_TOOL_REPORT_H
+#define EP_TOOL_REPORT_H
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdio.h>
+
+/*
+ * Makes sure that reports can be written into `folder`, creating it (not its parents). false: the reason has been
+ * reported. *ret_created: the folder is new.
+ */
+bool report_prepare(const char *folder, bool *ret_created);
+
+/*
+ * Writes report.json and report.html of a document of `epkit run`. Each file appears whole or not at all: a reader
+ * never sees half of one, and an old report stays until the new one is complete. false: the reason has been reported.
+ */
+bool report_write(const char *folder, const json_t *document);
+
+/* --- report_html.c --- */
+
+/* The whole page. */
+void report_html(FILE *stream, const json_t *document);
+
+/* Text with the characters that mean something to HTML written as references. */
+void report_escape(FILE *stream, const char *text);
+
+/* --- report_plot.c --- */
+
+/*
+ * Plots of the measurements `rows`, each a <figure> with an inline SVG made by gnuplot. Returns how many were made;
+ * without gnuplot none, and *ret_why says so.
+ */
+int report_plots(FILE *stream, const json_t *rows, const char **ret_why);
+
+#endif
