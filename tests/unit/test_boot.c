@@ -1,0 +1,346 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* boot/shm.c: ranks as threads and as forked children meet, disagree, come late or not at all. */
+#include "base/clock.h"
+#include "base/error.h"
+
+#include <epkit/boot.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define MOST_THREADS 8
+#define TIMEOUT_MS 20000
+
+/* Longer than one block, so that several rounds and the reuse of both blocks are seen. */
+static const size_t sizes[] = {8, 0, 1, 4095, 4096, 4097, 8192, 30000, 0, 3};
+
+static void nap_ms(long ms)
+{
+    struct timespec span = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
+
+    nanosleep(&span, NULL);
+}
+
+static unsigned char pattern(int rank, size_t call, size_t at)
+{
+    return (unsigned char)((size_t)rank * 37 + call * 11 + at * 7 + at / 256);
+}
+
+/* Number of wrong bytes, or a large number for a wrong status. */
+static int gather_once(const ep_boot *boot, size_t call, size_t bytes)
+{
+    unsigned char *mine = malloc(bytes + 1), *all = malloc(bytes * (size_t)boot->nranks + 1);
+    int wrong = 0;
+
+    for (size_t i = 0; i < bytes; i++)
+        mine[i] = pattern(boot->rank, call, i);
+    if (boot->allgather(boot->context, mine, bytes, TIMEOUT_MS, all) != EP_OK)
+        wrong = 1000000;
+    for (int rank = 0; wrong < 1000000 && rank < boot->nranks; rank++)
+        for (size_t i = 0; i < bytes; i++)
+            wrong += all[(size_t)rank * bytes + i] != pattern(rank, call, i);
+    free(mine);
+    free(all);
+    return wrong;
+}
+
+/* Rank 0 naps at times: the others are then one call ahead of it, and no further. */
+static int gather_many(const ep_boot *boot, int rounds)
+{
+    int wrong = 0;
+
+    for (int round = 0; round < rounds; round++)
+        for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+            if ((boot->rank + round) % 4 == 0 && i % 3 == 0)
+                nap_ms(1);
+            wrong += gather_once(boot, (size_t)round * 16 + i, sizes[i]);
+        }
+    return wrong;
+}
+
+/* --- threads --- */
+
+struct rank {
+    pthread_t id;
+    ep_boot_shm *place;
+    int rank;
+    int wrong;
+    int timeout_ms;
+    size_t bytes;
+    ep_status status;
+    char text[EP_ERROR_TEXT_BYTES];
+    uint64_t took_ns;
+};
+
+static void *gather_thread(void *context)
+{
+    struct rank *mine = context;
+    ep_boot boot;
+
+    mine->status = ep_boot_shm_join(mine->place, mine->rank, &boot);
+    if (mine->status == EP_OK)
+        mine->wrong = gather_many(&boot, 6);
+    return NULL;
+}
+
+/* One all-gather whose status counts. */
+static void *status_thread(void *context)
+{
+    struct rank *mine = context;
+    unsigned char block[64] = {0}, all[64 * MOST_THREADS];
+    uint64_t start = ep_now_ns();
+    ep_boot boot;
+
+    mine->status = ep_boot_shm_join(mine->place, mine->rank, &boot);
+    if (mine->status == EP_OK)
+        mine->status = boot.allgather(boot.context, block, mine->bytes, mine->timeout_ms, all);
+    snprintf(mine->text, sizeof(mine->text), "%s", ep_last_error());
+    mine->took_ns = ep_now_ns() - start;
+    return NULL;
+}
+
+static void start_rank(struct rank *ranks, ep_boot_shm *place, int rank, void *(*run)(void *))
+{
+    ranks[rank].place = place;
+    ranks[rank].rank = rank;
+    assert_int_equal(pthread_create(&ranks[rank].id, NULL, run, &ranks[rank]), 0);
+}
+
+static void threads_gather_blocks_of_any_size(void **state)
+{
+    static const int counts[] = {1, 2, 3, MOST_THREADS};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(counts) / sizeof(counts[0]); i++) {
+        struct rank ranks[MOST_THREADS] = {0};
+        ep_boot_shm *place;
+
+        assert_int_equal(ep_boot_shm_new(counts[i], &place), EP_OK);
+        for (int rank = 0; rank < counts[i]; rank++)
+            start_rank(ranks, place, rank, gather_thread);
+        for (int rank = 0; rank < counts[i]; rank++) {
+            pthread_join(ranks[rank].id, NULL);
+            assert_int_equal(ranks[rank].status, EP_OK);
+            assert_int_equal(ranks[rank].wrong, 0);
+        }
+        ep_boot_shm_free(place);
+    }
+}
+
+/* Two of four come. Both name the two others; one that comes after that hears at once that it is too late. */
+static void absent_ranks_are_named(void **state)
+{
+    struct rank ranks[MOST_THREADS] = {0};
+    ep_boot_shm *place;
+    int gave_up = 0;
+
+    (void)state;
+    assert_int_equal(ep_boot_shm_new(4, &place), EP_OK);
+    for (int rank = 0; rank < 4; rank += 2) {
+        ranks[rank].timeout_ms = 300;
+        ranks[rank].bytes = 8;
+        start_rank(ranks, place, rank, status_thread);
+    }
+    for (int rank = 0; rank < 4; rank += 2) {
+        pthread_join(ranks[rank].id, NULL);
+        assert_int_equal(ranks[rank].status, EP_E_TIMEOUT);
+        assert_true(ranks[rank].took_ns < 10000000000u);
+        gave_up += strcmp(ranks[rank].text, "boot: 2 of 4 ranks did not come within 300 ms: ranks 1, 3") == 0;
+    }
+    /* The second one may have heard it from the first one instead. */
+    assert_true(gave_up >= 1);
+    ranks[3].timeout_ms = TIMEOUT_MS;
+    ranks[3].bytes = 8;
+    start_rank(ranks, place, 3, status_thread);
+    pthread_join(ranks[3].id, NULL);
+    assert_int_equal(ranks[3].status, EP_E_TIMEOUT);
+    assert_true(ranks[3].took_ns < 5000000000u);
+    assert_non_null(strstr(ranks[3].text, "gave up"));
+    ep_boot_shm_free(place);
+}
+
+/* A rank that waits already hears of it as well, long before its own deadline. */
+static void giving_up_wakes_the_patient(void **state)
+{
+    struct rank ranks[MOST_THREADS] = {0};
+    ep_boot_shm *place;
+
+    (void)state;
+    assert_int_equal(ep_boot_shm_new(3, &place), EP_OK);
+    for (int rank = 0; rank < 2; rank++) {
+        ranks[rank].timeout_ms = rank == 0 ? TIMEOUT_MS : 200;
+        ranks[rank].bytes = 8;
+        start_rank(ranks, place, rank, status_thread);
+    }
+    for (int rank = 0; rank < 2; rank++)
+        pthread_join(ranks[rank].id, NULL);
+    assert_int_equal(ranks[1].status, EP_E_TIMEOUT);
+    assert_string_equal(ranks[1].text, "boot: 1 of 3 ranks did not come within 200 ms: rank 2");
+    assert_int_equal(ranks[0].status, EP_E_TIMEOUT);
+    assert_non_null(strstr(ranks[0].text, "rank 1 gave up"));
+    assert_true(ranks[0].took_ns < 10000000000u);
+    ep_boot_shm_free(place);
+}
+
+static void different_sizes_are_a_mismatch(void **state)
+{
+    struct rank ranks[MOST_THREADS] = {0};
+    ep_boot_shm *place;
+    int with_sizes = 0;
+
+    (void)state;
+    assert_int_equal(ep_boot_shm_new(3, &place), EP_OK);
+    for (int rank = 0; rank < 3; rank++) {
+        ranks[rank].timeout_ms = TIMEOUT_MS;
+        ranks[rank].bytes = rank == 1 ? 16 : 24;
+        start_rank(ranks, place, rank, status_thread);
+    }
+    for (int rank = 0; rank < 3; rank++) {
+        pthread_join(ranks[rank].id, NULL);
+        assert_int_equal(ranks[rank].status, EP_E_MISMATCH);
+        with_sizes += strstr(ranks[rank].text, "24") && strstr(ranks[rank].text, "16");
+    }
+    assert_true(with_sizes >= 1);
+    ep_boot_shm_free(place);
+}
+
+static void *join_thread(void *context)
+{
+    struct rank *mine = context;
+    ep_boot boot;
+
+    mine->status = ep_boot_shm_join(mine->place, 1, &boot);
+    return NULL;
+}
+
+/* Of many that want to be rank 1 at the same time one is. */
+static void a_rank_joins_once(void **state)
+{
+    struct rank ranks[MOST_THREADS] = {0};
+    ep_boot_shm *place;
+    ep_boot boot;
+    int joined = 0;
+
+    (void)state;
+    assert_int_equal(ep_boot_shm_new(2, &place), EP_OK);
+    for (int i = 0; i < MOST_THREADS; i++)
+        start_rank(ranks, place, i, join_thread);
+    for (int i = 0; i < MOST_THREADS; i++) {
+        pthread_join(ranks[i].id, NULL);
+        joined += ranks[i].status == EP_OK;
+        assert_true(ranks[i].status == EP_OK || ranks[i].status == EP_E_STATE);
+    }
+    assert_int_equal(joined, 1);
+    assert_int_equal(ep_boot_shm_join(place, 1, &boot), EP_E_STATE);
+    assert_string_equal(ep_last_error(), "ep_boot_shm_join: rank 1 joined twice");
+    assert_int_equal(ep_boot_shm_join(place, 0, &boot), EP_OK);
+    ep_boot_shm_free(place);
+}
+
+/* --- processes --- */
+
+static void children_gather_blocks_of_any_size(void **state)
+{
+    enum { RANKS = 5 };
+    ep_boot_shm *place;
+    pid_t children[RANKS];
+
+    (void)state;
+    assert_int_equal(ep_boot_shm_new(RANKS, &place), EP_OK);
+    for (int rank = 0; rank < RANKS; rank++) {
+        children[rank] = fork();
+        assert_true(children[rank] >= 0);
+        if (children[rank] == 0) {
+            ep_boot boot;
+            int wrong = ep_boot_shm_join(place, rank, &boot) != EP_OK || gather_many(&boot, 4);
+
+            ep_boot_shm_free(place);
+            _exit(wrong != 0);
+        }
+    }
+    for (int rank = 0; rank < RANKS; rank++) {
+        int how;
+
+        assert_int_equal(waitpid(children[rank], &how, 0), children[rank]);
+        assert_true(WIFEXITED(how));
+        assert_int_equal(WEXITSTATUS(how), 0);
+    }
+    /* The children's ep_boot_shm_free() has not taken it away from here. */
+    assert_int_equal(ep_boot_shm_join(place, 0, &(ep_boot){0}), EP_E_STATE);
+    ep_boot_shm_free(place);
+}
+
+/* --- alone --- */
+
+static void long_lists_of_absent_ranks_are_cut(void **state)
+{
+    unsigned char *all = malloc(EP_MAX_RANKS);
+    ep_boot_shm *place;
+    ep_boot boot;
+
+    (void)state;
+    assert_int_equal(ep_boot_shm_new(EP_MAX_RANKS, &place), EP_OK);
+    assert_int_equal(ep_boot_shm_join(place, 2, &boot), EP_OK);
+    assert_int_equal(boot.allgather(boot.context, "x", 1, 0, all), EP_E_TIMEOUT);
+    assert_non_null(strstr(ep_last_error(), "1023 of 1024 ranks did not come within 0 ms: ranks 0, 1, 3, 4, 5"));
+    assert_non_null(strstr(ep_last_error(), " more"));
+    assert_int_equal(boot.allgather(boot.context, "x", 1, 0, all), EP_E_TIMEOUT);
+    assert_non_null(strstr(ep_last_error(), "earlier all-gather"));
+    ep_boot_shm_free(place);
+    free(all);
+}
+
+static void bad_arguments_are_refused(void **state)
+{
+    ep_boot_shm *place = NULL;
+    ep_boot boot;
+    char byte = 0;
+
+    (void)state;
+    assert_int_equal(ep_boot_shm_new(1, NULL), EP_E_ARG);
+    assert_int_equal(ep_boot_shm_new(0, &place), EP_E_ARG);
+    assert_int_equal(ep_boot_shm_new(-1, &place), EP_E_ARG);
+    assert_int_equal(ep_boot_shm_new(EP_MAX_RANKS + 1, &place), EP_E_ARG);
+    assert_non_null(strstr(ep_last_error(), "1025"));
+    assert_null(place);
+    assert_int_equal(ep_boot_shm_new(2, &place), EP_OK);
+    assert_int_equal(ep_boot_shm_join(NULL, 0, &boot), EP_E_ARG);
+    assert_int_equal(ep_boot_shm_join(place, 0, NULL), EP_E_ARG);
+    assert_int_equal(ep_boot_shm_join(place, -1, &boot), EP_E_ARG);
+    assert_int_equal(ep_boot_shm_join(place, 2, &boot), EP_E_ARG);
+    assert_int_equal(ep_boot_shm_join(place, 1, &boot), EP_OK);
+    assert_int_equal(boot.size, sizeof(boot));
+    assert_int_equal(boot.rank, 1);
+    assert_int_equal(boot.nranks, 2);
+    assert_null(boot.network);
+    assert_int_equal(boot.allgather(boot.context, NULL, 1, 100, &byte), EP_E_ARG);
+    assert_int_equal(boot.allgather(boot.context, &byte, 1, 100, NULL), EP_E_ARG);
+    assert_int_equal(boot.allgather(boot.context, &byte, 1, -1, &byte), EP_E_ARG);
+    ep_boot_shm_free(place);
+    ep_boot_shm_free(NULL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(threads_gather_blocks_of_any_size),
+        cmocka_unit_test(children_gather_blocks_of_any_size),
+        cmocka_unit_test(absent_ranks_are_named),
+        cmocka_unit_test(giving_up_wakes_the_patient),
+        cmocka_unit_test(different_sizes_are_a_mismatch),
+        cmocka_unit_test(a_rank_joins_once),
+        cmocka_unit_test(long_lists_of_absent_ranks_are_cut),
+        cmocka_unit_test(bad_arguments_are_refused),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,546 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * boot/launch.c. Linked with --wrap for fork, getppid and pthread_create, so that they can fail on demand.
+ */
+#include "base/clock.h"
+
+#include <epkit/launch.h>
+#include <errno.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define MOST_RANKS 16
+
+/* What ranks leave for the test to see; shared with children. */
+static struct board {
+    _Atomic int pids[MOST_RANKS];
+    _Atomic int runs; /* ranks whose program has begun */
+} * board;
+
+static int forks_left = -1, threads_left = -1; /* -1: no limit */
+static pid_t fake_parent;
+
+pid_t __real_fork(void);
+pid_t __wrap_fork(void);
+pid_t __real_getppid(void);
+pid_t __wrap_getppid(void);
+int __real_pthread_create(pthread_t *id, const pthread_attr_t *attributes, void *(*run)(void *), void *argument);
+int __wrap_pthread_create(pthread_t *id, const pthread_attr_t *attributes, void *(*run)(void *), void *argument);
+
+pid_t __wrap_fork(void)
+{
+    if (forks_left == 0) {
+        errno = EAGAIN;
+        return -1;
+    }
+    if (forks_left > 0)
+        forks_left--;
+    return __real_fork();
+}
+
+pid_t __wrap_getppid(void)
+{
+    return fake_parent ? fake_parent : __real_getppid();
+}
+
+int __wrap_pthread_create(pthread_t *id, const pthread_attr_t *attributes, void *(*run)(void *), void *argument)
+{
+    if (threads_left == 0)
+        return EAGAIN;
+    if (threads_left > 0)
+        threads_left--;
+    return __real_pthread_create(id, attributes, run, argument);
+}
+
+static int reset(void **state)
+{
+    (void)state;
+    forks_left = threads_left = -1;
+    fake_parent = 0;
+    memset((void *)board, 0, sizeof(*board));
+    return 0;
+}
+
+static void sleep_for_ever(void)
+{
+    for (;;)
+        pause();
+}
+
+static void announce(const ep_boot *boot)
+{
+    board->pids[boot->rank] = (int)getpid();
+    board->runs++;
+}
+
+static ep_status launch(int mode, int nranks, ep_rank_fn run, void *argument, int timeout_ms, ep_rank_exit *exits)
+{
+    ep_launch_args args = EP_LAUNCH_ARGS_INIT;
+
+    args.mode = mode;
+    args.nranks = nranks;
+    args.run = run;
+    args.argument = argument;
+    args.timeout_ms = timeout_ms;
+    return ep_launch(&args, exits);
+}
+
+static void expect_no_children(void)
+{
+    assert_int_equal(waitpid(-1, NULL, WNOHANG), -1);
+    assert_int_equal(errno, ECHILD);
+}
+
+/* --- good ends --- */
+
+static int gather_and_sum(const ep_boot *boot, void *argument)
+{
+    int32_t mine = boot->rank + *(const int *)argument, all[MOST_RANKS], sum = 0;
+
+    announce(boot);
+    if (boot->allgather(boot->context, &mine, sizeof(mine), 20000, all) != EP_OK)
+        return 99;
+    for (int rank = 0; rank < boot->nranks; rank++)
+        sum += all[rank];
+    return sum + boot->rank;
+}
+
+static void ranks_meet_and_return_codes(void **state)
+{
+    (void)state;
+    for (int mode = EP_LAUNCH_FORK; mode <= EP_LAUNCH_THREADS; mode++) {
+        ep_rank_exit exits[4];
+        int ten = 10;
+
+        board->runs = 0;
+        assert_int_equal(launch(mode, 4, gather_and_sum, &ten, 0, exits), EP_OK);
+        assert_int_equal(board->runs, 4);
+        for (int rank = 0; rank < 4; rank++) {
+            assert_int_equal(exits[rank].code, 46 + rank);
+            assert_int_equal(exits[rank].signal, 0);
+            assert_int_equal(exits[rank].late, 0);
+        }
+    }
+    expect_no_children();
+}
+
+static int return_odd_codes(const ep_boot *boot, void *argument)
+{
+    static const int codes[] = {0, 255, 256, -1};
+
+    (void)argument;
+    return codes[boot->rank];
+}
+
+/* A result that does not fit an exit code must not look like success. */
+static void codes_out_of_range_count_as_255(void **state)
+{
+    ep_rank_exit exits[4];
+
+    (void)state;
+    assert_int_equal(launch(EP_LAUNCH_FORK, 4, return_odd_codes, NULL, 20000, exits), EP_OK);
+    assert_int_equal(exits[0].code, 0);
+    assert_int_equal(exits[1].code, 255);
+    assert_int_equal(exits[2].code, 255);
+    assert_int_equal(exits[3].code, 255);
+    assert_int_equal(launch(EP_LAUNCH_THREADS, 4, return_odd_codes, NULL, 0, exits), EP_OK);
+    assert_int_equal(exits[2].code, 256);
+    assert_int_equal(exits[3].code, -1);
+}
+
+static int write_line(const ep_boot *boot, void *argument)
+{
+    fprintf(argument, "rank %d\n", boot->rank);
+    return 0;
+}
+
+/* What was buffered before comes out once, what a rank leaves in its buffers comes out as well. */
+static void stdio_is_flushed_on_both_sides(void **state)
+{
+    char path[] = "/tmp/epkit-test-XXXXXX", line[64];
+    int fd = mkstemp(path), heads = 0, lines = 0;
+    ep_rank_exit exits[3];
+    FILE *file;
+
+    (void)state;
+    assert_true(fd >= 0);
+    file = fdopen(fd, "a+");
+    assert_non_null(file);
+    fputs("head\n", file);
+    assert_int_equal(launch(EP_LAUNCH_FORK, 3, write_line, file, 20000, exits), EP_OK);
+    rewind(file);
+    while (fgets(line, sizeof(line), file)) {
+        heads += strcmp(line, "head\n") == 0;
+        lines += strncmp(line, "rank ", 5) == 0;
+    }
+    fclose(file);
+    unlink(path);
+    assert_int_equal(heads, 1);
+    assert_int_equal(lines, 3);
+}
+
+/* --- bad ends --- */
+
+static int middle_kills_itself(const ep_boot *boot, void *argument)
+{
+    (void)argument;
+    if (boot->rank == 1)
+        raise(SIGKILL);
+    return 7;
+}
+
+static void a_killed_rank_is_named(void **state)
+{
+    (void)state;
+    for (int timeout_ms = 0; timeout_ms <= 20000; timeout_ms += 20000) {
+        ep_rank_exit exits[3];
+
+        assert_int_equal(launch(EP_LAUNCH_FORK, 3, middle_kills_itself, NULL, timeout_ms, exits), EP_E_PEER_DEAD);
+        assert_non_null(strstr(ep_last_error(), "rank 1 was killed by signal 9"));
+        assert_int_equal(exits[0].code, 7);
+        assert_int_equal(exits[1].code, -1);
+        assert_int_equal(exits[1].signal, SIGKILL);
+        assert_int_equal(exits[1].late, 0);
+        assert_int_equal(exits[2].code, 7);
+    }
+}
+
+/* Ranks 0 and 3 return, 1 sleeps, 2 is stopped, 4 has killed itself. */
+static int some_never_end(const ep_boot *boot, void *argument)
+{
+    announce(boot);
+    if (boot->rank == 1)
+        sleep_for_ever();
+    if (boot->rank == 2)
+        raise(SIGSTOP);
+    if (boot->rank == 4 && argument)
+        raise(SIGKILL);
+    return 20 + boot->rank;
+}
+
+static void late_ranks_are_killed(void **state)
+{
+    uint64_t start = ep_now_ns();
+    ep_rank_exit exits[5];
+
+    (void)state;
+    assert_int_equal(launch(EP_LAUNCH_FORK, 5, some_never_end, NULL, 1000, exits), EP_E_TIMEOUT);
+    assert_string_equal(ep_last_error(),
+                        "ep_launch: 2 of 5 ranks still ran after 1000 ms and were killed, rank 1 first");
+    assert_true(ep_now_ns() - start >= 1000000000u);
+    assert_true(ep_now_ns() - start < 10000000000u);
+    assert_int_equal(exits[0].code, 20);
+    for (int rank = 1; rank <= 2; rank++) {
+        assert_int_equal(exits[rank].code, -1);
+        assert_int_equal(exits[rank].signal, SIGKILL);
+        assert_int_equal(exits[rank].late, 1);
+    }
+    assert_int_equal(exits[3].code, 23);
+    assert_int_equal(exits[4].code, 24);
+    expect_no_children();
+}
+
+/* Who died by itself is not late, although it is looked at after the deadline, and it is named first. */
+static void a_death_comes_before_lateness(void **state)
+{
+    ep_rank_exit exits[5];
+
+    (void)state;
+    assert_int_equal(launch(EP_LAUNCH_FORK, 5, some_never_end, board, 1000, exits), EP_E_PEER_DEAD);
+    assert_non_null(strstr(ep_last_error(), "rank 4 was killed by signal 9"));
+    assert_int_equal(exits[1].late, 1);
+    assert_int_equal(exits[4].late, 0);
+}
+
+static int one_thread_leaves(const ep_boot *boot, void *argument)
+{
+    (void)argument;
+    if (boot->rank == 1)
+        pthread_exit(NULL);
+    return 5;
+}
+
+static void a_thread_that_does_not_return_is_named(void **state)
+{
+    ep_rank_exit exits[2];
+
+    (void)state;
+    assert_int_equal(launch(EP_LAUNCH_THREADS, 2, one_thread_leaves, NULL, 0, exits), EP_E_PEER_DEAD);
+    assert_string_equal(ep_last_error(), "ep_launch: rank 1 did not return");
+    assert_int_equal(exits[0].code, 5);
+    assert_int_equal(exits[1].code, -1);
+}
+
+/* --- the start fails half-way --- */
+
+static int announce_and_sleep(const ep_boot *boot, void *argument)
+{
+    (void)argument;
+    announce(boot);
+    sleep_for_ever();
+    return 0;
+}
+
+static void a_failing_fork_leaves_no_rank(void **state)
+{
+    ep_rank_exit exits[8];
+
+    (void)state;
+    memset(exits, 0x5a, sizeof(exits));
+    forks_left = 5;
+    assert_int_equal(launch(EP_LAUNCH_FORK, 8, announce_and_sleep, NULL, 0, exits), EP_E_SYSTEM);
+    assert_non_null(strstr(ep_last_error(), "fork of rank 5"));
+    assert_non_null(strstr(ep_last_error(), "errno 11"));
+    expect_no_children();
+    assert_int_equal(exits[0].code, 0x5a5a5a5a);
+}
+
+static int count_run(const ep_boot *boot, void *argument)
+{
+    (void)argument;
+    announce(boot);
+    return 0;
+}
+
+static void a_failing_thread_starts_no_rank(void **state)
+{
+    ep_rank_exit exits[8];
+
+    (void)state;
+    threads_left = 5;
+    assert_int_equal(launch(EP_LAUNCH_THREADS, 8, count_run, NULL, 0, exits), EP_E_SYSTEM);
+    assert_non_null(strstr(ep_last_error(), "pthread_create of rank 5"));
+    assert_int_equal(board->runs, 0);
+}
+
+/* A launcher that died before the child asked for its death signal: the child has another parent. */
+static void an_orphan_does_not_run(void **state)
+{
+    ep_rank_exit exits[2];
+
+    (void)state;
+    fake_parent = 1;
+    assert_int_equal(launch(EP_LAUNCH_FORK, 2, count_run, NULL, 20000, exits), EP_OK);
+    assert_int_equal(board->runs, 0);
+    assert_int_equal(exits[0].code, 255);
+    assert_int_equal(exits[1].code, 255);
+}
+
+/* --- neighbours in the same process --- */
+
+static int nap_and_return(const ep_boot *boot, void *argument)
+{
+    (void)argument;
+    usleep(100000);
+    return boot->rank;
+}
+
+static void other_children_are_left_alone(void **state)
+{
+    ep_rank_exit exits[3];
+    pid_t early, child;
+    int how;
+
+    (void)state;
+    child = __real_fork();
+    if (child == 0)
+        _exit(33);
+    for (int timeout_ms = 0; timeout_ms <= 20000; timeout_ms += 20000)
+        assert_int_equal(launch(EP_LAUNCH_FORK, 3, nap_and_return, NULL, timeout_ms, exits), EP_OK);
+    early = waitpid(child, &how, 0);
+    assert_int_equal(early, child);
+    assert_int_equal(WEXITSTATUS(how), 33);
+}
+
+static _Atomic int alarms;
+
+static void count_alarm(int number)
+{
+    (void)number;
+    alarms++;
+}
+
+/* Signals of the caller interrupt the waits; its handlers stay as they were. */
+static void signals_do_not_disturb(void **state)
+{
+    struct sigaction action = {.sa_handler = count_alarm}, before, after;
+    struct itimerval often = {.it_interval = {.tv_usec = 2000}, .it_value = {.tv_usec = 2000}}, off = {0};
+    ep_rank_exit exits[3];
+
+    (void)state;
+    assert_int_equal(sigaction(SIGALRM, &action, NULL), 0);
+    for (int timeout_ms = 0; timeout_ms <= 20000; timeout_ms += 20000) {
+        alarms = 0;
+        setitimer(ITIMER_REAL, &often, NULL);
+        assert_int_equal(launch(EP_LAUNCH_FORK, 3, nap_and_return, NULL, timeout_ms, exits), EP_OK);
+        setitimer(ITIMER_REAL, &off, NULL);
+        assert_true(alarms > 5);
+        assert_int_equal(exits[2].code, 2);
+    }
+    sigaction(SIGALRM, &(struct sigaction){.sa_handler = SIG_DFL}, &before);
+    assert_true(before.sa_handler == count_alarm);
+    sigaction(SIGCHLD, NULL, &after);
+    assert_true(after.sa_handler == SIG_DFL);
+}
+
+static void ignored_sigchld_is_refused(void **state)
+{
+    struct sigaction ignore = {.sa_handler = SIG_IGN};
+    struct sigaction no_wait = {.sa_handler = SIG_DFL, .sa_flags = SA_NOCLDWAIT};
+    struct sigaction normal = {.sa_handler = SIG_DFL};
+    ep_rank_exit exits[2];
+
+    (void)state;
+    sigaction(SIGCHLD, &ignore, NULL);
+    assert_int_equal(launch(EP_LAUNCH_FORK, 2, count_run, NULL, 20000, exits), EP_E_STATE);
+    sigaction(SIGCHLD, &no_wait, NULL);
+    assert_int_equal(launch(EP_LAUNCH_FORK, 2, count_run, NULL, 20000, exits), EP_E_STATE);
+    sigaction(SIGCHLD, &normal, NULL);
+    assert_int_equal(board->runs, 0);
+    assert_int_equal(launch(EP_LAUNCH_FORK, 2, count_run, NULL, 20000, exits), EP_OK);
+}
+
+/* No descriptor left for a pidfd: slower looks, same result. */
+static void waits_without_descriptors(void **state)
+{
+    struct rlimit before, none;
+    ep_rank_exit exits[3];
+    ep_status status;
+    int next = dup(0);
+
+    (void)state;
+    assert_true(next >= 0);
+    close(next);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    none = before;
+    none.rlim_cur = (rlim_t)next;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+    assert_int_equal(dup(0), -1);
+    status = launch(EP_LAUNCH_FORK, 3, nap_and_return, NULL, 20000, exits);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+    assert_int_equal(status, EP_OK);
+    assert_int_equal(exits[2].code, 2);
+}
+
+/* --- the launcher itself is killed --- */
+
+static void wait_for_runs(int runs)
+{
+    uint64_t deadline_ns = ep_deadline_ns(20000);
+
+    while (board->runs < runs && ep_now_ns() < deadline_ns)
+        usleep(1000);
+    assert_int_equal(board->runs, runs);
+}
+
+static int wait_for_death(pid_t pid)
+{
+    uint64_t deadline_ns = ep_deadline_ns(10000);
+    int how;
+
+    while (ep_now_ns() < deadline_ns) {
+        if (waitpid(pid, &how, WNOHANG) == pid)
+            return WIFSIGNALED(how) ? WTERMSIG(how) : -1;
+        usleep(1000);
+    }
+    return 0;
+}
+
+static void ranks_die_with_the_launcher(void **state)
+{
+    enum { RANKS = 4 };
+    pid_t launcher;
+
+    (void)state;
+    /* Orphans become children of this process, which can then see their end. */
+    assert_int_equal(prctl(PR_SET_CHILD_SUBREAPER, 1), 0);
+    launcher = __real_fork();
+    assert_true(launcher >= 0);
+    if (launcher == 0) {
+        ep_rank_exit exits[RANKS];
+
+        launch(EP_LAUNCH_FORK, RANKS, announce_and_sleep, NULL, 0, exits);
+        _exit(1);
+    }
+    wait_for_runs(RANKS);
+    kill(launcher, SIGKILL);
+    assert_int_equal(wait_for_death(launcher), SIGKILL);
+    for (int rank = 0; rank < RANKS; rank++)
+        assert_int_equal(wait_for_death((pid_t)board->pids[rank]), SIGKILL);
+    prctl(PR_SET_CHILD_SUBREAPER, 0);
+}
+
+/* --- arguments --- */
+
+static void bad_arguments_are_refused(void **state)
+{
+    static const struct {
+        ep_launch_args args;
+        ep_status status;
+        const char *text;
+    } cases[] = {
+        {{.size = 8, .nranks = 1, .run = count_run}, EP_E_ABI, "args.size is 8"},
+        {{.size = sizeof(ep_launch_args), .mode = 2, .nranks = 1, .run = count_run}, EP_E_ARG, "mode is 2"},
+        {{.size = sizeof(ep_launch_args), .nranks = 0, .run = count_run}, EP_E_ARG, "nranks is 0"},
+        {{.size = sizeof(ep_launch_args), .nranks = -1, .run = count_run}, EP_E_ARG, "nranks is -1"},
+        {{.size = sizeof(ep_launch_args), .nranks = EP_MAX_RANKS + 1, .run = count_run}, EP_E_ARG, "1025"},
+        {{.size = sizeof(ep_launch_args), .nranks = 1}, EP_E_ARG, "run is NULL"},
+        {{.size = sizeof(ep_launch_args), .nranks = 1, .run = count_run, .timeout_ms = -1}, EP_E_ARG, "timeout_ms"},
+        {{.size = sizeof(ep_launch_args), .nranks = 1, .run = count_run, .reserved = 1}, EP_E_ARG, "reserved"},
+        {{.size = sizeof(ep_launch_args), .mode = EP_LAUNCH_THREADS, .nranks = 1, .run = count_run, .timeout_ms = 5},
+         EP_E_ARG,
+         "timeout_ms needs EP_LAUNCH_FORK"},
+    };
+    ep_rank_exit exits[1];
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        assert_int_equal(ep_launch(&cases[i].args, exits), cases[i].status);
+        assert_non_null(strstr(ep_last_error(), cases[i].text));
+    }
+    assert_int_equal(ep_launch(NULL, exits), EP_E_ARG);
+    assert_string_equal(ep_last_error(), "ep_launch: args is NULL");
+    assert_int_equal(launch(EP_LAUNCH_FORK, 1, count_run, NULL, 0, NULL), EP_E_ARG);
+    assert_int_equal(board->runs, 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup(ranks_meet_and_return_codes, reset),
+        cmocka_unit_test_setup(codes_out_of_range_count_as_255, reset),
+        cmocka_unit_test_setup(stdio_is_flushed_on_both_sides, reset),
+        cmocka_unit_test_setup(a_killed_rank_is_named, reset),
+        cmocka_unit_test_setup(late_ranks_are_killed, reset),
+        cmocka_unit_test_setup(a_death_comes_before_lateness, reset),
+        cmocka_unit_test_setup(a_thread_that_does_not_return_is_named, reset),
+        cmocka_unit_test_setup(a_failing_fork_leaves_no_rank, reset),
+        cmocka_unit_test_setup(a_failing_thread_starts_no_rank, reset),
+        cmocka_unit_test_setup(an_orphan_does_not_run, reset),
+        cmocka_unit_test_setup(other_children_are_left_alone, reset),
+        cmocka_unit_test_setup(signals_do_not_disturb, reset),
+        cmocka_unit_test_setup(ignored_sigchld_is_refused, reset),
+        cmocka_unit_test_setup(waits_without_descriptors, reset),
+        cmocka_unit_test_setup(ranks_die_with_the_launcher, reset),
+        cmocka_unit_test_setup(bad_arguments_are_refused, reset),
+    };
+
+    board = mmap(NULL, sizeof(*board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (board == MAP_FAILED)
+        return 1;
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
