@@ -1,0 +1,362 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Arithmetic of the benchmark: statistics, accounting of bytes, the offsets of a routing, the oracle's patterns. */
+#include "bench/account.h"
+#include "bench/bench.h"
+#include "bench/pattern.h"
+#include "bench/reduce.h"
+#include "bench/request.h"
+#include "bench/route.h"
+#include "bench/stats.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+#include <epkit/numeric.h>
+
+static void assert_near(double value, double expected)
+{
+    double difference = value > expected ? value - expected : expected - value;
+
+    if (difference > 1e-9 * (expected > 1 ? expected : 1))
+        fail_msg("%.12g instead of %.12g", value, expected);
+}
+
+static void quantiles_are_those_of_numpy(void **state)
+{
+    const double sorted[] = {1, 2, 4, 8, 16};
+
+    (void)state;
+    assert_near(bench_quantile(sorted, 5, 0.5), 4);
+    assert_near(bench_quantile(sorted, 5, 0.1), 1.4);
+    assert_near(bench_quantile(sorted, 5, 0.9), 12.8);
+    assert_near(bench_quantile(sorted, 5, 0), 1);
+    assert_near(bench_quantile(sorted, 5, 1), 16);
+    assert_near(bench_quantile(sorted, 4, 0.5), 3);
+    assert_near(bench_quantile(sorted, 1, 0.9), 1);
+}
+
+static void summary_sorts(void **state)
+{
+    double values[] = {5, 1, 3, 2, 4};
+    struct bench_summary summary;
+
+    (void)state;
+    bench_summarise(values, 5, &summary);
+    assert_int_equal(summary.n, 5);
+    assert_near(summary.median, 3);
+    assert_near(summary.p10, 1.4);
+    assert_near(summary.p90, 4.6);
+    assert_near(summary.min, 1);
+    assert_near(summary.max, 5);
+    bench_summarise(values, 0, &summary);
+    assert_int_equal(summary.n, 0);
+    assert_near(summary.median, 0);
+}
+
+/* A machine that slows down half-way: the ratio of each round stays 2, that of unrelated rounds would not. */
+static void median_ratio_pairs_the_rounds(void **state)
+{
+    const double ours[] = {1, 1, 1, 10, 10};
+    const double theirs[] = {2, 2, 2, 20, 20};
+    double scratch[5];
+
+    (void)state;
+    assert_near(bench_median_ratio(theirs, ours, 5, scratch), 2);
+    assert_near(bench_median_ratio(theirs, ours, 0, scratch), 0);
+}
+
+static void window_spans_the_group(void **state)
+{
+    /* Two ranks, one after the other on one processor: neither takes more than 3 us, the group takes 6. */
+    const struct bench_span spans[] = {{1000, 4000}, {4000, 7000}};
+
+    (void)state;
+    assert_near(bench_window(spans, 2, 1), 6e-6);
+    assert_near(bench_window(spans, 2, 0), 3e-6);
+    assert_near(bench_window(spans, 1, 1), 3e-6);
+}
+
+static void rounds_fill_the_time(void **state)
+{
+    (void)state;
+    assert_int_equal(bench_rounds_for(0.01, 0.3, 5, 1000), 30);
+    assert_int_equal(bench_rounds_for(0.011, 0.3, 5, 1000), 28);
+    assert_int_equal(bench_rounds_for(1, 0.3, 5, 1000), 5);
+    assert_int_equal(bench_rounds_for(1e-6, 0.3, 5, 1000), 1000);
+    assert_int_equal(bench_rounds_for(0, 0.3, 5, 1000), 1000);
+}
+
+/* A published figure: 2048 tokens, hidden 7168 on 8 B200; 10953 rows in 352 us are 446.09 GB/s. */
+static void rates_are_counted_as_deepep_counts(void **state)
+{
+    const struct bench_counts rank = {.recv = 10953};
+    struct bench_counts sum = {0};
+    struct bench_rates rates;
+
+    (void)state;
+    assert_int_equal(bench_row_bytes(0, 7168), 14336);
+    assert_int_equal(bench_row_bytes(1, 7168), 7392);
+    for (int r = 0; r < 8; r++)
+        bench_counts_add(&sum, &rank);
+    rates = bench_rates_of(&sum, 8, 14336, 352e-6);
+    assert_true(rates.logical > 446.0 && rates.logical < 446.2);
+    assert_near(rates.wire, 0);
+    rates = bench_rates_of(&sum, 8, 14336, 0);
+    assert_near(rates.logical, 0);
+}
+
+/* 81 GB/s printed on 2 nodes are 40.5 on the wire. */
+static void network_rates_of_two_nodes(void **state)
+{
+    const struct bench_counts rank = {.net = 1000, .own_node = 1000, .net_bytes = 1000 * 14336};
+    struct bench_rates rates = bench_rates_of(&rank, 1, 14336, 2.0 * 1000 * 14336 / 81e9);
+
+    (void)state;
+    assert_near(rates.printed, 81);
+    assert_near(rates.net, 40.5);
+}
+
+static void fill_routes(struct routing **ret_routing, struct bench_route *routes, int n_ranks, int ranks_per_node,
+                        enum routing_kind kind)
+{
+    const struct routing_spec spec = {
+        .kind = kind, .seed = 7, .n_ranks = n_ranks, .n_tokens = 37, .topk = 4, .n_experts = 4 * n_ranks};
+    struct check_error error;
+
+    if (!routing_new(&spec, ret_routing, &error))
+        fail_msg("%s", error.text);
+    for (int r = 0; r < n_ranks; r++)
+        assert_int_equal(bench_route_init(&routes[r], *ret_routing, r, ranks_per_node), 0);
+}
+
+static void check_sent_is_received(const struct bench_route *routes, int n_ranks)
+{
+    for (int source = 0; source < n_ranks; source++) {
+        for (int holder = 0; holder < n_ranks; holder++) {
+            const struct bench_route *from = &routes[source], *to = &routes[holder];
+            int32_t n = from->send_start[holder + 1] - from->send_start[holder];
+
+            assert_int_equal(n, to->recv_start[source + 1] - to->recv_start[source]);
+            if (n)
+                assert_memory_equal(from->send_token + from->send_start[holder],
+                                    to->recv_token + to->recv_start[source], (size_t)n * sizeof(int32_t));
+        }
+    }
+}
+
+static void check_parts(const struct bench_route *route)
+{
+    assert_int_equal(route->part_start[route->n_tokens], route->n_send);
+    for (int token = 0; token < route->n_tokens; token++) {
+        for (int32_t p = route->part_start[token]; p < route->part_start[token + 1]; p++) {
+            assert_int_equal(route->send_token[route->part[p]], token);
+            if (p > route->part_start[token])
+                assert_true(route->part[p] > route->part[p - 1]);
+        }
+    }
+}
+
+static void routes_agree(void **state)
+{
+    static const enum routing_kind kinds[] = {ROUTING_UNIFORM, ROUTING_DROPPED, ROUTING_EMPTY, ROUTING_ONE};
+    struct bench_route routes[8];
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
+        struct routing *routing;
+        int64_t sent = 0, received = 0;
+
+        fill_routes(&routing, routes, 8, 4, kinds[i]);
+        check_sent_is_received(routes, 8);
+        for (int r = 0; r < 8; r++) {
+            const struct bench_route *route = &routes[r];
+
+            check_parts(route);
+            assert_int_equal(route->counts.recv, route->n_recv);
+            assert_int_equal(route->counts.wire, route->n_send - (route->send_start[r + 1] - route->send_start[r]));
+            assert_true(route->counts.net + route->counts.own_node <= 2 * route->n_tokens);
+            sent += route->n_send;
+            received += route->n_recv;
+        }
+        assert_int_equal(sent, received);
+        assert_true(sent > 0);
+        for (int r = 0; r < 8; r++)
+            bench_route_done(&routes[r]);
+        routing_free(routing);
+    }
+}
+
+static void meta_is_local(void **state)
+{
+    const struct bench_route route = {.topk = 4, .n_local_experts = 4};
+    const int32_t experts[] = {5, -1, 9, 4};
+    const float weights[] = {0.1f, 0.2f, 0.3f, 0.4f};
+    const int32_t expected[] = {1, -1, -1, 0};
+    const float expected_weights[] = {0.1f, 0, 0, 0.4f};
+    int32_t local[4];
+    float local_weights[4];
+
+    (void)state;
+    bench_route_meta(&route, experts, weights, 1, local, local_weights);
+    assert_memory_equal(local, expected, sizeof(local));
+    assert_memory_equal(local_weights, expected_weights, sizeof(local_weights));
+}
+
+/* One flipped bit anywhere is seen, and no pattern is the poison. */
+static void patterns_notice_every_bit(void **state)
+{
+    static const size_t sizes[] = {16, 20, 224};
+    unsigned char row[256];
+
+    (void)state;
+    for (int kind = PATTERN_BF16; kind <= PATTERN_SCALES; kind++) {
+        for (size_t s = 0; s < sizeof(sizes) / sizeof(sizes[0]); s++) {
+            memset(row, PATTERN_POISON, sizeof(row));
+            assert_false(pattern_holds(row, sizes[s], (enum pattern_kind)kind, 3));
+            pattern_fill(row, sizes[s], (enum pattern_kind)kind, 3);
+            assert_int_equal(row[sizes[s]], PATTERN_POISON);
+            assert_true(pattern_holds(row, sizes[s], (enum pattern_kind)kind, 3));
+            assert_false(pattern_holds(row, sizes[s], (enum pattern_kind)kind, 4));
+            for (size_t bit = 0; bit < 8 * sizes[s]; bit++) {
+                row[bit / 8] ^= (unsigned char)(1u << bit % 8);
+                assert_false(pattern_holds(row, sizes[s], (enum pattern_kind)kind, 3));
+                row[bit / 8] ^= (unsigned char)(1u << bit % 8);
+            }
+        }
+    }
+}
+
+static void patterns_are_numbers(void **state)
+{
+    uint16_t row[64];
+    unsigned char fp8[128];
+    float values[64], scales[64];
+
+    (void)state;
+    pattern_fill(row, sizeof(row), PATTERN_BF16, 9);
+    pattern_floats(values, 64, 9);
+    pattern_fill(fp8, sizeof(fp8), PATTERN_FP8, 9);
+    pattern_fill(scales, sizeof(scales), PATTERN_SCALES, 9);
+    for (int i = 0; i < 64; i++) {
+        float size = values[i] < 0 ? -values[i] : values[i];
+
+        assert_true(values[i] == ep_bf16_to_f32(row[i]));
+        assert_true(size >= 0.125f && size < 2);
+        assert_true(scales[i] >= 1 && scales[i] < 2);
+        assert_int_not_equal(fp8[i] & 0x7f, 0x7f);
+    }
+}
+
+/* The hand-written sum rounds as the library's conversion does, in every tail length. */
+static void reduce_is_exact(void **state)
+{
+    static const int counts[] = {1, 7, 16, 40, 64, 100, 7168};
+    bench_reduce_fn reduce = bench_reduce_get();
+    uint16_t *memory = calloc(6 * 7168, sizeof(*memory));
+    const uint16_t *rows[5];
+
+    (void)state;
+    assert_non_null(memory);
+    for (int r = 0; r < 5; r++) {
+        rows[r] = memory + (size_t)r * 7168;
+        pattern_fill(memory + (size_t)r * 7168, 2 * 7168, PATTERN_BF16, (uint64_t)r + 1);
+    }
+    for (size_t c = 0; c < sizeof(counts) / sizeof(counts[0]); c++) {
+        for (int n_rows = 0; n_rows <= 5; n_rows++) {
+            uint16_t *out = memory + (size_t)5 * 7168;
+
+            memset(out, PATTERN_POISON, 2 * 7168);
+            reduce(out, rows, n_rows, counts[c]);
+            for (int i = 0; i < counts[c]; i++) {
+                float sum = n_rows ? ep_bf16_to_f32(rows[0][i]) : 0;
+
+                for (int r = 1; r < n_rows; r++)
+                    sum += ep_bf16_to_f32(rows[r][i]);
+                assert_int_equal(out[i], ep_bf16_from_f32(sum));
+            }
+            if (counts[c] < 7168)
+                assert_int_equal(out[counts[c]], 0xffff);
+        }
+    }
+    free(memory);
+}
+
+static void requests_survive_the_way(void **state)
+{
+    struct bench_request request = BENCH_REQUEST_INIT, back;
+    json_t *json;
+
+    (void)state;
+    request.ops = BENCH_COMBINE | BENCH_LL;
+    request.types = BENCH_FP8;
+    request.routing = ROUTING_ZIPF;
+    request.seed = UINT64_C(1) << 40;
+    request.n_token_counts = 2;
+    request.tokens[1] = 77;
+    request.iters = 50;
+    request.yardsticks = false;
+    json = bench_request_to_json(&request);
+    assert_int_equal(bench_request_from_json(json, &back), 0);
+    assert_int_equal(back.ops, request.ops);
+    assert_int_equal(back.types, request.types);
+    assert_int_equal(back.routing, request.routing);
+    assert_int_equal(back.seed, request.seed);
+    assert_int_equal(back.n_token_counts, 2);
+    assert_int_equal(back.tokens[0], 512);
+    assert_int_equal(back.tokens[1], 77);
+    assert_int_equal(back.ll_tokens, request.ll_tokens);
+    assert_int_equal(back.hidden, request.hidden);
+    assert_int_equal(back.topk, request.topk);
+    assert_int_equal(back.experts, request.experts);
+    assert_int_equal(back.iters, 50);
+    assert_false(back.yardsticks);
+    json_object_set_new(json, "routing", json_string("nonsense"));
+    assert_int_equal(bench_request_from_json(json, &back), -1);
+    json_decref(json);
+}
+
+static void impossible_requests_are_named(void **state)
+{
+    struct bench_request request = BENCH_REQUEST_INIT;
+    char buffer[256];
+
+    (void)state;
+    assert_null(bench_check(&request, 8, buffer, sizeof(buffer)));
+    assert_non_null(strstr(bench_check(&request, 7, buffer, sizeof(buffer)), "256 experts"));
+    request.topk = 64;
+    request.experts = 8;
+    assert_non_null(strstr(bench_check(&request, 8, buffer, sizeof(buffer)), "64 of 8"));
+    request = (struct bench_request)BENCH_REQUEST_INIT;
+    request.hidden = 72;
+    assert_non_null(strstr(bench_check(&request, 8, buffer, sizeof(buffer)), "low latency"));
+    request.ops = BENCH_DISPATCH;
+    assert_null(bench_check(&request, 8, buffer, sizeof(buffer)));
+    request.types = BENCH_FP8;
+    assert_non_null(strstr(bench_check(&request, 8, buffer, sizeof(buffer)), "fp8"));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(quantiles_are_those_of_numpy),
+        cmocka_unit_test(summary_sorts),
+        cmocka_unit_test(median_ratio_pairs_the_rounds),
+        cmocka_unit_test(window_spans_the_group),
+        cmocka_unit_test(rounds_fill_the_time),
+        cmocka_unit_test(rates_are_counted_as_deepep_counts),
+        cmocka_unit_test(network_rates_of_two_nodes),
+        cmocka_unit_test(routes_agree),
+        cmocka_unit_test(meta_is_local),
+        cmocka_unit_test(patterns_notice_every_bit),
+        cmocka_unit_test(patterns_are_numbers),
+        cmocka_unit_test(reduce_is_exact),
+        cmocka_unit_test(requests_survive_the_way),
+        cmocka_unit_test(impossible_requests_are_named),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
