@@ -75,8 +75,8 @@ typedef struct ep_combine_args {
  * For each of this rank's tokens: the sum of its rows, unweighted, in fp32, rounded once to bf16 (nearest even).
  * Order of addition, part of the contract: bias[0], bias[1], then per node in ascending order: the rows of this rank's
  * own node one by one in rank order (expanded: in expert order), each other node as one partial sum, itself added up
- * from zero in that order (rounded to bf16 when the communicator's partial_type says so). The first term is taken as it
- * is (no addition to zero). A token without any row and bias gives zeros.
+ * in that order (rounded to bf16 when the communicator's partial_type says so). The first term of either sum is taken as
+ * it is (no addition to zero). A token without any row and bias gives zeros.
  */
 EP_API ep_status ep_combine(ep_plan *plan, const ep_combine_args *args, ep_event **ret_event);
 
