@@ -1,0 +1,536 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * lowlatency.c - the low-latency matrix.
+ *
+ * Each case keeps two results alive, as the double buffering allows: two dispatches, then the two combines that answer
+ * them in order. The first combine returns the rows unchanged, so that it can be measured against the input; in the
+ * second one every expert answers something of its own, so that a row from the wrong place shows.
+ */
+#include "check/formats.h"
+#include "check/random.h"
+#include "check/run.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Limits of the peers: error of the combined rows against the weighted input. */
+#define DISTANCE_LIMIT_BF16 1e-5
+#define DISTANCE_LIMIT_FP8 9e-4
+
+enum ll_format { LL_BF16 = 0, LL_FP8_F32, LL_FP8_ROUNDED, LL_FP8_UE8M0 };
+
+static const char *const format_names[] = {"bf16", "fp8 f32 scales", "fp8 rounded f32 scales", "fp8 ue8m0"};
+
+struct ll_case {
+    enum data_kind kind;
+    bool hook, zero_copy;
+    enum ll_format format;
+    bool sources; /* recv_source and recv_range are wanted */
+    int idx_type;
+    bool symmetric;
+    uint64_t seed;
+};
+
+struct ll_state {
+    struct check_run *run;
+    ep_ll *ll;
+    int n_tokens;  /* of this rank */
+    int64_t slots; /* rows of one expert, R*M */
+    struct reference_layout layout;
+    struct reference_scratch scratch;
+    /* [0]: ordinary memory, [1]: symmetric. */
+    struct check_buffer rows[2], scales[2];
+    struct check_buffer counts, sources, ranges;
+    struct check_buffer topk_idx, x, x_weights, out;
+    uint16_t *expected, *input; /* one row each */
+    float *factors;             /* of one row */
+    struct ll_case c;
+};
+
+/* One dispatch and the combine that answers it. */
+struct ll_step {
+    struct ll_state *state;
+    struct data data;
+    bool identity;
+    uint16_t *x; /* combine: where experts write */
+};
+
+static struct ll_case make_case(const struct check_run *run, int index)
+{
+    return (struct ll_case){
+        .zero_copy = index % 2 == 1,
+        .format = (enum ll_format)(index / 2 % 4),
+        .hook = index / 8 % 2 == 1,
+        .kind = index / 16 ? DATA_BF16_CONSTANT : DATA_BF16_RANDOM,
+        .sources = index % 5 != 4,
+        .idx_type = index / 3 % 2 ? EP_I64 : EP_I32,
+        .symmetric = check_is_symmetric(run, index),
+        .seed = random_key(run->parameters.seed, 1, (uint64_t)index, 0),
+    };
+}
+
+static bool describe(const struct check_run *run, int index, char ret_name[CHECK_NAME_BYTES])
+{
+    struct ll_case c = make_case(run, index);
+
+    snprintf(ret_name, CHECK_NAME_BYTES, "%s, %s%s, %s", c.kind == DATA_BF16_RANDOM ? "random" : "constant",
+             format_names[c.format], c.hook ? ", hook" : "", c.zero_copy ? "zero copy" : "copy");
+    return c.format == LL_BF16 ? run->parameters.bf16 : run->parameters.fp8;
+}
+
+static const char *refuse(const struct check_run *run)
+{
+    if (run->parameters.hidden % EP_SCALE_BLOCK)
+        return "hidden must be a multiple of 128 for low latency";
+    if (run->parameters.fp8 && run->parameters.hidden % (4 * EP_SCALE_BLOCK))
+        return "hidden must be a multiple of 512 for packed ue8m0 scales; choose dtype bf16 or another hidden size";
+    return NULL;
+}
+
+/* --- state of the job --- */
+
+static ep_status new_buffers(struct ll_state *state, int max_tokens)
+{
+    struct check_run *run = state->run;
+    size_t hidden = (size_t)run->parameters.hidden, topk = (size_t)run->group.topk;
+    int n_local = run->group.n_local;
+    struct {
+        struct check_buffer *buffer;
+        int64_t n_items;
+        size_t item_bytes;
+        int where;
+    } buffers[] = {
+        {&state->rows[1], n_local * state->slots, hidden * sizeof(uint16_t), CHECK_SYMMETRIC},
+        {&state->scales[1], n_local * state->slots, hidden / EP_SCALE_BLOCK * 4, CHECK_SYMMETRIC},
+        {&state->rows[0], n_local * state->slots, hidden * sizeof(uint16_t), CHECK_ORDINARY},
+        {&state->scales[0], n_local * state->slots, hidden / EP_SCALE_BLOCK * 4, CHECK_ORDINARY},
+        {&state->counts, n_local, sizeof(int32_t), CHECK_BY_TURNS},
+        {&state->sources, n_local * state->slots, sizeof(int32_t), CHECK_BY_TURNS},
+        {&state->ranges, n_local * (int64_t)run->group.n_ranks, sizeof(int64_t), CHECK_BY_TURNS},
+        {&state->topk_idx, max_tokens, topk * sizeof(int64_t), CHECK_BY_TURNS},
+        {&state->x, max_tokens, hidden * sizeof(uint16_t), CHECK_BY_TURNS},
+        {&state->x_weights, max_tokens, topk * sizeof(float), CHECK_BY_TURNS},
+        {&state->out, max_tokens, hidden * sizeof(uint16_t), CHECK_BY_TURNS},
+    };
+    ep_status status = EP_OK;
+
+    for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]) && status == EP_OK; i++)
+        if (buffers[i].where == CHECK_BY_TURNS || run->parameters.where == CHECK_BY_TURNS ||
+            buffers[i].where == (int)run->parameters.where)
+            status = check_buffer_new(run, buffers[i].n_items, buffers[i].item_bytes,
+                                      buffers[i].where == CHECK_SYMMETRIC, buffers[i].buffer);
+    return status;
+}
+
+static ep_status begin(struct check_run *run, void **ret_state)
+{
+    struct ll_state *state = calloc(1, sizeof(*state));
+    const struct reference_group *group = &run->group;
+    ep_ll_config config = EP_LL_CONFIG_INIT;
+    int rank = run->ctx->rank, hidden = run->parameters.hidden;
+    int max_tokens = run->n_tokens ? run->n_tokens : 1;
+
+    run->call = "calloc";
+    if (!state)
+        return EP_E_MEMORY;
+    *ret_state = state;
+    state->run = run;
+    state->n_tokens = group->n_tokens[rank];
+    state->slots = (int64_t)group->n_ranks * max_tokens;
+    state->expected = calloc((size_t)hidden, sizeof(*state->expected));
+    state->input = calloc((size_t)hidden, sizeof(*state->input));
+    state->factors = calloc((size_t)hidden / EP_SCALE_BLOCK, sizeof(*state->factors));
+    if (!state->expected || !state->input || !state->factors ||
+        !reference_scratch_init(hidden, &state->scratch, NULL) ||
+        !reference_layout_init(group, rank, true, 1, &state->layout, NULL))
+        return EP_E_MEMORY;
+    config.max_tokens = max_tokens;
+    config.hidden = hidden;
+    config.n_experts = group->n_experts;
+    config.topk = group->topk;
+    CHECK_CALL(run, ep_ll_new, run->ctx->comm, &config, &state->ll);
+    return new_buffers(state, max_tokens);
+}
+
+static ep_status end(struct check_run *run, void *opaque, bool healthy)
+{
+    struct ll_state *state = opaque;
+    struct check_buffer *buffers[] = {&state->rows[1], &state->scales[1], &state->rows[0], &state->scales[0],
+                                      &state->counts,  &state->sources,   &state->ranges,  &state->topk_idx,
+                                      &state->x,       &state->x_weights, &state->out};
+    ep_status status = EP_OK;
+
+    ep_ll_free(state->ll);
+    for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]); i++)
+        if ((healthy && status == EP_OK) || !buffers[i]->symmetric) {
+            ep_status result = check_buffer_free(run, buffers[i]);
+
+            status = status == EP_OK ? result : status;
+        }
+    reference_layout_done(&state->layout);
+    reference_scratch_done(&state->scratch);
+    free(state->expected);
+    free(state->input);
+    free(state->factors);
+    free(state);
+    return status;
+}
+
+/* --- data --- */
+
+/* The row of a token. Every eighth one has a block of zeros and every eighth a block below the smallest amax. */
+static void input_row(const struct data *data, int rank, int token, uint16_t *ret_row)
+{
+    data_bf16_row(data, rank, token, ret_row);
+    if (token % 8 == 7)
+        memset(ret_row, 0, EP_SCALE_BLOCK * sizeof(*ret_row));
+    for (int i = 0; token % 8 == 3 && i < EP_SCALE_BLOCK; i++)
+        ret_row[i] = format_to_bf16(ldexpf(format_from_bf16(ret_row[i]), -20));
+}
+
+static bool is_fp8(const struct ll_case *c)
+{
+    return c->format != LL_BF16;
+}
+
+static bool is_rounded(const struct ll_case *c)
+{
+    return c->format == LL_FP8_ROUNDED || c->format == LL_FP8_UE8M0;
+}
+
+static size_t row_bytes_of(const struct ll_state *state)
+{
+    return (size_t)state->run->parameters.hidden * (is_fp8(&state->c) ? 1 : 2);
+}
+
+static size_t scale_bytes_of(const struct ll_state *state)
+{
+    size_t n_blocks = (size_t)state->run->parameters.hidden / EP_SCALE_BLOCK;
+
+    if (!is_fp8(&state->c))
+        return 0;
+    return state->c.format == LL_FP8_UE8M0 ? n_blocks : n_blocks * sizeof(float);
+}
+
+/* Number of the first row of a local expert in what dispatch writes. */
+static int64_t first_slot(const struct ll_state *state, int local)
+{
+    return local * state->slots;
+}
+
+static int64_t count_of(const struct ll_state *state, int local)
+{
+    return state->layout.expert_start[local + 1] - state->layout.expert_start[local];
+}
+
+static const struct reference_row *row_of(const struct ll_state *state, int local, int64_t i)
+{
+    return &state->layout.rows[state->layout.expert_start[local] + i];
+}
+
+/* --- dispatch --- */
+
+/* Fills what will be written and one row after it, expert by expert: all R*M rows of each would take too long. */
+static void poison_slots(struct check_buffer *buffer, const struct ll_state *state, size_t row_bytes)
+{
+    int n_local = state->run->group.n_local;
+
+    for (int local = 0; local < n_local; local++) {
+        int64_t n = count_of(state, local) + 1 < state->slots ? count_of(state, local) + 1 : state->slots;
+
+        memset(buffer->memory + (size_t)first_slot(state, local) * row_bytes, CHECK_POISON, (size_t)n * row_bytes);
+    }
+    memset(buffer->memory + (size_t)first_slot(state, n_local) * row_bytes, CHECK_POISON, CHECK_GUARD_BYTES);
+}
+
+static void load_dispatch(const struct ll_step *step)
+{
+    struct ll_state *state = step->state;
+    const struct reference_group *group = &state->run->group;
+    int rank = state->run->ctx->rank;
+    size_t n = (size_t)state->n_tokens * (size_t)group->topk, hidden = (size_t)step->data.hidden;
+
+    for (size_t i = 0; i < n; i++) {
+        int32_t expert = group->experts[rank][i];
+
+        if (state->c.idx_type == EP_I64)
+            ((int64_t *)state->topk_idx.memory)[i] = expert;
+        else
+            ((int32_t *)state->topk_idx.memory)[i] = expert;
+    }
+    if (n)
+        memcpy(state->x_weights.memory, group->weights[rank], n * sizeof(float));
+    for (int token = 0; token < state->n_tokens; token++)
+        input_row(&step->data, rank, token, (uint16_t *)state->x.memory + (size_t)token * hidden);
+}
+
+static ep_status start_dispatch(const struct ll_step *step)
+{
+    struct ll_state *state = step->state;
+    const struct ll_case *c = &state->c;
+    ep_ll_dispatch_args args = EP_LL_DISPATCH_ARGS_INIT;
+
+    args.x = state->x.memory;
+    args.topk_idx = state->topk_idx.memory;
+    args.idx_type = c->idx_type;
+    args.n_tokens = state->n_tokens;
+    args.out_dtype = is_fp8(c) ? EP_F8E4M3 : EP_BF16;
+    args.recv_x = state->rows[c->symmetric].memory;
+    if (is_fp8(c)) {
+        args.scale_type = c->format == LL_FP8_UE8M0 ? EP_UE8M0 : EP_F32;
+        args.recv_scales = state->scales[c->symmetric].memory;
+    }
+    args.recv_count = (int32_t *)state->counts.memory;
+    args.recv_source = c->sources ? (int32_t *)state->sources.memory : NULL;
+    args.recv_range = c->sources ? (int64_t *)state->ranges.memory : NULL;
+    /* ue8m0 scales are powers of two without being told. */
+    args.flags = (c->hook ? EP_LL_RECV_HOOK : 0) | (c->format == LL_FP8_ROUNDED ? EP_LL_ROUND_SCALE : 0);
+    CHECK_CALL(state->run, ep_ll_dispatch, state->ll, &args);
+    if (c->hook)
+        CHECK_CALL(state->run, ep_ll_finish, state->ll);
+    return EP_OK;
+}
+
+static void verify_row(const struct ll_step *step, int64_t slot, const struct reference_row *row)
+{
+    struct ll_state *state = step->state;
+    const struct ll_case *c = &state->c;
+    struct check_run *run = state->run;
+    size_t row_bytes = row_bytes_of(state), scale_bytes = scale_bytes_of(state);
+    const unsigned char *got = state->rows[c->symmetric].memory + (size_t)slot * row_bytes;
+    int32_t packed[EP_MAX_HIDDEN / EP_SCALE_BLOCK / 4];
+    bool is_packed = c->format == LL_FP8_UE8M0;
+
+    input_row(&step->data, row->rank, row->token, state->input);
+    if (!is_fp8(c)) {
+        check_row(run, "recv_x", slot, row, sizeof(uint16_t), row_bytes, state->input, got);
+        return;
+    }
+    reference_quantize(state->input, step->data.hidden, is_rounded(c), (uint8_t *)state->expected, state->factors);
+    check_row(run, "recv_x", slot, row, 1, row_bytes, state->expected, got);
+    if (is_packed)
+        reference_pack_ue8m0(state->factors, step->data.hidden / EP_SCALE_BLOCK, packed);
+    check_row(run, "recv_scales", slot, row, 4, scale_bytes, is_packed ? (void *)packed : (void *)state->factors,
+              state->scales[c->symmetric].memory + (size_t)slot * scale_bytes);
+}
+
+/* Where the rows of one expert come from, as recv_source and recv_range tell. */
+static void verify_sources(struct ll_state *state, int local)
+{
+    struct check_run *run = state->run;
+    const int32_t *token = (const int32_t *)state->sources.memory + first_slot(state, local);
+    const int64_t *range = (const int64_t *)state->ranges.memory + (int64_t)local * run->group.n_ranks;
+    int64_t begin = 0;
+
+    for (int64_t i = 0; i < count_of(state, local); i++)
+        if (token[i] != row_of(state, local, i)->token) {
+            check_mismatch(run, "recv_source of expert %d row %" PRId64 ": expected %d, got %d", local, i,
+                           row_of(state, local, i)->token, token[i]);
+            return;
+        }
+    for (int rank = 0; rank < run->group.n_ranks; rank++) {
+        int64_t n = 0;
+
+        while (begin + n < count_of(state, local) && row_of(state, local, begin + n)->rank == rank)
+            n++;
+        if ((range[rank] & UINT32_MAX) != n || (n > 0 && range[rank] >> 32 != begin)) {
+            check_mismatch(run,
+                           "recv_range of expert %d from rank %d: expected %" PRId64 " rows from %" PRId64
+                           ", got %" PRId64 " from %" PRId64,
+                           local, rank, n, begin, range[rank] & UINT32_MAX, range[rank] >> 32);
+            return;
+        }
+        begin += n;
+    }
+}
+
+static void verify_dispatch(const struct ll_step *step)
+{
+    struct ll_state *state = step->state;
+    const struct ll_case *c = &state->c;
+    struct check_run *run = state->run;
+    int n_local = run->group.n_local;
+    size_t all = (size_t)first_slot(state, n_local);
+
+    check_equal_i32(run, "recv_count", n_local, state->layout.recv_per_expert, (const int32_t *)state->counts.memory);
+    for (int local = 0; local < n_local; local++) {
+        for (int64_t i = 0; i < count_of(state, local); i++)
+            verify_row(step, first_slot(state, local) + i, row_of(state, local, i));
+        if (c->sources)
+            verify_sources(state, local);
+    }
+    check_buffer_guard(run, "recv_x", &state->rows[c->symmetric], all * row_bytes_of(state));
+    check_buffer_guard(run, "recv_scales", &state->scales[c->symmetric], all * scale_bytes_of(state));
+    check_buffer_guard(run, "recv_count", &state->counts, (size_t)n_local * sizeof(int32_t));
+    check_buffer_guard(run, "recv_source", &state->sources, c->sources ? all * sizeof(int32_t) : 0);
+    check_buffer_guard(run, "recv_range", &state->ranges,
+                       c->sources ? (size_t)n_local * (size_t)run->group.n_ranks * sizeof(int64_t) : 0);
+}
+
+static ep_status dispatch(const struct ll_step *step)
+{
+    struct ll_state *state = step->state;
+    const struct ll_case *c = &state->c;
+    ep_status status;
+
+    poison_slots(&state->rows[c->symmetric], state, row_bytes_of(state));
+    poison_slots(&state->scales[c->symmetric], state, scale_bytes_of(state));
+    check_buffer_poison(&state->counts, state->counts.bytes);
+    check_buffer_poison(&state->sources, state->sources.bytes);
+    check_buffer_poison(&state->ranges, state->ranges.bytes);
+    load_dispatch(step);
+    status = start_dispatch(step);
+    if (status == EP_OK)
+        verify_dispatch(step);
+    return status;
+}
+
+/* --- combine --- */
+
+/* The row that an expert hands to combine: reference_reply_fn over a step. */
+static void reply_row(void *context, int rank, int expert, int source, int token, uint16_t *ret_row)
+{
+    const struct ll_step *step = context;
+    struct ll_state *state = step->state;
+    int hidden = step->data.hidden;
+
+    (void)rank;
+    if (!step->identity) {
+        data_reply(&step->data, expert, source, token, ret_row);
+        return;
+    }
+    input_row(&step->data, source, token, ret_row);
+    if (!is_fp8(&state->c))
+        return;
+    reference_quantize(ret_row, hidden, is_rounded(&state->c), (uint8_t *)state->input, state->factors);
+    reference_dequantize((const uint8_t *)state->input, state->factors, hidden, ret_row);
+}
+
+/* Experts write their rows; the row behind the last of each expert is not a number and must not get into any sum. */
+static void load_combine(struct ll_step *step)
+{
+    struct ll_state *state = step->state;
+    const struct reference_group *group = &state->run->group;
+    int rank = state->run->ctx->rank;
+    size_t hidden = (size_t)step->data.hidden;
+
+    for (int local = 0; local < group->n_local; local++) {
+        uint16_t *out = step->x + (size_t)first_slot(state, local) * hidden;
+        int64_t n = count_of(state, local);
+
+        for (int64_t i = 0; i < n; i++) {
+            const struct reference_row *row = row_of(state, local, i);
+
+            reply_row(step, rank, rank * group->n_local + local, row->rank, row->token, out + (size_t)i * hidden);
+        }
+        if (n < state->slots)
+            memset(out + (size_t)n * hidden, 0xff, hidden * sizeof(*out));
+    }
+}
+
+static ep_status start_combine(const struct ll_step *step)
+{
+    struct ll_state *state = step->state;
+    const struct ll_case *c = &state->c;
+    ep_ll_combine_args args = EP_LL_COMBINE_ARGS_INIT;
+
+    args.x = step->x;
+    args.topk_idx = state->topk_idx.memory;
+    args.idx_type = c->idx_type;
+    args.n_tokens = state->n_tokens;
+    args.topk_weights = (const float *)state->x_weights.memory;
+    args.out = state->out.memory;
+    args.flags = (c->hook ? EP_LL_RECV_HOOK : 0) | (c->zero_copy ? EP_LL_ZERO_COPY : 0);
+    CHECK_CALL(state->run, ep_ll_combine, state->ll, &args);
+    if (c->hook)
+        CHECK_CALL(state->run, ep_ll_finish, state->ll);
+    return EP_OK;
+}
+
+/* Output against the input times the weights of the experts that saw it. */
+static void measure(const struct ll_step *step, int token, const uint16_t *out, struct check_distance *distance)
+{
+    const struct ll_state *state = step->state;
+    const struct reference_group *group = &state->run->group;
+    int rank = state->run->ctx->rank;
+    size_t first = (size_t)token * (size_t)group->topk;
+    double sum = 0;
+
+    for (int k = 0; k < group->topk; k++)
+        if (group->experts[rank][first + (size_t)k] >= 0)
+            sum += group->weights[rank][first + (size_t)k];
+    input_row(&step->data, rank, token, state->input);
+    for (int i = 0; i < step->data.hidden; i++)
+        check_distance_add(distance, format_from_bf16(out[i]), format_from_bf16(state->input[i]) * sum);
+}
+
+static void verify_combine(struct ll_step *step)
+{
+    struct ll_state *state = step->state;
+    struct check_run *run = state->run;
+    struct reference_combine combine = {.hidden = step->data.hidden, .reply = reply_row, .context = step};
+    size_t hidden = (size_t)step->data.hidden;
+    struct check_distance distance = {0};
+
+    for (int token = 0; token < state->n_tokens; token++) {
+        const uint16_t *out = (const uint16_t *)state->out.memory + (size_t)token * hidden;
+        const struct reference_row row = {.rank = run->ctx->rank, .token = token};
+
+        reference_ll_combine_row(&run->group, &combine, run->ctx->rank, token, &state->scratch, state->expected);
+        check_row(run, "out", token, &row, sizeof(*out), hidden * sizeof(*out), state->expected, out);
+        if (step->identity)
+            measure(step, token, out, &distance);
+    }
+    check_distance_below(run, &distance, is_fp8(&state->c) ? DISTANCE_LIMIT_FP8 : DISTANCE_LIMIT_BF16);
+    check_buffer_guard(run, "out", &state->out, (size_t)state->n_tokens * hidden * sizeof(uint16_t));
+}
+
+static ep_status combine_step(struct ll_step *step)
+{
+    struct ll_state *state = step->state;
+    void *buffer = state->rows[state->c.symmetric].memory;
+    ep_status status;
+
+    if (state->c.zero_copy)
+        CHECK_CALL(state->run, ep_ll_get_combine_buffer, state->ll, &buffer);
+    step->x = buffer;
+    load_combine(step);
+    check_buffer_poison(&state->out, (size_t)state->n_tokens * (size_t)step->data.hidden * sizeof(uint16_t));
+    status = start_combine(step);
+    if (status == EP_OK)
+        verify_combine(step);
+    return status;
+}
+
+static ep_status run_case(struct check_run *run, void *opaque, int index)
+{
+    struct ll_state *state = opaque;
+    static const char *const phases[] = {"dispatch", "second dispatch", "combine of unchanged rows", "combine"};
+    struct ll_step steps[2];
+    ep_status status = EP_OK;
+
+    state->c = make_case(run, index);
+    for (int i = 0; i < 2; i++)
+        steps[i] = (struct ll_step){
+            .state = state,
+            .data = {.kind = state->c.kind, .seed = state->c.seed + (uint64_t)i, .hidden = run->parameters.hidden},
+            .identity = i == 0,
+        };
+    for (int i = 0; i < 4 && status == EP_OK; i++) {
+        run->phase = phases[i];
+        status = i < 2 ? dispatch(&steps[i]) : combine_step(&steps[i - 2]);
+    }
+    return status;
+}
+
+const struct check_matrix check_matrix_lowlatency = {
+    .name = "lowlatency",
+    .count = 32,
+    .describe = describe,
+    .refuse = refuse,
+    .begin = begin,
+    .run = run_case,
+    .end = end,
+};

@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * reference.h - what dispatch and combine must give, by the words of epkit/plan.h, ops.h and lowlatency.h.
+ *
+ * A model of the whole group in one process: from every rank's routing it tells, for one rank, which row must be where
+ * and what a token's combined row must be, bit for bit. Written to be read, not to be fast. It knows rows by (source
+ * rank, token) and computes them one at a time: their contents are data.h's.
+ */
+#ifndef EP_CHECK_REFERENCE_H
+#define EP_CHECK_REFERENCE_H
+
+#include "check/error.h"
+#include "check/routing.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* Every rank's routing. Fields may be filled by hand for small examples; then reference_group_done() is not for them.
+ */
+struct reference_group {
+    int n_ranks, n_nodes, ranks_per_node;
+    int topk, n_experts, n_local; /* K, E, L */
+    int *n_tokens;                /* [R] */
+    int32_t **experts;            /* [R] of [N,K] */
+    float **weights;              /* [R] of [N,K] */
+};
+
+/* n_nodes must divide the ranks. */
+bool reference_group_init(const struct routing *routing, int n_nodes, struct reference_group *ret_group,
+                          struct check_error *error);
+void reference_group_done(struct reference_group *group);
+
+/* What one rank's own tokens look like: ep_plan_layout(). */
+struct reference_counts {
+    int32_t *tokens_per_rank;   /* [R] */
+    int32_t *tokens_per_node;   /* [nodes] */
+    int32_t *tokens_per_expert; /* [E] */
+    uint8_t *token_in_rank;     /* [N,R] */
+};
+
+bool reference_counts_init(const struct reference_group *group, int rank, struct reference_counts *ret_counts,
+                           struct check_error *error);
+void reference_counts_done(struct reference_counts *counts);
+
+/* A received row. */
+struct reference_row {
+    int32_t rank, token; /* where it comes from; -1, -1: padding */
+    int32_t k;           /* expanded: which selection of the token put it here; rank layout and padding: -1 */
+};
+
+/* The rows that one rank receives, and what its plan says about them. */
+struct reference_layout {
+    int rank;
+    bool expanded;
+    int64_t n_rows; /* info.n_recv */
+    struct reference_row *rows;
+    int64_t n_send, n_wire, n_net;
+    int32_t *recv_per_expert; /* [L], rounded up to the alignment */
+    int64_t *recv_from_rank;  /* [R+1]; NULL when expanded */
+    int64_t *expert_start;    /* [L+1]; NULL unless expanded */
+};
+
+/* alignment >= 1. */
+bool reference_layout_init(const struct reference_group *group, int rank, bool expanded, int alignment,
+                           struct reference_layout *ret_layout, struct check_error *error);
+void reference_layout_done(struct reference_layout *layout);
+
+/*
+ * recv_topk_idx and recv_topk_weights of a received row in rank layout: [K] each, local expert or -1, weight or 0.
+ */
+void reference_row_selections(const struct reference_group *group, const struct reference_layout *layout,
+                              const struct reference_row *row, int32_t *ret_experts, float *ret_weights);
+
+/* recv_topk_weights of a received row in expanded layout; 0 for padding. */
+float reference_row_weight(const struct reference_group *group, const struct reference_row *row);
+
+/*
+ * The bf16 row that was handed to combine on `rank` for a token of `source`. `expert` is -1 in rank layout, else the
+ * expert (of the whole group) whose row is meant.
+ */
+typedef void (*reference_reply_fn)(void *context, int rank, int expert, int source, int token, uint16_t *ret_row);
+
+/* Room for the sums of one row. */
+struct reference_scratch {
+    float *total, *partial; /* [H] */
+    uint16_t *row;
+};
+
+bool reference_scratch_init(int hidden, struct reference_scratch *ret_scratch, struct check_error *error);
+void reference_scratch_done(struct reference_scratch *scratch);
+
+struct reference_combine {
+    int hidden;
+    bool expanded;
+    bool bf16_partials; /* the communicator's partial_type is EP_BF16 */
+    reference_reply_fn reply;
+    void *context;
+};
+
+/* The combined row of one token. bias[i]: that token's row [H], or NULL. */
+void reference_combine_row(const struct reference_group *group, const struct reference_combine *combine, int rank,
+                           int token, const uint16_t *const bias[2], struct reference_scratch *scratch,
+                           uint16_t *ret_row);
+
+/* --- low latency --- */
+
+/* Packing is that of the expanded layout without alignment, every expert's rows starting at a multiple of R*M. */
+
+/*
+ * A row quantised as ep_ll_dispatch() must: [H] bytes and [H/128] factors. Byte order of packed scales: see
+ * reference_pack_ue8m0().
+ */
+void reference_quantize(const uint16_t *row, int hidden, bool round_scale, uint8_t *ret_row, float *ret_factors);
+
+/* H/512 int32 from H/128 factors that are powers of two. */
+void reference_pack_ue8m0(const float *factors, int n, int32_t *ret_packed);
+
+/* The row that an expert sees: bytes times factors, rounded once to bf16. */
+void reference_dequantize(const uint8_t *row, const float *factors, int hidden, uint16_t *ret_row);
+
+/* The combined row of one token; `reply` is asked per expert. */
+void reference_ll_combine_row(const struct reference_group *group, const struct reference_combine *combine, int rank,
+                              int token, struct reference_scratch *scratch, uint16_t *ret_row);
+
+#endif

@@ -1,0 +1,158 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The arithmetic. Compiled with -ffp-contract=off: a*b+c is two roundings here, and fmaf() one.
+ */
+#include "check/formats.h"
+#include "check/reference.h"
+
+#include <epkit/types.h>
+#include <stdlib.h>
+
+bool reference_scratch_init(int hidden, struct reference_scratch *ret_scratch, struct check_error *error)
+{
+    struct reference_scratch scratch = {
+        .total = calloc((size_t)hidden, sizeof(float)),
+        .partial = calloc((size_t)hidden, sizeof(float)),
+        .row = calloc((size_t)hidden, sizeof(uint16_t)),
+    };
+
+    if (!scratch.total || !scratch.partial || !scratch.row) {
+        reference_scratch_done(&scratch);
+        return check_fail(error, "no memory for a row of %d elements", hidden);
+    }
+    *ret_scratch = scratch;
+    return true;
+}
+
+void reference_scratch_done(struct reference_scratch *scratch)
+{
+    if (!scratch)
+        return;
+    free(scratch->total);
+    free(scratch->partial);
+    free(scratch->row);
+    *scratch = (struct reference_scratch){0};
+}
+
+/* A sum whose first term is taken as it is. */
+static void add_row(float *sum, int *n_terms, const uint16_t *row, int hidden)
+{
+    for (int i = 0; i < hidden; i++)
+        sum[i] = *n_terms ? sum[i] + format_from_bf16(row[i]) : format_from_bf16(row[i]);
+    ++*n_terms;
+}
+
+/* Adds what the ranks of one node return for the token, in rank order, or in expert order where experts answer. */
+static void add_node(const struct reference_group *group, const struct reference_combine *combine, int node, int source,
+                     int token, float *sum, int *n_terms, uint16_t *row)
+{
+    const int32_t *experts = group->experts[source] + (size_t)token * (size_t)group->topk;
+    int experts_per_node = group->ranks_per_node * group->n_local;
+    int last_rank = -1;
+
+    for (int expert = node * experts_per_node; expert < (node + 1) * experts_per_node; expert++) {
+        int rank = expert / group->n_local;
+        bool selected = false;
+
+        for (int k = 0; k < group->topk; k++)
+            selected |= experts[k] == expert;
+        if (!selected || (!combine->expanded && rank == last_rank))
+            continue;
+        last_rank = rank;
+        combine->reply(combine->context, rank, combine->expanded ? expert : -1, source, token, row);
+        add_row(sum, n_terms, row, combine->hidden);
+    }
+}
+
+void reference_combine_row(const struct reference_group *group, const struct reference_combine *combine, int rank,
+                           int token, const uint16_t *const bias[2], struct reference_scratch *scratch,
+                           uint16_t *ret_row)
+{
+    int hidden = combine->hidden;
+    float *total = scratch->total, *partial = scratch->partial;
+    int n_terms = 0;
+
+    for (int i = 0; i < 2; i++)
+        if (bias[i])
+            add_row(total, &n_terms, bias[i], hidden);
+    for (int node = 0; node < group->n_nodes; node++) {
+        int n_partial = 0;
+
+        if (node == rank / group->ranks_per_node) {
+            add_node(group, combine, node, rank, token, total, &n_terms, scratch->row);
+            continue;
+        }
+        add_node(group, combine, node, rank, token, partial, &n_partial, scratch->row);
+        if (!n_partial)
+            continue;
+        for (int i = 0; i < hidden; i++) {
+            if (combine->bf16_partials)
+                partial[i] = format_from_bf16(format_to_bf16(partial[i]));
+            total[i] = n_terms ? total[i] + partial[i] : partial[i];
+        }
+        n_terms++;
+    }
+    for (int i = 0; i < hidden; i++)
+        ret_row[i] = n_terms ? format_to_bf16(total[i]) : 0;
+}
+
+void reference_quantize(const uint16_t *row, int hidden, bool round_scale, uint8_t *ret_row, float *ret_factors)
+{
+    for (int block = 0; block < hidden / EP_SCALE_BLOCK; block++) {
+        const uint16_t *in = row + block * EP_SCALE_BLOCK;
+        uint8_t *out = ret_row + block * EP_SCALE_BLOCK;
+        float amax = 1e-4f, factor;
+
+        for (int i = 0; i < EP_SCALE_BLOCK; i++)
+            amax = fmaxf(amax, fabsf(format_from_bf16(in[i])));
+        factor = amax / 448.0f;
+        if (round_scale)
+            factor = format_power_of_two(factor);
+        for (int i = 0; i < EP_SCALE_BLOCK; i++)
+            out[i] = format_to_e4m3(format_from_bf16(in[i]) / factor);
+        ret_factors[block] = factor;
+    }
+}
+
+void reference_pack_ue8m0(const float *factors, int n, int32_t *ret_packed)
+{
+    for (int i = 0; i < n / 4; i++) {
+        uint32_t packed = 0;
+
+        for (int j = 0; j < 4; j++)
+            packed |= (format_bits(factors[4 * i + j]) >> 23 & 255) << 8 * j;
+        memcpy(&ret_packed[i], &packed, sizeof(packed));
+    }
+}
+
+void reference_dequantize(const uint8_t *row, const float *factors, int hidden, uint16_t *ret_row)
+{
+    float value[256];
+
+    for (int code = 0; code < 256; code++)
+        value[code] = format_from_e4m3((uint8_t)code);
+    for (int i = 0; i < hidden; i++)
+        ret_row[i] = format_to_bf16(value[row[i]] * factors[i / EP_SCALE_BLOCK]);
+}
+
+void reference_ll_combine_row(const struct reference_group *group, const struct reference_combine *combine, int rank,
+                              int token, struct reference_scratch *scratch, uint16_t *ret_row)
+{
+    size_t first = (size_t)token * (size_t)group->topk;
+    float *total = scratch->total;
+
+    for (int i = 0; i < combine->hidden; i++)
+        total[i] = 0;
+    for (int k = 0; k < group->topk; k++) {
+        int expert = group->experts[rank][first + (size_t)k];
+        float weight = group->weights[rank][first + (size_t)k];
+
+        if (expert < 0)
+            continue;
+        combine->reply(combine->context, expert / group->n_local, expert, rank, token, scratch->row);
+        for (int i = 0; i < combine->hidden; i++)
+            total[i] = fmaf(weight, format_from_bf16(scratch->row[i]), total[i]);
+    }
+    for (int i = 0; i < combine->hidden; i++)
+        ret_row[i] = format_to_bf16(total[i]);
+}

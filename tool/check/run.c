@@ -1,0 +1,161 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "check/run.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+void check_mismatch(struct check_run *run, const char *format, ...)
+{
+    struct check_verdict *verdict = &run->verdict;
+    va_list args;
+    int n;
+
+    if (verdict->failed)
+        return;
+    verdict->failed = 1;
+    n = snprintf(verdict->text, sizeof(verdict->text), "%s: ", run->phase);
+    va_start(args, format);
+    vsnprintf(verdict->text + n, sizeof(verdict->text) - (size_t)n, format, args);
+    va_end(args);
+}
+
+/* One element as a number, whatever its size. */
+static uint64_t read_item(const void *items, size_t item_bytes, size_t i)
+{
+    const unsigned char *item = (const unsigned char *)items + i * item_bytes;
+    uint64_t value = 0;
+
+    for (size_t byte = item_bytes; byte-- > 0;)
+        value = value << 8 | item[byte];
+    return value;
+}
+
+void check_row(struct check_run *run, const char *what, int64_t row, const struct reference_row *source,
+               size_t item_bytes, size_t bytes, const void *expected, const void *got)
+{
+    char from[64] = "";
+    int digits = (int)item_bytes * 2;
+    size_t i = 0;
+
+    if (!memcmp(expected, got, bytes) || run->verdict.failed)
+        return;
+    while (!memcmp((const char *)expected + i * item_bytes, (const char *)got + i * item_bytes, item_bytes))
+        i++;
+    if (source && source->rank < 0)
+        snprintf(from, sizeof(from), " (padding)");
+    else if (source)
+        snprintf(from, sizeof(from), " (rank %d token %d)", source->rank, source->token);
+    check_mismatch(run, "%s row %" PRId64 "%s element %zu: expected 0x%0*" PRIx64 ", got 0x%0*" PRIx64, what, row, from,
+                   i, digits, read_item(expected, item_bytes, i), digits, read_item(got, item_bytes, i));
+}
+
+void check_equal(struct check_run *run, const char *what, int64_t expected, int64_t got)
+{
+    if (expected != got)
+        check_mismatch(run, "%s: expected %" PRId64 ", got %" PRId64, what, expected, got);
+}
+
+void check_equal_i32(struct check_run *run, const char *what, int64_t n, const int32_t *expected, const int32_t *got)
+{
+    if (!got) {
+        check_mismatch(run, "%s is NULL", what);
+        return;
+    }
+    for (int64_t i = 0; i < n; i++)
+        if (expected[i] != got[i]) {
+            check_mismatch(run, "%s[%" PRId64 "]: expected %d, got %d", what, i, expected[i], got[i]);
+            return;
+        }
+}
+
+void check_equal_i64(struct check_run *run, const char *what, int64_t n, const int64_t *expected, const int64_t *got)
+{
+    if (!got) {
+        check_mismatch(run, "%s is NULL", what);
+        return;
+    }
+    for (int64_t i = 0; i < n; i++)
+        if (expected[i] != got[i]) {
+            check_mismatch(run, "%s[%" PRId64 "]: expected %" PRId64 ", got %" PRId64, what, i, expected[i], got[i]);
+            return;
+        }
+}
+
+void check_distance_below(struct check_run *run, const struct check_distance *distance, double limit)
+{
+    double value = distance->aa_bb == 0 ? 0 : 1 - 2 * distance->ab / distance->aa_bb;
+
+    if (!(value < limit)) /* also when it is not a number */
+        check_mismatch(run, "error %.3g against the input, limit %.3g", value, limit);
+}
+
+ep_status check_buffer_new(struct check_run *run, int64_t n_items, size_t item_bytes, bool symmetric,
+                           struct check_buffer *ret_buffer)
+{
+    struct check_buffer buffer = {.symmetric = symmetric};
+    void *memory = NULL;
+    size_t all;
+
+    run->call = "sizing a buffer";
+    if (n_items < 0 || __builtin_mul_overflow((size_t)n_items, item_bytes, &buffer.bytes) ||
+        __builtin_add_overflow(buffer.bytes, (size_t)CHECK_GUARD_BYTES + 4095, &all))
+        return EP_E_OVERFLOW;
+    all = all / 4096 * 4096;
+    if (symmetric) {
+        CHECK_CALL(run, ep_alloc, run->ctx->comm, all, &memory);
+    } else {
+        run->call = "aligned_alloc";
+        memory = aligned_alloc(4096, all);
+        if (!memory)
+            return EP_E_MEMORY;
+    }
+    buffer.memory = memory;
+    *ret_buffer = buffer;
+    return EP_OK;
+}
+
+ep_status check_buffer_free(struct check_run *run, struct check_buffer *buffer)
+{
+    struct check_buffer old = *buffer;
+
+    *buffer = (struct check_buffer){0};
+    if (!old.memory)
+        return EP_OK;
+    if (old.symmetric)
+        CHECK_CALL(run, ep_free, run->ctx->comm, old.memory);
+    else
+        free(old.memory);
+    return EP_OK;
+}
+
+void check_buffer_poison(struct check_buffer *buffer, size_t used)
+{
+    memset(buffer->memory, CHECK_POISON, used + CHECK_GUARD_BYTES);
+}
+
+void check_buffer_untouched(struct check_run *run, const char *what, const struct check_buffer *buffer, size_t from,
+                            size_t to)
+{
+    for (size_t i = from; i < to; i++)
+        if (buffer->memory[i] != CHECK_POISON) {
+            check_mismatch(run, "%s: byte %zu behind the %zu that may be written is 0x%02x", what, i - from, from,
+                           buffer->memory[i]);
+            return;
+        }
+}
+
+void check_buffer_guard(struct check_run *run, const char *what, const struct check_buffer *buffer, size_t used)
+{
+    check_buffer_untouched(run, what, buffer, used, used + CHECK_GUARD_BYTES);
+}
+
+bool check_is_symmetric(const struct check_run *run, int index)
+{
+    if (run->parameters.where != CHECK_BY_TURNS)
+        return run->parameters.where == CHECK_SYMMETRIC;
+    /* The parity of the bits depends on every dimension of a matrix, so it does not go along with any one of them. */
+    return __builtin_parity((unsigned)index);
+}

@@ -1,0 +1,131 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * run.h - what the matrices share: parameters, verdicts, guarded buffers.
+ */
+#ifndef EP_CHECK_RUN_H
+#define EP_CHECK_RUN_H
+
+#include "check/data.h"
+#include "check/reference.h"
+#include "ranks.h"
+
+enum check_where { CHECK_BY_TURNS = -1, CHECK_ORDINARY = 0, CHECK_SYMMETRIC = 1 };
+
+struct check_parameters {
+    const char *matrix;
+    int hidden;
+    uint64_t seed;
+    bool bf16, fp8; /* element types to run */
+    int only;       /* case number from 1; 0: all */
+    enum check_where where;
+};
+
+/* What one rank found in one case. Travels through ep_comm_allgather(). */
+struct check_verdict {
+    int32_t failed;
+    char text[236];
+};
+
+struct check_run {
+    struct ranks_ctx *ctx;
+    struct check_parameters parameters;
+    struct reference_group group;
+    int n_tokens; /* most tokens of a rank */
+    /* Of the case that runs: */
+    const char *phase; /* "dispatch", "worst-case dispatch", ...: for the texts of mismatches and errors */
+    const char *call;  /* the call under way */
+    struct check_verdict verdict;
+};
+
+/* Calls a function of the library; on failure the name is remembered and the status returned. */
+#define CHECK_CALL(run, function, ...)                                                                                 \
+    do {                                                                                                               \
+        ep_status call_status_;                                                                                        \
+        (run)->call = #function;                                                                                       \
+        call_status_ = function(__VA_ARGS__);                                                                          \
+        if (call_status_ != EP_OK)                                                                                     \
+            return call_status_;                                                                                       \
+    } while (0)
+
+/* Notes a mismatch in the phase of the run; the first one counts. printf-like. */
+void check_mismatch(struct check_run *run, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/*
+ * Compares `bytes` of one row; a difference is noted with its first element of `item_bytes`. `row` names the place and
+ * `source` where the row comes from (NULL: not said).
+ */
+void check_row(struct check_run *run, const char *what, int64_t row, const struct reference_row *source,
+               size_t item_bytes, size_t bytes, const void *expected, const void *got);
+
+void check_equal(struct check_run *run, const char *what, int64_t expected, int64_t got);
+
+/* Arrays of n int32, int64. `got` NULL is a mismatch. */
+void check_equal_i32(struct check_run *run, const char *what, int64_t n, const int32_t *expected, const int32_t *got);
+void check_equal_i64(struct check_run *run, const char *what, int64_t n, const int64_t *expected, const int64_t *got);
+
+/*
+ * Distance of two vectors as the peers measure it, 1 - 2<a,b>/(<a,a>+<b,b>), summed up in doubles element by element.
+ */
+struct check_distance {
+    double ab, aa_bb;
+};
+
+static inline void check_distance_add(struct check_distance *distance, double a, double b)
+{
+    distance->ab += a * b;
+    distance->aa_bb += a * a + b * b;
+}
+
+/* Notes a mismatch unless the distance is below the limit. */
+void check_distance_below(struct check_run *run, const struct check_distance *distance, double limit);
+
+/* Memory that is watched: filled with a pattern, which must stay whole behind what a run may use. */
+struct check_buffer {
+    unsigned char *memory;
+    size_t bytes;
+    bool symmetric;
+};
+
+#define CHECK_POISON 0xa5
+#define CHECK_GUARD_BYTES 16384
+
+/* n_items * item_bytes and a guard. Collective if symmetric. EP_E_MEMORY, EP_E_OVERFLOW or what ep_alloc() says. */
+ep_status check_buffer_new(struct check_run *run, int64_t n_items, size_t item_bytes, bool symmetric,
+                           struct check_buffer *ret_buffer);
+ep_status check_buffer_free(struct check_run *run, struct check_buffer *buffer);
+
+/* Fills the first `used` bytes and the guard behind them. */
+void check_buffer_poison(struct check_buffer *buffer, size_t used);
+
+/* The guard behind the first `used` bytes. */
+void check_buffer_guard(struct check_run *run, const char *what, const struct check_buffer *buffer, size_t used);
+
+/* Bytes `from` .. `to` still hold the pattern. */
+void check_buffer_untouched(struct check_run *run, const char *what, const struct check_buffer *buffer, size_t from,
+                            size_t to);
+
+/* --- a matrix --- */
+
+#define CHECK_NAME_BYTES 80
+
+struct check_matrix {
+    const char *name;
+    int count;
+    /* Is the case, numbered from 0, of an element type that is asked for? Its name. */
+    bool (*describe)(const struct check_run *run, int index, char ret_name[CHECK_NAME_BYTES]);
+    /* NULL if the parameters suit the matrix, else what is wrong with them. */
+    const char *(*refuse)(const struct check_run *run);
+    /* State of the matrix for a whole job. */
+    ep_status (*begin)(struct check_run *run, void **ret_state);
+    /* Runs one case. Mismatches go to run->verdict; a failed call is returned. */
+    ep_status (*run)(struct check_run *run, void *state, int index);
+    /* `healthy`: the group is: collective calls may be made. */
+    ep_status (*end)(struct check_run *run, void *state, bool healthy);
+};
+
+extern const struct check_matrix check_matrix_intranode, check_matrix_internode, check_matrix_lowlatency;
+
+/* Where the outputs of a case lie. */
+bool check_is_symmetric(const struct check_run *run, int index);
+
+#endif

@@ -1,0 +1,482 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* throughput.c - the intranode and internode matrices. */
+#include "check/throughput.h"
+
+#include "check/random.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Rows that a worst-case output has beyond those that arrive. */
+#define SPARE_ROWS 7
+
+/* Alignments that the cases take in turn: the first is "none", the last a multiple of all. */
+static const int alignments[] = {0, 8, 64};
+
+static const enum data_kind intranode_kinds[] = {DATA_BF16_RANDOM, DATA_BF16_CONSTANT, DATA_FP8_RANDOM};
+static const enum data_kind internode_kinds[] = {DATA_BF16_RANDOM, DATA_BF16_CONSTANT, DATA_FP8_RANDOM,
+                                                 DATA_FP8_CONSTANT};
+
+/* --- the cases --- */
+
+static struct throughput_case make_case(const struct check_run *run, const enum data_kind *kinds, int n_kinds,
+                                        bool two_biases, int index)
+{
+    int block_of_four = 4 * EP_SCALE_BLOCK, hidden = run->parameters.hidden;
+    struct throughput_case c = {
+        .index = index,
+        .topk = index % 2 == 1,
+        .async = index / 2 / n_kinds % 2 == 1,
+        .previous = index / 2 / n_kinds / 2 == 1,
+        .data = {.kind = kinds[index / 2 % n_kinds], .hidden = hidden},
+        .n_bias = {two_biases ? 2 : 0, two_biases ? 2 : index % 3},
+        .idx_type = index / 2 % 2 ? EP_I64 : EP_I32,
+        .alignment = alignments[index % 3],
+        .strided_scales = index / 4 % 2 == 1,
+        .symmetric = check_is_symmetric(run, index),
+    };
+
+    c.data.seed = random_key(run->parameters.seed, (uint64_t)n_kinds, (uint64_t)index, 0);
+    if (data_is_fp8(&c.data))
+        c.data.scale_type = index / 3 % 2 && hidden % block_of_four == 0 ? EP_UE8M0 : EP_F32;
+    /* Once for each kind of data: the layout does not depend on how the calls are made. */
+    c.expanded = c.topk && !c.async && !c.previous;
+    c.zero_padding = index % 5 != 0;
+    return c;
+}
+
+static struct throughput_case intranode_case(const struct check_run *run, int index)
+{
+    return make_case(run, intranode_kinds, 3, false, index);
+}
+
+static struct throughput_case internode_case(const struct check_run *run, int index)
+{
+    return make_case(run, internode_kinds, 4, true, index);
+}
+
+static bool describe(const struct check_run *run, const struct throughput_case *c, const char *data_name,
+                     char ret_name[CHECK_NAME_BYTES])
+{
+    snprintf(ret_name, CHECK_NAME_BYTES, "%s, %s, %s%s", data_name, c->topk ? "top-k" : "no top-k",
+             c->async ? "async" : "sync", c->previous ? ", previous event" : "");
+    return data_is_fp8(&c->data) ? run->parameters.fp8 : run->parameters.bf16;
+}
+
+static bool describe_intranode(const struct check_run *run, int index, char ret_name[CHECK_NAME_BYTES])
+{
+    struct throughput_case c = intranode_case(run, index);
+
+    return describe(run, &c, data_is_fp8(&c.data) ? "fp8" : data_kind_name(c.data.kind), ret_name);
+}
+
+static bool describe_internode(const struct check_run *run, int index, char ret_name[CHECK_NAME_BYTES])
+{
+    struct throughput_case c = internode_case(run, index);
+
+    return describe(run, &c, data_kind_name(c.data.kind), ret_name);
+}
+
+static const char *refuse(const struct check_run *run)
+{
+    if (run->parameters.hidden % 8)
+        return "hidden must be a multiple of 8";
+    if (run->parameters.fp8 && run->parameters.hidden % EP_SCALE_BLOCK)
+        return "hidden must be a multiple of 128 for fp8 rows; choose dtype bf16 or another hidden size";
+    return NULL;
+}
+
+/* --- state of the job --- */
+
+static ep_status new_outputs(struct throughput *state, int where, int64_t n_rows)
+{
+    struct check_run *run = state->run;
+    size_t topk = (size_t)run->group.topk, hidden = (size_t)run->parameters.hidden;
+    bool symmetric = where == CHECK_SYMMETRIC;
+    ep_status status;
+
+    status = check_buffer_new(run, n_rows, hidden * sizeof(uint16_t), symmetric, &state->rows[where]);
+    if (status == EP_OK)
+        status = check_buffer_new(run, n_rows, hidden / EP_SCALE_BLOCK * 4, symmetric, &state->scales[where]);
+    if (status == EP_OK)
+        status = check_buffer_new(run, n_rows, topk * sizeof(int64_t), symmetric, &state->indices[where]);
+    if (status == EP_OK)
+        status = check_buffer_new(run, n_rows, topk * sizeof(float), symmetric, &state->weights[where]);
+    return status;
+}
+
+static ep_status new_inputs(struct throughput *state)
+{
+    struct check_run *run = state->run;
+    size_t topk = (size_t)run->group.topk, hidden = (size_t)run->parameters.hidden;
+    struct {
+        struct check_buffer *buffer;
+        size_t item_bytes;
+    } buffers[] = {
+        {&state->topk_idx, topk * sizeof(int64_t)},      {&state->x, hidden * sizeof(uint16_t)},
+        {&state->x_scales, hidden / EP_SCALE_BLOCK * 4}, {&state->x_weights, topk * sizeof(float)},
+        {&state->bias[0], hidden * sizeof(uint16_t)},    {&state->bias[1], hidden * sizeof(uint16_t)},
+        {&state->out, hidden * sizeof(uint16_t)},        {&state->out_weights, topk * sizeof(float)},
+    };
+    ep_status status = EP_OK;
+
+    for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]) && status == EP_OK; i++)
+        status = check_buffer_new(run, state->n_tokens, buffers[i].item_bytes, false, buffers[i].buffer);
+    return status;
+}
+
+/* The most rows that any layout of any case has. */
+static bool most_rows(const struct throughput *state, int64_t *ret_rows)
+{
+    const struct check_run *run = state->run;
+    struct reference_layout layout;
+    int64_t most = 0;
+
+    for (int expanded = 0; expanded < 2; expanded++) {
+        int alignment = expanded ? alignments[sizeof(alignments) / sizeof(alignments[0]) - 1] : 1;
+
+        if (!reference_layout_init(&run->group, run->ctx->rank, expanded, alignment, &layout, NULL))
+            return false;
+        most = layout.n_rows > most ? layout.n_rows : most;
+        reference_layout_done(&layout);
+    }
+    *ret_rows = most + SPARE_ROWS;
+    return true;
+}
+
+static ep_status begin(struct check_run *run, void **ret_state)
+{
+    struct throughput *state = calloc(1, sizeof(*state));
+    int rank = run->ctx->rank;
+    ep_status status = EP_OK;
+    int64_t n_rows = 0;
+
+    run->call = "calloc";
+    if (!state)
+        return EP_E_MEMORY;
+    *ret_state = state;
+    state->run = run;
+    state->n_tokens = run->group.n_tokens[rank];
+    state->expected = calloc((size_t)run->parameters.hidden, sizeof(*state->expected));
+    if (!state->expected || !reference_counts_init(&run->group, rank, &state->counts, NULL) ||
+        !reference_scratch_init(run->parameters.hidden, &state->scratch, NULL) || !most_rows(state, &n_rows))
+        return EP_E_MEMORY;
+    for (int where = CHECK_ORDINARY; where <= CHECK_SYMMETRIC && status == EP_OK; where++)
+        if (run->parameters.where == CHECK_BY_TURNS || (int)run->parameters.where == where)
+            status = new_outputs(state, where, n_rows);
+    if (status == EP_OK)
+        status = new_inputs(state);
+    return status;
+}
+
+static ep_status end(struct check_run *run, void *opaque, bool healthy)
+{
+    struct throughput *state = opaque;
+    struct check_buffer *buffers[] = {&state->rows[1],  &state->scales[1], &state->indices[1], &state->weights[1],
+                                      &state->rows[0],  &state->scales[0], &state->indices[0], &state->weights[0],
+                                      &state->topk_idx, &state->x,         &state->x_scales,   &state->x_weights,
+                                      &state->bias[0],  &state->bias[1],   &state->out,        &state->out_weights};
+    ep_status status = EP_OK;
+
+    for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]); i++)
+        if ((healthy && status == EP_OK) || !buffers[i]->symmetric) {
+            ep_status result = check_buffer_free(run, buffers[i]);
+
+            status = status == EP_OK ? result : status;
+        }
+    reference_counts_done(&state->counts);
+    reference_scratch_done(&state->scratch);
+    free(state->expected);
+    free(state);
+    return status;
+}
+
+/* --- plans --- */
+
+/* Writes the routing in the case's type. */
+static void load_topk_idx(struct throughput *state)
+{
+    const struct reference_group *group = &state->run->group;
+    size_t n = (size_t)state->n_tokens * (size_t)group->topk;
+    const int32_t *experts = group->experts[state->run->ctx->rank];
+    bool wide = state->c.idx_type == EP_I64;
+
+    for (size_t i = 0; i < n; i++) {
+        int64_t expert = experts[i];
+
+        if (wide)
+            ((int64_t *)state->topk_idx.memory)[i] = expert;
+        else
+            ((int32_t *)state->topk_idx.memory)[i] = (int32_t)expert;
+    }
+}
+
+static ep_plan_args plan_args(const struct throughput *state, bool expanded, int64_t worst_rows)
+{
+    ep_plan_args args = EP_PLAN_ARGS_INIT;
+
+    args.topk_idx = state->topk_idx.memory;
+    args.idx_type = state->c.idx_type;
+    args.n_tokens = state->n_tokens;
+    args.topk = state->run->group.topk;
+    args.n_experts = state->run->group.n_experts;
+    if (expanded)
+        args.flags = EP_PLAN_EXPANDED | (state->c.zero_padding ? EP_PLAN_ZERO_PADDING : 0);
+    args.expert_alignment = state->c.alignment;
+    args.worst_rows = worst_rows;
+    return args;
+}
+
+/* The routing is copied: it is destroyed at once. */
+static ep_status new_plan(struct throughput *state, bool expanded, int64_t worst_rows, ep_plan **ret_plan)
+{
+    struct check_run *run = state->run;
+    ep_plan_args args = plan_args(state, expanded, worst_rows);
+
+    load_topk_idx(state);
+    CHECK_CALL(run, ep_plan_new, run->ctx->comm, &args, ret_plan);
+    check_buffer_poison(&state->topk_idx, (size_t)state->n_tokens * (size_t)run->group.topk * 8);
+    return EP_OK;
+}
+
+/* What a plan says of itself. `known`: the counts have been exchanged. */
+static ep_status verify_info(struct throughput *state, const ep_plan *plan, const struct reference_layout *layout,
+                             bool known, int64_t worst_rows)
+{
+    struct check_run *run = state->run;
+    const struct reference_group *group = &run->group;
+    ep_plan_info info = {.size = sizeof(info)};
+
+    CHECK_CALL(run, ep_plan_get_info, plan, &info);
+    check_equal(run, "n_recv", known ? layout->n_rows : -1, info.n_recv);
+    check_equal(run, "out_rows", worst_rows ? worst_rows : layout->n_rows, info.out_rows);
+    check_equal(run, "n_send", layout->n_send, info.n_send);
+    check_equal(run, "n_wire", layout->n_wire, info.n_wire);
+    check_equal(run, "n_net", layout->n_net, info.n_net);
+    check_equal(run, "n_tokens", state->n_tokens, info.n_tokens);
+    check_equal(run, "topk", group->topk, info.topk);
+    check_equal(run, "n_experts", group->n_experts, info.n_experts);
+    check_equal(run, "n_local_experts", group->n_local, info.n_local_experts);
+    if (!known) {
+        if (info.recv_per_expert || info.recv_from_rank || info.expert_start)
+            check_mismatch(run, "counts before the first dispatch of a worst-case plan");
+        return EP_OK;
+    }
+    check_equal_i32(run, "recv_per_expert", group->n_local, layout->recv_per_expert, info.recv_per_expert);
+    if (layout->expanded)
+        check_equal_i64(run, "expert_start", group->n_local + 1, layout->expert_start, info.expert_start);
+    else
+        check_equal_i64(run, "recv_from_rank", group->n_ranks + 1, layout->recv_from_rank, info.recv_from_rank);
+    return EP_OK;
+}
+
+static ep_status verify_sources(struct throughput *state, ep_plan *plan, const struct reference_layout *layout)
+{
+    struct check_run *run = state->run;
+    int32_t *rank = malloc(((size_t)layout->n_rows + 1) * 2 * sizeof(*rank)), *token;
+    ep_status status = EP_E_MEMORY;
+
+    run->call = "malloc";
+    if (!rank)
+        return status;
+    token = rank + layout->n_rows + 1;
+    run->call = "ep_plan_get_sources";
+    status = ep_plan_get_sources(plan, rank, token);
+    for (int64_t i = 0; i < layout->n_rows && status == EP_OK; i++)
+        if (rank[i] != layout->rows[i].rank || token[i] != layout->rows[i].token) {
+            check_mismatch(run, "source of row %" PRId64 ": expected rank %d token %d, got rank %d token %d", i,
+                           layout->rows[i].rank, layout->rows[i].token, rank[i], token[i]);
+            break;
+        }
+    free(rank);
+    return status;
+}
+
+static ep_status verify_counts(struct throughput *state)
+{
+    struct check_run *run = state->run;
+    const struct reference_group *group = &run->group;
+    size_t n_ranks = (size_t)group->n_ranks, n_nodes = (size_t)group->n_nodes, n_experts = (size_t)group->n_experts;
+    size_t n_pairs = (size_t)state->n_tokens * n_ranks;
+    int32_t *counts = calloc(n_ranks + n_nodes + n_experts, sizeof(*counts));
+    uint8_t *token_in_rank = calloc(n_pairs + 1, 1);
+    ep_plan_args args = plan_args(state, false, 0);
+    ep_layout layout = EP_LAYOUT_INIT;
+    ep_status status = EP_E_MEMORY;
+
+    run->call = "calloc";
+    if (!counts || !token_in_rank)
+        goto free_all;
+    layout.tokens_per_rank = counts;
+    layout.tokens_per_node = counts + n_ranks;
+    layout.tokens_per_expert = counts + n_ranks + n_nodes;
+    layout.token_in_rank = token_in_rank;
+    load_topk_idx(state);
+    run->call = "ep_plan_layout";
+    status = ep_plan_layout(run->ctx->comm, &args, &layout);
+    if (status != EP_OK)
+        goto free_all;
+    check_equal_i32(run, "tokens_per_rank", group->n_ranks, state->counts.tokens_per_rank, layout.tokens_per_rank);
+    check_equal_i32(run, "tokens_per_node", group->n_nodes, state->counts.tokens_per_node, layout.tokens_per_node);
+    check_equal_i32(run, "tokens_per_expert", group->n_experts, state->counts.tokens_per_expert,
+                    layout.tokens_per_expert);
+    for (size_t i = 0; i < n_pairs; i++)
+        if (token_in_rank[i] != state->counts.token_in_rank[i]) {
+            check_mismatch(run, "token_in_rank[%zu][%zu]: expected %d, got %d", i / n_ranks, i % n_ranks,
+                           state->counts.token_in_rank[i], token_in_rank[i]);
+            break;
+        }
+free_all:
+    free(counts);
+    free(token_in_rank);
+    return status;
+}
+
+/* --- one case --- */
+
+#define TRY(call)                                                                                                      \
+    do {                                                                                                               \
+        ep_status try_ = (call);                                                                                       \
+        if (try_ != EP_OK)                                                                                             \
+            return try_;                                                                                               \
+    } while (0)
+
+/* Two combines: of rows that come back unchanged, and of rows that tell who answered. */
+static ep_status run_rank_layout(struct throughput *state, ep_plan *plan)
+{
+    struct check_run *run = state->run;
+    const struct reference_layout *layout = &state->rank_layout;
+    struct throughput_step step = {.state = state, .plan = plan, .layout = layout, .out_rows = layout->n_rows};
+
+    run->phase = "plan";
+    TRY(verify_info(state, plan, layout, true, 0));
+    TRY(verify_sources(state, plan, layout));
+    run->phase = "dispatch";
+    TRY(throughput_dispatch(&step));
+    if (!state->c.topk) {
+        run->phase = "cached dispatch";
+        TRY(throughput_dispatch(&step));
+    }
+    run->phase = "combine of unchanged rows";
+    step.identity = true;
+    step.n_bias = state->c.n_bias[0];
+    TRY(throughput_combine(&step));
+    run->phase = "combine";
+    step.identity = false;
+    step.n_bias = state->c.n_bias[1];
+    return throughput_combine(&step);
+}
+
+static ep_status run_worst_case(struct throughput *state, ep_plan *plan, int64_t worst_rows)
+{
+    struct check_run *run = state->run;
+    const struct reference_layout *layout = &state->rank_layout;
+    struct throughput_step step = {.state = state, .plan = plan, .layout = layout, .out_rows = worst_rows};
+
+    run->phase = "worst-case plan";
+    TRY(verify_info(state, plan, layout, false, worst_rows));
+    run->phase = "worst-case dispatch";
+    TRY(throughput_dispatch(&step));
+    TRY(verify_info(state, plan, layout, true, worst_rows));
+    run->phase = "worst-case combine";
+    step.n_bias = state->c.n_bias[1];
+    return throughput_combine(&step);
+}
+
+static ep_status run_expanded(struct throughput *state, ep_plan *plan)
+{
+    struct check_run *run = state->run;
+    const struct reference_layout *layout = &state->expanded_layout;
+    struct throughput_step step = {.state = state, .plan = plan, .layout = layout, .out_rows = layout->n_rows};
+
+    run->phase = "expanded plan";
+    TRY(verify_info(state, plan, layout, true, 0));
+    TRY(verify_sources(state, plan, layout));
+    run->phase = "expanded dispatch";
+    TRY(throughput_dispatch(&step));
+    run->phase = "expanded combine";
+    step.n_bias = state->c.n_bias[1];
+    return throughput_combine(&step);
+}
+
+static ep_status run_plans(struct throughput *state)
+{
+    struct check_run *run = state->run;
+    int64_t worst_rows = state->rank_layout.n_rows + SPARE_ROWS;
+    ep_plan *plan = NULL;
+    ep_status status;
+
+    run->phase = "layout";
+    TRY(verify_counts(state));
+    run->phase = "plan";
+    TRY(new_plan(state, false, 0, &plan));
+    status = run_rank_layout(state, plan);
+    ep_plan_free(plan);
+    if (status == EP_OK && state->c.topk) {
+        run->phase = "worst-case plan";
+        TRY(new_plan(state, false, worst_rows, &plan));
+        status = run_worst_case(state, plan, worst_rows);
+        ep_plan_free(plan);
+    }
+    if (status == EP_OK && state->c.expanded) {
+        run->phase = "expanded plan";
+        TRY(new_plan(state, true, 0, &plan));
+        status = run_expanded(state, plan);
+        ep_plan_free(plan);
+    }
+    return status;
+}
+
+static ep_status run_case(struct throughput *state, const struct throughput_case *c)
+{
+    struct check_run *run = state->run;
+    int alignment = c->alignment ? c->alignment : 1;
+    ep_status status = EP_E_MEMORY;
+
+    state->c = *c;
+    run->call = "calloc";
+    if (!reference_layout_init(&run->group, run->ctx->rank, false, alignment, &state->rank_layout, NULL))
+        return status;
+    if (!c->expanded ||
+        reference_layout_init(&run->group, run->ctx->rank, true, alignment, &state->expanded_layout, NULL))
+        status = run_plans(state);
+    reference_layout_done(&state->rank_layout);
+    reference_layout_done(&state->expanded_layout);
+    return status;
+}
+
+static ep_status run_intranode(struct check_run *run, void *state, int index)
+{
+    struct throughput_case c = intranode_case(run, index);
+
+    return run_case(state, &c);
+}
+
+static ep_status run_internode(struct check_run *run, void *state, int index)
+{
+    struct throughput_case c = internode_case(run, index);
+
+    return run_case(state, &c);
+}
+
+const struct check_matrix check_matrix_intranode = {
+    .name = "intranode",
+    .count = 24,
+    .describe = describe_intranode,
+    .refuse = refuse,
+    .begin = begin,
+    .run = run_intranode,
+    .end = end,
+};
+
+const struct check_matrix check_matrix_internode = {
+    .name = "internode",
+    .count = 32,
+    .describe = describe_internode,
+    .refuse = refuse,
+    .begin = begin,
+    .run = run_internode,
+    .end = end,
+};

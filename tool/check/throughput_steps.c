@@ -1,0 +1,418 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* throughput_steps.c - run a dispatch or a combine and compare every bit of what it wrote. */
+#include "check/formats.h"
+#include "check/throughput.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+/* Against the input, for experts that return what they got; the peers' limit. */
+#define DISTANCE_LIMIT 5e-6
+
+typedef void (*step_fn)(struct throughput_step *step);
+typedef ep_status (*step_start_fn)(struct throughput_step *step, uint32_t flags, ep_event **ret_done);
+
+static size_t row_at(int64_t row, size_t bytes)
+{
+    return (size_t)row * bytes;
+}
+
+/*
+ * With an event before an asynchronous operation the inputs are written only after the call, as a compute thread would
+ * do: an operation that does not wait sends the pattern. Elsewhere the event is one of the work before.
+ */
+static ep_status start_and_wait(struct throughput_step *step, step_fn load, step_start_fn start)
+{
+    const struct throughput_case *c = &step->state->c;
+    struct check_run *run = step->state->run;
+    bool late = c->previous && c->async;
+    int is_done = 0;
+    ep_status status;
+
+    if (late) {
+        CHECK_CALL(run, ep_event_new, run->ctx->comm, &step->after);
+    } else {
+        load(step);
+        if (c->previous)
+            CHECK_CALL(run, ep_event_record, run->ctx->comm, &step->after);
+    }
+    status = start(step, c->async ? EP_ASYNC : 0, c->async ? &step->done : NULL);
+    if (status != EP_OK || !c->async)
+        return status;
+    if (late) {
+        CHECK_CALL(run, ep_event_query, step->done, &is_done);
+        if (is_done)
+            check_mismatch(run, "complete before the event that it is to wait for");
+        load(step);
+        CHECK_CALL(run, ep_event_signal, step->after);
+    }
+    CHECK_CALL(run, ep_event_wait, step->done, -1);
+    CHECK_CALL(run, ep_event_query, step->done, &is_done);
+    if (!is_done)
+        check_mismatch(run, "ep_event_query says that it is not complete after ep_event_wait");
+    return EP_OK;
+}
+
+static ep_status run_step(struct throughput_step *step, step_fn load, step_start_fn start)
+{
+    ep_status status = start_and_wait(step, load, start);
+
+    ep_event_free(step->done);
+    ep_event_free(step->after);
+    step->done = step->after = NULL;
+    return status;
+}
+
+/* --- dispatch --- */
+
+static void load_dispatch(struct throughput_step *step)
+{
+    struct throughput *state = step->state;
+    const struct throughput_case *c = &state->c;
+    int rank = state->run->ctx->rank, n_items = data_scale_items(&c->data);
+    size_t n_tokens = (size_t)state->n_tokens, row_bytes = data_row_bytes(&c->data);
+    size_t weight_bytes = (size_t)state->run->group.topk * sizeof(float);
+    int32_t scales[EP_MAX_HIDDEN / EP_SCALE_BLOCK];
+    int32_t *x_scales = (int32_t *)state->x_scales.memory;
+
+    for (int token = 0; token < state->n_tokens; token++) {
+        size_t t = (size_t)token;
+
+        data_row(&c->data, rank, token, state->x.memory + t * row_bytes);
+        data_scales(&c->data, rank, token, scales);
+        for (size_t i = 0; i < (size_t)n_items; i++)
+            x_scales[c->strided_scales ? i * n_tokens + t : t * (size_t)n_items + i] = scales[i];
+    }
+    if (n_tokens)
+        memcpy(state->x_weights.memory, state->run->group.weights[rank], n_tokens * weight_bytes);
+}
+
+static size_t index_bytes(const struct throughput *state)
+{
+    return (size_t)state->run->group.topk * (state->c.idx_type == EP_I64 ? 8 : 4);
+}
+
+/* Weights of one received row: [K], expanded one. */
+static size_t weight_bytes_of(const struct throughput_step *step)
+{
+    return sizeof(float) * (step->layout->expanded ? 1 : (size_t)step->state->run->group.topk);
+}
+
+static ep_status start_dispatch(struct throughput_step *step, uint32_t flags, ep_event **ret_done)
+{
+    struct throughput *state = step->state;
+    const struct throughput_case *c = &state->c;
+    ep_dispatch_args args = EP_DISPATCH_ARGS_INIT;
+    bool fp8 = data_is_fp8(&c->data);
+
+    args.x = state->x.memory;
+    args.dtype = fp8 ? EP_F8E4M3 : EP_BF16;
+    args.hidden = c->data.hidden;
+    args.recv_x = state->rows[c->symmetric].memory;
+    if (fp8) {
+        args.scales = state->x_scales.memory;
+        args.scale_type = c->data.scale_type;
+        args.recv_scales = state->scales[c->symmetric].memory;
+        if (c->strided_scales) {
+            args.scale_stride_token = 1;
+            args.scale_stride_block = state->n_tokens;
+        }
+    }
+    if (c->topk) {
+        args.topk_weights = (const float *)state->x_weights.memory;
+        args.recv_topk_weights = (float *)state->weights[c->symmetric].memory;
+        if (!step->layout->expanded)
+            args.recv_topk_idx = state->indices[c->symmetric].memory;
+    }
+    args.out_rows = step->out_rows;
+    args.after = step->after;
+    args.flags = flags;
+    CHECK_CALL(state->run, ep_dispatch, step->plan, &args, ret_done);
+    return EP_OK;
+}
+
+/* Top-k indices and weights of one received row; past the received rows of a worst-case run: -1 and 0. */
+static void verify_selections(const struct throughput_step *step, int64_t i)
+{
+    struct throughput *state = step->state;
+    struct check_run *run = state->run;
+    const struct reference_row *row = i < step->layout->n_rows ? &step->layout->rows[i] : NULL;
+    bool symmetric = state->c.symmetric, wide = state->c.idx_type == EP_I64;
+    size_t bytes = weight_bytes_of(step);
+    const unsigned char *indices = state->indices[symmetric].memory + row_at(i, index_bytes(state));
+    int32_t expert[EP_MAX_TOPK];
+    int64_t wide_expert[EP_MAX_TOPK];
+    float weight[EP_MAX_TOPK];
+
+    for (int k = 0; k < run->group.topk; k++) {
+        expert[k] = -1;
+        weight[k] = 0;
+    }
+    if (row && step->layout->expanded)
+        weight[0] = reference_row_weight(&run->group, row);
+    else if (row)
+        reference_row_selections(&run->group, step->layout, row, expert, weight);
+    for (int k = 0; k < run->group.topk; k++)
+        wide_expert[k] = expert[k];
+    if (!step->layout->expanded)
+        check_row(run, "recv_topk_idx", i, row, wide ? 8 : 4, index_bytes(state),
+                  wide ? (void *)wide_expert : (void *)expert, indices);
+    check_row(run, "recv_topk_weights", i, row, 4, bytes, weight, state->weights[symmetric].memory + row_at(i, bytes));
+}
+
+static void verify_dispatch(const struct throughput_step *step)
+{
+    struct throughput *state = step->state;
+    const struct throughput_case *c = &state->c;
+    struct check_run *run = state->run;
+    struct check_buffer *rows = &state->rows[c->symmetric], *scales = &state->scales[c->symmetric];
+    size_t row_bytes = data_row_bytes(&c->data), scale_bytes = data_scale_bytes(&c->data);
+    int64_t n_rows = step->layout->n_rows;
+
+    for (int64_t i = 0; i < n_rows; i++) {
+        const struct reference_row *row = &step->layout->rows[i];
+
+        if (row->rank < 0 && !c->zero_padding) /* may hold anything */
+            continue;
+        memset(state->expected, 0, row_bytes);
+        if (row->rank >= 0)
+            data_row(&c->data, row->rank, row->token, state->expected);
+        check_row(run, "recv_x", i, row, data_is_fp8(&c->data) ? 1 : 2, row_bytes, state->expected,
+                  rows->memory + row_at(i, row_bytes));
+        memset(state->expected, 0, scale_bytes);
+        if (row->rank >= 0)
+            data_scales(&c->data, row->rank, row->token, state->expected);
+        check_row(run, "recv_scales", i, row, 4, scale_bytes, state->expected, scales->memory + row_at(i, scale_bytes));
+    }
+    check_buffer_untouched(run, "recv_x", rows, row_at(n_rows, row_bytes),
+                           row_at(step->out_rows, row_bytes) + CHECK_GUARD_BYTES);
+    check_buffer_untouched(run, "recv_scales", scales, row_at(n_rows, scale_bytes),
+                           row_at(step->out_rows, scale_bytes) + CHECK_GUARD_BYTES);
+    for (int64_t i = 0; c->topk && i < step->out_rows; i++)
+        if (i >= n_rows || step->layout->rows[i].rank >= 0 || c->zero_padding)
+            verify_selections(step, i);
+    check_buffer_guard(run, "recv_topk_idx", &state->indices[c->symmetric],
+                       c->topk && !step->layout->expanded ? row_at(step->out_rows, index_bytes(state)) : 0);
+    check_buffer_guard(run, "recv_topk_weights", &state->weights[c->symmetric],
+                       c->topk ? row_at(step->out_rows, weight_bytes_of(step)) : 0);
+}
+
+ep_status throughput_dispatch(struct throughput_step *step)
+{
+    struct throughput *state = step->state;
+    const struct throughput_case *c = &state->c;
+    size_t n_tokens = (size_t)state->n_tokens;
+    ep_status status;
+
+    check_buffer_poison(&state->rows[c->symmetric], row_at(step->out_rows, data_row_bytes(&c->data)));
+    check_buffer_poison(&state->scales[c->symmetric], row_at(step->out_rows, data_scale_bytes(&c->data)));
+    check_buffer_poison(&state->indices[c->symmetric], row_at(step->out_rows, index_bytes(state)));
+    check_buffer_poison(&state->weights[c->symmetric], row_at(step->out_rows, weight_bytes_of(step)));
+    check_buffer_poison(&state->x, n_tokens * data_row_bytes(&c->data));
+    check_buffer_poison(&state->x_scales, n_tokens * data_scale_bytes(&c->data));
+    check_buffer_poison(&state->x_weights, n_tokens * (size_t)state->run->group.topk * sizeof(float));
+    status = run_step(step, load_dispatch, start_dispatch);
+    if (status == EP_OK)
+        verify_dispatch(step);
+    return status;
+}
+
+/* --- combine --- */
+
+/* The row that was given to combine for a token of `source`: reference_reply_fn over a step. */
+static void reply_row(void *context, int rank, int expert, int source, int token, uint16_t *ret_row)
+{
+    const struct throughput_step *step = context;
+    const struct throughput *state = step->state;
+
+    if (step->identity)
+        data_bf16_row(&state->c.data, source, token, ret_row);
+    else
+        data_reply(&state->c.data, expert < 0 ? rank : state->run->group.n_ranks + expert, source, token, ret_row);
+}
+
+static int32_t selected_expert(const struct check_run *run, int rank, int token, int k)
+{
+    return run->group.experts[rank][(size_t)token * (size_t)run->group.topk + (size_t)k];
+}
+
+/* The weights that go with a row: those received, or new ones. */
+static void load_weights(const struct throughput_step *step, int64_t i)
+{
+    const struct throughput *state = step->state;
+    const struct check_run *run = state->run;
+    const struct reference_row *row = &step->layout->rows[i];
+    float *out = (float *)(state->weights[state->c.symmetric].memory + row_at(i, weight_bytes_of(step)));
+    int32_t experts[EP_MAX_TOPK];
+    float weight;
+
+    if (step->layout->expanded) {
+        weight = step->identity ? reference_row_weight(&run->group, row)
+                                : data_reply_weight(&state->c.data, row->rank, row->token, row->k);
+        memcpy(out, &weight, sizeof(weight));
+        return;
+    }
+    reference_row_selections(&run->group, step->layout, row, experts, out);
+    for (int k = 0; k < run->group.topk && !step->identity; k++)
+        out[k] = experts[k] < 0 ? 0 : data_reply_weight(&state->c.data, row->rank, row->token, k);
+}
+
+static void load_combine(struct throughput_step *step)
+{
+    struct throughput *state = step->state;
+    const struct throughput_case *c = &state->c;
+    size_t row_bytes = (size_t)c->data.hidden * sizeof(uint16_t), n_local = (size_t)state->run->group.n_local;
+    const struct reference_layout *layout = step->layout;
+    int rank = state->run->ctx->rank;
+    size_t local = 0;
+
+    for (int64_t i = 0; i < layout->n_rows; i++) {
+        const struct reference_row *row = &layout->rows[i];
+        uint16_t *out = (uint16_t *)(state->rows[c->symmetric].memory + row_at(i, row_bytes));
+        int expert = -1;
+
+        while (layout->expanded && local + 1 < n_local && i >= layout->expert_start[local + 1])
+            local++;
+        if (layout->expanded)
+            expert = rank * (int)n_local + (int)local;
+        if (row->rank < 0) {
+            memset(out, 0xff, row_bytes); /* not a number: padding that gets into a sum shows */
+            continue;
+        }
+        reply_row(step, rank, expert, row->rank, row->token, out);
+        if (c->topk)
+            load_weights(step, i);
+    }
+    for (int which = 0; which < step->n_bias; which++)
+        for (int token = 0; token < state->n_tokens; token++)
+            data_bias(&c->data, which, rank, token, (uint16_t *)(state->bias[which].memory + row_at(token, row_bytes)));
+}
+
+static ep_status start_combine(struct throughput_step *step, uint32_t flags, ep_event **ret_done)
+{
+    struct throughput *state = step->state;
+    const struct throughput_case *c = &state->c;
+    ep_combine_args args = EP_COMBINE_ARGS_INIT;
+
+    args.x = state->rows[c->symmetric].memory;
+    args.dtype = EP_BF16;
+    args.hidden = c->data.hidden;
+    for (int which = 0; which < step->n_bias; which++)
+        args.bias[which] = state->bias[which].memory;
+    args.out = state->out.memory;
+    if (c->topk) {
+        args.topk_weights = (const float *)state->weights[c->symmetric].memory;
+        args.out_topk_weights = (float *)state->out_weights.memory;
+    }
+    args.after = step->after;
+    args.flags = flags;
+    CHECK_CALL(state->run, ep_combine, step->plan, &args, ret_done);
+    return EP_OK;
+}
+
+/* Weights come back from the one rank that has the expert: exact, whatever the order of the sum. */
+static void verify_weights(const struct throughput_step *step, int token)
+{
+    const struct throughput *state = step->state;
+    struct check_run *run = state->run;
+    int rank = run->ctx->rank, topk = run->group.topk;
+    size_t bytes = (size_t)topk * sizeof(float);
+    const float *own = run->group.weights[rank] + (size_t)token * (size_t)topk;
+    const struct reference_row row = {.rank = rank, .token = token};
+    float expected[EP_MAX_TOPK];
+
+    for (int k = 0; k < topk; k++) {
+        float weight = step->identity ? own[k] : data_reply_weight(&state->c.data, rank, token, k);
+
+        expected[k] = selected_expert(run, rank, token, k) < 0 ? 0 : weight;
+    }
+    check_row(run, "out_topk_weights", token, &row, sizeof(float), bytes, expected,
+              state->out_weights.memory + row_at(token, bytes));
+}
+
+/* How many rows are summed up for a token. */
+static int fan_out(const struct throughput *state, int token)
+{
+    int n_ranks = state->run->group.n_ranks, n = 0;
+
+    for (int rank = 0; rank < n_ranks; rank++)
+        n += state->counts.token_in_rank[(size_t)token * (size_t)n_ranks + (size_t)rank];
+    return n;
+}
+
+/* Output without biases, divided by the fan-out, against the input. */
+static void measure(const struct throughput_step *step, int token, const uint16_t *out, struct check_distance *distance)
+{
+    const struct throughput *state = step->state;
+    int n = fan_out(state, token);
+    size_t row_bytes = (size_t)state->c.data.hidden * sizeof(uint16_t);
+
+    if (n == 0)
+        return;
+    data_bf16_row(&state->c.data, state->run->ctx->rank, token, state->expected);
+    for (int i = 0; i < state->c.data.hidden; i++) {
+        double value = format_from_bf16(out[i]);
+
+        for (int which = 0; which < step->n_bias; which++) {
+            const uint16_t *bias = (const uint16_t *)(state->bias[which].memory + row_at(token, row_bytes));
+
+            value -= format_from_bf16(bias[i]);
+        }
+        check_distance_add(distance, value / n, format_from_bf16(state->expected[i]));
+    }
+}
+
+static void verify_combine(struct throughput_step *step)
+{
+    struct throughput *state = step->state;
+    const struct throughput_case *c = &state->c;
+    struct check_run *run = state->run;
+    struct reference_combine combine = {
+        .hidden = c->data.hidden,
+        .expanded = step->layout->expanded,
+        .bf16_partials = run->ctx->spec->partial_type == EP_BF16,
+        .reply = reply_row,
+        .context = step,
+    };
+    size_t row_bytes = (size_t)c->data.hidden * sizeof(uint16_t);
+    struct check_distance distance = {0};
+
+    for (int token = 0; token < state->n_tokens; token++) {
+        const uint16_t *out = (const uint16_t *)(state->out.memory + row_at(token, row_bytes));
+        const struct reference_row row = {.rank = run->ctx->rank, .token = token};
+        const uint16_t *bias[2] = {NULL, NULL};
+
+        for (int which = 0; which < step->n_bias; which++)
+            bias[which] = (const uint16_t *)(state->bias[which].memory + row_at(token, row_bytes));
+        reference_combine_row(&run->group, &combine, run->ctx->rank, token, bias, &state->scratch, state->expected);
+        check_row(run, "out", token, &row, sizeof(uint16_t), row_bytes, state->expected, out);
+        if (c->topk)
+            verify_weights(step, token);
+        if (step->identity && !step->layout->expanded)
+            measure(step, token, out, &distance);
+    }
+    check_distance_below(run, &distance, DISTANCE_LIMIT);
+    check_buffer_guard(run, "out", &state->out, row_at(state->n_tokens, row_bytes));
+    check_buffer_guard(run, "out_topk_weights", &state->out_weights,
+                       c->topk ? row_at(state->n_tokens, (size_t)run->group.topk * sizeof(float)) : 0);
+}
+
+ep_status throughput_combine(struct throughput_step *step)
+{
+    struct throughput *state = step->state;
+    const struct throughput_case *c = &state->c;
+    size_t row_bytes = (size_t)c->data.hidden * sizeof(uint16_t);
+    size_t weight_bytes = (size_t)state->run->group.topk * sizeof(float);
+    ep_status status;
+
+    check_buffer_poison(&state->rows[c->symmetric], row_at(step->layout->n_rows, row_bytes));
+    check_buffer_poison(&state->weights[c->symmetric], row_at(step->layout->n_rows, weight_bytes_of(step)));
+    for (int which = 0; which < step->n_bias; which++)
+        check_buffer_poison(&state->bias[which], row_at(state->n_tokens, row_bytes));
+    check_buffer_poison(&state->out, row_at(state->n_tokens, row_bytes));
+    check_buffer_poison(&state->out_weights, row_at(state->n_tokens, weight_bytes));
+    status = run_step(step, load_combine, start_combine);
+    if (status == EP_OK)
+        verify_combine(step);
+    return status;
+}
