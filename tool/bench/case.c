@@ -53,7 +53,7 @@ static ep_status take_buffers(struct bench_case *bench)
     size_t hidden = (size_t)bench->request->hidden;
     size_t topk = (size_t)bench->request->topk;
     size_t scales = hidden / EP_SCALE_BLOCK * sizeof(float);
-    int64_t n_tokens = bench->route.n_tokens;
+    int64_t n_tokens = bench->tokens; /* another variant of the routing may have more on this rank */
     void *memory;
 
     EP_TRY(take_symmetric(bench, 2 * hidden, &bench->recv_x));

@@ -34,7 +34,7 @@ void verify_fill_x(struct bench_case *bench, bool is_fp8)
     size_t row_bytes = is_fp8 ? hidden : 2 * hidden;
     size_t scales = hidden / EP_SCALE_BLOCK;
 
-    for (int token = 0; token < bench->route.n_tokens; token++) {
+    for (int token = 0; token < bench->tokens; token++) {
         uint64_t key = pattern_key(bench->request->seed, PATTERN_X, 0, bench->ctx->rank, token);
         uint64_t scale_key = pattern_key(bench->request->seed, PATTERN_X_SCALES, 0, bench->ctx->rank, token);
 

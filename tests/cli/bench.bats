@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+# epkit bench. $EPKIT: the command; $EPKIT_SOURCE: the source tree.
+
+setup() {
+    : "${EPKIT:?the epkit command to test}" "${EPKIT_SOURCE:?the source tree}"
+}
+
+bench() {
+    timeout 100 "$EPKIT" bench --boot fork "$@"
+}
+
+valid() {
+    python3 "$EPKIT_SOURCE/tests/cli/validate.py" "$EPKIT_SOURCE/tool/schema/bench.json" "$1"
+}
+
+@test "bench: --quick measures everything, in seconds" {
+    run timeout 30 "$EPKIT" bench --quick --boot fork --phases
+    [ "$status" -eq 0 ]
+    grep -q "^host, 4 ranks: dispatch runs at" <<<"$output"
+    for op in dispatch combine plan first-dispatch ll-dispatch ll-combine; do
+        grep -qE "^host +$op " <<<"$output"
+    done
+    grep -q "WAIT READY" <<<"$output"
+    grep -q "All results verified" <<<"$output"
+}
+
+@test "bench: --json fits its schema and has every measurement" {
+    bench --quick --json >"$BATS_TEST_TMPDIR/bench.json"
+    valid "$BATS_TEST_TMPDIR/bench.json"
+    run jq -r '[.rows[] | "\(.op)/\(.type)"] | join(" ")' "$BATS_TEST_TMPDIR/bench.json"
+    [ "$output" = "dispatch/bf16 dispatch/fp8 combine/bf16 plan/ first-dispatch/bf16 ll-dispatch/bf16 ll-dispatch/fp8 ll-combine/bf16" ]
+    run jq '[.rows[] | select(.rounds != 5)] | length' "$BATS_TEST_TMPDIR/bench.json"
+    [ "$output" -eq 0 ]
+}
+
+@test "bench: rates follow from rows and times" {
+    bench --quick --only dispatch --dtype bf16 --json >"$BATS_TEST_TMPDIR/bench.json"
+    jq -e '.rows[0] | ((.rows * .row_bytes / .time_us / 1000 / .logical_gbps - 1) | fabs) < 1e-6
+        and ((.wire_rows * .row_bytes / .time_us / 1000 / .wire_gbps - 1) | fabs) < 1e-6
+        and .row_bytes == 2048 and ((.memcpy.time_us / .time_us / .vs_memcpy - 1) | fabs) < 1e-6' \
+        "$BATS_TEST_TMPDIR/bench.json"
+}
+
+@test "bench: the same seed gives the same rows, another seed others" {
+    rows() {
+        bench --quick --only dispatch --dtype bf16 --json --seed "$1" | jq '.rows[0].rows'
+    }
+    [ "$(rows 5)" = "$(rows 5)" ]
+    [ "$(rows 5)" != "$(rows 6)" ]
+}
+
+@test "bench: lists of ranks and tokens give a row each" {
+    bench --quick --only dispatch --dtype fp8 --ranks 1,2,4 --tokens 8,16 --csv >"$BATS_TEST_TMPDIR/bench.csv"
+    run head -n 1 "$BATS_TEST_TMPDIR/bench.csv"
+    [[ "$output" == device,op,type,ranks,nodes,tokens,hidden,topk,experts,rounds,* ]]
+    run cut -d, -f 1-6 "$BATS_TEST_TMPDIR/bench.csv"
+    [ "${#lines[@]}" -eq 7 ]
+    [ "${lines[1]}" = "host,dispatch,fp8,1,1,8" ]
+    [ "${lines[6]}" = "host,dispatch,fp8,4,1,16" ]
+}
+
+@test "bench: two nodes have a network rate, and no low latency" {
+    bench --quick --nodes 2 --json >"$BATS_TEST_TMPDIR/bench.json"
+    valid "$BATS_TEST_TMPDIR/bench.json"
+    jq -e '[.rows[] | select(.op == "dispatch" or .op == "combine") | .net_gbps > 0 and .net_printed_gbps > 0] | all' \
+        "$BATS_TEST_TMPDIR/bench.json"
+    jq -e '[.rows[] | select(.op | startswith("ll"))] | length == 0' "$BATS_TEST_TMPDIR/bench.json"
+}
+
+@test "bench: the library holds little memory beside the data" {
+    bench --ranks 4 --tokens 256 --hidden 4096 --only combine --iters 1 --json >"$BATS_TEST_TMPDIR/bench.json"
+    jq -e '.memory[0].share < 0.05 and .memory[0].measured_bytes != null' "$BATS_TEST_TMPDIR/bench.json"
+}
+
+@test "bench: threads are ranks as well" {
+    run timeout 60 "$EPKIT" bench --quick --boot threads --only dispatch,combine
+    [ "$status" -eq 0 ]
+    [[ "$output" == *"All results verified"* ]]
+}
+
+@test "bench: a routing that leaves ranks without rows is measured, too" {
+    run bench --quick --routing empty
+    [ "$status" -eq 0 ]
+    run bench --quick --routing one --only dispatch,combine
+    [ "$status" -eq 0 ]
+}
+
+@test "bench: without yardsticks there are none" {
+    bench --quick --no-yardsticks --only combine --json | jq -e '.rows[0].memcpy == null and .rows[0].vs_memcpy == null'
+}
+
+@test "bench: wrong usage is 2, and says what is wrong" {
+    usage() {
+        run bench "${@:2}"
+        [ "$status" -eq 2 ]
+        [[ "$output" == *"$1"* ]] || { printf '%s\n' "$output"; return 1; }
+    }
+    usage "256 experts cannot be spread evenly over 7 ranks" --ranks 4,7
+    usage "a token cannot select 64 of 8 experts" --topk 64 --experts 8
+    usage "multiple of 128" --hidden 1000 --dtype fp8
+    usage "no routing of that name" --routing nonsense
+    usage "exclude each other" --json --csv
+    usage "--nodes" --ranks 8 --nodes 3
+    usage "one node only" --nodes 2 --only ll
+    usage "" --tokens 0
+    usage "" --iters many
+    usage "" --only nothing
+}
+
+@test "bench: a group that does not fit into memory is refused before it starts" {
+    run timeout 10 "$EPKIT" bench --boot fork --ranks 64 --tokens 65536
+    [ "$status" -eq 1 ]
+    [[ "$output" == *"GiB of memory"* ]]
+}
+
+@test "bench: under MPI there is a second yardstick" {
+    if ! mpirun --version >/dev/null 2>&1 || ! "$EPKIT" bench --quick --boot mpi --only combine >/dev/null 2>&1; then
+        skip "no MPI here"
+    fi
+    timeout 100 "$EPKIT" bench --quick --boot mpi --json >"$BATS_TEST_TMPDIR/bench.json"
+    valid "$BATS_TEST_TMPDIR/bench.json"
+    jq -e '(.mpi | type) == "string" and ([.rows[] | select(.op == "dispatch" or .op == "combine") | .vs_alltoallv > 0]
+        | length == 3 and all)' "$BATS_TEST_TMPDIR/bench.json"
+}
