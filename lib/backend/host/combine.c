@@ -115,10 +115,8 @@ static ep_status map_inputs(struct host_sum *sum)
 
         if (status == EP_OK)
             status = host_map(host, rank, &record->at[HOST_AT_WEIGHTS], &weights);
-        if (status != EP_OK) {
-            host_raise(host, status, rank, HOST_COMBINE_READY);
-            return status;
-        }
+        if (status != EP_OK)
+            return host_raise_own(host, status, rank, HOST_COMBINE_READY);
         sum->x[local] = x;
         sum->weights[local] = weights;
     }

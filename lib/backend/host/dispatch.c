@@ -210,10 +210,8 @@ static ep_status map_outputs(struct dispatch *d)
             void *address;
             ep_status status = host_map(d->host, rank, &record->at[i], &address);
 
-            if (status != EP_OK) {
-                host_raise(d->host, status, rank, HOST_DISPATCH_READY);
-                return status;
-            }
+            if (status != EP_OK)
+                return host_raise_own(d->host, status, rank, HOST_DISPATCH_READY);
             d->move.out[local][i] = address;
         }
     }

@@ -196,6 +196,7 @@ struct host_pause {
     enum host_phase phase;
     uint64_t deadline_ns, next_look_ns;
     int spins;
+    int gone;      /* 1 + the rank that the last look found dead or gone */
     bool tolerant; /* report the rank waited for, but do not fail the group: low latency with masking */
     bool polls;    /* the network needs polling: no long sleeps */
 };
@@ -213,6 +214,9 @@ void host_pause_reset(struct host_pause *pause);
 ep_status host_pause(struct host_pause *pause, uint32_t seen, int rank);
 void host_pause_end(struct host_pause *pause);
 
+/* Sleeps until the doorbell rings or a while passes, whatever has become of the group. */
+void host_nap(struct host_comm *host, uint32_t seen);
+
 static inline uint32_t host_doorbell(const struct host_comm *host)
 {
     return atomic_load_explicit(&host->control->doorbell, memory_order_acquire);
@@ -228,6 +232,8 @@ ep_status host_wait_node(struct host_comm *host, size_t word, uint64_t value, en
 
 /* Publishes a failure and wakes everybody; returns `status` with text. */
 ep_status host_raise(struct host_comm *host, ep_status status, int culprit, enum host_phase phase);
+/* The same for a status whose text is the thread's last error: keeps that text, unless another failure was first. */
+ep_status host_raise_own(struct host_comm *host, ep_status status, int culprit, enum host_phase phase);
 
 /* EP_OK, or the failure that this rank or a peer has raised. Cheap. */
 ep_status host_check(struct host_comm *host);

@@ -37,19 +37,6 @@ static void leave_out(const struct shrink *s, int rank)
     atomic_fetch_or(&s->mine->out[s->attempt - 1][rank / 64], UINT64_C(1) << (rank % 64));
 }
 
-static void wait_a_little(const struct shrink *s, uint32_t seen)
-{
-    struct host_pause pause;
-
-    /* Own clock and own deadline: the group has usually failed already, so host_pause would give up at once. */
-    host_pause_begin(&pause, s->host, HOST_SHRINK);
-    pause.tolerant = true;
-    pause.polls = false;
-    pause.spins = 1 << 30;
-    host_pause(&pause, seen, s->host->comm->rank);
-    host_pause_end(&pause);
-}
-
 /* Adds to our list what a peer that has come wants left out. False if it wants us out. */
 static bool take_over(const struct shrink *s, int rank)
 {
@@ -116,7 +103,7 @@ static ep_status reach_one_view(struct shrink *s, bool *ret_spoilt)
         }
         if (agreed || *ret_spoilt)
             return EP_OK;
-        wait_a_little(s, seen);
+        host_nap(s->host, seen);
     }
 }
 
@@ -140,7 +127,7 @@ static void collect_votes(struct shrink *s, bool *ret_passed)
                 atomic_compare_exchange_strong(vote, &open, HOST_VOTE_BANNED);
                 host_ring_all(s->host);
             } else if (atomic_load(vote) == HOST_VOTE_OPEN) {
-                wait_a_little(s, seen);
+                host_nap(s->host, seen);
             }
         }
         if (!is_out(s, rank) && atomic_load(vote) != HOST_VOTE_LOCKED)
@@ -224,13 +211,15 @@ static ep_status gather(void *context, const void *mine, size_t bytes, int timeo
 
             if (atomic_load_explicit(&theirs->gathered, memory_order_acquire) >= number)
                 break;
-            if (host_peer_dead(s->host, g->ranks[i]))
+            /* Looked at again, because it may have come between the two looks: all must see the same. */
+            if (host_peer_dead(s->host, g->ranks[i]) &&
+                atomic_load_explicit(&theirs->gathered, memory_order_acquire) < number)
                 return ep_fail(EP_E_PEER_DEAD, "ep_comm_shrink: rank %d of the old group died; call it again",
                                g->ranks[i]);
             if (ep_now_ns() >= deadline)
                 return ep_fail(EP_E_TIMEOUT, "ep_comm_shrink: rank %d of the old group did not answer within %d ms",
                                g->ranks[i], timeout_ms);
-            wait_a_little(s, seen);
+            host_nap(s->host, seen);
         }
         memcpy((char *)ret_all + (size_t)i * bytes, theirs->block[number & 1], bytes);
     }

@@ -100,6 +100,18 @@ ep_status host_raise(struct host_comm *host, ep_status status, int culprit, enum
     return fail_with(host, failure);
 }
 
+ep_status host_raise_own(struct host_comm *host, ep_status status, int culprit, enum host_phase phase)
+{
+    char text[EP_ERROR_TEXT_BYTES];
+    ep_status raised;
+
+    snprintf(text, sizeof(text), "%s", ep_last_error());
+    /* What we have met may be the consequence of a failure that a peer has seen already. */
+    EP_TRY(host_check(host));
+    raised = host_raise(host, status, culprit, phase);
+    return raised == status ? ep_fail(status, "%s (in \"%s\")", text, host_phase_name(phase)) : raised;
+}
+
 ep_status host_check(struct host_comm *host)
 {
     uint64_t failure = atomic_load_explicit(&host->control->failure, memory_order_acquire);
@@ -214,19 +226,32 @@ void host_pause_reset(struct host_pause *pause)
     pause->spins = 0;
 }
 
+static bool has_left(const struct host_comm *host, int rank)
+{
+    struct host_control *control = host->peers[rank].control;
+
+    return control && atomic_load(&control->left);
+}
+
 static ep_status look_around(struct host_pause *pause, int rank, uint64_t now)
 {
     struct host_comm *host = pause->host;
-    int dead = find_dead(host, pause->tolerant ? rank : -1);
-    bool left = host->peers[rank].control && atomic_load(&host->peers[rank].control->left);
+    int dead = find_dead(host, pause->tolerant ? rank : -1), culprit;
+    /* While the network holds back something, that may be the last that the rank sent before it left. */
+    bool left = has_left(host, rank) && (!pause->polls || now >= pause->deadline_ns);
     ep_status status;
-    int culprit;
 
     pause->next_look_ns = now + LOOK_NS;
     if (dead < 0 && !left && now < pause->deadline_ns)
         return EP_OK;
-    culprit = dead >= 0 ? dead : left ? rank : pause->tolerant ? rank : find_culprit(host, rank);
-    status = left && (dead < 0 || dead == rank) ? EP_E_PEER_LEFT : dead >= 0 ? EP_E_PEER_DEAD : EP_E_TIMEOUT;
+    culprit = dead >= 0 ? dead : left || pause->tolerant ? rank : find_culprit(host, rank);
+    /* It may have done what we wait for after we looked and before it ended: the caller looks once more. */
+    if ((dead >= 0 || left) && pause->gone != culprit + 1) {
+        pause->gone = culprit + 1;
+        pause->next_look_ns = now;
+        return EP_OK;
+    }
+    status = has_left(host, culprit) ? EP_E_PEER_LEFT : dead >= 0 ? EP_E_PEER_DEAD : EP_E_TIMEOUT;
     /* A rank that the blamed one waited for may have died since the last look. */
     if (status == EP_E_TIMEOUT && host_peer_dead(host, culprit))
         status = EP_E_PEER_DEAD;
@@ -249,6 +274,14 @@ static void sleep_on_doorbell(struct host_pause *pause, uint32_t seen, uint64_t 
     atomic_store(&control->sleeping, 1);
     ep_futex_wait(&control->doorbell, seen, until > now ? until - now : 1);
     atomic_store(&control->sleeping, 0);
+}
+
+void host_nap(struct host_comm *host, uint32_t seen)
+{
+    uint64_t now = ep_now_ns();
+    struct host_pause pause = {.host = host, .deadline_ns = now + LOOK_NS, .next_look_ns = now + LOOK_NS};
+
+    sleep_on_doorbell(&pause, seen, now);
 }
 
 ep_status host_pause(struct host_pause *pause, uint32_t seen, int rank)
