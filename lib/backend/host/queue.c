@@ -159,15 +159,21 @@ static void *worker_main(void *argument)
     return NULL;
 }
 
-/* Signals are the application's: the worker takes none. */
+/*
+ * Signals are the application's: the worker takes none, except those that its own instructions cause. These would kill
+ * the process past the application's handler if they were blocked.
+ */
 static ep_status start_worker(struct host_comm *host)
 {
+    static const int own[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS};
     sigset_t all, old;
     int error;
 
     if (host->worker_started)
         return EP_OK;
     sigfillset(&all);
+    for (size_t i = 0; i < sizeof(own) / sizeof(own[0]); i++)
+        sigdelset(&all, own[i]);
     pthread_sigmask(SIG_SETMASK, &all, &old);
     error = pthread_create(&host->worker, NULL, worker_main, host);
     pthread_sigmask(SIG_SETMASK, &old, NULL);
@@ -223,7 +229,8 @@ ep_status host_drain(struct host_comm *host)
     while (host->head)
         pthread_cond_wait(&host->queue_changed, &host->queue_lock);
     pthread_mutex_unlock(&host->queue_lock);
-    return host_check(host);
+    /* Recorded here, because some callers can only free: the reason must not be lost with them. */
+    return ep_comm_record(host->comm, host_check(host));
 }
 
 void host_queue_close(struct host_comm *host)
