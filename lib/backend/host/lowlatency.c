@@ -7,224 +7,12 @@
  *
  * Dispatches and combines are numbered; number n uses buffer n % 2, so a sender may be one result ahead of a receiver.
  */
-#include "backend/host/host.h"
+#include "backend/host/lowlatency.h"
+
 #include "core/routing.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-/* Where the rows of one source lie in the packed rows of one expert. */
-struct ll_range {
-    int32_t begin, count;
-};
-
-/* Head of a rank's shared segment. Then: ranges [2][L*R], then blocks [2][R]. */
-struct ll_shared {
-    alignas(HOST_CACHE_LINE) _Atomic uint64_t sent; /* dispatches whose rows this rank has sent */
-    _Atomic uint64_t taken;                         /* dispatches that this rank has packed: their buffer is free */
-    _Atomic uint64_t offered;                       /* combines whose input this rank has offered */
-    _Atomic uint64_t pulled;                        /* combines that this rank has read from all */
-    struct host_where offer[2];
-};
-
-/* Slots of one source in a receiver's segment: count, then max_tokens slots. */
-struct ll_block {
-    int32_t count;
-    int32_t unused[15];
-};
-
-struct ll_slot {
-    int32_t token;
-    int32_t n_experts;
-    int32_t expert[]; /* local numbers, topk of them at most; then scales, then the row, each aligned to 16 */
-};
-
-struct host_ll {
-    struct host_comm *host;
-    unsigned char **peer;     /* [R] segments */
-    struct host_where *where; /* [R] */
-    void *segment;
-    void *combine_buffer[2]; /* [L, R*M, H] bf16, made on first use */
-    uint64_t dispatches, combines;
-    size_t scales_at, row_at, slot_bytes, block_bytes, ranges_at, blocks_at;
-    int32_t *masked; /* [R] */
-    int32_t *index;  /* [M,K] */
-    int32_t *seen;   /* [E] tokens of this rank so far, per expert */
-    uint8_t *row;    /* one quantised row */
-    float *scales;
-    int32_t *packed_scales;
-    bool in_dispatch;
-    bool in_place; /* the open combine reads the caller's memory, which it gets back only when all have read it */
-    ep_ll_dispatch_args dispatch;
-    ep_ll_combine_args combine;
-};
-
-static size_t align16(size_t bytes)
-{
-    return (bytes + 15) / 16 * 16;
-}
-
-static struct ll_shared *shared_of(const struct host_ll *inner, int rank)
-{
-    return (struct ll_shared *)(void *)inner->peer[rank];
-}
-
-static struct ll_range *ranges_of(const ep_ll *ll, int rank, uint64_t number)
-{
-    const struct host_ll *inner = ll->impl;
-    size_t n = (size_t)ll->n_local * (size_t)ll->comm->nranks;
-
-    return (struct ll_range *)(void *)(inner->peer[rank] + inner->ranges_at) + (number & 1) * n;
-}
-
-static struct ll_block *block_of(const ep_ll *ll, int receiver, uint64_t number, int source)
-{
-    const struct host_ll *inner = ll->impl;
-    size_t block = (size_t)(number & 1) * (size_t)ll->comm->nranks + (size_t)source;
-
-    return (struct ll_block *)(void *)(inner->peer[receiver] + inner->blocks_at + block * inner->block_bytes);
-}
-
-static struct ll_slot *slot_of(const struct host_ll *inner, struct ll_block *block, int i)
-{
-    return (struct ll_slot *)(void *)((unsigned char *)(block + 1) + (size_t)i * inner->slot_bytes);
-}
-
-/* --- creation --------------------------------------------------------------------------------------------------- */
-
-static void lay_out(const ep_ll *ll, struct host_ll *inner)
-{
-    size_t hidden = (size_t)ll->config.hidden, n_ranges = (size_t)ll->n_local * (size_t)ll->comm->nranks;
-
-    inner->scales_at = align16(sizeof(struct ll_slot) + (size_t)ll->config.topk * sizeof(int32_t));
-    inner->row_at = align16(inner->scales_at + hidden / EP_SCALE_BLOCK * sizeof(float));
-    inner->slot_bytes = inner->row_at + align16(2 * hidden);
-    inner->block_bytes = sizeof(struct ll_block) + (size_t)ll->config.max_tokens * inner->slot_bytes;
-    inner->ranges_at = sizeof(struct ll_shared);
-    inner->blocks_at = (inner->ranges_at + 2 * n_ranges * sizeof(struct ll_range) + 63) / 64 * 64;
-}
-
-/* What must agree, and where the segment is. */
-struct ll_hello {
-    ep_ll_config config;
-    struct host_where where;
-    int32_t status;
-};
-
-static ep_status compare_configs(const ep_ll *ll, const struct ll_hello *all)
-{
-    static const struct {
-        const char *name;
-        size_t at;
-    } fields[] = {
-        {"max_tokens", offsetof(ep_ll_config, max_tokens)}, {"hidden", offsetof(ep_ll_config, hidden)},
-        {"n_experts", offsetof(ep_ll_config, n_experts)},   {"topk", offsetof(ep_ll_config, topk)},
-        {"flags", offsetof(ep_ll_config, flags)},
-    };
-
-    for (int rank = 0; rank < ll->comm->nranks; rank++) {
-        if (all[rank].status != EP_OK)
-            return ep_fail((ep_status)all[rank].status, "ep_ll_new: rank %d failed with %s", rank,
-                           ep_status_name((ep_status)all[rank].status));
-        for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
-            int32_t first = *(const int32_t *)((const char *)&all[0].config + fields[i].at);
-            int32_t other = *(const int32_t *)((const char *)&all[rank].config + fields[i].at);
-
-            if (first != other)
-                return ep_fail(EP_E_MISMATCH, "ep_ll_new: ranks disagree: %s is %d on rank 0 and %d on rank %d",
-                               fields[i].name, first, other, rank);
-        }
-    }
-    return EP_OK;
-}
-
-static ep_status meet_peers(ep_ll *ll, struct host_ll *inner, ep_status mine)
-{
-    struct ll_hello hello = {.config = ll->config, .status = (int32_t)mine};
-    int nranks = ll->comm->nranks;
-    struct ll_hello *all = calloc((size_t)nranks, sizeof(*all));
-    ep_status status;
-
-    if (!all)
-        return ep_fail(EP_E_MEMORY, "ep_ll_new: no memory for %d ranks", nranks);
-    if (mine == EP_OK)
-        host_find(inner->host, inner->segment, 1, &hello.where);
-    status = host_allgather(ll->comm, &hello, sizeof(hello), all);
-    if (status == EP_OK)
-        status = compare_configs(ll, all);
-    for (int rank = 0; status == EP_OK && rank < nranks; rank++) {
-        void *base;
-
-        inner->where[rank] = all[rank].where;
-        status = host_map(inner->host, rank, &inner->where[rank], &base);
-        inner->peer[rank] = base;
-    }
-    free(all);
-    return status;
-}
-
-static void free_inner(struct host_ll *inner)
-{
-    host_free_internal(inner->host, inner->segment);
-    host_free_internal(inner->host, inner->combine_buffer[0]);
-    host_free_internal(inner->host, inner->combine_buffer[1]);
-    free(inner->peer);
-    free(inner->where);
-    free(inner->masked);
-    free(inner->index);
-    free(inner->seen);
-    free(inner->row);
-    free(inner->scales);
-    free(inner->packed_scales);
-    free(inner);
-}
-
-ep_status host_ll_open(ep_ll *ll)
-{
-    struct host_comm *host = host_of(ll->comm);
-    struct host_ll *inner;
-    size_t nranks = (size_t)ll->comm->nranks, entries = (size_t)ll->config.max_tokens * (size_t)ll->config.topk;
-    size_t blocks = (size_t)ll->config.hidden / EP_SCALE_BLOCK;
-    ep_status status = EP_OK;
-
-    if (ll->comm->nnodes > 1)
-        return ep_fail(EP_E_UNSUPPORTED,
-                       "ep_ll_new: the host backend has no low-latency path between nodes (this group has "
-                       "%d); use ep_plan_new and ep_dispatch",
-                       ll->comm->nnodes);
-    inner = calloc(1, sizeof(*inner));
-    if (!inner)
-        return ep_fail(EP_E_MEMORY, "ep_ll_new: no memory");
-    inner->host = host;
-    ll->impl = inner;
-    lay_out(ll, inner);
-    inner->peer = calloc(nranks, sizeof(*inner->peer));
-    inner->where = calloc(nranks, sizeof(*inner->where));
-    inner->masked = calloc(nranks, sizeof(*inner->masked));
-    inner->index = malloc((entries + 1) * sizeof(*inner->index));
-    inner->seen = malloc((size_t)ll->config.n_experts * sizeof(*inner->seen));
-    inner->row = aligned_alloc(16, align16((size_t)ll->config.hidden));
-    inner->scales = malloc((blocks + 1) * sizeof(*inner->scales));
-    inner->packed_scales = malloc((blocks + 4) * sizeof(*inner->packed_scales));
-    if (!inner->peer || !inner->where || !inner->masked || !inner->index || !inner->seen || !inner->row ||
-        !inner->scales || !inner->packed_scales)
-        status = ep_fail(EP_E_MEMORY, "ep_ll_new: no memory for %zu entries", entries);
-    else
-        status = host_alloc_internal(host, inner->blocks_at + 2 * nranks * inner->block_bytes, &inner->segment);
-    status = meet_peers(ll, inner, status);
-    if (status != EP_OK) {
-        free_inner(inner);
-        ll->impl = NULL;
-    }
-    return status;
-}
-
-void host_ll_close(ep_ll *ll)
-{
-    if (ll->impl)
-        free_inner(ll->impl);
-    ll->impl = NULL;
-}
 
 /* --- waiting, with or without masks ------------------------------------------------------------------------------ */
 
@@ -238,7 +26,7 @@ static ep_status wait_all(ep_ll *ll, size_t word, uint64_t value, enum host_phas
 
     for (int i = 1; i < ll->comm->nranks; i++) {
         int rank = (ll->comm->rank + i) % ll->comm->nranks;
-        _Atomic uint64_t *counter = (_Atomic uint64_t *)(void *)((char *)shared_of(inner, rank) + word);
+        _Atomic uint64_t *counter = (_Atomic uint64_t *)(void *)((char *)ll_shared_of(inner, rank) + word);
 
         host_pause_begin(&pause, host, phase);
         pause.tolerant = mask;
@@ -326,10 +114,10 @@ static void send_token(ep_ll *ll, const ep_ll_dispatch_args *args, int t)
         while (i < n && ranks[i] != rank)
             i++;
         if (i == n) {
-            struct ll_block *block = block_of(ll, rank, inner->dispatches, ll->comm->rank);
+            struct ll_block *block = ll_block_of(ll, rank, inner->dispatches, ll->comm->rank);
 
             ranks[n] = rank;
-            slots[n] = slot_of(inner, block, block->count++);
+            slots[n] = ll_slot_of(inner, block, block->count++);
             slots[n]->token = t;
             slots[n]->n_experts = 0;
             n++;
@@ -353,10 +141,10 @@ static void make_ranges(ep_ll *ll, struct ll_range *ranges)
 
     memset(ranges, 0, (size_t)ll->n_local * (size_t)nranks * sizeof(*ranges));
     for (int source = 0; source < nranks; source++) {
-        struct ll_block *block = block_of(ll, me, inner->dispatches, source);
+        struct ll_block *block = ll_block_of(ll, me, inner->dispatches, source);
 
         for (int i = 0; !inner->masked[source] && i < block->count; i++) {
-            const struct ll_slot *slot = slot_of(inner, block, i);
+            const struct ll_slot *slot = ll_slot_of(inner, block, i);
 
             for (int e = 0; e < slot->n_experts; e++)
                 ranges[slot->expert[e] * nranks + source].count++;
@@ -395,17 +183,17 @@ static ep_status receive(ep_ll *ll)
     struct host_ll *inner = ll->impl;
     const ep_ll_dispatch_args *args = &inner->dispatch;
     int nranks = ll->comm->nranks, me = ll->comm->rank;
-    struct ll_range *ranges = ranges_of(ll, me, inner->dispatches);
+    struct ll_range *ranges = ll_ranges_of(ll, me, inner->dispatches);
     int32_t *next = inner->seen; /* [L] used here */
 
     EP_TRY(wait_all(ll, offsetof(struct ll_shared, sent), inner->dispatches, HOST_LL_RECV));
     make_ranges(ll, ranges);
     memset(next, 0, (size_t)ll->n_local * sizeof(*next));
     for (int source = 0; source < nranks; source++) {
-        struct ll_block *block = block_of(ll, me, inner->dispatches, source);
+        struct ll_block *block = ll_block_of(ll, me, inner->dispatches, source);
 
         for (int i = 0; !inner->masked[source] && i < block->count; i++)
-            pack_slot(ll, args, slot_of(inner, block, i), next);
+            pack_slot(ll, args, ll_slot_of(inner, block, i), next);
     }
     for (int expert = 0; expert < ll->n_local; expert++) {
         args->recv_count[expert] = next[expert];
@@ -415,7 +203,7 @@ static ep_status receive(ep_ll *ll)
             args->recv_range[expert * nranks + source] = (int64_t)range->begin << 32 | (uint32_t)range->count;
         }
     }
-    publish(ll, &shared_of(inner, me)->taken, inner->dispatches);
+    publish(ll, &ll_shared_of(inner, me)->taken, inner->dispatches);
     return EP_OK;
 }
 
@@ -433,10 +221,10 @@ ep_status host_ll_dispatch(ep_ll *ll, const ep_ll_dispatch_args *args)
     inner->in_dispatch = true;
     for (int rank = 0; rank < ll->comm->nranks; rank++)
         if (!inner->masked[rank])
-            block_of(ll, rank, inner->dispatches, ll->comm->rank)->count = 0;
+            ll_block_of(ll, rank, inner->dispatches, ll->comm->rank)->count = 0;
     for (int t = 0; t < args->n_tokens; t++)
         send_token(ll, args, t);
-    publish(ll, &shared_of(inner, ll->comm->rank)->sent, inner->dispatches);
+    publish(ll, &ll_shared_of(inner, ll->comm->rank)->sent, inner->dispatches);
     return args->flags & EP_LL_RECV_HOOK ? EP_OK : receive(ll);
 }
 
@@ -465,7 +253,7 @@ static void copy_rows(const ep_ll *ll, const void *x, void *buffer)
 {
     const struct host_ll *inner = ll->impl;
     int nranks = ll->comm->nranks;
-    const struct ll_range *ranges = ranges_of(ll, ll->comm->rank, inner->combines);
+    const struct ll_range *ranges = ll_ranges_of(ll, ll->comm->rank, inner->combines);
     size_t row = (size_t)ll->config.hidden * 2, rows = (size_t)nranks * (size_t)ll->config.max_tokens;
 
     for (int expert = 0; expert < ll->n_local; expert++) {
@@ -479,7 +267,7 @@ static void copy_rows(const ep_ll *ll, const void *x, void *buffer)
 static ep_status offer(ep_ll *ll, const ep_ll_combine_args *args)
 {
     struct host_ll *inner = ll->impl;
-    struct host_where *where = &shared_of(inner, ll->comm->rank)->offer[inner->combines & 1];
+    struct host_where *where = &ll_shared_of(inner, ll->comm->rank)->offer[inner->combines & 1];
     void *buffer;
 
     if (args->flags & EP_LL_ZERO_COPY) {
@@ -520,7 +308,7 @@ static ep_status pull_token(ep_ll *ll, const ep_ll_combine_args *args, int t, vo
         i = inner->seen[index[k]]++;
         if (inner->masked[rank])
             continue;
-        range = &ranges_of(ll, rank, inner->combines)[local * nranks + me];
+        range = &ll_ranges_of(ll, rank, inner->combines)[local * nranks + me];
         if (i >= range->count)
             return ep_fail(EP_E_ROUTING,
                            "ep_ll_combine: token %d: expert %d did not get it: topk_idx is not that of the dispatch", t,
@@ -532,6 +320,19 @@ static ep_status pull_token(ep_ll *ll, const ep_ll_combine_args *args, int t, vo
     inner->host->rows->weighted_sum_bf16((uint16_t *)(void *)((char *)args->out + (size_t)t * row), terms, weights, n,
                                          ll->config.hidden);
     return EP_OK;
+}
+
+/* Where the rows of `rank` are. With masking, a rank that is no longer there is masked. */
+static ep_status map_offer(ep_ll *ll, int rank, void **ret_offer)
+{
+    struct host_ll *inner = ll->impl;
+    ep_status status = host_map(inner->host, rank, &ll_shared_of(inner, rank)->offer[inner->combines & 1], ret_offer);
+
+    if (status == EP_E_PEER_DEAD && (ll->config.flags & EP_LL_MASK_DEAD)) {
+        inner->masked[rank] = 1;
+        return EP_OK;
+    }
+    return status == EP_OK ? EP_OK : host_raise_own(inner->host, status, rank, HOST_LL_COMBINE);
 }
 
 static ep_status pull(ep_ll *ll)
@@ -546,11 +347,11 @@ static ep_status pull(ep_ll *ll)
     host_sweep(inner->host);
     for (int rank = 0; rank < nranks; rank++)
         if (!inner->masked[rank])
-            EP_TRY(host_map(inner->host, rank, &shared_of(inner, rank)->offer[inner->combines & 1], &offers[rank]));
+            EP_TRY(map_offer(ll, rank, &offers[rank]));
     memset(inner->seen, 0, (size_t)ll->config.n_experts * sizeof(*inner->seen));
     for (int t = 0; status == EP_OK && t < args->n_tokens; t++)
         status = pull_token(ll, args, t, offers);
-    publish(ll, &shared_of(inner, ll->comm->rank)->pulled, inner->combines);
+    publish(ll, &ll_shared_of(inner, ll->comm->rank)->pulled, inner->combines);
     if (status == EP_OK && inner->in_place)
         status = wait_all(ll, offsetof(struct ll_shared, pulled), inner->combines, HOST_LL_DONE);
     return status;
@@ -572,7 +373,7 @@ ep_status host_ll_combine(ep_ll *ll, const ep_ll_combine_args *args)
         inner->combines--;
         return status;
     }
-    publish(ll, &shared_of(inner, ll->comm->rank)->offered, inner->combines);
+    publish(ll, &ll_shared_of(inner, ll->comm->rank)->offered, inner->combines);
     return args->flags & EP_LL_RECV_HOOK ? EP_OK : pull(ll);
 }
 

@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* lowlatency.h - what lowlatency.c and lowlatency_open.c share: the segments that ranks write into. */
+#ifndef EP_HOST_LOWLATENCY_H
+#define EP_HOST_LOWLATENCY_H
+
+#include "backend/host/host.h"
+
+/* Where the rows of one source lie in the packed rows of one expert. */
+struct ll_range {
+    int32_t begin, count;
+};
+
+/* Head of a rank's shared segment. Then: ranges [2][L*R], then blocks [2][R]. */
+struct ll_shared {
+    alignas(HOST_CACHE_LINE) _Atomic uint64_t sent; /* dispatches whose rows this rank has sent */
+    _Atomic uint64_t taken;                         /* dispatches that this rank has packed: their buffer is free */
+    _Atomic uint64_t offered;                       /* combines whose input this rank has offered */
+    _Atomic uint64_t pulled;                        /* combines that this rank has read from all */
+    struct host_where offer[2];
+};
+
+/* Slots of one source in a receiver's segment: count, then max_tokens slots. */
+struct ll_block {
+    int32_t count;
+    int32_t unused[15];
+};
+
+struct ll_slot {
+    int32_t token;
+    int32_t n_experts;
+    int32_t expert[]; /* local numbers, topk of them at most; then scales, then the row, each aligned to 16 */
+};
+
+struct host_ll {
+    struct host_comm *host;
+    unsigned char **peer; /* [R] segments */
+    struct ep_shm *shm;   /* [R] our mappings of the peers': as long as we are there, whenever they free theirs */
+    void *segment;
+    void *combine_buffer[2]; /* [L, R*M, H] bf16, made on first use */
+    uint64_t dispatches, combines;
+    size_t scales_at, row_at, slot_bytes, block_bytes, ranges_at, blocks_at;
+    int32_t *masked; /* [R] */
+    int32_t *index;  /* [M,K] */
+    int32_t *seen;   /* [E] tokens of this rank so far, per expert */
+    uint8_t *row;    /* one quantised row */
+    float *scales;
+    int32_t *packed_scales;
+    bool in_dispatch;
+    bool in_place; /* the open combine reads the caller's memory, which it gets back only when all have read it */
+    ep_ll_dispatch_args dispatch;
+    ep_ll_combine_args combine;
+};
+
+static inline struct ll_shared *ll_shared_of(const struct host_ll *inner, int rank)
+{
+    return (struct ll_shared *)(void *)inner->peer[rank];
+}
+
+static inline struct ll_range *ll_ranges_of(const ep_ll *ll, int rank, uint64_t number)
+{
+    const struct host_ll *inner = ll->impl;
+    size_t n = (size_t)ll->n_local * (size_t)ll->comm->nranks;
+
+    return (struct ll_range *)(void *)(inner->peer[rank] + inner->ranges_at) + (number & 1) * n;
+}
+
+static inline struct ll_block *ll_block_of(const ep_ll *ll, int receiver, uint64_t number, int source)
+{
+    const struct host_ll *inner = ll->impl;
+    size_t block = (size_t)(number & 1) * (size_t)ll->comm->nranks + (size_t)source;
+
+    return (struct ll_block *)(void *)(inner->peer[receiver] + inner->blocks_at + block * inner->block_bytes);
+}
+
+static inline struct ll_slot *ll_slot_of(const struct host_ll *inner, struct ll_block *block, int i)
+{
+    return (struct ll_slot *)(void *)((unsigned char *)(block + 1) + (size_t)i * inner->slot_bytes);
+}
+
+#endif

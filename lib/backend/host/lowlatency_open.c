@@ -1,0 +1,197 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Creating and leaving the low-latency layout: see lowlatency.c. */
+#include "backend/host/lowlatency.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+static size_t align16(size_t bytes)
+{
+    return (bytes + 15) / 16 * 16;
+}
+
+static void lay_out(const ep_ll *ll, struct host_ll *inner)
+{
+    size_t hidden = (size_t)ll->config.hidden, n_ranges = (size_t)ll->n_local * (size_t)ll->comm->nranks;
+
+    inner->scales_at = align16(sizeof(struct ll_slot) + (size_t)ll->config.topk * sizeof(int32_t));
+    inner->row_at = align16(inner->scales_at + hidden / EP_SCALE_BLOCK * sizeof(float));
+    inner->slot_bytes = inner->row_at + align16(2 * hidden);
+    inner->block_bytes = sizeof(struct ll_block) + (size_t)ll->config.max_tokens * inner->slot_bytes;
+    inner->ranges_at = sizeof(struct ll_shared);
+    inner->blocks_at = (inner->ranges_at + 2 * n_ranges * sizeof(struct ll_range) + 63) / 64 * 64;
+}
+
+/* What must agree, and where the segment is. */
+struct ll_hello {
+    ep_ll_config config;
+    struct host_where where;
+    int32_t status;
+};
+
+static ep_status compare_configs(const ep_ll *ll, const struct ll_hello *all)
+{
+    static const struct {
+        const char *name;
+        size_t at;
+    } fields[] = {
+        {"max_tokens", offsetof(ep_ll_config, max_tokens)}, {"hidden", offsetof(ep_ll_config, hidden)},
+        {"n_experts", offsetof(ep_ll_config, n_experts)},   {"topk", offsetof(ep_ll_config, topk)},
+        {"flags", offsetof(ep_ll_config, flags)},
+    };
+
+    for (int rank = 0; rank < ll->comm->nranks; rank++) {
+        if (all[rank].status != EP_OK)
+            return ep_fail((ep_status)all[rank].status, "ep_ll_new: rank %d failed with %s", rank,
+                           ep_status_name((ep_status)all[rank].status));
+        for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
+            int32_t first = *(const int32_t *)((const char *)&all[0].config + fields[i].at);
+            int32_t other = *(const int32_t *)((const char *)&all[rank].config + fields[i].at);
+
+            if (first != other)
+                return ep_fail(EP_E_MISMATCH, "ep_ll_new: ranks disagree: %s is %d on rank 0 and %d on rank %d",
+                               fields[i].name, first, other, rank);
+        }
+    }
+    return EP_OK;
+}
+
+static ep_status attach_segment(ep_ll *ll, struct host_ll *inner, int rank, const struct host_where *where)
+{
+    if (rank == ll->comm->rank) {
+        inner->peer[rank] = inner->segment;
+        return EP_OK;
+    }
+    EP_TRY(ep_shm_attach(&host_control_of(inner->host, rank)->slot[where->slot].name, &inner->shm[rank]));
+    inner->peer[rank] = inner->shm[rank].base;
+    return EP_OK;
+}
+
+static ep_status agree(ep_ll *ll, ep_status mine)
+{
+    int32_t verdict = (int32_t)mine, all[EP_MAX_RANKS];
+    char text[EP_ERROR_TEXT_BYTES];
+    ep_status status;
+
+    snprintf(text, sizeof(text), "%s", ep_last_error());
+    status = host_allgather(ll->comm, &verdict, sizeof(verdict), all);
+    if (mine != EP_OK)
+        return ep_fail(mine, "%s", text);
+    for (int rank = 0; status == EP_OK && rank < ll->comm->nranks; rank++)
+        if (all[rank] != EP_OK)
+            status = ep_fail((ep_status)all[rank], "ep_ll_new: rank %d failed with %s", rank,
+                             ep_status_name((ep_status)all[rank]));
+    return status;
+}
+
+static ep_status meet_peers(ep_ll *ll, struct host_ll *inner, ep_status mine)
+{
+    struct ll_hello hello = {.config = ll->config, .status = (int32_t)mine};
+    int nranks = ll->comm->nranks;
+    struct ll_hello *all = calloc((size_t)nranks, sizeof(*all));
+    ep_status status;
+
+    if (!all)
+        return ep_fail(EP_E_MEMORY, "ep_ll_new: no memory for %d ranks", nranks);
+    if (mine == EP_OK)
+        host_find(inner->host, inner->segment, 1, &hello.where);
+    status = host_allgather(ll->comm, &hello, sizeof(hello), all);
+    if (status == EP_OK)
+        status = compare_configs(ll, all);
+    for (int rank = 0; status == EP_OK && rank < nranks; rank++)
+        status = attach_segment(ll, inner, rank, &all[rank].where);
+    free(all);
+    /* Nobody frees its segment before all have it, and creation fails on all ranks or on none. */
+    return agree(ll, status);
+}
+
+static void free_inner(struct host_ll *inner, int nranks)
+{
+    for (int rank = 0; inner->shm && rank < nranks; rank++)
+        ep_shm_done(&inner->shm[rank]);
+    host_free_internal(inner->host, inner->segment);
+    host_free_internal(inner->host, inner->combine_buffer[0]);
+    host_free_internal(inner->host, inner->combine_buffer[1]);
+    free(inner->peer);
+    free(inner->shm);
+    free(inner->masked);
+    free(inner->index);
+    free(inner->seen);
+    free(inner->row);
+    free(inner->scales);
+    free(inner->packed_scales);
+    free(inner);
+}
+
+ep_status host_ll_open(ep_ll *ll)
+{
+    struct host_comm *host = host_of(ll->comm);
+    struct host_ll *inner;
+    size_t nranks = (size_t)ll->comm->nranks, entries = (size_t)ll->config.max_tokens * (size_t)ll->config.topk;
+    size_t blocks = (size_t)ll->config.hidden / EP_SCALE_BLOCK;
+    ep_status status = EP_OK;
+
+    if (ll->comm->nnodes > 1)
+        return ep_fail(EP_E_UNSUPPORTED,
+                       "ep_ll_new: the host backend has no low-latency path between nodes (this group has "
+                       "%d); use ep_plan_new and ep_dispatch",
+                       ll->comm->nnodes);
+    inner = calloc(1, sizeof(*inner));
+    if (!inner)
+        return ep_fail(EP_E_MEMORY, "ep_ll_new: no memory");
+    inner->host = host;
+    ll->impl = inner;
+    lay_out(ll, inner);
+    inner->peer = calloc(nranks, sizeof(*inner->peer));
+    inner->shm = calloc(nranks, sizeof(*inner->shm));
+    inner->masked = calloc(nranks, sizeof(*inner->masked));
+    inner->index = malloc((entries + 1) * sizeof(*inner->index));
+    inner->seen = malloc((size_t)ll->config.n_experts * sizeof(*inner->seen));
+    inner->row = aligned_alloc(16, align16((size_t)ll->config.hidden));
+    inner->scales = malloc((blocks + 1) * sizeof(*inner->scales));
+    inner->packed_scales = malloc((blocks + 4) * sizeof(*inner->packed_scales));
+    if (!inner->peer || !inner->shm || !inner->masked || !inner->index || !inner->seen || !inner->row ||
+        !inner->scales || !inner->packed_scales)
+        status = ep_fail(EP_E_MEMORY, "ep_ll_new: no memory for %zu entries", entries);
+    else
+        status = host_alloc_internal(host, inner->blocks_at + 2 * nranks * inner->block_bytes, &inner->segment);
+    status = meet_peers(ll, inner, status);
+    if (status != EP_OK) {
+        free_inner(inner, ll->comm->nranks);
+        ll->impl = NULL;
+    }
+    return status;
+}
+
+/* Until the peers have read what the last combine offers them, as far as they will. */
+static void wait_for_readers(ep_ll *ll)
+{
+    struct host_ll *inner = ll->impl;
+    struct host_pause pause;
+    ep_status status = ep_comm_record(ll->comm, host_check(inner->host));
+
+    for (int i = 1; status == EP_OK && i < ll->comm->nranks; i++) {
+        int rank = (ll->comm->rank + i) % ll->comm->nranks;
+
+        host_pause_begin(&pause, inner->host, HOST_LL_DONE);
+        pause.tolerant = true; /* that a peer does not come is not our failure: we are leaving */
+        while (!inner->masked[rank] && status == EP_OK) {
+            uint32_t seen = host_doorbell(inner->host);
+
+            if (atomic_load_explicit(&ll_shared_of(inner, rank)->pulled, memory_order_acquire) >= inner->combines ||
+                host_pause(&pause, seen, rank) != EP_OK)
+                break;
+            status = ep_comm_record(ll->comm, host_check(inner->host));
+        }
+        host_pause_end(&pause);
+    }
+}
+
+void host_ll_close(ep_ll *ll)
+{
+    if (!ll->impl)
+        return;
+    wait_for_readers(ll);
+    free_inner(ll->impl, ll->comm->nranks);
+    ll->impl = NULL;
+}
