@@ -44,10 +44,14 @@ struct ep_boot_shm {
     struct slot slots[];
 };
 
-/* status << 16 | rank that gave up first + 1; 0: none */
-#define FAILED_PACK(status, rank) ((uint32_t)(status) << 16 | ((uint32_t)(rank) + 1))
-#define FAILED_STATUS(failed) ((ep_status)((failed) >> 16))
-#define FAILED_RANK(failed) ((int)((failed)&0xffff) - 1)
+/* 9 bits of status, 11 of the rank that gave up + 1, 11 of the rank that it gave up for + 1; 0: none */
+#define FAILED_PACK(status, rank, culprit)                                                                             \
+    ((uint32_t)(status) << 22 | ((uint32_t)(rank) + 1) << 11 | ((uint32_t)(culprit) + 1))
+#define FAILED_STATUS(failed) ((ep_status)((failed) >> 22))
+#define FAILED_RANK(failed) ((int)((failed) >> 11 & 0x7ff) - 1)
+#define FAILED_CULPRIT(failed) ((int)((failed)&0x7ff) - 1)
+
+_Static_assert(EP_MAX_RANKS < 0x7ff && EP_E_EXCLUDED < 0x200, "FAILED_PACK has room for them");
 
 ep_status ep_boot_shm_new(int nranks, ep_boot_shm **ret_place)
 {
@@ -86,11 +90,11 @@ static bool has_posted(struct slot *slot, uint32_t round, uint32_t *ret_seen)
     return (int32_t)(*ret_seen - round) >= 0;
 }
 
-static ep_status break_place(struct slot *mine, ep_status status)
+static ep_status break_place(struct slot *mine, ep_status status, int culprit)
 {
     uint32_t none = 0;
 
-    if (atomic_compare_exchange_strong(&mine->place->failed, &none, FAILED_PACK(status, mine->rank)))
+    if (atomic_compare_exchange_strong(&mine->place->failed, &none, FAILED_PACK(status, mine->rank, culprit)))
         for (int rank = 0; rank < mine->place->nranks; rank++)
             ep_futex_wake(&mine->place->slots[rank].posted);
     return status;
@@ -103,11 +107,13 @@ static ep_status fail_broken(struct slot *mine, uint32_t failed)
     if (rank == mine->rank)
         return ep_fail(FAILED_STATUS(failed),
                        "boot: this rank gave up an earlier all-gather: the meeting place is void");
-    return ep_fail(FAILED_STATUS(failed), "boot: rank %d gave up: %s", rank, ep_status_text(FAILED_STATUS(failed)));
+    return ep_fail(FAILED_STATUS(failed), "boot: rank %d %s, so rank %d gave up: %s", FAILED_CULPRIT(failed),
+                   FAILED_STATUS(failed) == EP_E_TIMEOUT ? "did not come" : "gathers another size", rank,
+                   ep_status_text(FAILED_STATUS(failed)));
 }
 
 /* "1, 3, 4 and 12 more" */
-static int list_missing(struct ep_boot_shm *place, uint32_t round, char list[LIST_BYTES])
+static int list_missing(struct ep_boot_shm *place, uint32_t round, char list[LIST_BYTES], int *ret_first)
 {
     int missing = 0, shown = 0;
     size_t used = 0;
@@ -117,7 +123,8 @@ static int list_missing(struct ep_boot_shm *place, uint32_t round, char list[LIS
     for (int rank = 0; rank < place->nranks; rank++) {
         if (has_posted(&place->slots[rank], round, &seen))
             continue;
-        missing++;
+        if (!missing++)
+            *ret_first = rank;
         if (used + 32 < LIST_BYTES) {
             used += (size_t)snprintf(list + used, LIST_BYTES - used, "%s%d", shown ? ", " : "", rank);
             shown++;
@@ -131,13 +138,13 @@ static int list_missing(struct ep_boot_shm *place, uint32_t round, char list[LIS
 static ep_status fail_late(struct slot *mine, uint32_t round, int timeout_ms)
 {
     char list[LIST_BYTES];
-    int missing = list_missing(mine->place, round, list);
+    int first = 0, missing = list_missing(mine->place, round, list, &first);
 
     if (!missing) /* the last one came meanwhile */
         return EP_OK;
     ep_fail(EP_E_TIMEOUT, "boot: %d of %d ranks did not come within %d ms: rank%s %s", missing, mine->place->nranks,
             timeout_ms, missing == 1 ? "" : "s", list);
-    return break_place(mine, EP_E_TIMEOUT);
+    return break_place(mine, EP_E_TIMEOUT, first);
 }
 
 static ep_status wait_posted(struct slot *mine, int rank, uint32_t round, uint64_t deadline_ns, int timeout_ms)
@@ -180,7 +187,7 @@ static ep_status gather_round(struct slot *mine, const unsigned char *block, siz
         if (in->total_bytes != bytes) {
             ep_fail(EP_E_MISMATCH, "boot: ranks disagree: rank %d gathers %zu bytes and rank %d gathers %zu",
                     mine->rank, bytes, rank, (size_t)in->total_bytes);
-            return break_place(mine, EP_E_MISMATCH);
+            return break_place(mine, EP_E_MISMATCH, rank);
         }
         if (count)
             memcpy(ret_all + (size_t)rank * bytes + offset, in->data, count);
