@@ -6,7 +6,7 @@
 #   medium   all tests; sanitizers; clang, clang-tidy and the other linters (the default)
 #   long     medium with more repetitions and cases, and a while of fuzzing
 #
-# What a step printed is kept in report/.
+# What a step printed is kept in build/test-results/.
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -20,9 +20,10 @@ long) export EPKIT_TEST_LONG=1 ;;
     ;;
 esac
 
-rm -rf report
-mkdir report
-counts="$PWD/report/counts"
+results="$PWD/build/test-results"
+rm -rf "$results"
+mkdir -p "$results"
+counts="$results/counts"
 : >"$counts"
 
 # Open MPI refuses to run as root and on fewer cores than ranks unless it is told to.
@@ -32,13 +33,13 @@ export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_
 check() {
     local name="$1" start=$SECONDS
     shift
-    if "$@" >"report/$name.log" 2>&1; then
+    if "$@" >"$results/$name.log" 2>&1; then
         echo 1 0 0 >>"$counts"
         printf '  %-40s ok      %4d s\n' "$name" $((SECONDS - start))
     else
         echo 0 1 0 >>"$counts"
         printf '  %-40s FAILED  %4d s\n' "$name" $((SECONDS - start))
-        sed 's/^/      | /' "report/$name.log"
+        sed 's/^/      | /' "$results/$name.log"
         return 1
     fi
 }
@@ -51,15 +52,15 @@ skip() {
 
 # suites PRESET CTEST-OPTION...: the tests of a build folder, counted by scripts/count_results.py.
 suites() {
-    local preset="$1" folder="build-$1" junit="$PWD/report/$1.xml"
+    local preset="$1" folder="build-$1" junit="$results/$1.xml"
     shift
     [ "$preset" != release ] || folder=build
     "${run_tests[@]}" ctest --test-dir "$folder" --parallel "$(nproc)" --no-tests=error --output-junit "$junit" \
-        --test-output-size-passed 10000000 --test-output-size-failed 10000000 "$@" >"report/$preset.log" 2>&1 || true
+        --test-output-size-passed 10000000 --test-output-size-failed 10000000 "$@" >"$results/$preset.log" 2>&1 || true
     if [ -f "$junit" ]; then
         scripts/count_results.py "$preset" "$junit" "$counts" || true
     else
-        cat "report/$preset.log"
+        cat "$results/$preset.log"
         echo 0 1 0 >>"$counts"
     fi
 }
@@ -77,21 +78,21 @@ shell_scripts() {
 
 # ThreadSanitizer of older compilers does not start where the kernel randomises addresses widely; then without that.
 prepare_thread_sanitizer() {
-    echo 'int main(void) { return 0; }' | cc -fsanitize=thread -x c -o report/probe - || return 1
+    echo 'int main(void) { return 0; }' | cc -fsanitize=thread -x c -o "$results/probe" - || return 1
     run_tests=()
-    report/probe 2>/dev/null && return
+    "$results/probe" 2>/dev/null && return
     run_tests=(setarch "$(uname -m)" -R)
-    "${run_tests[@]}" report/probe 2>/dev/null
+    "${run_tests[@]}" "$results/probe" 2>/dev/null
 }
 
-# A minute for each target, from its corpus; what it finds stays in report/.
+# A minute for each target, from its corpus; what it finds stays there.
 fuzz() {
     local target name
     for target in build-fuzz/tests/fuzz/fuzz_*; do
         if [ ! -f "$target" ] || [ ! -x "$target" ]; then continue; fi
         name="${target##*/fuzz_}"
-        mkdir "report/corpus-$name"
-        check "fuzz-$name" "$target" -max_total_time=60 -artifact_prefix=report/ "report/corpus-$name" \
+        mkdir "$results/corpus-$name"
+        check "fuzz-$name" "$target" -max_total_time=60 -artifact_prefix="$results/" "$results/corpus-$name" \
             "tests/fuzz/corpus/$name" || true
     done
 }
