@@ -44,8 +44,8 @@ struct ll_state {
     struct check_buffer rows[2], scales[2];
     struct check_buffer counts, sources, ranges;
     struct check_buffer topk_idx, x, x_weights, out;
-    uint16_t *expected, *input; /* one row each */
-    float *factors;             /* of one row */
+    uint16_t *expected, *input, *unchanged; /* one row each */
+    float *factors;                         /* of one row */
     struct ll_case c;
 };
 
@@ -55,6 +55,9 @@ struct ll_step {
     struct data data;
     bool identity;
     uint16_t *x; /* combine: where experts write */
+    /* The unchanged row made last, because the K experts of a token return the same one. */
+    uint16_t *unchanged;
+    int source, token;
 };
 
 static struct ll_case make_case(const struct check_run *run, int index)
@@ -141,8 +144,9 @@ static ep_status begin(struct check_run *run, void **ret_state)
     state->slots = (int64_t)group->n_ranks * max_tokens;
     state->expected = calloc((size_t)hidden, sizeof(*state->expected));
     state->input = calloc((size_t)hidden, sizeof(*state->input));
+    state->unchanged = calloc((size_t)hidden, sizeof(*state->unchanged));
     state->factors = calloc((size_t)hidden / EP_SCALE_BLOCK, sizeof(*state->factors));
-    if (!state->expected || !state->input || !state->factors ||
+    if (!state->expected || !state->input || !state->unchanged || !state->factors ||
         !reference_scratch_init(hidden, &state->scratch, NULL) ||
         !reference_layout_init(group, rank, true, 1, &state->layout, NULL))
         return EP_E_MEMORY;
@@ -173,6 +177,7 @@ static ep_status end(struct check_run *run, void *opaque, bool healthy)
     reference_scratch_done(&state->scratch);
     free(state->expected);
     free(state->input);
+    free(state->unchanged);
     free(state->factors);
     free(state);
     return status;
@@ -392,7 +397,7 @@ static ep_status dispatch(const struct ll_step *step)
 /* The row that an expert hands to combine: reference_reply_fn over a step. */
 static void reply_row(void *context, int rank, int expert, int source, int token, uint16_t *ret_row)
 {
-    const struct ll_step *step = context;
+    struct ll_step *step = context;
     struct ll_state *state = step->state;
     int hidden = step->data.hidden;
 
@@ -401,11 +406,16 @@ static void reply_row(void *context, int rank, int expert, int source, int token
         data_reply(&step->data, expert, source, token, ret_row);
         return;
     }
-    input_row(&step->data, source, token, ret_row);
-    if (!is_fp8(&state->c))
-        return;
-    reference_quantize(ret_row, hidden, is_rounded(&state->c), (uint8_t *)state->input, state->factors);
-    reference_dequantize((const uint8_t *)state->input, state->factors, hidden, ret_row);
+    if (step->source != source || step->token != token) {
+        step->source = source;
+        step->token = token;
+        input_row(&step->data, source, token, step->unchanged);
+        if (is_fp8(&state->c)) {
+            reference_quantize(step->unchanged, hidden, is_rounded(&state->c), (uint8_t *)state->input, state->factors);
+            reference_dequantize((const uint8_t *)state->input, state->factors, hidden, step->unchanged);
+        }
+    }
+    memcpy(ret_row, step->unchanged, (size_t)hidden * sizeof(*ret_row));
 }
 
 /* Experts write their rows; the row behind the last of each expert is not a number and must not get into any sum. */
@@ -517,6 +527,8 @@ static ep_status run_case(struct check_run *run, void *opaque, int index)
             .state = state,
             .data = {.kind = state->c.kind, .seed = state->c.seed + (uint64_t)i, .hidden = run->parameters.hidden},
             .identity = i == 0,
+            .unchanged = state->unchanged,
+            .source = -1,
         };
     for (int i = 0; i < 4 && status == EP_OK; i++) {
         run->phase = phases[i];

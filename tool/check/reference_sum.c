@@ -103,8 +103,11 @@ void reference_quantize(const uint16_t *row, int hidden, bool round_scale, uint8
         uint8_t *out = ret_row + block * EP_SCALE_BLOCK;
         float amax = 1e-4f, factor;
 
-        for (int i = 0; i < EP_SCALE_BLOCK; i++)
-            amax = fmaxf(amax, fabsf(format_from_bf16(in[i])));
+        for (int i = 0; i < EP_SCALE_BLOCK; i++) {
+            float magnitude = fabsf(format_from_bf16(in[i]));
+
+            amax = magnitude > amax ? magnitude : amax;
+        }
         factor = amax / 448.0f;
         if (round_scale)
             factor = format_power_of_two(factor);
