@@ -29,7 +29,11 @@ EP_API ep_status ep_event_signal(ep_event *event);
 /* An event that completes when all work called so far on the communication stream is complete. */
 EP_API ep_status ep_event_record(ep_comm *comm, ep_event **ret_event);
 
-/* Waits on the host. The status of the work behind it, or EP_E_TIMEOUT. timeout_ms < 0: the communicator's deadline. */
+/*
+ * Waits on the host. The status of the work behind it, or EP_E_TIMEOUT after timeout_ms. timeout_ms < 0: until it
+ * completes - work has deadlines of its own, whose status says who was late; an event of ep_event_new() is waited for
+ * as long as the communicator's deadline.
+ */
 EP_API ep_status ep_event_wait(ep_event *event, int timeout_ms);
 
 /* *ret_done: 1 once the work is complete; the returned status is then that of the work. Never blocks. */

@@ -52,6 +52,9 @@ ep_status ep_comm_usable(ep_comm *comm, const char *call)
     pthread_mutex_lock(&comm->error_lock);
     memcpy(reason, comm->reason, sizeof(reason));
     pthread_mutex_unlock(&comm->error_lock);
+    /* A failure without words is one that a signal handler or another thread of this rank has set. */
+    if (!reason[0] && failed == EP_E_ABORTED)
+        return ep_fail(failed, "%s: rank %d, this one, called ep_comm_abort", call, comm->rank);
     return ep_fail(failed, "%s: the communicator has failed before: %s", call,
                    reason[0] ? reason : ep_status_text(failed));
 }
@@ -218,7 +221,17 @@ static ep_status shrink(ep_comm *comm, const ep_comm_config *config, ep_comm *ne
     boot.rank = next->rank;
     boot.nranks = next->nranks;
     status = ep_config_agree(&boot, next, EP_OK, "ep_comm_shrink");
-    if (status != EP_OK && comm->ops->comm_close)
+    if (status == EP_OK)
+        return EP_OK;
+    if (ep_status_is_fatal(status) && status != EP_E_MISMATCH) {
+        /*
+         * Somebody died just now; other survivors may have the new group already. So it exists everywhere and has
+         * failed everywhere, and all shrink it again.
+         */
+        ep_comm_record(next, status);
+        return EP_OK;
+    }
+    if (comm->ops->comm_close)
         comm->ops->comm_close(next);
     return status;
 }
@@ -230,6 +243,8 @@ ep_status ep_comm_shrink(ep_comm *comm, const ep_comm_config *config, ep_comm **
 
     EP_CHECK_HANDLE(comm);
     status = EP_CHECK_PTR(__func__, ret_comm);
+    if (status == EP_OK && comm->shrunk)
+        status = ep_fail(EP_E_STATE, "%s: this communicator was shrunk before; shrink the newer one", __func__);
     if (status == EP_OK && (!comm->ops->shrink || !comm->ops->allgather))
         status = ep_fail(EP_E_UNSUPPORTED, "%s: backend %s does not provide it", __func__, comm->ops->name);
     if (status == EP_OK) {
@@ -240,6 +255,7 @@ ep_status ep_comm_shrink(ep_comm *comm, const ep_comm_config *config, ep_comm **
         free_comm(next);
         return ep_comm_record(comm, status);
     }
+    comm->shrunk = true;
     *ret_comm = next;
     return EP_OK;
 }

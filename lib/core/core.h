@@ -27,6 +27,7 @@ struct ep_comm {
     _Atomic int failed;               /* ep_status of the first failure of the 3xx and 4xx kind */
     char error[EP_ERROR_TEXT_BYTES];  /* of the last failure */
     ep_stats stats;
+    bool shrunk;                      /* a newer group has replaced this one */
     _Atomic int live;                 /* plans, events and low-latency objects not yet freed */
     char reason[EP_ERROR_TEXT_BYTES]; /* of the failure in `failed` */
     char shown[EP_ERROR_TEXT_BYTES];  /* what ep_comm_last_error() handed out: workers may change `error` meanwhile */
@@ -95,6 +96,7 @@ struct ep_backend_ops {
     ep_status (*event_new)(ep_comm *comm, ep_event **ret_event);
     ep_status (*event_record)(ep_comm *comm, ep_event **ret_event);
     ep_status (*event_signal)(ep_event *event);
+    /* timeout_ms < 0: as long as the work's own deadlines last. */
     ep_status (*event_wait)(ep_event *event, int timeout_ms);
     ep_status (*event_query)(const ep_event *event, int *ret_done);
     void (*event_free)(ep_event *event);

@@ -41,8 +41,7 @@ ep_status ep_event_signal(ep_event *event)
 ep_status ep_event_wait(ep_event *event, int timeout_ms)
 {
     EP_CHECK_HANDLE(event);
-    return EP_BACKEND_CALL(event->comm, event_wait, event,
-                           timeout_ms < 0 ? event->comm->config.timeout_ms : timeout_ms);
+    return EP_BACKEND_CALL(event->comm, event_wait, event, timeout_ms);
 }
 
 ep_status ep_event_query(const ep_event *event, int *ret_done)

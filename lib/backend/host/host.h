@@ -149,7 +149,6 @@ struct host_comm {
     int first;               /* first rank of this node */
     int nlocal, local;       /* ranks on this node, own index among them */
     bool one_host;
-    bool shrunk; /* a newer group has replaced this one */
     bool spin;   /* ranks of this host do not outnumber the processors */
     size_t board_row_bytes;
     uint64_t operation;                   /* number of the last dispatch or combine */

@@ -302,15 +302,21 @@ static ep_status event_result(const struct host_event *event)
 ep_status host_event_wait(ep_event *base, int timeout_ms)
 {
     struct host_event *event = (struct host_event *)base;
-    uint64_t limit = ep_deadline_ns(timeout_ms);
+    bool limited = timeout_ms >= 0 || event->user;
+    int limit_ms = timeout_ms >= 0 ? timeout_ms : base->comm->config.timeout_ms;
+    uint64_t limit = ep_deadline_ns(limit_ms);
     struct timespec until = to_timespec(limit);
     ep_status status;
 
     pthread_mutex_lock(&event->lock);
-    while (!event->done && ep_now_ns() < limit)
-        pthread_cond_timedwait(&event->changed, &event->lock, &until);
-    status = event->done ? event_result(event)
-                         : ep_fail(EP_E_TIMEOUT, "ep_event_wait: not complete after %d ms", timeout_ms);
+    while (!event->done && (!limited || ep_now_ns() < limit)) {
+        if (limited)
+            pthread_cond_timedwait(&event->changed, &event->lock, &until);
+        else
+            pthread_cond_wait(&event->changed, &event->lock);
+    }
+    status =
+        event->done ? event_result(event) : ep_fail(EP_E_TIMEOUT, "ep_event_wait: not complete after %d ms", limit_ms);
     pthread_mutex_unlock(&event->lock);
     return status;
 }

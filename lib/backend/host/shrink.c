@@ -275,8 +275,6 @@ ep_status host_shrink(ep_comm *comm, ep_comm *next)
 
     if (!host->one_host)
         return ep_fail(EP_E_UNSUPPORTED, "ep_comm_shrink: the ranks are on several hosts");
-    if (host->shrunk)
-        return ep_fail(EP_E_STATE, "ep_comm_shrink: this communicator was shrunk before; shrink the newer one");
     host_drain(host);
     s.deadline_ns = ep_deadline_ns(s.timeout_ms);
     if (atomic_load(&s.mine->attempt)) {
@@ -295,7 +293,6 @@ ep_status host_shrink(ep_comm *comm, ep_comm *next)
         if (!is_out(&s, rank))
             g.ranks[g.n++] = rank;
     status = open_next(&g, comm, next);
-    host->shrunk = status == EP_OK;
     free(g.ranks);
     return status;
 }
