@@ -11,7 +11,7 @@
 extern "C" {
 #endif
 
-/* Round to nearest even. NaN stays a (quiet) NaN. */
+/* Round to nearest even. Every NaN becomes the quiet NaN 0x7fc0. */
 EP_API uint16_t ep_bf16_from_f32(float value);
 EP_API float ep_bf16_to_f32(uint16_t bits);
 
@@ -19,13 +19,18 @@ EP_API float ep_bf16_to_f32(uint16_t bits);
 EP_API uint8_t ep_e4m3_from_f32(float value);
 EP_API float ep_e4m3_to_f32(uint8_t bits);
 
-/* Smallest power of two not below `value` (which must be positive and finite), as a biased exponent byte. */
+/*
+ * Smallest power of two not below `value` (which must be positive and finite), as a biased exponent byte. What is above
+ * 2^127 gets 2^127, what is below 2^-127 gets 2^-127; NaN and infinity give 255.
+ */
 EP_API uint8_t ep_ue8m0_from_f32(float value);
 EP_API float ep_ue8m0_to_f32(uint8_t bits); /* 2^(bits-127); 255 is NaN */
 
 /*
  * Quantise a row of `hidden` (a multiple of 128) bf16 elements to e4m3 with one factor per 128 elements; the rule is
- * that of ep_ll_dispatch(). ret_scales: hidden/128 floats. Returns nothing; inputs that are NaN give NaN.
+ * that of ep_ll_dispatch(), each division an IEEE one in single precision. ret_scales: hidden/128 floats. Returns
+ * nothing. An element that is NaN gives NaN and does not count for the factor; an infinite one makes its block NaN,
+ * because the factor is infinite (with rounding: NaN) then.
  */
 EP_API void ep_quantize_row(const uint16_t *x, int hidden, int round_scale, uint8_t *ret_x, float *ret_scales);
 
