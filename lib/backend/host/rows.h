@@ -4,7 +4,8 @@
  *
  * Each has a portable form and faster ones for AVX2 and AVX-512, chosen once at start; all give the same bits (the
  * tests run every form that the machine has against the portable one). $EPKIT_HOST_ISA = portable, avx2 or avx512
- * chooses by hand.
+ * chooses by hand; a name that cannot run here is ignored. The caller's floating-point modes are to be the default ones
+ * (nearest even, denormals kept).
  */
 #ifndef EP_HOST_ROWS_H
 #define EP_HOST_ROWS_H
@@ -27,7 +28,7 @@ struct ep_rows_ops {
 
     /*
      * Sum of n >= 1 bf16 rows of `count` elements (a multiple of 8, aligned to 16): fp32, rows[0] first, one after the
-     * other, rounded once to nearest even into out. NaN in, quiet NaN out.
+     * other, rounded once to nearest even into out. Every NaN comes out as 0x7fc0 (fp32: 0x7fc00000).
      */
     void (*sum_bf16)(uint16_t *out, const uint16_t *const *rows, int n, int count);
     void (*sum_bf16_stream)(uint16_t *out, const uint16_t *const *rows, int n, int count);
@@ -61,5 +62,8 @@ void ep_rows_stream_end(void);
 
 /* Bytes of destinations above which the stream forms win here: the last-level cache, read from sysfs once. */
 size_t ep_rows_stream_threshold(void);
+
+/* Bytes of the data cache of the highest level below a sysfs directory ".../cpuN/cache"; 0 if it does not tell. */
+size_t ep_rows_last_level_cache(const char *directory);
 
 #endif

@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * rows.c - which form of the inner loops this machine gets, and from which size on streaming pays.
+ */
+#include "backend/host/rows.h"
+#include "backend/host/rows_forms.h"
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#define CACHE_DIRECTORY "/sys/devices/system/cpu/cpu0/cache"
+
+/* Where sysfs says nothing (containers without /sys, some virtual machines): a small server's share. */
+#define CACHE_BYTES_UNKNOWN ((size_t)8 << 20)
+
+static bool runs_anywhere(void)
+{
+    return true;
+}
+
+#if defined(__x86_64__)
+static bool runs_avx2(void)
+{
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+}
+
+static bool runs_avx512(void)
+{
+    return runs_avx2() && __builtin_cpu_supports("avx512f");
+}
+#endif
+
+/* Best first. */
+static const struct {
+    const struct ep_rows_ops *ops;
+    bool (*runs_here)(void);
+} forms[] = {
+#if defined(__x86_64__)
+    {&ep_rows_avx512, runs_avx512},
+    {&ep_rows_avx2, runs_avx2},
+#endif
+    {&ep_rows_portable, runs_anywhere},
+};
+
+#define N_FORMS (sizeof(forms) / sizeof(forms[0]))
+
+const struct ep_rows_ops *ep_rows_find(const char *name)
+{
+    size_t i;
+
+    for (i = 0; i < N_FORMS; i++) {
+        if (!strcmp(forms[i].ops->name, name) && forms[i].runs_here())
+            return forms[i].ops;
+    }
+    return NULL;
+}
+
+const struct ep_rows_ops *ep_rows_get(void)
+{
+    /* Threads that race here choose the same. */
+    static _Atomic(const struct ep_rows_ops *) chosen;
+    const struct ep_rows_ops *ops = atomic_load_explicit(&chosen, memory_order_relaxed);
+    const char *wanted;
+    size_t i;
+
+    if (ops)
+        return ops;
+    wanted = getenv("EPKIT_HOST_ISA");
+    if (wanted)
+        ops = ep_rows_find(wanted);
+    for (i = 0; !ops; i++) {
+        if (forms[i].runs_here())
+            ops = forms[i].ops;
+    }
+    atomic_store_explicit(&chosen, ops, memory_order_relaxed);
+    return ops;
+}
+
+void ep_rows_stream_end(void)
+{
+#if defined(__x86_64__)
+    _mm_sfence();
+#else
+    atomic_thread_fence(memory_order_release);
+#endif
+}
+
+/* First line of a small file, without its newline. */
+static bool read_line(const char *directory, int index, const char *file, char *ret_line, int bytes)
+{
+    char path[512];
+    FILE *stream;
+    bool ok;
+
+    if ((size_t)snprintf(path, sizeof(path), "%s/index%d/%s", directory, index, file) >= sizeof(path))
+        return false;
+    stream = fopen(path, "re");
+    if (!stream)
+        return false;
+    ok = fgets(ret_line, bytes, stream) != NULL;
+    fclose(stream);
+    if (ok)
+        ret_line[strcspn(ret_line, "\n")] = '\0';
+    return ok;
+}
+
+/* "32768K", as sysfs writes it; 0 for anything else. */
+static size_t parse_size(const char *text)
+{
+    static const char units[] = "KMG";
+    unsigned long long number;
+    const char *unit;
+    char *end;
+
+    if (*text < '0' || *text > '9')
+        return 0;
+    number = strtoull(text, &end, 10);
+    if (!*end)
+        return (size_t)number;
+    unit = strchr(units, *end);
+    if (!unit || end[1] || number >= 1ull << 32)
+        return 0;
+    return (size_t)number << (10 * (unit - units + 1));
+}
+
+size_t ep_rows_last_level_cache(const char *directory)
+{
+    char level[32], type[32], size[32];
+    size_t bytes, found = 0;
+    int index, highest = 0;
+
+    for (index = 0; read_line(directory, index, "level", level, sizeof(level)); index++) {
+        if (!read_line(directory, index, "type", type, sizeof(type)) || !strcmp(type, "Instruction"))
+            continue;
+        if (!read_line(directory, index, "size", size, sizeof(size)))
+            continue;
+        bytes = parse_size(size);
+        if (bytes && atoi(level) > highest) {
+            highest = atoi(level);
+            found = bytes;
+        }
+    }
+    return found;
+}
+
+size_t ep_rows_stream_threshold(void)
+{
+    static _Atomic size_t known;
+    size_t bytes = atomic_load_explicit(&known, memory_order_relaxed);
+
+    if (bytes)
+        return bytes;
+    /* Not sysconf(_SC_LEVEL3_CACHE_SIZE): glibc computes it from CPUID and is off by a factor of 12 on some guests. */
+    bytes = ep_rows_last_level_cache(CACHE_DIRECTORY);
+    if (!bytes)
+        bytes = CACHE_BYTES_UNKNOWN;
+    atomic_store_explicit(&known, bytes, memory_order_relaxed);
+    return bytes;
+}

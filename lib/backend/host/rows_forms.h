@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* rows_forms.h - the forms that rows.c chooses from. Call one only where its instructions exist. */
+#ifndef EP_HOST_ROWS_FORMS_H
+#define EP_HOST_ROWS_FORMS_H
+
+#include "backend/host/rows.h"
+
+extern const struct ep_rows_ops ep_rows_portable;
+
+#if defined(__x86_64__)
+extern const struct ep_rows_ops ep_rows_avx2;
+extern const struct ep_rows_ops ep_rows_avx512;
+#endif
+
+#endif
