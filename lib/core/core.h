@@ -9,6 +9,7 @@
 #ifndef EP_CORE_CORE_H
 #define EP_CORE_CORE_H
 
+#include "base/args.h"
 #include "base/error.h"
 
 #include <epkit/epkit.h>
@@ -132,39 +133,6 @@ static inline bool ep_status_is_fatal(ep_status status)
 ep_status ep_backend_find(const char *name, const struct ep_backend_ops **ret_ops);
 
 extern const struct ep_backend_ops ep_backend_host;
-
-/*
- * Argument structs begin with their size and grow at the end. Copies what the caller has into a zeroed struct of this
- * library's size; a caller with a larger struct is fine as long as the tail that we do not know is zero. EP_E_ABI
- * otherwise, or when the struct is shorter than that of the first release. `what` goes in front of the error text.
- */
-EP_PRIVATE_API ep_status ep_args_load(void *ret_args, size_t our_bytes, size_t first_bytes, const void *args,
-                                      const char *what);
-
-/* The way back: fills what the caller's struct has room for and zeroes what we do not know. Its .size stays. */
-ep_status ep_args_store(void *ret_args, const void *ours, size_t our_bytes, size_t first_bytes, const char *what);
-
-#define EP_ARGS_LOAD(ret_args, args, type)                                                                             \
-    ep_args_load((ret_args), sizeof(type), EP_ARGS_FIRST_BYTES(type), (args), #type)
-#define EP_ARGS_STORE(ret_args, ours, type)                                                                            \
-    ep_args_store((ret_args), (ours), sizeof(type), EP_ARGS_FIRST_BYTES(type), #type)
-
-/* The last field that each struct had in the first release: callers built against it have at least these bytes. */
-#define EP_ARGS_FIRST_BYTES(type) (EP_ARGS_END(type, EP_ARGS_LAST_##type))
-#define EP_ARGS_END(type, field) (offsetof(type, field) + sizeof(((type *)0)->field))
-#define EP_ARGS_LAST_ep_boot network
-#define EP_ARGS_LAST_ep_comm_config emulation
-#define EP_ARGS_LAST_ep_comm_info library_bytes
-#define EP_ARGS_LAST_ep_stats ns_total
-#define EP_ARGS_LAST_ep_plan_args worst_rows
-#define EP_ARGS_LAST_ep_plan_info expert_start
-#define EP_ARGS_LAST_ep_layout token_in_rank
-#define EP_ARGS_LAST_ep_dispatch_args flags
-#define EP_ARGS_LAST_ep_combine_args flags
-#define EP_ARGS_LAST_ep_ll_config flags
-#define EP_ARGS_LAST_ep_ll_dispatch_args flags
-#define EP_ARGS_LAST_ep_ll_combine_args flags
-#define EP_ARGS_LAST_ep_launch_args reserved
 
 /* a * b and a * b * c in bytes; false if it does not fit int64. */
 static inline bool ep_mul(int64_t a, int64_t b, int64_t *ret_product)

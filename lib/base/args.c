@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "core/core.h"
+#include "base/args.h"
 
 #include <string.h>
 
