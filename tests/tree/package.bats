@@ -44,7 +44,7 @@ END
 @test "the CMake package refuses another minor version" {
     run configures 0.2
     [ "$status" -ne 0 ]
-    [[ "$output" == *"compatible with requested version"* ]]
+    [[ "$output" == *'version: 0.1.0'* ]]
 }
 
 @test "the CMake package refuses a component that does not exist" {
