@@ -131,18 +131,20 @@ static size_t parse_size(const char *text)
 
 size_t ep_rows_last_level_cache(const char *directory)
 {
-    char level[32], type[32], size[32];
+    char text[32], type[32], size[32];
     size_t bytes, found = 0;
-    int index, highest = 0;
+    long level, highest = 0;
+    int index;
 
-    for (index = 0; read_line(directory, index, "level", level, sizeof(level)); index++) {
+    for (index = 0; read_line(directory, index, "level", text, sizeof(text)); index++) {
         if (!read_line(directory, index, "type", type, sizeof(type)) || !strcmp(type, "Instruction"))
             continue;
         if (!read_line(directory, index, "size", size, sizeof(size)))
             continue;
         bytes = parse_size(size);
-        if (bytes && atoi(level) > highest) {
-            highest = atoi(level);
+        level = strtol(text, NULL, 10);
+        if (bytes && level > highest) {
+            highest = level;
             found = bytes;
         }
     }
