@@ -179,10 +179,8 @@ static void keep(struct findings *findings, json_t *result)
     json_decref(result);
 }
 
-static void print_text(const struct bench_options *options, const struct ranks_spec *specs,
-                       const struct findings *findings, const json_t *machine)
+static void print_text(const struct bench_options *options, const struct findings *findings, const json_t *machine)
 {
-    const struct ranks_spec *last = &specs[options->ranks.n - 1];
     const char *device = json_string_value(findings->device);
     const char *mpi = json_string_value(findings->mpi);
     const char *why = "";
@@ -190,7 +188,7 @@ static void print_text(const struct bench_options *options, const struct ranks_s
 
     bench_sentence(findings->rows, sentence, sizeof(sentence));
     machine_sentence(machine, where, sizeof(where));
-    out_verdict(OUT_PLAIN, "%s, %d ranks: %s.", device, last->nranks, sentence);
+    out_verdict(OUT_PLAIN, "%s, %s.", device, sentence);
     bench_print_rows(findings->rows, device, OUT_TABLE);
     if (options->phases)
         bench_print_phases(findings->rows, device);
@@ -245,7 +243,7 @@ static int print(const struct cmd *cmd, const struct bench_options *options, con
     else if (options->csv)
         result = bench_print_rows(findings->rows, json_string_value(findings->device), OUT_CSV);
     else
-        print_text(options, specs, findings, machine);
+        print_text(options, findings, machine);
     json_decref(machine);
     return result == 0 ? CMD_FINE : CMD_FAILED;
 }

@@ -68,7 +68,7 @@ static ep_status take_buffers(struct bench_case *bench)
     bench->out = take(bench, n_tokens, 2 * hidden);
     if (!bench->x || !bench->x_scales || !bench->out)
         return ep_fail(EP_E_MEMORY, "benchmark: no memory for %d tokens", bench->tokens);
-    if (!bench->request->yardsticks)
+    if (!bench_has_yardsticks(bench))
         return EP_OK;
     EP_TRY(take_symmetric(bench, 2 * hidden, &bench->copy_to));
     bench->copy_from = take(bench, bench->room_rows, 2 * hidden);

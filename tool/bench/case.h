@@ -59,9 +59,15 @@ int bench_routing_new(struct ranks_ctx *ctx, const struct bench_request *request
 ep_status bench_plan_new(struct bench_case *bench, const struct bench_route *route, ep_plan **ret_plan);
 void bench_dispatch_args(const struct bench_case *bench, bool is_fp8, ep_dispatch_args *ret_args);
 
+/* Yardsticks that need buffers of their own. */
+static inline bool bench_has_yardsticks(const struct bench_case *bench)
+{
+    return bench->request->yardsticks && (bench->request->ops & (BENCH_DISPATCH | BENCH_COMBINE));
+}
+
 static inline bool bench_has_mpi(const struct bench_case *bench)
 {
-    return bench->ctx->mpi && bench->request->yardsticks;
+    return bench->ctx->mpi && bench_has_yardsticks(bench);
 }
 
 /* --- verify.c: all of these are collective, and fail on every rank when they fail on one --- */

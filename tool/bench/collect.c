@@ -9,6 +9,7 @@
 #include <sys/sysinfo.h>
 
 struct collector {
+    const struct ranks_spec *spec;
     json_t *result;
     json_t *rows, *memory;
 };
@@ -40,7 +41,7 @@ static void on_event(void *context, const json_t *event)
         json_object_set(collector->result, "mpi", json_object_get(event, "mpi"));
     } else if (strcmp(kind, "step") == 0 && json_unpack((json_t *)event, "{s:i, s:i, s:s, s:i}", "done", &done, "total",
                                                         &total, "what", &what, "tokens", &tokens) == 0) {
-        progress_update(done, total, "%s, %d tokens", what, tokens);
+        progress_update(done, total, "%d ranks, %d tokens: %s", collector->spec->nranks, tokens, what);
     }
 }
 
@@ -64,7 +65,7 @@ static bool memory_suffices(const struct ranks_spec *spec, const struct bench_re
 
 int bench_collect(const struct ranks_spec *spec, const struct bench_request *request, json_t **ret_result)
 {
-    struct collector collector = {.result = json_object(), .rows = json_array(), .memory = json_array()};
+    struct collector collector = {.spec = spec, .result = json_object(), .rows = json_array(), .memory = json_array()};
     json_t *parameters;
     int code = 1;
 

@@ -127,7 +127,7 @@ static int measure(struct op *op, bool is_combine)
                          .after = after_byhand,
                          .context = op},
     };
-    int n_turns = bench_has_mpi(bench) ? 3 : bench->request->yardsticks ? 2 : 1;
+    int n_turns = bench_has_mpi(bench) ? 3 : bench_has_yardsticks(bench) ? 2 : 1;
     struct bench_measurement measurement = {
         .op = is_combine ? "combine" : "dispatch",
         .type = op->is_fp8 ? "fp8" : "bf16",

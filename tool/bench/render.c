@@ -127,25 +127,26 @@ static bool is_op(const json_t *row, const char *op)
     return strcmp(json_string_value(json_object_get(row, "op")), op) == 0;
 }
 
-/* The row of `op` with the most ranks, then tokens, then bytes in a row. NULL if there is none. */
-static const json_t *largest(const json_t *rows, const char *op)
+/* Does `row` have more ranks, then tokens, then bytes in a row than `other`? */
+static bool larger(const json_t *row, const json_t *other)
 {
     static const char *const keys[] = {"ranks", "tokens", "row_bytes"};
+
+    for (size_t k = 0; k < COUNT(keys); k++)
+        if (number(row, keys[k]) != number(other, keys[k]))
+            return number(row, keys[k]) > number(other, keys[k]);
+    return false;
+}
+
+/* The largest row, of `op` if it is not NULL. NULL if there is none. */
+static const json_t *largest(const json_t *rows, const char *op)
+{
     const json_t *best = NULL, *row;
     size_t i;
 
     json_array_foreach(rows, i, row)
     {
-        bool better = !best;
-
-        if (!is_op(row, op))
-            continue;
-        for (size_t k = 0; k < COUNT(keys) && !better; k++) {
-            if (number(row, keys[k]) < number(best, keys[k]))
-                break;
-            better = number(row, keys[k]) > number(best, keys[k]);
-        }
-        if (better)
+        if ((!op || is_op(row, op)) && (!best || larger(row, best)))
             best = row;
     }
     return best;
@@ -166,14 +167,15 @@ static void append(char *text, size_t bytes, const char *format, ...)
 void bench_sentence(const json_t *rows, char *ret_text, size_t bytes)
 {
     static const char *const ops[] = {"dispatch", "combine", "plan", "ll-dispatch", "ll-combine"};
+    int n = 0;
 
-    *ret_text = '\0';
+    snprintf(ret_text, bytes, "%d ranks", (int)number(largest(rows, NULL), "ranks"));
     for (size_t i = 0; i < COUNT(ops); i++) {
         const json_t *row = largest(rows, ops[i]);
 
         if (!row)
             continue;
-        append(ret_text, bytes, "%s%s", *ret_text ? "; " : "", ops[i]);
+        append(ret_text, bytes, "%s %s", n++ ? ";" : ":", ops[i]);
         if (!json_object_get(row, "vs_memcpy")) {
             append(ret_text, bytes, " takes %.0f us", number(row, "time_us"));
             continue;
@@ -186,18 +188,15 @@ void bench_sentence(const json_t *rows, char *ret_text, size_t bytes)
 
 void bench_print_notes(const json_t *rows, const json_t *memory)
 {
-    const json_t *row = largest(rows, "first-dispatch");
-    size_t i;
+    const json_t *first = largest(rows, "first-dispatch");
+    const json_t *held = largest(memory, NULL);
 
-    if (row)
+    if (first)
         out_line("A new routing: its first dispatch, plan included, takes %.2f times as long as one whose plan exists.",
-                 1 / number(row, "vs_cached"));
-    json_array_foreach(memory, i, row)
-    {
-        out_line("Memory, %d ranks, %d tokens: the library holds %.2f MiB of each rank beside %.1f MiB of inputs and "
-                 "outputs (%.1f%%).",
-                 (int)number(row, "ranks"), (int)number(row, "tokens"),
-                 number(row, "share") * number(row, "data_bytes") / (1 << 20), number(row, "data_bytes") / (1 << 20),
-                 number(row, "share") * 100);
-    }
+                 1 / number(first, "vs_cached"));
+    if (held)
+        out_line("Memory: the library holds %.2f MiB of each rank beside %.1f MiB of inputs and outputs, %.1f%% "
+                 "(%d ranks, %d tokens).",
+                 number(held, "share") * number(held, "data_bytes") / (1 << 20), number(held, "data_bytes") / (1 << 20),
+                 number(held, "share") * 100, (int)number(held, "ranks"), (int)number(held, "tokens"));
 }

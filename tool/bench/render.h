@@ -13,7 +13,7 @@ int bench_print_rows(const json_t *rows, const char *device, enum out_format for
 /* Where the time went: the phases of each operation. */
 int bench_print_phases(const json_t *rows, const char *device);
 
-/* "dispatch runs at 0.92 of memcpy and 3.4 times MPI_Alltoallv, ...": of the largest group and token count. */
+/* "8 ranks: dispatch runs at 0.92 of memcpy and 3.4 times MPI_Alltoallv, ...": of the largest group and token count. */
 void bench_sentence(const json_t *rows, char *ret_text, size_t bytes);
 
 /* The lines below the table: memory, what a new routing costs. */

@@ -116,6 +116,7 @@ const char *bench_check(const struct bench_request *request, int n_ranks, char *
 
 uint64_t bench_bytes(const struct bench_request *request, int n_ranks, bool under_mpi)
 {
+    bool yardsticks = request->yardsticks && (request->ops & (BENCH_DISPATCH | BENCH_COMBINE));
     int fan_out = request->topk < n_ranks ? request->topk : n_ranks;
     uint64_t row = 2 * (uint64_t)request->hidden;
     uint64_t most = 0;
@@ -124,9 +125,9 @@ uint64_t bench_bytes(const struct bench_request *request, int n_ranks, bool unde
     for (int i = 0; i < request->n_token_counts; i++) {
         uint64_t tokens = (uint64_t)request->tokens[i] * (uint64_t)n_ranks;
         uint64_t rows = tokens * (uint64_t)fan_out;
-        uint64_t bytes = tokens * row * 3 + rows * row * (request->yardsticks ? 3 : 1);
+        uint64_t bytes = tokens * row * 3 + rows * row * (yardsticks ? 3 : 1);
 
-        if (under_mpi && request->yardsticks)
+        if (under_mpi && yardsticks)
             bytes += byhand_bytes((int64_t)rows, (int64_t)rows, request->hidden, request->topk);
         most = bytes > most && (request->ops & ~(unsigned)BENCH_LL) ? bytes : most;
     }

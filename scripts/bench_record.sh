@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# bench_record.sh [EPKIT] - measure the configuration that figures are quoted for, and keep them in bench/results/.
+#
+# About ten minutes and 6 GiB of memory. Build from a clean checkout (preset release), so that the commit in the record
+# is that of the source, and leave the machine alone meanwhile. Refuses to overwrite a record.
+set -euo pipefail
+here="$(cd "$(dirname "$0")/.." && pwd)"
+epkit="${1:-$here/build/epkit}"
+
+command -v jq >/dev/null || { echo "bench_record.sh: jq is needed" >&2; exit 1; }
+[ -x "$epkit" ] || { echo "bench_record.sh: $epkit is not there: build it (scripts/build.sh release) or name the command" >&2; exit 1; }
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+# measure NAME OPTION...: one document, with the command line that made it.
+measure() {
+    local name="$1"
+    shift
+    echo "bench_record.sh: $name: epkit bench $*" >&2
+    "$epkit" bench "$@" --json >"$work/document"
+    jq --arg name "$name" --arg command "epkit bench $*" '{name: $name, command: $command, document: .}' \
+        "$work/document" >>"$work/runs"
+}
+
+measure throughput --ranks 8 --tokens 512,1024 --hidden 7168 --topk 8 --experts 256 --only dispatch,combine --iters 50
+measure low-latency --ranks 8 --ll-tokens 128 --hidden 7168 --topk 8 --experts 256 --only ll --iters 50
+measure plans --ranks 8 --tokens 512,4096 --hidden 7168 --topk 8 --experts 256 --only plan --iters 50
+measure two-nodes --ranks 8 --nodes 2 --boot fork --tokens 512 --hidden 7168 --topk 8 --experts 256 --dtype bf16 \
+    --only dispatch,combine --iters 20
+measure ranks --ranks 2,4,8,16,32,64 --tokens 64 --hidden 7168 --topk 8 --experts 256 --dtype bf16 \
+    --only dispatch,combine,plan --iters 20
+
+cpu=$(jq -rs '.[0].document.machine.cpu // "unknown"' "$work/runs" |
+    tr '[:upper:]' '[:lower:]' | sed -E 's/\((r|tm)\)//g; s/[^a-z0-9]+/-/g; s/^-|-$//g')
+commit=$(jq -rs '.[0].document.build.commit' "$work/runs")
+device=$(jq -rs '.[0].document.device' "$work/runs")
+out="$here/bench/results/$(date -u +%Y-%m-%d)-$device-$cpu-$commit.json"
+[ ! -e "$out" ] || { echo "bench_record.sh: $out is there already" >&2; exit 1; }
+jq -s '{schema_version: 1, runs: .}' "$work/runs" >"$out"
+echo "$out"
+
+# What is quoted, for people.
+jq -r '.runs[] | .name as $name | .document | .device as $device | .rows[] |
+    [$device, $name, .op, .type, .ranks, .tokens, (.time_us | round), ((.logical_gbps // 0) * 1000 | round / 1000),
+     ((.vs_memcpy // 0) * 100 | round / 100), ((.vs_alltoallv // 0) * 100 | round / 100)] | @tsv' "$out" |
+    column -t -N ON,RUN,OP,TYPE,RANKS,TOKENS,US,LOGICAL-GB/s,X-MEMCPY,X-ALLTOALLV
