@@ -19,7 +19,7 @@
 #include <unistd.h>
 
 #define TIMEOUT_MS 30000
-#define TOKENS 64
+#define TOKENS 128
 #define HIDDEN 2048
 #define TOPK 8
 #define EXPERTS_PER_RANK 8
@@ -231,9 +231,9 @@ static void make_verdict(const struct run *run, char *ret_text, size_t bytes)
     n = (size_t)snprintf(ret_text, bytes, "epkit %s here: %s cases passed", run->code ? "does not work" : "works",
                          passed);
     if (row && n < bytes)
-        snprintf(ret_text + n, bytes - n, "; %s dispatch moves %.1f GB/s, %.0f %% of memcpy.", device ? device : "host",
+        snprintf(ret_text + n, bytes - n, "; %s dispatch moves %.1f GB/s, %.2f of memcpy.", device ? device : "host",
                  json_number_value(json_object_get(row, "logical_gbps")),
-                 100 * json_number_value(json_object_get(row, "vs_memcpy")));
+                 json_number_value(json_object_get(row, "vs_memcpy")));
     else if (n < bytes)
         snprintf(ret_text + n, bytes - n, "; nothing was measured.");
 }
@@ -260,7 +260,7 @@ static json_t *make_document(const struct cmd *cmd, const struct run *run, json_
     struct tm utc;
 
     if (gmtime_r(&now, &utc))
-        strftime(date, sizeof(date), "%Y-%m-%d %H:%M:%S UTC", &utc);
+        strftime(date, sizeof(date), "%Y-%m-%dT%H:%M:%SZ", &utc);
     json_object_set_new(document, "date", json_string(date));
     json_object_set_new(document, "result",
                         json_string(run->code == CMD_FINE          ? "works"
@@ -311,9 +311,9 @@ static void print_table(const struct run *run)
     {
         if (!json_equal(json_object_get(item, "tokens"), json_object_get(last, "tokens")))
             continue;
-        snprintf(text, sizeof(text), "%.1f GB/s, %.0f %% of memcpy",
+        snprintf(text, sizeof(text), "%.1f GB/s, %.2f of memcpy",
                  json_number_value(json_object_get(item, "logical_gbps")),
-                 100 * json_number_value(json_object_get(item, "vs_memcpy")));
+                 json_number_value(json_object_get(item, "vs_memcpy")));
         json_array_append_new(rows,
                               json_pack("{s:o, s:O, s:s}", "what",
                                         json_sprintf("%s %s, %d tokens", json_string_value(json_object_get(item, "op")),

@@ -26,7 +26,7 @@
 #include <unistd.h>
 
 #define TICK_MS 150
-#define LOST_GRACE_MS 5000 /* beyond the communicator's deadline, for the survivors of a dead rank */
+#define LOST_GRACE_MS 5000 /* beyond the communicator's deadline, for the other ranks when one has ended */
 #define TERM_GRACE_MS 3000 /* mpirun, to end its ranks and remove its session folder */
 
 struct child {
@@ -66,6 +66,18 @@ struct launch {
 
 /* --- events --- */
 
+/*
+ * A rank has ended, well or not: the others, who work together with it, end soon as well, or within their deadline
+ * notice that it is gone. One that is stopped, or wedged, does neither and is ended.
+ */
+static void hurry(struct launch *launch)
+{
+    uint64_t deadline_ns = ep_deadline_ns(launch->spec->timeout_ms + LOST_GRACE_MS);
+
+    if (!launch->deadline_ns || deadline_ns < launch->deadline_ns)
+        launch->deadline_ns = deadline_ns;
+}
+
 static void take_event(struct launch *launch, int rank, const char *line)
 {
     json_t *event = json_loads(line, 0, NULL);
@@ -79,6 +91,7 @@ static void take_event(struct launch *launch, int rank, const char *line)
     } else if (strcmp(kind, "exit") == 0) {
         launch->listeners[rank].finished = true;
         launch->listeners[rank].code = (int)json_integer_value(json_object_get(event, "code"));
+        hurry(launch);
     } else {
         if (strcmp(kind, "error") == 0)
             ranks_problem_add(launch->problems, event);
@@ -306,15 +319,6 @@ static void end_children(struct launch *launch)
     launch->ending = true;
     tell_children(launch, launch->spec->boot == RANKS_MPI ? SIGTERM : SIGKILL);
     launch->kill_ns = ep_deadline_ns(TERM_GRACE_MS);
-}
-
-/* The others notice a dead peer by themselves, within their deadline; they get that long and a little more. */
-static void hurry(struct launch *launch)
-{
-    uint64_t deadline_ns = ep_deadline_ns(launch->spec->timeout_ms + LOST_GRACE_MS);
-
-    if (!launch->deadline_ns || deadline_ns < launch->deadline_ns)
-        launch->deadline_ns = deadline_ns;
 }
 
 static void reap(struct launch *launch)

@@ -17,12 +17,13 @@ static const char style[] =
     "h2{font-size:1.15rem;margin:2.5rem 0 .75rem}\n"
     ".verdict{font-size:1.35rem;line-height:1.4;font-weight:600;margin:0;padding:1rem 1.25rem;background:var(--card);"
     "border-left:.35rem solid var(--good);border-radius:.25rem}\n"
-    ".verdict.bad{border-color:var(--bad)}\n"
+    ".verdict.bad{border-color:var(--bad)}.verdict.good,.verdict.bad{color:var(--fg)}\n"
     ".soft{color:var(--soft);font-size:.9rem}\n"
     ".good{color:var(--good)}.bad{color:var(--bad)}.warn{color:var(--warn)}\n"
     ".scroll{overflow-x:auto}\n"
     "table{border-collapse:collapse;width:100%;font-size:.92rem;font-variant-numeric:tabular-nums}\n"
-    "th,td{text-align:left;padding:.4rem .75rem .4rem 0;border-bottom:1px solid var(--line);vertical-align:top}\n"
+    "th,td{text-align:left;padding:.4rem .75rem;border-bottom:1px solid var(--line);vertical-align:top}\n"
+    "th:first-child,td:first-child{padding-left:0}\n"
     "th{font-weight:600;color:var(--soft);white-space:nowrap}\n"
     "td.n,th.n{text-align:right}\n"
     "figure{margin:1.5rem 0}figcaption{font-weight:600;margin-bottom:.25rem}\n"
@@ -87,35 +88,49 @@ static void print_number_cell(FILE *stream, const json_t *value, int digits, dou
 
 /* --- correctness --- */
 
-static void print_failures(FILE *stream, const json_t *suite)
+static void print_failed_case(FILE *stream, const json_t *suite, const json_t *item)
 {
-    json_t *item;
-    size_t i;
+    fputs("<li class=\"bad\">", stream);
+    report_escape(stream, text_of(suite, "matrix"));
+    fprintf(stream, ", case %d (", (int)number_of(item, "index"));
+    report_escape(stream, text_of(item, "name"));
+    fputs("): ", stream);
+    report_escape(stream, text_of(item, "detail"));
+    fputs("</li>\n", stream);
+}
 
-    json_array_foreach(json_object_get(suite, "cases"), i, item)
+static void print_error(FILE *stream, const json_t *suite, const json_t *item)
+{
+    fputs("<li class=\"bad\">", stream);
+    report_escape(stream, text_of(suite, "matrix"));
+    fputs(": ", stream);
+    report_escape(stream, text_of(item, "what"));
+    fputs(": ", stream);
+    report_escape(stream, text_of(item, "text"));
+    fputs(". <span class=\"soft\">", stream);
+    report_escape(stream, text_of(item, "hint"));
+    fputs("</span></li>\n", stream);
+}
+
+static void print_failures(FILE *stream, const json_t *suites)
+{
+    json_t *suite, *item;
+    size_t i, j;
+
+    fputs("<ul>\n", stream);
+    json_array_foreach(suites, i, suite)
     {
-        if (json_is_true(json_object_get(item, "passed")))
-            continue;
-        fputs("<li class=\"bad\">", stream);
-        report_escape(stream, text_of(suite, "matrix"));
-        fprintf(stream, ", case %d (", (int)number_of(item, "index"));
-        report_escape(stream, text_of(item, "name"));
-        fputs("): ", stream);
-        report_escape(stream, text_of(item, "detail"));
-        fputs("</li>\n", stream);
+        json_array_foreach(json_object_get(suite, "cases"), j, item)
+        {
+            if (!json_is_true(json_object_get(item, "passed")))
+                print_failed_case(stream, suite, item);
+        }
+        json_array_foreach(json_object_get(suite, "errors"), j, item)
+        {
+            print_error(stream, suite, item);
+        }
     }
-    json_array_foreach(json_object_get(suite, "errors"), i, item)
-    {
-        fputs("<li class=\"bad\">", stream);
-        report_escape(stream, text_of(suite, "matrix"));
-        fputs(": ", stream);
-        report_escape(stream, text_of(item, "what"));
-        fputs(": ", stream);
-        report_escape(stream, text_of(item, "text"));
-        fputs(". <span class=\"soft\">", stream);
-        report_escape(stream, text_of(item, "hint"));
-        fputs("</span></li>\n", stream);
-    }
+    fputs("</ul>\n", stream);
 }
 
 static void print_suites(FILE *stream, const json_t *suites)
@@ -142,14 +157,7 @@ static void print_suites(FILE *stream, const json_t *suites)
         fputs("</tr>\n", stream);
     }
     fputs("</tbody></table></div>\n", stream);
-    json_array_foreach(suites, i, suite)
-    {
-        if (strcmp(text_of(suite, "result"), "passed") == 0)
-            continue;
-        fputs("<ul>\n", stream);
-        print_failures(stream, suite);
-        fputs("</ul>\n", stream);
-    }
+    print_failures(stream, suites);
     fputs("<p class=\"soft\">Every row that arrives is compared with a reference that is computed without the "
           "library. Nodes are emulated on this machine.</p></section>\n",
           stream);
@@ -190,12 +198,10 @@ static void print_rows(FILE *stream, const json_t *rows)
 
     fputs("<div class=\"scroll\"><table><thead><tr><th>Operation</th><th>Type</th><th class=\"n\">Tokens</th>"
           "<th class=\"n\">Time, ms</th><th class=\"n\">Logical GB/s</th><th class=\"n\">Wire GB/s</th>"
-          "<th class=\"n\">memcpy GB/s</th><th class=\"n\">Of memcpy</th></tr></thead><tbody>\n",
+          "<th class=\"n\">memcpy GB/s</th><th class=\"n\">&times; memcpy</th></tr></thead><tbody>\n",
           stream);
     json_array_foreach(rows, i, row)
     {
-        const json_t *ratio = json_object_get(row, "vs_memcpy");
-
         fputs("<tr>", stream);
         print_text_cell(stream, "", text_of(row, "op"));
         print_text_cell(stream, "", text_of(row, "type"));
@@ -204,10 +210,7 @@ static void print_rows(FILE *stream, const json_t *rows)
         print_number_cell(stream, json_object_get(row, "logical_gbps"), 2, 1);
         print_number_cell(stream, json_object_get(row, "wire_gbps"), 2, 1);
         print_number_cell(stream, json_object_get(json_object_get(row, "memcpy"), "gbps"), 2, 1);
-        if (json_is_number(ratio))
-            fprintf(stream, "<td class=\"n\">%.0f %%</td>", 100 * json_number_value(ratio));
-        else
-            fputs("<td class=\"n\"></td>", stream);
+        print_number_cell(stream, json_object_get(row, "vs_memcpy"), 2, 1);
         fputs("</tr>\n", stream);
     }
     fputs("</tbody></table></div>\n", stream);

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+# What the tests of the command share. EPKIT_SOURCE and EPKIT_BUILD are set by ctest.
+bats_require_minimum_version 1.5.0
+
+EPKIT="${EPKIT_BUILD:?the build tree}/epkit"
+if [ ! -x "$EPKIT" ]; then
+    echo "$EPKIT is not there" >&2
+    exit 1
+fi
+# Small groups and rows: the machine may have two cores only. A deadline of the library ends before ctest's.
+# shellcheck disable=SC2034
+SMALL=(--ranks 2 --tokens 16 --hidden 512 --timeout 20)
+
+# No test may wait for ever.
+epkit() {
+    timeout --kill-after=10 100 "$EPKIT" "$@"
+}
+
+valid() {
+    python3 "$EPKIT_SOURCE/tests/cli/validate.py" "$EPKIT_SOURCE/tool/schema/$1.json" "${@:2}"
+}
+
+# Verbs as the help lists them.
+verbs() {
+    epkit help | sed -n '/^Verbs:/,/^$/s/^  \([a-z]*\)  *.*/\1/p'
+}
+
+# Long names of a verb's options, with their dashes, as the help has them.
+options() {
+    epkit help "$1" | sed '/^Examples:/,$d' | sed -n 's/^  *\(-., \)*\(--[a-z-]*\).*/\2/p'
+}
+
+# Processes that were started from this binary, zombies aside.
+living() {
+    local process
+    for process in /proc/[0-9]*; do
+        [ "$(readlink "$process/exe" 2>/dev/null)" = "$(readlink -f "$EPKIT")" ] && echo "${process##*/}"
+    done
+    return 0
+}
+
+# within SECONDS COMMAND...: the command succeeds at last.
+within() {
+    local tries=$(($1 * 10))
+    shift
+    while ! "$@"; do
+        tries=$((tries - 1))
+        [ "$tries" -gt 0 ] || return 1
+        sleep 0.1
+    done
+}

@@ -1,0 +1,90 @@
+#!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
+# Completion scripts: shells accept them, and bash completes what the help says.
+#
+# shellcheck disable=SC2154 # $stderr is set by run
+
+load common
+
+setup() {
+    for shell in bash zsh fish; do
+        epkit completion "$shell" >"$BATS_TEST_TMPDIR/script.$shell"
+    done
+}
+
+# complete WORD...: what bash offers for the last word
+complete_words() {
+    # shellcheck disable=SC1091
+    (
+        source "$BATS_TEST_TMPDIR/script.bash"
+        COMP_WORDS=(epkit "$@")
+        COMP_CWORD=$#
+        _epkit
+        printf '%s\n' "${COMPREPLY[@]}"
+    )
+}
+
+@test "bash accepts its script" {
+    bash -n "$BATS_TEST_TMPDIR/script.bash"
+}
+
+@test "shellcheck finds nothing in the script for bash" {
+    command -v shellcheck >/dev/null || skip "shellcheck is not installed"
+    shellcheck --shell=bash "$BATS_TEST_TMPDIR/script.bash"
+}
+
+@test "zsh accepts its script" {
+    command -v zsh >/dev/null || skip "zsh is not installed"
+    zsh -n "$BATS_TEST_TMPDIR/script.zsh"
+}
+
+@test "fish accepts its script" {
+    command -v fish >/dev/null || skip "fish is not installed"
+    fish --no-execute "$BATS_TEST_TMPDIR/script.fish"
+}
+
+@test "no other shell, and the nearest one" {
+    run --separate-stderr epkit completion zhs
+    [ "$status" -eq 2 ]
+    [[ "$stderr" == *"did you mean 'zsh'?"* ]]
+}
+
+@test "bash: verbs" {
+    [ "$(complete_words te)" = test ]
+    for verb in $(verbs); do
+        complete_words "" | grep -qx "$verb"
+    done
+    complete_words --v | grep -qx -- --version
+}
+
+@test "bash: arguments of verbs" {
+    [ "$(complete_words test intra)" = intranode ]
+    [ "$(complete_words help comp)" = completion ]
+    [ "$(complete_words completion f)" = fish ]
+}
+
+@test "bash: all options of every verb" {
+    for verb in $(verbs); do
+        complete_words "$verb" -- >"$BATS_TEST_TMPDIR/offered"
+        while read -r option; do
+            grep -qx -- "$option" "$BATS_TEST_TMPDIR/offered"
+        done < <(options "$verb")
+    done
+}
+
+@test "bash: values of options" {
+    [ "$(complete_words test intranode --boot th)" = threads ]
+    [ "$(complete_words test intranode -b f)" = fork ]
+    [ "$(complete_words test intranode --ranks "")" = "" ]
+    touch "$BATS_TEST_TMPDIR/some.npy"
+    cd "$BATS_TEST_TMPDIR"
+    complete_words test intranode --routing som | grep -qx some.npy
+}
+
+@test "all scripts name all verbs" {
+    for shell in bash zsh fish; do
+        for verb in $(verbs); do
+            grep -qw "$verb" "$BATS_TEST_TMPDIR/script.$shell"
+        done
+    done
+}

@@ -1,0 +1,123 @@
+#!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
+# Help, versions, and what is said about mistakes.
+#
+# shellcheck disable=SC2154 # $stderr is set by run
+
+load common
+
+@test "without a verb: the overview on standard error, exit code 2" {
+    run --separate-stderr epkit
+    [ "$status" -eq 2 ]
+    [ -z "$output" ]
+    [[ "$stderr" == "Usage: epkit VERB"* ]]
+}
+
+@test "help lists the verbs, all of which have a help" {
+    [ "$(verbs | wc -l)" -ge 6 ]
+    for verb in $(verbs); do
+        run --separate-stderr epkit help "$verb"
+        [ "$status" -eq 0 ]
+        [ -z "$stderr" ]
+        [[ "${lines[0]}" == "Usage: epkit $verb"* ]]
+        grep -q '^Exit codes:$' <<<"$output"
+        grep -q '^Examples:$' <<<"$output"
+        [ "$output" = "$(epkit "$verb" --help)" ]
+        [ "$output" = "$(epkit "$verb" -h)" ]
+    done
+}
+
+@test "--help wins over what else is wrong" {
+    run epkit test --help nonsense --more-nonsense
+    [ "$status" -eq 0 ]
+}
+
+@test "no line of a help is wider than a terminal" {
+    for verb in $(verbs); do
+        run awk 'length > 80 { print FILENAME ": " $0; wide = 1 } END { exit wide }' <(epkit help "$verb")
+        echo "$output"
+        [ "$status" -eq 0 ]
+    done
+}
+
+@test "names of options are unique" {
+    for verb in $(verbs); do
+        [ -n "$(options "$verb")" ]
+        [ -z "$(options "$verb" | sort | uniq -d)" ]
+    done
+}
+
+@test "an unknown verb: exit code 2 and the nearest one" {
+    run --separate-stderr epkit tset
+    [ "$status" -eq 2 ]
+    [ -z "$output" ]
+    [[ "$stderr" == *"unknown verb 'tset'; did you mean 'test'?"* ]]
+    run --separate-stderr epkit help vresion
+    [ "$status" -eq 2 ]
+    [[ "$stderr" == *"did you mean 'version'?"* ]]
+}
+
+@test "an unknown verb that is like none: no suggestion" {
+    run --separate-stderr epkit xyzzyxyzzy
+    [ "$status" -eq 2 ]
+    [[ "$stderr" != *"did you mean"* ]]
+}
+
+@test "an unknown option: exit code 2 and the nearest one, for every verb" {
+    for verb in $(verbs); do
+        run --separate-stderr epkit "$verb" --hlep
+        [ "$status" -eq 2 ]
+        [ -z "$output" ]
+        [[ "$stderr" == *"$verb: unknown option '--hlep'; did you mean '--help'?"* ]]
+    done
+}
+
+@test "version: of command and library, also as JSON" {
+    run --separate-stderr epkit version
+    [ "$status" -eq 0 ]
+    [[ "${lines[0]}" =~ ^epkit\ [0-9]+\.[0-9]+\.[0-9]+$ ]]
+    [ "$output" = "$(epkit --version)" ]
+    epkit version --json | valid version
+}
+
+@test "what cannot be written is a failure" {
+    [ -w /dev/full ] || skip "no /dev/full"
+    run epkit help test >/dev/full
+    run bash -c "'$EPKIT' help test >/dev/full"
+    [ "$status" -eq 1 ]
+    [[ "$output" == *"No space left on device"* ]]
+    run bash -c "'$EPKIT' version --json >/dev/full"
+    [ "$status" -eq 1 ]
+}
+
+@test "a reader that leaves early is no error" {
+    run --separate-stderr bash -c "set -o pipefail; '$EPKIT' help test | head -1"
+    [[ "$output" == "Usage: epkit test"* ]]
+    [ -z "$stderr" ]
+}
+
+@test "man pages: source for scdoc, of every verb" {
+    command -v scdoc >/dev/null || skip "scdoc is not installed"
+    for page in epkit $(verbs); do
+        epkit help --man "$page" >"$BATS_TEST_TMPDIR/page.scd"
+        scdoc <"$BATS_TEST_TMPDIR/page.scd" >"$BATS_TEST_TMPDIR/page.1"
+        grep -q '^\.SH NAME' "$BATS_TEST_TMPDIR/page.1"
+        grep -q '^\.SH EXIT STATUS' "$BATS_TEST_TMPDIR/page.1"
+    done
+}
+
+@test "man pages name every option" {
+    for verb in $(verbs); do
+        epkit help --man "$verb" | sed 's/\\//g' >"$BATS_TEST_TMPDIR/page"
+        while read -r option; do
+            grep -qF -- "*$option*" "$BATS_TEST_TMPDIR/page"
+        done < <(options "$verb")
+    done
+}
+
+@test "man: the pages are part of the build" {
+    [ -d "$EPKIT_BUILD/man" ] && command -v scdoc >/dev/null || skip "built without man pages"
+    for page in epkit $(verbs | sed 's/^/epkit-/'); do
+        [ -s "$EPKIT_BUILD/man/$page.1" ]
+    done
+}

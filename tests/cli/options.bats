@@ -1,0 +1,71 @@
+#!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
+# Wrong command lines of the verb test are refused before a rank starts: exit code 2, and words that say what is wrong.
+#
+# shellcheck disable=SC2154 # $stderr is set by run
+
+load common
+
+# refused TEXT ARGUMENT...: of `epkit test`
+refused() {
+    local text="$1"
+    shift
+    run --separate-stderr epkit test "$@"
+    echo "$output$stderr"
+    [ "$status" -eq 2 ]
+    [ -z "$output" ]
+    [[ "$stderr" == *"$text"* ]]
+    [[ "$stderr" == *"'epkit test --help' explains it"* ]]
+}
+
+@test "arguments" {
+    refused "missing argument: intranode|internode|lowlatency"
+    refused "did you mean 'intranode'?" intranod
+    refused "unexpected argument 'internode'" intranode internode
+}
+
+@test "numbers: not one, out of range, too large to be one" {
+    refused "--ranks: '3x' is not a whole number (1..1024)" intranode --ranks 3x
+    refused "--ranks: '' is not a whole number" intranode --ranks ''
+    refused "--ranks: 0 is out of range 1..1024" intranode --ranks 0
+    refused "--ranks: -4 is out of range 1..1024" intranode --ranks=-4
+    refused "--tokens: 99999999999999999999 is out of range 1..1048576" intranode --tokens 99999999999999999999
+    refused "--net-ring: '12Q' is not a size in bytes" internode --net-ring 12Q
+    refused "--net-ring: 2G is out of range 0..1073741824" internode --net-ring 2G
+}
+
+@test "choices" {
+    refused "--boot: 'frok' is none of fork, mpi, threads; did you mean 'fork'?" intranode --boot frok
+    refused "--backend: 'gpu' is none of auto, host, cuda" intranode --backend gpu
+}
+
+@test "missing and unwanted values" {
+    refused "--ranks needs an argument (N)" intranode --ranks
+    refused "--json takes no argument" intranode --json=yes
+    refused "option '--net' is ambiguous" intranode --net 3
+    refused "unknown option '-Q'" intranode -Q
+}
+
+@test "numbers that do not go together" {
+    refused "--ranks 9 cannot be spread evenly over --nodes 2" internode --ranks 9
+    refused "--nodes 4: there are only 2 ranks" internode --ranks 2 --nodes 4
+    refused "internode needs --nodes 2 or more" internode --nodes 1
+    refused "lowlatency runs on one node only" lowlatency --nodes 2
+    refused "--experts 9 cannot be spread evenly over 8 ranks" intranode --experts 9
+    refused "--topk 5: there are only 4 experts" intranode --ranks 2 --experts 4 --topk 5
+    refused "--hidden 100 is not a multiple of" intranode --hidden 100
+    refused "--only 25: intranode has 24 cases" intranode --only 25
+    refused "--only 33: lowlatency has 32 cases" lowlatency --only 33
+}
+
+@test "routings" {
+    refused "'zipff' is neither a routing nor a file; did you mean 'zipf'?" intranode --routing zipff
+    refused "no-such.npy: No such file or directory" intranode --routing no-such.npy
+    echo nonsense >"$BATS_TEST_TMPDIR/broken.npy"
+    refused "$BATS_TEST_TMPDIR/broken.npy: " intranode --routing "$BATS_TEST_TMPDIR/broken.npy"
+}
+
+@test "a routing file whose experts do not exist is refused with its place" {
+    python3 "$EPKIT_SOURCE/tests/cli/make_npy.py" "$BATS_TEST_TMPDIR/far.npy" 16 4 16 3 2 99
+    refused "99" intranode --ranks 2 --experts 16 --routing "$BATS_TEST_TMPDIR/far.npy"
+}

@@ -1,0 +1,126 @@
+#!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
+# epkit run: the verdict and the report. One run serves all tests of this file.
+#
+# shellcheck disable=SC2154 # $stderr is set by run
+
+load common
+
+setup_file() {
+    cd "$BATS_FILE_TMPDIR" || return 1
+    "$EPKIT" run --output here --seed 3 >out 2>err
+    echo $? >code
+}
+
+setup() {
+    cd "$BATS_FILE_TMPDIR" || return 1
+}
+
+@test "it works here" {
+    cat out err
+    [ "$(cat code)" -eq 0 ]
+}
+
+@test "the verdict comes first, in one sentence" {
+    head -1 out
+    grep -Eq '^epkit works here: 24/24, 32/32 and 32/32 cases passed; .* dispatch moves [0-9.]+ GB/s, [0-9.]+ of memcpy\.$' \
+        <(head -1 out)
+}
+
+@test "progress is on standard error" {
+    grep -q '^epkit: run ' err
+    run ! grep -q 'epkit: run ' out
+}
+
+@test "report.json is as its schema says" {
+    valid run here/report.json
+    [ "$(jq -r .verdict here/report.json)" = "$(head -1 out)" ]
+    [ "$(jq -r .result here/report.json)" = works ]
+    [ "$(jq '[.suites[].passed] | add' here/report.json)" -eq 88 ]
+    jq -e '[.bench.rows[] | select(.op == "dispatch")] | length > 0' here/report.json
+}
+
+@test "report.html: whole, with the verdict, and nothing from elsewhere" {
+    [ "$(tail -1 here/report.html)" = '</html>' ]
+    grep -qF "$(head -1 out)" here/report.html
+    # The names of SVG's name spaces are no links.
+    sed 's|http://www.w3.org/||g' here/report.html >page
+    run ! grep -E "(src|href)=[\"'][^#\"']|@import|url\(|<script|<link|://" page
+    echo "$output"
+}
+
+@test "report.html: tags are closed and names are unique" {
+    python3 - here/report.html <<'PYTHON'
+import html.parser
+import sys
+
+VOID = {"meta", "path", "rect", "circle", "use", "feflood", "fecomposite"}
+
+
+class Checker(html.parser.HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.open, self.names = [], set()
+
+    def handle_starttag(self, tag, attributes):
+        self.handle_startendtag(tag, attributes)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        name = dict(attributes).get("id")
+        assert name not in self.names, f"{name} is there twice"
+        if name:
+            self.names.add(name)
+
+    def handle_endtag(self, tag):
+        if tag not in VOID:
+            assert self.open.pop() == tag, f"{tag} at {self.getpos()}"
+
+
+checker = Checker()
+with open(sys.argv[1], encoding="utf-8") as file:
+    checker.feed(file.read())
+assert not checker.open, checker.open
+PYTHON
+}
+
+@test "plots are there if gnuplot is, and axes have labels" {
+    if ! command -v gnuplot >/dev/null; then
+        grep -q 'gnuplot was not found' here/report.html
+        skip "gnuplot is not installed"
+    fi
+    [ "$(grep -c '<svg role="img"' here/report.html)" -eq 3 ]
+    grep -q 'GB/s of one rank' here/report.html
+    grep -q 'tokens of each rank' here/report.html
+}
+
+@test "nothing but the two files is left" {
+    [ "$(find here -mindepth 1 -printf '%f\n' | sort | xargs)" = "report.html report.json" ]
+}
+
+@test "a folder that cannot be used: exit code 2 before anything runs" {
+    touch file
+    run --separate-stderr epkit run --output file
+    [ "$status" -eq 2 ]
+    [[ "$stderr" == *"file is not a folder"* ]]
+    run --separate-stderr epkit run --output no/such/parent
+    [ "$status" -eq 2 ]
+    [[ "$stderr" == *"creating the folder no/such/parent: No such file or directory"* ]]
+    [ ! -e no ]
+}
+
+@test "interrupted: the folder that it made is gone, and an old report stays" {
+    "$EPKIT" run --output fresh >/dev/null 2>&1 &
+    sleep 1
+    kill -TERM $!
+    wait $! || [ $? -eq 143 ]
+    [ ! -e fresh ]
+    cp -r here old
+    "$EPKIT" run --output old >/dev/null 2>&1 &
+    sleep 1
+    kill -TERM $!
+    wait $! || [ $? -eq 143 ]
+    cmp old/report.json here/report.json
+    cmp old/report.html here/report.html
+}

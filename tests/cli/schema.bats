@@ -1,0 +1,49 @@
+#!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
+# The validator of JSON documents notices mistakes: else the other tests would prove nothing.
+#
+# shellcheck disable=SC2154 # $stderr is set by run
+
+load common
+
+@test "all schemas are readable, and every verb with --json has one" {
+    for verb in $(verbs); do
+        if epkit help "$verb" | grep -q -- '--json '; then
+            python3 -m json.tool "$EPKIT_SOURCE/tool/schema/$verb.json" >/dev/null
+        fi
+    done
+}
+
+# refused EDIT TEXT: a version document, changed by a program of jq, is refused with this text
+refused() {
+    local code=0 said
+    said=$(epkit version --json | jq "$1" | valid version) || code=$?
+    echo "$said"
+    [ "$code" -eq 1 ]
+    [[ "$said" == *"$2"* ]]
+}
+
+@test "documents that do not fit are refused" {
+    refused 'del(.verb)' "'verb' is missing"
+    refused '.extra = 1' "'extra' is not in the schema"
+    refused '.schema_version = true' 'is not 1'
+    refused '.epkit = 3' 'is not of type string'
+    refused '.epkit = "three"' 'does not match'
+    refused '.libraries.jansson = null' '$.libraries.jansson: null is not of type string'
+    refused '[.]' 'is not of type object'
+}
+
+@test "a schema with a keyword that the validator does not know is refused" {
+    jq '.properties.epkit.format = "date"' "$EPKIT_SOURCE/tool/schema/version.json" >"$BATS_TEST_TMPDIR/schema.json"
+    run --separate-stderr python3 "$EPKIT_SOURCE/tests/cli/validate.py" "$BATS_TEST_TMPDIR/schema.json" \
+        <(epkit version --json)
+    [ "$status" -ne 0 ]
+    [[ "$stderr" == *"keywords that this validator does not know: format"* ]]
+}
+
+@test "what is no JSON is refused" {
+    run valid version <(echo '{"a": NaN}')
+    [ "$status" -ne 0 ]
+    run valid version <(echo '{')
+    [ "$status" -ne 0 ]
+}

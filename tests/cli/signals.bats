@@ -1,0 +1,122 @@
+#!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
+# Whatever ends the launcher or a rank: no process stays, and what happened is said.
+
+load common
+
+# A test that runs until it is ended.
+LONG=(test intranode --ranks 3 --tokens 16 --hidden 512 --repeat 1000000 --timeout 5)
+
+setup() {
+    [ -z "$(living)" ] || skip "another epkit of this build is running"
+}
+
+teardown() {
+    living | xargs --no-run-if-empty kill -KILL
+}
+
+# start ARGUMENT...: in the background; ends when the ranks have started. Its number is in $launcher.
+start() {
+    "$EPKIT" "$@" >"$BATS_TEST_TMPDIR/out" 2>"$BATS_TEST_TMPDIR/err" &
+    launcher=$!
+    within 10 grep -q passed "$BATS_TEST_TMPDIR/out"
+}
+
+ranks_live() {
+    [ "$(living | wc -l)" -ge 2 ]
+}
+
+nobody_lives() {
+    [ -z "$(living)" ]
+}
+
+# ends_with CODE: the launcher does, within a time
+ends_with() {
+    local code=0
+    timeout 20 tail --pid="$launcher" -f /dev/null
+    wait "$launcher" || code=$?
+    echo "exit code $code"
+    cat "$BATS_TEST_TMPDIR/err"
+    [ "$code" -eq "$1" ]
+}
+
+@test "SIGTERM: exit code 143, no process left" {
+    start "${LONG[@]}"
+    kill -TERM "$launcher"
+    ends_with 143
+    nobody_lives
+    grep -q 'epkit: interrupted' "$BATS_TEST_TMPDIR/err"
+}
+
+@test "SIGINT: exit code 130, no process left" {
+    # Shells start background processes with SIGINT ignored; epkit takes it all the same.
+    start "${LONG[@]}"
+    kill -INT "$launcher"
+    ends_with 130
+    nobody_lives
+}
+
+@test "SIGINT to all of them at once, as from a terminal" {
+    start "${LONG[@]}"
+    living | xargs kill -INT
+    ends_with 130
+    nobody_lives
+    run ! grep -q 'a rank died' "$BATS_TEST_TMPDIR/err"
+}
+
+@test "SIGKILL of the launcher takes the ranks along" {
+    start "${LONG[@]}"
+    within 5 ranks_live # between two repetitions there are none
+    kill -KILL "$launcher"
+    wait "$launcher" || true
+    within 5 nobody_lives
+}
+
+@test "SIGTERM with ranks as threads" {
+    start "${LONG[@]}" --boot threads
+    kill -TERM "$launcher"
+    ends_with 143
+    nobody_lives
+}
+
+# kill_a_rank SIGNAL: the child of the launcher that started last
+kill_a_rank() {
+    local rank tries
+    # Between two repetitions there are none.
+    for tries in $(seq 100); do
+        rank=$(pgrep --parent "$launcher" | tail -1)
+        [ -n "$rank" ] && kill "-$1" "$rank" 2>/dev/null && return
+        sleep 0.02
+    done
+    echo "no rank after $tries tries"
+    return 1
+}
+
+@test "a rank that is killed: exit code 1, rank and signal named, and how to repeat it" {
+    start test intranode --ranks 3 --tokens 512 --hidden 4096 --timeout 3 --seed 9
+    kill_a_rank KILL
+    ends_with 1
+    nobody_lives
+    grep -q 'error: a rank died' "$BATS_TEST_TMPDIR/err"
+    grep -Eq 'where: rank [0-2]$' "$BATS_TEST_TMPDIR/err"
+    grep -q 'why:   killed by SIGKILL (Killed)' "$BATS_TEST_TMPDIR/err"
+    grep -q 'did not run' "$BATS_TEST_TMPDIR/out"
+    grep -q '    epkit test intranode --tokens 512 --hidden 4096 --ranks 3 --timeout 3 --seed 9' "$BATS_TEST_TMPDIR/out"
+}
+
+@test "a rank that crashes: the same" {
+    start test intranode --ranks 3 --tokens 512 --hidden 4096 --timeout 3
+    kill_a_rank SEGV
+    ends_with 1
+    nobody_lives
+    grep -Eq 'killed by SIGSEGV|ended early' "$BATS_TEST_TMPDIR/err"
+}
+
+@test "a rank that stops: the others name it within the deadline" {
+    start test intranode --ranks 3 --tokens 512 --hidden 4096 --timeout 2
+    kill_a_rank STOP
+    ends_with 1
+    nobody_lives
+    grep -q 'error: a rank did not come to an end' "$BATS_TEST_TMPDIR/err"
+    grep -Eq 'where: rank [0-2]$' "$BATS_TEST_TMPDIR/err"
+}

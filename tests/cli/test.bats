@@ -1,0 +1,113 @@
+#!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
+# epkit test, for real: small groups of ranks.
+#
+# shellcheck disable=SC2154 # $stderr is set by run
+
+load common
+
+@test "intranode: 24 cases on two ranks, a line each, and the seed" {
+    run --separate-stderr epkit test intranode "${SMALL[@]}"
+    echo "$output$stderr"
+    [ "$status" -eq 0 ]
+    [ "$(grep -c ' \.\.\. passed ' <<<"$output")" -eq 24 ]
+    [[ "${lines[0]}" == "[ 1/24] "* ]]
+    [[ "${lines[-1]}" =~ ^intranode:\ 24/24\ cases\ passed\ \(2\ ranks,\ seed\ [0-9]+, ]]
+}
+
+@test "internode: two nodes of two ranks" {
+    run --separate-stderr epkit test internode "${SMALL[@]}" --ranks 4
+    echo "$output$stderr"
+    [ "$status" -eq 0 ]
+    [[ "${lines[-1]}" =~ ^internode:\ 32/32\ cases\ passed\ \(4\ ranks\ on\ 2\ nodes,\ seed\ [0-9]+, ]]
+}
+
+@test "internode over a network that misbehaves" {
+    run --separate-stderr epkit test internode "${SMALL[@]}" --net-delay-us 100 --net-reorder --net-ring 64K \
+        --net-split 1000 --dtype bf16
+    echo "$output$stderr"
+    [ "$status" -eq 0 ]
+    [[ "${lines[-1]}" == *"16/16 cases passed"* ]]
+}
+
+@test "lowlatency: 32 cases on two ranks" {
+    run --separate-stderr epkit test lowlatency "${SMALL[@]}"
+    echo "$output$stderr"
+    [ "$status" -eq 0 ]
+    [[ "${lines[-1]}" =~ ^lowlatency:\ 32/32\ cases\ passed ]]
+}
+
+@test "ranks as threads" {
+    run --separate-stderr epkit test intranode "${SMALL[@]}" --boot threads --dtype fp8
+    echo "$output$stderr"
+    [ "$status" -eq 0 ]
+    [[ "${lines[-1]}" == *"8/8 cases passed"* ]]
+}
+
+@test "--json: one document, as its schema says" {
+    epkit test intranode "${SMALL[@]}" --json --seed 5 >"$BATS_TEST_TMPDIR/out.json"
+    valid test "$BATS_TEST_TMPDIR/out.json"
+    [ "$(jq -r '.result, .passed, .total, (.cases | length), .parameters.seed' "$BATS_TEST_TMPDIR/out.json" | xargs)" = \
+        "passed 24 24 24 5" ]
+}
+
+@test "--only runs that case alone" {
+    run --separate-stderr epkit test intranode "${SMALL[@]}" --only 7 --seed 1
+    [ "$status" -eq 0 ]
+    [ "${#lines[@]}" -eq 2 ]
+    [[ "${lines[0]}" == "[ 7/24] "* ]]
+    [[ "${lines[1]}" == "intranode: 1/1 cases passed (2 ranks, seed 1,"* ]]
+}
+
+@test "--repeat: each time with the next seed" {
+    epkit test intranode "${SMALL[@]}" --only 1 --seed 41 --repeat 3 --json >"$BATS_TEST_TMPDIR/out.json"
+    valid test "$BATS_TEST_TMPDIR/out.json"
+    [ "$(jq -c '[.cases[].seed]' "$BATS_TEST_TMPDIR/out.json")" = "[41,42,43]" ]
+    [ "$(jq .parameters.seed "$BATS_TEST_TMPDIR/out.json")" = 41 ]
+}
+
+@test "a seed is drawn anew each time" {
+    [ "$(for _ in 1 2 3; do
+        epkit test intranode "${SMALL[@]}" --only 1 --json | jq .parameters.seed
+    done | sort -u | wc -l)" -gt 1 ]
+}
+
+@test "a routing file gives tokens and top-k" {
+    python3 "$EPKIT_SOURCE/tests/cli/make_npy.py" "$BATS_TEST_TMPDIR/routing.npy" 20 4 16
+    run --separate-stderr epkit test intranode --ranks 2 --hidden 512 --experts 16 --dtype bf16 \
+        --routing "$BATS_TEST_TMPDIR/routing.npy"
+    echo "$output$stderr"
+    [ "$status" -eq 0 ]
+    [[ "${lines[-1]}" == *"16/16 cases passed"* ]]
+}
+
+@test "a backend that is not there: exit code 4, and why, once for all ranks" {
+    run --separate-stderr epkit test intranode "${SMALL[@]}" --backend cuda
+    if [ "$status" -eq 0 ]; then
+        skip "there is one"
+    fi
+    echo "$output$stderr"
+    [ "$status" -eq 4 ]
+    [ "$(grep -c 'creating the communicator' <<<"$stderr")" -eq 1 ]
+    [[ "$stderr" == *"where: ranks 0-1"* ]]
+    epkit test intranode "${SMALL[@]}" --backend cuda --json 2>/dev/null >"$BATS_TEST_TMPDIR/out.json" || true
+    valid test "$BATS_TEST_TMPDIR/out.json"
+    [ "$(jq -r .result "$BATS_TEST_TMPDIR/out.json")" = unsupported ]
+}
+
+@test "no colour and no progress line where there is no terminal" {
+    run epkit test intranode "${SMALL[@]}" --only 1
+    [[ "$output" != *$'\033'* ]]
+    [[ "$output" != *$'\r'* ]]
+}
+
+@test "on a terminal: colour, unless NO_COLOR says otherwise" {
+    script --version 2>/dev/null | grep -q util-linux || skip "no script(1) of util-linux"
+    TERM=xterm NO_COLOR='' script --quiet --return --command "'$EPKIT' test intranode ${SMALL[*]} --only 1" \
+        "$BATS_TEST_TMPDIR/colour" </dev/null >/dev/null
+    grep -q $'\033\\[32mpassed\033\\[0m' "$BATS_TEST_TMPDIR/colour"
+    TERM=xterm NO_COLOR=1 script --quiet --return --command "'$EPKIT' test intranode ${SMALL[*]} --only 1" \
+        "$BATS_TEST_TMPDIR/plain" </dev/null >/dev/null
+    grep -q 'passed' "$BATS_TEST_TMPDIR/plain"
+    run ! grep -q $'\033' "$BATS_TEST_TMPDIR/plain"
+}
