@@ -205,13 +205,14 @@ static void reply_value(void *context, int rank, int expert, int source, int tok
 /* One token of `rank` that selects these experts in this order; 4 ranks of `n_local` experts. */
 struct example {
     int n_nodes, rank, n_local;
-    bool expanded, bf16_partials;
     int topk;
     int32_t experts[4];
-    float values[8];    /* replies of ranks or experts */
-    float weights[4];   /* low latency */
-    const char *biases; /* "": none, else values, divided by a space */
+    float values[8];  /* replies of ranks or experts */
+    float weights[4]; /* low latency */
+    int n_biases;
+    float biases[2];
     uint16_t expected;
+    bool expanded, bf16_partials;
 };
 
 static uint16_t combine(const struct example *example, bool low_latency)
@@ -221,7 +222,7 @@ static uint16_t combine(const struct example *example, bool low_latency)
     int32_t *experts[] = {selected, selected, selected, selected};
     float chosen[4];
     float *weights[] = {chosen, chosen, chosen, chosen};
-    float values[8], bias_value[2] = {0};
+    float values[8];
     struct reference_group group = {.n_ranks = 4,
                                     .n_nodes = example->n_nodes,
                                     .ranks_per_node = 4 / example->n_nodes,
@@ -239,14 +240,13 @@ static uint16_t combine(const struct example *example, bool low_latency)
     struct reference_scratch scratch;
     uint16_t row[HIDDEN], bias_row[2][HIDDEN];
     const uint16_t *bias[2] = {NULL, NULL};
-    int n_biases = example->biases ? sscanf(example->biases, "%f %f", &bias_value[0], &bias_value[1]) : 0;
 
     memcpy(values, example->values, sizeof(values));
     memcpy(selected, example->experts, sizeof(selected));
     memcpy(chosen, example->weights, sizeof(chosen));
-    for (int which = 0; which < n_biases; which++) {
+    for (int which = 0; which < example->n_biases; which++) {
         for (int i = 0; i < HIDDEN; i++)
-            bias_row[which][i] = format_to_bf16(bias_value[which]);
+            bias_row[which][i] = format_to_bf16(example->biases[which]);
         bias[which] = bias_row[which];
     }
     assert_true(reference_scratch_init(HIDDEN, &scratch, NULL));
@@ -282,9 +282,10 @@ static void test_combine(void **state)
         {1, 0, 1, .topk = 2, .experts = {0, 1}, .values = {1, 1 / 256.0f}, .expected = 0x3f80},
         {1, 0, 1, .topk = 2, .experts = {0, 1}, .values = {1, 3 / 256.0f}, .expected = 0x3f82},
         /* Biases come first: (1 + 2^24) - 2^24 = 0, but after the rows it would be 1. */
-        {1, 0, 1, .topk = 1, .experts = {3}, .values = {0, 0, 0, -BIG}, .biases = "1 16777216", .expected = 0},
-        {1, 0, 1, .topk = 1, .experts = {-1}, .biases = "2 3", .expected = 0x40a0},
-        {1, 0, 1, .topk = 1, .experts = {0}, .values = {1}, .biases = "2", .expected = 0x4040},
+        {1, 0, 1, .topk = 1, .experts = {3}, .values = {0, 0, 0, -BIG}, .n_biases = 2, .biases = {1, BIG},
+         .expected = 0},
+        {1, 0, 1, .topk = 1, .experts = {-1}, .n_biases = 2, .biases = {2, 3}, .expected = 0x40a0},
+        {1, 0, 1, .topk = 1, .experts = {0}, .values = {1}, .n_biases = 1, .biases = {2}, .expected = 0x4040},
         /* Nodes {0 1} {2 3}, rows -2^24, 0, 2^24, 1. On node 0 the partial sum 2^24 + 1 loses the 1 ... */
         {2, 0, 1, .topk = 4, .experts = {0, 1, 2, 3}, .values = {-BIG, 0, BIG, 1}, .expected = 0},
         {2, 1, 1, .topk = 4, .experts = {0, 1, 2, 3}, .values = {-BIG, 0, BIG, 1}, .expected = 0},
@@ -294,12 +295,13 @@ static void test_combine(void **state)
         /* Nodes in ascending order, also before the own one: node 0's 2^24 + 1 first, then -2^24. */
         {2, 3, 1, .topk = 3, .experts = {2, 1, 0}, .values = {BIG, 1, -BIG}, .expected = 0},
         /* bf16 partials: 1 + 2^-8 becomes 1 on the way; 2^-8 + 1 is then rounded to 1. */
-        {2, 2, 1, .topk = 2, .experts = {0, 1}, .values = {1, 1 / 256.0f}, .biases = "0.00390625", .expected = 0x3f81},
-        {2, 2, 1, .bf16_partials = true, .topk = 2, .experts = {0, 1}, .values = {1, 1 / 256.0f},
-         .biases = "0.00390625", .expected = 0x3f80},
+        {2, 2, 1, .topk = 2, .experts = {0, 1}, .values = {1, 1 / 256.0f}, .n_biases = 1, .biases = {1 / 256.0f},
+         .expected = 0x3f81},
+        {2, 2, 1, .bf16_partials = true, .topk = 2, .experts = {0, 1}, .values = {1, 1 / 256.0f}, .n_biases = 1,
+         .biases = {1 / 256.0f}, .expected = 0x3f80},
         /* The own node's rows are no partial sum: not rounded. */
-        {2, 0, 1, .bf16_partials = true, .topk = 2, .experts = {0, 1}, .values = {1, 1 / 256.0f},
-         .biases = "0.00390625", .expected = 0x3f81},
+        {2, 0, 1, .bf16_partials = true, .topk = 2, .experts = {0, 1}, .values = {1, 1 / 256.0f}, .n_biases = 1,
+         .biases = {1 / 256.0f}, .expected = 0x3f81},
         /* Expanded: each expert answers, in the order of the experts. */
         {1, 0, 2, .expanded = true, .topk = 3, .experts = {2, 0, 1}, .values = {1, 2, 4}, .expected = 0x40e0},
         {1, 0, 2, .expanded = true, .topk = 3, .experts = {2, 0, 1}, .values = {BIG, 1, -BIG}, .expected = 0},

@@ -125,7 +125,7 @@ void data_scales(const struct data *data, int rank, int token, void *ret_scales)
         uint32_t packed = 0;
 
         for (int j = 0; j < 4 && is_packed; j++)
-            packed |= (uint32_t)exponent_of_block(data, random_at(key, (uint64_t)(4 * i + j)), rank) << 8 * j;
+            packed |= (uint32_t)exponent_of_block(data, random_at(key, 4 * (uint64_t)i + (uint64_t)j), rank) << 8 * j;
         memcpy((unsigned char *)ret_scales + 4 * i, is_packed ? (void *)&packed : (void *)&scale, 4);
     }
 }
@@ -133,7 +133,7 @@ void data_scales(const struct data *data, int rank, int token, void *ret_scales)
 /* The scales of a row as factors, one per block. */
 static void data_factors(const struct data *data, int rank, int token, float *ret_factors)
 {
-    uint32_t packed[EP_MAX_HIDDEN / EP_SCALE_BLOCK / 4];
+    uint32_t packed[EP_MAX_HIDDEN / EP_SCALE_BLOCK / 4] = {0};
 
     if (data->scale_type != EP_UE8M0) {
         data_scales(data, rank, token, ret_factors);
