@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "fault.h"
+
+#include <stdio.h>
+
+static const struct track meeting = {.name = "new", .nnodes = 1};
+static const struct track plain = {.name = "plain",
+                                   .nnodes = 1,
+                                   .steps = {STEP_BARRIER, STEP_GATHER, STEP_PLAN, STEP_DISPATCH, STEP_COMBINE},
+                                   .n_steps = 5};
+static const struct track queued = {
+    .name = "async", .nnodes = 1, .steps = {STEP_PLAN, STEP_ASYNC_DISPATCH, STEP_ASYNC_COMBINE}, .n_steps = 3};
+static const struct track lowlatency = {
+    .name = "ll", .nnodes = 1, .steps = {STEP_LL_NEW, STEP_LL_SEND, STEP_LL_FINISH, STEP_LL_COMBINE}, .n_steps = 4};
+static const struct track hop = {.name = "hop",
+                                 .nnodes = 2,
+                                 .steps = {STEP_BARRIER, STEP_GATHER, STEP_PLAN, STEP_DISPATCH, STEP_COMBINE},
+                                 .n_steps = 5};
+static const struct track shrinking = {.name = "shrink", .nnodes = 1, .steps = {STEP_BARRIER}, .n_steps = 1};
+
+#define KILLS (1u << FAULT_KILL | 1u << FAULT_CRASH)
+#define STOPS (1u << FAULT_STOP)
+#define ABORTS (1u << FAULT_ABORT)
+#define EXITS (1u << FAULT_EXIT)
+/* Nobody can leave in the middle of a call. */
+#define INSIDE (KILLS | STOPS | ABORTS)
+#define ALL (INSIDE | EXITS)
+
+const struct point points[] = {
+    {"new.before", &meeting, STEP_NEW, WHERE_BEFORE, 0, 0, KILLS | STOPS | EXITS},
+    {"new.first", &meeting, STEP_NEW, WHERE_MIDDLE, 0, 1, KILLS | STOPS},
+    {"new.second", &meeting, STEP_NEW, WHERE_MIDDLE, 0, 2, KILLS | STOPS},
+
+    {"barrier.before", &plain, STEP_BARRIER, WHERE_BEFORE, 0, 0, ALL},
+    {"barrier.waiting", &plain, STEP_BARRIER, WHERE_WAITING, 0, 0, INSIDE},
+    {"gather.before", &plain, STEP_GATHER, WHERE_BEFORE, 0, 0, ALL},
+    {"gather.waiting", &plain, STEP_GATHER, WHERE_WAITING, 0, 0, INSIDE},
+    {"plan.before", &plain, STEP_PLAN, WHERE_BEFORE, 0, 0, ALL},
+    {"plan.middle", &plain, STEP_PLAN, WHERE_MIDDLE, BUFFER_TOPK, 50, INSIDE},
+    {"plan.waiting", &plain, STEP_PLAN, WHERE_WAITING, 0, 0, INSIDE},
+    {"dispatch.before", &plain, STEP_DISPATCH, WHERE_BEFORE, 0, 0, ALL},
+    {"dispatch.middle", &plain, STEP_DISPATCH, WHERE_MIDDLE, BUFFER_X, 50, INSIDE},
+    {"dispatch.waiting", &plain, STEP_DISPATCH, WHERE_WAITING, 0, 0, INSIDE},
+    {"dispatch.end", &plain, STEP_DISPATCH, WHERE_END, BUFFER_X, 50, INSIDE},
+    {"combine.before", &plain, STEP_COMBINE, WHERE_BEFORE, 0, 0, ALL},
+    {"combine.middle", &plain, STEP_COMBINE, WHERE_MIDDLE, BUFFER_OUT, 50, INSIDE},
+    {"combine.waiting", &plain, STEP_COMBINE, WHERE_WAITING, 0, 0, INSIDE},
+    {"combine.end", &plain, STEP_COMBINE, WHERE_END, BUFFER_OUT, 50, INSIDE},
+
+    {"async.dispatch.before", &queued, STEP_ASYNC_DISPATCH, WHERE_BEFORE, 0, 0, ALL},
+    {"async.dispatch.middle", &queued, STEP_ASYNC_DISPATCH, WHERE_MIDDLE, BUFFER_X, 50, INSIDE},
+    {"async.dispatch.waiting", &queued, STEP_ASYNC_DISPATCH, WHERE_WAITING, 0, 0, INSIDE},
+    {"async.combine.middle", &queued, STEP_ASYNC_COMBINE, WHERE_MIDDLE, BUFFER_OUT, 50, INSIDE},
+    {"async.combine.end", &queued, STEP_ASYNC_COMBINE, WHERE_END, BUFFER_OUT, 50, INSIDE},
+
+    {"ll.new.before", &lowlatency, STEP_LL_NEW, WHERE_BEFORE, 0, 0, ALL},
+    {"ll.send.before", &lowlatency, STEP_LL_SEND, WHERE_BEFORE, 0, 0, ALL},
+    {"ll.send.middle", &lowlatency, STEP_LL_SEND, WHERE_MIDDLE, BUFFER_X, 10, INSIDE},
+    {"ll.finish.before", &lowlatency, STEP_LL_FINISH, WHERE_BEFORE, 0, 0, KILLS | STOPS | ABORTS},
+    {"ll.finish.middle", &lowlatency, STEP_LL_FINISH, WHERE_MIDDLE, BUFFER_LL_RECV, 50, INSIDE},
+    {"ll.finish.waiting", &lowlatency, STEP_LL_FINISH, WHERE_WAITING, 0, 0, INSIDE},
+    {"ll.combine.before", &lowlatency, STEP_LL_COMBINE, WHERE_BEFORE, 0, 0, ALL},
+    {"ll.combine.middle", &lowlatency, STEP_LL_COMBINE, WHERE_MIDDLE, BUFFER_OUT, 10, INSIDE},
+    {"ll.combine.waiting", &lowlatency, STEP_LL_COMBINE, WHERE_WAITING, 0, 0, INSIDE},
+
+    {"hop.barrier.before", &hop, STEP_BARRIER, WHERE_BEFORE, 0, 0, ALL},
+    {"hop.plan.before", &hop, STEP_PLAN, WHERE_BEFORE, 0, 0, ALL},
+    {"hop.plan.waiting", &hop, STEP_PLAN, WHERE_WAITING, 0, 0, INSIDE},
+    {"hop.dispatch.before", &hop, STEP_DISPATCH, WHERE_BEFORE, 0, 0, ALL},
+    {"hop.dispatch.sender", &hop, STEP_DISPATCH, WHERE_MIDDLE, BUFFER_X, 50, INSIDE},
+    {"hop.dispatch.forwarder", &hop, STEP_DISPATCH, WHERE_MIDDLE, BUFFER_RECV, 10, INSIDE},
+    {"hop.dispatch.waiting", &hop, STEP_DISPATCH, WHERE_WAITING, 0, 0, INSIDE},
+    {"hop.combine.before", &hop, STEP_COMBINE, WHERE_BEFORE, 0, 0, ALL},
+    {"hop.combine.middle", &hop, STEP_COMBINE, WHERE_MIDDLE, BUFFER_OUT, 50, INSIDE},
+    {"hop.combine.forwarder", &hop, STEP_COMBINE, WHERE_MIDDLE, BUFFER_RECV, 10, INSIDE},
+    {"hop.combine.end", &hop, STEP_COMBINE, WHERE_END, BUFFER_OUT, 50, INSIDE},
+
+    {"shrink.before", &shrinking, STEP_SHRINK, WHERE_BEFORE, 0, 0, KILLS | STOPS | EXITS},
+    {"shrink.waiting", &shrinking, STEP_SHRINK, WHERE_WAITING, 0, 0, KILLS | STOPS},
+    {"shrink.any", &shrinking, STEP_SHRINK, WHERE_ANY, 0, 0, KILLS | STOPS},
+};
+const int n_points = (int)(sizeof(points) / sizeof(points[0]));
+
+const char *fault_name(enum fault fault)
+{
+    static const char *const names[FAULTS] = {"kill", "stop", "crash", "abort", "exit"};
+
+    return names[fault];
+}
+
+void cell_name(const struct cell *cell, char *ret_name, size_t bytes)
+{
+    snprintf(ret_name, bytes, "%s/%s", cell->point->name, fault_name(cell->fault));
+}
+
+static struct cell cell_of(const struct point *point, enum fault fault)
+{
+    return (struct cell){
+        .point = point, .fault = fault, .victim = 2, .warm = 1, .percent = point->percent, .delay_us = 300};
+}
+
+bool cell_at(int i, struct cell *ret_cell)
+{
+    for (int p = 0; p < n_points; p++)
+        for (int fault = 0; fault < FAULTS; fault++)
+            if (points[p].faults >> fault & 1 && i-- == 0) {
+                *ret_cell = cell_of(&points[p], (enum fault)fault);
+                return true;
+            }
+    return false;
+}
+
+/* splitmix64: Steele, Lea, Flood, 2014. */
+static uint64_t draw(uint64_t *state)
+{
+    uint64_t z = *state += UINT64_C(0x9e3779b97f4a7c15);
+
+    z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+    z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
+    return z ^ (z >> 31);
+}
+
+struct cell cell_random(uint64_t seed)
+{
+    uint64_t state = seed;
+    int n = 0;
+    struct cell cell;
+
+    while (cell_at(n, &cell))
+        n++;
+    cell_at((int)(draw(&state) % (unsigned)n), &cell);
+    cell.victim = (int)(draw(&state) % RANKS);
+    cell.warm = (int)(draw(&state) % 3);
+    cell.delay_us = (int)(draw(&state) % 4000);
+    cell.free_early = draw(&state) & 1;
+    /* Not less than the whole pages before the trap, not more than what is certainly touched. */
+    if (cell.point->step != STEP_NEW && cell.point->percent == 50)
+        cell.percent = (int)(draw(&state) % 60);
+    return cell;
+}

@@ -1,0 +1,208 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * fault.h - what a group does when one of its ranks fails, at every place of every call.
+ *
+ * A cell is a point (a step of a track of calls, and where in it) and a fault. Its ranks are forked processes that run
+ * the track; the victim suffers the fault at the point. The others must all get the status that belongs to the fault,
+ * in time, naming the victim, again and again; must shrink to a group that works; and must leave nothing behind.
+ *
+ *   cells.c     the points, and which faults happen at them
+ *   traffic.c   the steps: calls with data that is checked
+ *   strike.c    how the victim is struck
+ *   rank.c      the program of a rank
+ *   conduct.c   the parent: starts the ranks of a cell, watches them, looks for what they left
+ *   launcher.c  the launcher itself is killed
+ *
+ * There are no hooks in the library. To strike in the middle of moving rows, a buffer of the victim is made
+ * inaccessible from some page on, and the handler of the fault that follows strikes.
+ */
+#ifndef EP_TESTS_FAULT_H
+#define EP_TESTS_FAULT_H
+
+#include <epkit/epkit.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum { RANKS = 4 };
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { SLOWNESS = 5, SANITIZED = 1 };
+#else
+enum { SLOWNESS = 1, SANITIZED = 0 };
+#endif
+
+enum {
+    TIMEOUT_MS = 600,            /* of the communicators */
+    MARGIN_MS = 500 * SLOWNESS,  /* for a status to arrive, beyond the deadline where one must pass first */
+    AT_ONCE_MS = 150 * SLOWNESS, /* for a call on a communicator that has failed */
+    LATE_MS = 150,               /* how late a survivor is where the victim is to be found waiting */
+    STRIKE_MS = 60,              /* when the victim is struck then */
+    CELL_MS = 15000 + 10000 * SLOWNESS
+};
+
+enum fault { FAULT_KILL = 0, FAULT_STOP, FAULT_CRASH, FAULT_ABORT, FAULT_EXIT, FAULTS, FAULT_DELAY };
+
+enum step {
+    STEP_NEW = 0,
+    STEP_BARRIER,
+    STEP_GATHER,
+    STEP_PLAN,
+    STEP_DISPATCH,
+    STEP_COMBINE,
+    STEP_ASYNC_DISPATCH,
+    STEP_ASYNC_COMBINE,
+    STEP_LL_NEW,
+    STEP_LL_SEND,
+    STEP_LL_FINISH,
+    STEP_LL_COMBINE,
+    STEP_SHRINK,
+    STEPS
+};
+
+/* A row of calls, repeated until one fails. */
+struct track {
+    const char *name;
+    int nnodes;
+    enum step steps[8];
+    int n_steps;
+};
+
+enum where {
+    WHERE_BEFORE = 0, /* the victim has not made the call */
+    WHERE_MIDDLE,     /* it touches the second part of a buffer */
+    WHERE_WAITING,    /* it waits in the call for a rank that comes late */
+    WHERE_END,        /* it has done its part and waits for a rank that is slow in the middle */
+    WHERE_ANY         /* at some time during the call */
+};
+
+enum buffer { BUFFER_X = 0, BUFFER_TOPK, BUFFER_OUT, BUFFER_RECV, BUFFER_LL_RECV, BUFFERS };
+
+struct point {
+    const char *name;
+    const struct track *track;
+    enum step step;
+    enum where where;
+    enum buffer buffer; /* WHERE_MIDDLE, WHERE_END: which becomes inaccessible, of the victim or of the late rank */
+    int percent;        /* from where on */
+    unsigned faults;    /* 1 << FAULT_* */
+};
+
+struct cell {
+    const struct point *point;
+    enum fault fault;
+    int victim;
+    int warm;        /* times that the track is run in peace before */
+    int percent;     /* as in the point, or drawn anew */
+    int delay_us;    /* WHERE_ANY */
+    bool free_early; /* survivors free the old communicator before they use the new one */
+};
+
+/* --- cells.c --- */
+extern const struct point points[];
+extern const int n_points;
+
+const char *fault_name(enum fault fault);
+void cell_name(const struct cell *cell, char *ret_name, size_t bytes);
+/* The cells of the matrix in order: number i, false behind the last. */
+bool cell_at(int i, struct cell *ret_cell);
+/* One of them with its parameters drawn from a seed. */
+struct cell cell_random(uint64_t seed);
+
+/* The rank that comes late where somebody must; the one that dies first where the victim dies during the shrink. */
+static inline int late_rank(const struct cell *cell)
+{
+    return (cell->victim + 2) % RANKS;
+}
+
+static inline int first_rank(const struct cell *cell)
+{
+    return cell->point->step == STEP_SHRINK ? (cell->victim + 1) % RANKS : -1;
+}
+
+/* --- conduct.c: what parent and ranks share --- */
+enum seat_state { SEAT_RUNNING = 0, SEAT_SHRUNK, SEAT_DONE };
+
+struct seat {
+    _Atomic int state; /* enum seat_state */
+    char complaint[1024];
+};
+
+struct table {
+    struct cell cell;
+    _Atomic uint64_t struck_ns; /* when the victim was struck, 0: not yet */
+    _Atomic int resumed;        /* the stopped victim runs again */
+    struct seat seat[RANKS];
+};
+
+/* Adds to what is wrong on this rank. */
+void complain(struct seat *seat, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* Runs a cell and prints its line. */
+bool conduct(const struct cell *cell);
+
+/* --- launcher.c --- */
+extern const int n_launcher_cells;
+const char *launcher_cell_name(int i);
+bool conduct_launcher(int i);
+
+/* --- watching processes: conduct.c --- */
+uint64_t now_ns(void);
+void sleep_us(int us);
+int count_entries(const char *directory);
+/* Tells on stderr what each thread of a process waits for. */
+void show_process(int pid, const char *what);
+/* No child is left, /dev/shm is as before, as are descriptors and threads of this process. */
+struct surroundings {
+    int fds, threads, shm;
+};
+struct surroundings look_around(void);
+bool same_surroundings(const struct surroundings *before, char *ret_why, size_t bytes);
+void print_result(bool passed, const char *name, uint64_t begin_ns, const char *why);
+
+/* --- rank.c --- */
+int rank_main(struct table *table, const ep_boot *boot);
+
+/* --- traffic.c --- */
+enum { TOKENS = 256, LL_TOKENS = 64, TOPK = 4, HIDDEN = 128, EXPERTS_PER_RANK = 2 };
+
+/* One rank's buffers and objects on one communicator. */
+struct traffic {
+    ep_comm *comm;
+    int rank, nranks, node, nnodes;
+    struct {
+        void *memory;
+        size_t bytes;
+    } buffer[BUFFERS];
+    ep_plan *plan;
+    ep_ll *ll;
+    uint32_t round;  /* changes the data */
+    char wrong[256]; /* the first wrong result */
+};
+
+/* Collective: allocates symmetric memory. */
+ep_status traffic_init(struct traffic *traffic, ep_comm *comm);
+/* Frees plan and buffers, not the communicator. */
+void traffic_done(struct traffic *traffic);
+/* New data for the next round. */
+void traffic_fill(struct traffic *traffic);
+ep_status traffic_step(struct traffic *traffic, enum step step);
+/* Plan, dispatch, combine, with a check of the data. */
+ep_status traffic_round_trip(struct traffic *traffic);
+
+/* --- strike.c --- */
+/* Whom a strike hits: set once per process. */
+void strike_init(struct table *table, enum fault fault);
+void strike_set_comm(ep_comm *comm);
+/* At once, on this thread; an abort from another one. FAULT_EXIT is the caller's. Returns after SIGCONT or abort. */
+void strike_now(void);
+/* From a second thread in a while; to be joined by strike_join(). */
+void strike_later(int us);
+void strike_join(void);
+/* When the memory from `percent` on is touched. FAULT_DELAY: wait LATE_MS then. */
+void strike_trap(void *memory, size_t bytes, int percent, enum fault fault);
+void strike_disarm(void);
+
+#endif

@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * ep_launch() is killed by SIGKILL: no rank may survive it, wherever it is.
+ */
+#include "fault.h"
+
+#include <epkit/launch.h>
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum scene { SCENE_CREATION, SCENE_BARRIER, SCENE_TRAFFIC, SCENE_ASYNC, SCENE_SHRINK, SCENES };
+
+static const char *const scene_names[SCENES] = {
+    "launcher.creation/kill", "launcher.barrier/kill", "launcher.traffic/kill",
+    "launcher.async/kill",    "launcher.shrink/kill",
+};
+const int n_launcher_cells = SCENES;
+
+const char *launcher_cell_name(int i)
+{
+    return scene_names[i];
+}
+
+struct stage {
+    enum scene scene;
+    _Atomic int pid[RANKS];
+    _Atomic int there; /* ranks that are in the scene, or about to enter it */
+};
+
+/* Ranks do what they do far longer than the test lasts. Rank 0 keeps the others waiting where they are to wait. */
+static int run_scene(const ep_boot *boot, void *argument)
+{
+    struct stage *stage = argument;
+    struct traffic traffic = {0};
+    ep_comm_config config = EP_COMM_CONFIG_INIT;
+    bool wait = boot->rank == 0 && stage->scene != SCENE_TRAFFIC && stage->scene != SCENE_ASYNC;
+    ep_comm *comm, *next;
+
+    config.backend = "host";
+    config.timeout_ms = 60000;
+    atomic_store(&stage->pid[boot->rank], (int)getpid());
+    if (stage->scene == SCENE_CREATION)
+        atomic_fetch_add(&stage->there, 1);
+    if (stage->scene == SCENE_CREATION && wait)
+        pause();
+    if (ep_comm_new(boot, &config, &comm) != EP_OK || traffic_init(&traffic, comm) != EP_OK)
+        return 1;
+    atomic_fetch_add(&stage->there, 1);
+    if (wait)
+        pause();
+    if (stage->scene == SCENE_BARRIER)
+        return ep_comm_barrier(comm) != EP_OK;
+    if (stage->scene == SCENE_SHRINK)
+        return ep_comm_shrink(comm, NULL, &next) != EP_OK;
+    for (;;) {
+        ep_status status = traffic_step(&traffic, STEP_PLAN);
+
+        if (status == EP_OK)
+            status = traffic_step(&traffic, stage->scene == SCENE_ASYNC ? STEP_ASYNC_DISPATCH : STEP_DISPATCH);
+        if (status != EP_OK)
+            return 1;
+    }
+}
+
+static int launch(struct stage *stage)
+{
+    ep_launch_args args = EP_LAUNCH_ARGS_INIT;
+    ep_rank_exit exits[RANKS];
+
+    args.mode = EP_LAUNCH_FORK;
+    args.nranks = RANKS;
+    args.run = run_scene;
+    args.argument = stage;
+    return ep_launch(&args, exits) != EP_OK;
+}
+
+/* The ranks have become children of this process, a subreaper, and must have died of the launcher's death. */
+static bool all_died(struct stage *stage, char *ret_why, size_t bytes)
+{
+    uint64_t end_ns = now_ns() + (uint64_t)(2000 * SLOWNESS) * 1000000u;
+    int left = RANKS, how, pid;
+
+    while (left > 0 && now_ns() < end_ns) {
+        pid = waitpid(-1, &how, WNOHANG);
+        if (pid < 0)
+            break;
+        if (pid == 0) {
+            sleep_us(1000);
+            continue;
+        }
+        left--;
+        if (!WIFSIGNALED(how) || WTERMSIG(how) != SIGKILL) {
+            snprintf(ret_why, bytes, "\n     a rank ended by itself, with status %#x", (unsigned)how);
+            return false;
+        }
+    }
+    if (left == 0)
+        return true;
+    snprintf(ret_why, bytes, "\n     %d ranks outlive their launcher", left);
+    for (int rank = 0; rank < RANKS; rank++)
+        if (kill(stage->pid[rank], 0) == 0) {
+            show_process(stage->pid[rank], "left");
+            kill(stage->pid[rank], SIGKILL);
+        }
+    while (waitpid(-1, &how, 0) > 0)
+        ;
+    return false;
+}
+
+bool conduct_launcher(int i)
+{
+    struct surroundings before = look_around();
+    struct stage *stage = mmap(NULL, sizeof(*stage), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    uint64_t begin_ns = now_ns(), end_ns = begin_ns + (uint64_t)CELL_MS * 1000000u;
+    char why[256] = "", left[128];
+    bool passed;
+    int pid, how;
+
+    if (stage == MAP_FAILED)
+        return false;
+    stage->scene = (enum scene)i;
+    fflush(NULL);
+    pid = fork();
+    if (pid == 0)
+        exit(launch(stage));
+    while (atomic_load(&stage->there) < RANKS && now_ns() < end_ns)
+        sleep_us(1000);
+    sleep_us(30000);
+    if (atomic_load(&stage->there) < RANKS || kill(pid, SIGKILL) != 0)
+        snprintf(why, sizeof(why), "\n     the ranks did not come into the scene");
+    kill(pid, SIGKILL);
+    waitpid(pid, &how, 0);
+    passed = all_died(stage, why, sizeof(why)) && !why[0];
+    munmap(stage, sizeof(*stage));
+    if (!same_surroundings(&before, left, sizeof(left))) {
+        snprintf(why, sizeof(why), "\n     left behind: %s", left);
+        passed = false;
+    }
+    print_result(passed, scene_names[i], begin_ns, why);
+    return passed;
+}
