@@ -16,14 +16,19 @@ struct ep_mpi_module {
     ep_status (*start)(struct ep_boot_mpi **ret_boot);
     void (*stop)(struct ep_boot_mpi *boot);
     const ep_boot *(*get)(const struct ep_boot_mpi *boot);
-    /* Plain MPI_Alltoallv in units of unit_bytes, for the benchmark's yardstick. Counts and offsets in units. */
+    /*
+     * Plain MPI_Alltoallv in units of unit_bytes, for the benchmark's yardstick. Counts and offsets in units. The one
+     * wait without a deadline of its own: the job's deadline ends it.
+     */
     ep_status (*alltoallv)(struct ep_boot_mpi *boot, const void *send, const int *send_counts, const int *send_offsets,
                            void *recv, const int *recv_counts, const int *recv_offsets, size_t unit_bytes);
+    /* EP_E_TIMEOUT after EP_MPI_BARRIER_MS; the boot is of no use then. */
     ep_status (*barrier)(struct ep_boot_mpi *boot);
-    const char *(*library_version)(void); /* "Open MPI v4.1.4 ..." */
+    const char *(*library_version)(void); /* "Open MPI v4.1.4" */
 };
 
 #define EP_MPI_MODULE_ABI 1u
+#define EP_MPI_BARRIER_MS 60000
 #define EP_MPI_MODULE_SYMBOL "ep_mpi_module" /* const struct ep_mpi_module */
 
 #endif

@@ -1,0 +1,297 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * All-gather with a deadline that can name who is late: each rank sends its block to each other one and receives
+ * theirs. MPI_Iallgather does the same underneath for blocks this small (linear in Open MPI's libnbc), but cannot tell
+ * whose block is missing, cannot be given up, and does not notice ranks that gather different sizes.
+ */
+#include "mpi/boot.h"
+
+#include "base/clock.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define LIST_BYTES 160
+#define FREE_MS 1000
+
+struct gather {
+    struct gather *next;
+    int rank, nranks;
+    size_t bytes;
+    MPI_Request *receives, *sends; /* [nranks] each */
+    unsigned char *blocks;         /* [nranks][bytes]; the own one is what is sent */
+};
+
+static void gather_free(struct gather *gather)
+{
+    if (!gather)
+        return;
+    free(gather->receives);
+    free(gather->sends);
+    free(gather->blocks);
+    free(gather);
+}
+
+static ep_status gather_new(int rank, int nranks, const void *mine, size_t bytes, struct gather **ret_gather)
+{
+    struct gather *gather = calloc(1, sizeof(*gather));
+
+    if (!gather)
+        goto no_memory;
+    *gather = (struct gather){.rank = rank, .nranks = nranks, .bytes = bytes};
+    gather->receives = malloc((size_t)nranks * sizeof(MPI_Request));
+    gather->sends = malloc((size_t)nranks * sizeof(MPI_Request));
+    gather->blocks = malloc((size_t)nranks * bytes + 1);
+    if (!gather->receives || !gather->sends || !gather->blocks)
+        goto no_memory;
+    for (int i = 0; i < nranks; i++)
+        gather->receives[i] = gather->sends[i] = MPI_REQUEST_NULL;
+    if (bytes)
+        memcpy(gather->blocks + (size_t)rank * bytes, mine, bytes);
+    *ret_gather = gather;
+    return EP_OK;
+no_memory:
+    gather_free(gather);
+    return ep_fail(EP_E_MEMORY, "boot mpi: no memory for %d blocks of %zu bytes", nranks, bytes);
+}
+
+static ep_status gather_start(struct gather *gather, MPI_Comm comm, int tag)
+{
+    int count = (int)gather->bytes;
+
+    for (int i = 1; i < gather->nranks; i++) {
+        int peer = (gather->rank + i) % gather->nranks;
+
+        EP_TRY(EP_MPI(MPI_Irecv, (gather->blocks + (size_t)peer * gather->bytes, count, MPI_BYTE, peer, tag, comm,
+                                  &gather->receives[peer])));
+    }
+    for (int i = 1; i < gather->nranks; i++) {
+        int peer = (gather->rank + i) % gather->nranks;
+
+        EP_TRY(EP_MPI(MPI_Isend, (gather->blocks + (size_t)gather->rank * gather->bytes, count, MPI_BYTE, peer, tag,
+                                  comm, &gather->sends[peer])));
+    }
+    return EP_OK;
+}
+
+/* The block of `peer`, if it has come. */
+static ep_status test_receive(struct gather *gather, int peer, int *ret_done)
+{
+    MPI_Status info;
+    int count = 0;
+    ep_status status = EP_MPI(MPI_Test, (&gather->receives[peer], ret_done, &info));
+
+    if (status != EP_OK)
+        return ep_fail_prefix(status, "boot mpi: all-gather of %zu bytes, block of rank %d: ", gather->bytes, peer);
+    if (!*ret_done)
+        return EP_OK;
+    EP_TRY(EP_MPI(MPI_Get_count, (&info, MPI_BYTE, &count)));
+    if ((size_t)count != gather->bytes)
+        return ep_fail(EP_E_MISMATCH, "boot mpi: ranks disagree: rank %d gathers %zu bytes and rank %d gathers %d",
+                       gather->rank, gather->bytes, peer, count);
+    return EP_OK;
+}
+
+static ep_status gather_test(struct gather *gather, int *ret_done)
+{
+    int all = 1, done;
+
+    for (int peer = 0; peer < gather->nranks; peer++) {
+        if (gather->receives[peer] != MPI_REQUEST_NULL) {
+            EP_TRY(test_receive(gather, peer, &done));
+            all &= done;
+        }
+        if (gather->sends[peer] != MPI_REQUEST_NULL) {
+            EP_TRY(EP_MPI(MPI_Test, (&gather->sends[peer], &done, MPI_STATUS_IGNORE)));
+            all &= done;
+        }
+    }
+    *ret_done = all;
+    return EP_OK;
+}
+
+static ep_status fail_late(const struct gather *gather, int timeout_ms)
+{
+    char list[LIST_BYTES] = "";
+    size_t used = 0;
+    int missing = 0;
+
+    for (int peer = 0; peer < gather->nranks; peer++) {
+        if (gather->receives[peer] == MPI_REQUEST_NULL && gather->sends[peer] == MPI_REQUEST_NULL)
+            continue;
+        missing++;
+        if (used + 16 < sizeof(list))
+            used += (size_t)snprintf(list + used, sizeof(list) - used, " %d", peer);
+    }
+    return ep_fail(EP_E_TIMEOUT, "boot mpi: %d of %d ranks did not come within %d ms: rank%s%s%s", missing,
+                   gather->nranks, timeout_ms, missing == 1 ? "" : "s", list,
+                   used + 16 < sizeof(list) ? "" : " and others");
+}
+
+/* Everything that MPI still holds is taken back if it can be. true: nothing is left. */
+static bool gather_cancel(struct gather *gather)
+{
+    int done = 0;
+
+    for (int peer = 0; peer < gather->nranks; peer++)
+        if (gather->receives[peer] != MPI_REQUEST_NULL)
+            (void)EP_MPI(MPI_Cancel, (&gather->receives[peer]));
+    for (int peer = 0; peer < gather->nranks; peer++) {
+        if (gather->receives[peer] != MPI_REQUEST_NULL)
+            (void)EP_MPI(MPI_Test, (&gather->receives[peer], &done, MPI_STATUS_IGNORE));
+        if (gather->sends[peer] != MPI_REQUEST_NULL)
+            (void)EP_MPI(MPI_Test, (&gather->sends[peer], &done, MPI_STATUS_IGNORE));
+        if (gather->receives[peer] != MPI_REQUEST_NULL || gather->sends[peer] != MPI_REQUEST_NULL)
+            return false;
+    }
+    return true;
+}
+
+/* Frees those of the late ones that MPI has let go of. */
+static void reap(ep_boot_mpi *boot)
+{
+    for (struct gather **at = &boot->late; *at;) {
+        struct gather *gather = *at;
+
+        if (gather_cancel(gather)) {
+            *at = gather->next;
+            gather_free(gather);
+        } else {
+            at = &gather->next;
+        }
+    }
+}
+
+static ep_status allgather(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
+{
+    ep_boot_mpi *boot = context;
+    struct gather *gather = NULL;
+    uint64_t deadline_ns;
+    unsigned tries = 0;
+    int done = 0, tag = (int)(boot->gathers % (uint32_t)boot->first_tag);
+    ep_status status;
+
+    if ((!mine || !ret_all) && bytes)
+        return ep_fail(EP_E_ARG, "boot mpi: all-gather of %zu bytes from or to NULL", bytes);
+    if (timeout_ms < 0 || bytes > INT32_MAX)
+        return ep_fail(EP_E_ARG, "boot mpi: all-gather of %zu bytes with timeout_ms = %d", bytes, timeout_ms);
+    reap(boot);
+    EP_TRY(gather_new(boot->boot.rank, boot->boot.nranks, mine, bytes, &gather));
+    boot->gathers++; /* also if it fails: ranks that go on stay in step */
+    deadline_ns = ep_deadline_ns(timeout_ms);
+    status = gather_start(gather, boot->comm, tag);
+    while (status == EP_OK) {
+        status = gather_test(gather, &done);
+        if (status != EP_OK || done)
+            break;
+        if (ep_now_ns() >= deadline_ns)
+            status = fail_late(gather, timeout_ms);
+        else
+            ep_mpi_pause(&tries);
+    }
+    if (status == EP_OK && bytes)
+        memcpy(ret_all, gather->blocks, (size_t)gather->nranks * bytes);
+    if (status == EP_OK) {
+        gather_free(gather);
+    } else {
+        char reason[EP_ERROR_TEXT_BYTES];
+
+        snprintf(reason, sizeof(reason), "%s", ep_last_error());
+        gather->next = boot->late;
+        boot->late = gather;
+        reap(boot);
+        ep_fail(status, "%s", reason); /* taking back may have failed too */
+    }
+    return status;
+}
+
+static ep_status settle_comm(ep_boot_mpi *boot)
+{
+    int *upper, found = 0;
+
+    EP_TRY(EP_MPI(MPI_Comm_set_errhandler, (boot->comm, MPI_ERRORS_RETURN)));
+    EP_TRY(EP_MPI(MPI_Comm_rank, (boot->comm, &boot->boot.rank)));
+    EP_TRY(EP_MPI(MPI_Comm_size, (boot->comm, &boot->boot.nranks)));
+    EP_TRY(EP_MPI(MPI_Comm_get_attr, (boot->comm, MPI_TAG_UB, &upper, &found)));
+    if (found) /* the standard promises at least 32767 */
+        boot->first_tag = *upper / 2;
+    boot->tag_blocks = (uint32_t)boot->first_tag / EP_NET_MAX_CHANNELS;
+    if (boot->boot.nranks > EP_MAX_RANKS)
+        return ep_fail(EP_E_ARG, "ep_boot_mpi_new: a communicator of %d ranks, at most %d", boot->boot.nranks,
+                       EP_MAX_RANKS);
+    return EP_OK;
+}
+
+ep_status ep_boot_mpi_new(MPI_Comm parent, ep_boot_mpi **ret_boot)
+{
+    ep_boot_mpi *boot;
+    int inter = 0;
+    ep_status status;
+
+    if (!ret_boot)
+        return ep_fail(EP_E_ARG, "ep_boot_mpi_new: ret_boot is NULL");
+    EP_TRY(ep_mpi_check("ep_boot_mpi_new"));
+    if (parent == MPI_COMM_NULL)
+        return ep_fail(EP_E_ARG, "ep_boot_mpi_new: parent is MPI_COMM_NULL");
+    EP_TRY(EP_MPI(MPI_Comm_test_inter, (parent, &inter)));
+    if (inter)
+        return ep_fail(EP_E_ARG, "ep_boot_mpi_new: parent is an intercommunicator");
+    boot = calloc(1, sizeof(*boot));
+    if (!boot)
+        return ep_fail(EP_E_MEMORY, "ep_boot_mpi_new: no memory");
+    boot->unit = MPI_DATATYPE_NULL;
+    boot->comm = MPI_COMM_NULL;
+    boot->first_tag = 32767 / 2;
+    status = EP_MPI(MPI_Comm_dup, (parent, &boot->comm));
+    if (status == EP_OK)
+        status = settle_comm(boot);
+    if (status != EP_OK) {
+        ep_boot_mpi_free(boot);
+        return status;
+    }
+    boot->network =
+        (struct ep_net_provider){.abi = EP_NET_ABI, .name = "mpi", .open = ep_net_mpi_open, .context = boot};
+    boot->boot.size = sizeof(boot->boot);
+    boot->boot.allgather = allgather;
+    boot->boot.context = boot;
+    boot->boot.network = &boot->network;
+    *ret_boot = boot;
+    return EP_OK;
+}
+
+const ep_boot *ep_boot_mpi_get(const ep_boot_mpi *boot)
+{
+    return &boot->boot;
+}
+
+/* What a peer that is gone never takes is MPI's for ever: the requests are let go, the memory stays. */
+static void abandon(struct gather *gather)
+{
+    for (int peer = 0; peer < gather->nranks; peer++) {
+        if (gather->receives[peer] != MPI_REQUEST_NULL)
+            (void)EP_MPI(MPI_Request_free, (&gather->receives[peer]));
+        if (gather->sends[peer] != MPI_REQUEST_NULL)
+            (void)EP_MPI(MPI_Request_free, (&gather->sends[peer]));
+    }
+}
+
+void ep_boot_mpi_free(ep_boot_mpi *boot)
+{
+    uint64_t deadline_ns = ep_deadline_ns(FREE_MS);
+    unsigned tries = 0;
+
+    if (!boot)
+        return;
+    if (ep_mpi_is_up()) {
+        for (reap(boot); boot->late && ep_now_ns() < deadline_ns; reap(boot))
+            ep_mpi_pause(&tries);
+        for (struct gather *gather = boot->late; gather; gather = gather->next)
+            abandon(gather);
+        if (boot->unit != MPI_DATATYPE_NULL)
+            (void)EP_MPI(MPI_Type_free, (&boot->unit));
+        if (boot->comm != MPI_COMM_NULL)
+            (void)EP_MPI(MPI_Comm_free, (&boot->comm));
+    }
+    free(boot);
+}

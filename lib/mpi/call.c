@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "mpi/call.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <time.h>
+
+#define PAUSE_YIELDS 200
+#define PAUSE_NS 50000
+
+static pthread_mutex_t mpi_lock = PTHREAD_MUTEX_INITIALIZER;
+static _Atomic int mpi_locks_itself; /* MPI_THREAD_MULTIPLE */
+static _Thread_local int locked;     /* the level may become known while a call is under way */
+
+void ep_mpi_enter(void)
+{
+    locked = !atomic_load_explicit(&mpi_locks_itself, memory_order_relaxed);
+    if (locked)
+        pthread_mutex_lock(&mpi_lock);
+}
+
+ep_status ep_mpi_leave(int code, const char *function)
+{
+    char text[MPI_MAX_ERROR_STRING] = "";
+    int length = 0, kind = MPI_ERR_OTHER;
+
+    if (code != MPI_SUCCESS) {
+        MPI_Error_string(code, text, &length);
+        MPI_Error_class(code, &kind);
+    }
+    if (locked)
+        pthread_mutex_unlock(&mpi_lock);
+    if (code == MPI_SUCCESS)
+        return EP_OK;
+    /* A message longer than its receiver expects: not MPI's failure. */
+    return ep_fail(kind == MPI_ERR_TRUNCATE ? EP_E_MISMATCH : EP_E_SYSTEM, "%s: %s (error %d)", function, text, code);
+}
+
+int ep_mpi_is_up(void)
+{
+    int initialised = 0, finalised = 0;
+
+    if (EP_MPI(MPI_Initialized, (&initialised)) != EP_OK || EP_MPI(MPI_Finalized, (&finalised)) != EP_OK)
+        return 0;
+    return initialised && !finalised;
+}
+
+ep_status ep_mpi_check(const char *caller)
+{
+    int level;
+
+    if (!ep_mpi_is_up())
+        return ep_fail(EP_E_STATE, "%s: MPI is not initialised, or finalised already", caller);
+    EP_TRY(EP_MPI(MPI_Query_thread, (&level)));
+    if (level < MPI_THREAD_SERIALIZED)
+        return ep_fail(EP_E_UNSUPPORTED,
+                       "%s: MPI was initialised for one thread; call MPI_Init_thread with MPI_THREAD_MULTIPLE, or "
+                       "MPI_THREAD_SERIALIZED at least",
+                       caller);
+    if (level == MPI_THREAD_MULTIPLE)
+        atomic_store_explicit(&mpi_locks_itself, 1, memory_order_relaxed);
+    return EP_OK;
+}
+
+void ep_mpi_pause(unsigned *tries)
+{
+    struct timespec nap = {.tv_nsec = PAUSE_NS};
+
+    if ((*tries)++ == 0)
+        return;
+    if (*tries < PAUSE_YIELDS)
+        sched_yield();
+    else
+        nanosleep(&nap, NULL);
+}

@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "mpi/module.h"
+
+#include "base/clock.h"
+#include "mpi/boot.h"
+
+#include <limits.h>
+#include <sched.h>
+#include <string.h>
+
+static ep_status start(ep_boot_mpi **ret_boot)
+{
+    ep_boot_mpi *boot;
+    bool initialises = false;
+    int initialised = 0, level;
+    ep_status status;
+
+    EP_TRY(EP_MPI(MPI_Initialized, (&initialised)));
+    if (!initialised) {
+        EP_TRY(EP_MPI(MPI_Init_thread, (NULL, NULL, MPI_THREAD_MULTIPLE, &level)));
+        initialises = true;
+    }
+    status = ep_boot_mpi_new(MPI_COMM_WORLD, &boot);
+    if (status != EP_OK) {
+        if (initialises && ep_mpi_is_up())
+            (void)EP_MPI(MPI_Finalize, ());
+        return status;
+    }
+    boot->finalises = initialises;
+    *ret_boot = boot;
+    return EP_OK;
+}
+
+static void stop(ep_boot_mpi *boot)
+{
+    bool finalises;
+
+    if (!boot)
+        return;
+    finalises = boot->finalises;
+    ep_boot_mpi_free(boot);
+    if (finalises && ep_mpi_is_up())
+        (void)EP_MPI(MPI_Finalize, ());
+}
+
+static ep_status settle_unit(ep_boot_mpi *boot, size_t unit_bytes)
+{
+    if (boot->unit != MPI_DATATYPE_NULL && boot->unit_bytes == unit_bytes)
+        return EP_OK;
+    if (unit_bytes == 0 || unit_bytes > INT_MAX)
+        return ep_fail(EP_E_ARG, "alltoallv: units of %zu bytes", unit_bytes);
+    if (boot->unit != MPI_DATATYPE_NULL)
+        EP_TRY(EP_MPI(MPI_Type_free, (&boot->unit)));
+    EP_TRY(EP_MPI(MPI_Type_contiguous, ((int)unit_bytes, MPI_BYTE, &boot->unit)));
+    EP_TRY(EP_MPI(MPI_Type_commit, (&boot->unit)));
+    boot->unit_bytes = unit_bytes;
+    return EP_OK;
+}
+
+/* Blocking, as the programs do that it stands for: MPI's nonblocking one uses other algorithms. */
+static ep_status alltoallv(ep_boot_mpi *boot, const void *send, const int *send_counts, const int *send_offsets,
+                           void *recv, const int *recv_counts, const int *recv_offsets, size_t unit_bytes)
+{
+    EP_TRY(settle_unit(boot, unit_bytes));
+    return EP_MPI(MPI_Alltoallv, (send, send_counts, send_offsets, boot->unit, recv, recv_counts, recv_offsets,
+                                  boot->unit, boot->comm));
+}
+
+static ep_status barrier(ep_boot_mpi *boot)
+{
+    uint64_t deadline_ns = ep_deadline_ns(EP_MPI_BARRIER_MS);
+    MPI_Request request;
+    int done = 0;
+
+    EP_TRY(EP_MPI(MPI_Ibarrier, (boot->comm, &request)));
+    for (;;) {
+        EP_TRY(EP_MPI(MPI_Test, (&request, &done, MPI_STATUS_IGNORE)));
+        if (done)
+            return EP_OK;
+        if (ep_now_ns() >= deadline_ns)
+            return ep_fail(EP_E_TIMEOUT, "mpi barrier: not all of %d ranks came within %d ms", boot->boot.nranks,
+                           EP_MPI_BARRIER_MS);
+        sched_yield();
+    }
+}
+
+/* "Open MPI v4.1.4" of "Open MPI v4.1.4, package: ..."; MPICH's is several lines. */
+static const char *library_version(void)
+{
+    static char text[MPI_MAX_LIBRARY_VERSION_STRING];
+    int length = 0;
+
+    if (!text[0]) {
+        if (EP_MPI(MPI_Get_library_version, (text, &length)) != EP_OK)
+            return "MPI";
+        text[strcspn(text, ",\n")] = '\0';
+    }
+    return text;
+}
+
+extern EP_PRIVATE_API const struct ep_mpi_module ep_mpi_module;
+
+const struct ep_mpi_module ep_mpi_module = {
+    .abi = EP_MPI_MODULE_ABI,
+    .start = start,
+    .stop = stop,
+    .get = ep_boot_mpi_get,
+    .alltoallv = alltoallv,
+    .barrier = barrier,
+    .library_version = library_version,
+};

@@ -1,0 +1,495 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The network over MPI point-to-point messages. An operation is a message that begins with a record. Small puts follow
+ * the record in the same message; a larger one is a second message, sent straight from the caller's memory and received
+ * straight into the region. Both have the tag of their channel, and MPI keeps the order of messages of one sender and
+ * tag, so at any time exactly one receive is posted per (peer, channel), and it is known what it will get.
+ *
+ * Posted receives rather than probes: one MPI_Testsome looks at all peers and channels at once.
+ */
+#include "mpi/boot.h"
+
+#include "base/clock.h"
+
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Below the eager limits of the usual transports (4 KiB and up): such a message leaves without waiting for the peer. */
+#define SLOT_BYTES 2048
+#define INLINE_BYTES (SLOT_BYTES - sizeof(struct record))
+/* Operations on the way per (peer, channel); beyond that put and signal say "again". */
+#define SLOTS 16
+/* Looks for messages in one progress(): bounded, so that a flood of them cannot keep the caller from its own work. */
+#define ROUNDS 64
+#define FREE_MS 2000
+
+enum record_kind {
+    KIND_PUT = 0x70757400,  /* payload follows in a message of its own */
+    KIND_TINY = 0x74696e79, /* put with the payload behind the record */
+    KIND_SIGNAL = 0x7369676e
+};
+
+struct record {
+    uint32_t kind, reserved;
+    uint64_t place; /* put: offset in the region; signal: its index */
+    uint64_t bytes; /* put */
+    uint64_t add;   /* signal */
+};
+
+struct outgoing {
+    int rank, tag;
+    unsigned first, count;      /* slots in use */
+    MPI_Request (*requests)[2]; /* [SLOTS] record, payload */
+    unsigned char *slots;       /* [SLOTS][SLOT_BYTES] */
+};
+
+struct incoming {
+    int rank, tag;
+    uint64_t payload; /* bytes of the put that the posted receive is for; 0: it is for a record */
+    unsigned char *slot;
+};
+
+struct mpi_net {
+    struct ep_net net;
+    ep_boot_mpi *boot;
+    int n, rank, timeout_ms; /* n: (peer, channel) pairs */
+    struct outgoing *outgoing;
+    struct incoming *incoming;
+    unsigned char *slots;      /* of all outgoing and incoming */
+    MPI_Request (*sending)[2]; /* [n * SLOTS] */
+    MPI_Request *receiving;    /* [n] */
+    int *ready;                /* [n] of MPI_Testsome */
+    MPI_Status *infos;
+    bool started; /* the requests are valid */
+    ep_status broken;
+    char reason[EP_ERROR_TEXT_BYTES];
+};
+
+static struct mpi_net *mpi_net_of(struct ep_net *net)
+{
+    return (struct mpi_net *)net;
+}
+
+/* The reason was recorded last. */
+static ep_status broken(struct mpi_net *m, ep_status status)
+{
+    if (m->broken == EP_OK) {
+        m->broken = status;
+        snprintf(m->reason, sizeof(m->reason), "%s", ep_last_error());
+    }
+    return status;
+}
+
+/* --- sending --- */
+
+/* Frees the slots whose messages have left, oldest first. */
+static ep_status reap(struct mpi_net *m, struct outgoing *out, bool *ret_moved)
+{
+    while (out->count) {
+        int done = 0;
+        ep_status status = EP_MPI(MPI_Testall, (2, out->requests[out->first], &done, MPI_STATUSES_IGNORE));
+
+        if (status != EP_OK)
+            return broken(m, ep_fail_prefix(status, "network mpi: to rank %d: ", out->rank));
+        if (!done)
+            break;
+        out->first = (out->first + 1) % SLOTS;
+        out->count--;
+        *ret_moved = true;
+    }
+    return EP_OK;
+}
+
+/* Sends one operation; `data` behind the record when it is tiny, otherwise as a message of its own. */
+static bool post(struct mpi_net *m, int peer, int channel, const struct record *record, const void *data)
+{
+    struct outgoing *out = &m->outgoing[ep_net_slot(m->net.node, peer) * m->net.channels + channel];
+    size_t behind = record->kind == KIND_TINY ? record->bytes : 0;
+    unsigned char *slot;
+    MPI_Request *requests;
+    ep_status status;
+    unsigned at;
+    bool moved = false;
+
+    if (m->broken != EP_OK || (out->count == SLOTS && reap(m, out, &moved) != EP_OK) || out->count == SLOTS)
+        return false;
+    at = (out->first + out->count) % SLOTS;
+    slot = out->slots + (size_t)at * SLOT_BYTES;
+    requests = out->requests[at];
+    memcpy(slot, record, sizeof(*record));
+    if (behind)
+        memcpy(slot + sizeof(*record), data, behind);
+    out->count++;
+    status = EP_MPI(
+        MPI_Isend, (slot, (int)(sizeof(*record) + behind), MPI_BYTE, out->rank, out->tag, m->boot->comm, &requests[0]));
+    if (status == EP_OK && record->kind == KIND_PUT)
+        status =
+            EP_MPI(MPI_Isend, (data, (int)record->bytes, MPI_BYTE, out->rank, out->tag, m->boot->comm, &requests[1]));
+    if (status != EP_OK) {
+        broken(m, ep_fail_prefix(status, "network mpi: to rank %d: ", out->rank));
+        return false;
+    }
+    return true;
+}
+
+static bool mpi_put(struct ep_net *net, int peer, int channel, uint64_t offset, const void *src, size_t bytes)
+{
+    struct mpi_net *m = mpi_net_of(net);
+    struct record record = {.kind = bytes > INLINE_BYTES ? KIND_PUT : KIND_TINY, .place = offset, .bytes = bytes};
+
+    if (bytes > INT_MAX) {
+        broken(m, ep_fail(EP_E_OVERFLOW, "network mpi: a put of %zu bytes, at most %d", bytes, INT_MAX));
+        return false;
+    }
+    return bytes == 0 || post(m, peer, channel, &record, src);
+}
+
+static bool mpi_signal(struct ep_net *net, int peer, int channel, uint32_t index, uint64_t add)
+{
+    struct record record = {.kind = KIND_SIGNAL, .place = index, .add = add};
+
+    return post(mpi_net_of(net), peer, channel, &record, NULL);
+}
+
+static bool mpi_flush_test(struct ep_net *net, int peer, int channel)
+{
+    struct mpi_net *m = mpi_net_of(net);
+    struct outgoing *out = &m->outgoing[ep_net_slot(net->node, peer) * net->channels + channel];
+    bool moved = false;
+
+    return reap(m, out, &moved) == EP_OK && out->count == 0;
+}
+
+/* --- receiving --- */
+
+static ep_status post_receive(struct mpi_net *m, int index, void *memory, size_t bytes)
+{
+    const struct incoming *in = &m->incoming[index];
+    ep_status status =
+        EP_MPI(MPI_Irecv, (memory, (int)bytes, MPI_BYTE, in->rank, in->tag, m->boot->comm, &m->receiving[index]));
+
+    return status == EP_OK ? EP_OK : broken(m, ep_fail_prefix(status, "network mpi: from rank %d: ", in->rank));
+}
+
+static ep_status damaged(struct mpi_net *m, int index, const char *what)
+{
+    return broken(m, ep_fail(EP_E_MISMATCH, "network mpi: rank %d, channel %d: %s", m->incoming[index].rank,
+                             index % m->net.channels, what));
+}
+
+/* A message of `bytes` that begins with a record; starts the receive of what comes behind it. */
+static ep_status take_record(struct mpi_net *m, int index, size_t bytes)
+{
+    struct incoming *in = &m->incoming[index];
+    struct ep_net *net = &m->net;
+    struct record record;
+
+    if (bytes < sizeof(record))
+        return damaged(m, index, "half a record");
+    memcpy(&record, in->slot, sizeof(record));
+    if (record.kind == KIND_SIGNAL) {
+        if (record.place >= net->n_signals)
+            return damaged(m, index, "a signal that does not exist");
+        net->signals[record.place] += record.add;
+        return post_receive(m, index, in->slot, SLOT_BYTES);
+    }
+    if (record.kind != KIND_PUT && record.kind != KIND_TINY)
+        return damaged(m, index, "a record of unknown kind");
+    if (record.place > net->region_bytes || record.bytes > net->region_bytes - record.place || record.bytes > INT_MAX)
+        return damaged(m, index, "a put beyond the end of the region");
+    if (record.kind == KIND_PUT && record.bytes) {
+        in->payload = record.bytes;
+        return post_receive(m, index, net->region + record.place, record.bytes);
+    }
+    if (record.bytes != bytes - sizeof(record))
+        return damaged(m, index, "a put of another size than its message");
+    memcpy(net->region + record.place, in->slot + sizeof(record), record.bytes);
+    return post_receive(m, index, in->slot, SLOT_BYTES);
+}
+
+static ep_status take_message(struct mpi_net *m, int index, MPI_Status *info)
+{
+    struct incoming *in = &m->incoming[index];
+    int bytes = 0;
+
+    if (EP_MPI(MPI_Get_count, (info, MPI_BYTE, &bytes)) != EP_OK)
+        return broken(m, EP_E_SYSTEM);
+    if (!in->payload)
+        return take_record(m, index, (size_t)bytes);
+    if ((uint64_t)bytes != in->payload)
+        return damaged(m, index, "a payload of another size than its record says");
+    in->payload = 0;
+    return post_receive(m, index, in->slot, SLOT_BYTES);
+}
+
+static ep_status receive(struct mpi_net *m, bool *ret_moved)
+{
+    for (int round = 0; round < ROUNDS; round++) {
+        int n_ready = 0;
+        ep_status status = EP_MPI(MPI_Testsome, (m->n, m->receiving, &n_ready, m->ready, m->infos));
+
+        if (status != EP_OK)
+            return broken(m, ep_fail_prefix(status, "network mpi: receiving: "));
+        if (n_ready == MPI_UNDEFINED || n_ready == 0)
+            break;
+        for (int i = 0; i < n_ready; i++)
+            EP_TRY(take_message(m, m->ready[i], &m->infos[i]));
+        *ret_moved = true;
+    }
+    return EP_OK;
+}
+
+static ep_status mpi_progress(struct ep_net *net, bool *ret_moved)
+{
+    struct mpi_net *m = mpi_net_of(net);
+    bool moved = false;
+
+    if (m->broken != EP_OK)
+        return ep_fail(m->broken, "%s", m->reason);
+    EP_TRY(receive(m, &moved));
+    for (int i = 0; i < m->n; i++)
+        EP_TRY(reap(m, &m->outgoing[i], &moved));
+    *ret_moved = moved;
+    return EP_OK;
+}
+
+/* --- closing --- */
+
+/* true: MPI holds nothing of ours any more. */
+static bool drain_sends(struct mpi_net *m)
+{
+    uint64_t deadline_ns = ep_deadline_ns(m->timeout_ms < FREE_MS ? m->timeout_ms : FREE_MS);
+    bool clean = true, moved = false;
+    unsigned tries = 0;
+
+    for (int i = 0; i < m->n; i++) {
+        struct outgoing *out = &m->outgoing[i];
+
+        while (reap(m, out, &moved) == EP_OK && out->count && ep_now_ns() < deadline_ns)
+            ep_mpi_pause(&tries);
+    }
+    /* Who did not take them by now is gone. Large sends cannot be cancelled in practice; MPI forgets them at its end.
+     */
+    for (int i = 0; i < m->n * SLOTS * 2; i++) {
+        MPI_Request *request = &m->sending[0][0] + i;
+
+        if (*request == MPI_REQUEST_NULL)
+            continue;
+        (void)EP_MPI(MPI_Cancel, (request));
+        (void)EP_MPI(MPI_Request_free, (request));
+        clean = false;
+    }
+    return clean;
+}
+
+static bool cancel_receives(struct mpi_net *m)
+{
+    uint64_t deadline_ns = ep_deadline_ns(FREE_MS);
+    bool clean = true;
+    unsigned tries = 0;
+
+    for (int i = 0; i < m->n; i++)
+        if (m->receiving[i] != MPI_REQUEST_NULL)
+            (void)EP_MPI(MPI_Cancel, (&m->receiving[i]));
+    for (int i = 0; i < m->n; i++) {
+        int done = m->receiving[i] == MPI_REQUEST_NULL;
+
+        while (!done && EP_MPI(MPI_Test, (&m->receiving[i], &done, MPI_STATUS_IGNORE)) == EP_OK && !done &&
+               ep_now_ns() < deadline_ns)
+            ep_mpi_pause(&tries);
+        if (m->receiving[i] != MPI_REQUEST_NULL) {
+            (void)EP_MPI(MPI_Request_free, (&m->receiving[i]));
+            clean = false;
+        }
+    }
+    return clean;
+}
+
+static void mpi_free(struct ep_net *net)
+{
+    struct mpi_net *m = mpi_net_of(net);
+    bool sent = true, received = true;
+
+    if (!m)
+        return;
+    if (m->started && ep_mpi_is_up()) {
+        sent = drain_sends(m);
+        received = cancel_receives(m);
+    }
+    /* Memory that MPI may still read or write is left to it. */
+    if (sent && received)
+        free(m->slots);
+    if (received)
+        free(net->region);
+    free(net->signals);
+    free(m->outgoing);
+    free(m->incoming);
+    free(m->sending);
+    free(m->receiving);
+    free(m->ready);
+    free(m->infos);
+    free(m);
+}
+
+/* --- opening --- */
+
+static const struct ep_net_ops mpi_ops = {
+    .name = "mpi",
+    .put = mpi_put,
+    .signal = mpi_signal,
+    .flush_test = mpi_flush_test,
+    .progress = mpi_progress,
+    .free = mpi_free,
+};
+
+static ep_status check_params(const struct ep_net_params *params, const ep_boot_mpi *boot)
+{
+    if (params->rank != boot->boot.rank || params->nranks != boot->boot.nranks)
+        return ep_fail(EP_E_ARG, "network mpi: rank %d of %d, but the communicator says %d of %d", params->rank,
+                       params->nranks, boot->boot.rank, boot->boot.nranks);
+    if (params->ranks_per_node < 1 || params->nranks < 2 * params->ranks_per_node ||
+        params->nranks % params->ranks_per_node)
+        return ep_fail(EP_E_ARG, "network mpi: %d ranks with %d per node", params->nranks, params->ranks_per_node);
+    if (params->channels < 1 || params->channels > EP_NET_MAX_CHANNELS)
+        return ep_fail(EP_E_ARG, "network mpi: %d channels, of 1..%d", params->channels, EP_NET_MAX_CHANNELS);
+    if (params->region_bytes == 0 || params->region_bytes > SIZE_MAX / 2 || params->n_signals == 0)
+        return ep_fail(EP_E_ARG, "network mpi: region of %zu bytes, %u signals", params->region_bytes,
+                       params->n_signals);
+    return EP_OK;
+}
+
+static ep_status allocate(struct mpi_net *m)
+{
+    struct ep_net *net = &m->net;
+    size_t n = (size_t)m->n, slot_bytes = n * (SLOTS + 1) * SLOT_BYTES;
+
+    m->outgoing = calloc(n, sizeof(*m->outgoing));
+    m->incoming = calloc(n, sizeof(*m->incoming));
+    m->sending = malloc(n * SLOTS * sizeof(*m->sending));
+    m->receiving = malloc(n * sizeof(*m->receiving));
+    m->ready = calloc(n, sizeof(*m->ready));
+    m->infos = calloc(n, sizeof(*m->infos));
+    m->slots = aligned_alloc(64, slot_bytes);
+    net->signals = calloc(net->n_signals, sizeof(*net->signals));
+    net->region = aligned_alloc(64, (net->region_bytes + 63) & ~(size_t)63);
+    if (!m->outgoing || !m->incoming || !m->sending || !m->receiving || !m->ready || !m->infos || !m->slots ||
+        !net->signals || !net->region)
+        return ep_fail(EP_E_MEMORY, "network mpi: no memory for a region of %zu bytes", net->region_bytes);
+    net->wire_bytes = slot_bytes + n * (sizeof(*m->outgoing) + sizeof(*m->incoming) + SLOTS * sizeof(*m->sending));
+    for (size_t i = 0; i < n; i++) {
+        m->receiving[i] = MPI_REQUEST_NULL;
+        for (size_t slot = 0; slot < SLOTS; slot++)
+            m->sending[i * SLOTS + slot][0] = m->sending[i * SLOTS + slot][1] = MPI_REQUEST_NULL;
+    }
+    return EP_OK;
+}
+
+/* What the ranks must agree on, and the number of the endpoint: one that no rank has used. */
+struct introduction {
+    uint64_t status, ranks_per_node, channels, region_bytes, n_signals, endpoints;
+};
+
+static ep_status compare(const struct introduction *mine, int rank, const struct introduction *theirs, int their_rank)
+{
+    const struct {
+        const char *name;
+        uint64_t mine, theirs;
+    } fields[] = {
+        {"ranks_per_node", mine->ranks_per_node, theirs->ranks_per_node},
+        {"channels", mine->channels, theirs->channels},
+        {"region_bytes", mine->region_bytes, theirs->region_bytes},
+        {"n_signals", mine->n_signals, theirs->n_signals},
+    };
+
+    if (theirs->status != EP_OK)
+        return ep_fail((ep_status)theirs->status, "network mpi: rank %d could not open its endpoint: %s", their_rank,
+                       ep_status_text((ep_status)theirs->status));
+    for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++)
+        if (fields[i].mine != fields[i].theirs)
+            return ep_fail(EP_E_MISMATCH, "network mpi: %s is %llu on rank %d and %llu on rank %d", fields[i].name,
+                           (unsigned long long)fields[i].mine, rank, (unsigned long long)fields[i].theirs, their_rank);
+    return EP_OK;
+}
+
+/* Collective, whatever the rank's own status, so that nobody waits for one that has given up. */
+static ep_status agree(struct mpi_net *m, const struct ep_net_params *params, ep_status status)
+{
+    struct introduction mine = {.status = status,
+                                .ranks_per_node = (uint64_t)params->ranks_per_node,
+                                .channels = (uint64_t)params->channels,
+                                .region_bytes = params->region_bytes,
+                                .n_signals = params->n_signals,
+                                .endpoints = m->boot->endpoints};
+    struct introduction *all = calloc((size_t)params->nranks, sizeof(*all));
+    ep_status met;
+
+    if (!all)
+        return ep_fail(EP_E_MEMORY, "network mpi: no memory for %d ranks", params->nranks);
+    met = params->boot->allgather(params->boot->context, &mine, sizeof(mine), params->timeout_ms, all);
+    if (met != EP_OK && status == EP_OK)
+        status = met;
+    for (int rank = 0; met == EP_OK && rank < params->nranks; rank++) {
+        if (status == EP_OK)
+            status = compare(&mine, params->rank, &all[rank], rank);
+        if (all[rank].endpoints > m->boot->endpoints)
+            m->boot->endpoints = (uint32_t)all[rank].endpoints;
+    }
+    m->boot->endpoints++;
+    free(all);
+    return status;
+}
+
+static ep_status start(struct mpi_net *m, const struct ep_net_params *params)
+{
+    int block = (int)(m->boot->endpoints % m->boot->tag_blocks), channels = m->net.channels;
+
+    m->started = true;
+    for (int i = 0; i < m->n; i++) {
+        int rank = ep_net_rail_rank(m->rank, params->ranks_per_node, ep_net_peer(m->net.node, i / channels));
+        int tag = m->boot->first_tag + block * EP_NET_MAX_CHANNELS + i % channels;
+
+        m->outgoing[i] = (struct outgoing){.rank = rank,
+                                           .tag = tag,
+                                           .requests = m->sending + (size_t)i * SLOTS,
+                                           .slots = m->slots + (size_t)i * SLOTS * SLOT_BYTES};
+        m->incoming[i] = (struct incoming){
+            .rank = rank, .tag = tag, .slot = m->slots + ((size_t)m->n * SLOTS + (size_t)i) * SLOT_BYTES};
+        EP_TRY(post_receive(m, i, m->incoming[i].slot, SLOT_BYTES));
+    }
+    return EP_OK;
+}
+
+ep_status ep_net_mpi_open(const struct ep_net_provider *provider, const struct ep_net_params *params,
+                          struct ep_net **ret_net)
+{
+    ep_boot_mpi *boot = provider->context;
+    struct mpi_net *m;
+    ep_status status;
+
+    EP_TRY(check_params(params, boot));
+    m = calloc(1, sizeof(*m));
+    if (!m)
+        return ep_fail(EP_E_MEMORY, "network mpi: no memory");
+    m->net = (struct ep_net){.ops = &mpi_ops,
+                             .node = params->rank / params->ranks_per_node,
+                             .nnodes = params->nranks / params->ranks_per_node,
+                             .channels = params->channels,
+                             .region_bytes = params->region_bytes,
+                             .n_signals = params->n_signals,
+                             .sleeps = false}; /* nothing in MPI wakes a sleeper */
+    m->boot = boot;
+    m->rank = params->rank;
+    m->timeout_ms = params->timeout_ms;
+    m->n = (m->net.nnodes - 1) * params->channels;
+    status = agree(m, params, allocate(m));
+    if (status == EP_OK)
+        status = start(m, params);
+    if (status != EP_OK) {
+        mpi_free(&m->net);
+        return status;
+    }
+    *ret_net = &m->net;
+    return EP_OK;
+}
