@@ -89,9 +89,9 @@ ep_status ep_comm_new(const ep_boot *boot, const ep_comm_config *config, ep_comm
     EP_TRY(load_boot(boot, &mine));
     /* From here on this rank can tell the others what is wrong, so they need not wait for it until their deadline. */
     comm = new_comm();
-    status = EP_CHECK_PTR("ep_comm_new", ret_comm);
+    status = resolve_new(comm, &mine, config);
     if (status == EP_OK)
-        status = resolve_new(comm, &mine, config);
+        status = EP_CHECK_PTR("ep_comm_new", ret_comm);
     status = ep_config_agree(&mine, comm, status, "ep_comm_new");
     if (status == EP_OK)
         status = comm->ops->comm_open(comm, &mine);

@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "bad_args.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define MOST_ARGS_BYTES 256
+
+ep_comm *comm;
+ep_plan *plan;
+ep_ll *ll;
+
+int open_comm(void **state)
+{
+    ep_boot boot = mock_boot(1, RANKS);
+    ep_comm_config config = EP_COMM_CONFIG_INIT;
+
+    (void)state;
+    memset((void *)&mock, 0, sizeof(mock));
+    unsetenv("EPKIT_TIMEOUT_MS");
+    config.backend = "host";
+    return ep_comm_new(&boot, &config, &comm) != EP_OK;
+}
+
+int close_comm(void **state)
+{
+    (void)state;
+    ep_ll_free(ll);
+    ep_plan_free(plan);
+    ll = NULL;
+    plan = NULL;
+    if (comm->live != 0)
+        return 1;
+    ep_comm_free(comm);
+    return 0;
+}
+
+void run_cases(const char *call, ep_status (*run)(const void *args), const void *good, size_t bytes,
+               const struct bad *cases, size_t n)
+{
+    unsigned char args[MOST_ARGS_BYTES];
+
+    assert_true(bytes <= sizeof(args));
+    mock.calls = 0;
+    if (run(good) != EP_OK)
+        fail_msg("%s refuses good arguments: %s", call, ep_last_error());
+    assert_int_equal(mock.calls, 1);
+    for (size_t i = 0; i < n; i++) {
+        ep_status status;
+
+        memcpy(args, good, bytes);
+        for (size_t j = 0; j < 3; j++)
+            memcpy(args + cases[i].sets[j].offset, &cases[i].sets[j].value, cases[i].sets[j].bytes);
+        mock.calls = 0;
+        status = run(args);
+        if (status != cases[i].status || !strstr(ep_last_error(), cases[i].text))
+            fail_msg("%s case %zu: %s \"%s\", expected %s \"...%s...\"", call, i, ep_status_name(status),
+                     ep_last_error(), ep_status_name(cases[i].status), cases[i].text);
+        assert_int_equal(strncmp(ep_last_error(), call, strlen(call)), 0);
+        assert_string_equal(ep_comm_last_error(comm), ep_last_error());
+        assert_int_equal(mock.calls, 0);
+    }
+    /* None of it was fatal. */
+    assert_int_equal(ep_comm_async_error(comm), EP_OK);
+    assert_int_equal(run(good), EP_OK);
+}
+
+ep_plan_args good_plan(void)
+{
+    ep_plan_args args = EP_PLAN_ARGS_INIT;
+
+    args.topk_idx = (const void *)AT(0x10000);
+    args.idx_type = EP_I64;
+    args.n_tokens = 10;
+    args.topk = 8;
+    args.n_experts = 256;
+    return args;
+}
+
+void open_plan(uint32_t flags, int n_tokens, int64_t n_recv, int64_t out_rows)
+{
+    ep_plan_args args = good_plan();
+
+    args.flags = flags;
+    args.n_tokens = n_tokens;
+    mock.info = (ep_plan_info){.size = sizeof(ep_plan_info), .n_recv = n_recv, .out_rows = out_rows};
+    ep_plan_free(plan);
+    plan = NULL;
+    assert_int_equal(ep_plan_new(comm, &args, &plan), EP_OK);
+}
+
+ep_dispatch_args good_dispatch(void)
+{
+    ep_dispatch_args args = EP_DISPATCH_ARGS_INIT;
+
+    args.x = (const void *)AT(0x100000);
+    args.dtype = EP_F8E4M3;
+    args.hidden = 1024;
+    args.scales = (const void *)AT(0x200000);
+    args.scale_type = EP_F32;
+    args.topk_weights = (const float *)AT(0x300000);
+    args.recv_x = (void *)AT(0x400000);
+    args.recv_scales = (void *)AT(0x500000);
+    args.recv_topk_idx = (void *)AT(0x600000);
+    args.recv_topk_weights = (float *)AT(0x700000);
+    args.out_rows = 20;
+    return args;
+}
+
+ep_combine_args good_combine(void)
+{
+    ep_combine_args args = EP_COMBINE_ARGS_INIT;
+
+    args.x = (const void *)AT(0x100000);
+    args.dtype = EP_BF16;
+    args.hidden = 1024;
+    args.topk_weights = (const float *)AT(0x200000);
+    args.bias[0] = (const void *)AT(0x300000);
+    args.bias[1] = (const void *)AT(0x310000);
+    args.out = (void *)AT(0x400000);
+    args.out_topk_weights = (float *)AT(0x500000);
+    return args;
+}
+
+ep_ll_config good_ll(void)
+{
+    ep_ll_config config = EP_LL_CONFIG_INIT;
+
+    config.max_tokens = 128;
+    config.hidden = 640;
+    config.n_experts = 16;
+    config.topk = 4;
+    return config;
+}
+
+ep_ll_dispatch_args good_ll_dispatch(void)
+{
+    ep_ll_dispatch_args args = EP_LL_DISPATCH_ARGS_INIT;
+
+    args.x = (const void *)AT(0x1000000);
+    args.topk_idx = (const void *)AT(0x2000000);
+    args.idx_type = EP_I64;
+    args.n_tokens = 100;
+    args.out_dtype = EP_F8E4M3;
+    args.scale_type = EP_F32;
+    args.recv_x = (void *)AT(0x3000000);
+    args.recv_scales = (void *)AT(0x4000000);
+    args.recv_count = (int32_t *)AT(0x5000000);
+    args.recv_source = (int32_t *)AT(0x6000000);
+    args.recv_range = (int64_t *)AT(0x7000000);
+    return args;
+}
+
+ep_ll_combine_args good_ll_combine(void)
+{
+    ep_ll_combine_args args = EP_LL_COMBINE_ARGS_INIT;
+
+    args.x = (const void *)AT(0x1000000);
+    args.topk_idx = (const void *)AT(0x2000000);
+    args.idx_type = EP_I32;
+    args.n_tokens = 100;
+    args.topk_weights = (const float *)AT(0x3000000);
+    args.out = (void *)AT(0x4000000);
+    return args;
+}

@@ -1,0 +1,347 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Versions of argument structs, NULL handles, plans, and backends that lack operations. A mock must not hear of bad
+ * input. */
+#include "bad_args.h"
+
+#include <limits.h>
+#include <string.h>
+
+/* --- args.c --- */
+
+struct versioned {
+    size_t size;
+    int32_t first, second;
+    int64_t grown; /* not in the first release */
+};
+
+#define VERSIONED_FIRST (offsetof(struct versioned, second) + sizeof(int32_t))
+
+static ep_status load(struct versioned *ret_args, const void *args)
+{
+    return ep_args_load(ret_args, sizeof(*ret_args), VERSIONED_FIRST, args, "args");
+}
+
+static void structs_may_be_older_or_newer(void **state)
+{
+    struct {
+        struct versioned known;
+        int64_t newer[2];
+    } given = {.known = {.first = 1, .second = 2, .grown = 3}};
+    struct versioned got;
+
+    (void)state;
+    given.known.size = sizeof(given.known);
+    assert_int_equal(load(&got, &given), EP_OK);
+    assert_int_equal(got.grown, 3);
+
+    given.known.size = VERSIONED_FIRST;
+    assert_int_equal(load(&got, &given), EP_OK);
+    assert_int_equal(got.size, sizeof(got));
+    assert_int_equal(got.first, 1);
+    assert_int_equal(got.second, 2);
+    assert_int_equal(got.grown, 0);
+
+    given.known.size = sizeof(given);
+    assert_int_equal(load(&got, &given), EP_OK);
+    assert_int_equal(got.grown, 3);
+    given.newer[1] = 1ll << 56;
+    got.first = 77;
+    assert_int_equal(load(&got, &given), EP_E_ABI);
+    assert_int_equal(got.first, 77);
+    assert_non_null(strstr(ep_last_error(), "byte 39"));
+}
+
+static void structs_of_impossible_sizes_are_refused(void **state)
+{
+    static const size_t sizes[] = {0, 1, 8, VERSIONED_FIRST - 1, 4097, SIZE_MAX, (size_t)1 << 63};
+    struct versioned given = {0}, got;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+        given.size = sizes[i];
+        assert_int_equal(load(&got, &given), EP_E_ABI);
+        assert_int_equal(ep_args_store(&given, &got, sizeof(got), VERSIONED_FIRST, "args"), EP_E_ABI);
+    }
+    assert_int_equal(load(&got, NULL), EP_E_ARG);
+    assert_string_equal(ep_last_error(), "args is NULL");
+    assert_int_equal(ep_args_store(NULL, &got, sizeof(got), VERSIONED_FIRST, "args"), EP_E_ARG);
+}
+
+static void outputs_fit_older_and_newer_callers(void **state)
+{
+    struct versioned ours = {.size = sizeof(ours), .first = 1, .second = 2, .grown = 3};
+    struct {
+        struct versioned known;
+        int64_t newer[2];
+    } theirs;
+
+    (void)state;
+    memset(&theirs, 0x5a, sizeof(theirs));
+    theirs.known.size = VERSIONED_FIRST;
+    assert_int_equal(ep_args_store(&theirs, &ours, sizeof(ours), VERSIONED_FIRST, "info"), EP_OK);
+    assert_int_equal(theirs.known.size, VERSIONED_FIRST);
+    assert_int_equal(theirs.known.second, 2);
+    assert_true(theirs.known.grown == 0x5a5a5a5a5a5a5a5a);
+    theirs.known.size = sizeof(theirs);
+    assert_int_equal(ep_args_store(&theirs, &ours, sizeof(ours), VERSIONED_FIRST, "info"), EP_OK);
+    assert_int_equal(theirs.known.grown, 3);
+    assert_int_equal(theirs.known.size, sizeof(theirs));
+    assert_true(theirs.newer[0] == 0 && theirs.newer[1] == 0);
+}
+
+/* --- handles --- */
+
+static void null_handles_are_named(void **state)
+{
+    void *memory = NULL;
+    ep_event *event = NULL;
+    int done = 0;
+    int32_t mask[RANKS];
+
+#define EXPECT_NULL(call, text)                                                                                        \
+    do {                                                                                                               \
+        assert_int_equal((call), EP_E_ARG);                                                                            \
+        assert_string_equal(ep_last_error(), text " is NULL");                                                         \
+    } while (0)
+    (void)state;
+    EXPECT_NULL(ep_comm_get_info(NULL, NULL), "ep_comm_get_info: comm");
+    EXPECT_NULL(ep_comm_get_info(comm, NULL), "ep_comm_get_info: ret_info");
+    EXPECT_NULL(ep_comm_get_stats(NULL, NULL), "ep_comm_get_stats: comm");
+    EXPECT_NULL(ep_comm_get_stats(comm, NULL), "ep_comm_get_stats: ret_stats");
+    EXPECT_NULL(ep_comm_barrier(NULL), "ep_comm_barrier: comm");
+    EXPECT_NULL(ep_comm_allgather(NULL, "", 1, memory), "ep_comm_allgather: comm");
+    EXPECT_NULL(ep_comm_allgather(comm, NULL, 1, mask), "ep_comm_allgather: mine");
+    EXPECT_NULL(ep_comm_allgather(comm, "", 1, NULL), "ep_comm_allgather: ret_all");
+    EXPECT_NULL(ep_comm_async_error(NULL), "ep_comm_async_error: comm");
+    EXPECT_NULL(ep_comm_shrink(NULL, NULL, NULL), "ep_comm_shrink: comm");
+    EXPECT_NULL(ep_comm_shrink(comm, NULL, NULL), "ep_comm_shrink: ret_comm");
+    EXPECT_NULL(ep_alloc(NULL, 1, &memory), "ep_alloc: comm");
+    EXPECT_NULL(ep_alloc(comm, 1, NULL), "ep_alloc: ret_memory");
+    EXPECT_NULL(ep_free(NULL, NULL), "ep_free: comm");
+    EXPECT_NULL(ep_event_new(NULL, &event), "ep_event_new: comm");
+    EXPECT_NULL(ep_event_new(comm, NULL), "ep_event_new: ret_event");
+    EXPECT_NULL(ep_event_record(NULL, &event), "ep_event_record: comm");
+    EXPECT_NULL(ep_event_record(comm, NULL), "ep_event_record: ret_event");
+    EXPECT_NULL(ep_event_signal(NULL), "ep_event_signal: event");
+    EXPECT_NULL(ep_event_wait(NULL, 0), "ep_event_wait: event");
+    EXPECT_NULL(ep_event_query(NULL, &done), "ep_event_query: event");
+    EXPECT_NULL(ep_plan_new(NULL, NULL, NULL), "ep_plan_new: comm");
+    EXPECT_NULL(ep_plan_new(comm, NULL, NULL), "ep_plan_new: ret_plan");
+    EXPECT_NULL(ep_plan_new(comm, NULL, &plan), "ep_plan_new: args");
+    EXPECT_NULL(ep_plan_get_info(NULL, NULL), "ep_plan_get_info: plan");
+    EXPECT_NULL(ep_plan_get_sources(NULL, NULL, NULL), "ep_plan_get_sources: plan");
+    EXPECT_NULL(ep_plan_layout(NULL, NULL, NULL), "ep_plan_layout: comm");
+    EXPECT_NULL(ep_plan_layout(comm, NULL, NULL), "ep_plan_layout: args");
+    EXPECT_NULL(ep_dispatch(NULL, NULL, NULL), "ep_dispatch: plan");
+    EXPECT_NULL(ep_combine(NULL, NULL, NULL), "ep_combine: plan");
+    EXPECT_NULL(ep_ll_new(NULL, NULL, NULL), "ep_ll_new: comm");
+    EXPECT_NULL(ep_ll_new(comm, NULL, NULL), "ep_ll_new: ret_ll");
+    EXPECT_NULL(ep_ll_new(comm, NULL, &ll), "ep_ll_new: config");
+    EXPECT_NULL(ep_ll_dispatch(NULL, NULL), "ep_ll_dispatch: ll");
+    EXPECT_NULL(ep_ll_combine(NULL, NULL), "ep_ll_combine: ll");
+    EXPECT_NULL(ep_ll_finish(NULL), "ep_ll_finish: ll");
+    EXPECT_NULL(ep_ll_get_combine_buffer(NULL, &memory), "ep_ll_get_combine_buffer: ll");
+    EXPECT_NULL(ep_ll_get_mask(NULL, mask), "ep_ll_get_mask: ll");
+    assert_non_null(strstr(ep_comm_last_error(NULL), "NULL"));
+    assert_int_equal(mock.calls, 0);
+    /* These take NULL. */
+    assert_int_equal(ep_free(comm, NULL), EP_OK);
+    ep_comm_free(NULL);
+    ep_comm_abort(NULL);
+    ep_event_free(NULL);
+    ep_plan_free(NULL);
+    ep_ll_free(NULL);
+    assert_int_equal(mock.calls, 0);
+}
+
+static void small_calls_check_sizes(void **state)
+{
+    unsigned char block[16] = {0};
+    void *memory;
+
+    (void)state;
+    assert_int_equal(ep_comm_allgather(comm, block, 4097, block), EP_E_ARG);
+    assert_non_null(strstr(ep_last_error(), "bytes is 4097"));
+    assert_int_equal(ep_alloc(comm, (size_t)INT64_MAX + 1, &memory), EP_E_OVERFLOW);
+    assert_int_equal(mock.calls, 0);
+    assert_int_equal(ep_comm_allgather(comm, NULL, 0, NULL), EP_OK);
+    assert_int_equal(ep_alloc(comm, 0, &memory), EP_OK);
+    assert_int_equal(mock.calls, 2);
+}
+
+/* --- plan --- */
+
+static ep_status run_plan_new(const void *args)
+{
+    ep_plan *made = NULL;
+    ep_status status = ep_plan_new(comm, args, &made);
+
+    assert_int_equal(made != NULL, status == EP_OK);
+    ep_plan_free(made);
+    return status;
+}
+
+static ep_status run_plan_layout(const void *args)
+{
+    ep_layout layout = EP_LAYOUT_INIT;
+
+    return ep_plan_layout(comm, args, &layout);
+}
+
+static void plans_refuse_bad_arguments(void **state)
+{
+#define P(field, value) SET(ep_plan_args, field, value)
+    const struct bad cases[] = {
+        {{P(size, 0)}, EP_E_ABI, "size is 0"},
+        {{P(size, 24)}, EP_E_ABI, "size is 24"},
+        {{P(size, SIZE_MAX)}, EP_E_ABI, "size is"},
+        {{P(topk_idx, 0)}, EP_E_ARG, "topk_idx is NULL"},
+        {{P(topk_idx, 0x10004)}, EP_E_ALIGN, "topk_idx"},
+        {{P(topk_idx, 0x10002), P(idx_type, EP_I32)}, EP_E_ALIGN, "topk_idx"},
+        {{P(idx_type, 0)}, EP_E_ARG, "idx_type is 0"},
+        {{P(idx_type, EP_F32)}, EP_E_ARG, "idx_type is 3 (f32)"},
+        {{P(idx_type, 99)}, EP_E_ARG, "idx_type is 99"},
+        {{P(n_tokens, -1)}, EP_E_ARG, "n_tokens is -1"},
+        {{P(n_tokens, INT32_MAX)}, EP_E_OVERFLOW, "int32"},
+        {{P(n_tokens, INT32_MAX / RANKS), P(expert_alignment, 16)}, EP_E_OVERFLOW, "int32"},
+        {{P(topk, 0)}, EP_E_ARG, "topk is 0, not in 1..64"},
+        {{P(topk, -3)}, EP_E_ARG, "topk is -3"},
+        {{P(topk, EP_MAX_TOPK + 1)}, EP_E_ARG, "topk is 65"},
+        {{P(n_experts, 0)}, EP_E_ARG, "n_experts is 0"},
+        {{P(n_experts, -4)}, EP_E_ARG, "n_experts is -4"},
+        {{P(n_experts, EP_MAX_EXPERTS + RANKS)}, EP_E_ARG, "n_experts is 4100"},
+        {{P(n_experts, 255)}, EP_E_ARG, "n_experts 255 is not a multiple of the 4 ranks"},
+        {{P(flags, 4)}, EP_E_ARG, "flags has unknown bits 0x4"},
+        {{P(flags, 1u << 31 | EP_PLAN_EXPANDED)}, EP_E_ARG, "flags has unknown bits 0x80000000"},
+        {{P(flags, EP_PLAN_ZERO_PADDING)}, EP_E_ARG, "EP_PLAN_ZERO_PADDING without EP_PLAN_EXPANDED"},
+        {{P(expert_alignment, -1)}, EP_E_ARG, "expert_alignment is -1"},
+        {{P(worst_rows, -1)}, EP_E_ARG, "worst_rows is -1"},
+        {{P(worst_rows, INT64_MIN)}, EP_E_ARG, "worst_rows"},
+    };
+    ep_plan_args good = good_plan();
+
+    (void)state;
+    RUN_CASES("ep_plan_new", run_plan_new, &good, cases);
+    RUN_CASES("ep_plan_layout", run_plan_layout, &good, cases);
+    assert_int_equal(mock.plan.expert_alignment, 1);
+    assert_null(mock.plan.topk_idx);
+    /* No tokens, no array. The limits themselves are fine. */
+    good.topk_idx = NULL;
+    good.n_tokens = 0;
+    good.topk = EP_MAX_TOPK;
+    good.n_experts = EP_MAX_EXPERTS;
+    good.flags = EP_PLAN_EXPANDED | EP_PLAN_ZERO_PADDING;
+    good.expert_alignment = 128;
+    good.worst_rows = 1;
+    assert_int_equal(run_plan_new(&good), EP_OK);
+    assert_int_equal(mock.plan.expert_alignment, 128);
+}
+
+static void layouts_check_their_outputs(void **state)
+{
+    ep_plan_args args = good_plan();
+    ep_layout layout = {.size = 8};
+
+    (void)state;
+    assert_int_equal(ep_plan_layout(comm, &args, &layout), EP_E_ABI);
+    assert_non_null(strstr(ep_last_error(), "ep_plan_layout: layout.size is 8"));
+    assert_int_equal(ep_plan_layout(comm, &args, NULL), EP_E_ARG);
+    assert_int_equal(mock.calls, 0);
+}
+
+static void plans_say_what_they_know(void **state)
+{
+    ep_plan_info info = {.size = sizeof(info)};
+    int32_t source;
+
+    (void)state;
+    open_plan(0, 10, -1, 99);
+    assert_int_equal(ep_plan_get_info(plan, &info), EP_OK);
+    assert_int_equal(info.out_rows, 99);
+    mock.calls = 0;
+    assert_int_equal(ep_plan_get_sources(plan, &source, &source), EP_E_STATE);
+    assert_int_equal(mock.calls, 0);
+    plan->info.n_recv = 5;
+    assert_int_equal(ep_plan_get_sources(plan, NULL, NULL), EP_OK);
+    assert_int_equal(mock.calls, 1);
+    info.size = 1;
+    assert_int_equal(ep_plan_get_info(plan, &info), EP_E_ABI);
+}
+
+/* --- operations that a backend does not have --- */
+
+static void missing_operations_are_named(void **state)
+{
+    ep_comm bare = {.ops = &mock_backend_empty, .nranks = RANKS, .ranks_per_node = RANKS, .nnodes = 1};
+    ep_plan bare_plan = {.comm = &bare, .args = {.idx_type = EP_I64, .topk = 8, .n_tokens = 10}};
+    ep_ll bare_ll = {.comm = &bare, .config = good_ll(), .n_local = 4, .open_hook = true};
+    ep_event bare_event = {.comm = &bare}, *event;
+    ep_plan_args plan_args = good_plan();
+    ep_dispatch_args dispatch = good_dispatch();
+    ep_combine_args combine = good_combine();
+    ep_ll_config config = good_ll();
+    ep_ll_dispatch_args ll_dispatch = good_ll_dispatch();
+    ep_ll_combine_args ll_combine = good_ll_combine();
+    ep_layout layout = EP_LAYOUT_INIT;
+    ep_comm *next;
+    ep_plan *made;
+    ep_ll *made_ll;
+    void *memory;
+    int done;
+    int32_t mask[RANKS];
+
+#define EXPECT_MISSING(call, name)                                                                                     \
+    do {                                                                                                               \
+        assert_int_equal((call), EP_E_UNSUPPORTED);                                                                    \
+        assert_string_equal(ep_last_error(), name ": backend empty does not provide it");                              \
+    } while (0)
+    (void)state;
+    pthread_mutex_init(&bare.error_lock, NULL);
+    EXPECT_MISSING(ep_comm_barrier(&bare), "ep_comm_barrier");
+    EXPECT_MISSING(ep_comm_allgather(&bare, mask, 4, mask), "ep_comm_allgather");
+    EXPECT_MISSING(ep_comm_shrink(&bare, NULL, &next), "ep_comm_shrink");
+    EXPECT_MISSING(ep_alloc(&bare, 1, &memory), "ep_alloc");
+    EXPECT_MISSING(ep_free(&bare, mask), "ep_free");
+    EXPECT_MISSING(ep_event_new(&bare, &event), "ep_event_new");
+    EXPECT_MISSING(ep_event_record(&bare, &event), "ep_event_record");
+    EXPECT_MISSING(ep_event_signal(&bare_event), "ep_event_signal");
+    EXPECT_MISSING(ep_event_wait(&bare_event, 1), "ep_event_wait");
+    EXPECT_MISSING(ep_event_query(&bare_event, &done), "ep_event_query");
+    EXPECT_MISSING(ep_plan_new(&bare, &plan_args, &made), "ep_plan_new");
+    EXPECT_MISSING(ep_plan_layout(&bare, &plan_args, &layout), "ep_plan_layout");
+    EXPECT_MISSING(ep_plan_get_sources(&bare_plan, NULL, NULL), "ep_plan_get_sources");
+    EXPECT_MISSING(ep_dispatch(&bare_plan, &dispatch, NULL), "ep_dispatch");
+    EXPECT_MISSING(ep_combine(&bare_plan, &combine, NULL), "ep_combine");
+    EXPECT_MISSING(ep_ll_new(&bare, &config, &made_ll), "ep_ll_new");
+    EXPECT_MISSING(ep_ll_finish(&bare_ll), "ep_ll_finish");
+    bare_ll.open_hook = false;
+    EXPECT_MISSING(ep_ll_dispatch(&bare_ll, &ll_dispatch), "ep_ll_dispatch");
+    bare_ll.unanswered = 1;
+    bare_ll.n_tokens[0] = ll_combine.n_tokens;
+    EXPECT_MISSING(ep_ll_combine(&bare_ll, &ll_combine), "ep_ll_combine");
+    EXPECT_MISSING(ep_ll_get_combine_buffer(&bare_ll, &memory), "ep_ll_get_combine_buffer");
+    EXPECT_MISSING(ep_ll_get_mask(&bare_ll, mask), "ep_ll_get_mask");
+    assert_string_equal(ep_comm_last_error(&bare), "ep_ll_get_mask: backend empty does not provide it");
+    assert_int_equal(ep_comm_async_error(&bare), EP_OK);
+    ep_comm_abort(&bare);
+    pthread_mutex_destroy(&bare.error_lock);
+}
+
+#define CASE(name) cmocka_unit_test_setup_teardown(name, open_comm, close_comm)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(structs_may_be_older_or_newer),
+        cmocka_unit_test(structs_of_impossible_sizes_are_refused),
+        cmocka_unit_test(outputs_fit_older_and_newer_callers),
+        CASE(null_handles_are_named),
+        CASE(small_calls_check_sizes),
+        CASE(plans_refuse_bad_arguments),
+        CASE(layouts_check_their_outputs),
+        CASE(plans_say_what_they_know),
+        CASE(missing_operations_are_named),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

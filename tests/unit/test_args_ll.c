@@ -1,0 +1,193 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The argument and state checks of the low-latency calls, over a mock that must not hear of bad input. */
+#include "bad_args.h"
+
+#include <limits.h>
+#include <string.h>
+
+/* --- low latency --- */
+
+static ep_status run_ll_new(const void *config)
+{
+    ep_ll *made = NULL;
+    ep_status status = ep_ll_new(comm, config, &made);
+
+    assert_int_equal(made != NULL, status == EP_OK);
+    ep_ll_free(made);
+    return status;
+}
+
+static void ll_refuses_bad_configurations(void **state)
+{
+#define L(field, value) SET(ep_ll_config, field, value)
+    const struct bad cases[] = {
+        {{L(size, 4)}, EP_E_ABI, "size is 4"},
+        {{L(max_tokens, 0)}, EP_E_ARG, "max_tokens is 0"},
+        {{L(max_tokens, -1)}, EP_E_ARG, "max_tokens is -1"},
+        {{L(max_tokens, INT32_MAX)}, EP_E_OVERFLOW, "int32"},
+        {{L(hidden, 0)}, EP_E_ARG, "hidden is 0"},
+        {{L(hidden, 64)}, EP_E_ARG, "hidden 64 is not a multiple of 128"},
+        {{L(hidden, EP_MAX_HIDDEN + 128)}, EP_E_ARG, "hidden is 65664"},
+        {{L(n_experts, 15)}, EP_E_ARG, "n_experts 15 is not a multiple of the 4 ranks"},
+        {{L(n_experts, 0)}, EP_E_ARG, "n_experts is 0"},
+        {{L(n_experts, EP_MAX_EXPERTS * 2)}, EP_E_ARG, "n_experts is 8192"},
+        {{L(topk, 0)}, EP_E_ARG, "topk is 0"},
+        {{L(topk, 65)}, EP_E_ARG, "topk is 65"},
+        {{L(flags, 2)}, EP_E_ARG, "flags has unknown bits 0x2"},
+    };
+    ep_ll_config good = good_ll();
+
+    (void)state;
+    RUN_CASES("ep_ll_new", run_ll_new, &good, cases);
+}
+
+static ep_status run_ll_dispatch(const void *args)
+{
+    ep_status status = ep_ll_dispatch(ll, args);
+
+    /* As if it had been combined, so that the next case starts from the same state. */
+    ll->unanswered = 0;
+    return status;
+}
+
+#define LD(field, value) SET(ep_ll_dispatch_args, field, value)
+
+static void ll_dispatch_refuses_bad_arguments(void **state)
+{
+    const struct bad cases[] = {
+        {{LD(size, 0)}, EP_E_ABI, "size is 0"},
+        {{LD(x, 0)}, EP_E_ARG, "x is NULL"},
+        {{LD(x, 0x1000004)}, EP_E_ALIGN, "x is"},
+        {{LD(topk_idx, 0)}, EP_E_ARG, "topk_idx is NULL"},
+        {{LD(topk_idx, 0x2000004)}, EP_E_ALIGN, "topk_idx"},
+        {{LD(idx_type, EP_BF16)}, EP_E_ARG, "idx_type is 1"},
+        {{LD(n_tokens, -1)}, EP_E_ARG, "n_tokens is -1"},
+        {{LD(n_tokens, 129)}, EP_E_ARG, "n_tokens is 129, not in 0..128"},
+        {{LD(out_dtype, 0)}, EP_E_ARG, "out_dtype is 0"},
+        {{LD(out_dtype, EP_I32)}, EP_E_ARG, "out_dtype is 4 (i32)"},
+        {{LD(out_dtype, EP_BF16)}, EP_E_ARG, "scale_type is 3 with bf16"},
+        {{LD(out_dtype, EP_BF16), LD(scale_type, 0)}, EP_E_ARG, "recv_scales with bf16"},
+        {{LD(out_dtype, EP_BF16), LD(scale_type, 0), LD(flags, EP_LL_ROUND_SCALE)}, EP_E_ARG, "bf16"},
+        {{LD(scale_type, 0)}, EP_E_ARG, "scale_type is 0"},
+        {{LD(scale_type, EP_I32)}, EP_E_ARG, "scale_type is 4"},
+        {{LD(scale_type, EP_UE8M0)}, EP_E_ARG, "hidden 640 with EP_UE8M0 scales is not a multiple of 512"},
+        {{LD(recv_x, 0)}, EP_E_ARG, "recv_x is NULL"},
+        {{LD(recv_x, 0x3000008)}, EP_E_ALIGN, "recv_x"},
+        {{LD(recv_x, 0x1000000 - 0x13fff0)}, EP_E_ARG, "recv_x overlaps x"},
+        {{LD(recv_scales, 0)}, EP_E_ARG, "recv_scales is NULL"},
+        {{LD(recv_scales, 0x4000004)}, EP_E_ALIGN, "recv_scales"},
+        {{LD(recv_count, 0)}, EP_E_ARG, "recv_count is NULL"},
+        {{LD(recv_count, 0x5000002)}, EP_E_ALIGN, "recv_count"},
+        {{LD(recv_source, 0x6000001)}, EP_E_ALIGN, "recv_source"},
+        {{LD(recv_range, 0x7000004)}, EP_E_ALIGN, "recv_range"},
+        {{LD(flags, EP_LL_ZERO_COPY)}, EP_E_ARG, "flags has unknown bits 0x4"},
+    };
+    ep_ll_config config = good_ll();
+    ep_ll_dispatch_args good = good_ll_dispatch();
+
+    (void)state;
+    assert_int_equal(ep_ll_new(comm, &config, &ll), EP_OK);
+    RUN_CASES("ep_ll_dispatch", run_ll_dispatch, &good, cases);
+    good.recv_source = NULL;
+    good.recv_range = NULL;
+    good.n_tokens = 0;
+    good.x = good.topk_idx = NULL;
+    assert_int_equal(run_ll_dispatch(&good), EP_OK);
+}
+
+static ep_status run_ll_combine(const void *args)
+{
+    ep_status status;
+
+    ll->unanswered = 1;
+    ll->n_tokens[0] = 100;
+    status = ep_ll_combine(ll, args);
+    assert_int_equal(ll->unanswered, status == EP_OK ? 0 : 1);
+    return status;
+}
+
+static void ll_combine_refuses_bad_arguments(void **state)
+{
+#define LC(field, value) SET(ep_ll_combine_args, field, value)
+    const struct bad cases[] = {
+        {{LC(size, 0)}, EP_E_ABI, "size is 0"},
+        {{LC(x, 0)}, EP_E_ARG, "x is NULL"},
+        {{LC(x, 0x1000002)}, EP_E_ALIGN, "x is"},
+        {{LC(topk_idx, 0)}, EP_E_ARG, "topk_idx is NULL"},
+        {{LC(topk_idx, 0x2000002)}, EP_E_ALIGN, "topk_idx"},
+        {{LC(idx_type, 0)}, EP_E_ARG, "idx_type is 0"},
+        {{LC(n_tokens, 129)}, EP_E_ARG, "n_tokens is 129"},
+        {{LC(n_tokens, 99)}, EP_E_ARG, "n_tokens is 99, but the dispatch that it answers had 100"},
+        {{LC(topk_weights, 0)}, EP_E_ARG, "topk_weights is NULL"},
+        {{LC(topk_weights, 0x3000002)}, EP_E_ALIGN, "topk_weights"},
+        {{LC(out, 0)}, EP_E_ARG, "out is NULL"},
+        {{LC(out, 0x4000008)}, EP_E_ALIGN, "out is"},
+        {{LC(out, 0x127fff0)}, EP_E_ARG, "out overlaps x"},
+        {{LC(flags, EP_LL_ROUND_SCALE)}, EP_E_ARG, "flags has unknown bits 0x2"},
+    };
+    ep_ll_config config = good_ll();
+    ep_ll_combine_args good = good_ll_combine();
+
+    (void)state;
+    assert_int_equal(ep_ll_new(comm, &config, &ll), EP_OK);
+    RUN_CASES("ep_ll_combine", run_ll_combine, &good, cases);
+}
+
+/* Dispatches without combine: two at most, answered in order; a hook is finished before anything else. */
+static void ll_calls_come_in_order(void **state)
+{
+    ep_ll_config config = good_ll();
+    ep_ll_dispatch_args dispatch = good_ll_dispatch();
+    ep_ll_combine_args combine = good_ll_combine();
+    void *buffer;
+    int32_t mask[RANKS];
+
+    (void)state;
+    assert_int_equal(ep_ll_new(comm, &config, &ll), EP_OK);
+    assert_int_equal(ll->n_local, 4);
+    mock.calls = 0;
+    assert_int_equal(ep_ll_combine(ll, &combine), EP_E_STATE);
+    assert_int_equal(ep_ll_finish(ll), EP_E_STATE);
+    assert_int_equal(mock.calls, 0);
+    dispatch.n_tokens = 7;
+    assert_int_equal(ep_ll_dispatch(ll, &dispatch), EP_OK);
+    dispatch.n_tokens = 9;
+    dispatch.flags = EP_LL_RECV_HOOK;
+    assert_int_equal(ep_ll_dispatch(ll, &dispatch), EP_OK);
+    combine.n_tokens = 7;
+    assert_int_equal(ep_ll_combine(ll, &combine), EP_E_STATE);
+    assert_non_null(strstr(ep_last_error(), "ep_ll_finish() first"));
+    assert_int_equal(ep_ll_finish(ll), EP_OK);
+    assert_int_equal(ep_ll_finish(ll), EP_E_STATE);
+    assert_int_equal(ep_ll_dispatch(ll, &dispatch), EP_E_STATE);
+    assert_non_null(strstr(ep_last_error(), "two dispatches"));
+    combine.n_tokens = 9;
+    assert_int_equal(ep_ll_combine(ll, &combine), EP_E_ARG);
+    combine.n_tokens = 7;
+    combine.flags = EP_LL_RECV_HOOK;
+    assert_int_equal(ep_ll_combine(ll, &combine), EP_OK);
+    assert_int_equal(ep_ll_dispatch(ll, &dispatch), EP_E_STATE);
+    assert_int_equal(ep_ll_finish(ll), EP_OK);
+    combine.n_tokens = 9;
+    combine.flags = 0;
+    assert_int_equal(ep_ll_combine(ll, &combine), EP_OK);
+    assert_int_equal(ep_ll_combine(ll, &combine), EP_E_STATE);
+    assert_int_equal(ep_ll_get_combine_buffer(ll, NULL), EP_E_ARG);
+    assert_int_equal(ep_ll_get_combine_buffer(ll, &buffer), EP_OK);
+    assert_int_equal(ep_ll_get_mask(ll, NULL), EP_E_ARG);
+    assert_int_equal(ep_ll_get_mask(ll, mask), EP_OK);
+}
+
+#define CASE(name) cmocka_unit_test_setup_teardown(name, open_comm, close_comm)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        CASE(ll_refuses_bad_configurations),
+        CASE(ll_dispatch_refuses_bad_arguments),
+        CASE(ll_combine_refuses_bad_arguments),
+        CASE(ll_calls_come_in_order),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,258 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The argument checks of ep_dispatch and ep_combine, over a mock that must not hear of bad input. */
+#include "bad_args.h"
+
+#include <limits.h>
+#include <string.h>
+
+/* --- dispatch --- */
+
+static ep_status run_dispatch(const void *args)
+{
+    return ep_dispatch(plan, args, NULL);
+}
+
+#define D(field, value) SET(ep_dispatch_args, field, value)
+
+static void dispatch_refuses_bad_arguments(void **state)
+{
+    const struct bad cases[] = {
+        {{D(size, 40)}, EP_E_ABI, "size is 40"},
+        {{D(x, 0)}, EP_E_ARG, "x is NULL"},
+        {{D(x, 0x100008)}, EP_E_ALIGN, "x is 0x100008, not aligned to 16"},
+        {{D(dtype, 0)}, EP_E_ARG, "dtype is 0"},
+        {{D(dtype, EP_F32)}, EP_E_ARG, "dtype is 3 (f32)"},
+        {{D(dtype, -1)}, EP_E_ARG, "dtype is -1"},
+        {{D(hidden, 0)}, EP_E_ARG, "hidden is 0"},
+        {{D(hidden, -128)}, EP_E_ARG, "hidden is -128"},
+        {{D(hidden, EP_MAX_HIDDEN + 128)}, EP_E_ARG, "hidden is 65664"},
+        {{D(hidden, 1040)}, EP_E_ARG, "hidden 1040 of fp8 rows is not a multiple of 128"},
+        {{D(scales, 0)}, EP_E_ARG, "scale_type is 3 with no scales given"},
+        {{D(scales, 0), D(scale_type, 0)}, EP_E_ARG, "recv_scales with no scales given"},
+        {{D(scales, 0x200004)}, EP_E_ALIGN, "scales"},
+        {{D(scale_type, 0)}, EP_E_ARG, "scale_type is 0"},
+        {{D(scale_type, EP_BF16)}, EP_E_ARG, "scale_type is 1 (bf16)"},
+        {{D(scale_type, EP_UE8M0), D(hidden, 1152)},
+         EP_E_ARG,
+         "hidden 1152 with EP_UE8M0 scales is not a multiple of 512"},
+        {{D(reserved, 1)}, EP_E_ARG, "reserved is 1"},
+        {{D(scale_stride_token, INT64_MAX)}, EP_E_OVERFLOW, "scale strides"},
+        {{D(scale_stride_token, INT64_MIN)}, EP_E_OVERFLOW, "scale strides"},
+        {{D(scale_stride_block, INT64_MAX / 2)}, EP_E_OVERFLOW, "scale strides"},
+        {{D(scale_stride_block, INT64_MAX / 8)}, EP_E_OVERFLOW, "scale strides"},
+        {{D(topk_weights, 0)}, EP_E_ARG, "recv_topk_weights without topk_weights"},
+        {{D(topk_weights, 0x300004)}, EP_E_ALIGN, "topk_weights"},
+        {{D(recv_x, 0)}, EP_E_ARG, "recv_x is NULL"},
+        {{D(recv_x, 0x400001)}, EP_E_ALIGN, "recv_x"},
+        {{D(recv_x, 0x100000)}, EP_E_ARG, "recv_x overlaps x"},
+        {{D(recv_x, 0x1027f0)}, EP_E_ARG, "recv_x overlaps x"},
+        {{D(recv_x, 0x100000 - 0x4ff0)}, EP_E_ARG, "recv_x overlaps x"},
+        {{D(recv_scales, 0)}, EP_E_ARG, "recv_scales is NULL"},
+        {{D(recv_scales, 0x500004)}, EP_E_ALIGN, "recv_scales"},
+        {{D(recv_topk_idx, 0x600008)}, EP_E_ALIGN, "recv_topk_idx"},
+        {{D(recv_topk_weights, 0x700004)}, EP_E_ALIGN, "recv_topk_weights"},
+        {{D(out_rows, -1)}, EP_E_ARG, "out_rows is -1"},
+        {{D(out_rows, 19)}, EP_E_CAPACITY, "out_rows is 19, but the plan has 20"},
+        {{D(out_rows, 0)}, EP_E_CAPACITY, "out_rows is 0, but the plan has 20"},
+        {{D(out_rows, INT64_MAX)}, EP_E_OVERFLOW, "recv_x"},
+        {{D(out_rows, INT64_MAX / 1024 + 1)}, EP_E_OVERFLOW, "recv_x"},
+        {{D(flags, 2)}, EP_E_ARG, "flags has unknown bits 0x2"},
+        {{D(flags, EP_ASYNC)}, EP_E_ARG, "EP_ASYNC needs ret_event"},
+    };
+    ep_dispatch_args good = good_dispatch();
+
+    (void)state;
+    open_plan(0, 10, 20, 20);
+    RUN_CASES("ep_dispatch", run_dispatch, &good, cases);
+    /* fp8 without any scales. */
+    good.scales = NULL;
+    good.recv_scales = NULL;
+    good.scale_type = 0;
+    assert_int_equal(run_dispatch(&good), EP_OK);
+}
+
+static void bf16_dispatch_takes_no_scales(void **state)
+{
+    const struct bad cases[] = {
+        {{D(scales, 0x200000)}, EP_E_ARG, "scales with rows that are not fp8"},
+        {{D(scale_type, EP_F32)}, EP_E_ARG, "scale_type is 3 with rows"},
+        {{D(recv_scales, 0x500000)}, EP_E_ARG, "recv_scales with rows"},
+        {{D(scale_stride_token, 1)}, EP_E_ARG, "scale strides with rows"},
+        {{D(scale_stride_block, 1)}, EP_E_ARG, "scale strides with rows"},
+        {{D(hidden, 1023)}, EP_E_ALIGN, "rows of hidden 1023 have 2046 bytes"},
+        {{D(hidden, 1020)}, EP_E_ALIGN, "rows of hidden 1020 have 2040 bytes"},
+        /* Rows are twice as long as those of fp8. */
+        {{D(recv_x, 0x104ff0)}, EP_E_ARG, "recv_x overlaps x"},
+    };
+    ep_dispatch_args good = good_dispatch();
+
+    (void)state;
+    open_plan(0, 10, 20, 20);
+    good.dtype = EP_BF16;
+    good.scales = NULL;
+    good.recv_scales = NULL;
+    good.scale_type = 0;
+    RUN_CASES("ep_dispatch", run_dispatch, &good, cases);
+    good.hidden = 8;
+    assert_int_equal(run_dispatch(&good), EP_OK);
+    good.hidden = 1024;
+    good.recv_x = (void *)AT(0x105000);
+    assert_int_equal(run_dispatch(&good), EP_OK);
+}
+
+static void expanded_dispatch_has_no_index(void **state)
+{
+    const struct bad cases[] = {
+        {{D(recv_topk_idx, 0x600000)}, EP_E_ARG, "recv_topk_idx must be NULL in the expanded layout"},
+    };
+    ep_dispatch_args good = good_dispatch();
+
+    (void)state;
+    open_plan(EP_PLAN_EXPANDED, 10, 20, 20);
+    good.recv_topk_idx = NULL;
+    RUN_CASES("ep_dispatch", run_dispatch, &good, cases);
+}
+
+/* A rank without tokens or rows needs no buffers, but says by scale_type that the others have scales. */
+static void nothing_needs_no_buffers(void **state)
+{
+    ep_dispatch_args args = EP_DISPATCH_ARGS_INIT;
+    ep_combine_args combine = EP_COMBINE_ARGS_INIT;
+
+    (void)state;
+    open_plan(0, 0, 0, 0);
+    args.dtype = EP_F8E4M3;
+    args.hidden = 512;
+    args.scale_type = EP_UE8M0;
+    args.recv_topk_weights = (float *)AT(0x700000);
+    assert_int_equal(run_dispatch(&args), EP_OK);
+    combine.dtype = EP_BF16;
+    combine.hidden = 512;
+    assert_int_equal(ep_combine(plan, &combine, NULL), EP_OK);
+    open_plan(0, 1, 1, 1);
+    assert_int_equal(run_dispatch(&args), EP_E_CAPACITY);
+    assert_int_equal(ep_combine(plan, &combine, NULL), EP_E_ARG);
+}
+
+/* Strides may be anything that stays within 64 bits: broadcast, column-major, backwards. */
+static void odd_scale_strides_are_fine(void **state)
+{
+    static const int64_t strides[][2] = {{0, 1}, {1, 10}, {8, 0}, {-8, 1}, {100, -1}};
+    ep_dispatch_args args = good_dispatch();
+
+    (void)state;
+    open_plan(0, 10, 20, 20);
+    for (size_t i = 0; i < sizeof(strides) / sizeof(strides[0]); i++) {
+        args.scale_stride_token = strides[i][0];
+        args.scale_stride_block = strides[i][1];
+        assert_int_equal(run_dispatch(&args), EP_OK);
+        assert_true(mock.dispatch.scale_stride_token == strides[i][0]);
+    }
+}
+
+/* --- combine --- */
+
+static ep_status run_combine(const void *args)
+{
+    return ep_combine(plan, args, NULL);
+}
+
+#define C(field, value) SET(ep_combine_args, field, value)
+
+static void combine_refuses_bad_arguments(void **state)
+{
+    const struct bad cases[] = {
+        {{C(size, 0)}, EP_E_ABI, "size is 0"},
+        {{C(x, 0)}, EP_E_ARG, "x is NULL"},
+        {{C(x, 0x100004)}, EP_E_ALIGN, "x is 0x100004"},
+        {{C(dtype, EP_F8E4M3)}, EP_E_ARG, "dtype is 2 (fp8), not EP_BF16"},
+        {{C(dtype, 0)}, EP_E_ARG, "dtype is 0"},
+        {{C(hidden, 0)}, EP_E_ARG, "hidden is 0"},
+        {{C(hidden, EP_MAX_HIDDEN + 8)}, EP_E_ARG, "hidden is 65544"},
+        {{C(hidden, 12)}, EP_E_ALIGN, "rows of hidden 12"},
+        {{C(topk_weights, 0)}, EP_E_ARG, "out_topk_weights without topk_weights"},
+        {{C(out_topk_weights, 0)}, EP_E_ARG, "topk_weights without out_topk_weights"},
+        {{C(topk_weights, 0x200004)}, EP_E_ALIGN, "topk_weights"},
+        {{C(out_topk_weights, 0x500004)}, EP_E_ALIGN, "out_topk_weights"},
+        {{C(bias[0], 0x300002)}, EP_E_ALIGN, "bias[0]"},
+        {{C(bias[1], 0x310002)}, EP_E_ALIGN, "bias[1]"},
+        {{C(out, 0)}, EP_E_ARG, "out is NULL"},
+        {{C(out, 0x400002)}, EP_E_ALIGN, "out is"},
+        {{C(out, 0x100000)}, EP_E_ARG, "out overlaps x"},
+        {{C(out, 0x109ff0)}, EP_E_ARG, "out overlaps x"},
+        {{C(out, 0x100000 - 0x4ff0)}, EP_E_ARG, "out overlaps x"},
+        {{C(flags, 2)}, EP_E_ARG, "flags has unknown bits 0x2"},
+        {{C(flags, EP_ASYNC)}, EP_E_ARG, "EP_ASYNC needs ret_event"},
+    };
+    ep_combine_args good = good_combine();
+
+    (void)state;
+    open_plan(0, 10, 20, 20);
+    RUN_CASES("ep_combine", run_combine, &good, cases);
+    /* Neighbours do not overlap; weights and biases are optional. */
+    good.out = (void *)AT(0x10a000);
+    assert_int_equal(run_combine(&good), EP_OK);
+    good.out = (void *)AT(0x100000 - 0x5000);
+    good.topk_weights = NULL;
+    good.out_topk_weights = NULL;
+    good.bias[0] = NULL;
+    assert_int_equal(run_combine(&good), EP_OK);
+    /* Rows that nobody could address. */
+    open_plan(0, 10, INT64_MAX / 2048 + 1, INT64_MAX);
+    assert_int_equal(run_combine(&good), EP_E_OVERFLOW);
+}
+
+/* --- events --- */
+
+static void events_belong_to_their_communicator(void **state)
+{
+    ep_dispatch_args dispatch = good_dispatch();
+    ep_combine_args combine = good_combine();
+    ep_comm stranger = {.nranks = 1};
+    ep_event foreign = {.comm = &stranger}, *event = NULL, *own = NULL;
+    int done = 0;
+
+    (void)state;
+    open_plan(0, 10, 20, 20);
+    mock.calls = 0;
+    dispatch.after = combine.after = &foreign;
+    assert_int_equal(ep_dispatch(plan, &dispatch, NULL), EP_E_ARG);
+    assert_non_null(strstr(ep_last_error(), "ep_dispatch: after is an event of another communicator"));
+    assert_int_equal(ep_combine(plan, &combine, NULL), EP_E_ARG);
+    dispatch.after = combine.after = NULL;
+    assert_int_equal(ep_dispatch(plan, &dispatch, &event), EP_E_ARG);
+    assert_non_null(strstr(ep_last_error(), "ret_event without EP_ASYNC"));
+    assert_int_equal(ep_combine(plan, &combine, &event), EP_E_ARG);
+    assert_null(event);
+    assert_int_equal(mock.calls, 0);
+
+    assert_int_equal(ep_event_new(comm, &own), EP_OK);
+    dispatch.after = own;
+    dispatch.flags = EP_ASYNC;
+    assert_int_equal(ep_dispatch(plan, &dispatch, &event), EP_OK);
+    assert_int_equal(comm->live, 3);
+    assert_int_equal(ep_event_query(event, NULL), EP_E_ARG);
+    assert_int_equal(ep_event_query(event, &done), EP_OK);
+    assert_int_equal(done, 1);
+    assert_int_equal(ep_event_wait(event, -1), EP_OK);
+    assert_int_equal(mock.event_timeout_ms, -1);
+    assert_int_equal(ep_event_wait(event, 0), EP_OK);
+    assert_int_equal(mock.event_timeout_ms, 0);
+    ep_event_free(event);
+    ep_event_free(own);
+    assert_int_equal(comm->live, 1);
+}
+
+#define CASE(name) cmocka_unit_test_setup_teardown(name, open_comm, close_comm)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        CASE(dispatch_refuses_bad_arguments),      CASE(bf16_dispatch_takes_no_scales),
+        CASE(expanded_dispatch_has_no_index),      CASE(nothing_needs_no_buffers),
+        CASE(odd_scale_strides_are_fine),          CASE(combine_refuses_bad_arguments),
+        CASE(events_belong_to_their_communicator),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,342 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How a communicator comes to be, fails and is replaced; over a mock backend. test_config.c has its configuration. */
+#include "mock_backend.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static ep_comm *comm;
+
+static int open_comm(void **state)
+{
+    ep_boot boot = mock_boot(2, 4);
+    ep_comm_config config = EP_COMM_CONFIG_INIT;
+
+    (void)state;
+    memset((void *)&mock, 0, sizeof(mock));
+    config.backend = "host";
+    config.ranks_per_node = 2;
+    return ep_comm_new(&boot, &config, &comm) != EP_OK;
+}
+
+static int close_comm(void **state)
+{
+    int closed = mock.closed;
+
+    (void)state;
+    ep_comm_free(comm);
+    return mock.closed != closed + 1;
+}
+
+static void info_and_stats_are_those_of_the_rank(void **state)
+{
+    ep_comm_info info = {.size = sizeof(info)};
+    ep_stats stats = {.size = sizeof(stats)};
+
+    (void)state;
+    assert_int_equal(ep_comm_get_info(comm, &info), EP_OK);
+    assert_int_equal(info.rank, 2);
+    assert_int_equal(info.nranks, 4);
+    assert_int_equal(info.node, 1);
+    assert_int_equal(info.nnodes, 2);
+    assert_int_equal(info.ranks_per_node, 2);
+    assert_int_equal(info.timeout_ms, 30000);
+    assert_string_equal(info.backend, "host");
+    assert_string_equal(info.network, "emulated");
+    assert_int_equal(info.library_bytes, 12345);
+    comm->stats.rows_self = 11;
+    comm->stats.ns_total = 22;
+    assert_int_equal(ep_comm_get_stats(comm, &stats), EP_OK);
+    assert_int_equal(stats.rows_self, 11);
+    assert_int_equal(stats.ns_total, 22);
+    assert_int_equal(stats.size, sizeof(stats));
+}
+
+static void a_backend_that_does_not_open_leaves_nothing(void **state)
+{
+    ep_boot boot = mock_boot(0, 2);
+    ep_comm_config config = EP_COMM_CONFIG_INIT;
+    ep_comm *made = NULL;
+
+    (void)state;
+    config.backend = "host";
+    mock.open_answer = EP_E_MEMORY;
+    assert_int_equal(ep_comm_new(&boot, &config, &made), EP_E_MEMORY);
+    assert_string_equal(ep_last_error(), "mock: comm_open");
+    assert_null(made);
+    assert_int_equal(mock.closed, 0);
+}
+
+/* --- failure --- */
+
+static ep_status fail_barrier(ep_status answer, const char *text)
+{
+    mock.answer = answer;
+    mock.text = text;
+    return ep_comm_barrier(comm);
+}
+
+/* Errors of the caller and of the machine are remembered as text, but the communicator goes on. */
+static void errors_below_300_do_not_fail_it(void **state)
+{
+    (void)state;
+    assert_string_equal(ep_comm_last_error(comm), "");
+    assert_int_equal(fail_barrier(EP_E_MEMORY, "no memory"), EP_E_MEMORY);
+    assert_string_equal(ep_comm_last_error(comm), "no memory");
+    assert_int_equal(ep_comm_async_error(comm), EP_OK);
+    assert_int_equal(fail_barrier(EP_E_ARG, "bad"), EP_E_ARG);
+    assert_string_equal(ep_comm_last_error(comm), "bad");
+    assert_int_equal(fail_barrier(EP_OK, NULL), EP_OK);
+    assert_string_equal(ep_comm_last_error(comm), "bad");
+}
+
+/* Each collective call gives the first fatal status at once, with its reason, and the backend hears nothing. */
+static void a_fatal_error_is_for_ever(void **state)
+{
+    ep_plan_args plan_args = EP_PLAN_ARGS_INIT;
+    ep_dispatch_args dispatch = EP_DISPATCH_ARGS_INIT;
+    ep_combine_args combine = EP_COMBINE_ARGS_INIT;
+    ep_ll_config config = EP_LL_CONFIG_INIT;
+    ep_ll_dispatch_args ll_dispatch = EP_LL_DISPATCH_ARGS_INIT;
+    ep_ll_combine_args ll_combine = EP_LL_COMBINE_ARGS_INIT;
+    ep_plan plan = {.comm = comm}, *made;
+    ep_ll ll = {.comm = comm, .open_hook = true}, *made_ll;
+    char block[4 * 4] = {0};
+    void *memory;
+
+#define EXPECT_FAILED(call, name)                                                                                      \
+    do {                                                                                                               \
+        assert_int_equal((call), EP_E_PEER_DEAD);                                                                      \
+        assert_string_equal(ep_last_error(), name ": the communicator has failed before: rank 3 died");                \
+        assert_string_equal(ep_comm_last_error(comm), ep_last_error());                                                \
+    } while (0)
+    (void)state;
+    assert_int_equal(fail_barrier(EP_E_PEER_DEAD, "rank 3 died"), EP_E_PEER_DEAD);
+    assert_int_equal(ep_comm_async_error(comm), EP_E_PEER_DEAD);
+    assert_string_equal(ep_comm_last_error(comm), "rank 3 died");
+    mock.answer = EP_OK;
+    mock.calls = 0;
+    EXPECT_FAILED(ep_comm_barrier(comm), "ep_comm_barrier");
+    EXPECT_FAILED(ep_comm_barrier(comm), "ep_comm_barrier");
+    EXPECT_FAILED(ep_comm_allgather(comm, block, 4, block), "ep_comm_allgather");
+    EXPECT_FAILED(ep_alloc(comm, 1, &memory), "ep_alloc");
+    EXPECT_FAILED(ep_free(comm, block), "ep_free");
+    EXPECT_FAILED(ep_plan_new(comm, &plan_args, &made), "ep_plan_new");
+    EXPECT_FAILED(ep_plan_get_sources(&plan, NULL, NULL), "ep_plan_get_sources");
+    EXPECT_FAILED(ep_dispatch(&plan, &dispatch, NULL), "ep_dispatch");
+    EXPECT_FAILED(ep_combine(&plan, &combine, NULL), "ep_combine");
+    EXPECT_FAILED(ep_ll_new(comm, &config, &made_ll), "ep_ll_new");
+    EXPECT_FAILED(ep_ll_dispatch(&ll, &ll_dispatch), "ep_ll_dispatch");
+    EXPECT_FAILED(ep_ll_combine(&ll, &ll_combine), "ep_ll_combine");
+    EXPECT_FAILED(ep_ll_finish(&ll), "ep_ll_finish");
+    assert_int_equal(mock.calls, 0);
+}
+
+/* Asynchronous work may fail at any time; the first failure stays, later ones change the text alone. */
+static void the_first_fatal_error_wins(void **state)
+{
+    (void)state;
+    assert_int_equal(ep_comm_record(comm, EP_OK), EP_OK);
+    ep_comm_record(comm, ep_fail(EP_E_TIMEOUT, "rank 1 is late"));
+    ep_comm_record(comm, ep_fail(EP_E_ABORTED, "rank 0 aborted"));
+    assert_int_equal(ep_comm_async_error(comm), EP_E_TIMEOUT);
+    assert_string_equal(ep_comm_last_error(comm), "rank 0 aborted");
+    assert_int_equal(ep_comm_barrier(comm), EP_E_TIMEOUT);
+    assert_non_null(strstr(ep_comm_last_error(comm), "rank 1 is late"));
+}
+
+/* abort() may come from a signal handler, which can leave no words. */
+static void an_abort_needs_no_words(void **state)
+{
+    (void)state;
+    ep_comm_abort(comm);
+    assert_int_equal(ep_comm_async_error(comm), EP_E_ABORTED);
+    assert_int_equal(ep_comm_barrier(comm), EP_E_ABORTED);
+    assert_string_equal(ep_last_error(), "ep_comm_barrier: rank 2, this one, called ep_comm_abort");
+}
+
+/* What an event reports does not fail the communicator: a short wait is no late peer. */
+static void waiting_for_events_fails_nothing(void **state)
+{
+    ep_event *event;
+    int done;
+
+    (void)state;
+    assert_int_equal(ep_event_new(comm, &event), EP_OK);
+    mock.answer = EP_E_TIMEOUT;
+    assert_int_equal(ep_event_wait(event, 1), EP_E_TIMEOUT);
+    assert_int_equal(ep_event_query(event, &done), EP_E_TIMEOUT);
+    assert_int_equal(ep_comm_async_error(comm), EP_OK);
+    mock.answer = EP_OK;
+    assert_int_equal(ep_comm_barrier(comm), EP_OK);
+    ep_event_free(event);
+}
+
+static void *record_often(void *context)
+{
+    for (int i = 0; i < 2000; i++)
+        ep_comm_record(context, ep_fail(i % 2 ? EP_E_TIMEOUT : EP_E_MEMORY, "%s",
+                                        i % 2 ? "one text, whole" : "the other text, also whole"));
+    return NULL;
+}
+
+/* A worker fails while the caller reads: whole texts, and no data race for ThreadSanitizer to find. */
+static void texts_are_whole_in_two_threads(void **state)
+{
+    pthread_t worker;
+
+    (void)state;
+    ep_comm_record(comm, ep_fail(EP_E_MEMORY, "one text, whole"));
+    assert_int_equal(pthread_create(&worker, NULL, record_often, comm), 0);
+    for (int i = 0; i < 2000; i++) {
+        const char *text = ep_comm_last_error(comm);
+
+        assert_true(strcmp(text, "one text, whole") == 0 || strcmp(text, "the other text, also whole") == 0);
+    }
+    pthread_join(worker, NULL);
+}
+
+/* --- shrink --- */
+
+static void shrink_makes_a_new_group(void **state)
+{
+    ep_comm_info info = {.size = sizeof(info)};
+    ep_comm *next = NULL, *newest = NULL;
+
+    (void)state;
+    fail_barrier(EP_E_PEER_DEAD, "rank 3 died");
+    mock.answer = EP_OK;
+    mock.survivors = 3;
+    mock.survivors_per_node = 3;
+    assert_int_equal(ep_comm_shrink(comm, NULL, &next), EP_OK);
+    assert_int_equal(ep_comm_get_info(next, &info), EP_OK);
+    assert_int_equal(info.nranks, 3);
+    assert_int_equal(info.ranks_per_node, 3);
+    assert_string_equal(info.network, "none");
+    assert_int_equal(ep_comm_async_error(next), EP_OK);
+    assert_int_equal(ep_comm_barrier(next), EP_OK);
+    assert_int_equal(ep_comm_barrier(comm), EP_E_PEER_DEAD);
+
+    /* Once; the next loss is one of the newer group. */
+    mock.calls = 0;
+    assert_int_equal(ep_comm_shrink(comm, NULL, &newest), EP_E_STATE);
+    assert_int_equal(mock.calls, 0);
+    mock.survivors = 2;
+    mock.survivors_per_node = 1;
+    assert_int_equal(ep_comm_shrink(next, NULL, &newest), EP_OK);
+    assert_int_equal(ep_comm_get_info(newest, &info), EP_OK);
+    assert_int_equal(info.nnodes, 2);
+    assert_string_equal(info.network, "emulated");
+    ep_comm_free(newest);
+    ep_comm_free(next);
+}
+
+static void shrink_checks_its_configuration(void **state)
+{
+    ep_comm_config config = EP_COMM_CONFIG_INIT;
+    ep_comm *next = NULL;
+
+    (void)state;
+    config.channels = 99;
+    assert_int_equal(ep_comm_shrink(comm, &config, &next), EP_E_ARG);
+    assert_non_null(strstr(ep_comm_last_error(comm), "ep_comm_shrink: channels is 99"));
+    config.channels = 0;
+    config.backend = "cuda";
+    assert_int_equal(ep_comm_shrink(comm, &config, &next), EP_E_ARG);
+    assert_non_null(strstr(ep_comm_last_error(comm), "backend is \"cuda\", but the communicator has \"host\""));
+    assert_int_equal(mock.calls, 0);
+    mock.answer = EP_E_EXCLUDED;
+    config.backend = "host";
+    assert_int_equal(ep_comm_shrink(comm, &config, &next), EP_E_EXCLUDED);
+    assert_null(next);
+    assert_int_equal(ep_comm_async_error(comm), EP_E_EXCLUDED);
+}
+
+/* Two survivors: this one, and one that is late or has other channels. */
+static ep_status late_gather(ep_comm *of, const void *mine, size_t bytes, void *ret_all)
+{
+    (void)of;
+    (void)mine;
+    (void)bytes;
+    (void)ret_all;
+    return ep_fail(EP_E_TIMEOUT, "rank 1 is late");
+}
+
+static ep_status odd_gather(ep_comm *of, const void *mine, size_t bytes, void *ret_all)
+{
+    unsigned char *other = (unsigned char *)ret_all + bytes;
+
+    EP_TRY(ep_backend_host.allgather(of, mine, bytes, ret_all));
+    other[52] = 3; /* the channels of the digest, lowest byte first */
+    return EP_OK;
+}
+
+static ep_status shrink_with(ep_status (*gather)(ep_comm *, const void *, size_t, void *), ep_comm **ret_next)
+{
+    struct ep_backend_ops ops = ep_backend_host;
+    const struct ep_backend_ops *before = comm->ops;
+    ep_status status;
+
+    ops.allgather = gather;
+    comm->ops = &ops;
+    mock.survivors = mock.survivors_per_node = 2;
+    status = ep_comm_shrink(comm, NULL, ret_next);
+    comm->ops = before;
+    if (*ret_next)
+        (*ret_next)->ops = before;
+    return status;
+}
+
+/* A group whose configurations differ is closed again on every rank. */
+static void shrink_closes_what_did_not_agree(void **state)
+{
+    ep_comm *next = NULL;
+
+    (void)state;
+    assert_int_equal(shrink_with(odd_gather, &next), EP_E_MISMATCH);
+    assert_non_null(
+        strstr(ep_comm_last_error(comm), "ep_comm_shrink: ranks disagree: channels is 4 on rank 0 and 3 on rank 1"));
+    assert_null(next);
+    assert_int_equal(mock.opened, 2);
+    assert_int_equal(mock.closed, 1);
+}
+
+/* Others may have the new group already when somebody dies: so it exists here as well, failed. */
+static void a_death_in_a_shrink_gives_a_failed_group(void **state)
+{
+    ep_comm *next = NULL;
+
+    (void)state;
+    assert_int_equal(shrink_with(late_gather, &next), EP_OK);
+    assert_non_null(next);
+    assert_int_equal(ep_comm_async_error(next), EP_E_TIMEOUT);
+    assert_non_null(strstr(ep_comm_last_error(next), "rank 1 is late"));
+    assert_int_equal(ep_comm_async_error(comm), EP_OK);
+    ep_comm_free(next);
+}
+
+#define CASE(name) cmocka_unit_test_setup_teardown(name, open_comm, close_comm)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        CASE(info_and_stats_are_those_of_the_rank),
+        CASE(a_backend_that_does_not_open_leaves_nothing),
+        CASE(errors_below_300_do_not_fail_it),
+        CASE(a_fatal_error_is_for_ever),
+        CASE(the_first_fatal_error_wins),
+        CASE(an_abort_needs_no_words),
+        CASE(waiting_for_events_fails_nothing),
+        CASE(texts_are_whole_in_two_threads),
+        CASE(shrink_makes_a_new_group),
+        CASE(shrink_checks_its_configuration),
+        CASE(shrink_closes_what_did_not_agree),
+        CASE(a_death_in_a_shrink_gives_a_failed_group),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,414 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What ranks ask for, what the environment says, and whether they agree; over a mock backend. */
+#include "base/clock.h"
+#include "mock_backend.h"
+#include "net/net.h"
+
+#include <epkit/launch.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define RANKS 4
+
+static int reset(void **state)
+{
+    (void)state;
+    memset((void *)&mock, 0, sizeof(mock));
+    setenv("EPKIT_BACKEND", "host", 1);
+    unsetenv("EPKIT_TIMEOUT_MS");
+    return 0;
+}
+
+/* Of one rank among RANKS alike. */
+static ep_status create(const ep_comm_config *config, ep_comm **ret_comm)
+{
+    ep_boot boot = mock_boot(0, RANKS);
+
+    return ep_comm_new(&boot, config, ret_comm);
+}
+
+static ep_comm_config defaults(void)
+{
+    return (ep_comm_config)EP_COMM_CONFIG_INIT;
+}
+
+static void defaults_are_filled_in(void **state)
+{
+    ep_comm *comm;
+
+    (void)state;
+    ep_fail(EP_OK, "an older error");
+    assert_int_equal(create(NULL, &comm), EP_OK);
+    assert_string_equal(ep_last_error(), "an older error");
+    assert_int_equal(comm->config.timeout_ms, 30000);
+    assert_int_equal(comm->config.channels, 4);
+    assert_int_equal(comm->config.partial_type, EP_F32);
+    assert_int_equal(comm->config.ranks_per_node, RANKS);
+    assert_int_equal(comm->nnodes, 1);
+    assert_string_equal(comm->config.backend, "host");
+    ep_comm_free(comm);
+}
+
+/* --- environment --- */
+
+static void timeout_comes_from_the_environment(void **state)
+{
+    static const struct {
+        const char *text;
+        int timeout_ms; /* 0: refused */
+    } cases[] = {
+        {"1234", 1234}, {"1", 1},          {"2147483647", INT32_MAX},
+        {"", 30000},    {"0", 0},          {"-5", 0},
+        {"abc", 0},     {"12x", 0},        {" 12", 0},
+        {"+12", 0},     {"12 ", 0},        {"1.5", 0},
+        {"0x10", 0},    {"2147483648", 0}, {"99999999999999999999", 0},
+    };
+    ep_comm_config config = defaults();
+    ep_comm *comm;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        ep_status status;
+
+        setenv("EPKIT_TIMEOUT_MS", cases[i].text, 1);
+        status = create(NULL, &comm);
+        if (cases[i].timeout_ms) {
+            assert_int_equal(status, EP_OK);
+            assert_int_equal(comm->config.timeout_ms, cases[i].timeout_ms);
+            ep_comm_free(comm);
+        } else {
+            assert_int_equal(status, EP_E_ARG);
+            assert_non_null(strstr(ep_last_error(), "ep_comm_new: $EPKIT_TIMEOUT_MS is \""));
+            assert_non_null(strstr(ep_last_error(), cases[i].text));
+        }
+    }
+    /* Who says it in the configuration does not care. */
+    config.timeout_ms = 77;
+    assert_int_equal(create(&config, &comm), EP_OK);
+    assert_int_equal(comm->config.timeout_ms, 77);
+    ep_comm_free(comm);
+}
+
+static void backend_comes_from_the_environment(void **state)
+{
+    ep_comm_config config = defaults();
+    ep_comm *comm;
+
+    (void)state;
+    setenv("EPKIT_BACKEND", "opencl", 1);
+    assert_int_equal(create(NULL, &comm), EP_E_ARG);
+    assert_string_equal(ep_last_error(),
+                        "ep_comm_new: $EPKIT_BACKEND: backend \"opencl\" is not one of \"cuda\", \"host\"");
+    config.backend = "host";
+    assert_int_equal(create(&config, &comm), EP_OK);
+    ep_comm_free(comm);
+}
+
+/* --- bad configurations --- */
+
+static void bad_configurations_are_refused(void **state)
+{
+#define CONFIG(...)                                                                                                    \
+    {                                                                                                                  \
+        .size = sizeof(ep_comm_config), __VA_ARGS__                                                                    \
+    }
+    static const struct {
+        ep_comm_config config;
+        ep_status status;
+        const char *text;
+    } cases[] = {
+        {{.size = 3}, EP_E_ABI, "config.size is 3"},
+        {CONFIG(.timeout_ms = -1), EP_E_ARG, "timeout_ms is -1"},
+        {CONFIG(.ranks_per_node = 3), EP_E_ARG, "ranks_per_node 3 does not divide the 4 ranks"},
+        {CONFIG(.ranks_per_node = -2), EP_E_ARG, "ranks_per_node is -2"},
+        {CONFIG(.ranks_per_node = 8), EP_E_ARG, "ranks_per_node is 8"},
+        {CONFIG(.flags = 6), EP_E_ARG, "flags has unknown bits 0x6"},
+        {CONFIG(.channels = 17), EP_E_ARG, "channels is 17"},
+        {CONFIG(.channels = -1), EP_E_ARG, "channels is -1"},
+        {CONFIG(.partial_type = EP_F8E4M3), EP_E_ARG, "partial_type is 2 (fp8)"},
+        {CONFIG(.backend = "rocm"), EP_E_ARG, "backend \"rocm\" is not one of"},
+        {CONFIG(.backend = ""), EP_E_ARG, "backend \"\" is not one of"},
+        {CONFIG(.network = "mpi"), EP_E_UNSUPPORTED,
+         "network \"mpi\": there is \"emulated\", and the boot brings none"},
+        {CONFIG(.network = ""), EP_E_UNSUPPORTED, "network \"\""},
+        {CONFIG(.emulation.reorder = 2), EP_E_ARG, "emulation.reorder is 2"},
+        {CONFIG(.emulation.ring_bytes = 255), EP_E_ARG, "emulation.ring_bytes is 255"},
+        {CONFIG(.emulation = {.stall_ms = 1, .stall_rank = 4}), EP_E_ARG, "emulation.stall_rank is 4"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        ep_comm *comm = NULL;
+
+        assert_int_equal(create(&cases[i].config, &comm), cases[i].status);
+        if (strncmp(ep_last_error(), "ep_comm_new: ", 13) != 0 || !strstr(ep_last_error(), cases[i].text))
+            fail_msg("case %zu: \"%s\", expected \"...%s...\"", i, ep_last_error(), cases[i].text);
+        assert_null(comm);
+    }
+    assert_int_equal(mock.opened, 0);
+}
+
+static void bad_boots_are_refused(void **state)
+{
+    ep_boot good = mock_boot(0, 1), bad;
+    ep_comm *comm = NULL;
+
+    (void)state;
+    assert_int_equal(ep_comm_new(NULL, NULL, &comm), EP_E_ARG);
+    assert_string_equal(ep_last_error(), "ep_comm_new: boot is NULL");
+    bad = good;
+    bad.size = 8;
+    assert_int_equal(ep_comm_new(&bad, NULL, &comm), EP_E_ABI);
+    bad = good;
+    bad.allgather = NULL;
+    assert_int_equal(ep_comm_new(&bad, NULL, &comm), EP_E_ARG);
+    bad = good;
+    bad.rank = 1;
+    assert_int_equal(ep_comm_new(&bad, NULL, &comm), EP_E_ARG);
+    assert_non_null(strstr(ep_last_error(), "boot.rank is 1"));
+    bad.rank = -1;
+    assert_int_equal(ep_comm_new(&bad, NULL, &comm), EP_E_ARG);
+    bad = good;
+    bad.nranks = 0;
+    assert_int_equal(ep_comm_new(&bad, NULL, &comm), EP_E_ARG);
+    bad.nranks = EP_MAX_RANKS + 1;
+    assert_int_equal(ep_comm_new(&bad, NULL, &comm), EP_E_ARG);
+    assert_null(comm);
+    assert_int_equal(mock.opened, 0);
+}
+
+static void a_boot_may_bring_a_network(void **state)
+{
+    struct ep_net_provider provider = {.abi = EP_NET_ABI, .name = "pigeons"};
+    ep_comm_config config = defaults();
+    ep_boot boot = mock_boot(0, RANKS);
+    ep_comm *comm;
+
+    (void)state;
+    boot.network = &provider;
+    config.ranks_per_node = 2;
+    assert_int_equal(ep_comm_new(&boot, &config, &comm), EP_OK);
+    assert_string_equal(comm->config.network, "pigeons");
+    ep_comm_free(comm);
+    config.network = "emulated";
+    assert_int_equal(ep_comm_new(&boot, &config, &comm), EP_OK);
+    assert_string_equal(comm->config.network, "emulated");
+    ep_comm_free(comm);
+    config.network = "mpi";
+    assert_int_equal(ep_comm_new(&boot, &config, &comm), EP_E_UNSUPPORTED);
+    assert_non_null(strstr(ep_last_error(), "pigeons"));
+    provider.abi++;
+    config.network = NULL;
+    assert_int_equal(ep_comm_new(&boot, &config, &comm), EP_E_ABI);
+}
+
+/* --- agreement --- */
+
+struct meeting {
+    ep_comm_config config[RANKS]; /* what each rank asks for */
+    ep_comm **ret_comm[RANKS];
+    ep_comm *comm[RANKS];
+    ep_status status[RANKS];
+    char text[RANKS][EP_ERROR_TEXT_BYTES];
+    uint64_t took_ns;
+};
+
+static int meet_one(const ep_boot *boot, void *argument)
+{
+    struct meeting *meeting = argument;
+    int rank = boot->rank;
+
+    meeting->status[rank] = ep_comm_new(boot, &meeting->config[rank], meeting->ret_comm[rank]);
+    snprintf(meeting->text[rank], sizeof(meeting->text[rank]), "%s", ep_last_error());
+    return 0;
+}
+
+static void init_meeting(struct meeting *meeting)
+{
+    memset(meeting, 0, sizeof(*meeting));
+    for (int rank = 0; rank < RANKS; rank++) {
+        meeting->config[rank] = defaults();
+        meeting->config[rank].timeout_ms = 20000;
+        meeting->ret_comm[rank] = &meeting->comm[rank];
+    }
+}
+
+static void meet(struct meeting *meeting)
+{
+    ep_launch_args args = EP_LAUNCH_ARGS_INIT;
+    ep_rank_exit exits[RANKS];
+    uint64_t start = ep_now_ns();
+
+    args.mode = EP_LAUNCH_THREADS;
+    args.nranks = RANKS;
+    args.run = meet_one;
+    args.argument = meeting;
+    mock.opened = 0;
+    assert_int_equal(ep_launch(&args, exits), EP_OK);
+    meeting->took_ns = ep_now_ns() - start;
+}
+
+static void ranks_that_agree_get_communicators(void **state)
+{
+    struct meeting meeting;
+
+    (void)state;
+    init_meeting(&meeting);
+    /* These may differ, and saying a default is the same as leaving it out. */
+    meeting.config[1].timeout_ms = 9000;
+    meeting.config[2].emulation.delay_us = 5;
+    meeting.config[2].device = 7;
+    meeting.config[3].ranks_per_node = RANKS;
+    meeting.config[3].channels = 4;
+    meeting.config[3].partial_type = EP_F32;
+    meeting.config[3].backend = "host";
+    meet(&meeting);
+    assert_int_equal(mock.opened, RANKS);
+    for (int rank = 0; rank < RANKS; rank++) {
+        assert_int_equal(meeting.status[rank], EP_OK);
+        assert_int_equal(meeting.comm[rank]->rank, rank);
+        ep_comm_free(meeting.comm[rank]);
+    }
+}
+
+static void expect_same_mismatch(struct meeting *meeting, const char *text)
+{
+    meet(meeting);
+    assert_int_equal(mock.opened, 0);
+    for (int rank = 0; rank < RANKS; rank++) {
+        assert_int_equal(meeting->status[rank], EP_E_MISMATCH);
+        assert_string_equal(meeting->text[rank], text);
+        assert_null(meeting->comm[rank]);
+    }
+}
+
+static void ranks_that_disagree_all_say_who_and_what(void **state)
+{
+    struct meeting meeting;
+
+    (void)state;
+    init_meeting(&meeting);
+    meeting.config[3].ranks_per_node = 2;
+    expect_same_mismatch(&meeting, "ep_comm_new: ranks disagree: ranks_per_node is 4 on rank 0 and 2 on rank 3");
+    init_meeting(&meeting);
+    meeting.config[0].flags = EP_COMM_CHECK_VALUES;
+    expect_same_mismatch(&meeting, "ep_comm_new: ranks disagree: flags is 0x1 on rank 0 and 0x0 on rank 1");
+    init_meeting(&meeting);
+    meeting.config[2].channels = 3;
+    expect_same_mismatch(&meeting, "ep_comm_new: ranks disagree: channels is 4 on rank 0 and 3 on rank 2");
+    init_meeting(&meeting);
+    meeting.config[1].partial_type = EP_BF16;
+    expect_same_mismatch(&meeting, "ep_comm_new: ranks disagree: partial_type is f32 on rank 0 and bf16 on rank 1");
+    /* Several at once: the same one for all. */
+    init_meeting(&meeting);
+    meeting.config[1].channels = 3;
+    meeting.config[2].ranks_per_node = 1;
+    expect_same_mismatch(&meeting, "ep_comm_new: ranks disagree: ranks_per_node is 4 on rank 0 and 1 on rank 2");
+}
+
+/* Nobody waits for a rank that could not even ask properly; it keeps its own reason. */
+static void a_bad_rank_is_named_by_the_others(void **state)
+{
+    struct meeting meeting;
+
+    (void)state;
+    init_meeting(&meeting);
+    meeting.config[1].channels = 3; /* a mismatch as well, but that comes second */
+    meeting.config[2].channels = 99;
+    meeting.ret_comm[3] = NULL;
+    meet(&meeting);
+    assert_int_equal(mock.opened, 0);
+    assert_true(meeting.took_ns < 10000000000u);
+    for (int rank = 0; rank < 2; rank++) {
+        assert_int_equal(meeting.status[rank], EP_E_ARG);
+        assert_string_equal(meeting.text[rank],
+                            "ep_comm_new: rank 2 failed: ep_comm_new: channels is 99, not in 0..16");
+    }
+    assert_int_equal(meeting.status[2], EP_E_ARG);
+    assert_string_equal(meeting.text[2], "ep_comm_new: channels is 99, not in 0..16");
+    assert_int_equal(meeting.status[3], EP_E_ARG);
+    assert_string_equal(meeting.text[3], "ep_comm_new: ret_comm is NULL");
+}
+
+/* --- boots of other makes --- */
+
+struct tamper {
+    size_t offset;
+    const void *bytes;
+    size_t n;
+    ep_status status;
+    const char *text;
+};
+
+/* Rank 1's block differs: offsets are those of the digest that never change. */
+static ep_status tampering_allgather(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
+{
+    const struct tamper *tamper = context;
+    const int32_t one = 1;
+    char *other = (char *)ret_all + bytes;
+
+    assert_true(timeout_ms > 0);
+    if (tamper->status != EP_OK)
+        return tamper->text ? ep_fail(tamper->status, "%s", tamper->text) : tamper->status;
+    memcpy(ret_all, mine, bytes);
+    memcpy(other, mine, bytes);
+    memcpy(other + 4, &one, sizeof(one));
+    memcpy(other + tamper->offset, tamper->bytes, tamper->n);
+    return EP_OK;
+}
+
+static void expect_tampered(struct tamper tamper, ep_status status, const char *text)
+{
+    ep_boot boot = {.size = sizeof(boot), .nranks = 2, .allgather = tampering_allgather, .context = &tamper};
+    ep_comm *comm = NULL;
+
+    ep_fail(EP_OK, "an older error");
+    assert_int_equal(ep_comm_new(&boot, NULL, &comm), status);
+    assert_string_equal(ep_last_error(), text);
+    assert_null(comm);
+    assert_int_equal(mock.opened, 0);
+}
+
+static void other_libraries_and_boots_are_found_out(void **state)
+{
+    const uint32_t format = 2;
+    const int32_t rank = 7;
+    char text[200];
+
+    (void)state;
+    snprintf(text, sizeof(text), "ep_comm_new: ranks disagree: library version is %s on rank 0 and 9.9.9 on rank 1",
+             ep_version());
+    expect_tampered((struct tamper){.offset = 8, .bytes = "9.9.9", .n = 6}, EP_E_MISMATCH, text);
+    snprintf(text, sizeof(text), "ep_comm_new: rank 1 has another build of version %s", ep_version());
+    expect_tampered((struct tamper){.offset = 0, .bytes = &format, .n = 4}, EP_E_MISMATCH, text);
+    expect_tampered((struct tamper){.offset = 4, .bytes = &rank, .n = 4}, EP_E_MISMATCH,
+                    "ep_comm_new: the boot's all-gather put the block of rank 7 in the place of rank 1");
+    expect_tampered((struct tamper){.status = EP_E_TIMEOUT, .text = "rank 1 is late"}, EP_E_TIMEOUT,
+                    "ep_comm_new: rank 1 is late");
+    expect_tampered((struct tamper){.status = EP_E_SYSTEM}, EP_E_SYSTEM, "ep_comm_new: the boot's all-gather failed");
+}
+
+#define CASE(name) cmocka_unit_test_setup(name, reset)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        CASE(defaults_are_filled_in),
+        CASE(timeout_comes_from_the_environment),
+        CASE(backend_comes_from_the_environment),
+        CASE(bad_configurations_are_refused),
+        CASE(bad_boots_are_refused),
+        CASE(a_boot_may_bring_a_network),
+        CASE(ranks_that_agree_get_communicators),
+        CASE(ranks_that_disagree_all_say_who_and_what),
+        CASE(a_bad_rank_is_named_by_the_others),
+        CASE(other_libraries_and_boots_are_found_out),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
