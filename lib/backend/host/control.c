@@ -22,7 +22,9 @@ struct identity {
 /* The largest row is that of a plan: counts per rank, node and expert behind two small heads. */
 static size_t board_row_bytes(int nranks, int nnodes)
 {
-    return sizeof(int32_t) * ((size_t)nranks + (size_t)nnodes + EP_MAX_EXPERTS) + 64;
+    size_t bytes = sizeof(int32_t) * ((size_t)nranks + (size_t)nnodes + EP_MAX_EXPERTS) + 64;
+
+    return (bytes + HOST_CACHE_LINE - 1) / HOST_CACHE_LINE * HOST_CACHE_LINE;
 }
 
 static size_t control_bytes(int nranks, int nnodes)

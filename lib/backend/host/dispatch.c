@@ -114,9 +114,12 @@ void host_place_own(const struct host_move *move, int begin, int end)
     const float *weights = move->args->topk_weights;
     size_t topk = (size_t)move->plan->args.topk;
 
-    for (int t = begin; t < end; t++)
-        host_place(move, route, t, (const unsigned char *)move->args->x + (size_t)t * move->row_bytes,
-                   move->scales + (size_t)t * move->scale_bytes, weights ? weights + (size_t)t * topk : NULL);
+    for (int t = begin; t < end; t++) {
+        const unsigned char *row = (const unsigned char *)move->args->x + (size_t)t * move->row_bytes;
+        const unsigned char *scales = move->scale_bytes ? move->scales + (size_t)t * move->scale_bytes : NULL;
+
+        host_place(move, route, t, row, scales, weights ? weights + (size_t)t * topk : NULL);
+    }
 }
 
 static ep_status place_node(const struct host_move *move)

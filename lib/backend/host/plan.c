@@ -475,13 +475,13 @@ void host_plan_drop_pending(struct host_comm *host)
 
 ep_status host_plan_sources(ep_plan *plan, int32_t *ret_rank, int32_t *ret_token)
 {
-    /* Rows of one vector that say who they are, sent like any others. */
+    /* Rows of one vector that say who they are, counted from 1 and sent like any others: padding rows stay 0. */
     enum { HIDDEN = 8 };
     struct source {
         int32_t rank, token, unused[2];
     };
     size_t n = (size_t)plan->info.n_tokens, out = (size_t)plan->full.out_rows;
-    struct source *mine = calloc(n + 1, sizeof(*mine)), *all = malloc((out + 1) * sizeof(*all));
+    struct source *mine = calloc(n + 1, sizeof(*mine)), *all = calloc(out + 1, sizeof(*all));
     ep_status status;
 
     if (!mine || !all) {
@@ -489,8 +489,7 @@ ep_status host_plan_sources(ep_plan *plan, int32_t *ret_rank, int32_t *ret_token
         goto free_all;
     }
     for (size_t t = 0; t < n; t++)
-        mine[t] = (struct source){.rank = plan->comm->rank, .token = (int32_t)t};
-    memset(all, 0xff, (out + 1) * sizeof(*all)); /* padding rows stay -1 */
+        mine[t] = (struct source){.rank = plan->comm->rank + 1, .token = (int32_t)t + 1};
     ep_dispatch_args args = EP_DISPATCH_ARGS_INIT;
     args.x = mine;
     args.dtype = EP_BF16;
@@ -500,9 +499,9 @@ ep_status host_plan_sources(ep_plan *plan, int32_t *ret_rank, int32_t *ret_token
     status = host_dispatch(plan, &args, NULL);
     for (int64_t row = 0; status == EP_OK && row < plan->full.n_recv; row++) {
         if (ret_rank)
-            ret_rank[row] = all[row].rank;
+            ret_rank[row] = all[row].rank - 1;
         if (ret_token)
-            ret_token[row] = all[row].token;
+            ret_token[row] = all[row].token - 1;
     }
 free_all:
     free(mine);
