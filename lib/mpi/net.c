@@ -119,7 +119,7 @@ static bool post(struct mpi_net *m, int peer, int channel, const struct record *
     slot = out->slots + (size_t)at * SLOT_BYTES;
     requests = out->requests[at];
     memcpy(slot, record, sizeof(*record));
-    if (behind)
+    if (data && behind)
         memcpy(slot + sizeof(*record), data, behind);
     out->count++;
     status = EP_MPI(
