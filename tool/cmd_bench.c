@@ -11,6 +11,7 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 struct bench_options {
@@ -165,6 +166,7 @@ static int make_specs(const struct cmd *cmd, const struct cmd_call *call, const 
 
 struct findings {
     json_t *rows, *memory, *device, *mpi, *network;
+    double load; /* of the machine before the first rank was started; negative: not known */
 };
 
 static void keep(struct findings *findings, json_t *result)
@@ -225,6 +227,7 @@ static int print_json(const struct cmd *cmd, const struct bench_options *options
     json_object_set(document, "network", findings->network);
     json_object_set(document, "mpi", findings->mpi);
     json_object_set(document, "machine", machine);
+    json_object_set_new(document, "load_before", findings->load < 0 ? json_null() : json_real(findings->load));
     json_object_set_new(document, "build", bench_provenance());
     json_object_set_new(document, "parameters", parameters);
     json_object_set(document, "rows", findings->rows);
@@ -251,7 +254,7 @@ static int print(const struct cmd *cmd, const struct bench_options *options, con
 static int cmd_bench(const struct cmd *cmd, const struct cmd_call *call)
 {
     struct bench_options options = *(const struct bench_options *)call->options;
-    struct findings findings = {.rows = json_array(), .memory = json_array()};
+    struct findings findings = {.rows = json_array(), .memory = json_array(), .load = -1};
     struct ranks_spec specs[OPT_LIST_MAX];
     struct bench_request request;
     int result;
@@ -260,6 +263,8 @@ static int cmd_bench(const struct cmd *cmd, const struct cmd_call *call)
     result = make_request(cmd, &options, &request);
     if (result == CMD_FINE)
         result = make_specs(cmd, call, &options, &request, specs);
+    if (getloadavg(&findings.load, 1) != 1)
+        findings.load = -1;
     progress_start("bench");
     for (size_t i = 0; i < options.ranks.n && result == CMD_FINE; i++) {
         json_t *part;
