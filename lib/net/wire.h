@@ -45,7 +45,7 @@ static inline void wire_write(struct wire *wire, size_t capacity, uint64_t at, c
 {
     size_t begin = (size_t)(at % capacity), first = capacity - begin < bytes ? capacity - begin : bytes;
 
-    if (!bytes)
+    if (!src || !bytes)
         return; /* a signal has no payload, and src is NULL then */
     memcpy(wire->ring + begin, src, first);
     memcpy(wire->ring, (const unsigned char *)src + first, bytes - first);
