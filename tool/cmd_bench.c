@@ -255,8 +255,8 @@ static int cmd_bench(const struct cmd *cmd, const struct cmd_call *call)
 {
     struct bench_options options = *(const struct bench_options *)call->options;
     struct findings findings = {.rows = json_array(), .memory = json_array(), .load = -1};
-    struct ranks_spec specs[OPT_LIST_MAX];
-    struct bench_request request;
+    struct ranks_spec specs[OPT_LIST_MAX] = {{0}};
+    struct bench_request request = BENCH_REQUEST_INIT;
     int result;
 
     fill_defaults(cmd, call, &options);

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "bench/render.h"
 
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -152,38 +151,38 @@ static const json_t *largest(const json_t *rows, const char *op)
     return best;
 }
 
-static void append(char *text, size_t bytes, const char *format, ...) __attribute__((format(printf, 3, 4)));
-
-static void append(char *text, size_t bytes, const char *format, ...)
-{
-    size_t used = strlen(text);
-    va_list args;
-
-    va_start(args, format);
-    vsnprintf(text + used, bytes - used, format, args);
-    va_end(args);
-}
-
-void bench_sentence(const json_t *rows, char *ret_text, size_t bytes)
+static void write_sentence(FILE *text, const json_t *rows)
 {
     static const char *const ops[] = {"dispatch", "combine", "plan", "ll-dispatch", "ll-combine"};
     int n = 0;
 
-    snprintf(ret_text, bytes, "%d ranks", (int)number(largest(rows, NULL), "ranks"));
+    fprintf(text, "%d ranks", (int)number(largest(rows, NULL), "ranks"));
     for (size_t i = 0; i < COUNT(ops); i++) {
         const json_t *row = largest(rows, ops[i]);
 
         if (!row)
             continue;
-        append(ret_text, bytes, "%s %s", n++ ? ";" : ":", ops[i]);
+        fprintf(text, "%s %s", n++ ? ";" : ":", ops[i]);
         if (!json_object_get(row, "vs_memcpy")) {
-            append(ret_text, bytes, " takes %.0f us", number(row, "time_us"));
+            fprintf(text, " takes %.0f us", number(row, "time_us"));
             continue;
         }
-        append(ret_text, bytes, " runs at %.2f of memcpy", number(row, "vs_memcpy"));
+        fprintf(text, " runs at %.2f of memcpy", number(row, "vs_memcpy"));
         if (json_object_get(row, "vs_alltoallv"))
-            append(ret_text, bytes, " and %.1f times MPI_Alltoallv", number(row, "vs_alltoallv"));
+            fprintf(text, " and %.1f times MPI_Alltoallv", number(row, "vs_alltoallv"));
     }
+}
+
+void bench_sentence(const json_t *rows, char *ret_text, size_t bytes)
+{
+    FILE *text = fmemopen(ret_text, bytes, "w");
+
+    *ret_text = '\0';
+    if (!text)
+        return;
+    write_sentence(text, rows);
+    fclose(text);
+    ret_text[bytes - 1] = '\0';
 }
 
 void bench_print_notes(const json_t *rows, const json_t *memory)

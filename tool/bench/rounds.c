@@ -82,7 +82,7 @@ static int share_spans(struct rounds *rounds, const struct bench_span *mine, int
 static int warm_up(struct rounds *rounds, int iters)
 {
     struct bench_span spans[BENCH_MAX_TURNS];
-    double seconds;
+    double seconds = 0;
     int code;
 
     for (int round = -BENCH_WARM_UP; round < 0; round++) {
