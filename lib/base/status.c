@@ -6,6 +6,11 @@
 #include <stdio.h>
 #include <string.h>
 
+/* Defined here, whatever the header makes of them for an analyzer. */
+#undef ep_fail
+#undef ep_fail_errno
+#undef ep_fail_prefix
+
 struct status_row {
     ep_status status;
     const char *name, *text, *hint;
