@@ -130,15 +130,12 @@ static ep_status reap_all(struct group *group, uint64_t deadline_ns, bool killed
 /* Kills and reaps the children that are still there. */
 static ep_status kill_children(struct group *group)
 {
-    /* First those that ended by themselves, so that they do not count as killed. */
-    ep_status status = reap_all(group, 0, false), after;
+    ep_status status;
 
     for (int rank = 0; rank < group->args.nranks; rank++)
         if (group->pids[rank])
             kill(group->pids[rank], SIGKILL);
-    after = reap_all(group, ep_deadline_ns(KILL_GRACE_MS), true);
-    if (status == EP_OK)
-        status = after;
+    status = reap_all(group, ep_deadline_ns(KILL_GRACE_MS), true);
     for (int rank = 0; status == EP_OK && rank < group->args.nranks; rank++)
         if (group->pids[rank])
             status = ep_fail(EP_E_SYSTEM, "ep_launch: rank %d (process %d) is still there %d ms after SIGKILL", rank,
@@ -185,7 +182,10 @@ static ep_status run_forked(struct group *group)
             return give_up(group, ep_fail_errno(EP_E_SYSTEM, errno, "ep_launch: fork of rank %d", rank));
         group->pids[rank] = pid;
     }
-    /* All have to end, so the order of looking does not matter and one pidfd at a time is enough. */
+    /*
+     * All have to end, so the order of looking does not matter and one pidfd at a time is enough. Past the deadline it
+     * still looks at each once: who ended in time does not count as killed.
+     */
     status = reap_all(group, deadline_ns, false);
     if (status != EP_OK)
         return give_up(group, status);

@@ -40,6 +40,9 @@ static void dispatch_refuses_bad_arguments(void **state)
         {{D(scale_stride_token, INT64_MIN)}, EP_E_OVERFLOW, "scale strides"},
         {{D(scale_stride_block, INT64_MAX / 2)}, EP_E_OVERFLOW, "scale strides"},
         {{D(scale_stride_block, INT64_MAX / 8)}, EP_E_OVERFLOW, "scale strides"},
+        /* Far out and back again: the sum is small, the way is not. */
+        {{D(scale_stride_token, INT64_MAX / 36 + 100), D(scale_stride_block, -1000)}, EP_E_OVERFLOW, "strides"},
+        {{D(scale_stride_block, INT64_MAX / 28 + 100), D(scale_stride_token, -1000)}, EP_E_OVERFLOW, "strides"},
         {{D(topk_weights, 0)}, EP_E_ARG, "recv_topk_weights without topk_weights"},
         {{D(topk_weights, 0x300004)}, EP_E_ALIGN, "topk_weights"},
         {{D(recv_x, 0)}, EP_E_ARG, "recv_x is NULL"},
