@@ -64,6 +64,9 @@ typedef struct ep_comm_config {
  * Creates this rank's communicator. Collective over the boot. Configurations are compared: a field that must agree
  * (backend, network, ranks_per_node, flags, channels, partial_type, library version) and does not gives EP_E_MISMATCH
  * on every rank, with the field, both ranks and both values in ep_last_error(). `config` NULL means all defaults.
+ *
+ * A rank whose own arguments are bad, or whose backend does not work there, says so in that comparison, so nobody waits
+ * for it: the others get its status, with its number and its reason in the text. Only with a bad `boot` it cannot.
  */
 EP_API ep_status ep_comm_new(const ep_boot *boot, const ep_comm_config *config, ep_comm **ret_comm);
 
