@@ -193,20 +193,8 @@ const char *ep_comm_last_error(const ep_comm *comm)
     return own->shown;
 }
 
-/* The all-gather of the new group, in the form of a boot. */
-static ep_status gather_survivors(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
-{
-    ep_comm *comm = context;
-
-    (void)timeout_ms; /* the deadline is that of the communicator */
-    return comm->ops->allgather(comm, mine, bytes, ret_all);
-}
-
 static ep_status shrink(ep_comm *comm, const ep_comm_config *config, ep_comm *next)
 {
-    ep_boot boot = {.size = sizeof(boot), .allgather = gather_survivors, .context = next};
-    ep_status status;
-
     next->ops = comm->ops;
     if (config) {
         EP_TRY(ep_config_resolve(next, config, NULL, "ep_comm_shrink"));
@@ -216,24 +204,7 @@ static ep_status shrink(ep_comm *comm, const ep_comm_config *config, ep_comm *ne
         next->config.network = "emulated";
     }
     next->ranks_per_node = next->config.ranks_per_node;
-    EP_TRY(comm->ops->shrink(comm, next));
-    next->config.ranks_per_node = next->ranks_per_node;
-    boot.rank = next->rank;
-    boot.nranks = next->nranks;
-    status = ep_config_agree(&boot, next, EP_OK, "ep_comm_shrink");
-    if (status == EP_OK)
-        return EP_OK;
-    if (ep_status_is_fatal(status) && status != EP_E_MISMATCH) {
-        /*
-         * Somebody died just now; other survivors may have the new group already. So it exists everywhere and has
-         * failed everywhere, and all shrink it again.
-         */
-        ep_comm_record(next, status);
-        return EP_OK;
-    }
-    if (comm->ops->comm_close)
-        comm->ops->comm_close(next);
-    return status;
+    return comm->ops->shrink(comm, next);
 }
 
 ep_status ep_comm_shrink(ep_comm *comm, const ep_comm_config *config, ep_comm **ret_comm)
@@ -245,7 +216,7 @@ ep_status ep_comm_shrink(ep_comm *comm, const ep_comm_config *config, ep_comm **
     status = EP_CHECK_PTR(__func__, ret_comm);
     if (status == EP_OK && comm->shrunk)
         status = ep_fail(EP_E_STATE, "%s: this communicator was shrunk before; shrink the newer one", __func__);
-    if (status == EP_OK && (!comm->ops->shrink || !comm->ops->allgather))
+    if (status == EP_OK && !comm->ops->shrink)
         status = ep_fail(EP_E_UNSUPPORTED, "%s: backend %s does not provide it", __func__, comm->ops->name);
     if (status == EP_OK) {
         next = new_comm();

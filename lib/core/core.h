@@ -79,7 +79,10 @@ struct ep_backend_ops {
     ep_status (*barrier)(ep_comm *comm);
     ep_status (*allgather)(ep_comm *comm, const void *mine, size_t bytes, void *ret_all);
     void (*abort)(ep_comm *comm);
-    /* `next` is filled but for rank, nranks, node and impl, which the survivors agree on. */
+    /*
+     * `next` is filled but for rank, nranks, node and impl, which the survivors agree on; they also compare their
+     * configurations (ep_config_agree) before anything of the new group is opened.
+     */
     ep_status (*shrink)(ep_comm *comm, ep_comm *next);
 
     ep_status (*alloc)(ep_comm *comm, size_t bytes, void **ret_memory);

@@ -256,69 +256,6 @@ static void shrink_checks_its_configuration(void **state)
     assert_int_equal(ep_comm_async_error(comm), EP_E_EXCLUDED);
 }
 
-/* Two survivors: this one, and one that is late or has other channels. */
-static ep_status late_gather(ep_comm *of, const void *mine, size_t bytes, void *ret_all)
-{
-    (void)of;
-    (void)mine;
-    (void)bytes;
-    (void)ret_all;
-    return ep_fail(EP_E_TIMEOUT, "rank 1 is late");
-}
-
-static ep_status odd_gather(ep_comm *of, const void *mine, size_t bytes, void *ret_all)
-{
-    unsigned char *other = (unsigned char *)ret_all + bytes;
-
-    EP_TRY(ep_backend_host.allgather(of, mine, bytes, ret_all));
-    other[52] = 3; /* the channels of the digest, lowest byte first */
-    return EP_OK;
-}
-
-static ep_status shrink_with(ep_status (*gather)(ep_comm *, const void *, size_t, void *), ep_comm **ret_next)
-{
-    struct ep_backend_ops ops = ep_backend_host;
-    const struct ep_backend_ops *before = comm->ops;
-    ep_status status;
-
-    ops.allgather = gather;
-    comm->ops = &ops;
-    mock.survivors = mock.survivors_per_node = 2;
-    status = ep_comm_shrink(comm, NULL, ret_next);
-    comm->ops = before;
-    if (*ret_next)
-        (*ret_next)->ops = before;
-    return status;
-}
-
-/* A group whose configurations differ is closed again on every rank. */
-static void shrink_closes_what_did_not_agree(void **state)
-{
-    ep_comm *next = NULL;
-
-    (void)state;
-    assert_int_equal(shrink_with(odd_gather, &next), EP_E_MISMATCH);
-    assert_non_null(
-        strstr(ep_comm_last_error(comm), "ep_comm_shrink: ranks disagree: channels is 4 on rank 0 and 3 on rank 1"));
-    assert_null(next);
-    assert_int_equal(mock.opened, 2);
-    assert_int_equal(mock.closed, 1);
-}
-
-/* Others may have the new group already when somebody dies: so it exists here as well, failed. */
-static void a_death_in_a_shrink_gives_a_failed_group(void **state)
-{
-    ep_comm *next = NULL;
-
-    (void)state;
-    assert_int_equal(shrink_with(late_gather, &next), EP_OK);
-    assert_non_null(next);
-    assert_int_equal(ep_comm_async_error(next), EP_E_TIMEOUT);
-    assert_non_null(strstr(ep_comm_last_error(next), "rank 1 is late"));
-    assert_int_equal(ep_comm_async_error(comm), EP_OK);
-    ep_comm_free(next);
-}
-
 #define CASE(name) cmocka_unit_test_setup_teardown(name, open_comm, close_comm)
 
 int main(void)
@@ -334,8 +271,6 @@ int main(void)
         CASE(texts_are_whole_in_two_threads),
         CASE(shrink_makes_a_new_group),
         CASE(shrink_checks_its_configuration),
-        CASE(shrink_closes_what_did_not_agree),
-        CASE(a_death_in_a_shrink_gives_a_failed_group),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

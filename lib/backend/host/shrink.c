@@ -10,6 +10,7 @@
  * banned.
  */
 #include "backend/host/host.h"
+#include "core/config.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -247,6 +248,7 @@ static int nodes_of_survivors(const struct gather *g, int old_per_node)
 static ep_status open_next(struct gather *g, ep_comm *comm, ep_comm *next)
 {
     ep_boot boot = {.size = sizeof(boot), .rank = -1, .nranks = g->n, .allgather = gather, .context = g};
+    ep_status status = EP_OK;
 
     for (int i = 0; i < g->n; i++)
         if (g->ranks[i] == comm->rank)
@@ -257,9 +259,11 @@ static ep_status open_next(struct gather *g, ep_comm *comm, ep_comm *next)
         next->ranks_per_node = nodes_of_survivors(g, comm->ranks_per_node);
     else
         next->ranks_per_node = next->config.ranks_per_node;
+    next->config.ranks_per_node = next->ranks_per_node;
     if (g->n % next->ranks_per_node != 0)
-        return ep_fail(EP_E_ARG, "ep_comm_shrink: ranks_per_node %d does not divide the %d survivors",
-                       next->ranks_per_node, g->n);
+        status = ep_fail(EP_E_ARG, "ep_comm_shrink: ranks_per_node %d does not divide the %d survivors",
+                         next->ranks_per_node, g->n);
+    EP_TRY(ep_config_agree(&boot, next, status, "ep_comm_shrink"));
     next->node = next->rank / next->ranks_per_node;
     next->nnodes = g->n / next->ranks_per_node;
     return host_comm_open(next, &boot);

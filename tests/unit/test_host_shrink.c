@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The survivors of a group compare what they want of the new one. Ranks are threads; each keeps its own verdict. */
+#include <epkit/epkit.h>
+#include <epkit/launch.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define NRANKS 4
+
+struct verdicts {
+    ep_status first[NRANKS], second[NRANKS], barrier[NRANKS];
+    char text[NRANKS][256];
+};
+
+static int shrink_twice(const ep_boot *boot, void *argument)
+{
+    struct verdicts *all = argument;
+    ep_comm_config config = EP_COMM_CONFIG_INIT;
+    ep_comm *comm, *next = NULL;
+    int rank = boot->rank;
+
+    config.timeout_ms = 20000;
+    if (ep_comm_new(boot, &config, &comm) != EP_OK)
+        return 1;
+    config.ranks_per_node = NRANKS / 2;
+    config.channels = rank == 2 ? 3 : 5;
+    all->first[rank] = ep_comm_shrink(comm, &config, &next);
+    snprintf(all->text[rank], sizeof(all->text[rank]), "%s", ep_comm_last_error(comm));
+    config.channels = 5;
+    all->second[rank] = ep_comm_shrink(comm, &config, &next);
+    all->barrier[rank] = all->second[rank] == EP_OK ? ep_comm_barrier(next) : EP_E_STATE;
+    if (all->second[rank] == EP_OK)
+        ep_comm_free(next);
+    ep_comm_free(comm);
+    return 0;
+}
+
+/* Disagreement is found before anything of the new group is opened, names the field, and can be mended. */
+static void unequal_configurations_are_named_and_can_be_mended(void **state)
+{
+    static struct verdicts all;
+    ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
+    ep_rank_exit exits[NRANKS];
+
+    (void)state;
+    launch.mode = EP_LAUNCH_THREADS;
+    launch.nranks = NRANKS;
+    launch.run = shrink_twice;
+    launch.argument = &all;
+    assert_int_equal(ep_launch(&launch, exits), EP_OK);
+    for (int rank = 0; rank < NRANKS; rank++) {
+        assert_int_equal(exits[rank].code, 0);
+        assert_int_equal(all.first[rank], EP_E_MISMATCH);
+        assert_non_null(strstr(all.text[rank], "channels is 5 on rank 0 and 3 on rank 2"));
+        assert_int_equal(all.second[rank], EP_OK);
+        assert_int_equal(all.barrier[rank], EP_OK);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(unequal_configurations_are_named_and_can_be_mended)};
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
