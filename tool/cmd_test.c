@@ -12,7 +12,6 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 #define DEFAULT_TOPK 8
 #define EXPERTS_PER_RANK 8
@@ -257,7 +256,7 @@ static int cmd_test(const struct cmd *cmd, const struct cmd_call *call)
     totals.cases = json_array();
     totals.errors = json_array();
     totals.commands = json_array();
-    if (options.json || !isatty(STDOUT_FILENO))
+    if (options.json || !out_is_terminal(stdout))
         progress_start("test");
     result = run_all(cmd, call, &options, &spec, &request, &totals);
     progress_stop();

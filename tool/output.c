@@ -2,6 +2,7 @@
 #include "output.h"
 #include "cmd.h"
 #include "progress.h"
+#include "ranks_internal.h"
 
 #include <epkit/types.h>
 #include <errno.h>
@@ -11,12 +12,19 @@
 #include <string.h>
 #include <unistd.h>
 
+bool out_is_terminal(FILE *stream)
+{
+    const char *term = getenv("TERM");
+
+    /* Open MPI gives its ranks a pseudo-terminal, whatever its own output is. */
+    return isatty(fileno(stream)) && term && strcmp(term, "dumb") != 0 && ranks_world_rank() < 0;
+}
+
 static bool wants_colour(FILE *stream)
 {
     const char *no_color = getenv("NO_COLOR");
-    const char *term = getenv("TERM");
 
-    return isatty(fileno(stream)) && !(no_color && *no_color) && term && strcmp(term, "dumb") != 0;
+    return out_is_terminal(stream) && !(no_color && *no_color);
 }
 
 const char *out_tone_begin(FILE *stream, enum out_tone tone)

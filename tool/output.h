@@ -53,6 +53,9 @@ void out_verdict(enum out_tone tone, const char *format, ...) __attribute__((for
 /* A line on standard output; progress on the terminal makes way for it. */
 void out_line(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
+/* Is the stream a terminal that a person may be looking at? */
+bool out_is_terminal(FILE *stream);
+
 /* Escape sequence that starts a tone on `stream`, and the one that ends it; "" where colour is not wanted. */
 const char *out_tone_begin(FILE *stream, enum out_tone tone);
 const char *out_tone_end(FILE *stream, enum out_tone tone);

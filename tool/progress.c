@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "progress.h"
 
+#include "output.h"
+
 #include "base/clock.h"
 
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #define QUIET_NS UINT64_C(1000000000)          /* nothing is shown before */
 #define TERMINAL_NS (UINT64_C(1000000000) / 6) /* between two updates of the line */
@@ -23,11 +23,9 @@ static struct {
 
 void progress_start(const char *label)
 {
-    const char *term = getenv("TERM");
-
     memset(&progress, 0, sizeof(progress));
     progress.active = true;
-    progress.terminal = isatty(STDERR_FILENO) && term && strcmp(term, "dumb") != 0;
+    progress.terminal = out_is_terminal(stderr);
     progress.start_ns = ep_now_ns();
     snprintf(progress.label, sizeof(progress.label), "%s", label);
 }

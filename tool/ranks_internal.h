@@ -48,13 +48,22 @@ int ranks_spec_from_json(const json_t *json, struct ranks_spec *ret_spec);
 /* Of two exit codes the one that matters more: failed, wrong usage, not supported, findings, fine. */
 int ranks_worse(int a, int b);
 
-/* --- ranks_launch.c --- */
+/* --- ranks_mpi.c --- */
+
+/* What mpirun says about its ranks on standard error. */
+struct ranks_mpirun {
+    int rank, signal; /* the death that it reports; rank -1 if none */
+    bool in_banner;
+    char banner[4096]; /* the one that is being read */
+    size_t used;
+};
+
+/* Takes a line and passes on what is worth reading; `quiet`: nothing is, because mpirun was told to end. */
+void ranks_mpirun_line(struct ranks_mpirun *mpirun, const char *line, bool quiet);
 
 /* Called in the forked child that becomes mpirun: execs, and returns only with an exit code for failing to. */
 int ranks_exec_mpirun(const struct ranks_spec *spec, const char *job, const json_t *parameters, const int *event_fds,
                       pid_t launcher);
-
-/* --- ranks_mpi.c --- */
 
 /* Loads libepkit-mpi.so into this process. On failure NULL, and *ret_why (static) says why. */
 const struct ep_mpi_module *ranks_mpi_load(const char **ret_why);

@@ -61,7 +61,7 @@ struct launch {
     bool late;                     /* the deadline of the job has passed */
     bool ending;                   /* the children have been told to end */
     uint64_t deadline_ns, kill_ns; /* 0: none */
-    int mpi_rank, mpi_signal;      /* the death that mpirun reports, rank -1 if none */
+    struct ranks_mpirun mpirun;
 };
 
 /* --- events --- */
@@ -100,22 +100,6 @@ static void take_event(struct launch *launch, int rank, const char *line)
     json_decref(event);
 }
 
-/* What mpirun itself says is noise, but for the rank whose death made it end the others. */
-static void take_mpirun_line(struct launch *launch, const char *line)
-{
-    const char *found = strstr(line, "noticed that process rank ");
-    const char *by = strstr(line, "exited on signal ");
-
-    if (found && launch->mpi_rank < 0)
-        launch->mpi_rank = atoi(found + strlen("noticed that process rank "));
-    if (by && launch->mpi_signal == 0)
-        launch->mpi_signal = atoi(by + strlen("exited on signal "));
-    if (launch->ending || found || by)
-        return;
-    progress_hide();
-    fprintf(stderr, "%s\n", line);
-}
-
 static void take_lines(struct launch *launch, int index)
 {
     struct listener *listener = &launch->listeners[index];
@@ -126,7 +110,7 @@ static void take_lines(struct launch *launch, int index)
         if (index < launch->spec->nranks)
             take_event(launch, index, line);
         else
-            take_mpirun_line(launch, line);
+            ranks_mpirun_line(&launch->mpirun, line, launch->ending);
         line = end + 1;
     }
     listener->used -= (size_t)(line - listener->text);
@@ -403,10 +387,10 @@ static void judge_rank(struct launch *launch, const struct child *child, int ran
     if (launch->late && WIFSIGNALED(child->status))
         add_problem(launch,
                     ranks_problem_new(rank, "a rank did not come to an end", "", "its deadline passed; it was killed"));
-    else if (mpi && launch->mpi_rank >= 0 && launch->mpi_rank != rank)
+    else if (mpi && launch->mpirun.rank >= 0 && launch->mpirun.rank != rank)
         return; /* mpirun ended it because of the other one */
-    else if (mpi && launch->mpi_rank == rank && launch->mpi_signal > 0)
-        add_problem(launch, ranks_problem_signal(rank, launch->mpi_signal));
+    else if (mpi && launch->mpirun.rank == rank && launch->mpirun.signal > 0)
+        add_problem(launch, ranks_problem_signal(rank, launch->mpirun.signal));
     else if (WIFSIGNALED(child->status))
         add_problem(launch, ranks_problem_signal(rank, WTERMSIG(child->status)));
     else
@@ -508,7 +492,7 @@ int ranks_run(const struct ranks_spec *spec, const char *job, const json_t *para
                             .on_event = on_event,
                             .context = context,
                             .signal_fd = -1,
-                            .mpi_rank = -1};
+                            .mpirun.rank = -1};
     ep_boot_shm *place = NULL;
     const char *why;
     char *text = NULL;

@@ -7,6 +7,7 @@
  */
 #include "cmd.h"
 #include "output.h"
+#include "progress.h"
 #include "ranks_internal.h"
 
 #include <dlfcn.h>
@@ -21,7 +22,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define MODULE_FILE "libepkit-mpi.so"
+#define TEXT_OF(number) #number
+#define TEXT(number) TEXT_OF(number)
+/* By its ABI's name: the plain one belongs to development packages. */
+#define MODULE_FILE "libepkit-mpi.so." TEXT(EP_VERSION_MAJOR)
 #define MAX_ARGS 32
 
 static const struct ep_mpi_module *check_module(void *handle, const char **ret_why)
@@ -208,6 +212,48 @@ int ranks_exec_mpirun(const struct ranks_spec *spec, const char *job, const json
     execvp(args[0], (char **)args);
     fprintf(stderr, "epkit: starting mpirun: %s\n", strerror(errno));
     return CMD_FAILED;
+}
+
+static void read_death(struct ranks_mpirun *mpirun)
+{
+    const char *found = strstr(mpirun->banner, "noticed that process rank ");
+    const char *by = strstr(mpirun->banner, "exited on signal ");
+
+    if (found && by && mpirun->rank < 0) {
+        mpirun->rank = atoi(found + strlen("noticed that process rank "));
+        mpirun->signal = atoi(by + strlen("exited on signal "));
+    }
+}
+
+/* Open MPI puts what it says itself between lines of dashes. That a rank has ended we say better. */
+static bool is_noise(const char *banner)
+{
+    return strstr(banner, "noticed that process rank ") || strstr(banner, "Primary job ") ||
+           strstr(banner, "exited with non-zero status");
+}
+
+void ranks_mpirun_line(struct ranks_mpirun *mpirun, const char *line, bool quiet)
+{
+    bool dashes = strlen(line) > 20 && strspn(line, "-") == strlen(line);
+
+    if (dashes && mpirun->in_banner) {
+        read_death(mpirun);
+        if (!quiet && !is_noise(mpirun->banner)) {
+            progress_hide();
+            fputs(mpirun->banner, stderr);
+        }
+        mpirun->in_banner = false;
+    } else if (dashes) {
+        mpirun->in_banner = true;
+        mpirun->used = 0;
+        mpirun->banner[0] = '\0';
+    } else if (mpirun->in_banner && mpirun->used < sizeof(mpirun->banner)) {
+        mpirun->used +=
+            (size_t)snprintf(mpirun->banner + mpirun->used, sizeof(mpirun->banner) - mpirun->used, "%s\n", line);
+    } else if (!quiet) {
+        progress_hide();
+        fprintf(stderr, "%s\n", line);
+    }
 }
 
 struct rank_call {

@@ -30,13 +30,15 @@ options() {
     epkit help "$1" | sed '/^Examples:/,$d' | sed -n 's/^  *\(-., \)*\(--[a-z-]*\).*/\2/p'
 }
 
-# Processes that were started from this binary, zombies aside.
+# Processes of this binary that the running test has started, zombies aside.
 living() {
     local process
-    for process in /proc/[0-9]*; do
-        [ "$(readlink "$process/exe" 2>/dev/null)" = "$(readlink -f "$EPKIT")" ] && echo "${process##*/}"
-    done
-    return 0
+    find /proc/[0-9]*/exe -maxdepth 0 -lname "$(readlink -f "$EPKIT")" 2>/dev/null | cut -d/ -f3 |
+        while read -r process; do
+            if grep -qsF "EPKIT_TEST_MARK=$BATS_TEST_TMPDIR" "/proc/$process/environ"; then
+                echo "$process"
+            fi
+        done
 }
 
 # within SECONDS COMMAND...: the command succeeds at last.

@@ -1,0 +1,125 @@
+#!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
+# Ranks that mpirun starts: for epkit, and with epkit as the program.
+#
+# shellcheck disable=SC2154 # $stderr is set by run
+
+load common
+
+setup() {
+    [ -e "$EPKIT_BUILD/libepkit-mpi.so" ] || skip "libepkit-mpi is not built"
+    command -v mpirun >/dev/null || skip "mpirun is not installed"
+    export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 EPKIT_TEST_MARK="$BATS_TEST_TMPDIR"
+    # Here mpirun keeps what it must remove in the end.
+    export TMPDIR="$BATS_TEST_TMPDIR/tmp"
+    mkdir "$TMPDIR"
+}
+
+teardown() {
+    living | xargs --no-run-if-empty kill -KILL
+}
+
+world() {
+    timeout --kill-after=10 100 mpirun -n "$1" --oversubscribe --bind-to none "$EPKIT" "${@:2}"
+}
+
+nothing_is_left() {
+    [ -z "$(living)" ] && [ -z "$(find "$TMPDIR" -path '*/pid.*')" ]
+}
+
+@test "intranode with --boot mpi" {
+    run --separate-stderr epkit test intranode "${SMALL[@]}" --boot mpi
+    echo "$output$stderr"
+    [ "$status" -eq 0 ]
+    [[ "${lines[-1]}" == "intranode: 24/24 cases passed (2 ranks"* ]]
+    [ -z "$stderr" ]
+    nothing_is_left
+}
+
+@test "internode with --boot mpi, over MPI and over the emulated network" {
+    for network in "--timeout=20" "--net-delay-us=100"; do
+        run --separate-stderr epkit test internode "${SMALL[@]}" --ranks 4 --boot mpi --dtype bf16 "$network"
+        echo "$output$stderr"
+        [ "$status" -eq 0 ]
+        [[ "${lines[-1]}" == "internode: 16/16 cases passed (4 ranks on 2 nodes"* ]]
+    done
+}
+
+@test "--json with --boot mpi" {
+    epkit test lowlatency "${SMALL[@]}" --boot mpi --json >"$BATS_TEST_TMPDIR/out.json"
+    valid test "$BATS_TEST_TMPDIR/out.json"
+    [ "$(jq -r '.parameters.boot, .passed' "$BATS_TEST_TMPDIR/out.json" | xargs)" = "mpi 32" ]
+}
+
+@test "errors of ranks arrive, once for all, without the banners of mpirun" {
+    run --separate-stderr epkit test intranode "${SMALL[@]}" --boot mpi --backend cuda
+    [ "$status" -ne 0 ] || skip "there is a cuda backend"
+    echo "$output$stderr"
+    [ "$status" -eq 4 ]
+    [ "$(grep -c 'creating the communicator' <<<"$stderr")" -eq 1 ]
+    [[ "$stderr" == *"where: ranks 0-1"* ]]
+    [[ "$stderr" != *---* ]]
+}
+
+# start COMMAND...: in the background, until a case has passed. Its number is in $launcher.
+start() {
+    "$@" >"$BATS_TEST_TMPDIR/out" 2>"$BATS_TEST_TMPDIR/err" &
+    launcher=$!
+    within 20 grep -q passed "$BATS_TEST_TMPDIR/out"
+}
+
+LONG=(test intranode --ranks 2 --tokens 512 --hidden 4096 --repeat 1000 --timeout 5 --boot mpi)
+
+@test "SIGTERM to the launcher: exit code 143, and mpirun and its ranks are gone" {
+    local code=0
+    start "$EPKIT" "${LONG[@]}"
+    kill -TERM "$launcher"
+    wait "$launcher" || code=$?
+    cat "$BATS_TEST_TMPDIR/err"
+    [ "$code" -eq 143 ]
+    nothing_is_left
+}
+
+@test "SIGKILL of the launcher takes mpirun and its ranks along" {
+    start "$EPKIT" "${LONG[@]}"
+    kill -KILL "$launcher"
+    wait "$launcher" || true
+    within 10 nothing_is_left
+}
+
+@test "a rank that is killed is named" {
+    local code=0
+    start "$EPKIT" test intranode --ranks 2 --tokens 512 --hidden 4096 --timeout 5 --boot mpi
+    kill -KILL "$(pgrep --parent "$(pgrep --parent "$launcher")" | tail -1)"
+    wait "$launcher" || code=$?
+    cat "$BATS_TEST_TMPDIR/err"
+    [ "$code" -eq 1 ]
+    grep -Eq 'where: rank [01]$' "$BATS_TEST_TMPDIR/err"
+    grep -q 'why:   killed by SIGKILL (Killed)' "$BATS_TEST_TMPDIR/err"
+    nothing_is_left
+}
+
+@test "mpirun epkit test: the world's ranks, one report" {
+    run --separate-stderr world 2 test internode --tokens 16 --hidden 512 --seed 1
+    echo "$output$stderr"
+    [ "$status" -eq 0 ]
+    [ "${#lines[@]}" -eq 33 ]
+    [[ "${lines[-1]}" == "internode: 32/32 cases passed (2 ranks on 2 nodes, seed 1,"* ]]
+    [[ "$output" != *$'\033'* ]]
+}
+
+@test "mpirun epkit test --repeat: several jobs in one world" {
+    world 3 test intranode --tokens 16 --hidden 512 --experts 24 --only 2 --repeat 4 --seed 8 --json \
+        >"$BATS_TEST_TMPDIR/out.json"
+    valid test "$BATS_TEST_TMPDIR/out.json"
+    [ "$(jq -c '[.cases[].seed], .parameters.ranks' "$BATS_TEST_TMPDIR/out.json" | xargs)" = "[8,9,10,11] 3" ]
+}
+
+@test "mpirun epkit: mistakes are said once" {
+    run --separate-stderr world 3 test intranode --ranks 2
+    [ "$status" -eq 2 ]
+    [ "$(grep -c 'mpirun started 3 ranks' <<<"$stderr")" -eq 1 ]
+    run --separate-stderr world 3 test intranode --rnaks 2
+    [ "$status" -eq 2 ]
+    [ "$(grep -c "did you mean '--ranks'" <<<"$stderr")" -eq 1 ]
+}
