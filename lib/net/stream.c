@@ -286,13 +286,19 @@ bool ep_stream_send(struct ep_streams *streams, int peer, int channel, const voi
     return true;
 }
 
-bool ep_streams_flushed(struct ep_streams *streams)
+int ep_streams_unflushed_peer(struct ep_streams *streams)
 {
-    bool all = true;
+    int peer = -1;
 
     for (int index = 0; index < streams->n; index++)
-        all &= flushed(streams, index);
-    return all;
+        if (!flushed(streams, index))
+            peer = peer_of(streams, index);
+    return peer;
+}
+
+bool ep_streams_flushed(struct ep_streams *streams)
+{
+    return ep_streams_unflushed_peer(streams) < 0;
 }
 
 /* --- receiving --- */

@@ -52,6 +52,10 @@ ep_status host_net_step(struct host_comm *host, struct host_pause *pause, uint32
         return host_check(host);
     }
     pause->polls = !ep_streams_sleeps(host->streams);
+    if (node < 0)
+        node = ep_streams_unflushed_peer(host->streams);
+    if (node < 0)
+        return EP_OK;
     return host_pause(pause, seen, host_rail(host, node));
 }
 
@@ -75,7 +79,7 @@ static ep_status take_row(struct host_comm *host, uint64_t number, int node, boo
 /* Rows to and from the rail peers. */
 static ep_status exchange_rails(struct host_comm *host, uint64_t number, enum host_phase phase)
 {
-    int nnodes = host->comm->nnodes, node = host->comm->node, waiting_for = 0, left = 2 * (nnodes - 1);
+    int nnodes = host->comm->nnodes, node = host->comm->node, left = 2 * (nnodes - 1);
     const struct row_head *mine = board_row(host, host->control, number, node);
     struct host_message head = {.kind = HOST_MESSAGE_BOARD, .detail = mine->bytes, .number = number};
     struct ep_piece piece = {.data = mine, .bytes = sizeof(*mine) + mine->bytes};
@@ -85,6 +89,7 @@ static ep_status exchange_rails(struct host_comm *host, uint64_t number, enum ho
     host_pause_begin(&pause, host, phase);
     for (;;) {
         uint32_t seen = host_doorbell(host);
+        int waiting_for = -1;
         bool moved;
 
         EP_TRY(ep_streams_progress(host->streams, &moved));

@@ -30,7 +30,7 @@ struct hop {
     uint32_t shape; /* of the rows: tells ranks with other arguments apart */
     struct cursors *out, *in;
     int own_done;     /* tokens of this rank that are through */
-    int waiting_node; /* for whom we wait when nothing moves */
+    int waiting_node; /* for whom we wait when nothing moves; -1: for what is still to leave */
 };
 
 static ep_status hop_init(struct hop *hop, struct host_comm *host, const ep_plan *plan, uint32_t shape)
@@ -167,6 +167,7 @@ static ep_status dispatch_turn(struct hop *hop, const struct host_move *move, bo
 {
     int n = hop->plan->args.n_tokens;
 
+    hop->waiting_node = -1;
     EP_TRY(ep_streams_progress(hop->host->streams, ret_moved));
     if (hop->own_done < n) {
         int end = hop->own_done + BATCH < n ? hop->own_done + BATCH : n;
@@ -406,6 +407,7 @@ static ep_status combine_turn(struct hop_sum *hs, bool *ret_moved, bool *ret_ope
 {
     struct hop *hop = &hs->hop;
 
+    hop->waiting_node = -1;
     EP_TRY(ep_streams_progress(hop->host->streams, ret_moved));
     EP_TRY(finish_tokens(hs, ret_moved));
     *ret_open = hop->own_done < hop->plan->args.n_tokens;

@@ -149,7 +149,7 @@ struct host_comm {
     int first;               /* first rank of this node */
     int nlocal, local;       /* ranks on this node, own index among them */
     bool one_host;
-    bool spin;   /* ranks of this host do not outnumber the processors */
+    bool spin; /* ranks of this host do not outnumber the processors */
     size_t board_row_bytes;
     uint64_t operation;                   /* number of the last dispatch or combine */
     uint64_t exchange;                    /* number of the last exchange started */
@@ -259,7 +259,10 @@ enum {
     HOST_MESSAGE_PARTIAL_F32
 };
 
-/* Waits for something to move between nodes, or fails. *moved is what progress said. */
+/*
+ * Waits for something to move between nodes, or fails. `moved` is what progress said; `node` is waited for, -1: whoever
+ * has not taken yet what was sent.
+ */
 ep_status host_net_step(struct host_comm *host, struct host_pause *pause, uint32_t seen, bool moved, int node);
 
 static inline int host_rail(const struct host_comm *host, int node)

@@ -93,7 +93,7 @@ static ep_status swap_routes(struct host_completion *c, struct rail_half *send, 
     for (;;) {
         uint32_t seen = host_doorbell(c->host);
         bool moved, open = false;
-        int waiting_for = c->plan->comm->node;
+        int waiting_for = -1;
 
         EP_TRY(ep_streams_progress(c->host->streams, &moved));
         for (int node = 0; node < nnodes; node++) {
