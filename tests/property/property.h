@@ -1,0 +1,196 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * property.h - random groups that do random things, compared with the reference of tool/check.
+ *
+ * A case is drawn from its seed alone: the group, the network, the plans and the row of operations are the same on all
+ * ranks; where buffers lie, what is asynchronous and what waits for which event is each rank's own choice.
+ *
+ *   shape.c       draws the case
+ *   data.c        rows and routings that every rank can compute, buffers with guards
+ *   use.c         a dispatch or a combine from its arguments to the check of its outputs
+ *   ll_use.c      the same for the low-latency layout
+ *   run.c         the program of a rank
+ *   property_host.c  options, ranks
+ */
+#ifndef EP_TESTS_PROPERTY_H
+#define EP_TESTS_PROPERTY_H
+
+#include "check/random.h"
+#include "check/reference.h"
+
+#include <epkit/epkit.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+    MOST_RANKS = 9,
+    MOST_TOKENS = 200,
+    MOST_TOPK = 16,
+    MOST_HIDDEN = 1024,
+    MOST_PLANS = 6,
+    MOST_OPS = 16,
+    MOST_USES = 6
+};
+
+/* --- shape.c --- */
+struct plan_shape {
+    int idx_type;
+    uint32_t flags;
+    int alignment;
+    bool worst;
+    int n_tokens[MOST_RANKS];
+    int style; /* of the routing */
+};
+
+enum op_kind {
+    OP_PLAN = 0, /* creates the next plan */
+    OP_DISPATCH,
+    OP_COMBINE,
+    OP_SOURCES,
+    OP_FREE,
+    OP_BARRIER,
+    OP_GATHER,
+    OP_ARENA, /* frees a piece of symmetric memory and allocates another one */
+    OP_LOWLATENCY
+};
+
+struct op {
+    enum op_kind kind;
+    int plan;
+    int dtype, scale_type, hidden;
+    bool index, weights; /* which outputs are wanted */
+    bool echo;           /* a combine of the rows that the dispatch before it has received */
+    int n_bias;
+    int rounds; /* low latency */
+};
+
+struct shape {
+    uint64_t seed;
+    bool threads;
+    int nranks, nnodes, topk, n_experts;
+    int n_plans, n_ops;
+    struct plan_shape plans[MOST_PLANS];
+    struct op ops[MOST_OPS];
+    ep_comm_config config;
+};
+
+/* `modes`: bit 0 fork, bit 1 threads. */
+void shape_draw(uint64_t seed, unsigned modes, struct shape *ret_shape);
+const char *op_name(enum op_kind kind);
+
+/* --- data.c --- */
+/* Streams of random numbers below the seed of the case. */
+enum stream { STREAM_SHAPE = 1, STREAM_LOCAL, STREAM_ROUTING, STREAM_WEIGHTS, STREAM_ROW, STREAM_REPLY, STREAM_BIAS };
+
+struct random stream_of(const struct shape *shape, enum stream stream, uint64_t a, uint64_t b);
+
+/* The routing of a plan on all ranks; weights in 1/1024. Freed by reference_group_done(). */
+bool draw_routing(const struct shape *shape, int plan, struct reference_group *ret_group);
+
+/* Any bits; with `finite` only bf16 numbers whose sums stay finite, zeros of both signs and denormals among them. */
+void fill_row(const struct shape *shape, enum stream stream, uint64_t use, uint64_t place, bool finite, void *ret_row,
+              size_t bytes);
+
+static inline uint64_t place_of(int rank, int token)
+{
+    return (uint64_t)rank << 32 | (uint32_t)token;
+}
+
+/* A small integer: a weight that adds up exactly in any order. */
+float reply_weight(const struct shape *shape, uint64_t use, uint64_t place, int rank, int k);
+
+struct buffer {
+    unsigned char *begin, *at;
+    size_t bytes;
+    bool symmetric;
+};
+
+enum { N_ARENAS = 3 };
+enum { UNTOUCHED = 0xee, GUARD = 0xc5 };
+
+struct arena {
+    unsigned char *memory;
+    size_t bytes, used;
+};
+
+/* --- run.c --- */
+struct plan_state {
+    ep_plan *plan;
+    struct reference_group group;
+    struct reference_layout layout;
+    int64_t worst_rows;
+    bool used;
+};
+
+enum slot {
+    SLOT_X = 0,
+    SLOT_SCALES,
+    SLOT_WEIGHTS,
+    SLOT_RECV,
+    SLOT_RECV_SCALES,
+    SLOT_RECV_INDEX,
+    SLOT_RECV_WEIGHTS,
+    SLOT_BIAS,
+    SLOT_BIAS2,
+    SLOTS
+};
+
+struct run;
+
+/* An operation under way. */
+struct use {
+    struct run *run;
+    const struct op *op;
+    int number; /* of the operation */
+    struct plan_state *state;
+    struct buffer buffer[SLOTS];
+    int64_t out_rows;
+    int64_t stride_token, stride_block;
+    const struct use *echo; /* the dispatch whose rows are combined */
+    ep_event *event;        /* NULL: it was synchronous */
+    ep_event *signal;       /* of .after: the filler completes it */
+    pthread_t filler;
+    bool filling;
+};
+
+struct run {
+    const struct shape *shape;
+    int rank, node;
+    ep_comm *comm;
+    struct random local;
+    struct arena arena[N_ARENAS];
+    struct plan_state plans[MOST_PLANS];
+    struct use uses[MOST_USES];
+    int n_uses;
+    int op; /* being done */
+    bool wrong;
+};
+
+/* Ranks of one case run this; the argument is a struct shape. Result 0 or 1. */
+int run_rank(const ep_boot *boot, void *argument);
+
+/* Reports what is wrong, once a rank. */
+void fail_check(struct run *run, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* EP_OK goes by; anything else is reported, and the group given up. Returns whether all is well. */
+bool passed(struct run *run, ep_status status, const char *what);
+
+/* `bytes` in symmetric or in ordinary memory, 16-byte aligned, filled with UNTOUCHED. False: no memory. */
+bool buffer_new(struct run *run, size_t bytes, struct buffer *ret_buffer);
+/* Frees it and says whether its guards are whole. */
+bool buffer_free(struct buffer *buffer);
+bool all_bytes(const unsigned char *memory, size_t bytes, unsigned char value);
+
+/* --- use.c --- */
+bool use_dispatch(struct run *run, const struct op *op, struct use *use);
+bool use_combine(struct run *run, const struct op *op, struct use *use);
+/* Waits for it and checks its outputs. */
+void use_finish(struct use *use);
+/* Frees its events and buffers, once all that may use them is finished. */
+void use_free(struct use *use);
+
+/* --- ll_use.c --- */
+void use_lowlatency(struct run *run, const struct op *op);
+
+#endif
