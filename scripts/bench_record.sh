@@ -37,12 +37,15 @@ cpu=$(jq -rs '.[0].document.machine.cpu // "unknown"' "$work/runs" |
 commit=$(jq -rs '.[0].document.build.commit' "$work/runs")
 device=$(jq -rs '.[0].document.device' "$work/runs")
 out="$here/bench/results/$(date -u +%Y-%m-%d)-$device-$cpu-$commit.json"
+mkdir -p "${out%/*}"
 [ ! -e "$out" ] || { echo "bench_record.sh: $out is there already" >&2; exit 1; }
 jq -s '{schema_version: 1, runs: .}' "$work/runs" >"$out"
 echo "$out"
 
 # What is quoted, for people.
-jq -r '.runs[] | .name as $name | .document | .device as $device | .rows[] |
-    [$device, $name, .op, .type, .ranks, .tokens, (.time_us | round), ((.logical_gbps // 0) * 1000 | round / 1000),
-     ((.vs_memcpy // 0) * 100 | round / 100), ((.vs_alltoallv // 0) * 100 | round / 100)] | @tsv' "$out" |
-    column -t -N ON,RUN,OP,TYPE,RANKS,TOKENS,US,LOGICAL-GB/s,X-MEMCPY,X-ALLTOALLV
+jq -r 'def digits($n): if . == null then "-" else . * pow(10; $n) | round / pow(10; $n) end;
+    .runs[] | .name as $name | .document | .device as $device | .rows[] |
+    [$device, $name, .op, .type, .ranks, .tokens, (.time_us | round), (.logical_gbps | digits(3)),
+     (.vs_memcpy | digits(2)), (.vs_alltoallv | digits(2)), (.vs_cached | digits(2))] |
+    map(if . == "" then "-" else . end) | @tsv' "$out" |
+    column -t -N ON,RUN,OP,TYPE,RANKS,TOKENS,US,LOGICAL-GB/s,X-MEMCPY,X-ALLTOALLV,X-CACHED
