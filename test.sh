@@ -50,12 +50,11 @@ skip() {
     printf '  %-40s skipped: %s\n' "$1" "$2"
 }
 
-# suites PRESET CTEST-OPTION...: the tests of a build folder, counted by scripts/count_results.py.
+# suites PRESET CTEST-OPTION...: the tests of a preset, counted by scripts/count_results.py.
 suites() {
-    local preset="$1" folder="build-$1" junit="$results/$1.xml"
+    local preset="$1" junit="$results/$1.xml"
     shift
-    [ "$preset" != release ] || folder=build
-    "${run_tests[@]}" ctest --test-dir "$folder" --parallel "$(nproc)" --no-tests=error --output-junit "$junit" \
+    "${run_tests[@]}" ctest --preset "$preset" --parallel "$(nproc)" --output-junit "$junit" \
         --test-output-size-passed 10000000 --test-output-size-failed 10000000 "$@" >"$results/$preset.log" 2>&1 || true
     if [ -f "$junit" ]; then
         scripts/count_results.py "$preset" "$junit" "$counts" || true

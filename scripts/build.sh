@@ -19,7 +19,7 @@ log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 quietly() {
     if ! "$@" >"$log" 2>&1; then
-        cat "$log" >&2
+        grep -vE '^\[[0-9]+/[0-9]+\] (Building|Linking|Creating|Generating) ' "$log" >&2 || true
         printf 'build.sh: failed: %s\n' "$*" >&2
         exit 1
     fi
