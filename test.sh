@@ -96,6 +96,17 @@ fuzz() {
     done
 }
 
+# More of what is random. The seeds are printed, in build/test-results/.
+repetitions() {
+    local matrix
+    for matrix in intranode internode lowlatency; do
+        check "repeat-$matrix" build/epkit test "$matrix" --repeat 20 || true
+    done
+    check repeat-bad-network build/epkit test internode --repeat 10 --tokens 32 --hidden 512 --net-delay-us 300 \
+        --net-reorder --net-ring 2K --net-split 700 || true
+    check repeat-property build/tests/property/property_host --seconds 600 || true
+}
+
 linters() {
     local version
     version=$(clang-format --version | sed 's/.*version \([0-9]*\).*/\1/')
@@ -115,7 +126,7 @@ sanitizers() {
     if ! prepare_thread_sanitizer; then
         skip tsan "ThreadSanitizer does not start on this machine"
     elif check build-tsan scripts/build.sh tsan; then
-        suites tsan --label-regex '^(unit|examples)$'
+        suites tsan --label-regex '^(unit|examples|property)$'
     fi
     run_tests=()
 }
@@ -132,8 +143,11 @@ if [ "$tier" != quick ]; then
     linters
     sanitizers
 fi
-if [ "$tier" = long ] && check build-fuzz scripts/build.sh fuzz; then
-    fuzz
+if [ "$tier" = long ]; then
+    repetitions
+    if check build-fuzz scripts/build.sh fuzz; then
+        fuzz
+    fi
 fi
 
 awk -v seconds="$SECONDS" '

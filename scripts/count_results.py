@@ -5,8 +5,8 @@
 usage: count_results.py TITLE JUNIT COUNTS
 
 JUNIT is what `ctest --output-junit` wrote, with the whole output of passed tests. A ctest test is usually a suite, so
-its cases are counted from its output where that says how many there were: cmocka's summary, TAP (bats), or a last line
-"N passed, N failed, N skipped". Others count as one. One line for each suite, the skipped and failed cases below it;
+its cases are counted from its output where that says how many there were: cmocka's summary, TAP (bats), or a line
+"N passed, N failed" with or without ", N skipped". Others count as one. One line for each suite, the skipped and failed cases below it;
 "passed failed skipped" is appended to COUNTS. Exits with 1 on a failure, and when nothing was run.
 """
 import re
@@ -17,7 +17,7 @@ CMOCKA = {kind: re.compile(rf"\[  {kind} \] (\d+) test\(s\)") for kind in ("PASS
 CMOCKA_NAME = re.compile(r"\[  (FAILED |SKIPPED) \] ([A-Za-z_]\w*)$", re.MULTILINE)
 TAP = re.compile(r"^(not ok|ok) \d+ (.*?)(?: # skip ?(.*))?$", re.MULTILINE)
 TAP_PLAN = re.compile(r"^1\.\.(\d+)$", re.MULTILINE)
-SUMMARY = re.compile(r"^(\d+) passed, (\d+) failed, (\d+) skipped", re.MULTILINE)
+SUMMARY = re.compile(r"^(\d+) passed, (\d+) failed(?:, (\d+) skipped)?$", re.MULTILINE)
 
 
 def count_cmocka(output):
@@ -53,7 +53,7 @@ def count_tap(output):
 
 def count_summary(output):
     matches = SUMMARY.findall(output)
-    return (*map(int, matches[-1]), []) if matches else None
+    return (*(int(number or 0) for number in matches[-1]), []) if matches else None
 
 
 def count_not_run(case, output):

@@ -20,6 +20,7 @@ build  command:pkg-config                  pkg-config
 build  pkg:jansson                         libjansson-dev
 build  pkg:smartcols                       libsmartcols-dev
 build  pkg:hwloc                           libhwloc-dev
+build  command:gnuplot                     gnuplot-nox
 test   command:make                        make
 test   command:g++                         g++
 test   command:clang                       clang
@@ -30,7 +31,8 @@ test   command:bats                        bats
 test   command:python3                     python3
 test   command:jq                          jq
 test   command:scdoc                       scdoc
-test   command:man                         man-db
+test   command:zsh                         zsh
+test   command:fish                        fish
 test   command:objdump                     binutils
 test   command:mpicc                       libopenmpi-dev
 test   command:mpirun                      openmpi-bin
@@ -56,13 +58,17 @@ missing() {
     done
 }
 
-# On stderr, so that the output of the main job stays clean.
+# One line, on stderr, so that the output of the main job stays clean; what apt says only if it fails.
 install() {
-    printf 'installing: %s\n' "$*" >&2
-    {
-        apt-get update -qq
-        DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@"
-    } >&2
+    printf 'installing with apt: %s\n' "$*" >&2
+    log=$(mktemp)
+    trap 'rm -f "$log"' EXIT
+    if ! { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq -o Dpkg::Use-Pty=0 \
+        --no-install-recommends "$@"; } >"$log" 2>&1; then
+        cat "$log" >&2
+        printf 'packages.sh: apt could not install: %s\n' "$*" >&2
+        exit 1
+    fi
 }
 
 mapfile -t packages < <(missing "$@")
