@@ -63,8 +63,10 @@ install() {
     printf 'installing with apt: %s\n' "$*" >&2
     log=$(mktemp)
     trap 'rm -f "$log"' EXIT
-    if ! { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq -o Dpkg::Use-Pty=0 \
-        --no-install-recommends "$@"; } >"$log" 2>&1; then
+    # A source that does not answer is no reason to stop: the package may be in another one, or known already.
+    apt-get update -qq >"$log" 2>&1 || true
+    if ! DEBIAN_FRONTEND=noninteractive apt-get install -y -qq -o Dpkg::Use-Pty=0 \
+        --no-install-recommends "$@" >>"$log" 2>&1; then
         cat "$log" >&2
         printf 'packages.sh: apt could not install: %s\n' "$*" >&2
         exit 1
