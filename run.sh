@@ -5,5 +5,5 @@ set -euo pipefail
 cd "$(dirname "$0")"
 
 scripts/packages.sh build
-scripts/build.sh release
+scripts/build.sh release --command
 exec build/epkit run "$@"

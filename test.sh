@@ -132,7 +132,7 @@ sanitizers() {
 }
 
 scripts/packages.sh build test
-if check build-release scripts/build.sh release -DEPKIT_WERROR=ON -DBUILD_TESTING=ON; then
+if check build-release scripts/build.sh release -DEPKIT_WERROR=ON -DBUILD_TESTING=ON -DEPKIT_EXAMPLES=ON; then
     if [ "$tier" = quick ]; then
         suites release --label-regex '^(unit|cli)$'
     else

@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# build.sh PRESET [CMAKE-OPTION...] - configure (when needed) and build a preset; silent unless something fails.
+# build.sh PRESET [CMAKE-OPTION...]   configure (when needed) and build a preset; silent unless something fails.
+# build.sh PRESET --command           only the command, which needs less than the tests; keeps the options of a folder
+#                                     that is there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -15,6 +17,16 @@ if [ -f "$folder/CMakeCache.txt" ] && ! grep -qxF "CMAKE_HOME_DIRECTORY:INTERNAL
     fresh=(--fresh)
 fi
 
+options=("$@")
+target=all
+if [ "${1-}" = --command ]; then
+    options=()
+    target=epkit-command
+    if [ ${#fresh[@]} -gt 0 ] || [ ! -f "$folder/CMakeCache.txt" ]; then
+        options=(-DBUILD_TESTING=OFF -DEPKIT_EXAMPLES=OFF)
+    fi
+fi
+
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 quietly() {
@@ -25,8 +37,9 @@ quietly() {
     fi
 }
 
-# Without options ninja itself configures again when a CMake file has changed.
-if [ $# -gt 0 ] || [ ${#fresh[@]} -gt 0 ] || [ ! -f "$folder/build.ninja" ] || [ CMakePresets.json -nt "$folder/build.ninja" ]; then
-    quietly cmake --preset "$preset" "${fresh[@]}" "$@"
+# Otherwise ninja itself configures again when a CMake file has changed.
+if [ ${#options[@]} -gt 0 ] || [ ${#fresh[@]} -gt 0 ] || [ ! -f "$folder/build.ninja" ] ||
+    [ CMakePresets.json -nt "$folder/build.ninja" ]; then
+    quietly cmake --preset "$preset" "${fresh[@]}" "${options[@]}"
 fi
-quietly cmake --build "$folder"
+quietly cmake --build "$folder" --target "$target"
