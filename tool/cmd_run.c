@@ -102,35 +102,46 @@ static void keep_suite(struct run *run, const struct ranks_spec *spec, const str
                                     suite_parameters(spec, request), "cases", result->cases, "errors", result->errors));
 }
 
+/* The request of a part; false if its ranks, those of mpirun, cannot be spread over its nodes. */
+static bool part_request(const struct part *part, uint64_t seed, struct ranks_spec *ret_spec,
+                         struct suite_request *ret_request)
+{
+    part_spec(part, seed, ret_spec);
+    *ret_request = (struct suite_request){
+        .matrix = part->matrix,
+        .tokens = TOKENS,
+        .hidden = HIDDEN,
+        .topk = TOPK,
+        .experts = (int64_t)EXPERTS_PER_RANK * ret_spec->nranks,
+        .dtype = "all",
+        .seed = seed,
+        .routing = "uniform",
+    };
+    return ret_spec->nranks % ret_spec->nnodes == 0;
+}
+
 /* Runs the matrices. The result is 0, or above 128 when interrupted. */
 static int run_suites(struct run *run)
 {
+    struct suite_request request;
+    struct ranks_spec spec;
     int all = 0, done = 0;
 
     for (int i = 0; i < N_PARTS; i++)
-        all += suite_count(parts[i].matrix);
+        if (part_request(&parts[i], run->seed, &spec, &request))
+            all += suite_count(&request);
     for (int i = 0; i < N_PARTS; i++) {
         struct suite_result *result = &run->results[i];
-        struct ranks_spec spec;
-        struct suite_request request = {.matrix = parts[i].matrix,
-                                        .tokens = TOKENS,
-                                        .hidden = HIDDEN,
-                                        .topk = TOPK,
-                                        .dtype = "all",
-                                        .seed = run->seed,
-                                        .routing = "uniform"};
 
-        part_spec(&parts[i], run->seed, &spec);
-        request.experts = (int64_t)EXPERTS_PER_RANK * spec.nranks;
-        if (spec.nranks % spec.nnodes != 0)
-            continue; /* an odd number of ranks of mpirun has no two nodes */
+        if (!part_request(&parts[i], run->seed, &spec, &request))
+            continue;
         suite_run(&spec, &request, 0, done, all, result);
         run->ran[i] = true;
         if (result->code > 128)
             return result->code;
         keep_suite(run, &spec, &request, result);
         run->code = ranks_worse(run->code, result->code);
-        done += suite_count(parts[i].matrix);
+        done += suite_count(&request);
     }
     return CMD_FINE;
 }
@@ -357,7 +368,7 @@ static int conclude(const struct cmd *cmd, const struct run_options *options, co
 static int cmd_run(const struct cmd *cmd, const struct cmd_call *call)
 {
     const struct run_options *options = call->options;
-    struct run run = {.seed = (uint64_t)options->seed, .suites = json_array()};
+    struct run run = {.seed = (uint64_t)options->seed};
     uint64_t start_ns = ep_now_ns();
     json_t *machine;
     bool created;
@@ -367,6 +378,7 @@ static int cmd_run(const struct cmd *cmd, const struct cmd_call *call)
         return CMD_USAGE;
     if (!cmd_given(cmd, call, "seed"))
         run.seed = group_draw_seed();
+    run.suites = json_array();
     progress_start("run");
     progress_update(0, 0, "looking at the machine");
     machine = machine_describe();

@@ -169,7 +169,7 @@ static void add_result(const struct cmd *cmd, const struct cmd_call *call, const
 static int run_all(const struct cmd *cmd, const struct cmd_call *call, const struct test_options *options,
                    const struct ranks_spec *spec, struct suite_request *request, struct totals *totals)
 {
-    int all = (request->only ? 1 : suite_count(request->matrix)) * (int)options->repeat;
+    int all = suite_count(request) * (int)options->repeat;
     int interrupted = 0;
 
     for (int64_t i = 0; i < options->repeat && !interrupted; i++) {

@@ -63,6 +63,18 @@ static int count_cores(void)
     return (int)sysconf(_SC_NPROCESSORS_ONLN);
 }
 
+/* As the driver calls it; without the driver its number. The caller frees it. */
+static char *gpu_name(const char *address, unsigned device_id)
+{
+    char path[128], *name;
+
+    snprintf(path, sizeof(path), "/proc/driver/nvidia/gpus/%s/information", address);
+    name = read_value(path, "Model:", ":");
+    if (!name && asprintf(&name, "NVIDIA device %04x (no driver)", device_id) < 0)
+        name = NULL;
+    return name;
+}
+
 static json_t *describe_gpus(hwloc_topology_t topology)
 {
     json_t *gpus = json_array();
@@ -70,16 +82,24 @@ static json_t *describe_gpus(hwloc_topology_t topology)
 
     while ((device = hwloc_get_next_pcidev(topology, device))) {
         const struct hwloc_pcidev_attr_s *pci = &device->attr->pcidev;
-        const char *name = hwloc_obj_get_info_by_name(device, "PCIDevice");
-        char address[32], fallback[64];
+        char address[32];
 
         if (pci->vendor_id != PCI_VENDOR_NVIDIA || pci->class_id >> 8 != PCI_CLASS_DISPLAY)
             continue;
         snprintf(address, sizeof(address), "%04x:%02x:%02x.%x", pci->domain, pci->bus, pci->dev, pci->func);
-        snprintf(fallback, sizeof(fallback), "NVIDIA device %04x", pci->device_id);
-        json_array_append_new(gpus, json_pack("{s:s, s:s}", "name", name ? name : fallback, "pci", address));
+        json_array_append_new(
+            gpus, json_pack("{s:o, s:s}", "name", string_or_null(gpu_name(address, pci->device_id)), "pci", address));
     }
     return gpus;
+}
+
+/* hwloc's components that load drivers and libraries of vendors; what they know beyond sysfs is not asked for here. */
+static void stay_light(hwloc_topology_t topology)
+{
+    static const char *const components[] = {"pci", "opencl", "cuda", "nvml", "rsmi", "levelzero", "gl"};
+
+    for (size_t i = 0; i < sizeof(components) / sizeof(components[0]); i++)
+        hwloc_topology_set_components(topology, HWLOC_TOPOLOGY_COMPONENTS_FLAG_BLACKLIST, components[i]);
 }
 
 static void describe_topology(json_t *machine)
@@ -88,7 +108,8 @@ static void describe_topology(json_t *machine)
 
     if (hwloc_topology_init(&topology) != 0)
         return;
-    hwloc_topology_set_io_types_filter(topology, HWLOC_TYPE_FILTER_KEEP_IMPORTANT);
+    stay_light(topology);
+    hwloc_topology_set_io_types_filter(topology, HWLOC_TYPE_FILTER_KEEP_ALL);
     if (hwloc_topology_load(topology) == 0) {
         json_object_set_new(machine, "cpu", describe_cpu(topology));
         json_object_set_new(machine, "numa_nodes",
@@ -127,12 +148,13 @@ void machine_sentence(const json_t *machine, char *ret_text, size_t bytes)
     const char *cpu = json_string_value(json_object_get(machine, "cpu"));
     size_t n_gpus = json_array_size(json_object_get(machine, "gpus"));
     const json_t *gpu = json_array_get(json_object_get(machine, "gpus"), 0);
+    const char *name = json_string_value(json_object_get(gpu, "name"));
     int cores = (int)json_integer_value(json_object_get(machine, "cores"));
     double memory = (double)json_integer_value(json_object_get(machine, "memory_bytes"));
     char gpus[128] = "no NVIDIA GPU";
 
     if (n_gpus)
-        snprintf(gpus, sizeof(gpus), "%zu x %s", n_gpus, json_string_value(json_object_get(gpu, "name")));
+        snprintf(gpus, sizeof(gpus), "%zu x %s", n_gpus, name ? name : "NVIDIA GPU");
     snprintf(ret_text, bytes, "%s, %d core%s, %.1f GiB, %s", cpu ? cpu : "unknown CPU", cores, cores == 1 ? "" : "s",
              memory / (1u << 30), gpus);
 }

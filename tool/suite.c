@@ -20,12 +20,38 @@ static const struct check_matrix *const matrices[] = {
     &check_matrix_lowlatency,
 };
 
-int suite_count(const char *matrix)
+static const struct check_matrix *find_matrix(const char *name)
 {
     for (size_t i = 0; i < sizeof(matrices) / sizeof(matrices[0]); i++)
-        if (strcmp(matrices[i]->name, matrix) == 0)
-            return matrices[i]->count;
-    return 0;
+        if (strcmp(matrices[i]->name, name) == 0)
+            return matrices[i];
+    return NULL;
+}
+
+/* As much of a run as a matrix looks at to say what it would do. */
+static struct check_run plan_run(const struct suite_request *request)
+{
+    return (struct check_run){.parameters = {.matrix = request->matrix,
+                                             .hidden = (int)request->hidden,
+                                             .seed = request->seed,
+                                             .bf16 = strcmp(request->dtype, "fp8") != 0,
+                                             .fp8 = strcmp(request->dtype, "bf16") != 0,
+                                             .only = (int)request->only}};
+}
+
+int suite_count(const struct suite_request *request)
+{
+    const struct check_matrix *matrix = find_matrix(request->matrix);
+    const struct check_run run = plan_run(request);
+    int n = 0;
+
+    for (int i = 0; matrix && i < matrix->count; i++) {
+        char name[CHECK_NAME_BYTES];
+
+        if ((!request->only || request->only == i + 1) && matrix->describe(&run, i, name))
+            n++;
+    }
+    return n;
 }
 
 /* A name that is neither a routing nor a file: the routing that was probably meant. */
@@ -71,11 +97,50 @@ static const char *check_routing(const struct suite_request *request, int nranks
     return NULL;
 }
 
+/*
+ * What the ranks take at least, all together, if their rows go everywhere: measured per element of the rows, 4 ranks
+ * and top-8. It is there to refuse what would end in a killed process, not to be exact.
+ */
+static double least_bytes(const struct suite_request *request, int nranks)
+{
+    double tokens = (double)(request->tokens ? request->tokens : 1), hidden = (double)request->hidden;
+
+    if (strcmp(request->matrix, "lowlatency") == 0)
+        return 5.0 * (double)request->experts * nranks * tokens * hidden;
+    return 8.0 * (1.0 + (double)(request->topk ? request->topk : 1)) * nranks * tokens * hidden;
+}
+
+static const char *check_case(const struct suite_request *request, char *buffer, size_t buffer_bytes)
+{
+    int count = find_matrix(request->matrix)->count;
+
+    if (request->only > count)
+        snprintf(buffer, buffer_bytes, "--only %" PRId64 ": %s has %d cases", request->only, request->matrix, count);
+    else if (suite_count(request) == 0)
+        snprintf(buffer, buffer_bytes, "--only %" PRId64 " is not a case of --dtype %s", request->only, request->dtype);
+    else
+        return NULL;
+    return buffer;
+}
+
+static const char *check_memory(const struct suite_request *request, int nranks, char *buffer, size_t buffer_bytes)
+{
+    double there = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
+    double needed = least_bytes(request, nranks);
+
+    /* Ranks of mpirun may be on several machines. */
+    if (needed < 0.9 * there || ranks_world_rank() >= 0)
+        return NULL;
+    snprintf(buffer, buffer_bytes,
+             "%d ranks with these sizes need at least %.0f GiB of memory, and this machine has %.0f GiB", nranks,
+             needed / (1 << 30), there / (1 << 30));
+    return buffer;
+}
+
 const char *suite_check(const struct suite_request *request, int nranks, char *buffer, size_t buffer_bytes)
 {
-    bool lowlatency = strcmp(request->matrix, "lowlatency") == 0;
-    bool fp8 = strcmp(request->dtype, "bf16") != 0;
-    int unit = !fp8 ? (lowlatency ? 128 : 8) : 512; /* fp8 rows take packed ue8m0 scales by turns: four blocks of 128 */
+    const struct check_run run = plan_run(request);
+    const char *refused = find_matrix(request->matrix)->refuse(&run);
 
     if (request->experts % nranks != 0) {
         snprintf(buffer, buffer_bytes, "--experts %" PRId64 " cannot be spread evenly over %d ranks", request->experts,
@@ -87,17 +152,16 @@ const char *suite_check(const struct suite_request *request, int nranks, char *b
                  request->experts);
         return buffer;
     }
-    if (request->hidden % unit != 0) {
-        snprintf(buffer, buffer_bytes, "--hidden %" PRId64 " is not a multiple of %d, which these cases need",
-                 request->hidden, unit);
+    if (refused) {
+        snprintf(buffer, buffer_bytes, "--hidden %" PRId64 ": %s", request->hidden, refused);
         return buffer;
     }
-    if (request->only > suite_count(request->matrix)) {
-        snprintf(buffer, buffer_bytes, "--only %" PRId64 ": %s has %d cases", request->only, request->matrix,
-                 suite_count(request->matrix));
-        return buffer;
-    }
-    return check_routing(request, nranks, buffer, buffer_bytes);
+    refused = check_case(request, buffer, buffer_bytes);
+    if (!refused)
+        refused = check_memory(request, nranks, buffer, buffer_bytes);
+    if (!refused)
+        refused = check_routing(request, nranks, buffer, buffer_bytes);
+    return refused;
 }
 
 /* --- what the ranks say --- */
@@ -130,9 +194,6 @@ static void take_case(struct hearing *hearing, const json_t *event)
     struct suite_result *result = hearing->result;
     json_t *row = json_deep_copy(event);
 
-    result->total = (int)json_integer_value(json_object_get(event, "count"));
-    if (hearing->request->only)
-        result->total = 1;
     if (json_is_true(json_object_get(event, "passed")))
         result->passed++;
     else
@@ -154,9 +215,6 @@ static void take_event(void *context, const json_t *event)
 
     if (strcmp(kind, "case") == 0) {
         take_case(hearing, event);
-    } else if (strcmp(kind, "matrix") == 0) {
-        /* With --dtype fewer cases than the matrix has. */
-        result->total = (int)json_integer_value(json_object_get(event, "total"));
     } else if (strcmp(kind, "error") == 0) {
         ranks_problem_add(result->errors, event);
     }
@@ -173,7 +231,7 @@ static json_t *job_parameters(const struct suite_request *request)
 void suite_run(const struct ranks_spec *spec, const struct suite_request *request, unsigned flags, int done, int all,
                struct suite_result *ret_result)
 {
-    struct suite_result result = {.total = request->only ? 1 : suite_count(request->matrix)};
+    struct suite_result result = {.total = suite_count(request)};
     struct hearing hearing = {request, &result, flags, done, all};
     json_t *parameters = job_parameters(request);
     uint64_t start_ns = ep_now_ns();

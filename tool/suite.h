@@ -33,8 +33,8 @@ enum {
     SUITE_LINES = 1u << 0 /* a line on standard output for each case */
 };
 
-/* Cases of a matrix; 0 if there is no such matrix. */
-int suite_count(const char *matrix);
+/* How many cases the request runs; 0 if there is no such matrix or case. */
+int suite_count(const struct suite_request *request);
 
 /*
  * Everything that can be known to be wrong before a rank starts: NULL, or a phrase for a message about usage, in

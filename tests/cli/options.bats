@@ -53,7 +53,11 @@ refused() {
     refused "lowlatency runs on one node only" lowlatency --nodes 2
     refused "--experts 9 cannot be spread evenly over 8 ranks" intranode --experts 9
     refused "--topk 5: there are only 4 experts" intranode --ranks 2 --experts 4 --topk 5
-    refused "--hidden 100 is not a multiple of" intranode --hidden 100
+    refused "--hidden 1002: hidden must be a multiple of 8" intranode --hidden 1002
+    refused "--hidden 1000: hidden must be a multiple of 128 for fp8 rows" intranode --hidden 1000
+    refused "--hidden 640: hidden must be a multiple of 512" lowlatency --hidden 640
+    refused "--only 5 is not a case of --dtype bf16" intranode --only 5 --dtype bf16
+    refused "of memory, and this machine has" intranode --ranks 1024 --tokens 1048576 --hidden 65536
     refused "--only 25: intranode has 24 cases" intranode --only 25
     refused "--only 33: lowlatency has 32 cases" lowlatency --only 33
 }
