@@ -170,14 +170,15 @@ int ranks_world_run(const struct ranks_spec *spec, const char *job, const json_t
 {
     struct hearing hearing = {on_event, context, NULL};
     char *text, *copy = NULL;
+    json_t *message;
     ep_status status;
     int result = join();
 
     if (result != CMD_FINE)
         return result;
-    text = json_dumps(
-        json_pack("{s:o, s:s, s:O}", "spec", ranks_spec_to_json(spec), "job", job, "parameters", (json_t *)parameters),
-        JSON_COMPACT);
+    message = json_pack("{s:o, s:s, s:O}", "spec", ranks_spec_to_json(spec), "job", job, "parameters", parameters);
+    text = json_dumps(message, JSON_COMPACT);
+    json_decref(message);
     status = text ? broadcast(text, &copy) : EP_E_MEMORY;
     if (status == EP_OK) {
         result = serve(spec, job, parameters, &hearing);
