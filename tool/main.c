@@ -6,10 +6,12 @@
 #include "progress.h"
 #include "ranks_internal.h"
 
+#include <fcntl.h>
 #include <locale.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 static int run_verb(const struct cmd *cmd, int argc, char **argv)
 {
@@ -54,10 +56,19 @@ static int run(int argc, char **argv)
     return run_verb(cmd, argc - 1, argv + 1);
 }
 
+/* A descriptor opened later must not become standard output by accident, where that is closed. */
+static void hold_standard_descriptors(void)
+{
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) < 0)
+            _exit(CMD_FAILED);
+}
+
 int main(int argc, char **argv)
 {
     int result, written;
 
+    hold_standard_descriptors();
     /* Characters as the terminal has them; numbers stay those of the C locale, for JSON and gnuplot. */
     setlocale(LC_CTYPE, "");
     result = run(argc, argv);

@@ -441,6 +441,8 @@ static int open_listeners(struct launch *launch)
             break;
         if (pipe2(launch->listeners[i].fds, O_CLOEXEC) != 0) {
             out_error("creating a pipe for rank %d: %s", i, strerror(errno));
+            if (errno == EMFILE)
+                out_hint("raise the limit of open files: ulimit -n");
             return CMD_FAILED;
         }
         fcntl(launch->listeners[i].fds[0], F_SETFL, O_NONBLOCK);

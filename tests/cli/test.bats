@@ -111,3 +111,14 @@ load common
     grep -q 'passed' "$BATS_TEST_TMPDIR/plain"
     run ! grep -q $'\033' "$BATS_TEST_TMPDIR/plain"
 }
+
+@test "closed standard streams do no harm" {
+    timeout 60 bash -c 'exec "$@" <&- >&- 2>&-' bash "$EPKIT" test intranode "${SMALL[@]}" --only 1
+}
+
+@test "many ranks" {
+    run --separate-stderr epkit test intranode --ranks 48 --tokens 4 --hidden 512 --only 2
+    echo "$output$stderr"
+    [ "$status" -eq 0 ]
+    [[ "${lines[-1]}" == "intranode: 1/1 cases passed (48 ranks,"* ]]
+}
