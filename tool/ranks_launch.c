@@ -440,8 +440,10 @@ static int open_listeners(struct launch *launch)
         if (i == n - 1 && launch->spec->boot != RANKS_MPI)
             break;
         if (pipe2(launch->listeners[i].fds, O_CLOEXEC) != 0) {
-            out_error("creating a pipe for rank %d: %s", i, strerror(errno));
-            if (errno == EMFILE)
+            int reason = errno;
+
+            out_error("creating a pipe for rank %d: %s", i, strerror(reason));
+            if (reason == EMFILE)
                 out_hint("raise the limit of open files: ulimit -n");
             return CMD_FAILED;
         }
