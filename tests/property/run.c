@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { ARENA_BYTES = 8 << 20 };
 
@@ -229,6 +230,9 @@ static void do_op(struct run *run, const struct op *op)
 {
     struct plan_state *state = &run->plans[op->plan];
 
+    /* Ranks that go in step meet nobody who is still at the operation before. */
+    if (random_below(&run->local, 12) == 0)
+        usleep(random_below(&run->local, 3000));
     if (may_drain(run) && (run->n_uses > MOST_USES - 2 || random_below(&run->local, 4) == 0))
         drain(run);
     switch (op->kind) {

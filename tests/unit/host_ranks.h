@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* host_ranks.h - communicators of the host backend for tests of its inside, all in one process. */
+#ifndef EP_TESTS_UNIT_HOST_RANKS_H
+#define EP_TESTS_UNIT_HOST_RANKS_H
+
+#include "backend/host/host.h"
+
+#include <epkit/launch.h>
+
+#define HOST_RANKS_MOST 4
+
+/* Creates comm[0..n): each is made by a thread of its own and may then be used by any one thread. */
+static inline int host_ranks_join(const ep_boot *boot, void *argument)
+{
+    ep_comm **comms = argument;
+    ep_comm_config config = EP_COMM_CONFIG_INIT;
+
+    config.backend = "host";
+    config.timeout_ms = 300;
+    return ep_comm_new(boot, &config, &comms[boot->rank]) != EP_OK;
+}
+
+static inline bool host_ranks_new(int n, ep_comm **ret_comms)
+{
+    ep_launch_args args = EP_LAUNCH_ARGS_INIT;
+    ep_rank_exit exits[HOST_RANKS_MOST];
+
+    args.mode = EP_LAUNCH_THREADS;
+    args.nranks = n;
+    args.run = host_ranks_join;
+    args.argument = ret_comms;
+    if (ep_launch(&args, exits) != EP_OK)
+        return false;
+    for (int rank = 0; rank < n; rank++)
+        if (exits[rank].code)
+            return false;
+    return true;
+}
+
+static inline void host_ranks_free(int n, ep_comm **comms)
+{
+    for (int rank = 0; rank < n; rank++)
+        ep_comm_free(comms[rank]);
+}
+
+#endif

@@ -1,0 +1,219 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Symmetric memory: what a rank allocates and what its peer sees of it. Two ranks, used by one thread in turn. */
+#include "host_ranks.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static int set_up(void **state)
+{
+    static ep_comm *comms[2];
+
+    *state = comms;
+    return host_ranks_new(2, comms) ? 0 : -1;
+}
+
+static int tear_down(void **state)
+{
+    host_ranks_free(2, *state);
+    return 0;
+}
+
+static void peers_see_what_is_written(void **state)
+{
+    ep_comm **comms = *state;
+    struct host_where where;
+    void *memory, *seen;
+
+    assert_int_equal(ep_alloc(comms[0], 10000, &memory), EP_OK);
+    assert_int_equal((uintptr_t)memory % 4096, 0);
+    strcpy((char *)memory + 5000, "here");
+    assert_true(host_find(host_of(comms[0]), (char *)memory + 5000, 5000, &where));
+    assert_int_equal(host_map(host_of(comms[1]), 0, &where, &seen), EP_OK);
+    assert_string_equal(seen, "here");
+    strcpy(seen, "back");
+    assert_string_equal((char *)memory + 5000, "back");
+    assert_int_equal(host_map(host_of(comms[0]), 0, &where, &seen), EP_OK);
+    assert_ptr_equal(seen, (char *)memory + 5000);
+}
+
+static void nowhere_is_no_address(void **state)
+{
+    ep_comm **comms = *state;
+    struct host_where where = {.slot = HOST_NOWHERE};
+    void *seen = &where;
+
+    assert_int_equal(host_map(host_of(comms[1]), 0, &where, &seen), EP_OK);
+    assert_null(seen);
+}
+
+static void find_knows_the_borders(void **state)
+{
+    struct host_comm *host = host_of(((ep_comm **)*state)[0]);
+    struct host_where where;
+    int elsewhere;
+    void *memory;
+    char *bytes;
+
+    assert_int_equal(host_alloc_internal(host, 8192, &memory), EP_OK);
+    bytes = memory;
+    assert_true(host_find(host, bytes, 8192, &where));
+    assert_int_equal(where.offset, 0);
+    assert_true(host_find(host, bytes + 8191, 1, &where));
+    assert_int_equal(where.offset, 8191);
+    assert_false(host_find(host, bytes + 1, 8192, &where));
+    assert_false(host_find(host, bytes + 8192, 1, &where));
+    assert_false(host_find(host, bytes - 1, 2, &where));
+    assert_false(host_find(host, bytes, SIZE_MAX, &where));
+    assert_false(host_find(host, &elsewhere, sizeof(elsewhere), &where));
+    host_free_internal(host, memory);
+    assert_false(host_find(host, bytes, 1, &where));
+}
+
+/* The slot is used again; the mapping that the peer still has is of the old memory. */
+static void a_reused_slot_is_mapped_anew(void **state)
+{
+    ep_comm **comms = *state;
+    struct host_where first, second;
+    void *memory, *seen;
+
+    assert_int_equal(ep_alloc(comms[0], 4096, &memory), EP_OK);
+    strcpy(memory, "first");
+    assert_true(host_find(host_of(comms[0]), memory, 4096, &first));
+    assert_int_equal(host_map(host_of(comms[1]), 0, &first, &seen), EP_OK);
+    assert_string_equal(seen, "first");
+    assert_int_equal(ep_free(comms[0], memory), EP_OK);
+    assert_int_equal(ep_alloc(comms[0], 100000, &memory), EP_OK);
+    strcpy((char *)memory + 90000, "second");
+    assert_true(host_find(host_of(comms[0]), (char *)memory + 90000, 10, &second));
+    assert_int_equal(second.slot, first.slot);
+    assert_int_not_equal(second.generation, first.generation);
+    assert_int_equal(host_map(host_of(comms[1]), 0, &second, &seen), EP_OK);
+    assert_string_equal(seen, "second");
+}
+
+/* Pages of freed memory come back: a peer lets go of its mapping with the next operation. */
+static void sweeping_unmaps_what_is_freed_and_nothing_else(void **state)
+{
+    ep_comm **comms = *state;
+    struct host_peer *peer = &host_of(comms[1])->peers[0];
+    struct host_where kept, freed;
+    void *memory[2], *seen;
+
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(ep_alloc(comms[0], 4096, &memory[i]), EP_OK);
+    assert_true(host_find(host_of(comms[0]), memory[0], 1, &kept));
+    assert_true(host_find(host_of(comms[0]), memory[1], 1, &freed));
+    assert_int_equal(host_map(host_of(comms[1]), 0, &kept, &seen), EP_OK);
+    assert_int_equal(host_map(host_of(comms[1]), 0, &freed, &seen), EP_OK);
+    assert_int_equal(ep_free(comms[0], memory[1]), EP_OK);
+    host_sweep(host_of(comms[1]));
+    assert_int_equal(peer->mappings[kept.slot].generation, kept.generation);
+    assert_non_null(peer->mappings[kept.slot].shm.base);
+    assert_int_equal(peer->mappings[freed.slot].generation, 0);
+    assert_null(peer->mappings[freed.slot].shm.base);
+}
+
+static void memory_of_a_rank_that_is_gone_cannot_be_mapped(void **state)
+{
+    ep_comm **comms = *state;
+    struct host_where where;
+    void *memory, *seen = NULL;
+
+    assert_int_equal(ep_alloc(comms[0], 4096, &memory), EP_OK);
+    assert_true(host_find(host_of(comms[0]), memory, 1, &where));
+    assert_int_equal(ep_free(comms[0], memory), EP_OK);
+    assert_int_equal(host_map(host_of(comms[1]), 0, &where, &seen), EP_E_PEER_DEAD);
+    assert_null(seen);
+    assert_non_null(strstr(ep_last_error(), "symmetric memory of rank 0"));
+}
+
+static void free_takes_only_what_alloc_gave(void **state)
+{
+    ep_comm **comms = *state;
+    void *memory, *staging, *other;
+
+    assert_int_equal(ep_alloc(comms[0], 4096, &memory), EP_OK);
+    assert_int_equal(ep_alloc(comms[1], 4096, &other), EP_OK);
+    assert_int_equal(host_stage(host_of(comms[0]), HOST_AT_X, 4096, &staging), EP_OK);
+    assert_int_equal(ep_free(comms[0], staging), EP_E_ARG);
+    assert_int_equal(ep_free(comms[0], (char *)memory + 16), EP_E_ARG);
+    assert_int_equal(ep_free(comms[0], other), EP_E_ARG);
+    assert_int_equal(ep_free(comms[0], memory), EP_OK);
+    assert_int_equal(ep_free(comms[0], memory), EP_E_ARG);
+    assert_int_equal(ep_free(comms[0], NULL), EP_OK);
+}
+
+static void an_empty_allocation_is_a_valid_one(void **state)
+{
+    ep_comm **comms = *state;
+    void *memory;
+
+    assert_int_equal(ep_alloc(comms[0], 0, &memory), EP_OK);
+    assert_non_null(memory);
+    assert_int_equal(ep_free(comms[0], memory), EP_OK);
+}
+
+static void slots_run_out_and_come_back(void **state)
+{
+    struct host_comm *host = host_of(((ep_comm **)*state)[0]);
+    void *memory[HOST_SLOTS], *more;
+    int n = 0;
+
+    while (n < HOST_SLOTS && host_alloc_internal(host, 1, &memory[n]) == EP_OK)
+        n++;
+    assert_int_equal(n, HOST_SLOTS);
+    assert_int_equal(host_alloc_internal(host, 1, &more), EP_E_MEMORY);
+    assert_non_null(strstr(ep_last_error(), "512 allocations"));
+    host_free_internal(host, memory[77]);
+    assert_int_equal(host_alloc_internal(host, 1, &memory[77]), EP_OK);
+    while (n > 0)
+        host_free_internal(host, memory[--n]);
+}
+
+static void staging_grows_and_is_counted(void **state)
+{
+    ep_comm *comm = ((ep_comm **)*state)[0];
+    ep_comm_info info = {.size = sizeof(info)};
+    void *small, *same, *large, *user;
+    size_t before;
+
+    assert_int_equal(ep_comm_get_info(comm, &info), EP_OK);
+    before = info.library_bytes;
+    assert_int_equal(host_stage(host_of(comm), HOST_AT_X, 4096, &small), EP_OK);
+    assert_int_equal(host_stage(host_of(comm), HOST_AT_X, 100, &same), EP_OK);
+    assert_ptr_equal(small, same);
+    assert_int_equal(host_stage(host_of(comm), HOST_AT_X, 1 << 20, &large), EP_OK);
+    memset(large, 1, 1 << 20);
+    assert_int_equal(ep_comm_get_info(comm, &info), EP_OK);
+    assert_true(info.library_bytes >= before + (1 << 20));
+    before = info.library_bytes;
+    assert_int_equal(ep_alloc(comm, 1 << 20, &user), EP_OK);
+    memset(user, 1, 1 << 20);
+    assert_int_equal(ep_comm_get_info(comm, &info), EP_OK);
+    /* Memory of ep_alloc is the user's; the pages of the control block may be new. */
+    assert_true(info.library_bytes < before + (1 << 18));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(peers_see_what_is_written, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(nowhere_is_no_address, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(find_knows_the_borders, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(a_reused_slot_is_mapped_anew, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(sweeping_unmaps_what_is_freed_and_nothing_else, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(memory_of_a_rank_that_is_gone_cannot_be_mapped, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(free_takes_only_what_alloc_gave, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(an_empty_allocation_is_a_valid_one, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(slots_run_out_and_come_back, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(staging_grows_and_is_counted, set_up, tear_down),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

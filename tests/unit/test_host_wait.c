@@ -1,0 +1,296 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Waiting: who is blamed, and what a failure does. Rank 0 of four waits; what the others would write into their control
+ * blocks is written by the test.
+ */
+#include "host_ranks.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { RANKS = 4 };
+
+struct group {
+    ep_comm *comms[RANKS];
+    pthread_t beater;
+    _Atomic bool beating;
+    bool beats[RANKS];
+};
+
+static struct host_control *control_of(struct group *group, int rank)
+{
+    return host_of(group->comms[rank])->control;
+}
+
+/* Ranks that wait look around all the time. */
+static void *beat(void *argument)
+{
+    struct group *group = argument;
+
+    while (atomic_load(&group->beating)) {
+        for (int rank = 0; rank < RANKS; rank++)
+            if (group->beats[rank])
+                atomic_store(&control_of(group, rank)->beat_ns, ep_now_ns());
+        usleep(5000);
+    }
+    return NULL;
+}
+
+static int set_up(void **state)
+{
+    static struct group group;
+
+    memset(&group, 0, sizeof(group));
+    *state = &group;
+    return host_ranks_new(RANKS, group.comms) ? 0 : -1;
+}
+
+static int tear_down(void **state)
+{
+    struct group *group = *state;
+
+    if (atomic_exchange(&group->beating, false))
+        pthread_join(group->beater, NULL);
+    host_ranks_free(RANKS, group->comms);
+    return 0;
+}
+
+static void pretend_to_wait(struct group *group, int rank, int for_rank)
+{
+    atomic_store(&control_of(group, rank)->beat_ns, ep_now_ns());
+    atomic_store(&control_of(group, rank)->waiting, (uint32_t)(for_rank + 1) << 8 | HOST_BARRIER);
+    group->beats[rank] = true;
+}
+
+static void start_beating(struct group *group)
+{
+    atomic_store(&group->beating, true);
+    assert_int_equal(pthread_create(&group->beater, NULL, beat, group), 0);
+}
+
+/* Rank 0 waits for `rank` until something is decided. */
+static ep_status wait_for(struct group *group, int rank)
+{
+    struct host_pause pause;
+    ep_status status;
+
+    host_pause_begin(&pause, host_of(group->comms[0]), HOST_DISPATCH_DONE);
+    do
+        status = host_pause(&pause, host_doorbell(host_of(group->comms[0])), rank);
+    while (status == EP_OK);
+    return status;
+}
+
+static void who_does_not_come_is_blamed(void **state)
+{
+    struct group *group = *state;
+    uint64_t begin = ep_now_ns(), took;
+
+    assert_int_equal(wait_for(group, 1), EP_E_TIMEOUT);
+    took = (ep_now_ns() - begin) / 1000000;
+    assert_true(took >= 300 && took < 1000);
+    assert_string_equal(ep_last_error(), "rank 1 did not answer within 300 ms in \"dispatch: rows placed\"");
+    assert_int_equal(group->comms[0]->failed, EP_E_TIMEOUT);
+}
+
+static void who_waits_for_another_is_not_blamed(void **state)
+{
+    struct group *group = *state;
+
+    pretend_to_wait(group, 1, 2);
+    pretend_to_wait(group, 2, 3);
+    start_beating(group);
+    assert_int_equal(wait_for(group, 1), EP_E_TIMEOUT);
+    assert_non_null(strstr(ep_last_error(), "rank 3 did not answer"));
+    /* All others hear of it with their next call. */
+    assert_int_equal(ep_comm_barrier(group->comms[2]), EP_E_TIMEOUT);
+    assert_string_equal(ep_comm_last_error(group->comms[2]),
+                        "rank 3 did not answer within 300 ms in \"dispatch: rows placed\" (seen by rank 0)");
+}
+
+/* It was waiting when it was stopped: its last look around is old. */
+static void who_has_stopped_while_waiting_is_blamed(void **state)
+{
+    struct group *group = *state;
+
+    pretend_to_wait(group, 1, 2);
+    pretend_to_wait(group, 2, 3);
+    group->beats[2] = false;
+    start_beating(group);
+    assert_int_equal(wait_for(group, 1), EP_E_TIMEOUT);
+    assert_non_null(strstr(ep_last_error(), "rank 2 did not answer"));
+}
+
+static void who_waits_for_us_is_merely_late(void **state)
+{
+    struct group *group = *state;
+
+    pretend_to_wait(group, 1, 2);
+    pretend_to_wait(group, 2, 0);
+    start_beating(group);
+    assert_int_equal(wait_for(group, 1), EP_E_TIMEOUT);
+    assert_non_null(strstr(ep_last_error(), "rank 2 did not answer"));
+}
+
+static void a_circle_ends(void **state)
+{
+    struct group *group = *state;
+
+    pretend_to_wait(group, 1, 2);
+    pretend_to_wait(group, 2, 3);
+    pretend_to_wait(group, 3, 1);
+    start_beating(group);
+    assert_int_equal(wait_for(group, 1), EP_E_TIMEOUT);
+}
+
+/* Between the look at its counter and the look at whether it is there, a rank may have finished and left. */
+static void who_has_left_is_looked_at_once_more(void **state)
+{
+    struct group *group = *state;
+    struct host_comm *host = host_of(group->comms[0]);
+    struct host_pause pause;
+
+    host_pause_begin(&pause, host, HOST_BARRIER);
+    pause.spins = 1 << 20;
+    atomic_store(&control_of(group, 1)->left, 1);
+    assert_int_equal(host_pause(&pause, host_doorbell(host), 1), EP_OK);
+    assert_int_equal(group->comms[0]->failed, EP_OK);
+    assert_int_equal(host_pause(&pause, host_doorbell(host), 1), EP_E_PEER_LEFT);
+    assert_string_equal(ep_last_error(), "rank 1 left the group while others waited for it in \"barrier\"");
+}
+
+/* Each rank of its own: that one was looked at again says nothing of another. */
+static void another_that_has_left_is_looked_at_again_too(void **state)
+{
+    struct group *group = *state;
+    struct host_comm *host = host_of(group->comms[0]);
+    struct host_pause pause;
+
+    host_pause_begin(&pause, host, HOST_BARRIER);
+    pause.spins = 1 << 20;
+    atomic_store(&control_of(group, 1)->left, 1);
+    assert_int_equal(host_pause(&pause, host_doorbell(host), 1), EP_OK);
+    atomic_store(&control_of(group, 2)->left, 1);
+    assert_int_equal(host_pause(&pause, host_doorbell(host), 2), EP_OK);
+    assert_int_equal(host_pause(&pause, host_doorbell(host), 2), EP_E_PEER_LEFT);
+}
+
+/* Its last messages may still be on their way. */
+static void the_network_may_deliver_after_who_has_left(void **state)
+{
+    struct group *group = *state;
+    struct host_comm *host = host_of(group->comms[0]);
+    struct host_pause pause;
+    ep_status status = EP_OK;
+
+    host_pause_begin(&pause, host, HOST_DISPATCH_MOVE);
+    pause.spins = 1 << 20;
+    pause.polls = true;
+    atomic_store(&control_of(group, 1)->left, 1);
+    for (int i = 0; i < 20; i++)
+        assert_int_equal(host_pause(&pause, host_doorbell(host), 1), EP_OK);
+    while (status == EP_OK)
+        status = host_pause(&pause, host_doorbell(host), 1);
+    assert_int_equal(status, EP_E_PEER_LEFT);
+    assert_true(ep_now_ns() >= pause.deadline_ns);
+}
+
+static void tolerant_waits_fail_nobody(void **state)
+{
+    struct group *group = *state;
+    struct host_comm *host = host_of(group->comms[0]);
+    struct host_pause pause;
+    ep_status status;
+
+    host_pause_begin(&pause, host, HOST_LL_RECV);
+    pause.tolerant = true;
+    do
+        status = host_pause(&pause, host_doorbell(host), 2);
+    while (status == EP_OK);
+    assert_int_equal(status, EP_E_TIMEOUT);
+    assert_string_equal(ep_last_error(), "rank 2 in \"low-latency dispatch: rows\"");
+    assert_int_equal(group->comms[0]->failed, EP_OK);
+    assert_int_equal(atomic_load(&host->control->failure), 0);
+    assert_int_equal(host_check(host), EP_OK);
+}
+
+static void the_first_failure_stays(void **state)
+{
+    struct group *group = *state;
+    struct host_comm *host = host_of(group->comms[0]);
+
+    assert_int_equal(host_raise(host_of(group->comms[1]), EP_E_TIMEOUT, 2, HOST_BARRIER), EP_E_TIMEOUT);
+    ep_fail(EP_E_SYSTEM, "something of our own");
+    assert_int_equal(host_raise_own(host, EP_E_SYSTEM, 0, HOST_GATHER), EP_E_TIMEOUT);
+    assert_non_null(strstr(ep_last_error(), "rank 2 did not answer"));
+    assert_int_equal(host_raise(host, EP_E_PEER_DEAD, 3, HOST_GATHER), EP_E_TIMEOUT);
+    assert_int_equal(host_check(host), EP_E_TIMEOUT);
+}
+
+static void own_words_are_kept(void **state)
+{
+    struct group *group = *state;
+
+    ep_fail(EP_E_SYSTEM, "open: too many files");
+    assert_int_equal(host_raise_own(host_of(group->comms[0]), EP_E_SYSTEM, 1, HOST_COMBINE_READY), EP_E_SYSTEM);
+    assert_string_equal(ep_last_error(), "open: too many files (in \"combine: inputs ready\")");
+    assert_int_equal(host_check(host_of(group->comms[3])), EP_E_SYSTEM);
+}
+
+static void *abort_later(void *argument)
+{
+    usleep(20000);
+    ep_comm_abort(argument);
+    return NULL;
+}
+
+static void abort_wakes_a_sleeper(void **state)
+{
+    struct group *group = *state;
+    uint64_t begin = ep_now_ns();
+    pthread_t thread;
+
+    assert_int_equal(pthread_create(&thread, NULL, abort_later, group->comms[2]), 0);
+    assert_int_equal(wait_for(group, 1), EP_E_ABORTED);
+    assert_true(ep_now_ns() - begin < 150000000u);
+    assert_non_null(strstr(ep_last_error(), "rank 2 called ep_comm_abort"));
+    pthread_join(thread, NULL);
+    /* A nap is a nap, whatever has become of the group. */
+    begin = ep_now_ns();
+    host_nap(host_of(group->comms[0]), host_doorbell(host_of(group->comms[0])));
+    assert_true(ep_now_ns() - begin > 5000000u);
+}
+
+static void unknown_phases_have_a_name(void **state)
+{
+    (void)state;
+    assert_string_equal(host_phase_name(HOST_BARRIER), "barrier");
+    assert_string_equal(host_phase_name((enum host_phase)200), "?");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(who_does_not_come_is_blamed, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(who_waits_for_another_is_not_blamed, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(who_has_stopped_while_waiting_is_blamed, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(who_waits_for_us_is_merely_late, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(a_circle_ends, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(who_has_left_is_looked_at_once_more, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(another_that_has_left_is_looked_at_again_too, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(the_network_may_deliver_after_who_has_left, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(tolerant_waits_fail_nobody, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(the_first_failure_stays, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(own_words_are_kept, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(abort_wakes_a_sleeper, set_up, tear_down),
+        cmocka_unit_test(unknown_phases_have_a_name),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
