@@ -257,9 +257,9 @@ static const char *gpu_note(const json_t *machine, const json_t *bench)
         return "The GPUs of this machine were used.";
     if (json_array_size(json_object_get(machine, "gpus")) > 0)
         return "This machine has GPUs, but this epkit has no backend for them: cases and figures are those of the host "
-               "backend, on the CPU. A build with the CUDA backend runs the same cases and measurements on the GPUs.";
+               "backend, on the CPU. A build with the CUDA backend would run the same cases and measurements on the GPUs.";
     return "No NVIDIA GPU was found, so everything ran on the host backend, on the CPU. On a machine with GPUs, a build "
-           "with the CUDA backend runs the same cases and measurements on them: rows in GPU memory, moved over NVLink.";
+           "with the CUDA backend would run the same cases and measurements on them: rows in GPU memory, moved over NVLink.";
 }
 
 static json_t *make_document(const struct cmd *cmd, const struct run *run, json_t *machine, const char *verdict,
