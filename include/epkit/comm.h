@@ -100,12 +100,16 @@ EP_API ep_status ep_comm_barrier(ep_comm *comm);
 EP_API ep_status ep_comm_allgather(ep_comm *comm, const void *mine, size_t bytes, void *ret_all);
 
 /*
- * Wakes every wait of every rank of the group, now: they return EP_E_ABORTED naming this rank. Any thread, any time,
- * repeatedly; async-signal-safe on the host backend. Returns at once.
+ * Wakes every wait of every rank of this host, now: they return EP_E_ABORTED naming this rank. Ranks on other hosts
+ * (MPI) are not told: they meet their own deadline. Any thread, any time, repeatedly; async-signal-safe on the host
+ * backend, errno is kept. Returns at once.
  */
 EP_API void ep_comm_abort(ep_comm *comm);
 
-/* EP_OK, or the status with which the communicator failed, also when it was asynchronous work that did. Any thread. */
+/*
+ * EP_OK, or the status with which the communicator failed, also when it was asynchronous work that did, or a peer of
+ * this host that has failed or aborted while this rank was outside of any call. Never blocks. Any thread.
+ */
 EP_API ep_status ep_comm_async_error(const ep_comm *comm);
 
 /*
@@ -117,10 +121,10 @@ EP_API const char *ep_comm_last_error(const ep_comm *comm);
 /*
  * After a failure: the survivors agree on who is left and form a new group of them, ranks renumbered densely in the old
  * order. Called by every survivor; each waits for the others within the deadline, and ranks that do not come are left
- * out (a rank that comes later gets EP_E_EXCLUDED). Also works without a failure. `config` NULL keeps the old one
- * (ranks_per_node becomes 0 when the survivors no longer fill their nodes evenly). The old communicator stays failed
- * and must still be freed; its memory of ep_alloc is not part of the new group. EP_E_UNSUPPORTED when the ranks are on
- * several hosts.
+ * out (a rank that comes later gets EP_E_EXCLUDED). Takes at most two deadlines for each rank that stops answering
+ * while it runs. Also works without a failure. `config` NULL keeps the old one (ranks_per_node becomes 0 when the
+ * survivors no longer fill their nodes evenly). The old communicator stays failed and must still be freed; its memory
+ * of ep_alloc is not part of the new group. EP_E_UNSUPPORTED when the ranks are on several hosts.
  */
 EP_API ep_status ep_comm_shrink(ep_comm *comm, const ep_comm_config *config, ep_comm **ret_comm);
 

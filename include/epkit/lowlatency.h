@@ -34,6 +34,7 @@ typedef struct ep_ll_config {
     int32_t n_experts;  /* E, a multiple of R */
     int32_t topk;       /* K */
     uint32_t flags;     /* EP_LL_* */
+    uint32_t reserved;  /* 0 */
 } ep_ll_config;
 
 #define EP_LL_CONFIG_INIT EP_INIT(ep_ll_config)
@@ -62,6 +63,7 @@ typedef struct ep_ll_dispatch_args {
     int32_t *recv_source; /* [L, R*M] token index on its source rank; NULL: not wanted */
     int64_t *recv_range;  /* [L,R] rows of each source: begin << 32 | count; NULL: not wanted */
     uint32_t flags;       /* EP_LL_RECV_HOOK, EP_LL_ROUND_SCALE */
+    uint32_t reserved;    /* 0 */
 } ep_ll_dispatch_args;
 
 #define EP_LL_DISPATCH_ARGS_INIT EP_INIT(ep_ll_dispatch_args)
@@ -80,7 +82,8 @@ typedef struct ep_ll_combine_args {
     int32_t n_tokens;
     const float *topk_weights; /* [N,K] */
     void *out; /* [N,H] bf16: sum over k in ascending k of weight * row, fp32 with fused multiply-add, rounded once */
-    uint32_t flags; /* EP_LL_RECV_HOOK, EP_LL_ZERO_COPY */
+    uint32_t flags;    /* EP_LL_RECV_HOOK, EP_LL_ZERO_COPY */
+    uint32_t reserved; /* 0 */
 } ep_ll_combine_args;
 
 #define EP_LL_COMBINE_ARGS_INIT EP_INIT(ep_ll_combine_args)

@@ -17,7 +17,8 @@ extern "C" {
 /*
  * Allocates `bytes` of symmetric memory on this rank, aligned to 4096. Collective: every rank calls it in the same
  * order, each with its own size (0 is allowed and gives a valid pointer that holds nothing). Contents are undefined.
- * The communicator owns it; ep_free() or ep_comm_free() releases it.
+ * The communicator owns it; ep_free() or ep_comm_free() releases it. The host backend has room for 512 allocations of a
+ * rank, a few of its own among them.
  */
 EP_API ep_status ep_alloc(ep_comm *comm, size_t bytes, void **ret_memory);
 

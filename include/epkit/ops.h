@@ -29,7 +29,7 @@ typedef struct ep_dispatch_args {
     int32_t hidden;     /* H */
     const void *scales; /* fp8 only: EP_F32 [N,H/128] or EP_UE8M0 packed int32 [N,H/512]; NULL: rows without scales */
     int32_t scale_type; /* EP_F32 or EP_UE8M0; 0 without scales */
-    int32_t reserved;   /* 0 */
+    uint32_t flags;     /* EP_ASYNC */
     int64_t scale_stride_token; /* strides of `scales` in elements (f32 or int32); both 0: contiguous rows */
     int64_t scale_stride_block;
     const float *topk_weights; /* [N,K] or NULL */
@@ -43,7 +43,6 @@ typedef struct ep_dispatch_args {
     int64_t out_rows;         /* rows that the outputs hold: at least info.out_rows */
 
     ep_event *after; /* start when this event is complete; NULL: at once. Borrowed until then */
-    uint32_t flags;  /* EP_ASYNC */
 } ep_dispatch_args;
 
 #define EP_DISPATCH_ARGS_INIT EP_INIT(ep_dispatch_args)
@@ -51,6 +50,7 @@ typedef struct ep_dispatch_args {
 /*
  * Sends each token's row to the ranks of its plan. Collective. ret_event: NULL without EP_ASYNC, required with it.
  * Errors: 1xx before anything is sent; EP_E_MISMATCH when ranks give different dtype, hidden, scale_type or outputs.
+ * A rank that receives no row still says by a pointer that is not NULL which outputs it wants.
  */
 EP_API ep_status ep_dispatch(ep_plan *plan, const ep_dispatch_args *args, ep_event **ret_event);
 
@@ -66,7 +66,8 @@ typedef struct ep_combine_args {
     float *out_topk_weights; /* [N,K]: per token and k the sum over its rows; NULL exactly if topk_weights is NULL */
 
     ep_event *after;
-    uint32_t flags; /* EP_ASYNC */
+    uint32_t flags;    /* EP_ASYNC */
+    uint32_t reserved; /* 0 */
 } ep_combine_args;
 
 #define EP_COMBINE_ARGS_INIT EP_INIT(ep_combine_args)
@@ -75,8 +76,8 @@ typedef struct ep_combine_args {
  * For each of this rank's tokens: the sum of its rows, unweighted, in fp32, rounded once to bf16 (nearest even).
  * Order of addition, part of the contract: bias[0], bias[1], then per node in ascending order: the rows of this rank's
  * own node one by one in rank order (expanded: in expert order), each other node as one partial sum, itself added up
- * in that order (rounded to bf16 when the communicator's partial_type says so). The first term of either sum is taken as
- * it is (no addition to zero). A token without any row and bias gives zeros.
+ * in that order (rounded to bf16 when the communicator's partial_type says so). The first term of either sum is taken
+ * as it is (no addition to zero). A token without any row and bias gives zeros.
  */
 EP_API ep_status ep_combine(ep_plan *plan, const ep_combine_args *args, ep_event **ret_event);
 

@@ -49,10 +49,11 @@ typedef struct ep_plan_args {
  * Creates a plan from this rank's routing. Collective. Bad routing (expert out of range, the same expert twice in a
  * token) is EP_E_ROUTING with token and position in the error text, before anything is sent.
  *
- * worst_rows > 0 ("worst case"): returns without waiting for any peer; the counts of ep_plan_get_info() stay -1 until
- * the first dispatch has completed; dispatch marks rows beyond the received ones with recv_topk_idx = -1 and weight 0
- * and leaves their data untouched. A rank that would receive more rows than worst_rows gets EP_E_CAPACITY from its
- * first operation (the group then fails by EP_E_CAPACITY naming it). May differ between ranks, > 0 on all or on none.
+ * worst_rows > 0 ("worst case"): returns without waiting for any peer, as long as no more than four such plans await
+ * their first use; the counts of ep_plan_get_info() stay -1 until the first dispatch has completed; dispatch marks rows
+ * beyond the received ones with recv_topk_idx = -1 and weight 0 and leaves their data untouched. When some rank would
+ * receive more rows than its worst_rows, the first operation gives every rank EP_E_CAPACITY naming it; nothing is sent,
+ * the plan is of no use and the group goes on. May differ between ranks, > 0 on all or on none.
  */
 EP_API ep_status ep_plan_new(ep_comm *comm, const ep_plan_args *args, ep_plan **ret_plan);
 

@@ -31,11 +31,11 @@ ep_status ep_args_store(void *ret_args, const void *ours, size_t our_bytes, size
 #define EP_ARGS_LAST_ep_plan_args worst_rows
 #define EP_ARGS_LAST_ep_plan_info expert_start
 #define EP_ARGS_LAST_ep_layout token_in_rank
-#define EP_ARGS_LAST_ep_dispatch_args flags
-#define EP_ARGS_LAST_ep_combine_args flags
-#define EP_ARGS_LAST_ep_ll_config flags
-#define EP_ARGS_LAST_ep_ll_dispatch_args flags
-#define EP_ARGS_LAST_ep_ll_combine_args flags
+#define EP_ARGS_LAST_ep_dispatch_args after
+#define EP_ARGS_LAST_ep_combine_args reserved
+#define EP_ARGS_LAST_ep_ll_config reserved
+#define EP_ARGS_LAST_ep_ll_dispatch_args reserved
+#define EP_ARGS_LAST_ep_ll_combine_args reserved
 #define EP_ARGS_LAST_ep_launch_args reserved
 
 #endif

@@ -1,6 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "core/check.h"
 
+#include <epkit/launch.h>
+
+/* A hole behind the last field would carry undefined bytes into a field of a later release. */
+#define NO_TAIL_PADDING(type) _Static_assert(EP_ARGS_FIRST_BYTES(type) == sizeof(type), "tail padding in " #type)
+NO_TAIL_PADDING(ep_boot);
+NO_TAIL_PADDING(ep_comm_config);
+NO_TAIL_PADDING(ep_plan_args);
+NO_TAIL_PADDING(ep_dispatch_args);
+NO_TAIL_PADDING(ep_combine_args);
+NO_TAIL_PADDING(ep_ll_config);
+NO_TAIL_PADDING(ep_ll_dispatch_args);
+NO_TAIL_PADDING(ep_ll_combine_args);
+NO_TAIL_PADDING(ep_launch_args);
+
 ep_status ep_check_range(const char *call, const char *name, int64_t value, int64_t least, int64_t most)
 {
     if (value < least || value > most)
@@ -14,6 +28,11 @@ ep_status ep_check_flags(const char *call, uint32_t flags, uint32_t known)
     if (flags & ~known)
         return ep_fail(EP_E_ARG, "%s: flags has unknown bits 0x%x", call, flags & ~known);
     return EP_OK;
+}
+
+ep_status ep_check_reserved(const char *call, uint32_t reserved)
+{
+    return reserved ? ep_fail(EP_E_ARG, "%s: reserved is %u, not 0", call, reserved) : EP_OK;
 }
 
 ep_status ep_check_idx_type(const char *call, int idx_type)

@@ -35,6 +35,8 @@ ep_status ep_comm_usable(ep_comm *comm, const char *call);
 
 ep_status ep_check_range(const char *call, const char *name, int64_t value, int64_t least, int64_t most);
 ep_status ep_check_flags(const char *call, uint32_t flags, uint32_t known);
+/* A field that has no meaning yet: a later release may give it one, so it must be 0 now. */
+ep_status ep_check_reserved(const char *call, uint32_t reserved);
 ep_status ep_check_idx_type(const char *call, int idx_type);
 
 /* n_experts in range and a multiple of the ranks. */

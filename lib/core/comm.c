@@ -42,6 +42,13 @@ ep_status ep_comm_record(ep_comm *comm, ep_status status)
     return status;
 }
 
+void ep_comm_set_stats(ep_comm *comm, const ep_stats *stats)
+{
+    pthread_mutex_lock(&comm->error_lock);
+    comm->stats = *stats;
+    pthread_mutex_unlock(&comm->error_lock);
+}
+
 ep_status ep_comm_usable(ep_comm *comm, const char *call)
 {
     ep_status failed = (ep_status)atomic_load(&comm->failed);
@@ -80,13 +87,32 @@ static ep_status resolve_new(ep_comm *comm, const ep_boot *boot, const ep_comm_c
     return EP_OK;
 }
 
+/* The caller's all-gather, which may fail without words: then the last text is of some older error. */
+static ep_status gather_with_reason(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
+{
+    const ep_boot *boot = context;
+    char before[EP_ERROR_TEXT_BYTES];
+    ep_status status;
+
+    snprintf(before, sizeof(before), "%s", ep_last_error());
+    status = boot->allgather(boot->context, mine, bytes, timeout_ms, ret_all);
+    if (status == EP_OK)
+        return EP_OK;
+    if (strcmp(before, ep_last_error()) == 0)
+        return ep_fail(status, "ep_comm_new: meeting: the boot's all-gather failed with %s", ep_status_name(status));
+    return ep_fail_prefix(status, "ep_comm_new: meeting: ");
+}
+
 ep_status ep_comm_new(const ep_boot *boot, const ep_comm_config *config, ep_comm **ret_comm)
 {
-    ep_boot mine;
+    ep_boot given, mine;
     ep_comm *comm;
     ep_status status;
 
-    EP_TRY(load_boot(boot, &mine));
+    EP_TRY(load_boot(boot, &given));
+    mine = given;
+    mine.allgather = gather_with_reason;
+    mine.context = &given;
     /* From here on this rank can tell the others what is wrong, so they need not wait for it until their deadline. */
     comm = new_comm();
     status = resolve_new(comm, &mine, config);
@@ -131,8 +157,14 @@ ep_status ep_comm_get_info(const ep_comm *comm, ep_comm_info *ret_info)
 
 ep_status ep_comm_get_stats(const ep_comm *comm, ep_stats *ret_stats)
 {
+    ep_comm *own = (ep_comm *)comm;
+    ep_stats stats;
+
     EP_CHECK_HANDLE(comm);
-    return EP_CHECK_STORE("ep_comm_get_stats", ret_stats, &comm->stats, ep_stats);
+    pthread_mutex_lock(&own->error_lock);
+    stats = comm->stats;
+    pthread_mutex_unlock(&own->error_lock);
+    return EP_CHECK_STORE("ep_comm_get_stats", ret_stats, &stats, ep_stats);
 }
 
 ep_status ep_comm_barrier(ep_comm *comm)
@@ -178,6 +210,8 @@ void ep_comm_abort(ep_comm *comm)
 ep_status ep_comm_async_error(const ep_comm *comm)
 {
     EP_CHECK_HANDLE(comm);
+    if (atomic_load(&comm->failed) == EP_OK && comm->ops->poll)
+        return comm->ops->poll((ep_comm *)comm); /* marks it failed as the next call would: nothing new to the caller */
     return (ep_status)atomic_load(&comm->failed);
 }
 

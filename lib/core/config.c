@@ -269,13 +269,10 @@ ep_status ep_config_agree(const ep_boot *boot, const ep_comm *comm, ep_status lo
     all = calloc((size_t)boot->nranks, sizeof(*all));
     if (!all)
         return ep_fail(EP_E_MEMORY, "%s: no memory for %d ranks", call, boot->nranks);
-    ep_fail(EP_OK, "%s", "");
     status =
         boot->allgather(boot->context, &mine, sizeof(mine), comm ? comm->config.timeout_ms : DEFAULT_TIMEOUT_MS, all);
     if (status == EP_OK)
         status = compare(all, boot->nranks, call);
-    else /* callbacks of the caller need not know ep_fail() */
-        ep_fail_prefix(status, "%s: %s", call, *ep_last_error() ? "" : "the boot's all-gather failed");
     if (local != EP_OK || status == EP_OK)
         status = ep_fail(local, "%s", text);
     free(all);

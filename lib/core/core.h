@@ -32,7 +32,7 @@ struct ep_comm {
     _Atomic int live;                 /* plans, events and low-latency objects not yet freed */
     char reason[EP_ERROR_TEXT_BYTES]; /* of the failure in `failed` */
     char shown[EP_ERROR_TEXT_BYTES];  /* what ep_comm_last_error() handed out: workers may change `error` meanwhile */
-    pthread_mutex_t error_lock;       /* guards error and reason */
+    pthread_mutex_t error_lock;       /* guards error, reason and stats */
 };
 
 struct ep_plan {
@@ -79,6 +79,8 @@ struct ep_backend_ops {
     ep_status (*barrier)(ep_comm *comm);
     ep_status (*allgather)(ep_comm *comm, const void *mine, size_t bytes, void *ret_all);
     void (*abort)(ep_comm *comm);
+    /* Has a peer failed or aborted? Never blocks, any thread. EP_OK or the failure, with `failed` of comm set. */
+    ep_status (*poll)(ep_comm *comm);
     /*
      * `next` is filled but for rank, nranks, node and impl, which the survivors agree on; they also compare their
      * configurations (ep_config_agree) before anything of the new group is opened.
@@ -126,6 +128,9 @@ struct ep_event {
  * the first such failure wins. EP_OK does nothing. Returns `status`. Any thread; not async-signal-safe.
  */
 EP_PRIVATE_API ep_status ep_comm_record(ep_comm *comm, ep_status status);
+
+/* What the last operation moved: maybe from a worker. */
+EP_PRIVATE_API void ep_comm_set_stats(ep_comm *comm, const ep_stats *stats);
 
 static inline bool ep_status_is_fatal(ep_status status)
 {

@@ -23,6 +23,7 @@ static ep_status check_config(const ep_comm *comm, const ep_ll_config *config)
     EP_TRY(ep_check_experts(call, comm, config->n_experts));
     EP_TRY(ep_check_range(call, "topk", config->topk, 1, EP_MAX_TOPK));
     EP_TRY(ep_check_flags(call, config->flags, EP_LL_MASK_DEAD));
+    EP_TRY(ep_check_reserved(call, config->reserved));
     /* Ranges and counts are 32-bit row numbers within one expert. */
     rows = (int64_t)comm->nranks * config->max_tokens;
     if (rows > INT32_MAX)
@@ -131,6 +132,7 @@ static ep_status check_dispatch(const ep_ll *ll, const ep_ll_dispatch_args *args
     if (ll->unanswered >= LIVE_RESULTS)
         return ep_fail(EP_E_STATE, "%s: two dispatches are not combined yet: call ep_ll_combine() first", call);
     EP_TRY(ep_check_flags(call, args->flags, EP_LL_RECV_HOOK | EP_LL_ROUND_SCALE));
+    EP_TRY(ep_check_reserved(call, args->reserved));
     EP_TRY(check_tokens(ll, call, args->n_tokens, args->topk_idx, args->idx_type));
     EP_TRY(check_format(ll, args));
     EP_TRY(ep_check_buffer(call, "x", args->x, args->n_tokens == 0, EP_ROW_ALIGN));
@@ -170,6 +172,7 @@ static ep_status check_combine(const ep_ll *ll, const ep_ll_combine_args *args)
     if (!ll->unanswered)
         return ep_fail(EP_E_STATE, "%s: no dispatch waits for its combine", call);
     EP_TRY(ep_check_flags(call, args->flags, EP_LL_RECV_HOOK | EP_LL_ZERO_COPY));
+    EP_TRY(ep_check_reserved(call, args->reserved));
     EP_TRY(check_tokens(ll, call, args->n_tokens, args->topk_idx, args->idx_type));
     if (args->n_tokens != ll->n_tokens[0])
         return ep_fail(EP_E_ARG, "%s: n_tokens is %d, but the dispatch that it answers had %d", call, args->n_tokens,

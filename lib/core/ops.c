@@ -115,8 +115,6 @@ static ep_status check_dispatch(const ep_plan *plan, const ep_dispatch_args *arg
     if (args->dtype != EP_BF16 && args->dtype != EP_F8E4M3)
         return ep_fail(EP_E_ARG, DISPATCH ": dtype is %d (%s), neither EP_BF16 nor EP_F8E4M3", args->dtype,
                        ep_dtype_name((ep_dtype)args->dtype));
-    if (args->reserved)
-        return ep_fail(EP_E_ARG, DISPATCH ": reserved is %d, not 0", args->reserved);
     EP_TRY(check_rows(DISPATCH, args->dtype, args->hidden, &row_bytes));
     if (args->out_rows < 0)
         return ep_fail(EP_E_ARG, DISPATCH ": out_rows is %lld", (long long)args->out_rows);
@@ -180,6 +178,7 @@ static ep_status check_combine(const ep_plan *plan, const ep_combine_args *args,
     int64_t row_bytes = 0, x_bytes, out_bytes;
 
     EP_TRY(check_event(COMBINE, args->flags, ret_event));
+    EP_TRY(ep_check_reserved(COMBINE, args->reserved));
     if (args->dtype != EP_BF16)
         return ep_fail(EP_E_ARG, COMBINE ": dtype is %d (%s), not EP_BF16", args->dtype,
                        ep_dtype_name((ep_dtype)args->dtype));

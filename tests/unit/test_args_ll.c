@@ -33,6 +33,7 @@ static void ll_refuses_bad_configurations(void **state)
         {{L(n_experts, EP_MAX_EXPERTS * 2)}, EP_E_ARG, "n_experts is 8192"},
         {{L(topk, 0)}, EP_E_ARG, "topk is 0"},
         {{L(topk, 65)}, EP_E_ARG, "topk is 65"},
+        {{L(reserved, 1)}, EP_E_ARG, "reserved is 1"},
         {{L(flags, 2)}, EP_E_ARG, "flags has unknown bits 0x2"},
     };
     ep_ll_config good = good_ll();
@@ -80,6 +81,7 @@ static void ll_dispatch_refuses_bad_arguments(void **state)
         {{LD(recv_count, 0x5000002)}, EP_E_ALIGN, "recv_count"},
         {{LD(recv_source, 0x6000001)}, EP_E_ALIGN, "recv_source"},
         {{LD(recv_range, 0x7000004)}, EP_E_ALIGN, "recv_range"},
+        {{LD(reserved, 1)}, EP_E_ARG, "reserved is 1"},
         {{LD(flags, EP_LL_ZERO_COPY)}, EP_E_ARG, "flags has unknown bits 0x4"},
     };
     ep_ll_config config = good_ll();
@@ -123,6 +125,7 @@ static void ll_combine_refuses_bad_arguments(void **state)
         {{LC(out, 0)}, EP_E_ARG, "out is NULL"},
         {{LC(out, 0x4000008)}, EP_E_ALIGN, "out is"},
         {{LC(out, 0x127fff0)}, EP_E_ARG, "out overlaps x"},
+        {{LC(reserved, 1)}, EP_E_ARG, "reserved is 1"},
         {{LC(flags, EP_LL_ROUND_SCALE)}, EP_E_ARG, "flags has unknown bits 0x2"},
     };
     ep_ll_config config = good_ll();

@@ -35,7 +35,6 @@ static void dispatch_refuses_bad_arguments(void **state)
         {{D(scale_type, EP_UE8M0), D(hidden, 1152)},
          EP_E_ARG,
          "hidden 1152 with EP_UE8M0 scales is not a multiple of 512"},
-        {{D(reserved, 1)}, EP_E_ARG, "reserved is 1"},
         {{D(scale_stride_token, INT64_MAX)}, EP_E_OVERFLOW, "scale strides"},
         {{D(scale_stride_token, INT64_MIN)}, EP_E_OVERFLOW, "scale strides"},
         {{D(scale_stride_block, INT64_MAX / 2)}, EP_E_OVERFLOW, "scale strides"},
@@ -166,6 +165,7 @@ static void combine_refuses_bad_arguments(void **state)
 {
     const struct bad cases[] = {
         {{C(size, 0)}, EP_E_ABI, "size is 0"},
+        {{C(reserved, 1)}, EP_E_ARG, "reserved is 1"},
         {{C(x, 0)}, EP_E_ARG, "x is NULL"},
         {{C(x, 0x100004)}, EP_E_ALIGN, "x is 0x100004"},
         {{C(dtype, EP_F8E4M3)}, EP_E_ARG, "dtype is 2 (fp8), not EP_BF16"},

@@ -103,6 +103,23 @@ static ep_status publish_input(struct host_comm *host, int which, const void *in
     return EP_OK;
 }
 
+/* Weights of the received rows; what lies between the experts of an expanded plan is nobody's. */
+static ep_status check_values(const struct host_sum *sum)
+{
+    const ep_plan *plan = sum->plan;
+    const struct host_plan *inner = plan->impl;
+    const float *weights = sum->args->topk_weights;
+    bool found = false;
+
+    if (!weights || !(sum->host->comm->config.flags & EP_COMM_CHECK_VALUES))
+        return EP_OK;
+    if (!(plan->args.flags & EP_PLAN_EXPANDED))
+        found = host_has_nan(weights, (size_t)plan->full.n_recv * (size_t)plan->args.topk);
+    for (int local = 0; plan->args.flags & EP_PLAN_EXPANDED && local < plan->info.n_local_experts; local++)
+        found |= host_has_nan(weights + inner->expert_start[local], (size_t)inner->recv_exact[local]);
+    return found ? ep_fail(EP_E_VALUE, "ep_combine: NaN in topk_weights of rank %d", sum->host->comm->rank) : EP_OK;
+}
+
 static ep_status map_inputs(struct host_sum *sum)
 {
     struct host_comm *host = sum->host;
@@ -140,12 +157,14 @@ static ep_status combine_body(struct host_sum *sum)
     struct host_record record = {.phase = HOST_COMBINE_READY, .dtype = args->dtype, .hidden = args->hidden};
     uint64_t begin = ep_now_ns(), at;
     size_t n_recv, weights_per_row;
+    ep_status status;
 
     EP_TRY(host_plan_complete(host, (ep_plan *)(uintptr_t)sum->plan));
     n_recv = (size_t)sum->plan->full.n_recv;
     weights_per_row = sum->plan->args.flags & EP_PLAN_EXPANDED ? 1 : (size_t)sum->plan->args.topk;
     sum->row_bytes = (size_t)args->hidden * sizeof(uint16_t);
     sum->stream = (size_t)sum->plan->args.n_tokens * sum->row_bytes * (size_t)host->nlocal > ep_rows_stream_threshold();
+    EP_TRY(check_values(sum));
     host_sweep(host);
     record.plan_number = ((struct host_plan *)sum->plan->impl)->number;
     record.outputs = args->out_topk_weights ? 1 : 0;
@@ -159,14 +178,16 @@ static ep_status combine_body(struct host_sum *sum)
     EP_TRY(map_inputs(sum));
     at = ep_now_ns();
     sum->stats->ns_wait_ready = at - begin - sum->stats->ns_copy;
-    EP_TRY(host->comm->nnodes > 1 ? host_hop_combine(sum) : sum_node(sum));
+    status = host->comm->nnodes > 1 ? host_hop_combine(sum) : sum_node(sum);
+    if (status != EP_OK)
+        return host_raise_own(host, status, host->comm->rank, HOST_COMBINE_MOVE);
     sum->stats->ns_move = ep_now_ns() - at;
     at = ep_now_ns();
     EP_TRY(host_leave(host, HOST_COMBINE_DONE));
     sum->stats->ns_wait_done = ep_now_ns() - at;
     sum->stats->ns_total = ep_now_ns() - begin;
     count_rows(sum);
-    host->comm->stats = *sum->stats;
+    ep_comm_set_stats(host->comm, sum->stats);
     return EP_OK;
 }
 

@@ -5,13 +5,14 @@
  */
 #include "backend/host/host.h"
 
-#include <math.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
 /* Rows placed between two looks at whether a peer has failed. */
 #define BATCH 64
+/* The one code of ue8m0 that is not a power of two. */
+#define UE8M0_NAN 0xff
 
 ep_status host_enter(struct host_comm *host, const struct host_record *record)
 {
@@ -36,17 +37,20 @@ ep_status host_enter(struct host_comm *host, const struct host_record *record)
         const struct host_record *other = &host->peers[rank].control->record[operation & 1];
 
         if (other->phase != record->phase)
-            return ep_fail(host_raise(host, EP_E_MISMATCH, rank, phase),
-                           "ranks are in different calls: rank %d in \"%s\", rank %d in \"%s\"", host->comm->rank,
-                           host_phase_name(phase), rank, host_phase_name((enum host_phase)other->phase));
+            return host_raise_own(
+                host,
+                ep_fail(EP_E_MISMATCH, "ranks are in different calls: rank %d in \"%s\", rank %d in \"%s\"",
+                        host->comm->rank, host_phase_name(phase), rank, host_phase_name((enum host_phase)other->phase)),
+                rank, phase);
         for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
             int32_t mine = *(const int32_t *)((const char *)record + fields[i].at);
             int32_t theirs = *(const int32_t *)((const char *)other + fields[i].at);
 
             if (mine != theirs)
-                return ep_fail(host_raise(host, EP_E_MISMATCH, rank, phase),
-                               "ranks disagree: %s is %d on rank %d and %d on rank %d", fields[i].name, mine,
-                               host->comm->rank, theirs, rank);
+                return host_raise_own(host,
+                                      ep_fail(EP_E_MISMATCH, "ranks disagree: %s is %d on rank %d and %d on rank %d",
+                                              fields[i].name, mine, host->comm->rank, theirs, rank),
+                                      rank, phase);
         }
     }
     return EP_OK;
@@ -221,26 +225,19 @@ static ep_status map_outputs(struct dispatch *d)
     return EP_OK;
 }
 
-static bool has_nan(const float *values, size_t n)
-{
-    bool found = false;
-
-    for (size_t i = 0; i < n; i++)
-        found |= isnan(values[i]);
-    return found;
-}
-
 static ep_status check_values(const struct dispatch *d)
 {
     size_t n = (size_t)d->plan->args.n_tokens, topk = (size_t)d->plan->args.topk;
 
     if (!(d->host->comm->config.flags & EP_COMM_CHECK_VALUES))
         return EP_OK;
-    if (d->args->topk_weights && has_nan(d->args->topk_weights, n * topk))
+    if (d->args->topk_weights && host_has_nan(d->args->topk_weights, n * topk))
         return ep_fail(EP_E_VALUE, "ep_dispatch: NaN in topk_weights of rank %d", d->host->comm->rank);
     if (d->args->scale_type == EP_F32 &&
-        has_nan((const float *)(const void *)d->move.scales, n * d->move.scale_bytes / 4))
+        host_has_nan((const float *)(const void *)d->move.scales, n * d->move.scale_bytes / 4))
         return ep_fail(EP_E_VALUE, "ep_dispatch: NaN in scales of rank %d", d->host->comm->rank);
+    if (d->args->scale_type == EP_UE8M0 && n && memchr(d->move.scales, UE8M0_NAN, n * d->move.scale_bytes))
+        return ep_fail(EP_E_VALUE, "ep_dispatch: NaN in ue8m0 scales of rank %d", d->host->comm->rank);
     return EP_OK;
 }
 
@@ -334,6 +331,7 @@ static ep_status dispatch_body(struct dispatch *d)
 {
     struct host_record record = {.phase = HOST_DISPATCH_READY, .dtype = d->args->dtype, .hidden = d->args->hidden};
     uint64_t begin = ep_now_ns(), at;
+    ep_status status;
 
     EP_TRY(host_plan_complete(d->host, d->plan));
     describe_outputs(d);
@@ -348,7 +346,9 @@ static ep_status dispatch_body(struct dispatch *d)
     EP_TRY(map_outputs(d));
     at = ep_now_ns();
     d->stats.ns_wait_ready = at - begin;
-    EP_TRY(move_rows(d));
+    status = move_rows(d);
+    if (status != EP_OK)
+        return host_raise_own(d->host, status, d->host->comm->rank, HOST_DISPATCH_MOVE);
     d->stats.ns_move = ep_now_ns() - at;
     at = ep_now_ns();
     EP_TRY(host_leave(d->host, HOST_DISPATCH_DONE));
@@ -358,7 +358,7 @@ static ep_status dispatch_body(struct dispatch *d)
     d->stats.ns_copy = ep_now_ns() - at;
     d->stats.ns_total = ep_now_ns() - begin;
     count_rows(d);
-    d->host->comm->stats = d->stats;
+    ep_comm_set_stats(d->host->comm, &d->stats);
     return EP_OK;
 }
 

@@ -45,6 +45,14 @@ ep_status host_exchange_start(struct host_comm *host, enum host_phase phase, con
     return EP_OK;
 }
 
+ep_status host_net_progress(struct host_comm *host, enum host_phase phase, bool *ret_moved)
+{
+    ep_status status = ep_streams_progress(host->streams, ret_moved);
+
+    /* The peers wait for what this rank can no longer do: they are to hear why. */
+    return status == EP_OK ? EP_OK : host_raise_own(host, status, host->comm->rank, phase);
+}
+
 ep_status host_net_step(struct host_comm *host, struct host_pause *pause, uint32_t seen, bool moved, int node)
 {
     if (moved) {
@@ -60,7 +68,7 @@ ep_status host_net_step(struct host_comm *host, struct host_pause *pause, uint32
 }
 
 /* Takes one rail peer's row off its stream. */
-static ep_status take_row(struct host_comm *host, uint64_t number, int node, bool *ret_taken)
+static ep_status take_row(struct host_comm *host, uint64_t number, int node, enum host_phase phase, bool *ret_taken)
 {
     size_t bytes;
     const struct host_message *message = ep_stream_peek(host->streams, node, 0, &bytes);
@@ -69,7 +77,13 @@ static ep_status take_row(struct host_comm *host, uint64_t number, int node, boo
         return EP_OK;
     if (bytes < sizeof(*message) || message->kind != HOST_MESSAGE_BOARD || message->number != number ||
         bytes - sizeof(*message) > host->board_row_bytes)
-        return host_raise(host, EP_E_MISMATCH, host_rail(host, node), HOST_GATHER);
+        return host_raise_own(host,
+                              ep_fail(EP_E_MISMATCH,
+                                      "ranks are in different calls: rank %d waits for exchange %llu, rank %d sent "
+                                      "message kind %u number %llu",
+                                      host->comm->rank, (unsigned long long)number, host_rail(host, node),
+                                      message->kind, (unsigned long long)message->number),
+                              host_rail(host, node), phase);
     memcpy(board_row(host, host->control, number, node), message + 1, bytes - sizeof(*message));
     ep_stream_pop(host->streams, node, 0);
     *ret_taken = true;
@@ -92,7 +106,7 @@ static ep_status exchange_rails(struct host_comm *host, uint64_t number, enum ho
         int waiting_for = -1;
         bool moved;
 
-        EP_TRY(ep_streams_progress(host->streams, &moved));
+        EP_TRY(host_net_progress(host, phase, &moved));
         for (int peer = 0; peer < nnodes; peer++) {
             bool was_sent = sent[peer], was_taken = taken[peer];
 
@@ -101,7 +115,7 @@ static ep_status exchange_rails(struct host_comm *host, uint64_t number, enum ho
             if (!sent[peer])
                 sent[peer] = ep_stream_send(host->streams, peer, 0, &head, sizeof(head), &piece, 1);
             if (!taken[peer])
-                EP_TRY(take_row(host, number, peer, &taken[peer]));
+                EP_TRY(take_row(host, number, peer, phase, &taken[peer]));
             left -= (sent[peer] != was_sent) + (taken[peer] != was_taken);
             moved |= sent[peer] != was_sent || taken[peer] != was_taken;
             if (!sent[peer] || !taken[peer])
@@ -129,14 +143,17 @@ ep_status host_exchange_complete(struct host_comm *host, uint64_t number, enum h
         const struct row_head *row = (const struct row_head *)host_exchange_row(host, number, rank) - 1;
 
         if (row->phase != mine->phase)
-            return ep_fail(host_raise(host, EP_E_MISMATCH, rank, phase),
-                           "ranks are in different calls: rank %d in \"%s\", rank %d in \"%s\"", host->comm->rank,
-                           host_phase_name((enum host_phase)mine->phase), rank,
-                           host_phase_name((enum host_phase)row->phase));
+            return host_raise_own(host,
+                                  ep_fail(EP_E_MISMATCH,
+                                          "ranks are in different calls: rank %d in \"%s\", rank %d in \"%s\"",
+                                          host->comm->rank, host_phase_name((enum host_phase)mine->phase), rank,
+                                          host_phase_name((enum host_phase)row->phase)),
+                                  rank, phase);
         if (row->bytes != mine->bytes)
-            return ep_fail(host_raise(host, EP_E_MISMATCH, rank, phase),
-                           "ranks disagree: bytes in \"%s\" is %u on rank %d and %u on rank %d", host_phase_name(phase),
-                           mine->bytes, host->comm->rank, row->bytes, rank);
+            return host_raise_own(host,
+                                  ep_fail(EP_E_MISMATCH, "ranks disagree: bytes is %u on rank %d and %u on rank %d",
+                                          mine->bytes, host->comm->rank, row->bytes, rank),
+                                  rank, phase);
     }
     return EP_OK;
 }

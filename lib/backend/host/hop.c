@@ -71,12 +71,14 @@ static ep_status disagree(struct hop *hop, int node, const struct host_message *
 {
     int rank = host_rail(hop->host, node);
 
-    return ep_fail(
-        host_raise(hop->host, EP_E_MISMATCH, rank, phase),
-        "ranks disagree: rank %d sent message kind %u, operation %llu, token %llu, shape %08x in \"%s\" while "
-        "rank %d is in operation %llu with shape %08x",
-        rank, message->kind, (unsigned long long)message->number, (unsigned long long)message->index, message->detail,
-        host_phase_name(phase), hop->host->comm->rank, (unsigned long long)hop->host->operation, hop->shape);
+    return host_raise_own(
+        hop->host,
+        ep_fail(EP_E_MISMATCH,
+                "ranks disagree: rank %d sent message kind %u, operation %llu, token %llu, shape %08x "
+                "while rank %d is in operation %llu with shape %08x",
+                rank, message->kind, (unsigned long long)message->number, (unsigned long long)message->index,
+                message->detail, hop->host->comm->rank, (unsigned long long)hop->host->operation, hop->shape),
+        rank, phase);
 }
 
 /* --- dispatch --------------------------------------------------------------------------------------------------- */
@@ -168,7 +170,7 @@ static ep_status dispatch_turn(struct hop *hop, const struct host_move *move, bo
     int n = hop->plan->args.n_tokens;
 
     hop->waiting_node = -1;
-    EP_TRY(ep_streams_progress(hop->host->streams, ret_moved));
+    EP_TRY(host_net_progress(hop->host, HOST_DISPATCH_MOVE, ret_moved));
     if (hop->own_done < n) {
         int end = hop->own_done + BATCH < n ? hop->own_done + BATCH : n;
 
@@ -302,6 +304,8 @@ static bool send_partials(struct hop_sum *hs, int node)
             sum->stats->rows_net++;
             sum->stats->bytes_net += sizeof(head) + pieces[0].bytes + pieces[1].bytes;
             sum->stats->rows_forward += (uint64_t)(route->start[*next + 1] - route->start[*next]);
+            sum->stats->bytes_forward +=
+                (uint64_t)(route->start[*next + 1] - route->start[*next]) * (uint64_t)sum->row_bytes;
             *next += hop->channels;
             moved = true;
         }
@@ -408,7 +412,7 @@ static ep_status combine_turn(struct hop_sum *hs, bool *ret_moved, bool *ret_ope
     struct hop *hop = &hs->hop;
 
     hop->waiting_node = -1;
-    EP_TRY(ep_streams_progress(hop->host->streams, ret_moved));
+    EP_TRY(host_net_progress(hop->host, HOST_COMBINE_MOVE, ret_moved));
     EP_TRY(finish_tokens(hs, ret_moved));
     *ret_open = hop->own_done < hop->plan->args.n_tokens;
     for (int node = 0; node < hop->nnodes; node++) {

@@ -2,6 +2,17 @@
 #include "backend/host/host.h"
 #include "core/routing.h"
 
+#include <math.h>
+
+bool host_has_nan(const float *values, size_t n)
+{
+    bool found = false;
+
+    for (size_t i = 0; i < n; i++)
+        found |= isnan(values[i]) != 0;
+    return found;
+}
+
 static ep_status host_probe(void)
 {
     return EP_OK; /* memory and processes are everywhere */
@@ -17,6 +28,7 @@ const struct ep_backend_ops ep_backend_host = {
     .barrier = host_barrier,
     .allgather = host_allgather,
     .abort = host_abort,
+    .poll = host_poll,
     .shrink = host_shrink,
     .alloc = host_alloc,
     .free = host_free,

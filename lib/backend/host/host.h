@@ -239,6 +239,7 @@ ep_status host_check(struct host_comm *host);
 /* The same, but only ep_comm_abort counts: for calls that outlive dead peers. */
 ep_status host_check_abort(struct host_comm *host);
 void host_abort(ep_comm *comm);
+ep_status host_poll(ep_comm *comm);
 const char *host_phase_name(enum host_phase phase);
 bool host_peer_dead(const struct host_comm *host, int rank);
 
@@ -258,6 +259,9 @@ enum {
     HOST_MESSAGE_PARTIAL_BF16,
     HOST_MESSAGE_PARTIAL_F32
 };
+
+/* ep_streams_progress; a broken network fails the group. */
+ep_status host_net_progress(struct host_comm *host, enum host_phase phase, bool *ret_moved);
 
 /*
  * Waits for something to move between nodes, or fails. `moved` is what progress said; `node` is waited for, -1: whoever
@@ -414,6 +418,9 @@ void host_sum_weights(const struct host_sum *sum, const struct host_route *route
 /* Pointers to the rows of token t of a route; returns their number. */
 int host_sum_rows(const struct host_sum *sum, const struct host_route *route, int t, const uint16_t **ret_rows);
 ep_status host_hop_combine(const struct host_sum *sum);
+
+/* For EP_COMM_CHECK_VALUES. */
+bool host_has_nan(const float *values, size_t n);
 
 /* Publishes the record of the next operation, waits for those of the node and compares them. */
 ep_status host_enter(struct host_comm *host, const struct host_record *record);

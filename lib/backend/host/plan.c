@@ -482,6 +482,7 @@ ep_status host_plan_sources(ep_plan *plan, int32_t *ret_rank, int32_t *ret_token
     };
     size_t n = (size_t)plan->info.n_tokens, out = (size_t)plan->full.out_rows;
     struct source *mine = calloc(n + 1, sizeof(*mine)), *all = calloc(out + 1, sizeof(*all));
+    ep_stats stats;
     ep_status status;
 
     if (!mine || !all) {
@@ -496,7 +497,9 @@ ep_status host_plan_sources(ep_plan *plan, int32_t *ret_rank, int32_t *ret_token
     args.hidden = HIDDEN;
     args.recv_x = all;
     args.out_rows = (int64_t)out;
+    stats = plan->comm->stats;
     status = host_dispatch(plan, &args, NULL);
+    ep_comm_set_stats(plan->comm, &stats); /* of the caller's last operation, not of this one */
     for (int64_t row = 0; status == EP_OK && row < plan->full.n_recv; row++) {
         if (ret_rank)
             ret_rank[row] = all[row].rank - 1;

@@ -76,7 +76,14 @@ static ep_status take_some(struct host_completion *c, int node, struct rail_half
     if (bytes < sizeof(*message) || message->kind != HOST_MESSAGE_ROUTE ||
         message->number != (uint64_t)c->inner->number || message->index != (uint64_t)half->done ||
         message->detail > (uint32_t)(half->n - half->done) || bytes != sizeof(*message) + message->detail * token_bytes)
-        return host_raise(c->host, EP_E_MISMATCH, host_rail(c->host, node), HOST_PLAN_ROUTES);
+        return host_raise_own(
+            c->host,
+            ep_fail(EP_E_MISMATCH,
+                    "ranks are in different calls: rank %d waits for token %d of plan %d, rank %d sent "
+                    "message kind %u number %llu",
+                    c->plan->comm->rank, half->done, c->inner->number, host_rail(c->host, node), message->kind,
+                    (unsigned long long)message->number),
+            host_rail(c->host, node), HOST_PLAN_ROUTES);
     memcpy(half->data + (size_t)half->done * (token_bytes / sizeof(int32_t)), message + 1, bytes - sizeof(*message));
     half->done += (int)message->detail;
     ep_stream_pop(c->host->streams, node, 0);
@@ -95,7 +102,7 @@ static ep_status swap_routes(struct host_completion *c, struct rail_half *send, 
         bool moved, open = false;
         int waiting_for = -1;
 
-        EP_TRY(ep_streams_progress(c->host->streams, &moved));
+        EP_TRY(host_net_progress(c->host, HOST_PLAN_ROUTES, &moved));
         for (int node = 0; node < nnodes; node++) {
             if (node == c->plan->comm->node)
                 continue;
@@ -167,5 +174,6 @@ ep_status host_plan_exchange_routes(struct host_completion *c)
     }
     free(send);
     free(receive);
-    return status;
+    /* The rail peers wait for what this rank can no longer send. */
+    return status == EP_OK ? EP_OK : host_raise_own(c->host, status, c->plan->comm->rank, HOST_PLAN_ROUTES);
 }

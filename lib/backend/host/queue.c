@@ -13,6 +13,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* How often a wait for an event of the caller looks whether the group has failed. */
+#define SLICE_NS 10000000u
+
 struct host_event {
     struct ep_event base;
     pthread_mutex_t lock;
@@ -107,7 +110,7 @@ static ep_status wait_after(struct host_comm *host, struct host_event *event)
     pthread_mutex_lock(&event->lock);
     while (!event->done && status == EP_OK) {
         uint64_t now = ep_now_ns();
-        struct timespec slice = to_timespec(now + 10000000u);
+        struct timespec slice = to_timespec(now + SLICE_NS);
 
         if (now >= deadline) {
             status = host_raise(host, EP_E_TIMEOUT, host->comm->rank, HOST_AFTER);
@@ -299,24 +302,43 @@ static ep_status event_result(const struct host_event *event)
     return event->status == EP_OK ? EP_OK : ep_fail(event->status, "%s", event->text);
 }
 
+/* An event of the caller: nothing but its signal completes it, so the wait looks for failures of the group itself. */
+static ep_status wait_for_signal(struct host_event *event, int timeout_ms)
+{
+    int limit_ms = timeout_ms >= 0 ? timeout_ms : event->base.comm->config.timeout_ms;
+    uint64_t limit = ep_deadline_ns(limit_ms), now;
+
+    while (!event->done && (now = ep_now_ns()) < limit) {
+        struct timespec slice = to_timespec(now + SLICE_NS < limit ? now + SLICE_NS : limit);
+
+        EP_TRY(host_check(host_of(event->base.comm)));
+        pthread_cond_timedwait(&event->changed, &event->lock, &slice);
+    }
+    return event->done ? EP_OK : ep_fail(EP_E_TIMEOUT, "ep_event_wait: not signalled after %d ms", limit_ms);
+}
+
+/* An event of an operation, which has deadlines of its own. */
+static ep_status wait_for_work(struct host_event *event, int timeout_ms)
+{
+    uint64_t limit = ep_deadline_ns(timeout_ms);
+    struct timespec until = to_timespec(limit);
+
+    while (!event->done && timeout_ms < 0)
+        pthread_cond_wait(&event->changed, &event->lock);
+    while (!event->done && ep_now_ns() < limit)
+        pthread_cond_timedwait(&event->changed, &event->lock, &until);
+    return event->done ? EP_OK : ep_fail(EP_E_TIMEOUT, "ep_event_wait: not complete after %d ms", timeout_ms);
+}
+
 ep_status host_event_wait(ep_event *base, int timeout_ms)
 {
     struct host_event *event = (struct host_event *)base;
-    bool limited = timeout_ms >= 0 || event->user;
-    int limit_ms = timeout_ms >= 0 ? timeout_ms : base->comm->config.timeout_ms;
-    uint64_t limit = ep_deadline_ns(limit_ms);
-    struct timespec until = to_timespec(limit);
     ep_status status;
 
     pthread_mutex_lock(&event->lock);
-    while (!event->done && (!limited || ep_now_ns() < limit)) {
-        if (limited)
-            pthread_cond_timedwait(&event->changed, &event->lock, &until);
-        else
-            pthread_cond_wait(&event->changed, &event->lock);
-    }
-    status =
-        event->done ? event_result(event) : ep_fail(EP_E_TIMEOUT, "ep_event_wait: not complete after %d ms", limit_ms);
+    status = event->user ? wait_for_signal(event, timeout_ms) : wait_for_work(event, timeout_ms);
+    if (status == EP_OK)
+        status = event_result(event);
     pthread_mutex_unlock(&event->lock);
     return status;
 }

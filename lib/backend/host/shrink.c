@@ -72,9 +72,19 @@ static ep_status excluded(const struct shrink *s)
     return ep_fail(EP_E_EXCLUDED, "ep_comm_shrink: the other ranks went on without rank %d", s->host->comm->rank);
 }
 
+/* Decides the vote of a rank that does not vote by itself; it finds out when it looks. */
+static void ban(const struct shrink *s, int rank)
+{
+    uint32_t open = HOST_VOTE_OPEN;
+
+    atomic_compare_exchange_strong(&state_of(s, rank)->vote[s->attempt - 1], &open, HOST_VOTE_BANNED);
+    host_ring_all(s->host);
+}
+
 /*
  * Everybody who remains has come and says the same; or *ret_spoilt: a peer has voted with another view than ours, or is
- * in a later attempt already, so this attempt can only fail.
+ * in a later attempt already, so this attempt can only fail. A rank that does not come in time is left out; one that
+ * has come but then stands still with another view is banned after one more deadline.
  */
 static ep_status reach_one_view(struct shrink *s, bool *ret_spoilt)
 {
@@ -83,7 +93,9 @@ static ep_status reach_one_view(struct shrink *s, bool *ret_spoilt)
     *ret_spoilt = false;
     for (;;) {
         uint32_t seen = host_doorbell(s->host);
-        bool agreed = true, late = ep_now_ns() >= s->deadline_ns;
+        uint64_t now = ep_now_ns();
+        bool agreed = true, late = now >= s->deadline_ns;
+        bool stale = now >= s->deadline_ns + (uint64_t)s->timeout_ms * 1000000u;
 
         for (int rank = 0; rank < nranks; rank++) {
             uint32_t attempt;
@@ -99,7 +111,11 @@ static ep_status reach_one_view(struct shrink *s, bool *ret_spoilt)
                 host_ring_all(s->host);
             }
             agreed = agreed && !is_out(s, rank) && attempt >= s->attempt && same_view(s, rank);
-            if (!is_out(s, rank) && (attempt > s->attempt || has_voted(s, rank)) && !same_view(s, rank))
+            if (is_out(s, rank) || same_view(s, rank))
+                continue;
+            if (stale)
+                ban(s, rank);
+            if (attempt > s->attempt || has_voted(s, rank))
                 *ret_spoilt = true;
         }
         if (agreed || *ret_spoilt)
@@ -118,18 +134,14 @@ static void collect_votes(struct shrink *s, bool *ret_passed)
     *ret_passed = true;
     for (int rank = 0; rank < nranks; rank++) {
         _Atomic uint32_t *vote = &state_of(s, rank)->vote[index];
-        uint32_t open = HOST_VOTE_OPEN;
 
         while (!is_out(s, rank) && atomic_load(vote) == HOST_VOTE_OPEN) {
             uint32_t seen = host_doorbell(s->host);
 
-            if (host_peer_dead(s->host, rank) || ep_now_ns() >= deadline) {
-                open = HOST_VOTE_OPEN;
-                atomic_compare_exchange_strong(vote, &open, HOST_VOTE_BANNED);
-                host_ring_all(s->host);
-            } else if (atomic_load(vote) == HOST_VOTE_OPEN) {
+            if (host_peer_dead(s->host, rank) || ep_now_ns() >= deadline)
+                ban(s, rank);
+            else if (atomic_load(vote) == HOST_VOTE_OPEN)
                 host_nap(s->host, seen);
-            }
         }
         if (!is_out(s, rank) && atomic_load(vote) != HOST_VOTE_LOCKED)
             *ret_passed = false;
@@ -255,7 +267,9 @@ static ep_status open_next(struct gather *g, ep_comm *comm, ep_comm *next)
             boot.rank = i;
     next->rank = boot.rank;
     next->nranks = g->n;
-    if (next->config.ranks_per_node == 0 || next->config.ranks_per_node == comm->config.ranks_per_node)
+    if (next->config.ranks_per_node == 0)
+        next->ranks_per_node = g->n;
+    else if (next->config.ranks_per_node == comm->ranks_per_node)
         next->ranks_per_node = nodes_of_survivors(g, comm->ranks_per_node);
     else
         next->ranks_per_node = next->config.ranks_per_node;

@@ -149,18 +149,24 @@ ep_status host_check_abort(struct host_comm *host)
     return EP_OK;
 }
 
+ep_status host_poll(ep_comm *comm)
+{
+    return host_check(host_of(comm));
+}
+
 void host_abort(ep_comm *comm)
 {
     struct host_comm *host = host_of(comm);
     uint32_t waiting = atomic_load(&host->control->waiting);
     uint64_t none = 0;
-    int clean = EP_OK;
+    int clean = EP_OK, saved_errno = errno; /* a signal handler may have interrupted anything */
 
     atomic_compare_exchange_strong(
         &host->control->failure, &none,
         pack_failure(EP_E_ABORTED, comm->rank, (enum host_phase)(waiting & 0xff), comm->rank));
     atomic_compare_exchange_strong(&comm->failed, &clean, (int)EP_E_ABORTED);
     host_ring_all(host);
+    errno = saved_errno;
 }
 
 bool host_peer_dead(const struct host_comm *host, int rank)
@@ -195,6 +201,9 @@ static int find_dead(struct host_comm *host, int only)
 static int find_culprit(struct host_comm *host, int rank)
 {
     uint64_t stale_ns = (uint64_t)host->comm->config.timeout_ms * 500000u, now = ep_now_ns();
+
+    if (stale_ns < 2 * LOOK_NS)
+        stale_ns = 2 * LOOK_NS;
 
     for (int step = 0; step < host->comm->nranks; step++) {
         struct host_control *control = host->peers[rank].control;

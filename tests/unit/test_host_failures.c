@@ -1,0 +1,233 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How failures reach ranks that are not in a collective call, and values that are refused. Ranks are threads. */
+#include <epkit/epkit.h>
+#include <epkit/launch.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include <cmocka.h>
+
+#define NRANKS 2
+#define HIDDEN 512
+
+/* What each rank saw. */
+struct seen {
+    ep_status status[NRANKS];
+    char text[NRANKS][256];
+    double seconds[NRANKS];
+};
+
+static double now(void)
+{
+    struct timespec at;
+
+    clock_gettime(CLOCK_MONOTONIC, &at);
+    return (double)at.tv_sec + 1e-9 * (double)at.tv_nsec;
+}
+
+static void sleep_ms(long ms)
+{
+    struct timespec nap = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
+
+    nanosleep(&nap, NULL);
+}
+
+static void run(ep_rank_fn rank, struct seen *seen)
+{
+    ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
+    ep_rank_exit exits[NRANKS];
+
+    memset(seen, 0, sizeof(*seen));
+    launch.mode = EP_LAUNCH_THREADS;
+    launch.nranks = NRANKS;
+    launch.run = rank;
+    launch.argument = seen;
+    assert_int_equal(ep_launch(&launch, exits), EP_OK);
+    for (int i = 0; i < NRANKS; i++)
+        assert_int_equal(exits[i].code, 0);
+}
+
+static ep_comm *open_comm(const ep_boot *boot, uint32_t flags)
+{
+    ep_comm_config config = EP_COMM_CONFIG_INIT;
+    ep_comm *comm = NULL;
+
+    config.timeout_ms = 20000;
+    config.flags = flags;
+    return ep_comm_new(boot, &config, &comm) == EP_OK ? comm : NULL;
+}
+
+/* --- abort --- */
+
+static int wait_for_a_signal_that_never_comes(const ep_boot *boot, void *argument)
+{
+    struct seen *seen = argument;
+    ep_comm *comm = open_comm(boot, 0);
+    ep_event *event;
+
+    if (!comm || ep_event_new(comm, &event) != EP_OK)
+        return 1;
+    if (boot->rank == 0) {
+        sleep_ms(100);
+        ep_comm_abort(comm);
+    }
+    seen->seconds[boot->rank] = now();
+    seen->status[boot->rank] = ep_event_wait(event, -1);
+    seen->seconds[boot->rank] = now() - seen->seconds[boot->rank];
+    snprintf(seen->text[boot->rank], sizeof(seen->text[0]), "%s", ep_last_error());
+    ep_event_free(event);
+    ep_comm_free(comm);
+    return 0;
+}
+
+static void abort_wakes_a_wait_for_a_signal(void **state)
+{
+    struct seen seen;
+
+    (void)state;
+    run(wait_for_a_signal_that_never_comes, &seen);
+    for (int rank = 0; rank < NRANKS; rank++) {
+        assert_int_equal(seen.status[rank], EP_E_ABORTED);
+        assert_non_null(strstr(seen.text[rank], "rank 0 called ep_comm_abort"));
+        assert_true(seen.seconds[rank] < 15); /* the deadline is 20 s */
+    }
+}
+
+static int poll_for_failure(const ep_boot *boot, void *argument)
+{
+    struct seen *seen = argument;
+    ep_comm *comm = open_comm(boot, 0);
+    double end = now() + 15;
+
+    if (!comm || ep_comm_barrier(comm) != EP_OK)
+        return 1;
+    if (boot->rank == 0)
+        ep_comm_abort(comm);
+    do {
+        seen->status[boot->rank] = ep_comm_async_error(comm);
+    } while (seen->status[boot->rank] == EP_OK && now() < end);
+    ep_comm_free(comm);
+    return 0;
+}
+
+static void async_error_sees_what_a_peer_did(void **state)
+{
+    struct seen seen;
+
+    (void)state;
+    run(poll_for_failure, &seen);
+    for (int rank = 0; rank < NRANKS; rank++)
+        assert_int_equal(seen.status[rank], EP_E_ABORTED);
+}
+
+/* --- boots --- */
+
+static ep_status silent_gather(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
+{
+    int *calls = context;
+
+    (void)timeout_ms;
+    if (++*calls == 2)
+        return EP_E_TIMEOUT; /* without a word */
+    memcpy(ret_all, mine, bytes);
+    return EP_OK;
+}
+
+static void a_boot_without_words_gets_some(void **state)
+{
+    int calls = 0;
+    ep_boot boot = {.size = sizeof(boot), .nranks = 1, .allgather = silent_gather, .context = &calls};
+    ep_comm *comm = NULL;
+
+    (void)state;
+    assert_int_equal(ep_comm_barrier(NULL), EP_E_ARG); /* an older text that must not be mistaken for the reason */
+    assert_int_equal(ep_comm_new(&boot, NULL, &comm), EP_E_TIMEOUT);
+    assert_non_null(strstr(ep_last_error(), "ep_comm_new: meeting"));
+    assert_null(comm);
+}
+
+/* --- values --- */
+
+static ep_plan *plan_of_one_token(ep_comm *comm, int rank)
+{
+    ep_plan_args args = EP_PLAN_ARGS_INIT;
+    int32_t expert = rank; /* its own */
+    ep_plan *plan = NULL;
+
+    args.topk_idx = &expert;
+    args.idx_type = EP_I32;
+    args.n_tokens = 1;
+    args.topk = 1;
+    args.n_experts = NRANKS;
+    return ep_plan_new(comm, &args, &plan) == EP_OK ? plan : NULL;
+}
+
+static int send_bad_values(const ep_boot *boot, void *argument)
+{
+    _Alignas(16) uint8_t x[HIDDEN] = {0}, out[HIDDEN];
+    _Alignas(16) uint16_t row[HIDDEN] = {0}, sum[HIDDEN];
+    _Alignas(16) uint8_t scales[HIDDEN / EP_SCALE_BLOCK] = {127, 127, 255, 127};
+    _Alignas(16) uint8_t out_scales[HIDDEN / EP_SCALE_BLOCK];
+    _Alignas(16) float weights[4] = {NAN}, out_weights[4];
+    struct seen *seen = argument;
+    ep_comm *comm = open_comm(boot, EP_COMM_CHECK_VALUES);
+    ep_plan *plan = comm ? plan_of_one_token(comm, boot->rank) : NULL;
+    ep_dispatch_args dispatch = EP_DISPATCH_ARGS_INIT;
+    ep_combine_args combine = EP_COMBINE_ARGS_INIT;
+
+    if (!plan)
+        return 1;
+    dispatch.x = x;
+    dispatch.dtype = EP_F8E4M3;
+    dispatch.hidden = HIDDEN;
+    dispatch.scales = scales;
+    dispatch.scale_type = EP_UE8M0;
+    dispatch.recv_x = out;
+    dispatch.recv_scales = out_scales;
+    dispatch.out_rows = 1;
+    seen->status[boot->rank] = ep_dispatch(plan, &dispatch, NULL);
+    scales[2] = 127;
+    if (seen->status[boot->rank] == EP_E_VALUE && ep_dispatch(plan, &dispatch, NULL) != EP_OK)
+        return 2;
+    combine.x = row;
+    combine.dtype = EP_BF16;
+    combine.hidden = HIDDEN;
+    combine.topk_weights = weights;
+    combine.out = sum;
+    combine.out_topk_weights = out_weights;
+    if (ep_combine(plan, &combine, NULL) != EP_E_VALUE)
+        return 3;
+    weights[0] = 1;
+    if (ep_combine(plan, &combine, NULL) != EP_OK || out_weights[0] != 1)
+        return 4;
+    ep_plan_free(plan);
+    ep_comm_free(comm);
+    return 0;
+}
+
+/* Refused before anything is sent: the same call, corrected, goes through. */
+static void nan_is_refused_where_it_enters(void **state)
+{
+    struct seen seen;
+
+    (void)state;
+    run(send_bad_values, &seen);
+    for (int rank = 0; rank < NRANKS; rank++)
+        assert_int_equal(seen.status[rank], EP_E_VALUE);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(abort_wakes_a_wait_for_a_signal),
+        cmocka_unit_test(async_error_sees_what_a_peer_did),
+        cmocka_unit_test(a_boot_without_words_gets_some),
+        cmocka_unit_test(nan_is_refused_where_it_enters),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
