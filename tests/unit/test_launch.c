@@ -3,6 +3,7 @@
  * boot/launch.c. Linked with --wrap for fork, getppid and pthread_create, so that they can fail on demand.
  */
 #include "base/clock.h"
+#include "temp.h"
 
 #include <epkit/launch.h>
 #include <errno.h>
@@ -171,12 +172,14 @@ static int write_line(const ep_boot *boot, void *argument)
 /* What was buffered before comes out once, what a rank leaves in its buffers comes out as well. */
 static void stdio_is_flushed_on_both_sides(void **state)
 {
-    char path[] = "/tmp/epkit-test-XXXXXX", line[64];
-    int fd = mkstemp(path), heads = 0, lines = 0;
+    char path[PATH_MAX], line[64];
+    int fd, heads = 0, lines = 0;
     ep_rank_exit exits[3];
     FILE *file;
 
     (void)state;
+    temp_template("launch", path);
+    fd = mkstemp(path);
     assert_true(fd >= 0);
     file = fdopen(fd, "a+");
     assert_non_null(file);

@@ -2,6 +2,7 @@
 /* The made-up routings: each has the property that it is named after, and all are the same on every platform. */
 #include "check/random.h"
 #include "check/routing.h"
+#include "temp.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -340,14 +341,16 @@ static void write_file(const char *path, const char *shape, const int32_t *items
 static void test_file(void **state)
 {
     static const int32_t items[] = {0, 1, 2, 3, -1, 5, 6, 7, 4, 0, -1, -1};
-    char path[] = "/tmp/epkit-routing-XXXXXX";
-    int fd = mkstemp(path);
+    char path[PATH_MAX];
+    int fd;
     struct routing_spec spec = {.kind = ROUTING_FILE, .n_ranks = 2, .n_experts = 8, .path = path};
     struct routing *routing;
     struct check_error error = {""};
     int32_t experts[2];
 
     (void)state;
+    temp_template("routing", path);
+    fd = mkstemp(path);
     assert_true(fd >= 0);
     close(fd);
     /* [R,N,K]: each rank has its own. */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* rows.c: which form of the inner loops is chosen, and the size of the last-level cache from fake sysfs trees. */
 #include "backend/host/rows.h"
+#include "temp.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -58,7 +59,7 @@ static void test_choice(void **state)
 
 static void write_file(const char *directory, int index, const char *name, const char *text)
 {
-    char path[256];
+    char path[PATH_MAX + 32];
     FILE *file;
 
     snprintf(path, sizeof(path), "%s/index%d", directory, index);
@@ -80,7 +81,7 @@ static void describe(const char *directory, int index, const char *level, const 
 static void forget(const char *directory, int n)
 {
     static const char *const names[] = {"/level", "/type", "/size", ""};
-    char path[256];
+    char path[PATH_MAX + 32];
     int index, i;
 
     for (index = 0; index < n; index++) {
@@ -94,9 +95,10 @@ static void forget(const char *directory, int n)
 
 static void test_last_level_cache(void **state)
 {
-    char directory[] = "/tmp/epkit-rows-XXXXXX";
+    char directory[PATH_MAX];
 
     (void)state;
+    temp_template("rows", directory);
     assert_non_null(mkdtemp(directory));
     assert_int_equal(ep_rows_last_level_cache(directory), 0);
     describe(directory, 0, "1\n", "Data\n", "48K\n");
