@@ -67,6 +67,8 @@ refused() {
     refused "no-such.npy: No such file or directory" intranode --routing no-such.npy
     echo nonsense >"$BATS_TEST_TMPDIR/broken.npy"
     refused "$BATS_TEST_TMPDIR/broken.npy: " intranode --routing "$BATS_TEST_TMPDIR/broken.npy"
+    mkfifo "$BATS_TEST_TMPDIR/pipe.npy"
+    refused "$BATS_TEST_TMPDIR/pipe.npy: not a regular file" intranode --routing "$BATS_TEST_TMPDIR/pipe.npy"
 }
 
 @test "a routing file whose experts do not exist is refused with its place" {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The .npy reader: what numpy writes is read, and every malformed byte gives a text that says what stands where. */
 #include "check/npy.h"
+#include "temp.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -8,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -279,6 +281,26 @@ static void test_load_names_the_path(void **state)
     assert_string_equal(error.text, "/dev/null: not a regular file");
 }
 
+/* Opening a pipe that nobody writes to waits for ever, unless it is told not to. */
+static void test_load_refuses_a_pipe_at_once(void **state)
+{
+    char folder[PATH_MAX], path[PATH_MAX + 8];
+    struct npy_array array;
+    struct check_error error;
+
+    (void)state;
+    temp_template("pipe", folder);
+    assert_non_null(mkdtemp(folder));
+    snprintf(path, sizeof(path), "%s/pipe", folder);
+    assert_int_equal(mkfifo(path, 0600), 0);
+    alarm(10); /* ends this program if the next line hangs */
+    assert_false(npy_load(path, &array, &error));
+    alarm(0);
+    assert_non_null(strstr(error.text, "/pipe: not a regular file"));
+    unlink(path);
+    rmdir(folder);
+}
+
 /* What numpy itself writes, where there is one. */
 static void test_reads_numpy(void **state)
 {
@@ -289,10 +311,12 @@ static void test_reads_numpy(void **state)
         {"numpy.arange(24, dtype='<i4').reshape(6, 4)", 2, 4},
         {"numpy.arange(24, dtype='<i8').reshape(2, 3, 4)", 3, 8},
     };
-    char path[] = "/tmp/epkit-npy-XXXXXX", command[512];
-    int fd = mkstemp(path);
+    char path[PATH_MAX], command[PATH_MAX + 512];
+    int fd;
 
     (void)state;
+    temp_template("npy", path);
+    fd = mkstemp(path);
     assert_true(fd >= 0);
     close(fd);
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
@@ -323,11 +347,17 @@ static void test_reads_numpy(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_reads_all_versions),       cmocka_unit_test(test_reads_spellings),
-        cmocka_unit_test(test_reads_negative_and_wide),  cmocka_unit_test(test_reads_no_tokens),
-        cmocka_unit_test(test_refuses_headers),          cmocka_unit_test(test_refuses_prefixes),
-        cmocka_unit_test(test_refuses_every_truncation), cmocka_unit_test(test_survives_every_byte),
-        cmocka_unit_test(test_load_names_the_path),      cmocka_unit_test(test_reads_numpy),
+        cmocka_unit_test(test_reads_all_versions),
+        cmocka_unit_test(test_reads_spellings),
+        cmocka_unit_test(test_reads_negative_and_wide),
+        cmocka_unit_test(test_reads_no_tokens),
+        cmocka_unit_test(test_refuses_headers),
+        cmocka_unit_test(test_refuses_prefixes),
+        cmocka_unit_test(test_refuses_every_truncation),
+        cmocka_unit_test(test_survives_every_byte),
+        cmocka_unit_test(test_load_names_the_path),
+        cmocka_unit_test(test_load_refuses_a_pipe_at_once),
+        cmocka_unit_test(test_reads_numpy),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -2,11 +2,13 @@
 #include "check/npy.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 static const unsigned char npy_magic[6] = {0x93, 'N', 'U', 'M', 'P', 'Y'};
 
@@ -283,20 +285,14 @@ bool npy_parse(const void *data, size_t size, struct npy_array *ret_array, struc
     return true;
 }
 
-bool npy_load(const char *path, struct npy_array *ret_array, struct check_error *error)
+/* Opens what is a file of a size that is accepted. Never waits, as an open of a pipe without a writer would. */
+static FILE *open_file(const char *path, size_t *ret_size, struct check_error *error)
 {
-    struct check_error reason = {""};
-    struct npy_array array = {0};
-    unsigned char *bytes = NULL;
     struct stat info;
-    size_t size;
     FILE *file;
-    bool ok = false;
+    int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
 
-    file = fopen(path, "rbe");
-    if (!file)
-        return check_fail(error, "%s: %s", path, strerror(errno));
-    if (fstat(fileno(file), &info) < 0) {
+    if (fd < 0 || fstat(fd, &info) < 0) {
         check_fail(error, "%s: %s", path, strerror(errno));
         goto close;
     }
@@ -309,7 +305,31 @@ bool npy_load(const char *path, struct npy_array *ret_array, struct check_error 
                    (intmax_t)NPY_MAX_FILE_BYTES);
         goto close;
     }
-    size = (size_t)info.st_size;
+    file = fdopen(fd, "rb");
+    if (!file) {
+        check_fail(error, "%s: %s", path, strerror(errno));
+        goto close;
+    }
+    *ret_size = (size_t)info.st_size;
+    return file;
+close:
+    if (fd >= 0)
+        close(fd);
+    return NULL;
+}
+
+bool npy_load(const char *path, struct npy_array *ret_array, struct check_error *error)
+{
+    struct check_error reason = {""};
+    struct npy_array array = {0};
+    unsigned char *bytes = NULL;
+    size_t size;
+    FILE *file;
+    bool ok = false;
+
+    file = open_file(path, &size, error);
+    if (!file)
+        return false;
     bytes = malloc(size ? size : 1);
     if (!bytes) {
         check_fail(error, "%s: no memory for its %zu bytes", path, size);
