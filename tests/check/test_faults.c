@@ -41,8 +41,9 @@ enum fault {
     FAULT_OUT_BIT,
     FAULT_OUT_GUARD,
     FAULT_OUT_WEIGHT_BIT,
-    FAULT_BIAS, /* the second bias is forgotten */
-    FAULT_CALL, /* a call fails on one rank */
+    FAULT_BIAS,   /* the second bias is forgotten */
+    FAULT_CALL,   /* a call fails on one rank */
+    FAULT_LL_NEW, /* fails, before the first case */
     FAULT_LL_X_BIT,
     FAULT_LL_SCALE_BIT,
     FAULT_LL_COUNT,
@@ -72,6 +73,8 @@ ep_status __real_ep_combine(ep_plan *plan, const ep_combine_args *args, ep_event
 ep_status __wrap_ep_combine(ep_plan *plan, const ep_combine_args *args, ep_event **ret_event);
 ep_status __real_ep_event_query(const ep_event *event, int *ret_done);
 ep_status __wrap_ep_event_query(const ep_event *event, int *ret_done);
+ep_status __real_ep_ll_new(ep_comm *comm, const ep_ll_config *config, ep_ll **ret_ll);
+ep_status __wrap_ep_ll_new(ep_comm *comm, const ep_ll_config *config, ep_ll **ret_ll);
 ep_status __real_ep_ll_dispatch(ep_ll *ll, const ep_ll_dispatch_args *args);
 ep_status __wrap_ep_ll_dispatch(ep_ll *ll, const ep_ll_dispatch_args *args);
 ep_status __real_ep_ll_combine(ep_ll *ll, const ep_ll_combine_args *args);
@@ -214,6 +217,13 @@ ep_status __wrap_ep_event_query(const ep_event *event, int *ret_done)
     return status;
 }
 
+ep_status __wrap_ep_ll_new(ep_comm *comm, const ep_ll_config *config, ep_ll **ret_ll)
+{
+    if (is_turn(FAULT_LL_NEW))
+        return EP_E_ARG;
+    return __real_ep_ll_new(comm, config, ret_ll);
+}
+
 ep_status __wrap_ep_ll_dispatch(ep_ll *ll, const ep_ll_dispatch_args *args)
 {
     ep_status status = __real_ep_ll_dispatch(ll, args);
@@ -348,6 +358,19 @@ static void test_failing_call(void **state)
     assert_non_null(strstr(report.error, "intranode test, bf16 random, top-k, sync: dispatch: ep_dispatch"));
 }
 
+/* Before the first case there is none to name. */
+static void test_failed_preparation(void **state)
+{
+    struct group_report report;
+
+    (void)state;
+    run_fault(FAULT_LL_NEW, -1, "lowlatency", 0, &report);
+    assert_int_equal(report.code, 1);
+    assert_int_equal(report.cases, 0);
+    assert_int_equal(report.errors, 3);
+    assert_non_null(strstr(report.error, "lowlatency test: preparation: ep_ll_new"));
+}
+
 /* The peers' metric: nothing else sees an output that is merely inexact, so it is tried on its own. */
 static void test_distance(void **state)
 {
@@ -375,9 +398,8 @@ static void test_distance(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_faults_are_found),
-        cmocka_unit_test(test_other_rank_is_named),
-        cmocka_unit_test(test_failing_call),
+        cmocka_unit_test(test_faults_are_found), cmocka_unit_test(test_other_rank_is_named),
+        cmocka_unit_test(test_failing_call),     cmocka_unit_test(test_failed_preparation),
         cmocka_unit_test(test_distance),
     };
 

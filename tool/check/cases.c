@@ -103,13 +103,13 @@ static bool is_wanted(const struct check_run *run, const struct check_matrix *ma
     return matrix->describe(run, index, name) && (!run->parameters.only || run->parameters.only == index + 1);
 }
 
-/* A call of the library failed: says so, and lets nobody wait for this rank. */
+/* A call of the library failed: says so, and lets nobody wait for this rank. `name`: of the case, "" outside of one. */
 static int fail_call(struct check_run *run, const char *name, ep_status status)
 {
     char what[256];
 
-    snprintf(what, sizeof(what), "%s test%s%s: %s: %s", run->parameters.matrix, name ? ", " : "", name ? name : "",
-             run->phase, run->call);
+    snprintf(what, sizeof(what), "%s test%s%s: %s: %s", run->parameters.matrix, *name ? ", " : "", name, run->phase,
+             run->call);
     ranks_emit_error(run->ctx, status, what);
     ep_comm_abort(run->ctx->comm);
     return status == EP_E_UNSUPPORTED ? JOB_UNSUPPORTED : JOB_FAILED;
@@ -177,7 +177,7 @@ static ep_status run_case(struct check_run *run, const struct check_matrix *matr
 static int run_matrix(struct check_run *run, const struct check_matrix *matrix)
 {
     struct check_verdict *verdicts = calloc((size_t)run->ctx->nranks, sizeof(*verdicts));
-    char name[CHECK_NAME_BYTES] = "";
+    char name[CHECK_NAME_BYTES] = ""; /* of the case that runs */
     struct tally tally = {0};
     void *state = NULL;
     ep_status status = EP_E_MEMORY, end_status;
