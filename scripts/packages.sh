@@ -10,6 +10,7 @@ set -euo pipefail
 #   command:NAME   a command in PATH
 #   pkg:NAME       a library that pkg-config knows
 #   compiles:LINE  a C source line that the compiler accepts
+#   imports:NAME   a module of Python
 needs() {
     cat <<'END'
 build  command:cmake                       cmake
@@ -29,6 +30,7 @@ test   command:clang-tidy                  clang-tidy
 test   command:shellcheck                  shellcheck
 test   command:bats                        bats
 test   command:python3                     python3
+test   imports:numpy                       python3-numpy
 test   command:jq                          jq
 test   command:scdoc                       scdoc
 test   command:zsh                         zsh
@@ -44,6 +46,7 @@ is_there() {
     case "$1" in
     command:*) command -v "${1#command:}" >/dev/null ;;
     pkg:*) pkg-config --exists "${1#pkg:}" 2>/dev/null ;;
+    imports:*) python3 -c "import ${1#imports:}" 2>/dev/null ;;
     compiles:*) printf '%s\n' "${1#compiles:}" | cc -x c -fsyntax-only - 2>/dev/null ;;
     esac
 }
