@@ -46,7 +46,8 @@ is_there() {
     case "$1" in
     command:*) command -v "${1#command:}" >/dev/null ;;
     pkg:*) pkg-config --exists "${1#pkg:}" 2>/dev/null ;;
-    imports:*) python3 -c "import ${1#imports:}" 2>/dev/null ;;
+    # apt's modules belong to the Python in /usr/bin, which another one may hide.
+    imports:*) python3 -c "import ${1#imports:}" 2>/dev/null || /usr/bin/python3 -c "import ${1#imports:}" 2>/dev/null ;;
     compiles:*) printf '%s\n' "${1#compiles:}" | cc -x c -fsyntax-only - 2>/dev/null ;;
     esac
 }
