@@ -73,7 +73,8 @@ EP_API ep_status ep_comm_new(const ep_boot *boot, const ep_comm_config *config, 
 /*
  * Leaves the group and frees everything of this rank, including memory of ep_alloc. Waits for queued asynchronous work
  * of this rank (within its deadline). Not collective; a peer that still waits for this rank gets EP_E_PEER_LEFT.
- * Plans and events of the communicator must have been freed before. NULL is fine.
+ * Plans and events of the communicator must have been freed before. Not in a forked child, which must not touch its
+ * parent's communicators. NULL is fine.
  */
 EP_API void ep_comm_free(ep_comm *comm);
 

@@ -6,6 +6,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -150,6 +151,29 @@ static void a_boot_without_words_gets_some(void **state)
     assert_null(comm);
 }
 
+static ep_status lonely_gather(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
+{
+    (void)context;
+    (void)timeout_ms;
+    memcpy(ret_all, mine, bytes);
+    return EP_OK;
+}
+
+static void a_misspelt_choice_of_loops_is_refused(void **state)
+{
+    ep_boot boot = {.size = sizeof(boot), .nranks = 1, .allgather = lonely_gather};
+    ep_comm *comm = NULL;
+
+    (void)state;
+    setenv("EPKIT_HOST_ISA", "avx1024", 1);
+    assert_int_equal(ep_comm_new(&boot, NULL, &comm), EP_E_ARG);
+    assert_non_null(strstr(ep_last_error(), "EPKIT_HOST_ISA is \"avx1024\""));
+    setenv("EPKIT_HOST_ISA", "portable", 1);
+    assert_int_equal(ep_comm_new(&boot, NULL, &comm), EP_OK);
+    unsetenv("EPKIT_HOST_ISA");
+    ep_comm_free(comm);
+}
+
 /* --- values --- */
 
 static ep_plan *plan_of_one_token(ep_comm *comm, int rank)
@@ -223,9 +247,8 @@ static void nan_is_refused_where_it_enters(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(abort_wakes_a_wait_for_a_signal),
-        cmocka_unit_test(async_error_sees_what_a_peer_did),
-        cmocka_unit_test(a_boot_without_words_gets_some),
+        cmocka_unit_test(abort_wakes_a_wait_for_a_signal), cmocka_unit_test(async_error_sees_what_a_peer_did),
+        cmocka_unit_test(a_boot_without_words_gets_some),  cmocka_unit_test(a_misspelt_choice_of_loops_is_refused),
         cmocka_unit_test(nan_is_refused_where_it_enters),
     };
 

@@ -73,11 +73,17 @@ static ep_status attach_peer(struct host_comm *host, int rank, const struct iden
         return ep_fail_prefix(status, "ep_comm_new: control block of rank %d: ", rank);
     entry->control = entry->shm.base;
     if (peer->pid != mine->pid) {
+        entry->pid = peer->pid;
         entry->pidfd = (int)syscall(SYS_pidfd_open, peer->pid, 0);
-        if (entry->pidfd < 0)
-            return ep_fail_errno(errno == ESRCH ? EP_E_PEER_DEAD : EP_E_SYSTEM, errno,
-                                 "ep_comm_new: pidfd_open of rank %d (process %d)", rank, peer->pid);
-        fcntl(entry->pidfd, F_SETFD, FD_CLOEXEC);
+        /* Kernels before 5.3 and some container runtimes do not have the call: then kill(pid, 0) has to do. */
+        if (entry->pidfd < 0 && errno != ENOSYS && errno != EPERM)
+            return ep_fail_errno(
+                errno == ESRCH ? EP_E_PEER_DEAD : EP_E_SYSTEM, errno,
+                "ep_comm_new: pidfd_open of rank %d (process %d; each rank needs a descriptor for each "
+                "other)",
+                rank, peer->pid);
+        if (entry->pidfd >= 0)
+            fcntl(entry->pidfd, F_SETFD, FD_CLOEXEC);
     }
     return EP_OK;
 }

@@ -3,6 +3,7 @@
 #include "core/routing.h"
 
 #include <math.h>
+#include <stdlib.h>
 
 bool host_has_nan(const float *values, size_t n)
 {
@@ -13,9 +14,17 @@ bool host_has_nan(const float *values, size_t n)
     return found;
 }
 
+/* Memory and processes are everywhere; a misspelt choice of loops, though, would test something else than was meant. */
 static ep_status host_probe(void)
 {
-    return EP_OK; /* memory and processes are everywhere */
+    const char *isa = getenv("EPKIT_HOST_ISA");
+
+    if (isa && !ep_rows_find(isa))
+        return ep_fail(EP_E_ARG,
+                       "backend host: EPKIT_HOST_ISA is \"%s\": neither portable nor avx2 nor avx512, or this machine "
+                       "does not have it",
+                       isa);
+    return EP_OK;
 }
 
 const struct ep_backend_ops ep_backend_host = {

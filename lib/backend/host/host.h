@@ -128,7 +128,8 @@ struct host_mapping {
 struct host_peer {
     struct host_control *control; /* NULL: on another host */
     struct ep_shm shm;
-    int pidfd; /* -1: same process or another host */
+    int pidfd;   /* -1: same process, another host, or no such call here */
+    int32_t pid; /* asked with kill(pid, 0) where there is no pidfd; 0: same process or another host */
     uint32_t frees_seen;
     struct host_mapping *mappings; /* [HOST_SLOTS], made on first use; peers of this node only */
 };

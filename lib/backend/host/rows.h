@@ -4,8 +4,8 @@
  *
  * Each has a portable form and faster ones for AVX2 and AVX-512, chosen once at start; all give the same bits (the
  * tests run every form that the machine has against the portable one). $EPKIT_HOST_ISA = portable, avx2 or avx512
- * chooses by hand; a name that cannot run here is ignored. The caller's floating-point modes are to be the default ones
- * (nearest even, denormals kept).
+ * chooses by hand; ep_comm_new() refuses a name that cannot run here. The caller's floating-point modes are to be the
+ * default ones (nearest even, denormals kept).
  */
 #ifndef EP_HOST_ROWS_H
 #define EP_HOST_ROWS_H

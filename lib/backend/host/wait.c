@@ -171,9 +171,12 @@ void host_abort(ep_comm *comm)
 
 bool host_peer_dead(const struct host_comm *host, int rank)
 {
-    struct pollfd poll_fd = {.fd = host->peers[rank].pidfd, .events = POLLIN};
+    const struct host_peer *peer = &host->peers[rank];
+    struct pollfd poll_fd = {.fd = peer->pidfd, .events = POLLIN};
 
-    return poll_fd.fd >= 0 && poll(&poll_fd, 1, 0) == 1;
+    if (peer->pidfd < 0)
+        return peer->pid && kill(peer->pid, 0) != 0 && errno == ESRCH;
+    return poll(&poll_fd, 1, 0) == 1;
 }
 
 /* The first dead rank, or -1. One system call for all of them. */
@@ -184,6 +187,9 @@ static int find_dead(struct host_comm *host, int only)
 
     if (only >= 0)
         return host_peer_dead(host, only) ? only : -1;
+    for (int rank = 0; rank < n; rank++)
+        if (host->peers[rank].pidfd < 0 && host_peer_dead(host, rank) && !atomic_load(&host->peers[rank].control->left))
+            return rank;
     for (int rank = 0; rank < n; rank++)
         fds[rank] = (struct pollfd){.fd = host->peers[rank].pidfd, .events = POLLIN};
     if (poll(fds, (nfds_t)n, 0) <= 0)
