@@ -78,16 +78,45 @@ static void hurry(struct launch *launch)
         launch->deadline_ns = deadline_ns;
 }
 
+static bool is_within(const json_t *value, json_int_t most)
+{
+    return json_is_integer(value) && json_integer_value(value) >= 0 && json_integer_value(value) <= most;
+}
+
+/* Has it what the launcher itself needs? An end without an exit code must not pass for a good one. */
+static bool is_event(const struct launch *launch, const json_t *event)
+{
+    const char *kind = json_string_value(json_object_get(event, "event"));
+
+    if (!kind)
+        return false;
+    if (strcmp(kind, "exit") == 0)
+        return is_within(json_object_get(event, "code"), 255);
+    return strcmp(kind, "error") != 0 || is_within(json_object_get(event, "rank"), launch->spec->nranks - 1);
+}
+
+static void refuse_line(struct launch *launch, int rank, const char *line)
+{
+    char shown[81];
+    json_t *problem;
+    size_t n;
+
+    /* Half a character, or what is none, would not go into JSON. */
+    for (n = 0; line[n] && n + 1 < sizeof(shown); n++)
+        shown[n] = line[n] < 0x20 || line[n] > 0x7e ? '?' : line[n];
+    shown[n] = '\0';
+    problem = ranks_problem_new(rank, "hearing a rank", "", "malformed event: %s", shown);
+    ranks_problem_add(launch->problems, problem);
+    json_decref(problem);
+}
+
 static void take_event(struct launch *launch, int rank, const char *line)
 {
     json_t *event = json_loads(line, 0, NULL);
     const char *kind = json_string_value(json_object_get(event, "event"));
 
-    if (!kind) {
-        json_t *problem = ranks_problem_new(rank, "hearing a rank", "", "malformed event: %.80s", line);
-
-        ranks_problem_add(launch->problems, problem);
-        json_decref(problem);
+    if (!is_event(launch, event)) {
+        refuse_line(launch, rank, line);
     } else if (strcmp(kind, "exit") == 0) {
         launch->listeners[rank].finished = true;
         launch->listeners[rank].code = (int)json_integer_value(json_object_get(event, "code"));
