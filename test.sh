@@ -121,12 +121,12 @@ linters() {
 
 sanitizers() {
     if check build-asan scripts/build.sh asan; then
-        suites asan --label-exclude '^(tree|mpi)$'
+        suites asan
     fi
     if ! prepare_thread_sanitizer; then
         skip tsan "ThreadSanitizer does not start on this machine"
     elif check build-tsan scripts/build.sh tsan; then
-        suites tsan --label-regex '^(unit|examples|property)$'
+        suites tsan
     fi
     run_tests=()
 }
