@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # bench_record.sh [EPKIT] - measure the configuration that figures are quoted for, and keep them in bench/results/.
 #
-# About ten minutes and 6 GiB of memory. Build from a clean checkout (preset release), so that the commit in the record
-# is that of the source, and leave the machine alone meanwhile. Refuses to overwrite a record.
+# About ten minutes and 6 GiB of memory. Build from a clean checkout (preset release) and leave the machine alone
+# meanwhile. Refuses to overwrite a record, and to make one of a command that was not built from this commit.
 set -euo pipefail
 here="$(cd "$(dirname "$0")/.." && pwd)"
 epkit="${1:-$here/build/epkit}"
@@ -13,6 +13,13 @@ command -v jq >/dev/null || { echo "bench_record.sh: jq is needed" >&2; exit 1; 
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+
+source=$(git -C "$here" describe --always --dirty --abbrev=10)
+case "$source" in
+*-dirty) echo "bench_record.sh: $here has changes that are not committed" >&2; exit 1 ;;
+esac
+built=$("$epkit" bench --quick --boot fork --only plan --no-yardsticks --json | jq -r .build.commit)
+[ "$built" = "$source" ] || { echo "bench_record.sh: $epkit was built from $built, but $here is at $source: build again" >&2; exit 1; }
 
 # measure NAME OPTION...: one document, with the command line that made it.
 measure() {

@@ -1,0 +1,102 @@
+#!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
+# Figures name the commit that they were measured with, and it is the right one.
+#
+# shellcheck disable=SC2154 # $stderr is set by run
+
+bats_require_minimum_version 1.5.0
+
+setup() {
+    command -v git >/dev/null || skip "git is not installed"
+    command -v jq >/dev/null || skip "jq is not installed"
+    export GIT_CONFIG_GLOBAL=/dev/null GIT_AUTHOR_NAME=a GIT_AUTHOR_EMAIL=a@b.c GIT_COMMITTER_NAME=a GIT_COMMITTER_EMAIL=a@b.c
+    # A repository with one file and the script, and a command that says that it was built from $BUILT.
+    REPOSITORY="$BATS_TEST_TMPDIR/repository"
+    mkdir -p "$REPOSITORY/scripts" "$REPOSITORY/part"
+    cp "$EPKIT_SOURCE/scripts/bench_record.sh" "$REPOSITORY/scripts"
+    echo 1 >"$REPOSITORY/part/file"
+    git -C "$REPOSITORY" init --quiet
+    commit
+    export BUILT
+    cat >"$BATS_TEST_TMPDIR/epkit" <<'END'
+#!/bin/sh
+echo "$@" >>"$0.calls"
+printf '{"build": {"commit": "%s"}, "machine": {"cpu": "A CPU"}, "device": "host", "rows": []}\n' "$BUILT"
+END
+    chmod +x "$BATS_TEST_TMPDIR/epkit"
+}
+
+commit() {
+    git -C "$REPOSITORY" add --all
+    git -C "$REPOSITORY" commit --quiet --allow-empty --message change
+}
+
+described() {
+    git -C "$REPOSITORY" describe --always --dirty --abbrev=10
+}
+
+# header [FOLDER]: what a build of the source in FOLDER says
+header() {
+    cmake -DSOURCE="${1:-$REPOSITORY}" -DOUTPUT="$BATS_TEST_TMPDIR/commit.h" -P "$EPKIT_SOURCE/cmake/commit.cmake" &&
+        sed -n 's/^#define EPKIT_COMMIT "\(.*\)"$/\1/p' "$BATS_TEST_TMPDIR/commit.h"
+}
+
+record() {
+    "$REPOSITORY/scripts/bench_record.sh" "$BATS_TEST_TMPDIR/epkit"
+}
+
+@test "a build knows the commit of its source, and that it has changed since" {
+    [ "$(header)" = "$(described)" ]
+    commit
+    [ "$(header)" = "$(described)" ]
+    echo 2 >"$REPOSITORY/part/file"
+    [[ "$(header)" == *-dirty ]]
+}
+
+@test "the header stays as it is while the commit does: nothing is compiled again" {
+    header
+    touch --date=@1 "$BATS_TEST_TMPDIR/commit.h"
+    header
+    [ "$(stat --format=%Y "$BATS_TEST_TMPDIR/commit.h")" -eq 1 ]
+}
+
+@test "a copy of the source in somebody else's repository does not take its commit" {
+    [ "$(header "$REPOSITORY/part")" = unknown ]
+}
+
+@test "every build looks at the commit" {
+    local header
+    header=$(find "$EPKIT_BUILD" -name commit.h -path '*bench*' | head -1)
+    grep -q EPKIT_COMMIT "$header"
+    # Not by building: other tests use the tree at the same time.
+    if [ -f "$EPKIT_BUILD/build.ninja" ]; then
+        run ninja -C "$EPKIT_BUILD" -n epkit-commit
+        echo "$output"
+        [[ "$output" == *commit.cmake* ]]
+    fi
+}
+
+@test "no record of a command that was built from another commit" {
+    BUILT=0123456789
+    run --separate-stderr record
+    echo "$output$stderr"
+    [ "$status" -eq 1 ]
+    [[ "$stderr" == *"was built from 0123456789, but "*": build again"* ]]
+    [ "$(wc -l <"$BATS_TEST_TMPDIR/epkit.calls")" -eq 1 ]
+}
+
+@test "no record of a source that is not committed" {
+    echo 2 >"$REPOSITORY/part/file"
+    BUILT=$(described)
+    run --separate-stderr record
+    echo "$output$stderr"
+    [ "$status" -eq 1 ]
+    [[ "$stderr" == *"has changes that are not committed"* ]]
+    [ ! -e "$BATS_TEST_TMPDIR/epkit.calls" ]
+}
+
+@test "a record of the right one" {
+    BUILT=$(described)
+    record
+    [ "$(jq -r '.runs[0].document.build.commit' "$REPOSITORY"/bench/results/*-host-a-cpu-"$BUILT".json)" = "$BUILT" ]
+}
