@@ -14,7 +14,7 @@
 
 enum {
     RANKS = 4,
-    TOKENS = 48, /* per rank */
+    TOKENS = 24, /* per rank */
     HIDDEN = 128,
     FFN = 64,
     EXPERTS = 8,
