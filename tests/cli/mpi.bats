@@ -45,6 +45,16 @@ nothing_is_left() {
     done
 }
 
+@test "internode with every kind of routing, over MPI" {
+    for routing in uniform zipf grouped one dropped empty; do
+        run --separate-stderr epkit test internode --ranks 16 --nodes 4 --tokens 32 --hidden 512 --timeout 60 \
+            --boot mpi --routing "$routing"
+        echo "$routing: $output$stderr"
+        [ "$status" -eq 0 ]
+        [[ "${lines[-1]}" == "internode: 32/32 cases passed (16 ranks on 4 nodes, "* ]]
+    done
+}
+
 @test "--json with --boot mpi" {
     epkit test lowlatency "${SMALL[@]}" --boot mpi --json >"$BATS_TEST_TMPDIR/out.json"
     valid test "$BATS_TEST_TMPDIR/out.json"

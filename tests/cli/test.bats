@@ -22,6 +22,16 @@ load common
     [[ "${lines[-1]}" =~ ^internode:\ 32/32\ cases\ passed\ \(4\ ranks\ on\ 2\ nodes,\ seed\ [0-9]+, ]]
 }
 
+@test "internode with every kind of routing, four nodes of four ranks" {
+    for routing in uniform zipf grouped one dropped empty; do
+        run --separate-stderr epkit test internode --ranks 16 --nodes 4 --tokens 32 --hidden 512 --timeout 60 \
+            --routing "$routing"
+        echo "$routing: $output$stderr"
+        [ "$status" -eq 0 ]
+        [[ "${lines[-1]}" == "internode: 32/32 cases passed (16 ranks on 4 nodes, "* ]]
+    done
+}
+
 @test "internode over a network that misbehaves" {
     run --separate-stderr epkit test internode "${SMALL[@]}" --net-delay-us 100 --net-reorder --net-ring 64K \
         --net-split 1000 --dtype bf16
