@@ -1,3 +1,4 @@
+#!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
 # epkit bench. $EPKIT: the command; $EPKIT_SOURCE: the source tree.
 
@@ -102,13 +103,14 @@ valid() {
     usage "exclude each other" --json --csv
     usage "--nodes" --ranks 8 --nodes 3
     usage "one node only" --nodes 2 --only ll
-    usage "" --tokens 0
-    usage "" --iters many
-    usage "" --only nothing
+    usage "--tokens: 0 is out of range 1..1048576" --tokens 0
+    usage "--iters: 'many' is not a whole number" --iters many
+    usage "--only: 'nothing' is none of dispatch, combine, plan, ll" --only nothing
 }
 
 @test "bench: a group that does not fit into memory is refused before it starts" {
-    run timeout 10 "$EPKIT" bench --boot fork --ranks 64 --tokens 65536
+    run timeout 10 "$EPKIT" bench --boot fork --ranks 1024 --tokens 1048576 --hidden 65536 \
+        --topk 64 --experts 1024
     [ "$status" -eq 1 ]
     [[ "$output" == *"GiB of memory"* ]]
 }
