@@ -29,7 +29,7 @@ enum {
     MOST_TOKENS = 200,
     MOST_TOPK = 16,
     MOST_HIDDEN = 1024,
-    MOST_PLANS = 6,
+    MOST_PLANS = 8,
     MOST_OPS = 16,
     MOST_USES = 6
 };
@@ -71,6 +71,7 @@ struct shape {
     bool threads;
     int nranks, nnodes, topk, n_experts;
     int n_plans, n_ops;
+    bool burst; /* all plans first, in the worst case: more of them than there are boards for their counts */
     struct plan_shape plans[MOST_PLANS];
     struct op ops[MOST_OPS];
     ep_comm_config config;

@@ -58,7 +58,7 @@ static void draw_plan(struct random *random, const struct shape *shape, struct p
     if (ret_plan->flags && one_in(random, 2))
         ret_plan->flags |= EP_PLAN_ZERO_PADDING;
     ret_plan->alignment = alignments[random_below(random, 8)];
-    ret_plan->worst = one_in(random, 3);
+    ret_plan->worst = shape->burst || one_in(random, 3);
     ret_plan->style = between(random, 0, 4);
     /* A tiny ring takes hundreds of turns for a large row. */
     if (shape->nnodes > 1 && shape->config.emulation.ring_bytes)
@@ -114,7 +114,7 @@ static void draw_ops(struct random *random, struct shape *shape)
         struct op *op = &shape->ops[i];
         uint32_t which;
 
-        op->kind = draw_kind(random, shape, made, n_live);
+        op->kind = shape->burst && made < shape->n_plans ? OP_PLAN : draw_kind(random, shape, made, n_live);
         which = n_live ? random_below(random, (uint32_t)n_live) : 0;
         op->plan = op->kind == OP_PLAN ? made : n_live ? live[which] : 0;
         op->rounds = between(random, 1, 4);
@@ -145,6 +145,11 @@ void shape_draw(uint64_t seed, unsigned modes, struct shape *ret_shape)
     shape.n_experts = shape.nranks * between(&random, 1, most_local);
     shape.n_plans = between(&random, 1, MOST_PLANS);
     shape.n_ops = between(&random, 3, MOST_OPS);
+    shape.burst = one_in(&random, 5);
+    if (shape.burst) {
+        shape.n_plans = MOST_PLANS;
+        shape.n_ops = MOST_OPS;
+    }
     shape.config.backend = "host";
     shape.config.ranks_per_node = shape.nranks / shape.nnodes;
     shape.config.timeout_ms = 30000;
