@@ -4,12 +4,10 @@
 #include "ranks_internal.h"
 
 #include <hwloc.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/utsname.h>
-#include <unistd.h>
 
 #define PCI_VENDOR_NVIDIA 0x10de
 #define PCI_CLASS_DISPLAY 0x03 /* upper byte: VGA and 3D controllers */
@@ -52,15 +50,6 @@ static json_t *describe_cpu(hwloc_topology_t topology)
     if (model && *model)
         return json_string(model);
     return string_or_null(read_value("/proc/cpuinfo", "model name", ":"));
-}
-
-static int count_cores(void)
-{
-    cpu_set_t set;
-
-    if (sched_getaffinity(0, sizeof(set), &set) == 0)
-        return CPU_COUNT(&set);
-    return (int)sysconf(_SC_NPROCESSORS_ONLN);
 }
 
 /* As the driver calls it; without the driver its number. The caller frees it. */
@@ -121,10 +110,9 @@ static void describe_topology(json_t *machine)
 
 json_t *machine_describe(void)
 {
-    json_t *machine =
-        json_pack("{s:n, s:i, s:n, s:I, s:n, s:n, s:n, s:[], s:n, s:n, s:n}", "cpu", "cores", count_cores(),
-                  "numa_nodes", "memory_bytes", (json_int_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE), "kernel",
-                  "os", "arch", "gpus", "gpu_driver", "mpi", "mpi_missing");
+    json_t *machine = json_pack("{s:n, s:i, s:n, s:I, s:n, s:n, s:n, s:[], s:n, s:n, s:n}", "cpu", "cores",
+                                machine_cores(), "numa_nodes", "memory_bytes", (json_int_t)machine_memory_bytes(),
+                                "kernel", "os", "arch", "gpus", "gpu_driver", "mpi", "mpi_missing");
     const char *mpi = ranks_mpi_version(), *why = NULL;
     struct utsname name;
 

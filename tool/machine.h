@@ -4,6 +4,7 @@
 #define EP_TOOL_MACHINE_H
 
 #include <jansson.h>
+#include <stdint.h>
 
 /*
  * {"cpu": model, "cores": usable by this process, "numa_nodes", "memory_bytes", "kernel", "os", "arch",
@@ -11,6 +12,23 @@
  * Nothing in it identifies the machine or its owner. A new reference; what cannot be read is null.
  */
 json_t *machine_describe(void);
+
+/* --- machine_limits.c --- */
+
+/*
+ * What the control groups of this process allow, the tightest of its own and those above, version 1 or 2. `root` is put
+ * before /proc and /sys: "", but for tests.
+ */
+struct machine_limits {
+    uint64_t memory_bytes; /* UINT64_MAX: no limit */
+    double cpus;           /* of time; 0: no limit */
+};
+
+void machine_limits(const char *root, struct machine_limits *ret_limits);
+
+/* Memory and cores that this process may use: of the machine, of its affinity, of its control groups. */
+uint64_t machine_memory_bytes(void);
+int machine_cores(void);
 
 /* "AMD EPYC, 2 cores, 23.5 GiB, no GPU": one line for people. */
 void machine_sentence(const json_t *machine, char *ret_text, size_t bytes);

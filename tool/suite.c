@@ -3,6 +3,7 @@
 
 #include "check/routing.h"
 #include "check/run.h"
+#include "machine.h"
 #include "output.h"
 #include "progress.h"
 #include "ranks_internal.h"
@@ -125,15 +126,15 @@ static const char *check_case(const struct suite_request *request, char *buffer,
 
 static const char *check_memory(const struct suite_request *request, int nranks, char *buffer, size_t buffer_bytes)
 {
-    double there = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
+    double there = (double)machine_memory_bytes();
     double needed = least_bytes(request, nranks);
 
     /* Ranks of mpirun may be on several machines. */
     if (needed < 0.9 * there || ranks_world_rank() >= 0)
         return NULL;
     snprintf(buffer, buffer_bytes,
-             "%d ranks with these sizes need at least %.0f GiB of memory, and this machine has %.0f GiB", nranks,
-             needed / (1 << 30), there / (1 << 30));
+             "%d rank%s with these sizes need%s at least %.0f GiB of memory, and this machine has %.0f GiB", nranks,
+             nranks == 1 ? "" : "s", nranks == 1 ? "s" : "", needed / (1 << 30), there / (1 << 30));
     return buffer;
 }
 
@@ -143,8 +144,8 @@ const char *suite_check(const struct suite_request *request, int nranks, char *b
     const char *refused = find_matrix(request->matrix)->refuse(&run);
 
     if (request->experts % nranks != 0) {
-        snprintf(buffer, buffer_bytes, "--experts %" PRId64 " cannot be spread evenly over %d ranks", request->experts,
-                 nranks);
+        snprintf(buffer, buffer_bytes, "--experts %" PRId64 " cannot be spread evenly over %d rank%s", request->experts,
+                 nranks, nranks == 1 ? "" : "s");
         return buffer;
     }
     if (request->topk > request->experts) {

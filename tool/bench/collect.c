@@ -2,11 +2,11 @@
 /* collect.c - the launcher's side: starts the job and keeps what the ranks measure. */
 #include "bench/bench.h"
 
+#include "machine.h"
 #include "output.h"
 #include "progress.h"
 
 #include <string.h>
-#include <sys/sysinfo.h>
 
 struct collector {
     const struct ranks_spec *spec;
@@ -49,12 +49,8 @@ static void on_event(void *context, const json_t *event)
 static bool memory_suffices(const struct ranks_spec *spec, const struct bench_request *request)
 {
     uint64_t needed = bench_bytes(request, spec->nranks, spec->boot == RANKS_MPI);
-    struct sysinfo info;
-    uint64_t there;
+    uint64_t there = machine_memory_bytes();
 
-    if (sysinfo(&info) != 0)
-        return true;
-    there = (uint64_t)info.totalram * info.mem_unit;
     if (needed < there / 10 * 9)
         return true;
     out_error("bench: %d ranks need about %.1f GiB of memory, and this machine has %.1f GiB", spec->nranks,
