@@ -24,7 +24,8 @@ typedef struct ep_ll ep_ll;
 
 enum {
     EP_LL_MASK_DEAD = 1u << 0 /* a peer that dies or misses its deadline is masked: it counts as a rank without tokens,
-                                 its experts contribute nothing, the group goes on. See ep_ll_get_mask() */
+                                 its experts contribute nothing, the group goes on. See ep_ll_get_mask(). A rank that
+                                 others have masked, but that was only late, gets EP_E_EXCLUDED from its next call */
 };
 
 typedef struct ep_ll_config {

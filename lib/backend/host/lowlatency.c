@@ -16,33 +16,85 @@
 
 /* --- waiting, with or without masks ------------------------------------------------------------------------------ */
 
-/* Waits until the counter at `word` of each rank's head has reached `value`; masks who does not come, if allowed. */
-static ep_status wait_all(ep_ll *ll, size_t word, uint64_t value, enum host_phase phase)
+/*
+ * A masked rank may merely have overslept. It gets no rows any more, and buffers are reused without waiting for it, but
+ * the counters go on; so the mask is published before any of that happens, and who finds itself masked leaves.
+ */
+static void mask_rank(ep_ll *ll, int rank)
 {
     struct host_ll *inner = ll->impl;
-    struct host_comm *host = inner->host;
+
+    inner->masked[rank] = 1;
+    atomic_fetch_or_explicit(&ll_shared_of(inner, ll->comm->rank)->masks[rank / 64], UINT64_C(1) << rank % 64,
+                             memory_order_acq_rel);
+}
+
+static ep_status fail_excluded(int rank, enum host_phase phase)
+{
+    return ep_fail(EP_E_EXCLUDED, "rank %d has masked this rank in \"%s\"", rank, host_phase_name(phase));
+}
+
+static bool is_masked_by(const ep_ll *ll, int rank)
+{
+    const _Atomic uint64_t *masks = ll_shared_of(ll->impl, rank)->masks;
+
+    return atomic_load_explicit(&masks[ll->comm->rank / 64], memory_order_acquire) >> ll->comm->rank % 64 & 1;
+}
+
+/* To be called when what other ranks have has been read: has one of them masked this rank meanwhile? */
+static ep_status check_masks(const ep_ll *ll, enum host_phase phase)
+{
+    const struct host_ll *inner = ll->impl;
+    int me = ll->comm->rank;
+
+    for (int rank = 0; (ll->config.flags & EP_LL_MASK_DEAD) && rank < ll->comm->nranks; rank++) {
+        _Atomic uint64_t *masks = ll_shared_of(inner, rank)->masks;
+
+        /* Written back unchanged, because only a write can order our reads before what the peer does once it masks. */
+        if (!inner->masked[rank] && atomic_fetch_or_explicit(&masks[me / 64], 0, memory_order_acq_rel) >> me % 64 & 1)
+            return fail_excluded(rank, phase);
+    }
+    return EP_OK;
+}
+
+/* Waits until the counter at `word` of a rank's head has reached `value`; masks it if it does not come, if allowed. */
+static ep_status wait_one(ep_ll *ll, int rank, size_t word, uint64_t value, enum host_phase phase)
+{
+    struct host_ll *inner = ll->impl;
+    _Atomic uint64_t *counter = (_Atomic uint64_t *)(void *)((char *)ll_shared_of(inner, rank) + word);
     bool mask = ll->config.flags & EP_LL_MASK_DEAD;
     struct host_pause pause;
+    ep_status status = EP_OK;
+
+    host_pause_begin(&pause, inner->host, phase);
+    pause.tolerant = mask;
+    while (status == EP_OK) {
+        uint32_t seen = host_doorbell(inner->host);
+
+        if (atomic_load_explicit(counter, memory_order_acquire) >= value)
+            break;
+        status = host_pause(&pause, seen, rank);
+    }
+    host_pause_end(&pause);
+    if (status != EP_OK && (!mask || status == EP_E_ABORTED))
+        return status;
+    if (is_masked_by(ll, rank))
+        return fail_excluded(rank, phase);
+    if (status != EP_OK)
+        mask_rank(ll, rank);
+    return EP_OK;
+}
+
+/* The same for all ranks that are not masked. */
+static ep_status wait_all(ep_ll *ll, size_t word, uint64_t value, enum host_phase phase)
+{
+    const struct host_ll *inner = ll->impl;
 
     for (int i = 1; i < ll->comm->nranks; i++) {
         int rank = (ll->comm->rank + i) % ll->comm->nranks;
-        _Atomic uint64_t *counter = (_Atomic uint64_t *)(void *)((char *)ll_shared_of(inner, rank) + word);
 
-        host_pause_begin(&pause, host, phase);
-        pause.tolerant = mask;
-        while (!inner->masked[rank]) {
-            uint32_t seen = host_doorbell(host);
-            ep_status status;
-
-            if (atomic_load_explicit(counter, memory_order_acquire) >= value)
-                break;
-            status = host_pause(&pause, seen, rank);
-            if (status != EP_OK && (!mask || status == EP_E_ABORTED))
-                return status;
-            if (status != EP_OK)
-                inner->masked[rank] = 1;
-        }
-        host_pause_end(&pause);
+        if (!inner->masked[rank])
+            EP_TRY(wait_one(ll, rank, word, value, phase));
     }
     return EP_OK;
 }
@@ -329,10 +381,14 @@ static ep_status map_offer(ep_ll *ll, int rank, void **ret_offer)
     ep_status status = host_map(inner->host, rank, &ll_shared_of(inner, rank)->offer[inner->combines & 1], ret_offer);
 
     if (status == EP_E_PEER_DEAD && (ll->config.flags & EP_LL_MASK_DEAD)) {
-        inner->masked[rank] = 1;
+        mask_rank(ll, rank);
         return EP_OK;
     }
-    return status == EP_OK ? EP_OK : host_raise_own(inner->host, status, rank, HOST_LL_COMBINE);
+    if (status == EP_OK)
+        return EP_OK;
+    /* Who has masked this rank may have freed it: no failure of the group. */
+    EP_TRY(check_masks(ll, HOST_LL_COMBINE));
+    return host_raise_own(inner->host, status, rank, HOST_LL_COMBINE);
 }
 
 static ep_status pull(ep_ll *ll)
@@ -351,6 +407,8 @@ static ep_status pull(ep_ll *ll)
     memset(inner->seen, 0, (size_t)ll->config.n_experts * sizeof(*inner->seen));
     for (int t = 0; status == EP_OK && t < args->n_tokens; t++)
         status = pull_token(ll, args, t, offers);
+    if (status == EP_OK)
+        status = check_masks(ll, HOST_LL_COMBINE);
     publish(ll, &ll_shared_of(inner, ll->comm->rank)->pulled, inner->combines);
     if (status == EP_OK && inner->in_place)
         status = wait_all(ll, offsetof(struct ll_shared, pulled), inner->combines, HOST_LL_DONE);

@@ -17,6 +17,7 @@ struct ll_shared {
     _Atomic uint64_t offered;                       /* combines whose input this rank has offered */
     _Atomic uint64_t pulled;                        /* combines that this rank has read from all */
     struct host_where offer[2];
+    alignas(HOST_CACHE_LINE) _Atomic uint64_t masks[EP_MAX_RANKS / 64]; /* ranks that this rank has masked */
 };
 
 /* Slots of one source in a receiver's segment: count, then max_tokens slots. */
