@@ -163,10 +163,149 @@ static void rank_that_overslept_is_told_so(void **state)
     assert_non_null(strstr(story.text, "has masked this rank in \"low-latency dispatch: "));
 }
 
+/* --- input that the backend refuses ----------------------------------------------------------------------------- */
+
+/* One bad combine of rank 1, between good rounds: nothing of it may have been sent. */
+struct refusal {
+    void (*spoil)(struct member *member);
+    void (*mend)(struct member *member);
+    uint32_t comm_flags, combine_flags;
+    ep_status status;
+    char text[256];
+};
+
+static int refuse(const ep_boot *boot, void *argument)
+{
+    struct refusal *refusal = argument;
+    struct member member;
+    int code = 0;
+
+    if (!member_init(&member, boot, 3000, refusal->comm_flags, 0))
+        return 1;
+    member.combine.flags = refusal->combine_flags;
+    for (int round = 0; round < 4 && !code; round++) {
+        for (int i = 0; i < TOKENS * HIDDEN; i++)
+            member.x[i] = 0x3f80;
+        if (ep_ll_dispatch(member.ll, &member.dispatch) != EP_OK)
+            code = 2;
+        if (boot->rank == 1 && round == 1) {
+            refusal->spoil(&member);
+            refusal->status = ep_ll_combine(member.ll, &member.combine);
+            snprintf(refusal->text, sizeof(refusal->text), "%s", ep_comm_last_error(member.comm));
+            refusal->mend(&member);
+        }
+        if (!code && ep_ll_combine(member.ll, &member.combine) != EP_OK)
+            code = 3;
+        if (!code && (member.combine.flags & EP_LL_RECV_HOOK) && ep_ll_finish(member.ll) != EP_OK)
+            code = 4;
+        /* The experts answer the rows as they are: each element is 1.0 from each of two ranks. */
+        for (int i = 0; i < TOKENS * HIDDEN && !code; i++)
+            if (member.out[i] != 0x4000)
+                code = 5;
+    }
+    member_done(&member);
+    return code;
+}
+
+/* Token 1 of rank 1: the same experts in another order, so that weights would go to the wrong rows. */
+static void use_other_routing(struct member *member)
+{
+    member->index[2] = 1;
+    member->index[3] = 0;
+}
+
+static void use_own_routing(struct member *member)
+{
+    member->index[2] = 0;
+    member->index[3] = 1;
+}
+
+static void routing_of_another_dispatch_is_refused_before_anything_is_offered(void **state)
+{
+    const uint32_t flags[] = {0, EP_LL_RECV_HOOK};
+
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        struct refusal refusal = {.spoil = use_other_routing, .mend = use_own_routing, .combine_flags = flags[i]};
+
+        run_ranks(refuse, 2, &refusal);
+        assert_int_equal(refusal.status, EP_E_ROUTING);
+        assert_non_null(strstr(refusal.text, "token 1: topk_idx is 1 at position 0, but the dispatch that it answers "
+                                             "had 0"));
+    }
+}
+
+/* A combine that asks for a row that the dispatch has not sent. */
+static int ask_for_more(const ep_boot *boot, void *argument)
+{
+    struct refusal *refusal = argument;
+    struct member member;
+    ep_status status;
+
+    if (!member_init(&member, boot, 3000, 0, 0))
+        return 1;
+    member.index[3] = -1;
+    status = ep_ll_dispatch(member.ll, &member.dispatch);
+    if (boot->rank == 1) {
+        member.index[3] = 1;
+        refusal->status = ep_ll_combine(member.ll, &member.combine);
+        member.index[3] = -1;
+    }
+    if (status == EP_OK)
+        status = ep_ll_combine(member.ll, &member.combine);
+    member_done(&member);
+    return status == EP_OK ? 0 : 2;
+}
+
+static void dispatch_with_fewer_rows_is_not_answered_by_more(void **state)
+{
+    struct refusal refusal = {.status = EP_OK};
+
+    (void)state;
+    run_ranks(ask_for_more, 2, &refusal);
+    assert_int_equal(refusal.status, EP_E_ROUTING);
+}
+
+/* The second dispatch sends token 1 nowhere: its sum is 0. */
+static int answer_two(const ep_boot *boot, void *argument)
+{
+    struct member member;
+    ep_status status;
+    uint16_t first;
+
+    (void)argument;
+    if (!member_init(&member, boot, 3000, 0, 0))
+        return 1;
+    for (int i = 0; i < TOKENS * HIDDEN; i++)
+        member.x[i] = 0x3f80;
+    status = ep_ll_dispatch(member.ll, &member.dispatch);
+    member.index[2] = member.index[3] = -1;
+    if (status == EP_OK)
+        status = ep_ll_dispatch(member.ll, &member.dispatch);
+    use_own_routing(&member);
+    if (status == EP_OK)
+        status = ep_ll_combine(member.ll, &member.combine);
+    first = member.out[HIDDEN];
+    member.index[2] = member.index[3] = -1;
+    if (status == EP_OK)
+        status = ep_ll_combine(member.ll, &member.combine);
+    member_done(&member);
+    return status == EP_OK && first == 0x4000 && member.out[HIDDEN] == 0 ? 0 : 2;
+}
+
+static void two_dispatches_with_different_routings_are_answered_in_order(void **state)
+{
+    (void)state;
+    run_ranks(answer_two, 2, NULL);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rank_that_overslept_is_told_so),
+        cmocka_unit_test(routing_of_another_dispatch_is_refused_before_anything_is_offered),
+        cmocka_unit_test(dispatch_with_fewer_rows_is_not_answered_by_more),
+        cmocka_unit_test(two_dispatches_with_different_routings_are_answered_in_order),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

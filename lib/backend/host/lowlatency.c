@@ -106,16 +106,15 @@ static void publish(ep_ll *ll, _Atomic uint64_t *counter, uint64_t value)
     host_ring_node(((struct host_ll *)ll->impl)->host);
 }
 
-static ep_status load_index(ep_ll *ll, const void *topk_idx, int idx_type, int n_tokens)
+static ep_status load_index(const ep_ll *ll, const void *topk_idx, int idx_type, int n_tokens, int32_t *ret_index)
 {
-    struct host_ll *inner = ll->impl;
     struct ep_routing_shape shape = {.n_tokens = n_tokens,
                                      .topk = ll->config.topk,
                                      .n_experts = ll->config.n_experts,
                                      .nranks = ll->comm->nranks,
                                      .ranks_per_node = ll->comm->ranks_per_node};
 
-    return ep_routing_check(&shape, topk_idx, idx_type, inner->index);
+    return ep_routing_check(&shape, topk_idx, idx_type, ret_index);
 }
 
 /* --- dispatch --------------------------------------------------------------------------------------------------- */
@@ -153,7 +152,7 @@ static const void *encode_row(ep_ll *ll, const ep_ll_dispatch_args *args, const 
 static void send_token(ep_ll *ll, const ep_ll_dispatch_args *args, int t)
 {
     struct host_ll *inner = ll->impl;
-    const int32_t *index = inner->index + (size_t)t * (size_t)ll->config.topk;
+    const int32_t *index = inner->index[inner->dispatches & 1] + (size_t)t * (size_t)ll->config.topk;
     const void *scales, *row = NULL;
     struct ll_slot *slots[EP_MAX_TOPK];
     int ranks[EP_MAX_TOPK], n = 0;
@@ -264,7 +263,7 @@ ep_status host_ll_dispatch(ep_ll *ll, const ep_ll_dispatch_args *args)
     struct host_ll *inner = ll->impl;
 
     EP_TRY(host_drain(inner->host));
-    EP_TRY(load_index(ll, args->topk_idx, args->idx_type, args->n_tokens));
+    EP_TRY(load_index(ll, args->topk_idx, args->idx_type, args->n_tokens, inner->index[(inner->dispatches + 1) & 1]));
     /* The slots of two dispatches ago must have been packed. */
     if (inner->dispatches >= 2)
         EP_TRY(wait_all(ll, offsetof(struct ll_shared, taken), inner->dispatches - 1, HOST_LL_SEND));
@@ -346,7 +345,7 @@ static ep_status pull_token(ep_ll *ll, const ep_ll_combine_args *args, int t, vo
     int nranks = ll->comm->nranks, me = ll->comm->rank, n = 0;
     size_t topk = (size_t)ll->config.topk, row = (size_t)ll->config.hidden * 2;
     size_t rows = (size_t)nranks * (size_t)ll->config.max_tokens;
-    const int32_t *index = inner->index + (size_t)t * topk;
+    const int32_t *index = inner->index[inner->combines & 1] + (size_t)t * topk;
     const uint16_t *terms[EP_MAX_TOPK];
     float weights[EP_MAX_TOPK];
 
@@ -361,10 +360,12 @@ static ep_status pull_token(ep_ll *ll, const ep_ll_combine_args *args, int t, vo
         if (inner->masked[rank])
             continue;
         range = &ll_ranges_of(ll, rank, inner->combines)[local * nranks + me];
-        if (i >= range->count)
-            return ep_fail(EP_E_ROUTING,
-                           "ep_ll_combine: token %d: expert %d did not get it: topk_idx is not that of the dispatch", t,
-                           index[k]);
+        if (i >= range->count) {
+            EP_TRY(check_masks(ll, HOST_LL_COMBINE));
+            return ep_fail(host_raise(inner->host, EP_E_MISMATCH, rank, HOST_LL_COMBINE),
+                           "ep_ll_combine: rank %d has %d rows of this rank for expert %d, but token %d is number %d",
+                           rank, range->count, index[k], t, i + 1);
+        }
         terms[n] = (const uint16_t *)(const void *)((const char *)offers[rank] +
                                                     ((size_t)local * rows + (size_t)(range->begin + i)) * row);
         weights[n++] = args->topk_weights[(size_t)t * topk + k];
@@ -415,13 +416,30 @@ static ep_status pull(ep_ll *ll)
     return status;
 }
 
+/* Combine number n answers dispatch number n. */
+static ep_status check_answer(const ep_ll *ll, const ep_ll_combine_args *args)
+{
+    const struct host_ll *inner = ll->impl;
+    const int32_t *sent = inner->index[(inner->combines + 1) & 1];
+    size_t topk = (size_t)ll->config.topk, entries = (size_t)args->n_tokens * topk, i = 0;
+
+    EP_TRY(load_index(ll, args->topk_idx, args->idx_type, args->n_tokens, inner->given));
+    if (memcmp(inner->given, sent, entries * sizeof(*sent)) == 0)
+        return EP_OK;
+    while (inner->given[i] == sent[i])
+        i++;
+    return ep_fail(EP_E_ROUTING,
+                   "ep_ll_combine: token %zu: topk_idx is %d at position %zu, but the dispatch that it answers had %d",
+                   i / topk, inner->given[i], i % topk, sent[i]);
+}
+
 ep_status host_ll_combine(ep_ll *ll, const ep_ll_combine_args *args)
 {
     struct host_ll *inner = ll->impl;
     ep_status status;
 
     EP_TRY(host_drain(inner->host));
-    EP_TRY(load_index(ll, args->topk_idx, args->idx_type, args->n_tokens));
+    EP_TRY(check_answer(ll, args));
     inner->combines++;
     inner->combine = *args;
     inner->in_dispatch = false;

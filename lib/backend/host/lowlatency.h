@@ -40,10 +40,11 @@ struct host_ll {
     void *combine_buffer[2]; /* [L, R*M, H] bf16, made on first use */
     uint64_t dispatches, combines;
     size_t scales_at, row_at, slot_bytes, block_bytes, ranges_at, blocks_at;
-    int32_t *masked; /* [R] */
-    int32_t *index;  /* [M,K] */
-    int32_t *seen;   /* [E] tokens of this rank so far, per expert */
-    uint8_t *row;    /* one quantised row */
+    int32_t *masked;   /* [R] */
+    int32_t *index[2]; /* [M,K] of dispatch n at n % 2, until its combine */
+    int32_t *given;    /* [M,K] that a combine comes with */
+    int32_t *seen;     /* [E] tokens of this rank so far, per expert */
+    uint8_t *row;      /* one quantised row */
     float *scales;
     int32_t *packed_scales;
     bool in_dispatch;

@@ -115,7 +115,9 @@ static void free_inner(struct host_ll *inner, int nranks)
     free(inner->peer);
     free(inner->shm);
     free(inner->masked);
-    free(inner->index);
+    free(inner->index[0]);
+    free(inner->index[1]);
+    free(inner->given);
     free(inner->seen);
     free(inner->row);
     free(inner->scales);
@@ -145,13 +147,15 @@ ep_status host_ll_open(ep_ll *ll)
     inner->peer = calloc(nranks, sizeof(*inner->peer));
     inner->shm = calloc(nranks, sizeof(*inner->shm));
     inner->masked = calloc(nranks, sizeof(*inner->masked));
-    inner->index = malloc((entries + 1) * sizeof(*inner->index));
+    for (int i = 0; i < 2; i++)
+        inner->index[i] = malloc((entries + 1) * sizeof(*inner->index[i]));
+    inner->given = malloc((entries + 1) * sizeof(*inner->given));
     inner->seen = malloc((size_t)ll->config.n_experts * sizeof(*inner->seen));
     inner->row = aligned_alloc(16, align16((size_t)ll->config.hidden));
     inner->scales = malloc((blocks + 1) * sizeof(*inner->scales));
     inner->packed_scales = malloc((blocks + 4) * sizeof(*inner->packed_scales));
-    if (!inner->peer || !inner->shm || !inner->masked || !inner->index || !inner->seen || !inner->row ||
-        !inner->scales || !inner->packed_scales)
+    if (!inner->peer || !inner->shm || !inner->masked || !inner->index[0] || !inner->index[1] || !inner->given ||
+        !inner->seen || !inner->row || !inner->scales || !inner->packed_scales)
         status = ep_fail(EP_E_MEMORY, "ep_ll_new: no memory for %zu entries", entries);
     else
         status = host_alloc_internal(host, inner->blocks_at + 2 * nranks * inner->block_bytes, &inner->segment);
