@@ -55,15 +55,16 @@ typedef struct ep_ll_dispatch_args {
     const void *topk_idx; /* [N,K] EP_I32 or EP_I64, -1: none */
     int32_t idx_type;
     int32_t n_tokens;   /* N <= M, may differ between ranks */
-    int32_t out_dtype;  /* EP_BF16: rows as they are; EP_F8E4M3: quantised per 128 elements on the way */
-    int32_t scale_type; /* fp8: EP_F32 or EP_UE8M0; 0 for bf16 */
+    int32_t out_dtype;  /* EP_BF16: rows as they are; EP_F8E4M3: quantised per 128 elements on the way; the same on all
+                           ranks */
+    int32_t scale_type; /* fp8: EP_F32 or EP_UE8M0; 0 for bf16; the same on all ranks */
     void *recv_x;       /* [L, R*M, H] of out_dtype */
     void *recv_scales; /* EP_F32: [L, R*M, H/128] dequantisation factors; EP_UE8M0: int32 [L, R*M, H/512]; NULL for bf16
                         */
     int32_t *recv_count;  /* [L] */
     int32_t *recv_source; /* [L, R*M] token index on its source rank; NULL: not wanted */
     int64_t *recv_range;  /* [L,R] rows of each source: begin << 32 | count; NULL: not wanted */
-    uint32_t flags;       /* EP_LL_RECV_HOOK, EP_LL_ROUND_SCALE */
+    uint32_t flags;       /* EP_LL_RECV_HOOK; EP_LL_ROUND_SCALE, the same on all ranks */
     uint32_t reserved;    /* 0 */
 } ep_ll_dispatch_args;
 

@@ -28,6 +28,7 @@ struct member {
     alignas(16) uint16_t x[TOKENS * HIDDEN];
     alignas(16) uint16_t out[TOKENS * HIDDEN];
     alignas(16) uint16_t recv[MAX_RANKS * TOKENS * HIDDEN];
+    alignas(16) float scales[MAX_RANKS * TOKENS * HIDDEN / EP_SCALE_BLOCK];
     int32_t index[TOKENS * MAX_RANKS], count;
     float weights[TOKENS * MAX_RANKS];
 };
@@ -299,6 +300,75 @@ static void two_dispatches_with_different_routings_are_answered_in_order(void **
     run_ranks(answer_two, 2, NULL);
 }
 
+/* --- arguments that have to agree ------------------------------------------------------------------------------- */
+
+struct format {
+    int32_t out_dtype, scale_type;
+    uint32_t flags;
+};
+
+struct disagreement {
+    struct format format[2]; /* of rank 0 and rank 1 */
+    ep_status status[2], later[2];
+    char text[2][256];
+};
+
+static int disagree(const ep_boot *boot, void *argument)
+{
+    struct disagreement *story = argument;
+    const struct format *format = &story->format[boot->rank];
+    struct member member;
+    int rank = boot->rank;
+
+    if (!member_init(&member, boot, 3000, 0, 0))
+        return 1;
+    member.dispatch.out_dtype = format->out_dtype;
+    member.dispatch.scale_type = format->scale_type;
+    member.dispatch.recv_scales = format->scale_type ? member.scales : NULL;
+    member.dispatch.flags = format->flags;
+    story->status[rank] = ep_ll_dispatch(member.ll, &member.dispatch);
+    if (format->flags & EP_LL_RECV_HOOK)
+        story->status[rank] = ep_ll_finish(member.ll);
+    snprintf(story->text[rank], sizeof(story->text[rank]), "%s", ep_comm_last_error(member.comm));
+    story->later[rank] = ep_comm_barrier(member.comm);
+    member_done(&member);
+    return 0;
+}
+
+static void formats_of_dispatch_have_to_agree(void **state)
+{
+    static const struct {
+        struct format format[2];
+        const char *text[2]; /* "" where the ranks agree */
+    } cases[] = {
+        {{{EP_BF16, 0, 0}, {EP_F8E4M3, EP_F32, 0}},
+         {"out_dtype is 1 on rank 0 and 2 on rank 1", "out_dtype is 2 on rank 1 and 1 on rank 0"}},
+        {{{EP_F8E4M3, EP_F32, EP_LL_RECV_HOOK}, {EP_F8E4M3, EP_UE8M0, EP_LL_RECV_HOOK}},
+         {"scale_type is 3 on rank 0 and 6 on rank 1", "scale_type is 6 on rank 1 and 3 on rank 0"}},
+        {{{EP_F8E4M3, EP_F32, EP_LL_ROUND_SCALE}, {EP_F8E4M3, EP_F32, 0}},
+         {"rounding of scales is 1 on rank 0 and 0 on rank 1", "rounding of scales is 0 on rank 1 and 1 on rank 0"}},
+        {{{EP_F8E4M3, EP_UE8M0, EP_LL_ROUND_SCALE}, {EP_F8E4M3, EP_UE8M0, 0}}, {"", ""}},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct disagreement story = {.format = {cases[i].format[0], cases[i].format[1]}};
+        ep_status expected = cases[i].text[0][0] ? EP_E_MISMATCH : EP_OK;
+        int n_named = 0;
+
+        run_ranks(disagree, 2, &story);
+        for (int rank = 0; rank < 2; rank++) {
+            assert_int_equal(story.status[rank], expected);
+            assert_int_equal(story.later[rank], expected);
+            if (strstr(story.text[rank], cases[i].text[rank]))
+                n_named++;
+            else /* the other one was so fast that it was heard of before its rows were looked at */
+                assert_non_null(strstr(story.text[rank], "failed with EP_E_MISMATCH"));
+        }
+        assert_true(n_named > 0);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -306,6 +376,7 @@ int main(void)
         cmocka_unit_test(routing_of_another_dispatch_is_refused_before_anything_is_offered),
         cmocka_unit_test(dispatch_with_fewer_rows_is_not_answered_by_more),
         cmocka_unit_test(two_dispatches_with_different_routings_are_answered_in_order),
+        cmocka_unit_test(formats_of_dispatch_have_to_agree),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -131,16 +131,51 @@ static size_t out_scale_bytes(const ep_ll *ll, const ep_ll_dispatch_args *args)
     return args->out_dtype == EP_BF16 ? 0 : args->scale_type == EP_UE8M0 ? blocks : blocks * sizeof(float);
 }
 
+static bool rounds_scales(const ep_ll_dispatch_args *args)
+{
+    return args->scale_type == EP_UE8M0 || (args->flags & EP_LL_ROUND_SCALE);
+}
+
+/* What all ranks must want alike, in one word that travels with the rows. */
+static int32_t format_of(const ep_ll_dispatch_args *args)
+{
+    return args->out_dtype | args->scale_type << 8 | (int32_t)rounds_scales(args) << 16;
+}
+
+static ep_status check_formats(const ep_ll *ll)
+{
+    static const struct {
+        const char *name;
+        int shift;
+    } fields[] = {{"out_dtype", 0}, {"scale_type", 8}, {"rounding of scales", 16}};
+    const struct host_ll *inner = ll->impl;
+    int me = ll->comm->rank;
+    int32_t mine = format_of(&inner->dispatch);
+
+    for (int rank = 0; rank < ll->comm->nranks; rank++) {
+        int32_t other = ll_block_of(ll, me, inner->dispatches, rank)->format;
+
+        for (size_t i = 0; !inner->masked[rank] && i < sizeof(fields) / sizeof(fields[0]); i++) {
+            int a = mine >> fields[i].shift & 0xff, b = other >> fields[i].shift & 0xff;
+
+            if (a != b)
+                return ep_fail(host_raise(inner->host, EP_E_MISMATCH, rank, HOST_LL_RECV),
+                               "ep_ll_dispatch: ranks disagree: %s is %d on rank %d and %d on rank %d", fields[i].name,
+                               a, me, b, rank);
+        }
+    }
+    return EP_OK;
+}
+
 /* The row as it travels: as it is, or quantised once for all destinations. */
 static const void *encode_row(ep_ll *ll, const ep_ll_dispatch_args *args, const void *x, const void **ret_scales)
 {
     struct host_ll *inner = ll->impl;
-    bool round = args->scale_type == EP_UE8M0 || (args->flags & EP_LL_ROUND_SCALE);
 
     *ret_scales = NULL;
     if (args->out_dtype == EP_BF16)
         return x;
-    ep_quantize_row(x, ll->config.hidden, round, inner->row, inner->scales);
+    ep_quantize_row(x, ll->config.hidden, rounds_scales(args), inner->row, inner->scales);
     *ret_scales = inner->scales;
     if (args->scale_type == EP_UE8M0) {
         ep_pack_ue8m0(inner->scales, ll->config.hidden / EP_SCALE_BLOCK, inner->packed_scales);
@@ -238,6 +273,7 @@ static ep_status receive(ep_ll *ll)
     int32_t *next = inner->seen; /* [L] used here */
 
     EP_TRY(wait_all(ll, offsetof(struct ll_shared, sent), inner->dispatches, HOST_LL_RECV));
+    EP_TRY(check_formats(ll));
     make_ranges(ll, ranges);
     memset(next, 0, (size_t)ll->n_local * sizeof(*next));
     for (int source = 0; source < nranks; source++) {
@@ -270,9 +306,14 @@ ep_status host_ll_dispatch(ep_ll *ll, const ep_ll_dispatch_args *args)
     inner->dispatches++;
     inner->dispatch = *args;
     inner->in_dispatch = true;
-    for (int rank = 0; rank < ll->comm->nranks; rank++)
-        if (!inner->masked[rank])
-            ll_block_of(ll, rank, inner->dispatches, ll->comm->rank)->count = 0;
+    for (int rank = 0; rank < ll->comm->nranks; rank++) {
+        struct ll_block *block = ll_block_of(ll, rank, inner->dispatches, ll->comm->rank);
+
+        if (inner->masked[rank])
+            continue;
+        block->count = 0;
+        block->format = format_of(args);
+    }
     for (int t = 0; t < args->n_tokens; t++)
         send_token(ll, args, t);
     publish(ll, &ll_shared_of(inner, ll->comm->rank)->sent, inner->dispatches);

@@ -23,7 +23,8 @@ struct ll_shared {
 /* Slots of one source in a receiver's segment: count, then max_tokens slots. */
 struct ll_block {
     int32_t count;
-    int32_t unused[15];
+    int32_t format; /* format_of() the sender's arguments */
+    int32_t unused[14];
 };
 
 struct ll_slot {
