@@ -82,7 +82,7 @@ typedef struct ep_ll_combine_args {
     const void *topk_idx; /* as in the dispatch that it answers */
     int32_t idx_type;
     int32_t n_tokens;
-    const float *topk_weights; /* [N,K] */
+    const float *topk_weights; /* [N,K]; NaN: EP_E_VALUE with EP_COMM_CHECK_VALUES */
     void *out; /* [N,H] bf16: sum over k in ascending k of weight * row, fp32 with fused multiply-add, rounded once */
     uint32_t flags;    /* EP_LL_RECV_HOOK, EP_LL_ZERO_COPY */
     uint32_t reserved; /* 0 */

@@ -6,6 +6,7 @@
 #include "backend/host/host.h"
 
 #include <epkit/launch.h>
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -236,6 +237,26 @@ static void routing_of_another_dispatch_is_refused_before_anything_is_offered(vo
     }
 }
 
+static void use_nan(struct member *member)
+{
+    member->weights[3] = NAN;
+}
+
+static void use_numbers(struct member *member)
+{
+    member->weights[3] = 1;
+}
+
+static void nan_in_weights_is_refused_before_anything_is_offered(void **state)
+{
+    struct refusal refusal = {.spoil = use_nan, .mend = use_numbers, .comm_flags = EP_COMM_CHECK_VALUES};
+
+    (void)state;
+    run_ranks(refuse, 2, &refusal);
+    assert_int_equal(refusal.status, EP_E_VALUE);
+    assert_non_null(strstr(refusal.text, "NaN in topk_weights of rank 1"));
+}
+
 /* A combine that asks for a row that the dispatch has not sent. */
 static int ask_for_more(const ep_boot *boot, void *argument)
 {
@@ -374,6 +395,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rank_that_overslept_is_told_so),
         cmocka_unit_test(routing_of_another_dispatch_is_refused_before_anything_is_offered),
+        cmocka_unit_test(nan_in_weights_is_refused_before_anything_is_offered),
         cmocka_unit_test(dispatch_with_fewer_rows_is_not_answered_by_more),
         cmocka_unit_test(two_dispatches_with_different_routings_are_answered_in_order),
         cmocka_unit_test(formats_of_dispatch_have_to_agree),

@@ -457,6 +457,14 @@ static ep_status pull(ep_ll *ll)
     return status;
 }
 
+static ep_status check_weights(const ep_ll *ll, const ep_ll_combine_args *args)
+{
+    if ((ll->comm->config.flags & EP_COMM_CHECK_VALUES) &&
+        host_has_nan(args->topk_weights, (size_t)args->n_tokens * (size_t)ll->config.topk))
+        return ep_fail(EP_E_VALUE, "ep_ll_combine: NaN in topk_weights of rank %d", ll->comm->rank);
+    return EP_OK;
+}
+
 /* Combine number n answers dispatch number n. */
 static ep_status check_answer(const ep_ll *ll, const ep_ll_combine_args *args)
 {
@@ -481,6 +489,7 @@ ep_status host_ll_combine(ep_ll *ll, const ep_ll_combine_args *args)
 
     EP_TRY(host_drain(inner->host));
     EP_TRY(check_answer(ll, args));
+    EP_TRY(check_weights(ll, args));
     inner->combines++;
     inner->combine = *args;
     inner->in_dispatch = false;
