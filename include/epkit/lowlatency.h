@@ -97,7 +97,9 @@ EP_API ep_status ep_ll_combine(ep_ll *ll, const ep_ll_combine_args *args);
  * open. */
 EP_API ep_status ep_ll_finish(ep_ll *ll);
 
-/* Symmetric buffer [L, R*M, H] bf16 to write the experts' outputs into, for the next combine. Valid until that combine.
+/*
+ * Symmetric buffer [L, R*M, H] bf16 to write the experts' outputs into, for the next combine. Valid until that combine:
+ * to be asked for before each, because peers may still read the rows of an earlier one.
  */
 EP_API ep_status ep_ll_get_combine_buffer(ep_ll *ll, void **ret_buffer);
 

@@ -321,6 +321,41 @@ static void two_dispatches_with_different_routings_are_answered_in_order(void **
     run_ranks(answer_two, 2, NULL);
 }
 
+/* Combine 1 and combine 3 have the same buffer, but only after its readers were waited for. */
+static int keep_buffer(const ep_boot *boot, void *argument)
+{
+    struct member member;
+    void *buffers[3] = {NULL};
+    int code = 0;
+
+    (void)argument;
+    if (!member_init(&member, boot, 3000, 0, 0))
+        return 1;
+    member.combine.flags = EP_LL_ZERO_COPY;
+    for (int round = 0; round < 3 && !code; round++) {
+        if (ep_ll_dispatch(member.ll, &member.dispatch) != EP_OK)
+            code = 2;
+        member.combine.x = buffers[0];
+        if (!code && round == 2 && ep_ll_combine(member.ll, &member.combine) != EP_E_ARG)
+            code = 3;
+        if (!code && ep_ll_get_combine_buffer(member.ll, &buffers[round]) != EP_OK)
+            code = 4;
+        member.combine.x = buffers[round];
+        if (!code && ep_ll_combine(member.ll, &member.combine) != EP_OK)
+            code = 5;
+    }
+    if (!code && buffers[0] != buffers[2])
+        code = 6;
+    member_done(&member);
+    return code;
+}
+
+static void combine_buffer_has_to_be_asked_for_each_time(void **state)
+{
+    (void)state;
+    run_ranks(keep_buffer, 2, NULL);
+}
+
 /* --- arguments that have to agree ------------------------------------------------------------------------------- */
 
 struct format {
@@ -398,6 +433,7 @@ int main(void)
         cmocka_unit_test(nan_in_weights_is_refused_before_anything_is_offered),
         cmocka_unit_test(dispatch_with_fewer_rows_is_not_answered_by_more),
         cmocka_unit_test(two_dispatches_with_different_routings_are_answered_in_order),
+        cmocka_unit_test(combine_buffer_has_to_be_asked_for_each_time),
         cmocka_unit_test(formats_of_dispatch_have_to_agree),
     };
 

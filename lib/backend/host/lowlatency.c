@@ -363,7 +363,8 @@ static ep_status offer(ep_ll *ll, const ep_ll_combine_args *args)
     void *buffer;
 
     if (args->flags & EP_LL_ZERO_COPY) {
-        if (!inner->combine_buffer[inner->combines & 1] || args->x != inner->combine_buffer[inner->combines & 1])
+        /* The buffer is the same every second time, but only asking for it waits for those who still read it. */
+        if (inner->handed_out != inner->combines || args->x != inner->combine_buffer[inner->combines & 1])
             return ep_fail(EP_E_ARG, "ep_ll_combine: with EP_LL_ZERO_COPY x must be the buffer that "
                                      "ep_ll_get_combine_buffer gave for this combine");
         buffer = inner->combine_buffer[inner->combines & 1];
@@ -514,7 +515,9 @@ ep_status host_ll_combine_buffer(ep_ll *ll, void **ret_buffer)
 {
     struct host_ll *inner = ll->impl;
 
-    return combine_buffer(ll, inner->combines + 1, ret_buffer);
+    EP_TRY(combine_buffer(ll, inner->combines + 1, ret_buffer));
+    inner->handed_out = inner->combines + 1;
+    return EP_OK;
 }
 
 ep_status host_ll_get_mask(const ep_ll *ll, int32_t *ret_masked)

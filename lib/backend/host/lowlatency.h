@@ -40,6 +40,7 @@ struct host_ll {
     void *segment;
     void *combine_buffer[2]; /* [L, R*M, H] bf16, made on first use */
     uint64_t dispatches, combines;
+    uint64_t handed_out; /* combine that ep_ll_get_combine_buffer has last given a buffer for */
     size_t scales_at, row_at, slot_bytes, block_bytes, ranges_at, blocks_at;
     int32_t *masked;   /* [R] */
     int32_t *index[2]; /* [M,K] of dispatch n at n % 2, until its combine */
