@@ -425,6 +425,42 @@ static void formats_of_dispatch_have_to_agree(void **state)
     }
 }
 
+/* --- leaving ---------------------------------------------------------------------------------------------------- */
+
+static ep_status slow_job(void *arguments)
+{
+    _Atomic int *done = *(_Atomic int **)arguments;
+
+    nap_ms(50);
+    atomic_store(done, 1);
+    return EP_OK;
+}
+
+static int free_with_queued_job(const ep_boot *boot, void *argument)
+{
+    struct member member;
+    _Atomic int done = 0, *job = &done;
+    ep_event *event;
+    int seen;
+
+    (void)argument;
+    if (!member_init(&member, boot, 3000, 0, 0))
+        return 1;
+    if (host_submit(host_of(member.comm), slow_job, &job, sizeof(job), NULL, &event, true) != EP_OK)
+        return 2;
+    ep_ll_free(member.ll);
+    seen = atomic_load(&done);
+    ep_event_free(event);
+    ep_comm_free(member.comm);
+    return seen ? 0 : 3;
+}
+
+static void leaving_waits_for_the_queue(void **state)
+{
+    (void)state;
+    run_ranks(free_with_queued_job, 2, NULL);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -435,6 +471,7 @@ int main(void)
         cmocka_unit_test(two_dispatches_with_different_routings_are_answered_in_order),
         cmocka_unit_test(combine_buffer_has_to_be_asked_for_each_time),
         cmocka_unit_test(formats_of_dispatch_have_to_agree),
+        cmocka_unit_test(leaving_waits_for_the_queue),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -167,12 +167,15 @@ ep_status host_ll_open(ep_ll *ll)
     return status;
 }
 
-/* Until the peers have read what the last combine offers them, as far as they will. */
+/*
+ * Until the peers have read what the last combine offers them, as far as they will. Before that the queue, as every
+ * call: its worker waits and maps with the same state as this thread.
+ */
 static void wait_for_readers(ep_ll *ll)
 {
     struct host_ll *inner = ll->impl;
     struct host_pause pause;
-    ep_status status = ep_comm_record(ll->comm, host_check(inner->host));
+    ep_status status = host_drain(inner->host);
 
     for (int i = 1; status == EP_OK && i < ll->comm->nranks; i++) {
         int rank = (ll->comm->rank + i) % ll->comm->nranks;
