@@ -11,9 +11,13 @@ set -euo pipefail
 cd "$(dirname "$0")"
 
 tier="${1:-medium}"
+groups=(build test)
 case "$tier" in
 quick | medium) ;;
-long) export EPKIT_TEST_LONG=1 ;;
+long)
+    export EPKIT_TEST_LONG=1
+    groups+=(fuzz)
+    ;;
 *)
     echo "usage: test.sh [quick|medium|long]" >&2
     exit 2
@@ -131,7 +135,7 @@ sanitizers() {
     run_tests=()
 }
 
-scripts/packages.sh build test
+scripts/packages.sh "${groups[@]}"
 if check build-release scripts/build.sh release -DEPKIT_WERROR=ON -DBUILD_TESTING=ON -DEPKIT_EXAMPLES=ON; then
     if [ "$tier" = quick ]; then
         suites release --label-regex '^(unit|cli)$'

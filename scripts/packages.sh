@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# packages.sh GROUP... - make sure that what a group needs is there: build, test, or both.
+# packages.sh GROUP... - make sure that what the groups need is there: build, test, fuzz.
 #
 # What is missing is installed with apt, which needs root and Debian 12, Ubuntu 24.04 or later. Silent, and no use of the
 # network, when nothing is missing.
@@ -11,6 +11,7 @@ set -euo pipefail
 #   pkg:NAME       a library that pkg-config knows
 #   compiles:LINE  a C source line that the compiler accepts
 #   imports:NAME   a module of Python
+#   fuzzes:        clang finds libFuzzer
 needs() {
     cat <<'END'
 build  command:cmake                       cmake
@@ -39,6 +40,7 @@ test   command:objdump                     binutils
 test   command:mpicc                       libopenmpi-dev
 test   command:mpirun                      openmpi-bin
 test   pkg:cmocka                          libcmocka-dev
+fuzz   fuzzes:                             libclang-rt-dev
 END
 }
 
@@ -46,6 +48,8 @@ is_there() {
     case "$1" in
     command:*) command -v "${1#command:}" >/dev/null ;;
     pkg:*) pkg-config --exists "${1#pkg:}" 2>/dev/null ;;
+    fuzzes:) echo 'int LLVMFuzzerTestOneInput(void) { return 0; }' |
+        clang -fsanitize=fuzzer -x c -o /dev/null - 2>/dev/null ;;
     # apt's modules belong to the Python in /usr/bin, which another one may hide.
     imports:*) python3 -c "import ${1#imports:}" 2>/dev/null || /usr/bin/python3 -c "import ${1#imports:}" 2>/dev/null ;;
     compiles:*) printf '%s\n' "${1#compiles:}" | cc -x c -fsyntax-only - 2>/dev/null ;;
