@@ -11,6 +11,7 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define DEFAULT_TOPK 8
@@ -83,10 +84,12 @@ static void fill_defaults(const struct test_options *given, const char *matrix, 
 
 static int check_matrix_nodes(const struct cmd *cmd, const char *matrix, int nnodes)
 {
-    if (strcmp(matrix, "internode") == 0 && nnodes < 2)
+    bool over_nodes = strcmp(matrix, "internode") == 0;
+
+    if (over_nodes && nnodes < 2)
         return cmd_usage(cmd, "internode needs --nodes 2 or more");
-    if (strcmp(matrix, "lowlatency") == 0 && nnodes > 1)
-        return cmd_usage(cmd, "lowlatency runs on one node only");
+    if (!over_nodes && nnodes > 1)
+        return cmd_usage(cmd, "%s runs on one node only", matrix);
     return CMD_FINE;
 }
 
@@ -114,18 +117,24 @@ static int make_request(const struct cmd *cmd, const struct cmd_call *call, cons
     return CMD_FINE;
 }
 
-/* The command that repeats one case, or with index 0 the whole matrix, of this run. */
+/* The command that repeats one case of this run, or with index 0 all that it was asked for. */
 static void print_command(const struct cmd *cmd, const struct cmd_call *call, const struct suite_request *request,
                           int index, char *ret_text, size_t bytes)
 {
     static const char *const replaced[] = {"seed", "only", "repeat", "json", NULL};
+    const char *backend = getenv("EPKIT_BACKEND");
     size_t n = 0;
 
+    /* Of the names that group_check_backend() lets through: none needs quotes. */
+    if (backend && *backend && !cmd_given(cmd, call, "backend"))
+        n = (size_t)snprintf(ret_text, bytes, "EPKIT_BACKEND=%s ", backend);
     if (ranks_world_rank() == 0)
-        n = (size_t)snprintf(ret_text, bytes, "mpirun -n %d ", ranks_world_size());
+        n += (size_t)snprintf(ret_text + n, bytes - n, "mpirun -n %d ", ranks_world_size());
     options_print(cmd, call, replaced, ret_text + n, bytes - n);
     n = strlen(ret_text);
     n += (size_t)snprintf(ret_text + n, bytes - n, " --seed %" PRIu64, request->seed);
+    if (!index)
+        index = (int)request->only;
     if (index && n < bytes)
         snprintf(ret_text + n, bytes - n, " --only %d", index);
 }
@@ -157,7 +166,8 @@ static void add_result(const struct cmd *cmd, const struct cmd_call *call, const
                       sizeof(command));
         json_array_append_new(totals->commands, json_string(command));
     }
-    if (json_array_size(result->errors) > 0) {
+    /* What is not supported here will not be supported a second time. */
+    if (json_array_size(result->errors) > 0 && result->code != CMD_UNSUPPORTED) {
         /* The case that the ranks were in is the one after the last that they told of. */
         print_command(cmd, call, request, 0, command, sizeof(command));
         json_array_append_new(totals->commands, json_string(command));
@@ -201,8 +211,8 @@ static void render_text(const struct ranks_spec *spec, const struct suite_reques
     suite_sentence(&sum, sentence, sizeof(sentence));
     if (spec->nnodes > 1)
         snprintf(nodes, sizeof(nodes), " on %d nodes", spec->nnodes);
-    out_verdict(totals->code == CMD_FINE ? OUT_GOOD : OUT_BAD, "%s: %s (%d ranks%s, seed %" PRIu64 ", %.1f s)",
-                request->matrix, sentence, spec->nranks, nodes, seed, totals->seconds);
+    out_verdict(totals->code == CMD_FINE ? OUT_GOOD : OUT_BAD, "%s: %s (%d rank%s%s, seed %" PRIu64 ", %.1f s)",
+                request->matrix, sentence, spec->nranks, spec->nranks == 1 ? "" : "s", nodes, seed, totals->seconds);
     if (json_array_size(totals->commands) == 0)
         return;
     out_line("To repeat what failed:");
@@ -245,9 +255,9 @@ static int cmd_test(const struct cmd *cmd, const struct cmd_call *call)
     fill_defaults(call->options, call->args[0], &options);
     if (!cmd_given(cmd, call, "seed"))
         options.seed = (int64_t)group_draw_seed();
-    result = group_spec(cmd, call, &options.group, (uint64_t)options.seed, &spec);
+    result = check_matrix_nodes(cmd, call->args[0], (int)options.group.nodes);
     if (result == CMD_FINE)
-        result = check_matrix_nodes(cmd, call->args[0], spec.nnodes);
+        result = group_spec(cmd, call, &options.group, (uint64_t)options.seed, &spec);
     if (result == CMD_FINE)
         result = make_request(cmd, call, &options, &spec, &request);
     if (result != CMD_FINE)

@@ -5,6 +5,7 @@
 #include "ranks_internal.h"
 
 #include <inttypes.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
 #include <time.h>
@@ -28,6 +29,30 @@ static int check_world(const struct cmd *cmd, const struct cmd_call *call, const
         return cmd_usage(cmd, "--ranks %" PRId64 ": mpirun started %d ranks", group->ranks, ranks_world_size());
     if (cmd_given(cmd, call, "boot") && group->boot != RANKS_MPI)
         return cmd_usage(cmd, "--boot %s: these ranks were started by mpirun", group_boots[group->boot]);
+    return CMD_FINE;
+}
+
+int group_check_backend(const struct cmd *cmd)
+{
+    const char *name = getenv("EPKIT_BACKEND");
+
+    if (!name || !*name)
+        return CMD_FINE;
+    /* "auto" is a word of --backend alone. */
+    for (size_t i = 1; group_backends[i]; i++)
+        if (strcmp(group_backends[i], name) == 0)
+            return CMD_FINE;
+    return cmd_usage(cmd, "EPKIT_BACKEND: '%s' is none of host, cuda", name);
+}
+
+/* What has no meaning without a network is not taken in silence: figures would be read as if it had been in effect. */
+static int check_network(const struct cmd *cmd, const struct cmd_call *call)
+{
+    static const char *const names[] = {"channels", "partial", "net-delay-us", "net-reorder", "net-ring", "net-split"};
+
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+        if (cmd_given(cmd, call, names[i]))
+            return cmd_usage(cmd, "--%s needs --nodes 2 or more", names[i]);
     return CMD_FINE;
 }
 
@@ -57,7 +82,11 @@ int group_spec(const struct cmd *cmd, const struct cmd_call *call, const struct 
         return cmd_usage(cmd, "--nodes %" PRId64 ": there are only %" PRId64 " ranks", group->nodes, ranks);
     if (ranks % group->nodes != 0)
         return cmd_usage(cmd, "--ranks %" PRId64 " cannot be spread evenly over --nodes %" PRId64, ranks, group->nodes);
-    if (!world && group->boot == RANKS_MPI)
+    if (group->nodes == 1)
+        result = check_network(cmd, call);
+    if (result == CMD_FINE && group->backend == 0)
+        result = group_check_backend(cmd);
+    if (result == CMD_FINE && !world && group->boot == RANKS_MPI)
         result = check_mpirun(cmd);
     if (result != CMD_FINE)
         return result;

@@ -56,6 +56,9 @@ extern const char *const group_backends[]; /* "auto", "host", "cuda" */
 int group_spec(const struct cmd *cmd, const struct cmd_call *call, const struct group_options *group, uint64_t seed,
                struct ranks_spec *ret_spec);
 
+/* Is the backend of EPKIT_BACKEND one there can be? CMD_FINE, or CMD_USAGE after reporting that it is not. */
+int group_check_backend(const struct cmd *cmd);
+
 /* A seed that prints as a short number, from the kernel. */
 uint64_t group_draw_seed(void);
 

@@ -76,9 +76,12 @@ const char *options_nearest(const char *word, const char *const *names)
         return NULL;
     for (size_t i = 0; names[i]; i++) {
         size_t n = strlen(names[i]);
-        int allowed = (int)((n > length ? n : length) + 2) / 3;
+        /* One letter in three may be wrong: bash is no misspelt tcsh. */
+        int allowed = (int)(n > length ? n : length) / 3;
         int d = distance(word, names[i]);
 
+        if (allowed == 0)
+            allowed = 1;
         /* The start of a longer name is a good guess although many letters are missing. */
         if (length >= 2 && strncmp(word, names[i], length) == 0)
             d = 1;

@@ -54,6 +54,17 @@ void ranks_emit(struct ranks_ctx *ctx, json_t *event)
     free(line);
 }
 
+/* Whoever asks for CUDA and does not get it is not helped by reading of libraries that could not be opened. */
+static const char *find_hint(const struct ranks_ctx *ctx, ep_status status)
+{
+    const char *backend = ctx->spec->backend ? ctx->spec->backend : getenv("EPKIT_BACKEND");
+
+    if (status == EP_E_UNSUPPORTED && backend && strcmp(backend, "cuda") == 0 &&
+        strstr(ep_last_error(), "cannot open shared object"))
+        return "this epkit was built without the CUDA backend: use --backend host";
+    return ep_status_hint(status);
+}
+
 int ranks_emit_error(struct ranks_ctx *ctx, ep_status status, const char *what)
 {
     const char *text = ep_last_error();
@@ -63,7 +74,7 @@ int ranks_emit_error(struct ranks_ctx *ctx, ep_status status, const char *what)
     if (!*text)
         text = ep_status_text(status);
     ranks_emit(ctx, json_pack("{s:s, s:i, s:s, s:s, s:s, s:s}", "event", "error", "rank", ctx->rank, "status",
-                              ep_status_name(status), "what", what, "text", text, "hint", ep_status_hint(status)));
+                              ep_status_name(status), "what", what, "text", text, "hint", find_hint(ctx, status)));
     return CMD_FAILED;
 }
 

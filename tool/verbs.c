@@ -13,7 +13,8 @@ const struct cmd *const verbs[] = {
 };
 
 const struct env_text env_texts[] = {
-    {"EPKIT_BACKEND", "backend of the library when --backend is not given: host or cuda"},
+    {"EPKIT_BACKEND", "backend of the library when --backend is not given: host; this version has no other"},
+    {"EPKIT_HOST_ISA", "instruction set of the host backend's loops over rows: portable, avx2 or avx512"},
     {"EPKIT_TIMEOUT_MS", "deadline of the library's waits where the caller sets none"},
     {"NO_COLOR", "if not empty, output is never coloured"},
     {NULL, NULL},
@@ -35,6 +36,11 @@ int verb_unknown(const char *name)
     const char *near;
     size_t n = 0;
 
+    if (*name == '-') {
+        out_error("unknown option '%s'", name);
+        out_hint("options come after the verb, but for --help and --version: 'epkit help' lists the verbs");
+        return CMD_USAGE;
+    }
     for (size_t i = 0; verbs[i]; i++)
         names[n++] = verbs[i]->name;
     names[n] = NULL;

@@ -1,0 +1,82 @@
+#!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
+# What is refused although each word of it is right, and what is said of it.
+#
+# shellcheck disable=SC2154 # $stderr is set by run
+
+load common
+
+# refused TEXT ARGUMENT...: exit code 2, nothing on standard output
+refused() {
+    local text="$1"
+    shift
+    run --separate-stderr epkit "$@"
+    echo "$output$stderr"
+    [ "$status" -eq 2 ]
+    [ -z "$output" ]
+    [[ "$stderr" == *"$text"* ]]
+}
+
+@test "a matrix of one node over several" {
+    refused "intranode runs on one node only" test intranode --nodes 2
+    refused "lowlatency runs on one node only" test lowlatency --nodes 2
+}
+
+@test "options of the network where there is none" {
+    refused "--net-delay-us needs --nodes 2 or more" test intranode --net-delay-us 5
+    refused "--net-reorder needs --nodes 2 or more" test lowlatency --net-reorder
+    refused "--net-ring needs --nodes 2 or more" test intranode --net-ring 4K
+    refused "--net-split needs --nodes 2 or more" test intranode --net-split 100
+    refused "--channels needs --nodes 2 or more" bench --channels 2
+    refused "--partial needs --nodes 2 or more" bench --partial bf16
+}
+
+@test "a backend of the environment that does not exist, as one of the command line" {
+    export EPKIT_BACKEND=foo
+    for verb in "test intranode" bench "run --output report"; do
+        # shellcheck disable=SC2086 # words
+        refused "EPKIT_BACKEND: 'foo' is none of host, cuda" $verb
+    done
+    [ ! -e report ]
+    # What is given on the command line goes first.
+    epkit test intranode "${SMALL[@]}" --only 2 --backend host
+}
+
+@test "a backend that this build does not have: why, and no command to repeat it" {
+    run --separate-stderr epkit test intranode "${SMALL[@]}" --only 2 --backend cuda
+    echo "$output$stderr"
+    [ "$status" -eq 4 ] || skip "there is a cuda backend"
+    [[ "$stderr" == *"this epkit was built without the CUDA backend"* ]]
+    [[ "$output" != *"To repeat"* ]]
+}
+
+@test "what repeats a failure of the group has the same case and backend" {
+    # The library refuses the second variable when a rank opens its backend: the group is never formed.
+    run --separate-stderr env EPKIT_BACKEND=host EPKIT_HOST_ISA=none "$EPKIT" test intranode "${SMALL[@]}" \
+        --only 2 --seed 5
+    echo "$output$stderr"
+    [ "$status" -eq 1 ]
+    [[ "$output" == *"EPKIT_BACKEND=host epkit test intranode"*" --seed 5 --only 2"* ]]
+}
+
+@test "one rank is a rank" {
+    run epkit test intranode --ranks 1 --tokens 16 --hidden 512 --only 2 --seed 1
+    [[ "$output" == *"(1 rank, seed 1,"* ]]
+    refused "over 2 ranks" test intranode --ranks 2 --experts 3
+}
+
+@test "an option where the verb should be" {
+    refused "unknown option '--bogus'" --bogus
+    run ! grep -q "verb '--bogus'" <<<"$stderr"
+}
+
+@test "no guess is better than a bad one" {
+    refused "unknown argument 'tcsh': it must be one of bash|zsh|fish" completion tcsh
+    [[ "$stderr" != *"did you mean"* ]]
+}
+
+@test "a folder that cannot hold the report: another one is suggested" {
+    touch "$BATS_TEST_TMPDIR/file"
+    refused "choose another with --output" run --output "$BATS_TEST_TMPDIR/file"
+    refused "choose another with --output" run --output "$BATS_TEST_TMPDIR/no/such"
+}
