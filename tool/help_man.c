@@ -116,7 +116,7 @@ void man_all(FILE *stream)
     }
     print_environment(stream);
     fputs("# EXIT STATUS\n\n*0*\n\tFine.\n\n*1*\n\tFailed.\n\n*2*\n\tWrong usage; nothing was done.\n\n"
-          "*3*\n\tFindings: the machine was examined and something is wrong with it.\n\n"
+          "*3*\n\tDone, with findings. No verb of this version returns it.\n\n"
           "*4*\n\tNot supported on this machine.\n",
           stream);
 }
