@@ -158,8 +158,8 @@ static int make_specs(const struct cmd *cmd, const struct cmd_call *call, const 
         wrong = bench_check(request, ret_specs[i].nranks, buffer, sizeof(buffer));
         if (wrong)
             return cmd_usage(cmd, "%s", wrong);
-        if (request->ops == BENCH_LL && ret_specs[i].nnodes > 1)
-            return cmd_usage(cmd, "low latency runs on one node only");
+        if (options->only.n && request->ops & BENCH_LL && ret_specs[i].nnodes > 1)
+            return cmd_usage(cmd, "--only ll: low latency runs on one node only");
     }
     return CMD_FINE;
 }

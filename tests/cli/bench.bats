@@ -103,6 +103,7 @@ valid() {
     usage "exclude each other" --json --csv
     usage "--nodes" --ranks 8 --nodes 3
     usage "one node only" --nodes 2 --only ll
+    usage "one node only" --nodes 2 --only ll,dispatch
     usage "--tokens: 0 is out of range 1..1048576" --tokens 0
     usage "--iters: 'many' is not a whole number" --iters many
     usage "--only: 'nothing' is none of dispatch, combine, plan, ll" --only nothing
