@@ -67,6 +67,10 @@ END
     for file in "$PREFIX"/bin/* "$LIBDIR"/*.so; do
         echo "$file"
         run -1 grep -vF "\$ORIGIN" < <(objdump -p "$file" | grep -E 'R(UN)?PATH')
+        # What is loaded, not what is for debuggers. Sanitizers put the names of source files there.
+        if ! nm --dynamic "$file" | grep -qE '__([at]san_init|ubsan_)'; then
+            run -1 grep -F -e "$EPKIT_BUILD" -e "$EPKIT_SOURCE" < <(strings --data "$file")
+        fi
     done
 }
 
