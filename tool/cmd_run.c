@@ -59,8 +59,9 @@ struct run {
     uint64_t seed;
     struct suite_result results[N_PARTS];
     bool ran[N_PARTS];
-    json_t *suites; /* for the report */
-    json_t *bench;  /* NULL: nothing was measured */
+    json_t *suites;  /* for the report */
+    json_t *not_run; /* matrices that the ranks do not suit */
+    json_t *bench;   /* NULL: nothing was measured */
     const char *bench_missing;
     int code;
 };
@@ -133,8 +134,13 @@ static int run_suites(struct run *run)
     for (int i = 0; i < N_PARTS; i++) {
         struct suite_result *result = &run->results[i];
 
-        if (!part_request(&parts[i], run->seed, &spec, &request))
+        if (!part_request(&parts[i], run->seed, &spec, &request)) {
+            json_array_append_new(run->not_run, json_pack("{s:s, s:o}", "matrix", parts[i].matrix, "why",
+                                                          json_sprintf("%d rank%s do%s not make %d nodes", spec.nranks,
+                                                                       spec.nranks == 1 ? "" : "s",
+                                                                       spec.nranks == 1 ? "es" : "", spec.nnodes)));
             continue;
+        }
         suite_run(&spec, &request, 0, done, all, result);
         run->ran[i] = true;
         if (result->code > 128)
@@ -150,7 +156,10 @@ static int run_suites(struct run *run)
 
 static uint64_t available_bytes(void)
 {
-    return (uint64_t)sysconf(_SC_AVPHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+    uint64_t bytes = (uint64_t)sysconf(_SC_AVPHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+    uint64_t most = machine_memory_bytes();
+
+    return bytes < most ? bytes : most;
 }
 
 /* The result is 0, or above 128 when interrupted. */
@@ -256,10 +265,18 @@ static const char *gpu_note(const json_t *machine, const json_t *bench)
     if (device && strcmp(device, "host") != 0)
         return "The GPUs of this machine were used.";
     if (json_array_size(json_object_get(machine, "gpus")) > 0)
-        return "This machine has GPUs, but this epkit has no backend for them: cases and figures are those of the host "
-               "backend, on the CPU. A build with the CUDA backend would run the same cases and measurements on the GPUs.";
-    return "No NVIDIA GPU was found, so everything ran on the host backend, on the CPU. On a machine with GPUs, a build "
-           "with the CUDA backend would run the same cases and measurements on them: rows in GPU memory, moved over NVLink.";
+        return "This machine has GPUs, but this version of epkit has no CUDA backend: cases and figures are those of the "
+               "host backend, on the CPU. The backend to come will run the same cases and measurements on the GPUs.";
+    return "No NVIDIA GPU was found, so everything ran on the host backend, on the CPU. This version has no CUDA backend "
+           "either; the one to come will run the same cases and measurements on GPUs.";
+}
+
+/* What makes such a report again. */
+static json_t *make_command(const struct run *run)
+{
+    if (ranks_world_rank() >= 0)
+        return json_sprintf("mpirun -n %d epkit run --seed %" PRIu64, ranks_world_size(), run->seed);
+    return json_sprintf("epkit run --seed %" PRIu64, run->seed);
 }
 
 static json_t *make_document(const struct cmd *cmd, const struct run *run, json_t *machine, const char *verdict,
@@ -279,10 +296,12 @@ static json_t *make_document(const struct cmd *cmd, const struct run *run, json_
                                                                    : "failed"));
     json_object_set_new(document, "verdict", json_string(verdict));
     json_object_set_new(document, "seed", json_integer((json_int_t)run->seed));
+    json_object_set_new(document, "command", make_command(run));
     json_object_set_new(document, "seconds", json_real(seconds));
     json_object_set(document, "machine", machine);
     json_object_set_new(document, "gpu_note", json_string(gpu_note(machine, run->bench)));
     json_object_set(document, "suites", run->suites);
+    json_object_set(document, "not_run", run->not_run);
     json_object_set(document, "bench", run->bench ? run->bench : json_null());
     json_object_set_new(document, "bench_missing", run->bench ? json_null() : json_string(run->bench_missing));
     return document;
@@ -317,6 +336,12 @@ static void print_table(const struct run *run)
                               json_pack("{s:o, s:O, s:s}", "what",
                                         json_sprintf("%s%s", json_string_value(json_object_get(item, "matrix")), where),
                                         "ranks", json_object_get(parameters, "ranks"), "result", text));
+    }
+    json_array_foreach(run->not_run, i, item)
+    {
+        json_array_append_new(rows,
+                              json_pack("{s:O, s:n, s:o}", "what", json_object_get(item, "matrix"), "ranks", "result",
+                                        json_sprintf("not run, %s", json_string_value(json_object_get(item, "why")))));
     }
     json_array_foreach(json_object_get(run->bench, "rows"), i, item)
     {
@@ -371,14 +396,17 @@ static int cmd_run(const struct cmd *cmd, const struct cmd_call *call)
     struct run run = {.seed = (uint64_t)options->seed};
     uint64_t start_ns = ep_now_ns();
     json_t *machine;
-    bool created;
     int result;
 
-    if (!report_prepare(options->output, &created))
+    result = group_check_backend(cmd);
+    if (result != CMD_FINE)
+        return result;
+    if (!report_prepare(options->output))
         return CMD_USAGE;
     if (!cmd_given(cmd, call, "seed"))
         run.seed = group_draw_seed();
     run.suites = json_array();
+    run.not_run = json_array();
     progress_start("run");
     progress_update(0, 0, "looking at the machine");
     machine = machine_describe();
@@ -390,11 +418,11 @@ static int cmd_run(const struct cmd *cmd, const struct cmd_call *call)
     progress_update(0, 0, "writing the report");
     if (result == CMD_FINE)
         result = conclude(cmd, options, &run, machine, (double)(ep_now_ns() - start_ns) / 1e9);
-    else if (created)
-        rmdir(options->output);
+    report_abandon();
     for (int i = 0; i < N_PARTS; i++)
         suite_done(&run.results[i]);
     json_decref(run.suites);
+    json_decref(run.not_run);
     json_decref(run.bench);
     json_decref(machine);
     return result;
@@ -407,7 +435,9 @@ const struct cmd verb_run = {
     .description =
         "Answers in one sentence whether epkit works on this machine and how fast it is. Looks at the machine, runs the "
         "three matrices of 'epkit test' (24 cases on one node, 32 on two emulated nodes, 32 of the low-latency "
-        "operations), measures dispatch and combine beside a plain memcpy of the same bytes, and writes a report.\n\n"
+        "operations), measures dispatch and combine beside a plain memcpy of the same bytes, and writes a report. Its "
+        "ranks are forked unless mpirun started epkit, so MPI_Alltoallv is not measured beside them: 'epkit bench' does "
+        "that where MPI is installed.\n\n"
         "The report is a folder with report.html, which needs no other file, and report.json with the same data. Each "
         "file appears whole or not at all.\n\n"
         "Takes less than two minutes on two cores.",

@@ -10,14 +10,19 @@
 #include <stdio.h>
 
 /*
- * Makes sure that reports can be written into `folder`, creating it (not its parents). false: the reason has been
- * reported. *ret_created: the folder is new.
+ * Makes sure that a report can be written into `folder`, creating it (not its parents). false: the reason has been
+ * reported. From here on SIGINT, SIGTERM and SIGHUP, unless ignored, take back what was created before they end the
+ * process.
  */
-bool report_prepare(const char *folder, bool *ret_created);
+bool report_prepare(const char *folder);
+
+/* There will be no report: takes back what report_prepare() created. Nothing after report_write(). */
+void report_abandon(void);
 
 /*
  * Writes report.json and report.html of a document of `epkit run`. Each file appears whole or not at all: a reader
- * never sees half of one, and an old report stays until the new one is complete. false: the reason has been reported.
+ * never sees half of one, and an old report stays until both of the new one are complete. false: the reason has been
+ * reported.
  */
 bool report_write(const char *folder, const json_t *document);
 
@@ -33,7 +38,7 @@ void report_escape(FILE *stream, const char *text);
 
 /*
  * Plots of the measurements `rows`, each a <figure> with an inline SVG made by gnuplot. Returns how many were made;
- * without gnuplot none, and *ret_why says so.
+ * where gnuplot is missing or fails, *ret_why says so.
  */
 int report_plots(FILE *stream, const json_t *rows, const char **ret_why);
 

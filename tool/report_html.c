@@ -133,7 +133,7 @@ static void print_failures(FILE *stream, const json_t *suites)
     fputs("</ul>\n", stream);
 }
 
-static void print_suites(FILE *stream, const json_t *suites)
+static void print_suites(FILE *stream, const json_t *suites, const json_t *not_run)
 {
     json_t *suite;
     size_t i;
@@ -155,6 +155,16 @@ static void print_suites(FILE *stream, const json_t *suites)
         fprintf(stream, "<td class=\"n\">%.0f/%.0f</td>", number_of(suite, "passed"), number_of(suite, "total"));
         print_number_cell(stream, json_object_get(suite, "seconds"), 1, 1);
         fputs("</tr>\n", stream);
+    }
+    json_array_foreach(not_run, i, suite)
+    {
+        fputs("<tr>", stream);
+        print_text_cell(stream, "", text_of(suite, "matrix"));
+        fputs("<td></td><td></td>", stream);
+        print_text_cell(stream, "warn", "not run");
+        fputs("<td colspan=\"2\">", stream);
+        report_escape(stream, text_of(suite, "why"));
+        fputs("</td></tr>\n", stream);
     }
     fputs("</tbody></table></div>\n", stream);
     print_failures(stream, suites);
@@ -235,12 +245,14 @@ static void print_bench(FILE *stream, const json_t *document)
     fprintf(stream, "; %.0f ranks, hidden %.0f, top-%.0f of %.0f experts, medians.</p>\n", number_of(first, "ranks"),
             number_of(first, "hidden"), number_of(first, "topk"), number_of(first, "experts"));
     print_rows(stream, rows);
-    if (report_plots(stream, rows, &why) == 0 && why)
+    report_plots(stream, rows, &why);
+    if (why)
         fprintf(stream, "<p class=\"warn\">%s.</p>\n", why);
     fputs(
         "<p class=\"soft\">Logical GB/s count the rows that a rank receives, its own included; wire GB/s those that "
         "come from other ranks; both over the time of the whole operation, of the slowest rank. memcpy moves the same "
-        "bytes, by the same processes, in the same run. On a machine that is shared with others only the ratio means "
+        "bytes, by the same processes, in the same run. A ratio above 1 is no mistake: a row that goes to several ranks is read once and "
+        "placed on each of them, where memcpy reads it each time. On a machine that is shared with others only the ratio means "
         "something.</p></section>\n",
         stream);
 }
@@ -289,6 +301,7 @@ static void print_machine(FILE *stream, const json_t *document)
 void report_html(FILE *stream, const json_t *document)
 {
     const json_t *suites = json_object_get(document, "suites");
+    const char *command = text_of(document, "command");
     bool good = strcmp(text_of(document, "result"), "works") == 0;
     char sentence[256];
 
@@ -304,13 +317,14 @@ void report_html(FILE *stream, const json_t *document)
     fprintf(stream, " &middot; %s &middot; epkit %s &middot; seed %" JSON_INTEGER_FORMAT "</p></header>\n",
             text_of(document, "date"), text_of(document, "epkit"),
             json_integer_value(json_object_get(document, "seed")));
-    print_suites(stream, suites);
+    print_suites(stream, suites, json_object_get(document, "not_run"));
     print_bench(stream, document);
     print_machine(stream, document);
     print_cases(stream, suites);
+    fputs("<footer><p class=\"soft\">Made by <code>", stream);
+    report_escape(stream, command);
     fprintf(stream,
-            "<footer><p class=\"soft\">Made by <code>epkit run --seed %" JSON_INTEGER_FORMAT
             "</code> in %.0f seconds. <code>report.json</code> beside this page holds the same data.</p></footer>\n"
             "</main>\n</body>\n</html>\n",
-            json_integer_value(json_object_get(document, "seed")), number_of(document, "seconds"));
+            number_of(document, "seconds"));
 }

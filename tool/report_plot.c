@@ -7,6 +7,8 @@
  */
 #include "report.h"
 
+#include "progress.h"
+
 #include "base/clock.h"
 
 #include <errno.h>
@@ -15,10 +17,11 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define GNUPLOT_MS 20000
+#define GNUPLOT_MS 20000 /* for all plots together */
 #define MAX_SVG_BYTES (4 << 20)
 
 static const char *text_of(const json_t *row, const char *key)
@@ -40,10 +43,8 @@ static bool has_rate(const json_t *row)
 
 /* --- gnuplot --- */
 
-/* Runs gnuplot with `script` in a file as its standard input. What it writes; NULL on any failure. */
-static char *read_svg(int fd, pid_t pid, size_t *ret_bytes)
+static char *read_svg(int fd, pid_t pid, uint64_t deadline_ns)
 {
-    uint64_t deadline_ns = ep_deadline_ns(GNUPLOT_MS);
     char *text = malloc(MAX_SVG_BYTES + 1);
     size_t used = 0;
     int status = 0;
@@ -52,6 +53,7 @@ static char *read_svg(int fd, pid_t pid, size_t *ret_bytes)
         struct pollfd wait = {fd, POLLIN, 0};
         ssize_t n = 0;
 
+        progress_tick();
         if (poll(&wait, 1, 100) <= 0)
             continue;
         n = read(fd, text + used, MAX_SVG_BYTES - used);
@@ -66,13 +68,33 @@ static char *read_svg(int fd, pid_t pid, size_t *ret_bytes)
         return NULL;
     }
     text[used] = '\0';
-    *ret_bytes = used;
     return text;
 }
 
-static char *run_gnuplot(const char *script, size_t bytes)
+/*
+ * The first things the child does. It ends with this process, whatever ends that; and it does as it is told here: -d
+ * keeps the user's own settings out of the plots.
+ */
+static void become_gnuplot(pid_t parent, int input_fd, int output_fd)
+{
+    int null_fd = open("/dev/null", O_WRONLY);
+
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent)
+        _exit(127);
+    dup2(input_fd, STDIN_FILENO);
+    lseek(STDIN_FILENO, 0, SEEK_SET);
+    dup2(output_fd, STDOUT_FILENO);
+    dup2(null_fd, STDERR_FILENO);
+    execlp("gnuplot", "gnuplot", "-d", "-", (char *)NULL);
+    _exit(127);
+}
+
+/* Runs gnuplot with `script` in a file as its standard input. What it writes; NULL on any failure. */
+static char *run_gnuplot(const char *script, size_t bytes, uint64_t deadline_ns)
 {
     FILE *input = tmpfile();
+    pid_t parent = getpid();
     char *svg = NULL;
     int fds[2];
     pid_t pid;
@@ -81,19 +103,11 @@ static char *run_gnuplot(const char *script, size_t bytes)
         goto close;
     rewind(input);
     pid = fork();
-    if (pid == 0) {
-        int null_fd = open("/dev/null", O_WRONLY);
-
-        dup2(fileno(input), STDIN_FILENO);
-        lseek(STDIN_FILENO, 0, SEEK_SET);
-        dup2(fds[1], STDOUT_FILENO);
-        dup2(null_fd, STDERR_FILENO);
-        execlp("gnuplot", "gnuplot", "-", (char *)NULL);
-        _exit(127);
-    }
+    if (pid == 0)
+        become_gnuplot(parent, fileno(input), fds[1]);
     close(fds[1]);
     if (pid > 0)
-        svg = read_svg(fds[0], pid, &bytes);
+        svg = read_svg(fds[0], pid, deadline_ns);
     close(fds[0]);
 close:
     if (input)
@@ -256,10 +270,11 @@ static const struct plot plots[] = {
 
 int report_plots(FILE *stream, const json_t *rows, const char **ret_why)
 {
+    uint64_t deadline_ns = ep_deadline_ns(GNUPLOT_MS);
     int n = 0;
 
     *ret_why = NULL;
-    for (size_t i = 0; i < sizeof(plots) / sizeof(plots[0]); i++) {
+    for (size_t i = 0; i < sizeof(plots) / sizeof(plots[0]) && !*ret_why; i++) {
         char *text = NULL, *svg;
         size_t bytes = 0;
         FILE *script = open_memstream(&text, &bytes);
@@ -267,7 +282,8 @@ int report_plots(FILE *stream, const json_t *rows, const char **ret_why)
 
         if (script)
             fclose(script);
-        svg = wanted ? run_gnuplot(text, bytes) : NULL;
+        progress_update(0, 0, "drawing plot %zu", i + 1);
+        svg = wanted ? run_gnuplot(text, bytes, deadline_ns) : NULL;
         free(text);
         if (svg) {
             fprintf(stream, "<figure>\n<figcaption>%s</figcaption>\n", plots[i].title);
@@ -275,7 +291,7 @@ int report_plots(FILE *stream, const json_t *rows, const char **ret_why)
             fputs("</figure>\n", stream);
             n++;
         } else if (wanted) {
-            *ret_why = "gnuplot was not found or failed, so there are no plots: the tables hold all figures";
+            *ret_why = "gnuplot was not found or failed, so plots are missing: the tables hold all figures";
         }
         free(svg);
     }

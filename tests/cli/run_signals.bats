@@ -1,0 +1,70 @@
+#!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
+# epkit run, ended by a signal in whichever phase: nothing of it is left, and the exit code says which signal.
+
+load common
+
+setup() {
+    cd "$BATS_TEST_TMPDIR" || return 1
+    export EPKIT_TEST_MARK="$BATS_TEST_TMPDIR"
+}
+
+teardown() {
+    living | xargs --no-run-if-empty kill -KILL
+    if [ -s gnuplot.pid ]; then
+        kill -KILL "$(cat gnuplot.pid)" 2>/dev/null || true
+    fi
+}
+
+# interrupt SIGNAL CODE: of $launcher, which must end with the code
+interrupt() {
+    local code=0
+    kill -"$1" "$launcher"
+    wait "$launcher" || code=$?
+    cat err
+    echo "exit code $code"
+    [ "$code" -eq "$2" ]
+    [ "$(grep -c '^epkit: interrupted$' err)" -eq 1 ]
+}
+
+start() {
+    "$EPKIT" run "$@" >out 2>err &
+    launcher=$!
+}
+
+@test "as soon as the folder is there" {
+    for phase in TERM:143 HUP:129; do
+        start --output fresh
+        while [ ! -e fresh ]; do
+            kill -0 "$launcher"
+        done
+        interrupt "${phase%:*}" "${phase#*:}"
+        [ ! -e fresh ]
+        [ -z "$(living)" ]
+    done
+}
+
+@test "while ranks run: the folder goes, one that was there stays as it was" {
+    mkdir old
+    echo precious >old/report.json
+    start --output old
+    within 20 eval '[ "$(living | wc -l)" -gt 1 ]'
+    interrupt TERM 143
+    [ "$(find old -mindepth 1 -printf '%f ')" = "report.json " ]
+    [ "$(cat old/report.json)" = precious ]
+    [ -z "$(living)" ]
+}
+
+@test "while gnuplot draws: no file is left, and no gnuplot" {
+    mkdir bin
+    # shellcheck disable=SC2016 # is for the script
+    printf '#!/bin/sh\necho "$*" >gnuplot.args\necho $$ >gnuplot.pid\nexec sleep 300\n' >bin/gnuplot
+    chmod +x bin/gnuplot
+    PATH="$PWD/bin:$PATH" start --output fresh
+    within 150 [ -s gnuplot.pid ]
+    # Settings of the user's own have no place in a report.
+    [ "$(cat gnuplot.args)" = "-d -" ]
+    interrupt TERM 143
+    [ ! -e fresh ]
+    within 5 eval '! kill -0 "$(cat gnuplot.pid)" 2>/dev/null'
+}
