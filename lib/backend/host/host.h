@@ -339,8 +339,9 @@ struct host_route {
 /*
  * Builds the route of tokens onto the ranks [first_rank, first_rank + nlocal) from experts and rows per (token, k).
  * `index` and `row` are [n_tokens,K]; index becomes the route's (freed by host_route_done), row stays the caller's.
+ * `home` [E] is the rank of each expert.
  */
-ep_status host_route_init(struct host_route *route, int n_tokens, int topk, int n_local_experts, int first_rank,
+ep_status host_route_init(struct host_route *route, int n_tokens, int topk, const int32_t *home, int first_rank,
                           int nlocal, bool expanded, int32_t *index, const int32_t *row);
 void host_route_done(struct host_route *route);
 

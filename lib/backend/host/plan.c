@@ -204,7 +204,7 @@ static void assign_rows(struct host_completion *c)
 {
     const ep_plan *plan = c->plan;
     const int32_t *index = c->inner->index;
-    int n_local = plan->info.n_local_experts, topk = plan->args.topk;
+    int topk = plan->args.topk;
     bool expanded = plan->args.flags & EP_PLAN_EXPANDED;
     int64_t row_on[EP_MAX_RANKS];
     int32_t seen_at[EP_MAX_RANKS];
@@ -214,7 +214,7 @@ static void assign_rows(struct host_completion *c)
         for (int k = 0; k < topk; k++) {
             size_t at = (size_t)t * (size_t)topk + (size_t)k;
             int32_t expert = index[at];
-            int rank = expert < 0 ? -1 : expert / n_local;
+            int rank = expert < 0 ? -1 : c->home[expert];
 
             if (rank < 0) {
                 c->row[at] = -1;
@@ -246,8 +246,8 @@ static ep_status build(struct host_completion *c)
     assign_rows(c);
     if (plan->comm->nnodes > 1)
         EP_TRY(host_plan_exchange_routes(c));
-    EP_TRY(host_route_init(&inner->own, plan->args.n_tokens, plan->args.topk, plan->info.n_local_experts,
-                           c->host->first, c->host->nlocal, expanded, inner->index, c->row));
+    EP_TRY(host_route_init(&inner->own, plan->args.n_tokens, plan->args.topk, c->home, c->host->first, c->host->nlocal,
+                           expanded, inner->index, c->row));
     inner->index = NULL; /* the route's now */
     atomic_store_explicit(&plan->counted, true, memory_order_release);
     return EP_OK;
@@ -267,18 +267,22 @@ static ep_status complete(struct host_comm *host, ep_plan *plan)
     c.rows = malloc(nranks * sizeof(*c.rows));
     c.base = malloc(bases * sizeof(*c.base));
     c.row = malloc(((size_t)plan->args.n_tokens + 1) * (size_t)plan->args.topk * sizeof(*c.row));
-    if (!c.rows || !c.base || !c.row) {
+    c.home = malloc((size_t)plan->args.n_experts * sizeof(*c.home));
+    if (!c.rows || !c.base || !c.row || !c.home) {
         status = ep_fail(EP_E_MEMORY, "plan: no memory for the rows of %d tokens", plan->args.n_tokens);
         goto release;
     }
     for (size_t rank = 0; rank < nranks; rank++)
         c.rows[rank] = host_exchange_row(host, inner->exchange, (int)rank);
+    for (int expert = 0; expert < plan->args.n_experts; expert++)
+        c.home[expert] = expert / plan->info.n_local_experts;
     status = build(&c);
 release:
     host_exchange_release(host, inner->exchange);
     free(c.rows);
     free(c.base);
     free(c.row);
+    free(c.home);
 done:
     return settle(inner, status);
 }

@@ -21,6 +21,7 @@ struct host_completion {
     const struct plan_row **rows; /* [R] */
     int64_t *base;                /* next row on each rank [R], expanded: on each expert [E] */
     int32_t *row;                 /* [N,K] */
+    int32_t *home;                /* [E] rank of each expert: looked up, because divisions would cost half the plan */
 };
 
 /*

@@ -10,9 +10,9 @@ struct rail_half {
     int n, done;
 };
 
-static int node_of_expert(const ep_plan *plan, int32_t expert)
+static int node_of_expert(const struct host_completion *c, int32_t expert)
 {
-    return expert < 0 ? -1 : expert / plan->info.n_local_experts / plan->comm->ranks_per_node;
+    return expert < 0 ? -1 : c->home[expert] / c->plan->comm->ranks_per_node;
 }
 
 /* Lists the tokens of this rank that have a row on `node`, and packs their experts and rows. */
@@ -33,7 +33,7 @@ static ep_status list_tokens(struct host_completion *c, int node, struct rail_ha
         bool there = false;
 
         for (size_t k = 0; k < topk; k++)
-            there |= node_of_expert(plan, index[k]) == node;
+            there |= node_of_expert(c, index[k]) == node;
         if (!there)
             continue;
         memcpy(send->data + (size_t)n * 2 * topk, index, topk * sizeof(*index));
@@ -138,8 +138,8 @@ static ep_status make_rail_route(struct host_completion *c, int node, const stru
         memcpy(index + t * topk, receive->data + t * 2 * topk, topk * sizeof(*index));
         memcpy(row + t * topk, receive->data + t * 2 * topk + topk, topk * sizeof(*row));
     }
-    status = host_route_init(&c->inner->rail[node], receive->n, plan->args.topk, plan->info.n_local_experts,
-                             c->host->first, c->host->nlocal, plan->args.flags & EP_PLAN_EXPANDED, index, row);
+    status = host_route_init(&c->inner->rail[node], receive->n, plan->args.topk, c->home, c->host->first,
+                             c->host->nlocal, plan->args.flags & EP_PLAN_EXPANDED, index, row);
     free(row);
     return status;
 }

@@ -2,46 +2,64 @@
 #include "backend/host/host.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 /* Experts and rows of one token, as the route is built from them. */
 struct token {
-    const int32_t *index, *row;
-    int topk, n_local_experts, first_rank, nlocal;
-    bool expanded;
+    const int32_t *index, *row, *home;
+    int topk, first_rank, nlocal;
 };
 
-/*
- * Entries of one token, in the order of the sum: by rank, expanded by expert. K is small, so insertion is the fastest
- * sort, and in the rank layout the first expert of a rank stands for all of them.
- */
-static int build_entries(const struct token *token, struct host_entry *entries)
+/* Index on this node of the rank that owns the token's k-th expert, or -1. */
+static int local_of(const struct token *token, int k)
 {
-    int32_t keys[EP_MAX_TOPK];
+    int32_t expert = token->index[k];
+    int local = expert < 0 ? -1 : token->home[expert] - token->first_rank;
+
+    return local < token->nlocal ? local : -1;
+}
+
+/* Rank layout: the first expert of a rank stands for all of them. A mask of ranks gives them in order, unsorted. */
+static int entries_by_rank(const struct token *token, struct host_entry *entries)
+{
     int n = 0;
 
-    for (int k = 0; k < token->topk; k++) {
-        int32_t expert = token->index[k];
-        int local = expert < 0 ? -1 : expert / token->n_local_experts - token->first_rank;
-        int32_t key = token->expanded ? expert : local;
-        int at = n;
+    for (int base = 0; base < token->nlocal; base += 64) {
+        struct host_entry found[64];
+        uint64_t mask = 0;
 
-        if (local < 0 || local >= token->nlocal)
-            continue;
-        while (at > 0 && keys[at - 1] > key)
-            at--;
-        if (at > 0 && keys[at - 1] == key)
-            continue;
-        memmove(keys + at + 1, keys + at, (size_t)(n - at) * sizeof(*keys));
-        memmove(entries + at + 1, entries + at, (size_t)(n - at) * sizeof(*entries));
-        keys[at] = key;
-        entries[at] = (struct host_entry){.row = token->row[k], .local = (uint16_t)local, .k = (uint16_t)k};
-        n++;
+        for (int k = 0; k < token->topk; k++) {
+            int local = local_of(token, k) - base;
+
+            if (local < 0 || local >= 64 || mask >> local & 1)
+                continue;
+            mask |= UINT64_C(1) << local;
+            found[local] =
+                (struct host_entry){.row = token->row[k], .local = (uint16_t)(local + base), .k = (uint16_t)k};
+        }
+        for (; mask; mask &= mask - 1)
+            entries[n++] = found[__builtin_ctzll(mask)];
     }
     return n;
 }
 
-ep_status host_route_init(struct host_route *route, int n_tokens, int topk, int n_local_experts, int first_rank,
+/* Expanded layout: every expert, in ascending order. K is small, so insertion is the fastest sort. */
+static int entries_by_expert(const struct token *token, struct host_entry *entries)
+{
+    int n = 0;
+
+    for (int k = 0; k < token->topk; k++) {
+        int local = local_of(token, k), at;
+
+        if (local < 0)
+            continue;
+        for (at = n++; at > 0 && token->index[entries[at - 1].k] > token->index[k]; at--)
+            entries[at] = entries[at - 1];
+        entries[at] = (struct host_entry){.row = token->row[k], .local = (uint16_t)local, .k = (uint16_t)k};
+    }
+    return n;
+}
+
+ep_status host_route_init(struct host_route *route, int n_tokens, int topk, const int32_t *home, int first_rank,
                           int nlocal, bool expanded, int32_t *index, const int32_t *row)
 {
     int per_token = expanded || topk < nlocal ? topk : nlocal;
@@ -51,21 +69,19 @@ ep_status host_route_init(struct host_route *route, int n_tokens, int topk, int 
     if ((int64_t)n_tokens * per_token > INT32_MAX)
         return ep_fail(EP_E_OVERFLOW, "plan: %d tokens of %d rows each", n_tokens, per_token);
     route->start = malloc(((size_t)n_tokens + 1) * sizeof(*route->start));
-    /* One token more than there are: build_entries sorts in place at the end. */
-    route->entry = malloc(((size_t)n_tokens * (size_t)per_token + EP_MAX_TOPK) * sizeof(*route->entry));
+    route->entry = malloc(((size_t)n_tokens * (size_t)per_token + 1) * sizeof(*route->entry));
     if (!route->start || !route->entry)
         return ep_fail(EP_E_MEMORY, "plan: no memory for the route of %d tokens", n_tokens);
     for (int t = 0; t < n_tokens; t++) {
         struct token token = {.index = index + (size_t)t * (size_t)topk,
                               .row = row + (size_t)t * (size_t)topk,
+                              .home = home,
                               .topk = topk,
-                              .n_local_experts = n_local_experts,
                               .first_rank = first_rank,
-                              .nlocal = nlocal,
-                              .expanded = expanded};
+                              .nlocal = nlocal};
 
         route->start[t] = (int32_t)n;
-        n += build_entries(&token, route->entry + n);
+        n += expanded ? entries_by_expert(&token, route->entry + n) : entries_by_rank(&token, route->entry + n);
     }
     route->start[n_tokens] = (int32_t)n;
     route->n_entries = n;
