@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# build.sh PRESET [CMAKE-OPTION...]   configure (when needed) and build a preset; silent unless something fails.
+# build.sh PRESET [CMAKE-OPTION...]   configure and build a preset: says so when there is something to do, and is silent otherwise.
 # build.sh PRESET --command           only the command, which needs less than the tests; keeps the options of a folder
 #                                     that is there.
 set -euo pipefail
@@ -40,6 +40,9 @@ quietly() {
 # Otherwise ninja itself configures again when a CMake file has changed.
 if [ ${#options[@]} -gt 0 ] || [ ${#fresh[@]} -gt 0 ] || [ ! -f "$folder/build.ninja" ] ||
     [ CMakePresets.json -nt "$folder/build.ninja" ]; then
+    echo "build.sh: configuring $folder" >&2
     quietly cmake --preset "$preset" "${fresh[@]}" "${options[@]}"
 fi
+todo=$(ninja -C "$folder" -n "$target" 2>/dev/null | grep -c ' Building ' || true)
+[ "$todo" -eq 0 ] || echo "build.sh: building $folder, $todo files" >&2
 quietly cmake --build "$folder" --target "$target"
