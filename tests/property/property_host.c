@@ -4,6 +4,7 @@
 
 #include <epkit/launch.h>
 #include <getopt.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -101,7 +102,7 @@ int main(int argc, char **argv)
                                             {"verbose", no_argument, NULL, 'v'},
                                             {NULL, 0, NULL, 0}};
     uint64_t seed = (uint64_t)time(NULL) * 100000;
-    long cases = 400, seconds = 0, least = 1, n_passed = 0, n_failed = 0;
+    long cases = 0, seconds = 0, least = 1, n_passed = 0, n_failed = 0;
     unsigned modes = 3;
     bool verbose = false;
     time_t begin = time(NULL);
@@ -133,7 +134,9 @@ int main(int argc, char **argv)
     }
     if (optind < argc || !modes)
         return usage();
-    printf("%ld cases from --seed %llu\n", cases, (unsigned long long)seed);
+    if (!cases)
+        cases = seconds ? LONG_MAX : 400;
+    printf("cases from --seed %llu\n", (unsigned long long)seed);
     fflush(stdout);
     for (long i = 0; i < cases && (i < least || !seconds || time(NULL) - begin < seconds); i++)
         ++*(run_case(seed + (uint64_t)i, modes, verbose) ? &n_passed : &n_failed);
