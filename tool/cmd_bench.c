@@ -296,8 +296,8 @@ const struct cmd verb_bench = {
         "or that has fewer processors than ranks, the ratios to these are what to quote, not GB/s.\n\n"
         "The time of an operation is from the first rank's start to the last rank's end, the median over rounds; P10 "
         "and P90 are percentiles. Logical GB/s count all rows that a rank receives, as DeepEP does; wire GB/s only "
-        "those that another rank sent. A rate above that of memcpy is no mistake: a row that goes to several ranks is read "
-        "once and placed on each of them, where memcpy reads it each time.",
+        "those that another rank sent. A rate above that of memcpy is no mistake: a row that goes to several ranks is "
+        "read once and placed on each of them, where memcpy reads it each time.",
     .options = bench_table,
     .options_bytes = sizeof(struct bench_options),
     .examples =

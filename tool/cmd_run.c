@@ -265,10 +265,10 @@ static const char *gpu_note(const json_t *machine, const json_t *bench)
     if (device && strcmp(device, "host") != 0)
         return "The GPUs of this machine were used.";
     if (json_array_size(json_object_get(machine, "gpus")) > 0)
-        return "This machine has GPUs, but this version of epkit has no CUDA backend: cases and figures are those of the "
-               "host backend, on the CPU. The backend to come will run the same cases and measurements on the GPUs.";
-    return "No NVIDIA GPU was found, so everything ran on the host backend, on the CPU. This version has no CUDA backend "
-           "either; the one to come will run the same cases and measurements on GPUs.";
+        return "This machine has GPUs, but this version of epkit has no CUDA backend: cases and figures are those of "
+               "the host backend, on the CPU. The backend to come will run the same cases and measurements on GPUs.";
+    return "No NVIDIA GPU was found, so everything ran on the host backend, on the CPU. This version has no CUDA "
+           "backend either; the one to come will run the same cases and measurements on GPUs.";
 }
 
 /* What makes such a report again. */
@@ -433,11 +433,11 @@ const struct cmd verb_run = {
     .args = "",
     .summary = "check and measure everything here, and write a report",
     .description =
-        "Answers in one sentence whether epkit works on this machine and how fast it is. Looks at the machine, runs the "
-        "three matrices of 'epkit test' (24 cases on one node, 32 on two emulated nodes, 32 of the low-latency "
+        "Answers in one sentence whether epkit works on this machine and how fast it is. Looks at the machine, runs "
+        "the three matrices of 'epkit test' (24 cases on one node, 32 on two emulated nodes, 32 of the low-latency "
         "operations), measures dispatch and combine beside a plain memcpy of the same bytes, and writes a report. Its "
-        "ranks are forked unless mpirun started epkit, so MPI_Alltoallv is not measured beside them: 'epkit bench' does "
-        "that where MPI is installed.\n\n"
+        "ranks are forked unless mpirun started epkit, so MPI_Alltoallv is not measured beside them: 'epkit bench' "
+        "does that where MPI is installed.\n\n"
         "The report is a folder with report.html, which needs no other file, and report.json with the same data. Each "
         "file appears whole or not at all.\n\n"
         "Takes less than two minutes on two cores.",

@@ -32,6 +32,14 @@ start() {
     launcher=$!
 }
 
+ranks_live() {
+    [ "$(living | wc -l)" -gt 1 ]
+}
+
+gnuplot_is_gone() {
+    ! kill -0 "$(cat gnuplot.pid)" 2>/dev/null
+}
+
 @test "as soon as the folder is there" {
     for phase in TERM:143 HUP:129; do
         start --output fresh
@@ -48,7 +56,7 @@ start() {
     mkdir old
     echo precious >old/report.json
     start --output old
-    within 20 eval '[ "$(living | wc -l)" -gt 1 ]'
+    within 20 ranks_live
     interrupt TERM 143
     [ "$(find old -mindepth 1 -printf '%f ')" = "report.json " ]
     [ "$(cat old/report.json)" = precious ]
@@ -66,5 +74,5 @@ start() {
     [ "$(cat gnuplot.args)" = "-d -" ]
     interrupt TERM 143
     [ ! -e fresh ]
-    within 5 eval '! kill -0 "$(cat gnuplot.pid)" 2>/dev/null'
+    within 5 gnuplot_is_gone
 }
