@@ -253,7 +253,17 @@ static void print_bench(FILE *stream, const json_t *document)
         "come from other ranks; both over the time of the whole operation, of the slowest rank. memcpy moves the same "
         "bytes, by the same processes, in the same run. A ratio above 1 is no mistake: a row that goes to several "
         "ranks is read once and placed on each of them, where memcpy reads it each time. On a machine that is shared "
-        "with others only the ratio means something.</p></section>\n", stream);
+        "with others only the ratio means something.</p></section>\n",
+        stream);
+}
+
+/* --- machine --- */
+
+static void print_fact(FILE *stream, const char *name, const char *text)
+{
+    fprintf(stream, "<tr><th>%s</th>", name);
+    print_text_cell(stream, "", *text ? text : "unknown");
+    fputs("</tr>\n", stream);
 }
 
 static void print_machine(FILE *stream, const json_t *document)
