@@ -30,8 +30,8 @@ static ep_status check_plan_args(const char *call, const ep_comm *comm, ep_plan_
     EP_TRY(ep_check_range(call, "worst_rows", args->worst_rows, 0, INT64_MAX));
     /* Entries of a routing are counted in int32. */
     if ((int64_t)args->n_tokens * args->topk > INT32_MAX)
-        return ep_fail(EP_E_OVERFLOW, "%s: %d tokens of %d experts each do not fit an int32 count", call, args->n_tokens,
-                       args->topk);
+        return ep_fail(EP_E_OVERFLOW, "%s: %d tokens of %d experts each do not fit an int32 count", call,
+                       args->n_tokens, args->topk);
     /* All ranks may choose the same expert, and its count is an int32 even when rounded up. */
     EP_TRY(ep_check_product(call, "n_tokens * ranks", args->n_tokens, comm->nranks, 1, &most));
     if (most + args->expert_alignment > INT32_MAX)

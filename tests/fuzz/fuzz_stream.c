@@ -97,7 +97,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         .ops = &ops, .nnodes = 2, .channels = 1, .region_bytes = RING, .signals = signals, .n_signals = SIGNALS};
     struct ep_net_provider provider = {.abi = EP_NET_ABI, .name = "fuzz", .open = open_net, .context = &net};
     struct ep_net_params params = {.nranks = 2, .ranks_per_node = 1, .channels = 1};
-    struct ep_streams *streams;
+    struct ep_streams *streams = NULL;
     uint32_t announced;
     bool moved, all_read;
 
