@@ -36,7 +36,8 @@ enum { SLOWNESS = 1, SANITIZED = 0 };
 
 enum {
     TIMEOUT_MS = 600,            /* of the communicators */
-    MARGIN_MS = 500 * SLOWNESS,  /* for a status to arrive, beyond the deadline where one must pass first */
+    NOTICE_MS = 300 * SLOWNESS,  /* for a failure that needs no deadline to be noticed: well below TIMEOUT_MS */
+    MARGIN_MS = 500 * SLOWNESS,  /* beyond a deadline */
     AT_ONCE_MS = 150 * SLOWNESS, /* for a call on a communicator that has failed */
     LATE_MS = 150,               /* how late a survivor is where the victim is to be found waiting */
     STRIKE_MS = 60,              /* when the victim is struck then */

@@ -218,7 +218,7 @@ static void check_failure(struct life *life, ep_status status)
     const struct cell *cell = life->cell;
     /* Of the low-latency objects, ep_ll_free() may have waited for the stopped reader before the call that fails. */
     int deadlines = cell->fault != FAULT_STOP ? 0 : is_lowlatency(life) ? 2 : 1;
-    int limit_ms = MARGIN_MS + LATE_MS + deadlines * TIMEOUT_MS;
+    int limit_ms = LATE_MS + (deadlines ? MARGIN_MS + deadlines * TIMEOUT_MS : NOTICE_MS);
     uint64_t struck_ns = atomic_load(&life->table->struck_ns);
     int took_ms = ms_since(struck_ns);
 
