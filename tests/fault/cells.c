@@ -12,6 +12,11 @@ static const struct track queued = {
     .name = "async", .nnodes = 1, .steps = {STEP_PLAN, STEP_ASYNC_DISPATCH, STEP_ASYNC_COMBINE}, .n_steps = 3};
 static const struct track lowlatency = {
     .name = "ll", .nnodes = 1, .steps = {STEP_LL_NEW, STEP_LL_SEND, STEP_LL_FINISH, STEP_LL_COMBINE}, .n_steps = 4};
+static const struct track masked = {.name = "mask",
+                                    .nnodes = 1,
+                                    .masking = true,
+                                    .steps = {STEP_LL_SEND, STEP_LL_FINISH, STEP_LL_COMBINE},
+                                    .n_steps = 3};
 static const struct track hop = {.name = "hop",
                                  .nnodes = 2,
                                  .steps = {STEP_BARRIER, STEP_GATHER, STEP_PLAN, STEP_DISPATCH, STEP_COMBINE},
@@ -62,6 +67,13 @@ const struct point points[] = {
     {"ll.combine.before", &lowlatency, STEP_LL_COMBINE, WHERE_BEFORE, 0, 0, ALL},
     {"ll.combine.middle", &lowlatency, STEP_LL_COMBINE, WHERE_MIDDLE, BUFFER_OUT, 10, INSIDE},
     {"ll.combine.waiting", &lowlatency, STEP_LL_COMBINE, WHERE_WAITING, 0, 0, INSIDE},
+
+    {"mask.send.before", &masked, STEP_LL_SEND, WHERE_BEFORE, 0, 0, KILLS | STOPS | EXITS},
+    {"mask.send.middle", &masked, STEP_LL_SEND, WHERE_MIDDLE, BUFFER_X, 10, KILLS | STOPS},
+    {"mask.finish.before", &masked, STEP_LL_FINISH, WHERE_BEFORE, 0, 0, KILLS | STOPS},
+    {"mask.finish.middle", &masked, STEP_LL_FINISH, WHERE_MIDDLE, BUFFER_LL_RECV, 50, KILLS | STOPS},
+    {"mask.combine.before", &masked, STEP_LL_COMBINE, WHERE_BEFORE, 0, 0, KILLS | STOPS | EXITS},
+    {"mask.combine.middle", &masked, STEP_LL_COMBINE, WHERE_MIDDLE, BUFFER_OUT, 10, KILLS | STOPS},
 
     {"hop.barrier.before", &hop, STEP_BARRIER, WHERE_BEFORE, 0, 0, ALL},
     {"hop.plan.before", &hop, STEP_PLAN, WHERE_BEFORE, 0, 0, ALL},

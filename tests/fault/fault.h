@@ -7,9 +7,9 @@
  * in time, naming the victim, again and again; must shrink to a group that works; and must leave nothing behind.
  *
  *   cells.c     the points, and which faults happen at them
- *   traffic.c   the steps: calls with data that is checked
+ *   traffic.c   the steps: calls with data that is checked; traffic_ll.c those of the low-latency layout
  *   strike.c    how the victim is struck
- *   rank.c      the program of a rank
+ *   rank.c      the program of a rank; masked.c that of a rank in a group that masks who fails
  *   conduct.c   the parent: starts the ranks of a cell, watches them, looks for what they left
  *   launcher.c  the launcher itself is killed
  *
@@ -67,6 +67,7 @@ enum step {
 struct track {
     const char *name;
     int nnodes;
+    bool masking; /* low latency that goes on without who dies */
     enum step steps[8];
     int n_steps;
 };
@@ -163,9 +164,6 @@ struct surroundings look_around(void);
 bool same_surroundings(const struct surroundings *before, char *ret_why, size_t bytes);
 void print_result(bool passed, const char *name, uint64_t begin_ns, const char *why);
 
-/* --- rank.c --- */
-int rank_main(struct table *table, const ep_boot *boot);
-
 /* --- traffic.c --- */
 enum { TOKENS = 256, LL_TOKENS = 64, TOPK = 4, HIDDEN = 128, EXPERTS_PER_RANK = 2 };
 
@@ -179,6 +177,10 @@ struct traffic {
     } buffer[BUFFERS];
     ep_plan *plan;
     ep_ll *ll;
+    int32_t ll_count[EXPERTS_PER_RANK];
+    bool masking;    /* the low-latency objects mask who dies */
+    int gone;        /* who has died under masking, or dies in this round; -1: nobody */
+    bool going;      /* in this round: its rows may still be there */
     uint32_t round;  /* changes the data */
     char wrong[256]; /* the first wrong result */
 };
@@ -192,6 +194,32 @@ void traffic_fill(struct traffic *traffic);
 ep_status traffic_step(struct traffic *traffic, enum step step);
 /* Plan, dispatch, combine, with a check of the data. */
 ep_status traffic_round_trip(struct traffic *traffic);
+
+/* --- rank.c --- */
+int rank_main(struct table *table, const ep_boot *boot);
+
+enum { TRIES = 6 };
+
+struct life {
+    struct table *table;
+    const struct cell *cell;
+    struct seat *seat;
+    int rank;
+    bool victim, late, first;
+    ep_comm *comm;
+    struct traffic traffic;
+    ep_comm *newer[TRIES]; /* of the shrinks, oldest first */
+    int n_newer;
+};
+
+/* One call of the track, with the strike where it belongs. *ret_leave: the victim leaves instead. */
+ep_status run_step(struct life *life, enum step step, int round, bool *ret_leave);
+/* Shrinks until the group has the members that it should have, and uses it. */
+void go_on_without(struct life *life);
+
+/* --- masked.c --- */
+/* The track of a group that masks: nobody's call fails. */
+void live_masked(struct life *life);
 
 /* --- strike.c --- */
 /* Whom a strike hits: set once per process. */

@@ -12,20 +12,6 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { TRIES = 6 };
-
-struct life {
-    struct table *table;
-    const struct cell *cell;
-    struct seat *seat;
-    int rank;
-    bool victim, late, first;
-    ep_comm *comm;
-    struct traffic traffic;
-    ep_comm *newer[TRIES]; /* of the shrinks, oldest first */
-    int n_newer;
-};
-
 static int ms_since(uint64_t begin_ns)
 {
     return (int)((now_ns() - begin_ns) / 1000000u);
@@ -66,7 +52,7 @@ static int survivors(const struct cell *cell)
 
 static bool is_lowlatency(const struct life *life)
 {
-    return life->cell->point->track->steps[0] == STEP_LL_NEW;
+    return life->cell->point->track->steps[0] == STEP_LL_NEW || life->cell->point->track->masking;
 }
 
 /* --- creation --------------------------------------------------------------------------------------------------- */
@@ -157,7 +143,7 @@ static void prepare_strike(struct life *life)
     }
 }
 
-static ep_status run_step(struct life *life, enum step step, int round, bool *ret_leave)
+ep_status run_step(struct life *life, enum step step, int round, bool *ret_leave)
 {
     const struct cell *cell = life->cell;
     bool here = round == cell->warm && step == cell->point->step;
@@ -398,6 +384,19 @@ static void use_new_group(struct life *life)
     traffic_done(&traffic);
 }
 
+void go_on_without(struct life *life)
+{
+    ep_status status;
+
+    shrink(life, &status);
+    if (status != EP_OK)
+        return;
+    atomic_store(&life->seat->state, SEAT_SHRUNK);
+    if (life->cell->free_early)
+        free_old(life);
+    use_new_group(life);
+}
+
 /* --- all of it -------------------------------------------------------------------------------------------------- */
 
 static void live(struct life *life, const ep_boot *boot)
@@ -416,6 +415,10 @@ static void live(struct life *life, const ep_boot *boot)
         return;
     }
     strike_set_comm(life->comm);
+    if (life->cell->point->track->masking) {
+        live_masked(life);
+        return;
+    }
     status = run_track(life);
     if (status == EP_OK)
         return;
@@ -426,13 +429,7 @@ static void live(struct life *life, const ep_boot *boot)
         strike_in_shrink(life);
         return;
     }
-    shrink(life, &status);
-    if (status != EP_OK)
-        return;
-    atomic_store(&life->seat->state, SEAT_SHRUNK);
-    if (life->cell->free_early)
-        free_old(life);
-    use_new_group(life);
+    go_on_without(life);
 }
 
 int rank_main(struct table *table, const ep_boot *boot)

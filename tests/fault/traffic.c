@@ -3,21 +3,21 @@
  * The steps, on data that every rank can compute: small integers, so that all sums are exact. Between two nodes all
  * tokens go to the other one: what a rank places or adds up there it does for its rail peer.
  */
-#include "fault.h"
+#include "traffic.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
-static int n_experts(const struct traffic *traffic)
+int traffic_experts(const struct traffic *traffic)
 {
     return EXPERTS_PER_RANK * traffic->nranks;
 }
 
-static int expert_of(const struct traffic *traffic, int rank, int token, int k)
+int traffic_expert_of(const struct traffic *traffic, int rank, int token, int k)
 {
-    int half = n_experts(traffic) / 2;
+    int half = traffic_experts(traffic) / 2;
 
     if (traffic->nnodes == 2) {
         if (k >= 2)
@@ -26,7 +26,7 @@ static int expert_of(const struct traffic *traffic, int rank, int token, int k)
     }
     if (token % 7 == 3 && k == 1)
         return -1;
-    return (rank + 5 * token + k) % n_experts(traffic);
+    return (rank + 5 * token + k) % traffic_experts(traffic);
 }
 
 static float element(const struct traffic *traffic, int rank, int token, int i)
@@ -36,7 +36,7 @@ static float element(const struct traffic *traffic, int rank, int token, int i)
 
 static int rank_of(const struct traffic *traffic, int source, int token, int k)
 {
-    int expert = expert_of(traffic, source, token, k);
+    int expert = traffic_expert_of(traffic, source, token, k);
 
     return expert < 0 ? -1 : expert / EXPERTS_PER_RANK;
 }
@@ -49,14 +49,11 @@ static bool goes_to(const struct traffic *traffic, int source, int token, int ra
     return false;
 }
 
-/* How many ranks, or how many experts, the token goes to. */
-static int fan_out(const struct traffic *traffic, int source, int token, bool of_experts)
+static int fan_out(const struct traffic *traffic, int source, int token)
 {
     int n = 0;
 
-    for (int k = 0; of_experts && k < TOPK; k++)
-        n += expert_of(traffic, source, token, k) >= 0;
-    for (int rank = 0; !of_experts && rank < traffic->nranks; rank++)
+    for (int rank = 0; rank < traffic->nranks; rank++)
         n += goes_to(traffic, source, token, rank);
     return n;
 }
@@ -71,14 +68,14 @@ void traffic_fill(struct traffic *traffic)
         for (int i = 0; i < HIDDEN; i++)
             x[t * HIDDEN + i] = ep_bf16_from_f32(element(traffic, traffic->rank, t, i));
         for (int k = 0; k < TOPK; k++)
-            topk[t * TOPK + k] = expert_of(traffic, traffic->rank, t, k);
+            topk[t * TOPK + k] = traffic_expert_of(traffic, traffic->rank, t, k);
     }
     memset(traffic->buffer[BUFFER_OUT].memory, 0xee, traffic->buffer[BUFFER_OUT].bytes);
     memset(traffic->buffer[BUFFER_RECV].memory, 0xee, traffic->buffer[BUFFER_RECV].bytes);
     memset(traffic->buffer[BUFFER_LL_RECV].memory, 0xee, traffic->buffer[BUFFER_LL_RECV].bytes);
 }
 
-static bool check_row(struct traffic *traffic, const char *what, const uint16_t *row, int rank, int token, int times)
+bool traffic_check_row(struct traffic *traffic, const char *what, const uint16_t *row, int rank, int token, int times)
 {
     for (int i = 0; i < HIDDEN; i++) {
         float expected = element(traffic, rank, token, i) * (float)times, got = ep_bf16_to_f32(row[i]);
@@ -99,7 +96,7 @@ static void check_dispatch(struct traffic *traffic)
     for (int source = 0; source < traffic->nranks; source++)
         for (int t = 0; t < TOKENS; t++)
             if (goes_to(traffic, source, t, traffic->rank)) {
-                if (!check_row(traffic, "dispatch", row, source, t, 1))
+                if (!traffic_check_row(traffic, "dispatch", row, source, t, 1))
                     return;
                 row += HIDDEN;
             }
@@ -110,16 +107,7 @@ static void check_combine(struct traffic *traffic)
     const uint16_t *row = traffic->buffer[BUFFER_OUT].memory;
 
     for (int t = 0; t < TOKENS; t++, row += HIDDEN)
-        if (!check_row(traffic, "combine", row, traffic->rank, t, fan_out(traffic, traffic->rank, t, false)))
-            return;
-}
-
-static void check_ll_combine(struct traffic *traffic)
-{
-    const uint16_t *row = traffic->buffer[BUFFER_OUT].memory;
-
-    for (int t = 0; t < LL_TOKENS; t++, row += HIDDEN)
-        if (!check_row(traffic, "low-latency combine", row, traffic->rank, t, fan_out(traffic, traffic->rank, t, true)))
+        if (!traffic_check_row(traffic, "combine", row, traffic->rank, t, fan_out(traffic, traffic->rank, t)))
             return;
 }
 
@@ -146,7 +134,7 @@ static ep_status make_plan(struct traffic *traffic)
     args.idx_type = EP_I64;
     args.n_tokens = TOKENS;
     args.topk = TOPK;
-    args.n_experts = n_experts(traffic);
+    args.n_experts = traffic_experts(traffic);
     return ep_plan_new(traffic->comm, &args, &traffic->plan);
 }
 
@@ -198,55 +186,6 @@ static ep_status combine(struct traffic *traffic, bool async)
     return status;
 }
 
-static ep_status ll_new(struct traffic *traffic)
-{
-    ep_ll_config config = EP_LL_CONFIG_INIT;
-
-    ep_ll_free(traffic->ll);
-    traffic->ll = NULL;
-    config.max_tokens = LL_TOKENS;
-    config.hidden = HIDDEN;
-    config.n_experts = n_experts(traffic);
-    config.topk = TOPK;
-    return ep_ll_new(traffic->comm, &config, &traffic->ll);
-}
-
-static ep_status ll_send(struct traffic *traffic)
-{
-    static int32_t count[EXPERTS_PER_RANK]; /* lives until the hook has run */
-    ep_ll_dispatch_args args = EP_LL_DISPATCH_ARGS_INIT;
-
-    args.x = traffic->buffer[BUFFER_X].memory;
-    args.topk_idx = traffic->buffer[BUFFER_TOPK].memory;
-    args.idx_type = EP_I64;
-    args.n_tokens = LL_TOKENS;
-    args.out_dtype = EP_BF16;
-    args.recv_x = traffic->buffer[BUFFER_LL_RECV].memory;
-    args.recv_count = count;
-    args.flags = EP_LL_RECV_HOOK;
-    return ep_ll_dispatch(traffic->ll, &args);
-}
-
-static ep_status ll_combine(struct traffic *traffic)
-{
-    static float weights[LL_TOKENS * TOPK];
-    ep_ll_combine_args args = EP_LL_COMBINE_ARGS_INIT;
-    ep_status status;
-
-    for (int i = 0; i < LL_TOKENS * TOPK; i++)
-        weights[i] = 1.0f;
-    args.x = traffic->buffer[BUFFER_LL_RECV].memory;
-    args.topk_idx = traffic->buffer[BUFFER_TOPK].memory;
-    args.idx_type = EP_I64;
-    args.n_tokens = LL_TOKENS;
-    args.topk_weights = weights;
-    args.out = traffic->buffer[BUFFER_OUT].memory;
-    status = ep_ll_combine(traffic->ll, &args);
-    if (status == EP_OK)
-        check_ll_combine(traffic);
-    return status;
-}
-
 ep_status traffic_step(struct traffic *traffic, enum step step)
 {
     switch (step) {
@@ -263,13 +202,13 @@ ep_status traffic_step(struct traffic *traffic, enum step step)
     case STEP_ASYNC_COMBINE:
         return combine(traffic, step == STEP_ASYNC_COMBINE);
     case STEP_LL_NEW:
-        return ll_new(traffic);
+        return traffic_ll_new(traffic);
     case STEP_LL_SEND:
-        return ll_send(traffic);
+        return traffic_ll_send(traffic);
     case STEP_LL_FINISH:
-        return ep_ll_finish(traffic->ll);
+        return traffic_ll_finish(traffic);
     case STEP_LL_COMBINE:
-        return ll_combine(traffic);
+        return traffic_ll_combine(traffic);
     default:
         return EP_E_STATE;
     }
@@ -295,7 +234,7 @@ ep_status traffic_init(struct traffic *traffic, ep_comm *comm)
     if (status != EP_OK)
         return status;
     *traffic = (struct traffic){
-        .comm = comm, .rank = info.rank, .nranks = info.nranks, .node = info.node, .nnodes = info.nnodes};
+        .comm = comm, .gone = -1, .rank = info.rank, .nranks = info.nranks, .node = info.node, .nnodes = info.nnodes};
     traffic->buffer[BUFFER_X].bytes = TOKENS * row;
     traffic->buffer[BUFFER_TOPK].bytes = TOKENS * TOPK * sizeof(int64_t);
     traffic->buffer[BUFFER_OUT].bytes = TOKENS * row;
