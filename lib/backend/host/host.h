@@ -94,8 +94,9 @@ struct host_slot {
 enum { HOST_VOTE_OPEN = 0, HOST_VOTE_LOCKED, HOST_VOTE_VETO, HOST_VOTE_BANNED };
 
 struct host_shrink {
-    _Atomic uint32_t attempt; /* 0: not come yet; else the attempt this rank is in */
-    _Atomic uint32_t vote[HOST_ATTEMPTS];
+    _Atomic uint32_t attempt;                               /* 0: not come yet; else the attempt this rank is in */
+    _Atomic uint32_t vote[HOST_ATTEMPTS];                   /* on who is left */
+    _Atomic uint32_t opened[HOST_ATTEMPTS];                 /* on whether the new group is there */
     _Atomic uint64_t out[HOST_ATTEMPTS][EP_MAX_RANKS / 64]; /* ranks to leave out; bits are only added */
     _Atomic uint64_t gathered;                              /* all-gathers among the survivors */
     unsigned char block[2][HOST_GATHER_BYTES];

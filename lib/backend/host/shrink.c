@@ -12,6 +12,7 @@
 #include "backend/host/host.h"
 #include "core/config.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -72,12 +73,20 @@ static ep_status excluded(const struct shrink *s)
     return ep_fail(EP_E_EXCLUDED, "ep_comm_shrink: the other ranks went on without rank %d", s->host->comm->rank);
 }
 
+/* The word of `rank` in one of the two votes of this attempt. */
+static _Atomic uint32_t *vote_of(const struct shrink *s, int rank, bool on_opened)
+{
+    struct host_shrink *state = state_of(s, rank);
+
+    return on_opened ? &state->opened[s->attempt - 1] : &state->vote[s->attempt - 1];
+}
+
 /* Decides the vote of a rank that does not vote by itself; it finds out when it looks. */
-static void ban(const struct shrink *s, int rank)
+static void ban(const struct shrink *s, int rank, bool on_opened)
 {
     uint32_t open = HOST_VOTE_OPEN;
 
-    atomic_compare_exchange_strong(&state_of(s, rank)->vote[s->attempt - 1], &open, HOST_VOTE_BANNED);
+    atomic_compare_exchange_strong(vote_of(s, rank, on_opened), &open, HOST_VOTE_BANNED);
     host_ring_all(s->host);
 }
 
@@ -114,7 +123,7 @@ static ep_status reach_one_view(struct shrink *s, bool *ret_spoilt)
             if (is_out(s, rank) || same_view(s, rank))
                 continue;
             if (stale)
-                ban(s, rank);
+                ban(s, rank, false);
             if (attempt > s->attempt || has_voted(s, rank))
                 *ret_spoilt = true;
         }
@@ -124,27 +133,38 @@ static ep_status reach_one_view(struct shrink *s, bool *ret_spoilt)
     }
 }
 
-/* All votes of those who remain, decided. *ret_passed: all are locked. */
-static void collect_votes(struct shrink *s, bool *ret_passed)
+/*
+ * Casts this rank's vote and waits until the result is known. *ret_passed: all who remain have locked. The vote on who
+ * is left waits for every vote, because who was banned is left out next; that on the new group ends with the first
+ * that is against it.
+ */
+static void vote_with_all(struct shrink *s, bool on_opened, uint32_t vote, bool *ret_passed)
 {
-    int nranks = s->host->comm->nranks;
-    uint32_t index = s->attempt - 1;
     uint64_t deadline = ep_deadline_ns(s->timeout_ms);
+    uint32_t open = HOST_VOTE_OPEN;
 
-    *ret_passed = true;
-    for (int rank = 0; rank < nranks; rank++) {
-        _Atomic uint32_t *vote = &state_of(s, rank)->vote[index];
+    atomic_compare_exchange_strong(vote_of(s, s->host->comm->rank, on_opened), &open, vote);
+    host_ring_all(s->host);
+    for (;;) {
+        uint32_t seen = host_doorbell(s->host);
+        int n_open = 0, n_against = 0;
 
-        while (!is_out(s, rank) && atomic_load(vote) == HOST_VOTE_OPEN) {
-            uint32_t seen = host_doorbell(s->host);
+        for (int rank = 0; rank < s->host->comm->nranks; rank++) {
+            uint32_t word = atomic_load(vote_of(s, rank, on_opened));
 
-            if (host_peer_dead(s->host, rank) || ep_now_ns() >= deadline)
-                ban(s, rank);
-            else if (atomic_load(vote) == HOST_VOTE_OPEN)
-                host_nap(s->host, seen);
+            if (is_out(s, rank))
+                continue;
+            if (word == HOST_VOTE_OPEN && (host_peer_dead(s->host, rank) || ep_now_ns() >= deadline)) {
+                ban(s, rank, on_opened);
+                word = atomic_load(vote_of(s, rank, on_opened));
+            }
+            n_open += word == HOST_VOTE_OPEN;
+            n_against += word == HOST_VOTE_VETO || word == HOST_VOTE_BANNED;
         }
-        if (!is_out(s, rank) && atomic_load(vote) != HOST_VOTE_LOCKED)
-            *ret_passed = false;
+        *ret_passed = n_against == 0;
+        if (n_open == 0 || (on_opened && n_against > 0))
+            return;
+        host_nap(s->host, seen);
     }
 }
 
@@ -157,7 +177,8 @@ static ep_status next_attempt(struct shrink *s)
     if (s->attempt == HOST_ATTEMPTS)
         return ep_fail(EP_E_TIMEOUT, "ep_comm_shrink: no agreement after %d attempts: ranks keep dying", HOST_ATTEMPTS);
     for (int rank = 0; rank < nranks; rank++) {
-        bool banned = atomic_load(&state_of(s, rank)->vote[index]) == HOST_VOTE_BANNED;
+        bool banned = atomic_load(vote_of(s, rank, false)) == HOST_VOTE_BANNED ||
+                      atomic_load(vote_of(s, rank, true)) == HOST_VOTE_BANNED;
 
         if (banned && rank == s->host->comm->rank)
             return excluded(s);
@@ -176,7 +197,7 @@ static ep_status agree_on_survivors(struct shrink *s)
     int nranks = s->host->comm->nranks, me = s->host->comm->rank;
 
     for (;;) {
-        uint32_t open = HOST_VOTE_OPEN, vote = HOST_VOTE_LOCKED;
+        uint32_t vote = HOST_VOTE_LOCKED;
         bool passed, spoilt;
 
         EP_TRY(reach_one_view(s, &spoilt));
@@ -186,9 +207,7 @@ static ep_status agree_on_survivors(struct shrink *s)
         for (int rank = 0; rank < nranks; rank++)
             if (rank != me && !is_out(s, rank) && !same_view(s, rank))
                 vote = HOST_VOTE_VETO;
-        atomic_compare_exchange_strong(&s->mine->vote[s->attempt - 1], &open, vote);
-        host_ring_all(s->host);
-        collect_votes(s, &passed);
+        vote_with_all(s, false, vote, &passed);
         if (passed)
             return EP_OK;
         EP_TRY(next_attempt(s));
@@ -283,6 +302,27 @@ static ep_status open_next(struct gather *g, ep_comm *comm, ep_comm *next)
     return host_comm_open(next, &boot);
 }
 
+/*
+ * The new group exists for all or for none: a rank that was stopped while it was made may find, when it goes on, all
+ * that it waited for, although the others have given it up.
+ */
+static ep_status confirm(struct shrink *s, ep_comm *next, ep_status opened)
+{
+    char reason[EP_ERROR_TEXT_BYTES];
+    bool passed;
+
+    snprintf(reason, sizeof(reason), "%s", ep_last_error());
+    vote_with_all(s, true, opened == EP_OK ? HOST_VOTE_LOCKED : HOST_VOTE_VETO, &passed);
+    if (passed)
+        return EP_OK;
+    if (opened != EP_OK)
+        return ep_fail(opened, "%s", reason);
+    host_comm_close(next);
+    if (atomic_load(vote_of(s, s->host->comm->rank, true)) == HOST_VOTE_BANNED)
+        return excluded(s);
+    return ep_fail(EP_E_TIMEOUT, "ep_comm_shrink: not all survivors could make the new group; call it again");
+}
+
 ep_status host_shrink(ep_comm *comm, ep_comm *next)
 {
     struct host_comm *host = host_of(comm);
@@ -312,5 +352,5 @@ ep_status host_shrink(ep_comm *comm, ep_comm *next)
             g.ranks[g.n++] = rank;
     status = open_next(&g, comm, next);
     free(g.ranks);
-    return status;
+    return confirm(&s, next, status);
 }
