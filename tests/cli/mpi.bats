@@ -33,7 +33,7 @@ nothing_is_left() {
     [ "$status" -eq 0 ]
     [[ "${lines[-1]}" == "intranode: 24/24 cases passed (2 ranks"* ]]
     # Nothing but progress, which appears where mpirun takes seconds to start.
-    ! grep -v '^epkit: test [0-9]' <<<"$stderr" | grep -q .
+    [ "$(grep -cv -e '^epkit: test [0-9]' -e '^$' <<<"$stderr")" -eq 0 ]
     nothing_is_left
 }
 
