@@ -25,6 +25,6 @@ const char *ep_config_network(const ep_comm *comm);
  * EP_OK when all agree. This rank's own failure comes first; then that of the lowest rank that failed, its status and
  * its reason; then EP_E_MISMATCH with the same text on every rank.
  */
-ep_status ep_config_agree(const ep_boot *boot, const ep_comm *comm, ep_status local, const char *call);
+EP_PRIVATE_API ep_status ep_config_agree(const ep_boot *boot, const ep_comm *comm, ep_status local, const char *call);
 
 #endif

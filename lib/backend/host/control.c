@@ -92,7 +92,7 @@ static ep_status attach_peer(struct host_comm *host, int rank, const struct iden
  * All ranks learn whether all have succeeded, so that creation fails everywhere or nowhere. A rank that fails on its
  * own keeps its reason, the others name it.
  */
-static ep_status agree(const ep_boot *boot, int timeout_ms, ep_status mine)
+ep_status host_agree(const ep_boot *boot, int timeout_ms, ep_status mine)
 {
     int32_t verdict = (int32_t)mine;
     int32_t *all = calloc((size_t)boot->nranks, sizeof(*all));
@@ -131,7 +131,7 @@ static ep_status meet(struct host_comm *host, const ep_boot *boot)
         goto free_all;
     for (int rank = 0; status == EP_OK && rank < boot->nranks; rank++)
         status = attach_peer(host, rank, &mine, &all[rank]);
-    status = agree(boot, timeout_ms, status);
+    status = host_agree(boot, timeout_ms, status);
 free_all:
     free(all);
     return status;
@@ -182,10 +182,10 @@ static ep_status open_network(struct host_comm *host, const ep_boot *boot)
     };
     ep_status status = find_network(host, boot, &provider);
 
-    status = agree(boot, comm->config.timeout_ms, status);
+    status = host_agree(boot, comm->config.timeout_ms, status);
     if (status == EP_OK)
         status = ep_streams_open(provider, &params, HOST_RING_BYTES, &host->streams);
-    return agree(boot, comm->config.timeout_ms, status);
+    return host_agree(boot, comm->config.timeout_ms, status);
 }
 
 /* Spinning pays only while every rank of this host has a processor of its own. */
@@ -199,9 +199,9 @@ static bool may_spin(const struct host_comm *host)
     return sched_getaffinity(0, sizeof(set), &set) == 0 && ranks <= CPU_COUNT(&set);
 }
 
-ep_status host_comm_open(ep_comm *comm, const ep_boot *boot)
+ep_status host_comm_open_sized(ep_comm *comm, const ep_boot *boot, size_t bytes)
 {
-    struct host_comm *host = calloc(1, sizeof(*host));
+    struct host_comm *host = calloc(1, bytes);
     ep_status status;
 
     if (!host)
@@ -244,6 +244,11 @@ ep_status host_comm_open(ep_comm *comm, const ep_boot *boot)
 close:
     host_comm_close(comm);
     return status;
+}
+
+ep_status host_comm_open(ep_comm *comm, const ep_boot *boot)
+{
+    return host_comm_open_sized(comm, boot, sizeof(struct host_comm));
 }
 
 void host_comm_close(ep_comm *comm)

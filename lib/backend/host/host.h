@@ -188,6 +188,11 @@ static inline struct host_control *host_control_of(const struct host_comm *host,
 
 /* control.c */
 ep_status host_comm_open(ep_comm *comm, const ep_boot *boot);
+/* The same with `bytes` of zeroed memory behind impl, of which struct host_comm is the beginning: for backends that
+   share this control plane. host_comm_close() frees all of it. */
+ep_status host_comm_open_sized(ep_comm *comm, const ep_boot *boot, size_t bytes);
+/* All ranks learn whether all have succeeded; `mine` is this rank's own status. */
+ep_status host_agree(const ep_boot *boot, int timeout_ms, ep_status mine);
 void host_comm_close(ep_comm *comm);
 size_t host_comm_bytes(const ep_comm *comm);
 
@@ -366,9 +371,20 @@ struct host_plan {
     int64_t *recv_from_rank;
     int64_t *expert_start;
     int32_t *recv_exact; /* [L] not rounded up */
+    void *device;        /* a device backend's part, which it frees itself */
+    int64_t *first_row;  /* [R] rank layout: where this rank's rows begin on each rank */
 };
 
 ep_status host_plan_open(ep_plan *plan, const void *topk_idx);
+/*
+ * The same in two steps for a backend that counts by itself: prepare makes plan->impl, whose tokens_per_rank and
+ * tokens_per_expert the caller fills; publish does the rest. With inner->index freed and NULL no routes are made: the
+ * caller keeps them, and first_row tells where its rows begin. One node only. Both undo everything when they fail;
+ * discard does it for a plan that is not published.
+ */
+ep_status host_plan_prepare(ep_plan *plan);
+ep_status host_plan_publish(ep_plan *plan);
+void host_plan_discard(ep_plan *plan);
 void host_plan_close(ep_plan *plan);
 ep_status host_plan_sources(ep_plan *plan, int32_t *ret_rank, int32_t *ret_token);
 /* Completes the plans up to and including `plan` (NULL: all): exchanges counts and routes. */
@@ -441,5 +457,7 @@ ep_status host_ll_get_mask(const ep_ll *ll, int32_t *ret_masked);
 
 /* shrink.c */
 ep_status host_shrink(ep_comm *comm, ep_comm *next);
+/* The same for a backend that opens its communicators with a function of its own. */
+ep_status host_shrink_into(ep_comm *comm, ep_comm *next, ep_status (*open)(ep_comm *comm, const ep_boot *boot));
 
 #endif

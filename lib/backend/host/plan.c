@@ -83,6 +83,7 @@ static void free_inner(struct host_plan *inner, int nnodes)
     free(inner->recv_exact);
     free(inner->recv_from_rank);
     free(inner->expert_start);
+    free(inner->first_row);
     free(inner);
 }
 
@@ -243,6 +244,12 @@ static ep_status build(struct host_completion *c)
     plan->full = plan->info;
     EP_TRY(place_all(c));
     count_received(c);
+    if (!expanded)
+        memcpy(inner->first_row, c->base, (size_t)plan->comm->nranks * sizeof(*c->base));
+    if (!inner->index) {
+        atomic_store_explicit(&plan->counted, true, memory_order_release);
+        return EP_OK;
+    }
     assign_rows(c);
     if (plan->comm->nnodes > 1)
         EP_TRY(host_plan_exchange_routes(c));
@@ -388,24 +395,52 @@ static struct host_plan *new_inner(const ep_plan *plan)
     inner->recv_exact = calloc(n_local, sizeof(*inner->recv_exact));
     inner->recv_from_rank = calloc(nranks + 1, sizeof(*inner->recv_from_rank));
     inner->expert_start = calloc(n_local + 1, sizeof(*inner->expert_start));
+    inner->first_row = calloc(nranks, sizeof(*inner->first_row));
     if (inner->index && inner->tokens_per_rank && inner->tokens_per_node && inner->tokens_per_expert && inner->rail &&
         inner->net_tokens && inner->n_net_tokens && inner->recv_per_expert && inner->recv_exact &&
-        inner->recv_from_rank && inner->expert_start)
+        inner->recv_from_rank && inner->expert_start && inner->first_row)
         return inner;
     free_inner(inner, (int)nnodes);
     return NULL;
 }
 
-ep_status host_plan_open(ep_plan *plan, const void *topk_idx)
+void host_plan_discard(ep_plan *plan)
+{
+    forget(host_of(plan->comm), plan);
+    free_inner(plan->impl, plan->comm->nnodes);
+    plan->impl = NULL;
+}
+
+ep_status host_plan_prepare(ep_plan *plan)
+{
+    plan->impl = new_inner(plan);
+    return plan->impl ? EP_OK : ep_fail(EP_E_MEMORY, "ep_plan_new: no memory for %d tokens", plan->args.n_tokens);
+}
+
+ep_status host_plan_publish(ep_plan *plan)
 {
     struct host_comm *host = host_of(plan->comm);
-    struct host_plan *inner = new_inner(plan);
-    struct ep_routing_shape shape;
+    struct host_plan *inner = plan->impl;
     ep_status status;
 
-    if (!inner)
-        return ep_fail(EP_E_MEMORY, "ep_plan_new: no memory for %d tokens", plan->args.n_tokens);
-    plan->impl = inner;
+    inner->number = ++host->plans;
+    fill_info(plan);
+    status = host_submit(host, publish, &plan, sizeof(plan), NULL, NULL, plan->args.worst_rows > 0);
+    if (status == EP_OK && plan->args.worst_rows == 0)
+        status = host_plan_complete(host, plan);
+    if (status != EP_OK)
+        host_plan_discard(plan);
+    return status;
+}
+
+ep_status host_plan_open(ep_plan *plan, const void *topk_idx)
+{
+    struct ep_routing_shape shape;
+    struct host_plan *inner;
+    ep_status status;
+
+    EP_TRY(host_plan_prepare(plan));
+    inner = plan->impl;
     shape = ep_routing_shape_of(plan->comm, &plan->args);
     status = ep_routing_check(&shape, topk_idx, plan->args.idx_type, inner->index);
     if (status == EP_OK)
@@ -413,19 +448,9 @@ ep_status host_plan_open(ep_plan *plan, const void *topk_idx)
                                   &(struct ep_routing_counts){.per_rank = inner->tokens_per_rank,
                                                               .per_node = inner->tokens_per_node,
                                                               .per_expert = inner->tokens_per_expert});
-    if (status != EP_OK)
-        goto free_plan;
-    inner->number = ++host->plans;
-    fill_info(plan);
-    status = host_submit(host, publish, &plan, sizeof(plan), NULL, NULL, plan->args.worst_rows > 0);
-    if (status == EP_OK && plan->args.worst_rows == 0)
-        status = host_plan_complete(host, plan);
     if (status == EP_OK)
-        return EP_OK;
-free_plan:
-    forget(host, plan);
-    free_inner(inner, plan->comm->nnodes);
-    plan->impl = NULL;
+        return host_plan_publish(plan);
+    host_plan_discard(plan);
     return status;
 }
 

@@ -221,6 +221,7 @@ struct gather {
     int *ranks; /* old rank of each survivor */
     int n;
     uint32_t calls;
+    ep_status (*open)(ep_comm *comm, const ep_boot *boot);
 };
 
 static ep_status gather(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
@@ -299,7 +300,7 @@ static ep_status open_next(struct gather *g, ep_comm *comm, ep_comm *next)
     EP_TRY(ep_config_agree(&boot, next, status, "ep_comm_shrink"));
     next->node = next->rank / next->ranks_per_node;
     next->nnodes = g->n / next->ranks_per_node;
-    return host_comm_open(next, &boot);
+    return g->open(next, &boot);
 }
 
 /*
@@ -317,18 +318,18 @@ static ep_status confirm(struct shrink *s, ep_comm *next, ep_status opened)
         return EP_OK;
     if (opened != EP_OK)
         return ep_fail(opened, "%s", reason);
-    host_comm_close(next);
+    next->ops->comm_close(next);
     if (atomic_load(vote_of(s, s->host->comm->rank, true)) == HOST_VOTE_BANNED)
         return excluded(s);
     return ep_fail(EP_E_TIMEOUT, "ep_comm_shrink: not all survivors could make the new group; call it again");
 }
 
-ep_status host_shrink(ep_comm *comm, ep_comm *next)
+ep_status host_shrink_into(ep_comm *comm, ep_comm *next, ep_status (*open)(ep_comm *comm, const ep_boot *boot))
 {
     struct host_comm *host = host_of(comm);
     struct shrink s = {
         .host = host, .mine = &host->control->shrink, .attempt = 1, .timeout_ms = comm->config.timeout_ms};
-    struct gather g = {.s = &s};
+    struct gather g = {.s = &s, .open = open};
     ep_status status;
 
     if (!host->one_host)
@@ -353,4 +354,9 @@ ep_status host_shrink(ep_comm *comm, ep_comm *next)
     status = open_next(&g, comm, next);
     free(g.ranks);
     return confirm(&s, next, status);
+}
+
+ep_status host_shrink(ep_comm *comm, ep_comm *next)
+{
+    return host_shrink_into(comm, next, host_comm_open);
 }
