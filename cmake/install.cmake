@@ -8,7 +8,7 @@ set(EPKIT_CMAKE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/epkit)
 install(TARGETS epkit EXPORT epkit-targets)
 install(EXPORT epkit-targets NAMESPACE epkit:: FILE epkitTargets.cmake DESTINATION ${EPKIT_CMAKE_DIR})
 install(DIRECTORY include/epkit DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h"
-    PATTERN mpi.h EXCLUDE)
+    PATTERN mpi.h EXCLUDE PATTERN cuda.h EXCLUDE)
 
 # The pkg-config files find the prefix from their own place, so that `cmake --install --prefix` and a moved tree work.
 # Absolute install directories (distributions set them) must not be put behind the prefix.
@@ -37,6 +37,12 @@ if(TARGET epkit-mpi)
     install(FILES include/epkit/mpi.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/epkit)
     configure_file(cmake/epkit-mpi.pc.in epkit-mpi.pc @ONLY)
     install(FILES ${PROJECT_BINARY_DIR}/epkit-mpi.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+endif()
+
+# The CUDA backend is found by libepkit next to itself. Programs that call epkit/cuda.h link with it.
+if(TARGET epkit-cuda)
+    install(TARGETS epkit-cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+    install(FILES include/epkit/cuda.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/epkit)
 endif()
 
 configure_package_config_file(cmake/epkitConfig.cmake.in epkitConfig.cmake INSTALL_DESTINATION ${EPKIT_CMAKE_DIR}

@@ -9,7 +9,7 @@ compiles() {
     command -v "$compiler" >/dev/null || skip "$compiler is not installed"
     for header in "$EPKIT_SOURCE"/include/epkit/*.h; do
         case "$header" in
-        */mpi.h) continue ;;
+        */mpi.h | */cuda.h) continue ;;
         esac
         printf '#include <epkit/%s>\n#include <epkit/%s>\n' "${header##*/}" "${header##*/}" >"$BATS_TEST_TMPDIR/alone"
         echo "$header"

@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * epkit/cuda.h - what only communicators of the CUDA backend have. Needs libepkit-cuda; the only header with CUDA
+ * types.
+ *
+ * Each returns EP_E_ARG on a communicator of another backend. Threads: as the other calls on a communicator.
+ */
+#ifndef EPKIT_CUDA_H
+#define EPKIT_CUDA_H
+
+#include <epkit/comm.h>
+
+#include <cuda_runtime_api.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/*
+ * The stream that plans, dispatch and combine run in from now on; it is of the communicator's device and stays the
+ * caller's. So an operation sees what was queued in it before the call, and what is queued in it afterwards sees the
+ * result: with EP_ASYNC, too, unless the operation was given an event to wait for (.after) or follows one that waits;
+ * then only once its event is complete. NULL: the communicator's own stream, which waits for nothing (the default).
+ * Work queued in the stream before is waited for by the new one. Waits for queued asynchronous operations.
+ */
+EP_API ep_status ep_cuda_set_stream(ep_comm *comm, cudaStream_t stream);
+
+/* Multiprocessors that an operation occupies, 1 to those that the device has; 0: the default for its links. */
+EP_API ep_status ep_cuda_set_sms(ep_comm *comm, int sms);
+
+/* The device of this rank and the multiprocessors that an operation occupies. Either may be NULL. */
+EP_API ep_status ep_cuda_get_device(ep_comm *comm, int *ret_device, int *ret_sms);
+
+/*
+ * For measurements: with 1, dispatch and combine move their rows without waiting for the peers and without telling
+ * them, in any number of repetitions `repeat`, on the buffers of the last operation of the same kind, which must be
+ * unchanged. The practical limit that a whole operation is compared with. Returns when queued in the stream.
+ */
+EP_API ep_status ep_cuda_repeat_bare(ep_comm *comm, int combine, int repeat);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

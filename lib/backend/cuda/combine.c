@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "backend/cuda/cuda.h"
+
+#include <stdlib.h>
+
+/* Small chunks of all terms in flight: what fills the links (bench/NOTES.md). */
+static const struct cuda_shape wish = {.warps = 16, .stages = 3};
+#define WISH_CHUNK 1024
+
+struct combine {
+    struct cuda_comm *cuda;
+    ep_plan *plan;
+    const ep_combine_args *args;
+    size_t row_bytes;
+    struct cuda_pending *pending;
+};
+
+/* Publishes one input: in place if it is symmetric memory, else a copy in staging. */
+static ep_status publish_input(struct combine *c, int which, const void *input, size_t bytes,
+                               struct host_where *ret_where)
+{
+    void *staged;
+
+    ret_where->slot = HOST_NOWHERE;
+    if (!input || !bytes || cuda_find(c->cuda, input, bytes, ret_where))
+        return EP_OK;
+    EP_TRY(cuda_stage(c->cuda, which, bytes, &staged));
+    CUDA_TRY(cudaMemcpyAsync(staged, input, bytes, cudaMemcpyDeviceToDevice, c->cuda->stream));
+    if (!cuda_find(c->cuda, staged, bytes, ret_where))
+        return ep_fail(EP_E_STATE, "combine: staging buffer of %zu bytes is not where it was", bytes);
+    return EP_OK;
+}
+
+static ep_status map_inputs(struct combine *c, struct cuda_combine *sum)
+{
+    struct host_comm *host = &c->cuda->host;
+
+    for (int rank = 0; rank < host->comm->nranks; rank++) {
+        const struct host_record *record = &host->peers[rank].control->record[host->operation & 1];
+        void *x, *weights;
+        ep_status status = cuda_map(c->cuda, rank, &record->at[HOST_AT_X], &x);
+
+        if (status == EP_OK)
+            status = cuda_map(c->cuda, rank, &record->at[HOST_AT_WEIGHTS], &weights);
+        if (status != EP_OK)
+            return host_raise_own(host, status, rank, HOST_COMBINE_READY);
+        sum->x[rank] = x;
+        sum->weights[rank] = weights;
+    }
+    return EP_OK;
+}
+
+static ep_status launch(struct combine *c, const struct cuda_route *route)
+{
+    const ep_combine_args *args = c->args;
+    struct cuda_comm *cuda = c->cuda;
+    struct cuda_combine *sum = &cuda->last_combine;
+    struct cuda_shape *shape = &cuda->last_shape[1];
+
+    *sum = (struct cuda_combine){.route = *route,
+                                 .bias = {args->bias[0], args->bias[1]},
+                                 .out = args->out,
+                                 .out_weights = args->out_topk_weights,
+                                 .row_bytes = (int64_t)c->row_bytes};
+    cuda_fill_waits(cuda, HOST_COMBINE_READY, HOST_COMBINE_DONE, &sum->waits);
+    EP_TRY(map_inputs(c, sum));
+    cuda_fit(cuda, c->row_bytes, route->width, &wish, WISH_CHUNK, &sum->chunk_bytes, &sum->n_chunks, shape);
+    return cuda_status(cuda_launch_combine(sum, shape, cuda->stream), "combine kernel");
+}
+
+static ep_status combine_body(struct combine *c)
+{
+    const ep_combine_args *args = c->args;
+    struct host_record record = {.phase = HOST_COMBINE_READY, .dtype = args->dtype, .hidden = args->hidden};
+    struct host_comm *host = &c->cuda->host;
+    const struct cuda_route *route;
+    size_t n_recv, weights_per_row;
+
+    EP_TRY(cuda_plan_ready(c->cuda, c->plan, &route));
+    n_recv = (size_t)c->plan->full.n_recv;
+    weights_per_row = route->expanded ? 1 : (size_t)c->plan->args.topk;
+    c->row_bytes = (size_t)args->hidden * sizeof(uint16_t);
+    cuda_sweep(c->cuda);
+    record.plan_number = ((struct host_plan *)c->plan->impl)->number;
+    record.outputs = args->out_topk_weights ? 1 : 0;
+    for (int i = 0; i < HOST_AT_COUNT; i++)
+        record.at[i].slot = HOST_NOWHERE;
+    EP_TRY(publish_input(c, HOST_AT_X, args->x, n_recv * c->row_bytes, &record.at[HOST_AT_X]));
+    EP_TRY(publish_input(c, HOST_AT_WEIGHTS, args->topk_weights, n_recv * weights_per_row * sizeof(float),
+                         &record.at[HOST_AT_WEIGHTS]));
+    EP_TRY(host_enter(host, &record));
+    c->pending->phase = HOST_COMBINE_DONE;
+    c->pending->operation = host->operation;
+    c->pending->stats.ns_wait_ready = ep_now_ns() - c->pending->begin_ns;
+    EP_TRY(launch(c, route));
+    cuda_plan_count(c->plan, c->row_bytes, &c->pending->stats);
+    return cuda_queued(c->pending, false);
+}
+
+static ep_status start_combine(ep_plan *plan, const void *args, struct cuda_pending *ret_pending)
+{
+    struct combine c = {.cuda = cuda_of(plan->comm), .plan = plan, .args = args, .pending = ret_pending};
+
+    return combine_body(&c);
+}
+
+ep_status cuda_combine(ep_plan *plan, const ep_combine_args *args, ep_event **ret_event)
+{
+    return cuda_submit(plan, start_combine, args, sizeof(*args), args->after,
+                       args->flags & EP_ASYNC ? ret_event : NULL);
+}

@@ -1,0 +1,218 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "backend/cuda/cuda.h"
+
+#include <epkit/cuda.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define SCRATCH_BYTES ((EP_MAX_EXPERTS + 2) * sizeof(int32_t))
+#define TOTALS_BYTES ((EP_MAX_EXPERTS + CUDA_MAX_RANKS) * sizeof(int32_t))
+
+/* device 0, the default, leaves the choice to the rank's place on the host. */
+static ep_status choose_device(struct cuda_comm *cuda)
+{
+    const ep_comm *comm = cuda->host.comm;
+    int n = 0, device = comm->config.device, shared = 0, clusters = 0;
+
+    CUDA_TRY(cudaGetDeviceCount(&n));
+    if (device < 0 || device >= n)
+        return ep_fail(EP_E_ARG, "ep_comm_new: device is %d, but %d are visible", device, n);
+    if (device == 0)
+        device = cuda->host.local % n;
+    CUDA_TRY(cudaDeviceGetAttribute(&clusters, cudaDevAttrComputeCapabilityMajor, device));
+    if (clusters < 9)
+        return ep_fail(EP_E_UNSUPPORTED, "ep_comm_new: GPU %d is of compute capability %d; 9.0 or later is needed",
+                       device, clusters);
+    CUDA_TRY(cudaDeviceGetAttribute(&cuda->all_sms, cudaDevAttrMultiProcessorCount, device));
+    CUDA_TRY(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+    cuda->device = device;
+    /* 1 KiB for what the kernels declare themselves. */
+    cuda->shared_limit = (size_t)shared - 1024;
+    return EP_OK;
+}
+
+static ep_status open_device(struct cuda_comm *cuda)
+{
+    CUDA_TRY(cudaSetDevice(cuda->device));
+    CUDA_TRY(cuda_kernels_load((int)cuda->shared_limit));
+    CUDA_TRY(cudaStreamCreateWithFlags(&cuda->own, cudaStreamNonBlocking));
+    cuda->stream = cuda->own;
+    CUDA_TRY(cudaEventCreateWithFlags(&cuda->order, cudaEventDisableTiming));
+    CUDA_TRY(cudaHostAlloc((void **)&cuda->report, sizeof(*cuda->report), cudaHostAllocMapped));
+    CUDA_TRY(cudaHostGetDevicePointer((void **)&cuda->report_device, cuda->report, 0));
+    memset(cuda->report, 0, sizeof(*cuda->report));
+    CUDA_TRY(cudaHostAlloc((void **)&cuda->totals, TOTALS_BYTES, cudaHostAllocMapped));
+    CUDA_TRY(cudaHostGetDevicePointer((void **)&cuda->totals_device, cuda->totals, 0));
+    CUDA_TRY(cudaMalloc((void **)&cuda->signals, CUDA_GRANULE));
+    CUDA_TRY(cudaMemset(cuda->signals, 0, sizeof(*cuda->signals)));
+    CUDA_TRY(cudaMalloc(&cuda->scratch, SCRATCH_BYTES));
+    CUDA_TRY(cudaMemset(cuda->scratch, 0, SCRATCH_BYTES));
+    CUDA_TRY(cudaDeviceSynchronize());
+    return EP_OK;
+}
+
+static ep_status publish(struct cuda_comm *cuda)
+{
+    cudaIpcMemHandle_t handle;
+
+    cuda->board->device = cuda->device;
+    CUDA_TRY(cudaDeviceGetPCIBusId(cuda->board->bus_id, sizeof(cuda->board->bus_id), cuda->device));
+    CUDA_TRY(cudaIpcGetMemHandle(&handle, cuda->signals));
+    cuda_publish_slot(&cuda->board->signals, cuda->signals, &handle, 1);
+    return EP_OK;
+}
+
+/* Rows are placed by loads and stores on the peer's memory, so there is nothing to do without P2P. */
+static ep_status check_reach(struct cuda_comm *cuda, int rank)
+{
+    const struct cuda_peer *peer = &cuda->peers[rank];
+    int device = -1, reach = 0, me = cuda->host.comm->rank;
+    cudaError_t error = cudaDeviceGetByPCIBusId(&device, peer->board->bus_id);
+
+    if (error != cudaSuccess) {
+        cudaGetLastError();
+        return ep_fail(EP_E_UNSUPPORTED,
+                       "ep_comm_new: GPU %s of rank %d is not visible to rank %d (see "
+                       "CUDA_VISIBLE_DEVICES)",
+                       peer->board->bus_id, rank, me);
+    }
+    if (device == cuda->device)
+        return EP_OK;
+    CUDA_TRY(cudaDeviceCanAccessPeer(&reach, cuda->device, device));
+    if (!reach)
+        return ep_fail(EP_E_UNSUPPORTED, "ep_comm_new: no P2P between rank %d (GPU %s) and rank %d (GPU %s)", me,
+                       cuda->board->bus_id, rank, peer->board->bus_id);
+    if (!peer->same_process)
+        return EP_OK;
+    error = cudaDeviceEnablePeerAccess(device, 0);
+    if (error == cudaErrorPeerAccessAlreadyEnabled) {
+        cudaGetLastError();
+        error = cudaSuccess;
+    }
+    return cuda_status(error, "cudaDeviceEnablePeerAccess");
+}
+
+static ep_status reach_peers(struct cuda_comm *cuda)
+{
+    const struct host_where board = {.slot = 0, .generation = 1};
+    ep_comm *comm = cuda->host.comm;
+
+    for (int rank = 0; rank < comm->nranks; rank++) {
+        struct cuda_peer *peer = &cuda->peers[rank];
+        void *address;
+
+        EP_TRY(host_map(&cuda->host, rank, &board, &address));
+        peer->board = address;
+        peer->same_process = cuda->host.peers[rank].pidfd < 0;
+        if (rank == comm->rank)
+            continue;
+        EP_TRY(check_reach(cuda, rank));
+        EP_TRY(cuda_map_slot(cuda, rank, &peer->board->signals, 1, &peer->signals));
+    }
+    return EP_OK;
+}
+
+static ep_status open_own(struct cuda_comm *cuda)
+{
+    const ep_comm *comm = cuda->host.comm;
+    void *board;
+
+    pthread_mutex_init(&cuda->memory_lock, NULL);
+    if (comm->nnodes > 1 || comm->nranks > CUDA_MAX_RANKS)
+        return ep_fail(EP_E_UNSUPPORTED, "ep_comm_new: the CUDA backend serves one node of up to %d ranks",
+                       CUDA_MAX_RANKS);
+    if (comm->config.flags & EP_COMM_CHECK_VALUES)
+        return ep_fail(EP_E_UNSUPPORTED, "ep_comm_new: the CUDA backend has no EP_COMM_CHECK_VALUES");
+    cuda->peers = calloc((size_t)comm->nranks, sizeof(*cuda->peers));
+    if (!cuda->peers)
+        return ep_fail(EP_E_MEMORY, "ep_comm_new: no memory for %d ranks", comm->nranks);
+    EP_TRY(host_alloc_internal(&cuda->host, sizeof(struct cuda_board), &board));
+    cuda->board = board;
+    EP_TRY(choose_device(cuda));
+    EP_TRY(open_device(cuda));
+    return publish(cuda);
+}
+
+ep_status cuda_comm_open(ep_comm *comm, const ep_boot *boot)
+{
+    int timeout_ms = comm->config.timeout_ms, previous = -1;
+    struct cuda_comm *cuda;
+    ep_status status;
+
+    EP_TRY(host_comm_open_sized(comm, boot, sizeof(*cuda)));
+    cuda = cuda_of(comm);
+    if (cudaGetDevice(&previous) != cudaSuccess)
+        previous = -1;
+    status = host_agree(boot, timeout_ms, open_own(cuda));
+    if (status == EP_OK)
+        status = host_agree(boot, timeout_ms, reach_peers(cuda));
+    if (status != EP_OK)
+        cuda_comm_close(comm);
+    else
+        ep_cuda_set_sms(comm, 0);
+    if (previous >= 0)
+        cudaSetDevice(previous);
+    return status;
+}
+
+void cuda_comm_close(ep_comm *comm)
+{
+    struct cuda_comm *cuda = cuda_of(comm);
+    struct cuda_scope scope = {.previous = 0};
+
+    if (!cuda)
+        return;
+    host_queue_close(&cuda->host);
+    if (cuda->peers && cuda->own && cuda_enter(cuda, &scope) == EP_OK) {
+        /* No kernel may be running when its memory goes; one that waits for a peer has a deadline. */
+        if (cuda->report && atomic_load(&comm->failed))
+            *(volatile uint32_t *)&cuda->report->abort = 1;
+        cudaStreamSynchronize(cuda->stream);
+        cuda_memory_close(cuda);
+        cudaFree(cuda->signals);
+        cudaFree(cuda->scratch);
+        cudaFreeHost(cuda->totals);
+        cudaFreeHost(cuda->report);
+        if (cuda->order)
+            cudaEventDestroy(cuda->order);
+        cudaStreamDestroy(cuda->own);
+        cudaGetLastError();
+        cuda_leave(&scope);
+    }
+    free(cuda->peers);
+    pthread_mutex_destroy(&cuda->memory_lock);
+    host_comm_close(comm);
+}
+
+size_t cuda_comm_bytes(const ep_comm *comm)
+{
+    struct cuda_comm *cuda = cuda_of(comm);
+    size_t bytes = host_comm_bytes(comm) + sizeof(*cuda) + CUDA_GRANULE + SCRATCH_BYTES;
+
+    pthread_mutex_lock(&cuda->memory_lock);
+    for (int slot = 0; slot < CUDA_SLOTS; slot++)
+        if (cuda->allocations[slot].internal)
+            bytes += cuda->allocations[slot].bytes;
+    for (int i = 0; i < CUDA_POOL; i++)
+        bytes += cuda->pool[i].bytes;
+    pthread_mutex_unlock(&cuda->memory_lock);
+    return bytes;
+}
+
+void cuda_abort(ep_comm *comm)
+{
+    host_abort(comm);
+    *(volatile uint32_t *)&cuda_of(comm)->report->abort = 1;
+}
+
+ep_status cuda_shrink(ep_comm *comm, ep_comm *next)
+{
+    struct cuda_comm *cuda = cuda_of(comm);
+
+    /* Kernels that still wait for a lost rank would hold up the device for the new group. */
+    *(volatile uint32_t *)&cuda->report->abort = 1;
+    /* The same device again, whatever this rank's number is among the survivors. */
+    if (next->config.device == 0)
+        next->config.device = cuda->device;
+    return host_shrink_into(comm, next, cuda_comm_open);
+}

@@ -1,0 +1,177 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Plan in the rank layout: a thread looks at one token, checks its experts and finds the ranks that it goes to. Rows
+ * are numbered within the block by ballots; what the blocks before have is known when all have counted, and is added by
+ * a kernel of its own behind, while the host already exchanges the totals with its peers.
+ */
+#include "backend/cuda/device.cuh"
+
+#include <epkit/types.h>
+
+#define WARP 32
+#define WARPS (CUDA_COUNT_TOKENS / WARP)
+
+namespace
+{
+
+__device__ int64_t read_expert(const cuda_count &c, size_t at)
+{
+    return c.wide ? static_cast<const int64_t *>(c.topk_idx)[at] : static_cast<const int32_t *>(c.topk_idx)[at];
+}
+
+/* The ranks of a token, one bit each. */
+__device__ uint32_t look_at_token(const cuda_count &c, int token, int32_t *per_expert)
+{
+    size_t start = (size_t)token * c.topk;
+    int n_local = c.n_experts / c.nranks;
+    uint32_t ranks = 0, bad = 0;
+
+    for (int k = 0; k < c.topk; k++) {
+        int64_t expert = read_expert(c, start + k);
+
+        c.index[start + k] = (int32_t)expert;
+        if (expert < -1 || expert >= c.n_experts) {
+            bad = 1;
+            continue;
+        }
+        if (expert < 0)
+            continue;
+        for (int j = 0; j < k; j++)
+            bad |= read_expert(c, start + j) == expert;
+        ranks |= 1u << ((int)expert / n_local);
+        atomicAdd(&per_expert[expert], 1);
+    }
+    if (bad)
+        atomicOr(c.bad, 1u);
+    return ranks;
+}
+
+/* Entries of this thread's token in rank order, numbered within the block; rows of the block per rank. */
+__device__ void number_rows(const cuda_count &c, int token, uint32_t ranks)
+{
+    __shared__ int32_t rows[WARPS][CUDA_MAX_RANKS];
+    int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP, n = 0;
+
+    for (int rank = 0; rank < c.nranks; rank++) {
+        uint32_t votes = __ballot_sync(0xffffffffu, ranks >> rank & 1);
+
+        if (lane == 0)
+            rows[warp][rank] = __popc(votes);
+    }
+    __syncthreads();
+    for (int rank = 0; rank < c.nranks; rank++) {
+        uint32_t votes = __ballot_sync(0xffffffffu, ranks >> rank & 1);
+        int before = __popc(votes & ((1u << lane) - 1));
+
+        if (!(ranks >> rank & 1))
+            continue;
+        for (int w = 0; w < warp; w++)
+            before += rows[w][rank];
+        c.entry[(size_t)token * c.width + n++] = {before, (uint16_t)rank, 0};
+    }
+    if (token < c.n_tokens)
+        c.count[token] = n;
+    if ((int)threadIdx.x < c.nranks) {
+        int total = 0;
+
+        for (int w = 0; w < WARPS; w++)
+            total += rows[w][threadIdx.x];
+        c.block_rows[blockIdx.x * c.nranks + threadIdx.x] = total;
+    }
+}
+
+/* By the block that finishes last: totals to the host, and the scratch as it was. */
+__device__ void report_totals(const cuda_count &c)
+{
+    int i = (int)threadIdx.x;
+
+    __threadfence();
+    if (i < c.nranks) {
+        int total = 0;
+
+        for (unsigned block = 0; block < gridDim.x; block++) {
+            int32_t *rows = &c.block_rows[block * c.nranks + i];
+            int n = __ldcg(rows);
+
+            *rows = total;
+            total += n;
+        }
+        c.totals[i] = total;
+    }
+    for (int expert = i; expert < c.n_experts; expert += CUDA_COUNT_TOKENS) {
+        c.totals[c.nranks + expert] = __ldcg(&c.per_expert[expert]);
+        c.per_expert[expert] = 0;
+    }
+    __threadfence_system();
+    __syncthreads();
+    if (i)
+        return;
+    *(volatile uint64_t *)&c.report->bad = __ldcg(c.bad);
+    *c.bad = 0;
+    *c.blocks_done = 0;
+    __threadfence_system();
+    *(volatile uint64_t *)&c.report->counted = c.number;
+}
+
+__global__ void __launch_bounds__(CUDA_COUNT_TOKENS) count_kernel(const __grid_constant__ cuda_count c)
+{
+    __shared__ int32_t per_expert[EP_MAX_EXPERTS];
+    __shared__ bool last;
+    int token = (int)(blockIdx.x * CUDA_COUNT_TOKENS + threadIdx.x);
+
+    for (int expert = (int)threadIdx.x; expert < c.n_experts; expert += CUDA_COUNT_TOKENS)
+        per_expert[expert] = 0;
+    __syncthreads();
+    number_rows(c, token, token < c.n_tokens ? look_at_token(c, token, per_expert) : 0);
+    __syncthreads();
+    for (int expert = (int)threadIdx.x; expert < c.n_experts; expert += CUDA_COUNT_TOKENS)
+        if (per_expert[expert])
+            atomicAdd(&c.per_expert[expert], per_expert[expert]);
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0)
+        last = atomicAdd(c.blocks_done, 1u) == gridDim.x - 1;
+    __syncthreads();
+    if (last)
+        report_totals(c);
+}
+
+__global__ void __launch_bounds__(CUDA_COUNT_TOKENS) add_blocks_kernel(const __grid_constant__ cuda_count c)
+{
+    int token = (int)(blockIdx.x * CUDA_COUNT_TOKENS + threadIdx.x);
+
+    for (int i = 0; token < c.n_tokens && i < c.count[token]; i++) {
+        cuda_entry *entry = &c.entry[(size_t)token * c.width + i];
+
+        entry->row += c.block_rows[blockIdx.x * c.nranks + entry->local];
+    }
+}
+
+} /* namespace */
+
+cudaError_t cuda_launch_count(const struct cuda_count *count, cudaStream_t stream)
+{
+    unsigned blocks = (unsigned)(count->n_tokens + CUDA_COUNT_TOKENS - 1) / CUDA_COUNT_TOKENS;
+    cudaError_t error;
+
+    count_kernel<<<blocks ? blocks : 1, CUDA_COUNT_TOKENS, 0, stream>>>(*count);
+    error = cudaGetLastError();
+    if (error != cudaSuccess || blocks < 2)
+        return error;
+    add_blocks_kernel<<<blocks, CUDA_COUNT_TOKENS, 0, stream>>>(*count);
+    return cudaGetLastError();
+}
+
+cudaError_t cuda_kernels_load(int shared_bytes)
+{
+    cudaFuncAttributes attributes;
+    cudaError_t error = cudaFuncGetAttributes(&attributes, count_kernel);
+
+    if (error == cudaSuccess)
+        error = cudaFuncGetAttributes(&attributes, add_blocks_kernel);
+    if (error == cudaSuccess)
+        error = cuda_dispatch_load(shared_bytes);
+    if (error == cudaSuccess)
+        error = cuda_combine_load(shared_bytes);
+    return error;
+}

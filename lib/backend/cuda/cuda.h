@@ -1,0 +1,194 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * cuda.h - inside of the CUDA backend.
+ *
+ *   device.c    the module's table; choice of the device, streams, the wrapper of the CUDA runtime
+ *   comm.c      opening and closing: signals, report, reaching the peers
+ *   memory.c    symmetric memory: this rank's allocations, mappings of the peers', staging
+ *   plan.c      counting on the device, routes in device memory
+ *   wait.c      the host's wait for a kernel
+ *   dispatch.c, combine.c   one operation each
+ *   *.cu        kernels and what launches them
+ *
+ * Control is the host backend's, compiled into this module: control blocks, exchanges, blame, shrink, the queue of
+ * asynchronous work. The ranks of an operation meet twice: their hosts, to compare arguments and to tell where buffers
+ * are (host_enter), and their kernels, which wait for each other's signals in stream order.
+ */
+#ifndef EP_CUDA_CUDA_H
+#define EP_CUDA_CUDA_H
+
+#include "backend/cuda/kernels.h"
+#include "backend/host/host.h"
+
+#define CUDA_SLOTS 512
+/* Allocations are of whole 2 MiB pages of their own, because an exported one shares its pages with all who map it. */
+#define CUDA_GRANULE ((size_t)2 << 20)
+#define CUDA_POOL 8 /* blocks of freed plans that are kept */
+
+/* An allocation of a rank, for its peers. Written before its generation. */
+struct cuda_slot {
+    _Atomic uint32_t generation; /* 0: empty */
+    void *base;                  /* in the owner's process */
+    cudaIpcMemHandle_t handle;
+};
+
+/* In host memory that the peers map: the first internal allocation of each rank. */
+struct cuda_board {
+    int32_t device;
+    char bus_id[20];
+    _Atomic uint32_t frees;
+    struct cuda_slot signals;
+    struct cuda_slot slot[CUDA_SLOTS];
+};
+
+struct cuda_allocation {
+    void *base;
+    size_t bytes;
+    uint32_t generation;
+    bool internal;
+};
+
+struct cuda_mapping {
+    void *base;
+    uint32_t generation;
+};
+
+struct cuda_peer {
+    struct cuda_board *board;
+    bool same_process;
+    uint32_t frees_seen;
+    struct cuda_mapping signals;
+    struct cuda_mapping mappings[CUDA_SLOTS];
+};
+
+struct cuda_block {
+    void *memory;
+    size_t bytes;
+};
+
+struct cuda_comm {
+    struct host_comm host; /* first: comm->impl is both */
+    int device, sms, all_sms;
+    size_t shared_limit; /* shared memory of a block */
+    cudaStream_t own, stream;
+    cudaEvent_t order; /* between streams, and for the end of copies */
+    struct cuda_board *board;
+    struct cuda_peer *peers; /* [R] */
+    struct cuda_signals *signals;
+    struct cuda_report *report, *report_device;
+    int32_t *totals, *totals_device;
+    void *scratch; /* of the counting kernel: per expert, then two words */
+    uint64_t counted;
+
+    pthread_mutex_t memory_lock;
+    struct cuda_allocation allocations[CUDA_SLOTS];
+    uint32_t next_generation;
+    void *stage[HOST_AT_COUNT];
+    size_t stage_bytes[HOST_AT_COUNT];
+    void *retired[HOST_AT_COUNT]; /* old staging that peers may still have mapped ... */
+    uint64_t retired_at;          /* ... since this operation */
+    struct cuda_block pool[CUDA_POOL];
+
+    _Atomic int waiting_jobs; /* operations in the queue that are not on the device yet */
+
+    struct cuda_dispatch last_dispatch; /* for ep_cuda_repeat_bare() */
+    struct cuda_combine last_combine;
+    struct cuda_shape last_shape[2];
+};
+
+static inline struct cuda_comm *cuda_of(const ep_comm *comm)
+{
+    return comm->impl;
+}
+
+/* device.c. The status of a call of the CUDA runtime. */
+ep_status cuda_status(cudaError_t error, const char *call);
+#define CUDA_TRY(call) EP_TRY(cuda_status((call), #call))
+
+/* The calling thread's current device becomes that of the communicator until cuda_leave(). */
+struct cuda_scope {
+    int previous;
+};
+ep_status cuda_enter(const struct cuda_comm *cuda, struct cuda_scope *ret_scope);
+void cuda_leave(const struct cuda_scope *scope);
+
+/* comm.c */
+ep_status cuda_comm_open(ep_comm *comm, const ep_boot *boot);
+void cuda_comm_close(ep_comm *comm);
+size_t cuda_comm_bytes(const ep_comm *comm);
+void cuda_abort(ep_comm *comm);
+ep_status cuda_shrink(ep_comm *comm, ep_comm *next);
+
+/* memory.c */
+ep_status cuda_alloc(ep_comm *comm, size_t bytes, void **ret_memory);
+ep_status cuda_free(ep_comm *comm, void *memory);
+bool cuda_find(struct cuda_comm *cuda, const void *memory, size_t bytes, struct host_where *ret_where);
+/* The address here of a place in a peer's memory; NULL for nowhere. */
+ep_status cuda_map(struct cuda_comm *cuda, int rank, const struct host_where *where, void **ret_address);
+ep_status cuda_map_slot(struct cuda_comm *cuda, int rank, const struct cuda_slot *slot, uint32_t generation,
+                        struct cuda_mapping *mapping);
+void cuda_publish_slot(struct cuda_slot *slot, void *base, const cudaIpcMemHandle_t *handle, uint32_t generation);
+/* Before an operation: unmaps what the peers have freed, frees what they have unmapped. */
+void cuda_sweep(struct cuda_comm *cuda);
+/* Staging buffer number `which` of at least `bytes`. */
+ep_status cuda_stage(struct cuda_comm *cuda, int which, size_t bytes, void **ret_memory);
+void cuda_memory_close(struct cuda_comm *cuda);
+/* Device memory that is not symmetric, from the pool of freed blocks when one fits. */
+ep_status cuda_take(struct cuda_comm *cuda, size_t bytes, struct cuda_block *ret_block);
+void cuda_give(struct cuda_comm *cuda, const struct cuda_block *block);
+
+/* plan.c */
+struct cuda_plan {
+    struct cuda_block block; /* entries, counts, indices */
+    struct cuda_route route;
+    bool placed; /* the route is complete */
+};
+
+ep_status cuda_plan_open(ep_plan *plan, const void *topk_idx);
+void cuda_plan_close(ep_plan *plan);
+ep_status cuda_plan_sources(ep_plan *plan, int32_t *ret_rank, int32_t *ret_token);
+ep_status cuda_plan_layout(ep_comm *comm, const ep_plan_args *args, ep_layout *layout);
+/* Completes the plan with its peers; the route is then ready in stream order. */
+ep_status cuda_plan_ready(struct cuda_comm *cuda, ep_plan *plan, const struct cuda_route **ret_route);
+/* Rows of this rank's tokens in its own memory and in that of the others. */
+void cuda_plan_count(const ep_plan *plan, uint64_t row_bytes, ep_stats *stats);
+
+/* wait.c */
+/* An operation that is queued on the device. */
+struct cuda_pending {
+    struct cuda_comm *cuda;
+    enum host_phase phase;
+    uint64_t operation;
+    cudaEvent_t behind; /* NULL, or after the kernel there is more: it is complete with this */
+    uint64_t begin_ns, launched_ns;
+    ep_stats stats;
+};
+
+/*
+ * Waits until the operation is complete, and then notes its statistics. Otherwise the failure, which all ranks then
+ * have, with the kernel ended. Releases what `pending` holds. A job of the queue, too.
+ */
+ep_status cuda_wait(void *pending);
+/* Notes that everything of the operation is queued. */
+ep_status cuda_queued(struct cuda_pending *pending, bool more_behind);
+
+/*
+ * Starts an operation with `start`, which queues it. With EP_ASYNC on the caller's thread too, so that what the caller
+ * queues in the stream next comes behind it; but for an event to wait for first, or behind an operation that waits for
+ * one, the queue's worker does all of it.
+ */
+typedef ep_status (*cuda_start_fn)(ep_plan *plan, const void *args, struct cuda_pending *ret_pending);
+ep_status cuda_submit(ep_plan *plan, cuda_start_fn start, const void *args, size_t args_bytes, ep_event *after,
+                      ep_event **ret_event);
+/* Waits until the routing number cuda->counted is counted. */
+ep_status cuda_wait_counted(struct cuda_comm *cuda);
+void cuda_fill_waits(struct cuda_comm *cuda, enum host_phase ready, enum host_phase done, struct cuda_waits *ret_waits);
+/* Chunks of a row, and the rings that fit the shared memory. `terms`: chunks of one stage. */
+void cuda_fit(const struct cuda_comm *cuda, size_t row_bytes, int terms, const struct cuda_shape *wish,
+              size_t wish_chunk, int32_t *ret_chunk_bytes, int32_t *ret_chunks, struct cuda_shape *ret_shape);
+
+/* dispatch.c, combine.c */
+ep_status cuda_dispatch(ep_plan *plan, const ep_dispatch_args *args, ep_event **ret_event);
+ep_status cuda_combine(ep_plan *plan, const ep_combine_args *args, ep_event **ret_event);
+
+#endif

@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "backend/cuda/cuda.h"
+
+#include <epkit/cuda.h>
+#include <string.h>
+
+ep_status cuda_status(cudaError_t error, const char *call)
+{
+    int length = (int)strcspn(call, "(");
+
+    if (error == cudaSuccess)
+        return EP_OK;
+    cudaGetLastError(); /* forgotten, or the next launch would be blamed for it */
+    return ep_fail(error == cudaErrorMemoryAllocation ? EP_E_MEMORY : EP_E_DEVICE, "%.*s: %s (%s)", length, call,
+                   cudaGetErrorString(error), cudaGetErrorName(error));
+}
+
+ep_status cuda_enter(const struct cuda_comm *cuda, struct cuda_scope *ret_scope)
+{
+    CUDA_TRY(cudaGetDevice(&ret_scope->previous));
+    if (ret_scope->previous != cuda->device)
+        CUDA_TRY(cudaSetDevice(cuda->device));
+    return EP_OK;
+}
+
+void cuda_leave(const struct cuda_scope *scope)
+{
+    cudaSetDevice(scope->previous);
+}
+
+static ep_status cuda_probe(void)
+{
+    int n = 0;
+    cudaError_t error = cudaGetDeviceCount(&n);
+
+    if (error != cudaSuccess || n == 0) {
+        cudaGetLastError();
+        return ep_fail(EP_E_UNSUPPORTED, "no usable GPU: %s", n ? "?" : cudaGetErrorString(error));
+    }
+    return EP_OK;
+}
+
+static ep_status check_comm(const ep_comm *comm, const char *call);
+
+EP_PRIVATE_API extern const struct ep_backend_ops ep_backend_module;
+
+const struct ep_backend_ops ep_backend_module = {
+    .abi = EP_BACKEND_ABI,
+    .name = "cuda",
+    .probe = cuda_probe,
+    .comm_open = cuda_comm_open,
+    .comm_close = cuda_comm_close,
+    .comm_bytes = cuda_comm_bytes,
+    .barrier = host_barrier,
+    .allgather = host_allgather,
+    .abort = cuda_abort,
+    .shrink = cuda_shrink,
+    .alloc = cuda_alloc,
+    .free = cuda_free,
+    .plan_open = cuda_plan_open,
+    .plan_close = cuda_plan_close,
+    .plan_sources = cuda_plan_sources,
+    .plan_layout = cuda_plan_layout,
+    .dispatch = cuda_dispatch,
+    .combine = cuda_combine,
+    .event_new = host_event_new,
+    .event_record = host_event_record,
+    .event_signal = host_event_signal,
+    .event_wait = host_event_wait,
+    .event_query = host_event_query,
+    .event_free = host_event_free,
+};
+
+/* --- epkit/cuda.h ----------------------------------------------------------------------------------------------- */
+
+static ep_status check_comm(const ep_comm *comm, const char *call)
+{
+    if (!comm || comm->ops != &ep_backend_module)
+        return ep_fail(EP_E_ARG, "%s: comm is %s", call, comm ? "not of the backend cuda" : "NULL");
+    return EP_OK;
+}
+
+ep_status ep_cuda_set_stream(ep_comm *comm, cudaStream_t stream)
+{
+    struct cuda_comm *cuda;
+    struct cuda_scope scope;
+    ep_status status;
+
+    EP_TRY(check_comm(comm, __func__));
+    cuda = cuda_of(comm);
+    EP_TRY(host_drain(&cuda->host));
+    EP_TRY(cuda_enter(cuda, &scope));
+    if (!stream)
+        stream = cuda->own;
+    status = cuda_status(cudaEventRecord(cuda->order, cuda->stream), "cudaEventRecord");
+    if (status == EP_OK)
+        status = cuda_status(cudaStreamWaitEvent(stream, cuda->order, 0), "cudaStreamWaitEvent");
+    if (status == EP_OK)
+        cuda->stream = stream;
+    cuda_leave(&scope);
+    return status;
+}
+
+/* The links are full with these; measured on H200 (bench/NOTES.md). Blackwell's links have twice the rate. */
+static int default_sms(const struct cuda_comm *cuda)
+{
+    int major = 0;
+
+    if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, cuda->device) != cudaSuccess)
+        major = 9;
+    return major >= 10 ? 24 : 16;
+}
+
+ep_status ep_cuda_set_sms(ep_comm *comm, int sms)
+{
+    struct cuda_comm *cuda;
+
+    EP_TRY(check_comm(comm, __func__));
+    cuda = cuda_of(comm);
+    if (sms < 0 || sms > cuda->all_sms)
+        return ep_fail(EP_E_ARG, "%s: sms is %d, not in 0..%d", __func__, sms, cuda->all_sms);
+    EP_TRY(host_drain(&cuda->host));
+    cuda->sms = sms ? sms : default_sms(cuda);
+    return EP_OK;
+}
+
+ep_status ep_cuda_get_device(ep_comm *comm, int *ret_device, int *ret_sms)
+{
+    EP_TRY(check_comm(comm, __func__));
+    if (ret_device)
+        *ret_device = cuda_of(comm)->device;
+    if (ret_sms)
+        *ret_sms = cuda_of(comm)->sms;
+    return EP_OK;
+}
+
+ep_status ep_cuda_repeat_bare(ep_comm *comm, int combine, int repeat)
+{
+    struct cuda_comm *cuda;
+    struct cuda_scope scope;
+    ep_status status = EP_OK;
+
+    EP_TRY(check_comm(comm, __func__));
+    cuda = cuda_of(comm);
+    if (!cuda->last_shape[combine != 0].blocks)
+        return ep_fail(EP_E_STATE, "%s: there was no %s yet", __func__, combine ? "combine" : "dispatch");
+    EP_TRY(cuda_enter(cuda, &scope));
+    cuda->last_dispatch.waits.bare = cuda->last_combine.waits.bare = 1;
+    for (int i = 0; i < repeat && status == EP_OK; i++)
+        status = cuda_status(combine ? cuda_launch_combine(&cuda->last_combine, &cuda->last_shape[1], cuda->stream)
+                                     : cuda_launch_dispatch(&cuda->last_dispatch, &cuda->last_shape[0], cuda->stream),
+                             "kernel launch");
+    cuda_leave(&scope);
+    return status;
+}

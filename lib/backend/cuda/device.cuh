@@ -1,0 +1,184 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* device.cuh - what the kernels share: bulk copies, waits with a deadline, the start and the end of an operation. */
+#ifndef EP_CUDA_DEVICE_CUH
+#define EP_CUDA_DEVICE_CUH
+
+#include "backend/cuda/kernels.h"
+
+/* Looks at a flag between two looks at the clock and at the host's abort word, which is across PCIe. */
+#define SPINS 512
+
+__device__ __forceinline__ uint32_t shared_address(const void *pointer)
+{
+    return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+__device__ __forceinline__ void barrier_init(uint64_t *barrier)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
+}
+
+__device__ __forceinline__ void barrier_expect(uint64_t *barrier, uint32_t bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
+                 : "memory");
+}
+
+__device__ __forceinline__ void barrier_wait(uint64_t *barrier, uint32_t parity)
+{
+    uint32_t done;
+
+    do {
+        asm volatile("{\n\t.reg .pred p;\n\t"
+                     "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n\t"
+                     "selp.u32 %0, 1, 0, p;\n\t}"
+                     : "=r"(done)
+                     : "r"(shared_address(barrier)), "r"(parity)
+                     : "memory");
+    } while (!done);
+}
+
+/* Barriers that the copy engine completes must be visible to it. */
+__device__ __forceinline__ void barriers_publish()
+{
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("fence.proxy.async;" ::: "memory");
+}
+
+__device__ __forceinline__ void bulk_load(void *to, const void *from, uint32_t bytes, uint64_t *barrier)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     shared_address(to)),
+                 "l"(from), "r"(bytes), "r"(shared_address(barrier))
+                 : "memory");
+}
+
+__device__ __forceinline__ void bulk_store(void *to, const void *from, uint32_t bytes)
+{
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(shared_address(from)),
+                 "r"(bytes)
+                 : "memory");
+}
+
+__device__ __forceinline__ void bulk_commit()
+{
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+/* All but the newest group have read their shared memory. */
+__device__ __forceinline__ void bulk_wait_read()
+{
+    asm volatile("cp.async.bulk.wait_group.read 1;" ::: "memory");
+}
+
+/* All groups of this thread are written. */
+__device__ __forceinline__ void bulk_wait_all()
+{
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
+__device__ __forceinline__ uint64_t load_acquire(const uint64_t *word)
+{
+    uint64_t value;
+
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+    return value;
+}
+
+__device__ __forceinline__ void store_release(uint64_t *word, uint64_t value)
+{
+    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+}
+
+__device__ __forceinline__ uint64_t global_ns()
+{
+    uint64_t now;
+
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+    return now;
+}
+
+/* Waits until *word has reached the operation; false after the deadline, with the culprit reported, or when aborted. */
+__device__ inline bool wait_for(const cuda_waits &waits, const uint64_t *word, int rank, int phase)
+{
+    uint64_t begin = 0;
+
+    for (uint32_t spins = 1; load_acquire(word) < waits.operation; spins++) {
+        uint64_t now;
+
+        if (spins % SPINS)
+            continue;
+        now = global_ns();
+        if (!begin)
+            begin = now;
+        if (*(volatile uint32_t *)&waits.report->abort) {
+            *(volatile uint32_t *)&waits.mine->gave_up = 1;
+            return false;
+        }
+        if (now - begin > waits.deadline_ns) {
+            /* Any of those who are late may be named; the first word stays. */
+            if (!*(volatile uint32_t *)&waits.report->failure)
+                *(volatile uint32_t *)&waits.report->failure = 1u << 16 | (uint32_t)rank << 8 | (uint32_t)phase;
+            *(volatile uint32_t *)&waits.mine->gave_up = 1;
+            __threadfence_system();
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Says that this rank's buffers are ready: the kernels before this one have ended. First thing in a kernel. */
+__device__ inline void operation_signal(const cuda_waits &waits)
+{
+    if (!waits.bare && blockIdx.x == 0 && (int)threadIdx.x < waits.nranks)
+        store_release(&waits.peer[threadIdx.x]->ready[waits.rank], waits.operation);
+}
+
+/* Waits until all ranks are ready. By all threads of every block; false: do nothing and leave. */
+__device__ inline bool operation_begin(const cuda_waits &waits)
+{
+    int i = (int)threadIdx.x;
+
+    if (waits.bare)
+        return true;
+    return __syncthreads_and(i >= waits.nranks || wait_for(waits, &waits.mine->ready[i], i, waits.ready_phase));
+}
+
+/*
+ * Every thread's accesses are complete. The last block tells the peers and waits for theirs. One thread's fence covers
+ * what the barrier has shown it of the others; a fence of each thread takes 20 us more.
+ */
+__device__ inline void operation_end(const cuda_waits &waits, bool sound)
+{
+    __shared__ bool last, gave_up;
+    int i = (int)threadIdx.x;
+
+    if (waits.bare)
+        return;
+    __syncthreads();
+    if (i == 0) {
+        __threadfence_system();
+        last = atomicAdd(&waits.mine->blocks, 1u) == gridDim.x - 1;
+        __threadfence_system();
+        /* Not the report: a look across PCIe takes 2 us. */
+        gave_up = *(volatile uint32_t *)&waits.mine->gave_up;
+        if (last)
+            waits.mine->blocks = 0;
+    }
+    __syncthreads();
+    if (!last)
+        return;
+    /* Where a block gave up the rows are not all there. */
+    sound = sound && !gave_up;
+    if (sound && i < waits.nranks) {
+        store_release(&waits.peer[i]->done[waits.rank], waits.operation);
+        sound = wait_for(waits, &waits.mine->done[i], i, waits.done_phase);
+    }
+    sound = __syncthreads_and(sound);
+    if (sound && i == 0) {
+        __threadfence_system();
+        *(volatile uint64_t *)&waits.report->completed = waits.operation;
+    }
+}
+
+#endif

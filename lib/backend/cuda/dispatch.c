@@ -1,0 +1,197 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "backend/cuda/cuda.h"
+
+#include <string.h>
+
+/* A ring of three rows for each warp: what fills the links with the fewest multiprocessors (bench/NOTES.md). */
+static const struct cuda_shape wish = {.warps = 8, .stages = 3};
+#define WISH_CHUNK 14336 /* bytes: the row of 7168 bf16, so five warps of it fit */
+
+/* One of the outputs: where the caller wants it, and where the peers write it. */
+struct output {
+    void *wanted;
+    size_t bytes; /* of one row */
+    void *placed;
+};
+
+struct dispatch {
+    struct cuda_comm *cuda;
+    ep_plan *plan;
+    const ep_dispatch_args *args;
+    struct output output[HOST_AT_COUNT];
+    bool finish; /* there is work behind the kernel */
+    struct cuda_pending *pending;
+};
+
+static size_t scale_row_bytes(const ep_dispatch_args *args)
+{
+    size_t blocks = (size_t)args->hidden / EP_SCALE_BLOCK;
+
+    return !args->scale_type ? 0 : args->scale_type == EP_F32 ? blocks * 4 : blocks;
+}
+
+static void describe_outputs(struct dispatch *d)
+{
+    const ep_dispatch_args *args = d->args;
+    size_t topk = (size_t)d->plan->args.topk;
+    bool expanded = d->plan->args.flags & EP_PLAN_EXPANDED;
+
+    d->output[HOST_AT_X] =
+        (struct output){.wanted = args->recv_x, .bytes = (size_t)args->hidden * ep_dtype_bytes((ep_dtype)args->dtype)};
+    d->output[HOST_AT_SCALES] = (struct output){.wanted = args->recv_scales, .bytes = scale_row_bytes(args)};
+    d->output[HOST_AT_INDEX] = (struct output){.wanted = args->recv_topk_idx,
+                                               .bytes = topk * ep_dtype_bytes((ep_dtype)d->plan->args.idx_type)};
+    d->output[HOST_AT_WEIGHTS] =
+        (struct output){.wanted = args->recv_topk_weights, .bytes = (expanded ? 1 : topk) * sizeof(float)};
+}
+
+/* Fills the record with where peers are to write: in place if the output is symmetric memory, else in staging. */
+static ep_status publish_outputs(struct dispatch *d, struct host_record *record)
+{
+    size_t rows = (size_t)d->plan->full.n_recv;
+
+    for (int i = 0; i < HOST_AT_COUNT; i++) {
+        struct output *output = &d->output[i];
+        size_t bytes = rows * output->bytes;
+
+        record->at[i].slot = HOST_NOWHERE;
+        if (!output->wanted || !bytes)
+            continue;
+        output->placed = output->wanted;
+        if (cuda_find(d->cuda, output->wanted, bytes, &record->at[i]))
+            continue;
+        d->finish = true;
+        EP_TRY(cuda_stage(d->cuda, i, bytes, &output->placed));
+        if (!cuda_find(d->cuda, output->placed, bytes, &record->at[i]))
+            return ep_fail(EP_E_STATE, "dispatch: staging buffer of %zu bytes is not where it was", bytes);
+    }
+    return EP_OK;
+}
+
+static ep_status map_outputs(struct dispatch *d, struct cuda_dispatch *move)
+{
+    struct host_comm *host = &d->cuda->host;
+
+    for (int rank = 0; rank < host->comm->nranks; rank++) {
+        const struct host_record *record = &host->peers[rank].control->record[host->operation & 1];
+        void *at[HOST_AT_COUNT];
+
+        for (int i = 0; i < HOST_AT_COUNT; i++) {
+            ep_status status = cuda_map(d->cuda, rank, &record->at[i], &at[i]);
+
+            if (status != EP_OK)
+                return host_raise_own(host, status, rank, HOST_DISPATCH_READY);
+        }
+        move->out_x[rank] = at[HOST_AT_X];
+        move->out_scales[rank] = at[HOST_AT_SCALES];
+        move->out_index[rank] = at[HOST_AT_INDEX];
+        move->out_weights[rank] = at[HOST_AT_WEIGHTS];
+    }
+    return EP_OK;
+}
+
+static ep_status launch(struct dispatch *d, const struct cuda_route *route)
+{
+    const ep_dispatch_args *args = d->args;
+    struct cuda_comm *cuda = d->cuda;
+    struct cuda_dispatch *move = &cuda->last_dispatch;
+    struct cuda_shape *shape = &cuda->last_shape[0];
+
+    *move = (struct cuda_dispatch){.route = *route,
+                                   .x = args->x,
+                                   .scales = args->scales,
+                                   .weights = args->topk_weights,
+                                   .scale_stride_token = args->scale_stride_token,
+                                   .scale_stride_block = args->scale_stride_block,
+                                   .row_bytes = (int64_t)d->output[HOST_AT_X].bytes,
+                                   .scale_words = (int32_t)(d->output[HOST_AT_SCALES].bytes / 4)};
+    if (!move->scale_stride_token && !move->scale_stride_block) {
+        move->scale_stride_token = move->scale_words;
+        move->scale_stride_block = 1;
+    }
+    move->extras = move->scale_words || args->recv_topk_idx || args->recv_topk_weights;
+    cuda_fill_waits(cuda, HOST_DISPATCH_READY, HOST_DISPATCH_DONE, &move->waits);
+    EP_TRY(map_outputs(d, move));
+    cuda_fit(cuda, (size_t)move->row_bytes, 1, &wish, WISH_CHUNK, &move->chunk_bytes, &move->n_chunks, shape);
+    return cuda_status(cuda_launch_dispatch(move, shape, cuda->stream), "dispatch kernel");
+}
+
+static ep_status copy_range(const struct dispatch *d, const struct output *output, int64_t begin, int64_t end)
+{
+    size_t at = (size_t)begin * output->bytes, bytes = (size_t)(end - begin) * output->bytes;
+
+    if (!output->wanted || !output->placed || output->placed == output->wanted || end <= begin)
+        return EP_OK;
+    CUDA_TRY(cudaMemcpyAsync((char *)output->wanted + at, (char *)output->placed + at, bytes, cudaMemcpyDeviceToDevice,
+                             d->cuda->stream));
+    return EP_OK;
+}
+
+static ep_status fill_range(struct dispatch *d, const struct output *output, int64_t begin, int64_t end, int value)
+{
+    if (!output->wanted || end <= begin || !output->bytes)
+        return EP_OK;
+    d->finish = true;
+    CUDA_TRY(cudaMemsetAsync((char *)output->wanted + (size_t)begin * output->bytes, value,
+                             (size_t)(end - begin) * output->bytes, d->cuda->stream));
+    return EP_OK;
+}
+
+/* Out of staging, padding, and the marks behind the last row. */
+static ep_status finish_outputs(struct dispatch *d)
+{
+    const ep_plan *plan = d->plan;
+    const struct host_plan *inner = plan->impl;
+    bool expanded = plan->args.flags & EP_PLAN_EXPANDED, zero = plan->args.flags & EP_PLAN_ZERO_PADDING;
+    int64_t begin = plan->full.n_recv, end = plan->args.worst_rows;
+
+    for (int i = 0; i < HOST_AT_COUNT; i++) {
+        if (!expanded)
+            EP_TRY(copy_range(d, &d->output[i], 0, plan->full.n_recv));
+        for (int local = 0; expanded && local < plan->info.n_local_experts; local++) {
+            int64_t start = inner->expert_start[local], last = start + inner->recv_exact[local];
+
+            EP_TRY(copy_range(d, &d->output[i], start, last));
+            if (zero)
+                EP_TRY(fill_range(d, &d->output[i], last, inner->expert_start[local + 1], 0));
+        }
+    }
+    EP_TRY(fill_range(d, &d->output[HOST_AT_WEIGHTS], begin, end, 0));
+    return fill_range(d, &d->output[HOST_AT_INDEX], begin, end, 0xff);
+}
+
+static ep_status dispatch_body(struct dispatch *d)
+{
+    struct host_record record = {.phase = HOST_DISPATCH_READY, .dtype = d->args->dtype, .hidden = d->args->hidden};
+    struct host_comm *host = &d->cuda->host;
+    const struct cuda_route *route;
+
+    EP_TRY(cuda_plan_ready(d->cuda, d->plan, &route));
+    describe_outputs(d);
+    cuda_sweep(d->cuda);
+    record.plan_number = ((struct host_plan *)d->plan->impl)->number;
+    record.scale_type = d->args->scale_type;
+    record.outputs = (d->args->recv_topk_idx ? 1 : 0) | (d->args->recv_topk_weights ? 2 : 0);
+    EP_TRY(publish_outputs(d, &record));
+    EP_TRY(host_enter(host, &record));
+    d->pending->phase = HOST_DISPATCH_DONE;
+    d->pending->operation = host->operation;
+    d->pending->stats.ns_wait_ready = ep_now_ns() - d->pending->begin_ns;
+    EP_TRY(launch(d, route));
+    EP_TRY(finish_outputs(d));
+    cuda_plan_count(d->plan, d->output[HOST_AT_X].bytes + d->output[HOST_AT_SCALES].bytes, &d->pending->stats);
+    return cuda_queued(d->pending, d->finish);
+}
+
+static ep_status start_dispatch(ep_plan *plan, const void *args, struct cuda_pending *ret_pending)
+{
+    struct dispatch d = {.cuda = cuda_of(plan->comm), .plan = plan, .args = args, .pending = ret_pending};
+
+    return dispatch_body(&d);
+}
+
+ep_status cuda_dispatch(ep_plan *plan, const ep_dispatch_args *args, ep_event **ret_event)
+{
+    return cuda_submit(plan, start_dispatch, args, sizeof(*args), args->after,
+                       args->flags & EP_ASYNC ? ret_event : NULL);
+}

@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * kernels.h - the line between host logic (C) and kernels (.cu): what a kernel is told, and what starts it.
+ */
+#ifndef EP_CUDA_KERNELS_H
+#define EP_CUDA_KERNELS_H
+
+#include <cuda_runtime_api.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Ranks of one node. More would not fit the kernels' arguments, and no NVLink domain of one host is larger. */
+#define CUDA_MAX_RANKS 32
+
+/* Tokens that one block of the counting kernel looks at; also its threads. */
+#define CUDA_COUNT_TOKENS 256
+
+/* In device memory of each rank. Peers write, the owner polls: each word is set to the number of an operation. */
+struct cuda_signals {
+    uint64_t ready[CUDA_MAX_RANKS]; /* [source] its buffers are ready for the operation */
+    uint64_t done[CUDA_MAX_RANKS];  /* [source] it has moved all that it moves in it */
+    uint32_t blocks;                /* of the running kernel that have finished; the owner's own */
+    uint32_t gave_up; /* a kernel of the owner met a deadline or was stopped: the communicator has failed */
+};
+
+/* In host memory that the device sees: what kernels report, and how they are stopped. */
+struct cuda_report {
+    uint32_t abort;     /* host writes 1: running kernels end soon, without result */
+    uint32_t failure;   /* 0, or 1 + culprit << 8 | phase: a deadline passed */
+    uint64_t completed; /* number of the last operation that is complete on this rank */
+    uint64_t counted;   /* number of the last routing counted */
+    uint64_t bad;       /* not 0: it has entries that are not valid */
+};
+
+/* The waits of every kernel. */
+struct cuda_waits {
+    struct cuda_signals *mine;
+    struct cuda_signals *peer[CUDA_MAX_RANKS]; /* [rank], as mapped here */
+    struct cuda_report *report;                /* its address on the device */
+    uint64_t operation;
+    uint64_t deadline_ns;
+    int32_t rank, nranks;
+    int32_t ready_phase, done_phase;
+    int32_t bare; /* neither waits nor signals: the bare mover, as a yardstick */
+};
+
+/* A row that a token becomes: its place on `local` is base[local] + row. k as in struct host_entry. */
+struct cuda_entry {
+    int32_t row;
+    uint16_t local, k;
+};
+
+/* Where the rows of a rank's tokens go, in device memory. */
+struct cuda_route {
+    const struct cuda_entry *entry; /* [N, width], of each token the first count[token], in the order of the sum */
+    const int32_t *count;           /* [N] */
+    const int32_t *index;           /* [N,K] expert or -1 */
+    int32_t width, n_tokens, topk, n_local_experts;
+    int32_t expanded, wide; /* indices are int64 */
+    int64_t base[CUDA_MAX_RANKS];
+};
+
+struct cuda_dispatch {
+    struct cuda_waits waits;
+    struct cuda_route route;
+    const unsigned char *x;
+    const uint32_t *scales;
+    const float *weights;
+    int64_t scale_stride_token, scale_stride_block;
+    int64_t row_bytes;
+    int32_t scale_words; /* of one row */
+    int32_t chunk_bytes, n_chunks;
+    int32_t extras, unused; /* something travels with the rows */
+    unsigned char *out_x[CUDA_MAX_RANKS];
+    uint32_t *out_scales[CUDA_MAX_RANKS];
+    void *out_index[CUDA_MAX_RANKS];
+    float *out_weights[CUDA_MAX_RANKS];
+};
+
+struct cuda_combine {
+    struct cuda_waits waits;
+    struct cuda_route route;
+    const unsigned char *x[CUDA_MAX_RANKS];
+    const float *weights[CUDA_MAX_RANKS];
+    const unsigned char *bias[2];
+    unsigned char *out;
+    float *out_weights; /* NULL: none */
+    int64_t row_bytes;
+    int32_t chunk_bytes, n_chunks;
+};
+
+/* Shape of a launch of the moving kernels. Each warp owns a ring of `stages`. */
+struct cuda_shape {
+    int32_t blocks, warps, stages;
+    size_t shared_bytes;
+};
+
+struct cuda_count {
+    const void *topk_idx; /* device memory */
+    int32_t *index;       /* [N,K] copy */
+    struct cuda_entry *entry;
+    int32_t *count;
+    int32_t *block_rows; /* [blocks, R] rows of each block, then where its rows begin */
+    uint32_t *blocks_done;
+    int32_t *per_expert; /* [E], zeroed */
+    int32_t *totals;     /* host memory that the device sees: [R] per rank, [E] per expert */
+    struct cuda_report *report;
+    uint32_t *bad; /* zeroed; an entry was out of range or there twice */
+    uint64_t number;
+    int32_t wide, n_tokens, topk, n_experts, nranks, width;
+};
+
+/* Loads all kernels now (a first launch later would load them while a peer's kernel waits) and lifts their limits. */
+cudaError_t cuda_kernels_load(int shared_bytes);
+cudaError_t cuda_dispatch_load(int shared_bytes);
+cudaError_t cuda_combine_load(int shared_bytes);
+cudaError_t cuda_launch_dispatch(const struct cuda_dispatch *dispatch, const struct cuda_shape *shape,
+                                 cudaStream_t stream);
+cudaError_t cuda_launch_combine(const struct cuda_combine *combine, const struct cuda_shape *shape,
+                                cudaStream_t stream);
+/* Counts and assigns rows; then, behind it, adds what the blocks before each block have. */
+cudaError_t cuda_launch_count(const struct cuda_count *count, cudaStream_t stream);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

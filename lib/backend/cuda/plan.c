@@ -1,0 +1,384 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Plans of the CUDA backend. In the rank layout the device counts and numbers the rows, and only the counts come to the
+ * host, which exchanges them with its peers on the boards of the control plane: the rest of a row's place is one number
+ * per destination. The expanded layout takes the routing to the host and its routes back.
+ */
+#include "backend/cuda/cuda.h"
+
+#include "core/routing.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static struct cuda_plan *device_part(const ep_plan *plan)
+{
+    return ((struct host_plan *)plan->impl)->device;
+}
+
+static size_t align16(size_t bytes)
+{
+    return (bytes + 15) / 16 * 16;
+}
+
+/* Memory of a route: entries, counts, indices, and rows of the counting blocks. */
+static ep_status new_route(struct cuda_comm *cuda, ep_plan *plan, int32_t **ret_block_rows)
+{
+    struct host_plan *inner = plan->impl;
+    bool expanded = plan->args.flags & EP_PLAN_EXPANDED;
+    size_t n = (size_t)plan->args.n_tokens, topk = (size_t)plan->args.topk, nranks = (size_t)plan->comm->nranks;
+    size_t width = expanded || topk < nranks ? topk : nranks;
+    size_t entries = align16(n * width * sizeof(struct cuda_entry)), counts = align16(n * sizeof(int32_t));
+    size_t indices = align16(n * topk * sizeof(int32_t)), blocks = n / CUDA_COUNT_TOKENS + 1;
+    struct cuda_plan *device = calloc(1, sizeof(*device));
+    char *memory;
+    ep_status status;
+
+    if (!device)
+        return ep_fail(EP_E_MEMORY, "ep_plan_new: no memory");
+    status = cuda_take(cuda, entries + counts + indices + blocks * nranks * sizeof(int32_t), &device->block);
+    if (status != EP_OK) {
+        free(device);
+        return status;
+    }
+    inner->device = device;
+    memory = device->block.memory;
+    device->route = (struct cuda_route){.entry = (const struct cuda_entry *)memory,
+                                        .count = (const int32_t *)(memory + entries),
+                                        .index = (const int32_t *)(memory + entries + counts),
+                                        .width = (int32_t)width,
+                                        .n_tokens = plan->args.n_tokens,
+                                        .topk = plan->args.topk,
+                                        .n_local_experts = plan->args.n_experts / plan->comm->nranks,
+                                        .expanded = expanded,
+                                        .wide = plan->args.idx_type == EP_I64};
+    *ret_block_rows = (int32_t *)(memory + entries + counts + indices);
+    return EP_OK;
+}
+
+static void free_route(struct cuda_comm *cuda, ep_plan *plan)
+{
+    struct host_plan *inner = plan->impl;
+    struct cuda_plan *device = inner ? inner->device : NULL;
+
+    if (!device)
+        return;
+    cuda_give(cuda, &device->block);
+    free(device);
+    inner->device = NULL;
+}
+
+static size_t routing_bytes(const ep_plan_args *args)
+{
+    return (size_t)args->n_tokens * (size_t)args->topk * ep_dtype_bytes((ep_dtype)args->idx_type);
+}
+
+/* A copy of the routing in host memory, in stream order. */
+static ep_status fetch_routing(struct cuda_comm *cuda, const ep_plan_args *args, const void *topk_idx, void **ret_copy)
+{
+    size_t bytes = routing_bytes(args);
+    void *copy = malloc(bytes + 1);
+    ep_status status = EP_OK;
+
+    if (!copy)
+        return ep_fail(EP_E_MEMORY, "routing: no memory for %zu bytes", bytes);
+    if (bytes)
+        status =
+            cuda_status(cudaMemcpyAsync(copy, topk_idx, bytes, cudaMemcpyDefault, cuda->stream), "cudaMemcpyAsync");
+    if (status == EP_OK)
+        status = cuda_status(cudaStreamSynchronize(cuda->stream), "cudaStreamSynchronize");
+    if (status == EP_OK)
+        *ret_copy = copy;
+    else
+        free(copy);
+    return status;
+}
+
+/* What the host would say about a routing that the device has found wanting. */
+static ep_status explain(struct cuda_comm *cuda, const ep_plan *plan, const void *topk_idx)
+{
+    struct ep_routing_shape shape = ep_routing_shape_of(plan->comm, &plan->args);
+    int32_t *index = malloc(((size_t)plan->args.n_tokens + 1) * (size_t)plan->args.topk * sizeof(*index));
+    void *copy = NULL;
+    ep_status status;
+
+    if (!index)
+        return ep_fail(EP_E_MEMORY, "routing: no memory");
+    status = fetch_routing(cuda, &plan->args, topk_idx, &copy);
+    if (status == EP_OK)
+        status = ep_routing_check(&shape, copy, plan->args.idx_type, index);
+    if (status == EP_OK)
+        status = ep_fail(EP_E_ROUTING, "routing: topk_idx changed while it was checked");
+    free(copy);
+    free(index);
+    return status;
+}
+
+/* The kernel reads device memory; a routing that lies in the host's is copied over the indices' own place first. */
+static ep_status to_device(struct cuda_comm *cuda, const ep_plan_args *args, const void *topk_idx,
+                           struct cuda_block *ret_copy, const void **ret_routing)
+{
+    struct cudaPointerAttributes attributes;
+
+    *ret_routing = topk_idx;
+    if (!routing_bytes(args))
+        return EP_OK;
+    CUDA_TRY(cudaPointerGetAttributes(&attributes, topk_idx));
+    if (attributes.type == cudaMemoryTypeDevice || attributes.type == cudaMemoryTypeManaged)
+        return EP_OK;
+    EP_TRY(cuda_take(cuda, routing_bytes(args), ret_copy));
+    *ret_routing = ret_copy->memory;
+    CUDA_TRY(cudaMemcpyAsync(ret_copy->memory, topk_idx, routing_bytes(args), cudaMemcpyDefault, cuda->stream));
+    return EP_OK;
+}
+
+static ep_status count(struct cuda_comm *cuda, ep_plan *plan, const void *routing, int32_t *block_rows)
+{
+    const struct cuda_route *route = &device_part(plan)->route;
+    struct host_plan *inner = plan->impl;
+    size_t nranks = (size_t)plan->comm->nranks, experts = (size_t)plan->args.n_experts;
+    struct cuda_count c = {
+        .topk_idx = routing,
+        .index = (int32_t *)(uintptr_t)route->index,
+        .entry = (struct cuda_entry *)(uintptr_t)route->entry,
+        .count = (int32_t *)(uintptr_t)route->count,
+        .block_rows = block_rows,
+        .per_expert = cuda->scratch,
+        .blocks_done = (uint32_t *)cuda->scratch + EP_MAX_EXPERTS,
+        .bad = (uint32_t *)cuda->scratch + EP_MAX_EXPERTS + 1,
+        .totals = cuda->totals_device,
+        .report = cuda->report_device,
+        .number = ++cuda->counted,
+        .wide = route->wide,
+        .n_tokens = route->n_tokens,
+        .topk = route->topk,
+        .n_experts = plan->args.n_experts,
+        .nranks = plan->comm->nranks,
+        .width = route->width,
+    };
+
+    CUDA_TRY(cuda_launch_count(&c, cuda->stream));
+    EP_TRY(cuda_wait_counted(cuda));
+    if (*(volatile uint64_t *)&cuda->report->bad)
+        return explain(cuda, plan, routing);
+    memcpy(inner->tokens_per_rank, cuda->totals, nranks * sizeof(int32_t));
+    memcpy(inner->tokens_per_expert, cuda->totals + nranks, experts * sizeof(int32_t));
+    return EP_OK;
+}
+
+static ep_status open_rank_layout(struct cuda_comm *cuda, ep_plan *plan, const void *topk_idx)
+{
+    struct cuda_block copy = {.memory = NULL};
+    struct cuda_plan *device;
+    struct host_plan *inner;
+    const void *routing;
+    int32_t *block_rows;
+    ep_status status;
+
+    EP_TRY(host_plan_prepare(plan));
+    inner = plan->impl;
+    free(inner->index);
+    inner->index = NULL;
+    status = new_route(cuda, plan, &block_rows);
+    if (status == EP_OK)
+        status = to_device(cuda, &plan->args, topk_idx, &copy, &routing);
+    if (status == EP_OK)
+        status = count(cuda, plan, routing, block_rows);
+    cuda_give(cuda, &copy);
+    if (status != EP_OK) {
+        free_route(cuda, plan);
+        host_plan_discard(plan);
+        return status;
+    }
+    device = inner->device;
+    status = host_plan_publish(plan);
+    if (status != EP_OK) {
+        cuda_give(cuda, &device->block);
+        free(device);
+    }
+    return status;
+}
+
+static ep_status open_expanded(struct cuda_comm *cuda, ep_plan *plan, const void *topk_idx)
+{
+    void *copy = NULL;
+    int32_t *block_rows;
+    ep_status status;
+
+    EP_TRY(fetch_routing(cuda, &plan->args, topk_idx, &copy));
+    status = host_plan_open(plan, copy);
+    free(copy);
+    if (status != EP_OK)
+        return status;
+    status = new_route(cuda, plan, &block_rows);
+    if (status != EP_OK)
+        host_plan_close(plan);
+    return status;
+}
+
+ep_status cuda_plan_open(ep_plan *plan, const void *topk_idx)
+{
+    struct cuda_comm *cuda = cuda_of(plan->comm);
+    struct cuda_scope scope;
+    ep_status status;
+
+    EP_TRY(host_drain(&cuda->host));
+    EP_TRY(cuda_enter(cuda, &scope));
+    status = plan->args.flags & EP_PLAN_EXPANDED ? open_expanded(cuda, plan, topk_idx)
+                                                 : open_rank_layout(cuda, plan, topk_idx);
+    cuda_leave(&scope);
+    return status;
+}
+
+void cuda_plan_close(ep_plan *plan)
+{
+    struct cuda_comm *cuda = cuda_of(plan->comm);
+    struct cuda_scope scope;
+
+    host_drain(&cuda->host);
+    if (cuda_enter(cuda, &scope) == EP_OK) {
+        free_route(cuda, plan);
+        cuda_leave(&scope);
+    }
+    host_plan_close(plan);
+}
+
+/* The routes that the host has made, in the form of the kernels. */
+static ep_status upload(struct cuda_comm *cuda, const ep_plan *plan)
+{
+    const struct host_route *own = &((struct host_plan *)plan->impl)->own;
+    struct cuda_route *route = &device_part(plan)->route;
+    size_t n = (size_t)own->n_tokens, width = (size_t)route->width, topk = (size_t)route->topk;
+    struct cuda_entry *entries = calloc(n * width + 1, sizeof(*entries));
+    int32_t *counts = calloc(n + 1, sizeof(*counts));
+    ep_status status = EP_E_MEMORY;
+
+    if (!entries || !counts) {
+        ep_fail(status, "plan: no memory for the route of %zu tokens", n);
+        goto free_all;
+    }
+    for (size_t t = 0; t < n; t++) {
+        counts[t] = own->start[t + 1] - own->start[t];
+        for (int32_t i = 0; i < counts[t]; i++) {
+            const struct host_entry *from = &own->entry[own->start[t] + i];
+
+            entries[t * width + (size_t)i] = (struct cuda_entry){.row = from->row, .local = from->local, .k = from->k};
+        }
+    }
+    status = cuda_status(cudaMemcpyAsync((void *)(uintptr_t)route->entry, entries, n * width * sizeof(*entries),
+                                         cudaMemcpyHostToDevice, cuda->stream),
+                         "cudaMemcpyAsync");
+    if (status == EP_OK)
+        status = cuda_status(cudaMemcpyAsync((void *)(uintptr_t)route->count, counts, n * sizeof(*counts),
+                                             cudaMemcpyHostToDevice, cuda->stream),
+                             "cudaMemcpyAsync");
+    if (status == EP_OK)
+        status = cuda_status(cudaMemcpyAsync((void *)(uintptr_t)route->index, own->index, n * topk * sizeof(int32_t),
+                                             cudaMemcpyHostToDevice, cuda->stream),
+                             "cudaMemcpyAsync");
+    if (status == EP_OK)
+        status = cuda_status(cudaStreamSynchronize(cuda->stream), "cudaStreamSynchronize");
+free_all:
+    free(entries);
+    free(counts);
+    return status;
+}
+
+ep_status cuda_plan_ready(struct cuda_comm *cuda, ep_plan *plan, const struct cuda_route **ret_route)
+{
+    struct cuda_plan *device = device_part(plan);
+    struct host_plan *inner = plan->impl;
+
+    EP_TRY(host_plan_complete(&cuda->host, plan));
+    if (!device->placed && device->route.expanded)
+        EP_TRY(upload(cuda, plan));
+    for (int rank = 0; !device->placed && !device->route.expanded && rank < plan->comm->nranks; rank++)
+        device->route.base[rank] = inner->first_row[rank];
+    device->placed = true;
+    *ret_route = &device->route;
+    return EP_OK;
+}
+
+void cuda_plan_count(const ep_plan *plan, uint64_t row_bytes, ep_stats *stats)
+{
+    stats->rows_node = (uint64_t)plan->info.n_wire;
+    stats->rows_self = (uint64_t)(plan->info.n_send - plan->info.n_wire);
+    stats->bytes_node = stats->rows_node * row_bytes;
+    stats->bytes_self = stats->rows_self * row_bytes;
+}
+
+ep_status cuda_plan_sources(ep_plan *plan, int32_t *ret_rank, int32_t *ret_token)
+{
+    /* Rows of one vector that say who they are, counted from 1 and sent like any others: padding rows stay 0. */
+    enum { HIDDEN = 8 };
+    struct source {
+        int32_t rank, token, unused[2];
+    };
+    struct cuda_comm *cuda = cuda_of(plan->comm);
+    size_t n = (size_t)plan->info.n_tokens, out = (size_t)plan->full.out_rows;
+    struct source *rows = calloc((n > out ? n : out) + 1, sizeof(*rows));
+    struct cuda_block mine = {.memory = NULL}, all = {.memory = NULL};
+    ep_dispatch_args args = EP_DISPATCH_ARGS_INIT;
+    struct cuda_scope scope;
+    ep_status status;
+
+    if (!rows)
+        return ep_fail(EP_E_MEMORY, "ep_plan_get_sources: no memory for %zu rows", out);
+    status = cuda_enter(cuda, &scope);
+    if (status != EP_OK)
+        goto free_rows;
+    for (size_t t = 0; t < n; t++)
+        rows[t] = (struct source){.rank = plan->comm->rank + 1, .token = (int32_t)t + 1};
+    status = cuda_take(cuda, (n + 1) * sizeof(*rows), &mine);
+    if (status == EP_OK)
+        status = cuda_take(cuda, (out + 1) * sizeof(*rows), &all);
+    if (status == EP_OK)
+        status = cuda_status(cudaMemcpyAsync(mine.memory, rows, n * sizeof(*rows), cudaMemcpyDefault, cuda->stream),
+                             "cudaMemcpyAsync");
+    if (status == EP_OK)
+        status =
+            cuda_status(cudaMemsetAsync(all.memory, 0, (out + 1) * sizeof(*rows), cuda->stream), "cudaMemsetAsync");
+    args.x = mine.memory;
+    args.dtype = EP_BF16;
+    args.hidden = HIDDEN;
+    args.recv_x = all.memory;
+    args.out_rows = (int64_t)out;
+    if (status == EP_OK)
+        status = cuda_dispatch(plan, &args, NULL);
+    if (status == EP_OK)
+        status = cuda_status(cudaMemcpyAsync(rows, all.memory, out * sizeof(*rows), cudaMemcpyDefault, cuda->stream),
+                             "cudaMemcpyAsync");
+    if (status == EP_OK)
+        status = cuda_status(cudaStreamSynchronize(cuda->stream), "cudaStreamSynchronize");
+    for (int64_t row = 0; status == EP_OK && row < plan->full.n_recv; row++) {
+        if (ret_rank)
+            ret_rank[row] = rows[row].rank - 1;
+        if (ret_token)
+            ret_token[row] = rows[row].token - 1;
+    }
+    cuda_give(cuda, &mine);
+    cuda_give(cuda, &all);
+    cuda_leave(&scope);
+free_rows:
+    free(rows);
+    return status;
+}
+
+ep_status cuda_plan_layout(ep_comm *comm, const ep_plan_args *args, ep_layout *layout)
+{
+    struct cuda_comm *cuda = cuda_of(comm);
+    ep_plan_args mine = *args;
+    struct cuda_scope scope;
+    void *copy = NULL;
+    ep_status status;
+
+    EP_TRY(host_drain(&cuda->host));
+    EP_TRY(cuda_enter(cuda, &scope));
+    status = fetch_routing(cuda, args, args->topk_idx, &copy);
+    cuda_leave(&scope);
+    mine.topk_idx = copy;
+    if (status == EP_OK)
+        status = ep_routing_layout(comm, &mine, layout);
+    free(copy);
+    return status;
+}

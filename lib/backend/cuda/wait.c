@@ -1,0 +1,299 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The host's wait for a kernel. The kernel's own waits have the deadline; the host looks for what a kernel cannot see:
+ * a failure that a peer has raised, a process that died. Then it stops the kernel by the abort word, so that the stream
+ * and the context stay usable.
+ */
+#include "backend/cuda/cuda.h"
+
+#include "base/futex.h"
+
+#include <sched.h>
+#include <stddef.h>
+#include <string.h>
+
+#define LOOK_NS 20000000u  /* at processes */
+#define GLANCE_NS 20000u   /* at failure words */
+#define END_NS 2000000000u /* a stopped kernel ends sooner by far */
+#define SPINS 64
+#define ASK 65536 /* spins between questions to the driver */
+
+struct watch {
+    struct cuda_comm *cuda;
+    enum host_phase phase;
+    uint64_t glance_ns, look_ns, limit_ns;
+    int gone; /* 1 + the rank that the last look found dead or gone */
+    int spins;
+};
+
+static uint32_t read_failure(const struct cuda_comm *cuda)
+{
+    return *(volatile uint32_t *)&cuda->report->failure;
+}
+
+/* Stops what runs and waits for its end; buffers are the caller's again. */
+static void stop(struct cuda_comm *cuda)
+{
+    uint64_t limit = ep_now_ns() + END_NS;
+
+    *(volatile uint32_t *)&cuda->report->abort = 1;
+    while (cudaStreamQuery(cuda->stream) == cudaErrorNotReady && ep_now_ns() < limit)
+        sched_yield();
+    cudaGetLastError();
+}
+
+static ep_status look_for_lost(struct watch *watch)
+{
+    struct host_comm *host = &watch->cuda->host;
+
+    for (int rank = 0; rank < host->comm->nranks; rank++) {
+        bool dead, left;
+
+        if (rank == host->comm->rank)
+            continue;
+        dead = host_peer_dead(host, rank);
+        left = atomic_load(&host->peers[rank].control->left);
+        if (!dead && !left)
+            continue;
+        /* It may have done its part before: once more. */
+        if (watch->gone != rank + 1) {
+            watch->gone = rank + 1;
+            return EP_OK;
+        }
+        return host_raise(host, left ? EP_E_PEER_LEFT : EP_E_PEER_DEAD, rank, watch->phase);
+    }
+    return EP_OK;
+}
+
+/* Between two looks at what is waited for. */
+static ep_status watch_once(struct watch *watch)
+{
+    struct cuda_comm *cuda = watch->cuda;
+    uint32_t failure = read_failure(cuda);
+    uint64_t now;
+
+    if (failure)
+        return host_raise(&cuda->host, EP_E_TIMEOUT, (int)(failure >> 8 & 0xff), (enum host_phase)(failure & 0xff));
+    if (cuda->host.spin)
+        ep_cpu_relax();
+    else
+        sched_yield();
+    if (watch->spins++ % SPINS)
+        return EP_OK;
+    now = ep_now_ns();
+    if (now < watch->glance_ns)
+        return EP_OK;
+    watch->glance_ns = now + GLANCE_NS;
+    EP_TRY(host_check(&cuda->host));
+    if (now < watch->look_ns)
+        return EP_OK;
+    watch->look_ns = now + LOOK_NS;
+    if (now >= watch->limit_ns)
+        return host_raise(&cuda->host, EP_E_TIMEOUT, cuda->host.comm->rank, watch->phase);
+    return look_for_lost(watch);
+}
+
+static void begin(struct watch *watch, struct cuda_comm *cuda, enum host_phase phase)
+{
+    uint64_t now = ep_now_ns();
+
+    /* What the caller has queued before may take a deadline of its own, and the kernel has two waits. */
+    *watch = (struct watch){.cuda = cuda, .phase = phase, .glance_ns = now + GLANCE_NS, .look_ns = now + LOOK_NS};
+    watch->limit_ns = now + (uint64_t)cuda->host.comm->config.timeout_ms * 4000000u;
+}
+
+static bool has_completed(const struct cuda_pending *pending)
+{
+    return __atomic_load_n(&pending->cuda->report->completed, __ATOMIC_ACQUIRE) >= pending->operation;
+}
+
+static cudaError_t query(const struct cuda_pending *pending)
+{
+    return pending->behind ? cudaEventQuery(pending->behind) : cudaStreamQuery(pending->cuda->stream);
+}
+
+static ep_status wait_for_end(const struct cuda_pending *pending)
+{
+    struct cuda_comm *cuda = pending->cuda;
+    struct watch watch;
+
+    begin(&watch, cuda, pending->phase);
+    for (;;) {
+        cudaError_t error = cudaErrorNotReady;
+
+        /* The kernel's own word comes sooner than the driver's; the driver is asked now and then, for errors. */
+        if (!pending->behind && has_completed(pending))
+            return EP_OK;
+        if (pending->behind || watch.spins % ASK == ASK - 1)
+            error = query(pending);
+        if (error == cudaSuccess && has_completed(pending))
+            return EP_OK;
+        if (error != cudaSuccess && error != cudaErrorNotReady)
+            return host_raise_own(&cuda->host, cuda_status(error, "kernel"), cuda->host.comm->rank, pending->phase);
+        EP_TRY(watch_once(&watch));
+    }
+}
+
+ep_status cuda_queued(struct cuda_pending *pending, bool more_behind)
+{
+    pending->launched_ns = ep_now_ns();
+    if (!more_behind)
+        return EP_OK;
+    CUDA_TRY(cudaEventCreateWithFlags(&pending->behind, cudaEventDisableTiming));
+    CUDA_TRY(cudaEventRecord(pending->behind, pending->cuda->stream));
+    return EP_OK;
+}
+
+ep_status cuda_wait(void *argument)
+{
+    struct cuda_pending *pending = argument;
+    struct cuda_comm *cuda = pending->cuda;
+    struct cuda_scope scope;
+    ep_status status;
+
+    EP_TRY(cuda_enter(cuda, &scope));
+    status = wait_for_end(pending);
+    if (status != EP_OK)
+        stop(cuda);
+    if (pending->behind)
+        cudaEventDestroy(pending->behind);
+    cuda_leave(&scope);
+    if (status != EP_OK)
+        return status;
+    pending->stats.ns_move = ep_now_ns() - pending->launched_ns;
+    pending->stats.ns_total = ep_now_ns() - pending->begin_ns;
+    ep_comm_set_stats(cuda->host.comm, &pending->stats);
+    return EP_OK;
+}
+
+/* --- operations in the queue ------------------------------------------------------------------------------------ */
+
+struct job {
+    ep_plan *plan;
+    cuda_start_fn start;
+    bool counted;
+    max_align_t args[(sizeof(ep_dispatch_args) + sizeof(ep_combine_args)) / sizeof(max_align_t) + 1];
+};
+
+static ep_status start_on_device(ep_plan *plan, cuda_start_fn start, const void *args, struct cuda_pending *ret_pending)
+{
+    struct cuda_comm *cuda = cuda_of(plan->comm);
+    struct cuda_scope scope;
+    ep_status status;
+
+    *ret_pending = (struct cuda_pending){.cuda = cuda, .begin_ns = ep_now_ns(), .stats = {.size = sizeof(ep_stats)}};
+    EP_TRY(host_check(&cuda->host));
+    EP_TRY(cuda_enter(cuda, &scope));
+    status = start(plan, args, ret_pending);
+    if (status != EP_OK && ret_pending->behind)
+        cudaEventDestroy(ret_pending->behind);
+    /* The hosts of the peers have met this one and their kernels wait: they need not do so until the deadline. */
+    if (status != EP_OK && ret_pending->operation)
+        status = host_raise_own(&cuda->host, status, plan->comm->rank, ret_pending->phase);
+    cuda_leave(&scope);
+    return status;
+}
+
+static ep_status run_job(void *argument)
+{
+    struct job *job = argument;
+    struct cuda_pending pending;
+    ep_status status = start_on_device(job->plan, job->start, job->args, &pending);
+
+    if (status == EP_OK)
+        status = cuda_wait(&pending);
+    if (job->counted)
+        atomic_fetch_sub(&cuda_of(job->plan->comm)->waiting_jobs, 1);
+    return status;
+}
+
+ep_status cuda_submit(ep_plan *plan, cuda_start_fn start, const void *args, size_t args_bytes, ep_event *after,
+                      ep_event **ret_event)
+{
+    struct cuda_comm *cuda = cuda_of(plan->comm);
+    struct job job = {.plan = plan, .start = start, .counted = ret_event != NULL};
+    struct cuda_pending pending;
+    ep_status status;
+    bool idle;
+
+    pthread_mutex_lock(&cuda->host.queue_lock);
+    idle = !cuda->host.head;
+    pthread_mutex_unlock(&cuda->host.queue_lock);
+    /* A job whose event failed was not run, and has not counted itself down. */
+    if (idle)
+        atomic_store(&cuda->waiting_jobs, 0);
+    if (ret_event && !after && !atomic_load(&cuda->waiting_jobs)) {
+        EP_TRY(start_on_device(plan, start, args, &pending));
+        return host_submit(&cuda->host, cuda_wait, &pending, sizeof(pending), NULL, ret_event, false);
+    }
+    memcpy(job.args, args, args_bytes);
+    if (job.counted)
+        atomic_fetch_add(&cuda->waiting_jobs, 1);
+    status = host_submit(&cuda->host, run_job, &job, sizeof(job), after, ret_event, false);
+    if (status != EP_OK && job.counted)
+        atomic_fetch_sub(&cuda->waiting_jobs, 1);
+    return status;
+}
+
+ep_status cuda_wait_counted(struct cuda_comm *cuda)
+{
+    struct watch watch;
+    ep_status status = EP_OK;
+
+    begin(&watch, cuda, HOST_PLAN_COUNTS);
+    while (status == EP_OK && __atomic_load_n(&cuda->report->counted, __ATOMIC_ACQUIRE) < cuda->counted) {
+        cudaError_t error;
+
+        status = watch_once(&watch);
+        if (status == EP_OK && watch.spins % 65536 == 0 && (error = cudaStreamQuery(cuda->stream)) != cudaErrorNotReady)
+            status = cuda_status(error, "kernel");
+    }
+    return status;
+}
+
+void cuda_fill_waits(struct cuda_comm *cuda, enum host_phase ready, enum host_phase done, struct cuda_waits *ret_waits)
+{
+    const ep_comm *comm = cuda->host.comm;
+
+    *ret_waits = (struct cuda_waits){.mine = cuda->signals,
+                                     .report = cuda->report_device,
+                                     .operation = cuda->host.operation,
+                                     .deadline_ns = (uint64_t)comm->config.timeout_ms * 1000000u,
+                                     .rank = comm->rank,
+                                     .nranks = comm->nranks,
+                                     .ready_phase = (int32_t)ready,
+                                     .done_phase = (int32_t)done};
+    for (int rank = 0; rank < comm->nranks; rank++)
+        ret_waits->peer[rank] = rank == comm->rank ? cuda->signals : cuda->peers[rank].signals.base;
+}
+
+void cuda_fit(const struct cuda_comm *cuda, size_t row_bytes, int terms, const struct cuda_shape *wish,
+              size_t wish_chunk, int32_t *ret_chunk_bytes, int32_t *ret_chunks, struct cuda_shape *ret_shape)
+{
+    size_t room = cuda->shared_limit - 1024; /* of which the barriers take some */
+    struct cuda_shape shape = *wish;
+    size_t chunks = (row_bytes + wish_chunk - 1) / wish_chunk, chunk;
+
+    for (;;) {
+        size_t ring;
+
+        chunk = ((row_bytes + chunks - 1) / chunks + 15) / 16 * 16;
+        ring = (size_t)(wish->stages * terms) * chunk;
+        shape.stages = wish->stages;
+        /* More warps with two stages keep the links busier than fewer with three. */
+        if ((size_t)wish->warps * ring > room && wish->stages > 2)
+            ring = (size_t)((shape.stages = 2) * terms) * chunk;
+        shape.warps = (int32_t)(room / ring);
+        if (shape.warps > wish->warps)
+            shape.warps = wish->warps;
+        if (shape.warps >= 4 || (shape.warps > 0 && chunk <= 512))
+            break;
+        chunks *= 2;
+    }
+    *ret_chunk_bytes = (int32_t)chunk;
+    *ret_chunks = (int32_t)((row_bytes + chunk - 1) / chunk);
+    shape.blocks = cuda->sms;
+    shape.shared_bytes = (size_t)(shape.warps * shape.stages * 8 + 127) / 128 * 128 +
+                         (size_t)(shape.warps * shape.stages * terms) * chunk;
+    *ret_shape = shape;
+}
