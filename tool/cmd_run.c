@@ -265,10 +265,11 @@ static const char *gpu_note(const json_t *machine, const json_t *bench)
     if (device && strcmp(device, "host") != 0)
         return "The GPUs of this machine were used.";
     if (json_array_size(json_object_get(machine, "gpus")) > 0)
-        return "This machine has GPUs, but this version of epkit has no CUDA backend: cases and figures are those of "
-               "the host backend, on the CPU. The backend to come will run the same cases and measurements on GPUs.";
-    return "No NVIDIA GPU was found, so everything ran on the host backend, on the CPU. This version has no CUDA "
-           "backend either; the one to come will run the same cases and measurements on GPUs.";
+        return "This machine has GPUs, but cases and figures are those of the host backend, on the CPU: this command "
+               "does not run on GPUs yet. The library does (cmake --preset cuda), with tests of its own in tests/cuda.";
+    return "No NVIDIA GPU was found, so everything ran on the host backend, on the CPU. On GPUs the CUDA backend of the "
+           "library (cmake --preset cuda) moves rows over NVLink; this command will run the same cases and "
+           "measurements there.";
 }
 
 /* What makes such a report again. */

@@ -97,7 +97,8 @@ static ep_status open_comm(struct ranks_ctx *ctx, const ep_boot *boot)
     const struct ranks_spec *spec = ctx->spec;
     ep_comm_config config = EP_COMM_CONFIG_INIT;
 
-    config.backend = spec->backend;
+    /* The jobs keep their data in host memory, so a better backend is used only where somebody names it. */
+    config.backend = spec->backend || getenv("EPKIT_BACKEND") ? spec->backend : "host";
     config.ranks_per_node = spec->nnodes > 1 ? spec->nranks / spec->nnodes : 0;
     config.timeout_ms = spec->timeout_ms;
     config.channels = spec->channels;
@@ -107,6 +108,19 @@ static ep_status open_comm(struct ranks_ctx *ctx, const ep_boot *boot)
     if (spec->nnodes > 1 && is_misbehaving(&spec->emulation))
         config.network = "emulated";
     return ep_comm_new(boot, &config, &ctx->comm);
+}
+
+/* Whether the jobs can work with the backend that was named: they write and check their data in host memory. */
+static int has_host_memory(struct ranks_ctx *ctx)
+{
+    ep_comm_info info = {.size = sizeof(info)};
+
+    if (ep_comm_get_info(ctx->comm, &info) == EP_OK && strcmp(info.backend, "host") == 0)
+        return 1;
+    ranks_emit(ctx,
+               ranks_problem_new(ctx->rank, "creating the communicator", "use --backend host",
+                                 "this command keeps its data in host memory; backend %s cannot use it", info.backend));
+    return 0;
 }
 
 int ranks_serve(struct ranks_seat *seat, const ep_boot *boot, const char *job, const json_t *parameters)
@@ -124,10 +138,12 @@ int ranks_serve(struct ranks_seat *seat, const ep_boot *boot, const char *job, c
     } else {
         ep_status status = open_comm(ctx, boot);
 
-        if (status == EP_OK)
+        if (status != EP_OK)
+            ranks_emit_error(ctx, status, "creating the communicator");
+        else if (has_host_memory(ctx))
             code = run(ctx, parameters);
         else
-            ranks_emit_error(ctx, status, "creating the communicator");
+            status = EP_E_UNSUPPORTED;
         if (status == EP_E_UNSUPPORTED)
             code = CMD_UNSUPPORTED;
     }

@@ -46,7 +46,8 @@ enum {
 
 typedef struct ep_comm_config {
     size_t size;         /* sizeof(ep_comm_config); EP_COMM_CONFIG_INIT sets it */
-    const char *backend; /* "host", "cuda", or NULL: $EPKIT_BACKEND, else the best one that works here */
+    const char *backend; /* "host", "cuda", or NULL: $EPKIT_BACKEND, else the best one that works here. It
+                            decides where pointers must point, so name it if the CUDA backend may be installed */
     const char *network; /* between nodes: "emulated", "mpi", or NULL: "mpi" if the boot brings it, else "emulated" */
     int32_t ranks_per_node; /* node = rank / ranks_per_node; must divide R; 0: all ranks are on one node */
     int32_t timeout_ms;     /* deadline of every wait; 0: $EPKIT_TIMEOUT_MS, else 30000 */
@@ -54,8 +55,8 @@ typedef struct ep_comm_config {
     int32_t channels;       /* independent ordered streams per network peer, 1..16; 0: 4 */
     int32_t
         partial_type; /* network combine: EP_F32 (exact, default when 0) or EP_BF16 (half the bytes, rounded twice) */
-    int32_t device;   /* CUDA device; 0: by the rank's place on the node, modulo the devices that are visible. Ignored by
-                         the host backend */
+    int32_t device; /* CUDA device; 0: by the rank's place on the node, modulo the devices that are visible. Ignored by
+                       the host backend */
     ep_net_emulation emulation;
 } ep_comm_config;
 
