@@ -337,16 +337,22 @@ void host_pause_end(struct host_pause *pause)
 
 ep_status host_wait_node(struct host_comm *host, size_t word, uint64_t value, enum host_phase phase)
 {
+    /* What MPI calls sent may still lie in its queues: it moves only while its sender calls it, so no sleep here. */
+    bool driven = host->streams && !ep_streams_sleeps(host->streams);
     struct host_pause pause;
 
     host_pause_begin(&pause, host, phase);
+    pause.polls = driven;
     for (int i = 1; i < host->nlocal; i++) {
         int rank = host->first + (host->local + i) % host->nlocal;
         _Atomic uint64_t *counter = (_Atomic uint64_t *)((char *)host->peers[rank].control + word);
 
         for (;;) {
             uint32_t seen = host_doorbell(host);
+            bool moved;
 
+            if (driven)
+                EP_TRY(host_net_progress(host, phase, &moved));
             if (atomic_load_explicit(counter, memory_order_acquire) >= value)
                 break;
             EP_TRY(host_pause(&pause, seen, rank));
