@@ -20,9 +20,9 @@ struct doctor_machine {
     struct root *root;
     struct topo *topo;
     struct stack *stack;
-    struct map *map;       /* the best one */
+    struct map *map; /* the best one */
     struct advice *advice;
-    struct audit *audit;   /* of the environment that is looked at */
+    struct audit *audit; /* of the environment that is looked at */
 };
 
 /* Takes over `root`, also when it fails. */
@@ -48,9 +48,10 @@ struct doctor_result {
     const char *text; /* found: one sentence that names the thing. Else the reason, "" for DOCTOR_FINE */
     int n_evidence, n_evidence_left_out;
     struct doctor_evidence evidence[8];
-    const char *fix;  /* found: a command to paste, lines divided by '\n'; "" when it takes more than a command */
+    const char *fix;    /* found: a command to paste, lines divided by '\n'; "" when it takes more than a command */
     const char *advice; /* found: what to do, in words; "" when `fix` says it all */
-    bool fix_is_safe; /* `fix` may be run by --fix: it changes nothing that a reboot or its own undo does not bring back */
+    bool fix_is_safe; /* `fix` may be run by --fix: it changes nothing that a reboot or its own undo does not bring back
+                       */
 };
 
 struct doctor_check {

@@ -28,17 +28,17 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#define ROOT_FILE_MAX (1u << 20)    /* bytes of a file; a larger one is ROOT_FAILED */
-#define ROOT_NAMES_MAX 16384        /* entries of a folder; a larger one is ROOT_FAILED */
-#define ROOT_KEPT_MAX (64u << 20)   /* bytes of everything kept; then every new read is ROOT_FAILED */
+#define ROOT_FILE_MAX (1u << 20)  /* bytes of a file; a larger one is ROOT_FAILED */
+#define ROOT_NAMES_MAX 16384      /* entries of a folder; a larger one is ROOT_FAILED */
+#define ROOT_KEPT_MAX (64u << 20) /* bytes of everything kept; then every new read is ROOT_FAILED */
 #define ROOT_OVERLAY "epkit-overlay.json"
 
 enum root_state {
     ROOT_OK,
-    ROOT_ABSENT,  /* it is not there */
-    ROOT_DENIED,  /* it is there, but not for this user */
-    ROOT_FAILED,  /* it is there and could not be read: `why` says what happened */
-    ROOT_UNASKED  /* the snapshot does not say */
+    ROOT_ABSENT, /* it is not there */
+    ROOT_DENIED, /* it is there, but not for this user */
+    ROOT_FAILED, /* it is there and could not be read: `why` says what happened */
+    ROOT_UNASKED /* the snapshot does not say */
 };
 
 struct root;
@@ -82,7 +82,8 @@ struct root_text root_read(struct root *root, const char *path, ...) __attribute
 /* The first line of a file without white space around it; characters that are not printable become '?'. */
 struct root_text root_line(struct root *root, const char *path, ...) __attribute__((format(printf, 2, 3)));
 
-/* The first line as a number, decimal or 0x...; a line that is none is ROOT_FAILED. *ret_value is set on ROOT_OK only. */
+/* The first line as a number, decimal or 0x...; a line that is none is ROOT_FAILED. *ret_value is set on ROOT_OK only.
+ */
 enum root_state root_number(struct root *root, int64_t *ret_value, const char *path, ...)
     __attribute__((format(printf, 3, 4)));
 
@@ -103,7 +104,8 @@ enum root_state root_number_now(struct root *root, int64_t *ret_value, const cha
 struct root_names {
     enum root_state state;
     size_t n;
-    const char *const *names; /* sorted: numbers inside names by value (mlx5_2 before mlx5_10), else bytes; no . and .. */
+    const char *const
+        *names; /* sorted: numbers inside names by value (mlx5_2 before mlx5_10), else bytes; no . and .. */
     const char *why;
 };
 
@@ -160,7 +162,7 @@ struct elf_facts {
     const char *why;
     const char *soname, *rpath, *runpath; /* "" if it has none */
     size_t n_needed, n_needs, n_definitions, n_archs;
-    const char *const *needed;             /* in their order */
+    const char *const *needed; /* in their order */
     const struct elf_version *needs, *definitions;
     const int *archs; /* of the GPU code in it: 90 for sm_90; PTX as the negative, -90 for compute_90; sorted */
     bool archs_known; /* false: GPU code that could not be understood */
@@ -194,7 +196,8 @@ ep_status root_save(struct root *root, const char *file);
 
 /* --- text --- */
 
-/* `text` with what is not printable ASCII or valid UTF-8 replaced by '?', cut at `bytes`: safe for terminals and JSON. */
+/* `text` with what is not printable ASCII or valid UTF-8 replaced by '?', cut at `bytes`: safe for terminals and JSON.
+ */
 void root_clean(const char *text, char *ret_text, size_t bytes);
 
 /* A copy that lives as long as the root. printf-like. */

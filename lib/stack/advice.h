@@ -2,8 +2,8 @@
 /*
  * advice.h - the environment that is right for a machine, each line with its reason.
  *
- * Only variables that have an effect there, with values that are correct there, and paths that exist there. What belongs
- * to a rank (its NIC) is advised per local rank; what belongs to one program (preloading) is not for the shell.
+ * Only variables that have an effect there, with values that are correct there, and paths that exist there. What
+ * belongs to a rank (its NIC) is advised per local rank; what belongs to one program (preloading) is not for the shell.
  */
 #ifndef EP_STACK_ADVICE_H
 #define EP_STACK_ADVICE_H
@@ -20,12 +20,12 @@ enum advice_scope {
 struct advice_row {
     const char *name;
     enum advice_scope scope;
-    bool unset;                /* the variable must not be set; no value */
-    bool prepend;              /* in front of what it has, with ':' between */
-    const char *value;         /* ADVICE_NODE, ADVICE_PROGRAM */
-    int n_values;              /* ADVICE_RANK */
+    bool unset;        /* the variable must not be set; no value */
+    bool prepend;      /* in front of what it has, with ':' between */
+    const char *value; /* ADVICE_NODE, ADVICE_PROGRAM */
+    int n_values;      /* ADVICE_RANK */
     const char *const *values;
-    const char *reason;        /* one sentence */
+    const char *reason; /* one sentence */
 };
 
 struct advice {
@@ -40,13 +40,13 @@ void advice_free(struct advice *advice);
 
 /* What is wrong with an environment, measured by the table of variables, by the machine and by the advice. */
 enum audit_kind {
-    AUDIT_VOID,     /* does nothing */
-    AUDIT_VALUE,    /* a value that the variable does not take */
-    AUDIT_HARMFUL,  /* causes a fault */
-    AUDIT_MISSING,  /* advised and not set */
-    AUDIT_DIFFERS,  /* works, but not as advised */
-    AUDIT_PATH,     /* names a file or folder that is not there */
-    AUDIT_UNKNOWN   /* has a prefix of theirs, but nobody knows it: a typing error? */
+    AUDIT_VOID,    /* does nothing */
+    AUDIT_VALUE,   /* a value that the variable does not take */
+    AUDIT_HARMFUL, /* causes a fault */
+    AUDIT_MISSING, /* advised and not set */
+    AUDIT_DIFFERS, /* works, but not as advised */
+    AUDIT_PATH,    /* names a file or folder that is not there */
+    AUDIT_UNKNOWN  /* has a prefix of theirs, but nobody knows it: a typing error? */
 };
 
 struct audit_row {

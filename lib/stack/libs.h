@@ -24,7 +24,8 @@ struct lib_place {
     enum root_state state; /* ROOT_ABSENT: nowhere */
     const char *path;      /* as found: a folder of the search and the name */
     const char *real;      /* with links followed */
-    const char *found_by;  /* "LD_LIBRARY_PATH", "RUNPATH of /opt/x/libfoo.so", "/etc/ld.so.conf", "default folder", "LD_PRELOAD" */
+    const char *found_by;  /* "LD_LIBRARY_PATH", "RUNPATH of /opt/x/libfoo.so", "/etc/ld.so.conf", "default folder",
+                              "LD_PRELOAD" */
 };
 
 /* Where the linker finds `name` when a program without paths of its own needs it or opens it by dlopen(). */
@@ -35,8 +36,8 @@ struct root_names libs_folders(struct root *root, const struct libs_setting *set
 
 struct lib {
     struct lib_place place;
-    const char *name;   /* as it is needed */
-    int needed_by;      /* index of the first that needs it; -1: the start */
+    const char *name; /* as it is needed */
+    int needed_by;    /* index of the first that needs it; -1: the start */
 };
 
 /* A needed version that the library which was found does not define. */

@@ -22,33 +22,34 @@ struct stack_option {
 };
 
 struct stack_driver {
-    const char *version;        /* /proc/driver/nvidia/version; "" not loaded */
-    bool is_open;               /* the open kernel modules */
-    const char *module_version; /* /sys/module/nvidia/version */
-    const char *installed_version; /* of the module file or package for the running kernel */
+    const char *version;                       /* /proc/driver/nvidia/version; "" not loaded */
+    bool is_open;                              /* the open kernel modules */
+    const char *module_version;                /* /sys/module/nvidia/version */
+    const char *installed_version;             /* of the module file or package for the running kernel */
     struct stack_option peer_mapping_override; /* RegistryDwords: PeerMappingOverride */
-    enum root_state peermem;    /* module nvidia_peermem: ROOT_OK loaded */
-    enum root_state dmabuf;     /* GPU memory as dma-buf: kernel, driver and GPU can; ROOT_ABSENT: cannot */
+    enum root_state peermem;                   /* module nvidia_peermem: ROOT_OK loaded */
+    enum root_state dmabuf; /* GPU memory as dma-buf: kernel, driver and GPU can; ROOT_ABSENT: cannot */
     const char *dmabuf_why;
     enum root_state gdrdrv;
-    const char *kernel;         /* release of the running one */
-    const char *doca;           /* version of DOCA-OFED */
+    const char *kernel; /* release of the running one */
+    const char *doca;   /* version of DOCA-OFED */
 };
 
 struct stack_verbs {
     struct lib_place ibverbs, mlx5; /* libibverbs.so.1, libmlx5.so.1 as the process would find them */
-    int private_version;  /* NN of IBVERBS_PRIVATE_NN that libibverbs defines; 0 not known: its provider is libmlx5-rdmavNN.so */
-    int provider_wants;   /* NN that libmlx5.so.1 needs */
-    const char *provider; /* path of libmlx5-rdmavNN.so where libibverbs looks for it; "" not there */
-    const char *provider_folders; /* where it was looked for, ", " between */
+    int private_version;            /* NN of IBVERBS_PRIVATE_NN that libibverbs defines; 0 not known: its provider is
+                                       libmlx5-rdmavNN.so */
+    int provider_wants;             /* NN that libmlx5.so.1 needs */
+    const char *provider;           /* path of libmlx5-rdmavNN.so where libibverbs looks for it; "" not there */
+    const char *provider_folders;   /* where it was looked for, ", " between */
 };
 
 struct stack_nvshmem {
-    struct lib_place host; /* libnvshmem_host.so.3 as the process would find it, LD_PRELOAD first */
-    const char *version;   /* "3.5.19" */
-    const char *home;      /* folder whose lib/ holds it */
+    struct lib_place host;       /* libnvshmem_host.so.3 as the process would find it, LD_PRELOAD first */
+    const char *version;         /* "3.5.19" */
+    const char *home;            /* folder whose lib/ holds it */
     const char *transport_ibgda; /* path of nvshmem_transport_ibgda.so.* beside it; "" */
-    const char *bundled;   /* the copy that PyTorch brings along; "" */
+    const char *bundled;         /* the copy that PyTorch brings along; "" */
     const char *bundled_version;
     struct lib_place gdrapi;
 };
@@ -57,7 +58,7 @@ struct stack_nccl {
     struct lib_place lib;
     const char *version;
     const char *bundled, *bundled_version;
-    const char *gib;        /* folder of gIB: "/usr/local/gib"; "" */
+    const char *gib;         /* folder of gIB: "/usr/local/gib"; "" */
     struct lib_place plugin; /* libnccl-net*.so that NCCL_NET / NCCL_NET_PLUGIN lead to */
     const char *plugin_name;
     const char *tuner_config; /* file for this GPU below gIB that exists; "" */
@@ -65,11 +66,11 @@ struct stack_nccl {
 
 /* A copy of the package deep_ep that Python may find, or that lies where installers put it. */
 struct stack_copy {
-    const char *folder;  /* that holds __init__.py */
-    const char *version; /* of its metadata: "1.2.1+29d31c0" */
+    const char *folder;    /* that holds __init__.py */
+    const char *version;   /* of its metadata: "1.2.1+29d31c0" */
     const char *extension; /* deep_ep_cpp*.so beside the package; "" */
-    bool on_path;        /* Python finds it by itself or through PYTHONPATH; the first such one is what is imported */
-    bool is_source;      /* a source tree, not an installation */
+    bool on_path;          /* Python finds it by itself or through PYTHONPATH; the first such one is what is imported */
+    bool is_source;        /* a source tree, not an installation */
     /* buffer.py: the mapping of GPUs to HCAs (pull request 466, commit 8a07e7e) */
     enum root_state buffer; /* could it be read? ROOT_ABSENT: version 2, or damaged */
     bool defines_mapping, calls_mapping, decorator_stolen;
@@ -79,8 +80,8 @@ struct stack_copy {
 struct stack_deepep {
     int n;
     struct stack_copy copies[STACK_MAX_COPIES]; /* in the order in which Python looks, then the others */
-    int imported; /* index, -1 none */
-    bool mapping_active; /* the imported copy defines and calls it, and no decorator is stolen */
+    int imported;                               /* index, -1 none */
+    bool mapping_active;                        /* the imported copy defines and calls it, and no decorator is stolen */
 };
 
 struct stack {

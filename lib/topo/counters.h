@@ -11,12 +11,12 @@
 struct counter_device {
     const char *name; /* "mlx5_0:1", "eth0" */
     bool rdma;
-    const char *nic;  /* "mlx5_0" or "eth0" */
+    const char *nic; /* "mlx5_0" or "eth0" */
     int port;
 };
 
 enum counter_kind {
-    COUNTER_SENT,      /* bytes */
+    COUNTER_SENT, /* bytes */
     COUNTER_RECEIVED,
     COUNTER_SENT_PACKETS,
     COUNTER_RECEIVED_PACKETS,
@@ -25,10 +25,10 @@ enum counter_kind {
 };
 
 struct counter_row {
-    const char *file;  /* below the device's folder of counters: "port_xmit_data", "hw_counters/np_cnp_sent" */
+    const char *file; /* below the device's folder of counters: "port_xmit_data", "hw_counters/np_cnp_sent" */
     enum counter_kind kind;
-    int scale;         /* bytes per unit: 4 for the data counters of RDMA ports (IB specification: in words of 4 bytes) */
-    const char *text;  /* what it counts, for people */
+    int scale; /* bytes per unit: 4 for the data counters of RDMA ports (IB specification: in words of 4 bytes) */
+    const char *text; /* what it counts, for people */
 };
 
 #define COUNTER_ROWS_MAX 48

@@ -8,18 +8,18 @@
 #include "topo/topo.h"
 
 struct map_choice {
-    int gpu;              /* index into topo.gpus */
-    int nic, port;        /* index into topo.nics, port number; -1 when there is no NIC at all */
+    int gpu;       /* index into topo.gpus */
+    int nic, port; /* index into topo.nics, port number; -1 when there is no NIC at all */
     enum topo_path path;
-    int sharers;          /* GPUs that use this NIC and port, itself included */
-    const char *why;      /* "nearest, PIX; mlx5_1 is as near and goes to GPU 1" */
+    int sharers;     /* GPUs that use this NIC and port, itself included */
+    const char *why; /* "nearest, PIX; mlx5_1 is as near and goes to GPU 1" */
 };
 
 struct map {
     int n;
     struct map_choice *choices; /* by GPU */
     int n_idle;
-    int *idle; /* NICs with role DATA that no GPU uses */
+    int *idle;    /* NICs with role DATA that no GPU uses */
     int distance; /* sum of the paths' distances */
     int n_shared; /* NICs that more than one GPU uses */
 };
@@ -54,9 +54,10 @@ void map_free(struct map *map);
 
 /* --- forms; the strings belong to the root of the topology --- */
 
-const char *map_deepep(const struct topo *topo, const struct map *map);  /* "0:mlx5_0:1,1:mlx5_1:1" */
+const char *map_deepep(const struct topo *topo, const struct map *map);            /* "0:mlx5_0:1,1:mlx5_1:1" */
 const char *map_hca_list(const struct topo *topo, const struct map *map, int gpu); /* "mlx5_0:1": NVSHMEM_HCA_LIST */
-const char *map_nccl(const struct topo *topo, const struct map *map);    /* "=mlx5_0:1,mlx5_1:1": NCCL_IB_HCA, exact names */
+const char *map_nccl(const struct topo *topo,
+                     const struct map *map); /* "=mlx5_0:1,mlx5_1:1": NCCL_IB_HCA, exact names */
 const char *map_ucx(const struct topo *topo, const struct map *map, int gpu); /* "mlx5_0:1": UCX_NET_DEVICES */
 
 #endif

@@ -31,14 +31,14 @@
 enum topo_path { TOPO_SELF, TOPO_NVLINK, TOPO_PIX, TOPO_PXB, TOPO_PHB, TOPO_NODE, TOPO_SYS };
 
 struct topo_pci {
-    char address[20]; /* "0000:0f:00.0"; lower case */
+    char address[20];                    /* "0000:0f:00.0"; lower case */
     unsigned vendor, device, class_code; /* of 16, 16 and 24 bits */
-    int parent;      /* index of the bridge above it, -1 directly below a host bridge */
-    int host_bridge; /* 0, 1, ... in the order of their names (pci0000:00) */
-    int numa_node;   /* -1: the machine does not say */
-    const char *local_cpus;         /* as sysfs lists them: "0-55,112-167" */
-    double link_gts, link_gts_max;  /* transfers per second and lane in 10^9: 32 is PCIe 5; 0 not known */
-    int link_width, link_width_max; /* lanes; 0 not known */
+    int parent;                          /* index of the bridge above it, -1 directly below a host bridge */
+    int host_bridge;                     /* 0, 1, ... in the order of their names (pci0000:00) */
+    int numa_node;                       /* -1: the machine does not say */
+    const char *local_cpus;              /* as sysfs lists them: "0-55,112-167" */
+    double link_gts, link_gts_max;       /* transfers per second and lane in 10^9: 32 is PCIe 5; 0 not known */
+    int link_width, link_width_max;      /* lanes; 0 not known */
     const char *driver;
 };
 
@@ -46,17 +46,23 @@ struct topo_gpu {
     int index; /* as CUDA numbers them with CUDA_DEVICE_ORDER=PCI_BUS_ID and all visible: by PCI address */
     int pci;   /* index into topo.pci */
     const char *name;
-    const char *uuid;         /* "GPU-..."; "" unless the driver answered */
-    int minor;                /* of /dev/nvidia<minor> */
-    int cc_major, cc_minor;   /* compute capability; 0 not known */
-    bool answered;            /* NVML knows it; what follows is only then known */
-    int64_t ecc_uncorrected;  /* since the driver was loaded */
+    const char *uuid;                /* "GPU-..."; "" unless the driver answered */
+    int minor;                       /* of /dev/nvidia<minor> */
+    int cc_major, cc_minor;          /* compute capability; 0 not known */
+    bool answered;                   /* NVML knows it; what follows is only then known */
+    int64_t ecc_uncorrected;         /* since the driver was loaded */
     int remap_pending, remap_failed; /* of memory rows; 0, 1 */
-    int nvlinks, nvlinks_up;  /* links that the board has, and those that are up */
-    int fabric;               /* enum topo_fabric */
+    int nvlinks, nvlinks_up;         /* links that the board has, and those that are up */
+    int fabric;                      /* enum topo_fabric */
 };
 
-enum topo_fabric { TOPO_FABRIC_UNKNOWN = -1, TOPO_FABRIC_NONE, TOPO_FABRIC_STARTING, TOPO_FABRIC_READY, TOPO_FABRIC_FAILED };
+enum topo_fabric {
+    TOPO_FABRIC_UNKNOWN = -1,
+    TOPO_FABRIC_NONE,
+    TOPO_FABRIC_STARTING,
+    TOPO_FABRIC_READY,
+    TOPO_FABRIC_FAILED
+};
 
 enum topo_gid_type { TOPO_GID_IB, TOPO_GID_ROCE1, TOPO_GID_ROCE2, TOPO_GID_UNKNOWN };
 enum topo_gid_kind { TOPO_GID_LINK_LOCAL, TOPO_GID_IPV4, TOPO_GID_OTHER };
@@ -70,15 +76,15 @@ struct topo_gid {
 enum topo_link_layer { TOPO_LINK_UNKNOWN, TOPO_LINK_INFINIBAND, TOPO_LINK_ETHERNET };
 
 struct topo_port {
-    int number;         /* from 1 */
-    const char *state;  /* "ACTIVE", "DOWN", "INIT", "ARMED" */
+    int number;             /* from 1 */
+    const char *state;      /* "ACTIVE", "DOWN", "INIT", "ARMED" */
     const char *phys_state; /* "LinkUp", "Disabled", "Polling" */
-    bool active;        /* ACTIVE and LinkUp */
-    double rate_gbps;   /* 0 not known */
+    bool active;            /* ACTIVE and LinkUp */
+    double rate_gbps;       /* 0 not known */
     enum topo_link_layer link_layer;
     const char *netdev; /* of Ethernet ports */
     int n_gids;
-    struct topo_gid *gids; /* those that are not empty, by index */
+    struct topo_gid *gids;      /* those that are not empty, by index */
     enum root_state gids_state; /* could they be read? */
 };
 
@@ -110,16 +116,16 @@ struct topo_numa {
 struct topo {
     struct root *root;
     int n_pci, n_gpus, n_nics, n_numa, n_host_bridges;
-    struct topo_pci *pci;   /* by address */
-    struct topo_gpu *gpus;  /* by index */
-    struct topo_nic *nics;  /* by PCI address, then by name */
-    struct topo_numa *numa; /* by number */
+    struct topo_pci *pci;               /* by address */
+    struct topo_gpu *gpus;              /* by index */
+    struct topo_nic *nics;              /* by PCI address, then by name */
+    struct topo_numa *numa;             /* by number */
     const char *host_bridge_names[256]; /* "pci0000:00" */
-    const char *driver;     /* version of the NVIDIA driver */
-    bool nvml;              /* did the driver answer? */
-    const char *nvml_why;   /* else why not */
-    bool cut;               /* more devices than fit */
-    const char *why_empty;  /* when there is neither GPU nor NIC: where was looked and what was found, for people */
+    const char *driver;                 /* version of the NVIDIA driver */
+    bool nvml;                          /* did the driver answer? */
+    const char *nvml_why;               /* else why not */
+    bool cut;                           /* more devices than fit */
+    const char *why_empty; /* when there is neither GPU nor NIC: where was looked and what was found, for people */
 };
 
 /* Reads it. Fails for lack of memory only: a machine without anything is an empty one. */

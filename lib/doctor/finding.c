@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* finding.c - what checks say with. */
+#include "doctor/doctor.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#define TEXT_BYTES 2048
+
+/* Formatted, and made safe line by line: evidence is text from the machine. */
+static const char *__attribute__((format(printf, 2, 0)))
+format_text(const struct doctor_machine *machine, const char *format, va_list args)
+{
+    char raw[TEXT_BYTES], clean[TEXT_BYTES];
+    size_t used = 0;
+    char *rest = raw, *line;
+
+    vsnprintf(raw, sizeof(raw), format, args);
+    while ((line = strsep(&rest, "\n"))) {
+        root_clean(line, clean + used, sizeof(clean) - used);
+        used += strlen(clean + used);
+        if (rest && used + 1 < sizeof(clean))
+            clean[used++] = '\n';
+    }
+    clean[used] = '\0';
+    return root_printf(machine->root, "%s", clean);
+}
+
+static void conclude(struct doctor_result *result, enum doctor_outcome outcome, const char *text)
+{
+    result->outcome = outcome;
+    result->text = text;
+}
+
+void doctor_found(const struct doctor_machine *machine, struct doctor_result *result, enum doctor_severity severity,
+                  const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    conclude(result, DOCTOR_FOUND, format_text(machine, format, args));
+    va_end(args);
+    result->severity = severity;
+}
+
+void doctor_not_here(const struct doctor_machine *machine, struct doctor_result *result, const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    conclude(result, DOCTOR_NOT_HERE, format_text(machine, format, args));
+    va_end(args);
+}
+
+void doctor_cannot_tell(const struct doctor_machine *machine, struct doctor_result *result, const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    conclude(result, DOCTOR_UNKNOWN, format_text(machine, format, args));
+    va_end(args);
+}
+
+void doctor_evidence(const struct doctor_machine *machine, struct doctor_result *result, const char *where,
+                     const char *format, ...)
+{
+    struct doctor_evidence *evidence;
+    va_list args;
+
+    if (result->n_evidence == (int)(sizeof(result->evidence) / sizeof(result->evidence[0]))) {
+        result->n_evidence_left_out++;
+        return;
+    }
+    evidence = &result->evidence[result->n_evidence++];
+    va_start(args, format);
+    evidence->what = format_text(machine, format, args);
+    va_end(args);
+    evidence->where = root_printf(machine->root, "%s", where);
+}
+
+void doctor_fix(const struct doctor_machine *machine, struct doctor_result *result, bool is_safe, const char *format,
+                ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    result->fix = format_text(machine, format, args);
+    va_end(args);
+    result->fix_is_safe = is_safe;
+}
+
+void doctor_advise(const struct doctor_machine *machine, struct doctor_result *result, const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    result->advice = format_text(machine, format, args);
+    va_end(args);
+}
