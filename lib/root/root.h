@@ -96,9 +96,9 @@ struct root_text root_lines(struct root *root, const char *needle, const char *p
 
 /*
  * A number as it is at this moment, neither kept nor taken from what was kept (a snapshot gives what it holds): for
- * counters.
+ * counters, which use all 64 bits.
  */
-enum root_state root_number_now(struct root *root, int64_t *ret_value, const char *path, ...)
+enum root_state root_number_now(struct root *root, uint64_t *ret_value, const char *path, ...)
     __attribute__((format(printf, 3, 4)));
 
 struct root_names {
