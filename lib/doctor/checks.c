@@ -1,0 +1,7 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* checks.c - the list of checks as data. */
+#include "doctor/checks.h"
+
+#define DOCTOR_ROW(name) &check_##name,
+const struct doctor_check *const doctor_checks[] = {DOCTOR_CHECKS(DOCTOR_ROW) NULL};
+#undef DOCTOR_ROW

@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* doctor.c - the machine that checks look at, and how a check is run. */
+#include "doctor/doctor.h"
+#include "base/error.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static ep_status read_parts(struct doctor_machine *machine)
+{
+    ep_status status;
+
+    status = topo_read(machine->root, &machine->topo);
+    if (status == EP_OK)
+        status = map_best(machine->topo, &machine->map);
+    if (status == EP_OK)
+        status = stack_read(machine->root, machine->topo, &machine->stack);
+    if (status == EP_OK)
+        status = advice_make(machine->topo, machine->stack, machine->map, &machine->advice);
+    if (status == EP_OK)
+        status = audit_make(machine->topo, machine->stack, machine->advice, &machine->audit);
+    return status;
+}
+
+ep_status doctor_machine_read(struct root *root, struct doctor_machine **ret_machine)
+{
+    struct doctor_machine *machine = calloc(1, sizeof(*machine));
+    ep_status status;
+
+    if (!machine) {
+        root_free(root);
+        return ep_fail(EP_E_MEMORY, "doctor: no memory for the machine");
+    }
+    machine->root = root;
+    status = read_parts(machine);
+    if (status != EP_OK) {
+        doctor_machine_free(machine);
+        return status;
+    }
+    *ret_machine = machine;
+    return EP_OK;
+}
+
+void doctor_machine_free(struct doctor_machine *machine)
+{
+    if (!machine)
+        return;
+    audit_free(machine->audit);
+    advice_free(machine->advice);
+    stack_free(machine->stack);
+    map_free(machine->map);
+    topo_free(machine->topo);
+    root_free(machine->root);
+    free(machine);
+}
+
+const struct doctor_check *doctor_find(const char *id)
+{
+    for (size_t i = 0; doctor_checks[i]; i++)
+        if (strcmp(doctor_checks[i]->id, id) == 0)
+            return doctor_checks[i];
+    return NULL;
+}
+
+void doctor_run(const struct doctor_machine *machine, const struct doctor_check *check,
+                struct doctor_result *ret_result)
+{
+    struct doctor_result result = {
+        .check = check, .outcome = DOCTOR_FINE, .severity = DOCTOR_WARNING, .text = "", .fix = "", .advice = ""};
+
+    check->run(machine, &result);
+    *ret_result = result;
+}
