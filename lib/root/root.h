@@ -164,9 +164,15 @@ struct elf_facts {
     size_t n_needed, n_needs, n_definitions, n_archs;
     const char *const *needed; /* in their order */
     const struct elf_version *needs, *definitions;
-    const int *archs; /* of the GPU code in it: 90 for sm_90; PTX as the negative, -90 for compute_90; sorted */
-    bool archs_known; /* false: GPU code that could not be understood */
+    const int *archs; /* of the GPU code in it: 90 for sm_90, 10090 for sm_90a, 20100 for sm_100f; PTX as the negative,
+                         -90 for compute_90; sorted */
+    bool archs_known; /* false: GPU code that could not be understood, or no section headers that would name it */
+    int machine;      /* EM_X86_64, EM_AARCH64 of <elf.h>; 0 not known */
 };
+
+/* Added to an architecture: code for exactly this one (sm_90a), or for its family (sm_100f). */
+#define ELF_ARCH_EXACT 10000
+#define ELF_ARCH_FAMILY 20000
 
 struct elf_facts root_elf(struct root *root, const char *path, ...) __attribute__((format(printf, 2, 3)));
 
