@@ -170,6 +170,9 @@ struct elf_facts {
     int machine;      /* EM_X86_64, EM_AARCH64 of <elf.h>; 0 not known */
 };
 
+/* How `why` begins for a file that ld.so passes over when it searches: 32 bits, big-endian. */
+#define ELF_FOREIGN "for another kind of processor"
+
 /* Added to an architecture: code for exactly this one (sm_90a), or for its family (sm_100f). */
 #define ELF_ARCH_EXACT 10000
 #define ELF_ARCH_FAMILY 20000
