@@ -1,0 +1,45 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Write golden machines as file trees that epkit reads with --from.
+
+usage: machines.py --list                     names of the machines, one a line
+       machines.py --variants [NAME]          variants with the findings expected of them: NAME/VARIANT ID...
+       machines.py NAME[/VARIANT] DIR ...     write machines; DIR is made
+"""
+import sys
+
+sys.dont_write_bytecode = True
+
+import golden  # noqa: E402
+import variants  # noqa: E402
+
+
+def build(name):
+    machine, _, variant = name.partition("/")
+    if machine not in golden.MACHINES:
+        sys.exit(f"machines.py: no machine '{machine}'; --list names them")
+    tree = golden.MACHINES[machine]()
+    if variant:
+        if name not in variants.ALL:
+            sys.exit(f"machines.py: no variant '{name}'; --variants names them")
+        variants.ALL[name].change(tree)
+    return tree
+
+
+def main(arguments):
+    if arguments == ["--list"]:
+        print("\n".join(golden.MACHINES))
+    elif arguments and arguments[0] in ("--variants", "--hostile") and len(arguments) <= 2:
+        wanted = variants.HOSTILE if arguments[0] == "--hostile" else variants.FAULTS
+        for variant in wanted:
+            if len(arguments) == 1 or variant.machine == arguments[1]:
+                print(variant.name, *variant.findings)
+    elif arguments and len(arguments) % 2 == 0 and not arguments[0].startswith("-"):
+        for name, folder in zip(arguments[::2], arguments[1::2]):
+            build(name).write(folder)
+    else:
+        sys.exit(__doc__)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
