@@ -1,0 +1,375 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * map.c - the best assignment of GPUs to the ports of NICs.
+ *
+ * An assignment problem: rows are GPUs, columns are places on ports. With as many ports as GPUs a port has one place.
+ * With fewer, each has `base` places that all have to be taken and one more, where the extra ones go; that is what
+ * keeps the loads within one of each other. The Hungarian method solves it in O(GPUs^2 x places) and leaves prices (a
+ * dual solution) that say exactly which pairs occur in any best assignment. Among those pairs the first assignment by
+ * (GPU, NIC, port) is found with integers only, so that nothing depends on rounding or on the order of the search.
+ */
+#include "map_internal.h"
+
+#include "base/error.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MAX_PLACES (TOPO_MAX_NICS * TOPO_MAX_PORTS)
+#define FAR INT64_MAX
+
+/*
+ * What a path costs. An exchange between GPUs is over when the slowest of them is done, so one GPU that reaches its NIC
+ * through the link between the sockets costs more than any number that go through their own host bridge: the number of
+ * SYS paths is made as small as possible first, then that of NODE, PHB and PXB. A sum of distances would trade one
+ * SYS for two NODE. Each class weighs more than TOPO_MAX_GPUS paths of the one below, hence powers of MAX_GPUS + 1.
+ */
+#define STEP (TOPO_MAX_GPUS + 1)
+
+static int64_t path_cost(enum topo_path path)
+{
+    static const int64_t costs[] = {
+        [TOPO_SELF] = 0,
+        [TOPO_NVLINK] = 0,
+        [TOPO_PIX] = 0,
+        [TOPO_PXB] = 1,
+        [TOPO_PHB] = STEP,
+        [TOPO_NODE] = STEP * STEP,
+        [TOPO_SYS] = STEP * STEP * STEP,
+    };
+
+    return costs[path];
+}
+
+/* A place beyond those that have to be taken: dearer than all paths together. */
+#define EXTRA_COST ((int64_t)STEP * STEP * STEP * STEP * STEP)
+
+struct problem {
+    int n_gpus, n_places;
+    int64_t *costs;         /* n_gpus x n_places */
+    int *port_of;           /* by place; ascending, of one port the extra place last */
+    int64_t *gpu_prices;    /* cost[g][p] >= gpu_prices[g] + place_prices[p], equal where matched */
+    int64_t *place_prices;  /* never positive; a place with a negative one is taken in every best assignment */
+    int *gpu_at;            /* by place: the GPU there, -1 none */
+    int *place_of;          /* by GPU */
+    int64_t *slack;         /* by place, during a search */
+    int *from;              /* by place: the place before it on the way to it */
+    bool *visited, *usable; /* by place */
+};
+
+int map_data_ports(const struct topo *topo, struct map_port ret_ports[TOPO_MAX_NICS * TOPO_MAX_PORTS])
+{
+    int n = 0;
+
+    for (int i = 0; i < topo->n_nics && i < TOPO_MAX_NICS; i++) {
+        const struct topo_nic *nic = &topo->nics[i];
+
+        if (nic->role != TOPO_ROLE_DATA)
+            continue;
+        for (int p = 0; p < nic->n_ports && p < TOPO_MAX_PORTS; p++)
+            if (nic->ports[p].active)
+                ret_ports[n++] = (struct map_port){i, nic->ports[p].number};
+    }
+    return n;
+}
+
+/* --- the problem --- */
+
+static void problem_done(struct problem *problem)
+{
+    free(problem->costs);
+    free(problem->port_of);
+    free(problem->gpu_prices);
+    free(problem->place_prices);
+    free(problem->gpu_at);
+    free(problem->place_of);
+    free(problem->slack);
+    free(problem->from);
+    free(problem->visited);
+    free(problem->usable);
+}
+
+static ep_status problem_init(const struct topo *topo, const struct map_port *ports, int n_ports,
+                              struct problem *ret_problem)
+{
+    size_t gpus = (size_t)topo->n_gpus;
+    int base = topo->n_gpus / n_ports;
+    int per_port = topo->n_gpus % n_ports ? base + 1 : base;
+    size_t places = (size_t)n_ports * (size_t)per_port;
+    struct problem problem = {.n_gpus = topo->n_gpus, .n_places = (int)places};
+
+    problem.costs = calloc(gpus * places, sizeof(*problem.costs));
+    problem.port_of = calloc(places, sizeof(*problem.port_of));
+    problem.gpu_prices = calloc(gpus, sizeof(*problem.gpu_prices));
+    problem.place_prices = calloc(places, sizeof(*problem.place_prices));
+    problem.gpu_at = calloc(places, sizeof(*problem.gpu_at));
+    problem.place_of = calloc(gpus, sizeof(*problem.place_of));
+    problem.slack = calloc(places, sizeof(*problem.slack));
+    problem.from = calloc(places, sizeof(*problem.from));
+    problem.visited = calloc(places, sizeof(*problem.visited));
+    problem.usable = calloc(places, sizeof(*problem.usable));
+    if (!problem.costs || !problem.port_of || !problem.gpu_prices || !problem.place_prices || !problem.gpu_at ||
+        !problem.place_of || !problem.slack || !problem.from || !problem.visited || !problem.usable) {
+        problem_done(&problem);
+        return ep_fail(EP_E_MEMORY, "no memory to map %d GPUs to %d ports", topo->n_gpus, n_ports);
+    }
+    for (size_t place = 0; place < places; place++) {
+        int port = (int)place / per_port;
+        bool is_extra = (int)place % per_port >= base && base > 0;
+
+        problem.port_of[place] = port;
+        problem.gpu_at[place] = -1;
+        for (size_t gpu = 0; gpu < gpus; gpu++)
+            problem.costs[gpu * places + place] =
+                path_cost(topo_gpu_nic_path(topo, (int)gpu, ports[port].nic)) + (is_extra ? EXTRA_COST : 0);
+    }
+    *ret_problem = problem;
+    return EP_OK;
+}
+
+static int64_t reduced_cost(const struct problem *problem, int gpu, int place)
+{
+    return problem->costs[(size_t)gpu * (size_t)problem->n_places + (size_t)place] - problem->gpu_prices[gpu] -
+           problem->place_prices[place];
+}
+
+/* Prices move so that a new pair becomes tight; matched pairs stay so. */
+static void move_prices(struct problem *problem, int new_gpu, int64_t by)
+{
+    problem->gpu_prices[new_gpu] += by;
+    for (int place = 0; place < problem->n_places; place++) {
+        if (problem->visited[place]) {
+            problem->gpu_prices[problem->gpu_at[place]] += by;
+            problem->place_prices[place] -= by;
+        } else {
+            problem->slack[place] -= by;
+        }
+    }
+}
+
+/* Finds a place for one more GPU on the cheapest way, along which GPUs placed before may move over. */
+static void place_gpu(struct problem *problem, int new_gpu)
+{
+    int gpu = new_gpu, at = -1, next;
+
+    for (int place = 0; place < problem->n_places; place++) {
+        problem->slack[place] = FAR;
+        problem->visited[place] = false;
+    }
+    for (;;) {
+        next = -1;
+        for (int place = 0; place < problem->n_places; place++) {
+            int64_t cost;
+
+            if (problem->visited[place])
+                continue;
+            cost = reduced_cost(problem, gpu, place);
+            if (cost < problem->slack[place]) {
+                problem->slack[place] = cost;
+                problem->from[place] = at;
+            }
+            if (next < 0 || problem->slack[place] < problem->slack[next])
+                next = place;
+        }
+        /* There are at least as many places as GPUs, so one that is not visited was found. */
+        if (problem->slack[next] > 0)
+            move_prices(problem, new_gpu, problem->slack[next]);
+        if (problem->gpu_at[next] < 0)
+            break;
+        problem->visited[next] = true;
+        at = next;
+        gpu = problem->gpu_at[next];
+    }
+    while (next >= 0) {
+        int before = problem->from[next];
+
+        problem->gpu_at[next] = before < 0 ? new_gpu : problem->gpu_at[before];
+        next = before;
+    }
+}
+
+/* --- the first of the best assignments --- */
+
+/*
+ * Marks the places that `gpu` could take in some best assignment in which the GPUs before it stay where they are:
+ * whoever is there moves on over tight pairs, at last to the place that `gpu` leaves, or to a free one if that place
+ * need not be taken. from[] leads along.
+ */
+static void mark_usable(struct problem *problem, int gpu)
+{
+    int own = problem->place_of[gpu];
+    bool changed = true;
+
+    for (int place = 0; place < problem->n_places; place++) {
+        problem->from[place] = -1;
+        problem->usable[place] = place == own || (problem->gpu_at[place] < 0 && problem->place_prices[own] == 0);
+        problem->visited[place] = false;
+    }
+    while (changed) {
+        changed = false;
+        for (int target = 0; target < problem->n_places; target++) {
+            if (!problem->usable[target] || problem->visited[target])
+                continue;
+            problem->visited[target] = true;
+            for (int other = gpu + 1; other < problem->n_gpus; other++) {
+                int place = problem->place_of[other];
+
+                if (problem->usable[place] || reduced_cost(problem, other, target) != 0)
+                    continue;
+                problem->usable[place] = true;
+                problem->from[place] = target;
+                changed = true;
+            }
+        }
+    }
+}
+
+static void put(struct problem *problem, int gpu, int place)
+{
+    problem->gpu_at[place] = gpu;
+    problem->place_of[gpu] = place;
+}
+
+static void take_first(struct problem *problem, int gpu)
+{
+    int place = 0, moving = gpu, own = problem->place_of[gpu];
+
+    mark_usable(problem, gpu);
+    while (!problem->usable[place] || reduced_cost(problem, gpu, place) != 0)
+        place++; /* ends at `own` at the latest */
+    if (place == own)
+        return;
+    problem->gpu_at[own] = -1;
+    while (place >= 0) {
+        int next = problem->from[place], displaced = problem->gpu_at[place];
+
+        put(problem, moving, place);
+        moving = displaced;
+        place = displaced < 0 ? -1 : next;
+    }
+}
+
+static void solve(struct problem *problem)
+{
+    for (int gpu = 0; gpu < problem->n_gpus; gpu++)
+        place_gpu(problem, gpu);
+    for (int place = 0; place < problem->n_places; place++)
+        if (problem->gpu_at[place] >= 0)
+            problem->place_of[problem->gpu_at[place]] = place;
+    for (int gpu = 0; gpu < problem->n_gpus; gpu++)
+        take_first(problem, gpu);
+}
+
+/* --- maps --- */
+
+ep_status map_new(const struct topo *topo, struct map **ret_map)
+{
+    struct map *map = calloc(1, sizeof(*map));
+
+    if (!map)
+        return ep_fail(EP_E_MEMORY, "no memory for a map of GPUs to NICs");
+    map->n = topo->n_gpus;
+    map->choices = calloc((size_t)topo->n_gpus + 1, sizeof(*map->choices));
+    map->idle = calloc((size_t)topo->n_nics + 1, sizeof(*map->idle));
+    if (!map->choices || !map->idle) {
+        map_free(map);
+        return ep_fail(EP_E_MEMORY, "no memory for a map of %d GPUs", topo->n_gpus);
+    }
+    for (int i = 0; i < map->n; i++)
+        map->choices[i] = (struct map_choice){.gpu = i, .nic = -1, .port = -1, .path = TOPO_SYS, .why = NULL};
+    *ret_map = map;
+    return EP_OK;
+}
+
+void map_free(struct map *map)
+{
+    if (!map)
+        return;
+    for (int i = 0; map->choices && i < map->n; i++)
+        free((char *)map->choices[i].why);
+    free(map->choices);
+    free(map->idle);
+    free(map);
+}
+
+ep_status map_explain(struct map *map, int gpu, const char *format, ...)
+{
+    char *text = NULL;
+    va_list args;
+    int n;
+
+    va_start(args, format);
+    n = vasprintf(&text, format, args);
+    va_end(args);
+    if (n < 0)
+        return ep_fail(EP_E_MEMORY, "no memory to explain the NIC of GPU %d", gpu);
+    free((char *)map->choices[gpu].why);
+    map->choices[gpu].why = text;
+    return EP_OK;
+}
+
+void map_finish(const struct topo *topo, struct map *map)
+{
+    map->n_idle = map->n_shared = map->distance = 0;
+    for (int i = 0; i < map->n; i++) {
+        struct map_choice *choice = &map->choices[i];
+
+        choice->sharers = 0;
+        if (choice->nic < 0)
+            continue;
+        choice->path = topo_gpu_nic_path(topo, choice->gpu, choice->nic);
+        map->distance += choice->path > TOPO_PIX ? (int)choice->path - TOPO_PIX : 0;
+        for (int k = 0; k < map->n; k++)
+            choice->sharers += map->choices[k].nic == choice->nic && map->choices[k].port == choice->port;
+    }
+    for (int nic = 0; nic < topo->n_nics; nic++) {
+        int users = 0;
+
+        for (int i = 0; i < map->n; i++)
+            users += map->choices[i].nic == nic;
+        map->n_shared += users > 1;
+        if (users == 0 && topo->nics[nic].role == TOPO_ROLE_DATA)
+            map->idle[map->n_idle++] = nic;
+    }
+}
+
+static ep_status assign(const struct topo *topo, const struct map_port *ports, int n_ports, struct map *map)
+{
+    struct problem problem;
+
+    if (topo->n_gpus == 0 || n_ports == 0)
+        return EP_OK;
+    EP_TRY(problem_init(topo, ports, n_ports, &problem));
+    solve(&problem);
+    for (int gpu = 0; gpu < topo->n_gpus; gpu++) {
+        const struct map_port *port = &ports[problem.port_of[problem.place_of[gpu]]];
+
+        map->choices[gpu].nic = port->nic;
+        map->choices[gpu].port = port->port;
+    }
+    problem_done(&problem);
+    return EP_OK;
+}
+
+ep_status map_best(const struct topo *topo, struct map **ret_map)
+{
+    struct map_port ports[MAX_PLACES];
+    int n_ports = map_data_ports(topo, ports);
+    struct map *map;
+    ep_status status;
+
+    EP_TRY(map_new(topo, &map));
+    status = assign(topo, ports, n_ports, map);
+    if (status == EP_OK) {
+        map_finish(topo, map);
+        status = map_explain_best(topo, map, ports, n_ports);
+    }
+    if (status != EP_OK) {
+        map_free(map);
+        return status;
+    }
+    *ret_map = map;
+    return EP_OK;
+}

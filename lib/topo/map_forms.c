@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* map_forms.c - maps as other programs write and read them. */
+#include "map_internal.h"
+
+#include "base/error.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* --- reading --- */
+
+#define ENTRY_BYTES 96
+
+/* Digits only; -1 if it is no number or one beyond `most`. */
+static int number(const char *text, size_t n, int most)
+{
+    int value = 0;
+
+    if (n == 0)
+        return -1;
+    for (size_t i = 0; i < n; i++) {
+        if (text[i] < '0' || text[i] > '9' || value > most)
+            return -1;
+        value = value * 10 + (text[i] - '0');
+    }
+    return value <= most ? value : -1;
+}
+
+static const struct topo_port *find_port(const struct topo_nic *nic, int number_of)
+{
+    for (int i = 0; i < nic->n_ports && i < TOPO_MAX_PORTS; i++)
+        if (nic->ports[i].number == number_of)
+            return &nic->ports[i];
+    return NULL;
+}
+
+/* Without a number it is the first active port, as NVSHMEM takes it; without an active one the first. */
+static int first_port(const struct topo_nic *nic)
+{
+    for (int i = 0; i < nic->n_ports && i < TOPO_MAX_PORTS; i++)
+        if (nic->ports[i].active)
+            return nic->ports[i].number;
+    return nic->n_ports > 0 ? nic->ports[0].number : 1;
+}
+
+/* `entry` is "GPU:NIC" or "GPU:NIC:PORT", not longer than ENTRY_BYTES. */
+static ep_status parse_entry(const struct topo *topo, const char *entry, int n, struct map *map)
+{
+    size_t gpu_length = strcspn(entry, ":");
+    const char *name = entry + gpu_length + (entry[gpu_length] == ':');
+    size_t name_length = strcspn(name, ":");
+    const char *port_text = name[name_length] ? name + name_length + 1 : NULL;
+    int gpu = number(entry, gpu_length, topo->n_gpus - 1), nic, port;
+    char nic_name[ENTRY_BYTES], clean[ENTRY_BYTES];
+
+    root_clean(entry, clean, sizeof(clean));
+    if (!entry[gpu_length] || name_length == 0)
+        return ep_fail(EP_E_ARG, "entry %d, '%s', is not GPU:NIC or GPU:NIC:PORT", n, clean);
+    if (gpu < 0)
+        return ep_fail(EP_E_ARG, "entry %d, '%s': no GPU has the number before the colon; there %s %d", n, clean,
+                       topo->n_gpus == 1 ? "is" : "are", topo->n_gpus);
+    if (map->choices[gpu].nic >= 0)
+        return ep_fail(EP_E_ARG, "entry %d, '%s': GPU %d has a NIC from an entry before", n, clean, gpu);
+    snprintf(nic_name, sizeof(nic_name), "%.*s", (int)name_length, name);
+    nic = topo_find_nic(topo, nic_name);
+    if (nic < 0)
+        return ep_fail(EP_E_ARG, "entry %d, '%s': no NIC has that name", n, clean);
+    port = port_text ? number(port_text, strlen(port_text), 255) : first_port(&topo->nics[nic]);
+    if (port_text && (port < 0 || !find_port(&topo->nics[nic], port)))
+        return ep_fail(EP_E_ARG, "entry %d, '%s': the NIC has no such port; it has %d", n, clean,
+                       topo->nics[nic].n_ports);
+    map->choices[gpu].nic = nic;
+    map->choices[gpu].port = port;
+    return map_explain(map, gpu, "entry %d of the text: %s", n, clean);
+}
+
+static ep_status parse(const struct topo *topo, const char *text, struct map *map)
+{
+    char entry[ENTRY_BYTES];
+    int n = 0;
+
+    for (const char *at = text;; at++) {
+        size_t length = strcspn(at, ",");
+
+        n++;
+        if (length >= sizeof(entry))
+            return ep_fail(EP_E_ARG, "entry %d is longer than %d characters", n, ENTRY_BYTES - 1);
+        memcpy(entry, at, length);
+        entry[length] = '\0';
+        EP_TRY(parse_entry(topo, entry, n, map));
+        at += length;
+        if (!*at)
+            break;
+    }
+    for (int gpu = 0; gpu < map->n; gpu++)
+        if (map->choices[gpu].nic < 0)
+            EP_TRY(map_explain(map, gpu, "the text does not name this GPU"));
+    map_finish(topo, map);
+    return EP_OK;
+}
+
+ep_status map_parse(const struct topo *topo, const char *text, struct map **ret_map)
+{
+    struct map *map;
+    ep_status status;
+
+    EP_TRY(map_new(topo, &map));
+    status = parse(topo, text, map);
+    if (status != EP_OK) {
+        map_free(map);
+        return status;
+    }
+    *ret_map = map;
+    return EP_OK;
+}
+
+/* --- writing --- */
+
+const char *map_deepep(const struct topo *topo, const struct map *map)
+{
+    const char *text = "";
+
+    for (int i = 0; i < map->n; i++)
+        if (map->choices[i].nic >= 0)
+            text = root_printf(topo->root, "%s%s%d:%s", text, *text ? "," : "", i, map_hca_list(topo, map, i));
+    return text;
+}
+
+const char *map_hca_list(const struct topo *topo, const struct map *map, int gpu)
+{
+    const struct map_choice *choice = &map->choices[gpu];
+    char name[64];
+
+    if (choice->nic < 0)
+        return "";
+    root_clean(topo->nics[choice->nic].name, name, sizeof(name));
+    return root_printf(topo->root, "%s:%d", name, choice->port);
+}
+
+/* NCCL takes the NICs of all ranks from one list, each of them once; "=" asks for exact names. */
+const char *map_nccl(const struct topo *topo, const struct map *map)
+{
+    const char *text = "";
+
+    for (int nic = 0; nic < topo->n_nics; nic++) {
+        for (int p = 0; p < topo->nics[nic].n_ports && p < TOPO_MAX_PORTS; p++) {
+            int gpu = 0;
+
+            while (gpu < map->n &&
+                   !(map->choices[gpu].nic == nic && map->choices[gpu].port == topo->nics[nic].ports[p].number))
+                gpu++;
+            if (gpu < map->n)
+                text = root_printf(topo->root, "%s%s%s", text, *text ? "," : "=", map_hca_list(topo, map, gpu));
+        }
+    }
+    return text;
+}
+
+const char *map_ucx(const struct topo *topo, const struct map *map, int gpu)
+{
+    return map_hca_list(topo, map, gpu);
+}
