@@ -48,10 +48,4 @@
 /* Asks NVML. For root_ask(): runs in the child, loads the library, may hang or crash. */
 json_t *nvml_ask(void *unused);
 
-/*
- * Fills in what `answer` says about the GPUs of `topo`, whose PCI devices are known, and sets .nvml, .nvml_why and
- * .driver. GPUs that the answer has and the list has not are added, up to TOPO_MAX_GPUS, in the order of the answer.
- */
-ep_status nvml_read(struct topo *topo, const json_t *answer);
-
 #endif

@@ -22,19 +22,20 @@
 /*
  * How two devices reach each other, in the terms of `nvidia-smi topo -m`; the order is that of distance.
  *     NV#   NVLink (GPUs only)
- *     PIX   at most one PCIe bridge between them
- *     PXB   several PCIe bridges, no host bridge
+ *     PIX   through at most one PCIe switch ("a single PCIe bridge"; NVML_TOPOLOGY_SINGLE)
+ *     PXB   through several PCIe switches, no host bridge
  *     PHB   through a PCIe host bridge
  *     NODE  between host bridges of one NUMA node
  *     SYS   between NUMA nodes
  */
 enum topo_path { TOPO_SELF, TOPO_NVLINK, TOPO_PIX, TOPO_PXB, TOPO_PHB, TOPO_NODE, TOPO_SYS };
 
+/* GPUs, network controllers, what else has an RDMA device, and the bridges above them; other devices are left out. */
 struct topo_pci {
     char address[20];                    /* "0000:0f:00.0"; lower case */
     unsigned vendor, device, class_code; /* of 16, 16 and 24 bits */
     int parent;                          /* index of the bridge above it, -1 directly below a host bridge */
-    int host_bridge;                     /* 0, 1, ... in the order of their names (pci0000:00) */
+    int host_bridge;                     /* 0, 1, ... in the order of their names (pci0000:00); -1 not in sysfs */
     int numa_node;                       /* -1: the machine does not say */
     const char *local_cpus;              /* as sysfs lists them: "0-55,112-167" */
     double link_gts, link_gts_max;       /* transfers per second and lane in 10^9: 32 is PCIe 5; 0 not known */
@@ -43,16 +44,22 @@ struct topo_pci {
 };
 
 struct topo_gpu {
-    int index; /* as CUDA numbers them with CUDA_DEVICE_ORDER=PCI_BUS_ID and all visible: by PCI address */
-    int pci;   /* index into topo.pci */
+    /*
+     * By PCI address: as CUDA numbers them with CUDA_DEVICE_ORDER=PCI_BUS_ID and all visible. So does its default,
+     * FASTEST_FIRST, in practice where all GPUs are equal.
+     */
+    int index;
+    int pci; /* index into topo.pci */
     const char *name;
     const char *uuid;                /* "GPU-..."; "" unless the driver answered */
     int minor;                       /* of /dev/nvidia<minor> */
     int cc_major, cc_minor;          /* compute capability; 0 not known */
     bool answered;                   /* NVML knows it; what follows is only then known */
-    int64_t ecc_uncorrected;         /* since the driver was loaded */
-    int remap_pending, remap_failed; /* of memory rows; 0, 1 */
+    int64_t ecc_uncorrected;         /* since the driver was loaded; -1 not known */
+    int remap_pending, remap_failed; /* of memory rows; 0, 1, -1 not known */
     int nvlinks, nvlinks_up;         /* links that the board has, and those that are up */
+    int nvlinks_switch;              /* those up that lead to an NVSwitch */
+    int nvlinks_gpu[TOPO_MAX_GPUS];  /* those up that lead straight to the GPU of this index */
     int fabric;                      /* enum topo_fabric */
 };
 
@@ -124,6 +131,7 @@ struct topo {
     const char *driver;                 /* version of the NVIDIA driver */
     bool nvml;                          /* did the driver answer? */
     const char *nvml_why;               /* else why not */
+    int n_hidden_gpus;                  /* on the bus, but not offered to this process (a container) */
     bool cut;                           /* more devices than fit */
     const char *why_empty; /* when there is neither GPU nor NIC: where was looked and what was found, for people */
 };
@@ -136,8 +144,14 @@ void topo_free(struct topo *topo);
 enum topo_path topo_path(const struct topo *topo, int a, int b);
 enum topo_path topo_gpu_nic_path(const struct topo *topo, int gpu, int nic);
 
+/* Between two GPUs (indices): TOPO_NVLINK with the number of links, that of the one with fewer behind an NVSwitch. */
+enum topo_path topo_gpu_path(const struct topo *topo, int a, int b, int *ret_links);
+
 /* "PIX"; TOPO_NVLINK is "NV". */
 const char *topo_path_name(enum topo_path path);
+
+/* Index of the PCI device of this address ("0000:0f:00.0", or as NVML writes it "00000000:0F:00.0"), or -1. */
+int topo_find_pci(const struct topo *topo, const char *address);
 
 /* Index or -1. A name with ":port" behind it is not one. */
 int topo_find_nic(const struct topo *topo, const char *name);
