@@ -3,8 +3,7 @@
  * variables.h - the environment variables of the stack: which there are, what they really do, and which values they
  * take.
  *
- * One table. Sources of its rows: shared facts about NVSHMEM 3.4 and 3.5, NCCL, gIB, DeepEP, and their documentation,
- * named in variables.c.
+ * One table (variables_table.c, which names its sources), sorted by name.
  */
 #ifndef EP_STACK_VARIABLES_H
 #define EP_STACK_VARIABLES_H
@@ -20,7 +19,8 @@ enum variable_effect {
 struct variable {
     const char *name; /* the table ends with NULL */
     enum variable_effect effect;
-    const char *values;        /* "a|b|c", "int LOW..HIGH", "bool", "path", "list", "text", "size"; NULL: anything */
+    const char *values;        /* "a|b|c", "int LOW..HIGH", "power LOW..HIGH" (of two), "bool", "path", "list", "text",
+                                  "size"; NULL: anything */
     const char *value_default; /* "" not known */
     const char *text;          /* what it does, a phrase */
 };
@@ -38,7 +38,10 @@ const char *variable_nearest(const char *name);
 /* Is `value` one that the variable takes? Without effect says why not in ret_why ("is none of ibrc, ucx, ..."). */
 bool variable_takes(const struct variable *variable, const char *value, char *ret_why, size_t bytes);
 
-/* As NVSHMEM and NCCL read them: 1, true, yes, on (any case) or a number other than 0. */
+/*
+ * As NVSHMEM reads a switch (nvshmemi_getenv_bool): false is what begins with 0, n or f in either case, true is
+ * everything else that is set, the empty text and "off" as well. NULL is false.
+ */
 bool variable_is_true(const char *value);
 
 #endif
