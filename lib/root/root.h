@@ -209,6 +209,9 @@ ep_status root_save(struct root *root, const char *file);
  */
 void root_clean(const char *text, char *ret_text, size_t bytes);
 
+/* Zeroed memory that lives as long as the root, for lists of such strings; NULL for lack of memory. */
+void *root_alloc(struct root *root, size_t bytes);
+
 /* A copy that lives as long as the root. printf-like. */
 const char *root_printf(struct root *root, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
