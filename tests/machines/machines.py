@@ -4,6 +4,7 @@
 
 usage: machines.py --list                     names of the machines, one a line
        machines.py --variants [NAME]          variants with the findings expected of them: NAME/VARIANT ID...
+       machines.py --hostile                  variants that no kernel would make: damaged, endless, circular
        machines.py NAME[/VARIANT] DIR ...     write machines; DIR is made
 """
 import sys
@@ -11,6 +12,7 @@ import sys
 sys.dont_write_bytecode = True
 
 import golden  # noqa: E402
+import hostile  # noqa: E402
 import variants  # noqa: E402
 
 
@@ -20,9 +22,9 @@ def build(name):
         sys.exit(f"machines.py: no machine '{machine}'; --list names them")
     tree = golden.MACHINES[machine]()
     if variant:
-        if name not in variants.ALL:
+        if name not in variants.by_name:
             sys.exit(f"machines.py: no variant '{name}'; --variants names them")
-        variants.ALL[name].change(tree)
+        variants.by_name[name].change(tree)
     return tree
 
 
@@ -30,13 +32,16 @@ def main(arguments):
     if arguments == ["--list"]:
         print("\n".join(golden.MACHINES))
     elif arguments and arguments[0] in ("--variants", "--hostile") and len(arguments) <= 2:
-        wanted = variants.HOSTILE if arguments[0] == "--hostile" else variants.FAULTS
+        wanted = hostile.hostile if arguments[0] == "--hostile" else variants.faults
         for variant in wanted:
             if len(arguments) == 1 or variant.machine == arguments[1]:
                 print(variant.name, *variant.findings)
     elif arguments and len(arguments) % 2 == 0 and not arguments[0].startswith("-"):
         for name, folder in zip(arguments[::2], arguments[1::2]):
-            build(name).write(folder)
+            try:
+                build(name).write(folder)
+            except FileExistsError:
+                sys.exit(f"machines.py: {folder} is already there")
     else:
         sys.exit(__doc__)
 

@@ -105,7 +105,7 @@ class Tree:
         if self.stats or self.answers:
             entries["/epkit-overlay.json"] = (json.dumps(self.overlay(), indent=1) + "\n").encode()
         made = {folder}
-        os.makedirs(folder, exist_ok=True)
+        os.makedirs(folder)
         for path, content in entries.items():
             place = folder + path
             parent = os.path.dirname(place)
@@ -115,7 +115,9 @@ class Tree:
             write_entry(place, content)
 
     def overlay(self):
-        return {"epkit_snapshot": 1, "stats": self.stats, "answers": self.answers}
+        """What is no file, in the format of a snapshot."""
+        return {"epkit_snapshot": 1, "stats": self.stats,
+                "answers": {question: {"value": answer} for question, answer in self.answers.items()}}
 
     # --- PCI ---
 
@@ -171,9 +173,10 @@ class Tree:
     def nvml(self, gpu):
         return self.answers["nvml"]["gpus"][gpu]
 
-    def device_node(self, path, access="rw"):
+    def device_node(self, path, access="rw-"):
+        """A plain file, of which the overlay says that it is a character device."""
         self.put(path, "")
-        self.stats[path] = {"kind": "character device", "access": access}
+        self.stats[path] = {"kind": "char", "bytes": 0, "access": access}
 
     # --- NICs ---
 

@@ -1,6 +1,458 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One change to a golden machine for each failure mode."""
+"""One change to a golden machine for each failure mode, with the findings of epkit doctor that it must lead to.
 
-FAULTS = []
-HOSTILE = []
-ALL = {}
+A function named for what it breaks, under the name of its variant and the expected ids: nothing else may be found.
+Numbers of modes are those of docs/failure-modes.md.
+"""
+import software
+from software import X86_64
+from tree import BROADCOM, DOWNSTREAM, PCI_BRIDGE, pci_config
+
+faults = []
+by_name = {}
+
+
+class Variant:
+    def __init__(self, name, findings, change):
+        self.name = name
+        self.machine = name.split("/")[0]
+        self.findings = findings
+        self.change = change
+
+
+def fault(name, *findings):
+    def register(change):
+        variant = Variant(name, findings, change)
+        if name in by_name:
+            raise ValueError(f"two variants {name}")
+        faults.append(variant)
+        by_name[name] = variant
+        return change
+    return register
+
+
+def nic_folder(tree, name):
+    """The real folder of an RDMA device."""
+    return next(path for path in tree.entries if path.endswith(f"/infiniband/{name}/fw_ver")).rsplit("/", 1)[0]
+
+
+def nic_port(tree, name):
+    return nic_folder(tree, name) + "/ports/1"
+
+
+def pci_folder(tree, address):
+    return next(path for path in tree.entries if path.endswith(f"/{address}/vendor")).rsplit("/", 1)[0]
+
+
+def unload(tree, module):
+    tree.remove(f"/sys/module/{module}")
+    tree.replace("/proc/modules", f"{module} 65536 1 - Live 0x0000000000000000\n", "")
+
+
+# --- driver ---
+
+
+@fault("h100/peermem", "peermem")
+def no_way_for_a_nic_into_gpu_memory(tree):
+    """The proprietary kernel modules give no dma-buf, and nvidia_peermem is not loaded."""
+    tree.replace("/proc/driver/nvidia/version", "NVIDIA UNIX Open Kernel Module for x86_64",
+                 "NVIDIA UNIX x86_64 Kernel Module")
+    unload(tree, "nvidia_peermem")
+    tree.remove("/sys/kernel/mm/memory_peers")
+
+
+@fault("a4/driver-option", "driver-option")
+def no_reboot_since_the_option(tree):
+    tree.replace("/proc/driver/nvidia/params", "PeerMappingOverride=1;", "")
+
+
+@fault("a4/driver-option-overruled", "driver-option")
+def a_later_line_wins(tree):
+    tree.put("/etc/modprobe.d/zz-power.conf", 'options nvidia NVreg_RegistryDwords="PowerMizerEnable=0x1"\n')
+    tree.replace("/proc/driver/nvidia/params", "PeerMappingOverride=1;", "PowerMizerEnable=0x1")
+
+
+@fault("a4/doca-kernel", "doca-kernel")
+def doca_too_old_for_the_kernel(tree):
+    """DOCA 3.0.0 does not compile for kernel 6.14: the distribution's modules are loaded instead."""
+    tree.replace("/var/lib/dpkg/status", "Version: 3.2.1-044000", "Version: 3.0.0-058000")
+    for name in ("mlx5_core", "mlx5_ib", "ib_core", "ib_uverbs"):
+        tree.remove(f"/usr/lib/modules/{software.KERNEL}/updates/dkms/{name}.ko")
+        tree.replace(f"/usr/lib/modules/{software.KERNEL}/modules.dep", f"updates/dkms/{name}.ko:\n", "")
+        tree.remove(f"/sys/module/{name}/version")
+
+
+@fault("a4/driver-skew", "driver-skew")
+def driver_updated_and_not_reloaded(tree):
+    for name in ("nvidia", "nvidia_uvm", "nvidia_peermem"):
+        path = f"/usr/lib/modules/{software.KERNEL}/updates/dkms/{name}.ko"
+        tree.replace(path, software.DRIVER, "580.140.02")
+    tree.replace("/var/lib/dpkg/status", f"{software.DRIVER}-1ubuntu1", "580.140.02-1ubuntu1")
+
+
+@fault("gb200/iommu-gb200", "iommu-gb200")
+def passthrough_on_grace(tree):
+    tree.replace("/proc/cmdline", "init_on_alloc=0", "init_on_alloc=0 iommu.passthrough=1")
+
+
+@fault("a4/gpu-errors-ecc", "gpu-errors")
+def uncorrected_memory_error(tree):
+    tree.nvml(5)["ecc_uncorrected"] = 2
+
+
+@fault("a4/gpu-errors-remap", "gpu-errors")
+def row_remap_waits_for_a_reset(tree):
+    tree.nvml(2)["remap_pending"] = True
+
+
+@fault("a4/gpu-errors-xid", "gpu-errors")
+def fallen_off_the_bus(tree):
+    tree.append("/var/log/kern.log",
+                "1970-01-01T00:10:00.000000+00:00 node kernel: NVRM: Xid (PCI:0000:c4:00): 79, pid='<unknown>', "
+                "name=<unknown>, GPU has fallen off the bus.\n")
+
+
+@fault("a4/nvlink", "nvlink")
+def some_links_down(tree):
+    tree.nvml(3)["nvlinks"][4] = tree.nvml(3)["nvlinks"][11] = "down"
+
+
+@fault("h100/nvlink-fabric", "nvlink")
+def fabric_manager_is_off(tree):
+    for gpu in tree.answers["nvml"]["gpus"]:
+        gpu["nvlinks"] = ["down"] * 18
+        gpu["fabric"] = "starting"
+
+
+# --- NICs ---
+
+
+@fault("h100/slow-link-pcie", "slow-link")
+def half_the_lanes(tree):
+    tree.put(f"{pci_folder(tree, '0000:9a:00.0')}/current_link_width", "8\n")
+
+
+@fault("h100/slow-link-rate", "slow-link")
+def half_the_rate(tree):
+    tree.put(f"{nic_port(tree, 'mlx5_2')}/rate", "200 Gb/sec (2X NDR)\n")
+
+
+@fault("a4/gid", "gid")
+def no_ipv4_gid(tree):
+    """Without an IPv4 address on its interface a port has the link-local GIDs only."""
+    port = nic_port(tree, "mlx5_6")
+    for i in (2, 3):
+        tree.put(f"{port}/gids/{i}", "0000:0000:0000:0000:0000:0000:0000:0000\n")
+        tree.remove(f"{port}/gid_attrs/types/{i}")
+        tree.remove(f"{port}/gid_attrs/ndevs/{i}")
+
+
+@fault("a4/gid-index", "gid")
+def gid_index_of_roce_1(tree):
+    tree.environment["NVSHMEM_IB_GID_INDEX"] = "2"
+
+
+@fault("h100/port-down", "port-down")
+def cable_pulled(tree):
+    tree.put(f"{nic_port(tree, 'mlx5_9')}/state", "1: DOWN\n")
+    tree.put(f"{nic_port(tree, 'mlx5_9')}/phys_state", "2: Polling\n")
+
+
+@fault("h100/link-layer", "link-layer")
+def one_port_is_ethernet(tree):
+    tree.put(f"{nic_port(tree, 'mlx5_3')}/link_layer", "Ethernet\n")
+
+
+@fault("a4/nic-access", "nic-access")
+def device_files_not_for_this_user(tree):
+    for i in range(8):
+        tree.stats[f"/dev/infiniband/uverbs{i}"]["access"] = "---"
+
+
+@fault("a4/nic-access-absent", "nic-access")
+def device_files_not_in_the_container(tree):
+    tree.remove("/dev/infiniband")
+    for i in range(8):
+        del tree.stats[f"/dev/infiniband/uverbs{i}"]
+
+
+# --- verbs libraries ---
+
+
+@fault("a4/provider-missing", "provider-missing")
+def core_library_without_its_provider(tree):
+    tree.remove(f"{X86_64.lib}/libibverbs/libmlx5-rdmav57.so")
+
+
+@fault("a4/verbs-mixed", "verbs-mixed")
+def core_and_provider_of_different_sets(tree):
+    """The driver's folder holds libibverbs of another set, with its plugin, but not its libmlx5.so.1."""
+    software.verbs(tree, X86_64, private=34, core="14.50.0", provider="24.50.0", folder="/usr/local/nvidia/lib64")
+    tree.remove("/usr/local/nvidia/lib64/libmlx5.so.1")
+    tree.environment["LD_LIBRARY_PATH"] = "/usr/local/nvidia/lib64:" + tree.environment["LD_LIBRARY_PATH"]
+
+
+@fault("a4/rdmav-drivers", "rdmav-drivers")
+def providers_as_a_folder(tree):
+    tree.environment["RDMAV_DRIVERS"] = f"{X86_64.lib}/libibverbs"
+
+
+@fault("a4/verbs-from-gib", "verbs-from-gib")
+def gib_before_the_system(tree):
+    path = tree.environment["LD_LIBRARY_PATH"].split(":")
+    tree.environment["LD_LIBRARY_PATH"] = ":".join(["/usr/local/gib/lib64"] + path)
+
+
+# --- NVSHMEM ---
+
+
+@fault("a4/one-nic", "one-nic")
+def mapping_by_pe(tree):
+    tree.environment["NVSHMEM_ENABLE_NIC_PE_MAPPING"] = "1"
+
+
+@fault("a4/shared-nic", "shared-nic")
+def two_gpus_on_one_nic(tree):
+    mapping = tree.environment["DEEP_EP_DEVICE_TO_HCA_MAPPING"]
+    tree.environment["DEEP_EP_DEVICE_TO_HCA_MAPPING"] = mapping.replace("3:mlx5_3", "3:mlx5_2")
+
+
+@fault("a4/nic-handler", "nic-handler")
+def handler_on_the_cpu(tree):
+    gdrcopy(tree)
+    tree.environment["NVSHMEM_IBGDA_NIC_HANDLER"] = "cpu"
+
+
+@fault("a4/nic-handler-fallback", "nic-handler")
+def handler_falls_back(tree):
+    """The driver option that the GPU needs to ring the NIC's doorbell is neither configured nor live."""
+    tree.remove("/etc/modprobe.d/nvidia-deepep.conf")
+    tree.replace("/proc/driver/nvidia/params", "PeerMappingOverride=1;", "")
+
+
+@fault("a4/two-nvshmem", "two-nvshmem")
+def pytorch_brings_its_own(tree):
+    del tree.environment["LD_PRELOAD"]
+
+
+@fault("a4/two-nvshmem-dangling", "two-nvshmem")
+def preload_of_nothing(tree):
+    tree.environment["LD_PRELOAD"] = "/opt/nvshmem/lib/libnvshmem_host.so.3"
+
+
+@fault("a4/ibgda-transport", "ibgda-transport")
+def built_without_ibgda(tree):
+    for name in ("nvshmem_transport_ibgda.so.3", "nvshmem_transport_ibgda.so.3.0.0"):
+        tree.remove(f"/opt/deepep/nvshmem/lib/{name}")
+        del tree.answers[f"load:/opt/deepep/nvshmem/lib/{name}"]
+
+
+@fault("a4/ibgda-transport-unloadable", "ibgda-transport")
+def transport_does_not_load(tree):
+    for name in ("nvshmem_transport_ibgda.so.3", "nvshmem_transport_ibgda.so.3.0.0"):
+        software.loads(tree, f"/opt/deepep/nvshmem/lib/{name}",
+                       f"/opt/deepep/nvshmem/lib/{name}: undefined symbol: mlx5dv_devx_umem_reg_ex")
+
+
+def gdrcopy(tree, *, module=True):
+    software.library(tree, X86_64, "libgdrapi.so.2", "5")
+    if module:
+        software.load_module(tree, "gdrdrv", "2.5")
+        tree.replace("/proc/devices", "507 nvidia-uvm\n", "505 gdrdrv\n507 nvidia-uvm\n")
+        tree.device_node("/dev/gdrdrv")
+
+
+@fault("a4/gdrcopy", "gdrcopy")
+def handler_on_the_cpu_without_gdrcopy(tree):
+    tree.environment["NVSHMEM_IBGDA_NIC_HANDLER"] = "cpu"
+
+
+@fault("a4/home", "home")
+def homes_that_are_not_there(tree):
+    tree.environment["GDRCOPY_HOME"] = "/opt/deepep/gdrcopy"
+
+
+@fault("a3u/hca-prefix", "hca-prefix")
+def prefix_of_other_names(tree):
+    del tree.environment["NVSHMEM_HCA_PREFIX"]
+
+
+@fault("a4/void-variables", "void-variables")
+def variables_that_do_nothing(tree):
+    tree.environment["NVSHMEM_IBGDA_SUPPORT"] = "1"
+    tree.environment["NVSHMEM_USE_GDRCOPY"] = "1"
+
+
+# --- NCCL and gIB ---
+
+
+@fault("a4/net-plugin", "net-plugin")
+def plugin_does_not_load(tree):
+    for name in ("libnccl-net.so", "libnccl-net_internal.so"):
+        software.loads(tree, f"/usr/local/gib/lib64/{name}",
+                       "libprotobuf.so.32: cannot open shared object file: No such file or directory")
+
+
+@fault("a4/net-plugin-missing", "net-plugin")
+def plugin_not_installed(tree):
+    tree.remove("/usr/local/gib/lib64/libnccl-net.so")
+    tree.remove("/usr/local/gib/lib64/libnccl-net_internal.so")
+
+
+@fault("a4/gib-settings", "gib-settings")
+def variable_that_must_not_be_set(tree):
+    tree.environment["TORCH_NCCL_USE_COMM_NONBLOCKING"] = "0"
+
+
+@fault("a4/gib-settings-value", "gib-settings")
+def value_that_gib_does_not_expect(tree):
+    tree.environment["NCCL_IB_TC"] = "0"
+
+
+@fault("a4/two-nccl", "two-nccl")
+def another_nccl_on_the_path(tree):
+    software.library(tree, X86_64, "libnccl.so.2", "21.5", folder="/opt/nccl/lib")
+    tree.environment["LD_LIBRARY_PATH"] += ":/opt/nccl/lib"
+
+
+# --- DeepEP ---
+
+
+@fault("a4/mapping-inactive", "mapping-inactive")
+def defined_and_never_called(tree):
+    for folder in ("python", "source"):
+        tree.put(f"/opt/deepep/{folder}/deep_ep/buffer.py", software.buffer_py(call=False))
+
+
+@fault("a4/mapping-inactive-decorator", "mapping-inactive")
+def decorator_stolen(tree):
+    """The method was inserted between a decorator and the function that it belongs to."""
+    text = software.buffer_py(method=False)
+    text = text.replace("    @staticmethod\n    def is_sm90",
+                        "    @staticmethod\n" + software.MAPPING_METHOD + "    def is_sm90")
+    for folder in ("python", "source"):
+        tree.put(f"/opt/deepep/{folder}/deep_ep/buffer.py", text)
+
+
+@fault("a4/stale-copy", "stale-copy")
+def copied_before_it_was_patched(tree):
+    tree.put("/opt/deepep/python/deep_ep/buffer.py", software.buffer_py(call=False, method=False))
+
+
+@fault("a4/other-nvshmem", "other-nvshmem")
+def built_against_another_nvshmem(tree):
+    software.nvshmem(tree, X86_64, "/opt/nvshmem-3.3.9", "3.3.9")
+    software.deepep_extension(tree, X86_64, f"/opt/deepep/python/{software.DEEPEP_EXTENSION}", archs=[90, 100],
+                              nvshmem_lib="/opt/nvshmem-3.3.9/lib")
+
+
+@fault("a4/deepep-too-old", "deepep-too-old")
+def older_than_nvshmem_3_5(tree):
+    tree.remove(f"/opt/deepep/python/deep_ep-{software.DEEPEP_VERSION}.dist-info")
+    software.wheel(tree, "deep_ep", "1.1.0+c50f3d6", "/opt/deepep/python")
+
+
+@fault("a4/gpu-arch", "gpu-arch")
+def built_for_another_gpu(tree):
+    software.deepep_extension(tree, X86_64, f"/opt/deepep/python/{software.DEEPEP_EXTENSION}", archs=[90])
+
+
+@fault("a4/build-files", "build-files")
+def link_for_the_linker_is_missing(tree):
+    tree.remove(f"{X86_64.lib}/libmlx5.so")
+
+
+@fault("a4/build-files-cccl", "build-files")
+def header_of_cccl_is_missing(tree):
+    tree.remove("/usr/local/cuda-12.9/include/cuda")
+
+
+# --- limits ---
+
+
+@fault("a4/memlock", "memlock")
+def little_locked_memory(tree):
+    tree.replace("/proc/self/limits", "Max locked memory         unlimited            unlimited ",
+                 "Max locked memory         8388608              8388608   ")
+
+
+@fault("a4/shm", "shm")
+def shm_of_a_container(tree):
+    tree.replace("/proc/self/mounts", "size=268435456k", "size=65536k")
+
+
+# --- topology ---
+
+
+@fault("gb200/imex", "imex")
+def no_imex_channel(tree):
+    for i in range(4):
+        tree.remove(f"/dev/nvidia-caps-imex-channels/channel{i}")
+        del tree.stats[f"/dev/nvidia-caps-imex-channels/channel{i}"]
+
+
+@fault("gb200/imex-fabric", "imex")
+def fabric_not_joined(tree):
+    for gpu in tree.answers["nvml"]["gpus"]:
+        gpu["fabric"] = "starting"
+
+
+@fault("a4/visible-devices", "visible-devices")
+def permuted(tree):
+    tree.environment["CUDA_VISIBLE_DEVICES"] = "4,5,6,7,0,1,2,3"
+
+
+@fault("a4/visible-devices-uuid", "visible-devices")
+def by_uuid(tree):
+    tree.environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpu["uuid"] for gpu in tree.answers["nvml"]["gpus"])
+
+
+@fault("h100/acs", "acs")
+def requests_are_redirected(tree):
+    """Source validation, request and completion redirect, upstream forwarding on the ports of one switch."""
+    for address in ("0000:3e:00.0", "0000:3e:1f.0"):
+        tree.put(f"{pci_folder(tree, address)}/config",
+                 pci_config(BROADCOM, 0xC030, PCI_BRIDGE, DOWNSTREAM, acs=0x001D))
+
+
+@fault("h100/iommu", "iommu")
+def translation_on(tree):
+    tree.replace("/proc/cmdline", " iommu=pt", " intel_iommu=on")
+    for path in list(tree.entries):
+        if path.startswith("/sys/kernel/iommu_groups/") and path.endswith("/type"):
+            tree.put(path, "DMA-FQ\n")
+
+
+@fault("a4/affinity", "affinity")
+def bound_to_the_other_numa_node(tree):
+    tree.environment["LOCAL_RANK"] = "1"
+    tree.replace("/proc/self/status", "Cpus_allowed_list:\t0-223", "Cpus_allowed_list:\t56-111,168-223")
+
+
+# --- whole scripts ---
+
+# What the environment script of a published installation guide for B200 machines exports.
+TESTBED = {
+    "NVSHMEM_HOME": "/opt/deepep/nvshmem",
+    "CUDA_HOME": "/usr/local/cuda",
+    "LD_LIBRARY_PATH": "/opt/deepep/nvshmem/lib:/usr/local/cuda/lib64:",
+    "LD_PRELOAD": "/opt/deepep/nvshmem/lib/libnvshmem_host.so.3",
+    "NVSHMEM_REMOTE_TRANSPORT": "ibgda",
+    "NVSHMEM_IB_ENABLE_IBGDA": "1",
+    "NVSHMEM_IBGDA_NIC_HANDLER": "gpu",
+    "NVSHMEM_HCA_PREFIX": "mlx5",
+    "NVSHMEM_IB_GID_INDEX": "3",
+    "NVSHMEM_DISABLE_CUDA_VMM": "1",
+    "NVSHMEM_ENABLE_NIC_PE_MAPPING": "1",
+    "NVSHMEM_IBGDA_NUM_RC_PER_PE": "8",
+    "NVSHMEM_IBGDA_NUM_DCI": "4",
+    "DEEP_EP_DEVICE_TO_HCA_MAPPING":
+        "0:mlx5_0:1,1:mlx5_1:1,2:mlx5_2:1,3:mlx5_3:1,4:mlx5_4:1,5:mlx5_5:1,6:mlx5_6:1,7:mlx5_7:1",
+    "PYTHONPATH": "/opt/deepep/python:",
+}
+
+
+@fault("a4/testbed-env", "one-nic", "void-variables")
+def environment_of_the_testbed(tree):
+    tree.environment = {name: tree.environment[name] for name in ("PATH", "HOME", "LANG")}
+    tree.environment.update(TESTBED)
