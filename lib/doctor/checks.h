@@ -11,15 +11,21 @@
 
 #include "doctor/doctor.h"
 
-#define DOCTOR_CHECKS(X)                                                                                               \
-    /* driver */                                                                                                       \
-    /* nic */                                                                                                          \
-    /* verbs */                                                                                                        \
-    /* nvshmem */                                                                                                      \
-    /* nccl */                                                                                                         \
-    /* deepep */                                                                                                       \
-    /* limits */                                                                                                       \
-    /* topology */
+/* clang-format off */
+#define DOCTOR_CHECKS(X) \
+    /* driver */ \
+    X(peermem) X(driver_option) X(doca_kernel) X(driver_skew) X(iommu_gb200) X(gpu_errors) X(nvlink) \
+    /* nic */ \
+    X(slow_link) X(gid) X(port_down) X(link_layer) X(nic_access) \
+    /* verbs */ \
+    /* nvshmem */ \
+    /* nccl */ \
+    /* deepep */ \
+    /* limits */ \
+    X(memlock) X(shm) \
+    /* topology */ \
+    X(imex) X(visible_devices) X(acs) X(iommu) X(affinity)
+/* clang-format on */
 
 #define DOCTOR_DECLARE(name) extern const struct doctor_check check_##name;
 DOCTOR_CHECKS(DOCTOR_DECLARE)

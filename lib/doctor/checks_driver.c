@@ -1,0 +1,353 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* checks_driver.c - the NVIDIA driver, the modules beside it, and what the GPUs report of themselves. */
+#include "doctor/checks.h"
+#include "doctor/look.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#define PARAMS "/proc/driver/nvidia/params"
+#define VERSION "/proc/driver/nvidia/version"
+
+/* --- peermem --- */
+
+static void run_peermem(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct stack_driver *driver = &machine->stack->driver;
+
+    if (!look_has_driver(machine, result) || !look_has_data_nics(machine, result))
+        return;
+    if (driver->peermem == ROOT_OK || driver->dmabuf == ROOT_OK)
+        return;
+    if (driver->peermem != ROOT_ABSENT) {
+        doctor_cannot_tell(machine, result, "/sys/module/nvidia_peermem: %s", look_why(driver->peermem, NULL));
+        return;
+    }
+    if (driver->dmabuf != ROOT_ABSENT) {
+        doctor_cannot_tell(machine, result, "whether GPU memory can be had as dma-buf: %s",
+                           look_why(driver->dmabuf, driver->dmabuf_why));
+        return;
+    }
+    doctor_found(machine, result, DOCTOR_ERROR,
+                 "NICs cannot reach GPU memory: nvidia_peermem is not loaded, and there is no dma-buf either");
+    doctor_evidence(machine, result, "/sys/module/nvidia_peermem", "not there");
+    doctor_evidence(machine, result, "dma-buf", "%s", look_why(driver->dmabuf, driver->dmabuf_why));
+    doctor_fix(machine, result, true, "sudo modprobe nvidia-peermem");
+    doctor_advise(machine, result,
+                  "To have it loaded at every start: echo nvidia-peermem | sudo tee "
+                  "/etc/modules-load.d/nvidia-peermem.conf. If modprobe answers \"Invalid argument\", ib_core is not "
+                  "that of DOCA-OFED: install that first, or use the open kernel modules on Linux 5.12 or later, which "
+                  "have dma-buf.");
+}
+
+const struct doctor_check check_peermem = {
+    .id = "peermem",
+    .group = "driver",
+    .mode = 11,
+    .title = "NICs can reach GPU memory, by nvidia_peermem or dma-buf",
+    .symptom =
+        "NVSHMEM stops with \"neither nv_peer_mem, or nvidia_peermem detected\"; NCCL copies through host memory.",
+    .cause = "A NIC reads and writes GPU memory only if the driver hands out the addresses: as dma-buf (open kernel "
+             "modules, Linux 5.12 or later), or through the module nvidia_peermem. Neither is there.",
+    .remedy = "Load nvidia-peermem, now and at every start, or use the open kernel modules.",
+    .links = (const char *const[]){"/sys/module/nvidia_peermem", "/sys/kernel/mm/memory_peers/nv_mem", NULL},
+    .run = run_peermem,
+};
+
+/* --- driver-option --- */
+
+/* 1 and 0x1 are the same value. */
+static bool same_number(const char *a, const char *b)
+{
+    char *end_a, *end_b;
+    long long value_a = strtoll(a, &end_a, 0), value_b = strtoll(b, &end_b, 0);
+
+    if (end_a == a || *end_a || end_b == b || *end_b)
+        return strcmp(a, b) == 0;
+    return value_a == value_b;
+}
+
+static void say_option(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct stack_option *option = &machine->stack->driver.peer_mapping_override;
+
+    if (*option->configured)
+        doctor_evidence(machine, result, option->configured_in, "PeerMappingOverride=%s", option->configured);
+    if (*option->overruled)
+        doctor_evidence(machine, result, option->overruled_in, "PeerMappingOverride=%s, replaced by a later line",
+                        option->overruled);
+    doctor_evidence(machine, result, PARAMS, "%s%s", *option->live ? "PeerMappingOverride=" : "no PeerMappingOverride",
+                    option->live);
+}
+
+static void run_driver_option(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct stack_option *option = &machine->stack->driver.peer_mapping_override;
+    struct root_text params;
+
+    if (!look_has_driver(machine, result))
+        return;
+    if (!*option->configured && !*option->overruled) {
+        doctor_not_here(machine, result, "PeerMappingOverride is not configured");
+        return;
+    }
+    params = root_read(machine->root, PARAMS);
+    if (!*option->live && params.state != ROOT_OK) {
+        doctor_cannot_tell(machine, result, PARAMS ": %s", look_why(params.state, params.why));
+        return;
+    }
+    if (*option->configured && *option->live && same_number(option->configured, option->live))
+        return;
+    if (!*option->configured && *option->live && same_number(option->overruled, option->live))
+        return;
+    if (!*option->configured ||
+        (*option->overruled && same_number(*option->live ? option->live : "0", option->configured))) {
+        doctor_found(machine, result, DOCTOR_ERROR,
+                     "PeerMappingOverride is configured, but a later line of modprobe.d replaces it");
+        doctor_advise(machine, result,
+                      "Keep one line with NVreg_RegistryDwords, with everything in it divided by ';'. Then "
+                      "sudo update-initramfs -u and a reboot.");
+        say_option(machine, result);
+        return;
+    }
+    doctor_found(machine, result, DOCTOR_ERROR,
+                 "PeerMappingOverride=%s is configured, but the loaded driver does not have it", option->configured);
+    say_option(machine, result);
+    doctor_fix(machine, result, false, "sudo update-initramfs -u\nsudo reboot");
+    doctor_advise(machine, result,
+                  "The driver reads its options when it is loaded, which is from the initramfs: without "
+                  "update-initramfs even a reboot does not bring them.");
+}
+
+const struct doctor_check check_driver_option = {
+    .id = "driver-option",
+    .group = "driver",
+    .mode = 12,
+    .title = "driver options that are configured are in effect",
+    .symptom = "IBGDA falls back to the CPU as NIC handler although the option for it is configured.",
+    .cause = "An option of modprobe.d takes effect when the module is loaded: from the initramfs, at the next start. "
+             "Of several lines with NVreg_RegistryDwords only the last counts.",
+    .remedy = "Keep one line, run update-initramfs -u, and reboot.",
+    .links = (const char *const[]){"/etc/modprobe.d", PARAMS, NULL},
+    .run = run_driver_option,
+};
+
+/* --- doca-kernel --- */
+
+#define KERNEL_NEEDS_DOCA_321 "6.14"
+#define DOCA_FOR_614 "3.2.1"
+
+/* Have the modules of DOCA-OFED been built for the running kernel? */
+static enum root_state built_modules(const struct doctor_machine *machine, const char *release)
+{
+    struct root_names names = root_list(machine->root, "/lib/modules/%s/updates/dkms", release);
+
+    for (size_t i = 0; i < names.n; i++)
+        if (strncmp(names.names[i], "mlx5_core.ko", 12) == 0)
+            return ROOT_OK;
+    return names.state == ROOT_OK ? ROOT_ABSENT : names.state;
+}
+
+static void run_doca_kernel(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct stack_driver *driver = &machine->stack->driver;
+    enum root_state built;
+
+    if (!*driver->doca) {
+        doctor_not_here(machine, result, "DOCA-OFED is not installed");
+        return;
+    }
+    if (!*driver->kernel) {
+        doctor_cannot_tell(machine, result, "the release of the running kernel is not known");
+        return;
+    }
+    if (libs_version_compare(driver->kernel, KERNEL_NEEDS_DOCA_321) < 0 ||
+        libs_version_compare(driver->doca, DOCA_FOR_614) >= 0)
+        return;
+    built = built_modules(machine, driver->kernel);
+    if (built == ROOT_OK)
+        return;
+    doctor_found(machine, result, DOCTOR_ERROR, "DOCA %s does not build for kernel %s: that takes DOCA %s or later",
+                 driver->doca, driver->kernel, DOCA_FOR_614);
+    doctor_evidence(machine, result, "/proc/sys/kernel/osrelease", "%s", driver->kernel);
+    doctor_evidence(machine, result, "/var/lib/dpkg/status", "DOCA %s", driver->doca);
+    doctor_evidence(machine, result, root_printf(machine->root, "/lib/modules/%s/updates/dkms", driver->kernel),
+                    "no mlx5_core.ko: %s", look_why(built, NULL));
+    doctor_advise(machine, result,
+                  "Install DOCA-OFED %s or later from its repository for this distribution, or start an older kernel.",
+                  DOCA_FOR_614);
+}
+
+const struct doctor_check check_doca_kernel = {
+    .id = "doca-kernel",
+    .group = "driver",
+    .mode = 24,
+    .title = "DOCA-OFED is recent enough for the kernel",
+    .symptom = "The DKMS build of mlnx-ofed-kernel fails in en_accel/ipsec.c; NICs run with the kernel's own modules.",
+    .cause = "Linux 6.14 changed interfaces that DOCA-OFED before 3.2.1 uses, so its modules do not compile.",
+    .remedy = "Install DOCA-OFED 3.2.1 or later.",
+    .links = (const char *const[]){"/lib/modules/<release>/updates/dkms", NULL},
+    .run = run_doca_kernel,
+};
+
+/* --- driver-skew --- */
+
+/* "570.124.06" and "570.124.06-0ubuntu1" are the same driver. */
+static bool same_version(const char *a, const char *b)
+{
+    size_t n = strspn(a, "0123456789."), m = strspn(b, "0123456789.");
+
+    return n == m && n > 0 && strncmp(a, b, n) == 0;
+}
+
+/* "libnvidia-ml.so.570.124.06" has the version of the driver that it is for in its name; "" if it has none. */
+static const char *library_version(const struct doctor_machine *machine, struct lib_place *ret_place)
+{
+    struct libs_setting setting = libs_setting_of(machine->root);
+    const char *base, *version;
+
+    *ret_place = libs_find(machine->root, &setting, "libnvidia-ml.so.1");
+    if (ret_place->state != ROOT_OK)
+        return "";
+    base = strrchr(ret_place->real, '/');
+    version = strstr(base ? base : ret_place->real, ".so.");
+    /* A stub, or a file whose name is "libnvidia-ml.so.1" itself, says nothing. */
+    return version && strchr(version + 4, '.') ? version + 4 : "";
+}
+
+/* GPUs on the bus, and nobody drives them. */
+static void without_driver(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct topo *topo = machine->topo;
+    struct root_text version = root_line(machine->root, VERSION);
+    int n = 0;
+
+    if (version.state != ROOT_ABSENT) {
+        doctor_cannot_tell(machine, result, VERSION ": %s",
+                           version.state == ROOT_OK ? "no version in it" : look_why(version.state, version.why));
+        return;
+    }
+    for (int i = 0; i < topo->n_gpus; i++) {
+        const struct topo_pci *pci = topo->gpus[i].pci >= 0 ? &topo->pci[topo->gpus[i].pci] : NULL;
+
+        /* 0x0302, a 3D controller, is a board for computing; a display controller may have its reasons. */
+        if (pci && !*pci->driver && pci->class_code >> 8 == 0x0302) {
+            doctor_evidence(machine, result, pci->address, "no driver");
+            n++;
+        }
+    }
+    if (n == 0) {
+        doctor_not_here(machine, result, "the NVIDIA driver is not in use");
+        return;
+    }
+    doctor_found(machine, result, DOCTOR_ERROR, "the NVIDIA driver is not loaded, and %d GPU%s on the bus", n,
+                 n == 1 ? " is" : "s are");
+    doctor_fix(machine, result, false, "sudo modprobe nvidia");
+    doctor_advise(machine, result,
+                  "If modprobe does not find it, install the driver; if it fails, the kernel log says why "
+                  "(sudo dmesg | grep -i nvrm).");
+}
+
+static void run_driver_skew(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct stack_driver *driver = &machine->stack->driver;
+    const char *other = "", *what = "", *library;
+    struct lib_place place;
+
+    if (!look_has_gpus(machine, result))
+        return;
+    if (!*driver->version) {
+        without_driver(machine, result);
+        return;
+    }
+    library = library_version(machine, &place);
+    if (*driver->module_version && !same_version(driver->version, driver->module_version)) {
+        other = driver->module_version;
+        what = "/sys/module/nvidia/version";
+    } else if (*driver->installed_version && !same_version(driver->version, driver->installed_version)) {
+        other = driver->installed_version;
+        what = "the one installed for this kernel";
+    } else if (*library && !same_version(driver->version, library)) {
+        other = library;
+        what = place.path;
+    }
+    if (!*other)
+        return;
+    doctor_found(machine, result, DOCTOR_ERROR, "the loaded NVIDIA driver is %s, but another part of it is %s",
+                 driver->version, other);
+    doctor_evidence(machine, result, VERSION, "%s", driver->version);
+    doctor_evidence(machine, result, what, "%s", other);
+    if (!machine->topo->nvml && strstr(machine->topo->nvml_why, "mismatch"))
+        doctor_evidence(machine, result, "NVML", "%s", machine->topo->nvml_why);
+    doctor_fix(machine, result, false, "sudo reboot");
+    doctor_advise(machine, result,
+                  "The driver was updated while the old one was loaded: a reboot loads the new one. In a container, "
+                  "its libraries are those of another node: mount the ones of this node.");
+}
+
+const struct doctor_check check_driver_skew = {
+    .id = "driver-skew",
+    .group = "driver",
+    .mode = 26,
+    .title = "the NVIDIA driver is loaded, and all its parts are of one version",
+    .symptom = "\"Driver/library version mismatch\", \"API mismatch\"; programs find no GPU.",
+    .cause = "The kernel module in memory, the module on disk and the libraries of the driver work together in one "
+             "version only. After an update the old module stays loaded until a reboot.",
+    .remedy = "Align the versions and reboot.",
+    .links = (const char *const[]){VERSION, "/sys/module/nvidia/version", NULL},
+    .run = run_driver_skew,
+};
+
+/* --- iommu-gb200 --- */
+
+static void run_iommu_gb200(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    static const char *const bad[] = {"iommu.passthrough=1",
+                                      "iommu.passthrough=y",
+                                      "iommu.passthrough=on",
+                                      "iommu.passthrough=true",
+                                      "iommu=pt",
+                                      NULL};
+    struct root_text text;
+    char line[4096], *rest = line, *word;
+
+    if (!look_has_gpus(machine, result))
+        return;
+    if (!look_is_grace(machine->topo)) {
+        doctor_not_here(machine, result, "no board with Grace processors");
+        return;
+    }
+    text = root_line(machine->root, "/proc/cmdline");
+    if (text.state != ROOT_OK) {
+        doctor_cannot_tell(machine, result, "/proc/cmdline: %s", look_why(text.state, text.why));
+        return;
+    }
+    root_clean(text.text, line, sizeof(line));
+    while ((word = strsep(&rest, " \t")))
+        for (int i = 0; bad[i]; i++) {
+            if (strcasecmp(word, bad[i]) != 0)
+                continue;
+            doctor_found(machine, result, DOCTOR_ERROR,
+                         "the kernel was started with %s, which these GPUs do not work with", bad[i]);
+            doctor_evidence(machine, result, "/proc/cmdline", "%s", word);
+            doctor_advise(machine, result,
+                          "Take %s out of GRUB_CMDLINE_LINUX in /etc/default/grub (and in /etc/default/grub.d), then "
+                          "sudo update-grub and reboot.",
+                          bad[i]);
+            return;
+        }
+}
+
+const struct doctor_check check_iommu_gb200 = {
+    .id = "iommu-gb200",
+    .group = "driver",
+    .mode = 33,
+    .title = "boards with Grace processors run with the IOMMU translating",
+    .symptom = "CUDA error 701 (too many resources requested for launch) on GB200.",
+    .cause = "GPU and Grace processor share page tables through the SMMU; with iommu.passthrough the GPU is cut off "
+             "from them. What is right for other servers is wrong for this one.",
+    .remedy = "Remove iommu.passthrough from the kernel command line and reboot.",
+    .links = (const char *const[]){"/proc/cmdline", "/etc/default/grub", NULL},
+    .run = run_iommu_gb200,
+};

@@ -1,0 +1,390 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* checks_gpu.c - what GPUs report of themselves: errors, and their NVLinks. In the group of the driver, which tells. */
+#include "doctor/checks.h"
+#include "doctor/look.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+/* --- gpu-errors --- */
+
+#define XID "NVRM: Xid"
+#define MAX_KINDS 32
+
+/* Xids of one number from one GPU. */
+struct xids {
+    char address[32]; /* "0000:0f:00" */
+    int number, n;
+    const char *first;
+};
+
+/*
+ * NVIDIA's Xid catalogue. Errors that a program makes (an access out of bounds, a kill) are no business of the machine,
+ * and 63 and 94 are recoveries that worked: what remains of them, a reset that is due, NVML knows.
+ */
+static bool is_of_program(int number)
+{
+    static const int programs[] = {8, 11, 12, 13, 31, 32, 37, 43, 45, 66, 69};
+
+    for (size_t i = 0; i < sizeof(programs) / sizeof(programs[0]); i++)
+        if (programs[i] == number)
+            return true;
+    return false;
+}
+
+static bool is_recovered(int number)
+{
+    return number == 63 || number == 94;
+}
+
+static const char *xid_text(int number)
+{
+    switch (number) {
+    case 48:
+        return "double bit ECC error";
+    case 63:
+        return "a row of memory was remapped";
+    case 64:
+        return "remapping a row of memory failed";
+    case 74:
+        return "NVLink error";
+    case 79:
+        return "the GPU has fallen off the bus";
+    case 92:
+        return "many single bit ECC errors";
+    case 94:
+        return "contained memory error";
+    case 95:
+        return "uncontained memory error";
+    case 119:
+    case 120:
+        return "the GPU's own processor (GSP) does not answer";
+    default:
+        return "see NVIDIA's Xid catalogue";
+    }
+}
+
+/* Parses "NVRM: Xid (PCI:0000:0f:00): 79, pid=..." at `at`. */
+static bool parse_xid(const char *at, struct xids *ret_xid)
+{
+    size_t n;
+
+    at += strlen(XID);
+    at += strspn(at, " ");
+    if (*at++ != '(')
+        return false;
+    if (strncmp(at, "PCI:", 4) == 0)
+        at += 4;
+    n = strcspn(at, ")\n");
+    if (at[n] != ')' || at[n + 1] != ':' || n >= sizeof(ret_xid->address))
+        return false;
+    memcpy(ret_xid->address, at, n);
+    ret_xid->address[n] = '\0';
+    at += n + 2;
+    at += strspn(at, " ");
+    n = strspn(at, "0123456789");
+    if (n == 0 || n > 4)
+        return false;
+    ret_xid->number = atoi(at);
+    return true;
+}
+
+/* Counts Xids by GPU and number; returns how many kinds there are. */
+static int count_xids(const struct doctor_machine *machine, const char *log, struct xids *kinds)
+{
+    int n = 0;
+
+    for (const char *at = strstr(log, XID); at; at = strstr(at + 1, XID)) {
+        struct xids xid = {.n = 1};
+        int k;
+
+        if (!parse_xid(at, &xid) || is_of_program(xid.number))
+            continue;
+        for (k = 0; k < n; k++)
+            if (kinds[k].number == xid.number && strcmp(kinds[k].address, xid.address) == 0)
+                break;
+        if (k < n) {
+            kinds[k].n++;
+        } else if (n < MAX_KINDS) {
+            size_t length = strcspn(at, "\n");
+
+            xid.first = root_printf(machine->root, "%.*s", (int)(length < 300 ? length : 300), at);
+            kinds[n++] = xid;
+        }
+    }
+    return n;
+}
+
+/* A log file holds several boots: the driver says hello in each. */
+static const char *of_this_boot(const char *log)
+{
+    const char *hello = log, *last = log;
+
+    while ((hello = strstr(hello, "NVRM: loading NVIDIA")))
+        last = hello++;
+    return last;
+}
+
+/* The lines of the driver in the kernel log of this boot, from the first place where they can be read. */
+static struct root_text kernel_log(struct root *root, const char **ret_where)
+{
+    struct root_text text = root_lines(root, XID, "/dev/kmsg"), other;
+
+    *ret_where = "/dev/kmsg";
+    if (text.state == ROOT_OK)
+        return text;
+    other = root_lines(root, "NVRM: ", "/var/log/kern.log");
+    if (other.state == ROOT_OK) {
+        *ret_where = "/var/log/kern.log";
+        other.text = of_this_boot(other.text);
+        return other;
+    }
+    /* Debian's copy of the log at the end of the start: old, but better than nothing when it has an Xid. */
+    other = root_lines(root, XID, "/var/log/dmesg");
+    if (other.state == ROOT_OK && *other.text) {
+        *ret_where = "/var/log/dmesg";
+        return other;
+    }
+    return text;
+}
+
+static int gpu_at(const struct topo *topo, const char *address)
+{
+    for (int i = 0; i < topo->n_gpus; i++)
+        if (topo->gpus[i].pci >= 0 && strncasecmp(topo->pci[topo->gpus[i].pci].address, address, strlen(address)) == 0)
+            return i;
+    return -1;
+}
+
+struct gpu_errors {
+    int n, n_grave; /* kinds of errors */
+    int first_gpu;  /* of the first grave one, or of the first */
+    const char *first;
+    bool reset_helps;
+};
+
+static void note_error(struct gpu_errors *errors, bool is_grave, int gpu, const char *what)
+{
+    if (errors->n == 0 || (is_grave && errors->n_grave == 0)) {
+        errors->first_gpu = gpu;
+        errors->first = what;
+    }
+    errors->n++;
+    errors->n_grave += is_grave;
+}
+
+static void look_at_nvml(const struct doctor_machine *machine, struct doctor_result *result, struct gpu_errors *errors)
+{
+    for (int i = 0; i < machine->topo->n_gpus; i++) {
+        const struct topo_gpu *gpu = &machine->topo->gpus[i];
+        const char *where = root_printf(machine->root, "GPU %d", i);
+
+        if (!gpu->answered)
+            continue;
+        if (gpu->ecc_uncorrected > 0) {
+            note_error(errors, true, i, "uncorrected ECC errors");
+            doctor_evidence(machine, result, where, "%lld uncorrected ECC errors since the driver was loaded",
+                            (long long)gpu->ecc_uncorrected);
+        }
+        if (gpu->remap_failed > 0) {
+            note_error(errors, true, i, "remapping a row of memory failed");
+            doctor_evidence(machine, result, where, "remapping a row of memory failed: the board is to be replaced");
+        }
+        if (gpu->remap_pending > 0) {
+            note_error(errors, false, i, "a remapped row of memory waits for a reset");
+            errors->reset_helps = true;
+            doctor_evidence(machine, result, where, "a remapped row of memory waits for a reset of the GPU");
+        }
+    }
+}
+
+static void look_at_log(const struct doctor_machine *machine, struct doctor_result *result, const char *where,
+                        const char *log, struct gpu_errors *errors)
+{
+    struct xids kinds[MAX_KINDS];
+    int n = count_xids(machine, log, kinds);
+
+    for (int k = 0; k < n; k++) {
+        int gpu = gpu_at(machine->topo, kinds[k].address);
+
+        note_error(errors, !is_recovered(kinds[k].number), gpu,
+                   root_printf(machine->root, "Xid %d (%s)", kinds[k].number, xid_text(kinds[k].number)));
+        doctor_evidence(machine, result, where, "%d x %s", kinds[k].n, kinds[k].first);
+    }
+}
+
+static void run_gpu_errors(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    struct gpu_errors errors = {.first_gpu = -1};
+    struct root_text log;
+    const char *where, *gpu;
+
+    if (!look_has_driver(machine, result))
+        return;
+    log = kernel_log(machine->root, &where);
+    look_at_nvml(machine, result, &errors);
+    if (log.state == ROOT_OK)
+        look_at_log(machine, result, where, log.text, &errors);
+    if (errors.n > 0) {
+        gpu = errors.first_gpu >= 0 ? root_printf(machine->root, "GPU %d", errors.first_gpu) : "a GPU";
+        doctor_found(machine, result, errors.n_grave ? DOCTOR_ERROR : DOCTOR_WARNING, "%s: %s%s", gpu, errors.first,
+                     errors.n > 1 ? ", and more" : "");
+        if (errors.first_gpu >= 0)
+            doctor_fix(machine, result, false, "sudo nvidia-smi --gpu-reset -i %d", errors.first_gpu);
+        doctor_advise(machine, result,
+                      "A reset ends every program on the GPU and on those that NVLink ties to it. If the error comes "
+                      "back after it, take the node out of service and have the board replaced.");
+        return;
+    }
+    if (log.state != ROOT_OK)
+        doctor_cannot_tell(machine, result, "the kernel log: /dev/kmsg: %s", look_why(log.state, log.why));
+    else if (!machine->topo->nvml)
+        doctor_cannot_tell(machine, result, "ECC errors: NVML does not answer: %s", machine->topo->nvml_why);
+}
+
+const struct doctor_check check_gpu_errors = {
+    .id = "gpu-errors",
+    .group = "driver",
+    .mode = 34,
+    .title = "GPUs report no errors of their own",
+    .symptom = "Programs end with CUDA errors (ECC, illegal address, launch failure), hang, or lose a GPU.",
+    .cause = "The GPU or its memory is failing: the driver writes an Xid to the kernel log, and counts uncorrected ECC "
+             "errors. A remapped row of memory is in use only after a reset.",
+    .remedy = "Reset the GPU; if errors come back, replace it.",
+    .links = (const char *const[]){"/dev/kmsg", "nvidia-smi -q -d ECC,ROW_REMAPPER", NULL},
+    .run = run_gpu_errors,
+};
+
+/* --- nvlink --- */
+
+/* Boards whose NVLinks lead to a bridge that may or may not be plugged: PCIe cards. */
+static bool is_bridged(const struct topo_gpu *gpu)
+{
+    return strcasestr(gpu->name, "PCIe") || strstr(gpu->name, " NVL") || strstr(gpu->name, "RTX") ||
+           strstr(gpu->name, "Quadro");
+}
+
+/* Links that a GPU should have up: all of its own; of a card those that a sister has. */
+static int links_due(const struct topo *topo, int gpu)
+{
+    const struct topo_gpu *self = &topo->gpus[gpu];
+    int due = 0;
+
+    if (!is_bridged(self))
+        return self->nvlinks;
+    for (int i = 0; i < topo->n_gpus; i++)
+        if (strcmp(topo->gpus[i].name, self->name) == 0 && topo->gpus[i].nvlinks_up > due)
+            due = topo->gpus[i].nvlinks_up;
+    return due;
+}
+
+/* Clouds lend single GPUs of a board, with the links to the others switched off. */
+static bool is_lent_alone(const struct topo *topo)
+{
+    return topo->n_gpus == 1 && topo->gpus[0].nvlinks_up == 0 && topo->gpus[0].fabric != TOPO_FABRIC_FAILED;
+}
+
+struct nvlink_count {
+    int n_answered, n_linked; /* GPUs that tell; that have links */
+    int n_down, first_down;   /* GPUs with links down */
+    int n_dead;               /* with all of them down */
+    int n_starting, n_failed; /* by state of their fabric */
+    int first_fabric;
+};
+
+static struct nvlink_count count_nvlinks(const struct doctor_machine *machine)
+{
+    const struct topo *topo = machine->topo;
+    struct nvlink_count count = {.first_down = -1, .first_fabric = -1};
+
+    for (int i = 0; i < topo->n_gpus; i++) {
+        const struct topo_gpu *gpu = &topo->gpus[i];
+
+        if (!gpu->answered)
+            continue;
+        count.n_answered++;
+        count.n_linked += gpu->nvlinks > 0;
+        if (gpu->nvlinks_up < links_due(topo, i)) {
+            count.n_down++;
+            count.n_dead += gpu->nvlinks_up == 0;
+            if (count.first_down < 0)
+                count.first_down = i;
+        }
+        count.n_starting += gpu->fabric == TOPO_FABRIC_STARTING;
+        count.n_failed += gpu->fabric == TOPO_FABRIC_FAILED;
+        if (count.first_fabric < 0 && (gpu->fabric == TOPO_FABRIC_STARTING || gpu->fabric == TOPO_FABRIC_FAILED))
+            count.first_fabric = i;
+    }
+    return count;
+}
+
+static void say_nvlinks(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    for (int i = 0; i < machine->topo->n_gpus; i++) {
+        const struct topo_gpu *gpu = &machine->topo->gpus[i];
+        const char *fabric = gpu->fabric == TOPO_FABRIC_FAILED     ? ", fabric failed"
+                             : gpu->fabric == TOPO_FABRIC_STARTING ? ", fabric not ready"
+                                                                   : "";
+
+        if (gpu->answered && (gpu->nvlinks_up < links_due(machine->topo, i) || *fabric))
+            doctor_evidence(machine, result, root_printf(machine->root, "GPU %d", i), "%d of %d NVLinks up%s",
+                            gpu->nvlinks_up, gpu->nvlinks, fabric);
+    }
+}
+
+static void run_nvlink(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    struct nvlink_count count;
+
+    if (!look_has_driver(machine, result))
+        return;
+    if (!machine->topo->nvml) {
+        doctor_cannot_tell(machine, result, "NVML does not answer: %s", machine->topo->nvml_why);
+        return;
+    }
+    count = count_nvlinks(machine);
+    if (count.n_linked == 0 || is_lent_alone(machine->topo)) {
+        doctor_not_here(machine, result,
+                        count.n_linked ? "a single GPU, lent without its NVLinks" : "GPUs without NVLink");
+        return;
+    }
+    if (count.n_down == 0 && count.n_failed == 0 && count.n_starting == 0)
+        return;
+    if (count.n_failed || count.n_starting || (count.n_dead == count.n_linked && count.n_dead > 1)) {
+        doctor_found(machine, result, DOCTOR_ERROR, "the NVLink fabric is not up on %d of %d GPUs: %s",
+                     count.n_failed + count.n_starting ? count.n_failed + count.n_starting : count.n_dead,
+                     machine->topo->n_gpus,
+                     count.n_failed     ? "it has failed"
+                     : count.n_starting ? "it is not ready"
+                                        : "no link is up");
+        doctor_fix(machine, result, false, "sudo systemctl restart nvidia-fabricmanager");
+        doctor_advise(machine, result,
+                      "nvidia-fabricmanager has to run, in the very version of the driver (in a virtual machine: on "
+                      "the host). Restarting it ends programs that use the GPUs.");
+    } else {
+        doctor_found(machine, result, DOCTOR_ERROR, "%d of %d NVLinks of GPU %d are down%s",
+                     links_due(machine->topo, count.first_down) - machine->topo->gpus[count.first_down].nvlinks_up,
+                     links_due(machine->topo, count.first_down), count.first_down,
+                     count.n_down > 1 ? ", and of more GPUs" : "");
+        doctor_advise(
+            machine, result,
+            "Look at the links (nvidia-smi nvlink --status -i %d) and at the kernel log for Xid 74; reset the "
+            "GPU when nothing runs on the node. If the link stays down, take the node out of service.",
+            count.first_down);
+    }
+    say_nvlinks(machine, result);
+}
+
+const struct doctor_check check_nvlink = {
+    .id = "nvlink",
+    .group = "driver",
+    .mode = 35,
+    .title = "all NVLinks are up and the fabric is ready",
+    .symptom =
+        "Dispatch within a node runs at a fraction of NVLink's bandwidth; \"system not yet initialized\" (CUDA 802).",
+    .cause = "NVLinks are down, or the fabric manager has not set up the switches.",
+    .remedy = "Start nvidia-fabricmanager in the version of the driver; repair links that stay down.",
+    .links = (const char *const[]){"nvidia-smi nvlink --status", "nvidia-fabricmanager", NULL},
+    .run = run_nvlink,
+};

@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* checks_limits.c - what the process is allowed to use: locked memory, shared memory. */
+#include "doctor/checks.h"
+#include "doctor/look.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define MIB (1LL << 20)
+#define GIB (1LL << 30)
+
+/* --- memlock --- */
+
+/*
+ * Queue pairs, completion queues and buffers in host memory are locked. NCCL takes some MiB a connection, so hundreds a
+ * process; queues alone take tens. NVIDIA's NCCL documentation asks for no limit at all.
+ */
+#define MEMLOCK_TOO_LITTLE (64 * MIB)
+#define MEMLOCK_LITTLE GIB
+
+#define CAP_IPC_LOCK_BIT 14 /* capabilities(7) */
+
+/* The soft limit in bytes; -1 unlimited, -2 not to be read out. */
+static long long memlock_of(struct root *root, const char *limits)
+{
+    const char *line = strstr(limits, "Max locked memory");
+    const char *value;
+    char *end;
+    long long bytes;
+
+    if (!line)
+        return -2;
+    value = root_printf(root, "%.64s", line + strlen("Max locked memory"));
+    value += strspn(value, " ");
+    if (strncmp(value, "unlimited", 9) == 0)
+        return -1;
+    bytes = strtoll(value, &end, 10);
+    return end == value || bytes < 0 ? -2 : bytes;
+}
+
+static bool may_lock_all(struct root *root)
+{
+    struct root_text status = root_read(root, "/proc/self/status");
+    const char *effective = look_field(root, status.text, "CapEff");
+
+    return *effective && (strtoull(effective, NULL, 16) >> CAP_IPC_LOCK_BIT & 1);
+}
+
+static void run_memlock(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    struct root_text limits;
+    long long bytes;
+
+    if (!look_has_gpus(machine, result) || !look_has_data_nics(machine, result))
+        return;
+    limits = root_read(machine->root, "/proc/self/limits");
+    bytes = limits.state == ROOT_OK ? memlock_of(machine->root, limits.text) : -2;
+    if (bytes == -2) {
+        doctor_cannot_tell(machine, result, "/proc/self/limits: %s",
+                           limits.state == ROOT_OK ? "no line \"Max locked memory\""
+                                                   : look_why(limits.state, limits.why));
+        return;
+    }
+    if (bytes == -1 || bytes >= MEMLOCK_LITTLE || may_lock_all(machine->root))
+        return;
+    doctor_found(machine, result, bytes < MEMLOCK_TOO_LITTLE ? DOCTOR_ERROR : DOCTOR_WARNING,
+                 "the process may lock %lld KiB of memory only, which does not suffice to register buffers with a NIC",
+                 bytes / 1024);
+    doctor_evidence(machine, result, "/proc/self/limits", "Max locked memory %lld bytes", bytes);
+    doctor_fix(machine, result, false, "ulimit -l unlimited");
+    doctor_advise(
+        machine, result,
+        "In a container: docker run --ulimit memlock=-1, or in Kubernetes the capability IPC_LOCK. On a host: "
+        "\"* - memlock unlimited\" in /etc/security/limits.d, LimitMEMLOCK=infinity for slurmd and sshd.");
+}
+
+const struct doctor_check check_memlock = {
+    .id = "memlock",
+    .group = "limits",
+    .mode = 38,
+    .title = "the process may lock enough memory for RDMA",
+    .symptom = "ibv_reg_mr or ibv_create_cq fails with ENOMEM; \"Cannot allocate memory\" although there is plenty.",
+    .cause = "Memory that a NIC works with is locked, and the limit for it (RLIMIT_MEMLOCK) is small by default.",
+    .remedy = "Remove the limit, or give the container the capability IPC_LOCK.",
+    .links = (const char *const[]){"/proc/self/limits", "/etc/security/limits.d", NULL},
+    .run = run_memlock,
+};
+
+/* --- shm --- */
+
+/* NVIDIA's NCCL documentation asks containers for --shm-size=1g; Docker gives 64 MiB. */
+#define SHM_TOO_LITTLE (256 * MIB)
+#define SHM_LITTLE GIB
+
+struct mount {
+    char place[256], type[32], options[512];
+};
+
+/* The mount that `path` lies on: of the longest place; of several on one place the last, which covers the others. */
+static bool mount_of(const char *mounts, const char *path, struct mount *ret_mount)
+{
+    size_t longest = 0;
+
+    for (const char *line = mounts; line && *line; line = strchr(line, '\n')) {
+        struct mount mount;
+        size_t n;
+
+        line += *line == '\n';
+        if (sscanf(line, "%*s %255s %31s %511s", mount.place, mount.type, mount.options) != 3)
+            continue;
+        n = strcmp(mount.place, "/") == 0 ? 0 : strlen(mount.place);
+        if (strncmp(path, mount.place, n) == 0 && (path[n] == '/' || path[n] == '\0') && n + 1 > longest) {
+            longest = n + 1;
+            *ret_mount = mount;
+        } else if (n + 1 == longest && strcmp(mount.place, ret_mount->place) == 0) {
+            *ret_mount = mount;
+        }
+    }
+    return longest > 0;
+}
+
+/* MemTotal in bytes, -1 not known. */
+static long long memory_of(struct root *root)
+{
+    struct root_text text = root_read(root, "/proc/meminfo");
+    const char *value = look_field(root, text.text, "MemTotal");
+    long long kib = strtoll(value, NULL, 10);
+
+    return kib > 0 && kib < INT64_MAX / 1024 ? kib * 1024 : -1;
+}
+
+/* size=65536k, 1g, 50%, as tmpfs(5) has it; without it half of the memory. -1 not known, INT64_MAX no limit. */
+static long long tmpfs_bytes(const char *options, long long memory)
+{
+    const char *size = strncmp(options, "size=", 5) == 0 ? options : strstr(options, ",size=");
+    char *end;
+    long long value, unit = 1;
+
+    if (!size)
+        return memory > 0 ? memory / 2 : -1;
+    size = strchr(size, '=') + 1;
+    value = strtoll(size, &end, 10);
+    if (end == size || value < 0)
+        return -1;
+    if (*end == '%')
+        return memory > 0 && value <= 100 ? memory / 100 * value : -1;
+    if (*end == 'k' || *end == 'K')
+        unit = 1024;
+    else if (*end == 'm' || *end == 'M')
+        unit = MIB;
+    else if (*end == 'g' || *end == 'G')
+        unit = GIB;
+    if (value == 0)
+        return INT64_MAX;
+    return value > INT64_MAX / unit ? INT64_MAX : value * unit;
+}
+
+static void found_small_shm(const struct doctor_machine *machine, struct doctor_result *result,
+                            const struct mount *mount, long long bytes, long long memory)
+{
+    doctor_found(machine, result, bytes < SHM_TOO_LITTLE ? DOCTOR_ERROR : DOCTOR_WARNING,
+                 "/dev/shm holds %lld MiB only, and ranks share memory through it", bytes / MIB);
+    doctor_evidence(machine, result, "/proc/self/mounts", "%s %s %s", mount->type, mount->place, mount->options);
+    /* Half of the memory is what the kernel gives a tmpfs by default: a limit, not an allocation. */
+    if (strcmp(mount->place, "/dev/shm") == 0 && memory / 2 >= SHM_LITTLE)
+        doctor_fix(machine, result, true, "sudo mount -o remount,size=%lldM /dev/shm", memory / 2 / MIB);
+    doctor_advise(
+        machine, result,
+        "In a container: docker run --shm-size=16g or --ipc=host, in Kubernetes an emptyDir with medium: Memory "
+        "at /dev/shm. A remount needs CAP_SYS_ADMIN, which containers do not have.");
+}
+
+static void run_shm(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    struct root_text mounts;
+    struct root_stat shm;
+    struct mount mount = {.place = ""};
+    long long bytes, memory;
+
+    if (!look_has_gpus(machine, result))
+        return;
+    mounts = root_read(machine->root, "/proc/self/mounts");
+    if (mounts.state != ROOT_OK) {
+        doctor_cannot_tell(machine, result, "/proc/self/mounts: %s", look_why(mounts.state, mounts.why));
+        return;
+    }
+    shm = root_stat(machine->root, "/dev/shm");
+    if (shm.state == ROOT_ABSENT) {
+        doctor_found(machine, result, DOCTOR_ERROR, "there is no /dev/shm, and ranks share memory through it");
+        doctor_evidence(machine, result, "/dev/shm", "not there");
+        doctor_fix(machine, result, false, "sudo mkdir -m 1777 /dev/shm\nsudo mount -t tmpfs tmpfs /dev/shm");
+        return;
+    }
+    if (!mount_of(mounts.text, "/dev/shm", &mount)) {
+        doctor_cannot_tell(machine, result, "/proc/self/mounts: no file system that holds /dev/shm");
+        return;
+    }
+    if (strcmp(mount.type, "tmpfs") != 0 && strcmp(mount.type, "devtmpfs") != 0)
+        return;
+    memory = memory_of(machine->root);
+    bytes = tmpfs_bytes(mount.options, memory);
+    if (bytes < 0)
+        doctor_cannot_tell(machine, result, "the size of /dev/shm: %s, and /proc/meminfo has no MemTotal",
+                           mount.options);
+    else if (bytes < SHM_LITTLE)
+        found_small_shm(machine, result, &mount, bytes, memory);
+}
+
+const struct doctor_check check_shm = {
+    .id = "shm",
+    .group = "limits",
+    .mode = 38,
+    .title = "/dev/shm is large enough",
+    .symptom = "Bus error (SIGBUS) in NCCL or a data loader; \"No space left on device\" on /dev/shm/nccl-*.",
+    .cause =
+        "Ranks of a node share memory through /dev/shm. Docker makes it 64 MiB large, and who writes beyond that is "
+        "killed.",
+    .remedy = "Give the container more (--shm-size, an emptyDir in memory), or remount it larger.",
+    .links = (const char *const[]){"/dev/shm", "/proc/self/mounts", NULL},
+    .run = run_shm,
+};

@@ -1,0 +1,248 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* checks_nic.c - the speed of links, and access to NICs. checks_port.c has the other checks of the group. */
+#include "doctor/checks.h"
+#include "doctor/look.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* --- slow-link --- */
+
+static double nic_rate(const struct topo_nic *nic)
+{
+    double sum = 0;
+
+    for (int p = 0; p < nic->n_ports; p++)
+        if (nic->ports[p].active)
+            sum += nic->ports[p].rate_gbps;
+    return sum;
+}
+
+/*
+ * NICs that should be alike: those for data, and one that is as near to a GPU and of the same make but so slow that it
+ * looks like one for management.
+ */
+static bool is_sister(const struct topo *topo, int nic)
+{
+    const struct topo_nic *self = &topo->nics[nic];
+
+    if (look_is_data_nic(topo, nic))
+        return true;
+    if (self->role != TOPO_ROLE_MANAGEMENT || self->pci < 0 || look_gpu_distance(topo, nic) > TOPO_PXB)
+        return false;
+    for (int i = 0; i < topo->n_nics; i++)
+        if (look_is_data_nic(topo, i) && strcmp(topo->nics[i].hca, self->hca) == 0 &&
+            look_gpu_distance(topo, i) <= TOPO_PXB)
+            return true;
+    return false;
+}
+
+/* Bits per second in 10^9 that a PCIe link carries one way: 8b/10b up to PCIe 2, 128b/130b after it. */
+static double pci_rate(const struct topo_pci *pci)
+{
+    return pci->link_gts * pci->link_width * (pci->link_gts > 5.5 ? 128.0 / 130 : 0.8);
+}
+
+static bool is_below_maximum(const struct topo_pci *pci)
+{
+    return (pci->link_gts > 0 && pci->link_gts < pci->link_gts_max) ||
+           (pci->link_width > 0 && pci->link_width < pci->link_width_max);
+}
+
+/* Has a device of the same make a better link to the bus? */
+static bool sister_has_more(const struct topo *topo, int nic)
+{
+    const struct topo_pci *self = &topo->pci[topo->nics[nic].pci];
+
+    for (int i = 0; i < topo->n_nics; i++)
+        if (is_sister(topo, i) && topo->pci[topo->nics[i].pci].device == self->device &&
+            pci_rate(&topo->pci[topo->nics[i].pci]) > pci_rate(self) * 1.01)
+            return true;
+    return false;
+}
+
+struct slow_links {
+    int n, n_grave;
+    const char *first, *what;
+};
+
+static void note_slow(const struct doctor_machine *machine, struct doctor_result *result, struct slow_links *slow,
+                      bool is_grave, const char *where, const char *what)
+{
+    if (slow->n == 0 || (is_grave && slow->n_grave == 0)) {
+        slow->first = where;
+        slow->what = what;
+    }
+    slow->n++;
+    slow->n_grave += is_grave;
+    doctor_evidence(machine, result, where, "%s", what);
+}
+
+static void find_slow_ports(const struct doctor_machine *machine, struct doctor_result *result, struct slow_links *slow)
+{
+    const struct topo *topo = machine->topo;
+    double best = 0;
+
+    for (int i = 0; i < topo->n_nics; i++)
+        for (int p = 0; is_sister(topo, i) && p < topo->nics[i].n_ports; p++)
+            if (topo->nics[i].ports[p].active && topo->nics[i].ports[p].rate_gbps > best)
+                best = topo->nics[i].ports[p].rate_gbps;
+    for (int i = 0; i < topo->n_nics; i++)
+        for (int p = 0; is_sister(topo, i) && p < topo->nics[i].n_ports; p++) {
+            const struct topo_port *port = &topo->nics[i].ports[p];
+
+            if (port->active && port->rate_gbps > 0 && port->rate_gbps < best * 0.99)
+                note_slow(machine, result, slow, true, look_port_name(machine, i, p),
+                          root_printf(machine->root, "runs at %g Gb/s, its sisters at %g", port->rate_gbps, best));
+        }
+}
+
+/*
+ * A link below its maximum is a fault when a sister has more or when it carries less than the port: a slot of an older
+ * generation that all have, and that suffices, is the design of the machine.
+ */
+static void find_slow_buses(const struct doctor_machine *machine, struct doctor_result *result, struct slow_links *slow)
+{
+    const struct topo *topo = machine->topo;
+
+    for (int i = 0; i < topo->n_nics; i++) {
+        const struct topo_pci *pci;
+        bool is_tight;
+
+        if (!is_sister(topo, i))
+            continue;
+        pci = &topo->pci[topo->nics[i].pci];
+        if (!is_below_maximum(pci))
+            continue;
+        is_tight = pci_rate(pci) > 0 && pci_rate(pci) < nic_rate(&topo->nics[i]);
+        if (is_tight || sister_has_more(topo, i))
+            note_slow(machine, result, slow, is_tight, topo->nics[i].name,
+                      root_printf(machine->root, "PCIe link at %g GT/s x%d, it can do %g GT/s x%d", pci->link_gts,
+                                  pci->link_width, pci->link_gts_max, pci->link_width_max));
+    }
+}
+
+/* Of a GPU only the width counts: its speed drops when it has nothing to do. A laptop's chip has fewer lanes by design.
+ */
+static void find_narrow_gpus(const struct doctor_machine *machine, struct doctor_result *result,
+                             struct slow_links *slow)
+{
+    const struct topo *topo = machine->topo;
+    int best = 0;
+
+    for (int i = 0; i < topo->n_gpus; i++)
+        if (topo->gpus[i].pci >= 0 && topo->pci[topo->gpus[i].pci].link_width > best)
+            best = topo->pci[topo->gpus[i].pci].link_width;
+    for (int i = 0; i < topo->n_gpus; i++) {
+        const struct topo_pci *pci = topo->gpus[i].pci >= 0 ? &topo->pci[topo->gpus[i].pci] : NULL;
+
+        if (pci && pci->link_width > 0 && pci->link_width < pci->link_width_max &&
+            (pci->link_width < best || topo->n_gpus >= 4))
+            note_slow(machine, result, slow, false, root_printf(machine->root, "GPU %d", i),
+                      root_printf(machine->root, "PCIe link x%d, it can do x%d", pci->link_width, pci->link_width_max));
+    }
+}
+
+static void run_slow_link(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    struct slow_links slow = {.first = "", .what = ""};
+
+    if (machine->topo->n_gpus == 0 && !look_has_data_nics(machine, result))
+        return;
+    find_slow_ports(machine, result, &slow);
+    find_slow_buses(machine, result, &slow);
+    find_narrow_gpus(machine, result, &slow);
+    if (slow.n == 0)
+        return;
+    doctor_found(machine, result, slow.n_grave ? DOCTOR_ERROR : DOCTOR_WARNING, "%s: %s%s", slow.first, slow.what,
+                 slow.n > 1 ? ", and more links are slow" : "");
+    doctor_advise(
+        machine, result,
+        "Every dispatch waits for the slowest NIC. Of a port look at cable and switch (mlxlink -d DEVICE -m), "
+        "of a PCIe link reseat the card and look at its slot; in a cloud, take the node out of service.");
+}
+
+const struct doctor_check check_slow_link = {
+    .id = "slow-link",
+    .group = "nic",
+    .mode = 4,
+    .title = "NICs and GPUs have the link speed and width that they can have",
+    .symptom = "About 43 GB/s between two nodes where others reach twice as much; one rank is always last.",
+    .cause =
+        "A port or a PCIe link came up slower or narrower than its sisters. Collective work goes at the pace of the "
+        "slowest NIC.",
+    .remedy = "Repair the link: cable, transceiver, slot. Until then isolate the node.",
+    .links = (const char *const[]){"/sys/class/infiniband/*/ports/*/rate", "/sys/bus/pci/devices/*/current_link_width",
+                                   "/sys/bus/pci/devices/*/current_link_speed", NULL},
+    .run = run_slow_link,
+};
+
+/* --- nic-access --- */
+
+static void run_nic_access(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct topo *topo = machine->topo;
+    int n_unknown = 0, n_denied = 0, n_absent = 0, n_nameless = 0;
+    const char *first = "", *why = "";
+
+    if (!look_has_data_nics(machine, result))
+        return;
+    for (int i = 0; i < topo->n_nics; i++) {
+        const struct topo_nic *nic = &topo->nics[i];
+        struct root_stat stat;
+
+        if (!look_is_data_nic(topo, i))
+            continue;
+        if (!*nic->uverbs) {
+            n_nameless++;
+            first = *first ? first : nic->name;
+            doctor_evidence(machine, result, nic->name, "no uverbs device");
+            continue;
+        }
+        stat = root_stat(machine->root, "%s", nic->uverbs);
+        if (stat.state == ROOT_FAILED || stat.state == ROOT_UNASKED) {
+            n_unknown++;
+            why = look_why(stat.state, stat.why);
+            continue;
+        }
+        if (stat.state == ROOT_OK && stat.may_read && stat.may_write)
+            continue;
+        n_absent += stat.state == ROOT_ABSENT;
+        n_denied += stat.state != ROOT_ABSENT;
+        first = *first ? first : nic->uverbs;
+        doctor_evidence(machine, result, nic->uverbs, "%s (%s)",
+                        stat.state == ROOT_ABSENT ? "not there" : "not readable and writable for this user", nic->name);
+    }
+    if (n_absent + n_denied + n_nameless == 0) {
+        if (n_unknown)
+            doctor_cannot_tell(machine, result, "%d uverbs devices: %s", n_unknown, why);
+        return;
+    }
+    doctor_found(machine, result, DOCTOR_ERROR, "%s %s%s", first,
+                 n_nameless ? "has no uverbs device"
+                 : n_absent ? "is not there"
+                            : "is not accessible",
+                 n_absent + n_denied + n_nameless > 1 ? ", and more are not" : "");
+    if (n_nameless)
+        doctor_fix(machine, result, true, "sudo modprobe ib_uverbs");
+    else if (n_denied)
+        doctor_fix(machine, result, false, "sudo chmod 666 /dev/infiniband/uverbs*");
+    doctor_advise(machine, result,
+                  n_absent ? "A container must be given /dev/infiniband (docker run --device /dev/infiniband, in "
+                             "Kubernetes the device plugin or a privileged pod)."
+                           : "On a host the rules of rdma-core make these devices accessible for all.");
+}
+
+const struct doctor_check check_nic_access = {
+    .id = "nic-access",
+    .group = "nic",
+    .mode = 21,
+    .title = "the NICs' uverbs devices are there and accessible",
+    .symptom = "\"No IB devices found\", although /sys/class/infiniband lists them.",
+    .cause =
+        "Programs talk to a NIC through /dev/infiniband/uverbsN. Containers do not have it by themselves, and it may "
+        "belong to root alone.",
+    .remedy = "Give the devices to the container, or their permissions to the user.",
+    .links = (const char *const[]){"/dev/infiniband", NULL},
+    .run = run_nic_access,
+};

@@ -1,0 +1,369 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* checks_port.c - ports of NICs: their GIDs, whether they are up, what they speak. */
+#include "doctor/checks.h"
+#include "doctor/look.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define MELLANOX 0x15b3
+
+/* --- gid --- */
+
+static const char *const gid_variables[] = {"NVSHMEM_IB_GID_INDEX", "NCCL_IB_GID_INDEX", NULL};
+
+static const struct topo_gid *gid_at(const struct topo_port *port, int index)
+{
+    for (int i = 0; i < port->n_gids; i++)
+        if (port->gids[i].index == index)
+            return &port->gids[i];
+    return NULL;
+}
+
+static bool has_gid(const struct topo_port *port, enum topo_gid_type type, enum topo_gid_kind kind)
+{
+    for (int i = 0; i < port->n_gids; i++)
+        if (port->gids[i].type == type && port->gids[i].kind == kind)
+            return true;
+    return false;
+}
+
+static bool is_roce_port(const struct topo *topo, int nic, int port)
+{
+    const struct topo_port *self = &topo->nics[nic].ports[port];
+
+    return look_is_data_nic(topo, nic) && self->active && self->link_layer == TOPO_LINK_ETHERNET;
+}
+
+/* What is wrong with GID `index` of a port, "" if nothing is. */
+static const char *gid_fault(const struct topo_port *port, int index)
+{
+    const struct topo_gid *gid = gid_at(port, index);
+
+    if (!gid)
+        return "is empty";
+    if (gid->type == TOPO_GID_UNKNOWN)
+        return "";
+    if (gid->type != TOPO_GID_ROCE2)
+        return "is of type RoCE v1, which routers do not carry";
+    if (gid->kind == TOPO_GID_LINK_LOCAL)
+        return "is a link-local address, which routers do not carry";
+    return "";
+}
+
+/* The index that a variable names; -1 when it leaves the choice to the library. */
+static int gid_index(struct root *root, const char *name)
+{
+    const char *value = root_env(root, name);
+    char *end;
+    long index;
+
+    if (!value)
+        return -1;
+    index = strtol(value, &end, 10);
+    return end == value || *end || index < 0 || index > 65535 ? -1 : (int)index;
+}
+
+struct gid_faults {
+    int n_ports, n_unreadable, n_none, n_wrong;
+    enum root_state why;
+    const char *port; /* the first without a GID, or with a wrong one */
+    const char *variable, *fault;
+    int index;
+    bool only_ipv6; /* of all ports in n_none */
+};
+
+static void look_at_gids(const struct doctor_machine *machine, struct doctor_result *result, int nic, int port,
+                         struct gid_faults *faults)
+{
+    const struct topo_port *self = &machine->topo->nics[nic].ports[port];
+    const char *name = look_port_name(machine, nic, port);
+
+    faults->n_ports++;
+    if (self->gids_state != ROOT_OK) {
+        faults->n_unreadable++;
+        faults->why = self->gids_state;
+        return;
+    }
+    if (!has_gid(self, TOPO_GID_ROCE2, TOPO_GID_IPV4) && !has_gid(self, TOPO_GID_UNKNOWN, TOPO_GID_IPV4)) {
+        bool ipv6 = has_gid(self, TOPO_GID_ROCE2, TOPO_GID_OTHER);
+
+        if (faults->n_none++ == 0)
+            faults->port = name;
+        faults->only_ipv6 = faults->only_ipv6 && ipv6;
+        doctor_evidence(machine, result, name, "%d GIDs, %s", self->n_gids,
+                        ipv6 ? "of RoCE v2 with an IPv6 address only" : "none of RoCE v2 with an IPv4 address");
+        return;
+    }
+    for (int i = 0; gid_variables[i]; i++) {
+        int index = gid_index(machine->root, gid_variables[i]);
+        const char *fault = index >= 0 ? gid_fault(self, index) : "";
+
+        if (!*fault)
+            continue;
+        if (faults->n_wrong++ == 0) {
+            faults->port = name;
+            faults->variable = gid_variables[i];
+            faults->index = index;
+            faults->fault = fault;
+        }
+        doctor_evidence(machine, result, name, "%s=%d %s", gid_variables[i], index, fault);
+    }
+}
+
+static void run_gid(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    struct gid_faults faults = {.only_ipv6 = true};
+
+    if (!look_has_data_nics(machine, result))
+        return;
+    for (int i = 0; i < machine->topo->n_nics; i++)
+        for (int p = 0; p < machine->topo->nics[i].n_ports; p++)
+            if (is_roce_port(machine->topo, i, p))
+                look_at_gids(machine, result, i, p, &faults);
+    if (faults.n_none) {
+        doctor_found(machine, result, faults.only_ipv6 ? DOCTOR_WARNING : DOCTOR_ERROR,
+                     "%s has no RoCE v2 GID with an IPv4 address%s", faults.port,
+                     faults.n_none > 1 ? ", and other ports have none either" : "");
+        doctor_advise(
+            machine, result,
+            "The GID comes with the IPv4 address of the port's network interface: configure one. In a pod, use "
+            "hostNetwork or the network annotations that bring the interface along: GIDs of interfaces in "
+            "another network namespace look empty.");
+    } else if (faults.n_wrong) {
+        doctor_found(machine, result, DOCTOR_ERROR, "%s=%d names a GID of %s that %s", faults.variable, faults.index,
+                     faults.port, faults.fault);
+        doctor_fix(machine, result, false, "unset %s", faults.variable);
+        doctor_advise(machine, result,
+                      "Without it NVSHMEM and NCCL look for a RoCE v2 GID with an IPv4 address themselves.");
+    } else if (faults.n_unreadable) {
+        doctor_cannot_tell(machine, result, "GIDs of %d of %d ports: %s", faults.n_unreadable, faults.n_ports,
+                           look_why(faults.why, NULL));
+    } else if (faults.n_ports == 0) {
+        doctor_not_here(machine, result, "no RoCE port is active");
+    }
+}
+
+const struct doctor_check check_gid = {
+    .id = "gid",
+    .group = "nic",
+    .mode = 20,
+    .title = "RoCE ports have a routable GID, and GID indices name one",
+    .symptom = "ibv_modify_qp fails with a timeout or EINVAL; connections between nodes never come up.",
+    .cause = "Queue pairs need the GID of RoCE v2 with the port's IPv4 address. It is missing, or a fixed index names "
+             "an entry that is empty or of another type: the order of entries differs from node to node.",
+    .remedy = "Give the interface its address (hostNetwork in pods); leave the index to the library.",
+    .links = (const char *const[]){"NVSHMEM_IB_GID_INDEX", "NCCL_IB_GID_INDEX",
+                                   "/sys/class/infiniband/*/ports/*/gid_attrs/types/*", NULL},
+    .run = run_gid,
+};
+
+/* --- port-down --- */
+
+/* Another function of the same card with an active port: the second port of a card often has no cable. */
+static bool has_active_twin(const struct topo *topo, int nic)
+{
+    const char *self = topo->pci[topo->nics[nic].pci].address;
+    const char *dot = strrchr(self, '.');
+
+    for (int i = 0; i < topo->n_nics; i++)
+        if (i != nic && topo->nics[i].pci >= 0 && topo->nics[i].role == TOPO_ROLE_DATA && dot &&
+            strncmp(topo->pci[topo->nics[i].pci].address, self, (size_t)(dot - self)) == 0)
+            return true;
+    return false;
+}
+
+static int n_data_nics(const struct topo *topo)
+{
+    int n = 0;
+
+    for (int i = 0; i < topo->n_nics; i++)
+        n += look_is_data_nic(topo, i);
+    return n;
+}
+
+/* A NIC without an active port that GPUs would use: on a switch with one, or of the make of those for data. */
+static bool is_missed(const struct topo *topo, int nic)
+{
+    const struct topo_nic *self = &topo->nics[nic];
+    bool is_like_data = false;
+
+    if (self->role != TOPO_ROLE_DOWN || self->pci < 0 || topo->n_gpus == 0)
+        return false;
+    if (has_active_twin(topo, nic) && n_data_nics(topo) >= topo->n_gpus)
+        return false;
+    for (int i = 0; i < topo->n_nics; i++)
+        if (look_is_data_nic(topo, i) && topo->pci[topo->nics[i].pci].device == topo->pci[self->pci].device &&
+            look_gpu_distance(topo, i) == look_gpu_distance(topo, nic))
+            is_like_data = true;
+    return is_like_data || look_gpu_distance(topo, nic) <= TOPO_PXB || n_data_nics(topo) == 0;
+}
+
+/* NICs on a switch with this GPU, whatever their state. */
+static int nics_beside(const struct topo *topo, int gpu)
+{
+    int n = 0;
+
+    for (int i = 0; i < topo->n_nics; i++)
+        n += topo->nics[i].pci >= 0 && topo->nics[i].role != TOPO_ROLE_VIRTUAL &&
+             topo_gpu_nic_path(topo, gpu, i) <= TOPO_PXB;
+    return n;
+}
+
+/*
+ * Most GPUs have the same number of NICs beside them, at least one: the pattern of the machine. A GPU with fewer, or
+ * -1.
+ */
+static int gpu_without_its_nic(const struct topo *topo, int *ret_has, int *ret_due)
+{
+    int counts[TOPO_MAX_GPUS];
+
+    for (int i = 0; i < topo->n_gpus; i++)
+        counts[i] = nics_beside(topo, i);
+    for (int i = 0; i < topo->n_gpus; i++) {
+        int n_alike = 0;
+
+        for (int k = 0; k < topo->n_gpus; k++)
+            n_alike += counts[k] == counts[i];
+        if (n_alike * 2 <= topo->n_gpus || counts[i] == 0)
+            continue;
+        for (int k = 0; k < topo->n_gpus; k++)
+            if (counts[k] < counts[i]) {
+                *ret_has = counts[k];
+                *ret_due = counts[i];
+                return k;
+            }
+    }
+    return -1;
+}
+
+/* A PCI function like those of the NICs for data, without an RDMA device: its index in topo.pci, or -1. */
+static int function_without_rdma(const struct topo *topo)
+{
+    unsigned device = 0;
+
+    for (int i = 0; i < topo->n_nics && !device; i++)
+        if (look_is_data_nic(topo, i) && topo->pci[topo->nics[i].pci].vendor == MELLANOX)
+            device = topo->pci[topo->nics[i].pci].device;
+    for (int p = 0; p < topo->n_pci && device; p++) {
+        bool has_rdma = false;
+
+        if (topo->pci[p].vendor != MELLANOX || topo->pci[p].device != device)
+            continue;
+        for (int i = 0; i < topo->n_nics; i++)
+            has_rdma = has_rdma || topo->nics[i].pci == p;
+        if (!has_rdma)
+            return p;
+    }
+    return -1;
+}
+
+static void run_port_down(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct topo *topo = machine->topo;
+    int n_down = 0, first = -1, gpu, has = 0, due = 0, function, n_data = n_data_nics(topo);
+
+    if (topo->n_nics == 0 || topo->n_gpus == 0) {
+        doctor_not_here(machine, result, topo->n_nics ? "there is no NVIDIA GPU" : "there is no RDMA NIC");
+        return;
+    }
+    for (int i = 0; i < topo->n_nics; i++) {
+        if (!is_missed(topo, i))
+            continue;
+        if (n_down++ == 0)
+            first = i;
+        for (int p = 0; p < topo->nics[i].n_ports; p++)
+            doctor_evidence(machine, result, look_port_name(machine, i, p), "%s, %s", topo->nics[i].ports[p].state,
+                            topo->nics[i].ports[p].phys_state);
+    }
+    gpu = gpu_without_its_nic(topo, &has, &due);
+    function = n_data + n_down < topo->n_gpus ? function_without_rdma(topo) : -1;
+    if (n_down) {
+        doctor_found(machine, result, DOCTOR_ERROR, "%s has no active port%s", topo->nics[first].name,
+                     n_down > 1 ? ", and more NICs have none" : "");
+        doctor_advise(machine, result,
+                      "Look at cable, transceiver and switch port (mlxlink -d %s -m); of a pod, at its network "
+                      "annotations. GPUs of this NIC share one with others until it is back.",
+                      topo->nics[first].name);
+    } else if (function >= 0) {
+        doctor_found(machine, result, DOCTOR_ERROR, "the NIC at %s has no RDMA device", topo->pci[function].address);
+        doctor_evidence(machine, result, topo->pci[function].address, "%s%s",
+                        *topo->pci[function].driver ? "driver " : "no driver", topo->pci[function].driver);
+        doctor_advise(machine, result, "Load mlx5_ib, or give the pod this device too: it sees %d NICs for %d GPUs.",
+                      n_data, topo->n_gpus);
+    } else if (gpu >= 0) {
+        doctor_found(machine, result, DOCTOR_ERROR, "GPU %d has %d NIC%s beside it, most others have %d", gpu, has,
+                     has == 1 ? "" : "s", due);
+        doctor_evidence(machine, result, "/sys/class/infiniband", "%d NICs, %d of them for data", topo->n_nics, n_data);
+        doctor_advise(machine, result,
+                      "A NIC is missing: look for it on the bus (lspci -d 15b3:) and in the kernel log; of a pod, at "
+                      "its network annotations and devices. In a cloud, take the node out of service.");
+    } else if (n_data < topo->n_gpus && n_data * 2 > topo->n_gpus) {
+        doctor_found(machine, result, DOCTOR_WARNING, "there are %d NICs for %d GPUs", n_data, topo->n_gpus);
+        doctor_evidence(machine, result, "/sys/class/infiniband", "%d NICs, %d of them for data", topo->n_nics, n_data);
+        doctor_advise(machine, result, "Machines have one NIC for each GPU, or for each two: one seems to be missing.");
+    }
+}
+
+const struct doctor_check check_port_down = {
+    .id = "port-down",
+    .group = "nic",
+    .mode = 21,
+    .title = "every GPU has its NIC, with an active port",
+    .symptom = "Fewer NICs than expected; ranks share one and run at half speed; a connection is refused.",
+    .cause = "A port is down, a NIC has fallen off the bus, or a container was not given all of them.",
+    .remedy = "Repair cabling and ports; correct the network annotations of the pod.",
+    .links = (const char *const[]){"/sys/class/infiniband/*/ports/*/state",
+                                   "/sys/class/infiniband/*/ports/*/phys_state", NULL},
+    .run = run_port_down,
+};
+
+/* --- link-layer --- */
+
+static void run_link_layer(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct topo *topo = machine->topo;
+    int n[3] = {0}, odd_layer, first = -1;
+
+    if (!look_has_gpus(machine, result) || !look_has_data_nics(machine, result))
+        return;
+    /* Only NICs that GPUs use: one for storage may well be of the other kind. */
+    for (int g = 0; g < machine->map->n; g++) {
+        const struct map_choice *choice = &machine->map->choices[g];
+
+        for (int p = 0; choice->nic >= 0 && p < topo->nics[choice->nic].n_ports; p++)
+            if (topo->nics[choice->nic].ports[p].number == choice->port)
+                n[topo->nics[choice->nic].ports[p].link_layer]++;
+    }
+    if (n[TOPO_LINK_ETHERNET] == 0 || n[TOPO_LINK_INFINIBAND] == 0)
+        return;
+    odd_layer = n[TOPO_LINK_ETHERNET] < n[TOPO_LINK_INFINIBAND] ? TOPO_LINK_ETHERNET : TOPO_LINK_INFINIBAND;
+    for (int i = 0; i < topo->n_nics; i++)
+        for (int p = 0; look_is_data_nic(topo, i) && p < topo->nics[i].n_ports; p++)
+            if (topo->nics[i].ports[p].active && (int)topo->nics[i].ports[p].link_layer == odd_layer) {
+                first = first < 0 ? i : first;
+                doctor_evidence(machine, result, look_port_name(machine, i, p), "link layer %s",
+                                odd_layer == TOPO_LINK_ETHERNET ? "Ethernet" : "InfiniBand");
+            }
+    doctor_found(machine, result, DOCTOR_ERROR, "NICs of GPUs are of two kinds: %s is %s, others are %s",
+                 first >= 0 ? topo->nics[first].name : "one",
+                 odd_layer == TOPO_LINK_ETHERNET ? "Ethernet" : "InfiniBand",
+                 odd_layer == TOPO_LINK_ETHERNET ? "InfiniBand" : "Ethernet");
+    doctor_fix(machine, result, false, "sudo mlxconfig -d %s set LINK_TYPE_P1=%s",
+               first >= 0 && topo->nics[first].pci >= 0 ? topo->pci[topo->nics[first].pci].address : "DEVICE",
+               odd_layer == TOPO_LINK_ETHERNET ? "IB" : "ETH");
+    doctor_advise(machine, result,
+                  "The link type of a ConnectX port is an option of its firmware; a reboot brings it into effect.");
+}
+
+const struct doctor_check check_link_layer = {
+    .id = "link-layer",
+    .group = "nic",
+    .mode = 21,
+    .title = "the NICs of all GPUs have one link layer",
+    .symptom = "Some ranks cannot connect to others; queue pairs end in an error.",
+    .cause = "Some ports run InfiniBand and some Ethernet: they are in different networks.",
+    .remedy = "Set the link type of the odd ports with mlxconfig and reboot, or leave them out.",
+    .links = (const char *const[]){"/sys/class/infiniband/*/ports/*/link_layer", NULL},
+    .run = run_link_layer,
+};

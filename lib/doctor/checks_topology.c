@@ -1,0 +1,489 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* checks_topology.c - how GPUs, NICs and processors reach each other, and which GPU a process means. */
+#include "doctor/checks.h"
+#include "doctor/look.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* --- imex --- */
+
+#define IMEX "/dev/nvidia-caps-imex-channels"
+
+static void run_imex(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    struct root_names channels;
+    struct root_stat stat;
+
+    if (!look_has_driver(machine, result))
+        return;
+    if (!look_has_multinode_nvlink(machine->topo)) {
+        doctor_not_here(machine, result, "no GPUs whose NVLinks lead to other nodes");
+        return;
+    }
+    channels = root_list(machine->root, IMEX);
+    if (channels.state == ROOT_OK && channels.n > 0) {
+        stat = root_stat(machine->root, IMEX "/%s", channels.names[0]);
+        if (stat.state != ROOT_OK || (stat.may_read && stat.may_write))
+            return;
+        doctor_found(machine, result, DOCTOR_ERROR, "the IMEX channel %s is not accessible", channels.names[0]);
+        doctor_evidence(machine, result, root_printf(machine->root, IMEX "/%s", channels.names[0]),
+                        "not readable and writable for this user");
+        doctor_advise(machine, result,
+                      "Give the process the channel: the device belongs to the user who runs the job.");
+        return;
+    }
+    if (channels.state != ROOT_OK && channels.state != ROOT_ABSENT) {
+        doctor_cannot_tell(machine, result, IMEX ": %s", look_why(channels.state, channels.why));
+        return;
+    }
+    doctor_found(machine, result, DOCTOR_ERROR,
+                 "there is no IMEX channel, so GPUs of other nodes cannot be reached by NVLink");
+    doctor_evidence(machine, result, IMEX, channels.state == ROOT_OK ? "empty" : "not there");
+    doctor_advise(
+        machine, result,
+        "In Kubernetes: give the pods a ComputeDomain of NVIDIA's DRA driver, which makes a channel. On hosts: "
+        "run nvidia-imex with all nodes in /etc/nvidia-imex/nodes_config.cfg, and load the driver with "
+        "NVreg_CreateImexChannel0=1.");
+}
+
+const struct doctor_check check_imex = {
+    .id = "imex",
+    .group = "topology",
+    .mode = 32,
+    .title = "there is an IMEX channel for NVLink between nodes",
+    .symptom = "CUDA errors when memory of a GPU in another node of the rack is mapped (GB200, GB300).",
+    .cause =
+        "Processes of different nodes exchange GPU memory by way of an IMEX channel, which somebody has to make and "
+        "to hand to the process.",
+    .remedy = "Use a ComputeDomain, or nvidia-imex and NVreg_CreateImexChannel0=1.",
+    .links = (const char *const[]){IMEX, "/etc/nvidia-imex/nodes_config.cfg", NULL},
+    .run = run_imex,
+};
+
+/* --- visible-devices --- */
+
+#define MAPPING "DEEP_EP_DEVICE_TO_HCA_MAPPING"
+
+/* What is wrong with the list as such; NULL if nothing is. */
+static const char *list_fault(const struct doctor_machine *machine, const struct look_visible *entries, int n)
+{
+    for (int i = 0; i < n; i++) {
+        const char *text = entries[i].text;
+
+        switch (entries[i].kind) {
+        case LOOK_VISIBLE_NONSENSE:
+            return root_printf(machine->root, "'%s' is neither a number nor a UUID: CUDA ignores it and all behind it",
+                               text);
+        case LOOK_VISIBLE_INDEX:
+            if (entries[i].gpu < 0)
+                return root_printf(machine->root, "there is no GPU %s: CUDA ignores it and all behind it", text);
+            break;
+        case LOOK_VISIBLE_UUID:
+            if (entries[i].gpu < 0 && machine->topo->nvml)
+                return root_printf(machine->root,
+                                   "no GPU here has the UUID of entry %d: it and all behind it are ignored", i);
+            break;
+        case LOOK_VISIBLE_MIG:
+            break;
+        }
+        for (int k = 0; k < i; k++)
+            if (entries[i].gpu >= 0 && entries[k].gpu == entries[i].gpu)
+                return root_printf(machine->root, "GPU %d is named twice: CUDA then shows no GPU at all",
+                                   entries[i].gpu);
+    }
+    return NULL;
+}
+
+/* A mapping by GPU index means something else once the indices are not plain numbers in order. */
+static const char *mapping_fault(const struct look_visible *entries, int n)
+{
+    for (int i = 0; i < n; i++)
+        if (entries[i].kind == LOOK_VISIBLE_UUID || entries[i].kind == LOOK_VISIBLE_MIG)
+            return "holds UUIDs, which DeepEP cannot look up in " MAPPING;
+    for (int i = 1; i < n; i++)
+        if (entries[i].gpu < entries[i - 1].gpu)
+            return "puts GPUs in another order than " MAPPING " counts them in";
+    return NULL;
+}
+
+static bool has_unknown_uuid(const struct look_visible *entries, int n)
+{
+    for (int i = 0; i < n; i++)
+        if (entries[i].kind == LOOK_VISIBLE_UUID && entries[i].gpu < 0)
+            return true;
+    return false;
+}
+
+static void run_visible_devices(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    struct root_environment environment = root_environment(machine->root);
+    struct look_visible entries[LOOK_VISIBLE_MAX];
+    const char *fault;
+    int n;
+
+    if (!look_has_gpus(machine, result))
+        return;
+    if (environment.state != ROOT_OK) {
+        doctor_cannot_tell(machine, result, "the environment: %s", look_why(environment.state, environment.why));
+        return;
+    }
+    n = look_visible(machine, entries);
+    if (n <= 0) {
+        doctor_not_here(machine, result,
+                        n < 0 ? "CUDA_VISIBLE_DEVICES is not set" : "CUDA_VISIBLE_DEVICES hides all GPUs");
+        return;
+    }
+    fault = list_fault(machine, entries, n);
+    if (fault) {
+        doctor_found(machine, result, DOCTOR_ERROR, "CUDA_VISIBLE_DEVICES: %s", fault);
+        doctor_evidence(machine, result, "CUDA_VISIBLE_DEVICES", "%s", root_env(machine->root, "CUDA_VISIBLE_DEVICES"));
+        doctor_advise(machine, result, "This machine has GPUs 0 to %d: name each at most once.",
+                      machine->topo->n_gpus - 1);
+        return;
+    }
+    fault = root_env(machine->root, MAPPING) ? mapping_fault(entries, n) : NULL;
+    if (fault) {
+        doctor_found(machine, result, entries[0].kind == LOOK_VISIBLE_INDEX ? DOCTOR_WARNING : DOCTOR_ERROR,
+                     "CUDA_VISIBLE_DEVICES %s", fault);
+        doctor_evidence(machine, result, "CUDA_VISIBLE_DEVICES", "%s", root_env(machine->root, "CUDA_VISIBLE_DEVICES"));
+        doctor_evidence(machine, result, MAPPING, "%s", root_env(machine->root, MAPPING));
+        doctor_advise(
+            machine, result,
+            "Use numbers in ascending order, or give each process NVSHMEM_HCA_LIST with its one NIC instead of "
+            "the mapping (epkit env prints both).");
+        return;
+    }
+    if (has_unknown_uuid(entries, n))
+        doctor_cannot_tell(machine, result, "the UUIDs of the GPUs: NVML does not answer: %s", machine->topo->nvml_why);
+}
+
+const struct doctor_check check_visible_devices = {
+    .id = "visible-devices",
+    .group = "topology",
+    .mode = 37,
+    .title = "CUDA_VISIBLE_DEVICES names GPUs that exist, in a form that mappings understand",
+    .symptom =
+        "A rank uses the NIC of another GPU, or stops with \"invalid literal for int()\" in buffer.py; GPUs are missing.",
+    .cause = "The mapping of GPUs to NICs goes by index. CUDA_VISIBLE_DEVICES with UUIDs, in another order, or with "
+             "entries that do not exist changes what an index means.",
+    .remedy = "Use numbers in ascending order, or translate the mapping.",
+    .links = (const char *const[]){"CUDA_VISIBLE_DEVICES", MAPPING, NULL},
+    .run = run_visible_devices,
+};
+
+/* --- acs --- */
+
+#define CONFIG_EXTENDED 0x100 /* where extended capabilities begin (PCI Express base specification, 7.6) */
+#define ACS_CAPABILITY 0x000d
+#define ACS_REQUEST_REDIRECT 0x04
+#define ACS_COMPLETION_REDIRECT 0x08
+
+enum acs { ACS_OFF, ACS_REDIRECTS, ACS_HIDDEN };
+
+static unsigned word_at(const unsigned char *config, size_t at)
+{
+    return config[at] | (unsigned)config[at + 1] << 8;
+}
+
+/* What the ACS control register of a bridge says. The list of capabilities comes from the machine: it may be a circle.
+ */
+static enum acs acs_of(const struct root_text *config)
+{
+    const unsigned char *bytes = (const unsigned char *)config->text;
+    size_t at = CONFIG_EXTENDED;
+
+    /* Who is not root sees the first 64 bytes only. */
+    if (config->state != ROOT_OK || config->bytes < CONFIG_EXTENDED + 4)
+        return ACS_HIDDEN;
+    for (int i = 0; i < 64 && at >= CONFIG_EXTENDED && at + 8 <= config->bytes; i++) {
+        if (word_at(bytes, at) == ACS_CAPABILITY)
+            return word_at(bytes, at + 6) & (ACS_REQUEST_REDIRECT | ACS_COMPLETION_REDIRECT) ? ACS_REDIRECTS : ACS_OFF;
+        at = word_at(bytes, at + 2) >> 4;
+    }
+    return ACS_OFF;
+}
+
+/* Marks the bridges above a device. */
+static void mark_bridges(const struct topo *topo, int device, unsigned char *marks)
+{
+    int guard = 0;
+
+    for (int p = device >= 0 ? topo->pci[device].parent : -1; p >= 0 && guard < 64; p = topo->pci[p].parent, guard++)
+        marks[p] = 1;
+}
+
+/* "physical machine only": a guest sees bridges that its hypervisor made up. */
+static bool is_bare(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    switch (look_virtual(machine->root)) {
+    case LOOK_BARE:
+        return true;
+    case LOOK_VIRTUAL:
+        doctor_not_here(machine, result, "a virtual machine: this belongs to its host");
+        return false;
+    case LOOK_NOT_KNOWN:
+        break;
+    }
+    doctor_cannot_tell(machine, result, "whether this is a virtual machine: /proc/cpuinfo cannot be read");
+    return false;
+}
+
+static void run_acs(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    static unsigned char marks[TOPO_MAX_PCI];
+    const struct topo *topo = machine->topo;
+    int n_bridges = 0, n_hidden = 0, n_redirecting = 0, first = -1;
+
+    if (!look_has_gpus(machine, result) || !is_bare(machine, result))
+        return;
+    if (look_is_grace(topo)) {
+        doctor_not_here(machine, result, "boards with Grace processors translate addresses in the device");
+        return;
+    }
+    memset(marks, 0, sizeof(marks));
+    for (int i = 0; i < topo->n_gpus; i++)
+        mark_bridges(topo, topo->gpus[i].pci, marks);
+    for (int i = 0; i < topo->n_nics; i++)
+        if (look_is_data_nic(topo, i))
+            mark_bridges(topo, topo->nics[i].pci, marks);
+    for (int p = 0; p < topo->n_pci; p++) {
+        struct root_text config;
+
+        if (!marks[p])
+            continue;
+        n_bridges++;
+        config = root_read(machine->root, "/sys/bus/pci/devices/%s/config", topo->pci[p].address);
+        switch (acs_of(&config)) {
+        case ACS_OFF:
+            break;
+        case ACS_HIDDEN:
+            n_hidden++;
+            break;
+        case ACS_REDIRECTS:
+            first = n_redirecting++ ? first : p;
+            doctor_evidence(machine, result, topo->pci[p].address, "ACS redirects requests or completions");
+            break;
+        }
+    }
+    if (n_redirecting) {
+        doctor_found(
+            machine, result, DOCTOR_WARNING,
+            "%d of %d PCIe bridges above GPUs and NICs send traffic between devices through the processor (ACS)",
+            n_redirecting, n_bridges);
+        doctor_fix(machine, result, false, "sudo setpci -s %s ECAP_ACS+0x6.w=0000", topo->pci[first].address);
+        doctor_advise(
+            machine, result,
+            "Better: switch ACS off in the BIOS, or VT-d with it; setpci lasts until the next start. Keep it on a "
+            "host that hands devices to virtual machines: it keeps them apart.");
+    } else if (n_hidden) {
+        doctor_cannot_tell(machine, result, "ACS of %d of %d bridges: their configuration space is for root only",
+                           n_hidden, n_bridges);
+    } else if (n_bridges == 0) {
+        doctor_not_here(machine, result, "there are no PCIe bridges above GPUs and NICs");
+    }
+}
+
+const struct doctor_check check_acs = {
+    .id = "acs",
+    .group = "topology",
+    .mode = 39,
+    .title = "PCIe switches let GPUs and NICs talk to each other directly (ACS off)",
+    .symptom = "RDMA from GPU memory and P2P over PCIe run at a fraction of the link, or hang.",
+    .cause =
+        "With ACS redirection on, a switch sends what goes from one device to another up to the processor and down "
+        "again.",
+    .remedy = "Switch ACS off in the BIOS or with setpci, on bare metal without virtual machines.",
+    .links = (const char *const[]){"/sys/bus/pci/devices/*/config", NULL},
+    .run = run_acs,
+};
+
+/* --- iommu --- */
+
+/* The IOMMU group of a PCI device, "" if it has none. */
+static const char *group_of(struct root *root, const struct topo *topo, int pci)
+{
+    struct root_text link = root_resolve(root, "/sys/bus/pci/devices/%s/iommu_group", topo->pci[pci].address);
+    const char *base = link.state == ROOT_OK ? strrchr(link.text, '/') : NULL;
+    struct root_names groups;
+
+    if (base)
+        return base + 1;
+    /* A copy of a machine may have kept the groups and not the links to them. */
+    groups = root_list(root, "/sys/kernel/iommu_groups");
+    for (size_t i = 0; i < groups.n; i++) {
+        struct root_names devices = root_list(root, "/sys/kernel/iommu_groups/%s/devices", groups.names[i]);
+
+        for (size_t k = 0; k < devices.n; k++)
+            if (strcmp(devices.names[k], topo->pci[pci].address) == 0)
+                return groups.names[i];
+    }
+    return "";
+}
+
+struct iommu_count {
+    int n, n_translated, n_unknown;
+    const char *why;
+};
+
+static void look_at_group(const struct doctor_machine *machine, struct doctor_result *result, int pci,
+                          struct iommu_count *count)
+{
+    const char *group = group_of(machine->root, machine->topo, pci);
+    struct root_text type;
+
+    if (!*group)
+        return;
+    count->n++;
+    type = root_line(machine->root, "/sys/kernel/iommu_groups/%s/type", group);
+    if (type.state != ROOT_OK) {
+        count->n_unknown++;
+        count->why = look_why(type.state, type.why);
+    } else if (strncmp(type.text, "DMA", 3) == 0) {
+        count->n_translated++;
+        doctor_evidence(machine, result, root_printf(machine->root, "/sys/kernel/iommu_groups/%s/type", group),
+                        "%s (%s)", type.text, machine->topo->pci[pci].address);
+    }
+}
+
+static void run_iommu(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct topo *topo = machine->topo;
+    struct iommu_count count = {.why = ""};
+    struct root_names groups;
+
+    if (!look_has_gpus(machine, result) || !is_bare(machine, result))
+        return;
+    if (look_is_grace(topo)) {
+        doctor_not_here(machine, result, "boards with Grace processors need translation");
+        return;
+    }
+    groups = root_list(machine->root, "/sys/kernel/iommu_groups");
+    if (groups.state == ROOT_ABSENT || (groups.state == ROOT_OK && groups.n == 0)) {
+        doctor_not_here(machine, result, "the IOMMU is off");
+        return;
+    }
+    if (groups.state != ROOT_OK) {
+        doctor_cannot_tell(machine, result, "/sys/kernel/iommu_groups: %s", look_why(groups.state, groups.why));
+        return;
+    }
+    for (int i = 0; i < topo->n_gpus; i++)
+        if (topo->gpus[i].pci >= 0)
+            look_at_group(machine, result, topo->gpus[i].pci, &count);
+    for (int i = 0; i < topo->n_nics; i++)
+        if (look_is_data_nic(topo, i))
+            look_at_group(machine, result, topo->nics[i].pci, &count);
+    if (count.n_translated) {
+        doctor_found(machine, result, DOCTOR_WARNING, "the IOMMU translates the addresses of %d of %d GPUs and NICs",
+                     count.n_translated, count.n);
+        doctor_advise(
+            machine, result,
+            "Add iommu=pt (and intel_iommu=on or amd_iommu=on) to GRUB_CMDLINE_LINUX in /etc/default/grub, then "
+            "sudo update-grub and reboot; or switch the IOMMU off in the BIOS.");
+    } else if (count.n_unknown) {
+        doctor_cannot_tell(machine, result, "the type of %d IOMMU groups: %s", count.n_unknown, count.why);
+    }
+}
+
+const struct doctor_check check_iommu = {
+    .id = "iommu",
+    .group = "topology",
+    .mode = 39,
+    .title = "the IOMMU passes GPUs and NICs through",
+    .symptom = "P2P and RDMA from GPU memory are slow, or hang under load.",
+    .cause = "On bare metal an IOMMU that translates sends all traffic between devices through the processor.",
+    .remedy = "Start the kernel with iommu=pt, or switch the IOMMU off.",
+    .links = (const char *const[]){"/sys/kernel/iommu_groups/*/type", "/proc/cmdline", NULL},
+    .run = run_iommu,
+};
+
+/* --- affinity --- */
+
+/* Launchers tell a process which of its node it is: Open MPI, Slurm, torchrun, MPICH, Intel MPI. */
+static int local_rank_of(struct root *root)
+{
+    static const char *const names[] = {
+        "LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", "MPI_LOCALRANKID", "PMI_LOCAL_RANK", NULL};
+
+    for (int i = 0; names[i]; i++) {
+        const char *value = root_env(root, names[i]);
+
+        if (value && *value && strspn(value, "0123456789") == strlen(value) && strlen(value) < 5)
+            return atoi(value);
+    }
+    return -1;
+}
+
+/* The GPU that the process works with, -1 if nothing tells. */
+static int own_gpu(const struct doctor_machine *machine)
+{
+    struct look_visible entries[LOOK_VISIBLE_MAX];
+    int rank = local_rank_of(machine->root), n = look_visible(machine, entries);
+
+    if (n == 1)
+        return entries[0].gpu;
+    if (n > 1)
+        return rank >= 0 && rank < n ? entries[rank].gpu : -1;
+    if (n == 0)
+        return -1;
+    if (machine->topo->n_gpus == 1)
+        return 0;
+    return rank >= 0 && rank < machine->topo->n_gpus ? rank : -1;
+}
+
+#define MAX_CPUS 8192
+
+static void run_affinity(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    uint64_t allowed[MAX_CPUS / 64] = {0}, local[MAX_CPUS / 64] = {0};
+    const struct topo *topo = machine->topo;
+    struct root_text status;
+    const char *list;
+    int gpu;
+
+    if (!look_has_gpus(machine, result))
+        return;
+    gpu = own_gpu(machine);
+    if (gpu < 0) {
+        doctor_not_here(machine, result, "nothing tells which GPU this process uses");
+        return;
+    }
+    status = root_read(machine->root, "/proc/self/status");
+    list = look_field(machine->root, status.text, "Cpus_allowed_list");
+    if (!*list || !topo_parse_cpus(list, allowed, MAX_CPUS)) {
+        doctor_cannot_tell(machine, result, "/proc/self/status: %s",
+                           status.state == ROOT_OK ? "no Cpus_allowed_list" : look_why(status.state, status.why));
+        return;
+    }
+    if (topo->gpus[gpu].pci < 0 || !*topo->pci[topo->gpus[gpu].pci].local_cpus ||
+        !topo_parse_cpus(topo->pci[topo->gpus[gpu].pci].local_cpus, local, MAX_CPUS)) {
+        doctor_cannot_tell(machine, result, "which processors are near GPU %d", gpu);
+        return;
+    }
+    for (int i = 0; i < MAX_CPUS / 64; i++)
+        if (allowed[i] & local[i])
+            return;
+    doctor_found(machine, result, DOCTOR_WARNING,
+                 "the process may run on processors %s, and none of them is near its GPU %d", list, gpu);
+    doctor_evidence(machine, result, "/proc/self/status", "Cpus_allowed_list: %s", list);
+    doctor_evidence(
+        machine, result,
+        root_printf(machine->root, "/sys/bus/pci/devices/%s/local_cpulist", topo->pci[topo->gpus[gpu].pci].address),
+        "%s", topo->pci[topo->gpus[gpu].pci].local_cpus);
+    doctor_fix(machine, result, false, "taskset -c %s PROGRAM", topo->pci[topo->gpus[gpu].pci].local_cpus);
+    doctor_advise(machine, result,
+                  "Let the launcher bind: mpirun --map-by numa --bind-to numa, srun --cpu-bind or --gpu-bind=closest.");
+}
+
+const struct doctor_check check_affinity = {
+    .id = "affinity",
+    .group = "topology",
+    .mode = 40,
+    .title = "the process runs near its GPU",
+    .symptom = "Latency of launches and of CPU proxies is high; ranks of one NUMA node are slower.",
+    .cause = "The launcher bound the process to processors of another NUMA node than that of its GPU.",
+    .remedy = "Bind each rank to the processors of its GPU's NUMA node.",
+    .links = (const char *const[]){"/proc/self/status", "/sys/bus/pci/devices/*/local_cpulist", NULL},
+    .run = run_affinity,
+};

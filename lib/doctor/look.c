@@ -1,0 +1,188 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "doctor/look.h"
+
+#include <ctype.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#define NVIDIA 0x10de
+
+const char *look_why(enum root_state state, const char *why)
+{
+    if (why && *why)
+        return why;
+    switch (state) {
+    case ROOT_OK:
+        return "";
+    case ROOT_ABSENT:
+        return "not there";
+    case ROOT_DENIED:
+        return "Permission denied";
+    case ROOT_FAILED:
+        return "could not be read";
+    case ROOT_UNASKED:
+        break;
+    }
+    return "the snapshot does not say";
+}
+
+bool look_has_gpus(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    if (machine->topo->n_gpus > 0)
+        return true;
+    doctor_not_here(machine, result, "there is no NVIDIA GPU");
+    return false;
+}
+
+bool look_has_driver(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    if (!look_has_gpus(machine, result))
+        return false;
+    if (*machine->stack->driver.version)
+        return true;
+    doctor_not_here(machine, result, "the NVIDIA driver is not loaded");
+    return false;
+}
+
+bool look_is_data_nic(const struct topo *topo, int nic)
+{
+    return topo->nics[nic].role == TOPO_ROLE_DATA && topo->nics[nic].pci >= 0;
+}
+
+bool look_has_data_nics(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    for (int i = 0; i < machine->topo->n_nics; i++)
+        if (look_is_data_nic(machine->topo, i))
+            return true;
+    doctor_not_here(machine, result, "there is no RDMA NIC for data");
+    return false;
+}
+
+enum topo_path look_gpu_distance(const struct topo *topo, int nic)
+{
+    enum topo_path best = TOPO_SYS;
+
+    for (int i = 0; i < topo->n_gpus; i++) {
+        enum topo_path path = topo_gpu_nic_path(topo, i, nic);
+
+        if (path < best)
+            best = path;
+    }
+    return best;
+}
+
+const char *look_port_name(const struct doctor_machine *machine, int nic, int port)
+{
+    return root_printf(machine->root, "%s:%d", machine->topo->nics[nic].name,
+                       machine->topo->nics[nic].ports[port].number);
+}
+
+/* By name or, where the driver does not tell it, by PCI device number (pci.ids: GB100, GB110, GH100). */
+static bool has_gpu_like(const struct topo *topo, const char *const *names, const unsigned *devices)
+{
+    for (int i = 0; i < topo->n_gpus; i++) {
+        const struct topo_gpu *gpu = &topo->gpus[i];
+
+        for (int k = 0; names[k]; k++)
+            if (strstr(gpu->name, names[k]))
+                return true;
+        for (int k = 0; devices[k]; k++)
+            if (gpu->pci >= 0 && topo->pci[gpu->pci].vendor == NVIDIA && topo->pci[gpu->pci].device == devices[k])
+                return true;
+    }
+    return false;
+}
+
+bool look_is_grace(const struct topo *topo)
+{
+    static const char *const names[] = {"GH200", "GB200", "GB300", NULL};
+    static const unsigned devices[] = {0x2342, 0x2348, 0x2941, 0x31c2, 0};
+
+    return has_gpu_like(topo, names, devices);
+}
+
+bool look_has_multinode_nvlink(const struct topo *topo)
+{
+    static const char *const names[] = {"GB200", "GB300", NULL};
+    static const unsigned devices[] = {0x2941, 0x31c2, 0};
+
+    return has_gpu_like(topo, names, devices);
+}
+
+enum look_virtual look_virtual(struct root *root)
+{
+    /* What hypervisors call the machine that they make (SMBIOS, type 1). */
+    static const char *const products[] = {"Google Compute Engine", "KVM",   "Virtual Machine", "VMware", "HVM domU",
+                                           "Standard PC",           "BHYVE", "OpenStack",       NULL};
+    struct root_text text = root_line(root, "/sys/class/dmi/id/product_name");
+
+    for (int i = 0; text.state == ROOT_OK && products[i]; i++)
+        if (strstr(text.text, products[i]))
+            return LOOK_VIRTUAL;
+    /* The processor says so too, on x86: CPUID leaf 1, ECX bit 31, is there for hypervisors to set. */
+    text = root_lines(root, " hypervisor", "/proc/cpuinfo");
+    if (text.state != ROOT_OK)
+        return LOOK_NOT_KNOWN;
+    return *text.text ? LOOK_VIRTUAL : LOOK_BARE;
+}
+
+const char *look_field(struct root *root, const char *text, const char *name)
+{
+    size_t length = strlen(name);
+
+    for (const char *line = text; line && *line; line = strchr(line, '\n')) {
+        size_t n;
+
+        line += *line == '\n';
+        if (strncmp(line, name, length) != 0 || line[length] != ':')
+            continue;
+        line += length + 1;
+        line += strspn(line, " \t");
+        n = strcspn(line, "\n");
+        return root_printf(root, "%.*s", (int)(n < 4096 ? n : 4096), line);
+    }
+    return "";
+}
+
+static struct look_visible parse_visible(const struct doctor_machine *machine, const char *word)
+{
+    struct look_visible entry = {.text = word, .kind = LOOK_VISIBLE_NONSENSE, .gpu = -1};
+
+    if (strncasecmp(word, "GPU-", 4) == 0) {
+        entry.kind = LOOK_VISIBLE_UUID;
+        entry.gpu = topo_find_gpu_uuid(machine->topo, word);
+    } else if (strncasecmp(word, "MIG-", 4) == 0) {
+        entry.kind = LOOK_VISIBLE_MIG;
+    } else if (isdigit((unsigned char)*word) && word[strspn(word, "0123456789")] == '\0' && strlen(word) < 6) {
+        entry.kind = LOOK_VISIBLE_INDEX;
+        entry.gpu = atoi(word) < machine->topo->n_gpus ? atoi(word) : -1;
+    }
+    return entry;
+}
+
+int look_visible(const struct doctor_machine *machine, struct look_visible *ret_entries)
+{
+    const char *value = root_env(machine->root, "CUDA_VISIBLE_DEVICES");
+    int n = 0;
+
+    if (!value)
+        return -1;
+    while (*value && n < LOOK_VISIBLE_MAX) {
+        size_t length, end;
+        const char *word;
+
+        value += strspn(value, " \t");
+        length = strcspn(value, ",");
+        for (end = length; end > 0 && isspace((unsigned char)value[end - 1]); end--)
+            continue;
+        word = root_printf(machine->root, "%.*s", (int)(end < 256 ? end : 256), value);
+        /* CUDA C++ programming guide: what stands behind -1 is not visible. */
+        if (strcmp(word, "-1") == 0 || (*word == '\0' && n == 0))
+            break;
+        ret_entries[n++] = parse_visible(machine, word);
+        value += length;
+        value += *value == ',';
+    }
+    return n;
+}

@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* look.h - what several checks want to know about a machine. */
+#ifndef EP_DOCTOR_LOOK_H
+#define EP_DOCTOR_LOOK_H
+
+#include "doctor/doctor.h"
+
+/* A reason in words for every state but ROOT_OK; `why` is what the root said. */
+const char *look_why(enum root_state state, const char *why);
+
+/* These say "not applicable here" with the reason when they return false. */
+bool look_has_gpus(const struct doctor_machine *machine, struct doctor_result *result);
+bool look_has_driver(const struct doctor_machine *machine, struct doctor_result *result);
+bool look_has_data_nics(const struct doctor_machine *machine, struct doctor_result *result);
+
+/* Is NIC `nic` one for data on a PCI bus? Software devices (rxe, siw) are nobody's business here. */
+bool look_is_data_nic(const struct topo *topo, int nic);
+
+/* "mlx5_0:1"; `port` is the index of the port in its NIC. */
+const char *look_port_name(const struct doctor_machine *machine, int nic, int port);
+
+/* The nearest path from a NIC to any GPU. */
+enum topo_path look_gpu_distance(const struct topo *topo, int nic);
+
+/* A board with Grace processors, whose GPUs and processors share an address space: GH200, GB200, GB300. */
+bool look_is_grace(const struct topo *topo);
+
+/* GB200 and GB300: GPUs whose NVLinks lead from node to node. */
+bool look_has_multinode_nvlink(const struct topo *topo);
+
+enum look_virtual { LOOK_BARE, LOOK_VIRTUAL, LOOK_NOT_KNOWN };
+
+/* Is it a virtual machine? By the names that hypervisors give to their boards, and by the flag of the processors. */
+enum look_virtual look_virtual(struct root *root);
+
+/* The value behind "name:" in a file of such lines, "" if it is not there. */
+const char *look_field(struct root *root, const char *text, const char *name);
+
+#define LOOK_VISIBLE_MAX 128
+
+enum look_visible_kind { LOOK_VISIBLE_INDEX, LOOK_VISIBLE_UUID, LOOK_VISIBLE_MIG, LOOK_VISIBLE_NONSENSE };
+
+struct look_visible {
+    const char *text;
+    enum look_visible_kind kind;
+    int gpu; /* index into topo.gpus; -1: there is none */
+};
+
+/*
+ * The entries of CUDA_VISIBLE_DEVICES, at most LOOK_VISIBLE_MAX; 0 when it hides everything ("", "-1"), -1 when it is
+ * not set.
+ */
+int look_visible(const struct doctor_machine *machine, struct look_visible *ret_entries);
+
+#endif
