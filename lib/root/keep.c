@@ -231,6 +231,18 @@ const json_t *keep_put(struct root *root, enum keep_kind kind, const char *key, 
     return entry;
 }
 
+struct root_text keep_text(const json_t *entry)
+{
+    struct root_text text = {.text = ""};
+
+    text.state = keep_state(entry, &text.why);
+    if (text.state == ROOT_OK) {
+        text.text = json_string_value(entry);
+        text.bytes = json_string_length(entry);
+    }
+    return text;
+}
+
 /* --- a root --- */
 
 ep_status keep_new(const char *name, struct root **ret_root)

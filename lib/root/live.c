@@ -309,34 +309,58 @@ int keep_open(struct root *root, const char *path, int64_t *ret_bytes, json_t **
     return -1;
 }
 
-json_t *live_read(int fd)
+/* At most `most` bytes into *ret_text, for free(); their number, or -1 with errno. */
+static ssize_t read_text(int fd, size_t most, char **ret_text)
 {
     size_t room = 4096, used = 0;
     char *text = malloc(room), *larger;
-    json_t *entry = NULL;
     ssize_t n = 1;
 
-    while (text && n > 0 && used <= ROOT_FILE_MAX) {
+    while (text && n > 0 && used < most) {
         if (used == room) {
             larger = realloc(text, room * 2);
-            if (!larger)
-                break;
+            if (!larger) {
+                free(text);
+                errno = ENOMEM;
+                return -1;
+            }
             text = larger;
             room *= 2;
         }
-        n = read(fd, text + used, room - used);
+        n = read(fd, text + used, (room < most ? room : most) - used);
         if (n < 0 && errno == EINTR)
             n = 1;
         else if (n > 0)
             used += (size_t)n;
     }
+    if (!text || n < 0) {
+        free(text);
+        return -1;
+    }
+    *ret_text = text;
+    return (ssize_t)used;
+}
+
+static json_t *text_entry(int fd, size_t most)
+{
+    char *text;
+    ssize_t n = read_text(fd, most, &text);
+    json_t *entry;
+
     if (n < 0)
-        entry =
-            errno == EAGAIN ? keep_failure(ROOT_FAILED, "gives nothing without waiting") : keep_failure_errno(errno);
-    else if (used > ROOT_FILE_MAX)
-        entry = keep_failure(ROOT_FAILED, "larger than 1 MiB");
-    else if (n == 0)
-        entry = json_stringn_nocheck(text, used);
+        return errno == EAGAIN ? keep_failure(ROOT_FAILED, "gives nothing without waiting") : keep_failure_errno(errno);
+    entry = n > (ssize_t)ROOT_FILE_MAX ? keep_failure(ROOT_FAILED, "larger than 1 MiB")
+                                       : json_stringn_nocheck(text, (size_t)n);
     free(text);
     return entry;
+}
+
+json_t *live_read(int fd)
+{
+    return text_entry(fd, ROOT_FILE_MAX + 1);
+}
+
+json_t *live_read_part(int fd)
+{
+    return text_entry(fd, ROOT_FILE_MAX);
 }

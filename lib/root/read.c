@@ -31,23 +31,11 @@ static json_t *make_file(struct root *root, const char *path)
     return entry;
 }
 
-static struct root_text text_of(const json_t *entry)
-{
-    struct root_text text = {.text = ""};
-
-    text.state = keep_state(entry, &text.why);
-    if (text.state == ROOT_OK) {
-        text.text = json_string_value(entry);
-        text.bytes = json_string_length(entry);
-    }
-    return text;
-}
-
 static struct root_text read_path(struct root *root, const char *path)
 {
     const json_t *entry = keep_look_up(root, KEEP_FILES, path);
 
-    return text_of(entry ? entry : keep_put(root, KEEP_FILES, path, make_file(root, path)));
+    return keep_text(entry ? entry : keep_put(root, KEEP_FILES, path, make_file(root, path)));
 }
 
 struct root_text root_read(struct root *root, const char *path, ...)
@@ -177,7 +165,7 @@ enum root_state root_number_now(struct root *root, uint64_t *ret_value, const ch
         return ROOT_FAILED;
     if (root->fd >= 0 && !json_object_get(root->given, full)) {
         entry = make_file(root, full);
-        text = text_of(entry ? entry : root->full);
+        text = keep_text(entry ? entry : root->full);
     } else {
         text = read_path(root, full);
     }
@@ -357,7 +345,7 @@ struct root_text root_resolve(struct root *root, const char *path, ...)
     if (text.why)
         return text;
     entry = keep_look_up(root, KEEP_LINKS, full);
-    return text_of(entry ? entry : keep_put(root, KEEP_LINKS, full, make_link(root, full)));
+    return keep_text(entry ? entry : keep_put(root, KEEP_LINKS, full, make_link(root, full)));
 }
 
 /* --- what is there --- */

@@ -42,6 +42,9 @@ const char *keep_name(struct root *root, const char *text);
 /* What keep_path() does, for a path that is complete. */
 const char *keep_plain_path(const char *path, char ret_path[PATH_MAX]);
 
+/* An entry that is a text, or a state. */
+struct root_text keep_text(const json_t *entry);
+
 /* For root_now_reading(). */
 void keep_now(struct root *root, const char *path);
 
@@ -68,6 +71,9 @@ void live_self_path(const struct root *root, char path[PATH_MAX]);
 
 /* Everything from where `fd` is to its end, at most ROOT_FILE_MAX bytes, as an entry of files. */
 json_t *live_read(int fd);
+
+/* As live_read(), but of more than that the first ROOT_FILE_MAX bytes. */
+json_t *live_read_part(int fd);
 
 /* --- snapshot.c --- */
 
