@@ -39,16 +39,25 @@ const struct counter_row *counter_rows(bool rdma, size_t *ret_n);
 struct counter_sample {
     int64_t at_ns; /* of the monotonic clock */
     bool known[COUNTER_ROWS_MAX];
-    uint64_t values[COUNTER_ROWS_MAX]; /* as the file has it, not scaled */
+    uint64_t values[COUNTER_ROWS_MAX];        /* as the file has it, not scaled */
+    enum root_state states[COUNTER_ROWS_MAX]; /* why it is not known; ROOT_UNASKED when it was not read */
 };
 
 void counter_read(struct root *root, const struct counter_device *device, struct counter_sample *ret_sample);
 
+/* The same for bytes and packets alone: four files. */
+void counter_read_traffic(struct root *root, const struct counter_device *device, struct counter_sample *ret_sample);
+
+/*
+ * Could the device's data counters be of 32 bits? True as long as none has passed 2^32. A link of 400 Gbit/s takes such
+ * a counter around in 0.34 s, so it has to be read more often than half of that.
+ */
+bool counter_may_wrap(const struct counter_device *device, const struct counter_sample *sample);
+
 /*
  * What counter `row` moved from `before` to `after`, in units of kind (bytes for data). A counter that went down has
- * wrapped around, at 2^32 if both values are below that and the way across is the shorter one, at 2^64 otherwise; a
- * counter that went down to less than it can have wrapped to (a reset) gives the new value and sets *ret_reset.
- * False when one of the two is not known.
+ * wrapped around, at 2^32 if both values are below that and at 2^64 otherwise, if the way across is shorter than the
+ * way back; else it was reset: that gives the new value and sets *ret_reset. False when one of the two is not known.
  */
 bool counter_moved(const struct counter_device *device, size_t row, const struct counter_sample *before,
                    const struct counter_sample *after, uint64_t *ret_amount, bool *ret_reset);

@@ -193,26 +193,24 @@ static void place_gpu(struct problem *problem, int new_gpu)
 /* --- the first of the best assignments --- */
 
 /*
- * Marks the places that `gpu` could take in some best assignment in which the GPUs before it stay where they are:
- * whoever is there moves on over tight pairs, at last to the place that `gpu` leaves, or to a free one if that place
- * need not be taken. from[] leads along.
+ * Marks the places that `gpu` could take in some best assignment in which the GPUs before it stay where they are, and
+ * how: whoever is at a place moves on over tight pairs to from[place], until somebody gets the place that `gpu` leaves.
+ * A free place may be taken if another becomes free for it that need not be taken: the hole, whose GPU moves on.
  */
-static void mark_usable(struct problem *problem, int gpu)
+static int mark_usable(struct problem *problem, int gpu)
 {
-    int own = problem->place_of[gpu];
+    int own = problem->place_of[gpu], hole = -1;
     bool changed = true;
 
-    for (int place = 0; place < problem->n_places; place++) {
-        problem->from[place] = -1;
-        problem->usable[place] = place == own || (problem->gpu_at[place] < 0 && problem->place_prices[own] == 0);
-        problem->visited[place] = false;
-    }
+    for (int place = 0; place < problem->n_places; place++)
+        problem->usable[place] = problem->visited[place] = false;
+    problem->usable[own] = true;
     while (changed) {
         changed = false;
         for (int target = 0; target < problem->n_places; target++) {
             if (!problem->usable[target] || problem->visited[target])
                 continue;
-            problem->visited[target] = true;
+            problem->visited[target] = changed = true;
             for (int other = gpu + 1; other < problem->n_gpus; other++) {
                 int place = problem->place_of[other];
 
@@ -220,35 +218,49 @@ static void mark_usable(struct problem *problem, int gpu)
                     continue;
                 problem->usable[place] = true;
                 problem->from[place] = target;
-                changed = true;
             }
+            if (hole >= 0 || problem->place_prices[target] != 0)
+                continue;
+            hole = target;
+            for (int place = 0; place < problem->n_places; place++)
+                if (problem->gpu_at[place] < 0)
+                    problem->usable[place] = true;
         }
     }
+    return hole;
 }
 
-static void put(struct problem *problem, int gpu, int place)
+/* Puts `gpu` at `place`; the others move on as mark_usable() found. */
+static void move_over(struct problem *problem, int gpu, int place, int hole)
 {
-    problem->gpu_at[place] = gpu;
-    problem->place_of[gpu] = place;
+    int own = problem->place_of[gpu];
+
+    problem->gpu_at[own] = -1;
+    for (;;) {
+        int displaced = problem->gpu_at[place], next = problem->from[place];
+
+        problem->gpu_at[place] = gpu;
+        problem->place_of[gpu] = place;
+        if (place == own || (displaced < 0 && hole == own))
+            return;
+        if (displaced < 0) {
+            displaced = problem->gpu_at[hole];
+            next = problem->from[hole];
+            problem->gpu_at[hole] = -1;
+        }
+        gpu = displaced;
+        place = next;
+    }
 }
 
 static void take_first(struct problem *problem, int gpu)
 {
-    int place = 0, moving = gpu, own = problem->place_of[gpu];
+    int place = 0, hole = mark_usable(problem, gpu);
 
-    mark_usable(problem, gpu);
     while (!problem->usable[place] || reduced_cost(problem, gpu, place) != 0)
-        place++; /* ends at `own` at the latest */
-    if (place == own)
-        return;
-    problem->gpu_at[own] = -1;
-    while (place >= 0) {
-        int next = problem->from[place], displaced = problem->gpu_at[place];
-
-        put(problem, moving, place);
-        moving = displaced;
-        place = displaced < 0 ? -1 : next;
-    }
+        place++; /* ends at its own place at the latest */
+    if (place != problem->place_of[gpu])
+        move_over(problem, gpu, place, hole);
 }
 
 static void solve(struct problem *problem)

@@ -1,0 +1,208 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What counters moved: wrap-around, resets, words and bytes; and where they are read. */
+#include "topo/counters.h"
+
+#include "temp.h"
+
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static const struct counter_device port = {.name = "mlx5_0:2", .rdma = true, .nic = "mlx5_0", .port = 2};
+static const struct counter_device interface = {.name = "eth0", .nic = "eth0"};
+
+static size_t row_of(bool rdma, const char *file)
+{
+    const struct counter_row *rows;
+    size_t n;
+
+    rows = counter_rows(rdma, &n);
+    for (size_t i = 0; i < n; i++)
+        if (strcmp(rows[i].file, file) == 0)
+            return i;
+    fail_msg("no counter %s", file);
+    return 0;
+}
+
+static void rows_are_sound(void **state)
+{
+    (void)state;
+    for (int rdma = 0; rdma < 2; rdma++) {
+        const struct counter_row *rows;
+        int kinds[COUNTER_CONGESTION + 1] = {0};
+        size_t n;
+
+        rows = counter_rows(rdma, &n);
+        for (size_t i = 0; i < n; i++) {
+            bool is_data = rows[i].kind == COUNTER_SENT || rows[i].kind == COUNTER_RECEIVED;
+
+            kinds[rows[i].kind]++;
+            assert_int_equal(rows[i].scale, rdma && is_data ? 4 : 1);
+            assert_true(*rows[i].text);
+            for (size_t k = 0; k < i; k++)
+                assert_string_not_equal(rows[i].file, rows[k].file);
+        }
+        for (int kind = COUNTER_SENT; kind <= COUNTER_RECEIVED_PACKETS; kind++)
+            assert_int_equal(kinds[kind], 1);
+        assert_true(kinds[COUNTER_ERROR] > 0 && kinds[COUNTER_CONGESTION] > 0);
+    }
+}
+
+static void amounts(void **state)
+{
+    static const struct {
+        uint64_t before, after, moved;
+        bool reset;
+    } cases[] = {
+        {0, 0, 0, false},
+        {5, 12, 7, false},
+        {0, UINT64_MAX, UINT64_MAX, false},
+        {0xffffffff, 0x100000000, 1, false}, /* past 2^32: it has more bits */
+        {0xffffffff, 0, 1, false},
+        {0xfffffff0, 0x10, 0x20, false},
+        {0x80000001, 0, 0x7fffffff, false}, /* across is shorter by one */
+        {0x80000000, 0, 0, true},           /* as long: nothing speaks for a wrap */
+        {0x7fffffff, 0, 0, true},
+        {1000, 999, 999, true},
+        {0xffffffff, 0xfffffffe, 0xfffffffe, true},
+        {UINT64_MAX, 0, 1, false},
+        {UINT64_MAX - 9, 10, 20, false},
+        {UINT64_MAX, UINT32_MAX, 0x100000000, false},
+        {0x100000000, 0, 0, true},
+        {0x100000000, 0xffffffff, 0xffffffff, true},
+        {UINT64_C(1) << 63, 0, 0, true},
+        {(UINT64_C(1) << 63) + 1, 0, (UINT64_C(1) << 63) - 1, false},
+        {(UINT64_C(1) << 63) + 1, 5, 5, true},
+    };
+    size_t packets = row_of(true, "port_xmit_packets");
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct counter_sample before = {0}, after = {0};
+        uint64_t amount = 99;
+        bool reset = !cases[i].reset;
+
+        before.values[packets] = cases[i].before;
+        after.values[packets] = cases[i].after;
+        assert_false(counter_moved(&port, packets, &before, &after, &amount, &reset));
+        before.known[packets] = true;
+        assert_false(counter_moved(&port, packets, &before, &after, &amount, &reset));
+        assert_int_equal(amount, 99);
+        after.known[packets] = true;
+        assert_true(counter_moved(&port, packets, &before, &after, &amount, &reset));
+        if (amount != cases[i].moved || reset != cases[i].reset)
+            fail_msg("%#jx to %#jx: %#jx, reset %d", (uintmax_t)cases[i].before, (uintmax_t)cases[i].after,
+                     (uintmax_t)amount, reset);
+    }
+    assert_false(counter_moved(&port, COUNTER_ROWS_MAX, &(struct counter_sample){0}, &(struct counter_sample){0},
+                               &(uint64_t){0}, &(bool){0}));
+}
+
+static uint64_t bytes_of(const struct counter_device *device, const char *file, uint64_t before, uint64_t after)
+{
+    size_t row = row_of(device->rdma, file);
+    struct counter_sample a = {0}, b = {0};
+    uint64_t amount = 0;
+    bool reset;
+
+    a.known[row] = b.known[row] = true;
+    a.values[row] = before;
+    b.values[row] = after;
+    assert_true(counter_moved(device, row, &a, &b, &amount, &reset));
+    return amount;
+}
+
+static void words_and_bytes(void **state)
+{
+    (void)state;
+    assert_int_equal(bytes_of(&port, "port_xmit_data", 100, 110), 40);
+    assert_int_equal(bytes_of(&port, "port_rcv_data", 0xfffffffe, 3), 20);
+    assert_int_equal(bytes_of(&interface, "tx_bytes", 100, 110), 10);
+    assert_int_equal(bytes_of(&port, "port_rcv_data", 0, UINT64_MAX / 2), UINT64_MAX);
+}
+
+static void may_wrap(void **state)
+{
+    struct counter_sample sample = {0};
+
+    (void)state;
+    assert_false(counter_may_wrap(&port, &sample));
+    sample.known[row_of(true, "port_xmit_packets")] = true;
+    assert_false(counter_may_wrap(&port, &sample));
+    sample.known[row_of(true, "port_xmit_data")] = sample.known[row_of(true, "port_rcv_data")] = true;
+    assert_true(counter_may_wrap(&port, &sample));
+    sample.values[row_of(true, "port_rcv_data")] = UINT64_C(1) << 32;
+    assert_false(counter_may_wrap(&port, &sample));
+}
+
+/* --- files --- */
+
+static char folder[PATH_MAX];
+
+static void __attribute__((format(printf, 2, 3))) put(const char *text, const char *format, ...)
+{
+    char path[PATH_MAX];
+    va_list args;
+    size_t n = (size_t)snprintf(path, sizeof(path), "%s", folder);
+    FILE *file;
+
+    va_start(args, format);
+    vsnprintf(path + n, sizeof(path) - n, format, args);
+    va_end(args);
+    for (char *at = path + n + 1; (at = strchr(at, '/')); at++) {
+        *at = '\0';
+        mkdir(path, 0777);
+        *at = '/';
+    }
+    file = fopen(path, "w");
+    assert_non_null(file);
+    fputs(text, file);
+    fclose(file);
+}
+
+static void read_files(void **state)
+{
+    struct counter_sample sample;
+    struct root *root;
+    char command[PATH_MAX + 16];
+
+    (void)state;
+    temp_template("counters", folder);
+    assert_non_null(mkdtemp(folder));
+    put("18446744073709551615\n", "/sys/class/infiniband/mlx5_0/ports/2/counters/port_xmit_data");
+    put("no number\n", "/sys/class/infiniband/mlx5_0/ports/2/counters/port_rcv_data");
+    put("7\n", "/sys/class/infiniband/mlx5_0/ports/2/hw_counters/np_cnp_sent");
+    put("12\n", "/sys/class/net/eth0/statistics/rx_bytes");
+    assert_int_equal(root_open(folder, &root), EP_OK);
+    counter_read(root, &port, &sample);
+    assert_true(sample.at_ns > 0);
+    assert_true(sample.known[row_of(true, "port_xmit_data")]);
+    assert_int_equal(sample.values[row_of(true, "port_xmit_data")], UINT64_MAX);
+    assert_false(sample.known[row_of(true, "port_rcv_data")]);
+    assert_int_equal(sample.states[row_of(true, "port_rcv_data")], ROOT_FAILED);
+    assert_int_equal(sample.states[row_of(true, "symbol_error")], ROOT_ABSENT);
+    assert_int_equal(sample.values[row_of(true, "hw_counters/np_cnp_sent")], 7);
+    counter_read_traffic(root, &port, &sample);
+    assert_true(sample.known[row_of(true, "port_xmit_data")]);
+    assert_int_equal(sample.states[row_of(true, "hw_counters/np_cnp_sent")], ROOT_UNASKED);
+    /* It is read anew each time. */
+    put("13\n", "/sys/class/net/eth0/statistics/rx_bytes");
+    counter_read(root, &interface, &sample);
+    assert_int_equal(sample.values[row_of(false, "rx_bytes")], 13);
+    put("14\n", "/sys/class/net/eth0/statistics/rx_bytes");
+    counter_read(root, &interface, &sample);
+    assert_int_equal(sample.values[row_of(false, "rx_bytes")], 14);
+    root_free(root);
+    snprintf(command, sizeof(command), "rm -r '%s'", folder);
+    assert_int_equal(system(command), 0); /* NOLINT(cert-env33-c) */
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(rows_are_sound), cmocka_unit_test(amounts),    cmocka_unit_test(words_and_bytes),
+        cmocka_unit_test(may_wrap),       cmocka_unit_test(read_files),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

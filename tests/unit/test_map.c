@@ -1,0 +1,650 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The map of GPUs to NICs: known machines, and random ones against all assignments there are. */
+#include "machine.h"
+#include "temp.h"
+#include "topo/map.h"
+
+#include <time.h>
+#include <unistd.h>
+
+static struct machine machine;
+
+/* The map as text: "mlx5_0:1 mlx5_1:1", "-" for none. */
+static const char *shown(const struct map *map)
+{
+    static char text[4096];
+    size_t n = 0;
+
+    text[0] = '\0';
+    for (int i = 0; i < map->n; i++) {
+        const struct map_choice *choice = &map->choices[i];
+
+        assert_int_equal(choice->gpu, i);
+        if (choice->nic < 0)
+            n += (size_t)snprintf(text + n, sizeof(text) - n, "%s-", i ? " " : "");
+        else
+            n += (size_t)snprintf(text + n, sizeof(text) - n, "%s%s:%d", i ? " " : "", machine.nics[choice->nic].name,
+                                  choice->port);
+    }
+    return text;
+}
+
+static struct map *best(void)
+{
+    struct map *map = NULL;
+
+    assert_int_equal(map_best(&machine.topo, &map), EP_OK);
+    assert_int_equal(map->n, machine.topo.n_gpus);
+    for (int i = 0; i < map->n; i++)
+        assert_true(map->choices[i].why && *map->choices[i].why);
+    return map;
+}
+
+static void best_is(const char *expected)
+{
+    struct map *map = best();
+
+    assert_string_equal(shown(map), expected);
+    map_free(map);
+}
+
+/* `per_switch` GPUs and as many NICs below each of four switches, two on each NUMA node. */
+static void four_switches(int per_switch, const char *name_format)
+{
+    machine_init(&machine);
+    for (int s = 0; s < 4; s++) {
+        int at = machine_switch(&machine, s, s / 2);
+
+        for (int i = 0; i < per_switch; i++)
+            machine_gpu(&machine, at, s, s / 2);
+        for (int i = 0; i < per_switch; i++) {
+            char name[24];
+
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wformat-nonliteral"
+            snprintf(name, sizeof(name), name_format, s * per_switch + i);
+#pragma GCC diagnostic pop
+            machine_nic(&machine, name, 1, at, s, s / 2);
+        }
+    }
+}
+
+/* --- known machines --- */
+
+static void two_per_switch(void **state)
+{
+    struct map *map;
+
+    (void)state;
+    four_switches(2, "mlx5_%d");
+    map = best();
+    assert_string_equal(shown(map), "mlx5_0:1 mlx5_1:1 mlx5_2:1 mlx5_3:1 mlx5_4:1 mlx5_5:1 mlx5_6:1 mlx5_7:1");
+    assert_int_equal(map->distance, 0);
+    assert_int_equal(map->n_idle, 0);
+    assert_int_equal(map->n_shared, 0);
+    assert_int_equal(map->choices[3].path, TOPO_PIX);
+    assert_int_equal(map->choices[3].sharers, 1);
+    assert_string_equal(map->choices[0].why, "nearest, PIX; of those as near mlx5_1 goes to GPU 1");
+    map_free(map);
+    four_switches(2, "rocep%ds0");
+    best_is("rocep0s0:1 rocep1s0:1 rocep2s0:1 rocep3s0:1 rocep4s0:1 rocep5s0:1 rocep6s0:1 rocep7s0:1");
+}
+
+/* Names of NICs follow no order: what counts is where they are. */
+static void names_do_not_count(void **state)
+{
+    (void)state;
+    machine_init(&machine);
+    for (int s = 0; s < 2; s++) {
+        int at = machine_switch(&machine, s, s);
+
+        machine_gpu(&machine, at, s, s);
+        machine_nic(&machine, s ? "mlx5_0" : "mlx5_1", 1, at, s, s);
+    }
+    best_is("mlx5_1:1 mlx5_0:1");
+}
+
+static void fewer_nics(void **state)
+{
+    struct map *map;
+
+    (void)state;
+    machine_init(&machine);
+    for (int s = 0; s < 4; s++) {
+        int at = machine_switch(&machine, s, s / 2);
+        char name[24];
+
+        machine_gpu(&machine, at, s, s / 2);
+        machine_gpu(&machine, at, s, s / 2);
+        snprintf(name, sizeof(name), "mlx5_%d", s);
+        machine_nic(&machine, name, 1, at, s, s / 2);
+    }
+    map = best();
+    assert_string_equal(shown(map), "mlx5_0:1 mlx5_0:1 mlx5_1:1 mlx5_1:1 mlx5_2:1 mlx5_2:1 mlx5_3:1 mlx5_3:1");
+    assert_int_equal(map->n_shared, 4);
+    assert_int_equal(map->choices[0].sharers, 2);
+    assert_string_equal(map->choices[0].why,
+                        "nearest, PIX; no other is as near; shared with GPU 1, because 8 GPUs have 4 ports");
+    map_free(map);
+}
+
+static void more_nics(void **state)
+{
+    struct map *map;
+
+    (void)state;
+    machine_init(&machine);
+    for (int s = 0; s < 8; s++) {
+        int at = machine_switch(&machine, s, s / 4);
+        char name[24];
+
+        machine_gpu(&machine, at, s, s / 4);
+        for (int i = 0; i < 2; i++) {
+            snprintf(name, sizeof(name), "mlx5_%d", 2 * s + i);
+            machine_nic(&machine, name, 1, at, s, s / 4);
+        }
+    }
+    map = best();
+    assert_string_equal(shown(map), "mlx5_0:1 mlx5_2:1 mlx5_4:1 mlx5_6:1 mlx5_8:1 mlx5_10:1 mlx5_12:1 mlx5_14:1");
+    assert_int_equal(map->n_idle, 8);
+    assert_int_equal(map->idle[7], 15);
+    assert_string_equal(map->choices[0].why,
+                        "nearest, PIX; of those as near mlx5_1 comes later in order and stays idle");
+    map_free(map);
+}
+
+static void one_and_four(void **state)
+{
+    (void)state;
+    machine_init(&machine);
+    machine_gpu(&machine, -1, 0, 0);
+    machine_nic(&machine, "mlx5_0", 1, -1, 0, 0);
+    best_is("mlx5_0:1");
+    /* GPUs on host bridges of their own, as on Grace: the NICs are no nearer to one than to the other of a socket. */
+    machine_init(&machine);
+    for (int i = 0; i < 4; i++) {
+        char name[24];
+
+        machine_gpu(&machine, -1, 2 * i, i / 2);
+        snprintf(name, sizeof(name), "mlx5_%d", i);
+        machine_nic(&machine, name, 1, -1, 2 * i + 1, i / 2);
+    }
+    best_is("mlx5_0:1 mlx5_1:1 mlx5_2:1 mlx5_3:1");
+}
+
+static void nothing(void **state)
+{
+    struct map *map;
+
+    (void)state;
+    machine_init(&machine);
+    best_is("");
+    machine_nic(&machine, "mlx5_0", 1, -1, 0, 0);
+    map = best();
+    assert_int_equal(map->n, 0);
+    assert_int_equal(map->n_idle, 1);
+    map_free(map);
+    machine_init(&machine);
+    machine_gpu(&machine, -1, 0, 0);
+    map = best();
+    assert_string_equal(shown(map), "-");
+    assert_int_equal(map->choices[0].sharers, 0);
+    assert_string_equal(map->choices[0].why, "there is no NIC");
+    map_free(map);
+    map_free(NULL);
+}
+
+static void only_active_data_ports(void **state)
+{
+    struct topo_nic *nic;
+
+    (void)state;
+    machine_init(&machine);
+    machine_gpu(&machine, -1, 0, 0);
+    machine_gpu(&machine, -1, 0, 0);
+    machine_nic(&machine, "mgmt", 1, -1, 0, 0)->role = TOPO_ROLE_MANAGEMENT;
+    nic = machine_nic(&machine, "down", 1, -1, 0, 0);
+    nic->role = TOPO_ROLE_DOWN;
+    nic->ports[0].active = false;
+    machine_nic(&machine, "virtual", 1, -1, 0, 0)->role = TOPO_ROLE_VIRTUAL;
+    best_is("- -");
+    nic = machine_nic(&machine, "two", 2, -1, 1, 1);
+    best_is("two:1 two:2");
+    nic->ports[0].active = false;
+    best_is("two:2 two:2");
+}
+
+/* All GPUs on the node without NICs nearby: they are spread all the same. */
+static void numa_imbalance(void **state)
+{
+    struct map *map;
+
+    (void)state;
+    machine_init(&machine);
+    for (int i = 0; i < 2; i++)
+        machine_gpu(&machine, -1, 0, 0);
+    machine_nic(&machine, "far_0", 1, -1, 2, 1);
+    machine_nic(&machine, "far_1", 1, -1, 2, 1);
+    machine_nic(&machine, "near_0", 1, -1, 1, 0);
+    map = best();
+    assert_string_equal(shown(map), "far_0:1 near_0:1");
+    assert_string_equal(map->choices[0].why, "SYS, not the nearest: near_0 goes to GPU 1 (NODE); no port serves two "
+                                             "GPUs while another is free");
+    map_free(map);
+}
+
+/* One SYS and one PIX have a smaller sum than two NODE; but everybody waits for the GPU behind the sockets' link. */
+static void far_paths_are_avoided_first(void **state)
+{
+    int at;
+
+    (void)state;
+    machine_init(&machine);
+    at = machine_switch(&machine, 0, 0);
+    machine_gpu(&machine, at, 0, 0);
+    machine_gpu(&machine, -1, 1, 0);
+    machine_nic(&machine, "mlx5_0", 1, at, 0, 0);
+    machine_nic(&machine, "mlx5_1", 1, -1, 2, 0);
+    best_is("mlx5_0:1 mlx5_1:1");
+    /* GPU 0: PIX to mlx5_0, NODE to mlx5_1; GPU 1: NODE to mlx5_0, SYS to mlx5_1. */
+    machine_init(&machine);
+    at = machine_switch(&machine, 0, 0);
+    machine_gpu(&machine, at, 0, 0);
+    machine_gpu(&machine, -1, 1, 0);
+    machine_nic(&machine, "mlx5_0", 1, at, 0, 0);
+    machine_nic(&machine, "mlx5_1", 1, -1, 1, 1);
+    machine.pci[machine.nics[1].pci].host_bridge = 3;
+    best_is("mlx5_0:1 mlx5_1:1");
+}
+
+/* --- against all assignments --- */
+
+#define SMALL 6
+
+struct ports {
+    int n, nics[SMALL], numbers[SMALL];
+};
+
+/* Numbers of SYS, NODE, PHB and PXB paths, the order of what is avoided. */
+static void count_paths(const struct ports *ports, const int *assignment, int counts[4])
+{
+    memset(counts, 0, 4 * sizeof(*counts));
+    for (int g = 0; g < machine.topo.n_gpus; g++) {
+        switch (topo_gpu_nic_path(&machine.topo, g, ports->nics[assignment[g]])) {
+        case TOPO_SYS:
+            counts[0]++;
+            break;
+        case TOPO_NODE:
+            counts[1]++;
+            break;
+        case TOPO_PHB:
+            counts[2]++;
+            break;
+        case TOPO_PXB:
+            counts[3]++;
+            break;
+        default:
+            break;
+        }
+    }
+}
+
+static bool is_balanced(const struct ports *ports, const int *assignment)
+{
+    int loads[SMALL] = {0}, least = SMALL + 1, most = 0;
+
+    for (int g = 0; g < machine.topo.n_gpus; g++)
+        loads[assignment[g]]++;
+    for (int p = 0; p < ports->n; p++) {
+        least = loads[p] < least ? loads[p] : least;
+        most = loads[p] > most ? loads[p] : most;
+    }
+    return most - least <= 1;
+}
+
+static bool is_less(const int a[4], const int b[4])
+{
+    for (int i = 0; i < 4; i++)
+        if (a[i] != b[i])
+            return a[i] < b[i];
+    return false;
+}
+
+/* All assignments in the order of (GPU 0, GPU 1, ...): the first of the best ones. */
+static void search_all(const struct ports *ports, int ret_best[SMALL])
+{
+    int assignment[SMALL] = {0}, counts[4], fewest[4] = {SMALL + 1, 0, 0, 0};
+
+    for (;;) {
+        int g = machine.topo.n_gpus - 1;
+
+        if (is_balanced(ports, assignment)) {
+            count_paths(ports, assignment, counts);
+            if (is_less(counts, fewest)) {
+                memcpy(fewest, counts, sizeof(fewest));
+                memcpy(ret_best, assignment, sizeof(assignment));
+            }
+        }
+        while (g >= 0 && ++assignment[g] == ports->n)
+            assignment[g--] = 0;
+        if (g < 0)
+            return;
+    }
+}
+
+static unsigned next_random(unsigned *seed, unsigned below)
+{
+    *seed = *seed * 1664525u + 1013904223u;
+    return (*seed >> 16) % below;
+}
+
+static void random_machine(unsigned seed, struct ports *ret_ports)
+{
+    int switches[4], bridges, n_gpus, left;
+
+    machine_init(&machine);
+    bridges = 1 + (int)next_random(&seed, 4);
+    for (int b = 0; b < 4; b++)
+        switches[b] = machine_switch(&machine, b % bridges, b % bridges % 2);
+    /* One below another: the ways out of it are PXB. */
+    machine.pci[switches[3]].parent = switches[3 % bridges];
+    if (machine.pci[switches[3]].parent == switches[3])
+        machine.pci[switches[3]].parent = switches[3] - 1;
+    n_gpus = 1 + (int)next_random(&seed, SMALL);
+    for (int i = 0; i < n_gpus; i++) {
+        int b = (int)next_random(&seed, 4);
+
+        machine_gpu(&machine, next_random(&seed, 3) ? switches[b] : -1, b % bridges, b % bridges % 2);
+    }
+    left = 1 + (int)next_random(&seed, SMALL);
+    *ret_ports = (struct ports){0};
+    while (left > 0) {
+        int b = (int)next_random(&seed, 4);
+        int n = left > 1 && next_random(&seed, 4) == 0 ? 2 : 1;
+        struct topo_nic *nic =
+            machine_nic(&machine, "nic", n, next_random(&seed, 3) ? switches[b] : -1, b % bridges, b % bridges % 2);
+
+        for (int p = 0; p < n; p++) {
+            ret_ports->nics[ret_ports->n] = (int)(nic - machine.nics);
+            ret_ports->numbers[ret_ports->n++] = p + 1;
+        }
+        left -= n;
+    }
+}
+
+static void best_of_all(void **state)
+{
+    int seen[TOPO_SYS + 1] = {0};
+
+    (void)state;
+    for (unsigned seed = 1; seed <= 600; seed++) {
+        struct ports ports;
+        int expected[SMALL] = {0};
+        struct map *map;
+
+        random_machine(seed, &ports);
+        search_all(&ports, expected);
+        map = best();
+        for (int g = 0; g < map->n; g++) {
+            const struct map_choice *choice = &map->choices[g];
+
+            if (choice->nic != ports.nics[expected[g]] || choice->port != ports.numbers[expected[g]])
+                fail_msg("seed %u: GPU %d has NIC %d port %d instead of %d port %d", seed, g, choice->nic, choice->port,
+                         ports.nics[expected[g]], ports.numbers[expected[g]]);
+            seen[choice->path]++;
+        }
+        map_free(map);
+    }
+    /* The machines were of all kinds. */
+    for (enum topo_path path = TOPO_PIX; path <= TOPO_SYS; path++)
+        assert_true(seen[path] > 50);
+}
+
+static double cpu_seconds(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+}
+
+static void hostile_sizes(void **state)
+{
+    double begin = cpu_seconds(), seconds;
+
+    (void)state;
+    for (int shape = 0; shape < 3; shape++) {
+        unsigned seed = (unsigned)shape;
+        struct map_nvshmem how = {.hca_list = "", .hca_prefix = "nic"};
+        struct map *map;
+
+        machine_init(&machine);
+        for (int i = 0; i < TOPO_MAX_GPUS; i++)
+            machine_gpu(&machine, -1, (int)next_random(&seed, 8), (int)next_random(&seed, 2));
+        for (int i = 0; i < (shape == 2 ? 3 : TOPO_MAX_NICS); i++)
+            machine_nic(&machine, "nic", TOPO_MAX_PORTS, -1, (int)next_random(&seed, shape ? 200 : 1),
+                        (int)next_random(&seed, 2));
+        map = best();
+        map_free(map);
+        assert_int_equal(map_nvshmem(&machine.topo, &how, &map), EP_OK);
+        map_free(map);
+        how.one_world_per_gpu = true;
+        assert_int_equal(map_nvshmem(&machine.topo, &how, &map), EP_OK);
+        map_free(map);
+    }
+    seconds = cpu_seconds() - begin;
+    print_message("64 GPUs, 128 NICs of 4 ports: %.3f s of CPU for nine maps\n", seconds);
+    assert_true(seconds < 3); /* also with sanitizers and without optimisation */
+}
+
+/* --- NVSHMEM --- */
+
+static void nvshmem_is(struct map_nvshmem how, const char *expected)
+{
+    struct map *map = NULL;
+
+    if (!how.hca_list)
+        how.hca_list = "";
+    if (!how.hca_prefix)
+        how.hca_prefix = "mlx5";
+    assert_int_equal(map_nvshmem(&machine.topo, &how, &map), EP_OK);
+    assert_string_equal(shown(map), expected);
+    for (int i = 0; i < map->n; i++)
+        assert_true(map->choices[i].why && *map->choices[i].why);
+    map_free(map);
+}
+
+static void nvshmem_by_distance(void **state)
+{
+    (void)state;
+    four_switches(2, "mlx5_%d");
+    /* Neighbours of a switch take the same NIC when each is a world of its own. */
+    nvshmem_is((struct map_nvshmem){.one_world_per_gpu = true},
+               "mlx5_0:1 mlx5_0:1 mlx5_2:1 mlx5_2:1 mlx5_4:1 mlx5_4:1 mlx5_6:1 mlx5_6:1");
+    nvshmem_is((struct map_nvshmem){.one_world_per_gpu = false},
+               "mlx5_1:1 mlx5_0:1 mlx5_3:1 mlx5_2:1 mlx5_5:1 mlx5_4:1 mlx5_7:1 mlx5_6:1");
+}
+
+static void nvshmem_with_pe_mapping(void **state)
+{
+    (void)state;
+    four_switches(2, "mlx5_%d");
+    nvshmem_is((struct map_nvshmem){.one_world_per_gpu = true, .pe_mapping = true},
+               "mlx5_0:1 mlx5_0:1 mlx5_0:1 mlx5_0:1 mlx5_0:1 mlx5_0:1 mlx5_0:1 mlx5_0:1");
+    nvshmem_is((struct map_nvshmem){.pe_mapping = true},
+               "mlx5_0:1 mlx5_1:1 mlx5_2:1 mlx5_3:1 mlx5_4:1 mlx5_5:1 mlx5_6:1 mlx5_7:1");
+    nvshmem_is((struct map_nvshmem){.pe_mapping = true, .hca_list = "mlx5_4,mlx5_2:1,mlx5_6:2"},
+               "mlx5_2:1 mlx5_4:1 mlx5_2:1 mlx5_4:1 mlx5_2:1 mlx5_4:1 mlx5_2:1 mlx5_4:1");
+    nvshmem_is((struct map_nvshmem){.one_world_per_gpu = true, .pe_mapping = true, .hca_list = "mlx5_5:1"},
+               "mlx5_5:1 mlx5_5:1 mlx5_5:1 mlx5_5:1 mlx5_5:1 mlx5_5:1 mlx5_5:1 mlx5_5:1");
+}
+
+static void nvshmem_lists(void **state)
+{
+    (void)state;
+    machine_init(&machine);
+    machine_gpu(&machine, -1, 0, 0);
+    machine_nic(&machine, "mlx5_1", 2, -1, 0, 0);
+    machine_nic(&machine, "mlx5_10", 1, -1, 0, 0)->role = TOPO_ROLE_MANAGEMENT;
+    nvshmem_is((struct map_nvshmem){.hca_list = ""}, "mlx5_1:1");
+    nvshmem_is((struct map_nvshmem){.hca_list = "mlx5_1:2"}, "mlx5_1:2");
+    nvshmem_is((struct map_nvshmem){.hca_list = "^mlx5_1:1"}, "mlx5_1:2");
+    nvshmem_is((struct map_nvshmem){.hca_list = "^mlx5_1"}, "mlx5_10:1"); /* names are exact; roles do not count */
+    nvshmem_is((struct map_nvshmem){.hca_list = "^mlx5_1,mlx5_10"}, "-");
+    nvshmem_is((struct map_nvshmem){.hca_list = ",,mlx5_10:1:3,"}, "mlx5_10:1");
+    nvshmem_is((struct map_nvshmem){.hca_list = "mlx5_7"}, "-");
+    nvshmem_is((struct map_nvshmem){.hca_prefix = "x5_10"}, "mlx5_10:1"); /* anywhere in the name */
+    nvshmem_is((struct map_nvshmem){.hca_prefix = "rocep"}, "-");
+    nvshmem_is((struct map_nvshmem){.hca_prefix = "rocep", .hca_list = "mlx5_1"}, "-");
+    nvshmem_is((struct map_nvshmem){.hca_prefix = ""}, "mlx5_1:1");
+    machine.nics[0].ports[0].active = false;
+    nvshmem_is((struct map_nvshmem){.hca_list = "mlx5_1"}, "mlx5_1:2");
+    machine.nics[0].ports[1].link_layer = TOPO_LINK_UNKNOWN;
+    nvshmem_is((struct map_nvshmem){.hca_list = "mlx5_1"}, "-");
+}
+
+/* PIX and PXB are one class when users are spread, but not in the order of the pairs. */
+static void nvshmem_pxb_is_as_good(void **state)
+{
+    int above, below;
+
+    (void)state;
+    machine_init(&machine);
+    above = machine_switch(&machine, 0, 0);
+    below = machine_pci(&machine, machine_pci(&machine, above, 0, 0), 0, 0);
+    for (int i = 0; i < 2; i++)
+        machine_gpu(&machine, below, 0, 0);
+    machine_nic(&machine, "mlx5_0", 1, above, 0, 0);
+    machine_nic(&machine, "mlx5_1", 1, below, 0, 0);
+    assert_int_equal(topo_gpu_nic_path(&machine.topo, 0, 0), TOPO_PXB);
+    assert_int_equal(topo_gpu_nic_path(&machine.topo, 0, 1), TOPO_PIX);
+    nvshmem_is((struct map_nvshmem){.one_world_per_gpu = true}, "mlx5_1:1 mlx5_1:1");
+    nvshmem_is((struct map_nvshmem){.one_world_per_gpu = false}, "mlx5_0:1 mlx5_1:1");
+}
+
+/* --- texts --- */
+
+static void parse_good(void **state)
+{
+    struct map *map;
+
+    (void)state;
+    four_switches(1, "mlx5_%d");
+    assert_int_equal(map_parse(&machine.topo, "0:mlx5_3:1,2:mlx5_3", &map), EP_OK);
+    assert_string_equal(shown(map), "mlx5_3:1 - mlx5_3:1 -");
+    assert_int_equal(map->n_shared, 1);
+    assert_int_equal(map->n_idle, 3);
+    assert_int_equal(map->choices[0].path, TOPO_SYS);
+    assert_int_equal(map->choices[0].sharers, 2);
+    map_free(map);
+    machine.nics[1].n_ports = 2;
+    machine.nics[1].ports[0].active = false;
+    machine.nics[1].ports[1] = (struct topo_port){.number = 2, .active = true};
+    assert_int_equal(map_parse(&machine.topo, "3:mlx5_1", &map), EP_OK);
+    assert_string_equal(shown(map), "- - - mlx5_1:2");
+    map_free(map);
+}
+
+static void parse_bad(void **state)
+{
+    static const struct {
+        const char *text, *why;
+    } cases[] = {
+        {"", "entry 1, '', is not GPU:NIC or GPU:NIC:PORT"},
+        {",", "entry 1, '', is not"},
+        {"0:mlx5_0,", "entry 2, '', is not"},
+        {"0", "entry 1, '0', is not"},
+        {"0:", "entry 1, '0:', is not"},
+        {":mlx5_0", "no GPU has the number"},
+        {"4:mlx5_0", "entry 1, '4:mlx5_0': no GPU has the number before the colon; there are 4"},
+        {"-1:mlx5_0", "no GPU has the number"},
+        {"0x1:mlx5_0", "no GPU has the number"},
+        {"99999999999999999999:mlx5_0", "no GPU has the number"},
+        {" 0:mlx5_0", "no GPU has the number"},
+        {"0:mlx5_0,0:mlx5_1", "entry 2, '0:mlx5_1': GPU 0 has a NIC from an entry before"},
+        {"0:mlx5_9", "entry 1, '0:mlx5_9': no NIC has that name"},
+        {"0:MLX5_0", "no NIC has that name"},
+        {"0:mlx5_0:", "the NIC has no such port; it has 1"},
+        {"0:mlx5_0:0", "no such port"},
+        {"0:mlx5_0:2", "no such port"},
+        {"0:mlx5_0:1:1", "no such port"},
+        {"0:mlx5_0:one", "no such port"},
+        {"0:mlx5_0;1:mlx5_1", "no NIC has that name"},
+        {"0:\033[31m", "entry 1, '0:?[31m': no NIC"},
+    };
+    char longest[200];
+    struct map *map = NULL;
+
+    (void)state;
+    four_switches(1, "mlx5_%d");
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        assert_int_equal(map_parse(&machine.topo, cases[i].text, &map), EP_E_ARG);
+        if (!strstr(ep_last_error(), cases[i].why))
+            fail_msg("'%s': \"%s\" lacks \"%s\"", cases[i].text, ep_last_error(), cases[i].why);
+    }
+    memset(longest, 'x', sizeof(longest));
+    longest[sizeof(longest) - 1] = '\0';
+    assert_int_equal(map_parse(&machine.topo, longest, &map), EP_E_ARG);
+    assert_non_null(strstr(ep_last_error(), "entry 1 is longer than"));
+    assert_null(map);
+}
+
+static void forms(void **state)
+{
+    char folder[PATH_MAX];
+    struct map *map;
+
+    (void)state;
+    four_switches(1, "mlx5_%d");
+    machine.nics[2].n_ports = 2;
+    machine.nics[2].ports[0].active = false;
+    machine.nics[2].ports[1] = (struct topo_port){.number = 2, .active = true};
+    machine.nics[3].role = TOPO_ROLE_MANAGEMENT;
+    temp_template("map", folder);
+    assert_non_null(mkdtemp(folder));
+    assert_int_equal(root_open(folder, &machine.topo.root), EP_OK);
+    map = best();
+    assert_string_equal(map_deepep(&machine.topo, map), "0:mlx5_0:1,1:mlx5_1:1,2:mlx5_2:2,3:mlx5_2:2");
+    assert_string_equal(map_nccl(&machine.topo, map), "=mlx5_0:1,mlx5_1:1,mlx5_2:2");
+    assert_string_equal(map_hca_list(&machine.topo, map, 3), "mlx5_2:2");
+    assert_string_equal(map_ucx(&machine.topo, map, 0), "mlx5_0:1");
+    map_free(map);
+    /* What is written can be read. */
+    assert_int_equal(map_parse(&machine.topo, "0:mlx5_0:1,1:mlx5_1:1,2:mlx5_2:2,3:mlx5_2:2", &map), EP_OK);
+    assert_string_equal(map_deepep(&machine.topo, map), "0:mlx5_0:1,1:mlx5_1:1,2:mlx5_2:2,3:mlx5_2:2");
+    map_free(map);
+    machine.topo.n_nics = 0;
+    map = best();
+    assert_string_equal(map_deepep(&machine.topo, map), "");
+    assert_string_equal(map_nccl(&machine.topo, map), "");
+    assert_string_equal(map_hca_list(&machine.topo, map, 0), "");
+    map_free(map);
+    root_free(machine.topo.root);
+    assert_int_equal(rmdir(folder), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(two_per_switch),
+        cmocka_unit_test(names_do_not_count),
+        cmocka_unit_test(fewer_nics),
+        cmocka_unit_test(more_nics),
+        cmocka_unit_test(one_and_four),
+        cmocka_unit_test(nothing),
+        cmocka_unit_test(only_active_data_ports),
+        cmocka_unit_test(numa_imbalance),
+        cmocka_unit_test(far_paths_are_avoided_first),
+        cmocka_unit_test(best_of_all),
+        cmocka_unit_test(hostile_sizes),
+        cmocka_unit_test(nvshmem_by_distance),
+        cmocka_unit_test(nvshmem_with_pe_mapping),
+        cmocka_unit_test(nvshmem_lists),
+        cmocka_unit_test(nvshmem_pxb_is_as_good),
+        cmocka_unit_test(parse_good),
+        cmocka_unit_test(parse_bad),
+        cmocka_unit_test(forms),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
