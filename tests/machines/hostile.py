@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Roots that no kernel would make: damaged, enormous, circular. No verb may crash, hang or print what is not text."""
 from tree import Fifo, Folder, Link, Sparse
-from variants import Variant, by_name
+from variants import register
 
 GARBAGE = bytes(range(256)) * 16 + b"\x1b[31m\x1b]0;title\x07\xff\xfe\xc3("
 
@@ -10,9 +10,7 @@ hostile = []
 
 
 def damage(change):
-    variant = Variant(f"a4/hostile-{change.__name__.replace('_', '-')}", (), change)
-    by_name[variant.name] = variant
-    hostile.append(variant)
+    hostile.append(register(f"a4/hostile-{change.__name__.replace('_', '-')}", change))
     return change
 
 

@@ -5,6 +5,7 @@
 usage: machines.py --list                     names of the machines, one a line
        machines.py --variants [NAME]          variants with the findings expected of them: NAME/VARIANT ID...
        machines.py --hostile                  variants that no kernel would make: damaged, endless, circular
+       machines.py --identifiers              what a4/identifiers holds and no snapshot may: a text a line
        machines.py NAME[/VARIANT] DIR ...     write machines; DIR is made
 """
 import sys
@@ -13,7 +14,11 @@ sys.dont_write_bytecode = True
 
 import golden  # noqa: E402
 import hostile  # noqa: E402
+import identifiers  # noqa: E402
 import variants  # noqa: E402
+
+
+variants.register("a4/identifiers", identifiers.mark)
 
 
 def build(name):
@@ -36,6 +41,8 @@ def main(arguments):
         for variant in wanted:
             if len(arguments) == 1 or variant.machine == arguments[1]:
                 print(variant.name, *variant.findings)
+    elif arguments == ["--identifiers"]:
+        print("\n".join(identifiers.MARKS.values()))
     elif arguments and len(arguments) % 2 == 0 and not arguments[0].startswith("-"):
         for name, folder in zip(arguments[::2], arguments[1::2]):
             try:

@@ -136,6 +136,9 @@ def driver(tree, arch, *, version=DRIVER, release=KERNEL, override=True, peermem
     if peermem:
         kernel_module(tree, release, "nvidia_peermem", version, dkms=True)
         tree.put("/sys/kernel/mm/memory_peers/nv_mem/version", f"{version}\n")
+    tree.append("/var/log/kern.log",
+                f"1970-01-01T00:00:20.000000+00:00 node kernel: NVRM: loading NVIDIA UNIX Open Kernel Module for "
+                f"{architecture}  {version}  Release Build\n")
     tree.append("/var/lib/dpkg/status", package(f"nvidia-driver-{version.split('.')[0]}-open", f"{version}-1ubuntu1"))
     tree.put("/proc/devices", "Character devices:\n  1 mem\n195 nvidia\n195 nvidiactl\n231 infiniband_verbs\n"
                               "507 nvidia-uvm\n508 nvidia-caps\n\nBlock devices:\n259 blkext\n")
@@ -307,13 +310,13 @@ def deepep(tree, arch, *, archs, version=DEEPEP_VERSION, source=True):
 
 
 def gib(tree, arch, machine="a4"):
-    """Google's NCCL plugin. It brings a libibverbs of its own, which other programs must not pick up."""
+    """Google's NCCL plugin. It brings rdma-core along, which other programs must not pick up."""
     home = "/usr/local/gib"
+    verbs(tree, arch, private=57, core="14.56.1", provider="25.56.1", folder=f"{home}/lib64")
     for name in ("libnccl-net.so", "libnccl-net_internal.so"):
         tree.library(f"{home}/lib64/{name}", soname=name, needed=["libibverbs.so.1", "libstdc++.so.6", "libc.so.6"],
                      needs={"libibverbs.so.1": ["IBVERBS_1.1"]}, machine=arch.machine)
         loads(tree, f"{home}/lib64/{name}")
-    library(tree, arch, "libnccl.so.2", "28.9", folder=f"{home}/lib64")
     tree.library(f"{home}/lib64/libnccl-tuner.so", soname="libnccl-tuner.so", needed=["libc.so.6"],
                  machine=arch.machine)
     tree.put(f"{home}/configs/tuner_config_{machine}.txtpb", "# made up\n")

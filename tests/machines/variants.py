@@ -20,15 +20,18 @@ class Variant:
         self.change = change
 
 
+def register(name, change, findings=()):
+    if name in by_name:
+        raise ValueError(f"two variants {name}")
+    by_name[name] = Variant(name, findings, change)
+    return by_name[name]
+
+
 def fault(name, *findings):
-    def register(change):
-        variant = Variant(name, findings, change)
-        if name in by_name:
-            raise ValueError(f"two variants {name}")
-        faults.append(variant)
-        by_name[name] = variant
+    def decorate(change):
+        faults.append(register(name, change, findings))
         return change
-    return register
+    return decorate
 
 
 def nic_folder(tree, name):
@@ -148,7 +151,7 @@ def no_ipv4_gid(tree):
 
 
 @fault("a4/gid-index", "gid")
-def gid_index_of_roce_1(tree):
+def index_of_a_roce_v1_gid(tree):
     tree.environment["NVSHMEM_IB_GID_INDEX"] = "2"
 
 
@@ -347,7 +350,7 @@ def built_against_another_nvshmem(tree):
 
 
 @fault("a4/deepep-too-old", "deepep-too-old")
-def older_than_nvshmem_3_5(tree):
+def older_than_what_nvshmem_needs(tree):
     tree.remove(f"/opt/deepep/python/deep_ep-{software.DEEPEP_VERSION}.dist-info")
     software.wheel(tree, "deep_ep", "1.1.0+c50f3d6", "/opt/deepep/python")
 

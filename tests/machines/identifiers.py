@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A machine full of what identifies it, its owner and its users: nothing of it may get into a snapshot.
+
+Everything is made up. Each mark stands where the real thing would.
+"""
+import software
+
+HOST = "gpu-node-0042"
+DOMAIN = "rack7.cluster.example.com"
+MARKS = {
+    "host name": HOST,
+    "domain": DOMAIN,
+    "user name": "erika.mustermann",
+    "mail address": "erika.mustermann@example.org",
+    "token": "hf_ExampleExampleExampleExample0042",
+    "access key": "AKIAEXAMPLEEXAMPLE42",
+    "secret key": "wJalrXUtnFEMIexampleK7MDENGexampleKEY42",
+    "password": "hunter2-example",
+    "private key": "MIIEexampleexampleexampleexample0042",
+    "IPv4 address": "198.51.100.42",
+    "IPv6 address": "2001:db8:42:0:5054:ff:fe12:3442",
+    "MAC address": "00:00:5e:00:53:fa",
+    "GUID": "0200:5eff:fe00:53fa",
+    "GUID without colons": "0x02005efffe0053fa",
+    "GID": "fe80:0000:0000:0000:0200:5eff:fe00:53fa",
+    "IPv4 GID": "c633:642a",
+    "UUID": "0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9",
+    "file system": "5f0c1e2d-3b4a-5968-7786-95a4b3c2d1e0",
+    "serial number": "1654321000042",
+    "board": "MT_EXAMPLE0042",
+}
+
+
+def mark(tree):
+    environment(tree)
+    nic = next(path for path in tree.entries if path.endswith("/infiniband/mlx5_0/fw_ver")).rsplit("/", 1)[0]
+    tree.put(f"{nic}/node_guid", MARKS["GUID"] + "\n")
+    tree.put(f"{nic}/sys_image_guid", MARKS["GUID"] + "\n")
+    tree.put(f"{nic}/node_desc", f"{HOST} mlx5_0\n")
+    tree.put(f"{nic}/board_id", MARKS["board"] + "\n")
+    for i in (0, 1):
+        tree.put(f"{nic}/ports/1/gids/{i}", MARKS["GID"] + "\n")
+    for i in (2, 3):
+        tree.put(f"{nic}/ports/1/gids/{i}", f"0000:0000:0000:0000:0000:ffff:{MARKS['IPv4 GID']}\n")
+    tree.put(f"{nic}/ports/1/gids/4", "2001:0db8:0042:0000:5054:00ff:fe12:3442\n")
+    tree.put(f"{nic}/ports/1/gid_attrs/types/4", "RoCE v2\n")
+    tree.put(nic.rsplit("/", 2)[0] + "/net/gpu0rdma0/address", MARKS["MAC address"] + "\n")
+    for gpu in tree.answers["nvml"]["gpus"]:
+        gpu["uuid"] = "GPU-" + MARKS["UUID"]
+    information = next(path for path in tree.entries if path.startswith("/proc/driver/nvidia/gpus/"))
+    tree.replace(information, "GPU-00000000-0000-0000-0000-000000000001", "GPU-" + MARKS["UUID"])
+    tree.append(information, f"Serial Number: \t {MARKS['serial number']}\n")
+    tree.put("/proc/sys/kernel/hostname", HOST + "\n")
+    tree.put("/etc/hostname", HOST + "\n")
+    tree.replace("/proc/cmdline", "root=/dev/sda1",
+                 f"root=UUID={MARKS['file system']} ip={MARKS['IPv4 address']}::192.0.2.1 hostname={HOST} "
+                 f"token={MARKS['token']}")
+    tree.replace("/proc/self/mounts", "proc /proc proc",
+                 f"{MARKS['IPv4 address']}:/home/{MARKS['user name']} /home/{MARKS['user name']} nfs "
+                 f"rw,addr={MARKS['IPv4 address']},clientaddr={MARKS['IPv6 address']} 0 0\n"
+                 f"//{HOST}.{DOMAIN}/share /mnt cifs rw,username={MARKS['user name']},password={MARKS['password']} "
+                 "0 0\nproc /proc proc")
+    tree.append("/etc/modprobe.d/nvidia-deepep.conf",
+                f"# {MARKS['mail address']} on {HOST}, {MARKS['serial number']}\n")
+    tree.append("/var/log/kern.log",
+                f"1970-01-01T00:10:00+00:00 {HOST} kernel: NVRM: Xid (PCI:0000:c4:00): 79, pid=77, "
+                f"name=/home/{MARKS['user name']}/train, GPU {MARKS['UUID']} serial {MARKS['serial number']} lost\n")
+    tree.append("/var/lib/dpkg/status", f"Package: x\nMaintainer: E. M. <{MARKS['mail address']}>\nVersion: 1\n\n")
+    tree.append("/opt/deepep/python/deep_ep/buffer.py",
+                f"# {MARKS['mail address']}: KEY = '{MARKS['token']}', https://{HOST}.{DOMAIN}/\n")
+
+
+def environment(tree):
+    home = f"/home/{MARKS['user name']}"
+    tree.environment.update({
+        "HOME": home, "USER": MARKS["user name"], "LOGNAME": MARKS["user name"], "HOSTNAME": HOST,
+        "PYTHONPATH": f"/opt/deepep/python:{home}/src",
+        "LD_LIBRARY_PATH": tree.environment["LD_LIBRARY_PATH"] + f":{home}/lib",
+        "HF_TOKEN": MARKS["token"], "AWS_ACCESS_KEY_ID": MARKS["access key"],
+        "AWS_SECRET_ACCESS_KEY": MARKS["secret key"], "PASSWORD": MARKS["password"],
+        "SSH_PRIVATE_KEY": f"-----BEGIN RSA PRIVATE KEY-----\n{MARKS['private key']}\n-----END RSA PRIVATE KEY-----",
+        "http_proxy": f"http://{MARKS['user name']}:{MARKS['password']}@{HOST}.{DOMAIN}:3128",
+        "MASTER_ADDR": MARKS["IPv4 address"], "NCCL_COMM_ID": f"{MARKS['IPv4 address']}:29500",
+        "NCCL_HOSTID": HOST, "NCCL_DEBUG_FILE": f"{home}/nccl.{HOST}.log",
+        "NCCL_SOCKET_IFNAME": "=eth0", "NVSHMEM_DEBUG_FILE": f"{home}/{HOST}.log",
+        "CUDA_VISIBLE_DEVICES": "GPU-" + MARKS["UUID"],
+        "SSH_CONNECTION": f"{MARKS['IPv6 address']} 50000 {MARKS['IPv4 address']} 22",
+        "KUBERNETES_SERVICE_HOST": MARKS["IPv4 address"], "INVOCATION_ID": MARKS["UUID"].replace("-", ""),
+    })
+    software.wheel(tree, "deep_ep", software.DEEPEP_VERSION, f"{home}/src")
