@@ -75,9 +75,9 @@ static const char *find_netdev(struct topo *topo, const struct topo_nic *nic, in
         if (root_number(topo->root, &number, CLASS "/%s/device/net/%s/dev_port", nic->name, names.names[i]) ==
                 ROOT_OK &&
             number == port - 1)
-            return names.names[i];
+            return topo_keep(topo, names.names[i]);
     }
-    return names.n == 1 || (names.n > 1 && port == 1) ? names.names[0] : "";
+    return names.n == 1 || (names.n > 1 && port == 1) ? topo_keep(topo, names.names[0]) : "";
 }
 
 static enum topo_link_layer parse_link_layer(const char *text)
@@ -133,7 +133,7 @@ static const char *find_uverbs(struct topo *topo, const struct topo_nic *nic)
         if (names.n > 1)
             owner = root_line(topo->root, CLASS "/%s/device/infiniband_verbs/%s/ibdev", nic->name, names.names[i]);
         if (names.n == 1 || (owner.state == ROOT_OK && strcmp(owner.text, nic->name) == 0))
-            return root_printf(topo->root, "/dev/infiniband/%s", names.names[i]);
+            return root_printf(topo->root, "/dev/infiniband/%s", topo_keep(topo, names.names[i]));
     }
     return "";
 }

@@ -65,7 +65,7 @@ static const char *explain_empty(struct topo *topo, const struct pci_set *set)
     else
         rdma = root_printf(topo->root, "RDMA devices could not be read (/sys/class/infiniband: %s)",
                            *nics.why ? nics.why : "not known");
-    return root_printf(topo->root, "Neither a GPU nor an RDMA NIC on %s: %s, %s.", root_name(topo->root), gpus, rdma);
+    return root_printf(topo->root, "Neither a GPU nor an RDMA NIC: %s, %s.", gpus, rdma);
 }
 
 static ep_status read_all(struct topo *topo, struct pci_set *set)

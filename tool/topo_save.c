@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "topo_save.h"
+
+#include "output.h"
+#include "topo/counters.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* The folder of a file: what is before the last slash. NULL for lack of memory; for free(). */
+static char *folder_of(const char *file)
+{
+    const char *slash = strrchr(file, '/');
+
+    if (!slash)
+        return strdup(".");
+    return slash == file ? strdup("/") : strndup(file, (size_t)(slash - file));
+}
+
+int topo_save_check(const struct cmd *cmd, const char *file)
+{
+    char *folder = folder_of(file);
+    int result = CMD_FINE;
+    struct stat info;
+
+    if (!*file)
+        result = cmd_usage(cmd, "--save: the name of the file is empty");
+    else if (stat(file, &info) == 0 && S_ISDIR(info.st_mode))
+        result = cmd_usage(cmd, "--save: '%s' is a folder; name a file in it", file);
+    /* A snapshot is a new file that takes the place of an old one. */
+    else if (folder && access(folder, W_OK | X_OK) != 0)
+        result = cmd_usage(cmd, "--save: nothing can be written in '%s': %s", folder, strerror(errno));
+    else if (access(file, W_OK) != 0 && errno != ENOENT)
+        result = cmd_usage(cmd, "--save: '%s' cannot be written: %s", file, strerror(errno));
+    free(folder);
+    return result;
+}
+
+/* The counters of ports and interfaces as they are now: epkit nics takes them from a snapshot. */
+static void read_counters(const struct doctor_machine *machine)
+{
+    struct root *root = machine->root;
+    const struct counter_row *rows;
+    struct root_names interfaces;
+    size_t n;
+
+    rows = counter_rows(true, &n);
+    for (int i = 0; i < machine->topo->n_nics; i++) {
+        const struct topo_nic *nic = &machine->topo->nics[i];
+
+        for (int j = 0; j < nic->n_ports; j++)
+            for (size_t row = 0; row < n; row++)
+                root_line(root, "/sys/class/infiniband/%s/ports/%d/%s%s", nic->name, nic->ports[j].number,
+                          strchr(rows[row].file, '/') ? "" : "counters/", rows[row].file);
+    }
+    rows = counter_rows(false, &n);
+    interfaces = root_list(root, "/sys/class/net");
+    for (size_t i = 0; i < interfaces.n && i < TOPO_MAX_NICS; i++)
+        for (size_t row = 0; row < n; row++)
+            root_line(root, "/sys/class/net/%s/statistics/%s", interfaces.names[i], rows[row].file);
+}
+
+void topo_save_read(const struct doctor_machine *machine)
+{
+    struct doctor_result result;
+
+    for (size_t i = 0; doctor_checks[i]; i++)
+        doctor_run(machine, doctor_checks[i], &result);
+    root_environment(machine->root);
+    read_counters(machine);
+}
+
+int topo_save_write(const struct doctor_machine *machine, const char *file)
+{
+    if (root_save(machine->root, file) != EP_OK) {
+        out_problem("the snapshot could not be written", NULL, ep_last_error(), NULL);
+        return CMD_FAILED;
+    }
+    fprintf(stderr,
+            "epkit: saved as %s; serial numbers, UUIDs, GUIDs, host and user names, addresses, tokens and keys were "
+            "replaced\n",
+            file);
+    out_hint("'epkit topo --from %s' shows it, and so do env, nics and doctor", file);
+    return CMD_FINE;
+}
