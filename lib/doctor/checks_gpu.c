@@ -311,6 +311,9 @@ static struct nvlink_count count_nvlinks(const struct doctor_machine *machine)
             if (count.first_down < 0)
                 count.first_down = i;
         }
+        /* Where NVLinks lead to other nodes, the state of the fabric is the matter of imex. */
+        if (look_has_multinode_nvlink(topo))
+            continue;
         count.n_starting += gpu->fabric == TOPO_FABRIC_STARTING;
         count.n_failed += gpu->fabric == TOPO_FABRIC_FAILED;
         if (count.first_fabric < 0 && (gpu->fabric == TOPO_FABRIC_STARTING || gpu->fabric == TOPO_FABRIC_FAILED))

@@ -117,7 +117,8 @@ static void run_gid(const struct doctor_machine *machine, struct doctor_result *
 
     if (!look_has_data_nics(machine, result))
         return;
-    for (int i = 0; i < machine->topo->n_nics; i++)
+    /* A port that speaks Ethernet among those that speak InfiniBand is the matter of link-layer. */
+    for (int i = 0; i < machine->topo->n_nics && look_odd_layer(machine) != TOPO_LINK_ETHERNET; i++)
         for (int p = 0; p < machine->topo->nics[i].n_ports; p++)
             if (is_roce_port(machine->topo, i, p))
                 look_at_gids(machine, result, i, p, &faults);
@@ -323,35 +324,27 @@ const struct doctor_check check_port_down = {
 static void run_link_layer(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct topo *topo = machine->topo;
-    int n[3] = {0}, odd_layer, first = -1;
+    enum topo_link_layer odd;
+    int first = -1;
 
     if (!look_has_gpus(machine, result) || !look_has_data_nics(machine, result))
         return;
-    /* Only NICs that GPUs use: one for storage may well be of the other kind. */
-    for (int g = 0; g < machine->map->n; g++) {
-        const struct map_choice *choice = &machine->map->choices[g];
-
-        for (int p = 0; choice->nic >= 0 && p < topo->nics[choice->nic].n_ports; p++)
-            if (topo->nics[choice->nic].ports[p].number == choice->port)
-                n[topo->nics[choice->nic].ports[p].link_layer]++;
-    }
-    if (n[TOPO_LINK_ETHERNET] == 0 || n[TOPO_LINK_INFINIBAND] == 0)
+    odd = look_odd_layer(machine);
+    if (odd == TOPO_LINK_UNKNOWN)
         return;
-    odd_layer = n[TOPO_LINK_ETHERNET] < n[TOPO_LINK_INFINIBAND] ? TOPO_LINK_ETHERNET : TOPO_LINK_INFINIBAND;
     for (int i = 0; i < topo->n_nics; i++)
         for (int p = 0; look_is_data_nic(topo, i) && p < topo->nics[i].n_ports; p++)
-            if (topo->nics[i].ports[p].active && (int)topo->nics[i].ports[p].link_layer == odd_layer) {
+            if (topo->nics[i].ports[p].active && topo->nics[i].ports[p].link_layer == odd) {
                 first = first < 0 ? i : first;
                 doctor_evidence(machine, result, look_port_name(machine, i, p), "link layer %s",
-                                odd_layer == TOPO_LINK_ETHERNET ? "Ethernet" : "InfiniBand");
+                                odd == TOPO_LINK_ETHERNET ? "Ethernet" : "InfiniBand");
             }
     doctor_found(machine, result, DOCTOR_ERROR, "NICs of GPUs are of two kinds: %s is %s, others are %s",
-                 first >= 0 ? topo->nics[first].name : "one",
-                 odd_layer == TOPO_LINK_ETHERNET ? "Ethernet" : "InfiniBand",
-                 odd_layer == TOPO_LINK_ETHERNET ? "InfiniBand" : "Ethernet");
+                 first >= 0 ? topo->nics[first].name : "one", odd == TOPO_LINK_ETHERNET ? "Ethernet" : "InfiniBand",
+                 odd == TOPO_LINK_ETHERNET ? "InfiniBand" : "Ethernet");
     doctor_fix(machine, result, false, "sudo mlxconfig -d %s set LINK_TYPE_P1=%s",
                first >= 0 && topo->nics[first].pci >= 0 ? topo->pci[topo->nics[first].pci].address : "DEVICE",
-               odd_layer == TOPO_LINK_ETHERNET ? "IB" : "ETH");
+               odd == TOPO_LINK_ETHERNET ? "IB" : "ETH");
     doctor_advise(machine, result,
                   "The link type of a ConnectX port is an option of its firmware; a reboot brings it into effect.");
 }

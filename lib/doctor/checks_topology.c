@@ -11,6 +11,30 @@
 
 #define IMEX "/dev/nvidia-caps-imex-channels"
 
+/* GPUs that have not joined the fabric of their rack. */
+static bool has_joined(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    int n = 0;
+
+    for (int i = 0; i < machine->topo->n_gpus; i++) {
+        const struct topo_gpu *gpu = &machine->topo->gpus[i];
+
+        if (!gpu->answered || (gpu->fabric != TOPO_FABRIC_STARTING && gpu->fabric != TOPO_FABRIC_FAILED))
+            continue;
+        n++;
+        doctor_evidence(machine, result, root_printf(machine->root, "GPU %d", i), "fabric %s",
+                        gpu->fabric == TOPO_FABRIC_FAILED ? "failed" : "not ready");
+    }
+    if (n == 0)
+        return true;
+    doctor_found(machine, result, DOCTOR_ERROR, "%d of %d GPUs have not joined the NVLink fabric of their rack", n,
+                 machine->topo->n_gpus);
+    doctor_advise(machine, result,
+                  "The fabric is set up by the fabric manager of the rack's switches: look at it there, and at this "
+                  "node's place in it (nvidia-smi -q, section Fabric). A reset of the GPUs makes them register again.");
+    return false;
+}
+
 static void run_imex(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct root_names channels;
@@ -22,30 +46,30 @@ static void run_imex(const struct doctor_machine *machine, struct doctor_result 
         doctor_not_here(machine, result, "no GPUs whose NVLinks lead to other nodes");
         return;
     }
-    channels = root_list(machine->root, IMEX);
-    if (channels.state == ROOT_OK && channels.n > 0) {
-        stat = root_stat(machine->root, IMEX "/%s", channels.names[0]);
-        if (stat.state != ROOT_OK || (stat.may_read && stat.may_write))
-            return;
-        doctor_found(machine, result, DOCTOR_ERROR, "the IMEX channel %s is not accessible", channels.names[0]);
-        doctor_evidence(machine, result, root_printf(machine->root, IMEX "/%s", channels.names[0]),
-                        "not readable and writable for this user");
-        doctor_advise(machine, result,
-                      "Give the process the channel: the device belongs to the user who runs the job.");
+    if (!has_joined(machine, result))
         return;
-    }
+    channels = root_list(machine->root, IMEX);
     if (channels.state != ROOT_OK && channels.state != ROOT_ABSENT) {
         doctor_cannot_tell(machine, result, IMEX ": %s", look_why(channels.state, channels.why));
         return;
     }
-    doctor_found(machine, result, DOCTOR_ERROR,
-                 "there is no IMEX channel, so GPUs of other nodes cannot be reached by NVLink");
-    doctor_evidence(machine, result, IMEX, channels.state == ROOT_OK ? "empty" : "not there");
-    doctor_advise(
-        machine, result,
-        "In Kubernetes: give the pods a ComputeDomain of NVIDIA's DRA driver, which makes a channel. On hosts: "
-        "run nvidia-imex with all nodes in /etc/nvidia-imex/nodes_config.cfg, and load the driver with "
-        "NVreg_CreateImexChannel0=1.");
+    if (channels.n == 0) {
+        doctor_found(machine, result, DOCTOR_ERROR,
+                     "there is no IMEX channel, so GPUs of other nodes cannot be reached by NVLink");
+        doctor_evidence(machine, result, IMEX, channels.state == ROOT_OK ? "empty" : "not there");
+        doctor_advise(machine, result,
+                      "In Kubernetes: give the pods a ComputeDomain of NVIDIA's DRA driver, which makes a channel. On "
+                      "hosts: run nvidia-imex with all nodes in /etc/nvidia-imex/nodes_config.cfg, and load the driver "
+                      "with NVreg_CreateImexChannel0=1.");
+        return;
+    }
+    stat = root_stat(machine->root, IMEX "/%s", channels.names[0]);
+    if (stat.state != ROOT_OK || (stat.may_read && stat.may_write))
+        return;
+    doctor_found(machine, result, DOCTOR_ERROR, "the IMEX channel %s is not accessible", channels.names[0]);
+    doctor_evidence(machine, result, root_printf(machine->root, IMEX "/%s", channels.names[0]),
+                    "not readable and writable for this user");
+    doctor_advise(machine, result, "Give the process the channel: the device belongs to the user who runs the job.");
 }
 
 const struct doctor_check check_imex = {

@@ -110,6 +110,23 @@ bool look_has_multinode_nvlink(const struct topo *topo)
     return has_gpu_like(topo, names, devices);
 }
 
+enum topo_link_layer look_odd_layer(const struct doctor_machine *machine)
+{
+    const struct topo *topo = machine->topo;
+    int n[3] = {0};
+
+    for (int g = 0; g < machine->map->n; g++) {
+        const struct map_choice *choice = &machine->map->choices[g];
+
+        for (int p = 0; choice->nic >= 0 && p < topo->nics[choice->nic].n_ports; p++)
+            if (topo->nics[choice->nic].ports[p].number == choice->port)
+                n[topo->nics[choice->nic].ports[p].link_layer]++;
+    }
+    if (n[TOPO_LINK_ETHERNET] == 0 || n[TOPO_LINK_INFINIBAND] == 0)
+        return TOPO_LINK_UNKNOWN;
+    return n[TOPO_LINK_ETHERNET] < n[TOPO_LINK_INFINIBAND] ? TOPO_LINK_ETHERNET : TOPO_LINK_INFINIBAND;
+}
+
 enum look_virtual look_virtual(struct root *root)
 {
     /* What hypervisors call the machine that they make (SMBIOS, type 1). */

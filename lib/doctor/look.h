@@ -28,6 +28,12 @@ bool look_is_grace(const struct topo *topo);
 /* GB200 and GB300: GPUs whose NVLinks lead from node to node. */
 bool look_has_multinode_nvlink(const struct topo *topo);
 
+/*
+ * The link layer of the fewer NICs where those that GPUs use are of both; else TOPO_LINK_UNKNOWN. NICs that no GPU uses
+ * do not count: one for storage may well be of the other kind.
+ */
+enum topo_link_layer look_odd_layer(const struct doctor_machine *machine);
+
 enum look_virtual { LOOK_BARE, LOOK_VIRTUAL, LOOK_NOT_KNOWN };
 
 /* Is it a virtual machine? By the names that hypervisors give to their boards, and by the flag of the processors. */
