@@ -5,7 +5,7 @@ Layouts are those that lspci, sysfs and `nvidia-smi topo -m` show in public repo
 """
 import software
 from software import AARCH64, X86_64
-from tree import BROADCOM, DOWNSTREAM, GOOGLE, INTEL, NVIDIA, UNKNOWN_LINK, UPSTREAM, Tree
+from tree import BROADCOM, DOWNSTREAM, GOOGLE, INTEL, NVIDIA, UNKNOWN_LINK, UPSTREAM, Tree, relative
 
 VIRTUAL_FUNCTION = {"device": 0x101E, "hca": "MT4126"}
 
@@ -181,7 +181,10 @@ def iommu_groups(tree, kind):
     addresses = sorted(path.rsplit("/", 1)[1] for path in tree.entries if path.startswith("/sys/bus/pci/devices/"))
     for i, address in enumerate(addresses):
         tree.put(f"/sys/kernel/iommu_groups/{i}/type", f"{kind}\n")
-        tree.link(f"/sys/kernel/iommu_groups/{i}/devices/{address}", f"../../../../bus/pci/devices/{address}")
+        folder = tree.real(f"/sys/bus/pci/devices/{address}")
+        tree.link(f"/sys/kernel/iommu_groups/{i}/devices/{address}",
+                  relative(f"/sys/kernel/iommu_groups/{i}/devices", folder))
+        tree.link(f"{folder}/iommu_group", relative(folder, f"/sys/kernel/iommu_groups/{i}"))
 
 
 def h100_4nic():

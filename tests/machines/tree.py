@@ -65,6 +65,10 @@ class Tree:
     def has(self, path):
         return path in self.entries
 
+    def real(self, path):
+        """What a link leads to."""
+        return os.path.normpath(os.path.join(os.path.dirname(path), self.entries[path].target))
+
     def text(self, path):
         return self.entries[path].decode()
 
