@@ -33,10 +33,48 @@ struct advice {
     struct advice_row *rows;
 };
 
-/* For this machine. With neither GPUs nor NICs it is empty. */
+/*
+ * For this machine. With neither GPUs nor NICs it is empty. The environment that the root looks at plays a part in two
+ * ways: what it holds that does nothing, or is no value, is advised to be unset; and folders that it puts in front of
+ * the right ones are overruled.
+ */
 ep_status advice_make(const struct topo *topo, const struct stack *stack, const struct map *map,
                       struct advice **ret_advice);
 void advice_free(struct advice *advice);
+
+/* The row of this name, or NULL. */
+const struct advice_row *advice_find(const struct advice *advice, const char *name);
+
+/*
+ * The folder that stands first in a search path when `value` has been put in front of it, once: `value`, then `path`
+ * without `value`. The result belongs to the root.
+ */
+const char *advice_prepend(struct root *root, const char *value, const char *path);
+
+/* --- ranks --- */
+
+/*
+ * A launcher's variables: the rank's number on its node, and how many ranks it has started there. In a batch script
+ * Slurm sets SLURM_LOCALID=0 without having started a rank, so there the second one must be set as well.
+ */
+struct advice_launcher {
+    const char *rank, *size; /* the list ends with rank NULL */
+    bool size_is_required;
+};
+
+extern const struct advice_launcher advice_launchers[]; /* those that are nearest to the program first */
+
+typedef const char *advice_getenv(void *context, const char *name);
+
+/* root_env() as an advice_getenv, the context being the root. */
+const char *advice_root_env(void *root, const char *name);
+
+/*
+ * The GPU whose NIC the process with this environment should use: the one of its local rank, through
+ * CUDA_VISIBLE_DEVICES if that is set. -1 when the process is no rank, or the only one that its launcher started on
+ * this node: such a program may start the other ranks itself, and they would inherit the NIC of this one.
+ */
+int advice_gpu_of(const struct topo *topo, advice_getenv *get, void *context);
 
 /* What is wrong with an environment, measured by the table of variables, by the machine and by the advice. */
 enum audit_kind {
@@ -58,8 +96,11 @@ struct audit_row {
 
 struct audit {
     int n;
-    struct audit_row *rows; /* harmful first, then by name */
+    struct audit_row *rows; /* harmful first, then by name; at most AUDIT_MAX */
+    bool uses_stack;        /* the environment sets a variable of NVSHMEM, NCCL or DeepEP */
 };
+
+#define AUDIT_MAX 256
 
 ep_status audit_make(const struct topo *topo, const struct stack *stack, const struct advice *advice,
                      struct audit **ret_audit);
