@@ -51,22 +51,35 @@ static bool follows(const char *name, const char *before)
            number == number_before + 1;
 }
 
+/* One past the last of the names that count up from that of `first`. */
+static int end_of_row(const struct topo *topo, const int *nics, int n, int first)
+{
+    int i = first + 1;
+
+    while (i < n && follows(topo->nics[nics[i]].name, topo->nics[nics[i - 1]].name))
+        i++;
+    return i;
+}
+
 void topo_nic_names(const struct topo *topo, const int *nics, int n, char *ret_text, size_t bytes)
 {
     struct text text = {ret_text, bytes, 0};
-    bool is_row = n > 2;
+    int first = 0;
 
     ret_text[0] = '\0';
-    for (int i = 1; i < n && is_row; i++)
-        is_row = follows(topo->nics[nics[i]].name, topo->nics[nics[i - 1]].name);
-    if (is_row) {
-        add(&text, "%s..%s", topo->nics[nics[0]].name, topo->nics[nics[n - 1]].name);
-        return;
+    for (int parts = 0; first < n && (parts < NAMED || n - first == 1); parts++) {
+        int end = end_of_row(topo, nics, n, first);
+        bool is_row = end - first > 2;
+
+        if (!is_row)
+            end = first + 1;
+        add(&text, "%s%s", first == 0 ? "" : end == n ? " and " : ", ", topo->nics[nics[first]].name);
+        if (is_row)
+            add(&text, "..%s", topo->nics[nics[end - 1]].name);
+        first = end;
     }
-    for (int i = 0; i < n && (i < NAMED || n == NAMED + 1); i++)
-        add(&text, "%s%s", i == 0 ? "" : i == n - 1 ? " and " : ", ", topo->nics[nics[i]].name);
-    if (n > NAMED + 1)
-        add(&text, " and %d more", n - NAMED);
+    if (first < n)
+        add(&text, " and %d more", n - first);
 }
 
 /* "8 x NVIDIA B200", several kinds with commas. */
@@ -151,7 +164,7 @@ static void add_map(struct text *text, const struct topo *topo, const struct map
     else if (map->n_shared == 0)
         add(text, ", each GPU its own NIC, for %d not the nearest one", n_far);
     else
-        add(text, ", %d NIC%s shared by up to %d GPUs", map->n_shared, map->n_shared == 1 ? " is" : "s are", most);
+        add(text, ", %d of the NICs shared by up to %d GPUs", map->n_shared, most);
 }
 
 void topo_sentence(const struct topo_view *view, char *ret_text, size_t bytes)
@@ -210,7 +223,7 @@ static void add_link(struct text *text, const struct topo_pci *pci)
 
 static void add_nic(struct text *text, const struct topo_nic *nic)
 {
-    add(text, "  %s", nic->name);
+    add(text, "  %s ", nic->name);
     for (int i = 0; i < nic->n_ports; i++) {
         const struct topo_port *port = &nic->ports[i];
 
@@ -414,6 +427,22 @@ static int print_forms(const struct topo_view *view)
     return result;
 }
 
+/* NICs that more than one GPU uses, in their order. */
+static int list_shared(const struct topo *topo, const struct map *map, int ret_nics[TOPO_MAX_NICS])
+{
+    int n = 0;
+
+    for (int i = 0; i < topo->n_nics; i++) {
+        int users = 0;
+
+        for (int j = 0; j < map->n; j++)
+            users += map->choices[j].nic == i;
+        if (users > 1)
+            ret_nics[n++] = i;
+    }
+    return n;
+}
+
 static int print_nvshmem(const struct topo_view *view)
 {
     static const struct out_column columns[] = {
@@ -423,22 +452,23 @@ static int print_nvshmem(const struct topo_view *view)
         {.title = "WHY", .key = "why"},
     };
     const struct map *map = view->nvshmem;
+    int shared[TOPO_MAX_NICS], n_shared;
+    char idle_names[512], shared_names[512];
     json_t *rows;
-    char names[512];
     int result;
 
-    topo_nic_names(view->topo, map->idle, map->n_idle, names, sizeof(names));
+    n_shared = list_shared(view->topo, map, shared);
+    topo_nic_names(view->topo, shared, n_shared, shared_names, sizeof(shared_names));
+    topo_nic_names(view->topo, map->idle, map->n_idle, idle_names, sizeof(idle_names));
     if (map->choices[0].nic < 0) {
         out_line("\nWhat NVSHMEM would choose by itself: nothing. %s", map->choices[0].why);
         return 0;
     }
-    if (map->n_shared == 0) {
+    if (n_shared == 0)
         out_line("\nWhat NVSHMEM would choose by itself: a NIC of its own for each GPU.");
-    } else {
-        out_line("\nWhat NVSHMEM would choose by itself: %d NIC%s would be shared%s%s%s.", map->n_shared,
-                 map->n_shared == 1 ? "" : "s", map->n_idle ? ", and " : "", names,
-                 map->n_idle ? " would be idle" : "");
-    }
+    else
+        out_line("\nWhat NVSHMEM would choose by itself: several GPUs would share %s%s%s%s.", shared_names,
+                 map->n_idle ? ", and " : "", map->n_idle ? idle_names : "", map->n_idle ? " would be idle" : "");
     rows = topo_nvshmem_rows(view);
     result = out_table(stdout, columns, sizeof(columns) / sizeof(columns[0]), rows, OUT_TABLE);
     json_decref(rows);
@@ -480,14 +510,23 @@ static int print_nics(const struct topo_view *view)
         {.title = "GID", .key = "gid"},       {.title = "FIRMWARE", .key = "firmware"},
         {.title = "USED FOR", .key = "role"},
     };
-    json_t *rows = topo_port_rows(view);
+    json_t *rows = topo_port_rows(view), *row;
+    bool has_gid = false;
     int result = 0;
+    size_t i;
+
+    json_array_foreach(rows, i, row)
+    {
+        has_gid = has_gid || json_is_integer(json_object_get(row, "gid"));
+    }
 
     if (json_array_size(rows) == 0)
         out_line("There is no RDMA NIC with a port.");
     else
         result = out_table(stdout, columns, sizeof(columns) / sizeof(columns[0]), rows, OUT_TABLE);
     json_decref(rows);
+    if (has_gid && result == 0)
+        out_line("GID is the index of the address for RoCE v2 over IPv4.");
     return result;
 }
 
