@@ -6,15 +6,17 @@
 #include <stdarg.h>
 #include <string.h>
 
-extern const struct cmd verb_run, verb_test, verb_bench, verb_help, verb_version, verb_completion;
+extern const struct cmd verb_nics, verb_run, verb_doctor, verb_test, verb_bench, verb_help, verb_version,
+    verb_completion;
 
 const struct cmd *const verbs[] = {
-    &verb_run, &verb_test, &verb_bench, &verb_help, &verb_version, &verb_completion, NULL,
+    &verb_run, &verb_doctor, &verb_test, &verb_bench, &verb_help, &verb_version, &verb_completion, NULL,
 };
 
 const struct env_text env_texts[] = {
     {"EPKIT_BACKEND", "backend of the library when --backend is not given: host; this version has no other"},
     {"EPKIT_HOST_ISA", "instruction set of the host backend's loops over rows: portable, avx2 or avx512"},
+    {"EPKIT_SSH", "program that 'epkit doctor --hosts' connects with, and its options; default: ssh"},
     {"EPKIT_TIMEOUT_MS", "deadline of the library's waits where the caller sets none"},
     {"NO_COLOR", "if not empty, output is never coloured"},
     {NULL, NULL},

@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* capture.h - runs other programs side by side, each with a deadline, and keeps what they write. */
+#ifndef EP_TOOL_CAPTURE_H
+#define EP_TOOL_CAPTURE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#define CAPTURE_BYTES_MAX (8u << 20) /* of one stream; what comes behind it is read and dropped */
+
+struct capture_text {
+    char *text; /* NUL-terminated; may hold more NULs */
+    size_t bytes;
+    bool cut;
+};
+
+struct capture {
+    char *const *argv; /* for execvp(); ends with NULL; the caller's */
+
+    /* Afterwards: */
+    int start_error; /* errno of starting it, 0 if it ran */
+    bool late;       /* it was killed at its deadline */
+    int status;      /* of waitpid(), if it ran and ended by itself */
+    int64_t elapsed_ns;
+    struct capture_text output, error; /* standard output and standard error */
+
+    /* While it runs: */
+    pid_t pid;
+    int fds[2];
+    uint64_t started_ns;
+};
+
+/*
+ * Runs all of them, at most `width` at once, each for at most `timeout_ms`. Standard input is empty. Each is the leader
+ * of a process group of its own, which is killed at the deadline, and dies with this process. `on_end` (may be NULL) is
+ * called as each ends. 0, or -1 for lack of memory; then none is left running.
+ */
+int capture_run(struct capture *captures, int n, int width, int64_t timeout_ms,
+                void (*on_end)(const struct capture *capture, void *context), void *context);
+
+void capture_done(struct capture *capture);
+
+#endif

@@ -1,0 +1,350 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cmd_doctor.c - epkit doctor: what is wrong with a machine, and what to do about it. */
+#include "cmd.h"
+#include "diagnosis.h"
+#include "output.h"
+#include "source.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MAX_CHECKS 256
+#define FIX_TIMEOUT_MS 60000
+#define REMOTE_COMMAND "epkit doctor --json"
+
+struct doctor_options {
+    struct source_options source;
+    const char *only, *explain, *hosts, *ssh, *remote_command;
+    bool list, json, fix, yes, verbose;
+};
+
+/* clang-format off */
+static const struct opt doctor_table[] = {
+    {"only", 0, "LIST", OPT_STRING, offsetof(struct doctor_options, only),
+     .help = "run these checks alone: ids or groups, divided by commas", .heading = "Checks"},
+    {"list", 0, NULL, OPT_FLAG, offsetof(struct doctor_options, list), .help = "list the checks and run none"},
+    {"explain", 0, "ID", OPT_STRING, offsetof(struct doctor_options, explain),
+     .help = "print symptom, cause and remedy of what a check looks for"},
+    {"verbose", 'v', NULL, OPT_FLAG, offsetof(struct doctor_options, verbose),
+     .help = "list every check with its outcome, and why some could not tell"},
+    OPT_JSON_ROW(struct doctor_options, json),
+    SOURCE_OPTIONS(struct doctor_options, source),
+    SOURCE_PID_OPTION(struct doctor_options, source),
+    {"fix", 0, NULL, OPT_FLAG, offsetof(struct doctor_options, fix),
+     .help = "run the commands that are safe, after showing them and asking; then look again", .heading = "Repair"},
+    {"yes", 'y', NULL, OPT_FLAG, offsetof(struct doctor_options, yes), .help = "with --fix: do not ask"},
+    {"hosts", 0, "FILE", OPT_FILE, offsetof(struct doctor_options, hosts),
+     .help = "run it on these nodes over ssh and compare them: one a line, [USER@]HOST[:PORT], as Open MPI's hostfiles",
+     .heading = "Several nodes"},
+    {"ssh", 0, "COMMAND", OPT_STRING, offsetof(struct doctor_options, ssh),
+     .help = "program for --hosts, with its options; default: EPKIT_SSH, else ssh"},
+    {"remote-command", 0, "COMMAND", OPT_STRING, offsetof(struct doctor_options, remote_command),
+     .value = REMOTE_COMMAND, .help = "what --hosts runs on each node"},
+    {0},
+};
+/* clang-format on */
+
+/* --- which checks --- */
+
+static void suggest(const struct cmd *cmd, const char *option, const char *word)
+{
+    const char *names[2 * MAX_CHECKS + 1], *near;
+    char text[256];
+    size_t n = 0;
+
+    for (size_t i = 0; doctor_checks[i] && i < MAX_CHECKS; i++) {
+        names[n++] = doctor_checks[i]->id;
+        names[n++] = doctor_checks[i]->group;
+    }
+    names[n] = NULL;
+    root_clean(word, text, sizeof(text));
+    near = options_nearest(word, names);
+    if (near)
+        cmd_usage(cmd, "--%s: there is no check '%s'; did you mean '%s'?", option, text, near);
+    else
+        cmd_usage(cmd, "--%s: there is no check '%s'; --list names them", option, text);
+}
+
+/* Marks what one word of --only names. False when it names nothing. */
+static bool mark(const char *word, bool *wanted)
+{
+    bool found = false;
+
+    for (size_t i = 0; doctor_checks[i]; i++)
+        if (strcmp(doctor_checks[i]->id, word) == 0 || strcmp(doctor_checks[i]->group, word) == 0)
+            found = wanted[i] = true;
+    return found;
+}
+
+/* The checks that --only names, all without it, as a list that ends with NULL. */
+static int choose(const struct cmd *cmd, const char *only, const struct doctor_check **ret_checks)
+{
+    bool wanted[MAX_CHECKS] = {false};
+    size_t n = 0;
+
+    for (const char *at = only; at;) {
+        size_t length = strcspn(at, ",");
+        char word[64];
+
+        snprintf(word, sizeof(word), "%.*s", (int)(length < sizeof(word) ? length : sizeof(word) - 1), at);
+        if (!mark(word, wanted)) {
+            suggest(cmd, "only", word);
+            return CMD_USAGE;
+        }
+        at = at[length] ? at + length + 1 : NULL;
+    }
+    for (size_t i = 0; doctor_checks[i] && i < MAX_CHECKS; i++)
+        if (!only || wanted[i])
+            ret_checks[n++] = doctor_checks[i];
+    ret_checks[n] = NULL;
+    return CMD_FINE;
+}
+
+/* --- a diagnosis --- */
+
+ep_status diagnosis_make(const struct doctor_machine *machine, const struct doctor_check *const *checks,
+                         struct diagnosis *ret_diagnosis)
+{
+    struct diagnosis diagnosis = {.machine = machine};
+
+    while (checks[diagnosis.n])
+        diagnosis.n++;
+    diagnosis.results = calloc((size_t)diagnosis.n + 1, sizeof(*diagnosis.results));
+    if (!diagnosis.results)
+        return EP_E_MEMORY;
+    for (int i = 0; i < diagnosis.n; i++) {
+        struct doctor_result *result = &diagnosis.results[i];
+
+        doctor_run(machine, checks[i], result);
+        switch (result->outcome) {
+        case DOCTOR_FINE:
+            diagnosis.n_fine++;
+            break;
+        case DOCTOR_FOUND:
+            diagnosis.n_found++;
+            diagnosis.n_errors += result->severity == DOCTOR_ERROR;
+            break;
+        case DOCTOR_NOT_HERE:
+            diagnosis.n_not_here++;
+            break;
+        case DOCTOR_UNKNOWN:
+            diagnosis.n_unknown++;
+            diagnosis.n_denied += strcasestr(result->text, "permi") || strstr(result->text, "root only");
+            break;
+        }
+    }
+    *ret_diagnosis = diagnosis;
+    return EP_OK;
+}
+
+void diagnosis_done(struct diagnosis *diagnosis)
+{
+    free(diagnosis->results);
+    diagnosis->results = NULL;
+}
+
+int diagnosis_exit(const struct diagnosis *diagnosis)
+{
+    if (diagnosis->n_found)
+        return CMD_FINDINGS;
+    return diagnosis->n_fine == 0 && diagnosis->n_unknown > 0 ? CMD_FAILED : CMD_FINE;
+}
+
+static int read_machine(const struct cmd *cmd, const struct source_options *source, struct doctor_machine **ret_machine)
+{
+    struct root *root;
+    int code = source_open(cmd, source, &root);
+
+    if (code != CMD_FINE)
+        return code;
+    if (doctor_machine_read(root, ret_machine) != EP_OK) {
+        source_read();
+        out_error("reading the machine: %s", ep_last_error());
+        return CMD_FAILED;
+    }
+    return CMD_FINE;
+}
+
+/* --- --fix --- */
+
+struct again {
+    const struct cmd *cmd;
+    const struct source_options *source;
+};
+
+static int look_again(const struct doctor_check *check, struct doctor_result *ret_result, char *ret_text, size_t bytes,
+                      void *context)
+{
+    const struct again *again = context;
+    struct doctor_machine *machine;
+    int code = read_machine(again->cmd, again->source, &machine);
+
+    if (code != CMD_FINE)
+        return code;
+    doctor_run(machine, check, ret_result);
+    source_read();
+    snprintf(ret_text, bytes, "%s", ret_result->text);
+    doctor_machine_free(machine);
+    return CMD_FINE;
+}
+
+/* --- the verb --- */
+
+static int diagnose(const struct cmd *cmd, const struct doctor_options *options,
+                    const struct doctor_check *const *checks)
+{
+    struct again again = {cmd, &options->source};
+    struct fix_how how = {.yes = options->yes, .timeout_ms = FIX_TIMEOUT_MS, .look = look_again, .context = &again};
+    struct doctor_machine *machine;
+    struct diagnosis diagnosis;
+    int code = read_machine(cmd, &options->source, &machine);
+
+    if (code != CMD_FINE)
+        return code;
+    if (source_is_empty(machine->topo)) {
+        json_t *document = options->json ? out_document(cmd->name) : NULL;
+
+        source_read();
+        if (document)
+            json_object_set_new(document, "facts", diagnosis_facts(machine));
+        code = source_say_empty(machine->topo, document);
+        doctor_machine_free(machine);
+        return code;
+    }
+    if (diagnosis_make(machine, checks, &diagnosis) != EP_OK) {
+        source_read();
+        doctor_machine_free(machine);
+        out_error("no memory for the results");
+        return CMD_FAILED;
+    }
+    source_read();
+    code = diagnosis_exit(&diagnosis);
+    if (options->json) {
+        if (out_json(diagnosis_json(cmd->name, &diagnosis)) != 0)
+            code = CMD_FAILED;
+    } else {
+        diagnosis_print(&diagnosis, options->verbose);
+        if (options->fix)
+            code = fix_run(cmd, &diagnosis, &how);
+        if (out_finish() != CMD_FINE)
+            code = CMD_FAILED;
+    }
+    diagnosis_done(&diagnosis);
+    doctor_machine_free(machine);
+    return code;
+}
+
+/* Options that do not go together. */
+static int check_options(const struct cmd *cmd, const struct cmd_call *call, const struct doctor_options *options)
+{
+    static const char *const not_with_hosts[] = {"from", "pid", "fix", "yes", "list", "explain", "verbose", NULL};
+
+    for (int i = 0; options->hosts && not_with_hosts[i]; i++)
+        if (cmd_given(cmd, call, not_with_hosts[i]))
+            return cmd_usage(cmd, "--hosts and --%s do not go together", not_with_hosts[i]);
+    if (!options->hosts && (options->ssh || cmd_given(cmd, call, "remote-command")))
+        return cmd_usage(cmd, "--ssh and --remote-command need --hosts");
+    if (options->hosts && options->only && cmd_given(cmd, call, "remote-command"))
+        return cmd_usage(cmd, "--only is passed on in the default of --remote-command: write it into yours");
+    if (options->fix && options->source.from)
+        return cmd_usage(cmd, "--fix runs commands on this machine, and --from is another one");
+    if (options->fix && options->json)
+        return cmd_usage(cmd, "--fix and --json do not go together");
+    if (options->yes && !options->fix)
+        return cmd_usage(cmd, "--yes needs --fix");
+    if (options->list && options->explain)
+        return cmd_usage(cmd, "--list and --explain do not go together");
+    return CMD_FINE;
+}
+
+static int compare_hosts(const struct cmd *cmd, const struct doctor_options *options)
+{
+    const char *ssh = options->ssh ? options->ssh : getenv("EPKIT_SSH");
+    struct hosts_how how = {.file = options->hosts,
+                            .ssh = ssh && *ssh ? ssh : "ssh",
+                            .remote_command = options->remote_command,
+                            .timeout_s = options->source.timeout,
+                            .json = options->json};
+    char command[4096];
+
+    if (options->only) {
+        if (strlen(options->only) > 2048)
+            return cmd_usage(cmd, "--only: longer than 2048 characters");
+        snprintf(command, sizeof(command), REMOTE_COMMAND " --only %s", options->only);
+        how.remote_command = command;
+    }
+    return hosts_run(cmd, &how);
+}
+
+static int cmd_doctor(const struct cmd *cmd, const struct cmd_call *call)
+{
+    const struct doctor_options *options = call->options;
+    const struct doctor_check *checks[MAX_CHECKS + 1];
+    int code = check_options(cmd, call, options);
+
+    if (code == CMD_FINE)
+        code = choose(cmd, options->only, checks);
+    if (code != CMD_FINE)
+        return code;
+    if (options->hosts)
+        return compare_hosts(cmd, options);
+    if (options->explain) {
+        checks[0] = doctor_find(options->explain);
+        checks[1] = NULL;
+        if (!checks[0]) {
+            suggest(cmd, "explain", options->explain);
+            return CMD_USAGE;
+        }
+        if (!options->json) {
+            diagnosis_explain(checks[0]);
+            return out_finish();
+        }
+    }
+    if (options->json && (options->list || options->explain))
+        return out_json(diagnosis_list_json(cmd->name, checks)) == 0 ? CMD_FINE : CMD_FAILED;
+    if (options->list) {
+        diagnosis_print_list(checks);
+        return out_finish();
+    }
+    return diagnose(cmd, options, checks);
+}
+
+const struct cmd verb_doctor = {
+    .name = "doctor",
+    .args = "",
+    .summary = "find what is wrong with a machine, and say what to do",
+    .description =
+        "Looks for the known failure modes of expert-parallel communication: in the driver, the NICs, the verbs "
+        "libraries, NVSHMEM, NCCL, DeepEP, the limits and the topology. It reads files, the environment and the "
+        "driver's answers; it needs no root, changes nothing, and loads no suspicious library into itself. A healthy "
+        "machine gets one line. A finding says what was seen, why it matters, and what to run.\n\n"
+        "With --from it looks at a snapshot that 'epkit topo --save' wrote on another machine. With --pid it looks at "
+        "the environment, the limits and the libraries of a running process instead of its own.\n\n"
+        "--fix runs the commands that a reboot undoes (loading a module, remounting /dev/shm), after showing them. "
+        "Everything else is left to you.\n\n"
+        "--hosts runs it on many nodes at once and prints first in what they differ: one node with another driver is "
+        "what makes a job hang. ssh must work without a password, and epkit must be installed there.",
+    .options = doctor_table,
+    .options_bytes = sizeof(struct doctor_options),
+    .examples =
+        (const struct cmd_example[]){
+            {"epkit doctor", "Look at this machine."},
+            {"epkit doctor --only nic,driver --verbose", "Run two groups of checks and list each."},
+            {"epkit doctor --explain one-nic", "Explain a failure mode."},
+            {"epkit doctor --from snapshot.json --json", "Look at a machine that somebody saved, as JSON."},
+            {"epkit doctor --fix", "Mend what can be mended safely."},
+            {"epkit doctor --hosts hostfile", "Compare the nodes of a job."},
+            {NULL, NULL},
+        },
+    .exits =
+        (const struct cmd_exit_text[]){
+            {CMD_FINE, "nothing was found"},
+            {CMD_FAILED, "the machine could not be read, no check could tell, a fix failed, or a node did not answer"},
+            {CMD_USAGE, "wrong usage"},
+            {CMD_FINDINGS, "something was found, or nodes differ"},
+            {CMD_UNSUPPORTED, "there is neither a GPU nor a NIC to look at"},
+            {0, NULL},
+        },
+    .run = cmd_doctor,
+};
