@@ -123,14 +123,15 @@ static ep_status add_way(struct hops *hops, const struct pci_address *address, c
 {
     struct hop hop = {0};
     ep_status status = EP_OK;
+    int depth = 0, begin = hops->n;
     char part[32];
-    int depth = 0;
 
     while (status == EP_OK && depth < MAX_DEPTH && next_part(&path, part, sizeof(part))) {
         /* Behind a volume management device a second host bridge follows: the one that counts. */
         if (parse_host_bridge(part, &hop.host_bridge)) {
             hop.has_host_bridge = true;
             hop.has_parent = false;
+            hops->n = begin;
             continue;
         }
         if (!hop.has_host_bridge || !parse_pci_address(part, &hop.address))

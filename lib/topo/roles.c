@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* A NIC is as fast as another when it reaches this part of its rate: a slower one is for something else. */
+/* Of the fastest NIC: one below that was bought for something else. */
 #define MUCH_SLOWER 0.5
 
 /* Rate of the fastest active port; 0 when it has none, or none that says its rate. */
@@ -120,7 +120,7 @@ static int count_as_fast(const struct topo *topo, const struct topo_nic *nic)
 static void judge_beside(struct topo *topo, struct topo_nic *nic, const struct topo_nic *fastest, const char *route)
 {
     double rate = fastest_port(nic), best = fastest_port(fastest);
-    int needed = topo->n_gpus > 0 ? topo->n_gpus : 1;
+    int needed = topo->n_gpus > 0 ? topo->n_gpus : 1, n_others = count_as_fast(topo, nic);
 
     if (nic->pci < 0 && fastest->pci >= 0)
         set_role(nic, TOPO_ROLE_MANAGEMENT,
@@ -128,10 +128,10 @@ static void judge_beside(struct topo *topo, struct topo_nic *nic, const struct t
     else if (rate > 0 && rate < best * MUCH_SLOWER)
         set_role(nic, TOPO_ROLE_MANAGEMENT,
                  root_printf(topo->root, "%g Gb/s, less than half of the %g Gb/s of %s", rate, best, fastest->name));
-    else if (carries(topo, nic, route) && count_as_fast(topo, nic) >= needed)
+    else if (n_others >= needed && carries(topo, nic, route))
         set_role(nic, TOPO_ROLE_MANAGEMENT,
-                 root_printf(topo->root, "carries the default route (%s), and %d other NICs are as fast", route,
-                             count_as_fast(topo, nic)));
+                 root_printf(topo->root, "carries the default route (%s), and %d other%s as fast", route, n_others,
+                             n_others == 1 ? " NIC is" : " NICs are"));
 }
 
 void nics_judge(struct topo *topo)
