@@ -1,0 +1,327 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cmd_nics.c - epkit nics: what the NICs carry, and whether all of them do. */
+#include "cmd.h"
+#include "nics.h"
+#include "output.h"
+#include "progress.h"
+#include "source.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#define MAX_SECONDS 3600
+
+struct nics_options {
+    struct source_options source;
+    const char *devices, *output;
+    int64_t interval, count;
+    bool watch, json, prometheus;
+};
+
+/* clang-format off */
+static const struct opt nics_table[] = {
+    {"devices", 'd', "LIST", OPT_STRING, offsetof(struct nics_options, devices),
+     .help = "these devices, comma-separated: RDMA devices (mlx5_0), their ports (mlx5_0:1), network interfaces (eth0); "
+             "without it all active RDMA ports that carry data"},
+    {"interval", 'i', "S", OPT_INT, offsetof(struct nics_options, interval), .min = 1, .max = MAX_SECONDS, .value = "1",
+     .help = "seconds between two looks at the counters"},
+    {"watch", 'w', NULL, OPT_FLAG, offsetof(struct nics_options, watch),
+     .help = "repeat until interrupted"},
+    {"count", 'n', "N", OPT_INT, offsetof(struct nics_options, count), .min = 1, .max = INT32_MAX,
+     .help = "with --watch: end after N intervals"},
+    {"output", 'o', "FILE", OPT_FILE, offsetof(struct nics_options, output),
+     .help = "write the report to FILE instead of standard output"},
+    OPT_JSON_ROW(struct nics_options, json),
+    {"prometheus", 0, NULL, OPT_FLAG, offsetof(struct nics_options, prometheus),
+     .help = "write the counters since boot in the text format of Prometheus"},
+    SOURCE_OPTIONS(struct nics_options, source),
+    {0},
+};
+/* clang-format on */
+
+static const struct cmd_example nics_examples[] = {
+    {"epkit nics", "totals since boot, and what moves within a second"},
+    {"epkit nics --output nics.txt -- torchrun test_internode.py", "what a command sends, and over which NICs"},
+    {"epkit nics --watch --interval 5 --json | jq .verdict", "watch, one JSON document a line"},
+    {"epkit nics --devices lo -- curl -s http://127.0.0.1:8000/", "also network interfaces"},
+    {"epkit nics --prometheus", "for the textfile collector of the node exporter"},
+    {NULL, NULL},
+};
+
+static const struct cmd_exit_text nics_exits[] = {
+    {CMD_FINE, "the traffic was even, or there was too little of it to judge"},
+    {CMD_FAILED, "the report could not be written"},
+    {CMD_USAGE, "wrong usage; no such machine or device"},
+    {CMD_FINDINGS, "the traffic was uneven"},
+    {CMD_UNSUPPORTED, "there is no RDMA port that carries data, and --devices names no other; CMD was not run"},
+    {126, "with CMD the exit code is that of CMD; here: it could not be executed"},
+    {127, "CMD was not found"},
+    {0, NULL},
+};
+
+/* --- where the report goes --- */
+
+/* Opened before anything runs, so that a wrong name costs no run. */
+static FILE *open_output(const char *file)
+{
+    FILE *stream = file ? fopen(file, "we") : stdout;
+
+    if (!stream)
+        out_error("nics: %s: %s", file, strerror(errno));
+    return stream;
+}
+
+static int close_output(FILE *stream, const char *file)
+{
+    bool has_failed = fflush(stream) != 0 || ferror(stream);
+
+    if (stream == stdout)
+        return out_finish();
+    if (fclose(stream) != 0 || has_failed) {
+        out_error("nics: writing %s: %s", file, strerror(errno));
+        return CMD_FAILED;
+    }
+    return CMD_FINE;
+}
+
+static int report(FILE *stream, const struct nics_options *options, const struct nics *nics, enum nics_mode mode,
+                  const struct nics_command *command, bool *ret_is_uneven)
+{
+    struct nics_verdict verdict;
+    int failed = 0;
+
+    nics_conclude(nics, mode, &verdict);
+    *ret_is_uneven = verdict.is_finding;
+    if (options->prometheus) {
+        nics_print_prometheus(stream, nics);
+    } else if (options->json) {
+        /* A line for each document when there are several. */
+        size_t style = mode == NICS_WATCH ? JSON_COMPACT : JSON_INDENT(2);
+        json_t *document = nics_document(nics, mode, command, &verdict);
+
+        failed = json_dumpf(document, stream, style | JSON_REAL_PRECISION(9));
+        fputc('\n', stream);
+        json_decref(document);
+    } else {
+        failed = nics_print(stream, nics, mode, &verdict);
+    }
+    if (fflush(stream) != 0 || ferror(stream))
+        failed = -1;
+    return failed ? CMD_FAILED : CMD_FINE;
+}
+
+/* --- the three ways --- */
+
+static void block_interrupts(sigset_t *ret_signals)
+{
+    sigemptyset(ret_signals);
+    sigaddset(ret_signals, SIGINT);
+    sigaddset(ret_signals, SIGTERM);
+    sigprocmask(SIG_BLOCK, ret_signals, NULL);
+}
+
+static bool is_snapshot(const struct nics_options *options)
+{
+    struct stat stat_of;
+
+    return options->source.from && stat(options->source.from, &stat_of) == 0 && !S_ISDIR(stat_of.st_mode);
+}
+
+static int show_totals(FILE *stream, const struct nics_options *options, struct nics *nics)
+{
+    bool is_uneven;
+    int result;
+
+    /* Prometheus works out rates by itself. */
+    if (!is_snapshot(options) && !options->prometheus) {
+        sigset_t signals;
+        siginfo_t info;
+        int signal;
+
+        block_interrupts(&signals);
+        signal = nics_wait(nics, nics->begin_ns + options->interval * 1000000000, &signals, &info);
+        if (signal)
+            return 128 + signal;
+        nics_look(nics);
+    }
+    result = report(stream, options, nics, NICS_BOOT, NULL, &is_uneven);
+    if (result != CMD_FINE || options->prometheus)
+        return result;
+    return is_uneven ? CMD_FINDINGS : CMD_FINE;
+}
+
+static int watch(FILE *stream, const struct nics_options *options, struct nics *nics)
+{
+    int64_t until = nics->begin_ns;
+    sigset_t signals;
+    siginfo_t info;
+
+    block_interrupts(&signals);
+    for (int64_t i = 0; options->count == 0 || i < options->count; i++) {
+        bool is_uneven;
+        int signal, result;
+
+        until += options->interval * 1000000000;
+        signal = nics_wait(nics, until, &signals, &info);
+        if (signal)
+            return 128 + signal;
+        nics_look(nics);
+        if (i > 0 && !options->json)
+            fputc('\n', stream);
+        result = report(stream, options, nics, NICS_WATCH, NULL, &is_uneven);
+        if (result != CMD_FINE)
+            return result;
+        nics_next_period(nics);
+    }
+    return nics_was_uneven(nics) ? CMD_FINDINGS : CMD_FINE;
+}
+
+/* A command that failed by itself is not to be covered up by what epkit has to say. */
+static int run_command(FILE *stream, const struct nics_options *options, struct nics *nics, char **args)
+{
+    struct nics_command command = {.args = args};
+    bool is_uneven;
+    int result = nics_run_command(nics, &command);
+
+    if (result != CMD_FINE || !command.has_started)
+        return result != CMD_FINE ? result : command.code;
+    result = report(stream, options, nics, NICS_COMMAND, &command, &is_uneven);
+    return command.code ? command.code : result;
+}
+
+/*
+ * A result above 128 is the signal that interrupted epkit, for main(). Of a command it is that of a signal that epkit
+ * would have passed on to it, or the command's own affair and its plain exit code: then epkit ends here.
+ */
+static int leave(int code, bool is_command)
+{
+    bool is_interrupt = code == 128 + SIGINT || code == 128 + SIGTERM || code == 128 + SIGHUP || code == 128 + SIGQUIT;
+
+    if (is_command && code > 128 && !is_interrupt) {
+        progress_stop();
+        (void)out_finish();
+        exit(code);
+    }
+    return code;
+}
+
+/* --- the verb --- */
+
+static int check_usage(const struct cmd *cmd, const struct cmd_call *call, const struct nics_options *options)
+{
+    bool is_command = call->n_args > 0;
+
+    if (options->watch && is_command)
+        return cmd_usage(cmd, "--watch and a command exclude each other: a command has its own begin and end");
+    if (is_command && cmd_given(cmd, call, "interval"))
+        return cmd_usage(cmd, "--interval has no meaning with a command: the interval is as long as it runs");
+    if (cmd_given(cmd, call, "count") && !options->watch)
+        return cmd_usage(cmd, "--count goes with --watch");
+    if (options->prometheus && (options->watch || is_command || options->json))
+        return cmd_usage(cmd, "--prometheus shows the counters since boot: without --watch, --json and a command");
+    if (is_snapshot(options) && (options->watch || is_command || cmd_given(cmd, call, "interval")))
+        return cmd_usage(cmd, "--from %s: a snapshot holds the counters of one moment, so there are no rates in it",
+                         options->source.from);
+    return CMD_FINE;
+}
+
+/* No devices: says so in one line. */
+static int say_none(const struct topo *topo, const struct nics_options *options)
+{
+    json_t *document = options->json ? out_document("nics") : NULL;
+    char line[256];
+
+    if (source_is_empty(topo))
+        return source_say_empty(topo, document);
+    if (topo->n_nics > 0)
+        snprintf(line, sizeof(line),
+                 "no RDMA port carries data: the machine has %d NIC%s, but 'epkit topo' says why not", topo->n_nics,
+                 topo->n_nics == 1 ? "" : "s");
+    else
+        snprintf(line, sizeof(line), "no NIC: there are %d GPU%s, but no RDMA device", topo->n_gpus,
+                 topo->n_gpus == 1 ? "" : "s");
+    if (!document) {
+        out_verdict(OUT_PLAIN, "%s", line);
+        return CMD_UNSUPPORTED;
+    }
+    json_object_set_new(document, "verdict", json_string(line));
+    return out_json(document) == 0 ? CMD_UNSUPPORTED : CMD_FAILED;
+}
+
+static int show(const struct cmd_call *call, const struct nics_options *options, struct nics *nics)
+{
+    FILE *stream = open_output(options->output);
+    int result, closed;
+
+    if (!stream)
+        return CMD_FAILED;
+    if (call->n_args > 0)
+        result = run_command(stream, options, nics, call->args);
+    else if (options->watch)
+        result = watch(stream, options, nics);
+    else
+        result = show_totals(stream, options, nics);
+    closed = close_output(stream, options->output);
+    /* A report that could not be written matters more than what it found, less than what the command says. */
+    if (result == CMD_FINE || (result == CMD_FINDINGS && call->n_args == 0 && closed != CMD_FINE))
+        result = closed;
+    return result;
+}
+
+static int cmd_nics(const struct cmd *cmd, const struct cmd_call *call)
+{
+    const struct nics_options *options = call->options;
+    struct nics nics = {0};
+    struct root *root;
+    struct topo *topo;
+    int result = check_usage(cmd, call, options);
+
+    if (result == CMD_FINE)
+        result = source_open(cmd, &options->source, &root);
+    if (result != CMD_FINE)
+        return result;
+    if (topo_read(root, &topo) != EP_OK) {
+        out_error("nics: %s", ep_last_error());
+        root_free(root);
+        return CMD_FAILED;
+    }
+    result = nics_choose(cmd, topo, options->devices, &nics);
+    if (result == CMD_FINE && nics.n > 0)
+        nics_begin(&nics);
+    source_read();
+    if (result == CMD_FINE)
+        result = nics.n > 0 ? show(call, options, &nics) : say_none(topo, options);
+    nics_done(&nics);
+    topo_free(topo);
+    root_free(root);
+    return leave(result, call->n_args > 0);
+}
+
+const struct cmd verb_nics = {
+    .name = "nics",
+    .args = "[-- CMD [ARGS...]]",
+    .max_args = INT_MAX,
+    .summary = "what the NICs carry, and whether all of them do",
+    .description =
+        "Shows the counters of all RDMA ports that carry data: bytes and packets since boot, rates over one interval, "
+        "errors and congestion, and in one sentence whether all NICs take part. With CMD it shows what moved while CMD "
+        "ran, and ends with CMD's exit code.\n"
+        "\n"
+        "Traffic is called uneven when there are at least 1 MB of it and a device has less than a tenth of the average "
+        "or the busiest one more than 1.5 times the average. NICs that no GPU uses by the map of 'epkit topo' do not "
+        "count, unless --devices names them. Without CMD uneven traffic is a finding: of the interval, or since boot if "
+        "nothing moves meanwhile.\n"
+        "\n"
+        "CMD has epkit's standard input, output and error to itself, and signals are passed on to it. The report comes "
+        "after it on standard output; --output FILE keeps the two apart. Data counters of RDMA ports count words of 4 "
+        "bytes and are shown in bytes. Counters that wrap around are followed. To give options to CMD, put -- in front "
+        "of it.",
+    .options = nics_table,
+    .options_bytes = sizeof(struct nics_options),
+    .examples = nics_examples,
+    .exits = nics_exits,
+    .run = cmd_nics,
+};
