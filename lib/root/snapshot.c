@@ -8,11 +8,16 @@
  * one. A string that is not UTF-8 is {"hex": "..."}, a key that is not "hex:...". Documents come by mail: whatever one
  * holds, what is accepted keeps the promises of root.h, and what is not is named.
  */
+#include "root/scrub.h"
 #include "root/state.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #define FORMAT 1
 #define VALUES_MAX (1u << 20) /* in a document; each takes about 100 bytes of memory */
@@ -437,4 +442,100 @@ ep_status root_from_json(const char *name, const char *text, size_t bytes, struc
     }
     *ret_root = root;
     return EP_OK;
+}
+
+/* --- writing --- */
+
+ep_status snapshot_text(struct root *root, char **ret_text, size_t *ret_bytes)
+{
+    json_t *scrubbed = scrub_snapshot(root->kept, root->is_live), *document, *value;
+    const char *key;
+    char *text = NULL;
+    bool complete;
+
+    if (!scrubbed)
+        return EP_E_MEMORY;
+    document = json_pack("{s:i}", "epkit_snapshot", FORMAT);
+    complete = document && (!root->is_full || json_object_set_new(document, "full", json_true()) == 0);
+    json_object_foreach(scrubbed, key, value) complete =
+        complete && json_object_set_new(document, key, snapshot_encode(value)) == 0;
+    if (complete)
+        text = json_dumps(document, JSON_INDENT(1));
+    json_decref(document);
+    json_decref(scrubbed);
+    if (!text)
+        return ep_fail(EP_E_MEMORY, "no memory to write what was read");
+    *ret_text = text;
+    *ret_bytes = strlen(text);
+    return EP_OK;
+}
+
+static bool write_all(int fd, const char *text, size_t bytes)
+{
+    while (bytes > 0) {
+        ssize_t n = write(fd, text, bytes);
+
+        if (n < 0 && errno != EINTR)
+            return false;
+        if (n > 0) {
+            text += n;
+            bytes -= (size_t)n;
+        }
+    }
+    return true;
+}
+
+/* mkstemp() makes it for the owner alone; a snapshot is a file as any other. */
+static mode_t usual_mode(void)
+{
+    mode_t mask = umask(0);
+
+    umask(mask);
+    return 0666 & ~mask;
+}
+
+static ep_status write_file(const char *file, const char *text, size_t bytes)
+{
+    struct stat info;
+    char *temporary;
+    int fd, saved;
+    bool written;
+
+    /* To rename over a device or a pipe would take it away. */
+    if (stat(file, &info) == 0 && !S_ISREG(info.st_mode))
+        return ep_fail(EP_E_ARG, "%s: is no regular file", file);
+    if (asprintf(&temporary, "%s.XXXXXX", file) < 0)
+        return ep_fail(EP_E_MEMORY, "%s: no memory to write it", file);
+    fd = mkostemp(temporary, O_CLOEXEC);
+    if (fd < 0) {
+        saved = errno;
+        free(temporary);
+        return ep_fail_errno(EP_E_SYSTEM, saved, "%s: cannot be written", file);
+    }
+    written = write_all(fd, text, bytes) && write_all(fd, "\n", 1) && fchmod(fd, usual_mode()) == 0;
+    saved = errno;
+    if (close(fd) < 0 && written) {
+        saved = errno;
+        written = false;
+    }
+    if (written && rename(temporary, file) < 0) {
+        saved = errno;
+        written = false;
+    }
+    if (!written)
+        unlink(temporary);
+    free(temporary);
+    return written ? EP_OK : ep_fail_errno(EP_E_SYSTEM, saved, "%s: cannot be written", file);
+}
+
+ep_status root_save(struct root *root, const char *file)
+{
+    char *text;
+    size_t bytes;
+    ep_status status;
+
+    EP_TRY(snapshot_text(root, &text, &bytes));
+    status = write_file(file, text, bytes);
+    free(text);
+    return status;
 }
