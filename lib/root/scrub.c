@@ -371,7 +371,7 @@ static void learn_variable(struct scrub *scrub, const char *name, const char *va
 
 static void learn(struct scrub *scrub, json_t *const kept[KEEP_KINDS], bool is_live)
 {
-    const json_t *environ = json_object_get(kept[KEEP_FILES], "/proc/self/environ");
+    const json_t *variables = json_object_get(kept[KEEP_FILES], "/proc/self/environ");
     static const char *const host_files[] = {"/proc/sys/kernel/hostname", "/etc/hostname"};
     char host[256] = "";
     const char *user;
@@ -384,8 +384,8 @@ static void learn(struct scrub *scrub, json_t *const kept[KEEP_KINDS], bool is_l
         if (text)
             learn_host(scrub, text);
     }
-    if (json_is_string(environ)) {
-        const char *at = json_string_value(environ), *end = at + json_string_length(environ);
+    if (json_is_string(variables)) {
+        const char *at = json_string_value(variables), *end = at + json_string_length(variables);
 
         for (; at < end; at += strlen(at) + 1)
             if (strchr(at, '='))
