@@ -18,9 +18,14 @@
     /* nic */ \
     X(slow_link) X(gid) X(port_down) X(link_layer) X(nic_access) \
     /* verbs */ \
+    X(provider_missing) X(verbs_mixed) X(rdmav_drivers) X(verbs_from_gib) \
     /* nvshmem */ \
+    X(one_nic) X(shared_nic) X(nic_handler) X(two_nvshmem) X(ibgda_transport) X(gdrcopy) X(home) X(hca_prefix) \
+    X(void_variables) \
     /* nccl */ \
+    X(net_plugin) X(gib_settings) X(two_nccl) \
     /* deepep */ \
+    X(mapping_inactive) X(stale_copy) X(other_nvshmem) X(deepep_too_old) X(gpu_arch) X(build_files) \
     /* limits */ \
     X(memlock) X(shm) \
     /* topology */ \

@@ -77,7 +77,7 @@ static const char *home_of(struct root *root, const char *path)
     return strcmp(name, "lib") == 0 || strcmp(name, "lib64") == 0 ? folder_of(root, folder) : "";
 }
 
-static const char *library_version(struct root *root, const char *path)
+const char *stack_nvshmem_version(struct root *root, const char *path)
 {
     struct root_text real = root_resolve(root, "%s", path);
     const char *version = stack_name_version(root, real.state == ROOT_OK ? real.text : path);
@@ -135,11 +135,11 @@ void stack_read_nvshmem(struct root *root, const struct python *python, const st
     nvshmem->host = find_host(root, deepep);
     path = nvshmem->host.state == ROOT_OK ? nvshmem->host.path : find_installed(root);
     nvshmem->home = home_of(root, path);
-    nvshmem->version = *path ? library_version(root, path) : "";
+    nvshmem->version = *path ? stack_nvshmem_version(root, path) : "";
     folder = folder_of(root, path);
     name = *folder ? stack_first_with(root, folder, "nvshmem_transport_ibgda.so.") : "";
     nvshmem->transport_ibgda = *name ? root_printf(root, "%s/%s", folder, name) : "";
     nvshmem->bundled = python_find(root, python, "nvidia/nvshmem/lib/" HOST);
-    nvshmem->bundled_version = *nvshmem->bundled ? library_version(root, nvshmem->bundled) : "";
+    nvshmem->bundled_version = *nvshmem->bundled ? stack_nvshmem_version(root, nvshmem->bundled) : "";
     nvshmem->gdrapi = libs_find(root, &setting, "libgdrapi.so.2");
 }

@@ -95,6 +95,9 @@ struct stack {
     const char *python_paths; /* folders that were searched, for people */
 };
 
+/* Version of the libnvshmem_host at `path`: by its file name, the header beside it, or its wheel; "" not known. */
+const char *stack_nvshmem_version(struct root *root, const char *path);
+
 ep_status stack_read(struct root *root, const struct topo *topo, struct stack **ret_stack);
 void stack_free(struct stack *stack);
 

@@ -1,0 +1,424 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * checks_deepep.c - the copies of DeepEP: the mapping of GPUs to NICs, versions, and what the extension was built with.
+ *
+ * Who owns what: an imported copy that has a part of the mapping is mapping-inactive; one that has nothing of it while
+ * another copy has is stale-copy. A second NVSHMEM in one process is two-nvshmem's; other-nvshmem is about the one that
+ * the extension was linked with.
+ */
+#include "doctor/checks.h"
+#include "doctor/look.h"
+#include "doctor/shell.h"
+
+#include <string.h>
+
+#define MAPPING "DEEP_EP_DEVICE_TO_HCA_MAPPING"
+#define METHOD "_setup_device_hca_mapping()"
+
+/* The copy that Python imports; NULL ends the check with the reason. */
+static const struct stack_copy *imported_copy(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct stack_deepep *deepep = &machine->stack->deepep;
+
+    if (!look_has_gpus(machine, result))
+        return NULL;
+    if (deepep->imported >= 0)
+        return &deepep->copies[deepep->imported];
+    if (deepep->n)
+        doctor_not_here(machine, result, "%s is not on Python's path, and no other deep_ep is",
+                        deepep->copies[0].folder);
+    else
+        doctor_not_here(machine, result, "DeepEP is not installed where Python looks: %s",
+                        *machine->stack->python_paths ? machine->stack->python_paths : "there is no Python");
+    return NULL;
+}
+
+static bool has_whole_mapping(const struct stack_copy *copy)
+{
+    return copy->buffer == ROOT_OK && copy->defines_mapping && copy->calls_mapping && !copy->decorator_stolen;
+}
+
+static bool has_no_mapping(const struct stack_copy *copy)
+{
+    return !copy->defines_mapping && !copy->calls_mapping;
+}
+
+/* Another copy with the whole mapping; NULL if there is none. */
+static const struct stack_copy *mapped_copy(const struct doctor_machine *machine)
+{
+    const struct stack_deepep *deepep = &machine->stack->deepep;
+
+    for (int i = 0; i < deepep->n; i++)
+        if (i != deepep->imported && has_whole_mapping(&deepep->copies[i]))
+            return &deepep->copies[i];
+    return NULL;
+}
+
+static const char *buffer_path(const struct doctor_machine *machine, const struct stack_copy *copy)
+{
+    return root_printf(machine->root, "%s/buffer.py", copy->folder);
+}
+
+/* The folder above the package: what PYTHONPATH names, or the top of a source tree. */
+static const char *above(const struct doctor_machine *machine, const struct stack_copy *copy)
+{
+    const char *slash = strrchr(copy->folder, '/');
+
+    return root_printf(machine->root, "%.*s", slash ? (int)(slash - copy->folder) : 0, copy->folder);
+}
+
+/* --- mapping-inactive --- */
+
+static void advise_mapping(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    doctor_advise(machine, result,
+                  "Build DeepEP from commit 8a07e7e of pull request 466, which defines the method and calls it, and "
+                  "install that build. Patch scripts that only insert the method do not do it. Without the mapping, "
+                  "NVSHMEM_HCA_LIST=<NIC>:<port> in each process before it starts has the same effect.");
+}
+
+/* What is wrong with the mapping in the copy; "" nothing. */
+static const char *mapping_fault(const struct stack_copy *copy)
+{
+    if (copy->decorator_stolen)
+        return "is defined below a decorator that belongs to another method";
+    if (copy->defines_mapping && !copy->calls_mapping)
+        return "is defined and never called";
+    if (copy->calls_mapping && !copy->defines_mapping)
+        return "is called and not defined";
+    return "";
+}
+
+static void run_mapping_inactive(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct stack_copy *copy = imported_copy(machine, result);
+    const char *wanted = root_env(machine->root, MAPPING), *path, *fault;
+
+    if (!copy || !look_has_data_nics(machine, result))
+        return;
+    path = buffer_path(machine, copy);
+    if (copy->buffer != ROOT_OK && copy->buffer != ROOT_ABSENT) {
+        doctor_cannot_tell(machine, result, "%s: %s", path,
+                           look_why(copy->buffer, root_read(machine->root, "%s", path).why));
+        return;
+    }
+    fault = mapping_fault(copy);
+    if (*fault) {
+        doctor_found(machine, result, DOCTOR_ERROR, "the mapping of GPUs to NICs does nothing: in %s " METHOD " %s",
+                     path, fault);
+    } else if (wanted && *wanted && has_no_mapping(copy) && !mapped_copy(machine)) {
+        doctor_found(machine, result, DOCTOR_ERROR, MAPPING " is set, and the DeepEP that is imported ignores it");
+    } else {
+        return;
+    }
+    doctor_evidence(machine, result, path, "%s, %s%s",
+                    copy->buffer == ROOT_ABSENT ? "not there"
+                    : copy->defines_mapping     ? "the method is defined"
+                                                : "the method is not defined",
+                    copy->calls_mapping ? "called in __init__" : "not called in __init__",
+                    copy->decorator_stolen ? ", a decorator without self above it" : "");
+    if (*copy->version)
+        doctor_evidence(machine, result, copy->folder, "version %s", copy->version);
+    if (wanted && *wanted)
+        doctor_evidence(machine, result, MAPPING, "%s", wanted);
+    advise_mapping(machine, result);
+}
+
+const struct doctor_check check_mapping_inactive = {
+    .id = "mapping-inactive",
+    .group = "deepep",
+    .mode = 2,
+    .title = "DeepEP's mapping of GPUs to NICs is in effect",
+    .symptom = "All traffic of a node goes over one NIC or half of them, although the mapping is \"installed\" and "
+               "DEEP_EP_DEVICE_TO_HCA_MAPPING is set.",
+    .cause =
+        "The imported buffer.py holds the method of pull request 466 but never calls it, holds it below a decorator "
+        "that it took from its neighbour, or does not hold it at all. A search for its name finds it all the same.",
+    .remedy = "Install a build of commit 8a07e7e, and check definition, call and decorators of the installed copy.",
+    .links = (const char *const[]){MAPPING, "https://github.com/deepseek-ai/DeepEP/pull/466", NULL},
+    .run = run_mapping_inactive,
+};
+
+/* --- stale-copy --- */
+
+/* Another copy that makes it likely that the imported one is not what somebody meant; NULL none. */
+static const struct stack_copy *differing_copy(const struct doctor_machine *machine, const struct stack_copy *copy)
+{
+    const struct stack_deepep *deepep = &machine->stack->deepep;
+
+    for (int i = 0; i < deepep->n; i++) {
+        const struct stack_copy *other = &deepep->copies[i];
+
+        if (other == copy || !*other->version || !*copy->version)
+            continue;
+        /* Two versions on the path of one Python, or one version with two texts. */
+        if (strcmp(other->version, copy->version) != 0
+                ? other->on_path
+                : other->buffer == ROOT_OK && copy->buffer == ROOT_OK && other->hash != copy->hash)
+            return other;
+    }
+    return NULL;
+}
+
+static void say_copy(const struct doctor_machine *machine, struct doctor_result *result, const struct stack_copy *copy,
+                     const char *what)
+{
+    doctor_evidence(machine, result, copy->folder, "%s%s%s; buffer.py %016llx, %s the mapping", what,
+                    *copy->version ? ", version " : "", copy->version, (unsigned long long)copy->hash,
+                    has_whole_mapping(copy) ? "has" : "does not have");
+}
+
+static void run_stale_copy(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct stack_copy *copy = imported_copy(machine, result), *other;
+
+    if (!copy)
+        return;
+    other = mapped_copy(machine);
+    if (other && copy->buffer == ROOT_OK && has_no_mapping(copy)) {
+        doctor_found(machine, result, DOCTOR_ERROR,
+                     "the DeepEP that is imported, %s, lacks the mapping of GPUs to NICs that %s has", copy->folder,
+                     other->folder);
+    } else {
+        other = differing_copy(machine, copy);
+        if (!other)
+            return;
+        doctor_found(machine, result, DOCTOR_WARNING, "two copies of DeepEP differ: %s, which is imported, and %s",
+                     copy->folder, other->folder);
+    }
+    say_copy(machine, result, copy, "imported");
+    say_copy(machine, result, other, other->is_source ? "a source tree" : "another copy");
+    if (other->is_source && has_whole_mapping(other) && !copy->is_source)
+        doctor_fix(machine, result, false, "sudo cp %s/*.py %s/", shell_word(machine->root, other->folder),
+                   shell_word(machine->root, copy->folder));
+    doctor_advise(machine, result,
+                  "Install DeepEP again from the patched source, and keep one copy: remove the others or take them out "
+                  "of PYTHONPATH.");
+}
+
+const struct doctor_check check_stale_copy = {
+    .id = "stale-copy",
+    .group = "deepep",
+    .mode = 3,
+    .title = "the DeepEP that is imported is the one that was patched",
+    .symptom = "The source tree has the patch, and the program behaves as if it had not.",
+    .cause =
+        "Python imports the first copy on its path. It was copied or installed before the source was patched, or an "
+        "older one lies in front.",
+    .remedy = "Install again after patching, and keep one copy on the path.",
+    .links = (const char *const[]){"PYTHONPATH", "deep_ep/buffer.py", NULL},
+    .run = run_stale_copy,
+};
+
+/* --- deepep-too-old --- */
+
+/* NVSHMEM 3.5 keeps its queue pairs in another order (DeepEP pull request 564). */
+#define NVSHMEM_NEW "3.5"
+#define DEEPEP_ENOUGH "1.2.1"
+
+/* Is `commit` (cut where it likes) one of the list? Git shows 7 digits at least. */
+static bool is_commit(const char *commit, const char *const *list)
+{
+    for (; *list; list++) {
+        size_t n = strspn(commit, "0123456789abcdef");
+
+        if (n >= 7 && commit[n] == '\0' && strncmp(commit, *list, n < 7 ? n : 7) == 0)
+            return true;
+    }
+    return false;
+}
+
+static void run_deepep_too_old(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    /* 29d31c0 merged pull request 564; 8a07e7e of pull request 466 is based on it. 309785a: DeepEP issue 553. */
+    static const char *const enough[] = {"29d31c0", "8a07e7e", NULL}, *const too_old[] = {"309785a", NULL};
+    const struct stack_copy *copy = imported_copy(machine, result);
+    const struct stack_nvshmem *nvshmem = &machine->stack->nvshmem;
+    const char *commit, *base;
+
+    if (!copy)
+        return;
+    if (nvshmem->host.state != ROOT_OK) {
+        doctor_not_here(machine, result, "no NVSHMEM is found that DeepEP would use");
+        return;
+    }
+    if (!*nvshmem->version) {
+        doctor_cannot_tell(machine, result, "%s does not tell its version", nvshmem->host.path);
+        return;
+    }
+    if (libs_version_compare(nvshmem->version, NVSHMEM_NEW) < 0)
+        return;
+    if (!*copy->version) {
+        doctor_cannot_tell(machine, result, "%s does not tell its version", copy->folder);
+        return;
+    }
+    commit = strchr(copy->version, '+');
+    base = root_printf(machine->root, "%.*s", (int)strcspn(copy->version, "+"), copy->version);
+    commit = commit ? commit + 1 : "";
+    if (libs_version_compare(base, DEEPEP_ENOUGH) > 0 || is_commit(commit, enough))
+        return;
+    if (libs_version_compare(base, DEEPEP_ENOUGH) == 0 && !is_commit(commit, too_old)) {
+        doctor_cannot_tell(machine, result, "whether DeepEP %s comes after commit 29d31c0, which NVSHMEM %s needs",
+                           copy->version, nvshmem->version);
+        return;
+    }
+    doctor_found(machine, result, DOCTOR_ERROR, "DeepEP %s is too old for NVSHMEM %s", copy->version, nvshmem->version);
+    doctor_evidence(machine, result, copy->folder, "version %s", copy->version);
+    doctor_evidence(machine, result, nvshmem->host.path, "version %s", nvshmem->version);
+    doctor_advise(
+        machine, result,
+        "Build DeepEP 1.2.1 from commit 29d31c0 or later (8a07e7e has the mapping of GPUs to NICs as well), or "
+        "use NVSHMEM 3.4.5.");
+}
+
+const struct doctor_check check_deepep_too_old = {
+    .id = "deepep-too-old",
+    .group = "deepep",
+    .mode = 8,
+    .title = "DeepEP knows the layout of this NVSHMEM",
+    .symptom = "Dispatch between nodes runs into its timeout, or results are wrong.",
+    .cause =
+        "DeepEP reads private structures of NVSHMEM. NVSHMEM 3.5 changed the order of its queue pairs; DeepEP knows "
+        "that from commit 29d31c0 (pull request 564) on.",
+    .remedy = "Upgrade DeepEP to commit 29d31c0 or later, or stay with NVSHMEM 3.4.5.",
+    .links = (const char *const[]){"https://github.com/deepseek-ai/DeepEP/pull/564", NULL},
+    .run = run_deepep_too_old,
+};
+
+/* --- build-files --- */
+
+/* Where builds leave a tree of NVSHMEM's source. */
+static const char *nvshmem_source(const struct doctor_machine *machine)
+{
+    static const char *const places[] = {"/opt/deepep/nvshmem_src", "/opt/nvshmem_src", "/tmp/nvshmem_build_src",
+                                         "/workspace/nvshmem", "/opt/deepep/nvshmem-source"};
+
+    for (size_t i = 0; i < sizeof(places) / sizeof(places[0]); i++)
+        if (root_stat(machine->root, "%s/CMakeLists.txt", places[i]).state == ROOT_OK)
+            return places[i];
+    return "";
+}
+
+static const char *deepep_source(const struct doctor_machine *machine)
+{
+    const struct stack_deepep *deepep = &machine->stack->deepep;
+
+    for (int i = 0; i < deepep->n; i++)
+        if (deepep->copies[i].is_source)
+            return above(machine, &deepep->copies[i]);
+    return "";
+}
+
+struct lack {
+    const char *file, *what, *fix;
+};
+
+#define MAX_LACKS 4
+
+static bool is_switched_off(const struct doctor_machine *machine, const char *name)
+{
+    const char *value = root_env(machine->root, name);
+
+    return value && strcmp(value, "0") == 0;
+}
+
+/* The command for the package of libcu++ of this toolkit: /usr/local/cuda leads to /usr/local/cuda-12.9. "" not known.
+ */
+static const char *cccl_package(const struct doctor_machine *machine)
+{
+    struct root_text real = root_resolve(machine->root, "%s", machine->stack->cuda_home);
+    const char *version = real.state == ROOT_OK ? strstr(real.text, "/cuda-") : NULL;
+    size_t major = version ? strspn(version + 6, "0123456789") : 0;
+
+    if (!major || version[6 + major] != '.')
+        return "";
+    return root_printf(machine->root, "sudo apt-get install --reinstall cuda-cccl-%.*s-%.*s", (int)major, version + 6,
+                       (int)strspn(version + 7 + major, "0123456789"), version + 7 + major);
+}
+
+/* libcu++: CUDA 13 moved it to include/cccl, where only nvcc finds it by itself. */
+static bool lacks_cccl(const struct doctor_machine *machine, struct lack *ret_lack)
+{
+    const char *cuda = machine->stack->cuda_home, *path = root_env(machine->root, "CPLUS_INCLUDE_PATH");
+
+    if (!*cuda || !root_is_folder(root_stat(machine->root, "%s/include", cuda)) ||
+        root_stat(machine->root, "%s/include/cuda/std/tuple", cuda).state != ROOT_ABSENT)
+        return false;
+    *ret_lack = (struct lack){.file = root_printf(machine->root, "%s/include/cuda/std/tuple", cuda),
+                              .what = "not there",
+                              .fix = cccl_package(machine)};
+    if (root_stat(machine->root, "%s/include/cccl/cuda/std/tuple", cuda).state != ROOT_OK)
+        return true;
+    if (path && strstr(path, "/include/cccl"))
+        return false;
+    ret_lack->what = "not there, but in include/cccl, where the host's compiler does not look";
+    ret_lack->fix = root_printf(machine->root, "export CPLUS_INCLUDE_PATH=%s/include/cccl:$CPLUS_INCLUDE_PATH",
+                                shell_word(machine->root, cuda));
+    return true;
+}
+
+static int find_lacks(const struct doctor_machine *machine, bool is_nvshmem, struct lack lacks[MAX_LACKS])
+{
+    static const char header[] = "/usr/include/infiniband/mlx5dv.h";
+    static const char install[] = "sudo apt-get install libibverbs-dev";
+    struct libs_setting plain = {.library_path = "", .preload = ""};
+    struct root_text text = root_read(machine->root, header);
+    int n = 0;
+
+    if (text.state == ROOT_ABSENT)
+        lacks[n++] = (struct lack){header, "not there", install};
+    else if (is_nvshmem && text.state == ROOT_OK && !strstr(text.text, "MLX5DV_REG_DMABUF"))
+        lacks[n++] = (struct lack){header, "without MLX5DV_REG_DMABUF: its rdma-core is too old", install};
+    /* What ld takes for -lmlx5: a link that the development package brings. */
+    if (libs_find(machine->root, &plain, "libmlx5.so").state == ROOT_ABSENT)
+        lacks[n++] = (struct lack){"libmlx5.so", "in no folder of the linker", install};
+    if (lacks_cccl(machine, &lacks[n]))
+        n++;
+    if (is_nvshmem && !is_switched_off(machine, "NVSHMEM_USE_GDRCOPY") && !is_switched_off(machine, "USE_GDRCOPY") &&
+        root_stat(machine->root, "/usr/include/gdrapi.h").state == ROOT_ABSENT &&
+        root_stat(machine->root, "/usr/local/include/gdrapi.h").state == ROOT_ABSENT)
+        lacks[n++] = (struct lack){"gdrapi.h", "neither in /usr/include nor in /usr/local/include",
+                                   "export NVSHMEM_USE_GDRCOPY=0"};
+    return n;
+}
+
+static void run_build_files(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const char *deepep = deepep_source(machine), *nvshmem = nvshmem_source(machine), *fix = "";
+    struct lack lacks[MAX_LACKS];
+    int n;
+
+    if (!look_has_gpus(machine, result) || !look_has_data_nics(machine, result))
+        return;
+    if (!*deepep && !*nvshmem) {
+        doctor_not_here(machine, result, "there is no source of DeepEP or NVSHMEM to build");
+        return;
+    }
+    n = find_lacks(machine, *nvshmem != '\0', lacks);
+    if (n == 0)
+        return;
+    doctor_found(machine, result, DOCTOR_WARNING, "a build of %s would stop: %s is %s", *nvshmem ? nvshmem : deepep,
+                 lacks[0].file, lacks[0].what);
+    for (int i = 0; i < n; i++) {
+        doctor_evidence(machine, result, lacks[i].file, "%s", lacks[i].what);
+        if (*lacks[i].fix && !strstr(fix, lacks[i].fix))
+            fix = root_printf(machine->root, "%s%s%s", fix, *fix ? "\n" : "", lacks[i].fix);
+    }
+    doctor_fix(machine, result, false, "%s", fix);
+    doctor_advise(machine, result, "What runs already is not touched by this; only the next build is.");
+}
+
+const struct doctor_check check_build_files = {
+    .id = "build-files",
+    .group = "deepep",
+    .mode = 25,
+    .title = "what a build of DeepEP or NVSHMEM needs is there",
+    .symptom = "The build stops with MLX5DV_REG_DMABUF undeclared, \"cannot find -lmlx5\", cuda/std/tuple or gdrapi.h "
+               "not found.",
+    .cause = "Headers or links of rdma-core, libcu++ or GDRCopy are missing: the development package is not installed, "
+             "is too old, or CUDA 13 keeps the headers where the host's compiler does not look.",
+    .remedy = "Install the package, make the link, or extend CPLUS_INCLUDE_PATH; GDRCopy can be switched off.",
+    .links =
+        (const char *const[]){"/usr/include/infiniband/mlx5dv.h", "CPLUS_INCLUDE_PATH", "NVSHMEM_USE_GDRCOPY", NULL},
+    .run = run_build_files,
+};

@@ -1,0 +1,250 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* checks_extension.c - DeepEP's compiled extension: which NVSHMEM it was linked with, and for which GPUs it is. */
+#include "doctor/checks.h"
+#include "doctor/look.h"
+#include "doctor/shell.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define HOST "libnvshmem_host.so.3"
+
+/* The extension that Python imports, readable; "" ends the check with the reason. */
+static const char *extension(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct stack_deepep *deepep = &machine->stack->deepep;
+    const char *path = deepep->imported >= 0 ? deepep->copies[deepep->imported].extension : "";
+    struct elf_facts facts;
+
+    if (!look_has_gpus(machine, result))
+        return "";
+    if (deepep->imported < 0) {
+        doctor_not_here(machine, result, "no deep_ep is on Python's path");
+        return "";
+    }
+    if (!*path) {
+        doctor_not_here(machine, result, "there is no deep_ep_cpp beside %s", deepep->copies[deepep->imported].folder);
+        return "";
+    }
+    facts = root_elf(machine->root, "%s", path);
+    if (facts.state == ROOT_OK)
+        return path;
+    doctor_cannot_tell(machine, result, "%s: %s", path, look_why(facts.state, facts.why));
+    return "";
+}
+
+/* --- other-nvshmem --- */
+
+static bool needs(const struct elf_facts *facts, const char *name)
+{
+    for (size_t i = 0; i < facts->n_needed; i++)
+        if (strcmp(facts->needed[i], name) == 0)
+            return true;
+    return false;
+}
+
+/* The NVSHMEM in the first folder of a RPATH or RUNPATH that has one; "" none. */
+static const char *linked_nvshmem(const struct doctor_machine *machine, const char *path, const char *folders)
+{
+    const char *slash = strrchr(path, '/');
+
+    while (*folders) {
+        size_t n = strcspn(folders, ":"), skip = 0;
+        const char *start = "", *place;
+
+        for (size_t i = 0; i < 2 && !skip; i++) {
+            static const char *const words[] = {"$ORIGIN", "${ORIGIN}"};
+
+            if (n >= strlen(words[i]) && strncmp(folders, words[i], strlen(words[i])) == 0)
+                skip = strlen(words[i]);
+        }
+        if (skip && slash)
+            start = root_printf(machine->root, "%.*s", (int)(slash - path), path);
+        if (n && n < 3000 && (skip || *folders == '/')) {
+            place = root_printf(machine->root, "%s%.*s/" HOST, start, (int)(n - skip), folders + skip);
+            if (root_elf(machine->root, "%s", place).state == ROOT_OK)
+                return place;
+        }
+        folders += n + (folders[n] != '\0');
+    }
+    return "";
+}
+
+static void say_other_nvshmem(const struct doctor_machine *machine, struct doctor_result *result, const char *path,
+                              const char *linked, const char *version)
+{
+    const struct stack_nvshmem *nvshmem = &machine->stack->nvshmem;
+    struct elf_facts facts = root_elf(machine->root, "%s", path);
+
+    doctor_found(machine, result, DOCTOR_ERROR,
+                 "DeepEP's extension was built with NVSHMEM %s, and the one that is loaded is %s", version,
+                 nvshmem->version);
+    doctor_evidence(machine, result, path, "%s %s", *facts.runpath ? "RUNPATH" : "RPATH",
+                    *facts.runpath ? facts.runpath : facts.rpath);
+    doctor_evidence(machine, result, linked, "version %s", version);
+    doctor_evidence(machine, result, nvshmem->host.path, "version %s; found by %s", nvshmem->version,
+                    nvshmem->host.found_by);
+    doctor_advise(machine, result,
+                  "Build DeepEP again with NVSHMEM_DIR=%s, or load the NVSHMEM that it was built with: "
+                  "LD_PRELOAD=%s for the program.",
+                  *nvshmem->home ? nvshmem->home : "<folder of that NVSHMEM>", linked);
+}
+
+static void run_other_nvshmem(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct stack_nvshmem *nvshmem = &machine->stack->nvshmem;
+    const char *path = extension(machine, result), *linked, *version;
+    struct elf_facts facts;
+
+    if (!*path)
+        return;
+    facts = root_elf(machine->root, "%s", path);
+    if (!needs(&facts, HOST)) {
+        doctor_not_here(machine, result, "%s was built without NVSHMEM", path);
+        return;
+    }
+    if (nvshmem->host.state != ROOT_OK) {
+        doctor_not_here(machine, result, HOST " is not found; nothing to compare with");
+        return;
+    }
+    linked = linked_nvshmem(machine, path, *facts.runpath ? facts.runpath : facts.rpath);
+    if (!*linked) {
+        /* Nothing compiled in: it takes what is loaded, which cannot be compared with what it was built with. */
+        doctor_cannot_tell(machine, result, "%s does not lead to the NVSHMEM that it was built with", path);
+        return;
+    }
+    if (strcmp(root_resolve(machine->root, "%s", linked).text, nvshmem->host.real) == 0)
+        return;
+    version = stack_nvshmem_version(machine->root, linked);
+    if (!*version || !*nvshmem->version)
+        doctor_cannot_tell(machine, result, "whether %s and %s are of one version: they do not say theirs", linked,
+                           nvshmem->host.path);
+    else if (libs_version_compare(version, nvshmem->version) != 0)
+        say_other_nvshmem(machine, result, path, linked, version);
+}
+
+const struct doctor_check check_other_nvshmem = {
+    .id = "other-nvshmem",
+    .group = "deepep",
+    .mode = 6,
+    .title = "DeepEP was built with the NVSHMEM that is loaded",
+    .symptom = "Dispatch between nodes hangs for about 100 s and its counters stay at -1, or NVSHMEM stops with a "
+               "mismatch of its device library.",
+    .cause =
+        "The extension contains NVSHMEM's device code of the version it was built with. Another version of the host "
+        "library is loaded with it, by LD_PRELOAD or LD_LIBRARY_PATH.",
+    .remedy = "Build DeepEP with NVSHMEM_DIR set to the NVSHMEM that is used.",
+    .links = (const char *const[]){"LD_PRELOAD", "LD_LIBRARY_PATH", "NVSHMEM_DIR", NULL},
+    .run = run_other_nvshmem,
+};
+
+/* --- gpu-arch --- */
+
+/*
+ * Does code for `arch` run on a GPU of this compute capability? By the CUDA programming guide: machine code runs on
+ * GPUs of the same major number and the same or a higher minor one, that of a family (f) likewise within the family;
+ * PTX is compiled for GPUs that are not older; code for one architecture (a) runs on it alone, as PTX too.
+ */
+static bool runs_on(int arch, int major, int minor)
+{
+    bool is_ptx = arch < 0;
+    int number = abs(arch), capability = major * 10 + minor;
+
+    if (number >= ELF_ARCH_FAMILY)
+        return (number - ELF_ARCH_FAMILY) / 10 == major && number - ELF_ARCH_FAMILY <= capability;
+    if (number >= ELF_ARCH_EXACT)
+        return number - ELF_ARCH_EXACT == capability;
+    if (is_ptx)
+        return number <= capability;
+    return number / 10 == major && number <= capability;
+}
+
+static const char *arch_names(const struct doctor_machine *machine, const struct elf_facts *facts)
+{
+    const char *text = "";
+
+    for (size_t i = 0; i < facts->n_archs; i++) {
+        int number = abs(facts->archs[i]);
+        const char *suffix = number >= ELF_ARCH_FAMILY ? "f" : number >= ELF_ARCH_EXACT ? "a" : "";
+
+        text = root_printf(machine->root, "%s%s%s_%d%s", text, *text ? ", " : "",
+                           facts->archs[i] < 0 ? "compute" : "sm", number % ELF_ARCH_EXACT, suffix);
+    }
+    return text;
+}
+
+/* The first GPU that none of the code runs on; -1 if there is none. */
+static int left_out(const struct topo *topo, const struct elf_facts *facts)
+{
+    for (int i = 0; i < topo->n_gpus; i++) {
+        bool runs = topo->gpus[i].cc_major == 0;
+
+        for (size_t k = 0; k < facts->n_archs && !runs; k++)
+            runs = runs_on(facts->archs[k], topo->gpus[i].cc_major, topo->gpus[i].cc_minor);
+        if (!runs)
+            return i;
+    }
+    return -1;
+}
+
+static void say_arch(const struct doctor_machine *machine, struct doctor_result *result, const char *path,
+                     const struct elf_facts *facts, const struct topo_gpu *gpu)
+{
+    doctor_found(machine, result, DOCTOR_ERROR, "%s has no code for GPU %d (compute capability %d.%d)", path,
+                 gpu->index, gpu->cc_major, gpu->cc_minor);
+    doctor_evidence(machine, result, path, "%s", arch_names(machine, facts));
+    doctor_evidence(machine, result, root_printf(machine->root, "GPU %d", gpu->index), "%s, compute capability %d.%d",
+                    *gpu->name ? gpu->name : "name not known", gpu->cc_major, gpu->cc_minor);
+    doctor_fix(machine, result, false, "TORCH_CUDA_ARCH_LIST=%d.%d NVSHMEM_DIR=%s python3 setup.py install",
+               gpu->cc_major, gpu->cc_minor,
+               *machine->stack->nvshmem.home ? shell_word(machine->root, machine->stack->nvshmem.home)
+                                             : "/usr/local/nvshmem");
+    doctor_advise(machine, result,
+                  "In the source tree of DeepEP. NVSHMEM takes the architecture from CMAKE_CUDA_ARCHITECTURES=%d%d.",
+                  gpu->cc_major, gpu->cc_minor);
+}
+
+static void run_gpu_arch(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct topo *topo = machine->topo;
+    const struct stack_nvshmem *nvshmem = &machine->stack->nvshmem;
+    const char *path = extension(machine, result), *files[2] = {path, ""}, *not_understood = "";
+    bool is_known = false;
+
+    if (!*path)
+        return;
+    for (int i = 0; i < topo->n_gpus; i++)
+        is_known = is_known || topo->gpus[i].cc_major > 0;
+    if (!is_known) {
+        doctor_cannot_tell(machine, result, "the compute capability of the GPUs is not known: %s", topo->nvml_why);
+        return;
+    }
+    if (nvshmem->host.state == ROOT_OK)
+        files[1] = nvshmem->host.path;
+    for (size_t i = 0; i < 2 && *files[i]; i++) {
+        struct elf_facts facts = root_elf(machine->root, "%s", files[i]);
+        int gpu = facts.n_archs ? left_out(topo, &facts) : -1;
+
+        if (!facts.archs_known) {
+            not_understood = files[i];
+        } else if (gpu >= 0) {
+            say_arch(machine, result, files[i], &facts, &topo->gpus[gpu]);
+            return;
+        }
+    }
+    if (*not_understood)
+        doctor_cannot_tell(machine, result, "for which GPUs there is code in %s", not_understood);
+}
+
+const struct doctor_check check_gpu_arch = {
+    .id = "gpu-arch",
+    .group = "deepep",
+    .mode = 23,
+    .title = "DeepEP and NVSHMEM hold code for these GPUs",
+    .symptom = "\"named symbol not found\", \"no kernel image is available for execution on the device\".",
+    .cause = "Libraries with GPU code hold it for the architectures they were built for. Machine code of another major "
+             "number does not run, nor does code for one architecture alone (sm_90a) on another.",
+    .remedy = "Build again with the compute capability of these GPUs in TORCH_CUDA_ARCH_LIST.",
+    .links = (const char *const[]){"TORCH_CUDA_ARCH_LIST", NULL},
+    .run = run_gpu_arch,
+};

@@ -1,0 +1,362 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * checks_verbs.c - libibverbs and its provider.
+ *
+ * Who owns what: a libibverbs that comes out of gIB's folder is verbs-from-gib; else a core library and a provider of
+ * different sets are verbs-mixed; else a missing provider file is provider-missing, unless RDMAV_DRIVERS names the very
+ * folder that holds it, which is rdmav-drivers.
+ */
+#include "doctor/checks.h"
+#include "doctor/look.h"
+#include "doctor/shell.h"
+
+#include <string.h>
+
+#define MELLANOX 0x15b3
+
+/* The libraries are those of NVIDIA's NICs: others (EFA, bnxt) have providers of their own. */
+static bool has_mlx5(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct topo *topo = machine->topo;
+
+    if (!look_has_data_nics(machine, result))
+        return false;
+    for (int i = 0; i < topo->n_nics; i++)
+        if (look_is_data_nic(topo, i) && topo->pci[topo->nics[i].pci].vendor == MELLANOX)
+            return true;
+    doctor_not_here(machine, result, "no NIC is one of NVIDIA, which libmlx5 is for");
+    return false;
+}
+
+/* Was libibverbs found, and does it say which providers it takes? Else ends the check. */
+static bool has_core(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct stack_verbs *verbs = &machine->stack->verbs;
+    struct elf_facts facts;
+
+    if (!has_mlx5(machine, result))
+        return false;
+    if (verbs->ibverbs.state == ROOT_ABSENT) {
+        doctor_not_here(machine, result, "libibverbs.so.1 is not installed where ld.so looks");
+        return false;
+    }
+    if (verbs->ibverbs.state == ROOT_UNASKED) {
+        doctor_cannot_tell(machine, result, "libibverbs.so.1: %s", look_why(ROOT_UNASKED, NULL));
+        return false;
+    }
+    facts = root_elf(machine->root, "%s", verbs->ibverbs.path);
+    if (facts.state != ROOT_OK) {
+        doctor_cannot_tell(machine, result, "%s: %s", verbs->ibverbs.path, look_why(facts.state, facts.why));
+        return false;
+    }
+    if (!verbs->private_version) {
+        doctor_cannot_tell(machine, result, "%s defines no IBVERBS_PRIVATE_<number>", verbs->ibverbs.path);
+        return false;
+    }
+    return true;
+}
+
+static const char *folder_of(const struct doctor_machine *machine, const char *path)
+{
+    const char *slash = strrchr(path, '/');
+
+    return slash ? root_printf(machine->root, "%.*s", (int)(slash - path), path) : "";
+}
+
+/* The libibverbs that a process takes when LD_LIBRARY_PATH does not lead it elsewhere. */
+static struct lib_place system_core(const struct doctor_machine *machine)
+{
+    struct libs_setting plain = {.library_path = "", .preload = ""};
+
+    return libs_find(machine->root, &plain, "libibverbs.so.1");
+}
+
+/* Does libibverbs come from gIB, although the system has its own? */
+static bool is_from_gib(const struct doctor_machine *machine)
+{
+    const char *gib = machine->stack->nccl.gib, *path = machine->stack->verbs.ibverbs.path;
+    size_t n = strlen(gib);
+
+    return n && machine->stack->verbs.ibverbs.state == ROOT_OK && strncmp(path, gib, n) == 0 && path[n] == '/' &&
+           system_core(machine).state == ROOT_OK;
+}
+
+/* --- RDMAV_DRIVERS --- */
+
+/* The variable that libibverbs reads; NULL if neither is set. */
+static const char *drivers_variable(const struct doctor_machine *machine)
+{
+    static const char *const names[] = {"RDMAV_DRIVERS", "IBV_DRIVERS"};
+
+    for (size_t i = 0; i < 2; i++) {
+        const char *value = root_env(machine->root, names[i]);
+
+        if (value && *value)
+            return names[i];
+    }
+    return NULL;
+}
+
+/* The first entry that is a path and, with what libibverbs appends, no file; NULL if there is none. */
+static const char *wrong_entry(const struct doctor_machine *machine, const char *variable)
+{
+    const char *list = variable ? root_env(machine->root, variable) : "";
+
+    while (*list) {
+        size_t n = strcspn(list, ":;");
+
+        if (n && n < 4000 && *list == '/') {
+            const char *entry = root_printf(machine->root, "%.*s", (int)n, list);
+
+            if (root_stat(machine->root, "%s-rdmav%d.so", entry, machine->stack->verbs.private_version).state ==
+                ROOT_ABSENT)
+                return entry;
+        }
+        list += n + (list[n] != '\0');
+    }
+    return NULL;
+}
+
+/* Is the entry a folder that holds the provider? The path of the provider, else "". */
+static const char *provider_within(const struct doctor_machine *machine, const char *entry)
+{
+    const char *path =
+        root_printf(machine->root, "%s/libmlx5-rdmav%d.so", entry, machine->stack->verbs.private_version);
+
+    return root_stat(machine->root, "%s", path).state == ROOT_OK ? path : "";
+}
+
+static void run_rdmav_drivers(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct stack_verbs *verbs = &machine->stack->verbs;
+    const char *variable = drivers_variable(machine), *entry;
+
+    if (!has_core(machine, result))
+        return;
+    if (!variable) {
+        doctor_not_here(machine, result, "RDMAV_DRIVERS is not set");
+        return;
+    }
+    entry = wrong_entry(machine, variable);
+    if (!entry)
+        return;
+    doctor_found(machine, result, *verbs->provider ? DOCTOR_WARNING : DOCTOR_ERROR,
+                 "%s has no effect: there is no %s-rdmav%d.so", variable, entry, verbs->private_version);
+    doctor_evidence(machine, result, variable, "%s", root_env(machine->root, variable));
+    if (root_is_folder(root_stat(machine->root, "%s", entry)))
+        doctor_evidence(machine, result, entry, "is a folder");
+    doctor_evidence(machine, result, verbs->ibverbs.path, "IBVERBS_PRIVATE_%d", verbs->private_version);
+    if (*provider_within(machine, entry))
+        doctor_fix(machine, result, false, "export %s=%s/libmlx5", variable, shell_word(machine->root, entry));
+    else
+        doctor_fix(machine, result, false, "unset %s", variable);
+    doctor_advise(machine, result,
+                  "libibverbs appends \"-rdmav%d.so\" to each entry: it has to end in /libmlx5, not in a folder. Where "
+                  "the provider lies in the usual folder, the variable is not needed.",
+                  verbs->private_version);
+}
+
+const struct doctor_check check_rdmav_drivers = {
+    .id = "rdmav-drivers",
+    .group = "verbs",
+    .mode = 15,
+    .title = "RDMAV_DRIVERS names provider files",
+    .symptom = "RDMAV_DRIVERS is set, and libibverbs still says that it could not load the driver.",
+    .cause = "An entry of RDMAV_DRIVERS is not a folder: libibverbs appends -rdmav<NN>.so to it and opens the result. "
+             "With a folder that is a file that does not exist.",
+    .remedy = "Write <folder>/libmlx5, or unset the variable and put the provider into the usual folder.",
+    .links = (const char *const[]){"RDMAV_DRIVERS", "IBV_DRIVERS", NULL},
+    .run = run_rdmav_drivers,
+};
+
+/* --- provider-missing --- */
+
+/* A command that puts the provider in place, where the libmlx5.so.1 of the same set is known. */
+static void fix_provider(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct stack_verbs *verbs = &machine->stack->verbs;
+    const char *folder = verbs->provider_folders;
+    size_t n = strcspn(folder, ",");
+
+    if (verbs->mlx5.state == ROOT_OK && verbs->provider_wants == verbs->private_version && *folder == '/') {
+        doctor_fix(
+            machine, result, false, "sudo ln -s %s %s/libmlx5-rdmav%d.so", shell_word(machine->root, verbs->mlx5.real),
+            shell_word(machine->root, root_printf(machine->root, "%.*s", (int)n, folder)), verbs->private_version);
+        doctor_advise(machine, result, "%s is of the same set as %s. Better still is to install both from one package.",
+                      verbs->mlx5.path, verbs->ibverbs.path);
+        return;
+    }
+    doctor_advise(machine, result,
+                  "Install the provider of the same set as %s (package ibverbs-providers, or rdma-core of DOCA-OFED), "
+                  "or take the libibverbs of the system: leave %s out of LD_LIBRARY_PATH.",
+                  verbs->ibverbs.path, folder_of(machine, verbs->ibverbs.path));
+}
+
+static bool is_mixed(const struct stack_verbs *verbs)
+{
+    return verbs->mlx5.state == ROOT_OK && verbs->private_version && verbs->provider_wants &&
+           verbs->provider_wants != verbs->private_version;
+}
+
+static void run_provider_missing(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct stack_verbs *verbs = &machine->stack->verbs;
+    const char *entry;
+
+    if (!has_core(machine, result) || *verbs->provider)
+        return;
+    if (is_from_gib(machine) || is_mixed(verbs)) {
+        doctor_not_here(machine, result, "the libraries are not one set; another check reports that");
+        return;
+    }
+    entry = wrong_entry(machine, drivers_variable(machine));
+    if (entry && *provider_within(machine, entry)) {
+        doctor_not_here(machine, result, "RDMAV_DRIVERS names it in a wrong way; another check reports that");
+        return;
+    }
+    doctor_found(machine, result, DOCTOR_ERROR, "libibverbs does not find its provider libmlx5-rdmav%d.so",
+                 verbs->private_version);
+    doctor_evidence(machine, result, verbs->ibverbs.path, "IBVERBS_PRIVATE_%d; found by %s", verbs->private_version,
+                    verbs->ibverbs.found_by);
+    doctor_evidence(machine, result, "looked for in", "%s", verbs->provider_folders);
+    if (verbs->mlx5.state == ROOT_OK)
+        doctor_evidence(machine, result, verbs->mlx5.path, "needs IBVERBS_PRIVATE_%d", verbs->provider_wants);
+    fix_provider(machine, result);
+}
+
+const struct doctor_check check_provider_missing = {
+    .id = "provider-missing",
+    .group = "verbs",
+    .mode = 13,
+    .title = "libibverbs finds the provider of its own set",
+    .symptom = "\"libibverbs: Warning: couldn't load driver 'libmlx5-rdmav57.so'\"; programs see no RDMA device.",
+    .cause = "libibverbs and its providers share a private interface with a number. It loads libmlx5-rdmav<number>.so, "
+             "and the file of that number is not where it looks: the library was copied without it, or comes from "
+             "another set than the installed provider.",
+    .remedy = "Install libibverbs and its provider from one package, or put the provider into the folder in which "
+              "libibverbs looks.",
+    .links =
+        (const char *const[]){"/usr/lib/x86_64-linux-gnu/libibverbs", "/etc/libibverbs.d", "LD_LIBRARY_PATH", NULL},
+    .run = run_provider_missing,
+};
+
+/* --- verbs-mixed --- */
+
+/* The number that the provider file itself needs; 0 not known. */
+static int provider_number(const struct doctor_machine *machine)
+{
+    const char *path = machine->stack->verbs.provider;
+    struct elf_facts facts = root_elf(machine->root, "%s", path);
+
+    for (size_t i = 0; *path && facts.state == ROOT_OK && i < facts.n_needs; i++) {
+        int number = 0;
+        const char *digits = facts.needs[i].name;
+
+        if (strncmp(digits, "IBVERBS_PRIVATE_", 16) != 0)
+            continue;
+        for (digits += 16; *digits >= '0' && *digits <= '9' && number < 100000; digits++)
+            number = number * 10 + (*digits - '0');
+        return number;
+    }
+    return 0;
+}
+
+static void run_verbs_mixed(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct stack_verbs *verbs = &machine->stack->verbs;
+    struct lib_place system;
+    const char *path = verbs->mlx5.path, *by = verbs->mlx5.found_by;
+    int number = verbs->provider_wants;
+
+    if (!has_core(machine, result))
+        return;
+    if (is_from_gib(machine)) {
+        doctor_not_here(machine, result, "libibverbs comes from gIB; another check reports that");
+        return;
+    }
+    if (verbs->mlx5.state != ROOT_OK && verbs->mlx5.state != ROOT_ABSENT) {
+        doctor_cannot_tell(machine, result, "libmlx5.so.1: %s", look_why(verbs->mlx5.state, NULL));
+        return;
+    }
+    if (!is_mixed(verbs)) {
+        path = verbs->provider;
+        by = "its name";
+        number = provider_number(machine);
+        if (!number || number == verbs->private_version)
+            return;
+    }
+    doctor_found(machine, result, DOCTOR_ERROR,
+                 "libibverbs.so.1 and libmlx5 are not of one set: %s needs IBVERBS_PRIVATE_%d, and %s defines "
+                 "IBVERBS_PRIVATE_%d",
+                 path, number, verbs->ibverbs.path, verbs->private_version);
+    doctor_evidence(machine, result, verbs->ibverbs.path, "defines IBVERBS_PRIVATE_%d; found by %s",
+                    verbs->private_version, verbs->ibverbs.found_by);
+    doctor_evidence(machine, result, path, "needs IBVERBS_PRIVATE_%d; found by %s", number, by);
+    if (*libs_setting_of(machine->root).library_path)
+        doctor_evidence(machine, result, "LD_LIBRARY_PATH", "%s", libs_setting_of(machine->root).library_path);
+    system = system_core(machine);
+    if (system.state == ROOT_OK && strcmp(system.real, verbs->ibverbs.real) != 0)
+        doctor_fix(machine, result, false, "export LD_LIBRARY_PATH=%s:$LD_LIBRARY_PATH",
+                   shell_word(machine->root, folder_of(machine, system.path)));
+    doctor_advise(
+        machine, result,
+        "Either set works, but both libraries have to come from the same one: put its folder first, or remove "
+        "the copies of the other.");
+}
+
+const struct doctor_check check_verbs_mixed = {
+    .id = "verbs-mixed",
+    .group = "verbs",
+    .mode = 14,
+    .title = "libibverbs and libmlx5 are of one set",
+    .symptom = "\"version `IBVERBS_PRIVATE_34' not found (required by libmlx5.so.1)\"; NCCL finds no network plugin, "
+               "NVSHMEM no transport.",
+    .cause = "The two libraries share a private interface with a number, and the linker finds one of each set: often "
+             "one copied into a folder of LD_LIBRARY_PATH without the other.",
+    .remedy = "Take both from one set: order LD_LIBRARY_PATH accordingly, or remove the copies.",
+    .links = (const char *const[]){"LD_LIBRARY_PATH", NULL},
+    .run = run_verbs_mixed,
+};
+
+/* --- verbs-from-gib --- */
+
+static void run_verbs_from_gib(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct stack_verbs *verbs = &machine->stack->verbs;
+    struct lib_place system;
+
+    if (!has_mlx5(machine, result))
+        return;
+    if (!*machine->stack->nccl.gib) {
+        doctor_not_here(machine, result, "gIB is not installed");
+        return;
+    }
+    if (verbs->ibverbs.state == ROOT_UNASKED) {
+        doctor_cannot_tell(machine, result, "libibverbs.so.1: %s", look_why(ROOT_UNASKED, NULL));
+        return;
+    }
+    if (!is_from_gib(machine))
+        return;
+    system = system_core(machine);
+    doctor_found(machine, result, DOCTOR_ERROR, "libibverbs.so.1 comes from gIB: %s, before the system's %s",
+                 verbs->ibverbs.path, system.path);
+    doctor_evidence(machine, result, verbs->ibverbs.path, "found by %s", verbs->ibverbs.found_by);
+    doctor_evidence(machine, result, "LD_LIBRARY_PATH", "%s", libs_setting_of(machine->root).library_path);
+    doctor_fix(machine, result, false, "export LD_LIBRARY_PATH=%s:$LD_LIBRARY_PATH",
+               shell_word(machine->root, folder_of(machine, system.path)));
+    doctor_advise(machine, result,
+                  "gIB's folder has to stay in LD_LIBRARY_PATH for NCCL to find its plugin, but behind the system's.");
+}
+
+const struct doctor_check check_verbs_from_gib = {
+    .id = "verbs-from-gib",
+    .group = "verbs",
+    .mode = 22,
+    .title = "libibverbs is the system's, not gIB's",
+    .symptom = "ib_write_bw and other programs for RDMA fail or find no device where gIB's environment is loaded.",
+    .cause = "gIB brings an rdma-core of its own along for its plugin. With its folder in front of the system's in "
+             "LD_LIBRARY_PATH every program takes that libibverbs.",
+    .remedy = "Put the system's library folder in front of gIB's.",
+    .links = (const char *const[]){"LD_LIBRARY_PATH", "/usr/local/gib/lib64", NULL},
+    .run = run_verbs_from_gib,
+};
