@@ -6,17 +6,19 @@
 #include <stdarg.h>
 #include <string.h>
 
-extern const struct cmd verb_nics, verb_run, verb_topo, verb_doctor, verb_test, verb_bench, verb_help, verb_version,
-    verb_completion;
+extern const struct cmd verb_nics, verb_run, verb_topo, verb_doctor, verb_env, verb_test, verb_bench, verb_help,
+    verb_version, verb_completion;
 
 const struct cmd *const verbs[] = {
-    &verb_run,   &verb_topo, &verb_nics,    &verb_doctor,     &verb_test,
+    &verb_run,   &verb_topo, &verb_nics,    &verb_env,        &verb_doctor, &verb_test,
     &verb_bench, &verb_help, &verb_version, &verb_completion, NULL,
 };
 
 const struct env_text env_texts[] = {
     {"EPKIT_BACKEND", "backend of the library when --backend is not given: host; this version has no other"},
     {"EPKIT_HOST_ISA", "instruction set of the host backend's loops over rows: portable, avx2 or avx512"},
+    {"EPKIT_PRELOAD",
+     "set by the script of 'epkit env': the library that its function epkit_preload loads into a program"},
     {"EPKIT_SSH", "program that 'epkit doctor --hosts' connects with, and its options; default: ssh"},
     {"EPKIT_TIMEOUT_MS", "deadline of the library's waits where the caller sets none"},
     {"NO_COLOR", "if not empty, output is never coloured"},

@@ -244,10 +244,12 @@ static const struct {
 static void advise_gib(struct advice_work *work)
 {
     const char *config = work->stack->nccl.tuner_config;
+    char shown[1024];
 
     for (size_t i = 0; i < sizeof(gib_settings) / sizeof(gib_settings[0]); i++)
         set(work, gib_settings[i].name, gib_settings[i].value, gib_settings[i].reason);
-    if (*config)
+    root_clean(config, shown, sizeof(shown));
+    if (*config && strcmp(config, shown) == 0)
         set(work, "NCCL_TUNER_CONFIG_PATH", config, "What gIB's tuner knows about this type of machine.");
     unset(work, "TORCH_NCCL_USE_COMM_NONBLOCKING",
           "gIB's shim wants it unset, with any value, and stops with a mismatch otherwise.");

@@ -25,10 +25,19 @@ struct folders {
     const char *paths[FOLDERS_MAX], *reasons[FOLDERS_MAX];
 };
 
+/* Can it be said and shown? A path with control characters is an accident or a trick. */
+static bool is_printable(const char *path)
+{
+    char shown[1024];
+
+    root_clean(path, shown, sizeof(shown));
+    return *path && strcmp(path, shown) == 0;
+}
+
 /* ld.so divides LD_LIBRARY_PATH at colons and semicolons: a folder with one in its name cannot be said. */
 static void add_folder(struct folders *folders, const char *path, const char *reason)
 {
-    if (!*path || strpbrk(path, ":;\n") || folders->n == FOLDERS_MAX)
+    if (!is_printable(path) || strpbrk(path, ":;") || folders->n == FOLDERS_MAX)
         return;
     for (int i = 0; i < folders->n; i++)
         if (strcmp(folders->paths[i], path) == 0)
@@ -93,6 +102,7 @@ static int wanted_copy(const struct stack_deepep *deepep)
 
 ep_status advice_nvshmem_host(struct root *root, const struct stack *stack, const char **ret_path)
 {
+    static const char *const folders[] = {"lib", "lib64"};
     int copy = wanted_copy(&stack->deepep), i;
     struct libs_closure *closure;
     const char *path = "";
@@ -104,9 +114,10 @@ ep_status advice_nvshmem_host(struct root *root, const struct stack *stack, cons
             path = closure->libs[i].place.path;
         libs_closure_free(closure);
     }
-    if (!*path && *stack->nvshmem.home)
-        path = root_printf(root, "%s/lib/" HOST_LIBRARY, stack->nvshmem.home);
-    if (!*path || root_stat(root, "%s", path).state != ROOT_OK)
+    for (i = 0; i < 2 && !*path && *stack->nvshmem.home; i++)
+        if (root_stat(root, "%s/%s/" HOST_LIBRARY, stack->nvshmem.home, folders[i]).state == ROOT_OK)
+            path = root_printf(root, "%s/%s/" HOST_LIBRARY, stack->nvshmem.home, folders[i]);
+    if (!*path)
         path = stack->nvshmem.host.state == ROOT_OK ? stack->nvshmem.host.path : "";
     *ret_path = path;
     return EP_OK;
@@ -125,7 +136,7 @@ static void add_nvshmem_folder(struct advice_work *work, const char *host, struc
 
 static bool path_can_be_preloaded(const char *path)
 {
-    return *path == '/' && !strpbrk(path, ": \t\n"); /* ld.so(8): divided by spaces or colons */
+    return is_printable(path) && *path == '/' && !strpbrk(path, ": "); /* ld.so(8): divided by spaces or colons */
 }
 
 /* PyTorch loads the NVSHMEM of its wheel, and the first copy that is loaded serves everybody. */
@@ -252,7 +263,7 @@ static void advise_python_path(struct advice_work *work)
     const char *folder = wanted >= 0 ? libs_folder_of(work->root, deepep->copies[wanted].folder) : "";
     struct advice_row *row;
 
-    if (!*folder || strpbrk(folder, ":\n"))
+    if (!is_printable(folder) || strchr(folder, ':'))
         return;
     if (wanted == deepep->imported && !path_holds(root_env(work->root, "PYTHONPATH"), folder))
         return;

@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* look_nvshmem.h - what the checks of NVSHMEM and NCCL want to know. */
+#ifndef EP_DOCTOR_LOOK_NVSHMEM_H
+#define EP_DOCTOR_LOOK_NVSHMEM_H
+
+#include "doctor/doctor.h"
+
+#define LOOK_HCA_PREFIX "mlx5" /* NVSHMEM_HCA_PREFIX, where it is not set; NVSHMEM 3.4 and 3.5 */
+
+/* Active ports of NICs for data. */
+int look_data_ports(const struct topo *topo);
+
+/* The name of a NIC, fit to be shown. */
+const char *look_nic_name(const struct doctor_machine *machine, int nic);
+
+/* An NVSHMEM_HCA_LIST with one NIC in it: nothing is left to choose. NULL is none. */
+bool look_is_single_nic(const char *list);
+
+/* Does the environment set a variable that NVSHMEM or DeepEP reads in a running program? */
+bool look_sets_nvshmem(const struct doctor_machine *machine);
+
+/*
+ * Will programs use IBGDA? The environment says so, or a DeepEP is imported, which switches it on itself. Says "not
+ * applicable here" if not, or without NVSHMEM or NICs.
+ */
+bool look_uses_ibgda(const struct doctor_machine *machine, struct doctor_result *result);
+
+/* As NVSHMEM takes NVSHMEM_HCA_PREFIX: a part of the name; in later versions "^" in front of what is left out. */
+bool look_prefix_fits(const char *prefix, const char *name);
+
+/* The NICs that NVSHMEM takes with the variables that are set, one job for each GPU. */
+ep_status look_nvshmem_map(const struct doctor_machine *machine, struct map **ret_map);
+
+/* The first entry of LD_PRELOAD with `part` in its file name, and whether it is there; "" none. */
+struct look_preload {
+    const char *path;
+    bool is_there;
+};
+
+struct look_preload look_preload(const struct doctor_machine *machine, const char *part);
+
+/*
+ * Loads a library in a child process, as a program with this environment would; a snapshot says what came of it there.
+ * ROOT_OK with ret_error "" when it loads, else what the linker says. Another state: nobody knows, *ret_error why.
+ */
+enum root_state look_load(const struct doctor_machine *machine, const char *path, const char **ret_error);
+
+/* Does the linker's error speak of libibverbs and its provider? The checks of the group verbs report these. */
+bool look_is_verbs_error(const char *error);
+
+#endif

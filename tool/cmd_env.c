@@ -1,0 +1,262 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cmd_env.c - epkit env: the environment that is right for a machine, and what is wrong with one. */
+#include "cmd.h"
+#include "doctor/doctor.h"
+#include "env.h"
+#include "output.h"
+#include "source.h"
+
+#include <string.h>
+
+struct env_options {
+    struct source_options source;
+    int format;
+    struct opt_list only;
+    bool check, json;
+};
+
+static const struct opt env_table[] = {
+    {"format", 'f', "FORMAT", OPT_CHOICE, offsetof(struct env_options, format), .choices = env_format_names,
+     .value = "sh",
+     .help = "what to write: a script for sh, bash and zsh; a file for docker's --env-file; a list for "
+             "'env:' of Kubernetes; a task prolog for Slurm; JSON"},
+    {"only", 0, "LIST", OPT_LIST, offsetof(struct env_options, only), .choices = env_group_names,
+     .help = "variables of these parts only"},
+    {"check", 0, NULL, OPT_FLAG, offsetof(struct env_options, check),
+     .help = "judge the environment that is set instead, and exit with 3 if something is wrong with it"},
+    OPT_JSON_ROW(struct env_options, json),
+    SOURCE_OPTIONS(struct env_options, source),
+    SOURCE_PID_OPTION(struct env_options, source),
+    {0},
+};
+
+/* --- judging --- */
+
+static const struct {
+    const char *key, *text;
+} kinds[] = {
+    [AUDIT_VOID] = {"void", "does nothing"},         [AUDIT_VALUE] = {"value", "wrong value"},
+    [AUDIT_HARMFUL] = {"harmful", "harmful"},        [AUDIT_MISSING] = {"missing", "missing"},
+    [AUDIT_DIFFERS] = {"differs", "not as advised"}, [AUDIT_PATH] = {"path", "not there"},
+    [AUDIT_UNKNOWN] = {"unknown", "unknown"},
+};
+
+static bool is_asked(unsigned groups, const char *name)
+{
+    return groups & 1u << env_group_of(&(struct advice_row){.name = name});
+}
+
+/* A variable that is missing counts where others of the stack are set: else nobody has claimed that they are. */
+static json_t *audit_json(const struct doctor_machine *machine, unsigned groups, int *ret_findings)
+{
+    json_t *rows = json_array();
+
+    *ret_findings = 0;
+    for (int i = 0; i < machine->audit->n; i++) {
+        const struct audit_row *row = &machine->audit->rows[i];
+
+        if (!is_asked(groups, row->name))
+            continue;
+        *ret_findings += row->kind != AUDIT_MISSING || machine->audit->uses_stack;
+        json_array_append_new(rows,
+                              json_pack("{s:s, s:o, s:s, s:s, s:o, s:s}", "name", row->name, "value",
+                                        row->kind == AUDIT_MISSING ? json_null() : json_string(row->value), "kind",
+                                        kinds[row->kind].key, "verdict", kinds[row->kind].text, "advised",
+                                        *row->advised ? json_string(row->advised) : json_null(), "text", row->text));
+    }
+    return rows;
+}
+
+static void audit_verdict(const struct doctor_machine *machine, const json_t *rows, int findings, char *ret_text,
+                          size_t bytes)
+{
+    const json_t *first = json_array_get(rows, 0);
+    const char *name = json_string_value(json_object_get(first, "name"));
+
+    if (findings > 1)
+        snprintf(ret_text, bytes, "The environment has %d faults; the first is %s (%s).", findings, name,
+                 json_string_value(json_object_get(first, "verdict")));
+    else if (findings == 1)
+        snprintf(ret_text, bytes, "The environment has one fault: %s (%s).", name,
+                 json_string_value(json_object_get(first, "verdict")));
+    else if (json_array_size(rows) > 0)
+        snprintf(ret_text, bytes, "The environment sets nothing of NVSHMEM, DeepEP or NCCL; %zu variable%s advised.",
+                 json_array_size(rows), json_array_size(rows) == 1 ? " is" : "s are");
+    else
+        snprintf(ret_text, bytes, "The environment is right for %s.",
+                 machine->topo->n_gpus + machine->topo->n_nics ? "this machine" : "a machine without GPUs and NICs");
+}
+
+static int print_audit(const struct cmd *cmd, const struct env_options *options, const struct doctor_machine *machine,
+                       unsigned groups)
+{
+    static const struct out_column columns[] = {
+        {"VARIABLE", "name", 0, 0},
+        {"VALUE", "value", 0, OUT_TRUNC},
+        {"VERDICT", "verdict", 0, 0},
+        {"WHY, AND WHAT TO DO", "text", 0, OUT_TRUNC},
+    };
+    char verdict[512];
+    json_t *rows, *document;
+    int findings;
+
+    rows = audit_json(machine, groups, &findings);
+    /* Without hardware there is little to judge by: only what no machine would read. */
+    if (source_is_empty(machine->topo) && json_array_size(rows) == 0) {
+        json_decref(rows);
+        return source_say_empty(machine->topo, options->json ? out_document(cmd->name) : NULL);
+    }
+    audit_verdict(machine, rows, findings, verdict, sizeof(verdict));
+    if (options->json) {
+        document = out_document(cmd->name);
+        json_object_set_new(document, "verdict", json_string(verdict));
+        json_object_set_new(document, "findings", json_integer(findings));
+        json_object_set_new(document, "audit", rows);
+        return out_json(document) == 0 ? findings ? CMD_FINDINGS : CMD_FINE : CMD_FAILED;
+    }
+    out_verdict(findings ? OUT_BAD : OUT_GOOD, "%s", verdict);
+    if (json_array_size(rows) > 0) {
+        out_line("%s", "");
+        out_table(stdout, columns, sizeof(columns) / sizeof(columns[0]), rows, OUT_TABLE);
+        out_line("\n'epkit env' writes the environment that is right for it.");
+    }
+    json_decref(rows);
+    return findings ? CMD_FINDINGS : CMD_FINE;
+}
+
+static int check(const struct cmd *cmd, const struct env_options *options, const struct doctor_machine *machine,
+                 unsigned groups)
+{
+    struct root_environment environment = root_environment(machine->root);
+
+    if (environment.state == ROOT_OK)
+        return print_audit(cmd, options, machine, groups);
+    if (source_is_empty(machine->topo))
+        return source_say_empty(machine->topo, options->json ? out_document(cmd->name) : NULL);
+    out_error("the environment of %s cannot be read: %s", root_name(machine->root),
+              environment.state == ROOT_ABSENT    ? "there is no /proc/self/environ"
+              : environment.state == ROOT_UNASKED ? "the snapshot does not hold it"
+                                                  : environment.why);
+    return CMD_FAILED;
+}
+
+/* --- writing --- */
+
+static int write_script(const struct cmd *cmd, const struct env_options *options, const struct env_script *script)
+{
+    json_t *document, *rows;
+    char verdict[128];
+
+    if (options->format != ENV_JSON && !options->json) {
+        env_write(stdout, script, (enum env_format)options->format);
+        return out_finish();
+    }
+    rows = env_json(script);
+    snprintf(verdict, sizeof(verdict), "%zu variable%s advised.", json_array_size(rows),
+             json_array_size(rows) == 1 ? " is" : "s are");
+    document = out_document(cmd->name);
+    json_object_set_new(document, "verdict", json_string(verdict));
+    json_object_set_new(document, "variables", rows);
+    return out_json(document) == 0 ? CMD_FINE : CMD_FAILED;
+}
+
+/* --- the verb --- */
+
+static int check_usage(const struct cmd *cmd, const struct cmd_call *call)
+{
+    const struct env_options *options = call->options;
+
+    if (call->n_args > 0 && strcmp(call->args[-1], "--") != 0)
+        return cmd_usage(cmd, "put '--' in front of the command: epkit env -- %s ...", call->args[0]);
+    if (call->n_args > 0 && (options->check || options->json || cmd_given(cmd, call, "format")))
+        return cmd_usage(cmd, "--check, --format and --json do not go with a command");
+    if (options->check && cmd_given(cmd, call, "format"))
+        return cmd_usage(cmd, "--check writes a table, or JSON with --json: it does not go with --format");
+    if (options->json && cmd_given(cmd, call, "format") && options->format != ENV_JSON)
+        return cmd_usage(cmd, "--json does not go with --format %s", env_format_names[options->format]);
+    if (options->source.pid && !options->check)
+        return cmd_usage(cmd, "--pid goes with --check");
+    return CMD_FINE;
+}
+
+static unsigned groups_of(const struct opt_list *only)
+{
+    unsigned groups = 0;
+
+    for (size_t i = 0; i < only->n; i++)
+        groups |= 1u << only->values[i];
+    return groups ? groups : (1u << ENV_GROUPS) - 1;
+}
+
+static int cmd_env(const struct cmd *cmd, const struct cmd_call *call)
+{
+    const struct env_options *options = call->options;
+    unsigned groups = groups_of(&options->only);
+    struct doctor_machine *machine;
+    struct root *root;
+    int result = check_usage(cmd, call);
+
+    if (result == CMD_FINE)
+        result = source_open(cmd, &options->source, &root);
+    if (result != CMD_FINE)
+        return result;
+    if (doctor_machine_read(root, &machine) != EP_OK) {
+        source_read();
+        out_error("the machine could not be read: %s", ep_last_error());
+        return CMD_FAILED;
+    }
+    source_read();
+    if (options->check)
+        result = check(cmd, options, machine, groups);
+    else if (source_is_empty(machine->topo))
+        result = source_say_empty(machine->topo,
+                                  options->json || options->format == ENV_JSON ? out_document(cmd->name) : NULL);
+    else if (call->n_args > 0)
+        result = env_execute(&(struct env_script){machine->advice, root_name(root), groups}, machine->topo, call->args);
+    else
+        result = write_script(cmd, options, &(struct env_script){machine->advice, root_name(root), groups});
+    doctor_machine_free(machine);
+    return result;
+}
+
+const struct cmd verb_env = {
+    .name = "env",
+    .args = "[-- COMMAND...]",
+    .max_args = 1 << 20,
+    .summary = "write the environment that is right for a machine, or run a command under it",
+    .description =
+        "Writes the variables of NVSHMEM, DeepEP and NCCL that have an effect on this machine, each with its reason, and "
+        "the folders of libraries that exist and are needed. What differs from rank to rank (NVSHMEM_HCA_LIST) is chosen "
+        "by the rank's number on its node, which launchers give in LOCAL_RANK, OMPI_COMM_WORLD_LOCAL_RANK, "
+        "MPI_LOCALRANKID, PMI_LOCAL_RANK or SLURM_LOCALID. It is not set where a launcher starts a single process on a "
+        "node: that process may start the ranks itself, and all of them would inherit one NIC.\n\n"
+        "With a command it is executed under this environment: its exit status, its signals and its process number are "
+        "those of the command. LD_PRELOAD is set for the command, and its children inherit it. Launchers (mpirun, srun, "
+        "torchrun, ssh, ...) are started without it, with a warning: put 'epkit env --' between the launcher and the "
+        "program.\n\n"
+        "--check judges the environment that is set, or that of a process: what does nothing, what is no value, what "
+        "causes a fault, which paths are not there, and what is missing. A variable that is missing is a fault where "
+        "others of the stack are set.",
+    .options = env_table,
+    .options_bytes = sizeof(struct env_options),
+    .examples =
+        (const struct cmd_example[]){
+            {"eval \"$(epkit env)\"", "Set it in this shell."},
+            {"mpirun -n 16 epkit env -- python3 train.py", "Each rank with its own NIC and the right NVSHMEM."},
+            {"epkit env --format k8s >env.yaml", "For the container of a pod."},
+            {"epkit env --check --pid 4711", "What is wrong with the environment of a process that runs."},
+            {NULL, NULL},
+        },
+    .exits =
+        (const struct cmd_exit_text[]){
+            {CMD_FINE, "written, or the environment is right; with a command its own exit status"},
+            {CMD_FAILED, "the machine or the environment could not be read"},
+            {CMD_USAGE, "wrong usage"},
+            {CMD_FINDINGS, "--check found faults"},
+            {CMD_UNSUPPORTED, "there is neither a GPU nor a NIC"},
+            {126, "the command cannot be executed"},
+            {127, "there is no such command"},
+            {0, NULL},
+        },
+    .run = cmd_env,
+};

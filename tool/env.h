@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* env.h - inside of 'epkit env': the advice as other programs read it, and a command run under it. */
+#ifndef EP_TOOL_ENV_H
+#define EP_TOOL_ENV_H
+
+#include "stack/advice.h"
+
+#include <jansson.h>
+#include <stdio.h>
+
+enum env_format { ENV_SH, ENV_DOCKER, ENV_K8S, ENV_SLURM, ENV_JSON };
+enum env_group { ENV_NVSHMEM, ENV_NCCL, ENV_DEEPEP, ENV_PATHS, ENV_GROUPS };
+
+extern const char *const env_format_names[]; /* end with NULL */
+extern const char *const env_group_names[];
+
+/* What is written or applied: the rows of an advice that belong to the groups asked for. */
+struct env_script {
+    const struct advice *advice;
+    const char *machine; /* root_name() */
+    unsigned groups;     /* bit i: group i */
+};
+
+enum env_group env_group_of(const struct advice_row *row);
+bool env_has(const struct env_script *script, const struct advice_row *row);
+
+/* The first row with this scope, or NULL. */
+const struct advice_row *env_first(const struct env_script *script, enum advice_scope scope);
+
+/* "# <text>" in lines of at most 120 characters. */
+void env_comment(FILE *stream, const char *indent, const char *text);
+
+/* In single quotes, as a POSIX shell reads it. */
+void env_quote_sh(FILE *stream, const char *text);
+
+/* The rows as text; not for ENV_JSON. */
+void env_write(FILE *stream, const struct env_script *script, enum env_format format);
+void env_write_sh(FILE *stream, const struct env_script *script);
+void env_write_slurm(FILE *stream, const struct env_script *script);
+
+/* An array with one object for each row. A new reference. */
+json_t *env_json(const struct env_script *script);
+
+/*
+ * Puts the advice into the environment of this process and executes the command. Returns an exit code if that fails:
+ * 127 when there is no such command, 126 when it cannot be executed, as shells have it.
+ */
+int env_execute(const struct env_script *script, const struct topo *topo, char **command);
+
+#endif
