@@ -179,17 +179,23 @@ static void fix_provider(const struct doctor_machine *machine, struct doctor_res
     size_t n = strcspn(folder, ",");
 
     if (verbs->mlx5.state == ROOT_OK && verbs->provider_wants == verbs->private_version && *folder == '/') {
-        doctor_fix(
-            machine, result, false, "sudo ln -s %s %s/libmlx5-rdmav%d.so", shell_word(machine->root, verbs->mlx5.real),
-            shell_word(machine->root, root_printf(machine->root, "%.*s", (int)n, folder)), verbs->private_version);
-        doctor_advise(machine, result, "%s is of the same set as %s. Better still is to install both from one package.",
+        folder = shell_word(machine->root, root_printf(machine->root, "%.*s", (int)n, folder));
+        doctor_fix(machine, result, false, "sudo mkdir -p %s\nsudo ln -s %s %s/libmlx5-rdmav%d.so", folder,
+                   shell_word(machine->root, verbs->mlx5.real), folder, verbs->private_version);
+        doctor_advise(machine, result,
+                      "%s is of the same set as %s. Better still is to install both anew from one package "
+                      "(ibverbs-providers, or rdma-core of DOCA-OFED).",
                       verbs->mlx5.path, verbs->ibverbs.path);
         return;
     }
-    doctor_advise(machine, result,
-                  "Install the provider of the same set as %s (package ibverbs-providers, or rdma-core of DOCA-OFED), "
-                  "or take the libibverbs of the system: leave %s out of LD_LIBRARY_PATH.",
-                  verbs->ibverbs.path, folder_of(machine, verbs->ibverbs.path));
+    doctor_advise(
+        machine, result,
+        "Install the provider of the same set as %s (package ibverbs-providers, or rdma-core of DOCA-OFED).%s",
+        verbs->ibverbs.path,
+        strcmp(system_core(machine).real, verbs->ibverbs.real) == 0
+            ? ""
+            : root_printf(machine->root, " Or take the libibverbs of the system: leave %s out of LD_LIBRARY_PATH.",
+                          folder_of(machine, verbs->ibverbs.path)));
 }
 
 static bool is_mixed(const struct stack_verbs *verbs)

@@ -45,10 +45,11 @@ struct search {
     bool named;         /* did anything name mlx5? */
 };
 
-static void note_folder(struct search *search, const char *folder)
+static bool note_folder(struct search *search, const char *folder)
 {
     if (!strstr(search->looked, folder))
         search->looked = *search->looked ? root_printf(search->root, "%s, %s", search->looked, folder) : folder;
+    return true;
 }
 
 static bool is_library(struct root *root, const char *path)
@@ -67,6 +68,7 @@ static void try_plain(struct search *search)
     int number = search->verbs->private_version;
     struct libs_setting setting = libs_setting_of(search->root);
     struct lib_place place;
+    bool is_noted = false;
     const char *beside = search->verbs->ibverbs.real, *slash = strrchr(beside, '/');
 
     for (size_t i = 0; i <= COUNT(provider_folders); i++) {
@@ -77,9 +79,13 @@ static void try_plain(struct search *search)
         folder = i < COUNT(provider_folders)
                      ? provider_folders[i]
                      : root_printf(search->root, "%.*s/libibverbs", (int)(slash - beside), beside);
-        if (!root_is_folder(root_stat(search->root, "%s", folder)))
+        if (!root_is_folder(root_stat(search->root, "%s", folder))) {
+            /* Where it belongs on this machine, though it is not there. */
+            if (!is_noted && root_is_folder(root_stat(search->root, "%s/..", folder)))
+                is_noted = note_folder(search, folder);
             continue;
-        note_folder(search, folder);
+        }
+        is_noted = note_folder(search, folder);
         path = root_printf(search->root, "%s/libmlx5-rdmav%d.so", folder, number);
         if (is_library(search->root, path)) {
             search->verbs->provider = path;
