@@ -81,7 +81,8 @@ static void try_plain(struct search *search)
                      : root_printf(search->root, "%.*s/libibverbs", (int)(slash - beside), beside);
         if (!root_is_folder(root_stat(search->root, "%s", folder))) {
             /* Where it belongs on this machine, though it is not there. */
-            if (!is_noted && root_is_folder(root_stat(search->root, "%s/..", folder)))
+            if (!is_noted &&
+                root_is_folder(root_stat(search->root, "%.*s", (int)(strrchr(folder, '/') - folder), folder)))
                 is_noted = note_folder(search, folder);
             continue;
         }
