@@ -254,11 +254,49 @@ static bool is_bare(const struct doctor_machine *machine, struct doctor_result *
     return false;
 }
 
+struct acs_count {
+    int n, n_hidden, n_redirecting;
+    char fix[1600]; /* a line for each bridge, as many as fit */
+};
+
+static struct acs_count look_at_bridges(const struct doctor_machine *machine, struct doctor_result *result,
+                                        const unsigned char *marks)
+{
+    struct acs_count count = {.fix = ""};
+
+    for (int p = 0; p < machine->topo->n_pci; p++) {
+        const char *address = machine->topo->pci[p].address;
+        struct root_text config;
+        size_t used;
+
+        if (!marks[p])
+            continue;
+        count.n++;
+        config = root_read(machine->root, "/sys/bus/pci/devices/%s/config", address);
+        switch (acs_of(&config)) {
+        case ACS_OFF:
+            break;
+        case ACS_HIDDEN:
+            count.n_hidden++;
+            break;
+        case ACS_REDIRECTS:
+            count.n_redirecting++;
+            doctor_evidence(machine, result, address, "ACS redirects requests or completions");
+            used = strlen(count.fix);
+            if (used + 64 < sizeof(count.fix))
+                snprintf(count.fix + used, sizeof(count.fix) - used, "%ssudo setpci -s %s ECAP_ACS+0x6.w=0000",
+                         used ? "\n" : "", address);
+            break;
+        }
+    }
+    return count;
+}
+
 static void run_acs(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    static unsigned char marks[TOPO_MAX_PCI];
+    unsigned char marks[TOPO_MAX_PCI] = {0};
     const struct topo *topo = machine->topo;
-    int n_bridges = 0, n_hidden = 0, n_redirecting = 0, first = -1;
+    struct acs_count count;
 
     if (!look_has_gpus(machine, result) || !is_bare(machine, result))
         return;
@@ -266,45 +304,26 @@ static void run_acs(const struct doctor_machine *machine, struct doctor_result *
         doctor_not_here(machine, result, "boards with Grace processors translate addresses in the device");
         return;
     }
-    memset(marks, 0, sizeof(marks));
     for (int i = 0; i < topo->n_gpus; i++)
         mark_bridges(topo, topo->gpus[i].pci, marks);
     for (int i = 0; i < topo->n_nics; i++)
         if (look_is_data_nic(topo, i))
             mark_bridges(topo, topo->nics[i].pci, marks);
-    for (int p = 0; p < topo->n_pci; p++) {
-        struct root_text config;
-
-        if (!marks[p])
-            continue;
-        n_bridges++;
-        config = root_read(machine->root, "/sys/bus/pci/devices/%s/config", topo->pci[p].address);
-        switch (acs_of(&config)) {
-        case ACS_OFF:
-            break;
-        case ACS_HIDDEN:
-            n_hidden++;
-            break;
-        case ACS_REDIRECTS:
-            first = n_redirecting++ ? first : p;
-            doctor_evidence(machine, result, topo->pci[p].address, "ACS redirects requests or completions");
-            break;
-        }
-    }
-    if (n_redirecting) {
+    count = look_at_bridges(machine, result, marks);
+    if (count.n_redirecting) {
         doctor_found(
             machine, result, DOCTOR_WARNING,
             "%d of %d PCIe bridges above GPUs and NICs send traffic between devices through the processor (ACS)",
-            n_redirecting, n_bridges);
-        doctor_fix(machine, result, false, "sudo setpci -s %s ECAP_ACS+0x6.w=0000", topo->pci[first].address);
+            count.n_redirecting, count.n);
+        doctor_fix(machine, result, false, "%s", count.fix);
         doctor_advise(
             machine, result,
             "Better: switch ACS off in the BIOS, or VT-d with it; setpci lasts until the next start. Keep it on a "
             "host that hands devices to virtual machines: it keeps them apart.");
-    } else if (n_hidden) {
+    } else if (count.n_hidden) {
         doctor_cannot_tell(machine, result, "ACS of %d of %d bridges: their configuration space is for root only",
-                           n_hidden, n_bridges);
-    } else if (n_bridges == 0) {
+                           count.n_hidden, count.n);
+    } else if (count.n == 0) {
         doctor_not_here(machine, result, "there are no PCIe bridges above GPUs and NICs");
     }
 }
