@@ -6,8 +6,8 @@
  * lib/topo does. Made-up machines have no bus numbers there, so hwloc is given a shadow of them: the same devices, with
  * the bus numbers that their addresses imply, and the processors and nodes in the forms that hwloc reads.
  */
+#include "machine_tree.h"
 #include "topo/topo.h"
-#include "tree.h"
 
 #include <dirent.h>
 #include <hwloc.h>
