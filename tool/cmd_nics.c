@@ -237,11 +237,10 @@ static int say_none(const struct topo *topo, const struct nics_options *options)
     if (source_is_empty(topo))
         return source_say_empty(topo, document);
     if (topo->n_nics > 0)
-        snprintf(line, sizeof(line),
-                 "no RDMA port carries data: the machine has %d NIC%s, but 'epkit topo' says why not", topo->n_nics,
+        snprintf(line, sizeof(line), "No RDMA port carries data: 'epkit topo' says why of the %d NIC%s.", topo->n_nics,
                  topo->n_nics == 1 ? "" : "s");
     else
-        snprintf(line, sizeof(line), "no NIC: there are %d GPU%s, but no RDMA device", topo->n_gpus,
+        snprintf(line, sizeof(line), "No RDMA NIC: the machine has %d GPU%s and no RDMA device.", topo->n_gpus,
                  topo->n_gpus == 1 ? "" : "s");
     if (!document) {
         out_verdict(OUT_PLAIN, "%s", line);

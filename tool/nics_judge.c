@@ -193,15 +193,15 @@ void nics_conclude(const struct nics *nics, enum nics_mode mode, struct nics_ver
             say(&verdict, "No traffic %s.", when);
         say_errors(nics, &verdict);
     } else {
-        if (has_period)
-            say(&verdict, "No traffic %s. ", when);
         for (size_t i = 0; i < nics->n; i++)
             balance.bytes[i] = nics_total_of(nics, i, COUNTER_SENT) + nics_total_of(nics, i, COUNTER_RECEIVED);
         weigh(nics, &balance);
+        if (has_period)
+            say(&verdict, "No traffic %s%s", when, balance.sum > 0 ? ". " : ", nor since boot.");
+        else if (balance.sum <= 0)
+            say(&verdict, "No traffic since boot.");
         if (balance.sum > 0)
             say_balance(nics, &balance, "since boot", &verdict);
-        else
-            say(&verdict, "No traffic since boot.");
     }
     free(balance.bytes);
     *ret_verdict = verdict;
