@@ -238,6 +238,15 @@ static int gpu_without_its_nic(const struct topo *topo, int *ret_has, int *ret_d
     return -1;
 }
 
+/* Does no GPU have a NIC beside it? Then only numbers can tell that one is missing. */
+static bool is_flat(const struct topo *topo)
+{
+    for (int i = 0; i < topo->n_gpus; i++)
+        if (nics_beside(topo, i) > 0)
+            return false;
+    return true;
+}
+
 /* A PCI function like those of the NICs for data, without an RDMA device: its index in topo.pci, or -1. */
 static int function_without_rdma(const struct topo *topo)
 {
@@ -299,7 +308,7 @@ static void run_port_down(const struct doctor_machine *machine, struct doctor_re
         doctor_advise(machine, result,
                       "A NIC is missing: look for it on the bus (lspci -d 15b3:) and in the kernel log; of a pod, at "
                       "its network annotations and devices. In a cloud, take the node out of service.");
-    } else if (n_data < topo->n_gpus && n_data * 2 > topo->n_gpus) {
+    } else if (is_flat(topo) && n_data < topo->n_gpus && n_data * 2 > topo->n_gpus) {
         doctor_found(machine, result, DOCTOR_WARNING, "there are %d NICs for %d GPUs", n_data, topo->n_gpus);
         doctor_evidence(machine, result, "/sys/class/infiniband", "%d NICs, %d of them for data", topo->n_nics, n_data);
         doctor_advise(machine, result, "Machines have one NIC for each GPU, or for each two: one seems to be missing.");
