@@ -277,10 +277,14 @@ static bool judge_path(struct audit_work *work, const struct root_variable *vari
     if (!row || row->scope != ADVICE_NODE)
         return true;
     for (const char *at = row->value; *at; at += strcspn(at, ":"), at += *at == ':') {
-        size_t n = strcspn(at, ":");
+        const char *folder = root_printf(work->root, "%.*s", (int)strcspn(at, ":"), at);
+        const char *why = strstr(row->reason, folder);
 
-        if (!path_has(variable->value, at, n))
-            return report(work, AUDIT_DIFFERS, variable, "It lacks %.*s. %s", (int)n, at, row->reason);
+        /* The reason speaks of several: "FOLDER: what for; FOLDER: what for." */
+        why = why && why[strlen(folder)] == ':' ? why + strlen(folder) + 2 : row->reason;
+        if (!path_has(variable->value, folder, strlen(folder)))
+            return report(work, AUDIT_DIFFERS, variable, "It lacks %s (%.*s). Put that in front.", folder,
+                          (int)strcspn(why, ";."), why);
     }
     return true;
 }

@@ -162,19 +162,17 @@ static bool takes_size(const char *value, char *ret_why, size_t bytes)
     return true;
 }
 
-/* The alternatives as people read them: "a, b or c". */
+/* The alternatives as people read them: "a, b, c". */
 static void list_alternatives(const char *values, char *ret_text, size_t bytes)
 {
     size_t n = 0;
 
-    for (const char *p = values; *p && n + 6 < bytes; p++) {
-        if (*p != '|') {
-            ret_text[n++] = *p;
-            continue;
-        }
-        n += (size_t)snprintf(ret_text + n, bytes - n, "%s", strchr(p + 1, '|') ? ", " : " or ");
+    for (const char *p = values; *p && n + 3 < bytes; p++) {
+        ret_text[n++] = *p == '|' ? ',' : *p;
+        if (*p == '|')
+            ret_text[n++] = ' ';
     }
-    ret_text[n < bytes ? n : bytes - 1] = '\0';
+    ret_text[n] = '\0';
 }
 
 static bool takes_alternative(const char *values, const char *value, char *ret_why, size_t bytes)
@@ -189,8 +187,8 @@ static bool takes_alternative(const char *values, const char *value, char *ret_w
     }
     list_alternatives(values, text, sizeof(text));
     if (strchr(value, ','))
-        return refuse(ret_why, bytes, "is a list where one of %s belongs", text);
-    return refuse(ret_why, bytes, "is none of its values, which are %s", text);
+        return refuse(ret_why, bytes, "is a list, and it takes one word: %s", text);
+    return refuse(ret_why, bytes, "is not one of %s", text);
 }
 
 bool variable_takes(const struct variable *variable, const char *value, char *ret_why, size_t bytes)

@@ -35,7 +35,7 @@ bool variable_is_theirs(const char *name);
 /* The known name nearest to an unknown one (a typing error), or NULL. */
 const char *variable_nearest(const char *name);
 
-/* Is `value` one that the variable takes? Without effect says why not in ret_why ("is none of ibrc, ucx, ..."). */
+/* Is `value` one that the variable takes? Without effect says why not in ret_why ("is not one of ibrc, ucx, ..."). */
 bool variable_takes(const struct variable *variable, const char *value, char *ret_why, size_t bytes);
 
 /*
