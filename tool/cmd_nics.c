@@ -237,8 +237,8 @@ static int say_none(const struct topo *topo, const struct nics_options *options)
     if (source_is_empty(topo))
         return source_say_empty(topo, document);
     if (topo->n_nics > 0)
-        snprintf(line, sizeof(line), "No RDMA port carries data: 'epkit topo' says why of the %d NIC%s.", topo->n_nics,
-                 topo->n_nics == 1 ? "" : "s");
+        snprintf(line, sizeof(line), "No RDMA port carries data: 'epkit topo' shows the %s of %d NIC%s, and why.",
+                 topo->n_nics == 1 ? "role" : "roles", topo->n_nics, topo->n_nics == 1 ? "" : "s");
     else
         snprintf(line, sizeof(line), "No RDMA NIC: the machine has %d GPU%s and no RDMA device.", topo->n_gpus,
                  topo->n_gpus == 1 ? "" : "s");

@@ -23,8 +23,9 @@
 /*
  * What a path costs. An exchange between GPUs is over when the slowest of them is done, so one GPU that reaches its NIC
  * through the link between the sockets costs more than any number that go through their own host bridge: the number of
- * SYS paths is made as small as possible first, then that of NODE, PHB and PXB. A sum of distances would trade one
- * SYS for two NODE. Each class weighs more than TOPO_MAX_GPUS paths of the one below, hence powers of MAX_GPUS + 1.
+ * SYS paths is made as small as possible first, then that of NODE, PHB and PXB. On a machine whose paths are those of a
+ * tree a sum of distances has the same best assignments; where NUMA nodes and bridges contradict each other it would
+ * trade one SYS for two NODE. Each class weighs more than TOPO_MAX_GPUS paths of the one below, hence the powers.
  */
 #define STEP (TOPO_MAX_GPUS + 1)
 

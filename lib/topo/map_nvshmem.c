@@ -6,11 +6,11 @@
  * enumeration of devices in the ibgda transport, nvshmemt_parse_hca_list()):
  *
  * - Candidates are the active InfiniBand and Ethernet ports of the devices whose name contains the prefix, in the order
- *   of the devices; a list filters them by exact name and port, "^" in front of it inverts it. What a NIC is for plays
- *   no part: a management NIC is a candidate.
+ *   of the devices (here: by PCI address, as the kernel finds them). A list filters them by exact name and port; "^" in
+ *   front inverts it. What a NIC is for plays no part: a management NIC is a candidate.
  * - With one candidate, it is that one. With NVSHMEM_ENABLE_NIC_PE_MAPPING it is number (local PE modulo candidates).
- * - Else all pairs of the node's PEs with candidates are sorted by path (PIX, PXB, PHB, NODE, SYS), those of one class
- * by PE and then candidate. In that order each PE takes up to (candidates / PEs) of its best class, at least one; the
+ * - Else all pairs of the node's PEs with candidates are sorted by path (PIX, PXB, PHB, NODE, SYS), within one class by
+ *   PE, then candidate. In that order each PE takes up to (candidates / PEs) of its best class, at least one; the
  *   transport uses the first. PIX and PXB are one class here and in the second pass, which moves a PE from a candidate
  *   with several users to one of the same class with at least two users less.
  * - "PEs of the node" are those of the job.
@@ -37,7 +37,7 @@ static bool list_has(const char *list, const char *name, int port)
     for (const char *entry = list; *entry; entry += strcspn(entry, ","), entry += *entry == ',') {
         size_t n = strcspn(entry, ":,");
 
-        if (n == length && strncmp(entry, name, n) == 0 && (entry[n] != ':' || atoi(entry + n + 1) == port))
+        if (n == length && strncmp(entry, name, n) == 0 && (entry[n] != ':' || strtol(entry + n + 1, NULL, 10) == port))
             return true;
     }
     return false;

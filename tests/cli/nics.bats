@@ -180,6 +180,9 @@ verdict_is() {
     nic mlx5_2 0000:00:0a.0
     set_counters mlx5_0:1 port_xmit_data 1000000
     set_counters mlx5_1:1 port_xmit_data 1100000
+    run epkit nics --from "$ROOT" --devices mlx5_2
+    [ "$status" -eq 0 ]
+    [ "${lines[0]}" = "No traffic within 1.0 s, nor since boot." ]
     run epkit nics --from "$ROOT"
     [ "$status" -eq 0 ]
     [[ "${lines[0]}" == "No traffic within 1.0 s. 2 of 2 NICs carried 8.4 MB since boot, evenly (spread 1.05)." ]]
@@ -263,6 +266,40 @@ passes() {
     for signal in TERM INT HUP QUIT USR1; do
         passes $signal
     done
+}
+
+@test "Ctrl-C at a terminal reaches the command once" {
+    machine 1
+    run python3 - "$EPKIT" nics --from "$ROOT" --output "$BATS_TEST_TMPDIR/report" -- bash -c "
+        trap 'echo got >>\"$BATS_TEST_TMPDIR/got\"' INT
+        trap 'exit 42' TERM
+        : >\"$BATS_TEST_TMPDIR/ready\"
+        while :; do sleep 0.05; done" <<EOF
+import os
+import pty
+import signal
+import sys
+import time
+
+def until(done):
+    end = time.monotonic() + 10
+    while not done() and time.monotonic() < end:
+        time.sleep(0.05)
+
+process, terminal = pty.fork()
+if process == 0:
+    os.execv(sys.argv[1], sys.argv[1:])
+until(lambda: os.path.exists("$BATS_TEST_TMPDIR/ready"))
+os.write(terminal, b"\x03")
+until(lambda: os.path.exists("$BATS_TEST_TMPDIR/got"))
+time.sleep(0.5)
+os.kill(process, signal.SIGTERM)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]))
+EOF
+    echo "$output"
+    [ "$status" -eq 42 ]
+    [ "$(cat "$BATS_TEST_TMPDIR/got")" = got ]
+    verdict_is "No traffic within *"
 }
 
 @test "a command that ends by the signal: so does epkit" {
@@ -435,7 +472,12 @@ EOF
     run --separate-stderr epkit nics --from "$ROOT"
     [ "$status" -eq 4 ]
     [ "${#lines[@]}" -eq 1 ]
-    [[ "$output" == *"no RDMA device"* ]]
+    [ "$output" = "No RDMA NIC: the machine has 1 GPU and no RDMA device." ]
+    nic mlx5_0 0000:00:06.0
+    echo "1: DOWN" >"$ROOT/sys/class/infiniband/mlx5_0/ports/1/state"
+    run --separate-stderr epkit nics --from "$ROOT"
+    [ "$status" -eq 4 ]
+    [ "$output" = "No RDMA port carries data: 'epkit topo' shows the role of 1 NIC, and why." ]
 }
 
 @test "this machine: bytes over loopback are counted" {
