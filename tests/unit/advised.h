@@ -1,0 +1,131 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * advised.h - a machine for advice: hardware and software made by hand, a folder as its root, an environment. Two GPUs
+ * and two NICs on each of two switches.
+ */
+#ifndef EP_TESTS_ADVISED_H
+#define EP_TESTS_ADVISED_H
+
+#include "machine.h"
+#include "stack/advice.h"
+#include "temp.h"
+#include "tree.h"
+
+#define ADVISED_NVSHMEM "/opt/x/nvshmem"
+
+struct advised {
+    struct tree tree;
+    struct machine hardware;
+    struct topo_gid gids[2 * TOPO_MAX_NICS];
+    struct stack stack;
+    struct root *root;
+    struct map *map;
+    struct advice *advice;
+    struct audit *audit;
+    char environment[8192];
+    size_t bytes;
+};
+
+static inline struct lib_place advised_nowhere(void)
+{
+    return (struct lib_place){.state = ROOT_ABSENT, .path = "", .real = "", .found_by = ""};
+}
+
+static inline void advised_software(struct stack *stack)
+{
+    static const struct stack_option option = {"", "", "", "", ""};
+    struct lib_place nowhere = advised_nowhere();
+
+    stack->driver = (struct stack_driver){.version = "",
+                                          .module_version = "",
+                                          .installed_version = "",
+                                          .peer_mapping_override = option,
+                                          .peermem = ROOT_OK,
+                                          .dmabuf = ROOT_OK,
+                                          .dmabuf_why = "",
+                                          .gdrdrv = ROOT_ABSENT,
+                                          .kernel = "",
+                                          .doca = ""};
+    stack->verbs = (struct stack_verbs){.ibverbs = nowhere, .mlx5 = nowhere, .provider = "", .provider_folders = ""};
+    stack->nvshmem = (struct stack_nvshmem){.host = nowhere,
+                                            .version = "3.5.19",
+                                            .home = ADVISED_NVSHMEM,
+                                            .transport_ibgda = ADVISED_NVSHMEM "/lib/nvshmem_transport_ibgda.so.3",
+                                            .bundled = "",
+                                            .bundled_version = "",
+                                            .gdrapi = nowhere};
+    stack->nccl = (struct stack_nccl){.lib = nowhere,
+                                      .version = "",
+                                      .bundled = "",
+                                      .bundled_version = "",
+                                      .gib = "",
+                                      .plugin = nowhere,
+                                      .plugin_name = "",
+                                      .tuner_config = ""};
+    stack->deepep.imported = -1;
+    stack->cuda_home = stack->python_paths = "";
+}
+
+static inline void advised_init(struct advised *advised)
+{
+    static const char *const names[] = {"mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3"};
+
+    memset(advised, 0, sizeof(*advised));
+    tree_init(&advised->tree);
+    machine_init(&advised->hardware);
+    for (int s = 0; s < 2; s++) {
+        int at = machine_switch(&advised->hardware, s, s);
+
+        machine_gpu(&advised->hardware, at, s, s);
+        machine_gpu(&advised->hardware, at, s, s);
+        for (int i = 2 * s; i < 2 * s + 2; i++) {
+            struct topo_port *port = &machine_nic(&advised->hardware, names[i], 1, at, s, s)->ports[0];
+
+            advised->gids[2 * i] = (struct topo_gid){1, TOPO_GID_ROCE2, TOPO_GID_LINK_LOCAL};
+            advised->gids[2 * i + 1] = (struct topo_gid){3, TOPO_GID_ROCE2, TOPO_GID_IPV4};
+            port->gids = &advised->gids[2 * i];
+            port->n_gids = 2;
+        }
+    }
+    for (int i = 0; i < advised->hardware.topo.n_gpus; i++) {
+        static const char *const uuids[] = {
+            "GPU-00000000-0000-0000-0000-000000000001", "GPU-00000000-0000-0000-0000-000000000002",
+            "GPU-00000000-0000-0000-0000-000000000003", "GPU-00000000-0000-0000-0000-000000000004"};
+
+        advised->hardware.gpus[i].name = "NVIDIA B200";
+        advised->hardware.gpus[i].uuid = uuids[i];
+    }
+    advised_software(&advised->stack);
+}
+
+/* A variable of the environment that is looked at: "NAME=value". */
+static inline void advised_env(struct advised *advised, const char *setting)
+{
+    size_t n = strlen(setting) + 1;
+
+    assert_true(advised->bytes + n < sizeof(advised->environment));
+    memcpy(advised->environment + advised->bytes, setting, n);
+    advised->bytes += n;
+}
+
+/* Makes advice and audit, after all changes. */
+static inline void advised_make(struct advised *advised)
+{
+    tree_put_bytes(&advised->tree, "/proc/self/environ", advised->environment, advised->bytes);
+    assert_int_equal(root_open(advised->tree.place, &advised->root), EP_OK);
+    advised->hardware.topo.root = advised->stack.root = advised->root;
+    assert_int_equal(map_best(&advised->hardware.topo, &advised->map), EP_OK);
+    assert_int_equal(advice_make(&advised->hardware.topo, &advised->stack, advised->map, &advised->advice), EP_OK);
+    assert_int_equal(audit_make(&advised->hardware.topo, &advised->stack, advised->advice, &advised->audit), EP_OK);
+}
+
+static inline void advised_done(struct advised *advised)
+{
+    audit_free(advised->audit);
+    advice_free(advised->advice);
+    map_free(advised->map);
+    root_free(advised->root);
+    tree_done(&advised->tree);
+}
+
+#endif

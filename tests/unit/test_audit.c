@@ -1,0 +1,277 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What is said about an environment: one variable at a time, and whole ones. */
+#include "advised.h"
+
+static struct advised advised;
+
+static const struct audit_row *find(const char *name)
+{
+    for (int i = 0; i < advised.audit->n; i++)
+        if (strcmp(advised.audit->rows[i].name, name) == 0)
+            return &advised.audit->rows[i];
+    return NULL;
+}
+
+#define FINE (-1)
+
+/* Each alone in an environment: the row about it, or none; and a word of what is said. */
+static void test_variables(void **state)
+{
+    static const struct {
+        const char *setting;
+        int kind;
+        const char *text;
+    } cases[] = {
+        {"NVSHMEM_ENABLE_NIC_PE_MAPPING=1", AUDIT_HARMFUL, "All GPUs take the first NIC"},
+        {"NVSHMEM_ENABLE_NIC_PE_MAPPING=true", AUDIT_HARMFUL, "Unset it"},
+        {"NVSHMEM_ENABLE_NIC_PE_MAPPING=0", FINE, NULL},
+        {"NVSHMEM_ENABLE_NIC_PE_MAPPING=off", AUDIT_VALUE, "is read as true"},
+        {"NVSHMEM_IBGDA_NIC_HANDLER=gpu", FINE, NULL},
+        {"NVSHMEM_IBGDA_NIC_HANDLER=auto", FINE, NULL},
+        {"NVSHMEM_IBGDA_NIC_HANDLER=cpu", AUDIT_HARMFUL, "GDRCopy"},
+        {"NVSHMEM_IBGDA_NIC_HANDLER=cpu_host_memory", AUDIT_DIFFERS, "slower"},
+        {"NVSHMEM_IBGDA_NIC_HANDLER=nic", AUDIT_VALUE, "auto, gpu, cpu"},
+        {"NVSHMEM_IB_ENABLE_IBGDA=true", FINE, NULL},
+        {"NVSHMEM_IB_ENABLE_IBGDA=0", AUDIT_DIFFERS, "It should be 1"},
+        {"NVSHMEM_REMOTE_TRANSPORT=ibrc", FINE, NULL},
+        {"NVSHMEM_REMOTE_TRANSPORT=ibgda", AUDIT_VALUE, "not one of"},
+        {"NVSHMEM_DEBUG=WARN,INFO", AUDIT_VALUE, "one word"},
+        {"NVSHMEM_IBGDA_SUPPORT=1", AUDIT_VOID, "builds NVSHMEM"},
+        {"NVSHMEM_USE_GDRCOPY=1", AUDIT_VOID, "does nothing"},
+        {"USE_NVPEERMEM=1", AUDIT_VOID, "does nothing"},
+        {"NVSHMEM_DISABLED_GDRCOPY=true", AUDIT_VOID, "NVSHMEM_DISABLE_GDRCOPY"},
+        {"NCCL_IB_CUDA_SUPPORT=1", AUDIT_VOID, "removed"},
+        {"NVSHMEM_HCA_LISTS=mlx5_0", AUDIT_UNKNOWN, "Is NVSHMEM_HCA_LIST meant?"},
+        {"NVSHMEM_FUTURE=1", AUDIT_UNKNOWN, "up to 3.5"},
+        {"NCCL_FASTRAK_CTRL_DEV=eth0", FINE, NULL},
+        {"NVSHMEM_HOME=/opt/x/nvshmem", FINE, NULL},
+        {"NVSHMEM_HOME=/opt/gone", AUDIT_PATH, "names nothing that is there"},
+        {"GDRCOPY_HOME=/opt/gone", AUDIT_PATH, "names nothing"},
+        {"CUDA_HOME=/opt/gone", AUDIT_PATH, "names nothing"},
+        {"NCCL_TOPO_FILE=/opt/gone.xml", AUDIT_PATH, "names nothing"},
+        {"NVSHMEM_HCA_PREFIX=mlx5", FINE, NULL},
+        {"NVSHMEM_HCA_PREFIX=mlx", FINE, NULL},
+        {"NVSHMEM_HCA_PREFIX=^smi", FINE, NULL},
+        {"NVSHMEM_HCA_PREFIX=roce", AUDIT_HARMFUL, "No NIC for data"},
+        {"NVSHMEM_HCA_LIST=mlx5_1:1", FINE, NULL},
+        {"NVSHMEM_HCA_LIST=mlx5_0:1,mlx5_9:1", AUDIT_HARMFUL, "mlx5_9"},
+        {"NVSHMEM_HCA_LIST=^mlx5_9", FINE, NULL},
+        {"NVSHMEM_IB_GID_INDEX=3", FINE, NULL},
+        {"NVSHMEM_IB_GID_INDEX=-1", FINE, NULL},
+        {"NVSHMEM_IB_GID_INDEX=1", AUDIT_HARMFUL, "GID 1 of mlx5_0"},
+        {"NVSHMEM_DISABLE_CUDA_VMM=1", AUDIT_DIFFERS, "1 GiB"},
+        {"NVSHMEM_DISABLE_CUDA_VMM=0", FINE, NULL},
+        {"NVSHMEM_QP_DEPTH=1000", AUDIT_VALUE, "power of two"},
+        {"DEEP_EP_DEVICE_TO_HCA_MAPPING=0:mlx5_0:1,1:mlx5_1:1,2:mlx5_2:1,3:mlx5_3:1", FINE, NULL},
+        {"DEEP_EP_DEVICE_TO_HCA_MAPPING=0:mlx5_7", AUDIT_VALUE, "no mapping of the GPUs here"},
+        {"RDMAV_DRIVERS=/opt/x/nvshmem", AUDIT_VALUE, "is a folder"},
+        {"RDMAV_DRIVERS=/opt/x/nvshmem/libmlx5", FINE, NULL},
+        {"LD_PRELOAD=/opt/gone/libx.so", AUDIT_PATH, "is not there"},
+        {"LD_PRELOAD=libx.so", FINE, NULL},
+        {"LD_LIBRARY_PATH=/opt/gone", FINE, NULL},
+        {"PATH=/bin", FINE, NULL},
+        {"CUDA_DEVICE_ORDER=sideways", FINE, NULL},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        char name[64];
+        const struct audit_row *row;
+
+        snprintf(name, sizeof(name), "%.*s", (int)strcspn(cases[i].setting, "="), cases[i].setting);
+        advised_init(&advised);
+        tree_folder(&advised.tree, "/opt/x/nvshmem");
+        advised_env(&advised, cases[i].setting);
+        advised_make(&advised);
+        row = find(name);
+        if (row && row->kind == AUDIT_MISSING)
+            fail_msg("%s: is said to be missing", cases[i].setting);
+        if ((row ? (int)row->kind : FINE) != cases[i].kind)
+            fail_msg("%s: kind %d (%s), expected %d", cases[i].setting, row ? (int)row->kind : FINE,
+                     row ? row->text : "", cases[i].kind);
+        if (row && !strstr(row->text, cases[i].text))
+            fail_msg("%s: '%s' does not say '%s'", cases[i].setting, row->text, cases[i].text);
+        advised_done(&advised);
+    }
+}
+
+static void make(const char *const *settings)
+{
+    advised_init(&advised);
+    for (; *settings; settings++)
+        advised_env(&advised, *settings);
+    advised_make(&advised);
+}
+
+/* Harmful ones come first, then by name; what is missing is told; one row for each variable. */
+static void test_order(void **state)
+{
+    (void)state;
+    make((const char *const[]){"NVSHMEM_USE_GDRCOPY=1", "NVSHMEM_REMOTE_TRANSPORT=ibgda",
+                               "NVSHMEM_ENABLE_NIC_PE_MAPPING=1", NULL});
+    assert_int_equal(advised.audit->n, 5);
+    assert_string_equal(advised.audit->rows[0].name, "NVSHMEM_ENABLE_NIC_PE_MAPPING");
+    assert_string_equal(advised.audit->rows[1].name, "NVSHMEM_IBGDA_NIC_HANDLER");
+    assert_int_equal(advised.audit->rows[1].kind, AUDIT_MISSING);
+    assert_string_equal(advised.audit->rows[1].advised, "gpu");
+    assert_string_equal(advised.audit->rows[1].value, "");
+    assert_string_equal(advised.audit->rows[2].name, "NVSHMEM_IB_ENABLE_IBGDA");
+    assert_string_equal(advised.audit->rows[3].name, "NVSHMEM_REMOTE_TRANSPORT");
+    assert_string_equal(advised.audit->rows[4].name, "NVSHMEM_USE_GDRCOPY");
+    assert_true(advised.audit->uses_stack);
+    advised_done(&advised);
+}
+
+/* A list of one NIC makes the switch harmless, as the single candidate is taken. */
+static void test_mapping_with_list(void **state)
+{
+    (void)state;
+    make((const char *const[]){"NVSHMEM_ENABLE_NIC_PE_MAPPING=1", "NVSHMEM_HCA_LIST=mlx5_2:1", NULL});
+    assert_null(find("NVSHMEM_ENABLE_NIC_PE_MAPPING"));
+    advised_done(&advised);
+    make((const char *const[]){"NVSHMEM_ENABLE_NIC_PE_MAPPING=1", "NVSHMEM_HCA_LIST=mlx5_2:1,mlx5_3:1", NULL});
+    assert_int_equal(find("NVSHMEM_ENABLE_NIC_PE_MAPPING")->kind, AUDIT_HARMFUL);
+    advised_done(&advised);
+}
+
+static void test_ranks(void **state)
+{
+    (void)state;
+    make((const char *const[]){"LOCAL_RANK=2", "LOCAL_WORLD_SIZE=4", "NVSHMEM_HCA_LIST=mlx5_2", NULL});
+    assert_null(find("NVSHMEM_HCA_LIST"));
+    advised_done(&advised);
+    make((const char *const[]){"LOCAL_RANK=2", "LOCAL_WORLD_SIZE=4", "NVSHMEM_HCA_LIST=mlx5_0:1", NULL});
+    assert_int_equal(find("NVSHMEM_HCA_LIST")->kind, AUDIT_DIFFERS);
+    assert_non_null(strstr(find("NVSHMEM_HCA_LIST")->text, "mlx5_2:1"));
+    advised_done(&advised);
+    make((const char *const[]){"LOCAL_RANK=1", "LOCAL_WORLD_SIZE=4", NULL});
+    assert_int_equal(find("NVSHMEM_HCA_LIST")->kind, AUDIT_MISSING);
+    assert_string_equal(find("NVSHMEM_HCA_LIST")->advised, "mlx5_1:1");
+    assert_false(advised.audit->uses_stack);
+    advised_done(&advised);
+}
+
+/* What the script of 'epkit env' sets is right. */
+static void test_advised(void **state)
+{
+    (void)state;
+    make((const char *const[]){"NVSHMEM_IB_ENABLE_IBGDA=1", "NVSHMEM_IBGDA_NIC_HANDLER=gpu", NULL});
+    assert_int_equal(advised.audit->n, 0);
+    advised_done(&advised);
+}
+
+static void test_gib(void **state)
+{
+    (void)state;
+    advised_init(&advised);
+    advised.stack.nccl.gib = "/usr/local/gib";
+    advised_env(&advised, "NCCL_NET=gib");
+    advised_env(&advised, "NCCL_IB_TC=0");
+    advised_env(&advised, "TORCH_NCCL_USE_COMM_NONBLOCKING=0");
+    advised_make(&advised);
+    assert_null(find("NCCL_NET"));
+    assert_int_equal(find("NCCL_IB_TC")->kind, AUDIT_DIFFERS);
+    assert_string_equal(find("NCCL_IB_TC")->advised, "52");
+    assert_int_equal(find("NCCL_IB_FIFO_TC")->kind, AUDIT_MISSING);
+    assert_int_equal(find("TORCH_NCCL_USE_COMM_NONBLOCKING")->kind, AUDIT_HARMFUL);
+    advised_done(&advised);
+}
+
+/* A mapping that the DeepEP here does not read, and one that shares NICs. */
+static void test_mapping(void **state)
+{
+    (void)state;
+    advised_init(&advised);
+    advised.stack.deepep.n = 1;
+    advised.stack.deepep.copies[0] =
+        (struct stack_copy){.folder = "/opt/x/python/deep_ep", .version = "", .extension = "", .on_path = true};
+    advised_env(&advised, "DEEP_EP_DEVICE_TO_HCA_MAPPING=0:mlx5_0,1:mlx5_0,2:mlx5_2,3:mlx5_3");
+    advised.stack.deepep.imported = 0;
+    advised_make(&advised);
+    assert_int_equal(find("DEEP_EP_DEVICE_TO_HCA_MAPPING")->kind, AUDIT_VOID);
+    audit_free(advised.audit);
+    advice_free(advised.advice);
+    advised.stack.deepep.mapping_active = true;
+    assert_int_equal(advice_make(&advised.hardware.topo, &advised.stack, advised.map, &advised.advice), EP_OK);
+    assert_int_equal(audit_make(&advised.hardware.topo, &advised.stack, advised.advice, &advised.audit), EP_OK);
+    assert_int_equal(find("DEEP_EP_DEVICE_TO_HCA_MAPPING")->kind, AUDIT_DIFFERS);
+    advised_done(&advised);
+}
+
+/* Later versions of NVSHMEM may have variables that nobody here has heard of. */
+static void test_later_nvshmem(void **state)
+{
+    (void)state;
+    advised_init(&advised);
+    advised.stack.nvshmem.version = "3.6.0";
+    advised_env(&advised, "NVSHMEM_FUTURE=1");
+    advised_make(&advised);
+    assert_null(find("NVSHMEM_FUTURE"));
+    advised_done(&advised);
+}
+
+/* Values are somebody else's text: they are shown as text, and there is an end to them. */
+static void test_hostile(void **state)
+{
+    char long_value[4000] = "NVSHMEM_REMOTE_TRANSPORT=";
+
+    (void)state;
+    memset(long_value + strlen(long_value), 'x', sizeof(long_value) - strlen(long_value) - 1);
+    advised_init(&advised);
+    advised_env(&advised, "NVSHMEM_DEBUG=\033[2J\xff\n");
+    advised_env(&advised, "NVSHMEM_\033[2JFOO=1");
+    advised_env(&advised, long_value);
+    advised_env(&advised, "NVSHMEM_HCA_LIST=,,,:::,mlx5_0:1:1:1,\001");
+    advised_env(&advised, "DEEP_EP_DEVICE_TO_HCA_MAPPING=\001:\002,");
+    advised_env(&advised, "NVSHMEM_HCA_PREFIX=");
+    advised_make(&advised);
+    for (int i = 0; i < advised.audit->n; i++) {
+        const struct audit_row *row = &advised.audit->rows[i];
+        const char *const texts[] = {row->name, row->value, row->text, row->advised};
+
+        for (size_t t = 0; t < sizeof(texts) / sizeof(texts[0]); t++) {
+            char shown[2048];
+
+            root_clean(texts[t], shown, sizeof(shown));
+            assert_string_equal(texts[t], shown);
+        }
+        assert_true(strlen(row->value) < 300);
+    }
+    advised_done(&advised);
+}
+
+/* Many variables that nobody knows: the rows end somewhere, and so does the time. */
+static void test_many(void **state)
+{
+    char *environment;
+    size_t n = 0, bytes = 1 << 20;
+
+    (void)state;
+    advised_init(&advised);
+    environment = malloc(bytes);
+    assert_non_null(environment);
+    for (int i = 0; n + 64 < bytes; i++)
+        n += (size_t)snprintf(environment + n, bytes - n, "NVSHMEM_NOBODY_KNOWS_%06d=1", i) + 1;
+    tree_put_bytes(&advised.tree, "/proc/self/environ", environment, n);
+    free(environment);
+    assert_int_equal(root_open(advised.tree.place, &advised.root), EP_OK);
+    advised.hardware.topo.root = advised.stack.root = advised.root;
+    assert_int_equal(map_best(&advised.hardware.topo, &advised.map), EP_OK);
+    assert_int_equal(advice_make(&advised.hardware.topo, &advised.stack, advised.map, &advised.advice), EP_OK);
+    assert_int_equal(audit_make(&advised.hardware.topo, &advised.stack, advised.advice, &advised.audit), EP_OK);
+    assert_int_equal(advised.audit->n, AUDIT_MAX);
+    advised_done(&advised);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_variables),         cmocka_unit_test(test_order),
+        cmocka_unit_test(test_mapping_with_list), cmocka_unit_test(test_ranks),
+        cmocka_unit_test(test_advised),           cmocka_unit_test(test_gib),
+        cmocka_unit_test(test_mapping),           cmocka_unit_test(test_later_nvshmem),
+        cmocka_unit_test(test_hostile),           cmocka_unit_test(test_many),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

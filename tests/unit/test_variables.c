@@ -1,0 +1,202 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The table of environment variables, and how values are judged by it. */
+#include "stack/variables.h"
+#include "temp.h"
+
+#include <string.h>
+
+static void test_table(void **state)
+{
+    const struct variable *last = NULL;
+    size_t n = 0;
+
+    (void)state;
+    for (const struct variable *variable = variables; variable->name; variable++) {
+        char why[256] = "";
+
+        if (last && strcmp(last->name, variable->name) >= 0)
+            fail_msg("%s is not in order behind %s", variable->name, last->name);
+        assert_ptr_equal(variable_find(variable->name), variable);
+        assert_true(*variable->text);
+        if (variable->text[strlen(variable->text) - 1] == '.')
+            fail_msg("%s: the text is a phrase, without a full stop", variable->name);
+        if (*variable->value_default && !variable_takes(variable, variable->value_default, why, sizeof(why)))
+            fail_msg("%s: its default '%s' %s", variable->name, variable->value_default, why);
+        if (variable->effect == VARIABLE_BUILD_ONLY && !variable->values)
+            fail_msg("%s: a variable of a build needs to say whether it is a path", variable->name);
+        last = variable;
+        n++;
+    }
+    assert_true(n > 200);
+    assert_null(variable_find("NVSHMEM_"));
+    assert_null(variable_find(""));
+    assert_null(variable_find("ZZZ"));
+    assert_null(variable_find("nvshmem_debug"));
+}
+
+static void test_facts(void **state)
+{
+    static const struct {
+        const char *name;
+        enum variable_effect effect;
+        const char *value_default;
+    } facts[] = {
+        {"NVSHMEM_REMOTE_TRANSPORT", VARIABLE_WORKS, "ibrc"},  {"NVSHMEM_IB_ENABLE_IBGDA", VARIABLE_WORKS, "0"},
+        {"NVSHMEM_IBGDA_NIC_HANDLER", VARIABLE_WORKS, "auto"}, {"NVSHMEM_HCA_PREFIX", VARIABLE_WORKS, "mlx5"},
+        {"NVSHMEM_IB_GID_INDEX", VARIABLE_WORKS, "-1"},        {"NVSHMEM_IBGDA_NUM_RC_PER_PE", VARIABLE_WORKS, "2"},
+        {"NVSHMEM_QP_DEPTH", VARIABLE_WORKS, "1024"},          {"NVSHMEM_IBGDA_SUPPORT", VARIABLE_BUILD_ONLY, ""},
+        {"NVSHMEM_USE_GDRCOPY", VARIABLE_BUILD_ONLY, ""},      {"NVSHMEM_DISABLED_GDRCOPY", VARIABLE_VOID, ""},
+        {"NCCL_IB_CUDA_SUPPORT", VARIABLE_VOID, ""},           {"NCCL_CROSS_NIC", VARIABLE_WORKS, "2"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(facts) / sizeof(facts[0]); i++) {
+        const struct variable *variable = variable_find(facts[i].name);
+
+        if (!variable)
+            fail_msg("%s is not in the table", facts[i].name);
+        assert_int_equal(variable->effect, facts[i].effect);
+        assert_string_equal(variable->value_default, facts[i].value_default);
+    }
+}
+
+static void test_values(void **state)
+{
+    static const struct {
+        const char *name, *value;
+        const char *why; /* NULL: it is taken */
+    } cases[] = {
+        {"NVSHMEM_REMOTE_TRANSPORT", "ibrc", NULL},
+        {"NVSHMEM_REMOTE_TRANSPORT", "IBRC", NULL},
+        {"NVSHMEM_REMOTE_TRANSPORT", "none", NULL},
+        {"NVSHMEM_REMOTE_TRANSPORT", "ibgda", "is not one of ibrc, ucx, ibdevx, libfabric, none"},
+        {"NVSHMEM_REMOTE_TRANSPORT", "ib", "is not one of"},
+        {"NVSHMEM_REMOTE_TRANSPORT", "", "is not one of"},
+        {"NVSHMEM_REMOTE_TRANSPORT", "ibrc|ucx", "is not one of"},
+        {"NVSHMEM_DEBUG", "INFO", NULL},
+        {"NVSHMEM_DEBUG", "WARN,INFO", "is a list"},
+        {"NVSHMEM_IB_ENABLE_IBGDA", "1", NULL},
+        {"NVSHMEM_IB_ENABLE_IBGDA", "true", NULL},
+        {"NVSHMEM_IB_ENABLE_IBGDA", "No", NULL},
+        {"NVSHMEM_IB_ENABLE_IBGDA", "12", NULL},
+        {"NVSHMEM_IB_ENABLE_IBGDA", "off", "is read as true"},
+        {"NVSHMEM_IB_ENABLE_IBGDA", "", "is read as true"},
+        {"NVSHMEM_IB_ENABLE_IBGDA", "never", "is read as false"},
+        {"NVSHMEM_IB_ENABLE_IBGDA", "01", "is read as false"},
+        {"NVSHMEM_QP_DEPTH", "4096", NULL},
+        {"NVSHMEM_QP_DEPTH", "0x400", NULL},
+        {"NVSHMEM_QP_DEPTH", "1000", "is no power of two"},
+        {"NVSHMEM_QP_DEPTH", "64", "is not within 128 and 32768"},
+        {"NVSHMEM_QP_DEPTH", "65536", "is not within 128 and 32768"},
+        {"NVSHMEM_QP_DEPTH", "many", "is no number"},
+        {"NVSHMEM_QP_DEPTH", "1024 ", "is no number"},
+        {"NVSHMEM_QP_DEPTH", " 1024", "is no number"},
+        {"NVSHMEM_QP_DEPTH", "99999999999999999999", "is no number"},
+        {"NVSHMEM_IB_GID_INDEX", "-1", NULL},
+        {"NVSHMEM_IB_GID_INDEX", "-2", "is not within"},
+        {"NVSHMEM_SYMMETRIC_SIZE", "2g", NULL},
+        {"NVSHMEM_SYMMETRIC_SIZE", "3.1M", NULL},
+        {"NVSHMEM_SYMMETRIC_SIZE", ".5m", NULL},
+        {"NVSHMEM_SYMMETRIC_SIZE", "1073741824", NULL},
+        {"NVSHMEM_SYMMETRIC_SIZE", "2GB", "is no size"},
+        {"NVSHMEM_SYMMETRIC_SIZE", "nan", "is no size"},
+        {"NVSHMEM_SYMMETRIC_SIZE", "", "is no size"},
+        {"NVSHMEM_HOME", "", "names no file"},
+        {"NVSHMEM_HOME", "/opt", NULL},
+        {"NVSHMEM_HCA_LIST", "", NULL},
+        {"NVSHMEM_VERSION", "3.5.19", NULL},
+        {"NCCL_IB_ADAPTIVE_ROUTING", "true", "is no number"},
+        {"NCCL_NET_GDR_LEVEL", "pix", NULL},
+        {"NCCL_NTHREADS", "300", "is not one of 64, 128, 256, 512"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        const struct variable *variable = variable_find(cases[i].name);
+        char why[256] = "";
+        bool taken;
+
+        assert_non_null(variable);
+        taken = variable_takes(variable, cases[i].value, why, sizeof(why));
+        if (taken != !cases[i].why || (cases[i].why && !strstr(why, cases[i].why)))
+            fail_msg("%s=%s: '%s', expected '%s'", cases[i].name, cases[i].value, taken ? "taken" : why,
+                     cases[i].why ? cases[i].why : "taken");
+    }
+}
+
+/* A reason that does not fit is cut, whatever its parts are. */
+static void test_small_reasons(void **state)
+{
+    (void)state;
+    for (const struct variable *variable = variables; variable->name; variable++) {
+        for (size_t bytes = 1; bytes < 24; bytes++) {
+            char *why = malloc(bytes);
+
+            assert_non_null(why);
+            why[0] = '\0';
+            variable_takes(variable, "no,such\xff value", why, bytes);
+            assert_true(strlen(why) < bytes);
+            free(why);
+        }
+    }
+}
+
+static void test_true(void **state)
+{
+    static const char *const yes[] = {"1", "true", "T", "yes", "on", "off", "", "2", " 0", "-1"};
+    static const char *const no[] = {"0", "00", "0x1", "no", "N", "false", "F", "never", "07"};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(yes) / sizeof(yes[0]); i++)
+        if (!variable_is_true(yes[i]))
+            fail_msg("'%s' is true", yes[i]);
+    for (size_t i = 0; i < sizeof(no) / sizeof(no[0]); i++)
+        if (variable_is_true(no[i]))
+            fail_msg("'%s' is false", no[i]);
+    assert_false(variable_is_true(NULL));
+}
+
+static void test_names(void **state)
+{
+    static const struct {
+        const char *name, *nearest;
+    } cases[] = {
+        {"NVSHMEM_HCA_LISTS", "NVSHMEM_HCA_LIST"},
+        {"NVSHMEM_IBGDA_NIC_HANDLE", "NVSHMEM_IBGDA_NIC_HANDLER"},
+        {"NVSHMEM_IB_ENABEL_IBGDA", "NVSHMEM_IB_ENABLE_IBGDA"},
+        {"NCCL_IB_TCC", "NCCL_IB_TC"},
+        {"NVSHMEM_SOMETHING_ELSE", NULL},
+        {"NCCL_FASTRAK_CTRL_DEV", NULL},
+        {"", NULL},
+    };
+    char longest[5000];
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        const char *nearest = variable_nearest(cases[i].name);
+
+        if (!cases[i].nearest)
+            assert_null(nearest);
+        else
+            assert_string_equal(nearest, cases[i].nearest);
+    }
+    memset(longest, 'N', sizeof(longest) - 1);
+    longest[sizeof(longest) - 1] = '\0';
+    assert_null(variable_nearest(longest));
+    assert_true(variable_is_theirs("NVSHMEM_X"));
+    assert_true(variable_is_theirs("NCCL_X"));
+    assert_true(variable_is_theirs("DEEP_EP_X"));
+    assert_false(variable_is_theirs("NVSHMEM"));
+    assert_false(variable_is_theirs("LD_PRELOAD"));
+    assert_false(variable_is_theirs("MY_NCCL_X"));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_table),         cmocka_unit_test(test_facts), cmocka_unit_test(test_values),
+        cmocka_unit_test(test_small_reasons), cmocka_unit_test(test_true),  cmocka_unit_test(test_names),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
