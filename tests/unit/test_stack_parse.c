@@ -1,0 +1,262 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The texts that a machine keeps about its software, taken apart. */
+#include "stack/libs_search.h"
+#include "stack/parse.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static void assert_piece(struct piece piece, const char *expected)
+{
+    if (!piece_is(piece, expected))
+        fail_msg("'%.*s' is not '%s'", (int)piece.n, piece.text, expected);
+}
+
+/* --- modprobe.d --- */
+
+static void assert_options(const char *text, const char *expected)
+{
+    struct parse_modprobe state = {.at = text};
+    struct parse_option option;
+    char all[1024] = "";
+    size_t used = 0;
+
+    while (parse_modprobe_next(&state, "nvidia", &option))
+        used += (size_t)snprintf(all + used, sizeof(all) - used, "%.*s(%.*s)", (int)option.name.n, option.name.text,
+                                 (int)option.value.n, option.value.text);
+    assert_string_equal(all, expected);
+    assert_false(parse_modprobe_next(&state, "nvidia", &option));
+}
+
+static void modprobe(void **state)
+{
+    (void)state;
+    assert_options("", "");
+    assert_options("options nvidia NVreg_A=1 NVreg_B=\"x=1;y=2\"\n", "NVreg_A(1)NVreg_B(x=1;y=2)");
+    assert_options("  options\tnvidia  A=1   B=2", "A(1)B(2)");
+    assert_options("options nvidia A=\"with blank\" B=\"\"\n", "A(with blank)B()");
+    /* Other modules, other commands, comments, names that only begin alike. */
+    assert_options("options nvidia_drm modeset=1\noptions nvidia-uvm A=1\n# options nvidia A=1\nalias nvidia A=1\n"
+                   "softdep nvidia pre: A=1\noptionsnvidia A=1\noptions\noptions nvidia\noptions nvidia flag\n",
+                   "");
+    assert_options("options nvidia A=1 \\\n    B=2 \\\n\noptions nvidia C=3\n", "A(1)B(2)C(3)");
+    assert_options("options nvidia A=1\\", "A(1\\)");
+    assert_options("options nvidia A=\"never closed B=1\noptions nvidia C=1\n", "A(\"never closed B=1)C(1)");
+}
+
+static void names_of_modules(void **state)
+{
+    struct parse_modprobe at = {.at = "options nvidia-drm modeset=1\noptions nvidia_drm fbdev=1\n"};
+    struct parse_option option;
+
+    (void)state;
+    assert_true(parse_modprobe_next(&at, "nvidia_drm", &option));
+    assert_piece(option.name, "modeset");
+    assert_true(parse_modprobe_next(&at, "nvidia_drm", &option));
+    assert_piece(option.name, "fbdev");
+    assert_false(parse_modprobe_next(&at, "nvidia_drm", &option));
+}
+
+static void command_line(void **state)
+{
+    const char *at = "root=/dev/sda1 nvidia.A=1 nvidia_drm.B=1 ro nvidia.C=\"x y\" nvidia. nvidia.flag nvidia.D=4\n";
+    struct parse_option option;
+
+    (void)state;
+    assert_true(parse_cmdline_next(&at, "nvidia", &option));
+    assert_piece(option.name, "A");
+    assert_true(parse_cmdline_next(&at, "nvidia", &option));
+    assert_piece(option.value, "x y");
+    assert_true(parse_cmdline_next(&at, "nvidia", &option));
+    assert_piece(option.name, "D");
+    assert_piece(option.value, "4");
+    assert_false(parse_cmdline_next(&at, "nvidia", &option));
+    assert_false(parse_cmdline_next(&at, "nvidia", &option));
+}
+
+static struct piece all_of(const char *text)
+{
+    return (struct piece){.text = text, .n = strlen(text)};
+}
+
+static void dwords(void **state)
+{
+    struct piece value;
+
+    (void)state;
+    assert_true(parse_dword(all_of("PeerMappingOverride=1;"), "PeerMappingOverride", &value));
+    assert_piece(value, "1");
+    assert_true(parse_dword(all_of("A=2; PeerMappingOverride = 0x1 ;B"), "PeerMappingOverride", &value));
+    assert_piece(value, "0x1");
+    assert_true(parse_dword(all_of("A=1;A=2"), "A", &value));
+    assert_piece(value, "2");
+    assert_false(parse_dword(all_of("XPeerMappingOverride=1;PeerMappingOverrideX=1"), "PeerMappingOverride", &value));
+    assert_false(parse_dword(all_of(";;=;A"), "A", &value));
+    assert_false(parse_dword(all_of(""), "A", &value));
+}
+
+/* --- dpkg --- */
+
+static void packages(void **state)
+{
+    const char *at =
+        "Package: doca-ofed\nStatus: install ok installed\nDescription: long\n Version: 9\nVersion: 3.2.1-1\n\n"
+        "\n\nPackage: gone\nStatus: deinstall ok config-files\nVersion: 1\n\n"
+        "Version: 2\n\nPackage:\nVersion: 3\n\nPackage: held\nVersion: 4\nStatus: hold ok installed";
+    struct parse_package package;
+
+    (void)state;
+    assert_true(parse_package_next(&at, &package));
+    assert_piece(package.name, "doca-ofed");
+    assert_piece(package.version, "3.2.1-1");
+    assert_true(package.installed);
+    assert_true(parse_package_next(&at, &package));
+    assert_piece(package.name, "gone");
+    assert_false(package.installed);
+    assert_true(parse_package_next(&at, &package));
+    assert_piece(package.name, "held");
+    assert_true(package.installed);
+    assert_false(parse_package_next(&at, &package));
+}
+
+/* --- small things --- */
+
+static void fields(void **state)
+{
+    (void)state;
+    assert_piece(parse_field("Name: x\nVersion:  1.2.1+29d31c0 \n", "Version", ':'), "1.2.1+29d31c0");
+    assert_piece(parse_field("__version__ = \"1.2.1\"\n", "__version__", '='), "\"1.2.1\"");
+    assert_piece(parse_field("VersionX: 1\nVersion 2\n", "Version", ':'), "");
+    assert_piece(parse_field("", "Version", ':'), "");
+    assert_piece(parse_define("#define A_B 1\n #define  A\t35 /* x */\n", "A"), "35");
+    assert_piece(parse_define("#define A x35\n#define A\n#undef A 3\n", "A"), "");
+}
+
+static void versions(void **state)
+{
+    (void)state;
+    assert_piece(parse_version("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.126.09  Release Build"),
+                 "580.126.09");
+    assert_piece(parse_version("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15"),
+                 "535.104.05");
+    assert_piece(parse_version("x86_64 12 v1.2 1.2a .5"), "");
+    assert_piece(parse_version(""), "");
+    assert_piece(parse_version("1.2"), "1.2");
+}
+
+static void conf_lines(void **state)
+{
+    const char *at = "include a b\n\n#c\n/x # y\nhwcap 0 z\n  /y=libc6\n";
+    struct libs_conf_line line;
+
+    (void)state;
+    assert_true(libs_conf_next(&at, &line));
+    assert_true(line.is_include);
+    assert_piece((struct piece){line.text, line.n}, "a b");
+    assert_true(libs_conf_next(&at, &line));
+    assert_false(line.is_include);
+    assert_piece((struct piece){line.text, line.n}, "/x");
+    assert_true(libs_conf_next(&at, &line));
+    assert_piece((struct piece){line.text, line.n}, "/y");
+    assert_false(libs_conf_next(&at, &line));
+}
+
+/* --- buffer.py --- */
+
+#define CLASS "class Buffer:\n    num_sms: int = 20\n\n"
+#define INIT                                                                                                           \
+    "    def __init__(self, group,\n                 low_latency_mode: bool = False,\n    ) -> None:\n"                \
+    "        \"\"\"Words.\n        \"\"\"\n        self.rank = 0\n"
+#define CALL "        self._setup_device_hca_mapping()\n"
+#define METHOD "    def _setup_device_hca_mapping(self):\n        pass\n\n"
+#define STATIC "    @staticmethod\n"
+#define OTHER "    def get_dispatch_config(num_ranks: int) -> Config:\n        return None\n"
+
+static void assert_buffer(const char *text, bool defines, bool calls, bool stolen)
+{
+    struct parse_buffer facts = parse_buffer_py(text);
+
+    if (facts.defines_mapping != defines || facts.calls_mapping != calls || facts.decorator_stolen != stolen)
+        fail_msg("%d %d %d of:\n%s", facts.defines_mapping, facts.calls_mapping, facts.decorator_stolen, text);
+}
+
+static void mapping(void **state)
+{
+    (void)state;
+    assert_buffer(CLASS INIT CALL "\n" METHOD STATIC OTHER, true, true, false);
+    assert_buffer(CLASS METHOD INIT CALL STATIC OTHER, true, true, false);
+    assert_buffer(CLASS INIT STATIC OTHER, false, false, false);
+    assert_buffer(CLASS INIT METHOD STATIC OTHER, true, false, false);
+    assert_buffer(CLASS INIT CALL STATIC OTHER, false, true, false);
+    assert_buffer("", false, false, false);
+}
+
+/* What the patch script that is passed around makes of it: the decorator, an empty line, the method, its neighbour. */
+static void stolen_decorator(void **state)
+{
+    (void)state;
+    assert_buffer(CLASS INIT STATIC "\n" METHOD "\n" OTHER, true, false, true);
+    assert_buffer(CLASS INIT CALL STATIC "    # words\n\n" METHOD OTHER, true, true, true);
+    assert_buffer(CLASS INIT CALL "    @property\n" METHOD OTHER, true, true, true);
+    assert_buffer(CLASS INIT CALL STATIC "    @other\n" METHOD OTHER, true, true, true);
+    /* A decorator that is made for methods, and one for a method without self. */
+    assert_buffer(CLASS INIT CALL "    @torch.no_grad()\n" METHOD OTHER, true, true, false);
+    assert_buffer(CLASS INIT CALL STATIC "    def _setup_device_hca_mapping(device):\n        pass\n", true, true,
+                  false);
+}
+
+/* A name is neither a definition nor a call where it only stands in words, or elsewhere. */
+static void only_named(void **state)
+{
+    (void)state;
+    assert_buffer(CLASS INIT "        # self._setup_device_hca_mapping()\n", false, false, false);
+    assert_buffer(CLASS INIT "        x = 'self._setup_device_hca_mapping()'\n", false, false, false);
+    assert_buffer(CLASS INIT "        \"\"\"\n        self._setup_device_hca_mapping()\n        \"\"\"\n", false, false,
+                  false);
+    assert_buffer(CLASS INIT "        '''\n    def _setup_device_hca_mapping(self):\n        '''\n", false, false,
+                  false);
+    assert_buffer(CLASS INIT "        self._setup_device_hca_mapping\n", false, false, false);
+    assert_buffer(CLASS INIT "        self._setup_device_hca_mapping_old()\n", false, false, false);
+    assert_buffer(CLASS INIT "        myself._setup_device_hca_mapping()\n", false, false, false);
+    assert_buffer(CLASS INIT "\n    def other(self):\n" CALL, false, false, false);
+    assert_buffer(CLASS INIT "\n" STATIC OTHER CALL, false, false, false);
+}
+
+/* Where the call may stand within __init__. */
+static void calls(void **state)
+{
+    (void)state;
+    assert_buffer(CLASS INIT "        if x:\n            self._setup_device_hca_mapping ()  # words\n", false, true,
+                  false);
+    assert_buffer(CLASS INIT "        def inner():\n            pass\n" CALL, false, true, false);
+    assert_buffer(CLASS INIT "        text = \"it's # no comment\"; self._setup_device_hca_mapping()\n", false, true,
+                  false);
+    assert_buffer(CLASS INIT "        text = 'a\\'b'\n" CALL, false, true, false);
+}
+
+static void hashes(void **state)
+{
+    (void)state;
+    /* Test vectors of FNV-1a, 64 bits (RFC 9923 and before it the authors' page). */
+    assert_int_equal(parse_hash("", 0), UINT64_C(0xcbf29ce484222325));
+    assert_int_equal(parse_hash("a", 1), UINT64_C(0xaf63dc4c8601ec8c));
+    assert_int_equal(parse_hash("foobar", 6), UINT64_C(0x85944171f73967e8));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(modprobe),         cmocka_unit_test(names_of_modules), cmocka_unit_test(command_line),
+        cmocka_unit_test(dwords),           cmocka_unit_test(packages),         cmocka_unit_test(fields),
+        cmocka_unit_test(versions),         cmocka_unit_test(conf_lines),       cmocka_unit_test(mapping),
+        cmocka_unit_test(stolen_decorator), cmocka_unit_test(only_named),       cmocka_unit_test(calls),
+        cmocka_unit_test(hashes),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
