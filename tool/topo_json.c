@@ -50,8 +50,10 @@ void topo_gpu_name(const struct topo *topo, const struct topo_gpu *gpu, char *re
 {
     if (*gpu->name)
         snprintf(ret_text, bytes, "%s", gpu->name);
-    else
+    else if (topo->pci[gpu->pci].device)
         snprintf(ret_text, bytes, "NVIDIA device %04x", topo->pci[gpu->pci].device);
+    else
+        snprintf(ret_text, bytes, "NVIDIA GPU");
 }
 
 static const char *pci_text(const struct topo *topo, int pci)
