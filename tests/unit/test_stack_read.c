@@ -1,0 +1,518 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What stack_read() makes of a machine: driver options, libibverbs and provider, copies of DeepEP, NVSHMEM, NCCL. */
+#include "stack/stack.h"
+#include "world.h"
+
+#define OPEN_DRIVER                                                                                                    \
+    "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.126.09  Release Build\nGCC version:  gcc 13.3.0\n"
+#define DWORDS(value) "options nvidia NVreg_RegistryDwords=\"" value "\"\n"
+
+static const struct topo no_topo;
+
+static struct stack *read_stack(struct world *world)
+{
+    struct stack *stack;
+
+    assert_int_equal(stack_read(world_open(world), &no_topo, &stack), EP_OK);
+    return stack;
+}
+
+static void done(struct world *world, struct stack *stack)
+{
+    stack_free(stack);
+    world_done(world);
+}
+
+/* --- driver --- */
+
+static void driver(void **state)
+{
+    struct world world;
+    struct stack *stack;
+
+    (void)state;
+    world_init(&world);
+    tree_put(&world.tree, "/proc/driver/nvidia/version", OPEN_DRIVER);
+    tree_put(&world.tree, "/proc/sys/kernel/osrelease", "6.14.0-1021-gcp\n");
+    tree_put(&world.tree, "/sys/module/nvidia/version", "580.126.09\n");
+    tree_put(&world.tree, "/sys/module/nvidia_peermem/initstate", "live\n");
+    tree_put(&world.tree, "/var/lib/dpkg/status",
+             "Package: nvidia-driver-assistant\nStatus: install ok installed\nVersion: 1.0\n\n"
+             "Package: nvidia-driver-570\nStatus: deinstall ok config-files\nVersion: 570.1\n\n"
+             "Package: nvidia-driver-580-open\nStatus: install ok installed\nVersion: 1:580.140.02-0ubuntu1\n\n"
+             "Package: doca-kernel\nStatus: install ok installed\nVersion: 9.9\n\n"
+             "Package: doca-ofed\nStatus: install ok installed\nVersion: 3.2.1-044000\n");
+    stack = read_stack(&world);
+    assert_string_equal(stack->driver.version, "580.126.09");
+    assert_true(stack->driver.is_open);
+    assert_string_equal(stack->driver.module_version, "580.126.09");
+    assert_string_equal(stack->driver.installed_version, "580.140.02");
+    assert_string_equal(stack->driver.doca, "3.2.1");
+    assert_int_equal(stack->driver.peermem, ROOT_OK);
+    assert_int_equal(stack->driver.gdrdrv, ROOT_ABSENT);
+    assert_int_equal(stack->driver.dmabuf, ROOT_OK);
+    done(&world, stack);
+}
+
+/* DKMS says which version is built for the running kernel; that of another kernel does not count. */
+static void driver_of_dkms(void **state)
+{
+    struct world world;
+    struct stack *stack;
+
+    (void)state;
+    world_init(&world);
+    tree_put(&world.tree, "/proc/sys/kernel/osrelease", "6.8.0-1\n");
+    tree_put(&world.tree, "/var/lib/dkms/nvidia/580.9.1/6.8.0-1/x86_64/log", "");
+    tree_put(&world.tree, "/var/lib/dkms/nvidia/580.10.1/6.8.0-1/x86_64/log", "");
+    tree_put(&world.tree, "/var/lib/dkms/nvidia/590.1.1/6.14.0-1/x86_64/log", "");
+    tree_put(&world.tree, "/usr/share/doca-host-3.1.0-091000-25.07-ubuntu2404/repo", "");
+    stack = read_stack(&world);
+    assert_string_equal(stack->driver.installed_version, "580.10.1");
+    assert_string_equal(stack->driver.version, "");
+    assert_string_equal(stack->driver.doca, "3.1.0");
+    assert_int_equal(stack->driver.dmabuf, ROOT_ABSENT);
+    done(&world, stack);
+}
+
+static void no_dmabuf(void **state)
+{
+    static const struct {
+        const char *version, *kernel, *why;
+    } cases[] = {
+        {"NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.1.1  Sat", "6.8.0", "proprietary"},
+        {"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  510.2.1  Rel", "6.8.0", "older than 515"},
+        {"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.2.1  Rel", "5.10.0", "older than 5.12"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct world world;
+        struct stack *stack;
+
+        world_init(&world);
+        tree_put(&world.tree, "/proc/driver/nvidia/version", cases[i].version);
+        tree_put(&world.tree, "/proc/sys/kernel/osrelease", cases[i].kernel);
+        stack = read_stack(&world);
+        assert_int_equal(stack->driver.dmabuf, ROOT_ABSENT);
+        assert_non_null(strstr(stack->driver.dmabuf_why, cases[i].why));
+        done(&world, stack);
+    }
+}
+
+/* Files are read by name, whatever folder they are in; /etc hides; the last line counts, all of it. */
+static void option_that_wins(void **state)
+{
+    struct world world;
+    struct stack *stack;
+    const struct stack_option *option;
+
+    (void)state;
+    world_init(&world);
+    tree_put(&world.tree, "/etc/modprobe.d/b.conf", DWORDS("PeerMappingOverride=1;"));
+    tree_put(&world.tree, "/usr/lib/modprobe.d/b.conf", DWORDS("PeerMappingOverride=7;"));
+    tree_put(&world.tree, "/usr/lib/modprobe.d/z.conf", DWORDS("RMOther=1;"));
+    tree_put(&world.tree, "/run/modprobe.d/a.conf", DWORDS("PeerMappingOverride=5;"));
+    tree_put(&world.tree, "/etc/modprobe.d/zz.conf.bak", DWORDS("PeerMappingOverride=9;"));
+    tree_put(
+        &world.tree, "/proc/driver/nvidia/params",
+        "EnableStreamMemOPs: 1\nRegistryDwords: \"PeerMappingOverride=0x1;A=2;\"\nRegistryDwordsPerDevice: \"\"\n");
+    stack = read_stack(&world);
+    option = &stack->driver.peer_mapping_override;
+    assert_string_equal(option->configured, "");
+    assert_string_equal(option->configured_in, "/usr/lib/modprobe.d/z.conf");
+    assert_string_equal(option->overruled, "1");
+    assert_string_equal(option->overruled_in, "/etc/modprobe.d/b.conf");
+    assert_string_equal(option->live, "0x1");
+    done(&world, stack);
+}
+
+static void option_of_command_line(void **state)
+{
+    struct world world;
+    struct stack *stack;
+
+    (void)state;
+    world_init(&world);
+    tree_put(&world.tree, "/etc/modprobe.d/b.conf", DWORDS("PeerMappingOverride=0"));
+    tree_put(&world.tree, "/proc/cmdline", "ro nvidia.NVreg_RegistryDwords=PeerMappingOverride=1\n");
+    stack = read_stack(&world);
+    assert_string_equal(stack->driver.peer_mapping_override.configured, "1");
+    assert_string_equal(stack->driver.peer_mapping_override.configured_in, "/proc/cmdline");
+    assert_string_equal(stack->driver.peer_mapping_override.live, "");
+    done(&world, stack);
+}
+
+/* --- verbs --- */
+
+#define GNU "/usr/lib/x86_64-linux-gnu"
+#define CORE(number) "{'machine': 62, 'definitions': ['IBVERBS_1.0', 'IBVERBS_PRIVATE_" number "']}"
+#define MLX5(number) "{'machine': 62, 'needs': [['libibverbs.so.1', 'IBVERBS_PRIVATE_" number "']]}"
+
+static void put_verbs(struct world *world)
+{
+    world_init(world);
+    world_library(world, GNU "/libibverbs.so.1", CORE("50"));
+    world_library(world, GNU "/libmlx5.so.1", MLX5("50"));
+    tree_put(&world->tree, "/etc/libibverbs.d/mlx5.driver", "# words\ndriver mlx5\n");
+}
+
+static void provider(void **state)
+{
+    struct world world;
+    struct stack *stack;
+
+    (void)state;
+    put_verbs(&world);
+    world_library(&world, GNU "/libibverbs/libmlx5-rdmav50.so", MLX5("50"));
+    world_library(&world, GNU "/libibverbs/libmlx5-rdmav34.so", MLX5("34"));
+    stack = read_stack(&world);
+    assert_int_equal(stack->verbs.private_version, 50);
+    assert_int_equal(stack->verbs.provider_wants, 50);
+    assert_string_equal(stack->verbs.provider, GNU "/libibverbs/libmlx5-rdmav50.so");
+    done(&world, stack);
+}
+
+static void provider_of_another_number(void **state)
+{
+    struct world world;
+    struct stack *stack;
+
+    (void)state;
+    put_verbs(&world);
+    world_library(&world, GNU "/libibverbs/libmlx5-rdmav34.so", MLX5("34"));
+    stack = read_stack(&world);
+    assert_string_equal(stack->verbs.provider, "");
+    assert_non_null(strstr(stack->verbs.provider_folders, GNU "/libibverbs"));
+    done(&world, stack);
+}
+
+/* By RDMAV_DRIVERS, which has the suffix appended; as a folder it leads nowhere. */
+static void provider_by_environment(void **state)
+{
+    static const char good[] = "RDMAV_DRIVERS=other:/opt/p/libmlx5\0", folder[] = "RDMAV_DRIVERS=/opt/p\0";
+    struct world world;
+    struct stack *stack;
+
+    (void)state;
+    put_verbs(&world);
+    world_library(&world, "/opt/p/libmlx5-rdmav50.so", MLX5("50"));
+    world_environment(&world, good, sizeof(good));
+    stack = read_stack(&world);
+    assert_string_equal(stack->verbs.provider, "/opt/p/libmlx5-rdmav50.so");
+    done(&world, stack);
+
+    put_verbs(&world);
+    world_library(&world, "/opt/p/libmlx5-rdmav50.so", MLX5("50"));
+    world_environment(&world, folder, sizeof(folder));
+    stack = read_stack(&world);
+    assert_string_equal(stack->verbs.provider, "");
+    done(&world, stack);
+}
+
+/* By a path in a file of /etc/libibverbs.d, and as ld.so finds libraries. */
+static void provider_elsewhere(void **state)
+{
+    struct world world;
+    struct stack *stack;
+
+    (void)state;
+    put_verbs(&world);
+    tree_put(&world.tree, "/etc/libibverbs.d/mlx5.driver", "driver /opt/p/libmlx5\n");
+    world_library(&world, "/opt/p/libmlx5-rdmav50.so", MLX5("50"));
+    stack = read_stack(&world);
+    assert_string_equal(stack->verbs.provider, "/opt/p/libmlx5-rdmav50.so");
+    done(&world, stack);
+
+    put_verbs(&world);
+    world_library(&world, GNU "/libmlx5-rdmav50.so", MLX5("50"));
+    stack = read_stack(&world);
+    assert_string_equal(stack->verbs.provider, GNU "/libmlx5-rdmav50.so");
+    done(&world, stack);
+}
+
+/* A folder of *.driver files without one for mlx5: libibverbs then loads no provider for it. */
+static void provider_not_named(void **state)
+{
+    struct world world;
+    struct stack *stack;
+
+    (void)state;
+    put_verbs(&world);
+    tree_put(&world.tree, "/etc/libibverbs.d/mlx5.driver", "driver mlx4\n#driver mlx5\ndrivers mlx5\n");
+    world_library(&world, GNU "/libibverbs/libmlx5-rdmav50.so", MLX5("50"));
+    stack = read_stack(&world);
+    assert_string_equal(stack->verbs.provider, "");
+    assert_non_null(strstr(stack->verbs.provider_folders, "no file there names mlx5"));
+    done(&world, stack);
+}
+
+/* --- DeepEP --- */
+
+#define MAPPED                                                                                                         \
+    "class Buffer:\n    def __init__(self):\n        self._setup_device_hca_mapping()\n"                               \
+    "    def _setup_device_hca_mapping(self):\n        pass\n"
+#define SITE "/usr/local/lib/python3.12/dist-packages"
+
+static void put_copy(struct world *world, const char *folder, const char *buffer)
+{
+    char path[PATH_MAX];
+
+    snprintf(path, sizeof(path), "%s/deep_ep/__init__.py", folder);
+    tree_put(&world->tree, path, "__version__ = \"1.2.1\"\n");
+    snprintf(path, sizeof(path), "%s/deep_ep/buffer.py", folder);
+    tree_put(&world->tree, path, buffer);
+}
+
+static void copies(void **state)
+{
+    static const char variables[] = "PYTHONPATH=/not/there:/work:relative:\0HOME=/home/user\0";
+    struct world world;
+    struct stack *stack;
+
+    (void)state;
+    world_init(&world);
+    world_environment(&world, variables, sizeof(variables));
+    put_copy(&world, "/work", "class Buffer:\n    pass\n");
+    put_copy(&world, SITE, MAPPED);
+    put_copy(&world, "/usr/local/lib/python3.9/dist-packages", MAPPED);
+    put_copy(&world, "/opt/deepep/source", MAPPED);
+    tree_put(&world.tree, SITE "/deep_ep-1.2.1+29d31c0.dist-info/METADATA", "Name: deep_ep\nVersion: 1.2.1+29d31c0\n");
+    tree_put(&world.tree, "/opt/deepep/source/setup.py", "");
+    tree_put(&world.tree, "/opt/deepep/source/csrc/x.cpp", "");
+    tree_put(&world.tree, SITE "/deep_ep_cpp.cpython-312-x86_64-linux-gnu.so", "");
+    stack = read_stack(&world);
+    assert_int_equal(stack->deepep.n, 4);
+    assert_int_equal(stack->deepep.imported, 0);
+    assert_false(stack->deepep.mapping_active);
+    assert_string_equal(stack->deepep.copies[0].folder, "/work/deep_ep");
+    assert_string_equal(stack->deepep.copies[0].version, "1.2.1");
+    /* Not beside it, but on the path. */
+    assert_string_equal(stack->deepep.copies[0].extension, SITE "/deep_ep_cpp.cpython-312-x86_64-linux-gnu.so");
+    /* The latest Python first. */
+    assert_string_equal(stack->deepep.copies[1].folder, SITE "/deep_ep");
+    assert_string_equal(stack->deepep.copies[1].version, "1.2.1+29d31c0");
+    assert_true(stack->deepep.copies[1].defines_mapping && stack->deepep.copies[1].calls_mapping);
+    assert_true(stack->deepep.copies[1].hash == stack->deepep.copies[2].hash);
+    assert_true(stack->deepep.copies[1].hash != stack->deepep.copies[0].hash);
+    assert_string_equal(stack->deepep.copies[3].folder, "/opt/deepep/source/deep_ep");
+    assert_true(stack->deepep.copies[3].is_source);
+    assert_false(stack->deepep.copies[3].on_path);
+    done(&world, stack);
+}
+
+/* An egg, as setup.py install leaves it, and a tree that was installed in place: .pth files lead to both. */
+static void pth_files(void **state)
+{
+    struct world world;
+    struct stack *stack;
+
+    (void)state;
+    world_init(&world);
+    tree_put(&world.tree, SITE "/easy-install.pth",
+             "import sys; sys.path\n# words\n./deep_ep-1.2.1+309785a-py3.12-linux-x86_64.egg\n/src/DeepEP\n");
+    put_copy(&world, SITE "/deep_ep-1.2.1+309785a-py3.12-linux-x86_64.egg", MAPPED);
+    tree_put(&world.tree, SITE "/deep_ep-1.2.1+309785a-py3.12-linux-x86_64.egg/EGG-INFO/PKG-INFO",
+             "Version: 1.2.1+309785a\n");
+    put_copy(&world, "/src/DeepEP", MAPPED);
+    stack = read_stack(&world);
+    assert_int_equal(stack->deepep.n, 2);
+    assert_string_equal(stack->deepep.copies[0].version, "1.2.1+309785a");
+    assert_true(stack->deepep.copies[1].on_path);
+    assert_true(stack->deepep.mapping_active);
+    done(&world, stack);
+}
+
+/* A virtual environment hides the system's packages, unless it was made with them. */
+static void virtual_environment(void **state)
+{
+    static const char variables[] = "VIRTUAL_ENV=/venv\0";
+
+    (void)state;
+    for (int with_system = 0; with_system < 2; with_system++) {
+        struct world world;
+        struct stack *stack;
+
+        world_init(&world);
+        world_environment(&world, variables, sizeof(variables));
+        tree_put(&world.tree, "/venv/pyvenv.cfg",
+                 with_system ? "home = /usr\ninclude-system-site-packages = true\n"
+                             : "include-system-site-packages = false\n");
+        tree_put(&world.tree, "/venv/lib/python3.12/site-packages/x.py", "");
+        put_copy(&world, SITE, MAPPED);
+        stack = read_stack(&world);
+        assert_int_equal(stack->deepep.n, 1);
+        assert_int_equal(stack->deepep.imported, with_system ? 0 : -1);
+        done(&world, stack);
+    }
+}
+
+/* One folder under two names is one copy. */
+static void same_copy_twice(void **state)
+{
+    static const char variables[] = "PYTHONPATH=/a:/b\0";
+    struct world world;
+    struct stack *stack;
+
+    (void)state;
+    world_init(&world);
+    world_environment(&world, variables, sizeof(variables));
+    put_copy(&world, "/a", MAPPED);
+    tree_link(&world.tree, "/b", "a");
+    stack = read_stack(&world);
+    assert_int_equal(stack->deepep.n, 1);
+    done(&world, stack);
+}
+
+/* --- NVSHMEM and NCCL --- */
+
+#define WHEELS SITE "/nvidia"
+
+static void bundled(void **state)
+{
+    struct world world;
+    struct stack *stack;
+
+    (void)state;
+    world_init(&world);
+    world_library(&world, WHEELS "/nvshmem/lib/libnvshmem_host.so.3", "{'soname': 'libnvshmem_host.so.3'}");
+    world_library(&world, WHEELS "/nccl/lib/libnccl.so.2", "{'soname': 'libnccl.so.2'}");
+    tree_put(&world.tree, SITE "/nvidia_nvshmem_cu12-3.4.5.dist-info/METADATA", "Version: 3.4.5\n");
+    tree_put(&world.tree, SITE "/nvidia_nccl_cu12-2.27.5.dist-info/RECORD", "");
+    stack = read_stack(&world);
+    assert_string_equal(stack->nvshmem.bundled, WHEELS "/nvshmem/lib/libnvshmem_host.so.3");
+    assert_string_equal(stack->nvshmem.bundled_version, "3.4.5");
+    assert_string_equal(stack->nccl.bundled_version, "2.27.5");
+    assert_int_equal(stack->nvshmem.host.state, ROOT_ABSENT);
+    assert_string_equal(stack->nvshmem.home, "");
+    done(&world, stack);
+}
+
+/* DeepEP's extension has the folder of its NVSHMEM compiled in; LD_PRELOAD goes before it. */
+static void nvshmem_by_extension(void **state)
+{
+    static const char variables[] = "PYTHONPATH=/py\0",
+                      preloaded[] = "PYTHONPATH=/py\0LD_PRELOAD=/new/lib64/libnvshmem_host.so.3\0";
+
+    (void)state;
+    for (int with_preload = 0; with_preload < 2; with_preload++) {
+        struct world world;
+        struct stack *stack;
+
+        world_init(&world);
+        if (with_preload)
+            world_environment(&world, preloaded, sizeof(preloaded));
+        else
+            world_environment(&world, variables, sizeof(variables));
+        put_copy(&world, "/py", MAPPED);
+        world_library(&world, "/py/deep_ep_cpp.so", "{'runpath': '/own/lib', 'needed': ['libnvshmem_host.so.3']}");
+        world_library(&world, "/own/lib/libnvshmem_host.so.3", "{'soname': 'libnvshmem_host.so.3'}");
+        world_library(&world, "/new/lib64/libnvshmem_host.so.3", "{'soname': 'libnvshmem_host.so.3'}");
+        world_library(&world, "/own/lib/nvshmem_transport_ibgda.so.3", "{}");
+        tree_put(&world.tree, "/own/include/non_abi/nvshmem_version.h",
+                 "#define NVSHMEM_VENDOR_MAJOR_VERSION 3\n#define NVSHMEM_VENDOR_MINOR_VERSION 3\n"
+                 "#define NVSHMEM_VENDOR_PATCH_VERSION 20\n");
+        stack = read_stack(&world);
+        if (with_preload) {
+            assert_string_equal(stack->nvshmem.home, "/new");
+            assert_string_equal(stack->nvshmem.version, "");
+            assert_string_equal(stack->nvshmem.transport_ibgda, "");
+        } else {
+            assert_string_equal(stack->nvshmem.home, "/own");
+            assert_string_equal(stack->nvshmem.version, "3.3.20");
+            assert_string_equal(stack->nvshmem.transport_ibgda, "/own/lib/nvshmem_transport_ibgda.so.3");
+            assert_string_equal(stack->nvshmem.host.found_by, "RUNPATH of /py/deep_ep_cpp.so");
+        }
+        done(&world, stack);
+    }
+}
+
+/* Installed, but on nobody's path: there is a home for whoever writes an environment, and no library for a process. */
+static void nvshmem_installed(void **state)
+{
+    struct world world;
+    struct stack *stack;
+
+    (void)state;
+    world_init(&world);
+    world_library(&world, "/opt/deepep/nvshmem/lib/libnvshmem_host.so.3", "{}");
+    stack = read_stack(&world);
+    assert_int_equal(stack->nvshmem.host.state, ROOT_ABSENT);
+    assert_string_equal(stack->nvshmem.home, "/opt/deepep/nvshmem");
+    done(&world, stack);
+}
+
+static void plugin(void **state)
+{
+    static const struct {
+        const char *variable;
+        size_t bytes;
+        const char *name, *path;
+    } cases[] = {
+        {"\0", 2, "libnccl-net.so", "/usr/lib/libnccl-net.so"},
+        {"NCCL_NET_PLUGIN=none\0", 22, "", ""},
+        {"NCCL_NET_PLUGIN=gib\0", 21, "libnccl-net-gib.so", "/usr/lib/libnccl-net-gib.so"},
+        {"NCCL_NET_PLUGIN=/x/liby.so\0", 28, "/x/liby.so", "/x/liby.so"},
+        {"NCCL_NET_PLUGIN=other\0", 23, "libnccl-net-other.so", ""},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct world world;
+        struct stack *stack;
+
+        world_init(&world);
+        world_environment(&world, cases[i].variable, cases[i].bytes);
+        world_library(&world, "/usr/lib/libnccl-net.so", "{}");
+        world_library(&world, "/usr/lib/libnccl-net-gib.so", "{}");
+        world_library(&world, "/x/liby.so", "{}");
+        stack = read_stack(&world);
+        assert_string_equal(stack->nccl.plugin_name, cases[i].name);
+        assert_string_equal(stack->nccl.plugin.path, cases[i].path);
+        done(&world, stack);
+    }
+}
+
+/* Nothing at all is an answer, and so is a snapshot that says nothing. */
+static void nothing(void **state)
+{
+    struct world world;
+    struct stack *stack;
+
+    (void)state;
+    world_init(&world);
+    stack = read_stack(&world);
+    assert_string_equal(stack->driver.version, "");
+    assert_string_equal(stack->cuda_home, "");
+    assert_int_equal(stack->deepep.imported, -1);
+    assert_int_equal(stack->verbs.ibverbs.state, ROOT_ABSENT);
+    stack_free(NULL);
+    done(&world, stack);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(driver),
+        cmocka_unit_test(driver_of_dkms),
+        cmocka_unit_test(no_dmabuf),
+        cmocka_unit_test(option_that_wins),
+        cmocka_unit_test(option_of_command_line),
+        cmocka_unit_test(provider),
+        cmocka_unit_test(provider_of_another_number),
+        cmocka_unit_test(provider_by_environment),
+        cmocka_unit_test(provider_elsewhere),
+        cmocka_unit_test(provider_not_named),
+        cmocka_unit_test(copies),
+        cmocka_unit_test(pth_files),
+        cmocka_unit_test(virtual_environment),
+        cmocka_unit_test(same_copy_twice),
+        cmocka_unit_test(bundled),
+        cmocka_unit_test(nvshmem_by_extension),
+        cmocka_unit_test(nvshmem_installed),
+        cmocka_unit_test(plugin),
+        cmocka_unit_test(nothing),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
