@@ -28,8 +28,8 @@ struct nics_device {
     char label[80];         /* "mlx5_0", or "mlx5_0:2" where the NIC has several ports */
     double rate_gbps;       /* 0 not known */
     int n_gpus, gpus[TOPO_MAX_GPUS];
-    bool is_judged;   /* counts in the verdict about balance */
-    uint64_t carried; /* bytes both ways in all periods */
+    bool is_judged; /* counts in the verdict about balance */
+    double carried; /* bytes both ways in all periods */
 };
 
 /* What the counters of a device did in a period. */

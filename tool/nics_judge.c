@@ -215,7 +215,7 @@ bool nics_was_uneven(const struct nics *nics)
     if (!balance.bytes)
         return false;
     for (size_t i = 0; i < nics->n; i++)
-        balance.bytes[i] = (double)nics->devices[i].carried;
+        balance.bytes[i] = nics->devices[i].carried;
     weigh(nics, &balance);
     result = is_uneven(&balance);
     free(balance.bytes);

@@ -17,7 +17,7 @@ static json_t *text(const char *bytes)
 
 static json_t *number(double value)
 {
-    return value < 9e15 ? json_integer((json_int_t)value) : json_real(value);
+    return value < 9.2e18 ? json_integer((json_int_t)value) : json_real(value);
 }
 
 static bool has_period(const struct nics *nics)

@@ -86,7 +86,8 @@ void nics_next_period(struct nics *nics)
     for (size_t i = 0; i < nics->n; i++) {
         struct nics_tally *tally = &nics->tallies[i];
 
-        nics->devices[i].carried += nics_moved(nics, i, COUNTER_SENT) + nics_moved(nics, i, COUNTER_RECEIVED);
+        nics->devices[i].carried +=
+            (double)nics_moved(nics, i, COUNTER_SENT) + (double)nics_moved(nics, i, COUNTER_RECEIVED);
         memset(tally->moved, 0, sizeof(tally->moved));
         memset(tally->is_counted, 0, sizeof(tally->is_counted));
         memset(tally->is_reset, 0, sizeof(tally->is_reset));

@@ -215,7 +215,7 @@ static ep_status explain(const struct topo *topo, const struct map_nvshmem *how,
                            how->one_world_per_gpu ? 0 : gpu, how->one_world_per_gpu ? 0 : gpu % n_ports, n_ports, path);
     if (how->one_world_per_gpu)
         return map_explain(map, gpu, "the first of its nearest, %s; a world of one GPU does not see the others", path);
-    return map_explain(map, gpu, "one of its nearest, %s, balanced within the job", path);
+    return map_explain(map, gpu, "%s, by distance and then balanced within the job", path);
 }
 
 ep_status map_nvshmem(const struct topo *topo, const struct map_nvshmem *how, struct map **ret_map)

@@ -507,6 +507,33 @@ static void nvshmem_lists(void **state)
     nvshmem_is((struct map_nvshmem){.hca_list = "mlx5_1"}, "-");
 }
 
+/*
+ * Two NICs for each PE. The second pass takes the number of an entry (two for each PE) for that of a PE: entries of PE
+ * 2 are moved by the pairs of PE 4, below another switch, and those from PE 4 on are not moved at all. Followed by hand
+ * from the source.
+ */
+static void nvshmem_with_twice_the_nics(void **state)
+{
+    (void)state;
+    machine_init(&machine);
+    for (int s = 0; s < 4; s++) {
+        int at = machine_switch(&machine, s, s / 2);
+        char name[24];
+
+        for (int i = 0; i < 2; i++)
+            machine_gpu(&machine, at, s, s / 2);
+        for (int i = 0; i < 4; i++) {
+            snprintf(name, sizeof(name), "mlx5_%d", 4 * s + i);
+            machine_nic(&machine, name, 1, at, s, s / 2);
+        }
+    }
+    nvshmem_is((struct map_nvshmem){.one_world_per_gpu = false},
+               "mlx5_2:1 mlx5_0:1 mlx5_10:1 mlx5_4:1 mlx5_8:1 mlx5_8:1 mlx5_12:1 mlx5_12:1");
+    nvshmem_is((struct map_nvshmem){.one_world_per_gpu = true},
+               "mlx5_0:1 mlx5_0:1 mlx5_4:1 mlx5_4:1 mlx5_8:1 mlx5_8:1 mlx5_12:1 mlx5_12:1");
+    best_is("mlx5_0:1 mlx5_1:1 mlx5_4:1 mlx5_5:1 mlx5_8:1 mlx5_9:1 mlx5_12:1 mlx5_13:1");
+}
+
 /* PIX and PXB are one class when users are spread, but not in the order of the pairs. */
 static void nvshmem_pxb_is_as_good(void **state)
 {
@@ -644,6 +671,7 @@ int main(void)
         cmocka_unit_test(nvshmem_by_distance),
         cmocka_unit_test(nvshmem_with_pe_mapping),
         cmocka_unit_test(nvshmem_lists),
+        cmocka_unit_test(nvshmem_with_twice_the_nics),
         cmocka_unit_test(nvshmem_pxb_is_as_good),
         cmocka_unit_test(parse_good),
         cmocka_unit_test(parse_bad),
