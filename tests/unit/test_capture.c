@@ -1,0 +1,196 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Running other programs: what they say, how they end, and that none outlives its deadline. */
+#include "temp.h"
+
+#include "capture.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+static char shell[] = "/bin/sh", option[] = "-c";
+
+static int64_t now_ms(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+static struct capture run(const char *script, int64_t timeout_ms)
+{
+    char text[512];
+    char *argv[] = {shell, option, text, NULL};
+    struct capture capture = {.argv = argv};
+
+    snprintf(text, sizeof(text), "%s", script);
+    assert_int_equal(capture_run(&capture, 1, 1, timeout_ms, NULL, NULL), 0);
+    capture.argv = NULL;
+    return capture;
+}
+
+static void test_both_streams_and_status(void **state)
+{
+    struct capture capture = run("echo out; echo err >&2; exit 7", 10000);
+
+    (void)state;
+    assert_string_equal(capture.output.text, "out\n");
+    assert_string_equal(capture.error.text, "err\n");
+    assert_true(WIFEXITED(capture.status));
+    assert_int_equal(WEXITSTATUS(capture.status), 7);
+    assert_false(capture.late);
+    capture_done(&capture);
+}
+
+static void test_standard_input_is_empty(void **state)
+{
+    struct capture capture = run("cat; echo end", 10000);
+
+    (void)state;
+    assert_string_equal(capture.output.text, "end\n");
+    capture_done(&capture);
+}
+
+static void test_a_program_that_is_not_there(void **state)
+{
+    char name[] = "/nonexistent/program";
+    char *argv[] = {name, NULL};
+    struct capture capture = {.argv = argv};
+
+    (void)state;
+    assert_int_equal(capture_run(&capture, 1, 1, 10000, NULL, NULL), 0);
+    assert_int_equal(capture.start_error, ENOENT);
+    capture_done(&capture);
+}
+
+static void test_deadline(void **state)
+{
+    int64_t before = now_ms();
+    struct capture capture = run("echo early; sleep 100", 300);
+
+    (void)state;
+    assert_true(capture.late);
+    assert_string_equal(capture.output.text, "early\n");
+    assert_in_range(now_ms() - before, 290, 5000);
+    capture_done(&capture);
+}
+
+/* One that writes without end, and one that has closed its output, meet their deadline as well. */
+static void test_deadline_of_the_loud_and_of_the_silent(void **state)
+{
+    struct capture loud = run("yes", 300), silent = run("exec >&- 2>&-; sleep 100", 300);
+
+    (void)state;
+    assert_true(loud.late);
+    assert_true(silent.late);
+    assert_true(loud.output.bytes <= CAPTURE_BYTES_MAX);
+    capture_done(&loud);
+    capture_done(&silent);
+}
+
+static void test_output_is_bounded(void **state)
+{
+    struct capture capture = run("head -c 9000000 /dev/zero", 20000);
+
+    (void)state;
+    assert_int_equal(capture.output.bytes, CAPTURE_BYTES_MAX);
+    assert_true(capture.output.cut);
+    assert_true(WIFEXITED(capture.status));
+    capture_done(&capture);
+}
+
+/* A child that stays behind and holds the pipes is not waited for; those of the group die at the deadline. */
+static void test_children_of_children(void **state)
+{
+    int64_t before = now_ms();
+    struct capture capture = run("sleep 100 & echo $!", 10000);
+    pid_t left = (pid_t)strtol(capture.output.text, NULL, 10);
+
+    (void)state;
+    assert_in_range(now_ms() - before, 0, 5000);
+    assert_int_equal(kill(left, SIGKILL), 0);
+    capture_done(&capture);
+    capture = run("sleep 100 & echo $!; wait", 300);
+    left = (pid_t)strtol(capture.output.text, NULL, 10);
+    for (int i = 0; i < 100 && kill(left, 0) == 0; i++) {
+        char path[64], text[256] = "";
+        FILE *file;
+
+        /* Without a process that reaps it a dead one stays as a zombie. */
+        snprintf(path, sizeof(path), "/proc/%d/stat", (int)left);
+        file = fopen(path, "r");
+        if (!file)
+            break;
+        if (fgets(text, sizeof(text), file) && strstr(text, ") Z ")) {
+            fclose(file);
+            break;
+        }
+        fclose(file);
+        usleep(20000);
+        assert_int_not_equal(i, 99);
+    }
+    capture_done(&capture);
+}
+
+struct counting {
+    int n_ended;
+};
+
+static void count(const struct capture *capture, void *context)
+{
+    struct counting *counting = context;
+
+    (void)capture;
+    counting->n_ended++;
+}
+
+static void test_many_side_by_side(void **state)
+{
+    enum { N = 40 };
+    char texts[N][64];
+    char *argvs[N][4];
+    struct capture captures[N] = {{0}};
+    struct counting counting = {0};
+    int64_t before = now_ms();
+
+    (void)state;
+    for (int i = 0; i < N; i++) {
+        snprintf(texts[i], sizeof(texts[i]), "sleep 0.3; echo %d", i);
+        argvs[i][0] = shell;
+        argvs[i][1] = option;
+        argvs[i][2] = texts[i];
+        argvs[i][3] = NULL;
+        captures[i].argv = argvs[i];
+    }
+    assert_int_equal(capture_run(captures, N, 20, 20000, count, &counting), 0);
+    assert_int_equal(counting.n_ended, N);
+    /* One after the other it would take 12 s. */
+    assert_in_range(now_ms() - before, 600, 8000);
+    for (int i = 0; i < N; i++) {
+        char expected[16];
+
+        snprintf(expected, sizeof(expected), "%d\n", i);
+        assert_string_equal(captures[i].output.text, expected);
+        capture_done(&captures[i]);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_both_streams_and_status),
+        cmocka_unit_test(test_standard_input_is_empty),
+        cmocka_unit_test(test_a_program_that_is_not_there),
+        cmocka_unit_test(test_deadline),
+        cmocka_unit_test(test_deadline_of_the_loud_and_of_the_silent),
+        cmocka_unit_test(test_output_is_bounded),
+        cmocka_unit_test(test_children_of_children),
+        cmocka_unit_test(test_many_side_by_side),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

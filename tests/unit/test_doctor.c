@@ -1,0 +1,198 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The list of checks as a whole, and how one is run. */
+#include "made.h"
+
+#include <ctype.h>
+
+static const char *const groups[] = {"driver", "nic", "verbs", "nvshmem", "nccl", "deepep", "limits", "topology"};
+
+static int group_index(const char *group)
+{
+    for (size_t i = 0; i < sizeof(groups) / sizeof(groups[0]); i++)
+        if (strcmp(groups[i], group) == 0)
+            return (int)i;
+    return -1;
+}
+
+static void assert_sentence(const char *id, const char *text)
+{
+    if (!*text || text[strlen(text) - 1] != '.')
+        fail_msg("%s: '%s' is no sentence", id, text);
+    if (strchr(text, '!') || strchr(text, '\n'))
+        fail_msg("%s: '%s' has what texts do not have", id, text);
+}
+
+static void test_every_check_is_complete(void **state)
+{
+    int last = 0;
+
+    (void)state;
+    assert_non_null(doctor_checks[0]);
+    for (size_t i = 0; doctor_checks[i]; i++) {
+        const struct doctor_check *check = doctor_checks[i];
+
+        assert_non_null(check->run);
+        assert_true(*check->title && check->title[strlen(check->title) - 1] != '.');
+        assert_sentence(check->id, check->symptom);
+        assert_sentence(check->id, check->cause);
+        assert_sentence(check->id, check->remedy);
+        assert_in_range(check->mode, 1, 42);
+        assert_non_null(check->links[0]);
+        for (const char *at = check->id; *at; at++)
+            assert_true(islower((unsigned char)*at) || isdigit((unsigned char)*at) || *at == '-');
+        /* By group, in the order of the groups. */
+        assert_true(group_index(check->group) >= last);
+        last = group_index(check->group);
+    }
+}
+
+static void test_ids_are_unique_and_found(void **state)
+{
+    (void)state;
+    for (size_t i = 0; doctor_checks[i]; i++) {
+        assert_ptr_equal(doctor_find(doctor_checks[i]->id), doctor_checks[i]);
+        assert_int_equal(group_index(doctor_checks[i]->id), -1);
+    }
+    assert_null(doctor_find("driver"));
+    assert_null(doctor_find(""));
+}
+
+/* The public table has a row for each mode, and names each check in the row of its mode. */
+static void test_the_table_names_every_check(void **state)
+{
+    char line[4096], *table[43] = {NULL};
+    FILE *file = fopen(FAILURE_MODES, "r");
+
+    (void)state;
+    assert_non_null(file);
+    while (fgets(line, sizeof(line), file)) {
+        int mode;
+
+        if (sscanf(line, "| %d |", &mode) != 1)
+            continue;
+        assert_in_range(mode, 1, 42);
+        assert_null(table[mode]);
+        table[mode] = strdup(line);
+    }
+    fclose(file);
+    for (int mode = 1; mode <= 42; mode++)
+        assert_non_null(table[mode]);
+    for (size_t i = 0; doctor_checks[i]; i++) {
+        char name[64];
+
+        snprintf(name, sizeof(name), "`%s`", doctor_checks[i]->id);
+        for (int mode = 1; mode <= 42; mode++) {
+            const char *cell = strrchr(table[mode], '`') ? strstr(table[mode], name) : NULL;
+
+            if ((mode == doctor_checks[i]->mode) != (cell != NULL))
+                fail_msg("check %s is of mode %d: row %d of the table is wrong", doctor_checks[i]->id,
+                         doctor_checks[i]->mode, mode);
+        }
+    }
+    /* Nor does the last column name what is no check. */
+    for (int mode = 1; mode <= 42; mode++) {
+        char *cell = table[mode] + strlen(table[mode]), *rest, *word;
+
+        for (int bars = 0; bars < 2 && cell > table[mode]; bars += *cell == '|')
+            cell--;
+        rest = cell;
+        while ((word = strsep(&rest, "| ,`\n")))
+            if (*word && !doctor_find(word))
+                fail_msg("row %d of the table names '%s', which is no check", mode, word);
+        free(table[mode]);
+    }
+}
+
+/* --- running one --- */
+
+static void run_nothing(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    (void)machine;
+    (void)result;
+}
+
+static void run_loud(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    doctor_found(machine, result, DOCTOR_ERROR, "it says \033[31m%s", "red\nand more");
+    for (int i = 0; i < 20; i++)
+        doctor_evidence(machine, result, "file", "line %d", i);
+    doctor_fix(machine, result, true, "true\nfalse");
+}
+
+static const char *const no_links[] = {"x", NULL};
+
+static void test_a_check_that_says_nothing_is_fine(void **state)
+{
+    static const struct doctor_check check = {.id = "x", .links = no_links, .run = run_nothing};
+    static struct made made;
+    struct doctor_result result;
+
+    (void)state;
+    memset(&result, 0xff, sizeof(result));
+    made_init(&made);
+    made_open(&made);
+    doctor_run(&made.doctor, &check, &result);
+    assert_int_equal(result.outcome, DOCTOR_FINE);
+    assert_string_equal(result.text, "");
+    assert_string_equal(result.fix, "");
+    assert_string_equal(result.advice, "");
+    assert_int_equal(result.n_evidence + result.n_evidence_left_out, 0);
+    assert_false(result.fix_is_safe);
+    made_done(&made);
+}
+
+static void test_what_checks_say_is_clean_and_bounded(void **state)
+{
+    static const struct doctor_check check = {.id = "x", .links = no_links, .run = run_loud};
+    static struct made made;
+    struct doctor_result result;
+
+    (void)state;
+    made_init(&made);
+    made_open(&made);
+    doctor_run(&made.doctor, &check, &result);
+    assert_string_equal(result.text, "it says ?[31mred\nand more");
+    assert_int_equal(result.n_evidence, 8);
+    assert_int_equal(result.n_evidence_left_out, 12);
+    assert_string_equal(result.evidence[7].what, "line 7");
+    assert_string_equal(result.fix, "true\nfalse");
+    assert_true(result.fix_is_safe);
+    made_done(&made);
+}
+
+static void test_an_empty_machine_has_no_findings(void **state)
+{
+    struct doctor_machine *machine = NULL;
+    char folder[PATH_MAX];
+    struct root *root;
+
+    (void)state;
+    temp_template("empty", folder);
+    assert_non_null(mkdtemp(folder));
+    assert_int_equal(root_open(folder, &root), EP_OK);
+    assert_int_equal(doctor_machine_read(root, &machine), EP_OK);
+    for (size_t i = 0; doctor_checks[i]; i++) {
+        struct doctor_result result;
+
+        doctor_run(machine, doctor_checks[i], &result);
+        if (result.outcome == DOCTOR_FOUND)
+            fail_msg("%s finds something where nothing is: %s", doctor_checks[i]->id, result.text);
+    }
+    doctor_machine_free(machine);
+    doctor_machine_free(NULL);
+    assert_int_equal(rmdir(folder), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_every_check_is_complete),
+        cmocka_unit_test(test_ids_are_unique_and_found),
+        cmocka_unit_test(test_the_table_names_every_check),
+        cmocka_unit_test(test_a_check_that_says_nothing_is_fine),
+        cmocka_unit_test(test_what_checks_say_is_clean_and_bounded),
+        cmocka_unit_test(test_an_empty_machine_has_no_findings),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
