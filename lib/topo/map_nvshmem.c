@@ -126,7 +126,8 @@ static void first_pass(struct job *job)
 
 /*
  * The number of the entry in the table of choices is compared with the number of the PE, also where a PE has several
- * entries: so it is in the source, and so it is here.
+ * entries: so it is in that source, and so it is here. Later sources divide first. The two differ only in one job with
+ * at least two candidates for each PE.
  */
 static void second_pass(struct job *job)
 {
