@@ -171,7 +171,7 @@ void topo_sentence(const struct topo_view *view, char *ret_text, size_t bytes)
 {
     const struct topo *topo = view->topo;
     struct text text = {ret_text, bytes, 0};
-    int nics[TOPO_MAX_NICS], n = 0;
+    int nics[TOPO_MAX_NICS] = {0}, n = 0;
     char names[512];
 
     ret_text[0] = '\0';
@@ -452,7 +452,7 @@ static int print_nvshmem(const struct topo_view *view)
         {.title = "WHY", .key = "why"},
     };
     const struct map *map = view->nvshmem;
-    int shared[TOPO_MAX_NICS], n_shared;
+    int shared[TOPO_MAX_NICS] = {0}, n_shared;
     char idle_names[512], shared_names[512];
     json_t *rows;
     int result;

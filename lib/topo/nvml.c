@@ -105,8 +105,8 @@ static json_t *say_error(const char *what, const char *why)
     return json_pack("{s:o}", "error", json_sprintf("%s%s%s", what, *what ? ": " : "", why));
 }
 
-/* NULL, or the answer that says why not. */
-static json_t *load(struct nvml *ret_nvml)
+/* False with *ret_answer, which says why not. */
+static bool load(struct nvml *ret_nvml, json_t **ret_answer)
 {
     struct nvml nvml = {0};
     void *library = NULL;
@@ -118,17 +118,21 @@ static json_t *load(struct nvml *ret_nvml)
         if (!library && !*why)
             snprintf(why, sizeof(why), "%s", dlerror());
     }
-    if (!library)
-        return say_error("", why);
+    if (!library) {
+        *ret_answer = say_error("", why);
+        return false;
+    }
     for (size_t i = 0; i < sizeof(nvml_symbols) / sizeof(nvml_symbols[0]); i++) {
         void *function = dlsym(library, nvml_symbols[i].name);
 
-        if (!function && nvml_symbols[i].is_needed)
-            return say_error("libnvidia-ml.so.1 has no function", nvml_symbols[i].name);
+        if (!function && nvml_symbols[i].is_needed) {
+            *ret_answer = say_error("libnvidia-ml.so.1 has no function", nvml_symbols[i].name);
+            return false;
+        }
         memcpy((char *)&nvml + nvml_symbols[i].offset, &function, sizeof(function));
     }
     *ret_nvml = nvml;
-    return NULL;
+    return true;
 }
 
 static const char *fabric_name(const struct nvml_fabric *fabric)
@@ -244,8 +248,7 @@ json_t *nvml_ask(void *unused)
     unsigned n = 0;
 
     (void)unused;
-    answer = load(&nvml);
-    if (answer)
+    if (!load(&nvml, &answer))
         return answer;
     result = nvml.init();
     if (result == NVML_SUCCESS)
