@@ -128,7 +128,10 @@ void help_verb(FILE *stream, const struct cmd *cmd)
 void help_all(FILE *stream)
 {
     fputs("Usage: epkit VERB [OPTIONS] ...\n\n", stream);
-    print_wrapped(stream, "Expert-parallel dispatch and combine: run, test and measure them on this machine.", 0, 0);
+    print_wrapped(stream,
+                  "Expert-parallel dispatch and combine: run, test and measure them here; and see what is wrong with "
+                  "the machines that they run on.",
+                  0, 0);
     fputs("\nVerbs:\n", stream);
     for (size_t i = 0; verbs[i]; i++) {
         fprintf(stream, "  %-12s", verbs[i]->name);

@@ -99,10 +99,11 @@ void man_verb(FILE *stream, const struct cmd *cmd)
 
 void man_all(FILE *stream)
 {
-    fputs("epkit(1)\n\n# NAME\n\nepkit - expert-parallel dispatch and combine: run, test, measure\n\n"
+    fputs("epkit(1)\n\n# NAME\n\nepkit - expert-parallel dispatch and combine, and the machines below it\n\n"
           "# SYNOPSIS\n\n*epkit* _VERB_ [_OPTIONS_] ...\n\n# DESCRIPTION\n\n"
           "*epkit* runs, tests and measures the expert-parallel communication of mixture-of-experts models on this "
-          "machine, with the library libepkit. Each verb has a page of its own.\n\n"
+          "machine, with the library libepkit, and tells what is wrong with a GPU node. Each verb has a page of its "
+          "own.\n\n"
           "Data is written to standard output, everything else to standard error.\n\n# VERBS\n\n",
           stream);
     for (size_t i = 0; verbs[i]; i++) {
@@ -116,7 +117,7 @@ void man_all(FILE *stream)
     }
     print_environment(stream);
     fputs("# EXIT STATUS\n\n*0*\n\tFine.\n\n*1*\n\tFailed.\n\n*2*\n\tWrong usage; nothing was done.\n\n"
-          "*3*\n\tDone, with findings. No verb of this version returns it.\n\n"
+          "*3*\n\tDone, with findings.\n\n"
           "*4*\n\tNot supported on this machine.\n",
           stream);
 }
