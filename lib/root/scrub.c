@@ -276,10 +276,11 @@ static json_t *scrub_entry(struct scrub *scrub, enum keep_kind kind, const char 
     } else if (kind == KEEP_ANSWERS && !matches_any(answer_rows, sizeof(answer_rows) / sizeof(answer_rows[0]), key)) {
         rule = NULL;
     }
-    if (!rule)
-        return NULL;
+    /* That something is not there, or why it could not be read, may be known of everything. */
     if (keep_state(entry, &why) != ROOT_OK)
         return scrub_value(scrub, entry);
+    if (!rule)
+        return NULL;
     switch (kind) {
     case KEEP_FILES:
     case KEEP_LINES:

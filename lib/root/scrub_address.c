@@ -24,7 +24,7 @@ uint32_t scrub_ipv4(struct scrub *scrub, uint32_t address)
 
 /* --- UUIDs --- */
 
-static bool is_uuid(const char *text, size_t bytes)
+bool scan_is_uuid(const char *text, size_t bytes)
 {
     if (bytes < UUID_BYTES)
         return false;
@@ -42,7 +42,7 @@ void scrub_learn_uuids(struct scrub *scrub, const char *text, size_t bytes)
     char uuid[UUID_BYTES + 1];
 
     for (size_t at = 8; at + UUID_BYTES - 8 <= bytes; at++) {
-        if (text[at] != '-' || !is_uuid(text + at - 8, bytes - at + 8))
+        if (text[at] != '-' || !scan_is_uuid(text + at - 8, bytes - at + 8))
             continue;
         for (int i = 0; i < UUID_BYTES; i++)
             uuid[i] = (char)tolower((unsigned char)text[at - 8 + (size_t)i]);
@@ -63,7 +63,7 @@ size_t scan_see_uuid(struct scan *scan, size_t at)
 {
     char uuid[SCAN_NAME_BYTES];
 
-    if (!is_hex(scan_at(scan, at)) || !is_uuid(scan->text + at, scan->bytes - at))
+    if (!is_hex(scan_at(scan, at)) || !scan_is_uuid(scan->text + at, scan->bytes - at))
         return 0;
     scan_take(scan, at, UUID_BYTES, uuid);
     for (size_t i = 0; i < UUID_BYTES; i++)
@@ -86,7 +86,7 @@ size_t scan_see_short_uuid(struct scan *scan, size_t at)
         return 0;
     while (is_hex(scan_at(scan, at + n)) || scan_at(scan, at + n) == '-')
         n++;
-    if (n < 6 || is_uuid(scan->text + at + 4, scan->bytes - at - 4) || is_alnum(scan_at(scan, at + n)))
+    if (n < 6 || scan_is_uuid(scan->text + at + 4, scan->bytes - at - 4) || is_alnum(scan_at(scan, at + n)))
         return 0;
     scan_take(scan, at + 4, n - 4, given);
     json_object_foreach(scan->scrub->uuids, key, value)
@@ -295,7 +295,7 @@ void scan_write_quad(struct scan *scan, uint32_t address, char separator)
             separator, address & 255);
 }
 
-static bool is_nobodys(uint32_t address)
+bool scan_is_nobodys(uint32_t address)
 {
     return address == 0 || address >> 24 == 127 || address >> 24 >= 224;
 }
@@ -314,7 +314,7 @@ size_t scan_see_ipv4(struct scan *scan, size_t at)
         return 0;
     if ((scan->flags & SCRUB_VERSIONS) && ((c && (is_alnum(c) || strchr("-_.+", c))) || (next && strchr("-_+", next))))
         return 0;
-    scan_write_quad(scan, is_nobodys(address) ? address : scrub_ipv4(scan->scrub, address), '.');
+    scan_write_quad(scan, scan_is_nobodys(address) ? address : scrub_ipv4(scan->scrub, address), '.');
     return n;
 }
 

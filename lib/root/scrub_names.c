@@ -37,14 +37,14 @@ bool scrub_match(const char *pattern, const char *text)
 
 static const char *const common_names[] = {
     /* The file system hierarchy. */
-    "bin", "boot", "dev", "etc", "home", "include", "lib", "lib32", "lib64", "libexec", "local", "mnt", "opt", "proc",
-    "root", "run", "sbin", "share", "shm", "src", "srv", "sys", "tmp", "usr", "var", "log", "data", "data#", "scratch",
-    "work", "workspace", "build", "install", "tools", "software", "apps", "modules", "updates", "dkms", "kernel",
-    "drivers", "extra", "firmware", "targets", "stubs", "compat", "modprobe.d", "modules-load.d", "ld.so.conf.d",
-    "ld.so.conf", "ld.so.cache", "ld.so.preload", "os-release", "security", "limits.d", "dpkg", "status", "*.conf",
-    "kern.log", "dmesg", "hostname", "syslog", "messages", "pts", "mqueue", "hugepages", "x86_64-linux",
-    "x86_64-linux-gnu", "aarch64-linux-gnu", "sbsa-linux", "extras", "modules.dep", "modules.builtin", "libibverbs.d",
-    "*.driver", "memory_peers",
+    "bin", "boot", "users", "dev", "etc", "home", "include", "lib", "lib32", "lib64", "libexec", "local", "mnt", "opt",
+    "proc", "root", "run", "sbin", "share", "shm", "src", "srv", "sys", "tmp", "usr", "var", "log", "data", "data#",
+    "scratch", "work", "workspace", "build", "install", "tools", "software", "apps", "modules", "updates", "dkms",
+    "kernel", "drivers", "extra", "firmware", "targets", "stubs", "compat", "modprobe.d", "modules-load.d",
+    "ld.so.conf.d", "ld.so.conf", "ld.so.cache", "ld.so.preload", "os-release", "security", "limits.d", "dpkg",
+    "status", "*.conf", "kern.log", "dmesg", "hostname", "syslog", "messages", "pts", "mqueue", "hugepages",
+    "x86_64-linux", "x86_64-linux-gnu", "aarch64-linux-gnu", "sbsa-linux", "extras", "modules.dep", "modules.builtin",
+    "libibverbs.d", "*.driver", "memory_peers",
     /* Devices. */
     "infiniband", "uverbs#", "umad#", "rdma_cm", "nvidia#", "nvidiactl", "nvidia-uvm", "nvidia-uvm-tools",
     "nvidia-modeset", "nvidia-caps", "nvidia-cap#", "nvidia-caps-imex-channels", "channel#", "gdrdrv", "kmsg", "null",

@@ -62,6 +62,11 @@ int scan_number(const struct scan *scan, enum scrub_map map, size_t at, size_t n
 /* Zeros or ones alone: "00:00:00:00:00:00". */
 bool scan_says_nothing(const struct scan *scan, size_t at, size_t bytes);
 
+bool scan_is_uuid(const char *text, size_t bytes);
+
+/* An address that is the same everywhere: none, this machine, many, a mask. */
+bool scan_is_nobodys(uint32_t address);
+
 /* Four numbers up to 255 with `separator` between them. */
 size_t scan_quad(const struct scan *scan, size_t at, char separator, uint32_t *ret_address);
 void scan_write_quad(struct scan *scan, uint32_t address, char separator);

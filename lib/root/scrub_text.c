@@ -99,33 +99,46 @@ static void write_host(struct scan *scan, size_t at, size_t n)
         fprintf(scan->out, "host%d", scan_number(scan, SCRUB_HOST, at, n));
 }
 
-/* "://user:password@host:port" */
+/* Port and path behind a host. A path at a public place may be called after a project as well. */
+static size_t finish_url(struct scan *scan, size_t at)
+{
+    size_t port = scan_at(scan, at) == ':' ? 1 : 0, n = 0;
+
+    while (port && is_digit(scan_at(scan, at + port)))
+        port++;
+    fwrite(scan->text + at, 1, port, scan->out);
+    while (at + port + n < scan->bytes && !strchr(" \t\r\n\"'<>`)", scan_at(scan, at + port + n)))
+        n++;
+    if (scan_at(scan, at + port) != '/')
+        return port;
+    scrub_path(scan->scrub, scan->text + at + port, n, scan->out);
+    return port + n;
+}
+
+/* "://user:password@host:port/path" */
 static size_t see_url(struct scan *scan, size_t at)
 {
-    size_t n = 0, host = 0, n_host, quad;
+    size_t n = 0, host = at + 3, n_host, quad;
     uint32_t address;
 
     if (scan_at(scan, at) != ':' || scan_at(scan, at + 1) != '/' || scan_at(scan, at + 2) != '/')
         return 0;
     while (at + 3 + n < scan->bytes && !strchr("/ \t\r\n\"'<>`)", scan_at(scan, at + 3 + n)))
         n++;
-    for (size_t i = 0; i < n; i++)
-        if (scan->text[at + 3 + i] == '@')
+    for (size_t i = at + 3; i < at + 3 + n; i++)
+        if (scan->text[i] == '@')
             host = i + 1;
-    fputs("://", scan->out);
-    if (host)
-        fputs("user@", scan->out);
-    n_host = scan_run(scan, at + 3 + host, ".-_");
-    if (n_host > n - host)
-        n_host = n - host;
-    quad = scan_quad(scan, at + 3 + host, '.', &address);
+    fputs(host > at + 3 ? "://user@" : "://", scan->out);
+    n_host = scan_run(scan, host, ".-_");
+    quad = scan_quad(scan, host, '.', &address);
     if (n_host == 0)
-        return host ? 3 + host : 3;
+        return host - at;
     if (quad == n_host)
-        scan_write_quad(scan, scrub_ipv4(scan->scrub, address), '.');
+        scan_write_quad(scan, scan_is_nobodys(address) ? address : scrub_ipv4(scan->scrub, address), '.');
     else
-        write_host(scan, at + 3 + host, n_host);
-    return 3 + host + n_host;
+        write_host(scan, host, n_host);
+    host += n_host;
+    return host - at + finish_url(scan, host);
 }
 
 static size_t see_mail(struct scan *scan, size_t at)
@@ -276,6 +289,18 @@ static bool begins_as_secret(const char *text, size_t n)
     return false;
 }
 
+/* "_ZN3c10...", a symbol of C++, which looks like a token: letters of both cases and digits. */
+static size_t see_symbol(struct scan *scan, size_t at)
+{
+    size_t n;
+
+    if (scan_at(scan, at) != '_' || scan_at(scan, at + 1) != 'Z' || is_alnum(scan_before(scan, at)))
+        return 0;
+    n = scan_run(scan, at, "_");
+    fwrite(scan->text + at, 1, n, scan->out);
+    return n;
+}
+
 static size_t see_token(struct scan *scan, size_t at)
 {
     size_t n, upper = 0, lower = 0, digits = 0, hex = 0, marks = 0;
@@ -284,6 +309,10 @@ static size_t see_token(struct scan *scan, size_t at)
     if (!is_alnum(scan_at(scan, at)) || is_alnum(scan_before(scan, at)))
         return 0;
     n = scan_run(scan, at, "_+-");
+    /* A UUID behind a word is not part of it. */
+    for (size_t i = 0; i < n; i++)
+        if (scan_is_uuid(scan->text + at + i, scan->bytes - at - i))
+            n = i;
     for (size_t i = 0; i < n; i++) {
         upper += isupper((unsigned char)text[i]) != 0;
         lower += islower((unsigned char)text[i]) != 0;
@@ -303,7 +332,7 @@ static size_t see_token(struct scan *scan, size_t at)
     }
     if ((digits == n && n >= DIGIT_RUN && !scan_says_nothing(scan, at, n)) ||
         (hex == n && n >= HEX_RUN && digits > 0 && !scan_says_nothing(scan, at, n)) ||
-        (n >= TOKEN_RUN && upper && lower && digits && marks <= n / 8 && strncmp(text, "_Z", 2) != 0)) {
+        (n >= TOKEN_RUN && upper && lower && digits && marks <= n / 8)) {
         write_secret(scan, at, n);
         return n;
     }
@@ -334,7 +363,8 @@ void scrub_text(struct scrub *scrub, const char *text, size_t bytes, unsigned fl
     static recogniser *const recognisers[] = {scan_see_uuid, scan_see_short_uuid,  scan_see_mac, scan_see_interface,
                                               scan_see_guid, scan_see_ipv6,        see_url,      see_path,
                                               scan_see_ipv4, scan_see_dashed_ipv4, see_mail,     see_host,
-                                              see_key_block, see_assignment,       see_name,     see_token};
+                                              see_key_block, see_assignment,       see_name,     see_symbol,
+                                              see_token};
     struct scan scan = {.scrub = scrub, .text = text, .bytes = bytes, .flags = flags, .out = out};
     size_t at = 0;
 

@@ -1,0 +1,329 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Questions to libraries: however the child ends, there is an answer in time, and nothing of it stays behind. */
+#include "base/clock.h"
+#include "root/state.h"
+#include "tree.h"
+
+#include <dirent.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+
+#include <cmocka.h>
+
+static int setup(void **state)
+{
+    assert_int_equal(root_open(NULL, (struct root **)state), EP_OK);
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    root_free(*state);
+    return 0;
+}
+
+/* --- what a library may do --- */
+
+static json_t *answer(void *argument)
+{
+    const char *text = argument;
+
+    return json_pack("{s:s, s:[i, b]}", "text", text, "list", 7, 1);
+}
+
+static json_t *answer_bytes(void *argument)
+{
+    (void)argument;
+    return json_pack("{s:o, s:{s:s}}", "raw", json_stringn_nocheck("\xff\0x", 3), "hex", "hex", "00");
+}
+
+static json_t *answer_scalar(void *argument)
+{
+    (void)argument;
+    return json_integer(42);
+}
+
+static json_t *answer_nothing(void *argument)
+{
+    (void)argument;
+    return NULL;
+}
+
+static json_t *hang(void *argument)
+{
+    (void)argument;
+    for (;;)
+        pause();
+    return NULL;
+}
+
+static json_t *hang_deaf(void *argument)
+{
+    for (int number = 1; number < NSIG; number++)
+        signal(number, SIG_IGN);
+    return hang(argument);
+}
+
+static json_t *crash(void *argument)
+{
+    (void)argument;
+    raise(SIGSEGV);
+    return NULL;
+}
+
+static json_t *leave(void *argument)
+{
+    (void)argument;
+    _exit(9);
+    return NULL;
+}
+
+static json_t *say(const void *data, size_t bytes, uint64_t announced)
+{
+    if (write(3, &announced, sizeof(announced)) < 0 || write(3, data, bytes) < 0)
+        _exit(1);
+    _exit(0);
+    return NULL;
+}
+
+static json_t *say_garbage(void *argument)
+{
+    (void)argument;
+    return say("{]xyz", 5, 5);
+}
+
+static json_t *say_less(void *argument)
+{
+    (void)argument;
+    return say("{}", 2, 200);
+}
+
+static json_t *say_bomb(void *argument)
+{
+    size_t bytes = 3u << 20;
+    char *text = malloc(bytes);
+
+    (void)argument;
+    memset(text, '[', bytes);
+    return say(text, bytes, bytes);
+}
+
+static json_t *answer_too_much(void *argument)
+{
+    size_t bytes = (4u << 20) + 1;
+    char *text = malloc(bytes);
+    json_t *value;
+
+    (void)argument;
+    memset(text, 'x', bytes);
+    value = json_stringn(text, bytes);
+    free(text);
+    return value;
+}
+
+static json_t *answer_much(void *argument)
+{
+    size_t bytes = 3u << 20;
+    char *text = malloc(bytes);
+    json_t *value;
+
+    (void)argument;
+    memset(text, 'x', bytes);
+    value = json_stringn(text, bytes);
+    free(text);
+    return value;
+}
+
+/* A helper that outlives its parent, with everything that is open. */
+static json_t *leave_a_process(void *argument)
+{
+    if (fork() == 0)
+        hang(argument);
+    return json_true();
+}
+
+static json_t *look_around(void *argument)
+{
+    json_t *seen = json_object(), *fds = json_array();
+    struct rlimit core;
+    sigset_t blocked;
+    DIR *dir = opendir("/proc/self/fd");
+    struct dirent *one;
+    int signal_number = 0;
+
+    (void)argument;
+    while ((one = readdir(dir)))
+        if (one->d_name[0] != '.' && atoi(one->d_name) != dirfd(dir))
+            json_array_append_new(fds, json_integer(atoi(one->d_name)));
+    closedir(dir);
+    getrlimit(RLIMIT_CORE, &core);
+    prctl(PR_GET_PDEATHSIG, &signal_number);
+    sigprocmask(SIG_BLOCK, NULL, &blocked);
+    printf("a library that prints\n");
+    fflush(stdout);
+    json_object_set_new(seen, "fds", fds);
+    json_object_set_new(seen, "core", json_integer((json_int_t)core.rlim_cur));
+    json_object_set_new(seen, "death", json_integer(signal_number));
+    json_object_set_new(seen, "blocked", json_boolean(sigismember(&blocked, SIGUSR1) == 1));
+    json_object_set_new(seen, "handler", json_boolean(signal(SIGUSR2, SIG_DFL) != SIG_DFL));
+    return seen;
+}
+
+/* --- tests --- */
+
+static void answers_come_back(void **state)
+{
+    char text[] = "of the child";
+    struct root_answer got = root_ask(*state, "question", answer, text, 5000);
+    const json_t *raw;
+
+    assert_int_equal(got.state, ROOT_OK);
+    assert_string_equal(got.why, "");
+    assert_string_equal(json_string_value(json_object_get(got.value, "text")), "of the child");
+    assert_int_equal(json_integer_value(json_array_get(json_object_get(got.value, "list"), 0)), 7);
+    /* It is asked once. */
+    assert_ptr_equal(root_ask(*state, "question", crash, NULL, 5000).value, got.value);
+
+    got = root_ask(*state, "bytes", answer_bytes, NULL, 5000);
+    raw = json_object_get(got.value, "raw");
+    assert_int_equal(json_string_length(raw), 3);
+    assert_memory_equal(json_string_value(raw), "\xff\0x", 3);
+    assert_string_equal(json_string_value(json_object_get(json_object_get(got.value, "hex"), "hex")), "00");
+    assert_int_equal(json_integer_value(root_ask(*state, "scalar", answer_scalar, NULL, 5000).value), 42);
+    got = root_ask(*state, "much", answer_much, NULL, 5000);
+    assert_int_equal(json_string_length(got.value), 3u << 20);
+}
+
+static void a_child_may_end_as_it_likes(void **state)
+{
+    static const struct {
+        const char *name;
+        json_t *(*ask)(void *argument);
+        const char *why;
+    } cases[] = {{"nothing", answer_nothing, "the question has no answer here"},
+                 {"crash", crash, "killed by signal 11 (Segmentation fault)"},
+                 {"leave", leave, "ended with exit status 9 and without an answer"},
+                 {"garbage", say_garbage, "the answer cannot be understood"},
+                 {"bomb", say_bomb, "the answer cannot be understood"},
+                 {"less", say_less, "ended with exit status 0 and without an answer"},
+                 {"too much", answer_too_much, "the answer is larger than 4 MiB"},
+                 {"hang", hang, "no answer within 200 ms"},
+                 {"deaf", hang_deaf, "no answer within 200 ms"}};
+
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        int deadline_ms = strstr(cases[i].why, "200") ? 200 : 20000;
+        uint64_t start = ep_now_ns();
+        struct root_answer got = root_ask(*state, cases[i].name, cases[i].ask, NULL, deadline_ms);
+
+        assert_int_equal(got.state, ROOT_FAILED);
+        assert_null(got.value);
+        assert_string_equal(got.why, cases[i].why);
+        if (deadline_ms == 200)
+            assert_in_range(ep_now_ns() - start, 190 * 1000000ull, 5000 * 1000000ull);
+        /* The failure is kept: nobody waits for the deadline twice. */
+        start = ep_now_ns();
+        assert_string_equal(root_ask(*state, cases[i].name, cases[i].ask, NULL, deadline_ms).why, cases[i].why);
+        assert_in_range(ep_now_ns() - start, 0, 100 * 1000000ull);
+    }
+    /* No child is left. */
+    assert_int_equal(waitpid(-1, NULL, WNOHANG), -1);
+    assert_int_equal(errno, ECHILD);
+}
+
+static void an_answer_ends_where_it_says(void **state)
+{
+    uint64_t start = ep_now_ns();
+
+    /* What it leaves goes to this process, to be found here. */
+    prctl(PR_SET_CHILD_SUBREAPER, 1);
+    assert_int_equal(root_ask(*state, "left", leave_a_process, NULL, 20000).state, ROOT_OK);
+    assert_in_range(ep_now_ns() - start, 0, 10000 * 1000000ull);
+    prctl(PR_SET_CHILD_SUBREAPER, 0);
+    for (int i = 0; i < 2000 && waitpid(-1, NULL, WNOHANG) == 0; i++) {
+        char path[64], children[256] = "";
+        FILE *file;
+
+        snprintf(path, sizeof(path), "/proc/self/task/%d/children", (int)getpid());
+        file = fopen(path, "r");
+        if (file) {
+            if (fgets(children, sizeof(children), file))
+                kill((pid_t)strtol(children, NULL, 10), SIGKILL);
+            fclose(file);
+        }
+        usleep(1000);
+    }
+}
+
+static void ignore(int number)
+{
+    (void)number;
+}
+
+static void a_child_has_nothing_of_its_parent(void **state)
+{
+    struct root_answer got;
+    sigset_t blocked, old;
+    int fd = open("/dev/null", O_RDONLY);
+
+    signal(SIGUSR2, ignore);
+    sigemptyset(&blocked);
+    sigaddset(&blocked, SIGUSR1);
+    sigprocmask(SIG_BLOCK, &blocked, &old);
+    got = root_ask(*state, "around", look_around, NULL, 5000);
+    sigprocmask(SIG_SETMASK, &old, NULL);
+    signal(SIGUSR2, SIG_DFL);
+    close(fd);
+    assert_int_equal(got.state, ROOT_OK);
+    assert_int_equal(json_array_size(json_object_get(got.value, "fds")), 4);
+    assert_int_equal(json_integer_value(json_object_get(got.value, "core")), 0);
+    assert_int_equal(json_integer_value(json_object_get(got.value, "death")), SIGKILL);
+    assert_true(json_is_false(json_object_get(got.value, "blocked")));
+    assert_true(json_is_false(json_object_get(got.value, "handler")));
+}
+
+/* Where the parent does not hear of its children, an answer is one all the same. */
+static void children_may_be_ignored(void **state)
+{
+    void (*old)(int) = signal(SIGCHLD, SIG_IGN);
+
+    assert_int_equal(root_ask(*state, "scalar", answer_scalar, NULL, 5000).state, ROOT_OK);
+    assert_string_equal(root_ask(*state, "crash", crash, NULL, 5000).why, "ended without an answer");
+    signal(SIGCHLD, old);
+}
+
+static void only_the_live_machine_is_asked(void **state)
+{
+    struct tree tree;
+    struct root *root;
+
+    (void)state;
+    tree_init(&tree);
+    assert_int_equal(root_open(tree.place, &root), EP_OK);
+    assert_int_equal(root_ask(root, "nvml", answer_scalar, NULL, 5000).state, ROOT_UNASKED);
+    root_free(root);
+    tree_put(&tree, "/" ROOT_OVERLAY,
+             "{\"epkit_snapshot\": 1, \"answers\": {\"nvml\": {\"value\": 43},"
+             " \"load:x\": {\"state\": \"failed\", \"why\": \"made up\"}}}");
+    assert_int_equal(root_open(tree.place, &root), EP_OK);
+    assert_int_equal(json_integer_value(root_ask(root, "nvml", answer_scalar, NULL, 5000).value), 43);
+    assert_string_equal(root_ask(root, "load:x", answer_scalar, NULL, 5000).why, "made up");
+    root_free(root);
+    tree_done(&tree);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+        TEST(answers_come_back),
+        TEST(a_child_may_end_as_it_likes),
+        TEST(an_answer_ends_where_it_says),
+        TEST(a_child_has_nothing_of_its_parent),
+        TEST(children_may_be_ignored),
+        TEST(only_the_live_machine_is_asked),
+    };
+
+    return cmocka_run_group_tests_name("root_ask", tests, NULL, NULL);
+}

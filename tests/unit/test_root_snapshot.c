@@ -1,0 +1,447 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Snapshots: what was asked is answered again in the same way, and a damaged one is refused with its place. */
+#include "root/state.h"
+#include "tree.h"
+
+#include <sys/wait.h>
+
+#include <cmocka.h>
+
+#define PCI "/sys/bus/pci/devices/0000:0f:00.0/"
+
+/* --- the same answers --- */
+
+static void make_machine(const struct tree *tree)
+{
+    char *log = malloc(ROOT_FILE_MAX + 2);
+    char place[PATH_MAX];
+
+    tree_put(tree, PCI "class", "0x030200\n");
+    tree_put(tree, PCI "numa_node", "-1\n");
+    tree_put_bytes(tree, PCI "vendor", "\xff\xfe\0binary", 9);
+    tree_put_bytes(tree, "/sys/class/net/\xe4\xf6/mtu", "1500\n", 5);
+    tree_put(tree, "/sys/class/net/eth0/mtu", "9000\n");
+    tree_put(tree, "/sys/class/net/hex/mtu", "9001\n");
+    tree_put_bytes(tree, "/proc/self/environ", "NCCL_NET=gIB\0NCCL_DEBUG=\xff\0", 26);
+    tree_put(tree, "/proc/self/limits", "Max locked memory unlimited\n");
+    tree_put(tree, "/var/log/kern.log", "NVRM: Xid (PCI:0000:0f:00): 79\n");
+    tree_link(tree, "/usr/lib/libx.so", "libx.so.1");
+    tree_put(tree, "/usr/lib/libx.so.1", "no ELF file");
+    tree_link(tree, "/sys/round", "round");
+    tree_path(tree, "/sys/class/net/fifo", place);
+    assert_int_equal(mkfifo(place, 0644), 0);
+    memset(log, 'x', ROOT_FILE_MAX + 2);
+    tree_put_bytes(tree, "/proc/modules", log, ROOT_FILE_MAX + 1);
+    free(log);
+    tree_put(tree, "/" ROOT_OVERLAY,
+             "{\"epkit_snapshot\": 1,"
+             " \"files\": {\"/proc/meminfo\": \"MemTotal: 1 kB\\n\","
+             "  \"/proc/cmdline\": {\"state\": \"denied\", \"why\": \"made up\"}},"
+             " \"answers\": {\"nvml\": {\"value\": {\"gpus\": [{\"name\": \"made up\"}]}}}}");
+}
+
+static void note_text(FILE *notes, const char *what, struct root_text text)
+{
+    fprintf(notes, "%s: %d \"%s\" %zu ", what, text.state, text.why, text.bytes);
+    /* Without NULs: notes are compared as strings. */
+    for (size_t i = 0; i < text.bytes; i++)
+        fprintf(notes, text.text[i] ? "%c" : "\\0", text.text[i]);
+    fputc('\n', notes);
+}
+
+static void note_names(FILE *notes, const char *what, struct root_names names)
+{
+    fprintf(notes, "%s: %d \"%s\"", what, names.state, names.why);
+    for (size_t i = 0; i < names.n; i++)
+        fprintf(notes, " %s", names.names[i]);
+    fputc('\n', notes);
+}
+
+static void note_stat(FILE *notes, const char *what, struct root_stat stat)
+{
+    fprintf(notes, "%s: %d \"%s\" %d %lld %d%d%d\n", what, stat.state, stat.why, stat.kind, (long long)stat.bytes,
+            stat.may_read, stat.may_write, stat.may_execute);
+}
+
+/* Every kind of question, with every kind of answer. For free(). */
+static char *ask_everything(struct root *root)
+{
+    static const char *const files[] = {PCI "class",
+                                        PCI "vendor",
+                                        PCI "device",
+                                        "/proc/modules",
+                                        "/proc/self/limits",
+                                        "/proc/meminfo",
+                                        "/proc/cmdline",
+                                        "/sys/round",
+                                        "/sys/class/net/\xe4\xf6/mtu",
+                                        "/sys/class/net/hex/mtu"};
+    static const char *const others[] = {
+        "/sys/class/net", "/sys/class/net/eth0", "/usr/lib/libx.so", "/usr/lib/libabsent.so",
+        "/sys/round",     "/sys/class/net/fifo", "/usr/lib",         "/"};
+    struct root_answer answer;
+    struct root_environment environment = root_environment(root);
+    struct elf_facts elf = root_elf(root, "/usr/lib/libx.so");
+    char *text, *json;
+    size_t bytes;
+    FILE *notes = open_memstream(&text, &bytes);
+    int64_t value;
+    uint64_t now;
+
+    for (size_t i = 0; i < sizeof(files) / sizeof(files[0]); i++) {
+        note_text(notes, files[i], root_read(root, "%s", files[i]));
+        note_text(notes, files[i], root_line(root, "%s", files[i]));
+        value = now = 0;
+        fprintf(notes, "%d ", root_number(root, &value, "%s", files[i]));
+        fprintf(notes, "%d ", root_number_now(root, &now, "%s", files[i]));
+        fprintf(notes, "%lld %llu\n", (long long)value, (unsigned long long)now);
+    }
+    for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++) {
+        /* Of a folder that nobody lists only the names of common software are saved. */
+        if (others[i][1])
+            note_names(notes, others[i], root_list(root, "%s", others[i]));
+        note_stat(notes, others[i], root_stat(root, "%s", others[i]));
+        note_text(notes, others[i], root_resolve(root, "%s", others[i]));
+    }
+    note_text(notes, "lines", root_lines(root, "NVRM: Xid", "/var/log/kern.log"));
+    note_text(notes, "lines", root_lines(root, "NVRM: Xid", "/var/log/dmesg"));
+    for (size_t i = 0; i < environment.n; i++)
+        fprintf(notes, "%s=%s\n", environment.variables[i].name, environment.variables[i].value);
+    fprintf(notes, "elf: %d %s\n", elf.state, elf.why);
+    answer = root_ask(root, "nvml", NULL, NULL, 0);
+    json = json_dumps(answer.value, JSON_ENCODE_ANY | JSON_SORT_KEYS);
+    fprintf(notes, "answer: %d %s\n", answer.state, json);
+    free(json);
+    fclose(notes);
+    return text;
+}
+
+/* Names the first line that differs. */
+static void assert_same(const char *first, const char *second)
+{
+    size_t n = 0, line = 0;
+
+    for (; first[n] && first[n] == second[n]; n++)
+        line = first[n] == '\n' ? n + 1 : line;
+    if (first[n] != second[n])
+        fail_msg("\"%.*s\" is not \"%.*s\"", (int)strcspn(first + line, "\n"), first + line,
+                 (int)strcspn(second + line, "\n"), second + line);
+}
+
+static struct root *load(const char *text, size_t bytes)
+{
+    struct root *root = NULL;
+
+    if (root_from_json("test", text, bytes, &root) != EP_OK)
+        fail_msg("%s", ep_last_error());
+    return root;
+}
+
+static void a_snapshot_answers_as_the_machine_did(void **state)
+{
+    char *first, *second, *third, *text, *again;
+    struct root *root, *saved, *file;
+    size_t bytes, bytes_again;
+    struct tree tree;
+    char place[PATH_MAX];
+
+    (void)state;
+    tree_init(&tree);
+    make_machine(&tree);
+    assert_int_equal(root_open(tree.place, &root), EP_OK);
+    first = ask_everything(root);
+    assert_int_equal(snapshot_text(root, &text, &bytes), EP_OK);
+    saved = load(text, bytes);
+    second = ask_everything(saved);
+    assert_same(first, second);
+
+    /* A snapshot of a snapshot is the same document. */
+    assert_int_equal(snapshot_text(saved, &again, &bytes_again), EP_OK);
+    assert_same(text, again);
+
+    tree_path(&tree, "/snapshot.json", place);
+    assert_int_equal(root_save(root, place), EP_OK);
+    assert_int_equal(root_open(place, &file), EP_OK);
+    assert_string_equal(root_name(file), place);
+    assert_false(root_is_live(file));
+    third = ask_everything(file);
+    assert_same(first, third);
+    assert_int_equal(root_set_process(file, 1), EP_E_ARG);
+    root_free(file);
+    root_free(saved);
+    root_free(root);
+    free(first);
+    free(second);
+    free(third);
+    free(text);
+    free(again);
+    tree_done(&tree);
+}
+
+static void what_was_not_asked_is_not_known(void **state)
+{
+    static const char text[] = "{\"epkit_snapshot\": 1}";
+    struct root *root = load(text, sizeof(text) - 1);
+    int64_t value;
+    uint64_t now;
+
+    (void)state;
+    assert_int_equal(root_read(root, "/a").state, ROOT_UNASKED);
+    assert_string_equal(root_read(root, "/a").why, "the snapshot does not say");
+    assert_string_equal(root_read(root, "/a").text, "");
+    assert_int_equal(root_line(root, "/a").state, ROOT_UNASKED);
+    assert_int_equal(root_number(root, &value, "/a"), ROOT_UNASKED);
+    assert_int_equal(root_number_now(root, &now, "/a"), ROOT_UNASKED);
+    assert_int_equal(root_lines(root, "x", "/a").state, ROOT_UNASKED);
+    assert_int_equal(root_list(root, "/a").state, ROOT_UNASKED);
+    assert_int_equal(root_resolve(root, "/a").state, ROOT_UNASKED);
+    assert_int_equal(root_stat(root, "/a").state, ROOT_UNASKED);
+    assert_int_equal(root_elf(root, "/a").state, ROOT_UNASKED);
+    assert_int_equal(root_environment(root).state, ROOT_UNASKED);
+    assert_int_equal(root_ask(root, "nvml", NULL, NULL, 0).state, ROOT_UNASKED);
+    assert_null(root_env(root, "PATH"));
+    root_free(root);
+}
+
+/* The question that a full root could not answer has no answer afterwards either. */
+static void a_full_root_stays_one(void **state)
+{
+    static const char text[] = "{\"epkit_snapshot\": 1, \"full\": true, \"files\": {\"/proc/devices\": \"x\"}}";
+    struct root *root = load(text, sizeof(text) - 1), *again;
+    char *saved;
+    size_t bytes;
+
+    (void)state;
+    assert_int_equal(root_read(root, "/proc/devices").state, ROOT_OK);
+    assert_int_equal(root_read(root, "/b").state, ROOT_FAILED);
+    assert_int_equal(snapshot_text(root, &saved, &bytes), EP_OK);
+    again = load(saved, bytes);
+    assert_int_equal(root_read(again, "/b").state, ROOT_FAILED);
+    free(saved);
+    root_free(root);
+    root_free(again);
+}
+
+/* --- overlays --- */
+
+static void an_overlay_comes_before_the_files(void **state)
+{
+    struct tree tree;
+    struct root *root;
+    uint64_t now;
+
+    (void)state;
+    tree_init(&tree);
+    tree_put(&tree, "/a", "1\n");
+    tree_put(&tree, "/b", "2\n");
+    tree_put(&tree, "/" ROOT_OVERLAY,
+             "{\"epkit_snapshot\": 1, \"files\": {\"/a\": \"3\\n\"}, \"folders\": {\"/b\": [\"x10\", \"x9\"]},"
+             " \"lines\": {\"/dev/kmsg\\tXid\": \"Xid\\n\"},"
+             " \"stats\": {\"/dev/gdrdrv\": {\"kind\": \"char\", \"bytes\": 0, \"access\": \"rw-\"}},"
+             " \"links\": {\"/c\": \"/a\"}}");
+    assert_int_equal(root_open(tree.place, &root), EP_OK);
+    assert_string_equal(root_line(root, "/a").text, "3");
+    assert_string_equal(root_line(root, "/b").text, "2");
+    assert_int_equal(root_number_now(root, &now, "/a"), ROOT_OK);
+    assert_int_equal(now, 3);
+    tree_put(&tree, "/b", "4\n");
+    assert_int_equal(root_number_now(root, &now, "/b"), ROOT_OK);
+    assert_int_equal(now, 4);
+    assert_int_equal(root_list(root, "/b").n, 2);
+    assert_string_equal(root_list(root, "/b").names[0], "x9");
+    assert_string_equal(root_lines(root, "Xid", "/dev/kmsg").text, "Xid\n");
+    assert_int_equal(root_stat(root, "/dev/gdrdrv").kind, ROOT_CHAR_DEVICE);
+    assert_true(root_stat(root, "/dev/gdrdrv").may_write);
+    assert_false(root_stat(root, "/dev/gdrdrv").may_execute);
+    assert_string_equal(root_resolve(root, "/c").text, "/a");
+    root_free(root);
+
+    tree_put(&tree, "/" ROOT_OVERLAY, "{\"epkit_snapshot\": 1,\n \"files\": 7}");
+    assert_int_equal(root_open(tree.place, &root), EP_E_ARG);
+    assert_non_null(strstr(ep_last_error(), ROOT_OVERLAY ": \"files\" is no object"));
+    tree_done(&tree);
+}
+
+/* --- damaged ones --- */
+
+#define FILES(entries) "{\"epkit_snapshot\": 1, \"files\": {" entries "}}"
+#define KIND(kind, entries) "{\"epkit_snapshot\": 1, \"" kind "\": {" entries "}}"
+
+static void damaged_snapshots_are_refused(void **state)
+{
+    static const struct {
+        const char *text, *says;
+    } cases[] = {
+        {"", "line 1, column 0"},
+        {"{\"epkit_snapshot\": 1,\n  \"files\": {\"/a\" 1}}", "line 2, column"},
+        {"{\"epkit_snapshot\": 1", "line 1"},
+        {"[1]", "no JSON object"},
+        {"7", "line 1"},
+        {"{}", "has no \"epkit_snapshot\""},
+        {"{\"epkit_snapshot\": \"1\"}", "has no \"epkit_snapshot\""},
+        {"{\"epkit_snapshot\": 2}", "this epkit reads format 1"},
+        {"{\"epkit_snapshot\": 1, \"fils\": {}}", "nobody knows \"fils\""},
+        {"{\"epkit_snapshot\": 1, \"full\": 1}", "\"full\" is neither true nor false"},
+        {"{\"epkit_snapshot\": 1, \"files\": []}", "\"files\" is no object"},
+        {"{\"epkit_snapshot\": 1, \"files\": {}, \"files\": {}}", "duplicate object key"},
+        {FILES("\"/a\": \"x\", \"/a\": \"y\""), "duplicate object key"},
+        {FILES("\"a\": \"x\""), "\"files\": \"a\": is no absolute path in its plain form"},
+        {FILES("\"/a/\": \"x\""), "plain form"},
+        {FILES("\"/a//b\": \"x\""), "plain form"},
+        {FILES("\"\": \"x\""), "plain form"},
+        {FILES("\"/a\": 1"), "\"/a\": is neither a text nor an object with \"state\""},
+        {FILES("\"/a\": null"), "is neither a text"},
+        {FILES("\"/a\": {}"), "is neither a text"},
+        {FILES("\"/a\": {\"hex\": \"0\"}"), "no hexadecimal text"},
+        {FILES("\"/a\": {\"hex\": \"0g\"}"), "no hexadecimal text"},
+        {FILES("\"hex:2f00\": \"x\""), "no hexadecimal text"},
+        {FILES("\"hex:zz\": \"x\""), "no hexadecimal text"},
+        {FILES("\"/a\": {\"state\": \"ok\"}"), "none of absent, denied, failed"},
+        {FILES("\"/a\": {\"state\": 1}"), "none of absent, denied, failed"},
+        {FILES("\"/a\": {\"state\": \"unasked\"}"), "none of absent, denied, failed"},
+        {FILES("\"/a\": {\"state\": \"absent\", \"why\": 1}"), "\"why\" is no text"},
+        {FILES("\"/a\": {\"state\": \"absent\", \"what\": \"\"}"), "has more than"},
+        {KIND("folders", "\"/a\": \"x\""), "is neither a list of names"},
+        {KIND("folders", "\"/a\": [\"x/y\"]"), "no file can have"},
+        {KIND("folders", "\"/a\": [\"..\"]"), "no file can have"},
+        {KIND("folders", "\"/a\": [\"\"]"), "no file can have"},
+        {KIND("folders", "\"/a\": [\"a\\u0000b\"]"), "no file can have"},
+        {KIND("folders", "\"/a\": [1]"), "no file can have"},
+        {KIND("links", "\"/a\": \"b\""), "is no absolute path"},
+        {KIND("links", "\"/a\": \"/b\\u0000\""), "is no absolute path"},
+        {KIND("links", "\"/a\": []"), "is neither a path"},
+        {KIND("stats", "\"/a\": \"file\""), "is no object"},
+        {KIND("stats", "\"/a\": {\"kind\": \"pipe\", \"bytes\": 0, \"access\": \"---\"}"), "\"kind\" is none of"},
+        {KIND("stats", "\"/a\": {\"kind\": \"file\", \"bytes\": -1, \"access\": \"---\"}"), "\"bytes\""},
+        {KIND("stats", "\"/a\": {\"kind\": \"file\", \"bytes\": 1.5, \"access\": \"---\"}"), "\"bytes\""},
+        {KIND("stats", "\"/a\": {\"kind\": \"file\", \"bytes\": 0, \"access\": \"rwxs\"}"), "\"access\""},
+        {KIND("stats", "\"/a\": {\"kind\": \"file\", \"bytes\": 0, \"access\": \"xwr\"}"), "\"access\""},
+        {KIND("stats", "\"/a\": {\"kind\": \"file\", \"bytes\": 0}"), "\"access\""},
+        {KIND("stats", "\"/a\": {\"kind\": \"file\", \"bytes\": 0, \"access\": \"---\", \"x\": 1}"), "has more than"},
+        {KIND("lines", "\"/a\": \"x\""), "path, tab and text"},
+        {KIND("lines", "\"a\\tb\": \"x\""), "plain form"},
+        {KIND("lines", "\"/a\\tb\": 3"), "is neither a text"},
+        {KIND("elf", "\"/a\": \"x\""), "is no object"},
+        {KIND("answers", "\"nvml\": {}"), "has neither \"value\" nor \"state\""},
+        {KIND("answers", "\"nvml\": 1"), "has neither \"value\" nor \"state\""},
+        {KIND("answers", "\"nvml\": {\"value\": 1, \"x\": 1}"), "has more than \"value\""},
+        {"{\"epkit_snapshot\": 1, \"fi\xff\": {}}", "line 1"},
+        {"{\"epkit_snapshot\": 1} x", "line 1"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct root *root = (struct root *)(intptr_t)1;
+
+        assert_int_equal(root_from_json("made up", cases[i].text, strlen(cases[i].text), &root), EP_E_ARG);
+        assert_ptr_equal(root, (struct root *)(intptr_t)1);
+        if (strncmp(ep_last_error(), "made up: ", 9) != 0 || !strstr(ep_last_error(), cases[i].says))
+            fail_msg("%s\nsays: %s\nnot:  %s", cases[i].text, ep_last_error(), cases[i].says);
+    }
+}
+
+/* Names in errors are text from a machine. */
+static void errors_are_clean(void **state)
+{
+    static const char text[] = FILES("\"/\\u001b[31m\": 1");
+    struct root *root;
+
+    (void)state;
+    assert_int_equal(root_from_json("made up", text, sizeof(text) - 1, &root), EP_E_ARG);
+    assert_non_null(strstr(ep_last_error(), "\"/?[31m\""));
+}
+
+static char *repeated(const char *before, const char *unit, size_t n, const char *after, size_t *ret_bytes)
+{
+    char *text;
+    FILE *out = open_memstream(&text, ret_bytes);
+
+    fputs(before, out);
+    for (size_t i = 0; i < n; i++)
+        fputs(unit, out);
+    fputs(after, out);
+    fclose(out);
+    return text;
+}
+
+static void snapshots_are_bounded(void **state)
+{
+    static const struct {
+        const char *before, *unit;
+        size_t n;
+        const char *after, *says;
+    } cases[] = {
+        {"", "[", 2000000, "", "has more than 1048576 values"},
+        {"", "[", 5000, "", "line 1"},
+        {"{\"epkit_snapshot\": 1, \"files\": {\"/a\": \"", "x", ROOT_FILE_MAX + 1, "\"}}", "more than 1 MiB"},
+        {"{\"epkit_snapshot\": 1, \"files\": {\"/a\": \"", ",", ROOT_FILE_MAX, "\"}}", NULL},
+        {"{\"epkit_snapshot\": 1, \"folders\": {\"/a\": [\"x\"", ",\"x\"", ROOT_NAMES_MAX, "]}}", "16384 names"},
+        {"{\"epkit_snapshot\": 1, \"files\": {\"/", "a", PATH_MAX, "\": \"\"}}", "too long for a path"},
+        {"{\"epkit_snapshot\": 1, \"answers\": {\"x\": {\"value\": [0", ",0", 1000000, "]}}}", "64 MiB"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct root *root = NULL;
+        size_t bytes;
+        char *text = repeated(cases[i].before, cases[i].unit, cases[i].n, cases[i].after, &bytes);
+        ep_status status = root_from_json("made up", text, bytes, &root);
+
+        assert_int_equal(status, cases[i].says ? EP_E_ARG : EP_OK);
+        if (cases[i].says && !strstr(ep_last_error(), cases[i].says))
+            fail_msg("%s, not %s", ep_last_error(), cases[i].says);
+        root_free(root);
+        free(text);
+    }
+}
+
+/* --- writing --- */
+
+static void half_a_snapshot_is_never_seen(void **state)
+{
+    static const char text[] = "{\"epkit_snapshot\": 1}";
+    struct root *root = load(text, sizeof(text) - 1);
+    struct root_names names;
+    struct root *folder;
+    struct tree tree;
+    char place[PATH_MAX];
+    struct stat info;
+    mode_t mask = umask(027);
+
+    (void)state;
+    tree_init(&tree);
+    tree_put(&tree, "/s/old", "old");
+    tree_path(&tree, "/s/old", place);
+    assert_int_equal(root_save(root, place), EP_OK);
+    assert_int_equal(stat(place, &info), 0);
+    assert_int_equal(info.st_mode & 0777, 0640);
+    umask(mask);
+    assert_int_equal(root_save(root, "/dev/null"), EP_E_ARG);
+    assert_int_equal(stat("/dev/null", &info), 0);
+    assert_true(S_ISCHR(info.st_mode));
+    assert_int_equal(root_save(root, tree.place), EP_E_ARG);
+    assert_int_equal(root_save(root, "/nowhere/at/all/file"), EP_E_SYSTEM);
+    assert_non_null(strstr(ep_last_error(), "/nowhere/at/all/file"));
+    assert_int_equal(root_open(tree.place, &folder), EP_OK);
+    names = root_list(folder, "/s");
+    assert_int_equal(names.n, 1);
+    root_free(folder);
+    root_free(root);
+    tree_done(&tree);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_snapshot_answers_as_the_machine_did),
+        cmocka_unit_test(what_was_not_asked_is_not_known),
+        cmocka_unit_test(a_full_root_stays_one),
+        cmocka_unit_test(an_overlay_comes_before_the_files),
+        cmocka_unit_test(damaged_snapshots_are_refused),
+        cmocka_unit_test(errors_are_clean),
+        cmocka_unit_test(snapshots_are_bounded),
+        cmocka_unit_test(half_a_snapshot_is_never_seen),
+    };
+
+    return cmocka_run_group_tests_name("root_snapshot", tests, NULL, NULL);
+}
