@@ -1,0 +1,550 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Scrubbing: a machine full of identifiers, none of which may be in its snapshot, and what is concluded from it is the
+ * same. Who reads a new file adds it to `places`, with what identifies a machine in such a file.
+ */
+#include "root/scrub.h"
+#include "root/state.h"
+#include "tree.h"
+
+#include <cmocka.h>
+
+/* --- a machine full of identifiers --- */
+
+#define HOST "gpu-node-0042"
+#define DOMAIN "rack7.cluster.example.com"
+#define USER "erika.mustermann"
+#define MAIL "erika.mustermann@example.org"
+#define PROJECT "projekt-geheim"
+#define TOKEN "hf_ExampleExampleExampleExample0042"
+#define AWS_ID "AKIAEXAMPLEEXAMPLE42"
+#define AWS_SECRET "wJalrXUtnFEMIexampleK7MDENGexampleKEY42"
+#define PASSWORD "hunter2-example"
+#define PRIVATE "MIIEexampleexampleexampleexample0042"
+#define IPV4 "198.51.100.42"
+#define IPV4_DASHED "198-51-100-42"
+#define IPV4_GID "c633:642a"
+#define IPV4_ROUTE "2A6433C6"
+#define IPV6 "2001:db8:42:0:5054:ff:fe12:3442"
+#define IPV6_GID "2001:0db8:0042:0000:5054:00ff:fe12:3442"
+#define MAC "00:00:5e:00:53:fa"
+#define MAC_SHORT "00005e0053fa"
+#define GUID "0200:5eff:fe00:53fa"
+#define GUID_HEX "02005efffe0053fa"
+#define LINK_LOCAL "fe80:0000:0000:0000:0200:5eff:fe00:53fa"
+#define UUID "0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9"
+#define UUID_DISK "5f0c1e2d-3b4a-5968-7786-95a4b3c2d1e0"
+#define UUID_PLAIN "0a1b2c3d4e5f60718293a4b5c6d7e8f9"
+#define SERIAL "1654321000042"
+#define PROCESS "geheimprogramm"
+
+static const char *const marks[] = {
+    HOST,       DOMAIN,     "rack7",     USER,         MAIL,     PROJECT,    TOKEN,      AWS_ID,   AWS_SECRET,
+    PASSWORD,   PRIVATE,    IPV4,        IPV4_DASHED,  IPV4_GID, IPV4_ROUTE, IPV6,       IPV6_GID, MAC,
+    MAC_SHORT,  GUID,       GUID_HEX,    LINK_LOCAL,   UUID,     UUID_DISK,  UUID_PLAIN, SERIAL,   PROCESS,
+    "0a1b2c3d", "5e0053fa", "fe00:53fa", "mustermann", "geheim", "0042"};
+
+#define NIC "/sys/class/infiniband/mlx5_0/"
+#define GPU "/proc/driver/nvidia/gpus/0000:0f:00.0/"
+
+/* What readers look at, each with everything that may identify somebody there. */
+static const struct place {
+    const char *path, *text;
+} places[] = {
+    {NIC "node_guid", GUID "\n"},
+    {NIC "sys_image_guid", GUID "\n"},
+    {NIC "node_desc", HOST " mlx5_0\n"},
+    {NIC "hca_type", "MT4129\n"},
+    {NIC "ports/1/gids/0", LINK_LOCAL "\n"},
+    {NIC "ports/1/gids/3", "0000:0000:0000:0000:0000:ffff:" IPV4_GID "\n"},
+    {NIC "ports/1/gids/4", IPV6_GID "\n"},
+    {NIC "ports/1/gids/5", "0000:0000:0000:0000:0000:0000:0000:0000\n"},
+    {NIC "ports/1/gid_attrs/ndevs/0", "enx" MAC_SHORT "\n"},
+    {NIC "device/net/eth0/address", MAC "\n"},
+    {"/sys/class/net/enx" MAC_SHORT "/address", MAC "\n"},
+    {"/sys/class/dmi/id/product_serial", SERIAL "\n"},
+    {"/sys/class/dmi/id/product_uuid", UUID "\n"},
+    {"/sys/class/dmi/id/product_name", "a4-highgpu-8g\n"},
+    {"/sys/module/nvidia/parameters/NVreg_Note", MAIL " " TOKEN "\n"},
+    {GPU "information", "Model: \t\t NVIDIA B200\nGPU UUID: \t GPU-" UUID "\nSerial Number: \t " SERIAL
+                        "\nDevice Minor: \t 0\nBus Location: \t 0000:0f:00.0\n"},
+    {"/proc/driver/nvidia/version",
+     "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.124.06  Release Build "
+     "(root@" HOST "." DOMAIN ")\n"},
+    {"/proc/driver/nvidia/params", "RegistryDwords: \"PeerMappingOverride=1;\"\nNote: \"" HOST "\"\n"},
+    {"/proc/version", "Linux version 6.8.0-1021-gcp (" USER "@" HOST ") (gcc 13.3.0) #1 SMP\n"},
+    {"/proc/cmdline", "BOOT_IMAGE=/boot/vmlinuz root=UUID=" UUID_DISK " ip=" IPV4 "::192.0.2.1 hostname=" HOST
+                      " token=" TOKEN " iommu=pt systemd.machine_id=" UUID_PLAIN " console=ttyS0\n"},
+    {"/proc/sys/kernel/hostname", HOST "\n"},
+    {"/proc/sys/kernel/domainname", DOMAIN "\n"},
+    {"/proc/sys/kernel/random/boot_id", UUID "\n"},
+    {"/etc/hostname", HOST "." DOMAIN "\n"},
+    {"/etc/hosts", IPV4 " " HOST "." DOMAIN "\n"},
+    {"/etc/machine-id", UUID_PLAIN "\n"},
+    {"/etc/passwd", USER ":x:1000:1000:" MAIL ":/home/" USER ":/bin/sh\n"},
+    {"/etc/resolv.conf", "search " DOMAIN "\nnameserver " IPV4 "\n"},
+    {"/home/" USER "/.ssh/id_rsa", "-----BEGIN RSA PRIVATE KEY-----\n" PRIVATE "\n-----END RSA PRIVATE KEY-----\n"},
+    {"/proc/self/mounts",
+     IPV4 ":/home/" USER " /home/" USER " nfs rw,addr=" IPV4 ",clientaddr=" IPV6 " 0 0\n//" HOST "." DOMAIN
+          "/share /mnt/" PROJECT " cifs rw,username=" USER ",password=" PASSWORD
+          " 0 0\ntmpfs /dev/shm tmpfs rw,nosuid,size=65536k 0 0\noverlay / overlay rw,lowerdir=/var/"
+          "lib/" UUID_PLAIN " 0 0\n"},
+    {"/proc/self/status", "Name:\t" PROCESS "\nCpus_allowed_list:\t0-55\nPid:\t42\nCpus_allowed:\tffffffff,ffffffff\n"},
+    {"/proc/self/maps", "55d0aa000042-55d0ab000000 r-xp 00000000 fd:00 424242 /home/" USER "/" PROJECT "/bin/" PROCESS
+                        "\n7f0000420000-7f0000430000 r-xp 00000000 fd:00 4242 /home/" USER
+                        "/lib/libnccl.so.2.25.1\n7f0000420000-7f0000430000 rw-p 0 00:00 0 [heap]\n"},
+    {"/proc/self/cgroup", "0::/kubepods/pod" UUID "/" UUID_PLAIN "\n"},
+    {"/proc/net/route", "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\neth0\t"
+                        "00000000\t" IPV4_ROUTE "\t0003\t0\t0\t0\t00000000\t0\t0\t0\n"},
+    {"/proc/modules", "nvidia 65536 1 - Live 0xffffffffc0042000 (OE)\n"},
+    {"/etc/modprobe.d/nvidia.conf", "# " MAIL " on " HOST ", " SERIAL "\noptions nvidia NVreg_RegistryDwords="
+                                    "\"PeerMappingOverride=1;\" # " USER "\ninstall foo curl -u " USER ":" PASSWORD
+                                    " http://" IPV4 "/\noptions geheim key=" TOKEN "\nblacklist nouveau\n"},
+    {"/etc/ld.so.conf", "include /etc/ld.so.conf.d/*.conf # " MAIL "\n/opt/" PROJECT "/lib\n/usr/local/cuda/lib64\n"},
+    {"/var/lib/dpkg/status",
+     "Package: geheim\nVersion: 1\nMaintainer: " MAIL "\n\nPackage: libnccl2\nStatus: install "
+     "ok installed\nMaintainer: " MAIL "\nVersion: 2.25.1-1+cuda12.8\nDescription: at " HOST "\n\n"},
+    {"/opt/deepep/python/deep_ep/buffer.py",
+     "# " MAIL ": " TOKEN "\nimport os  # " HOST "\nKEY = '" TOKEN "'\nURL = 'https://" HOST "." DOMAIN
+     "/x'\nclass Buffer:\n    \"\"\"\n    " USER " " PROJECT "\n    \"\"\"\n    @staticmethod\n    def f(x):\n"
+     "        return x[1::2] @ '" IPV4 "'\n"},
+    {"/opt/deepep/python/deep_ep-1.2.1.dist-info/METADATA",
+     "Metadata-Version: 2.1\nName: deep_ep\nVersion: 1.2.1+29d31c0\nAuthor-email: " MAIL "\n\nVersion: " HOST "\n"},
+    {"/usr/local/cuda/version.json", "{\"cuda\": {\"version\": \"12.8.1\", \"note\": \"" HOST " " IPV4 "\"}}\n"},
+    {"/opt/" PROJECT "/nvshmem_version.h", "/* " MAIL " */\n#define NVSHMEM_VENDOR_MAJOR_VERSION 3 // " HOST "\n"},
+    {"/var/log/kern.log", "1970-01-01T00:10:00+00:00 " HOST " kernel: NVRM: Xid (PCI:0000:c4:00): 79, pid=4242, name="
+                          "/home/" USER "/" PROCESS ", GPU " UUID " serial " SERIAL " lost\n1970-01-01 " HOST
+                          " kernel: NVRM: GPU Board Serial Number: " SERIAL "\n"},
+    {"/home/" USER "/" PROJECT "/lib/libx.so.1", "no ELF file"},
+};
+
+static const char *const variables[] = {"HOME=/home/" USER,
+                                        "USER=" USER,
+                                        "LOGNAME=" USER,
+                                        "HOSTNAME=" HOST,
+                                        "PYTHONPATH=/opt/deepep/python:/home/" USER "/" PROJECT ":" PROJECT "/src",
+                                        "LD_LIBRARY_PATH=/usr/local/cuda/lib64:/home/" USER "/lib:$ORIGIN/" PROJECT,
+                                        "LD_PRELOAD=/home/" USER "/" PROJECT "/lib/libx.so.1 libfoo.so",
+                                        "HF_TOKEN=" TOKEN,
+                                        "AWS_ACCESS_KEY_ID=" AWS_ID,
+                                        "AWS_SECRET_ACCESS_KEY=" AWS_SECRET,
+                                        "PASSWORD=" PASSWORD,
+                                        "SSH_PRIVATE_KEY=-----BEGIN RSA PRIVATE KEY-----\n" PRIVATE "\n",
+                                        "http_proxy=http://" USER ":" PASSWORD "@" HOST "." DOMAIN ":3128",
+                                        "MASTER_ADDR=" HOST "." DOMAIN,
+                                        "NCCL_COMM_ID=" IPV4 ":29500",
+                                        "NCCL_HOSTID=" HOST,
+                                        "NCCL_DEBUG_FILE=/home/" USER "/nccl." HOST ".log",
+                                        "NCCL_SOCKET_IFNAME==enx" MAC_SHORT,
+                                        "NCCL_PSK=" TOKEN,
+                                        "NCCL_IB_HCA=mlx5_0:1,mlx5_1:1",
+                                        "NCCL_NOTE=ask " MAIL " at ip-" IPV4_DASHED ".ec2.internal",
+                                        "NCCL_API=token=" PASSWORD,
+                                        "NCCL_KEY=" AWS_ID " " AWS_SECRET,
+                                        "NCCL_URL=https://" USER ":" PASSWORD "@" HOST ":80/" PROJECT,
+                                        "NVSHMEM_SYMMETRIC_SIZE=137438953472",
+                                        "CUDA_VISIBLE_DEVICES=GPU-" UUID ",GPU-0a1b",
+                                        "SSH_CONNECTION=" IPV6 " 50000 " IPV4 " 22",
+                                        "INVOCATION_ID=" UUID_PLAIN,
+                                        "DEEP_EP_DEVICE_TO_HCA_MAPPING=0:mlx5_0:1,1:mlx5_1:1",
+                                        "geheim=1"};
+
+static void make_overlay(const struct tree *tree)
+{
+    tree_put(tree, "/" ROOT_OVERLAY,
+             "{\"epkit_snapshot\": 1, \"answers\": {"
+             "\"nvml\": {\"value\": {\"driver\": \"570.124.06\", \"gpus\": [{\"pci\": \"0000:0f:00.0\", \"uuid\": "
+             "\"GPU-" UUID "\", \"serial\": \"" SERIAL "\", \"board_serial\": " SERIAL
+             ", \"name\": \"NVIDIA B200\"}]}},"
+             "\"load:/home/" USER "/lib/libx.so\": {\"value\": {\"ok\": false, \"error\": \"/home/" USER "/" PROJECT
+             "/libx.so: undefined symbol: _ZN3c1017RegisterOperatorsD1Ev\"}},"
+             "\"unknown\": {\"value\": \"" HOST "\"}},"
+             "\"elf\": {\"/home/" USER "/" PROJECT "/libx.so\": {\"soname\": \"libx.so\", \"needed\": [\"libc.so.6\"],"
+             " \"runpath\": \"$ORIGIN/../lib:/opt/" PROJECT "/lib\"}},"
+             "\"links\": {\"/proc/self/cwd\": \"/scratch/" PROJECT "/" USER "\"},"
+             "\"stats\": {\"/dev/nvidia0\": {\"kind\": \"char\", \"bytes\": 0, \"access\": \"rw-\"}}}");
+}
+
+static void make_machine(struct tree *tree)
+{
+    char environ_text[8192];
+    size_t used = 0;
+
+    tree_init(tree);
+    for (size_t i = 0; i < sizeof(places) / sizeof(places[0]); i++)
+        tree_put(tree, places[i].path, places[i].text);
+    for (size_t i = 0; i < sizeof(variables) / sizeof(variables[0]); i++) {
+        memcpy(environ_text + used, variables[i], strlen(variables[i]) + 1);
+        used += strlen(variables[i]) + 1;
+    }
+    tree_put_bytes(tree, "/proc/self/environ", environ_text, used);
+    make_overlay(tree);
+}
+
+/* All that can be asked about a path, and about the folders above it. */
+static void ask_about(struct root *root, const char *path)
+{
+    char folder[PATH_MAX];
+
+    root_read(root, "%s", path);
+    root_lines(root, "", "%s", path);
+    root_elf(root, "%s", path);
+    snprintf(folder, sizeof(folder), "%s", path);
+    for (char *slash; (slash = strrchr(folder, '/'));) {
+        root_stat(root, "%s", folder);
+        root_resolve(root, "%s", folder);
+        *slash = '\0';
+        root_list(root, "%s", folder[0] ? folder : "/");
+    }
+}
+
+static struct root *look(const struct tree *tree)
+{
+    struct root *root = NULL;
+
+    assert_int_equal(root_open(tree->place, &root), EP_OK);
+    for (size_t i = 0; i < sizeof(places) / sizeof(places[0]); i++)
+        ask_about(root, places[i].path);
+    root_environment(root);
+    return root;
+}
+
+/* The snapshot as it would be mailed, and read again. */
+static struct root *mail(struct root *root, char **ret_text)
+{
+    struct root *again = NULL;
+    size_t bytes;
+
+    assert_int_equal(snapshot_text(root, ret_text, &bytes), EP_OK);
+    if (root_from_json("mailed", *ret_text, bytes, &again) != EP_OK)
+        fail_msg("%s", ep_last_error());
+    return again;
+}
+
+static void no_identifier_leaks(void **state)
+{
+    struct root *root, *mailed;
+    struct tree tree;
+    char *text;
+
+    (void)state;
+    make_machine(&tree);
+    root = look(&tree);
+    mailed = mail(root, &text);
+    for (size_t i = 0; i < sizeof(marks) / sizeof(marks[0]); i++) {
+        const char *found = strcasestr(text, marks[i]);
+
+        if (found)
+            fail_msg("%s: ...%.200s", marks[i], found - text > 60 ? found - 60 : text);
+    }
+    root_free(root);
+    root_free(mailed);
+    free(text);
+    tree_done(&tree);
+}
+
+static void what_matters_stays(void **state)
+{
+    struct root *root, *mailed;
+    const json_t *gpu;
+    struct tree tree;
+    char *text;
+    const char *buffer;
+
+    (void)state;
+    make_machine(&tree);
+    root = look(&tree);
+    root_ask(root, "nvml", NULL, NULL, 0);
+    mailed = mail(root, &text);
+
+    /* An address of some kind stays one of that kind; the empty one stays empty. */
+    assert_string_equal(root_line(mailed, NIC "ports/1/gids/0").text, "fe80:0000:0000:0000:0000:0000:0000:0001");
+    assert_int_equal(strncmp(root_line(mailed, NIC "ports/1/gids/3").text, "0000:0000:0000:0000:0000:ffff:c000:02", 36),
+                     0);
+    assert_int_equal(strncmp(root_line(mailed, NIC "ports/1/gids/4").text, "2001:0db8:0000:", 15), 0);
+    assert_string_equal(root_line(mailed, NIC "ports/1/gids/5").text, "0000:0000:0000:0000:0000:0000:0000:0000");
+
+    /* The GPU is the same one in the answer of the driver, in /proc and in the environment, in full or shortened. */
+    gpu = json_array_get(json_object_get(root_ask(mailed, "nvml", NULL, NULL, 0).value, "gpus"), 0);
+    assert_string_equal(json_string_value(json_object_get(gpu, "uuid")), "GPU-00000000-0000-0000-0000-000000000001");
+    assert_string_equal(json_string_value(json_object_get(gpu, "pci")), "0000:0f:00.0");
+    assert_null(json_object_get(gpu, "serial"));
+    assert_non_null(
+        strstr(root_read(mailed, GPU "information").text, "GPU UUID: \t GPU-00000000-0000-0000-0000-000000000001\n"));
+    assert_string_equal(root_env(mailed, "CUDA_VISIBLE_DEVICES"),
+                        "GPU-00000000-0000-0000-0000-000000000001,GPU-00000000-0000-0000-0000-000000000001");
+
+    assert_string_equal(root_env(mailed, "NCCL_IB_HCA"), "mlx5_0:1,mlx5_1:1");
+    assert_string_equal(root_env(mailed, "DEEP_EP_DEVICE_TO_HCA_MAPPING"), "0:mlx5_0:1,1:mlx5_1:1");
+    assert_string_equal(root_env(mailed, "NVSHMEM_SYMMETRIC_SIZE"), "137438953472");
+    assert_string_equal(root_line(mailed, "/proc/cmdline").text, "iommu=pt console=ttyS0");
+    assert_non_null(
+        strstr(root_read(mailed, "/proc/self/mounts").text, "none /dev/shm tmpfs rw,nosuid,size=65536k 0 0"));
+    assert_non_null(strstr(root_read(mailed, "/proc/self/status").text, "Cpus_allowed_list:\t0-55\n"));
+    assert_non_null(strstr(root_read(mailed, "/proc/self/maps").text, "/lib/libnccl.so.2.25.1\n"));
+    assert_non_null(strstr(root_read(mailed, "/var/lib/dpkg/status").text,
+                           "Package: libnccl2\nStatus: install ok installed\nVersion: 2.25.1-1+cuda12.8\n"));
+    assert_string_equal(root_read(mailed, "/opt/deepep/python/deep_ep-1.2.1.dist-info/METADATA").text,
+                        "Metadata-Version: 2.1\nName: deep_ep\nVersion: 1.2.1+29d31c0\n");
+    assert_string_equal(root_lines(mailed, "", "/var/log/kern.log").text, "NVRM: Xid (PCI:0000:c4:00): 79\n");
+    assert_non_null(strstr(root_read(mailed, "/etc/modprobe.d/nvidia.conf").text,
+                           "options nvidia NVreg_RegistryDwords=\"PeerMappingOverride=1;\""));
+    assert_non_null(strstr(root_read(mailed, "/etc/modprobe.d/nvidia.conf").text, "\ninstall foo command\n"));
+    assert_string_equal(root_read(mailed, "/etc/passwd").why, "the snapshot does not say");
+
+    /* Programs keep their lines and what they do. */
+    buffer = root_read(mailed, "/opt/deepep/python/deep_ep/buffer.py").text;
+    assert_non_null(strstr(buffer, "\nimport os  \n"));
+    assert_non_null(strstr(buffer, "class Buffer:\n    \"\"\"\n\n\"\"\"\n    @staticmethod\n    def f(x):\n"));
+    assert_non_null(strstr(buffer, "return x[1::2] @ '192.0.2."));
+    root_free(root);
+    root_free(mailed);
+    free(text);
+    tree_done(&tree);
+}
+
+/* --- the general pass --- */
+
+static char *pass(struct scrub *scrub, const char *text, unsigned flags)
+{
+    size_t bytes;
+    char *out;
+    FILE *file = open_memstream(&out, &bytes);
+
+    scrub_text(scrub, text, strlen(text), flags, file);
+    fclose(file);
+    return out;
+}
+
+static void scrub_init(struct scrub *scrub)
+{
+    *scrub = (struct scrub){.uuids = json_object(), .names = json_object()};
+    for (int map = 0; map < SCRUB_MAPS; map++)
+        scrub->maps[map] = json_object();
+}
+
+static void scrub_done(struct scrub *scrub)
+{
+    for (int map = 0; map < SCRUB_MAPS; map++)
+        json_decref(scrub->maps[map]);
+    json_decref(scrub->uuids);
+    json_decref(scrub->names);
+}
+
+static void the_general_pass_knows_identifiers(void **state)
+{
+    static const struct {
+        const char *text, *wanted;
+        unsigned flags;
+    } cases[] = {
+        {"", "", 0},
+        {"plain words, 1 and 2", "plain words, 1 and 2", 0},
+        {"x" UUID "y", "x00000000-0000-0000-0000-000000000001y", 0},
+        {"GPU-" UUID " GPU-" UUID_DISK " gpu-" UUID,
+         "GPU-00000000-0000-0000-0000-000000000001 GPU-00000000-0000-0000-0000-000000000002 "
+         "gpu-00000000-0000-0000-0000-000000000001",
+         0},
+        {"0A1B2C3D-4E5F-6071-8293-A4B5C6D7E8F9 0a1b2c3d_4e5f_6071_8293_a4b5c6d7e8f9",
+         "00000000-0000-0000-0000-000000000001 00000000_0000_0000_0000_000000000001", 0},
+        {"GPU-12345", "GPU-00000000-0000-0000-0000-000000000001", 0},
+        {"GPU-0 GPU-x", "GPU-0 GPU-x", 0},
+        {"10.1.2.3:80 10.1.2.4 10.1.2.3", "192.0.2.1:80 192.0.2.2 192.0.2.1", 0},
+        {"0.0.0.0 127.0.0.1 255.255.255.0 224.0.0.1", "0.0.0.0 127.0.0.1 255.255.255.0 224.0.0.1", 0},
+        {"1.2.3 1.2.3.4.5 1.2.3.256 1.2.3.1234", "1.2.3 1.2.3.4.5 1.2.3.256 1.2.3.1234", 0},
+        {"v12.8.3.14 x-12.8.3.14 libx.so.12.8.3.14 12.8.3.14-1", "v12.8.3.14 x-12.8.3.14 libx.so.12.8.3.14 12.8.3.14-1",
+         SCRUB_VERSIONS},
+        {"host 12.8.3.14", "host 192.0.2.1", SCRUB_VERSIONS},
+        {"v12.8.3.14", "v192.0.2.1", 0},
+        {"ip-10-1-2-3 x 10.1.2.3", "ip-192-0-2-1 x 192.0.2.1", 0},
+        {"fe80::1234:5678, [2001:db8:1::42]:80.", "fe80::1, [2001:db8::2]:80.", 0},
+        {"::ffff:10.1.2.3 10.1.2.3", "::ffff:192.0.2.1 192.0.2.1", 0},
+        {"::1 :: 1::2 ff02::1 std::string a::b abc:def", "::1 :: 1::2 ff02::1 std::string a::b abc:def", 0},
+        {"0:1:2:3:4:5:6:7", "0:1:2:3:4:5:6:7", 0},
+        {"aa:bb:cc:dd:ee:ff AA-BB-CC-DD-EE-FF 00:00:00:00:00:00",
+         "00:00:5e:00:53:01 00-00-5e-00-53-02 00:00:00:00:00:00", 0},
+        {"80:00:00:48:fe:80:00:00:00:00:00:00:02:00:5e:ff:fe:00:53:fa", "00:00:5e:00:53:01", 0},
+        {"10:20:30 0000:0f:00.0 0000:0f:00", "10:20:30 0000:0f:00.0 0000:0f:00", 0},
+        {GUID " 0000:0000:0000:0000", "0000:0000:0000:0001 0000:0000:0000:0000", 0},
+        {"0x" GUID_HEX " 0x0000000000000000 0xffffffffffffffff", "secret1 0x0000000000000000 0xffffffffffffffff", 0},
+        {SERIAL " 123456", "secret1 123456", 0},
+        {MAIL, "user@host", 0},
+        {"a@b.c, <x.y@z>", "user@host, <user@host>", 0},
+        {"    @staticmethod", "    @staticmethod", SCRUB_CODE},
+        {"http://a:b@c.d:80/x https://github.com/NVIDIA/nccl http://10.1.2.3/x",
+         "http://user@host1:80/dir1 https://github.com/dir2/nccl http://192.0.2.1/dir1", 0},
+        {"node7.rack.internal and db.example.com", "host1 and host2", 0},
+        {"dist.all_reduce torch.io a.b.com", "dist.all_reduce torch.io a.b.com", SCRUB_CODE},
+        {"password=abc token: \"xyz\" PASSWD='q w'", "password=secret1 token: \"secret2\" PASSWD='secret3 w'", 0},
+        {"num_tokens = 4", "num_tokens = 4", SCRUB_CODE},
+        {TOKEN " x " AWS_ID, "secret1 x secret2", 0},
+        {"--key=" AWS_SECRET, "--key=secret1", 0},
+        {"_ZN3c1017RegisterOperatorsD1Ev", "_ZN3c1017RegisterOperatorsD1Ev", 0},
+        {"a -----BEGIN RSA PRIVATE KEY-----\nxyz\n-----END", "a secret", 0},
+        {"see /home/me/x and '/usr/lib/libx.so.1', /acme/lib",
+         "see /home/dir1/dir2 and '/usr/lib/libx.so.1', /dir3/lib", 0},
+        {"a/b and/or", "a/b and/or", 0},
+        {"ERIKA on node-7", "user1 on host1", 0},
+        {"erikas node-77 xerika", "erikas node-77 xerika", 0},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct scrub scrub;
+        char *got;
+
+        scrub_init(&scrub);
+        scrub_learn_name(&scrub, SCRUB_USER, "Erika");
+        scrub_learn_name(&scrub, SCRUB_HOST, "node-7");
+        scrub_learn_name(&scrub, SCRUB_USER, "root");
+        got = pass(&scrub, cases[i].text, cases[i].flags);
+        assert_string_equal(got, cases[i].wanted);
+        free(got);
+        scrub_done(&scrub);
+    }
+}
+
+/* More of a kind than the first range of replacements holds: none is used twice. */
+static void replacements_differ(void **state)
+{
+    struct scrub scrub;
+    json_t *seen = json_object();
+    char text[64], *got;
+
+    (void)state;
+    scrub_init(&scrub);
+    for (int i = 0; i < 3000; i++) {
+        snprintf(text, sizeof(text), "10.1.%d.%d", i >> 8, i & 255);
+        got = pass(&scrub, text, 0);
+        assert_null(json_object_get(seen, got));
+        json_object_set_new(seen, got, json_true());
+        free(got);
+        snprintf(text, sizeof(text), "0a:0b:0c:0d:%02x:%02x", i >> 8, i & 255);
+        got = pass(&scrub, text, 0);
+        assert_int_equal(strlen(got), 17);
+        assert_null(json_object_get(seen, got));
+        json_object_set_new(seen, got, json_true());
+        free(got);
+    }
+    json_decref(seen);
+    scrub_done(&scrub);
+}
+
+static void names_of_common_software_stay(void **state)
+{
+    static const struct {
+        const char *path, *wanted;
+    } cases[] = {
+        {"/", "/"},
+        {"/sys/bus/pci/devices/0000:0f:00.0/config", "/sys/bus/pci/devices/0000:0f:00.0/config"},
+        {"/usr/lib/x86_64-linux-gnu/libibverbs.so.1.14.56.0", "/usr/lib/x86_64-linux-gnu/libibverbs.so.1.14.56.0"},
+        {"/lib/modules/6.8.0-1021-acme/updates/dkms/mlx5_core.ko.zst",
+         "/lib/modules/6.8.0-1021-acme/updates/dkms/mlx5_core.ko.zst"},
+        {"/usr/local/lib/python3.12/dist-packages/nvidia_nvshmem_cu12-3.3.20.dist-info",
+         "/usr/local/lib/python3.12/dist-packages/nvidia_nvshmem_cu12-3.3.20.dist-info"},
+        {"/opt/deepep/nvshmem/lib/libnvshmem_host.so.3", "/opt/deepep/nvshmem/lib/libnvshmem_host.so.3"},
+        {"/home/kubernetes/bin/nvidia/lib64", "/home/kubernetes/bin/nvidia/lib64"},
+        {"/home/nvidia/lib", "/home/dir1/lib"},
+        {"/data/users/cuda/lib", "/data/users/dir1/lib"},
+        {"/lustre/acme/acme/venv/lib/python3.12/site-packages", "/dir1/dir2/dir2/venv/lib/python3.12/site-packages"},
+        {"/usr/local/cuda-12.8-acme/lib64", "/usr/local/dir1/lib64"},
+        {"/opt/python3-acme", "/opt/dir1"},
+        {"/a/../lib", "/dir1/../lib"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct scrub scrub;
+        size_t bytes;
+        char *got;
+        FILE *file = open_memstream(&got, &bytes);
+
+        scrub_init(&scrub);
+        scrub_path(&scrub, cases[i].path, strlen(cases[i].path), file);
+        fclose(file);
+        assert_string_equal(got, cases[i].wanted);
+        free(got);
+        scrub_done(&scrub);
+    }
+}
+
+static void patterns_match(void **state)
+{
+    static const struct {
+        const char *pattern, *text;
+        bool matches;
+    } cases[] = {{"a*b", "ab", true},
+                 {"a*b", "axxb", true},
+                 {"a*b", "a/b", false},
+                 {"a**b", "a/x/b", true},
+                 {"**/x", "/x", true},
+                 {"**/x", "/a/b/x", true},
+                 {"**/x", "x", false},
+                 {"a#", "a", false},
+                 {"a#", "a12.8", true},
+                 {"a#b", "a1.2b", true},
+                 {"a#", "a1x", false},
+                 {"#.x", "1.x", true},
+                 {"a", "ab", false},
+                 {"", "", true},
+                 {"*", "", true},
+                 {"a", "", false},
+                 {"lib*.so.*", "libx.so.1", true},
+                 {"*", "a/b", false},
+                 {"#", "", false}};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
+        if (scrub_match(cases[i].pattern, cases[i].text) != cases[i].matches)
+            fail_msg("%s against %s", cases[i].pattern, cases[i].text);
+}
+
+/* --- PCI configuration space --- */
+
+static void serial_numbers_leave_configuration_space(void **state)
+{
+    char config[4096] = {0};
+    const char *got;
+    struct root *root, *mailed;
+    struct tree tree;
+    char *text;
+
+    (void)state;
+    memcpy(config, "\xb3\x15", 2);
+    config[0x34] = 0x60;
+    memcpy(config + 0x60, "\x10\x48\x02\x00marks", 9);             /* PCI Express, next at 0x48 */
+    memcpy(config + 0x48, "\x03\x00" SERIAL, 2 + 13);              /* vital product data */
+    memcpy(config + 0x100, "\x03\x00\x01\x15" SERIAL, 4 + 13);     /* serial number, next at 0x150 */
+    memcpy(config + 0x150, "\x0d\x00\x01\x00\x1f\x00\x1d\x00", 8); /* ACS */
+    memcpy(config + 0x800, SERIAL, 13);
+    tree_init(&tree);
+    tree_put_bytes(&tree, "/sys/bus/pci/devices/0000:0f:00.0/config", config, sizeof(config));
+    assert_int_equal(root_open(tree.place, &root), EP_OK);
+    root_read(root, "/sys/bus/pci/devices/0000:0f:00.0/config");
+    mailed = mail(root, &text);
+    got = root_read(mailed, "/sys/bus/pci/devices/0000:0f:00.0/config").text;
+    assert_int_equal(root_read(mailed, "/sys/bus/pci/devices/0000:0f:00.0/config").bytes, sizeof(config));
+    assert_memory_equal(got, config, 64);
+    assert_memory_equal(got + 0x60, config + 0x60, 9);
+    assert_memory_equal(got + 0x150, config + 0x150, 8);
+    assert_memory_equal(got + 0x100, config + 0x100, 4);
+    assert_null(memmem(got, sizeof(config), SERIAL, 13));
+    root_free(root);
+    root_free(mailed);
+    free(text);
+    tree_done(&tree);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(no_identifier_leaks),
+        cmocka_unit_test(what_matters_stays),
+        cmocka_unit_test(the_general_pass_knows_identifiers),
+        cmocka_unit_test(replacements_differ),
+        cmocka_unit_test(names_of_common_software_stay),
+        cmocka_unit_test(patterns_match),
+        cmocka_unit_test(serial_numbers_leave_configuration_space),
+    };
+
+    return cmocka_run_group_tests_name("root_scrub", tests, NULL, NULL);
+}
