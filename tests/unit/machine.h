@@ -5,6 +5,7 @@
 
 #include "topo/topo.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -63,7 +64,7 @@ static inline struct topo_nic *machine_nic(struct machine *machine, const char *
     int i = machine->topo.n_nics++;
     struct topo_nic *nic = &machine->nics[i];
 
-    strncpy(machine->names[i], name, sizeof(machine->names[i]) - 1);
+    snprintf(machine->names[i], sizeof(machine->names[i]), "%s", name);
     *nic = (struct topo_nic){.name = machine->names[i],
                              .pci = machine_leaf(machine, at, host_bridge, numa_node),
                              .n_ports = n_ports,
