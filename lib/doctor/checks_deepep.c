@@ -20,7 +20,7 @@ static const struct stack_copy *imported_copy(const struct doctor_machine *machi
 {
     const struct stack_deepep *deepep = &machine->stack->deepep;
 
-    if (!look_has_gpus(machine, result))
+    if (!look_has_gpus(machine, result) || !look_has_environment(machine, result))
         return NULL;
     if (deepep->imported >= 0)
         return &deepep->copies[deepep->imported];

@@ -16,7 +16,7 @@ static const char *extension(const struct doctor_machine *machine, struct doctor
     const char *path = deepep->imported >= 0 ? deepep->copies[deepep->imported].extension : "";
     struct elf_facts facts;
 
-    if (!look_has_gpus(machine, result))
+    if (!look_has_gpus(machine, result) || !look_has_environment(machine, result))
         return "";
     if (deepep->imported < 0) {
         doctor_not_here(machine, result, "no deep_ep is on Python's path");

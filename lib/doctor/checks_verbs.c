@@ -34,7 +34,8 @@ static bool has_core(const struct doctor_machine *machine, struct doctor_result 
     const struct stack_verbs *verbs = &machine->stack->verbs;
     struct elf_facts facts;
 
-    if (!has_mlx5(machine, result))
+    /* Without it nobody knows where a process would look. */
+    if (!has_mlx5(machine, result) || !look_has_environment(machine, result))
         return false;
     if (verbs->ibverbs.state == ROOT_ABSENT) {
         doctor_not_here(machine, result, "libibverbs.so.1 is not installed where ld.so looks");
@@ -331,7 +332,7 @@ static void run_verbs_from_gib(const struct doctor_machine *machine, struct doct
     const struct stack_verbs *verbs = &machine->stack->verbs;
     struct lib_place system;
 
-    if (!has_mlx5(machine, result))
+    if (!has_mlx5(machine, result) || !look_has_environment(machine, result))
         return;
     if (!*machine->stack->nccl.gib) {
         doctor_not_here(machine, result, "gIB is not installed");

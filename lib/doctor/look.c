@@ -59,6 +59,16 @@ bool look_has_data_nics(const struct doctor_machine *machine, struct doctor_resu
     return false;
 }
 
+bool look_has_environment(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    struct root_environment environment = root_environment(machine->root);
+
+    if (environment.state == ROOT_OK || environment.state == ROOT_ABSENT)
+        return true;
+    doctor_cannot_tell(machine, result, "the environment: %s", look_why(environment.state, environment.why));
+    return false;
+}
+
 enum topo_path look_gpu_distance(const struct topo *topo, int nic)
 {
     enum topo_path best = TOPO_SYS;

@@ -13,6 +13,9 @@ bool look_has_gpus(const struct doctor_machine *machine, struct doctor_result *r
 bool look_has_driver(const struct doctor_machine *machine, struct doctor_result *result);
 bool look_has_data_nics(const struct doctor_machine *machine, struct doctor_result *result);
 
+/* Says "could not tell" when it returns false: the environment is there and could not be read. */
+bool look_has_environment(const struct doctor_machine *machine, struct doctor_result *result);
+
 /* Is NIC `nic` one for data on a PCI bus? Software devices (rxe, siw) are nobody's business here. */
 bool look_is_data_nic(const struct topo *topo, int nic);
 
