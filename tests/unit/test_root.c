@@ -187,7 +187,8 @@ static void what_is_no_file_says_so(void **state)
     tree_path(&fixture->tree, "/fifo", place);
     assert_int_equal(mkfifo(place, 0600), 0);
     fd = socket(AF_UNIX, SOCK_STREAM, 0);
-    snprintf(address.sun_path, sizeof(address.sun_path), "%s/socket", fixture->tree.place);
+    assert_in_range(snprintf(address.sun_path, sizeof(address.sun_path), "%s/socket", fixture->tree.place), 1,
+                    sizeof(address.sun_path) - 1);
     assert_int_equal(bind(fd, (struct sockaddr *)&address, sizeof(address)), 0);
     close(fd);
     tree_link(&fixture->tree, "/dangling", "/nowhere");
