@@ -1,0 +1,660 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The checks of the verbs libraries and of DeepEP: a healthy machine, changes to it, and how a check then ends. */
+#include "doctor/checks.h"
+#include "made.h"
+
+#define CORE "/usr/lib/libibverbs.so.1"
+#define MLX5 "/usr/lib/libmlx5.so.1"
+#define PROVIDER "/usr/lib/libibverbs/libmlx5-rdmav57.so"
+#define PACKAGE "/py/deep_ep"
+#define EXTENSION "/py/deep_ep_cpp.so"
+#define NVSHMEM "/opt/nvshmem/lib/libnvshmem_host.so.3"
+
+struct test_case {
+    const struct doctor_check *check;
+    const char *name;
+    void (*change)(struct made *made);
+    enum doctor_outcome outcome;
+    const char *text; /* part of the result's sentence or reason */
+};
+
+/* --- the healthy machine --- */
+
+/* `facts` with ' for " */
+static void put_library(struct made *made, const char *path, const char *facts)
+{
+    char text[2048];
+    json_t *entry;
+
+    snprintf(text, sizeof(text), "%s", facts);
+    for (char *at = text; (at = strchr(at, '\'')); at++)
+        *at = '"';
+    entry = json_loads(text, 0, NULL);
+    assert_non_null(entry);
+    json_object_set_new(made_kind(made, "elf"), path, entry);
+    json_object_set_new(made_kind(made, "links"), path, json_string(path));
+}
+
+static struct lib_place at(const char *path, const char *found_by)
+{
+    return (struct lib_place){.state = ROOT_OK, .path = path, .real = path, .found_by = found_by};
+}
+
+static struct lib_place nowhere(void)
+{
+    return (struct lib_place){.state = ROOT_ABSENT, .path = "", .real = "", .found_by = ""};
+}
+
+static struct stack_copy *copy(struct made *made, int i)
+{
+    return &made->stack.deepep.copies[i];
+}
+
+static void healthy(struct made *made)
+{
+    struct stack *stack = &made->stack;
+
+    for (int i = 0; i < 4; i++)
+        made->hardware.gpus[i].cc_major = 10;
+    stack->verbs = (struct stack_verbs){.ibverbs = at(CORE, "default folder"),
+                                        .mlx5 = at(MLX5, "default folder"),
+                                        .private_version = 57,
+                                        .provider_wants = 57,
+                                        .provider = PROVIDER,
+                                        .provider_folders = "/usr/lib/libibverbs"};
+    put_library(made, CORE, "{'definitions': ['IBVERBS_PRIVATE_57']}");
+    put_library(made, MLX5, "{'needs': [['libibverbs.so.1', 'IBVERBS_PRIVATE_57']]}");
+    put_library(made, PROVIDER, "{'needs': [['libibverbs.so.1', 'IBVERBS_PRIVATE_57']]}");
+    stack->nccl.gib = "";
+    stack->nvshmem.host = at(NVSHMEM, "LD_PRELOAD");
+    stack->nvshmem.version = "3.5.19";
+    stack->nvshmem.home = "/opt/nvshmem";
+    put_library(made, NVSHMEM, "{}");
+    put_library(made, EXTENSION,
+                "{'needed': ['libnvshmem_host.so.3'], 'runpath': '/opt/nvshmem/lib', 'archs': [90, 100]}");
+    stack->deepep.n = 1;
+    stack->deepep.imported = 0;
+    *copy(made, 0) = (struct stack_copy){.folder = PACKAGE,
+                                         .version = "1.2.1+29d31c0",
+                                         .extension = EXTENSION,
+                                         .on_path = true,
+                                         .buffer = ROOT_OK,
+                                         .defines_mapping = true,
+                                         .calls_mapping = true,
+                                         .hash = 1};
+    stack->cuda_home = "/usr/local/cuda";
+    stack->python_paths = "/py";
+}
+
+static void nothing(struct made *made)
+{
+    (void)made;
+}
+
+static void no_gpus(struct made *made)
+{
+    made->hardware.topo.n_gpus = 0;
+}
+
+static void no_nics(struct made *made)
+{
+    made->hardware.topo.n_nics = 0;
+}
+
+static void secret_environment(struct made *made)
+{
+    made_state(made, "files", "/proc/self/environ", "denied");
+}
+
+/* --- verbs --- */
+
+static void nics_of_others(struct made *made)
+{
+    for (int i = 0; i < 4; i++)
+        made->hardware.pci[made->hardware.nics[i].pci].vendor = 0x1d0f;
+}
+
+static void no_core(struct made *made)
+{
+    made->stack.verbs.ibverbs = nowhere();
+}
+
+static void damaged_core(struct made *made)
+{
+    made_state(made, "elf", CORE, "failed");
+}
+
+static void core_without_number(struct made *made)
+{
+    made->stack.verbs.private_version = 0;
+}
+
+static void no_provider(struct made *made)
+{
+    made->stack.verbs.provider = "";
+}
+
+static void other_set(struct made *made)
+{
+    made->stack.verbs.provider_wants = 34;
+}
+
+static void other_set_and_no_provider(struct made *made)
+{
+    other_set(made);
+    no_provider(made);
+}
+
+/* The file has the right name and is of another set: somebody renamed it. */
+static void renamed_provider(struct made *made)
+{
+    put_library(made, PROVIDER, "{'needs': [['libibverbs.so.1', 'IBVERBS_PRIVATE_34']]}");
+}
+
+static void core_from_gib(struct made *made)
+{
+    made->stack.nccl.gib = "/usr/local/gib";
+    made->stack.verbs.ibverbs = at("/usr/local/gib/lib64/libibverbs.so.1", "LD_LIBRARY_PATH");
+    put_library(made, "/usr/local/gib/lib64/libibverbs.so.1", "{'definitions': ['IBVERBS_PRIVATE_57']}");
+    made_stat(made, "/usr/lib", "folder", "r-x");
+}
+
+static void core_from_gib_alone(struct made *made)
+{
+    core_from_gib(made);
+    made_state(made, "elf", CORE, "absent");
+}
+
+static void gib_behind(struct made *made)
+{
+    made->stack.nccl.gib = "/usr/local/gib";
+}
+
+static void folder_as_drivers(struct made *made)
+{
+    made_env(made, "RDMAV_DRIVERS=/usr/lib/libibverbs");
+    made_state(made, "stats", "/usr/lib/libibverbs-rdmav57.so", "absent");
+    made_stat(made, "/usr/lib/libibverbs", "folder", "r-x");
+    made_stat(made, PROVIDER, "file", "r--");
+}
+
+static void folder_as_only_hint(struct made *made)
+{
+    folder_as_drivers(made);
+    no_provider(made);
+}
+
+static void good_drivers(struct made *made)
+{
+    made_env(made, "RDMAV_DRIVERS=mlx5:/usr/lib/libibverbs/libmlx5");
+    made_stat(made, PROVIDER, "file", "r--");
+}
+
+/* --- DeepEP --- */
+
+static void not_imported(struct made *made)
+{
+    made->stack.deepep.imported = -1;
+}
+
+static void no_deepep(struct made *made)
+{
+    not_imported(made);
+    made->stack.deepep.n = 0;
+}
+
+static void never_called(struct made *made)
+{
+    copy(made, 0)->calls_mapping = false;
+}
+
+static void never_defined(struct made *made)
+{
+    copy(made, 0)->defines_mapping = false;
+}
+
+static void stolen(struct made *made)
+{
+    copy(made, 0)->decorator_stolen = true;
+}
+
+static void no_mapping(struct made *made)
+{
+    never_called(made);
+    never_defined(made);
+}
+
+static void mapping_wanted(struct made *made)
+{
+    no_mapping(made);
+    made_env(made, "DEEP_EP_DEVICE_TO_HCA_MAPPING=0:mlx5_0:1");
+}
+
+static void another_copy(struct made *made)
+{
+    made->stack.deepep.n = 2;
+    *copy(made, 1) = *copy(made, 0);
+    copy(made, 1)->folder = "/src/deep_ep";
+    copy(made, 1)->is_source = true;
+    copy(made, 1)->on_path = false;
+    copy(made, 1)->version = "";
+}
+
+static void patched_source(struct made *made)
+{
+    another_copy(made);
+    mapping_wanted(made);
+    copy(made, 0)->hash = 2;
+}
+
+static void edited_source(struct made *made)
+{
+    another_copy(made);
+    copy(made, 1)->hash = 2;
+}
+
+static void two_versions(struct made *made)
+{
+    another_copy(made);
+    copy(made, 1)->on_path = true;
+    copy(made, 1)->version = "1.1.0";
+}
+
+static void one_version_two_texts(struct made *made)
+{
+    another_copy(made);
+    copy(made, 1)->version = copy(made, 0)->version;
+    copy(made, 1)->hash = 2;
+}
+
+static void unreadable_buffer(struct made *made)
+{
+    copy(made, 0)->buffer = ROOT_DENIED;
+    made_state(made, "files", PACKAGE "/buffer.py", "denied");
+    no_mapping(made);
+}
+
+static void version_two(struct made *made)
+{
+    copy(made, 0)->buffer = ROOT_ABSENT;
+    copy(made, 0)->version = "2.0.0";
+    no_mapping(made);
+}
+
+static void version_two_mapping_wanted(struct made *made)
+{
+    version_two(made);
+    made_env(made, "DEEP_EP_DEVICE_TO_HCA_MAPPING=0:mlx5_0:1");
+}
+
+static void set_version(struct made *made, const char *version)
+{
+    copy(made, 0)->version = version;
+}
+
+static void version_1_1(struct made *made)
+{
+    set_version(made, "1.1.0+29d31c1");
+}
+
+static void version_of_patch(struct made *made)
+{
+    set_version(made, "1.2.1+8a07e7eabc");
+}
+
+static void version_bare(struct made *made)
+{
+    set_version(made, "1.2.1");
+}
+
+static void version_other_commit(struct made *made)
+{
+    set_version(made, "1.2.1+0123abc");
+}
+
+static void version_known_old(struct made *made)
+{
+    set_version(made, "1.2.1+309785a");
+}
+
+static void version_unknown(struct made *made)
+{
+    set_version(made, "");
+}
+
+static void old_with_old_nvshmem(struct made *made)
+{
+    version_1_1(made);
+    made->stack.nvshmem.version = "3.4.5";
+}
+
+static void no_nvshmem(struct made *made)
+{
+    made->stack.nvshmem.host = nowhere();
+}
+
+/* --- the extension --- */
+
+static void no_extension(struct made *made)
+{
+    copy(made, 0)->extension = "";
+}
+
+static void built_without_nvshmem(struct made *made)
+{
+    put_library(made, EXTENSION, "{'needed': ['libc.so.6'], 'archs': [100]}");
+}
+
+static void linked_with(struct made *made, const char *version)
+{
+    char header[256];
+
+    put_library(made, EXTENSION, "{'needed': ['libnvshmem_host.so.3'], 'rpath': '/none:$ORIGIN/../built/lib'}");
+    made_state(made, "elf", "/none/libnvshmem_host.so.3", "absent");
+    put_library(made, "/py/../built/lib/libnvshmem_host.so.3", "{}");
+    if (!*version) {
+        made_state(made, "files", "/py/../built/include/non_abi/nvshmem_version.h", "absent");
+        return;
+    }
+    snprintf(header, sizeof(header),
+             "#define NVSHMEM_VENDOR_MAJOR_VERSION 3\n#define NVSHMEM_VENDOR_MINOR_VERSION %s\n"
+             "#define NVSHMEM_VENDOR_PATCH_VERSION 19\n",
+             version);
+    made_file(made, "/py/../built/include/non_abi/nvshmem_version.h", header);
+}
+
+static void linked_with_older(struct made *made)
+{
+    linked_with(made, "3");
+}
+
+static void linked_with_same(struct made *made)
+{
+    linked_with(made, "5");
+}
+
+static void linked_with_unknown(struct made *made)
+{
+    linked_with(made, "");
+}
+
+static void folder_gone(struct made *made)
+{
+    put_library(made, EXTENSION, "{'needed': ['libnvshmem_host.so.3'], 'runpath': '/gone'}");
+    made_state(made, "elf", "/gone/libnvshmem_host.so.3", "absent");
+}
+
+static void damaged_extension(struct made *made)
+{
+    made_state(made, "elf", EXTENSION, "failed");
+}
+
+static void archs_unknown(struct made *made)
+{
+    put_library(made, EXTENSION, "{'needed': [], 'archs': [90], 'archs_known': false}");
+}
+
+static void capability_unknown(struct made *made)
+{
+    for (int i = 0; i < 4; i++)
+        made->hardware.gpus[i].cc_major = 0;
+    made->hardware.topo.nvml_why = "no libnvidia-ml.so.1";
+}
+
+static void nvshmem_for_another(struct made *made)
+{
+    put_library(made, NVSHMEM, "{'archs': [90]}");
+}
+
+/* --- builds --- */
+
+static void with_source(struct made *made)
+{
+    another_copy(made);
+    made_file(made, "/usr/include/infiniband/mlx5dv.h", "struct mlx5dv_context;\n");
+    put_library(made, "/usr/lib/libmlx5.so", "{}");
+    made_stat(made, "/usr/lib", "folder", "r-x");
+    made_stat(made, "/usr/local/cuda/include", "folder", "r-x");
+    made_stat(made, "/usr/local/cuda/include/cuda/std/tuple", "file", "r--");
+}
+
+static void no_link(struct made *made)
+{
+    with_source(made);
+    for (size_t i = 0; i < 8; i++) {
+        static const char *const folders[] = {"/lib/x86_64-linux-gnu",
+                                              "/usr/lib/x86_64-linux-gnu",
+                                              "/lib/aarch64-linux-gnu",
+                                              "/usr/lib/aarch64-linux-gnu",
+                                              "/lib",
+                                              "/lib64",
+                                              "/usr/lib64",
+                                              "/usr/local/lib"};
+
+        made_state(made, "stats", folders[i], "absent");
+    }
+    made_state(made, "elf", "/usr/lib/libmlx5.so", "absent");
+}
+
+static void no_header(struct made *made)
+{
+    with_source(made);
+    made_state(made, "files", "/usr/include/infiniband/mlx5dv.h", "absent");
+}
+
+static void cuda_13(struct made *made)
+{
+    with_source(made);
+    made_state(made, "stats", "/usr/local/cuda/include/cuda/std/tuple", "absent");
+    made_stat(made, "/usr/local/cuda/include/cccl/cuda/std/tuple", "file", "r--");
+}
+
+static void cuda_13_with_path(struct made *made)
+{
+    cuda_13(made);
+    made_env(made, "CPLUS_INCLUDE_PATH=/usr/local/cuda/include/cccl");
+}
+
+static void nvshmem_source(struct made *made)
+{
+    with_source(made);
+    made_stat(made, "/opt/nvshmem_src/CMakeLists.txt", "file", "r--");
+    made_file(made, "/usr/include/infiniband/mlx5dv.h", "enum { MLX5DV_REG_DMABUF_ACCESS_DATA_DIRECT = 1 };\n");
+    made_state(made, "stats", "/usr/include/gdrapi.h", "absent");
+    made_state(made, "stats", "/usr/local/include/gdrapi.h", "absent");
+}
+
+static void nvshmem_source_without_gdrcopy(struct made *made)
+{
+    nvshmem_source(made);
+    made_env(made, "NVSHMEM_USE_GDRCOPY=0");
+}
+
+static void nvshmem_source_old_header(struct made *made)
+{
+    nvshmem_source_without_gdrcopy(made);
+    made_file(made, "/usr/include/infiniband/mlx5dv.h", "struct mlx5dv_context;\n");
+}
+
+static const struct test_case cases[] = {
+    {&check_provider_missing, "healthy", nothing, DOCTOR_FINE, ""},
+    {&check_provider_missing, "no NICs", no_nics, DOCTOR_NOT_HERE, "no RDMA NIC"},
+    {&check_provider_missing, "NICs of others", nics_of_others, DOCTOR_NOT_HERE, "of NVIDIA"},
+    {&check_provider_missing, "no libibverbs", no_core, DOCTOR_NOT_HERE, "not installed"},
+    {&check_provider_missing, "damaged", damaged_core, DOCTOR_UNKNOWN, "made so"},
+    {&check_provider_missing, "no number", core_without_number, DOCTOR_UNKNOWN, "IBVERBS_PRIVATE"},
+    {&check_provider_missing, "environment", secret_environment, DOCTOR_UNKNOWN, "environment"},
+    {&check_provider_missing, "no provider", no_provider, DOCTOR_FOUND, "libmlx5-rdmav57.so"},
+    {&check_provider_missing, "another set", other_set_and_no_provider, DOCTOR_NOT_HERE, "one set"},
+    {&check_provider_missing, "RDMAV_DRIVERS", folder_as_only_hint, DOCTOR_NOT_HERE, "RDMAV_DRIVERS"},
+    {&check_verbs_mixed, "healthy", nothing, DOCTOR_FINE, ""},
+    {&check_verbs_mixed, "another set", other_set, DOCTOR_FOUND, "IBVERBS_PRIVATE_34"},
+    {&check_verbs_mixed, "another set, no provider", other_set_and_no_provider, DOCTOR_FOUND, MLX5},
+    {&check_verbs_mixed, "renamed provider", renamed_provider, DOCTOR_FOUND, PROVIDER},
+    {&check_verbs_mixed, "gIB", core_from_gib, DOCTOR_NOT_HERE, "gIB"},
+    {&check_rdmav_drivers, "not set", nothing, DOCTOR_NOT_HERE, "not set"},
+    {&check_rdmav_drivers, "folder", folder_as_drivers, DOCTOR_FOUND, "/usr/lib/libibverbs-rdmav57.so"},
+    {&check_rdmav_drivers, "right", good_drivers, DOCTOR_FINE, ""},
+    {&check_verbs_from_gib, "no gIB", nothing, DOCTOR_NOT_HERE, "not installed"},
+    {&check_verbs_from_gib, "gIB behind", gib_behind, DOCTOR_FINE, ""},
+    {&check_verbs_from_gib, "gIB in front", core_from_gib, DOCTOR_FOUND, "/usr/local/gib/lib64/libibverbs.so.1"},
+    {&check_verbs_from_gib, "gIB alone", core_from_gib_alone, DOCTOR_FINE, ""},
+
+    {&check_mapping_inactive, "healthy", nothing, DOCTOR_FINE, ""},
+    {&check_mapping_inactive, "no GPUs", no_gpus, DOCTOR_NOT_HERE, "no NVIDIA GPU"},
+    {&check_mapping_inactive, "no NICs", no_nics, DOCTOR_NOT_HERE, "no RDMA NIC"},
+    {&check_mapping_inactive, "no DeepEP", no_deepep, DOCTOR_NOT_HERE, "not installed where Python looks: /py"},
+    {&check_mapping_inactive, "not on the path", not_imported, DOCTOR_NOT_HERE, "not on Python's path"},
+    {&check_mapping_inactive, "environment", secret_environment, DOCTOR_UNKNOWN, "environment"},
+    {&check_mapping_inactive, "never called", never_called, DOCTOR_FOUND, "never called"},
+    {&check_mapping_inactive, "never defined", never_defined, DOCTOR_FOUND, "not defined"},
+    {&check_mapping_inactive, "decorator", stolen, DOCTOR_FOUND, "decorator"},
+    {&check_mapping_inactive, "no mapping", no_mapping, DOCTOR_FINE, ""},
+    {&check_mapping_inactive, "ignored", mapping_wanted, DOCTOR_FOUND, "ignores it"},
+    {&check_mapping_inactive, "patched elsewhere", patched_source, DOCTOR_FINE, ""},
+    {&check_mapping_inactive, "unreadable", unreadable_buffer, DOCTOR_UNKNOWN, "buffer.py"},
+    {&check_mapping_inactive, "version 2", version_two, DOCTOR_FINE, ""},
+    {&check_mapping_inactive, "version 2, wanted", version_two_mapping_wanted, DOCTOR_FOUND, "ignores it"},
+    {&check_stale_copy, "healthy", nothing, DOCTOR_FINE, ""},
+    {&check_stale_copy, "a source", another_copy, DOCTOR_FINE, ""},
+    {&check_stale_copy, "edited source", edited_source, DOCTOR_FINE, ""},
+    {&check_stale_copy, "patched source", patched_source, DOCTOR_FOUND, "/src/deep_ep"},
+    {&check_stale_copy, "two versions", two_versions, DOCTOR_FOUND, "differ"},
+    {&check_stale_copy, "two texts", one_version_two_texts, DOCTOR_FOUND, "differ"},
+    {&check_stale_copy, "no mapping anywhere", no_mapping, DOCTOR_FINE, ""},
+    {&check_deepep_too_old, "healthy", nothing, DOCTOR_FINE, ""},
+    {&check_deepep_too_old, "1.1", version_1_1, DOCTOR_FOUND, "1.1.0"},
+    {&check_deepep_too_old, "patch 466", version_of_patch, DOCTOR_FINE, ""},
+    {&check_deepep_too_old, "no commit", version_bare, DOCTOR_UNKNOWN, "29d31c0"},
+    {&check_deepep_too_old, "another commit", version_other_commit, DOCTOR_UNKNOWN, "29d31c0"},
+    {&check_deepep_too_old, "old commit", version_known_old, DOCTOR_FOUND, "309785a"},
+    {&check_deepep_too_old, "no version", version_unknown, DOCTOR_UNKNOWN, PACKAGE},
+    {&check_deepep_too_old, "version 2", version_two, DOCTOR_FINE, ""},
+    {&check_deepep_too_old, "NVSHMEM 3.4", old_with_old_nvshmem, DOCTOR_FINE, ""},
+    {&check_deepep_too_old, "no NVSHMEM", no_nvshmem, DOCTOR_NOT_HERE, "NVSHMEM"},
+
+    {&check_other_nvshmem, "healthy", nothing, DOCTOR_FINE, ""},
+    {&check_other_nvshmem, "no extension", no_extension, DOCTOR_NOT_HERE, "deep_ep_cpp"},
+    {&check_other_nvshmem, "damaged", damaged_extension, DOCTOR_UNKNOWN, EXTENSION},
+    {&check_other_nvshmem, "without NVSHMEM", built_without_nvshmem, DOCTOR_NOT_HERE, "without NVSHMEM"},
+    {&check_other_nvshmem, "no NVSHMEM", no_nvshmem, DOCTOR_NOT_HERE, "not found"},
+    {&check_other_nvshmem, "older", linked_with_older, DOCTOR_FOUND, "3.3.19"},
+    {&check_other_nvshmem, "same version", linked_with_same, DOCTOR_FINE, ""},
+    {&check_other_nvshmem, "unknown version", linked_with_unknown, DOCTOR_UNKNOWN, "one version"},
+    {&check_other_nvshmem, "folder gone", folder_gone, DOCTOR_UNKNOWN, "built with"},
+    {&check_gpu_arch, "healthy", nothing, DOCTOR_FINE, ""},
+    {&check_gpu_arch, "not understood", archs_unknown, DOCTOR_UNKNOWN, EXTENSION},
+    {&check_gpu_arch, "capability", capability_unknown, DOCTOR_UNKNOWN, "libnvidia-ml"},
+    {&check_gpu_arch, "NVSHMEM", nvshmem_for_another, DOCTOR_FOUND, NVSHMEM},
+
+    {&check_build_files, "no source", nothing, DOCTOR_NOT_HERE, "no source"},
+    {&check_build_files, "all there", with_source, DOCTOR_FINE, ""},
+    {&check_build_files, "no link", no_link, DOCTOR_FOUND, "libmlx5.so"},
+    {&check_build_files, "no header", no_header, DOCTOR_FOUND, "mlx5dv.h"},
+    {&check_build_files, "CUDA 13", cuda_13, DOCTOR_FOUND, "cuda/std/tuple"},
+    {&check_build_files, "CUDA 13 with its path", cuda_13_with_path, DOCTOR_FINE, ""},
+    {&check_build_files, "no GDRCopy", nvshmem_source, DOCTOR_FOUND, "gdrapi.h"},
+    {&check_build_files, "GDRCopy off", nvshmem_source_without_gdrcopy, DOCTOR_FINE, ""},
+    {&check_build_files, "old header", nvshmem_source_old_header, DOCTOR_FOUND, "MLX5DV_REG_DMABUF"},
+};
+
+static void outcomes(void **state)
+{
+    static const char *const names[] = {"fine", "found", "not here", "unknown"};
+    int n_wrong = 0;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        const struct test_case *row = &cases[i];
+        struct made *made = calloc(1, sizeof(*made));
+        struct doctor_result result;
+
+        assert_non_null(made);
+        made_init(made);
+        healthy(made);
+        row->change(made);
+        made_open(made);
+        doctor_run(&made->doctor, row->check, &result);
+        if (result.outcome != row->outcome || !strstr(result.text, row->text)) {
+            print_error("%s, %s: %s: '%s'\n", row->check->id, row->name, names[result.outcome], result.text);
+            n_wrong++;
+        }
+        if (result.outcome == DOCTOR_FOUND) {
+            assert_true(result.n_evidence > 0);
+            assert_true(*result.fix || *result.advice);
+        }
+        made_done(made);
+        free(made);
+    }
+    assert_int_equal(n_wrong, 0);
+}
+
+/* Which code runs on which GPU: the rules of the CUDA programming guide. */
+static void architectures(void **state)
+{
+    static const struct {
+        int arch, major, minor;
+        bool runs;
+    } rules[] = {
+        {90, 9, 0, true},      {90, 10, 0, false},    {100, 9, 0, false},     {100, 10, 3, true},
+        {103, 10, 0, false},   {80, 8, 9, true},      {89, 8, 6, false},      {-90, 9, 0, true},
+        {-90, 12, 0, true},    {-100, 9, 0, false},   {10090, 9, 0, true},    {10090, 10, 0, false},
+        {10100, 10, 3, false}, {-10090, 9, 0, true},  {-10090, 10, 0, false}, {20100, 10, 0, true},
+        {20100, 10, 3, true},  {20103, 10, 0, false}, {20100, 12, 0, false},  {-20100, 10, 3, true},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(rules) / sizeof(rules[0]); i++) {
+        struct made *made = calloc(1, sizeof(*made));
+        struct doctor_result result;
+        char facts[64];
+
+        assert_non_null(made);
+        made_init(made);
+        healthy(made);
+        snprintf(facts, sizeof(facts), "{'archs': [%d]}", rules[i].arch);
+        put_library(made, EXTENSION, facts);
+        for (int k = 0; k < 4; k++) {
+            made->hardware.gpus[k].cc_major = rules[i].major;
+            made->hardware.gpus[k].cc_minor = rules[i].minor;
+        }
+        made_open(made);
+        doctor_run(&made->doctor, &check_gpu_arch, &result);
+        if (result.outcome != (rules[i].runs ? DOCTOR_FINE : DOCTOR_FOUND))
+            fail_msg("%d on %d.%d: %s", rules[i].arch, rules[i].major, rules[i].minor, result.text);
+        made_done(made);
+        free(made);
+    }
+}
+
+/* Names of files become words of commands that people paste. */
+static void commands(void **state)
+{
+    struct made *made = calloc(1, sizeof(*made));
+    struct doctor_result result;
+
+    (void)state;
+    assert_non_null(made);
+    made_init(made);
+    healthy(made);
+    patched_source(made);
+    copy(made, 1)->folder = "/src; rm -rf 'x'/deep_ep";
+    made_open(made);
+    doctor_run(&made->doctor, &check_stale_copy, &result);
+    assert_int_equal(result.outcome, DOCTOR_FOUND);
+    assert_string_equal(result.fix, "sudo cp '/src; rm -rf '\\''x'\\''/deep_ep'/*.py " PACKAGE "/");
+    assert_false(result.fix_is_safe);
+    made_done(made);
+    free(made);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(outcomes),
+        cmocka_unit_test(architectures),
+        cmocka_unit_test(commands),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
