@@ -475,6 +475,7 @@ static void print_findings(const json_t *findings)
 
 struct outcome {
     int n, n_silent;
+    int n_empty; /* of those that answered: with neither GPU nor NIC */
     json_t *differences, *findings;
 };
 
@@ -490,6 +491,9 @@ static void make_verdict(const struct outcome *outcome, char *ret_text, size_t b
 
     if (n_answered == 0)
         snprintf(ret_text, bytes, "None of %d node%s answered.", outcome->n, plural((size_t)outcome->n));
+    else if (n_differences == 0 && n_answered == outcome->n_empty && outcome->n_silent == 0)
+        snprintf(ret_text, bytes, "Nothing to look at: none of %d node%s has a GPU or an RDMA NIC.", n_answered,
+                 plural((size_t)n_answered));
     else if (n_differences == 0 && n_findings == 0 && outcome->n_silent == 0)
         snprintf(ret_text, bytes, "Healthy: %d node%s, nothing found%s.", n_answered, plural((size_t)n_answered),
                  n_answered > 1 ? ", no differences" : "");
@@ -521,7 +525,8 @@ static json_t *make_document(const char *verb, const struct hosts *hosts, const 
 static int report(const struct cmd *cmd, const struct hosts *hosts, const struct outcome *outcome, bool json)
 {
     bool is_clean = json_array_size(outcome->differences) == 0 && json_array_size(outcome->findings) == 0;
-    int code = outcome->n_silent ? CMD_FAILED : is_clean ? CMD_FINE : CMD_FINDINGS;
+    bool is_empty = outcome->n_empty == outcome->n;
+    int code = outcome->n_silent ? CMD_FAILED : !is_clean ? CMD_FINDINGS : is_empty ? CMD_UNSUPPORTED : CMD_FINE;
     char verdict[256];
 
     make_verdict(outcome, verdict, sizeof(verdict));
@@ -558,6 +563,8 @@ int hosts_run(const struct cmd *cmd, const struct hosts_how *how)
         for (int i = 0; i < hosts.n; i++) {
             judge(&hosts.captures[i], how->ssh, how->timeout_s, &hosts.nodes[i]);
             outcome.n_silent += hosts.nodes[i].document == NULL;
+            outcome.n_empty +=
+                hosts.nodes[i].document && !json_is_array(json_object_get(hosts.nodes[i].document, "checks"));
         }
         outcome.n = hosts.n;
         outcome.differences = compare_nodes(hosts.nodes, hosts.n);
