@@ -11,7 +11,6 @@
 
 #define BLANK " \t\r\f\v"
 #define MAX_FILES 256 /* include lines can form a loop */
-#define MAX_DEPTH 8
 
 struct conf {
     struct root *root;
@@ -19,7 +18,7 @@ struct conf {
     int n_files;
 };
 
-static void read_file(struct conf *conf, const char *path, int depth);
+static void read_file(struct conf *conf, const char *path);
 
 bool libs_conf_next(const char **at, struct libs_conf_line *ret_line)
 {
@@ -53,23 +52,23 @@ bool libs_conf_next(const char **at, struct libs_conf_line *ret_line)
 }
 
 /* Files that match a pattern whose last part may have wildcards, as those in use have. */
-static void read_matching(struct conf *conf, const char *pattern, int depth)
+static void read_matching(struct conf *conf, const char *pattern)
 {
     const char *slash = strrchr(pattern, '/');
     const char *folder = libs_folder_of(conf->root, pattern);
     struct root_names names;
 
     if (!strpbrk(pattern, "*?[")) {
-        read_file(conf, pattern, depth);
+        read_file(conf, pattern);
         return;
     }
     names = root_list(conf->root, "%s", folder);
     for (size_t i = 0; i < names.n; i++)
         if (fnmatch(slash + 1, names.names[i], FNM_PERIOD) == 0)
-            read_file(conf, root_printf(conf->root, "%s/%s", folder, names.names[i]), depth);
+            read_file(conf, root_printf(conf->root, "%s/%s", folder, names.names[i]));
 }
 
-static void read_include(struct conf *conf, const char *path, const struct libs_conf_line *line, int depth)
+static void read_include(struct conf *conf, const char *path, const struct libs_conf_line *line)
 {
     const char *at = line->text, *end = line->text + line->n;
 
@@ -81,26 +80,25 @@ static void read_include(struct conf *conf, const char *path, const struct libs_
         if (n > (size_t)(end - at))
             n = (size_t)(end - at);
         if (n && n < PATH_MAX && *at == '/')
-            read_matching(conf, root_printf(conf->root, "%.*s", (int)n, at), depth);
+            read_matching(conf, root_printf(conf->root, "%.*s", (int)n, at));
         else if (n && n < PATH_MAX)
-            read_matching(conf, root_printf(conf->root, "%s/%.*s", libs_folder_of(conf->root, path), (int)n, at),
-                          depth);
+            read_matching(conf, root_printf(conf->root, "%s/%.*s", libs_folder_of(conf->root, path), (int)n, at));
         at += n;
     }
 }
 
-static void read_file(struct conf *conf, const char *path, int depth)
+static void read_file(struct conf *conf, const char *path)
 {
     struct libs_conf_line line;
     const char *at;
 
-    if (depth > MAX_DEPTH || conf->n_files == MAX_FILES)
+    if (conf->n_files == MAX_FILES)
         return;
     conf->n_files++;
     at = root_read(conf->root, "%s", path).text;
     while (libs_conf_next(&at, &line)) {
         if (line.is_include)
-            read_include(conf, path, &line, depth + 1);
+            read_include(conf, path, &line);
         else if (*line.text == '/' && line.n < PATH_MAX)
             libs_list_add(conf->root, conf->list, libs_expand(conf->root, line.text, line.n, NULL), "/etc/ld.so.conf");
     }
@@ -110,5 +108,5 @@ void libs_conf_read(struct root *root, struct libs_list *list)
 {
     struct conf conf = {.root = root, .list = list};
 
-    read_file(&conf, "/etc/ld.so.conf", 0);
+    read_file(&conf, "/etc/ld.so.conf");
 }

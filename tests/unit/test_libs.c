@@ -225,6 +225,31 @@ static void rpath_and_runpath(void **state)
     world_done(&world);
 }
 
+/* A RUNPATH puts out of use the RPATH of its own file, and for what that file needs everybody's. */
+static void runpath_against_rpath(void **state)
+{
+    struct world world;
+    struct libs_closure *closure;
+
+    (void)state;
+    world_init(&world);
+    world_library(&world, "/bin/both", "{" MACHINE ", 'rpath': '/r', 'runpath': '/q', 'needed': ['libplain.so']}");
+    world_library(&world, "/bin/rpath", "{" MACHINE ", 'rpath': '/r', 'needed': ['libown.so']}");
+    world_library(&world, "/q/libplain.so", "{" MACHINE ", 'needed': ['libdeep.so']}");
+    world_library(&world, "/r/libown.so", "{" MACHINE ", 'runpath': '/q', 'needed': ['libdeep.so']}");
+    world_library(&world, "/r/libdeep.so", PLAIN);
+    world_open(&world);
+    assert_int_equal(libs_load(world.root, &nothing, "/bin/both", &closure), EP_OK);
+    assert_string_equal(place_of(closure, "libplain.so"), "/q/libplain.so");
+    assert_string_equal(closure->libs[closure->first_missing].name, "libdeep.so");
+    libs_closure_free(closure);
+    assert_int_equal(libs_load(world.root, &nothing, "/bin/rpath", &closure), EP_OK);
+    assert_string_equal(place_of(closure, "libown.so"), "/r/libown.so");
+    assert_string_equal(closure->libs[closure->first_missing].name, "libdeep.so");
+    libs_closure_free(closure);
+    world_done(&world);
+}
+
 static void origin(void **state)
 {
     struct world world;
@@ -402,6 +427,7 @@ int main(void)
         cmocka_unit_test(links),
         cmocka_unit_test(preload),
         cmocka_unit_test(rpath_and_runpath),
+        cmocka_unit_test(runpath_against_rpath),
         cmocka_unit_test(origin),
         cmocka_unit_test(loops_and_versions),
         cmocka_unit_test(endless),

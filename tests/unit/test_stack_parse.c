@@ -204,6 +204,8 @@ static void stolen_decorator(void **state)
     assert_buffer(CLASS INIT CALL STATIC "    # words\n\n" METHOD OTHER, true, true, true);
     assert_buffer(CLASS INIT CALL "    @property\n" METHOD OTHER, true, true, true);
     assert_buffer(CLASS INIT CALL STATIC "    @other\n" METHOD OTHER, true, true, true);
+    /* One that is where it belongs. */
+    assert_buffer(CLASS STATIC OTHER INIT CALL METHOD, true, true, false);
     /* A decorator that is made for methods, and one for a method without self. */
     assert_buffer(CLASS INIT CALL "    @torch.no_grad()\n" METHOD OTHER, true, true, false);
     assert_buffer(CLASS INIT CALL STATIC "    def _setup_device_hca_mapping(device):\n        pass\n", true, true,
