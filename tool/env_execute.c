@@ -44,30 +44,14 @@ static bool is_launcher(char **command)
     return false;
 }
 
-/* `value` in front of what the variable of this process has, once. */
-static bool prepend(const char *name, const char *value)
+static bool prepend(struct root *root, const char *name, const char *value)
 {
     const char *current = getenv(name);
-    size_t bytes = strlen(value) + (current ? strlen(current) : 0) + 4, n = strlen(value);
-    char *inside = malloc(bytes), *text = malloc(2 * bytes), *found, *needle = malloc(n + 3);
-    bool done = false;
+    const char *path = advice_prepend(root, value, current ? current : "");
 
-    if (inside && text && needle) {
-        sprintf(inside, ":%s:", current ? current : "");
-        sprintf(needle, ":%s:", value);
-        found = strstr(inside, needle);
-        if (found)
-            memmove(found + 1, found + n + 2, strlen(found + n + 2) + 1);
-        n = strlen(inside);
-        if (n > 1 && inside[n - 1] == ':')
-            inside[n - 1] = '\0';
-        sprintf(text, "%s%s", value, strcmp(inside, ":") == 0 ? "" : inside);
-        done = setenv(name, text, 1) == 0;
-    }
-    free(needle);
-    free(text);
-    free(inside);
-    return done;
+    if (!*path)
+        errno = ENOMEM;
+    return *path && setenv(name, path, 1) == 0;
 }
 
 /* The library has to be on the machine that the command runs on, or ld.so complains in each process. */
@@ -86,7 +70,7 @@ static bool preload_is_wanted(const struct advice_row *row, char **command)
     return true;
 }
 
-static bool apply(const struct advice_row *row, int gpu, char **command)
+static bool apply(struct root *root, const struct advice_row *row, int gpu, char **command)
 {
     if (row->unset)
         return unsetenv(row->name) == 0;
@@ -94,7 +78,7 @@ static bool apply(const struct advice_row *row, int gpu, char **command)
         return gpu < 0 || gpu >= row->n_values || setenv(row->name, row->values[gpu], 1) == 0;
     if (row->scope == ADVICE_PROGRAM && !preload_is_wanted(row, command))
         return true;
-    return row->prepend ? prepend(row->name, row->value) : setenv(row->name, row->value, 1) == 0;
+    return row->prepend ? prepend(root, row->name, row->value) : setenv(row->name, row->value, 1) == 0;
 }
 
 int env_execute(const struct env_script *script, const struct topo *topo, char **command)
@@ -105,7 +89,7 @@ int env_execute(const struct env_script *script, const struct topo *topo, char *
     for (int i = 0; i < script->advice->n; i++) {
         const struct advice_row *row = &script->advice->rows[i];
 
-        if (env_has(script, row) && !apply(row, gpu, command)) {
+        if (env_has(script, row) && !apply(topo->root, row, gpu, command)) {
             out_error("%s could not be set: %s", row->name, strerror(errno));
             return CMD_FAILED;
         }

@@ -174,6 +174,10 @@ static void write_k8s(FILE *stream, const struct env_script *script)
 
 void env_write(FILE *stream, const struct env_script *script, enum env_format format)
 {
+    bool any = false;
+
+    for (int i = 0; i < script->advice->n; i++)
+        any = any || env_has(script, &script->advice->rows[i]);
     switch (format) {
     case ENV_DOCKER:
         write_docker(stream, script);
@@ -187,6 +191,8 @@ void env_write(FILE *stream, const struct env_script *script, enum env_format fo
     default:
         env_write_sh(stream, script);
     }
+    if (!any)
+        env_comment(stream, "", "Nothing has to be set here.");
 }
 
 json_t *env_json(const struct env_script *script)
