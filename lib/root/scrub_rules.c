@@ -526,8 +526,27 @@ void scrub_modules(struct scrub *scrub, const char *text, size_t bytes, FILE *ou
 
 /*
  * "NVRM: Xid (PCI:0000:0f:00): 79, pid=1234, name=..., ...": up to the number. What follows has the name of a process
- * and free text. Of other lines only the one with which a driver starts matters.
+ * and any text; of texts one that the driver always writes in the same way stays.
  */
+static void write_xid(const char *xid, size_t bytes, FILE *out)
+{
+    static const char lost[] = "GPU has fallen off the bus.";
+    size_t used = strcspn(xid, "(") + sizeof("(PCI:") - 1;
+
+    used += strspn(xid + used, "0123456789abcdefABCDEF:.");
+    if (used + 3 >= bytes || strncmp(xid + used, "): ", 3) != 0)
+        return;
+    used += 3;
+    used += strspn(xid + used, "0123456789");
+    if (used > bytes || used >= 64)
+        return;
+    fprintf(out, "%.*s", (int)used, xid);
+    if (memmem(xid, bytes, lost, sizeof(lost) - 1))
+        fprintf(out, ", pid='<unknown>', name=<unknown>, %s", lost);
+    fputc('\n', out);
+}
+
+/* Of other lines only the one with which a driver starts matters. */
 void scrub_kernel_log(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
 {
     static const char xid[] = "NVRM: Xid (PCI:", loading[] = "NVRM: loading NVIDIA";
@@ -537,15 +556,7 @@ void scrub_kernel_log(struct scrub *scrub, const char *text, size_t bytes, FILE 
     while (scrub_line(&text, end, &line, &n)) {
         found = memmem(line, n, xid, sizeof(xid) - 1);
         if (found) {
-            size_t left = n - (size_t)(found - line), used = sizeof(xid) - 1;
-
-            used += strspn(found + used, "0123456789abcdefABCDEF:.");
-            if (used + 3 < left && strncmp(found + used, "): ", 3) == 0) {
-                used += 3;
-                used += strspn(found + used, "0123456789");
-                if (used <= left && used < 64)
-                    fprintf(out, "%.*s\n", (int)used, found);
-            }
+            write_xid(found, n - (size_t)(found - line), out);
             continue;
         }
         found = memmem(line, n, loading, sizeof(loading) - 1);
