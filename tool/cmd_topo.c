@@ -129,9 +129,10 @@ static int cmd_topo(const struct cmd *cmd, const struct cmd_call *call)
         return CMD_FAILED;
     }
     source_read();
-    result = show(cmd, options, &reading);
+    /* Saved first: whoever reads what is shown may go away, as head does. */
     if (options->save)
         saved = topo_save_write(reading.machine, options->save);
+    result = show(cmd, options, &reading);
     reading_done(&reading);
     return saved == CMD_FINE ? result : saved;
 }

@@ -102,10 +102,10 @@ path() {
         epkit topo --from "$tree" --json >"$tree.json" || [ $? -eq 4 ]
         valid topo "$tree.json"
     done
-    [ "$(jq -c keys a4.json)" = '["cut","driver","epkit","excluded","forms","gpus","hidden_gpus","host_bridges","map","map_distance","map_idle","map_shared","matrix","nics","numa","nvshmem","pci","schema_version","verb","verdict"]' ]
+    [ "$(jq -c keys a4.json)" = '["cut","driver","epkit","excluded","forms","gpus","hidden_gpus","host_bridges","map","map_distance","map_idle","map_shared","matrix","nics","not_read","numa","nvshmem","pci","schema_version","verb","verdict"]' ]
     epkit topo --from a4 --json --only nics >nics.json
     valid topo nics.json
-    [ "$(jq -c keys nics.json)" = '["epkit","nics","schema_version","verb","verdict"]' ]
+    [ "$(jq -c keys nics.json)" = '["epkit","nics","not_read","schema_version","verb","verdict"]' ]
     [ "$(jq -c '.nics[0].ports[0].gids[] | select(.type == "RoCE v2" and .kind == "IPv4").index' a4.json)" = 3 ]
     [ "$(jq -c '.gpus[0] | [.compute_capability, .nvlinks_switch, .fabric]' a4.json)" = '["10.0",18,"ready"]' ]
 }
@@ -162,6 +162,11 @@ path() {
     [ "$(epkit topo --from old.json | head -n 1)" = "$(epkit topo --from a4 | head -n 1)" ]
 }
 
+@test "the snapshot is written although nobody reads what is shown" {
+    bash -c "'$EPKIT' topo --from a4 --save unread.json 2>/dev/null | true" || true
+    epkit topo --from unread.json >/dev/null
+}
+
 @test "--from refuses what is no machine" {
     echo "{}" >no-snapshot
     run --separate-stderr epkit topo --from no-snapshot
@@ -200,6 +205,14 @@ path() {
     run --separate-stderr timeout 20 "$EPKIT" topo --from crowd
     [ "$status" -eq 4 ]
     [[ "$output" == *"PCI devices could not be read (/sys/bus/pci/devices: "* ]]
+
+    # Beside GPUs as well: what cannot be read is not the same as nothing.
+    cp -r laptop crowded
+    mkdir -p crowded/sys/class/infiniband
+    (cd crowded/sys/class/infiniband && seq 0 19999 | xargs touch)
+    run epkit topo --from crowded --only tree
+    [ "$status" -eq 0 ]
+    [[ "${lines[1]}" == "Devices may be missing, these could not be read: /sys/class/infiniband: "* ]]
 
     mkdir -p many/sys/bus/pci/devices many/sys/class/infiniband
     for i in {1..300}; do mkdir -p "many/sys/class/infiniband/nic$i/ports/1"; done
