@@ -390,6 +390,7 @@ void topo_json(const struct topo_view *view, json_t *document)
 
     topo_sentence(view, sentence, sizeof(sentence));
     json_object_set_new(document, "verdict", json_string(sentence));
+    json_object_set_new(document, "not_read", text_or_null(view->topo->not_read));
     if (view->tree)
         add_tree(view->topo, document);
     if (view->matrix)

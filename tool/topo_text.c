@@ -538,6 +538,8 @@ int topo_text(const struct topo_view *view)
 
     topo_sentence(view, sentence, sizeof(sentence));
     out_verdict(is_good ? OUT_GOOD : OUT_PLAIN, "%s", sentence);
+    if (*view->topo->not_read)
+        out_line("Devices may be missing, these could not be read: %s", view->topo->not_read);
     if (view->tree) {
         out_line("%s", "");
         result = print_tree(view->topo);

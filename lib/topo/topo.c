@@ -68,6 +68,20 @@ static const char *explain_empty(struct topo *topo, const struct pci_set *set)
     return root_printf(topo->root, "Neither a GPU nor an RDMA NIC: %s, %s.", gpus, rdma);
 }
 
+/* Lists that are there and that nobody could read: devices may be missing without a trace otherwise. */
+static const char *list_unread(struct topo *topo, const struct pci_set *set)
+{
+    struct root_names nics = root_list(topo->root, "/sys/class/infiniband");
+    bool no_pci = set->state == ROOT_DENIED || set->state == ROOT_FAILED;
+    bool no_nics = nics.state == ROOT_DENIED || nics.state == ROOT_FAILED;
+
+    if (!no_pci && !no_nics)
+        return "";
+    return root_printf(topo->root, "%s%s%s%s%s", no_pci ? "/sys/bus/pci/devices: " : "", no_pci ? set->why : "",
+                       no_pci && no_nics ? "; " : "", no_nics ? "/sys/class/infiniband: " : "",
+                       no_nics ? nics.why : "");
+}
+
 static ep_status read_all(struct topo *topo, struct pci_set *set)
 {
     const json_t *answer = ask_driver(topo, set);
@@ -84,6 +98,7 @@ static ep_status read_all(struct topo *topo, struct pci_set *set)
         status = nics_read(topo);
     if (status == EP_OK)
         nics_judge(topo);
+    topo->not_read = list_unread(topo, set);
     topo->why_empty = topo->n_gpus + topo->n_nics == 0 ? explain_empty(topo, set) : "";
     return status;
 }

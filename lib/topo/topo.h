@@ -133,6 +133,7 @@ struct topo {
     const char *nvml_why;               /* else why not */
     int n_hidden_gpus;                  /* on the bus, but not offered to this process (a container) */
     bool cut;                           /* more devices than fit */
+    const char *not_read;               /* lists of devices that are there and could not be read, and why; "" */
     const char *why_empty; /* when there is neither GPU nor NIC: where was looked and what was found, for people */
 };
 
