@@ -71,7 +71,11 @@ void diagnosis_verdict(const struct diagnosis *diagnosis, char *ret_text, size_t
         add_unknown(diagnosis, ret_text, bytes);
         add(ret_text, bytes, ", and nothing else applies; --verbose says why.");
     } else {
-        add(ret_text, bytes, "Healthy: %d check%s, nothing found", n_applied, n_applied == 1 ? "" : "s");
+        /* Where most of it is in the dark, that nothing was found does not mean much. */
+        add(ret_text, bytes,
+            diagnosis->n_fine >= diagnosis->n_unknown ? "Healthy: %d check%s, nothing found"
+                                                      : "Not seen well: %d check%s, nothing found",
+            diagnosis->n_fine, diagnosis->n_fine == 1 ? "" : "s");
         if (diagnosis->n_unknown) {
             add(ret_text, bytes, "; ");
             add_unknown(diagnosis, ret_text, bytes);

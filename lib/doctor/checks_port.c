@@ -174,6 +174,14 @@ static bool has_active_twin(const struct topo *topo, int nic)
     return false;
 }
 
+static bool tells_its_state(const struct topo_nic *nic)
+{
+    for (int p = 0; p < nic->n_ports; p++)
+        if (!look_knows_port(&nic->ports[p]))
+            return false;
+    return nic->n_ports > 0;
+}
+
 static int n_data_nics(const struct topo *topo)
 {
     int n = 0;
@@ -271,15 +279,17 @@ static int function_without_rdma(const struct topo *topo)
 static void run_port_down(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct topo *topo = machine->topo;
-    int n_down = 0, first = -1, gpu, has = 0, due = 0, function, n_data = n_data_nics(topo);
+    int n_down = 0, n_unknown = 0, first = -1, gpu, has = 0, due = 0, function, n_data = n_data_nics(topo);
 
-    if (topo->n_nics == 0 || topo->n_gpus == 0) {
-        doctor_not_here(machine, result, topo->n_nics ? "there is no NVIDIA GPU" : "there is no RDMA NIC");
+    if (!look_has_gpus(machine, result) || (topo->n_nics == 0 && !look_has_data_nics(machine, result)))
         return;
-    }
     for (int i = 0; i < topo->n_nics; i++) {
         if (!is_missed(topo, i))
             continue;
+        if (!tells_its_state(&topo->nics[i])) {
+            n_unknown++;
+            continue;
+        }
         if (n_down++ == 0)
             first = i;
         for (int p = 0; p < topo->nics[i].n_ports; p++)
@@ -287,7 +297,7 @@ static void run_port_down(const struct doctor_machine *machine, struct doctor_re
                             topo->nics[i].ports[p].phys_state);
     }
     gpu = gpu_without_its_nic(topo, &has, &due);
-    function = n_data + n_down < topo->n_gpus ? function_without_rdma(topo) : -1;
+    function = n_data + n_down + n_unknown < topo->n_gpus ? function_without_rdma(topo) : -1;
     if (n_down) {
         doctor_found(machine, result, DOCTOR_ERROR, "%s has no active port%s", topo->nics[first].name,
                      n_down > 1 ? ", and more NICs have none" : "");
@@ -295,6 +305,9 @@ static void run_port_down(const struct doctor_machine *machine, struct doctor_re
                       "Look at cable, transceiver and switch port (mlxlink -d %s -m); of a pod, at its network "
                       "annotations. GPUs of this NIC share one with others until it is back.",
                       topo->nics[first].name);
+    } else if (n_unknown) {
+        doctor_cannot_tell(machine, result, "%d of %d NICs do not tell the state of their ports", n_unknown,
+                           topo->n_nics);
     } else if (function >= 0) {
         doctor_found(machine, result, DOCTOR_ERROR, "the NIC at %s has no RDMA device", topo->pci[function].address);
         doctor_evidence(machine, result, topo->pci[function].address, "%s%s",

@@ -27,22 +27,81 @@ const char *look_why(enum root_state state, const char *why)
     return "the snapshot does not say";
 }
 
+/* Devices on the PCI bus that do not even tell their vendor. What is read here has been read before, and was kept. */
+static int n_mute_devices(struct root *root)
+{
+    struct root_names names = root_list(root, "/sys/bus/pci/devices");
+    int n = 0;
+
+    for (size_t i = 0; i < names.n; i++) {
+        int64_t vendor;
+
+        n += root_number(root, &vendor, "/sys/bus/pci/devices/%s/vendor", names.names[i]) != ROOT_OK;
+    }
+    return n;
+}
+
 bool look_has_gpus(const struct doctor_machine *machine, struct doctor_result *result)
 {
+    struct root_names names;
+    int n_mute;
+
     if (machine->topo->n_gpus > 0)
         return true;
-    doctor_not_here(machine, result, "there is no NVIDIA GPU");
+    names = root_list(machine->root, "/sys/bus/pci/devices");
+    n_mute = n_mute_devices(machine->root);
+    if (names.state != ROOT_OK && names.state != ROOT_ABSENT)
+        doctor_cannot_tell(machine, result, "whether there is a GPU: /sys/bus/pci/devices: %s",
+                           look_why(names.state, names.why));
+    else if (n_mute > 0)
+        doctor_cannot_tell(machine, result, "whether there is a GPU: %d of %zu PCI devices do not tell what they are",
+                           n_mute, names.n);
+    else
+        doctor_not_here(machine, result, "there is no NVIDIA GPU");
     return false;
 }
 
 bool look_has_driver(const struct doctor_machine *machine, struct doctor_result *result)
 {
+    struct root_text version;
+
     if (!look_has_gpus(machine, result))
         return false;
     if (*machine->stack->driver.version)
         return true;
-    doctor_not_here(machine, result, "the NVIDIA driver is not loaded");
+    version = root_line(machine->root, "/proc/driver/nvidia/version");
+    if (version.state == ROOT_ABSENT)
+        doctor_not_here(machine, result, "the NVIDIA driver is not loaded");
+    else
+        doctor_cannot_tell(machine, result, "/proc/driver/nvidia/version: %s",
+                           version.state == ROOT_OK ? "no version in it" : look_why(version.state, version.why));
     return false;
+}
+
+bool look_knows_port(const struct topo_port *port)
+{
+    static const char *const states[] = {"NOP", "DOWN", "INIT", "ARMED", "ACTIVE", "ACTIVE_DEFER", NULL};
+
+    for (int i = 0; states[i]; i++)
+        if (strcmp(port->state, states[i]) == 0)
+            return strcmp(port->state, "ACTIVE") != 0 || port->active || *port->phys_state;
+    return false;
+}
+
+/* RDMA devices that are there, and of which it cannot be said what they are for. */
+static int n_mute_nics(const struct doctor_machine *machine, size_t n_listed)
+{
+    const struct topo *topo = machine->topo;
+    int n = n_listed > (size_t)topo->n_nics ? (int)(n_listed - (size_t)topo->n_nics) : 0;
+
+    for (int i = 0; i < topo->n_nics; i++) {
+        bool is_known = false;
+
+        for (int p = 0; p < topo->nics[i].n_ports; p++)
+            is_known = is_known || look_knows_port(&topo->nics[i].ports[p]);
+        n += !is_known && topo->nics[i].role == TOPO_ROLE_DOWN;
+    }
+    return n;
 }
 
 bool look_is_data_nic(const struct topo *topo, int nic)
@@ -52,10 +111,22 @@ bool look_is_data_nic(const struct topo *topo, int nic)
 
 bool look_has_data_nics(const struct doctor_machine *machine, struct doctor_result *result)
 {
+    struct root_names names;
+    int n_mute;
+
     for (int i = 0; i < machine->topo->n_nics; i++)
         if (look_is_data_nic(machine->topo, i))
             return true;
-    doctor_not_here(machine, result, "there is no RDMA NIC for data");
+    names = root_list(machine->root, "/sys/class/infiniband");
+    n_mute = n_mute_nics(machine, names.n);
+    if (names.state != ROOT_OK && names.state != ROOT_ABSENT && machine->topo->n_nics == 0)
+        doctor_cannot_tell(machine, result, "whether there is an RDMA NIC: /sys/class/infiniband: %s",
+                           look_why(names.state, names.why));
+    else if (n_mute > 0)
+        doctor_cannot_tell(machine, result, "whether there is an RDMA NIC for data: %d of %zu do not tell their state",
+                           n_mute, names.n);
+    else
+        doctor_not_here(machine, result, "there is no RDMA NIC for data");
     return false;
 }
 

@@ -8,7 +8,10 @@
 /* A reason in words for every state but ROOT_OK; `why` is what the root said. */
 const char *look_why(enum root_state state, const char *why);
 
-/* These say "not applicable here" with the reason when they return false. */
+/*
+ * These say why not when they return false: "does not apply" where there is none, "could not tell" where the machine
+ * does not let it be seen.
+ */
 bool look_has_gpus(const struct doctor_machine *machine, struct doctor_result *result);
 bool look_has_driver(const struct doctor_machine *machine, struct doctor_result *result);
 bool look_has_data_nics(const struct doctor_machine *machine, struct doctor_result *result);
@@ -18,6 +21,9 @@ bool look_has_environment(const struct doctor_machine *machine, struct doctor_re
 
 /* Is NIC `nic` one for data on a PCI bus? Software devices (rxe, siw) are nobody's business here. */
 bool look_is_data_nic(const struct topo *topo, int nic);
+
+/* Is the state of a port one that the kernel has? Else it could not be read. */
+bool look_knows_port(const struct topo_port *port);
 
 /* "mlx5_0:1"; `port` is the index of the port in its NIC. */
 const char *look_port_name(const struct doctor_machine *machine, int nic, int port);

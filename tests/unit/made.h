@@ -188,6 +188,7 @@ static inline void made_files(struct made *made)
     made_stat(made, "/dev/infiniband/uverbs0", "char", "rw-");
     made_stat(made, "/dev/infiniband/uverbs1", "char", "rw-");
     made_state(made, "folders", "/sys/kernel/iommu_groups", "absent");
+    made_folder(made, "/sys/class/infiniband", json_pack("[s, s, s, s]", "mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3"));
 }
 
 static inline void made_init(struct made *made)

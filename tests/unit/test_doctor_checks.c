@@ -36,18 +36,21 @@ static void nothing(struct made *made)
 
 static void no_gpus(struct made *made)
 {
+    made_state(made, "folders", "/sys/bus/pci/devices", "absent");
     made->hardware.topo.n_gpus = 0;
     made->map.n = 0;
 }
 
 static void no_nics(struct made *made)
 {
+    made_state(made, "folders", "/sys/class/infiniband", "absent");
     made->hardware.topo.n_nics = 0;
     made->map.n = 0;
 }
 
 static void no_driver(struct made *made)
 {
+    made_state(made, "files", "/proc/driver/nvidia/version", "absent");
     made->stack.driver.version = "";
 }
 
@@ -165,7 +168,6 @@ static void package_revision(struct made *made)
 static void nobody_drives_gpus(struct made *made)
 {
     no_driver(made);
-    made_state(made, "files", "/proc/driver/nvidia/version", "absent");
     for (int i = 0; i < 4; i++)
         gpu_pci(made, i)->driver = "";
 }
@@ -462,6 +464,54 @@ static void down(struct made *made)
     nic(made, 1)->ports[0].active = false;
     nic(made, 1)->ports[0].state = "DOWN";
     nic(made, 1)->ports[0].phys_state = "Polling";
+}
+
+static void state_unreadable(struct made *made)
+{
+    down(made);
+    nic(made, 1)->ports[0].state = nic(made, 1)->ports[0].phys_state = "";
+}
+
+static void all_states_unreadable(struct made *made)
+{
+    for (int i = 0; i < 4; i++) {
+        nic(made, i)->role = TOPO_ROLE_DOWN;
+        nic(made, i)->ports[0].active = false;
+        nic(made, i)->ports[0].state = "?????";
+    }
+    made->map.n = 0;
+}
+
+static void bus_hidden(struct made *made)
+{
+    no_gpus(made);
+    made_state(made, "folders", "/sys/bus/pci/devices", "denied");
+}
+
+static void mute_devices(struct made *made)
+{
+    no_gpus(made);
+    made_folder(made, "/sys/bus/pci/devices", json_pack("[s, s]", "0000:00:00.0", "0000:00:01.0"));
+    made_file(made, "/sys/bus/pci/devices/0000:00:00.0/vendor", "0x8086\n");
+    made_file(made, "/sys/bus/pci/devices/0000:00:01.0/vendor", "");
+}
+
+static void rdma_hidden(struct made *made)
+{
+    no_nics(made);
+    made_state(made, "folders", "/sys/class/infiniband", "failed");
+}
+
+static void rdma_devices_that_lead_nowhere(struct made *made)
+{
+    no_nics(made);
+    made_folder(made, "/sys/class/infiniband", json_pack("[s]", "mlx5_0"));
+}
+
+static void driver_hidden(struct made *made)
+{
+    no_driver(made);
+    made_state(made, "files", "/proc/driver/nvidia/version", "denied");
 }
 
 static void spare_port_of_a_card(struct made *made)
@@ -908,6 +958,12 @@ static const struct test_case cases[] = {
     CASE("peermem", no_gpus, ABSENT, "no NVIDIA GPU"),
     CASE("peermem", no_nics, ABSENT, "no RDMA NIC"),
     CASE("peermem", no_driver, ABSENT, "driver is not loaded"),
+    CASE("peermem", bus_hidden, UNKNOWN, "/sys/bus/pci/devices"),
+    CASE("peermem", mute_devices, UNKNOWN, "1 of 2 PCI devices"),
+    CASE("peermem", rdma_hidden, UNKNOWN, "/sys/class/infiniband"),
+    CASE("peermem", rdma_devices_that_lead_nowhere, UNKNOWN, "1 of 1"),
+    CASE("peermem", all_states_unreadable, UNKNOWN, "do not tell their state"),
+    CASE("peermem", driver_hidden, UNKNOWN, "/proc/driver/nvidia/version"),
     CASE("peermem", no_peermem, OK, ""),
     CASE("peermem", neither_peermem_nor_dmabuf, FOUND, "cannot reach GPU memory"),
     CASE("peermem", dmabuf_not_known, UNKNOWN, "dma-buf"),
@@ -995,6 +1051,8 @@ static const struct test_case cases[] = {
     CASE("port-down", nothing, OK, ""),
     CASE("port-down", no_gpus, ABSENT, "no NVIDIA GPU"),
     CASE("port-down", down, FOUND, "mlx5_1"),
+    CASE("port-down", state_unreadable, UNKNOWN, "1 of 4 NICs"),
+    CASE("port-down", all_states_unreadable, UNKNOWN, "4 of 4 NICs"),
     CASE("port-down", spare_port_of_a_card, OK, ""),
     CASE("port-down", storage_far_away_down, OK, ""),
     CASE("port-down", one_nic_missing, FOUND, "GPU 3 has 1 NIC"),
