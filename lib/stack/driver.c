@@ -189,11 +189,33 @@ static const char *doca_by_folder(struct root *root)
     return n ? root_printf(root, "%.*s", (int)n, name + 10) : "";
 }
 
+/*
+ * dpkg's status grows beyond what is read of a file where much is installed. NVIDIA's instructions write a source for
+ * apt with the version in its path; it counts where the source of OFED's modules shows that it was installed from.
+ */
+static const char *doca_by_repository(struct root *root)
+{
+    static const char *const files[] = {"/etc/apt/sources.list.d/doca.list", "/etc/yum.repos.d/doca.repo"};
+
+    if (!*stack_first_with(root, "/usr/src", "mlnx-ofed-kernel-"))
+        return "";
+    for (size_t i = 0; i < COUNT(files); i++) {
+        const char *version = strstr(root_read(root, "%s", files[i]).text, "/doca/");
+        size_t n = version ? strspn(version + 6, "0123456789.") : 0;
+
+        if (n && version[6 + n] == '/')
+            return piece_keep(root, (struct piece){.text = version + 6, .n = n});
+    }
+    return "";
+}
+
 static const char *doca_version(struct root *root)
 {
     const char *version = doca_by_package(root);
 
-    return *version ? version : doca_by_folder(root);
+    if (!*version)
+        version = doca_by_folder(root);
+    return *version ? version : doca_by_repository(root);
 }
 
 /* --- dma-buf --- */

@@ -75,6 +75,30 @@ static void driver_of_dkms(void **state)
     done(&world, stack);
 }
 
+/* A status file that is larger than what is read: by the repository, where OFED's source shows that it was used. */
+static void doca_of_repository(void **state)
+{
+    (void)state;
+    for (int with_source = 0; with_source < 2; with_source++) {
+        struct world world;
+        struct stack *stack;
+        char *status = calloc(1, ROOT_FILE_MAX + 2);
+
+        assert_non_null(status);
+        memset(status, '\n', ROOT_FILE_MAX + 1);
+        world_init(&world);
+        tree_put(&world.tree, "/var/lib/dpkg/status", status);
+        tree_put(&world.tree, "/etc/apt/sources.list.d/doca.list",
+                 "deb [signed-by=/x] https://repository.example/public/repo/doca/3.2.1/ubuntu24.04/x86_64/ ./\n");
+        if (with_source)
+            tree_put(&world.tree, "/usr/src/mlnx-ofed-kernel-25.10.OFED.25.10.1/dkms.conf", "");
+        stack = read_stack(&world);
+        assert_string_equal(stack->driver.doca, with_source ? "3.2.1" : "");
+        done(&world, stack);
+        free(status);
+    }
+}
+
 static void no_dmabuf(void **state)
 {
     static const struct {
@@ -495,6 +519,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(driver),
         cmocka_unit_test(driver_of_dkms),
+        cmocka_unit_test(doca_of_repository),
         cmocka_unit_test(no_dmabuf),
         cmocka_unit_test(option_that_wins),
         cmocka_unit_test(option_of_command_line),
