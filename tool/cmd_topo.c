@@ -22,7 +22,7 @@ static const char *const sections[] = {"tree", "matrix", "map", "nics", NULL};
 /* clang-format off */
 static const struct opt topo_table[] = {
     {"only", 'o', "LIST", OPT_LIST, offsetof(struct topo_options, only), .choices = sections,
-     .help = "show these sections alone: tree, matrix, map, nics", .heading = "Output"},
+     .help = "show these sections alone", .heading = "Output"},
     OPT_JSON_ROW(struct topo_options, json),
     SOURCE_OPTIONS(struct topo_options, source),
     {"save", 0, "FILE", OPT_FILE, offsetof(struct topo_options, save),
