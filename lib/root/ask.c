@@ -179,7 +179,7 @@ static json_t *explain_end(pid_t child)
 
     if (!end_child(child, &status)) {
         kill(child, SIGKILL);
-        return failure_of("ended without an answer");
+        return keep_failure(ROOT_FAILED, "ended without an answer");
     }
     if (WIFSIGNALED(status))
         return failure_of("killed by signal %d (%s)", WTERMSIG(status), sigdescr_np(WTERMSIG(status)));
@@ -195,7 +195,7 @@ static json_t *parse_answer(const char *text, size_t bytes)
                    : NULL;
     value = document ? snapshot_decode(document) : NULL;
     json_decref(document);
-    return value ? json_pack("{s:o}", "value", value) : failure_of("the answer cannot be understood");
+    return value ? json_pack("{s:o}", "value", value) : keep_failure(ROOT_FAILED, "the answer cannot be understood");
 }
 
 static json_t *hear_answer(struct hearing *hearing, int deadline_ms)
@@ -203,9 +203,9 @@ static json_t *hear_answer(struct hearing *hearing, int deadline_ms)
     enum heard heard = hear(hearing, &hearing->bytes, sizeof(hearing->bytes));
 
     if (heard == HEARD_ALL && hearing->bytes > ANSWER_MAX)
-        return failure_of("the answer is larger than 4 MiB");
+        return keep_failure(ROOT_FAILED, "the answer is larger than 4 MiB");
     if (heard == HEARD_ALL && hearing->bytes == 0)
-        return failure_of("the question has no answer here");
+        return keep_failure(ROOT_FAILED, "the question has no answer here");
     if (heard == HEARD_ALL) {
         hearing->text = malloc(hearing->bytes);
         if (!hearing->text)
@@ -224,7 +224,7 @@ static json_t *hear_answer(struct hearing *hearing, int deadline_ms)
 
 static json_t *make_answer(json_t *(*ask)(void *argument), void *argument, int deadline_ms)
 {
-    struct hearing hearing = {.deadline_ns = ep_deadline_ns(deadline_ms)};
+    struct hearing hearing = {.deadline_ns = ep_deadline_ns(deadline_ms > 0 ? deadline_ms : 0)};
     pid_t parent = getpid();
     json_t *entry;
     int fds[2], status;

@@ -58,10 +58,11 @@ static const char *const common_names[] = {
     "nccl*.h", "nccl-#", "gib", "gIB", "configs", "tuner_config_*.txtpb", "scripts", "set_nccl_env.sh", "gdrcopy",
     "gdrcopy-#", "gdrapi.h", "mlx5dv.h", "verbs.h", "mellanox", "doca", "rdma-core", "libibverbs", "openmpi", "mpi",
     "hpcx", "ucx", "deepep", "DeepEP", "deepep#", "DeepEP-#", "deep_ep", "deep_ep.egg-info", "deep_ep_cpp*.so", "csrc",
-    "kernels", "source", "tests", "unified-env.sh", "setup.py", "third-party", "patches", "cccl", "std", "tuple", "gpu",
-    "nvidia_nvshmem_cu#*.dist-info", "nvidia_nccl_cu#*.dist-info", "nvidia_*.dist-info", "torch-*.dist-info",
-    "deep_ep-*.dist-info", "deep_ep-*.egg", "deep_ep-*.egg-info", "__editable__*deep_ep*", "METADATA", "PKG-INFO",
-    "cuda_runtime", "cublas", "cudnn",
+    "kernels", "source", "tests", "unified-env.sh", "nvshmem-source", "nvshmem_src", "nvshmem_build_src", "apt",
+    "sources.list.d", "doca.list", "yum.repos.d", "doca.repo", "default", "grub", "setup.py", "third-party", "patches",
+    "cccl", "std", "tuple", "gpu", "nvidia_nvshmem_cu#*.dist-info", "nvidia_nccl_cu#*.dist-info", "nvidia_*.dist-info",
+    "torch-*.dist-info", "deep_ep-*.dist-info", "deep_ep-*.egg", "deep_ep-*.egg-info", "__editable__*deep_ep*",
+    "METADATA", "PKG-INFO", "cuda_runtime", "cublas", "cudnn",
     /* Python. */
     "site-packages", "dist-packages", "torch", "__init__.py", "buffer.py", "utils.py", "venv", ".venv", "env", "envs",
     "conda", "miniconda#", "miniforge#", "anaconda#", "base", "easy-install.pth", "*.egg-link"};

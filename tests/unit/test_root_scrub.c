@@ -500,6 +500,11 @@ static void patterns_match(void **state)
 
 /* --- PCI configuration space --- */
 
+static void put(char *config, size_t at, const void *data, size_t bytes)
+{
+    memcpy(config + at, data, bytes);
+}
+
 static void serial_numbers_leave_configuration_space(void **state)
 {
     char config[4096] = {0};
@@ -509,13 +514,13 @@ static void serial_numbers_leave_configuration_space(void **state)
     char *text;
 
     (void)state;
-    memcpy(config, "\xb3\x15", 2);
+    put(config, 0, "\xb3\x15", 2);
     config[0x34] = 0x60;
-    memcpy(config + 0x60, "\x10\x48\x02\x00marks", 9);             /* PCI Express, next at 0x48 */
-    memcpy(config + 0x48, "\x03\x00" SERIAL, 2 + 13);              /* vital product data */
-    memcpy(config + 0x100, "\x03\x00\x01\x15" SERIAL, 4 + 13);     /* serial number, next at 0x150 */
-    memcpy(config + 0x150, "\x0d\x00\x01\x00\x1f\x00\x1d\x00", 8); /* ACS */
-    memcpy(config + 0x800, SERIAL, 13);
+    put(config, 0x60, "\x10\x48\x02\x00marks", 9);             /* PCI Express, next at 0x48 */
+    put(config, 0x48, "\x03\x00" SERIAL, 2 + 13);              /* vital product data */
+    put(config, 0x100, "\x03\x00\x01\x15" SERIAL, 4 + 13);     /* serial number, next at 0x150 */
+    put(config, 0x150, "\x0d\x00\x01\x00\x1f\x00\x1d\x00", 8); /* ACS */
+    put(config, 0x800, SERIAL, 13);
     tree_init(&tree);
     tree_put_bytes(&tree, "/sys/bus/pci/devices/0000:0f:00.0/config", config, sizeof(config));
     assert_int_equal(root_open(tree.place, &root), EP_OK);
