@@ -39,8 +39,8 @@ def gcp(tree, model, nic_name):
                 tree.gpu(address, down, gpu, model, driver_version=software.DRIVER, fabric="ready", **place)
                 gpu += 1
             else:
-                tree.nic(nic_name(nic, below), address, down, netdev=f"gpu{nic}rdma0", sent=1000 * (nic + 1),
-                         received=900 * (nic + 1), **VIRTUAL_FUNCTION, **place)
+                tree.nic(nic_name(nic, below), address, down, netdev=f"gpu{nic}rdma0", sent=250_000_000_000 + nic,
+                         received=249_000_000_000 + nic, **VIRTUAL_FUNCTION, **place)
                 nic += 1
     for i in range(2):
         tree.interface(f"eth{i}", f"0000:00:{12 + i:02x}.0", "/sys/devices/pci0000:00", GOOGLE, 0x0042, speed=200000,

@@ -103,14 +103,8 @@ def bare(tree):
 
 
 @damage
-def overlay_damaged(tree):
-    tree.stats, tree.answers = {}, {}
-    tree.entries["/epkit-overlay.json"] = b'{"epkit_snapshot": 1, "answers": {"nvml": {"value": {"gpus": [{"pci'
-
-
-@damage
-def overlay_lies(tree):
-    """Answers of the wrong types and sizes."""
+def answers(tree):
+    """The driver's answer has the wrong types and sizes."""
     gpus = tree.answers["nvml"]["gpus"]
     gpus[0]["pci"] = 7
     gpus[1]["cc"] = ["x", None, 3]
@@ -120,7 +114,17 @@ def overlay_lies(tree):
     gpus[5]["minor"] = -2 ** 62
     gpus[6]["ecc_uncorrected"] = 1.5e300
     gpus += [{"pci": f"ffff:ff:1f.{i}", "name": "x" * 1000} for i in range(1000)]
-    tree.stats = {path: {"kind": [], "bytes": -1, "access": 5} for path in tree.stats}
+    for question in list(tree.answers):
+        if question.startswith("load:"):
+            tree.answers[question] = [question] * 100
+
+
+@damage
+def denied(tree):
+    """Nothing may be read that root keeps to itself on many machines, and more."""
+    tree.denied = [path for path in files(tree) if path.startswith(("/proc/", "/var/", "/etc/modprobe.d/", "/opt/"))
+                   or path.endswith(("/config", "/state", "/type"))]
+    tree.denied.append("/proc/self/environ")
 
 
 @damage
@@ -133,3 +137,19 @@ def contradiction(tree):
             tree.entries[path] = b"0-4294967295,7-3,,-,18446744073709551615\n"
         elif "/counters/" in path:
             tree.entries[path] = b"-1\n"
+
+
+# An overlay is written by people, for tests: one that is wrong is refused with the reason.
+
+
+@damage
+def overlay_cut(tree):
+    """The overlay ends in its middle."""
+    tree.stats, tree.answers = {}, {}
+    tree.entries["/epkit-overlay.json"] = b'{"epkit_snapshot": 1, "answers": {"nvml": {"value": {"gpus": [{"pci'
+
+
+@damage
+def overlay_types(tree):
+    """The overlay says of a file what cannot be."""
+    tree.stats = {path: {"kind": [], "bytes": -1, "access": 5} for path in tree.stats}

@@ -24,6 +24,7 @@ MARKS = {
     "GUID without colons": "0x02005efffe0053fa",
     "GID": "fe80:0000:0000:0000:0200:5eff:fe00:53fa",
     "IPv4 GID": "c633:642a",
+    "IPv6 GID": "2001:0db8:0042:0000:5054:00ff:fe12:3442",
     "UUID": "0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9",
     "file system": "5f0c1e2d-3b4a-5968-7786-95a4b3c2d1e0",
     "serial number": "1654321000042",
@@ -42,7 +43,7 @@ def mark(tree):
         tree.put(f"{nic}/ports/1/gids/{i}", MARKS["GID"] + "\n")
     for i in (2, 3):
         tree.put(f"{nic}/ports/1/gids/{i}", f"0000:0000:0000:0000:0000:ffff:{MARKS['IPv4 GID']}\n")
-    tree.put(f"{nic}/ports/1/gids/4", "2001:0db8:0042:0000:5054:00ff:fe12:3442\n")
+    tree.put(f"{nic}/ports/1/gids/4", MARKS["IPv6 GID"] + "\n")
     tree.put(f"{nic}/ports/1/gid_attrs/types/4", "RoCE v2\n")
     tree.put(nic.rsplit("/", 2)[0] + "/net/gpu0rdma0/address", MARKS["MAC address"] + "\n")
     for gpu in tree.answers["nvml"]["gpus"]:
@@ -64,7 +65,8 @@ def mark(tree):
                 f"# {MARKS['mail address']} on {HOST}, {MARKS['serial number']}\n")
     tree.append("/var/log/kern.log",
                 f"1970-01-01T00:10:00+00:00 {HOST} kernel: NVRM: Xid (PCI:0000:c4:00): 79, pid=77, "
-                f"name=/home/{MARKS['user name']}/train, GPU {MARKS['UUID']} serial {MARKS['serial number']} lost\n")
+                f"name=/home/{MARKS['user name']}/train, GPU {MARKS['UUID']} serial {MARKS['serial number']} lost\n"
+                f"1970-01-01T00:10:01+00:00 {HOST} kernel: NVRM: node GUID {MARKS['GUID without colons']}\n")
     tree.append("/var/lib/dpkg/status", f"Package: x\nMaintainer: E. M. <{MARKS['mail address']}>\nVersion: 1\n\n")
     tree.append("/opt/deepep/python/deep_ep/buffer.py",
                 f"# {MARKS['mail address']}: KEY = '{MARKS['token']}', https://{HOST}.{DOMAIN}/\n")

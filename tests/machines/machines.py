@@ -6,7 +6,9 @@ usage: machines.py --list                     names of the machines, one a line
        machines.py --variants [NAME]          variants with the findings expected of them: NAME/VARIANT ID...
        machines.py --hostile                  variants that no kernel would make: damaged, endless, circular
        machines.py --identifiers              what a4/identifiers holds and no snapshot may: a text a line
-       machines.py NAME[/VARIANT] DIR ...     write machines; DIR is made
+       machines.py [--share] NAME[/VARIANT] DIR ...
+                                              write machines; DIR is made. With --share equal files are one file:
+                                              faster, for those who do not write into them
 """
 import sys
 
@@ -34,6 +36,10 @@ def build(name):
 
 
 def main(arguments):
+    shared = None
+    if arguments[:1] == ["--share"]:
+        shared = {}
+        arguments = arguments[1:]
     if arguments == ["--list"]:
         print("\n".join(golden.MACHINES))
     elif arguments and arguments[0] in ("--variants", "--hostile") and len(arguments) <= 2:
@@ -46,7 +52,7 @@ def main(arguments):
     elif arguments and len(arguments) % 2 == 0 and not arguments[0].startswith("-"):
         for name, folder in zip(arguments[::2], arguments[1::2]):
             try:
-                build(name).write(folder)
+                build(name).write(folder, shared)
             except FileExistsError:
                 sys.exit(f"machines.py: {folder} is already there")
     else:

@@ -42,6 +42,7 @@ class Tree:
         self.environment = {}
         self.stats = {}  # path -> what the overlay says about it
         self.answers = {}  # question -> JSON value
+        self.denied = []  # paths of files that this user may not read
         self.uverbs = 0
         self.unicast = 0  # counts MAC and IPv4 addresses
 
@@ -101,26 +102,31 @@ class Tree:
 
     # --- writing ---
 
-    def write(self, folder):
+    def write(self, folder, shared=None):
+        """
+        `shared`: a dictionary, the same for several trees. Files of the same content are then one file under several
+        names, which takes a quarter of the time; who changes such a tree has to replace files.
+        """
         entries = dict(self.entries)
         if self.environment:
             entries["/proc/self/environ"] = b"".join(
                 f"{name}={value}\0".encode() for name, value in self.environment.items())
-        if self.stats or self.answers:
+        if self.stats or self.answers or self.denied:
             entries["/epkit-overlay.json"] = (json.dumps(self.overlay(), indent=1) + "\n").encode()
         made = {folder}
         os.makedirs(folder)
         for path, content in entries.items():
             place = folder + path
-            parent = os.path.dirname(place)
-            if parent not in made:
-                os.makedirs(parent, exist_ok=True)
-                made.add(parent)
-            write_entry(place, content)
+            if isinstance(content, Folder):
+                make_folder(place, made)
+            else:
+                make_folder(os.path.dirname(place), made)
+                write_entry(place, content, shared)
 
     def overlay(self):
         """What is no file, in the format of a snapshot."""
         return {"epkit_snapshot": 1, "stats": self.stats,
+                "files": {path: {"state": "denied", "why": "Permission denied"} for path in self.denied},
                 "answers": {question: {"value": answer} for question, answer in self.answers.items()}}
 
     # --- PCI ---
@@ -147,7 +153,7 @@ class Tree:
         })
         if driver:
             self.link(f"{folder}/driver", relative(folder, f"/sys/bus/pci/drivers/{driver}"))
-            self.link(f"/sys/bus/pci/drivers/{driver}/{address}", relative(f"/sys/bus/pci/drivers/{driver}", folder))
+            self.folder(f"/sys/bus/pci/drivers/{driver}")
         self.link(f"/sys/bus/pci/devices/{address}", relative("/sys/bus/pci/devices", folder))
         return folder
 
@@ -304,19 +310,39 @@ class Tree:
         self.folder("/dev/shm")
 
 
-def write_entry(place, content):
+def make_folder(place, made):
+    missing = []
+    while place not in made:
+        missing.append(place)
+        made.add(place)
+        place = os.path.dirname(place)
+    for place in reversed(missing):
+        os.mkdir(place)
+
+
+def write_entry(place, content, shared):
     if isinstance(content, Link):
         os.symlink(content.target, place)
-    elif isinstance(content, Folder):
-        os.makedirs(place, exist_ok=True)
     elif isinstance(content, Fifo):
         os.mkfifo(place)
     elif isinstance(content, Sparse):
         with open(place, "wb") as file:
             file.truncate(content.size)
-    else:
+    elif shared is None or not link_entry(place, content, shared):
         with open(place, "wb") as file:
             file.write(content)
+        if shared is not None:
+            shared[content] = place
+
+
+def link_entry(place, content, shared):
+    if content not in shared:
+        return False
+    try:
+        os.link(shared[content], place)
+        return True
+    except OSError:  # as many names as the file system allows, or none at all
+        return False
 
 
 def relative(folder, target):

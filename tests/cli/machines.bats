@@ -1,0 +1,168 @@
+#!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
+# What epkit says about the golden machines, against text that is checked in. tests/machines/update.sh writes it anew.
+
+load common
+load machines
+
+setup_file() {
+    # shellcheck disable=SC2046
+    make_trees $(python3 "$MACHINES/machines.py" --list) a4/testbed-env a4/identifiers
+}
+
+setup() {
+    cd "$BATS_FILE_TMPDIR" || return 1
+}
+
+# golden NAME: all outputs are as expected, the JSON fits its schemas, and a snapshot says the same
+golden() {
+    local line verb
+    "$MACHINES/outputs.sh" "$EPKIT" "$1" "got.$1"
+    for line in "$MACHINES/expected/$1"/*; do
+        diff --unified "$line" "got.$1/${line##*/}"
+    done
+    for verb in topo env nics doctor; do
+        epkit "$verb" --from "$1" --json >"$1.json" || true
+        valid "$verb" "$1.json"
+    done
+    same_from_snapshot "$1"
+    same_counters "$1"
+}
+
+# healthy NAME: the doctor has one line to say
+healthy() {
+    run --separate-stderr epkit doctor --from "$1"
+    echo "$output"
+    [ "$status" -eq 0 ]
+    [ "${#lines[@]}" -eq 1 ]
+    epkit doctor --from "$1" --json | jq --exit-status '.healthy and .counts.found == 0 and .counts.unknown == 0'
+}
+
+@test "A4: as expected" {
+    golden a4
+    healthy a4
+}
+
+@test "A3 Ultra: as expected" {
+    golden a3u
+    healthy a3u
+}
+
+@test "8 H100, bare metal: as expected" {
+    golden h100
+    healthy h100
+}
+
+@test "8 H100 with 4 NICs: as expected" {
+    golden h100-4nic
+    healthy h100-4nic
+}
+
+@test "8 H100 with 16 NICs: as expected" {
+    golden h100-16nic
+    healthy h100-16nic
+}
+
+@test "GB200: as expected" {
+    golden gb200
+    healthy gb200
+}
+
+@test "virtual machine with one bus: as expected" {
+    golden vm-flat
+    healthy vm-flat
+}
+
+@test "laptop: as expected" {
+    golden laptop
+    healthy laptop
+}
+
+@test "empty root: as expected, and every verb ends with 4 after one line" {
+    local verb
+    golden empty
+    for verb in topo env nics doctor; do
+        run --separate-stderr epkit "$verb" --from empty
+        echo "$verb: $status: $output"
+        [ "$status" -eq 4 ]
+        [ "${#lines[@]}" -eq 1 ]
+        [ -z "$stderr" ]
+    done
+}
+
+@test "every machine has its expected output, and nothing else has" {
+    diff <(python3 "$MACHINES/machines.py" --list | sort) <(find "$MACHINES/expected" -mindepth 1 -maxdepth 1 -printf '%f\n' | sort)
+}
+
+@test "every variant has its test, and every check its variant" {
+    diff <(python3 "$MACHINES/machines.py" --variants | cut -d' ' -f1 | sort) \
+        <(for file in "$EPKIT_SOURCE"/tests/cli/machines_*.bats; do variants_of_file "$file"; done | sort)
+    diff <(epkit doctor --list | tail --lines=+2 | cut -d' ' -f1 | sort) \
+        <(python3 "$MACHINES/machines.py" --variants | cut -d' ' -f2- | xargs -n1 | sort -u)
+}
+
+@test "A4: each GPU has the NIC of its own number" {
+    epkit topo --from a4 --json >a4.map.json
+    [ "$(jq -r '[.map[] | "\(.gpu):\(.nic)"] | join(" ")' a4.map.json)" = \
+        "0:mlx5_0 1:mlx5_1 2:mlx5_2 3:mlx5_3 4:mlx5_4 5:mlx5_5 6:mlx5_6 7:mlx5_7" ]
+}
+
+# sourced ENVIRON SCRIPT [NAME=VALUE...]: the environment, NUL-separated, of a shell that began with the one in ENVIRON
+# and has read SCRIPT
+sourced() {
+    local environ="$1" script="$2" begin=()
+    shift 2
+    mapfile -d '' begin <"$environ"
+    # A preloaded library is not there on this machine, which ld.so says on standard error.
+    # shellcheck disable=SC2016
+    env -i "${begin[@]}" "$@" PATH="$PATH" sh -c '. "$0" && exec env -0' "$script" 2>/dev/null |
+        grep --null-data --invert-match --extended-regexp '^(PWD|OLDPWD|SHLVL|_|PATH)='
+}
+
+@test "A4: what epkit env writes gives a shell the environment that is healthy there" {
+    epkit env --from a4 >env.sh
+    diff <(sourced /dev/null ./env.sh | tr '\0' '\n' | grep --invert-match '^EPKIT_PRELOAD=' | sort) \
+        <(tr '\0' '\n' <a4/proc/self/environ |
+            grep --extended-regexp '^(LD_LIBRARY_PATH|PYTHONPATH|DEEP_EP_.*|NCCL_.*|NVSHMEM_I.*)=' | sort)
+    [ "$(sourced /dev/null ./env.sh | tr '\0' '\n' | sed -n 's/^EPKIT_PRELOAD=//p')" = \
+        "$(tr '\0' '\n' <a4/proc/self/environ | sed -n 's/^LD_PRELOAD=//p')" ]
+}
+
+@test "A4: each rank gets its NIC from the same script, and reading it twice changes nothing" {
+    local i
+    epkit env --from a4 >env.sh
+    for i in 0 1 2 3 4 5 6 7; do
+        [ "$(sourced /dev/null ./env.sh LOCAL_RANK=$i LOCAL_WORLD_SIZE=8 | tr '\0' '\n' |
+            sed -n 's/^NVSHMEM_HCA_LIST=//p')" = "mlx5_$i:1" ]
+    done
+    sourced a4/proc/self/environ ./env.sh >once
+    sourced once ./env.sh >twice
+    diff <(tr '\0' '\n' <once | sort) <(tr '\0' '\n' <twice | sort)
+}
+
+@test "A4 under a published environment script: the one-NIC fault is named, and epkit env clears it" {
+    local status=0
+    epkit doctor --from a4.testbed-env --json >before.json || status=$?
+    [ "$status" -eq 3 ]
+    [ "$(ids before.json)" = "one-nic void-variables" ]
+    epkit env --from a4.testbed-env >fix.sh
+    [ -e a4.fixed ] || python3 "$MACHINES/machines.py" a4/testbed-env a4.fixed
+    sourced a4.testbed-env/proc/self/environ ./fix.sh >a4.fixed/proc/self/environ
+    healthy a4.fixed
+}
+
+@test "a snapshot holds nothing that identifies a machine, its owner or its users" {
+    local mark
+    epkit topo --from a4.identifiers --save identifiers.json >/dev/null
+    while read -r mark; do
+        grep --recursive --quiet --text --fixed-strings -- "$mark" a4.identifiers
+        ! grep --ignore-case --fixed-strings -- "$mark" identifiers.json || {
+            echo "in the snapshot: $mark"
+            return 1
+        }
+    done < <(python3 "$MACHINES/machines.py" --identifiers)
+    # What it is for is still in it.
+    diff <(epkit doctor --from a4.identifiers --json | ids /dev/stdin) \
+        <(epkit doctor --from identifiers.json --json | ids /dev/stdin)
+    diff <(epkit topo --from a4.identifiers --only map) <(epkit topo --from identifiers.json --only map)
+}

@@ -1,0 +1,55 @@
+#!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
+# Faults of the driver and of GPUs, on made-up machines. Each yields its finding and no other.
+
+load common
+load machines
+
+setup_file() {
+    # shellcheck disable=SC2046
+    make_trees $(variants_of_file "$BATS_TEST_FILENAME")
+}
+
+@test "h100/peermem: no way for a NIC into GPU memory" {
+    fault h100/peermem
+}
+
+@test "a4/driver-option: no reboot since the option" {
+    fault a4/driver-option
+}
+
+@test "a4/driver-option-overruled: a later line wins" {
+    fault a4/driver-option-overruled
+}
+
+@test "a4/doca-kernel: DOCA too old for the kernel" {
+    fault a4/doca-kernel
+}
+
+@test "a4/driver-skew: driver updated and not reloaded" {
+    fault a4/driver-skew
+}
+
+@test "gb200/iommu-gb200: passthrough on Grace" {
+    fault gb200/iommu-gb200
+}
+
+@test "a4/gpu-errors-ecc: uncorrected memory error" {
+    fault a4/gpu-errors-ecc
+}
+
+@test "a4/gpu-errors-remap: row remap waits for a reset" {
+    fault a4/gpu-errors-remap
+}
+
+@test "a4/gpu-errors-xid: fallen off the bus" {
+    fault a4/gpu-errors-xid
+}
+
+@test "a4/nvlink: some links down" {
+    fault a4/nvlink
+}
+
+@test "h100/nvlink-fabric: fabric manager is off" {
+    fault h100/nvlink-fabric
+}

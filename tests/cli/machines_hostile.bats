@@ -1,0 +1,121 @@
+#!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
+# Roots that no kernel would make. Every verb ends by itself, soon, with something that can be read.
+
+load common
+load machines
+
+setup_file() {
+    # shellcheck disable=SC2046
+    make_trees $(sed -n 's/^    \(hostile\|refused\) \([^ ]*\)$/\2/p' "$BATS_TEST_FILENAME")
+}
+
+# hostile NAME/VARIANT: exit code 0, 3 or 4 within 5 s, JSON that is valid, text without control characters
+hostile() {
+    local tree="${1/\//.}" verb status
+    cd "$BATS_FILE_TMPDIR" || return 1
+    for verb in topo env nics doctor; do
+        status=0
+        timeout --kill-after=1 5 "$EPKIT" "$verb" --from "$tree" --json >out.json 2>err.txt || status=$?
+        echo "$verb --json: exit code $status: $(head -c 500 err.txt)"
+        [ "$status" -eq 0 ] || [ "$status" -eq 3 ] || [ "$status" -eq 4 ]
+        jq empty out.json
+        [ "$verb" != nics ] || continue # it would look at the counters for a second again
+        status=0
+        timeout --kill-after=1 5 "$EPKIT" "$verb" --from "$tree" >out.txt 2>err.txt || status=$?
+        echo "$verb: exit code $status: $(head -c 500 err.txt)"
+        [ "$status" -eq 0 ] || [ "$status" -eq 3 ] || [ "$status" -eq 4 ]
+        [ -s out.txt ]
+        iconv --from-code UTF-8 --to-code UTF-8 out.txt err.txt >text.txt
+        if LC_ALL=C grep --text --perl-regexp '[\x00-\x08\x0b-\x1f\x7f]' text.txt; then
+            echo "control characters in the output of $verb"
+            return 1
+        fi
+        if grep --no-messages '^root:\|:/bin/' text.txt out.json; then
+            echo "$verb shows what is not below the root"
+            return 1
+        fi
+    done
+}
+
+# refused NAME/VARIANT: exit code 2 and a message
+# shellcheck disable=SC2154 # $stderr is set by run
+refused() {
+    local verb
+    cd "$BATS_FILE_TMPDIR" || return 1
+    for verb in topo env nics doctor; do
+        run --separate-stderr epkit "$verb" --from "${1/\//.}"
+        echo "$verb: exit code $status: $stderr"
+        [ "$status" -eq 2 ]
+        [ -z "$output" ]
+    done
+}
+
+@test "every kind has its test" {
+    diff <(python3 "$MACHINES/machines.py" --hostile | sort) \
+        <(sed -n 's/^    \(hostile\|refused\) \([^ ]*\)$/\2/p' "$BATS_TEST_FILENAME" | sort)
+}
+
+@test "every file ends in its middle" {
+    hostile a4/hostile-truncated
+}
+
+@test "every file is binary, with escape sequences for terminals" {
+    hostile a4/hostile-garbage
+}
+
+@test "files that are read whole have 100 MiB" {
+    hostile a4/hostile-sparse
+}
+
+@test "links that lead to themselves, to each other, and folders that contain themselves" {
+    hostile a4/hostile-loops
+}
+
+@test "links out of the root, by name and by going up" {
+    hostile a4/hostile-outward
+}
+
+@test "a folder where a file should be" {
+    hostile a4/hostile-folders
+}
+
+@test "a FIFO where a file should be: opening one for reading waits for ever" {
+    hostile a4/hostile-fifos
+}
+
+@test "20000 entries in folders that are listed" {
+    hostile a4/hostile-crowd
+}
+
+@test "devices without any attribute" {
+    hostile a4/hostile-bare
+}
+
+@test "the driver's answer has the wrong types and sizes" {
+    hostile a4/hostile-answers
+}
+
+@test "what may not be read is said to be unknown, with the reason" {
+    hostile a4/hostile-denied
+    epkit doctor --from a4.hostile-denied --json >denied.json || [ $? -eq 3 ]
+    jq -r '.checks[] | select(.outcome == "unknown") | "\(.id): \(.text)"' denied.json
+    for id in driver-skew memlock shm visible-devices; do
+        jq --exit-status --arg id "$id" \
+            '.checks[] | select(.id == $id) | .outcome == "unknown" and (.text | test("ermission denied"))' denied.json
+    done
+}
+
+@test "numbers beyond all bounds" {
+    hostile a4/hostile-contradiction
+}
+
+@test "the overlay ends in its middle: refused, with the place" {
+    refused a4/hostile-overlay-cut
+    [[ "$stderr" == *epkit-overlay.json* ]]
+}
+
+@test "the overlay says of a file what cannot be: refused, with the place" {
+    refused a4/hostile-overlay-types
+    [[ "$stderr" == *epkit-overlay.json* ]]
+}
