@@ -26,6 +26,7 @@
 #define PIPE_FD 3
 #define END_GRACE_MS 200 /* for a child to end after its answer, or when it was killed */
 #define POLL_MS 5
+#define WHY_BYTES 160
 
 /* --- in the child --- */
 
@@ -159,22 +160,10 @@ static bool end_child(pid_t child, int *ret_status)
     return true;
 }
 
-static json_t *failure_of(const char *format, ...) __attribute__((format(printf, 1, 2)));
-
-static json_t *failure_of(const char *format, ...)
-{
-    char why[160];
-    va_list args;
-
-    va_start(args, format);
-    vsnprintf(why, sizeof(why), format, args);
-    va_end(args);
-    return keep_failure(ROOT_FAILED, why);
-}
-
 /* The pipe was closed before the answer was complete. */
 static json_t *explain_end(pid_t child)
 {
+    char why[WHY_BYTES];
     int status;
 
     if (!end_child(child, &status)) {
@@ -182,8 +171,10 @@ static json_t *explain_end(pid_t child)
         return keep_failure(ROOT_FAILED, "ended without an answer");
     }
     if (WIFSIGNALED(status))
-        return failure_of("killed by signal %d (%s)", WTERMSIG(status), sigdescr_np(WTERMSIG(status)));
-    return failure_of("ended with exit status %d and without an answer", WEXITSTATUS(status));
+        snprintf(why, sizeof(why), "killed by signal %d (%s)", WTERMSIG(status), sigdescr_np(WTERMSIG(status)));
+    else
+        snprintf(why, sizeof(why), "ended with exit status %d and without an answer", WEXITSTATUS(status));
+    return keep_failure(ROOT_FAILED, why);
 }
 
 static json_t *parse_answer(const char *text, size_t bytes)
@@ -201,6 +192,7 @@ static json_t *parse_answer(const char *text, size_t bytes)
 static json_t *hear_answer(struct hearing *hearing, int deadline_ms)
 {
     enum heard heard = hear(hearing, &hearing->bytes, sizeof(hearing->bytes));
+    char why[WHY_BYTES];
 
     if (heard == HEARD_ALL && hearing->bytes > ANSWER_MAX)
         return keep_failure(ROOT_FAILED, "the answer is larger than 4 MiB");
@@ -218,7 +210,8 @@ static json_t *hear_answer(struct hearing *hearing, int deadline_ms)
     case HEARD_END:
         return explain_end(hearing->child);
     default:
-        return failure_of("no answer within %d ms", deadline_ms);
+        snprintf(why, sizeof(why), "no answer within %d ms", deadline_ms);
+        return keep_failure(ROOT_FAILED, why);
     }
 }
 
