@@ -21,7 +21,8 @@ struct libs_setting {
 struct libs_setting libs_setting_of(struct root *root);
 
 struct lib_place {
-    enum root_state state; /* ROOT_ABSENT: nowhere */
+    enum root_state state; /* ROOT_ABSENT: nowhere. ROOT_FAILED: at `path`, but damaged, which ends ld.so's search.
+                              ROOT_UNASKED: a snapshot that does not say */
     const char *path;      /* as found: a folder of the search and the name */
     const char *real;      /* with links followed */
     const char *found_by;  /* "LD_LIBRARY_PATH", "RUNPATH of /opt/x/libfoo.so", "/etc/ld.so.conf", "default folder",

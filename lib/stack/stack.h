@@ -16,7 +16,7 @@
 
 /* A setting of the NVIDIA driver: what modprobe.d asks for against what the loaded driver says. */
 struct stack_option {
-    const char *configured, *configured_in; /* the line that wins; "" none */
+    const char *configured, *configured_in; /* what the line that wins says, "" if it does not say it; its file */
     const char *overruled, *overruled_in;   /* an earlier line that the winning one replaces; "" none */
     const char *live;                       /* "" not known */
 };
