@@ -40,7 +40,7 @@ static const struct opt doctor_table[] = {
     {"ssh", 0, "COMMAND", OPT_STRING, offsetof(struct doctor_options, ssh),
      .help = "program for --hosts, with its options; default: EPKIT_SSH, else ssh"},
     {"remote-command", 0, "COMMAND", OPT_STRING, offsetof(struct doctor_options, remote_command),
-     .value = REMOTE_COMMAND, .help = "what --hosts runs on each node"},
+     .help = "what --hosts runs on each node; default: epkit doctor, for JSON, with the same --only"},
     {0},
 };
 /* clang-format on */
@@ -191,46 +191,55 @@ static int look_again(const struct doctor_check *check, struct doctor_result *re
 
 /* --- the verb --- */
 
-static int diagnose(const struct cmd *cmd, const struct doctor_options *options,
-                    const struct doctor_check *const *checks)
+/* Neither GPU nor NIC: facts are there even so, for a comparison of nodes. */
+static int say_empty(const struct cmd *cmd, const struct doctor_options *options, const struct doctor_machine *machine)
+{
+    json_t *document = options->json ? out_document(cmd->name) : NULL;
+
+    if (document)
+        json_object_set_new(document, "facts", diagnosis_facts(machine));
+    return source_say_empty(machine->topo, document);
+}
+
+static int report(const struct cmd *cmd, const struct doctor_options *options, const struct diagnosis *diagnosis)
 {
     struct again again = {cmd, &options->source};
     struct fix_how how = {.yes = options->yes, .timeout_ms = FIX_TIMEOUT_MS, .look = look_again, .context = &again};
+    int code = diagnosis_exit(diagnosis);
+
+    if (options->json)
+        return out_json(diagnosis_json(cmd->name, diagnosis)) == 0 ? code : CMD_FAILED;
+    diagnosis_print(diagnosis, options->verbose);
+    if (options->fix)
+        code = fix_run(cmd, diagnosis, &how);
+    return out_finish() == CMD_FINE ? code : CMD_FAILED;
+}
+
+static int diagnose(const struct cmd *cmd, const struct doctor_options *options,
+                    const struct doctor_check *const *checks)
+{
     struct doctor_machine *machine;
     struct diagnosis diagnosis;
+    ep_status status;
     int code = read_machine(cmd, &options->source, &machine);
 
     if (code != CMD_FINE)
         return code;
     if (source_is_empty(machine->topo)) {
-        json_t *document = options->json ? out_document(cmd->name) : NULL;
-
         source_read();
-        if (document)
-            json_object_set_new(document, "facts", diagnosis_facts(machine));
-        code = source_say_empty(machine->topo, document);
+        code = say_empty(cmd, options, machine);
         doctor_machine_free(machine);
         return code;
     }
-    if (diagnosis_make(machine, checks, &diagnosis) != EP_OK) {
-        source_read();
-        doctor_machine_free(machine);
-        out_error("no memory for the results");
-        return CMD_FAILED;
-    }
+    status = diagnosis_make(machine, checks, &diagnosis);
     source_read();
-    code = diagnosis_exit(&diagnosis);
-    if (options->json) {
-        if (out_json(diagnosis_json(cmd->name, &diagnosis)) != 0)
-            code = CMD_FAILED;
+    if (status == EP_OK) {
+        code = report(cmd, options, &diagnosis);
+        diagnosis_done(&diagnosis);
     } else {
-        diagnosis_print(&diagnosis, options->verbose);
-        if (options->fix)
-            code = fix_run(cmd, &diagnosis, &how);
-        if (out_finish() != CMD_FINE)
-            code = CMD_FAILED;
+        out_error("no memory for the results");
+        code = CMD_FAILED;
     }
-    diagnosis_done(&diagnosis);
     doctor_machine_free(machine);
     return code;
 }
@@ -263,7 +272,7 @@ static int compare_hosts(const struct cmd *cmd, const struct doctor_options *opt
     const char *ssh = options->ssh ? options->ssh : getenv("EPKIT_SSH");
     struct hosts_how how = {.file = options->hosts,
                             .ssh = ssh && *ssh ? ssh : "ssh",
-                            .remote_command = options->remote_command,
+                            .remote_command = options->remote_command ? options->remote_command : REMOTE_COMMAND,
                             .timeout_s = options->source.timeout,
                             .json = options->json};
     char command[4096];
@@ -324,7 +333,8 @@ const struct cmd verb_doctor = {
         "--fix runs the commands that a reboot undoes (loading a module, remounting /dev/shm), after showing them. "
         "Everything else is left to you.\n\n"
         "--hosts runs it on many nodes at once and prints first in what they differ: one node with another driver is "
-        "what makes a job hang. ssh must work without a password, and epkit must be installed there.",
+        "what makes a job hang. ssh must work without a password, and epkit must be installed there. A node has "
+        "--timeout seconds to answer; one that does not is named with what failed: DNS, TCP, authentication, epkit.",
     .options = doctor_table,
     .options_bytes = sizeof(struct doctor_options),
     .examples =

@@ -179,58 +179,66 @@ const struct doctor_check check_slow_link = {
 
 /* --- nic-access --- */
 
+struct access_count {
+    int n_unknown, n_denied, n_absent, n_nameless;
+    const char *first, *why;
+};
+
+static void look_at_uverbs(const struct doctor_machine *machine, struct doctor_result *result,
+                           const struct topo_nic *nic, struct access_count *count)
+{
+    struct root_stat stat;
+
+    if (!*nic->uverbs) {
+        count->n_nameless++;
+        count->first = *count->first ? count->first : nic->name;
+        doctor_evidence(machine, result, nic->name, "no uverbs device");
+        return;
+    }
+    stat = root_stat(machine->root, "%s", nic->uverbs);
+    if (stat.state == ROOT_FAILED || stat.state == ROOT_UNASKED) {
+        count->n_unknown++;
+        count->why = look_why(stat.state, stat.why);
+        return;
+    }
+    if (stat.state == ROOT_OK && stat.may_read && stat.may_write)
+        return;
+    count->n_absent += stat.state == ROOT_ABSENT;
+    count->n_denied += stat.state != ROOT_ABSENT;
+    count->first = *count->first ? count->first : nic->uverbs;
+    doctor_evidence(machine, result, nic->uverbs, "%s (%s)",
+                    stat.state == ROOT_ABSENT ? "not there" : "not readable and writable for this user", nic->name);
+}
+
 static void run_nic_access(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const struct topo *topo = machine->topo;
-    int n_unknown = 0, n_denied = 0, n_absent = 0, n_nameless = 0;
-    const char *first = "", *why = "";
+    struct access_count count = {.first = "", .why = ""};
+    int n;
 
     if (!look_has_data_nics(machine, result))
         return;
-    for (int i = 0; i < topo->n_nics; i++) {
-        const struct topo_nic *nic = &topo->nics[i];
-        struct root_stat stat;
-
-        if (!look_is_data_nic(topo, i))
-            continue;
-        if (!*nic->uverbs) {
-            n_nameless++;
-            first = *first ? first : nic->name;
-            doctor_evidence(machine, result, nic->name, "no uverbs device");
-            continue;
-        }
-        stat = root_stat(machine->root, "%s", nic->uverbs);
-        if (stat.state == ROOT_FAILED || stat.state == ROOT_UNASKED) {
-            n_unknown++;
-            why = look_why(stat.state, stat.why);
-            continue;
-        }
-        if (stat.state == ROOT_OK && stat.may_read && stat.may_write)
-            continue;
-        n_absent += stat.state == ROOT_ABSENT;
-        n_denied += stat.state != ROOT_ABSENT;
-        first = *first ? first : nic->uverbs;
-        doctor_evidence(machine, result, nic->uverbs, "%s (%s)",
-                        stat.state == ROOT_ABSENT ? "not there" : "not readable and writable for this user", nic->name);
-    }
-    if (n_absent + n_denied + n_nameless == 0) {
-        if (n_unknown)
-            doctor_cannot_tell(machine, result, "%d uverbs devices: %s", n_unknown, why);
+    for (int i = 0; i < machine->topo->n_nics; i++)
+        if (look_is_data_nic(machine->topo, i))
+            look_at_uverbs(machine, result, &machine->topo->nics[i], &count);
+    n = count.n_absent + count.n_denied + count.n_nameless;
+    if (n == 0) {
+        if (count.n_unknown)
+            doctor_cannot_tell(machine, result, "%d uverbs devices: %s", count.n_unknown, count.why);
         return;
     }
-    doctor_found(machine, result, DOCTOR_ERROR, "%s %s%s", first,
-                 n_nameless ? "has no uverbs device"
-                 : n_absent ? "is not there"
-                            : "is not accessible",
-                 n_absent + n_denied + n_nameless > 1 ? ", and more are not" : "");
-    if (n_nameless)
+    doctor_found(machine, result, DOCTOR_ERROR, "%s %s%s", count.first,
+                 count.n_nameless ? "has no uverbs device"
+                 : count.n_absent ? "is not there"
+                                  : "is not accessible",
+                 n > 1 ? ", and more are not" : "");
+    if (count.n_nameless)
         doctor_fix(machine, result, true, "sudo modprobe ib_uverbs");
-    else if (n_denied)
+    else if (count.n_denied)
         doctor_fix(machine, result, false, "sudo chmod 666 /dev/infiniband/uverbs*");
     doctor_advise(machine, result,
-                  n_absent ? "A container must be given /dev/infiniband (docker run --device /dev/infiniband, in "
-                             "Kubernetes the device plugin or a privileged pod)."
-                           : "On a host the rules of rdma-core make these devices accessible for all.");
+                  count.n_absent ? "A container must be given /dev/infiniband (docker run --device /dev/infiniband, in "
+                                   "Kubernetes the device plugin or a privileged pod)."
+                                 : "On a host the rules of rdma-core make these devices accessible for all.");
 }
 
 const struct doctor_check check_nic_access = {

@@ -276,55 +276,79 @@ static int function_without_rdma(const struct topo *topo)
     return -1;
 }
 
-static void run_port_down(const struct doctor_machine *machine, struct doctor_result *result)
+struct down_count {
+    int n, n_unknown, first;
+};
+
+static struct down_count count_down(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct topo *topo = machine->topo;
-    int n_down = 0, n_unknown = 0, first = -1, gpu, has = 0, due = 0, function, n_data = n_data_nics(topo);
+    struct down_count count = {.first = -1};
 
-    if (!look_has_gpus(machine, result) || (topo->n_nics == 0 && !look_has_data_nics(machine, result)))
-        return;
     for (int i = 0; i < topo->n_nics; i++) {
         if (!is_missed(topo, i))
             continue;
         if (!tells_its_state(&topo->nics[i])) {
-            n_unknown++;
+            count.n_unknown++;
             continue;
         }
-        if (n_down++ == 0)
-            first = i;
+        if (count.n++ == 0)
+            count.first = i;
         for (int p = 0; p < topo->nics[i].n_ports; p++)
             doctor_evidence(machine, result, look_port_name(machine, i, p), "%s, %s", topo->nics[i].ports[p].state,
                             topo->nics[i].ports[p].phys_state);
     }
-    gpu = gpu_without_its_nic(topo, &has, &due);
-    function = n_data + n_down + n_unknown < topo->n_gpus ? function_without_rdma(topo) : -1;
-    if (n_down) {
-        doctor_found(machine, result, DOCTOR_ERROR, "%s has no active port%s", topo->nics[first].name,
-                     n_down > 1 ? ", and more NICs have none" : "");
-        doctor_advise(machine, result,
-                      "Look at cable, transceiver and switch port (mlxlink -d %s -m); of a pod, at its network "
-                      "annotations. GPUs of this NIC share one with others until it is back.",
-                      topo->nics[first].name);
-    } else if (n_unknown) {
-        doctor_cannot_tell(machine, result, "%d of %d NICs do not tell the state of their ports", n_unknown,
-                           topo->n_nics);
-    } else if (function >= 0) {
+    return count;
+}
+
+/* All NICs that are there are up. Is one not there? */
+static void find_missing(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct topo *topo = machine->topo;
+    int n_data = n_data_nics(topo), has = 0, due = 0, gpu = gpu_without_its_nic(topo, &has, &due);
+    int function = n_data < topo->n_gpus ? function_without_rdma(topo) : -1;
+
+    if (function >= 0) {
         doctor_found(machine, result, DOCTOR_ERROR, "the NIC at %s has no RDMA device", topo->pci[function].address);
         doctor_evidence(machine, result, topo->pci[function].address, "%s%s",
                         *topo->pci[function].driver ? "driver " : "no driver", topo->pci[function].driver);
         doctor_advise(machine, result, "Load mlx5_ib, or give the pod this device too: it sees %d NICs for %d GPUs.",
                       n_data, topo->n_gpus);
-    } else if (gpu >= 0) {
+        return;
+    }
+    if (gpu >= 0)
         doctor_found(machine, result, DOCTOR_ERROR, "GPU %d has %d NIC%s beside it, most others have %d", gpu, has,
                      has == 1 ? "" : "s", due);
-        doctor_evidence(machine, result, "/sys/class/infiniband", "%d NICs, %d of them for data", topo->n_nics, n_data);
-        doctor_advise(machine, result,
-                      "A NIC is missing: look for it on the bus (lspci -d 15b3:) and in the kernel log; of a pod, at "
-                      "its network annotations and devices. In a cloud, take the node out of service.");
-    } else if (is_flat(topo) && n_data < topo->n_gpus && n_data * 2 > topo->n_gpus) {
+    else if (is_flat(topo) && n_data < topo->n_gpus && n_data * 2 > topo->n_gpus)
         doctor_found(machine, result, DOCTOR_WARNING, "there are %d NICs for %d GPUs", n_data, topo->n_gpus);
-        doctor_evidence(machine, result, "/sys/class/infiniband", "%d NICs, %d of them for data", topo->n_nics, n_data);
-        doctor_advise(machine, result, "Machines have one NIC for each GPU, or for each two: one seems to be missing.");
+    else
+        return;
+    doctor_evidence(machine, result, "/sys/class/infiniband", "%d NICs, %d of them for data", topo->n_nics, n_data);
+    doctor_advise(machine, result,
+                  "A NIC seems to be missing: look for it on the bus (lspci -d 15b3:) and in the kernel log; of a pod, "
+                  "at its network annotations and devices. In a cloud, take the node out of service.");
+}
+
+static void run_port_down(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct topo *topo = machine->topo;
+    struct down_count count;
+
+    if (!look_has_gpus(machine, result) || (topo->n_nics == 0 && !look_has_data_nics(machine, result)))
+        return;
+    count = count_down(machine, result);
+    if (count.n) {
+        doctor_found(machine, result, DOCTOR_ERROR, "%s has no active port%s", topo->nics[count.first].name,
+                     count.n > 1 ? ", and more NICs have none" : "");
+        doctor_advise(machine, result,
+                      "Look at cable, transceiver and switch port (mlxlink -d %s -m); of a pod, at its network "
+                      "annotations. GPUs of this NIC share one with others until it is back.",
+                      topo->nics[count.first].name);
+    } else if (count.n_unknown) {
+        doctor_cannot_tell(machine, result, "%d of %d NICs do not tell the state of their ports", count.n_unknown,
+                           topo->n_nics);
+    } else {
+        find_missing(machine, result);
     }
 }
 
