@@ -94,11 +94,13 @@ static void nothing(struct made *made)
 static void no_gpus(struct made *made)
 {
     made->hardware.topo.n_gpus = 0;
+    made_state(made, "folders", "/sys/bus/pci/devices", "absent");
 }
 
 static void no_nics(struct made *made)
 {
     made->hardware.topo.n_nics = 0;
+    made_state(made, "folders", "/sys/class/infiniband", "absent");
 }
 
 static void secret_environment(struct made *made)

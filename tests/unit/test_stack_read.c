@@ -290,14 +290,14 @@ static void put_copy(struct world *world, const char *folder, const char *buffer
 
 static void copies(void **state)
 {
-    static const char variables[] = "PYTHONPATH=/not/there:/work:relative:\0HOME=/home/user\0";
+    static const char variables[] = "PYTHONPATH=/not/there:/first:relative:\0HOME=/home/user\0";
     struct world world;
     struct stack *stack;
 
     (void)state;
     world_init(&world);
     world_environment(&world, variables, sizeof(variables));
-    put_copy(&world, "/work", "class Buffer:\n    pass\n");
+    put_copy(&world, "/first", "class Buffer:\n    pass\n");
     put_copy(&world, SITE, MAPPED);
     put_copy(&world, "/usr/local/lib/python3.9/dist-packages", MAPPED);
     put_copy(&world, "/opt/deepep/source", MAPPED);
@@ -309,7 +309,7 @@ static void copies(void **state)
     assert_int_equal(stack->deepep.n, 4);
     assert_int_equal(stack->deepep.imported, 0);
     assert_false(stack->deepep.mapping_active);
-    assert_string_equal(stack->deepep.copies[0].folder, "/work/deep_ep");
+    assert_string_equal(stack->deepep.copies[0].folder, "/first/deep_ep");
     assert_string_equal(stack->deepep.copies[0].version, "1.2.1");
     /* Not beside it, but on the path. */
     assert_string_equal(stack->deepep.copies[0].extension, SITE "/deep_ep_cpp.cpython-312-x86_64-linux-gnu.so");
