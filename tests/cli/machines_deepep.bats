@@ -45,3 +45,7 @@ setup_file() {
 @test "a4/testbed-env: environment of the testbed" {
     fault a4/testbed-env
 }
+
+@test "a4/job-env: environment of the job" {
+    fault a4/job-env
+}

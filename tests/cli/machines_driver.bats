@@ -30,6 +30,14 @@ setup_file() {
     fault a4/driver-skew
 }
 
+@test "a4/driver-skew-library: libraries of another node" {
+    fault a4/driver-skew-library
+}
+
+@test "h100/driver-absent: driver not loaded" {
+    fault h100/driver-absent
+}
+
 @test "gb200/iommu-gb200: passthrough on Grace" {
     fault gb200/iommu-gb200
 }

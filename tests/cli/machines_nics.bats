@@ -30,6 +30,10 @@ setup_file() {
     fault h100/port-down
 }
 
+@test "a4/port-down: cable pulled under a mapping" {
+    fault a4/port-down
+}
+
 @test "h100/link-layer: one port is Ethernet" {
     fault h100/link-layer
 }

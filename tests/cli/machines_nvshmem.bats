@@ -18,6 +18,10 @@ setup_file() {
     fault a4/shared-nic
 }
 
+@test "a4/shared-nic-by-default: left to NVSHMEM" {
+    fault a4/shared-nic-by-default
+}
+
 @test "a4/nic-handler: handler on the CPU" {
     fault a4/nic-handler
 }

@@ -93,6 +93,27 @@ def driver_updated_and_not_reloaded(tree):
     tree.replace("/var/lib/dpkg/status", f"{software.DRIVER}-1ubuntu1", "580.140.02-1ubuntu1")
 
 
+@fault("a4/driver-skew-library", "driver-skew")
+def libraries_of_another_node(tree):
+    """A container with the driver's libraries of another version in front."""
+    for name in ("libcuda", "libnvidia-ml"):
+        software.library(tree, X86_64, f"{name}.so.1", "", folder="/usr/local/nvidia/lib64")
+        tree.remove(f"/usr/local/nvidia/lib64/{name}.so.1")
+        tree.library(f"/usr/local/nvidia/lib64/{name}.so.570.172.08", link=f"{name}.so.1", soname=f"{name}.so.1")
+    tree.environment["LD_LIBRARY_PATH"] = "/usr/local/nvidia/lib64:" + tree.environment["LD_LIBRARY_PATH"]
+
+
+@fault("h100/driver-absent", "driver-skew")
+def driver_not_loaded(tree):
+    for name in ("nvidia", "nvidia_uvm", "nvidia_peermem"):
+        unload(tree, name)
+    tree.remove("/proc/driver")
+    tree.answers["nvml"] = {"error": "Driver Not Loaded"}
+    for path in list(tree.entries):
+        if path.endswith("/driver") and tree.entries[path].target.endswith("/drivers/nvidia"):
+            tree.remove(path)
+
+
 @fault("gb200/iommu-gb200", "iommu-gb200")
 def passthrough_on_grace(tree):
     tree.replace("/proc/cmdline", "init_on_alloc=0", "init_on_alloc=0 iommu.passthrough=1")
@@ -161,6 +182,13 @@ def cable_pulled(tree):
     tree.put(f"{nic_port(tree, 'mlx5_9')}/phys_state", "2: Polling\n")
 
 
+@fault("a4/port-down", "port-down", "shared-nic")
+def cable_pulled_under_a_mapping(tree):
+    """Two things to repair: the port, and until then the environment, which gives it to a GPU."""
+    tree.put(f"{nic_port(tree, 'mlx5_3')}/state", "1: DOWN\n")
+    tree.put(f"{nic_port(tree, 'mlx5_3')}/phys_state", "3: Disabled\n")
+
+
 @fault("h100/link-layer", "link-layer")
 def one_port_is_ethernet(tree):
     tree.put(f"{nic_port(tree, 'mlx5_3')}/link_layer", "Ethernet\n")
@@ -218,6 +246,12 @@ def mapping_by_pe(tree):
 def two_gpus_on_one_nic(tree):
     mapping = tree.environment["DEEP_EP_DEVICE_TO_HCA_MAPPING"]
     tree.environment["DEEP_EP_DEVICE_TO_HCA_MAPPING"] = mapping.replace("3:mlx5_3", "3:mlx5_2")
+
+
+@fault("a4/shared-nic-by-default", "shared-nic")
+def left_to_nvshmem(tree):
+    """Two GPUs on a switch: each sees the first of the two NICs there as its nearest."""
+    del tree.environment["DEEP_EP_DEVICE_TO_HCA_MAPPING"]
 
 
 @fault("a4/nic-handler", "nic-handler")
@@ -459,3 +493,48 @@ TESTBED = {
 def environment_of_the_testbed(tree):
     tree.environment = {name: tree.environment[name] for name in ("PATH", "HOME", "LANG")}
     tree.environment.update(TESTBED)
+
+
+# The environment of a published Kubernetes job for such machines, which mounts the libraries that the node's installer
+# copied to one folder.
+JOB = {
+    "LD_LIBRARY_PATH": "/usr/local/nvidia/lib64:/usr/local/nvidia/lib:/usr/local/gib/lib64",
+    "PYTHONPATH": "/usr/local/nvidia/deepep",
+    "RDMAV_DRIVERS": "/usr/local/nvidia/lib64/libibverbs",
+    "NCCL_NET": "gIB",
+    "NCCL_IB_TC": "52",
+    "NCCL_IB_ADAPTIVE_ROUTING": "1",
+    "NCCL_IB_QPS_PER_CONNECTION": "4",
+    "NCCL_CROSS_NIC": "0",
+    "NCCL_NET_GDR_LEVEL": "PIX",
+    "NCCL_P2P_NET_CHUNKSIZE": "131072",
+    "NCCL_NVLS_CHUNKSIZE": "524288",
+    "NCCL_IB_FIFO_TC": "84",
+    "NCCL_TUNER_CONFIG_PATH": "/usr/local/gib/configs/tuner_config_a4.txtpb",
+    "GDRCOPY_HOME": "/opt/deepep/gdrcopy",
+    "NVSHMEM_HOME": "/opt/deepep/nvshmem",
+    "NVSHMEM_IBGDA_SUPPORT": "1",
+    "NVSHMEM_USE_GDRCOPY": "1",
+    "USE_NVPEERMEM": "1",
+    "CUDA_HOME": "/usr/local/cuda",
+    "TORCH_CUDA_ARCH_LIST_B200": "10.0",
+    "TORCH_NCCL_USE_COMM_NONBLOCKING": "0",
+}
+
+
+@fault("a4/job-env", "gib-settings", "home", "provider-missing", "rdmav-drivers", "void-variables")
+def environment_of_the_job(tree):
+    for path in list(tree.entries):
+        if path.startswith(f"{X86_64.lib}/lib") and ("ibverbs" in path or "mlx5" in path or "rdmacm" in path):
+            del tree.entries[path]
+    software.verbs(tree, X86_64, private=34, core="14.50.0", provider="24.50.0")
+    software.verbs_development(tree, X86_64)
+    folder = "/usr/local/nvidia/lib64"
+    software.verbs(tree, X86_64, private=57, core="14.56.0", provider="25.56.0", folder=folder, provider_in="")
+    for path in tree.below("/opt/deepep/nvshmem/lib"):
+        tree.entries[folder + path.removeprefix("/opt/deepep/nvshmem/lib")] = tree.entries[path]
+    for path in tree.below("/opt/deepep/python"):
+        tree.entries["/usr/local/nvidia/deepep" + path.removeprefix("/opt/deepep/python")] = tree.entries[path]
+    tree.remove("/opt/deepep")
+    tree.environment = {name: tree.environment[name] for name in ("PATH", "HOME", "LANG")}
+    tree.environment.update(JOB)
