@@ -1,0 +1,365 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* doctor_cases_driver.c - checks of the driver and of GPUs. */
+#include "doctor_cases.h"
+
+/* --- driver --- */
+
+static void no_peermem(struct made *made)
+{
+    made->stack.driver.peermem = ROOT_ABSENT;
+}
+
+static void neither_peermem_nor_dmabuf(struct made *made)
+{
+    made->stack.driver.peermem = made->stack.driver.dmabuf = ROOT_ABSENT;
+}
+
+static void dmabuf_not_known(struct made *made)
+{
+    made->stack.driver.peermem = ROOT_ABSENT;
+    made->stack.driver.dmabuf = ROOT_UNASKED;
+}
+
+static void peermem_hidden(struct made *made)
+{
+    made->stack.driver.peermem = ROOT_DENIED;
+    made->stack.driver.dmabuf = ROOT_ABSENT;
+}
+
+static struct stack_option *option(struct made *made)
+{
+    return &made->stack.driver.peer_mapping_override;
+}
+
+static void option_live_as_hexadecimal(struct made *made)
+{
+    option(made)->configured = "1";
+    option(made)->configured_in = "/etc/modprobe.d/a.conf";
+    option(made)->live = "0x1";
+}
+
+static void option_not_live(struct made *made)
+{
+    option_live_as_hexadecimal(made);
+    option(made)->live = "";
+}
+
+static void option_live_not_known(struct made *made)
+{
+    option_not_live(made);
+    made_state(made, "files", "/proc/driver/nvidia/params", "denied");
+}
+
+static void option_overruled(struct made *made)
+{
+    option(made)->overruled = "1";
+    option(made)->overruled_in = "/etc/modprobe.d/a.conf";
+}
+
+static void old_doca(struct made *made)
+{
+    made->stack.driver.doca = "3.0.0-058000";
+    made->stack.driver.kernel = "6.14.0-1021-gcp";
+}
+
+static void old_doca_not_built(struct made *made)
+{
+    old_doca(made);
+    made_folder(made, "/lib/modules/6.14.0-1021-gcp/updates/dkms", json_pack("[s]", "nvidia.ko"));
+}
+
+static void old_doca_but_built(struct made *made)
+{
+    old_doca(made);
+    made_folder(made, "/lib/modules/6.14.0-1021-gcp/updates/dkms", json_pack("[s]", "mlx5_core.ko.zst"));
+}
+
+static void old_doca_old_kernel(struct made *made)
+{
+    old_doca_not_built(made);
+    made->stack.driver.kernel = "6.8.0-87-generic";
+}
+
+static void new_doca(struct made *made)
+{
+    old_doca_not_built(made);
+    made->stack.driver.doca = "3.2.1-044000";
+}
+
+static void kernel_not_known(struct made *made)
+{
+    old_doca(made);
+    made->stack.driver.kernel = "";
+}
+
+static void module_of_another_version(struct made *made)
+{
+    made->stack.driver.module_version = "570.124.06";
+}
+
+static void package_of_another_version(struct made *made)
+{
+    made->stack.driver.installed_version = "580.140.02-1ubuntu1";
+}
+
+static void package_revision(struct made *made)
+{
+    made->stack.driver.installed_version = "580.126.09-1ubuntu1";
+}
+
+static void nobody_drives_gpus(struct made *made)
+{
+    no_driver(made);
+    for (int i = 0; i < 4; i++)
+        gpu_pci(made, i)->driver = "";
+}
+
+static void nouveau_drives_gpus(struct made *made)
+{
+    nobody_drives_gpus(made);
+    for (int i = 0; i < 4; i++)
+        gpu_pci(made, i)->driver = "nouveau";
+}
+
+static void driver_version_hidden(struct made *made)
+{
+    no_driver(made);
+    made_state(made, "files", "/proc/driver/nvidia/version", "denied");
+}
+
+static void grace_passthrough(struct made *made)
+{
+    grace(made);
+    made_file(made, "/proc/cmdline", "ro iommu.passthrough=1 quiet\n");
+}
+
+static void grace_without_command_line(struct made *made)
+{
+    grace(made);
+    made_state(made, "files", "/proc/cmdline", "failed");
+}
+
+static void grace_by_device_number(struct made *made)
+{
+    rename_gpus(made, "");
+    for (int i = 0; i < 4; i++)
+        gpu_pci(made, i)->device = 0x2941;
+    made_file(made, "/proc/cmdline", "ro iommu.passthrough=1 quiet\n");
+}
+
+static void x86_passthrough(struct made *made)
+{
+    made_file(made, "/proc/cmdline", "ro iommu=pt\n");
+}
+
+static void ecc(struct made *made)
+{
+    gpu(made, 2)->ecc_uncorrected = 3;
+}
+
+static void ecc_not_known(struct made *made)
+{
+    gpu(made, 2)->ecc_uncorrected = gpu(made, 2)->remap_pending = gpu(made, 2)->remap_failed = -1;
+}
+
+static void remap_pending(struct made *made)
+{
+    gpu(made, 1)->remap_pending = 1;
+}
+
+static void xid(struct made *made)
+{
+    made_lines(made, "/dev/kmsg", "NVRM: Xid",
+               "3,1,5,-;NVRM: Xid (PCI:0000:05:00): 79, pid=1, GPU has fallen off the bus.\n"
+               "3,2,6,-;NVRM: Xid (PCI:0000:05:00): 79, pid=2, GPU has fallen off the bus.\n");
+}
+
+static void xid_of_a_program(struct made *made)
+{
+    made_lines(made, "/dev/kmsg", "NVRM: Xid", "3,1,5,-;NVRM: Xid (PCI:0000:03:00): 31, pid=1, MMU Fault\n");
+}
+
+static void xid_damaged(struct made *made)
+{
+    made_lines(made, "/dev/kmsg", "NVRM: Xid",
+               "NVRM: Xid\nNVRM: Xid (\nNVRM: Xid (PCI:0000:03:00\nNVRM: Xid (PCI:0000:03:00):\n"
+               "NVRM: Xid (PCI:0000:03:00): x\nNVRM: Xid (PCI:0000:03:00): 99999999999\n"
+               "NVRM: Xid (PCI:00000000000000000000000000000000000000000000000000000000): 79\n");
+}
+
+static void log_hidden(struct made *made)
+{
+    made_lines(made, "/dev/kmsg", "NVRM: Xid", "");
+    made_state(made, "lines", "/dev/kmsg\tNVRM: Xid", "denied");
+}
+
+static void xid_of_an_earlier_boot(struct made *made)
+{
+    log_hidden(made);
+    made_lines(made, "/var/log/kern.log", "NVRM: ",
+               "NVRM: Xid (PCI:0000:03:00): 79, pid=1\nNVRM: loading NVIDIA UNIX x86_64 Kernel Module  580.126.09\n");
+}
+
+static void xid_of_this_boot_in_a_file(struct made *made)
+{
+    log_hidden(made);
+    made_lines(made, "/var/log/kern.log", "NVRM: ",
+               "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  580.126.09\nNVRM: Xid (PCI:0000:03:00): 63, pid=1\n");
+}
+
+static void ecc_although_log_hidden(struct made *made)
+{
+    log_hidden(made);
+    ecc(made);
+}
+
+static void links_down(struct made *made)
+{
+    gpu(made, 3)->nvlinks_up = 16;
+}
+
+static void all_links_down(struct made *made)
+{
+    for (int i = 0; i < 4; i++)
+        gpu(made, i)->nvlinks_up = 0;
+}
+
+static void fabric_failed(struct made *made)
+{
+    gpu(made, 1)->fabric = TOPO_FABRIC_FAILED;
+}
+
+static void cards_without_bridges(struct made *made)
+{
+    all_links_down(made);
+    rename_gpus(made, "NVIDIA H100 PCIe");
+}
+
+static void a_card_with_a_loose_bridge(struct made *made)
+{
+    rename_gpus(made, "NVIDIA H100 NVL");
+    gpu(made, 0)->nvlinks_up = 0;
+}
+
+static void one_gpu_lent(struct made *made)
+{
+    made->hardware.topo.n_gpus = 1;
+    gpu(made, 0)->nvlinks_up = 0;
+}
+
+static void no_nvlink(struct made *made)
+{
+    rename_gpus(made, "NVIDIA L40S");
+    for (int i = 0; i < 4; i++)
+        gpu(made, i)->nvlinks = gpu(made, i)->nvlinks_up = 0;
+}
+
+static void bus_hidden(struct made *made)
+{
+    no_gpus(made);
+    made_state(made, "folders", "/sys/bus/pci/devices", "denied");
+}
+
+static void mute_devices(struct made *made)
+{
+    no_gpus(made);
+    made_folder(made, "/sys/bus/pci/devices", json_pack("[s, s]", "0000:00:00.0", "0000:00:01.0"));
+    made_file(made, "/sys/bus/pci/devices/0000:00:00.0/vendor", "0x8086\n");
+    made_file(made, "/sys/bus/pci/devices/0000:00:01.0/vendor", "");
+}
+
+static void rdma_hidden(struct made *made)
+{
+    no_nics(made);
+    made_state(made, "folders", "/sys/class/infiniband", "failed");
+}
+
+static void rdma_devices_that_lead_nowhere(struct made *made)
+{
+    no_nics(made);
+    made_folder(made, "/sys/class/infiniband", json_pack("[s]", "mlx5_0"));
+}
+
+static void driver_hidden(struct made *made)
+{
+    no_driver(made);
+    made_state(made, "files", "/proc/driver/nvidia/version", "denied");
+}
+
+/* --- the table --- */
+
+static const struct doctor_case rows[] = {
+    CASE("peermem", nothing, OK, ""),
+    CASE("peermem", no_gpus, ABSENT, "no NVIDIA GPU"),
+    CASE("peermem", no_nics, ABSENT, "no RDMA NIC"),
+    CASE("peermem", no_driver, ABSENT, "driver is not loaded"),
+    CASE("peermem", bus_hidden, UNKNOWN, "/sys/bus/pci/devices"),
+    CASE("peermem", mute_devices, UNKNOWN, "1 of 2 PCI devices"),
+    CASE("peermem", rdma_hidden, UNKNOWN, "/sys/class/infiniband"),
+    CASE("peermem", rdma_devices_that_lead_nowhere, UNKNOWN, "1 of 1"),
+    CASE("peermem", all_states_unreadable, UNKNOWN, "do not tell their state"),
+    CASE("peermem", driver_hidden, UNKNOWN, "/proc/driver/nvidia/version"),
+    CASE("peermem", no_peermem, OK, ""),
+    CASE("peermem", neither_peermem_nor_dmabuf, FOUND, "cannot reach GPU memory"),
+    CASE("peermem", dmabuf_not_known, UNKNOWN, "dma-buf"),
+    CASE("peermem", peermem_hidden, UNKNOWN, "nvidia_peermem"),
+
+    CASE("driver-option", nothing, ABSENT, "not configured"),
+    CASE("driver-option", option_live_as_hexadecimal, OK, ""),
+    CASE("driver-option", option_not_live, FOUND, "does not have it"),
+    CASE("driver-option", option_live_not_known, UNKNOWN, "made so"),
+    CASE("driver-option", option_overruled, FOUND, "a later line"),
+
+    CASE("doca-kernel", nothing, ABSENT, "not installed"),
+    CASE("doca-kernel", old_doca, FOUND, "3.0.0"),
+    CASE("doca-kernel", old_doca_not_built, FOUND, "6.14.0-1021-gcp"),
+    CASE("doca-kernel", old_doca_but_built, OK, ""),
+    CASE("doca-kernel", old_doca_old_kernel, OK, ""),
+    CASE("doca-kernel", new_doca, OK, ""),
+    CASE("doca-kernel", kernel_not_known, UNKNOWN, "kernel"),
+
+    CASE("driver-skew", nothing, OK, ""),
+    CASE("driver-skew", module_of_another_version, FOUND, "570.124.06"),
+    CASE("driver-skew", package_of_another_version, FOUND, "580.140.02"),
+    CASE("driver-skew", package_revision, OK, ""),
+    CASE("driver-skew", nobody_drives_gpus, FOUND, "4 GPUs"),
+    CASE("driver-skew", nouveau_drives_gpus, ABSENT, "not in use"),
+    CASE("driver-skew", driver_version_hidden, UNKNOWN, "made so"),
+
+    CASE("iommu-gb200", nothing, ABSENT, "no board with Grace"),
+    CASE("iommu-gb200", x86_passthrough, ABSENT, "no board with Grace"),
+    CASE("iommu-gb200", grace, OK, ""),
+    CASE("iommu-gb200", grace_passthrough, FOUND, "iommu.passthrough=1"),
+    CASE("iommu-gb200", grace_by_device_number, FOUND, "iommu.passthrough=1"),
+    CASE("iommu-gb200", grace_without_command_line, UNKNOWN, "/proc/cmdline"),
+
+    CASE("gpu-errors", nothing, OK, ""),
+    CASE("gpu-errors", ecc, FOUND, "GPU 2: uncorrected ECC"),
+    CASE("gpu-errors", ecc_not_known, OK, ""),
+    CASE("gpu-errors", remap_pending, FOUND, "GPU 1"),
+    CASE("gpu-errors", xid, FOUND, "Xid 79"),
+    CASE("gpu-errors", xid_of_a_program, OK, ""),
+    CASE("gpu-errors", xid_damaged, OK, ""),
+    CASE("gpu-errors", log_hidden, UNKNOWN, "/dev/kmsg"),
+    CASE("gpu-errors", ecc_although_log_hidden, FOUND, "ECC"),
+    CASE("gpu-errors", xid_of_an_earlier_boot, OK, ""),
+    CASE("gpu-errors", xid_of_this_boot_in_a_file, FOUND, "Xid 63"),
+    CASE("gpu-errors", nvml_silent, UNKNOWN, "no answer within"),
+
+    CASE("nvlink", nothing, OK, ""),
+    CASE("nvlink", links_down, FOUND, "2 of 18 NVLinks of GPU 3"),
+    CASE("nvlink", all_links_down, FOUND, "4 of 4 GPUs"),
+    CASE("nvlink", fabric_failed, FOUND, "failed"),
+    CASE("nvlink", cards_without_bridges, OK, ""),
+    CASE("nvlink", a_card_with_a_loose_bridge, FOUND, "GPU 0"),
+    CASE("nvlink", one_gpu_lent, ABSENT, "single GPU"),
+    CASE("nvlink", no_nvlink, ABSENT, "without NVLink"),
+    CASE("nvlink", nvml_silent, UNKNOWN, "NVML"),
+    CASE("nvlink", grace_fabric_starting, OK, ""),
+};
+
+const struct doctor_case *doctor_cases_driver(size_t *ret_n)
+{
+    *ret_n = sizeof(rows) / sizeof(rows[0]);
+    return rows;
+}

@@ -1,0 +1,427 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* doctor_cases_topology.c - checks of limits and topology. */
+#include "doctor_cases.h"
+
+/* --- limits --- */
+
+static void limit(struct made *made, const char *value)
+{
+    char text[256];
+
+    snprintf(text, sizeof(text), "Limit  Soft\nMax locked memory         %-20s %-20s bytes     \n", value, value);
+    made_file(made, "/proc/self/limits", text);
+}
+
+static void locked_8_mib(struct made *made)
+{
+    limit(made, "8388608");
+}
+
+static void locked_512_mib(struct made *made)
+{
+    limit(made, "536870912");
+}
+
+static void locked_128_gib(struct made *made)
+{
+    limit(made, "137438953472");
+}
+
+static void locked_little_with_capability(struct made *made)
+{
+    locked_8_mib(made);
+    made_file(made, "/proc/self/status", "CapEff:\t0000000000004000\n");
+}
+
+static void limits_hidden(struct made *made)
+{
+    made_state(made, "files", "/proc/self/limits", "denied");
+}
+
+static void limits_truncated(struct made *made)
+{
+    made_file(made, "/proc/self/limits", "Max locked memory");
+}
+
+static void mounts(struct made *made, const char *text)
+{
+    made_file(made, "/proc/self/mounts", text);
+}
+
+static void shm_64_mib(struct made *made)
+{
+    mounts(made, "overlay / overlay rw 0 0\nshm /dev/shm tmpfs rw,nosuid,nodev,size=65536k,inode64 0 0\n");
+}
+
+static void shm_512_mib(struct made *made)
+{
+    mounts(made, "shm /dev/shm tmpfs rw,size=512m 0 0\n");
+}
+
+static void shm_by_percent(struct made *made)
+{
+    mounts(made, "shm /dev/shm tmpfs rw,size=50% 0 0\n");
+}
+
+static void shm_unlimited(struct made *made)
+{
+    mounts(made, "shm /dev/shm tmpfs rw,size=0 0 0\n");
+}
+
+static void shm_covered_by_a_larger_one(struct made *made)
+{
+    mounts(made, "shm /dev/shm tmpfs rw,size=65536k 0 0\ntmpfs /dev/shm tmpfs rw,size=16g 0 0\n");
+}
+
+static void shm_on_dev(struct made *made)
+{
+    mounts(made, "overlay / overlay rw 0 0\ntmpfs /dev tmpfs rw,size=65536k,mode=755 0 0\n");
+}
+
+static void shm_on_disk(struct made *made)
+{
+    mounts(made, "/dev/sda1 / ext4 rw 0 0\n");
+}
+
+static void shm_absent(struct made *made)
+{
+    made_state(made, "stats", "/dev/shm", "absent");
+}
+
+static void mounts_hidden(struct made *made)
+{
+    made_state(made, "files", "/proc/self/mounts", "failed");
+}
+
+static void mounts_of_nonsense(struct made *made)
+{
+    mounts(made, "\n\n x \n/dev/shm\n");
+}
+
+static void memory_not_known(struct made *made)
+{
+    made_state(made, "files", "/proc/meminfo", "denied");
+}
+
+/* --- topology --- */
+
+static void grace_without_channels(struct made *made)
+{
+    grace(made);
+    made_state(made, "folders", "/dev/nvidia-caps-imex-channels", "absent");
+}
+
+static void grace_channels_hidden(struct made *made)
+{
+    grace(made);
+    made_state(made, "folders", "/dev/nvidia-caps-imex-channels", "denied");
+}
+
+static void grace_channel_of_another_user(struct made *made)
+{
+    grace(made);
+    made_stat(made, "/dev/nvidia-caps-imex-channels/channel0", "char", "---");
+}
+
+#define MAPPING "DEEP_EP_DEVICE_TO_HCA_MAPPING=0:mlx5_0:1"
+#define VISIBLE(name, value)                                                                                           \
+    static void visible_##name(struct made *made)                                                                      \
+    {                                                                                                                  \
+        made_env(made, "CUDA_VISIBLE_DEVICES=" value);                                                                 \
+    }
+
+VISIBLE(all, "0,1,2,3")
+VISIBLE(some, "2, 3")
+VISIBLE(none, "")
+VISIBLE(minus, "-1")
+VISIBLE(twice, "0,1,0")
+VISIBLE(beyond, "0,4")
+VISIBLE(nonsense, "0,one")
+VISIBLE(huge, "99999999999999999999")
+VISIBLE(permuted, "1,0,2,3")
+VISIBLE(uuid, "GPU-00000000-0000-0000-0000-000000000002")
+VISIBLE(foreign_uuid, "GPU-00000000-0000-0000-0000-000000000009")
+VISIBLE(mig, "MIG-00000000-0000-0000-0000-000000000001")
+
+static void permuted_with_mapping(struct made *made)
+{
+    made_env(made, MAPPING);
+    visible_permuted(made);
+}
+
+static void some_with_mapping(struct made *made)
+{
+    made_env(made, MAPPING);
+    visible_some(made);
+}
+
+static void uuid_with_mapping(struct made *made)
+{
+    made_env(made, MAPPING);
+    visible_uuid(made);
+}
+
+static void uuid_without_nvml(struct made *made)
+{
+    nvml_silent(made);
+    for (int i = 0; i < 4; i++)
+        gpu(made, i)->uuid = "";
+    visible_uuid(made);
+}
+
+static void environment_hidden(struct made *made)
+{
+    made_state(made, "files", "/proc/self/environ", "denied");
+}
+
+/* Configuration space of a bridge with one extended capability. */
+static void put_config(struct made *made, int pci, unsigned capability, unsigned control, unsigned next, size_t bytes)
+{
+    unsigned char config[4096] = {0};
+    char path[128];
+
+    config[0x100] = (unsigned char)capability;
+    config[0x101] = (unsigned char)(capability >> 8);
+    config[0x102] = (unsigned char)(1 | next << 4);
+    config[0x103] = (unsigned char)(next >> 4);
+    config[0x106] = (unsigned char)control;
+    snprintf(path, sizeof(path), "/sys/bus/pci/devices/%s/config", made->hardware.pci[pci].address);
+    made_bytes(made, path, config, bytes);
+}
+
+static void put_configs(struct made *made, unsigned capability, unsigned control, unsigned next, size_t bytes)
+{
+    for (int i = 0; i < made->hardware.topo.n_pci; i++)
+        put_config(made, i, capability, control, next, bytes);
+}
+
+static void acs_off(struct made *made)
+{
+    put_configs(made, 0x0d, 0, 0, 4096);
+}
+
+static void acs_redirects(struct made *made)
+{
+    acs_off(made);
+    put_config(made, gpu_pci(made, 1)->parent, 0x0d, 0x1d, 0, 4096);
+}
+
+static void acs_validates_only(struct made *made)
+{
+    put_configs(made, 0x0d, 0x11, 0, 4096);
+}
+
+static void acs_for_root_only(struct made *made)
+{
+    put_configs(made, 0x0d, 0x1d, 0, 64);
+}
+
+static void acs_list_in_a_circle(struct made *made)
+{
+    put_configs(made, 0x01, 0x1d, 0x100, 4096);
+}
+
+static void acs_list_leads_out(struct made *made)
+{
+    put_configs(made, 0x01, 0x1d, 0xffc, 4096);
+}
+
+static void acs_truncated(struct made *made)
+{
+    put_configs(made, 0x0d, 0x1d, 0, 0x105);
+}
+
+static void acs_in_a_guest(struct made *made)
+{
+    acs_redirects(made);
+    made_lines(made, "/proc/cpuinfo", " hypervisor", "flags : fpu hypervisor\n");
+}
+
+static void guest_by_name(struct made *made)
+{
+    acs_redirects(made);
+    made_file(made, "/sys/class/dmi/id/product_name", "Google Compute Engine\n");
+}
+
+static void guest_not_known(struct made *made)
+{
+    made_state(made, "lines", "/proc/cpuinfo\t hypervisor", "denied");
+}
+
+static void groups(struct made *made, const char *type)
+{
+    made_folder(made, "/sys/kernel/iommu_groups", json_pack("[s]", "7"));
+    for (int i = 0; i < made->hardware.topo.n_pci; i++) {
+        char path[128];
+
+        snprintf(path, sizeof(path), "/sys/bus/pci/devices/%s/iommu_group", made->hardware.pci[i].address);
+        json_object_set_new(made_kind(made, "links"), path, json_string("/sys/kernel/iommu_groups/7"));
+    }
+    if (type)
+        made_file(made, "/sys/kernel/iommu_groups/7/type", type);
+    else
+        made_state(made, "files", "/sys/kernel/iommu_groups/7/type", "denied");
+}
+
+static void iommu_identity(struct made *made)
+{
+    groups(made, "identity\n");
+}
+
+static void iommu_translates(struct made *made)
+{
+    groups(made, "DMA-FQ\n");
+}
+
+static void iommu_type_hidden(struct made *made)
+{
+    groups(made, NULL);
+}
+
+static void iommu_translates_on_grace(struct made *made)
+{
+    grace(made);
+    iommu_translates(made);
+}
+
+static void bound(struct made *made, const char *cpus)
+{
+    char text[128];
+
+    snprintf(text, sizeof(text), "Name:\tx\nCpus_allowed_list:\t%s\n", cpus);
+    made_file(made, "/proc/self/status", text);
+}
+
+static void rank_bound_well(struct made *made)
+{
+    made_env(made, "LOCAL_RANK=3");
+    bound(made, "4-5");
+}
+
+static void rank_bound_badly(struct made *made)
+{
+    made_env(made, "OMPI_COMM_WORLD_LOCAL_RANK=3");
+    bound(made, "0-3");
+}
+
+static void rank_not_bound(struct made *made)
+{
+    made_env(made, "SLURM_LOCALID=3");
+}
+
+static void single_visible_gpu_bound_badly(struct made *made)
+{
+    made_env(made, "CUDA_VISIBLE_DEVICES=2");
+    made_env(made, "LOCAL_RANK=0");
+    bound(made, "1");
+}
+
+static void rank_without_gpu(struct made *made)
+{
+    made_env(made, "LOCAL_RANK=17");
+    bound(made, "1");
+}
+
+static void rank_with_status_hidden(struct made *made)
+{
+    made_env(made, "LOCAL_RANK=1");
+    made_state(made, "files", "/proc/self/status", "denied");
+}
+
+static void rank_with_nonsense(struct made *made)
+{
+    made_env(made, "LOCAL_RANK=1");
+    bound(made, "some");
+}
+
+static void rank_without_local_cpus(struct made *made)
+{
+    made_env(made, "LOCAL_RANK=1");
+    gpu_pci(made, 1)->local_cpus = "";
+}
+
+/* --- the table --- */
+
+static const struct doctor_case rows[] = {
+    CASE("memlock", nothing, OK, ""),
+    CASE("memlock", no_nics, ABSENT, "no RDMA NIC"),
+    CASE("memlock", locked_8_mib, FOUND, "8192 KiB"),
+    CASE("memlock", locked_512_mib, FOUND, "524288 KiB"),
+    CASE("memlock", locked_128_gib, OK, ""),
+    CASE("memlock", locked_little_with_capability, OK, ""),
+    CASE("memlock", limits_hidden, UNKNOWN, "made so"),
+    CASE("memlock", limits_truncated, UNKNOWN, "no line"),
+
+    CASE("shm", nothing, OK, ""),
+    CASE("shm", no_gpus, ABSENT, "no NVIDIA GPU"),
+    CASE("shm", shm_64_mib, FOUND, "64 MiB"),
+    CASE("shm", shm_512_mib, FOUND, "512 MiB"),
+    CASE("shm", shm_by_percent, OK, ""),
+    CASE("shm", shm_unlimited, OK, ""),
+    CASE("shm", shm_covered_by_a_larger_one, OK, ""),
+    CASE("shm", shm_on_dev, FOUND, "64 MiB"),
+    CASE("shm", shm_on_disk, OK, ""),
+    CASE("shm", shm_absent, FOUND, "no /dev/shm"),
+    CASE("shm", mounts_hidden, UNKNOWN, "made so"),
+    CASE("shm", mounts_of_nonsense, UNKNOWN, "no file system"),
+    CASE("shm", memory_not_known, UNKNOWN, "MemTotal"),
+
+    CASE("imex", nothing, ABSENT, "other nodes"),
+    CASE("imex", grace, OK, ""),
+    CASE("imex", grace_without_channels, FOUND, "no IMEX channel"),
+    CASE("imex", grace_channels_hidden, UNKNOWN, "made so"),
+    CASE("imex", grace_channel_of_another_user, FOUND, "channel0 is not accessible"),
+    CASE("imex", grace_fabric_starting, FOUND, "1 of 4 GPUs"),
+
+    CASE("visible-devices", nothing, ABSENT, "not set"),
+    CASE("visible-devices", visible_all, OK, ""),
+    CASE("visible-devices", visible_some, OK, ""),
+    CASE("visible-devices", visible_none, ABSENT, "hides all"),
+    CASE("visible-devices", visible_minus, ABSENT, "hides all"),
+    CASE("visible-devices", visible_twice, FOUND, "GPU 0 is named twice"),
+    CASE("visible-devices", visible_beyond, FOUND, "no GPU 4"),
+    CASE("visible-devices", visible_nonsense, FOUND, "'one'"),
+    CASE("visible-devices", visible_huge, FOUND, "99999"),
+    CASE("visible-devices", visible_permuted, OK, ""),
+    CASE("visible-devices", permuted_with_mapping, FOUND, "another order"),
+    CASE("visible-devices", some_with_mapping, OK, ""),
+    CASE("visible-devices", visible_uuid, OK, ""),
+    CASE("visible-devices", uuid_with_mapping, FOUND, "holds UUIDs"),
+    CASE("visible-devices", visible_foreign_uuid, FOUND, "no GPU here has the UUID"),
+    CASE("visible-devices", uuid_without_nvml, UNKNOWN, "NVML"),
+    CASE("visible-devices", visible_mig, OK, ""),
+    CASE("visible-devices", environment_hidden, UNKNOWN, "made so"),
+
+    CASE("acs", acs_off, OK, ""),
+    CASE("acs", acs_redirects, FOUND, "1 of 12 PCIe bridges"),
+    CASE("acs", acs_validates_only, OK, ""),
+    CASE("acs", acs_for_root_only, UNKNOWN, "root only"),
+    CASE("acs", acs_list_in_a_circle, OK, ""),
+    CASE("acs", acs_list_leads_out, OK, ""),
+    CASE("acs", acs_truncated, OK, ""),
+    CASE("acs", acs_in_a_guest, ABSENT, "virtual machine"),
+    CASE("acs", guest_by_name, ABSENT, "virtual machine"),
+    CASE("acs", guest_not_known, UNKNOWN, "virtual machine"),
+
+    CASE("iommu", nothing, ABSENT, "IOMMU is off"),
+    CASE("iommu", iommu_identity, OK, ""),
+    CASE("iommu", iommu_translates, FOUND, "8 of 8"),
+    CASE("iommu", iommu_type_hidden, UNKNOWN, "made so"),
+    CASE("iommu", iommu_translates_on_grace, ABSENT, "Grace"),
+
+    CASE("affinity", nothing, ABSENT, "nothing tells"),
+    CASE("affinity", rank_bound_well, OK, ""),
+    CASE("affinity", rank_bound_badly, FOUND, "GPU 3"),
+    CASE("affinity", rank_not_bound, OK, ""),
+    CASE("affinity", single_visible_gpu_bound_badly, FOUND, "GPU 2"),
+    CASE("affinity", rank_without_gpu, ABSENT, "nothing tells"),
+    CASE("affinity", rank_with_status_hidden, UNKNOWN, "made so"),
+    CASE("affinity", rank_with_nonsense, UNKNOWN, "Cpus_allowed_list"),
+    CASE("affinity", rank_without_local_cpus, UNKNOWN, "GPU 1"),
+};
+
+const struct doctor_case *doctor_cases_topology(size_t *ret_n)
+{
+    *ret_n = sizeof(rows) / sizeof(rows[0]);
+    return rows;
+}
