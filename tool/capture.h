@@ -8,7 +8,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#define CAPTURE_BYTES_MAX (8u << 20) /* of one stream; what comes behind it is read and dropped */
+#define CAPTURE_BYTES_MAX (1u << 20) /* of one stream; what comes behind it is read and dropped */
 
 struct capture_text {
     char *text; /* NUL-terminated; may hold more NULs */
