@@ -293,13 +293,34 @@ static void advise_nccl(struct advice_work *work)
 
 /* --- what is set and should not be --- */
 
+/* Why a value that is a path is of no use here; NULL if it is, or is no path. */
+static const char *useless_path(const struct advice_work *work, const struct variable *known, const char *value)
+{
+    bool is_provider = strcmp(known->name, "RDMAV_DRIVERS") == 0 || strcmp(known->name, "IBV_DRIVERS") == 0;
+    int number = work->stack->verbs.private_version;
+    char path[256];
+
+    if (value[0] != '/')
+        return NULL;
+    root_clean(value, path, sizeof(path));
+    if (known->values && strcmp(known->values, "path") == 0 && root_stat(work->root, "%s", value).state == ROOT_ABSENT)
+        return root_printf(work->root, "It names what is not there: %s.", path);
+    if (is_provider && number > 0 && !strchr(value, ':') &&
+        root_stat(work->root, "%s-rdmav%d.so", value, number).state == ROOT_ABSENT)
+        return root_printf(work->root, "It has no effect: libibverbs looks for %s-rdmav%d.so, which is not there.",
+                           path, number);
+    return NULL;
+}
+
 static void advise_against(struct advice_work *work, const struct root_variable *variable)
 {
     const struct variable *known = variable_find(variable->name);
     char why[256], value[128];
+    const char *useless;
 
     if (!known || advice_find(work->advice, variable->name))
         return;
+    useless = useless_path(work, known, variable->value);
     root_clean(variable->value, value, sizeof(value));
     if (known->effect == VARIABLE_VOID)
         unset(work, known->name, root_printf(work->root, "It does nothing: %s.", known->text));
@@ -307,6 +328,8 @@ static void advise_against(struct advice_work *work, const struct root_variable 
         unset(work, known->name, root_printf(work->root, "It does nothing in a running program: %s.", known->text));
     else if (variable_is_theirs(known->name) && !variable_takes(known, variable->value, why, sizeof(why)))
         unset(work, known->name, root_printf(work->root, "Its value here, '%s', %s.", value, why));
+    else if (useless)
+        unset(work, known->name, useless);
 }
 
 ep_status advice_make(const struct topo *topo, const struct stack *stack, const struct map *map,
