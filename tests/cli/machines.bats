@@ -91,7 +91,8 @@ healthy() {
 }
 
 @test "every machine has its expected output, and nothing else has" {
-    diff <(python3 "$MACHINES/machines.py" --list | sort) <(find "$MACHINES/expected" -mindepth 1 -maxdepth 1 -printf '%f\n' | sort)
+    diff <(python3 "$MACHINES/machines.py" --list | sort) \
+        <(find "$MACHINES/expected" -mindepth 1 -maxdepth 1 -printf '%f\n' | sort)
 }
 
 @test "every variant has its test, and every check its variant" {
@@ -149,6 +150,15 @@ sourced() {
     [ -e a4.fixed ] || python3 "$MACHINES/machines.py" a4/testbed-env a4.fixed
     sourced a4.testbed-env/proc/self/environ ./fix.sh >a4.fixed/proc/self/environ
     healthy a4.fixed
+}
+
+@test "A4 under a published job's environment: epkit env clears all of its faults" {
+    [ -e a4.job ] || python3 "$MACHINES/machines.py" a4/job-env a4.job
+    epkit env --from a4.job >job.sh
+    sourced a4.job/proc/self/environ ./job.sh >job.environ
+    mv job.environ a4.job/proc/self/environ
+    epkit doctor --from a4.job --json | ids /dev/stdin
+    epkit doctor --from a4.job
 }
 
 @test "a snapshot holds nothing that identifies a machine, its owner or its users" {
