@@ -342,6 +342,7 @@ static void links_stay_in_the_root(void **state)
     snprintf(target, sizeof(target), "../../../../../../../../..%s/secret", fixture->outside.place);
     tree_link(&fixture->tree, "/up", target);
     tree_link(&fixture->tree, "/a/deep/up", "../../../etc/inside");
+    tree_link(&fixture->tree, "/a/deep/absolute", "/etc/inside");
     tree_link(&fixture->tree, "/round", "/round2");
     tree_link(&fixture->tree, "/round2", "round");
     tree_link(&fixture->tree, "/self", "self/self");
@@ -352,6 +353,8 @@ static void links_stay_in_the_root(void **state)
         root->has_openat2 = root->has_openat2 && !own_steps;
         assert_string_equal(root_read(root, "/absolute").text, "inside\n");
         assert_string_equal(root_read(root, "/a/deep/up").text, "inside\n");
+        assert_string_equal(root_read(root, "/a/deep/absolute").text, "inside\n");
+        assert_string_equal(root_resolve(root, "/a/deep/absolute").text, "/etc/inside");
         assert_string_equal(root_read(root, "/folder/inside").text, "inside\n");
         assert_string_equal(root_read(root, "/../../etc/../etc/inside").text, "inside\n");
         assert_int_equal(root_read(root, "/out").state, ROOT_ABSENT);

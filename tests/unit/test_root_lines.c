@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What is kept of a log with more matching lines than fit, and what a record of the kernel is. Its own copy of lines.c.
+ */
+#include "root/lines.c"
+#include "temp.h"
+
+#include <cmocka.h>
+
+#define LINES 100000
+#define LINE_BYTES 40
+
+static void of_many_lines_the_last_stay(void **state)
+{
+    struct found found = {.text = malloc(ROOT_FILE_MAX)};
+    char line[LINE_BYTES + 1];
+    long first, last = -1;
+
+    (void)state;
+    assert_non_null(found.text);
+    for (int i = 0; i < LINES; i++) {
+        snprintf(line, sizeof(line), "%0*d", LINE_BYTES, i);
+        add_line(&found, line, LINE_BYTES);
+    }
+    assert_in_range(found.used, ROOT_FILE_MAX / 2 - 2 * LINE_BYTES, ROOT_FILE_MAX);
+    assert_int_equal(found.used % (LINE_BYTES + 1), 0);
+    first = strtol(found.text, NULL, 10);
+    for (size_t at = 0; at < found.used; at += LINE_BYTES + 1) {
+        last = strtol(found.text + at, NULL, 10);
+        assert_int_equal(last, first + (long)(at / (LINE_BYTES + 1)));
+    }
+    assert_int_equal(last, LINES - 1);
+    free(found.text);
+}
+
+static void a_line_may_be_too_long(void **state)
+{
+    struct found found = {.text = malloc(ROOT_FILE_MAX)};
+    char *line = calloc(1, ROOT_FILE_MAX);
+
+    (void)state;
+    assert_non_null(line);
+    assert_non_null(found.text);
+    add_line(&found, "short", 5);
+    add_line(&found, line, ROOT_FILE_MAX);
+    assert_int_equal(found.used, 6);
+    add_line(&found, line, ROOT_FILE_MAX - 1);
+    assert_int_equal(found.used, ROOT_FILE_MAX);
+    free(line);
+    free(found.text);
+}
+
+static void records_lose_their_prefix(void **state)
+{
+    static const struct {
+        const char *record, *wanted;
+    } cases[] = {{"4,1,2,-;NVRM: Xid 1\n SUBSYSTEM=pci\n DEVICE=+pci:x Xid\n", "NVRM: Xid 1\n"},
+                 {"4,1,2,-;a;b Xid", "a;b Xid\n"},
+                 {"4,1,2,-;nothing\n Xid=1\n", ""},
+                 {"Xid without a prefix", ""},
+                 {";", ""},
+                 {"", ""}};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct found found = {.text = malloc(ROOT_FILE_MAX)};
+
+        assert_non_null(found.text);
+        search_record(&found, cases[i].record, strlen(cases[i].record), "Xid");
+        assert_int_equal(found.used, strlen(cases[i].wanted));
+        assert_memory_equal(found.text, cases[i].wanted, found.used);
+        free(found.text);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(of_many_lines_the_last_stay),
+        cmocka_unit_test(a_line_may_be_too_long),
+        cmocka_unit_test(records_lose_their_prefix),
+    };
+
+    return cmocka_run_group_tests_name("root_lines", tests, NULL, NULL);
+}
