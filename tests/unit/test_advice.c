@@ -290,7 +290,6 @@ static void test_unset(void **state)
     (void)state;
     advised_env(&advised, "NVSHMEM_REMOTE_TRANSPORT=ibgda");
     advised_env(&advised, "NVSHMEM_USE_GDRCOPY=1");
-    advised_env(&advised, "NVSHMEM_HOME=/nowhere");
     advised_env(&advised, "NVSHMEM_DEBUG=WARN,INFO");
     advised_env(&advised, "NVSHMEM_DISABLED_GDRCOPY=true");
     advised_env(&advised, "NVSHMEM_FUTURE=1");
@@ -301,10 +300,27 @@ static void test_unset(void **state)
     is_unset("NVSHMEM_USE_GDRCOPY");
     is_unset("NVSHMEM_DEBUG");
     is_unset("NVSHMEM_DISABLED_GDRCOPY");
-    is_silent("NVSHMEM_HOME");
     is_silent("NVSHMEM_FUTURE");
     is_silent("NVSHMEM_DEBUG_SUBSYS");
     is_silent("CUDA_DEVICE_ORDER");
+}
+
+/* Homes that are not there, and providers of libibverbs named by a folder: nothing good comes of them. */
+static void test_unset_paths(void **state)
+{
+    (void)state;
+    tree_put(&advised.tree, "/opt/there/file", "");
+    tree_put(&advised.tree, "/usr/lib/libibverbs/libmlx5-rdmav57.so", "");
+    advised.stack.verbs.private_version = 57;
+    advised_env(&advised, "NVSHMEM_HOME=/nowhere");
+    advised_env(&advised, "GDRCOPY_HOME=/opt/there");
+    advised_env(&advised, "RDMAV_DRIVERS=/usr/lib/libibverbs");
+    advised_env(&advised, "IBV_DRIVERS=/usr/lib/libibverbs/libmlx5");
+    advised_make(&advised);
+    is_unset("NVSHMEM_HOME");
+    is_unset("RDMAV_DRIVERS");
+    is_silent("GDRCOPY_HOME");
+    is_silent("IBV_DRIVERS");
 }
 
 static void test_prepend(void **state)
@@ -418,6 +434,7 @@ int main(void)
         CASE(test_paths_with_control_characters),
         CASE(test_python_path),
         CASE(test_unset),
+        CASE(test_unset_paths),
         CASE(test_prepend),
         CASE(test_ranks),
     };
