@@ -15,7 +15,7 @@
 #define RECORD_BYTES 8192     /* of the kernel's; it refuses to read one into less */
 #define RECORDS_MAX (1 << 17) /* a ring buffer of 16 MiB holds fewer */
 
-/* What was found so far. Beyond ROOT_FILE_MAX the oldest lines go. */
+/* What was found so far. Beyond ROOT_LOG_MAX the oldest lines go. */
 struct found {
     char *text;
     size_t used;
@@ -23,9 +23,9 @@ struct found {
 
 static void add_line(struct found *found, const char *line, size_t bytes)
 {
-    if (bytes + 1 > ROOT_FILE_MAX)
+    if (bytes + 1 > ROOT_LOG_MAX)
         return;
-    while (found->used + bytes + 1 > ROOT_FILE_MAX) {
+    while (found->used + bytes + 1 > ROOT_LOG_MAX) {
         /* Half of it at once, so that a long log is not moved for each of its lines. */
         char *keep = memchr(found->text + found->used / 2, '\n', found->used - found->used / 2);
 
@@ -53,16 +53,16 @@ static void search(struct found *found, const char *text, size_t bytes, const ch
 
 /* --- files --- */
 
-/* The last ROOT_FILE_MAX bytes, from the beginning of a line on. */
+/* The last ROOT_LOG_MAX bytes, from the beginning of a line on. */
 static json_t *search_file(int fd, int64_t bytes, const char *needle, struct found *found)
 {
-    bool is_cut = bytes > ROOT_FILE_MAX;
+    bool is_cut = bytes > ROOT_LOG_MAX;
     json_t *text;
     const char *at;
     size_t n;
 
     /* One byte less than fits, so that a log which grows meanwhile is not too large. */
-    if (is_cut && lseek(fd, bytes - (ROOT_FILE_MAX - 1), SEEK_SET) < 0)
+    if (is_cut && lseek(fd, bytes - (ROOT_LOG_MAX - 1), SEEK_SET) < 0)
         return keep_failure_errno(errno);
     text = live_read_part(fd);
     if (!json_is_string(text))
@@ -141,7 +141,7 @@ static int open_kmsg(struct root *root, const char *path, json_t **ret_failure)
 
 static json_t *make_lines(struct root *root, const char *path, const char *needle)
 {
-    struct found found = {.text = malloc(ROOT_FILE_MAX)};
+    struct found found = {.text = malloc(ROOT_LOG_MAX)};
     json_t *failure = NULL, *entry;
     int64_t bytes;
     int fd;

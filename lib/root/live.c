@@ -349,7 +349,7 @@ static json_t *text_entry(int fd, size_t most)
 
     if (n < 0)
         return errno == EAGAIN ? keep_failure(ROOT_FAILED, "gives nothing without waiting") : keep_failure_errno(errno);
-    entry = n > (ssize_t)ROOT_FILE_MAX ? keep_failure(ROOT_FAILED, "larger than 1 MiB")
+    entry = n > (ssize_t)ROOT_FILE_MAX ? keep_failure(ROOT_FAILED, "larger than 8 MiB")
                                        : json_stringn_nocheck(text, (size_t)n);
     free(text);
     return entry;

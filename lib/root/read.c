@@ -25,7 +25,7 @@ static json_t *make_file(struct root *root, const char *path)
 
     if (fd < 0)
         return entry;
-    entry = bytes > ROOT_FILE_MAX ? keep_failure(ROOT_FAILED, "larger than 1 MiB") : live_read(fd);
+    entry = bytes > ROOT_FILE_MAX ? keep_failure(ROOT_FAILED, "larger than 8 MiB") : live_read(fd);
     keep_done(root);
     close(fd);
     return entry;

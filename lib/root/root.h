@@ -28,7 +28,9 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#define ROOT_FILE_MAX (1u << 20)  /* bytes of a file; a larger one is ROOT_FAILED */
+/* Bytes of a file; a larger one is ROOT_FAILED. The largest that is read whole is dpkg's status, 2 to 4 MB. */
+#define ROOT_FILE_MAX (8u << 20)
+#define ROOT_LOG_MAX (1u << 20)   /* bytes of a log that are searched, from its end */
 #define ROOT_NAMES_MAX 16384      /* entries of a folder; a larger one is ROOT_FAILED */
 #define ROOT_KEPT_MAX (64u << 20) /* bytes of everything kept; then every new read is ROOT_FAILED */
 #define ROOT_OVERLAY "epkit-overlay.json"
@@ -73,7 +75,7 @@ struct root_text {
     enum root_state state;
     const char *text; /* NUL-terminated; may hold more NULs (`bytes`) */
     size_t bytes;
-    const char *why; /* "" or the reason in words: "Permission denied", "larger than 1 MiB" */
+    const char *why; /* "" or the reason in words: "Permission denied", "larger than 8 MiB" */
 };
 
 /* A whole file. */
@@ -89,7 +91,7 @@ enum root_state root_number(struct root *root, int64_t *ret_value, const char *p
 
 /*
  * The lines of a log that contain `needle`; a regular file, or /dev/kmsg without waiting. Only they are kept. Of a log
- * larger than ROOT_FILE_MAX the end is searched.
+ * larger than ROOT_LOG_MAX the end is searched.
  */
 struct root_text root_lines(struct root *root, const char *needle, const char *path, ...)
     __attribute__((format(printf, 3, 4)));

@@ -241,7 +241,7 @@ static const char *check_text(const json_t *entry)
 {
     if (!json_is_string(entry))
         return "is neither a text nor an object with \"state\"";
-    return json_string_length(entry) > ROOT_FILE_MAX ? "is a text of more than 1 MiB" : NULL;
+    return json_string_length(entry) > ROOT_FILE_MAX ? "is a text of more than 8 MiB" : NULL;
 }
 
 static const char *check_link(const json_t *entry)

@@ -373,7 +373,7 @@ static void snapshots_are_bounded(void **state)
     } cases[] = {
         {"", "[", 2000000, "", "has more than 1048576 values"},
         {"", "[", 5000, "", "line 1"},
-        {"{\"epkit_snapshot\": 1, \"files\": {\"/a\": \"", "x", ROOT_FILE_MAX + 1, "\"}}", "more than 1 MiB"},
+        {"{\"epkit_snapshot\": 1, \"files\": {\"/a\": \"", "x", ROOT_FILE_MAX + 1, "\"}}", "more than 8 MiB"},
         {"{\"epkit_snapshot\": 1, \"files\": {\"/a\": \"", ",", ROOT_FILE_MAX, "\"}}", NULL},
         {"{\"epkit_snapshot\": 1, \"folders\": {\"/a\": [\"x\"", ",\"x\"", ROOT_NAMES_MAX, "]}}", "16384 names"},
         {"{\"epkit_snapshot\": 1, \"files\": {\"/", "a", PATH_MAX, "\": \"\"}}", "too long for a path"},
