@@ -350,7 +350,7 @@ void map_finish(const struct topo *topo, struct map *map)
 
 static ep_status assign(const struct topo *topo, const struct map_port *ports, int n_ports, struct map *map)
 {
-    struct problem problem;
+    struct problem problem = {0};
 
     if (topo->n_gpus == 0 || n_ports == 0)
         return EP_OK;
