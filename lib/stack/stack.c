@@ -43,6 +43,7 @@ ep_status stack_read(struct root *root, const struct topo *topo, struct stack **
         return ep_fail(EP_E_MEMORY, "the description of the software");
     }
     stack->root = root;
+    os_read(root, &stack->os);
     stack_read_driver(root, topo, &stack->driver);
     stack_read_verbs(root, &stack->verbs);
     stack_read_python(root, python);

@@ -10,6 +10,7 @@
 
 #include "root/root.h"
 #include "stack/libs.h"
+#include "stack/os.h"
 #include "topo/topo.h"
 
 #define STACK_MAX_COPIES 32
@@ -86,6 +87,7 @@ struct stack_deepep {
 
 struct stack {
     struct root *root;
+    struct os os;
     struct stack_driver driver;
     struct stack_verbs verbs;
     struct stack_nvshmem nvshmem;

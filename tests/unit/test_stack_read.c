@@ -514,9 +514,79 @@ static void nothing(void **state)
     done(&world, stack);
 }
 
+/* --- operating system --- */
+
+static void systems(void **state)
+{
+    static const struct {
+        const char *release;
+        enum os_family family;
+        const char *initramfs, *install, *argument;
+    } cases[] = {
+        {"PRETTY_NAME=\"Ubuntu 24.04\"\nVERSION_ID=\"24.04\"\nID=ubuntu\nID_LIKE=debian\n", OS_DEBIAN,
+         "sudo update-initramfs -u", "sudo apt-get install libibverbs-dev", "/etc/default/grub"},
+        {"ID=pop\nID_LIKE='ubuntu debian'\n", OS_DEBIAN, "sudo update-initramfs -u",
+         "sudo apt-get install libibverbs-dev", "/etc/default/grub"},
+        {"ID=\"rocky\"\nID_LIKE=\"rhel centos fedora\"\n", OS_RHEL, "sudo dracut --force",
+         "sudo dnf install rdma-core-devel", "grubby --update-kernel=ALL --args=iommu=pt"},
+        {"ID=cos\nID_LIKE=chromeos\n", OS_COS, "", "", "Container-Optimized OS"},
+        {"ID=debianic\nID_LIKE=\n", OS_OTHER, "", "", "boot loader"},
+        {"ID=", OS_OTHER, "", "", "boot loader"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct world world;
+        struct stack *stack;
+
+        world_init(&world);
+        tree_put(&world.tree, "/etc/os-release", cases[i].release);
+        stack = read_stack(&world);
+        assert_int_equal(stack->os.family, cases[i].family);
+        assert_false(stack->os.in_container);
+        assert_string_equal(os_initramfs(&stack->os), cases[i].initramfs);
+        assert_string_equal(os_install(stack->root, &stack->os, "libibverbs-dev", "rdma-core-devel"), cases[i].install);
+        assert_non_null(strstr(os_kernel_argument(stack->root, &stack->os, true, "iommu=pt"), cases[i].argument));
+        done(&world, stack);
+    }
+}
+
+static void containers(void **state)
+{
+    static const struct {
+        const char *file, *text;
+        bool in_container;
+    } cases[] = {
+        {"/.dockerenv", "", true},
+        {"/run/.containerenv", "", true},
+        {"/proc/self/environ", "KUBERNETES_SERVICE_HOST=192.0.2.1", true},
+        {"/proc/self/environ", "container=oci", true},
+        {"/proc/self/environ", "container=", false},
+        {"/proc/self/mounts", "overlay / overlay rw,lowerdir=/a 0 0\nproc /proc proc rw 0 0\n", true},
+        {"/proc/self/mounts", "overlay / overlay rw 0 0\n/dev/root / ext4 rw 0 0\n", false},
+        {"/proc/self/mounts", "/dev/root / ext4 rw 0 0\noverlay /var/lib/x overlay rw 0 0\n / ", false},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct world world;
+        struct stack *stack;
+
+        world_init(&world);
+        tree_put(&world.tree, "/etc/os-release", "ID=debian\n");
+        tree_put(&world.tree, cases[i].file, cases[i].text);
+        stack = read_stack(&world);
+        assert_int_equal(stack->os.in_container, cases[i].in_container);
+        assert_string_equal(os_initramfs(&stack->os), cases[i].in_container ? "" : "sudo update-initramfs -u");
+        done(&world, stack);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(systems),
+        cmocka_unit_test(containers),
         cmocka_unit_test(driver),
         cmocka_unit_test(driver_of_dkms),
         cmocka_unit_test(doca_of_repository),
