@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The map of GPUs to NICs: known machines, and random ones against all assignments there are. */
-#include "machine.h"
+#include "map_machine.h"
 #include "temp.h"
 #include "topo/map.h"
 

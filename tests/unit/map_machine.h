@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* machine.h - machines made by hand: a PCI tree with GPUs and NICs, without any file. */
-#ifndef EP_TESTS_MACHINE_H
-#define EP_TESTS_MACHINE_H
+/* map_machine.h - machines made by hand: a PCI tree with GPUs and NICs, without any file. */
+#ifndef EP_TESTS_MAP_MACHINE_H
+#define EP_TESTS_MAP_MACHINE_H
 
 #include "topo/topo.h"
 
@@ -70,6 +70,7 @@ static inline struct topo_nic *machine_nic(struct machine *machine, const char *
                              .n_ports = n_ports,
                              .role = TOPO_ROLE_DATA,
                              .role_why = ""};
+    machine->pci[nic->pci].vendor = 0x15b3;
     for (int p = 0; p < n_ports; p++)
         nic->ports[p] = (struct topo_port){.number = p + 1,
                                            .active = true,
