@@ -6,7 +6,7 @@
 #ifndef EP_TESTS_ADVISED_H
 #define EP_TESTS_ADVISED_H
 
-#include "machine.h"
+#include "map_machine.h"
 #include "stack/advice.h"
 #include "temp.h"
 #include "tree.h"

@@ -7,7 +7,7 @@
 #define EP_TESTS_MADE_H
 
 #include "doctor/doctor.h"
-#include "machine.h"
+#include "map_machine.h"
 #include "temp.h"
 
 #include <jansson.h>
@@ -160,6 +160,7 @@ static inline void made_software(struct made *made)
 
     driver->version = driver->module_version = driver->installed_version = "580.126.09";
     driver->peer_mapping_override = (struct stack_option){"", "", "", "", ""};
+    driver->dwords_with_override = "";
     driver->peermem = ROOT_OK;
     driver->dmabuf = ROOT_OK;
     driver->dmabuf_why = "";
