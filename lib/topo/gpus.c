@@ -198,20 +198,6 @@ static void read_files(struct topo *topo, struct topo_gpu *gpu)
     gpu->minor = *minor && strlen(minor) < 5 && strspn(minor, "0123456789") == strlen(minor) ? atoi(minor) : -1;
 }
 
-/*
- * May this process use the GPU? In a container with some of the GPUs of a machine all are on the bus, but the driver
- * answers for these alone, and numbers them from 0; the container runtime hides the others in /proc too. A GPU that is
- * broken is still there.
- */
-static bool is_offered(struct topo *topo, int pci, const json_t *answer)
-{
-    size_t n;
-
-    get_gpus(answer, &n);
-    return n == 0 || is_answered(topo, pci, answer) ||
-           root_stat(topo->root, "/proc/driver/nvidia/gpus/%s/information", topo->pci[pci].address).state == ROOT_OK;
-}
-
 /* GPUs that NVML knows are GPUs, also where sysfs does not show what they are. */
 static bool is_gpu(const struct topo *topo, int pci, const json_t *answer)
 {
@@ -222,32 +208,78 @@ static bool is_gpu(const struct topo *topo, int pci, const json_t *answer)
     return device->class_code == 0 && is_answered(topo, pci, answer);
 }
 
+/* Does the driver have the GPU, and this process its device file? */
+static bool is_openable(struct topo *topo, int pci)
+{
+    const char *address = topo->pci[pci].address;
+    struct root_text text = root_read(topo->root, "/proc/driver/nvidia/gpus/%s/information", address);
+    const char *minor;
+    struct root_stat device;
+
+    if (text.state != ROOT_OK || strcmp(value_of(topo, text.text, "GPU Excluded:"), "Yes") == 0)
+        return false;
+    minor = value_of(topo, text.text, "Device Minor:");
+    if (!*minor || strspn(minor, "0123456789") != strlen(minor))
+        return false;
+    device = root_stat(topo->root, "/dev/nvidia%s", minor);
+    return device.state == ROOT_OK && device.may_read && device.may_write;
+}
+
+/* GPUs beyond the last one that fits are counted as cut. */
+static void add_gpu(struct topo *topo, int pci)
+{
+    if (topo->n_gpus == TOPO_MAX_GPUS) {
+        topo->cut = true;
+        return;
+    }
+    topo->gpus[topo->n_gpus] = (struct topo_gpu){.index = topo->n_gpus,
+                                                 .pci = pci,
+                                                 .ecc_uncorrected = -1,
+                                                 .remap_pending = -1,
+                                                 .remap_failed = -1,
+                                                 .fabric = TOPO_FABRIC_UNKNOWN};
+    read_files(topo, &topo->gpus[topo->n_gpus++]);
+}
+
+/* The GPUs of NVML's answer, in its order. The result is whether it was an answer at all. */
+static bool add_answered(struct topo *topo, const json_t *answer)
+{
+    const json_t *gpus;
+    size_t n;
+
+    gpus = get_gpus(answer, &n);
+    for (size_t i = 0; i < n; i++) {
+        int pci = topo_find_pci(topo, get_text(json_array_get(gpus, i), "pci"));
+
+        if (pci >= 0 && is_gpu(topo, pci, answer) && find_gpu_at(topo, topo->pci[pci].address) < 0)
+            add_gpu(topo, pci);
+    }
+    return json_is_array(gpus);
+}
+
+/*
+ * Where NVML answers, its GPUs are those of this process, in the order in which CUDA numbers them. Others are on the
+ * bus: those of other containers and jobs, for which the device file is missing or the device cgroup keeps it shut,
+ * which access(2) tells of (devcgroup_inode_permission() in Linux), though /proc/driver/nvidia/gpus may list them (it
+ * does under Slurm's ConstrainDevices); and those that have fallen off the bus, whose device file is there as before.
+ * The latter come last, where they shift no number.
+ */
 ep_status gpus_read(struct topo *topo, const json_t *answer)
 {
+    bool has_answered;
+
     topo->driver = driver_version(topo);
     topo->gpus = calloc(TOPO_MAX_GPUS, sizeof(*topo->gpus));
     if (!topo->gpus)
         return ep_fail(EP_E_MEMORY, "no memory for a list of GPUs");
+    has_answered = add_answered(topo, answer);
     for (int i = 0; i < topo->n_pci; i++) {
-        struct topo_gpu *gpu = &topo->gpus[topo->n_gpus];
-
-        if (!is_gpu(topo, i, answer))
+        if (!is_gpu(topo, i, answer) || find_gpu_at(topo, topo->pci[i].address) >= 0)
             continue;
-        if (!is_offered(topo, i, answer)) {
+        if (has_answered && !is_openable(topo, i))
             topo->n_hidden_gpus++;
-            continue;
-        }
-        if (topo->n_gpus == TOPO_MAX_GPUS) {
-            topo->cut = true;
-            break;
-        }
-        *gpu = (struct topo_gpu){.index = topo->n_gpus++,
-                                 .pci = i,
-                                 .ecc_uncorrected = -1,
-                                 .remap_pending = -1,
-                                 .remap_failed = -1,
-                                 .fabric = TOPO_FABRIC_UNKNOWN};
-        read_files(topo, gpu);
+        else
+            add_gpu(topo, i);
     }
     if (answer)
         read_answer(topo, answer);

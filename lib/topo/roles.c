@@ -117,10 +117,9 @@ static int count_as_fast(const struct topo *topo, const struct topo_nic *nic)
     return n;
 }
 
-static void judge_beside(struct topo *topo, struct topo_nic *nic, const struct topo_nic *fastest, const char *route)
+static void judge_beside(struct topo *topo, struct topo_nic *nic, const struct topo_nic *fastest)
 {
     double rate = fastest_port(nic), best = fastest_port(fastest);
-    int needed = topo->n_gpus > 0 ? topo->n_gpus : 1, n_others = count_as_fast(topo, nic);
 
     if (nic->pci < 0 && fastest->pci >= 0)
         set_role(nic, TOPO_ROLE_MANAGEMENT,
@@ -128,10 +127,170 @@ static void judge_beside(struct topo *topo, struct topo_nic *nic, const struct t
     else if (rate > 0 && rate < best * MUCH_SLOWER)
         set_role(nic, TOPO_ROLE_MANAGEMENT,
                  root_printf(topo->root, "%g Gb/s, less than half of the %g Gb/s of %s", rate, best, fastest->name));
-    else if (n_others >= needed && carries(topo, nic, route))
+}
+
+static void judge_route(struct topo *topo, struct topo_nic *nic, const char *route)
+{
+    int needed = topo->n_gpus > 0 ? topo->n_gpus : 1, n_others = count_as_fast(topo, nic);
+
+    if (n_others >= needed && carries(topo, nic, route))
         set_role(nic, TOPO_ROLE_MANAGEMENT,
                  root_printf(topo->root, "carries the default route (%s), and %d other%s as fast", route, n_others,
                              n_others == 1 ? " NIC is" : " NICs are"));
+}
+
+/* --- NICs for storage and management that are as fast: they show by their place and by what they speak --- */
+
+#define N_LAYERS (TOPO_LINK_ETHERNET + 1)
+
+/* The NICs by their distance to the nearest GPU of the bus. One that is down was bought for the same as its sisters. */
+struct places {
+    int needed; /* GPUs, also those that this process is not given: NICs are theirs too */
+    int n;
+    enum topo_path distance[TOPO_MAX_NICS]; /* by index in topo.nics */
+    bool counts[TOPO_MAX_NICS];
+};
+
+static bool is_gpu_of_bus(const struct topo *topo, int pci)
+{
+    for (int i = 0; i < topo->n_gpus; i++)
+        if (topo->gpus[i].pci == pci)
+            return true;
+    return topo->pci[pci].vendor == PCI_VENDOR_NVIDIA && topo->pci[pci].class_code >> 16 == PCI_CLASS_DISPLAY;
+}
+
+static void find_places(const struct topo *topo, struct places *places)
+{
+    *places = (struct places){0};
+    for (int i = 0; i < topo->n_nics; i++) {
+        const struct topo_nic *nic = &topo->nics[i];
+
+        places->distance[i] = TOPO_SYS;
+        places->counts[i] =
+            nic->pci >= 0 && nic->n_ports > 0 && (nic->role == TOPO_ROLE_DATA || nic->role == TOPO_ROLE_DOWN);
+        places->n += places->counts[i];
+    }
+    for (int p = 0; p < topo->n_pci; p++) {
+        if (!is_gpu_of_bus(topo, p))
+            continue;
+        places->needed++;
+        for (int i = 0; i < topo->n_nics; i++) {
+            enum topo_path path = topo_path(topo, p, topo->nics[i].pci);
+
+            if (path < places->distance[i])
+                places->distance[i] = path;
+        }
+    }
+}
+
+/* Of the first active port, else of the first one. */
+static int layer_of(const struct topo_nic *nic)
+{
+    for (int p = 0; p < nic->n_ports; p++)
+        if (nic->ports[p].active)
+            return (int)nic->ports[p].link_layer;
+    return (int)nic->ports[0].link_layer;
+}
+
+/* NICs within a distance; of those that are up where `is_up`, of a link layer where it is not negative. */
+static int count_within(const struct topo *topo, const struct places *places, enum topo_path distance, bool is_up,
+                        int layer)
+{
+    int n = 0;
+
+    for (int i = 0; i < topo->n_nics; i++)
+        n += places->counts[i] && places->distance[i] <= distance && (!is_up || topo->nics[i].role == TOPO_ROLE_DATA) &&
+             (layer < 0 || layer_of(&topo->nics[i]) == layer);
+    return n;
+}
+
+/* The distance within which there is a NIC for each GPU, at least half of them up. */
+static bool find_reach(const struct topo *topo, const struct places *places, enum topo_path *ret_reach)
+{
+    for (enum topo_path reach = TOPO_PIX; reach <= TOPO_SYS; reach++)
+        if (count_within(topo, places, reach, false, -1) >= places->needed) {
+            *ret_reach = reach;
+            return count_within(topo, places, reach, true, -1) * 2 >= places->needed;
+        }
+    return false;
+}
+
+/* With more NICs than GPUs: one that is farther from every GPU than as many others as there are GPUs. */
+static void judge_distance(struct topo *topo, const struct places *places)
+{
+    enum topo_path reach;
+    int n_near;
+
+    if (!find_reach(topo, places, &reach))
+        return;
+    n_near = count_within(topo, places, reach, false, -1);
+    for (int i = 0; i < topo->n_nics; i++)
+        if (places->counts[i] && topo->nics[i].role == TOPO_ROLE_DATA && places->distance[i] > reach)
+            set_role(&topo->nics[i], TOPO_ROLE_MANAGEMENT,
+                     root_printf(topo->root, "%s from the nearest GPU, and %d other NIC%s nearer to one",
+                                 topo_path_name(places->distance[i]), n_near, n_near == 1 ? " is" : "s are"));
+}
+
+/* The link layer that most NICs near GPUs have. */
+static int common_layer(const struct topo *topo, const struct places *places, enum topo_path reach)
+{
+    int best = 0, most = 0;
+
+    for (int layer = 0; layer < N_LAYERS; layer++) {
+        int n = count_within(topo, places, reach, false, layer);
+
+        if (n > most) {
+            most = n;
+            best = layer;
+        }
+    }
+    return best;
+}
+
+/*
+ * With more NICs than GPUs: one that speaks something else than most of the NICs nearest to GPUs, when these are enough
+ * or when it is farther than all of them. Where there are too few, GPUs may have NICs of both kinds, which is a fault
+ * that the doctor tells of.
+ */
+static void judge_layer(struct topo *topo, const struct places *places)
+{
+    static const char *const names[N_LAYERS] = {"", "InfiniBand", "Ethernet"};
+    enum topo_path reach;
+    int common, n_common;
+
+    if (!find_reach(topo, places, &reach))
+        return;
+    common = common_layer(topo, places, reach);
+    n_common = count_within(topo, places, reach, false, common);
+    if (count_within(topo, places, reach, true, common) * 2 < places->needed)
+        return;
+    for (int i = 0; i < topo->n_nics; i++) {
+        struct topo_nic *nic = &topo->nics[i];
+        int layer = layer_of(nic);
+
+        if (!places->counts[i] || nic->role != TOPO_ROLE_DATA || layer == common || layer == TOPO_LINK_UNKNOWN)
+            continue;
+        if (n_common >= places->needed ||
+            count_within(topo, places, places->distance[i] - 1, false, common) == n_common)
+            set_role(nic, TOPO_ROLE_MANAGEMENT,
+                     root_printf(topo->root, "%s, and %d other NIC%s as near to a GPU %s", names[layer], n_common,
+                                 n_common == 1 ? "" : "s",
+                                 common == TOPO_LINK_UNKNOWN ? "speak something else"
+                                                             : root_printf(topo->root, "speak %s", names[common])));
+    }
+}
+
+static void judge_places(struct topo *topo)
+{
+    struct places places;
+
+    find_places(topo, &places);
+    if (places.needed == 0 || places.n <= places.needed)
+        return;
+    judge_distance(topo, &places);
+    find_places(topo, &places);
+    if (places.n > places.needed)
+        judge_layer(topo, &places);
 }
 
 void nics_judge(struct topo *topo)
@@ -153,5 +312,9 @@ void nics_judge(struct topo *topo)
     }
     for (int i = 0; i < topo->n_nics; i++)
         if (topo->nics[i].role == TOPO_ROLE_DATA)
-            judge_beside(topo, &topo->nics[i], fastest, route);
+            judge_beside(topo, &topo->nics[i], fastest);
+    judge_places(topo);
+    for (int i = 0; i < topo->n_nics; i++)
+        if (topo->nics[i].role == TOPO_ROLE_DATA)
+            judge_route(topo, &topo->nics[i], route);
 }

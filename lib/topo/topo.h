@@ -45,8 +45,9 @@ struct topo_pci {
 
 struct topo_gpu {
     /*
-     * By PCI address: as CUDA numbers them with CUDA_DEVICE_ORDER=PCI_BUS_ID and all visible. So does its default,
-     * FASTEST_FIRST, in practice where all GPUs are equal.
+     * As NVML numbers them, which is by PCI address, and so does CUDA with CUDA_DEVICE_ORDER=PCI_BUS_ID and all
+     * visible. Its default, FASTEST_FIRST, does so too in practice where all GPUs are equal. Those that NVML does not
+     * answer for, though this process has their device file, come last: they have fallen off the bus.
      */
     int index;
     int pci; /* index into topo.pci */
@@ -98,9 +99,14 @@ struct topo_port {
 /* What a NIC is for, as far as the machine shows it. */
 enum topo_role {
     TOPO_ROLE_DATA,
-    TOPO_ROLE_MANAGEMENT, /* much slower than the fastest ones, or it carries the default route beside faster ones */
-    TOPO_ROLE_DOWN,       /* no active port */
-    TOPO_ROLE_VIRTUAL     /* a virtual function whose physical function is here as well */
+    /*
+     * For management or storage: much slower than the fastest ones; where there are more NICs than GPUs (on the bus,
+     * and counting NICs that are down), farther from every GPU than as many others as there are GPUs, or of another
+     * link layer than these; or it carries the default route beside others as fast.
+     */
+    TOPO_ROLE_MANAGEMENT,
+    TOPO_ROLE_DOWN,   /* no active port */
+    TOPO_ROLE_VIRTUAL /* a virtual function whose physical function is here as well */
 };
 
 struct topo_nic {
@@ -131,7 +137,7 @@ struct topo {
     const char *driver;                 /* version of the NVIDIA driver */
     bool nvml;                          /* did the driver answer? */
     const char *nvml_why;               /* else why not */
-    int n_hidden_gpus;                  /* on the bus, but not offered to this process (a container) */
+    int n_hidden_gpus;                  /* on the bus, but not offered to this process (a container, a job of Slurm) */
     bool cut;                           /* more devices than fit */
     const char *not_read;               /* lists of devices that are there and could not be read, and why; "" */
     const char *why_empty; /* when there is neither GPU nor NIC: where was looked and what was found, for people */

@@ -173,12 +173,12 @@ static void test_nvml(void **state)
     three_gpus();
     tree_put(&tree, "/epkit-overlay.json",
              OVERLAY("{\"driver\": \"570.1\", \"gpus\": ["
+                     "{\"pci\": \"0000:10:00.0\", \"nvlinks\": [\"switch\"],"
+                     " \"uuid\": \"GPU-00000000-0000-0000-0000-000000000001\"},"
                      "{\"pci\": \"00000000:10:01.0\", \"name\": \"NVIDIA B200\", \"minor\": 7, \"cc\": [10, 3],"
                      " \"uuid\": \"GPU-00000000-0000-0000-0000-000000000002\", \"ecc_uncorrected\": 4,"
                      " \"remap_pending\": true, \"remap_failed\": false, \"fabric\": \"failed\","
                      " \"nvlinks\": [\"switch\", \"switch\", \"down\", \"0000:10:02.0\", \"up\"]},"
-                     "{\"pci\": \"0000:10:00.0\", \"nvlinks\": [\"switch\"],"
-                     " \"uuid\": \"GPU-00000000-0000-0000-0000-000000000001\"},"
                      "{\"pci\": \"0000:10:02.0\"}]}"));
     read_tree();
     assert_true(topo->nvml);
@@ -216,20 +216,63 @@ static void test_nvml(void **state)
     assert_int_equal(topo_find_gpu_uuid(topo, "0"), -1);
 }
 
+#define INFORMATION(minor) "Model: \t\t NVIDIA B200\nDevice Minor: \t " minor "\n"
+
 /* A container that was given one of three GPUs: CUDA numbers that one 0. */
 static void test_nvml_of_a_container(void **state)
 {
     (void)state;
     three_gpus();
     tree_put(&tree, "/epkit-overlay.json", OVERLAY("{\"gpus\": [{\"pci\": \"0000:10:01.0\"}]}"));
-    /* In /proc, but NVML does not answer for it: broken, not hidden. */
-    tree_put(&tree, "/proc/driver/nvidia/gpus/0000:10:02.0/information", "Model: \t\t NVIDIA B200\n");
+    /* NVML does not answer for it, though this process may open it: broken, not hidden. It shifts no number. */
+    tree_put(&tree, "/proc/driver/nvidia/gpus/0000:10:00.0/information", INFORMATION("0"));
+    tree_put(&tree, "/dev/nvidia0", "");
     read_tree();
     assert_int_equal(topo->n_gpus, 2);
     assert_int_equal(topo->n_hidden_gpus, 1);
     assert_int_equal(topo->gpus[0].pci, pci("0000:10:01.0"));
     assert_true(topo->gpus[0].answered);
+    assert_int_equal(topo->gpus[1].pci, pci("0000:10:00.0"));
+    assert_int_equal(topo->gpus[1].index, 1);
     assert_false(topo->gpus[1].answered);
+}
+
+/* Slurm's device cgroup keeps device files shut; the driver's folder in /proc lists all GPUs none the less. */
+static void test_nvml_of_a_job(void **state)
+{
+    (void)state;
+    three_gpus();
+    tree_put(&tree, "/epkit-overlay.json",
+             "{\"epkit_snapshot\": 1, \"answers\": {\"nvml\": {\"value\":"
+             " {\"gpus\": [{\"pci\": \"0000:10:02.0\"}, {\"pci\": \"0000:10:01.0\"}]}}},"
+             " \"stats\": {\"/dev/nvidia0\": {\"kind\": \"char\", \"bytes\": 0, \"access\": \"---\"}}}");
+    for (int i = 0; i < 3; i++) {
+        char name[64];
+
+        snprintf(name, sizeof(name), "/proc/driver/nvidia/gpus/0000:10:0%d.0/information", i);
+        tree_put(&tree, name, i == 0 ? INFORMATION("0") : i == 1 ? INFORMATION("1") : INFORMATION("2"));
+        snprintf(name, sizeof(name), "/dev/nvidia%d", i);
+        tree_put(&tree, name, "");
+    }
+    read_tree();
+    assert_int_equal(topo->n_gpus, 2);
+    assert_int_equal(topo->n_hidden_gpus, 1);
+    assert_int_equal(topo->gpus[0].pci, pci("0000:10:02.0"));
+    assert_int_equal(topo->gpus[1].pci, pci("0000:10:01.0"));
+    assert_int_equal(topo->gpus[1].index, 1);
+}
+
+/* NVreg_ExcludeDevices: nobody can use it, and nothing is broken. */
+static void test_nvml_without_an_excluded_gpu(void **state)
+{
+    (void)state;
+    three_gpus();
+    tree_put(&tree, "/epkit-overlay.json", OVERLAY("{\"gpus\": [{\"pci\": \"0000:10:01.0\"}]}"));
+    tree_put(&tree, "/proc/driver/nvidia/gpus/0000:10:00.0/information", INFORMATION("0") "GPU Excluded:\t Yes\n");
+    tree_put(&tree, "/dev/nvidia0", "");
+    read_tree();
+    assert_int_equal(topo->n_gpus, 1);
+    assert_int_equal(topo->n_hidden_gpus, 2);
 }
 
 /* A sandbox that shows the driver and no PCI bus. */
@@ -470,6 +513,116 @@ static void test_default_route_over_a_bond(void **state)
     assert_int_equal(nic("mlx5_1")->role, TOPO_ROLE_MANAGEMENT);
 }
 
+/* Two GPUs, each with its NIC on a switch, and two more NICs elsewhere, as fast. `storage` is their link layer. */
+static void nics_beside_two_gpus(const char *storage)
+{
+    for (int i = 0; i < 2; i++) {
+        static const char *const ports[] = {SWITCH_A "/0000:12:00.0", SWITCH_A "/0000:12:01.0"};
+        static const char *const gpus[] = {SWITCH_A "/0000:12:00.0/0000:13:00.0",
+                                           SWITCH_A "/0000:12:01.0/0000:14:00.0"};
+        static const char *const nics[] = {SWITCH_A "/0000:12:00.0/0000:13:00.1",
+                                           SWITCH_A "/0000:12:01.0/0000:14:00.1"};
+        static const char *const far[] = {HOST_B "/0000:20:00.0", HOST_B "/0000:20:00.1"};
+        static const char *const names[] = {"mlx5_0", "mlx5_1", "mlx5_8", "mlx5_9"};
+
+        if (i == 0) {
+            tree_bridge(&tree, PORT_A, 0);
+            tree_bridge(&tree, SWITCH_A, 0);
+        }
+        tree_bridge(&tree, ports[i], 0);
+        tree_gpu(&tree, gpus[i], 0);
+        tree_nic(&tree, nics[i], names[i], "4: ACTIVE\n", NDR, "InfiniBand\n", 0);
+        tree_nic(&tree, far[i], names[i + 2], "4: ACTIVE\n", NDR, storage, 0);
+    }
+}
+
+static void test_storage_shows_by_its_place(void **state)
+{
+    (void)state;
+    nics_beside_two_gpus("InfiniBand\n");
+    read_tree();
+    assert_int_equal(nic("mlx5_0")->role, TOPO_ROLE_DATA);
+    assert_int_equal(nic("mlx5_1")->role, TOPO_ROLE_DATA);
+    assert_int_equal(nic("mlx5_8")->role, TOPO_ROLE_MANAGEMENT);
+    assert_string_equal(nic("mlx5_9")->role_why, "NODE from the nearest GPU, and 2 other NICs are nearer to one");
+}
+
+/* One that is down keeps its place: a NIC for storage does not become one for data instead. */
+static void test_a_nic_that_is_down_counts(void **state)
+{
+    (void)state;
+    nics_beside_two_gpus("InfiniBand\n");
+    tree_put(&tree, SWITCH_A "/0000:12:01.0/0000:14:00.1/infiniband/mlx5_1/ports/1/state", "1: DOWN\n");
+    read_tree();
+    assert_int_equal(nic("mlx5_0")->role, TOPO_ROLE_DATA);
+    assert_int_equal(nic("mlx5_1")->role, TOPO_ROLE_DOWN);
+    assert_int_equal(nic("mlx5_8")->role, TOPO_ROLE_MANAGEMENT);
+}
+
+/* With all near ones down the others are better than nothing. */
+static void test_all_near_ones_down(void **state)
+{
+    (void)state;
+    nics_beside_two_gpus("InfiniBand\n");
+    tree_put(&tree, SWITCH_A "/0000:12:00.0/0000:13:00.1/infiniband/mlx5_0/ports/1/state", "1: DOWN\n");
+    tree_put(&tree, SWITCH_A "/0000:12:01.0/0000:14:00.1/infiniband/mlx5_1/ports/1/state", "1: DOWN\n");
+    read_tree();
+    assert_int_equal(nic("mlx5_8")->role, TOPO_ROLE_DATA);
+    assert_int_equal(nic("mlx5_9")->role, TOPO_ROLE_DATA);
+}
+
+/* NICs of GPUs that this process was not given are for data, though they are far from the one that it has. */
+static void test_nics_of_hidden_gpus(void **state)
+{
+    (void)state;
+    nics_beside_two_gpus("InfiniBand\n");
+    tree_gpu(&tree, HOST_B "/0000:20:01.0", 0);
+    tree_gpu(&tree, HOST_B "/0000:20:02.0", 0);
+    tree_put(&tree, "/epkit-overlay.json", OVERLAY("{\"gpus\": [{\"pci\": \"0000:13:00.0\"}]}"));
+    read_tree();
+    assert_int_equal(topo->n_gpus, 1);
+    assert_int_equal(topo->n_hidden_gpus, 3);
+    assert_int_equal(nic("mlx5_0")->role, TOPO_ROLE_DATA);
+    assert_int_equal(nic("mlx5_1")->role, TOPO_ROLE_DATA);
+    assert_int_equal(nic("mlx5_8")->role, TOPO_ROLE_DATA);
+}
+
+/* All on one bus: what they speak is what tells them apart. */
+static void flat_nics(int n_infiniband, int n_ethernet)
+{
+    char path_of[64], name[16];
+
+    for (int i = 0; i < 2; i++) {
+        snprintf(path_of, sizeof(path_of), HOST_A "/0000:10:0%d.0", i);
+        tree_gpu(&tree, path_of, 0);
+    }
+    for (int i = 0; i < n_infiniband + n_ethernet; i++) {
+        snprintf(path_of, sizeof(path_of), HOST_A "/0000:10:1%d.0", i);
+        snprintf(name, sizeof(name), "mlx5_%d", i);
+        tree_nic(&tree, path_of, name, "4: ACTIVE\n", NDR, i < n_infiniband ? "InfiniBand\n" : "Ethernet\n", 0);
+    }
+    read_tree();
+}
+
+static void test_storage_shows_by_its_link_layer(void **state)
+{
+    (void)state;
+    flat_nics(2, 1);
+    assert_int_equal(nic("mlx5_0")->role, TOPO_ROLE_DATA);
+    assert_int_equal(nic("mlx5_1")->role, TOPO_ROLE_DATA);
+    assert_int_equal(nic("mlx5_2")->role, TOPO_ROLE_MANAGEMENT);
+    assert_string_equal(nic("mlx5_2")->role_why, "Ethernet, and 2 other NICs as near to a GPU speak InfiniBand");
+}
+
+/* As many NICs as GPUs: one of another kind is a fault, not one for storage. */
+static void test_an_odd_nic_of_a_gpu(void **state)
+{
+    (void)state;
+    flat_nics(1, 1);
+    assert_int_equal(nic("mlx5_0")->role, TOPO_ROLE_DATA);
+    assert_int_equal(nic("mlx5_1")->role, TOPO_ROLE_DATA);
+}
+
 /* --- the rest --- */
 
 static void test_numa(void **state)
@@ -509,6 +662,8 @@ int main(void)
         CASE(test_second_domain),
         CASE(test_nvml),
         CASE(test_nvml_of_a_container),
+        CASE(test_nvml_of_a_job),
+        CASE(test_nvml_without_an_excluded_gpu),
         CASE(test_nvml_without_sysfs),
         CASE(test_nvml_that_failed),
         CASE(test_nvml_answers_of_anybody),
@@ -522,6 +677,12 @@ int main(void)
         CASE(test_default_route),
         CASE(test_default_route_of_a_needed_nic),
         CASE(test_default_route_over_a_bond),
+        CASE(test_storage_shows_by_its_place),
+        CASE(test_a_nic_that_is_down_counts),
+        CASE(test_all_near_ones_down),
+        CASE(test_nics_of_hidden_gpus),
+        CASE(test_storage_shows_by_its_link_layer),
+        CASE(test_an_odd_nic_of_a_gpu),
         CASE(test_numa),
         CASE(test_empty),
     };
