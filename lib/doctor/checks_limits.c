@@ -161,13 +161,16 @@ static void found_small_shm(const struct doctor_machine *machine, struct doctor_
     doctor_found(machine, result, bytes < SHM_TOO_LITTLE ? DOCTOR_ERROR : DOCTOR_WARNING,
                  "/dev/shm holds %lld MiB only, and ranks share memory through it", bytes / MIB);
     doctor_evidence(machine, result, "/proc/self/mounts", "%s %s %s", mount->type, mount->place, mount->options);
-    /* Half of the memory is what the kernel gives a tmpfs by default: a limit, not an allocation. */
-    if (strcmp(mount->place, "/dev/shm") == 0 && memory / 2 >= SHM_LITTLE)
+    /*
+     * Half of the memory is what the kernel gives a tmpfs by default: a limit, not an allocation. In a container that
+     * may remount, it would be lifted behind the back of who set it, and Kubernetes evicts a pod beyond its limit.
+     */
+    if (strcmp(mount->place, "/dev/shm") == 0 && memory / 2 >= SHM_LITTLE && !machine->stack->os.in_container)
         doctor_fix(machine, result, true, "sudo mount -o remount,size=%lldM /dev/shm", memory / 2 / MIB);
     doctor_advise(
         machine, result,
         "In a container: docker run --shm-size=16g or --ipc=host, in Kubernetes an emptyDir with medium: Memory "
-        "at /dev/shm. A remount needs CAP_SYS_ADMIN, which containers do not have.");
+        "at /dev/shm.");
 }
 
 static void run_shm(const struct doctor_machine *machine, struct doctor_result *result)
@@ -179,6 +182,10 @@ static void run_shm(const struct doctor_machine *machine, struct doctor_result *
 
     if (!look_has_gpus(machine, result))
         return;
+    if (!look_has_ranks(machine)) {
+        doctor_not_here(machine, result, "one GPU, and nothing asks for several ranks");
+        return;
+    }
     mounts = root_read(machine->root, "/proc/self/mounts");
     if (mounts.state != ROOT_OK) {
         doctor_cannot_tell(machine, result, "/proc/self/mounts: %s", look_why(mounts.state, mounts.why));

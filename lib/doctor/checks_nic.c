@@ -19,10 +19,10 @@ static double nic_rate(const struct topo_nic *nic)
 }
 
 /*
- * NICs that should be alike: those for data, and one that is as near to a GPU and of the same make but so slow that it
+ * NICs whose speed matters: those for data, and one that is as near to a GPU and of the same make but so slow that it
  * looks like one for management.
  */
-static bool is_sister(const struct topo *topo, int nic)
+static bool is_judged(const struct topo *topo, int nic)
 {
     const struct topo_nic *self = &topo->nics[nic];
 
@@ -35,6 +35,31 @@ static bool is_sister(const struct topo *topo, int nic)
             look_gpu_distance(topo, i) <= TOPO_PXB)
             return true;
     return false;
+}
+
+/*
+ * Should two NICs be equally fast? Of one make, and as near to a GPU: one for storage may well have another rate than
+ * those on the switches of GPUs.
+ */
+static bool are_sisters(const struct topo *topo, int a, int b)
+{
+    const struct topo_pci *pci_a = &topo->pci[topo->nics[a].pci], *pci_b = &topo->pci[topo->nics[b].pci];
+    enum topo_path distance_a = look_gpu_distance(topo, a), distance_b = look_gpu_distance(topo, b);
+
+    return pci_a->vendor == pci_b->vendor && pci_a->device == pci_b->device &&
+           (distance_a == distance_b || (distance_a <= TOPO_PXB && distance_b <= TOPO_PXB));
+}
+
+/* The rate of the fastest port of a NIC's sisters, its own included. */
+static double best_rate(const struct topo *topo, int nic)
+{
+    double best = 0;
+
+    for (int i = 0; i < topo->n_nics; i++)
+        for (int p = 0; is_judged(topo, i) && are_sisters(topo, nic, i) && p < topo->nics[i].n_ports; p++)
+            if (topo->nics[i].ports[p].active && topo->nics[i].ports[p].rate_gbps > best)
+                best = topo->nics[i].ports[p].rate_gbps;
+    return best;
 }
 
 /* Bits per second in 10^9 that a PCIe link carries one way: 8b/10b up to PCIe 2, 128b/130b after it. */
@@ -55,7 +80,7 @@ static bool sister_has_more(const struct topo *topo, int nic)
     const struct topo_pci *self = &topo->pci[topo->nics[nic].pci];
 
     for (int i = 0; i < topo->n_nics; i++)
-        if (is_sister(topo, i) && topo->pci[topo->nics[i].pci].device == self->device &&
+        if (is_judged(topo, i) && are_sisters(topo, nic, i) &&
             pci_rate(&topo->pci[topo->nics[i].pci]) > pci_rate(self) * 1.01)
             return true;
     return false;
@@ -81,20 +106,18 @@ static void note_slow(const struct doctor_machine *machine, struct doctor_result
 static void find_slow_ports(const struct doctor_machine *machine, struct doctor_result *result, struct slow_links *slow)
 {
     const struct topo *topo = machine->topo;
-    double best = 0;
 
-    for (int i = 0; i < topo->n_nics; i++)
-        for (int p = 0; is_sister(topo, i) && p < topo->nics[i].n_ports; p++)
-            if (topo->nics[i].ports[p].active && topo->nics[i].ports[p].rate_gbps > best)
-                best = topo->nics[i].ports[p].rate_gbps;
-    for (int i = 0; i < topo->n_nics; i++)
-        for (int p = 0; is_sister(topo, i) && p < topo->nics[i].n_ports; p++) {
+    for (int i = 0; i < topo->n_nics; i++) {
+        double best = is_judged(topo, i) ? best_rate(topo, i) : 0;
+
+        for (int p = 0; is_judged(topo, i) && p < topo->nics[i].n_ports; p++) {
             const struct topo_port *port = &topo->nics[i].ports[p];
 
             if (port->active && port->rate_gbps > 0 && port->rate_gbps < best * 0.99)
                 note_slow(machine, result, slow, true, look_port_name(machine, i, p),
                           root_printf(machine->root, "runs at %g Gb/s, its sisters at %g", port->rate_gbps, best));
         }
+    }
 }
 
 /*
@@ -109,7 +132,7 @@ static void find_slow_buses(const struct doctor_machine *machine, struct doctor_
         const struct topo_pci *pci;
         bool is_tight;
 
-        if (!is_sister(topo, i))
+        if (!is_judged(topo, i))
             continue;
         pci = &topo->pci[topo->nics[i].pci];
         if (!is_below_maximum(pci))
@@ -180,7 +203,7 @@ const struct doctor_check check_slow_link = {
 /* --- nic-access --- */
 
 struct access_count {
-    int n_unknown, n_denied, n_absent, n_nameless;
+    int n, n_unknown, n_denied, n_absent, n_nameless;
     const char *first, *why;
 };
 
@@ -189,6 +212,7 @@ static void look_at_uverbs(const struct doctor_machine *machine, struct doctor_r
 {
     struct root_stat stat;
 
+    count->n++;
     if (!*nic->uverbs) {
         count->n_nameless++;
         count->first = *count->first ? count->first : nic->name;
@@ -224,6 +248,11 @@ static void run_nic_access(const struct doctor_machine *machine, struct doctor_r
     if (n == 0) {
         if (count.n_unknown)
             doctor_cannot_tell(machine, result, "%d uverbs devices: %s", count.n_unknown, count.why);
+        return;
+    }
+    /* sysfs shows the NICs of the machine in each container; one that was given none has lost none. */
+    if (count.n_absent == count.n && !look_asks_for_rdma(machine)) {
+        doctor_not_here(machine, result, "there is no RDMA device in /dev/infiniband, and nothing asks for one");
         return;
     }
     doctor_found(machine, result, DOCTOR_ERROR, "%s %s%s", count.first,

@@ -28,11 +28,11 @@ static bool has_gid(const struct topo_port *port, enum topo_gid_type type, enum 
     return false;
 }
 
-static bool is_roce_port(const struct topo *topo, int nic, int port)
+static bool is_roce_port(const struct doctor_machine *machine, int nic, int port)
 {
-    const struct topo_port *self = &topo->nics[nic].ports[port];
+    const struct topo_port *self = &machine->topo->nics[nic].ports[port];
 
-    return look_is_data_nic(topo, nic) && self->active && self->link_layer == TOPO_LINK_ETHERNET;
+    return look_serves_gpus(machine, nic) && self->active && self->link_layer == TOPO_LINK_ETHERNET;
 }
 
 /* What is wrong with GID `index` of a port, "" if nothing is. */
@@ -73,28 +73,55 @@ struct gid_faults {
     bool only_ipv6; /* of all ports in n_none */
 };
 
-static void look_at_gids(const struct doctor_machine *machine, struct doctor_result *result, int nic, int port,
-                         struct gid_faults *faults)
+/*
+ * On a network with IPv6 only the libraries find the GID when they are told so, or when they are told its index: the
+ * variables that are missing for this, " " between, "" if none. NVSHMEM's matters where there is an NVSHMEM, and what
+ * gIB needs of NCCL's its own script sets.
+ */
+static const char *family_missing(const struct doctor_machine *machine, const char *value)
+{
+    static const char *const families[] = {"NVSHMEM_IB_ADDR_FAMILY", "NCCL_IB_ADDR_FAMILY"};
+    const struct stack_nvshmem *nvshmem = &machine->stack->nvshmem;
+    const char *missing = "";
+
+    for (int i = 0; i < 2; i++) {
+        const char *set = root_env(machine->root, families[i]);
+
+        if ((set && strcmp(set, "AF_INET6") == 0) || gid_index(machine->root, gid_variables[i]) >= 0 ||
+            (i == 0 && nvshmem->host.state != ROOT_OK && !(nvshmem->home && *nvshmem->home)) ||
+            (i == 1 && machine->stack->nccl.gib && *machine->stack->nccl.gib))
+            continue;
+        missing = root_printf(machine->root, "%s%s%s%s", missing, *missing ? " " : "", families[i], value);
+    }
+    return missing;
+}
+
+static void found_no_gid(const struct doctor_machine *machine, struct doctor_result *result,
+                         const struct gid_faults *faults)
+{
+    if (faults->only_ipv6) {
+        doctor_found(machine, result, DOCTOR_WARNING,
+                     "%s has RoCE v2 GIDs with IPv6 addresses only, and nothing says to take them%s", faults->port,
+                     faults->n_none > 1 ? "; other ports too" : "");
+        doctor_fix(machine, result, false, "export %s", family_missing(machine, "=AF_INET6"));
+        doctor_advise(machine, result,
+                      "NVSHMEM and NCCL look for an IPv4 address unless told otherwise. Or configure IPv4 addresses.");
+        return;
+    }
+    doctor_found(machine, result, DOCTOR_ERROR, "%s has no RoCE v2 GID with an IPv4 address%s", faults->port,
+                 faults->n_none > 1 ? ", and other ports have none either" : "");
+    doctor_advise(machine, result,
+                  "The GID comes with the IPv4 address of the port's network interface: configure one. In a pod, use "
+                  "hostNetwork or the network annotations that bring the interface along: GIDs of interfaces in "
+                  "another network namespace look empty.");
+}
+
+static void look_at_indices(const struct doctor_machine *machine, struct doctor_result *result, int nic, int port,
+                            struct gid_faults *faults)
 {
     const struct topo_port *self = &machine->topo->nics[nic].ports[port];
     const char *name = look_port_name(machine, nic, port);
 
-    faults->n_ports++;
-    if (self->gids_state != ROOT_OK) {
-        faults->n_unreadable++;
-        faults->why = self->gids_state;
-        return;
-    }
-    if (!has_gid(self, TOPO_GID_ROCE2, TOPO_GID_IPV4) && !has_gid(self, TOPO_GID_UNKNOWN, TOPO_GID_IPV4)) {
-        bool ipv6 = has_gid(self, TOPO_GID_ROCE2, TOPO_GID_OTHER);
-
-        if (faults->n_none++ == 0)
-            faults->port = name;
-        faults->only_ipv6 = faults->only_ipv6 && ipv6;
-        doctor_evidence(machine, result, name, "%d GIDs, %s", self->n_gids,
-                        ipv6 ? "of RoCE v2 with an IPv6 address only" : "none of RoCE v2 with an IPv4 address");
-        return;
-    }
     for (int i = 0; gid_variables[i]; i++) {
         int index = gid_index(machine->root, gid_variables[i]);
         const char *fault = index >= 0 ? gid_fault(self, index) : "";
@@ -111,6 +138,35 @@ static void look_at_gids(const struct doctor_machine *machine, struct doctor_res
     }
 }
 
+static void look_at_gids(const struct doctor_machine *machine, struct doctor_result *result, int nic, int port,
+                         struct gid_faults *faults)
+{
+    const struct topo_port *self = &machine->topo->nics[nic].ports[port];
+    const char *name = look_port_name(machine, nic, port);
+
+    faults->n_ports++;
+    if (self->gids_state != ROOT_OK) {
+        faults->n_unreadable++;
+        faults->why = self->gids_state;
+        return;
+    }
+    if (!has_gid(self, TOPO_GID_ROCE2, TOPO_GID_IPV4) && !has_gid(self, TOPO_GID_UNKNOWN, TOPO_GID_IPV4)) {
+        bool ipv6 = has_gid(self, TOPO_GID_ROCE2, TOPO_GID_OTHER);
+
+        if (ipv6 && !*family_missing(machine, "")) {
+            look_at_indices(machine, result, nic, port, faults);
+            return;
+        }
+        if (faults->n_none++ == 0)
+            faults->port = name;
+        faults->only_ipv6 = faults->only_ipv6 && ipv6;
+        doctor_evidence(machine, result, name, "%d GIDs, %s", self->n_gids,
+                        ipv6 ? "of RoCE v2 with an IPv6 address only" : "none of RoCE v2 with an IPv4 address");
+        return;
+    }
+    look_at_indices(machine, result, nic, port, faults);
+}
+
 static void run_gid(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct gid_faults faults = {.only_ipv6 = true};
@@ -120,17 +176,10 @@ static void run_gid(const struct doctor_machine *machine, struct doctor_result *
     /* A port that speaks Ethernet among those that speak InfiniBand is the matter of link-layer. */
     for (int i = 0; i < machine->topo->n_nics && look_odd_layer(machine) != TOPO_LINK_ETHERNET; i++)
         for (int p = 0; p < machine->topo->nics[i].n_ports; p++)
-            if (is_roce_port(machine->topo, i, p))
+            if (is_roce_port(machine, i, p))
                 look_at_gids(machine, result, i, p, &faults);
     if (faults.n_none) {
-        doctor_found(machine, result, faults.only_ipv6 ? DOCTOR_WARNING : DOCTOR_ERROR,
-                     "%s has no RoCE v2 GID with an IPv4 address%s", faults.port,
-                     faults.n_none > 1 ? ", and other ports have none either" : "");
-        doctor_advise(
-            machine, result,
-            "The GID comes with the IPv4 address of the port's network interface: configure one. In a pod, use "
-            "hostNetwork or the network annotations that bring the interface along: GIDs of interfaces in "
-            "another network namespace look empty.");
+        found_no_gid(machine, result, &faults);
     } else if (faults.n_wrong) {
         doctor_found(machine, result, DOCTOR_ERROR, "%s=%d names a GID of %s that %s", faults.variable, faults.index,
                      faults.port, faults.fault);
@@ -154,24 +203,44 @@ const struct doctor_check check_gid = {
     .cause = "Queue pairs need the GID of RoCE v2 with the port's IPv4 address. It is missing, or a fixed index names "
              "an entry that is empty or of another type: the order of entries differs from node to node.",
     .remedy = "Give the interface its address (hostNetwork in pods); leave the index to the library.",
-    .links = (const char *const[]){"NVSHMEM_IB_GID_INDEX", "NCCL_IB_GID_INDEX",
-                                   "/sys/class/infiniband/*/ports/*/gid_attrs/types/*", NULL},
+    .links = (const char *const[]){"NVSHMEM_IB_GID_INDEX", "NCCL_IB_GID_INDEX", "NVSHMEM_IB_ADDR_FAMILY",
+                                   "NCCL_IB_ADDR_FAMILY", "/sys/class/infiniband/*/ports/*/gid_attrs/types/*", NULL},
     .run = run_gid,
 };
 
 /* --- port-down --- */
 
-/* Another function of the same card with an active port: the second port of a card often has no cable. */
+/* Functions of one card: their addresses differ behind the dot only. */
+static bool is_same_card(const struct topo *topo, int a, int b)
+{
+    const char *address_a = topo->pci[topo->nics[a].pci].address, *address_b = topo->pci[topo->nics[b].pci].address;
+    const char *dot = strrchr(address_a, '.');
+
+    return dot && strncmp(address_a, address_b, (size_t)(dot - address_a)) == 0;
+}
+
+/* Another function of the same card with an active port. */
 static bool has_active_twin(const struct topo *topo, int nic)
 {
-    const char *self = topo->pci[topo->nics[nic].pci].address;
-    const char *dot = strrchr(self, '.');
-
     for (int i = 0; i < topo->n_nics; i++)
-        if (i != nic && topo->nics[i].pci >= 0 && topo->nics[i].role == TOPO_ROLE_DATA && dot &&
-            strncmp(topo->pci[topo->nics[i].pci].address, self, (size_t)(dot - self)) == 0)
+        if (i != nic && look_is_data_nic(topo, i) && is_same_card(topo, i, nic))
             return true;
     return false;
+}
+
+/*
+ * The second port of a card often has no cable. It is missed where another card of this make has both of its ports
+ * active.
+ */
+static bool is_spare(const struct topo *topo, int nic)
+{
+    if (!has_active_twin(topo, nic))
+        return false;
+    for (int i = 0; i < topo->n_nics; i++)
+        if (look_is_data_nic(topo, i) && topo->pci[topo->nics[i].pci].device == topo->pci[topo->nics[nic].pci].device &&
+            has_active_twin(topo, i))
+            return false;
+    return true;
 }
 
 static bool tells_its_state(const struct topo_nic *nic)
@@ -191,21 +260,38 @@ static int n_data_nics(const struct topo *topo)
     return n;
 }
 
-/* A NIC without an active port that GPUs would use: on a switch with one, or of the make of those for data. */
-static bool is_missed(const struct topo *topo, int nic)
+/*
+ * A NIC without an active port that GPUs would use: on a switch with one, or of the make of those for data. Where there
+ * is none for data, any one, unless a machine with a single GPU has nothing that asks for it.
+ */
+static bool is_missed(const struct doctor_machine *machine, int nic)
 {
+    const struct topo *topo = machine->topo;
     const struct topo_nic *self = &topo->nics[nic];
     bool is_like_data = false;
 
     if (self->role != TOPO_ROLE_DOWN || self->pci < 0 || topo->n_gpus == 0)
         return false;
-    if (has_active_twin(topo, nic) && n_data_nics(topo) >= topo->n_gpus)
+    if (is_spare(topo, nic))
         return false;
     for (int i = 0; i < topo->n_nics; i++)
         if (look_is_data_nic(topo, i) && topo->pci[topo->nics[i].pci].device == topo->pci[self->pci].device &&
             look_gpu_distance(topo, i) == look_gpu_distance(topo, nic))
             is_like_data = true;
-    return is_like_data || look_gpu_distance(topo, nic) <= TOPO_PXB || n_data_nics(topo) == 0;
+    return is_like_data || look_gpu_distance(topo, nic) <= TOPO_PXB ||
+           (n_data_nics(topo) == 0 && (topo->n_gpus > 1 || look_asks_for_rdma(machine)));
+}
+
+/*
+ * A port that is Disabled has no cable, or somebody has switched it off. On a switch with a GPU that is never meant;
+ * elsewhere it may be how the machine is used.
+ */
+static bool is_left_unplugged(const struct topo *topo, int nic)
+{
+    for (int p = 0; p < topo->nics[nic].n_ports; p++)
+        if (strcmp(topo->nics[nic].ports[p].phys_state, "Disabled") != 0)
+            return false;
+    return look_gpu_distance(topo, nic) > TOPO_PXB;
 }
 
 /* NICs on a switch with this GPU, whatever their state. */
@@ -277,7 +363,7 @@ static int function_without_rdma(const struct topo *topo)
 }
 
 struct down_count {
-    int n, n_unknown, first;
+    int n, n_grave, n_unknown, first;
 };
 
 static struct down_count count_down(const struct doctor_machine *machine, struct doctor_result *result)
@@ -286,14 +372,15 @@ static struct down_count count_down(const struct doctor_machine *machine, struct
     struct down_count count = {.first = -1};
 
     for (int i = 0; i < topo->n_nics; i++) {
-        if (!is_missed(topo, i))
+        if (!is_missed(machine, i))
             continue;
         if (!tells_its_state(&topo->nics[i])) {
             count.n_unknown++;
             continue;
         }
-        if (count.n++ == 0)
+        if (count.n++ == 0 || (count.n_grave == 0 && !is_left_unplugged(topo, i)))
             count.first = i;
+        count.n_grave += !is_left_unplugged(topo, i);
         for (int p = 0; p < topo->nics[i].n_ports; p++)
             doctor_evidence(machine, result, look_port_name(machine, i, p), "%s, %s", topo->nics[i].ports[p].state,
                             topo->nics[i].ports[p].phys_state);
@@ -338,8 +425,8 @@ static void run_port_down(const struct doctor_machine *machine, struct doctor_re
         return;
     count = count_down(machine, result);
     if (count.n) {
-        doctor_found(machine, result, DOCTOR_ERROR, "%s has no active port%s", topo->nics[count.first].name,
-                     count.n > 1 ? ", and more NICs have none" : "");
+        doctor_found(machine, result, count.n_grave ? DOCTOR_ERROR : DOCTOR_WARNING, "%s has no active port%s",
+                     topo->nics[count.first].name, count.n > 1 ? ", and more NICs have none" : "");
         doctor_advise(machine, result,
                       "Look at cable, transceiver and switch port (mlxlink -d %s -m); of a pod, at its network "
                       "annotations. GPUs of this NIC share one with others until it is back.",

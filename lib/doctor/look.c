@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "doctor/look.h"
 
+#include "doctor/look_nvshmem.h"
+
 #include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
@@ -107,6 +109,61 @@ static int n_mute_nics(const struct doctor_machine *machine, size_t n_listed)
 bool look_is_data_nic(const struct topo *topo, int nic)
 {
     return topo->nics[nic].role == TOPO_ROLE_DATA && topo->nics[nic].pci >= 0;
+}
+
+bool look_serves_gpus(const struct doctor_machine *machine, int nic)
+{
+    const struct topo *topo = machine->topo;
+
+    if (!look_is_data_nic(topo, nic))
+        return false;
+    for (int g = 0; g < machine->map->n; g++) {
+        int other = machine->map->choices[g].nic;
+
+        if (other == nic || (other >= 0 && topo->nics[other].pci >= 0 &&
+                             topo->pci[topo->nics[other].pci].vendor == topo->pci[topo->nics[nic].pci].vendor &&
+                             topo->pci[topo->nics[other].pci].device == topo->pci[topo->nics[nic].pci].device &&
+                             look_gpu_distance(topo, other) == look_gpu_distance(topo, nic)))
+            return true;
+    }
+    return topo->n_gpus == 0;
+}
+
+/* NCCL_IB_DISABLE and the name of NCCL's transport for sockets ask for the opposite. */
+static bool asks_for_rdma(const char *name, const char *value)
+{
+    if (strcmp(name, "NCCL_NET") == 0)
+        return *value && strcasecmp(value, "Socket") != 0;
+    return strcmp(name, "NCCL_NET_PLUGIN") == 0 || strcmp(name, "UCX_NET_DEVICES") == 0 ||
+           (strncmp(name, "NCCL_IB_", 8) == 0 && strcmp(name, "NCCL_IB_DISABLE") != 0);
+}
+
+bool look_asks_for_rdma(const struct doctor_machine *machine)
+{
+    struct root_environment environment = root_environment(machine->root);
+
+    if (machine->stack->deepep.imported >= 0 || look_sets_nvshmem(machine))
+        return true;
+    for (size_t i = 0; i < environment.n; i++)
+        if (asks_for_rdma(environment.variables[i].name, environment.variables[i].value))
+            return true;
+    return false;
+}
+
+bool look_has_ranks(const struct doctor_machine *machine)
+{
+    /* torchrun, Open MPI, PMI, Slurm: their manuals */
+    static const char *const sizes[] = {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"};
+
+    if (machine->topo->n_gpus > 1)
+        return true;
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+        const char *size = root_env(machine->root, sizes[i]);
+
+        if (size && strtol(size, NULL, 10) > 1)
+            return true;
+    }
+    return look_asks_for_rdma(machine);
 }
 
 bool look_has_data_nics(const struct doctor_machine *machine, struct doctor_result *result)

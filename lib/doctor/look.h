@@ -22,6 +22,18 @@ bool look_has_environment(const struct doctor_machine *machine, struct doctor_re
 /* Is NIC `nic` one for data on a PCI bus? Software devices (rxe, siw) are nobody's business here. */
 bool look_is_data_nic(const struct topo *topo, int nic);
 
+/* Is it one that a GPU uses by the best assignment, or its equal: of the same make, and as near to a GPU? */
+bool look_serves_gpus(const struct doctor_machine *machine, int nic);
+
+/*
+ * Does anything ask for RDMA: variables of NVSHMEM, DeepEP, or NCCL's and UCX's of InfiniBand, or a DeepEP that Python
+ * finds? Without them a container with a single GPU has no business with NICs, which sysfs shows in each container.
+ */
+bool look_asks_for_rdma(const struct doctor_machine *machine);
+
+/* Will there be several ranks: several GPUs, a launcher that says so, or something that asks for RDMA? */
+bool look_has_ranks(const struct doctor_machine *machine);
+
 /* Is the state of a port one that the kernel has? Else it could not be read. */
 bool look_knows_port(const struct topo_port *port);
 

@@ -14,6 +14,10 @@ setup_file() {
     fault h100/peermem
 }
 
+@test "h100/nv-peer-mem: the module of Mellanox" {
+    fault h100/nv-peer-mem
+}
+
 @test "a4/driver-option: no reboot since the option" {
     fault a4/driver-option
 }
@@ -52,6 +56,10 @@ setup_file() {
 
 @test "a4/gpu-errors-xid: fallen off the bus" {
     fault a4/gpu-errors-xid
+}
+
+@test "h100/gpu-errors-lost: NVML lists one GPU less" {
+    fault h100/gpu-errors-lost
 }
 
 @test "a4/nvlink: some links down" {

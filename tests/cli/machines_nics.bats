@@ -18,6 +18,34 @@ setup_file() {
     fault h100/slow-link-rate
 }
 
+@test "h100/storage: storage NICs are left alone" {
+    fault h100/storage
+}
+
+@test "h100/storage-port-down: cable pulled beside storage NICs" {
+    fault h100/storage-port-down
+}
+
+@test "h100/storage-link-layer: one port is Ethernet as those for storage are" {
+    fault h100/storage-link-layer
+}
+
+@test "a3u/gid-ipv6: network with IPv6 only" {
+    fault a3u/gid-ipv6
+}
+
+@test "a3u/gid-ipv6-told: network with IPv6 only, and told so" {
+    fault a3u/gid-ipv6-told
+}
+
+@test "h100/pod-without-rdma: pod that was given no RDMA device" {
+    fault h100/pod-without-rdma
+}
+
+@test "vm-flat/workstation: two ports with one cable" {
+    fault vm-flat/workstation
+}
+
 @test "a4/gid: no IPv4 GID" {
     fault a4/gid
 }
@@ -70,6 +98,10 @@ setup_file() {
     fault a4/shm
 }
 
+@test "laptop/shm: small /dev/shm, one GPU" {
+    fault laptop/shm
+}
+
 @test "gb200/imex: no IMEX channel" {
     fault gb200/imex
 }
@@ -96,4 +128,8 @@ setup_file() {
 
 @test "a4/affinity: bound to the other NUMA node" {
     fault a4/affinity
+}
+
+@test "h100/job: job with two of the GPUs" {
+    fault h100/job
 }

@@ -64,6 +64,13 @@ def no_way_for_a_nic_into_gpu_memory(tree):
     tree.remove("/sys/kernel/mm/memory_peers")
 
 
+@fault("h100/nv-peer-mem")
+def module_of_mellanox(tree):
+    """What is right: nv_peer_mem does what nvidia_peermem does."""
+    no_way_for_a_nic_into_gpu_memory(tree)
+    software.load_module(tree, "nv_peer_mem", "1.3")
+
+
 @fault("a4/driver-option", "driver-option")
 def no_reboot_since_the_option(tree):
     tree.replace("/proc/driver/nvidia/params", "PeerMappingOverride=1;", "")
@@ -136,6 +143,12 @@ def fallen_off_the_bus(tree):
                 "name=<unknown>, GPU has fallen off the bus.\n")
 
 
+@fault("h100/gpu-errors-lost", "gpu-errors")
+def nvml_lists_one_less(tree):
+    """Fallen off the bus: the driver has its device file, and NVML no handle."""
+    del tree.answers["nvml"]["gpus"][3]
+
+
 @fault("a4/nvlink", "nvlink")
 def some_links_down(tree):
     tree.nvml(3)["nvlinks"][4] = tree.nvml(3)["nvlinks"][11] = "down"
@@ -161,14 +174,51 @@ def half_the_rate(tree):
     tree.put(f"{nic_port(tree, 'mlx5_2')}/rate", "200 Gb/sec (2X NDR)\n")
 
 
-@fault("a4/gid", "gid")
-def no_ipv4_gid(tree):
+def storage_nics(tree):
+    """The NICs that are for management become as fast as those for data, in an Ethernet of their own."""
+    for name in ("mlx5_4", "mlx5_5"):
+        tree.put(f"{nic_port(tree, name)}/rate", "400 Gb/sec (4X NDR)\n")
+
+
+def without_ipv4(tree, name):
     """Without an IPv4 address on its interface a port has the link-local GIDs only."""
-    port = nic_port(tree, "mlx5_6")
+    port = nic_port(tree, name)
     for i in (2, 3):
         tree.put(f"{port}/gids/{i}", "0000:0000:0000:0000:0000:0000:0000:0000\n")
         tree.remove(f"{port}/gid_attrs/types/{i}")
         tree.remove(f"{port}/gid_attrs/ndevs/{i}")
+
+
+@fault("h100/storage")
+def storage_of_another_rate(tree):
+    """What is right: 8 NICs for data, one for storage at half their rate, one as fast without an IPv4 address."""
+    storage_nics(tree)
+    tree.put(f"{nic_port(tree, 'mlx5_4')}/rate", "200 Gb/sec (4X HDR)\n")
+    without_ipv4(tree, "mlx5_5")
+
+
+@fault("h100/storage-port-down", "port-down")
+def cable_pulled_beside_storage(tree):
+    storage_nics(tree)
+    cable_pulled(tree)
+
+
+@fault("h100/storage-link-layer", "link-layer")
+def one_port_is_ethernet_as_storage_is(tree):
+    storage_nics(tree)
+    one_port_is_ethernet(tree)
+
+
+@fault("a3u/gid-ipv6", "gid")
+def network_with_ipv6_only(tree):
+    for path in list(tree.entries):
+        if "/gids/" in path and b":ffff:c000:" in tree.entries[path]:
+            tree.replace(path, "0000:0000:0000:0000:0000:ffff:c000:", "2001:0db8:0000:0000:0000:0000:0000:")
+
+
+@fault("a4/gid", "gid")
+def no_ipv4_gid(tree):
+    without_ipv4(tree, "mlx5_6")
 
 
 @fault("a4/gid-index", "gid")
@@ -205,6 +255,43 @@ def device_files_not_in_the_container(tree):
     tree.remove("/dev/infiniband")
     for i in range(8):
         del tree.stats[f"/dev/infiniband/uverbs{i}"]
+
+
+@fault("a3u/gid-ipv6-told")
+def network_with_ipv6_only_and_told(tree):
+    """What is right: the libraries are told to look for IPv6 addresses."""
+    network_with_ipv6_only(tree)
+    tree.environment["NVSHMEM_IB_ADDR_FAMILY"] = tree.environment["NCCL_IB_ADDR_FAMILY"] = "AF_INET6"
+
+
+@fault("h100/pod-without-rdma")
+def pod_without_rdma(tree):
+    """What is right: sysfs shows all NICs in a container that was given none and does not ask for one."""
+    tree.remove("/dev/infiniband")
+    for path in list(tree.stats):
+        if path.startswith("/dev/infiniband/"):
+            del tree.stats[path]
+
+
+@fault("vm-flat/workstation")
+def one_cable_for_two_ports(tree):
+    """What is right: two GPUs, and a card with two ports of which one has a cable."""
+    for i in (2, 3):
+        tree.remove(f"/proc/driver/nvidia/gpus/0000:00:{0x10 + i:02x}.0")
+        for address in (f"0000:00:{0x10 + i:02x}.0", f"0000:00:{0x18 + i:02x}.0"):
+            tree.remove(pci_folder(tree, address))
+            tree.remove(f"/sys/bus/pci/devices/{address}")
+        tree.remove(f"/sys/class/infiniband/mlx5_{i}")
+        tree.remove(f"/sys/class/infiniband_verbs/uverbs{i}")
+    del tree.answers["nvml"]["gpus"][2:]
+    for path in list(tree.entries):
+        entry = tree.entries.pop(path)
+        if hasattr(entry, "target"):
+            entry.target = entry.target.replace("0000:00:19.0", "0000:00:18.1")
+        tree.entries[path.replace("0000:00:19.0", "0000:00:18.1")] = entry
+    port = nic_port(tree, "mlx5_1")
+    tree.put(f"{port}/state", "1: DOWN\n")
+    tree.put(f"{port}/phys_state", "3: Disabled\n")
 
 
 # --- verbs libraries ---
@@ -418,6 +505,12 @@ def shm_of_a_container(tree):
     tree.replace("/proc/self/mounts", "size=268435456k", "size=65536k")
 
 
+@fault("laptop/shm")
+def shm_of_a_container_with_one_gpu(tree):
+    """What is right: no rank shares memory with another."""
+    tree.replace("/proc/self/mounts", "size=16777216k", "size=65536k")
+
+
 # --- topology ---
 
 
@@ -464,6 +557,16 @@ def translation_on(tree):
 def bound_to_the_other_numa_node(tree):
     tree.environment["LOCAL_RANK"] = "1"
     tree.replace("/proc/self/status", "Cpus_allowed_list:\t0-223", "Cpus_allowed_list:\t56-111,168-223")
+
+
+@fault("h100/job")
+def job_with_two_gpus(tree):
+    """What is right: Slurm's device cgroup keeps six GPUs from a job, which /proc/driver/nvidia/gpus lists."""
+    tree.answers["nvml"]["gpus"] = tree.answers["nvml"]["gpus"][4:6]
+    for minor in (0, 1, 2, 3, 6, 7):
+        tree.stats[f"/dev/nvidia{minor}"]["access"] = "---"
+    tree.environment.update(CUDA_VISIBLE_DEVICES="0,1", LOCAL_RANK="1", LOCAL_WORLD_SIZE="2")
+    tree.replace("/proc/self/status", "Cpus_allowed_list:\t0-223", "Cpus_allowed_list:\t56-69")
 
 
 # --- whole scripts ---

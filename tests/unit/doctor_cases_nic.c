@@ -24,6 +24,30 @@ static void management_far_from_gpus(struct made *made)
     slow->ports[0].rate_gbps = 25;
 }
 
+/* A NIC for storage as near to GPUs as those for data, of another make. */
+static void slower_of_another_make(struct made *made)
+{
+    struct topo_nic *other =
+        machine_nic(&made->hardware, "mlx5_9", 1, made->hardware.pci[nic_pci(made, 0)->parent].parent, 0, 0);
+
+    other->hca = "MT4125";
+    other->ports[0].rate_gbps = 200;
+    other->ports[0].gids_state = ROOT_OK;
+    made->hardware.pci[other->pci].vendor = 0x15b3;
+    made->hardware.pci[other->pci].device = 0x101d;
+}
+
+/* The same make, in another slot. */
+static void slower_and_farther(struct made *made)
+{
+    struct topo_nic *other = machine_nic(&made->hardware, "mlx5_9", 1, -1, 0, 0);
+
+    other->hca = "MT4129";
+    other->ports[0].rate_gbps = 200;
+    made->hardware.pci[other->pci].vendor = 0x15b3;
+    made->hardware.pci[other->pci].device = 0x1021;
+}
+
 static void half_lanes(struct made *made)
 {
     nic_pci(made, 2)->link_width = 8;
@@ -77,6 +101,34 @@ static void ipv6_only(struct made *made)
 {
     for (int i = 0; i < 4; i++)
         made->gids[i][3].kind = TOPO_GID_OTHER;
+}
+
+static void ipv6_only_and_told(struct made *made)
+{
+    ipv6_only(made);
+    made_env(made, "NVSHMEM_IB_ADDR_FAMILY=AF_INET6");
+    made_env(made, "NCCL_IB_ADDR_FAMILY=AF_INET6");
+}
+
+/* Without NVSHMEM its variable is nobody's. */
+static void ipv6_only_and_nccl_told(struct made *made)
+{
+    ipv6_only(made);
+    made->stack.nvshmem.host.state = ROOT_ABSENT;
+    made_env(made, "NCCL_IB_ADDR_FAMILY=AF_INET6");
+}
+
+static void ipv6_only_and_half_told(struct made *made)
+{
+    ipv6_only(made);
+    made->stack.nvshmem.home = "/opt/nvshmem";
+    made_env(made, "NCCL_IB_ADDR_FAMILY=AF_INET6");
+}
+
+static void ipv6_only_and_told_a_wrong_index(struct made *made)
+{
+    ipv6_only_and_told(made);
+    made_env(made, "NCCL_IB_GID_INDEX=0");
 }
 
 static void gids_hidden(struct made *made)
@@ -160,6 +212,60 @@ static void spare_port_of_a_card(struct made *made)
     made->hardware.pci[spare->pci].device = 0x1021;
 }
 
+/* All on one bus: nothing is on a switch with a GPU. */
+static void flat(struct made *made)
+{
+    for (int i = 0; i < 4; i++) {
+        gpu_pci(made, i)->parent = nic_pci(made, i)->parent = -1;
+        gpu_pci(made, i)->host_bridge = nic_pci(made, i)->host_bridge = 0;
+    }
+}
+
+static void unplugged(struct made *made, int i)
+{
+    nic(made, i)->role = TOPO_ROLE_DOWN;
+    nic(made, i)->ports[0].active = false;
+    nic(made, i)->ports[0].state = "DOWN";
+    nic(made, i)->ports[0].phys_state = "Disabled";
+}
+
+/* Two GPUs, a card with two ports and one cable. */
+static void workstation(struct made *made)
+{
+    flat(made);
+    unplugged(made, 1);
+    made->hardware.topo.n_gpus = made->hardware.topo.n_nics = 2;
+    nic_pci(made, 2)->vendor = nic_pci(made, 3)->vendor = 0;
+    made->map.n = 1;
+    snprintf(nic_pci(made, 1)->address, sizeof(made->hardware.pci[0].address), "%.11s1", nic_pci(made, 0)->address);
+}
+
+/* Two cards with two ports, and one cable that others have. */
+static void one_cable_of_four(struct made *made)
+{
+    flat(made);
+    unplugged(made, 1);
+    for (int i = 1; i < 4; i += 2)
+        snprintf(nic_pci(made, i)->address, sizeof(made->hardware.pci[0].address), "%.11s1",
+                 nic_pci(made, i - 1)->address);
+}
+
+static void one_gpu_and_no_cable(struct made *made)
+{
+    flat(made);
+    unplugged(made, 0);
+    made->hardware.topo.n_gpus = made->hardware.topo.n_nics = 1;
+    for (int i = 1; i < 4; i++)
+        nic_pci(made, i)->vendor = 0;
+    made->map.n = 0;
+}
+
+static void one_gpu_and_no_cable_for_nccl(struct made *made)
+{
+    one_gpu_and_no_cable(made);
+    made_env(made, "NCCL_IB_HCA=mlx5_0");
+}
+
 static void storage_far_away_down(struct made *made)
 {
     struct topo_nic *storage = machine_nic(&made->hardware, "mlx5_9", 1, -1, 0, 0);
@@ -194,17 +300,9 @@ static void half_as_many_nics(struct made *made)
     made->map.n = 0;
 }
 
-static void flat_bus(struct made *made)
-{
-    for (int i = 0; i < 4; i++) {
-        gpu_pci(made, i)->parent = nic_pci(made, i)->parent = -1;
-        gpu_pci(made, i)->host_bridge = nic_pci(made, i)->host_bridge = 0;
-    }
-}
-
 static void flat_bus_one_nic_missing(struct made *made)
 {
-    flat_bus(made);
+    flat(made);
     made->hardware.topo.n_nics = 3;
     nic_pci(made, 3)->vendor = 0;
     made->map.n = 3;
@@ -218,6 +316,37 @@ static void uverbs_denied(struct made *made)
 static void uverbs_absent(struct made *made)
 {
     made_state(made, "stats", "/dev/infiniband/uverbs1", "absent");
+}
+
+static void no_uverbs_in_a_container(struct made *made)
+{
+    made_state(made, "stats", "/dev/infiniband/uverbs0", "absent");
+    made_state(made, "stats", "/dev/infiniband/uverbs1", "absent");
+}
+
+static void no_uverbs_for_nccl(struct made *made)
+{
+    no_uverbs_in_a_container(made);
+    made_env(made, "NCCL_IB_HCA=mlx5_0");
+}
+
+static void no_uverbs_for_deepep(struct made *made)
+{
+    no_uverbs_in_a_container(made);
+    made->stack.deepep.imported = 0;
+}
+
+static void no_uverbs_for_nvshmem(struct made *made)
+{
+    no_uverbs_in_a_container(made);
+    made_env(made, "NVSHMEM_HCA_LIST=mlx5_0:1");
+}
+
+static void no_uverbs_and_sockets(struct made *made)
+{
+    no_uverbs_in_a_container(made);
+    made_env(made, "NCCL_IB_DISABLE=1");
+    made_env(made, "NCCL_NET=Socket");
 }
 
 static void uverbs_not_asked(struct made *made)
@@ -238,6 +367,8 @@ static const struct doctor_case rows[] = {
     CASE("slow-link", half_rate, FOUND, "mlx5_1:1: runs at 200"),
     CASE("slow-link", so_slow_that_it_looks_like_management, FOUND, "mlx5_1:1"),
     CASE("slow-link", management_far_from_gpus, OK, ""),
+    CASE("slow-link", slower_of_another_make, OK, ""),
+    CASE("slow-link", slower_and_farther, OK, ""),
     CASE("slow-link", half_lanes, FOUND, "mlx5_2"),
     CASE("slow-link", older_slots_that_suffice, OK, ""),
     CASE("slow-link", older_slots_that_do_not, FOUND, "16 GT/s"),
@@ -248,7 +379,12 @@ static const struct doctor_case rows[] = {
 
     CASE("gid", nothing, OK, ""),
     CASE("gid", no_ipv4, FOUND, "mlx5_3:1"),
-    CASE("gid", ipv6_only, FOUND, "IPv4"),
+    CASE("gid", ipv6_only, FOUND, "IPv6"),
+    CASE("gid", ipv6_only_and_told, OK, ""),
+    CASE("gid", ipv6_only_and_nccl_told, OK, ""),
+    CASE("gid", ipv6_only_and_half_told, FOUND, "IPv6"),
+    CASE("gid", ipv6_only_and_told_a_wrong_index, FOUND, "NCCL_IB_GID_INDEX=0"),
+    CASE("gid", slower_of_another_make, OK, ""),
     CASE("gid", gids_hidden, UNKNOWN, "Permission denied"),
     CASE("gid", index_3, OK, ""),
     CASE("gid", index_of_roce_1, FOUND, "NCCL_IB_GID_INDEX=2"),
@@ -266,11 +402,15 @@ static const struct doctor_case rows[] = {
     CASE("port-down", state_unreadable, UNKNOWN, "1 of 4 NICs"),
     CASE("port-down", all_states_unreadable, UNKNOWN, "4 of 4 NICs"),
     CASE("port-down", spare_port_of_a_card, OK, ""),
+    CASE("port-down", workstation, OK, ""),
+    CASE("port-down", one_cable_of_four, FOUND, "mlx5_1"),
+    CASE("port-down", one_gpu_and_no_cable, OK, ""),
+    CASE("port-down", one_gpu_and_no_cable_for_nccl, FOUND, "mlx5_0"),
     CASE("port-down", storage_far_away_down, OK, ""),
     CASE("port-down", one_nic_missing, FOUND, "GPU 3 has 1 NIC"),
     CASE("port-down", function_without_rdma, FOUND, "no RDMA device"),
     CASE("port-down", half_as_many_nics, OK, ""),
-    CASE("port-down", flat_bus, OK, ""),
+    CASE("port-down", flat, OK, ""),
     CASE("port-down", flat_bus_one_nic_missing, FOUND, "3 NICs for 4 GPUs"),
     CASE("port-down", so_slow_that_it_looks_like_management, OK, ""),
 
@@ -281,6 +421,11 @@ static const struct doctor_case rows[] = {
     CASE("nic-access", nothing, OK, ""),
     CASE("nic-access", uverbs_denied, FOUND, "uverbs1 is not accessible"),
     CASE("nic-access", uverbs_absent, FOUND, "uverbs1 is not there"),
+    CASE("nic-access", no_uverbs_in_a_container, ABSENT, "nothing asks"),
+    CASE("nic-access", no_uverbs_and_sockets, ABSENT, "nothing asks"),
+    CASE("nic-access", no_uverbs_for_nccl, FOUND, "uverbs0 is not there"),
+    CASE("nic-access", no_uverbs_for_deepep, FOUND, "uverbs0 is not there"),
+    CASE("nic-access", no_uverbs_for_nvshmem, FOUND, "uverbs0 is not there"),
     CASE("nic-access", uverbs_not_asked, UNKNOWN, "snapshot"),
     CASE("nic-access", no_uverbs, FOUND, "mlx5_2 has no uverbs"),
 };

@@ -169,6 +169,8 @@ static void test_severity_is_earned(void **state)
     assert_severity("shm", "shm_512_mib", DOCTOR_WARNING);
     assert_severity("gid", "no_ipv4", DOCTOR_ERROR);
     assert_severity("gid", "ipv6_only", DOCTOR_WARNING);
+    assert_severity("port-down", "down", DOCTOR_ERROR);
+    assert_severity("port-down", "one_cable_of_four", DOCTOR_WARNING);
     assert_severity("slow-link", "half_rate", DOCTOR_ERROR);
     assert_severity("slow-link", "narrow_gpu", DOCTOR_WARNING);
     assert_severity("visible-devices", "permuted_with_mapping", DOCTOR_WARNING);
