@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* checks_driver.c - the NVIDIA driver, the modules beside it, and what the GPUs report of themselves. */
 #include "doctor/checks.h"
+#include "doctor/driver_fix.h"
 #include "doctor/look.h"
 
 #include <stdlib.h>
@@ -105,19 +106,14 @@ static void run_driver_option(const struct doctor_machine *machine, struct docto
         (*option->overruled && same_number(*option->live ? option->live : "0", option->configured))) {
         doctor_found(machine, result, DOCTOR_ERROR,
                      "PeerMappingOverride is configured, but a later line of modprobe.d replaces it");
-        doctor_advise(machine, result,
-                      "Keep one line with NVreg_RegistryDwords, with everything in it divided by ';'. Then "
-                      "sudo update-initramfs -u and a reboot.");
+        driver_fix_peer_mapping(machine, result);
         say_option(machine, result);
         return;
     }
     doctor_found(machine, result, DOCTOR_ERROR,
                  "PeerMappingOverride=%s is configured, but the loaded driver does not have it", option->configured);
     say_option(machine, result);
-    doctor_fix(machine, result, false, "sudo update-initramfs -u\nsudo reboot");
-    doctor_advise(machine, result,
-                  "The driver reads its options when it is loaded, which is from the initramfs: without "
-                  "update-initramfs even a reboot does not bring them.");
+    driver_fix_reload(machine, result);
 }
 
 const struct doctor_check check_driver_option = {
@@ -128,7 +124,7 @@ const struct doctor_check check_driver_option = {
     .symptom = "IBGDA falls back to the CPU as NIC handler although the option for it is configured.",
     .cause = "An option of modprobe.d takes effect when the module is loaded: from the initramfs, at the next start. "
              "Of several lines with NVreg_RegistryDwords only the last counts.",
-    .remedy = "Keep one line, run update-initramfs -u, and reboot.",
+    .remedy = "Keep one line, build the initramfs anew (update-initramfs -u, dracut --force), and reboot.",
     .links = (const char *const[]){"/etc/modprobe.d", PARAMS, NULL},
     .run = run_driver_option,
 };
@@ -138,21 +134,52 @@ const struct doctor_check check_driver_option = {
 #define KERNEL_NEEDS_DOCA_321 "6.14"
 #define DOCA_FOR_614 "3.2.1"
 
-/* Have the modules of DOCA-OFED been built for the running kernel? */
-static enum root_state built_modules(const struct doctor_machine *machine, const char *release)
+/*
+ * Does modules.dep name an mlx5_core that is not the kernel's own? DKMS puts modules below updates/dkms, DOCA's built
+ * packages below updates, extra or weak-updates; the kernel's own are below kernel.
+ */
+static bool names_foreign_module(const char *dep)
 {
-    struct root_names names = root_list(machine->root, "/lib/modules/%s/updates/dkms", release);
+    for (const char *at = strstr(dep, "/mlx5_core.ko"); at; at = strstr(at + 1, "/mlx5_core.ko")) {
+        const char *line = at;
 
+        while (line > dep && line[-1] != '\n')
+            line--;
+        /* Behind ':' stand the modules that another one needs. */
+        if (!memchr(line, ':', (size_t)(at - line)) && strncmp(line, "kernel/", 7) != 0)
+            return true;
+    }
+    return false;
+}
+
+/* Are the modules of DOCA-OFED there for the running kernel? ROOT_OK, ROOT_ABSENT, or why that cannot be seen. */
+static struct root_text built_modules(const struct doctor_machine *machine, const char *release)
+{
+    struct root *root = machine->root;
+    struct root_text loaded = root_line(root, "/sys/module/mlx5_core/version"), dep;
+    struct root_names names;
+
+    /* OFED's modules tell a version of their own; those of a kernel of today none, of some distributions its release.
+     */
+    if (loaded.state == ROOT_OK && *loaded.text && strcmp(loaded.text, release) != 0)
+        return loaded;
+    names = root_list(root, "/lib/modules/%s/updates/dkms", release);
     for (size_t i = 0; i < names.n; i++)
         if (strncmp(names.names[i], "mlx5_core.ko", 12) == 0)
-            return ROOT_OK;
-    return names.state == ROOT_OK ? ROOT_ABSENT : names.state;
+            return (struct root_text){.state = ROOT_OK, .text = names.names[i]};
+    dep = root_read(root, "/lib/modules/%s/modules.dep", release);
+    if (dep.state == ROOT_OK && !names_foreign_module(dep.text))
+        dep.state = ROOT_ABSENT;
+    else if (dep.state == ROOT_ABSENT && root_list(root, "/lib/modules/%s", release).state != ROOT_OK)
+        dep = (struct root_text){
+            .state = ROOT_FAILED, .text = "", .why = "the modules of the running kernel are not in this file system"};
+    return dep;
 }
 
 static void run_doca_kernel(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct stack_driver *driver = &machine->stack->driver;
-    enum root_state built;
+    struct root_text built;
 
     if (!*driver->doca) {
         doctor_not_here(machine, result, "DOCA-OFED is not installed");
@@ -166,14 +193,19 @@ static void run_doca_kernel(const struct doctor_machine *machine, struct doctor_
         libs_version_compare(driver->doca, DOCA_FOR_614) >= 0)
         return;
     built = built_modules(machine, driver->kernel);
-    if (built == ROOT_OK)
+    if (built.state == ROOT_OK)
         return;
+    if (built.state != ROOT_ABSENT) {
+        doctor_cannot_tell(machine, result, "whether DOCA %s was built for kernel %s: %s", driver->doca, driver->kernel,
+                           look_why(built.state, built.why));
+        return;
+    }
     doctor_found(machine, result, DOCTOR_ERROR, "DOCA %s does not build for kernel %s: that takes DOCA %s or later",
                  driver->doca, driver->kernel, DOCA_FOR_614);
     doctor_evidence(machine, result, "/proc/sys/kernel/osrelease", "%s", driver->kernel);
-    doctor_evidence(machine, result, "/var/lib/dpkg/status", "DOCA %s", driver->doca);
-    doctor_evidence(machine, result, root_printf(machine->root, "/lib/modules/%s/updates/dkms", driver->kernel),
-                    "no mlx5_core.ko: %s", look_why(built, NULL));
+    doctor_evidence(machine, result, "DOCA-OFED", "%s is installed", driver->doca);
+    doctor_evidence(machine, result, root_printf(machine->root, "/lib/modules/%s", driver->kernel),
+                    "no mlx5_core.ko but the kernel's own");
     doctor_advise(machine, result,
                   "Install DOCA-OFED %s or later from its repository for this distribution, or start an older kernel.",
                   DOCA_FOR_614);
@@ -187,7 +219,7 @@ const struct doctor_check check_doca_kernel = {
     .symptom = "The DKMS build of mlnx-ofed-kernel fails in en_accel/ipsec.c; NICs run with the kernel's own modules.",
     .cause = "Linux 6.14 changed interfaces that DOCA-OFED before 3.2.1 uses, so its modules do not compile.",
     .remedy = "Install DOCA-OFED 3.2.1 or later.",
-    .links = (const char *const[]){"/lib/modules/<release>/updates/dkms", NULL},
+    .links = (const char *const[]){"/lib/modules/<release>/modules.dep", "/sys/module/mlx5_core/version", NULL},
     .run = run_doca_kernel,
 };
 
@@ -331,10 +363,7 @@ static void run_iommu_gb200(const struct doctor_machine *machine, struct doctor_
             doctor_found(machine, result, DOCTOR_ERROR,
                          "the kernel was started with %s, which these GPUs do not work with", bad[i]);
             doctor_evidence(machine, result, "/proc/cmdline", "%s", word);
-            doctor_advise(machine, result,
-                          "Take %s out of GRUB_CMDLINE_LINUX in /etc/default/grub (and in /etc/default/grub.d), then "
-                          "sudo update-grub and reboot.",
-                          bad[i]);
+            doctor_advise(machine, result, "%s", os_kernel_argument(machine->root, &machine->stack->os, false, bad[i]));
             return;
         }
 }

@@ -59,12 +59,13 @@ static size_t list_files(struct root *root, struct conf_file *ret_files)
 
 /* One more line with RegistryDwords: the parameter is one text, so it replaces what earlier ones said, all of it. */
 static void note_dwords(struct root *root, struct stack_option *option, const struct parse_option *line,
-                        const char *file)
+                        const char *file, struct piece *last)
 {
     struct piece value;
 
     if (!piece_is(line->name, "NVreg_RegistryDwords"))
         return;
+    *last = line->value;
     if (*option->configured) {
         option->overruled = option->configured;
         option->overruled_in = option->configured_in;
@@ -73,8 +74,10 @@ static void note_dwords(struct root *root, struct stack_option *option, const st
     option->configured_in = file;
 }
 
-static void read_configured(struct root *root, struct stack_option *option)
+static void read_configured(struct root *root, struct stack_driver *driver)
 {
+    struct stack_option *option = &driver->peer_mapping_override;
+    struct piece last = {.text = NULL};
     struct conf_file *files = calloc(MAX_FILES, sizeof(*files));
     size_t n = files ? list_files(root, files) : 0;
     struct parse_option line;
@@ -85,11 +88,12 @@ static void read_configured(struct root *root, struct stack_option *option)
         struct parse_modprobe state = {.at = root_read(root, "%s", path).text};
 
         while (parse_modprobe_next(&state, "nvidia", &line))
-            note_dwords(root, option, &line, path);
+            note_dwords(root, option, &line, path, &last);
     }
     /* What the kernel command line says, modprobe puts behind what files say. */
     while (parse_cmdline_next(&at, "nvidia", &line))
-        note_dwords(root, option, &line, "/proc/cmdline");
+        note_dwords(root, option, &line, "/proc/cmdline", &last);
+    driver->dwords_with_override = last.text ? parse_dwords_with(root, last, "PeerMappingOverride=1") : "";
     free(files);
 }
 
@@ -120,8 +124,11 @@ static const char *upstream_version(struct root *root, struct piece version)
     return piece_keep(root, version);
 }
 
-/* Packages that bring the kernel module: its source for DKMS, it itself for one kernel, or both of them along. */
-static bool brings_driver(struct root *root, const struct parse_package *package, const char *kernel)
+/*
+ * Packages that bring the kernel module or its source, in the version of the driver. Ubuntu's signed modules
+ * (linux-modules-nvidia-580-open-6.8.0-87-generic) are none of them: their version is that of the kernel.
+ */
+static bool brings_driver(const struct parse_package *package)
 {
     static const char *const prefixes[] = {"nvidia-dkms-", "nvidia-kernel-source-", "nvidia-driver-"};
 
@@ -135,10 +142,7 @@ static bool brings_driver(struct root *root, const struct parse_package *package
             strchr("0123456789", package->name.text[n]))
             return true;
     }
-    if (piece_is(package->name, "nvidia-dkms") || piece_is(package->name, "nvidia-open"))
-        return true;
-    return piece_begins(package->name, "linux-modules-nvidia-") && *kernel &&
-           strstr(piece_keep(root, package->name), kernel);
+    return piece_is(package->name, "nvidia-dkms") || piece_is(package->name, "nvidia-open");
 }
 
 /* By DKMS's book-keeping, /var/lib/dkms/nvidia/<version>/<kernel>, or by the package. */
@@ -156,7 +160,7 @@ static const char *installed_driver(struct root *root, const char *kernel)
     if (*newest)
         return newest;
     while (parse_package_next(&at, &package))
-        if (brings_driver(root, &package, kernel))
+        if (brings_driver(&package))
             return upstream_version(root, package.version);
     return "";
 }
@@ -260,6 +264,29 @@ static enum root_state module_state(struct root *root, const char *name)
     return root_stat(root, "/sys/module/%s", name).state;
 }
 
+/*
+ * What lets NICs into GPU memory without dma-buf, ROOT_OK if any is there: nvidia_peermem of the driver, nv_peer_mem of
+ * Mellanox before it, efa_nv_peermem of Amazon, or whoever else has registered with ib_core of OFED, which shows its
+ * clients in /sys/kernel/mm/memory_peers (ib_peer_mem.h).
+ */
+static enum root_state peermem_state(struct root *root)
+{
+    static const char *const modules[] = {"nvidia_peermem", "nv_peer_mem", "efa_nv_peermem"};
+    struct root_names clients = root_list(root, "/sys/kernel/mm/memory_peers");
+    enum root_state state = ROOT_ABSENT;
+
+    if (clients.state == ROOT_OK && clients.n > 0)
+        return ROOT_OK;
+    for (size_t i = 0; i < COUNT(modules); i++) {
+        enum root_state module = module_state(root, modules[i]);
+
+        if (module == ROOT_OK)
+            return ROOT_OK;
+        state = state == ROOT_ABSENT ? module : state;
+    }
+    return state;
+}
+
 void stack_read_driver(struct root *root, const struct topo *topo, struct stack_driver *driver)
 {
     struct root_text version = root_line(root, VERSION);
@@ -271,9 +298,9 @@ void stack_read_driver(struct root *root, const struct topo *topo, struct stack_
     driver->module_version = root_line(root, "/sys/module/nvidia/version").text;
     driver->installed_version = installed_driver(root, driver->kernel);
     driver->peer_mapping_override = nothing;
-    read_configured(root, &driver->peer_mapping_override);
+    read_configured(root, driver);
     read_live(root, &driver->peer_mapping_override);
-    driver->peermem = module_state(root, "nvidia_peermem");
+    driver->peermem = peermem_state(root);
     driver->gdrdrv = module_state(root, "gdrdrv");
     driver->doca = doca_version(root);
     judge_dmabuf(root, topo, driver);

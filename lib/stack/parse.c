@@ -2,6 +2,7 @@
 /* parse.c - modprobe.d, the kernel command line, dpkg's status, and other lines of a machine. */
 #include "stack/parse.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #define KEEP_MAX 4096
@@ -160,28 +161,51 @@ bool parse_cmdline_next(const char **at, const char *module, struct parse_option
     }
 }
 
+/* Takes the next entry, up to ';', off the front. Without '=' in it, `ret_name` is all of it. */
+static struct piece take_dword(struct piece *dwords, struct piece *ret_name)
+{
+    const char *end = memchr(dwords->text, ';', dwords->n), *equals;
+    struct piece entry = {.text = dwords->text, .n = end ? (size_t)(end - dwords->text) : dwords->n};
+
+    dwords->text += entry.n + (end ? 1 : 0);
+    dwords->n -= entry.n + (end ? 1 : 0);
+    equals = memchr(entry.text, '=', entry.n);
+    *ret_name = trim((struct piece){.text = entry.text, .n = equals ? (size_t)(equals - entry.text) : entry.n});
+    return equals ? trim((struct piece){.text = equals + 1, .n = entry.n - (size_t)(equals - entry.text) - 1})
+                  : (struct piece){.text = NULL};
+}
+
 bool parse_dword(struct piece dwords, const char *key, struct piece *ret_value)
 {
     bool found = false;
 
     while (dwords.n) {
-        const char *end = memchr(dwords.text, ';', dwords.n);
-        struct piece entry = {.text = dwords.text, .n = end ? (size_t)(end - dwords.text) : dwords.n};
-        const char *equals = memchr(entry.text, '=', entry.n);
+        struct piece name, value = take_dword(&dwords, &name);
 
-        if (equals) {
-            struct piece name = trim((struct piece){.text = entry.text, .n = (size_t)(equals - entry.text)});
-
-            /* The driver takes them in turn: the last one of a name stays. */
-            if (piece_is(name, key)) {
-                *ret_value = trim((struct piece){.text = equals + 1, .n = entry.n - (size_t)(equals - entry.text) - 1});
-                found = true;
-            }
+        /* The driver takes them in turn: the last one of a name stays. */
+        if (value.text && piece_is(name, key)) {
+            *ret_value = value;
+            found = true;
         }
-        dwords.text += entry.n + (end ? 1 : 0);
-        dwords.n -= entry.n + (end ? 1 : 0);
     }
     return found;
+}
+
+const char *parse_dwords_with(struct root *root, struct piece dwords, const char *setting)
+{
+    const char *key = root_printf(root, "%.*s", (int)strcspn(setting, "="), setting);
+    char merged[4096];
+    size_t used = 0;
+
+    while (dwords.n) {
+        struct piece name, value = take_dword(&dwords, &name);
+
+        /* What does not fit is no option that a kernel takes: the whole line may have 4 KiB. */
+        if (value.text && !piece_is(name, key) && name.n + value.n + 2 < sizeof(merged) - used)
+            used += (size_t)snprintf(merged + used, sizeof(merged) - used, "%.*s=%.*s;", (int)name.n, name.text,
+                                     (int)value.n, value.text);
+    }
+    return root_printf(root, "%s%s;", piece_keep(root, (struct piece){.text = merged, .n = used}), setting);
 }
 
 /* --- dpkg --- */

@@ -38,6 +38,9 @@ bool parse_cmdline_next(const char **at, const char *module, struct parse_option
 /* The value of a key in "Key=1;Other=0x2", as the NVIDIA driver reads RegistryDwords; false: not in it. */
 bool parse_dword(struct piece dwords, const char *key, struct piece *ret_value);
 
+/* The same keys with `setting` ("Key=1") in place of what they say of its key; each with ';' behind it. */
+const char *parse_dwords_with(struct root *root, struct piece dwords, const char *setting);
+
 /* --- dpkg's status file --- */
 
 struct parse_package {

@@ -28,8 +28,9 @@ struct stack_driver {
     const char *module_version;                /* /sys/module/nvidia/version */
     const char *installed_version;             /* of the module file or package for the running kernel */
     struct stack_option peer_mapping_override; /* RegistryDwords: PeerMappingOverride */
-    enum root_state peermem;                   /* module nvidia_peermem: ROOT_OK loaded */
-    enum root_state dmabuf; /* GPU memory as dma-buf: kernel, driver and GPU can; ROOT_ABSENT: cannot */
+    const char *dwords_with_override; /* RegistryDwords of the line that wins, with PeerMappingOverride=1; "" no line */
+    enum root_state peermem;          /* nvidia_peermem or its like: ROOT_OK loaded */
+    enum root_state dmabuf;           /* GPU memory as dma-buf: kernel, driver and GPU can; ROOT_ABSENT: cannot */
     const char *dmabuf_why;
     enum root_state gdrdrv;
     const char *kernel; /* release of the running one */

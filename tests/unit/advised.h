@@ -40,6 +40,7 @@ static inline void advised_software(struct stack *stack)
                                           .module_version = "",
                                           .installed_version = "",
                                           .peer_mapping_override = option,
+                                          .dwords_with_override = "",
                                           .peermem = ROOT_OK,
                                           .dmabuf = ROOT_OK,
                                           .dmabuf_why = "",

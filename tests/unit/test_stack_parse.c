@@ -2,6 +2,7 @@
 /* The texts that a machine keeps about its software, taken apart. */
 #include "stack/libs_search.h"
 #include "stack/parse.h"
+#include "world.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -98,6 +99,28 @@ static void dwords(void **state)
     assert_false(parse_dword(all_of("XPeerMappingOverride=1;PeerMappingOverrideX=1"), "PeerMappingOverride", &value));
     assert_false(parse_dword(all_of(";;=;A"), "A", &value));
     assert_false(parse_dword(all_of(""), "A", &value));
+}
+
+/* A setting goes into a line with others without touching them. */
+static void dwords_merged(void **state)
+{
+    struct world world;
+    struct root *root;
+    char many[9000];
+    const char *merged;
+
+    (void)state;
+    world_init(&world);
+    root = world_open(&world);
+    assert_string_equal(parse_dwords_with(root, all_of(""), "A=1"), "A=1;");
+    assert_string_equal(parse_dwords_with(root, all_of("RMx=0x0"), "A=1"), "RMx=0x0;A=1;");
+    assert_string_equal(parse_dwords_with(root, all_of("A=0; RMx = 0x0;;noise;AA=2;A=3;"), "A=1"), "RMx=0x0;AA=2;A=1;");
+    for (size_t i = 0; i < sizeof(many); i++)
+        many[i] = "k=v;"[i % 4];
+    merged = parse_dwords_with(root, (struct piece){.text = many, .n = sizeof(many)}, "A=1");
+    assert_in_range(strlen(merged), 1000, 4200);
+    assert_string_equal(merged + strlen(merged) - 4, "A=1;");
+    world_done(&world);
 }
 
 /* --- dpkg --- */
@@ -253,11 +276,11 @@ static void hashes(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(modprobe),         cmocka_unit_test(names_of_modules), cmocka_unit_test(command_line),
-        cmocka_unit_test(dwords),           cmocka_unit_test(packages),         cmocka_unit_test(fields),
-        cmocka_unit_test(versions),         cmocka_unit_test(conf_lines),       cmocka_unit_test(mapping),
-        cmocka_unit_test(stolen_decorator), cmocka_unit_test(only_named),       cmocka_unit_test(calls),
-        cmocka_unit_test(hashes),
+        cmocka_unit_test(modprobe), cmocka_unit_test(names_of_modules), cmocka_unit_test(command_line),
+        cmocka_unit_test(dwords),   cmocka_unit_test(dwords_merged),    cmocka_unit_test(packages),
+        cmocka_unit_test(fields),   cmocka_unit_test(versions),         cmocka_unit_test(conf_lines),
+        cmocka_unit_test(mapping),  cmocka_unit_test(stolen_decorator), cmocka_unit_test(only_named),
+        cmocka_unit_test(calls),    cmocka_unit_test(hashes),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -54,6 +54,47 @@ static void driver(void **state)
     done(&world, stack);
 }
 
+static void assert_peermem(const char *file, enum root_state expected)
+{
+    struct world world;
+    struct stack *stack;
+
+    world_init(&world);
+    tree_put(&world.tree, file, "1\n");
+    stack = read_stack(&world);
+    assert_int_equal(stack->driver.peermem, expected);
+    done(&world, stack);
+}
+
+/* The driver's module, and others that do the same. */
+static void peermem_of_any_kind(void **state)
+{
+    (void)state;
+    assert_peermem("/sys/module/nvidia_peermem/initstate", ROOT_OK);
+    assert_peermem("/sys/module/nv_peer_mem/initstate", ROOT_OK);
+    assert_peermem("/sys/module/efa_nv_peermem/initstate", ROOT_OK);
+    assert_peermem("/sys/kernel/mm/memory_peers/nv_mem/version", ROOT_OK);
+    assert_peermem("/sys/module/nvidia/initstate", ROOT_ABSENT);
+}
+
+/* Ubuntu's signed modules have the version of the kernel, whichever driver is in them. */
+static void driver_of_signed_modules(void **state)
+{
+    struct world world;
+    struct stack *stack;
+
+    (void)state;
+    world_init(&world);
+    tree_put(&world.tree, "/proc/driver/nvidia/version", OPEN_DRIVER);
+    tree_put(&world.tree, "/proc/sys/kernel/osrelease", "6.8.0-87-generic\n");
+    tree_put(&world.tree, "/var/lib/dpkg/status",
+             "Package: linux-modules-nvidia-580-server-open-6.8.0-87-generic\nStatus: install ok installed\n"
+             "Version: 6.8.0-1041.46+1\n\n");
+    stack = read_stack(&world);
+    assert_string_equal(stack->driver.installed_version, "");
+    done(&world, stack);
+}
+
 /* DKMS says which version is built for the running kernel; that of another kernel does not count. */
 static void driver_of_dkms(void **state)
 {
@@ -148,6 +189,7 @@ static void option_that_wins(void **state)
     assert_string_equal(option->overruled, "1");
     assert_string_equal(option->overruled_in, "/etc/modprobe.d/b.conf");
     assert_string_equal(option->live, "0x1");
+    assert_string_equal(stack->driver.dwords_with_override, "RMOther=1;PeerMappingOverride=1;");
     done(&world, stack);
 }
 
@@ -588,6 +630,8 @@ int main(void)
         cmocka_unit_test(systems),
         cmocka_unit_test(containers),
         cmocka_unit_test(driver),
+        cmocka_unit_test(peermem_of_any_kind),
+        cmocka_unit_test(driver_of_signed_modules),
         cmocka_unit_test(driver_of_dkms),
         cmocka_unit_test(doca_of_repository),
         cmocka_unit_test(no_dmabuf),

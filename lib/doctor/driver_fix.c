@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "doctor/driver_fix.h"
+
+#include "doctor/shell.h"
+
+#include <string.h>
+
+#define MODPROBE_D "/etc/modprobe.d/"
+#define OPTIONS(dwords) "options nvidia NVreg_EnableStreamMemOPs=1 NVreg_RegistryDwords=\"" dwords "\""
+
+/* What makes the driver read its options again, as a sentence. */
+static const char *reload_words(const struct doctor_machine *machine)
+{
+    const struct os *os = &machine->stack->os;
+
+    if (os->in_container)
+        return "On the node, not in this container: build the initramfs anew (update-initramfs -u, on RHEL dracut "
+               "--force) and reboot.";
+    if (os->family == OS_COS)
+        return "Container-Optimized OS forgets /etc/modprobe.d at a restart: options go to the installer of the "
+               "driver, by --module-arg nvidia.<option>=<value> (cos-extensions install gpu).";
+    if (*os_initramfs(os))
+        return root_printf(machine->root,
+                           "The driver reads its options when it is loaded, which is from the initramfs: without %s "
+                           "even a reboot does not bring them.",
+                           os_initramfs(os));
+    return "The driver reads its options when it is loaded: build the initramfs anew if this system has one, and "
+           "reboot.";
+}
+
+void driver_fix_reload(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const char *initramfs = os_initramfs(&machine->stack->os);
+
+    if (*initramfs)
+        doctor_fix(machine, result, false, "%s\nsudo reboot", initramfs);
+    doctor_advise(machine, result, "%s", reload_words(machine));
+}
+
+/* A line that wins is there: it is the one to change, since another one would replace it or be replaced by it. */
+static void merge(const struct doctor_machine *machine, struct doctor_result *result, const char *file)
+{
+    struct root *root = machine->root;
+    const struct os *os = &machine->stack->os;
+    const char *merged = machine->stack->driver.dwords_with_override, *initramfs = os_initramfs(os);
+    const char *base = strrchr(file, '/') + 1;
+
+    if (*initramfs && strncmp(file, MODPROBE_D, strlen(MODPROBE_D)) == 0)
+        doctor_fix(machine, result, false, "sudoedit %s\n%s\nsudo reboot", shell_word(root, file), initramfs);
+    else if (*initramfs)
+        /* The file is a package's; one of its name in /etc/modprobe.d takes its place (modprobe.d(5)). */
+        doctor_fix(machine, result, false, "sudo cp %s " MODPROBE_D "\nsudoedit %s\n%s\nsudo reboot",
+                   shell_word(root, file), shell_word(root, root_printf(root, MODPROBE_D "%s", base)), initramfs);
+    doctor_advise(machine, result,
+                  "Of several lines with NVreg_RegistryDwords only the last counts, which is that of %s: it has to say "
+                  "NVreg_RegistryDwords=\"%s\". %s",
+                  file, merged, reload_words(machine));
+}
+
+void driver_fix_peer_mapping(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct stack_driver *driver = &machine->stack->driver;
+    const struct os *os = &machine->stack->os;
+    const char *file = driver->peer_mapping_override.configured_in, *initramfs = os_initramfs(os);
+
+    if (strcmp(file, "/proc/cmdline") == 0) {
+        doctor_advise(machine, result, "NVreg_RegistryDwords comes from the kernel's command line. %s",
+                      os_kernel_argument(machine->root, os, true,
+                                         root_printf(machine->root, "nvidia.NVreg_RegistryDwords=\"%s\"",
+                                                     driver->dwords_with_override)));
+    } else if (*file == '/') {
+        merge(machine, result, file);
+    } else if (*initramfs) {
+        doctor_fix(machine, result, false,
+                   "echo '" OPTIONS("PeerMappingOverride=1;") "' | sudo tee " MODPROBE_D
+                                                              "nvidia-ibgda.conf\n%s\nsudo reboot",
+                   initramfs);
+        doctor_advise(machine, result, "%s", reload_words(machine));
+    } else if (os->family == OS_COS && !os->in_container) {
+        doctor_fix(machine, result, false,
+                   "sudo cos-extensions install gpu -- --module-arg nvidia.NVreg_EnableStreamMemOPs=1 --module-arg "
+                   "'nvidia.NVreg_RegistryDwords=\"PeerMappingOverride=1;\"'");
+        doctor_advise(machine, result, "%s", reload_words(machine));
+    } else {
+        doctor_advise(machine, result, "The driver needs the line %s in a file of /etc/modprobe.d. %s",
+                      OPTIONS("PeerMappingOverride=1;"), reload_words(machine));
+    }
+}
