@@ -16,12 +16,16 @@
 struct xids {
     char address[32]; /* "0000:0f:00" */
     int number, n;
-    const char *first;
+    const char *first; /* the line from "NVRM:" on */
+    const char *time;  /* of that line, with blank behind it; "" where the log does not say it */
 };
+
+#define XID_RECOVERY 154 /* "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)" */
 
 /*
  * NVIDIA's Xid catalogue. Errors that a program makes (an access out of bounds, a kill) are no business of the machine,
- * and 63 and 94 are recoveries that worked: what remains of them, a reset that is due, NVML knows.
+ * and 63 and 94 are recoveries that worked: what remains of them, a reset that is due, NVML knows. 154 comes with
+ * another one, and says what the driver wants done about it.
  */
 static bool is_of_program(int number)
 {
@@ -35,7 +39,7 @@ static bool is_of_program(int number)
 
 static bool is_recovered(int number)
 {
-    return number == 63 || number == 94;
+    return number == 63 || number == 94 || number == XID_RECOVERY;
 }
 
 static const char *xid_text(int number)
@@ -57,6 +61,8 @@ static const char *xid_text(int number)
         return "contained memory error";
     case 95:
         return "uncontained memory error";
+    case XID_RECOVERY:
+        return "the driver waits for a recovery of the GPU";
     case 119:
     case 120:
         return "the GPU's own processor (GSP) does not answer";
@@ -90,6 +96,58 @@ static bool parse_xid(const char *at, struct xids *ret_xid)
     return true;
 }
 
+/* What the driver wants done by an Xid 154: what stands in the parentheses behind " to 0x1". NULL: no such line. */
+static const char *recovery_action(const char *line, size_t *ret_length)
+{
+    size_t n = strcspn(line, "\n");
+    const char *to = memmem(line, n, " to 0x", 6), *open, *close;
+
+    open = to ? memchr(to, '(', n - (size_t)(to - line)) : NULL;
+    close = open ? memchr(open, ')', n - (size_t)(open - line)) : NULL;
+    if (!close)
+        return NULL;
+    *ret_length = (size_t)(close - open) - 1;
+    return open + 1;
+}
+
+static bool has_ended(const char *line)
+{
+    size_t n;
+    const char *action = recovery_action(line, &n);
+
+    return action && n == 4 && memcmp(action, "None", 4) == 0;
+}
+
+/* Forgets the Xids of a GPU that has recovered; returns how many kinds are left. */
+static int forget_xids(struct xids *kinds, int n, const char *address)
+{
+    int left = 0;
+
+    for (int k = 0; k < n; k++)
+        if (strcmp(kinds[k].address, address) != 0)
+            kinds[left++] = kinds[k];
+    return left;
+}
+
+/* The time in front of a line: "[  12.345678]", RFC 3339, or "Nov 21 12:00:00"; the name of a host is behind it. */
+static const char *line_time(struct root *root, const char *log, const char *at)
+{
+    const char *line = at;
+    size_t n, length;
+
+    while (line > log && line[-1] != '\n')
+        line--;
+    n = (size_t)(at - line);
+    length = strcspn(line, " ");
+    if (n > 2 && *line == '[' && memchr(line, ']', n))
+        length = (size_t)((const char *)memchr(line, ']', n) - line) + 1;
+    else if (n > 16 && line[3] == ' ' && line[9] == ':' && line[12] == ':' && line[15] == ' ')
+        length = 15;
+    else if (length < 19 || line[10] != 'T')
+        length = 0;
+    return length > 0 && length < n && length < 48 ? root_printf(root, "%.*s ", (int)length, line) : "";
+}
+
 /* Counts Xids by GPU and number; returns how many kinds there are. */
 static int count_xids(const struct doctor_machine *machine, const char *log, struct xids *kinds)
 {
@@ -101,6 +159,10 @@ static int count_xids(const struct doctor_machine *machine, const char *log, str
 
         if (!parse_xid(at, &xid) || is_of_program(xid.number))
             continue;
+        if (xid.number == XID_RECOVERY && has_ended(at)) {
+            n = forget_xids(kinds, n, xid.address);
+            continue;
+        }
         for (k = 0; k < n; k++)
             if (kinds[k].number == xid.number && strcmp(kinds[k].address, xid.address) == 0)
                 break;
@@ -110,6 +172,7 @@ static int count_xids(const struct doctor_machine *machine, const char *log, str
             size_t length = strcspn(at, "\n");
 
             xid.first = root_printf(machine->root, "%.*s", (int)(length < 300 ? length : 300), at);
+            xid.time = line_time(machine->root, log, at);
             kinds[n++] = xid;
         }
     }
@@ -161,7 +224,8 @@ struct gpu_errors {
     int n, n_grave; /* kinds of errors */
     int first_gpu;  /* of the first grave one, or of the first */
     const char *first;
-    bool reset_helps;
+    bool in_log; /* one of them is a line of the kernel log */
+    bool reboot; /* the driver says that a reset does not suffice */
 };
 
 static void note_error(struct gpu_errors *errors, bool is_grave, int gpu, const char *what)
@@ -180,8 +244,13 @@ static void look_at_nvml(const struct doctor_machine *machine, struct doctor_res
         const struct topo_gpu *gpu = &machine->topo->gpus[i];
         const char *where = root_printf(machine->root, "GPU %d", i);
 
-        if (!gpu->answered)
+        if (!gpu->answered) {
+            if (machine->topo->nvml) {
+                note_error(errors, true, i, "it has a device file, and the driver does not answer for it");
+                doctor_evidence(machine, result, where, "NVML does not list it, as of a GPU off the bus");
+            }
             continue;
+        }
         if (gpu->ecc_uncorrected > 0) {
             note_error(errors, true, i, "uncorrected ECC errors");
             doctor_evidence(machine, result, where, "%lld uncorrected ECC errors since the driver was loaded",
@@ -193,7 +262,6 @@ static void look_at_nvml(const struct doctor_machine *machine, struct doctor_res
         }
         if (gpu->remap_pending > 0) {
             note_error(errors, false, i, "a remapped row of memory waits for a reset");
-            errors->reset_helps = true;
             doctor_evidence(machine, result, where, "a remapped row of memory waits for a reset of the GPU");
         }
     }
@@ -207,10 +275,15 @@ static void look_at_log(const struct doctor_machine *machine, struct doctor_resu
 
     for (int k = 0; k < n; k++) {
         int gpu = gpu_at(machine->topo, kinds[k].address);
+        size_t length = 0;
+        const char *action = kinds[k].number == XID_RECOVERY ? recovery_action(kinds[k].first, &length) : NULL;
+        const char *text = action ? root_printf(machine->root, "%.*s", (int)length, action) : xid_text(kinds[k].number);
 
+        errors->in_log = true;
+        errors->reboot = errors->reboot || (action && strstr(text, "Reboot"));
         note_error(errors, !is_recovered(kinds[k].number), gpu,
-                   root_printf(machine->root, "Xid %d (%s)", kinds[k].number, xid_text(kinds[k].number)));
-        doctor_evidence(machine, result, where, "%d x %s", kinds[k].n, kinds[k].first);
+                   root_printf(machine->root, "Xid %d (%s)", kinds[k].number, text));
+        doctor_evidence(machine, result, where, "%d x %s%s", kinds[k].n, kinds[k].time, kinds[k].first);
     }
 }
 
@@ -230,11 +303,16 @@ static void run_gpu_errors(const struct doctor_machine *machine, struct doctor_r
         gpu = errors.first_gpu >= 0 ? root_printf(machine->root, "GPU %d", errors.first_gpu) : "a GPU";
         doctor_found(machine, result, errors.n_grave ? DOCTOR_ERROR : DOCTOR_WARNING, "%s: %s%s", gpu, errors.first,
                      errors.n > 1 ? ", and more" : "");
-        if (errors.first_gpu >= 0)
+        if (errors.reboot)
+            doctor_fix(machine, result, false, "sudo reboot");
+        else if (errors.first_gpu >= 0)
             doctor_fix(machine, result, false, "sudo nvidia-smi --gpu-reset -i %d", errors.first_gpu);
         doctor_advise(machine, result,
                       "A reset ends every program on the GPU and on those that NVLink ties to it. If the error comes "
-                      "back after it, take the node out of service and have the board replaced.");
+                      "back after it, take the node out of service and have the board replaced.%s",
+                      errors.in_log ? " Lines of the kernel log stay until the next start, and this finding with them: "
+                                      "after a reset look for newer ones (sudo dmesg --ctime | grep Xid)."
+                                    : "");
         return;
     }
     if (log.state != ROOT_OK)
@@ -258,20 +336,36 @@ const struct doctor_check check_gpu_errors = {
 
 /* --- nvlink --- */
 
-/* Boards whose NVLinks lead to a bridge that may or may not be plugged: PCIe cards. */
-static bool is_bridged(const struct topo_gpu *gpu)
+/*
+ * Boards on which the NVLinks are soldered, so that all of them are to be up: SXM modules and the superchips of
+ * Blackwell, and whatever has a fabric or a switch. On all others (PCIe cards, A40, workstations, a single GH200) they
+ * lead to a bridge or a cable that may or may not be there.
+ */
+static bool is_soldered(const struct topo *topo, const struct topo_gpu *self)
 {
-    return strcasestr(gpu->name, "PCIe") || strstr(gpu->name, " NVL") || strstr(gpu->name, "RTX") ||
-           strstr(gpu->name, "Quadro");
+    static const char *const cards[] = {"PCIe", " NVL", "RTX", "Quadro", "GH200", NULL};
+    static const char *const boards[] = {"SXM", "HBM3", "H100", "H200", "H800", "H20", "B200", "B300", NULL};
+
+    for (int i = 0; cards[i]; i++)
+        if (strcasestr(self->name, cards[i]))
+            return false;
+    for (int i = 0; boards[i]; i++)
+        if (strstr(self->name, boards[i]))
+            return true;
+    for (int i = 0; i < topo->n_gpus; i++)
+        if (topo->gpus[i].answered && strcmp(topo->gpus[i].name, self->name) == 0 &&
+            (topo->gpus[i].fabric > TOPO_FABRIC_NONE || topo->gpus[i].nvlinks_switch > 0))
+            return true;
+    return false;
 }
 
-/* Links that a GPU should have up: all of its own; of a card those that a sister has. */
+/* Links that a GPU should have up: all of its own; where they need a bridge, those that a sister has. */
 static int links_due(const struct topo *topo, int gpu)
 {
     const struct topo_gpu *self = &topo->gpus[gpu];
     int due = 0;
 
-    if (!is_bridged(self))
+    if (is_soldered(topo, self))
         return self->nvlinks;
     for (int i = 0; i < topo->n_gpus; i++)
         if (strcmp(topo->gpus[i].name, self->name) == 0 && topo->gpus[i].nvlinks_up > due)
@@ -289,6 +383,8 @@ struct nvlink_count {
     int n_answered, n_linked; /* GPUs that tell; that have links */
     int n_down, first_down;   /* GPUs with links down */
     int n_dead;               /* with all of them down */
+    int n_due;                /* whose links are to be up */
+    bool without_bridge;      /* those with links down have none up, and may have no bridge */
     int n_starting, n_failed; /* by state of their fabric */
     int first_fabric;
 };
@@ -296,7 +392,7 @@ struct nvlink_count {
 static struct nvlink_count count_nvlinks(const struct doctor_machine *machine)
 {
     const struct topo *topo = machine->topo;
-    struct nvlink_count count = {.first_down = -1, .first_fabric = -1};
+    struct nvlink_count count = {.first_down = -1, .first_fabric = -1, .without_bridge = true};
 
     for (int i = 0; i < topo->n_gpus; i++) {
         const struct topo_gpu *gpu = &topo->gpus[i];
@@ -305,9 +401,11 @@ static struct nvlink_count count_nvlinks(const struct doctor_machine *machine)
             continue;
         count.n_answered++;
         count.n_linked += gpu->nvlinks > 0;
+        count.n_due += links_due(topo, i) > 0;
         if (gpu->nvlinks_up < links_due(topo, i)) {
             count.n_down++;
             count.n_dead += gpu->nvlinks_up == 0;
+            count.without_bridge = count.without_bridge && gpu->nvlinks_up == 0 && !is_soldered(topo, gpu);
             if (count.first_down < 0)
                 count.first_down = i;
         }
@@ -352,6 +450,10 @@ static void run_nvlink(const struct doctor_machine *machine, struct doctor_resul
                         count.n_linked ? "a single GPU, lent without its NVLinks" : "GPUs without NVLink");
         return;
     }
+    if (count.n_due == 0 && count.n_failed == 0 && count.n_starting == 0) {
+        doctor_not_here(machine, result, "GPUs whose NVLinks need a bridge, and there is none");
+        return;
+    }
     if (count.n_down == 0 && count.n_failed == 0 && count.n_starting == 0)
         return;
     if (count.n_failed || count.n_starting || (count.n_dead == count.n_linked && count.n_dead > 1)) {
@@ -365,6 +467,14 @@ static void run_nvlink(const struct doctor_machine *machine, struct doctor_resul
         doctor_advise(machine, result,
                       "nvidia-fabricmanager has to run, in the very version of the driver (in a virtual machine: on "
                       "the host). Restarting it ends programs that use the GPUs.");
+    } else if (count.without_bridge) {
+        doctor_found(machine, result, DOCTOR_WARNING,
+                     "no NVLink of GPU %d is up%s, and other GPUs of its kind have them", count.first_down,
+                     count.n_down > 1 ? ", nor of more GPUs" : "");
+        doctor_advise(machine, result,
+                      "The NVLinks of these GPUs lead to a bridge: look whether it is plugged between GPU %d and its "
+                      "neighbor, on both. Where there is meant to be none, this is as it has to be.",
+                      count.first_down);
     } else {
         doctor_found(machine, result, DOCTOR_ERROR, "%d of %d NVLinks of GPU %d are down%s",
                      links_due(machine->topo, count.first_down) - machine->topo->gpus[count.first_down].nvlinks_up,
