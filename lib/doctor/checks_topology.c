@@ -2,6 +2,7 @@
 /* checks_topology.c - how GPUs, NICs and processors reach each other, and which GPU a process means. */
 #include "doctor/checks.h"
 #include "doctor/look.h"
+#include "doctor/shell.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -254,6 +255,20 @@ static bool is_bare(const struct doctor_machine *machine, struct doctor_result *
     return false;
 }
 
+/* Two devices that exchange data directly: what the IOMMU and ACS do to a lone GPU does not matter. */
+static bool has_peers(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct topo *topo = machine->topo;
+
+    if (topo->n_gpus >= 2)
+        return true;
+    for (int i = 0; i < topo->n_nics; i++)
+        if (look_is_data_nic(topo, i))
+            return true;
+    doctor_not_here(machine, result, "one GPU and no NIC that it would talk to directly");
+    return false;
+}
+
 struct acs_count {
     int n, n_hidden, n_redirecting;
     char fix[1600]; /* a line for each bridge, as many as fit */
@@ -285,7 +300,7 @@ static struct acs_count look_at_bridges(const struct doctor_machine *machine, st
             used = strlen(count.fix);
             if (used + 64 < sizeof(count.fix))
                 snprintf(count.fix + used, sizeof(count.fix) - used, "%ssudo setpci -s %s ECAP_ACS+0x6.w=0000",
-                         used ? "\n" : "", address);
+                         used ? "\n" : "", shell_word(machine->root, address));
             break;
         }
     }
@@ -298,7 +313,7 @@ static void run_acs(const struct doctor_machine *machine, struct doctor_result *
     const struct topo *topo = machine->topo;
     struct acs_count count;
 
-    if (!look_has_gpus(machine, result) || !is_bare(machine, result))
+    if (!look_has_gpus(machine, result) || !has_peers(machine, result) || !is_bare(machine, result))
         return;
     if (look_is_grace(topo)) {
         doctor_not_here(machine, result, "boards with Grace processors translate addresses in the device");
@@ -396,7 +411,7 @@ static void run_iommu(const struct doctor_machine *machine, struct doctor_result
     struct iommu_count count = {.why = ""};
     struct root_names groups;
 
-    if (!look_has_gpus(machine, result) || !is_bare(machine, result))
+    if (!look_has_gpus(machine, result) || !has_peers(machine, result) || !is_bare(machine, result))
         return;
     if (look_is_grace(topo)) {
         doctor_not_here(machine, result, "boards with Grace processors need translation");
@@ -420,10 +435,10 @@ static void run_iommu(const struct doctor_machine *machine, struct doctor_result
     if (count.n_translated) {
         doctor_found(machine, result, DOCTOR_WARNING, "the IOMMU translates the addresses of %d of %d GPUs and NICs",
                      count.n_translated, count.n);
-        doctor_advise(
-            machine, result,
-            "Add iommu=pt (and intel_iommu=on or amd_iommu=on) to GRUB_CMDLINE_LINUX in /etc/default/grub, then "
-            "sudo update-grub and reboot; or switch the IOMMU off in the BIOS.");
+        doctor_advise(machine, result,
+                      "%s Where the IOMMU was off it takes intel_iommu=on or amd_iommu=on beside it; or switch it off "
+                      "in the BIOS.",
+                      os_kernel_argument(machine->root, &machine->stack->os, true, "iommu=pt"));
     } else if (count.n_unknown) {
         doctor_cannot_tell(machine, result, "the type of %d IOMMU groups: %s", count.n_unknown, count.why);
     }
@@ -443,36 +458,21 @@ const struct doctor_check check_iommu = {
 
 /* --- affinity --- */
 
-/* Launchers tell a process which of its node it is: Open MPI, Slurm, torchrun, MPICH, Intel MPI. */
-static int local_rank_of(struct root *root)
-{
-    static const char *const names[] = {
-        "LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", "MPI_LOCALRANKID", "PMI_LOCAL_RANK", NULL};
-
-    for (int i = 0; names[i]; i++) {
-        const char *value = root_env(root, names[i]);
-
-        if (value && *value && strspn(value, "0123456789") == strlen(value) && strlen(value) < 5)
-            return atoi(value);
-    }
-    return -1;
-}
-
-/* The GPU that the process works with, -1 if nothing tells. */
+/*
+ * The GPU that the process works with, -1 if nothing tells: that of its rank, by the rule that its NIC is chosen by; or
+ * the only one that it sees, whatever started it.
+ */
 static int own_gpu(const struct doctor_machine *machine)
 {
     struct look_visible entries[LOOK_VISIBLE_MAX];
-    int rank = local_rank_of(machine->root), n = look_visible(machine, entries);
+    int gpu = advice_gpu_of(machine->topo, advice_root_env, machine->root), n;
 
+    if (gpu >= 0)
+        return gpu;
+    n = look_visible(machine, entries);
     if (n == 1)
         return entries[0].gpu;
-    if (n > 1)
-        return rank >= 0 && rank < n ? entries[rank].gpu : -1;
-    if (n == 0)
-        return -1;
-    if (machine->topo->n_gpus == 1)
-        return 0;
-    return rank >= 0 && rank < machine->topo->n_gpus ? rank : -1;
+    return n < 0 && machine->topo->n_gpus == 1 ? 0 : -1;
 }
 
 #define MAX_CPUS 8192
@@ -514,7 +514,8 @@ static void run_affinity(const struct doctor_machine *machine, struct doctor_res
         machine, result,
         root_printf(machine->root, "/sys/bus/pci/devices/%s/local_cpulist", topo->pci[topo->gpus[gpu].pci].address),
         "%s", topo->pci[topo->gpus[gpu].pci].local_cpus);
-    doctor_fix(machine, result, false, "taskset -c %s PROGRAM", topo->pci[topo->gpus[gpu].pci].local_cpus);
+    doctor_fix(machine, result, false, "taskset -c %s PROGRAM",
+               shell_word(machine->root, topo->pci[topo->gpus[gpu].pci].local_cpus));
     doctor_advise(machine, result,
                   "Let the launcher bind: mpirun --map-by numa --bind-to numa, srun --cpu-bind or --gpu-bind=closest.");
 }
