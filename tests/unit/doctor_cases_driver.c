@@ -62,10 +62,49 @@ static void old_doca(struct made *made)
     made->stack.driver.kernel = "6.14.0-1021-gcp";
 }
 
+#define MODULES "/lib/modules/6.14.0-1021-gcp"
+
 static void old_doca_not_built(struct made *made)
 {
     old_doca(made);
-    made_folder(made, "/lib/modules/6.14.0-1021-gcp/updates/dkms", json_pack("[s]", "nvidia.ko"));
+    made_folder(made, MODULES "/updates/dkms", json_pack("[s]", "nvidia.ko"));
+    made_file(made, MODULES "/modules.dep",
+              "kernel/drivers/net/ethernet/mellanox/mlx5/core/mlx5_core.ko.zst: kernel/drivers/net/mlxfw.ko.zst\n"
+              "updates/dkms/nvidia.ko: kernel/drivers/net/ethernet/mellanox/mlx5/core/mlx5_core.ko.zst\n");
+}
+
+static void old_doca_built_as_packages(struct made *made)
+{
+    old_doca_not_built(made);
+    made_file(
+        made, MODULES "/modules.dep",
+        "kernel/a.ko:\nextra/mlnx-ofa_kernel/drivers/net/ethernet/mellanox/mlx5/core/mlx5_core.ko.xz: kernel/a.ko\n");
+}
+
+static void old_doca_loaded(struct made *made)
+{
+    old_doca_not_built(made);
+    made_file(made, "/sys/module/mlx5_core/version", "25.04-0.6.1\n");
+}
+
+static void old_doca_module_of_the_kernel(struct made *made)
+{
+    old_doca_not_built(made);
+    made_file(made, "/sys/module/mlx5_core/version", "6.14.0-1021-gcp\n");
+}
+
+static void old_doca_without_modules(struct made *made)
+{
+    old_doca(made);
+    made_state(made, "files", MODULES "/modules.dep", "absent");
+    made_state(made, "folders", MODULES "/updates/dkms", "absent");
+    made_state(made, "folders", MODULES, "absent");
+}
+
+static void old_doca_nothing_of_it(struct made *made)
+{
+    old_doca_without_modules(made);
+    made_folder(made, MODULES, json_pack("[s]", "kernel"));
 }
 
 static void old_doca_but_built(struct made *made)
@@ -187,6 +226,33 @@ static void xid_damaged(struct made *made)
                "NVRM: Xid (PCI:00000000000000000000000000000000000000000000000000000000): 79\n");
 }
 
+#define RECOVERY(from, to) "): 154, GPU recovery action changed from " from " to " to "\n"
+
+static void xid_recovered(struct made *made)
+{
+    made_lines(
+        made, "/dev/kmsg", "NVRM: Xid",
+        "NVRM: Xid (PCI:0000:01:00): 95, pid=1, Uncontained\n"
+        "NVRM: Xid (PCI:0000:01:00" RECOVERY(
+            "0x0 (None)", "0x1 (GPU Reset Required)") "NVRM: Xid (PCI:0000:01:00" RECOVERY("0x1 (GPU Reset Required)",
+                                                                                           "0x0 (None)"));
+}
+
+static void xid_recovered_on_another(struct made *made)
+{
+    made_lines(made, "/dev/kmsg", "NVRM: Xid",
+               "NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus.\n"
+               "NVRM: Xid (PCI:0000:03:00" RECOVERY("0x1 (GPU Reset Required)", "0x0 (None)"));
+}
+
+static void xid_after_a_recovery(struct made *made)
+{
+    made_lines(made, "/dev/kmsg", "NVRM: Xid",
+               "NVRM: Xid (PCI:0000:01:00" RECOVERY(
+                   "0x1 (GPU Reset Required)",
+                   "0x0 (None)") "NVRM: Xid (PCI:0000:01:00" RECOVERY("0x0 (None)", "0x1 (GPU Reset Required)"));
+}
+
 static void log_hidden(struct made *made)
 {
     made_lines(made, "/dev/kmsg", "NVRM: Xid", "");
@@ -233,6 +299,23 @@ static void cards_without_bridges(struct made *made)
 {
     all_links_down(made);
     rename_gpus(made, "NVIDIA H100 PCIe");
+}
+
+static void cards_of_any_name_without_bridges(struct made *made)
+{
+    all_links_down(made);
+    rename_gpus(made, "NVIDIA A40");
+    for (int i = 0; i < 4; i++)
+        gpu(made, i)->fabric = TOPO_FABRIC_NONE;
+}
+
+static void boards_behind_switches(struct made *made)
+{
+    rename_gpus(made, "NVIDIA of a name to come");
+    for (int i = 0; i < 4; i++)
+        gpu(made, i)->fabric = TOPO_FABRIC_NONE;
+    gpu(made, 0)->nvlinks_switch = 18;
+    gpu(made, 3)->nvlinks_up = 4;
 }
 
 static void a_card_with_a_loose_bridge(struct made *made)
@@ -311,7 +394,12 @@ static const struct doctor_case rows[] = {
     CASE("driver-option", option_overruled, FOUND, "a later line"),
 
     CASE("doca-kernel", nothing, ABSENT, "not installed"),
-    CASE("doca-kernel", old_doca, FOUND, "3.0.0"),
+    CASE("doca-kernel", old_doca, UNKNOWN, "the snapshot does not say"),
+    CASE("doca-kernel", old_doca_built_as_packages, OK, ""),
+    CASE("doca-kernel", old_doca_loaded, OK, ""),
+    CASE("doca-kernel", old_doca_module_of_the_kernel, FOUND, "3.0.0"),
+    CASE("doca-kernel", old_doca_without_modules, UNKNOWN, "not in this file system"),
+    CASE("doca-kernel", old_doca_nothing_of_it, FOUND, "3.0.0"),
     CASE("doca-kernel", old_doca_not_built, FOUND, "6.14.0-1021-gcp"),
     CASE("doca-kernel", old_doca_but_built, OK, ""),
     CASE("doca-kernel", old_doca_old_kernel, OK, ""),
@@ -340,6 +428,9 @@ static const struct doctor_case rows[] = {
     CASE("gpu-errors", xid, FOUND, "Xid 79"),
     CASE("gpu-errors", xid_of_a_program, OK, ""),
     CASE("gpu-errors", xid_damaged, OK, ""),
+    CASE("gpu-errors", xid_recovered, OK, ""),
+    CASE("gpu-errors", xid_recovered_on_another, FOUND, "Xid 79"),
+    CASE("gpu-errors", xid_after_a_recovery, FOUND, "Xid 154 (GPU Reset Required)"),
     CASE("gpu-errors", log_hidden, UNKNOWN, "/dev/kmsg"),
     CASE("gpu-errors", ecc_although_log_hidden, FOUND, "ECC"),
     CASE("gpu-errors", xid_of_an_earlier_boot, OK, ""),
@@ -350,7 +441,9 @@ static const struct doctor_case rows[] = {
     CASE("nvlink", links_down, FOUND, "2 of 18 NVLinks of GPU 3"),
     CASE("nvlink", all_links_down, FOUND, "4 of 4 GPUs"),
     CASE("nvlink", fabric_failed, FOUND, "failed"),
-    CASE("nvlink", cards_without_bridges, OK, ""),
+    CASE("nvlink", cards_without_bridges, ABSENT, "need a bridge"),
+    CASE("nvlink", cards_of_any_name_without_bridges, ABSENT, "need a bridge"),
+    CASE("nvlink", boards_behind_switches, FOUND, "GPU 3"),
     CASE("nvlink", a_card_with_a_loose_bridge, FOUND, "GPU 0"),
     CASE("nvlink", one_gpu_lent, ABSENT, "single GPU"),
     CASE("nvlink", no_nvlink, ABSENT, "without NVLink"),
