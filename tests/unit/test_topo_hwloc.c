@@ -230,7 +230,9 @@ static void way_of(hwloc_obj_t device, hwloc_obj_t *ret_host, char *ret_way, siz
             break;
         }
         snprintf(rest, sizeof(rest), "%s", ret_way);
-        snprintf(ret_way, bytes, "%04x:%02x:%02x.%x/%s", pci->domain, pci->bus, pci->dev, pci->func, rest);
+        assert_in_range(
+            snprintf(ret_way, bytes, "%04x:%02x:%02x.%x/%s", pci->domain, pci->bus, pci->dev, pci->func, rest), 0,
+            bytes - 1);
     }
 }
 
@@ -241,7 +243,7 @@ static void way_of_ours(const struct topo *topo, int device, char *ret_way, size
         char rest[512];
 
         snprintf(rest, sizeof(rest), "%s", ret_way);
-        snprintf(ret_way, bytes, "%s/%s", topo->pci[i].address, rest);
+        assert_in_range(snprintf(ret_way, bytes, "%s/%s", topo->pci[i].address, rest), 0, bytes - 1);
     }
 }
 
