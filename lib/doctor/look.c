@@ -332,8 +332,8 @@ int look_visible(const struct doctor_machine *machine, struct look_visible *ret_
         for (end = length; end > 0 && isspace((unsigned char)value[end - 1]); end--)
             continue;
         word = root_printf(machine->root, "%.*s", (int)(end < 256 ? end : 256), value);
-        /* CUDA C++ programming guide: what stands behind -1 is not visible. */
-        if (strcmp(word, "-1") == 0 || (*word == '\0' && n == 0))
+        /* CUDA C++ programming guide: what stands behind -1 is not visible. Slurm hides all GPUs by another word. */
+        if (strcmp(word, "-1") == 0 || strcmp(word, "NoDevFiles") == 0 || (*word == '\0' && n == 0))
             break;
         ret_entries[n++] = parse_visible(machine, word);
         value += length;

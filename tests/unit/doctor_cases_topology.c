@@ -53,6 +53,18 @@ static void shm_64_mib(struct made *made)
     mounts(made, "overlay / overlay rw 0 0\nshm /dev/shm tmpfs rw,nosuid,nodev,size=65536k,inode64 0 0\n");
 }
 
+static void shm_64_mib_for_one_gpu(struct made *made)
+{
+    shm_64_mib(made);
+    made->hardware.topo.n_gpus = 1;
+}
+
+static void shm_64_mib_for_a_rank_of_two(struct made *made)
+{
+    shm_64_mib_for_one_gpu(made);
+    made_env(made, "WORLD_SIZE=2");
+}
+
 static void shm_512_mib(struct made *made)
 {
     mounts(made, "shm /dev/shm tmpfs rw,size=512m 0 0\n");
@@ -134,6 +146,7 @@ VISIBLE(all, "0,1,2,3")
 VISIBLE(some, "2, 3")
 VISIBLE(none, "")
 VISIBLE(minus, "-1")
+VISIBLE(no_dev_files, "NoDevFiles")
 VISIBLE(twice, "0,1,0")
 VISIBLE(beyond, "0,4")
 VISIBLE(nonsense, "0,one")
@@ -273,6 +286,32 @@ static void iommu_translates(struct made *made)
     groups(made, "DMA-FQ\n");
 }
 
+/* A workstation: what the IOMMU does to the one device is nobody's loss. */
+static void alone(struct made *made)
+{
+    made->hardware.topo.n_gpus = 1;
+    no_nics(made);
+}
+
+static void acs_above_one_gpu(struct made *made)
+{
+    acs_redirects(made);
+    put_config(made, gpu_pci(made, 0)->parent, 0x0d, 0x1d, 0, 4096);
+    alone(made);
+}
+
+static void iommu_translates_one_gpu(struct made *made)
+{
+    iommu_translates(made);
+    alone(made);
+}
+
+static void iommu_translates_a_gpu_with_a_nic(struct made *made)
+{
+    iommu_translates(made);
+    made->hardware.topo.n_gpus = 1;
+}
+
 static void iommu_type_hidden(struct made *made)
 {
     groups(made, NULL);
@@ -307,6 +346,28 @@ static void rank_bound_badly(struct made *made)
 static void rank_not_bound(struct made *made)
 {
     made_env(made, "SLURM_LOCALID=3");
+}
+
+/* A shell that one task of Slurm is: it may start the ranks itself, on all GPUs. */
+static void only_task_bound(struct made *made)
+{
+    made_env(made, "CUDA_VISIBLE_DEVICES=0,1,2,3");
+    made_env(made, "SLURM_LOCALID=0");
+    made_env(made, "SLURM_STEP_TASKS_PER_NODE=1");
+    bound(made, "4-5");
+}
+
+static void task_of_four_bound_badly(struct made *made)
+{
+    made_env(made, "SLURM_LOCALID=2");
+    made_env(made, "SLURM_STEP_TASKS_PER_NODE=4(x2)");
+    bound(made, "0-3");
+}
+
+static void visible_gpu_of_no_rank_bound_badly(struct made *made)
+{
+    made_env(made, "CUDA_VISIBLE_DEVICES=2");
+    bound(made, "1");
 }
 
 static void single_visible_gpu_bound_badly(struct made *made)
@@ -355,6 +416,8 @@ static const struct doctor_case rows[] = {
     CASE("shm", nothing, OK, ""),
     CASE("shm", no_gpus, ABSENT, "no NVIDIA GPU"),
     CASE("shm", shm_64_mib, FOUND, "64 MiB"),
+    CASE("shm", shm_64_mib_for_one_gpu, ABSENT, "one GPU"),
+    CASE("shm", shm_64_mib_for_a_rank_of_two, FOUND, "64 MiB"),
     CASE("shm", shm_512_mib, FOUND, "512 MiB"),
     CASE("shm", shm_by_percent, OK, ""),
     CASE("shm", shm_unlimited, OK, ""),
@@ -378,6 +441,7 @@ static const struct doctor_case rows[] = {
     CASE("visible-devices", visible_some, OK, ""),
     CASE("visible-devices", visible_none, ABSENT, "hides all"),
     CASE("visible-devices", visible_minus, ABSENT, "hides all"),
+    CASE("visible-devices", visible_no_dev_files, ABSENT, "hides all"),
     CASE("visible-devices", visible_twice, FOUND, "GPU 0 is named twice"),
     CASE("visible-devices", visible_beyond, FOUND, "no GPU 4"),
     CASE("visible-devices", visible_nonsense, FOUND, "'one'"),
@@ -394,6 +458,7 @@ static const struct doctor_case rows[] = {
 
     CASE("acs", acs_off, OK, ""),
     CASE("acs", acs_redirects, FOUND, "1 of 12 PCIe bridges"),
+    CASE("acs", acs_above_one_gpu, ABSENT, "one GPU"),
     CASE("acs", acs_validates_only, OK, ""),
     CASE("acs", acs_for_root_only, UNKNOWN, "root only"),
     CASE("acs", acs_list_in_a_circle, OK, ""),
@@ -406,13 +471,18 @@ static const struct doctor_case rows[] = {
     CASE("iommu", nothing, ABSENT, "IOMMU is off"),
     CASE("iommu", iommu_identity, OK, ""),
     CASE("iommu", iommu_translates, FOUND, "8 of 8"),
+    CASE("iommu", iommu_translates_one_gpu, ABSENT, "one GPU"),
+    CASE("iommu", iommu_translates_a_gpu_with_a_nic, FOUND, "5 of 5"),
     CASE("iommu", iommu_type_hidden, UNKNOWN, "made so"),
     CASE("iommu", iommu_translates_on_grace, ABSENT, "Grace"),
 
     CASE("affinity", nothing, ABSENT, "nothing tells"),
     CASE("affinity", rank_bound_well, OK, ""),
     CASE("affinity", rank_bound_badly, FOUND, "GPU 3"),
-    CASE("affinity", rank_not_bound, OK, ""),
+    CASE("affinity", rank_not_bound, ABSENT, "nothing tells"),
+    CASE("affinity", only_task_bound, ABSENT, "nothing tells"),
+    CASE("affinity", task_of_four_bound_badly, FOUND, "GPU 2"),
+    CASE("affinity", visible_gpu_of_no_rank_bound_badly, FOUND, "GPU 2"),
     CASE("affinity", single_visible_gpu_bound_badly, FOUND, "GPU 2"),
     CASE("affinity", rank_without_gpu, ABSENT, "nothing tells"),
     CASE("affinity", rank_with_status_hidden, UNKNOWN, "made so"),
