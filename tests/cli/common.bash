@@ -22,7 +22,7 @@ valid() {
 
 # Verbs as the help lists them.
 verbs() {
-    epkit help | sed -n '/^Verbs:/,/^$/s/^  \([a-z]*\)  *.*/\1/p'
+    epkit help | sed -n '/^Verbs:/,/^$/s/^  \([a-z][a-z]*\)  *.*/\1/p'
 }
 
 # Long names of a verb's options, with their dashes, as the help has them.
