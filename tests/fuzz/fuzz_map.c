@@ -3,7 +3,7 @@
  * Any bytes as a map in the environment, and as a list of HCAs: what is accepted stays within the machine, what is
  * refused has a reason that can be printed.
  */
-#include "../unit/machine.h"
+#include "../unit/map_machine.h"
 #include "topo/map.h"
 
 #include <stdio.h>
