@@ -26,6 +26,14 @@ setup_file() {
     fault a4/driver-option-overruled
 }
 
+@test "h100/signed-modules: modules signed by the distribution" {
+    fault h100/signed-modules
+}
+
+@test "a4/doca-packages: modules of DOCA in another place" {
+    fault a4/doca-packages
+}
+
 @test "a4/doca-kernel: DOCA too old for the kernel" {
     fault a4/doca-kernel
 }
@@ -58,12 +66,20 @@ setup_file() {
     fault a4/gpu-errors-xid
 }
 
+@test "h100/gpu-recovered: recovered by a reset" {
+    fault h100/gpu-recovered
+}
+
 @test "h100/gpu-errors-lost: NVML lists one GPU less" {
     fault h100/gpu-errors-lost
 }
 
 @test "a4/nvlink: some links down" {
     fault a4/nvlink
+}
+
+@test "h100/nvlink-cards: cards without bridges" {
+    fault h100/nvlink-cards
 }
 
 @test "h100/nvlink-fabric: fabric manager is off" {

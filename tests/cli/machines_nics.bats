@@ -78,6 +78,10 @@ setup_file() {
     fault a4/provider-missing
 }
 
+@test "a4/provider-missing-core: no libibverbs at all" {
+    fault a4/provider-missing-core
+}
+
 @test "a4/verbs-mixed: core and provider of different sets" {
     fault a4/verbs-mixed
 }
@@ -124,6 +128,18 @@ setup_file() {
 
 @test "h100/iommu: translation on" {
     fault h100/iommu
+}
+
+@test "laptop/iommu: one GPU behind the IOMMU" {
+    fault laptop/iommu
+}
+
+@test "h100/no-devices: a step of Slurm without GPUs" {
+    fault h100/no-devices
+}
+
+@test "h100/one-task: a shell that is the only task" {
+    fault h100/one-task
 }
 
 @test "a4/affinity: bound to the other NUMA node" {

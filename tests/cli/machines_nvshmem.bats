@@ -22,12 +22,24 @@ setup_file() {
     fault a4/shared-nic-by-default
 }
 
+@test "a4/no-env: DeepEP is found, and nothing is set" {
+    fault a4/no-env
+}
+
+@test "a3u/no-env: DeepEP is found, nothing is set, and NICs have other names" {
+    fault a3u/no-env
+}
+
 @test "a4/nic-handler: handler on the CPU" {
     fault a4/nic-handler
 }
 
 @test "a4/nic-handler-fallback: handler falls back" {
     fault a4/nic-handler-fallback
+}
+
+@test "a4/nic-handler-beside: other options are configured" {
+    fault a4/nic-handler-beside
 }
 
 @test "a4/two-nvshmem: PyTorch brings its own" {
@@ -52,6 +64,10 @@ setup_file() {
 
 @test "a4/home: homes that are not there" {
     fault a4/home
+}
+
+@test "a4/home-preload: one of several libraries to preload is gone" {
+    fault a4/home-preload
 }
 
 @test "a3u/hca-prefix: prefix of other names" {

@@ -82,6 +82,23 @@ def a_later_line_wins(tree):
     tree.replace("/proc/driver/nvidia/params", "PeerMappingOverride=1;", "PowerMizerEnable=0x1")
 
 
+@fault("h100/signed-modules")
+def modules_signed_by_the_distribution(tree):
+    """What is right: Ubuntu's prebuilt modules have the version of the kernel that they are for, not of the driver."""
+    major = software.DRIVER.split(".")[0]
+    tree.replace("/var/lib/dpkg/status", f"nvidia-driver-{major}-open", f"nvidia-headless-no-dkms-{major}-open")
+    tree.append("/var/lib/dpkg/status",
+                software.package(f"linux-modules-nvidia-{major}-open-6.8.0-87-generic", "6.8.0-87.88+1"))
+
+
+@fault("a4/doca-packages")
+def modules_of_doca_in_another_place(tree):
+    """What is right: an older DOCA whose modules came built, below updates and not updates/dkms."""
+    doca_too_old_for_the_kernel(tree)
+    tree.append(f"/usr/lib/modules/{software.KERNEL}/modules.dep",
+                "updates/mlnx-ofa_kernel/drivers/net/ethernet/mellanox/mlx5/core/mlx5_core.ko:\n")
+
+
 @fault("a4/doca-kernel", "doca-kernel")
 def doca_too_old_for_the_kernel(tree):
     """DOCA 3.0.0 does not compile for kernel 6.14: the distribution's modules are loaded instead."""
@@ -143,6 +160,16 @@ def fallen_off_the_bus(tree):
                 "name=<unknown>, GPU has fallen off the bus.\n")
 
 
+@fault("h100/gpu-recovered")
+def recovered_by_a_reset(tree):
+    """What is right: the driver says that nothing is left to be done about an earlier Xid."""
+    for text in ("95, pid='<unknown>', name=<unknown>, Uncontained: FBHUB (EP) error",
+                 "154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)",
+                 "154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)"):
+        tree.append("/var/log/kern.log",
+                    f"1970-01-01T00:10:00.000000+00:00 node kernel: NVRM: Xid (PCI:0000:0f:00): {text}\n")
+
+
 @fault("h100/gpu-errors-lost", "gpu-errors")
 def nvml_lists_one_less(tree):
     """Fallen off the bus: the driver has its device file, and NVML no handle."""
@@ -152,6 +179,13 @@ def nvml_lists_one_less(tree):
 @fault("a4/nvlink", "nvlink")
 def some_links_down(tree):
     tree.nvml(3)["nvlinks"][4] = tree.nvml(3)["nvlinks"][11] = "down"
+
+
+@fault("h100/nvlink-cards")
+def cards_without_bridges(tree):
+    """What is right: cards whose NVLinks wait for a bridge that nobody bought."""
+    for gpu in tree.answers["nvml"]["gpus"]:
+        gpu.update(name="NVIDIA A40", nvlinks=["down"] * 4, fabric="none")
 
 
 @fault("h100/nvlink-fabric", "nvlink")
@@ -302,6 +336,17 @@ def core_library_without_its_provider(tree):
     tree.remove(f"{X86_64.lib}/libibverbs/libmlx5-rdmav57.so")
 
 
+@fault("a4/provider-missing-core", "provider-missing")
+def no_libibverbs_at_all(tree):
+    """NCCL's plugin and NVSHMEM's transport do not load, for one reason."""
+    for path in list(tree.entries):
+        if "/libibverbs.so" in path:
+            del tree.entries[path]
+    error = "libibverbs.so.1: cannot open shared object file: No such file or directory"
+    for question in [name for name in tree.answers if name.startswith("load:")]:
+        software.loads(tree, question.removeprefix("load:"), error)
+
+
 @fault("a4/verbs-mixed", "verbs-mixed")
 def core_and_provider_of_different_sets(tree):
     """The driver's folder holds libibverbs of another set, with its plugin, but not its libmlx5.so.1."""
@@ -341,6 +386,22 @@ def left_to_nvshmem(tree):
     del tree.environment["DEEP_EP_DEVICE_TO_HCA_MAPPING"]
 
 
+def fresh_shell(tree):
+    """Python finds DeepEP, which switches IBGDA on by itself; nobody has set anything else."""
+    tree.environment = {name: tree.environment[name] for name in ("PATH", "HOME", "LANG", "PYTHONPATH")}
+
+
+@fault("a4/no-env", "shared-nic", "two-nvshmem")
+def nothing_set(tree):
+    fresh_shell(tree)
+
+
+@fault("a3u/no-env", "hca-prefix", "two-nvshmem")
+def nothing_set_and_other_names(tree):
+    """NVSHMEM finds no NIC at all, so that none is shared."""
+    fresh_shell(tree)
+
+
 @fault("a4/nic-handler", "nic-handler")
 def handler_on_the_cpu(tree):
     gdrcopy(tree)
@@ -352,6 +413,13 @@ def handler_falls_back(tree):
     """The driver option that the GPU needs to ring the NIC's doorbell is neither configured nor live."""
     tree.remove("/etc/modprobe.d/nvidia-deepep.conf")
     tree.replace("/proc/driver/nvidia/params", "PeerMappingOverride=1;", "")
+
+
+@fault("a4/nic-handler-beside", "nic-handler")
+def other_options_are_configured(tree):
+    """The option is in no line, and there is one that a second would replace or be replaced by."""
+    handler_falls_back(tree)
+    tree.put("/etc/modprobe.d/zz-site.conf", 'options nvidia NVreg_RegistryDwords="PowerMizerEnable=0x1;"\n')
 
 
 @fault("a4/two-nvshmem", "two-nvshmem")
@@ -394,6 +462,11 @@ def handler_on_the_cpu_without_gdrcopy(tree):
 @fault("a4/home", "home")
 def homes_that_are_not_there(tree):
     tree.environment["GDRCOPY_HOME"] = "/opt/deepep/gdrcopy"
+
+
+@fault("a4/home-preload", "home")
+def one_of_several_to_preload_is_gone(tree):
+    tree.environment["LD_PRELOAD"] = "/opt/nvshmem/lib/libtcmalloc.so.4:" + tree.environment["LD_PRELOAD"]
 
 
 @fault("a3u/hca-prefix", "hca-prefix")
@@ -491,6 +564,11 @@ def header_of_cccl_is_missing(tree):
     tree.remove("/usr/local/cuda-12.9/include/cuda")
 
 
+@fault("a4/build-files-gdrcopy", "build-files")
+def header_of_gdrcopy_is_missing(tree):
+    tree.put("/opt/deepep/nvshmem_src/CMakeLists.txt", "# made up\n")
+
+
 # --- limits ---
 
 
@@ -551,6 +629,27 @@ def translation_on(tree):
     for path in list(tree.entries):
         if path.startswith("/sys/kernel/iommu_groups/") and path.endswith("/type"):
             tree.put(path, "DMA-FQ\n")
+
+
+@fault("laptop/iommu")
+def one_gpu_behind_the_iommu(tree):
+    """What is right: a kernel's default, and nothing that a lone GPU would talk to directly."""
+    tree.put("/sys/kernel/iommu_groups/1/type", "DMA-FQ\n")
+    tree.link("/sys/kernel/iommu_groups/1/devices/0000:01:00.0", "../../../../bus/pci/devices/0000:01:00.0")
+    tree.put(f"{pci_folder(tree, '0000:00:01.0')}/config", pci_config(0x8086, 0xA70D, PCI_BRIDGE, DOWNSTREAM, acs=0x001D))
+
+
+@fault("h100/no-devices")
+def step_without_gpus(tree):
+    """What is right: Slurm's word for a step that has no GPU."""
+    tree.environment["CUDA_VISIBLE_DEVICES"] = "NoDevFiles"
+
+
+@fault("h100/one-task")
+def shell_of_one_task(tree):
+    """What is right: the only task on the node, bound to the far socket, may start the ranks itself."""
+    tree.environment.update(CUDA_VISIBLE_DEVICES="0,1,2,3,4,5,6,7", SLURM_LOCALID="0", SLURM_STEP_TASKS_PER_NODE="1")
+    tree.replace("/proc/self/status", "Cpus_allowed_list:\t0-223", "Cpus_allowed_list:\t56-69")
 
 
 @fault("a4/affinity", "affinity")
@@ -625,7 +724,8 @@ JOB = {
 }
 
 
-@fault("a4/job-env", "gib-settings", "home", "provider-missing", "rdmav-drivers", "void-variables")
+@fault("a4/job-env", "gib-settings", "home", "provider-missing", "rdmav-drivers", "shared-nic", "two-nvshmem",
+       "void-variables")
 def environment_of_the_job(tree):
     for path in list(tree.entries):
         if path.startswith(f"{X86_64.lib}/lib") and ("ibverbs" in path or "mlx5" in path or "rdmacm" in path):
