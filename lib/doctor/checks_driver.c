@@ -34,12 +34,13 @@ static void run_peermem(const struct doctor_machine *machine, struct doctor_resu
                  "NICs cannot reach GPU memory: nvidia_peermem is not loaded, and there is no dma-buf either");
     doctor_evidence(machine, result, "/sys/module/nvidia_peermem", "not there");
     doctor_evidence(machine, result, "dma-buf", "%s", look_why(driver->dmabuf, driver->dmabuf_why));
-    doctor_fix(machine, result, true, "sudo modprobe nvidia-peermem");
-    doctor_advise(machine, result,
-                  "To have it loaded at every start: echo nvidia-peermem | sudo tee "
-                  "/etc/modules-load.d/nvidia-peermem.conf. If modprobe answers \"Invalid argument\", ib_core is not "
-                  "that of DOCA-OFED: install that first, or use the open kernel modules on Linux 5.12 or later, which "
-                  "have dma-buf.");
+    doctor_fix(machine, result, !machine->stack->os.in_container, "sudo modprobe nvidia-peermem");
+    doctor_advise(
+        machine, result,
+        "To have it loaded at every start: echo nvidia-peermem | sudo tee "
+        "/etc/modules-load.d/nvidia-peermem.conf (both on the node, if this is a container). If modprobe answers \"Invalid argument\", ib_core is not "
+        "that of DOCA-OFED: install that first, or use the open kernel modules on Linux 5.12 or later, which "
+        "have dma-buf.");
 }
 
 const struct doctor_check check_peermem = {
@@ -312,7 +313,8 @@ static void run_driver_skew(const struct doctor_machine *machine, struct doctor_
     doctor_evidence(machine, result, what, "%s", other);
     if (!machine->topo->nvml && strstr(machine->topo->nvml_why, "mismatch"))
         doctor_evidence(machine, result, "NVML", "%s", machine->topo->nvml_why);
-    doctor_fix(machine, result, false, "sudo reboot");
+    if (!machine->stack->os.in_container)
+        doctor_fix(machine, result, false, "sudo reboot");
     doctor_advise(machine, result,
                   "The driver was updated while the old one was loaded: a reboot loads the new one. In a container, "
                   "its libraries are those of another node: mount the ones of this node.");

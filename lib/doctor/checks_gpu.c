@@ -303,9 +303,9 @@ static void run_gpu_errors(const struct doctor_machine *machine, struct doctor_r
         gpu = errors.first_gpu >= 0 ? root_printf(machine->root, "GPU %d", errors.first_gpu) : "a GPU";
         doctor_found(machine, result, errors.n_grave ? DOCTOR_ERROR : DOCTOR_WARNING, "%s: %s%s", gpu, errors.first,
                      errors.n > 1 ? ", and more" : "");
-        if (errors.reboot)
+        if (errors.reboot && !machine->stack->os.in_container)
             doctor_fix(machine, result, false, "sudo reboot");
-        else if (errors.first_gpu >= 0)
+        else if (errors.first_gpu >= 0 && !errors.reboot)
             doctor_fix(machine, result, false, "sudo nvidia-smi --gpu-reset -i %d", errors.first_gpu);
         doctor_advise(machine, result,
                       "A reset ends every program on the GPU and on those that NVLink ties to it. If the error comes "
@@ -463,10 +463,11 @@ static void run_nvlink(const struct doctor_machine *machine, struct doctor_resul
                      count.n_failed     ? "it has failed"
                      : count.n_starting ? "it is not ready"
                                         : "no link is up");
-        doctor_fix(machine, result, false, "sudo systemctl restart nvidia-fabricmanager");
+        if (!machine->stack->os.in_container)
+            doctor_fix(machine, result, false, "sudo systemctl restart nvidia-fabricmanager");
         doctor_advise(machine, result,
                       "nvidia-fabricmanager has to run, in the very version of the driver (in a virtual machine: on "
-                      "the host). Restarting it ends programs that use the GPUs.");
+                      "the host; in a container: on the node). Restarting it ends programs that use the GPUs.");
     } else if (count.without_bridge) {
         doctor_found(machine, result, DOCTOR_WARNING,
                      "no NVLink of GPU %d is up%s, and other GPUs of its kind have them", count.first_down,

@@ -2,6 +2,7 @@
 /* checks_port.c - ports of NICs: their GIDs, whether they are up, what they speak. */
 #include "doctor/checks.h"
 #include "doctor/look.h"
+#include "doctor/shell.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -430,7 +431,7 @@ static void run_port_down(const struct doctor_machine *machine, struct doctor_re
         doctor_advise(machine, result,
                       "Look at cable, transceiver and switch port (mlxlink -d %s -m); of a pod, at its network "
                       "annotations. GPUs of this NIC share one with others until it is back.",
-                      topo->nics[count.first].name);
+                      shell_word(machine->root, topo->nics[count.first].name));
     } else if (count.n_unknown) {
         doctor_cannot_tell(machine, result, "%d of %d NICs do not tell the state of their ports", count.n_unknown,
                            topo->n_nics);
@@ -476,7 +477,9 @@ static void run_link_layer(const struct doctor_machine *machine, struct doctor_r
                  first >= 0 ? topo->nics[first].name : "one", odd == TOPO_LINK_ETHERNET ? "Ethernet" : "InfiniBand",
                  odd == TOPO_LINK_ETHERNET ? "InfiniBand" : "Ethernet");
     doctor_fix(machine, result, false, "sudo mlxconfig -d %s set LINK_TYPE_P1=%s",
-               first >= 0 && topo->nics[first].pci >= 0 ? topo->pci[topo->nics[first].pci].address : "DEVICE",
+               first >= 0 && topo->nics[first].pci >= 0
+                   ? shell_word(machine->root, topo->pci[topo->nics[first].pci].address)
+                   : "DEVICE",
                odd == TOPO_LINK_ETHERNET ? "IB" : "ETH");
     doctor_advise(machine, result,
                   "The link type of a ConnectX port is an option of its firmware; a reboot brings it into effect.");

@@ -435,9 +435,7 @@ static void run_iommu(const struct doctor_machine *machine, struct doctor_result
     if (count.n_translated) {
         doctor_found(machine, result, DOCTOR_WARNING, "the IOMMU translates the addresses of %d of %d GPUs and NICs",
                      count.n_translated, count.n);
-        doctor_advise(machine, result,
-                      "%s Where the IOMMU was off it takes intel_iommu=on or amd_iommu=on beside it; or switch it off "
-                      "in the BIOS.",
+        doctor_advise(machine, result, "%s Or switch the IOMMU off in the BIOS.",
                       os_kernel_argument(machine->root, &machine->stack->os, true, "iommu=pt"));
     } else if (count.n_unknown) {
         doctor_cannot_tell(machine, result, "the type of %d IOMMU groups: %s", count.n_unknown, count.why);

@@ -265,9 +265,77 @@ static void evil_bridge(struct made *m)
     made_bytes(m, path, config, sizeof(config));
 }
 
+static void evil_port(struct made *m)
+{
+    for (int i = 0; i < 4; i++) {
+        nic(m, i)->role = TOPO_ROLE_DOWN;
+        nic(m, i)->ports[0].active = false;
+        nic(m, i)->ports[0].state = "DOWN";
+    }
+    nic(m, 0)->name = EVIL;
+}
+
+static void evil_layer(struct made *m)
+{
+    nic(m, 2)->ports[0].link_layer = TOPO_LINK_INFINIBAND;
+    snprintf(nic_pci(m, 2)->address, sizeof(nic_pci(m, 2)->address), "%s", EVIL);
+}
+
+static void reset_in_a_container(struct made *m)
+{
+    of_os(m);
+    reboot_wanted(m);
+}
+
+static void updated_driver(struct made *m)
+{
+    of_os(m);
+    m->stack.driver.module_version = "570.124.06";
+}
+
+static void fabric_off(struct made *m)
+{
+    of_os(m);
+    gpu(m, 1)->fabric = TOPO_FABRIC_FAILED;
+}
+
+static void no_peermem(struct made *m)
+{
+    of_os(m);
+    m->stack.driver.peermem = m->stack.driver.dmabuf = ROOT_ABSENT;
+}
+
+/* What belongs to the node is no command for a container. */
+static void the_node_is_not_the_container(void **state)
+{
+    static const struct {
+        const char *check;
+        void (*change)(struct made *m);
+    } rows[] = {{"gpu-errors", reset_in_a_container}, {"driver-skew", updated_driver}, {"nvlink", fabric_off}};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        in_container = false;
+        assert_true(*result_of(rows[i].check, rows[i].change).fix);
+        made_done(&made);
+        in_container = true;
+        assert_string_equal(result_of(rows[i].check, rows[i].change).fix, "");
+        made_done(&made);
+    }
+    assert_false(result_of("peermem", no_peermem).fix_is_safe);
+    made_done(&made);
+    in_container = false;
+    assert_true(result_of("peermem", no_peermem).fix_is_safe);
+    made_done(&made);
+}
+
 static void names_are_quoted(void **state)
 {
     (void)state;
+    assert_has(result_of("port-down", evil_port).advice, "mlxlink -d '$(reboot);'\\''x' -m");
+    made_done(&made);
+    assert_has(result_of("link-layer", evil_layer).fix, "mlxconfig -d '$(reboot);'\\''x' set");
+    made_done(&made);
     assert_string_equal(result_of("acs", evil_bridge).fix, "sudo setpci -s '$(reboot);'\\''x' ECAP_ACS+0x6.w=0000");
     made_done(&made);
     /* topo_parse_cpus() refuses what is no list, so nothing of it gets as far as a command. */
@@ -293,6 +361,7 @@ int main(void)
         cmocka_unit_test(shm_is_remounted_on_hosts_only),
         cmocka_unit_test(lines_of_the_log_stay),
         cmocka_unit_test(a_bridge_may_be_missing),
+        cmocka_unit_test(the_node_is_not_the_container),
         cmocka_unit_test(names_are_quoted),
     };
 
