@@ -170,7 +170,7 @@ static void find_places(const struct topo *topo, struct places *places)
             nic->pci >= 0 && nic->n_ports > 0 && (nic->role == TOPO_ROLE_DATA || nic->role == TOPO_ROLE_DOWN);
         places->n += places->counts[i];
     }
-    for (int p = 0; p < topo->n_pci; p++) {
+    for (int p = 0; p < topo->n_pci && places->needed < TOPO_MAX_GPUS; p++) {
         if (!is_gpu_of_bus(topo, p))
             continue;
         places->needed++;
