@@ -329,10 +329,12 @@ static const char *cccl_package(const struct doctor_machine *machine)
     struct root_text real = root_resolve(machine->root, "%s", machine->stack->cuda_home);
     const char *version = real.state == ROOT_OK ? strstr(real.text, "/cuda-") : NULL;
     size_t major = version ? strspn(version + 6, "0123456789") : 0;
+    enum os_family family = machine->stack->os.family;
 
-    if (!major || version[6 + major] != '.')
+    if (!major || version[6 + major] != '.' || (family != OS_DEBIAN && family != OS_RHEL))
         return "";
-    return root_printf(machine->root, "sudo apt-get install --reinstall cuda-cccl-%.*s-%.*s", (int)major, version + 6,
+    return root_printf(machine->root, "sudo %s cuda-cccl-%.*s-%.*s",
+                       family == OS_DEBIAN ? "apt-get install --reinstall" : "dnf reinstall", (int)major, version + 6,
                        (int)strspn(version + 7 + major, "0123456789"), version + 7 + major);
 }
 
@@ -352,33 +354,55 @@ static bool lacks_cccl(const struct doctor_machine *machine, struct lack *ret_la
     if (path && strstr(path, "/include/cccl"))
         return false;
     ret_lack->what = "not there, but in include/cccl, where the host's compiler does not look";
-    ret_lack->fix = root_printf(machine->root, "export CPLUS_INCLUDE_PATH=%s/include/cccl:$CPLUS_INCLUDE_PATH",
-                                shell_word(machine->root, cuda));
+    ret_lack->fix =
+        shell_prepend(machine->root, "CPLUS_INCLUDE_PATH", root_printf(machine->root, "%s/include/cccl", cuda));
     return true;
 }
 
-static int find_lacks(const struct doctor_machine *machine, bool is_nvshmem, struct lack lacks[MAX_LACKS])
+/* Would the next build of the tree look for GDRCopy? What it was configured with last is in CMake's cache. */
+static bool wants_gdrcopy(const struct doctor_machine *machine, const char *source)
+{
+    static const char *const off[] = {"0", "OFF", "NO", "FALSE"};
+    struct root_text cache = root_read(machine->root, "%s/build/CMakeCache.txt", source);
+    const char *line = cache.state == ROOT_OK ? strstr(cache.text, "\nNVSHMEM_USE_GDRCOPY:") : NULL;
+    const char *value = line ? line + 1 + strcspn(line + 1, "=\n") : "";
+
+    if (is_switched_off(machine, "NVSHMEM_USE_GDRCOPY") || is_switched_off(machine, "USE_GDRCOPY") ||
+        cache.state == ROOT_DENIED || cache.state == ROOT_FAILED)
+        return false;
+    for (size_t i = 0; *value == '=' && i < sizeof(off) / sizeof(off[0]); i++) {
+        size_t n = strlen(off[i]);
+
+        if (strncmp(value + 1, off[i], n) == 0 && strchr("\r\n", value[1 + n]))
+            return false;
+    }
+    return true;
+}
+
+static int find_lacks(const struct doctor_machine *machine, const char *nvshmem, struct lack lacks[MAX_LACKS])
 {
     static const char header[] = "/usr/include/infiniband/mlx5dv.h";
-    static const char install[] = "sudo apt-get install libibverbs-dev";
+    const char *install = os_install(machine->root, &machine->stack->os, "libibverbs-dev", "rdma-core-devel");
     struct libs_setting plain = {.library_path = "", .preload = ""};
     struct root_text text = root_read(machine->root, header);
     int n = 0;
 
     if (text.state == ROOT_ABSENT)
         lacks[n++] = (struct lack){header, "not there", install};
-    else if (is_nvshmem && text.state == ROOT_OK && !strstr(text.text, "MLX5DV_REG_DMABUF"))
+    else if (*nvshmem && text.state == ROOT_OK && !strstr(text.text, "MLX5DV_REG_DMABUF"))
         lacks[n++] = (struct lack){header, "without MLX5DV_REG_DMABUF: its rdma-core is too old", install};
     /* What ld takes for -lmlx5: a link that the development package brings. */
     if (libs_find(machine->root, &plain, "libmlx5.so").state == ROOT_ABSENT)
         lacks[n++] = (struct lack){"libmlx5.so", "in no folder of the linker", install};
     if (lacks_cccl(machine, &lacks[n]))
         n++;
-    if (is_nvshmem && !is_switched_off(machine, "NVSHMEM_USE_GDRCOPY") && !is_switched_off(machine, "USE_GDRCOPY") &&
+    if (*nvshmem && wants_gdrcopy(machine, nvshmem) &&
         root_stat(machine->root, "/usr/include/gdrapi.h").state == ROOT_ABSENT &&
         root_stat(machine->root, "/usr/local/include/gdrapi.h").state == ROOT_ABSENT)
-        lacks[n++] = (struct lack){"gdrapi.h", "neither in /usr/include nor in /usr/local/include",
-                                   "export NVSHMEM_USE_GDRCOPY=0"};
+        /* For the build alone: exported it is a variable that does nothing, which void-variables reports. */
+        lacks[n++] = (struct lack){
+            "gdrapi.h", "neither in /usr/include nor in /usr/local/include",
+            root_printf(machine->root, "NVSHMEM_USE_GDRCOPY=0 cmake -S %s -B %s/build", nvshmem, nvshmem)};
     return n;
 }
 
@@ -394,7 +418,7 @@ static void run_build_files(const struct doctor_machine *machine, struct doctor_
         doctor_not_here(machine, result, "there is no source of DeepEP or NVSHMEM to build");
         return;
     }
-    n = find_lacks(machine, *nvshmem != '\0', lacks);
+    n = find_lacks(machine, nvshmem, lacks);
     if (n == 0)
         return;
     doctor_found(machine, result, DOCTOR_WARNING, "a build of %s would stop: %s is %s", *nvshmem ? nvshmem : deepep,
@@ -405,7 +429,9 @@ static void run_build_files(const struct doctor_machine *machine, struct doctor_
             fix = root_printf(machine->root, "%s%s%s", fix, *fix ? "\n" : "", lacks[i].fix);
     }
     doctor_fix(machine, result, false, "%s", fix);
-    doctor_advise(machine, result, "What runs already is not touched by this; only the next build is.");
+    doctor_advise(machine, result,
+                  "What runs already is not touched by this; only the next build is. The headers of rdma-core are in "
+                  "the package libibverbs-dev (Debian, Ubuntu) or rdma-core-devel (RHEL).");
 }
 
 const struct doctor_check check_build_files = {

@@ -6,8 +6,10 @@
  * is gdrcopy's, with it nic-handler's.
  */
 #include "doctor/checks.h"
+#include "doctor/driver_fix.h"
 #include "doctor/look.h"
 #include "doctor/look_nvshmem.h"
+#include "doctor/shell.h"
 #include "stack/variables.h"
 
 #include <stdlib.h>
@@ -60,18 +62,12 @@ static void run_nic_handler(const struct doctor_machine *machine, struct doctor_
         doctor_cannot_tell(machine, result, PARAMS ": %s", look_why(params.state, params.why));
         return;
     }
-    doctor_found(machine, result, DOCTOR_WARNING,
+    doctor_found(machine, result, DOCTOR_ERROR,
                  "GPUs cannot ring the NICs' doorbells, and NVSHMEM falls back to the CPU without a word");
     doctor_evidence(machine, result, PARAMS, "%s%s", *option->live ? "PeerMappingOverride=" : "no PeerMappingOverride",
                     option->live);
     doctor_evidence(machine, result, "NVSHMEM_IBGDA_NIC_HANDLER", "%s", handler ? handler : "not set, which is auto");
-    doctor_fix(
-        machine, result, false,
-        "echo 'options nvidia NVreg_EnableStreamMemOPs=1 NVreg_RegistryDwords=\"PeerMappingOverride=1;\"' | sudo "
-        "tee /etc/modprobe.d/nvidia-ibgda.conf\nsudo update-initramfs -u\nsudo reboot");
-    doctor_advise(machine, result,
-                  "NVSHMEM_DEBUG=INFO shows the handler that NVSHMEM took. On machines without update-initramfs it is "
-                  "dracut --force.");
+    driver_fix_peer_mapping(machine, result);
 }
 
 const struct doctor_check check_nic_handler = {
@@ -160,11 +156,11 @@ static void run_ibgda_transport(const struct doctor_machine *machine, struct doc
         doctor_cannot_tell(machine, result, "loading %s: %s", nvshmem->transport_ibgda, error);
         return;
     }
-    if (!*error || look_is_verbs_error(error))
+    if (!*error || look_is_verbs_error(machine, error))
         return;
     doctor_found(machine, result, DOCTOR_ERROR, "NVSHMEM's transport for IBGDA does not load: %s", error);
     doctor_evidence(machine, result, nvshmem->transport_ibgda, "%s", error);
-    doctor_fix(machine, result, false, "ldd %s", nvshmem->transport_ibgda);
+    doctor_fix(machine, result, false, "ldd %s", shell_word(machine->root, nvshmem->transport_ibgda));
     doctor_advise(machine, result,
                   "Install what is missing, or build NVSHMEM again against the libmlx5 of this machine.");
 }
@@ -204,11 +200,28 @@ static bool find_two_mapped(const struct doctor_machine *machine, struct root_na
     return true;
 }
 
+/*
+ * PyTorch's copy comes first for whatever imports PyTorch. With a DeepEP that is imported that is a certainty; else the
+ * environment only speaks of NVSHMEM, and the program may be another one.
+ */
+static void find_bundled(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct stack_nvshmem *nvshmem = &machine->stack->nvshmem;
+
+    doctor_found(machine, result, look_has_deepep(machine) ? DOCTOR_ERROR : DOCTOR_WARNING,
+                 "PyTorch brings NVSHMEM %s, and nothing puts the one that DeepEP is made for in front of it",
+                 *nvshmem->bundled_version ? nvshmem->bundled_version : "of another version");
+    doctor_evidence(machine, result, nvshmem->bundled, "%s", nvshmem->bundled_version);
+    doctor_evidence(machine, result, "LD_PRELOAD", "%s",
+                    root_env(machine->root, "LD_PRELOAD") ? "has no NVSHMEM in it" : "not set");
+}
+
 static void run_two_nvshmem(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct advice_row *advised = advice_find(machine->advice, "LD_PRELOAD");
     struct root_names mapped = libs_mapped(machine->root, "libnvshmem_host.so");
     struct look_preload preload = look_preload(machine, "libnvshmem");
+    bool is_used = look_sets_nvshmem(machine) || look_has_deepep(machine);
 
     if (!find_two_mapped(machine, mapped, result)) {
         if (*preload.path && preload.is_there)
@@ -219,16 +232,9 @@ static void run_two_nvshmem(const struct doctor_machine *machine, struct doctor_
             doctor_evidence(machine, result, "LD_PRELOAD", "%s", preload.path);
         } else {
             /* A process that has loaded one has decided already. */
-            if (!advised || mapped.n == 1 || !look_sets_nvshmem(machine) || is_arranged(machine))
+            if (!advised || mapped.n == 1 || !is_used || is_arranged(machine))
                 return;
-            doctor_found(machine, result, DOCTOR_WARNING,
-                         "PyTorch brings NVSHMEM %s, and nothing puts the one that DeepEP is made for in front of it",
-                         *machine->stack->nvshmem.bundled_version ? machine->stack->nvshmem.bundled_version
-                                                                  : "of another version");
-            doctor_evidence(machine, result, machine->stack->nvshmem.bundled, "%s",
-                            machine->stack->nvshmem.bundled_version);
-            doctor_evidence(machine, result, "LD_PRELOAD", "%s",
-                            root_env(machine->root, "LD_PRELOAD") ? "has no NVSHMEM in it" : "not set");
+            find_bundled(machine, result);
         }
     }
     if (advised && !advised->unset) {
@@ -238,7 +244,7 @@ static void run_two_nvshmem(const struct doctor_machine *machine, struct doctor_
                       "ssh as well.",
                       advised->value);
     } else if (*preload.path) {
-        doctor_fix(machine, result, false, "unset LD_PRELOAD");
+        doctor_fix(machine, result, false, "%s", look_keep_preload(machine));
     } else {
         doctor_advise(machine, result, "Start the program with one of them in LD_PRELOAD, or remove the other one.");
     }
@@ -260,38 +266,68 @@ const struct doctor_check check_two_nvshmem = {
 
 /* --- home --- */
 
-/* Paths that other checks look at. */
-static bool is_others(const struct doctor_machine *machine, const struct audit_row *row)
+#define MAX_GONE 64 /* variables and entries that are shown or counted */
+
+struct gone {
+    const char *name, *value;
+};
+
+/* Entries of LD_PRELOAD that are not there, one by one; two-nvshmem and two-nccl speak of those that they look at. */
+static int gone_entries(const struct doctor_machine *machine, struct gone *gone, int n)
 {
-    if (strcmp(row->name, "NCCL_TUNER_CONFIG_PATH") == 0)
-        return *machine->stack->nccl.gib;
-    return strcmp(row->name, "LD_PRELOAD") == 0 &&
-           (*look_preload(machine, "libnvshmem").path || *look_preload(machine, "libnccl").path);
+    struct look_preload nvshmem = look_preload(machine, "libnvshmem"), nccl = look_preload(machine, "libnccl.so");
+    const char *at = root_env(machine->root, "LD_PRELOAD"), *entry;
+
+    while (n < MAX_GONE && (entry = look_next_preload(machine, &at)))
+        if (look_is_dangling(machine, entry) && strcmp(entry, nvshmem.path) != 0 && strcmp(entry, nccl.path) != 0)
+            gone[n++] = (struct gone){"LD_PRELOAD", entry};
+    return n;
+}
+
+static int find_gone(const struct doctor_machine *machine, struct gone gone[MAX_GONE])
+{
+    int n = 0;
+
+    for (int i = 0; i < machine->audit->n && n < MAX_GONE; i++) {
+        const struct audit_row *row = &machine->audit->rows[i];
+
+        /* gib-settings compares that one. */
+        if (strcmp(row->name, "NCCL_TUNER_CONFIG_PATH") == 0 && *machine->stack->nccl.gib)
+            continue;
+        if (row->kind == AUDIT_PATH && strcmp(row->name, "LD_PRELOAD") != 0)
+            gone[n++] = (struct gone){row->name, row->value};
+    }
+    return gone_entries(machine, gone, n);
 }
 
 static void run_home(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const char *names = "";
-    int n = 0;
+    struct gone gone[MAX_GONE];
+    int n = find_gone(machine, gone);
+    const char *names = "", *unset = "", *preload = "";
 
-    for (int i = 0; i < machine->audit->n; i++) {
-        const struct audit_row *row = &machine->audit->rows[i];
+    if (n == 0)
+        return;
+    for (int i = 0; i < n; i++) {
+        bool is_preload = strcmp(gone[i].name, "LD_PRELOAD") == 0;
 
-        if (row->kind != AUDIT_PATH || is_others(machine, row))
-            continue;
-        if (n++ == 0)
-            doctor_found(machine, result, DOCTOR_WARNING, "%s names nothing that is there: %s", row->name, row->value);
-        doctor_evidence(machine, result, row->name, "%s: not there", row->value);
-        names = root_printf(machine->root, "%s%s%s", names, *names ? " " : "", row->name);
+        if (!is_preload || !*preload)
+            names = root_printf(machine->root, "%s%s%s", names, *names ? " " : "", gone[i].name);
+        if (is_preload)
+            preload = look_keep_preload(machine);
+        else if (shell_is_name(gone[i].name))
+            unset = root_printf(machine->root, "%s %s", *unset ? unset : "unset", gone[i].name);
     }
-    if (n > 1)
-        doctor_found(machine, result, DOCTOR_WARNING, "%d variables name what is not there: %s", n, names);
-    if (n > 0) {
-        doctor_fix(machine, result, false, "unset %s", names);
-        doctor_advise(machine, result,
-                      "Or set each to where it is in this container: what an installer put below /opt may be mounted "
-                      "elsewhere, /usr/local/nvidia on GKE.");
-    }
+    if (!strchr(names, ' '))
+        doctor_found(machine, result, DOCTOR_WARNING, "%s names what is not there: %s", names, gone[0].value);
+    else
+        doctor_found(machine, result, DOCTOR_WARNING, "several variables name what is not there: %s", names);
+    for (int i = 0; i < n; i++)
+        doctor_evidence(machine, result, gone[i].name, "%s: not there", gone[i].value);
+    doctor_fix(machine, result, false, "%s%s%s", unset, *unset && *preload ? "\n" : "", preload);
+    doctor_advise(machine, result,
+                  "Or set each to where it is in this container: what an installer put below /opt may be mounted "
+                  "elsewhere, /usr/local/nvidia on GKE.");
 }
 
 const struct doctor_check check_home = {

@@ -3,6 +3,7 @@
 #include "doctor/checks.h"
 #include "doctor/look.h"
 #include "doctor/look_nvshmem.h"
+#include "doctor/shell.h"
 #include "stack/libs.h"
 
 #include <stdlib.h>
@@ -62,11 +63,11 @@ static void run_net_plugin(const struct doctor_machine *machine, struct doctor_r
         doctor_cannot_tell(machine, result, "loading %s: %s", nccl->plugin.path, error);
         return;
     }
-    if (!*error || look_is_verbs_error(error))
+    if (!*error || look_is_verbs_error(machine, error))
         return;
     doctor_found(machine, result, DOCTOR_ERROR, "NCCL's network plugin does not load: %s", error);
     doctor_evidence(machine, result, nccl->plugin.path, "%s", error);
-    doctor_fix(machine, result, false, "ldd %s", nccl->plugin.path);
+    doctor_fix(machine, result, false, "ldd %s", shell_word(machine->root, nccl->plugin.path));
     doctor_advise(machine, result, "Install what is missing, or the plugin again for this system.");
 }
 
@@ -164,33 +165,37 @@ static const char *version_in_name(const struct doctor_machine *machine, const c
 }
 
 /*
- * A folder of LD_LIBRARY_PATH with an NCCL of another version than PyTorch's. gIB's own is meant to be there: it is in
- * front of PyTorch's for everybody.
+ * The first folder of LD_LIBRARY_PATH with an NCCL in it, which is the one that counts, has another version than
+ * PyTorch's. gIB's own is meant to be there: it is in front of PyTorch's for everybody.
  */
 static bool find_other_on_path(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct stack_nccl *nccl = &machine->stack->nccl;
-    const char *at = root_env(machine->root, "LD_LIBRARY_PATH");
+    const char *at = root_env(machine->root, "LD_LIBRARY_PATH"), *slash = strrchr(nccl->bundled, '/');
 
-    if (!*nccl->bundled || !*nccl->bundled_version)
+    if (!slash || !*nccl->bundled_version)
         return false;
     for (; at && *at; at += strcspn(at, ":;"), at += *at != '\0') {
         size_t n = strcspn(at, ":;"), n_gib = strlen(nccl->gib);
         const char *path, *version;
 
-        if (*at != '/' || (n_gib > 0 && strncmp(at, nccl->gib, n_gib) == 0))
+        path = *at == '/' ? root_printf(machine->root, "%.*s/libnccl.so.2", (int)n, at) : "";
+        if (!*path || root_stat(machine->root, "%s", path).state != ROOT_OK)
             continue;
-        path = root_printf(machine->root, "%.*s/libnccl.so.2", (int)n, at);
         version = version_in_name(machine, path);
-        if (!*version || strcmp(path, nccl->bundled) == 0 || libs_version_compare(version, nccl->bundled_version) == 0)
-            continue;
-        doctor_found(machine, result, DOCTOR_WARNING, "LD_LIBRARY_PATH leads to NCCL %s beside PyTorch's %s", version,
+        if ((n_gib > 0 && strncmp(at, nccl->gib, n_gib) == 0) || !*version || strcmp(path, nccl->bundled) == 0 ||
+            libs_version_compare(version, nccl->bundled_version) == 0)
+            return false;
+        doctor_found(machine, result, DOCTOR_WARNING, "LD_LIBRARY_PATH leads to NCCL %s before PyTorch's %s", version,
                      nccl->bundled_version);
         doctor_evidence(machine, result, path, "%s", version);
         doctor_evidence(machine, result, nccl->bundled, "%s", nccl->bundled_version);
+        doctor_fix(machine, result, false, "%s",
+                   shell_prepend(machine->root, "LD_LIBRARY_PATH",
+                                 root_printf(machine->root, "%.*s", (int)(slash - nccl->bundled), nccl->bundled)));
         doctor_advise(machine, result,
-                      "Take %.*s out of LD_LIBRARY_PATH, or start the program with the NCCL that it should use in "
-                      "LD_PRELOAD.",
+                      "Or take %.*s out of LD_LIBRARY_PATH where nothing else in it is needed, or start the program "
+                      "with the NCCL that it should use in LD_PRELOAD.",
                       (int)n, at);
         return true;
     }
@@ -210,7 +215,7 @@ static void run_two_nccl(const struct doctor_machine *machine, struct doctor_res
     } else if (*preload.path && !preload.is_there) {
         doctor_found(machine, result, DOCTOR_ERROR, "LD_PRELOAD names an NCCL that is not there: %s", preload.path);
         doctor_evidence(machine, result, "LD_PRELOAD", "%s", preload.path);
-        doctor_fix(machine, result, false, "unset LD_PRELOAD");
+        doctor_fix(machine, result, false, "%s", look_keep_preload(machine));
     } else if (!*preload.path && mapped.n == 0) {
         find_other_on_path(machine, result);
     }
@@ -224,7 +229,7 @@ const struct doctor_check check_two_nccl = {
     .symptom = "NCCL stops with \"Invalid NCCL versions\", or a symbol is not found.",
     .cause = "PyTorch's wheel brings an NCCL of its own. Another library was linked with a second one, or "
              "LD_LIBRARY_PATH leads to it: both are loaded, or PyTorch gets the one that it was not built for.",
-    .remedy = "Leave one: take the other folder out of LD_LIBRARY_PATH, or preload the right one.",
+    .remedy = "Put PyTorch's folder in front in LD_LIBRARY_PATH, take the other one out, or preload the right one.",
     .links = (const char *const[]){"LD_LIBRARY_PATH", "LD_PRELOAD", "libnccl.so.2", NULL},
     .run = run_two_nccl,
 };

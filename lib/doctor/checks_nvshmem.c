@@ -8,10 +8,31 @@
 #include "doctor/checks.h"
 #include "doctor/look.h"
 #include "doctor/look_nvshmem.h"
+#include "doctor/shell.h"
 #include "stack/variables.h"
 
 #include <string.h>
 #include <strings.h>
+
+/*
+ * Where 'epkit env' has to be called: with a DeepEP that reads the mapping anywhere; else by each rank for itself, as
+ * NVSHMEM_HCA_LIST is not set for a shell that is none.
+ */
+static void advise_ranks(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct stack_deepep *deepep = &machine->stack->deepep;
+
+    if (deepep->imported >= 0 && deepep->mapping_active)
+        doctor_advise(machine, result,
+                      "That sets DEEP_EP_DEVICE_TO_HCA_MAPPING, by which DeepEP gives each of its processes one NIC. "
+                      "For other programs put it into the script that the launcher starts for each rank, or start "
+                      "them by 'epkit env -- PROGRAM'.");
+    else
+        doctor_advise(machine, result,
+                      "Put that into the script that the launcher starts for each rank, or start the program by "
+                      "'epkit env -- PROGRAM': each rank gets the NIC nearest to its GPU as NVSHMEM_HCA_LIST. In a "
+                      "login shell it sets no list, because such a shell has no rank.");
+}
 
 /* --- one-nic --- */
 
@@ -45,10 +66,7 @@ static void run_one_nic(const struct doctor_machine *machine, struct doctor_resu
                         "read by %s, which makes a list of one NIC for each process",
                         machine->stack->deepep.copies[machine->stack->deepep.imported].folder);
     doctor_fix(machine, result, false, "unset NVSHMEM_ENABLE_NIC_PE_MAPPING\neval \"$(epkit env)\"");
-    doctor_advise(machine, result,
-                  "Where the launcher starts a process for each GPU, start it by 'epkit env -- PROGRAM': each gets "
-                  "the NIC nearest to its GPU as NVSHMEM_HCA_LIST. Take the variable out of the script or image that "
-                  "sets it.");
+    advise_ranks(machine, result);
     map_free(deepep);
     map_free(map);
 }
@@ -108,6 +126,29 @@ static const char *idle_nic(const struct doctor_machine *machine, const struct m
     return map->n_idle > 0 ? look_nic_name(machine, map->idle[0]) : "none";
 }
 
+/* GPUs that use the port of this one, itself included. */
+static int n_on_port(const struct map *map, int gpu)
+{
+    int n = 0;
+
+    for (int i = 0; i < map->n; i++)
+        n += map->choices[i].nic == map->choices[gpu].nic && map->choices[i].port == map->choices[gpu].port;
+    return n;
+}
+
+/* GPUs on the port that most GPUs use. */
+static int n_on_fullest(const struct map *map)
+{
+    int most = 0;
+
+    for (int gpu = 0; gpu < map->n; gpu++) {
+        int n = map->choices[gpu].nic < 0 ? 0 : n_on_port(map, gpu);
+
+        most = n > most ? n : most;
+    }
+    return most;
+}
+
 /* Two GPUs on one port while others are idle; then GPUs that are farther from their NIC than they have to be. */
 static bool find_worse(const struct doctor_machine *machine, const struct map *map, const char *by,
                        struct doctor_result *result)
@@ -119,7 +160,9 @@ static bool find_worse(const struct doctor_machine *machine, const struct map *m
             if (map->choices[gpu].nic < 0 || map->choices[gpu].nic != map->choices[other].nic ||
                 map->choices[gpu].port != map->choices[other].port)
                 continue;
-            doctor_found(machine, result, DOCTOR_WARNING, "GPUs %d and %d share %s while %s is idle", gpu, other,
+            /* Half of the throughput is a warning, a third of it or less is an error. */
+            doctor_found(machine, result, n_on_fullest(map) > 2 * n_on_fullest(best) ? DOCTOR_ERROR : DOCTOR_WARNING,
+                         "GPUs %d and %d share %s while %s is idle", gpu, other,
                          look_nic_name(machine, map->choices[gpu].nic), idle_nic(machine, map));
             doctor_evidence(machine, result, by, "%d NIC%s used by several GPUs, %d idle", map->n_shared,
                             map->n_shared == 1 ? " is" : "s are", map->n_idle);
@@ -155,21 +198,26 @@ static void run_mapping(const struct doctor_machine *machine, const char *mappin
     }
     map_free(map);
     doctor_evidence(machine, result, "DEEP_EP_DEVICE_TO_HCA_MAPPING", "%s", mapping);
-    doctor_fix(machine, result, false, "export DEEP_EP_DEVICE_TO_HCA_MAPPING=%s", best);
+    doctor_fix(machine, result, false, "export DEEP_EP_DEVICE_TO_HCA_MAPPING=%s", shell_word(machine->root, best));
 }
 
 static void run_own_choice(const struct doctor_machine *machine, struct doctor_result *result)
 {
+    const struct stack_deepep *deepep = &machine->stack->deepep;
     const char *list = root_env(machine->root, "NVSHMEM_HCA_LIST");
     struct map *map = NULL;
 
     if (look_nvshmem_map(machine, &map) == EP_OK && map->choices[0].nic >= 0 &&
         find_worse(machine, map, "NVSHMEM's own choice", result)) {
         doctor_evidence(machine, result, "NVSHMEM_HCA_LIST", "%s", list ? list : "not set");
+        if (deepep->imported >= 0 && deepep->mapping_active)
+            doctor_evidence(machine, result, "DEEP_EP_DEVICE_TO_HCA_MAPPING", "not set, and read by %s",
+                            deepep->copies[deepep->imported].folder);
+        else if (deepep->imported >= 0)
+            doctor_evidence(machine, result, deepep->copies[deepep->imported].folder,
+                            "switches IBGDA on, and has no mapping of GPUs to NICs");
         doctor_fix(machine, result, false, "eval \"$(epkit env)\"");
-        doctor_advise(machine, result,
-                      "NVSHMEM balances within one job only, and DeepEP's throughput mode makes a job for each GPU of "
-                      "a node. Start each rank by 'epkit env -- PROGRAM', which sets NVSHMEM_HCA_LIST to its own NIC.");
+        advise_ranks(machine, result);
     }
     map_free(map);
 }
@@ -190,8 +238,7 @@ static void run_shared_nic(const struct doctor_machine *machine, struct doctor_r
             run_mapping(machine, mapping, result);
         return;
     }
-    if (variable_is_true(root_env(machine->root, "NVSHMEM_IB_ENABLE_IBGDA")) &&
-        !variable_is_true(root_env(machine->root, "NVSHMEM_ENABLE_NIC_PE_MAPPING")))
+    if (look_uses_ibgda(machine, result) && !variable_is_true(root_env(machine->root, "NVSHMEM_ENABLE_NIC_PE_MAPPING")))
         run_own_choice(machine, result);
 }
 
@@ -236,10 +283,12 @@ static void run_hca_prefix(const struct doctor_machine *machine, struct doctor_r
     const struct topo *topo = machine->topo;
     int n = 0, n_left_out = 0;
 
-    if (!look_has_data_nics(machine, result) || (!set && !look_sets_nvshmem(machine)))
+    if (!look_has_mlx5(machine, result))
+        return;
+    if (!set && !root_env(machine->root, "NVSHMEM_HCA_LIST") && !look_uses_ibgda(machine, result))
         return;
     for (int i = 0; i < topo->n_nics; i++) {
-        if (!look_is_data_nic(topo, i))
+        if (!advice_is_mlx5(topo, i))
             continue;
         n++;
         if (look_prefix_fits(prefix, topo->nics[i].name))
@@ -257,7 +306,7 @@ static void run_hca_prefix(const struct doctor_machine *machine, struct doctor_r
                     set ? "" : LOOK_HCA_PREFIX);
     doctor_evidence(machine, result, "/sys/class/infiniband", "%s", left_out);
     if (advised && !advised->unset)
-        doctor_fix(machine, result, false, "export NVSHMEM_HCA_PREFIX=%s", advised->value);
+        doctor_fix(machine, result, false, "export NVSHMEM_HCA_PREFIX=%s", shell_word(machine->root, advised->value));
     else if (set && strcmp(set, LOOK_HCA_PREFIX) != 0)
         doctor_fix(machine, result, false, "unset NVSHMEM_HCA_PREFIX");
     else
@@ -308,7 +357,8 @@ static void run_void_variables(const struct doctor_machine *machine, struct doct
             is_owned(machine, row->name))
             continue;
         first = n++ == 0 ? row->name : first;
-        names = root_printf(machine->root, "%s%s%s", names, *names ? " " : "", row->name);
+        if (shell_is_name(row->name))
+            names = root_printf(machine->root, "%s %s", names, row->name);
     }
     if (n == 0)
         return;
@@ -324,7 +374,11 @@ static void run_void_variables(const struct doctor_machine *machine, struct doct
             !is_owned(machine, row->name))
             doctor_evidence(machine, result, row->name, "%s: %s", row->value, row->text);
     }
-    doctor_fix(machine, result, false, "unset %s", names);
+    if (*names)
+        doctor_fix(machine, result, false, "unset%s", names);
+    else
+        doctor_advise(machine, result,
+                      "A shell cannot unset what is no name of a variable: take it out of what starts the program.");
 }
 
 const struct doctor_check check_void_variables = {

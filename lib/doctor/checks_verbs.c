@@ -8,25 +8,10 @@
  */
 #include "doctor/checks.h"
 #include "doctor/look.h"
+#include "doctor/look_nvshmem.h"
 #include "doctor/shell.h"
 
 #include <string.h>
-
-#define MELLANOX 0x15b3
-
-/* The libraries are those of NVIDIA's NICs: others (EFA, bnxt) have providers of their own. */
-static bool has_mlx5(const struct doctor_machine *machine, struct doctor_result *result)
-{
-    const struct topo *topo = machine->topo;
-
-    if (!look_has_data_nics(machine, result))
-        return false;
-    for (int i = 0; i < topo->n_nics; i++)
-        if (look_is_data_nic(topo, i) && topo->pci[topo->nics[i].pci].vendor == MELLANOX)
-            return true;
-    doctor_not_here(machine, result, "no NIC is one of NVIDIA, which libmlx5 is for");
-    return false;
-}
 
 /* Was libibverbs found, and does it say which providers it takes? Else ends the check. */
 static bool has_core(const struct doctor_machine *machine, struct doctor_result *result)
@@ -35,7 +20,7 @@ static bool has_core(const struct doctor_machine *machine, struct doctor_result 
     struct elf_facts facts;
 
     /* Without it nobody knows where a process would look. */
-    if (!has_mlx5(machine, result) || !look_has_environment(machine, result))
+    if (!look_has_mlx5(machine, result) || !look_has_environment(machine, result))
         return false;
     if (verbs->ibverbs.state == ROOT_ABSENT) {
         doctor_not_here(machine, result, "libibverbs.so.1 is not installed where ld.so looks");
@@ -148,7 +133,8 @@ static void run_rdmav_drivers(const struct doctor_machine *machine, struct docto
         doctor_evidence(machine, result, entry, "is a folder");
     doctor_evidence(machine, result, verbs->ibverbs.path, "IBVERBS_PRIVATE_%d", verbs->private_version);
     if (*provider_within(machine, entry))
-        doctor_fix(machine, result, false, "export %s=%s/libmlx5", variable, shell_word(machine->root, entry));
+        doctor_fix(machine, result, false, "export %s=%s", variable,
+                   shell_word(machine->root, root_printf(machine->root, "%s/libmlx5", entry)));
     else
         doctor_fix(machine, result, false, "unset %s", variable);
     doctor_advise(machine, result,
@@ -205,11 +191,29 @@ static bool is_mixed(const struct stack_verbs *verbs)
            verbs->provider_wants != verbs->private_version;
 }
 
+/* Not even the library itself: NCCL's plugins and NVSHMEM's transports do not load. */
+static void say_lacking(const struct doctor_machine *machine, struct doctor_result *result, const char *name)
+{
+    const char *path = libs_setting_of(machine->root).library_path;
+
+    doctor_found(machine, result, DOCTOR_ERROR, "%s is not installed where ld.so looks", name);
+    doctor_evidence(machine, result, name, "not found by the linker");
+    doctor_evidence(machine, result, "LD_LIBRARY_PATH", "%s", *path ? path : "not set");
+    doctor_advise(machine, result,
+                  "Install libibverbs, libmlx5 and the provider from one package source: libibverbs1 and "
+                  "ibverbs-providers, or libibverbs of rdma-core, or those of DOCA-OFED. In a container they belong "
+                  "into the image.");
+}
+
 static void run_provider_missing(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct stack_verbs *verbs = &machine->stack->verbs;
-    const char *entry;
+    const char *entry, *lacking = look_lacking_verbs(machine);
 
+    if (*lacking && look_has_environment(machine, result)) {
+        say_lacking(machine, result, lacking);
+        return;
+    }
     if (!has_core(machine, result) || *verbs->provider)
         return;
     if (is_from_gib(machine) || is_mixed(verbs)) {
@@ -248,6 +252,22 @@ const struct doctor_check check_provider_missing = {
 };
 
 /* --- verbs-mixed --- */
+
+/*
+ * The folders that 'epkit env' advises to put in front; where it advises none, that of the system's set, by the name
+ * without links that it would use.
+ */
+static void fix_order(const struct doctor_machine *machine, struct doctor_result *result,
+                      const struct lib_place *system)
+{
+    const struct advice_row *advised = advice_find(machine->advice, "LD_LIBRARY_PATH");
+    const char *folder = folder_of(machine, system->real);
+    bool is_in_it = advised && strstr(root_printf(machine->root, ":%s:", advised->value),
+                                      root_printf(machine->root, ":%s:", folder));
+
+    doctor_fix(machine, result, false, "%s",
+               shell_prepend(machine->root, "LD_LIBRARY_PATH", is_in_it ? advised->value : folder));
+}
 
 /* The number that the provider file itself needs; 0 not known. */
 static int provider_number(const struct doctor_machine *machine)
@@ -303,8 +323,7 @@ static void run_verbs_mixed(const struct doctor_machine *machine, struct doctor_
         doctor_evidence(machine, result, "LD_LIBRARY_PATH", "%s", libs_setting_of(machine->root).library_path);
     system = system_core(machine);
     if (system.state == ROOT_OK && strcmp(system.real, verbs->ibverbs.real) != 0)
-        doctor_fix(machine, result, false, "export LD_LIBRARY_PATH=%s:$LD_LIBRARY_PATH",
-                   shell_word(machine->root, folder_of(machine, system.path)));
+        fix_order(machine, result, &system);
     doctor_advise(
         machine, result,
         "Either set works, but both libraries have to come from the same one: put its folder first, or remove "
@@ -332,7 +351,7 @@ static void run_verbs_from_gib(const struct doctor_machine *machine, struct doct
     const struct stack_verbs *verbs = &machine->stack->verbs;
     struct lib_place system;
 
-    if (!has_mlx5(machine, result) || !look_has_environment(machine, result))
+    if (!look_has_mlx5(machine, result) || !look_has_environment(machine, result))
         return;
     if (!*machine->stack->nccl.gib) {
         doctor_not_here(machine, result, "gIB is not installed");
@@ -349,8 +368,7 @@ static void run_verbs_from_gib(const struct doctor_machine *machine, struct doct
                  verbs->ibverbs.path, system.path);
     doctor_evidence(machine, result, verbs->ibverbs.path, "found by %s", verbs->ibverbs.found_by);
     doctor_evidence(machine, result, "LD_LIBRARY_PATH", "%s", libs_setting_of(machine->root).library_path);
-    doctor_fix(machine, result, false, "export LD_LIBRARY_PATH=%s:$LD_LIBRARY_PATH",
-               shell_word(machine->root, folder_of(machine, system.path)));
+    fix_order(machine, result, &system);
     doctor_advise(machine, result,
                   "gIB's folder has to stay in LD_LIBRARY_PATH for NCCL to find its plugin, but behind the system's.");
 }

@@ -82,8 +82,18 @@ void doctor_evidence(const struct doctor_machine *machine, struct doctor_result 
 void doctor_fix(const struct doctor_machine *machine, struct doctor_result *result, bool is_safe, const char *format,
                 ...)
 {
+    char unused[1];
     va_list args;
+    int n;
 
+    va_start(args, format);
+    n = vsnprintf(unused, sizeof(unused), format, args);
+    va_end(args);
+    /* Cut in the middle a command is another one, or leaves a quote open. */
+    if (n < 0 || n >= TEXT_BYTES) {
+        result->advice = "The command is too long to be shown.";
+        return;
+    }
     va_start(args, format);
     result->fix = format_text(machine, format, args);
     va_end(args);

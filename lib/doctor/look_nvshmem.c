@@ -2,6 +2,7 @@
 #include "doctor/look_nvshmem.h"
 
 #include "doctor/look.h"
+#include "doctor/shell.h"
 #include "stack/variables.h"
 
 #include <dlfcn.h>
@@ -48,19 +49,52 @@ bool look_sets_nvshmem(const struct doctor_machine *machine)
     return false;
 }
 
+bool look_has_mlx5(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    if (!look_has_data_nics(machine, result))
+        return false;
+    if (advice_has_mlx5(machine->topo))
+        return true;
+    doctor_not_here(machine, result, "no NIC for data is one of NVIDIA's, which libmlx5 and IBGDA are for");
+    return false;
+}
+
+bool look_has_deepep(const struct doctor_machine *machine)
+{
+    const struct stack_deepep *deepep = &machine->stack->deepep;
+    struct elf_facts facts;
+
+    if (deepep->imported < 0)
+        return false;
+    facts = root_elf(machine->root, "%s", deepep->copies[deepep->imported].extension);
+    if (facts.state != ROOT_OK)
+        return true;
+    for (size_t i = 0; i < facts.n_needed; i++)
+        if (strncmp(facts.needed[i], "libnvshmem_host.so", strlen("libnvshmem_host.so")) == 0)
+            return true;
+    return false;
+}
+
 bool look_uses_ibgda(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct stack_nvshmem *nvshmem = &machine->stack->nvshmem;
     const char *transport = root_env(machine->root, "NVSHMEM_REMOTE_TRANSPORT");
+    bool is_on = variable_is_true(root_env(machine->root, "NVSHMEM_IB_ENABLE_IBGDA"));
 
-    if (!look_has_data_nics(machine, result))
+    if (!look_has_mlx5(machine, result))
         return false;
     if (nvshmem->host.state != ROOT_OK && !*nvshmem->home) {
         doctor_not_here(machine, result, "no NVSHMEM was found");
         return false;
     }
-    if (machine->stack->deepep.imported >= 0 || variable_is_true(root_env(machine->root, "NVSHMEM_IB_ENABLE_IBGDA")) ||
-        root_env(machine->root, "NVSHMEM_IBGDA_NIC_HANDLER") || (transport && strcasecmp(transport, "ibgda") == 0))
+    /* Somebody has decided: DeepEP is not what this environment is for. */
+    if (!is_on && transport && (strcasecmp(transport, "libfabric") == 0 || strcasecmp(transport, "ucx") == 0)) {
+        doctor_not_here(machine, result, "NVSHMEM_REMOTE_TRANSPORT asks for %s",
+                        strcasecmp(transport, "ucx") == 0 ? "ucx" : "libfabric");
+        return false;
+    }
+    if (is_on || look_has_deepep(machine) || root_env(machine->root, "NVSHMEM_IBGDA_NIC_HANDLER") ||
+        (transport && strcasecmp(transport, "ibgda") == 0))
         return true;
     doctor_not_here(machine, result, "neither the environment nor a DeepEP that Python finds asks for IBGDA");
     return false;
@@ -87,20 +121,48 @@ ep_status look_nvshmem_map(const struct doctor_machine *machine, struct map **re
     return map_nvshmem(machine->topo, &how, ret_map);
 }
 
+const char *look_next_preload(const struct doctor_machine *machine, const char **at)
+{
+    static const char separators[] = ": "; /* ld.so(8) */
+    const char *start;
+    size_t n;
+
+    if (!*at)
+        return NULL;
+    start = *at + strspn(*at, separators);
+    n = strcspn(start, separators);
+    *at = start + n;
+    return n ? root_printf(machine->root, "%.*s", (int)n, start) : NULL;
+}
+
+bool look_is_dangling(const struct doctor_machine *machine, const char *entry)
+{
+    /* $LIB and the like are ld.so's to expand */
+    return *entry == '/' && !strchr(entry, '$') && root_stat(machine->root, "%s", entry).state == ROOT_ABSENT;
+}
+
 struct look_preload look_preload(const struct doctor_machine *machine, const char *part)
 {
-    const char *at = root_env(machine->root, "LD_PRELOAD");
+    const char *at = root_env(machine->root, "LD_PRELOAD"), *entry;
 
-    /* ld.so(8): spaces or colons divide the entries */
-    for (; at && *at; at += strcspn(at, ": "), at += *at != '\0') {
-        const char *path = root_printf(machine->root, "%.*s", (int)strcspn(at, ": "), at);
-        const char *slash = strrchr(path, '/');
+    while ((entry = look_next_preload(machine, &at))) {
+        const char *slash = strrchr(entry, '/');
 
-        if (strstr(slash ? slash + 1 : path, part))
-            return (struct look_preload){path,
-                                         *path != '/' || root_stat(machine->root, "%s", path).state != ROOT_ABSENT};
+        if (strstr(slash ? slash + 1 : entry, part))
+            return (struct look_preload){entry, !look_is_dangling(machine, entry)};
     }
     return (struct look_preload){"", false};
+}
+
+const char *look_keep_preload(const struct doctor_machine *machine)
+{
+    const char *at = root_env(machine->root, "LD_PRELOAD"), *entry, *kept = "";
+
+    while ((entry = look_next_preload(machine, &at)))
+        if (!look_is_dangling(machine, entry))
+            kept = root_printf(machine->root, "%s%s%s", kept, *kept ? ":" : "", entry);
+    return *kept ? root_printf(machine->root, "export LD_PRELOAD=%s", shell_word(machine->root, kept))
+                 : "unset LD_PRELOAD";
 }
 
 /* In a child process: what the library does when it is loaded, or how it ends, is that one's alone. */
@@ -136,7 +198,25 @@ enum root_state look_load(const struct doctor_machine *machine, const char *path
     return ROOT_OK;
 }
 
-bool look_is_verbs_error(const char *error)
+const char *look_lacking_verbs(const struct doctor_machine *machine)
 {
-    return strstr(error, "IBVERBS_") || strstr(error, "libibverbs") || strstr(error, "libmlx5");
+    const struct stack_verbs *verbs = &machine->stack->verbs;
+    const char *net = root_env(machine->root, "NCCL_NET"), *plugin = root_env(machine->root, "NCCL_NET_PLUGIN");
+    bool wants_plugin = (net && strcasecmp(net, "Socket") != 0) || plugin;
+    struct doctor_result unused = {.text = ""};
+    bool uses_ibgda;
+
+    if (!look_has_mlx5(machine, &unused))
+        return "";
+    uses_ibgda = look_uses_ibgda(machine, &unused);
+    if (verbs->ibverbs.state == ROOT_ABSENT && (uses_ibgda || wants_plugin))
+        return "libibverbs.so.1";
+    return verbs->mlx5.state == ROOT_ABSENT && uses_ibgda ? "libmlx5.so.1" : "";
+}
+
+bool look_is_verbs_error(const struct doctor_machine *machine, const char *error)
+{
+    const char *lacking = look_lacking_verbs(machine);
+
+    return strstr(error, "IBVERBS_PRIVATE_") || (*lacking && strstr(error, lacking));
 }

@@ -19,6 +19,13 @@ bool look_is_single_nic(const char *list);
 /* Does the environment set a variable that NVSHMEM or DeepEP reads in a running program? */
 bool look_sets_nvshmem(const struct doctor_machine *machine);
 
+/* Is there a NIC for data of NVIDIA's? libmlx5 and IBGDA are for no others. Says why not as look_has_data_nics() does.
+ */
+bool look_has_mlx5(const struct doctor_machine *machine, struct doctor_result *result);
+
+/* Does Python import a DeepEP that loads NVSHMEM? One that was built without it works within a node only. */
+bool look_has_deepep(const struct doctor_machine *machine);
+
 /*
  * Will programs use IBGDA? The environment says so, or a DeepEP is imported, which switches it on itself. Says "not
  * applicable here" if not, or without NVSHMEM or NICs.
@@ -39,13 +46,31 @@ struct look_preload {
 
 struct look_preload look_preload(const struct doctor_machine *machine, const char *part);
 
+/* The next entry of LD_PRELOAD; NULL at the end. *at is where it goes on, the value itself at first. */
+const char *look_next_preload(const struct doctor_machine *machine, const char **at);
+
+/* A path of LD_PRELOAD that is not there; names without a folder are searched for, and may well be. */
+bool look_is_dangling(const struct doctor_machine *machine, const char *entry);
+
+/* The command that leaves the entries of LD_PRELOAD that are there. */
+const char *look_keep_preload(const struct doctor_machine *machine);
+
 /*
  * Loads a library in a child process, as a program with this environment would; a snapshot says what came of it there.
  * ROOT_OK with ret_error "" when it loads, else what the linker says. Another state: nobody knows, *ret_error why.
  */
 enum root_state look_load(const struct doctor_machine *machine, const char *path, const char **ret_error);
 
-/* Does the linker's error speak of libibverbs and its provider? The checks of the group verbs report these. */
-bool look_is_verbs_error(const char *error);
+/*
+ * "libibverbs.so.1" or "libmlx5.so.1" where the linker finds none and something that the environment asks for needs it:
+ * the check provider-missing reports that. Else "".
+ */
+const char *look_lacking_verbs(const struct doctor_machine *machine);
+
+/*
+ * Is the linker's error about one of these, or about libraries of different sets? The checks of the group verbs report
+ * both; any other library that is missing is a matter of what needs it.
+ */
+bool look_is_verbs_error(const struct doctor_machine *machine, const char *error);
 
 #endif

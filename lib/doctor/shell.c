@@ -7,8 +7,14 @@
 
 const char *shell_word(struct root *root, const char *text)
 {
+    size_t bytes = strlen(text) + 1;
+    char *shown = root_alloc(root, bytes);
     const char *word = "'";
 
+    if (!shown)
+        return "''";
+    root_clean(text, shown, bytes);
+    text = shown;
     if (*text && text[strspn(text, PLAIN)] == '\0')
         return text;
     while (*text) {
@@ -18,4 +24,16 @@ const char *shell_word(struct root *root, const char *text)
         text += n + (text[n] != '\0');
     }
     return root_printf(root, "%s'", word);
+}
+
+bool shell_is_name(const char *name)
+{
+    static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_0123456789";
+
+    return *name && name[strspn(name, letters)] == '\0' && !(*name >= '0' && *name <= '9');
+}
+
+const char *shell_prepend(struct root *root, const char *name, const char *folders)
+{
+    return root_printf(root, "export %s=%s${%s:+:$%s}", name, shell_word(root, folders), name, name);
 }

@@ -5,7 +5,19 @@
 
 #include "root/root.h"
 
-/* `text` as one word of a shell command: as it is if it is plain, else in single quotes. */
+#include <stdbool.h>
+
+/*
+ * `text` as one word of a shell command, on one line: as it is if it is plain, else in single quotes. What cannot be
+ * printed is '?', so that nothing divides a command that is pasted line by line.
+ */
 const char *shell_word(struct root *root, const char *text);
+
+/* Can a shell have a variable of this name? */
+bool shell_is_name(const char *name);
+
+/* A command that puts `folders` in front of a search path: without an empty entry, which would be the current folder.
+ */
+const char *shell_prepend(struct root *root, const char *name, const char *folders);
 
 #endif

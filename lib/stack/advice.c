@@ -54,6 +54,23 @@ int advice_data_ports(const struct topo *topo)
     return n;
 }
 
+#define MELLANOX 0x15b3
+
+bool advice_is_mlx5(const struct topo *topo, int nic)
+{
+    const struct topo_nic *it = &topo->nics[nic];
+
+    return it->role == TOPO_ROLE_DATA && it->pci >= 0 && topo->pci[it->pci].vendor == MELLANOX;
+}
+
+bool advice_has_mlx5(const struct topo *topo)
+{
+    for (int i = 0; i < topo->n_nics; i++)
+        if (advice_is_mlx5(topo, i))
+            return true;
+    return false;
+}
+
 static bool map_is_whole(const struct map *map)
 {
     for (int i = 0; i < map->n; i++)
@@ -84,7 +101,7 @@ static ep_status advise_hca_list(struct advice_work *work)
     return EP_OK;
 }
 
-/* What the names of all NICs for data have in common, at least two letters of it; "" if nothing. */
+/* What the names of all NICs that IBGDA can drive have in common, at least two letters of it; "" if nothing. */
 static const char *common_prefix(struct advice_work *work)
 {
     const struct topo *topo = work->topo;
@@ -95,7 +112,7 @@ static const char *common_prefix(struct advice_work *work)
         const char *name = topo->nics[i].name;
         size_t same = 0;
 
-        if (topo->nics[i].role != TOPO_ROLE_DATA)
+        if (!advice_is_mlx5(topo, i))
             continue;
         if (!first) {
             first = name;
@@ -117,7 +134,7 @@ static void advise_hca_prefix(struct advice_work *work)
     char name[64];
 
     for (int i = 0; i < topo->n_nics && !stranger; i++)
-        if (topo->nics[i].role == TOPO_ROLE_DATA && !strstr(topo->nics[i].name, "mlx5"))
+        if (advice_is_mlx5(topo, i) && !strstr(topo->nics[i].name, "mlx5"))
             stranger = topo->nics[i].name;
     prefix = stranger ? common_prefix(work) : "";
     if (!*prefix)
@@ -174,13 +191,43 @@ static void advise_gid_index(struct advice_work *work)
             "that it is in the network that joins the nodes.");
 }
 
-static ep_status advise_nvshmem(struct advice_work *work)
+/* Have all RoCE ports for data GIDs with IPv6 addresses, and none with an IPv4 address? */
+static bool is_ipv6_only(const struct topo *topo)
 {
-    const struct stack_driver *driver = &work->stack->driver;
+    int n = 0;
+
+    for (int i = 0; i < topo->n_nics; i++)
+        for (int p = 0; p < topo->nics[i].n_ports && topo->nics[i].role == TOPO_ROLE_DATA; p++) {
+            const struct topo_port *port = &topo->nics[i].ports[p];
+            bool ipv6 = false;
+
+            if (!port->active || port->link_layer != TOPO_LINK_ETHERNET)
+                continue;
+            for (int g = 0; g < port->n_gids; g++) {
+                if (port->gids[g].kind == TOPO_GID_IPV4)
+                    return false;
+                ipv6 = ipv6 || (port->gids[g].type == TOPO_GID_ROCE2 && port->gids[g].kind == TOPO_GID_OTHER);
+            }
+            if (!ipv6)
+                return false;
+            n++;
+        }
+    return n > 0;
+}
+
+static void advise_family(struct advice_work *work, const char *name)
+{
+    if (is_ipv6_only(work->topo))
+        set(work, name, "AF_INET6", "Ports have IPv6 addresses only, and an IPv4 address is looked for by default.");
+}
+
+/* IBGDA, and which NIC each process takes: of NVIDIA's NICs alone. Others (EFA, bnxt) have other transports. */
+static ep_status advise_ibgda(struct advice_work *work)
+{
     const struct stack_nvshmem *nvshmem = &work->stack->nvshmem;
     char path[256];
 
-    if (nvshmem->host.state != ROOT_OK && !*nvshmem->home && !*nvshmem->bundled)
+    if (!advice_has_mlx5(work->topo))
         return EP_OK;
     if (*nvshmem->transport_ibgda) {
         root_clean(nvshmem->transport_ibgda, path, sizeof(path));
@@ -197,7 +244,19 @@ static ep_status advise_nvshmem(struct advice_work *work)
               "It counts PEs per NVSHMEM job; DeepEP makes a job for each GPU of a node, so all of them would take the "
               "first NIC.");
     advise_hca_prefix(work);
+    return EP_OK;
+}
+
+static ep_status advise_nvshmem(struct advice_work *work)
+{
+    const struct stack_driver *driver = &work->stack->driver;
+    const struct stack_nvshmem *nvshmem = &work->stack->nvshmem;
+
+    if (nvshmem->host.state != ROOT_OK && !*nvshmem->home && !*nvshmem->bundled)
+        return EP_OK;
+    EP_TRY(advise_ibgda(work));
     advise_gid_index(work);
+    advise_family(work, "NVSHMEM_IB_ADDR_FAMILY");
     if (driver->dmabuf == ROOT_ABSENT && driver->peermem == ROOT_OK) {
         set(work, "NVSHMEM_DISABLE_CUDA_VMM", "1",
             "GPU memory is registered through nvidia_peermem here, not by dma-buf: with a heap from cudaMalloc that "
@@ -214,7 +273,7 @@ static void advise_deepep(struct advice_work *work)
     const struct stack_deepep *deepep = &work->stack->deepep;
     char folder[256];
 
-    if (!deepep->mapping_active || deepep->imported < 0 || !map_is_whole(work->map))
+    if (!deepep->mapping_active || deepep->imported < 0 || !map_is_whole(work->map) || !advice_has_mlx5(work->topo))
         return;
     root_clean(deepep->copies[deepep->imported].folder, folder, sizeof(folder));
     set(work, "DEEP_EP_DEVICE_TO_HCA_MAPPING", map_deepep(work->topo, work->map),
@@ -285,10 +344,11 @@ static void advise_nccl(struct advice_work *work)
         advise_gib(work);
         return;
     }
+    advise_family(work, "NCCL_IB_ADDR_FAMILY");
     list = nccl_hcas(work);
     if (*list)
         set(work, "NCCL_IB_HCA", list,
-            "NCCL would use all NICs, also those for management, which are not in this list.");
+            "NCCL would use all NICs, also those for management and storage, which are not in this list.");
 }
 
 /* --- what is set and should not be --- */

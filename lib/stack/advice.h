@@ -51,6 +51,12 @@ const struct advice_row *advice_find(const struct advice *advice, const char *na
  */
 const char *advice_prepend(struct root *root, const char *value, const char *path);
 
+/* --- NICs --- */
+
+/* Is NIC `nic` one for data of NVIDIA's? IBGDA, and with it DeepEP, drives no others. */
+bool advice_is_mlx5(const struct topo *topo, int nic);
+bool advice_has_mlx5(const struct topo *topo);
+
 /* --- ranks --- */
 
 /*

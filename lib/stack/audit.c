@@ -122,7 +122,7 @@ static bool judge_prefix(struct audit_work *work, const struct root_variable *va
     bool any = false;
 
     for (int i = 0; i < topo->n_nics; i++) {
-        if (topo->nics[i].role != TOPO_ROLE_DATA)
+        if (!advice_is_mlx5(topo, i))
             continue;
         any = true;
         if ((strstr(topo->nics[i].name, variable->value + is_exclusion) != NULL) != is_exclusion)
@@ -206,10 +206,10 @@ static bool judge_gid_index(struct audit_work *work, const struct root_variable 
                 continue;
             for (int g = 0; g < port->n_gids; g++)
                 is_right = is_right || (port->gids[g].index == index && port->gids[g].type == TOPO_GID_ROCE2 &&
-                                        port->gids[g].kind == TOPO_GID_IPV4);
+                                        port->gids[g].kind != TOPO_GID_LINK_LOCAL);
             if (!is_right)
                 return report(work, AUDIT_HARMFUL, variable,
-                              "GID %d of %s port %d is not RoCE v2 with an IPv4 address. Unset it: the right one is "
+                              "GID %d of %s port %d is not RoCE v2 with a routable address. Unset it: the right one is "
                               "picked by itself.",
                               index, clean(work, topo->nics[i].name), port->number);
         }

@@ -24,6 +24,36 @@ ids() {
     jq -r '[.checks[] | select(.outcome == "found").id] | sort | join(" ")' "$1"
 }
 
+# commands FILE: every command of the doctor is made of words that a shell takes as they are, of text in single quotes,
+# and of the few expansions that epkit writes itself
+commands() {
+    jq --raw-output '.checks[] | select(.outcome == "found") | .fix // empty' "$1" >"$1.commands"
+    python3 - "$1.commands" <<'END'
+import re
+import sys
+
+WORD = r"(?:[A-Za-z0-9_./+,:=@%*-]|'[^'\n]*'|\\')+"
+OWN = r'(?:"\$\(epkit env(?: --only [a-z]+)?\)"|\||[A-Z_]+=' + WORD + r"\$\{([A-Z_]+):\+:\$\1\})"
+# Groups inside a repetition would be counted: one pattern for each word instead.
+TOKEN = re.compile(f"(?:{OWN}|{WORD})(?: |$)")
+COMMANDS = {"unset", "export", "eval", "sudo", "ldd", "echo", "epkit", "taskset", "ulimit", "nvidia-smi", "scontrol",
+            "NVSHMEM_USE_GDRCOPY=0"}
+lines = open(sys.argv[1], encoding="utf-8").read().splitlines()
+for line in lines:
+    at = 0
+    while at < len(line):
+        token = TOKEN.match(line, at)
+        if not token:
+            sys.exit(f"not a command that may be pasted: {line!r}, from {line[at:]!r}")
+        at = token.end()
+    if line.split(" ")[0] not in COMMANDS and not re.match(r"[A-Z_]+=", line):
+        sys.exit(f"not one of the commands that epkit writes: {line!r}")
+    if line.startswith("unset ") and not re.fullmatch(r"unset(?: [A-Za-z_][A-Za-z0-9_]*)+", line):
+        sys.exit(f"not names of variables: {line!r}")
+print(len(lines))
+END
+}
+
 # fault NAME/VARIANT: the doctor finds what the variant is about, and nothing else; a snapshot of it says the same.
 # There are variants that are healthy too: what looks like a fault and is none.
 fault() {
@@ -35,6 +65,7 @@ fault() {
     jq -r '.checks[] | select(.outcome == "found" or .outcome == "unknown") | "\(.outcome): \(.id): \(.text)"' \
         "$tree.doctor.tree"
     [ "$(ids "$tree.doctor.tree")" = "$expected" ]
+    commands "$tree.doctor.tree"
     [ "$(cat "$tree.doctor.exit")" -eq "$([ -z "$expected" ] && echo 0 || echo 3)" ]
 }
 

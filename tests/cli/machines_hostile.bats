@@ -110,6 +110,13 @@ refused() {
     hostile a4/hostile-contradiction
 }
 
+@test "names and values that are commands for a shell: those that epkit writes keep to a strict form" {
+    hostile a4/hostile-words
+    epkit doctor --from a4.hostile-words --json >words.json || [ $? -eq 3 ]
+    jq -r '.checks[] | select(.outcome == "found") | "\(.id): \(.fix)"' words.json
+    [ "$(commands words.json)" -ge 8 ]
+}
+
 @test "the overlay ends in its middle: refused, with the place" {
     refused a4/hostile-overlay-cut
     [[ "$stderr" == *epkit-overlay.json* ]]

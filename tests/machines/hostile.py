@@ -139,6 +139,44 @@ def contradiction(tree):
             tree.entries[path] = b"-1\n"
 
 
+WORDS = "$(touch pwned)`touch pwned`;touch pwned|touch pwned & '\" \\ \n x"
+
+
+@damage
+def words(tree):
+    """Names and values that are commands for a shell, where many things are wrong: commands to paste quote them."""
+    for path in list(tree.entries):
+        for old, new in (("/mlx5_3", "/$(id)_3"), ("/mlx5_5", "/;reboot _5")):
+            if path.startswith("/sys/") and old in path + "/":
+                tree.entries[path.replace(old, new)] = tree.entries.pop(path)
+                break
+    for path, entry in list(tree.entries.items()):
+        if isinstance(entry, Link):
+            target = entry.target.replace("/mlx5_3", "/$(id)_3").replace("/mlx5_5", "/;reboot _5")
+            tree.entries[path] = Link(target)
+    plugin = "/opt/a b;touch x/libnccl-net.so"
+    tree.entries[plugin] = tree.entries["/usr/local/gib/lib64/libnccl-net.so"]
+    tree.answers[f"load:{plugin}"] = {"ok": False, "error": WORDS}
+    home = "/opt/$(id)/nvshmem"
+    for path in tree.below("/opt/deepep/nvshmem"):
+        tree.entries[home + path.removeprefix("/opt/deepep/nvshmem")] = tree.entries[path]
+    tree.environment.update({
+        f"NVSHMEM_X{WORDS}": "1",
+        "NVSHMEM_Y;reboot": "1",
+        "NVSHMEM_NOBODY_KNOWS": WORDS,
+        "NVSHMEM_HCA_PREFIX": "rocep",
+        "NVSHMEM_HOME": f"/gone/{WORDS}",
+        "GDRCOPY_HOME": "/gone/$(id)",
+        "NCCL_NET_PLUGIN": plugin,
+        "NCCL_IB_TC": WORDS,
+        "RDMAV_DRIVERS": "/usr/lib/$(id)/libibverbs",
+        "LD_PRELOAD": "/gone/$(id).so:lib';reboot;'.so:/gone/libnccl.so.2",
+        "LD_LIBRARY_PATH": "/usr/local/gib/lib64:" + home + "/lib",
+        "CUDA_VISIBLE_DEVICES": "1,0,2,3,4,5,6,7",
+    })
+    del tree.environment["DEEP_EP_DEVICE_TO_HCA_MAPPING"]
+
+
 # An overlay is written by people, for tests: one that is wrong is refused with the reason.
 
 

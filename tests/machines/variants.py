@@ -564,11 +564,6 @@ def header_of_cccl_is_missing(tree):
     tree.remove("/usr/local/cuda-12.9/include/cuda")
 
 
-@fault("a4/build-files-gdrcopy", "build-files")
-def header_of_gdrcopy_is_missing(tree):
-    tree.put("/opt/deepep/nvshmem_src/CMakeLists.txt", "# made up\n")
-
-
 # --- limits ---
 
 

@@ -57,6 +57,11 @@ static void bundle_and_mapped(void)
     map_files(ADVISED_NVSHMEM "/lib/libnvshmem_host.so.3", "/usr/lib/libc.so.6");
 }
 
+static void preload_there(void)
+{
+    put_host("/proc/libnvshmem_host.so.3");
+}
+
 static void option_off(void)
 {
     advised.stack.driver.peer_mapping_override.live = "0";
@@ -115,6 +120,40 @@ static void other_names(void)
         snprintf(advised.hardware.names[i], sizeof(advised.hardware.names[i]), "rocep%ds0", 140 + i);
 }
 
+/* A shell without a variable, on a node where Python finds DeepEP: that switches IBGDA on. */
+static void deepep_and_bundle(void)
+{
+    mapping_active();
+    bundle();
+}
+
+static void deepep_and_other_names(void)
+{
+    mapping_active();
+    other_names();
+}
+
+/* An extension that was built for one node, without NVSHMEM. */
+static void deepep_without_nvshmem(void)
+{
+    deepep_and_bundle();
+    advised.stack.deepep.copies[0].extension = "/opt/x/python/deep_ep_cpp.so";
+    tree_put(&advised.tree, "/" ROOT_OVERLAY,
+             "{\"epkit_snapshot\": 1, \"elf\": {\"/opt/x/python/deep_ep_cpp.so\": {\"needed\": [\"libc.so.6\"]}}}");
+}
+
+static void efa(void)
+{
+    mapping_active();
+    for (int i = 0; i < 4; i++) {
+        snprintf(advised.hardware.names[i], sizeof(advised.hardware.names[i]), "rdmap%ds0", 140 + i);
+        advised.hardware.pci[advised.hardware.nics[i].pci].vendor = 0x1d0f;
+        advised.hardware.nics[i].ports[0].link_layer = TOPO_LINK_UNKNOWN;
+    }
+    option_off();
+    no_transport();
+}
+
 static void one_other_name(void)
 {
     snprintf(advised.hardware.names[3], sizeof(advised.hardware.names[3]), "rocep143s0");
@@ -157,6 +196,16 @@ static void transport_crashes(void)
              "/lib/nvshmem_transport_ibgda.so.3\": {\"state\": \"failed\", \"why\": \"killed by signal 11\"}}}");
 }
 
+/* Nobody else speaks of a library that is missing. */
+static void gib_without_libibverbs(void)
+{
+    gib();
+    advised.stack.verbs.ibverbs.state = ROOT_OK;
+    tree_put(&advised.tree, "/" ROOT_OVERLAY,
+             "{\"epkit_snapshot\": 1, \"answers\": {\"load:/usr/local/gib/lib64/libnccl-net.so\": {\"value\": {\"ok\": "
+             "false, \"error\": \"libibverbs.so.1: cannot open shared object file\"}}}}");
+}
+
 static void no_plugin(void)
 {
     advised.stack.nccl.plugin_name = "libnccl-net.so";
@@ -173,6 +222,7 @@ static void torch_nccl(void)
 }
 
 #define IBGDA "NVSHMEM_IB_ENABLE_IBGDA=1"
+#define ONE "NVSHMEM_HCA_LIST=mlx5_0"
 #define GOOD "DEEP_EP_DEVICE_TO_HCA_MAPPING=0:mlx5_0:1,1:mlx5_1:1,2:mlx5_2:1,3:mlx5_3:1"
 
 /* "id: text" for a finding, "?id: text" for what cannot be told, "" when all is well */
@@ -203,6 +253,14 @@ static const struct {
     {{IBGDA}, NULL, "shared-nic: GPUs 0 and 1 share mlx5_0 while mlx5_1 is idle"},
     {{IBGDA, "NVSHMEM_HCA_LIST=mlx5_1:1"}, NULL, ""},
     {{IBGDA, GOOD}, mapping_inactive, ""},
+    {{NULL}, mapping_active, "shared-nic: GPUs 0 and 1 share mlx5_0 while mlx5_1 is idle"},
+    {{NULL}, mapping_inactive, "shared-nic: GPUs 0 and 1 share"},
+    {{"NVSHMEM_HCA_LIST=mlx5_1:1"}, mapping_active, ""},
+    {{"NVSHMEM_REMOTE_TRANSPORT=libfabric"}, mapping_active, ""},
+    {{"NVSHMEM_REMOTE_TRANSPORT=libfabric", IBGDA}, mapping_active, "shared-nic: GPUs 0 and 1 share"},
+    {{"NVSHMEM_REMOTE_TRANSPORT=libfabric", "NVSHMEM_LIBFABRIC_PROVIDER=efa"}, efa, ""},
+    {{NULL}, efa, ""},
+    {{NULL}, deepep_without_nvshmem, ""},
     {{"DEEP_EP_DEVICE_TO_HCA_MAPPING=0:mlx5_0,1:mlx5_1,2:mlx5_2,3:mlx5_2"},
      mapping_active,
      "shared-nic: GPUs 2 and 3 share mlx5_2 while mlx5_3 is idle"},
@@ -219,27 +277,28 @@ static const struct {
      mapping_and_dead_port,
      "shared-nic: DEEP_EP_DEVICE_TO_HCA_MAPPING gives GPU 2 port 1 of mlx5_2, which is down"},
     /* nic-handler and gdrcopy */
-    {{"NVSHMEM_IBGDA_NIC_HANDLER=gpu"}, option_off, "nic-handler: GPUs cannot ring"},
+    {{"NVSHMEM_IBGDA_NIC_HANDLER=gpu", ONE}, option_off, "nic-handler: GPUs cannot ring"},
     {{NULL}, option_off, ""},
-    {{"NVSHMEM_IBGDA_NIC_HANDLER=auto"}, option_configured, ""},
-    {{"NVSHMEM_IBGDA_NIC_HANDLER=gpu"}, no_params, "?nic-handler: /proc/driver/nvidia/params"},
-    {{"NVSHMEM_IBGDA_NIC_HANDLER=CPU"}, gdrcopy, "nic-handler: the CPU rings"},
-    {{"NVSHMEM_IBGDA_NIC_HANDLER=cpu"},
+    {{"NVSHMEM_IBGDA_NIC_HANDLER=auto", ONE}, option_configured, ""},
+    {{"NVSHMEM_IBGDA_NIC_HANDLER=gpu", ONE}, no_params, "?nic-handler: /proc/driver/nvidia/params"},
+    {{"NVSHMEM_IBGDA_NIC_HANDLER=CPU", ONE}, gdrcopy, "nic-handler: the CPU rings"},
+    {{"NVSHMEM_IBGDA_NIC_HANDLER=cpu", ONE},
      NULL,
      "gdrcopy: NVSHMEM_IBGDA_NIC_HANDLER=cpu needs GDRCopy, and libgdrapi.so.2 is not there"},
-    {{"NVSHMEM_IBGDA_NIC_HANDLER=cpu", "NVSHMEM_DISABLE_GDRCOPY=1"},
+    {{"NVSHMEM_IBGDA_NIC_HANDLER=cpu", ONE, "NVSHMEM_DISABLE_GDRCOPY=1"},
      gdrcopy,
      "gdrcopy: NVSHMEM_IBGDA_NIC_HANDLER=cpu needs GDRCopy, and NVSHMEM_DISABLE_GDRCOPY switches it off"},
     /* two-nvshmem */
     {{NULL}, two_mapped, "two-nvshmem: the process has loaded 2 copies of NVSHMEM"},
     {{NULL}, bundle, ""},
+    {{GOOD}, deepep_and_bundle, "two-nvshmem: PyTorch brings NVSHMEM 3.4.5"},
     {{"NVSHMEM_DEBUG=INFO"}, bundle, "two-nvshmem: PyTorch brings NVSHMEM 3.4.5"},
     {{"NVSHMEM_DEBUG=INFO", "LD_PRELOAD=" ADVISED_NVSHMEM "/lib/libnvshmem_host.so.3"}, bundle, ""},
     {{"NVSHMEM_DEBUG=INFO", "EPKIT_PRELOAD=" ADVISED_NVSHMEM "/lib/libnvshmem_host.so.3"}, bundle, ""},
     {{"NVSHMEM_DEBUG=INFO", "EPKIT_PRELOAD=/gone.so"}, bundle, "two-nvshmem: PyTorch brings"},
     {{"NVSHMEM_DEBUG=INFO"}, bundle_and_mapped, ""},
     {{"LD_PRELOAD=/gone/libnvshmem_host.so.3"}, NULL, "two-nvshmem: LD_PRELOAD names an NVSHMEM that is not there"},
-    {{"LD_PRELOAD=/a.so /gone/libnvshmem_host.so.3"},
+    {{"LD_PRELOAD=liba.so /gone/libnvshmem_host.so.3"},
      NULL,
      "two-nvshmem: LD_PRELOAD names an NVSHMEM that is not there: /gone"},
     /* ibgda-transport */
@@ -249,18 +308,25 @@ static const struct {
     /* home */
     {{"NVSHMEM_HOME=/gone", "GDRCOPY_HOME=/gone"},
      NULL,
-     "home: 2 variables name what is not there: GDRCOPY_HOME NVSHMEM_HOME"},
-    {{"LD_PRELOAD=/gone/libx.so"}, NULL, "home: LD_PRELOAD names nothing"},
+     "home: several variables name what is not there: GDRCOPY_HOME NVSHMEM_HOME"},
+    {{"LD_PRELOAD=/gone/libx.so"}, NULL, "home: LD_PRELOAD names what is not there: /gone/libx.so"},
+    {{"LD_PRELOAD=/gone/libx.so:/proc/libnvshmem_host.so.3"},
+     preload_there,
+     "home: LD_PRELOAD names what is not there"},
+    {{"LD_PRELOAD=/gone/libnvshmem_host.so.3 /gone/libx.so"},
+     NULL,
+     "two-nvshmem: LD_PRELOAD names+home: LD_PRELOAD names what is not there: /gone/libx.so"},
     {{"NVSHMEM_HOME=/proc"}, NULL, ""},
     /* hca-prefix */
     {{"NVSHMEM_HCA_PREFIX=roce"}, NULL, "hca-prefix: IBGDA leaves out 4 of 4 NICs"},
     {{NULL}, other_names, ""},
-    {{"NVSHMEM_DEBUG=INFO"}, other_names, "hca-prefix: IBGDA leaves out 4 of 4 NICs: their names do not have 'mlx5'"},
+    {{IBGDA}, other_names, "hca-prefix: IBGDA leaves out 4 of 4 NICs: their names do not have 'mlx5'"},
+    {{NULL}, deepep_and_other_names, "hca-prefix: IBGDA leaves out 4 of 4 NICs"},
     {{"NVSHMEM_HCA_PREFIX=rocep"}, other_names, ""},
     {{"NVSHMEM_HCA_PREFIX=mlx5"}, one_other_name, "hca-prefix: IBGDA leaves out 1 of 4 NICs"},
     {{"NVSHMEM_HCA_LIST=mlx5_7"}, NULL, "hca-prefix: NVSHMEM_HCA_LIST leaves no NIC"},
     /* void-variables */
-    {{"NVSHMEM_REMOTE_TRANSPORT=ibgda"}, mapping_active, "void-variables: NVSHMEM_REMOTE_TRANSPORT does not do"},
+    {{"NVSHMEM_REMOTE_TRANSPORT=ibgda", GOOD}, mapping_active, "void-variables: NVSHMEM_REMOTE_TRANSPORT does not do"},
     {{"NVSHMEM_IBGDA_SUPPORT=1", "NVSHMEM_HCA_LISTS=x"},
      NULL,
      "void-variables: 2 variables do not do what they seem to, among them NVSHMEM_HCA_LISTS"},
@@ -274,6 +340,9 @@ static const struct {
      gib_does_not_load,
      "net-plugin: NCCL's network plugin does not load: libprotobuf"},
     {{"NCCL_NET_PLUGIN=/usr/local/gib/lib64/libnccl-net.so"}, gib_meets_other_verbs, ""},
+    {{"NCCL_NET_PLUGIN=/usr/local/gib/lib64/libnccl-net.so"},
+     gib_without_libibverbs,
+     "net-plugin: NCCL's network plugin does not load: libibverbs.so.1"},
     /* gib-settings */
     {{NULL}, gib, ""},
     {{"TORCH_NCCL_USE_COMM_NONBLOCKING=0"}, gib, "gib-settings: TORCH_NCCL_USE_COMM_NONBLOCKING is set"},
@@ -286,8 +355,9 @@ static const struct {
     {{NULL}, two_nccl_mapped, "two-nccl: the process has loaded 2 copies of NCCL"},
     {{"LD_LIBRARY_PATH=/opt/nccl/lib"},
      torch_nccl,
-     "two-nccl: LD_LIBRARY_PATH leads to NCCL 2.21.5 beside PyTorch's 2.27.5"},
+     "two-nccl: LD_LIBRARY_PATH leads to NCCL 2.21.5 before PyTorch's 2.27.5"},
     {{"LD_LIBRARY_PATH=/opt/same/lib"}, torch_nccl, ""},
+    {{"LD_LIBRARY_PATH=/opt/same/lib:/opt/nccl/lib"}, torch_nccl, ""},
     {{"LD_LIBRARY_PATH=/opt/nccl/lib", "LD_PRELOAD=/opt/same/lib/libnccl.so.2"}, torch_nccl, ""},
     {{"LD_PRELOAD=/gone/libnccl.so.2"}, NULL, "two-nccl: LD_PRELOAD names an NCCL that is not there"},
 };
@@ -343,6 +413,88 @@ static void run_case(size_t i)
     advised_done(&advised);
 }
 
+static struct doctor_result result_of(const struct doctor_check *check)
+{
+    struct doctor_machine machine;
+    struct doctor_result result;
+
+    advised_make(&advised);
+    machine = (struct doctor_machine){advised.root, &advised.hardware.topo, &advised.stack,
+                                      advised.map,  advised.advice,         advised.audit};
+    doctor_run(&machine, check, &result);
+    return result;
+}
+
+/* What other programs preload stays preloaded; names that no shell has are not unset; values are words. */
+static void test_fixes(void **state)
+{
+    static const struct {
+        const struct doctor_check *check;
+        const char *setting;
+        void (*change)(void);
+        const char *fix;
+    } fixes[] = {
+        {&check_home, "LD_PRELOAD=/gone/liba.so:/x/libb.so libc.so", NULL, "export LD_PRELOAD=/x/libb.so:libc.so"},
+        {&check_home, "LD_PRELOAD=/gone/liba.so", NULL, "unset LD_PRELOAD"},
+        {&check_two_nccl, "LD_PRELOAD=/x/libb.so:/gone/libnccl.so.2", NULL, "export LD_PRELOAD=/x/libb.so"},
+        {&check_two_nvshmem, "LD_PRELOAD=/x/lib$(id).so:/gone/libnvshmem_host.so.3", NULL,
+         "export LD_PRELOAD='/x/lib$(id).so'"},
+        {&check_void_variables, "NVSHMEM_X$(touch /tmp/x)=1", NULL, ""},
+        {&check_void_variables, "NVSHMEM_Y;reboot=1", NULL, ""},
+        {&check_void_variables, "NVSHMEM_NOBODY=1", NULL, "unset NVSHMEM_NOBODY"},
+        {&check_two_nccl, "LD_LIBRARY_PATH=/opt/nccl/lib", torch_nccl,
+         "export LD_LIBRARY_PATH=" TORCH "/nccl/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(fixes) / sizeof(fixes[0]); i++) {
+        struct doctor_result result;
+
+        advised_init(&advised);
+        tree_put(&advised.tree, "/x/libb.so", "");
+        advised_env(&advised, fixes[i].setting);
+        if (fixes[i].change)
+            fixes[i].change();
+        result = result_of(fixes[i].check);
+        assert_int_equal(result.outcome, DOCTOR_FOUND);
+        assert_string_equal(result.fix, fixes[i].fix);
+        advised_done(&advised);
+    }
+}
+
+/* By doctor.h: what does not work, or is several times slower, is an error. */
+static void test_severities(void **state)
+{
+    static const struct {
+        const struct doctor_check *check;
+        const char *setting;
+        void (*change)(void);
+        enum doctor_severity severity;
+    } severities[] = {
+        {&check_nic_handler, "NVSHMEM_IBGDA_NIC_HANDLER=gpu", option_off, DOCTOR_ERROR},
+        {&check_two_nvshmem, "NVSHMEM_DEBUG=INFO", bundle, DOCTOR_WARNING},
+        {&check_two_nvshmem, GOOD, deepep_and_bundle, DOCTOR_ERROR},
+        {&check_shared_nic, IBGDA, NULL, DOCTOR_WARNING},
+        {&check_shared_nic, "DEEP_EP_DEVICE_TO_HCA_MAPPING=0:mlx5_0,1:mlx5_0,2:mlx5_0,3:mlx5_0", mapping_active,
+         DOCTOR_ERROR},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(severities) / sizeof(severities[0]); i++) {
+        struct doctor_result result;
+
+        advised_init(&advised);
+        tree_put(&advised.tree, "/proc/driver/nvidia/params", "RegistryDwords: \"\"\n");
+        advised_env(&advised, severities[i].setting);
+        if (severities[i].change)
+            severities[i].change();
+        result = result_of(severities[i].check);
+        assert_int_equal(result.outcome, DOCTOR_FOUND);
+        assert_int_equal(result.severity, severities[i].severity);
+        advised_done(&advised);
+    }
+}
+
 static void test_cases(void **state)
 {
     (void)state;
@@ -368,6 +520,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_cases),
+        cmocka_unit_test(test_fixes),
+        cmocka_unit_test(test_severities),
         cmocka_unit_test(test_texts),
     };
 

@@ -121,6 +121,24 @@ static void no_core(struct made *made)
     made->stack.verbs.ibverbs = nowhere();
 }
 
+static void no_core_for_nobody(struct made *made)
+{
+    no_core(made);
+    made->stack.deepep.n = 0;
+    made->stack.deepep.imported = -1;
+}
+
+static void no_core_for_a_plugin(struct made *made)
+{
+    no_core_for_nobody(made);
+    made_env(made, "NCCL_NET=gIB");
+}
+
+static void no_mlx5_library(struct made *made)
+{
+    made->stack.verbs.mlx5 = nowhere();
+}
+
 static void damaged_core(struct made *made)
 {
     made_state(made, "elf", CORE, "failed");
@@ -464,12 +482,25 @@ static void nvshmem_source(struct made *made)
     made_file(made, "/usr/include/infiniband/mlx5dv.h", "enum { MLX5DV_REG_DMABUF_ACCESS_DATA_DIRECT = 1 };\n");
     made_state(made, "stats", "/usr/include/gdrapi.h", "absent");
     made_state(made, "stats", "/usr/local/include/gdrapi.h", "absent");
+    made_state(made, "files", "/opt/nvshmem_src/build/CMakeCache.txt", "absent");
 }
 
 static void nvshmem_source_without_gdrcopy(struct made *made)
 {
     nvshmem_source(made);
     made_env(made, "NVSHMEM_USE_GDRCOPY=0");
+}
+
+static void nvshmem_configured_without_gdrcopy(struct made *made)
+{
+    nvshmem_source(made);
+    made_file(made, "/opt/nvshmem_src/build/CMakeCache.txt", "# cache\nNVSHMEM_USE_GDRCOPY:BOOL=OFF\nX:BOOL=ON\n");
+}
+
+static void nvshmem_configured_with_gdrcopy(struct made *made)
+{
+    nvshmem_source(made);
+    made_file(made, "/opt/nvshmem_src/build/CMakeCache.txt", "# cache\nNVSHMEM_USE_GDRCOPY:BOOL=ON\n");
 }
 
 static void nvshmem_source_old_header(struct made *made)
@@ -482,7 +513,10 @@ static const struct test_case cases[] = {
     {&check_provider_missing, "healthy", nothing, DOCTOR_FINE, ""},
     {&check_provider_missing, "no NICs", no_nics, DOCTOR_NOT_HERE, "no RDMA NIC"},
     {&check_provider_missing, "NICs of others", nics_of_others, DOCTOR_NOT_HERE, "of NVIDIA"},
-    {&check_provider_missing, "no libibverbs", no_core, DOCTOR_NOT_HERE, "not installed"},
+    {&check_provider_missing, "no libibverbs", no_core, DOCTOR_FOUND, "libibverbs.so.1 is not installed"},
+    {&check_provider_missing, "no libibverbs for a plugin", no_core_for_a_plugin, DOCTOR_FOUND, "libibverbs.so.1 is"},
+    {&check_provider_missing, "no libibverbs, nobody asks", no_core_for_nobody, DOCTOR_NOT_HERE, "not installed"},
+    {&check_provider_missing, "no libmlx5", no_mlx5_library, DOCTOR_FOUND, "libmlx5.so.1 is not installed"},
     {&check_provider_missing, "damaged", damaged_core, DOCTOR_UNKNOWN, "made so"},
     {&check_provider_missing, "no number", core_without_number, DOCTOR_UNKNOWN, "IBVERBS_PRIVATE"},
     {&check_provider_missing, "environment", secret_environment, DOCTOR_UNKNOWN, "environment"},
@@ -557,6 +591,8 @@ static const struct test_case cases[] = {
     {&check_build_files, "CUDA 13 with its path", cuda_13_with_path, DOCTOR_FINE, ""},
     {&check_build_files, "no GDRCopy", nvshmem_source, DOCTOR_FOUND, "gdrapi.h"},
     {&check_build_files, "GDRCopy off", nvshmem_source_without_gdrcopy, DOCTOR_FINE, ""},
+    {&check_build_files, "configured without GDRCopy", nvshmem_configured_without_gdrcopy, DOCTOR_FINE, ""},
+    {&check_build_files, "configured with GDRCopy", nvshmem_configured_with_gdrcopy, DOCTOR_FOUND, "gdrapi.h"},
     {&check_build_files, "old header", nvshmem_source_old_header, DOCTOR_FOUND, "MLX5DV_REG_DMABUF"},
 };
 
@@ -629,6 +665,24 @@ static void architectures(void **state)
     }
 }
 
+/* A variable for a build belongs to that build's command: exported it is one that does nothing. */
+static void build_without_gdrcopy(void **state)
+{
+    struct made *made = calloc(1, sizeof(*made));
+    struct doctor_result result;
+
+    (void)state;
+    assert_non_null(made);
+    made_init(made);
+    healthy(made);
+    nvshmem_source(made);
+    made_open(made);
+    doctor_run(&made->doctor, &check_build_files, &result);
+    assert_string_equal(result.fix, "NVSHMEM_USE_GDRCOPY=0 cmake -S /opt/nvshmem_src -B /opt/nvshmem_src/build");
+    made_done(made);
+    free(made);
+}
+
 /* Names of files become words of commands that people paste. */
 static void commands(void **state)
 {
@@ -656,6 +710,7 @@ int main(void)
         cmocka_unit_test(outcomes),
         cmocka_unit_test(architectures),
         cmocka_unit_test(commands),
+        cmocka_unit_test(build_without_gdrcopy),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
