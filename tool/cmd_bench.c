@@ -3,6 +3,7 @@
 #include "bench/bench.h"
 #include "bench/render.h"
 #include "cmd.h"
+#include "gpu.h"
 #include "group.h"
 #include "machine.h"
 #include "output.h"
@@ -17,7 +18,7 @@
 struct bench_options {
     struct group_options group; /* its ranks: the entry of the list that is being measured */
     struct opt_list ranks, tokens, only;
-    int64_t hidden, topk, experts, ll_tokens, iters, seed;
+    int64_t hidden, topk, experts, ll_tokens, iters, seed, sms;
     int dtype;
     const char *routing;
     bool no_yardsticks, quick, phases, json, csv;
@@ -50,8 +51,10 @@ static const struct opt bench_table[] = {
      .value = "1", .help = "of routing and contents"},
     {"iters", 'i', "N", OPT_INT, offsetof(struct bench_options, iters), .min = 1, .max = BENCH_MAX_ITERS,
      .help = "rounds of each measurement; without it as many as take 0.3 s, at least 5"},
+    {"sms", 0, "N", OPT_INT, offsetof(struct bench_options, sms), .min = 0, .max = 1024, .value = "0",
+     .help = "multiprocessors that an operation occupies on GPUs; 0 leaves it to the library"},
     {"no-yardsticks", 0, NULL, OPT_FLAG, offsetof(struct bench_options, no_yardsticks),
-     .help = "do not measure memcpy and MPI_Alltoallv beside; takes less memory"},
+     .help = "do not measure memcpy and MPI_Alltoallv, or copy engine and bare rows, beside; takes less memory"},
     {"quick", 'q', NULL, OPT_FLAG, offsetof(struct bench_options, quick),
      .help = "a small shape and few rounds: whether it works, not how fast"},
     {"phases", 'p', NULL, OPT_FLAG, offsetof(struct bench_options, phases),
@@ -67,7 +70,7 @@ static const struct opt bench_table[] = {
      .help = "how ranks are started: fork, mpi or threads; without it mpi where it is installed, for the sake of the "
              "yardstick, else fork"},
     {"backend", 0, "NAME", OPT_CHOICE, offsetof(struct bench_options, group.backend), .choices = group_backends,
-     .value = "auto", .help = "backend of the library; auto takes the best one that works here"},
+     .value = "auto", .help = "backend of the library; auto takes cuda where there is a GPU for each rank, else host"},
     {"timeout", 0, "SECONDS", OPT_INT, offsetof(struct bench_options, group.timeout_s), .min = 1, .max = 86400,
      .value = "120", .help = "deadline of every wait for a peer"},
     {"channels", 0, "N", OPT_INT, offsetof(struct bench_options, group.channels), .min = 1, .max = 16, .value = "4",
@@ -107,8 +110,12 @@ static void fill_defaults(const struct cmd *cmd, const struct cmd_call *call, st
     }
     if (ranks_world_rank() >= 0)
         take_list(cmd, call, "ranks", ranks_world_size(), &options->ranks);
-    if (ranks_world_rank() < 0 && !cmd_given(cmd, call, "boot"))
-        options->group.boot = ranks_mpi_available(&why) ? RANKS_MPI : RANKS_FORK;
+    else if (group_on_gpus(&options->group))
+        take_list(cmd, call, "ranks", gpu_count(), &options->ranks);
+    if (ranks_world_rank() >= 0 || cmd_given(cmd, call, "boot"))
+        return;
+    /* MPI_Alltoallv is a yardstick for host memory. */
+    options->group.boot = !group_on_gpus(&options->group) && ranks_mpi_available(&why) ? RANKS_MPI : RANKS_FORK;
 }
 
 static int make_request(const struct cmd *cmd, const struct bench_options *options, struct bench_request *ret_request)
@@ -124,6 +131,7 @@ static int make_request(const struct cmd *cmd, const struct bench_options *optio
         .experts = (int)options->experts,
         .iters = (int)options->iters,
         .yardsticks = !options->no_yardsticks,
+        .sms = (int)options->sms,
     };
 
     if (!routing)
@@ -186,6 +194,7 @@ static void print_text(const struct bench_options *options, const struct finding
     const char *device = json_string_value(findings->device);
     const char *mpi = json_string_value(findings->mpi);
     const char *why = "";
+    bool gpus = json_object_get(json_array_get(findings->rows, 0), "sms");
     char sentence[512], where[256];
 
     bench_sentence(findings->rows, sentence, sizeof(sentence));
@@ -198,6 +207,11 @@ static void print_text(const struct bench_options *options, const struct finding
     out_line("All results verified. GB/s are of one rank. Machine: %s.", where);
     if (options->no_yardsticks)
         return;
+    if (gpus) {
+        out_line("%s", "Time: between marks in the stream, the slowest rank. Queued: behind other work, which empties "
+                       "the cache and hides the launch. Copy engine: the same bytes from all to all.");
+        return;
+    }
     if (mpi)
         out_line("MPI_Alltoallv of %s, packing and adding by hand.", mpi);
     else if (!ranks_mpi_available(&why))
@@ -291,7 +305,9 @@ const struct cmd verb_bench = {
     .description =
         "Starts a group of ranks on this machine and measures dispatch, combine, the creation of plans and the "
         "low-latency operations on made-up routings, after verifying that their results are right.\n\n"
-        "Two yardsticks take turns with them, on the same ranks: memcpy of as many bytes as a rank receives, and, where "
+        "Where the CUDA backend has a GPU for each rank, it is measured, on device memory, and beside it what the GPUs "
+        "give at best: the same rows without plan and waits, and the copy engine.\n\n"
+        "On the host backend two yardsticks take turns with them, on the same ranks: memcpy of as many bytes as a rank receives, and, where "
         "MPI is installed, dispatch and combine written by hand around MPI_Alltoallv. On a machine that is shared, "
         "or that has fewer processors than ranks, the ratios to these are what to quote, not GB/s.\n\n"
         "The time of an operation is from the first rank's start to the last rank's end, the median over rounds; P10 "

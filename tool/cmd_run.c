@@ -2,6 +2,7 @@
 /* cmd_run.c - epkit run: does it work here, how fast is it, and a report of both. */
 #include "bench/bench.h"
 #include "cmd.h"
+#include "gpu.h"
 #include "group.h"
 #include "machine.h"
 #include "output.h"
@@ -76,12 +77,16 @@ static const char *result_word(int code)
 static void part_spec(const struct part *part, uint64_t seed, struct ranks_spec *ret_spec)
 {
     bool world = ranks_world_rank() >= 0;
+    /* A GPU for each rank, where there are any. */
+    bool gpus = part->nodes == 1 && gpu_is_backend(gpu_choose_backend(1, 1)) && gpu_count() > 0;
+    int nranks = world ? ranks_world_size() : gpus ? gpu_count() : part->ranks;
 
     *ret_spec = (struct ranks_spec){
         .boot = world ? RANKS_MPI : RANKS_FORK,
-        .nranks = world ? ranks_world_size() : part->ranks,
+        .nranks = nranks,
         .nnodes = part->nodes,
         .timeout_ms = TIMEOUT_MS,
+        .backend = part->nodes == 1 ? gpu_choose_backend(nranks, part->nodes) : "host",
         .emulation = {.seed = seed},
     };
 }
@@ -177,8 +182,8 @@ static int run_bench(struct run *run, int cores)
     request.seed = run->seed;
     request.n_token_counts = 3;
     request.tokens[0] = 128;
-    request.tokens[1] = 512;
-    request.tokens[2] = 2048;
+    request.tokens[1] = gpu_is_backend(spec.backend) ? 1024 : 512;
+    request.tokens[2] = gpu_is_backend(spec.backend) ? 4096 : 2048;
     request.experts = 256 / spec.nranks * spec.nranks;
     while (request.n_token_counts > 1 &&
            bench_bytes(&request, spec.nranks, spec.boot == RANKS_MPI) > available_bytes() / 2)
@@ -236,6 +241,14 @@ static size_t count_passed(const struct run *run, char *ret_text, size_t bytes)
     return n;
 }
 
+static double ratio_of(const json_t *row)
+{
+    char key[64];
+
+    snprintf(key, sizeof(key), "vs_%s", bench_yardstick_of(row).key);
+    return json_number_value(json_object_get(row, key));
+}
+
 static void make_verdict(const struct run *run, char *ret_text, size_t bytes)
 {
     const json_t *row = headline(run->bench);
@@ -251,9 +264,8 @@ static void make_verdict(const struct run *run, char *ret_text, size_t bytes)
     n = (size_t)snprintf(ret_text, bytes, "epkit %s here: %s cases passed", run->code ? "does not work" : "works",
                          passed);
     if (row && n < bytes)
-        snprintf(ret_text + n, bytes - n, "; %s dispatch moves %.1f GB/s, %.2f of memcpy.", device ? device : "host",
-                 json_number_value(json_object_get(row, "logical_gbps")),
-                 json_number_value(json_object_get(row, "vs_memcpy")));
+        snprintf(ret_text + n, bytes - n, "; %s dispatch moves %.1f GB/s, %.2f of %s.", device ? device : "host",
+                 json_number_value(json_object_get(row, "logical_gbps")), ratio_of(row), bench_yardstick_of(row).name);
     else if (n < bytes)
         snprintf(ret_text + n, bytes - n, "; nothing was measured.");
 }
@@ -263,13 +275,13 @@ static const char *gpu_note(const json_t *machine, const json_t *bench)
     const char *device = json_string_value(json_object_get(bench, "device"));
 
     if (device && strcmp(device, "host") != 0)
-        return "The GPUs of this machine were used.";
+        return "Cases on one node and figures are those of the CUDA backend, on the GPUs of this machine; nodes are "
+               "emulated, on the host backend.";
     if (json_array_size(json_object_get(machine, "gpus")) > 0)
-        return "This machine has GPUs, but cases and figures are those of the host backend, on the CPU: this command "
-               "does not run on GPUs yet. The library does (cmake --preset cuda), with tests of its own in tests/cuda.";
-    return "No NVIDIA GPU was found, so everything ran on the host backend, on the CPU. On GPUs the CUDA backend of the "
-           "library (cmake --preset cuda) moves rows over NVLink; this command will run the same cases and "
-           "measurements there.";
+        return "This machine has GPUs, but cases and figures are those of the host backend, on the CPU: the CUDA backend "
+               "is not part of this build (cmake --preset cuda), or found no GPU that it can use.";
+    return "No NVIDIA GPU was found, so everything ran on the host backend, on the CPU. On GPUs the CUDA backend "
+           "(cmake --preset cuda) moves rows over NVLink, and this command runs the same cases and measurements there.";
 }
 
 /* What makes such a report again. */
@@ -348,9 +360,8 @@ static void print_table(const struct run *run)
     {
         if (!json_equal(json_object_get(item, "tokens"), json_object_get(last, "tokens")))
             continue;
-        snprintf(text, sizeof(text), "%.1f GB/s, %.2f of memcpy",
-                 json_number_value(json_object_get(item, "logical_gbps")),
-                 json_number_value(json_object_get(item, "vs_memcpy")));
+        snprintf(text, sizeof(text), "%.1f GB/s, %.2f of %s", json_number_value(json_object_get(item, "logical_gbps")),
+                 ratio_of(item), bench_yardstick_of(item).name);
         json_array_append_new(rows,
                               json_pack("{s:o, s:O, s:s}", "what",
                                         json_sprintf("%s %s, %d tokens", json_string_value(json_object_get(item, "op")),
@@ -436,7 +447,8 @@ const struct cmd verb_run = {
     .description =
         "Answers in one sentence whether epkit works on this machine and how fast it is. Looks at the machine, runs "
         "the three matrices of 'epkit test' (24 cases on one node, 32 on two emulated nodes, 32 of the low-latency "
-        "operations), measures dispatch and combine beside a plain memcpy of the same bytes, and writes a report. Its "
+        "operations), measures dispatch and combine beside a plain memcpy of the same bytes, and writes a report. On a "
+        "machine with GPUs and the CUDA backend, everything on one node runs there, a rank on each GPU. Its "
         "ranks are forked unless mpirun started epkit, so MPI_Alltoallv is not measured beside them: 'epkit bench' "
         "does that where MPI is installed.\n\n"
         "The report is a folder with report.html, which needs no other file, and report.json with the same data. Each "

@@ -3,6 +3,7 @@
 #include "check/cases.h"
 #include "check/routing.h"
 #include "cmd.h"
+#include "gpu.h"
 #include "group.h"
 #include "output.h"
 #include "progress.h"
@@ -75,10 +76,10 @@ static void fill_defaults(const struct test_options *given, const char *matrix, 
 
         if (strcmp(row->matrix, matrix) != 0)
             continue;
-        if (!ret_options->group.ranks)
-            ret_options->group.ranks = row->ranks;
         if (!ret_options->group.nodes)
             ret_options->group.nodes = row->nodes;
+        if (!ret_options->group.ranks)
+            ret_options->group.ranks = group_on_gpus(&ret_options->group) ? gpu_count() : row->ranks;
     }
 }
 
@@ -297,6 +298,8 @@ const struct cmd verb_test = {
         "intranode: 24 cases on one node (8 ranks unless said otherwise). internode: 32 cases over nodes (8 ranks on 2 "
         "nodes), which are emulated: rows between them travel through a network that can be told to misbehave. "
         "lowlatency: 32 cases of the fixed-shape operations for decoding (4 ranks).\n\n"
+        "On a machine with GPUs and the CUDA backend each rank gets a GPU, except that internode stays on the host "
+        "backend: data is made on the host, copied to the GPU, and what comes out is compared on the host.\n\n"
         "All random choices come from one seed, which is printed. When something fails, so is the command that repeats "
         "it.\n\n"
         "Started by mpirun, the ranks are those of mpirun.",

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "group.h"
 
+#include "gpu.h"
 #include "output.h"
 #include "ranks_internal.h"
 
@@ -56,6 +57,14 @@ static int check_network(const struct cmd *cmd, const struct cmd_call *call)
     return CMD_FINE;
 }
 
+bool group_on_gpus(const struct group_options *group)
+{
+    const char *named = group->backend == 0 ? gpu_choose_backend(1, (int)(group->nodes ? group->nodes : 1))
+                                            : group_backends[group->backend];
+
+    return gpu_is_backend(named) && gpu_count() > 0;
+}
+
 static int check_mpirun(const struct cmd *cmd)
 {
     const char *why;
@@ -95,7 +104,8 @@ int group_spec(const struct cmd *cmd, const struct cmd_call *call, const struct 
         .nranks = (int)ranks,
         .nnodes = (int)group->nodes,
         .timeout_ms = (int)(group->timeout_s * 1000),
-        .backend = group->backend == 0 ? NULL : group_backends[group->backend],
+        .backend =
+            group->backend == 0 ? gpu_choose_backend((int)ranks, (int)group->nodes) : group_backends[group->backend],
         .channels = (int)group->channels,
         .partial_type = strcmp(group_partials[group->partial], "bf16") == 0 ? EP_BF16 : EP_F32,
         .emulation =

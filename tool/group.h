@@ -33,7 +33,7 @@ extern const char *const group_backends[]; /* "auto", "host", "cuda" */
     {"boot", 'b', "HOW", OPT_CHOICE, offsetof(owner, member.boot), .choices = group_boots, .value = "fork",            \
      .help = "how ranks are started: forked processes, mpirun, or threads of one process"},                            \
     {"backend", 0, "NAME", OPT_CHOICE, offsetof(owner, member.backend), .choices = group_backends, .value = "auto",    \
-     .help = "backend of the library; auto takes the best one that works here"},                                       \
+     .help = "backend of the library; auto takes cuda where there is a GPU for each rank, else host"},                                       \
     {"timeout", 0, "SECONDS", OPT_INT, offsetof(owner, member.timeout_s), .min = 1, .max = 86400, .value = "30",       \
      .help = "deadline of every wait for a peer"},                                                                     \
     {"channels", 0, "N", OPT_INT, offsetof(owner, member.channels), .min = 1, .max = 16, .value = "4",                 \
@@ -55,6 +55,9 @@ extern const char *const group_backends[]; /* "auto", "host", "cuda" */
  */
 int group_spec(const struct cmd *cmd, const struct cmd_call *call, const struct group_options *group, uint64_t seed,
                struct ranks_spec *ret_spec);
+
+/* Will a group of these options be one on GPUs if it has no more ranks than there are GPUs? */
+bool group_on_gpus(const struct group_options *group);
 
 /* Is the backend of EPKIT_BACKEND one there can be? CMD_FINE, or CMD_USAGE after reporting that it is not. */
 int group_check_backend(const struct cmd *cmd);

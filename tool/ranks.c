@@ -3,6 +3,7 @@
 #include "ranks_internal.h"
 
 #include "cmd.h"
+#include "gpu.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -97,7 +98,6 @@ static ep_status open_comm(struct ranks_ctx *ctx, const ep_boot *boot)
     const struct ranks_spec *spec = ctx->spec;
     ep_comm_config config = EP_COMM_CONFIG_INIT;
 
-    /* The jobs keep their data in host memory, so a better backend is used only where somebody names it. */
     config.backend = spec->backend || getenv("EPKIT_BACKEND") ? spec->backend : "host";
     config.ranks_per_node = spec->nnodes > 1 ? spec->nranks / spec->nnodes : 0;
     config.timeout_ms = spec->timeout_ms;
@@ -110,17 +110,20 @@ static ep_status open_comm(struct ranks_ctx *ctx, const ep_boot *boot)
     return ep_comm_new(boot, &config, &ctx->comm);
 }
 
-/* Whether the jobs can work with the backend that was named: they write and check their data in host memory. */
-static int has_host_memory(struct ranks_ctx *ctx)
+/* On GPUs the data of the jobs lies in device memory, which the module of the backend knows how to reach. */
+static int find_memory(struct ranks_ctx *ctx)
 {
     ep_comm_info info = {.size = sizeof(info)};
+    const char *why = "";
 
     if (ep_comm_get_info(ctx->comm, &info) == EP_OK && strcmp(info.backend, "host") == 0)
-        return 1;
-    ranks_emit(ctx,
-               ranks_problem_new(ctx->rank, "creating the communicator", "use --backend host",
-                                 "this command keeps its data in host memory; backend %s cannot use it", info.backend));
-    return 0;
+        return CMD_FINE;
+    ctx->gpu = gpu_load(&why);
+    ctx->memory = &gpu_memory;
+    if (ctx->gpu)
+        return CMD_FINE;
+    ranks_emit(ctx, ranks_problem_new(ctx->rank, "loading the CUDA backend", "use --backend host", "%s", why));
+    return CMD_UNSUPPORTED;
 }
 
 int ranks_serve(struct ranks_seat *seat, const ep_boot *boot, const char *job, const json_t *parameters)
@@ -133,6 +136,8 @@ int ranks_serve(struct ranks_seat *seat, const ep_boot *boot, const char *job, c
     ctx->nranks = boot->nranks;
     ctx->nnodes = ctx->spec->nnodes;
     ctx->comm = NULL;
+    ctx->memory = NULL;
+    ctx->gpu = NULL;
     if (!run) {
         ranks_emit(ctx, ranks_problem_new(ctx->rank, "starting a job", "", "this epkit has no job '%s'", job));
     } else {
@@ -140,10 +145,10 @@ int ranks_serve(struct ranks_seat *seat, const ep_boot *boot, const char *job, c
 
         if (status != EP_OK)
             ranks_emit_error(ctx, status, "creating the communicator");
-        else if (has_host_memory(ctx))
-            code = run(ctx, parameters);
         else
-            status = EP_E_UNSUPPORTED;
+            code = find_memory(ctx);
+        if (status == EP_OK && code == CMD_FINE)
+            code = run(ctx, parameters);
         if (status == EP_E_UNSUPPORTED)
             code = CMD_UNSUPPORTED;
     }

@@ -28,8 +28,23 @@ struct ranks_spec {
 
 /* --- the rank's side --- */
 
+struct ranks_ctx;
+
+/*
+ * Memory that a backend works on and the processor does not reach: the data of a job is made and checked in host
+ * memory, and copied. Each call is complete when it returns; copy goes in any direction.
+ */
+struct ranks_memory {
+    ep_status (*take)(struct ranks_ctx *ctx, size_t bytes, void **ret_memory);
+    void (*give)(struct ranks_ctx *ctx, void *memory); /* NULL is fine */
+    ep_status (*copy)(struct ranks_ctx *ctx, void *to, const void *from, size_t bytes);
+    ep_status (*fill)(struct ranks_ctx *ctx, void *to, int byte, size_t bytes);
+};
+
 struct ranks_ctx {
-    ep_comm *comm; /* created and freed by ranks.c */
+    ep_comm *comm;                     /* created and freed by ranks.c */
+    const struct ranks_memory *memory; /* NULL: the backend works on host memory */
+    const struct ep_cuda_module *gpu;  /* NULL unless the backend is cuda */
     int rank, nranks, nnodes;
     const struct ranks_spec *spec;
     const struct ep_mpi_module *mpi; /* NULL unless the ranks run under MPI */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* report_html.c - the page: verdict on top, then tables, plots, machine. Everything it needs is in it. */
+#include "bench/bench.h"
 #include "machine.h"
 #include "report.h"
 
@@ -203,13 +204,18 @@ static void print_cases(FILE *stream, const json_t *suites)
 
 static void print_rows(FILE *stream, const json_t *rows)
 {
+    struct bench_yardstick yardstick = bench_yardstick_of(json_array_get(rows, 0));
+    char ratio[64];
     json_t *row;
     size_t i;
 
+    snprintf(ratio, sizeof(ratio), "vs_%s", yardstick.key);
     fputs("<div class=\"scroll\"><table><thead><tr><th>Operation</th><th>Type</th><th class=\"n\">Tokens</th>"
           "<th class=\"n\">Time, ms</th><th class=\"n\">Logical GB/s</th><th class=\"n\">Wire GB/s</th>"
-          "<th class=\"n\">memcpy GB/s</th><th class=\"n\">&times; memcpy</th></tr></thead><tbody>\n",
+          "<th class=\"n\">",
           stream);
+    fprintf(stream, "%s GB/s</th><th class=\"n\">&times; %s</th></tr></thead><tbody>\n", yardstick.name,
+            yardstick.name);
     json_array_foreach(rows, i, row)
     {
         fputs("<tr>", stream);
@@ -219,8 +225,8 @@ static void print_rows(FILE *stream, const json_t *rows)
         print_number_cell(stream, json_object_get(row, "time_us"), 3, 1e-3);
         print_number_cell(stream, json_object_get(row, "logical_gbps"), 2, 1);
         print_number_cell(stream, json_object_get(row, "wire_gbps"), 2, 1);
-        print_number_cell(stream, json_object_get(json_object_get(row, "memcpy"), "gbps"), 2, 1);
-        print_number_cell(stream, json_object_get(row, "vs_memcpy"), 2, 1);
+        print_number_cell(stream, json_object_get(json_object_get(row, yardstick.key), "gbps"), 2, 1);
+        print_number_cell(stream, json_object_get(row, ratio), 2, 1);
         fputs("</tr>\n", stream);
     }
     fputs("</tbody></table></div>\n", stream);
@@ -250,8 +256,8 @@ static void print_bench(FILE *stream, const json_t *document)
         fprintf(stream, "<p class=\"warn\">%s.</p>\n", why);
     fputs(
         "<p class=\"soft\">Logical GB/s count the rows that a rank receives, its own included; wire GB/s those that "
-        "come from other ranks; both over the time of the whole operation, of the slowest rank. memcpy moves the same "
-        "bytes, by the same processes, in the same run. A ratio above 1 is no mistake: a row that goes to several "
+        "come from other ranks; both over the time of the whole operation, of the slowest rank. memcpy, or the copy "
+        "engine of GPUs, moves the same bytes, by the same processes, in the same run. A ratio above 1 is no mistake: a row that goes to several "
         "ranks is read once and placed on each of them, where memcpy reads it each time. On a machine that is shared "
         "with others only the ratio means something.</p></section>\n",
         stream);

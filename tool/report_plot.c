@@ -7,6 +7,8 @@
  */
 #include "report.h"
 
+#include "bench/bench.h"
+
 #include "progress.h"
 
 #include "base/clock.h"
@@ -38,7 +40,8 @@ static double number_of(const json_t *row, const char *key)
 
 static bool has_rate(const json_t *row)
 {
-    return json_is_number(json_object_get(row, "logical_gbps")) && json_is_object(json_object_get(row, "memcpy"));
+    return json_is_number(json_object_get(row, "logical_gbps")) &&
+           json_is_object(json_object_get(row, bench_yardstick_of(row).key));
 }
 
 /* --- gnuplot --- */
@@ -180,6 +183,7 @@ static bool script_rates(FILE *script, const json_t *rows)
 {
     json_t *row;
     size_t i;
+    const char *yardstick = bench_yardstick_of(json_array_get(rows, 0)).name;
     int n = 0;
 
     begin_script(script, "operation", "GB/s of one rank");
@@ -191,12 +195,13 @@ static bool script_rates(FILE *script, const json_t *rows)
         if (!has_rate(row) || !is_largest(rows, row))
             continue;
         fprintf(script, "\"%s %s\" %.6g %.6g\n", text_of(row, "op"), text_of(row, "type"),
-                number_of(row, "logical_gbps"), number_of(json_object_get(row, "memcpy"), "gbps"));
+                number_of(row, "logical_gbps"), number_of(json_object_get(row, bench_yardstick_of(row).key), "gbps"));
         n++;
     }
-    fputs("EOD\nplot $d using 2:xtic(1) title 'epkit' lc rgb '#2f6fb0', '' using 3 title 'memcpy of the same bytes' lc "
-          "rgb '#a8b0b8'\n",
-          script);
+    fprintf(script,
+            "EOD\nplot $d using 2:xtic(1) title 'epkit' lc rgb '#2f6fb0', '' using 3 title '%s, same bytes' lc "
+            "rgb '#a8b0b8'\n",
+            yardstick);
     return n > 0;
 }
 
@@ -210,7 +215,8 @@ static int count_tokens(FILE *script, const json_t *rows, const char *op)
     {
         if (!has_rate(row) || strcmp(text_of(row, "op"), op) != 0 || strcmp(text_of(row, "type"), "bf16") != 0)
             continue;
-        fprintf(script, "%.0f %.6g\n", number_of(row, "tokens"), number_of(row, "vs_memcpy"));
+        fprintf(script, "%.0f %.6g\n", number_of(row, "tokens"),
+                number_of(json_object_get(row, bench_yardstick_of(row).key), "time_us") / number_of(row, "time_us"));
         n++;
     }
     return n;
@@ -220,7 +226,7 @@ static bool script_tokens(FILE *script, const json_t *rows)
 {
     int n_dispatch, n_combine;
 
-    begin_script(script, "tokens of each rank", "times memcpy");
+    begin_script(script, "tokens of each rank", "times the yardstick");
     fputs("set logscale x 2\nset xrange [*:*]\nset offsets graph 0.05, graph 0.05, graph 0.05, 0\n$dispatch << EOD\n",
           script);
     n_dispatch = count_tokens(script, rows, "dispatch");
@@ -262,9 +268,9 @@ static bool script_phases(FILE *script, const json_t *rows)
 }
 
 static const struct plot plots[] = {
-    {"Rate of one rank beside a plain memcpy, largest batch", "bars: GB/s of each operation beside memcpy",
-     script_rates},
-    {"Beside memcpy, by batch size", "lines: rate in multiples of memcpy over tokens of each rank", script_tokens},
+    {"Rate of one rank beside a plain copy, largest batch", "bars: GB/s of each operation beside a copy", script_rates},
+    {"Beside a plain copy, by batch size", "lines: rate in multiples of a copy over tokens of each rank",
+     script_tokens},
     {"Where the time goes, largest batch", "stacked bars: milliseconds of each phase of an operation", script_phases},
 };
 

@@ -15,7 +15,7 @@ const struct cmd *const verbs[] = {
 };
 
 const struct env_text env_texts[] = {
-    {"EPKIT_BACKEND", "backend of the library when --backend is not given: host; this version has no other"},
+    {"EPKIT_BACKEND", "backend of the library when --backend is not given: host or cuda"},
     {"EPKIT_HOST_ISA", "instruction set of the host backend's loops over rows: portable, avx2 or avx512"},
     {"EPKIT_PRELOAD",
      "set by the script of 'epkit env': the library that its function epkit_preload loads into a program"},

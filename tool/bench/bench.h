@@ -48,8 +48,10 @@ struct bench_request {
     int tokens[BENCH_MAX_TOKEN_COUNTS]; /* per rank; each is measured */
     int ll_tokens;                      /* per rank, low latency */
     int hidden, topk, experts;
-    int iters;       /* rounds of each measurement; 0: as many as make a stable figure, at least 5 */
-    bool yardsticks; /* memcpy, and MPI_Alltoallv where the ranks run under MPI */
+    int iters; /* rounds of each measurement; 0: as many as make a stable figure, at least 5 */
+    bool
+        yardsticks; /* memcpy, and MPI_Alltoallv where the ranks run under MPI; on GPUs the copy engine and bare rows */
+    int sms;        /* multiprocessors of an operation on GPUs; 0: the backend's default */
 };
 
 /* DeepSeek-V3's shape: hidden 7168, top-8 of 256 experts, uniform, bf16, 512 tokens (low latency 128), all of
@@ -63,6 +65,7 @@ struct bench_request {
 /*
  * Runs the request on the ranks of `spec`. *ret_result is a new reference, set when the result is 0:
  *   "device"   "host", or the name of the GPU
+ *   "sms"      multiprocessors of an operation, on GPUs
  *   "mpi"      version text of the MPI that the ranks run under, or null
  *   "rows"     array of measurements, see tool/schema/bench.json
  *   "memory"   array: what the library holds beside the caller's buffers, for each token count
@@ -78,6 +81,15 @@ const char *bench_check(const struct bench_request *request, int n_ranks, char *
 
 /* Bytes of memory that the request takes on n_ranks ranks of one host, all together. */
 uint64_t bench_bytes(const struct bench_request *request, int n_ranks, bool under_mpi);
+
+/*
+ * What the rates of a row are held against in one figure: memcpy of the same bytes on the host, the copy engine from
+ * all to all on GPUs. `key` is its object in the row; vs_<key> the ratio.
+ */
+struct bench_yardstick {
+    const char *key, *name;
+};
+struct bench_yardstick bench_yardstick_of(const json_t *row);
 
 /* What was measured, for records: {"commit", "compiler", "build_type", "date" in UTC}. A new reference. */
 json_t *bench_provenance(void);

@@ -3,10 +3,7 @@
 
 #include "base/error.h"
 
-#include <stdlib.h>
 #include <string.h>
-
-#define PAGE 4096
 
 int bench_routing_new(struct ranks_ctx *ctx, const struct bench_request *request, int tokens, int variant,
                       struct routing **ret_routing)
@@ -26,26 +23,27 @@ int bench_routing_new(struct ranks_ctx *ctx, const struct bench_request *request
     return ranks_emit_error(ctx, ep_fail(EP_E_ARG, "%s", error.text), "making up a routing");
 }
 
-/* Private memory, as an engine would have it from malloc. Zeros: every page exists before anything is timed. */
 static void *take(struct bench_case *bench, int64_t rows, size_t row_bytes)
 {
-    size_t bytes = ((size_t)rows * row_bytes / PAGE + 1) * PAGE;
-    void *memory = aligned_alloc(PAGE, bytes);
-
-    if (memory)
-        memset(memory, 0, bytes);
-    bench->private_bytes += (int64_t)bytes;
-    return memory;
+    return twins_take(&bench->twins, (size_t)rows * row_bytes, 0);
 }
 
-static ep_status take_symmetric(struct bench_case *bench, size_t row_bytes, void **ret_memory)
+static void *take_symmetric(struct bench_case *bench, size_t row_bytes)
 {
     size_t bytes = (size_t)bench->room_rows * row_bytes;
 
-    EP_TRY(ep_alloc(bench->ctx->comm, bytes, ret_memory));
-    memset(*ret_memory, 0, bytes);
     bench->symmetric_bytes += (int64_t)bytes;
-    return EP_OK;
+    return twins_take(&bench->twins, bytes, TWINS_SYMMETRIC);
+}
+
+void bench_mirror_route(struct bench_twins *twins, const struct bench_route *route)
+{
+    size_t choices = (size_t)route->n_tokens * (size_t)route->topk;
+
+    if (!choices)
+        return;
+    twins_mirror(twins, route->experts, choices * sizeof(int32_t));
+    twins_mirror(twins, route->weights, choices * sizeof(float));
 }
 
 static ep_status take_buffers(struct bench_case *bench)
@@ -54,27 +52,23 @@ static ep_status take_buffers(struct bench_case *bench)
     size_t topk = (size_t)bench->request->topk;
     size_t scales = hidden / EP_SCALE_BLOCK * sizeof(float);
     int64_t n_tokens = bench->tokens; /* another variant of the routing may have more on this rank */
-    void *memory;
 
-    EP_TRY(take_symmetric(bench, 2 * hidden, &bench->recv_x));
-    EP_TRY(take_symmetric(bench, scales, &memory));
-    bench->recv_scales = memory;
-    EP_TRY(take_symmetric(bench, topk * sizeof(int32_t), &memory));
-    bench->recv_experts = memory;
-    EP_TRY(take_symmetric(bench, topk * sizeof(float), &memory));
-    bench->recv_weights = memory;
+    bench->twins.ctx = bench->ctx;
+    bench->recv_x = take_symmetric(bench, 2 * hidden);
+    bench->recv_scales = take_symmetric(bench, scales);
+    bench->recv_experts = take_symmetric(bench, topk * sizeof(int32_t));
+    bench->recv_weights = take_symmetric(bench, topk * sizeof(float));
+    /* As an engine would have it from malloc. */
     bench->x = take(bench, n_tokens, 2 * hidden);
     bench->x_scales = take(bench, n_tokens, scales);
     bench->out = take(bench, n_tokens, 2 * hidden);
-    if (!bench->x || !bench->x_scales || !bench->out)
-        return ep_fail(EP_E_MEMORY, "benchmark: no memory for %d tokens", bench->tokens);
-    if (!bench_has_yardsticks(bench))
-        return EP_OK;
-    EP_TRY(take_symmetric(bench, 2 * hidden, &bench->copy_to));
-    bench->copy_from = take(bench, bench->room_rows, 2 * hidden);
-    bench->out_byhand = take(bench, n_tokens, 2 * hidden);
-    if (!bench->copy_from || !bench->out_byhand)
-        return ep_fail(EP_E_MEMORY, "benchmark: no memory for %d tokens", bench->tokens);
+    bench_mirror_route(&bench->twins, &bench->route);
+    if (bench_has_yardsticks(bench)) {
+        bench->copy_to = take_symmetric(bench, 2 * hidden);
+        bench->copy_from = take(bench, bench->room_rows, 2 * hidden);
+        bench->out_byhand = take(bench, n_tokens, 2 * hidden);
+    }
+    EP_TRY(twins_status(&bench->twins));
     if (!bench_has_mpi(bench))
         return EP_OK;
     return byhand_init(&bench->hand, bench->ctx->mpi, bench->ctx->mpi_boot, &bench->route, (int)hidden);
@@ -106,29 +100,20 @@ int bench_case_init(struct bench_case *bench, struct ranks_ctx *ctx, const struc
 
 void bench_case_done(struct bench_case *bench)
 {
-    void *symmetric[] = {bench->recv_x, bench->recv_scales, bench->recv_experts, bench->recv_weights, bench->copy_to};
-
     ep_plan_free(bench->plan);
     byhand_done(&bench->hand);
-    /* The first failure has been reported; a communicator that failed frees what is left when it is freed itself. */
-    for (size_t i = 0; i < sizeof(symmetric) / sizeof(symmetric[0]); i++)
-        if (symmetric[i] && ep_free(bench->ctx->comm, symmetric[i]) != EP_OK)
-            break;
-    free(bench->x);
-    free(bench->x_scales);
-    free(bench->out);
-    free(bench->out_byhand);
-    free(bench->copy_from);
+    twins_drop(&bench->twins);
     bench_route_done(&bench->route);
     routing_free(bench->routing);
     memset(bench, 0, sizeof(*bench));
 }
 
-ep_status bench_plan_new(struct bench_case *bench, const struct bench_route *route, ep_plan **ret_plan)
+ep_status bench_plan_new(struct bench_case *bench, const struct bench_twins *twins, const struct bench_route *route,
+                         ep_plan **ret_plan)
 {
     const ep_plan_args args = {
         .size = sizeof(args),
-        .topk_idx = route->n_tokens ? route->experts : NULL,
+        .topk_idx = route->n_tokens ? twins_place(twins, route->experts) : NULL,
         .idx_type = EP_I32,
         .n_tokens = route->n_tokens,
         .topk = route->topk,
@@ -142,16 +127,16 @@ void bench_dispatch_args(const struct bench_case *bench, bool is_fp8, ep_dispatc
 {
     *ret_args = (ep_dispatch_args){
         .size = sizeof(*ret_args),
-        .x = bench->x,
+        .x = twins_place(&bench->twins, bench->x),
         .dtype = is_fp8 ? EP_F8E4M3 : EP_BF16,
         .hidden = bench->request->hidden,
-        .scales = is_fp8 ? bench->x_scales : NULL,
+        .scales = is_fp8 ? twins_place(&bench->twins, bench->x_scales) : NULL,
         .scale_type = is_fp8 ? EP_F32 : 0,
-        .topk_weights = bench->route.weights,
-        .recv_x = bench->recv_x,
-        .recv_scales = is_fp8 ? bench->recv_scales : NULL,
-        .recv_topk_idx = bench->recv_experts,
-        .recv_topk_weights = bench->recv_weights,
+        .topk_weights = twins_place(&bench->twins, bench->route.weights),
+        .recv_x = twins_place(&bench->twins, bench->recv_x),
+        .recv_scales = is_fp8 ? twins_place(&bench->twins, bench->recv_scales) : NULL,
+        .recv_topk_idx = twins_place(&bench->twins, bench->recv_experts),
+        .recv_topk_weights = twins_place(&bench->twins, bench->recv_weights),
         .out_rows = bench->room_rows,
     };
 }

@@ -7,7 +7,7 @@
  *   verify.c   poison, contents, comparison with the oracle
  *   ops.c      dispatch, combine          plans.c   plans and first dispatches
  *   lowlat.c   the low-latency layout     row.c     measurements as JSON
- *   footprint.c  memory of the library
+ *   footprint.c  memory of the library    twins.c  buffers    ceilings.c  yardsticks on GPUs
  */
 #ifndef EP_BENCH_CASE_H
 #define EP_BENCH_CASE_H
@@ -17,6 +17,7 @@
 #include "bench/byhand.h"
 #include "bench/rounds.h"
 #include "bench/route.h"
+#include "bench/twins.h"
 
 struct bench_case {
     struct ranks_ctx *ctx;
@@ -28,7 +29,10 @@ struct bench_case {
     struct bench_route route;
     ep_plan *plan;
 
-    /* Of one rank. Private memory: x, x_scales, out, out_byhand, copy_from. From ep_alloc: the others. */
+    /*
+     * Of one rank, as twins.h says. Private memory: x, x_scales, out, out_byhand, copy_from. From ep_alloc: the others.
+     */
+    struct bench_twins twins;
     void *x;         /* [N,H] bf16 or fp8 */
     float *x_scales; /* [N,H/128] */
     uint16_t *out;   /* [N,H] of the combine */
@@ -39,9 +43,9 @@ struct bench_case {
     float *recv_scales;
     int32_t *recv_experts; /* [n_recv,K] */
     float *recv_weights;
-    int64_t symmetric_bytes, private_bytes; /* of the buffers above */
-    int64_t room_rows;                      /* received rows that they hold */
-    struct byhand hand;                     /* with MPI and yardsticks */
+    int64_t symmetric_bytes; /* of the buffers above */
+    int64_t room_rows;       /* received rows that they hold */
+    struct byhand hand;      /* with MPI and yardsticks */
 };
 
 /*
@@ -56,7 +60,12 @@ void bench_case_done(struct bench_case *bench);
 int bench_routing_new(struct ranks_ctx *ctx, const struct bench_request *request, int tokens, int variant,
                       struct routing **ret_routing);
 
-ep_status bench_plan_new(struct bench_case *bench, const struct bench_route *route, ep_plan **ret_plan);
+/* Twins of what a routing gives to the library: experts and weights. */
+void bench_mirror_route(struct bench_twins *twins, const struct bench_route *route);
+
+/* `twins`: where those of the route are. */
+ep_status bench_plan_new(struct bench_case *bench, const struct bench_twins *twins, const struct bench_route *route,
+                         ep_plan **ret_plan);
 void bench_dispatch_args(const struct bench_case *bench, bool is_fp8, ep_dispatch_args *ret_args);
 
 /* Yardsticks that need buffers of their own. */
@@ -67,7 +76,7 @@ static inline bool bench_has_yardsticks(const struct bench_case *bench)
 
 static inline bool bench_has_mpi(const struct bench_case *bench)
 {
-    return bench->ctx->mpi && bench_has_yardsticks(bench);
+    return bench->ctx->mpi && !bench->ctx->memory && bench_has_yardsticks(bench);
 }
 
 /* --- verify.c: all of these are collective, and fail on every rank when they fail on one --- */
@@ -94,6 +103,7 @@ struct bench_phases {
 };
 
 enum { TURN_OURS = 0, TURN_COPY, TURN_BYHAND };
+enum { TURN_QUEUED = 1, TURN_BARE, TURN_ENGINE_PAIR, TURN_ENGINE_ALL }; /* on GPUs, after TURN_OURS */
 
 void bench_phases_add(struct bench_phases *phases, const ep_comm *comm);
 
@@ -103,12 +113,31 @@ struct bench_measurement {
     int tokens;
     int64_t row_bytes; /* 0: nothing that has a rate */
     struct bench_counts counts;
-    const struct bench_phases *phases;                      /* NULL: none */
-    const struct bench_turn *ours, *copy, *byhand, *cached; /* NULL: not measured */
+    const struct bench_phases *phases;                                 /* NULL: none */
+    const struct bench_turn *ours, *copy, *byhand, *cached;            /* NULL: not measured */
+    const struct bench_turn *queued, *bare, *engine_pair, *engine_all; /* on GPUs */
+    double pair_bytes;                                                 /* of a turn of engine_pair */
 };
 
 /* Adds up over the ranks; rank 0 emits the row. Collective. */
 int bench_emit_row(const struct bench_case *bench, const struct bench_measurement *measurement);
+
+/* --- ceilings.c: what the GPUs of this machine give at best --- */
+
+struct bench_ceilings {
+    struct bench_case *bench;
+    void **peers; /* [R] their copy_to, as mapped here */
+    int64_t *at;  /* [R] where the rows of this rank begin there, in rows */
+    size_t row_bytes;
+    size_t pair_bytes;
+};
+
+/* Collective. 0 or an exit code; bench_ceilings_done() is always allowed. */
+int bench_ceilings_init(struct bench_ceilings *ceilings, struct bench_case *bench);
+void bench_ceilings_done(struct bench_ceilings *ceilings);
+/* Turns: the copy engine, one pair in one direction, and as many bytes from all to all as the rows have. */
+ep_status bench_engine_pair(void *ceilings);
+ep_status bench_engine_all(void *ceilings);
 
 /* --- what job.c goes through: 0, or an exit code --- */
 

@@ -79,13 +79,13 @@ static ep_status take_plan(struct bench_case *bench)
 {
     ep_dispatch_args dispatch;
     const ep_combine_args combine = {.size = sizeof(combine),
-                                     .x = bench->recv_x,
+                                     .x = twins_place(&bench->twins, bench->recv_x),
                                      .dtype = EP_BF16,
                                      .hidden = bench->request->hidden,
-                                     .out = bench->out};
+                                     .out = twins_place(&bench->twins, bench->out)};
 
     bench_dispatch_args(bench, false, &dispatch);
-    EP_TRY(bench_plan_new(bench, &bench->route, &bench->plan));
+    EP_TRY(bench_plan_new(bench, &bench->twins, &bench->route, &bench->plan));
     EP_TRY(ep_dispatch(bench->plan, &dispatch, NULL));
     return ep_combine(bench->plan, &combine, NULL);
 }
@@ -102,8 +102,8 @@ static ep_status take_footprint(struct bench_case *bench, struct footprint *ret_
     ret_footprint->library = (int64_t)info.library_bytes;
     ret_footprint->data = data_bytes(&bench->route, bench->request->hidden);
     ret_footprint->measured = -1;
-    /* Threads are one process: its pages are those of all ranks. */
-    if (before >= 0 && after >= 0 && files >= 0 && bench->ctx->spec->boot != RANKS_THREADS)
+    /* Threads are one process: its pages are those of all ranks. Memory of a device is not among them. */
+    if (before >= 0 && after >= 0 && files >= 0 && bench->ctx->spec->boot != RANKS_THREADS && !bench->ctx->memory)
         ret_footprint->measured = after - before + files - bench->symmetric_bytes;
     return EP_OK;
 }

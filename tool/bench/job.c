@@ -2,10 +2,12 @@
 /* job.c - goes through a request, on every rank. */
 #include "bench/case.h"
 
+#include "backend/cuda/module.h"
 #include "base/error.h"
 #include "bench/plans.h"
 #include "bench/request.h"
 
+#include <stdio.h>
 #include <string.h>
 
 static void emit_step(struct ranks_ctx *ctx, int done, int total, const char *what, int tokens)
@@ -65,16 +67,23 @@ int bench_job(struct ranks_ctx *ctx, const json_t *parameters)
 {
     ep_comm_info info = {.size = sizeof(info)};
     struct bench_request request;
+    char device[128];
     ep_status status;
 
     if (bench_request_from_json(parameters, &request) != 0)
         return ranks_emit_error(ctx, ep_fail(EP_E_FORMAT, "the parameters of the benchmark are malformed"),
                                 "benchmark");
     status = ep_comm_get_info(ctx->comm, &info);
+    if (status == EP_OK)
+        snprintf(device, sizeof(device), "%s", info.backend);
+    if (status == EP_OK && ctx->gpu)
+        status = ctx->gpu->device_name(ctx->comm, device, sizeof(device));
+    if (status == EP_OK && ctx->gpu)
+        status = ctx->gpu->set_sms(ctx->comm, request.sms);
     if (status != EP_OK)
         return ranks_emit_error(ctx, status, "benchmark");
     if (ctx->rank == 0)
-        ranks_emit(ctx, json_pack("{s:s, s:s, s:s, s:s?}", "event", "start", "device", info.backend, "network",
-                                  info.network, "mpi", ctx->mpi ? ctx->mpi->library_version() : NULL));
+        ranks_emit(ctx, json_pack("{s:s, s:s, s:s, s:s?}", "event", "start", "device", device, "network", info.network,
+                                  "mpi", ctx->mpi ? ctx->mpi->library_version() : NULL));
     return run_request(ctx, &request);
 }

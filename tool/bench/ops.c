@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ops.c - dispatch and combine on a plan, beside memcpy and MPI_Alltoallv. */
+/* ops.c - dispatch and combine on a plan, beside memcpy and MPI_Alltoallv; on GPUs beside their ceilings. */
 #include "bench/case.h"
 
+#include "backend/cuda/module.h"
 #include "bench/pattern.h"
 
 #include <string.h>
@@ -11,7 +12,9 @@ struct op {
     bool is_fp8;
     ep_dispatch_args dispatch;
     ep_combine_args combine;
+    ep_event *done; /* on GPUs the operation is only queued, and its time taken in the stream */
     struct bench_phases phases;
+    struct bench_ceilings ceilings;
     size_t copy_bytes; /* the row bytes that this rank receives */
 };
 
@@ -19,14 +22,38 @@ static ep_status run_dispatch(void *context)
 {
     struct op *op = context;
 
-    return ep_dispatch(op->bench->plan, &op->dispatch, NULL);
+    return ep_dispatch(op->bench->plan, &op->dispatch, op->dispatch.flags & EP_ASYNC ? &op->done : NULL);
 }
 
 static ep_status run_combine(void *context)
 {
     struct op *op = context;
 
-    return ep_combine(op->bench->plan, &op->combine, NULL);
+    return ep_combine(op->bench->plan, &op->combine, op->combine.flags & EP_ASYNC ? &op->done : NULL);
+}
+
+static ep_status finish_ours(void *context)
+{
+    struct op *op = context;
+    ep_status status = op->done ? ep_event_wait(op->done, -1) : EP_OK;
+
+    ep_event_free(op->done);
+    op->done = NULL;
+    return status;
+}
+
+static ep_status run_bare_dispatch(void *context)
+{
+    struct ranks_ctx *ctx = ((struct op *)context)->bench->ctx;
+
+    return ctx->gpu->repeat_bare(ctx->comm, 0);
+}
+
+static ep_status run_bare_combine(void *context)
+{
+    struct ranks_ctx *ctx = ((struct op *)context)->bench->ctx;
+
+    return ctx->gpu->repeat_bare(ctx->comm, 1);
 }
 
 static ep_status after_ours(void *context, int round)
@@ -74,7 +101,12 @@ static ep_status after_byhand(void *context, int round)
 
 static int run_checked(struct op *op, ep_status (*run)(void *), const char *what)
 {
-    ep_status status = run(op);
+    ep_status status = twins_status(&op->bench->twins);
+
+    if (status == EP_OK)
+        status = run(op);
+    if (status == EP_OK)
+        status = finish_ours(op);
 
     return status == EP_OK ? 0 : ranks_emit_error(op->bench->ctx, status, what);
 }
@@ -93,10 +125,13 @@ static int check_dispatch(struct op *op)
 static int check_combine(struct op *op)
 {
     struct bench_case *bench = op->bench;
+    size_t bytes = (size_t)bench->route.n_tokens * 2 * (size_t)bench->request->hidden;
     int code;
 
-    memset(bench->out, PATTERN_POISON, (size_t)bench->route.n_tokens * 2 * (size_t)bench->request->hidden);
+    memset(bench->out, PATTERN_POISON, bytes);
+    twins_push(&bench->twins, bench->out, bytes);
     code = run_checked(op, run_combine, "combine");
+    twins_pull(&bench->twins, bench->out, bytes);
     return code ? code : verify_combine(bench, bench->out, bench->ranks_per_node, "verifying combine");
 }
 
@@ -113,21 +148,54 @@ static int check_byhand(struct op *op, bool is_combine)
     return verify_byhand_dispatch(bench, op->is_fp8);
 }
 
+static void host_turns(struct op *op, bool is_combine, struct bench_turn *turns, struct bench_measurement *measurement)
+{
+    struct bench_case *bench = op->bench;
+
+    turns[TURN_COPY] = (struct bench_turn){.what = "memcpy", .run = run_copy, .context = op};
+    turns[TURN_BYHAND] = (struct bench_turn){.what = "MPI_Alltoallv",
+                                             .run = is_combine ? run_byhand_combine : run_byhand_dispatch,
+                                             .after = after_byhand,
+                                             .context = op};
+    measurement->copy = bench_has_yardsticks(bench) ? &turns[TURN_COPY] : NULL;
+    measurement->byhand = bench_has_mpi(bench) ? &turns[TURN_BYHAND] : NULL;
+}
+
+/* The operation once more behind other work; the same rows without waits; the copy engine. */
+static void gpu_turns(struct op *op, bool is_combine, struct bench_turn *turns, struct bench_measurement *measurement)
+{
+    turns[TURN_QUEUED] = turns[TURN_OURS];
+    turns[TURN_QUEUED].queued = true;
+    turns[TURN_BARE] = (struct bench_turn){
+        .what = "bare rows", .run = is_combine ? run_bare_combine : run_bare_dispatch, .queued = true, .context = op};
+    turns[TURN_ENGINE_PAIR] = (struct bench_turn){
+        .what = "copy engine, one pair", .run = bench_engine_pair, .queued = true, .context = &op->ceilings};
+    turns[TURN_ENGINE_ALL] = (struct bench_turn){
+        .what = "copy engine, all to all", .run = bench_engine_all, .queued = true, .context = &op->ceilings};
+    measurement->queued = &turns[TURN_QUEUED];
+    if (!bench_has_yardsticks(op->bench))
+        return;
+    measurement->bare = &turns[TURN_BARE];
+    measurement->engine_pair = &turns[TURN_ENGINE_PAIR];
+    measurement->engine_all = &turns[TURN_ENGINE_ALL];
+    measurement->pair_bytes = (double)op->ceilings.pair_bytes;
+}
+
 static int measure(struct op *op, bool is_combine)
 {
     struct bench_case *bench = op->bench;
+    bool gpu = bench->ctx->gpu;
     struct bench_turn turns[BENCH_MAX_TURNS] = {
         [TURN_OURS] = {.what = is_combine ? "combine" : "dispatch",
                        .run = is_combine ? run_combine : run_dispatch,
+                       .finish = finish_ours,
                        .after = after_ours,
                        .context = op},
-        [TURN_COPY] = {.what = "memcpy", .run = run_copy, .context = op},
-        [TURN_BYHAND] = {.what = "MPI_Alltoallv",
-                         .run = is_combine ? run_byhand_combine : run_byhand_dispatch,
-                         .after = after_byhand,
-                         .context = op},
     };
-    int n_turns = bench_has_mpi(bench) ? 3 : bench_has_yardsticks(bench) ? 2 : 1;
+    int n_turns = gpu                           ? (bench_has_yardsticks(bench) ? 5 : 2)
+                  : bench_has_mpi(bench)        ? 3
+                  : bench_has_yardsticks(bench) ? 2
+                                                : 1;
     struct bench_measurement measurement = {
         .op = is_combine ? "combine" : "dispatch",
         .type = op->is_fp8 ? "fp8" : "bf16",
@@ -136,21 +204,25 @@ static int measure(struct op *op, bool is_combine)
         .counts = bench->route.counts,
         .phases = &op->phases,
         .ours = &turns[TURN_OURS],
-        .copy = n_turns > 1 ? &turns[TURN_COPY] : NULL,
-        .byhand = n_turns > 2 ? &turns[TURN_BYHAND] : NULL,
     };
-    int code;
+    int code = gpu && bench_has_yardsticks(bench) ? bench_ceilings_init(&op->ceilings, bench) : 0;
 
+    op->ceilings.row_bytes = (size_t)measurement.row_bytes;
+    (gpu ? gpu_turns : host_turns)(op, is_combine, turns, &measurement);
     op->copy_bytes = (size_t)(bench->route.n_recv * measurement.row_bytes);
     memset(&op->phases, 0, sizeof(op->phases));
-    code = is_combine ? check_combine(op) : check_dispatch(op);
+    if (code == 0)
+        code = is_combine ? check_combine(op) : check_dispatch(op);
     if (code == 0)
         code = bench_rounds(bench->ctx, turns, n_turns, bench->request->iters, bench->one_clock);
     if (code == 0)
         code = is_combine ? check_combine(op) : check_dispatch(op);
     if (code == 0)
         code = check_byhand(op, is_combine);
-    return code ? code : bench_emit_row(bench, &measurement);
+    if (code == 0)
+        code = bench_emit_row(bench, &measurement);
+    bench_ceilings_done(&op->ceilings);
+    return code;
 }
 
 static int measure_dispatch(struct bench_case *bench, bool is_fp8)
@@ -159,6 +231,7 @@ static int measure_dispatch(struct bench_case *bench, bool is_fp8)
 
     verify_fill_x(bench, is_fp8);
     bench_dispatch_args(bench, is_fp8, &op.dispatch);
+    op.dispatch.flags = bench->ctx->gpu ? EP_ASYNC : 0;
     return measure(&op, false);
 }
 
@@ -167,10 +240,11 @@ static int measure_combine(struct bench_case *bench)
     struct op op = {
         .bench = bench,
         .combine = {.size = sizeof(ep_combine_args),
-                    .x = bench->recv_x,
+                    .x = twins_place(&bench->twins, bench->recv_x),
                     .dtype = EP_BF16,
                     .hidden = bench->request->hidden,
-                    .out = bench->out},
+                    .out = twins_place(&bench->twins, bench->out),
+                    .flags = bench->ctx->gpu ? EP_ASYNC : 0},
     };
 
     verify_fill_returned(bench);

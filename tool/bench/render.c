@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "bench/render.h"
 
+#include "bench/bench.h"
+
 #include <stdio.h>
 #include <string.h>
 
@@ -34,6 +36,25 @@ static const struct out_column row_columns[] = {
     {"x alltoallv", "vs_alltoallv", 2, 0},
     {"x alltoallv, rounds", "vs_alltoallv_rounds", 2, OUT_DATA},
     {"x cached", "vs_cached", 2, OUT_DATA},
+};
+
+/* On GPUs: beside what the machine gives at best. */
+static const struct out_column gpu_columns[] = {
+    {"ON", "device", 0, 0},
+    {"OP", "op", 0, 0},
+    {"TYPE", "type", 0, 0},
+    {"RANKS", "ranks", 0, 0},
+    {"TOKENS", "tokens", 0, 0},
+    {"SMS", "sms", 0, 0},
+    {"IDLE START us", "time_us", 1, 0},
+    {"GB/s", "logical_gbps", 1, 0},
+    {"QUEUED us", "queued_us", 1, 0},
+    {"GB/s", "queued_gbps", 1, 0},
+    {"BARE ROWS GB/s", "bare_gbps", 1, 0},
+    {"x bare", "vs_bare", 2, 0},
+    {"COPY ENGINE GB/s", "engine_all_gbps", 1, 0},
+    {"x engine", "vs_engine_all", 2, 0},
+    {"ONE PAIR, WIRE GB/s", "engine_pair_gbps", 1, 0},
 };
 
 static const struct out_column net_columns[] = {
@@ -73,6 +94,11 @@ static json_t *flatten(const json_t *row, const char *device)
     json_object_set_new(flat, "device", json_string(device));
     copy_member(flat, "memcpy", "time_us", "memcpy_us");
     copy_member(flat, "memcpy", "gbps", "memcpy_gbps");
+    copy_member(flat, "queued", "time_us", "queued_us");
+    copy_member(flat, "queued", "gbps", "queued_gbps");
+    copy_member(flat, "bare", "gbps", "bare_gbps");
+    copy_member(flat, "engine_all", "gbps", "engine_all_gbps");
+    copy_member(flat, "engine_pair", "gbps", "engine_pair_gbps");
     copy_member(flat, "alltoallv", "time_us", "alltoallv_us");
     copy_member(flat, "alltoallv", "gbps", "alltoallv_gbps");
     json_object_update_missing(flat, json_object_get(row, "phases_us"));
@@ -107,6 +133,9 @@ int bench_print_rows(const json_t *rows, const char *device, enum out_format for
     int result = print(row_columns, COUNT(row_columns), flat_rows(rows, NULL, device), format);
 
     if (result != 0 || format != OUT_TABLE)
+        return result;
+    result = print(gpu_columns, COUNT(gpu_columns), flat_rows(rows, "queued", device), format);
+    if (result != 0)
         return result;
     return print(net_columns, COUNT(net_columns), flat_rows(rows, "net_gbps", device), format);
 }
@@ -151,6 +180,36 @@ static const json_t *largest(const json_t *rows, const char *op)
     return best;
 }
 
+struct bench_yardstick bench_yardstick_of(const json_t *row)
+{
+    static const struct bench_yardstick memcpy_yardstick = {"memcpy", "memcpy"};
+    static const struct bench_yardstick engine_yardstick = {"engine_all", "the copy engine"};
+
+    return json_object_get(row, "sms") ? engine_yardstick : memcpy_yardstick;
+}
+
+static const json_t *ratio_of(const json_t *row)
+{
+    char key[64];
+
+    snprintf(key, sizeof(key), "vs_%s", bench_yardstick_of(row).key);
+    return json_object_get(row, key);
+}
+
+static bool has_yardstick(const json_t *row)
+{
+    return ratio_of(row);
+}
+
+static void write_ratio(FILE *text, const json_t *row)
+{
+    if (json_object_get(row, "sms"))
+        fprintf(text, " moves %.0f GB/s,", number(row, "logical_gbps"));
+    else
+        fputs(" runs at", text);
+    fprintf(text, " %.2f of %s", json_number_value(ratio_of(row)), bench_yardstick_of(row).name);
+}
+
 static void write_sentence(FILE *text, const json_t *rows)
 {
     static const char *const ops[] = {"dispatch", "combine", "plan", "ll-dispatch", "ll-combine"};
@@ -163,11 +222,11 @@ static void write_sentence(FILE *text, const json_t *rows)
         if (!row)
             continue;
         fprintf(text, "%s %s", n++ ? ";" : ":", ops[i]);
-        if (!json_object_get(row, "vs_memcpy")) {
+        if (!has_yardstick(row)) {
             fprintf(text, " takes %.0f us", number(row, "time_us"));
             continue;
         }
-        fprintf(text, " runs at %.2f of memcpy", number(row, "vs_memcpy"));
+        write_ratio(text, row);
         if (json_object_get(row, "vs_alltoallv"))
             fprintf(text, " and %.1f times MPI_Alltoallv", number(row, "vs_alltoallv"));
     }

@@ -59,11 +59,12 @@ json_t *bench_request_to_json(const struct bench_request *request)
 
     for (int i = 0; i < request->n_token_counts; i++)
         json_array_append_new(tokens, json_integer(request->tokens[i]));
-    return json_pack("{s:o, s:o, s:s, s:I, s:o, s:i, s:i, s:i, s:i, s:i, s:b}", "ops",
+    return json_pack("{s:o, s:o, s:s, s:I, s:o, s:i, s:i, s:i, s:i, s:i, s:b, s:i}", "ops",
                      mask_to_json(request->ops, op_names), "types", mask_to_json(request->types, type_names), "routing",
                      routing_to_name(request->routing), "seed", (json_int_t)request->seed, "tokens", tokens,
                      "ll_tokens", request->ll_tokens, "hidden", request->hidden, "topk", request->topk, "experts",
-                     request->experts, "iters", request->iters, "yardsticks", (int)request->yardsticks);
+                     request->experts, "iters", request->iters, "yardsticks", (int)request->yardsticks, "sms",
+                     request->sms);
 }
 
 int bench_request_from_json(const json_t *json, struct bench_request *ret_request)
@@ -75,10 +76,10 @@ int bench_request_from_json(const json_t *json, struct bench_request *ret_reques
     json_int_t seed;
     int yardsticks;
 
-    if (json_unpack((json_t *)json, "{s:o, s:o, s:s, s:I, s:o, s:i, s:i, s:i, s:i, s:i, s:b}", "ops", &ops, "types",
-                    &types, "routing", &name, "seed", &seed, "tokens", &tokens, "ll_tokens", &request.ll_tokens,
-                    "hidden", &request.hidden, "topk", &request.topk, "experts", &request.experts, "iters",
-                    &request.iters, "yardsticks", &yardsticks) != 0)
+    if (json_unpack((json_t *)json, "{s:o, s:o, s:s, s:I, s:o, s:i, s:i, s:i, s:i, s:i, s:b, s:i}", "ops", &ops,
+                    "types", &types, "routing", &name, "seed", &seed, "tokens", &tokens, "ll_tokens",
+                    &request.ll_tokens, "hidden", &request.hidden, "topk", &request.topk, "experts", &request.experts,
+                    "iters", &request.iters, "yardsticks", &yardsticks, "sms", &request.sms) != 0)
         return -1;
     routing = routing_find(name);
     if (!routing || mask_from_json(ops, op_names, &request.ops) != 0 ||

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "bench/rounds.h"
 
+#include "backend/cuda/module.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "bench/bench.h"
@@ -26,6 +27,29 @@ struct rounds {
     double *scratch;          /* [round] */
 };
 
+static ep_status time_on_host(const struct bench_turn *turn, struct bench_span *ret_span)
+{
+    ep_status status;
+
+    ret_span->begin_ns = ep_now_ns();
+    status = turn->run(turn->context);
+    if (status == EP_OK && turn->finish)
+        status = turn->finish(turn->context);
+    ret_span->end_ns = ep_now_ns();
+    return status;
+}
+
+static ep_status time_on_gpu(struct ranks_ctx *ctx, const struct bench_turn *turn, struct bench_span *ret_span)
+{
+    ret_span->begin_ns = 0;
+    EP_TRY(ctx->gpu->clock_start(ctx->comm, turn->queued));
+    EP_TRY(turn->run(turn->context));
+    EP_TRY(ctx->gpu->clock_stop(ctx->comm));
+    if (turn->finish)
+        EP_TRY(turn->finish(turn->context));
+    return ctx->gpu->clock_read(ctx->comm, &ret_span->end_ns);
+}
+
 static int take_turn(struct rounds *rounds, struct bench_turn *turn, int round, struct bench_span *ret_span)
 {
     struct ranks_ctx *ctx = rounds->ctx;
@@ -36,9 +60,7 @@ static int take_turn(struct rounds *rounds, struct bench_turn *turn, int round, 
     status = ep_comm_barrier(ctx->comm);
     if (status != EP_OK)
         return ranks_emit_error(ctx, status, "barrier of the benchmark");
-    ret_span->begin_ns = ep_now_ns();
-    status = turn->run(turn->context);
-    ret_span->end_ns = ep_now_ns();
+    status = ctx->gpu ? time_on_gpu(ctx, turn, ret_span) : time_on_host(turn, ret_span);
     if (status == EP_OK && turn->after)
         status = turn->after(turn->context, round);
     return status == EP_OK ? 0 : ranks_emit_error(ctx, status, turn->what);
@@ -131,7 +153,7 @@ static int make_rounds(struct rounds *rounds)
 
 int bench_rounds(struct ranks_ctx *ctx, struct bench_turn *turns, int n_turns, int iters, bool one_clock)
 {
-    struct rounds rounds = {.ctx = ctx, .turns = turns, .n_turns = n_turns, .one_clock = one_clock};
+    struct rounds rounds = {.ctx = ctx, .turns = turns, .n_turns = n_turns, .one_clock = one_clock && !ctx->gpu};
     int code;
 
     rounds.board = malloc((size_t)ctx->nranks * GATHER_SPANS * sizeof(*rounds.board));

@@ -2,6 +2,7 @@
 /* row.c - measurements as JSON. */
 #include "bench/case.h"
 
+#include "backend/cuda/module.h"
 #include "base/error.h"
 
 #include <stdlib.h>
@@ -95,10 +96,31 @@ static void set_yardstick(json_t *row, const char *name, const struct bench_turn
     set_times(object, &yardstick->summary);
     json_object_set_new(object, "gbps", json_real(bytes * 1e-9 / yardstick->summary.median));
     json_object_set_new(row, name, object);
+    if (yardstick == ours)
+        return;
     snprintf(key, sizeof(key), "vs_%s", name);
     json_object_set_new(row, key, json_real(yardstick->summary.median / ours->summary.median));
     snprintf(key, sizeof(key), "vs_%s_rounds", name);
     json_object_set_new(row, key, json_real(yardstick->ratio));
+}
+
+/* On GPUs: the operation behind other work, and what the machine gives at best. GB/s of the pair: on the wire. */
+static void set_gpu(json_t *row, const struct bench_case *bench, const struct bench_measurement *measurement,
+                    double bytes)
+{
+    const struct bench_turn *ours = measurement->queued ? measurement->queued : measurement->ours;
+    struct ranks_ctx *ctx = bench->ctx;
+    int sms;
+
+    if (ctx->gpu->get_sms(ctx->comm, &sms) == EP_OK)
+        json_object_set_new(row, "sms", json_integer(sms));
+    if (measurement->queued)
+        set_yardstick(row, "queued", ours, ours, bytes);
+    if (!measurement->bare)
+        return;
+    set_yardstick(row, "bare", ours, measurement->bare, bytes);
+    set_yardstick(row, "engine_all", ours, measurement->engine_all, bytes);
+    set_yardstick(row, "engine_pair", measurement->engine_pair, measurement->engine_pair, measurement->pair_bytes);
 }
 
 static void set_rates(json_t *row, const struct bench_case *bench, const struct bench_measurement *measurement,
@@ -147,6 +169,8 @@ int bench_emit_row(const struct bench_case *bench, const struct bench_measuremen
     set_yardstick(row, "alltoallv", ours, measurement->byhand, bytes);
     if (measurement->cached)
         set_yardstick(row, "cached", ours, measurement->cached, bytes);
+    if (ctx->gpu)
+        set_gpu(row, bench, measurement, bytes);
     ranks_emit(ctx, row);
     return 0;
 }

@@ -54,7 +54,8 @@ struct ll_step {
     struct ll_state *state;
     struct data data;
     bool identity;
-    uint16_t *x; /* combine: where experts write */
+    uint16_t *x;           /* combine: where experts write ... */
+    unsigned char *offers; /* ... and what the library is given */
     /* The unchanged row made last, because the K experts of a token return the same one. */
     uint16_t *unchanged;
     int source, token;
@@ -237,20 +238,42 @@ static const struct reference_row *row_of(const struct ll_state *state, int loca
 
 /* --- dispatch --- */
 
-/* Fills what will be written and one row after it, expert by expert: all R*M rows of each would take too long. */
-static void poison_slots(struct check_buffer *buffer, const struct ll_state *state, size_t row_bytes)
+typedef ep_status (*part_fn)(struct check_run *run, struct check_buffer *buffer, size_t from, size_t to);
+
+/* What will be written and one row after it, expert by expert, and the guard: all R*M rows of each would take too long.
+ */
+static ep_status each_part(struct ll_state *state, struct check_buffer *buffer, size_t row_bytes, part_fn act)
 {
     int n_local = state->run->group.n_local;
+    size_t end = (size_t)first_slot(state, n_local) * row_bytes;
 
     for (int local = 0; local < n_local; local++) {
-        int64_t n = count_of(state, local) + 1 < state->slots ? count_of(state, local) + 1 : state->slots;
+        size_t n = (size_t)(count_of(state, local) + 1 < state->slots ? count_of(state, local) + 1 : state->slots);
+        size_t from = (size_t)first_slot(state, local) * row_bytes;
 
-        memset(buffer->memory + (size_t)first_slot(state, local) * row_bytes, CHECK_POISON, (size_t)n * row_bytes);
+        CHECK_TRY(act(state->run, buffer, from, from + n * row_bytes));
     }
-    memset(buffer->memory + (size_t)first_slot(state, n_local) * row_bytes, CHECK_POISON, CHECK_GUARD_BYTES);
+    return act(state->run, buffer, end, end + CHECK_GUARD_BYTES);
 }
 
-static void load_dispatch(const struct ll_step *step)
+static ep_status whole(struct check_run *run, struct check_buffer *buffer, part_fn act)
+{
+    return act(run, buffer, 0, buffer->bytes + CHECK_GUARD_BYTES);
+}
+
+/* All outputs of a dispatch: filled with the pattern, or fetched. */
+static ep_status each_output(struct ll_state *state, part_fn act)
+{
+    const struct ll_case *c = &state->c;
+
+    CHECK_TRY(each_part(state, &state->rows[c->symmetric], row_bytes_of(state), act));
+    CHECK_TRY(each_part(state, &state->scales[c->symmetric], scale_bytes_of(state), act));
+    CHECK_TRY(whole(state->run, &state->counts, act));
+    CHECK_TRY(whole(state->run, &state->sources, act));
+    return whole(state->run, &state->ranges, act);
+}
+
+static ep_status load_dispatch(const struct ll_step *step)
 {
     struct ll_state *state = step->state;
     const struct reference_group *group = &state->run->group;
@@ -269,6 +292,9 @@ static void load_dispatch(const struct ll_step *step)
         memcpy(state->x_weights.memory, group->weights[rank], n * sizeof(float));
     for (int token = 0; token < state->n_tokens; token++)
         input_row(&step->data, rank, token, (uint16_t *)state->x.memory + (size_t)token * hidden);
+    CHECK_TRY(check_buffer_push(state->run, &state->topk_idx, 0, n * (state->c.idx_type == EP_I64 ? 8 : 4)));
+    CHECK_TRY(check_buffer_push(state->run, &state->x_weights, 0, n * sizeof(float)));
+    return check_buffer_push(state->run, &state->x, 0, (size_t)state->n_tokens * hidden * sizeof(uint16_t));
 }
 
 static ep_status start_dispatch(const struct ll_step *step)
@@ -277,19 +303,19 @@ static ep_status start_dispatch(const struct ll_step *step)
     const struct ll_case *c = &state->c;
     ep_ll_dispatch_args args = EP_LL_DISPATCH_ARGS_INIT;
 
-    args.x = state->x.memory;
-    args.topk_idx = state->topk_idx.memory;
+    args.x = state->x.place;
+    args.topk_idx = state->topk_idx.place;
     args.idx_type = c->idx_type;
     args.n_tokens = state->n_tokens;
     args.out_dtype = is_fp8(c) ? EP_F8E4M3 : EP_BF16;
-    args.recv_x = state->rows[c->symmetric].memory;
+    args.recv_x = state->rows[c->symmetric].place;
     if (is_fp8(c)) {
         args.scale_type = c->format == LL_FP8_UE8M0 ? EP_UE8M0 : EP_F32;
-        args.recv_scales = state->scales[c->symmetric].memory;
+        args.recv_scales = state->scales[c->symmetric].place;
     }
-    args.recv_count = (int32_t *)state->counts.memory;
-    args.recv_source = c->sources ? (int32_t *)state->sources.memory : NULL;
-    args.recv_range = c->sources ? (int64_t *)state->ranges.memory : NULL;
+    args.recv_count = (int32_t *)state->counts.place;
+    args.recv_source = c->sources ? (int32_t *)state->sources.place : NULL;
+    args.recv_range = c->sources ? (int64_t *)state->ranges.place : NULL;
     /* ue8m0 scales are powers of two without being told. */
     args.flags = (c->hook ? EP_LL_RECV_HOOK : 0) | (c->format == LL_FP8_ROUNDED ? EP_LL_ROUND_SCALE : 0);
     CHECK_CALL(state->run, ep_ll_dispatch, state->ll, &args);
@@ -377,19 +403,13 @@ static void verify_dispatch(const struct ll_step *step)
 static ep_status dispatch(const struct ll_step *step)
 {
     struct ll_state *state = step->state;
-    const struct ll_case *c = &state->c;
-    ep_status status;
 
-    poison_slots(&state->rows[c->symmetric], state, row_bytes_of(state));
-    poison_slots(&state->scales[c->symmetric], state, scale_bytes_of(state));
-    check_buffer_poison(&state->counts, state->counts.bytes);
-    check_buffer_poison(&state->sources, state->sources.bytes);
-    check_buffer_poison(&state->ranges, state->ranges.bytes);
-    load_dispatch(step);
-    status = start_dispatch(step);
-    if (status == EP_OK)
-        verify_dispatch(step);
-    return status;
+    CHECK_TRY(each_output(state, check_buffer_poison_part));
+    CHECK_TRY(load_dispatch(step));
+    CHECK_TRY(start_dispatch(step));
+    CHECK_TRY(each_output(state, check_buffer_pull));
+    verify_dispatch(step);
+    return EP_OK;
 }
 
 /* --- combine --- */
@@ -419,14 +439,16 @@ static void reply_row(void *context, int rank, int expert, int source, int token
 }
 
 /* Experts write their rows; the row behind the last of each expert is not a number and must not get into any sum. */
-static void load_combine(struct ll_step *step)
+static ep_status load_combine(struct ll_step *step)
 {
     struct ll_state *state = step->state;
     const struct reference_group *group = &state->run->group;
+    struct check_buffer offers = {.memory = (unsigned char *)step->x, .place = step->offers};
     int rank = state->run->ctx->rank;
     size_t hidden = (size_t)step->data.hidden;
 
     for (int local = 0; local < group->n_local; local++) {
+        size_t row_bytes = hidden * sizeof(uint16_t), at = (size_t)first_slot(state, local) * row_bytes;
         uint16_t *out = step->x + (size_t)first_slot(state, local) * hidden;
         int64_t n = count_of(state, local);
 
@@ -437,7 +459,10 @@ static void load_combine(struct ll_step *step)
         }
         if (n < state->slots)
             memset(out + (size_t)n * hidden, 0xff, hidden * sizeof(*out));
+        n += n < state->slots;
+        CHECK_TRY(check_buffer_push(state->run, &offers, at, at + (size_t)n * row_bytes));
     }
+    return EP_OK;
 }
 
 static ep_status start_combine(const struct ll_step *step)
@@ -446,12 +471,12 @@ static ep_status start_combine(const struct ll_step *step)
     const struct ll_case *c = &state->c;
     ep_ll_combine_args args = EP_LL_COMBINE_ARGS_INIT;
 
-    args.x = step->x;
-    args.topk_idx = state->topk_idx.memory;
+    args.x = step->offers;
+    args.topk_idx = state->topk_idx.place;
     args.idx_type = c->idx_type;
     args.n_tokens = state->n_tokens;
-    args.topk_weights = (const float *)state->x_weights.memory;
-    args.out = state->out.memory;
+    args.topk_weights = (const float *)state->x_weights.place;
+    args.out = state->out.place;
     args.flags = (c->hook ? EP_LL_RECV_HOOK : 0) | (c->zero_copy ? EP_LL_ZERO_COPY : 0);
     CHECK_CALL(state->run, ep_ll_combine, state->ll, &args);
     if (c->hook)
@@ -500,18 +525,21 @@ static void verify_combine(struct ll_step *step)
 static ep_status combine_step(struct ll_step *step)
 {
     struct ll_state *state = step->state;
-    void *buffer = state->rows[state->c.symmetric].memory;
-    ep_status status;
+    struct check_buffer *rows = &state->rows[state->c.symmetric];
+    size_t used = (size_t)state->n_tokens * (size_t)step->data.hidden * sizeof(uint16_t);
+    void *buffer = rows->place;
 
     if (state->c.zero_copy)
         CHECK_CALL(state->run, ep_ll_get_combine_buffer, state->ll, &buffer);
-    step->x = buffer;
-    load_combine(step);
-    check_buffer_poison(&state->out, (size_t)state->n_tokens * (size_t)step->data.hidden * sizeof(uint16_t));
-    status = start_combine(step);
-    if (status == EP_OK)
-        verify_combine(step);
-    return status;
+    step->offers = buffer;
+    /* Device memory is written through the twin of the received rows, whichever buffer it is for. */
+    step->x = state->run->ctx->memory ? (void *)rows->memory : buffer;
+    CHECK_TRY(load_combine(step));
+    CHECK_TRY(check_buffer_poison(state->run, &state->out, used));
+    CHECK_TRY(start_combine(step));
+    CHECK_TRY(check_buffer_pull_guarded(state->run, &state->out, used));
+    verify_combine(step);
+    return EP_OK;
 }
 
 static ep_status run_case(struct check_run *run, void *opaque, int index)

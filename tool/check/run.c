@@ -92,11 +92,30 @@ void check_distance_below(struct check_run *run, const struct check_distance *di
         check_mismatch(run, "error %.3g against the input, limit %.3g", value, limit);
 }
 
+static ep_status take_symmetric(struct check_run *run, size_t bytes, unsigned char **ret_memory)
+{
+    void *memory;
+
+    CHECK_CALL(run, ep_alloc, run->ctx->comm, bytes, &memory);
+    *ret_memory = memory;
+    return EP_OK;
+}
+
+static ep_status take_twin(struct check_run *run, size_t bytes, unsigned char **ret_memory)
+{
+    void *memory;
+
+    CHECK_CALL(run, run->ctx->memory->take, run->ctx, bytes, &memory);
+    *ret_memory = memory;
+    return EP_OK;
+}
+
 ep_status check_buffer_new(struct check_run *run, int64_t n_items, size_t item_bytes, bool symmetric,
                            struct check_buffer *ret_buffer)
 {
     struct check_buffer buffer = {.symmetric = symmetric};
-    void *memory = NULL;
+    bool has_twin = run->ctx->memory;
+    ep_status status = EP_OK;
     size_t all;
 
     run->call = "sizing a buffer";
@@ -104,15 +123,23 @@ ep_status check_buffer_new(struct check_run *run, int64_t n_items, size_t item_b
         __builtin_add_overflow(buffer.bytes, (size_t)CHECK_GUARD_BYTES + 4095, &all))
         return EP_E_OVERFLOW;
     all = all / 4096 * 4096;
-    if (symmetric) {
-        CHECK_CALL(run, ep_alloc, run->ctx->comm, all, &memory);
-    } else {
+    if (!symmetric || has_twin) {
         run->call = "aligned_alloc";
-        memory = aligned_alloc(4096, all);
-        if (!memory)
+        buffer.memory = aligned_alloc(4096, all);
+        if (!buffer.memory)
             return EP_E_MEMORY;
     }
-    buffer.memory = memory;
+    buffer.place = buffer.memory;
+    if (symmetric)
+        status = take_symmetric(run, all, &buffer.place);
+    else if (has_twin)
+        status = take_twin(run, all, &buffer.place);
+    if (status != EP_OK) {
+        free(buffer.memory);
+        return status;
+    }
+    if (!buffer.memory)
+        buffer.memory = buffer.place;
     *ret_buffer = buffer;
     return EP_OK;
 }
@@ -124,16 +151,45 @@ ep_status check_buffer_free(struct check_run *run, struct check_buffer *buffer)
     *buffer = (struct check_buffer){0};
     if (!old.memory)
         return EP_OK;
-    if (old.symmetric)
-        CHECK_CALL(run, ep_free, run->ctx->comm, old.memory);
-    else
+    if (old.place != old.memory || !old.symmetric)
         free(old.memory);
+    if (old.symmetric)
+        CHECK_CALL(run, ep_free, run->ctx->comm, old.place);
+    else if (old.place != old.memory)
+        run->ctx->memory->give(run->ctx, old.place);
     return EP_OK;
 }
 
-void check_buffer_poison(struct check_buffer *buffer, size_t used)
+ep_status check_buffer_poison_part(struct check_run *run, struct check_buffer *buffer, size_t from, size_t to)
 {
-    memset(buffer->memory, CHECK_POISON, used + CHECK_GUARD_BYTES);
+    memset(buffer->memory + from, CHECK_POISON, to - from);
+    if (buffer->place != buffer->memory)
+        CHECK_CALL(run, run->ctx->memory->fill, run->ctx, buffer->place + from, CHECK_POISON, to - from);
+    return EP_OK;
+}
+
+ep_status check_buffer_poison(struct check_run *run, struct check_buffer *buffer, size_t used)
+{
+    return check_buffer_poison_part(run, buffer, 0, used + CHECK_GUARD_BYTES);
+}
+
+ep_status check_buffer_push(struct check_run *run, const struct check_buffer *buffer, size_t from, size_t to)
+{
+    if (buffer->place != buffer->memory)
+        CHECK_CALL(run, run->ctx->memory->copy, run->ctx, buffer->place + from, buffer->memory + from, to - from);
+    return EP_OK;
+}
+
+ep_status check_buffer_pull(struct check_run *run, struct check_buffer *buffer, size_t from, size_t to)
+{
+    if (buffer->place != buffer->memory)
+        CHECK_CALL(run, run->ctx->memory->copy, run->ctx, buffer->memory + from, buffer->place + from, to - from);
+    return EP_OK;
+}
+
+ep_status check_buffer_pull_guarded(struct check_run *run, struct check_buffer *buffer, size_t used)
+{
+    return check_buffer_pull(run, buffer, 0, used + CHECK_GUARD_BYTES);
 }
 
 void check_buffer_untouched(struct check_run *run, const char *what, const struct check_buffer *buffer, size_t from,

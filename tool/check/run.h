@@ -47,6 +47,13 @@ struct check_run {
             return call_status_;                                                                                       \
     } while (0)
 
+#define CHECK_TRY(call)                                                                                                \
+    do {                                                                                                               \
+        ep_status try_ = (call);                                                                                       \
+        if (try_ != EP_OK)                                                                                             \
+            return try_;                                                                                               \
+    } while (0)
+
 /* Notes a mismatch in the phase of the run; the first one counts. printf-like. */
 void check_mismatch(struct check_run *run, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
@@ -79,9 +86,13 @@ static inline void check_distance_add(struct check_distance *distance, double a,
 /* Notes a mismatch unless the distance is below the limit. */
 void check_distance_below(struct check_run *run, const struct check_distance *distance, double limit);
 
-/* Memory that is watched: filled with a pattern, which must stay whole behind what a run may use. */
+/*
+ * Memory that is watched: filled with a pattern, which must stay whole behind what a run may use. Written and read here
+ * at `memory`; the library is given `place`: the same, or a twin in device memory, to which it is pushed and from which
+ * it is pulled. Without a twin these two do nothing.
+ */
 struct check_buffer {
-    unsigned char *memory;
+    unsigned char *memory, *place;
     size_t bytes;
     bool symmetric;
 };
@@ -89,13 +100,23 @@ struct check_buffer {
 #define CHECK_POISON 0xa5
 #define CHECK_GUARD_BYTES 16384
 
-/* n_items * item_bytes and a guard. Collective if symmetric. EP_E_MEMORY, EP_E_OVERFLOW or what ep_alloc() says. */
+/*
+ * n_items * item_bytes and a guard. Collective if symmetric. EP_E_MEMORY, EP_E_OVERFLOW or what ep_alloc() and the
+ * device say.
+ */
 ep_status check_buffer_new(struct check_run *run, int64_t n_items, size_t item_bytes, bool symmetric,
                            struct check_buffer *ret_buffer);
 ep_status check_buffer_free(struct check_run *run, struct check_buffer *buffer);
 
-/* Fills the first `used` bytes and the guard behind them. */
-void check_buffer_poison(struct check_buffer *buffer, size_t used);
+/* Fills the first `used` bytes and the guard behind them, twin included; or the bytes `from` .. `to`. */
+ep_status check_buffer_poison(struct check_run *run, struct check_buffer *buffer, size_t used);
+ep_status check_buffer_poison_part(struct check_run *run, struct check_buffer *buffer, size_t from, size_t to);
+
+/* Bytes `from` .. `to`: to the twin, and back. */
+ep_status check_buffer_push(struct check_run *run, const struct check_buffer *buffer, size_t from, size_t to);
+ep_status check_buffer_pull(struct check_run *run, struct check_buffer *buffer, size_t from, size_t to);
+/* The first `used` bytes and the guard behind them. */
+ep_status check_buffer_pull_guarded(struct check_run *run, struct check_buffer *buffer, size_t used);
 
 /* The guard behind the first `used` bytes. */
 void check_buffer_guard(struct check_run *run, const char *what, const struct check_buffer *buffer, size_t used);

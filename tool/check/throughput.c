@@ -196,7 +196,7 @@ static ep_status end(struct check_run *run, void *opaque, bool healthy)
 /* --- plans --- */
 
 /* Writes the routing in the case's type. */
-static void load_topk_idx(struct throughput *state)
+static ep_status load_topk_idx(struct throughput *state)
 {
     const struct reference_group *group = &state->run->group;
     size_t n = (size_t)state->n_tokens * (size_t)group->topk;
@@ -211,13 +211,14 @@ static void load_topk_idx(struct throughput *state)
         else
             ((int32_t *)state->topk_idx.memory)[i] = (int32_t)expert;
     }
+    return check_buffer_push(state->run, &state->topk_idx, 0, n * (wide ? 8 : 4));
 }
 
 static ep_plan_args plan_args(const struct throughput *state, bool expanded, int64_t worst_rows)
 {
     ep_plan_args args = EP_PLAN_ARGS_INIT;
 
-    args.topk_idx = state->topk_idx.memory;
+    args.topk_idx = state->topk_idx.place;
     args.idx_type = state->c.idx_type;
     args.n_tokens = state->n_tokens;
     args.topk = state->run->group.topk;
@@ -235,10 +236,9 @@ static ep_status new_plan(struct throughput *state, bool expanded, int64_t worst
     struct check_run *run = state->run;
     ep_plan_args args = plan_args(state, expanded, worst_rows);
 
-    load_topk_idx(state);
+    CHECK_TRY(load_topk_idx(state));
     CHECK_CALL(run, ep_plan_new, run->ctx->comm, &args, ret_plan);
-    check_buffer_poison(&state->topk_idx, (size_t)state->n_tokens * (size_t)run->group.topk * 8);
-    return EP_OK;
+    return check_buffer_poison(run, &state->topk_idx, (size_t)state->n_tokens * (size_t)run->group.topk * 8);
 }
 
 /* What a plan says of itself. `known`: the counts have been exchanged. */
@@ -313,7 +313,9 @@ static ep_status verify_counts(struct throughput *state)
     layout.tokens_per_node = counts + n_ranks;
     layout.tokens_per_expert = counts + n_ranks + n_nodes;
     layout.token_in_rank = token_in_rank;
-    load_topk_idx(state);
+    status = load_topk_idx(state);
+    if (status != EP_OK)
+        goto free_all;
     run->call = "ep_plan_layout";
     status = ep_plan_layout(run->ctx->comm, &args, &layout);
     if (status != EP_OK)
@@ -336,13 +338,6 @@ free_all:
 
 /* --- one case --- */
 
-#define TRY(call)                                                                                                      \
-    do {                                                                                                               \
-        ep_status try_ = (call);                                                                                       \
-        if (try_ != EP_OK)                                                                                             \
-            return try_;                                                                                               \
-    } while (0)
-
 /* Two combines: of rows that come back unchanged, and of rows that tell who answered. */
 static ep_status run_rank_layout(struct throughput *state, ep_plan *plan)
 {
@@ -351,18 +346,18 @@ static ep_status run_rank_layout(struct throughput *state, ep_plan *plan)
     struct throughput_step step = {.state = state, .plan = plan, .layout = layout, .out_rows = layout->n_rows};
 
     run->phase = "plan";
-    TRY(verify_info(state, plan, layout, true, 0));
-    TRY(verify_sources(state, plan, layout));
+    CHECK_TRY(verify_info(state, plan, layout, true, 0));
+    CHECK_TRY(verify_sources(state, plan, layout));
     run->phase = "dispatch";
-    TRY(throughput_dispatch(&step));
+    CHECK_TRY(throughput_dispatch(&step));
     if (!state->c.topk) {
         run->phase = "cached dispatch";
-        TRY(throughput_dispatch(&step));
+        CHECK_TRY(throughput_dispatch(&step));
     }
     run->phase = "combine of unchanged rows";
     step.identity = true;
     step.n_bias = state->c.n_bias[0];
-    TRY(throughput_combine(&step));
+    CHECK_TRY(throughput_combine(&step));
     run->phase = "combine";
     step.identity = false;
     step.n_bias = state->c.n_bias[1];
@@ -376,10 +371,10 @@ static ep_status run_worst_case(struct throughput *state, ep_plan *plan, int64_t
     struct throughput_step step = {.state = state, .plan = plan, .layout = layout, .out_rows = worst_rows};
 
     run->phase = "worst-case plan";
-    TRY(verify_info(state, plan, layout, false, worst_rows));
+    CHECK_TRY(verify_info(state, plan, layout, false, worst_rows));
     run->phase = "worst-case dispatch";
-    TRY(throughput_dispatch(&step));
-    TRY(verify_info(state, plan, layout, true, worst_rows));
+    CHECK_TRY(throughput_dispatch(&step));
+    CHECK_TRY(verify_info(state, plan, layout, true, worst_rows));
     run->phase = "worst-case combine";
     step.n_bias = state->c.n_bias[1];
     return throughput_combine(&step);
@@ -392,10 +387,10 @@ static ep_status run_expanded(struct throughput *state, ep_plan *plan)
     struct throughput_step step = {.state = state, .plan = plan, .layout = layout, .out_rows = layout->n_rows};
 
     run->phase = "expanded plan";
-    TRY(verify_info(state, plan, layout, true, 0));
-    TRY(verify_sources(state, plan, layout));
+    CHECK_TRY(verify_info(state, plan, layout, true, 0));
+    CHECK_TRY(verify_sources(state, plan, layout));
     run->phase = "expanded dispatch";
-    TRY(throughput_dispatch(&step));
+    CHECK_TRY(throughput_dispatch(&step));
     run->phase = "expanded combine";
     step.n_bias = state->c.n_bias[1];
     return throughput_combine(&step);
@@ -409,20 +404,20 @@ static ep_status run_plans(struct throughput *state)
     ep_status status;
 
     run->phase = "layout";
-    TRY(verify_counts(state));
+    CHECK_TRY(verify_counts(state));
     run->phase = "plan";
-    TRY(new_plan(state, false, 0, &plan));
+    CHECK_TRY(new_plan(state, false, 0, &plan));
     status = run_rank_layout(state, plan);
     ep_plan_free(plan);
     if (status == EP_OK && state->c.topk) {
         run->phase = "worst-case plan";
-        TRY(new_plan(state, false, worst_rows, &plan));
+        CHECK_TRY(new_plan(state, false, worst_rows, &plan));
         status = run_worst_case(state, plan, worst_rows);
         ep_plan_free(plan);
     }
     if (status == EP_OK && state->c.expanded) {
         run->phase = "expanded plan";
-        TRY(new_plan(state, true, 0, &plan));
+        CHECK_TRY(new_plan(state, true, 0, &plan));
         status = run_expanded(state, plan);
         ep_plan_free(plan);
     }

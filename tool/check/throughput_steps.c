@@ -9,7 +9,7 @@
 /* Against the input, for experts that return what they got; the peers' limit. */
 #define DISTANCE_LIMIT 5e-6
 
-typedef void (*step_fn)(struct throughput_step *step);
+typedef ep_status (*step_fn)(struct throughput_step *step);
 typedef ep_status (*step_start_fn)(struct throughput_step *step, uint32_t flags, ep_event **ret_done);
 
 static size_t row_at(int64_t row, size_t bytes)
@@ -32,7 +32,7 @@ static ep_status start_and_wait(struct throughput_step *step, step_fn load, step
     if (late) {
         CHECK_CALL(run, ep_event_new, run->ctx->comm, &step->after);
     } else {
-        load(step);
+        CHECK_TRY(load(step));
         if (c->previous)
             CHECK_CALL(run, ep_event_record, run->ctx->comm, &step->after);
     }
@@ -43,7 +43,7 @@ static ep_status start_and_wait(struct throughput_step *step, step_fn load, step
         CHECK_CALL(run, ep_event_query, step->done, &is_done);
         if (is_done)
             check_mismatch(run, "complete before the event that it is to wait for");
-        load(step);
+        CHECK_TRY(load(step));
         CHECK_CALL(run, ep_event_signal, step->after);
     }
     CHECK_CALL(run, ep_event_wait, step->done, -1);
@@ -65,7 +65,7 @@ static ep_status run_step(struct throughput_step *step, step_fn load, step_start
 
 /* --- dispatch --- */
 
-static void load_dispatch(struct throughput_step *step)
+static ep_status load_dispatch(struct throughput_step *step)
 {
     struct throughput *state = step->state;
     const struct throughput_case *c = &state->c;
@@ -85,6 +85,9 @@ static void load_dispatch(struct throughput_step *step)
     }
     if (n_tokens)
         memcpy(state->x_weights.memory, state->run->group.weights[rank], n_tokens * weight_bytes);
+    CHECK_TRY(check_buffer_push(state->run, &state->x, 0, n_tokens * row_bytes));
+    CHECK_TRY(check_buffer_push(state->run, &state->x_scales, 0, n_tokens * data_scale_bytes(&c->data)));
+    return check_buffer_push(state->run, &state->x_weights, 0, n_tokens * weight_bytes);
 }
 
 static size_t index_bytes(const struct throughput *state)
@@ -105,24 +108,24 @@ static ep_status start_dispatch(struct throughput_step *step, uint32_t flags, ep
     ep_dispatch_args args = EP_DISPATCH_ARGS_INIT;
     bool fp8 = data_is_fp8(&c->data);
 
-    args.x = state->x.memory;
+    args.x = state->x.place;
     args.dtype = fp8 ? EP_F8E4M3 : EP_BF16;
     args.hidden = c->data.hidden;
-    args.recv_x = state->rows[c->symmetric].memory;
+    args.recv_x = state->rows[c->symmetric].place;
     if (fp8) {
-        args.scales = state->x_scales.memory;
+        args.scales = state->x_scales.place;
         args.scale_type = c->data.scale_type;
-        args.recv_scales = state->scales[c->symmetric].memory;
+        args.recv_scales = state->scales[c->symmetric].place;
         if (c->strided_scales) {
             args.scale_stride_token = 1;
             args.scale_stride_block = state->n_tokens;
         }
     }
     if (c->topk) {
-        args.topk_weights = (const float *)state->x_weights.memory;
-        args.recv_topk_weights = (float *)state->weights[c->symmetric].memory;
+        args.topk_weights = (const float *)state->x_weights.place;
+        args.recv_topk_weights = (float *)state->weights[c->symmetric].place;
         if (!step->layout->expanded)
-            args.recv_topk_idx = state->indices[c->symmetric].memory;
+            args.recv_topk_idx = state->indices[c->symmetric].place;
     }
     args.out_rows = step->out_rows;
     args.after = step->after;
@@ -197,24 +200,34 @@ static void verify_dispatch(const struct throughput_step *step)
                        c->topk ? row_at(step->out_rows, weight_bytes_of(step)) : 0);
 }
 
+/* The outputs: filled with the pattern, or fetched to be compared. */
+static ep_status each_output(const struct throughput_step *step,
+                             ep_status (*act)(struct check_run *run, struct check_buffer *buffer, size_t used))
+{
+    struct throughput *state = step->state;
+    const struct throughput_case *c = &state->c;
+
+    CHECK_TRY(act(state->run, &state->rows[c->symmetric], row_at(step->out_rows, data_row_bytes(&c->data))));
+    CHECK_TRY(act(state->run, &state->scales[c->symmetric], row_at(step->out_rows, data_scale_bytes(&c->data))));
+    CHECK_TRY(act(state->run, &state->indices[c->symmetric], row_at(step->out_rows, index_bytes(state))));
+    return act(state->run, &state->weights[c->symmetric], row_at(step->out_rows, weight_bytes_of(step)));
+}
+
 ep_status throughput_dispatch(struct throughput_step *step)
 {
     struct throughput *state = step->state;
     const struct throughput_case *c = &state->c;
+    struct check_run *run = state->run;
     size_t n_tokens = (size_t)state->n_tokens;
-    ep_status status;
 
-    check_buffer_poison(&state->rows[c->symmetric], row_at(step->out_rows, data_row_bytes(&c->data)));
-    check_buffer_poison(&state->scales[c->symmetric], row_at(step->out_rows, data_scale_bytes(&c->data)));
-    check_buffer_poison(&state->indices[c->symmetric], row_at(step->out_rows, index_bytes(state)));
-    check_buffer_poison(&state->weights[c->symmetric], row_at(step->out_rows, weight_bytes_of(step)));
-    check_buffer_poison(&state->x, n_tokens * data_row_bytes(&c->data));
-    check_buffer_poison(&state->x_scales, n_tokens * data_scale_bytes(&c->data));
-    check_buffer_poison(&state->x_weights, n_tokens * (size_t)state->run->group.topk * sizeof(float));
-    status = run_step(step, load_dispatch, start_dispatch);
-    if (status == EP_OK)
-        verify_dispatch(step);
-    return status;
+    CHECK_TRY(each_output(step, check_buffer_poison));
+    CHECK_TRY(check_buffer_poison(run, &state->x, n_tokens * data_row_bytes(&c->data)));
+    CHECK_TRY(check_buffer_poison(run, &state->x_scales, n_tokens * data_scale_bytes(&c->data)));
+    CHECK_TRY(check_buffer_poison(run, &state->x_weights, n_tokens * (size_t)run->group.topk * sizeof(float)));
+    CHECK_TRY(run_step(step, load_dispatch, start_dispatch));
+    CHECK_TRY(each_output(step, check_buffer_pull_guarded));
+    verify_dispatch(step);
+    return EP_OK;
 }
 
 /* --- combine --- */
@@ -257,7 +270,7 @@ static void load_weights(const struct throughput_step *step, int64_t i)
         out[k] = experts[k] < 0 ? 0 : data_reply_weight(&state->c.data, row->rank, row->token, k);
 }
 
-static void load_combine(struct throughput_step *step)
+static ep_status load_combine(struct throughput_step *step)
 {
     struct throughput *state = step->state;
     const struct throughput_case *c = &state->c;
@@ -286,6 +299,11 @@ static void load_combine(struct throughput_step *step)
     for (int which = 0; which < step->n_bias; which++)
         for (int token = 0; token < state->n_tokens; token++)
             data_bias(&c->data, which, rank, token, (uint16_t *)(state->bias[which].memory + row_at(token, row_bytes)));
+    for (int which = 0; which < step->n_bias; which++)
+        CHECK_TRY(check_buffer_push(state->run, &state->bias[which], 0, row_at(state->n_tokens, row_bytes)));
+    CHECK_TRY(
+        check_buffer_push(state->run, &state->weights[c->symmetric], 0, row_at(layout->n_rows, weight_bytes_of(step))));
+    return check_buffer_push(state->run, &state->rows[c->symmetric], 0, row_at(layout->n_rows, row_bytes));
 }
 
 static ep_status start_combine(struct throughput_step *step, uint32_t flags, ep_event **ret_done)
@@ -294,15 +312,15 @@ static ep_status start_combine(struct throughput_step *step, uint32_t flags, ep_
     const struct throughput_case *c = &state->c;
     ep_combine_args args = EP_COMBINE_ARGS_INIT;
 
-    args.x = state->rows[c->symmetric].memory;
+    args.x = state->rows[c->symmetric].place;
     args.dtype = EP_BF16;
     args.hidden = c->data.hidden;
     for (int which = 0; which < step->n_bias; which++)
-        args.bias[which] = state->bias[which].memory;
-    args.out = state->out.memory;
+        args.bias[which] = state->bias[which].place;
+    args.out = state->out.place;
     if (c->topk) {
-        args.topk_weights = (const float *)state->weights[c->symmetric].memory;
-        args.out_topk_weights = (float *)state->out_weights.memory;
+        args.topk_weights = (const float *)state->weights[c->symmetric].place;
+        args.out_topk_weights = (float *)state->out_weights.place;
     }
     args.after = step->after;
     args.flags = flags;
@@ -402,17 +420,19 @@ ep_status throughput_combine(struct throughput_step *step)
     struct throughput *state = step->state;
     const struct throughput_case *c = &state->c;
     size_t row_bytes = (size_t)c->data.hidden * sizeof(uint16_t);
-    size_t weight_bytes = (size_t)state->run->group.topk * sizeof(float);
-    ep_status status;
+    struct check_run *run = state->run;
+    size_t weight_bytes = (size_t)run->group.topk * sizeof(float);
 
-    check_buffer_poison(&state->rows[c->symmetric], row_at(step->layout->n_rows, row_bytes));
-    check_buffer_poison(&state->weights[c->symmetric], row_at(step->layout->n_rows, weight_bytes_of(step)));
+    CHECK_TRY(check_buffer_poison(run, &state->rows[c->symmetric], row_at(step->layout->n_rows, row_bytes)));
+    CHECK_TRY(
+        check_buffer_poison(run, &state->weights[c->symmetric], row_at(step->layout->n_rows, weight_bytes_of(step))));
     for (int which = 0; which < step->n_bias; which++)
-        check_buffer_poison(&state->bias[which], row_at(state->n_tokens, row_bytes));
-    check_buffer_poison(&state->out, row_at(state->n_tokens, row_bytes));
-    check_buffer_poison(&state->out_weights, row_at(state->n_tokens, weight_bytes));
-    status = run_step(step, load_combine, start_combine);
-    if (status == EP_OK)
-        verify_combine(step);
-    return status;
+        CHECK_TRY(check_buffer_poison(run, &state->bias[which], row_at(state->n_tokens, row_bytes)));
+    CHECK_TRY(check_buffer_poison(run, &state->out, row_at(state->n_tokens, row_bytes)));
+    CHECK_TRY(check_buffer_poison(run, &state->out_weights, row_at(state->n_tokens, weight_bytes)));
+    CHECK_TRY(run_step(step, load_combine, start_combine));
+    CHECK_TRY(check_buffer_pull_guarded(run, &state->out, row_at(state->n_tokens, row_bytes)));
+    CHECK_TRY(check_buffer_pull_guarded(run, &state->out_weights, row_at(state->n_tokens, weight_bytes)));
+    verify_combine(step);
+    return EP_OK;
 }

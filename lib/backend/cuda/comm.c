@@ -168,6 +168,7 @@ void cuda_comm_close(ep_comm *comm)
         if (cuda->report && atomic_load(&comm->failed))
             *(volatile uint32_t *)&cuda->report->abort = 1;
         cudaStreamSynchronize(cuda->stream);
+        cuda_module_close(cuda);
         cuda_memory_close(cuda);
         cudaFree(cuda->signals);
         cudaFree(cuda->scratch);

@@ -8,6 +8,7 @@
  *   plan.c      counting on the device, routes in device memory
  *   wait.c      the host's wait for a kernel
  *   dispatch.c, combine.c   one operation each
+ *   module.c    device memory, clocks and yardsticks for the command
  *   *.cu        kernels and what launches them
  *
  * Control is the host backend's, compiled into this module: control blocks, exchanges, blame, shrink, the queue of
@@ -18,6 +19,7 @@
 #define EP_CUDA_CUDA_H
 
 #include "backend/cuda/kernels.h"
+#include "backend/cuda/module.h"
 #include "backend/host/host.h"
 
 #define CUDA_SLOTS 512
@@ -94,6 +96,10 @@ struct cuda_comm {
     struct cuda_dispatch last_dispatch; /* for ep_cuda_repeat_bare() */
     struct cuda_combine last_combine;
     struct cuda_shape last_shape[2];
+
+    cudaEvent_t clock[2]; /* module.c; made on first use */
+    cudaStream_t lane[EP_CUDA_LANES];
+    void *flush;
 };
 
 static inline struct cuda_comm *cuda_of(const ep_comm *comm)
@@ -186,6 +192,9 @@ void cuda_fill_waits(struct cuda_comm *cuda, enum host_phase ready, enum host_ph
 /* Chunks of a row, and the rings that fit the shared memory. `terms`: chunks of one stage. */
 void cuda_fit(const struct cuda_comm *cuda, size_t row_bytes, int terms, const struct cuda_shape *wish,
               size_t wish_chunk, int32_t *ret_chunk_bytes, int32_t *ret_chunks, struct cuda_shape *ret_shape);
+
+/* module.c */
+void cuda_module_close(struct cuda_comm *cuda);
 
 /* dispatch.c, combine.c */
 ep_status cuda_dispatch(ep_plan *plan, const ep_dispatch_args *args, ep_event **ret_event);

@@ -1,0 +1,229 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What module.h promises the command. Copies have a stream of their own per thread: the operations' may be waiting. */
+#include "backend/cuda/module.h"
+
+#include "backend/cuda/cuda.h"
+
+#include <assert.h>
+#include <epkit/cuda.h>
+#include <stdio.h>
+#include <string.h>
+
+#define FLUSH_BYTES ((size_t)256 << 20) /* several times the cache */
+
+static_assert(sizeof(struct host_where) <= sizeof(struct ep_cuda_place), "a place holds a struct host_where");
+
+static ep_status count(int *ret_gpus)
+{
+    CUDA_TRY(cudaGetDeviceCount(ret_gpus));
+    return EP_OK;
+}
+
+static ep_status device_name(ep_comm *comm, char *ret_name, size_t bytes)
+{
+    struct cudaDeviceProp properties;
+
+    CUDA_TRY(cudaGetDeviceProperties(&properties, cuda_of(comm)->device));
+    snprintf(ret_name, bytes, "%s", properties.name);
+    return EP_OK;
+}
+
+/* Runs `call` with the communicator's device as the current one. */
+#define ON_DEVICE(comm, call)                                                                                          \
+    do {                                                                                                               \
+        struct cuda_scope scope_;                                                                                      \
+        ep_status status_ = cuda_enter(cuda_of(comm), &scope_);                                                        \
+        if (status_ == EP_OK) {                                                                                        \
+            status_ = (call);                                                                                          \
+            cuda_leave(&scope_);                                                                                       \
+        }                                                                                                              \
+        return status_;                                                                                                \
+    } while (0)
+
+static ep_status alloc(ep_comm *comm, size_t bytes, void **ret_memory)
+{
+    ON_DEVICE(comm, cuda_status(cudaMalloc(ret_memory, bytes + 1), "cudaMalloc"));
+}
+
+static void release(ep_comm *comm, void *memory)
+{
+    struct cuda_scope scope;
+
+    if (!memory || cuda_enter(cuda_of(comm), &scope) != EP_OK)
+        return;
+    cudaFree(memory);
+    cudaGetLastError();
+    cuda_leave(&scope);
+}
+
+static ep_status copy_now(void *to, const void *from, size_t bytes)
+{
+    CUDA_TRY(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, cudaStreamPerThread));
+    CUDA_TRY(cudaStreamSynchronize(cudaStreamPerThread));
+    return EP_OK;
+}
+
+static ep_status copy(ep_comm *comm, void *to, const void *from, size_t bytes)
+{
+    if (!bytes)
+        return EP_OK;
+    ON_DEVICE(comm, copy_now(to, from, bytes));
+}
+
+static ep_status fill_now(void *to, int byte, size_t bytes)
+{
+    CUDA_TRY(cudaMemsetAsync(to, byte, bytes, cudaStreamPerThread));
+    CUDA_TRY(cudaStreamSynchronize(cudaStreamPerThread));
+    return EP_OK;
+}
+
+static ep_status fill(ep_comm *comm, void *to, int byte, size_t bytes)
+{
+    if (!bytes)
+        return EP_OK;
+    ON_DEVICE(comm, fill_now(to, byte, bytes));
+}
+
+/* --- a clock in the stream --------------------------------------------------------------------------------------- */
+
+static ep_status mark(struct cuda_comm *cuda, int which)
+{
+    if (!cuda->clock[which])
+        CUDA_TRY(cudaEventCreate(&cuda->clock[which]));
+    CUDA_TRY(cudaEventRecord(cuda->clock[which], cuda->stream));
+    return EP_OK;
+}
+
+static ep_status start_clock(struct cuda_comm *cuda, bool queued)
+{
+    if (queued && !cuda->flush)
+        CUDA_TRY(cudaMalloc(&cuda->flush, FLUSH_BYTES));
+    if (queued)
+        CUDA_TRY(cudaMemsetAsync(cuda->flush, 1, FLUSH_BYTES, cuda->stream));
+    return mark(cuda, 0);
+}
+
+static ep_status clock_start(ep_comm *comm, int queued)
+{
+    ON_DEVICE(comm, start_clock(cuda_of(comm), queued));
+}
+
+static ep_status clock_stop(ep_comm *comm)
+{
+    ON_DEVICE(comm, mark(cuda_of(comm), 1));
+}
+
+static ep_status read_clock(const struct cuda_comm *cuda, uint64_t *ret_ns)
+{
+    float ms;
+
+    if (!cuda->clock[0] || !cuda->clock[1])
+        return ep_fail(EP_E_STATE, "clock_read: the clock was not started and stopped");
+    CUDA_TRY(cudaEventSynchronize(cuda->clock[1]));
+    CUDA_TRY(cudaEventElapsedTime(&ms, cuda->clock[0], cuda->clock[1]));
+    *ret_ns = (uint64_t)((double)ms * 1e6);
+    return EP_OK;
+}
+
+static ep_status clock_read(ep_comm *comm, uint64_t *ret_ns)
+{
+    ON_DEVICE(comm, read_clock(cuda_of(comm), ret_ns));
+}
+
+/* --- yardsticks -------------------------------------------------------------------------------------------------- */
+
+static ep_status get_sms(ep_comm *comm, int *ret_sms)
+{
+    return ep_cuda_get_device(comm, NULL, ret_sms);
+}
+
+static ep_status repeat_bare(ep_comm *comm, int combine)
+{
+    return ep_cuda_repeat_bare(comm, combine, 1);
+}
+
+static ep_status offer(ep_comm *comm, const void *memory, size_t bytes, struct ep_cuda_place *ret_place)
+{
+    struct host_where where;
+
+    if (!cuda_find(cuda_of(comm), memory, bytes, &where))
+        return ep_fail(EP_E_ARG, "offer: %zu bytes at %p are not in symmetric memory", bytes, memory);
+    memcpy(ret_place->bytes, &where, sizeof(where));
+    return EP_OK;
+}
+
+static ep_status reach(ep_comm *comm, int rank, const struct ep_cuda_place *place, void **ret_memory)
+{
+    struct host_where where;
+
+    memcpy(&where, place->bytes, sizeof(where));
+    ON_DEVICE(comm, cuda_map(cuda_of(comm), rank, &where, ret_memory));
+}
+
+static ep_status copy_in_lane(struct cuda_comm *cuda, int lane, void *to, const void *from, size_t bytes)
+{
+    if (!cuda->lane[lane])
+        CUDA_TRY(cudaStreamCreateWithFlags(&cuda->lane[lane], cudaStreamNonBlocking));
+    CUDA_TRY(cudaEventRecord(cuda->order, cuda->stream));
+    CUDA_TRY(cudaStreamWaitEvent(cuda->lane[lane], cuda->order, 0));
+    CUDA_TRY(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, cuda->lane[lane]));
+    return EP_OK;
+}
+
+static ep_status engine_copy(ep_comm *comm, int lane, void *to, const void *from, size_t bytes)
+{
+    if (lane < 0 || lane >= EP_CUDA_LANES)
+        return ep_fail(EP_E_ARG, "engine_copy: lane is %d, not in 0..%d", lane, EP_CUDA_LANES - 1);
+    if (!bytes)
+        return EP_OK;
+    ON_DEVICE(comm, copy_in_lane(cuda_of(comm), lane, to, from, bytes));
+}
+
+static ep_status join_lanes(struct cuda_comm *cuda)
+{
+    for (int lane = 0; lane < EP_CUDA_LANES; lane++) {
+        if (!cuda->lane[lane])
+            continue;
+        CUDA_TRY(cudaEventRecord(cuda->order, cuda->lane[lane]));
+        CUDA_TRY(cudaStreamWaitEvent(cuda->stream, cuda->order, 0));
+    }
+    return EP_OK;
+}
+
+static ep_status engine_join(ep_comm *comm)
+{
+    ON_DEVICE(comm, join_lanes(cuda_of(comm)));
+}
+
+void cuda_module_close(struct cuda_comm *cuda)
+{
+    for (int i = 0; i < 2; i++)
+        if (cuda->clock[i])
+            cudaEventDestroy(cuda->clock[i]);
+    cudaFree(cuda->flush);
+    for (int lane = 0; lane < EP_CUDA_LANES; lane++)
+        if (cuda->lane[lane])
+            cudaStreamDestroy(cuda->lane[lane]);
+}
+
+EP_PRIVATE_API extern const struct ep_cuda_module ep_cuda_module;
+
+const struct ep_cuda_module ep_cuda_module = {
+    .abi = EP_CUDA_MODULE_ABI,
+    .count = count,
+    .device_name = device_name,
+    .alloc = alloc,
+    .free = release,
+    .copy = copy,
+    .fill = fill,
+    .clock_start = clock_start,
+    .clock_stop = clock_stop,
+    .clock_read = clock_read,
+    .set_sms = ep_cuda_set_sms,
+    .get_sms = get_sms,
+    .repeat_bare = repeat_bare,
+    .offer = offer,
+    .reach = reach,
+    .engine_copy = engine_copy,
+    .engine_join = engine_join,
+};

@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "gpu.h"
+
+#include "cmd.h"
+
+#include "backend/cuda/module.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define MODULE_FILE "libepkit-cuda.so"
+#define MOST_GPUS 64 /* an exit code holds it */
+
+/* Next to libepkit.so first: that is the one of this build, and the one that the library itself takes. */
+static void *open_module(void)
+{
+    char path[4096] = "";
+    Dl_info info;
+
+    if (dladdr((void *)ep_version, &info) && info.dli_fname && strchr(info.dli_fname, '/')) {
+        int folder = (int)(strrchr(info.dli_fname, '/') - info.dli_fname);
+
+        if (snprintf(path, sizeof(path), "%.*s/%s", folder, info.dli_fname, MODULE_FILE) < (int)sizeof(path) &&
+            access(path, F_OK) == 0)
+            return dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    }
+    return dlopen(MODULE_FILE, RTLD_NOW | RTLD_LOCAL);
+}
+
+const struct ep_cuda_module *gpu_load(const char **ret_why)
+{
+    static char why[256];
+    const struct ep_cuda_module *module;
+    void *handle = open_module();
+
+    *ret_why = why;
+    if (!handle) {
+        snprintf(why, sizeof(why), "%s", dlerror());
+        return NULL;
+    }
+    module = dlsym(handle, EP_CUDA_MODULE_SYMBOL);
+    if (module && module->abi == EP_CUDA_MODULE_ABI)
+        return module;
+    snprintf(why, sizeof(why), "%s is of another build than this command", MODULE_FILE);
+    return NULL;
+}
+
+/* In a child: the exit code is the number of GPUs. */
+static int ask_in_child(void)
+{
+    int status = 0;
+    pid_t pid = fork();
+
+    if (pid == 0) {
+        const char *why;
+        const struct ep_cuda_module *module = gpu_load(&why);
+        int n = 0;
+
+        if (!module || module->count(&n) != EP_OK)
+            n = 0;
+        _exit(n < MOST_GPUS ? n : MOST_GPUS);
+    }
+    if (pid < 0 || waitpid(pid, &status, 0) != pid || !WIFEXITED(status))
+        return 0;
+    return WEXITSTATUS(status);
+}
+
+int gpu_count(void)
+{
+    static int n = -1;
+
+    if (n < 0)
+        n = ask_in_child();
+    return n;
+}
+
+const char *gpu_choose_backend(int nranks, int nnodes)
+{
+    const char *named = getenv("EPKIT_BACKEND");
+
+    if (named && *named)
+        return NULL;
+    return nnodes == 1 && nranks <= gpu_count() ? "cuda" : "host";
+}
+
+bool gpu_is_backend(const char *backend)
+{
+    const char *named = backend ? backend : getenv("EPKIT_BACKEND");
+
+    return named && strcmp(named, "cuda") == 0;
+}
+
+/* --- memory of a rank -------------------------------------------------------------------------------------------- */
+
+static ep_status take(struct ranks_ctx *ctx, size_t bytes, void **ret_memory)
+{
+    return ctx->gpu->alloc(ctx->comm, bytes, ret_memory);
+}
+
+static void give(struct ranks_ctx *ctx, void *memory)
+{
+    ctx->gpu->free(ctx->comm, memory);
+}
+
+static ep_status copy(struct ranks_ctx *ctx, void *to, const void *from, size_t bytes)
+{
+    return ctx->gpu->copy(ctx->comm, to, from, bytes);
+}
+
+static ep_status fill(struct ranks_ctx *ctx, void *to, int byte, size_t bytes)
+{
+    return ctx->gpu->fill(ctx->comm, to, byte, bytes);
+}
+
+const struct ranks_memory gpu_memory = {.take = take, .give = give, .copy = copy, .fill = fill};
