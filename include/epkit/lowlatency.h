@@ -6,9 +6,11 @@
  * Output is packed per local expert, [L, R*M, H]: expert l's rows are the first count[l] of its R*M, ordered by (source
  * rank, token index) - the same bits in every run.
  *
+ * Pointers are host memory on the host backend and device memory on the CUDA backend.
+ *
  * An ep_ll owns the buffers for two results at a time: the outputs of a dispatch must have been consumed by its combine
  * before the second next dispatch. Collective rules, threads and failure as in comm.h. On communicators of several
- * nodes: EP_E_UNSUPPORTED on the host backend.
+ * nodes: EP_E_UNSUPPORTED on the host backend. The CUDA backend serves one node and a topk of up to 32.
  */
 #ifndef EPKIT_LOWLATENCY_H
 #define EPKIT_LOWLATENCY_H
@@ -46,7 +48,12 @@ EP_API void ep_ll_free(ep_ll *ll);
 enum {
     EP_LL_RECV_HOOK = 1u << 0,   /* only send; ep_ll_finish() receives */
     EP_LL_ROUND_SCALE = 1u << 1, /* dispatch fp8: scales are powers of two (implied by EP_UE8M0) */
-    EP_LL_ZERO_COPY = 1u << 2    /* combine: x is the buffer of ep_ll_get_combine_buffer() */
+    EP_LL_ZERO_COPY = 1u << 2,   /* combine: x is the buffer of ep_ll_get_combine_buffer() */
+    EP_LL_ASYNC = 1u << 3        /* CUDA backend: return when the call is queued in the communicator's stream, where its
+                                    outputs are valid in order; the host backend takes it without effect. What fails
+                                    then is the status of a later call, or of ep_comm_async_error(), and routing that is
+                                    not valid leaves the peers waiting. Needed while the stream is being captured into a
+                                    CUDA graph. Counts for the ep_ll_finish() of the call, too */
 };
 
 typedef struct ep_ll_dispatch_args {
@@ -64,7 +71,7 @@ typedef struct ep_ll_dispatch_args {
     int32_t *recv_count;  /* [L] */
     int32_t *recv_source; /* [L, R*M] token index on its source rank; NULL: not wanted */
     int64_t *recv_range;  /* [L,R] rows of each source: begin << 32 | count; NULL: not wanted */
-    uint32_t flags;       /* EP_LL_RECV_HOOK; EP_LL_ROUND_SCALE, the same on all ranks */
+    uint32_t flags;       /* EP_LL_RECV_HOOK, EP_LL_ASYNC; EP_LL_ROUND_SCALE, the same on all ranks */
     uint32_t reserved;    /* 0 */
 } ep_ll_dispatch_args;
 
@@ -84,7 +91,7 @@ typedef struct ep_ll_combine_args {
     int32_t n_tokens;
     const float *topk_weights; /* [N,K]; NaN: EP_E_VALUE with EP_COMM_CHECK_VALUES */
     void *out; /* [N,H] bf16: sum over k in ascending k of weight * row, fp32 with fused multiply-add, rounded once */
-    uint32_t flags;    /* EP_LL_RECV_HOOK, EP_LL_ZERO_COPY */
+    uint32_t flags;    /* EP_LL_RECV_HOOK, EP_LL_ZERO_COPY, EP_LL_ASYNC */
     uint32_t reserved; /* 0 */
 } ep_ll_combine_args;
 
@@ -98,8 +105,8 @@ EP_API ep_status ep_ll_combine(ep_ll *ll, const ep_ll_combine_args *args);
 EP_API ep_status ep_ll_finish(ep_ll *ll);
 
 /*
- * Symmetric buffer [L, R*M, H] bf16 to write the experts' outputs into, for the next combine. Valid until that combine:
- * to be asked for before each, because peers may still read the rows of an earlier one.
+ * Buffer [L, R*M, H] bf16 that needs no copy to be read from, to write the experts' outputs into, for the next combine.
+ * Valid until that combine: to be asked for before each, because peers may still read the rows of an earlier one.
  */
 EP_API ep_status ep_ll_get_combine_buffer(ep_ll *ll, void **ret_buffer);
 

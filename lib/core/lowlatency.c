@@ -131,7 +131,7 @@ static ep_status check_dispatch(const ep_ll *ll, const ep_ll_dispatch_args *args
     EP_TRY(check_no_hook(ll, call));
     if (ll->unanswered >= LIVE_RESULTS)
         return ep_fail(EP_E_STATE, "%s: two dispatches are not combined yet: call ep_ll_combine() first", call);
-    EP_TRY(ep_check_flags(call, args->flags, EP_LL_RECV_HOOK | EP_LL_ROUND_SCALE));
+    EP_TRY(ep_check_flags(call, args->flags, EP_LL_RECV_HOOK | EP_LL_ROUND_SCALE | EP_LL_ASYNC));
     EP_TRY(ep_check_reserved(call, args->reserved));
     EP_TRY(check_tokens(ll, call, args->n_tokens, args->topk_idx, args->idx_type));
     EP_TRY(check_format(ll, args));
@@ -171,7 +171,7 @@ static ep_status check_combine(const ep_ll *ll, const ep_ll_combine_args *args)
     EP_TRY(check_no_hook(ll, call));
     if (!ll->unanswered)
         return ep_fail(EP_E_STATE, "%s: no dispatch waits for its combine", call);
-    EP_TRY(ep_check_flags(call, args->flags, EP_LL_RECV_HOOK | EP_LL_ZERO_COPY));
+    EP_TRY(ep_check_flags(call, args->flags, EP_LL_RECV_HOOK | EP_LL_ZERO_COPY | EP_LL_ASYNC));
     EP_TRY(ep_check_reserved(call, args->reserved));
     EP_TRY(check_tokens(ll, call, args->n_tokens, args->topk_idx, args->idx_type));
     if (args->n_tokens != ll->n_tokens[0])

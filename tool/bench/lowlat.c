@@ -7,6 +7,7 @@
  */
 #include "bench/case.h"
 
+#include "backend/cuda/module.h"
 #include "base/error.h"
 #include "bench/pattern.h"
 
@@ -19,6 +20,7 @@
 
 struct lowlat {
     struct bench_case bench; /* only what is independent of the layout: routing, route */
+    struct bench_twins twins;
     bool is_fp8;
     ep_ll *ll;
     uint16_t *x, *out; /* [N,H] */
@@ -39,15 +41,16 @@ static ep_status run_dispatch(void *context)
     const struct bench_route *route = &lowlat->bench.route;
     const ep_ll_dispatch_args args = {
         .size = sizeof(args),
-        .x = lowlat->x,
-        .topk_idx = route->experts,
+        .x = twins_place(&lowlat->twins, lowlat->x),
+        .topk_idx = twins_place(&lowlat->twins, route->experts),
         .idx_type = EP_I32,
         .n_tokens = route->n_tokens,
         .out_dtype = lowlat->is_fp8 ? EP_F8E4M3 : EP_BF16,
         .scale_type = lowlat->is_fp8 ? EP_F32 : 0,
-        .recv_x = lowlat->recv_x,
-        .recv_scales = lowlat->is_fp8 ? lowlat->recv_scales : NULL,
-        .recv_count = lowlat->recv_count,
+        .recv_x = twins_place(&lowlat->twins, lowlat->recv_x),
+        .recv_scales = lowlat->is_fp8 ? twins_place(&lowlat->twins, lowlat->recv_scales) : NULL,
+        .recv_count = twins_place(&lowlat->twins, lowlat->recv_count),
+        .flags = lowlat->bench.ctx->gpu ? EP_LL_ASYNC : 0,
     };
 
     return ep_ll_dispatch(lowlat->ll, &args);
@@ -59,28 +62,45 @@ static ep_status run_combine(void *context)
     const struct bench_route *route = &lowlat->bench.route;
     const ep_ll_combine_args args = {
         .size = sizeof(args),
-        .x = lowlat->returned,
-        .topk_idx = route->experts,
+        .x = twins_place(&lowlat->twins, lowlat->returned),
+        .topk_idx = twins_place(&lowlat->twins, route->experts),
         .idx_type = EP_I32,
         .n_tokens = route->n_tokens,
-        .topk_weights = route->weights,
-        .out = lowlat->out,
+        .topk_weights = twins_place(&lowlat->twins, route->weights),
+        .out = twins_place(&lowlat->twins, lowlat->out),
+        .flags = lowlat->bench.ctx->gpu ? EP_LL_ASYNC : 0,
     };
 
     return ep_ll_combine(lowlat->ll, &args);
+}
+
+/* On GPUs calls are only queued: waits until the stream is there. */
+static ep_status settle(struct lowlat *lowlat)
+{
+    struct ranks_ctx *ctx = lowlat->bench.ctx;
+    uint64_t unused;
+
+    if (!ctx->gpu)
+        return EP_OK;
+    EP_TRY(ctx->gpu->clock_start(ctx->comm, 0));
+    EP_TRY(ctx->gpu->clock_stop(ctx->comm));
+    EP_TRY(ctx->gpu->clock_read(ctx->comm, &unused));
+    return ep_comm_async_error(ctx->comm);
 }
 
 /* The combine that every dispatch needs, when the dispatch is what is measured; and the other way round. */
 static ep_status after_dispatch(void *context, int round)
 {
     (void)round;
-    return run_combine(context);
+    EP_TRY(run_combine(context));
+    return settle(context);
 }
 
 static ep_status prepare_combine(void *context, int round)
 {
     (void)round;
-    return run_dispatch(context);
+    EP_TRY(run_dispatch(context));
+    return settle(context);
 }
 
 static ep_status run_copy(void *context)
@@ -153,6 +173,25 @@ static bool poison_row(struct lowlat *lowlat, int local, int64_t slot, int sourc
     return true;
 }
 
+/* The received rows and their scales, to or from their twins. Behind each_row(), which counts them. */
+static void each_expert(struct lowlat *lowlat, void *rows, size_t bytes,
+                        void (*act)(struct bench_twins *twins, void *host, size_t bytes))
+{
+    for (int local = 0; local < lowlat->bench.route.n_local_experts; local++)
+        act(&lowlat->twins, (unsigned char *)rows + (size_t)(local * lowlat->slots) * bytes,
+            (size_t)lowlat->expected[local] * bytes);
+}
+
+static void push(struct bench_twins *twins, void *host, size_t bytes)
+{
+    twins_push(twins, host, bytes);
+}
+
+static size_t scale_bytes(const struct lowlat *lowlat)
+{
+    return (size_t)lowlat->bench.request->hidden / EP_SCALE_BLOCK * sizeof(float);
+}
+
 static uint64_t return_key(const struct lowlat *lowlat, int expert, int source, int token)
 {
     return pattern_key(lowlat->bench.request->seed, PATTERN_LL_RETURN, expert, source, token);
@@ -192,6 +231,10 @@ static int check_dispatch(struct lowlat *lowlat)
     const struct bench_route *route = &lowlat->bench.route;
     const char *wrong = "";
 
+    each_row(lowlat, count_row);
+    each_expert(lowlat, lowlat->recv_x, row_bytes(lowlat), twins_pull);
+    each_expert(lowlat, lowlat->recv_scales, scale_bytes(lowlat), twins_pull);
+    twins_pull(&lowlat->twins, lowlat->recv_count, (size_t)route->n_local_experts * sizeof(int32_t));
     if (!each_row(lowlat, check_row))
         wrong = "a received row differs from what was sent";
     else if (memcmp(lowlat->recv_count, lowlat->expected, (size_t)route->n_local_experts * sizeof(int32_t)) != 0)
@@ -209,6 +252,7 @@ static int check_combine(struct lowlat *lowlat)
     if (!sum)
         return ranks_emit_error(lowlat->bench.ctx, ep_fail(EP_E_MEMORY, "benchmark: no memory for the oracle"),
                                 "verifying low-latency combine");
+    twins_pull(&lowlat->twins, lowlat->out, (size_t)route->n_tokens * 2 * (size_t)hidden);
     for (int token = 0; token < route->n_tokens; token++) {
         const int32_t *experts = route->experts + (size_t)token * (size_t)route->topk;
         const float *weights = route->weights + (size_t)token * (size_t)route->topk;
@@ -240,13 +284,23 @@ static int check_both(struct lowlat *lowlat)
     each_row(lowlat, poison_row);
     memset(lowlat->recv_count, PATTERN_POISON, (size_t)route->n_local_experts * sizeof(int32_t));
     memset(lowlat->out, PATTERN_POISON, (size_t)route->n_tokens * 2 * (size_t)lowlat->bench.request->hidden);
-    status = run_dispatch(lowlat);
+    each_expert(lowlat, lowlat->recv_x, row_bytes(lowlat), push);
+    each_expert(lowlat, lowlat->recv_scales, scale_bytes(lowlat), push);
+    twins_push(&lowlat->twins, lowlat->recv_count, (size_t)route->n_local_experts * sizeof(int32_t));
+    twins_push(&lowlat->twins, lowlat->out, (size_t)route->n_tokens * 2 * (size_t)lowlat->bench.request->hidden);
+    status = twins_status(&lowlat->twins);
+    if (status == EP_OK)
+        status = run_dispatch(lowlat);
+    if (status == EP_OK)
+        status = settle(lowlat);
     if (status != EP_OK)
         return ranks_emit_error(lowlat->bench.ctx, status, "low-latency dispatch");
     code = check_dispatch(lowlat);
     if (code != 0)
         return code;
     status = run_combine(lowlat);
+    if (status == EP_OK)
+        status = settle(lowlat);
     if (status != EP_OK)
         return ranks_emit_error(lowlat->bench.ctx, status, "low-latency combine");
     return check_combine(lowlat);
@@ -261,7 +315,8 @@ static int measure(struct lowlat *lowlat, bool is_combine)
     };
     struct bench_turn combine = {
         .what = "low-latency combine", .prepare = prepare_combine, .run = run_combine, .context = lowlat};
-    int n_turns = bench->request->yardsticks ? 2 : 1;
+    bool gpu = bench->ctx->gpu;
+    int n_turns = gpu || bench->request->yardsticks ? 2 : 1;
     struct bench_measurement measurement = {
         .op = is_combine ? "ll-combine" : "ll-dispatch",
         .type = lowlat->is_fp8 && !is_combine ? "fp8" : "bf16",
@@ -269,12 +324,17 @@ static int measure(struct lowlat *lowlat, bool is_combine)
         .row_bytes = bench_row_bytes(lowlat->is_fp8 && !is_combine, bench->request->hidden),
         .counts = bench->route.counts,
         .ours = &turns[0],
-        .copy = n_turns > 1 ? &turns[1] : NULL,
+        .copy = n_turns > 1 && !gpu ? &turns[1] : NULL,
+        .queued = gpu ? &turns[1] : NULL,
     };
     int code;
 
     if (is_combine)
         turns[0] = combine;
+    if (gpu) {
+        turns[1] = turns[0];
+        turns[1].queued = true;
+    }
     measurement.counts.recv = count_rows(lowlat);
     lowlat->copy_bytes = (size_t)(measurement.counts.recv * measurement.row_bytes);
     code = bench_rounds(bench->ctx, turns, n_turns, bench->request->iters, bench->one_clock);
@@ -287,37 +347,30 @@ static int measure(struct lowlat *lowlat, bool is_combine)
 static ep_status take_memory(struct lowlat *lowlat)
 {
     const struct bench_route *route = &lowlat->bench.route;
+    struct bench_twins *twins = &lowlat->twins;
     size_t row = 2 * (size_t)lowlat->bench.request->hidden;
-    size_t scales = (size_t)lowlat->bench.request->hidden / EP_SCALE_BLOCK * sizeof(float);
     size_t x_bytes = ((size_t)lowlat->bench.tokens + 1) * row;
     size_t layout = (size_t)route->n_local_experts * (size_t)lowlat->slots;
     size_t received;
-    ep_comm *comm = lowlat->bench.ctx->comm;
-    void *memory;
 
-    lowlat->recv_count = calloc((size_t)route->n_local_experts, sizeof(int32_t));
     lowlat->expected = calloc((size_t)route->n_local_experts, sizeof(int32_t));
-    lowlat->x = aligned_alloc(64, x_bytes);
-    lowlat->out = aligned_alloc(64, x_bytes);
-    lowlat->scratch = malloc(2 * row + scales);
-    if (!lowlat->recv_count || !lowlat->expected || !lowlat->x || !lowlat->out || !lowlat->scratch)
+    lowlat->scratch = malloc(2 * row + scale_bytes(lowlat));
+    if (!lowlat->expected || !lowlat->scratch)
         return ep_fail(EP_E_MEMORY, "benchmark: no memory for %d low-latency tokens", lowlat->bench.tokens);
     each_row(lowlat, count_row);
     received = ((size_t)count_rows(lowlat) + 1) * row;
-    EP_TRY(ep_alloc(comm, layout * row, &lowlat->recv_x));
-    EP_TRY(ep_alloc(comm, layout * scales, &memory));
-    lowlat->recv_scales = memory;
-    EP_TRY(ep_alloc(comm, layout * row, &memory));
-    lowlat->returned = memory;
-    if (!lowlat->bench.request->yardsticks)
-        return EP_OK;
-    EP_TRY(ep_alloc(comm, received, &lowlat->copy_to));
-    lowlat->copy_from = aligned_alloc(64, received);
-    if (!lowlat->copy_from)
-        return ep_fail(EP_E_MEMORY, "benchmark: no memory for the source of memcpy");
-    memset(lowlat->copy_from, 0, received);
-    memset(lowlat->copy_to, 0, received);
-    return EP_OK;
+    lowlat->recv_count = twins_take(twins, (size_t)route->n_local_experts * sizeof(int32_t), 0);
+    lowlat->x = twins_take(twins, x_bytes, 0);
+    lowlat->out = twins_take(twins, x_bytes, 0);
+    lowlat->recv_x = twins_take(twins, layout * row, TWINS_SYMMETRIC | TWINS_UNTOUCHED);
+    lowlat->recv_scales = twins_take(twins, layout * scale_bytes(lowlat), TWINS_SYMMETRIC | TWINS_UNTOUCHED);
+    lowlat->returned = twins_take(twins, layout * row, TWINS_SYMMETRIC | TWINS_UNTOUCHED);
+    bench_mirror_route(twins, route);
+    if (lowlat->bench.request->yardsticks && !lowlat->bench.ctx->gpu) {
+        lowlat->copy_to = twins_take(twins, received, TWINS_SYMMETRIC);
+        lowlat->copy_from = twins_take(twins, received, 0);
+    }
+    return twins_status(twins);
 }
 
 static ep_status open_layout(struct lowlat *lowlat)
@@ -336,22 +389,18 @@ static ep_status open_layout(struct lowlat *lowlat)
         pattern_fill(lowlat->x + (size_t)token * (size_t)request->hidden, 2 * (size_t)request->hidden, PATTERN_BF16,
                      pattern_key(request->seed, PATTERN_X, 0, lowlat->bench.ctx->rank, token));
     each_row(lowlat, fill_returned);
+    twins_push(&lowlat->twins, lowlat->x,
+               (size_t)lowlat->bench.route.n_tokens * 2 * (size_t)lowlat->bench.request->hidden);
+    each_expert(lowlat, lowlat->returned, 2 * (size_t)lowlat->bench.request->hidden, push);
+    EP_TRY(twins_status(&lowlat->twins));
     return ep_ll_new(lowlat->bench.ctx->comm, &config, &lowlat->ll);
 }
 
 static void done(struct lowlat *lowlat)
 {
-    void *symmetric[] = {lowlat->recv_x, lowlat->recv_scales, lowlat->returned, lowlat->copy_to};
-
     ep_ll_free(lowlat->ll);
-    for (size_t i = 0; i < sizeof(symmetric) / sizeof(symmetric[0]); i++)
-        if (symmetric[i] && ep_free(lowlat->bench.ctx->comm, symmetric[i]) != EP_OK)
-            break;
-    free(lowlat->x);
-    free(lowlat->out);
+    twins_drop(&lowlat->twins);
     free(lowlat->scratch);
-    free(lowlat->copy_from);
-    free(lowlat->recv_count);
     free(lowlat->expected);
     bench_route_done(&lowlat->bench.route);
     routing_free(lowlat->bench.routing);
@@ -378,6 +427,7 @@ int bench_run_lowlat(struct ranks_ctx *ctx, const struct bench_request *request,
 {
     struct lowlat lowlat = {
         .bench = {.ctx = ctx, .request = request, .tokens = request->ll_tokens, .one_clock = one_clock},
+        .twins = {.ctx = ctx},
         .slots = (int64_t)ctx->nranks * request->ll_tokens,
     };
     ep_status status;

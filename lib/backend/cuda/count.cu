@@ -5,6 +5,7 @@
  * a kernel of its own behind, while the host already exchanges the totals with its peers.
  */
 #include "backend/cuda/device.cuh"
+#include "backend/cuda/lowlatency.h"
 
 #include <epkit/types.h>
 
@@ -173,5 +174,9 @@ cudaError_t cuda_kernels_load(int shared_bytes)
         error = cuda_dispatch_load(shared_bytes);
     if (error == cudaSuccess)
         error = cuda_combine_load(shared_bytes);
+    if (error == cudaSuccess)
+        error = cuda_ll_dispatch_load();
+    if (error == cudaSuccess)
+        error = cuda_ll_combine_load();
     return error;
 }

@@ -8,6 +8,7 @@
  *   plan.c      counting on the device, routes in device memory
  *   wait.c      the host's wait for a kernel
  *   dispatch.c, combine.c   one operation each
+ *   lowlatency.c            the low-latency calls
  *   module.c    device memory, clocks and yardsticks for the command
  *   *.cu        kernels and what launches them
  *
@@ -26,6 +27,8 @@
 /* Allocations are of whole 2 MiB pages of their own, because an exported one shares its pages with all who map it. */
 #define CUDA_GRANULE ((size_t)2 << 20)
 #define CUDA_POOL 8 /* blocks of freed plans that are kept */
+#define CUDA_GOOD_POINTERS 64
+#define CUDA_LL_PLACES 16
 
 /* An allocation of a rank, for its peers. Written before its generation. */
 struct cuda_slot {
@@ -97,6 +100,13 @@ struct cuda_comm {
     struct cuda_combine last_combine;
     struct cuda_shape last_shape[2];
 
+    const void *good_pointers[CUDA_GOOD_POINTERS];
+    struct cuda_ll_place {
+        void *memory;
+        size_t bytes;
+        bool used;
+    } ll_places[CUDA_LL_PLACES]; /* segments; kept for the next ep_ll when one goes, because peers have them mapped */
+
     cudaEvent_t clock[2]; /* module.c; made on first use */
     cudaStream_t lane[EP_CUDA_LANES];
     void *flush;
@@ -109,6 +119,13 @@ static inline struct cuda_comm *cuda_of(const ep_comm *comm)
 
 /* device.c. The status of a call of the CUDA runtime. */
 ep_status cuda_status(cudaError_t error, const char *call);
+/*
+ * Can the kernels of this rank use the memory? EP_E_ARG for the host's, and for that of another GPU. NULL is fine.
+ * Pointers that have been found good are remembered.
+ */
+ep_status cuda_check_pointer(struct cuda_comm *cuda, const char *call, const char *name, const void *pointer);
+/* Is the stream being captured into a graph? What is queued then runs only when the graph is launched. */
+bool cuda_is_capturing(const struct cuda_comm *cuda);
 #define CUDA_TRY(call) EP_TRY(cuda_status((call), #call))
 
 /* The calling thread's current device becomes that of the communicator until cuda_leave(). */
@@ -127,6 +144,8 @@ ep_status cuda_shrink(ep_comm *comm, ep_comm *next);
 
 /* memory.c */
 ep_status cuda_alloc(ep_comm *comm, size_t bytes, void **ret_memory);
+/* The same for the library itself; not collective. */
+ep_status cuda_alloc_internal(struct cuda_comm *cuda, size_t bytes, void **ret_memory);
 ep_status cuda_free(ep_comm *comm, void *memory);
 bool cuda_find(struct cuda_comm *cuda, const void *memory, size_t bytes, struct host_where *ret_where);
 /* The address here of a place in a peer's memory; NULL for nowhere. */
@@ -151,6 +170,8 @@ struct cuda_plan {
 };
 
 ep_status cuda_plan_open(ep_plan *plan, const void *topk_idx);
+/* A copy of `bytes` of routing in host memory, in stream order; the caller frees it. */
+ep_status cuda_fetch_routing(struct cuda_comm *cuda, const void *topk_idx, size_t bytes, void **ret_copy);
 void cuda_plan_close(ep_plan *plan);
 ep_status cuda_plan_sources(ep_plan *plan, int32_t *ret_rank, int32_t *ret_token);
 ep_status cuda_plan_layout(ep_comm *comm, const ep_plan_args *args, ep_layout *layout);
@@ -186,12 +207,28 @@ ep_status cuda_queued(struct cuda_pending *pending, bool more_behind);
 typedef ep_status (*cuda_start_fn)(ep_plan *plan, const void *args, struct cuda_pending *ret_pending);
 ep_status cuda_submit(ep_plan *plan, cuda_start_fn start, const void *args, size_t args_bytes, ep_event *after,
                       ep_event **ret_event);
+/*
+ * Waits until what is before `event` in the stream is complete. `lost`: NULL, or where ranks that have died are noted
+ * instead of failing the group.
+ */
+ep_status cuda_wait_event(struct cuda_comm *cuda, cudaEvent_t event, enum host_phase phase, uint32_t *lost);
+/* The failure that a kernel has reported, or EP_OK. */
+ep_status cuda_check_reported(struct cuda_comm *cuda);
 /* Waits until the routing number cuda->counted is counted. */
 ep_status cuda_wait_counted(struct cuda_comm *cuda);
 void cuda_fill_waits(struct cuda_comm *cuda, enum host_phase ready, enum host_phase done, struct cuda_waits *ret_waits);
 /* Chunks of a row, and the rings that fit the shared memory. `terms`: chunks of one stage. */
 void cuda_fit(const struct cuda_comm *cuda, size_t row_bytes, int terms, const struct cuda_shape *wish,
               size_t wish_chunk, int32_t *ret_chunk_bytes, int32_t *ret_chunks, struct cuda_shape *ret_shape);
+
+/* lowlatency.c */
+ep_status cuda_ll_open(ep_ll *ll);
+void cuda_ll_close(ep_ll *ll);
+ep_status cuda_ll_dispatch(ep_ll *ll, const ep_ll_dispatch_args *args);
+ep_status cuda_ll_combine(ep_ll *ll, const ep_ll_combine_args *args);
+ep_status cuda_ll_finish(ep_ll *ll);
+ep_status cuda_ll_combine_buffer(ep_ll *ll, void **ret_buffer);
+ep_status cuda_ll_get_mask(const ep_ll *ll, int32_t *ret_masked);
 
 /* module.c */
 void cuda_module_close(struct cuda_comm *cuda);

@@ -28,6 +28,43 @@ void cuda_leave(const struct cuda_scope *scope)
     cudaSetDevice(scope->previous);
 }
 
+ep_status cuda_check_pointer(struct cuda_comm *cuda, const char *call, const char *name, const void *pointer)
+{
+    const void **remembered =
+        &cuda->good_pointers[((uintptr_t)pointer >> 9 ^ (uintptr_t)pointer >> 21) % CUDA_GOOD_POINTERS];
+    struct cudaPointerAttributes attributes;
+    int rank = cuda->host.comm->rank;
+
+    if (!pointer || *remembered == pointer)
+        return EP_OK;
+    CUDA_TRY(cudaPointerGetAttributes(&attributes, pointer));
+    if (attributes.type == cudaMemoryTypeUnregistered)
+        return ep_fail(EP_E_ARG,
+                       "%s: %s (%p) is host memory; the CUDA backend needs memory of GPU %d, where rank %d works", call,
+                       name, pointer, cuda->device, rank);
+    if (attributes.type == cudaMemoryTypeDevice && attributes.device != cuda->device)
+        return ep_fail(EP_E_ARG, "%s: %s (%p) is memory of GPU %d, but rank %d works on GPU %d", call, name, pointer,
+                       attributes.device, rank, cuda->device);
+    *remembered = pointer;
+    return EP_OK;
+}
+
+bool cuda_is_capturing(const struct cuda_comm *cuda)
+{
+    enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+
+    if (cudaStreamIsCapturing(cuda->stream, &capture) != cudaSuccess)
+        cudaGetLastError();
+    return capture == cudaStreamCaptureStatusActive;
+}
+
+/* A kernel that nobody waits for may have met its deadline. */
+static ep_status cuda_poll(ep_comm *comm)
+{
+    EP_TRY(cuda_check_reported(cuda_of(comm)));
+    return host_poll(comm);
+}
+
 static ep_status cuda_probe(void)
 {
     int n = 0;
@@ -54,6 +91,7 @@ const struct ep_backend_ops ep_backend_module = {
     .barrier = host_barrier,
     .allgather = host_allgather,
     .abort = cuda_abort,
+    .poll = cuda_poll,
     .shrink = cuda_shrink,
     .alloc = cuda_alloc,
     .free = cuda_free,
@@ -69,6 +107,13 @@ const struct ep_backend_ops ep_backend_module = {
     .event_wait = host_event_wait,
     .event_query = host_event_query,
     .event_free = host_event_free,
+    .ll_open = cuda_ll_open,
+    .ll_close = cuda_ll_close,
+    .ll_dispatch = cuda_ll_dispatch,
+    .ll_combine = cuda_ll_combine,
+    .ll_finish = cuda_ll_finish,
+    .ll_combine_buffer = cuda_ll_combine_buffer,
+    .ll_get_mask = cuda_ll_get_mask,
 };
 
 /* --- epkit/cuda.h ----------------------------------------------------------------------------------------------- */

@@ -98,12 +98,18 @@ __device__ __forceinline__ uint64_t global_ns()
     return now;
 }
 
-/* Waits until *word has reached the operation; false after the deadline, with the culprit reported, or when aborted. */
-__device__ inline bool wait_for(const cuda_waits &waits, const uint64_t *word, int rank, int phase)
+enum wait_end { WAIT_MET, WAIT_LATE, WAIT_LOST, WAIT_STOPPED };
+
+/*
+ * Waits until *word has reached `value`: no longer than the deadline, and not for a rank that the host has found lost
+ * (`lost`: a word of its with a bit for each rank, or NULL). A stop by the host ends it, too.
+ */
+__device__ inline wait_end wait_word(const cuda_waits &waits, const uint64_t *word, uint64_t value,
+                                     const uint32_t *lost, int rank)
 {
     uint64_t begin = 0;
 
-    for (uint32_t spins = 1; load_acquire(word) < waits.operation; spins++) {
+    for (uint32_t spins = 1; load_acquire(word) < value; spins++) {
         uint64_t now;
 
         if (spins % SPINS)
@@ -111,20 +117,38 @@ __device__ inline bool wait_for(const cuda_waits &waits, const uint64_t *word, i
         now = global_ns();
         if (!begin)
             begin = now;
-        if (*(volatile uint32_t *)&waits.report->abort) {
-            *(volatile uint32_t *)&waits.mine->gave_up = 1;
-            return false;
-        }
-        if (now - begin > waits.deadline_ns) {
-            /* Any of those who are late may be named; the first word stays. */
-            if (!*(volatile uint32_t *)&waits.report->failure)
-                *(volatile uint32_t *)&waits.report->failure = 1u << 16 | (uint32_t)rank << 8 | (uint32_t)phase;
-            *(volatile uint32_t *)&waits.mine->gave_up = 1;
-            __threadfence_system();
-            return false;
-        }
+        if (*(const volatile uint32_t *)&waits.report->abort)
+            return WAIT_STOPPED;
+        if (lost && *(const volatile uint32_t *)lost >> rank & 1)
+            return WAIT_LOST;
+        if (now - begin > waits.deadline_ns)
+            return WAIT_LATE;
     }
-    return true;
+    return WAIT_MET;
+}
+
+/* Tells the host why the kernel ends without a result. Of several the first word stays. */
+__device__ inline void give_up(const cuda_waits &waits, uint32_t kind, int rank, int phase)
+{
+    if (kind && !*(volatile uint32_t *)&waits.report->failure)
+        *(volatile uint32_t *)&waits.report->failure = kind << 16 | (uint32_t)rank << 8 | (uint32_t)phase;
+    *(volatile uint32_t *)&waits.mine->gave_up = 1;
+    __threadfence_system();
+}
+
+/* Waits for a word of `rank`; false after the deadline, with the culprit reported, or when aborted. */
+__device__ inline bool wait_until(const cuda_waits &waits, const uint64_t *word, uint64_t value, int rank, int phase)
+{
+    wait_end end = wait_word(waits, word, value, nullptr, rank);
+
+    if (end != WAIT_MET)
+        give_up(waits, end == WAIT_LATE ? CUDA_FAILED_LATE : 0, rank, phase);
+    return end == WAIT_MET;
+}
+
+__device__ inline bool wait_for(const cuda_waits &waits, const uint64_t *word, int rank, int phase)
+{
+    return wait_until(waits, word, waits.operation, rank, phase);
 }
 
 /* Says that this rank's buffers are ready: the kernels before this one have ended. First thing in a kernel. */

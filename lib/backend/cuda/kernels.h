@@ -27,10 +27,13 @@ struct cuda_signals {
     uint32_t gave_up; /* a kernel of the owner met a deadline or was stopped: the communicator has failed */
 };
 
+/* Why a kernel ended without a result. */
+enum { CUDA_FAILED_LATE = 1, CUDA_FAILED_MISMATCH, CUDA_FAILED_EXCLUDED };
+
 /* In host memory that the device sees: what kernels report, and how they are stopped. */
 struct cuda_report {
     uint32_t abort;     /* host writes 1: running kernels end soon, without result */
-    uint32_t failure;   /* 0, or 1 + culprit << 8 | phase: a deadline passed */
+    uint32_t failure;   /* 0, or CUDA_FAILED_... << 16 | culprit << 8 | phase */
     uint64_t completed; /* number of the last operation that is complete on this rank */
     uint64_t counted;   /* number of the last routing counted */
     uint64_t bad;       /* not 0: it has entries that are not valid */

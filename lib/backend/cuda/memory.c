@@ -49,6 +49,11 @@ free_base:
     return status;
 }
 
+ep_status cuda_alloc_internal(struct cuda_comm *cuda, size_t bytes, void **ret_memory)
+{
+    return alloc_symmetric(cuda, bytes, true, ret_memory);
+}
+
 ep_status cuda_alloc(ep_comm *comm, size_t bytes, void **ret_memory)
 {
     struct cuda_comm *cuda = cuda_of(comm);

@@ -73,10 +73,8 @@ static size_t routing_bytes(const ep_plan_args *args)
     return (size_t)args->n_tokens * (size_t)args->topk * ep_dtype_bytes((ep_dtype)args->idx_type);
 }
 
-/* A copy of the routing in host memory, in stream order. */
-static ep_status fetch_routing(struct cuda_comm *cuda, const ep_plan_args *args, const void *topk_idx, void **ret_copy)
+ep_status cuda_fetch_routing(struct cuda_comm *cuda, const void *topk_idx, size_t bytes, void **ret_copy)
 {
-    size_t bytes = routing_bytes(args);
     void *copy = malloc(bytes + 1);
     ep_status status = EP_OK;
 
@@ -92,6 +90,11 @@ static ep_status fetch_routing(struct cuda_comm *cuda, const ep_plan_args *args,
     else
         free(copy);
     return status;
+}
+
+static ep_status fetch_routing(struct cuda_comm *cuda, const ep_plan_args *args, const void *topk_idx, void **ret_copy)
+{
+    return cuda_fetch_routing(cuda, topk_idx, routing_bytes(args), ret_copy);
 }
 
 /* What the host would say about a routing that the device has found wanting. */

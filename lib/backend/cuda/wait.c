@@ -24,6 +24,7 @@ struct watch {
     uint64_t glance_ns, look_ns, limit_ns;
     int gone; /* 1 + the rank that the last look found dead or gone */
     int spins;
+    uint32_t *lost; /* low latency with masking: lost ranks are noted here, a bit for each, and do not fail the group */
 };
 
 static uint32_t read_failure(const struct cuda_comm *cuda)
@@ -49,7 +50,7 @@ static ep_status look_for_lost(struct watch *watch)
     for (int rank = 0; rank < host->comm->nranks; rank++) {
         bool dead, left;
 
-        if (rank == host->comm->rank)
+        if (rank == host->comm->rank || (watch->lost && *watch->lost >> rank & 1))
             continue;
         dead = host_peer_dead(host, rank);
         left = atomic_load(&host->peers[rank].control->left);
@@ -60,9 +61,31 @@ static ep_status look_for_lost(struct watch *watch)
             watch->gone = rank + 1;
             return EP_OK;
         }
-        return host_raise(host, left ? EP_E_PEER_LEFT : EP_E_PEER_DEAD, rank, watch->phase);
+        if (!watch->lost)
+            return host_raise(host, left ? EP_E_PEER_LEFT : EP_E_PEER_DEAD, rank, watch->phase);
+        __atomic_fetch_or(watch->lost, 1u << rank, __ATOMIC_RELEASE);
     }
     return EP_OK;
+}
+
+/* What a kernel has reported as the reason for its end. */
+static ep_status raise_reported(struct cuda_comm *cuda, uint32_t failure)
+{
+    int rank = (int)(failure >> 8 & 0xff), me = cuda->host.comm->rank;
+    enum host_phase phase = (enum host_phase)(failure & 0xff);
+
+    switch (failure >> 16) {
+    case CUDA_FAILED_MISMATCH:
+        return ep_fail(
+            host_raise(&cuda->host, EP_E_MISMATCH, rank, phase),
+            "ep_ll_dispatch: ranks disagree: out_dtype, scale_type or the rounding of scales is not the same "
+            "on rank %d and rank %d",
+            me, rank);
+    case CUDA_FAILED_EXCLUDED:
+        return ep_fail(EP_E_EXCLUDED, "rank %d has masked this rank in \"%s\"", rank, host_phase_name(phase));
+    default:
+        return host_raise(&cuda->host, EP_E_TIMEOUT, rank, phase);
+    }
 }
 
 /* Between two looks at what is waited for. */
@@ -73,7 +96,7 @@ static ep_status watch_once(struct watch *watch)
     uint64_t now;
 
     if (failure)
-        return host_raise(&cuda->host, EP_E_TIMEOUT, (int)(failure >> 8 & 0xff), (enum host_phase)(failure & 0xff));
+        return raise_reported(cuda, failure);
     if (cuda->host.spin)
         ep_cpu_relax();
     else
@@ -84,7 +107,7 @@ static ep_status watch_once(struct watch *watch)
     if (now < watch->glance_ns)
         return EP_OK;
     watch->glance_ns = now + GLANCE_NS;
-    EP_TRY(host_check(&cuda->host));
+    EP_TRY(watch->lost ? host_check_abort(&cuda->host) : host_check(&cuda->host));
     if (now < watch->look_ns)
         return EP_OK;
     watch->look_ns = now + LOOK_NS;
@@ -233,6 +256,38 @@ ep_status cuda_submit(ep_plan *plan, cuda_start_fn start, const void *args, size
     if (status != EP_OK && job.counted)
         atomic_fetch_sub(&cuda->waiting_jobs, 1);
     return status;
+}
+
+ep_status cuda_wait_event(struct cuda_comm *cuda, cudaEvent_t event, enum host_phase phase, uint32_t *lost)
+{
+    cudaError_t error = cudaErrorNotReady;
+    ep_status status = EP_OK;
+    struct watch watch;
+
+    begin(&watch, cuda, phase);
+    watch.lost = lost;
+    /* Each rank that does not come takes two deadlines of a kernel. */
+    if (lost)
+        watch.limit_ns += (uint64_t)cuda->host.comm->config.timeout_ms * 2000000u * (uint64_t)cuda->host.comm->nranks;
+    while (status == EP_OK && error == cudaErrorNotReady) {
+        error = cudaEventQuery(event);
+        if (error == cudaErrorNotReady)
+            status = watch_once(&watch);
+    }
+    if (status == EP_OK && error != cudaSuccess)
+        status = host_raise_own(&cuda->host, cuda_status(error, "kernel"), cuda->host.comm->rank, phase);
+    if (status == EP_OK)
+        status = cuda_check_reported(cuda);
+    if (status != EP_OK)
+        stop(cuda);
+    return status;
+}
+
+ep_status cuda_check_reported(struct cuda_comm *cuda)
+{
+    uint32_t failure = read_failure(cuda);
+
+    return failure ? raise_reported(cuda, failure) : EP_OK;
 }
 
 ep_status cuda_wait_counted(struct cuda_comm *cuda)

@@ -454,6 +454,12 @@ ep_status host_ll_combine(ep_ll *ll, const ep_ll_combine_args *args);
 ep_status host_ll_finish(ep_ll *ll);
 ep_status host_ll_combine_buffer(ep_ll *ll, void **ret_buffer);
 ep_status host_ll_get_mask(const ep_ll *ll, int32_t *ret_masked);
+/*
+ * lowlatency_open.c: meet tells all ranks this one's status so far and its segment, and compares configurations;
+ * ret_all [R] has the segments. agree: creation succeeds on all ranks or on none.
+ */
+ep_status host_ll_meet(ep_ll *ll, ep_status mine, const struct host_where *where, struct host_where *ret_all);
+ep_status host_ll_agree(ep_ll *ll, ep_status mine);
 
 /* shrink.c */
 ep_status host_shrink(ep_comm *comm, ep_comm *next);

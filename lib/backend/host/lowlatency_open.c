@@ -67,7 +67,7 @@ static ep_status attach_segment(ep_ll *ll, struct host_ll *inner, int rank, cons
     return EP_OK;
 }
 
-static ep_status agree(ep_ll *ll, ep_status mine)
+ep_status host_ll_agree(ep_ll *ll, ep_status mine)
 {
     int32_t verdict = (int32_t)mine, all[EP_MAX_RANKS];
     char text[EP_ERROR_TEXT_BYTES];
@@ -84,25 +84,38 @@ static ep_status agree(ep_ll *ll, ep_status mine)
     return status;
 }
 
-static ep_status meet_peers(ep_ll *ll, struct host_ll *inner, ep_status mine)
+ep_status host_ll_meet(ep_ll *ll, ep_status mine, const struct host_where *where, struct host_where *ret_all)
 {
-    struct ll_hello hello = {.config = ll->config, .status = (int32_t)mine};
+    struct ll_hello hello = {.config = ll->config, .where = *where, .status = (int32_t)mine};
     int nranks = ll->comm->nranks;
     struct ll_hello *all = calloc((size_t)nranks, sizeof(*all));
+    char text[EP_ERROR_TEXT_BYTES];
     ep_status status;
 
     if (!all)
         return ep_fail(EP_E_MEMORY, "ep_ll_new: no memory for %d ranks", nranks);
-    if (mine == EP_OK)
-        host_find(inner->host, inner->segment, 1, &hello.where);
+    snprintf(text, sizeof(text), "%s", ep_last_error());
     status = host_allgather(ll->comm, &hello, sizeof(hello), all);
     if (status == EP_OK)
         status = compare_configs(ll, all);
     for (int rank = 0; status == EP_OK && rank < nranks; rank++)
-        status = attach_segment(ll, inner, rank, &all[rank].where);
+        ret_all[rank] = all[rank].where;
     free(all);
+    return mine == EP_OK ? status : ep_fail(mine, "%s", text);
+}
+
+static ep_status meet_peers(ep_ll *ll, struct host_ll *inner, ep_status mine)
+{
+    struct host_where where = {.slot = HOST_NOWHERE}, all[EP_MAX_RANKS];
+    ep_status status;
+
+    if (mine == EP_OK)
+        host_find(inner->host, inner->segment, 1, &where);
+    status = host_ll_meet(ll, mine, &where, all);
+    for (int rank = 0; status == EP_OK && rank < ll->comm->nranks; rank++)
+        status = attach_segment(ll, inner, rank, &all[rank]);
     /* Nobody frees its segment before all have it, and creation fails on all ranks or on none. */
-    return agree(ll, status);
+    return host_ll_agree(ll, status);
 }
 
 static void free_inner(struct host_ll *inner, int nranks)

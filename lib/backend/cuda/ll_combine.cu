@@ -1,0 +1,247 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Low-latency combine. Sending: each warp takes a row that an expert here has made and stores it where its token's
+ * owner adds up, in the place of that choice. Receiving: a block takes a token, waits for its rows, and adds them up in
+ * the order of the choices.
+ */
+#include "backend/cuda/lowlatency.cuh"
+
+#include <cuda_bf16.h>
+
+#define AHEAD 14 /* vectors of a lane on their way at once: half a row of 7168 */
+#define TERMS 8  /* rows that a thread loads at once */
+
+namespace
+{
+
+/* Is the routing that of the dispatch? By all threads of each block, so that all blocks come to the same answer. */
+__device__ bool answers_dispatch(const cuda_ll_combine &c, const ll_call &call)
+{
+    const cuda_ll &ll = c.ll;
+    const int32_t *index =
+        ll_at<int32_t>(ll, ll.waits.rank, ll.index_at) + (call.dispatch & 1) * ((int64_t)ll.max_tokens * ll.topk);
+    bool same = true;
+
+    for (int64_t i = threadIdx.x; i < (int64_t)c.n_tokens * ll.topk; i += blockDim.x)
+        same &= read_choice(c.topk_idx, c.wide, i) == index[i];
+    return __syncthreads_and(same);
+}
+
+/* start[e]: rows of the experts before e; start[L] all. By all threads. */
+__device__ void add_up_totals(const cuda_ll &ll, const ll_call &call, int32_t *start)
+{
+    const int32_t *totals = ll_at<int32_t>(ll, ll.waits.rank, ll.total_at) + (call.dispatch & 1) * ll.n_local;
+    int lane = (int)threadIdx.x, sum = 0;
+
+    if (lane < WARP) {
+        for (int first = 0; first < ll.n_local; first += WARP) {
+            int mine = first + lane < ll.n_local ? totals[first + lane] : 0, upto = mine;
+
+            for (int distance = 1; distance < WARP; distance *= 2) {
+                int other = __shfl_up_sync(ALL_LANES, upto, distance);
+
+                upto += lane >= distance ? other : 0;
+            }
+            if (first + lane < ll.n_local)
+                start[first + lane] = sum + upto - mine;
+            sum += __shfl_sync(ALL_LANES, upto, WARP - 1);
+        }
+        if (lane == 0)
+            start[ll.n_local] = sum;
+    }
+    __syncthreads();
+}
+
+/* The expert of row i: the last one that begins at or before it. */
+__device__ int expert_of(const int32_t *start, int n, int i)
+{
+    int low = 0, high = n;
+
+    while (high - low > 1) {
+        int middle = (low + high) / 2;
+
+        if (start[middle] <= i)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+__device__ void copy_row(uint4 *to, const uint4 *from, int n, int lane)
+{
+    for (int base = lane; base < n; base += AHEAD * WARP) {
+        uint4 v[AHEAD];
+
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++)
+            if (base + i * WARP < n)
+                v[i] = from[base + i * WARP];
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++)
+            if (base + i * WARP < n)
+                to[base + i * WARP] = v[i];
+    }
+}
+
+/* Row i of those received goes back. By all lanes. */
+__device__ void return_row(const cuda_ll_combine &c, const ll_call &call, const int32_t *start, int i, int lane)
+{
+    const cuda_ll &ll = c.ll;
+    int expert = expert_of(start, ll.n_local, i), vectors = ll.hidden / 8;
+    int64_t rows = (int64_t)ll.waits.nranks * ll.max_tokens, row = expert * rows + (i - start[expert]);
+    uint64_t origin = ll_at<uint64_t>(ll, ll.waits.rank, ll.origin_at)[(call.dispatch & 1) * (rows * ll.n_local) + row];
+    int owner = (int)(origin >> 48);
+    int64_t place = (int64_t)(uint32_t)origin * ll.topk + (int64_t)(origin >> 32 & 0xffff);
+
+    if (is_masked(call, owner))
+        return;
+    copy_row(ll_at<uint4>(ll, owner, ll.rows_at) + place * vectors, static_cast<const uint4 *>(c.x) + row * vectors,
+             vectors, lane);
+    __syncwarp();
+    if (lane == 0)
+        store_release(ll_at<uint64_t>(ll, owner, ll.row_flag_at) + place, call.number);
+}
+
+__device__ void send(const cuda_ll_combine &c, const ll_call &call, int32_t *start)
+{
+    int warps = (int)(blockDim.x / WARP), lane = (int)threadIdx.x % WARP;
+
+    add_up_totals(c.ll, call, start);
+    /* Neighbouring rows to different multiprocessors. */
+    for (int i = (int)(threadIdx.x / WARP * gridDim.x + blockIdx.x); i < start[c.ll.n_local];
+         i += (int)gridDim.x * warps)
+        return_row(c, call, start, i, lane);
+    ll_sent(c.ll, call);
+}
+
+/* --- receiving --------------------------------------------------------------------------------------------------- */
+
+struct terms {
+    const uint4 *row[CUDA_LL_MAX_TOPK]; /* those that a token has */
+    float weight[CUDA_LL_MAX_TOPK];
+    int n;
+};
+
+/* Waits for the rows of token t, and lists them in the order of the choices. By all threads; false: leave. */
+__device__ bool gather_terms(const cuda_ll_combine &c, const ll_call &call, int t, terms &terms)
+{
+    const cuda_ll &ll = c.ll;
+    int k = (int)threadIdx.x, me = ll.waits.rank;
+    int64_t place = (int64_t)t * ll.topk + k;
+    bool sound = true;
+
+    if (k < WARP) {
+        int expert = k < ll.topk ? (int)read_choice(c.topk_idx, c.wide, place) : -1;
+        bool there = expert >= 0 && !is_masked(call, expert / ll.n_local);
+        uint32_t votes = __ballot_sync(ALL_LANES, there);
+
+        if (there) {
+            int at = __popc(votes & ((1u << k) - 1));
+
+            terms.row[at] = ll_at<uint4>(ll, me, ll.rows_at) + place * (ll.hidden / 8);
+            terms.weight[at] = __ldg(c.weights + place);
+            sound = wait_until(ll.waits, ll_at<uint64_t>(ll, me, ll.row_flag_at) + place, call.number,
+                               expert / ll.n_local, ll.waits.done_phase);
+        }
+        if (k == 0)
+            terms.n = __popc(votes);
+    }
+    return __syncthreads_and(sound);
+}
+
+/* Nearest even, every NaN the same one: as ep_bf16_round() on the host. */
+__device__ uint32_t round_bf16(float value)
+{
+    return isnan(value) ? 0x7fc0u : __bfloat16_as_ushort(__float2bfloat16_rn(value));
+}
+
+__device__ void add_weighted(float (&sum)[8], uint4 v, float weight)
+{
+    const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        sum[2 * i] = __fmaf_rn(weight, __uint_as_float(words[i] << 16), sum[2 * i]);
+        sum[2 * i + 1] = __fmaf_rn(weight, __uint_as_float(words[i] & 0xffff0000u), sum[2 * i + 1]);
+    }
+}
+
+__device__ uint4 sum_vector(const terms &terms, int i)
+{
+    float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+
+    for (int first = 0; first < terms.n; first += TERMS) {
+        uint4 v[TERMS];
+
+#pragma unroll
+        for (int j = 0; j < TERMS; j++)
+            if (first + j < terms.n)
+                v[j] = load_far(terms.row[first + j] + i);
+#pragma unroll
+        for (int j = 0; j < TERMS; j++)
+            if (first + j < terms.n)
+                add_weighted(sum, v[j], terms.weight[first + j]);
+    }
+    return make_uint4(round_bf16(sum[0]) | round_bf16(sum[1]) << 16, round_bf16(sum[2]) | round_bf16(sum[3]) << 16,
+                      round_bf16(sum[4]) | round_bf16(sum[5]) << 16, round_bf16(sum[6]) | round_bf16(sum[7]) << 16);
+}
+
+__device__ void receive(const cuda_ll_combine &c, ll_call &call, terms &terms)
+{
+    const cuda_ll &ll = c.ll;
+    const cuda_ll_segment *mine = ll.peer[ll.waits.rank];
+    int vectors = ll.hidden / 8;
+
+    if (ll.masking && !ll_meet(ll, call, mine->sent, call.number, 1, ll.waits.done_phase))
+        return;
+    for (int t = (int)blockIdx.x; t < c.n_tokens; t += (int)gridDim.x) {
+        uint4 *out = reinterpret_cast<uint4 *>(c.out) + (int64_t)t * vectors;
+
+        if (!gather_terms(c, call, t, terms))
+            return;
+        for (int i = (int)threadIdx.x; i < vectors; i += (int)blockDim.x)
+            out[i] = sum_vector(terms, i);
+        __syncthreads();
+    }
+}
+
+__global__ void __launch_bounds__(CUDA_LL_THREADS, 1) ll_combine_kernel(const __grid_constant__ cuda_ll_combine c)
+{
+    __shared__ int32_t start[EP_MAX_EXPERTS + 1];
+    __shared__ terms terms;
+    const cuda_ll &ll = c.ll;
+    const cuda_ll_segment *mine = ll.peer[ll.waits.rank];
+    ll_call call = {mine->call + 1, mine->combines + 1, mine->mask};
+
+    if (c.phases & CUDA_LL_SEND) {
+        ll_begin(ll);
+        if (!answers_dispatch(c, call)) {
+            if (blockIdx.x == 0 && threadIdx.x == 0)
+                *(volatile uint32_t *)&ll.report->bad = 1;
+            return;
+        }
+        if (!ll_meet(ll, call, mine->completed, mine->last_combine, 0, ll.waits.ready_phase))
+            return;
+        send(c, call, start);
+    }
+    if (!(c.phases & CUDA_LL_RECEIVE))
+        return;
+    receive(c, call, terms);
+    ll_end(ll, call, true);
+}
+
+} /* namespace */
+
+cudaError_t cuda_launch_ll_combine(const struct cuda_ll_combine *combine, int blocks, cudaStream_t stream)
+{
+    ll_combine_kernel<<<(unsigned)blocks, CUDA_LL_THREADS, 0, stream>>>(*combine);
+    return cudaGetLastError();
+}
+
+cudaError_t cuda_ll_combine_load(void)
+{
+    cudaFuncAttributes attributes;
+
+    return cudaFuncGetAttributes(&attributes, ll_combine_kernel);
+}

@@ -1,0 +1,440 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Low-latency dispatch. Sending: a block takes a token, quantises its row once and stores it into the slot of that
+ * token on each of its ranks, with its experts there and its place among this rank's rows for them; then it flags the
+ * slots. The numbers of rows for each expert go ahead. Receiving: from these numbers a row's place is known without the
+ * other rows, so each warp takes a slot, waits for its flag and packs it.
+ */
+#include "backend/cuda/lowlatency.cuh"
+
+#include <cuda_bf16.h>
+#include <cuda_fp8.h>
+
+#define AHEAD 8 /* vectors of a lane on their way at once */
+
+namespace
+{
+
+struct choices {
+    int expert[CUDA_LL_MAX_TOPK]; /* of the token being sent; -1: none, or of a masked rank */
+    int before[CUDA_LL_MAX_TOPK]; /* tokens of this rank before it with the same expert */
+};
+
+/* --- the routing ------------------------------------------------------------------------------------------------- */
+
+/* Is every entry -1 or a distinct expert? By all threads of each block, so that all blocks come to the same answer. */
+__device__ bool routing_is_valid(const cuda_ll_dispatch &d)
+{
+    int topk = d.ll.topk, n_experts = d.ll.n_local * d.ll.waits.nranks;
+    bool good = true;
+
+    for (int t = (int)threadIdx.x; t < d.n_tokens; t += (int)blockDim.x)
+        for (int k = 0; k < topk; k++) {
+            int64_t expert = read_choice(d.topk_idx, d.wide, (int64_t)t * topk + k);
+
+            good &= expert >= -1 && expert < n_experts;
+            for (int j = 0; j < k; j++)
+                good &= expert < 0 || read_choice(d.topk_idx, d.wide, (int64_t)t * topk + j) != expert;
+        }
+    return __syncthreads_and(good);
+}
+
+/* Counts of this rank's rows for each expert of `rank`, put there. By all threads. */
+__device__ void send_counts(const cuda_ll_dispatch &d, const ll_call &call, int rank, int32_t *bins)
+{
+    const cuda_ll &ll = d.ll;
+    int first = rank * ll.n_local, me = ll.waits.rank;
+    int32_t *there = ll_at<int32_t>(ll, rank, ll.counts_at) + (int64_t)me * (ll.n_local + 2);
+
+    for (int i = (int)threadIdx.x; i < ll.n_local; i += (int)blockDim.x)
+        bins[i] = 0;
+    __syncthreads();
+    for (int64_t i = threadIdx.x; i < (int64_t)d.n_tokens * ll.topk; i += blockDim.x) {
+        int64_t expert = read_choice(d.topk_idx, d.wide, i) - first;
+
+        if (expert >= 0 && expert < ll.n_local)
+            atomicAdd(&bins[expert], 1);
+    }
+    __syncthreads();
+    for (int i = (int)threadIdx.x; i < ll.n_local; i += (int)blockDim.x)
+        there[i] = bins[i];
+    if (threadIdx.x == 0) {
+        there[ll.n_local] = d.n_tokens;
+        there[ll.n_local + 1] = d.format;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0)
+        store_release(&ll.peer[rank]->counted[me], call.number);
+    __syncthreads();
+}
+
+/* The choices of token t, and how many tokens before have the same. Kept for the combine. By all threads. */
+__device__ void look_at_token(const cuda_ll_dispatch &d, const ll_call &call, int t, choices &c)
+{
+    const cuda_ll &ll = d.ll;
+    int k = (int)threadIdx.x, topk = ll.topk;
+    int32_t *index =
+        ll_at<int32_t>(ll, ll.waits.rank, ll.index_at) + (call.dispatch & 1) * ((int64_t)ll.max_tokens * topk);
+
+    if (k < topk) {
+        int expert = (int)read_choice(d.topk_idx, d.wide, (int64_t)t * topk + k);
+
+        index[(int64_t)t * topk + k] = expert;
+        c.expert[k] = expert < 0 || is_masked(call, expert / ll.n_local) ? -1 : expert;
+        c.before[k] = 0;
+    }
+    __syncthreads();
+    for (int64_t i = threadIdx.x; i < (int64_t)t * topk; i += blockDim.x) {
+        int expert = (int)read_choice(d.topk_idx, d.wide, i);
+
+        for (int j = 0; expert >= 0 && j < topk; j++)
+            if (c.expert[j] == expert)
+                atomicAdd(&c.before[j], 1);
+    }
+    __syncthreads();
+}
+
+/* --- rows -------------------------------------------------------------------------------------------------------- */
+
+__device__ unsigned char *slot_of(const cuda_ll &ll, int rank, int source, int t)
+{
+    return ll_at<unsigned char>(ll, rank, ll.slots_at) + ((int64_t)source * ll.max_tokens + t) * ll.slot_bytes;
+}
+
+/* The smallest power of two not below the factor, as ep_ue8m0_from_f32() and back: the exponent byte. */
+__device__ uint32_t ue8m0_of(float value)
+{
+    uint32_t bits = __float_as_uint(value), up = (bits + 0x7fffffu) >> 23;
+
+    if (bits == 0x7f800000u || (bits & 0x7fffffffu) > 0x7f800000u)
+        return 255;
+    if (bits >> 31 || bits <= 0x400000u)
+        return 0;
+    return up < 254 ? up : 254;
+}
+
+__device__ float float_of_ue8m0(uint32_t byte)
+{
+    return __uint_as_float(byte == 255 ? 0x7fc00000u : byte ? byte << 23 : 0x400000u);
+}
+
+/* Sixteen elements of a row: eight lanes share a block of 128 and its factor. */
+struct sixteen {
+    uint4 low, high;
+};
+
+__device__ uint32_t largest_of(uint4 v)
+{
+    const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+    uint32_t most = 0;
+
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        uint32_t magnitude = (i & 1 ? words[i / 2] >> 16 : words[i / 2]) & 0x7fffu;
+
+        most = max(most, magnitude <= 0x7f80u ? magnitude : 0u);
+    }
+    return most;
+}
+
+__device__ uint32_t quantise_four(uint32_t a, uint32_t b, float factor)
+{
+    float4 v =
+        make_float4(__fdiv_rn(__uint_as_float(a << 16), factor), __fdiv_rn(__uint_as_float(a & 0xffff0000u), factor),
+                    __fdiv_rn(__uint_as_float(b << 16), factor), __fdiv_rn(__uint_as_float(b & 0xffff0000u), factor));
+
+    return (uint32_t)__nv_cvt_float2_to_fp8x2(make_float2(v.x, v.y), __NV_SATFINITE, __NV_E4M3) |
+           (uint32_t)__nv_cvt_float2_to_fp8x2(make_float2(v.z, v.w), __NV_SATFINITE, __NV_E4M3) << 16;
+}
+
+__device__ uint4 quantise(sixteen v, float factor)
+{
+    return make_uint4(quantise_four(v.low.x, v.low.y, factor), quantise_four(v.low.z, v.low.w, factor),
+                      quantise_four(v.high.x, v.high.y, factor), quantise_four(v.high.z, v.high.w, factor));
+}
+
+/* The factor of the block that this lane shares; all lanes of the warp call it. */
+__device__ float factor_of(sixteen v, bool rounds)
+{
+    uint32_t most = max(largest_of(v.low), largest_of(v.high));
+    float factor;
+
+    for (int distance = 4; distance; distance /= 2)
+        most = max(most, __shfl_xor_sync(ALL_LANES, most, distance));
+    factor = __fdiv_rn(fmaxf(__uint_as_float(most << 16), 1e-4f), 448.0f);
+    return rounds ? float_of_ue8m0(ue8m0_of(factor)) : factor;
+}
+
+/* Scales of four blocks, of which each lane has one. */
+__device__ void store_scales(const cuda_ll_dispatch &d, unsigned char *slot, int unit, bool active, float factor)
+{
+    int lane = unit % WARP, block = unit / 8;
+    uint32_t byte = ue8m0_of(factor), packed = 0;
+
+    if (!d.packed) {
+        if (active && unit % 8 == 0)
+            reinterpret_cast<float *>(slot + d.ll.scales_at)[block] = factor;
+        return;
+    }
+    for (int i = 0; i < 4; i++)
+        packed |= __shfl_sync(ALL_LANES, byte, 8 * i) << 8 * i;
+    if (active && lane == 0)
+        reinterpret_cast<uint32_t *>(slot + d.ll.scales_at)[block / 4] = packed;
+}
+
+__device__ sixteen load_sixteen(const cuda_ll_dispatch &d, int t, int unit)
+{
+    const uint4 *row = static_cast<const uint4 *>(d.x) + (int64_t)t * (d.ll.hidden / 8);
+    sixteen v = {};
+
+    if (unit < d.ll.hidden / 16)
+        v = {__ldg(row + 2 * unit), __ldg(row + 2 * unit + 1)};
+    return v;
+}
+
+/* `first`: what this thread has fetched of the row already. */
+__device__ void send_quantised(const cuda_ll_dispatch &d, int t, uint32_t ranks, sixteen first)
+{
+    int units = d.ll.hidden / 16, all = (units + WARP - 1) / WARP * WARP;
+
+    for (int unit = (int)threadIdx.x; unit < all; unit += (int)blockDim.x) {
+        sixteen v = unit == (int)threadIdx.x ? first : load_sixteen(d, t, unit);
+        float factor = factor_of(v, d.rounds);
+        uint4 codes = quantise(v, factor);
+
+        for (uint32_t left = ranks; left; left &= left - 1) {
+            unsigned char *slot = slot_of(d.ll, __ffs((int)left) - 1, d.ll.waits.rank, t);
+
+            if (unit < units)
+                reinterpret_cast<uint4 *>(slot + d.ll.row_at)[unit] = codes;
+            store_scales(d, slot, unit, unit < units, factor);
+        }
+    }
+}
+
+__device__ void send_plain(const cuda_ll_dispatch &d, int t, uint32_t ranks)
+{
+    const uint4 *row = static_cast<const uint4 *>(d.x) + (int64_t)t * (d.ll.hidden / 8);
+
+    for (int i = (int)threadIdx.x; i < d.ll.hidden / 8; i += (int)blockDim.x) {
+        uint4 v = __ldg(row + i);
+
+        for (uint32_t left = ranks; left; left &= left - 1)
+            reinterpret_cast<uint4 *>(slot_of(d.ll, __ffs((int)left) - 1, d.ll.waits.rank, t) + d.ll.row_at)[i] = v;
+    }
+}
+
+/* Token t to all of its ranks. By all threads. */
+__device__ void send_token(const cuda_ll_dispatch &d, const ll_call &call, int t, choices &c)
+{
+    const cuda_ll &ll = d.ll;
+    sixteen first = {};
+    uint32_t ranks = 0;
+    int i = (int)threadIdx.x, me = ll.waits.rank;
+
+    if (d.fp8)
+        first = load_sixteen(d, t, i);
+    look_at_token(d, call, t, c);
+    for (int k = 0; k < ll.topk; k++)
+        if (c.expert[k] >= 0)
+            ranks |= 1u << (c.expert[k] / ll.n_local);
+    for (uint32_t left = ranks; left; left &= left - 1) {
+        int rank = __ffs((int)left) - 1;
+
+        if (i < ll.topk)
+            reinterpret_cast<int2 *>(slot_of(ll, rank, me, t))[i] =
+                c.expert[i] >= 0 && c.expert[i] / ll.n_local == rank
+                    ? make_int2(c.expert[i] - rank * ll.n_local, c.before[i])
+                    : make_int2(-1, 0);
+    }
+    if (d.fp8)
+        send_quantised(d, t, ranks, first);
+    else
+        send_plain(d, t, ranks);
+    __syncthreads();
+    if (i < ll.waits.nranks && !is_masked(call, i))
+        store_release(ll_at<uint64_t>(ll, i, ll.slot_flag_at) + (int64_t)me * ll.max_tokens + t,
+                      call.number << 1 | (ranks >> i & 1));
+}
+
+__device__ void send(const cuda_ll_dispatch &d, ll_call &call, choices &c, int32_t *bins)
+{
+    const cuda_ll &ll = d.ll;
+    int n = ll.waits.nranks;
+
+    /* By the last blocks, which may have no token. */
+    for (int i = (int)(gridDim.x - 1 - blockIdx.x); i < n; i += (int)gridDim.x)
+        if (!is_masked(call, (ll.waits.rank + i) % n))
+            send_counts(d, call, (ll.waits.rank + i) % n, bins);
+    for (int t = (int)blockIdx.x; t < d.n_tokens; t += (int)gridDim.x)
+        send_token(d, call, t, c);
+    ll_sent(ll, call);
+}
+
+/* --- receiving --------------------------------------------------------------------------------------------------- */
+
+__device__ const int32_t *counts_of(const cuda_ll &ll, int source)
+{
+    return ll_at<int32_t>(ll, ll.waits.rank, ll.counts_at) + (int64_t)source * (ll.n_local + 2);
+}
+
+/* Do all want the same format? Slots are large enough for any, so that rows may be on their way meanwhile. */
+__device__ void compare_formats(const cuda_ll_dispatch &d, const ll_call &call)
+{
+    const cuda_ll &ll = d.ll;
+    int i = (int)threadIdx.x;
+
+    if (i < ll.waits.nranks && !is_masked(call, i) && __ldcg(counts_of(ll, i) + ll.n_local + 1) != d.format)
+        give_up(ll.waits, CUDA_FAILED_MISMATCH, i, ll.waits.done_phase);
+}
+
+/* What the caller learns of the numbers of rows. By the threads of one block. */
+__device__ void report_counts(const cuda_ll_dispatch &d, const ll_call &call)
+{
+    const cuda_ll &ll = d.ll;
+    int n = ll.waits.nranks;
+    int32_t *totals = ll_at<int32_t>(ll, ll.waits.rank, ll.total_at) + (call.dispatch & 1) * ll.n_local;
+
+    for (int expert = (int)threadIdx.x; expert < ll.n_local; expert += (int)blockDim.x) {
+        int begin = 0;
+
+        for (int source = 0; source < n; source++) {
+            int count = is_masked(call, source) ? 0 : __ldcg(counts_of(ll, source) + expert);
+
+            if (d.recv_range)
+                d.recv_range[(int64_t)expert * n + source] = (int64_t)begin << 32 | (uint32_t)count;
+            begin += count;
+        }
+        d.recv_count[expert] = begin;
+        totals[expert] = begin;
+    }
+}
+
+/* The row and its scales to where each of the lanes in `votes` has its `row`. By all lanes. */
+__device__ void pack_row(const cuda_ll_dispatch &d, const unsigned char *slot, uint32_t votes, int64_t row, int lane)
+{
+    int n = d.ll.hidden / (d.fp8 ? 16 : 8), words = d.fp8 ? d.ll.hidden / (d.packed ? 512 : 128) : 0;
+    const uint4 *from = reinterpret_cast<const uint4 *>(slot + d.ll.row_at);
+
+    for (int base = lane; base - lane < n; base += AHEAD * WARP) {
+        uint4 v[AHEAD];
+
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++)
+            if (base + i * WARP < n)
+                v[i] = load_far(from + base + i * WARP);
+        for (uint32_t left = votes; left; left &= left - 1) {
+            int64_t to = __shfl_sync(ALL_LANES, row, __ffs((int)left) - 1);
+            uint4 *out = reinterpret_cast<uint4 *>(d.recv_x) + to * n;
+
+#pragma unroll
+            for (int i = 0; i < AHEAD; i++)
+                if (base + i * WARP < n)
+                    out[base + i * WARP] = v[i];
+        }
+    }
+    for (uint32_t left = votes; words && left; left &= left - 1) {
+        int64_t to = __shfl_sync(ALL_LANES, row, __ffs((int)left) - 1);
+
+        for (int i = lane; i < words; i += WARP)
+            d.recv_scales[to * words + i] = __ldcg(reinterpret_cast<const uint32_t *>(slot + d.ll.scales_at) + i);
+    }
+}
+
+/* Waits for one slot and packs what is in it. By all lanes; false: leave. */
+__device__ bool receive_slot(const cuda_ll_dispatch &d, const ll_call &call, int source, int t, int lane)
+{
+    const cuda_ll &ll = d.ll;
+    int me = ll.waits.rank;
+    const uint64_t *flag = ll_at<uint64_t>(ll, me, ll.slot_flag_at) + (int64_t)source * ll.max_tokens + t;
+    const unsigned char *slot = slot_of(ll, me, source, t);
+    int64_t rows = (int64_t)ll.waits.nranks * ll.max_tokens, row = 0;
+    int2 choice = make_int2(-1, 0);
+    int state = 0; /* 0: leave, 1: no row, 2: a row */
+    uint32_t votes;
+
+    if (lane == 0 && wait_until(ll.waits, flag, call.number << 1, source, ll.waits.done_phase))
+        state = load_acquire(flag) & 1 ? 2 : 1;
+    state = __shfl_sync(ALL_LANES, state, 0);
+    if (state < 2)
+        return state;
+    if (lane < ll.topk)
+        choice = __ldcg(reinterpret_cast<const int2 *>(slot) + lane);
+    votes = __ballot_sync(ALL_LANES, choice.x >= 0);
+    if (choice.x >= 0) {
+        row = choice.x * rows + choice.y;
+        for (int before = 0; before < source; before++)
+            row += is_masked(call, before) ? 0 : __ldcg(counts_of(ll, before) + choice.x);
+        ll_at<uint64_t>(ll, me, ll.origin_at)[(call.dispatch & 1) * (rows * ll.n_local) + row] =
+            (uint64_t)source << 48 | (uint64_t)lane << 32 | (uint32_t)t;
+        if (d.recv_source)
+            d.recv_source[row] = t;
+    }
+    pack_row(d, slot, votes, row, lane);
+    return true;
+}
+
+__device__ void receive(const cuda_ll_dispatch &d, ll_call &call)
+{
+    const cuda_ll &ll = d.ll;
+    const cuda_ll_segment *mine = ll.peer[ll.waits.rank];
+    int n = ll.waits.nranks, lane = (int)threadIdx.x % WARP;
+    /* Neighbouring slots to different multiprocessors. */
+    int64_t first = (int64_t)(threadIdx.x / WARP) * gridDim.x + blockIdx.x,
+            stride = (int64_t)gridDim.x * (blockDim.x / WARP);
+
+    if (!ll_meet(ll, call, ll.masking ? mine->sent : mine->counted, call.number, 1, ll.waits.done_phase))
+        return;
+    for (int64_t i = first; i < (int64_t)n * ll.max_tokens; i += stride) {
+        int source = (int)(i % n), t = (int)(i / n);
+
+        if (is_masked(call, source) || t >= __ldcg(counts_of(ll, source) + ll.n_local))
+            continue;
+        if (!receive_slot(d, call, source, t, lane))
+            break;
+    }
+    if (blockIdx.x == gridDim.x - 1) {
+        report_counts(d, call);
+        compare_formats(d, call);
+    }
+}
+
+__global__ void __launch_bounds__(CUDA_LL_THREADS, 1) ll_dispatch_kernel(const __grid_constant__ cuda_ll_dispatch d)
+{
+    __shared__ int32_t bins[EP_MAX_EXPERTS];
+    __shared__ choices c;
+    const cuda_ll &ll = d.ll;
+    const cuda_ll_segment *mine = ll.peer[ll.waits.rank];
+    ll_call call = {mine->call + 1, mine->dispatches + 1, mine->mask};
+
+    if (d.phases & CUDA_LL_SEND) {
+        ll_begin(ll);
+        if (!routing_is_valid(d)) {
+            if (blockIdx.x == 0 && threadIdx.x == 0)
+                *(volatile uint32_t *)&ll.report->bad = 1;
+            return;
+        }
+        if (!ll_meet(ll, call, mine->completed, mine->last_dispatch, 0, ll.waits.ready_phase))
+            return;
+        send(d, call, c, bins);
+    }
+    if (!(d.phases & CUDA_LL_RECEIVE))
+        return;
+    receive(d, call);
+    ll_end(ll, call, false);
+}
+
+} /* namespace */
+
+cudaError_t cuda_launch_ll_dispatch(const struct cuda_ll_dispatch *dispatch, int blocks, cudaStream_t stream)
+{
+    ll_dispatch_kernel<<<(unsigned)blocks, CUDA_LL_THREADS, 0, stream>>>(*dispatch);
+    return cudaGetLastError();
+}
+
+cudaError_t cuda_ll_dispatch_load(void)
+{
+    cudaFuncAttributes attributes;
+
+    return cudaFuncGetAttributes(&attributes, ll_dispatch_kernel);
+}

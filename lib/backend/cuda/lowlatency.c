@@ -1,0 +1,432 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Low latency on GPUs: the host's part. It makes the segments and starts kernels; how ranks wait for each other is in
+ * lowlatency.h and the kernels alone, so a call that nobody waits for costs the host one launch.
+ */
+#include "backend/cuda/lowlatency.h"
+
+#include "backend/cuda/cuda.h"
+#include "core/routing.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct inner {
+    struct cuda_comm *cuda;
+    struct cuda_ll device; /* what every launch is told */
+    struct cuda_ll_report *report;
+    struct cuda_ll_place *place;
+    struct cuda_block combine_buffer; /* made on first use */
+    bool handed_out;                  /* ... for the combine that is next */
+    cudaEvent_t done;
+    int blocks;
+    bool in_dispatch; /* the call that ep_ll_finish() completes */
+    struct cuda_ll_dispatch dispatch;
+    struct cuda_ll_combine combine;
+    bool async;
+};
+
+/* --- opening ----------------------------------------------------------------------------------------------------- */
+
+static int64_t take(int64_t *at, int64_t bytes)
+{
+    int64_t begin = *at;
+
+    *at += (bytes + 127) / 128 * 128;
+    return begin;
+}
+
+/* Returns the bytes of a segment. */
+static size_t lay_out(const ep_ll *ll, struct cuda_ll *device)
+{
+    int64_t n = ll->comm->nranks, m = ll->config.max_tokens, k = ll->config.topk, local = ll->n_local;
+    int64_t hidden = ll->config.hidden, at = 0;
+
+    device->max_tokens = ll->config.max_tokens;
+    device->hidden = ll->config.hidden;
+    device->topk = ll->config.topk;
+    device->n_local = ll->n_local;
+    device->masking = ll->config.flags & EP_LL_MASK_DEAD ? 1 : 0;
+    device->scales_at = (k * 8 + 15) / 16 * 16;
+    device->row_at = (device->scales_at + hidden / EP_SCALE_BLOCK * 4 + 127) / 128 * 128;
+    device->slot_bytes = device->row_at + 2 * hidden;
+    take(&at, (int64_t)sizeof(struct cuda_ll_segment));
+    device->counts_at = take(&at, n * (local + 2) * 4);
+    device->slot_flag_at = take(&at, n * m * 8);
+    device->row_flag_at = take(&at, m * k * 8);
+    device->index_at = take(&at, 2 * m * k * 4);
+    device->total_at = take(&at, 2 * local * 4);
+    device->origin_at = take(&at, 2 * local * n * m * 8);
+    device->slots_at = take(&at, n * m * device->slot_bytes);
+    device->rows_at = take(&at, m * k * hidden * 2);
+    return (size_t)at;
+}
+
+/* Kernels of ranks that are threads of one process run on one GPU at the same time, if they are: all must fit. */
+static int choose_blocks(const struct cuda_comm *cuda)
+{
+    int sharing = 0;
+
+    for (int rank = 0; rank < cuda->host.comm->nranks; rank++)
+        if (rank == cuda->host.comm->rank ||
+            (cuda->peers[rank].same_process && !strcmp(cuda->peers[rank].board->bus_id, cuda->board->bus_id)))
+            sharing++;
+    return cuda->all_sms / sharing ? cuda->all_sms / sharing : 1;
+}
+
+/* A segment that a former ep_ll has left, or a new one. */
+static ep_status take_place(struct cuda_comm *cuda, size_t bytes, struct cuda_ll_place **ret_place)
+{
+    struct cuda_ll_place *empty = NULL;
+
+    for (int i = 0; i < CUDA_LL_PLACES; i++) {
+        struct cuda_ll_place *place = &cuda->ll_places[i];
+
+        if (!place->memory)
+            empty = empty ? empty : place;
+        if (!place->memory || place->used || place->bytes < bytes)
+            continue;
+        place->used = true;
+        *ret_place = place;
+        return EP_OK;
+    }
+    if (!empty)
+        return ep_fail(EP_E_MEMORY, "ep_ll_new: this rank already has %d layouts of other sizes", CUDA_LL_PLACES);
+    EP_TRY(cuda_alloc_internal(cuda, bytes, &empty->memory));
+    empty->bytes = bytes;
+    empty->used = true;
+    *ret_place = empty;
+    return EP_OK;
+}
+
+static ep_status open_own(const ep_ll *ll, struct inner *inner)
+{
+    struct cuda_comm *cuda = inner->cuda;
+    void *report;
+
+    if (ll->config.topk > CUDA_LL_MAX_TOPK)
+        return ep_fail(EP_E_UNSUPPORTED, "ep_ll_new: topk is %d, but the CUDA backend has low latency up to %d",
+                       ll->config.topk, CUDA_LL_MAX_TOPK);
+    EP_TRY(take_place(cuda, lay_out(ll, &inner->device), &inner->place));
+    CUDA_TRY(cudaEventCreateWithFlags(&inner->done, cudaEventDisableTiming));
+    CUDA_TRY(cudaHostAlloc((void **)&inner->report, sizeof(*inner->report), cudaHostAllocMapped));
+    memset(inner->report, 0, sizeof(*inner->report));
+    CUDA_TRY(cudaHostGetDevicePointer(&report, inner->report, 0));
+    inner->device.report = report;
+    inner->blocks = choose_blocks(cuda);
+    /* What an earlier ep_ll has queued is over before the peers hear of this one. */
+    CUDA_TRY(cudaStreamSynchronize(cuda->stream));
+    return EP_OK;
+}
+
+/* Behind the first meeting nobody writes into the segment any more, and behind the second one somebody may. */
+static ep_status clear_and_reach(struct inner *inner, const struct host_where *all)
+{
+    struct cuda_comm *cuda = inner->cuda;
+    int nranks = cuda->host.comm->nranks;
+
+    CUDA_TRY(cudaMemsetAsync(inner->place->memory, 0, (size_t)inner->device.slots_at, cuda->stream));
+    CUDA_TRY(cudaStreamSynchronize(cuda->stream));
+    cuda_fill_waits(cuda, HOST_LL_SEND, HOST_LL_RECV, &inner->device.waits);
+    for (int rank = 0; rank < nranks; rank++) {
+        void *segment;
+
+        EP_TRY(cuda_map(cuda, rank, &all[rank], &segment));
+        inner->device.peer[rank] = segment;
+    }
+    return EP_OK;
+}
+
+static void free_inner(struct inner *inner)
+{
+    if (inner->done)
+        cudaEventDestroy(inner->done);
+    cudaFreeHost(inner->report);
+    cuda_give(inner->cuda, &inner->combine_buffer);
+    if (inner->place)
+        inner->place->used = false;
+    cudaGetLastError();
+    free(inner);
+}
+
+ep_status cuda_ll_open(ep_ll *ll)
+{
+    struct host_where where = {.slot = HOST_NOWHERE}, all[EP_MAX_RANKS];
+    struct cuda_comm *cuda = cuda_of(ll->comm);
+    struct inner *inner = calloc(1, sizeof(*inner));
+    struct cuda_scope scope;
+    ep_status status;
+
+    if (!inner)
+        return ep_fail(EP_E_MEMORY, "ep_ll_new: no memory");
+    inner->cuda = cuda;
+    status = host_drain(&cuda->host);
+    if (status == EP_OK)
+        status = cuda_enter(cuda, &scope);
+    if (status != EP_OK) {
+        free(inner);
+        return status;
+    }
+    status = open_own(ll, inner);
+    if (status == EP_OK && !cuda_find(cuda, inner->place->memory, 1, &where))
+        status = ep_fail(EP_E_STATE, "ep_ll_new: the segment is not where it was");
+    status = host_ll_meet(ll, status, &where, all);
+    if (status == EP_OK)
+        status = clear_and_reach(inner, all);
+    status = host_ll_agree(ll, status);
+    if (status == EP_OK)
+        ll->impl = inner;
+    else
+        free_inner(inner);
+    cuda_leave(&scope);
+    return status;
+}
+
+void cuda_ll_close(ep_ll *ll)
+{
+    struct inner *inner = ll->impl;
+    struct cuda_scope scope;
+
+    if (!inner)
+        return;
+    host_drain(&inner->cuda->host);
+    if (cuda_enter(inner->cuda, &scope) == EP_OK) {
+        /* Kernels that wait for a peer have a deadline. */
+        cudaStreamSynchronize(inner->cuda->stream);
+        free_inner(inner);
+        cuda_leave(&scope);
+    }
+    ll->impl = NULL;
+}
+
+/* --- calls ------------------------------------------------------------------------------------------------------- */
+
+/* What is wrong with the routing that a kernel has refused. */
+static ep_status explain(const ep_ll *ll, const void *topk_idx, int idx_type, int n_tokens)
+{
+    const struct inner *inner = ll->impl;
+    struct cuda_comm *cuda = inner->cuda;
+    struct ep_routing_shape shape = {.n_tokens = n_tokens,
+                                     .topk = ll->config.topk,
+                                     .n_experts = ll->config.n_experts,
+                                     .nranks = ll->comm->nranks,
+                                     .ranks_per_node = ll->comm->ranks_per_node};
+    size_t entries = (size_t)n_tokens * (size_t)ll->config.topk;
+    int32_t *index = malloc((entries + 1) * sizeof(*index));
+    void *copy = NULL;
+    ep_status status = EP_E_MEMORY;
+
+    if (!index)
+        return ep_fail(status, "routing: no memory");
+    status = cuda_fetch_routing(cuda, topk_idx, entries * ep_dtype_bytes((ep_dtype)idx_type), &copy);
+    if (status == EP_OK)
+        status = ep_routing_check(&shape, copy, idx_type, index);
+    if (status == EP_OK)
+        status = inner->in_dispatch
+                     ? ep_fail(EP_E_ROUTING, "ep_ll_dispatch: topk_idx changed while it was checked")
+                     : ep_fail(EP_E_ROUTING, "ep_ll_combine: topk_idx is not that of the dispatch that it answers");
+    free(copy);
+    free(index);
+    return status;
+}
+
+static ep_status launch(struct inner *inner, int phases)
+{
+    cudaError_t error;
+
+    if (inner->in_dispatch) {
+        inner->dispatch.phases = phases;
+        error = cuda_launch_ll_dispatch(&inner->dispatch, inner->blocks, inner->cuda->stream);
+    } else {
+        inner->combine.phases = phases;
+        error = cuda_launch_ll_combine(&inner->combine, inner->blocks, inner->cuda->stream);
+    }
+    return cuda_status(error, "low-latency kernel");
+}
+
+/* Starts a part of the call and, unless it is asynchronous, waits for it. */
+static ep_status run(const ep_ll *ll, int phases)
+{
+    struct inner *inner = ll->impl;
+    struct cuda_comm *cuda = inner->cuda;
+    enum host_phase phase = inner->in_dispatch ? HOST_LL_RECV : HOST_LL_COMBINE;
+
+    /* Of calls that nobody has waited for. */
+    EP_TRY(cuda_check_reported(cuda));
+    EP_TRY(inner->device.masking ? host_check_abort(&cuda->host) : host_check(&cuda->host));
+    if (inner->async)
+        return launch(inner, phases);
+    if (cuda_is_capturing(cuda))
+        return ep_fail(EP_E_STATE, "%s: the stream is being captured: give EP_LL_ASYNC",
+                       inner->in_dispatch ? "ep_ll_dispatch" : "ep_ll_combine");
+    EP_TRY(launch(inner, phases));
+    CUDA_TRY(cudaEventRecord(inner->done, cuda->stream));
+    return cuda_wait_event(cuda, inner->done, phase, inner->device.masking ? &inner->report->lost : NULL);
+}
+
+/* The same, with the routing looked at when a kernel has refused it. */
+static ep_status run_checked(const ep_ll *ll, int phases, const void *topk_idx, int idx_type, int n_tokens)
+{
+    struct inner *inner = ll->impl;
+    volatile uint32_t *bad = &inner->report->bad;
+
+    if (*bad) {
+        *bad = 0;
+        return ep_fail(EP_E_ROUTING, "low latency: an earlier call with EP_LL_ASYNC had routing that is not valid");
+    }
+    EP_TRY(run(ll, phases));
+    if (inner->async || !*bad)
+        return EP_OK;
+    *bad = 0;
+    return explain(ll, topk_idx, idx_type, n_tokens);
+}
+
+static int phases_of(uint32_t flags)
+{
+    return flags & EP_LL_RECV_HOOK ? CUDA_LL_SEND : CUDA_LL_SEND | CUDA_LL_RECEIVE;
+}
+
+static ep_status check_dispatch_pointers(struct cuda_comm *cuda, const ep_ll_dispatch_args *args)
+{
+    static const char call[] = "ep_ll_dispatch";
+
+    EP_TRY(cuda_check_pointer(cuda, call, "x", args->n_tokens ? args->x : NULL));
+    EP_TRY(cuda_check_pointer(cuda, call, "topk_idx", args->n_tokens ? args->topk_idx : NULL));
+    EP_TRY(cuda_check_pointer(cuda, call, "recv_x", args->recv_x));
+    EP_TRY(cuda_check_pointer(cuda, call, "recv_scales", args->recv_scales));
+    EP_TRY(cuda_check_pointer(cuda, call, "recv_count", args->recv_count));
+    EP_TRY(cuda_check_pointer(cuda, call, "recv_source", args->recv_source));
+    return cuda_check_pointer(cuda, call, "recv_range", args->recv_range);
+}
+
+static ep_status dispatch(ep_ll *ll, const ep_ll_dispatch_args *args)
+{
+    struct inner *inner = ll->impl;
+    bool fp8 = args->out_dtype == EP_F8E4M3, packed = args->scale_type == EP_UE8M0;
+    bool rounds = packed || (args->flags & EP_LL_ROUND_SCALE);
+
+    EP_TRY(check_dispatch_pointers(inner->cuda, args));
+    inner->in_dispatch = true;
+    inner->async = args->flags & EP_LL_ASYNC;
+    inner->dispatch = (struct cuda_ll_dispatch){.ll = inner->device,
+                                                .x = args->x,
+                                                .topk_idx = args->topk_idx,
+                                                .wide = args->idx_type == EP_I64,
+                                                .n_tokens = args->n_tokens,
+                                                .fp8 = fp8,
+                                                .rounds = rounds,
+                                                .packed = packed,
+                                                .format = args->out_dtype | args->scale_type << 8 | (int)rounds << 16,
+                                                .recv_x = args->recv_x,
+                                                .recv_scales = args->recv_scales,
+                                                .recv_count = args->recv_count,
+                                                .recv_source = args->recv_source,
+                                                .recv_range = args->recv_range};
+    return run_checked(ll, phases_of(args->flags), args->topk_idx, args->idx_type, args->n_tokens);
+}
+
+ep_status cuda_ll_dispatch(ep_ll *ll, const ep_ll_dispatch_args *args)
+{
+    struct inner *inner = ll->impl;
+    struct cuda_scope scope;
+    ep_status status;
+
+    EP_TRY(host_drain(&inner->cuda->host));
+    EP_TRY(cuda_enter(inner->cuda, &scope));
+    status = dispatch(ll, args);
+    cuda_leave(&scope);
+    return status;
+}
+
+static ep_status check_combine_pointers(struct cuda_comm *cuda, const ep_ll_combine_args *args)
+{
+    static const char call[] = "ep_ll_combine";
+
+    EP_TRY(cuda_check_pointer(cuda, call, "x", args->x));
+    if (!args->n_tokens)
+        return EP_OK;
+    EP_TRY(cuda_check_pointer(cuda, call, "topk_idx", args->topk_idx));
+    EP_TRY(cuda_check_pointer(cuda, call, "topk_weights", args->topk_weights));
+    return cuda_check_pointer(cuda, call, "out", args->out);
+}
+
+static ep_status combine(ep_ll *ll, const ep_ll_combine_args *args)
+{
+    struct inner *inner = ll->impl;
+    ep_status status;
+
+    EP_TRY(check_combine_pointers(inner->cuda, args));
+    if ((args->flags & EP_LL_ZERO_COPY) && (!inner->handed_out || args->x != inner->combine_buffer.memory))
+        return ep_fail(EP_E_ARG, "ep_ll_combine: with EP_LL_ZERO_COPY x must be the buffer that "
+                                 "ep_ll_get_combine_buffer gave for this combine");
+    inner->in_dispatch = false;
+    inner->async = args->flags & EP_LL_ASYNC;
+    inner->combine = (struct cuda_ll_combine){.ll = inner->device,
+                                              .x = args->x,
+                                              .topk_idx = args->topk_idx,
+                                              .weights = args->topk_weights,
+                                              .out = args->out,
+                                              .wide = args->idx_type == EP_I64,
+                                              .n_tokens = args->n_tokens};
+    inner->combine.ll.waits.ready_phase = HOST_LL_OFFER;
+    inner->combine.ll.waits.done_phase = HOST_LL_COMBINE;
+    status = run_checked(ll, phases_of(args->flags), args->topk_idx, args->idx_type, args->n_tokens);
+    if (status == EP_OK)
+        inner->handed_out = false;
+    return status;
+}
+
+ep_status cuda_ll_combine(ep_ll *ll, const ep_ll_combine_args *args)
+{
+    struct inner *inner = ll->impl;
+    struct cuda_scope scope;
+    ep_status status;
+
+    EP_TRY(host_drain(&inner->cuda->host));
+    EP_TRY(cuda_enter(inner->cuda, &scope));
+    status = combine(ll, args);
+    cuda_leave(&scope);
+    return status;
+}
+
+ep_status cuda_ll_finish(ep_ll *ll)
+{
+    struct inner *inner = ll->impl;
+    struct cuda_scope scope;
+    ep_status status;
+
+    EP_TRY(host_drain(&inner->cuda->host));
+    EP_TRY(cuda_enter(inner->cuda, &scope));
+    status = run(ll, CUDA_LL_RECEIVE);
+    cuda_leave(&scope);
+    return status;
+}
+
+/* One is enough: what the next combine's input is written over has been sent, in stream order. */
+ep_status cuda_ll_combine_buffer(ep_ll *ll, void **ret_buffer)
+{
+    struct inner *inner = ll->impl;
+    struct cuda_scope scope;
+    size_t bytes = (size_t)ll->config.n_experts * (size_t)ll->config.max_tokens * (size_t)ll->config.hidden * 2;
+    ep_status status = EP_OK;
+
+    EP_TRY(cuda_enter(inner->cuda, &scope));
+    if (!inner->combine_buffer.memory)
+        status = cuda_take(inner->cuda, bytes, &inner->combine_buffer);
+    cuda_leave(&scope);
+    if (status != EP_OK)
+        return status;
+    inner->handed_out = true;
+    *ret_buffer = inner->combine_buffer.memory;
+    return EP_OK;
+}
+
+ep_status cuda_ll_get_mask(const ep_ll *ll, int32_t *ret_masked)
+{
+    const struct inner *inner = ll->impl;
+    uint32_t mask = *(const volatile uint32_t *)&inner->report->mask;
+
+    for (int rank = 0; rank < ll->comm->nranks; rank++)
+        ret_masked[rank] = (int32_t)(mask >> rank & 1);
+    return EP_OK;
+}

@@ -1,0 +1,156 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* lowlatency.cuh - what the two low-latency kernels share: places in segments, the start, masks and the end of a call.
+ */
+#ifndef EP_CUDA_LOWLATENCY_CUH
+#define EP_CUDA_LOWLATENCY_CUH
+
+#include "backend/cuda/device.cuh"
+#include "backend/cuda/lowlatency.h"
+
+#include <epkit/types.h>
+
+#define WARP 32
+#define ALL_LANES 0xffffffffu
+#define VECTOR 16 /* bytes that a lane moves at once */
+
+/* A call under way, as one thread sees it. */
+struct ll_call {
+    uint64_t number;
+    uint64_t dispatch; /* number of the dispatch that it is, or answers */
+    uint32_t mask;     /* ranks that have no part in it */
+};
+
+template <typename T> __device__ __forceinline__ T *ll_at(const cuda_ll &ll, int rank, int64_t offset)
+{
+    return reinterpret_cast<T *>(reinterpret_cast<unsigned char *>(ll.peer[rank]) + offset);
+}
+
+__device__ __forceinline__ bool is_masked(const ll_call &call, int rank)
+{
+    return call.mask >> rank & 1;
+}
+
+__device__ __forceinline__ int64_t read_choice(const void *topk_idx, int wide, int64_t at)
+{
+    return wide ? __ldg(static_cast<const long long *>(topk_idx) + at) : __ldg(static_cast<const int *>(topk_idx) + at);
+}
+
+__device__ __forceinline__ uint4 load_far(const void *from)
+{
+    return __ldcg(static_cast<const uint4 *>(from)); /* written by a peer: not from the first-level cache */
+}
+
+/* Another call has begun, and the ones before it are complete: their slots and rows may be written again. */
+__device__ inline void ll_begin(const cuda_ll &ll)
+{
+    const cuda_ll_segment *mine = ll.peer[ll.waits.rank];
+
+    if (blockIdx.x == 0 && (int)threadIdx.x < ll.waits.nranks)
+        store_release(&ll.peer[threadIdx.x]->completed[ll.waits.rank], mine->call);
+}
+
+/* --- masks: block 0 decides for all blocks which ranks have no part in this call ---------------------------------- */
+
+__device__ inline void mask_rank(const cuda_ll &ll, int rank)
+{
+    cuda_ll_segment *mine = ll.peer[ll.waits.rank];
+
+    atomicOr(&mine->mask, 1u << rank);
+    /* It may merely have overslept: then it finds out by this. */
+    *(volatile uint32_t *)&ll.peer[rank]->masked_by[ll.waits.rank] = 1;
+    atomicOr_system(&ll.report->mask, 1u << rank);
+    __threadfence_system();
+}
+
+/* A thread of block 0 waits for one rank, which it masks when it does not come. False: this rank is to leave. */
+__device__ inline bool wait_or_mask(const cuda_ll &ll, const uint64_t *word, uint64_t value, int rank, int phase)
+{
+    const cuda_ll_segment *mine = ll.peer[ll.waits.rank];
+    wait_end end = WAIT_MET;
+
+    if (!(*(const volatile uint32_t *)&mine->mask >> rank & 1))
+        end = wait_word(ll.waits, word, value, &ll.report->lost, rank);
+    if (end == WAIT_STOPPED) {
+        give_up(ll.waits, 0, rank, phase);
+        return false;
+    }
+    if (*(const volatile uint32_t *)&mine->masked_by[rank]) {
+        give_up(ll.waits, CUDA_FAILED_EXCLUDED, rank, phase);
+        return false;
+    }
+    if (end != WAIT_MET)
+        mask_rank(ll, rank);
+    return true;
+}
+
+/*
+ * Waits until `words` of all ranks have reached `value`; with masking, of all that come. By all threads of every block.
+ * `which`: of the two verdicts. False: leave without a result.
+ */
+__device__ inline bool ll_meet(const cuda_ll &ll, ll_call &call, const uint64_t *words, uint64_t value, int which,
+                               int phase)
+{
+    cuda_ll_segment *mine = ll.peer[ll.waits.rank];
+    int i = (int)threadIdx.x, n = ll.waits.nranks;
+    bool sound = true;
+
+    if (!ll.masking)
+        return __syncthreads_and(i >= n || wait_until(ll.waits, words + i, value, i, phase));
+    if (blockIdx.x == 0) {
+        sound = __syncthreads_and(i >= n || wait_or_mask(ll, words + i, value, i, phase));
+        if (i == 0 && sound)
+            store_release(&mine->verdict[which], call.number << 32 | *(volatile uint32_t *)&mine->mask);
+    } else if (i == 0) {
+        /* Block 0 has a deadline; this thread looks only whether it was told to stop. */
+        while (load_acquire(&mine->verdict[which]) >> 32 < call.number && sound) {
+            __nanosleep(100);
+            sound = !*(volatile uint32_t *)&ll.waits.mine->gave_up;
+        }
+    }
+    sound = __syncthreads_and(sound);
+    call.mask = (uint32_t)load_acquire(&mine->verdict[which]);
+    return sound;
+}
+
+/* With masking: all of this rank's rows are on their way. Behind the last block's; by all threads. */
+__device__ inline void ll_sent(const cuda_ll &ll, const ll_call &call)
+{
+    cuda_ll_segment *mine = ll.peer[ll.waits.rank];
+    __shared__ bool last;
+    int i = (int)threadIdx.x;
+
+    if (!ll.masking)
+        return;
+    __syncthreads();
+    if (i == 0) {
+        __threadfence_system();
+        last = atomicInc(&mine->blocks[0], gridDim.x - 1) == gridDim.x - 1;
+        __threadfence_system();
+    }
+    __syncthreads();
+    if (last && i < ll.waits.nranks && !is_masked(call, i))
+        store_release(&ll.peer[i]->sent[ll.waits.rank], call.number);
+}
+
+/* The last block counts the call, when no other one needs the counters any more. `combine`: of which kind it is. */
+__device__ inline void ll_end(const cuda_ll &ll, const ll_call &call, bool combine)
+{
+    cuda_ll_segment *mine = ll.peer[ll.waits.rank];
+
+    __syncthreads();
+    if (threadIdx.x || atomicInc(&mine->blocks[1], gridDim.x - 1) != gridDim.x - 1)
+        return;
+    /* After a failure the numbers stay: the group is of no use any more. */
+    if (*(volatile uint32_t *)&ll.waits.mine->gave_up)
+        return;
+    mine->call = call.number;
+    if (combine) {
+        mine->combines++;
+        mine->last_combine = call.number;
+    } else {
+        mine->dispatches++;
+        mine->last_dispatch = call.number;
+    }
+}
+
+#endif

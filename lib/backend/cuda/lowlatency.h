@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * lowlatency.h - what low-latency kernels are told, and the segment of each rank that its peers write into.
+ *
+ * Everything is pushed: a rank writes into the segments of its peers, and reads its own alone. So no address has to be
+ * exchanged per call, inputs and outputs may lie in any device memory, and a transfer takes one way over the link. What
+ * a rank has written it flags row by row, and the receiver takes each row as it comes.
+ *
+ * Calls of an ep_ll are numbered, dispatches and combines together, by counters in device memory: so a captured CUDA
+ * graph can be launched again. A flag holds the number of the call that it belongs to.
+ *
+ * Slots and rows exist once. A rank that is ahead waits until the receiver has completed the call that used them
+ * before, which each rank tells when it begins its next call: at no cost, where dispatches and combines alternate.
+ */
+#ifndef EP_CUDA_LOWLATENCY_H
+#define EP_CUDA_LOWLATENCY_H
+
+#include "backend/cuda/kernels.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define CUDA_LL_MAX_TOPK 32 /* a lane for each */
+#define CUDA_LL_THREADS 512
+
+/* Beginning of a segment. [source]: that rank writes it. */
+struct cuda_ll_segment {
+    uint64_t completed[CUDA_MAX_RANKS]; /* [source] calls that it has completed */
+    uint64_t counted[CUDA_MAX_RANKS];   /* [source] its counts of this dispatch are here */
+    uint64_t sent[CUDA_MAX_RANKS];      /* [source] all of its rows of this call are here; only with masking */
+    uint32_t masked_by[CUDA_MAX_RANKS]; /* [source] it has masked this rank */
+
+    /* The owner's own. */
+    uint64_t call;                        /* the last that is complete */
+    uint64_t dispatches, combines;        /* that are complete */
+    uint64_t last_dispatch, last_combine; /* their calls */
+    uint64_t verdict[2];                  /* call << 32 | masks: before sending, before receiving; only with masking */
+    uint32_t mask;                        /* ranks that are masked */
+    uint32_t blocks[2];                   /* of the running kernel that have sent, that have ended */
+};
+
+/* In host memory that the device sees, one for each ep_ll. */
+struct cuda_ll_report {
+    uint32_t lost; /* host: ranks that have died; only with masking */
+    uint32_t mask; /* device: as in the segment */
+    uint32_t bad;  /* device: the routing is not valid, or not that of the dispatch; nothing was sent */
+};
+
+/* What is the same for each call of an ep_ll. */
+struct cuda_ll {
+    struct cuda_waits waits; /* operation and peers in it are not used */
+    struct cuda_ll_segment *peer[CUDA_MAX_RANKS];
+    struct cuda_ll_report *report;
+    int32_t max_tokens, hidden, topk, n_local;
+    int32_t masking;
+    /* Offsets in every segment, and sizes. */
+    int64_t counts_at;    /* int32 [R][L + 2]: rows for each expert of the owner; tokens; format */
+    int64_t slot_flag_at; /* uint64 [R][M]: call * 2, + 1 if there is a row in the slot */
+    int64_t row_flag_at;  /* uint64 [M,K]: call */
+    int64_t index_at;     /* int32 [2][M,K]: the owner's routing, by the parity of the dispatch */
+    int64_t total_at;     /* int32 [2][L]: rows that the owner has received */
+    int64_t origin_at;    /* uint64 [2][L,R*M]: source << 48 | k << 32 | token of each received row */
+    int64_t slots_at;     /* [R][M] slots: K times {expert or -1, place among the source's rows for it}; scales; row */
+    int64_t rows_at;      /* bf16 [M,K,H]: what experts return */
+    int64_t slot_bytes, scales_at, row_at;
+};
+
+enum { CUDA_LL_SEND = 1, CUDA_LL_RECEIVE = 2 };
+
+struct cuda_ll_dispatch {
+    struct cuda_ll ll;
+    const void *x, *topk_idx;
+    int32_t wide, n_tokens, phases;
+    int32_t fp8, rounds, packed; /* packed: ue8m0 */
+    int32_t format;              /* what all ranks must want alike */
+    unsigned char *recv_x;
+    uint32_t *recv_scales;
+    int32_t *recv_count, *recv_source;
+    int64_t *recv_range;
+};
+
+struct cuda_ll_combine {
+    struct cuda_ll ll;
+    const void *x, *topk_idx;
+    const float *weights;
+    unsigned char *out;
+    int32_t wide, n_tokens, phases;
+};
+
+cudaError_t cuda_ll_dispatch_load(void);
+cudaError_t cuda_ll_combine_load(void);
+cudaError_t cuda_launch_ll_dispatch(const struct cuda_ll_dispatch *dispatch, int blocks, cudaStream_t stream);
+cudaError_t cuda_launch_ll_combine(const struct cuda_ll_combine *combine, int blocks, cudaStream_t stream);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
