@@ -14,7 +14,10 @@
 namespace
 {
 
-/* Is the routing that of the dispatch? By all threads of each block, so that all blocks come to the same answer. */
+/*
+ * Is this thread's part of the routing that of the dispatch? All threads of each block together look at everything, so
+ * that all blocks come to the same answer.
+ */
 __device__ bool answers_dispatch(const cuda_ll_combine &c, const ll_call &call)
 {
     const cuda_ll &ll = c.ll;
@@ -22,20 +25,29 @@ __device__ bool answers_dispatch(const cuda_ll_combine &c, const ll_call &call)
         ll_at<int32_t>(ll, ll.waits.rank, ll.index_at) + (call.dispatch & 1) * ((int64_t)ll.max_tokens * ll.topk);
     bool same = true;
 
+#pragma unroll 2
     for (int64_t i = threadIdx.x; i < (int64_t)c.n_tokens * ll.topk; i += blockDim.x)
         same &= read_choice(c.topk_idx, c.wide, i) == index[i];
-    return __syncthreads_and(same);
+    return same;
 }
 
-/* start[e]: rows of the experts before e; start[L] all. By all threads. */
-__device__ void add_up_totals(const cuda_ll &ll, const ll_call &call, int32_t *start)
+__device__ void load_totals(const cuda_ll &ll, const ll_call &call, int32_t *start)
 {
     const int32_t *totals = ll_at<int32_t>(ll, ll.waits.rank, ll.total_at) + (call.dispatch & 1) * ll.n_local;
+
+    for (int i = (int)threadIdx.x; i < ll.n_local; i += (int)blockDim.x)
+        start[i] = totals[i];
+}
+
+/* In place of the totals: start[e], the rows of the experts before e; start[L] all. By all threads. */
+__device__ void add_up_totals(const cuda_ll &ll, int32_t *start)
+{
     int lane = (int)threadIdx.x, sum = 0;
 
+    __syncthreads();
     if (lane < WARP) {
         for (int first = 0; first < ll.n_local; first += WARP) {
-            int mine = first + lane < ll.n_local ? totals[first + lane] : 0, upto = mine;
+            int mine = first + lane < ll.n_local ? start[first + lane] : 0, upto = mine;
 
             for (int distance = 1; distance < WARP; distance *= 2) {
                 int other = __shfl_up_sync(ALL_LANES, upto, distance);
@@ -68,36 +80,49 @@ __device__ int expert_of(const int32_t *start, int n, int i)
     return low;
 }
 
-__device__ void copy_row(uint4 *to, const uint4 *from, int n, int lane)
-{
-    for (int base = lane; base < n; base += AHEAD * WARP) {
-        uint4 v[AHEAD];
+struct vectors {
+    uint4 v[AHEAD];
+};
 
+__device__ void load_part(vectors &part, const uint4 *from, int base, int n)
+{
 #pragma unroll
-        for (int i = 0; i < AHEAD; i++)
-            if (base + i * WARP < n)
-                v[i] = from[base + i * WARP];
+    for (int i = 0; i < AHEAD; i++)
+        if (base + i * WARP < n)
+            part.v[i] = from[base + i * WARP];
+}
+
+__device__ void store_part(const vectors &part, uint4 *to, int base, int n)
+{
 #pragma unroll
-        for (int i = 0; i < AHEAD; i++)
-            if (base + i * WARP < n)
-                to[base + i * WARP] = v[i];
-    }
+    for (int i = 0; i < AHEAD; i++)
+        if (base + i * WARP < n)
+            to[base + i * WARP] = part.v[i];
 }
 
 /* Row i of those received goes back. By all lanes. */
 __device__ void return_row(const cuda_ll_combine &c, const ll_call &call, const int32_t *start, int i, int lane)
 {
     const cuda_ll &ll = c.ll;
-    int expert = expert_of(start, ll.n_local, i), vectors = ll.hidden / 8;
-    int64_t rows = (int64_t)ll.waits.nranks * ll.max_tokens, row = expert * rows + (i - start[expert]);
+    int expert = expert_of(start, ll.n_local, i), n = ll.hidden / 8, owner;
+    int64_t rows = (int64_t)ll.waits.nranks * ll.max_tokens, row = expert * rows + (i - start[expert]), place;
+    const uint4 *from = static_cast<const uint4 *>(c.x) + row * n;
     uint64_t origin = ll_at<uint64_t>(ll, ll.waits.rank, ll.origin_at)[(call.dispatch & 1) * (rows * ll.n_local) + row];
-    int owner = (int)(origin >> 48);
-    int64_t place = (int64_t)(uint32_t)origin * ll.topk + (int64_t)(origin >> 32 & 0xffff);
+    vectors part;
+    uint4 *to;
 
+    /* On its way before it is known where to. */
+    load_part(part, from, lane, n);
+    owner = (int)(origin >> 48);
+    place = (int64_t)(uint32_t)origin * ll.topk + (int64_t)(origin >> 32 & 0xffff);
     if (is_masked(call, owner))
         return;
-    copy_row(ll_at<uint4>(ll, owner, ll.rows_at) + place * vectors, static_cast<const uint4 *>(c.x) + row * vectors,
-             vectors, lane);
+    to = ll_at<uint4>(ll, owner, ll.rows_at) + place * n;
+    store_part(part, to, lane, n);
+    for (int base = lane + AHEAD * WARP; base < n; base += AHEAD * WARP) {
+        load_part(part, from, base, n);
+        store_part(part, to, base, n);
+    }
     __syncwarp();
     if (lane == 0)
         store_release(ll_at<uint64_t>(ll, owner, ll.row_flag_at) + place, call.number);
@@ -107,7 +132,7 @@ __device__ void send(const cuda_ll_combine &c, const ll_call &call, int32_t *sta
 {
     int warps = (int)(blockDim.x / WARP), lane = (int)threadIdx.x % WARP;
 
-    add_up_totals(c.ll, call, start);
+    add_up_totals(c.ll, start);
     /* Neighbouring rows to different multiprocessors. */
     for (int i = (int)(threadIdx.x / WARP * gridDim.x + blockIdx.x); i < start[c.ll.n_local];
          i += (int)gridDim.x * warps)
@@ -215,14 +240,18 @@ __global__ void __launch_bounds__(CUDA_LL_THREADS, 1) ll_combine_kernel(const __
     ll_call call = {mine->call + 1, mine->combines + 1, mine->mask};
 
     if (c.phases & CUDA_LL_SEND) {
+        bool good;
+
         ll_begin(ll);
-        if (!answers_dispatch(c, call)) {
+        load_totals(ll, call, start);
+        good = answers_dispatch(c, call);
+        if (!ll_meet(ll, call, mine->completed, mine->last_combine, 0, ll.waits.ready_phase))
+            return;
+        if (!__syncthreads_and(good)) {
             if (blockIdx.x == 0 && threadIdx.x == 0)
                 *(volatile uint32_t *)&ll.report->bad = 1;
             return;
         }
-        if (!ll_meet(ll, call, mine->completed, mine->last_combine, 0, ll.waits.ready_phase))
-            return;
         send(c, call, start);
     }
     if (!(c.phases & CUDA_LL_RECEIVE))

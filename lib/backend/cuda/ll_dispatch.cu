@@ -10,33 +10,43 @@
 #include <cuda_bf16.h>
 #include <cuda_fp8.h>
 
-#define AHEAD 8 /* vectors of a lane on their way at once */
+#define AHEAD 8     /* vectors of a lane on their way at once */
+#define MAX_PARTS 8 /* warps that share a slot */
 
 namespace
 {
 
+/* Of the token being sent. */
 struct choices {
-    int expert[CUDA_LL_MAX_TOPK]; /* of the token being sent; -1: none, or of a masked rank */
-    int before[CUDA_LL_MAX_TOPK]; /* tokens of this rank before it with the same expert */
+    int expert[CUDA_LL_MAX_TOPK];      /* -1: none, or of a masked rank */
+    int rank[CUDA_LL_MAX_TOPK];        /* -1: none */
+    int before[CUDA_LL_MAX_TOPK];      /* tokens of this rank before it with the same expert */
+    uint8_t choice_of[EP_MAX_EXPERTS]; /* 1 + the choice that has the expert; 0: none */
+    uint32_t ranks;                    /* all ranks, a bit for each */
 };
 
 /* --- the routing ------------------------------------------------------------------------------------------------- */
 
-/* Is every entry -1 or a distinct expert? By all threads of each block, so that all blocks come to the same answer. */
+/*
+ * Is every entry of this thread's part -1 or an expert that its token has once? All threads of each block together look
+ * at everything, so that all blocks come to the same answer. A lane has one entry, its warp a few whole tokens.
+ */
 __device__ bool routing_is_valid(const cuda_ll_dispatch &d)
 {
-    int topk = d.ll.topk, n_experts = d.ll.n_local * d.ll.waits.nranks;
+    int topk = d.ll.topk, n_experts = d.ll.n_local * d.ll.waits.nranks, lane = (int)threadIdx.x % WARP;
+    int tokens = WARP / topk, own = lane / topk, step = (int)(blockDim.x / WARP) * tokens;
     bool good = true;
 
-    for (int t = (int)threadIdx.x; t < d.n_tokens; t += (int)blockDim.x)
-        for (int k = 0; k < topk; k++) {
-            int64_t expert = read_choice(d.topk_idx, d.wide, (int64_t)t * topk + k);
+    for (int first = (int)(threadIdx.x / WARP) * tokens; first < d.n_tokens; first += step) {
+        bool active = own < tokens && first + own < d.n_tokens;
+        int64_t expert = active ? read_choice(d.topk_idx, d.wide, (int64_t)first * topk + lane) : -1;
+        /* Entries that may not be equal to any other one are different for each lane. */
+        uint64_t key = expert >= 0 ? (uint64_t)own << 32 | (uint32_t)expert : ~(uint64_t)lane;
 
-            good &= expert >= -1 && expert < n_experts;
-            for (int j = 0; j < k; j++)
-                good &= expert < 0 || read_choice(d.topk_idx, d.wide, (int64_t)t * topk + j) != expert;
-        }
-    return __syncthreads_and(good);
+        good &= expert >= -1 && expert < n_experts;
+        good &= __popc(__match_any_sync(ALL_LANES, key)) == 1;
+    }
+    return good;
 }
 
 /* Counts of this rank's rows for each expert of `rank`, put there. By all threads. */
@@ -76,22 +86,35 @@ __device__ void look_at_token(const cuda_ll_dispatch &d, const ll_call &call, in
     int32_t *index =
         ll_at<int32_t>(ll, ll.waits.rank, ll.index_at) + (call.dispatch & 1) * ((int64_t)ll.max_tokens * topk);
 
-    if (k < topk) {
-        int expert = (int)read_choice(d.topk_idx, d.wide, (int64_t)t * topk + k);
+    if (k < WARP) {
+        int expert = k < topk ? (int)read_choice(d.topk_idx, d.wide, (int64_t)t * topk + k) : -1;
+        int rank = expert < 0 ? -1 : expert / ll.n_local;
 
-        index[(int64_t)t * topk + k] = expert;
-        c.expert[k] = expert < 0 || is_masked(call, expert / ll.n_local) ? -1 : expert;
+        if (k < topk)
+            index[(int64_t)t * topk + k] = expert;
+        if (rank >= 0 && is_masked(call, rank))
+            expert = rank = -1;
+        c.expert[k] = expert;
+        c.rank[k] = rank;
         c.before[k] = 0;
+        if (expert >= 0)
+            c.choice_of[expert] = (uint8_t)(k + 1);
+        rank = (int)__reduce_or_sync(ALL_LANES, rank < 0 ? 0 : 1u << rank);
+        if (k == 0)
+            c.ranks = (uint32_t)rank;
     }
     __syncthreads();
     for (int64_t i = threadIdx.x; i < (int64_t)t * topk; i += blockDim.x) {
-        int expert = (int)read_choice(d.topk_idx, d.wide, i);
+        int64_t expert = read_choice(d.topk_idx, d.wide, i);
+        int choice = expert < 0 ? 0 : c.choice_of[expert];
 
-        for (int j = 0; expert >= 0 && j < topk; j++)
-            if (c.expert[j] == expert)
-                atomicAdd(&c.before[j], 1);
+        if (choice)
+            atomicAdd(&c.before[choice - 1], 1);
     }
     __syncthreads();
+    /* For the next token, which is looked at behind another barrier. */
+    if (k < topk && c.expert[k] >= 0)
+        c.choice_of[c.expert[k]] = 0;
 }
 
 /* --- rows -------------------------------------------------------------------------------------------------------- */
@@ -99,6 +122,11 @@ __device__ void look_at_token(const cuda_ll_dispatch &d, const ll_call &call, in
 __device__ unsigned char *slot_of(const cuda_ll &ll, int rank, int source, int t)
 {
     return ll_at<unsigned char>(ll, rank, ll.slots_at) + ((int64_t)source * ll.max_tokens + t) * ll.slot_bytes;
+}
+
+__device__ uint64_t *slot_flag_of(const cuda_ll &ll, int rank, int source, int t)
+{
+    return ll_at<uint64_t>(ll, rank, ll.slot_flag_at) + (int64_t)source * ll.max_tokens + t;
 }
 
 /* The smallest power of two not below the factor, as ep_ue8m0_from_f32() and back: the exponent byte. */
@@ -212,15 +240,23 @@ __device__ void send_quantised(const cuda_ll_dispatch &d, int t, uint32_t ranks,
     }
 }
 
-__device__ void send_plain(const cuda_ll_dispatch &d, int t, uint32_t ranks)
+__device__ uint4 load_eight(const cuda_ll_dispatch &d, int t, int unit)
 {
     const uint4 *row = static_cast<const uint4 *>(d.x) + (int64_t)t * (d.ll.hidden / 8);
 
-    for (int i = (int)threadIdx.x; i < d.ll.hidden / 8; i += (int)blockDim.x) {
-        uint4 v = __ldg(row + i);
+    return unit < d.ll.hidden / 8 ? __ldg(row + unit) : uint4{};
+}
+
+/* `first`: what this thread has fetched of the row already, its first two units. */
+__device__ void send_plain(const cuda_ll_dispatch &d, int t, uint32_t ranks, sixteen first)
+{
+    int unit = (int)threadIdx.x, stride = (int)blockDim.x;
+
+    for (int i = 0; unit < d.ll.hidden / 8; i++, unit += stride) {
+        uint4 v = i == 0 ? first.low : i == 1 ? first.high : load_eight(d, t, unit);
 
         for (uint32_t left = ranks; left; left &= left - 1)
-            reinterpret_cast<uint4 *>(slot_of(d.ll, __ffs((int)left) - 1, d.ll.waits.rank, t) + d.ll.row_at)[i] = v;
+            reinterpret_cast<uint4 *>(slot_of(d.ll, __ffs((int)left) - 1, d.ll.waits.rank, t) + d.ll.row_at)[unit] = v;
     }
 }
 
@@ -228,33 +264,40 @@ __device__ void send_plain(const cuda_ll_dispatch &d, int t, uint32_t ranks)
 __device__ void send_token(const cuda_ll_dispatch &d, const ll_call &call, int t, choices &c)
 {
     const cuda_ll &ll = d.ll;
-    sixteen first = {};
-    uint32_t ranks = 0;
     int i = (int)threadIdx.x, me = ll.waits.rank;
+    sixteen first;
+    uint32_t ranks;
 
+    /* On its way while the routing is looked at. */
     if (d.fp8)
         first = load_sixteen(d, t, i);
+    else
+        first = {load_eight(d, t, i), load_eight(d, t, i + (int)blockDim.x)};
     look_at_token(d, call, t, c);
-    for (int k = 0; k < ll.topk; k++)
-        if (c.expert[k] >= 0)
-            ranks |= 1u << (c.expert[k] / ll.n_local);
-    for (uint32_t left = ranks; left; left &= left - 1) {
-        int rank = __ffs((int)left) - 1;
+    ranks = c.ranks;
+    if (i < ll.topk)
+        for (uint32_t left = ranks; left; left &= left - 1) {
+            int rank = __ffs((int)left) - 1;
 
-        if (i < ll.topk)
             reinterpret_cast<int2 *>(slot_of(ll, rank, me, t))[i] =
-                c.expert[i] >= 0 && c.expert[i] / ll.n_local == rank
-                    ? make_int2(c.expert[i] - rank * ll.n_local, c.before[i])
-                    : make_int2(-1, 0);
-    }
+                c.rank[i] == rank ? make_int2(c.expert[i] - rank * ll.n_local, c.before[i]) : make_int2(-1, 0);
+        }
     if (d.fp8)
         send_quantised(d, t, ranks, first);
     else
-        send_plain(d, t, ranks);
+        send_plain(d, t, ranks, first);
     __syncthreads();
     if (i < ll.waits.nranks && !is_masked(call, i))
-        store_release(ll_at<uint64_t>(ll, i, ll.slot_flag_at) + (int64_t)me * ll.max_tokens + t,
-                      call.number << 1 | (ranks >> i & 1));
+        store_release(slot_flag_of(ll, i, me, t), call.number << 1 | (ranks >> i & 1));
+}
+
+/* Slots of tokens that there are not. Nothing is to be seen before their flags. */
+__device__ void send_nothing(const cuda_ll_dispatch &d, const ll_call &call, int t)
+{
+    int i = (int)threadIdx.x;
+
+    if (i < d.ll.waits.nranks && !is_masked(call, i))
+        *(volatile uint64_t *)slot_flag_of(d.ll, i, d.ll.waits.rank, t) = call.number << 1;
 }
 
 __device__ void send(const cuda_ll_dispatch &d, ll_call &call, choices &c, int32_t *bins)
@@ -268,6 +311,8 @@ __device__ void send(const cuda_ll_dispatch &d, ll_call &call, choices &c, int32
             send_counts(d, call, (ll.waits.rank + i) % n, bins);
     for (int t = (int)blockIdx.x; t < d.n_tokens; t += (int)gridDim.x)
         send_token(d, call, t, c);
+    for (int t = d.n_tokens + (int)blockIdx.x; t < ll.max_tokens; t += (int)gridDim.x)
+        send_nothing(d, call, t);
     ll_sent(ll, call);
 }
 
@@ -310,18 +355,19 @@ __device__ void report_counts(const cuda_ll_dispatch &d, const ll_call &call)
     }
 }
 
-/* The row and its scales to where each of the lanes in `votes` has its `row`. By all lanes. */
-__device__ void pack_row(const cuda_ll_dispatch &d, const unsigned char *slot, uint32_t votes, int64_t row, int lane)
+/* Vectors begin .. end of the row to where each of the lanes in `votes` has its `row`. By all lanes. */
+__device__ void pack_row(const cuda_ll_dispatch &d, const unsigned char *slot, uint32_t votes, int64_t row, int begin,
+                         int end, int lane)
 {
-    int n = d.ll.hidden / (d.fp8 ? 16 : 8), words = d.fp8 ? d.ll.hidden / (d.packed ? 512 : 128) : 0;
+    int n = d.ll.hidden / (d.fp8 ? 16 : 8);
     const uint4 *from = reinterpret_cast<const uint4 *>(slot + d.ll.row_at);
 
-    for (int base = lane; base - lane < n; base += AHEAD * WARP) {
+    for (int base = begin + lane; base - lane < end; base += AHEAD * WARP) {
         uint4 v[AHEAD];
 
 #pragma unroll
         for (int i = 0; i < AHEAD; i++)
-            if (base + i * WARP < n)
+            if (base + i * WARP < end)
                 v[i] = load_far(from + base + i * WARP);
         for (uint32_t left = votes; left; left &= left - 1) {
             int64_t to = __shfl_sync(ALL_LANES, row, __ffs((int)left) - 1);
@@ -329,11 +375,17 @@ __device__ void pack_row(const cuda_ll_dispatch &d, const unsigned char *slot, u
 
 #pragma unroll
             for (int i = 0; i < AHEAD; i++)
-                if (base + i * WARP < n)
+                if (base + i * WARP < end)
                     out[base + i * WARP] = v[i];
         }
     }
-    for (uint32_t left = votes; words && left; left &= left - 1) {
+}
+
+__device__ void pack_scales(const cuda_ll_dispatch &d, const unsigned char *slot, uint32_t votes, int64_t row, int lane)
+{
+    int words = d.ll.hidden / (d.packed ? 512 : 128);
+
+    for (uint32_t left = votes; left; left &= left - 1) {
         int64_t to = __shfl_sync(ALL_LANES, row, __ffs((int)left) - 1);
 
         for (int i = lane; i < words; i += WARP)
@@ -341,36 +393,60 @@ __device__ void pack_row(const cuda_ll_dispatch &d, const unsigned char *slot, u
     }
 }
 
-/* Waits for one slot and packs what is in it. By all lanes; false: leave. */
-__device__ bool receive_slot(const cuda_ll_dispatch &d, const ll_call &call, int source, int t, int lane)
+/* Where the row of a slot's choice goes here, and that it came from there. */
+__device__ int64_t place_of(const cuda_ll_dispatch &d, const ll_call &call, int source, int2 choice)
+{
+    int64_t row = (int64_t)choice.x * d.ll.waits.nranks * d.ll.max_tokens + choice.y;
+
+    for (int before = 0; before < source; before++)
+        row += is_masked(call, before) ? 0 : __ldcg(counts_of(d.ll, before) + choice.x);
+    return row;
+}
+
+__device__ void note_origin(const cuda_ll_dispatch &d, const ll_call &call, int source, int t, int64_t row, int k)
 {
     const cuda_ll &ll = d.ll;
-    int me = ll.waits.rank;
-    const uint64_t *flag = ll_at<uint64_t>(ll, me, ll.slot_flag_at) + (int64_t)source * ll.max_tokens + t;
+    int64_t rows = (int64_t)ll.waits.nranks * ll.max_tokens * ll.n_local;
+
+    ll_at<uint64_t>(ll, ll.waits.rank, ll.origin_at)[(call.dispatch & 1) * rows + row] =
+        (uint64_t)source << 48 | (uint64_t)k << 32 | (uint32_t)t;
+    if (d.recv_source)
+        d.recv_source[row] = t;
+}
+
+/* Waits for one slot and packs a part of what is in it. By all lanes; false: leave. */
+__device__ bool receive_slot(const cuda_ll_dispatch &d, const ll_call &call, int source, int t, int part, int parts,
+                             int lane)
+{
+    const cuda_ll &ll = d.ll;
+    int me = ll.waits.rank, vectors = ll.hidden / (d.fp8 ? 16 : 8);
+    int share = (vectors / parts + WARP - 1) / WARP * WARP; /* whole rounds of the warp */
     const unsigned char *slot = slot_of(ll, me, source, t);
-    int64_t rows = (int64_t)ll.waits.nranks * ll.max_tokens, row = 0;
+    const uint64_t *flag = slot_flag_of(ll, me, source, t);
+    uint64_t value = load_acquire(flag); /* by all lanes, so that each may read behind it */
     int2 choice = make_int2(-1, 0);
-    int state = 0; /* 0: leave, 1: no row, 2: a row */
+    int64_t row = 0;
     uint32_t votes;
 
-    if (lane == 0 && wait_until(ll.waits, flag, call.number << 1, source, ll.waits.done_phase))
-        state = load_acquire(flag) & 1 ? 2 : 1;
-    state = __shfl_sync(ALL_LANES, state, 0);
-    if (state < 2)
-        return state;
+    if (!__all_sync(ALL_LANES, value >> 1 >= call.number)) {
+        bool here = lane || wait_until(ll.waits, flag, call.number << 1, source, ll.waits.done_phase);
+
+        if (!__all_sync(ALL_LANES, here))
+            return false;
+        value = load_acquire(flag);
+    }
+    if (!(value & 1))
+        return true;
     if (lane < ll.topk)
         choice = __ldcg(reinterpret_cast<const int2 *>(slot) + lane);
     votes = __ballot_sync(ALL_LANES, choice.x >= 0);
-    if (choice.x >= 0) {
-        row = choice.x * rows + choice.y;
-        for (int before = 0; before < source; before++)
-            row += is_masked(call, before) ? 0 : __ldcg(counts_of(ll, before) + choice.x);
-        ll_at<uint64_t>(ll, me, ll.origin_at)[(call.dispatch & 1) * (rows * ll.n_local) + row] =
-            (uint64_t)source << 48 | (uint64_t)lane << 32 | (uint32_t)t;
-        if (d.recv_source)
-            d.recv_source[row] = t;
-    }
-    pack_row(d, slot, votes, row, lane);
+    if (choice.x >= 0)
+        row = place_of(d, call, source, choice);
+    if (choice.x >= 0 && part == 0)
+        note_origin(d, call, source, t, row, lane);
+    if (d.fp8 && part == parts - 1)
+        pack_scales(d, slot, votes, row, lane);
+    pack_row(d, slot, votes, row, part * share, part == parts - 1 ? vectors : min((part + 1) * share, vectors), lane);
     return true;
 }
 
@@ -378,19 +454,19 @@ __device__ void receive(const cuda_ll_dispatch &d, ll_call &call)
 {
     const cuda_ll &ll = d.ll;
     const cuda_ll_segment *mine = ll.peer[ll.waits.rank];
-    int n = ll.waits.nranks, lane = (int)threadIdx.x % WARP;
+    int n = ll.waits.nranks, lane = (int)threadIdx.x % WARP, warps = (int)(gridDim.x * blockDim.x / WARP);
+    /* Where slots are few, several warps share one, so that all multiprocessors have something to do. */
+    int parts = max(1, min(MAX_PARTS, warps / (n * ll.max_tokens)));
     /* Neighbouring slots to different multiprocessors. */
-    int64_t first = (int64_t)(threadIdx.x / WARP) * gridDim.x + blockIdx.x,
-            stride = (int64_t)gridDim.x * (blockDim.x / WARP);
+    int first = (int)(threadIdx.x / WARP * gridDim.x + blockIdx.x);
 
     if (!ll_meet(ll, call, ll.masking ? mine->sent : mine->counted, call.number, 1, ll.waits.done_phase))
         return;
-    for (int64_t i = first; i < (int64_t)n * ll.max_tokens; i += stride) {
-        int source = (int)(i % n), t = (int)(i / n);
+    for (int64_t i = first; i < (int64_t)n * ll.max_tokens * parts; i += warps) {
+        int64_t slot = i / parts;
+        int source = (int)(slot % n);
 
-        if (is_masked(call, source) || t >= __ldcg(counts_of(ll, source) + ll.n_local))
-            continue;
-        if (!receive_slot(d, call, source, t, lane))
+        if (!is_masked(call, source) && !receive_slot(d, call, source, (int)(slot / n), (int)(i % parts), parts, lane))
             break;
     }
     if (blockIdx.x == gridDim.x - 1) {
@@ -408,14 +484,19 @@ __global__ void __launch_bounds__(CUDA_LL_THREADS, 1) ll_dispatch_kernel(const _
     ll_call call = {mine->call + 1, mine->dispatches + 1, mine->mask};
 
     if (d.phases & CUDA_LL_SEND) {
+        bool good;
+
         ll_begin(ll);
-        if (!routing_is_valid(d)) {
+        for (int i = (int)threadIdx.x; i < EP_MAX_EXPERTS / 4; i += (int)blockDim.x)
+            reinterpret_cast<uint32_t *>(c.choice_of)[i] = 0;
+        good = routing_is_valid(d);
+        if (!ll_meet(ll, call, mine->completed, mine->last_dispatch, 0, ll.waits.ready_phase))
+            return;
+        if (!__syncthreads_and(good)) {
             if (blockIdx.x == 0 && threadIdx.x == 0)
                 *(volatile uint32_t *)&ll.report->bad = 1;
             return;
         }
-        if (!ll_meet(ll, call, mine->completed, mine->last_dispatch, 0, ll.waits.ready_phase))
-            return;
         send(d, call, c, bins);
     }
     if (!(d.phases & CUDA_LL_RECEIVE))

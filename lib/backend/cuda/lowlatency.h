@@ -56,7 +56,7 @@ struct cuda_ll {
     int32_t masking;
     /* Offsets in every segment, and sizes. */
     int64_t counts_at;    /* int32 [R][L + 2]: rows for each expert of the owner; tokens; format */
-    int64_t slot_flag_at; /* uint64 [R][M]: call * 2, + 1 if there is a row in the slot */
+    int64_t slot_flag_at; /* uint64 [R][M]: call * 2, + 1 if there is a row in the slot. All M are told */
     int64_t row_flag_at;  /* uint64 [M,K]: call */
     int64_t index_at;     /* int32 [2][M,K]: the owner's routing, by the parity of the dispatch */
     int64_t total_at;     /* int32 [2][L]: rows that the owner has received */
