@@ -175,8 +175,8 @@ cudaError_t cuda_kernels_load(int shared_bytes)
     if (error == cudaSuccess)
         error = cuda_combine_load(shared_bytes);
     if (error == cudaSuccess)
-        error = cuda_ll_dispatch_load();
+        error = cuda_ll_dispatch_load(shared_bytes);
     if (error == cudaSuccess)
-        error = cuda_ll_combine_load();
+        error = cuda_ll_combine_load(shared_bytes);
     return error;
 }

@@ -1,15 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Low-latency combine. Sending: each warp takes a row that an expert here has made and stores it where its token's
- * owner adds up, in the place of that choice. Receiving: a block takes a token, waits for its rows, and adds them up in
- * the order of the choices.
+ * Low-latency combine. Sending: a warp takes a row that an expert here has made, and the copy engine brings it through
+ * shared memory to where its token's owner adds up, in the place of that choice. Receiving: a block takes a token,
+ * waits for its rows, and adds them up in the order of the choices.
  */
 #include "backend/cuda/lowlatency.cuh"
 
 #include <cuda_bf16.h>
 
-#define AHEAD 14 /* vectors of a lane on their way at once: half a row of 7168 */
-#define TERMS 8  /* rows that a thread loads at once */
+#define TERMS 8 /* rows that a thread loads at once */
+#define SENDERS                                                                                                        \
+    12 /* warps of a block that send, each with room for a chunk: half more than 128 tokens and top-8 need */
+#define CHUNK 14336 /* bytes of a row at once: a row of 7168 */
 
 namespace
 {
@@ -80,63 +82,61 @@ __device__ int expert_of(const int32_t *start, int n, int i)
     return low;
 }
 
-struct vectors {
-    uint4 v[AHEAD];
+/* A warp's way through shared memory. */
+struct passage {
+    unsigned char *chunk;
+    uint64_t *full;
+    uint32_t parity;
 };
 
-__device__ void load_part(vectors &part, const uint4 *from, int base, int n)
-{
-#pragma unroll
-    for (int i = 0; i < AHEAD; i++)
-        if (base + i * WARP < n)
-            part.v[i] = from[base + i * WARP];
-}
-
-__device__ void store_part(const vectors &part, uint4 *to, int base, int n)
-{
-#pragma unroll
-    for (int i = 0; i < AHEAD; i++)
-        if (base + i * WARP < n)
-            to[base + i * WARP] = part.v[i];
-}
-
-/* Row i of those received goes back. By all lanes. */
-__device__ void return_row(const cuda_ll_combine &c, const ll_call &call, const int32_t *start, int i, int lane)
+/* Row i of those received goes back. By one lane. */
+__device__ void return_row(const cuda_ll_combine &c, const ll_call &call, const int32_t *start, int i, passage &through)
 {
     const cuda_ll &ll = c.ll;
-    int expert = expert_of(start, ll.n_local, i), n = ll.hidden / 8, owner;
-    int64_t rows = (int64_t)ll.waits.nranks * ll.max_tokens, row = expert * rows + (i - start[expert]), place;
-    const uint4 *from = static_cast<const uint4 *>(c.x) + row * n;
+    int expert = expert_of(start, ll.n_local, i), owner = 0;
+    int64_t rows = (int64_t)ll.waits.nranks * ll.max_tokens, row = expert * rows + (i - start[expert]), place = 0;
+    int64_t bytes = (int64_t)ll.hidden * 2;
+    const unsigned char *from = static_cast<const unsigned char *>(c.x) + row * bytes;
     uint64_t origin = ll_at<uint64_t>(ll, ll.waits.rank, ll.origin_at)[(call.dispatch & 1) * (rows * ll.n_local) + row];
-    vectors part;
-    uint4 *to;
 
-    /* On its way before it is known where to. */
-    load_part(part, from, lane, n);
-    owner = (int)(origin >> 48);
-    place = (int64_t)(uint32_t)origin * ll.topk + (int64_t)(origin >> 32 & 0xffff);
-    if (is_masked(call, owner))
-        return;
-    to = ll_at<uint4>(ll, owner, ll.rows_at) + place * n;
-    store_part(part, to, lane, n);
-    for (int base = lane + AHEAD * WARP; base < n; base += AHEAD * WARP) {
-        load_part(part, from, base, n);
-        store_part(part, to, base, n);
+    for (int64_t at = 0; at < bytes; at += CHUNK) {
+        uint32_t length = (uint32_t)(bytes - at < CHUNK ? bytes - at : CHUNK);
+
+        /* On its way before it is known where to. */
+        barrier_expect(through.full, length);
+        bulk_load(through.chunk, from + at, length, through.full);
+        owner = (int)(origin >> 48);
+        place = (int64_t)(uint32_t)origin * ll.topk + (int64_t)(origin >> 32 & 0xffff);
+        barrier_wait(through.full, through.parity);
+        through.parity ^= 1;
+        if (is_masked(call, owner))
+            continue;
+        bulk_store(ll_at<unsigned char>(ll, owner, ll.rows_at) + place * bytes + at, through.chunk, length);
+        bulk_commit();
+        bulk_wait_all();
     }
-    __syncwarp();
-    if (lane == 0)
+    if (!is_masked(call, owner))
         store_release(ll_at<uint64_t>(ll, owner, ll.row_flag_at) + place, call.number);
 }
 
-__device__ void send(const cuda_ll_combine &c, const ll_call &call, int32_t *start)
+__device__ void send(const cuda_ll_combine &c, const ll_call &call, int32_t *start, unsigned char *chunks,
+                     uint64_t *barriers)
 {
-    int warps = (int)(blockDim.x / WARP), lane = (int)threadIdx.x % WARP;
+    int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
+    passage through = {chunks + (size_t)warp * CHUNK, barriers + warp, 0};
 
+    if (warp < SENDERS && lane == 0) {
+        barrier_init(through.full);
+        barriers_publish();
+        /* What the experts' kernels have written may be read by the copy engine now. */
+        asm volatile("fence.proxy.async.global;" ::: "memory");
+    }
     add_up_totals(c.ll, start);
     /* Neighbouring rows to different multiprocessors. */
-    for (int i = (int)(threadIdx.x / WARP * gridDim.x + blockIdx.x); i < start[c.ll.n_local];
-         i += (int)gridDim.x * warps)
-        return_row(c, call, start, i, lane);
+    if (warp < SENDERS && lane == 0)
+        for (int i = warp * (int)gridDim.x + (int)blockIdx.x; i < start[c.ll.n_local]; i += (int)gridDim.x * SENDERS)
+            return_row(c, call, start, i, through);
+    __syncwarp();
     ll_sent(c.ll, call);
 }
 
@@ -233,7 +233,9 @@ __device__ void receive(const cuda_ll_combine &c, ll_call &call, terms &terms)
 
 __global__ void __launch_bounds__(CUDA_LL_THREADS, 1) ll_combine_kernel(const __grid_constant__ cuda_ll_combine c)
 {
+    extern __shared__ __align__(128) unsigned char chunks[];
     __shared__ int32_t start[EP_MAX_EXPERTS + 1];
+    __shared__ uint64_t barriers[SENDERS];
     __shared__ terms terms;
     const cuda_ll &ll = c.ll;
     const cuda_ll_segment *mine = ll.peer[ll.waits.rank];
@@ -252,7 +254,7 @@ __global__ void __launch_bounds__(CUDA_LL_THREADS, 1) ll_combine_kernel(const __
                 *(volatile uint32_t *)&ll.report->bad = 1;
             return;
         }
-        send(c, call, start);
+        send(c, call, start, chunks, barriers);
     }
     if (!(c.phases & CUDA_LL_RECEIVE))
         return;
@@ -264,13 +266,12 @@ __global__ void __launch_bounds__(CUDA_LL_THREADS, 1) ll_combine_kernel(const __
 
 cudaError_t cuda_launch_ll_combine(const struct cuda_ll_combine *combine, int blocks, cudaStream_t stream)
 {
-    ll_combine_kernel<<<(unsigned)blocks, CUDA_LL_THREADS, 0, stream>>>(*combine);
+    ll_combine_kernel<<<(unsigned)blocks, CUDA_LL_THREADS, SENDERS * CHUNK, stream>>>(*combine);
     return cudaGetLastError();
 }
 
-cudaError_t cuda_ll_combine_load(void)
+cudaError_t cuda_ll_combine_load(int shared_bytes)
 {
-    cudaFuncAttributes attributes;
-
-    return cudaFuncGetAttributes(&attributes, ll_combine_kernel);
+    (void)shared_bytes;
+    return cudaFuncSetAttribute(ll_combine_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SENDERS * CHUNK);
 }

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Low-latency dispatch. Sending: a block takes a token, quantises its row once and stores it into the slot of that
- * token on each of its ranks, with its experts there and its place among this rank's rows for them; then it flags the
- * slots. The numbers of rows for each expert go ahead. Receiving: from these numbers a row's place is known without the
- * other rows, so each warp takes a slot, waits for its flag and packs it.
+ * Low-latency dispatch. Sending: a block takes a token, quantises its row and makes the image of a slot in shared
+ * memory, with the token's experts and its place among this rank's rows for each of them. The copy engine stores it
+ * into the slot of that token on each of its ranks, which is then flagged. The numbers of rows for each expert go
+ * ahead. Receiving: from these numbers a row's place is known without the other rows, so each warp takes a slot, waits
+ * for its flag and packs it.
  */
 #include "backend/cuda/lowlatency.cuh"
 
@@ -40,11 +41,16 @@ __device__ bool routing_is_valid(const cuda_ll_dispatch &d)
     for (int first = (int)(threadIdx.x / WARP) * tokens; first < d.n_tokens; first += step) {
         bool active = own < tokens && first + own < d.n_tokens;
         int64_t expert = active ? read_choice(d.topk_idx, d.wide, (int64_t)first * topk + lane) : -1;
-        /* Entries that may not be equal to any other one are different for each lane. */
-        uint64_t key = expert >= 0 ? (uint64_t)own << 32 | (uint32_t)expert : ~(uint64_t)lane;
+        int narrow = (int)expert;
 
         good &= expert >= -1 && expert < n_experts;
-        good &= __popc(__match_any_sync(ALL_LANES, key)) == 1;
+        /* With each other one of the token. match.any takes much longer where all are different. */
+        for (int i = 1; i < topk; i++) {
+            int other = lane % topk + i;
+
+            other = __shfl_sync(ALL_LANES, narrow, min(own * topk + (other < topk ? other : other - topk), WARP - 1));
+            good &= !active || expert < 0 || other != narrow;
+        }
     }
     return good;
 }
@@ -78,8 +84,19 @@ __device__ void send_counts(const cuda_ll_dispatch &d, const ll_call &call, int 
     __syncthreads();
 }
 
-/* The choices of token t, and how many tokens before have the same. Kept for the combine. By all threads. */
-__device__ void look_at_token(const cuda_ll_dispatch &d, const ll_call &call, int t, choices &c)
+/* What a lane of the first warp looks at of token t. */
+__device__ int fetch_choice(const cuda_ll_dispatch &d, int t)
+{
+    int k = (int)threadIdx.x;
+
+    return k < d.ll.topk && t < d.n_tokens ? (int)read_choice(d.topk_idx, d.wide, (int64_t)t * d.ll.topk + k) : -1;
+}
+
+/*
+ * The choices of token t, and how many tokens before have the same. Kept for the combine. By all threads, of which each
+ * brings its fetch_choice().
+ */
+__device__ void look_at_token(const cuda_ll_dispatch &d, const ll_call &call, int t, int expert, choices &c)
 {
     const cuda_ll &ll = d.ll;
     int k = (int)threadIdx.x, topk = ll.topk;
@@ -87,7 +104,6 @@ __device__ void look_at_token(const cuda_ll_dispatch &d, const ll_call &call, in
         ll_at<int32_t>(ll, ll.waits.rank, ll.index_at) + (call.dispatch & 1) * ((int64_t)ll.max_tokens * topk);
 
     if (k < WARP) {
-        int expert = k < topk ? (int)read_choice(d.topk_idx, d.wide, (int64_t)t * topk + k) : -1;
         int rank = expert < 0 ? -1 : expert / ll.n_local;
 
         if (k < topk)
@@ -104,9 +120,10 @@ __device__ void look_at_token(const cuda_ll_dispatch &d, const ll_call &call, in
             c.ranks = (uint32_t)rank;
     }
     __syncthreads();
+#pragma unroll 2
     for (int64_t i = threadIdx.x; i < (int64_t)t * topk; i += blockDim.x) {
-        int64_t expert = read_choice(d.topk_idx, d.wide, i);
-        int choice = expert < 0 ? 0 : c.choice_of[expert];
+        int64_t other = read_choice(d.topk_idx, d.wide, i);
+        int choice = other < 0 ? 0 : c.choice_of[other];
 
         if (choice)
             atomicAdd(&c.before[choice - 1], 1);
@@ -194,20 +211,20 @@ __device__ float factor_of(sixteen v, bool rounds)
 }
 
 /* Scales of four blocks, of which each lane has one. */
-__device__ void store_scales(const cuda_ll_dispatch &d, unsigned char *slot, int unit, bool active, float factor)
+__device__ void store_scales(const cuda_ll_dispatch &d, unsigned char *image, int unit, bool active, float factor)
 {
     int lane = unit % WARP, block = unit / 8;
     uint32_t byte = ue8m0_of(factor), packed = 0;
 
     if (!d.packed) {
         if (active && unit % 8 == 0)
-            reinterpret_cast<float *>(slot + d.ll.scales_at)[block] = factor;
+            reinterpret_cast<float *>(image + d.ll.scales_at)[block] = factor;
         return;
     }
     for (int i = 0; i < 4; i++)
         packed |= __shfl_sync(ALL_LANES, byte, 8 * i) << 8 * i;
     if (active && lane == 0)
-        reinterpret_cast<uint32_t *>(slot + d.ll.scales_at)[block / 4] = packed;
+        reinterpret_cast<uint32_t *>(image + d.ll.scales_at)[block / 4] = packed;
 }
 
 __device__ sixteen load_sixteen(const cuda_ll_dispatch &d, int t, int unit)
@@ -221,22 +238,17 @@ __device__ sixteen load_sixteen(const cuda_ll_dispatch &d, int t, int unit)
 }
 
 /* `first`: what this thread has fetched of the row already. */
-__device__ void send_quantised(const cuda_ll_dispatch &d, int t, uint32_t ranks, sixteen first)
+__device__ void make_quantised(const cuda_ll_dispatch &d, unsigned char *image, int t, sixteen first)
 {
     int units = d.ll.hidden / 16, all = (units + WARP - 1) / WARP * WARP;
 
     for (int unit = (int)threadIdx.x; unit < all; unit += (int)blockDim.x) {
         sixteen v = unit == (int)threadIdx.x ? first : load_sixteen(d, t, unit);
         float factor = factor_of(v, d.rounds);
-        uint4 codes = quantise(v, factor);
 
-        for (uint32_t left = ranks; left; left &= left - 1) {
-            unsigned char *slot = slot_of(d.ll, __ffs((int)left) - 1, d.ll.waits.rank, t);
-
-            if (unit < units)
-                reinterpret_cast<uint4 *>(slot + d.ll.row_at)[unit] = codes;
-            store_scales(d, slot, unit, unit < units, factor);
-        }
+        if (unit < units)
+            reinterpret_cast<uint4 *>(image + d.ll.row_at)[unit] = quantise(v, factor);
+        store_scales(d, image, unit, unit < units, factor);
     }
 }
 
@@ -248,47 +260,62 @@ __device__ uint4 load_eight(const cuda_ll_dispatch &d, int t, int unit)
 }
 
 /* `first`: what this thread has fetched of the row already, its first two units. */
-__device__ void send_plain(const cuda_ll_dispatch &d, int t, uint32_t ranks, sixteen first)
+__device__ void make_plain(const cuda_ll_dispatch &d, unsigned char *image, int t, sixteen first)
 {
-    int unit = (int)threadIdx.x, stride = (int)blockDim.x;
+    int unit = (int)threadIdx.x;
 
-    for (int i = 0; unit < d.ll.hidden / 8; i++, unit += stride) {
-        uint4 v = i == 0 ? first.low : i == 1 ? first.high : load_eight(d, t, unit);
+    for (int i = 0; unit < d.ll.hidden / 8; i++, unit += (int)blockDim.x)
+        reinterpret_cast<uint4 *>(image + d.ll.row_at)[unit] = i == 0   ? first.low
+                                                               : i == 1 ? first.high
+                                                                        : load_eight(d, t, unit);
+}
 
-        for (uint32_t left = ranks; left; left &= left - 1)
-            reinterpret_cast<uint4 *>(slot_of(d.ll, __ffs((int)left) - 1, d.ll.waits.rank, t) + d.ll.row_at)[unit] = v;
-    }
+/* What a thread fetches of a token ahead of its turn. */
+struct ahead {
+    sixteen row;
+    int expert;
+};
+
+__device__ ahead fetch_ahead(const cuda_ll_dispatch &d, int t)
+{
+    int i = (int)threadIdx.x;
+    ahead a = {};
+
+    if (t >= d.n_tokens)
+        return a;
+    a.expert = fetch_choice(d, t);
+    if (d.fp8)
+        a.row = load_sixteen(d, t, i);
+    else
+        a.row = {load_eight(d, t, i), load_eight(d, t, i + (int)blockDim.x)};
+    return a;
 }
 
 /* Token t to all of its ranks. By all threads. */
-__device__ void send_token(const cuda_ll_dispatch &d, const ll_call &call, int t, choices &c)
+__device__ void send_token(const cuda_ll_dispatch &d, const ll_call &call, int t, const ahead &a, choices &c,
+                           unsigned char *image)
 {
     const cuda_ll &ll = d.ll;
     int i = (int)threadIdx.x, me = ll.waits.rank;
-    sixteen first;
-    uint32_t ranks;
 
-    /* On its way while the routing is looked at. */
     if (d.fp8)
-        first = load_sixteen(d, t, i);
+        make_quantised(d, image, t, a.row);
     else
-        first = {load_eight(d, t, i), load_eight(d, t, i + (int)blockDim.x)};
-    look_at_token(d, call, t, c);
-    ranks = c.ranks;
+        make_plain(d, image, t, a.row);
+    look_at_token(d, call, t, a.expert, c);
     if (i < ll.topk)
-        for (uint32_t left = ranks; left; left &= left - 1) {
-            int rank = __ffs((int)left) - 1;
-
-            reinterpret_cast<int2 *>(slot_of(ll, rank, me, t))[i] =
-                c.rank[i] == rank ? make_int2(c.expert[i] - rank * ll.n_local, c.before[i]) : make_int2(-1, 0);
-        }
-    if (d.fp8)
-        send_quantised(d, t, ranks, first);
-    else
-        send_plain(d, t, ranks, first);
+        reinterpret_cast<int2 *>(image)[i] = make_int2(c.expert[i], c.before[i]);
+    /* The copy engine reads what the threads have written. */
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     __syncthreads();
+    if (i < ll.waits.nranks && c.ranks >> i & 1) {
+        bulk_store(slot_of(ll, i, me, t), image, (uint32_t)(ll.row_at + ll.hidden * (d.fp8 ? 1 : 2)));
+        bulk_commit();
+        bulk_wait_all();
+    }
     if (i < ll.waits.nranks && !is_masked(call, i))
-        store_release(slot_flag_of(ll, i, me, t), call.number << 1 | (ranks >> i & 1));
+        store_release(slot_flag_of(ll, i, me, t), call.number << 1 | (c.ranks >> i & 1));
+    __syncthreads();
 }
 
 /* Slots of tokens that there are not. Nothing is to be seen before their flags. */
@@ -300,7 +327,7 @@ __device__ void send_nothing(const cuda_ll_dispatch &d, const ll_call &call, int
         *(volatile uint64_t *)slot_flag_of(d.ll, i, d.ll.waits.rank, t) = call.number << 1;
 }
 
-__device__ void send(const cuda_ll_dispatch &d, ll_call &call, choices &c, int32_t *bins)
+__device__ void send(const cuda_ll_dispatch &d, ll_call &call, ahead a, choices &c, int32_t *bins, unsigned char *image)
 {
     const cuda_ll &ll = d.ll;
     int n = ll.waits.nranks;
@@ -309,8 +336,11 @@ __device__ void send(const cuda_ll_dispatch &d, ll_call &call, choices &c, int32
     for (int i = (int)(gridDim.x - 1 - blockIdx.x); i < n; i += (int)gridDim.x)
         if (!is_masked(call, (ll.waits.rank + i) % n))
             send_counts(d, call, (ll.waits.rank + i) % n, bins);
-    for (int t = (int)blockIdx.x; t < d.n_tokens; t += (int)gridDim.x)
-        send_token(d, call, t, c);
+    for (int t = (int)blockIdx.x; t < d.n_tokens; t += (int)gridDim.x) {
+        if (t != (int)blockIdx.x)
+            a = fetch_ahead(d, t);
+        send_token(d, call, t, a, c, image);
+    }
     for (int t = d.n_tokens + (int)blockIdx.x; t < ll.max_tokens; t += (int)gridDim.x)
         send_nothing(d, call, t);
     ll_sent(ll, call);
@@ -439,6 +469,9 @@ __device__ bool receive_slot(const cuda_ll_dispatch &d, const ll_call &call, int
         return true;
     if (lane < ll.topk)
         choice = __ldcg(reinterpret_cast<const int2 *>(slot) + lane);
+    /* Of the group: only those of this rank are packed here. */
+    choice.x -= me * ll.n_local;
+    choice.x = choice.x < ll.n_local ? choice.x : -1;
     votes = __ballot_sync(ALL_LANES, choice.x >= 0);
     if (choice.x >= 0)
         row = place_of(d, call, source, choice);
@@ -477,6 +510,7 @@ __device__ void receive(const cuda_ll_dispatch &d, ll_call &call)
 
 __global__ void __launch_bounds__(CUDA_LL_THREADS, 1) ll_dispatch_kernel(const __grid_constant__ cuda_ll_dispatch d)
 {
+    extern __shared__ __align__(128) unsigned char image[]; /* of a slot */
     __shared__ int32_t bins[EP_MAX_EXPERTS];
     __shared__ choices c;
     const cuda_ll &ll = d.ll;
@@ -484,6 +518,7 @@ __global__ void __launch_bounds__(CUDA_LL_THREADS, 1) ll_dispatch_kernel(const _
     ll_call call = {mine->call + 1, mine->dispatches + 1, mine->mask};
 
     if (d.phases & CUDA_LL_SEND) {
+        ahead a = fetch_ahead(d, (int)blockIdx.x);
         bool good;
 
         ll_begin(ll);
@@ -497,7 +532,7 @@ __global__ void __launch_bounds__(CUDA_LL_THREADS, 1) ll_dispatch_kernel(const _
                 *(volatile uint32_t *)&ll.report->bad = 1;
             return;
         }
-        send(d, call, c, bins);
+        send(d, call, a, c, bins, image);
     }
     if (!(d.phases & CUDA_LL_RECEIVE))
         return;
@@ -509,13 +544,15 @@ __global__ void __launch_bounds__(CUDA_LL_THREADS, 1) ll_dispatch_kernel(const _
 
 cudaError_t cuda_launch_ll_dispatch(const struct cuda_ll_dispatch *dispatch, int blocks, cudaStream_t stream)
 {
-    ll_dispatch_kernel<<<(unsigned)blocks, CUDA_LL_THREADS, 0, stream>>>(*dispatch);
+    size_t image = (size_t)dispatch->ll.row_at + (size_t)dispatch->ll.hidden * (dispatch->fp8 ? 1 : 2);
+
+    ll_dispatch_kernel<<<(unsigned)blocks, CUDA_LL_THREADS, image, stream>>>(*dispatch);
     return cudaGetLastError();
 }
 
-cudaError_t cuda_ll_dispatch_load(void)
+cudaError_t cuda_ll_dispatch_load(int shared_bytes)
 {
-    cudaFuncAttributes attributes;
-
-    return cudaFuncGetAttributes(&attributes, ll_dispatch_kernel);
+    /* Of which the kernel declares a part itself. */
+    return cudaFuncSetAttribute(ll_dispatch_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                shared_bytes - (int)(sizeof(choices) + EP_MAX_EXPERTS * sizeof(int32_t)) - 256);
 }

@@ -61,7 +61,8 @@ struct cuda_ll {
     int64_t index_at;     /* int32 [2][M,K]: the owner's routing, by the parity of the dispatch */
     int64_t total_at;     /* int32 [2][L]: rows that the owner has received */
     int64_t origin_at;    /* uint64 [2][L,R*M]: source << 48 | k << 32 | token of each received row */
-    int64_t slots_at;     /* [R][M] slots: K times {expert or -1, place among the source's rows for it}; scales; row */
+    int64_t slots_at;     /* [R][M] slots: K times {expert of the group or -1, place among the source's rows for it};
+                             scales; row */
     int64_t rows_at;      /* bf16 [M,K,H]: what experts return */
     int64_t slot_bytes, scales_at, row_at;
 };
@@ -88,8 +89,8 @@ struct cuda_ll_combine {
     int32_t wide, n_tokens, phases;
 };
 
-cudaError_t cuda_ll_dispatch_load(void);
-cudaError_t cuda_ll_combine_load(void);
+cudaError_t cuda_ll_dispatch_load(int shared_bytes);
+cudaError_t cuda_ll_combine_load(int shared_bytes);
 cudaError_t cuda_launch_ll_dispatch(const struct cuda_ll_dispatch *dispatch, int blocks, cudaStream_t stream);
 cudaError_t cuda_launch_ll_combine(const struct cuda_ll_combine *combine, int blocks, cudaStream_t stream);
 
