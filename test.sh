@@ -123,6 +123,17 @@ linters() {
     check clang-and-clang-tidy scripts/build.sh tidy || true
 }
 
+# Every kernel for both architectures, with all that is around it; none of it runs here.
+kernels() {
+    local nvcc
+    if ! nvcc=$(scripts/cuda_toolkit.sh 2>"$results/cuda-toolkit.log"); then
+        skip cuda-compile "$(tail -n 1 "$results/cuda-toolkit.log")"
+        return
+    fi
+    CUDACXX=$nvcc check cuda-compile scripts/build.sh cuda -DEPKIT_WERROR=ON -DEPKIT_COMMAND=OFF -DEPKIT_MPI=OFF \
+        -DEPKIT_EXAMPLES=OFF -DBUILD_TESTING=ON || true
+}
+
 sanitizers() {
     if check build-asan scripts/build.sh asan; then
         suites asan
@@ -145,6 +156,7 @@ if check build-release scripts/build.sh release -DEPKIT_WERROR=ON -DBUILD_TESTIN
 fi
 if [ "$tier" != quick ]; then
     linters
+    kernels
     sanitizers
 fi
 if [ "$tier" = long ]; then

@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# cuda_toolkit.sh - print the path of an nvcc: $CUDACXX, the one on PATH, that of /usr/local/cuda, or one of our own
+# below build-cuda-toolkit/, which is made of Python wheels when it is not there yet (some 270 MB). Exit code 1, and why
+# on stderr, when none can be had. Compiling needs no GPU and no driver.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+version=13.0
+folder="$PWD/build-cuda-toolkit"
+own="$folder/site/nvidia/cu13"
+
+for nvcc in "${CUDACXX-}" "$(command -v nvcc || true)" /usr/local/cuda/bin/nvcc "$own/bin/nvcc"; do
+    if [ -x "$nvcc" ]; then
+        printf '%s\n' "$nvcc"
+        exit 0
+    fi
+done
+
+# The python3 of PATH may have no pip while another one has.
+python=
+for candidate in python3 /usr/bin/python3; do
+    if "$candidate" -m pip --version >/dev/null 2>&1; then
+        python=$candidate
+        break
+    fi
+done
+if [ -z "$python" ]; then
+    echo 'there is no nvcc, and no Python with pip to fetch one' >&2
+    exit 1
+fi
+
+packages=()
+for name in nvcc runtime crt cccl; do
+    packages+=("nvidia-cuda-$name==$version.*")
+done
+packages+=("nvidia-nvvm==$version.*")
+
+printf 'cuda_toolkit.sh: fetching nvcc %s\n' "$version" >&2
+rm -rf "$folder"
+mkdir -p "$folder"
+# Moved into place only when it is whole, so that an interrupted run is not taken for a toolkit.
+if ! timeout 120 "$python" -m pip install --quiet --disable-pip-version-check --no-cache-dir --no-warn-script-location \
+    --root-user-action ignore --target "$folder/new" "${packages[@]}" >"$folder/log" 2>&1; then
+    printf 'there is no nvcc, and pip could not fetch one: %s\n' "$(grep -v '^$' "$folder/log" | tail -n 1)" >&2
+    exit 1
+fi
+# Where nvcc looks for its libraries.
+ln -s lib "$folder/new/nvidia/cu13/lib64"
+mv "$folder/new" "$folder/site"
+printf '%s\n' "$own/bin/nvcc"
