@@ -25,11 +25,13 @@ case $what in check | all)
     for ranks in "$@"; do
         step "$programs/test_cuda" --ranks "$ranks" --rounds "${ROUNDS:-60}" --seed "$ranks"
         step "$programs/test_cuda" --ranks "$ranks" --rounds "${ROUNDS:-60}" --seed 1"$ranks" --threads
+        step "$programs/graph_cuda" --ranks "$ranks"
     done
     ;;
 esac
 case $what in check | all)
     step "$programs/fault_cuda" --ranks 3
+    step "$programs/ll_fault_cuda" --ranks 3
     ;;
 esac
 case $what in sanitize | all)

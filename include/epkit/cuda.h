@@ -4,6 +4,13 @@
  * types.
  *
  * Each returns EP_E_ARG on a communicator of another backend. Threads: as the other calls on a communicator.
+ *
+ * Graphs. While the stream of ep_cuda_set_stream() is being captured, ep_dispatch, ep_combine and the calls of
+ * lowlatency.h go into the graph and return without having run; all ranks capture the same calls in the same order and
+ * launch their graphs equally often, mixed with other calls as they like. Plans are made before (an expanded one is
+ * also used once before), calls are made without EP_ASYNC and .after, and outputs of dispatch and inputs of combine lie
+ * in memory of ep_alloc(). Plans and memory that a graph names must not be freed before it. When a launched graph
+ * fails, ep_comm_async_error() tells.
  */
 #ifndef EPKIT_CUDA_H
 #define EPKIT_CUDA_H

@@ -68,6 +68,23 @@ static ep_status launch(struct combine *c, const struct cuda_route *route)
     return cuda_status(cuda_launch_combine(sum, shape, cuda->stream), "combine kernel");
 }
 
+static ep_status check_pointers(const struct combine *c)
+{
+    static const char call[] = "ep_combine";
+    const ep_combine_args *args = c->args;
+
+    if (c->plan->full.n_recv) {
+        EP_TRY(cuda_check_pointer(c->cuda, call, "x", args->x));
+        EP_TRY(cuda_check_pointer(c->cuda, call, "topk_weights", args->topk_weights));
+    }
+    if (!c->plan->args.n_tokens)
+        return EP_OK;
+    EP_TRY(cuda_check_pointer(c->cuda, call, "bias[0]", args->bias[0]));
+    EP_TRY(cuda_check_pointer(c->cuda, call, "bias[1]", args->bias[1]));
+    EP_TRY(cuda_check_pointer(c->cuda, call, "out", args->out));
+    return cuda_check_pointer(c->cuda, call, "out_topk_weights", args->out_topk_weights);
+}
+
 static ep_status combine_body(struct combine *c)
 {
     const ep_combine_args *args = c->args;
@@ -77,6 +94,7 @@ static ep_status combine_body(struct combine *c)
     size_t n_recv, weights_per_row;
 
     EP_TRY(cuda_plan_ready(c->cuda, c->plan, &route));
+    EP_TRY(check_pointers(c));
     n_recv = (size_t)c->plan->full.n_recv;
     weights_per_row = route->expanded ? 1 : (size_t)c->plan->args.topk;
     c->row_bytes = (size_t)args->hidden * sizeof(uint16_t);

@@ -192,9 +192,10 @@ __global__ void __launch_bounds__(512, 1) combine_kernel(const __grid_constant__
     int chunk = (int)(begin % c.n_chunks), slot = 0, next = 0;
     uint32_t parity = 0;
     place p = {};
+    uint64_t number;
     bool sound;
 
-    operation_signal(c.waits);
+    number = operation_signal(c.waits);
     if (lane == 0) {
         for (int i = 0; i < stages; i++)
             barrier_init(r.full + i);
@@ -206,7 +207,7 @@ __global__ void __launch_bounds__(512, 1) combine_kernel(const __grid_constant__
         fetch_next(c, p, token, lane);
         enter_token(c, p, token, lane);
     }
-    sound = operation_begin(c.waits);
+    sound = operation_begin(c.waits, number);
     /* What the peers wrote before may be read by the copy engine now. */
     asm volatile("fence.proxy.async.global;" ::: "memory");
     if (!sound)
@@ -237,7 +238,7 @@ __global__ void __launch_bounds__(512, 1) combine_kernel(const __grid_constant__
             parity ^= 1;
         }
     }
-    operation_end(c.waits, sound);
+    operation_end(c.waits, number, sound);
 }
 
 } /* namespace */

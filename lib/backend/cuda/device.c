@@ -53,6 +53,8 @@ bool cuda_is_capturing(const struct cuda_comm *cuda)
 {
     enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
 
+    if (cuda->stream == cuda->own)
+        return false;
     if (cudaStreamIsCapturing(cuda->stream, &capture) != cudaSuccess)
         cudaGetLastError();
     return capture == cudaStreamCaptureStatusActive;

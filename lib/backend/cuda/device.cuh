@@ -146,33 +146,35 @@ __device__ inline bool wait_until(const cuda_waits &waits, const uint64_t *word,
     return end == WAIT_MET;
 }
 
-__device__ inline bool wait_for(const cuda_waits &waits, const uint64_t *word, int rank, int phase)
+/*
+ * Says that this rank's buffers are ready: the kernels before this one have ended. First thing in a kernel. The number
+ * of the operation: it is counted when all blocks have come to its end, so all read the same.
+ */
+__device__ inline uint64_t operation_signal(const cuda_waits &waits)
 {
-    return wait_until(waits, word, waits.operation, rank, phase);
-}
+    uint64_t number = waits.bare ? 0 : *(const volatile uint64_t *)&waits.mine->operation + 1;
 
-/* Says that this rank's buffers are ready: the kernels before this one have ended. First thing in a kernel. */
-__device__ inline void operation_signal(const cuda_waits &waits)
-{
     if (!waits.bare && blockIdx.x == 0 && (int)threadIdx.x < waits.nranks)
-        store_release(&waits.peer[threadIdx.x]->ready[waits.rank], waits.operation);
+        store_release(&waits.peer[threadIdx.x]->ready[waits.rank], number);
+    return number;
 }
 
 /* Waits until all ranks are ready. By all threads of every block; false: do nothing and leave. */
-__device__ inline bool operation_begin(const cuda_waits &waits)
+__device__ inline bool operation_begin(const cuda_waits &waits, uint64_t number)
 {
     int i = (int)threadIdx.x;
 
     if (waits.bare)
         return true;
-    return __syncthreads_and(i >= waits.nranks || wait_for(waits, &waits.mine->ready[i], i, waits.ready_phase));
+    return __syncthreads_and(i >= waits.nranks ||
+                             wait_until(waits, &waits.mine->ready[i], number, i, waits.ready_phase));
 }
 
 /*
  * Every thread's accesses are complete. The last block tells the peers and waits for theirs. One thread's fence covers
  * what the barrier has shown it of the others; a fence of each thread takes 20 us more.
  */
-__device__ inline void operation_end(const cuda_waits &waits, bool sound)
+__device__ inline void operation_end(const cuda_waits &waits, uint64_t number, bool sound)
 {
     __shared__ bool last, gave_up;
     int i = (int)threadIdx.x;
@@ -195,14 +197,17 @@ __device__ inline void operation_end(const cuda_waits &waits, bool sound)
     /* Where a block gave up the rows are not all there. */
     sound = sound && !gave_up;
     if (sound && i < waits.nranks) {
-        store_release(&waits.peer[i]->done[waits.rank], waits.operation);
-        sound = wait_for(waits, &waits.mine->done[i], i, waits.done_phase);
+        store_release(&waits.peer[i]->done[waits.rank], number);
+        sound = wait_until(waits, &waits.mine->done[i], number, i, waits.done_phase);
     }
     sound = __syncthreads_and(sound);
-    if (sound && i == 0) {
-        __threadfence_system();
-        *(volatile uint64_t *)&waits.report->completed = waits.operation;
-    }
+    if (!sound || i)
+        return;
+    waits.mine->operation = number;
+    if (!waits.ticket)
+        return;
+    __threadfence_system();
+    *(volatile uint64_t *)&waits.report->completed = waits.ticket;
 }
 
 #endif

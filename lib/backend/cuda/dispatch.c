@@ -160,6 +160,21 @@ static ep_status finish_outputs(struct dispatch *d)
     return fill_range(d, &d->output[HOST_AT_INDEX], begin, end, 0xff);
 }
 
+static ep_status check_pointers(const struct dispatch *d)
+{
+    static const char call[] = "ep_dispatch";
+    const ep_dispatch_args *args = d->args;
+    bool sends = d->plan->args.n_tokens, receives = d->plan->full.n_recv || d->plan->args.worst_rows;
+
+    EP_TRY(cuda_check_pointer(d->cuda, call, "x", sends ? args->x : NULL));
+    EP_TRY(cuda_check_pointer(d->cuda, call, "scales", sends ? args->scales : NULL));
+    EP_TRY(cuda_check_pointer(d->cuda, call, "topk_weights", sends ? args->topk_weights : NULL));
+    EP_TRY(cuda_check_pointer(d->cuda, call, "recv_x", receives ? args->recv_x : NULL));
+    EP_TRY(cuda_check_pointer(d->cuda, call, "recv_scales", receives ? args->recv_scales : NULL));
+    EP_TRY(cuda_check_pointer(d->cuda, call, "recv_topk_idx", receives ? args->recv_topk_idx : NULL));
+    return cuda_check_pointer(d->cuda, call, "recv_topk_weights", receives ? args->recv_topk_weights : NULL);
+}
+
 static ep_status dispatch_body(struct dispatch *d)
 {
     struct host_record record = {.phase = HOST_DISPATCH_READY, .dtype = d->args->dtype, .hidden = d->args->hidden};
@@ -167,6 +182,7 @@ static ep_status dispatch_body(struct dispatch *d)
     const struct cuda_route *route;
 
     EP_TRY(cuda_plan_ready(d->cuda, d->plan, &route));
+    EP_TRY(check_pointers(d));
     describe_outputs(d);
     cuda_sweep(d->cuda);
     record.plan_number = ((struct host_plan *)d->plan->impl)->number;

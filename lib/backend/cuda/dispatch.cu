@@ -147,9 +147,10 @@ __global__ void __launch_bounds__(512, 1) dispatch_kernel(const __grid_constant_
     int slot = 0, next_slot = (int)issued;
     uint32_t parity = 0;
     unit u = {}, next = {};
+    uint64_t number;
     bool sound;
 
-    operation_signal(d.waits);
+    number = operation_signal(d.waits);
     if (lane == 0) {
         for (int i = 0; i < stages; i++)
             barrier_init(r.full + i);
@@ -161,7 +162,7 @@ __global__ void __launch_bounds__(512, 1) dispatch_kernel(const __grid_constant_
     if (n > 0)
         next = fetch_unit(d, first, lane);
     __syncwarp();
-    sound = operation_begin(d.waits);
+    sound = operation_begin(d.waits, number);
     for (int64_t i = 0; i < n; i++) {
         u = next;
         if (i + 1 < n)
@@ -186,7 +187,7 @@ __global__ void __launch_bounds__(512, 1) dispatch_kernel(const __grid_constant_
         }
     }
     bulk_wait_all();
-    operation_end(d.waits, sound);
+    operation_end(d.waits, number, sound);
 }
 
 } /* namespace */

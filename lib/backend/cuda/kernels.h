@@ -19,10 +19,14 @@ extern "C" {
 /* Tokens that one block of the counting kernel looks at; also its threads. */
 #define CUDA_COUNT_TOKENS 256
 
-/* In device memory of each rank. Peers write, the owner polls: each word is set to the number of an operation. */
+/*
+ * In device memory of each rank. Peers write, the owner polls: each word is set to the number of an operation. The
+ * numbers are counted here, because a captured CUDA graph runs an operation again that the host has called once.
+ */
 struct cuda_signals {
     uint64_t ready[CUDA_MAX_RANKS]; /* [source] its buffers are ready for the operation */
     uint64_t done[CUDA_MAX_RANKS];  /* [source] it has moved all that it moves in it */
+    uint64_t operation;             /* the last that is complete; the owner's own */
     uint32_t blocks;                /* of the running kernel that have finished; the owner's own */
     uint32_t gave_up; /* a kernel of the owner met a deadline or was stopped: the communicator has failed */
 };
@@ -34,7 +38,7 @@ enum { CUDA_FAILED_LATE = 1, CUDA_FAILED_MISMATCH, CUDA_FAILED_EXCLUDED };
 struct cuda_report {
     uint32_t abort;     /* host writes 1: running kernels end soon, without result */
     uint32_t failure;   /* 0, or CUDA_FAILED_... << 16 | culprit << 8 | phase */
-    uint64_t completed; /* number of the last operation that is complete on this rank */
+    uint64_t completed; /* ticket of the last operation that is complete on this rank */
     uint64_t counted;   /* number of the last routing counted */
     uint64_t bad;       /* not 0: it has entries that are not valid */
 };
@@ -44,7 +48,7 @@ struct cuda_waits {
     struct cuda_signals *mine;
     struct cuda_signals *peer[CUDA_MAX_RANKS]; /* [rank], as mapped here */
     struct cuda_report *report;                /* its address on the device */
-    uint64_t operation;
+    uint64_t ticket;                           /* what the host waits for in `completed`; 0: nobody waits */
     uint64_t deadline_ns;
     int32_t rank, nranks;
     int32_t ready_phase, done_phase;

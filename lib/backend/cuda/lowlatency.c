@@ -254,11 +254,8 @@ static ep_status run(const ep_ll *ll, int phases)
     /* Of calls that nobody has waited for. */
     EP_TRY(cuda_check_reported(cuda));
     EP_TRY(inner->device.masking ? host_check_abort(&cuda->host) : host_check(&cuda->host));
-    if (inner->async)
+    if (inner->async || cuda_is_capturing(cuda))
         return launch(inner, phases);
-    if (cuda_is_capturing(cuda))
-        return ep_fail(EP_E_STATE, "%s: the stream is being captured: give EP_LL_ASYNC",
-                       inner->in_dispatch ? "ep_ll_dispatch" : "ep_ll_combine");
     EP_TRY(launch(inner, phases));
     CUDA_TRY(cudaEventRecord(inner->done, cuda->stream));
     return cuda_wait_event(cuda, inner->done, phase, inner->device.masking ? &inner->report->lost : NULL);
@@ -275,7 +272,7 @@ static ep_status run_checked(const ep_ll *ll, int phases, const void *topk_idx, 
         return ep_fail(EP_E_ROUTING, "low latency: an earlier call with EP_LL_ASYNC had routing that is not valid");
     }
     EP_TRY(run(ll, phases));
-    if (inner->async || !*bad)
+    if (inner->async || !*bad || cuda_is_capturing(inner->cuda))
         return EP_OK;
     *bad = 0;
     return explain(ll, topk_idx, idx_type, n_tokens);

@@ -190,6 +190,9 @@ ep_status cuda_map(struct cuda_comm *cuda, int rank, const struct host_where *wh
 
 void cuda_sweep(struct cuda_comm *cuda)
 {
+    /* A graph that is being made may name what would go. */
+    if (cuda_is_capturing(cuda))
+        return;
     unmap_stale(cuda);
     /* Everybody has swept in the operation after the one in which staging was replaced. */
     if (!cuda->retired_at || cuda->host.operation < cuda->retired_at + 1)
@@ -203,6 +206,10 @@ void cuda_sweep(struct cuda_comm *cuda)
 
 ep_status cuda_stage(struct cuda_comm *cuda, int which, size_t bytes, void **ret_memory)
 {
+    if (cuda_is_capturing(cuda))
+        return ep_fail(EP_E_ARG,
+                       "the stream is being captured: outputs of ep_dispatch and inputs of ep_combine must be "
+                       "memory of ep_alloc(), because staging memory may move before the graph is launched");
     if (cuda->stage_bytes[which] < bytes) {
         void *old = cuda->stage[which];
 

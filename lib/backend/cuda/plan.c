@@ -225,6 +225,8 @@ ep_status cuda_plan_open(ep_plan *plan, const void *topk_idx)
     struct cuda_scope scope;
     ep_status status;
 
+    if (cuda_is_capturing(cuda))
+        return ep_fail(EP_E_STATE, "ep_plan_new: the stream is being captured: make the plan before");
     EP_TRY(host_drain(&cuda->host));
     EP_TRY(cuda_enter(cuda, &scope));
     status = plan->args.flags & EP_PLAN_EXPANDED ? open_expanded(cuda, plan, topk_idx)
@@ -293,6 +295,8 @@ ep_status cuda_plan_ready(struct cuda_comm *cuda, ep_plan *plan, const struct cu
     struct host_plan *inner = plan->impl;
 
     EP_TRY(host_plan_complete(&cuda->host, plan));
+    if (!device->placed && device->route.expanded && cuda_is_capturing(cuda))
+        return ep_fail(EP_E_STATE, "the stream is being captured: use an expanded plan once before");
     if (!device->placed && device->route.expanded)
         EP_TRY(upload(cuda, plan));
     for (int rank = 0; !device->placed && !device->route.expanded && rank < plan->comm->nranks; rank++)

@@ -160,7 +160,7 @@ static ep_status wait_for_end(const struct cuda_pending *pending)
 ep_status cuda_queued(struct cuda_pending *pending, bool more_behind)
 {
     pending->launched_ns = ep_now_ns();
-    if (!more_behind)
+    if (!more_behind || cuda_is_capturing(pending->cuda))
         return EP_OK;
     CUDA_TRY(cudaEventCreateWithFlags(&pending->behind, cudaEventDisableTiming));
     CUDA_TRY(cudaEventRecord(pending->behind, pending->cuda->stream));
@@ -230,6 +230,28 @@ static ep_status run_job(void *argument)
     return status;
 }
 
+/*
+ * Into a graph. What the hosts say to each other happens now, once; the kernels meet anew whenever the graph is
+ * launched.
+ */
+static ep_status capture(ep_plan *plan, cuda_start_fn start, const void *args, ep_event *after, ep_event **ret_event)
+{
+    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    struct cuda_comm *cuda = cuda_of(plan->comm);
+    struct cuda_pending pending;
+    ep_status status;
+
+    if (after || ret_event)
+        return ep_fail(EP_E_STATE, "%s: the stream is being captured: call it without EP_ASYNC and .after",
+                       cuda->host.comm->ops->name);
+    EP_TRY(host_drain(&cuda->host));
+    /* A peer's memory may have to be mapped, which is nothing of the stream's. */
+    CUDA_TRY(cudaThreadExchangeStreamCaptureMode(&mode));
+    status = start_on_device(plan, start, args, &pending);
+    cudaThreadExchangeStreamCaptureMode(&mode);
+    return status;
+}
+
 ep_status cuda_submit(ep_plan *plan, cuda_start_fn start, const void *args, size_t args_bytes, ep_event *after,
                       ep_event **ret_event)
 {
@@ -239,6 +261,8 @@ ep_status cuda_submit(ep_plan *plan, cuda_start_fn start, const void *args, size
     ep_status status;
     bool idle;
 
+    if (cuda_is_capturing(cuda))
+        return capture(plan, start, args, after, ret_event);
     pthread_mutex_lock(&cuda->host.queue_lock);
     idle = !cuda->host.head;
     pthread_mutex_unlock(&cuda->host.queue_lock);
@@ -312,7 +336,7 @@ void cuda_fill_waits(struct cuda_comm *cuda, enum host_phase ready, enum host_ph
 
     *ret_waits = (struct cuda_waits){.mine = cuda->signals,
                                      .report = cuda->report_device,
-                                     .operation = cuda->host.operation,
+                                     .ticket = cuda_is_capturing(cuda) ? 0 : cuda->host.operation,
                                      .deadline_ns = (uint64_t)comm->config.timeout_ms * 1000000u,
                                      .rank = comm->rank,
                                      .nranks = comm->nranks,

@@ -1,0 +1,349 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * graph_cuda [--ranks N]: dispatch, combine and the low-latency calls in a captured CUDA graph give what they give when
+ * they are called, also with new data, launched again and mixed with calls. And what must be refused: plans in a
+ * capture, ordinary memory in a capture, host memory and the memory of another GPU.
+ */
+#include <epkit/cuda.h>
+#include <epkit/epkit.h>
+#include <epkit/launch.h>
+#include <epkit/lowlatency.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define CALL(call)                                                                                                     \
+    do {                                                                                                               \
+        ep_status status_ = (call);                                                                                    \
+        if (status_ != EP_OK) {                                                                                        \
+            fprintf(stderr, "%s: %s: %s\n", #call, ep_status_name(status_), ep_last_error());                          \
+            return 1;                                                                                                  \
+        }                                                                                                              \
+    } while (0)
+#define CUDA(call)                                                                                                     \
+    do {                                                                                                               \
+        cudaError_t error_ = (call);                                                                                   \
+        if (error_ != cudaSuccess) {                                                                                   \
+            fprintf(stderr, "%s: %s\n", #call, cudaGetErrorString(error_));                                            \
+            return 1;                                                                                                  \
+        }                                                                                                              \
+    } while (0)
+#define EXPECT(condition)                                                                                              \
+    do {                                                                                                               \
+        if (!(condition)) {                                                                                            \
+            fprintf(stderr, "%s:%d: not so: %s (%s)\n", __FILE__, __LINE__, #condition, ep_last_error());              \
+            return 1;                                                                                                  \
+        }                                                                                                              \
+    } while (0)
+
+enum { TOKENS = 100, HIDDEN = 1024, TOPK = 4, LAUNCHES = 6, POISON = 0xa5 };
+
+enum { X, IDX, WEIGHTS, RECV, OUT, LL_RECV, LL_SCALES, LL_COUNT, LL_OUT, N_BUFFERS };
+
+struct state {
+    ep_comm *comm;
+    int rank, nranks, experts;
+    cudaStream_t stream;
+    ep_plan *plan;
+    ep_ll *ll;
+    int64_t n_recv;
+    void *at[N_BUFFERS];
+    size_t bytes[N_BUFFERS];
+    unsigned char *expected[N_BUFFERS];
+};
+
+static uint64_t next_random(uint64_t *state)
+{
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return *state >> 33;
+}
+
+static int fill(struct state *s, uint64_t seed)
+{
+    uint16_t *x = malloc(s->bytes[X]);
+    uint64_t random = seed * 977 + (uint64_t)s->rank;
+
+    EXPECT(x);
+    for (size_t i = 0; i < s->bytes[X] / 2; i++)
+        x[i] = ep_bf16_from_f32((float)(next_random(&random) % 4096) / 512.0f - 4.0f);
+    CUDA(cudaMemcpyAsync(s->at[X], x, s->bytes[X], cudaMemcpyDefault, s->stream));
+    for (int i = RECV; i < N_BUFFERS; i++)
+        CUDA(cudaMemsetAsync(s->at[i], POISON, s->bytes[i], s->stream));
+    CUDA(cudaStreamSynchronize(s->stream));
+    free(x);
+    return 0;
+}
+
+/* The received rows of either layout go back as they are: the low-latency ones quantised, so as other bits. */
+static int call_all(struct state *s)
+{
+    ep_dispatch_args dispatch = EP_DISPATCH_ARGS_INIT;
+    ep_combine_args combine = EP_COMBINE_ARGS_INIT;
+    ep_ll_dispatch_args ll_dispatch = EP_LL_DISPATCH_ARGS_INIT;
+    ep_ll_combine_args ll_combine = EP_LL_COMBINE_ARGS_INIT;
+
+    dispatch.x = s->at[X];
+    dispatch.dtype = EP_BF16;
+    dispatch.hidden = HIDDEN;
+    dispatch.recv_x = s->at[RECV];
+    dispatch.out_rows = s->n_recv;
+    CALL(ep_dispatch(s->plan, &dispatch, NULL));
+    combine.x = s->at[RECV];
+    combine.dtype = EP_BF16;
+    combine.hidden = HIDDEN;
+    combine.out = s->at[OUT];
+    CALL(ep_combine(s->plan, &combine, NULL));
+    ll_dispatch.x = s->at[X];
+    ll_dispatch.topk_idx = s->at[IDX];
+    ll_dispatch.idx_type = EP_I64;
+    ll_dispatch.n_tokens = TOKENS;
+    ll_dispatch.out_dtype = EP_F8E4M3;
+    ll_dispatch.scale_type = EP_F32;
+    ll_dispatch.recv_x = s->at[LL_RECV];
+    ll_dispatch.recv_scales = s->at[LL_SCALES];
+    ll_dispatch.recv_count = s->at[LL_COUNT];
+    CALL(ep_ll_dispatch(s->ll, &ll_dispatch));
+    ll_combine.x = s->at[LL_RECV];
+    ll_combine.topk_idx = s->at[IDX];
+    ll_combine.idx_type = EP_I64;
+    ll_combine.n_tokens = TOKENS;
+    ll_combine.topk_weights = s->at[WEIGHTS];
+    ll_combine.out = s->at[LL_OUT];
+    CALL(ep_ll_combine(s->ll, &ll_combine));
+    return 0;
+}
+
+static int make_plan(struct state *s, ep_plan **ret_plan, ep_status *ret_status)
+{
+    ep_plan_args args = EP_PLAN_ARGS_INIT;
+
+    args.topk_idx = s->at[IDX];
+    args.idx_type = EP_I64;
+    args.n_tokens = TOKENS;
+    args.topk = TOPK;
+    args.n_experts = s->experts;
+    *ret_status = ep_plan_new(s->comm, &args, ret_plan);
+    return 0;
+}
+
+static int new_buffers(struct state *s)
+{
+    int64_t index[TOKENS * TOPK];
+    float weights[TOKENS * TOPK];
+    uint64_t random = 31u + (uint64_t)s->rank;
+    size_t row = HIDDEN * 2, slots = (size_t)s->experts * TOKENS, most = (size_t)s->nranks * TOKENS;
+    const size_t bytes[N_BUFFERS] = {[X] = TOKENS * row,
+                                     [IDX] = sizeof(index),
+                                     [WEIGHTS] = sizeof(weights),
+                                     [RECV] = most * row,
+                                     [OUT] = TOKENS * row,
+                                     [LL_RECV] = slots * row,
+                                     [LL_SCALES] = slots * HIDDEN / 32,
+                                     [LL_COUNT] = (size_t)(s->experts / s->nranks) * 4,
+                                     [LL_OUT] = TOKENS * row};
+
+    for (int i = 0; i < TOKENS * TOPK; i++) {
+        /* Distinct within a token. */
+        index[i] = (int64_t)((next_random(&random) % (uint64_t)(s->experts / TOPK)) * TOPK + (uint64_t)(i % TOPK));
+        weights[i] = (float)(next_random(&random) % 1000) / 999.0f;
+    }
+    for (int i = 0; i < N_BUFFERS; i++) {
+        s->bytes[i] = bytes[i];
+        if (i == RECV)
+            CALL(ep_alloc(s->comm, bytes[i], &s->at[i]));
+        else
+            CUDA(cudaMalloc(&s->at[i], bytes[i]));
+        s->expected[i] = malloc(bytes[i]);
+        EXPECT(s->expected[i]);
+    }
+    CUDA(cudaMemcpy(s->at[IDX], index, sizeof(index), cudaMemcpyDefault));
+    CUDA(cudaMemcpy(s->at[WEIGHTS], weights, sizeof(weights), cudaMemcpyDefault));
+    return 0;
+}
+
+static int fetch(struct state *s, int which, unsigned char *to)
+{
+    CUDA(cudaMemcpyAsync(to, s->at[which], s->bytes[which], cudaMemcpyDefault, s->stream));
+    CUDA(cudaStreamSynchronize(s->stream));
+    return 0;
+}
+
+static int compare(struct state *s, int launch)
+{
+    for (int i = RECV; i < N_BUFFERS; i++) {
+        unsigned char *got = malloc(s->bytes[i]);
+        int differs;
+
+        EXPECT(got);
+        if (fetch(s, i, got))
+            return 1;
+        differs = memcmp(got, s->expected[i], s->bytes[i]) != 0;
+        free(got);
+        if (differs) {
+            fprintf(stderr, "rank %d: launch %d: buffer %d is not what the calls give\n", s->rank, launch, i);
+            return 1;
+        }
+    }
+    return 0;
+}
+
+static int check_refusals(struct state *s)
+{
+    cudaGraph_t graph;
+    ep_plan *plan;
+    ep_status status;
+    void *ordinary = s->at[RECV], *symmetric = s->at[RECV];
+    ep_combine_args combine = EP_COMBINE_ARGS_INIT;
+    char host_memory[64];
+
+    CUDA(cudaMalloc(&ordinary, s->bytes[RECV]));
+    combine.x = ordinary;
+    combine.dtype = EP_BF16;
+    combine.hidden = HIDDEN;
+    combine.out = s->at[OUT];
+    CUDA(cudaStreamBeginCapture(s->stream, cudaStreamCaptureModeGlobal));
+    if (make_plan(s, &plan, &status))
+        return 1;
+    EXPECT(status == EP_E_STATE);
+    EXPECT(ep_combine(s->plan, &combine, NULL) == EP_E_ARG && strstr(ep_last_error(), "ep_alloc"));
+    CUDA(cudaStreamEndCapture(s->stream, &graph));
+    CUDA(cudaGraphDestroy(graph));
+    combine.x = symmetric;
+    combine.out = (void *)((uintptr_t)(host_memory + 15) / 16 * 16);
+    EXPECT(ep_combine(s->plan, &combine, NULL) == EP_E_ARG && strstr(ep_last_error(), "host memory"));
+    CUDA(cudaFree(ordinary));
+    return 0;
+}
+
+static int check_other_gpu(struct state *s)
+{
+    ep_combine_args combine = EP_COMBINE_ARGS_INIT;
+    int n, device;
+    void *elsewhere;
+
+    CALL(ep_cuda_get_device(s->comm, &device, NULL));
+    CUDA(cudaGetDeviceCount(&n));
+    if (n < 2)
+        return 0;
+    CUDA(cudaSetDevice((device + 1) % n));
+    CUDA(cudaMalloc(&elsewhere, s->bytes[OUT]));
+    CUDA(cudaSetDevice(device));
+    combine.x = s->at[RECV];
+    combine.dtype = EP_BF16;
+    combine.hidden = HIDDEN;
+    combine.out = elsewhere;
+    EXPECT(ep_combine(s->plan, &combine, NULL) == EP_E_ARG && strstr(ep_last_error(), "is memory of GPU"));
+    CUDA(cudaFree(elsewhere));
+    return 0;
+}
+
+static int check_routing(struct state *s)
+{
+    int64_t index[TOKENS * TOPK];
+    ep_ll_dispatch_args args = EP_LL_DISPATCH_ARGS_INIT;
+    void *bad;
+
+    CUDA(cudaMemcpy(index, s->at[IDX], sizeof(index), cudaMemcpyDefault));
+    index[5 * TOPK + 2] = index[5 * TOPK + 1];
+    CUDA(cudaMalloc(&bad, sizeof(index)));
+    CUDA(cudaMemcpy(bad, index, sizeof(index), cudaMemcpyDefault));
+    args.x = s->at[X];
+    args.topk_idx = bad;
+    args.idx_type = EP_I64;
+    args.n_tokens = TOKENS;
+    args.out_dtype = EP_BF16;
+    args.recv_x = s->at[LL_RECV];
+    args.recv_count = s->at[LL_COUNT];
+    EXPECT(ep_ll_dispatch(s->ll, &args) == EP_E_ROUTING && strstr(ep_last_error(), "token 5"));
+    CUDA(cudaFree(bad));
+    return 0;
+}
+
+static int run_all(struct state *s)
+{
+    ep_ll_config config = EP_LL_CONFIG_INIT;
+    ep_plan_info info = {.size = sizeof(info)};
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    ep_status status;
+
+    CUDA(cudaStreamCreateWithFlags(&s->stream, cudaStreamNonBlocking));
+    CALL(ep_cuda_set_stream(s->comm, s->stream));
+    if (new_buffers(s) || make_plan(s, &s->plan, &status))
+        return 1;
+    CALL(status);
+    CALL(ep_plan_get_info(s->plan, &info));
+    s->n_recv = info.n_recv;
+    config.max_tokens = TOKENS;
+    config.hidden = HIDDEN;
+    config.n_experts = s->experts;
+    config.topk = TOPK;
+    CALL(ep_ll_new(s->comm, &config, &s->ll));
+    CUDA(cudaStreamBeginCapture(s->stream, cudaStreamCaptureModeGlobal));
+    if (call_all(s))
+        return 1;
+    CUDA(cudaStreamEndCapture(s->stream, &graph));
+    CUDA(cudaGraphInstantiate(&exec, graph, 0));
+    for (int launch = 0; launch < LAUNCHES; launch++) {
+        if (fill(s, (uint64_t)launch) || call_all(s))
+            return 1;
+        for (int i = RECV; i < N_BUFFERS; i++)
+            if (fetch(s, i, s->expected[i]))
+                return 1;
+        if (fill(s, (uint64_t)launch))
+            return 1;
+        for (int again = 0; again <= launch % 3; again++)
+            CUDA(cudaGraphLaunch(exec, s->stream));
+        if (compare(s, launch))
+            return 1;
+        CALL(ep_comm_async_error(s->comm));
+    }
+    if (check_refusals(s) || check_other_gpu(s) || check_routing(s))
+        return 1;
+    /* Nothing of that has harmed the group. */
+    if (fill(s, LAUNCHES - 1) || call_all(s) || compare(s, LAUNCHES))
+        return 1;
+    CUDA(cudaGraphExecDestroy(exec));
+    CUDA(cudaGraphDestroy(graph));
+    ep_ll_free(s->ll);
+    ep_plan_free(s->plan);
+    return 0;
+}
+
+static int run_rank(const ep_boot *boot, void *argument)
+{
+    struct state s = {.rank = boot->rank, .nranks = boot->nranks, .experts = boot->nranks * 8};
+    ep_comm_config config = EP_COMM_CONFIG_INIT;
+    int code = 1, device;
+    ep_status status;
+
+    (void)argument;
+    config.backend = "cuda";
+    config.timeout_ms = 10000;
+    status = ep_comm_new(boot, &config, &s.comm);
+    if (status == EP_OK && ep_cuda_get_device(s.comm, &device, NULL) == EP_OK && cudaSetDevice(device) == cudaSuccess)
+        code = run_all(&s);
+    else
+        fprintf(stderr, "rank %d: %s\n", boot->rank, ep_last_error());
+    if (code && s.comm)
+        ep_comm_abort(s.comm);
+    ep_comm_free(s.comm);
+    return status == EP_E_UNSUPPORTED ? 77 : code;
+}
+
+int main(int argc, char **argv)
+{
+    ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
+    ep_rank_exit exits[32];
+    int code = 0;
+
+    launch.nranks = argc > 2 && !strcmp(argv[1], "--ranks") ? atoi(argv[2]) : 2;
+    launch.run = run_rank;
+    launch.timeout_ms = 100000;
+    if (launch.nranks < 1 || launch.nranks > 32 || ep_launch(&launch, exits) != EP_OK)
+        return 2;
+    for (int rank = 0; rank < launch.nranks; rank++)
+        code |= exits[rank].code;
+    printf("graph_cuda: %d ranks: %s\n", launch.nranks, code ? "FAILED" : "passed");
+    return code;
+}
