@@ -94,6 +94,58 @@ bool gpu_is_backend(const char *backend)
     return named && strcmp(named, "cuda") == 0;
 }
 
+/* --- processors of a rank ---------------------------------------------------------------------------------------- */
+
+bool gpu_parse_cpus(const char *list, cpu_set_t *ret_cpus)
+{
+    cpu_set_t cpus;
+    char *end;
+
+    CPU_ZERO(&cpus);
+    do {
+        unsigned long first = strtoul(list, &end, 10), last = first;
+
+        if (end == list || first >= CPU_SETSIZE)
+            return false;
+        if (*end == '-') {
+            list = end + 1;
+            last = strtoul(list, &end, 10);
+            if (end == list || last < first || last >= CPU_SETSIZE)
+                return false;
+        }
+        for (unsigned long cpu = first; cpu <= last; cpu++)
+            CPU_SET(cpu, &cpus);
+        list = end + 1;
+    } while (*end == ',');
+    if (*end && *end != '\n')
+        return false;
+    *ret_cpus = cpus;
+    return true;
+}
+
+void gpu_bind(const struct ranks_ctx *ctx)
+{
+    char address[32], path[128], list[4096] = "";
+    cpu_set_t near, mine;
+    FILE *file;
+
+    if (ctx->gpu->pci_address(ctx->comm, address, sizeof(address)) != EP_OK)
+        return;
+    snprintf(path, sizeof(path), "/sys/bus/pci/devices/%s/local_cpulist", address);
+    file = fopen(path, "re");
+    if (!file)
+        return;
+    if (!fgets(list, sizeof(list), file))
+        list[0] = '\0';
+    fclose(file);
+    if (!gpu_parse_cpus(list, &near) || sched_getaffinity(0, sizeof(mine), &mine) != 0)
+        return;
+    /* Whoever started us may have chosen processors already. */
+    CPU_AND(&near, &near, &mine);
+    if (CPU_COUNT(&near) > 0)
+        sched_setaffinity(0, sizeof(near), &near);
+}
+
 /* --- memory of a rank -------------------------------------------------------------------------------------------- */
 
 static ep_status take(struct ranks_ctx *ctx, size_t bytes, void **ret_memory)

@@ -9,6 +9,7 @@
 
 #include "ranks.h"
 
+#include <sched.h>
 #include <stdbool.h>
 
 /* GPUs that the CUDA backend can use here; 0 where there are none, or no libepkit-cuda. Asks once, in a child process.
@@ -26,6 +27,15 @@ bool gpu_is_backend(const char *backend);
 
 /* Loads the module into this process. On failure NULL, and *ret_why (static) says why. */
 const struct ep_cuda_module *gpu_load(const char **ret_why);
+
+/*
+ * Keeps this thread on those of its processors that are near the GPU of its communicator, as far as the kernel says
+ * which these are.
+ */
+void gpu_bind(const struct ranks_ctx *ctx);
+
+/* "0-3,8,10-11" as in sysfs. False if it is none. */
+bool gpu_parse_cpus(const char *list, cpu_set_t *ret_cpus);
 
 /* The memory of a rank whose communicator is of the backend cuda. */
 extern const struct ranks_memory gpu_memory;

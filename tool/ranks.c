@@ -120,8 +120,10 @@ static int find_memory(struct ranks_ctx *ctx)
         return CMD_FINE;
     ctx->gpu = gpu_load(&why);
     ctx->memory = &gpu_memory;
-    if (ctx->gpu)
+    if (ctx->gpu) {
+        gpu_bind(ctx);
         return CMD_FINE;
+    }
     ranks_emit(ctx, ranks_problem_new(ctx->rank, "loading the CUDA backend", "use --backend host", "%s", why));
     return CMD_UNSUPPORTED;
 }

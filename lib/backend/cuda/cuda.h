@@ -3,7 +3,7 @@
  * cuda.h - inside of the CUDA backend.
  *
  *   device.c    the module's table; choice of the device, streams, the wrapper of the CUDA runtime
- *   comm.c      opening and closing: signals, report, reaching the peers
+ *   comm.c      opening and closing: signals, report, reaching the peers;  links.c   how fast the links are
  *   memory.c    symmetric memory: this rank's allocations, mappings of the peers', staging
  *   plan.c      counting on the device, routes in device memory
  *   wait.c      the host's wait for a kernel
@@ -74,6 +74,7 @@ struct cuda_block {
 struct cuda_comm {
     struct host_comm host; /* first: comm->impl is both */
     int device, sms, all_sms;
+    int default_sms;     /* 0: not asked for yet */
     size_t shared_limit; /* shared memory of a block */
     cudaStream_t own, stream;
     cudaEvent_t order; /* between streams, and for the end of copies */
@@ -134,6 +135,9 @@ struct cuda_scope {
 };
 ep_status cuda_enter(const struct cuda_comm *cuda, struct cuda_scope *ret_scope);
 void cuda_leave(const struct cuda_scope *scope);
+
+/* links.c. MB/s of all links of a GPU together, in one direction; 0: none, or it cannot be told. */
+uint64_t cuda_link_mbps(const char *bus_id);
 
 /* comm.c */
 ep_status cuda_comm_open(ep_comm *comm, const ep_boot *boot);

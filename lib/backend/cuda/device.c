@@ -4,6 +4,8 @@
 #include <epkit/cuda.h>
 #include <string.h>
 
+#define MBPS_OF_SM 30000
+
 ep_status cuda_status(cudaError_t error, const char *call)
 {
     int length = (int)strcspn(call, "(");
@@ -148,14 +150,20 @@ ep_status ep_cuda_set_stream(ep_comm *comm, cudaStream_t stream)
     return status;
 }
 
-/* The links are full with these; measured on H200 (bench/NOTES.md). Blackwell's links have twice the rate. */
-static int default_sms(const struct cuda_comm *cuda)
+/*
+ * What fills the links. On H200 one multiprocessor moves 37 GB/s to peers while they are few, and with 16 the links,
+ * 478 GB/s by their own account, are full (bench/NOTES.md): so one for each 30 GB/s.
+ */
+static int find_default_sms(const struct cuda_comm *cuda)
 {
-    int major = 0;
+    uint64_t mbps = cuda_link_mbps(cuda->board->bus_id);
+    int major = 0, sms = (int)((mbps + MBPS_OF_SM - 1) / MBPS_OF_SM);
 
     if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, cuda->device) != cudaSuccess)
         major = 9;
-    return major >= 10 ? 24 : 16;
+    if (!sms)
+        sms = major >= 10 ? 32 : 16;
+    return sms < cuda->all_sms ? sms : cuda->all_sms;
 }
 
 ep_status ep_cuda_set_sms(ep_comm *comm, int sms)
@@ -167,7 +175,9 @@ ep_status ep_cuda_set_sms(ep_comm *comm, int sms)
     if (sms < 0 || sms > cuda->all_sms)
         return ep_fail(EP_E_ARG, "%s: sms is %d, not in 0..%d", __func__, sms, cuda->all_sms);
     EP_TRY(host_drain(&cuda->host));
-    cuda->sms = sms ? sms : default_sms(cuda);
+    if (!cuda->default_sms)
+        cuda->default_sms = find_default_sms(cuda);
+    cuda->sms = sms ? sms : cuda->default_sms;
     return EP_OK;
 }
 

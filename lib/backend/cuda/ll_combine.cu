@@ -87,38 +87,26 @@ struct passage {
     unsigned char *chunk;
     uint64_t *full;
     uint32_t parity;
-    bool loaded; /* the first chunk of its first row is on its way */
 };
-
-__device__ void load_chunk(const cuda_ll_combine &c, const int32_t *start, int i, int64_t at, passage &through)
-{
-    const cuda_ll &ll = c.ll;
-    int expert = expert_of(start, ll.n_local, i);
-    int64_t row = (int64_t)expert * ll.waits.nranks * ll.max_tokens + (i - start[expert]);
-    int64_t bytes = (int64_t)ll.hidden * 2, left = bytes - at;
-    uint32_t length = (uint32_t)(left < CHUNK ? left : CHUNK);
-
-    barrier_expect(through.full, length);
-    bulk_load(through.chunk, static_cast<const unsigned char *>(c.x) + row * bytes + at, length, through.full);
-}
 
 /* Row i of those received goes back. By one lane. */
 __device__ void return_row(const cuda_ll_combine &c, const ll_call &call, const int32_t *start, int i, passage &through)
 {
     const cuda_ll &ll = c.ll;
-    int expert = expert_of(start, ll.n_local, i), owner;
-    int64_t rows = (int64_t)ll.waits.nranks * ll.max_tokens, row = expert * rows + (i - start[expert]), place;
+    int expert = expert_of(start, ll.n_local, i), owner = 0;
+    int64_t rows = (int64_t)ll.waits.nranks * ll.max_tokens, row = expert * rows + (i - start[expert]), place = 0;
     int64_t bytes = (int64_t)ll.hidden * 2;
+    const unsigned char *from = static_cast<const unsigned char *>(c.x) + row * bytes;
     uint64_t origin = ll_at<uint64_t>(ll, ll.waits.rank, ll.origin_at)[(call.dispatch & 1) * (rows * ll.n_local) + row];
 
-    owner = (int)(origin >> 48);
-    place = (int64_t)(uint32_t)origin * ll.topk + (int64_t)(origin >> 32 & 0xffff);
     for (int64_t at = 0; at < bytes; at += CHUNK) {
         uint32_t length = (uint32_t)(bytes - at < CHUNK ? bytes - at : CHUNK);
 
-        if (!through.loaded)
-            load_chunk(c, start, i, at, through);
-        through.loaded = false;
+        /* On its way before it is known where to. */
+        barrier_expect(through.full, length);
+        bulk_load(through.chunk, from + at, length, through.full);
+        owner = (int)(origin >> 48);
+        place = (int64_t)(uint32_t)origin * ll.topk + (int64_t)(origin >> 32 & 0xffff);
         barrier_wait(through.full, through.parity);
         through.parity ^= 1;
         if (is_masked(call, owner))
@@ -131,37 +119,22 @@ __device__ void return_row(const cuda_ll_combine &c, const ll_call &call, const 
         store_release(ll_at<uint64_t>(ll, owner, ll.row_flag_at) + place, call.number);
 }
 
-/* The row that a warp sends first: neighbouring rows to different multiprocessors. */
-__device__ int first_row()
+__device__ void send(const cuda_ll_combine &c, const ll_call &call, int32_t *start, unsigned char *chunks,
+                     uint64_t *barriers)
 {
-    return (int)(threadIdx.x / WARP * gridDim.x + blockIdx.x);
-}
+    int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
+    passage through = {chunks + (size_t)warp * CHUNK, barriers + warp, 0};
 
-/* Loads what each warp sends first: rows are this rank's own, so nobody has to be waited for. By all threads. */
-__device__ void prepare(const cuda_ll_combine &c, const int32_t *start, passage &through)
-{
-    if (threadIdx.x / WARP >= SENDERS || threadIdx.x % WARP)
-        return;
-    barrier_init(through.full);
-    barriers_publish();
-    /* What the experts' kernels have written may be read by the copy engine now. */
-    asm volatile("fence.proxy.async.global;" ::: "memory");
-    through.loaded = first_row() < start[c.ll.n_local];
-    if (through.loaded)
-        load_chunk(c, start, first_row(), 0, through);
-}
-
-/* Shared memory must not go while something is on its way into it. */
-__device__ void abandon(const passage &through)
-{
-    if (through.loaded)
-        barrier_wait(through.full, through.parity);
-}
-
-__device__ void send(const cuda_ll_combine &c, const ll_call &call, const int32_t *start, passage &through)
-{
-    if (threadIdx.x / WARP < SENDERS && threadIdx.x % WARP == 0)
-        for (int i = first_row(); i < start[c.ll.n_local]; i += (int)gridDim.x * SENDERS)
+    if (warp < SENDERS && lane == 0) {
+        barrier_init(through.full);
+        barriers_publish();
+        /* What the experts' kernels have written may be read by the copy engine now. */
+        asm volatile("fence.proxy.async.global;" ::: "memory");
+    }
+    add_up_totals(c.ll, start);
+    /* Neighbouring rows to different multiprocessors. */
+    if (warp < SENDERS && lane == 0)
+        for (int i = warp * (int)gridDim.x + (int)blockIdx.x; i < start[c.ll.n_local]; i += (int)gridDim.x * SENDERS)
             return_row(c, call, start, i, through);
     __syncwarp();
     ll_sent(c.ll, call);
@@ -269,24 +242,19 @@ __global__ void __launch_bounds__(CUDA_LL_THREADS, 1) ll_combine_kernel(const __
     ll_call call = {mine->call + 1, mine->combines + 1, mine->mask};
 
     if (c.phases & CUDA_LL_SEND) {
-        int warp = (int)threadIdx.x / WARP;
-        passage through = {chunks + (size_t)warp * CHUNK, barriers + warp, 0, false};
-        bool good, here;
+        bool good;
 
         ll_begin(ll);
         load_totals(ll, call, start);
-        add_up_totals(ll, start);
-        prepare(c, start, through);
         good = answers_dispatch(c, call);
-        here = ll_meet(ll, call, mine->completed, mine->last_combine, 0, ll.waits.ready_phase);
-        good = __syncthreads_and(good);
-        if (here && !good && blockIdx.x == 0 && threadIdx.x == 0)
-            *(volatile uint32_t *)&ll.report->bad = 1;
-        if (!here || !good) {
-            abandon(through);
+        if (!ll_meet(ll, call, mine->completed, mine->last_combine, 0, ll.waits.ready_phase))
+            return;
+        if (!__syncthreads_and(good)) {
+            if (blockIdx.x == 0 && threadIdx.x == 0)
+                *(volatile uint32_t *)&ll.report->bad = 1;
             return;
         }
-        send(c, call, start, through);
+        send(c, call, start, chunks, barriers);
     }
     if (!(c.phases & CUDA_LL_RECEIVE))
         return;

@@ -5,6 +5,7 @@
 #include "backend/cuda/cuda.h"
 
 #include <assert.h>
+#include <ctype.h>
 #include <epkit/cuda.h>
 #include <stdio.h>
 #include <string.h>
@@ -25,6 +26,16 @@ static ep_status device_name(ep_comm *comm, char *ret_name, size_t bytes)
 
     CUDA_TRY(cudaGetDeviceProperties(&properties, cuda_of(comm)->device));
     snprintf(ret_name, bytes, "%s", properties.name);
+    return EP_OK;
+}
+
+static ep_status pci_address(ep_comm *comm, char *ret_address, size_t bytes)
+{
+    const char *bus_id = cuda_of(comm)->board->bus_id;
+
+    snprintf(ret_address, bytes, "%s", bus_id);
+    for (char *at = ret_address; *at; at++)
+        *at = (char)tolower((unsigned char)*at);
     return EP_OK;
 }
 
@@ -212,6 +223,7 @@ const struct ep_cuda_module ep_cuda_module = {
     .abi = EP_CUDA_MODULE_ABI,
     .count = count,
     .device_name = device_name,
+    .pci_address = pci_address,
     .alloc = alloc,
     .free = release,
     .copy = copy,

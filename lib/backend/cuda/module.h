@@ -25,6 +25,8 @@ struct ep_cuda_module {
     ep_status (*count)(int *ret_gpus);
     /* "NVIDIA H200". */
     ep_status (*device_name)(ep_comm *comm, char *ret_name, size_t bytes);
+    /* "0000:1b:00.0", as below /sys/bus/pci/devices. */
+    ep_status (*pci_address)(ep_comm *comm, char *ret_address, size_t bytes);
 
     /* Memory of the device. Every call is complete when it returns; copy goes in any direction, host included. */
     ep_status (*alloc)(ep_comm *comm, size_t bytes, void **ret_memory);
