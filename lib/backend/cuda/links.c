@@ -9,8 +9,9 @@
 
 #define NVML "libnvidia-ml.so.1"
 
-/* As in the documentation of NVML. */
-enum { FIELD_LINK_SPEED = 90, FIELD_LINK_COUNT = 91 }; /* MB/s of one link in one direction; links */
+/* As in the documentation of NVML: links; MB/s of one link in one direction, of link `scope` or common to all of them,
+   of which a driver may know only one. */
+enum { FIELD_LINK_COUNT = 91, FIELD_LINK_SPEED = 164, FIELD_COMMON_SPEED = 90 };
 enum { VALUE_UNSIGNED = 1, VALUE_UNSIGNED_LONG = 2, VALUE_UNSIGNED_LONG_LONG = 3 };
 
 struct field {
@@ -56,14 +57,17 @@ static uint64_t number_of(const struct field *field)
 
 uint64_t cuda_link_mbps(const char *bus_id)
 {
-    struct field fields[] = {{.id = FIELD_LINK_SPEED}, {.id = FIELD_LINK_COUNT}};
+    struct field fields[] = {{.id = FIELD_LINK_COUNT}, {.id = FIELD_LINK_SPEED}, {.id = FIELD_COMMON_SPEED}};
+    uint64_t speed;
     struct nvml nvml = {.library = NULL};
     uint64_t rate = 0;
     void *device;
 
     if (load(&nvml) && nvml.init() == 0) {
-        if (nvml.by_pci(bus_id, &device) == 0 && nvml.fields(device, 2, fields) == 0)
-            rate = number_of(&fields[0]) * number_of(&fields[1]);
+        if (nvml.by_pci(bus_id, &device) == 0 && nvml.fields(device, 3, fields) == 0) {
+            speed = number_of(&fields[1]);
+            rate = number_of(&fields[0]) * (speed ? speed : number_of(&fields[2]));
+        }
         nvml.shutdown();
     }
     if (nvml.library)
