@@ -112,7 +112,7 @@ static void set_gpu(json_t *row, const struct bench_case *bench, const struct be
     struct ranks_ctx *ctx = bench->ctx;
     int sms;
 
-    if (ctx->gpu->get_sms(ctx->comm, &sms) == EP_OK)
+    if (ctx->gpu->get_sms(ctx->comm, strncmp(measurement->op, "ll-", 3) == 0, &sms) == EP_OK)
         json_object_set_new(row, "sms", json_integer(sms));
     if (measurement->queued)
         set_yardstick(row, "queued", ours, ours, bytes);

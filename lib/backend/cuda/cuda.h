@@ -233,6 +233,8 @@ ep_status cuda_ll_combine(ep_ll *ll, const ep_ll_combine_args *args);
 ep_status cuda_ll_finish(ep_ll *ll);
 ep_status cuda_ll_combine_buffer(ep_ll *ll, void **ret_buffer);
 ep_status cuda_ll_get_mask(const ep_ll *ll, int32_t *ret_masked);
+/* Multiprocessors that a low-latency call takes: all, shared with the ranks that are threads on the same device. */
+int cuda_ll_sms(const struct cuda_comm *cuda);
 
 /* module.c */
 void cuda_module_close(struct cuda_comm *cuda);

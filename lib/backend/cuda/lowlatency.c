@@ -63,7 +63,7 @@ static size_t lay_out(const ep_ll *ll, struct cuda_ll *device)
 }
 
 /* Kernels of ranks that are threads of one process run on one GPU at the same time, if they are: all must fit. */
-static int choose_blocks(const struct cuda_comm *cuda)
+int cuda_ll_sms(const struct cuda_comm *cuda)
 {
     int sharing = 0;
 
@@ -113,7 +113,7 @@ static ep_status open_own(const ep_ll *ll, struct inner *inner)
     memset(inner->report, 0, sizeof(*inner->report));
     CUDA_TRY(cudaHostGetDevicePointer(&report, inner->report, 0));
     inner->device.report = report;
-    inner->blocks = choose_blocks(cuda);
+    inner->blocks = cuda_ll_sms(cuda);
     /* What an earlier ep_ll has queued is over before the peers hear of this one. */
     CUDA_TRY(cudaStreamSynchronize(cuda->stream));
     return EP_OK;

@@ -143,8 +143,12 @@ static ep_status clock_read(ep_comm *comm, uint64_t *ret_ns)
 
 /* --- yardsticks -------------------------------------------------------------------------------------------------- */
 
-static ep_status get_sms(ep_comm *comm, int *ret_sms)
+static ep_status get_sms(ep_comm *comm, int low_latency, int *ret_sms)
 {
+    if (low_latency) {
+        *ret_sms = cuda_ll_sms(cuda_of(comm));
+        return EP_OK;
+    }
     return ep_cuda_get_device(comm, NULL, ret_sms);
 }
 

@@ -45,7 +45,7 @@ struct ep_cuda_module {
 
     /* Multiprocessors of an operation: 0 sets the default. Never without effect on a measurement, so told beside it. */
     ep_status (*set_sms)(ep_comm *comm, int sms);
-    ep_status (*get_sms)(ep_comm *comm, int *ret_sms);
+    ep_status (*get_sms)(ep_comm *comm, int low_latency, int *ret_sms);
     /* The rows of the last dispatch or combine once more, without plan and waits. Queued in the stream. */
     ep_status (*repeat_bare)(ep_comm *comm, int combine);
 
