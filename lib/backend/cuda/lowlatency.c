@@ -151,7 +151,7 @@ static void free_inner(struct inner *inner)
 
 ep_status cuda_ll_open(ep_ll *ll)
 {
-    struct host_where where = {.slot = HOST_NOWHERE}, all[EP_MAX_RANKS];
+    struct host_where where = {.slot = HOST_NOWHERE}, all[EP_MAX_RANKS] = {{.slot = HOST_NOWHERE}};
     struct cuda_comm *cuda = cuda_of(ll->comm);
     struct inner *inner = calloc(1, sizeof(*inner));
     struct cuda_scope scope;

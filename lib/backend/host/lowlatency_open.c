@@ -106,7 +106,7 @@ ep_status host_ll_meet(ep_ll *ll, ep_status mine, const struct host_where *where
 
 static ep_status meet_peers(ep_ll *ll, struct host_ll *inner, ep_status mine)
 {
-    struct host_where where = {.slot = HOST_NOWHERE}, all[EP_MAX_RANKS];
+    struct host_where where = {.slot = HOST_NOWHERE}, all[EP_MAX_RANKS] = {{.slot = HOST_NOWHERE}};
     ep_status status;
 
     if (mine == EP_OK)
