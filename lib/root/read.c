@@ -50,6 +50,36 @@ struct root_text root_read(struct root *root, const char *path, ...)
     return text.why ? text : read_path(root, full);
 }
 
+/* --- hashes --- */
+
+/* FNV-1a of 64 bits. */
+static uint64_t hash_of(const char *text, size_t bytes)
+{
+    uint64_t hash = UINT64_C(0xcbf29ce484222325);
+
+    for (size_t i = 0; i < bytes; i++)
+        hash = (hash ^ (unsigned char)text[i]) * UINT64_C(0x100000001b3);
+    return hash;
+}
+
+uint64_t root_hash(struct root *root, const char *path)
+{
+    struct root_text text = root_read(root, "%s", path);
+    char key[PATH_MAX + 8], digits[17];
+    const char *known;
+
+    if (text.state != ROOT_OK)
+        return 0;
+    snprintf(key, sizeof(key), "hash:%s", path);
+    known = json_string_value(json_object_get(json_object_get(root->kept[KEEP_ANSWERS], key), "value"));
+    if (known && strlen(known) == 16 && strspn(known, "0123456789abcdef") == 16)
+        return strtoull(known, NULL, 16);
+    snprintf(digits, sizeof(digits), "%016llx", (unsigned long long)hash_of(text.text, text.bytes));
+    if (!root->is_full)
+        keep_put(root, KEEP_ANSWERS, key, json_pack("{s:s}", "value", digits));
+    return hash_of(text.text, text.bytes);
+}
+
 /* --- lines and numbers --- */
 
 /* The first line of `text` without white space around it; at most `bytes` - 1 of it. */

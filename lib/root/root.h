@@ -81,6 +81,12 @@ struct root_text {
 /* A whole file. */
 struct root_text root_read(struct root *root, const char *path, ...) __attribute__((format(printf, 2, 3)));
 
+/*
+ * A number that tells texts apart, FNV-1a of 64 bits; 0 if the file cannot be read. A snapshot, which need not have all
+ * of a program's lines, says what the machine said.
+ */
+uint64_t root_hash(struct root *root, const char *path);
+
 /* The first line of a file without white space around it; characters that are not printable become '?'. */
 struct root_text root_line(struct root *root, const char *path, ...) __attribute__((format(printf, 2, 3)));
 

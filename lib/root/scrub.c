@@ -102,7 +102,7 @@ static const struct row file_rows[] = {
     {"/proc/cmdline", scrub_cmdline},
     {"/proc/version", scrub_versions},
     {"/proc/net/route", scrub_route},
-    {"/proc/sys/kernel/osrelease", scrub_as_is},
+    {"/proc/sys/kernel/osrelease", scrub_release},
     {"/proc/sys/kernel/ostype", scrub_as_is},
     {"/proc/sys/kernel/version", scrub_words},
     {"/proc/sys/kernel/hostname", scrub_host},
@@ -128,8 +128,8 @@ static const struct row file_rows[] = {
     {"**/nvshmem_version.h", scrub_defines},
     {"**/nvshmem*.h", scrub_defines},
     {"**/nccl.h", scrub_defines},
-    {"**/deep_ep/**.py", scrub_python},
-    {"**/setup.py", scrub_python},
+    {"**/deep_ep/__init__.py", scrub_python},
+    {"**/deep_ep/buffer.py", scrub_python},
     {"**.dist-info/METADATA", scrub_metadata},
     {"**.egg-info/PKG-INFO", scrub_metadata},
 };
@@ -150,7 +150,7 @@ static const char *const folder_rows[] = {
     "**/ld.so.conf.d", "/lib/modules/**",        "/usr/lib/modules/**"};
 
 /* Answers whose strings stay, after the general pass. */
-static const char *const answer_rows[] = {"nvml", "load:**"};
+static const char *const answer_rows[] = {"nvml", "load:**", "hash:**"};
 
 static bool matches_any(const char *const *patterns, size_t n, const char *text)
 {
@@ -259,6 +259,15 @@ static json_t *scrub_names(struct scrub *scrub, const char *folder, const json_t
     return copy;
 }
 
+static json_t *copy_hash(const json_t *entry)
+{
+    const char *digits = json_string_value(json_object_get(entry, "value"));
+
+    if (!digits || strlen(digits) != 16 || strspn(digits, "0123456789abcdef") != 16)
+        return NULL;
+    return json_pack("{s:s}", "value", digits);
+}
+
 /* The scrubbed entry, or NULL when it is to be left out. */
 static json_t *scrub_entry(struct scrub *scrub, enum keep_kind kind, const char *key, const json_t *entry)
 {
@@ -291,6 +300,9 @@ static json_t *scrub_entry(struct scrub *scrub, enum keep_kind kind, const char 
         return scrub_names(scrub, key, entry);
     case KEEP_STATS:
         return json_deep_copy(entry);
+    case KEEP_ANSWERS:
+        /* Digits of a hash, which the general pass would take for a secret. */
+        return strncmp(key, "hash:", 5) == 0 ? copy_hash(entry) : scrub_value(scrub, entry);
     default:
         return scrub_value(scrub, entry);
     }
@@ -349,7 +361,10 @@ static void learn_host(struct scrub *scrub, const char *name)
 {
     char host[256];
 
-    snprintf(host, sizeof(host), "%.*s", (int)strcspn(name, "\n"), name);
+    /* Not an address, nor the port behind a name. */
+    if (name[strspn(name, "0123456789.:[]abcdefABCDEF\n")] == '\0' && strpbrk(name, ".:"))
+        return;
+    snprintf(host, sizeof(host), "%.*s", (int)strcspn(name, ":\n"), name);
     scrub_learn_name(scrub, SCRUB_HOST, host);
     host[strcspn(host, ".")] = '\0';
     scrub_learn_name(scrub, SCRUB_HOST, host);
@@ -358,7 +373,9 @@ static void learn_host(struct scrub *scrub, const char *name)
 static void learn_variable(struct scrub *scrub, const char *name, const char *value)
 {
     static const char *const users[] = {"USER=", "LOGNAME=", "SUDO_USER=", "USERNAME="};
-    static const char *const hosts[] = {"HOSTNAME=", "HOST=", "NODE_NAME=", "SLURMD_NODENAME=", "POD_NAME="};
+    static const char *const hosts[] = {
+        "HOSTNAME=",    "HOST=",         "NODE_NAME=",   "SLURMD_NODENAME=", "POD_NAME=",
+        "MASTER_ADDR=", "NCCL_COMM_ID=", "NCCL_HOSTID=", "MASTER_HOST=",     "SLURM_SUBMIT_HOST="};
 
     for (size_t i = 0; i < sizeof(users) / sizeof(users[0]); i++)
         if (strncmp(name, users[i], strlen(users[i])) == 0)
@@ -366,8 +383,60 @@ static void learn_variable(struct scrub *scrub, const char *name, const char *va
     for (size_t i = 0; i < sizeof(hosts) / sizeof(hosts[0]); i++)
         if (strncmp(name, hosts[i], strlen(hosts[i])) == 0)
             learn_host(scrub, value);
+    if (strncmp(name, "SLURM_", 6) == 0 && memmem(name, (size_t)(value - name), "NODELIST=", 9))
+        scrub_learn_hosts(scrub, value);
     if (strncmp(name, "HOME=", 5) == 0 && strrchr(value, '/'))
         scrub_learn_name(scrub, SCRUB_USER, strrchr(value, '/') + 1);
+}
+
+/* Names of devices, and releases of kernels in paths. */
+static void learn_folder(struct scrub *scrub, const char *folder, const json_t *names)
+{
+    json_t *name;
+    size_t i;
+
+    json_array_foreach(names, i, name)
+    {
+        if (!json_is_string(name))
+            continue;
+        if (scrub_match("**/lib/modules", folder))
+            scrub_learn_release(scrub, json_string_value(name));
+        if ((strcmp(folder, "/sys/class/infiniband") == 0 || strcmp(folder, "/sys/class/net") == 0 ||
+             scrub_match("/sys/class/infiniband/*/device/net", folder)) &&
+            json_object_set_new_nocheck(scrub->devices, json_string_value(name), json_true()) < 0)
+            scrub->failed = true;
+    }
+}
+
+static void learn_release_in(struct scrub *scrub, const char *path)
+{
+    static const char modules[] = "/lib/modules/";
+    const char *found = strstr(path, modules);
+    char release[129];
+
+    if (!found)
+        return;
+    found += sizeof(modules) - 1;
+    snprintf(release, sizeof(release), "%.*s", (int)(strcspn(found, "/\t") & 127), found);
+    scrub_learn_release(scrub, release);
+}
+
+static void learn_names(struct scrub *scrub, json_t *const kept[KEEP_KINDS])
+{
+    const char *release = json_string_value(json_object_get(kept[KEEP_FILES], "/proc/sys/kernel/osrelease")), *key;
+    json_t *entry;
+
+    if (release)
+        scrub_learn_release(scrub, release);
+    for (int kind = 0; kind < KEEP_KINDS; kind++) {
+        json_object_foreach(kept[kind], key, entry)
+        {
+            learn_release_in(scrub, key);
+            if (kind == KEEP_FOLDERS)
+                learn_folder(scrub, key, entry);
+        }
+    }
+    scrub_learn_confs(scrub, kept);
 }
 
 static void learn(struct scrub *scrub, json_t *const kept[KEEP_KINDS], bool is_live)
@@ -379,6 +448,7 @@ static void learn(struct scrub *scrub, json_t *const kept[KEEP_KINDS], bool is_l
 
     for (int kind = 0; kind < KEEP_KINDS; kind++)
         learn_value(scrub, kept[kind]);
+    learn_names(scrub, kept);
     for (size_t i = 0; i < sizeof(host_files) / sizeof(host_files[0]); i++) {
         const char *text = json_string_value(json_object_get(kept[KEEP_FILES], host_files[i]));
 
@@ -404,10 +474,16 @@ static void learn(struct scrub *scrub, json_t *const kept[KEEP_KINDS], bool is_l
 
 json_t *scrub_snapshot(json_t *const kept[KEEP_KINDS], bool is_live)
 {
-    struct scrub scrub = {.uuids = json_object(), .names = json_object()};
+    struct scrub scrub = {.uuids = json_object(),
+                          .names = json_object(),
+                          .stems = json_object(),
+                          .devices = json_object(),
+                          .releases = json_object(),
+                          .confs = json_object()};
     json_t *all = json_object();
 
-    scrub.failed = !scrub.uuids || !scrub.names || !all;
+    scrub.failed =
+        !scrub.uuids || !scrub.names || !scrub.stems || !scrub.devices || !scrub.releases || !scrub.confs || !all;
     for (int map = 0; map < SCRUB_MAPS; map++) {
         scrub.maps[map] = json_object();
         scrub.failed = scrub.failed || !scrub.maps[map];
@@ -421,6 +497,10 @@ json_t *scrub_snapshot(json_t *const kept[KEEP_KINDS], bool is_live)
         json_decref(scrub.maps[map]);
     json_decref(scrub.uuids);
     json_decref(scrub.names);
+    json_decref(scrub.stems);
+    json_decref(scrub.devices);
+    json_decref(scrub.releases);
+    json_decref(scrub.confs);
     if (!scrub.failed)
         return all;
     json_decref(all);

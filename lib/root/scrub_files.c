@@ -29,44 +29,144 @@ static bool begins(const char *line, size_t bytes, const char *word)
 
 /* --- modprobe.d --- */
 
-/* "install module command": what is run does not matter, but for the two that switch a module off. */
-static void write_command(struct scrub *scrub, const char *line, size_t bytes, FILE *out)
+/* Modules of GPUs, NICs and what comes between them. Which other ones a site has is its own business. */
+static bool is_known_module(const char *name, size_t n)
 {
-    size_t n = strcspn(line, " \t"), n_module;
-    const char *command;
+    static const char *const beginnings[] = {"nvidia",  "nouveau", "mlx",   "ib_",  "rdma",  "gdrdrv",
+                                             "nv_peer", "vfio",    "iommu", "efa",  "bnxt_", "irdma",
+                                             "mlnx",    "nvme",    "knem",  "xpmem"};
 
-    n += strspn(line + n, " \t");
-    n_module = n + strcspn(line + n, " \t\n");
-    if (n_module >= bytes)
+    for (size_t i = 0; i < sizeof(beginnings) / sizeof(beginnings[0]); i++)
+        if (begins(name, n, beginnings[i]))
+            return scrub_is_plain(name, n);
+    return false;
+}
+
+/* The next word of a line; white space within double quotes does not end it, '\\' and newline do. */
+static bool next_modprobe_word(const char **text, const char *end, const char **ret_word, size_t *ret_bytes)
+{
+    bool quoted = false;
+
+    while (*text < end && (isspace((unsigned char)**text) || **text == '\\'))
+        ++*text;
+    *ret_word = *text;
+    for (; *text < end && (quoted || (!isspace((unsigned char)**text) && **text != '\\')); ++*text)
+        quoted ^= **text == '"';
+    *ret_bytes = (size_t)(*text - *ret_word);
+    return *ret_bytes > 0;
+}
+
+static bool is_number(const char *text, size_t n)
+{
+    return n > 0 && n <= 18 && isdigit((unsigned char)*text) && strspn(text, "0123456789xabcdefABCDEF") >= n;
+}
+
+/* "PeerMappingOverride=1;RMNvLinkDisableLinks=0x0": keys of the driver's own, with numbers. */
+static void write_dwords(const char *value, size_t n, FILE *out)
+{
+    static const char *const beginnings[] = {"RM",     "Rm",      "Peer", "Power", "Perf",  "Override",
+                                             "Enable", "Disable", "NV",   "Force", "Grdma", "UvmDisable"};
+    const char *end = value + n;
+
+    while (value < end) {
+        size_t length = strcspn(value, ";,\" \t\n"), name;
+
+        length = length < (size_t)(end - value) ? length : (size_t)(end - value);
+        name = strcspn(value, "=");
+        for (size_t i = 0; name < length && name <= 64 && i < sizeof(beginnings) / sizeof(beginnings[0]); i++) {
+            if (begins(value, name, beginnings[i]) && is_number(value + name + 1, length - name - 1)) {
+                fwrite(value, 1, length, out);
+                break;
+            }
+        }
+        value += length;
+        if (value < end)
+            fputc(*value++, out);
+    }
+}
+
+/* "NAME=VALUE" of the driver, modprobe's own way to write it; only numbers, and the keys that hold them. */
+static void write_option(const char *word, size_t n, FILE *out)
+{
+    static const char *const names[] = {
+        "NVreg_",  "modeset",         "fbdev", "peerdirect_support",         "prof_sel",        "num_of_groups",
+        "num_vfs", "port_type_array", "uvm_",  "enable_unsafe_noiommu_mode", "disable_idle_d3", "roce_mode",
+        "probe_vf"};
+    const char *equals = memchr(word, '=', n), *value = equals + 1;
+    size_t n_name = equals ? (size_t)(equals - word) : 0, n_value = n_name ? n - n_name - 1 : 0;
+    bool known = false;
+
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+        known = known || begins(word, n_name, names[i]);
+    if (!known || n_name > 64 ||
+        strspn(word, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_") < n_name)
         return;
-    scrub_text(scrub, line, n_module, SCRUB_NAME, out);
-    command = line + n_module + strspn(line + n_module, " \t");
-    if (begins(command, bytes - (size_t)(command - line), "/bin/true") ||
-        begins(command, bytes - (size_t)(command - line), "/bin/false"))
-        fprintf(out, " %.*s", (int)strspn(command, "/abefilnrstu"), command);
+    if (begins(word, n_name, "NVreg_RegistryDwords") && n_name == 20) {
+        fprintf(out, " %.*s=", (int)n_name, word);
+        write_dwords(value, n_value, out);
+    } else if (is_number(value, n_value)) {
+        fprintf(out, " %.*s", (int)n, word);
+    }
+}
+
+/* "install module command": what is run does not matter, but for the two that switch a module off. */
+static void write_command(const char *command, const char *end, FILE *out)
+{
+    while (command < end && isspace((unsigned char)*command))
+        command++;
+    if (begins(command, (size_t)(end - command), "/bin/true"))
+        fputs(" /bin/true", out);
+    else if (begins(command, (size_t)(end - command), "/bin/false"))
+        fputs(" /bin/false", out);
     else
         fputs(" command", out);
 }
 
-/* modprobe.d(5). Comments may say anything; options of other modules than those of GPUs and NICs do not matter. */
+/* A line with those that its '\\' at the end continues. */
+static void write_modprobe_line(const char *line, size_t n, FILE *out)
+{
+    static const char *const verbs[] = {"options", "blacklist", "softdep", "install", "remove", "alias"};
+    const char *at = line, *end = line + n, *word, *verb = NULL;
+    size_t bytes;
+
+    if (!next_modprobe_word(&at, end, &word, &bytes))
+        return;
+    for (size_t i = 0; i < sizeof(verbs) / sizeof(verbs[0]); i++)
+        if (bytes == strlen(verbs[i]) && memcmp(word, verbs[i], bytes) == 0)
+            verb = verbs[i];
+    if (!verb || !next_modprobe_word(&at, end, &word, &bytes) || !is_known_module(word, bytes))
+        return;
+    fprintf(out, "%s %.*s", verb, (int)bytes, word);
+    if (*verb == 'i' || *verb == 'r') {
+        write_command(at, end, out);
+        return;
+    }
+    while (next_modprobe_word(&at, end, &word, &bytes)) {
+        if (*verb == 'o')
+            write_option(word, bytes, out);
+        else if (is_known_module(word, bytes) || begins(word, bytes, "pre:") || begins(word, bytes, "post:"))
+            fprintf(out, " %.*s", (int)(word[bytes - 1] == ':' || is_known_module(word, bytes) ? bytes : 0), word);
+    }
+}
+
+/* modprobe.d(5). Comments may say anything, behind options as well: what is known stays, and nothing else does. */
 void scrub_modprobe(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
 {
-    static const char *const kept[] = {"options nvidia", "options mlx",   "options ib_",  "options rdma",
-                                       "options gdrdrv", "options iommu", "options vfio", "blacklist ",
-                                       "softdep ",       "alias "};
-    const char *end = text + bytes, *line;
-    size_t n;
+    const char *end = text + strnlen(text, bytes);
 
-    while (next_line(&text, end, &line, &n)) {
-        bool is_kept = false;
+    (void)scrub;
+    while (text < end) {
+        const char *line = text, *newline;
+        int n_lines = 0;
 
-        for (size_t i = 0; i < sizeof(kept) / sizeof(kept[0]); i++)
-            is_kept = is_kept || begins(line, n, kept[i]);
-        if (is_kept)
-            scrub_text(scrub, line, n, SCRUB_VERSIONS, out);
-        else if (begins(line, n, "install ") || begins(line, n, "remove "))
-            write_command(scrub, line, n, out);
-        fputc('\n', out);
+        do {
+            newline = memchr(text, '\n', (size_t)(end - text));
+            text = newline ? newline + 1 : end;
+            n_lines++;
+        } while (newline && newline > line && newline[-1] == '\\' && text < end);
+        write_modprobe_line(line, (size_t)((newline ? newline : end) - line), out);
+        while (n_lines--)
+            fputc('\n', out);
     }
 }
 
@@ -145,69 +245,6 @@ void scrub_metadata(struct scrub *scrub, const char *text, size_t bytes, FILE *o
 }
 
 /* --- programs --- */
-
-/* Where a string or comment of a Python program ends, which begins at `at`. */
-static size_t end_of_string(const char *text, size_t bytes, size_t at)
-{
-    char quote = text[at];
-    bool is_long = at + 2 < bytes && text[at + 1] == quote && text[at + 2] == quote;
-    size_t i = at + (is_long ? 3 : 1);
-
-    for (; i < bytes; i++) {
-        if (text[i] == '\\')
-            i++;
-        else if (!is_long && (text[i] == quote || text[i] == '\n'))
-            return i + 1;
-        else if (is_long && text[i] == quote && i + 2 < bytes && text[i + 1] == quote && text[i + 2] == quote)
-            return i + 3;
-    }
-    return bytes;
-}
-
-/* A string of several lines without what it says. The lines stay, so that every other one keeps its number. */
-static void write_emptied(const char *text, size_t bytes, FILE *out)
-{
-    bool is_long = bytes >= 6 && text[1] == text[0] && text[2] == text[0];
-
-    for (size_t i = 0; i < bytes; i++)
-        if (text[i] == '\n' || (is_long && (i < 3 || i >= bytes - 3)))
-            fputc(text[i], out);
-}
-
-void scrub_python(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
-{
-    char *code = calloc(1, bytes + 1);
-    FILE *kept = code ? fmemopen(code, bytes + 1, "w") : NULL;
-    size_t at = 0;
-    long n;
-
-    while (kept && at < bytes) {
-        size_t end;
-
-        if (text[at] == '#') {
-            for (end = at; end < bytes && text[end] != '\n'; end++)
-                ;
-        } else if (text[at] == '"' || text[at] == '\'') {
-            end = end_of_string(text, bytes, at);
-            if (memchr(text + at, '\n', end - at))
-                write_emptied(text + at, end - at, kept);
-            else
-                fwrite(text + at, 1, end - at, kept);
-        } else {
-            end = at + 1;
-            fputc((unsigned char)text[at], kept);
-        }
-        at = end;
-    }
-    n = kept && fflush(kept) == 0 ? ftell(kept) : -1;
-    if (n < 0)
-        scrub->failed = true;
-    else
-        scrub_text(scrub, code, (size_t)n, SCRUB_VERSIONS | SCRUB_CODE, out);
-    if (kept)
-        fclose(kept);
-    free(code);
-}
 
 void scrub_defines(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
 {

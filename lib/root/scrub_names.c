@@ -42,9 +42,9 @@ static const char *const common_names[] = {
     "scratch", "work", "workspace", "build", "install", "tools", "software", "apps", "modules", "updates", "dkms",
     "kernel", "drivers", "extra", "firmware", "targets", "stubs", "compat", "modprobe.d", "modules-load.d",
     "ld.so.conf.d", "ld.so.conf", "ld.so.cache", "ld.so.preload", "os-release", "security", "limits.d", "dpkg",
-    "status", "*.conf", "kern.log", "dmesg", "hostname", "syslog", "messages", "pts", "mqueue", "hugepages",
-    "x86_64-linux", "x86_64-linux-gnu", "aarch64-linux-gnu", "sbsa-linux", "extras", "modules.dep", "modules.builtin",
-    "libibverbs.d", "*.driver", "memory_peers",
+    "status", "kern.log", "dmesg", "hostname", "syslog", "messages", "pts", "mqueue", "hugepages", "x86_64-linux",
+    "x86_64-linux-gnu", "aarch64-linux-gnu", "sbsa-linux", "extras", "modules.dep", "modules.builtin", "libibverbs.d",
+    "memory_peers", ".dockerenv", ".containerenv", ".singularity.d",
     /* Devices. */
     "infiniband", "uverbs#", "umad#", "rdma_cm", "nvidia#", "nvidiactl", "nvidia-uvm", "nvidia-uvm-tools",
     "nvidia-modeset", "nvidia-caps", "nvidia-cap#", "nvidia-caps-imex-channels", "channel#", "gdrdrv", "kmsg", "null",
@@ -74,7 +74,7 @@ static bool is_of_kernel(const char *path)
            strcmp(path, "/proc") == 0;
 }
 
-/* A kernel release below lib/modules, which is no secret. */
+/* A kernel release below lib/modules. */
 static bool ends_in_modules(const char *folder)
 {
     return scrub_match("**/lib/modules", folder);
@@ -90,12 +90,25 @@ bool scrub_is_common(const char *folder, const char *name)
     for (size_t i = 0; i < sizeof(common_names) / sizeof(common_names[0]); i++)
         if (scrub_match(common_names[i], name))
             return true;
+    if (scrub_is_plain_conf(name))
+        return true;
     return strcmp(name, "..") == 0 || name[0] == '\0';
+}
+
+/* Folders whose files count in the order of their names. */
+static bool holds_confs(const char *folder)
+{
+    return scrub_match("**/modprobe.d", folder) || scrub_match("**/modules-load.d", folder) ||
+           scrub_match("**/ld.so.conf.d", folder) || scrub_match("**/libibverbs.d", folder);
 }
 
 void scrub_name(struct scrub *scrub, const char *folder, const char *name, FILE *out)
 {
-    if (scrub_is_common(folder, name))
+    if (ends_in_modules(folder))
+        scrub_release(scrub, name, strlen(name), out);
+    else if (scrub_is_conf(name) && holds_confs(folder))
+        scrub_write_conf(scrub, name, out);
+    else if (scrub_is_common(folder, name))
         scrub_text(scrub, name, strlen(name), SCRUB_VERSIONS | SCRUB_NAME, out);
     else
         fprintf(out, "dir%d", scrub_number(scrub, SCRUB_FOLDER, name));

@@ -172,6 +172,8 @@ static const char *const variables_kept[] = {"NVSHMEM_*",
                                              "OMPI_MCA_btl*",
                                              "OMPI_MCA_pml",
                                              "NVIDIA_VISIBLE_DEVICES",
+                                             "container",
+                                             "KUBERNETES_SERVICE_HOST",
                                              "NVIDIA_DRIVER_CAPABILITIES",
                                              "WORLD_SIZE",
                                              "RANK",
@@ -270,7 +272,7 @@ static void write_variable(struct scrub *scrub, const char *name, const char *va
     else if (value[strspn(value, "0123456789")] == '\0' && strlen(value) <= 15)
         fputs(value, out);
     else
-        scrub_text(scrub, value, strlen(value), SCRUB_VERSIONS, out);
+        scrub_text(scrub, value, strlen(value), SCRUB_VERSIONS | SCRUB_WORDS, out);
     fputc('\0', out);
 }
 
@@ -520,50 +522,5 @@ void scrub_modules(struct scrub *scrub, const char *text, size_t bytes, FILE *ou
                 scrub_text(scrub, word, n, SCRUB_NAME | SCRUB_VERSIONS, out);
         }
         fputc('\n', out);
-    }
-}
-
-/* --- kernel log --- */
-
-/*
- * "NVRM: Xid (PCI:0000:0f:00): 79, pid=1234, name=..., ...": up to the number. What follows has the name of a process
- * and any text; of texts one that the driver always writes in the same way stays.
- */
-static void write_xid(const char *xid, size_t bytes, FILE *out)
-{
-    static const char lost[] = "GPU has fallen off the bus.";
-    size_t used = strcspn(xid, "(") + sizeof("(PCI:") - 1;
-
-    used += strspn(xid + used, "0123456789abcdefABCDEF:.");
-    if (used + 3 >= bytes || strncmp(xid + used, "): ", 3) != 0)
-        return;
-    used += 3;
-    used += strspn(xid + used, "0123456789");
-    if (used > bytes || used >= 64)
-        return;
-    fprintf(out, "%.*s", (int)used, xid);
-    if (memmem(xid, bytes, lost, sizeof(lost) - 1))
-        fprintf(out, ", pid='<unknown>', name=<unknown>, %s", lost);
-    fputc('\n', out);
-}
-
-/* Of other lines only the one with which a driver starts matters. */
-void scrub_kernel_log(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
-{
-    static const char xid[] = "NVRM: Xid (PCI:", loading[] = "NVRM: loading NVIDIA";
-    const char *end = text + bytes, *line, *found;
-    size_t n;
-
-    while (scrub_line(&text, end, &line, &n)) {
-        found = memmem(line, n, xid, sizeof(xid) - 1);
-        if (found) {
-            write_xid(found, n - (size_t)(found - line), out);
-            continue;
-        }
-        found = memmem(line, n, loading, sizeof(loading) - 1);
-        if (found) {
-            scrub_text(scrub, found, n - (size_t)(found - line), SCRUB_VERSIONS, out);
-            fputc('\n', out);
-        }
     }
 }

@@ -198,7 +198,7 @@ void scrub_learn_name(struct scrub *scrub, enum scrub_map map, const char *name)
     char lower[SCAN_NAME_BYTES];
     size_t n = strlen(name);
 
-    if (n < 3 || n >= sizeof(lower))
+    if (n == 0 || n >= sizeof(lower))
         return;
     for (size_t i = 0; i <= n; i++)
         lower[i] = (char)tolower((unsigned char)name[i]);
@@ -207,6 +207,67 @@ void scrub_learn_name(struct scrub *scrub, enum scrub_map map, const char *name)
             return;
     if (json_object_set_new_nocheck(scrub->names, lower, json_integer(map)) < 0)
         scrub->failed = true;
+}
+
+/* "acme[001-064,070]-ib,login": the brackets, and which names end where. */
+void scrub_learn_hosts(struct scrub *scrub, const char *list)
+{
+    char name[SCAN_NAME_BYTES];
+
+    while (*list) {
+        size_t n = strcspn(list, ",[");
+
+        if (n > 0 && n < sizeof(name)) {
+            memcpy(name, list, n);
+            name[n] = '\0';
+            if (list[n] != '[')
+                scrub_learn_name(scrub, SCRUB_HOST, name);
+            else if (n > 2 && !scrub_is_plain(name, n) &&
+                     json_object_set_new_nocheck(scrub->stems, name, json_true()) < 0)
+                scrub->failed = true;
+        }
+        list += n;
+        if (*list == '[')
+            list += strcspn(list, "]");
+        list += *list != '\0';
+        if (list[-1] == ']')
+            list += strcspn(list, ",");
+    }
+}
+
+/* A host of a list: what stands before the brackets, with a number behind it, and what follows that. */
+static size_t see_stem(struct scan *scan, size_t at)
+{
+    const char *stem;
+    json_t *value;
+
+    if (is_alnum(scan_before(scan, at)))
+        return 0;
+    json_object_foreach(scan->scrub->stems, stem, value)
+    {
+        size_t n = strlen(stem), used;
+
+        if (n > scan->bytes - at || strncasecmp(scan->text + at, stem, n) != 0 || !is_digit(scan_at(scan, at + n)))
+            continue;
+        used = n + scan_run(scan, at + n, "-");
+        fprintf(scan->out, "host%d", scan_number(scan, SCRUB_HOST, at, used));
+        return used;
+    }
+    return 0;
+}
+
+/*
+ * Names of one or two letters stand for hosts only where words are looked at, as a whole: elsewhere too many other
+ * things are called like them.
+ */
+static bool is_too_short(const struct scan *scan, size_t at, size_t n)
+{
+    char before = scan_before(scan, at), behind = scan_at(scan, at + n);
+
+    if (n > 2)
+        return false;
+    return !(scan->flags & SCRUB_WORDS) || (before && strchr("-_.", before)) || (behind && strchr("-_", behind)) ||
+           scrub_is_plain(scan->text + at, n);
 }
 
 static size_t see_name(struct scan *scan, size_t at)
@@ -220,7 +281,8 @@ static size_t see_name(struct scan *scan, size_t at)
     {
         size_t n = strlen(name);
 
-        if (n > scan->bytes - at || strncasecmp(scan->text + at, name, n) != 0 || is_alnum(scan_at(scan, at + n)))
+        if (n > scan->bytes - at || strncasecmp(scan->text + at, name, n) != 0 || is_alnum(scan_at(scan, at + n)) ||
+            is_too_short(scan, at, n))
             continue;
         fprintf(scan->out, "%s%d", json_integer_value(map) == SCRUB_USER ? "user" : "host",
                 scan_number(scan, (enum scrub_map)json_integer_value(map), at, n));
@@ -346,15 +408,69 @@ static bool begins_path(char c)
     return !c || strchr(" \t\r\n\"'=:,;()[]{}<>|`", c);
 }
 
+/* "fd00::/48", a network. */
+static bool is_prefix_length(const struct scan *scan, size_t at)
+{
+    size_t n = 1;
+
+    while (n < 4 && is_digit(scan_at(scan, at + n)))
+        n++;
+    return n > 1 && scan_before(scan, at) == ':' && !is_alnum(scan_at(scan, at + n)) && scan_at(scan, at + n) != '/';
+}
+
 static size_t see_path(struct scan *scan, size_t at)
 {
     size_t n = 0;
 
-    if (scan_at(scan, at) != '/' || (scan->flags & SCRUB_NAME) || !begins_path(scan_before(scan, at)))
+    if (scan_at(scan, at) != '/' || (scan->flags & SCRUB_NAME) || !begins_path(scan_before(scan, at)) ||
+        is_prefix_length(scan, at))
         return 0;
     while (at + n < scan->bytes && scan->text[at + n] && !strchr(" \t\r\n\"'=:,;()[]{}<>|`&", scan->text[at + n]))
         n++;
     scrub_path(scan->scrub, scan->text + at, n, scan->out);
+    return n;
+}
+
+/* --- words --- */
+
+static size_t see_release(struct scan *scan, size_t at)
+{
+    const char *release;
+    json_t *kept;
+
+    if (!is_digit(scan_at(scan, at)) || is_alnum(scan_before(scan, at)))
+        return 0;
+    json_object_foreach(scan->scrub->releases, release, kept)
+    {
+        size_t n = strlen(release);
+
+        if (n > scan->bytes - at || strncmp(scan->text + at, release, n) != 0 || is_alnum(scan_at(scan, at + n)))
+            continue;
+        fputs(json_string_value(kept), scan->out);
+        return n;
+    }
+    return 0;
+}
+
+static bool is_word_byte(char c)
+{
+    return is_alnum(c) || c == '_' || c == '-' || (unsigned char)c >= 0x80;
+}
+
+/* What somebody chose: the last one that is asked, so that it is none of the things above. */
+static size_t see_word(struct scan *scan, size_t at)
+{
+    size_t n = 0;
+
+    if (!(scan->flags & SCRUB_WORDS) || !is_word_byte(scan_at(scan, at)))
+        return 0;
+    /* "GPU-" and "MIG-" stand in front of a UUID, which is not part of the word. */
+    while (is_word_byte(scan_at(scan, at + n)) && !scan_is_uuid(scan->text + at + n, scan->bytes - at - n))
+        n++;
+    if (scrub_is_known(scan->scrub, scan->text + at, n))
+        fwrite(scan->text + at, 1, n, scan->out);
+    else
+        fprintf(scan->out, "word%d", scan_number(scan, SCRUB_WORD, at, n));
     return n;
 }
 
@@ -363,8 +479,8 @@ void scrub_text(struct scrub *scrub, const char *text, size_t bytes, unsigned fl
     static recogniser *const recognisers[] = {scan_see_uuid, scan_see_short_uuid,  scan_see_mac, scan_see_interface,
                                               scan_see_guid, scan_see_ipv6,        see_url,      see_path,
                                               scan_see_ipv4, scan_see_dashed_ipv4, see_mail,     see_host,
-                                              see_key_block, see_assignment,       see_name,     see_symbol,
-                                              see_token};
+                                              see_key_block, see_assignment,       see_release,  see_stem,
+                                              see_name,      see_symbol,           see_token,    see_word};
     struct scan scan = {.scrub = scrub, .text = text, .bytes = bytes, .flags = flags, .out = out};
     size_t at = 0;
 

@@ -55,7 +55,7 @@ static void add_copy(struct root *root, struct stack_deepep *deepep, const struc
         .defines_mapping = facts.defines_mapping,
         .calls_mapping = facts.calls_mapping,
         .decorator_stolen = facts.decorator_stolen,
-        .hash = buffer.state == ROOT_OK ? parse_hash(buffer.text, buffer.bytes) : 0,
+        .hash = root_hash(root, root_printf(root, "%s/deep_ep/buffer.py", folder->path)),
     };
     if (!*copy->version)
         copy->version = version_in_package(root, folder->path);

@@ -29,11 +29,14 @@ MARKS = {
     "file system": "5f0c1e2d-3b4a-5968-7786-95a4b3c2d1e0",
     "serial number": "1654321000042",
     "board": "MT_EXAMPLE0042",
+    "company": "akmefirma",
+    "hosts of a list": "akmerail17",
 }
 
 
 def mark(tree):
     environment(tree)
+    company(tree, MARKS["company"])
     nic = next(path for path in tree.entries if path.endswith("/infiniband/mlx5_0/fw_ver")).rsplit("/", 1)[0]
     tree.put(f"{nic}/node_guid", MARKS["GUID"] + "\n")
     tree.put(f"{nic}/sys_image_guid", MARKS["GUID"] + "\n")
@@ -70,6 +73,22 @@ def mark(tree):
     tree.append("/var/lib/dpkg/status", f"Package: x\nMaintainer: E. M. <{MARKS['mail address']}>\nVersion: 1\n\n")
     tree.append("/opt/deepep/python/deep_ep/buffer.py",
                 f"# {MARKS['mail address']}: KEY = '{MARKS['token']}', https://{HOST}.{DOMAIN}/\n")
+
+
+def company(tree, name):
+    """The name of a company, which is a word like any other, in what people choose: names, comments, programs."""
+    release = f"6.8.0-1041-{name}-llm"
+    tree.put("/proc/sys/kernel/osrelease", release + "\n")
+    tree.put(f"/usr/lib/modules/{release}/updates/dkms/mlx5_core.ko", "")
+    tree.append("/etc/modprobe.d/nvidia-deepep.conf",
+                f"options nvidia NVreg_EnableGpuFirmware=1 NVreg_Note={name} # set by {name}\n")
+    tree.put(f"/etc/modprobe.d/{name}-secret.conf", f"blacklist {name}\n")
+    tree.put(f"/etc/ld.so.conf.d/{name}.conf", "/usr/local/cuda/lib64\n")
+    for program in ("buffer", "__init__"):
+        tree.append(f"/opt/deepep/python/deep_ep/{program}.py", f'{name.upper()}_TOKEN = "{name}"\n"""{name} inside"""\n')
+    tree.environment.update({
+        "DEEP_EP_X": f"{name}017", "NVSHMEM_DEBUG_FILE": f"{name}log.%h", "NVSHMEM_IB_ADDR_RANGE": "::/0",
+        "SLURM_JOB_NODELIST": "akmerail[01-64]", "NCCL_DEBUG_SUBSYS": "akmerail17", "NCCL_COMM_ID": "akmerail17:29500"})
 
 
 def environment(tree):

@@ -37,12 +37,14 @@
 #define UUID_PLAIN "0a1b2c3d4e5f60718293a4b5c6d7e8f9"
 #define SERIAL "1654321000042"
 #define PROCESS "geheimprogramm"
+#define COMPANY "akmefirma" /* in any name that somebody chose */
+#define RAIL "akmerail"     /* hosts RAIL01 to RAIL64 */
 
 static const char *const marks[] = {
     HOST,       DOMAIN,     "rack7",     USER,         MAIL,     PROJECT,    TOKEN,      AWS_ID,   AWS_SECRET,
     PASSWORD,   PRIVATE,    IPV4,        IPV4_DASHED,  IPV4_GID, IPV4_ROUTE, IPV6,       IPV6_GID, MAC,
     MAC_SHORT,  GUID,       GUID_HEX,    LINK_LOCAL,   UUID,     UUID_DISK,  UUID_PLAIN, SERIAL,   PROCESS,
-    "0a1b2c3d", "5e0053fa", "fe00:53fa", "mustermann", "geheim", "0042"};
+    "0a1b2c3d", "5e0053fa", "fe00:53fa", "mustermann", "geheim", "0042",     COMPANY,    RAIL,     "vm7"};
 
 #define NIC "/sys/class/infiniband/mlx5_0/"
 #define GPU "/proc/driver/nvidia/gpus/0000:0f:00.0/"
@@ -75,6 +77,8 @@ static const struct place {
     {"/proc/version", "Linux version 6.8.0-1021-gcp (" USER "@" HOST ") (gcc 13.3.0) #1 SMP\n"},
     {"/proc/cmdline", "BOOT_IMAGE=/boot/vmlinuz root=UUID=" UUID_DISK " ip=" IPV4 "::192.0.2.1 hostname=" HOST
                       " token=" TOKEN " iommu=pt systemd.machine_id=" UUID_PLAIN " console=ttyS0\n"},
+    {"/proc/sys/kernel/osrelease", "6.8.0-1041-" COMPANY "-llm-" PROCESS "\n"},
+    {"/lib/modules/6.8.0-1041-" COMPANY "-llm-" PROCESS "/modules.dep", "updates/dkms/mlx5_core.ko:\n"},
     {"/proc/sys/kernel/hostname", HOST "\n"},
     {"/proc/sys/kernel/domainname", DOMAIN "\n"},
     {"/proc/sys/kernel/random/boot_id", UUID "\n"},
@@ -100,6 +104,12 @@ static const struct place {
     {"/etc/modprobe.d/nvidia.conf", "# " MAIL " on " HOST ", " SERIAL "\noptions nvidia NVreg_RegistryDwords="
                                     "\"PeerMappingOverride=1;\" # " USER "\ninstall foo curl -u " USER ":" PASSWORD
                                     " http://" IPV4 "/\noptions geheim key=" TOKEN "\nblacklist nouveau\n"},
+    {"/etc/modprobe.d/" COMPANY "-secret.conf",
+     "options nvidia NVreg_RegistryDwords=\"PeerMappingOverride=1;" COMPANY "=1;RMNvLinkDisableLinks=0x0\" "
+     "NVreg_Note=" COMPANY " NVreg_EnableGpuFirmware=1 # set by " COMPANY "\nblacklist " COMPANY "\nalias x " COMPANY
+     "\nsoftdep nvidia pre: " COMPANY " post: nvidia-uvm\noptions nvidia \\\n " COMPANY
+     "=1 \\\n NVreg_RestrictProfilingToAdminUsers=0\n"},
+    {"/etc/ld.so.conf.d/" COMPANY ".conf", "/usr/local/cuda/lib64\n"},
     {"/etc/ld.so.conf", "include /etc/ld.so.conf.d/*.conf # " MAIL "\n/opt/" PROJECT "/lib\n/usr/local/cuda/lib64\n"},
     {"/var/lib/dpkg/status",
      "Package: geheim\nVersion: 1\nMaintainer: " MAIL "\n\nPackage: libnccl2\nStatus: install "
@@ -107,14 +117,25 @@ static const struct place {
     {"/opt/deepep/python/deep_ep/buffer.py",
      "# " MAIL ": " TOKEN "\nimport os  # " HOST "\nKEY = '" TOKEN "'\nURL = 'https://" HOST "." DOMAIN
      "/x'\nclass Buffer:\n    \"\"\"\n    " USER " " PROJECT "\n    \"\"\"\n    @staticmethod\n    def f(x):\n"
-     "        return x[1::2] @ '" IPV4 "'\n"},
+     "        return x[1::2] @ '" IPV4 "'\n" COMPANY "_TOKEN = \"" COMPANY "\"\ndef " COMPANY "(a=\"" COMPANY
+     "\"):\n    return " COMPANY "\n@" COMPANY ".wrap\nclass " COMPANY ":\n    async def __init__(self, " COMPANY
+     "): self._setup_device_hca_mapping()\n"},
+    {"/opt/deepep/python/deep_ep/__init__.py",
+     "from ." COMPANY " import x\n__version__ = '1.2.1'\nKEY = '" COMPANY "'\n"},
+    {"/opt/deepep/python/deep_ep/" COMPANY ".py", COMPANY " = 1\n"},
+    {"/opt/deepep/python/setup.py", "author = '" COMPANY "'\n"},
     {"/opt/deepep/python/deep_ep-1.2.1.dist-info/METADATA",
      "Metadata-Version: 2.1\nName: deep_ep\nVersion: 1.2.1+29d31c0\nAuthor-email: " MAIL "\n\nVersion: " HOST "\n"},
     {"/usr/local/cuda/version.json", "{\"cuda\": {\"version\": \"12.8.1\", \"note\": \"" HOST " " IPV4 "\"}}\n"},
     {"/opt/" PROJECT "/nvshmem_version.h", "/* " MAIL " */\n#define NVSHMEM_VENDOR_MAJOR_VERSION 3 // " HOST "\n"},
-    {"/var/log/kern.log", "1970-01-01T00:10:00+00:00 " HOST " kernel: NVRM: Xid (PCI:0000:c4:00): 79, pid=4242, name="
-                          "/home/" USER "/" PROCESS ", GPU " UUID " serial " SERIAL " lost\n1970-01-01 " HOST
-                          " kernel: NVRM: GPU Board Serial Number: " SERIAL "\n"},
+    {"/var/log/kern.log",
+     "1970-01-01T00:10:00+00:00 " HOST " kernel: NVRM: Xid (PCI:0000:c4:00): 79, pid=4242, name="
+     "/home/" USER "/" PROCESS ", GPU " UUID " serial " SERIAL " lost\n1970-01-01 " HOST
+     " kernel: NVRM: GPU Board Serial Number: " SERIAL
+     "\n[   12.345678] NVRM: Xid (PCI:0000:c4:00): 154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset "
+     "Required) " USER "\nNov 21 12:00:00 " HOST
+     " kernel: NVRM: Xid (PCI:0000:c4:00): 154, GPU recovery action changed "
+     "from 0x0 (" USER ") to 0x1 (None)\n" COMPANY "T " HOST " NVRM: Xid (PCI:0000:c4:00): 31, pid=1\n"},
     {"/home/" USER "/" PROJECT "/lib/libx.so.1", "no ELF file"},
 };
 
@@ -147,6 +168,19 @@ static const char *const variables[] = {"HOME=/home/" USER,
                                         "SSH_CONNECTION=" IPV6 " 50000 " IPV4 " 22",
                                         "INVOCATION_ID=" UUID_PLAIN,
                                         "DEEP_EP_DEVICE_TO_HCA_MAPPING=0:mlx5_0:1,1:mlx5_1:1",
+                                        "DEEP_EP_X=" COMPANY "017",
+                                        "NCCL_IB_TC=" COMPANY,
+                                        "NVSHMEM_HCA_LIST=mlx5_0:1," COMPANY "_0:1,mlx5",
+                                        "NCCL_NET=vm7",
+                                        "NCCL_SOCKET_FAMILY=ens-" COMPANY,
+                                        "NVSHMEM_DEBUG_FILE=" COMPANY "log.%h",
+                                        "NVSHMEM_IB_ADDR_RANGE=fd00:1234:5678::/48",
+                                        "NCCL_IB_ADDR_RANGE=::/0",
+                                        "NVSHMEM_DEBUG=INFO",
+                                        "NCCL_NET_GDR_LEVEL=PIX",
+                                        "NCCL_DEBUG_SUBSYS=" RAIL "17-ib.x," RAIL "33",
+                                        "NCCL_DEBUG_NOWARN=n3",
+                                        "SLURM_JOB_NODELIST=" RAIL "[01-32,33-64]-ib,vm7,n3",
                                         "geheim=1"};
 
 static void make_overlay(const struct tree *tree)
@@ -250,11 +284,14 @@ static void what_matters_stays(void **state)
     struct tree tree;
     char *text;
     const char *buffer;
+    char list[128];
+    uint64_t hash;
 
     (void)state;
     make_machine(&tree);
     root = look(&tree);
     root_ask(root, "nvml", NULL, NULL, 0);
+    hash = root_hash(root, "/opt/deepep/python/deep_ep/buffer.py");
     mailed = mail(root, &text);
 
     /* An address of some kind stays one of that kind; the empty one stays empty. */
@@ -286,17 +323,57 @@ static void what_matters_stays(void **state)
                            "Package: libnccl2\nStatus: install ok installed\nVersion: 2.25.1-1+cuda12.8\n"));
     assert_string_equal(root_read(mailed, "/opt/deepep/python/deep_ep-1.2.1.dist-info/METADATA").text,
                         "Metadata-Version: 2.1\nName: deep_ep\nVersion: 1.2.1+29d31c0\n");
-    assert_string_equal(root_lines(mailed, "", "/var/log/kern.log").text, "NVRM: Xid (PCI:0000:c4:00): 79\n");
+    assert_string_equal(root_lines(mailed, "", "/var/log/kern.log").text,
+                        "1970-01-01T00:10:00+00:00 NVRM: Xid (PCI:0000:c4:00): 79\n"
+                        "[   12.345678] NVRM: Xid (PCI:0000:c4:00): 154, GPU recovery action changed from 0x0 (None) "
+                        "to 0x1 (GPU Reset Required)\n"
+                        "Nov 21 12:00:00 NVRM: Xid (PCI:0000:c4:00): 154\nNVRM: Xid (PCI:0000:c4:00): 31\n");
     assert_non_null(strstr(root_read(mailed, "/etc/modprobe.d/nvidia.conf").text,
                            "options nvidia NVreg_RegistryDwords=\"PeerMappingOverride=1;\""));
-    assert_non_null(strstr(root_read(mailed, "/etc/modprobe.d/nvidia.conf").text, "\ninstall foo command\n"));
+    assert_null(strstr(root_read(mailed, "/etc/modprobe.d/nvidia.conf").text, "foo"));
+    assert_non_null(strstr(root_read(mailed, "/etc/modprobe.d/nvidia.conf").text, "\nblacklist nouveau\n"));
+    /* A foreign name sorts as before: in front of nvidia.conf. */
+    assert_string_equal(root_read(mailed, "/etc/modprobe.d/000001.conf").text,
+                        "options nvidia NVreg_RegistryDwords=\"PeerMappingOverride=1;;RMNvLinkDisableLinks=0x0\" "
+                        "NVreg_EnableGpuFirmware=1\n\n\nsoftdep nvidia pre: post: nvidia-uvm\noptions nvidia "
+                        "NVreg_RestrictProfilingToAdminUsers=0\n\n\n");
+    assert_string_equal(root_line(mailed, "/proc/sys/kernel/osrelease").text, "6.8.0-1041-custom1");
+    assert_string_equal(root_read(mailed, "/lib/modules/6.8.0-1041-custom1/modules.dep").text,
+                        "updates/dkms/mlx5_core.ko:\n");
     assert_string_equal(root_read(mailed, "/etc/passwd").why, "the snapshot does not say");
 
-    /* Programs keep their lines and what they do. */
+    /* Of variables the words that say nothing, of networks the length of their prefix. */
+    snprintf(list, sizeof(list), "%s", root_env(mailed, "NVSHMEM_HCA_LIST"));
+    assert_int_equal(strncmp(list, "mlx5_0:1,word", 13), 0);
+    assert_string_equal(list + strlen(list) - 7, ":1,mlx5");
+    assert_int_equal(strncmp(root_env(mailed, "DEEP_EP_X"), "word", 4), 0);
+    assert_string_equal(root_env(mailed, "NVSHMEM_DEBUG"), "INFO");
+    assert_string_equal(root_env(mailed, "NCCL_NET_GDR_LEVEL"), "PIX");
+    assert_int_equal(strncmp(root_env(mailed, "NVSHMEM_IB_ADDR_RANGE"), "2001:db8::", 10), 0);
+    assert_string_equal(strchr(root_env(mailed, "NVSHMEM_IB_ADDR_RANGE"), '/'), "/48");
+    assert_string_equal(root_env(mailed, "NCCL_IB_ADDR_RANGE"), "::/0");
+    assert_int_equal(strncmp(root_env(mailed, "NCCL_DEBUG_NOWARN"), "host", 4), 0);
+    assert_int_equal(strncmp(root_env(mailed, "NCCL_NET"), "host", 4), 0);
+
+    /* Programs keep their lines and their shape, and copies can be compared. */
     buffer = root_read(mailed, "/opt/deepep/python/deep_ep/buffer.py").text;
-    assert_non_null(strstr(buffer, "\nimport os  \n"));
-    assert_non_null(strstr(buffer, "class Buffer:\n    \"\"\"\n\n\"\"\"\n    @staticmethod\n    def f(x):\n"));
-    assert_non_null(strstr(buffer, "return x[1::2] @ '192.0.2."));
+    assert_string_equal(buffer, "\npass\npass\npass\npass\n\n\n\n    @staticmethod\n    def function():\n        pass\n"
+                                "pass\ndef function():\n    pass\n@decorator\npass\n    def __init__(self): "
+                                "self._setup_device_hca_mapping()\n");
+    assert_string_equal(root_read(mailed, "/opt/deepep/python/deep_ep/__init__.py").text,
+                        "pass\n__version__ = \"1.2.1\"\npass\n");
+    assert_int_equal(root_hash(mailed, "/opt/deepep/python/deep_ep/buffer.py"), hash);
+    assert_int_not_equal(hash, 0);
+    assert_int_equal(root_hash(mailed, "/opt/deepep/python/deep_ep/nothing.py"), 0);
+    free(text);
+    root_free(root);
+    /* A snapshot of a snapshot says the same. */
+    root = mailed;
+    mailed = mail(root, &text);
+    assert_string_equal(root_env(mailed, "NVSHMEM_HCA_LIST"), list);
+    assert_string_equal(root_line(mailed, "/proc/sys/kernel/osrelease").text, "6.8.0-1041-custom1");
+    assert_string_equal(root_read(mailed, "/opt/deepep/python/deep_ep/buffer.py").text, buffer);
+    assert_int_equal(root_hash(mailed, "/opt/deepep/python/deep_ep/buffer.py"), hash);
     root_free(root);
     root_free(mailed);
     free(text);
@@ -318,7 +395,12 @@ static char *pass(struct scrub *scrub, const char *text, unsigned flags)
 
 static void scrub_init(struct scrub *scrub)
 {
-    *scrub = (struct scrub){.uuids = json_object(), .names = json_object()};
+    *scrub = (struct scrub){.uuids = json_object(),
+                            .names = json_object(),
+                            .stems = json_object(),
+                            .devices = json_object(),
+                            .releases = json_object(),
+                            .confs = json_object()};
     for (int map = 0; map < SCRUB_MAPS; map++)
         scrub->maps[map] = json_object();
 }
@@ -329,6 +411,10 @@ static void scrub_done(struct scrub *scrub)
         json_decref(scrub->maps[map]);
     json_decref(scrub->uuids);
     json_decref(scrub->names);
+    json_decref(scrub->stems);
+    json_decref(scrub->devices);
+    json_decref(scrub->releases);
+    json_decref(scrub->confs);
 }
 
 static void the_general_pass_knows_identifiers(void **state)
@@ -384,6 +470,12 @@ static void the_general_pass_knows_identifiers(void **state)
          "see /home/dir1/dir2 and '/usr/lib/libx.so.1', /dir3/lib", 0},
         {"a/b and/or", "a/b and/or", 0},
         {"ERIKA on node-7", "user1 on host1", 0},
+        {"fd00:1234:5678::/48 ::/0 10.1.2.0/24 x:/48/a", "2001:db8::1/48 ::/0 192.0.2.1/24 x:/dir1/dir2", 0},
+        {"rack17 Rack03-ib racks rack", "host1 host2 racks rack", 0},
+        {"NET=n1,xn1 n1_0", "NET=n1,xn1 n1_0", 0},
+        {"auto n1,10.1 mlx5_0:1 rocep145s0f1 -1 acme acme_0", "auto host1,10.1 mlx5_0:1 rocep145s0f1 -1 word1 word2",
+         SCRUB_WORDS},
+        {"6.8.0-1-acme 6.8.0-1-acmes", "6.8.0-1-custom1 6.8.0-1-acmes", 0},
         {"erikas node-77 xerika", "erikas node-77 xerika", 0},
     };
 
@@ -396,6 +488,9 @@ static void the_general_pass_knows_identifiers(void **state)
         scrub_learn_name(&scrub, SCRUB_USER, "Erika");
         scrub_learn_name(&scrub, SCRUB_HOST, "node-7");
         scrub_learn_name(&scrub, SCRUB_USER, "root");
+        scrub_learn_name(&scrub, SCRUB_HOST, "n1");
+        scrub_learn_hosts(&scrub, "rack[01-04,17]-ib");
+        scrub_learn_release(&scrub, "6.8.0-1-acme");
         got = pass(&scrub, cases[i].text, cases[i].flags);
         assert_string_equal(got, cases[i].wanted);
         free(got);
@@ -438,7 +533,12 @@ static void names_of_common_software_stay(void **state)
         {"/sys/bus/pci/devices/0000:0f:00.0/config", "/sys/bus/pci/devices/0000:0f:00.0/config"},
         {"/usr/lib/x86_64-linux-gnu/libibverbs.so.1.14.56.0", "/usr/lib/x86_64-linux-gnu/libibverbs.so.1.14.56.0"},
         {"/lib/modules/6.8.0-1021-acme/updates/dkms/mlx5_core.ko.zst",
-         "/lib/modules/6.8.0-1021-acme/updates/dkms/mlx5_core.ko.zst"},
+         "/lib/modules/6.8.0-1021-custom1/updates/dkms/mlx5_core.ko.zst"},
+        {"/lib/modules/5.14.0-427.13.1.el9_4.x86_64/extra", "/lib/modules/5.14.0-427.13.1.el9_4.x86_64/extra"},
+        {"/lib/modules/6.6.72+", "/lib/modules/6.6.72+"},
+        {"/etc/modprobe.d/acme-secret.conf", "/etc/modprobe.d/dir1.conf"},
+        {"/etc/modprobe.d/nvidia-ibgda.conf", "/etc/modprobe.d/nvidia-ibgda.conf"},
+        {"/opt/acme.conf", "/opt/dir1"},
         {"/usr/local/lib/python3.12/dist-packages/nvidia_nvshmem_cu12-3.3.20.dist-info",
          "/usr/local/lib/python3.12/dist-packages/nvidia_nvshmem_cu12-3.3.20.dist-info"},
         {"/opt/deepep/nvshmem/lib/libnvshmem_host.so.3", "/opt/deepep/nvshmem/lib/libnvshmem_host.so.3"},
