@@ -179,6 +179,29 @@ static void test_gid_index(void **state)
     is_set("NVSHMEM_IB_GID_INDEX", "3");
 }
 
+static void test_address_family(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 4; i++)
+        advised.gids[2 * i + 1].kind = TOPO_GID_OTHER;
+    advised_env(&advised, "NVSHMEM_IB_GID_INDEX=3");
+    advised_make(&advised);
+    is_set("NVSHMEM_IB_ADDR_FAMILY", "AF_INET6");
+    is_set("NCCL_IB_ADDR_FAMILY", "AF_INET6");
+    for (int i = 0; i < advised.audit->n; i++)
+        assert_string_not_equal(advised.audit->rows[i].name, "NVSHMEM_IB_GID_INDEX");
+}
+
+static void test_address_family_with_one_ipv4(void **state)
+{
+    (void)state;
+    for (int i = 1; i < 4; i++)
+        advised.gids[2 * i + 1].kind = TOPO_GID_OTHER;
+    advised_make(&advised);
+    is_silent("NVSHMEM_IB_ADDR_FAMILY");
+    is_silent("NCCL_IB_ADDR_FAMILY");
+}
+
 static void test_static_heap(void **state)
 {
     (void)state;
@@ -425,6 +448,8 @@ int main(void)
         CASE(test_no_prefix),
         CASE(test_management_nics),
         CASE(test_gid_index),
+        CASE(test_address_family),
+        CASE(test_address_family_with_one_ipv4),
         CASE(test_static_heap),
         CASE(test_gib),
         CASE(test_library_path),
