@@ -46,7 +46,15 @@ static bool is_asked(unsigned groups, const char *name)
     return groups & 1u << env_group_of(&(struct advice_row){.name = name});
 }
 
-/* A variable that is missing counts where others of the stack are set: else nobody has claimed that they are. */
+/*
+ * What is missing, or put better, counts where others of the stack are set, or a DeepEP that reads them is imported:
+ * else nobody has claimed that the environment is for it.
+ */
+static bool counts(const struct audit *audit, const struct audit_row *row)
+{
+    return audit->uses_stack || (row->kind != AUDIT_MISSING && row->kind != AUDIT_DIFFERS);
+}
+
 static json_t *audit_json(const struct doctor_machine *machine, unsigned groups, int *ret_findings)
 {
     json_t *rows = json_array();
@@ -57,7 +65,7 @@ static json_t *audit_json(const struct doctor_machine *machine, unsigned groups,
 
         if (!is_asked(groups, row->name))
             continue;
-        *ret_findings += row->kind != AUDIT_MISSING || machine->audit->uses_stack;
+        *ret_findings += counts(machine->audit, row);
         json_array_append_new(rows,
                               json_pack("{s:s, s:o, s:s, s:s, s:o, s:s}", "name", row->name, "value",
                                         row->kind == AUDIT_MISSING ? json_null() : json_string(row->value), "kind",
@@ -67,10 +75,23 @@ static json_t *audit_json(const struct doctor_machine *machine, unsigned groups,
     return rows;
 }
 
+/* The index of the first row that counts, by its kind's key; 0 if there is none. */
+static size_t first_fault(const struct audit *audit, const json_t *rows)
+{
+    for (size_t i = 0; i < json_array_size(rows); i++) {
+        const char *kind = json_string_value(json_object_get(json_array_get(rows, i), "kind"));
+
+        if (audit->uses_stack ||
+            (strcmp(kind, kinds[AUDIT_MISSING].key) != 0 && strcmp(kind, kinds[AUDIT_DIFFERS].key) != 0))
+            return i;
+    }
+    return 0;
+}
+
 static void audit_verdict(const struct doctor_machine *machine, const json_t *rows, int findings, char *ret_text,
                           size_t bytes)
 {
-    const json_t *first = json_array_get(rows, 0);
+    const json_t *first = json_array_get(rows, first_fault(machine->audit, rows));
     const char *name = json_string_value(json_object_get(first, "name"));
 
     if (findings > 1)
@@ -236,7 +257,7 @@ const struct cmd verb_env = {
         "program.\n\n"
         "--check judges the environment that is set, or that of a process: what does nothing, what is no value, what "
         "causes a fault, which paths are not there, and what is missing. A variable that is missing is a fault where "
-        "others of the stack are set.",
+        "others of the stack are set, or where Python finds a DeepEP.",
     .options = env_table,
     .options_bytes = sizeof(struct env_options),
     .examples =

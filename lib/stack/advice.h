@@ -103,7 +103,7 @@ struct audit_row {
 struct audit {
     int n;
     struct audit_row *rows; /* harmful first, then by name; at most AUDIT_MAX */
-    bool uses_stack;        /* the environment sets a variable of NVSHMEM, NCCL or DeepEP */
+    bool uses_stack;        /* the environment sets a variable of NVSHMEM, NCCL or DeepEP, or leads to a DeepEP */
 };
 
 #define AUDIT_MAX 256

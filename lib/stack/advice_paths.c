@@ -13,7 +13,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define FOLDERS_MAX 8
+#define FOLDERS_MAX 24
+#define BUNDLE_MAX 64 /* packages of libraries beside PyTorch */
+#define NVSHMEM_REASON "NVSHMEM with its transports"
 #define HOST_LIBRARY "libnvshmem_host.so.3"
 #define GKE_LIBRARIES "/usr/local/nvidia/lib64" /* where GKE's node installer mounts the driver into containers */
 
@@ -131,7 +133,7 @@ static void add_nvshmem_folder(struct advice_work *work, const char *host, struc
         return;
     found = libs_find(work->root, &bare, HOST_LIBRARY);
     if (found.state != ROOT_OK || strcmp(found.real, root_resolve(work->root, "%s", host).text) != 0)
-        add_folder(folders, libs_folder_of(work->root, host), "NVSHMEM with its transports");
+        add_folder(folders, libs_folder_of(work->root, host), NVSHMEM_REASON);
 }
 
 static bool path_can_be_preloaded(const char *path)
@@ -190,6 +192,70 @@ static bool is_elsewhere(struct root *root, const char *path, const char *name, 
     return place.state == ROOT_OK && strcmp(libs_folder_of(root, place.real), folder) != 0;
 }
 
+static void put_first(struct folders *folders, const char *path, const char *reason)
+{
+    int n = folders->n, at = 0;
+
+    while (at < n && strcmp(folders->paths[at], path) != 0)
+        at++;
+    if (!is_printable(path) || strpbrk(path, ":;") || at == FOLDERS_MAX)
+        return;
+    reason = at < n ? folders->reasons[at] : reason;
+    memmove(folders->paths + 1, folders->paths, (size_t)at * sizeof(folders->paths[0]));
+    memmove(folders->reasons + 1, folders->reasons, (size_t)at * sizeof(folders->reasons[0]));
+    folders->n += at == n;
+    folders->paths[0] = path;
+    folders->reasons[0] = reason;
+}
+
+/* Does `folder` hold another file of one of these names than `own` does? */
+static bool replaces(struct root *root, const char *folder, const char *own)
+{
+    struct root_names names = root_list(root, "%s", own);
+
+    for (size_t i = 0; i < names.n; i++) {
+        struct root_text theirs;
+
+        if (!strstr(names.names[i], ".so."))
+            continue;
+        theirs = root_resolve(root, "%s/%s", folder, names.names[i]);
+        if (theirs.state == ROOT_OK && root_stat(root, "%s/%s", folder, names.names[i]).state == ROOT_OK &&
+            strcmp(theirs.text, root_resolve(root, "%s/%s", own, names.names[i]).text) != 0)
+            return true;
+    }
+    return false;
+}
+
+/*
+ * LD_LIBRARY_PATH comes before the folders that are compiled into PyTorch (ld.so(8): RUNPATH): the NCCL or cuDNN of a
+ * folder in it replaces the one that PyTorch brings along. The folders of those that `folder` would replace come first;
+ * of NVSHMEM it is the one that DeepEP is made for.
+ */
+static void keep_bundle_before(struct advice_work *work, struct folders *folders, const char *folder)
+{
+    static const char suffix[] = "/nccl/lib/libnccl.so.2";
+    const char *bundled = work->stack->nccl.bundled, *top;
+    size_t n = strlen(bundled);
+    struct root_names packages;
+
+    for (int i = 0; i < folders->n; i++)
+        if (strcmp(folders->reasons[i], NVSHMEM_REASON) == 0 &&
+            root_stat(work->root, "%s/" HOST_LIBRARY, folder).state == ROOT_OK) {
+            put_first(folders, folders->paths[i], NVSHMEM_REASON);
+            break;
+        }
+    if (n < sizeof(suffix) || strcmp(bundled + n - strlen(suffix), suffix) != 0)
+        return;
+    top = root_printf(work->root, "%.*s", (int)(n - strlen(suffix)), bundled);
+    packages = root_list(work->root, "%s", top);
+    for (size_t i = 0; i < packages.n && i < BUNDLE_MAX; i++) {
+        const char *own = root_printf(work->root, "%s/%s/lib", top, packages.names[i]);
+
+        if (strcmp(packages.names[i], "nvshmem") != 0 && replaces(work->root, folder, own))
+            put_first(folders, own, root_printf(work->root, "what PyTorch brings, before that of %s", folder));
+    }
+}
+
 /* The system's set in front, where other folders would bring in parts of another one. */
 static void put_verbs_first(struct advice_work *work, struct folders *folders)
 {
@@ -203,11 +269,8 @@ static void put_verbs_first(struct advice_work *work, struct folders *folders)
     if (!is_elsewhere(work->root, path, "libibverbs.so.1", folder) &&
         !is_elsewhere(work->root, path, "libmlx5.so.1", folder))
         return;
-    memmove(folders->paths + 1, folders->paths, (size_t)folders->n * sizeof(folders->paths[0]));
-    memmove(folders->reasons + 1, folders->reasons, (size_t)folders->n * sizeof(folders->reasons[0]));
-    folders->n++;
-    folders->paths[0] = folder;
-    folders->reasons[0] = "libibverbs and its provider from one set";
+    put_first(folders, folder, "libibverbs and its provider from one set");
+    keep_bundle_before(work, folders, folder);
 }
 
 /* --- all of LD_LIBRARY_PATH --- */

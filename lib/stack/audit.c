@@ -432,6 +432,8 @@ ep_status audit_make(const struct topo *topo, const struct stack *stack, const s
         audit->uses_stack = audit->uses_stack || variable_is_theirs(environment.variables[i].name);
         judge_variable(&work, &environment.variables[i]);
     }
+    /* A DeepEP that Python finds reads variables, and switches IBGDA on, whether others are set or not. */
+    audit->uses_stack = audit->uses_stack || (stack->deepep.imported >= 0 && advice_has_mlx5(topo));
     /* An environment that cannot be read lacks nothing that anybody knows of. */
     if (environment.state == ROOT_OK)
         find_missing(&work);

@@ -97,3 +97,25 @@ setup_file() {
 @test "a4/two-nccl: another NCCL on the path" {
     fault a4/two-nccl
 }
+
+@test "a4/two-nccl-system: another NCCL in the system's folder" {
+    fault a4/two-nccl-system
+}
+
+@test "a4/two-nccl-system: epkit env puts PyTorch's in front, and clears it" {
+    cd "$BATS_FILE_TMPDIR" || return 1
+    python3 "$MACHINES/machines.py" a4/two-nccl-system cleared
+    epkit env --from cleared --json |
+        jq -r '.variables[] | select(.name == "LD_LIBRARY_PATH").value' >path.txt
+    cat path.txt
+    grep -q '^[^:]*/nvidia/nccl/lib:/usr/lib/x86_64-linux-gnu:' path.txt
+    sed --in-place --null-data "s|^LD_LIBRARY_PATH=.*|LD_LIBRARY_PATH=$(cat path.txt)|" cleared/proc/self/environ
+    epkit doctor --from cleared
+}
+
+@test "a4/no-env: epkit env --check names a fault as well" {
+    cd "$BATS_FILE_TMPDIR" || return 1
+    run epkit env --check --from a4.no-env
+    [ "$status" -eq 3 ]
+    [[ "${lines[0]}" == *"faults; the first is DEEP_EP_DEVICE_TO_HCA_MAPPING (missing)." ]]
+}

@@ -512,6 +512,12 @@ def another_nccl_on_the_path(tree):
     tree.environment["LD_LIBRARY_PATH"] += ":/opt/nccl/lib"
 
 
+@fault("a4/two-nccl-system", "two-nccl")
+def another_nccl_in_the_system(tree):
+    """Images for CUDA bring one along as a package, and the system's folder is in front for libibverbs."""
+    software.library(tree, X86_64, "libnccl.so.2", "26.2")
+
+
 # --- DeepEP ---
 
 
