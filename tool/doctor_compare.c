@@ -12,6 +12,12 @@
 #define FACTS_MAX 4096 /* of all nodes together */
 #define TEXT_BYTES 1024
 
+/* Whether a node has any of these at all: one that has none is one difference, not one for each of them. */
+#define ALL_NICS "NICs"
+#define ALL_VARIABLES "environment of the stack"
+#define NO_NIC "none"
+#define NO_VARIABLE "not set at all"
+
 static const char *const versions[][2] = {
     {"kernel", "kernel"}, {"driver", "NVIDIA driver"}, {"doca", "DOCA-OFED"}, {"nvshmem", "NVSHMEM"},
     {"nccl", "NCCL"},     {"deepep", "DeepEP"},
@@ -58,6 +64,7 @@ static void flatten_gpus(json_t *flat, const json_t *gpus)
 
 static void flatten_nics(json_t *flat, const json_t *nics)
 {
+    set(flat, ALL_NICS, json_array_size(nics) ? "some" : NO_NIC);
     for (size_t i = 0; i < json_array_size(nics); i++) {
         const json_t *nic = json_array_get(nics, i);
         char name[128], state[64], layer[64], role[64], firmware[64], fact[160], text[TEXT_BYTES];
@@ -79,6 +86,7 @@ static void flatten_environment(json_t *flat, json_t *environment)
     const char *key;
     json_t *value;
 
+    set(flat, ALL_VARIABLES, json_object_size(environment) ? "set" : NO_VARIABLE);
     json_object_foreach(environment, key, value)
     {
         char name[256], fact[300], text[TEXT_BYTES];
@@ -132,6 +140,15 @@ static const char *missing(const char *fact)
 
 /* --- comparing --- */
 
+/* Is a fact said already, by the node's having none of its kind? */
+static bool is_said(const json_t *flat, const char *fact)
+{
+    const char *all = strncmp(fact, "NIC ", 4) == 0 ? ALL_NICS : *fact == '$' ? ALL_VARIABLES : NULL;
+    const char *value = all ? json_string_value(json_object_get(flat, all)) : NULL;
+
+    return value && strcmp(value, all[0] == 'N' ? NO_NIC : NO_VARIABLE) == 0;
+}
+
 /* The values of one fact: an array of {"value", "nodes": [names]}, in the order in which they turn up. */
 static json_t *tally(const char *fact, const struct node *nodes, json_t *const *flats, int n)
 {
@@ -141,7 +158,7 @@ static json_t *tally(const char *fact, const struct node *nodes, json_t *const *
         const char *value = flats[i] ? json_string_value(json_object_get(flats[i], fact)) : NULL;
         json_t *row = NULL;
 
-        if (!flats[i])
+        if (!flats[i] || is_said(flats[i], fact))
             continue;
         value = value ? value : missing(fact);
         for (size_t k = 0; k < json_array_size(values) && !row; k++)
@@ -173,6 +190,63 @@ static json_t *difference(const char *fact, json_t *values)
     return row;
 }
 
+/* The model of a node's GPUs: "8 x NVIDIA B200" without the number. */
+static const char *kind_of(const json_t *flat)
+{
+    const char *gpus = json_string_value(json_object_get(flat, "GPUs"));
+    size_t n = gpus ? strspn(gpus, "0123456789") : 0;
+
+    return !gpus ? "" : n && strncmp(gpus + n, " x ", 3) == 0 ? gpus + n + 3 : gpus;
+}
+
+/* A node of another kind than most have differs in everything: it becomes one difference, and is compared no further.
+ */
+static void set_apart(const struct node *nodes, json_t **flats, int n, json_t *differences)
+{
+    json_t *others = json_array();
+    int best = -1, n_best = 0;
+
+    for (int i = 0; i < n; i++) {
+        int alike = 0;
+
+        for (int k = 0; flats[i] && k < n; k++)
+            alike += flats[k] && strcmp(kind_of(flats[i]), kind_of(flats[k])) == 0;
+        if (alike > n_best) {
+            best = i;
+            n_best = alike;
+        }
+    }
+    for (int i = 0; i < n; i++) {
+        char text[TEXT_BYTES + 64];
+        json_t *row = NULL;
+
+        if (!flats[i] || strcmp(kind_of(flats[i]), kind_of(flats[best])) == 0)
+            continue;
+        snprintf(text, sizeof(text), "%s%s; not compared further", json_string_value(json_object_get(flats[i], "GPUs")),
+                 strcmp(json_string_value(json_object_get(flats[i], ALL_NICS)), NO_NIC) == 0 ? ", no NIC" : "");
+        for (size_t k = 0; k < json_array_size(others) && !row; k++)
+            if (strcmp(json_string_value(json_object_get(json_array_get(others, k), "value")), text) == 0)
+                row = json_array_get(others, k);
+        if (!row) {
+            row = json_pack("{s:s, s:[]}", "value", text, "nodes");
+            json_array_append_new(others, row);
+        }
+        json_array_append_new(json_object_get(row, "nodes"), json_string(nodes[i].name));
+    }
+    if (json_array_size(others)) {
+        json_array_append_new(differences,
+                              json_pack("{s:s, s:O, s:i, s:O}", "fact", "GPUs", "value",
+                                        json_object_get(flats[best], "GPUs"), "nodes", n_best, "others", others));
+        for (int i = 0; i < n; i++) {
+            if (i == best || !flats[i] || strcmp(kind_of(flats[i]), kind_of(flats[best])) == 0)
+                continue;
+            json_decref(flats[i]);
+            flats[i] = NULL;
+        }
+    }
+    json_decref(others);
+}
+
 json_t *compare_nodes(const struct node *nodes, int n)
 {
     json_t **flats = calloc((size_t)n + 1, sizeof(*flats)), *facts = json_object(), *differences = json_array(), *value;
@@ -182,6 +256,10 @@ json_t *compare_nodes(const struct node *nodes, int n)
         if (!nodes[i].document)
             continue;
         flats[i] = flatten(nodes[i].document);
+    }
+    if (flats)
+        set_apart(nodes, flats, n, differences);
+    for (int i = 0; flats && i < n; i++) {
         json_object_foreach(flats[i], fact, value)
         {
             set(facts, fact, "");

@@ -18,7 +18,8 @@
 #define WIDTH 32           /* connections at once */
 #define CONNECT_SECONDS 10 /* for TCP and the banner; the deadline of a node bounds the rest */
 #define SSH_WORDS 32
-#define SHOWN_NODES 4 /* names in a cell of a table */
+#define SHOWN_NODES 4  /* names in a cell of a table */
+#define SHOWN_BYTES 60 /* of a value in a cell, from near the place on where it differs */
 
 struct host {
     char target[256]; /* [user@]host */
@@ -413,6 +414,21 @@ static void name_nodes(const json_t *names, char *ret_text, size_t bytes)
         snprintf(ret_text + used, bytes - used, " and %zu more", n - SHOWN_NODES);
 }
 
+/* Two values cut in the same way, so that what differs is seen. --json has them whole. */
+static void cut_values(const char *const values[2], char ret_cut[2][SHOWN_BYTES + 8])
+{
+    size_t same = 0, start;
+
+    while (values[0][same] && values[0][same] == values[1][same])
+        same++;
+    start = same > SHOWN_BYTES / 2 ? same - SHOWN_BYTES / 4 : 0;
+    if (strlen(values[0]) <= SHOWN_BYTES && strlen(values[1]) <= SHOWN_BYTES)
+        start = 0;
+    for (int i = 0; i < 2; i++)
+        snprintf(ret_cut[i], SHOWN_BYTES + 8, "%s%.*s%s", start ? "..." : "", SHOWN_BYTES, values[i] + start,
+                 strlen(values[i] + start) > SHOWN_BYTES ? "..." : "");
+}
+
 static void print_differences(const json_t *differences)
 {
     static const struct out_column columns[] = {{"FACT", "fact", 0, 0},
@@ -426,12 +442,14 @@ static void print_differences(const json_t *differences)
 
         for (size_t k = 0; k < json_array_size(others); k++) {
             const json_t *other = json_array_get(others, k);
-            char names[512];
+            const char *const values[2] = {json_string_value(json_object_get(row, "value")),
+                                           json_string_value(json_object_get(other, "value"))};
+            char names[512], cut[2][SHOWN_BYTES + 8];
 
             name_nodes(json_object_get(other, "nodes"), names, sizeof(names));
-            json_array_append_new(rows, json_pack("{s:O, s:O, s:s, s:O}", "fact", json_object_get(row, "fact"), "most",
-                                                  json_object_get(row, "value"), "nodes", names, "have",
-                                                  json_object_get(other, "value")));
+            cut_values(values, cut);
+            json_array_append_new(rows, json_pack("{s:O, s:s, s:s, s:s}", "fact", json_object_get(row, "fact"), "most",
+                                                  cut[0], "nodes", names, "have", cut[1]));
         }
     }
     out_line("\nDifferences:");

@@ -272,6 +272,10 @@ bare) echo "bash: line 1: epkit: command not found" >&2; exit 127 ;;
 old) echo "epkit: error: unknown verb 'doctor'" >&2; exit 2 ;;
 newer) "$EPKIT" doctor --json --from "$BATS_FILE_TMPDIR/a4" | jq '.schema_version = 99' ;;
 release) "$EPKIT" doctor --json --from "$BATS_FILE_TMPDIR/a4" | jq '.epkit = "99.0.0"' ;;
+unset) "$EPKIT" doctor --json --from "$BATS_FILE_TMPDIR/a4" | jq '.facts.environment = {}' ;;
+nonics) "$EPKIT" doctor --json --from "$BATS_FILE_TMPDIR/a4" | jq '.facts.nics = []' ;;
+mapped) "$EPKIT" doctor --json --from "$BATS_FILE_TMPDIR/a4" |
+    jq '.facts.environment.DEEP_EP_DEVICE_TO_HCA_MAPPING |= sub("7:mlx5_7"; "7:other")' ;;
 garbage) head -c 300000 /dev/urandom ;;
 torn) "$EPKIT" doctor --json --from "$BATS_FILE_TMPDIR/a4" | head -c 2000 ;;
 other) echo '{"verb": "topo", "schema_version": 1}' ;;
@@ -373,6 +377,24 @@ CALLS
     compare 30 good1 good2 empty1
     [ "$status" -eq 3 ]
     [[ "$output" == *"GPUs"*"8 x NVIDIA B200"*"empty1"*"none"* ]]
+}
+
+@test "--hosts: a node of another kind is one difference, and so are an environment and NICs that are not there" {
+    printf '%s\n' good1 good2 good3 good4 empty1 >hosts
+    run --separate-stderr epkit doctor --hosts hosts --ssh ./ssh --json
+    [ "$(jq -c '.differences[] | [.fact, .value, .nodes, .others]' <<<"$output")" = \
+        '["GPUs","8 x NVIDIA B200",4,[{"value":"none, no NIC; not compared further","nodes":["empty1"]}]]' ]
+    valid doctor <<<"$output"
+    printf '%s\n' good1 good2 unset >hosts
+    run --separate-stderr epkit doctor --hosts hosts --ssh ./ssh --json
+    [ "$(jq -c '[.differences[].fact]' <<<"$output")" = '["environment of the stack"]' ]
+    printf '%s\n' good1 good2 nonics >hosts
+    run --separate-stderr epkit doctor --hosts hosts --ssh ./ssh --json
+    [ "$(jq -c '[.differences[].fact]' <<<"$output")" = '["NICs"]' ]
+    # A value is cut near the place where it differs.
+    compare 30 good1 good2 mapped
+    grep -F '...' <<<"$output" | grep -F ',7:other'
+    [ "$(wc -L <<<"$output")" -lt 190 ]
 }
 
 # refused_file TEXT LINE...
