@@ -101,7 +101,7 @@ static void run_gib_settings(const struct doctor_machine *machine, struct doctor
 {
     const char *net = root_env(machine->root, "NCCL_NET"), *torch = root_env(machine->root, TORCH_SWITCH);
     const struct advice_row *wanted = advice_find(machine->advice, "NCCL_NET");
-    const char *first = "";
+    const char *first = "", *script = machine->stack->nccl.script;
     int n = torch != NULL;
 
     if (!*machine->stack->nccl.gib || !wanted || wanted->unset) {
@@ -132,7 +132,9 @@ static void run_gib_settings(const struct doctor_machine *machine, struct doctor
         const char *value = root_env(machine->root, row->name);
 
         if (differs(machine, row, net != NULL))
-            doctor_evidence(machine, result, row->name, "%s; gIB expects %s", value ? value : "not set", row->value);
+            doctor_evidence(machine, result, row->name, "%s; %s %s", value ? value : "not set",
+                            *script ? root_printf(machine->root, "%s sets", script) : "gIB is known to expect",
+                            row->value);
     }
     doctor_fix(machine, result, false, "eval \"$(epkit env --only nccl)\"");
 }

@@ -300,13 +300,43 @@ static const struct {
     {"NCCL_IB_FIFO_TC", "84", "gIB expects it: the traffic class of control messages."},
 };
 
+static const char *gib_reason(struct advice_work *work, const char *name)
+{
+    for (size_t i = 0; i < sizeof(gib_settings) / sizeof(gib_settings[0]); i++)
+        if (strcmp(gib_settings[i].name, name) == 0)
+            return gib_settings[i].reason;
+    return root_printf(work->root, "%s sets it.", work->stack->nccl.script);
+}
+
+/* What the installed script says; where it says nothing, the values that are known. */
+static void advise_gib_settings(struct advice_work *work)
+{
+    const struct stack_nccl *nccl = &work->stack->nccl;
+    size_t n_known = sizeof(gib_settings) / sizeof(gib_settings[0]);
+
+    for (int i = 0; i < nccl->n_settings; i++) {
+        const struct stack_setting *setting = &nccl->settings[i];
+
+        if (setting->is_unclear || strcmp(setting->name, "NCCL_TUNER_CONFIG_PATH") == 0 ||
+            strcmp(setting->name, "TORCH_NCCL_USE_COMM_NONBLOCKING") == 0)
+            continue;
+        if (setting->value)
+            set(work, setting->name, setting->value, gib_reason(work, setting->name));
+        else
+            unset(work, setting->name, root_printf(work->root, "%s unsets it.", nccl->script));
+    }
+    /* Without the name of the network the others are for nothing. */
+    for (size_t i = 0; i < (*nccl->script ? 1 : n_known); i++)
+        if (!advice_find(work->advice, gib_settings[i].name))
+            set(work, gib_settings[i].name, gib_settings[i].value, gib_settings[i].reason);
+}
+
 static void advise_gib(struct advice_work *work)
 {
     const char *config = work->stack->nccl.tuner_config;
     char shown[1024];
 
-    for (size_t i = 0; i < sizeof(gib_settings) / sizeof(gib_settings[0]); i++)
-        set(work, gib_settings[i].name, gib_settings[i].value, gib_settings[i].reason);
+    advise_gib_settings(work);
     root_clean(config, shown, sizeof(shown));
     if (*config && strcmp(config, shown) == 0)
         set(work, "NCCL_TUNER_CONFIG_PATH", config, "What gIB's tuner knows about this type of machine.");

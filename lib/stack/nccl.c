@@ -73,5 +73,6 @@ void stack_read_nccl(struct root *root, const struct topo *topo, const struct py
     nccl->bundled_version = *nccl->bundled ? nccl_version(root, nccl->bundled) : "";
     nccl->gib = root_is_folder(root_stat(root, GIB)) ? GIB : "";
     nccl->tuner_config = *nccl->gib ? find_tuner_config(root, topo) : "";
+    stack_read_gib(root, nccl);
     find_plugin(root, nccl);
 }

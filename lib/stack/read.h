@@ -29,6 +29,9 @@ void stack_read_nvshmem(struct root *root, const struct python *python, const st
                         struct stack_nvshmem *nvshmem);
 void stack_read_nccl(struct root *root, const struct topo *topo, const struct python *python, struct stack_nccl *nccl);
 
+/* After `gib` is known. */
+void stack_read_gib(struct root *root, struct stack_nccl *nccl);
+
 /* The first file `name` (with folders in front) below a folder of Python; "" none. */
 const char *python_find(struct root *root, const struct python *python, const char *name);
 

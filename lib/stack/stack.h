@@ -14,6 +14,7 @@
 #include "topo/topo.h"
 
 #define STACK_MAX_COPIES 32
+#define STACK_MAX_SETTINGS 48
 
 /* A setting of the NVIDIA driver: what modprobe.d asks for against what the loaded driver says. */
 struct stack_option {
@@ -56,6 +57,12 @@ struct stack_nvshmem {
     struct lib_place gdrapi;
 };
 
+/* A line of gIB's script. Unclear: set to several values, or to one that is not plain. */
+struct stack_setting {
+    const char *name, *value; /* NULL: the script unsets it */
+    bool is_unclear;
+};
+
 struct stack_nccl {
     struct lib_place lib;
     const char *version;
@@ -64,6 +71,9 @@ struct stack_nccl {
     struct lib_place plugin; /* libnccl-net*.so that NCCL_NET / NCCL_NET_PLUGIN lead to */
     const char *plugin_name;
     const char *tuner_config; /* file for this GPU below gIB that exists; "" */
+    const char *script;       /* gIB's set_nccl_env.sh, where it sets anything; "" */
+    int n_settings;
+    struct stack_setting settings[STACK_MAX_SETTINGS];
 };
 
 /* A copy of the package deep_ep that Python may find, or that lies where installers put it. */

@@ -94,6 +94,10 @@ setup_file() {
     fault a4/gib-settings-value
 }
 
+@test "a4/gib-settings-script: script of another release" {
+    fault a4/gib-settings-script
+}
+
 @test "a4/two-nccl: another NCCL on the path" {
     fault a4/two-nccl
 }

@@ -309,6 +309,19 @@ def deepep(tree, arch, *, archs, version=DEEPEP_VERSION, source=True):
 # --- gIB ---
 
 
+GIB_SETTINGS = {
+    "NCCL_NET": "gIB",
+    "NCCL_CROSS_NIC": "0",
+    "NCCL_NET_GDR_LEVEL": "PIX",
+    "NCCL_P2P_NET_CHUNKSIZE": "131072",
+    "NCCL_NVLS_CHUNKSIZE": "524288",
+    "NCCL_IB_ADAPTIVE_ROUTING": "1",
+    "NCCL_IB_QPS_PER_CONNECTION": "4",
+    "NCCL_IB_TC": "52",
+    "NCCL_IB_FIFO_TC": "84",
+}
+
+
 def gib(tree, arch, machine="a4"):
     """Google's NCCL plugin. It brings rdma-core along, which other programs must not pick up."""
     home = "/usr/local/gib"
@@ -320,4 +333,6 @@ def gib(tree, arch, machine="a4"):
     tree.library(f"{home}/lib64/libnccl-tuner.so", soname="libnccl-tuner.so", needed=["libc.so.6"],
                  machine=arch.machine)
     tree.put(f"{home}/configs/tuner_config_{machine}.txtpb", "# made up\n")
-    tree.put(f"{home}/scripts/set_nccl_env.sh", "# made up\n")
+    tree.put(f"{home}/scripts/set_nccl_env.sh",
+             "# made up\n" + "".join(f"export {name}={value}\n" for name, value in GIB_SETTINGS.items())
+             + "unset TORCH_NCCL_USE_COMM_NONBLOCKING\n")

@@ -506,6 +506,13 @@ def value_that_gib_does_not_expect(tree):
     tree.environment["NCCL_IB_TC"] = "0"
 
 
+@fault("a4/gib-settings-script", "gib-settings")
+def script_of_another_release(tree):
+    """The installed script is what counts, not the values that were known once."""
+    tree.replace("/usr/local/gib/scripts/set_nccl_env.sh", "NCCL_NVLS_CHUNKSIZE=524288",
+                 'NCCL_NVLS_CHUNKSIZE="1048576"')
+
+
 @fault("a4/two-nccl", "two-nccl")
 def another_nccl_on_the_path(tree):
     software.library(tree, X86_64, "libnccl.so.2", "21.5", folder="/opt/nccl/lib")

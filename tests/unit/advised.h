@@ -62,7 +62,8 @@ static inline void advised_software(struct stack *stack)
                                       .gib = "",
                                       .plugin = nowhere,
                                       .plugin_name = "",
-                                      .tuner_config = ""};
+                                      .tuner_config = "",
+                                      .script = ""};
     stack->deepep.imported = -1;
     stack->cuda_home = stack->python_paths = "";
 }
