@@ -43,7 +43,8 @@ static json_t *result_json(const struct doctor_result *result)
     json_object_set_new(row, "evidence", evidence);
     json_object_set_new(row, "evidence_left_out", json_integer(result->n_evidence_left_out));
     json_object_set_new(row, "cause", json_string(result->check->cause));
-    json_object_set_new(row, "fix", or_null(result->fix));
+    /* Made safe line by line when it was said; its commands stay on lines of their own. */
+    json_object_set_new(row, "fix", *result->fix ? json_string(result->fix) : json_null());
     json_object_set_new(row, "fix_is_safe", json_boolean(result->fix_is_safe));
     json_object_set_new(row, "advice", or_null(result->advice));
     return row;
