@@ -209,6 +209,17 @@ static unsigned groups_of(const struct opt_list *only)
     return groups ? groups : (1u << ENV_GROUPS) - 1;
 }
 
+/* In a script's place a comment: whoever sources it, or evaluates it, must not run a sentence. */
+static int say_empty(const struct cmd *cmd, const struct env_options *options, const struct topo *topo, bool runs)
+{
+    if (options->json || options->format == ENV_JSON)
+        return source_say_empty(topo, out_document(cmd->name));
+    if (runs)
+        return source_say_empty(topo, NULL);
+    out_line("# %s", topo->why_empty);
+    return CMD_UNSUPPORTED;
+}
+
 static int cmd_env(const struct cmd *cmd, const struct cmd_call *call)
 {
     const struct env_options *options = call->options;
@@ -230,8 +241,7 @@ static int cmd_env(const struct cmd *cmd, const struct cmd_call *call)
     if (options->check)
         result = check(cmd, options, machine, groups);
     else if (source_is_empty(machine->topo))
-        result = source_say_empty(machine->topo,
-                                  options->json || options->format == ENV_JSON ? out_document(cmd->name) : NULL);
+        result = say_empty(cmd, options, machine->topo, call->n_args > 0);
     else if (call->n_args > 0)
         result = env_execute(&(struct env_script){machine->advice, root_name(root), groups}, machine->topo, call->args);
     else

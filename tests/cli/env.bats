@@ -391,6 +391,11 @@ make_preloadable() {
     done
 }
 
+@test "what stands in a script's place there is harmless to whoever runs it" {
+    run bash -c "script=\$('$EPKIT' env --from empty); eval \"\$script\"; echo done"
+    [ "$output" = "done" ]
+}
+
 # refused TEXT ARGUMENTS...: exit code 2, and the text on standard error
 refused() {
     local text="$1"

@@ -33,6 +33,6 @@ json() {
 
 output topo.txt topo
 json topo.json topo
-output env.sh env
+output env.txt env
 json env.json env
 output doctor.txt doctor
