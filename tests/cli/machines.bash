@@ -36,8 +36,8 @@ WORD = r"(?:[A-Za-z0-9_./+,:=@%*-]|'[^'\n]*'|\\')+"
 OWN = r'(?:"\$\(epkit env(?: --only [a-z]+)?\)"|\||[A-Z_]+=' + WORD + r"\$\{([A-Z_]+):\+:\$\1\})"
 # Groups inside a repetition would be counted: one pattern for each word instead.
 TOKEN = re.compile(f"(?:{OWN}|{WORD})(?: |$)")
-COMMANDS = {"unset", "export", "eval", "sudo", "ldd", "echo", "epkit", "taskset", "ulimit", "nvidia-smi", "scontrol",
-            "NVSHMEM_USE_GDRCOPY=0"}
+COMMANDS = {"unset", "export", "eval", "sudo", "sudoedit", "ldd", "echo", "epkit", "taskset", "ulimit", "nvidia-smi",
+            "scontrol", "NVSHMEM_USE_GDRCOPY=0"}
 lines = open(sys.argv[1], encoding="utf-8").read().splitlines()
 for line in lines:
     at = 0
