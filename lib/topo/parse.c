@@ -195,7 +195,7 @@ bool topo_parse_cpus(const char *text, uint64_t *ret_mask, int bits)
 
     /* An empty list is one: a NUMA node without processors has it. */
     while (is_list && *text && *text != '\n') {
-        long first, last;
+        long first = 0, last;
 
         text = read_cpu(text, &first);
         last = first;
