@@ -51,9 +51,10 @@ enum {
     EP_LL_ZERO_COPY = 1u << 2,   /* combine: x is the buffer of ep_ll_get_combine_buffer() */
     EP_LL_ASYNC = 1u << 3        /* CUDA backend: return when the call is queued in the communicator's stream, where its
                                     outputs are valid in order; the host backend takes it without effect. What fails
-                                    then is the status of a later call, or of ep_comm_async_error(), and routing that is
-                                    not valid leaves the peers waiting. So is every call while the stream is being
-                                    captured into a CUDA graph. Counts for the ep_ll_finish() of the call, too */
+                                    then is the status of a later call, or of ep_comm_async_error(). Routing that is not
+                                    valid is told by the next ep_ll_dispatch() or ep_ll_combine() alone: nothing was
+                                    sent, and the peers wait. So is every call while the stream is being captured into a
+                                    CUDA graph. Counts for the ep_ll_finish() of the call, too */
 };
 
 typedef struct ep_ll_dispatch_args {
