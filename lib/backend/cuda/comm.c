@@ -20,9 +20,9 @@ static ep_status choose_device(struct cuda_comm *cuda)
     if (device == 0)
         device = cuda->host.local % n;
     CUDA_TRY(cudaDeviceGetAttribute(&clusters, cudaDevAttrComputeCapabilityMajor, device));
-    if (clusters < 9)
-        return ep_fail(EP_E_UNSUPPORTED, "ep_comm_new: GPU %d is of compute capability %d; 9.0 or later is needed",
-                       device, clusters);
+    if (clusters < CUDA_LEAST_MAJOR)
+        return ep_fail(EP_E_UNSUPPORTED, "ep_comm_new: GPU %d is of compute capability %d; %d.0 or later is needed",
+                       device, clusters, CUDA_LEAST_MAJOR);
     CUDA_TRY(cudaDeviceGetAttribute(&cuda->all_sms, cudaDevAttrMultiProcessorCount, device));
     CUDA_TRY(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
     cuda->device = device;

@@ -29,6 +29,7 @@
 #define CUDA_POOL 8 /* blocks of freed plans that are kept */
 #define CUDA_GOOD_POINTERS 64
 #define CUDA_LL_PLACES 16
+#define CUDA_LEAST_MAJOR 9 /* compute capability: bulk copies */
 
 /* An allocation of a rank, for its peers. Written before its generation. */
 struct cuda_slot {
@@ -125,6 +126,11 @@ ep_status cuda_status(cudaError_t error, const char *call);
  * Pointers that have been found good are remembered.
  */
 ep_status cuda_check_pointer(struct cuda_comm *cuda, const char *call, const char *name, const void *pointer);
+/*
+ * GPUs that ranks get by themselves: those from the first visible one on that the kernels are made for.
+ * EP_E_UNSUPPORTED when there are none.
+ */
+ep_status cuda_count_usable(int *ret_gpus);
 /* Is the stream being captured into a graph? What is queued then runs only when the graph is launched. */
 bool cuda_is_capturing(const struct cuda_comm *cuda);
 #define CUDA_TRY(call) EP_TRY(cuda_status((call), #call))

@@ -69,16 +69,36 @@ static ep_status cuda_poll(ep_comm *comm)
     return host_poll(comm);
 }
 
+ep_status cuda_count_usable(int *ret_gpus)
+{
+    int all = 0, n = 0, major = 0;
+    cudaError_t error = cudaGetDeviceCount(&all);
+
+    if (error == cudaErrorNoDevice)
+        error = cudaSuccess;
+    while (error == cudaSuccess && n < all) {
+        error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, n);
+        if (error == cudaSuccess && major < CUDA_LEAST_MAJOR)
+            break;
+        n += error == cudaSuccess;
+    }
+    cudaGetLastError();
+    if (error != cudaSuccess)
+        return ep_fail(EP_E_UNSUPPORTED, "no usable GPU: %s", cudaGetErrorString(error));
+    if (!n && all)
+        return ep_fail(EP_E_UNSUPPORTED, "no usable GPU: GPU 0 is of compute capability %d; %d.0 or later is needed",
+                       major, CUDA_LEAST_MAJOR);
+    if (!n)
+        return ep_fail(EP_E_UNSUPPORTED, "no usable GPU: none is visible");
+    *ret_gpus = n;
+    return EP_OK;
+}
+
 static ep_status cuda_probe(void)
 {
-    int n = 0;
-    cudaError_t error = cudaGetDeviceCount(&n);
+    int unused;
 
-    if (error != cudaSuccess || n == 0) {
-        cudaGetLastError();
-        return ep_fail(EP_E_UNSUPPORTED, "no usable GPU: %s", n ? "?" : cudaGetErrorString(error));
-    }
-    return EP_OK;
+    return cuda_count_usable(&unused);
 }
 
 static ep_status check_comm(const ep_comm *comm, const char *call);

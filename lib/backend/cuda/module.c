@@ -14,12 +14,6 @@
 
 static_assert(sizeof(struct host_where) <= sizeof(struct ep_cuda_place), "a place holds a struct host_where");
 
-static ep_status count(int *ret_gpus)
-{
-    CUDA_TRY(cudaGetDeviceCount(ret_gpus));
-    return EP_OK;
-}
-
 static ep_status device_name(ep_comm *comm, char *ret_name, size_t bytes)
 {
     struct cudaDeviceProp properties;
@@ -225,7 +219,7 @@ EP_PRIVATE_API extern const struct ep_cuda_module ep_cuda_module;
 
 const struct ep_cuda_module ep_cuda_module = {
     .abi = EP_CUDA_MODULE_ABI,
-    .count = count,
+    .count = cuda_count_usable,
     .device_name = device_name,
     .pci_address = pci_address,
     .alloc = alloc,
