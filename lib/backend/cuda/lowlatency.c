@@ -159,6 +159,10 @@ ep_status cuda_ll_open(ep_ll *ll)
 
     if (!inner)
         return ep_fail(EP_E_MEMORY, "ep_ll_new: no memory");
+    if (cuda_is_capturing(cuda)) {
+        free(inner);
+        return ep_fail(EP_E_STATE, "ep_ll_new: the stream is being captured: make the ep_ll before");
+    }
     inner->cuda = cuda;
     status = host_drain(&cuda->host);
     if (status == EP_OK)
@@ -191,7 +195,9 @@ void cuda_ll_close(ep_ll *ll)
         return;
     host_drain(&inner->cuda->host);
     if (cuda_enter(inner->cuda, &scope) == EP_OK) {
-        /* Kernels that wait for a peer have a deadline. */
+        /* Kernels that wait for a peer have a deadline; of a failed group many may be queued, each with its own. */
+        if (atomic_load(&ll->comm->failed))
+            *(volatile uint32_t *)&inner->cuda->report->abort = 1;
         cudaStreamSynchronize(inner->cuda->stream);
         free_inner(inner);
         cuda_leave(&scope);
