@@ -65,7 +65,9 @@ static ep_status take_buffers(struct bench_case *bench)
     bench_mirror_route(&bench->twins, &bench->route);
     if (bench_has_yardsticks(bench)) {
         bench->copy_to = take_symmetric(bench, 2 * hidden);
-        bench->copy_from = take(bench, bench->room_rows, 2 * hidden);
+        /* Sources of what this rank receives, and of what it sends to one other: with a skewed routing either is more.
+         */
+        bench->copy_from = take(bench, bench->room_rows > n_tokens ? bench->room_rows : n_tokens, 2 * hidden);
         bench->out_byhand = take(bench, n_tokens, 2 * hidden);
     }
     EP_TRY(twins_status(&bench->twins));
