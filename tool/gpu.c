@@ -4,16 +4,21 @@
 #include "cmd.h"
 
 #include "backend/cuda/module.h"
+#include "base/clock.h"
 
 #include <dlfcn.h>
+#include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #define MODULE_FILE "libepkit-cuda.so"
-#define MOST_GPUS 64 /* an exit code holds it */
+#define MOST_GPUS 64    /* an exit code holds it */
+#define ANSWER_MS 60000 /* several GPUs without a persistent driver take some twenty seconds */
 
 /* Next to libepkit.so first: that is the one of this build, and the one that the library itself takes. */
 static void *open_module(void)
@@ -49,6 +54,25 @@ const struct ep_cuda_module *gpu_load(const char **ret_why)
     return NULL;
 }
 
+/* A driver that hangs must not hang the command. The child cannot be waited for then: killed, it is init's later. */
+static bool wait_for(pid_t child, int *ret_status)
+{
+    uint64_t until_ns = ep_now_ns() + (uint64_t)ANSWER_MS * 1000000u;
+    struct timespec pause = {.tv_nsec = 200000};
+    pid_t ended;
+
+    while ((ended = waitpid(child, ret_status, WNOHANG)) != child) {
+        if ((ended < 0 && errno != EINTR) || ep_now_ns() >= until_ns) {
+            kill(child, SIGKILL);
+            return false;
+        }
+        nanosleep(&pause, NULL);
+        if (pause.tv_nsec < 5000000)
+            pause.tv_nsec *= 2;
+    }
+    return true;
+}
+
 /* In a child: the exit code is the number of GPUs. */
 static int ask_in_child(void)
 {
@@ -64,7 +88,7 @@ static int ask_in_child(void)
             n = 0;
         _exit(n < MOST_GPUS ? n : MOST_GPUS);
     }
-    if (pid < 0 || waitpid(pid, &status, 0) != pid || !WIFEXITED(status))
+    if (pid < 0 || !wait_for(pid, &status) || !WIFEXITED(status))
         return 0;
     return WEXITSTATUS(status);
 }

@@ -12,7 +12,9 @@
 #include <sched.h>
 #include <stdbool.h>
 
-/* GPUs that the CUDA backend can use here; 0 where there are none, or no libepkit-cuda. Asks once, in a child process.
+/*
+ * GPUs that the CUDA backend can use here; 0 where there are none, no libepkit-cuda, or a driver that does not answer.
+ * Asks once, in a child process.
  */
 int gpu_count(void);
 
