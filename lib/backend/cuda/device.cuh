@@ -102,7 +102,8 @@ enum wait_end { WAIT_MET, WAIT_LATE, WAIT_LOST, WAIT_STOPPED };
 
 /*
  * Waits until *word has reached `value`: no longer than the deadline, and not for a rank that the host has found lost
- * (`lost`: a word of its with a bit for each rank, or NULL). A stop by the host ends it, too.
+ * (`lost`: a word of its with a bit for each rank, or NULL). A stop by the host ends it, too, and so does a kernel
+ * before it that gave up: of a graph of many operations only the first waits for a rank that has died.
  */
 __device__ inline wait_end wait_word(const cuda_waits &waits, const uint64_t *word, uint64_t value,
                                      const uint32_t *lost, int rank)
@@ -117,7 +118,7 @@ __device__ inline wait_end wait_word(const cuda_waits &waits, const uint64_t *wo
         now = global_ns();
         if (!begin)
             begin = now;
-        if (*(const volatile uint32_t *)&waits.report->abort)
+        if (*(const volatile uint32_t *)&waits.report->abort || *(const volatile uint32_t *)&waits.mine->gave_up)
             return WAIT_STOPPED;
         if (lost && *(const volatile uint32_t *)lost >> rank & 1)
             return WAIT_LOST;

@@ -101,8 +101,11 @@ __device__ inline bool ll_meet(const cuda_ll &ll, ll_call &call, const uint64_t 
         if (i == 0 && sound)
             store_release(&mine->verdict[which], call.number << 32 | *(volatile uint32_t *)&mine->mask);
     } else if (i == 0) {
-        /* Block 0 has a deadline; this thread looks only whether it was told to stop. */
-        while (load_acquire(&mine->verdict[which]) >> 32 < call.number && sound) {
+        /*
+         * Block 0 has a deadline; this thread looks only whether it was told to stop. Half of the number is there, and
+         * enough: each call writes both verdicts.
+         */
+        while ((uint32_t)(load_acquire(&mine->verdict[which]) >> 32) != (uint32_t)call.number && sound) {
             __nanosleep(100);
             sound = !*(volatile uint32_t *)&ll.waits.mine->gave_up;
         }
