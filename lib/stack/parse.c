@@ -290,12 +290,3 @@ struct piece parse_define(const char *text, const char *name)
     }
     return (struct piece){.text = ""};
 }
-
-uint64_t parse_hash(const char *bytes, size_t n)
-{
-    uint64_t hash = UINT64_C(0xcbf29ce484222325);
-
-    for (size_t i = 0; i < n; i++)
-        hash = (hash ^ (unsigned char)bytes[i]) * UINT64_C(0x100000001b3);
-    return hash;
-}

@@ -74,7 +74,4 @@ struct parse_buffer {
  */
 struct parse_buffer parse_buffer_py(const char *text);
 
-/* FNV-1a of 64 bits. */
-uint64_t parse_hash(const char *bytes, size_t n);
-
 #endif

@@ -264,15 +264,6 @@ static void calls(void **state)
     assert_buffer(CLASS INIT "        text = 'a\\'b'\n" CALL, false, true, false);
 }
 
-static void hashes(void **state)
-{
-    (void)state;
-    /* Test vectors of FNV-1a, 64 bits (RFC 9923 and before it the authors' page). */
-    assert_int_equal(parse_hash("", 0), UINT64_C(0xcbf29ce484222325));
-    assert_int_equal(parse_hash("a", 1), UINT64_C(0xaf63dc4c8601ec8c));
-    assert_int_equal(parse_hash("foobar", 6), UINT64_C(0x85944171f73967e8));
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -280,7 +271,7 @@ int main(void)
         cmocka_unit_test(dwords),   cmocka_unit_test(dwords_merged),    cmocka_unit_test(packages),
         cmocka_unit_test(fields),   cmocka_unit_test(versions),         cmocka_unit_test(conf_lines),
         cmocka_unit_test(mapping),  cmocka_unit_test(stolen_decorator), cmocka_unit_test(only_named),
-        cmocka_unit_test(calls),    cmocka_unit_test(hashes),
+        cmocka_unit_test(calls),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
