@@ -539,6 +539,47 @@ static void plugin(void **state)
     }
 }
 
+/* What the script of gIB sets, as "NAME=VALUE", "-NAME" where it unsets, "?NAME" where nobody can say. */
+static void assert_settings(const char *script, const char *expected)
+{
+    struct world world;
+    struct stack *stack;
+    char said[512] = "";
+    size_t n = 0;
+
+    world_init(&world);
+    tree_put(&world.tree, "/usr/local/gib/scripts/set_nccl_env.sh", script);
+    stack = read_stack(&world);
+    for (int i = 0; i < stack->nccl.n_settings; i++) {
+        const struct stack_setting *setting = &stack->nccl.settings[i];
+
+        if (setting->is_unclear || !setting->value)
+            n += (size_t)snprintf(said + n, sizeof(said) - n, "%c%s ", setting->is_unclear ? '?' : '-', setting->name);
+        else
+            n += (size_t)snprintf(said + n, sizeof(said) - n, "%s=%s ", setting->name, setting->value);
+        assert_in_range(n, 0, sizeof(said) - 1);
+    }
+    assert_string_equal(said, expected);
+    done(&world, stack);
+}
+
+static void settings_of_gib(void **state)
+{
+    (void)state;
+    assert_settings("", "");
+    assert_settings("#!/bin/bash\nexport NCCL_NET=gIB\n  export NCCL_IB_TC=\"52\" NCCL_IB_FIFO_TC='84' # words\n"
+                    "unset TORCH_NCCL_USE_COMM_NONBLOCKING NCCL_DEBUG",
+                    "NCCL_NET=gIB NCCL_IB_TC=52 NCCL_IB_FIFO_TC=84 -TORCH_NCCL_USE_COMM_NONBLOCKING -NCCL_DEBUG ");
+    /* An expansion, cases that differ, one that is set and unset: nobody can say. The same twice is clear. */
+    assert_settings("export NCCL_NET=gIB\nexport NCCL_A=$X\nexport NCCL_B=1\nexport NCCL_B=2\nexport NCCL_C=1\n"
+                    "unset NCCL_C\nexport NCCL_D=1\nexport NCCL_D=\"1\"\n",
+                    "NCCL_NET=gIB ?NCCL_A ?NCCL_B ?NCCL_C NCCL_D=1 ");
+    /* Names of others, lines that are no settings, quotes without an end. */
+    assert_settings("export PATH=/x\n#export NCCL_NET=x\nNCCL_NET=y\necho export NCCL_NET=z\nexport NCCL_=1\n"
+                    "export NCCL_E=\"1\nexport NCCL_F=1;true\nexport =\nexport\nunset \nexport NCCL_G",
+                    "?NCCL_E NCCL_F=1 ");
+}
+
 /* Nothing at all is an answer, and so is a snapshot that says nothing. */
 static void nothing(void **state)
 {
@@ -650,6 +691,7 @@ int main(void)
         cmocka_unit_test(nvshmem_by_extension),
         cmocka_unit_test(nvshmem_installed),
         cmocka_unit_test(plugin),
+        cmocka_unit_test(settings_of_gib),
         cmocka_unit_test(nothing),
     };
 
