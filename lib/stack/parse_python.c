@@ -6,12 +6,10 @@
  * passed around adds the method alone, above `def get_dispatch_config` and thus below its @staticmethod: the mapping is
  * there, is never called, and get_dispatch_config() has lost its decorator. No Python is needed to tell them apart.
  */
+#include "root/python.h"
 #include "stack/parse.h"
 
 #include <string.h>
-
-#define MAPPING "_setup_device_hca_mapping"
-#define BLANK " \t\r\f\v"
 
 struct reader {
     struct parse_buffer facts;
@@ -21,111 +19,47 @@ struct reader {
     bool below_decorator; /* lines above this one, but for blank ones and comments, are a decorator without self */
 };
 
-/* Blanks out what is quoted or a comment, in the copy of a line; follows text in triple quotes from line to line. */
-static void strip_line(struct reader *reader, char *line)
-{
-    char quote = 0;
-
-    for (char *at = line; *at; at++) {
-        char triple[4] = {reader->quote, reader->quote, reader->quote, '\0'};
-
-        if (reader->quote) {
-            if (strncmp(at, triple, 3) == 0) {
-                memset(at, ' ', 3);
-                at += 2;
-                reader->quote = 0;
-            } else {
-                if (*at == '\\' && at[1])
-                    *at++ = ' ';
-                *at = ' ';
-            }
-        } else if (quote) {
-            if (*at == '\\' && at[1])
-                *at++ = ' ';
-            else if (*at == quote)
-                quote = 0;
-            *at = ' ';
-        } else if (strncmp(at, "\"\"\"", 3) == 0 || strncmp(at, "'''", 3) == 0) {
-            reader->quote = *at;
-            memset(at, ' ', 3);
-            at += 2;
-        } else if (*at == '"' || *at == '\'') {
-            quote = *at;
-            *at = ' ';
-        } else if (*at == '#') {
-            *at = '\0';
-            break;
-        }
-    }
-}
-
-static bool is_name_byte(char c)
-{
-    return c == '_' || (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
-}
-
-/* Is there "self.<MAPPING>(" with nothing that makes another name of it? */
-static bool calls_mapping(const char *line)
-{
-    static const char call[] = "self." MAPPING;
-
-    for (const char *at = strstr(line, call); at; at = strstr(at + 1, call)) {
-        const char *behind = at + strlen(call);
-
-        if (at > line && (is_name_byte(at[-1]) || at[-1] == '.'))
-            continue;
-        if (behind[strspn(behind, BLANK)] == '(')
-            return true;
-    }
-    return false;
-}
-
 /* `text` begins with "def": notes which function begins there. */
 static void note_function(struct reader *reader, const char *text, size_t indent)
 {
-    const char *name = text + strspn(text, BLANK), *behind;
+    const char *name = text + strspn(text, PYTHON_BLANK), *behind;
     size_t n = 0;
 
-    while (is_name_byte(name[n]))
+    while (python_is_name_byte(name[n]))
         n++;
-    behind = name + n + strspn(name + n, BLANK);
+    behind = name + n + strspn(name + n, PYTHON_BLANK);
     if (n == 8 && strncmp(name, "__init__", n) == 0) {
         reader->in_init = true;
         reader->init_indent = indent;
     } else if (indent <= reader->init_indent) {
         reader->in_init = false; /* a function within __init__ does not end it */
     }
-    if (n != strlen(MAPPING) || strncmp(name, MAPPING, n) != 0 || *behind != '(')
+    if (n != strlen(PYTHON_MAPPING) || strncmp(name, PYTHON_MAPPING, n) != 0 || *behind != '(')
         return;
-    behind += 1 + strspn(behind + 1, BLANK);
+    behind += 1 + strspn(behind + 1, PYTHON_BLANK);
     reader->facts.defines_mapping = true;
-    if (reader->below_decorator && strncmp(behind, "self", 4) == 0 && !is_name_byte(behind[4]))
+    if (reader->below_decorator && strncmp(behind, "self", 4) == 0 && !python_is_name_byte(behind[4]))
         reader->facts.decorator_stolen = true;
 }
 
 static void read_line(struct reader *reader, const char *line)
 {
-    size_t indent = strspn(line, BLANK);
-    const char *text = line + indent;
-    static const char *const decorators[] = {"@staticmethod", "@classmethod", "@property"};
+    size_t indent = strspn(line, PYTHON_BLANK);
+    const char *text = line + indent, *function = python_function(text);
 
     if (!*text)
         return;
-    for (size_t i = 0; i < sizeof(decorators) / sizeof(decorators[0]); i++) {
-        if (strncmp(text, decorators[i], strlen(decorators[i])) == 0) {
-            reader->below_decorator = true;
-            return;
-        }
+    if (python_decorator(text)) {
+        reader->below_decorator = true;
+        return;
     }
     if (*text == '@')
         return; /* one more decorator does not end the list */
-    if (strncmp(text, "async", 5) == 0 && strchr(BLANK, text[5]) && text[5])
-        text += 5 + strspn(text + 5, BLANK);
-    if (strncmp(text, "def", 3) == 0 && text[3] && strchr(BLANK, text[3]))
-        note_function(reader, text + 3, indent);
+    if (function)
+        note_function(reader, function, indent);
     else if (reader->in_init && indent <= reader->init_indent && *text != ')')
         reader->in_init = false;
-    if (reader->in_init && calls_mapping(line))
+    if (reader->in_init && python_calls_mapping(line))
         reader->facts.calls_mapping = true;
     reader->below_decorator = false;
 }
@@ -133,7 +67,7 @@ static void read_line(struct reader *reader, const char *line)
 struct parse_buffer parse_buffer_py(const char *text)
 {
     struct reader reader = {0};
-    char line[4096];
+    char line[PYTHON_LINE_BYTES];
 
     while (*text) {
         size_t n = strcspn(text, "\n");
@@ -141,7 +75,7 @@ struct parse_buffer parse_buffer_py(const char *text)
 
         memcpy(line, text, used);
         line[used] = '\0';
-        strip_line(&reader, line);
+        python_strip(line, &reader.quote);
         read_line(&reader, line);
         text += n + (text[n] == '\n');
     }
