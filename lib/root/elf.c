@@ -28,7 +28,7 @@ static json_t *describe(struct root *root, const char *path)
 static const char *const *get_strings(struct root *root, const json_t *list, size_t most, size_t *ret_n)
 {
     size_t n = json_array_size(list) < most ? json_array_size(list) : most;
-    const char **strings = n ? keep_alloc(root, n * sizeof(*strings)) : NULL;
+    const char **strings = n ? root_alloc(root, n * sizeof(*strings)) : NULL;
 
     for (size_t i = 0; strings && i < n; i++) {
         const char *text = json_string_value(json_array_get(list, i));
@@ -43,7 +43,7 @@ static const char *const *get_strings(struct root *root, const json_t *list, siz
 static const struct elf_version *get_versions(struct root *root, const json_t *list, size_t *ret_n)
 {
     size_t n = json_array_size(list) < ELF_MAX_VERSIONS ? json_array_size(list) : ELF_MAX_VERSIONS;
-    struct elf_version *versions = n ? keep_alloc(root, n * sizeof(*versions)) : NULL;
+    struct elf_version *versions = n ? root_alloc(root, n * sizeof(*versions)) : NULL;
 
     for (size_t i = 0; versions && i < n; i++) {
         const json_t *item = json_array_get(list, i);
@@ -59,7 +59,7 @@ static const struct elf_version *get_versions(struct root *root, const json_t *l
 static const int *get_archs(struct root *root, const json_t *list, size_t *ret_n)
 {
     size_t n = json_array_size(list) < ELF_MAX_ARCHS ? json_array_size(list) : ELF_MAX_ARCHS;
-    int *archs = n ? keep_alloc(root, n * sizeof(*archs)) : NULL;
+    int *archs = n ? root_alloc(root, n * sizeof(*archs)) : NULL;
 
     for (size_t i = 0; archs && i < n; i++)
         archs[i] = (int)json_integer_value(json_array_get(list, i));
@@ -111,7 +111,7 @@ struct elf_facts root_elf(struct root *root, const char *format, ...)
     if (facts.state != ROOT_OK)
         return facts;
     fill(root, entry, &facts);
-    kept = keep_alloc(root, sizeof(*kept));
+    kept = root_alloc(root, sizeof(*kept));
     if (kept) {
         *kept = facts;
         keep_set_derived(root, KEEP_ELF, path, kept);

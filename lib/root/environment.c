@@ -32,7 +32,7 @@ static size_t split(struct root *root, struct root_text text, struct found *ret_
 
         if (!equals || equals == at)
             continue;
-        name = keep_alloc(root, (size_t)(equals - at) + 1);
+        name = root_alloc(root, (size_t)(equals - at) + 1);
         if (!name)
             break;
         memcpy(name, at, (size_t)(equals - at));
@@ -52,7 +52,7 @@ static void fill(struct root *root, struct root_text text)
     for (size_t i = 0; i < text.bytes; i++)
         n += text.text[i] == '\0';
     found = calloc(n, sizeof(*found));
-    variables = keep_alloc(root, n * sizeof(*variables));
+    variables = root_alloc(root, n * sizeof(*variables));
     if (!found || !variables) {
         free(found);
         all->state = keep_state(root->full, &all->why);

@@ -24,7 +24,7 @@ static const char *const state_names[] = {
 
 /* --- memory --- */
 
-void *keep_alloc(struct root *root, size_t bytes)
+void *root_alloc(struct root *root, size_t bytes)
 {
     struct root_block *block = root->blocks;
     void *memory;
@@ -57,7 +57,7 @@ const char *root_printf(struct root *root, const char *format, ...)
     va_copy(again, args);
     n = vsnprintf(NULL, 0, format, args);
     if (n >= 0)
-        text = keep_alloc(root, (size_t)n + 1);
+        text = root_alloc(root, (size_t)n + 1);
     if (text)
         vsnprintf(text, (size_t)n + 1, format, again);
     va_end(again);

@@ -58,10 +58,7 @@ json_t *keep_failure_errno(int error_number);
 /* The state of an entry; *ret_why is "" or the reason, borrowed from the entry. */
 enum root_state keep_state(const json_t *entry, const char **ret_why);
 
-/* --- memory that lives as long as the root --- */
-
-/* Zeroed and aligned for anything; NULL for lack of memory. */
-void *keep_alloc(struct root *root, size_t bytes);
+/* --- what lives as long as the root, in memory of root_alloc() --- */
 
 /* What an entry was turned into (arrays of pointers, ...), so that it is done once; NULL if nothing was set. */
 void *keep_derived(struct root *root, enum keep_kind kind, const char *key);

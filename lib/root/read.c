@@ -67,6 +67,7 @@ uint64_t root_hash(struct root *root, const char *path)
     struct root_text text = root_read(root, "%s", path);
     char key[PATH_MAX + 8], digits[17];
     const char *known;
+    uint64_t hash;
 
     if (text.state != ROOT_OK)
         return 0;
@@ -74,10 +75,11 @@ uint64_t root_hash(struct root *root, const char *path)
     known = json_string_value(json_object_get(json_object_get(root->kept[KEEP_ANSWERS], key), "value"));
     if (known && strlen(known) == 16 && strspn(known, "0123456789abcdef") == 16)
         return strtoull(known, NULL, 16);
-    snprintf(digits, sizeof(digits), "%016llx", (unsigned long long)hash_of(text.text, text.bytes));
+    hash = hash_of(text.text, text.bytes);
+    snprintf(digits, sizeof(digits), "%016llx", (unsigned long long)hash);
     if (!root->is_full)
         keep_put(root, KEEP_ANSWERS, key, json_pack("{s:s}", "value", digits));
-    return hash_of(text.text, text.bytes);
+    return hash;
 }
 
 /* --- lines and numbers --- */
@@ -302,8 +304,8 @@ static struct root_names *names_of(struct root *root, const char *path, const js
 
     if (names)
         return names;
-    names = keep_alloc(root, sizeof(*names));
-    all = keep_alloc(root, (n + 1) * sizeof(*all));
+    names = root_alloc(root, sizeof(*names));
+    all = root_alloc(root, (n + 1) * sizeof(*all));
     if (!names || !all)
         return NULL;
     for (size_t i = 0; i < n; i++)

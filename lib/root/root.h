@@ -217,7 +217,7 @@ ep_status root_save(struct root *root, const char *file);
  */
 void root_clean(const char *text, char *ret_text, size_t bytes);
 
-/* Zeroed memory that lives as long as the root, for lists of such strings; NULL for lack of memory. */
+/* Memory that lives as long as the root, zeroed and aligned for anything; NULL for lack of memory. */
 void *root_alloc(struct root *root, size_t bytes);
 
 /* A copy that lives as long as the root. printf-like. */
