@@ -102,6 +102,18 @@ static void comment_program(FILE *stream, const struct advice_row *row)
             row->name, row->value);
 }
 
+/* Comments on a row: whether that is all that a list for every process can say of it. */
+static bool comment_row(FILE *stream, const struct advice_row *row)
+{
+    if (row->scope == ADVICE_RANK)
+        comment_rank(stream, row);
+    else if (row->scope == ADVICE_PROGRAM)
+        comment_program(stream, row);
+    else
+        env_comment(stream, "", row->reason);
+    return row->scope == ADVICE_RANK || row->scope == ADVICE_PROGRAM;
+}
+
 static void comment_prepend(FILE *stream, const struct advice_row *row)
 {
     fprintf(stream, "# It replaces the %s of the image: append what that has, if it is needed.\n", row->name);
@@ -118,15 +130,8 @@ static void write_docker(FILE *stream, const struct env_script *script)
         if (!env_has(script, row))
             continue;
         putc('\n', stream);
-        if (row->scope == ADVICE_RANK) {
-            comment_rank(stream, row);
+        if (comment_row(stream, row))
             continue;
-        }
-        if (row->scope == ADVICE_PROGRAM) {
-            comment_program(stream, row);
-            continue;
-        }
-        env_comment(stream, "", row->reason);
         if (row->unset) {
             fprintf(stream, "# %s must not be set. A file like this cannot unset it: take it out of the image.\n",
                     row->name);
@@ -148,15 +153,8 @@ static void write_k8s(FILE *stream, const struct env_script *script)
 
         if (!env_has(script, row))
             continue;
-        if (row->scope == ADVICE_RANK) {
-            comment_rank(stream, row);
+        if (comment_row(stream, row))
             continue;
-        }
-        if (row->scope == ADVICE_PROGRAM) {
-            comment_program(stream, row);
-            continue;
-        }
-        env_comment(stream, "", row->reason);
         if (row->unset) {
             fprintf(stream, "# %s must not be set. A pod cannot unset it: take it out of the image.\n", row->name);
             continue;
