@@ -5,6 +5,8 @@
  * process per GPU. Times are of CUDA events around the call, the median of all repetitions, the slowest rank. JSON
  * lines, rank 0.
  */
+#include "call.h"
+
 #include <epkit/cuda.h>
 #include <epkit/epkit.h>
 #include <epkit/launch.h>
@@ -16,23 +18,6 @@
 #define MAX_RANKS 32
 #define MAX_REPEAT 1000
 #define FLUSH_BYTES ((size_t)256 << 20)
-
-#define CALL(call)                                                                                                     \
-    do {                                                                                                               \
-        ep_status status_ = (call);                                                                                    \
-        if (status_ != EP_OK) {                                                                                        \
-            fprintf(stderr, "%s: %s: %s\n", #call, ep_status_name(status_), ep_last_error());                          \
-            return 1;                                                                                                  \
-        }                                                                                                              \
-    } while (0)
-#define CUDA(call)                                                                                                     \
-    do {                                                                                                               \
-        cudaError_t error_ = (call);                                                                                   \
-        if (error_ != cudaSuccess) {                                                                                   \
-            fprintf(stderr, "%s: %s\n", #call, cudaGetErrorString(error_));                                            \
-            return 1;                                                                                                  \
-        }                                                                                                              \
-    } while (0)
 
 static struct {
     int ranks, repeat, tokens, hidden, topk, experts, n_sms, sms[16];

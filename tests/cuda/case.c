@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <stdbool.h>
 
+#include "call.h"
 #include "case.h"
 
 #include <cuda_runtime_api.h>
@@ -10,23 +11,6 @@
 
 #define POISON 0xa5
 #define GUARD 4096
-
-#define CALL(call)                                                                                                     \
-    do {                                                                                                               \
-        ep_status status_ = (call);                                                                                    \
-        if (status_ != EP_OK) {                                                                                        \
-            fprintf(stderr, "%s: %s: %s\n", #call, ep_status_name(status_), ep_last_error());                          \
-            return 1;                                                                                                  \
-        }                                                                                                              \
-    } while (0)
-#define CUDA(call)                                                                                                     \
-    do {                                                                                                               \
-        cudaError_t error_ = (call);                                                                                   \
-        if (error_ != cudaSuccess) {                                                                                   \
-            fprintf(stderr, "%s: %s\n", #call, cudaGetErrorString(error_));                                            \
-            return 1;                                                                                                  \
-        }                                                                                                              \
-    } while (0)
 
 static uint64_t next_random(uint64_t *state)
 {

@@ -4,6 +4,8 @@
  * they are called, also with new data, launched again and mixed with calls. And what must be refused: plans in a
  * capture, ordinary memory in a capture, host memory and the memory of another GPU.
  */
+#include "call.h"
+
 #include <epkit/cuda.h>
 #include <epkit/epkit.h>
 #include <epkit/launch.h>
@@ -12,22 +14,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CALL(call)                                                                                                     \
-    do {                                                                                                               \
-        ep_status status_ = (call);                                                                                    \
-        if (status_ != EP_OK) {                                                                                        \
-            fprintf(stderr, "%s: %s: %s\n", #call, ep_status_name(status_), ep_last_error());                          \
-            return 1;                                                                                                  \
-        }                                                                                                              \
-    } while (0)
-#define CUDA(call)                                                                                                     \
-    do {                                                                                                               \
-        cudaError_t error_ = (call);                                                                                   \
-        if (error_ != cudaSuccess) {                                                                                   \
-            fprintf(stderr, "%s: %s\n", #call, cudaGetErrorString(error_));                                            \
-            return 1;                                                                                                  \
-        }                                                                                                              \
-    } while (0)
 #define EXPECT(condition)                                                                                              \
     do {                                                                                                               \
         if (!(condition)) {                                                                                            \
