@@ -10,7 +10,7 @@
  * launch their graphs equally often, mixed with other calls as they like. Plans are made before (an expanded one is
  * also used once before), calls are made without EP_ASYNC and .after, and outputs of dispatch and inputs of combine lie
  * in memory of ep_alloc(). Plans and memory that a graph names must not be freed before it. When a launched graph
- * fails, ep_comm_async_error() tells; but not of low-latency routing that is not valid, of which see EP_LL_ASYNC.
+ * fails, ep_comm_async_error() tells.
  */
 #ifndef EPKIT_CUDA_H
 #define EPKIT_CUDA_H

@@ -52,9 +52,9 @@ enum {
     EP_LL_ASYNC = 1u << 3        /* CUDA backend: return when the call is queued in the communicator's stream, where its
                                     outputs are valid in order; the host backend takes it without effect. What fails
                                     then is the status of a later call, or of ep_comm_async_error(). Routing that is not
-                                    valid is told by the next ep_ll_dispatch() or ep_ll_combine() alone: nothing was
-                                    sent, and the peers wait. So is every call while the stream is being captured into a
-                                    CUDA graph. Counts for the ep_ll_finish() of the call, too */
+                                    valid then fails the communicator: EP_E_ROUTING here, and naming this rank on its
+                                    peers (with EP_LL_MASK_DEAD they mask it). So is every call while the stream is
+                                    being captured into a CUDA graph. Counts for the ep_ll_finish() of the call, too */
 };
 
 typedef struct ep_ll_dispatch_args {

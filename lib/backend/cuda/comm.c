@@ -94,7 +94,7 @@ static ep_status check_reach(struct cuda_comm *cuda, int rank)
 
 static ep_status reach_peers(struct cuda_comm *cuda)
 {
-    const struct host_where board = {.slot = 0, .generation = 1};
+    const struct host_where board = {.slot = CUDA_BOARD_SLOT, .generation = 1};
     ep_comm *comm = cuda->host.comm;
 
     for (int rank = 0; rank < comm->nranks; rank++) {
@@ -103,9 +103,10 @@ static ep_status reach_peers(struct cuda_comm *cuda)
 
         EP_TRY(host_map(&cuda->host, rank, &board, &address));
         peer->board = address;
-        peer->same_process = cuda->host.peers[rank].pidfd < 0;
+        peer->same_process = cuda->host.peers[rank].pid == 0;
         if (rank == comm->rank)
             continue;
+        cuda_note_reach(cuda, rank, true);
         EP_TRY(check_reach(cuda, rank));
         EP_TRY(cuda_map_slot(cuda, rank, &peer->board->signals, 1, &peer->signals));
     }
@@ -129,6 +130,7 @@ static ep_status open_own(struct cuda_comm *cuda)
     EP_TRY(host_alloc_internal(&cuda->host, sizeof(struct cuda_board), &board));
     cuda->board = board;
     EP_TRY(choose_device(cuda));
+    cuda_settle();
     EP_TRY(open_device(cuda));
     return publish(cuda);
 }
@@ -170,7 +172,6 @@ void cuda_comm_close(ep_comm *comm)
         cudaStreamSynchronize(cuda->stream);
         cuda_module_close(cuda);
         cuda_memory_close(cuda);
-        cudaFree(cuda->signals);
         cudaFree(cuda->scratch);
         cudaFreeHost(cuda->totals);
         cudaFreeHost(cuda->report);

@@ -4,7 +4,7 @@
  *
  *   device.c    the module's table; choice of the device, streams, the wrapper of the CUDA runtime
  *   comm.c      opening and closing: signals, report, reaching the peers;  links.c   how fast the links are
- *   memory.c    symmetric memory: this rank's allocations, mappings of the peers', staging
+ *   memory.c    symmetric memory: this rank's allocations, mappings of the peers', staging;  leave.c   its end
  *   plan.c      counting on the device, routes in device memory
  *   wait.c      the host's wait for a kernel
  *   dispatch.c, combine.c   one operation each
@@ -39,9 +39,11 @@ struct cuda_slot {
 };
 
 /* In host memory that the peers map: the first internal allocation of each rank. */
+#define CUDA_BOARD_SLOT 0
 struct cuda_board {
     int32_t device;
     char bus_id[20];
+    _Atomic uint32_t reached_by; /* ranks that have memory of this one mapped, a bit for each: leave.c */
     _Atomic uint32_t frees;
     struct cuda_slot signals;
     struct cuda_slot slot[CUDA_SLOTS];
@@ -167,10 +169,19 @@ void cuda_publish_slot(struct cuda_slot *slot, void *base, const cudaIpcMemHandl
 void cuda_sweep(struct cuda_comm *cuda);
 /* Staging buffer number `which` of at least `bytes`. */
 ep_status cuda_stage(struct cuda_comm *cuda, int which, size_t bytes, void **ret_memory);
+/* Everything of this rank's; nothing of it runs any more. What peers still reach is freed later. */
 void cuda_memory_close(struct cuda_comm *cuda);
 /* Device memory that is not symmetric, from the pool of freed blocks when one fits. */
 ep_status cuda_take(struct cuda_comm *cuda, size_t bytes, struct cuda_block *ret_block);
 void cuda_give(struct cuda_comm *cuda, const struct cuda_block *block);
+
+/* leave.c */
+/* Tells `rank` that this rank reaches, or no longer reaches, memory of its. */
+void cuda_note_reach(struct cuda_comm *cuda, int rank, bool reaches);
+/* Symmetric memory and signals of a communicator that closes: freed as soon as no peer reaches them. */
+void cuda_leave_memory(struct cuda_comm *cuda);
+/* Frees what communicators that are closed have left, as far as no peer reaches it. Any thread. */
+void cuda_settle(void);
 
 /* plan.c */
 struct cuda_plan {

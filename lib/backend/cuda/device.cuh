@@ -102,8 +102,9 @@ enum wait_end { WAIT_MET, WAIT_LATE, WAIT_LOST, WAIT_STOPPED };
 
 /*
  * Waits until *word has reached `value`: no longer than the deadline, and not for a rank that the host has found lost
- * (`lost`: a word of its with a bit for each rank, or NULL). A stop by the host ends it, too, and so does a kernel
- * before it that gave up: of a graph of many operations only the first waits for a rank that has died.
+ * (`lost`: a word of its with a bit for each rank). What such a rank has sent counts: the word is read once more after
+ * the bit. A stop by the host ends it, too, and so does a kernel before it that gave up: of a graph of many operations
+ * only the first waits for a rank that has died.
  */
 __device__ inline wait_end wait_word(const cuda_waits &waits, const uint64_t *word, uint64_t value,
                                      const uint32_t *lost, int rank)
@@ -120,30 +121,39 @@ __device__ inline wait_end wait_word(const cuda_waits &waits, const uint64_t *wo
             begin = now;
         if (*(const volatile uint32_t *)&waits.report->abort || *(const volatile uint32_t *)&waits.mine->gave_up)
             return WAIT_STOPPED;
-        if (lost && *(const volatile uint32_t *)lost >> rank & 1)
-            return WAIT_LOST;
+        if (*(const volatile uint32_t *)lost >> rank & 1) {
+            __threadfence_system();
+            return load_acquire(word) < value ? WAIT_LOST : WAIT_MET;
+        }
         if (now - begin > waits.deadline_ns)
             return WAIT_LATE;
     }
     return WAIT_MET;
 }
 
-/* Tells the host why the kernel ends without a result. Of several the first word stays. */
+/*
+ * Tells the host why the kernel ends without a result; kind 0: it was stopped, by the host or by what a peer has told.
+ * Of several the first word stays.
+ */
 __device__ inline void give_up(const cuda_waits &waits, uint32_t kind, int rank, int phase)
 {
-    if (kind && !*(volatile uint32_t *)&waits.report->failure)
-        *(volatile uint32_t *)&waits.report->failure = kind << 16 | (uint32_t)rank << 8 | (uint32_t)phase;
-    *(volatile uint32_t *)&waits.mine->gave_up = 1;
+    uint32_t told = *(volatile uint32_t *)&waits.mine->gave_up;
+    uint32_t failure = kind ? CUDA_FAILURE(kind, rank, phase) : told;
+
+    if (failure > CUDA_STOPPED && !*(volatile uint32_t *)&waits.report->failure)
+        *(volatile uint32_t *)&waits.report->failure = failure;
+    if (!told)
+        *(volatile uint32_t *)&waits.mine->gave_up = CUDA_STOPPED;
     __threadfence_system();
 }
 
 /* Waits for a word of `rank`; false after the deadline, with the culprit reported, or when aborted. */
 __device__ inline bool wait_until(const cuda_waits &waits, const uint64_t *word, uint64_t value, int rank, int phase)
 {
-    wait_end end = wait_word(waits, word, value, nullptr, rank);
+    wait_end end = wait_word(waits, word, value, &waits.report->left, rank);
 
     if (end != WAIT_MET)
-        give_up(waits, end == WAIT_LATE ? CUDA_FAILED_LATE : 0, rank, phase);
+        give_up(waits, end == WAIT_LATE ? CUDA_FAILED_LATE : end == WAIT_LOST ? CUDA_FAILED_LEFT : 0, rank, phase);
     return end == WAIT_MET;
 }
 

@@ -28,16 +28,23 @@ struct cuda_signals {
     uint64_t done[CUDA_MAX_RANKS];  /* [source] it has moved all that it moves in it */
     uint64_t operation;             /* the last that is complete; the owner's own */
     uint32_t blocks;                /* of the running kernel that have finished; the owner's own */
-    uint32_t gave_up; /* a kernel of the owner met a deadline or was stopped: the communicator has failed */
+    /*
+     * Not 0: the communicator has failed. CUDA_STOPPED, a kernel of the owner met a deadline or was stopped; or as
+     * cuda_report.failure, written by the peer that it names.
+     */
+    uint32_t gave_up;
 };
 
 /* Why a kernel ended without a result. */
-enum { CUDA_FAILED_LATE = 1, CUDA_FAILED_MISMATCH, CUDA_FAILED_EXCLUDED };
+enum { CUDA_FAILED_LATE = 1, CUDA_FAILED_MISMATCH, CUDA_FAILED_EXCLUDED, CUDA_FAILED_LEFT, CUDA_FAILED_ROUTING };
+#define CUDA_STOPPED 1u /* no CUDA_FAILED_... in it */
+#define CUDA_FAILURE(kind, rank, phase) ((uint32_t)(kind) << 16 | (uint32_t)(rank) << 8 | (uint32_t)(phase))
 
 /* In host memory that the device sees: what kernels report, and how they are stopped. */
 struct cuda_report {
     uint32_t abort;     /* host writes 1: running kernels end soon, without result */
-    uint32_t failure;   /* 0, or CUDA_FAILED_... << 16 | culprit << 8 | phase */
+    uint32_t failure;   /* 0, or CUDA_FAILURE(CUDA_FAILED_..., culprit, phase) */
+    uint32_t left;      /* host: ranks that have left the group. What they had to send is here; no more comes */
     uint64_t completed; /* ticket of the last operation that is complete on this rank */
     uint64_t counted;   /* number of the last routing counted */
     uint64_t bad;       /* not 0: it has entries that are not valid */

@@ -89,6 +89,26 @@ struct passage {
     uint32_t parity;
 };
 
+/*
+ * A rank that slept in the middle of a call may find that `owner` has gone on without it, and that the row's place is
+ * another rank's by now. Looked at right before each store, so that at most what is on its way then goes astray.
+ */
+__device__ bool has_masked_us(const cuda_ll &ll, int owner)
+{
+    return ll.masking && *(const volatile uint32_t *)&ll.peer[ll.waits.rank]->masked_by[owner];
+}
+
+/* The row is there. A flag never goes back, whoever wakes up late. */
+__device__ void flag_row(const cuda_ll &ll, const ll_call &call, int owner, uint64_t *flag)
+{
+    if (is_masked(call, owner) || has_masked_us(ll, owner))
+        return;
+    if (ll.masking)
+        asm volatile("red.release.sys.global.max.u64 [%0], %1;" ::"l"(flag), "l"(call.number) : "memory");
+    else
+        store_release(flag, call.number);
+}
+
 /* Row i of those received goes back. By one lane. */
 __device__ void return_row(const cuda_ll_combine &c, const ll_call &call, const int32_t *start, int i, passage &through)
 {
@@ -109,14 +129,13 @@ __device__ void return_row(const cuda_ll_combine &c, const ll_call &call, const 
         place = (int64_t)(uint32_t)origin * ll.topk + (int64_t)(origin >> 32 & 0xffff);
         barrier_wait(through.full, through.parity);
         through.parity ^= 1;
-        if (is_masked(call, owner))
+        if (is_masked(call, owner) || has_masked_us(ll, owner))
             continue;
         bulk_store(ll_at<unsigned char>(ll, owner, ll.rows_at) + place * bytes + at, through.chunk, length);
         bulk_commit();
         bulk_wait_all();
     }
-    if (!is_masked(call, owner))
-        store_release(ll_at<uint64_t>(ll, owner, ll.row_flag_at) + place, call.number);
+    flag_row(ll, call, owner, ll_at<uint64_t>(ll, owner, ll.row_flag_at) + place);
 }
 
 __device__ void send(const cuda_ll_combine &c, const ll_call &call, int32_t *start, unsigned char *chunks,
@@ -250,8 +269,7 @@ __global__ void __launch_bounds__(CUDA_LL_THREADS, 1) ll_combine_kernel(const __
         if (!ll_meet(ll, call, mine->completed, mine->last_combine, 0, ll.waits.ready_phase))
             return;
         if (!__syncthreads_and(good)) {
-            if (blockIdx.x == 0 && threadIdx.x == 0)
-                *(volatile uint32_t *)&ll.report->bad = 1;
+            ll_refuse(ll, c.queued, ll.waits.ready_phase);
             return;
         }
         send(c, call, start, chunks, barriers);

@@ -528,8 +528,7 @@ __global__ void __launch_bounds__(CUDA_LL_THREADS, 1) ll_dispatch_kernel(const _
         if (!ll_meet(ll, call, mine->completed, mine->last_dispatch, 0, ll.waits.ready_phase))
             return;
         if (!__syncthreads_and(good)) {
-            if (blockIdx.x == 0 && threadIdx.x == 0)
-                *(volatile uint32_t *)&ll.report->bad = 1;
+            ll_refuse(ll, d.queued, ll.waits.ready_phase);
             return;
         }
         send(d, call, a, c, bins, image);

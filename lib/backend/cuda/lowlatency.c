@@ -273,12 +273,9 @@ static ep_status run_checked(const ep_ll *ll, int phases, const void *topk_idx, 
     struct inner *inner = ll->impl;
     volatile uint32_t *bad = &inner->report->bad;
 
-    if (*bad) {
-        *bad = 0;
-        return ep_fail(EP_E_ROUTING, "low latency: an earlier call with EP_LL_ASYNC had routing that is not valid");
-    }
+    inner->dispatch.queued = inner->combine.queued = inner->async || cuda_is_capturing(inner->cuda);
     EP_TRY(run(ll, phases));
-    if (inner->async || !*bad || cuda_is_capturing(inner->cuda))
+    if (!*bad)
         return EP_OK;
     *bad = 0;
     return explain(ll, topk_idx, idx_type, n_tokens);

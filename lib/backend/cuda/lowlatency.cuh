@@ -49,6 +49,25 @@ __device__ inline void ll_begin(const cuda_ll &ll)
         store_release(&ll.peer[threadIdx.x]->completed[ll.waits.rank], mine->call);
 }
 
+/*
+ * The routing is not valid, and nothing was sent. By all threads of every block. Where nobody waits for the call, the
+ * ranks could not come together again: the communicator has failed, on the peers too. (With masking they mask this
+ * one.)
+ */
+__device__ inline void ll_refuse(const cuda_ll &ll, bool queued, int phase)
+{
+    int i = (int)threadIdx.x, me = ll.waits.rank;
+
+    if (blockIdx.x || i >= ll.waits.nranks)
+        return;
+    if (i == me && queued)
+        give_up(ll.waits, CUDA_FAILED_ROUTING, me, phase);
+    else if (i == me)
+        *(volatile uint32_t *)&ll.report->bad = 1;
+    else if (queued && !ll.masking)
+        *(volatile uint32_t *)&ll.waits.peer[i]->gave_up = CUDA_FAILURE(CUDA_FAILED_ROUTING, me, phase);
+}
+
 /* --- masks: block 0 decides for all blocks which ranks have no part in this call ---------------------------------- */
 
 __device__ inline void mask_rank(const cuda_ll &ll, int rank)

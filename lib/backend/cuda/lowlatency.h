@@ -44,7 +44,8 @@ struct cuda_ll_segment {
 struct cuda_ll_report {
     uint32_t lost; /* host: ranks that have died; only with masking */
     uint32_t mask; /* device: as in the segment */
-    uint32_t bad;  /* device: the routing is not valid, or not that of the dispatch; nothing was sent */
+    uint32_t bad;  /* device: the routing is not valid, or not that of the dispatch; nothing was sent. Only where the
+                      host waits for the call */
 };
 
 /* What is the same for each call of an ep_ll. */
@@ -73,6 +74,7 @@ struct cuda_ll_dispatch {
     struct cuda_ll ll;
     const void *x, *topk_idx;
     int32_t wide, n_tokens, phases;
+    int32_t queued;              /* nobody waits for this call */
     int32_t fp8, rounds, packed; /* packed: ue8m0 */
     int32_t format;              /* what all ranks must want alike */
     unsigned char *recv_x;
@@ -87,6 +89,7 @@ struct cuda_ll_combine {
     const float *weights;
     unsigned char *out;
     int32_t wide, n_tokens, phases;
+    int32_t queued; /* nobody waits for this call */
 };
 
 cudaError_t cuda_ll_dispatch_load(int shared_bytes);

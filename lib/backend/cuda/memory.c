@@ -22,6 +22,7 @@ static ep_status alloc_symmetric(struct cuda_comm *cuda, size_t bytes, bool inte
     ep_status status;
     int slot;
 
+    cuda_settle();
     status = cuda_status(cudaMalloc(&base, whole), "cudaMalloc");
     if (status != EP_OK)
         return ep_fail_prefix(status, "ep_alloc: %zu bytes: ", whole);
@@ -273,13 +274,9 @@ void cuda_memory_close(struct cuda_comm *cuda)
         for (int slot = 0; slot < CUDA_SLOTS; slot++)
             unmap(peer, &peer->mappings[slot]);
         unmap(peer, &peer->signals);
-    }
-    for (int slot = 0; slot < CUDA_SLOTS; slot++) {
-        cudaFree(cuda->allocations[slot].base);
-        cuda->allocations[slot] = (struct cuda_allocation){.base = NULL};
+        cuda_note_reach(cuda, rank, false);
     }
     for (int i = 0; i < CUDA_POOL; i++)
         cudaFree(cuda->pool[i].memory);
-    for (int which = 0; which < HOST_AT_COUNT; which++)
-        cudaFree(cuda->retired[which]);
+    cuda_leave_memory(cuda);
 }

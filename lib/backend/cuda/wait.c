@@ -46,11 +46,12 @@ static void stop(struct cuda_comm *cuda)
 static ep_status look_for_lost(struct watch *watch)
 {
     struct host_comm *host = &watch->cuda->host;
+    uint32_t known = watch->lost ? *watch->lost : watch->cuda->report->left;
 
     for (int rank = 0; rank < host->comm->nranks; rank++) {
         bool dead, left;
 
-        if (rank == host->comm->rank || (watch->lost && *watch->lost >> rank & 1))
+        if (rank == host->comm->rank || known >> rank & 1)
             continue;
         dead = host_peer_dead(host, rank);
         left = atomic_load(&host->peers[rank].control->left);
@@ -61,9 +62,11 @@ static ep_status look_for_lost(struct watch *watch)
             watch->gone = rank + 1;
             return EP_OK;
         }
-        if (!watch->lost)
-            return host_raise(host, left ? EP_E_PEER_LEFT : EP_E_PEER_DEAD, rank, watch->phase);
-        __atomic_fetch_or(watch->lost, 1u << rank, __ATOMIC_RELEASE);
+        /* All that a rank sends has arrived before it leaves: whether that is enough the kernel knows alone. */
+        if (watch->lost || left)
+            __atomic_fetch_or(watch->lost ? watch->lost : &watch->cuda->report->left, 1u << rank, __ATOMIC_RELEASE);
+        else
+            return host_raise(host, EP_E_PEER_DEAD, rank, watch->phase);
     }
     return EP_OK;
 }
@@ -83,6 +86,15 @@ static ep_status raise_reported(struct cuda_comm *cuda, uint32_t failure)
             me, rank);
     case CUDA_FAILED_EXCLUDED:
         return ep_fail(EP_E_EXCLUDED, "rank %d has masked this rank in \"%s\"", rank, host_phase_name(phase));
+    case CUDA_FAILED_LEFT:
+        return host_raise(&cuda->host, EP_E_PEER_LEFT, rank, phase);
+    case CUDA_FAILED_ROUTING:
+        if (rank != me)
+            return host_raise(&cuda->host, EP_E_ROUTING, rank, phase);
+        ep_fail(EP_E_ROUTING,
+                "low latency: a call that nobody waited for (EP_LL_ASYNC, or in a CUDA graph) had routing "
+                "that is not valid");
+        return host_raise_own(&cuda->host, EP_E_ROUTING, me, phase);
     default:
         return host_raise(&cuda->host, EP_E_TIMEOUT, rank, phase);
     }

@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Leaving: device memory of a communicator that peers may still have mapped. A kernel of a late peer writes into the
+ * segment of a rank that has nothing more to do, and an exported allocation must not be freed before the peers have
+ * unmapped it (cudaIpcOpenMemHandle() in the CUDA runtime's reference). So each rank notes on the boards of the others
+ * that it reaches them, and takes that back when it leaves. Memory that is still reached is kept until nobody does, and
+ * freed by a later call here: waiting for that would hang a program that frees the communicators of its threads one by
+ * one. Should the process end before, the driver frees it.
+ */
+#include "backend/cuda/cuda.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+
+#define PATIENCE_NS 1000000000u /* ranks mostly leave at about the same time */
+#define MOST_MEMORY (CUDA_SLOTS + HOST_AT_COUNT + 1)
+
+struct process {
+    int pidfd;   /* -1: none */
+    int32_t pid; /* 0: this one */
+};
+
+/* Memory of a rank that has left. */
+struct estate {
+    struct estate *next;
+    struct ep_shm shm; /* of the board */
+    struct cuda_board *board;
+    struct process process[CUDA_MAX_RANKS];
+    int device, n;
+    void *memory[MOST_MEMORY];
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct estate *estates;
+
+void cuda_note_reach(struct cuda_comm *cuda, int rank, bool reaches)
+{
+    uint32_t mine = 1u << cuda->host.comm->rank;
+    struct cuda_board *board = cuda->peers[rank].board;
+
+    if (!board || rank == cuda->host.comm->rank)
+        return;
+    if (reaches)
+        atomic_fetch_or(&board->reached_by, mine);
+    else
+        atomic_fetch_and(&board->reached_by, ~mine);
+}
+
+static bool has_ended(const struct process *process)
+{
+    struct pollfd poll_fd = {.fd = process->pidfd, .events = POLLIN};
+
+    if (process->pidfd < 0)
+        return process->pid && kill(process->pid, 0) != 0 && errno == ESRCH;
+    return poll(&poll_fd, 1, 0) == 1;
+}
+
+/* Ranks that still reach the memory, of those in `of`. */
+static uint32_t find_reaching(const struct estate *estate, uint32_t of)
+{
+    uint32_t ranks = atomic_load(&estate->board->reached_by) & of;
+
+    for (int rank = 0; rank < CUDA_MAX_RANKS; rank++)
+        if (ranks >> rank & 1 && has_ended(&estate->process[rank]))
+            ranks &= ~(1u << rank);
+    return ranks;
+}
+
+/* Threads of this process may only be able to leave when this one returns: they are not waited for. */
+static void wait_for_processes(const struct cuda_comm *cuda, const struct estate *estate)
+{
+    uint64_t limit = (uint64_t)cuda->host.comm->config.timeout_ms * 1000000u;
+    struct timespec nap = {.tv_nsec = 50000};
+    uint32_t others = 0;
+
+    for (int rank = 0; rank < cuda->host.comm->nranks; rank++)
+        if (!cuda->peers[rank].same_process)
+            others |= 1u << rank;
+    limit = ep_now_ns() + (limit < PATIENCE_NS ? limit : PATIENCE_NS);
+    while (find_reaching(estate, others) && ep_now_ns() < limit) {
+        nanosleep(&nap, NULL);
+        if (nap.tv_nsec < 5000000)
+            nap.tv_nsec *= 2;
+    }
+}
+
+static void free_estate(struct estate *estate)
+{
+    int previous = -1;
+
+    if (cudaGetDevice(&previous) == cudaSuccess && cudaSetDevice(estate->device) == cudaSuccess) {
+        for (int i = 0; i < estate->n; i++)
+            cudaFree(estate->memory[i]);
+        cudaSetDevice(previous);
+    }
+    cudaGetLastError();
+    for (int rank = 0; rank < CUDA_MAX_RANKS; rank++)
+        if (estate->process[rank].pidfd >= 0)
+            close(estate->process[rank].pidfd);
+    ep_shm_done(&estate->shm);
+    free(estate);
+}
+
+void cuda_settle(void)
+{
+    struct estate *settled = NULL;
+
+    pthread_mutex_lock(&lock);
+    for (struct estate **at = &estates; *at;) {
+        struct estate *estate = *at;
+
+        if (find_reaching(estate, UINT32_MAX)) {
+            at = &estate->next;
+            continue;
+        }
+        *at = estate->next;
+        estate->next = settled;
+        settled = estate;
+    }
+    pthread_mutex_unlock(&lock);
+    while (settled) {
+        struct estate *next = settled->next;
+
+        free_estate(settled);
+        settled = next;
+    }
+}
+
+static void note_processes(const struct cuda_comm *cuda, struct estate *estate)
+{
+    for (int rank = 0; rank < CUDA_MAX_RANKS; rank++) {
+        const struct host_peer *peer = rank < cuda->host.comm->nranks ? &cuda->host.peers[rank] : NULL;
+
+        estate->process[rank].pidfd = peer && peer->pidfd >= 0 ? fcntl(peer->pidfd, F_DUPFD_CLOEXEC, 0) : -1;
+        estate->process[rank].pid = peer ? peer->pid : 0;
+    }
+}
+
+static void take_memory(struct cuda_comm *cuda, struct estate *estate)
+{
+    for (int slot = 0; slot < CUDA_SLOTS; slot++) {
+        if (cuda->allocations[slot].base)
+            estate->memory[estate->n++] = cuda->allocations[slot].base;
+        cuda->allocations[slot].base = NULL;
+    }
+    for (int which = 0; which < HOST_AT_COUNT; which++) {
+        if (cuda->retired[which])
+            estate->memory[estate->n++] = cuda->retired[which];
+        cuda->retired[which] = NULL;
+    }
+    if (cuda->signals)
+        estate->memory[estate->n++] = cuda->signals;
+    cuda->signals = NULL;
+}
+
+void cuda_leave_memory(struct cuda_comm *cuda)
+{
+    struct estate *estate = calloc(1, sizeof(*estate));
+
+    /* Without memory for this note the driver frees the rest when the process ends. */
+    if (!estate)
+        return;
+    estate->device = cuda->device;
+    note_processes(cuda, estate);
+    /* Attached to once more, so that it stays when the communicator goes. */
+    if (ep_shm_attach(&cuda->host.control->slot[CUDA_BOARD_SLOT].name, &estate->shm) != EP_OK) {
+        free_estate(estate);
+        return;
+    }
+    estate->board = estate->shm.base;
+    take_memory(cuda, estate);
+    wait_for_processes(cuda, estate);
+    pthread_mutex_lock(&lock);
+    estate->next = estates;
+    estates = estate;
+    pthread_mutex_unlock(&lock);
+    cuda_settle();
+}
