@@ -21,7 +21,6 @@ build  compiles:#include<stdio.h>          libc6-dev
 build  command:pkg-config                  pkg-config
 build  pkg:jansson                         libjansson-dev
 build  pkg:smartcols                       libsmartcols-dev
-build  pkg:hwloc                           libhwloc-dev
 build  pkg:libelf                          libelf-dev
 build  command:gnuplot                     gnuplot-nox
 test   command:make                        make
@@ -41,6 +40,7 @@ test   command:objdump                     binutils
 test   command:mpicc                       libopenmpi-dev
 test   command:mpirun                      openmpi-bin
 test   pkg:cmocka                          libcmocka-dev
+test   pkg:hwloc                           libhwloc-dev
 fuzz   fuzzes:                             libclang-rt-dev
 END
 }

@@ -4,9 +4,7 @@
 #include "output.h"
 
 #include <epkit/types.h>
-#include <hwloc.h>
 #include <libsmartcols.h>
-#include <stdio.h>
 
 struct version_options {
     bool json;
@@ -20,25 +18,20 @@ static const struct opt version_table[] = {
 static int cmd_version(const struct cmd *cmd, const struct cmd_call *call)
 {
     const struct version_options *options = call->options;
-    unsigned hwloc = hwloc_get_api_version();
     const char *smartcols;
     json_t *document;
-    char hwloc_text[32];
 
     scols_get_library_version(&smartcols);
-    snprintf(hwloc_text, sizeof(hwloc_text), "%u.%u.%u", hwloc >> 16, hwloc >> 8 & 0xff, hwloc & 0xff);
     if (!options->json) {
         /* Command and library are of one version, unless an installation is mixed up: then it shows here. */
         out_line("epkit %d.%d.%d", EP_VERSION_MAJOR, EP_VERSION_MINOR, EP_VERSION_PATCH);
-        out_line("libepkit %s, jansson %s, libsmartcols %s, hwloc interface %s", ep_version(), jansson_version_str(),
-                 smartcols, hwloc_text);
+        out_line("libepkit %s, jansson %s, libsmartcols %s", ep_version(), jansson_version_str(), smartcols);
         return CMD_FINE;
     }
     document = out_document(cmd->name);
     json_object_set_new(document, "libepkit", json_string(ep_version()));
-    json_object_set_new(
-        document, "libraries",
-        json_pack("{s:s, s:s, s:s}", "jansson", jansson_version_str(), "libsmartcols", smartcols, "hwloc", hwloc_text));
+    json_object_set_new(document, "libraries",
+                        json_pack("{s:s, s:s}", "jansson", jansson_version_str(), "libsmartcols", smartcols));
     return out_json(document) == 0 ? CMD_FINE : CMD_FAILED;
 }
 

@@ -3,6 +3,8 @@
 #ifndef EP_TOOL_MACHINE_H
 #define EP_TOOL_MACHINE_H
 
+#include "root/root.h"
+
 #include <jansson.h>
 #include <stdint.h>
 
@@ -12,6 +14,11 @@
  * Nothing in it identifies the machine or its owner. A new reference; what cannot be read is null.
  */
 json_t *machine_describe(void);
+
+/* --- machine_read.c --- */
+
+/* What of it is read from files and the driver, of any machine: "cpu", "numa_nodes", "os", "gpus", "gpu_driver". */
+void machine_read(struct root *root, json_t *machine);
 
 /* --- machine_limits.c --- */
 
