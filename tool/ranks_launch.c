@@ -361,7 +361,6 @@ static void take_signals(struct launch *launch)
         launch->interrupted = (int)info.ssi_signo;
         end_children(launch);
     }
-    reap(launch);
 }
 
 static void check_deadlines(struct launch *launch)
@@ -393,6 +392,8 @@ static void listen_all(struct launch *launch)
                 hear(launch, i);
         if (launch->polls[n].revents)
             take_signals(launch);
+        /* A thread that a preloaded library has started may take SIGCHLD: then only looking tells that a child ended. */
+        reap(launch);
         check_deadlines(launch);
         progress_tick();
     }

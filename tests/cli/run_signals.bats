@@ -76,3 +76,26 @@ gnuplot_is_gone() {
     [ ! -e fresh ]
     within 5 gnuplot_is_gone
 }
+
+@test "a preloaded library has a thread that takes SIGCHLD" {
+    local preload
+    cat >thread.c <<'C'
+#include <pthread.h>
+#include <unistd.h>
+static void *rest(void *unused)
+{
+    for (;;)
+        pause();
+    return unused;
+}
+__attribute__((constructor)) static void begin(void)
+{
+    pthread_t thread;
+    pthread_create(&thread, NULL, rest, NULL);
+}
+C
+    cc -shared -fPIC -pthread -o thread.so thread.c
+    # A sanitizer of the command has to be loaded before.
+    preload=$(ldd "$EPKIT" | sed -n 's/.*=> \(.*lib[at]san[^ ]*\) .*/\1/p')
+    LD_PRELOAD="$preload $PWD/thread.so" timeout 60 "$EPKIT" test intranode --ranks 2 --tokens 16 --hidden 128 --only 1
+}
