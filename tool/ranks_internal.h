@@ -65,8 +65,8 @@ void ranks_mpirun_line(struct ranks_mpirun *mpirun, const char *line, bool quiet
 int ranks_exec_mpirun(const struct ranks_spec *spec, const char *job, const json_t *parameters, const int *event_fds,
                       pid_t launcher);
 
-/* Loads libepkit-mpi.so into this process. On failure NULL, and *ret_why (static) says why. */
-const struct ep_mpi_module *ranks_mpi_load(const char **ret_why);
+/* Loads libepkit-mpi.so into this process. */
+ep_status ranks_mpi_load(const struct ep_mpi_module **ret_module);
 
 /* "Open MPI v4.1.4 ..." or NULL where ranks_mpi_available() says no. */
 const char *ranks_mpi_version(void);

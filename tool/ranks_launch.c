@@ -392,7 +392,7 @@ static void listen_all(struct launch *launch)
                 hear(launch, i);
         if (launch->polls[n].revents)
             take_signals(launch);
-        /* A thread that a preloaded library has started may take SIGCHLD: then only looking tells that a child ended. */
+        /* A thread of a preloaded library may take SIGCHLD: then only looking tells that a child ended. */
         reap(launch);
         check_deadlines(launch);
         progress_tick();

@@ -10,6 +10,9 @@
 #include "progress.h"
 #include "ranks_internal.h"
 
+#include "base/module.h"
+#include "root/root.h"
+
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -19,7 +22,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #define TEXT_OF(number) #number
@@ -27,40 +29,16 @@
 /* By its ABI's name: the plain one belongs to development packages. */
 #define MODULE_FILE "libepkit-mpi.so." TEXT(EP_VERSION_MAJOR)
 #define MAX_ARGS 32
+#define LOAD_MS 30000 /* from a busy file server */
 
-static const struct ep_mpi_module *check_module(void *handle, const char **ret_why)
+/* MPI's own plugins want its symbols to be global. */
+ep_status ranks_mpi_load(const struct ep_mpi_module **ret_module)
 {
-    const struct ep_mpi_module *module = dlsym(handle, EP_MPI_MODULE_SYMBOL);
+    const void *table = NULL;
 
-    if (!module || module->abi != EP_MPI_MODULE_ABI) {
-        *ret_why = MODULE_FILE " is of another build than epkit";
-        return NULL;
-    }
-    return module;
-}
-
-const struct ep_mpi_module *ranks_mpi_load(const char **ret_why)
-{
-    static char why[256];
-    char path[4096];
-    Dl_info info;
-    void *handle = NULL;
-
-    /* Next to libepkit.so first: that is the one of this build. MPI's own plugins want its symbols to be global. */
-    if (dladdr((void *)ep_version, &info) && info.dli_fname && strchr(info.dli_fname, '/')) {
-        int folder = (int)(strrchr(info.dli_fname, '/') - info.dli_fname);
-
-        if (snprintf(path, sizeof(path), "%.*s/%s", folder, info.dli_fname, MODULE_FILE) < (int)sizeof(path))
-            handle = dlopen(path, RTLD_NOW | RTLD_GLOBAL);
-    }
-    if (!handle)
-        handle = dlopen(MODULE_FILE, RTLD_NOW | RTLD_GLOBAL);
-    if (!handle) {
-        snprintf(why, sizeof(why), "%s", dlerror());
-        *ret_why = why;
-        return NULL;
-    }
-    return check_module(handle, ret_why);
+    EP_TRY(ep_module_load(MODULE_FILE, RTLD_GLOBAL, EP_MPI_MODULE_SYMBOL, EP_MPI_MODULE_ABI, &table));
+    *ret_module = table;
+    return EP_OK;
 }
 
 static bool find_program(const char *name)
@@ -79,38 +57,15 @@ static bool find_program(const char *name)
     return false;
 }
 
-/*
- * What loading the module in a child process gives: its version, or why it does not load. An MPI library brings
- * threads and memory hooks along, which the launcher, about to fork, is better without.
- */
-static bool probe_module(char *ret_text, size_t bytes)
+/* Runs in a child: an MPI library brings threads and memory hooks, which a launcher is better without. */
+static json_t *ask_version(void *unused)
 {
-    const char *why = "it could not be examined";
-    size_t used = 0;
-    int fds[2], status = 0;
-    ssize_t n;
-    pid_t pid;
+    const struct ep_mpi_module *module = NULL;
 
-    snprintf(ret_text, bytes, "%s", why);
-    if (pipe2(fds, O_CLOEXEC) != 0)
-        return false;
-    pid = fork();
-    if (pid == 0) {
-        const struct ep_mpi_module *module = ranks_mpi_load(&why);
-        const char *text = module ? module->library_version() : why;
-
-        if (write(fds[1], text, strlen(text)) < 0)
-            _exit(CMD_FAILED);
-        _exit(module ? CMD_FINE : CMD_UNSUPPORTED);
-    }
-    close(fds[1]);
-    while (pid > 0 && used + 1 < bytes && (n = read(fds[0], ret_text + used, bytes - 1 - used)) > 0)
-        used += (size_t)n;
-    close(fds[0]);
-    if (used)
-        ret_text[used] = '\0';
-    ret_text[strcspn(ret_text, ",\n")] = '\0';
-    return pid > 0 && waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == CMD_FINE;
+    (void)unused;
+    if (ranks_mpi_load(&module) != EP_OK)
+        return json_pack("{s:s}", "why", ep_last_error());
+    return json_pack("{s:s}", "version", module->library_version());
 }
 
 static struct {
@@ -118,22 +73,36 @@ static struct {
     char text[512]; /* the version, or why not */
 } mpi;
 
+static void probe_module(void)
+{
+    const char *version = NULL, *why = NULL;
+    struct root *root = NULL;
+    struct root_answer answer;
+
+    if (root_open(NULL, &root) != EP_OK) {
+        snprintf(mpi.text, sizeof(mpi.text), "%s", ep_last_error());
+        return;
+    }
+    answer = root_ask(root, "mpi", ask_version, NULL, LOAD_MS);
+    version = json_string_value(json_object_get(answer.value, "version"));
+    why = json_string_value(json_object_get(answer.value, "why"));
+    mpi.there = version;
+    if (version)
+        snprintf(mpi.text, sizeof(mpi.text), "%.*s", (int)strcspn(version, ",\n"), version);
+    else
+        snprintf(mpi.text, sizeof(mpi.text), "%s does not load: %s", MODULE_FILE, why ? why : answer.why);
+    root_free(root);
+}
+
 static void ask_mpi(void)
 {
-    char reason[256];
-
     if (mpi.asked)
         return;
     mpi.asked = true;
-    if (!find_program("mpirun")) {
-        snprintf(mpi.text, sizeof(mpi.text), "mpirun is not in PATH");
-        return;
-    }
-    mpi.there = probe_module(reason, sizeof(reason));
-    if (mpi.there)
-        snprintf(mpi.text, sizeof(mpi.text), "%s", reason);
+    if (find_program("mpirun"))
+        probe_module();
     else
-        snprintf(mpi.text, sizeof(mpi.text), "%s does not load: %s", MODULE_FILE, reason);
+        snprintf(mpi.text, sizeof(mpi.text), "mpirun is not in PATH");
 }
 
 int ranks_mpi_available(const char **ret_why)
@@ -325,9 +294,8 @@ static int serve_under_mpi(const struct rank_call *call, const struct ranks_spec
 int ranks_main(int argc, char **argv)
 {
     struct rank_call call = {0};
-    const struct ep_mpi_module *module;
+    const struct ep_mpi_module *module = NULL;
     struct ranks_spec spec;
-    const char *why = NULL;
     int result = CMD_USAGE;
 
     prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -337,11 +305,10 @@ int ranks_main(int argc, char **argv)
         fprintf(stderr, "epkit: %s is for epkit's own use\n", RANKS_VERB);
         goto free;
     }
-    module = ranks_mpi_load(&why);
-    if (module) {
+    if (ranks_mpi_load(&module) == EP_OK) {
         result = serve_under_mpi(&call, &spec, module);
     } else {
-        fprintf(stderr, "epkit: loading %s: %s\n", MODULE_FILE, why);
+        fprintf(stderr, "epkit: loading %s: %s\n", MODULE_FILE, ep_last_error());
         result = CMD_UNSUPPORTED;
     }
 free:

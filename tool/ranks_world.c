@@ -59,20 +59,15 @@ int ranks_world_size(void)
 
 static int join(void)
 {
-    const char *why = "MPI did not start";
-
     if (world.tried)
         return world.boot ? CMD_FINE : CMD_UNSUPPORTED;
     world.tried = true;
-    world.module = ranks_mpi_load(&why);
-    if (world.module && world.module->start(&world.boot) != EP_OK) {
-        world.boot = NULL;
-        why = ep_last_error();
-    }
-    if (world.boot)
+    if (ranks_mpi_load(&world.module) == EP_OK && world.module->start(&world.boot) == EP_OK)
         return CMD_FINE;
+    world.boot = NULL;
     if (ranks_world_rank() == 0)
-        out_problem("joining the ranks of mpirun", NULL, why, "build epkit with MPI, or start it without mpirun");
+        out_problem("joining the ranks of mpirun", NULL, ep_last_error(),
+                    "build epkit with MPI, or start it without mpirun");
     return CMD_UNSUPPORTED;
 }
 
