@@ -151,6 +151,10 @@ if check build-release scripts/build.sh release -DEPKIT_WERROR=ON -DBUILD_TESTIN
     if [ "$tier" = quick ]; then
         suites release --label-regex '^(unit|cli)$'
     else
+        # The test tree_dist takes this one, which has the CUDA backend where there is an nvcc.
+        if check dist scripts/dist.sh --to "$results/dist" -DEPKIT_WERROR=ON; then
+            export EPKIT_DIST="$results/dist"
+        fi
         suites release
     fi
 fi

@@ -45,6 +45,8 @@ if(TARGET epkit-cuda)
     install(FILES include/epkit/cuda.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/epkit)
 endif()
 
+epkit_install_third_party()
+
 configure_package_config_file(cmake/epkitConfig.cmake.in epkitConfig.cmake INSTALL_DESTINATION ${EPKIT_CMAKE_DIR}
     NO_SET_AND_CHECK_MACRO)
 # Before 1.0 a new minor version may break users.

@@ -3,6 +3,7 @@
 # build.sh PRESET [CMAKE-OPTION...]   configure and build a preset: says so when there is something to do, and is silent otherwise.
 # build.sh PRESET --command           only the command, which needs less than the tests; keeps the options of a folder
 #                                     that is there.
+# EPKIT_BUILD_FOLDER in the environment is built in instead of the folder that the preset names.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -10,6 +11,7 @@ preset="$1"
 shift
 folder="build-$preset"
 [ "$preset" != release ] || folder=build
+folder="${EPKIT_BUILD_FOLDER:-$folder}"
 
 # A copied or moved tree brings a cache that names its old place.
 fresh=()
@@ -41,7 +43,7 @@ quietly() {
 if [ ${#options[@]} -gt 0 ] || [ ${#fresh[@]} -gt 0 ] || [ ! -f "$folder/build.ninja" ] ||
     [ CMakePresets.json -nt "$folder/build.ninja" ]; then
     echo "build.sh: configuring $folder" >&2
-    quietly cmake --preset "$preset" "${fresh[@]}" "${options[@]}"
+    quietly cmake --preset "$preset" -B "$folder" "${fresh[@]}" "${options[@]}"
 fi
 todo=$(ninja -C "$folder" -n "$target" 2>/dev/null | grep -c ' Building ' || true)
 [ "$todo" -eq 0 ] || echo "build.sh: building $folder, $todo files" >&2

@@ -1,0 +1,94 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# dist.sh [OPTION...] [CMAKE-OPTION...] - make dist/: a tree of the command and the libraries that may be moved, and that
+# runs on machines where nothing but the C library (and, for the CUDA backend, an NVIDIA driver) is installed.
+#
+#   --to FOLDER      make it there instead of in dist/
+#   --without-cuda   without libepkit-cuda, also where there is an nvcc
+#   --tar            pack it, too: epkit-VERSION-ARCH-linux.tar.gz beside it
+#
+# Installs what the build needs. Builds in build-dist/, or in the folder that $EPKIT_BUILD_FOLDER names. The last line, on
+# stdout, says what there is. Nothing at FOLDER changes before the new tree is whole and checked.
+set -euo pipefail
+here=$PWD
+cd "$(dirname "$0")/.."
+
+fail() {
+    printf 'dist.sh: %s\n' "$1" >&2
+    exit "${2:-1}"
+}
+
+to=$PWD/dist
+with_cuda=1
+with_tar=
+options=()
+while [ $# -gt 0 ]; do
+    case "$1" in
+    --to)
+        [ -n "${2-}" ] || fail '--to needs a folder' 2
+        to=$(realpath -m -- "$here/$2")
+        [[ "$2" != /* ]] || to=$(realpath -m -- "$2")
+        shift
+        ;;
+    --without-cuda) with_cuda= ;;
+    --tar) with_tar=1 ;;
+    -D?*) options+=("$1") ;;
+    *) fail "unknown option '$1'; see the first lines of scripts/dist.sh" 2 ;;
+    esac
+    shift
+done
+mkdir -p -- "$(dirname -- "$to")"
+new="$to.new"
+old="$to.old"
+list=share/doc/epkit/THIRD-PARTY
+
+# Nothing is removed that this script has not made: a tree, an unfinished one, or an empty folder.
+for folder in "$to" "$new" "$old"; do
+    if [ -e "$folder" ] && [ ! -e "$folder/.unfinished" ] && [ ! -e "$folder/$list" ] && ! rmdir "$folder" 2>/dev/null; then
+        fail "$folder is there and was not made by this script: choose another place by --to, or move it away"
+    fi
+done
+
+scripts/packages.sh build dist ${with_cuda:+cuda}
+export EPKIT_BUILD_FOLDER="${EPKIT_BUILD_FOLDER:-build-dist}"
+mkdir -p "$EPKIT_BUILD_FOLDER"
+exec {lock}<"$EPKIT_BUILD_FOLDER"
+flock --wait 3600 "$lock" || fail "another run has been building in $EPKIT_BUILD_FOLDER for an hour; end it and try again"
+
+# cuda_toolkit.sh says why there is none.
+cuda='without the CUDA backend (--without-cuda)'
+if [ -n "$with_cuda" ]; then
+    if CUDACXX=$(scripts/cuda_toolkit.sh); then
+        export CUDACXX
+        cuda="with the CUDA backend (CUDA $("$CUDACXX" --version | sed -n 's/.*release \([0-9.]*\),.*/\1/p'))"
+    else
+        with_cuda=
+        cuda='without the CUDA backend, because there is no nvcc'
+    fi
+fi
+scripts/build.sh dist -DEPKIT_CUDA="$([ -n "$with_cuda" ] && echo ON || echo OFF)" "${options[@]}"
+
+rm -rf "$new"
+mkdir "$new"
+touch "$new/.unfinished"
+DESTDIR='' cmake --install "$EPKIT_BUILD_FOLDER" --prefix "$new" >"$EPKIT_BUILD_FOLDER/install.log"
+glibc=$(scripts/check_dist.sh "$new") || fail "the tree would not run elsewhere, for the reasons above; $to is as it was"
+rm "$new/.unfinished"
+rm -rf "$old"
+[ ! -e "$to" ] || mv -T "$to" "$old"
+mv -T "$new" "$to"
+rm -rf "$old"
+
+arch=$(uname -m)
+if [ -n "$with_tar" ]; then
+    name="epkit-$("$to/bin/epkit" --version | sed -n '1s/^epkit //p')-$arch-linux"
+    archive="$(dirname "$to")/$name.tar.gz"
+    tar -C "$to" --owner=0 --group=0 --transform="flags=r;s,^\.,$name," -czf "$archive.new" .
+    mv "$archive.new" "$archive"
+fi
+if [ "$(printf '%s\n' 2.36 "$glibc" | sort -V | tail -n 1)" != 2.36 ]; then
+    printf 'dist.sh: warning: built on this system it needs glibc %s; on Debian 12 it would be 2.36 at most\n' "$glibc" >&2
+fi
+printf '%s is complete: %s MB, %s and without MPI, for any %s Linux with glibc %s or later%s.\n' "$to" \
+    "$(du -sk --apparent-size "$to" | awk '{ printf "%.1f", $1 * 1024 / 1e6 }')" "$cuda" "$arch" "$glibc" \
+    "${with_tar:+; packed as $archive}"
