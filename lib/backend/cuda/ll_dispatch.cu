@@ -19,7 +19,7 @@ namespace
 
 /* Of the token being sent. */
 struct choices {
-    int expert[CUDA_LL_MAX_TOPK];      /* -1: none, or of a masked rank */
+    int expert[CUDA_LL_MAX_TOPK];      /* -1: none */
     int rank[CUDA_LL_MAX_TOPK];        /* -1: none */
     int before[CUDA_LL_MAX_TOPK];      /* tokens of this rank before it with the same expert */
     uint8_t choice_of[EP_MAX_EXPERTS]; /* 1 + the choice that has the expert; 0: none */
@@ -55,25 +55,41 @@ __device__ bool routing_is_valid(const cuda_ll_dispatch &d)
     return good;
 }
 
-/* Counts of this rank's rows for each expert of `rank`, put there. By all threads. */
-__device__ void send_counts(const cuda_ll_dispatch &d, const ll_call &call, int rank, int32_t *bins)
+/* Blocks that tell the ranks how many rows come: those without a token, if there are any; from the last one on. */
+__device__ int counting_blocks(const cuda_ll_dispatch &d)
 {
-    const cuda_ll &ll = d.ll;
-    int first = rank * ll.n_local, me = ll.waits.rank;
-    int32_t *there = ll_at<int32_t>(ll, rank, ll.counts_at) + (int64_t)me * (ll.n_local + 2);
+    int all = (int)gridDim.x, idle = all - min(all, d.n_tokens);
 
-    for (int i = (int)threadIdx.x; i < ll.n_local; i += (int)blockDim.x)
+    return min(idle ? idle : all, d.ll.waits.nranks);
+}
+
+/* Counts of this rank's rows for each expert. By all threads. */
+__device__ void count_rows(const cuda_ll_dispatch &d, int32_t *bins)
+{
+    int64_t n_experts = (int64_t)d.ll.n_local * d.ll.waits.nranks;
+
+    for (int i = (int)threadIdx.x; i < n_experts; i += (int)blockDim.x)
         bins[i] = 0;
     __syncthreads();
-    for (int64_t i = threadIdx.x; i < (int64_t)d.n_tokens * ll.topk; i += blockDim.x) {
-        int64_t expert = read_choice(d.topk_idx, d.wide, i) - first;
+    for (int64_t i = threadIdx.x; i < (int64_t)d.n_tokens * d.ll.topk; i += blockDim.x) {
+        int64_t expert = read_choice(d.topk_idx, d.wide, i);
 
-        if (expert >= 0 && expert < ll.n_local)
+        /* The routing may not have been checked yet. */
+        if (expert >= 0 && expert < n_experts)
             atomicAdd(&bins[expert], 1);
     }
     __syncthreads();
+}
+
+/* Those for the experts of `rank`, put there. By all threads. */
+__device__ void send_counts(const cuda_ll_dispatch &d, const ll_call &call, int rank, const int32_t *bins)
+{
+    const cuda_ll &ll = d.ll;
+    int me = ll.waits.rank;
+    int32_t *there = ll_at<int32_t>(ll, rank, ll.counts_at) + (int64_t)me * (ll.n_local + 2);
+
     for (int i = (int)threadIdx.x; i < ll.n_local; i += (int)blockDim.x)
-        there[i] = bins[i];
+        there[i] = bins[rank * ll.n_local + i];
     if (threadIdx.x == 0) {
         there[ll.n_local] = d.n_tokens;
         there[ll.n_local + 1] = d.format;
@@ -81,7 +97,14 @@ __device__ void send_counts(const cuda_ll_dispatch &d, const ll_call &call, int 
     __syncthreads();
     if (threadIdx.x == 0)
         store_release(&ll.peer[rank]->counted[me], call.number);
-    __syncthreads();
+}
+
+/* An expert as it stands in the routing; -1 for none, and where that is not valid. */
+__device__ int read_expert(const cuda_ll_dispatch &d, int64_t at)
+{
+    int64_t expert = read_choice(d.topk_idx, d.wide, at);
+
+    return expert >= 0 && expert < (int64_t)d.ll.n_local * d.ll.waits.nranks ? (int)expert : -1;
 }
 
 /* What a lane of the first warp looks at of token t. */
@@ -89,7 +112,7 @@ __device__ int fetch_choice(const cuda_ll_dispatch &d, int t)
 {
     int k = (int)threadIdx.x;
 
-    return k < d.ll.topk && t < d.n_tokens ? (int)read_choice(d.topk_idx, d.wide, (int64_t)t * d.ll.topk + k) : -1;
+    return k < d.ll.topk && t < d.n_tokens ? read_expert(d, (int64_t)t * d.ll.topk + k) : -1;
 }
 
 /*
@@ -108,8 +131,6 @@ __device__ void look_at_token(const cuda_ll_dispatch &d, const ll_call &call, in
 
         if (k < topk)
             index[(int64_t)t * topk + k] = expert;
-        if (rank >= 0 && is_masked(call, rank))
-            expert = rank = -1;
         c.expert[k] = expert;
         c.rank[k] = rank;
         c.before[k] = 0;
@@ -122,7 +143,7 @@ __device__ void look_at_token(const cuda_ll_dispatch &d, const ll_call &call, in
     __syncthreads();
 #pragma unroll 2
     for (int64_t i = threadIdx.x; i < (int64_t)t * topk; i += blockDim.x) {
-        int64_t other = read_choice(d.topk_idx, d.wide, i);
+        int other = read_expert(d, i);
         int choice = other < 0 ? 0 : c.choice_of[other];
 
         if (choice)
@@ -291,30 +312,37 @@ __device__ ahead fetch_ahead(const cuda_ll_dispatch &d, int t)
     return a;
 }
 
-/* Token t to all of its ranks. By all threads. */
-__device__ void send_token(const cuda_ll_dispatch &d, const ll_call &call, int t, const ahead &a, choices &c,
+/* The image of token t's slot. By all threads. */
+__device__ void make_image(const cuda_ll_dispatch &d, const ll_call &call, int t, const ahead &a, choices &c,
                            unsigned char *image)
 {
-    const cuda_ll &ll = d.ll;
-    int i = (int)threadIdx.x, me = ll.waits.rank;
-
     if (d.fp8)
         make_quantised(d, image, t, a.row);
     else
         make_plain(d, image, t, a.row);
     look_at_token(d, call, t, a.expert, c);
+}
+
+/* Token t to all of its ranks. By all threads. */
+__device__ void send_token(const cuda_ll_dispatch &d, const ll_call &call, int t, const choices &c,
+                           unsigned char *image)
+{
+    const cuda_ll &ll = d.ll;
+    int i = (int)threadIdx.x, me = ll.waits.rank;
+    uint32_t ranks = c.ranks & ~call.mask;
+
     if (i < ll.topk)
         reinterpret_cast<int2 *>(image)[i] = make_int2(c.expert[i], c.before[i]);
     /* The copy engine reads what the threads have written. */
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     __syncthreads();
-    if (i < ll.waits.nranks && c.ranks >> i & 1) {
+    if (i < ll.waits.nranks && ranks >> i & 1) {
         bulk_store(slot_of(ll, i, me, t), image, (uint32_t)(ll.row_at + ll.hidden * (d.fp8 ? 1 : 2)));
         bulk_commit();
         bulk_wait_all();
     }
     if (i < ll.waits.nranks && !is_masked(call, i))
-        store_release(slot_flag_of(ll, i, me, t), call.number << 1 | (c.ranks >> i & 1));
+        store_release(slot_flag_of(ll, i, me, t), call.number << 1 | (ranks >> i & 1));
     __syncthreads();
 }
 
@@ -327,19 +355,20 @@ __device__ void send_nothing(const cuda_ll_dispatch &d, const ll_call &call, int
         *(volatile uint64_t *)slot_flag_of(d.ll, i, d.ll.waits.rank, t) = call.number << 1;
 }
 
-__device__ void send(const cuda_ll_dispatch &d, ll_call &call, ahead a, choices &c, int32_t *bins, unsigned char *image)
+/* `image` is that of the block's first token. */
+__device__ void send(const cuda_ll_dispatch &d, const ll_call &call, choices &c, const int32_t *bins,
+                     unsigned char *image)
 {
     const cuda_ll &ll = d.ll;
-    int n = ll.waits.nranks;
+    int n = ll.waits.nranks, counting = counting_blocks(d), turn = (int)(gridDim.x - 1 - blockIdx.x);
 
-    /* By the last blocks, which may have no token. */
-    for (int i = (int)(gridDim.x - 1 - blockIdx.x); i < n; i += (int)gridDim.x)
+    for (int i = turn; turn < counting && i < n; i += counting)
         if (!is_masked(call, (ll.waits.rank + i) % n))
             send_counts(d, call, (ll.waits.rank + i) % n, bins);
     for (int t = (int)blockIdx.x; t < d.n_tokens; t += (int)gridDim.x) {
         if (t != (int)blockIdx.x)
-            a = fetch_ahead(d, t);
-        send_token(d, call, t, a, c, image);
+            make_image(d, call, t, fetch_ahead(d, t), c, image);
+        send_token(d, call, t, c, image);
     }
     for (int t = d.n_tokens + (int)blockIdx.x; t < ll.max_tokens; t += (int)gridDim.x)
         send_nothing(d, call, t);
@@ -385,20 +414,29 @@ __device__ void report_counts(const cuda_ll_dispatch &d, const ll_call &call)
     }
 }
 
-/* Vectors begin .. end of the row to where each of the lanes in `votes` has its `row`. By all lanes. */
-__device__ void pack_row(const cuda_ll_dispatch &d, const unsigned char *slot, uint32_t votes, int64_t row, int begin,
-                         int end, int lane)
+/* Vectors of the row in a slot, every WARP-th from `base` on. */
+__device__ void load_row(const cuda_ll_dispatch &d, const unsigned char *slot, int base, int end, uint4 (&v)[AHEAD])
 {
-    int n = d.ll.hidden / (d.fp8 ? 16 : 8);
     const uint4 *from = reinterpret_cast<const uint4 *>(slot + d.ll.row_at);
 
-    for (int base = begin + lane; base - lane < end; base += AHEAD * WARP) {
-        uint4 v[AHEAD];
-
 #pragma unroll
-        for (int i = 0; i < AHEAD; i++)
-            if (base + i * WARP < end)
-                v[i] = load_far(from + base + i * WARP);
+    for (int i = 0; i < AHEAD; i++)
+        if (base + i * WARP < end)
+            v[i] = load_far(from + base + i * WARP);
+}
+
+/*
+ * Vectors begin .. end of the row to where each of the lanes in `votes` has its `row`. By all lanes; `v` holds the
+ * first of them.
+ */
+__device__ void pack_row(const cuda_ll_dispatch &d, const unsigned char *slot, uint32_t votes, int64_t row, int begin,
+                         int end, int lane, uint4 (&v)[AHEAD])
+{
+    int n = d.ll.hidden / (d.fp8 ? 16 : 8);
+
+    for (int base = begin + lane; base - lane < end; base += AHEAD * WARP) {
+        if (base != begin + lane)
+            load_row(d, slot, base, end, v);
         for (uint32_t left = votes; left; left &= left - 1) {
             int64_t to = __shfl_sync(ALL_LANES, row, __ffs((int)left) - 1);
             uint4 *out = reinterpret_cast<uint4 *>(d.recv_x) + to * n;
@@ -451,12 +489,14 @@ __device__ bool receive_slot(const cuda_ll_dispatch &d, const ll_call &call, int
     const cuda_ll &ll = d.ll;
     int me = ll.waits.rank, vectors = ll.hidden / (d.fp8 ? 16 : 8);
     int share = (vectors / parts + WARP - 1) / WARP * WARP; /* whole rounds of the warp */
+    int begin = part * share, end = part == parts - 1 ? vectors : min(begin + share, vectors);
     const unsigned char *slot = slot_of(ll, me, source, t);
     const uint64_t *flag = slot_flag_of(ll, me, source, t);
     uint64_t value = load_acquire(flag); /* by all lanes, so that each may read behind it */
     int2 choice = make_int2(-1, 0);
     int64_t row = 0;
     uint32_t votes;
+    uint4 v[AHEAD];
 
     if (!__all_sync(ALL_LANES, value >> 1 >= call.number)) {
         bool here = lane || wait_until(ll.waits, flag, call.number << 1, source, ll.waits.done_phase);
@@ -467,6 +507,8 @@ __device__ bool receive_slot(const cuda_ll_dispatch &d, const ll_call &call, int
     }
     if (!(value & 1))
         return true;
+    /* The row is on its way while it is found out where it goes. */
+    load_row(d, slot, begin + lane, end, v);
     if (lane < ll.topk)
         choice = __ldcg(reinterpret_cast<const int2 *>(slot) + lane);
     /* Of the group: only those of this rank are packed here. */
@@ -479,7 +521,7 @@ __device__ bool receive_slot(const cuda_ll_dispatch &d, const ll_call &call, int
         note_origin(d, call, source, t, row, lane);
     if (d.fp8 && part == parts - 1)
         pack_scales(d, slot, votes, row, lane);
-    pack_row(d, slot, votes, row, part * share, part == parts - 1 ? vectors : min((part + 1) * share, vectors), lane);
+    pack_row(d, slot, votes, row, begin, end, lane, v);
     return true;
 }
 
@@ -524,6 +566,12 @@ __global__ void __launch_bounds__(CUDA_LL_THREADS, 1) ll_dispatch_kernel(const _
         ll_begin(ll);
         for (int i = (int)threadIdx.x; i < EP_MAX_EXPERTS / 4; i += (int)blockDim.x)
             reinterpret_cast<uint32_t *>(c.choice_of)[i] = 0;
+        __syncthreads();
+        /* All that can be done before the ranks have met. */
+        if ((int)gridDim.x - 1 - (int)blockIdx.x < counting_blocks(d))
+            count_rows(d, bins);
+        if ((int)blockIdx.x < d.n_tokens)
+            make_image(d, call, (int)blockIdx.x, a, c, image);
         good = routing_is_valid(d);
         if (!ll_meet(ll, call, mine->completed, mine->last_dispatch, 0, ll.waits.ready_phase))
             return;
@@ -531,7 +579,7 @@ __global__ void __launch_bounds__(CUDA_LL_THREADS, 1) ll_dispatch_kernel(const _
             ll_refuse(ll, d.queued, ll.waits.ready_phase);
             return;
         }
-        send(d, call, a, c, bins, image);
+        send(d, call, c, bins, image);
     }
     if (!(d.phases & CUDA_LL_RECEIVE))
         return;
