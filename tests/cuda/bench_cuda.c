@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * bench_cuda [--ranks N] [--sms A,B,..] [--repeat N] [--tokens N] [--hidden N]: whole operations on the CUDA backend,
- * next to the bare row mover (the same kernels on the same rows without waits) and the copy engine, in one run. One
- * process per GPU. Times are of CUDA events around the call, the median of all repetitions, the slowest rank. JSON
- * lines, rank 0.
+ * bench_cuda [--ranks N] [--sms A,B,..] [--repeat N] [--tokens N] [--hidden N] [--topk N] [--experts N]: whole
+ * operations on the CUDA backend, next to the bare row mover (the same kernels on the same rows without waits) and the
+ * copy engine, in one run. One process per GPU. Times are of CUDA events around the call, the median of all
+ * repetitions, the slowest rank. JSON lines, rank 0.
  */
 #include "call.h"
 
@@ -354,6 +354,8 @@ int main(int argc, char **argv)
             options.tokens = atoi(argv[i + 1]);
         else if (!strcmp(argv[i], "--hidden"))
             options.hidden = atoi(argv[i + 1]);
+        else if (!strcmp(argv[i], "--topk"))
+            options.topk = atoi(argv[i + 1]);
         else if (!strcmp(argv[i], "--experts"))
             options.experts = atoi(argv[i + 1]);
         else if (!strcmp(argv[i], "--sms"))

@@ -3,9 +3,28 @@
 
 #include <stdlib.h>
 
-/* Small chunks of all terms in flight: what fills the links (bench/NOTES.md). */
-static const struct cuda_shape wish = {.warps = 16, .stages = 3};
-#define WISH_CHUNK 1024
+#ifndef EPKIT_TRY_WARPS
+#define EPKIT_TRY_WARPS 16
+#endif
+#ifndef EPKIT_TRY_STAGES
+#define EPKIT_TRY_STAGES 3
+#endif
+#ifndef EPKIT_TRY_PARTS
+#define EPKIT_TRY_PARTS 4
+#endif
+#ifndef EPKIT_TRY_SLOT
+#define EPKIT_TRY_SLOT 0
+#endif
+
+/* Many small loads on their way: what fills the links (bench/NOTES.md). */
+#define WARPS EPKIT_TRY_WARPS
+#define STAGES EPKIT_TRY_STAGES
+#define LEAST_WARPS 4
+#define LEAST_PIECE 512u      /* bytes */
+#define LEAST_PART 1024u      /* bytes */
+#define PARTS EPKIT_TRY_PARTS /* of a token at the end */
+#define ENDING 4              /* units of that kind for each warp: more than it takes ahead */
+#define LINE 128
 
 struct combine {
     struct cuda_comm *cuda;
@@ -50,6 +69,53 @@ static ep_status map_inputs(struct combine *c, struct cuda_combine *sum)
     return EP_OK;
 }
 
+/* Slots that fill the shared memory; `width`: the most rows that a token has. */
+static struct cuda_shape fit(const struct cuda_comm *cuda, uint32_t row_bytes, uint32_t width, int32_t *ret_slot_bytes)
+{
+    uint32_t room = (uint32_t)cuda->shared_limit - 1024; /* of which the barriers take some */
+    uint32_t piece = row_bytes < LEAST_PIECE ? row_bytes : LEAST_PIECE, slot;
+    struct cuda_shape shape = {.blocks = cuda->sms, .warps = WARPS, .stages = STAGES};
+
+    if (room / (uint32_t)(shape.warps * shape.stages) < width * piece)
+        shape.stages = 2;
+    while (shape.warps > LEAST_WARPS && room / (uint32_t)(shape.warps * shape.stages) < width * piece)
+        shape.warps--;
+    slot = room / (uint32_t)(shape.warps * shape.stages) / 16 * 16;
+    if (slot > width * row_bytes)
+        slot = width * row_bytes;
+    if (EPKIT_TRY_SLOT && slot > EPKIT_TRY_SLOT)
+        slot = EPKIT_TRY_SLOT;
+    *ret_slot_bytes = (int32_t)slot;
+    shape.shared_bytes =
+        (size_t)(shape.warps * shape.stages * 8 + 127) / 128 * 128 + (size_t)(shape.warps * shape.stages) * slot;
+    return shape;
+}
+
+static uint32_t divide_up(uint32_t a, uint32_t b)
+{
+    return (a + b - 1) / b;
+}
+
+/*
+ * Tokens, the last of them in parts. A warp takes its units ahead, so there are enough parts for all that it has taken
+ * when the tokens are at their end; and in a small batch enough for every warp.
+ */
+static void divide(struct cuda_combine *sum, const struct cuda_shape *shape)
+{
+    uint32_t row = (uint32_t)sum->row_bytes, n = (uint32_t)sum->route.n_tokens;
+    uint32_t wanted = (uint32_t)(shape->blocks * shape->warps) * ENDING, parts = PARTS, tail;
+
+    if (n && parts < divide_up(wanted, n))
+        parts = divide_up(wanted, n);
+    if (parts > divide_up(row, LEAST_PART))
+        parts = divide_up(row, LEAST_PART);
+    sum->part_bytes = (int32_t)(divide_up(divide_up(row, parts), LINE) * LINE);
+    sum->parts = (int32_t)divide_up(row, (uint32_t)sum->part_bytes);
+    tail = divide_up(wanted, (uint32_t)sum->parts);
+    sum->whole = (int32_t)(tail < n ? n - tail : 0);
+    sum->units = (uint32_t)sum->whole + (n - (uint32_t)sum->whole) * (uint32_t)sum->parts;
+}
+
 static ep_status launch(struct combine *c, const struct cuda_route *route)
 {
     const ep_combine_args *args = c->args;
@@ -64,7 +130,8 @@ static ep_status launch(struct combine *c, const struct cuda_route *route)
                                  .row_bytes = (int64_t)c->row_bytes};
     cuda_fill_waits(cuda, HOST_COMBINE_READY, HOST_COMBINE_DONE, &sum->waits);
     EP_TRY(map_inputs(c, sum));
-    cuda_fit(cuda, c->row_bytes, route->width, &wish, WISH_CHUNK, &sum->chunk_bytes, &sum->n_chunks, shape);
+    *shape = fit(cuda, (uint32_t)c->row_bytes, (uint32_t)route->width, &sum->slot_bytes);
+    divide(sum, shape);
     return cuda_status(cuda_launch_combine(sum, shape, cuda->stream), "combine kernel");
 }
 

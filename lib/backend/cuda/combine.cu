@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Combine: each warp pulls the chunks of a token's rows from where they lie into a ring in shared memory, adds them up
+ * Combine: each warp pulls pieces of a token's rows from where they lie into a ring in shared memory, adds them up
  * in fp32 in the order of the route, rounds once and writes the result.
  */
 #include "backend/cuda/device.cuh"
@@ -10,11 +10,24 @@
 #define WARP 32
 #define VECTOR 16 /* bytes that a lane takes at once: 8 elements */
 
+#ifndef EPKIT_TRY_COMBINE
+#define EPKIT_TRY_COMBINE 1 /* 0: units in turn, 1: units by a counter */
+#endif
+#ifndef EPKIT_TRY_GRAIN
+#define EPKIT_TRY_GRAIN 128
+#endif
+#ifndef EPKIT_TRY_ROTATE
+#define EPKIT_TRY_ROTATE 0 /* 1: each token begins with another source */
+#endif
+
+/* Pieces begin where lines of the memory begin, if the rows do: one that begins within a line costs another request. */
+#define GRAIN EPKIT_TRY_GRAIN
+
 namespace
 {
 
 struct ring {
-    unsigned char *slot; /* stages of route.width chunks */
+    unsigned char *slot; /* stages of slot_bytes */
     uint64_t *full;
 };
 
@@ -48,31 +61,55 @@ __device__ uint4 round_vector(const float (&sum)[8])
     return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
-__device__ uint32_t chunk_length(const cuda_combine &c, int chunk)
-{
-    int64_t left = c.row_bytes - (int64_t)chunk * c.chunk_bytes;
-
-    return (uint32_t)(left < c.chunk_bytes ? left : c.chunk_bytes);
-}
-
-/*
- * A warp's place among the units: it takes consecutive chunks, so that what is known of a token serves all of them.
- * Lane i knows where the token's i-th row lies; the next token's entries are fetched while this one's chunks move.
- */
-struct place {
+/* A token, or a part of it: bytes [at, end) of its row in the output, and what is added up for them. */
+struct unit {
     int64_t token;
-    int chunk, n, next_n;
-    const unsigned char *row;
-    cuda_entry next_entry;
+    uint32_t at, end;
+    int n;
+    cuda_entry entry; /* lane i: of the i-th row */
 };
 
-__device__ void fetch_next(const cuda_combine &c, place &p, int64_t token, int lane)
+/*
+ * Where a warp's loads are. A piece is as large as a slot can hold of all the token's rows, so that the same number of
+ * bytes is on its way whatever number of rows a token has. What is known of the next unit is fetched while this one's
+ * pieces move, and its number a unit before that.
+ */
+struct feed {
+    unit next; /* .token -1: none */
+    int64_t token;
+    uint32_t at, end, piece;
+    int n, term;              /* lane i brings its row to place `term` of the sum */
+    const unsigned char *row; /* lane i: one of the rows */
+    uint32_t asked;           /* lane 0: the number of the unit after the next */
+};
+
+/* Of what lies in a slot, lane `slot` knows what it is. */
+struct held {
+    int64_t token;
+    uint32_t at, bytes;
+    int n;
+};
+
+__device__ void fetch_unit(const cuda_combine &c, unit &u, uint32_t number, int lane)
 {
-    if (token >= c.route.n_tokens)
+    uint32_t part;
+
+    u.token = -1;
+    if (number >= c.units)
         return;
-    p.next_n = __ldg(c.route.count + token);
+    u.token = number;
+    u.at = 0;
+    u.end = (uint32_t)c.row_bytes;
+    if (number >= (uint32_t)c.whole) {
+        number -= (uint32_t)c.whole;
+        part = number % (uint32_t)c.parts;
+        u.token = c.whole + number / (uint32_t)c.parts;
+        u.at = part * (uint32_t)c.part_bytes;
+        u.end = min(u.end, u.at + (uint32_t)c.part_bytes);
+    }
+    u.n = __ldg(c.route.count + u.token);
     if (lane < c.route.width)
-        p.next_entry = c.route.entry[token * c.route.width + lane];
+        u.entry = c.route.entry[u.token * c.route.width + lane];
 }
 
 __device__ const unsigned char *row_of(const cuda_combine &c, cuda_entry entry)
@@ -80,33 +117,75 @@ __device__ const unsigned char *row_of(const cuda_combine &c, cuda_entry entry)
     return c.x[entry.local] + (c.route.base[entry.local] + entry.row) * c.row_bytes;
 }
 
-__device__ void enter_token(const cuda_combine &c, place &p, int64_t token, int lane)
+/* Equal pieces of a unit, as few as possible. */
+__device__ uint32_t piece_of(const cuda_combine &c, uint32_t bytes, int n)
 {
-    p.token = token;
-    p.n = p.next_n;
-    p.row = lane < p.n ? row_of(c, p.next_entry) : nullptr;
-    fetch_next(c, p, token + 1, lane);
+    uint32_t most = (uint32_t)c.slot_bytes / (uint32_t)(n ? n : 1), grain = most < GRAIN ? VECTOR : GRAIN, pieces;
+
+    most = most / grain * grain;
+    pieces = (bytes + most - 1) / most;
+    return ((bytes + pieces - 1) / pieces + grain - 1) / grain * grain;
+}
+
+/* The next unit becomes that whose pieces are loaded. By all lanes. */
+__device__ void enter_unit(const cuda_combine &c, feed &f, int lane)
+{
+    uint32_t all = gridDim.x * (blockDim.x / WARP), number = __shfl_sync(0xffffffffu, f.asked, 0);
+    cuda_entry entry = f.next.entry;
+    int from = lane;
+
+    f.token = f.next.token;
+    f.at = f.next.at;
+    f.end = f.next.end;
+    f.n = f.next.n;
+    if (f.token >= 0) {
+        f.piece = piece_of(c, f.end - f.at, f.n);
+        if (EPKIT_TRY_ROTATE && f.n <= WARP && lane < f.n)
+            from = (int)((uint32_t)(lane + f.token + c.waits.rank) % (uint32_t)f.n);
+        if (EPKIT_TRY_ROTATE) {
+            entry.row = __shfl_sync(0xffffffffu, entry.row, from);
+            entry.local = (uint16_t)__shfl_sync(0xffffffffu, entry.local, from);
+        }
+        f.term = from;
+        f.row = lane < f.n ? row_of(c, entry) : nullptr;
+    }
+    fetch_unit(c, f.next, number, lane);
+    if (!EPKIT_TRY_COMBINE)
+        f.asked = number + all;
+    else if (lane == 0 && number < c.units)
+        f.asked = 2 * all + take_unit(c.waits);
 }
 
 /* By all lanes. */
-__device__ void load_unit(const cuda_combine &c, const ring &r, place &p, int slot, int lane)
+__device__ void load_piece(const cuda_combine &c, const ring &r, feed &f, held &h, int slot, int lane)
 {
-    uint32_t bytes = chunk_length(c, p.chunk);
-    int64_t at = (int64_t)p.chunk * c.chunk_bytes;
-    unsigned char *to = r.slot + (size_t)slot * c.route.width * c.chunk_bytes;
+    uint32_t bytes = min(f.piece, f.end - f.at);
+    unsigned char *to = r.slot + (size_t)slot * c.slot_bytes;
 
     if (lane == 0)
-        barrier_expect(r.full + slot, (uint32_t)p.n * bytes);
+        barrier_expect(r.full + slot, (uint32_t)f.n * bytes);
     __syncwarp();
-    for (int i = lane; i < p.n; i += WARP) {
-        const unsigned char *row = i < WARP ? p.row : row_of(c, c.route.entry[p.token * c.route.width + i]);
+    for (int i = lane; i < f.n; i += WARP) {
+        const unsigned char *row = i < WARP ? f.row : row_of(c, c.route.entry[f.token * c.route.width + i]);
 
-        bulk_load(to + (size_t)i * c.chunk_bytes, row + at, bytes, r.full + slot);
+        bulk_load(to + (size_t)(i < WARP ? f.term : i) * bytes, row + f.at, bytes, r.full + slot);
     }
-    if (++p.chunk == c.n_chunks) {
-        p.chunk = 0;
-        enter_token(c, p, p.token + 1, lane);
-    }
+    if (lane == slot)
+        h = {f.token, f.at, bytes, f.n};
+    f.at += bytes;
+    if (f.at == f.end)
+        enter_unit(c, f, lane);
+}
+
+__device__ held held_in(const held &h, int slot)
+{
+    held here;
+
+    here.token = __shfl_sync(0xffffffffu, h.token, slot);
+    here.at = __shfl_sync(0xffffffffu, h.at, slot);
+    here.bytes = __shfl_sync(0xffffffffu, h.bytes, slot);
+    here.n = __shfl_sync(0xffffffffu, h.n, slot);
+    return here;
 }
 
 /* N terms at once, because loads from shared memory that follow each other wait less. */
@@ -134,15 +213,12 @@ __device__ void add_all(float (&sum)[8], const unsigned char *terms, int stride,
         add_terms<1>(sum, terms, stride, first);
 }
 
-__device__ void sum_unit(const cuda_combine &c, const ring &r, int64_t token, int chunk, int slot, int lane)
+__device__ void sum_piece(const cuda_combine &c, const held &h, const unsigned char *terms, int lane)
 {
-    int n = __ldg(c.route.count + token);
-    int64_t at = token * c.row_bytes + (int64_t)chunk * c.chunk_bytes;
-    uint32_t bytes = chunk_length(c, chunk);
-    const unsigned char *terms = r.slot + (size_t)slot * c.route.width * c.chunk_bytes;
+    int64_t at = h.token * c.row_bytes + h.at;
 
 #pragma unroll 2
-    for (uint32_t offset = (uint32_t)lane * VECTOR; offset < bytes; offset += WARP * VECTOR) {
+    for (uint32_t offset = (uint32_t)lane * VECTOR; offset < h.bytes; offset += WARP * VECTOR) {
         float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
         bool first = true;
 
@@ -151,7 +227,7 @@ __device__ void sum_unit(const cuda_combine &c, const ring &r, int64_t token, in
                 add_vector(sum, *reinterpret_cast<const uint4 *>(c.bias[b] + at + offset), first);
                 first = false;
             }
-        add_all(sum, terms + offset, c.chunk_bytes, n, first);
+        add_all(sum, terms + offset, (int)h.bytes, h.n, first);
         *reinterpret_cast<uint4 *>(c.out + at + offset) = round_vector(sum);
     }
 }
@@ -185,13 +261,11 @@ __global__ void __launch_bounds__(512, 1) combine_kernel(const __grid_constant__
     int warps = (int)blockDim.x / WARP, warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
     uint64_t *barriers = reinterpret_cast<uint64_t *>(shared);
     unsigned char *slots = shared + (size_t)(warps * stages * 8 + 127) / 128 * 128;
-    ring r = {slots + (size_t)warp * stages * c.route.width * c.chunk_bytes, barriers + warp * stages};
-    int64_t units = (int64_t)c.route.n_tokens * c.n_chunks, all = (int64_t)gridDim.x * warps;
-    int64_t me = (int64_t)blockIdx.x * warps + warp, begin = units * me / all, end = units * (me + 1) / all;
-    int64_t issued = begin, token = begin / c.n_chunks;
-    int chunk = (int)(begin % c.n_chunks), slot = 0, next = 0;
-    uint32_t parity = 0;
-    place p = {};
+    ring r = {slots + (size_t)warp * stages * c.slot_bytes, barriers + warp * stages};
+    uint32_t me = (uint32_t)warp * gridDim.x + blockIdx.x, parity = 0;
+    int slot = 0, next = 0, loaded = 0;
+    feed f = {};
+    held h = {};
     uint64_t number;
     bool sound;
 
@@ -202,37 +276,33 @@ __global__ void __launch_bounds__(512, 1) combine_kernel(const __grid_constant__
         barriers_publish();
     }
     __syncwarp();
-    p.chunk = chunk;
-    if (begin < end) {
-        fetch_next(c, p, token, lane);
-        enter_token(c, p, token, lane);
-    }
+    /* The first two units are a warp's by its place, the others it takes as it comes to them. */
+    f.asked = me + gridDim.x * (uint32_t)warps;
+    fetch_unit(c, f.next, me, lane);
+    enter_unit(c, f, lane);
     sound = operation_begin(c.waits, number);
     /* What the peers wrote before may be read by the copy engine now. */
     asm volatile("fence.proxy.async.global;" ::: "memory");
     if (!sound)
-        end = begin;
-    for (; issued < begin + stages - 1 && issued < end; issued++) {
-        load_unit(c, r, p, next, lane);
-        next = next + 1 == stages ? 0 : next + 1;
-    }
-    for (int64_t i = begin; i < end; i++) {
-        if (issued < end) {
-            load_unit(c, r, p, next, lane);
-            issued++;
+        f.token = -1;
+    for (;;) {
+        while (loaded < stages && f.token >= 0) {
+            load_piece(c, r, f, h, next, lane);
             next = next + 1 == stages ? 0 : next + 1;
+            loaded++;
         }
+        if (!loaded)
+            break;
+        held here = held_in(h, slot);
+
         barrier_wait(r.full + slot, parity);
-        sum_unit(c, r, token, chunk, slot, lane);
-        if (c.out_weights && chunk == 0)
-            sum_weights(c, token, lane);
+        sum_piece(c, here, r.slot + (size_t)slot * c.slot_bytes, lane);
+        if (c.out_weights && here.at == 0)
+            sum_weights(c, here.token, lane);
         /* All lanes have read the slot before it is loaded again. */
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
         __syncwarp();
-        if (++chunk == c.n_chunks) {
-            chunk = 0;
-            token++;
-        }
+        loaded--;
         if (++slot == stages) {
             slot = 0;
             parity ^= 1;

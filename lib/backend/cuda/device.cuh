@@ -8,6 +8,10 @@
 /* Looks at a flag between two looks at the clock and at the host's abort word, which is across PCIe. */
 #define SPINS 512
 
+#ifndef EPKIT_TRY_END
+#define EPKIT_TRY_END 0 /* 1: blocks meet by one atomic without fences of the system */
+#endif
+
 __device__ __forceinline__ uint32_t shared_address(const void *pointer)
 {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
@@ -96,6 +100,15 @@ __device__ __forceinline__ uint64_t global_ns()
 
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
     return now;
+}
+
+/*
+ * Number of the next unit that no warp has taken. The order in which warps come decides who moves what, never where it
+ * goes. The last block of a kernel puts the counter back.
+ */
+__device__ __forceinline__ uint32_t take_unit(const cuda_waits &waits)
+{
+    return atomicAdd(&waits.mine->next, 1u);
 }
 
 enum wait_end { WAIT_MET, WAIT_LATE, WAIT_LOST, WAIT_STOPPED };
@@ -190,17 +203,35 @@ __device__ inline void operation_end(const cuda_waits &waits, uint64_t number, b
     __shared__ bool last, gave_up;
     int i = (int)threadIdx.x;
 
-    if (waits.bare)
-        return;
     __syncthreads();
+    if (waits.bare) {
+        if (i)
+            return;
+        __threadfence();
+        if (atomicInc(&waits.mine->blocks, gridDim.x - 1) == gridDim.x - 1)
+            waits.mine->next = 0;
+        return;
+    }
     if (i == 0) {
+#if EPKIT_TRY_END
+        /* The last block's release to the peers passes on what it has acquired here of the others. */
+        uint32_t before;
+
+        asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;"
+                     : "=r"(before)
+                     : "l"(&waits.mine->blocks)
+                     : "memory");
+        last = before == gridDim.x - 1;
+#else
         __threadfence_system();
         last = atomicAdd(&waits.mine->blocks, 1u) == gridDim.x - 1;
         __threadfence_system();
+#endif
         /* Not the report: a look across PCIe takes 2 us. */
         gave_up = *(volatile uint32_t *)&waits.mine->gave_up;
+        /* The fences above put this behind what the warps of all blocks have taken. */
         if (last)
-            waits.mine->blocks = 0;
+            waits.mine->blocks = waits.mine->next = 0;
     }
     __syncthreads();
     if (!last)

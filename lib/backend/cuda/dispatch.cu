@@ -7,6 +7,16 @@
 
 #define WARP 32
 
+#ifndef EPKIT_TRY_DISPATCH
+#define EPKIT_TRY_DISPATCH 1 /* 0: units in turn, 1: units by a counter */
+#endif
+#ifndef EPKIT_TRY_LOCAL
+#define EPKIT_TRY_LOCAL 0 /* 1: rows of this rank itself by stores of the lanes */
+#endif
+#ifndef EPKIT_TRY_ROTATE
+#define EPKIT_TRY_ROTATE 0 /* 1: each token begins with another destination */
+#endif
+
 namespace
 {
 
@@ -23,10 +33,10 @@ __device__ uint32_t chunk_length(int64_t row_bytes, int chunk_bytes, int chunk)
     return (uint32_t)(left < chunk_bytes ? left : chunk_bytes);
 }
 
-__device__ void load_unit(const cuda_dispatch &d, const ring &r, int64_t unit, int slot)
+__device__ void load_unit(const cuda_dispatch &d, const ring &r, uint32_t number, int slot)
 {
-    int64_t token = unit / d.n_chunks;
-    int chunk = (int)(unit % d.n_chunks);
+    int64_t token = number / (uint32_t)d.n_chunks;
+    int chunk = (int)(number % (uint32_t)d.n_chunks);
     uint32_t bytes = chunk_length(d.row_bytes, d.chunk_bytes, chunk);
 
     barrier_expect(r.full + slot, bytes);
@@ -44,13 +54,13 @@ struct unit {
     float weight;
 };
 
-__device__ unit fetch_unit(const cuda_dispatch &d, int64_t number, int lane)
+__device__ unit fetch_unit(const cuda_dispatch &d, uint32_t number, int lane)
 {
     const cuda_route &route = d.route;
     unit u = {};
 
-    u.token = number / d.n_chunks;
-    u.chunk = (int)(number % d.n_chunks);
+    u.token = number / (uint32_t)d.n_chunks;
+    u.chunk = (int)(number % (uint32_t)d.n_chunks);
     u.n = __ldg(route.count + u.token);
     if (lane < route.width)
         u.entry = route.entry[u.token * route.width + lane];
@@ -107,19 +117,58 @@ __device__ void place_extras(const cuda_dispatch &d, const unit &u, cuda_entry e
                      d.weights ? __ldg(d.weights + u.token * topk + k) : 0.0f);
 }
 
+__device__ cuda_entry entry_of_lane(cuda_entry entry, int lane)
+{
+    entry.row = __shfl_sync(0xffffffffu, entry.row, lane);
+    entry.local = (uint16_t)__shfl_sync(0xffffffffu, entry.local, lane);
+    entry.k = (uint16_t)__shfl_sync(0xffffffffu, entry.k, lane);
+    return entry;
+}
+
+#if EPKIT_TRY_LOCAL
+/* Lane by lane, beside the engine of bulk copies, which has the rows of the peers to do. */
+__device__ void copy_chunk(unsigned char *to, const unsigned char *from, uint32_t bytes, int lane)
+{
+#pragma unroll 4
+    for (uint32_t at = (uint32_t)lane * 16; at < bytes; at += WARP * 16)
+        *reinterpret_cast<uint4 *>(to + at) = *reinterpret_cast<const uint4 *>(from + at);
+}
+#endif
+
 __device__ void place_unit(const cuda_dispatch &d, const ring &r, const unit &u, int slot, int lane)
 {
     const cuda_route &route = d.route;
     uint32_t bytes = chunk_length(d.row_bytes, d.chunk_bytes, u.chunk);
     const cuda_entry *entries = route.entry + u.token * route.width;
+    const unsigned char *from = r.slot + (size_t)slot * r.chunk;
+    cuda_entry mine = u.entry;
 
+#if EPKIT_TRY_ROTATE
+    if (u.n <= WARP)
+        mine =
+            entry_of_lane(mine, lane < u.n ? (int)((uint32_t)(lane + u.token + d.waits.rank) % (uint32_t)u.n) : lane);
+#endif
     for (int i = lane; i < u.n; i += WARP) {
-        cuda_entry entry = i < WARP ? u.entry : entries[i];
+        cuda_entry entry = i < WARP ? mine : entries[i];
         unsigned char *to = d.out_x[entry.local] + (route.base[entry.local] + entry.row) * d.row_bytes;
 
-        bulk_store(to + (int64_t)u.chunk * d.chunk_bytes, r.slot + (size_t)slot * r.chunk, bytes);
+        if (EPKIT_TRY_LOCAL && entry.local == d.waits.rank)
+            continue;
+        bulk_store(to + (int64_t)u.chunk * d.chunk_bytes, from, bytes);
     }
     bulk_commit();
+#if EPKIT_TRY_LOCAL
+    for (int i = 0; i < u.n; i++) {
+        cuda_entry entry = i < WARP ? entry_of_lane(mine, i) : entries[i];
+
+        if (entry.local == d.waits.rank)
+            copy_chunk(d.out_x[entry.local] + (route.base[entry.local] + entry.row) * d.row_bytes +
+                           (int64_t)u.chunk * d.chunk_bytes,
+                       from, bytes, lane);
+    }
+    /* The lanes have read the slot before the engine writes it again. */
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
     for (int i = 0; d.extras && u.chunk == 0 && i < u.n; i++) {
         cuda_entry entry;
 
@@ -127,11 +176,35 @@ __device__ void place_unit(const cuda_dispatch &d, const ring &r, const unit &u,
             place_extras(d, u, entries[i], lane);
             continue;
         }
-        entry.row = __shfl_sync(0xffffffffu, u.entry.row, i);
-        entry.local = __shfl_sync(0xffffffffu, u.entry.local, i);
-        entry.k = __shfl_sync(0xffffffffu, u.entry.k, i);
+        entry = entry_of_lane(u.entry, i);
         place_extras(d, u, entry, lane);
     }
+}
+
+/*
+ * Which units a warp moves. Those that it begins with are its by its place; the others it takes as it comes to them, so
+ * that the warps end together however many rows their tokens have. Asked for ahead, because the answer takes as long as
+ * a load: the k-th by lane k % 32, which keeps it until it is wanted.
+ */
+struct turns {
+    uint32_t number; /* of the lane's */
+    uint32_t me, all;
+    int given; /* turns that are the warp's by its place */
+};
+
+__device__ void ask_turn(const cuda_dispatch &d, turns &t, int k, int lane)
+{
+    if (lane != k % WARP)
+        return;
+    if (!EPKIT_TRY_DISPATCH || k < t.given)
+        t.number = (uint32_t)k * t.all + t.me;
+    else
+        t.number = (uint32_t)t.given * t.all + take_unit(d.waits);
+}
+
+__device__ uint32_t unit_of_turn(const turns &t, int k)
+{
+    return __shfl_sync(0xffffffffu, t.number, k % WARP);
 }
 
 __global__ void __launch_bounds__(512, 1) dispatch_kernel(const __grid_constant__ cuda_dispatch d, int stages)
@@ -141,44 +214,48 @@ __global__ void __launch_bounds__(512, 1) dispatch_kernel(const __grid_constant_
     uint64_t *barriers = reinterpret_cast<uint64_t *>(shared);
     unsigned char *slots = shared + (size_t)(warps * stages * 8 + 127) / 128 * 128;
     ring r = {slots + (size_t)warp * stages * d.chunk_bytes, barriers + warp * stages, stages, d.chunk_bytes};
-    int64_t units = (int64_t)d.route.n_tokens * d.n_chunks, stride = (int64_t)gridDim.x * warps;
-    int64_t first = (int64_t)blockIdx.x * warps + warp, n = units > first ? (units - first + stride - 1) / stride : 0;
-    int64_t issued = n < stages - 1 ? n : stages - 1;
-    int slot = 0, next_slot = (int)issued;
+    uint32_t units = (uint32_t)d.route.n_tokens * (uint32_t)d.n_chunks;
+    turns t = {0, (uint32_t)warp * gridDim.x + blockIdx.x, gridDim.x * (uint32_t)warps, stages + 1};
+    int slot = 0, next_slot = stages - 1;
     uint32_t parity = 0;
     unit u = {}, next = {};
     uint64_t number;
     bool sound;
 
     number = operation_signal(d.waits);
+    for (int k = 0; k < t.given; k++)
+        ask_turn(d, t, k, lane);
     if (lane == 0) {
         for (int i = 0; i < stages; i++)
             barrier_init(r.full + i);
         barriers_publish();
         /* Inputs are this rank's own: they may be loaded before the peers are ready. */
-        for (int i = 0; i < issued; i++)
-            load_unit(d, r, first + i * stride, i);
+        for (int k = 0; k < stages - 1 && (uint32_t)k * t.all + t.me < units; k++)
+            load_unit(d, r, (uint32_t)k * t.all + t.me, k);
     }
-    if (n > 0)
-        next = fetch_unit(d, first, lane);
+    if (t.me < units)
+        next = fetch_unit(d, t.me, lane);
     __syncwarp();
     sound = operation_begin(d.waits, number);
-    for (int64_t i = 0; i < n; i++) {
+    for (int k = 0; unit_of_turn(t, k) < units; k++) {
+        uint32_t following = unit_of_turn(t, k + 1), loading;
+
         u = next;
-        if (i + 1 < n)
-            next = fetch_unit(d, first + (i + 1) * stride, lane);
+        if (following < units)
+            next = fetch_unit(d, following, lane);
+        ask_turn(d, t, k + t.given, lane);
         barrier_wait(r.full + slot, parity);
         if (sound)
             place_unit(d, r, u, slot, lane);
-        else if (i >= issued - 1)
+        else if (k == stages - 2 || following >= units)
             break; /* nothing more is on its way into shared memory */
-        if (sound && issued < n) {
+        loading = unit_of_turn(t, k + stages - 1);
+        if (sound && loading < units) {
             /* The stores of the unit before have read the slot that is loaded next. */
             bulk_wait_read();
             __syncwarp();
             if (lane == 0)
-                load_unit(d, r, first + issued * stride, next_slot);
-            issued++;
+                load_unit(d, r, loading, next_slot);
             next_slot = next_slot + 1 == stages ? 0 : next_slot + 1;
         }
         if (++slot == stages) {

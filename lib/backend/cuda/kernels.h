@@ -28,6 +28,7 @@ struct cuda_signals {
     uint64_t done[CUDA_MAX_RANKS];  /* [source] it has moved all that it moves in it */
     uint64_t operation;             /* the last that is complete; the owner's own */
     uint32_t blocks;                /* of the running kernel that have finished; the owner's own */
+    uint32_t next; /* unit of the running kernel that no warp has taken; 0 between kernels; the owner's own */
     /*
      * Not 0: the communicator has failed. CUDA_STOPPED, a kernel of the owner met a deadline or was stopped; or as
      * cuda_report.failure, written by the peer that it names.
@@ -104,7 +105,12 @@ struct cuda_combine {
     unsigned char *out;
     float *out_weights; /* NULL: none */
     int64_t row_bytes;
-    int32_t chunk_bytes, n_chunks;
+    int32_t slot_bytes; /* of a stage: pieces of all rows of a token */
+    /* Units: a token each at first; the last tokens are divided, so that all warps end at about the same time. */
+    int32_t whole; /* tokens that are a unit each */
+    int32_t parts; /* units of each other token */
+    int32_t part_bytes;
+    uint32_t units;
 };
 
 /* Shape of a launch of the moving kernels. Each warp owns a ring of `stages`. */
