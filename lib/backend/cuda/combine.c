@@ -3,27 +3,15 @@
 
 #include <stdlib.h>
 
-#ifndef EPKIT_TRY_WARPS
-#define EPKIT_TRY_WARPS 16
-#endif
-#ifndef EPKIT_TRY_STAGES
-#define EPKIT_TRY_STAGES 3
-#endif
-#ifndef EPKIT_TRY_PARTS
-#define EPKIT_TRY_PARTS 4
-#endif
-#ifndef EPKIT_TRY_SLOT
-#define EPKIT_TRY_SLOT 0
-#endif
-
 /* Many small loads on their way: what fills the links (bench/NOTES.md). */
-#define WARPS EPKIT_TRY_WARPS
-#define STAGES EPKIT_TRY_STAGES
+#define WARPS 16
+#define STAGES 3
+#define MOST_SLOT 4096u /* larger ones, which leave nothing for the cache, are slower with 24 multiprocessors */
 #define LEAST_WARPS 4
-#define LEAST_PIECE 512u      /* bytes */
-#define LEAST_PART 1024u      /* bytes */
-#define PARTS EPKIT_TRY_PARTS /* of a token at the end */
-#define ENDING 4              /* units of that kind for each warp: more than it takes ahead */
+#define LEAST_PIECE 512u /* bytes */
+#define LEAST_PART 1024u /* bytes */
+#define PARTS 4          /* of a token at the end */
+#define ENDING 4         /* units of that kind for each warp: more than it takes ahead */
 #define LINE 128
 
 struct combine {
@@ -83,8 +71,8 @@ static struct cuda_shape fit(const struct cuda_comm *cuda, uint32_t row_bytes, u
     slot = room / (uint32_t)(shape.warps * shape.stages) / 16 * 16;
     if (slot > width * row_bytes)
         slot = width * row_bytes;
-    if (EPKIT_TRY_SLOT && slot > EPKIT_TRY_SLOT)
-        slot = EPKIT_TRY_SLOT;
+    if (slot > MOST_SLOT)
+        slot = MOST_SLOT;
     *ret_slot_bytes = (int32_t)slot;
     shape.shared_bytes =
         (size_t)(shape.warps * shape.stages * 8 + 127) / 128 * 128 + (size_t)(shape.warps * shape.stages) * slot;

@@ -4,24 +4,13 @@
  * in fp32 in the order of the route, rounds once and writes the result.
  */
 #include "backend/cuda/device.cuh"
-
-#include <cuda_bf16.h>
+#include "backend/cuda/sums.cuh"
 
 #define WARP 32
 #define VECTOR 16 /* bytes that a lane takes at once: 8 elements */
 
-#ifndef EPKIT_TRY_COMBINE
-#define EPKIT_TRY_COMBINE 1 /* 0: units in turn, 1: units by a counter */
-#endif
-#ifndef EPKIT_TRY_GRAIN
-#define EPKIT_TRY_GRAIN 128
-#endif
-#ifndef EPKIT_TRY_ROTATE
-#define EPKIT_TRY_ROTATE 0 /* 1: each token begins with another source */
-#endif
-
 /* Pieces begin where lines of the memory begin, if the rows do: one that begins within a line costs another request. */
-#define GRAIN EPKIT_TRY_GRAIN
+#define GRAIN 128
 
 namespace
 {
@@ -30,36 +19,6 @@ struct ring {
     unsigned char *slot; /* stages of slot_bytes */
     uint64_t *full;
 };
-
-/* Nearest even, every NaN the same one: as ep_bf16_round() on the host. */
-__device__ uint32_t round_bf16(float value)
-{
-    return isnan(value) ? 0x7fc0u : __bfloat16_as_ushort(__float2bfloat16_rn(value));
-}
-
-__device__ void add_vector(float (&sum)[8], uint4 v, bool first)
-{
-    const uint32_t words[4] = {v.x, v.y, v.z, v.w};
-
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        float low = __uint_as_float(words[i] << 16), high = __uint_as_float(words[i] & 0xffff0000u);
-
-        /* The first term as it is: adding it to zero would turn -0 into +0. */
-        sum[2 * i] = first ? low : __fadd_rn(sum[2 * i], low);
-        sum[2 * i + 1] = first ? high : __fadd_rn(sum[2 * i + 1], high);
-    }
-}
-
-__device__ uint4 round_vector(const float (&sum)[8])
-{
-    uint32_t words[4];
-
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        words[i] = round_bf16(sum[2 * i]) | round_bf16(sum[2 * i + 1]) << 16;
-    return make_uint4(words[0], words[1], words[2], words[3]);
-}
 
 /* A token, or a part of it: bytes [at, end) of its row in the output, and what is added up for them. */
 struct unit {
@@ -78,7 +37,7 @@ struct feed {
     unit next; /* .token -1: none */
     int64_t token;
     uint32_t at, end, piece;
-    int n, term;              /* lane i brings its row to place `term` of the sum */
+    int n;
     const unsigned char *row; /* lane i: one of the rows */
     uint32_t asked;           /* lane 0: the number of the unit after the next */
 };
@@ -131,8 +90,6 @@ __device__ uint32_t piece_of(const cuda_combine &c, uint32_t bytes, int n)
 __device__ void enter_unit(const cuda_combine &c, feed &f, int lane)
 {
     uint32_t all = gridDim.x * (blockDim.x / WARP), number = __shfl_sync(0xffffffffu, f.asked, 0);
-    cuda_entry entry = f.next.entry;
-    int from = lane;
 
     f.token = f.next.token;
     f.at = f.next.at;
@@ -140,19 +97,10 @@ __device__ void enter_unit(const cuda_combine &c, feed &f, int lane)
     f.n = f.next.n;
     if (f.token >= 0) {
         f.piece = piece_of(c, f.end - f.at, f.n);
-        if (EPKIT_TRY_ROTATE && f.n <= WARP && lane < f.n)
-            from = (int)((uint32_t)(lane + f.token + c.waits.rank) % (uint32_t)f.n);
-        if (EPKIT_TRY_ROTATE) {
-            entry.row = __shfl_sync(0xffffffffu, entry.row, from);
-            entry.local = (uint16_t)__shfl_sync(0xffffffffu, entry.local, from);
-        }
-        f.term = from;
-        f.row = lane < f.n ? row_of(c, entry) : nullptr;
+        f.row = lane < f.n ? row_of(c, f.next.entry) : nullptr;
     }
     fetch_unit(c, f.next, number, lane);
-    if (!EPKIT_TRY_COMBINE)
-        f.asked = number + all;
-    else if (lane == 0 && number < c.units)
+    if (lane == 0 && number < c.units)
         f.asked = 2 * all + take_unit(c.waits);
 }
 
@@ -168,7 +116,7 @@ __device__ void load_piece(const cuda_combine &c, const ring &r, feed &f, held &
     for (int i = lane; i < f.n; i += WARP) {
         const unsigned char *row = i < WARP ? f.row : row_of(c, c.route.entry[f.token * c.route.width + i]);
 
-        bulk_load(to + (size_t)(i < WARP ? f.term : i) * bytes, row + f.at, bytes, r.full + slot);
+        bulk_load(to + (size_t)i * bytes, row + f.at, bytes, r.full + slot);
     }
     if (lane == slot)
         h = {f.token, f.at, bytes, f.n};
@@ -188,29 +136,56 @@ __device__ held held_in(const held &h, int slot)
     return here;
 }
 
+/* The first term as it is: adding it to zero would turn -0 into +0. */
+template <bool FIRST> __device__ void add_vector(float (&sum)[8], uint4 v)
+{
+    const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        float low = __uint_as_float(words[i] << 16), high = __uint_as_float(words[i] & 0xffff0000u);
+
+        sum[2 * i] = FIRST ? low : __fadd_rn(sum[2 * i], low);
+        sum[2 * i + 1] = FIRST ? high : __fadd_rn(sum[2 * i + 1], high);
+    }
+}
+
 /* N terms at once, because loads from shared memory that follow each other wait less. */
-template <int N> __device__ void add_terms(float (&sum)[8], const unsigned char *terms, int stride, bool first)
+template <int N, bool FIRST> __device__ void add_terms(float (&sum)[8], const unsigned char *terms, int stride)
 {
     uint4 v[N];
 
 #pragma unroll
     for (int i = 0; i < N; i++)
         v[i] = *reinterpret_cast<const uint4 *>(terms + (size_t)i * stride);
+    add_vector<FIRST>(sum, v[0]);
 #pragma unroll
-    for (int i = 0; i < N; i++)
-        add_vector(sum, v[i], first && i == 0);
+    for (int i = 1; i < N; i++)
+        add_vector<false>(sum, v[i]);
+}
+
+/* 1 to 4 terms. */
+template <bool FIRST> __device__ void add_few(float (&sum)[8], const unsigned char *terms, int stride, int n)
+{
+    if (n == 4)
+        add_terms<4, FIRST>(sum, terms, stride);
+    else if (n == 3)
+        add_terms<3, FIRST>(sum, terms, stride);
+    else if (n == 2)
+        add_terms<2, FIRST>(sum, terms, stride);
+    else
+        add_terms<1, FIRST>(sum, terms, stride);
 }
 
 __device__ void add_all(float (&sum)[8], const unsigned char *terms, int stride, int n, bool first)
 {
-    for (; n >= 4; n -= 4, terms += 4 * stride, first = false)
-        add_terms<4>(sum, terms, stride, first);
-    if (n == 3)
-        add_terms<3>(sum, terms, stride, first);
-    else if (n == 2)
-        add_terms<2>(sum, terms, stride, first);
-    else if (n == 1)
-        add_terms<1>(sum, terms, stride, first);
+    if (first && n) {
+        add_few<true>(sum, terms, stride, min(n, 4));
+        terms += 4 * stride;
+        n -= 4;
+    }
+    for (; n > 0; n -= 4, terms += 4 * stride)
+        add_few<false>(sum, terms, stride, min(n, 4));
 }
 
 __device__ void sum_piece(const cuda_combine &c, const held &h, const unsigned char *terms, int lane)
@@ -222,11 +197,15 @@ __device__ void sum_piece(const cuda_combine &c, const held &h, const unsigned c
         float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
         bool first = true;
 
-        for (int b = 0; b < 2; b++)
-            if (c.bias[b]) {
-                add_vector(sum, *reinterpret_cast<const uint4 *>(c.bias[b] + at + offset), first);
-                first = false;
-            }
+        for (int b = 0; b < 2; b++) {
+            if (!c.bias[b])
+                continue;
+            if (first)
+                add_vector<true>(sum, *reinterpret_cast<const uint4 *>(c.bias[b] + at + offset));
+            else
+                add_vector<false>(sum, *reinterpret_cast<const uint4 *>(c.bias[b] + at + offset));
+            first = false;
+        }
         add_all(sum, terms + offset, (int)h.bytes, h.n, first);
         *reinterpret_cast<uint4 *>(c.out + at + offset) = round_vector(sum);
     }

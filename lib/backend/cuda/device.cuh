@@ -8,10 +8,6 @@
 /* Looks at a flag between two looks at the clock and at the host's abort word, which is across PCIe. */
 #define SPINS 512
 
-#ifndef EPKIT_TRY_END
-#define EPKIT_TRY_END 0 /* 1: blocks meet by one atomic without fences of the system */
-#endif
-
 __device__ __forceinline__ uint32_t shared_address(const void *pointer)
 {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
@@ -213,7 +209,6 @@ __device__ inline void operation_end(const cuda_waits &waits, uint64_t number, b
         return;
     }
     if (i == 0) {
-#if EPKIT_TRY_END
         /* The last block's release to the peers passes on what it has acquired here of the others. */
         uint32_t before;
 
@@ -222,11 +217,6 @@ __device__ inline void operation_end(const cuda_waits &waits, uint64_t number, b
                      : "l"(&waits.mine->blocks)
                      : "memory");
         last = before == gridDim.x - 1;
-#else
-        __threadfence_system();
-        last = atomicAdd(&waits.mine->blocks, 1u) == gridDim.x - 1;
-        __threadfence_system();
-#endif
         /* Not the report: a look across PCIe takes 2 us. */
         gave_up = *(volatile uint32_t *)&waits.mine->gave_up;
         /* The fences above put this behind what the warps of all blocks have taken. */

@@ -3,16 +3,9 @@
 
 #include <string.h>
 
-#ifndef EPKIT_TRY_DISPATCH_WARPS
-#define EPKIT_TRY_DISPATCH_WARPS 8
-#endif
-#ifndef EPKIT_TRY_DISPATCH_CHUNK
-#define EPKIT_TRY_DISPATCH_CHUNK 14336
-#endif
-
 /* A ring of three rows for each warp: what fills the links with the fewest multiprocessors (bench/NOTES.md). */
-static const struct cuda_shape wish = {.warps = EPKIT_TRY_DISPATCH_WARPS, .stages = 3};
-#define WISH_CHUNK EPKIT_TRY_DISPATCH_CHUNK /* bytes: the row of 7168 bf16, so five warps of it fit */
+static const struct cuda_shape wish = {.warps = 8, .stages = 3};
+#define WISH_CHUNK 14336 /* bytes: the row of 7168 bf16, so five warps of it fit */
 
 /* One of the outputs: where the caller wants it, and where the peers write it. */
 struct output {

@@ -7,16 +7,6 @@
 
 #define WARP 32
 
-#ifndef EPKIT_TRY_DISPATCH
-#define EPKIT_TRY_DISPATCH 1 /* 0: units in turn, 1: units by a counter */
-#endif
-#ifndef EPKIT_TRY_LOCAL
-#define EPKIT_TRY_LOCAL 0 /* 1: rows of this rank itself by stores of the lanes */
-#endif
-#ifndef EPKIT_TRY_ROTATE
-#define EPKIT_TRY_ROTATE 0 /* 1: each token begins with another destination */
-#endif
-
 namespace
 {
 
@@ -125,50 +115,20 @@ __device__ cuda_entry entry_of_lane(cuda_entry entry, int lane)
     return entry;
 }
 
-#if EPKIT_TRY_LOCAL
-/* Lane by lane, beside the engine of bulk copies, which has the rows of the peers to do. */
-__device__ void copy_chunk(unsigned char *to, const unsigned char *from, uint32_t bytes, int lane)
-{
-#pragma unroll 4
-    for (uint32_t at = (uint32_t)lane * 16; at < bytes; at += WARP * 16)
-        *reinterpret_cast<uint4 *>(to + at) = *reinterpret_cast<const uint4 *>(from + at);
-}
-#endif
-
 __device__ void place_unit(const cuda_dispatch &d, const ring &r, const unit &u, int slot, int lane)
 {
     const cuda_route &route = d.route;
     uint32_t bytes = chunk_length(d.row_bytes, d.chunk_bytes, u.chunk);
     const cuda_entry *entries = route.entry + u.token * route.width;
     const unsigned char *from = r.slot + (size_t)slot * r.chunk;
-    cuda_entry mine = u.entry;
 
-#if EPKIT_TRY_ROTATE
-    if (u.n <= WARP)
-        mine =
-            entry_of_lane(mine, lane < u.n ? (int)((uint32_t)(lane + u.token + d.waits.rank) % (uint32_t)u.n) : lane);
-#endif
     for (int i = lane; i < u.n; i += WARP) {
-        cuda_entry entry = i < WARP ? mine : entries[i];
+        cuda_entry entry = i < WARP ? u.entry : entries[i];
         unsigned char *to = d.out_x[entry.local] + (route.base[entry.local] + entry.row) * d.row_bytes;
 
-        if (EPKIT_TRY_LOCAL && entry.local == d.waits.rank)
-            continue;
         bulk_store(to + (int64_t)u.chunk * d.chunk_bytes, from, bytes);
     }
     bulk_commit();
-#if EPKIT_TRY_LOCAL
-    for (int i = 0; i < u.n; i++) {
-        cuda_entry entry = i < WARP ? entry_of_lane(mine, i) : entries[i];
-
-        if (entry.local == d.waits.rank)
-            copy_chunk(d.out_x[entry.local] + (route.base[entry.local] + entry.row) * d.row_bytes +
-                           (int64_t)u.chunk * d.chunk_bytes,
-                       from, bytes, lane);
-    }
-    /* The lanes have read the slot before the engine writes it again. */
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#endif
     for (int i = 0; d.extras && u.chunk == 0 && i < u.n; i++) {
         cuda_entry entry;
 
@@ -196,7 +156,7 @@ __device__ void ask_turn(const cuda_dispatch &d, turns &t, int k, int lane)
 {
     if (lane != k % WARP)
         return;
-    if (!EPKIT_TRY_DISPATCH || k < t.given)
+    if (k < t.given)
         t.number = (uint32_t)k * t.all + t.me;
     else
         t.number = (uint32_t)t.given * t.all + take_unit(d.waits);

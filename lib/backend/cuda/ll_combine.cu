@@ -5,8 +5,7 @@
  * waits for its rows, and adds them up in the order of the choices.
  */
 #include "backend/cuda/lowlatency.cuh"
-
-#include <cuda_bf16.h>
+#include "backend/cuda/sums.cuh"
 
 #define TERMS 8 /* rows that a thread loads at once */
 #define SENDERS                                                                                                        \
@@ -194,12 +193,6 @@ __device__ bool gather_terms(const cuda_ll_combine &c, const ll_call &call, int 
     return __syncthreads_and(sound);
 }
 
-/* Nearest even, every NaN the same one: as ep_bf16_round() on the host. */
-__device__ uint32_t round_bf16(float value)
-{
-    return isnan(value) ? 0x7fc0u : __bfloat16_as_ushort(__float2bfloat16_rn(value));
-}
-
 __device__ void add_weighted(float (&sum)[8], uint4 v, float weight)
 {
     const uint32_t words[4] = {v.x, v.y, v.z, v.w};
@@ -227,8 +220,7 @@ __device__ uint4 sum_vector(const terms &terms, int i)
             if (first + j < terms.n)
                 add_weighted(sum, v[j], terms.weight[first + j]);
     }
-    return make_uint4(round_bf16(sum[0]) | round_bf16(sum[1]) << 16, round_bf16(sum[2]) | round_bf16(sum[3]) << 16,
-                      round_bf16(sum[4]) | round_bf16(sum[5]) << 16, round_bf16(sum[6]) | round_bf16(sum[7]) << 16);
+    return round_vector(sum);
 }
 
 __device__ void receive(const cuda_ll_combine &c, ll_call &call, terms &terms)

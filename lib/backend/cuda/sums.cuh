@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* sums.cuh - the end of a sum: fp32 to bf16, to the bits of ep_bf16_round() on the host. */
+#ifndef EP_CUDA_SUMS_CUH
+#define EP_CUDA_SUMS_CUH
+
+#include <cuda_bf16.h>
+#include <stdint.h>
+
+/*
+ * To nearest even, two at once; the conversion's NaN is 0x7fff (PTX ISA, cvt), the host's 0x7fc0. No number becomes
+ * 0x7fff, so that one look at all words together tells whether there is one: a comparison of each sum takes longer than
+ * the conversion.
+ */
+__device__ inline uint4 round_vector(const float (&sum)[8])
+{
+    uint32_t words[4], ones[4];
+
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        __nv_bfloat162 pair = __floats2bfloat162_rn(sum[2 * i], sum[2 * i + 1]);
+
+        words[i] = *reinterpret_cast<const uint32_t *>(&pair);
+        ones[i] = ((words[i] & 0x7fff7fffu) + 0x00010001u) & 0x80008000u;
+    }
+    if (ones[0] | ones[1] | ones[2] | ones[3]) {
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            words[i] ^= (ones[i] >> 15) * 0x3fu;
+    }
+    return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+#endif
