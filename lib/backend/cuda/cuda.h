@@ -238,9 +238,6 @@ ep_status cuda_check_reported(struct cuda_comm *cuda);
 /* Waits until the routing number cuda->counted is counted. */
 ep_status cuda_wait_counted(struct cuda_comm *cuda);
 void cuda_fill_waits(struct cuda_comm *cuda, enum host_phase ready, enum host_phase done, struct cuda_waits *ret_waits);
-/* Chunks of a row, and the rings that fit the shared memory. `terms`: chunks of one stage. */
-void cuda_fit(const struct cuda_comm *cuda, size_t row_bytes, int terms, const struct cuda_shape *wish,
-              size_t wish_chunk, int32_t *ret_chunk_bytes, int32_t *ret_chunks, struct cuda_shape *ret_shape);
 
 /* lowlatency.c */
 ep_status cuda_ll_open(ep_ll *ll);

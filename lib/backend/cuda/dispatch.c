@@ -90,6 +90,34 @@ static ep_status map_outputs(struct dispatch *d, struct cuda_dispatch *move)
     return EP_OK;
 }
 
+/* Chunks of a row, and rings of them that fit the shared memory. */
+static void fit(const struct cuda_comm *cuda, struct cuda_dispatch *move, struct cuda_shape *ret_shape)
+{
+    size_t room = cuda->shared_limit - 1024; /* of which the barriers take some */
+    size_t row_bytes = (size_t)move->row_bytes, chunks = (row_bytes + WISH_CHUNK - 1) / WISH_CHUNK, chunk;
+    struct cuda_shape shape = wish;
+
+    for (;;) {
+        chunk = ((row_bytes + chunks - 1) / chunks + 15) / 16 * 16;
+        shape.stages = wish.stages;
+        /* More warps with two stages keep the links busier than fewer with three. */
+        if ((size_t)(wish.warps * shape.stages) * chunk > room)
+            shape.stages = 2;
+        shape.warps = (int32_t)(room / ((size_t)shape.stages * chunk));
+        if (shape.warps > wish.warps)
+            shape.warps = wish.warps;
+        if (shape.warps >= 4 || (shape.warps > 0 && chunk <= 512))
+            break;
+        chunks *= 2;
+    }
+    move->chunk_bytes = (int32_t)chunk;
+    move->n_chunks = (int32_t)((row_bytes + chunk - 1) / chunk);
+    shape.blocks = cuda->sms;
+    shape.shared_bytes =
+        (size_t)(shape.warps * shape.stages * 8 + 127) / 128 * 128 + (size_t)(shape.warps * shape.stages) * chunk;
+    *ret_shape = shape;
+}
+
 static ep_status launch(struct dispatch *d, const struct cuda_route *route)
 {
     const ep_dispatch_args *args = d->args;
@@ -112,7 +140,7 @@ static ep_status launch(struct dispatch *d, const struct cuda_route *route)
     move->extras = move->scale_words || args->recv_topk_idx || args->recv_topk_weights;
     cuda_fill_waits(cuda, HOST_DISPATCH_READY, HOST_DISPATCH_DONE, &move->waits);
     EP_TRY(map_outputs(d, move));
-    cuda_fit(cuda, (size_t)move->row_bytes, 1, &wish, WISH_CHUNK, &move->chunk_bytes, &move->n_chunks, shape);
+    fit(cuda, move, shape);
     return cuda_status(cuda_launch_dispatch(move, shape, cuda->stream), "dispatch kernel");
 }
 

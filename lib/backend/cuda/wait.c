@@ -357,34 +357,3 @@ void cuda_fill_waits(struct cuda_comm *cuda, enum host_phase ready, enum host_ph
     for (int rank = 0; rank < comm->nranks; rank++)
         ret_waits->peer[rank] = rank == comm->rank ? cuda->signals : cuda->peers[rank].signals.base;
 }
-
-void cuda_fit(const struct cuda_comm *cuda, size_t row_bytes, int terms, const struct cuda_shape *wish,
-              size_t wish_chunk, int32_t *ret_chunk_bytes, int32_t *ret_chunks, struct cuda_shape *ret_shape)
-{
-    size_t room = cuda->shared_limit - 1024; /* of which the barriers take some */
-    struct cuda_shape shape = *wish;
-    size_t chunks = (row_bytes + wish_chunk - 1) / wish_chunk, chunk;
-
-    for (;;) {
-        size_t ring;
-
-        chunk = ((row_bytes + chunks - 1) / chunks + 15) / 16 * 16;
-        ring = (size_t)(wish->stages * terms) * chunk;
-        shape.stages = wish->stages;
-        /* More warps with two stages keep the links busier than fewer with three. */
-        if ((size_t)wish->warps * ring > room && wish->stages > 2)
-            ring = (size_t)((shape.stages = 2) * terms) * chunk;
-        shape.warps = (int32_t)(room / ring);
-        if (shape.warps > wish->warps)
-            shape.warps = wish->warps;
-        if (shape.warps >= 4 || (shape.warps > 0 && chunk <= 512))
-            break;
-        chunks *= 2;
-    }
-    *ret_chunk_bytes = (int32_t)chunk;
-    *ret_chunks = (int32_t)((row_bytes + chunk - 1) / chunk);
-    shape.blocks = cuda->sms;
-    shape.shared_bytes = (size_t)(shape.warps * shape.stages * 8 + 127) / 128 * 128 +
-                         (size_t)(shape.warps * shape.stages * terms) * chunk;
-    *ret_shape = shape;
-}
