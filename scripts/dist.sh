@@ -38,16 +38,16 @@ while [ $# -gt 0 ]; do
     shift
 done
 mkdir -p -- "$(dirname -- "$to")"
-new="$to.new"
-old="$to.old"
-list=share/doc/epkit/THIRD-PARTY
+part="$to.part" # the tree before it is whole, and the one before it
+mark="$part/made-by-dist.sh"
 
-# Nothing is removed that this script has not made: a tree, an unfinished one, or an empty folder.
-for folder in "$to" "$new" "$old"; do
-    if [ -e "$folder" ] && [ ! -e "$folder/.unfinished" ] && [ ! -e "$folder/$list" ] && ! rmdir "$folder" 2>/dev/null; then
-        fail "$folder is there and was not made by this script: choose another place by --to, or move it away"
+# own FOLDER MARK: nothing is removed that this script has not made, which MARK says, unless it is empty
+own() {
+    if [ -e "$1" ] && [ ! -e "$2" ] && ! rmdir "$1" 2>/dev/null; then
+        fail "$1 is there and was not made by this script: choose another place by --to, or move it away"
     fi
-done
+}
+own "$to" "$to/share/doc/epkit/THIRD-PARTY"
 
 scripts/packages.sh build dist ${with_cuda:+cuda}
 export EPKIT_BUILD_FOLDER="${EPKIT_BUILD_FOLDER:-build-dist}"
@@ -68,16 +68,24 @@ if [ -n "$with_cuda" ]; then
 fi
 scripts/build.sh dist -DEPKIT_CUDA="$([ -n "$with_cuda" ] && echo ON || echo OFF)" "${options[@]}"
 
-rm -rf "$new"
-mkdir "$new"
-touch "$new/.unfinished"
-DESTDIR='' cmake --install "$EPKIT_BUILD_FOLDER" --prefix "$new" >"$EPKIT_BUILD_FOLDER/install.log"
-glibc=$(scripts/check_dist.sh "$new") || fail "the tree would not run elsewhere, for the reasons above; $to is as it was"
-rm "$new/.unfinished"
-rm -rf "$old"
-[ ! -e "$to" ] || mv -T "$to" "$old"
-mv -T "$new" "$to"
-rm -rf "$old"
+# The mark is there first and goes last, so that a run that was killed is tidied up by the next.
+own "$part" "$mark"
+mkdir -p "$part"
+touch "$mark"
+rm -rf "$part/new" "$part/old"
+tidy() {
+    rm -rf "$part/new" "$part/old"
+    rm -f "$mark"
+    rmdir "$part"
+}
+trap tidy EXIT
+DESTDIR='' cmake --install "$EPKIT_BUILD_FOLDER" --prefix "$part/new" >"$EPKIT_BUILD_FOLDER/install.log"
+glibc=$(scripts/check_dist.sh "$part/new") ||
+    fail "the tree would not run elsewhere, for the reasons above; $to is as it was"
+[ ! -e "$to" ] || mv -T "$to" "$part/old"
+mv -T "$part/new" "$to"
+tidy
+trap - EXIT
 
 arch=$(uname -m)
 if [ -n "$with_tar" ]; then

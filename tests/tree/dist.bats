@@ -284,13 +284,21 @@ make_dist() {
 
 @test "a run that is killed leaves the dist as it was, and the next one tidies up" {
     # shellcheck disable=SC2016
-    fake_install 'mkdir "$1/bin"; cp -a "'"$DIST"'/bin/epkit" "$1/bin"; kill -KILL $PPID'
+    fake_install 'mkdir -p "$1/bin"; cp -a "'"$DIST"'/bin/epkit" "$1/bin"; kill -KILL $PPID'
     run -137 make_dist
     diff --recursive --no-dereference "$DIST" "$TO"
-    [ -e "$TO.new/.unfinished" ]
+    [ -e "$TO.part/new/bin/epkit" ]
 
     fake_install "cp -a '$DIST/.' \"\$1\""
     echo old >"$TO/bin/of-the-old-one"
+    run -0 make_dist
+    diff --recursive --no-dereference "$DIST" "$TO"
+    [ "$(ls -A "$BATS_TEST_TMPDIR/to")" = dist ]
+
+    # Also when the kill fell between the two renames.
+    mkdir -p "$TO.part"
+    touch "$TO.part/made-by-dist.sh"
+    mv "$TO" "$TO.part/old"
     run -0 make_dist
     diff --recursive --no-dereference "$DIST" "$TO"
     [ "$(ls -A "$BATS_TEST_TMPDIR/to")" = dist ]
@@ -304,6 +312,7 @@ make_dist() {
     [ -z "$output" ]
     [[ "$stderr" == *"it needs libjansson.so.4"*"dist.sh: the tree would not run elsewhere"* ]]
     diff --recursive --no-dereference "$DIST" "$TO"
+    [ "$(ls -A "$BATS_TEST_TMPDIR/to")" = dist ]
 }
 
 @test "a tree that needs a newer glibc than Debian 12 has says so" {
@@ -322,6 +331,10 @@ make_dist() {
     run -1 make_dist
     [[ "$output" == *"was not made by this script"* ]]
     [ "$(cat "$TO/file")" = precious ]
+    mv "$TO" "$TO.part"
+    run -1 make_dist
+    [[ "$output" == *"was not made by this script"* ]]
+    [ "$(cat "$TO.part/file")" = precious ]
 }
 
 @test "the verdict is one sentence, and the archive holds the dist" {
