@@ -9,7 +9,7 @@ option(EPKIT_COMMAND "Build the command and its manual pages; without it only th
 option(EPKIT_EXAMPLES "Build the examples" ${PROJECT_IS_TOP_LEVEL})
 set(EPKIT_MPI AUTO CACHE STRING "libepkit-mpi: ON, OFF, or AUTO (when an MPI is found)")
 set(EPKIT_CUDA OFF CACHE STRING "libepkit-cuda: ON, OFF, or AUTO (when a CUDA compiler is found)")
-option(EPKIT_STATIC_DEPS "Libraries of others linked into the command or installed with it, for a tree that runs elsewhere" OFF)
+option(EPKIT_STATIC_DEPS "Libraries of others linked in or installed with the command: for a tree that runs elsewhere" OFF)
 option(EPKIT_WERROR "Warnings are errors" OFF)
 set(EPKIT_SANITIZE "" CACHE STRING "Sanitizers for everything: address,undefined or thread")
 option(EPKIT_FUZZ "Build the fuzz targets for libFuzzer (needs clang) instead of as regression tests" OFF)

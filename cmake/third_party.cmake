@@ -16,16 +16,18 @@ set(EPKIT_THIRD_PARTY_DIR ${CMAKE_INSTALL_DATADIR}/doc/epkit)
 find_program(EPKIT_DPKG_QUERY dpkg-query)
 mark_as_advanced(EPKIT_DPKG_QUERY)
 
-# epkit_third_party(<name> <file> <place> [<version> <licence file>]): lib<name> gets a row of THIRD-PARTY. Where the file
-# is a package's, its version and its copyright file are that package's.
+# epkit_third_party(<name> <file> <place> [<version> <licence file>]): lib<name> gets a row of THIRD-PARTY. Where the
+# file is a package's, its version and its copyright file are that package's.
 function(epkit_third_party name file place)
     list(APPEND ARGN "" "")
     list(GET ARGN 0 version)
     list(GET ARGN 1 copyright)
     set(licence ${EPKIT_LICENCE_${name}})
-    cmake_path(GET file FILENAME base)
     if(EPKIT_DPKG_QUERY)
-        execute_process(COMMAND ${EPKIT_DPKG_QUERY} --search "*/${base}" OUTPUT_VARIABLE found ERROR_QUIET)
+        # A package may know it as a file of /lib, which is a link to /usr/lib.
+        file(REAL_PATH ${file} path)
+        string(REGEX REPLACE "^/usr/" "/" path ${path})
+        execute_process(COMMAND ${EPKIT_DPKG_QUERY} --search "*${path}" OUTPUT_VARIABLE found ERROR_QUIET)
         if(found MATCHES "^([^ ,]+): ")
             set(package ${CMAKE_MATCH_1})
             execute_process(COMMAND ${EPKIT_DPKG_QUERY} --show "--showformat=\${source:Package} \${source:Version}"

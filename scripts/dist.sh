@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# dist.sh [OPTION...] [CMAKE-OPTION...] - make dist/: a tree of the command and the libraries that may be moved, and that
-# runs on machines where nothing but the C library (and, for the CUDA backend, an NVIDIA driver) is installed.
+# dist.sh [OPTION...] [CMAKE-OPTION...] - make dist/: a tree of the command and the libraries that may be moved, and
+# that runs on machines where nothing but the C library (and, for the CUDA backend, an NVIDIA driver) is installed.
 #
 #   --to FOLDER      make it there instead of in dist/
 #   --without-cuda   without libepkit-cuda, also where there is an nvcc
 #   --tar            pack it, too: epkit-VERSION-ARCH-linux.tar.gz beside it
 #
-# Installs what the build needs. Builds in build-dist/, or in the folder that $EPKIT_BUILD_FOLDER names. The last line, on
-# stdout, says what there is. Nothing at FOLDER changes before the new tree is whole and checked.
+# Installs what the build needs. Builds in build-dist/, or in the folder that $EPKIT_BUILD_FOLDER names. The last line,
+# on stdout, says what there is. Nothing at FOLDER changes before the new tree is whole and checked.
 set -euo pipefail
 here=$PWD
 cd "$(dirname "$0")/.."
@@ -53,13 +53,19 @@ scripts/packages.sh build dist ${with_cuda:+cuda}
 export EPKIT_BUILD_FOLDER="${EPKIT_BUILD_FOLDER:-build-dist}"
 mkdir -p "$EPKIT_BUILD_FOLDER"
 exec {lock}<"$EPKIT_BUILD_FOLDER"
-flock --wait 3600 "$lock" || fail "another run has been building in $EPKIT_BUILD_FOLDER for an hour; end it and try again"
+flock --wait 3600 "$lock" ||
+    fail "another run has been building in $EPKIT_BUILD_FOLDER for an hour; end it and try again"
 
 # cuda_toolkit.sh says why there is none.
 cuda='without the CUDA backend (--without-cuda)'
 if [ -n "$with_cuda" ]; then
     if CUDACXX=$(scripts/cuda_toolkit.sh); then
         export CUDACXX
+        # CMake stays with the compiler that it has found before, also when that one is gone.
+        known=$(sed -n 's/^CMAKE_CUDA_COMPILER:[A-Z]*=//p' "$EPKIT_BUILD_FOLDER/CMakeCache.txt" 2>/dev/null || true)
+        if [ -n "$known" ] && [ "$known" != "$CUDACXX" ]; then
+            rm -rf "$EPKIT_BUILD_FOLDER/CMakeCache.txt" "$EPKIT_BUILD_FOLDER/CMakeFiles"
+        fi
         cuda="with the CUDA backend (CUDA $("$CUDACXX" --version | sed -n 's/.*release \([0-9.]*\),.*/\1/p'))"
     else
         with_cuda=
@@ -95,7 +101,7 @@ if [ -n "$with_tar" ]; then
     mv "$archive.new" "$archive"
 fi
 if [ "$(printf '%s\n' 2.36 "$glibc" | sort -V | tail -n 1)" != 2.36 ]; then
-    printf 'dist.sh: warning: built on this system it needs glibc %s; on Debian 12 it would be 2.36 at most\n' "$glibc" >&2
+    printf 'dist.sh: warning: built on this system it needs glibc %s; built on Debian 12, at most 2.36\n' "$glibc" >&2
 fi
 printf '%s is complete: %s MB, %s and without MPI, for any %s Linux with glibc %s or later%s.\n' "$to" \
     "$(du -sk --apparent-size "$to" | awk '{ printf "%.1f", $1 * 1024 / 1e6 }')" "$cuda" "$arch" "$glibc" \
