@@ -69,7 +69,7 @@ if [ -n "$with_cuda" ]; then
         cuda="with the CUDA backend (CUDA $("$CUDACXX" --version | sed -n 's/.*release \([0-9.]*\),.*/\1/p'))"
     else
         with_cuda=
-        cuda='without the CUDA backend, because there is no nvcc'
+        cuda='without the CUDA backend (there is no nvcc)'
     fi
 fi
 scripts/build.sh dist -DEPKIT_CUDA="$([ -n "$with_cuda" ] && echo ON || echo OFF)" "${options[@]}"
