@@ -70,7 +70,7 @@ static const struct opt bench_table[] = {
      .help = "how ranks are started: fork, mpi or threads; without it mpi where it is installed, for the sake of the "
              "yardstick, else fork"},
     {"backend", 0, "NAME", OPT_CHOICE, offsetof(struct bench_options, group.backend), .choices = group_backends,
-     .value = "auto", .help = "backend of the library; auto takes cuda where there is a GPU for each rank, else host"},
+     .value = "auto", .help = GROUP_BACKEND_HELP ", and is one for all of --ranks"},
     {"timeout", 0, "SECONDS", OPT_INT, offsetof(struct bench_options, group.timeout_s), .min = 1, .max = 86400,
      .value = "120", .help = "deadline of every wait for a peer"},
     {"channels", 0, "N", OPT_INT, offsetof(struct bench_options, group.channels), .min = 1, .max = 16, .value = "4",
@@ -98,7 +98,7 @@ static void take_list(const struct cmd *cmd, const struct cmd_call *call, const 
 /* What --quick changes, and what depends on this machine. Options that were given stay. */
 static void fill_defaults(const struct cmd *cmd, const struct cmd_call *call, struct bench_options *options)
 {
-    const char *why;
+    int gpu_ranks;
 
     if (options->quick) {
         take_list(cmd, call, "ranks", 4, &options->ranks);
@@ -108,14 +108,9 @@ static void fill_defaults(const struct cmd *cmd, const struct cmd_call *call, st
         take_int(cmd, call, "ll-tokens", 16, &options->ll_tokens);
         take_int(cmd, call, "iters", 5, &options->iters);
     }
-    if (ranks_world_rank() >= 0)
-        take_list(cmd, call, "ranks", ranks_world_size(), &options->ranks);
-    else if (group_on_gpus(&options->group))
-        take_list(cmd, call, "ranks", gpu_count(), &options->ranks);
-    if (ranks_world_rank() >= 0 || cmd_given(cmd, call, "boot"))
-        return;
-    /* MPI_Alltoallv is a yardstick for host memory. */
-    options->group.boot = !group_on_gpus(&options->group) && ranks_mpi_available(&why) ? RANKS_MPI : RANKS_FORK;
+    gpu_ranks = ranks_world_rank() >= 0 ? ranks_world_size() : group_gpu_ranks(&options->group);
+    if (gpu_ranks)
+        take_list(cmd, call, "ranks", gpu_ranks, &options->ranks);
 }
 
 static int make_request(const struct cmd *cmd, const struct bench_options *options, struct bench_request *ret_request)
@@ -153,6 +148,8 @@ static int make_request(const struct cmd *cmd, const struct bench_options *optio
 static int make_specs(const struct cmd *cmd, const struct cmd_call *call, const struct bench_options *options,
                       const struct bench_request *request, struct ranks_spec *ret_specs)
 {
+    const char *why;
+
     for (size_t i = 0; i < options->ranks.n; i++) {
         struct group_options group = options->group;
         char buffer[256];
@@ -169,6 +166,13 @@ static int make_specs(const struct cmd *cmd, const struct cmd_call *call, const 
         if (options->only.n && request->ops & BENCH_LL && ret_specs[i].nnodes > 1)
             return cmd_usage(cmd, "--only ll: low latency runs on one node only");
     }
+    if (group_choose(&options->group, ret_specs, options->ranks.n))
+        group_tell(&ret_specs[0]);
+    if (ranks_world_rank() >= 0 || cmd_given(cmd, call, "boot"))
+        return CMD_FINE;
+    /* MPI_Alltoallv is a yardstick for host memory. */
+    for (size_t i = 0; i < options->ranks.n; i++)
+        ret_specs[i].boot = !gpu_is_backend(ret_specs[i].backend) && ranks_mpi_available(&why) ? RANKS_MPI : RANKS_FORK;
     return CMD_FINE;
 }
 
@@ -233,6 +237,8 @@ static int print_json(const struct cmd *cmd, const struct bench_options *options
     json_object_set_new(parameters, "ranks", ranks);
     json_object_set_new(parameters, "nodes", json_integer(specs[0].nnodes));
     json_object_set_new(parameters, "boot", json_string(group_boots[specs[0].boot]));
+    json_object_set_new(parameters, "backend", json_string(specs[0].backend));
+    json_object_set_new(parameters, "backend_why", json_string(specs[0].backend_why));
     json_object_set_new(parameters, "channels", json_integer(specs[0].channels));
     json_object_set_new(parameters, "partial", json_string(group_partials[options->group.partial]));
     bench_sentence(findings->rows, sentence, sizeof(sentence));
@@ -304,9 +310,10 @@ const struct cmd verb_bench = {
     .summary = "measure dispatch and combine beside memcpy and MPI_Alltoallv",
     .description =
         "Starts a group of ranks on this machine and measures dispatch, combine, the creation of plans and the "
-        "low-latency operations on made-up routings, after verifying that their results are right.\n\n"
-        "Where the CUDA backend has a GPU for each rank, it is measured, on device memory, and beside it what the GPUs "
-        "give at best: the same rows without plan and waits, and the copy engine.\n\n"
+        "low-latency operations on made-up routings, after verifying that their results are right.\n\n" GROUP_BACKEND_TEXT
+        "One backend is measured in one run, so a list of --ranks gets that of its largest number.\n\n"
+        "On GPUs the data is in device memory, and beside it stands what the GPUs give at best: the same rows without "
+        "plan and waits, and the copy engine.\n\n"
         "On the host backend two yardsticks take turns with them, on the same ranks: memcpy of as many bytes as a rank receives, and, where "
         "MPI is installed, dispatch and combine written by hand around MPI_Alltoallv. On a machine that is shared, "
         "or that has fewer processors than ranks, the ratios to these are what to quote, not GB/s.\n\n"

@@ -58,6 +58,7 @@ static const struct part parts[] = {
 
 struct run {
     uint64_t seed;
+    struct ranks_spec specs[N_PARTS];
     struct suite_result results[N_PARTS];
     bool ran[N_PARTS];
     json_t *suites;  /* for the report */
@@ -74,21 +75,24 @@ static const char *result_word(int code)
     return code == CMD_FINE ? "passed" : code == CMD_UNSUPPORTED ? "unsupported" : "failed";
 }
 
-static void part_spec(const struct part *part, uint64_t seed, struct ranks_spec *ret_spec)
+/* True if GPUs of this machine are passed over. */
+static bool part_spec(const struct part *part, uint64_t seed, struct ranks_spec *ret_spec)
 {
+    const struct group_options group = {.nodes = part->nodes};
     bool world = ranks_world_rank() >= 0;
-    /* A GPU for each rank, where there are any. */
-    bool gpus = part->nodes == 1 && gpu_is_backend(gpu_choose_backend(1, 1)) && gpu_count() > 0;
-    int nranks = world ? ranks_world_size() : gpus ? gpu_count() : part->ranks;
+    int gpus = world || part->nodes > 1 ? 0 : group_gpu_ranks(&group);
 
     *ret_spec = (struct ranks_spec){
         .boot = world ? RANKS_MPI : RANKS_FORK,
-        .nranks = nranks,
+        .nranks = world  ? ranks_world_size()
+                  : gpus ? gpus
+                         : part->ranks,
         .nnodes = part->nodes,
         .timeout_ms = TIMEOUT_MS,
-        .backend = part->nodes == 1 ? gpu_choose_backend(nranks, part->nodes) : "host",
         .emulation = {.seed = seed},
     };
+    /* Whatever EPKIT_BACKEND names: nodes are the host backend's. */
+    return part->nodes > 1 ? gpu_choose(ret_spec) : group_choose(&group, ret_spec, 1);
 }
 
 static void keep_suite(struct run *run, const struct ranks_spec *spec, const struct suite_request *request,
@@ -109,48 +113,59 @@ static void keep_suite(struct run *run, const struct ranks_spec *spec, const str
 }
 
 /* The request of a part; false if its ranks, those of mpirun, cannot be spread over its nodes. */
-static bool part_request(const struct part *part, uint64_t seed, struct ranks_spec *ret_spec,
-                         struct suite_request *ret_request)
+static bool part_request(const struct run *run, int part, struct suite_request *ret_request)
 {
-    part_spec(part, seed, ret_spec);
+    const struct ranks_spec *spec = &run->specs[part];
+
     *ret_request = (struct suite_request){
-        .matrix = part->matrix,
+        .matrix = parts[part].matrix,
         .tokens = TOKENS,
         .hidden = HIDDEN,
         .topk = TOPK,
-        .experts = (int64_t)EXPERTS_PER_RANK * ret_spec->nranks,
+        .experts = (int64_t)EXPERTS_PER_RANK * spec->nranks,
         .dtype = "all",
-        .seed = seed,
+        .seed = run->seed,
         .routing = "uniform",
     };
-    return ret_spec->nranks % ret_spec->nnodes == 0;
+    return spec->nranks % spec->nnodes == 0;
+}
+
+static void plan_parts(struct run *run)
+{
+    bool passed_over = false;
+
+    for (int i = 0; i < N_PARTS; i++)
+        passed_over |= part_spec(&parts[i], run->seed, &run->specs[i]);
+    if (passed_over)
+        group_tell(&run->specs[0]);
 }
 
 /* Runs the matrices. The result is 0, or above 128 when interrupted. */
 static int run_suites(struct run *run)
 {
     struct suite_request request;
-    struct ranks_spec spec;
     int all = 0, done = 0;
 
+    plan_parts(run);
     for (int i = 0; i < N_PARTS; i++)
-        if (part_request(&parts[i], run->seed, &spec, &request))
+        if (part_request(run, i, &request))
             all += suite_count(&request);
     for (int i = 0; i < N_PARTS; i++) {
+        const struct ranks_spec *spec = &run->specs[i];
         struct suite_result *result = &run->results[i];
 
-        if (!part_request(&parts[i], run->seed, &spec, &request)) {
+        if (!part_request(run, i, &request)) {
             json_array_append_new(run->not_run, json_pack("{s:s, s:o}", "matrix", parts[i].matrix, "why",
-                                                          json_sprintf("%d rank%s do%s not make %d nodes", spec.nranks,
-                                                                       spec.nranks == 1 ? "" : "s",
-                                                                       spec.nranks == 1 ? "es" : "", spec.nnodes)));
+                                                          json_sprintf("%d rank%s do%s not make %d nodes", spec->nranks,
+                                                                       spec->nranks == 1 ? "" : "s",
+                                                                       spec->nranks == 1 ? "es" : "", spec->nnodes)));
             continue;
         }
-        suite_run(&spec, &request, 0, done, all, result);
+        suite_run(spec, &request, 0, done, all, result);
         run->ran[i] = true;
         if (result->code > 128)
             return result->code;
-        keep_suite(run, &spec, &request, result);
+        keep_suite(run, spec, &request, result);
         run->code = ranks_worse(run->code, result->code);
         done += suite_count(&request);
     }
@@ -270,18 +285,19 @@ static void make_verdict(const struct run *run, char *ret_text, size_t bytes)
         snprintf(ret_text + n, bytes - n, "; nothing was measured.");
 }
 
-static const char *gpu_note(const json_t *machine, const json_t *bench)
+/* A new reference. */
+static json_t *gpu_note(const struct run *run, const json_t *machine)
 {
-    const char *device = json_string_value(json_object_get(bench, "device"));
-
-    if (device && strcmp(device, "host") != 0)
-        return "Cases on one node and figures are those of the CUDA backend, on the GPUs of this machine; nodes are "
-               "emulated, on the host backend.";
+    if (gpu_is_backend(run->specs[0].backend))
+        return json_string("Cases on one node and figures are those of the CUDA backend, on the GPUs of this machine; "
+                           "nodes are emulated, on the host backend.");
     if (json_array_size(json_object_get(machine, "gpus")) > 0)
-        return "This machine has GPUs, but cases and figures are those of the host backend, on the CPU: the CUDA backend "
-               "is not part of this build (cmake --preset cuda), or found no GPU that it can use.";
-    return "No NVIDIA GPU was found, so everything ran on the host backend, on the CPU. On GPUs the CUDA backend "
-           "(cmake --preset cuda) moves rows over NVLink, and this command runs the same cases and measurements there.";
+        return json_sprintf("This machine has GPUs, but cases and figures are those of the host backend, on the CPU: "
+                            "%s.",
+                            run->specs[0].backend_why);
+    return json_string("No NVIDIA GPU was found, so everything ran on the host backend, on the CPU. On GPUs the CUDA "
+                       "backend (cmake --preset cuda) moves rows over NVLink, and this command runs the same cases "
+                       "and measurements there.");
 }
 
 /* What makes such a report again. */
@@ -312,7 +328,7 @@ static json_t *make_document(const struct cmd *cmd, const struct run *run, json_
     json_object_set_new(document, "command", make_command(run));
     json_object_set_new(document, "seconds", json_real(seconds));
     json_object_set(document, "machine", machine);
-    json_object_set_new(document, "gpu_note", json_string(gpu_note(machine, run->bench)));
+    json_object_set_new(document, "gpu_note", gpu_note(run, machine));
     json_object_set(document, "suites", run->suites);
     json_object_set(document, "not_run", run->not_run);
     json_object_set(document, "bench", run->bench ? run->bench : json_null());
@@ -390,13 +406,13 @@ static int conclude(const struct cmd *cmd, const struct run_options *options, co
             return CMD_FAILED;
         return written ? run->code : ranks_worse(run->code, CMD_FAILED);
     }
-    json_decref(document);
     out_verdict(run->code == CMD_FINE ? OUT_GOOD : OUT_BAD, "%s", verdict);
     out_line("%s", "");
     print_table(run);
     machine_sentence(machine, sentence, sizeof(sentence));
     out_line("\n%s; seed %" PRIu64 ", %.0f s.", sentence, run->seed, seconds);
-    out_line("%s", gpu_note(machine, run->bench));
+    out_line("%s", json_string_value(json_object_get(document, "gpu_note")));
+    json_decref(document);
     if (written)
         out_line("Report: %s/report.html (and report.json)", options->output);
     return written ? run->code : ranks_worse(run->code, CMD_FAILED);
@@ -447,10 +463,11 @@ const struct cmd verb_run = {
     .description =
         "Answers in one sentence whether epkit works on this machine and how fast it is. Looks at the machine, runs "
         "the three matrices of 'epkit test' (24 cases on one node, 32 on two emulated nodes, 32 of the low-latency "
-        "operations), measures dispatch and combine beside a plain memcpy of the same bytes, and writes a report. On a "
-        "machine with GPUs and the CUDA backend, everything on one node runs there, a rank on each GPU. Its "
-        "ranks are forked unless mpirun started epkit, so MPI_Alltoallv is not measured beside them: 'epkit bench' "
-        "does that where MPI is installed.\n\n"
+        "operations), measures dispatch and combine beside a plain memcpy of the same bytes, and writes a report.\n\n"
+        "On a machine with GPUs everything on one node runs there, a rank on each, if the CUDA backend can use all of "
+        "them together ('epkit test --help'); if not, a line and the report say why. EPKIT_BACKEND names one backend "
+        "instead. The ranks are forked unless mpirun started epkit, so MPI_Alltoallv is not measured beside them: "
+        "'epkit bench' does that where MPI is installed.\n\n"
         "The report is a folder with report.html, which needs no other file, and report.json with the same data. Each "
         "file appears whole or not at all.\n\n"
         "Takes less than two minutes on two cores.",

@@ -3,7 +3,6 @@
 #include "check/cases.h"
 #include "check/routing.h"
 #include "cmd.h"
-#include "gpu.h"
 #include "group.h"
 #include "output.h"
 #include "progress.h"
@@ -79,7 +78,9 @@ static void fill_defaults(const struct test_options *given, const char *matrix, 
         if (!ret_options->group.nodes)
             ret_options->group.nodes = row->nodes;
         if (!ret_options->group.ranks)
-            ret_options->group.ranks = group_on_gpus(&ret_options->group) ? gpu_count() : row->ranks;
+            ret_options->group.ranks = group_gpu_ranks(&ret_options->group);
+        if (!ret_options->group.ranks)
+            ret_options->group.ranks = row->ranks;
     }
 }
 
@@ -263,6 +264,8 @@ static int cmd_test(const struct cmd *cmd, const struct cmd_call *call)
         result = make_request(cmd, call, &options, &spec, &request);
     if (result != CMD_FINE)
         return result;
+    if (group_choose(&options.group, &spec, 1))
+        group_tell(&spec);
     seed = request.seed;
     totals.cases = json_array();
     totals.errors = json_array();
@@ -297,9 +300,9 @@ const struct cmd verb_test = {
         "with a reference that is computed without the library.\n\n"
         "intranode: 24 cases on one node (8 ranks unless said otherwise). internode: 32 cases over nodes (8 ranks on 2 "
         "nodes), which are emulated: rows between them travel through a network that can be told to misbehave. "
-        "lowlatency: 32 cases of the fixed-shape operations for decoding (4 ranks).\n\n"
-        "On a machine with GPUs and the CUDA backend each rank gets a GPU, except that internode stays on the host "
-        "backend: data is made on the host, copied to the GPU, and what comes out is compared on the host.\n\n"
+        "lowlatency: 32 cases of the fixed-shape operations for decoding (4 ranks).\n\n" GROUP_BACKEND_TEXT
+        "On GPUs data is made on the host, copied to the GPU, and what comes out is compared on the host. internode "
+        "stays on the host backend.\n\n"
         "All random choices come from one seed, which is printed. When something fails, so is the command that repeats "
         "it.\n\n"
         "Started by mpirun, the ranks are those of mpirun.",

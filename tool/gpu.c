@@ -1,168 +1,172 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* gpu.c - libepkit-cuda, which GPUs it finds, the processors near them, and their memory. */
 #include "gpu.h"
 
-#include "cmd.h"
-
-#include "backend/cuda/module.h"
-#include "base/clock.h"
+#include "base/module.h"
+#include "topo/topo.h"
 
 #include <dlfcn.h>
-#include <errno.h>
-#include <signal.h>
+#include <pthread.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
 
 #define MODULE_FILE "libepkit-cuda.so"
-#define MOST_GPUS 64    /* an exit code holds it */
+#define QUESTION "cuda"
 #define ANSWER_MS 60000 /* several GPUs without a persistent driver take some twenty seconds */
 
-/* Next to libepkit.so first: that is the one of this build, and the one that the library itself takes. */
-static void *open_module(void)
+ep_status gpu_load(const struct ep_cuda_module **ret_module)
 {
-    char path[4096] = "";
-    Dl_info info;
+    const void *table = NULL;
 
-    if (dladdr((void *)ep_version, &info) && info.dli_fname && strchr(info.dli_fname, '/')) {
-        int folder = (int)(strrchr(info.dli_fname, '/') - info.dli_fname);
-
-        if (snprintf(path, sizeof(path), "%.*s/%s", folder, info.dli_fname, MODULE_FILE) < (int)sizeof(path) &&
-            access(path, F_OK) == 0)
-            return dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    }
-    return dlopen(MODULE_FILE, RTLD_NOW | RTLD_LOCAL);
+    EP_TRY(ep_module_load(MODULE_FILE, RTLD_LOCAL, EP_CUDA_MODULE_SYMBOL, EP_CUDA_MODULE_ABI, &table));
+    *ret_module = table;
+    return EP_OK;
 }
 
-const struct ep_cuda_module *gpu_load(const char **ret_why)
-{
-    static char why[256];
-    const struct ep_cuda_module *module;
-    void *handle = open_module();
+/* --- which GPUs there are ---------------------------------------------------------------------------------------- */
 
-    *ret_why = why;
-    if (!handle) {
-        snprintf(why, sizeof(why), "%s", dlerror());
-        return NULL;
+/* In this process, which may use CUDA from then on and must not fork ranks. */
+static void look_here(struct ep_cuda_gpus *ret_gpus)
+{
+    const struct ep_cuda_module *module = NULL;
+    struct ep_cuda_gpus gpus = {.visible = 0};
+
+    if (gpu_load(&module) == EP_OK && module->look(&gpus) == EP_OK) {
+        *ret_gpus = gpus;
+        return;
     }
-    module = dlsym(handle, EP_CUDA_MODULE_SYMBOL);
-    if (module && module->abi == EP_CUDA_MODULE_ABI)
-        return module;
-    snprintf(why, sizeof(why), "%s is of another build than this command", MODULE_FILE);
-    return NULL;
+    *ret_gpus = (struct ep_cuda_gpus){.visible = 0};
+    /* Whoever has no such library is not helped by reading of files that could not be opened. */
+    snprintf(ret_gpus->why, sizeof(ret_gpus->why), "%s",
+             strstr(ep_last_error(), MODULE_FILE ": cannot open shared object")
+                 ? "this epkit was built without the CUDA backend"
+                 : ep_last_error());
 }
 
-/* A driver that hangs must not hang the command. The child cannot be waited for then: killed, it is init's later. */
-static bool wait_for(pid_t child, int *ret_status)
+static json_t *ask(void *unused)
 {
-    uint64_t until_ns = ep_now_ns() + (uint64_t)ANSWER_MS * 1000000u;
-    struct timespec pause = {.tv_nsec = 200000};
-    pid_t ended;
+    struct ep_cuda_gpus gpus;
+    json_t *addresses = json_array();
 
-    while ((ended = waitpid(child, ret_status, WNOHANG)) != child) {
-        if ((ended < 0 && errno != EINTR) || ep_now_ns() >= until_ns) {
-            kill(child, SIGKILL);
-            return false;
-        }
-        nanosleep(&pause, NULL);
-        if (pause.tv_nsec < 5000000)
-            pause.tv_nsec *= 2;
+    (void)unused;
+    look_here(&gpus);
+    for (int i = 0; i < gpus.visible; i++)
+        json_array_append_new(addresses, json_string(gpus.address[i]));
+    return json_pack("{s:i, s:i, s:i, s:o, s:s}", "visible", gpus.visible, "usable", gpus.usable, "connected",
+                     gpus.connected, "addresses", addresses, "why", gpus.why);
+}
+
+static bool parse(const json_t *answer, struct ep_cuda_gpus *ret_gpus)
+{
+    struct ep_cuda_gpus gpus = {.visible = 0};
+    int visible, usable, connected;
+    const json_t *addresses;
+    const char *why;
+
+    if (json_unpack((json_t *)answer, "{s:i, s:i, s:i, s:o, s:s}", "visible", &visible, "usable", &usable, "connected",
+                    &connected, "addresses", &addresses, "why", &why) != 0)
+        return false;
+    if (visible < usable || usable < connected || connected < 0 || visible > EP_CUDA_GPUS ||
+        json_array_size(addresses) != (size_t)visible)
+        return false;
+    gpus.visible = visible;
+    gpus.usable = usable;
+    gpus.connected = connected;
+    for (int i = 0; i < visible; i++) {
+        const char *address = json_string_value(json_array_get(addresses, (size_t)i));
+
+        snprintf(gpus.address[i], sizeof(gpus.address[i]), "%s", address ? address : "");
     }
+    snprintf(gpus.why, sizeof(gpus.why), "%s", why);
+    *ret_gpus = gpus;
     return true;
 }
 
-/* In a child: the exit code is the number of GPUs. */
-static int ask_in_child(void)
+void gpu_read(struct root *root, struct ep_cuda_gpus *ret_gpus)
 {
-    int status = 0;
-    pid_t pid = fork();
+    struct root_answer answer = root_ask(root, QUESTION, ask, NULL, ANSWER_MS);
 
-    if (pid == 0) {
-        const char *why;
-        const struct ep_cuda_module *module = gpu_load(&why);
-        int n = 0;
+    if (answer.state == ROOT_OK && parse(answer.value, ret_gpus))
+        return;
+    *ret_gpus = (struct ep_cuda_gpus){.visible = 0};
+    snprintf(ret_gpus->why, sizeof(ret_gpus->why), "asking CUDA: %s", *answer.why ? answer.why : "no answer");
+}
 
-        if (!module || module->count(&n) != EP_OK)
-            n = 0;
-        _exit(n < MOST_GPUS ? n : MOST_GPUS);
+bool gpu_are_offered(struct root *root)
+{
+    struct root_names names = root_list(root, "/dev");
+
+    for (size_t i = 0; i < names.n; i++) {
+        const char *digits = strncmp(names.names[i], "nvidia", 6) == 0 ? names.names[i] + 6 : "";
+
+        if (*digits && strspn(digits, "0123456789") == strlen(digits))
+            return true;
     }
-    if (pid < 0 || !wait_for(pid, &status) || !WIFEXITED(status))
-        return 0;
-    return WEXITSTATUS(status);
+    return false;
 }
 
-int gpu_count(void)
+/* What is known in this process; a forked rank knows what its launcher was told. Ranks may be threads. */
+static struct {
+    pthread_mutex_t lock;
+    bool asked;
+    struct ep_cuda_gpus gpus;
+} known = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+const struct ep_cuda_gpus *gpu_look(void)
 {
-    static int n = -1;
+    struct root *root;
 
-    if (n < 0)
-        n = ask_in_child();
-    return n;
-}
-
-const char *gpu_choose_backend(int nranks, int nnodes)
-{
-    const char *named = getenv("EPKIT_BACKEND");
-
-    if (named && *named)
-        return NULL;
-    return nnodes == 1 && nranks <= gpu_count() ? "cuda" : "host";
-}
-
-bool gpu_is_backend(const char *backend)
-{
-    const char *named = backend ? backend : getenv("EPKIT_BACKEND");
-
-    return named && strcmp(named, "cuda") == 0;
+    pthread_mutex_lock(&known.lock);
+    if (!known.asked && root_open(NULL, &root) == EP_OK) {
+        gpu_read(root, &known.gpus);
+        root_free(root);
+    }
+    known.asked = true;
+    pthread_mutex_unlock(&known.lock);
+    return &known.gpus;
 }
 
 /* --- processors of a rank ---------------------------------------------------------------------------------------- */
 
-bool gpu_parse_cpus(const char *list, cpu_set_t *ret_cpus)
+static void find_address(int rank, char *ret_address, size_t bytes)
 {
-    cpu_set_t cpus;
-    char *end;
-
-    CPU_ZERO(&cpus);
-    do {
-        unsigned long first = strtoul(list, &end, 10), last = first;
-
-        if (end == list || first >= CPU_SETSIZE)
-            return false;
-        if (*end == '-') {
-            list = end + 1;
-            last = strtoul(list, &end, 10);
-            if (end == list || last < first || last >= CPU_SETSIZE)
-                return false;
-        }
-        for (unsigned long cpu = first; cpu <= last; cpu++)
-            CPU_SET(cpu, &cpus);
-        list = end + 1;
-    } while (*end == ',');
-    if (*end && *end != '\n')
-        return false;
-    *ret_cpus = cpus;
-    return true;
+    pthread_mutex_lock(&known.lock);
+    if (!known.asked)
+        look_here(&known.gpus);
+    known.asked = true;
+    snprintf(ret_address, bytes, "%s", known.gpus.visible ? known.gpus.address[rank % known.gpus.visible] : "");
+    pthread_mutex_unlock(&known.lock);
 }
 
-void gpu_bind(const struct ranks_ctx *ctx)
+static bool read_cpus(const char *address, cpu_set_t *ret_cpus)
 {
-    char address[32], path[128], list[4096] = "";
-    cpu_set_t near, mine;
+    uint64_t mask[(CPU_SETSIZE + 63) / 64] = {0};
+    char path[128], list[4096] = "";
     FILE *file;
 
-    if (ctx->gpu->pci_address(ctx->comm, address, sizeof(address)) != EP_OK)
-        return;
     snprintf(path, sizeof(path), "/sys/bus/pci/devices/%s/local_cpulist", address);
     file = fopen(path, "re");
     if (!file)
-        return;
+        return false;
     if (!fgets(list, sizeof(list), file))
         list[0] = '\0';
     fclose(file);
-    if (!gpu_parse_cpus(list, &near) || sched_getaffinity(0, sizeof(mine), &mine) != 0)
+    if (!topo_parse_cpus(list, mask, CPU_SETSIZE))
+        return false;
+    CPU_ZERO(ret_cpus);
+    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
+        if (mask[cpu / 64] >> (cpu % 64) & 1)
+            CPU_SET(cpu, ret_cpus);
+    return true;
+}
+
+void gpu_bind(int rank)
+{
+    cpu_set_t near, mine;
+    char address[20];
+
+    find_address(rank, address, sizeof(address));
+    if (!*address || !read_cpus(address, &near) || sched_getaffinity(0, sizeof(mine), &mine) != 0)
         return;
     /* Whoever started us may have chosen processors already. */
     CPU_AND(&near, &near, &mine);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * gpu.h - the CUDA backend as the command sees it: libepkit-cuda, found on demand, and device memory for the jobs.
+ * gpu.h - the CUDA backend as the command sees it: libepkit-cuda, found on demand, the GPUs that there are, and device
+ * memory for the jobs.
  *
  * The launcher must not touch CUDA, because its forked ranks could then not use it: it asks in a child.
  */
@@ -9,37 +10,68 @@
 
 #include "ranks.h"
 
+#include "backend/cuda/module.h"
+#include "root/root.h"
+
 #include <sched.h>
 #include <stdbool.h>
+#include <string.h>
+
+/* --- gpu.c --- */
+
+/* Loads the module into this process. */
+ep_status gpu_load(const struct ep_cuda_module **ret_module);
 
 /*
- * GPUs that the CUDA backend can use here; 0 where there are none, no libepkit-cuda, or a driver that does not answer.
- * Asks once, in a child process.
+ * The GPUs that CUDA shows to this process, asked once, in a child. None, with the reason in `why`, where there are
+ * none, no libepkit-cuda, or a driver that does not answer.
  */
-int gpu_count(void);
+const struct ep_cuda_gpus *gpu_look(void);
+
+/* As gpu_look(), of any machine, and each time anew. */
+void gpu_read(struct root *root, struct ep_cuda_gpus *ret_gpus);
+
+/* Has the machine device files of NVIDIA GPUs, whether or not CUDA shows them? */
+bool gpu_are_offered(struct root *root);
 
 /*
- * The backend for a group that leaves the choice to us: "cuda" where each rank gets a GPU of its own, all on one node;
- * else "host". EPKIT_BACKEND goes before: then NULL, and the library reads it.
+ * Keeps this thread on those of its processors that are near the GPU that rank `rank` will get, as far as the kernel
+ * says which these are. Before the communicator is made, so that its memory is there, too. In a rank's process: it may
+ * start CUDA.
  */
-const char *gpu_choose_backend(int nranks, int nnodes);
-
-/* Is a group of this backend (NULL: the environment's) one on GPUs? */
-bool gpu_is_backend(const char *backend);
-
-/* Loads the module into this process. On failure NULL, and *ret_why (static) says why. */
-const struct ep_cuda_module *gpu_load(const char **ret_why);
-
-/*
- * Keeps this thread on those of its processors that are near the GPU of its communicator, as far as the kernel says
- * which these are.
- */
-void gpu_bind(const struct ranks_ctx *ctx);
-
-/* "0-3,8,10-11" as in sysfs. False if it is none. */
-bool gpu_parse_cpus(const char *list, cpu_set_t *ret_cpus);
+void gpu_bind(int rank);
 
 /* The memory of a rank whose communicator is of the backend cuda. */
 extern const struct ranks_memory gpu_memory;
+
+/* --- gpu_choose.c --- */
+
+static inline bool gpu_is_backend(const char *backend)
+{
+    return backend && strcmp(backend, "cuda") == 0;
+}
+
+/*
+ * Chooses the backend of a group whose ranks and nodes are set, when nobody has named one: "cuda" where each rank gets
+ * a GPU of its own and these reach each other, all on one node; else "host". `backend_why` says why. True if it is
+ * "host" although this machine has GPUs, which is worth a line.
+ *
+ * Where the ranks are those of an mpirun, each of them is asked: it may see GPUs that others do not.
+ */
+bool gpu_choose(struct ranks_spec *spec);
+
+/* Ranks that a group on one node has, one for each GPU, when nobody says how many; 0: it will not be on GPUs. */
+int gpu_default_ranks(void);
+
+/*
+ * What the ranks of a group on one node would get, each as it sees the machine (`alike`: all as views[0]). False, with
+ * the reason, when that is not a GPU for each. *ret_hidden: some rank does not see the GPU of another, so that only a
+ * trial shows whether they reach each other.
+ */
+bool gpu_judge(const struct ep_cuda_gpus *views, bool alike, int nranks, bool *ret_hidden, char *ret_why, size_t bytes);
+
+/* The ranks of an mpirun tell rank 0 what they see: {"event":"gpus", "backend", "why"}. A row of ranks_jobs[]. */
+#define GPU_JOB "gpus"
+int gpu_job(struct ranks_ctx *ctx, const json_t *parameters);
 
 #endif

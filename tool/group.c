@@ -57,12 +57,53 @@ static int check_network(const struct cmd *cmd, const struct cmd_call *call)
     return CMD_FINE;
 }
 
-bool group_on_gpus(const struct group_options *group)
+/* The backend that the caller names, and where; NULL: none. */
+static const char *named_backend(const struct group_options *group, const char **ret_where)
 {
-    const char *named = group->backend == 0 ? gpu_choose_backend(1, (int)(group->nodes ? group->nodes : 1))
-                                            : group_backends[group->backend];
+    const char *name = getenv("EPKIT_BACKEND");
 
-    return gpu_is_backend(named) && gpu_count() > 0;
+    *ret_where = group->backend ? "--backend names it" : "EPKIT_BACKEND names it";
+    if (group->backend)
+        return group_backends[group->backend];
+    return name && *name ? name : NULL;
+}
+
+bool group_choose(const struct group_options *group, struct ranks_spec *specs, size_t n)
+{
+    struct ranks_spec *largest = &specs[0];
+    const char *where, *named = named_backend(group, &where);
+    struct ranks_spec chosen;
+    bool passed_over = false;
+
+    for (size_t i = 1; i < n; i++)
+        if (specs[i].nranks > largest->nranks)
+            largest = &specs[i];
+    chosen = *largest;
+    if (named) {
+        chosen.backend = gpu_is_backend(named) ? "cuda" : "host";
+        snprintf(chosen.backend_why, sizeof(chosen.backend_why), "%s", where);
+    } else {
+        passed_over = gpu_choose(&chosen);
+    }
+    for (size_t i = 0; i < n; i++) {
+        specs[i].backend = chosen.backend;
+        memcpy(specs[i].backend_why, chosen.backend_why, sizeof(chosen.backend_why));
+    }
+    return passed_over;
+}
+
+void group_tell(const struct ranks_spec *spec)
+{
+    out_warning("on the host backend, not on the GPUs of this machine: %s", spec->backend_why);
+}
+
+int group_gpu_ranks(const struct group_options *group)
+{
+    const char *where, *named = named_backend(group, &where);
+
+    if (named)
+        return gpu_is_backend(named) ? gpu_look()->usable : 0;
+    return group->nodes > 1 ? 0 : gpu_default_ranks();
 }
 
 static int check_mpirun(const struct cmd *cmd)
@@ -104,8 +145,6 @@ int group_spec(const struct cmd *cmd, const struct cmd_call *call, const struct 
         .nranks = (int)ranks,
         .nnodes = (int)group->nodes,
         .timeout_ms = (int)(group->timeout_s * 1000),
-        .backend =
-            group->backend == 0 ? gpu_choose_backend((int)ranks, (int)group->nodes) : group_backends[group->backend],
         .channels = (int)group->channels,
         .partial_type = strcmp(group_partials[group->partial], "bf16") == 0 ? EP_BF16 : EP_F32,
         .emulation =

@@ -23,6 +23,18 @@ extern const char *const group_boots[];    /* "fork", "mpi", "threads": in the o
 extern const char *const group_partials[]; /* "f32", "bf16" */
 extern const char *const group_backends[]; /* "auto", "host", "cuda" */
 
+#define GROUP_BACKEND_HELP                                                                                             \
+    "backend of the library; auto takes cuda where each rank gets a GPU of its own and these reach each other, else "  \
+    "host"
+
+/* What the texts of verbs say about it. */
+#define GROUP_BACKEND_TEXT                                                                                             \
+    "The backend is cuda where libepkit-cuda finds a GPU of its own for each rank, all on one node, and these reach "  \
+    "each other (P2P); else it is host. Where GPUs of this machine are passed over, a line says why. --backend or "    \
+    "EPKIT_BACKEND name one instead; named, cuda lets ranks share GPUs where there are too few. Without --ranks "      \
+    "there is a rank for each GPU, if they are taken. Under mpirun each rank tells which GPUs it sees: each may have " \
+    "one of its own (CUDA_VISIBLE_DEVICES).\n\n"
+
 /* Rows of an option table. `owner` is the verb's options struct, `member` its struct group_options. */
 /* clang-format off */
 #define GROUP_OPTIONS(owner, member, ranks_default, nodes_default)                                                     \
@@ -33,7 +45,7 @@ extern const char *const group_backends[]; /* "auto", "host", "cuda" */
     {"boot", 'b', "HOW", OPT_CHOICE, offsetof(owner, member.boot), .choices = group_boots, .value = "fork",            \
      .help = "how ranks are started: forked processes, mpirun, or threads of one process"},                            \
     {"backend", 0, "NAME", OPT_CHOICE, offsetof(owner, member.backend), .choices = group_backends, .value = "auto",    \
-     .help = "backend of the library; auto takes cuda where there is a GPU for each rank, else host"},                                       \
+     .help = GROUP_BACKEND_HELP},                                                                                      \
     {"timeout", 0, "SECONDS", OPT_INT, offsetof(owner, member.timeout_s), .min = 1, .max = 86400, .value = "30",       \
      .help = "deadline of every wait for a peer"},                                                                     \
     {"channels", 0, "N", OPT_INT, offsetof(owner, member.channels), .min = 1, .max = 16, .value = "4",                 \
@@ -50,14 +62,24 @@ extern const char *const group_backends[]; /* "auto", "host", "cuda" */
 /* clang-format on */
 
 /*
- * Checks the options against each other and makes the spec of a job; `seed` is that of the emulated network.
- * CMD_FINE, or CMD_USAGE or CMD_UNSUPPORTED after reporting why. Under mpirun the ranks are those of the world.
+ * Checks the options against each other and makes the spec of a job, but for its backend; `seed` is that of the
+ * emulated network. CMD_FINE, or CMD_USAGE or CMD_UNSUPPORTED after reporting why. Under mpirun the ranks are those of
+ * the world.
  */
 int group_spec(const struct cmd *cmd, const struct cmd_call *call, const struct group_options *group, uint64_t seed,
                struct ranks_spec *ret_spec);
 
-/* Will a group of these options be one on GPUs if it has no more ranks than there are GPUs? */
-bool group_on_gpus(const struct group_options *group);
+/*
+ * Gives the specs of one run their backend: the same to all, since figures of one table are compared, and so that of
+ * the largest. True if GPUs of this machine are passed over, which is worth group_tell().
+ */
+bool group_choose(const struct group_options *group, struct ranks_spec *specs, size_t n);
+
+/* The line on standard error that says why the host backend was chosen. */
+void group_tell(const struct ranks_spec *spec);
+
+/* Ranks that a group of these options has when nobody says how many, one for each GPU; 0: it will not be on GPUs. */
+int group_gpu_ranks(const struct group_options *group);
 
 /* Is the backend of EPKIT_BACKEND one there can be? CMD_FINE, or CMD_USAGE after reporting that it is not. */
 int group_check_backend(const struct cmd *cmd);

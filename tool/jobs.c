@@ -4,9 +4,11 @@
 
 #include "bench/bench.h"
 #include "check/cases.h"
+#include "gpu.h"
 
 const struct ranks_job ranks_jobs[] = {
     {"check", check_job},
     {BENCH_JOB, bench_job},
+    {GPU_JOB, gpu_job},
     {NULL, NULL},
 };

@@ -58,9 +58,7 @@ void ranks_emit(struct ranks_ctx *ctx, json_t *event)
 /* Whoever asks for CUDA and does not get it is not helped by reading of libraries that could not be opened. */
 static const char *find_hint(const struct ranks_ctx *ctx, ep_status status)
 {
-    const char *backend = ctx->spec->backend ? ctx->spec->backend : getenv("EPKIT_BACKEND");
-
-    if (status == EP_E_UNSUPPORTED && backend && strcmp(backend, "cuda") == 0 &&
+    if (status == EP_E_UNSUPPORTED && gpu_is_backend(ctx->spec->backend) &&
         strstr(ep_last_error(), "cannot open shared object"))
         return "this epkit was built without the CUDA backend: use --backend host";
     return ep_status_hint(status);
@@ -98,7 +96,7 @@ static ep_status open_comm(struct ranks_ctx *ctx, const ep_boot *boot)
     const struct ranks_spec *spec = ctx->spec;
     ep_comm_config config = EP_COMM_CONFIG_INIT;
 
-    config.backend = spec->backend || getenv("EPKIT_BACKEND") ? spec->backend : "host";
+    config.backend = spec->backend ? spec->backend : "host";
     config.ranks_per_node = spec->nnodes > 1 ? spec->nranks / spec->nnodes : 0;
     config.timeout_ms = spec->timeout_ms;
     config.channels = spec->channels;
@@ -113,18 +111,13 @@ static ep_status open_comm(struct ranks_ctx *ctx, const ep_boot *boot)
 /* On GPUs the data of the jobs lies in device memory, which the module of the backend knows how to reach. */
 static int find_memory(struct ranks_ctx *ctx)
 {
-    ep_comm_info info = {.size = sizeof(info)};
-    const char *why = "";
-
-    if (ep_comm_get_info(ctx->comm, &info) == EP_OK && strcmp(info.backend, "host") == 0)
+    if (!gpu_is_backend(ctx->spec->backend))
         return CMD_FINE;
-    ctx->gpu = gpu_load(&why);
     ctx->memory = &gpu_memory;
-    if (ctx->gpu) {
-        gpu_bind(ctx);
+    if (gpu_load(&ctx->gpu) == EP_OK)
         return CMD_FINE;
-    }
-    ranks_emit(ctx, ranks_problem_new(ctx->rank, "loading the CUDA backend", "use --backend host", "%s", why));
+    ranks_emit(ctx,
+               ranks_problem_new(ctx->rank, "loading the CUDA backend", "use --backend host", "%s", ep_last_error()));
     return CMD_UNSUPPORTED;
 }
 
@@ -143,8 +136,12 @@ int ranks_serve(struct ranks_seat *seat, const ep_boot *boot, const char *job, c
     if (!run) {
         ranks_emit(ctx, ranks_problem_new(ctx->rank, "starting a job", "", "this epkit has no job '%s'", job));
     } else {
-        ep_status status = open_comm(ctx, boot);
+        ep_status status;
 
+        /* Before there is memory, which is placed near the processor that touches it first. */
+        if (gpu_is_backend(ctx->spec->backend))
+            gpu_bind(ctx->rank);
+        status = open_comm(ctx, boot);
         if (status != EP_OK)
             ranks_emit_error(ctx, status, "creating the communicator");
         else

@@ -20,10 +20,11 @@ struct ranks_spec {
     int nnodes;          /* emulated nodes; 1: none */
     int timeout_ms;      /* deadline of the communicator's waits */
     int job_timeout_ms;  /* deadline of the whole job, 0: none */
-    const char *backend; /* NULL: automatic */
+    const char *backend; /* NULL: host */
     ep_net_emulation emulation;
-    int channels;     /* 0: default */
-    int partial_type; /* 0: default */
+    int channels;          /* 0: default */
+    int partial_type;      /* 0: default */
+    char backend_why[256]; /* for reports: how the backend was chosen; the ranks are not told */
 };
 
 /* --- the rank's side --- */

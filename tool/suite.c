@@ -276,6 +276,7 @@ json_t *suite_parameters(const struct ranks_spec *spec, const struct suite_reque
     json_object_set_new(parameters, "ranks", json_integer(spec->nranks));
     json_object_set_new(parameters, "nodes", json_integer(spec->nnodes));
     json_object_set_new(parameters, "boot", json_string(boots[spec->boot]));
-    json_object_set_new(parameters, "backend", json_string(gpu_is_backend(spec->backend) ? "cuda" : "host"));
+    json_object_set_new(parameters, "backend", json_string(spec->backend));
+    json_object_set_new(parameters, "backend_why", json_string(spec->backend_why));
     return parameters;
 }

@@ -92,6 +92,26 @@ const struct ranks_job ranks_jobs[] = {
     {"leave", job_leave}, {"hang", job_hang}, {"print", job_print}, {NULL, NULL},
 };
 
+/* --- a rank on a GPU, in order --- */
+
+static _Thread_local int bound_rank = -1;
+
+void __wrap_gpu_bind(int rank);
+ep_status __wrap_ep_comm_new(const ep_boot *boot, const ep_comm_config *config, ep_comm **ret_comm);
+ep_status __real_ep_comm_new(const ep_boot *boot, const ep_comm_config *config, ep_comm **ret_comm);
+
+void __wrap_gpu_bind(int rank)
+{
+    bound_rank = rank;
+}
+
+ep_status __wrap_ep_comm_new(const ep_boot *boot, const ep_comm_config *config, ep_comm **ret_comm)
+{
+    if (config->backend && strcmp(config->backend, "cuda") == 0)
+        return ep_fail(EP_E_UNSUPPORTED, "rank %d was bound as %d", boot->rank, bound_rank);
+    return __real_ep_comm_new(boot, config, ret_comm);
+}
+
 /* --- the launcher's side --- */
 
 struct heard {
@@ -118,6 +138,29 @@ static int run(enum ranks_boot boot, const char *job, json_t *parameters, int jo
     assert_int_equal(errno, ECHILD);
     *ret_heard = heard.events;
     return code;
+}
+
+/* The memory of a communicator lies where the thread ran that made it. */
+static void test_bound_before_there_is_memory(void **state)
+{
+    struct ranks_spec spec = {
+        .boot = *(const enum ranks_boot *)*state, .nranks = NRANKS, .nnodes = 1, .timeout_ms = 5000, .backend = "cuda"};
+    json_t *parameters = json_object(), *event;
+    struct heard heard = {json_array()};
+    char text[64];
+    size_t i;
+
+    assert_int_equal(ranks_run(&spec, "hello", parameters, take_event, &heard), CMD_UNSUPPORTED);
+    assert_int_equal(json_array_size(heard.events), NRANKS);
+    json_array_foreach(heard.events, i, event)
+    {
+        int rank = (int)json_integer_value(json_object_get(event, "rank"));
+
+        snprintf(text, sizeof(text), "rank %d was bound as %d", rank, rank);
+        assert_string_equal(json_string_value(json_object_get(event, "text")), text);
+    }
+    json_decref(heard.events);
+    json_decref(parameters);
 }
 
 static int count_events(const json_t *heard, const char *kind)
@@ -403,6 +446,8 @@ int main(void)
         cmocka_unit_test_prestate(test_deadline, &forked),
         cmocka_unit_test_prestate(test_unknown_job, &forked),
         cmocka_unit_test_prestate(test_stray_output, &forked),
+        cmocka_unit_test_prestate(test_bound_before_there_is_memory, &forked),
+        cmocka_unit_test_prestate(test_bound_before_there_is_memory, &threads),
         cmocka_unit_test_prestate(test_events_and_parameters, &threads),
         cmocka_unit_test_prestate(test_long_lines, &threads),
         cmocka_unit_test_prestate(test_worst_code, &threads),

@@ -2,6 +2,11 @@
 /*
  * How fast the links of a GPU are: asked of the driver's management library, which is loaded for the question, because
  * neither the library nor its header comes with the CUDA runtime.
+ *
+ * The question has no deadline of its own. A driver that does not answer holds its caller inside the kernel, where no
+ * thread can be ended, and a child process is nothing that a library may start in a program with CUDA and MPI. Nor
+ * would one help: the communicator that asks has just opened the GPU by the same driver, and the next call of CUDA
+ * would wait for it. Who must not hang asks in a child before, as the command does.
  */
 #include "backend/cuda/cuda.h"
 

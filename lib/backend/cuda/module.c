@@ -14,22 +14,74 @@
 
 static_assert(sizeof(struct host_where) <= sizeof(struct ep_cuda_place), "a place holds a struct host_where");
 
+/* --- which GPUs there are ---------------------------------------------------------------------------------------- */
+
+static ep_status find_addresses(struct ep_cuda_gpus *gpus)
+{
+    for (int i = 0; i < gpus->visible; i++) {
+        CUDA_TRY(cudaDeviceGetPCIBusId(gpus->address[i], sizeof(gpus->address[i]), i));
+        for (char *at = gpus->address[i]; *at; at++)
+            *at = (char)tolower((unsigned char)*at);
+    }
+    return EP_OK;
+}
+
+/* As ep_comm_new() wants it: each must reach the other. */
+static bool reach_each_other(int a, int b)
+{
+    int there = 0, back = 0;
+    bool told =
+        cudaDeviceCanAccessPeer(&there, a, b) == cudaSuccess && cudaDeviceCanAccessPeer(&back, b, a) == cudaSuccess;
+
+    if (!told)
+        cudaGetLastError();
+    return told && there && back;
+}
+
+static int count_connected(const struct ep_cuda_gpus *gpus, char *ret_why, size_t bytes)
+{
+    for (int n = 1; n < gpus->usable; n++) {
+        for (int i = 0; i < n; i++) {
+            if (reach_each_other(i, n))
+                continue;
+            snprintf(ret_why, bytes, "no P2P between GPU %s and GPU %s", gpus->address[i], gpus->address[n]);
+            return n;
+        }
+    }
+    return gpus->usable;
+}
+
+static ep_status look(struct ep_cuda_gpus *ret_gpus)
+{
+    struct ep_cuda_gpus gpus = {.visible = 0};
+    int visible = 0, usable = 0;
+    ep_status status = cuda_count_usable(&usable);
+
+    if (cudaGetDeviceCount(&visible) != cudaSuccess)
+        cudaGetLastError();
+    if (visible <= 0)
+        return status;
+    if (status != EP_OK)
+        snprintf(gpus.why, sizeof(gpus.why), "%s", ep_last_error());
+    gpus.visible = visible < EP_CUDA_GPUS ? visible : EP_CUDA_GPUS;
+    gpus.usable = usable < gpus.visible ? usable : gpus.visible;
+    EP_TRY(find_addresses(&gpus));
+    if (status == EP_OK && gpus.usable < gpus.visible)
+        snprintf(gpus.why, sizeof(gpus.why), "GPU %s is not of compute capability %d.0 or later",
+                 gpus.address[gpus.usable], CUDA_LEAST_MAJOR);
+    gpus.connected = count_connected(&gpus, gpus.why, sizeof(gpus.why));
+    *ret_gpus = gpus;
+    return EP_OK;
+}
+
+/* --- device memory ----------------------------------------------------------------------------------------------- */
+
 static ep_status device_name(ep_comm *comm, char *ret_name, size_t bytes)
 {
     struct cudaDeviceProp properties;
 
     CUDA_TRY(cudaGetDeviceProperties(&properties, cuda_of(comm)->device));
     snprintf(ret_name, bytes, "%s", properties.name);
-    return EP_OK;
-}
-
-static ep_status pci_address(ep_comm *comm, char *ret_address, size_t bytes)
-{
-    const char *bus_id = cuda_of(comm)->board->bus_id;
-
-    snprintf(ret_address, bytes, "%s", bus_id);
-    for (char *at = ret_address; *at; at++)
-        *at = (char)tolower((unsigned char)*at);
     return EP_OK;
 }
 
@@ -219,9 +271,8 @@ EP_PRIVATE_API extern const struct ep_cuda_module ep_cuda_module;
 
 const struct ep_cuda_module ep_cuda_module = {
     .abi = EP_CUDA_MODULE_ABI,
-    .count = cuda_count_usable,
+    .look = look,
     .device_name = device_name,
-    .pci_address = pci_address,
     .alloc = alloc,
     .free = release,
     .copy = copy,

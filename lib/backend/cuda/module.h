@@ -16,17 +16,26 @@ struct ep_cuda_place {
     unsigned char bytes[16];
 };
 
+#define EP_CUDA_GPUS 32 /* more are not told of; as many ranks as a group of this backend can have */
+
+/* The GPUs of a process. Rank r of a node takes GPU r modulo `visible`, unless its configuration names one. */
+struct ep_cuda_gpus {
+    int32_t visible;   /* GPUs that CUDA shows to this process, up to EP_CUDA_GPUS */
+    int32_t usable;    /* so many of them, from the first on, are of a kind that the kernels are made for */
+    int32_t connected; /* so many of those, from the first on, reach each other (P2P) */
+    char address[EP_CUDA_GPUS][20]; /* "0000:1b:00.0", as below /sys/bus/pci/devices; of all that are visible */
+    char why[192];                  /* why `connected` is less than `visible`; "" where it is not */
+};
+
 struct ep_cuda_module {
     uint32_t abi; /* EP_CUDA_MODULE_ABI */
     /*
-     * GPUs that the backend can use here. Starts CUDA in this process, which must not fork ranks afterwards: a launcher
-     * asks in a child.
+     * Which GPUs there are for ranks of this process. EP_E_UNSUPPORTED where none is visible, or CUDA does not work.
+     * Starts CUDA in this process, which must not fork ranks afterwards: a launcher asks in a child.
      */
-    ep_status (*count)(int *ret_gpus);
+    ep_status (*look)(struct ep_cuda_gpus *ret_gpus);
     /* "NVIDIA H200". */
     ep_status (*device_name)(ep_comm *comm, char *ret_name, size_t bytes);
-    /* "0000:1b:00.0", as below /sys/bus/pci/devices. */
-    ep_status (*pci_address)(ep_comm *comm, char *ret_address, size_t bytes);
 
     /* Memory of the device. Every call is complete when it returns; copy goes in any direction, host included. */
     ep_status (*alloc)(ep_comm *comm, size_t bytes, void **ret_memory);
@@ -58,7 +67,7 @@ struct ep_cuda_module {
     ep_status (*engine_join)(ep_comm *comm);
 };
 
-#define EP_CUDA_MODULE_ABI 1u
+#define EP_CUDA_MODULE_ABI 2u
 #define EP_CUDA_LANES 8
 #define EP_CUDA_MODULE_SYMBOL "ep_cuda_module" /* const struct ep_cuda_module */
 

@@ -1,0 +1,40 @@
+#!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
+# epkit bench on made-up GPUs: one table is of one backend.
+#
+# shellcheck disable=SC2154 # $stderr is set by run
+
+load common
+load gpus
+
+# Yardsticks of GPUs need GPUs.
+bench() {
+    epkit bench --quick --no-yardsticks --only dispatch --dtype bf16 "$@"
+}
+
+@test "bench: a list of ranks that all get GPUs" {
+    machine_with_gpus 2
+    bench --ranks 1,2 --json >"$BATS_TEST_TMPDIR/out" 2>"$BATS_TEST_TMPDIR/err"
+    valid bench "$BATS_TEST_TMPDIR/out"
+    [ "$(jq -c '[.device, .parameters.backend, .parameters.backend_why, .parameters.boot, [.rows[].ranks]]' \
+        "$BATS_TEST_TMPDIR/out")" = '["Made-up GPU 0","cuda","there is a GPU for each rank","fork",[1,2]]' ]
+    [ "$(jq '[.rows[] | select(.sms)] | length' "$BATS_TEST_TMPDIR/out")" -eq 2 ]
+    run ! grep warning "$BATS_TEST_TMPDIR/err"
+}
+
+@test "bench: a list of ranks of which one is too large has the host backend throughout, and says why" {
+    machine_with_gpus 2
+    run --separate-stderr bench --ranks 2,4 --json
+    echo "$output$stderr"
+    [ "$status" -eq 0 ]
+    [ "$(jq -c '[.device, .parameters.backend, [.rows[].ranks], [.rows[] | select(.sms)]]' <<<"$output")" = \
+        '["host","host",[2,4],[]]' ]
+    [ "$(grep -c warning <<<"$stderr")" -eq 1 ]
+    [[ "$stderr" == *"on the host backend, not on the GPUs of this machine: 2 GPUs are visible, 4 ranks"* ]]
+}
+
+@test "bench: as many ranks as there are GPUs, if nothing is said" {
+    machine_with_gpus 3
+    bench --experts 66 --csv >"$BATS_TEST_TMPDIR/out"
+    [ "$(sed -n 2p "$BATS_TEST_TMPDIR/out" | cut -d, -f 1-4)" = "Made-up GPU 0,dispatch,bf16,3" ]
+}

@@ -1,0 +1,90 @@
+#!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
+# epkit test on made-up GPUs: when they are taken, what is said when not, and the way of the data there and back.
+#
+# shellcheck disable=SC2154 # $stderr is set by run
+
+load common
+load gpus
+
+CASE=(--tokens 16 --hidden 512 --timeout 20 --only 1 --seed 1)
+
+# expect CHOSEN ARGUMENTS...: the choice, without a word on standard error
+expect() {
+    epkit test intranode "${CASE[@]}" "${@:2}" --json >"$BATS_TEST_TMPDIR/out" 2>"$BATS_TEST_TMPDIR/err"
+    valid test "$BATS_TEST_TMPDIR/out"
+    chosen "$BATS_TEST_TMPDIR/out"
+    [ "$(chosen "$BATS_TEST_TMPDIR/out")" = "$1" ]
+    run ! grep -v '^epkit: test ' "$BATS_TEST_TMPDIR/err"
+}
+
+# expect_line RANKS WHY ARGUMENTS...: the host backend, and one line that says why
+expect_line() {
+    run --separate-stderr epkit test intranode "${CASE[@]}" "${@:3}" --json
+    echo "$output$stderr"
+    [ "$status" -eq 0 ]
+    [ "$(grep -c 'warning' <<<"$stderr")" -eq 1 ]
+    [[ "$stderr" == *"epkit: warning: on the host backend, not on the GPUs of this machine: $2"* ]]
+    [ "$(chosen - <<<"$output")" = "host $1 $2" ]
+}
+
+@test "a rank for each GPU, and not a word" {
+    machine_with_gpus 3
+    expect "cuda 3 there is a GPU for each rank"
+    expect "cuda 2 there is a GPU for each rank" --ranks 2
+    expect "cuda 3 there is a GPU for each rank" --boot threads
+    CUDA_VISIBLE_DEVICES=2 expect "cuda 1 there is a GPU"
+}
+
+@test "all cases pass through the memory of GPUs" {
+    machine_with_gpus 2
+    for matrix in intranode lowlatency; do
+        epkit test "$matrix" --tokens 16 --hidden 512 --timeout 20 --json >"$BATS_TEST_TMPDIR/out"
+        [ "$(chosen "$BATS_TEST_TMPDIR/out")" = "cuda 2 there is a GPU for each rank" ]
+        [ "$(jq .failed "$BATS_TEST_TMPDIR/out")" -eq 0 ]
+    done
+}
+
+@test "more ranks than GPUs: the host backend, and why; by name they share them" {
+    machine_with_gpus 2
+    expect_line 4 "2 GPUs are visible, 4 ranks" --ranks 4
+    CUDA_VISIBLE_DEVICES=1 expect_line 2 "1 GPU is visible, 2 ranks" --ranks 2
+    expect "cuda 4 --backend names it" --ranks 4 --backend cuda
+    EPKIT_BACKEND=cuda expect "cuda 2 EPKIT_BACKEND names it"
+    expect "host 8 --backend names it" --backend host
+    EPKIT_BACKEND=host expect "host 8 EPKIT_BACKEND names it"
+}
+
+@test "GPUs that do not reach each other: the host backend, and the pair" {
+    machine_with_gpus 3
+    export FAKE_APART=2
+    expect_line 8 "no P2P between GPU 0000:e0:00.0 and GPU 0000:e2:00.0"
+    expect_line 3 "no P2P between GPU 0000:e0:00.0 and GPU 0000:e2:00.0" --ranks 3
+    # Those of two ranks do.
+    expect "cuda 2 there is a GPU for each rank" --ranks 2
+    # By name it is the library that refuses; how many ranks there are by default does not depend on it.
+    expect "cuda 3 --backend names it" --backend cuda
+}
+
+@test "GPUs of an older kind are no GPUs, and that is said where they are missing" {
+    machine_with_gpus 2
+    export FAKE_OLD=1
+    expect "cuda 1 there is a GPU"
+    expect_line 2 "GPU 0000:e1:00.0 is too old" --ranks 2
+    FAKE_OLD=0 expect_line 8 "GPU 0000:e0:00.0 is too old"
+}
+
+@test "no GPU: the host backend, and not a word" {
+    [ ! -e /dev/nvidia0 ] || skip "this machine has GPUs"
+    machine_with_gpus 0
+    expect "host 8 no usable GPU: none is visible"
+    rm "${EPKIT%/*}/libepkit-cuda.so"
+    expect "host 8 this epkit was built without the CUDA backend"
+}
+
+@test "nodes are the host backend's, which needs no line" {
+    machine_with_gpus 2
+    epkit test internode "${CASE[@]}" --json >"$BATS_TEST_TMPDIR/out" 2>"$BATS_TEST_TMPDIR/err"
+    [ "$(chosen "$BATS_TEST_TMPDIR/out")" = "host 8 nodes are emulated by the host backend alone" ]
+    run ! grep warning "$BATS_TEST_TMPDIR/err"
+}

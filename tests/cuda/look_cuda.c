@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Which GPUs libepkit-cuda finds, by a CUDA runtime that is made up: four of its calls are wrapped by the linker. Needs
+ * no GPU.
+ */
+#include "backend/cuda/module.h"
+
+#include "base/error.h"
+
+#include <cuda_runtime_api.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+
+extern const struct ep_cuda_module ep_cuda_module;
+
+/* The machine: compute capabilities by GPU, and the pair, in one direction, that has no P2P. */
+static struct machine {
+    int n, major[4], from, to;
+    cudaError_t broken;
+} machine;
+
+cudaError_t __wrap_cudaGetDeviceCount(int *ret_n);
+cudaError_t __wrap_cudaDeviceGetAttribute(int *ret_value, enum cudaDeviceAttr attribute, int device);
+cudaError_t __wrap_cudaDeviceCanAccessPeer(int *ret_can, int device, int peer);
+cudaError_t __wrap_cudaDeviceGetPCIBusId(char *ret_id, int bytes, int device);
+
+cudaError_t __wrap_cudaGetDeviceCount(int *ret_n)
+{
+    *ret_n = machine.n;
+    return machine.broken;
+}
+
+cudaError_t __wrap_cudaDeviceGetAttribute(int *ret_value, enum cudaDeviceAttr attribute, int device)
+{
+    *ret_value = attribute == cudaDevAttrComputeCapabilityMajor ? machine.major[device] : 0;
+    return cudaSuccess;
+}
+
+cudaError_t __wrap_cudaDeviceCanAccessPeer(int *ret_can, int device, int peer)
+{
+    *ret_can = !(device == machine.from && peer == machine.to);
+    return cudaSuccess;
+}
+
+cudaError_t __wrap_cudaDeviceGetPCIBusId(char *ret_id, int bytes, int device)
+{
+    snprintf(ret_id, (size_t)bytes, "0000:%dB:00.0", device);
+    return cudaSuccess;
+}
+
+#define GPU(n) "GPU 0000:" #n "b:00.0"
+#define OLD " is not of compute capability 9.0 or later"
+#define NONE "no usable GPU: "
+
+static const struct test {
+    const char *name;
+    struct machine machine;
+    ep_status status;
+    int visible, usable, connected;
+    const char *why; /* the error, where the status is one */
+} tests[] = {
+    {"all of a kind", {4, {9, 9, 9, 9}, -1, -1, cudaSuccess}, EP_OK, 4, 4, 4, ""},
+    {"one", {1, {10}, -1, -1, cudaSuccess}, EP_OK, 1, 1, 1, ""},
+    {"the second is old", {3, {9, 8, 9}, -1, -1, cudaSuccess}, EP_OK, 3, 1, 1, GPU(1) OLD},
+    {"no P2P forward", {2, {9, 9}, 0, 1, cudaSuccess}, EP_OK, 2, 2, 1, "no P2P between " GPU(0) " and " GPU(1)},
+    {"no P2P back", {4, {9, 9, 9, 9}, 3, 1, cudaSuccess}, EP_OK, 4, 4, 3, "no P2P between " GPU(1) " and " GPU(3)},
+    {"both", {3, {9, 9, 8}, 0, 1, cudaSuccess}, EP_OK, 3, 2, 1, "no P2P between " GPU(0) " and " GPU(1)},
+    {"an old one without P2P", {3, {9, 9, 8}, 0, 2, cudaSuccess}, EP_OK, 3, 2, 2, GPU(2) OLD},
+    {"the first is old",
+     {2, {8, 9}, -1, -1, cudaSuccess},
+     EP_OK,
+     2,
+     0,
+     0,
+     NONE "GPU 0 is of compute capability 8; 9.0 or later is needed"},
+    {"none", {0, {0}, -1, -1, cudaErrorNoDevice}, EP_E_UNSUPPORTED, 0, 0, 0, NONE "none is visible"},
+    {"no driver",
+     {0, {0}, -1, -1, cudaErrorInsufficientDriver},
+     EP_E_UNSUPPORTED,
+     0,
+     0,
+     0,
+     NONE "CUDA driver version is insufficient for CUDA runtime version"},
+};
+
+static bool run(const struct test *test)
+{
+    struct ep_cuda_gpus gpus = {.visible = 0};
+    ep_status status;
+    const char *why;
+    bool good;
+
+    machine = test->machine;
+    status = ep_cuda_module.look(&gpus);
+    why = status == EP_OK ? gpus.why : ep_last_error();
+    good = status == test->status && gpus.visible == test->visible && gpus.usable == test->usable &&
+           gpus.connected == test->connected && strcmp(why, test->why) == 0;
+    for (int i = 0; i < gpus.visible; i++) {
+        char address[32];
+
+        snprintf(address, sizeof(address), "0000:%db:00.0", i);
+        good = good && strcmp(gpus.address[i], address) == 0;
+    }
+    printf("%s: %s\n", test->name, good ? "ok" : "FAILED");
+    if (!good)
+        printf("    %s, %d visible, %d usable, %d connected: %s\n", ep_status_name(status), gpus.visible, gpus.usable,
+               gpus.connected, why);
+    return good;
+}
+
+int main(void)
+{
+    bool good = true;
+
+    for (size_t i = 0; i < sizeof(tests) / sizeof(tests[0]); i++)
+        good &= run(&tests[i]);
+    return good ? 0 : 1;
+}
