@@ -10,12 +10,20 @@ version=13.0
 folder="$PWD/build-cuda-toolkit"
 own="$folder/site/nvidia/cu13"
 
-for nvcc in "${CUDACXX-}" "$(command -v nvcc || true)" /usr/local/cuda/bin/nvcc "$own/bin/nvcc"; do
-    if [ -x "$nvcc" ]; then
-        printf '%s\n' "$nvcc"
-        exit 0
-    fi
-done
+print_nvcc() {
+    local nvcc
+    for nvcc in "${CUDACXX-}" "$(command -v nvcc || true)" /usr/local/cuda/bin/nvcc "$own/bin/nvcc"; do
+        if [ -x "$nvcc" ]; then
+            printf '%s\n' "$nvcc"
+            return 0
+        fi
+    done
+    return 1
+}
+
+if print_nvcc; then
+    exit 0
+fi
 
 # The python3 of PATH may have no pip while another one has.
 python=
@@ -36,12 +44,22 @@ for name in nvcc runtime crt cccl; do
 done
 packages+=("nvidia-nvvm==$version.*")
 
-printf 'cuda_toolkit.sh: fetching nvcc %s\n' "$version" >&2
-rm -rf "$folder"
+# One at a time in a checkout: who waited takes what the other one has fetched.
 mkdir -p "$folder"
+exec 9>"$folder/lock"
+if ! flock --timeout 180 9; then
+    echo 'there is no nvcc, and another cuda_toolkit.sh has been fetching one for 3 minutes' >&2
+    exit 1
+fi
+if print_nvcc; then
+    exit 0
+fi
+
+printf 'cuda_toolkit.sh: fetching nvcc %s\n' "$version" >&2
+rm -rf "$folder/new" "$folder/site"
 # Moved into place only when it is whole, so that an interrupted run is not taken for a toolkit.
 if ! timeout 120 "$python" -m pip install --quiet --disable-pip-version-check --no-cache-dir --no-warn-script-location \
-    --root-user-action ignore --target "$folder/new" "${packages[@]}" >"$folder/log" 2>&1; then
+    --root-user-action ignore --target "$folder/new" "${packages[@]}" >"$folder/log" 2>&1 9>&-; then
     printf 'there is no nvcc, and pip could not fetch one: %s\n' "$(grep -v '^$' "$folder/log" | tail -n 1)" >&2
     exit 1
 fi
