@@ -8,7 +8,7 @@ load gpus
 
 # until_it_runs: epkit run up to its first cases
 until_it_runs() {
-    cd "$BATS_TEST_TMPDIR"
+    cd "$BATS_TEST_TMPDIR" || return 1
     "$EPKIT" run --output here --seed 3 >out 2>err &
     within 60 grep -q 'run [0-9]*/' err
     kill -INT $!
