@@ -3,19 +3,33 @@
  * case.h - one routing and its data on both backends: the host backend says what the CUDA backend must give, bit for
  * bit.
  */
-#ifndef EP_TEST_CUDA_CASE_H
-#define EP_TEST_CUDA_CASE_H
+#ifndef EP_TESTS_CUDA_CASE_H
+#define EP_TESTS_CUDA_CASE_H
 
-#include <epkit/epkit.h>
+#include "group.h"
 
 struct shape {
     int n_tokens, hidden, topk, n_experts, alignment, spare_rows;
     int dtype, scale_type, idx_type, n_bias;
     bool expanded, zero_padding, symmetric, worst, choice, async, after, strided, skewed, holes;
-    uint64_t seed; /* of this rank's data; the fields above are the same on all ranks but n_tokens */
+    bool own_stream; /* that of the communicator, not the caller's */
+    uint64_t seed;   /* of this rank's data; the fields above are the same on all ranks but n_tokens */
 };
 
-/* Both communicators are of the same group. Returns 0, or 1 after saying on stderr what differs. */
-int case_run(ep_comm *host, ep_comm *cuda, const struct shape *shape);
+/* By all ranks. DIFFERS and FAILED as in call.h, after saying what is wrong. */
+int case_run(const struct group *group, const struct shape *shape);
+
+/* Values of bf16, mostly ordinary; signed zeros, infinities, not-a-numbers and tiny ones among them. */
+void fill_bf16(uint16_t *values, size_t n, uint64_t *random);
+
+/*
+ * A routing, to be written as `idx_type`: all experts of a token differ. `skewed`: almost all to those of rank 0, so
+ * that others receive few rows or none. `holes`: some entries are -1.
+ */
+struct routing {
+    int n_tokens, topk, n_experts, nranks, idx_type;
+    bool skewed, holes;
+};
+void fill_routing(const struct routing *routing, uint64_t *random, void *ret_index);
 
 #endif

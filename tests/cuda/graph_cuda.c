@@ -4,32 +4,23 @@
  * they are called, also with new data, launched again and mixed with calls. And what must be refused: plans in a
  * capture, ordinary memory in a capture, host memory and the memory of another GPU.
  */
-#include "call.h"
+#include "group.h"
 
 #include <epkit/cuda.h>
-#include <epkit/epkit.h>
-#include <epkit/launch.h>
-#include <epkit/lowlatency.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#define EXPECT(condition)                                                                                              \
-    do {                                                                                                               \
-        if (!(condition)) {                                                                                            \
-            fprintf(stderr, "%s:%d: not so: %s (%s)\n", __FILE__, __LINE__, #condition, ep_last_error());              \
-            return 1;                                                                                                  \
-        }                                                                                                              \
-    } while (0)
 
 enum { TOKENS = 100, HIDDEN = 1024, TOPK = 4, LAUNCHES = 6, POISON = 0xa5 };
 
 enum { X, IDX, WEIGHTS, RECV, OUT, LL_RECV, LL_SCALES, LL_COUNT, LL_OUT, N_BUFFERS };
 
+static const char *const names[N_BUFFERS] = {
+    "x", "topk_idx", "topk_weights", "recv_x", "out", "recv_x of ll", "scales of ll", "count of ll", "out of ll"};
+
 struct state {
-    ep_comm *comm;
-    int rank, nranks, experts;
-    cudaStream_t stream;
+    struct group group;
+    int experts;
     ep_plan *plan;
     ep_ll *ll;
     int64_t n_recv;
@@ -38,24 +29,18 @@ struct state {
     unsigned char *expected[N_BUFFERS];
 };
 
-static uint64_t next_random(uint64_t *state)
-{
-    *state = *state * 6364136223846793005u + 1442695040888963407u;
-    return *state >> 33;
-}
-
 static int fill(struct state *s, uint64_t seed)
 {
     uint16_t *x = malloc(s->bytes[X]);
-    uint64_t random = seed * 977 + (uint64_t)s->rank;
+    uint64_t random = seed * 977 + (uint64_t)s->group.rank;
 
-    EXPECT(x);
+    EXPECT(x, "no memory");
     for (size_t i = 0; i < s->bytes[X] / 2; i++)
         x[i] = ep_bf16_from_f32((float)(next_random(&random) % 4096) / 512.0f - 4.0f);
-    CUDA(cudaMemcpyAsync(s->at[X], x, s->bytes[X], cudaMemcpyDefault, s->stream));
+    CUDA(cudaMemcpyAsync(s->at[X], x, s->bytes[X], cudaMemcpyDefault, s->group.stream));
     for (int i = RECV; i < N_BUFFERS; i++)
-        CUDA(cudaMemsetAsync(s->at[i], POISON, s->bytes[i], s->stream));
-    CUDA(cudaStreamSynchronize(s->stream));
+        CUDA(cudaMemsetAsync(s->at[i], POISON, s->bytes[i], s->group.stream));
+    CUDA(cudaStreamSynchronize(s->group.stream));
     free(x);
     return 0;
 }
@@ -108,7 +93,7 @@ static int make_plan(struct state *s, ep_plan **ret_plan, ep_status *ret_status)
     args.n_tokens = TOKENS;
     args.topk = TOPK;
     args.n_experts = s->experts;
-    *ret_status = ep_plan_new(s->comm, &args, ret_plan);
+    *ret_status = ep_plan_new(s->group.cuda, &args, ret_plan);
     return 0;
 }
 
@@ -116,8 +101,8 @@ static int new_buffers(struct state *s)
 {
     int64_t index[TOKENS * TOPK];
     float weights[TOKENS * TOPK];
-    uint64_t random = 31u + (uint64_t)s->rank;
-    size_t row = HIDDEN * 2, slots = (size_t)s->experts * TOKENS, most = (size_t)s->nranks * TOKENS;
+    uint64_t random = 31u + (uint64_t)s->group.rank;
+    size_t row = HIDDEN * 2, slots = (size_t)s->experts * TOKENS, most = (size_t)s->group.nranks * TOKENS;
     const size_t bytes[N_BUFFERS] = {[X] = TOKENS * row,
                                      [IDX] = sizeof(index),
                                      [WEIGHTS] = sizeof(weights),
@@ -125,7 +110,7 @@ static int new_buffers(struct state *s)
                                      [OUT] = TOKENS * row,
                                      [LL_RECV] = slots * row,
                                      [LL_SCALES] = slots * HIDDEN / 32,
-                                     [LL_COUNT] = (size_t)(s->experts / s->nranks) * 4,
+                                     [LL_COUNT] = (size_t)(s->experts / s->group.nranks) * 4,
                                      [LL_OUT] = TOKENS * row};
 
     for (int i = 0; i < TOKENS * TOPK; i++) {
@@ -136,11 +121,11 @@ static int new_buffers(struct state *s)
     for (int i = 0; i < N_BUFFERS; i++) {
         s->bytes[i] = bytes[i];
         if (i == RECV)
-            CALL(ep_alloc(s->comm, bytes[i], &s->at[i]));
+            CALL(ep_alloc(s->group.cuda, bytes[i], &s->at[i]));
         else
             CUDA(cudaMalloc(&s->at[i], bytes[i]));
         s->expected[i] = malloc(bytes[i]);
-        EXPECT(s->expected[i]);
+        EXPECT(s->expected[i], "no memory");
     }
     CUDA(cudaMemcpy(s->at[IDX], index, sizeof(index), cudaMemcpyDefault));
     CUDA(cudaMemcpy(s->at[WEIGHTS], weights, sizeof(weights), cudaMemcpyDefault));
@@ -149,28 +134,31 @@ static int new_buffers(struct state *s)
 
 static int fetch(struct state *s, int which, unsigned char *to)
 {
-    CUDA(cudaMemcpyAsync(to, s->at[which], s->bytes[which], cudaMemcpyDefault, s->stream));
-    CUDA(cudaStreamSynchronize(s->stream));
+    CUDA(cudaMemcpyAsync(to, s->at[which], s->bytes[which], cudaMemcpyDefault, s->group.stream));
+    CUDA(cudaStreamSynchronize(s->group.stream));
     return 0;
 }
 
 static int compare(struct state *s, int launch)
 {
+    int code = PASSED;
+
     for (int i = RECV; i < N_BUFFERS; i++) {
         unsigned char *got = malloc(s->bytes[i]);
-        int differs;
+        size_t at = 0;
 
-        EXPECT(got);
-        if (fetch(s, i, got))
-            return 1;
-        differs = memcmp(got, s->expected[i], s->bytes[i]) != 0;
-        free(got);
-        if (differs) {
-            fprintf(stderr, "rank %d: launch %d: buffer %d is not what the calls give\n", s->rank, launch, i);
-            return 1;
+        EXPECT(got, "no memory");
+        TRY(fetch(s, i, got));
+        while (at < s->bytes[i] && got[at] == s->expected[i][at])
+            at++;
+        if (at < s->bytes[i]) {
+            test_say("launch %d: %s: byte %zu of %zu is 0x%02x, and 0x%02x by calls", launch, names[i], at, s->bytes[i],
+                     got[at], s->expected[i][at]);
+            code = DIFFERS;
         }
+        free(got);
     }
-    return 0;
+    return code;
 }
 
 static int check_refusals(struct state *s)
@@ -187,16 +175,16 @@ static int check_refusals(struct state *s)
     combine.dtype = EP_BF16;
     combine.hidden = HIDDEN;
     combine.out = s->at[OUT];
-    CUDA(cudaStreamBeginCapture(s->stream, cudaStreamCaptureModeGlobal));
-    if (make_plan(s, &plan, &status))
-        return 1;
-    EXPECT(status == EP_E_STATE);
-    EXPECT(ep_combine(s->plan, &combine, NULL) == EP_E_ARG && strstr(ep_last_error(), "ep_alloc"));
-    CUDA(cudaStreamEndCapture(s->stream, &graph));
+    CUDA(cudaStreamBeginCapture(s->group.stream, cudaStreamCaptureModeGlobal));
+    TRY(make_plan(s, &plan, &status));
+    TRY(expect_status("ep_plan_new in a capture", status, EP_E_STATE, NULL));
+    TRY(expect_status("ep_combine of ordinary memory in a capture", ep_combine(s->plan, &combine, NULL), EP_E_ARG,
+                      "ep_alloc"));
+    CUDA(cudaStreamEndCapture(s->group.stream, &graph));
     CUDA(cudaGraphDestroy(graph));
     combine.x = symmetric;
     combine.out = (void *)((uintptr_t)(host_memory + 15) / 16 * 16);
-    EXPECT(ep_combine(s->plan, &combine, NULL) == EP_E_ARG && strstr(ep_last_error(), "host memory"));
+    TRY(expect_status("ep_combine into host memory", ep_combine(s->plan, &combine, NULL), EP_E_ARG, "host memory"));
     CUDA(cudaFree(ordinary));
     return 0;
 }
@@ -207,7 +195,7 @@ static int check_other_gpu(struct state *s)
     int n, device;
     void *elsewhere;
 
-    CALL(ep_cuda_get_device(s->comm, &device, NULL));
+    CALL(ep_cuda_get_device(s->group.cuda, &device, NULL));
     CUDA(cudaGetDeviceCount(&n));
     if (n < 2)
         return 0;
@@ -218,7 +206,8 @@ static int check_other_gpu(struct state *s)
     combine.dtype = EP_BF16;
     combine.hidden = HIDDEN;
     combine.out = elsewhere;
-    EXPECT(ep_combine(s->plan, &combine, NULL) == EP_E_ARG && strstr(ep_last_error(), "is memory of GPU"));
+    TRY(expect_status("ep_combine into another GPU", ep_combine(s->plan, &combine, NULL), EP_E_ARG,
+                      "is memory of GPU"));
     CUDA(cudaFree(elsewhere));
     return 0;
 }
@@ -240,7 +229,7 @@ static int check_routing(struct state *s)
     args.out_dtype = EP_BF16;
     args.recv_x = s->at[LL_RECV];
     args.recv_count = s->at[LL_COUNT];
-    EXPECT(ep_ll_dispatch(s->ll, &args) == EP_E_ROUTING && strstr(ep_last_error(), "token 5"));
+    TRY(expect_status("ep_ll_dispatch of an expert twice", ep_ll_dispatch(s->ll, &args), EP_E_ROUTING, "token 5"));
     CUDA(cudaFree(bad));
     return 0;
 }
@@ -249,14 +238,12 @@ static int run_all(struct state *s)
 {
     ep_ll_config config = EP_LL_CONFIG_INIT;
     ep_plan_info info = {.size = sizeof(info)};
-    cudaGraph_t graph;
     cudaGraphExec_t exec;
     ep_status status;
 
-    CUDA(cudaStreamCreateWithFlags(&s->stream, cudaStreamNonBlocking));
-    CALL(ep_cuda_set_stream(s->comm, s->stream));
-    if (new_buffers(s) || make_plan(s, &s->plan, &status))
-        return 1;
+    CALL(ep_cuda_set_stream(s->group.cuda, s->group.stream));
+    TRY(new_buffers(s));
+    TRY(make_plan(s, &s->plan, &status));
     CALL(status);
     CALL(ep_plan_get_info(s->plan, &info));
     s->n_recv = info.n_recv;
@@ -264,33 +251,29 @@ static int run_all(struct state *s)
     config.hidden = HIDDEN;
     config.n_experts = s->experts;
     config.topk = TOPK;
-    CALL(ep_ll_new(s->comm, &config, &s->ll));
-    CUDA(cudaStreamBeginCapture(s->stream, cudaStreamCaptureModeGlobal));
-    if (call_all(s))
-        return 1;
-    CUDA(cudaStreamEndCapture(s->stream, &graph));
-    CUDA(cudaGraphInstantiate(&exec, graph, 0));
+    CALL(ep_ll_new(s->group.cuda, &config, &s->ll));
+    TRY(capture_begin(&s->group));
+    TRY(call_all(s));
+    TRY(capture_end(&s->group, &exec));
     for (int launch = 0; launch < LAUNCHES; launch++) {
-        if (fill(s, (uint64_t)launch) || call_all(s))
-            return 1;
+        TRY(fill(s, (uint64_t)launch));
+        TRY(call_all(s));
         for (int i = RECV; i < N_BUFFERS; i++)
-            if (fetch(s, i, s->expected[i]))
-                return 1;
-        if (fill(s, (uint64_t)launch))
-            return 1;
+            TRY(fetch(s, i, s->expected[i]));
+        TRY(fill(s, (uint64_t)launch));
         for (int again = 0; again <= launch % 3; again++)
-            CUDA(cudaGraphLaunch(exec, s->stream));
-        if (compare(s, launch))
-            return 1;
-        CALL(ep_comm_async_error(s->comm));
+            CUDA(cudaGraphLaunch(exec, s->group.stream));
+        TRY(compare(s, launch));
+        CALL(ep_comm_async_error(s->group.cuda));
     }
-    if (check_refusals(s) || check_other_gpu(s) || check_routing(s))
-        return 1;
+    TRY(check_refusals(s));
+    TRY(check_other_gpu(s));
+    TRY(check_routing(s));
     /* Nothing of that has harmed the group. */
-    if (fill(s, LAUNCHES - 1) || call_all(s) || compare(s, LAUNCHES))
-        return 1;
+    TRY(fill(s, LAUNCHES - 1));
+    TRY(call_all(s));
+    TRY(compare(s, LAUNCHES));
     CUDA(cudaGraphExecDestroy(exec));
-    CUDA(cudaGraphDestroy(graph));
     ep_ll_free(s->ll);
     ep_plan_free(s->plan);
     return 0;
@@ -298,38 +281,28 @@ static int run_all(struct state *s)
 
 static int run_rank(const ep_boot *boot, void *argument)
 {
-    struct state s = {.rank = boot->rank, .nranks = boot->nranks, .experts = boot->nranks * 8};
-    ep_comm_config config = EP_COMM_CONFIG_INIT;
-    int code = 1, device;
-    ep_status status;
+    struct state s = {.experts = boot->nranks * 8};
+    int code = group_open(boot, NULL, 10000, &s.group);
 
     (void)argument;
-    config.backend = "cuda";
-    config.timeout_ms = 10000;
-    status = ep_comm_new(boot, &config, &s.comm);
-    if (status == EP_OK && ep_cuda_get_device(s.comm, &device, NULL) == EP_OK && cudaSetDevice(device) == cudaSuccess)
+    if (!code)
         code = run_all(&s);
-    else
-        fprintf(stderr, "rank %d: %s\n", boot->rank, ep_last_error());
-    if (code && s.comm)
-        ep_comm_abort(s.comm);
-    ep_comm_free(s.comm);
-    return status == EP_E_UNSUPPORTED ? 77 : code;
+    for (int i = 0; i < N_BUFFERS; i++)
+        free(s.expected[i]);
+    group_close(&s.group, code);
+    return code;
 }
 
 int main(int argc, char **argv)
 {
-    ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
-    ep_rank_exit exits[32];
-    int code = 0;
+    struct launch launch = {.name = "graph_cuda", .seconds = 100, .victim = -1, .run = run_rank};
+    struct options options = {.ranks = 2};
+    int code;
 
-    launch.nranks = argc > 2 && !strcmp(argv[1], "--ranks") ? atoi(argv[2]) : 2;
-    launch.run = run_rank;
-    launch.timeout_ms = 100000;
-    if (launch.nranks < 1 || launch.nranks > 32 || ep_launch(&launch, exits) != EP_OK)
+    if (!options_read(argc, argv, 1, &options))
         return 2;
-    for (int rank = 0; rank < launch.nranks; rank++)
-        code |= exits[rank].code;
-    printf("graph_cuda: %d ranks: %s\n", launch.nranks, code ? "FAILED" : "passed");
+    launch.ranks = options.ranks;
+    code = launch_ranks(&launch);
+    printf("graph_cuda: %d ranks: %s\n", options.ranks, verdict_of(code));
     return code;
 }

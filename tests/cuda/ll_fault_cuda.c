@@ -1,228 +1,429 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ll_fault_cuda [--ranks N]: low latency when the last rank is killed or late, with and without masking. With it the
- * others go on without the rank, and a late one learns that it is excluded; without it they get a status that names it.
+ * ll_fault_cuda [--ranks N] [--seed N] [--only SCENE]: low latency when the last rank is killed, late, stopped, stuck
+ * on its device, or has routing that is not valid in a call that nobody waits for; by calls, with hooks, asynchronously
+ * and in captured graphs.
+ *
+ * With masking the others go on without the rank, and what arrives in later calls, whose routing is another one each
+ * time, is theirs alone, also when it comes back: that it was masked it is then told. Without masking they get a status
+ * that names it within the deadline, and form a new group. The CUDA context stays alive.
+ *
+ * Exit 77 when there is no GPU.
  */
+#include "ll_model.h"
+
 #include <epkit/cuda.h>
-#include <epkit/epkit.h>
-#include <epkit/launch.h>
-#include <epkit/lowlatency.h>
+#include <limits.h>
 #include <signal.h>
-#include <stdbool.h>
+#include <stdatomic.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #define TIMEOUT_MS 1500
+#define SLACK_MS 1500     /* beyond a deadline, on a busy machine */
+#define PATIENCE_MS 30000 /* for what another rank of the test does */
 
-enum { TOKENS = 24, HIDDEN = 512, TOPK = 4, PER_RANK = 4 };
-enum fault { KILL, LATE, N_FAULTS };
-static const char *const fault_names[N_FAULTS] = {"kill", "late"};
+enum { TOKENS = 24, HIDDEN = 512, HEALTHY = 2, MASKED = 3, AFTER = 4 };
+enum fault { KILL, LATE, STOP, MIDWAY, STUCK, ROUTING };
+
+#define HOOK EP_LL_RECV_HOOK
+#define ASYNC EP_LL_ASYNC
 
 struct scene {
+    const char *name;
     enum fault fault;
     bool masks;
+    uint32_t flags; /* of all calls */
+    bool graph;     /* they are in one, which is launched instead */
+};
+
+static const struct scene scenes[] = {
+    {"kill", KILL, false, 0, false},
+    {"kill-masked", KILL, true, 0, false},
+    {"kill-hooks-masked", KILL, true, HOOK, false},
+    {"kill-graph", KILL, false, 0, true},
+    {"kill-graph-masked", KILL, true, 0, true},
+    {"kill-graph-hooks-masked", KILL, true, HOOK, true},
+    {"late", LATE, false, 0, false},
+    {"late-masked", LATE, true, 0, false},
+    {"late-hooks-masked", LATE, true, HOOK, false},
+    {"late-graph-masked", LATE, true, 0, true},
+    {"stop", STOP, false, 0, false},
+    {"stop-masked", STOP, true, 0, false},
+    {"stop-midway-masked", MIDWAY, true, HOOK, false}, /* between the two halves of a dispatch */
+    {"stop-graph-masked", STOP, true, 0, true},
+    {"stuck", STUCK, false, ASYNC, false},
+    {"stuck-masked", STUCK, true, ASYNC, false},
+    {"routing-masked", ROUTING, true, ASYNC, false},
+};
+
+/* What the ranks tell each other beside the library. */
+struct page {
+    _Atomic int sound;  /* ranks that have completed the rounds before the fault */
+    _Atomic int done;   /* survivors that have gone on without the victim */
+    _Atomic int go;     /* the victim may come back */
+    _Atomic int back;   /* ... and has been told */
+    _Atomic int last;   /* round after which the survivors stop */
+    _Atomic int victim; /* process */
 };
 
 struct state {
-    ep_comm *comm;
-    ep_ll *ll;
-    int rank, nranks, victim;
-    int64_t index[TOKENS * TOPK];
-    void *x, *d_index, *weights, *recv, *count, *out;
+    const struct scene *scene;
+    struct page *page;
+    struct group group;
+    struct model model;
+    cudaGraphExec_t graph;
+    int victim;
+    uint32_t all, others;
 };
 
-#define EXPECT(condition)                                                                                              \
-    do {                                                                                                               \
-        if (!(condition)) {                                                                                            \
-            fprintf(stderr, "rank %d, line %d: not so: %s (%s)\n", s->rank, __LINE__, #condition, ep_last_error());    \
-            return 1;                                                                                                  \
-        }                                                                                                              \
-    } while (0)
-#define CUDA(call) EXPECT((call) == cudaSuccess)
+struct start {
+    const struct scene *scene;
+    struct page *page;
+};
 
-static void sleep_ms(int ms)
+/* --- rounds ------------------------------------------------------------------------------------------------------ */
+
+/* The calls of a round, with the flags of the scene. */
+static int call_both(struct state *s)
 {
-    struct timespec span = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000L};
-
-    nanosleep(&span, NULL);
-}
-
-static int64_t expert_of(const struct state *s, int rank, int i)
-{
-    return (i * 5 + rank + i / TOPK) % (s->nranks * PER_RANK / TOPK) * TOPK + i % TOPK;
-}
-
-static int make(struct state *s, bool masks)
-{
-    ep_ll_config config = EP_LL_CONFIG_INIT;
-    size_t rows = (size_t)s->nranks * PER_RANK * TOKENS * HIDDEN * 2;
-    float weights[TOKENS * TOPK];
-    uint16_t *ones = malloc(rows);
-
-    EXPECT(ones);
-    for (size_t i = 0; i < rows / 2; i++)
-        ones[i] = 0x3f80;
-    for (int i = 0; i < TOKENS * TOPK; i++) {
-        s->index[i] = expert_of(s, s->rank, i);
-        weights[i] = 1.0f;
-    }
-    CUDA(cudaMalloc(&s->x, TOKENS * HIDDEN * 2));
-    CUDA(cudaMalloc(&s->d_index, sizeof(s->index)));
-    CUDA(cudaMalloc(&s->weights, sizeof(weights)));
-    CUDA(cudaMalloc(&s->recv, rows));
-    CUDA(cudaMalloc(&s->count, PER_RANK * 4));
-    CUDA(cudaMalloc(&s->out, TOKENS * HIDDEN * 2));
-    CUDA(cudaMemcpy(s->x, ones, TOKENS * HIDDEN * 2, cudaMemcpyDefault));
-    CUDA(cudaMemcpy(s->d_index, s->index, sizeof(s->index), cudaMemcpyDefault));
-    CUDA(cudaMemcpy(s->weights, weights, sizeof(weights), cudaMemcpyDefault));
-    free(ones);
-    config.max_tokens = TOKENS;
-    config.hidden = HIDDEN;
-    config.n_experts = s->nranks * PER_RANK;
-    config.topk = TOPK;
-    config.flags = masks ? EP_LL_MASK_DEAD : 0;
-    EXPECT(ep_ll_new(s->comm, &config, &s->ll) == EP_OK);
+    CALL(model_dispatch(&s->model, s->scene->flags));
+    if (s->scene->flags & HOOK)
+        CALL(ep_ll_finish(s->model.ll));
+    CALL(model_combine(&s->model, s->scene->flags));
+    if (s->scene->flags & HOOK)
+        CALL(ep_ll_finish(s->model.ll));
     return 0;
 }
 
-static ep_status dispatch(struct state *s)
+static int capture(struct state *s)
 {
-    ep_ll_dispatch_args args = EP_LL_DISPATCH_ARGS_INIT;
-
-    args.x = s->x;
-    args.topk_idx = s->d_index;
-    args.idx_type = EP_I64;
-    args.n_tokens = TOKENS;
-    args.out_dtype = EP_BF16;
-    args.recv_x = s->recv;
-    args.recv_count = s->count;
-    return ep_ll_dispatch(s->ll, &args);
+    TRY(capture_begin(&s->group));
+    TRY(call_both(s));
+    return capture_end(&s->group, &s->graph);
 }
 
-static ep_status combine(struct state *s)
+/* In the way of the scene: these ranks' tokens are received, and the experts of these answer. */
+static int run_round(struct state *s, int round, uint32_t senders, uint32_t experts)
 {
-    ep_ll_combine_args args = EP_LL_COMBINE_ARGS_INIT;
-
-    args.x = s->recv;
-    args.topk_idx = s->d_index;
-    args.idx_type = EP_I64;
-    args.n_tokens = TOKENS;
-    args.topk_weights = s->weights;
-    args.out = s->out;
-    return ep_ll_combine(s->ll, &args);
-}
-
-/* Each row is of ones: a sum is the number of its experts. Without the victim its tokens and experts do not count. */
-static int verify(struct state *s, bool without)
-{
-    int32_t count[PER_RANK], expected[PER_RANK] = {0};
-    uint16_t out[TOKENS * HIDDEN];
-
-    CUDA(cudaMemset(s->out, 0xff, sizeof(out)));
-    CUDA(cudaMemset(s->count, 0xff, sizeof(count)));
-    EXPECT(dispatch(s) == EP_OK);
-    EXPECT(combine(s) == EP_OK);
-    CUDA(cudaMemcpy(count, s->count, sizeof(count), cudaMemcpyDefault));
-    CUDA(cudaMemcpy(out, s->out, sizeof(out), cudaMemcpyDefault));
-    for (int rank = 0; rank < s->nranks; rank++)
-        for (int i = 0; i < TOKENS * TOPK; i++)
-            if (expert_of(s, rank, i) / PER_RANK == s->rank && !(without && rank == s->victim))
-                expected[expert_of(s, rank, i) % PER_RANK]++;
-    for (int e = 0; e < PER_RANK; e++)
-        EXPECT(count[e] == expected[e]);
-    for (int t = 0; t < TOKENS; t++) {
-        int n = 0;
-
-        for (int k = 0; k < TOPK; k++)
-            n += !(without && s->index[t * TOPK + k] / PER_RANK == s->victim);
-        for (int i = 0; i < HIDDEN; i++)
-            EXPECT(out[t * HIDDEN + i] == ep_bf16_from_f32((float)n));
+    test_where("rank %d of %d, %s, round %d", s->group.rank, s->group.nranks, s->scene->name, round);
+    TRY(model_load(&s->model, round));
+    if (!s->scene->graph) {
+        TRY(call_both(s));
+    } else {
+        CUDA(cudaGraphLaunch(s->graph, s->group.stream));
+        CUDA(cudaStreamSynchronize(s->group.stream));
+        CALL(ep_comm_async_error(s->group.cuda));
     }
+    return model_check(&s->model, senders, experts);
+}
+
+static int begin(struct state *s)
+{
+    TRY(model_open(&s->group, TOKENS, HIDDEN, s->scene->masks ? EP_LL_MASK_DEAD : 0, NULL, &s->model));
+    if (s->scene->graph)
+        TRY(capture(s));
+    for (int round = 0; round < HEALTHY; round++)
+        TRY(run_round(s, round, s->all, s->all));
+    atomic_fetch_add(&s->page->sound, 1);
+    return await(&s->page->sound, s->group.nranks, PATIENCE_MS, "all ranks to complete the rounds before the fault");
+}
+
+/* --- the victim -------------------------------------------------------------------------------------------------- */
+
+static int come_back(struct state *s)
+{
+    return await(&s->page->go, 1, PATIENCE_MS, "the others to go on without this rank");
+}
+
+static void stop_here(struct state *s)
+{
+    atomic_store(&s->page->victim, (int)getpid());
+    kill(getpid(), SIGSTOP);
+}
+
+/* What this rank is told when it comes back. Without masking the group has failed, for whichever reason. */
+static int check_told(struct state *s, const char *call, ep_status status)
+{
+    ep_status expected = s->scene->fault == ROUTING ? EP_E_ROUTING : EP_E_EXCLUDED;
+
+    if (s->scene->masks)
+        return expect_status(call, status, expected, expected == EP_E_EXCLUDED ? "masked" : NULL);
+    EXPECT(status != EP_OK, "%s is EP_OK, though the others have given this rank up", call);
     return 0;
 }
 
-static int meet_fault(struct state *s, const struct scene *scene)
+static int hear_by_call(struct state *s)
 {
-    int32_t masked[32];
-    char name[32];
+    if (s->scene->fault == MIDWAY)
+        return check_told(s, "ep_ll_finish", ep_ll_finish(s->model.ll));
+    return check_told(s, "ep_ll_dispatch", model_dispatch(&s->model, s->scene->flags));
+}
+
+/* What was queued ends, and then the communicator knows. */
+static int hear_by_stream(struct state *s)
+{
     ep_status status;
 
-    if (s->rank == s->victim && scene->fault == KILL)
+    CUDA(cudaStreamSynchronize(s->group.stream));
+    status = ep_comm_async_error(s->group.cuda);
+    return check_told(s, "ep_comm_async_error", status);
+}
+
+/* What is queued behind is stopped, and may be refused already. */
+static int spoil(struct state *s)
+{
+    ep_status status;
+
+    /* The second choice of the first token as the first one. */
+    CUDA(cudaMemcpy((int64_t *)s->model.index + 1, s->model.index, sizeof(int64_t), cudaMemcpyDefault));
+    CALL(model_dispatch(&s->model, ASYNC));
+    status = model_combine(&s->model, ASYNC);
+    if (status != EP_OK)
+        TRY(check_told(s, "ep_ll_combine", status));
+    return hear_by_stream(s);
+}
+
+static int be_stuck(struct state *s)
+{
+    static struct hold hold; /* which outlives a failure */
+
+    hold = (struct hold){.word = &s->page->go, .ms = PATIENCE_MS};
+    TRY(hold_stream(s->group.stream, &hold));
+    CALL(model_dispatch(&s->model, ASYNC));
+    CALL(model_combine(&s->model, ASYNC));
+    TRY(come_back(s));
+    return hear_by_stream(s);
+}
+
+static int suffer(struct state *s)
+{
+    enum fault fault = s->scene->fault;
+
+    test_where("rank %d of %d (the victim), %s", s->group.rank, s->group.nranks, s->scene->name);
+    TRY(model_load(&s->model, HEALTHY));
+    if (fault == KILL)
         kill(getpid(), SIGKILL);
-    if (s->rank == s->victim)
-        sleep_ms(TIMEOUT_MS * 3);
-    if (s->rank == s->victim && scene->masks) {
-        status = dispatch(s);
-        EXPECT(status == EP_E_EXCLUDED);
-        return 0;
+    if (fault == MIDWAY)
+        CALL(model_dispatch(&s->model, HOOK));
+    if (fault == STOP || fault == MIDWAY)
+        stop_here(s);
+    if (fault == LATE)
+        TRY(come_back(s));
+    if (fault == ROUTING) {
+        TRY(spoil(s));
+    } else if (fault == STUCK) {
+        TRY(be_stuck(s));
+    } else if (s->scene->graph) {
+        CUDA(cudaGraphLaunch(s->graph, s->group.stream));
+        TRY(hear_by_stream(s));
+    } else {
+        TRY(hear_by_call(s));
     }
-    snprintf(name, sizeof(name), "rank %d", s->victim);
-    if (!scene->masks) {
-        status = dispatch(s);
-        EXPECT(status == (scene->fault == KILL ? EP_E_PEER_DEAD : EP_E_TIMEOUT) || s->rank == s->victim);
-        EXPECT(status != EP_OK);
-        if (s->rank != s->victim)
-            EXPECT(strstr(ep_last_error(), name));
-        return 0;
+    /* And is told again. */
+    if (fault == MIDWAY)
+        TRY(check_told(s, "a second ep_ll_finish", ep_ll_finish(s->model.ll)));
+    else
+        TRY(check_told(s, "the next ep_ll_dispatch", model_dispatch(&s->model, 0)));
+    atomic_store(&s->page->back, 1);
+    return 0;
+}
+
+/* --- the others -------------------------------------------------------------------------------------------------- */
+
+/* By rank 0: the victim is woken until it has said something. */
+static void wake(struct state *s)
+{
+    int survivors = s->group.nranks - 1;
+
+    if (atomic_load(&s->page->done) < survivors)
+        return;
+    atomic_store(&s->page->go, 1);
+    if (atomic_load(&s->page->victim))
+        kill((pid_t)atomic_load(&s->page->victim), SIGCONT);
+}
+
+static int check_mask(struct state *s)
+{
+    int32_t masked[MAX_RANKS];
+
+    CALL(ep_ll_get_mask(s->model.ll, masked));
+    for (int rank = 0; rank < s->group.nranks; rank++)
+        EXPECT(masked[rank] == (rank == s->victim), "ep_ll_get_mask: %d for rank %d, but the victim is rank %d",
+               masked[rank], rank, s->victim);
+    return 0;
+}
+
+/* Rounds without the victim, while it is away, while it comes back, and some more. */
+static int go_on_masked(struct state *s)
+{
+    bool returns = s->scene->fault != KILL;
+    double limit = now_ms() + PATIENCE_MS;
+
+    /* What the victim has sent before it was lost counts. */
+    TRY(run_round(s, HEALTHY, s->scene->fault == MIDWAY ? s->all : s->others, s->others));
+    for (int round = HEALTHY + 1; round <= atomic_load(&s->page->last); round++) {
+        TRY(run_round(s, round, s->others, s->others));
+        if (round == HEALTHY + MASKED)
+            atomic_fetch_add(&s->page->done, 1);
+        if (s->group.rank != 0)
+            continue;
+        wake(s);
+        EXPECT(now_ms() < limit, "rank %d, the victim, has said nothing for %d ms", s->victim, PATIENCE_MS);
+        /* Others are a round ahead at most: none has passed the last one yet. */
+        if (round > HEALTHY + MASKED && atomic_load(&s->page->last) == INT_MAX &&
+            (!returns || atomic_load(&s->page->back)))
+            atomic_store(&s->page->last, round + AFTER);
     }
-    for (int round = 0; round < 4; round++)
-        if (verify(s, true))
-            return 1;
-    EXPECT(ep_ll_get_mask(s->ll, masked) == EP_OK);
-    for (int rank = 0; rank < s->nranks; rank++)
-        EXPECT(masked[rank] == (rank == s->victim));
-    /* Until the excluded one has looked. */
-    sleep_ms(scene->fault == LATE ? TIMEOUT_MS * 3 : 0);
+    return check_mask(s);
+}
+
+/* The first status that names the victim. */
+static ep_status meet_failure(struct state *s)
+{
+    ep_status status = EP_OK;
+
+    if (s->scene->graph)
+        cudaGraphLaunch(s->graph, s->group.stream);
+    else
+        status = model_dispatch(&s->model, s->scene->flags);
+    if (status != EP_OK || !(s->scene->graph || s->scene->flags & ASYNC))
+        return status;
+    cudaStreamSynchronize(s->group.stream);
+    return s->scene->graph ? model_dispatch(&s->model, 0) : model_combine(&s->model, s->scene->flags);
+}
+
+static int check_named(struct state *s)
+{
+    bool dead = s->scene->fault == KILL;
+    double begin_ms = now_ms(), took;
+    ep_status status = meet_failure(s);
+
+    took = now_ms() - begin_ms;
+    if (s->group.rank == 0)
+        printf("ll_fault_cuda: %s: after %.0f ms: %s\n", s->scene->name, took, ep_last_error());
+    /* Only where the host waits it has to see that the process is dead. */
+    if (dead && s->scene->graph && status == EP_E_TIMEOUT)
+        dead = false;
+    TRY(expect_culprit("the call", status, dead ? EP_E_PEER_DEAD : EP_E_TIMEOUT, s->victim));
+    EXPECT(took < TIMEOUT_MS + SLACK_MS, "after %.0f ms", took);
+    return expect_culprit("the next call", model_dispatch(&s->model, 0), status, s->victim);
+}
+
+/* A group without the victim, which works. */
+static int make_anew(struct state *s)
+{
+    struct group next = s->group;
+    ep_comm_info info = {.size = sizeof(info)};
+    struct model model;
+    int code;
+
+    CALL(ep_comm_shrink(s->group.cuda, NULL, &next.cuda));
+    CALL(ep_comm_get_info(next.cuda, &info));
+    EXPECT(info.nranks == s->group.nranks - 1, "%d ranks in the new group", info.nranks);
+    next.rank = info.rank;
+    next.nranks = info.nranks;
+    code = model_open(&next, TOKENS, HIDDEN, 0, NULL, &model);
+    for (int round = 0; round < MASKED && !code; round++)
+        code = model_round(&model, round, s->scene->flags, s->others);
+    model_close(&model);
+    ep_comm_free(next.cuda);
+    return code;
+}
+
+static int go_on_named(struct state *s)
+{
+    test_where("rank %d of %d, %s", s->group.rank, s->group.nranks, s->scene->name);
+    TRY(model_load(&s->model, HEALTHY));
+    TRY(check_named(s));
+    TRY(make_anew(s));
+    atomic_fetch_add(&s->page->done, 1);
+    for (double limit = now_ms() + PATIENCE_MS; s->group.rank == 0 && s->scene->fault != KILL;) {
+        wake(s);
+        if (atomic_load(&s->page->back))
+            break;
+        EXPECT(now_ms() < limit, "rank %d, the victim, has said nothing for %d ms", s->victim, PATIENCE_MS);
+        sleep_ms(20);
+    }
+    return 0;
+}
+
+/* ----------------------------------------------------------------------------------------------------------------- */
+
+static int check_context(struct state *s)
+{
+    void *memory;
+
+    CUDA(cudaMalloc(&memory, 1 << 20));
+    CUDA(cudaMemset(memory, 0, 1 << 20));
+    CUDA(cudaDeviceSynchronize());
+    CUDA(cudaFree(memory));
+    CUDA(cudaMemset(s->model.out, 0, 16));
     return 0;
 }
 
 static int run_rank(const ep_boot *boot, void *argument)
 {
-    struct state state = {.rank = boot->rank, .nranks = boot->nranks, .victim = boot->nranks - 1}, *s = &state;
-    const struct scene *scene = argument;
-    ep_comm_config config = EP_COMM_CONFIG_INIT;
-    int device, code;
+    const struct start *start = argument;
+    struct state state = {.scene = start->scene, .page = start->page, .victim = boot->nranks - 1}, *s = &state;
+    int code = group_open(boot, NULL, TIMEOUT_MS, &s->group);
 
-    config.backend = "cuda";
-    config.timeout_ms = TIMEOUT_MS;
-    EXPECT(ep_comm_new(boot, &config, &s->comm) == EP_OK);
-    EXPECT(ep_cuda_get_device(s->comm, &device, NULL) == EP_OK);
-    CUDA(cudaSetDevice(device));
-    code = make(s, scene->masks) || verify(s, false) || verify(s, false) || meet_fault(s, scene);
-    /* The context lives. */
+    if (code)
+        goto close;
+    s->all = (uint32_t)(((uint64_t)1 << s->group.nranks) - 1);
+    s->others = s->all & ~(1u << s->victim);
+    code = begin(s);
+    if (!code && s->group.rank == s->victim)
+        code = suffer(s);
+    else if (!code)
+        code = s->scene->masks ? go_on_masked(s) : go_on_named(s);
     if (!code)
-        CUDA(cudaMemset(s->out, 0, 16));
-    if (!code)
-        CUDA(cudaDeviceSynchronize());
-    ep_ll_free(s->ll);
-    ep_comm_free(s->comm);
+        code = check_context(s);
+close:
+    /* Whatever has happened, the victim must not stay stopped, or wait for what does not come. */
+    if (code)
+        atomic_store(&s->page->go, 1);
+    if (s->group.rank == 0 && atomic_load(&s->page->victim))
+        kill((pid_t)atomic_load(&s->page->victim), SIGCONT);
+    if (s->graph)
+        cudaGraphExecDestroy(s->graph);
+    model_close(&s->model);
+    group_close(&s->group, code);
+    return code;
+}
+
+static int run_scene(struct options *options, const struct scene *scene)
+{
+    struct start start = {.scene = scene};
+    struct launch launch = {.name = scene->name,
+                            .ranks = options->ranks,
+                            .seconds = 90,
+                            .victim = scene->fault == KILL ? options->ranks - 1 : -1,
+                            .run = run_rank,
+                            .argument = &start};
+    int code = 1;
+
+    if (!options_want(options, scene->name))
+        return SKIPPED;
+    start.page = share(sizeof(*start.page));
+    if (start.page) {
+        atomic_store(&start.page->last, INT_MAX);
+        code = launch_ranks(&launch);
+    }
+    printf("ll_fault_cuda: %d ranks, %s: %s\n", options->ranks, scene->name, verdict_of(code));
+    fflush(stdout);
     return code;
 }
 
 int main(int argc, char **argv)
 {
-    ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
-    ep_rank_exit exits[32];
-    int ranks = argc > 2 ? atoi(argv[2]) : 2, code = 0;
+    struct options options = {.ranks = 3};
+    int code = SKIPPED;
 
-    for (int i = 0; i < 2 * N_FAULTS; i++) {
-        struct scene scene = {.fault = (enum fault)(i / 2), .masks = i % 2};
-        int failed = 0;
-
-        launch.nranks = ranks;
-        launch.run = run_rank;
-        launch.argument = &scene;
-        launch.timeout_ms = 60000;
-        ep_launch(&launch, exits); /* a killed rank is what we want */
-        for (int rank = 0; rank < ranks - (scene.fault == KILL ? 1 : 0); rank++)
-            failed |= exits[rank].code != 0;
-        printf("ll_fault_cuda: %d ranks, %s, %s: %s\n", ranks, fault_names[scene.fault],
-               scene.masks ? "masked" : "not masked", failed ? "FAILED" : "passed");
-        fflush(stdout);
-        code |= failed;
-    }
-    return code;
+    if (!options_read(argc, argv, 2, &options))
+        return 2;
+    for (size_t i = 0; i < sizeof(scenes) / sizeof(scenes[0]); i++)
+        code = worse_of(code, run_scene(&options, &scenes[i]));
+    return options_code(&options, code);
 }

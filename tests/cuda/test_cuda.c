@@ -1,284 +1,184 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_cuda [--threads] [--ranks N] [--rounds N] [--seed N] [--small]: the CUDA backend against the host backend, bit
- * for bit: first shapes at the edges, then random ones. Exit 77 when there is no GPU.
+ * test_cuda [--ll] [--threads] [--ranks N] [--rounds N] [--seed N] [--only CASE] [--small] [--timeout S]:
+ * the CUDA backend against the host backend, bit for bit: first shapes at the edges, then N random ones. --ll: low
+ * latency instead of dispatch and combine on plans. --small and --timeout, the deadline of each wait, are for tools
+ * that take long. Exit 77 when there is no GPU.
  */
-#include <stdbool.h>
+#include "shapes.h"
 
-#include "case.h"
-
-#include <cuda_runtime_api.h>
-#include <epkit/cuda.h>
-#include <epkit/launch.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
-#define MAX_RANKS 32
+#define MOST_DIFFERENCES 5
 
 static struct {
-    int mode, ranks, rounds, small;
+    int ranks, rounds, only, timeout;
+    bool ll, threads, small;
     uint64_t seed;
-} options = {.mode = EP_LAUNCH_FORK, .ranks = 2, .rounds = 20, .seed = 1};
+} options = {.ranks = 2, .rounds = 20, .only = -1, .timeout = 20, .seed = 1};
 
-static const struct shape edges[] = {
-    {.n_tokens = 128,
-     .hidden = 2048,
-     .topk = 8,
-     .n_experts = 96,
-     .dtype = EP_BF16,
-     .idx_type = EP_I64,
-     .symmetric = true,
-     .choice = true},
-    {.n_tokens = 128,
-     .hidden = 2048,
-     .topk = 8,
-     .n_experts = 96,
-     .dtype = EP_F8E4M3,
-     .scale_type = EP_F32,
-     .idx_type = EP_I32,
-     .choice = true,
-     .n_bias = 2},
-    {.n_tokens = 100,
-     .hidden = 2048,
-     .topk = 8,
-     .n_experts = 96,
-     .dtype = EP_F8E4M3,
-     .scale_type = EP_UE8M0,
-     .idx_type = EP_I64,
-     .symmetric = true,
-     .strided = true,
-     .n_bias = 1},
-    {.n_tokens = 0, .hidden = 512, .topk = 2, .n_experts = 24, .dtype = EP_BF16, .idx_type = EP_I32, .choice = true},
-    {.n_tokens = 1,
-     .hidden = 8,
-     .topk = 1,
-     .n_experts = 12,
-     .dtype = EP_BF16,
-     .idx_type = EP_I32,
-     .symmetric = true,
-     .choice = true},
-    {.n_tokens = 77,
-     .hidden = 8192,
-     .topk = 8,
-     .n_experts = 96,
-     .dtype = EP_BF16,
-     .idx_type = EP_I64,
-     .choice = true,
-     .symmetric = true,
-     .n_bias = 2},
-    {.n_tokens = 33,
-     .hidden = 16384,
-     .topk = 32,
-     .n_experts = 384,
-     .dtype = EP_BF16,
-     .idx_type = EP_I64,
-     .choice = true,
-     .symmetric = true,
-     .n_bias = 1},
-    {.n_tokens = 300,
-     .hidden = 1032,
-     .topk = 6,
-     .n_experts = 96,
-     .dtype = EP_BF16,
-     .idx_type = EP_I32,
-     .choice = true,
-     .skewed = true,
-     .holes = true},
-    {.n_tokens = 300,
-     .hidden = 1024,
-     .topk = 6,
-     .n_experts = 96,
-     .alignment = 16,
-     .dtype = EP_BF16,
-     .idx_type = EP_I64,
-     .choice = true,
-     .expanded = true,
-     .zero_padding = true,
-     .symmetric = true,
-     .holes = true},
-    {.n_tokens = 300,
-     .hidden = 1024,
-     .topk = 6,
-     .n_experts = 96,
-     .alignment = 8,
-     .dtype = EP_F8E4M3,
-     .scale_type = EP_F32,
-     .idx_type = EP_I64,
-     .choice = true,
-     .expanded = true,
-     .n_bias = 2},
-    {.n_tokens = 300,
-     .hidden = 1024,
-     .topk = 6,
-     .n_experts = 96,
-     .dtype = EP_BF16,
-     .idx_type = EP_I64,
-     .choice = true,
-     .worst = true,
-     .spare_rows = 9,
-     .symmetric = true,
-     .async = true},
-    {.n_tokens = 64,
-     .hidden = 65536,
-     .topk = 4,
-     .n_experts = 48,
-     .dtype = EP_BF16,
-     .idx_type = EP_I64,
-     .symmetric = true},
-    {.n_tokens = 700,
-     .hidden = 7168,
-     .topk = 8,
-     .n_experts = 2040 - 2040 % 96,
-     .dtype = EP_BF16,
-     .idx_type = EP_I64,
-     .symmetric = true,
-     .choice = true},
+static int edges(void)
+{
+    return options.ll ? ll_shapes_edges() : shapes_edges();
+}
+
+/* --- progress ---------------------------------------------------------------------------------------------------- */
+
+struct progress {
+    double begin, last, slowest; /* ms */
+    int slowest_case, done;
 };
 
-#define N_EDGES ((int)(sizeof(edges) / sizeof(edges[0])))
-
-static uint64_t draw(uint64_t *state, uint64_t below)
+/* On a terminal about each second, else each hundred cases. By rank 0. */
+static void show_progress(struct progress *p, int index, double ms)
 {
-    *state = *state * 6364136223846793005u + 1442695040888963407u;
-    return (*state >> 33) % below;
-}
+    bool terminal = isatty(2);
+    double now = now_ms();
 
-static struct shape random_shape(uint64_t *random, int nranks)
-{
-    struct shape shape = {.dtype = draw(random, 3) ? EP_BF16 : EP_F8E4M3,
-                          .idx_type = draw(random, 2) ? EP_I32 : EP_I64};
-
-    shape.topk = (int)draw(random, 3) ? 1 + (int)draw(random, 9) : 1 + (int)draw(random, 32);
-    shape.n_experts = nranks * (32 + (int)draw(random, 8));
-    shape.hidden = 8 * (1 + (int)draw(random, draw(random, 3) ? 256 : 2048));
-    if (shape.dtype == EP_F8E4M3) {
-        shape.hidden = 512 * (1 + shape.hidden / 512);
-        shape.scale_type = draw(random, 3) == 0 ? EP_UE8M0 : draw(random, 4) ? EP_F32 : 0;
-        shape.strided = draw(random, 2);
+    p->done++;
+    if (ms > p->slowest) {
+        p->slowest = ms;
+        p->slowest_case = index;
     }
-    shape.alignment = 1 << draw(random, 6);
-    shape.spare_rows = (int)draw(random, 20);
-    shape.n_bias = (int)draw(random, 3);
-    shape.expanded = draw(random, 4) == 0;
-    shape.zero_padding = shape.expanded && draw(random, 2);
-    shape.symmetric = draw(random, 2);
-    shape.worst = draw(random, 4) == 0;
-    shape.choice = draw(random, 4) != 0;
-    shape.async = draw(random, 3) == 0;
-    shape.after = shape.async && draw(random, 2);
-    shape.skewed = draw(random, 6) == 0;
-    shape.holes = draw(random, 3) == 0;
-    return shape;
+    if (terminal ? now - p->last < 1000 : p->done % 100)
+        return;
+    p->last = now;
+    fprintf(stderr, "%s%d of %d cases, %.1f ms a case, the slowest %.0f ms (case %d)%s", terminal ? "\r" : "", p->done,
+            edges() + options.rounds, (now - p->begin) / p->done, p->slowest, p->slowest_case, terminal ? "" : "\n");
 }
 
-static int run_cases(ep_comm *host, ep_comm *cuda, int rank, int nranks)
+/* --- cases ------------------------------------------------------------------------------------------------------- */
+
+/* Draws also where nothing is to run, so that a case by its number is what it is among all. */
+static int run_case(const struct group *g, int index, uint64_t *random, bool wanted)
 {
+    const struct shape_of of = {.rank = g->rank, .nranks = g->nranks, .small = options.small, .seed = options.seed};
+    struct ll_shape ll_shape;
+    struct shape shape;
+    char text[1024];
+    int code;
+
+    if (options.ll && index < edges())
+        ll_shape_edge(&of, index, &ll_shape);
+    else if (options.ll)
+        ll_shape_random(&of, index, random, &ll_shape);
+    else if (index < edges())
+        shape_edge(&of, index, &shape);
+    else
+        shape_random(&of, index, random, &shape);
+    if (!wanted)
+        return 0;
+    code = options.ll ? ll_case_run(g, &ll_shape) : case_run(g, &shape);
+    if (!code)
+        return 0;
+    if (options.ll)
+        ll_shape_print(&ll_shape, text, sizeof(text));
+    else
+        shape_print(&shape, text, sizeof(text));
+    test_say("%s: %s", code & FAILED ? "a call failed" : "the backends differ", text);
+    test_say("again: test_cuda%s%s%s --ranks %d --seed %llu --only %d", options.ll ? " --ll" : "",
+             options.threads ? " --threads" : "", options.small ? " --small" : "", g->nranks,
+             (unsigned long long)options.seed, index);
+    return code;
+}
+
+static int run_cases(const struct group *g)
+{
+    struct progress progress = {.begin = now_ms(), .last = now_ms()};
     uint64_t random = options.seed;
-    int failed = 0;
+    int last = options.only < 0 ? edges() + options.rounds - 1 : options.only, differences = 0;
 
-    for (int i = 0; i < N_EDGES + options.rounds; i++) {
-        struct shape shape = i < N_EDGES ? edges[i] : random_shape(&random, nranks);
-        int mine;
+    for (int i = 0; i <= last; i++) {
+        bool wanted = options.only < 0 || options.only == i;
+        double begin = now_ms();
+        int mine, worst;
 
-        if (shape.n_experts % nranks)
-            shape.n_experts += nranks - shape.n_experts % nranks;
-        /* Tokens differ between ranks; some have none. */
-        if (i >= N_EDGES) {
-            int most = 1 + (int)draw(&random, options.small ? 60 : 700),
-                none = (int)draw(&random, 4 * (uint64_t)nranks);
-
-            shape.n_tokens = rank == none ? 0 : most - (most * rank) / (2 * nranks);
-        }
-        if (options.small && shape.hidden > 2048)
-            shape.hidden = 2048;
-        shape.seed = options.seed * 1000003u + (uint64_t)i * 64 + (uint64_t)rank + 1;
-        mine = case_run(host, cuda, &shape);
-        if (mine)
-            fprintf(stderr,
-                    "rank %d: case %d failed: N %d H %d K %d E %d dtype %d scales %d idx %d align %d bias %d "
-                    "expanded %d zero %d symmetric %d worst %d choice %d async %d skewed %d holes %d\n",
-                    rank, i, shape.n_tokens, shape.hidden, shape.topk, shape.n_experts, shape.dtype, shape.scale_type,
-                    shape.idx_type, shape.alignment, shape.n_bias, shape.expanded, shape.zero_padding, shape.symmetric,
-                    shape.worst, shape.choice, shape.async, shape.skewed, shape.holes);
-        failed += mine;
-        if (ep_comm_async_error(cuda) != EP_OK || failed > 5)
-            return 1;
+        test_where("rank %d of %d, case %d (seed %llu)", g->rank, g->nranks, i, (unsigned long long)options.seed);
+        mine = run_case(g, i, &random, wanted);
+        if (mine & FAILED)
+            return FAILED;
+        if (!wanted)
+            continue;
+        /* Whoever found a difference, all go on, or all do not. */
+        TRY(group_worst(g, mine, &worst));
+        CALL(ep_comm_async_error(g->cuda));
+        differences += worst != 0;
+        if (differences > MOST_DIFFERENCES)
+            return DIFFERS;
+        if (g->rank == 0)
+            show_progress(&progress, i, now_ms() - begin);
     }
-    return failed != 0;
+    if (g->rank == 0 && isatty(2))
+        fputs("\n", stderr);
+    return differences ? DIFFERS : PASSED;
 }
 
 static int run_rank(const ep_boot *boot, void *argument)
 {
-    ep_boot_shm *second = argument;
-    ep_comm_config config = EP_COMM_CONFIG_INIT;
-    ep_comm *host = NULL, *cuda = NULL;
-    ep_boot other;
-    int code = 1, device;
-    ep_status status;
+    struct group group;
+    int code = group_open(boot, argument, options.timeout * 1000, &group);
 
-    config.timeout_ms = 20000;
-    config.backend = "host";
-    if (ep_boot_shm_join(second, boot->rank, &other) != EP_OK || ep_comm_new(boot, &config, &host) != EP_OK) {
-        fprintf(stderr, "rank %d: %s\n", boot->rank, ep_last_error());
-        return 1;
-    }
-    config.backend = "cuda";
-    status = ep_comm_new(&other, &config, &cuda);
-    if (status == EP_OK && ep_cuda_get_device(cuda, &device, NULL) == EP_OK && cudaSetDevice(device) == cudaSuccess)
-        code = run_cases(host, cuda, boot->rank, boot->nranks);
-    else
-        fprintf(stderr, "rank %d: %s\n", boot->rank, ep_last_error());
-    if (status == EP_E_UNSUPPORTED)
-        code = 77;
-    if (code)
-        ep_comm_abort(host);
-    if (code && cuda)
-        ep_comm_abort(cuda);
-    ep_comm_free(cuda);
-    ep_comm_free(host);
+    if (!code)
+        code = run_cases(&group);
+    group_close(&group, code & FAILED);
     return code;
+}
+
+static bool read_options(int argc, char **argv)
+{
+    for (int i = 1; i < argc; i++) {
+        const char *option = argv[i], *value = i + 1 < argc ? argv[i + 1] : NULL;
+        long long number = 0;
+        bool sound = true;
+
+        if (!strcmp(option, "--threads"))
+            options.threads = true;
+        else if (!strcmp(option, "--small"))
+            options.small = true;
+        else if (!strcmp(option, "--ll"))
+            options.ll = true;
+        else if (!strcmp(option, "--ranks"))
+            sound = option_number(option, value, 1, MAX_RANKS, &number), options.ranks = (int)number, i++;
+        else if (!strcmp(option, "--rounds"))
+            sound = option_number(option, value, 0, 1000000, &number), options.rounds = (int)number, i++;
+        else if (!strcmp(option, "--only"))
+            sound = option_number(option, value, 0, 2000000, &number), options.only = (int)number, i++;
+        else if (!strcmp(option, "--timeout"))
+            sound = option_number(option, value, 1, 3600, &number), options.timeout = (int)number, i++;
+        else if (!strcmp(option, "--seed"))
+            sound = option_number(option, value, 0, INT64_MAX, &number), options.seed = (uint64_t)number, i++;
+        else
+            sound = false, test_say("%s: unknown option", option);
+        if (!sound)
+            return false;
+    }
+    return true;
 }
 
 int main(int argc, char **argv)
 {
-    ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
-    ep_rank_exit exits[MAX_RANKS];
+    struct launch launch = {.name = "test_cuda", .victim = -1, .run = run_rank};
     ep_boot_shm *second = NULL;
-    int code = 0;
+    double begin = now_ms();
+    int code, cases;
 
-    for (int i = 1; i < argc; i++) {
-        const char *value = i + 1 < argc ? argv[i + 1] : "";
-
-        if (!strcmp(argv[i], "--threads"))
-            options.mode = EP_LAUNCH_THREADS;
-        else if (!strcmp(argv[i], "--small"))
-            options.small = 1;
-        else if (!strcmp(argv[i], "--ranks"))
-            options.ranks = atoi(value), i++;
-        else if (!strcmp(argv[i], "--rounds"))
-            options.rounds = atoi(value), i++;
-        else if (!strcmp(argv[i], "--seed"))
-            options.seed = (uint64_t)atoll(value), i++;
-        else
-            return fprintf(stderr, "unknown option %s\n", argv[i]), 2;
-    }
-    if (options.ranks < 1 || options.ranks > MAX_RANKS || ep_boot_shm_new(options.ranks, &second) != EP_OK)
+    if (!read_options(argc, argv))
         return 2;
-    launch.mode = options.mode;
-    launch.nranks = options.ranks;
-    launch.run = run_rank;
+    if (ep_boot_shm_new(options.ranks, &second) != EP_OK)
+        return test_say("%s", ep_last_error()), 2;
+    cases = options.only < 0 ? edges() + options.rounds : 1;
+    launch.ranks = options.ranks;
+    launch.threads = options.threads;
     launch.argument = second;
-    launch.timeout_ms = options.mode == EP_LAUNCH_FORK ? 300000 : 0;
-    if (ep_launch(&launch, exits) != EP_OK) {
-        fprintf(stderr, "ep_launch: %s\n", ep_last_error());
-        return 1;
-    }
-    for (int rank = 0; rank < options.ranks; rank++)
-        code |= exits[rank].code;
+    /* What hangs ends by the deadlines of the library; this is for what these do not reach. */
+    launch.seconds = 300 + 2 * cases + 10 * options.timeout;
+    code = launch_ranks(&launch);
     ep_boot_shm_free(second);
-    printf("test_cuda: %d ranks (%s), %d cases: %s\n", options.ranks,
-           options.mode == EP_LAUNCH_THREADS ? "threads" : "processes", N_EDGES + options.rounds,
-           code ? "FAILED" : "passed");
+    printf("test_cuda%s: %d ranks (%s), seed %llu, %d cases in %.1f s: %s\n", options.ll ? " --ll" : "", options.ranks,
+           options.threads ? "threads" : "processes", (unsigned long long)options.seed, cases, (now_ms() - begin) / 1e3,
+           verdict_of(code));
     return code;
 }

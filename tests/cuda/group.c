@@ -1,0 +1,420 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "group.h"
+
+#include <epkit/cuda.h>
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define WARM_UP_MS 60000
+
+static _Thread_local char where[160];
+
+void test_where(const char *format, ...)
+{
+    va_list list;
+
+    va_start(list, format);
+    vsnprintf(where, sizeof(where), format, list);
+    va_end(list);
+}
+
+/* In one piece, so that the lines of several ranks stay whole. */
+static void say_line(const char *begin, const char *format, va_list list)
+{
+    char line[2048];
+    int length = snprintf(line, sizeof(line), "%s%s%.500s", where, *where ? ": " : "", begin);
+
+    vsnprintf(line + length, sizeof(line) - (size_t)length - 1, format, list);
+    strcat(line, "\n");
+    fputs(line, stderr);
+}
+
+void test_say(const char *format, ...)
+{
+    va_list list;
+
+    va_start(list, format);
+    say_line("", format, list);
+    va_end(list);
+}
+
+void test_say_not(const char *file, int line, const char *condition, const char *format, ...)
+{
+    const char *name = strrchr(file, '/');
+    char begin[400];
+    va_list list;
+
+    snprintf(begin, sizeof(begin), "%s:%d: not so: %s: ", name ? name + 1 : file, line, condition);
+    va_start(list, format);
+    say_line(begin, format, list);
+    va_end(list);
+}
+
+/* --- options ---------------------------------------------------------------------------------------------------- */
+
+bool option_number(const char *option, const char *text, long long least, long long most, long long *ret_number)
+{
+    char *end = NULL;
+    long long number;
+
+    errno = 0;
+    number = text ? strtoll(text, &end, 10) : 0;
+    if (!text || end == text || *end || errno || number < least || number > most) {
+        test_say("%s takes a number from %lld to %lld, not %s", option, least, most, text ? text : "nothing");
+        return false;
+    }
+    *ret_number = number;
+    return true;
+}
+
+bool options_read(int argc, char **argv, int least, struct options *options)
+{
+    for (int i = 1; i < argc; i += 2) {
+        const char *value = i + 1 < argc ? argv[i + 1] : NULL;
+        long long number;
+
+        if (!strcmp(argv[i], "--only") && value) {
+            options->only = value;
+        } else if (!strcmp(argv[i], "--ranks")) {
+            if (!option_number(argv[i], value, least, MAX_RANKS, &number))
+                return false;
+            options->ranks = (int)number;
+        } else if (!strcmp(argv[i], "--rounds") && options->rounds) {
+            if (!option_number(argv[i], value, 1, 1000, &number))
+                return false;
+            options->rounds = (int)number;
+        } else if (!strcmp(argv[i], "--seed")) {
+            if (!option_number(argv[i], value, 0, INT64_MAX, &number))
+                return false;
+            options->seed = (uint64_t)number;
+        } else {
+            test_say("%s: unknown option, or one without its value. There are --ranks N, --seed N, --only SCENE%s",
+                     argv[i], options->rounds ? ", --rounds N" : "");
+            return false;
+        }
+    }
+    return true;
+}
+
+bool options_want(struct options *options, const char *scene)
+{
+    if (options->only && strcmp(options->only, scene) != 0)
+        return false;
+    options->found = true;
+    return true;
+}
+
+int options_code(const struct options *options, int code)
+{
+    if (options->found)
+        return code;
+    test_say("there is no scene %s", options->only);
+    return 2;
+}
+
+/* --- ranks ------------------------------------------------------------------------------------------------------ */
+
+int worse_of(int a, int b)
+{
+    if (a != SKIPPED && b != SKIPPED)
+        return a || b;
+    return a == SKIPPED ? b : a;
+}
+
+const char *verdict_of(int code)
+{
+    return code == SKIPPED ? "skipped, no GPU" : code ? "FAILED" : "passed";
+}
+
+static _Noreturn void end_late(int unused)
+{
+    static const char text[] = "the ranks, which are threads, did not end within their deadline\n";
+    ssize_t written = write(2, text, sizeof(text) - 1);
+
+    (void)unused;
+    (void)written;
+    _exit(1);
+}
+
+/* What a rank has to say for itself when it ended otherwise than it should. true: it failed. */
+static bool has_failed(const struct launch *launch, int rank, const ep_rank_exit *mine)
+{
+    if (rank == launch->victim) {
+        if (mine->signal == SIGKILL && !mine->late)
+            return false;
+        test_say("%s: rank %d was to be killed, but it ended with code %d, signal %d%s", launch->name, rank, mine->code,
+                 mine->signal, mine->late ? ", at the deadline" : "");
+        return true;
+    }
+    if (mine->late)
+        test_say("%s: rank %d did not end within %d s and was killed", launch->name, rank, launch->seconds);
+    else if (mine->signal)
+        test_say("%s: rank %d was killed by signal %d (%s)", launch->name, rank, mine->signal, strsignal(mine->signal));
+    else if (mine->code && mine->code != SKIPPED)
+        test_say("%s: rank %d failed (%d)", launch->name, rank, mine->code);
+    return mine->late || mine->signal || (mine->code && mine->code != SKIPPED);
+}
+
+static int judge(const struct launch *launch, ep_status status, const ep_rank_exit *exits)
+{
+    bool failed = false;
+    int skipped = 0, count = launch->ranks - (launch->victim >= 0);
+
+    for (int rank = 0; rank < launch->ranks; rank++) {
+        skipped += rank != launch->victim && exits[rank].code == SKIPPED;
+        /* Without a GPU nobody gets as far as being killed. */
+        if (rank != launch->victim || exits[rank].code != SKIPPED)
+            failed |= has_failed(launch, rank, &exits[rank]);
+    }
+    if (skipped && skipped < count) {
+        test_say("%s: only %d of %d ranks could run", launch->name, count - skipped, count);
+        failed = true;
+    }
+    /* The words of ep_launch(), which must know what happened, too. */
+    if (!failed && !skipped && status != (launch->victim >= 0 ? EP_E_PEER_DEAD : EP_OK)) {
+        test_say("%s: ep_launch: %s: %s", launch->name, ep_status_name(status), ep_last_error());
+        failed = true;
+    }
+    return failed ? 1 : skipped ? SKIPPED : 0;
+}
+
+int launch_ranks(const struct launch *launch)
+{
+    ep_launch_args args = EP_LAUNCH_ARGS_INIT;
+    ep_rank_exit exits[MAX_RANKS] = {{.code = -1}};
+    ep_status status;
+    int code;
+
+    args.mode = launch->threads ? EP_LAUNCH_THREADS : EP_LAUNCH_FORK;
+    args.nranks = launch->ranks;
+    args.run = launch->run;
+    args.argument = launch->argument;
+    args.timeout_ms = launch->threads ? 0 : launch->seconds * 1000;
+    if (launch->threads && (signal(SIGALRM, end_late) == SIG_ERR || alarm((unsigned)launch->seconds)))
+        return test_say("%s: no alarm to be had", launch->name), 1;
+    status = ep_launch(&args, exits);
+    if (launch->threads)
+        alarm(0);
+    if (status != EP_OK && status != EP_E_PEER_DEAD && status != EP_E_TIMEOUT)
+        return test_say("%s: ep_launch: %s: %s", launch->name, ep_status_name(status), ep_last_error()), 1;
+    code = judge(launch, status, exits);
+    if (waitpid(-1, NULL, WNOHANG) != -1 || errno != ECHILD)
+        return test_say("%s: a process is left", launch->name), 1;
+    return code;
+}
+
+/* --- communicators ---------------------------------------------------------------------------------------------- */
+
+/*
+ * Creating the contexts of all ranks takes longer than some of these tests give anybody time for: it is done before,
+ * and all have done it. Without a GPU ep_comm_new() says so.
+ */
+static int warm_up(const ep_boot *boot)
+{
+    char all[MAX_RANKS], mine = 0;
+    int n = 0;
+
+    if (cudaGetDeviceCount(&n) == cudaSuccess && n > 0) {
+        CUDA(cudaSetDevice(boot->rank % n));
+        CUDA(cudaFree(NULL));
+    }
+    CALL(boot->allgather(boot->context, &mine, sizeof(mine), WARM_UP_MS, all));
+    return 0;
+}
+
+int group_open(const ep_boot *boot, ep_boot_shm *second, int timeout_ms, struct group *ret_group)
+{
+    ep_comm_config config = EP_COMM_CONFIG_INIT;
+    struct group *g = ret_group;
+    ep_status status;
+    ep_boot other;
+
+    *g = (struct group){.rank = boot->rank, .nranks = boot->nranks};
+    test_where("rank %d of %d", g->rank, g->nranks);
+    TRY(warm_up(boot));
+    /* Who meets a failure of the CUDA backend has its deadline to tell the others. */
+    config.timeout_ms = 2 * timeout_ms + 20000;
+    config.backend = "host";
+    if (second) {
+        CALL(ep_boot_shm_join(second, boot->rank, &other));
+        CALL(ep_comm_new(&other, &config, &g->host));
+    }
+    config.timeout_ms = timeout_ms;
+    config.backend = "cuda";
+    status = ep_comm_new(boot, &config, &g->cuda);
+    if (status == EP_E_UNSUPPORTED) {
+        test_say("%s", ep_last_error());
+        return SKIPPED;
+    }
+    CALL(status);
+    CALL(ep_cuda_get_device(g->cuda, &g->device, NULL));
+    CUDA(cudaSetDevice(g->device));
+    CUDA(cudaStreamCreateWithFlags(&g->stream, cudaStreamNonBlocking));
+    return 0;
+}
+
+void group_close(struct group *group, int code)
+{
+    if (code && group->cuda)
+        ep_comm_abort(group->cuda);
+    if (code && group->host)
+        ep_comm_abort(group->host);
+    ep_comm_free(group->cuda);
+    ep_comm_free(group->host);
+    if (group->stream)
+        cudaStreamDestroy(group->stream);
+    *group = (struct group){.rank = group->rank, .nranks = group->nranks};
+}
+
+int group_meet(const struct group *group)
+{
+    CALL(ep_comm_barrier(group->host));
+    return 0;
+}
+
+int group_worst(const struct group *group, int code, int *ret_worst)
+{
+    int all[MAX_RANKS], worst = 0;
+
+    CALL(ep_comm_allgather(group->host, &code, sizeof(code), all));
+    for (int rank = 0; rank < group->nranks; rank++)
+        worst |= all[rank];
+    *ret_worst = worst;
+    return 0;
+}
+
+/* "rank 1" is not in "rank 10". */
+static bool has_words(const char *text, const char *words)
+{
+    size_t length = strlen(words);
+
+    for (const char *at = strstr(text, words); at; at = strstr(at + 1, words))
+        if (at[length] < '0' || at[length] > '9')
+            return true;
+    return false;
+}
+
+bool names_rank(const char *text, int rank)
+{
+    char name[32];
+
+    snprintf(name, sizeof(name), "rank %d", rank);
+    return has_words(text, name);
+}
+
+int expect_status(const char *call, ep_status got, ep_status expected, const char *says)
+{
+    char text[1024];
+
+    snprintf(text, sizeof(text), "%s", got == EP_OK ? "" : ep_last_error());
+    if (got == expected && (!says || has_words(text, says)))
+        return 0;
+    test_say("%s gave %s (%s), not %s%s%s%s", call, ep_status_name(got), text, ep_status_name(expected),
+             says ? " with \"" : "", says ? says : "", says ? "\" in its text" : "");
+    return FAILED;
+}
+
+int expect_culprit(const char *call, ep_status got, ep_status expected, int rank)
+{
+    char name[32];
+
+    snprintf(name, sizeof(name), "rank %d", rank);
+    return expect_status(call, got, expected, name);
+}
+
+/* --- time and words between processes --------------------------------------------------------------------------- */
+
+/* splitmix64 */
+uint64_t next_random(uint64_t *state)
+{
+    uint64_t z = *state += 0x9e3779b97f4a7c15u;
+
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+}
+
+double now_ms(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec * 1e3 + (double)now.tv_nsec / 1e6;
+}
+
+void sleep_ms(int ms)
+{
+    struct timespec span = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000L};
+
+    nanosleep(&span, NULL);
+}
+
+void *share(size_t bytes)
+{
+    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+
+    if (memory != MAP_FAILED)
+        return memory;
+    test_say("mmap of %zu bytes: %s", bytes, strerror(errno));
+    return NULL;
+}
+
+int await(const _Atomic int *word, int value, int ms, const char *what)
+{
+    double limit = now_ms() + ms;
+
+    while (atomic_load(word) < value) {
+        if (now_ms() > limit) {
+            test_say("waited %d ms in vain: %s (%d of %d)", ms, what, atomic_load(word), value);
+            return FAILED;
+        }
+        sleep_ms(1);
+    }
+    return 0;
+}
+
+static void CUDART_CB stand_still(void *argument)
+{
+    struct hold *hold = argument;
+    double limit = now_ms() + hold->ms;
+
+    while (now_ms() < limit && !(hold->word && atomic_load(hold->word)))
+        sleep_ms(1);
+    sleep_ms(hold->after_ms);
+    atomic_store(&hold->ended, 1);
+}
+
+int hold_stream(cudaStream_t stream, struct hold *hold)
+{
+    atomic_store(&hold->ended, 0);
+    CUDA(cudaLaunchHostFunc(stream, stand_still, hold));
+    return 0;
+}
+
+/* --- graphs ----------------------------------------------------------------------------------------------------- */
+
+int capture_begin(const struct group *group)
+{
+    CUDA(cudaStreamBeginCapture(group->stream, cudaStreamCaptureModeGlobal));
+    return 0;
+}
+
+int capture_end(const struct group *group, cudaGraphExec_t *ret_exec)
+{
+    cudaGraph_t graph;
+
+    CUDA(cudaStreamEndCapture(group->stream, &graph));
+    CUDA(cudaGraphInstantiate(ret_exec, graph, 0));
+    CUDA(cudaGraphDestroy(graph));
+    return 0;
+}

@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * group.h - what the programs of this folder share: options, ranks under a deadline, the two communicators of a rank,
+ * words that all ranks see, streams that are held up, captured graphs.
+ */
+#ifndef EP_TESTS_CUDA_GROUP_H
+#define EP_TESTS_CUDA_GROUP_H
+
+#include "call.h"
+
+#include <epkit/epkit.h>
+#include <epkit/launch.h>
+#include <stdbool.h>
+#include <sys/types.h>
+
+#define MAX_RANKS 32 /* of the CUDA backend */
+#define SKIPPED 77   /* exit code of a program that could not run anything */
+
+/* --- options ---------------------------------------------------------------------------------------------------- */
+
+/* Sets *ret_number; false, after saying so, when `text` is no number in least..most. */
+bool option_number(const char *option, const char *text, long long least, long long most, long long *ret_number);
+
+struct options {
+    int ranks;
+    int rounds; /* 0: the program has no --rounds */
+    uint64_t seed;
+    const char *only; /* NULL: all scenes */
+    bool found;       /* it is one of them */
+};
+
+/*
+ * --ranks N (from `least` on), --rounds N, --seed N, --only SCENE; values before the call are the defaults. false after
+ * a usage error: the program ends with 2.
+ */
+bool options_read(int argc, char **argv, int least, struct options *options);
+
+/* Is this scene to be run? */
+bool options_want(struct options *options, const char *scene);
+
+/* The exit code of a program whose scenes gave `code`: 2 when the one that was asked for is none of them. */
+int options_code(const struct options *options, int code);
+
+/* --- ranks ------------------------------------------------------------------------------------------------------ */
+
+struct launch {
+    const char *name; /* of the program and the scene, for what is said */
+    int ranks, seconds;
+    bool threads;
+    int victim; /* rank that is killed by SIGKILL; -1: none */
+    ep_rank_fn run;
+    void *argument;
+};
+
+/*
+ * Runs all ranks, none longer than `seconds`, and makes sure that none is left. 0, 1 after saying who failed and how,
+ * or SKIPPED when no rank could do anything here.
+ */
+int launch_ranks(const struct launch *launch);
+
+/* Of two parts of a program: a failure wins, and SKIPPED is left only when neither ran. */
+int worse_of(int a, int b);
+
+/* "passed", "FAILED" or why it was skipped. */
+const char *verdict_of(int code);
+
+/* What a rank's program returns: 0, FAILED, SKIPPED. */
+struct group {
+    ep_comm *host, *cuda; /* the host backend says what the CUDA backend must give. host: NULL where nobody asks it */
+    int rank, nranks, device;
+    cudaStream_t stream; /* of the caller; not that of `cuda` unless somebody sets it */
+};
+
+/*
+ * A communicator of the CUDA backend over `boot`, and one of the host backend, whose deadline is longer, over `second`
+ * unless that is NULL. 0, FAILED, or SKIPPED where there is no GPU. The group is to be closed in each case.
+ */
+int group_open(const ep_boot *boot, ep_boot_shm *second, int timeout_ms, struct group *ret_group);
+
+/* After a failure (code not 0) the peers are told. */
+void group_close(struct group *group, int code);
+
+/* The ranks have come; by the host backend. */
+int group_meet(const struct group *group);
+
+/* The worst of what the ranks have, on all of them; by the host backend. */
+int group_worst(const struct group *group, int code, int *ret_worst);
+
+/* A call that must fail, with `says` (NULL: anything) in the text. 0, or FAILED after saying what came instead. */
+int expect_status(const char *call, ep_status got, ep_status expected, const char *says);
+/* The same, with the rank named. */
+int expect_culprit(const char *call, ep_status got, ep_status expected, int rank);
+
+/* Does an error text name the rank? */
+bool names_rank(const char *text, int rank);
+
+/* --- time and words between processes --------------------------------------------------------------------------- */
+
+uint64_t next_random(uint64_t *state);
+double now_ms(void);
+void sleep_ms(int ms);
+
+/* Zeroed memory that the ranks share when it is made before they start; NULL after saying so. */
+void *share(size_t bytes);
+
+/* Until *word is at least `value`, for at most `ms`: 0, or FAILED after saying what was waited for. */
+int await(const _Atomic int *word, int value, int ms, const char *what);
+
+/* A stream that stands still until it is released, or for `ms`. Where `ended` is seen it goes on. */
+struct hold {
+    const _Atomic int *word; /* released when it is not 0; NULL: only by time */
+    int ms, after_ms;        /* at most; from the release on */
+    _Atomic int ended;
+};
+
+int hold_stream(cudaStream_t stream, struct hold *hold);
+
+/* --- graphs ----------------------------------------------------------------------------------------------------- */
+
+int capture_begin(const struct group *group);
+int capture_end(const struct group *group, cudaGraphExec_t *ret_exec);
+
+#endif

@@ -1,0 +1,453 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * ll_async_cuda [--ranks N] [--seed N] [--only SCENE]: low-latency calls that nobody waits for.
+ *
+ *   flight  many calls queued behind a stream that stands still: they return, and give what the host backend gives
+ *   hooks   what is sent arrives without the sender's ep_ll_finish(), and calls out of order are refused
+ *   bad-*   routing that is not valid: EP_E_ROUTING on that rank, a status that names it on its peers, soon, with the
+ *           CUDA context alive; then a new group of the same processes works
+ *
+ * Exit 77 when there is no GPU.
+ */
+#include "ll_case.h"
+
+#include <epkit/cuda.h>
+#include <stdatomic.h>
+#include <stdio.h>
+
+#define TIMEOUT_MS 3000
+#define SLACK_MS 2000 /* beyond a deadline, on a busy machine */
+
+enum { IN_FLIGHT = 4, PASSES = 3, DEEP = 40 };
+
+enum how { CALLS, HOOKS, GRAPHS };
+static const char *const how_names[] = {"calls", "hooks", "graphs"};
+
+/* A rank spoils the routing of a call made so, and the group is made anew by ep_comm_shrink() or ep_comm_new(). */
+static const struct bad {
+    const char *name;
+    enum spoil spoil;
+    enum how how;
+    bool shrinks;
+} bads[] = {
+    {"bad-twice", SPOIL_TWICE, CALLS, true},         {"bad-wide", SPOIL_WIDE, CALLS, false},
+    {"bad-other", SPOIL_OTHER, CALLS, false},        {"bad-hook", SPOIL_BEYOND, HOOKS, false},
+    {"bad-hook-other", SPOIL_OTHER, HOOKS, true},    {"bad-graph", SPOIL_BELOW, GRAPHS, true},
+    {"bad-graph-twice", SPOIL_TWICE, GRAPHS, false}, {"bad-graph-other", SPOIL_OTHER, GRAPHS, true},
+};
+enum { N_BADS = sizeof(bads) / sizeof(bads[0]) };
+
+struct scene {
+    ep_boot_shm *second, *third; /* for the host backend, for the new group */
+    const struct bad *bad;       /* NULL: flight or hooks */
+    int (*run)(struct group *group, struct scene *scene);
+    _Atomic int *go; /* [PASSES] */
+    uint64_t seed;
+    int culprit;
+};
+
+static ep_ll_config config_for(const struct group *g, int max_tokens, int hidden)
+{
+    ep_ll_config config = EP_LL_CONFIG_INIT;
+
+    config.max_tokens = max_tokens;
+    config.hidden = hidden;
+    config.n_experts = g->nranks * 8;
+    config.topk = 4;
+    return config;
+}
+
+static uint64_t seed_of(const struct group *g, const struct scene *scene, int pass, int i)
+{
+    return scene->seed * 7919u + (uint64_t)(pass * 1000 + i * 40 + g->rank);
+}
+
+/* --- flight ------------------------------------------------------------------------------------------------------ */
+
+static int new_flight(const struct group *g, const struct scene *scene, const struct ll_pair *pair, struct exchange **x)
+{
+    static const struct ll_round rounds[IN_FLIGHT] = {
+        {.format = LL_BF16, .echo = true, .dispatch_flags = EP_LL_ASYNC, .combine_flags = EP_LL_ASYNC, .sources = true},
+        {.format = LL_F32, .dispatch_flags = EP_LL_ASYNC, .combine_flags = EP_LL_ASYNC | EP_LL_ZERO_COPY},
+        {.format = LL_BF16,
+         .echo = true,
+         .dispatch_flags = EP_LL_ASYNC | EP_LL_RECV_HOOK,
+         .combine_flags = EP_LL_ASYNC | EP_LL_RECV_HOOK | EP_LL_ZERO_COPY,
+         .holes = true},
+        {.format = LL_UE8M0, .dispatch_flags = EP_LL_ASYNC, .combine_flags = EP_LL_ASYNC | EP_LL_RECV_HOOK},
+    };
+
+    for (int i = 0; i < IN_FLIGHT; i++) {
+        struct ll_round round = rounds[i];
+
+        round.n_tokens = (g->rank + i) % 3 == 0 ? 0 : 24 + 3 * g->rank % 16;
+        round.idx_type = i % 2 ? EP_I32 : EP_I64;
+        round.seed = seed_of(g, scene, 0, i);
+        TRY(exchange_new(pair, &round, &x[i]));
+    }
+    return 0;
+}
+
+static int fly(struct group *g, struct scene *scene, struct exchange **x)
+{
+    int code = PASSED;
+
+    /* Once without the stream being held up, so that all that is made on first use is there. */
+    TRY(exchange_call_all(x, IN_FLIGHT, true));
+    for (int i = 0; i < IN_FLIGHT; i++)
+        code |= exchange_compare(x[i], "first pass");
+    for (int pass = 0; pass < PASSES; pass++) {
+        static struct hold hold; /* which outlives a failure */
+
+        hold = (struct hold){.word = &scene->go[pass], .ms = 20000};
+        test_where("rank %d of %d, flight, pass %d (seed %llu)", g->rank, g->nranks, pass,
+                   (unsigned long long)scene->seed);
+        for (int i = 0; i < IN_FLIGHT; i++)
+            TRY(exchange_load(x[i], seed_of(g, scene, pass + 1, i)));
+        TRY(hold_stream(g->stream, &hold));
+        TRY(exchange_call_all(x, IN_FLIGHT, true));
+        EXPECT(!atomic_load(&hold.ended) && cudaStreamQuery(g->stream) == cudaErrorNotReady,
+               "the calls have waited for their stream (%d: it has gone on by itself)", atomic_load(&hold.ended));
+        TRY(group_meet(g));
+        atomic_store(&scene->go[pass], 1);
+        for (int i = 0; i < IN_FLIGHT; i++)
+            code |= exchange_compare(x[i], "queued");
+        CALL(ep_comm_async_error(g->cuda));
+    }
+    /* The same again and again: far more calls on their way than there are results. */
+    for (int i = 0; i < IN_FLIGHT; i++)
+        TRY(exchange_poison(x[i]));
+    for (int i = 0; i < DEEP; i++)
+        TRY(exchange_call_all(x, IN_FLIGHT, i % 2));
+    for (int i = 0; i < IN_FLIGHT; i++)
+        code |= exchange_compare(x[i], "queued deeply");
+    CALL(ep_comm_async_error(g->cuda));
+    return code;
+}
+
+static int run_flight(struct group *g, struct scene *scene)
+{
+    const ep_ll_config config = config_for(g, 48, 1024);
+    struct exchange *x[IN_FLIGHT] = {NULL};
+    struct ll_pair pair;
+    int code = ll_pair_open(g, &config, &pair);
+
+    if (!code)
+        code = new_flight(g, scene, &pair, x);
+    if (!code)
+        code = fly(g, scene, x);
+    for (int i = 0; i < IN_FLIGHT; i++)
+        code |= exchange_free(x[i], code);
+    ll_pair_close(&pair);
+    return code;
+}
+
+/* --- hooks ------------------------------------------------------------------------------------------------------- */
+
+/* Rank 0 receives only when all others have. */
+static int finish_late(struct group *g, struct exchange *x)
+{
+    if (g->rank != 0) {
+        CALL(exchange_finish(x));
+        CUDA(cudaStreamSynchronize(g->stream));
+    }
+    TRY(group_meet(g));
+    if (g->rank == 0)
+        CALL(exchange_finish(x));
+    return 0;
+}
+
+static int use_hooks(struct group *g, struct scene *scene, struct exchange *x)
+{
+    int code = PASSED;
+
+    for (int pass = 0; pass < 2 * PASSES; pass++) {
+        uint32_t flags = EP_LL_RECV_HOOK | (pass % 2 ? EP_LL_ASYNC : 0);
+
+        test_where("rank %d of %d, hooks, pass %d%s (seed %llu)", g->rank, g->nranks, pass,
+                   pass % 2 ? ", asynchronous" : "", (unsigned long long)scene->seed);
+        TRY(exchange_load(x, seed_of(g, scene, pass, 0)));
+        TRY(expect_status("ep_ll_finish before all", exchange_finish(x), EP_E_STATE, NULL));
+        CALL(exchange_dispatch(x, flags));
+        TRY(expect_status("ep_ll_dispatch with an open hook", exchange_dispatch(x, flags), EP_E_STATE, "ep_ll_finish"));
+        TRY(expect_status("ep_ll_combine with an open hook", exchange_combine(x, flags), EP_E_STATE, "ep_ll_finish"));
+        TRY(finish_late(g, x));
+        TRY(expect_status("a second ep_ll_finish", exchange_finish(x), EP_E_STATE, NULL));
+        CALL(exchange_combine(x, flags));
+        TRY(finish_late(g, x));
+        code |= exchange_compare(x, "with hooks");
+        CALL(ep_comm_async_error(g->cuda));
+    }
+    return code;
+}
+
+static int run_hooks(struct group *g, struct scene *scene)
+{
+    const ep_ll_config config = config_for(g, 32, 512);
+    struct ll_round round = {.n_tokens = 20 + g->rank, .format = LL_F32, .idx_type = EP_I64, .sources = true};
+    struct exchange *x = NULL;
+    struct ll_pair pair;
+    int code = ll_pair_open(g, &config, &pair);
+
+    if (!code)
+        code = exchange_new(&pair, &round, &x);
+    if (!code)
+        code = use_hooks(g, scene, x);
+    code |= exchange_free(x, code);
+    ll_pair_close(&pair);
+    return code;
+}
+
+/* --- routing that is not valid ----------------------------------------------------------------------------------- */
+
+struct attempt {
+    struct group *group;
+    const struct scene *scene;
+    struct exchange *x;
+    cudaGraphExec_t dispatch, combine;
+    bool open;   /* a hook: ep_ll_finish() is the next call */
+    bool failed; /* a call has said so */
+};
+
+static bool is_culprit(const struct attempt *a)
+{
+    return a->group->rank == a->scene->culprit;
+}
+
+static int capture(struct attempt *a)
+{
+    TRY(capture_begin(a->group));
+    CALL(exchange_dispatch(a->x, 0));
+    TRY(capture_end(a->group, &a->dispatch));
+    TRY(capture_begin(a->group));
+    CALL(exchange_combine(a->x, 0));
+    return capture_end(a->group, &a->combine);
+}
+
+/* A call that may already know of the failure: then as it must. */
+static int may_know(struct attempt *a, const char *call, ep_status status)
+{
+    if (status == EP_OK)
+        return 0;
+    a->failed = true;
+    if (is_culprit(a))
+        return expect_status(call, status, EP_E_ROUTING, NULL);
+    EXPECT(names_rank(ep_last_error(), a->scene->culprit), "%s gave %s (%s) without the culprit, rank %d", call,
+           ep_status_name(status), ep_last_error(), a->scene->culprit);
+    return 0;
+}
+
+static int must_know(struct attempt *a, const char *call, ep_status status)
+{
+    EXPECT(status != EP_OK, "%s is EP_OK, though rank %d had %s", call, a->scene->culprit,
+           spoil_names[a->scene->bad->spoil]);
+    return may_know(a, call, status);
+}
+
+/* The dispatch, or the combine. */
+static int queue_half(struct attempt *a, bool dispatches)
+{
+    enum how how = a->scene->bad->how;
+    uint32_t flags = EP_LL_ASYNC | (how == HOOKS ? EP_LL_RECV_HOOK : 0);
+
+    if (how == GRAPHS) {
+        CUDA(cudaGraphLaunch(dispatches ? a->dispatch : a->combine, a->group->stream));
+        return 0;
+    }
+    if (a->failed)
+        return 0;
+    if (dispatches)
+        TRY(may_know(a, "ep_ll_dispatch", exchange_dispatch(a->x, flags)));
+    else
+        TRY(may_know(a, "ep_ll_combine", exchange_combine(a->x, flags)));
+    if (how != HOOKS || a->failed)
+        return 0;
+    /* When the first half is complete, a rank knows of its own routing. */
+    a->open = true;
+    CUDA(cudaStreamSynchronize(a->group->stream));
+    if (is_culprit(a) && dispatches == (a->scene->bad->spoil != SPOIL_OTHER))
+        TRY(must_know(a, "ep_ll_finish", exchange_finish(a->x)));
+    else
+        TRY(may_know(a, "ep_ll_finish", exchange_finish(a->x)));
+    a->open = a->failed;
+    return 0;
+}
+
+/* That the communicator has failed, and says so again and again. */
+static int check_failed(struct attempt *a)
+{
+    for (int i = 0; i < 2; i++) {
+        ep_status status = ep_comm_async_error(a->group->cuda);
+
+        EXPECT(status != EP_OK && (status == EP_E_ROUTING || !is_culprit(a)),
+               "ep_comm_async_error is %s, though rank %d had %s", ep_status_name(status), a->scene->culprit,
+               spoil_names[a->scene->bad->spoil]);
+        if (a->open)
+            TRY(must_know(a, "ep_ll_finish once more", exchange_finish(a->x)));
+        else
+            TRY(must_know(a, "the next ep_ll_dispatch", exchange_dispatch(a->x, i ? EP_LL_ASYNC : 0)));
+        TRY(must_know(a, "ep_comm_barrier", ep_comm_barrier(a->group->cuda)));
+    }
+    return 0;
+}
+
+static int check_context(struct attempt *a)
+{
+    double begin = now_ms();
+    void *memory;
+
+    if (a->dispatch) {
+        CUDA(cudaGraphLaunch(a->dispatch, a->group->stream));
+        CUDA(cudaStreamSynchronize(a->group->stream));
+        EXPECT(now_ms() - begin < SLACK_MS, "a graph of the failed group took %.0f ms", now_ms() - begin);
+    }
+    CUDA(cudaMalloc(&memory, 1 << 20));
+    CUDA(cudaMemset(memory, 0, 1 << 20));
+    CUDA(cudaDeviceSynchronize());
+    CUDA(cudaFree(memory));
+    return 0;
+}
+
+static int spoil_one(struct attempt *a)
+{
+    const struct scene *scene = a->scene;
+    bool mine = is_culprit(a), other = scene->bad->spoil == SPOIL_OTHER;
+    double begin, took;
+
+    TRY(exchange_load(a->x, scene->seed * 31 + (uint64_t)a->group->rank));
+    if (mine && !other)
+        TRY(exchange_spoil(a->x, scene->bad->spoil));
+    TRY(group_meet(a->group));
+    begin = now_ms();
+    TRY(queue_half(a, true));
+    if (mine && other)
+        TRY(exchange_spoil(a->x, scene->bad->spoil));
+    TRY(queue_half(a, false));
+    CUDA(cudaStreamSynchronize(a->group->stream));
+    took = now_ms() - begin;
+    EXPECT(took < TIMEOUT_MS + SLACK_MS, "the calls ended after %.0f ms", took);
+    /* The peers by their devices, and then the culprit; but who needs none of its rows learns it from its host. */
+    if (!other && !mine)
+        TRY(check_failed(a));
+    TRY(group_meet(a->group));
+    if (mine)
+        TRY(check_failed(a));
+    TRY(group_meet(a->group));
+    if (other && !mine)
+        TRY(check_failed(a));
+    if (a->group->rank == 0)
+        printf("ll_async_cuda: %s: after %.0f ms: %s\n", scene->bad->name, took, ep_last_error());
+    TRY(check_context(a));
+    return group_meet(a->group);
+}
+
+/* An exchange on a new ep_ll, which works; `spoils`: then it is spoilt. */
+static int with_exchange(struct group *g, const struct scene *scene, const char *phase, bool spoils)
+{
+    const ep_ll_config config = config_for(g, 32, 512);
+    struct ll_round round = {.n_tokens = 24, .format = LL_BF16, .echo = true, .idx_type = EP_I64};
+    struct attempt attempt = {.group = g, .scene = scene};
+    struct ll_pair pair;
+    int code = ll_pair_open(g, &config, &pair);
+
+    test_where("rank %d of %d, %s %s (seed %llu), the culprit is rank %d", g->rank, g->nranks, scene->bad->name, phase,
+               (unsigned long long)scene->seed, scene->culprit);
+    round.dispatch_flags = round.combine_flags = EP_LL_ASYNC;
+    round.seed = scene->seed + (uint64_t)g->rank;
+    if (!code)
+        code = exchange_new(&pair, &round, &attempt.x);
+    for (int pass = 0; pass < 2 && !code; pass++)
+        code = exchange_call_all(&attempt.x, 1, false) | exchange_compare(attempt.x, phase);
+    if (!code && spoils && scene->bad->how == GRAPHS)
+        code = capture(&attempt);
+    if (!code && spoils)
+        code = spoil_one(&attempt);
+    if (attempt.dispatch)
+        cudaGraphExecDestroy(attempt.dispatch);
+    if (attempt.combine)
+        cudaGraphExecDestroy(attempt.combine);
+    code |= exchange_free(attempt.x, code);
+    ll_pair_close(&pair);
+    return code;
+}
+
+static int make_anew(struct group *g, struct scene *scene)
+{
+    ep_comm_config config = EP_COMM_CONFIG_INIT;
+    ep_comm_info info = {.size = sizeof(info)};
+    ep_comm *next = NULL;
+    ep_boot boot;
+
+    config.backend = "cuda";
+    config.timeout_ms = TIMEOUT_MS;
+    if (scene->bad->shrinks)
+        CALL(ep_comm_shrink(g->cuda, NULL, &next));
+    TRY(group_meet(g));
+    ep_comm_free(g->cuda);
+    g->cuda = next;
+    if (!scene->bad->shrinks) {
+        CALL(ep_boot_shm_join(scene->third, g->rank, &boot));
+        CALL(ep_comm_new(&boot, &config, &g->cuda));
+    }
+    CALL(ep_comm_get_info(g->cuda, &info));
+    EXPECT(info.nranks == g->nranks && info.rank == g->rank, "rank %d of %d in the new group", info.rank, info.nranks);
+    return 0;
+}
+
+static int run_bad(struct group *g, struct scene *scene)
+{
+    TRY(with_exchange(g, scene, "before", true));
+    TRY(make_anew(g, scene));
+    return with_exchange(g, scene, "in the new group", false);
+}
+
+/* ----------------------------------------------------------------------------------------------------------------- */
+
+static int run_rank(const ep_boot *boot, void *argument)
+{
+    struct scene *scene = argument;
+    struct group group;
+    int code = group_open(boot, scene->second, TIMEOUT_MS, &group);
+
+    if (!code)
+        code = scene->run(&group, scene);
+    group_close(&group, code);
+    return code;
+}
+
+static int run_scene(struct options *options, int index)
+{
+    struct scene scene = {.seed = options->seed, .culprit = index % options->ranks};
+    struct launch launch = {.ranks = options->ranks, .seconds = 100, .victim = -1, .run = run_rank, .argument = &scene};
+    int code = 1;
+
+    scene.bad = index < N_BADS ? &bads[index] : NULL;
+    scene.run = scene.bad ? run_bad : index == N_BADS ? run_flight : run_hooks;
+    launch.name = scene.bad ? scene.bad->name : index == N_BADS ? "flight" : "hooks";
+    if (!options_want(options, launch.name))
+        return SKIPPED;
+    scene.go = share(PASSES * sizeof(*scene.go));
+    if (ep_boot_shm_new(options->ranks, &scene.second) == EP_OK &&
+        ep_boot_shm_new(options->ranks, &scene.third) == EP_OK && scene.go)
+        code = launch_ranks(&launch);
+    else
+        test_say("%s", ep_last_error());
+    ep_boot_shm_free(scene.second);
+    ep_boot_shm_free(scene.third);
+    printf("ll_async_cuda: %d ranks, %s%s%s: %s\n", options->ranks, launch.name, scene.bad ? " in " : "",
+           scene.bad ? how_names[scene.bad->how] : "", verdict_of(code));
+    fflush(stdout);
+    return code;
+}
+
+int main(int argc, char **argv)
+{
+    struct options options = {.ranks = 2, .seed = 1};
+    int code = SKIPPED;
+
+    if (!options_read(argc, argv, 1, &options))
+        return 2;
+    for (int i = N_BADS + 1; i >= 0; i--)
+        code = worse_of(code, run_scene(&options, i));
+    return options_code(&options, code);
+}

@@ -1,0 +1,376 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ll_case.h"
+
+#include "case.h"
+
+#include <epkit/cuda.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { X, IDX, WEIGHTS, ANSWER, RECV_X, RECV_SCALES, RECV_COUNT, RECV_SOURCE, RECV_RANGE, OUT, N_BUFFERS };
+
+static const char *const names[N_BUFFERS] = {"x",          "topk_idx",    "topk_weights", "the experts' answer",
+                                             "recv_x",     "recv_scales", "recv_count",   "recv_source",
+                                             "recv_range", "out"};
+
+const char *const spoil_names[N_SPOILS] = {
+    [SPOIL_TWICE] = "an expert twice",
+    [SPOIL_BEYOND] = "an expert beyond the last",
+    [SPOIL_BELOW] = "an expert below -1",
+    [SPOIL_WIDE] = "an expert beyond 32 bits",
+    [SPOIL_OTHER] = "a combine with other experts than its dispatch",
+};
+
+struct exchange {
+    const struct ll_pair *pair;
+    struct ll_round round;
+    struct twin b[N_BUFFERS];
+};
+
+int ll_pair_open(const struct group *group, const ep_ll_config *config, struct ll_pair *ret_pair)
+{
+    *ret_pair = (struct ll_pair){.group = group, .config = *config};
+    CALL(ep_cuda_set_stream(group->cuda, group->stream));
+    CALL(ep_ll_new(group->host, config, &ret_pair->host));
+    CALL(ep_ll_new(group->cuda, config, &ret_pair->cuda));
+    return 0;
+}
+
+void ll_pair_close(struct ll_pair *pair)
+{
+    ep_ll_free(pair->cuda);
+    ep_ll_free(pair->host);
+    pair->cuda = pair->host = NULL;
+}
+
+/* --- data ------------------------------------------------------------------------------------------------------- */
+
+static bool is_fp8(const struct exchange *x)
+{
+    return x->round.format != LL_BF16;
+}
+
+/* Rows of one expert, and of all here. */
+static size_t rows_of_expert(const struct exchange *x)
+{
+    return (size_t)x->pair->group->nranks * (size_t)x->pair->config.max_tokens;
+}
+
+static int local_experts(const struct exchange *x)
+{
+    return x->pair->config.n_experts / x->pair->group->nranks;
+}
+
+static size_t scale_bytes(const struct exchange *x)
+{
+    size_t blocks = (size_t)x->pair->config.hidden / EP_SCALE_BLOCK;
+
+    return !is_fp8(x) ? 0 : x->round.format == LL_UE8M0 ? blocks : blocks * 4;
+}
+
+static int make_buffers(struct exchange *x)
+{
+    const struct ll_round *round = &x->round;
+    size_t n = (size_t)round->n_tokens, topk = (size_t)x->pair->config.topk, hidden = (size_t)x->pair->config.hidden;
+    size_t local = (size_t)local_experts(x), rows = local * rows_of_expert(x);
+    const struct {
+        size_t n, bytes;
+    } sizes[N_BUFFERS] = {
+        [X] = {n, hidden * 2},
+        [IDX] = {n, topk * ep_dtype_bytes((ep_dtype)round->idx_type)},
+        [WEIGHTS] = {n, topk * 4},
+        [ANSWER] = {round->echo ? 0 : rows, hidden * 2},
+        [RECV_X] = {rows, hidden * (is_fp8(x) ? 1 : 2)},
+        [RECV_SCALES] = {rows, scale_bytes(x)},
+        [RECV_COUNT] = {local, 4},
+        [RECV_SOURCE] = {round->sources ? rows : 0, 4},
+        [RECV_RANGE] = {round->sources ? local : 0, 8 * (size_t)x->pair->group->nranks},
+        [OUT] = {n, hidden * 2},
+    };
+
+    for (int i = 0; i < N_BUFFERS; i++) {
+        bool symmetric = round->symmetric && (i == RECV_X || i == RECV_SCALES || i == ANSWER);
+
+        TRY(twin_new(x->pair->group, names[i], sizes[i].n * sizes[i].bytes, symmetric, &x->b[i]));
+        x->b[i].row_bytes = sizes[i].bytes;
+    }
+    return 0;
+}
+
+static void fill_inputs(struct exchange *x)
+{
+    const struct ll_round *round = &x->round;
+    const ep_ll_config *config = &x->pair->config;
+    uint64_t random = round->seed;
+    struct routing routing = {.n_tokens = round->n_tokens,
+                              .topk = config->topk,
+                              .n_experts = config->n_experts,
+                              .nranks = x->pair->group->nranks,
+                              .idx_type = round->idx_type,
+                              .skewed = round->skewed,
+                              .holes = round->holes};
+
+    fill_bf16((uint16_t *)(void *)x->b[X].host, x->b[X].bytes / 2, &random);
+    for (size_t i = 0; i < x->b[WEIGHTS].bytes / 4; i++)
+        ((float *)(void *)x->b[WEIGHTS].host)[i] = (float)(next_random(&random) % 2000) / 999.0f - 1.0f;
+    fill_routing(&routing, &random, x->b[IDX].host);
+}
+
+/* Experts answer something of their own; behind their last row there is nothing that is a number. */
+static void fill_answer(struct exchange *x)
+{
+    size_t rows = rows_of_expert(x), row = (size_t)x->pair->config.hidden * 2;
+    const int32_t *count = (const int32_t *)(const void *)x->b[RECV_COUNT].host;
+    uint64_t random = x->round.seed ^ 0x5555;
+
+    memset(x->b[ANSWER].host, 0xff, x->b[ANSWER].bytes);
+    for (int e = 0; e < local_experts(x); e++)
+        fill_bf16((uint16_t *)(void *)(x->b[ANSWER].host + (size_t)e * rows * row), (size_t)count[e] * row / 2,
+                  &random);
+}
+
+/* --- calls ------------------------------------------------------------------------------------------------------ */
+
+static ep_status dispatch(struct exchange *x, ep_ll *ll, bool device, uint32_t flags)
+{
+    const struct ll_round *round = &x->round;
+    ep_ll_dispatch_args args = EP_LL_DISPATCH_ARGS_INIT;
+    unsigned char *at[N_BUFFERS];
+
+    for (int i = 0; i < N_BUFFERS; i++)
+        at[i] = device ? x->b[i].device : x->b[i].host;
+    args.x = at[X];
+    args.topk_idx = at[IDX];
+    args.idx_type = round->idx_type;
+    args.n_tokens = round->n_tokens;
+    args.out_dtype = is_fp8(x) ? EP_F8E4M3 : EP_BF16;
+    args.recv_x = at[RECV_X];
+    if (is_fp8(x)) {
+        args.scale_type = round->format == LL_UE8M0 ? EP_UE8M0 : EP_F32;
+        args.recv_scales = at[RECV_SCALES];
+    }
+    args.recv_count = (int32_t *)(void *)at[RECV_COUNT];
+    args.recv_source = round->sources ? (int32_t *)(void *)at[RECV_SOURCE] : NULL;
+    args.recv_range = round->sources ? (int64_t *)(void *)at[RECV_RANGE] : NULL;
+    args.flags = flags | (round->format == LL_ROUNDED ? EP_LL_ROUND_SCALE : 0);
+    return ep_ll_dispatch(ll, &args);
+}
+
+static ep_status combine(struct exchange *x, ep_ll *ll, bool device, const void *rows, uint32_t flags)
+{
+    ep_ll_combine_args args = EP_LL_COMBINE_ARGS_INIT;
+    unsigned char *at[N_BUFFERS];
+
+    for (int i = 0; i < N_BUFFERS; i++)
+        at[i] = device ? x->b[i].device : x->b[i].host;
+    args.x = rows ? rows : x->round.echo ? at[RECV_X] : at[ANSWER];
+    args.topk_idx = at[IDX];
+    args.idx_type = x->round.idx_type;
+    args.n_tokens = x->round.n_tokens;
+    args.topk_weights = (const float *)(const void *)at[WEIGHTS];
+    args.out = at[OUT];
+    args.flags = flags;
+    return ep_ll_combine(ll, &args);
+}
+
+ep_status exchange_dispatch(struct exchange *x, uint32_t flags)
+{
+    return dispatch(x, x->pair->cuda, true, flags);
+}
+
+/* Into the library's buffer the rows come by a copy in the order of the stream, as an expert's kernel would write. */
+ep_status exchange_combine(struct exchange *x, uint32_t flags)
+{
+    const struct twin *from = &x->b[x->round.echo ? RECV_X : ANSWER];
+    void *buffer = NULL;
+    ep_status status;
+
+    if (!(flags & EP_LL_ZERO_COPY))
+        return combine(x, x->pair->cuda, true, NULL, flags);
+    status = ep_ll_get_combine_buffer(x->pair->cuda, &buffer);
+    if (status != EP_OK)
+        return status;
+    if (cudaMemcpyAsync(buffer, from->device, from->bytes, cudaMemcpyDefault, x->pair->group->stream) != cudaSuccess) {
+        test_say("cudaMemcpyAsync into the combine buffer: %s", cudaGetErrorString(cudaGetLastError()));
+        return EP_E_DEVICE;
+    }
+    return combine(x, x->pair->cuda, true, buffer, flags);
+}
+
+ep_status exchange_finish(struct exchange *x)
+{
+    return ep_ll_finish(x->pair->cuda);
+}
+
+static int call_dispatch(struct exchange *x)
+{
+    CALL(exchange_dispatch(x, x->round.dispatch_flags));
+    if (x->round.dispatch_flags & EP_LL_RECV_HOOK)
+        CALL(exchange_finish(x));
+    return 0;
+}
+
+static int call_combine(struct exchange *x)
+{
+    CALL(exchange_combine(x, x->round.combine_flags));
+    if (x->round.combine_flags & EP_LL_RECV_HOOK)
+        CALL(exchange_finish(x));
+    return 0;
+}
+
+int exchange_call_all(struct exchange **x, int n, bool overlap)
+{
+    for (int i = 0; i < n; i++) {
+        TRY(call_dispatch(x[i]));
+        if (overlap && i > 0)
+            TRY(call_combine(x[i - 1]));
+        if (!overlap || i == n - 1)
+            TRY(call_combine(x[i]));
+    }
+    return 0;
+}
+
+/* --- exchanges -------------------------------------------------------------------------------------------------- */
+
+int exchange_load(struct exchange *x, uint64_t seed)
+{
+    const struct group *group = x->pair->group;
+
+    x->round.seed = seed;
+    fill_inputs(x);
+    for (int i = X; i <= WEIGHTS; i++)
+        TRY(twin_push(group, &x->b[i]));
+    for (int i = RECV_X; i < N_BUFFERS; i++)
+        TRY(twin_poison(group, &x->b[i]));
+    CALL(dispatch(x, x->pair->host, false, 0));
+    if (!x->round.echo) {
+        fill_answer(x);
+        TRY(twin_push(group, &x->b[ANSWER]));
+    }
+    CALL(combine(x, x->pair->host, false, NULL, 0));
+    CUDA(cudaStreamSynchronize(group->stream));
+    /* Of ranks on one device none may still allocate or copy where another one's kernel waits for it. */
+    return group_meet(group);
+}
+
+int exchange_new(const struct ll_pair *pair, const struct ll_round *round, struct exchange **ret_exchange)
+{
+    struct exchange *x = calloc(1, sizeof(*x));
+
+    *ret_exchange = x;
+    EXPECT(x, "no memory");
+    x->pair = pair;
+    x->round = *round;
+    TRY(make_buffers(x));
+    return exchange_load(x, round->seed);
+}
+
+int exchange_poison(struct exchange *x)
+{
+    for (int i = RECV_X; i < N_BUFFERS; i++)
+        TRY(twin_poison_device(x->pair->group, &x->b[i]));
+    return 0;
+}
+
+int exchange_compare(struct exchange *x, const char *phase)
+{
+    int code = PASSED;
+
+    for (int i = RECV_X; i < N_BUFFERS; i++)
+        code |= twin_compare(x->pair->group, &x->b[i], phase);
+    return code;
+}
+
+int exchange_free(struct exchange *x, bool failed)
+{
+    int code = PASSED;
+
+    for (int i = 0; x && i < N_BUFFERS; i++)
+        code |= twin_free(x->pair->group, failed, &x->b[i]);
+    free(x);
+    return code;
+}
+
+static void set_choice(struct exchange *x, void *index, size_t at, int64_t expert)
+{
+    if (x->round.idx_type == EP_I64)
+        ((int64_t *)index)[at] = expert;
+    else
+        ((int32_t *)index)[at] = (int32_t)expert;
+}
+
+/* The experts of a token: 0, 1, ... or, where it has these already, those from the middle on. */
+static void choose_others(struct exchange *x, void *index, size_t first)
+{
+    size_t topk = (size_t)x->pair->config.topk, bytes = ep_dtype_bytes((ep_dtype)x->round.idx_type);
+    int64_t begin = 0;
+
+    for (int pass = 0; pass < 2; pass++) {
+        for (size_t k = 0; k < topk; k++)
+            set_choice(x, index, first + k, begin + (int64_t)k);
+        if (memcmp((char *)index + first * bytes, x->b[IDX].host + first * bytes, topk * bytes) != 0)
+            return;
+        begin = x->pair->config.n_experts / 2;
+    }
+}
+
+int exchange_spoil(struct exchange *x, enum spoil spoil)
+{
+    const ep_ll_config *config = &x->pair->config;
+    size_t topk = (size_t)config->topk, first = ((size_t)x->round.n_tokens - 1) * topk;
+    const int64_t last[N_SPOILS] = {
+        [SPOIL_BEYOND] = config->n_experts, [SPOIL_BELOW] = -2, [SPOIL_WIDE] = INT64_C(1) << 32};
+    struct twin index = x->b[IDX];
+    int code;
+
+    EXPECT(x->round.n_tokens > 0 && (int)topk * 2 <= config->n_experts && topk > 1 &&
+               (spoil != SPOIL_WIDE || x->round.idx_type == EP_I64),
+           "%d tokens, top-%zu of %d experts cannot be spoilt", x->round.n_tokens, topk, config->n_experts);
+    index.host = malloc(index.bytes + GUARD);
+    EXPECT(index.host, "no memory for a routing");
+    memcpy(index.host, x->b[IDX].host, index.bytes + GUARD);
+    choose_others(x, index.host, first);
+    if (spoil == SPOIL_TWICE)
+        memcpy(index.host + first * ep_dtype_bytes((ep_dtype)x->round.idx_type),
+               index.host + (first + 1) * ep_dtype_bytes((ep_dtype)x->round.idx_type),
+               ep_dtype_bytes((ep_dtype)x->round.idx_type));
+    else if (spoil != SPOIL_OTHER)
+        set_choice(x, index.host, first + topk - 1, last[spoil]);
+    code = twin_push(x->pair->group, &index);
+    free(index.host);
+    return code;
+}
+
+/* --- cases ------------------------------------------------------------------------------------------------------ */
+
+static int run_rounds(const struct ll_shape *shape, struct ll_pair *pair, struct exchange **x)
+{
+    int code = PASSED;
+
+    for (int i = 0; i < shape->n_rounds; i++)
+        TRY(exchange_new(pair, &shape->round[i], &x[i]));
+    TRY(exchange_call_all(x, shape->n_rounds, shape->overlap));
+    for (int i = 0; i < shape->n_rounds; i++) {
+        static const char *const phases[LL_MOST_ROUNDS] = {"first exchange", "second exchange", "third exchange"};
+
+        code |= exchange_compare(x[i], phases[i]);
+    }
+    return code;
+}
+
+int ll_case_run(const struct group *group, const struct ll_shape *shape)
+{
+    struct exchange *x[LL_MOST_ROUNDS] = {NULL};
+    struct ll_pair pair;
+    int code = ll_pair_open(group, &shape->config, &pair);
+
+    if (!code)
+        code = run_rounds(shape, &pair, x);
+    /* Freeing waits for the device, and so for a peer of the same process that still needs this rank. */
+    if (!(code & FAILED))
+        code |= group_meet(group);
+    for (int i = 0; i < LL_MOST_ROUNDS; i++)
+        code |= exchange_free(x[i], code & FAILED);
+    ll_pair_close(&pair);
+    return code;
+}

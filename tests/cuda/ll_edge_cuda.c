@@ -1,0 +1,212 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * ll_edge_cuda [--ranks N] [--rounds N] [--seed N]: low latency with masking, and the last rank late by just about the
+ * deadline: before a dispatch, before a combine. The others may mask it while it sends, and some of them may and others
+ * not. Whatever they have decided, a call that succeeds has all of a rank's rows or none, all of them right, also in
+ * the calls after that one, whose routing is another one each time; a rank that is masked is told so.
+ *
+ * The delay of each trial follows from what came of those before, so that it stays at the edge. Exit 77 when there is
+ * no GPU.
+ */
+#include "ll_model.h"
+
+#include <epkit/cuda.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#define DEADLINE_MS 400
+#define FIRST_STEP_MS 3.0
+#define LEAST_STEP_MS 0.02
+
+enum { MAX_TOKENS = 256, HIDDEN = 8192, HEALTHY = 2, ROUNDS = 6 };
+
+struct shared {
+    int trials;
+    uint64_t seed;
+    ep_boot_shm *second, **places; /* [trials] */
+};
+
+/* Of delays before a dispatch, and before a combine. */
+struct edge {
+    double delay_ms, step_ms;
+};
+
+struct trial {
+    struct group *group; /* whose communicator is that of the trial */
+    struct model model;
+    bool in_combine, late; /* `late`: this rank is */
+    double delay_ms;
+    uint32_t lost; /* ranks that this one has missed */
+    bool excluded; /* this rank is */
+};
+
+static void wait_until_ms(double time)
+{
+    while (now_ms() < time - 1)
+        sleep_ms(0);
+    while (now_ms() < time)
+        ;
+}
+
+/* Of a call that may be the last one of this rank. */
+static int may_exclude(struct trial *trial, const char *call, ep_status status)
+{
+    if (status == EP_OK)
+        return 0;
+    trial->excluded = true;
+    return expect_status(call, status, EP_E_EXCLUDED, "masked");
+}
+
+/* What is here must not be of a rank that was missed before. */
+static int note_missing(struct trial *trial, const char *call, uint32_t here, uint32_t missing)
+{
+    EXPECT(!(here & trial->lost), "round %d: %s: rows of ranks 0x%x, which this rank has masked before",
+           trial->model.round, call, here & trial->lost);
+    EXPECT(!(missing >> trial->group->rank & 1), "round %d: %s: its own rows are missing", trial->model.round, call);
+    trial->lost |= missing;
+    return 0;
+}
+
+/* `delayed_from`: 0, or when the ranks have begun this round, of which this rank is late for a part. */
+static int run_round(struct trial *trial, int round, double delayed_from)
+{
+    struct model *m = &trial->model;
+    uint32_t here, missing;
+
+    if (!delayed_from)
+        TRY(model_load(m, round));
+    if (delayed_from && !trial->in_combine)
+        wait_until_ms(delayed_from + trial->delay_ms);
+    TRY(may_exclude(trial, "ep_ll_dispatch", model_dispatch(m, 0)));
+    if (trial->excluded)
+        return 0;
+    if (delayed_from && trial->in_combine)
+        wait_until_ms(now_ms() + trial->delay_ms);
+    TRY(may_exclude(trial, "ep_ll_combine", model_combine(m, 0)));
+    if (trial->excluded)
+        return 0;
+    TRY(model_check_dispatch(m, &here, &missing));
+    TRY(note_missing(trial, "recv_x", here, missing));
+    TRY(model_check_combine(m, &here, &missing));
+    return note_missing(trial, "out", here, missing);
+}
+
+static int run_rounds(struct trial *trial)
+{
+    uint32_t all = (uint32_t)(((uint64_t)1 << trial->group->nranks) - 1);
+
+    TRY(model_open(trial->group, MAX_TOKENS, HIDDEN, EP_LL_MASK_DEAD, NULL, &trial->model));
+    for (int round = 0; round < HEALTHY; round++)
+        TRY(model_round(&trial->model, round, 0, all));
+    TRY(model_load(&trial->model, HEALTHY));
+    TRY(group_meet(trial->group));
+    TRY(run_round(trial, HEALTHY, trial->late ? now_ms() : 0));
+    for (int round = HEALTHY + 1; round < ROUNDS && !trial->excluded; round++)
+        TRY(run_round(trial, round, 0));
+    return 0;
+}
+
+static int run_trial(const struct group *home, ep_boot_shm *place, struct trial *trial)
+{
+    struct group group = *home;
+    ep_comm_config config = EP_COMM_CONFIG_INIT;
+    ep_boot boot;
+    int code;
+
+    config.backend = "cuda";
+    config.timeout_ms = DEADLINE_MS;
+    CALL(ep_boot_shm_join(place, home->rank, &boot));
+    TRY(group_meet(home));
+    CALL(ep_comm_new(&boot, &config, &group.cuda));
+    trial->group = &group;
+    code = run_rounds(trial);
+    /* Ranks that have masked each other come together here. */
+    if (!code)
+        code = group_meet(home);
+    model_close(&trial->model);
+    ep_comm_free(group.cuda);
+    return code;
+}
+
+/* Later when the late rank was in time for all, else earlier. */
+static void move_edge(struct edge *edge, bool in_time, uint64_t *random)
+{
+    edge->delay_ms += in_time ? edge->step_ms : -edge->step_ms;
+    edge->step_ms = edge->step_ms * 0.7 > LEAST_STEP_MS ? edge->step_ms * 0.7 : LEAST_STEP_MS;
+    edge->delay_ms += ((double)(next_random(random) % 1000) / 500 - 1) * edge->step_ms;
+}
+
+static int run_trials(struct group *g, const struct shared *shared)
+{
+    struct edge edges[2] = {{DEADLINE_MS, FIRST_STEP_MS}, {DEADLINE_MS, FIRST_STEP_MS}};
+    uint64_t random = shared->seed;
+    int n_lost = 0, n_split = 0;
+
+    for (int i = 0; i < shared->trials; i++) {
+        struct edge *edge = &edges[i % 2];
+        struct trial trial = {.in_combine = i % 2, .late = g->rank == g->nranks - 1, .delay_ms = edge->delay_ms};
+        struct view {
+            uint32_t lost, excluded;
+        } mine, all[MAX_RANKS];
+        int lost = 0;
+
+        test_where("rank %d of %d, trial %d (seed %llu), the last rank late by %.3f ms for a %s", g->rank, g->nranks, i,
+                   (unsigned long long)shared->seed, edge->delay_ms, trial.in_combine ? "combine" : "dispatch");
+        TRY(run_trial(g, shared->places[i], &trial));
+        mine = (struct view){trial.lost, trial.excluded};
+        CALL(ep_comm_allgather(g->host, &mine, sizeof(mine), all));
+        for (int rank = 0; rank < g->nranks - 1; rank++)
+            lost += all[rank].lost >> (g->nranks - 1) & 1;
+        n_lost += lost > 0;
+        n_split += lost > 0 && lost < g->nranks - 1;
+        move_edge(edge, lost == 0 && !all[g->nranks - 1].excluded, &random);
+    }
+    if (g->rank == 0)
+        printf("ll_edge_cuda: masked in %d of %d trials, by some and not by others in %d; at the edge after %.3f and "
+               "%.3f ms\n",
+               n_lost, shared->trials, n_split, edges[0].delay_ms, edges[1].delay_ms);
+    return 0;
+}
+
+static int run_rank(const ep_boot *boot, void *argument)
+{
+    const struct shared *shared = argument;
+    struct group group;
+    int code = group_open(boot, shared->second, 20000, &group);
+
+    if (!code)
+        code = run_trials(&group, shared);
+    group_close(&group, code);
+    return code;
+}
+
+int main(int argc, char **argv)
+{
+    struct options options = {.ranks = 3, .rounds = 24, .seed = 1};
+    struct launch launch = {.name = "ll_edge_cuda", .victim = -1, .run = run_rank};
+    struct shared shared = {.trials = 0};
+    int code = 1;
+    bool sound;
+
+    if (!options_read(argc, argv, 2, &options))
+        return 2;
+    shared.trials = options.rounds;
+    shared.seed = options.seed;
+    shared.places = calloc((size_t)options.rounds, sizeof(*shared.places));
+    sound = shared.places && ep_boot_shm_new(options.ranks, &shared.second) == EP_OK;
+    for (int i = 0; i < options.rounds && sound; i++)
+        sound = ep_boot_shm_new(options.ranks, &shared.places[i]) == EP_OK;
+    launch.ranks = options.ranks;
+    launch.seconds = 60 + 8 * options.rounds;
+    launch.argument = &shared;
+    if (sound)
+        code = launch_ranks(&launch);
+    else
+        test_say("%s", ep_last_error());
+    for (int i = 0; shared.places && i < options.rounds; i++)
+        ep_boot_shm_free(shared.places[i]);
+    free(shared.places);
+    ep_boot_shm_free(shared.second);
+    printf("ll_edge_cuda: %d ranks, %d trials: %s\n", options.ranks, options.rounds, verdict_of(code));
+    return code;
+}

@@ -1,0 +1,232 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * ll_free_cuda [--ranks N] [--seed N] [--only SCENE]: rank 0 has no tokens, so its last combine waits for nobody. Right
+ * after it frees its ep_ll and its communicator, while the combine of the last rank has not begun: that one still
+ * writes into memory of rank 0, and must find it there. What rank 0 has sent counts, for all others.
+ *
+ *   during, during-threads   the late combine begins at some time around the end of rank 0's freeing
+ *   after, after-threads     only when rank 0 has freed everything: freeing must not wait for it
+ *   exit                     only when the process of rank 0 has ended
+ *
+ * Exit 77 when there is no GPU.
+ */
+#include "ll_model.h"
+
+#include <epkit/cuda.h>
+#include <stdatomic.h>
+#include <stdio.h>
+
+#define TIMEOUT_MS 10000
+#define HELD_MS 8000 /* at most */
+#define FREE_MS 5000 /* of freeing: bounded, and shorter than the hold */
+
+enum { TOKENS = 32, HIDDEN = 1024, TRIALS = 6, LAST_ROUND = 2 };
+enum when { DURING, AFTER, EXIT };
+
+static const struct scene {
+    const char *name;
+    enum when when;
+    bool threads;
+    int trials;
+} scenes[] = {
+    {"during", DURING, false, TRIALS}, {"during-threads", DURING, true, TRIALS},
+    {"after", AFTER, false, 2},        {"after-threads", AFTER, true, 2},
+    {"exit", EXIT, false, 1},
+};
+
+struct page {
+    _Atomic int left[TRIALS]; /* rank 0 has freed its communicator */
+    _Atomic int done[TRIALS]; /* others that have seen their results */
+};
+
+struct start {
+    const struct scene *scene;
+    struct page *page;
+    ep_boot_shm *second, *places[TRIALS];
+    uint64_t seed;
+    struct hold hold[TRIALS]; /* of the last rank; outlives a failure */
+};
+
+struct trial {
+    struct start *start;
+    struct group *group; /* whose communicator is that of the trial */
+    struct model model;
+    int number;
+    enum when when;
+};
+
+/* Threads share the memory of a device: freeing waits for all that runs there, so for the ranks that wait. */
+static int is_alone(const struct group *g, bool *ret_alone)
+{
+    int devices[MAX_RANKS];
+
+    CALL(ep_comm_allgather(g->host, &g->device, sizeof(g->device), devices));
+    *ret_alone = true;
+    for (int rank = 1; rank < g->nranks; rank++)
+        *ret_alone = *ret_alone && devices[rank] != devices[0];
+    return 0;
+}
+
+static int hold_up(struct trial *trial)
+{
+    struct start *start = trial->start;
+    struct hold *hold = &start->hold[trial->number];
+    uint64_t random = start->seed * 64 + (uint64_t)trial->number;
+
+    *hold = (struct hold){.ms = HELD_MS};
+    if (trial->when == DURING)
+        hold->ms = (int)(next_random(&random) % 300);
+    else
+        hold->word = &start->page->left[trial->number];
+    /* A process takes a while to end. */
+    if (trial->when == EXIT)
+        hold->after_ms = 1000;
+    return hold_stream(trial->group->stream, hold);
+}
+
+/* The last round: all but the last rank wait for their own results. */
+static int call_last(struct trial *trial)
+{
+    struct model *m = &trial->model;
+    bool late = trial->group->rank == trial->group->nranks - 1;
+
+    TRY(model_load(m, LAST_ROUND));
+    CALL(model_dispatch(m, 0));
+    TRY(group_meet(trial->group));
+    if (late)
+        TRY(hold_up(trial));
+    CALL(model_combine(m, late ? EP_LL_ASYNC : 0));
+    return 0;
+}
+
+static int leave(struct trial *trial)
+{
+    double begin = now_ms(), took;
+
+    model_close(&trial->model);
+    ep_comm_free(trial->group->cuda);
+    trial->group->cuda = NULL;
+    took = now_ms() - begin;
+    atomic_store(&trial->start->page->left[trial->number], 1);
+    EXPECT(took < FREE_MS, "ep_ll_free and ep_comm_free took %.0f ms", took);
+    if (trial->when == EXIT)
+        return 0;
+    return await(&trial->start->page->done[trial->number], trial->group->nranks - 1, 2 * HELD_MS,
+                 "the others to see their results");
+}
+
+static int check_last(struct trial *trial)
+{
+    uint32_t all = (uint32_t)(((uint64_t)1 << trial->group->nranks) - 1);
+
+    CUDA(cudaStreamSynchronize(trial->group->stream));
+    TRY(model_check(&trial->model, all, all));
+    CALL(ep_comm_async_error(trial->group->cuda));
+    CUDA(cudaDeviceSynchronize());
+    atomic_fetch_add(&trial->start->page->done[trial->number], 1);
+    return 0;
+}
+
+static int run_trial(struct trial *trial)
+{
+    struct group *g = trial->group;
+    uint32_t all = (uint32_t)(((uint64_t)1 << g->nranks) - 1);
+    int tokens[MAX_RANKS], code;
+
+    for (int rank = 0; rank < g->nranks; rank++)
+        tokens[rank] = rank ? TOKENS - rank % 3 : 0;
+    code = model_open(g, TOKENS, HIDDEN, 0, tokens, &trial->model);
+    for (int round = 0; round < LAST_ROUND && !code; round++)
+        code = model_round(&trial->model, round, 0, all);
+    if (!code)
+        code = call_last(trial);
+    if (!code)
+        code = g->rank ? check_last(trial) : leave(trial);
+    model_close(&trial->model);
+    return code;
+}
+
+/* On a communicator of its own. */
+static int run_one(const struct group *home, struct start *start, int number, enum when when)
+{
+    struct group group = *home;
+    struct trial trial = {.start = start, .group = &group, .number = number, .when = when};
+    ep_comm_config config = EP_COMM_CONFIG_INIT;
+    ep_boot boot;
+    int code;
+
+    test_where("rank %d of %d, %s, trial %d (seed %llu)", home->rank, home->nranks, start->scene->name, number,
+               (unsigned long long)start->seed);
+    config.backend = "cuda";
+    config.timeout_ms = TIMEOUT_MS;
+    CALL(ep_boot_shm_join(start->places[number], home->rank, &boot));
+    CALL(ep_comm_new(&boot, &config, &group.cuda));
+    code = run_trial(&trial);
+    if (code)
+        ep_comm_abort(group.cuda);
+    ep_comm_free(group.cuda);
+    return code;
+}
+
+static int run_rank(const ep_boot *boot, void *argument)
+{
+    struct start *start = argument;
+    enum when when = start->scene->when;
+    struct group group;
+    bool alone = true;
+    int code = group_open(boot, start->second, TIMEOUT_MS, &group);
+
+    if (!code && start->scene->threads)
+        code = is_alone(&group, &alone);
+    if (!alone)
+        when = DURING;
+    for (int i = 0; i < start->scene->trials && !code; i++)
+        code = run_one(&group, start, i, when);
+    if (!code && group.rank == 0 && start->scene->when != when)
+        printf("ll_free_cuda: %s: ranks share a device, so as \"during\"\n", start->scene->name);
+    group_close(&group, code);
+    return code;
+}
+
+static int run_scene(struct options *options, const struct scene *scene)
+{
+    struct start start = {.scene = scene, .seed = options->seed};
+    struct launch launch = {.name = scene->name,
+                            .ranks = options->ranks,
+                            .seconds = 100,
+                            .threads = scene->threads,
+                            .victim = -1,
+                            .run = run_rank,
+                            .argument = &start};
+    bool sound = true;
+    int code = 1;
+
+    if (!options_want(options, scene->name))
+        return SKIPPED;
+    start.page = share(sizeof(*start.page));
+    sound = start.page && ep_boot_shm_new(options->ranks, &start.second) == EP_OK;
+    for (int i = 0; i < scene->trials && sound; i++)
+        sound = ep_boot_shm_new(options->ranks, &start.places[i]) == EP_OK;
+    if (sound)
+        code = launch_ranks(&launch);
+    else
+        test_say("%s", ep_last_error());
+    for (int i = 0; i < scene->trials; i++)
+        ep_boot_shm_free(start.places[i]);
+    ep_boot_shm_free(start.second);
+    printf("ll_free_cuda: %d ranks, %s: %s\n", options->ranks, scene->name, verdict_of(code));
+    fflush(stdout);
+    return code;
+}
+
+int main(int argc, char **argv)
+{
+    struct options options = {.ranks = 2, .seed = 1};
+    int code = SKIPPED;
+
+    if (!options_read(argc, argv, 2, &options))
+        return 2;
+    for (size_t i = 0; i < sizeof(scenes) / sizeof(scenes[0]); i++)
+        code = worse_of(code, run_scene(&options, &scenes[i]));
+    return options_code(&options, code);
+}

@@ -1,0 +1,361 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * ll_mix_cuda [--ranks N] [--seed N] [--only SCENE]: low latency in combinations, against the host backend.
+ *
+ *   graph       calls in a captured graph that is launched with other data and other routings, mixed with calls: plain,
+ *               with hooks, with zero copy, with masking on (and nobody masked), two results alive, all of these
+ *   objects     two ep_ll of one communicator in turn, by calls, asynchronously and in one graph
+ *   throughput  dispatch and combine on a plan while a low-latency dispatch waits for its combine
+ *   reopen      one ep_ll after the other in the memory of those before
+ *
+ * Exit 77 when there is no GPU.
+ */
+#include "case.h"
+#include "ll_case.h"
+
+#include <stdio.h>
+
+#define TIMEOUT_MS 10000
+#define HOOK EP_LL_RECV_HOOK
+#define ASYNC EP_LL_ASYNC
+#define ZERO EP_LL_ZERO_COPY
+
+enum { LAUNCHES = 6, TURNS = 8, REOPENS = 24, MOST = 2 };
+
+struct scene {
+    const char *name;
+    int (*run)(struct group *group, const struct scene *scene);
+    /* graph */
+    bool masking, overlap;
+    int n; /* exchanges in it */
+    uint32_t dispatch_flags, combine_flags;
+    ep_boot_shm *second;
+    uint64_t seed;
+};
+
+static ep_ll_config config_for(const struct group *g, int max_tokens, int hidden, int local, uint32_t flags)
+{
+    ep_ll_config config = EP_LL_CONFIG_INIT;
+
+    config.max_tokens = max_tokens;
+    config.hidden = hidden;
+    config.n_experts = g->nranks * local;
+    config.topk = 4;
+    config.flags = flags;
+    return config;
+}
+
+static uint64_t seed_of(const struct group *g, const struct scene *scene, int step, int i)
+{
+    return scene->seed * 104729u + (uint64_t)step * 4096 + (uint64_t)i * 64 + (uint64_t)g->rank;
+}
+
+static void say_where(const struct group *g, const struct scene *scene, int step)
+{
+    test_where("rank %d of %d, %s, step %d (seed %llu)", g->rank, g->nranks, scene->name, step,
+               (unsigned long long)scene->seed);
+}
+
+static int compare_all(struct exchange **x, int n, const char *phase)
+{
+    int code = PASSED;
+
+    for (int i = 0; i < n; i++)
+        code |= exchange_compare(x[i], phase);
+    return code;
+}
+
+/* --- graphs ------------------------------------------------------------------------------------------------------ */
+
+static int launch_graph(struct group *g, const struct scene *scene, struct exchange **x, cudaGraphExec_t exec)
+{
+    int code = PASSED;
+
+    for (int step = 0; step < LAUNCHES; step++) {
+        say_where(g, scene, step);
+        for (int i = 0; i < scene->n; i++)
+            TRY(exchange_load(x[i], seed_of(g, scene, step, i)));
+        if (step % 2) {
+            TRY(exchange_call_all(x, scene->n, !scene->overlap));
+            code |= compare_all(x, scene->n, "calls between graphs");
+            for (int i = 0; i < scene->n; i++)
+                TRY(exchange_poison(x[i]));
+        }
+        for (int again = 0; again <= step % 3; again++)
+            CUDA(cudaGraphLaunch(exec, g->stream));
+        code |= compare_all(x, scene->n, "graph");
+        CALL(ep_comm_async_error(g->cuda));
+    }
+    return code;
+}
+
+static int use_graph(struct group *g, const struct scene *scene, struct ll_pair *pair, struct exchange **x)
+{
+    cudaGraphExec_t exec;
+    int code;
+
+    for (int i = 0; i < scene->n; i++) {
+        struct ll_round round = {.n_tokens = (g->rank + i) % 4 == 3 ? 0 : 20 + i,
+                                 .format = i ? LL_F32 : LL_BF16,
+                                 .echo = i == 0,
+                                 .idx_type = i ? EP_I32 : EP_I64,
+                                 .sources = true,
+                                 .holes = i == 0,
+                                 .dispatch_flags = scene->dispatch_flags,
+                                 .combine_flags = scene->combine_flags,
+                                 .seed = seed_of(g, scene, 99, i)};
+
+        TRY(exchange_new(pair, &round, &x[i]));
+    }
+    /* The combine buffer, too, is made before. */
+    TRY(exchange_call_all(x, scene->n, scene->overlap));
+    code = compare_all(x, scene->n, "before the capture");
+    TRY(capture_begin(g));
+    TRY(exchange_call_all(x, scene->n, scene->overlap));
+    TRY(capture_end(g, &exec));
+    code |= launch_graph(g, scene, x, exec);
+    CUDA(cudaGraphExecDestroy(exec));
+    return code;
+}
+
+static int run_graph(struct group *g, const struct scene *scene)
+{
+    const ep_ll_config config = config_for(g, 24, 1024, 8, scene->masking ? EP_LL_MASK_DEAD : 0);
+    struct exchange *x[MOST] = {NULL};
+    int32_t masked[MAX_RANKS];
+    struct ll_pair pair;
+    int code = ll_pair_open(g, &config, &pair);
+
+    say_where(g, scene, 0);
+    if (!code)
+        code = use_graph(g, scene, &pair, x);
+    if (!code && scene->masking) {
+        CALL(ep_ll_get_mask(pair.cuda, masked));
+        for (int rank = 0; rank < g->nranks; rank++)
+            EXPECT(!masked[rank], "rank %d is masked, but nobody was away", rank);
+    }
+    for (int i = 0; i < MOST; i++)
+        code |= exchange_free(x[i], code & FAILED);
+    ll_pair_close(&pair);
+    return code;
+}
+
+/* --- two objects ------------------------------------------------------------------------------------------------- */
+
+/* Their dispatches, then their combines; then the combines the other way round. */
+static int take_turns(struct exchange **x, uint32_t flags, bool reversed)
+{
+    for (int i = 0; i < 2; i++)
+        CALL(exchange_dispatch(x[i], flags));
+    for (int i = 0; i < 2; i++)
+        CALL(exchange_combine(x[reversed ? 1 - i : i], flags));
+    return 0;
+}
+
+static int use_objects(struct group *g, const struct scene *scene, struct exchange **x)
+{
+    cudaGraphExec_t exec;
+    int code = PASSED;
+
+    TRY(capture_begin(g));
+    TRY(take_turns(x, 0, false));
+    TRY(take_turns(x, 0, true));
+    TRY(capture_end(g, &exec));
+    for (int step = 0; step < TURNS; step++) {
+        say_where(g, scene, step);
+        for (int i = 0; i < 2; i++)
+            TRY(exchange_load(x[i], seed_of(g, scene, step, i)));
+        TRY(take_turns(x, step % 2 ? ASYNC : 0, step / 2 % 2));
+        /* One of them alone, so that their numbers of calls differ. */
+        CALL(exchange_dispatch(x[0], ASYNC));
+        CALL(exchange_combine(x[0], ASYNC));
+        code |= compare_all(x, 2, "in turn");
+        for (int i = 0; i < 2; i++)
+            TRY(exchange_poison(x[i]));
+        CUDA(cudaGraphLaunch(exec, g->stream));
+        code |= compare_all(x, 2, "in turn in a graph");
+        CALL(ep_comm_async_error(g->cuda));
+    }
+    CUDA(cudaGraphExecDestroy(exec));
+    return code;
+}
+
+static int run_objects(struct group *g, const struct scene *scene)
+{
+    const ep_ll_config configs[2] = {config_for(g, 24, 1024, 8, 0), config_for(g, 40, 512, 6, EP_LL_MASK_DEAD)};
+    struct ll_pair pairs[2] = {{.group = g}, {.group = g}};
+    struct exchange *x[2] = {NULL};
+    int code = 0;
+
+    say_where(g, scene, 0);
+    for (int i = 0; i < 2 && !code; i++) {
+        struct ll_round round = {.n_tokens = 17 + 5 * i + g->rank % 2,
+                                 .format = i ? LL_UE8M0 : LL_BF16,
+                                 .idx_type = EP_I64,
+                                 .seed = seed_of(g, scene, 99, i)};
+
+        code = ll_pair_open(g, &configs[i], &pairs[i]);
+        if (!code)
+            code = exchange_new(&pairs[i], &round, &x[i]);
+    }
+    if (!code)
+        code = use_objects(g, scene, x);
+    for (int i = 0; i < 2; i++) {
+        code |= exchange_free(x[i], code & FAILED);
+        ll_pair_close(&pairs[i]);
+    }
+    return code;
+}
+
+/* --- with throughput --------------------------------------------------------------------------------------------- */
+
+static int interleave(struct group *g, const struct scene *scene, struct exchange *x)
+{
+    int code = PASSED;
+
+    for (int step = 0; step < TURNS; step++) {
+        uint32_t flags = (step % 2 ? ASYNC : 0) | (step / 2 % 2 ? HOOK : 0);
+        struct shape shape = {.n_tokens = 30 + 7 * g->rank,
+                              .hidden = 768,
+                              .topk = 5,
+                              .n_experts = 10 * g->nranks,
+                              .dtype = EP_BF16,
+                              .idx_type = EP_I32,
+                              .symmetric = step % 2,
+                              .choice = true,
+                              .worst = step % 3 == 0,
+                              .async = step / 4,
+                              .seed = seed_of(g, scene, step, 1)};
+
+        say_where(g, scene, step);
+        TRY(exchange_load(x, seed_of(g, scene, step, 0)));
+        CALL(exchange_dispatch(x, flags));
+        code |= case_run(g, &shape);
+        if (code & FAILED)
+            return code;
+        if (flags & HOOK)
+            CALL(exchange_finish(x));
+        shape.seed++;
+        code |= case_run(g, &shape);
+        if (code & FAILED)
+            return code;
+        CALL(exchange_combine(x, flags));
+        code |= case_run(g, &shape);
+        if (code & FAILED)
+            return code;
+        if (flags & HOOK)
+            CALL(exchange_finish(x));
+        code |= exchange_compare(x, "around throughput");
+    }
+    return code;
+}
+
+static int run_throughput(struct group *g, const struct scene *scene)
+{
+    const ep_ll_config config = config_for(g, 32, 1024, 8, 0);
+    struct ll_round round = {.n_tokens = 30 - g->rank % 3, .format = LL_F32, .idx_type = EP_I32};
+    struct exchange *x = NULL;
+    struct ll_pair pair;
+    int code = ll_pair_open(g, &config, &pair);
+
+    say_where(g, scene, 0);
+    round.seed = seed_of(g, scene, 99, 0);
+    if (!code)
+        code = exchange_new(&pair, &round, &x);
+    if (!code)
+        code = interleave(g, scene, x);
+    code |= exchange_free(x, code & FAILED);
+    ll_pair_close(&pair);
+    return code;
+}
+
+/* --- again and again --------------------------------------------------------------------------------------------- */
+
+static int run_reopen(struct group *g, const struct scene *scene)
+{
+    int code = PASSED;
+
+    for (int step = 0; step < REOPENS && !(code & FAILED); step++) {
+        /* Of four sizes, the largest first: each finds the marks of another one in its memory. */
+        int size = 4 - step % 4;
+        struct ll_shape shape = {.config = config_for(g, 8 * size, 512 * size, 4 * size, 0),
+                                 .n_rounds = 1 + step % LL_MOST_ROUNDS};
+
+        say_where(g, scene, step);
+        for (int i = 0; i < shape.n_rounds; i++)
+            shape.round[i] = (struct ll_round){.n_tokens = 8 * size - g->rank % 2,
+                                               .format = (enum ll_format)((step + i) % LL_FORMATS),
+                                               .idx_type = EP_I64,
+                                               .sources = true,
+                                               .combine_flags = i == 1 ? ZERO : 0,
+                                               .seed = seed_of(g, scene, step, i)};
+        code |= ll_case_run(g, &shape);
+    }
+    return code;
+}
+
+/* ----------------------------------------------------------------------------------------------------------------- */
+
+static const struct scene scenes[] = {
+    {.name = "graph", .run = run_graph, .n = 1},
+    {.name = "graph-hooks", .run = run_graph, .n = 1, .dispatch_flags = HOOK, .combine_flags = HOOK},
+    {.name = "graph-zero-copy", .run = run_graph, .n = 1, .combine_flags = ZERO},
+    {.name = "graph-masking", .run = run_graph, .n = 1, .masking = true},
+    {.name = "graph-two", .run = run_graph, .n = 2, .overlap = true},
+    {.name = "graph-all",
+     .run = run_graph,
+     .n = 2,
+     .overlap = true,
+     .masking = true,
+     .dispatch_flags = HOOK,
+     .combine_flags = HOOK | ZERO},
+    {.name = "objects", .run = run_objects},
+    {.name = "throughput", .run = run_throughput},
+    {.name = "reopen", .run = run_reopen},
+};
+
+static int run_rank(const ep_boot *boot, void *argument)
+{
+    const struct scene *scene = argument;
+    struct group group;
+    int code = group_open(boot, scene->second, TIMEOUT_MS, &group);
+
+    if (!code)
+        code = scene->run(&group, scene);
+    group_close(&group, code & FAILED);
+    return code;
+}
+
+static int run_scene(struct options *options, struct scene *scene)
+{
+    struct launch launch = {
+        .name = scene->name, .ranks = options->ranks, .seconds = 120, .victim = -1, .run = run_rank, .argument = scene};
+    int code = 1;
+
+    if (!options_want(options, scene->name))
+        return SKIPPED;
+    scene->seed = options->seed;
+    if (ep_boot_shm_new(options->ranks, &scene->second) == EP_OK)
+        code = launch_ranks(&launch);
+    else
+        test_say("%s", ep_last_error());
+    ep_boot_shm_free(scene->second);
+    printf("ll_mix_cuda: %d ranks, %s: %s\n", options->ranks, scene->name, verdict_of(code));
+    fflush(stdout);
+    return code;
+}
+
+int main(int argc, char **argv)
+{
+    struct options options = {.ranks = 2, .seed = 1};
+    int code = SKIPPED;
+
+    if (!options_read(argc, argv, 1, &options))
+        return 2;
+    for (size_t i = 0; i < sizeof(scenes) / sizeof(scenes[0]); i++) {
+        struct scene scene = scenes[i];
+
+        code = worse_of(code, run_scene(&options, &scene));
+    }
+    return options_code(&options, code);
+}

@@ -1,0 +1,397 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "shapes.h"
+
+#include <stdio.h>
+
+/* Elements of a rank's rows, received ones included, in most cases and in one of ten. */
+#define USUAL ((int64_t)1 << 20)
+#define LARGE ((int64_t)12 << 20)
+#define SMALL ((int64_t)1 << 16)
+
+#define LONE 65536 /* tokens of one rank; the others have a few */
+
+static const struct shape edges[] = {
+    {.n_tokens = 128,
+     .hidden = 2048,
+     .topk = 8,
+     .n_experts = 96,
+     .dtype = EP_BF16,
+     .idx_type = EP_I64,
+     .symmetric = true,
+     .choice = true},
+    {.n_tokens = 128,
+     .hidden = 2048,
+     .topk = 8,
+     .n_experts = 96,
+     .dtype = EP_F8E4M3,
+     .scale_type = EP_F32,
+     .idx_type = EP_I32,
+     .choice = true,
+     .n_bias = 2},
+    {.n_tokens = 100,
+     .hidden = 2048,
+     .topk = 8,
+     .n_experts = 96,
+     .dtype = EP_F8E4M3,
+     .scale_type = EP_UE8M0,
+     .idx_type = EP_I64,
+     .symmetric = true,
+     .strided = true,
+     .n_bias = 1},
+    {.n_tokens = 0, .hidden = 512, .topk = 2, .n_experts = 24, .dtype = EP_BF16, .idx_type = EP_I32, .choice = true},
+    {.n_tokens = 1,
+     .hidden = 8,
+     .topk = 1,
+     .n_experts = 12,
+     .dtype = EP_BF16,
+     .idx_type = EP_I32,
+     .symmetric = true,
+     .choice = true},
+    {.n_tokens = 77,
+     .hidden = 8192,
+     .topk = 8,
+     .n_experts = 96,
+     .dtype = EP_BF16,
+     .idx_type = EP_I64,
+     .choice = true,
+     .symmetric = true,
+     .n_bias = 2},
+    {.n_tokens = 33,
+     .hidden = 16384,
+     .topk = 32,
+     .n_experts = 384,
+     .dtype = EP_BF16,
+     .idx_type = EP_I64,
+     .choice = true,
+     .symmetric = true,
+     .n_bias = 1},
+    {.n_tokens = 300,
+     .hidden = 1032,
+     .topk = 6,
+     .n_experts = 96,
+     .dtype = EP_BF16,
+     .idx_type = EP_I32,
+     .choice = true,
+     .skewed = true,
+     .holes = true},
+    {.n_tokens = 300,
+     .hidden = 1024,
+     .topk = 6,
+     .n_experts = 96,
+     .alignment = 16,
+     .dtype = EP_BF16,
+     .idx_type = EP_I64,
+     .choice = true,
+     .expanded = true,
+     .zero_padding = true,
+     .symmetric = true,
+     .holes = true},
+    {.n_tokens = 300,
+     .hidden = 1024,
+     .topk = 6,
+     .n_experts = 96,
+     .alignment = 8,
+     .dtype = EP_F8E4M3,
+     .scale_type = EP_F32,
+     .idx_type = EP_I64,
+     .choice = true,
+     .expanded = true,
+     .n_bias = 2},
+    {.n_tokens = 300,
+     .hidden = 1024,
+     .topk = 6,
+     .n_experts = 96,
+     .dtype = EP_BF16,
+     .idx_type = EP_I64,
+     .choice = true,
+     .worst = true,
+     .spare_rows = 9,
+     .symmetric = true,
+     .async = true},
+    {.n_tokens = 64,
+     .hidden = 65536,
+     .topk = 4,
+     .n_experts = 48,
+     .dtype = EP_BF16,
+     .idx_type = EP_I64,
+     .symmetric = true},
+    {.n_tokens = 700,
+     .hidden = 7168,
+     .topk = 8,
+     .n_experts = 2016,
+     .dtype = EP_BF16,
+     .idx_type = EP_I64,
+     .symmetric = true,
+     .choice = true},
+    {.n_tokens = 50,
+     .hidden = 256,
+     .topk = 32,
+     .n_experts = 2048,
+     .dtype = EP_BF16,
+     .idx_type = EP_I32,
+     .choice = true,
+     .expanded = true,
+     .alignment = 128},
+    /* All on one rank: see shape_edge(). */
+    {.n_tokens = LONE,
+     .hidden = 1024,
+     .topk = 8,
+     .n_experts = 256,
+     .dtype = EP_BF16,
+     .idx_type = EP_I64,
+     .symmetric = true,
+     .choice = true,
+     .n_bias = 1},
+};
+
+static uint64_t draw(uint64_t *random, uint64_t below)
+{
+    return (next_random(random) >> 32) * below >> 32;
+}
+
+static bool one_of(uint64_t *random, uint64_t n)
+{
+    return draw(random, n) == 0;
+}
+
+static int least(int64_t a, int64_t b)
+{
+    return (int)(a < b ? a : b);
+}
+
+static uint64_t seed_of(const struct shape_of *of, int index)
+{
+    return of->seed * 1000003u + (uint64_t)index * 4096 + (uint64_t)of->rank * 64 + 1;
+}
+
+int shapes_edges(void)
+{
+    return (int)(sizeof(edges) / sizeof(edges[0]));
+}
+
+void shape_edge(const struct shape_of *of, int index, struct shape *ret_shape)
+{
+    struct shape shape = edges[index];
+
+    shape.n_experts += (of->nranks - shape.n_experts % of->nranks) % of->nranks;
+    if (shape.n_tokens == LONE && of->rank != of->nranks - 1)
+        shape.n_tokens = of->rank % 3;
+    if (of->small) {
+        shape.hidden = least(shape.hidden, 2048);
+        shape.n_tokens = least(shape.n_tokens, 64);
+    }
+    shape.seed = seed_of(of, index);
+    *ret_shape = shape;
+}
+
+/* Tokens differ between ranks; some have none, and now and then all. */
+static int draw_tokens(const struct shape_of *of, int most, uint64_t *random)
+{
+    int none = (int)draw(random, 4 * (uint64_t)of->nranks), mine = 0;
+    bool nobody = one_of(random, 40);
+
+    for (int rank = 0; rank < of->nranks; rank++) {
+        int n = most - (int)draw(random, (uint64_t)most / 2 + 1);
+
+        if (rank == of->rank && rank != none && !nobody)
+            mine = n;
+    }
+    return mine;
+}
+
+void shape_random(const struct shape_of *of, int index, uint64_t *random, struct shape *ret_shape)
+{
+    struct shape shape = {.dtype = one_of(random, 3) ? EP_F8E4M3 : EP_BF16,
+                          .idx_type = one_of(random, 2) ? EP_I32 : EP_I64};
+    int64_t budget = one_of(random, 10) ? LARGE : USUAL, copies;
+    int most_local = 2048 / of->nranks, local, most;
+
+    shape.topk = one_of(random, 3) ? 1 + (int)draw(random, 32) : 1 + (int)draw(random, 9);
+    local = 1 + (int)draw(random, one_of(random, 4) ? (uint64_t)most_local : 40);
+    shape.n_experts = of->nranks * local;
+    while (shape.n_experts < shape.topk)
+        shape.n_experts += of->nranks;
+    shape.hidden = 8 * (1 + (int)draw(random, one_of(random, 3) ? 2048 : 256));
+    if (shape.dtype == EP_F8E4M3) {
+        shape.hidden = least((shape.hidden + 511) / 512 * 512, 16384);
+        shape.scale_type = one_of(random, 3) ? EP_UE8M0 : one_of(random, 4) ? 0 : EP_F32;
+        shape.strided = one_of(random, 2);
+    }
+    shape.alignment = 1 << draw(random, 6);
+    shape.spare_rows = (int)draw(random, 20);
+    shape.n_bias = (int)draw(random, 3);
+    shape.expanded = one_of(random, 4);
+    shape.zero_padding = shape.expanded && one_of(random, 2);
+    shape.symmetric = one_of(random, 2);
+    shape.worst = one_of(random, 4);
+    shape.choice = !one_of(random, 4);
+    shape.async = one_of(random, 3);
+    shape.after = shape.async && one_of(random, 2);
+    shape.skewed = one_of(random, 6);
+    shape.holes = one_of(random, 3);
+    shape.own_stream = one_of(random, 2);
+    copies = shape.expanded ? shape.topk : least(shape.topk, of->nranks);
+    budget = of->small ? SMALL : budget;
+    most = least(budget / shape.hidden / copies, of->small ? 60 : 700);
+    shape.n_tokens = draw_tokens(of, most ? most : 1, random);
+    if (of->small)
+        shape.hidden = least(shape.hidden, 2048);
+    shape.seed = seed_of(of, index);
+    *ret_shape = shape;
+}
+
+void shape_print(const struct shape *s, char *ret_text, size_t bytes)
+{
+    snprintf(
+        ret_text, bytes,
+        "%d tokens here, hidden %d, top-%d of %d experts, %s, scales %s%s, indices %s, alignment %d, %d biases%s%s%s"
+        "%s%s%s%s%s%s%s, seed of the data %llu",
+        s->n_tokens, s->hidden, s->topk, s->n_experts, ep_dtype_name((ep_dtype)s->dtype),
+        s->scale_type ? ep_dtype_name((ep_dtype)s->scale_type) : "none", s->strided ? " strided" : "",
+        ep_dtype_name((ep_dtype)s->idx_type), s->alignment, s->n_bias, s->expanded ? ", expanded" : "",
+        s->zero_padding ? ", padding zeroed" : "", s->symmetric ? ", symmetric" : "", s->worst ? ", worst case" : "",
+        s->choice ? ", with weights" : "", s->async ? ", asynchronous" : "", s->after ? " after an event" : "",
+        s->skewed ? ", skewed" : "", s->holes ? ", holes" : "", s->own_stream ? ", own stream" : "",
+        (unsigned long long)s->seed);
+}
+
+/* --- low latency ------------------------------------------------------------------------------------------------ */
+
+#define HOOK EP_LL_RECV_HOOK
+#define ASYNC EP_LL_ASYNC
+#define ZERO EP_LL_ZERO_COPY
+
+/* Bytes of all rows of all experts of a rank, as bf16. */
+#define LL_USUAL ((int64_t)4 << 20)
+#define LL_LARGE ((int64_t)64 << 20)
+#define LL_SMALL ((int64_t)256 << 10)
+
+enum who { EVERYBODY, LAST_RANK }; /* has the tokens */
+
+/* The largest first: later ones then find room in the segments of those before them. */
+static const struct ll_edge {
+    int max_tokens, n_tokens, hidden, topk, n_experts; /* n_experts is rounded up to a multiple of the ranks */
+    enum ll_format format;
+    enum who who;
+    uint32_t dispatch_flags, combine_flags;
+} ll_edges[] = {
+    {128, 128, 7168, 8, 64, LL_F32, EVERYBODY, 0, ZERO},
+    {16, 16, 16384, 32, 64, LL_UE8M0, EVERYBODY, HOOK, HOOK},
+    {4, 4, 65536, 4, 16, LL_BF16, EVERYBODY, 0, 0},
+    {4, 3, 65536, 2, 8, LL_ROUNDED, EVERYBODY, ASYNC, ASYNC},
+    {2, 2, 128, 8, 4096, LL_BF16, EVERYBODY, 0, ZERO},
+    {64, 64, 512, 32, 32, LL_UE8M0, EVERYBODY, 0, 0}, /* every token selects all experts, or nearly */
+    {4096, 4096, 128, 2, 8, LL_F32, EVERYBODY, HOOK | ASYNC, HOOK | ASYNC},
+    {512, 500, 512, 8, 144, LL_BF16, LAST_RANK, 0, HOOK},
+    {1, 1, 128, 1, 1, LL_BF16, EVERYBODY, 0, 0},
+    {8, 0, 256, 3, 24, LL_F32, EVERYBODY, 0, 0},
+    {8, 0, 512, 3, 24, LL_UE8M0, EVERYBODY, HOOK, HOOK | ZERO},
+    {128, 128, 2048, 8, 32, LL_BF16, LAST_RANK, 0, ZERO},
+};
+
+int ll_shapes_edges(void)
+{
+    return (int)(sizeof(ll_edges) / sizeof(ll_edges[0]));
+}
+
+static int experts_of(const struct shape_of *of, int wished)
+{
+    int experts = (wished + of->nranks - 1) / of->nranks * of->nranks;
+
+    return experts > EP_MAX_EXPERTS ? EP_MAX_EXPERTS / of->nranks * of->nranks : experts;
+}
+
+void ll_shape_edge(const struct shape_of *of, int index, struct ll_shape *ret_shape)
+{
+    const struct ll_edge *edge = &ll_edges[index];
+    struct ll_shape shape = {.config = EP_LL_CONFIG_INIT, .n_rounds = 2, .overlap = true};
+    int n_tokens = edge->who == LAST_RANK && of->rank != of->nranks - 1 ? 0 : edge->n_tokens;
+
+    shape.config.max_tokens = of->small ? least(edge->max_tokens, 32) : edge->max_tokens;
+    shape.config.hidden = of->small ? least(edge->hidden, 1024) : edge->hidden;
+    shape.config.n_experts = experts_of(of, of->small ? least(edge->n_experts, 64) : edge->n_experts);
+    shape.config.topk = edge->topk;
+    for (int i = 0; i < shape.n_rounds; i++)
+        shape.round[i] = (struct ll_round){.n_tokens = least(n_tokens, shape.config.max_tokens),
+                                           .format = edge->format,
+                                           .idx_type = (index + i) % 2 ? EP_I32 : EP_I64,
+                                           .sources = i == 0,
+                                           .symmetric = index % 2,
+                                           .dispatch_flags = edge->dispatch_flags,
+                                           .combine_flags = edge->combine_flags,
+                                           .seed = seed_of(of, index) + (uint64_t)i};
+    *ret_shape = shape;
+}
+
+static struct ll_round draw_round(const struct shape_of *of, const ep_ll_config *config, uint64_t *random)
+{
+    struct ll_round round = {.idx_type = one_of(random, 2) ? EP_I32 : EP_I64};
+    uint32_t async = one_of(random, 2) ? ASYNC : 0;
+
+    round.format = (enum ll_format)draw(random, LL_FORMATS);
+    if (round.format == LL_UE8M0 && config->hidden % (4 * EP_SCALE_BLOCK))
+        round.format = LL_ROUNDED;
+    round.sources = !one_of(random, 3);
+    round.symmetric = one_of(random, 3);
+    round.echo = round.format == LL_BF16 && one_of(random, 2);
+    round.skewed = one_of(random, 6);
+    round.holes = one_of(random, 3);
+    round.dispatch_flags = async | (one_of(random, 3) ? HOOK : 0);
+    round.combine_flags = async | (one_of(random, 3) ? HOOK : 0) | (one_of(random, 3) ? ZERO : 0);
+    round.n_tokens = draw_tokens(of, 1 + (int)draw(random, (uint64_t)config->max_tokens), random);
+    return round;
+}
+
+void ll_shape_random(const struct shape_of *of, int index, uint64_t *random, struct ll_shape *ret_shape)
+{
+    struct ll_shape shape = {.config = EP_LL_CONFIG_INIT};
+    int64_t budget = one_of(random, 10) ? LL_LARGE : LL_USUAL;
+    uint64_t most_local = 2048 / (uint64_t)of->nranks;
+    int wide = one_of(random, 4) ? 128 : 16; /* blocks of a row */
+
+    budget = of->small ? LL_SMALL : budget;
+    shape.config.topk = one_of(random, 3) ? 1 + (int)draw(random, 32) : 1 + (int)draw(random, 9);
+    shape.config.n_experts = experts_of(of, shape.config.topk);
+    shape.config.n_experts += of->nranks * (int)draw(random, one_of(random, 5) ? most_local : 16);
+    shape.config.n_experts = experts_of(of, least(shape.config.n_experts, of->small ? 64 : 2048));
+    shape.config.hidden = EP_SCALE_BLOCK * (1 + (int)draw(random, (uint64_t)(of->small ? 8 : wide)));
+    if (one_of(random, 2))
+        shape.config.hidden = (shape.config.hidden + 511) / 512 * 512;
+    shape.config.max_tokens =
+        least(budget / ((int64_t)shape.config.n_experts * shape.config.hidden * 2), 1 + (int)draw(random, 256));
+    if (!shape.config.max_tokens)
+        shape.config.max_tokens = 1;
+    shape.n_rounds = 1 + (int)draw(random, LL_MOST_ROUNDS);
+    shape.overlap = one_of(random, 2);
+    for (int i = 0; i < shape.n_rounds; i++) {
+        shape.round[i] = draw_round(of, &shape.config, random);
+        shape.round[i].seed = seed_of(of, index) + (uint64_t)i;
+    }
+    *ret_shape = shape;
+}
+
+static void print_round(const struct ll_round *round, char *ret_text, size_t bytes)
+{
+    static const char *const formats[LL_FORMATS] = {"bf16", "fp8 f32", "fp8 rounded f32", "fp8 ue8m0"};
+
+    snprintf(ret_text, bytes, "; %d tokens here, %s, indices %s%s%s%s%s%s, dispatch%s%s, combine%s%s%s, seed %llu",
+             round->n_tokens, formats[round->format], ep_dtype_name((ep_dtype)round->idx_type),
+             round->sources ? ", sources" : "", round->symmetric ? ", symmetric" : "", round->echo ? ", echo" : "",
+             round->skewed ? ", skewed" : "", round->holes ? ", holes" : "",
+             round->dispatch_flags & HOOK ? " hook" : "", round->dispatch_flags & ASYNC ? " asynchronous" : "",
+             round->combine_flags & HOOK ? " hook" : "", round->combine_flags & ZERO ? " zero copy" : "",
+             round->combine_flags & ASYNC ? " asynchronous" : "", (unsigned long long)round->seed);
+}
+
+void ll_shape_print(const struct ll_shape *shape, char *ret_text, size_t bytes)
+{
+    int at = snprintf(ret_text, bytes, "low latency, max_tokens %d, hidden %d, top-%d of %d experts, %d rounds%s",
+                      shape->config.max_tokens, shape->config.hidden, shape->config.topk, shape->config.n_experts,
+                      shape->n_rounds, shape->overlap ? " that overlap" : "");
+
+    for (int i = 0; i < shape->n_rounds && at >= 0 && (size_t)at < bytes; i++) {
+        print_round(&shape->round[i], ret_text + at, bytes - (size_t)at);
+        while (ret_text[at])
+            at++;
+    }
+}

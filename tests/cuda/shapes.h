@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* shapes.h - what test_cuda runs: shapes at the edges, then random ones. The same on all ranks but for what is said. */
+#ifndef EP_TESTS_CUDA_SHAPES_H
+#define EP_TESTS_CUDA_SHAPES_H
+
+#include "case.h"
+#include "ll_case.h"
+
+/* Who asks, and how much it may be. */
+struct shape_of {
+    int rank, nranks;
+    bool small; /* for tools that take a hundred times as long */
+    uint64_t seed;
+};
+
+/* Edges, numbered from 0. `index` counts all cases, for the seeds of data. */
+int shapes_edges(void);
+void shape_edge(const struct shape_of *of, int index, struct shape *ret_shape);
+int ll_shapes_edges(void);
+void ll_shape_edge(const struct shape_of *of, int index, struct ll_shape *ret_shape);
+
+/* Random ones: each call draws from *random, which has to be the same on all ranks. */
+void shape_random(const struct shape_of *of, int index, uint64_t *random, struct shape *ret_shape);
+void ll_shape_random(const struct shape_of *of, int index, uint64_t *random, struct ll_shape *ret_shape);
+
+/* In words, into a buffer. */
+void shape_print(const struct shape *shape, char *ret_text, size_t bytes);
+void ll_shape_print(const struct ll_shape *shape, char *ret_text, size_t bytes);
+
+#endif

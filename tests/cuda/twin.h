@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * twin.h - a buffer on the host and its twin on the device. The host backend writes the one and the CUDA backend the
+ * other; then they must be the same to the last byte, the bytes that nobody may write included.
+ */
+#ifndef EP_TESTS_CUDA_TWIN_H
+#define EP_TESTS_CUDA_TWIN_H
+
+#include "group.h"
+
+#define POISON 0xa5 /* what an output holds before */
+#define GUARD 4096  /* bytes behind the end that stay so */
+
+struct twin {
+    const char *name;
+    unsigned char *host, *device;
+    size_t bytes, row_bytes; /* row_bytes: for what is said of a difference; 0: it has no rows */
+    bool symmetric;          /* the device's is memory of ep_alloc() */
+};
+
+/* Both hold the poison, the host's at once and the device's in the order of the group's stream. Collective. */
+int twin_new(const struct group *group, const char *name, size_t bytes, bool symmetric, struct twin *ret_twin);
+int twin_poison(const struct group *group, const struct twin *twin);
+int twin_poison_device(const struct group *group, const struct twin *twin);
+
+/* The host's bytes and guard to the device. Complete when it returns. */
+int twin_push(const struct group *group, const struct twin *twin);
+
+/* Waits for the group's stream. DIFFERS after saying what differs first, and how much. */
+int twin_compare(const struct group *group, const struct twin *twin, const char *phase);
+
+/* Collective where the twin is symmetric; not after a failure: then the communicator frees that. */
+int twin_free(const struct group *group, bool failed, struct twin *twin);
+
+#endif
