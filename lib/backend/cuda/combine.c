@@ -3,10 +3,13 @@
 
 #include <stdlib.h>
 
-/* Many small loads on their way: what fills the links (bench/NOTES.md). */
-#define WARPS 16
-#define STAGES 3
-#define MOST_SLOT 4096u /* larger ones, which leave nothing for the cache, are slower with 24 multiprocessors */
+/*
+ * Measured on H200 (bench/NOTES.md): adding takes most of a multiprocessor, and more warps with two stages do it faster
+ * than fewer with three. Larger slots are slower, too.
+ */
+#define WARPS 24
+#define STAGES 2
+#define MOST_SLOT 4096u
 #define LEAST_WARPS 4
 #define LEAST_PIECE 512u /* bytes */
 #define LEAST_PART 1024u /* bytes */
@@ -64,14 +67,12 @@ static struct cuda_shape fit(const struct cuda_comm *cuda, uint32_t row_bytes, u
     uint32_t piece = row_bytes < LEAST_PIECE ? row_bytes : LEAST_PIECE, slot;
     struct cuda_shape shape = {.blocks = cuda->sms, .warps = WARPS, .stages = STAGES};
 
-    if (room / (uint32_t)(shape.warps * shape.stages) < width * piece)
-        shape.stages = 2;
     while (shape.warps > LEAST_WARPS && room / (uint32_t)(shape.warps * shape.stages) < width * piece)
         shape.warps--;
     slot = room / (uint32_t)(shape.warps * shape.stages) / 16 * 16;
     if (slot > width * row_bytes)
         slot = width * row_bytes;
-    if (slot > MOST_SLOT)
+    if (slot > MOST_SLOT && width * piece <= MOST_SLOT)
         slot = MOST_SLOT;
     *ret_slot_bytes = (int32_t)slot;
     shape.shared_bytes =

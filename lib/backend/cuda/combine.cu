@@ -188,11 +188,9 @@ __device__ void add_all(float (&sum)[8], const unsigned char *terms, int stride,
         add_few<false>(sum, terms, stride, min(n, 4));
 }
 
-__device__ void sum_piece(const cuda_combine &c, const held &h, const unsigned char *terms, int lane)
+/* Any number of terms, behind the biases. */
+__device__ void sum_behind_bias(const cuda_combine &c, const held &h, const unsigned char *terms, int64_t at, int lane)
 {
-    int64_t at = h.token * c.row_bytes + h.at;
-
-#pragma unroll 2
     for (uint32_t offset = (uint32_t)lane * VECTOR; offset < h.bytes; offset += WARP * VECTOR) {
         float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
         bool first = true;
@@ -208,6 +206,45 @@ __device__ void sum_piece(const cuda_combine &c, const held &h, const unsigned c
         }
         add_all(sum, terms + offset, (int)h.bytes, h.n, first);
         *reinterpret_cast<uint4 *>(c.out + at + offset) = round_vector(sum);
+    }
+}
+
+/* N terms and nothing else. Without a branch inside, so that the next vector's loads begin before this one's end. */
+template <int N> __device__ void sum_rows(unsigned char *out, const unsigned char *terms, uint32_t bytes, int lane)
+{
+#pragma unroll 2
+    for (uint32_t offset = (uint32_t)lane * VECTOR; offset < bytes; offset += WARP * VECTOR) {
+        float sum[8];
+
+        add_terms<N, true>(sum, terms + offset, (int)bytes);
+        *reinterpret_cast<uint4 *>(out + offset) = round_vector(sum);
+    }
+}
+
+__device__ void sum_piece(const cuda_combine &c, const held &h, const unsigned char *terms, int lane)
+{
+    int64_t at = h.token * c.row_bytes + h.at;
+    unsigned char *out = c.out + at;
+
+    switch (c.bias[0] || c.bias[1] ? 0 : h.n) {
+    case 1:
+        return sum_rows<1>(out, terms, h.bytes, lane);
+    case 2:
+        return sum_rows<2>(out, terms, h.bytes, lane);
+    case 3:
+        return sum_rows<3>(out, terms, h.bytes, lane);
+    case 4:
+        return sum_rows<4>(out, terms, h.bytes, lane);
+    case 5:
+        return sum_rows<5>(out, terms, h.bytes, lane);
+    case 6:
+        return sum_rows<6>(out, terms, h.bytes, lane);
+    case 7:
+        return sum_rows<7>(out, terms, h.bytes, lane);
+    case 8:
+        return sum_rows<8>(out, terms, h.bytes, lane);
+    default:
+        return sum_behind_bias(c, h, terms, at, lane);
     }
 }
 
@@ -234,7 +271,7 @@ __device__ void sum_weights(const cuda_combine &c, int64_t token, int lane)
     }
 }
 
-__global__ void __launch_bounds__(512, 1) combine_kernel(const __grid_constant__ cuda_combine c, int stages)
+__global__ void __launch_bounds__(768, 1) combine_kernel(const __grid_constant__ cuda_combine c, int stages)
 {
     extern __shared__ __align__(128) unsigned char shared[];
     int warps = (int)blockDim.x / WARP, warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
