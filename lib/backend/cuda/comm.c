@@ -63,18 +63,20 @@ static ep_status publish(struct cuda_comm *cuda)
 }
 
 /* Rows are placed by loads and stores on the peer's memory, so there is nothing to do without P2P. */
-static ep_status check_reach(struct cuda_comm *cuda, int rank)
+static ep_status check_reach(struct cuda_comm *cuda, int rank, bool *ret_hidden)
 {
     const struct cuda_peer *peer = &cuda->peers[rank];
     int device = -1, reach = 0, me = cuda->host.comm->rank;
     cudaError_t error = cudaDeviceGetByPCIBusId(&device, peer->board->bus_id);
 
-    if (error != cudaSuccess) {
+    /*
+     * Hidden by CUDA_VISIBLE_DEVICES. Its memory can be mapped all the same (so says the manual of the CUDA runtime,
+     * cudaIpcOpenMemHandle()), and whether the GPUs reach each other shows then.
+     */
+    *ret_hidden = error != cudaSuccess;
+    if (*ret_hidden) {
         cudaGetLastError();
-        return ep_fail(EP_E_UNSUPPORTED,
-                       "ep_comm_new: GPU %s of rank %d is not visible to rank %d (see "
-                       "CUDA_VISIBLE_DEVICES)",
-                       peer->board->bus_id, rank, me);
+        return EP_OK;
     }
     if (device == cuda->device)
         return EP_OK;
@@ -92,6 +94,22 @@ static ep_status check_reach(struct cuda_comm *cuda, int rank)
     return cuda_status(error, "cudaDeviceEnablePeerAccess");
 }
 
+static ep_status reach_signals(struct cuda_comm *cuda, int rank)
+{
+    struct cuda_peer *peer = &cuda->peers[rank];
+    bool hidden = false;
+    ep_status status;
+
+    EP_TRY(check_reach(cuda, rank, &hidden));
+    status = cuda_map_slot(cuda, rank, &peer->board->signals, 1, &peer->signals);
+    if (status == EP_OK || !hidden)
+        return status;
+    return ep_fail(EP_E_UNSUPPORTED,
+                   "ep_comm_new: rank %d (GPU %s) cannot map memory of rank %d on GPU %s, which it does not see: let "
+                   "each rank see all GPUs (CUDA_VISIBLE_DEVICES, the batch system), if they have P2P: %s",
+                   cuda->host.comm->rank, cuda->board->bus_id, rank, peer->board->bus_id, ep_last_error());
+}
+
 static ep_status reach_peers(struct cuda_comm *cuda)
 {
     const struct host_where board = {.slot = CUDA_BOARD_SLOT, .generation = 1};
@@ -107,8 +125,7 @@ static ep_status reach_peers(struct cuda_comm *cuda)
         if (rank == comm->rank)
             continue;
         cuda_note_reach(cuda, rank, true);
-        EP_TRY(check_reach(cuda, rank));
-        EP_TRY(cuda_map_slot(cuda, rank, &peer->board->signals, 1, &peer->signals));
+        EP_TRY(reach_signals(cuda, rank));
     }
     return EP_OK;
 }
