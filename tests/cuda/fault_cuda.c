@@ -43,6 +43,7 @@ static const struct shape shape = {.n_tokens = 64,
 static int suffer(struct state *s)
 {
     static struct hold hold; /* which outlives a failure */
+    cudaStream_t stuck;
 
     atomic_store(s->scene->victim_pid, (int)getpid());
     if (s->scene->fault == KILL)
@@ -53,8 +54,9 @@ static int suffer(struct state *s)
         sleep_ms(TIMEOUT_MS + TIMEOUT_MS / 3); /* late for the call, not for the new group */
     if (s->scene->fault == STUCK) {
         hold = (struct hold){.ms = 2 * TIMEOUT_MS};
-        CALL(ep_cuda_set_stream(s->group.cuda, s->group.stream));
-        TRY(hold_stream(s->group.stream, &hold));
+        CUDA(cudaStreamCreateWithFlags(&stuck, cudaStreamNonBlocking));
+        CALL(ep_cuda_set_stream(s->group.cuda, stuck));
+        TRY(hold_stream(stuck, &hold));
     }
     return 0;
 }

@@ -133,7 +133,7 @@ int worse_of(int a, int b)
 
 const char *verdict_of(int code)
 {
-    return code == SKIPPED ? "skipped, no GPU" : code ? "FAILED" : "passed";
+    return code == SKIPPED ? "skipped, no GPU to be used" : code ? "FAILED" : "passed";
 }
 
 static _Noreturn void end_late(int unused)

@@ -108,6 +108,7 @@ static int fly(struct group *g, struct scene *scene, struct exchange **x)
         TRY(exchange_call_all(x, IN_FLIGHT, true));
         EXPECT(!atomic_load(&hold.ended) && cudaStreamQuery(g->stream) == cudaErrorNotReady,
                "the calls have waited for their stream (%d: it has gone on by itself)", atomic_load(&hold.ended));
+        cudaGetLastError();
         TRY(group_meet(g));
         atomic_store(&scene->go[pass], 1);
         for (int i = 0; i < IN_FLIGHT; i++)

@@ -343,12 +343,28 @@ int exchange_spoil(struct exchange *x, enum spoil spoil)
 
 /* --- cases ------------------------------------------------------------------------------------------------------ */
 
+/* The library's buffer is made, and a copy on the device, before any kernel waits for this rank. */
+static int prepare_zero_copy(struct ll_pair *pair)
+{
+    void *buffer;
+
+    CALL(ep_ll_get_combine_buffer(pair->cuda, &buffer));
+    CUDA(cudaMemcpyAsync((char *)buffer + 64, buffer, 64, cudaMemcpyDefault, pair->group->stream));
+    CUDA(cudaStreamSynchronize(pair->group->stream));
+    return group_meet(pair->group);
+}
+
 static int run_rounds(const struct ll_shape *shape, struct ll_pair *pair, struct exchange **x)
 {
     int code = PASSED;
+    uint32_t flags = 0;
 
-    for (int i = 0; i < shape->n_rounds; i++)
+    for (int i = 0; i < shape->n_rounds; i++) {
         TRY(exchange_new(pair, &shape->round[i], &x[i]));
+        flags |= shape->round[i].combine_flags;
+    }
+    if (flags & EP_LL_ZERO_COPY)
+        TRY(prepare_zero_copy(pair));
     TRY(exchange_call_all(x, shape->n_rounds, shape->overlap));
     for (int i = 0; i < shape->n_rounds; i++) {
         static const char *const phases[LL_MOST_ROUNDS] = {"first exchange", "second exchange", "third exchange"};
