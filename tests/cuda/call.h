@@ -22,6 +22,7 @@ void test_where(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* One line on stderr, behind where the thread is. printf-like. */
 void test_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
+/* What EXPECT() says. */
 void test_say_not(const char *file, int line, const char *condition, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 

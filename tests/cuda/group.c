@@ -190,11 +190,16 @@ static int judge(const struct launch *launch, ep_status status, const ep_rank_ex
 
 int launch_ranks(const struct launch *launch)
 {
+    static bool has_used_cuda;
     ep_launch_args args = EP_LAUNCH_ARGS_INIT;
     ep_rank_exit exits[MAX_RANKS] = {{.code = -1}};
     ep_status status;
     int code;
 
+    /* A process that has used CUDA cannot use it in its children. */
+    if (has_used_cuda && !launch->threads)
+        return test_say("%s: threads have used CUDA here before, so no processes can", launch->name), 1;
+    has_used_cuda = launch->threads;
     args.mode = launch->threads ? EP_LAUNCH_THREADS : EP_LAUNCH_FORK;
     args.nranks = launch->ranks;
     args.run = launch->run;

@@ -54,7 +54,7 @@ struct launch {
 
 /*
  * Runs all ranks, none longer than `seconds`, and makes sure that none is left. 0, 1 after saying who failed and how,
- * or SKIPPED when no rank could do anything here.
+ * or SKIPPED when no rank could do anything here. Ranks that are processes come before those that are threads.
  */
 int launch_ranks(const struct launch *launch);
 

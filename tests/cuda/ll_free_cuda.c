@@ -29,9 +29,8 @@ static const struct scene {
     bool threads;
     int trials;
 } scenes[] = {
-    {"during", DURING, false, TRIALS}, {"during-threads", DURING, true, TRIALS},
-    {"after", AFTER, false, 2},        {"after-threads", AFTER, true, 2},
-    {"exit", EXIT, false, 1},
+    {"during", DURING, false, TRIALS},        {"after", AFTER, false, 2},        {"exit", EXIT, false, 1},
+    {"during-threads", DURING, true, TRIALS}, {"after-threads", AFTER, true, 2},
 };
 
 struct page {
@@ -65,9 +64,9 @@ static int hold_up(struct trial *trial)
         hold->ms = (int)(next_random(&random) % 300);
     else
         hold->word = &start->page->left[trial->number];
-    /* A process takes a while to end. */
+    /* A process takes a while to end: its other communicator waits for the peers, too. */
     if (start->scene->when == EXIT)
-        hold->after_ms = 1000;
+        hold->after_ms = 2500;
     return hold_stream(trial->group->stream, hold);
 }
 
