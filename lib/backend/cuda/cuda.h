@@ -7,7 +7,7 @@
  *   memory.c    symmetric memory: this rank's allocations, mappings of the peers', staging;  leave.c   its end
  *   plan.c      counting on the device, routes in device memory
  *   wait.c      the host's wait for a kernel
- *   dispatch.c, combine.c   one operation each
+ *   dispatch.c, combine.c   one operation each;  stage.c  copies of ordinary memory while rows move
  *   lowlatency.c            the low-latency calls
  *   module.c    device memory, clocks and yardsticks for the command
  *   *.cu        kernels and what launches them
@@ -200,6 +200,16 @@ ep_status cuda_plan_layout(ep_comm *comm, const ep_plan_args *args, ep_layout *l
 ep_status cuda_plan_ready(struct cuda_comm *cuda, ep_plan *plan, const struct cuda_route **ret_route);
 /* Rows of this rank's tokens in its own memory and in that of the others. */
 void cuda_plan_count(const ep_plan *plan, uint64_t row_bytes, ep_stats *stats);
+
+/*
+ * stage.c. Is the ordinary memory of this rank, in rows of `row_bytes`, copied while the rows move? Else before or
+ * behind the kernel.
+ */
+bool cuda_copies_along(const struct cuda_comm *cuda, const ep_plan *plan, size_t row_bytes);
+/* What the kernel is told, but for the memory. After host_enter(). `copies`: what this rank's record says. */
+void cuda_fill_stage(const struct cuda_comm *cuda, const ep_plan *plan, bool copies, struct cuda_stage *ret_stage);
+/* Rings of the copying warps, with slots of at least `slot` bytes, in the shape that the movers have. */
+void cuda_fit_copiers(const struct cuda_comm *cuda, size_t slot, struct cuda_stage *stage, struct cuda_shape *shape);
 
 /* wait.c */
 /* An operation that is queued on the device. */

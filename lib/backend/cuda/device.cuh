@@ -71,6 +71,12 @@ __device__ __forceinline__ void bulk_wait_read()
     asm volatile("cp.async.bulk.wait_group.read 1;" ::: "memory");
 }
 
+/* All but the newest group of this thread are written. */
+__device__ __forceinline__ void bulk_wait_older()
+{
+    asm volatile("cp.async.bulk.wait_group 1;" ::: "memory");
+}
+
 /* All groups of this thread are written. */
 __device__ __forceinline__ void bulk_wait_all()
 {
@@ -191,10 +197,11 @@ __device__ inline bool operation_begin(const cuda_waits &waits, uint64_t number)
 }
 
 /*
- * Every thread's accesses are complete. The last block tells the peers and waits for theirs. One thread's fence covers
- * what the barrier has shown it of the others; a fence of each thread takes 20 us more.
+ * Every thread's accesses are complete. The last of `blocks` tells the peers and waits for theirs; true for one thread,
+ * when all ranks have done their part. One thread's fence covers what the barrier has shown it of the others; a fence
+ * of each thread takes 20 us more.
  */
-__device__ inline void operation_end(const cuda_waits &waits, uint64_t number, bool sound)
+__device__ inline bool operation_meet(const cuda_waits &waits, uint64_t number, bool sound, uint32_t blocks)
 {
     __shared__ bool last, gave_up;
     int i = (int)threadIdx.x;
@@ -202,11 +209,11 @@ __device__ inline void operation_end(const cuda_waits &waits, uint64_t number, b
     __syncthreads();
     if (waits.bare) {
         if (i)
-            return;
+            return false;
         __threadfence();
-        if (atomicInc(&waits.mine->blocks, gridDim.x - 1) == gridDim.x - 1)
+        if (atomicInc(&waits.mine->blocks, blocks - 1) == blocks - 1)
             waits.mine->next = 0;
-        return;
+        return false;
     }
     if (i == 0) {
         /* The last block's release to the peers passes on what it has acquired here of the others. */
@@ -216,7 +223,7 @@ __device__ inline void operation_end(const cuda_waits &waits, uint64_t number, b
                      : "=r"(before)
                      : "l"(&waits.mine->blocks)
                      : "memory");
-        last = before == gridDim.x - 1;
+        last = before == blocks - 1;
         /* Not the report: a look across PCIe takes 2 us. */
         gave_up = *(volatile uint32_t *)&waits.mine->gave_up;
         /* The fences above put this behind what the warps of all blocks have taken. */
@@ -225,7 +232,7 @@ __device__ inline void operation_end(const cuda_waits &waits, uint64_t number, b
     }
     __syncthreads();
     if (!last)
-        return;
+        return false;
     /* Where a block gave up the rows are not all there. */
     sound = sound && !gave_up;
     if (sound && i < waits.nranks) {
@@ -233,13 +240,23 @@ __device__ inline void operation_end(const cuda_waits &waits, uint64_t number, b
         sound = wait_until(waits, &waits.mine->done[i], number, i, waits.done_phase);
     }
     sound = __syncthreads_and(sound);
-    if (!sound || i)
-        return;
+    return sound && i == 0;
+}
+
+/* By one thread, behind everything that the kernel does. */
+__device__ inline void operation_complete(const cuda_waits &waits, uint64_t number)
+{
     waits.mine->operation = number;
     if (!waits.ticket)
         return;
     __threadfence_system();
     *(volatile uint64_t *)&waits.report->completed = waits.ticket;
+}
+
+__device__ inline void operation_end(const cuda_waits &waits, uint64_t number, bool sound)
+{
+    if (operation_meet(waits, number, sound, gridDim.x))
+        operation_complete(waits, number);
 }
 
 #endif

@@ -19,7 +19,8 @@ struct dispatch {
     ep_plan *plan;
     const ep_dispatch_args *args;
     struct output output[HOST_AT_COUNT];
-    bool finish; /* there is work behind the kernel */
+    bool copies; /* the kernel copies out of staging */
+    bool finish; /* there is work behind it */
     struct cuda_pending *pending;
 };
 
@@ -45,7 +46,10 @@ static void describe_outputs(struct dispatch *d)
         (struct output){.wanted = args->recv_topk_weights, .bytes = (expanded ? 1 : topk) * sizeof(float)};
 }
 
-/* Fills the record with where peers are to write: in place if the output is symmetric memory, else in staging. */
+/*
+ * Fills the record with where peers are to write: in place if the output is symmetric memory, else in staging. What
+ * travels with rows is little: only with ordinary memory of the rows themselves is it copied by the kernel.
+ */
 static ep_status publish_outputs(struct dispatch *d, struct host_record *record)
 {
     size_t rows = (size_t)d->plan->full.n_recv;
@@ -60,11 +64,15 @@ static ep_status publish_outputs(struct dispatch *d, struct host_record *record)
         output->placed = output->wanted;
         if (cuda_find(d->cuda, output->wanted, bytes, &record->at[i]))
             continue;
-        d->finish = true;
+        if (i == HOST_AT_X)
+            d->copies = cuda_copies_along(d->cuda, d->plan, output->bytes);
+        if (!d->copies)
+            d->finish = true;
         EP_TRY(cuda_stage(d->cuda, i, bytes, &output->placed));
         if (!cuda_find(d->cuda, output->placed, bytes, &record->at[i]))
             return ep_fail(EP_E_STATE, "dispatch: staging buffer of %zu bytes is not where it was", bytes);
     }
+    record->copies = d->copies;
     return EP_OK;
 }
 
@@ -81,6 +89,9 @@ static ep_status map_outputs(struct dispatch *d, struct cuda_dispatch *move)
 
             if (status != EP_OK)
                 return host_raise_own(host, status, rank, HOST_DISPATCH_READY);
+            /* Own rows need no detour. */
+            if (rank == host->comm->rank && d->copies)
+                at[i] = d->output[i].placed ? d->output[i].wanted : NULL;
         }
         move->out_x[rank] = at[HOST_AT_X];
         move->out_scales[rank] = at[HOST_AT_SCALES];
@@ -118,6 +129,14 @@ static void fit(const struct cuda_comm *cuda, struct cuda_dispatch *move, struct
     *ret_shape = shape;
 }
 
+static struct cuda_copy copy_of(const struct output *output)
+{
+    struct cuda_copy copy = {.from = output->placed, .to = output->wanted};
+
+    copy.row_bytes = output->placed == output->wanted ? 0 : (int64_t)output->bytes;
+    return copy;
+}
+
 static ep_status launch(struct dispatch *d, const struct cuda_route *route)
 {
     const ep_dispatch_args *args = d->args;
@@ -141,6 +160,13 @@ static ep_status launch(struct dispatch *d, const struct cuda_route *route)
     cuda_fill_waits(cuda, HOST_DISPATCH_READY, HOST_DISPATCH_DONE, &move->waits);
     EP_TRY(map_outputs(d, move));
     fit(cuda, move, shape);
+    cuda_fill_stage(cuda, d->plan, d->copies, &move->stage);
+    if (d->copies) {
+        cuda_fit_copiers(cuda, (size_t)move->chunk_bytes, &move->stage, shape);
+        move->stage.x = copy_of(&d->output[HOST_AT_X]);
+        for (int i = 0; i < 3; i++)
+            move->stage.beside[i] = copy_of(&d->output[HOST_AT_SCALES + i]);
+    }
     return cuda_status(cuda_launch_dispatch(move, shape, cuda->stream), "dispatch kernel");
 }
 
@@ -174,7 +200,7 @@ static ep_status finish_outputs(struct dispatch *d)
     int64_t begin = plan->full.n_recv, end = plan->args.worst_rows;
 
     for (int i = 0; i < HOST_AT_COUNT; i++) {
-        if (!expanded)
+        if (!expanded && !d->copies)
             EP_TRY(copy_range(d, &d->output[i], 0, plan->full.n_recv));
         for (int local = 0; expanded && local < plan->info.n_local_experts; local++) {
             int64_t start = inner->expert_start[local], last = start + inner->recv_exact[local];

@@ -2,8 +2,10 @@
 /*
  * Dispatch: each warp streams (token, chunk of its row) units through a ring in shared memory, one bulk load and a bulk
  * store for each destination, straight into the final rows. The lanes place what travels with a row meanwhile.
+ * For destinations in ordinary memory the final rows are in staging, and the warps say how far they are with them.
  */
 #include "backend/cuda/device.cuh"
+#include "backend/cuda/stage.cuh"
 
 #define WARP 32
 
@@ -167,22 +169,146 @@ __device__ uint32_t unit_of_turn(const turns &t, int k)
     return __shfl_sync(0xffffffffu, t.number, k % WARP);
 }
 
-__global__ void __launch_bounds__(512, 1) dispatch_kernel(const __grid_constant__ cuda_dispatch d, int stages)
+/*
+ * Parts of the tokens all of whose units come before `unit`. The units of a warp ascend: once it has moved those that
+ * it had before, it is through with these parts.
+ */
+__device__ __forceinline__ int parts_before(const cuda_dispatch &d, uint32_t unit, uint32_t units)
 {
-    extern __shared__ __align__(128) unsigned char shared[];
+    return unit >= units ? d.stage.parts : (int)(unit / ((uint32_t)d.stage.part_tokens * (uint32_t)d.n_chunks));
+}
+
+/*
+ * This warp is through with the parts before `upto`. Who is the last tells each rank that copies how many of the rows
+ * there are complete: as many as the counting kernel has found in the tokens so far.
+ */
+__device__ void end_parts(const cuda_dispatch &d, int &ended, int upto, int lane)
+{
+    const cuda_stage &s = d.stage;
+    const cuda_waits &w = d.waits;
+    int blocks = s.part_tokens / CUDA_COUNT_TOKENS;
+
+    for (; ended < upto; ended++) {
+        uint32_t rows = CUDA_ALL_ROWS;
+
+        if (!count_part(w, ended, (uint32_t)s.movers * (blockDim.x / WARP), lane))
+            continue;
+        if (lane >= w.nranks || !(s.told >> lane & 1))
+            continue;
+        if (ended + 1 < s.parts)
+            rows = (uint32_t)__ldg(d.route.block_rows + (int64_t)(ended + 1) * blocks * w.nranks + lane);
+        store_release(&w.peer[lane]->progress[w.rank], CUDA_WORD(s.number, rows));
+    }
+}
+
+/* Where a copying warp is; lane i looks after the rows of rank i. */
+struct arrival {
+    int64_t next, known, total; /* bytes: the warp's next piece, what is complete, all */
+};
+
+__device__ bool has_piece(const arrival &a, const cuda_stage &s)
+{
+    return a.next < a.total && min(a.next + s.slot_bytes, a.total) <= a.known;
+}
+
+/*
+ * Waits until some source is further. By all lanes. The deadline is twice that of others: the warps that move wait for
+ * the peers to begin, then for them to end, and say who is late; this is for words that do not come in spite of that.
+ */
+__device__ bool await_rows(const cuda_dispatch &d, arrival &a, int lane)
+{
+    const cuda_waits &w = d.waits;
+    bool open = a.next < a.total;
+    uint64_t begin = 0;
+
+    for (uint32_t spins = 1;; spins++) {
+        bool stopped, lost, late;
+        uint64_t now;
+
+        if (open)
+            a.known = min(a.total, (int64_t)rows_of_word(load_acquire(&w.mine->progress[lane]), d.stage.number) *
+                                       d.stage.x.row_bytes);
+        if (__any_sync(0xffffffffu, has_piece(a, d.stage)))
+            break;
+        if (spins % SPINS)
+            continue;
+        now = global_ns();
+        if (!begin)
+            begin = now;
+        stopped = *(volatile uint32_t *)&w.report->abort || *(volatile uint32_t *)&w.mine->gave_up;
+        lost = open && *(volatile uint32_t *)&w.report->left >> lane & 1;
+        if (lost) {
+            /* What it had to send is here. */
+            __threadfence_system();
+            lost = rows_of_word(load_acquire(&w.mine->progress[lane]), d.stage.number) != CUDA_ALL_ROWS;
+        }
+        late = open && now - begin > 2 * w.deadline_ns;
+        if (stopped || lost || late)
+            give_up(w, stopped ? 0 : lost ? CUDA_FAILED_LEFT : CUDA_FAILED_LATE, lane, w.done_phase);
+        if (__any_sync(0xffffffffu, stopped || lost || late))
+            return false;
+    }
+    /* What the peers wrote before may be read by the copy engine now. */
+    __syncwarp();
+    asm volatile("fence.proxy.async.global;" ::: "memory");
+    return true;
+}
+
+/* Copies what the peers have placed in staging, in the order in which it comes. By a warp, number `me` of `all`. */
+__device__ bool copy_out(const cuda_dispatch &d, copier &c, int64_t me, int64_t all, int lane)
+{
+    const cuda_stage &s = d.stage;
+    arrival a = {me * s.slot_bytes, 0, lane < d.waits.nranks ? s.rows[lane] * s.x.row_bytes : 0};
+    bool sound = true;
+
+    while (sound) {
+        uint32_t ready = __ballot_sync(0xffffffffu, has_piece(a, s));
+
+        if (ready && copier_has_room(c)) {
+            int source = __ffs((int)ready) - 1;
+            int64_t at = __shfl_sync(0xffffffffu, a.next, source), total = __shfl_sync(0xffffffffu, a.total, source);
+
+            copier_take(c, s, s.first[source], at, min(at + s.slot_bytes, total), lane);
+            if (lane == source)
+                a.next += all * s.slot_bytes;
+        } else if (c.loaded) {
+            copier_store(c, lane);
+        } else if (!__any_sync(0xffffffffu, a.next < a.total)) {
+            break;
+        } else {
+            sound = await_rows(d, a, lane);
+        }
+    }
+    bulk_wait_all();
+    return sound;
+}
+
+__device__ void copy_block(const cuda_dispatch &d, unsigned char *shared, int stages, uint32_t block, uint64_t number)
+{
+    int warps = (int)blockDim.x / WARP, warp = (int)threadIdx.x / WARP;
+    copier c = copier_begin(shared, d.stage, stages);
+
+    copier_end(d.waits, d.stage, number,
+               copy_out(d, c, (int64_t)warp * d.stage.copiers + block, (int64_t)warps * d.stage.copiers,
+                        (int)threadIdx.x % WARP));
+}
+
+/* All that the block, number `block` of `blocks`, moves over the links. STAGED: some rank of the group copies. */
+template <bool STAGED>
+__device__ __forceinline__ bool move_units(const cuda_dispatch &d, unsigned char *shared, int stages, uint32_t block,
+                                           uint32_t blocks, uint64_t number)
+{
     int warps = (int)blockDim.x / WARP, warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
     uint64_t *barriers = reinterpret_cast<uint64_t *>(shared);
     unsigned char *slots = shared + (size_t)(warps * stages * 8 + 127) / 128 * 128;
     ring r = {slots + (size_t)warp * stages * d.chunk_bytes, barriers + warp * stages, stages, d.chunk_bytes};
     uint32_t units = (uint32_t)d.route.n_tokens * (uint32_t)d.n_chunks;
-    turns t = {0, (uint32_t)warp * gridDim.x + blockIdx.x, gridDim.x * (uint32_t)warps, stages + 1};
-    int slot = 0, next_slot = stages - 1;
+    turns t = {0, (uint32_t)warp * blocks + block, blocks * (uint32_t)warps, stages + 1};
+    int slot = 0, next_slot = stages - 1, ended = 0, passed = 0;
     uint32_t parity = 0;
     unit u = {}, next = {};
-    uint64_t number;
     bool sound;
 
-    number = operation_signal(d.waits);
     for (int k = 0; k < t.given; k++)
         ask_turn(d, t, k, lane);
     if (lane == 0) {
@@ -197,6 +323,8 @@ __global__ void __launch_bounds__(512, 1) dispatch_kernel(const __grid_constant_
         next = fetch_unit(d, t.me, lane);
     __syncwarp();
     sound = operation_begin(d.waits, number);
+    if (STAGED)
+        passed = parts_before(d, t.me, units);
     for (int k = 0; unit_of_turn(t, k) < units; k++) {
         uint32_t following = unit_of_turn(t, k + 1), loading;
 
@@ -218,13 +346,46 @@ __global__ void __launch_bounds__(512, 1) dispatch_kernel(const __grid_constant_
                 load_unit(d, r, loading, next_slot);
             next_slot = next_slot + 1 == stages ? 0 : next_slot + 1;
         }
+        if (STAGED && sound && ended < passed) {
+            /* Behind the next load, because what has been read need not be written yet. */
+            bulk_wait_older();
+            end_parts(d, ended, passed, lane);
+        }
+        if (STAGED)
+            passed = parts_before(d, following, units);
         if (++slot == stages) {
             slot = 0;
             parity ^= 1;
         }
     }
     bulk_wait_all();
-    operation_end(d.waits, number, sound);
+    if (STAGED && sound)
+        end_parts(d, ended, d.stage.parts, lane);
+    return sound;
+}
+
+template <bool STAGED>
+__global__ void __launch_bounds__(512, 1) dispatch_kernel(const __grid_constant__ cuda_dispatch d, int stages)
+{
+    extern __shared__ __align__(128) unsigned char shared[];
+    uint32_t block = blockIdx.x, blocks = gridDim.x;
+    uint64_t number = operation_signal(d.waits);
+    bool sound;
+
+    if (STAGED) {
+        /* Movers first: copiers wait for those of the peers. */
+        block = take_place(d.waits);
+        blocks = (uint32_t)d.stage.movers;
+        if (block >= blocks) {
+            copy_block(d, shared, stages, block - blocks, number);
+            return;
+        }
+    }
+    sound = move_units<STAGED>(d, shared, stages, block, blocks, number);
+    if (!STAGED)
+        operation_end(d.waits, number, sound);
+    else if (operation_meet(d.waits, number, sound, blocks))
+        share_end(d.waits, d.stage, number);
 }
 
 } /* namespace */
@@ -232,12 +393,21 @@ __global__ void __launch_bounds__(512, 1) dispatch_kernel(const __grid_constant_
 cudaError_t cuda_launch_dispatch(const struct cuda_dispatch *dispatch, const struct cuda_shape *shape,
                                  cudaStream_t stream)
 {
-    dispatch_kernel<<<(unsigned)shape->blocks, (unsigned)shape->warps * WARP, shape->shared_bytes, stream>>>(
-        *dispatch, shape->stages);
+    const cuda_stage *stage = &dispatch->stage;
+    bool staged = !dispatch->waits.bare && (stage->told || stage->copiers);
+    unsigned blocks = (unsigned)(shape->blocks + (staged ? stage->copiers : 0));
+    void (*kernel)(cuda_dispatch, int) = staged ? dispatch_kernel<true> : dispatch_kernel<false>;
+
+    kernel<<<blocks, (unsigned)shape->warps * WARP, shape->shared_bytes, stream>>>(*dispatch, shape->stages);
     return cudaGetLastError();
 }
 
 cudaError_t cuda_dispatch_load(int shared_bytes)
 {
-    return cudaFuncSetAttribute(dispatch_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+    cudaError_t error =
+        cudaFuncSetAttribute(dispatch_kernel<false>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+
+    if (error == cudaSuccess)
+        error = cudaFuncSetAttribute(dispatch_kernel<true>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+    return error;
 }

@@ -20,6 +20,17 @@ extern "C" {
 #define CUDA_COUNT_TOKENS 256
 
 /*
+ * How far rows are that one rank has on another: in operation `number`, as the hosts count, the first `rows` of them,
+ * in the order of the tokens. Later words are larger ones.
+ */
+#define CUDA_ROWS_BITS 24
+#define CUDA_ALL_ROWS ((1u << CUDA_ROWS_BITS) - 1)
+#define CUDA_WORD(number, rows) ((uint64_t)(number) << CUDA_ROWS_BITS | (uint64_t)(rows))
+
+/* Parts of an operation after which such words are sent. */
+#define CUDA_MOST_PARTS 64
+
+/*
  * In device memory of each rank. Peers write, the owner polls: each word is set to the number of an operation. The
  * numbers are counted here, because a captured CUDA graph runs an operation again that the host has called once.
  */
@@ -29,6 +40,9 @@ struct cuda_signals {
     uint64_t operation;             /* the last that is complete; the owner's own */
     uint32_t blocks;                /* of the running kernel that have finished; the owner's own */
     uint32_t next; /* unit of the running kernel that no warp has taken; 0 between kernels; the owner's own */
+    uint64_t progress[CUDA_MAX_RANKS]; /* [rank] CUDA_WORD(): how far its rows are, for the owner; stage.cuh */
+    uint32_t part[CUDA_MOST_PARTS];    /* warps that are through with the part; 0 between kernels; the owner's own */
+    uint32_t places, shares;           /* blocks that have begun, shares that have ended; as above */
     /*
      * Not 0: the communicator has failed. CUDA_STOPPED, a kernel of the owner met a deadline or was stopped; or as
      * cuda_report.failure, written by the peer that it names.
@@ -74,9 +88,32 @@ struct cuda_route {
     const struct cuda_entry *entry; /* [N, width], of each token the first count[token], in the order of the sum */
     const int32_t *count;           /* [N] */
     const int32_t *index;           /* [N,K] expert or -1 */
+    const int32_t *block_rows;      /* rank layout: [N / CUDA_COUNT_TOKENS, R] rows before those tokens */
     int32_t width, n_tokens, topk, n_local_experts;
     int32_t expanded, wide; /* indices are int64 */
     int64_t base[CUDA_MAX_RANKS];
+};
+
+/* Rows to be copied within this rank's memory. */
+struct cuda_copy {
+    const unsigned char *from;
+    unsigned char *to;
+    int64_t row_bytes; /* 0: nothing to copy */
+};
+
+/*
+ * Ordinary memory, which peers cannot reach: its rows go through staging memory, and blocks of the moving kernel's own
+ * copy between the two while the others move. Rows of this rank's own tokens take no detour.
+ */
+struct cuda_stage {
+    uint64_t number;            /* of the operation, as the hosts count */
+    uint32_t told;              /* dispatch: ranks that copy and are told how far this one's rows are; a bit for each */
+    int32_t movers, copiers;    /* blocks that move rows; blocks that copy, 0: all is symmetric memory here */
+    int32_t parts, part_tokens; /* dispatch: part_tokens are whole blocks of the counting kernel */
+    int32_t slot_bytes;         /* of a stage of a copying warp */
+    struct cuda_copy x, beside[3]; /* rows, and what belongs to them */
+    int64_t first[CUDA_MAX_RANKS]; /* [source] its first row on this rank, */
+    int64_t rows[CUDA_MAX_RANKS];  /* ... and how many are copied */
 };
 
 struct cuda_dispatch {
@@ -94,6 +131,7 @@ struct cuda_dispatch {
     uint32_t *out_scales[CUDA_MAX_RANKS];
     void *out_index[CUDA_MAX_RANKS];
     float *out_weights[CUDA_MAX_RANKS];
+    struct cuda_stage stage;
 };
 
 struct cuda_combine {

@@ -53,6 +53,7 @@ static ep_status new_route(struct cuda_comm *cuda, ep_plan *plan, int32_t **ret_
                                         .expanded = expanded,
                                         .wide = plan->args.idx_type == EP_I64};
     *ret_block_rows = (int32_t *)(memory + entries + counts + indices);
+    device->route.block_rows = expanded ? NULL : *ret_block_rows;
     return EP_OK;
 }
 

@@ -82,6 +82,7 @@ struct host_record {
     int32_t phase; /* HOST_DISPATCH_READY or HOST_COMBINE_READY: tells two ranks in different calls apart */
     int32_t plan_number;
     int32_t dtype, hidden, scale_type, outputs;
+    int32_t copies; /* CUDA: its kernel copies rows between ordinary memory and `at`; ranks may differ */
     struct host_where at[HOST_AT_COUNT];
 };
 

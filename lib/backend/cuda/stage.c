@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Whether ordinary memory is copied while the rows move (stage.cuh), and what the kernel is told for it. Each rank
+ * decides for itself and says so in its record, because the others send it words.
+ */
+#include "backend/cuda/cuda.h"
+
+#include <string.h>
+
+/* Blocks that copy: twice what keeps up with the links, so that little is left when the last rows have come. */
+#define COPIERS 16
+
+/*
+ * Rows of other ranks below which a copy in stream order costs no more: the kernel's own takes some 3 us, for the first
+ * word and for a last piece on its way through shared memory, which is also what a copy in the stream takes.
+ */
+#define LEAST_BYTES ((size_t)128 << 10)
+
+#define LEAST_SLOT 4096u /* bytes: a row may be shorter, a piece should not be */
+
+static int64_t rows_of(const struct host_plan *inner, int source)
+{
+    return inner->recv_from_rank[source + 1] - inner->recv_from_rank[source];
+}
+
+/* Ranks of the group that work on this one's device, in other threads or processes. */
+static int count_sharing(const struct cuda_comm *cuda)
+{
+    int n = 0;
+
+    for (int rank = 0; rank < cuda->host.comm->nranks; rank++)
+        n += !strcmp(cuda->peers[rank].board->bus_id, cuda->board->bus_id);
+    return n;
+}
+
+bool cuda_copies_along(const struct cuda_comm *cuda, const ep_plan *plan, size_t row_bytes)
+{
+    const struct host_plan *inner = plan->impl;
+    size_t rows = (size_t)(plan->full.n_recv - rows_of(inner, cuda->host.comm->rank));
+
+    /* In the expanded layout the rows of one source are not together. */
+    if (plan->args.flags & EP_PLAN_EXPANDED || rows * row_bytes < LEAST_BYTES || plan->full.n_recv >= CUDA_ALL_ROWS)
+        return false;
+    /* Blocks that wait must not keep those of another rank off the device. */
+    return count_sharing(cuda) * (cuda->sms + COPIERS) <= cuda->all_sms;
+}
+
+void cuda_fill_stage(const struct cuda_comm *cuda, const ep_plan *plan, bool copies, struct cuda_stage *ret_stage)
+{
+    const struct host_comm *host = &cuda->host;
+    const struct host_plan *inner = plan->impl;
+    int32_t blocks = (plan->args.n_tokens + CUDA_COUNT_TOKENS - 1) / CUDA_COUNT_TOKENS, of_part;
+
+    *ret_stage = (struct cuda_stage){.number = host->operation, .movers = cuda->sms, .copiers = copies ? COPIERS : 0};
+    for (int rank = 0; rank < host->comm->nranks; rank++) {
+        if (rank == host->comm->rank)
+            continue;
+        if (host->peers[rank].control->record[host->operation & 1].copies)
+            ret_stage->told |= 1u << rank;
+        ret_stage->first[rank] = inner->recv_from_rank[rank];
+        ret_stage->rows[rank] = rows_of(inner, rank);
+    }
+    of_part = (blocks + CUDA_MOST_PARTS - 1) / CUDA_MOST_PARTS;
+    if (!ret_stage->told)
+        of_part = blocks;
+    if (of_part && ret_stage->told)
+        ret_stage->parts = (blocks + of_part - 1) / of_part;
+    ret_stage->part_tokens = (of_part ? of_part : 1) * CUDA_COUNT_TOKENS;
+}
+
+void cuda_fit_copiers(const struct cuda_comm *cuda, size_t slot, struct cuda_stage *stage, struct cuda_shape *shape)
+{
+    size_t n = (size_t)(shape->warps * shape->stages), barriers = (n * 8 + 127) / 128 * 128;
+    size_t most = (cuda->shared_limit - 1024) / n / 16 * 16;
+
+    if (slot < LEAST_SLOT)
+        slot = most < LEAST_SLOT ? most : LEAST_SLOT;
+    stage->slot_bytes = (int32_t)slot;
+    if (shape->shared_bytes < barriers + n * slot)
+        shape->shared_bytes = barriers + n * slot;
+}

@@ -1,0 +1,186 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * stage.cuh - copies between ordinary and staging memory while rows move. They are made by blocks of the moving kernel:
+ * a kernel of its own in a second stream would have to be started, joined and waited for, at some microseconds each.
+ * Which rows may be copied or read, the ranks tell each other by progress words, part by part.
+ */
+#ifndef EP_CUDA_STAGE_CUH
+#define EP_CUDA_STAGE_CUH
+
+#include "backend/cuda/device.cuh"
+
+#define STAGE_WARP 32
+#define STAGE_ALL 0xffffffffu /* lanes */
+
+/*
+ * Blocks take their roles in the order in which they begin, whatever their numbers are: so those that others wait for
+ * have begun before any that waits, even where other work leaves few multiprocessors.
+ */
+__device__ inline uint32_t take_place(const cuda_waits &waits)
+{
+    __shared__ uint32_t place;
+
+    if (threadIdx.x == 0)
+        place = atomicAdd(&waits.mine->places, 1u);
+    __syncthreads();
+    return place;
+}
+
+/*
+ * By one thread: one of the kernel's shares is at its end, which are the movers together and each block that copies.
+ * With the last the operation is complete.
+ */
+__device__ inline void share_end(const cuda_waits &waits, const cuda_stage &s, uint64_t number)
+{
+    uint32_t before;
+
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(&waits.mine->shares) : "memory");
+    if (before != (uint32_t)s.copiers)
+        return;
+    waits.mine->shares = waits.mine->places = 0;
+    operation_complete(waits, number);
+}
+
+/* At the end of a block that copies; `sound`: of this warp. Otherwise the operation stays incomplete. */
+__device__ inline void copier_end(const cuda_waits &waits, const cuda_stage &s, uint64_t number, bool sound)
+{
+    if (__syncthreads_and(sound) && threadIdx.x == 0)
+        share_end(waits, s, number);
+}
+
+/*
+ * Counts this warp as through with a part: what its lanes have stored for it is complete. True in the last of `warps`,
+ * which then may tell others. All come to the parts in order, so what is told is never less than before.
+ */
+__device__ inline bool count_part(const cuda_waits &waits, int part, uint32_t warps, int lane)
+{
+    uint32_t before = 0;
+
+    __syncwarp();
+    if (lane == 0) {
+        asm volatile("atom.release.gpu.global.add.u32 %0, [%1], 1;"
+                     : "=r"(before)
+                     : "l"(&waits.mine->part[part])
+                     : "memory");
+        if (before == warps - 1) {
+            __threadfence();
+            waits.mine->part[part] = 0;
+        }
+    }
+    before = __shfl_sync(STAGE_ALL, before, 0);
+    __syncwarp();
+    return before == warps - 1;
+}
+
+/* Rows that a word says are there. A rank that is in a later operation has done all of this one. */
+__device__ __forceinline__ uint32_t rows_of_word(uint64_t word, uint64_t number)
+{
+    uint64_t of = word >> CUDA_ROWS_BITS;
+
+    return of == number ? (uint32_t)word & CUDA_ALL_ROWS : of > number ? CUDA_ALL_ROWS : 0;
+}
+
+/* A warp's ring of pieces of rows. Lane i knows where to the piece in slot i goes. */
+struct copier {
+    unsigned char *slot;
+    uint64_t *full;
+    int stages, slot_bytes;
+    int head, loaded; /* the oldest piece, and how many there are */
+    uint32_t parity;
+    unsigned long long to;
+    uint32_t bytes;
+};
+
+/* `shared`: as for the warps that move, barriers before the slots. */
+__device__ inline copier copier_begin(unsigned char *shared, const cuda_stage &s, int stages)
+{
+    int warps = (int)blockDim.x / STAGE_WARP, warp = (int)threadIdx.x / STAGE_WARP;
+    unsigned char *slots = shared + (size_t)(warps * stages * 8 + 127) / 128 * 128;
+    copier c = {slots + (size_t)warp * stages * s.slot_bytes,
+                reinterpret_cast<uint64_t *>(shared) + warp * stages,
+                stages,
+                s.slot_bytes,
+                0,
+                0,
+                0,
+                0,
+                0};
+
+    if (threadIdx.x % STAGE_WARP == 0) {
+        for (int i = 0; i < stages; i++)
+            barrier_init(c.full + i);
+        barriers_publish();
+    }
+    __syncwarp();
+    return c;
+}
+
+/* One slot stays free, so that the store before the newest is all that a load has to wait for. */
+__device__ __forceinline__ bool copier_has_room(const copier &c)
+{
+    return c.loaded < c.stages - 1;
+}
+
+__device__ inline void copier_load(copier &c, const unsigned char *from, unsigned char *to, uint32_t bytes, int lane)
+{
+    int slot = (c.head + c.loaded) % c.stages;
+
+    if (lane == 0) {
+        bulk_wait_read();
+        barrier_expect(c.full + slot, bytes);
+        bulk_load(c.slot + (size_t)slot * c.slot_bytes, from, bytes, c.full + slot);
+    }
+    if (lane == slot) {
+        c.to = (unsigned long long)to;
+        c.bytes = bytes;
+    }
+    c.loaded++;
+}
+
+/* Stores the oldest piece. */
+__device__ inline void copier_store(copier &c, int lane)
+{
+    unsigned long long to = __shfl_sync(STAGE_ALL, c.to, c.head);
+    uint32_t bytes = __shfl_sync(STAGE_ALL, c.bytes, c.head);
+
+    barrier_wait(c.full + c.head, c.parity);
+    if (lane == 0) {
+        bulk_store((void *)to, c.slot + (size_t)c.head * c.slot_bytes, bytes);
+        bulk_commit();
+    }
+    c.loaded--;
+    if (++c.head == c.stages) {
+        c.head = 0;
+        c.parity ^= 1;
+    }
+}
+
+/* Words of rows [begin, end). Two at once, because a load takes longer than all the rest. Past L1: peers write them. */
+__device__ inline void copy_words(const cuda_copy &copy, int64_t begin, int64_t end, int lane)
+{
+    const uint32_t *from = reinterpret_cast<const uint32_t *>(copy.from + begin * copy.row_bytes);
+    uint32_t *to = reinterpret_cast<uint32_t *>(copy.to + begin * copy.row_bytes);
+    int64_t n = (end - begin) * copy.row_bytes / 4;
+
+    for (int64_t i = lane; i < n; i += 2 * STAGE_WARP) {
+        bool two = i + STAGE_WARP < n;
+        uint32_t first = __ldcg(from + i), second = two ? __ldcg(from + i + STAGE_WARP) : 0;
+
+        to[i] = first;
+        if (two)
+            to[i + STAGE_WARP] = second;
+    }
+}
+
+/* A piece of a source's rows, bytes [at, end) of them, and what belongs to the rows that begin in it. */
+__device__ inline void copier_take(copier &c, const cuda_stage &s, int64_t first, int64_t at, int64_t end, int lane)
+{
+    int64_t row = s.x.row_bytes, from = first * row + at;
+
+    copier_load(c, s.x.from + from, s.x.to + from, (uint32_t)(end - at), lane);
+    for (int i = 0; i < 3; i++)
+        if (s.beside[i].row_bytes)
+            copy_words(s.beside[i], first + (at + row - 1) / row, first + (end + row - 1) / row, lane);
+}
+
+#endif
