@@ -3,8 +3,8 @@
  * epkit/memory.h - symmetric memory: memory that peers of the same node can write and read directly.
  *
  * Outputs of dispatch and inputs of combine that lie in it are used in place (zero copy). Ordinary memory is accepted
- * everywhere, at the price of one local copy and of as much memory of the library's own. On the CUDA backend rows of a
- * dispatch in the rank layout are copied while others are on their way; other copies take time of their own.
+ * everywhere, at the price of one local copy and of as much memory of the library's own. On the CUDA backend rows in
+ * the rank layout are copied while others are on their way; in the expanded layout the copy takes time of its own.
  */
 #ifndef EPKIT_MEMORY_H
 #define EPKIT_MEMORY_H

@@ -31,6 +31,7 @@ struct bench {
     cudaEvent_t begin, end;
     int64_t *index;
     unsigned char *x, *scales, *bias, *out, *recv_x, *recv_scales, *recv_index, *recv_weights, *weights, *out_weights;
+    unsigned char *ordinary; /* as recv_x, not symmetric */
     unsigned char *flush;
     ep_plan *plan;
     ep_event *done;
@@ -39,9 +40,23 @@ struct bench {
     float us[MAX_REPEAT];
 };
 
-enum what { DISPATCH_BF16, DISPATCH_FP8, COMBINE, DISPATCH_FULL, PLAN_DISPATCH, N_WHAT };
-static const char *const what_names[N_WHAT] = {"dispatch bf16", "dispatch fp8", "combine bf16",
-                                               "dispatch bf16 with indices and weights", "plan and dispatch bf16"};
+enum what {
+    DISPATCH_BF16,
+    DISPATCH_FP8,
+    COMBINE,
+    DISPATCH_ORDINARY,
+    COMBINE_ORDINARY,
+    DISPATCH_FULL,
+    PLAN_DISPATCH,
+    N_WHAT
+};
+static const char *const what_names[N_WHAT] = {"dispatch bf16",
+                                               "dispatch fp8",
+                                               "combine bf16",
+                                               "dispatch bf16, ordinary output",
+                                               "combine bf16, ordinary input",
+                                               "dispatch bf16 with indices and weights",
+                                               "plan and dispatch bf16"};
 
 static uint64_t next_random(uint64_t *state)
 {
@@ -138,6 +153,7 @@ static int make_buffers(struct bench *b)
     CUDA(cudaMalloc((void **)&b->scales, n * row / 64));
     CUDA(cudaMalloc((void **)&b->weights, n * topk * 4));
     CUDA(cudaMalloc((void **)&b->out_weights, n * topk * 4));
+    CUDA(cudaMalloc((void **)&b->ordinary, rows * row));
     CALL(ep_alloc(b->comm, rows * row, (void **)&b->recv_x));
     CALL(ep_alloc(b->comm, rows * row / 64, (void **)&b->recv_scales));
     CALL(ep_alloc(b->comm, rows * topk * 8, (void **)&b->recv_index));
@@ -151,10 +167,10 @@ static int operate(struct bench *b, enum what what)
 {
     ep_dispatch_args args = EP_DISPATCH_ARGS_INIT;
 
-    if (what == COMBINE) {
+    if (what == COMBINE || what == COMBINE_ORDINARY) {
         ep_combine_args sum = EP_COMBINE_ARGS_INIT;
 
-        sum.x = b->recv_x;
+        sum.x = what == COMBINE ? b->recv_x : b->ordinary;
         sum.dtype = EP_BF16;
         sum.hidden = options.hidden;
         sum.out = b->out;
@@ -170,7 +186,7 @@ static int operate(struct bench *b, enum what what)
     args.x = b->x;
     args.dtype = what == DISPATCH_FP8 ? EP_F8E4M3 : EP_BF16;
     args.hidden = options.hidden;
-    args.recv_x = b->recv_x;
+    args.recv_x = what == DISPATCH_ORDINARY ? b->ordinary : b->recv_x;
     args.out_rows = b->plan_info.n_recv;
     if (what == DISPATCH_FP8) {
         args.scales = b->scales;

@@ -22,20 +22,31 @@ struct combine {
     ep_plan *plan;
     const ep_combine_args *args;
     size_t row_bytes;
+    bool copies; /* the kernel copies into staging */
+    struct cuda_copy copy[HOST_AT_COUNT];
     struct cuda_pending *pending;
 };
 
-/* Publishes one input: in place if it is symmetric memory, else a copy in staging. */
-static ep_status publish_input(struct combine *c, int which, const void *input, size_t bytes,
+/*
+ * Publishes one input: in place if it is symmetric memory, else a copy in staging, which the kernel makes if that of
+ * the rows is worth it.
+ */
+static ep_status publish_input(struct combine *c, int which, const void *input, size_t row_bytes,
                                struct host_where *ret_where)
 {
+    size_t bytes = (size_t)c->plan->full.n_recv * row_bytes;
     void *staged;
 
     ret_where->slot = HOST_NOWHERE;
     if (!input || !bytes || cuda_find(c->cuda, input, bytes, ret_where))
         return EP_OK;
     EP_TRY(cuda_stage(c->cuda, which, bytes, &staged));
-    CUDA_TRY(cudaMemcpyAsync(staged, input, bytes, cudaMemcpyDeviceToDevice, c->cuda->stream));
+    if (which == HOST_AT_X)
+        c->copies = cuda_copies_along(c->cuda, c->plan, row_bytes);
+    if (c->copies)
+        c->copy[which] = (struct cuda_copy){.from = input, .to = staged, .row_bytes = (int64_t)row_bytes};
+    else
+        CUDA_TRY(cudaMemcpyAsync(staged, input, bytes, cudaMemcpyDeviceToDevice, c->cuda->stream));
     if (!cuda_find(c->cuda, staged, bytes, ret_where))
         return ep_fail(EP_E_STATE, "combine: staging buffer of %zu bytes is not where it was", bytes);
     return EP_OK;
@@ -54,6 +65,12 @@ static ep_status map_inputs(struct combine *c, struct cuda_combine *sum)
             status = cuda_map(c->cuda, rank, &record->at[HOST_AT_WEIGHTS], &weights);
         if (status != EP_OK)
             return host_raise_own(host, status, rank, HOST_COMBINE_READY);
+        /* Own rows need no detour. */
+        if (rank == host->comm->rank && c->copies) {
+            sum->x[rank] = c->args->x;
+            sum->weights[rank] = c->args->topk_weights;
+            continue;
+        }
         sum->x[rank] = x;
         sum->weights[rank] = weights;
     }
@@ -121,6 +138,13 @@ static ep_status launch(struct combine *c, const struct cuda_route *route)
     EP_TRY(map_inputs(c, sum));
     *shape = fit(cuda, (uint32_t)c->row_bytes, (uint32_t)route->width, &sum->slot_bytes);
     divide(sum, shape);
+    cuda_fill_stage(cuda, c->plan, c->copies, &sum->stage);
+    if (c->copies) {
+        cuda_fit_copiers(cuda, (size_t)sum->slot_bytes, &sum->stage, shape);
+        sum->stage.x = c->copy[HOST_AT_X];
+        sum->stage.beside[0] = c->copy[HOST_AT_WEIGHTS];
+        sum->stage.parts = cuda_parts_ahead(&sum->stage, shape);
+    }
     return cuda_status(cuda_launch_combine(sum, shape, cuda->stream), "combine kernel");
 }
 
@@ -147,11 +171,10 @@ static ep_status combine_body(struct combine *c)
     struct host_record record = {.phase = HOST_COMBINE_READY, .dtype = args->dtype, .hidden = args->hidden};
     struct host_comm *host = &c->cuda->host;
     const struct cuda_route *route;
-    size_t n_recv, weights_per_row;
+    size_t weights_per_row;
 
     EP_TRY(cuda_plan_ready(c->cuda, c->plan, &route));
     EP_TRY(check_pointers(c));
-    n_recv = (size_t)c->plan->full.n_recv;
     weights_per_row = route->expanded ? 1 : (size_t)c->plan->args.topk;
     c->row_bytes = (size_t)args->hidden * sizeof(uint16_t);
     cuda_sweep(c->cuda);
@@ -159,9 +182,10 @@ static ep_status combine_body(struct combine *c)
     record.outputs = args->out_topk_weights ? 1 : 0;
     for (int i = 0; i < HOST_AT_COUNT; i++)
         record.at[i].slot = HOST_NOWHERE;
-    EP_TRY(publish_input(c, HOST_AT_X, args->x, n_recv * c->row_bytes, &record.at[HOST_AT_X]));
-    EP_TRY(publish_input(c, HOST_AT_WEIGHTS, args->topk_weights, n_recv * weights_per_row * sizeof(float),
+    EP_TRY(publish_input(c, HOST_AT_X, args->x, c->row_bytes, &record.at[HOST_AT_X]));
+    EP_TRY(publish_input(c, HOST_AT_WEIGHTS, args->topk_weights, weights_per_row * sizeof(float),
                          &record.at[HOST_AT_WEIGHTS]));
+    record.copies = c->copies;
     EP_TRY(host_enter(host, &record));
     c->pending->phase = HOST_COMBINE_DONE;
     c->pending->operation = host->operation;

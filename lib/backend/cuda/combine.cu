@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Combine: each warp pulls pieces of a token's rows from where they lie into a ring in shared memory, adds them up
- * in fp32 in the order of the route, rounds once and writes the result.
+ * in fp32 in the order of the route, rounds once and writes the result. Rows of ordinary memory are copied into staging
+ * meanwhile, and a warp waits for those that it is to pull.
  */
 #include "backend/cuda/device.cuh"
+#include "backend/cuda/stage.cuh"
 #include "backend/cuda/sums.cuh"
 
 #define WARP 32
@@ -40,6 +42,8 @@ struct feed {
     int n;
     const unsigned char *row; /* lane i: one of the rows */
     uint32_t asked;           /* lane 0: the number of the unit after the next */
+    cuda_entry entry;         /* STAGED, lane i: of the i-th row */
+    bool here;                /* STAGED: the rows may be read */
 };
 
 /* Of what lies in a slot, lane `slot` knows what it is. */
@@ -87,14 +91,17 @@ __device__ uint32_t piece_of(const cuda_combine &c, uint32_t bytes, int n)
 }
 
 /* The next unit becomes that whose pieces are loaded. By all lanes. */
-__device__ void enter_unit(const cuda_combine &c, feed &f, int lane)
+template <bool STAGED> __device__ void enter_unit(const cuda_combine &c, feed &f, int lane)
 {
-    uint32_t all = gridDim.x * (blockDim.x / WARP), number = __shfl_sync(0xffffffffu, f.asked, 0);
+    uint32_t blocks = STAGED ? (uint32_t)c.stage.movers : gridDim.x;
+    uint32_t all = blocks * (blockDim.x / WARP), number = __shfl_sync(0xffffffffu, f.asked, 0);
 
     f.token = f.next.token;
     f.at = f.next.at;
     f.end = f.next.end;
     f.n = f.next.n;
+    f.entry = f.next.entry;
+    f.here = false;
     if (f.token >= 0) {
         f.piece = piece_of(c, f.end - f.at, f.n);
         f.row = lane < f.n ? row_of(c, f.next.entry) : nullptr;
@@ -104,7 +111,36 @@ __device__ void enter_unit(const cuda_combine &c, feed &f, int lane)
         f.asked = 2 * all + take_unit(c.waits);
 }
 
+/*
+ * May the rows of the unit be read? By all lanes. `known`: lane i's, how many rows rank i has copied by its last word.
+ * With `wait` it waits for those that are missing; after a wait in vain `sound` is false.
+ */
+__device__ bool look_for_rows(const cuda_combine &c, feed &f, uint32_t &known, bool wait, bool &sound, int lane)
+{
+    const cuda_stage &s = c.stage;
+    uint32_t row = (uint32_t)f.entry.row, said = __shfl_sync(0xffffffffu, known, f.entry.local);
+    const cuda_signals *mine = c.waits.mine;
+
+    f.here = f.here || __all_sync(0xffffffffu, lane >= f.n || said > row);
+    if (f.here)
+        return true;
+    if (wait && lane < f.n && said <= row)
+        sound = wait_until(c.waits, &mine->progress[f.entry.local], CUDA_WORD(s.number, row + 1), f.entry.local,
+                           c.waits.ready_phase);
+    sound = __all_sync(0xffffffffu, sound);
+    __syncwarp();
+    if (s.told >> lane & 1)
+        known = rows_of_word(load_acquire(&mine->progress[lane]), s.number);
+    /* What the peers wrote before may be read by the copy engine now. */
+    __syncwarp();
+    asm volatile("fence.proxy.async.global;" ::: "memory");
+    said = __shfl_sync(0xffffffffu, known, f.entry.local);
+    f.here = __all_sync(0xffffffffu, lane >= f.n || said > row);
+    return f.here;
+}
+
 /* By all lanes. */
+template <bool STAGED>
 __device__ void load_piece(const cuda_combine &c, const ring &r, feed &f, held &h, int slot, int lane)
 {
     uint32_t bytes = min(f.piece, f.end - f.at);
@@ -122,7 +158,7 @@ __device__ void load_piece(const cuda_combine &c, const ring &r, feed &f, held &
         h = {f.token, f.at, bytes, f.n};
     f.at += bytes;
     if (f.at == f.end)
-        enter_unit(c, f, lane);
+        enter_unit<STAGED>(c, f, lane);
 }
 
 __device__ held held_in(const held &h, int slot)
@@ -271,21 +307,22 @@ __device__ void sum_weights(const cuda_combine &c, int64_t token, int lane)
     }
 }
 
-__global__ void __launch_bounds__(768, 1) combine_kernel(const __grid_constant__ cuda_combine c, int stages)
+/* All that the block, number `block` of `blocks`, adds up. STAGED: some rank of the group copies. */
+template <bool STAGED>
+__device__ __forceinline__ bool sum_units(const cuda_combine &c, unsigned char *shared, int stages, uint32_t block,
+                                          uint32_t blocks, uint64_t number)
 {
-    extern __shared__ __align__(128) unsigned char shared[];
     int warps = (int)blockDim.x / WARP, warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
     uint64_t *barriers = reinterpret_cast<uint64_t *>(shared);
     unsigned char *slots = shared + (size_t)(warps * stages * 8 + 127) / 128 * 128;
     ring r = {slots + (size_t)warp * stages * c.slot_bytes, barriers + warp * stages};
-    uint32_t me = (uint32_t)warp * gridDim.x + blockIdx.x, parity = 0;
+    uint32_t me = (uint32_t)warp * blocks + block, parity = 0;
+    uint32_t known = STAGED && c.stage.told >> lane & 1 ? 0 : UINT32_MAX;
     int slot = 0, next = 0, loaded = 0;
     feed f = {};
     held h = {};
-    uint64_t number;
     bool sound;
 
-    number = operation_signal(c.waits);
     if (lane == 0) {
         for (int i = 0; i < stages; i++)
             barrier_init(r.full + i);
@@ -293,9 +330,9 @@ __global__ void __launch_bounds__(768, 1) combine_kernel(const __grid_constant__
     }
     __syncwarp();
     /* The first two units are a warp's by its place, the others it takes as it comes to them. */
-    f.asked = me + gridDim.x * (uint32_t)warps;
+    f.asked = me + blocks * (uint32_t)warps;
     fetch_unit(c, f.next, me, lane);
-    enter_unit(c, f, lane);
+    enter_unit<STAGED>(c, f, lane);
     sound = operation_begin(c.waits, number);
     /* What the peers wrote before may be read by the copy engine now. */
     asm volatile("fence.proxy.async.global;" ::: "memory");
@@ -303,10 +340,16 @@ __global__ void __launch_bounds__(768, 1) combine_kernel(const __grid_constant__
         f.token = -1;
     for (;;) {
         while (loaded < stages && f.token >= 0) {
-            load_piece(c, r, f, h, next, lane);
+            if (STAGED && !look_for_rows(c, f, known, loaded == 0, sound, lane))
+                break;
+            load_piece<STAGED>(c, r, f, h, next, lane);
             next = next + 1 == stages ? 0 : next + 1;
             loaded++;
         }
+        if (STAGED && !sound)
+            f.token = -1;
+        if (STAGED && !loaded && f.token >= 0)
+            continue;
         if (!loaded)
             break;
         held here = held_in(h, slot);
@@ -324,19 +367,111 @@ __global__ void __launch_bounds__(768, 1) combine_kernel(const __grid_constant__
             parity ^= 1;
         }
     }
-    operation_end(c.waits, number, sound);
+    return sound;
+}
+
+/* Rows of a source that the parts before `part` have. */
+__device__ __forceinline__ int64_t rows_before(const cuda_stage &s, int source, int part)
+{
+    return s.rows[source] * part / s.parts;
+}
+
+/* What has been copied so far is in staging; who is the last of `all` warps tells those who read it. */
+__device__ void end_part(const cuda_combine &c, copier &r, int part, int64_t all, int lane)
+{
+    const cuda_stage &s = c.stage;
+    uint32_t rows;
+
+    while (r.loaded)
+        copier_store(r, lane);
+    bulk_wait_all();
+    if (!count_part(c.waits, part, (uint32_t)all, lane))
+        return;
+    if (lane >= c.waits.nranks || !s.rows[lane])
+        return;
+    rows = part + 1 == s.parts ? CUDA_ALL_ROWS : (uint32_t)rows_before(s, lane, part + 1);
+    store_release(&c.waits.peer[lane]->progress[c.waits.rank], CUDA_WORD(s.number, rows));
+}
+
+/* Copies this rank's rows into staging, those of all sources at the same pace. By a warp, number `me` of `all`. */
+__device__ void copy_in(const cuda_combine &c, copier &r, int64_t me, int64_t all, int lane)
+{
+    const cuda_stage &s = c.stage;
+    int64_t turn = me; /* of the pieces to come, the warp's next */
+
+    for (int part = 0; part < s.parts; part++) {
+        for (int source = 0; source < c.waits.nranks; source++) {
+            int64_t begin = rows_before(s, source, part) * s.x.row_bytes;
+            int64_t end = rows_before(s, source, part + 1) * s.x.row_bytes;
+            int64_t pieces = (end - begin + s.slot_bytes - 1) / s.slot_bytes;
+
+            for (; turn < pieces; turn += all) {
+                int64_t at = begin + turn * s.slot_bytes;
+
+                if (!copier_has_room(r))
+                    copier_store(r, lane);
+                copier_take(r, s, s.first[source], at, min(at + s.slot_bytes, end), lane);
+            }
+            turn -= pieces;
+        }
+        end_part(c, r, part, all, lane);
+        __syncwarp();
+    }
+}
+
+__device__ void copy_block(const cuda_combine &c, unsigned char *shared, int stages, uint32_t block, uint64_t number)
+{
+    int warps = (int)blockDim.x / WARP, warp = (int)threadIdx.x / WARP;
+    copier r = copier_begin(shared, c.stage, stages);
+
+    copy_in(c, r, (int64_t)warp * c.stage.copiers + block, (int64_t)warps * c.stage.copiers, (int)threadIdx.x % WARP);
+    copier_end(c.waits, c.stage, number, true);
+}
+
+template <bool STAGED>
+__global__ void __launch_bounds__(768, 1) combine_kernel(const __grid_constant__ cuda_combine c, int stages)
+{
+    extern __shared__ __align__(128) unsigned char shared[];
+    uint32_t block = blockIdx.x, blocks = gridDim.x;
+    uint64_t number = operation_signal(c.waits);
+    bool sound;
+
+    if (STAGED) {
+        /* Copiers first: those who add up wait for the peers' copiers, and these for nobody. */
+        block = take_place(c.waits);
+        if (block < (uint32_t)c.stage.copiers) {
+            copy_block(c, shared, stages, block, number);
+            return;
+        }
+        block -= (uint32_t)c.stage.copiers;
+        blocks = (uint32_t)c.stage.movers;
+    }
+    sound = sum_units<STAGED>(c, shared, stages, block, blocks, number);
+    if (!STAGED)
+        operation_end(c.waits, number, sound);
+    else if (operation_meet(c.waits, number, sound, blocks))
+        share_end(c.waits, c.stage, number);
 }
 
 } /* namespace */
 
 cudaError_t cuda_launch_combine(const struct cuda_combine *combine, const struct cuda_shape *shape, cudaStream_t stream)
 {
-    combine_kernel<<<(unsigned)shape->blocks, (unsigned)shape->warps * WARP, shape->shared_bytes, stream>>>(
-        *combine, shape->stages);
+    const cuda_stage *stage = &combine->stage;
+    bool staged = !combine->waits.bare && (stage->told || stage->copiers);
+    unsigned blocks = (unsigned)(shape->blocks + (staged ? stage->copiers : 0));
+    void (*kernel)(cuda_combine, int) = staged ? combine_kernel<true> : combine_kernel<false>;
+
+    kernel<<<blocks, (unsigned)shape->warps * WARP, shape->shared_bytes, stream>>>(*combine, shape->stages);
     return cudaGetLastError();
 }
 
 cudaError_t cuda_combine_load(int shared_bytes)
 {
-    return cudaFuncSetAttribute(combine_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+    cudaError_t error =
+        cudaFuncSetAttribute(combine_kernel<false>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+
+    if (error == cudaSuccess)
+        error = cudaFuncSetAttribute(combine_kernel<true>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+    return error;
 }

@@ -208,8 +208,10 @@ void cuda_plan_count(const ep_plan *plan, uint64_t row_bytes, ep_stats *stats);
 bool cuda_copies_along(const struct cuda_comm *cuda, const ep_plan *plan, size_t row_bytes);
 /* What the kernel is told, but for the memory. After host_enter(). `copies`: what this rank's record says. */
 void cuda_fill_stage(const struct cuda_comm *cuda, const ep_plan *plan, bool copies, struct cuda_stage *ret_stage);
-/* Rings of the copying warps, with slots of at least `slot` bytes, in the shape that the movers have. */
+/* Rings of the copying warps, in the shape that the movers have, with slots as theirs or larger. */
 void cuda_fit_copiers(const struct cuda_comm *cuda, size_t slot, struct cuda_stage *stage, struct cuda_shape *shape);
+/* Parts of a copy that is ahead of the movers, once its rings are known. */
+int32_t cuda_parts_ahead(const struct cuda_stage *stage, const struct cuda_shape *shape);
 
 /* wait.c */
 /* An operation that is queued on the device. */

@@ -106,11 +106,12 @@ struct cuda_copy {
  * copy between the two while the others move. Rows of this rank's own tokens take no detour.
  */
 struct cuda_stage {
-    uint64_t number;            /* of the operation, as the hosts count */
-    uint32_t told;              /* dispatch: ranks that copy and are told how far this one's rows are; a bit for each */
-    int32_t movers, copiers;    /* blocks that move rows; blocks that copy, 0: all is symmetric memory here */
-    int32_t parts, part_tokens; /* dispatch: part_tokens are whole blocks of the counting kernel */
-    int32_t slot_bytes;         /* of a stage of a copying warp */
+    uint64_t number;               /* of the operation, as the hosts count */
+    uint32_t told;                 /* other ranks that copy, a bit for each: dispatch tells them, combine is told */
+    int32_t movers, copiers;       /* blocks that move rows; blocks that copy, 0: all is symmetric memory here */
+    int32_t parts;                 /* each is followed by words: of this rank's tokens, combine: of its rows */
+    int32_t part_tokens;           /* dispatch: whole blocks of the counting kernel */
+    int32_t slot_bytes;            /* of a stage of a copying warp */
     struct cuda_copy x, beside[3]; /* rows, and what belongs to them */
     int64_t first[CUDA_MAX_RANKS]; /* [source] its first row on this rank, */
     int64_t rows[CUDA_MAX_RANKS];  /* ... and how many are copied */
@@ -149,6 +150,7 @@ struct cuda_combine {
     int32_t parts; /* units of each other token */
     int32_t part_bytes;
     uint32_t units;
+    struct cuda_stage stage;
 };
 
 /* Shape of a launch of the moving kernels. Each warp owns a ring of `stages`. */

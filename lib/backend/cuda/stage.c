@@ -7,14 +7,19 @@
 
 #include <string.h>
 
-/* Blocks that copy: twice what keeps up with the links, so that little is left when the last rows have come. */
+/*
+ * Blocks that copy. One moves at least the 37 GB/s of a block that sends (bench/NOTES.md), so half of them would keep
+ * up with the links; with twice as many less is left to do when the last rows have come.
+ */
 #define COPIERS 16
 
 /*
- * Rows of other ranks below which a copy in stream order costs no more: the kernel's own takes some 3 us, for the first
- * word and for a last piece on its way through shared memory, which is also what a copy in the stream takes.
+ * Bytes of other ranks' rows below which the copy is made in stream order. An estimate: the launch of such a copy takes
+ * about 3 us, and so do a word between ranks and the last piece's way through shared memory.
  */
 #define LEAST_BYTES ((size_t)128 << 10)
+
+#define PART_PIECES 2 /* of each warp: the first part is what a combine waits for before it begins */
 
 #define LEAST_SLOT 4096u /* bytes: a row may be shorter, a piece should not be */
 
@@ -78,4 +83,14 @@ void cuda_fit_copiers(const struct cuda_comm *cuda, size_t slot, struct cuda_sta
     stage->slot_bytes = (int32_t)slot;
     if (shape->shared_bytes < barriers + n * slot)
         shape->shared_bytes = barriers + n * slot;
+}
+
+int32_t cuda_parts_ahead(const struct cuda_stage *stage, const struct cuda_shape *shape)
+{
+    int64_t bytes = 0, part = (int64_t)stage->copiers * shape->warps * stage->slot_bytes * PART_PIECES, parts;
+
+    for (int rank = 0; rank < CUDA_MAX_RANKS; rank++)
+        bytes += stage->rows[rank] * stage->x.row_bytes;
+    parts = bytes / part;
+    return (int32_t)(parts < 1 ? 1 : parts > CUDA_MOST_PARTS ? CUDA_MOST_PARTS : parts);
 }
