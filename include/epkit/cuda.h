@@ -8,9 +8,9 @@
  * Graphs. While the stream of ep_cuda_set_stream() is being captured, ep_dispatch, ep_combine and the calls of
  * lowlatency.h go into the graph and return without having run; all ranks capture the same calls in the same order and
  * launch their graphs equally often, mixed with other calls as they like. Plans are made before (an expanded one is
- * also used once before), calls are made without EP_ASYNC and .after, and outputs of dispatch and inputs of combine lie
- * in memory of ep_alloc(). Plans and memory that a graph names must not be freed before it. When a launched graph
- * fails, ep_comm_async_error() tells.
+ * also used once before, and ep_ll_get_combine_buffer() asked once), calls are made without EP_ASYNC and .after, and
+ * outputs of dispatch and inputs of combine lie in memory of ep_alloc(). Plans and memory that a graph names must not
+ * be freed before it. When a launched graph fails, ep_comm_async_error() tells.
  */
 #ifndef EPKIT_CUDA_H
 #define EPKIT_CUDA_H
@@ -33,8 +33,8 @@ extern "C" {
 EP_API ep_status ep_cuda_set_stream(ep_comm *comm, cudaStream_t stream);
 
 /*
- * Multiprocessors that an operation occupies, 1 to those that the device has; 0: the default for its links. Where the rows
- * of a dispatch or combine are not in memory of ep_alloc(), up to 16 more copy.
+ * Multiprocessors that an operation occupies, 1 to those that the device has; 0: the default for its links. Where the
+ * rows of a dispatch or combine are not in memory of ep_alloc(), up to 16 more copy.
  */
 EP_API ep_status ep_cuda_set_sms(ep_comm *comm, int sms);
 

@@ -23,8 +23,14 @@ static void own_folder(char folder[PATH_MAX])
 
 static void *open_file(const char *file, int scope)
 {
-    char folder[PATH_MAX], path[PATH_MAX + 64];
+    char folder[PATH_MAX], path[PATH_MAX + 64], linked[128];
+    void *module;
 
+    /* A program that is linked with it must not get another copy, wherever that lies. */
+    snprintf(linked, sizeof(linked), "%s.%d", file, EP_VERSION_MAJOR);
+    module = dlopen(linked, RTLD_NOW | RTLD_NOLOAD | scope);
+    if (module)
+        return module;
     own_folder(folder);
     snprintf(path, sizeof(path), "%s%s", folder, file);
     if (folder[0] && access(path, F_OK) == 0)

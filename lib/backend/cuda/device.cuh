@@ -185,15 +185,29 @@ __device__ inline uint64_t operation_signal(const cuda_waits &waits)
     return number;
 }
 
+/*
+ * Has no kernel before this one given up? One that was queued behind it has its number, and must not pass for it where
+ * all that it waits for has come by now.
+ */
+__device__ inline bool may_begin(const cuda_waits &waits, int phase)
+{
+    if (!*(volatile uint32_t *)&waits.mine->gave_up)
+        return true;
+    give_up(waits, 0, waits.rank, phase);
+    return false;
+}
+
 /* Waits until all ranks are ready. By all threads of every block; false: do nothing and leave. */
 __device__ inline bool operation_begin(const cuda_waits &waits, uint64_t number)
 {
-    int i = (int)threadIdx.x;
+    int i = (int)threadIdx.x, n = waits.nranks;
 
     if (waits.bare)
         return true;
-    return __syncthreads_and(i >= waits.nranks ||
-                             wait_until(waits, &waits.mine->ready[i], number, i, waits.ready_phase));
+    /* The look at gave_up by a thread that waits for nobody takes no time of its own. */
+    return __syncthreads_and(i < n    ? wait_until(waits, &waits.mine->ready[i], number, i, waits.ready_phase)
+                             : i == n ? may_begin(waits, waits.ready_phase)
+                                      : true);
 }
 
 /*

@@ -51,7 +51,14 @@ struct cuda_signals {
 };
 
 /* Why a kernel ended without a result. */
-enum { CUDA_FAILED_LATE = 1, CUDA_FAILED_MISMATCH, CUDA_FAILED_EXCLUDED, CUDA_FAILED_LEFT, CUDA_FAILED_ROUTING };
+enum {
+    CUDA_FAILED_LATE = 1,
+    CUDA_FAILED_MISMATCH,
+    CUDA_FAILED_EXCLUDED,
+    CUDA_FAILED_LEFT,
+    CUDA_FAILED_ROUTING,
+    CUDA_FAILED_OWN_ROUTING /* the group goes on without this rank */
+};
 #define CUDA_STOPPED 1u /* no CUDA_FAILED_... in it */
 #define CUDA_FAILURE(kind, rank, phase) ((uint32_t)(kind) << 16 | (uint32_t)(rank) << 8 | (uint32_t)(phase))
 

@@ -410,6 +410,8 @@ ep_status cuda_ll_combine_buffer(ep_ll *ll, void **ret_buffer)
     size_t bytes = (size_t)ll->config.n_experts * (size_t)ll->config.max_tokens * (size_t)ll->config.hidden * 2;
     ep_status status = EP_OK;
 
+    if (!inner->combine_buffer.memory && cuda_is_capturing(inner->cuda))
+        return ep_fail(EP_E_STATE, "ep_ll_get_combine_buffer: the stream is being captured: ask for it once before");
     EP_TRY(cuda_enter(inner->cuda, &scope));
     if (!inner->combine_buffer.memory)
         status = cuda_take(inner->cuda, bytes, &inner->combine_buffer);

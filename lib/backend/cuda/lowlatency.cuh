@@ -51,8 +51,8 @@ __device__ inline void ll_begin(const cuda_ll &ll)
 
 /*
  * The routing is not valid, and nothing was sent. By all threads of every block. Where nobody waits for the call, the
- * ranks could not come together again: the communicator has failed, on the peers too. (With masking they mask this
- * one.)
+ * ranks could not come together again: the communicator has failed, on the peers too; but with masking they go on, and
+ * mask this one.
  */
 __device__ inline void ll_refuse(const cuda_ll &ll, bool queued, int phase)
 {
@@ -61,7 +61,7 @@ __device__ inline void ll_refuse(const cuda_ll &ll, bool queued, int phase)
     if (blockIdx.x || i >= ll.waits.nranks)
         return;
     if (i == me && queued)
-        give_up(ll.waits, CUDA_FAILED_ROUTING, me, phase);
+        give_up(ll.waits, ll.masking ? CUDA_FAILED_OWN_ROUTING : CUDA_FAILED_ROUTING, me, phase);
     else if (i == me)
         *(volatile uint32_t *)&ll.report->bad = 1;
     else if (queued && !ll.masking)
@@ -114,9 +114,13 @@ __device__ inline bool ll_meet(const cuda_ll &ll, ll_call &call, const uint64_t 
     bool sound = true;
 
     if (!ll.masking)
-        return __syncthreads_and(i >= n || wait_until(ll.waits, words + i, value, i, phase));
+        return __syncthreads_and(i < n    ? wait_until(ll.waits, words + i, value, i, phase)
+                                 : i == n ? may_begin(ll.waits, phase)
+                                          : true);
     if (blockIdx.x == 0) {
-        sound = __syncthreads_and(i >= n || wait_or_mask(ll, words + i, value, i, phase));
+        sound = __syncthreads_and(i < n    ? wait_or_mask(ll, words + i, value, i, phase)
+                                  : i == n ? may_begin(ll.waits, phase)
+                                           : true);
         if (i == 0 && sound)
             store_release(&mine->verdict[which], call.number << 32 | *(volatile uint32_t *)&mine->mask);
     } else if (i == 0) {

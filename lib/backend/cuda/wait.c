@@ -76,6 +76,7 @@ static ep_status raise_reported(struct cuda_comm *cuda, uint32_t failure)
 {
     int rank = (int)(failure >> 8 & 0xff), me = cuda->host.comm->rank;
     enum host_phase phase = (enum host_phase)(failure & 0xff);
+    int none = EP_OK;
 
     switch (failure >> 16) {
     case CUDA_FAILED_MISMATCH:
@@ -88,6 +89,10 @@ static ep_status raise_reported(struct cuda_comm *cuda, uint32_t failure)
         return ep_fail(EP_E_EXCLUDED, "rank %d has masked this rank in \"%s\"", rank, host_phase_name(phase));
     case CUDA_FAILED_LEFT:
         return host_raise(&cuda->host, EP_E_PEER_LEFT, rank, phase);
+    case CUDA_FAILED_OWN_ROUTING:
+        atomic_compare_exchange_strong(&cuda->host.comm->failed, &none, (int)EP_E_ROUTING);
+        return ep_fail(EP_E_ROUTING, "low latency: a call that nobody waited for (EP_LL_ASYNC, or in a CUDA graph) had "
+                                     "routing that is not valid; the other ranks go on without this one");
     case CUDA_FAILED_ROUTING:
         if (rank != me)
             return host_raise(&cuda->host, EP_E_ROUTING, rank, phase);
