@@ -28,15 +28,18 @@ static void free_comm(ep_comm *comm)
 ep_status ep_comm_record(ep_comm *comm, ep_status status)
 {
     int none = EP_OK;
+    bool fatal;
 
     if (status == EP_OK)
         return status;
+    /* A backend may fail the communicator with any status, by setting `failed` itself. */
+    fatal = ep_status_is_fatal(status) || (ep_status)atomic_load(&comm->failed) == status;
     pthread_mutex_lock(&comm->error_lock);
     snprintf(comm->error, sizeof(comm->error), "%s", ep_last_error());
-    /* A backend may have set `failed` before it had the words for it (ep_comm_abort() in a signal handler). */
-    if (ep_status_is_fatal(status) && !comm->reason[0])
+    /* It may have done so before it had the words for it (ep_comm_abort() in a signal handler). */
+    if (fatal && !comm->reason[0])
         memcpy(comm->reason, comm->error, sizeof(comm->reason));
-    if (ep_status_is_fatal(status))
+    if (fatal)
         atomic_compare_exchange_strong(&comm->failed, &none, (int)status);
     pthread_mutex_unlock(&comm->error_lock);
     return status;
@@ -211,7 +214,7 @@ ep_status ep_comm_async_error(const ep_comm *comm)
 {
     EP_CHECK_HANDLE(comm);
     if (atomic_load(&comm->failed) == EP_OK && comm->ops->poll)
-        return comm->ops->poll((ep_comm *)comm); /* marks it failed as the next call would: nothing new to the caller */
+        return ep_comm_record((ep_comm *)comm, comm->ops->poll((ep_comm *)comm)); /* as the next call would */
     return (ep_status)atomic_load(&comm->failed);
 }
 

@@ -149,6 +149,18 @@ static void the_first_fatal_error_wins(void **state)
     assert_non_null(strstr(ep_comm_last_error(comm), "rank 1 is late"));
 }
 
+/* A backend fails the communicator by `failed`, whatever the status: its words stay the reason, too. */
+static void a_backend_fails_it_with_any_status(void **state)
+{
+    (void)state;
+    ep_comm_record(comm, ep_fail(EP_E_ROUTING, "a token has an expert twice"));
+    assert_int_equal(ep_comm_async_error(comm), EP_OK);
+    atomic_store(&comm->failed, (int)EP_E_ROUTING);
+    ep_comm_record(comm, ep_fail(EP_E_ROUTING, "rank 1 had routing that is not valid"));
+    assert_int_equal(ep_comm_barrier(comm), EP_E_ROUTING);
+    assert_non_null(strstr(ep_comm_last_error(comm), "rank 1 had routing that is not valid"));
+}
+
 /* abort() may come from a signal handler, which can leave no words. */
 static void an_abort_needs_no_words(void **state)
 {
@@ -266,6 +278,7 @@ int main(void)
         CASE(errors_below_300_do_not_fail_it),
         CASE(a_fatal_error_is_for_ever),
         CASE(the_first_fatal_error_wins),
+        CASE(a_backend_fails_it_with_any_status),
         CASE(an_abort_needs_no_words),
         CASE(waiting_for_events_fails_nothing),
         CASE(texts_are_whole_in_two_threads),

@@ -111,6 +111,9 @@ static int poll_for_failure(const ep_boot *boot, void *argument)
     do {
         seen->status[boot->rank] = ep_comm_async_error(comm);
     } while (seen->status[boot->rank] == EP_OK && now() < end);
+    /* What the poll has seen the next call knows in words. */
+    ep_comm_barrier(comm);
+    snprintf(seen->text[boot->rank], sizeof(seen->text[0]), "%s", ep_last_error());
     ep_comm_free(comm);
     return 0;
 }
@@ -121,8 +124,10 @@ static void async_error_sees_what_a_peer_did(void **state)
 
     (void)state;
     run(poll_for_failure, &seen);
-    for (int rank = 0; rank < NRANKS; rank++)
+    for (int rank = 0; rank < NRANKS; rank++) {
         assert_int_equal(seen.status[rank], EP_E_ABORTED);
+        assert_non_null(strstr(seen.text[rank], rank ? "rank 0 called ep_comm_abort" : "rank 0, this one"));
+    }
 }
 
 /* --- boots --- */
