@@ -61,9 +61,10 @@ struct run {
     struct ranks_spec specs[N_PARTS];
     struct suite_result results[N_PARTS];
     bool ran[N_PARTS];
-    json_t *suites;  /* for the report */
-    json_t *not_run; /* matrices that the ranks do not suit */
-    json_t *bench;   /* NULL: nothing was measured */
+    bool passed_over; /* GPUs of this machine */
+    json_t *suites;   /* for the report */
+    json_t *not_run;  /* matrices that the ranks do not suit */
+    json_t *bench;    /* NULL: nothing was measured */
     const char *bench_missing;
     int code;
 };
@@ -75,8 +76,11 @@ static const char *result_word(int code)
     return code == CMD_FINE ? "passed" : code == CMD_UNSUPPORTED ? "unsupported" : "failed";
 }
 
-/* True if GPUs of this machine are passed over. */
-static bool part_spec(const struct part *part, uint64_t seed, struct ranks_spec *ret_spec)
+/*
+ * Everything on one node has the backend of the first part, which has the most ranks: one sentence of the report tells
+ * of all of it.
+ */
+static void part_spec(struct run *run, const struct part *part, struct ranks_spec *ret_spec)
 {
     const struct group_options group = {.nodes = part->nodes};
     bool world = ranks_world_rank() >= 0;
@@ -89,10 +93,16 @@ static bool part_spec(const struct part *part, uint64_t seed, struct ranks_spec 
                          : part->ranks,
         .nnodes = part->nodes,
         .timeout_ms = TIMEOUT_MS,
-        .emulation = {.seed = seed},
+        .emulation = {.seed = run->seed},
     };
-    /* Whatever EPKIT_BACKEND names: nodes are the host backend's. */
-    return part->nodes > 1 ? gpu_choose(ret_spec) : group_choose(&group, ret_spec, 1);
+    if (part->nodes > 1) {
+        gpu_choose(ret_spec); /* whatever EPKIT_BACKEND names: nodes are the host backend's */
+    } else if (part == &parts[0]) {
+        run->passed_over = group_choose(&group, ret_spec, 1);
+    } else {
+        ret_spec->backend = run->specs[0].backend;
+        memcpy(ret_spec->backend_why, run->specs[0].backend_why, sizeof(ret_spec->backend_why));
+    }
 }
 
 static void keep_suite(struct run *run, const struct ranks_spec *spec, const struct suite_request *request,
@@ -132,11 +142,9 @@ static bool part_request(const struct run *run, int part, struct suite_request *
 
 static void plan_parts(struct run *run)
 {
-    bool passed_over = false;
-
     for (int i = 0; i < N_PARTS; i++)
-        passed_over |= part_spec(&parts[i], run->seed, &run->specs[i]);
-    if (passed_over)
+        part_spec(run, &parts[i], &run->specs[i]);
+    if (run->passed_over)
         group_tell(&run->specs[0]);
 }
 
@@ -191,7 +199,7 @@ static int run_bench(struct run *run, int cores)
     char wrong[256];
     int code;
 
-    part_spec(&part, run->seed, &spec);
+    part_spec(run, &part, &spec);
     request.ops = BENCH_DISPATCH | BENCH_COMBINE;
     request.types = BENCH_BF16 | BENCH_FP8;
     request.seed = run->seed;
@@ -288,10 +296,15 @@ static void make_verdict(const struct run *run, char *ret_text, size_t bytes)
 /* A new reference. */
 static json_t *gpu_note(const struct run *run, const json_t *machine)
 {
+    if (gpu_is_backend(run->specs[0].backend) && run->results[0].code == CMD_UNSUPPORTED)
+        return json_sprintf(
+            "Cases on one node are those of the CUDA backend (%s), which cannot be used here: the errors "
+            "say why. Nodes are emulated, on the host backend.",
+            run->specs[0].backend_why);
     if (gpu_is_backend(run->specs[0].backend))
         return json_string("Cases on one node and figures are those of the CUDA backend, on the GPUs of this machine; "
                            "nodes are emulated, on the host backend.");
-    if (json_array_size(json_object_get(machine, "gpus")) > 0)
+    if (run->passed_over || json_array_size(json_object_get(machine, "gpus")) > 0)
         return json_sprintf("This machine has GPUs, but cases and figures are those of the host backend, on the CPU: "
                             "%s.",
                             run->specs[0].backend_why);

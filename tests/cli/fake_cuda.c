@@ -7,6 +7,7 @@
  *   FAKE_APART=N          those from number N on and those before have no P2P
  *   FAKE_OLD=N            those from number N on are too old
  *   FAKE_ISOLATED=1       a rank cannot map the memory of a GPU that it does not see
+ *   FAKE_USED=FILE        is there once a rank has used one
  */
 #include "backend/cuda/module.h"
 #include "backend/host/host.h"
@@ -81,7 +82,10 @@ static ep_status probe(void)
 static ep_status comm_open(ep_comm *comm, const ep_boot *boot)
 {
     int numbers[EP_CUDA_GPUS];
+    FILE *used = getenv("FAKE_USED") ? fopen(getenv("FAKE_USED"), "we") : NULL;
 
+    if (used)
+        fclose(used);
     if (number("FAKE_ISOLATED", 0) && find_visible(numbers) < comm->nranks)
         return ep_fail(EP_E_UNSUPPORTED, "ep_comm_new: the GPU of rank %d cannot be mapped by rank %d",
                        (comm->rank + 1) % comm->nranks, comm->rank);

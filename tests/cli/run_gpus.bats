@@ -1,16 +1,18 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
-# epkit run on made-up GPUs: said once where they are passed over. It is interrupted then: a whole run takes minutes in
-# builds without optimisation, and what its report says of backends is what epkit test says.
+# epkit run on made-up GPUs: said once where they are passed over. It is interrupted where a whole run would take
+# minutes in builds without optimisation; what its report says of backends is what epkit test says.
+#
+# shellcheck disable=SC2154 # $stderr is set by run
 
 load common
 load gpus
 
-# until_it_runs: epkit run up to its first cases
+# until_it_runs [PATTERN]: epkit run up to its first cases, or the line of progress that PATTERN describes
 until_it_runs() {
     cd "$BATS_TEST_TMPDIR" || return 1
     "$EPKIT" run --output here --seed 3 >out 2>err &
-    within 60 grep -q 'run [0-9]*/' err
+    within 120 grep -qE "${1:-run [0-9]+/}" err
     kill -INT $!
     wait $! || [ $? -eq 130 ]
     cat out err
@@ -18,6 +20,7 @@ until_it_runs() {
 
 @test "GPUs that do not reach each other: one line that names the pair" {
     machine_with_gpus 2
+    # shellcheck disable=SC2030
     export FAKE_APART=1
     until_it_runs
     [ "$(grep -c 'warning' err)" -eq 1 ]
@@ -28,4 +31,28 @@ until_it_runs() {
     machine_with_gpus 2
     until_it_runs
     run ! grep warning err
+}
+
+@test "two islands of GPUs: the smaller groups have the host backend, too, as the line says" {
+    machine_with_gpus 8
+    export FAKE_USED="$BATS_TEST_TMPDIR/used"
+    # shellcheck disable=SC2031 # a test has an environment of its own
+    export FAKE_APART=4
+    # Of the 4 ranks of lowlatency, behind 24 and 32 cases, each would have a GPU.
+    until_it_runs 'run (5[7-9]|[678][0-9])/88'
+    [ "$(grep -c 'warning' err)" -eq 1 ]
+    [ ! -e used ]
+    # It tells of their use, if there is any.
+    epkit test lowlatency --ranks 2 --tokens 16 --hidden 512 --only 1
+    [ -e used ]
+}
+
+@test "a backend that is named and cannot be used: exit code 4, and no word of figures on GPUs" {
+    machine_with_gpus 0
+    cd "$BATS_TEST_TMPDIR" || return 1
+    export EPKIT_BACKEND=cuda
+    run --separate-stderr -4 epkit run --output here
+    echo "$output"
+    [[ "$output" == *"the CUDA backend (EPKIT_BACKEND names it), which cannot be used here: the errors say why."* ]]
+    [[ "$stderr" == *"none is visible"* ]]
 }
