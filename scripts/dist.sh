@@ -41,13 +41,25 @@ mkdir -p -- "$(dirname -- "$to")"
 part="$to.part" # the tree before it is whole, and the one before it
 mark="$part/made-by-dist.sh"
 
-# own FOLDER MARK: nothing is removed that this script has not made, which MARK says, unless it is empty
-own() {
-    if [ -e "$1" ] && [ ! -e "$2" ] && ! rmdir "$1" 2>/dev/null; then
-        fail "$1 is there and was not made by this script: choose another place by --to, or move it away"
-    fi
+# Nothing is removed that this script has not made, unless it is an empty folder.
+is_empty() {
+    [ ! -e "$1" ] || [ -n "$(find "$1" -maxdepth 0 -type d -empty)" ]
 }
-own "$to" "$to/share/doc/epkit/THIRD-PARTY"
+refuse() {
+    fail "$1 is there and was not made by this script: choose another place by --to, or move it away"
+}
+
+# The dist holds a list of its files. Where others lie beside them it is not a tree of its own (unpacked in /usr/local).
+list=share/doc/epkit/FILES
+files_of() {
+    (cd "$1" && find . ! -type d | LC_ALL=C sort)
+}
+own_dist() {
+    if is_empty "$to"; then return; fi
+    if [ -f "$to/$list" ] && files_of "$to" | cmp -s - "$to/$list"; then return; fi
+    refuse "$to"
+}
+own_dist
 
 scripts/packages.sh build dist ${with_cuda:+cuda}
 export EPKIT_BUILD_FOLDER="${EPKIT_BUILD_FOLDER:-build-dist}"
@@ -66,7 +78,9 @@ if [ -n "$with_cuda" ]; then
         if [ -n "$known" ] && [ "$known" != "$CUDACXX" ]; then
             rm -rf "$EPKIT_BUILD_FOLDER/CMakeCache.txt" "$EPKIT_BUILD_FOLDER/CMakeFiles"
         fi
-        cuda="with the CUDA backend (CUDA $("$CUDACXX" --version | sed -n 's/.*release \([0-9.]*\),.*/\1/p'))"
+        release=$("$CUDACXX" --version 2>/dev/null | sed -n 's/.*release \([0-9.]*\),.*/\1/p' || true)
+        [ -n "$release" ] || fail "$CUDACXX says no release of CUDA: it is no nvcc, or a broken one"
+        cuda="with the CUDA backend (CUDA $release)"
     else
         with_cuda=
         cuda='without the CUDA backend (there is no nvcc)'
@@ -75,7 +89,7 @@ fi
 scripts/build.sh dist -DEPKIT_CUDA="$([ -n "$with_cuda" ] && echo ON || echo OFF)" "${options[@]}"
 
 # The mark is there first and goes last, so that a run that was killed is tidied up by the next.
-own "$part" "$mark"
+[ -e "$mark" ] || is_empty "$part" || refuse "$part"
 mkdir -p "$part"
 touch "$mark"
 rm -rf "$part/new" "$part/old"
@@ -88,6 +102,10 @@ trap tidy EXIT
 DESTDIR='' cmake --install "$EPKIT_BUILD_FOLDER" --prefix "$part/new" >"$EPKIT_BUILD_FOLDER/install.log"
 glibc=$(scripts/check_dist.sh "$part/new") ||
     fail "the tree would not run elsewhere, for the reasons above; $to is as it was"
+mkdir -p "$part/new/${list%/*}"
+: >"$part/new/$list"
+files_of "$part/new" >"$part/new/$list"
+own_dist # still: it has been some minutes
 [ ! -e "$to" ] || mv -T "$to" "$part/old"
 mv -T "$part/new" "$to"
 tidy

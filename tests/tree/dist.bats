@@ -291,6 +291,7 @@ make_dist() {
 
     fake_install "cp -a '$DIST/.' \"\$1\""
     echo old >"$TO/bin/of-the-old-one"
+    (cd "$TO" && find . ! -type d | LC_ALL=C sort -o share/doc/epkit/FILES)
     run -0 make_dist
     diff --recursive --no-dereference "$DIST" "$TO"
     [ "$(ls -A "$BATS_TEST_TMPDIR/to")" = dist ]
@@ -335,6 +336,40 @@ make_dist() {
     run -1 make_dist
     [[ "$output" == *"was not made by this script"* ]]
     [ "$(cat "$TO.part/file")" = precious ]
+}
+
+@test "a folder in which a dist lies among other files is left alone" {
+    fake_install "cp -a '$DIST/.' \"\$1\""
+    echo precious >"$TO/share/file"
+    run -1 make_dist
+    [[ "$output" == *"was not made by this script"* ]]
+    [ "$(cat "$TO/share/file")" = precious ]
+    # Also one that came while it was built.
+    rm "$TO/share/file"
+    fake_install "cp -a '$DIST/.' \"\$1\" && echo precious >'$TO/share/file'"
+    run -1 make_dist
+    [[ "$output" == *"was not made by this script"* ]]
+    [ "$(cat "$TO/share/file")" = precious ]
+}
+
+@test "an empty folder stays when the build fails, and becomes the dist when it does not" {
+    fake_install false
+    rm -r "$TO"
+    mkdir "$TO"
+    run -1 make_dist
+    [ -d "$TO" ]
+    fake_install "cp -a '$DIST/.' \"\$1\""
+    run -0 make_dist
+    diff --recursive --no-dereference "$DIST" "$TO"
+}
+
+@test "an nvcc that is none is named" {
+    fake_install false
+    printf '#!/bin/sh\nexit 1\n' >"$BATS_TEST_TMPDIR/nvcc"
+    chmod +x "$BATS_TEST_TMPDIR/nvcc"
+    run -1 env CUDACXX="$BATS_TEST_TMPDIR/nvcc" PATH="$BATS_TEST_TMPDIR/bin:$PATH" \
+        EPKIT_BUILD_FOLDER="$BATS_TEST_TMPDIR/build" "$EPKIT_SOURCE/scripts/dist.sh" --to "$TO"
+    [[ "$output" == *"dist.sh: $BATS_TEST_TMPDIR/nvcc says no release of CUDA"* ]]
 }
 
 @test "the verdict is one sentence, and the archive holds the dist" {
