@@ -134,10 +134,10 @@ sanitize() {
 }
 
 sanitize_ll() {
-    local number
-    for number in 1 2 5 3 7 8 14; do
+    local case
+    for case in 1 2 5 3 7 8 14; do
         step 120 compute-sanitizer --tool racecheck --error-exitcode 9 "$epkit" test lowlatency --backend cuda \
-            --boot threads --ranks 2 --tokens 16 --hidden 1024 --experts 16 --only "$number" --timeout 300
+            --boot threads --ranks 2 --tokens 16 --hidden 1024 --experts 16 --only "$case" --timeout 300
     done
 }
 
