@@ -67,8 +67,8 @@ static const struct opt bench_table[] = {
     {"nodes", 'n', "N", OPT_INT, offsetof(struct bench_options, group.nodes), .min = 1, .max = EP_MAX_RANKS,
      .value = "1", .help = "emulated nodes that the ranks are spread over; must divide the ranks"},
     {"boot", 'b', "HOW", OPT_CHOICE, offsetof(struct bench_options, group.boot), .choices = group_boots,
-     .help = "how ranks are started: fork, mpi or threads; without it mpi where it is installed, for the sake of the "
-             "yardstick, else fork"},
+     .help = "how ranks are started: fork, mpi or threads; without it mpi on the host backend where MPI is installed, "
+             "for the sake of the yardstick, else fork"},
     {"backend", 0, "NAME", OPT_CHOICE, offsetof(struct bench_options, group.backend), .choices = group_backends,
      .value = "auto", .help = GROUP_BACKEND_HELP ", and is one for all of --ranks"},
     {"timeout", 0, "SECONDS", OPT_INT, offsetof(struct bench_options, group.timeout_s), .min = 1, .max = 86400,

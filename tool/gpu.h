@@ -13,7 +13,6 @@
 #include "backend/cuda/module.h"
 #include "root/root.h"
 
-#include <sched.h>
 #include <stdbool.h>
 #include <string.h>
 
