@@ -24,10 +24,14 @@ static void own_folder(char folder[PATH_MAX])
 static void *open_file(const char *file, int scope)
 {
     char folder[PATH_MAX], path[PATH_MAX + 64], linked[128];
+    size_t bytes = strlen(file);
     void *module;
 
     /* A program that is linked with it must not get another copy, wherever that lies. */
-    snprintf(linked, sizeof(linked), "%s.%d", file, EP_VERSION_MAJOR);
+    if (bytes > 3 && strcmp(file + bytes - 3, ".so") == 0)
+        snprintf(linked, sizeof(linked), "%s.%d", file, EP_VERSION_MAJOR);
+    else
+        snprintf(linked, sizeof(linked), "%s", file);
     module = dlopen(linked, RTLD_NOW | RTLD_NOLOAD | scope);
     if (module)
         return module;

@@ -13,10 +13,10 @@
 #include <stdint.h>
 
 /*
- * Loads `file` (a name without folder) and gives its table `symbol`. If the program has it already, by its soname, then
- * that one. A file next to libepkit is the one of our build, so if it is there it is that or none: falling back to
- * another would hide why ours does not load. Else the loader looks where it always does. `scope`: RTLD_LOCAL or
- * RTLD_GLOBAL.
+ * Loads `file` (a name without folder, with or without the number behind ".so") and gives its table `symbol`. If the
+ * program has it already, by its soname, then that one. A file next to libepkit is the one of our build, so if it is
+ * there it is that or none: falling back to another would hide why ours does not load. Else the loader looks where it
+ * always does. `scope`: RTLD_LOCAL or RTLD_GLOBAL.
  *
  * EP_E_UNSUPPORTED with the reason. A module that is good stays loaded until the process ends: its table and its
  * threads may be in use at any time.

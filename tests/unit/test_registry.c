@@ -5,6 +5,7 @@
  */
 #include "core/core.h"
 
+#include <dlfcn.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -23,6 +24,8 @@ static int find(const char *name)
     const struct ep_backend_ops *ops = NULL;
     ep_status status;
 
+    if (getenv("LINKED") && !dlopen(getenv("LINKED"), RTLD_NOW))
+        return 1;
     ep_fail(EP_OK, "%s", "");
     status = ep_backend_find(strcmp(name, "auto") == 0 ? NULL : name, &ops);
     printf("%s|%s|%s", ep_status_name(status), ops ? ops->name : "none", ep_last_error());
@@ -114,6 +117,16 @@ static void the_module_next_to_us_is_final(void **state)
     assert_string_equal(look(MODULES "/good", MODULES "/probe", "cuda"), "EP_OK|cuda|");
 }
 
+/* But one that the program is linked with is that one: two copies would not know each other's communicators. */
+static void the_module_that_is_loaded_is_taken(void **state)
+{
+    (void)state;
+    setenv("LINKED", MODULES "/linked/libepkit-cuda.so", 1);
+    assert_string_equal(look(MODULES "/probe", ELSEWHERE, "cuda"), "EP_OK|cuda|");
+    assert_string_equal(look(ELSEWHERE, ELSEWHERE, "auto"), "EP_OK|cuda|");
+    unsetenv("LINKED");
+}
+
 static void unknown_backends_are_refused(void **state)
 {
     (void)state;
@@ -128,6 +141,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_good_module_comes_first),
         cmocka_unit_test(a_bad_module_says_why),
         cmocka_unit_test(the_module_next_to_us_is_final),
+        cmocka_unit_test(the_module_that_is_loaded_is_taken),
         cmocka_unit_test(unknown_backends_are_refused),
     };
 
