@@ -35,9 +35,9 @@ struct state {
     ep_plan_info info;
 };
 
-static int new_buffer(struct state *s, int which, size_t rows, size_t row_bytes, bool symmetric)
+static int new_buffer(struct state *s, int which, size_t rows, size_t row_bytes, enum memory memory)
 {
-    TRY(twin_new(s->group, names[which], rows * row_bytes, symmetric, &s->b[which]));
+    TRY(twin_new(s->group, names[which], rows * row_bytes, memory, &s->b[which]));
     s->b[which].row_bytes = row_bytes;
     return 0;
 }
@@ -143,12 +143,12 @@ static int make_inputs(struct state *s)
     const struct shape *shape = s->shape;
     size_t n = (size_t)shape->n_tokens, hidden = (size_t)shape->hidden, topk = (size_t)shape->topk;
 
-    TRY(new_buffer(s, X, n, hidden * ep_dtype_bytes((ep_dtype)shape->dtype), false));
-    TRY(new_buffer(s, SCALES, n, scale_bytes(shape), false));
-    TRY(new_buffer(s, WEIGHTS, n, topk * 4, false));
-    TRY(new_buffer(s, IDX, n, topk * ep_dtype_bytes((ep_dtype)shape->idx_type), false));
+    TRY(new_buffer(s, X, n, hidden * ep_dtype_bytes((ep_dtype)shape->dtype), ORDINARY));
+    TRY(new_buffer(s, SCALES, n, scale_bytes(shape), ORDINARY));
+    TRY(new_buffer(s, WEIGHTS, n, topk * 4, ORDINARY));
+    TRY(new_buffer(s, IDX, n, topk * ep_dtype_bytes((ep_dtype)shape->idx_type), ORDINARY));
     for (int i = 0; i < shape->n_bias; i++)
-        TRY(new_buffer(s, BIAS0 + i, n, hidden * 2, false));
+        TRY(new_buffer(s, BIAS0 + i, n, hidden * 2, ORDINARY));
     fill_inputs(s);
     for (int i = X; i < BIAS0 + shape->n_bias; i++)
         TRY(push(s, i));
@@ -305,20 +305,32 @@ static int combine(struct state *s, bool device)
     return finish(device ? "ep_combine" : "ep_combine of the host backend", status, after, event);
 }
 
+/* Of a received buffer. */
+static enum memory memory_of(const struct state *s, unsigned at)
+{
+    int rank = s->group->rank, nranks = s->group->nranks;
+    const bool ordinary[N_APART] = {
+        [FIRST_RANK] = rank == 0, [LAST_RANK] = rank == nranks - 1, [ALL_BUT_ONE] = rank != nranks / 2};
+
+    if (!(s->shape->symmetric & at))
+        return ORDINARY;
+    return ordinary[s->shape->apart] ? ORDINARY_AMONG : SYMMETRIC;
+}
+
 static int make_outputs(struct state *s)
 {
     const struct shape *shape = s->shape;
     size_t rows = (size_t)s->info.out_rows, n = (size_t)shape->n_tokens, hidden = (size_t)shape->hidden;
     size_t topk = (size_t)shape->topk;
 
-    TRY(new_buffer(s, RECV_X, rows, hidden * 2, shape->symmetric));
+    TRY(new_buffer(s, RECV_X, rows, hidden * 2, memory_of(s, AT_X)));
     /* A dispatch of fp8 writes a row into half of the room that the combine needs for it. */
     s->b[RECV_X].row_bytes = hidden * ep_dtype_bytes((ep_dtype)shape->dtype);
-    TRY(new_buffer(s, RECV_SCALES, rows, scale_bytes(shape), shape->symmetric));
-    TRY(new_buffer(s, RECV_IDX, rows, topk * ep_dtype_bytes((ep_dtype)shape->idx_type), shape->symmetric));
-    TRY(new_buffer(s, RECV_WEIGHTS, rows, (shape->expanded ? 1 : topk) * 4, shape->symmetric));
-    TRY(new_buffer(s, OUT, n, hidden * 2, false));
-    TRY(new_buffer(s, OUT_WEIGHTS, n, topk * 4, false));
+    TRY(new_buffer(s, RECV_SCALES, rows, scale_bytes(shape), memory_of(s, AT_SCALES)));
+    TRY(new_buffer(s, RECV_IDX, rows, topk * ep_dtype_bytes((ep_dtype)shape->idx_type), memory_of(s, AT_INDEX)));
+    TRY(new_buffer(s, RECV_WEIGHTS, rows, (shape->expanded ? 1 : topk) * 4, memory_of(s, AT_WEIGHTS)));
+    TRY(new_buffer(s, OUT, n, hidden * 2, ORDINARY));
+    TRY(new_buffer(s, OUT_WEIGHTS, n, topk * 4, ORDINARY));
     CUDA(cudaStreamSynchronize(s->group->stream));
     return 0;
 }

@@ -8,12 +8,20 @@
 
 #include "group.h"
 
+/* Received buffers, a bit for each. */
+enum { AT_X = 1, AT_SCALES = 2, AT_INDEX = 4, AT_WEIGHTS = 8, AT_ALL = 15 };
+
+/* Ranks whose memory is ordinary all the same. */
+enum apart { NO_RANK, FIRST_RANK, LAST_RANK, ALL_BUT_ONE, N_APART };
+
 struct shape {
     int n_tokens, hidden, topk, n_experts, alignment, spare_rows;
     int dtype, scale_type, idx_type, n_bias;
-    bool expanded, zero_padding, symmetric, worst, choice, async, after, strided, skewed, holes;
-    bool own_stream; /* that of the communicator, not the caller's */
-    uint64_t seed;   /* of this rank's data; the fields above are the same on all ranks but n_tokens */
+    bool expanded, zero_padding, worst, choice, async, after, strided, skewed, holes;
+    bool own_stream;    /* that of the communicator, not the caller's */
+    unsigned symmetric; /* received buffers in memory of ep_alloc(): AT_... */
+    enum apart apart;
+    uint64_t seed; /* of this rank's data; the fields above are the same on all ranks but n_tokens */
 };
 
 /* By all ranks. DIFFERS and FAILED as in call.h, after saying what is wrong. */

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * fault_cuda [--ranks N] [--only FAULT]: the last rank is killed, stopped, late, or stuck on its device while the
- * others dispatch. Each of these must get a status that names it within the deadline, with the CUDA context alive, and
- * go on in a new group. Exit 77 when there is no GPU.
+ * fault_cuda [--ranks N] [--only SCENE]: the last rank is killed, stopped, late, or stuck on its device while the
+ * others dispatch or combine; or it is killed while its rows move. On symmetric memory, and on ordinary memory, whose
+ * rows are copied meanwhile. Each of the others must get a status that names it within the deadline, with the CUDA
+ * context alive, and go on in a new group. Exit 77 when there is no GPU.
  */
 #include "case.h"
 
@@ -10,34 +11,86 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <unistd.h>
 
 #define TIMEOUT_MS 1500
 #define SLACK_MS 1500 /* beyond a deadline, on a busy machine */
 
-enum fault { KILL, STOP, LATE, STUCK, N_FAULTS };
-static const char *const fault_names[N_FAULTS] = {"kill", "stop", "late", "stuck"};
+#define TOPK 4
+#define SLOW_SMS 1   /* with which moving the rows of LONG_TOKENS takes tens of milliseconds: */
+#define KILL_AFTER 5 /* ms after they began */
+#define LONG_TOKENS 65536
+
+enum fault { KILL, STOP, LATE, STUCK, AMID };
+
+static const struct kind {
+    const char *name;
+    enum fault fault;
+    bool combines, ordinary;
+    int n_tokens, hidden;
+} kinds[] = {
+    {"kill", KILL, false, false, 64, 1024},
+    {"stop", STOP, false, false, 64, 1024},
+    {"late", LATE, false, false, 64, 1024},
+    {"stuck", STUCK, false, false, 64, 1024},
+    {"kill-ordinary", KILL, false, true, 1500, 7168},
+    {"stop-ordinary", STOP, false, true, 1500, 7168},
+    {"late-ordinary", LATE, false, true, 1500, 7168},
+    {"stuck-ordinary", STUCK, false, true, 1500, 7168},
+    {"kill-combine", KILL, true, true, 1500, 7168},
+    {"stop-combine", STOP, true, true, 1500, 7168},
+    {"late-combine", LATE, true, true, 1500, 7168},
+    {"stuck-combine", STUCK, true, true, 1500, 7168},
+    {"amid-dispatch", AMID, false, true, LONG_TOKENS, 7168},
+    {"amid-combine", AMID, true, true, LONG_TOKENS, 7168},
+};
 
 struct scene {
     ep_boot_shm *second;
-    enum fault fault;
+    const struct kind *kind;
     _Atomic int *victim_pid; /* that all see */
 };
 
 struct state {
     struct group group;
     const struct scene *scene;
+    const struct kind *kind;
     int victim;
+    ep_plan *plan;
+    void *x, *recv, *out;
+    int64_t n_recv;
 };
 
-static const struct shape shape = {.n_tokens = 64,
-                                   .hidden = 1024,
-                                   .topk = 4,
-                                   .n_experts = 840,
-                                   .dtype = EP_BF16,
-                                   .idx_type = EP_I64,
-                                   .symmetric = true,
-                                   .choice = true};
+static int call_operation(struct state *s, bool combines, ep_event **ret_event, ep_status *ret_status)
+{
+    ep_dispatch_args dispatch = EP_DISPATCH_ARGS_INIT;
+    ep_combine_args combine = EP_COMBINE_ARGS_INIT;
+
+    dispatch.dtype = combine.dtype = EP_BF16;
+    dispatch.hidden = combine.hidden = s->kind->hidden;
+    dispatch.flags = combine.flags = ret_event ? EP_ASYNC : 0;
+    dispatch.x = s->x;
+    dispatch.recv_x = s->recv;
+    dispatch.out_rows = s->n_recv;
+    combine.x = s->recv;
+    combine.out = s->out;
+    *ret_status = combines ? ep_combine(s->plan, &combine, ret_event) : ep_dispatch(s->plan, &dispatch, ret_event);
+    return 0;
+}
+
+/* With EP_ASYNC the call returns when the rows are about to move. */
+static int die_amid(struct state *s)
+{
+    ep_event *event = NULL;
+    ep_status status;
+
+    TRY(call_operation(s, s->kind->combines, &event, &status));
+    CALL(status);
+    sleep_ms(KILL_AFTER);
+    kill(getpid(), SIGKILL);
+    return FAILED;
+}
 
 /* The victim's part before the call; returns in LATE and STUCK alone. */
 static int suffer(struct state *s)
@@ -46,87 +99,123 @@ static int suffer(struct state *s)
     cudaStream_t stuck;
 
     atomic_store(s->scene->victim_pid, (int)getpid());
-    if (s->scene->fault == KILL)
+    switch (s->kind->fault) {
+    case KILL:
         kill(getpid(), SIGKILL);
-    if (s->scene->fault == STOP)
+        break;
+    case STOP:
         kill(getpid(), SIGSTOP);
-    if (s->scene->fault == LATE)
+        break;
+    case LATE:
         sleep_ms(TIMEOUT_MS + TIMEOUT_MS / 3); /* late for the call, not for the new group */
-    if (s->scene->fault == STUCK) {
+        break;
+    case STUCK:
         hold = (struct hold){.ms = 2 * TIMEOUT_MS};
         CUDA(cudaStreamCreateWithFlags(&stuck, cudaStreamNonBlocking));
         CALL(ep_cuda_set_stream(s->group.cuda, stuck));
         TRY(hold_stream(stuck, &hold));
+        break;
+    case AMID:
+        TRY(die_amid(s));
+        break;
     }
-    return 0;
-}
-
-static int call_dispatch(struct state *s, ep_plan *plan, void *x, void *out, ep_status *ret_status)
-{
-    ep_dispatch_args args = EP_DISPATCH_ARGS_INIT;
-    ep_plan_info info = {.size = sizeof(info)};
-
-    CALL(ep_plan_get_info(plan, &info));
-    args.x = x;
-    args.dtype = EP_BF16;
-    args.hidden = shape.hidden;
-    args.recv_x = out;
-    args.out_rows = info.out_rows;
-    CALL(ep_dispatch(plan, &args, NULL));
-    if (s->group.rank == s->victim)
-        TRY(suffer(s));
-    *ret_status = ep_dispatch(plan, &args, NULL);
     return 0;
 }
 
 static int check_status(struct state *s, ep_status status, double took)
 {
-    enum fault fault = s->scene->fault;
+    bool killed = s->kind->fault == KILL || s->kind->fault == AMID;
 
     if (s->group.rank == 0)
-        printf("%s: after %.0f ms: %s\n", fault_names[fault], took, ep_last_error());
-    TRY(expect_culprit("ep_dispatch", status, fault == KILL ? EP_E_PEER_DEAD : EP_E_TIMEOUT, s->victim));
+        printf("%s: after %.0f ms: %s\n", s->kind->name, took, ep_last_error());
+    TRY(expect_culprit(s->kind->combines ? "ep_combine" : "ep_dispatch", status, killed ? EP_E_PEER_DEAD : EP_E_TIMEOUT,
+                       s->victim));
     if (s->group.rank != s->victim)
         EXPECT(took < TIMEOUT_MS + SLACK_MS, "after %.0f ms", took);
     return 0;
 }
 
-static int meet_fault(struct state *s)
+/* A token's experts are as far apart as they can be: it has rows on as many ranks as it can. */
+static int make_plan(struct state *s)
 {
+    int experts = 840 / s->group.nranks * s->group.nranks, n = s->kind->n_tokens;
+    ep_plan_info info = {.size = sizeof(info)};
     ep_plan_args args = EP_PLAN_ARGS_INIT;
-    ep_plan *plan = NULL;
-    ep_status status;
-    int64_t index[64 * 4];
-    void *x, *out;
-    double begin;
+    int64_t *index = malloc((size_t)n * TOPK * sizeof(*index));
 
+    EXPECT(index, "no memory for the routing");
+    for (int i = 0; i < n * TOPK; i++)
+        index[i] = (int64_t)(i / TOPK * 7 + i % TOPK * (experts / TOPK) + s->group.rank) % experts;
     args.topk_idx = index;
     args.idx_type = EP_I64;
-    args.n_tokens = 64;
-    args.topk = 4;
-    args.n_experts = shape.n_experts / s->group.nranks * s->group.nranks;
-    for (int i = 0; i < 64 * 4; i++)
-        index[i] = (int64_t)(i * 7 + s->group.rank) % args.n_experts;
-    CALL(ep_plan_new(s->group.cuda, &args, &plan));
-    CUDA(cudaMalloc(&x, 64 * 2048));
-    CUDA(cudaMemset(x, 0x3c, 64 * 2048));
-    CALL(ep_alloc(s->group.cuda, (size_t)64 * 4 * 2048 * (size_t)s->group.nranks, &out));
+    args.n_tokens = n;
+    args.topk = TOPK;
+    args.n_experts = experts;
+    CALL(ep_plan_new(s->group.cuda, &args, &s->plan));
+    free(index);
+    CALL(ep_plan_get_info(s->plan, &info));
+    s->n_recv = info.n_recv;
+    return 0;
+}
+
+static int make_buffers(struct state *s)
+{
+    size_t row = (size_t)s->kind->hidden * 2, rows = (size_t)s->n_recv, n = (size_t)s->kind->n_tokens;
+
+    CUDA(cudaMalloc(&s->x, n * row));
+    CUDA(cudaMemset(s->x, 0x3c, n * row));
+    CUDA(cudaMalloc(&s->out, n * row));
+    if (s->kind->ordinary)
+        CUDA(cudaMalloc(&s->recv, (rows + 1) * row));
+    else
+        CALL(ep_alloc(s->group.cuda, (rows + 1) * row, &s->recv));
+    return 0;
+}
+
+/* Once without a fault; so staging is there, and mapped. */
+static int meet_fault(struct state *s)
+{
+    ep_status status;
+    double begin;
+
+    TRY(make_plan(s));
+    TRY(make_buffers(s));
+    TRY(call_operation(s, false, NULL, &status));
+    CALL(status);
+    if (s->kind->combines) {
+        TRY(call_operation(s, true, NULL, &status));
+        CALL(status);
+    }
+    if (s->kind->fault == AMID)
+        CALL(ep_cuda_set_sms(s->group.cuda, SLOW_SMS));
     begin = now_ms();
-    TRY(call_dispatch(s, plan, x, out, &status));
+    if (s->group.rank == s->victim)
+        TRY(suffer(s));
+    TRY(call_operation(s, s->kind->combines, NULL, &status));
     TRY(check_status(s, status, now_ms() - begin));
-    ep_plan_free(plan);
-    CUDA(cudaMemset(x, 0, 64 * 2048));
+    ep_plan_free(s->plan);
+    CUDA(cudaMemset(s->x, 0, (size_t)s->kind->n_tokens * (size_t)s->kind->hidden * 2));
     CUDA(cudaDeviceSynchronize());
-    CUDA(cudaFree(x));
+    CUDA(cudaFree(s->x));
+    CUDA(cudaFree(s->out));
+    if (s->kind->ordinary)
+        CUDA(cudaFree(s->recv));
     return 0;
 }
 
 static int go_on(struct state *s)
 {
-    bool gone = s->scene->fault == KILL || s->scene->fault == STOP;
+    bool gone = s->kind->fault == KILL || s->kind->fault == STOP || s->kind->fault == AMID;
     struct group next = s->group;
     ep_comm_info info = {.size = sizeof(info)};
-    struct shape mine = shape;
+    struct shape mine = {.n_tokens = s->kind->n_tokens < 1500 ? s->kind->n_tokens : 1500,
+                         .hidden = 1024,
+                         .topk = TOPK,
+                         .dtype = EP_BF16,
+                         .idx_type = EP_I64,
+                         .symmetric = s->kind->ordinary ? 0 : AT_ALL,
+                         .choice = true,
+                         .seed = (uint64_t)s->group.rank + 1};
     int code;
 
     CALL(ep_comm_shrink(s->group.cuda, NULL, &next.cuda));
@@ -135,8 +224,7 @@ static int go_on(struct state *s)
     EXPECT(info.nranks == s->group.nranks - (gone ? 1 : 0), "%d ranks in the new group", info.nranks);
     next.rank = info.rank;
     next.nranks = info.nranks;
-    mine.seed = (uint64_t)s->group.rank + 1;
-    mine.n_experts -= mine.n_experts % info.nranks;
+    mine.n_experts = 840 / info.nranks * info.nranks;
     code = case_run(&next, &mine);
     ep_comm_free(next.cuda);
     ep_comm_free(next.host);
@@ -159,7 +247,7 @@ static int open_host(struct state *s)
 static int run_rank(const ep_boot *boot, void *argument)
 {
     const struct scene *scene = argument;
-    struct state state = {.scene = scene, .victim = boot->nranks - 1}, *s = &state;
+    struct state state = {.scene = scene, .kind = scene->kind, .victim = boot->nranks - 1}, *s = &state;
     int code = group_open(boot, NULL, TIMEOUT_MS, &s->group);
 
     if (!code)
@@ -169,19 +257,20 @@ static int run_rank(const ep_boot *boot, void *argument)
     if (!code)
         code = go_on(s);
     /* A rank that is stopped ends in no other way. */
-    if (s->group.rank == 0 && scene->fault == STOP && atomic_load(scene->victim_pid))
+    if (s->group.rank == 0 && scene->kind->fault == STOP && atomic_load(scene->victim_pid))
         kill((pid_t)atomic_load(scene->victim_pid), SIGKILL);
     group_close(&s->group, code);
     return code;
 }
 
-static int run_scene(struct options *options, enum fault fault)
+static int run_scene(struct options *options, const struct kind *kind)
 {
-    struct scene scene = {.fault = fault, .victim_pid = share(sizeof(*scene.victim_pid))};
-    struct launch launch = {.name = fault_names[fault],
+    bool dies = kind->fault == KILL || kind->fault == STOP || kind->fault == AMID;
+    struct scene scene = {.kind = kind, .victim_pid = share(sizeof(*scene.victim_pid))};
+    struct launch launch = {.name = kind->name,
                             .ranks = options->ranks,
                             .seconds = 60,
-                            .victim = fault == KILL || fault == STOP ? options->ranks - 1 : -1,
+                            .victim = dies ? options->ranks - 1 : -1,
                             .run = run_rank,
                             .argument = &scene};
     int code = 1;
@@ -205,7 +294,7 @@ int main(int argc, char **argv)
 
     if (!options_read(argc, argv, 2, &options))
         return 2;
-    for (int fault = 0; fault < N_FAULTS; fault++)
-        code = worse_of(code, run_scene(&options, (enum fault)fault));
+    for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++)
+        code = worse_of(code, run_scene(&options, &kinds[i]));
     return options_code(&options, code);
 }

@@ -218,6 +218,47 @@ int launch_ranks(const struct launch *launch)
     return code;
 }
 
+int count_gpus_apart(int *ret_n)
+{
+    pid_t pid = fork();
+    int status = 0;
+
+    if (pid == 0) {
+        int n = 0;
+
+        if (cudaGetDeviceCount(&n) != cudaSuccess)
+            n = 0;
+        _exit(n < MAX_RANKS ? n : MAX_RANKS);
+    }
+    EXPECT(pid > 0, "fork: %s", strerror(errno));
+    while (waitpid(pid, &status, 0) < 0)
+        EXPECT(errno == EINTR, "waitpid: %s", strerror(errno));
+    EXPECT(WIFEXITED(status), "counting the GPUs ended by signal %d", WTERMSIG(status));
+    *ret_n = WEXITSTATUS(status);
+    return 0;
+}
+
+/* CUDA reads the variable once. It may name some GPUs already: by number, UUID or MIG. */
+int see_one_gpu(int rank, int n)
+{
+    static const char variable[] = "CUDA_VISIBLE_DEVICES";
+    const char *all = getenv(variable), *begin = all;
+    char one[256];
+
+    if (!n)
+        return 0;
+    snprintf(one, sizeof(one), "%d", rank % n);
+    for (int i = 0; begin && i < rank % n; i++) {
+        begin = strchr(begin, ',');
+        EXPECT(begin, "%s is %s, but CUDA counts %d GPUs", variable, all, n);
+        begin++;
+    }
+    if (begin)
+        snprintf(one, sizeof(one), "%.*s", (int)strcspn(begin, ","), begin);
+    EXPECT(setenv(variable, one, 1) == 0, "setenv: %s", strerror(errno));
+    return 0;
+}
+
 /* --- communicators ---------------------------------------------------------------------------------------------- */
 
 /*

@@ -64,6 +64,13 @@ int worse_of(int a, int b);
 /* "passed", "FAILED" or why it was skipped. */
 const char *verdict_of(int code);
 
+/*
+ * One GPU for each rank: that of its number among the `n` that can be seen. In the rank's process, before its first
+ * call of CUDA; the GPUs are counted, by a process of its own, before the ranks start. 0, or FAILED after saying why.
+ */
+int count_gpus_apart(int *ret_n);
+int see_one_gpu(int rank, int n);
+
 /* What a rank's program returns: 0, FAILED, SKIPPED. */
 struct group {
     ep_comm *host, *cuda; /* the host backend says what the CUDA backend must give. host: NULL where nobody asks it */

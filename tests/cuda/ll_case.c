@@ -91,7 +91,8 @@ static int make_buffers(struct exchange *x)
     for (int i = 0; i < N_BUFFERS; i++) {
         bool symmetric = round->symmetric && (i == RECV_X || i == RECV_SCALES || i == ANSWER);
 
-        TRY(twin_new(x->pair->group, names[i], sizes[i].n * sizes[i].bytes, symmetric, &x->b[i]));
+        TRY(twin_new(x->pair->group, names[i], sizes[i].n * sizes[i].bytes, symmetric ? SYMMETRIC : ORDINARY,
+                     &x->b[i]));
         x->b[i].row_bytes = sizes[i].bytes;
     }
     return 0;

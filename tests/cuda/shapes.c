@@ -8,142 +8,6 @@
 #define LARGE ((int64_t)12 << 20)
 #define SMALL ((int64_t)1 << 16)
 
-#define LONE 65536 /* tokens of one rank; the others have a few */
-
-static const struct shape edges[] = {
-    {.n_tokens = 128,
-     .hidden = 2048,
-     .topk = 8,
-     .n_experts = 96,
-     .dtype = EP_BF16,
-     .idx_type = EP_I64,
-     .symmetric = true,
-     .choice = true},
-    {.n_tokens = 128,
-     .hidden = 2048,
-     .topk = 8,
-     .n_experts = 96,
-     .dtype = EP_F8E4M3,
-     .scale_type = EP_F32,
-     .idx_type = EP_I32,
-     .choice = true,
-     .n_bias = 2},
-    {.n_tokens = 100,
-     .hidden = 2048,
-     .topk = 8,
-     .n_experts = 96,
-     .dtype = EP_F8E4M3,
-     .scale_type = EP_UE8M0,
-     .idx_type = EP_I64,
-     .symmetric = true,
-     .strided = true,
-     .n_bias = 1},
-    {.n_tokens = 0, .hidden = 512, .topk = 2, .n_experts = 24, .dtype = EP_BF16, .idx_type = EP_I32, .choice = true},
-    {.n_tokens = 1,
-     .hidden = 8,
-     .topk = 1,
-     .n_experts = 12,
-     .dtype = EP_BF16,
-     .idx_type = EP_I32,
-     .symmetric = true,
-     .choice = true},
-    {.n_tokens = 77,
-     .hidden = 8192,
-     .topk = 8,
-     .n_experts = 96,
-     .dtype = EP_BF16,
-     .idx_type = EP_I64,
-     .choice = true,
-     .symmetric = true,
-     .n_bias = 2},
-    {.n_tokens = 33,
-     .hidden = 16384,
-     .topk = 32,
-     .n_experts = 384,
-     .dtype = EP_BF16,
-     .idx_type = EP_I64,
-     .choice = true,
-     .symmetric = true,
-     .n_bias = 1},
-    {.n_tokens = 300,
-     .hidden = 1032,
-     .topk = 6,
-     .n_experts = 96,
-     .dtype = EP_BF16,
-     .idx_type = EP_I32,
-     .choice = true,
-     .skewed = true,
-     .holes = true},
-    {.n_tokens = 300,
-     .hidden = 1024,
-     .topk = 6,
-     .n_experts = 96,
-     .alignment = 16,
-     .dtype = EP_BF16,
-     .idx_type = EP_I64,
-     .choice = true,
-     .expanded = true,
-     .zero_padding = true,
-     .symmetric = true,
-     .holes = true},
-    {.n_tokens = 300,
-     .hidden = 1024,
-     .topk = 6,
-     .n_experts = 96,
-     .alignment = 8,
-     .dtype = EP_F8E4M3,
-     .scale_type = EP_F32,
-     .idx_type = EP_I64,
-     .choice = true,
-     .expanded = true,
-     .n_bias = 2},
-    {.n_tokens = 300,
-     .hidden = 1024,
-     .topk = 6,
-     .n_experts = 96,
-     .dtype = EP_BF16,
-     .idx_type = EP_I64,
-     .choice = true,
-     .worst = true,
-     .spare_rows = 9,
-     .symmetric = true,
-     .async = true},
-    {.n_tokens = 64,
-     .hidden = 65536,
-     .topk = 4,
-     .n_experts = 48,
-     .dtype = EP_BF16,
-     .idx_type = EP_I64,
-     .symmetric = true},
-    {.n_tokens = 700,
-     .hidden = 7168,
-     .topk = 8,
-     .n_experts = 2016,
-     .dtype = EP_BF16,
-     .idx_type = EP_I64,
-     .symmetric = true,
-     .choice = true},
-    {.n_tokens = 50,
-     .hidden = 256,
-     .topk = 32,
-     .n_experts = 2048,
-     .dtype = EP_BF16,
-     .idx_type = EP_I32,
-     .choice = true,
-     .expanded = true,
-     .alignment = 128},
-    /* All on one rank: see shape_edge(). */
-    {.n_tokens = LONE,
-     .hidden = 1024,
-     .topk = 8,
-     .n_experts = 256,
-     .dtype = EP_BF16,
-     .idx_type = EP_I64,
-     .symmetric = true,
-     .choice = true,
-     .n_bias = 1},
-};
-
 static uint64_t draw(uint64_t *random, uint64_t below)
 {
     return (next_random(random) >> 32) * below >> 32;
@@ -164,19 +28,14 @@ static uint64_t seed_of(const struct shape_of *of, int index)
     return of->seed * 1000003u + (uint64_t)index * 4096 + (uint64_t)of->rank * 64 + 1;
 }
 
-int shapes_edges(void)
-{
-    return (int)(sizeof(edges) / sizeof(edges[0]));
-}
-
 void shape_edge(const struct shape_of *of, int index, struct shape *ret_shape)
 {
-    struct shape shape = edges[index];
+    struct shape shape = *shape_edge_of_all(index);
 
     shape.n_experts += (of->nranks - shape.n_experts % of->nranks) % of->nranks;
-    if (shape.n_tokens == LONE && of->rank != of->nranks - 1)
+    if (shape.n_tokens == EDGE_LONE && of->rank != of->nranks - 1)
         shape.n_tokens = of->rank % 3;
-    if (of->small) {
+    if (of->small && shape.n_tokens != EDGE_KEPT) {
         shape.hidden = least(shape.hidden, 2048);
         shape.n_tokens = least(shape.n_tokens, 64);
     }
@@ -197,6 +56,16 @@ static int draw_tokens(const struct shape_of *of, int most, uint64_t *random)
             mine = n;
     }
     return mine;
+}
+
+/* Received buffers are all of one kind in most cases. */
+static void draw_memory(uint64_t *random, struct shape *shape)
+{
+    bool mixed = one_of(random, 4), apart = one_of(random, 4);
+    uint64_t some = draw(random, AT_ALL + 1), who = 1 + draw(random, N_APART - 1);
+
+    shape->symmetric = mixed ? (unsigned)some : one_of(random, 2) ? AT_ALL : 0;
+    shape->apart = apart ? (enum apart)who : NO_RANK;
 }
 
 void shape_random(const struct shape_of *of, int index, uint64_t *random, struct shape *ret_shape)
@@ -222,7 +91,7 @@ void shape_random(const struct shape_of *of, int index, uint64_t *random, struct
     shape.n_bias = (int)draw(random, 3);
     shape.expanded = one_of(random, 4);
     shape.zero_padding = shape.expanded && one_of(random, 2);
-    shape.symmetric = one_of(random, 2);
+    draw_memory(random, &shape);
     shape.worst = one_of(random, 4);
     shape.choice = !one_of(random, 4);
     shape.async = one_of(random, 3);
@@ -242,17 +111,24 @@ void shape_random(const struct shape_of *of, int index, uint64_t *random, struct
 
 void shape_print(const struct shape *s, char *ret_text, size_t bytes)
 {
+    static const char *const apart[N_APART] = {"", " but on the first rank", " but on the last rank", " on one rank"};
+    unsigned at = s->symmetric;
+    char memory[100];
+
+    snprintf(memory, sizeof(memory), "ordinary");
+    if (at)
+        snprintf(memory, sizeof(memory), "symmetric:%s%s%s%s%s", at & AT_X ? " x" : "", at & AT_SCALES ? " scales" : "",
+                 at & AT_INDEX ? " indices" : "", at & AT_WEIGHTS ? " weights" : "", apart[s->apart]);
     snprintf(
         ret_text, bytes,
         "%d tokens here, hidden %d, top-%d of %d experts, %s, scales %s%s, indices %s, alignment %d, %d biases%s%s%s"
-        "%s%s%s%s%s%s%s, seed of the data %llu",
+        "%s%s%s%s%s%s, memory %s, seed of the data %llu",
         s->n_tokens, s->hidden, s->topk, s->n_experts, ep_dtype_name((ep_dtype)s->dtype),
         s->scale_type ? ep_dtype_name((ep_dtype)s->scale_type) : "none", s->strided ? " strided" : "",
         ep_dtype_name((ep_dtype)s->idx_type), s->alignment, s->n_bias, s->expanded ? ", expanded" : "",
-        s->zero_padding ? ", padding zeroed" : "", s->symmetric ? ", symmetric" : "", s->worst ? ", worst case" : "",
-        s->choice ? ", with weights" : "", s->async ? ", asynchronous" : "", s->after ? " after an event" : "",
-        s->skewed ? ", skewed" : "", s->holes ? ", holes" : "", s->own_stream ? ", own stream" : "",
-        (unsigned long long)s->seed);
+        s->zero_padding ? ", padding zeroed" : "", s->worst ? ", worst case" : "", s->choice ? ", with weights" : "",
+        s->async ? ", asynchronous" : "", s->after ? " after an event" : "", s->skewed ? ", skewed" : "",
+        s->holes ? ", holes" : "", s->own_stream ? ", own stream" : "", memory, (unsigned long long)s->seed);
 }
 
 /* --- low latency ------------------------------------------------------------------------------------------------ */
@@ -266,7 +142,7 @@ void shape_print(const struct shape *s, char *ret_text, size_t bytes)
 #define LL_LARGE ((int64_t)64 << 20)
 #define LL_SMALL ((int64_t)256 << 10)
 
-enum who { EVERYBODY, LAST_RANK }; /* has the tokens */
+enum who { EVERYBODY, ONE_RANK }; /* has the tokens: the last */
 
 /* The largest first: later ones then find room in the segments of those before them. */
 static const struct ll_edge {
@@ -282,11 +158,11 @@ static const struct ll_edge {
     {2, 2, 128, 8, 4096, LL_BF16, EVERYBODY, 0, ZERO},
     {64, 64, 512, 32, 32, LL_UE8M0, EVERYBODY, 0, 0}, /* every token selects all experts, or nearly */
     {4096, 4096, 128, 2, 8, LL_F32, EVERYBODY, HOOK | ASYNC, HOOK | ASYNC},
-    {512, 500, 512, 8, 144, LL_BF16, LAST_RANK, 0, HOOK},
+    {512, 500, 512, 8, 144, LL_BF16, ONE_RANK, 0, HOOK},
     {1, 1, 128, 1, 1, LL_BF16, EVERYBODY, 0, 0},
     {8, 0, 256, 3, 24, LL_F32, EVERYBODY, 0, 0},
     {8, 0, 512, 3, 24, LL_UE8M0, EVERYBODY, HOOK, HOOK | ZERO},
-    {128, 128, 2048, 8, 32, LL_BF16, LAST_RANK, 0, ZERO},
+    {128, 128, 2048, 8, 32, LL_BF16, ONE_RANK, 0, ZERO},
 };
 
 int ll_shapes_edges(void)
@@ -305,7 +181,7 @@ void ll_shape_edge(const struct shape_of *of, int index, struct ll_shape *ret_sh
 {
     const struct ll_edge *edge = &ll_edges[index];
     struct ll_shape shape = {.config = EP_LL_CONFIG_INIT, .n_rounds = 2, .overlap = true};
-    int n_tokens = edge->who == LAST_RANK && of->rank != of->nranks - 1 ? 0 : edge->n_tokens;
+    int n_tokens = edge->who == ONE_RANK && of->rank != of->nranks - 1 ? 0 : edge->n_tokens;
 
     shape.config.max_tokens = of->small ? least(edge->max_tokens, 32) : edge->max_tokens;
     shape.config.hidden = of->small ? least(edge->hidden, 1024) : edge->hidden;

@@ -13,11 +13,19 @@ struct shape_of {
     uint64_t seed;
 };
 
-/* Edges, numbered from 0. `index` counts all cases, for the seeds of data. */
-int shapes_edges(void);
+/*
+ * Edges, numbered from 0. `index` counts all cases, for the seeds of data. `small`: as in struct shape_of; there are
+ * fewer then.
+ */
+int shapes_edges(bool small);
 void shape_edge(const struct shape_of *of, int index, struct shape *ret_shape);
 int ll_shapes_edges(void);
 void ll_shape_edge(const struct shape_of *of, int index, struct ll_shape *ret_shape);
+
+/* As in the table, where it is for every number of ranks (edges.c). */
+#define EDGE_LONE 65536 /* tokens of one rank; the others have a few */
+#define EDGE_KEPT 600   /* tokens of the shape that is never smaller */
+const struct shape *shape_edge_of_all(int index);
 
 /* Random ones: each call draws from *random, which has to be the same on all ranks. */
 void shape_random(const struct shape_of *of, int index, uint64_t *random, struct shape *ret_shape);

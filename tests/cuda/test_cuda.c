@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_cuda [--ll] [--threads] [--ranks N] [--rounds N] [--seed N] [--only CASE] [--small] [--timeout S]:
+ * test_cuda [--ll] [--threads | --hide] [--ranks N] [--rounds N] [--seed N] [--only CASE] [--small] [--timeout S]:
  * the CUDA backend against the host backend, bit for bit: first shapes at the edges, then N random ones. --ll: low
- * latency instead of dispatch and combine on plans. --small and --timeout, the deadline of each wait, are for tools
- * that take long. Exit 77 when there is no GPU.
+ * latency instead of dispatch and combine on plans. --hide: each rank sees one GPU, as batch systems have it. --small
+ * and --timeout, the deadline of each wait, are for tools that take long. Exit 77 when there is no GPU.
  */
 #include "shapes.h"
 
@@ -16,13 +16,14 @@
 
 static struct {
     int ranks, rounds, only, timeout;
-    bool ll, threads, small;
+    int gpus; /* with `hide` */
+    bool ll, threads, hide, small;
     uint64_t seed;
 } options = {.ranks = 2, .rounds = 20, .only = -1, .timeout = 20, .seed = 1};
 
 static int edges(void)
 {
-    return options.ll ? ll_shapes_edges() : shapes_edges();
+    return options.ll ? ll_shapes_edges() : shapes_edges(options.small);
 }
 
 /* --- progress ---------------------------------------------------------------------------------------------------- */
@@ -79,9 +80,9 @@ static int run_case(const struct group *g, int index, uint64_t *random, bool wan
     else
         shape_print(&shape, text, sizeof(text));
     test_say("%s: %s", code & FAILED ? "a call failed" : "the backends differ", text);
-    test_say("again: test_cuda%s%s%s --ranks %d --seed %llu --only %d", options.ll ? " --ll" : "",
-             options.threads ? " --threads" : "", options.small ? " --small" : "", g->nranks,
-             (unsigned long long)options.seed, index);
+    test_say("again: test_cuda%s%s%s%s --ranks %d --seed %llu --only %d", options.ll ? " --ll" : "",
+             options.threads ? " --threads" : "", options.hide ? " --hide" : "", options.small ? " --small" : "",
+             g->nranks, (unsigned long long)options.seed, index);
     return code;
 }
 
@@ -119,7 +120,11 @@ static int run_cases(const struct group *g)
 static int run_rank(const ep_boot *boot, void *argument)
 {
     struct group group;
-    int code = group_open(boot, argument, options.timeout * 1000, &group);
+    int code;
+
+    if (options.hide)
+        TRY(see_one_gpu(boot->rank, options.gpus));
+    code = group_open(boot, argument, options.timeout * 1000, &group);
 
     if (!code)
         code = run_cases(&group);
@@ -136,6 +141,8 @@ static bool read_options(int argc, char **argv)
 
         if (!strcmp(option, "--threads"))
             options.threads = true;
+        else if (!strcmp(option, "--hide"))
+            options.hide = true;
         else if (!strcmp(option, "--small"))
             options.small = true;
         else if (!strcmp(option, "--ll"))
@@ -155,7 +162,9 @@ static bool read_options(int argc, char **argv)
         if (!sound)
             return false;
     }
-    return true;
+    if (options.threads && options.hide)
+        test_say("--hide: threads all see the same GPUs");
+    return !options.threads || !options.hide;
 }
 
 int main(int argc, char **argv)
@@ -169,6 +178,8 @@ int main(int argc, char **argv)
         return 2;
     if (ep_boot_shm_new(options.ranks, &second) != EP_OK)
         return test_say("%s", ep_last_error()), 2;
+    if (options.hide && count_gpus_apart(&options.gpus) != 0)
+        return 1;
     cases = options.only < 0 ? edges() + options.rounds : 1;
     launch.ranks = options.ranks;
     launch.threads = options.threads;
@@ -177,8 +188,8 @@ int main(int argc, char **argv)
     launch.seconds = 300 + 2 * cases + 10 * options.timeout;
     code = launch_ranks(&launch);
     ep_boot_shm_free(second);
-    printf("test_cuda%s: %d ranks (%s), seed %llu, %d cases in %.1f s: %s\n", options.ll ? " --ll" : "", options.ranks,
-           options.threads ? "threads" : "processes", (unsigned long long)options.seed, cases, (now_ms() - begin) / 1e3,
-           verdict_of(code));
+    printf("test_cuda%s: %d ranks (%s%s), seed %llu, %d cases in %.1f s: %s\n", options.ll ? " --ll" : "",
+           options.ranks, options.threads ? "threads" : "processes", options.hide ? ", one GPU visible to each" : "",
+           (unsigned long long)options.seed, cases, (now_ms() - begin) / 1e3, verdict_of(code));
     return code;
 }

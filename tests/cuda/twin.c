@@ -5,18 +5,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-int twin_new(const struct group *group, const char *name, size_t bytes, bool symmetric, struct twin *ret_twin)
+int twin_new(const struct group *group, const char *name, size_t bytes, enum memory memory, struct twin *ret_twin)
 {
     struct twin *twin = ret_twin;
 
     *twin = (struct twin){.name = name, .bytes = bytes};
     twin->host = malloc(bytes + GUARD);
     EXPECT(twin->host, "no memory for %zu bytes of %s", bytes, name);
-    if (symmetric)
-        CALL(ep_alloc(group->cuda, bytes + GUARD, (void **)&twin->device));
+    if (memory != ORDINARY)
+        CALL(ep_alloc(group->cuda, bytes + GUARD, &twin->shared));
+    if (memory == SYMMETRIC)
+        twin->device = twin->shared;
     else
         CUDA(cudaMalloc((void **)&twin->device, bytes + GUARD));
-    twin->symmetric = symmetric;
     return twin_poison(group, twin);
 }
 
@@ -75,15 +76,14 @@ int twin_compare(const struct group *group, const struct twin *twin, const char 
 
 int twin_free(const struct group *group, bool failed, struct twin *twin)
 {
-    void *device = twin->device;
+    void *device = twin->device, *shared = twin->shared;
 
     free(twin->host);
     twin->host = twin->device = NULL;
-    if (!device || (twin->symmetric && failed))
-        return 0;
-    if (twin->symmetric)
-        CALL(ep_free(group->cuda, device));
-    else
+    twin->shared = NULL;
+    if (device != shared)
         CUDA(cudaFree(device));
+    if (!failed)
+        CALL(ep_free(group->cuda, shared));
     return 0;
 }

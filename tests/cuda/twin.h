@@ -11,15 +11,21 @@
 #define POISON 0xa5 /* what an output holds before */
 #define GUARD 4096  /* bytes behind the end that stay so */
 
+enum memory {
+    ORDINARY,
+    SYMMETRIC,     /* of ep_alloc() */
+    ORDINARY_AMONG /* ordinary where others have symmetric memory: makes the collective calls with them */
+};
+
 struct twin {
     const char *name;
     unsigned char *host, *device;
     size_t bytes, row_bytes; /* row_bytes: for what is said of a difference; 0: it has no rows */
-    bool symmetric;          /* the device's is memory of ep_alloc() */
+    void *shared;            /* of ep_alloc(): the device's, or memory that nobody uses; NULL: none */
 };
 
 /* Both hold the poison, the host's at once and the device's in the order of the group's stream. Collective. */
-int twin_new(const struct group *group, const char *name, size_t bytes, bool symmetric, struct twin *ret_twin);
+int twin_new(const struct group *group, const char *name, size_t bytes, enum memory memory, struct twin *ret_twin);
 int twin_poison(const struct group *group, const struct twin *twin);
 int twin_poison_device(const struct group *group, const struct twin *twin);
 
@@ -29,7 +35,7 @@ int twin_push(const struct group *group, const struct twin *twin);
 /* Waits for the group's stream. DIFFERS after saying what differs first, and how much. */
 int twin_compare(const struct group *group, const struct twin *twin, const char *phase);
 
-/* Collective where the twin is symmetric; not after a failure: then the communicator frees that. */
+/* Collective where it was made so; not after a failure: then the communicator frees what is symmetric. */
 int twin_free(const struct group *group, bool failed, struct twin *twin);
 
 #endif

@@ -1,0 +1,441 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * stage_cuda [--ranks N] [--seed N] [--only SCENE]: dispatch and combine of ordinary memory, whose rows are copied
+ * while they move, among other work. What they give is what the host backend gives.
+ *
+ *   async   200 pairs that nobody waits for, in turn of ordinary and symmetric memory; their plans grow, so staging
+ *           memory is replaced under way
+ *   graph   a graph on symmetric memory, launched between ordinary operations
+ *   sms     numbers of multiprocessors: one, the most with which some are left to copy, one more, the default
+ *
+ * Exit 77 when there is no GPU.
+ */
+#include "case.h"
+#include "twin.h"
+
+#include <epkit/cuda.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { HIDDEN = 512, TOPK = 4, ROW = HIDDEN * 2, CHOICE = TOPK * 4, TIMEOUT_MS = 20000 };
+
+/* The async scene. */
+enum { PAIRS = 200, PLANS = 20, LEAST_TOKENS = 200, MORE_TOKENS = 100, SHIFTS = 512, HELD_MS = 100 };
+
+/* The graph scene. */
+enum { LAUNCHES = 8, GRAPH_TOKENS = 1500 };
+
+/* The sms scene: on the first rank and on the others. */
+enum sms { USUAL, ONE, MOST, ONE_MORE };
+static const enum sms sms_steps[][2] = {{ONE, ONE},        {MOST, MOST},    {ONE_MORE, ONE_MORE}, {USUAL, USUAL},
+                                        {ONE_MORE, USUAL}, {ONE, ONE_MORE}, {USUAL, USUAL}};
+enum { SMS_STEPS = sizeof(sms_steps) / sizeof(sms_steps[0]) };
+
+/* Multiprocessors that copy beside those of ep_cuda_set_sms(): epkit/cuda.h. */
+enum { COPYING_SMS = 16 };
+
+enum { HOST, DEVICE };
+
+/* Outputs of many pairs lie in one buffer, with gaps that nobody may write. */
+enum { BY_STAGING, IN_PLACE, N_ARENAS };
+
+enum { RECV_X, RECV_INDEX, RECV_WEIGHTS, OUT, OUT_WEIGHTS, N_OUTPUTS };
+
+static const struct {
+    const char *name;
+    size_t row_bytes;
+    bool received;
+} outputs[N_OUTPUTS] = {{"recv_x", ROW, true},
+                        {"recv_topk_idx", CHOICE, true},
+                        {"recv_topk_weights", CHOICE, true},
+                        {"out", ROW, false},
+                        {"out_topk_weights", CHOICE, false}};
+
+struct work {
+    ep_plan *plan[2]; /* on HOST and on DEVICE */
+    int n_tokens;
+    int64_t n_recv;
+};
+
+struct pair {
+    const struct work *work;
+    const struct twin *arena;
+    size_t x;             /* where its input begins, */
+    size_t at[N_OUTPUTS]; /* and its outputs in the arena */
+};
+
+struct state {
+    struct group group;
+    uint64_t seed;
+    int experts;
+    struct twin x, weights, arena[N_ARENAS];
+    size_t used[N_ARENAS];
+};
+
+/* --- pairs ------------------------------------------------------------------------------------------------------- */
+
+static int new_work(struct state *s, int n_tokens, uint64_t seed, struct work *ret_work)
+{
+    struct routing routing = {
+        .n_tokens = n_tokens, .topk = TOPK, .n_experts = s->experts, .nranks = s->group.nranks, .idx_type = EP_I32};
+    uint64_t random = seed * 4096 + (uint64_t)s->group.rank;
+    ep_plan_args args = EP_PLAN_ARGS_INIT;
+    ep_plan_info info = {.size = sizeof(info)};
+    int32_t *index = malloc((size_t)n_tokens * CHOICE);
+
+    EXPECT(index, "no memory for the routing of %d tokens", n_tokens);
+    fill_routing(&routing, &random, index);
+    args.topk_idx = index;
+    args.idx_type = EP_I32;
+    args.n_tokens = n_tokens;
+    args.topk = TOPK;
+    args.n_experts = s->experts;
+    CALL(ep_plan_new(s->group.host, &args, &ret_work->plan[HOST]));
+    CALL(ep_plan_new(s->group.cuda, &args, &ret_work->plan[DEVICE]));
+    free(index);
+    CALL(ep_plan_get_info(ret_work->plan[HOST], &info));
+    ret_work->n_tokens = n_tokens;
+    ret_work->n_recv = info.n_recv;
+    return 0;
+}
+
+static void free_work(struct work *work)
+{
+    ep_plan_free(work->plan[HOST]);
+    ep_plan_free(work->plan[DEVICE]);
+}
+
+static size_t bytes_of(const struct work *work, int output)
+{
+    return (outputs[output].received ? (size_t)work->n_recv : (size_t)work->n_tokens) * outputs[output].row_bytes;
+}
+
+/* Before the arena is made: that has as many bytes as its pairs use. */
+static void lay_pair(struct state *s, const struct work *work, int arena, size_t x, struct pair *ret_pair)
+{
+    *ret_pair = (struct pair){.work = work, .arena = &s->arena[arena], .x = x};
+    for (int i = 0; i < N_OUTPUTS; i++) {
+        ret_pair->at[i] = s->used[arena];
+        s->used[arena] += bytes_of(work, i) + GUARD;
+    }
+}
+
+static int new_arenas(struct state *s)
+{
+    TRY(twin_new(&s->group, "ordinary memory", s->used[BY_STAGING], ORDINARY, &s->arena[BY_STAGING]));
+    return twin_new(&s->group, "symmetric memory", s->used[IN_PLACE], SYMMETRIC, &s->arena[IN_PLACE]);
+}
+
+static int new_inputs(struct state *s, size_t tokens)
+{
+    uint64_t random = s->seed * 977 + (uint64_t)s->group.rank;
+
+    TRY(twin_new(&s->group, "x", tokens * ROW, ORDINARY, &s->x));
+    TRY(twin_new(&s->group, "topk_weights", tokens * CHOICE, ORDINARY, &s->weights));
+    for (size_t i = 0; i < s->weights.bytes / 4; i++)
+        ((float *)(void *)s->weights.host)[i] = (float)(next_random(&random) % 1000) / 999.0f;
+    return twin_push(&s->group, &s->weights);
+}
+
+static int fill_x(struct state *s, uint64_t seed)
+{
+    uint64_t random = seed * 64 + (uint64_t)s->group.rank;
+
+    fill_bf16((uint16_t *)(void *)s->x.host, s->x.bytes / 2, &random);
+    return twin_push(&s->group, &s->x);
+}
+
+static unsigned char *memory_on(const struct twin *twin, int side)
+{
+    return side == DEVICE ? twin->device : twin->host;
+}
+
+/* ret_event: NULL for a call that is complete when it returns. */
+static int call_dispatch(struct state *s, const struct pair *p, int side, ep_event **ret_event)
+{
+    unsigned char *arena = memory_on(p->arena, side);
+    ep_dispatch_args args = EP_DISPATCH_ARGS_INIT;
+
+    args.x = memory_on(&s->x, side) + p->x;
+    args.dtype = EP_BF16;
+    args.hidden = HIDDEN;
+    args.topk_weights = (const float *)(const void *)memory_on(&s->weights, side);
+    args.recv_x = arena + p->at[RECV_X];
+    args.recv_topk_idx = arena + p->at[RECV_INDEX];
+    args.recv_topk_weights = (float *)(void *)(arena + p->at[RECV_WEIGHTS]);
+    args.out_rows = p->work->n_recv;
+    args.flags = ret_event ? EP_ASYNC : 0;
+    CALL(ep_dispatch(p->work->plan[side], &args, ret_event));
+    return 0;
+}
+
+static int call_combine(const struct pair *p, int side, ep_event **ret_event)
+{
+    unsigned char *arena = memory_on(p->arena, side);
+    ep_combine_args args = EP_COMBINE_ARGS_INIT;
+
+    args.x = arena + p->at[RECV_X];
+    args.dtype = EP_BF16;
+    args.hidden = HIDDEN;
+    args.topk_weights = (const float *)(const void *)(arena + p->at[RECV_WEIGHTS]);
+    args.out = arena + p->at[OUT];
+    args.out_topk_weights = (float *)(void *)(arena + p->at[OUT_WEIGHTS]);
+    args.flags = ret_event ? EP_ASYNC : 0;
+    CALL(ep_combine(p->work->plan[side], &args, ret_event));
+    return 0;
+}
+
+static int wait_and_free(ep_event *event, int number)
+{
+    ep_status status = ep_event_wait(event, -1);
+
+    EXPECT(status == EP_OK, "operation %d: %s: %s", number, ep_status_name(status), ep_last_error());
+    ep_event_free(event);
+    return 0;
+}
+
+/* Every output with the gap behind it; up to the first pair that differs. */
+static int compare_pairs(struct state *s, const struct pair *pairs, int n)
+{
+    int code = PASSED;
+
+    for (int i = 0; i < n && !code; i++)
+        for (int k = 0; k < N_OUTPUTS; k++) {
+            const struct pair *p = &pairs[i];
+            struct twin part = {.name = outputs[k].name,
+                                .host = p->arena->host + p->at[k],
+                                .device = p->arena->device + p->at[k],
+                                .bytes = bytes_of(p->work, k),
+                                .row_bytes = outputs[k].row_bytes};
+            char phase[80];
+
+            snprintf(phase, sizeof(phase), "pair %d of %d tokens, %s", i, p->work->n_tokens, p->arena->name);
+            code |= twin_compare(&s->group, &part, phase);
+        }
+    return code;
+}
+
+static int free_buffers(struct state *s, int code)
+{
+    code |= twin_free(&s->group, code & FAILED, &s->x);
+    code |= twin_free(&s->group, code & FAILED, &s->weights);
+    for (int i = 0; i < N_ARENAS; i++)
+        code |= twin_free(&s->group, code & FAILED, &s->arena[i]);
+    return code;
+}
+
+/* --- scenes ------------------------------------------------------------------------------------------------------ */
+
+static int queue_pairs(struct state *s, const struct pair *pairs, ep_event **ret_events)
+{
+    static struct hold hold; /* which outlives a failure */
+
+    /* So that there is a queue: no rank's kernels end before this one's begin. */
+    hold = (struct hold){.ms = HELD_MS};
+    if (s->group.rank == s->group.nranks - 1)
+        TRY(hold_stream(s->group.stream, &hold));
+    for (int i = 0; i < PAIRS; i++) {
+        TRY(call_dispatch(s, &pairs[i], DEVICE, &ret_events[2 * i]));
+        TRY(call_combine(&pairs[i], DEVICE, &ret_events[2 * i + 1]));
+    }
+    for (int i = 0; i < 2 * PAIRS; i++)
+        TRY(wait_and_free(ret_events[i], i));
+    return 0;
+}
+
+static int run_async(struct state *s)
+{
+    static struct pair pairs[PAIRS];
+    ep_event *events[2 * PAIRS];
+    struct work work[PLANS];
+    int code;
+
+    for (int i = 0; i < PLANS; i++)
+        TRY(new_work(s, LEAST_TOKENS + i * MORE_TOKENS + s->group.rank * 7, s->seed + (uint64_t)i, &work[i]));
+    for (int i = 0; i < PAIRS; i++)
+        lay_pair(s, &work[i * PLANS / PAIRS], i % 2 ? IN_PLACE : BY_STAGING, (size_t)(i * 37 % SHIFTS) * ROW,
+                 &pairs[i]);
+    TRY(new_inputs(s, (size_t)work[PLANS - 1].n_tokens + SHIFTS));
+    TRY(fill_x(s, s->seed));
+    TRY(new_arenas(s));
+    CUDA(cudaStreamSynchronize(s->group.stream));
+    TRY(group_meet(&s->group));
+    TRY(queue_pairs(s, pairs, events));
+    for (int i = 0; i < PAIRS; i++) {
+        TRY(call_dispatch(s, &pairs[i], HOST, NULL));
+        TRY(call_combine(&pairs[i], HOST, NULL));
+    }
+    code = compare_pairs(s, pairs, PAIRS);
+    for (int i = 0; i < PLANS; i++)
+        free_work(&work[i]);
+    return free_buffers(s, code);
+}
+
+/* Ordinary, graph, ordinary, graph, ordinary; in every second round nobody waits in between. */
+static int run_round(struct state *s, const struct pair *ordinary, cudaGraphExec_t exec, int round)
+{
+    ep_event *events[4], **at[4] = {NULL};
+
+    for (int i = 0; i < 4 && round % 2; i++)
+        at[i] = &events[i];
+    TRY(call_dispatch(s, &ordinary[0], DEVICE, at[0]));
+    CUDA(cudaGraphLaunch(exec, s->group.stream));
+    TRY(call_combine(&ordinary[0], DEVICE, at[1]));
+    for (int i = 0; i < round % 3; i++)
+        CUDA(cudaGraphLaunch(exec, s->group.stream));
+    TRY(call_dispatch(s, &ordinary[1], DEVICE, at[2]));
+    TRY(call_combine(&ordinary[1], DEVICE, at[3]));
+    for (int i = 0; i < 4 && round % 2; i++)
+        TRY(wait_and_free(events[i], i));
+    CUDA(cudaStreamSynchronize(s->group.stream));
+    CALL(ep_comm_async_error(s->group.cuda));
+    return 0;
+}
+
+static int run_graph(struct state *s)
+{
+    struct pair pairs[3]; /* two ordinary ones, and that of the graph */
+    struct work work;
+    cudaGraphExec_t exec;
+    int code = PASSED;
+
+    TRY(new_work(s, GRAPH_TOKENS - s->group.rank * 100 % GRAPH_TOKENS, s->seed, &work));
+    for (int i = 0; i < 3; i++)
+        lay_pair(s, &work, i == 2 ? IN_PLACE : BY_STAGING, (size_t)i * ROW, &pairs[i]);
+    TRY(new_inputs(s, (size_t)work.n_tokens + 3));
+    TRY(new_arenas(s));
+    TRY(capture_begin(&s->group));
+    TRY(call_dispatch(s, &pairs[2], DEVICE, NULL));
+    TRY(call_combine(&pairs[2], DEVICE, NULL));
+    TRY(capture_end(&s->group, &exec));
+    for (int round = 0; round < LAUNCHES; round++) {
+        TRY(fill_x(s, s->seed + (uint64_t)round));
+        for (int i = 0; i < N_ARENAS; i++)
+            TRY(twin_poison(&s->group, &s->arena[i]));
+        TRY(run_round(s, pairs, exec, round));
+        for (int i = 0; i < 3; i++) {
+            TRY(call_dispatch(s, &pairs[i], HOST, NULL));
+            TRY(call_combine(&pairs[i], HOST, NULL));
+        }
+        code |= compare_pairs(s, pairs, 3);
+        if (code)
+            test_say("that was round %d", round);
+    }
+    CUDA(cudaGraphExecDestroy(exec));
+    free_work(&work);
+    return free_buffers(s, code);
+}
+
+/* The most of ep_cuda_set_sms() with which rows are still copied beside; 0: too many ranks share a GPU for any. */
+static int find_most_sms(struct state *s, int *ret_most)
+{
+    char mine[32] = "", all[MAX_RANKS][32];
+    int sms, sharing = 0;
+
+    CUDA(cudaDeviceGetPCIBusId(mine, sizeof(mine), s->group.device));
+    CUDA(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, s->group.device));
+    CALL(ep_comm_allgather(s->group.host, mine, sizeof(mine), all));
+    for (int rank = 0; rank < s->group.nranks; rank++)
+        sharing += strcmp(all[rank], mine) == 0;
+    *ret_most = sms / sharing > COPYING_SMS ? sms / sharing - COPYING_SMS : 0;
+    return 0;
+}
+
+static int run_with(struct state *s, int sms, int expected, uint64_t seed)
+{
+    struct shape shape = {.n_tokens = 1500 + s->group.rank,
+                          .hidden = 2048,
+                          .topk = 6,
+                          .n_experts = s->experts,
+                          .dtype = EP_BF16,
+                          .idx_type = EP_I64,
+                          .n_bias = 1,
+                          .choice = true,
+                          .seed = s->seed * 4096 + seed * 64 + (uint64_t)s->group.rank};
+    int now, code;
+
+    CALL(ep_cuda_set_sms(s->group.cuda, sms));
+    CALL(ep_cuda_get_device(s->group.cuda, NULL, &now));
+    EXPECT(now == expected, "%d multiprocessors, not %d", now, expected);
+    code = case_run(&s->group, &shape);
+    if (code)
+        test_say("with %d multiprocessors", now);
+    return code;
+}
+
+static int run_sms(struct state *s)
+{
+    int usual, most, code = PASSED;
+
+    CALL(ep_cuda_get_device(s->group.cuda, NULL, &usual));
+    TRY(find_most_sms(s, &most));
+    for (int step = 0; step < SMS_STEPS && !(code & FAILED); step++) {
+        enum sms wanted = sms_steps[step][s->group.rank == 0 ? 0 : 1];
+        int sms = wanted == ONE ? 1 : wanted == MOST ? most : wanted == ONE_MORE ? most + 1 : 0;
+
+        code |= run_with(s, sms, sms ? sms : usual, (uint64_t)step);
+    }
+    return code;
+}
+
+/* --- program ----------------------------------------------------------------------------------------------------- */
+
+static const struct scene {
+    const char *name;
+    int (*run)(struct state *s);
+} scenes[] = {{"async", run_async}, {"graph", run_graph}, {"sms", run_sms}};
+
+struct job {
+    const struct scene *scene;
+    ep_boot_shm *second;
+    uint64_t seed;
+};
+
+static int run_rank(const ep_boot *boot, void *argument)
+{
+    const struct job *job = argument;
+    struct state s = {.seed = job->seed, .experts = boot->nranks * 12};
+    int code = group_open(boot, job->second, TIMEOUT_MS, &s.group);
+
+    if (!code) {
+        test_where("rank %d of %d, %s (seed %llu)", boot->rank, boot->nranks, job->scene->name,
+                   (unsigned long long)job->seed);
+        code = ep_cuda_set_stream(s.group.cuda, s.group.stream) == EP_OK ? job->scene->run(&s) : FAILED;
+    }
+    group_close(&s.group, code & FAILED);
+    return code;
+}
+
+static int run_scene(struct options *options, const struct scene *scene)
+{
+    struct job job = {.scene = scene, .seed = options->seed};
+    struct launch launch = {
+        .name = scene->name, .ranks = options->ranks, .seconds = 120, .victim = -1, .run = run_rank, .argument = &job};
+    double begin = now_ms();
+    int code = 1;
+
+    if (!options_want(options, scene->name))
+        return SKIPPED;
+    if (ep_boot_shm_new(options->ranks, &job.second) == EP_OK)
+        code = launch_ranks(&launch);
+    else
+        test_say("%s", ep_last_error());
+    ep_boot_shm_free(job.second);
+    printf("stage_cuda: %d ranks, %s, seed %llu, %.1f s: %s\n", options->ranks, scene->name,
+           (unsigned long long)options->seed, (now_ms() - begin) / 1e3, verdict_of(code));
+    fflush(stdout);
+    return code;
+}
+
+int main(int argc, char **argv)
+{
+    struct options options = {.ranks = 2, .seed = 1};
+    int code = SKIPPED;
+
+    if (!options_read(argc, argv, 1, &options))
+        return 2;
+    for (size_t i = 0; i < sizeof(scenes) / sizeof(scenes[0]); i++)
+        code = worse_of(code, run_scene(&options, &scenes[i]));
+    return options_code(&options, code);
+}
