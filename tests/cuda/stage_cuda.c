@@ -298,7 +298,7 @@ static int run_graph(struct state *s)
     struct pair pairs[3]; /* two ordinary ones, and that of the graph */
     struct work work;
     cudaGraphExec_t exec;
-    int code = PASSED;
+    int differs, code = PASSED;
 
     TRY(new_work(s, GRAPH_TOKENS - s->group.rank * 100 % GRAPH_TOKENS, s->seed, &work));
     for (int i = 0; i < 3; i++)
@@ -318,9 +318,10 @@ static int run_graph(struct state *s)
             TRY(call_dispatch(s, &pairs[i], HOST, NULL));
             TRY(call_combine(&pairs[i], HOST, NULL));
         }
-        code |= compare_pairs(s, pairs, 3);
-        if (code)
+        differs = compare_pairs(s, pairs, 3);
+        if (differs)
             test_say("that was round %d", round);
+        code |= differs;
     }
     CUDA(cudaGraphExecDestroy(exec));
     free_work(&work);
