@@ -5,8 +5,7 @@
 #   faults       ranks that die, stop, come late or leave, on each number of ranks from 2 on
 #   long         1000 random shapes on each number of ranks, and every odd number of ranks up to 7
 #   sanitize     memcheck and racecheck (compute-sanitizer), on small shapes
-#   sanitize-ll  racecheck on single cases of `epkit test lowlatency`. Some have been seen not to end under it after
-#                they had passed: they are a part of nothing else
+#   sanitize-ll  racecheck on single cases of `epkit test lowlatency`, two of each format
 #   bench        timing, as JSON lines
 #   all          check, faults, long, sanitize, bench
 # BUILD is a build folder, or a folder with its libraries and the programs of tests/cuda (and epkit, for sanitize-ll).
@@ -89,6 +88,9 @@ check() {
         step 200 "$programs/test_cuda" --ranks "$ranks" --rounds "${ROUNDS:-60}" --seed "1$ranks" --threads
         step 200 "$programs/test_cuda" --ll --ranks "$ranks" --rounds "${ROUNDS:-60}" --seed "$ranks"
         step 200 "$programs/test_cuda" --ll --ranks "$ranks" --rounds "${ROUNDS:-60}" --seed "1$ranks" --threads
+        step 200 "$programs/test_cuda" --hide --ranks "$ranks" --rounds 20 --seed "$ranks"
+        step 200 "$programs/test_cuda" --hide --ll --ranks "$ranks" --rounds 20 --seed "$ranks"
+        step 200 "$programs/stage_cuda" --ranks "$ranks"
         step 120 "$programs/graph_cuda" --ranks "$ranks"
         step 200 "$programs/ll_async_cuda" --ranks "$ranks"
         step 200 "$programs/ll_mix_cuda" --ranks "$ranks"
@@ -99,7 +101,7 @@ faults() {
     local ranks
     for ranks in "$@"; do
         [ "$ranks" -gt 1 ] || continue
-        step 120 "$programs/fault_cuda" --ranks "$ranks"
+        step 300 "$programs/fault_cuda" --ranks "$ranks"
         step 300 "$programs/ll_fault_cuda" --ranks "$ranks"
         step 200 "$programs/ll_edge_cuda" --ranks "$ranks" --seed "$ranks"
         step 200 "$programs/ll_free_cuda" --ranks "$ranks"
@@ -135,7 +137,7 @@ sanitize() {
 
 sanitize_ll() {
     local case
-    for case in 1 2 5 3 7 8 14; do
+    for case in 1 2 3 5 7 8 14; do
         step 120 compute-sanitizer --tool racecheck --error-exitcode 9 "$epkit" test lowlatency --backend cuda \
             --boot threads --ranks 2 --tokens 16 --hidden 1024 --experts 16 --only "$case" --timeout 300
     done
