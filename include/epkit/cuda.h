@@ -5,6 +5,10 @@
  *
  * Each returns EP_E_ARG on a communicator of another backend. Threads: as the other calls on a communicator.
  *
+ * Memory that peers have mapped is not freed under them: ep_comm_free() waits up to a second for peers in other
+ * processes to leave, too. What they or threads of this process still reach then is freed by the ep_comm_free() of the
+ * last of them, by a later ep_comm_new() or ep_alloc() on the device, or when the process ends.
+ *
  * Graphs. While the stream of ep_cuda_set_stream() is being captured, ep_dispatch, ep_combine and the calls of
  * lowlatency.h go into the graph and return without having run; all ranks capture the same calls in the same order and
  * launch their graphs equally often, mixed with other calls as they like. Plans are made before (an expanded one is
@@ -44,7 +48,8 @@ EP_API ep_status ep_cuda_get_device(ep_comm *comm, int *ret_device, int *ret_sms
 /*
  * For measurements: with 1, dispatch and combine move their rows without waiting for the peers and without telling
  * them, in any number of repetitions `repeat`, on the buffers of the last operation of the same kind, which must be
- * unchanged. The practical limit that a whole operation is compared with. Returns when queued in the stream.
+ * unchanged and, on all ranks, of ep_alloc() where peers reach them. The practical limit that a whole operation is
+ * compared with. Returns when queued in the stream.
  */
 EP_API ep_status ep_cuda_repeat_bare(ep_comm *comm, int combine, int repeat);
 

@@ -49,12 +49,13 @@ enum {
     EP_LL_RECV_HOOK = 1u << 0,   /* only send; ep_ll_finish() receives */
     EP_LL_ROUND_SCALE = 1u << 1, /* dispatch fp8: scales are powers of two (implied by EP_UE8M0) */
     EP_LL_ZERO_COPY = 1u << 2,   /* combine: x is the buffer of ep_ll_get_combine_buffer() */
-    EP_LL_ASYNC = 1u << 3        /* CUDA backend: return when the call is queued in the communicator's stream, where its
-                                    outputs are valid in order; the host backend takes it without effect. What fails
-                                    then is the status of a later call, or of ep_comm_async_error(). Routing that is not
-                                    valid then fails the communicator: EP_E_ROUTING here, and naming this rank on its
-                                    peers (with EP_LL_MASK_DEAD they mask it). So is every call while the stream is
-                                    being captured into a CUDA graph. Counts for the ep_ll_finish() of the call, too */
+    EP_LL_ASYNC =
+        1u << 3 /* CUDA backend: return when the call is queued in the communicator's stream, where its
+                   outputs are valid in order; the host backend takes it without effect. What fails
+                   then is the status of a later call, or of ep_comm_async_error(). Routing that is not
+                   valid then fails the communicator: EP_E_ROUTING here, and naming this rank on its
+                   peers, whatever call they are in (with EP_LL_MASK_DEAD they mask it). So is every call while the
+                   stream is being captured into a CUDA graph. Counts for the ep_ll_finish() of the call, too */
 };
 
 typedef struct ep_ll_dispatch_args {

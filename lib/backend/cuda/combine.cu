@@ -424,6 +424,9 @@ __device__ void copy_block(const cuda_combine &c, unsigned char *shared, int sta
     int warps = (int)blockDim.x / WARP, warp = (int)threadIdx.x / WARP;
     copier r = copier_begin(shared, c.stage, stages);
 
+    /* A slow peer may still read what a kernel that gave up has left in staging. */
+    if (!__syncthreads_and(threadIdx.x || may_begin(c.waits, c.waits.ready_phase)))
+        return;
     copy_in(c, r, (int64_t)warp * c.stage.copiers + block, (int64_t)warps * c.stage.copiers, (int)threadIdx.x % WARP);
     copier_end(c.waits, c.stage, number, true);
 }

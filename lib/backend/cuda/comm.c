@@ -17,7 +17,9 @@ static ep_status choose_device(struct cuda_comm *cuda)
     CUDA_TRY(cudaGetDeviceCount(&n));
     if (device < 0 || device >= n)
         return ep_fail(EP_E_ARG, "ep_comm_new: device is %d, but %d are visible", device, n);
-    if (device == 0)
+    if (comm->keep_device)
+        device = comm->keep_device - 1;
+    else if (device == 0)
         device = cuda->host.local % n;
     CUDA_TRY(cudaDeviceGetAttribute(&clusters, cudaDevAttrComputeCapabilityMajor, device));
     if (clusters < CUDA_LEAST_MAJOR)
@@ -25,6 +27,9 @@ static ep_status choose_device(struct cuda_comm *cuda)
                        device, clusters, CUDA_LEAST_MAJOR);
     CUDA_TRY(cudaDeviceGetAttribute(&cuda->all_sms, cudaDevAttrMultiProcessorCount, device));
     CUDA_TRY(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+    if (shared < CUDA_LEAST_SHARED)
+        return ep_fail(EP_E_UNSUPPORTED, "ep_comm_new: GPU %d gives a block %d KiB of shared memory; %d are needed",
+                       device, shared >> 10, CUDA_LEAST_SHARED >> 10);
     cuda->device = device;
     /* 1 KiB for what the kernels declare themselves. */
     cuda->shared_limit = (size_t)shared - 1024;
@@ -36,6 +41,7 @@ static ep_status open_device(struct cuda_comm *cuda)
     CUDA_TRY(cudaSetDevice(cuda->device));
     CUDA_TRY(cuda_kernels_load((int)cuda->shared_limit));
     CUDA_TRY(cudaStreamCreateWithFlags(&cuda->own, cudaStreamNonBlocking));
+    cuda_count_open(cuda, 1);
     cuda->stream = cuda->own;
     CUDA_TRY(cudaEventCreateWithFlags(&cuda->order, cudaEventDisableTiming));
     CUDA_TRY(cudaHostAlloc((void **)&cuda->report, sizeof(*cuda->report), cudaHostAllocMapped));
@@ -147,7 +153,7 @@ static ep_status open_own(struct cuda_comm *cuda)
     EP_TRY(host_alloc_internal(&cuda->host, sizeof(struct cuda_board), &board));
     cuda->board = board;
     EP_TRY(choose_device(cuda));
-    cuda_settle();
+    cuda_settle(cuda->device);
     EP_TRY(open_device(cuda));
     return publish(cuda);
 }
@@ -187,6 +193,8 @@ void cuda_comm_close(ep_comm *comm)
         if (cuda->report && atomic_load(&comm->failed))
             *(volatile uint32_t *)&cuda->report->abort = 1;
         cudaStreamSynchronize(cuda->stream);
+        host_leave_group(&cuda->host);
+        cuda_count_open(cuda, -1);
         cuda_module_close(cuda);
         cuda_memory_close(cuda);
         cudaFree(cuda->scratch);
@@ -231,7 +239,6 @@ ep_status cuda_shrink(ep_comm *comm, ep_comm *next)
     /* Kernels that still wait for a lost rank would hold up the device for the new group. */
     *(volatile uint32_t *)&cuda->report->abort = 1;
     /* The same device again, whatever this rank's number is among the survivors. */
-    if (next->config.device == 0)
-        next->config.device = cuda->device;
+    next->keep_device = cuda->device + 1;
     return host_shrink_into(comm, next, cuda_comm_open);
 }

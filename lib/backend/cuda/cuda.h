@@ -29,7 +29,9 @@
 #define CUDA_POOL 8 /* blocks of freed plans that are kept */
 #define CUDA_GOOD_POINTERS 64
 #define CUDA_LL_PLACES 16
-#define CUDA_LEAST_MAJOR 9 /* compute capability: bulk copies */
+#define CUDA_LEAST_MAJOR 9            /* compute capability: bulk copies */
+#define CUDA_LEAST_SHARED (200 << 10) /* shared memory of a block: rows on their way (sm_90 and sm_100 have 227 KiB)   \
+                                       */
 
 /* An allocation of a rank, for its peers. Written before its generation. */
 struct cuda_slot {
@@ -180,8 +182,14 @@ void cuda_give(struct cuda_comm *cuda, const struct cuda_block *block);
 void cuda_note_reach(struct cuda_comm *cuda, int rank, bool reaches);
 /* Symmetric memory and signals of a communicator that closes: freed as soon as no peer reaches them. */
 void cuda_leave_memory(struct cuda_comm *cuda);
-/* Frees what communicators that are closed have left, as far as no peer reaches it. Any thread. */
-void cuda_settle(void);
+/*
+ * Frees what communicators that are closed have left, as far as no peer reaches it: on device `own`, and on those where
+ * no communicator is open; CUDA_ALL_DEVICES: on all. Any thread.
+ */
+#define CUDA_ALL_DEVICES (-1)
+void cuda_settle(int own);
+/* A communicator is open on its device, or no longer. */
+void cuda_count_open(const struct cuda_comm *cuda, int change);
 
 /* plan.c */
 struct cuda_plan {

@@ -152,13 +152,11 @@ __device__ inline wait_end wait_word(const cuda_waits &waits, const uint64_t *wo
  */
 __device__ inline void give_up(const cuda_waits &waits, uint32_t kind, int rank, int phase)
 {
-    uint32_t told = *(volatile uint32_t *)&waits.mine->gave_up;
+    uint32_t told = atomicCAS(&waits.mine->gave_up, 0u, CUDA_STOPPED);
     uint32_t failure = kind ? CUDA_FAILURE(kind, rank, phase) : told;
 
     if (failure > CUDA_STOPPED && !*(volatile uint32_t *)&waits.report->failure)
         *(volatile uint32_t *)&waits.report->failure = failure;
-    if (!told)
-        *(volatile uint32_t *)&waits.mine->gave_up = CUDA_STOPPED;
     __threadfence_system();
 }
 
@@ -225,8 +223,10 @@ __device__ inline bool operation_meet(const cuda_waits &waits, uint64_t number, 
         if (i)
             return false;
         __threadfence();
-        if (atomicInc(&waits.mine->blocks, blocks - 1) == blocks - 1)
-            waits.mine->next = 0;
+        if (atomicInc(&waits.mine->blocks, blocks - 1) != blocks - 1)
+            return false;
+        __threadfence();
+        waits.mine->next = 0;
         return false;
     }
     if (i == 0) {

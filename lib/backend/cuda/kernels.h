@@ -42,7 +42,8 @@ struct cuda_signals {
     uint32_t next; /* unit of the running kernel that no warp has taken; 0 between kernels; the owner's own */
     uint64_t progress[CUDA_MAX_RANKS]; /* [rank] CUDA_WORD(): how far its rows are, for the owner; stage.cuh */
     uint32_t part[CUDA_MOST_PARTS];    /* warps that are through with the part; 0 between kernels; the owner's own */
-    uint32_t places, shares;           /* blocks that have begun, shares that have ended; as above */
+    uint32_t places, shares;           /* blocks that have begun, shares that have ended; as above. None of these
+                                          is put back by a kernel that gives up: what is behind it gives up, too */
     /*
      * Not 0: the communicator has failed. CUDA_STOPPED, a kernel of the owner met a deadline or was stopped; or as
      * cuda_report.failure, written by the peer that it names.

@@ -6,6 +6,9 @@
  * that it reaches them, and takes that back when it leaves. Memory that is still reached is kept until nobody does, and
  * freed by a later call here: waiting for that would hang a program that frees the communicators of its threads one by
  * one. Should the process end before, the driver frees it.
+ *
+ * cudaFree() may wait for all that runs on its device, a kernel among it that waits for a rank of this process. So one
+ * rank frees memory of another one's device only where no communicator is open on that.
  */
 #include "backend/cuda/cuda.h"
 
@@ -18,6 +21,7 @@
 #include <unistd.h>
 
 #define PATIENCE_NS 1000000000u /* ranks mostly leave at about the same time */
+#define MOST_DEVICES 256
 #define MOST_MEMORY (CUDA_SLOTS + HOST_AT_COUNT + 1)
 
 struct process {
@@ -37,6 +41,7 @@ struct estate {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct estate *estates;
+static int open_on[MOST_DEVICES]; /* communicators of this process */
 
 void cuda_note_reach(struct cuda_comm *cuda, int rank, bool reaches)
 {
@@ -106,7 +111,21 @@ static void free_estate(struct estate *estate)
     free(estate);
 }
 
-void cuda_settle(void)
+void cuda_count_open(const struct cuda_comm *cuda, int change)
+{
+    pthread_mutex_lock(&lock);
+    if (cuda->device < MOST_DEVICES)
+        open_on[cuda->device] += change;
+    pthread_mutex_unlock(&lock);
+}
+
+/* May memory of the device be freed by a rank on `own`? */
+static bool may_free(int device, int own)
+{
+    return device == own || own == CUDA_ALL_DEVICES || (device < MOST_DEVICES && !open_on[device]);
+}
+
+void cuda_settle(int own)
 {
     struct estate *settled = NULL;
 
@@ -114,7 +133,7 @@ void cuda_settle(void)
     for (struct estate **at = &estates; *at;) {
         struct estate *estate = *at;
 
-        if (find_reaching(estate, UINT32_MAX)) {
+        if (!may_free(estate->device, own) || find_reaching(estate, UINT32_MAX)) {
             at = &estate->next;
             continue;
         }
@@ -179,5 +198,5 @@ void cuda_leave_memory(struct cuda_comm *cuda)
     estate->next = estates;
     estates = estate;
     pthread_mutex_unlock(&lock);
-    cuda_settle();
+    cuda_settle(cuda->device);
 }

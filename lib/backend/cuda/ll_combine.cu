@@ -97,14 +97,10 @@ __device__ bool has_masked_us(const cuda_ll &ll, int owner)
     return ll.masking && *(const volatile uint32_t *)&ll.peer[ll.waits.rank]->masked_by[owner];
 }
 
-/* The row is there. A flag never goes back, whoever wakes up late. */
+/* The row is there. */
 __device__ void flag_row(const cuda_ll &ll, const ll_call &call, int owner, uint64_t *flag)
 {
-    if (is_masked(call, owner) || has_masked_us(ll, owner))
-        return;
-    if (ll.masking)
-        asm volatile("red.release.sys.global.max.u64 [%0], %1;" ::"l"(flag), "l"(call.number) : "memory");
-    else
+    if (!is_masked(call, owner) && !has_masked_us(ll, owner))
         store_release(flag, call.number);
 }
 

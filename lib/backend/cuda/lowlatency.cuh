@@ -126,8 +126,9 @@ __device__ inline bool ll_meet(const cuda_ll &ll, ll_call &call, const uint64_t 
     } else if (i == 0) {
         /*
          * Block 0 has a deadline; this thread looks only whether it was told to stop. Half of the number is there, and
-         * enough: each call writes both verdicts.
+         * enough: each call writes both verdicts. One that gave up has left one with the number of this call.
          */
+        sound = !*(volatile uint32_t *)&ll.waits.mine->gave_up;
         while ((uint32_t)(load_acquire(&mine->verdict[which]) >> 32) != (uint32_t)call.number && sound) {
             __nanosleep(100);
             sound = !*(volatile uint32_t *)&ll.waits.mine->gave_up;

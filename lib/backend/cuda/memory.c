@@ -19,11 +19,18 @@ static ep_status alloc_symmetric(struct cuda_comm *cuda, size_t bytes, bool inte
     size_t whole = (bytes + CUDA_GRANULE) / CUDA_GRANULE * CUDA_GRANULE;
     cudaIpcMemHandle_t handle;
     void *base = NULL;
+    cudaError_t error;
     ep_status status;
     int slot;
 
-    cuda_settle();
-    status = cuda_status(cudaMalloc(&base, whole), "cudaMalloc");
+    cuda_settle(cuda->device);
+    error = cudaMalloc(&base, whole);
+    if (error == cudaErrorMemoryAllocation) {
+        cudaGetLastError();
+        cuda_settle(CUDA_ALL_DEVICES);
+        error = cudaMalloc(&base, whole);
+    }
+    status = cuda_status(error, "cudaMalloc");
     if (status != EP_OK)
         return ep_fail_prefix(status, "ep_alloc: %zu bytes: ", whole);
     status = cuda_status(cudaIpcGetMemHandle(&handle, base), "cudaIpcGetMemHandle");

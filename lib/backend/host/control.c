@@ -251,6 +251,15 @@ ep_status host_comm_open(ep_comm *comm, const ep_boot *boot)
     return host_comm_open_sized(comm, boot, sizeof(struct host_comm));
 }
 
+void host_leave_group(struct host_comm *host)
+{
+    if (!host->control)
+        return;
+    atomic_store(&host->control->left, 1);
+    if (host->peers)
+        host_ring_all(host);
+}
+
 void host_comm_close(ep_comm *comm)
 {
     struct host_comm *host = host_of(comm);
@@ -259,11 +268,7 @@ void host_comm_close(ep_comm *comm)
         return;
     host_queue_close(host);
     host_plan_drop_pending(host);
-    if (host->control) {
-        atomic_store(&host->control->left, 1);
-        if (host->peers)
-            host_ring_all(host);
-    }
+    host_leave_group(host);
     ep_streams_free(host->streams);
     host_memory_close(host);
     for (int rank = 0; host->peers && rank < comm->nranks; rank++) {

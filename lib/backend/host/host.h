@@ -195,6 +195,8 @@ ep_status host_comm_open_sized(ep_comm *comm, const ep_boot *boot, size_t bytes)
 /* All ranks learn whether all have succeeded; `mine` is this rank's own status. */
 ep_status host_agree(const ep_boot *boot, int timeout_ms, ep_status mine);
 void host_comm_close(ep_comm *comm);
+/* Tells the peers that no more comes from this rank. Part of host_comm_close(); earlier where the rest takes time. */
+void host_leave_group(struct host_comm *host);
 size_t host_comm_bytes(const ep_comm *comm);
 
 /* wait.c */
