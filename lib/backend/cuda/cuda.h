@@ -29,9 +29,9 @@
 #define CUDA_POOL 8 /* blocks of freed plans that are kept */
 #define CUDA_GOOD_POINTERS 64
 #define CUDA_LL_PLACES 16
-#define CUDA_LEAST_MAJOR 9            /* compute capability: bulk copies */
-#define CUDA_LEAST_SHARED (200 << 10) /* shared memory of a block: rows on their way (sm_90 and sm_100 have 227 KiB)   \
-                                       */
+#define CUDA_LEAST_MAJOR 9 /* compute capability: bulk copies */
+/* Shared memory of a block, for rows on their way: sm_90 and sm_100 have 227 KiB. */
+#define CUDA_LEAST_SHARED (200 << 10)
 
 /* An allocation of a rank, for its peers. Written before its generation. */
 struct cuda_slot {
