@@ -25,9 +25,14 @@ extern "C" {
 typedef struct ep_ll ep_ll;
 
 enum {
-    EP_LL_MASK_DEAD = 1u << 0 /* a peer that dies or misses its deadline is masked: it counts as a rank without tokens,
-                                 its experts contribute nothing, the group goes on. See ep_ll_get_mask(). A rank that
-                                 others have masked, but that was only late, gets EP_E_EXCLUDED from its next call */
+    /* A peer that dies or misses its deadline is masked: it counts as a rank without tokens, its experts contribute
+     * nothing, the group goes on. See ep_ll_get_mask(). A rank that others have masked, but that was only late, gets
+     * EP_E_EXCLUDED from its next call. */
+    EP_LL_MASK_DEAD = 1u << 0,
+
+    /* Combine: every row travels by itself, and a token's rows are added up at its rank and rounded once. More exact,
+     * more bytes on the links. See ep_ll_combine_args. */
+    EP_LL_SUM_ONCE = 1u << 1
 };
 
 typedef struct ep_ll_config {
@@ -46,16 +51,23 @@ EP_API ep_status ep_ll_new(ep_comm *comm, const ep_ll_config *config, ep_ll **re
 EP_API void ep_ll_free(ep_ll *ll);
 
 enum {
-    EP_LL_RECV_HOOK = 1u << 0,   /* only send; ep_ll_finish() receives */
-    EP_LL_ROUND_SCALE = 1u << 1, /* dispatch fp8: scales are powers of two (implied by EP_UE8M0) */
-    EP_LL_ZERO_COPY = 1u << 2,   /* combine: x is the buffer of ep_ll_get_combine_buffer() */
-    EP_LL_ASYNC =
-        1u << 3 /* CUDA backend: return when the call is queued in the communicator's stream, where its
-                   outputs are valid in order; the host backend takes it without effect. What fails
-                   then is the status of a later call, or of ep_comm_async_error(). Routing that is not
-                   valid then fails the communicator: EP_E_ROUTING here, and naming this rank on its
-                   peers, whatever call they are in (with EP_LL_MASK_DEAD they mask it). So is every call while the
-                   stream is being captured into a CUDA graph. Counts for the ep_ll_finish() of the call, too */
+    /* Only send; ep_ll_finish() receives. */
+    EP_LL_RECV_HOOK = 1u << 0,
+
+    /* Dispatch fp8: scales are powers of two (implied by EP_UE8M0). */
+    EP_LL_ROUND_SCALE = 1u << 1,
+
+    /* Combine: x is the buffer of ep_ll_get_combine_buffer(). */
+    EP_LL_ZERO_COPY = 1u << 2,
+
+    /* CUDA backend: return when the call is queued in the communicator's stream, where its outputs are valid in order.
+     * It counts for the ep_ll_finish() of the call, too. Every call is queued like that while the stream is being
+     * captured into a CUDA graph. The host backend takes the flag without effect.
+     *
+     * What fails after the return is the status of a later call, or of ep_comm_async_error(). Routing that is not valid
+     * then fails the communicator: EP_E_ROUTING here, and naming this rank on its peers, whatever call they are in
+     * (with EP_LL_MASK_DEAD they mask it). */
+    EP_LL_ASYNC = 1u << 3
 };
 
 typedef struct ep_ll_dispatch_args {
@@ -68,8 +80,7 @@ typedef struct ep_ll_dispatch_args {
                            ranks */
     int32_t scale_type; /* fp8: EP_F32 or EP_UE8M0; 0 for bf16; the same on all ranks */
     void *recv_x;       /* [L, R*M, H] of out_dtype */
-    void *recv_scales; /* EP_F32: [L, R*M, H/128] dequantisation factors; EP_UE8M0: int32 [L, R*M, H/512]; NULL for bf16
-                        */
+    void *recv_scales; /* EP_F32: [L, R*M, H/128] dequantisation factors; EP_UE8M0: int32 [L, R*M, H/512]; bf16: NULL */
     int32_t *recv_count;  /* [L] */
     int32_t *recv_source; /* [L, R*M] token index on its source rank; NULL: not wanted */
     int64_t *recv_range;  /* [L,R] rows of each source: begin << 32 | count; NULL: not wanted */
@@ -85,6 +96,18 @@ typedef struct ep_ll_dispatch_args {
  */
 EP_API ep_status ep_ll_dispatch(ep_ll *ll, const ep_ll_dispatch_args *args);
 
+/*
+ * A token's rows are added up in two steps, so that one row of it travels from each rank:
+ *
+ * - Its choices k (expert not -1, on a rank that is not masked) form one group for each rank.
+ * - A group of one choice sends its row as it is. Its term is that row, with the choice's weight.
+ * - A group of several sends their sum: s = 0; s = fma(weight[k], row[k], s) for its k in ascending order; rounded to
+ *   bf16. Its term is that row, with weight 1.
+ * - out: s = 0; s = fma(weight, row, s) over the terms, in the order of each group's first k; rounded to bf16.
+ *
+ * All of it in fp32, rounded to nearest even. The rounding of partial sums adds an error of up to 2^-8 of each: half a
+ * unit in the last place of a bf16. With EP_LL_SUM_ONCE every choice is a group of its own, and only out is rounded.
+ */
 typedef struct ep_ll_combine_args {
     size_t size;
     const void *x;        /* [L, R*M, H] bf16: the experts' outputs, rows as received */
@@ -92,9 +115,9 @@ typedef struct ep_ll_combine_args {
     int32_t idx_type;
     int32_t n_tokens;
     const float *topk_weights; /* [N,K]; NaN: EP_E_VALUE with EP_COMM_CHECK_VALUES */
-    void *out; /* [N,H] bf16: sum over k in ascending k of weight * row, fp32 with fused multiply-add, rounded once */
-    uint32_t flags;    /* EP_LL_RECV_HOOK, EP_LL_ZERO_COPY, EP_LL_ASYNC */
-    uint32_t reserved; /* 0 */
+    void *out;                 /* [N,H] bf16: the weighted sum of each token's rows, see above; 0 without any */
+    uint32_t flags;            /* EP_LL_RECV_HOOK, EP_LL_ZERO_COPY, EP_LL_ASYNC */
+    uint32_t reserved;         /* 0 */
 } ep_ll_combine_args;
 
 #define EP_LL_COMBINE_ARGS_INIT EP_INIT(ep_ll_combine_args)

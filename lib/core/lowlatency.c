@@ -22,7 +22,7 @@ static ep_status check_config(const ep_comm *comm, const ep_ll_config *config)
         return ep_fail(EP_E_ARG, "%s: hidden %d is not a multiple of %d", call, config->hidden, EP_SCALE_BLOCK);
     EP_TRY(ep_check_experts(call, comm, config->n_experts));
     EP_TRY(ep_check_range(call, "topk", config->topk, 1, EP_MAX_TOPK));
-    EP_TRY(ep_check_flags(call, config->flags, EP_LL_MASK_DEAD));
+    EP_TRY(ep_check_flags(call, config->flags, EP_LL_MASK_DEAD | EP_LL_SUM_ONCE));
     EP_TRY(ep_check_reserved(call, config->reserved));
     /* Ranges and counts are 32-bit row numbers within one expert. */
     rows = (int64_t)comm->nranks * config->max_tokens;

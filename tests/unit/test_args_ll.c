@@ -34,7 +34,7 @@ static void ll_refuses_bad_configurations(void **state)
         {{L(topk, 0)}, EP_E_ARG, "topk is 0"},
         {{L(topk, 65)}, EP_E_ARG, "topk is 65"},
         {{L(reserved, 1)}, EP_E_ARG, "reserved is 1"},
-        {{L(flags, 2)}, EP_E_ARG, "flags has unknown bits 0x2"},
+        {{L(flags, EP_LL_SUM_ONCE | 4)}, EP_E_ARG, "flags has unknown bits 0x4"},
     };
     ep_ll_config good = good_ll();
 
