@@ -44,6 +44,13 @@ struct ep_rows_ops {
      * may be 0 (zeros).
      */
     void (*weighted_sum_bf16)(uint16_t *out, const uint16_t *const *rows, const float *weights, int n, int count);
+
+    /*
+     * The same in groups, whose rows follow each other: sizes[0..n_groups), each >= 1. The sum of a group of several
+     * rows is rounded to bf16 before it is added; a group of one row is as above.
+     */
+    void (*grouped_sum_bf16)(uint16_t *out, const uint16_t *const *rows, const float *weights, const int *sizes,
+                             int n_groups, int count);
 };
 
 struct ep_row_term {

@@ -57,6 +57,11 @@ INLINE void vec_store_f32(float *p, vec value)
     group_store_f32(p, value);
 }
 
+INLINE vec vec_round(vec value)
+{
+    return group_round_f32(value);
+}
+
 /* 16 elements. The pack works within halves of a register, so its quarters come out as 0 2 1 3. */
 INLINE __m256i pair_round(vec first, vec second)
 {

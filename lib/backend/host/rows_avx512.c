@@ -61,20 +61,27 @@ INLINE void vec_store_f32(float *p, vec value)
     _mm512_storeu_ps(p, _mm512_mask_mov_ps(value, is_nan, plain_nan));
 }
 
-INLINE __m256i vec_round(vec value)
+/* Upper halves of the rounded floats, not yet packed. */
+INLINE __m512i vec_halves(vec value)
 {
     __m512i bits = _mm512_castps_si512(value);
     __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
     __m512i up = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
     __mmask16 is_nan = _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
-    __m512i halves = _mm512_mask_mov_epi32(_mm512_srli_epi32(up, 16), is_nan, _mm512_set1_epi32(EP_BF16_NAN));
 
-    return _mm512_cvtepi32_epi16(halves);
+    return _mm512_mask_mov_epi32(_mm512_srli_epi32(up, 16), is_nan, _mm512_set1_epi32(EP_BF16_NAN));
+}
+
+INLINE vec vec_round(vec value)
+{
+    return _mm512_castsi512_ps(_mm512_slli_epi32(vec_halves(value), 16));
 }
 
 INLINE __m512i pair_round(vec first, vec second)
 {
-    return _mm512_inserti64x4(_mm512_castsi256_si512(vec_round(first)), vec_round(second), 1);
+    __m256i low = _mm512_cvtepi32_epi16(vec_halves(first)), high = _mm512_cvtepi32_epi16(vec_halves(second));
+
+    return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
 }
 
 INLINE void quad_store_bf16(uint16_t *p, struct quad sum)

@@ -92,16 +92,47 @@ INLINE void sum_terms(float *ret_sum, const struct ep_row_term *terms, int n, in
     }
 }
 
-INLINE void sum_weighted(float *ret_sum, const uint16_t *const *rows, const float *weights, int n, int start,
-                         int length)
+INLINE void zero(float *ret_sum, int length)
+{
+    int i;
+
+    for (i = 0; i < length; i++)
+        ret_sum[i] = 0.0f;
+}
+
+INLINE void add_weighted(float *sum, const uint16_t *const *rows, const float *weights, int n, int start, int length)
 {
     int i, j;
 
-    for (j = 0; j < length; j++)
-        ret_sum[j] = 0.0f;
     for (i = 0; i < n; i++) {
         for (j = 0; j < length; j++)
-            ret_sum[j] = fmaf(weights[i], ep_bf16_widen(rows[i][start + j]), ret_sum[j]);
+            sum[j] = fmaf(weights[i], ep_bf16_widen(rows[i][start + j]), sum[j]);
+    }
+}
+
+INLINE void add_rounded(float *sum, const float *partial, int length)
+{
+    int i;
+
+    for (i = 0; i < length; i++)
+        sum[i] += ep_bf16_widen(ep_bf16_round(partial[i]));
+}
+
+INLINE void sum_groups(float *ret_sum, const uint16_t *const *rows, const float *weights, const int *sizes,
+                       int n_groups, int start, int length)
+{
+    float partial[BLOCK];
+    int group, i = 0;
+
+    zero(ret_sum, length);
+    for (group = 0; group < n_groups; i += sizes[group++]) {
+        if (sizes[group] == 1) {
+            add_weighted(ret_sum, rows + i, weights + i, 1, start, length);
+            continue;
+        }
+        zero(partial, length);
+        add_weighted(partial, rows + i, weights + i, sizes[group], start, length);
+        add_rounded(ret_sum, partial, length);
     }
 }
 
@@ -156,11 +187,29 @@ static void weighted_sum_bf16(uint16_t *out, const uint16_t *const *rows, const 
     int i = 0;
 
     for (; i + BLOCK <= count; i += BLOCK) {
-        sum_weighted(sum, rows, weights, n, i, BLOCK);
+        zero(sum, BLOCK);
+        add_weighted(sum, rows, weights, n, i, BLOCK);
         round_to_bf16(out + i, sum, BLOCK);
     }
     for (; i < count; i += GROUP) {
-        sum_weighted(sum, rows, weights, n, i, GROUP);
+        zero(sum, GROUP);
+        add_weighted(sum, rows, weights, n, i, GROUP);
+        round_to_bf16(out + i, sum, GROUP);
+    }
+}
+
+static void grouped_sum_bf16(uint16_t *out, const uint16_t *const *rows, const float *weights, const int *sizes,
+                             int n_groups, int count)
+{
+    float sum[BLOCK];
+    int i = 0;
+
+    for (; i + BLOCK <= count; i += BLOCK) {
+        sum_groups(sum, rows, weights, sizes, n_groups, i, BLOCK);
+        round_to_bf16(out + i, sum, BLOCK);
+    }
+    for (; i < count; i += GROUP) {
+        sum_groups(sum, rows, weights, sizes, n_groups, i, GROUP);
         round_to_bf16(out + i, sum, GROUP);
     }
 }
@@ -175,4 +224,5 @@ const struct ep_rows_ops ep_rows_portable = {
     .sum_mixed = sum_mixed,
     .sum_to_f32 = sum_to_f32,
     .weighted_sum_bf16 = weighted_sum_bf16,
+    .grouped_sum_bf16 = grouped_sum_bf16,
 };

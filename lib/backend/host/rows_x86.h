@@ -7,6 +7,7 @@
  *   ROWS_LANES                        floats in a vec
  *   vec_zero, vec_set, vec_add, vec_fma(a, b, c) = a * b + c
  *   vec_load_bf16, vec_load_f32       from any alignment
+ *   vec_round                         to the nearest bf16, every NaN to EP_BF16_NAN
  *   vec_store_f32                     to any alignment; every NaN as EP_F32_NAN_BITS
  *   quad_store_bf16, quad_stream_bf16 four vectors rounded to bf16, every NaN as EP_BF16_NAN; to a whole line
  *   line_stream(to, from)             64 bytes, `to` aligned to a line
@@ -37,15 +38,16 @@
  */
 #define TURN_BYTES 4096
 
-/* Where the elements come from: rows, or terms of a mixed sum; weights make it a weighted sum. */
+/* Where the elements come from: rows, or terms of a mixed sum; weights make it a weighted sum, sizes one of groups. */
 struct source {
     const uint16_t *const *rows;
     const struct ep_row_term *terms;
     const float *weights;
-    int n;
+    const int *sizes;
+    int n, n_groups;
 };
 
-enum kind { PLAIN, MIXED, WEIGHTED };
+enum kind { PLAIN, MIXED, WEIGHTED, GROUPED };
 
 /* --- eight elements: the ends of rows --- */
 
@@ -58,19 +60,44 @@ INLINE __m256 group_load(const struct source *source, enum kind kind, int i, int
     return group_load_bf16((const uint16_t *)source->terms[i].row + at);
 }
 
-INLINE __m256 group_sum(const struct source *source, enum kind kind, int at)
+/* `sum` and the weighted rows from..to. */
+INLINE __m256 group_add_weighted(const struct source *source, int from, int to, int at, __m256 sum)
 {
-    __m256 sum = kind == WEIGHTED ? _mm256_setzero_ps() : group_load(source, kind, 0, at);
     int i;
 
-    for (i = kind == WEIGHTED ? 0 : 1; i < source->n; i++) {
-        __m256 row = group_load(source, kind, i, at);
+    for (i = from; i < to; i++)
+        sum = _mm256_fmadd_ps(_mm256_set1_ps(source->weights[i]), group_load_bf16(source->rows[i] + at), sum);
+    return sum;
+}
 
-        if (kind == WEIGHTED)
-            sum = _mm256_fmadd_ps(_mm256_set1_ps(source->weights[i]), row, sum);
+INLINE __m256 group_sum_groups(const struct source *source, int at)
+{
+    __m256 sum = _mm256_setzero_ps();
+    int group, i = 0;
+
+    for (group = 0; group < source->n_groups; i += source->sizes[group++]) {
+        int end = i + source->sizes[group];
+
+        if (source->sizes[group] == 1)
+            sum = group_add_weighted(source, i, end, at, sum);
         else
-            sum = _mm256_add_ps(sum, row);
+            sum = _mm256_add_ps(sum, group_round_f32(group_add_weighted(source, i, end, at, _mm256_setzero_ps())));
     }
+    return sum;
+}
+
+INLINE __m256 group_sum(const struct source *source, enum kind kind, int at)
+{
+    __m256 sum;
+    int i;
+
+    if (kind == WEIGHTED)
+        return group_add_weighted(source, 0, source->n, at, _mm256_setzero_ps());
+    if (kind == GROUPED)
+        return group_sum_groups(source, at);
+    sum = group_load(source, kind, 0, at);
+    for (i = 1; i < source->n; i++)
+        sum = _mm256_add_ps(sum, group_load(source, kind, i, at));
     return sum;
 }
 
@@ -107,6 +134,11 @@ INLINE struct quad quad_fma(vec w, struct quad x, struct quad y)
     return (struct quad){vec_fma(w, x.a, y.a), vec_fma(w, x.b, y.b), vec_fma(w, x.c, y.c), vec_fma(w, x.d, y.d)};
 }
 
+INLINE struct quad quad_round(struct quad x)
+{
+    return (struct quad){vec_round(x.a), vec_round(x.b), vec_round(x.c), vec_round(x.d)};
+}
+
 /* Asks for the QUAD elements of term i at `at`. */
 INLINE void prefetch(const struct source *source, enum kind kind, int i, int at)
 {
@@ -120,27 +152,55 @@ INLINE void prefetch(const struct source *source, enum kind kind, int i, int at)
         _mm_prefetch(from + offset, _MM_HINT_T0);
 }
 
-/* With `fetch`, asks for the elements `ahead` of `at`. */
+/* `sum` and the weighted rows from..to. With `fetch`, asks for the elements `ahead` of `at`. */
+INLINE struct quad quad_add_weighted(const struct source *source, int from, int to, int at, bool fetch, int ahead,
+                                     struct quad sum)
+{
+    int i;
+
+    for (i = from; i < to; i++) {
+        if (fetch)
+            prefetch(source, WEIGHTED, i, at + ahead);
+        sum = quad_fma(vec_set(source->weights[i]), quad_load_bf16(source->rows[i] + at), sum);
+    }
+    return sum;
+}
+
+INLINE struct quad quad_sum_groups(const struct source *source, int at, bool fetch, int ahead)
+{
+    const struct quad zero = {vec_zero(), vec_zero(), vec_zero(), vec_zero()};
+    struct quad sum = zero;
+    int group, i = 0;
+
+    for (group = 0; group < source->n_groups; i += source->sizes[group++]) {
+        int end = i + source->sizes[group];
+
+        if (source->sizes[group] == 1)
+            sum = quad_add_weighted(source, i, end, at, fetch, ahead, sum);
+        else
+            sum = quad_add(sum, quad_round(quad_add_weighted(source, i, end, at, fetch, ahead, zero)));
+    }
+    return sum;
+}
+
 INLINE struct quad quad_sum(const struct source *source, enum kind kind, int at, bool fetch, int ahead)
 {
     struct quad sum;
-    int i = 0;
+    int i;
 
     if (kind == WEIGHTED) {
         sum = (struct quad){vec_zero(), vec_zero(), vec_zero(), vec_zero()};
-    } else {
-        if (fetch)
-            prefetch(source, kind, 0, at + ahead);
-        sum = quad_load(source, kind, 0, at);
-        i = 1;
+        return quad_add_weighted(source, 0, source->n, at, fetch, ahead, sum);
     }
-    for (; i < source->n; i++) {
+    if (kind == GROUPED)
+        return quad_sum_groups(source, at, fetch, ahead);
+    if (fetch)
+        prefetch(source, kind, 0, at + ahead);
+    sum = quad_load(source, kind, 0, at);
+    for (i = 1; i < source->n; i++) {
         if (fetch)
             prefetch(source, kind, i, at + ahead);
-        if (kind == WEIGHTED)
-            sum = quad_fma(vec_set(source->weights[i]), quad_load(source, kind, i, at), sum);
-        else
-            sum = quad_add(sum, quad_load(source, kind, i, at));
+        sum = quad_add(sum, quad_load(source, kind, i, at));
     }
     return sum;
 }
@@ -211,6 +271,17 @@ ROWS_TARGET static void weighted_sum_bf16(uint16_t *out, const uint16_t *const *
     struct source source = {.rows = rows, .weights = weights, .n = n};
 
     sum_to_bf16(out, &source, WEIGHTED, count, (struct sink){group_store_bf16, quad_store_bf16});
+}
+
+ROWS_TARGET static void grouped_sum_bf16(uint16_t *out, const uint16_t *const *rows, const float *weights,
+                                         const int *sizes, int n_groups, int count)
+{
+    struct source source = {.rows = rows, .weights = weights, .sizes = sizes, .n_groups = n_groups};
+    int group;
+
+    for (group = 0; group < n_groups; group++)
+        source.n += sizes[group];
+    sum_to_bf16(out, &source, GROUPED, count, (struct sink){group_store_bf16, quad_store_bf16});
 }
 
 ROWS_TARGET static void sum_to_f32(float *out, const uint16_t *const *rows, int n, int count)
@@ -290,4 +361,5 @@ const struct ep_rows_ops ROWS_OPS = {
     .sum_mixed = sum_mixed,
     .sum_to_f32 = sum_to_f32,
     .weighted_sum_bf16 = weighted_sum_bf16,
+    .grouped_sum_bf16 = grouped_sum_bf16,
 };

@@ -28,6 +28,11 @@ INLINE __m256i group_round(__m256 value)
     return _mm256_blendv_epi8(_mm256_srli_epi32(up, 16), _mm256_set1_epi32(EP_BF16_NAN), is_nan);
 }
 
+INLINE __m256 group_round_f32(__m256 value)
+{
+    return _mm256_castsi256_ps(_mm256_slli_epi32(group_round(value), 16));
+}
+
 INLINE __m128i group_pack(__m256 value)
 {
     __m256i halves = group_round(value);
