@@ -212,7 +212,7 @@ struct example {
     int n_biases;
     float biases[2];
     uint16_t expected;
-    bool expanded, bf16_partials;
+    bool expanded, bf16_partials, sum_once;
 };
 
 static uint16_t combine(const struct example *example, bool low_latency)
@@ -235,6 +235,7 @@ static uint16_t combine(const struct example *example, bool low_latency)
     struct reference_combine rule = {.hidden = HIDDEN,
                                      .expanded = example->expanded,
                                      .bf16_partials = example->bf16_partials,
+                                     .sum_once = example->sum_once,
                                      .reply = reply_value,
                                      .context = values};
     struct reference_scratch scratch;
@@ -332,6 +333,31 @@ static void test_ll_combine(void **state)
         /* Fused: -129/128 + (1 + 2^-23) * 129/128 = 129 * 2^-30; a product rounded on its own would leave 2^-23. */
         {1, 0, 1, .topk = 2, .experts = {0, 1}, .values = {-129 / 128.0f, 129 / 128.0f},
          .weights = {1, 1 + 1 / 8388608.0f}, .expected = 0x3401},
+        /* Two of one rank: 1 + 2^-8 becomes 1 on the way, and again with the third; added up once it is 1 + 2^-7. */
+        {1, 0, 2, .topk = 3, .experts = {0, 1, 2}, .values = {1, 1 / 256.0f, 1 / 256.0f}, .weights = {1, 1, 1},
+         .expected = 0x3f80},
+        {1, 0, 2, .sum_once = true, .topk = 3, .experts = {0, 1, 2}, .values = {1, 1 / 256.0f, 1 / 256.0f},
+         .weights = {1, 1, 1}, .expected = 0x3f81},
+        /* The partial sum is where its first choice is: (2^24 + 1) - 2^24, but 2^24 - 2^24 + 1 choice by choice. */
+        {1, 0, 2, .topk = 3, .experts = {0, 2, 1}, .values = {BIG, 1, -BIG}, .weights = {1, 1, 1}, .expected = 0},
+        {1, 0, 2, .topk = 3, .experts = {2, 0, 1}, .values = {BIG, 1, -BIG}, .weights = {1, 1, 1}, .expected = 0},
+        /* ... and not where its last one is, or its rank: (2^24 + 1) - 2^24, (1 + 2^24) - 2^24. */
+        {1, 0, 2, .topk = 4, .experts = {0, 4, 2, 1}, .values = {BIG, 0, -BIG, 0, 1}, .weights = {1, 1, 1, 1},
+         .expected = 0},
+        {1, 0, 2, .topk = 4, .experts = {4, 0, 1, 2}, .values = {BIG, 0, -BIG, 0, 1}, .weights = {1, 1, 1, 1},
+         .expected = 0},
+        {1, 0, 2, .sum_once = true, .topk = 3, .experts = {0, 2, 1}, .values = {BIG, 1, -BIG}, .weights = {1, 1, 1},
+         .expected = 0x3f80},
+        /* In ascending k within the rank, too, with the weights: 2 * 2^24 - 2^25 + 1. */
+        {1, 0, 4, .topk = 3, .experts = {3, 0, 1}, .values = {-2 * BIG, 1, 0, BIG}, .weights = {2, 1, 1},
+         .expected = 0x3f80},
+        {1, 0, 4, .topk = 3, .experts = {3, 1, 0}, .values = {-2 * BIG, 1, 0, BIG}, .weights = {2, 1, 1},
+         .expected = 0},
+        /* A row with the weight 0 makes a group of two, whose sum is rounded: 1.5 * (1 + 2^-7) is halfway. */
+        {1, 0, 2, .topk = 3, .experts = {0, -1, 2}, .values = {129 / 128.0f, 7, -1 / 256.0f}, .weights = {1.5f, 0, 1},
+         .expected = 0x3fc1},
+        {1, 0, 2, .topk = 3, .experts = {0, 1, 2}, .values = {129 / 128.0f, 7, -1 / 256.0f}, .weights = {1.5f, 0, 1},
+         .expected = 0x3fc2},
     };
 
     (void)state;

@@ -138,24 +138,55 @@ void reference_dequantize(const uint8_t *row, const float *factors, int hidden, 
         ret_row[i] = format_to_bf16(value[row[i]] * factors[i / EP_SCALE_BLOCK]);
 }
 
+/* Adds the weighted row of choice k of a token. */
+static void add_choice(const struct reference_group *group, const struct reference_combine *combine, int source,
+                       int token, int k, uint16_t *row, float *sum)
+{
+    size_t choice = (size_t)token * (size_t)group->topk + (size_t)k;
+    int expert = group->experts[source][choice];
+    float weight = group->weights[source][choice];
+
+    combine->reply(combine->context, expert / group->n_local, expert, source, token, row);
+    for (int i = 0; i < combine->hidden; i++)
+        sum[i] = fmaf(weight, format_from_bf16(row[i]), sum[i]);
+}
+
+/* Choices among from..to that are on the rank of `expert`. */
+static int count_choices(const struct reference_group *group, const int32_t *experts, int expert, int from, int to)
+{
+    int n = 0;
+
+    for (int k = from; k < to; k++)
+        n += experts[k] >= 0 && experts[k] / group->n_local == expert / group->n_local;
+    return n;
+}
+
 void reference_ll_combine_row(const struct reference_group *group, const struct reference_combine *combine, int rank,
                               int token, struct reference_scratch *scratch, uint16_t *ret_row)
 {
-    size_t first = (size_t)token * (size_t)group->topk;
-    float *total = scratch->total;
+    const int32_t *experts = group->experts[rank] + (size_t)token * (size_t)group->topk;
+    int hidden = combine->hidden, topk = group->topk;
+    float *total = scratch->total, *partial = scratch->partial;
 
-    for (int i = 0; i < combine->hidden; i++)
+    for (int i = 0; i < hidden; i++)
         total[i] = 0;
-    for (int k = 0; k < group->topk; k++) {
-        int expert = group->experts[rank][first + (size_t)k];
-        float weight = group->weights[rank][first + (size_t)k];
-
-        if (expert < 0)
+    for (int k = 0; k < topk; k++) {
+        if (experts[k] < 0)
             continue;
-        combine->reply(combine->context, expert / group->n_local, expert, rank, token, scratch->row);
-        for (int i = 0; i < combine->hidden; i++)
-            total[i] = fmaf(weight, format_from_bf16(scratch->row[i]), total[i]);
+        if (combine->sum_once || count_choices(group, experts, experts[k], 0, topk) == 1) {
+            add_choice(group, combine, rank, token, k, scratch->row, total);
+            continue;
+        }
+        if (count_choices(group, experts, experts[k], 0, k) > 0)
+            continue; /* is in the sum that its rank's first choice has brought */
+        for (int i = 0; i < hidden; i++)
+            partial[i] = 0;
+        for (int j = k; j < topk; j++)
+            if (count_choices(group, experts, experts[k], j, j + 1))
+                add_choice(group, combine, rank, token, j, scratch->row, partial);
+        for (int i = 0; i < hidden; i++)
+            total[i] += format_from_bf16(format_to_bf16(partial[i]));
     }
-    for (int i = 0; i < combine->hidden; i++)
+    for (int i = 0; i < hidden; i++)
         ret_row[i] = format_to_bf16(total[i]);
 }

@@ -3,7 +3,8 @@
  * Low latency: no plan, no exchange before the data. A sender knows nothing of the other senders, so it cannot know the
  * final rows; it writes each token once per rank, with the list of experts there, into a slot that belongs to it alone,
  * and the receiver packs the slots per expert in the order of (source rank, token). Combine pulls: the packed rows are
- * offered, and each rank reads and weighs those of its tokens.
+ * offered, and each rank reads, weighs and adds up those of its tokens, in the groups that the contract wants. No sum
+ * travels here: reading a row costs the same wherever it is.
  *
  * Dispatches and combines are numbered; number n uses buffer n % 2, so a sender may be one result ahead of a receiver.
  */
@@ -380,16 +381,23 @@ static ep_status offer(ep_ll *ll, const ep_ll_combine_args *args)
     return EP_OK;
 }
 
-/* Weighted sum of the rows of token t. */
-static ep_status pull_token(ep_ll *ll, const ep_ll_combine_args *args, int t, void *const *offers)
+/* The rows of a token, and the ranks that they are on. */
+struct ll_terms {
+    const uint16_t *rows[EP_MAX_TOPK];
+    float weights[EP_MAX_TOPK];
+    int rank[EP_MAX_TOPK];
+    int n;
+};
+
+/* In the order of k. */
+static ep_status find_terms(ep_ll *ll, const ep_ll_combine_args *args, int t, void *const *offers,
+                            struct ll_terms *ret_terms)
 {
     struct host_ll *inner = ll->impl;
     int nranks = ll->comm->nranks, me = ll->comm->rank, n = 0;
     size_t topk = (size_t)ll->config.topk, row = (size_t)ll->config.hidden * 2;
     size_t rows = (size_t)nranks * (size_t)ll->config.max_tokens;
     const int32_t *index = inner->index[inner->combines & 1] + (size_t)t * topk;
-    const uint16_t *terms[EP_MAX_TOPK];
-    float weights[EP_MAX_TOPK];
 
     for (size_t k = 0; k < topk; k++) {
         int rank = index[k] < 0 ? -1 : index[k] / ll->n_local, local = index[k] < 0 ? 0 : index[k] % ll->n_local;
@@ -408,12 +416,53 @@ static ep_status pull_token(ep_ll *ll, const ep_ll_combine_args *args, int t, vo
                            "ep_ll_combine: rank %d has %d rows of this rank for expert %d, but token %d is number %d",
                            rank, range->count, index[k], t, i + 1);
         }
-        terms[n] = (const uint16_t *)(const void *)((const char *)offers[rank] +
-                                                    ((size_t)local * rows + (size_t)(range->begin + i)) * row);
-        weights[n++] = args->topk_weights[(size_t)t * topk + k];
+        ret_terms->rows[n] =
+            (const uint16_t *)(const void *)((const char *)offers[rank] +
+                                             ((size_t)local * rows + (size_t)(range->begin + i)) * row);
+        ret_terms->weights[n] = args->topk_weights[(size_t)t * topk + k];
+        ret_terms->rank[n++] = rank;
     }
-    inner->host->rows->weighted_sum_bf16((uint16_t *)(void *)((char *)args->out + (size_t)t * row), terms, weights, n,
-                                         ll->config.hidden);
+    ret_terms->n = n;
+    return EP_OK;
+}
+
+/* The same terms rank by rank, in the order of each rank's first. ret_sizes: of the groups, whose number it returns. */
+static int group_terms(const struct ll_terms *terms, struct ll_terms *ret_terms, int *ret_sizes)
+{
+    bool taken[EP_MAX_TOPK] = {false};
+    int n_groups = 0, n = 0;
+
+    for (int first = 0; first < terms->n; first++) {
+        int start = n;
+
+        if (taken[first])
+            continue;
+        for (int i = first; i < terms->n; i++) {
+            if (terms->rank[i] != terms->rank[first])
+                continue;
+            ret_terms->rows[n] = terms->rows[i];
+            ret_terms->weights[n++] = terms->weights[i];
+            taken[i] = true;
+        }
+        ret_sizes[n_groups++] = n - start;
+    }
+    return n_groups;
+}
+
+/* Weighted sum of the rows of token t. */
+static ep_status pull_token(ep_ll *ll, const ep_ll_combine_args *args, int t, void *const *offers)
+{
+    const struct ep_rows_ops *ops = ((struct host_ll *)ll->impl)->host->rows;
+    int hidden = ll->config.hidden, n_groups, sizes[EP_MAX_TOPK];
+    uint16_t *out = (uint16_t *)args->out + (size_t)t * (size_t)hidden;
+    struct ll_terms terms, groups;
+
+    EP_TRY(find_terms(ll, args, t, offers, &terms));
+    n_groups = ll->config.flags & EP_LL_SUM_ONCE ? terms.n : group_terms(&terms, &groups, sizes);
+    if (n_groups == terms.n)
+        ops->weighted_sum_bf16(out, terms.rows, terms.weights, terms.n, hidden);
+    else
+        ops->grouped_sum_bf16(out, groups.rows, groups.weights, sizes, n_groups, hidden);
     return EP_OK;
 }
 
