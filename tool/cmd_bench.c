@@ -21,7 +21,7 @@ struct bench_options {
     int64_t hidden, topk, experts, ll_tokens, iters, seed, sms;
     int dtype;
     const char *routing;
-    bool no_yardsticks, quick, phases, json, csv;
+    bool sum_once, no_yardsticks, quick, phases, json, csv;
 };
 
 static const char *const dtypes[] = {"all", "bf16", "fp8", NULL};
@@ -43,6 +43,9 @@ static const struct opt bench_table[] = {
      .value = "256", .help = "experts of the whole group"},
     {"ll-tokens", 0, "N", OPT_INT, offsetof(struct bench_options, ll_tokens), .min = 1, .max = 4096, .value = "128",
      .help = "tokens of each rank, low latency"},
+    {"sum-once", 0, NULL, OPT_FLAG, offsetof(struct bench_options, sum_once),
+     .help = "low-latency combine: have every row travel by itself and be added up by the token's rank "
+             "(EP_LL_SUM_ONCE), instead of one row for each token and rank"},
     {"dtype", 'd', "TYPE", OPT_CHOICE, offsetof(struct bench_options, dtype), .choices = dtypes, .value = "all",
      .help = "element type of the dispatched rows"},
     {"routing", 0, "NAME", OPT_STRING, offsetof(struct bench_options, routing), .value = "uniform",
@@ -127,6 +130,7 @@ static int make_request(const struct cmd *cmd, const struct bench_options *optio
         .iters = (int)options->iters,
         .yardsticks = !options->no_yardsticks,
         .sms = (int)options->sms,
+        .sum_once = options->sum_once,
     };
 
     if (!routing)
@@ -319,7 +323,8 @@ const struct cmd verb_bench = {
         "or that has fewer processors than ranks, the ratios to these are what to quote, not GB/s.\n\n"
         "The time of an operation is from the first rank's start to the last rank's end, the median over rounds; P10 "
         "and P90 are percentiles. Logical GB/s count all rows that a rank receives, as DeepEP does; wire GB/s only "
-        "those that another rank sent. A rate above that of memcpy is no mistake: a row that goes to several ranks is "
+        "those that travel from one rank to another: one for each token and rank, but each for itself in a low-latency "
+        "combine with --sum-once. A rate above that of memcpy is no mistake: a row that goes to several ranks is "
         "read once and placed on each of them, where memcpy reads it each time.",
     .options = bench_table,
     .options_bytes = sizeof(struct bench_options),

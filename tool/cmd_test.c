@@ -23,7 +23,7 @@ struct test_options {
     int64_t tokens, hidden, topk, experts, seed, only, repeat;
     int dtype;
     const char *routing;
-    bool json;
+    bool sum_once, json;
 };
 
 static const char *const dtypes[] = {"all", "bf16", "fp8", NULL};
@@ -43,6 +43,8 @@ static const struct opt test_table[] = {
     {"routing", 0, "NAME|FILE", OPT_FILE, offsetof(struct test_options, routing), .value = "uniform",
      .help = "which experts the tokens select: uniform, zipf, grouped, one, dropped, empty, or a .npy file with the "
              "top-k indices, [tokens,topk] or [ranks,tokens,topk]"},
+    {"sum-once", 0, NULL, OPT_FLAG, offsetof(struct test_options, sum_once),
+     .help = "lowlatency: have every row travel by itself and be added up by the token's rank (EP_LL_SUM_ONCE)"},
     {"seed", 's', "N", OPT_INT, offsetof(struct test_options, seed), .min = 0, .max = SUITE_MAX_SEED,
      .help = "of all random choices; without it a new one is drawn, and printed"},
     {"only", 'o', "N", OPT_INT, offsetof(struct test_options, only), .min = 1, .max = 1000,
@@ -109,12 +111,15 @@ static int make_request(const struct cmd *cmd, const struct cmd_call *call, cons
         .seed = (uint64_t)options->seed,
         .routing = options->routing,
         .only = options->only,
+        .sum_once = options->sum_once,
     };
     char buffer[512];
     const char *wrong = suite_check(&request, spec->nranks, buffer, sizeof(buffer));
 
     if (wrong)
         return cmd_usage(cmd, "%s", wrong);
+    if (request.sum_once && strcmp(request.matrix, "lowlatency") != 0)
+        return cmd_usage(cmd, "--sum-once is for lowlatency, and %s has no low-latency combine", request.matrix);
     *ret_request = request;
     return CMD_FINE;
 }

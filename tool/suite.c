@@ -224,10 +224,11 @@ static void take_event(void *context, const json_t *event)
 
 static json_t *job_parameters(const struct suite_request *request)
 {
-    return json_pack("{s:s, s:I, s:I, s:I, s:I, s:s, s:I, s:s, s:I}", "matrix", request->matrix, "tokens",
+    return json_pack("{s:s, s:I, s:I, s:I, s:I, s:s, s:I, s:s, s:I, s:b}", "matrix", request->matrix, "tokens",
                      (json_int_t)request->tokens, "hidden", (json_int_t)request->hidden, "topk",
                      (json_int_t)request->topk, "experts", (json_int_t)request->experts, "dtype", request->dtype,
-                     "seed", (json_int_t)request->seed, "routing", request->routing, "only", (json_int_t)request->only);
+                     "seed", (json_int_t)request->seed, "routing", request->routing, "only", (json_int_t)request->only,
+                     "sum_once", (int)request->sum_once);
 }
 
 void suite_run(const struct ranks_spec *spec, const struct suite_request *request, unsigned flags, int done, int all,

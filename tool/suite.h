@@ -19,6 +19,7 @@ struct suite_request {
     uint64_t seed;
     const char *routing; /* a name or a file */
     int64_t only;        /* one case, from 1; 0: all */
+    bool sum_once;       /* low latency: EP_LL_SUM_ONCE */
 };
 
 struct suite_result {

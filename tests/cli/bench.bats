@@ -42,6 +42,17 @@ valid() {
         "$BATS_TEST_TMPDIR/bench.json"
 }
 
+@test "bench: a low-latency combine sends a row per token and rank, and with --sum-once one per choice" {
+    rows() {
+        bench --quick --only ll --dtype bf16 --no-yardsticks --json "$@" >"$BATS_TEST_TMPDIR/bench.json"
+        valid "$BATS_TEST_TMPDIR/bench.json"
+        jq -c '[.parameters.sum_once, (.rows[] | .rows, .wire_rows | floor)]' "$BATS_TEST_TMPDIR/bench.json"
+    }
+    # Top-8 on all of the two ranks: a token has a row on the other one, and as many choices as that has experts.
+    [ "$(rows --ranks 2 --experts 8 --ll-tokens 10)" = "[false,80,10,80,10]" ]
+    [ "$(rows --ranks 2 --experts 8 --ll-tokens 10 --sum-once)" = "[true,80,10,80,40]" ]
+}
+
 @test "bench: the same seed gives the same rows, another seed others" {
     rows() {
         bench --quick --only dispatch --dtype bf16 --json --seed "$1" | jq '.rows[0].rows'

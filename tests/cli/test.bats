@@ -61,6 +61,13 @@ load common
         "passed 24 24 24 5" ]
 }
 
+@test "lowlatency: --sum-once passes as well, and is told" {
+    epkit test lowlatency "${SMALL[@]}" --sum-once --json >"$BATS_TEST_TMPDIR/out.json"
+    valid test "$BATS_TEST_TMPDIR/out.json"
+    [ "$(jq -r '.passed, .parameters.sum_once' "$BATS_TEST_TMPDIR/out.json" | xargs)" = "32 true" ]
+    [ "$(epkit test lowlatency "${SMALL[@]}" --only 1 --json | jq .parameters.sum_once)" = false ]
+}
+
 @test "--only runs that case alone" {
     run --separate-stderr epkit test intranode "${SMALL[@]}" --only 7 --seed 1
     [ "$status" -eq 0 ]

@@ -12,7 +12,7 @@
 struct ll_shape {
     int max_tokens, hidden;
     int out_dtype, scale_type;
-    bool round_scale;
+    bool round_scale, sum_once;
     int live; /* dispatches before the first combine */
 };
 
@@ -43,6 +43,7 @@ static struct ll_shape draw_ll(const struct run *run)
     shape.out_dtype = format == 0 ? EP_BF16 : EP_F8E4M3;
     shape.scale_type = format == 0 ? 0 : format == 3 ? EP_UE8M0 : EP_F32;
     shape.round_scale = format == 2;
+    shape.sum_once = random_below(&random, 2);
     shape.hidden = format == 3 ? 512 : 128 * (1 + (int)random_below(&random, 4));
     return shape;
 }
@@ -246,7 +247,8 @@ static bool combine(struct lowlatency *low, struct result *result)
 
 static void check_combine(struct lowlatency *low, const struct result *result)
 {
-    struct reference_combine how = {.hidden = low->shape.hidden, .expanded = true, .reply = reply, .context = low};
+    struct reference_combine how = {
+        .hidden = low->shape.hidden, .expanded = true, .sum_once = low->shape.sum_once, .reply = reply, .context = low};
     struct reference_scratch scratch;
     uint16_t expected[MOST_HIDDEN];
     size_t wide = (size_t)low->shape.hidden * 2;
@@ -285,6 +287,7 @@ static bool open_group(struct lowlatency *low, int plan)
     config.hidden = low->shape.hidden;
     config.n_experts = run->shape->n_experts;
     config.topk = run->shape->topk;
+    config.flags = low->shape.sum_once ? EP_LL_SUM_ONCE : 0;
     return passed(run, ep_ll_new(run->comm, &config, &low->ll), "ep_ll_new");
 }
 

@@ -4,7 +4,8 @@
  *
  * All rates are GB/s (10^9 bytes) of one rank: the mean over the ranks.
  *   logical   rows received, the rank's own included, times the bytes of a row with its scales: what DeepEP prints
- *   wire      only rows that went to another rank
+ *   wire      only rows that went to another rank. The host backend adds up a low-latency combine where the token is
+ *             and reads all rows there; it is counted as if sums travelled, to be compared with backends on links
  *   printed   between nodes, as DeepEP prints it: each token once per distinct destination node, its own node included
  *   net       between nodes, what was really put on the network
  */
@@ -17,7 +18,7 @@
 /* Rows of one rank, or added up over ranks. */
 struct bench_counts {
     int64_t recv;      /* rows received, own included; low latency: one per (token, expert) */
-    int64_t wire;      /* rows sent to other ranks: one per (token, rank) */
+    int64_t wire;      /* rows sent to other ranks: one per (token, rank); EP_LL_SUM_ONCE: one per (token, expert) */
     int64_t net;       /* (token, other node) pairs */
     int64_t own_node;  /* tokens that go to their own node */
     int64_t net_bytes; /* put on the network */

@@ -59,12 +59,12 @@ json_t *bench_request_to_json(const struct bench_request *request)
 
     for (int i = 0; i < request->n_token_counts; i++)
         json_array_append_new(tokens, json_integer(request->tokens[i]));
-    return json_pack("{s:o, s:o, s:s, s:I, s:o, s:i, s:i, s:i, s:i, s:i, s:b, s:i}", "ops",
+    return json_pack("{s:o, s:o, s:s, s:I, s:o, s:i, s:i, s:i, s:i, s:i, s:b, s:i, s:b}", "ops",
                      mask_to_json(request->ops, op_names), "types", mask_to_json(request->types, type_names), "routing",
                      routing_to_name(request->routing), "seed", (json_int_t)request->seed, "tokens", tokens,
                      "ll_tokens", request->ll_tokens, "hidden", request->hidden, "topk", request->topk, "experts",
                      request->experts, "iters", request->iters, "yardsticks", (int)request->yardsticks, "sms",
-                     request->sms);
+                     request->sms, "sum_once", (int)request->sum_once);
 }
 
 int bench_request_from_json(const json_t *json, struct bench_request *ret_request)
@@ -74,12 +74,13 @@ int bench_request_from_json(const json_t *json, struct bench_request *ret_reques
     json_t *ops, *types, *tokens;
     const char *name;
     json_int_t seed;
-    int yardsticks;
+    int yardsticks, sum_once;
 
-    if (json_unpack((json_t *)json, "{s:o, s:o, s:s, s:I, s:o, s:i, s:i, s:i, s:i, s:i, s:b, s:i}", "ops", &ops,
+    if (json_unpack((json_t *)json, "{s:o, s:o, s:s, s:I, s:o, s:i, s:i, s:i, s:i, s:i, s:b, s:i, s:b}", "ops", &ops,
                     "types", &types, "routing", &name, "seed", &seed, "tokens", &tokens, "ll_tokens",
                     &request.ll_tokens, "hidden", &request.hidden, "topk", &request.topk, "experts", &request.experts,
-                    "iters", &request.iters, "yardsticks", &yardsticks, "sms", &request.sms) != 0)
+                    "iters", &request.iters, "yardsticks", &yardsticks, "sms", &request.sms, "sum_once",
+                    &sum_once) != 0)
         return -1;
     routing = routing_find(name);
     if (!routing || mask_from_json(ops, op_names, &request.ops) != 0 ||
@@ -89,6 +90,7 @@ int bench_request_from_json(const json_t *json, struct bench_request *ret_reques
     request.routing = routing->kind;
     request.seed = (uint64_t)seed;
     request.yardsticks = yardsticks != 0;
+    request.sum_once = sum_once != 0;
     request.n_token_counts = (int)json_array_size(tokens);
     for (int i = 0; i < request.n_token_counts; i++)
         request.tokens[i] = (int)json_integer_value(json_array_get(tokens, (size_t)i));

@@ -47,16 +47,18 @@ static bool read_parameters(struct check_run *run, const json_t *json, struct ro
     struct routing_spec spec = {.n_ranks = run->ctx->nranks, .n_tokens = -1, .topk = -1};
     const json_t *symmetric = NULL;
     json_int_t seed = 1;
+    int sum_once = 0;
     json_error_t reason;
 
     parameters->hidden = 2048;
     spec.n_experts = 8 * spec.n_ranks;
-    if (json_unpack_ex((json_t *)json, &reason, 0, "{s:s, s?i, s?i, s?i, s?i, s?s, s?I, s?s, s?i, s?o}", "matrix",
+    if (json_unpack_ex((json_t *)json, &reason, 0, "{s:s, s?i, s?i, s?i, s?i, s?s, s?I, s?s, s?i, s?b, s?o}", "matrix",
                        &matrix, "tokens", &spec.n_tokens, "hidden", &parameters->hidden, "topk", &spec.topk, "experts",
                        &spec.n_experts, "dtype", &dtype, "seed", &seed, "routing", &routing, "only", &parameters->only,
-                       "symmetric", &symmetric) != 0)
+                       "sum_once", &sum_once, "symmetric", &symmetric) != 0)
         return check_fail(error, "%s", reason.text);
     parameters->matrix = matrix;
+    parameters->sum_once = sum_once != 0;
     parameters->seed = spec.seed = (uint64_t)seed;
     parameters->bf16 = !strcmp(dtype, "all") || !strcmp(dtype, "bf16");
     parameters->fp8 = !strcmp(dtype, "all") || !strcmp(dtype, "fp8");

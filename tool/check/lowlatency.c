@@ -155,6 +155,7 @@ static ep_status begin(struct check_run *run, void **ret_state)
     config.hidden = hidden;
     config.n_experts = group->n_experts;
     config.topk = group->topk;
+    config.flags = run->parameters.sum_once ? EP_LL_SUM_ONCE : 0;
     CHECK_CALL(run, ep_ll_new, run->ctx->comm, &config, &state->ll);
     return new_buffers(state, max_tokens);
 }
@@ -505,7 +506,8 @@ static void verify_combine(struct ll_step *step)
 {
     struct ll_state *state = step->state;
     struct check_run *run = state->run;
-    struct reference_combine combine = {.hidden = step->data.hidden, .reply = reply_row, .context = step};
+    struct reference_combine combine = {
+        .hidden = step->data.hidden, .sum_once = run->parameters.sum_once, .reply = reply_row, .context = step};
     size_t hidden = (size_t)step->data.hidden;
     struct check_distance distance = {0};
 
