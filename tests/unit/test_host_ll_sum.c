@@ -1,0 +1,418 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The sum of a low-latency combine over the host backend, said by hand: what a rank adds up first and rounds, in which
+ * order, and what EP_LL_SUM_ONCE changes. Each case is a token, the same one on every rank; ranks are threads.
+ */
+#include <epkit/epkit.h>
+#include <epkit/launch.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include <cmocka.h>
+
+#define RANKS 3
+#define LOCAL 4 /* experts of a rank: those of rank 0 are 0 to 3 */
+#define TOPK 4
+#define HIDDEN 384
+#define MOST_TOKENS 24
+#define LOST 2 /* the rank that is masked, where one is */
+
+/* bf16: 1, 1 + 2^-7, 2, 2^-8, 2^24 (to which adding 1 changes nothing), its largest and its infinity. */
+#define ONE 0x3f80
+#define NEXT 0x3f81
+#define TWO 0x4000
+#define HALFWAY 0x3b80
+#define BIG 0x4b80
+#define MOST 0x7f7f
+#define INF 0x7f80
+#define QUIET 0x7fc0
+#define MINUS 0x8000
+
+struct token {
+    int32_t experts[TOPK];
+    uint16_t values[TOPK]; /* that the experts answer, in all elements */
+    float weights[TOPK];
+    uint16_t grouped, once; /* what must come out, by default and with EP_LL_SUM_ONCE */
+};
+
+struct story {
+    const struct token *tokens;
+    int n_tokens, topk;
+    uint32_t flags;
+    bool loses; /* LOST takes part in a first round, and not in the second */
+    _Atomic int through;
+    int32_t mask[RANKS];
+    char text[RANKS][256]; /* what was wrong; "" */
+};
+
+/* --- one rank --------------------------------------------------------------------------------------------------- */
+
+struct member {
+    struct story *story;
+    ep_comm *comm;
+    ep_ll *ll;
+    int rank, n_slots; /* rows of an expert */
+    int32_t index[MOST_TOKENS * TOPK], count[LOCAL];
+    float weights[MOST_TOKENS * TOPK];
+    int32_t source[LOCAL * RANKS * MOST_TOKENS];
+    uint16_t *x, *recv, *out;
+};
+
+static uint16_t *rows_new(int n)
+{
+    return aligned_alloc(64, (size_t)n * HIDDEN * sizeof(uint16_t));
+}
+
+static ep_status member_init(struct member *m, const ep_boot *boot, struct story *story)
+{
+    ep_comm_config config = EP_COMM_CONFIG_INIT;
+    ep_ll_config ll_config = EP_LL_CONFIG_INIT;
+    ep_status status;
+
+    *m = (struct member){.story = story, .rank = boot->rank, .n_slots = RANKS * MOST_TOKENS};
+    m->x = rows_new(MOST_TOKENS);
+    m->out = rows_new(MOST_TOKENS);
+    m->recv = rows_new(LOCAL * m->n_slots);
+    if (!m->x || !m->out || !m->recv)
+        return EP_E_MEMORY;
+    memset(m->x, 0, MOST_TOKENS * HIDDEN * sizeof(*m->x));
+    for (int i = 0; i < story->n_tokens * story->topk; i++) {
+        m->index[i] = story->tokens[i / story->topk].experts[i % story->topk];
+        m->weights[i] = story->tokens[i / story->topk].weights[i % story->topk];
+    }
+    config.backend = "host";
+    config.timeout_ms = story->loses ? 1000 : 20000;
+    status = ep_comm_new(boot, &config, &m->comm);
+    if (status != EP_OK)
+        return status;
+    ll_config.max_tokens = MOST_TOKENS;
+    ll_config.hidden = HIDDEN;
+    ll_config.n_experts = RANKS * LOCAL;
+    ll_config.topk = story->topk;
+    ll_config.flags = story->flags;
+    return ep_ll_new(m->comm, &ll_config, &m->ll);
+}
+
+static void member_done(struct member *m)
+{
+    ep_ll_free(m->ll);
+    ep_comm_free(m->comm);
+    free(m->x);
+    free(m->recv);
+    free(m->out);
+}
+
+/* What an expert answers to a token; NaN where the token has not chosen it. */
+static uint16_t value_of(const struct story *story, int expert, int token)
+{
+    for (int k = 0; k < story->topk; k++)
+        if (story->tokens[token].experts[k] == expert)
+            return story->tokens[token].values[k];
+    return QUIET;
+}
+
+static ep_status member_round(struct member *m)
+{
+    const struct story *story = m->story;
+    ep_ll_dispatch_args dispatch = EP_LL_DISPATCH_ARGS_INIT;
+    ep_ll_combine_args combine = EP_LL_COMBINE_ARGS_INIT;
+    ep_status status;
+
+    dispatch.x = m->x;
+    dispatch.topk_idx = m->index;
+    dispatch.idx_type = EP_I32;
+    dispatch.n_tokens = story->n_tokens;
+    dispatch.out_dtype = EP_BF16;
+    dispatch.recv_x = m->recv;
+    dispatch.recv_count = m->count;
+    dispatch.recv_source = m->source;
+    status = ep_ll_dispatch(m->ll, &dispatch);
+    if (status != EP_OK)
+        return status;
+    for (int local = 0; local < LOCAL; local++)
+        for (int row = 0; row < m->count[local]; row++) {
+            int at = local * m->n_slots + row;
+
+            for (int i = 0; i < HIDDEN; i++)
+                m->recv[at * HIDDEN + i] = value_of(story, m->rank * LOCAL + local, m->source[at]);
+        }
+    memset(m->out, 0xee, MOST_TOKENS * HIDDEN * sizeof(*m->out));
+    combine.x = m->recv;
+    combine.topk_idx = m->index;
+    combine.idx_type = EP_I32;
+    combine.n_tokens = story->n_tokens;
+    combine.topk_weights = m->weights;
+    combine.out = m->out;
+    return ep_ll_combine(m->ll, &combine);
+}
+
+static void look(const struct member *m, char *ret_text, size_t bytes)
+{
+    const struct story *story = m->story;
+
+    for (int t = story->n_tokens - 1; t >= 0; t--) {
+        const struct token *token = &story->tokens[t];
+        uint16_t expected = story->flags & EP_LL_SUM_ONCE ? token->once : token->grouped;
+
+        for (int i = 0; i < HIDDEN; i++)
+            if (m->out[t * HIDDEN + i] != expected)
+                snprintf(ret_text, bytes, "token %d, element %d: 0x%04x, not 0x%04x", t, i, m->out[t * HIDDEN + i],
+                         expected);
+    }
+}
+
+/* LOST stays until the others are through, so that it is late for them, and not gone. */
+static void wait_for_others(struct story *story)
+{
+    for (int i = 0; i < 20000 && atomic_load(&story->through) < RANKS - 1; i++)
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+}
+
+static int play(const ep_boot *boot, void *argument)
+{
+    struct story *story = argument;
+    int rank = boot->rank;
+    struct member member;
+    ep_status status = member_init(&member, boot, story);
+
+    if (status == EP_OK)
+        status = member_round(&member);
+    if (status == EP_OK && story->loses && rank != LOST)
+        status = member_round(&member);
+    if (status != EP_OK)
+        snprintf(story->text[rank], sizeof(story->text[rank]), "%s", ep_last_error());
+    else if (!story->loses || rank != LOST)
+        look(&member, story->text[rank], sizeof(story->text[rank]));
+    if (status == EP_OK && rank == 0)
+        ep_ll_get_mask(member.ll, story->mask);
+    if (story->loses && rank != LOST)
+        atomic_fetch_add(&story->through, 1);
+    else if (story->loses)
+        wait_for_others(story);
+    member_done(&member);
+    return 0;
+}
+
+static void run_story(ep_rank_fn run, void *argument)
+{
+    ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
+    ep_rank_exit exits[RANKS];
+
+    launch.mode = EP_LAUNCH_THREADS;
+    launch.nranks = RANKS;
+    launch.run = run;
+    launch.argument = argument;
+    assert_int_equal(ep_launch(&launch, exits), EP_OK);
+    for (int rank = 0; rank < RANKS; rank++)
+        assert_int_equal(exits[rank].code, 0);
+}
+
+/* In both modes. */
+static void expect_sums(const struct token *tokens, int n_tokens, int topk, bool loses)
+{
+    static const uint32_t modes[] = {0, EP_LL_SUM_ONCE};
+
+    assert_true(n_tokens <= MOST_TOKENS);
+    for (int i = 0; i < 2; i++) {
+        struct story story = {.tokens = tokens,
+                              .n_tokens = n_tokens,
+                              .topk = topk,
+                              .flags = modes[i] | (loses ? EP_LL_MASK_DEAD : 0),
+                              .loses = loses};
+
+        run_story(play, &story);
+        for (int rank = 0; rank < RANKS; rank++)
+            if (story.text[rank][0])
+                fail_msg("flags %u, rank %d: %s", story.flags, rank, story.text[rank]);
+        assert_int_equal(story.mask[LOST], loses ? 1 : 0);
+    }
+}
+
+#define EXPECT_SUMS(tokens, topk, loses) expect_sums(tokens, (int)(sizeof(tokens) / sizeof((tokens)[0])), topk, loses)
+
+/* --- sums ------------------------------------------------------------------------------------------------------- */
+
+static void rows_of_one_rank_are_added_up_and_rounded_first(void **state)
+{
+    static const struct token tokens[] = {
+        /* 1 + 2^-8 is halfway and becomes 1, twice; together it is 1 + 2^-7. */
+        {{0, 1, 4, -1}, {ONE, HALFWAY, HALFWAY}, {1, 1, 1}, ONE, NEXT},
+        {{4, 1, 8, 0}, {HALFWAY, HALFWAY, 0, ONE}, {1, 1, 1, 1}, ONE, NEXT},
+        /* All on one rank: one rounding and then one of what is a bf16 already. */
+        {{0, 1, 2, 3}, {ONE, HALFWAY, HALFWAY, 0}, {1, 1, 1, 1}, NEXT, NEXT},
+        /* Two groups of two: 1 and 0.5, of which 2^-8 and 2^-9 are lost. */
+        {{5, 0, 4, 1}, {ONE, ONE, HALFWAY, HALFWAY}, {0.5f, 1, 0.5f, 1}, 0x3fc0, 0x3fc1},
+        /* The weights are in the partial sum, and are not taken twice. */
+        {{0, 1, 4, -1}, {ONE, ONE, ONE}, {2, 4, 8}, 0x4160, 0x4160},
+        /* A row alone is not rounded after its weight: 1.5 * (1 + 2^-7) - 2^-8. */
+        {{0, 8, 4, -1}, {NEXT, 0, HALFWAY | MINUS}, {1.5f, 1, 1}, 0x3fc1, 0x3fc1},
+        /* Fused, in a group: 129 * 2^-30 is left; a product rounded on its own would leave 2^-23. */
+        {{0, 1, -1, -1}, {NEXT | MINUS, NEXT}, {1, 1 + 0x1p-23f}, 0x3401, 0x3401},
+    };
+
+    (void)state;
+    EXPECT_SUMS(tokens, TOPK, false);
+}
+
+static void groups_come_in_the_order_of_their_first_choices(void **state)
+{
+    static const struct token tokens[] = {
+        /* 2^24 + 1 - 2^24. In the order of the last choices, or of the ranks, 1 would be left. */
+        {{0, 8, 4, 1}, {BIG, ONE, BIG | MINUS, 0}, {1, 1, 1, 1}, 0, 0},
+        {{8, 0, 1, 4}, {ONE, BIG, 0, BIG | MINUS}, {1, 1, 1, 1}, 0, 0},
+        /* The second choice of rank 0 belongs to its first. */
+        {{0, 4, 8, 1}, {BIG, BIG | MINUS, ONE, 0}, {1, 1, 1, 1}, ONE, ONE},
+        {{0, 4, 1, -1}, {BIG, BIG | MINUS, ONE}, {1, 1, 1}, 0, ONE},
+        /* Within a group, too, in the order of choice. */
+        {{3, 0, 1, -1}, {BIG, BIG | MINUS, ONE}, {1, 1, 1}, ONE, ONE},
+        {{3, 1, 0, -1}, {BIG, ONE, BIG | MINUS}, {1, 1, 1}, 0, 0},
+    };
+
+    (void)state;
+    EXPECT_SUMS(tokens, TOPK, false);
+}
+
+static void holes_and_weights_of_zero(void **state)
+{
+    static const struct token tokens[] = {
+        {{-1, -1, -1, -1}, {0}, {1, 1, 1, 1}, 0, 0},
+        {{-1, 0, 4, 1}, {0, ONE, HALFWAY, HALFWAY}, {9, 1, 1, 1}, ONE, NEXT},
+        {{-1, 0, -1, -1}, {0, NEXT}, {9, 2, 9, 9}, 0x4001, 0x4001},
+        /* A weight of zero makes a group: 1.5 * (1 + 2^-7) is halfway, and 2^-8 is taken away after that. */
+        {{0, 1, 4, -1}, {NEXT, TWO, HALFWAY | MINUS}, {1.5f, 0, 1}, 0x3fc2, 0x3fc1},
+        {{0, 1, 2, 3}, {ONE, ONE, ONE, ONE}, {0, 0, 0, 0}, 0, 0},
+        /* -0 is added to +0. */
+        {{0, -1, -1, -1}, {MINUS}, {1}, 0, 0},
+        {{0, 1, -1, -1}, {MINUS, MINUS}, {1, 1}, 0, 0},
+    };
+
+    (void)state;
+    EXPECT_SUMS(tokens, TOPK, false);
+}
+
+static void what_is_not_a_number_stays_so(void **state)
+{
+    static const struct token tokens[] = {
+        {{0, 1, 4, -1}, {0xffc1, ONE, ONE}, {1, 1, 1}, QUIET, QUIET},
+        {{0, 4, -1, -1}, {0x7f81, ONE}, {1, 1}, QUIET, QUIET},
+        {{0, 1, 4, -1}, {ONE, ONE, ONE}, {1, NAN, 1}, QUIET, QUIET},
+        /* 0 * infinity, infinity - infinity. */
+        {{0, 1, -1, -1}, {ONE, INF}, {1, 0}, QUIET, QUIET},
+        {{0, 1, 4, 5}, {INF, ONE, INF | MINUS, ONE}, {1, 1, 1, 1}, QUIET, QUIET},
+        {{0, 1, 4, -1}, {INF, ONE, ONE}, {1, 1, 1}, INF, INF},
+        /* A partial sum that is too large for a bf16 is infinite, and stays so. */
+        {{0, 1, 4, -1}, {MOST, 0x7b00, MOST | MINUS}, {1, 1, 1}, INF, 0x7b00},
+    };
+
+    (void)state;
+    EXPECT_SUMS(tokens, TOPK, false);
+}
+
+static void top_1_has_no_groups(void **state)
+{
+    static const struct token tokens[] = {
+        {{0}, {NEXT}, {1.5f}, 0x3fc2, 0x3fc2},
+        {{4}, {HALFWAY}, {1}, HALFWAY, HALFWAY},
+        {{-1}, {0}, {1}, 0, 0},
+        {{8}, {0x7f81}, {1}, QUIET, QUIET},
+    };
+
+    (void)state;
+    EXPECT_SUMS(tokens, 1, false);
+}
+
+/* Of rank 2, which is missing, nothing is added; the others' rows form the groups that they form without it. */
+static void rank_that_is_masked_is_in_no_group(void **state)
+{
+    static const struct token tokens[] = {
+        {{0, 8, 1, 4}, {ONE, TWO, HALFWAY, HALFWAY}, {1, 1, 1, 1}, ONE, NEXT},
+        {{8, 9, 0, 4}, {BIG, BIG, TWO, ONE}, {1, 1, 1, 1}, 0x4040, 0x4040},
+        {{8, 9, 10, 11}, {ONE, ONE, ONE, ONE}, {1, 1, 1, 1}, 0, 0},
+        {{9, 4, 8, 5}, {QUIET, ONE, QUIET, TWO}, {1, 1, NAN, 1}, 0x4040, 0x4040},
+        {{4, 0, 11, 1}, {BIG | MINUS, BIG, BIG, ONE}, {1, 1, 1, 1}, 0, ONE},
+    };
+
+    (void)state;
+    EXPECT_SUMS(tokens, TOPK, true);
+}
+
+/* --- what has to agree ------------------------------------------------------------------------------------------ */
+
+struct difference {
+    uint32_t flags[RANKS];
+    int32_t hidden[RANKS];
+    ep_status status[RANKS];
+    char text[RANKS][256];
+};
+
+static int differ(const ep_boot *boot, void *argument)
+{
+    struct difference *story = argument;
+    ep_comm_config config = EP_COMM_CONFIG_INIT;
+    ep_ll_config ll_config = EP_LL_CONFIG_INIT;
+    int rank = boot->rank;
+    ep_comm *comm;
+    ep_ll *ll = NULL;
+
+    config.backend = "host";
+    config.timeout_ms = 20000;
+    if (ep_comm_new(boot, &config, &comm) != EP_OK)
+        return 1;
+    ll_config.max_tokens = 1;
+    ll_config.hidden = story->hidden[rank];
+    ll_config.n_experts = RANKS;
+    ll_config.topk = 1;
+    ll_config.flags = story->flags[rank];
+    story->status[rank] = ep_ll_new(comm, &ll_config, &ll);
+    snprintf(story->text[rank], sizeof(story->text[rank]), "%s", ep_comm_last_error(comm));
+    ep_ll_free(ll);
+    ep_comm_free(comm);
+    return 0;
+}
+
+static void ranks_have_to_want_the_same_sum(void **state)
+{
+    static const struct {
+        struct difference difference;
+        const char *text;
+    } cases[] = {
+        {{.flags = {0, EP_LL_SUM_ONCE, 0}, .hidden = {128, 128, 128}}, "flags is 0 on rank 0 and 2 on rank 1"},
+        {{.flags = {EP_LL_SUM_ONCE, EP_LL_SUM_ONCE, EP_LL_MASK_DEAD}, .hidden = {128, 128, 128}},
+         "flags is 2 on rank 0 and 1 on rank 2"},
+        {{.hidden = {128, 256, 128}}, "hidden is 128 on rank 0 and 256 on rank 1"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct difference difference = cases[i].difference;
+
+        run_story(differ, &difference);
+        for (int rank = 0; rank < RANKS; rank++) {
+            assert_int_equal(difference.status[rank], EP_E_MISMATCH);
+            if (!strstr(difference.text[rank], cases[i].text))
+                fail_msg("rank %d: %s", rank, difference.text[rank]);
+        }
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(rows_of_one_rank_are_added_up_and_rounded_first),
+        cmocka_unit_test(groups_come_in_the_order_of_their_first_choices),
+        cmocka_unit_test(holes_and_weights_of_zero),
+        cmocka_unit_test(what_is_not_a_number_stays_so),
+        cmocka_unit_test(top_1_has_no_groups),
+        cmocka_unit_test(rank_that_is_masked_is_in_no_group),
+        cmocka_unit_test(ranks_have_to_want_the_same_sum),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
