@@ -5,8 +5,8 @@
  * not. Whatever they have decided, a call that succeeds has all of a rank's rows or none, all of them right, also in
  * the calls after that one, whose routing is another one each time; a rank that is masked is told so.
  *
- * The delay of each trial follows from what came of those before, so that it stays at the edge. Exit 77 when there is
- * no GPU.
+ * Trials take turns with the two sums, by rank and once. The delay of each trial follows from what came of those
+ * before, so that it stays at the edge. Exit 77 when there is no GPU.
  */
 #include "ll_model.h"
 
@@ -34,6 +34,7 @@ struct edge {
 struct trial {
     struct group *group; /* whose communicator is that of the trial */
     struct model model;
+    uint32_t sum;          /* EP_LL_SUM_ONCE or 0 */
     bool in_combine, late; /* `late`: this rank is */
     double delay_ms;
     uint32_t lost; /* ranks that this one has missed */
@@ -95,7 +96,7 @@ static int run_rounds(struct trial *trial)
 {
     uint32_t all = (uint32_t)(((uint64_t)1 << trial->group->nranks) - 1);
 
-    TRY(model_open(trial->group, MAX_TOKENS, HIDDEN, EP_LL_MASK_DEAD, NULL, &trial->model));
+    TRY(model_open(trial->group, MAX_TOKENS, HIDDEN, EP_LL_MASK_DEAD | trial->sum, NULL, &trial->model));
     for (int round = 0; round < HEALTHY; round++)
         TRY(model_round(&trial->model, round, 0, all));
     TRY(model_load(&trial->model, HEALTHY));
@@ -144,14 +145,18 @@ static int run_trials(struct group *g, const struct shared *shared)
 
     for (int i = 0; i < shared->trials; i++) {
         struct edge *edge = &edges[i % 2];
-        struct trial trial = {.in_combine = i % 2, .late = g->rank == g->nranks - 1, .delay_ms = edge->delay_ms};
+        struct trial trial = {.sum = i / 2 % 2 ? EP_LL_SUM_ONCE : 0,
+                              .in_combine = i % 2,
+                              .late = g->rank == g->nranks - 1,
+                              .delay_ms = edge->delay_ms};
         struct view {
             uint32_t lost, excluded;
         } mine, all[MAX_RANKS];
         int lost = 0;
 
-        test_where("rank %d of %d, trial %d (seed %llu), the last rank late by %.3f ms for a %s", g->rank, g->nranks, i,
-                   (unsigned long long)shared->seed, edge->delay_ms, trial.in_combine ? "combine" : "dispatch");
+        test_where("rank %d of %d, trial %d (seed %llu), the last rank late by %.3f ms for a %s%s", g->rank, g->nranks,
+                   i, (unsigned long long)shared->seed, edge->delay_ms, trial.in_combine ? "combine" : "dispatch",
+                   trial.sum ? ", summed once" : "");
         TRY(run_trial(g, shared->places[i], &trial));
         mine = (struct view){trial.lost, trial.excluded};
         CALL(ep_comm_allgather(g->host, &mine, sizeof(mine), all));

@@ -182,7 +182,8 @@ static int use_objects(struct group *g, const struct scene *scene, struct exchan
 
 static int run_objects(struct group *g, const struct scene *scene)
 {
-    const ep_ll_config configs[2] = {config_for(g, 24, 1024, 8, 0), config_for(g, 40, 512, 6, EP_LL_MASK_DEAD)};
+    const ep_ll_config configs[2] = {config_for(g, 24, 1024, 8, 0),
+                                     config_for(g, 40, 512, 6, EP_LL_MASK_DEAD | EP_LL_SUM_ONCE)};
     struct ll_pair pairs[2] = {{.group = g}, {.group = g}};
     struct exchange *x[2] = {NULL};
     int code = 0;

@@ -165,9 +165,10 @@ static const struct ll_edge {
     {128, 128, 2048, 8, 32, LL_BF16, ONE_RANK, 0, ZERO},
 };
 
+/* Each of them with both sums. */
 int ll_shapes_edges(void)
 {
-    return (int)(sizeof(ll_edges) / sizeof(ll_edges[0]));
+    return 2 * (int)(sizeof(ll_edges) / sizeof(ll_edges[0]));
 }
 
 static int experts_of(const struct shape_of *of, int wished)
@@ -179,7 +180,8 @@ static int experts_of(const struct shape_of *of, int wished)
 
 void ll_shape_edge(const struct shape_of *of, int index, struct ll_shape *ret_shape)
 {
-    const struct ll_edge *edge = &ll_edges[index];
+    int number = index / 2;
+    const struct ll_edge *edge = &ll_edges[number];
     struct ll_shape shape = {.config = EP_LL_CONFIG_INIT, .n_rounds = 2, .overlap = true};
     int n_tokens = edge->who == ONE_RANK && of->rank != of->nranks - 1 ? 0 : edge->n_tokens;
 
@@ -187,12 +189,13 @@ void ll_shape_edge(const struct shape_of *of, int index, struct ll_shape *ret_sh
     shape.config.hidden = of->small ? least(edge->hidden, 1024) : edge->hidden;
     shape.config.n_experts = experts_of(of, of->small ? least(edge->n_experts, 64) : edge->n_experts);
     shape.config.topk = edge->topk;
+    shape.config.flags = index % 2 ? EP_LL_SUM_ONCE : 0;
     for (int i = 0; i < shape.n_rounds; i++)
         shape.round[i] = (struct ll_round){.n_tokens = least(n_tokens, shape.config.max_tokens),
                                            .format = edge->format,
-                                           .idx_type = (index + i) % 2 ? EP_I32 : EP_I64,
+                                           .idx_type = (number + i) % 2 ? EP_I32 : EP_I64,
                                            .sources = i == 0,
-                                           .symmetric = index % 2,
+                                           .symmetric = number % 2,
                                            .dispatch_flags = edge->dispatch_flags,
                                            .combine_flags = edge->combine_flags,
                                            .seed = seed_of(of, index) + (uint64_t)i};
@@ -239,6 +242,7 @@ void ll_shape_random(const struct shape_of *of, int index, uint64_t *random, str
         shape.config.max_tokens = 1;
     shape.n_rounds = 1 + (int)draw(random, LL_MOST_ROUNDS);
     shape.overlap = one_of(random, 2);
+    shape.config.flags = one_of(random, 2) ? EP_LL_SUM_ONCE : 0;
     for (int i = 0; i < shape.n_rounds; i++) {
         shape.round[i] = draw_round(of, &shape.config, random);
         shape.round[i].seed = seed_of(of, index) + (uint64_t)i;
@@ -261,9 +265,10 @@ static void print_round(const struct ll_round *round, char *ret_text, size_t byt
 
 void ll_shape_print(const struct ll_shape *shape, char *ret_text, size_t bytes)
 {
-    int at = snprintf(ret_text, bytes, "low latency, max_tokens %d, hidden %d, top-%d of %d experts, %d rounds%s",
+    int at = snprintf(ret_text, bytes, "low latency, max_tokens %d, hidden %d, top-%d of %d experts, %s, %d rounds%s",
                       shape->config.max_tokens, shape->config.hidden, shape->config.topk, shape->config.n_experts,
-                      shape->n_rounds, shape->overlap ? " that overlap" : "");
+                      shape->config.flags & EP_LL_SUM_ONCE ? "summed once" : "summed by rank", shape->n_rounds,
+                      shape->overlap ? " that overlap" : "");
 
     for (int i = 0; i < shape->n_rounds && at >= 0 && (size_t)at < bytes; i++) {
         print_round(&shape->round[i], ret_text + at, bytes - (size_t)at);
