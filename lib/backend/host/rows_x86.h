@@ -7,7 +7,7 @@
  *   ROWS_LANES                        floats in a vec
  *   vec_zero, vec_set, vec_add, vec_fma(a, b, c) = a * b + c
  *   vec_load_bf16, vec_load_f32       from any alignment
- *   vec_round                         to the nearest bf16, every NaN to EP_BF16_NAN
+ *   vec_round                         to the nearest bf16, still floats; a NaN stays one
  *   vec_store_f32                     to any alignment; every NaN as EP_F32_NAN_BITS
  *   quad_store_bf16, quad_stream_bf16 four vectors rounded to bf16, every NaN as EP_BF16_NAN; to a whole line
  *   line_stream(to, from)             64 bytes, `to` aligned to a line

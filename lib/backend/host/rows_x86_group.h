@@ -28,9 +28,16 @@ INLINE __m256i group_round(__m256 value)
     return _mm256_blendv_epi8(_mm256_srli_epi32(up, 16), _mm256_set1_epi32(EP_BF16_NAN), is_nan);
 }
 
+/* Rounded, but still floats, to be added up. A NaN stays one, of all bits: the end of the sum makes EP_BF16_NAN of it.
+ */
 INLINE __m256 group_round_f32(__m256 value)
 {
-    return _mm256_castsi256_ps(_mm256_slli_epi32(group_round(value), 16));
+    __m256i bits = _mm256_castps_si256(value);
+    __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    __m256i up = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+    __m256 rounded = _mm256_castsi256_ps(_mm256_and_si256(up, _mm256_set1_epi32((int)0xffff0000)));
+
+    return _mm256_or_ps(rounded, _mm256_cmp_ps(value, value, _CMP_UNORD_Q));
 }
 
 INLINE __m128i group_pack(__m256 value)
