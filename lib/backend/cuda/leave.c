@@ -12,10 +12,7 @@
  */
 #include "backend/cuda/cuda.h"
 
-#include <errno.h>
 #include <fcntl.h>
-#include <poll.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <time.h>
 #include <unistd.h>
@@ -25,8 +22,8 @@
 #define MOST_MEMORY (CUDA_SLOTS + HOST_AT_COUNT + 1)
 
 struct process {
-    int pidfd;   /* -1: none */
-    int32_t pid; /* 0: this one */
+    int pidfd; /* as in struct host_peer */
+    int32_t pid;
 };
 
 /* Memory of a rank that has left. */
@@ -56,22 +53,13 @@ void cuda_note_reach(struct cuda_comm *cuda, int rank, bool reaches)
         atomic_fetch_and(&board->reached_by, ~mine);
 }
 
-static bool has_ended(const struct process *process)
-{
-    struct pollfd poll_fd = {.fd = process->pidfd, .events = POLLIN};
-
-    if (process->pidfd < 0)
-        return process->pid && kill(process->pid, 0) != 0 && errno == ESRCH;
-    return poll(&poll_fd, 1, 0) == 1;
-}
-
 /* Ranks that still reach the memory, of those in `of`. */
 static uint32_t find_reaching(const struct estate *estate, uint32_t of)
 {
     uint32_t ranks = atomic_load(&estate->board->reached_by) & of;
 
     for (int rank = 0; rank < CUDA_MAX_RANKS; rank++)
-        if (ranks >> rank & 1 && has_ended(&estate->process[rank]))
+        if (ranks >> rank & 1 && host_process_ended(estate->process[rank].pidfd, estate->process[rank].pid))
             ranks &= ~(1u << rank);
     return ranks;
 }

@@ -251,6 +251,8 @@ ep_status host_check_abort(struct host_comm *host);
 void host_abort(ep_comm *comm);
 ep_status host_poll(ep_comm *comm);
 const char *host_phase_name(enum host_phase phase);
+/* Both as in struct host_peer. A process of which nothing is known has not ended. */
+bool host_process_ended(int pidfd, int32_t pid);
 bool host_peer_dead(const struct host_comm *host, int rank);
 
 /* Messages between nodes begin with this. */

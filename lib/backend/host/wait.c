@@ -169,14 +169,18 @@ void host_abort(ep_comm *comm)
     errno = saved_errno;
 }
 
+bool host_process_ended(int pidfd, int32_t pid)
+{
+    struct pollfd poll_fd = {.fd = pidfd, .events = POLLIN};
+
+    if (pidfd < 0)
+        return pid && kill(pid, 0) != 0 && errno == ESRCH;
+    return poll(&poll_fd, 1, 0) == 1;
+}
+
 bool host_peer_dead(const struct host_comm *host, int rank)
 {
-    const struct host_peer *peer = &host->peers[rank];
-    struct pollfd poll_fd = {.fd = peer->pidfd, .events = POLLIN};
-
-    if (peer->pidfd < 0)
-        return peer->pid && kill(peer->pid, 0) != 0 && errno == ESRCH;
-    return poll(&poll_fd, 1, 0) == 1;
+    return host_process_ended(host->peers[rank].pidfd, host->peers[rank].pid);
 }
 
 /* The first dead rank, or -1. One system call for all of them. */
