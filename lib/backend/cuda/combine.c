@@ -80,7 +80,7 @@ static ep_status map_inputs(struct combine *c, struct cuda_combine *sum)
 /* Slots that fill the shared memory; `width`: the most rows that a token has. */
 static struct cuda_shape fit(const struct cuda_comm *cuda, uint32_t row_bytes, uint32_t width, int32_t *ret_slot_bytes)
 {
-    uint32_t room = (uint32_t)cuda->shared_limit - 1024; /* of which the barriers take some */
+    uint32_t room = (uint32_t)cuda->shared_limit - CUDA_BARRIERS_MOST;
     uint32_t piece = row_bytes < LEAST_PIECE ? row_bytes : LEAST_PIECE, slot;
     struct cuda_shape shape = {.blocks = cuda->sms, .warps = WARPS, .stages = STAGES};
 
@@ -92,8 +92,7 @@ static struct cuda_shape fit(const struct cuda_comm *cuda, uint32_t row_bytes, u
     if (slot > MOST_SLOT && width * piece <= MOST_SLOT)
         slot = MOST_SLOT;
     *ret_slot_bytes = (int32_t)slot;
-    shape.shared_bytes =
-        (size_t)(shape.warps * shape.stages * 8 + 127) / 128 * 128 + (size_t)(shape.warps * shape.stages) * slot;
+    shape.shared_bytes = cuda_shared_bytes(&shape, slot);
     return shape;
 }
 

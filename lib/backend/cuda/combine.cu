@@ -8,19 +8,11 @@
 #include "backend/cuda/stage.cuh"
 #include "backend/cuda/sums.cuh"
 
-#define WARP 32
-#define VECTOR 16 /* bytes that a lane takes at once: 8 elements */
-
 /* Pieces begin where lines of the memory begin, if the rows do: one that begins within a line costs another request. */
 #define GRAIN 128
 
 namespace
 {
-
-struct ring {
-    unsigned char *slot; /* stages of slot_bytes */
-    uint64_t *full;
-};
 
 /* A token, or a part of it: bytes [at, end) of its row in the output, and what is added up for them. */
 struct unit {
@@ -94,7 +86,7 @@ __device__ uint32_t piece_of(const cuda_combine &c, uint32_t bytes, int n)
 template <bool STAGED> __device__ void enter_unit(const cuda_combine &c, feed &f, int lane)
 {
     uint32_t blocks = STAGED ? (uint32_t)c.stage.movers : gridDim.x;
-    uint32_t all = blocks * (blockDim.x / WARP), number = __shfl_sync(0xffffffffu, f.asked, 0);
+    uint32_t all = blocks * (blockDim.x / WARP), number = __shfl_sync(ALL_LANES, f.asked, 0);
 
     f.token = f.next.token;
     f.at = f.next.at;
@@ -118,24 +110,24 @@ template <bool STAGED> __device__ void enter_unit(const cuda_combine &c, feed &f
 __device__ bool look_for_rows(const cuda_combine &c, feed &f, uint32_t &known, bool wait, bool &sound, int lane)
 {
     const cuda_stage &s = c.stage;
-    uint32_t row = (uint32_t)f.entry.row, said = __shfl_sync(0xffffffffu, known, f.entry.local);
+    uint32_t row = (uint32_t)f.entry.row, said = __shfl_sync(ALL_LANES, known, f.entry.local);
     const cuda_signals *mine = c.waits.mine;
 
-    f.here = f.here || __all_sync(0xffffffffu, lane >= f.n || said > row);
+    f.here = f.here || __all_sync(ALL_LANES, lane >= f.n || said > row);
     if (f.here)
         return true;
     if (wait && lane < f.n && said <= row)
         sound = wait_until(c.waits, &mine->progress[f.entry.local], CUDA_WORD(s.number, row + 1), f.entry.local,
                            c.waits.ready_phase);
-    sound = __all_sync(0xffffffffu, sound);
+    sound = __all_sync(ALL_LANES, sound);
     __syncwarp();
     if (s.told >> lane & 1)
         known = rows_of_word(load_acquire(&mine->progress[lane]), s.number);
     /* What the peers wrote before may be read by the copy engine now. */
     __syncwarp();
     asm volatile("fence.proxy.async.global;" ::: "memory");
-    said = __shfl_sync(0xffffffffu, known, f.entry.local);
-    f.here = __all_sync(0xffffffffu, lane >= f.n || said > row);
+    said = __shfl_sync(ALL_LANES, known, f.entry.local);
+    f.here = __all_sync(ALL_LANES, lane >= f.n || said > row);
     return f.here;
 }
 
@@ -144,7 +136,7 @@ template <bool STAGED>
 __device__ void load_piece(const cuda_combine &c, const ring &r, feed &f, held &h, int slot, int lane)
 {
     uint32_t bytes = min(f.piece, f.end - f.at);
-    unsigned char *to = r.slot + (size_t)slot * c.slot_bytes;
+    unsigned char *to = r.slots + (size_t)slot * c.slot_bytes;
 
     if (lane == 0)
         barrier_expect(r.full + slot, (uint32_t)f.n * bytes);
@@ -165,10 +157,10 @@ __device__ held held_in(const held &h, int slot)
 {
     held here;
 
-    here.token = __shfl_sync(0xffffffffu, h.token, slot);
-    here.at = __shfl_sync(0xffffffffu, h.at, slot);
-    here.bytes = __shfl_sync(0xffffffffu, h.bytes, slot);
-    here.n = __shfl_sync(0xffffffffu, h.n, slot);
+    here.token = __shfl_sync(ALL_LANES, h.token, slot);
+    here.at = __shfl_sync(ALL_LANES, h.at, slot);
+    here.bytes = __shfl_sync(ALL_LANES, h.bytes, slot);
+    here.n = __shfl_sync(ALL_LANES, h.n, slot);
     return here;
 }
 
@@ -313,9 +305,7 @@ __device__ __forceinline__ bool sum_units(const cuda_combine &c, unsigned char *
                                           uint32_t blocks, uint64_t number)
 {
     int warps = (int)blockDim.x / WARP, warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
-    uint64_t *barriers = reinterpret_cast<uint64_t *>(shared);
-    unsigned char *slots = shared + (size_t)(warps * stages * 8 + 127) / 128 * 128;
-    ring r = {slots + (size_t)warp * stages * c.slot_bytes, barriers + warp * stages};
+    ring r(shared, stages, c.slot_bytes);
     uint32_t me = (uint32_t)warp * blocks + block, parity = 0;
     uint32_t known = STAGED && c.stage.told >> lane & 1 ? 0 : UINT32_MAX;
     int slot = 0, next = 0, loaded = 0;
@@ -323,11 +313,8 @@ __device__ __forceinline__ bool sum_units(const cuda_combine &c, unsigned char *
     held h = {};
     bool sound;
 
-    if (lane == 0) {
-        for (int i = 0; i < stages; i++)
-            barrier_init(r.full + i);
-        barriers_publish();
-    }
+    if (lane == 0)
+        ring_init(r);
     __syncwarp();
     /* The first two units are a warp's by its place, the others it takes as it comes to them. */
     f.asked = me + blocks * (uint32_t)warps;
@@ -355,7 +342,7 @@ __device__ __forceinline__ bool sum_units(const cuda_combine &c, unsigned char *
         held here = held_in(h, slot);
 
         barrier_wait(r.full + slot, parity);
-        sum_piece(c, here, r.slot + (size_t)slot * c.slot_bytes, lane);
+        sum_piece(c, here, r.slots + (size_t)slot * c.slot_bytes, lane);
         if (c.out_weights && here.at == 0)
             sum_weights(c, here.token, lane);
         /* All lanes have read the slot before it is loaded again. */

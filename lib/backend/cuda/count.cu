@@ -9,7 +9,6 @@
 
 #include <epkit/types.h>
 
-#define WARP 32
 #define WARPS (CUDA_COUNT_TOKENS / WARP)
 
 namespace
@@ -54,14 +53,14 @@ __device__ void number_rows(const cuda_count &c, int token, uint32_t ranks)
     int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP, n = 0;
 
     for (int rank = 0; rank < c.nranks; rank++) {
-        uint32_t votes = __ballot_sync(0xffffffffu, ranks >> rank & 1);
+        uint32_t votes = __ballot_sync(ALL_LANES, ranks >> rank & 1);
 
         if (lane == 0)
             rows[warp][rank] = __popc(votes);
     }
     __syncthreads();
     for (int rank = 0; rank < c.nranks; rank++) {
-        uint32_t votes = __ballot_sync(0xffffffffu, ranks >> rank & 1);
+        uint32_t votes = __ballot_sync(ALL_LANES, ranks >> rank & 1);
         int before = __popc(votes & ((1u << lane) - 1));
 
         if (!(ranks >> rank & 1))

@@ -8,6 +8,10 @@
 /* Looks at a flag between two looks at the clock and at the host's abort word, which is across PCIe. */
 #define SPINS 512
 
+#define WARP 32
+#define ALL_LANES 0xffffffffu
+#define VECTOR 16 /* bytes that a lane moves at once */
+
 __device__ __forceinline__ uint32_t shared_address(const void *pointer)
 {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));

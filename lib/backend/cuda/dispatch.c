@@ -104,7 +104,7 @@ static ep_status map_outputs(struct dispatch *d, struct cuda_dispatch *move)
 /* Chunks of a row, and rings of them that fit the shared memory. */
 static void fit(const struct cuda_comm *cuda, struct cuda_dispatch *move, struct cuda_shape *ret_shape)
 {
-    size_t room = cuda->shared_limit - 1024; /* of which the barriers take some */
+    size_t room = cuda->shared_limit - CUDA_BARRIERS_MOST;
     size_t row_bytes = (size_t)move->row_bytes, chunks = (row_bytes + WISH_CHUNK - 1) / WISH_CHUNK, chunk;
     struct cuda_shape shape = wish;
 
@@ -124,8 +124,7 @@ static void fit(const struct cuda_comm *cuda, struct cuda_dispatch *move, struct
     move->chunk_bytes = (int32_t)chunk;
     move->n_chunks = (int32_t)((row_bytes + chunk - 1) / chunk);
     shape.blocks = cuda->sms;
-    shape.shared_bytes =
-        (size_t)(shape.warps * shape.stages * 8 + 127) / 128 * 128 + (size_t)(shape.warps * shape.stages) * chunk;
+    shape.shared_bytes = cuda_shared_bytes(&shape, chunk);
     *ret_shape = shape;
 }
 

@@ -7,16 +7,8 @@
 #include "backend/cuda/device.cuh"
 #include "backend/cuda/stage.cuh"
 
-#define WARP 32
-
 namespace
 {
-
-struct ring {
-    unsigned char *slot;
-    uint64_t *full;
-    int stages, chunk;
-};
 
 __device__ uint32_t chunk_length(int64_t row_bytes, int chunk_bytes, int chunk)
 {
@@ -32,7 +24,7 @@ __device__ void load_unit(const cuda_dispatch &d, const ring &r, uint32_t number
     uint32_t bytes = chunk_length(d.row_bytes, d.chunk_bytes, chunk);
 
     barrier_expect(r.full + slot, bytes);
-    bulk_load(r.slot + (size_t)slot * r.chunk, d.x + token * d.row_bytes + (int64_t)chunk * d.chunk_bytes, bytes,
+    bulk_load(r.slots + (size_t)slot * r.slot_bytes, d.x + token * d.row_bytes + (int64_t)chunk * d.chunk_bytes, bytes,
               r.full + slot);
 }
 
@@ -111,9 +103,9 @@ __device__ void place_extras(const cuda_dispatch &d, const unit &u, cuda_entry e
 
 __device__ cuda_entry entry_of_lane(cuda_entry entry, int lane)
 {
-    entry.row = __shfl_sync(0xffffffffu, entry.row, lane);
-    entry.local = (uint16_t)__shfl_sync(0xffffffffu, entry.local, lane);
-    entry.k = (uint16_t)__shfl_sync(0xffffffffu, entry.k, lane);
+    entry.row = __shfl_sync(ALL_LANES, entry.row, lane);
+    entry.local = (uint16_t)__shfl_sync(ALL_LANES, entry.local, lane);
+    entry.k = (uint16_t)__shfl_sync(ALL_LANES, entry.k, lane);
     return entry;
 }
 
@@ -122,7 +114,7 @@ __device__ void place_unit(const cuda_dispatch &d, const ring &r, const unit &u,
     const cuda_route &route = d.route;
     uint32_t bytes = chunk_length(d.row_bytes, d.chunk_bytes, u.chunk);
     const cuda_entry *entries = route.entry + u.token * route.width;
-    const unsigned char *from = r.slot + (size_t)slot * r.chunk;
+    const unsigned char *from = r.slots + (size_t)slot * r.slot_bytes;
 
     for (int i = lane; i < u.n; i += WARP) {
         cuda_entry entry = i < WARP ? u.entry : entries[i];
@@ -166,7 +158,7 @@ __device__ void ask_turn(const cuda_dispatch &d, turns &t, int k, int lane)
 
 __device__ uint32_t unit_of_turn(const turns &t, int k)
 {
-    return __shfl_sync(0xffffffffu, t.number, k % WARP);
+    return __shfl_sync(ALL_LANES, t.number, k % WARP);
 }
 
 /*
@@ -228,7 +220,7 @@ __device__ bool await_rows(const cuda_dispatch &d, arrival &a, int lane)
         if (open)
             a.known = min(a.total, (int64_t)rows_of_word(load_acquire(&w.mine->progress[lane]), d.stage.number) *
                                        d.stage.x.row_bytes);
-        if (__any_sync(0xffffffffu, has_piece(a, d.stage)))
+        if (__any_sync(ALL_LANES, has_piece(a, d.stage)))
             break;
         if (spins % SPINS)
             continue;
@@ -245,7 +237,7 @@ __device__ bool await_rows(const cuda_dispatch &d, arrival &a, int lane)
         late = open && now - begin > 2 * w.deadline_ns;
         if (stopped || lost || late)
             give_up(w, stopped ? 0 : lost ? CUDA_FAILED_LEFT : CUDA_FAILED_LATE, lane, w.done_phase);
-        if (__any_sync(0xffffffffu, stopped || lost || late))
+        if (__any_sync(ALL_LANES, stopped || lost || late))
             return false;
     }
     /* What the peers wrote before may be read by the copy engine now. */
@@ -262,18 +254,18 @@ __device__ bool copy_out(const cuda_dispatch &d, copier &c, int64_t me, int64_t 
     bool sound = true;
 
     while (sound) {
-        uint32_t ready = __ballot_sync(0xffffffffu, has_piece(a, s));
+        uint32_t ready = __ballot_sync(ALL_LANES, has_piece(a, s));
 
         if (ready && copier_has_room(c)) {
             int source = __ffs((int)ready) - 1;
-            int64_t at = __shfl_sync(0xffffffffu, a.next, source), total = __shfl_sync(0xffffffffu, a.total, source);
+            int64_t at = __shfl_sync(ALL_LANES, a.next, source), total = __shfl_sync(ALL_LANES, a.total, source);
 
             copier_take(c, s, s.first[source], at, min(at + s.slot_bytes, total), lane);
             if (lane == source)
                 a.next += all * s.slot_bytes;
         } else if (c.loaded) {
             copier_store(c, lane);
-        } else if (!__any_sync(0xffffffffu, a.next < a.total)) {
+        } else if (!__any_sync(ALL_LANES, a.next < a.total)) {
             break;
         } else {
             sound = await_rows(d, a, lane);
@@ -299,9 +291,7 @@ __device__ __forceinline__ bool move_units(const cuda_dispatch &d, unsigned char
                                            uint32_t blocks, uint64_t number)
 {
     int warps = (int)blockDim.x / WARP, warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
-    uint64_t *barriers = reinterpret_cast<uint64_t *>(shared);
-    unsigned char *slots = shared + (size_t)(warps * stages * 8 + 127) / 128 * 128;
-    ring r = {slots + (size_t)warp * stages * d.chunk_bytes, barriers + warp * stages, stages, d.chunk_bytes};
+    ring r(shared, stages, d.chunk_bytes);
     uint32_t units = (uint32_t)d.route.n_tokens * (uint32_t)d.n_chunks;
     turns t = {0, (uint32_t)warp * blocks + block, blocks * (uint32_t)warps, stages + 1};
     int slot = 0, next_slot = stages - 1, ended = 0, passed = 0;
@@ -312,9 +302,7 @@ __device__ __forceinline__ bool move_units(const cuda_dispatch &d, unsigned char
     for (int k = 0; k < t.given; k++)
         ask_turn(d, t, k, lane);
     if (lane == 0) {
-        for (int i = 0; i < stages; i++)
-            barrier_init(r.full + i);
-        barriers_publish();
+        ring_init(r);
         /* Inputs are this rank's own: they may be loaded before the peers are ready. */
         for (int k = 0; k < stages - 1 && (uint32_t)k * t.all + t.me < units; k++)
             load_unit(d, r, (uint32_t)k * t.all + t.me, k);

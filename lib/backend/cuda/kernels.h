@@ -161,11 +161,22 @@ struct cuda_combine {
     struct cuda_stage stage;
 };
 
-/* Shape of a launch of the moving kernels. Each warp owns a ring of `stages`. */
+/*
+ * Shape of a launch of the moving kernels. Each warp owns a ring of `stages` slots, with a barrier for each. In shared
+ * memory the barriers of all warps come first, the slots then begin at a multiple of 128 bytes.
+ */
 struct cuda_shape {
     int32_t blocks, warps, stages;
     size_t shared_bytes;
 };
+
+#define CUDA_BARRIERS_BYTES(warps, stages) ((size_t)(8 * (warps) * (stages) + 127) / 128 * 128)
+#define CUDA_BARRIERS_MOST 1024 /* bytes left for them where a shape is chosen */
+
+static inline size_t cuda_shared_bytes(const struct cuda_shape *shape, size_t slot_bytes)
+{
+    return CUDA_BARRIERS_BYTES(shape->warps, shape->stages) + (size_t)(shape->warps * shape->stages) * slot_bytes;
+}
 
 struct cuda_count {
     const void *topk_idx; /* device memory */

@@ -9,10 +9,6 @@
 
 #include <epkit/types.h>
 
-#define WARP 32
-#define ALL_LANES 0xffffffffu
-#define VECTOR 16 /* bytes that a lane moves at once */
-
 /* A call under way, as one thread sees it. */
 struct ll_call {
     uint64_t number;

@@ -75,14 +75,15 @@ void cuda_fill_stage(const struct cuda_comm *cuda, const ep_plan *plan, bool cop
 
 void cuda_fit_copiers(const struct cuda_comm *cuda, size_t slot, struct cuda_stage *stage, struct cuda_shape *shape)
 {
-    size_t n = (size_t)(shape->warps * shape->stages), barriers = (n * 8 + 127) / 128 * 128;
-    size_t most = (cuda->shared_limit - 1024) / n / 16 * 16;
+    size_t n = (size_t)(shape->warps * shape->stages);
+    size_t most = (cuda->shared_limit - CUDA_BARRIERS_MOST) / n / 16 * 16, bytes;
 
     if (slot < LEAST_SLOT)
         slot = most < LEAST_SLOT ? most : LEAST_SLOT;
     stage->slot_bytes = (int32_t)slot;
-    if (shape->shared_bytes < barriers + n * slot)
-        shape->shared_bytes = barriers + n * slot;
+    bytes = cuda_shared_bytes(shape, slot);
+    if (shape->shared_bytes < bytes)
+        shape->shared_bytes = bytes;
 }
 
 int32_t cuda_parts_ahead(const struct cuda_stage *stage, const struct cuda_shape *shape)

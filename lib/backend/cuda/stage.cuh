@@ -9,9 +9,6 @@
 
 #include "backend/cuda/device.cuh"
 
-#define STAGE_WARP 32
-#define STAGE_ALL 0xffffffffu /* lanes */
-
 /*
  * Blocks take their roles in the order in which they begin, whatever their numbers are: so those that others wait for
  * have begun before any that waits, even where other work leaves few multiprocessors.
@@ -67,7 +64,7 @@ __device__ inline bool count_part(const cuda_waits &waits, int part, uint32_t wa
             waits.mine->part[part] = 0;
         }
     }
-    before = __shfl_sync(STAGE_ALL, before, 0);
+    before = __shfl_sync(ALL_LANES, before, 0);
     __syncwarp();
     return before == warps - 1;
 }
@@ -80,37 +77,44 @@ __device__ __forceinline__ uint32_t rows_of_word(uint64_t word, uint64_t number)
     return of == number ? (uint32_t)word & CUDA_ALL_ROWS : of > number ? CUDA_ALL_ROWS : 0;
 }
 
-/* A warp's ring of pieces of rows. Lane i knows where to the piece in slot i goes. */
-struct copier {
-    unsigned char *slot;
+/* A warp's slots in the block's shared memory, and the barriers that tell when they are full. */
+struct ring {
+    unsigned char *slots;
     uint64_t *full;
     int stages, slot_bytes;
+
+    /* `shared`: the block's, barriers before the slots. */
+    __device__ __forceinline__ ring(unsigned char *shared, int n, int bytes) : stages(n), slot_bytes(bytes)
+    {
+        int warps = (int)blockDim.x / WARP, warp = (int)threadIdx.x / WARP;
+
+        slots = shared + CUDA_BARRIERS_BYTES(warps, n) + (size_t)warp * n * bytes;
+        full = reinterpret_cast<uint64_t *>(shared) + warp * n;
+    }
+};
+
+/* By one lane. */
+__device__ __forceinline__ void ring_init(const ring &r)
+{
+    for (int i = 0; i < r.stages; i++)
+        barrier_init(r.full + i);
+    barriers_publish();
+}
+
+/* A warp's ring of pieces of rows. Lane i knows where to the piece in slot i goes. */
+struct copier : ring {
     int head, loaded; /* the oldest piece, and how many there are */
     uint32_t parity;
     unsigned long long to;
     uint32_t bytes;
 };
 
-/* `shared`: as for the warps that move, barriers before the slots. */
 __device__ inline copier copier_begin(unsigned char *shared, const cuda_stage &s, int stages)
 {
-    int warps = (int)blockDim.x / STAGE_WARP, warp = (int)threadIdx.x / STAGE_WARP;
-    unsigned char *slots = shared + (size_t)(warps * stages * 8 + 127) / 128 * 128;
-    copier c = {slots + (size_t)warp * stages * s.slot_bytes,
-                reinterpret_cast<uint64_t *>(shared) + warp * stages,
-                stages,
-                s.slot_bytes,
-                0,
-                0,
-                0,
-                0,
-                0};
+    copier c = {{shared, stages, s.slot_bytes}, 0, 0, 0, 0, 0};
 
-    if (threadIdx.x % STAGE_WARP == 0) {
-        for (int i = 0; i < stages; i++)
-            barrier_init(c.full + i);
-        barriers_publish();
-    }
+    if (threadIdx.x % WARP == 0)
+        ring_init(c);
     __syncwarp();
     return c;
 }
@@ -128,7 +132,7 @@ __device__ inline void copier_load(copier &c, const unsigned char *from, unsigne
     if (lane == 0) {
         bulk_wait_read();
         barrier_expect(c.full + slot, bytes);
-        bulk_load(c.slot + (size_t)slot * c.slot_bytes, from, bytes, c.full + slot);
+        bulk_load(c.slots + (size_t)slot * c.slot_bytes, from, bytes, c.full + slot);
     }
     if (lane == slot) {
         c.to = (unsigned long long)to;
@@ -140,12 +144,12 @@ __device__ inline void copier_load(copier &c, const unsigned char *from, unsigne
 /* Stores the oldest piece. */
 __device__ inline void copier_store(copier &c, int lane)
 {
-    unsigned long long to = __shfl_sync(STAGE_ALL, c.to, c.head);
-    uint32_t bytes = __shfl_sync(STAGE_ALL, c.bytes, c.head);
+    unsigned long long to = __shfl_sync(ALL_LANES, c.to, c.head);
+    uint32_t bytes = __shfl_sync(ALL_LANES, c.bytes, c.head);
 
     barrier_wait(c.full + c.head, c.parity);
     if (lane == 0) {
-        bulk_store((void *)to, c.slot + (size_t)c.head * c.slot_bytes, bytes);
+        bulk_store((void *)to, c.slots + (size_t)c.head * c.slot_bytes, bytes);
         bulk_commit();
     }
     c.loaded--;
@@ -162,13 +166,13 @@ __device__ inline void copy_words(const cuda_copy &copy, int64_t begin, int64_t 
     uint32_t *to = reinterpret_cast<uint32_t *>(copy.to + begin * copy.row_bytes);
     int64_t n = (end - begin) * copy.row_bytes / 4;
 
-    for (int64_t i = lane; i < n; i += 2 * STAGE_WARP) {
-        bool two = i + STAGE_WARP < n;
-        uint32_t first = __ldcg(from + i), second = two ? __ldcg(from + i + STAGE_WARP) : 0;
+    for (int64_t i = lane; i < n; i += 2 * WARP) {
+        bool two = i + WARP < n;
+        uint32_t first = __ldcg(from + i), second = two ? __ldcg(from + i + WARP) : 0;
 
         to[i] = first;
         if (two)
-            to[i + STAGE_WARP] = second;
+            to[i + WARP] = second;
     }
 }
 
