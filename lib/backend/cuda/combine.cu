@@ -437,31 +437,19 @@ __global__ void __launch_bounds__(768, 1) combine_kernel(const __grid_constant__
         blocks = (uint32_t)c.stage.movers;
     }
     sound = sum_units<STAGED>(c, shared, stages, block, blocks, number);
-    if (!STAGED)
-        operation_end(c.waits, number, sound);
-    else if (operation_meet(c.waits, number, sound, blocks))
-        share_end(c.waits, c.stage, number);
+    mover_end<STAGED>(c.waits, c.stage, number, sound, blocks);
 }
+
+const mover_kernels<cuda_combine> kernels = {combine_kernel<true>, combine_kernel<false>};
 
 } /* namespace */
 
 cudaError_t cuda_launch_combine(const struct cuda_combine *combine, const struct cuda_shape *shape, cudaStream_t stream)
 {
-    const cuda_stage *stage = &combine->stage;
-    bool staged = !combine->waits.bare && (stage->told || stage->copiers);
-    unsigned blocks = (unsigned)(shape->blocks + (staged ? stage->copiers : 0));
-    void (*kernel)(cuda_combine, int) = staged ? combine_kernel<true> : combine_kernel<false>;
-
-    kernel<<<blocks, (unsigned)shape->warps * WARP, shape->shared_bytes, stream>>>(*combine, shape->stages);
-    return cudaGetLastError();
+    return launch_mover(kernels, *combine, *shape, stream);
 }
 
 cudaError_t cuda_combine_load(int shared_bytes)
 {
-    cudaError_t error =
-        cudaFuncSetAttribute(combine_kernel<false>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
-
-    if (error == cudaSuccess)
-        error = cudaFuncSetAttribute(combine_kernel<true>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
-    return error;
+    return load_mover(kernels, shared_bytes);
 }

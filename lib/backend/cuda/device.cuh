@@ -271,10 +271,4 @@ __device__ inline void operation_complete(const cuda_waits &waits, uint64_t numb
     *(volatile uint64_t *)&waits.report->completed = waits.ticket;
 }
 
-__device__ inline void operation_end(const cuda_waits &waits, uint64_t number, bool sound)
-{
-    if (operation_meet(waits, number, sound, gridDim.x))
-        operation_complete(waits, number);
-}
-
 #endif

@@ -370,32 +370,20 @@ __global__ void __launch_bounds__(512, 1) dispatch_kernel(const __grid_constant_
         }
     }
     sound = move_units<STAGED>(d, shared, stages, block, blocks, number);
-    if (!STAGED)
-        operation_end(d.waits, number, sound);
-    else if (operation_meet(d.waits, number, sound, blocks))
-        share_end(d.waits, d.stage, number);
+    mover_end<STAGED>(d.waits, d.stage, number, sound, blocks);
 }
+
+const mover_kernels<cuda_dispatch> kernels = {dispatch_kernel<true>, dispatch_kernel<false>};
 
 } /* namespace */
 
 cudaError_t cuda_launch_dispatch(const struct cuda_dispatch *dispatch, const struct cuda_shape *shape,
                                  cudaStream_t stream)
 {
-    const cuda_stage *stage = &dispatch->stage;
-    bool staged = !dispatch->waits.bare && (stage->told || stage->copiers);
-    unsigned blocks = (unsigned)(shape->blocks + (staged ? stage->copiers : 0));
-    void (*kernel)(cuda_dispatch, int) = staged ? dispatch_kernel<true> : dispatch_kernel<false>;
-
-    kernel<<<blocks, (unsigned)shape->warps * WARP, shape->shared_bytes, stream>>>(*dispatch, shape->stages);
-    return cudaGetLastError();
+    return launch_mover(kernels, *dispatch, *shape, stream);
 }
 
 cudaError_t cuda_dispatch_load(int shared_bytes)
 {
-    cudaError_t error =
-        cudaFuncSetAttribute(dispatch_kernel<false>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
-
-    if (error == cudaSuccess)
-        error = cudaFuncSetAttribute(dispatch_kernel<true>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
-    return error;
+    return load_mover(kernels, shared_bytes);
 }

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * stage.cuh - copies between ordinary and staging memory while rows move. They are made by blocks of the moving kernel:
- * a kernel of its own in a second stream would have to be started, joined and waited for, at some microseconds each.
- * Which rows may be copied or read, the ranks tell each other by progress words, part by part.
+ * stage.cuh - what the kernels of dispatch and combine share: the rings of their warps, their end and their launch, and
+ * copies between ordinary and staging memory while rows move. These are made by blocks of the moving kernel: a kernel
+ * of its own in a second stream would have to be started, joined and waited for, at some microseconds each. Which rows
+ * may be copied or read, the ranks tell each other by progress words, part by part.
  */
 #ifndef EP_CUDA_STAGE_CUH
 #define EP_CUDA_STAGE_CUH
@@ -36,6 +37,19 @@ __device__ inline void share_end(const cuda_waits &waits, const cuda_stage &s, u
         return;
     waits.mine->shares = waits.mine->places = 0;
     operation_complete(waits, number);
+}
+
+/* At the end of each of the `blocks` that move rows; by all threads. STAGED: others of the kernel copy. */
+template <bool STAGED>
+__device__ __forceinline__ void mover_end(const cuda_waits &waits, const cuda_stage &s, uint64_t number, bool sound,
+                                          uint32_t blocks)
+{
+    if (!operation_meet(waits, number, sound, blocks))
+        return;
+    if (STAGED)
+        share_end(waits, s, number);
+    else
+        operation_complete(waits, number);
 }
 
 /* At the end of a block that copies; `sound`: of this warp. Otherwise the operation stays incomplete. */
@@ -185,6 +199,33 @@ __device__ inline void copier_take(copier &c, const cuda_stage &s, int64_t first
     for (int i = 0; i < 3; i++)
         if (s.beside[i].row_bytes)
             copy_words(s.beside[i], first + (at + row - 1) / row, first + (end + row - 1) / row, lane);
+}
+
+/* The kernel of an operation twice: `staged` where some rank of the group copies, else `plain`. */
+template <typename OPERATION> struct mover_kernels {
+    void (*staged)(OPERATION, int), (*plain)(OPERATION, int);
+};
+
+template <typename OPERATION>
+cudaError_t launch_mover(const mover_kernels<OPERATION> &kernels, const OPERATION &operation, const cuda_shape &shape,
+                         cudaStream_t stream)
+{
+    const cuda_stage &stage = operation.stage;
+    bool staged = !operation.waits.bare && (stage.told || stage.copiers);
+    unsigned blocks = (unsigned)(shape.blocks + (staged ? stage.copiers : 0));
+    void (*kernel)(OPERATION, int) = staged ? kernels.staged : kernels.plain;
+
+    kernel<<<blocks, (unsigned)shape.warps * WARP, shape.shared_bytes, stream>>>(operation, shape.stages);
+    return cudaGetLastError();
+}
+
+template <typename OPERATION> cudaError_t load_mover(const mover_kernels<OPERATION> &kernels, int shared_bytes)
+{
+    cudaError_t error = cudaFuncSetAttribute(kernels.plain, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+
+    if (error == cudaSuccess)
+        error = cudaFuncSetAttribute(kernels.staged, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+    return error;
 }
 
 #endif
