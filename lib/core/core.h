@@ -25,7 +25,7 @@ struct ep_comm {
     int rank, nranks;
     int node, nnodes, ranks_per_node; /* ranks_per_node resolved: never 0 */
     ep_comm_config config;            /* resolved: defaults filled in */
-    _Atomic int failed;               /* ep_status of the first failure of the 3xx and 4xx kind */
+    _Atomic int failed;               /* ep_status of the first failure; a backend may set one of any kind */
     char error[EP_ERROR_TEXT_BYTES];  /* of the last failure */
     ep_stats stats;
     bool shrunk;                      /* a newer group has replaced this one */

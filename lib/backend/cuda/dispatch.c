@@ -3,9 +3,9 @@
 
 #include <string.h>
 
-/* A ring of three rows for each warp: what fills the links with the fewest multiprocessors (bench/NOTES.md). */
+/* Stages are given up before warps: more of these hide the stores of what travels with a row (bench/NOTES.md). */
 static const struct cuda_shape wish = {.warps = 8, .stages = 3};
-#define WISH_CHUNK 14336 /* bytes: the row of 7168 bf16, so five warps of it fit */
+#define WISH_CHUNK 14336 /* bytes: the row of 7168 bf16, of which 8 warps have two stages each in 227 KiB */
 
 /* One of the outputs: where the caller wants it, and where the peers write it. */
 struct output {
