@@ -175,7 +175,9 @@ struct cuda_shape {
 
 static inline size_t cuda_shared_bytes(const struct cuda_shape *shape, size_t slot_bytes)
 {
-    return CUDA_BARRIERS_BYTES(shape->warps, shape->stages) + (size_t)(shape->warps * shape->stages) * slot_bytes;
+    size_t slots = (size_t)shape->warps * (size_t)shape->stages;
+
+    return CUDA_BARRIERS_BYTES(shape->warps, shape->stages) + slots * slot_bytes;
 }
 
 struct cuda_count {

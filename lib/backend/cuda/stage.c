@@ -75,7 +75,7 @@ void cuda_fill_stage(const struct cuda_comm *cuda, const ep_plan *plan, bool cop
 
 void cuda_fit_copiers(const struct cuda_comm *cuda, size_t slot, struct cuda_stage *stage, struct cuda_shape *shape)
 {
-    size_t n = (size_t)(shape->warps * shape->stages);
+    size_t n = (size_t)shape->warps * (size_t)shape->stages;
     size_t most = (cuda->shared_limit - CUDA_BARRIERS_MOST) / n / 16 * 16, bytes;
 
     if (slot < LEAST_SLOT)
