@@ -170,7 +170,7 @@ struct cuda_shape {
     size_t shared_bytes;
 };
 
-#define CUDA_BARRIERS_BYTES(warps, stages) ((size_t)(8 * (warps) * (stages) + 127) / 128 * 128)
+#define CUDA_BARRIERS_BYTES(warps, stages) ((size_t)(8 * ((warps) * (stages)) + 127) / 128 * 128)
 #define CUDA_BARRIERS_MOST 1024 /* bytes left for them where a shape is chosen */
 
 static inline size_t cuda_shared_bytes(const struct cuda_shape *shape, size_t slot_bytes)
