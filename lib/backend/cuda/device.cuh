@@ -75,6 +75,12 @@ __device__ __forceinline__ void bulk_wait_read()
     asm volatile("cp.async.bulk.wait_group.read 1;" ::: "memory");
 }
 
+/* All groups of this thread have read their shared memory. */
+__device__ __forceinline__ void bulk_wait_all_read()
+{
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
 /* All but the newest group of this thread are written. */
 __device__ __forceinline__ void bulk_wait_older()
 {
@@ -126,18 +132,29 @@ __device__ __forceinline__ uint32_t take_unit(const cuda_waits &waits)
 
 enum wait_end { WAIT_MET, WAIT_LATE, WAIT_LOST, WAIT_STOPPED };
 
+struct has_reached {
+    const uint64_t *word;
+    uint64_t value;
+
+    __device__ __forceinline__ bool operator()() const
+    {
+        return load_acquire(word) >= value;
+    }
+};
+
 /*
- * Waits until *word has reached `value`: no longer than the deadline, and not for a rank that the host has found lost
+ * Waits until `met()`, of what `rank` does: no longer than the deadline, and not for a rank that the host has found
+ * lost
  * (`lost`: a word of its with a bit for each rank). What such a rank has sent counts: the word is read once more after
  * the bit. A stop by the host ends it, too, and so does a kernel before it that gave up: of a graph of many operations
  * only the first waits for a rank that has died.
  */
-__device__ inline wait_end wait_word(const cuda_waits &waits, const uint64_t *word, uint64_t value,
-                                     const uint32_t *lost, int rank)
+template <typename Met>
+__device__ inline wait_end wait_for(const cuda_waits &waits, Met met, const uint32_t *lost, int rank)
 {
     uint64_t begin = 0;
 
-    for (uint32_t spins = 1; load_acquire(word) < value; spins++) {
+    for (uint32_t spins = 1; !met(); spins++) {
         uint64_t now;
 
         if (spins % SPINS)
@@ -149,7 +166,7 @@ __device__ inline wait_end wait_word(const cuda_waits &waits, const uint64_t *wo
             return WAIT_STOPPED;
         if (*(const volatile uint32_t *)lost >> rank & 1) {
             __threadfence_system();
-            return load_acquire(word) < value ? WAIT_LOST : WAIT_MET;
+            return met() ? WAIT_MET : WAIT_LOST;
         }
         if (now - begin > waits.deadline_ns)
             return WAIT_LATE;
@@ -171,14 +188,20 @@ __device__ inline void give_up(const cuda_waits &waits, uint32_t kind, int rank,
     __threadfence_system();
 }
 
-/* Waits for a word of `rank`; false after the deadline, with the culprit reported, or when aborted. */
-__device__ inline bool wait_until(const cuda_waits &waits, const uint64_t *word, uint64_t value, int rank, int phase)
+/* Waits for what `rank` does; false after the deadline, with the culprit reported, or when aborted. */
+template <typename Met> __device__ inline bool wait_until_met(const cuda_waits &waits, Met met, int rank, int phase)
 {
-    wait_end end = wait_word(waits, word, value, &waits.report->left, rank);
+    wait_end end = wait_for(waits, met, &waits.report->left, rank);
 
     if (end != WAIT_MET)
         give_up(waits, end == WAIT_LATE ? CUDA_FAILED_LATE : end == WAIT_LOST ? CUDA_FAILED_LEFT : 0, rank, phase);
     return end == WAIT_MET;
+}
+
+/* Waits for a word of `rank`; false after the deadline, with the culprit reported, or when aborted. */
+__device__ inline bool wait_until(const cuda_waits &waits, const uint64_t *word, uint64_t value, int rank, int phase)
+{
+    return wait_until_met(waits, has_reached{word, value}, rank, phase);
 }
 
 /*

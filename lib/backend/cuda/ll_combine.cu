@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Low-latency combine. Sending: a warp takes a row that an expert here has made, and the copy engine brings it through
- * shared memory to where its token's owner adds up, in the place of that choice. Receiving: a block takes a token,
- * waits for its rows, and adds them up in the order of the choices.
+ * Low-latency combine. Sending: a rank adds up the rows that its experts have made of a token, and one row travels to
+ * the token's owner; a warp makes a part of it in shared memory, and the copy engine stores it. For that each rank
+ * needs the weights of other ranks' tokens, which travel ahead. A row that is the only one of its token here goes as it
+ * is. Receiving: a block takes a token, waits for its rows, and adds them up in the order of their first choices.
  */
 #include "backend/cuda/lowlatency.cuh"
 #include "backend/cuda/sums.cuh"
 
-#define TERMS 8 /* rows that a thread loads at once */
-#define SENDERS                                                                                                        \
-    12 /* warps of a block that send, each with room for a chunk: half more than 128 tokens and top-8 need */
-#define CHUNK 14336 /* bytes of a row at once: a row of 7168 */
+#define TERMS 8    /* rows that a thread of the receiver loads at once */
+#define AT_ONCE 4  /* vectors of a row that a lane of the sender adds up at once */
+#define PIECE 8192 /* bytes of a row in shared memory, for each warp */
+#define SHARED_BYTES (CUDA_LL_THREADS / WARP * PIECE)
 
 namespace
 {
@@ -32,60 +33,67 @@ __device__ bool answers_dispatch(const cuda_ll_combine &c, const ll_call &call)
     return same;
 }
 
-__device__ void load_totals(const cuda_ll &ll, const ll_call &call, int32_t *start)
-{
-    const int32_t *totals = ll_at<int32_t>(ll, ll.waits.rank, ll.total_at) + (call.dispatch & 1) * ll.n_local;
+/* --- sending ----------------------------------------------------------------------------------------------------- */
 
-    for (int i = (int)threadIdx.x; i < ll.n_local; i += (int)blockDim.x)
-        start[i] = totals[i];
+__device__ const uint64_t *weight_words(const cuda_ll &ll, int rank, int source, int t)
+{
+    return ll_at<uint64_t>(ll, rank, ll.weight_at) + ((int64_t)source * ll.max_tokens + t) * ll.topk;
 }
 
-/* In place of the totals: start[e], the rows of the experts before e; start[L] all. By all threads. */
-__device__ void add_up_totals(const cuda_ll &ll, int32_t *start)
+/*
+ * The weight of each choice to the rank that has the expert. Number of the call and weight are one word: so no flag has
+ * to wait until they are there. Half of the number is enough, since each call writes the words that it reads.
+ */
+__device__ void send_weights(const cuda_ll_combine &c, const ll_call &call)
 {
-    int lane = (int)threadIdx.x, sum = 0;
+    const cuda_ll &ll = c.ll;
+    int me = ll.waits.rank, all = c.n_tokens * ll.topk;
 
-    __syncthreads();
-    if (lane < WARP) {
-        for (int first = 0; first < ll.n_local; first += WARP) {
-            int mine = first + lane < ll.n_local ? start[first + lane] : 0, upto = mine;
+    for (int i = (int)(threadIdx.x * gridDim.x + blockIdx.x); i < all; i += (int)(gridDim.x * blockDim.x)) {
+        int expert = (int)read_choice(c.topk_idx, c.wide, i), rank = expert < 0 ? -1 : expert / ll.n_local;
 
-            for (int distance = 1; distance < WARP; distance *= 2) {
-                int other = __shfl_up_sync(ALL_LANES, upto, distance);
-
-                upto += lane >= distance ? other : 0;
-            }
-            if (first + lane < ll.n_local)
-                start[first + lane] = sum + upto - mine;
-            sum += __shfl_sync(ALL_LANES, upto, WARP - 1);
-        }
-        if (lane == 0)
-            start[ll.n_local] = sum;
+        if (expert >= 0 && !is_masked(call, rank))
+            *const_cast<volatile uint64_t *>(weight_words(ll, rank, me, 0) + i) =
+                call.number << 32 | __float_as_uint(__ldg(c.weights + i));
     }
-    __syncthreads();
 }
 
-/* The expert of row i: the last one that begins at or before it. */
-__device__ int expert_of(const int32_t *start, int n, int i)
-{
-    int low = 0, high = n;
+struct has_weight {
+    const uint64_t *word;
+    uint32_t call;
 
-    while (high - low > 1) {
-        int middle = (low + high) / 2;
-
-        if (start[middle] <= i)
-            low = middle;
-        else
-            high = middle;
+    __device__ __forceinline__ bool operator()() const
+    {
+        return (uint32_t)(*(const volatile uint64_t *)word >> 32) == call;
     }
-    return low;
+};
+
+/*
+ * Waits for the weight of a choice of `owner`'s. False: leave. With masking the owner may be masked afterwards, and
+ * then there is no weight.
+ */
+__device__ bool await_weight(const cuda_ll &ll, const ll_call &call, const uint64_t *word, int owner)
+{
+    has_weight met = {word, (uint32_t)call.number};
+
+    return ll.masking ? wait_or_mask(ll, met, owner, ll.waits.ready_phase)
+                      : wait_until_met(ll.waits, met, owner, ll.waits.ready_phase);
 }
 
-/* A warp's way through shared memory. */
+/* What a warp has for what it sends. */
 struct passage {
-    unsigned char *chunk;
+    unsigned char *piece;
     uint64_t *full;
     uint32_t parity;
+    int lane;
+};
+
+/* Of one row that travels: the choices that it is the sum of, of which each has a lane. */
+struct group {
+    uint32_t votes;
+    int32_t first; /* row of the first of them */
+    int32_t row;   /* this lane's */
+    float weight;  /* this lane's, where there are several */
 };
 
 /*
@@ -97,96 +105,23 @@ __device__ bool has_masked_us(const cuda_ll &ll, int owner)
     return ll.masking && *(const volatile uint32_t *)&ll.peer[ll.waits.rank]->masked_by[owner];
 }
 
-/* The row is there. */
-__device__ void flag_row(const cuda_ll &ll, const ll_call &call, int owner, uint64_t *flag)
+__device__ bool is_wanted(const cuda_ll &ll, int owner)
 {
-    if (!is_masked(call, owner) && !has_masked_us(ll, owner))
-        store_release(flag, call.number);
+    return !ll.masking ||
+           (!(*(const volatile uint32_t *)&ll.peer[ll.waits.rank]->mask >> owner & 1) && !has_masked_us(ll, owner));
 }
 
-/* Row i of those received goes back. By one lane. */
-__device__ void return_row(const cuda_ll_combine &c, const ll_call &call, const int32_t *start, int i, passage &through)
+/* A piece of the group's only row. By one lane. */
+__device__ void fetch_piece(const cuda_ll_combine &c, int32_t row, int begin, int end, passage &through)
 {
-    const cuda_ll &ll = c.ll;
-    int expert = expert_of(start, ll.n_local, i), owner = 0;
-    int64_t rows = (int64_t)ll.waits.nranks * ll.max_tokens, row = expert * rows + (i - start[expert]), place = 0;
-    int64_t bytes = (int64_t)ll.hidden * 2;
-    const unsigned char *from = static_cast<const unsigned char *>(c.x) + row * bytes;
-    uint64_t origin = ll_at<uint64_t>(ll, ll.waits.rank, ll.origin_at)[(call.dispatch & 1) * (rows * ll.n_local) + row];
+    uint32_t bytes = (uint32_t)(end - begin) * VECTOR;
 
-    for (int64_t at = 0; at < bytes; at += CHUNK) {
-        uint32_t length = (uint32_t)(bytes - at < CHUNK ? bytes - at : CHUNK);
-
-        /* On its way before it is known where to. */
-        barrier_expect(through.full, length);
-        bulk_load(through.chunk, from + at, length, through.full);
-        owner = (int)(origin >> 48);
-        place = (int64_t)(uint32_t)origin * ll.topk + (int64_t)(origin >> 32 & 0xffff);
-        barrier_wait(through.full, through.parity);
-        through.parity ^= 1;
-        if (is_masked(call, owner) || has_masked_us(ll, owner))
-            continue;
-        bulk_store(ll_at<unsigned char>(ll, owner, ll.rows_at) + place * bytes + at, through.chunk, length);
-        bulk_commit();
-        bulk_wait_all();
-    }
-    flag_row(ll, call, owner, ll_at<uint64_t>(ll, owner, ll.row_flag_at) + place);
-}
-
-__device__ void send(const cuda_ll_combine &c, const ll_call &call, int32_t *start, unsigned char *chunks,
-                     uint64_t *barriers)
-{
-    int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
-    passage through = {chunks + (size_t)warp * CHUNK, barriers + warp, 0};
-
-    if (warp < SENDERS && lane == 0) {
-        barrier_init(through.full);
-        barriers_publish();
-        /* What the experts' kernels have written may be read by the copy engine now. */
-        asm volatile("fence.proxy.async.global;" ::: "memory");
-    }
-    add_up_totals(c.ll, start);
-    /* Neighbouring rows to different multiprocessors. */
-    if (warp < SENDERS && lane == 0)
-        for (int i = warp * (int)gridDim.x + (int)blockIdx.x; i < start[c.ll.n_local]; i += (int)gridDim.x * SENDERS)
-            return_row(c, call, start, i, through);
-    __syncwarp();
-    ll_sent(c.ll, call);
-}
-
-/* --- receiving --------------------------------------------------------------------------------------------------- */
-
-struct terms {
-    const uint4 *row[CUDA_LL_MAX_TOPK]; /* those that a token has */
-    float weight[CUDA_LL_MAX_TOPK];
-    int n;
-};
-
-/* Waits for the rows of token t, and lists them in the order of the choices. By all threads; false: leave. */
-__device__ bool gather_terms(const cuda_ll_combine &c, const ll_call &call, int t, terms &terms)
-{
-    const cuda_ll &ll = c.ll;
-    int k = (int)threadIdx.x, me = ll.waits.rank;
-    int64_t place = (int64_t)t * ll.topk + k;
-    bool sound = true;
-
-    if (k < WARP) {
-        int expert = k < ll.topk ? (int)read_choice(c.topk_idx, c.wide, place) : -1;
-        bool there = expert >= 0 && !is_masked(call, expert / ll.n_local);
-        uint32_t votes = __ballot_sync(ALL_LANES, there);
-
-        if (there) {
-            int at = __popc(votes & ((1u << k) - 1));
-
-            terms.row[at] = ll_at<uint4>(ll, me, ll.rows_at) + place * (ll.hidden / 8);
-            terms.weight[at] = __ldg(c.weights + place);
-            sound = wait_until(ll.waits, ll_at<uint64_t>(ll, me, ll.row_flag_at) + place, call.number,
-                               expert / ll.n_local, ll.waits.done_phase);
-        }
-        if (k == 0)
-            terms.n = __popc(votes);
-    }
-    return __syncthreads_and(sound);
+    barrier_expect(through.full, bytes);
+    bulk_load(through.piece,
+              static_cast<const unsigned char *>(c.x) + (int64_t)row * c.ll.hidden * 2 + (int64_t)begin * VECTOR, bytes,
+              through.full);
+    barrier_wait(through.full, through.parity);
+    through.parity ^= 1;
 }
 
 __device__ void add_weighted(float (&sum)[8], uint4 v, float weight)
@@ -198,6 +133,202 @@ __device__ void add_weighted(float (&sum)[8], uint4 v, float weight)
         sum[2 * i] = __fmaf_rn(weight, __uint_as_float(words[i] << 16), sum[2 * i]);
         sum[2 * i + 1] = __fmaf_rn(weight, __uint_as_float(words[i] & 0xffff0000u), sum[2 * i + 1]);
     }
+}
+
+/* Vectors at, at + WARP ... of the row of choice k; those from `end` on are none. */
+__device__ void load_term(const cuda_ll_combine &c, const group &g, int k, int at, int end, uint4 (&v)[AT_ONCE])
+{
+    const uint4 *from = static_cast<const uint4 *>(c.x) + (int64_t)__shfl_sync(ALL_LANES, g.row, k) * (c.ll.hidden / 8);
+
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; i++)
+        if (at + i * WARP < end)
+            v[i] = __ldg(from + at + i * WARP);
+}
+
+__device__ void add_term(float (&sum)[AT_ONCE][8], const uint4 (&v)[AT_ONCE], float weight)
+{
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; i++)
+        add_weighted(sum[i], v[i], weight);
+}
+
+/* The sums of a piece, of several rows. By all lanes. */
+__device__ void add_up_piece(const cuda_ll_combine &c, const group &g, int begin, int end, const passage &through)
+{
+    uint4 *out = reinterpret_cast<uint4 *>(through.piece);
+
+    for (int at = begin + through.lane; at - through.lane < end; at += AT_ONCE * WARP) {
+        float sum[AT_ONCE][8] = {};
+
+        for (uint32_t left = g.votes; left;) {
+            int k = __ffs((int)left) - 1, next = __ffs((int)(left & (left - 1))) - 1;
+            uint4 v[AT_ONCE] = {}, w[AT_ONCE] = {};
+
+            left &= left - 1;
+            left &= left - 1;
+            load_term(c, g, k, at, end, v);
+            if (next >= 0)
+                load_term(c, g, next, at, end, w);
+            add_term(sum, v, __shfl_sync(ALL_LANES, g.weight, k));
+            if (next >= 0)
+                add_term(sum, w, __shfl_sync(ALL_LANES, g.weight, next));
+        }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++)
+            if (at + i * WARP < end)
+                out[at - begin + i * WARP] = round_vector(sum[i]);
+    }
+    /* The copy engine reads what the lanes have written. */
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    __syncwarp();
+}
+
+/* A part of the row of `owner`'s token t that the choices of `g` make. By all lanes; false: leave. */
+__device__ bool return_row(const cuda_ll_combine &c, const ll_call &call, int owner, int t, int part, group g,
+                           passage &through)
+{
+    const cuda_ll &ll = c.ll;
+    int vectors = ll.hidden / 8, share = (vectors / ll.parts + WARP - 1) / WARP * WARP; /* whole rounds of the warp */
+    int begin = min(part * share, vectors), end = part == ll.parts - 1 ? vectors : min(begin + share, vectors);
+    int64_t place = (int64_t)t * ll.topk + __ffs((int)g.votes) - 1;
+    unsigned char *to = ll_at<unsigned char>(ll, owner, ll.rows_at) + place * ll.hidden * 2;
+    bool alone = !(g.votes & (g.votes - 1));
+
+    if (!alone) {
+        const uint64_t *word = weight_words(ll, ll.waits.rank, owner, t) + through.lane;
+        bool ours = g.votes >> through.lane & 1;
+
+        if (!__all_sync(ALL_LANES, !ours || await_weight(ll, call, word, owner)))
+            return false;
+        g.weight = ours ? __uint_as_float((uint32_t) * (const volatile uint64_t *)word) : 0;
+    }
+    for (int at = begin; at < end; at += PIECE / VECTOR) {
+        int upto = min(at + PIECE / VECTOR, end);
+
+        /* What was here before has been read. */
+        if (through.lane == 0)
+            bulk_wait_all_read();
+        __syncwarp();
+        if (!alone)
+            add_up_piece(c, g, at, upto, through);
+        if (through.lane == 0) {
+            if (alone)
+                fetch_piece(c, g.first, at, upto, through);
+            if (is_wanted(ll, owner))
+                bulk_store(to + (int64_t)at * VECTOR, through.piece, (uint32_t)(upto - at) * VECTOR);
+            bulk_commit();
+        }
+    }
+    if (through.lane == 0) {
+        bulk_wait_all();
+        if (is_wanted(ll, owner))
+            store_release(ll_at<uint64_t>(ll, owner, ll.row_flag_at) + place * ll.parts + part, call.number);
+    }
+    return true;
+}
+
+/* A warp's share of what this rank has received: part by part, neighbours to different multiprocessors. */
+struct share {
+    int64_t at;
+
+    __device__ __forceinline__ int source(const cuda_ll &ll) const
+    {
+        return (int)(at / ll.parts % ll.waits.nranks);
+    }
+    __device__ __forceinline__ int token(const cuda_ll &ll) const
+    {
+        return (int)(at / ll.parts / ll.waits.nranks);
+    }
+};
+
+/* This lane's choice of a token: where its row is. */
+__device__ int32_t fetch_origin(const cuda_ll &ll, const ll_call &call, share s, int lane)
+{
+    if (lane >= ll.topk || s.token(ll) >= ll.max_tokens)
+        return -1;
+    return __ldg(origins_of(ll, call, s.source(ll), s.token(ll)) + lane);
+}
+
+/* `row`: fetch_origin() of the warp's first share. */
+__device__ void send(const cuda_ll_combine &c, const ll_call &call, share s, int32_t row, unsigned char *pieces,
+                     uint64_t *barriers)
+{
+    const cuda_ll &ll = c.ll;
+    int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
+    passage through = {pieces + (size_t)warp * PIECE, barriers + warp, 0, lane};
+    bool sound = true;
+
+    if (lane == 0) {
+        barrier_init(through.full);
+        barriers_publish();
+        /* What the experts' kernels have written may be read by the copy engine now. */
+        asm volatile("fence.proxy.async.global;" ::: "memory");
+    }
+    while (sound && s.token(ll) < ll.max_tokens) {
+        uint32_t votes = __ballot_sync(ALL_LANES, row >= 0), left = is_masked(call, s.source(ll)) ? 0 : votes;
+
+        while (sound && left) {
+            uint32_t of_group = ll.sum_once ? left & -left : left;
+            group g = {of_group, __shfl_sync(ALL_LANES, row, __ffs((int)of_group) - 1), row, 0};
+
+            sound = return_row(c, call, s.source(ll), s.token(ll), (int)(s.at % ll.parts), g, through);
+            left &= ~of_group;
+        }
+        s.at += gridDim.x * blockDim.x / WARP;
+        row = fetch_origin(ll, call, s, lane);
+    }
+    __syncwarp();
+    ll_sent(ll, call);
+}
+
+/* --- receiving --------------------------------------------------------------------------------------------------- */
+
+struct terms {
+    const uint4 *row[CUDA_LL_MAX_TOPK]; /* those that a token has */
+    float weight[CUDA_LL_MAX_TOPK];
+    int n;
+};
+
+/* The choices of its token that are on the same rank as this lane's; 0 where it has none that counts. By all lanes. */
+__device__ uint32_t same_rank(const cuda_ll &ll, int rank)
+{
+    uint32_t same = 0;
+
+    for (int i = 0; i < ll.topk; i++)
+        same |= (uint32_t)(__shfl_sync(ALL_LANES, rank, i) == rank) << i;
+    return rank < 0 ? 0 : same;
+}
+
+/* Waits for the rows of token t, and lists them in the order of their first choices. By all threads; false: leave. */
+__device__ bool gather_terms(const cuda_ll_combine &c, const ll_call &call, int t, terms &terms)
+{
+    const cuda_ll &ll = c.ll;
+    int k = (int)threadIdx.x, me = ll.waits.rank;
+    int64_t place = (int64_t)t * ll.topk + k;
+    bool sound = true;
+
+    if (k < WARP) {
+        int expert = k < ll.topk ? (int)read_choice(c.topk_idx, c.wide, place) : -1;
+        int rank = expert < 0 || is_masked(call, expert / ll.n_local) ? -1 : expert / ll.n_local;
+        uint32_t group = ll.sum_once ? (uint32_t)(rank >= 0) << k : same_rank(ll, rank);
+        bool first = group && __ffs((int)group) - 1 == k;
+        uint32_t votes = __ballot_sync(ALL_LANES, first);
+
+        if (first) {
+            int at = __popc(votes & ((1u << k) - 1));
+
+            terms.row[at] = ll_at<uint4>(ll, me, ll.rows_at) + place * (ll.hidden / 8);
+            /* Where several rows are added up already, their weights are in. */
+            terms.weight[at] = group & (group - 1) ? 1.0f : __ldg(c.weights + place);
+            for (int part = 0; sound && part < ll.parts; part++)
+                sound = wait_until(ll.waits, ll_at<uint64_t>(ll, me, ll.row_flag_at) + place * ll.parts + part,
+                                   call.number, rank, ll.waits.done_phase);
+        }
+        if (k == 0)
+            terms.n = __popc(votes);
+    }
+    return __syncthreads_and(sound);
 }
 
 __device__ uint4 sum_vector(const terms &terms, int i)
@@ -240,27 +371,30 @@ __device__ void receive(const cuda_ll_combine &c, ll_call &call, terms &terms)
 
 __global__ void __launch_bounds__(CUDA_LL_THREADS, 1) ll_combine_kernel(const __grid_constant__ cuda_ll_combine c)
 {
-    extern __shared__ __align__(128) unsigned char chunks[];
-    __shared__ int32_t start[EP_MAX_EXPERTS + 1];
-    __shared__ uint64_t barriers[SENDERS];
+    extern __shared__ __align__(128) unsigned char pieces[];
+    __shared__ uint64_t barriers[CUDA_LL_THREADS / WARP];
     __shared__ terms terms;
     const cuda_ll &ll = c.ll;
     const cuda_ll_segment *mine = ll.peer[ll.waits.rank];
     ll_call call = {mine->call + 1, mine->combines + 1, mine->mask};
 
     if (c.phases & CUDA_LL_SEND) {
+        share first = {(int64_t)(threadIdx.x / WARP * gridDim.x + blockIdx.x)};
+        int32_t row = fetch_origin(ll, call, first, (int)threadIdx.x % WARP);
         bool good;
 
         ll_begin(ll);
-        load_totals(ll, call, start);
-        good = answers_dispatch(c, call);
+        good = __syncthreads_and(answers_dispatch(c, call));
+        /* Not before the routing is known to be right: a call that is refused may come again with other weights. */
+        if (good && !ll.sum_once)
+            send_weights(c, call);
         if (!ll_meet(ll, call, mine->completed, mine->last_combine, 0, ll.waits.ready_phase))
             return;
-        if (!__syncthreads_and(good)) {
+        if (!good) {
             ll_refuse(ll, c.queued, ll.waits.ready_phase);
             return;
         }
-        send(c, call, start, chunks, barriers);
+        send(c, call, first, row, pieces, barriers);
     }
     if (!(c.phases & CUDA_LL_RECEIVE))
         return;
@@ -272,12 +406,12 @@ __global__ void __launch_bounds__(CUDA_LL_THREADS, 1) ll_combine_kernel(const __
 
 cudaError_t cuda_launch_ll_combine(const struct cuda_ll_combine *combine, int blocks, cudaStream_t stream)
 {
-    ll_combine_kernel<<<(unsigned)blocks, CUDA_LL_THREADS, SENDERS * CHUNK, stream>>>(*combine);
+    ll_combine_kernel<<<(unsigned)blocks, CUDA_LL_THREADS, SHARED_BYTES, stream>>>(*combine);
     return cudaGetLastError();
 }
 
 cudaError_t cuda_ll_combine_load(int shared_bytes)
 {
     (void)shared_bytes;
-    return cudaFuncSetAttribute(ll_combine_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SENDERS * CHUNK);
+    return cudaFuncSetAttribute(ll_combine_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
 }

@@ -331,7 +331,6 @@ __device__ void report_counts(const cuda_ll_dispatch &d, const ll_call &call)
 {
     const cuda_ll &ll = d.ll;
     int n = ll.waits.nranks;
-    int32_t *totals = ll_at<int32_t>(ll, ll.waits.rank, ll.total_at) + (call.dispatch & 1) * ll.n_local;
 
     for (int expert = (int)threadIdx.x; expert < ll.n_local; expert += (int)blockDim.x) {
         int begin = 0;
@@ -344,7 +343,6 @@ __device__ void report_counts(const cuda_ll_dispatch &d, const ll_call &call)
             begin += count;
         }
         d.recv_count[expert] = begin;
-        totals[expert] = begin;
     }
 }
 
@@ -395,7 +393,7 @@ __device__ void pack_scales(const cuda_ll_dispatch &d, const unsigned char *slot
     }
 }
 
-/* Where the row of a slot's choice goes here, and that it came from there. */
+/* Where the row of a slot's choice goes here. */
 __device__ int64_t place_of(const cuda_ll_dispatch &d, const ll_call &call, int source, int2 choice)
 {
     int64_t row = (int64_t)choice.x * d.ll.waits.nranks * d.ll.max_tokens + choice.y;
@@ -405,14 +403,12 @@ __device__ int64_t place_of(const cuda_ll_dispatch &d, const ll_call &call, int 
     return row;
 }
 
-__device__ void note_origin(const cuda_ll_dispatch &d, const ll_call &call, int source, int t, int64_t row, int k)
+/* Where choice k of the source's token t is here, for the combine; row -1: nowhere. */
+__device__ void note_origin(const cuda_ll_dispatch &d, const ll_call &call, int source, int t, int k, int64_t row)
 {
-    const cuda_ll &ll = d.ll;
-    int64_t rows = (int64_t)ll.waits.nranks * ll.max_tokens * ll.n_local;
-
-    ll_at<uint64_t>(ll, ll.waits.rank, ll.origin_at)[(call.dispatch & 1) * rows + row] =
-        (uint64_t)source << 48 | (uint64_t)k << 32 | (uint32_t)t;
-    if (d.recv_source)
+    if (k < d.ll.topk)
+        origins_of(d.ll, call, source, t)[k] = (int32_t)row;
+    if (row >= 0 && d.recv_source)
         d.recv_source[row] = t;
 }
 
@@ -439,8 +435,11 @@ __device__ bool receive_slot(const cuda_ll_dispatch &d, const ll_call &call, int
             return false;
         value = load_acquire(flag);
     }
-    if (!(value & 1))
+    if (!(value & 1)) {
+        if (part == 0)
+            note_origin(d, call, source, t, lane, -1);
         return true;
+    }
     /* The row is on its way while it is found out where it goes. */
     load_row(d, slot, begin + lane, end, v);
     if (lane < ll.topk)
@@ -451,8 +450,8 @@ __device__ bool receive_slot(const cuda_ll_dispatch &d, const ll_call &call, int
     votes = __ballot_sync(ALL_LANES, choice.x >= 0);
     if (choice.x >= 0)
         row = place_of(d, call, source, choice);
-    if (choice.x >= 0 && part == 0)
-        note_origin(d, call, source, t, row, lane);
+    if (part == 0)
+        note_origin(d, call, source, t, lane, choice.x >= 0 ? row : -1);
     if (d.fp8 && part == parts - 1)
         pack_scales(d, slot, votes, row, lane);
     pack_row(d, slot, votes, row, begin, end, lane, v);

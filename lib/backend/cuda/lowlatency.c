@@ -36,6 +36,20 @@ static int64_t take(int64_t *at, int64_t bytes)
     return begin;
 }
 
+/*
+ * Warps for each row that a combine returns: so many that all ranks' tokens together occupy the warps of a whole
+ * device, each with a round of its lanes at least. All ranks must come to the same, whatever their devices are.
+ */
+static int32_t parts_of(int64_t rows, int32_t hidden)
+{
+    const int64_t warps = 2112, round = 32 * 16 / 2; /* of an H200; elements */
+    int64_t parts = warps / rows, most = hidden / round;
+
+    parts = parts > CUDA_LL_MOST_PARTS ? CUDA_LL_MOST_PARTS : parts;
+    parts = parts > most ? most : parts;
+    return parts > 1 ? (int32_t)parts : 1;
+}
+
 /* Returns the bytes of a segment. */
 static size_t lay_out(const ep_ll *ll, struct cuda_ll *device)
 {
@@ -47,16 +61,18 @@ static size_t lay_out(const ep_ll *ll, struct cuda_ll *device)
     device->topk = ll->config.topk;
     device->n_local = ll->n_local;
     device->masking = ll->config.flags & EP_LL_MASK_DEAD ? 1 : 0;
+    device->sum_once = ll->config.flags & EP_LL_SUM_ONCE ? 1 : 0;
+    device->parts = parts_of(n * m, ll->config.hidden);
     device->scales_at = (k * 8 + 15) / 16 * 16;
     device->row_at = (device->scales_at + hidden / EP_SCALE_BLOCK * 4 + 127) / 128 * 128;
     device->slot_bytes = device->row_at + 2 * hidden;
     take(&at, (int64_t)sizeof(struct cuda_ll_segment));
     device->counts_at = take(&at, n * (local + 2) * 4);
     device->slot_flag_at = take(&at, n * m * 8);
-    device->row_flag_at = take(&at, m * k * 8);
+    device->row_flag_at = take(&at, m * k * device->parts * 8);
+    device->weight_at = take(&at, n * m * k * 8);
     device->index_at = take(&at, 2 * m * k * 4);
-    device->total_at = take(&at, 2 * local * 4);
-    device->origin_at = take(&at, 2 * local * n * m * 8);
+    device->origin_at = take(&at, 2 * n * m * k * 4);
     device->slots_at = take(&at, n * m * device->slot_bytes);
     device->rows_at = take(&at, m * k * hidden * 2);
     return (size_t)at;

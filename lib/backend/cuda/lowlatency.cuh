@@ -31,6 +31,14 @@ __device__ __forceinline__ int64_t read_choice(const void *topk_idx, int wide, i
     return wide ? __ldg(static_cast<const long long *>(topk_idx) + at) : __ldg(static_cast<const int *>(topk_idx) + at);
 }
 
+/* Of the K choices of a source's token, where their rows are on this rank. */
+__device__ __forceinline__ int32_t *origins_of(const cuda_ll &ll, const ll_call &call, int source, int t)
+{
+    int64_t slot = (call.dispatch & 1) * (int64_t)ll.waits.nranks * ll.max_tokens + (int64_t)source * ll.max_tokens + t;
+
+    return ll_at<int32_t>(ll, ll.waits.rank, ll.origin_at) + slot * ll.topk;
+}
+
 __device__ __forceinline__ uint4 load_far(const void *from)
 {
     return __ldcg(static_cast<const uint4 *>(from)); /* written by a peer: not from the first-level cache */
@@ -77,14 +85,14 @@ __device__ inline void mask_rank(const cuda_ll &ll, int rank)
     __threadfence_system();
 }
 
-/* A thread of block 0 waits for one rank, which it masks when it does not come. False: this rank is to leave. */
-__device__ inline bool wait_or_mask(const cuda_ll &ll, const uint64_t *word, uint64_t value, int rank, int phase)
+/* A thread waits for what one rank does, which it masks when that does not come. False: this rank is to leave. */
+template <typename Met> __device__ inline bool wait_or_mask(const cuda_ll &ll, Met met, int rank, int phase)
 {
     const cuda_ll_segment *mine = ll.peer[ll.waits.rank];
     wait_end end = WAIT_MET;
 
     if (!(*(const volatile uint32_t *)&mine->mask >> rank & 1))
-        end = wait_word(ll.waits, word, value, &ll.report->lost, rank);
+        end = wait_for(ll.waits, met, &ll.report->lost, rank);
     if (end == WAIT_STOPPED) {
         give_up(ll.waits, 0, rank, phase);
         return false;
@@ -114,7 +122,7 @@ __device__ inline bool ll_meet(const cuda_ll &ll, ll_call &call, const uint64_t 
                                  : i == n ? may_begin(ll.waits, phase)
                                           : true);
     if (blockIdx.x == 0) {
-        sound = __syncthreads_and(i < n    ? wait_or_mask(ll, words + i, value, i, phase)
+        sound = __syncthreads_and(i < n    ? wait_or_mask(ll, has_reached{words + i, value}, i, phase)
                                   : i == n ? may_begin(ll.waits, phase)
                                            : true);
         if (i == 0 && sound)

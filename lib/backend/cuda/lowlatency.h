@@ -23,6 +23,7 @@ extern "C" {
 
 #define CUDA_LL_MAX_TOPK 32 /* a lane for each */
 #define CUDA_LL_THREADS 512
+#define CUDA_LL_MOST_PARTS 8
 
 /* Beginning of a segment. [source]: that rank writes it. */
 struct cuda_ll_segment {
@@ -54,17 +55,18 @@ struct cuda_ll {
     struct cuda_ll_segment *peer[CUDA_MAX_RANKS];
     struct cuda_ll_report *report;
     int32_t max_tokens, hidden, topk, n_local;
-    int32_t masking;
+    int32_t masking, sum_once;
+    int32_t parts; /* of a row that a combine returns: a warp, and a flag, for each */
     /* Offsets in every segment, and sizes. */
     int64_t counts_at;    /* int32 [R][L + 2]: rows for each expert of the owner; tokens; format */
     int64_t slot_flag_at; /* uint64 [R][M]: call * 2, + 1 if there is a row in the slot. All M are told */
-    int64_t row_flag_at;  /* uint64 [M,K]: call */
+    int64_t row_flag_at;  /* uint64 [M,K,parts]: call, where a row of the combine begins: its first choice */
+    int64_t weight_at;    /* uint64 [R][M,K]: call << 32 | bits of the weight: what a rank needs to add up its rows */
     int64_t index_at;     /* int32 [2][M,K]: the owner's routing, by the parity of the dispatch */
-    int64_t total_at;     /* int32 [2][L]: rows that the owner has received */
-    int64_t origin_at;    /* uint64 [2][L,R*M]: source << 48 | k << 32 | token of each received row */
+    int64_t origin_at;    /* int32 [2][R][M,K]: row of [L,R*M] that the owner received for a choice; -1: none */
     int64_t slots_at;     /* [R][M] slots: K times {expert of the group or -1, place among the source's rows for it};
                              scales; row */
-    int64_t rows_at;      /* bf16 [M,K,H]: what experts return */
+    int64_t rows_at;      /* bf16 [M,K,H]: what ranks return, each row in the place of its first choice */
     int64_t slot_bytes, scales_at, row_at;
 };
 
