@@ -91,9 +91,8 @@ struct passage {
 /* Of one row that travels: the choices that it is the sum of, of which each has a lane. */
 struct group {
     uint32_t votes;
-    int32_t first; /* row of the first of them */
-    int32_t row;   /* this lane's */
-    float weight;  /* this lane's, where there are several */
+    int32_t row;  /* this lane's */
+    float weight; /* this lane's, where there are several */
 };
 
 /*
@@ -184,19 +183,45 @@ __device__ void add_up_piece(const cuda_ll_combine &c, const group &g, int begin
     __syncwarp();
 }
 
-/* A part of the row of `owner`'s token t that the choices of `g` make. By all lanes; false: leave. */
-__device__ bool return_row(const cuda_ll_combine &c, const ll_call &call, int owner, int t, int part, group g,
-                           passage &through)
+/*
+ * What a warp sends next: a part of the row of a token. Neighbours go to different multiprocessors, and to different
+ * ranks. Where every choice has a row of its own, it has a warp of its own, too.
+ */
+struct share {
+    int64_t at;
+    int source, token, choice, part; /* choice -1: all */
+};
+
+__device__ share share_at(const cuda_ll &ll, int64_t at)
+{
+    int64_t parts = at / ll.parts, slots = ll.sum_once ? parts / ll.topk : parts;
+
+    return {at, (int)(slots % ll.waits.nranks), (int)(slots / ll.waits.nranks),
+            ll.sum_once ? (int)(parts % ll.topk) : -1, (int)(at % ll.parts)};
+}
+
+/* This lane's choice of a token: where its row is. */
+__device__ int32_t fetch_origin(const cuda_ll &ll, const ll_call &call, const share &s, int lane)
+{
+    if (lane >= ll.topk || s.token >= ll.max_tokens || (s.choice >= 0 && s.choice != lane))
+        return -1;
+    return __ldg(origins_of(ll, call, s.source, s.token) + lane);
+}
+
+/* The share of the row that the choices of `g` make, back to the token's owner. By all lanes; false: leave. */
+__device__ bool return_row(const cuda_ll_combine &c, const ll_call &call, const share &s, group g, passage &through)
 {
     const cuda_ll &ll = c.ll;
-    int vectors = ll.hidden / 8, share = (vectors / ll.parts + WARP - 1) / WARP * WARP; /* whole rounds of the warp */
-    int begin = min(part * share, vectors), end = part == ll.parts - 1 ? vectors : min(begin + share, vectors);
-    int64_t place = (int64_t)t * ll.topk + __ffs((int)g.votes) - 1;
+    int vectors = ll.hidden / 8, each = (vectors / ll.parts + WARP - 1) / WARP * WARP; /* whole rounds of the warp */
+    int begin = min(s.part * each, vectors), end = s.part == ll.parts - 1 ? vectors : min(begin + each, vectors);
+    int owner = s.source, first = __ffs((int)g.votes) - 1;
+    int64_t place = (int64_t)s.token * ll.topk + first;
     unsigned char *to = ll_at<unsigned char>(ll, owner, ll.rows_at) + place * ll.hidden * 2;
+    int32_t only = __shfl_sync(ALL_LANES, g.row, first);
     bool alone = !(g.votes & (g.votes - 1));
 
     if (!alone) {
-        const uint64_t *word = weight_words(ll, ll.waits.rank, owner, t) + through.lane;
+        const uint64_t *word = weight_words(ll, ll.waits.rank, owner, s.token) + through.lane;
         bool ours = g.votes >> through.lane & 1;
 
         if (!__all_sync(ALL_LANES, !ours || await_weight(ll, call, word, owner)))
@@ -214,7 +239,7 @@ __device__ bool return_row(const cuda_ll_combine &c, const ll_call &call, int ow
             add_up_piece(c, g, at, upto, through);
         if (through.lane == 0) {
             if (alone)
-                fetch_piece(c, g.first, at, upto, through);
+                fetch_piece(c, only, at, upto, through);
             if (is_wanted(ll, owner))
                 bulk_store(to + (int64_t)at * VECTOR, through.piece, (uint32_t)(upto - at) * VECTOR);
             bulk_commit();
@@ -223,31 +248,9 @@ __device__ bool return_row(const cuda_ll_combine &c, const ll_call &call, int ow
     if (through.lane == 0) {
         bulk_wait_all();
         if (is_wanted(ll, owner))
-            store_release(ll_at<uint64_t>(ll, owner, ll.row_flag_at) + place * ll.parts + part, call.number);
+            store_release(ll_at<uint64_t>(ll, owner, ll.row_flag_at) + place * ll.parts + s.part, call.number);
     }
     return true;
-}
-
-/* A warp's share of what this rank has received: part by part, neighbours to different multiprocessors. */
-struct share {
-    int64_t at;
-
-    __device__ __forceinline__ int source(const cuda_ll &ll) const
-    {
-        return (int)(at / ll.parts % ll.waits.nranks);
-    }
-    __device__ __forceinline__ int token(const cuda_ll &ll) const
-    {
-        return (int)(at / ll.parts / ll.waits.nranks);
-    }
-};
-
-/* This lane's choice of a token: where its row is. */
-__device__ int32_t fetch_origin(const cuda_ll &ll, const ll_call &call, share s, int lane)
-{
-    if (lane >= ll.topk || s.token(ll) >= ll.max_tokens)
-        return -1;
-    return __ldg(origins_of(ll, call, s.source(ll), s.token(ll)) + lane);
 }
 
 /* `row`: fetch_origin() of the warp's first share. */
@@ -265,17 +268,12 @@ __device__ void send(const cuda_ll_combine &c, const ll_call &call, share s, int
         /* What the experts' kernels have written may be read by the copy engine now. */
         asm volatile("fence.proxy.async.global;" ::: "memory");
     }
-    while (sound && s.token(ll) < ll.max_tokens) {
-        uint32_t votes = __ballot_sync(ALL_LANES, row >= 0), left = is_masked(call, s.source(ll)) ? 0 : votes;
+    while (sound && s.token < ll.max_tokens) {
+        group g = {__ballot_sync(ALL_LANES, row >= 0), row, 0};
 
-        while (sound && left) {
-            uint32_t of_group = ll.sum_once ? left & -left : left;
-            group g = {of_group, __shfl_sync(ALL_LANES, row, __ffs((int)of_group) - 1), row, 0};
-
-            sound = return_row(c, call, s.source(ll), s.token(ll), (int)(s.at % ll.parts), g, through);
-            left &= ~of_group;
-        }
-        s.at += gridDim.x * blockDim.x / WARP;
+        if (g.votes && !is_masked(call, s.source))
+            sound = return_row(c, call, s, g, through);
+        s = share_at(ll, s.at + gridDim.x * blockDim.x / WARP);
         row = fetch_origin(ll, call, s, lane);
     }
     __syncwarp();
@@ -379,7 +377,7 @@ __global__ void __launch_bounds__(CUDA_LL_THREADS, 1) ll_combine_kernel(const __
     ll_call call = {mine->call + 1, mine->combines + 1, mine->mask};
 
     if (c.phases & CUDA_LL_SEND) {
-        share first = {(int64_t)(threadIdx.x / WARP * gridDim.x + blockIdx.x)};
+        share first = share_at(ll, threadIdx.x / WARP * gridDim.x + blockIdx.x);
         int32_t row = fetch_origin(ll, call, first, (int)threadIdx.x % WARP);
         bool good;
 
