@@ -62,7 +62,7 @@ static size_t lay_out(const ep_ll *ll, struct cuda_ll *device)
     device->n_local = ll->n_local;
     device->masking = ll->config.flags & EP_LL_MASK_DEAD ? 1 : 0;
     device->sum_once = ll->config.flags & EP_LL_SUM_ONCE ? 1 : 0;
-    device->parts = parts_of(n * m, ll->config.hidden);
+    device->parts = parts_of(n * m * (device->sum_once ? k : 1), ll->config.hidden);
     device->scales_at = (k * 8 + 15) / 16 * 16;
     device->row_at = (device->scales_at + hidden / EP_SCALE_BLOCK * 4 + 127) / 128 * 128;
     device->slot_bytes = device->row_at + 2 * hidden;
