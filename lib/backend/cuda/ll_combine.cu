@@ -1,17 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Low-latency combine. Sending: a rank adds up the rows that its experts have made of a token, and one row travels to
- * the token's owner; a warp makes a part of it in shared memory, and the copy engine stores it. For that each rank
- * needs the weights of other ranks' tokens, which travel ahead. A row that is the only one of its token here goes as it
- * is. Receiving: a block takes a token, waits for its rows, and adds them up in the order of their first choices.
+ * the token's owner. A warp makes a part of it: the copy engine brings the rows into shared memory, already before the
+ * ranks have met, and stores the sum. The weights of other ranks' tokens travel ahead. A row that is the only one of
+ * its token here goes as it is. Receiving: a block takes a token, waits for its rows, and adds them up in the order of
+ * their first choices.
  */
 #include "backend/cuda/lowlatency.cuh"
 #include "backend/cuda/sums.cuh"
 
-#define TERMS 8    /* rows that a thread of the receiver loads at once */
-#define AT_ONCE 4  /* vectors of a row that a lane of the sender adds up at once */
-#define PIECE 8192 /* bytes of a row in shared memory, for each warp */
-#define SHARED_BYTES (CUDA_LL_THREADS / WARP * PIECE)
+#define TERMS 4   /* rows of which a thread of the receiver loads ... */
+#define AT_ONCE 2 /* ... so many vectors at once */
+#define ROOM 7168 /* bytes of each of a warp's two slots: 8 rows of 7168 elements, in the parts of 128 tokens */
+#define GRAIN 8   /* vectors: pieces and parts of rows are multiples */
+#define SHARED_BYTES (CUDA_LL_THREADS / WARP * 2 * ROOM)
 
 namespace
 {
@@ -80,21 +82,6 @@ __device__ bool await_weight(const cuda_ll &ll, const ll_call &call, const uint6
                       : wait_until_met(ll.waits, met, owner, ll.waits.ready_phase);
 }
 
-/* What a warp has for what it sends. */
-struct passage {
-    unsigned char *piece;
-    uint64_t *full;
-    uint32_t parity;
-    int lane;
-};
-
-/* Of one row that travels: the choices that it is the sum of, of which each has a lane. */
-struct group {
-    uint32_t votes;
-    int32_t row;  /* this lane's */
-    float weight; /* this lane's, where there are several */
-};
-
 /*
  * A rank that slept in the middle of a call may find that `owner` has gone on without it, and that the row's place is
  * another rank's by now. Looked at right before each store, so that at most what is on its way then goes astray.
@@ -110,82 +97,9 @@ __device__ bool is_wanted(const cuda_ll &ll, int owner)
            (!(*(const volatile uint32_t *)&ll.peer[ll.waits.rank]->mask >> owner & 1) && !has_masked_us(ll, owner));
 }
 
-/* A piece of the group's only row. By one lane. */
-__device__ void fetch_piece(const cuda_ll_combine &c, int32_t row, int begin, int end, passage &through)
-{
-    uint32_t bytes = (uint32_t)(end - begin) * VECTOR;
-
-    barrier_expect(through.full, bytes);
-    bulk_load(through.piece,
-              static_cast<const unsigned char *>(c.x) + (int64_t)row * c.ll.hidden * 2 + (int64_t)begin * VECTOR, bytes,
-              through.full);
-    barrier_wait(through.full, through.parity);
-    through.parity ^= 1;
-}
-
-__device__ void add_weighted(float (&sum)[8], uint4 v, float weight)
-{
-    const uint32_t words[4] = {v.x, v.y, v.z, v.w};
-
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        sum[2 * i] = __fmaf_rn(weight, __uint_as_float(words[i] << 16), sum[2 * i]);
-        sum[2 * i + 1] = __fmaf_rn(weight, __uint_as_float(words[i] & 0xffff0000u), sum[2 * i + 1]);
-    }
-}
-
-/* Vectors at, at + WARP ... of the row of choice k; those from `end` on are none. */
-__device__ void load_term(const cuda_ll_combine &c, const group &g, int k, int at, int end, uint4 (&v)[AT_ONCE])
-{
-    const uint4 *from = static_cast<const uint4 *>(c.x) + (int64_t)__shfl_sync(ALL_LANES, g.row, k) * (c.ll.hidden / 8);
-
-#pragma unroll
-    for (int i = 0; i < AT_ONCE; i++)
-        if (at + i * WARP < end)
-            v[i] = __ldg(from + at + i * WARP);
-}
-
-__device__ void add_term(float (&sum)[AT_ONCE][8], const uint4 (&v)[AT_ONCE], float weight)
-{
-#pragma unroll
-    for (int i = 0; i < AT_ONCE; i++)
-        add_weighted(sum[i], v[i], weight);
-}
-
-/* The sums of a piece, of several rows. By all lanes. */
-__device__ void add_up_piece(const cuda_ll_combine &c, const group &g, int begin, int end, const passage &through)
-{
-    uint4 *out = reinterpret_cast<uint4 *>(through.piece);
-
-    for (int at = begin + through.lane; at - through.lane < end; at += AT_ONCE * WARP) {
-        float sum[AT_ONCE][8] = {};
-
-        for (uint32_t left = g.votes; left;) {
-            int k = __ffs((int)left) - 1, next = __ffs((int)(left & (left - 1))) - 1;
-            uint4 v[AT_ONCE] = {}, w[AT_ONCE] = {};
-
-            left &= left - 1;
-            left &= left - 1;
-            load_term(c, g, k, at, end, v);
-            if (next >= 0)
-                load_term(c, g, next, at, end, w);
-            add_term(sum, v, __shfl_sync(ALL_LANES, g.weight, k));
-            if (next >= 0)
-                add_term(sum, w, __shfl_sync(ALL_LANES, g.weight, next));
-        }
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++)
-            if (at + i * WARP < end)
-                out[at - begin + i * WARP] = round_vector(sum[i]);
-    }
-    /* The copy engine reads what the lanes have written. */
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    __syncwarp();
-}
-
 /*
- * What a warp sends next: a part of the row of a token. Neighbours go to different multiprocessors, and to different
- * ranks. Where every choice has a row of its own, it has a warp of its own, too.
+ * What a warp sends: a part of the row of a token. Neighbours go to different multiprocessors, and to different ranks.
+ * Where every choice has a row of its own, it has a warp of its own, too.
  */
 struct share {
     int64_t at;
@@ -200,82 +114,219 @@ __device__ share share_at(const cuda_ll &ll, int64_t at)
             ll.sum_once ? (int)(parts % ll.topk) : -1, (int)(at % ll.parts)};
 }
 
-/* This lane's choice of a token: where its row is. */
-__device__ int32_t fetch_origin(const cuda_ll &ll, const ll_call &call, const share &s, int lane)
+/* A piece of a share: as much as a slot holds of all rows that are added up. */
+struct piece {
+    share of;
+    uint32_t votes;      /* choices whose rows are added up; 0: there is nothing more to send */
+    int32_t row;         /* of this lane's choice */
+    int at, end, length; /* vectors of a row: where, where the share ends, how many */
+    bool first;          /* of its share */
+};
+
+__device__ __forceinline__ bool is_alone(const piece &p)
 {
-    if (lane >= ll.topk || s.token >= ll.max_tokens || (s.choice >= 0 && s.choice != lane))
-        return -1;
-    return __ldg(origins_of(ll, call, s.source, s.token) + lane);
+    return !(p.votes & (p.votes - 1));
 }
 
-/* The share of the row that the choices of `g` make, back to the token's owner. By all lanes; false: leave. */
-__device__ bool return_row(const cuda_ll_combine &c, const ll_call &call, const share &s, group g, passage &through)
+__device__ int length_of(const piece &p)
 {
-    const cuda_ll &ll = c.ll;
-    int vectors = ll.hidden / 8, each = (vectors / ll.parts + WARP - 1) / WARP * WARP; /* whole rounds of the warp */
-    int begin = min(s.part * each, vectors), end = s.part == ll.parts - 1 ? vectors : min(begin + each, vectors);
-    int owner = s.source, first = __ffs((int)g.votes) - 1;
-    int64_t place = (int64_t)s.token * ll.topk + first;
-    unsigned char *to = ll_at<unsigned char>(ll, owner, ll.rows_at) + place * ll.hidden * 2;
-    int32_t only = __shfl_sync(ALL_LANES, g.row, first);
-    bool alone = !(g.votes & (g.votes - 1));
+    int most = ROOM / VECTOR / __popc(p.votes) / GRAIN * GRAIN;
 
-    if (!alone) {
-        const uint64_t *word = weight_words(ll, ll.waits.rank, owner, s.token) + through.lane;
-        bool ours = g.votes >> through.lane & 1;
+    return min(most, p.end - p.at);
+}
 
-        if (!__all_sync(ALL_LANES, !ours || await_weight(ll, call, word, owner)))
-            return false;
-        g.weight = ours ? __uint_as_float((uint32_t) * (const volatile uint64_t *)word) : 0;
+/* The first piece of the share, or of the next one of which there are rows here. By all lanes. */
+__device__ piece seek(const cuda_ll &ll, const ll_call &call, share s, int lane)
+{
+    int grains = ll.hidden / 8 / GRAIN;
+    piece p = {s, 0, -1, 0, 0, 0, true};
+
+    for (; s.token < ll.max_tokens; s = share_at(ll, s.at + gridDim.x * blockDim.x / WARP)) {
+        bool asked = lane < ll.topk && (s.choice < 0 || s.choice == lane) && !is_masked(call, s.source);
+
+        p.row = asked ? __ldg(origins_of(ll, call, s.source, s.token) + lane) : -1;
+        p.votes = __ballot_sync(ALL_LANES, p.row >= 0);
+        if (p.votes)
+            break;
     }
-    for (int at = begin; at < end; at += PIECE / VECTOR) {
-        int upto = min(at + PIECE / VECTOR, end);
+    if (!p.votes)
+        return p;
+    p.of = s;
+    p.at = grains * s.part / ll.parts * GRAIN;
+    p.end = grains * (s.part + 1) / ll.parts * GRAIN;
+    p.length = length_of(p);
+    return p;
+}
 
-        /* What was here before has been read. */
-        if (through.lane == 0)
-            bulk_wait_all_read();
-        __syncwarp();
-        if (!alone)
-            add_up_piece(c, g, at, upto, through);
-        if (through.lane == 0) {
-            if (alone)
-                fetch_piece(c, only, at, upto, through);
-            if (is_wanted(ll, owner))
-                bulk_store(to + (int64_t)at * VECTOR, through.piece, (uint32_t)(upto - at) * VECTOR);
-            bulk_commit();
+__device__ piece behind(const cuda_ll &ll, const ll_call &call, const piece &p, int lane)
+{
+    piece next = p;
+
+    next.at += p.length;
+    if (next.at == p.end)
+        return seek(ll, call, share_at(ll, p.of.at + gridDim.x * blockDim.x / WARP), lane);
+    next.length = length_of(next);
+    next.first = false;
+    return next;
+}
+
+/* A warp's two slots, and what it knows of the share that it sends. */
+struct passage {
+    unsigned char *slots;
+    uint64_t *full;
+    uint32_t parity; /* a bit for each slot */
+    int lane;
+    float weight;   /* of this lane's choice */
+    uint64_t *flag; /* of a share that is on its way; NULL: none */
+    int flag_of;    /* whose it is */
+};
+
+__device__ __forceinline__ unsigned char *slot_of(const passage &through, int slot)
+{
+    return through.slots + slot * ROOM;
+}
+
+/* The rows of a piece, one behind the other. By all lanes; the slot is free. */
+__device__ void fetch(const cuda_ll_combine &c, const piece &p, passage &through, int slot)
+{
+    uint32_t bytes = (uint32_t)p.length * VECTOR;
+    int before = __popc(p.votes & ((1u << through.lane) - 1));
+
+    if (through.lane == 0)
+        barrier_expect(through.full + slot, bytes * __popc(p.votes));
+    __syncwarp();
+    if (p.votes >> through.lane & 1)
+        bulk_load(slot_of(through, slot) + before * bytes,
+                  static_cast<const unsigned char *>(c.x) + (int64_t)p.row * c.ll.hidden * 2 + (int64_t)p.at * VECTOR,
+                  bytes, through.full + slot);
+}
+
+__device__ void await_rows(passage &through, int slot)
+{
+    barrier_wait(through.full + slot, through.parity >> slot & 1);
+    through.parity ^= 1u << slot;
+}
+
+__device__ void add_weighted(float (&sum)[8], uint4 v, float weight)
+{
+    const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        sum[2 * i] = __fmaf_rn(weight, __uint_as_float(words[i] << 16), sum[2 * i]);
+        sum[2 * i + 1] = __fmaf_rn(weight, __uint_as_float(words[i] & 0xffff0000u), sum[2 * i + 1]);
+    }
+}
+
+/* In place of the first row of a piece the sum of all. By all lanes. */
+__device__ void add_up(const piece &p, const passage &through, int slot)
+{
+    uint4 *rows = reinterpret_cast<uint4 *>(slot_of(through, slot));
+    int n = __popc(p.votes);
+
+    for (int i = through.lane; i - through.lane < p.length; i += WARP) {
+        float sum[8] = {};
+        uint32_t left = p.votes;
+
+        for (int j = 0; j < n; j++, left &= left - 1) {
+            float weight = __shfl_sync(ALL_LANES, through.weight, __ffs((int)left) - 1);
+
+            if (i < p.length)
+                add_weighted(sum, rows[j * p.length + i], weight);
         }
+        if (i < p.length)
+            rows[i] = round_vector(sum);
     }
-    if (through.lane == 0) {
-        bulk_wait_all();
-        if (is_wanted(ll, owner))
-            store_release(ll_at<uint64_t>(ll, owner, ll.row_flag_at) + place * ll.parts + s.part, call.number);
-    }
+    /* The copy engine reads what the lanes have written, and writes where they have read. */
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    __syncwarp();
+}
+
+/* The weights that a share's first piece needs. By all lanes; false: leave. */
+__device__ bool take_weights(const cuda_ll &ll, const ll_call &call, const piece &p, passage &through)
+{
+    const uint64_t *word = weight_words(ll, ll.waits.rank, p.of.source, p.of.token) + through.lane;
+    bool ours = p.votes >> through.lane & 1;
+
+    if (!__all_sync(ALL_LANES, !ours || await_weight(ll, call, word, p.of.source)))
+        return false;
+    through.weight = ours ? __uint_as_float((uint32_t) * (const volatile uint64_t *)word) : 0;
     return true;
 }
 
-/* `row`: fetch_origin() of the warp's first share. */
-__device__ void send(const cuda_ll_combine &c, const ll_call &call, share s, int32_t row, unsigned char *pieces,
-                     uint64_t *barriers)
+/* Tells the owner of the share before that it is there. By one lane. */
+__device__ void flag_share(const cuda_ll &ll, const ll_call &call, passage &through)
+{
+    if (!through.flag)
+        return;
+    bulk_wait_all();
+    if (is_wanted(ll, through.flag_of))
+        store_release(through.flag, call.number);
+    through.flag = nullptr;
+}
+
+/* A piece to where its token's owner adds up. By one lane. */
+__device__ void store(const cuda_ll &ll, const ll_call &call, const piece &p, passage &through, int slot)
+{
+    int owner = p.of.source;
+    int64_t place = (int64_t)p.of.token * ll.topk + __ffs((int)p.votes) - 1;
+    unsigned char *to = ll_at<unsigned char>(ll, owner, ll.rows_at) + place * ll.hidden * 2 + (int64_t)p.at * VECTOR;
+
+    if (is_wanted(ll, owner))
+        bulk_store(to, slot_of(through, slot), (uint32_t)p.length * VECTOR);
+    bulk_commit();
+    if (p.at + p.length != p.end)
+        return;
+    flag_share(ll, call, through);
+    through.flag = ll_at<uint64_t>(ll, owner, ll.row_flag_at) + place * ll.parts + p.of.part;
+    through.flag_of = owner;
+}
+
+__device__ passage passage_begin(unsigned char *slots, uint64_t *barriers)
+{
+    int warp = (int)threadIdx.x / WARP;
+    passage through = {slots + warp * 2 * ROOM, barriers + warp * 2, 0, (int)threadIdx.x % WARP, 0, nullptr, 0};
+
+    if (through.lane == 0) {
+        barrier_init(through.full);
+        barrier_init(through.full + 1);
+        barriers_publish();
+    }
+    /* What the experts' kernels have written may be read by the copy engine now. */
+    asm volatile("fence.proxy.async.global;" ::: "memory");
+    __syncwarp();
+    return through;
+}
+
+/* All that this warp has to send. `p`: the first piece, which is being fetched. */
+__device__ void send(const cuda_ll_combine &c, const ll_call &call, piece p, passage &through)
 {
     const cuda_ll &ll = c.ll;
-    int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
-    passage through = {pieces + (size_t)warp * PIECE, barriers + warp, 0, lane};
     bool sound = true;
 
-    if (lane == 0) {
-        barrier_init(through.full);
-        barriers_publish();
-        /* What the experts' kernels have written may be read by the copy engine now. */
-        asm volatile("fence.proxy.async.global;" ::: "memory");
-    }
-    while (sound && s.token < ll.max_tokens) {
-        group g = {__ballot_sync(ALL_LANES, row >= 0), row, 0};
+    for (int slot = 0; p.votes; slot ^= 1) {
+        piece next = behind(ll, call, p, through.lane);
 
-        if (g.votes && !is_masked(call, s.source))
-            sound = return_row(c, call, s, g, through);
-        s = share_at(ll, s.at + gridDim.x * blockDim.x / WARP);
-        row = fetch_origin(ll, call, s, lane);
+        if (sound && next.votes) {
+            /* What was there before has been stored. */
+            if (through.lane == 0)
+                bulk_wait_all_read();
+            __syncwarp();
+            fetch(c, next, through, slot ^ 1);
+        }
+        await_rows(through, slot);
+        if (!sound)
+            break;
+        if (!is_alone(p) && p.first)
+            sound = take_weights(ll, call, p, through);
+        if (sound && !is_alone(p))
+            add_up(p, through, slot);
+        if (sound && through.lane == 0)
+            store(ll, call, p, through, slot);
+        p = next;
     }
+    if (sound && through.lane == 0)
+        flag_share(ll, call, through);
     __syncwarp();
     ll_sent(ll, call);
 }
@@ -298,54 +349,65 @@ __device__ uint32_t same_rank(const cuda_ll &ll, int rank)
     return rank < 0 ? 0 : same;
 }
 
-/* Waits for the rows of token t, and lists them in the order of their first choices. By all threads; false: leave. */
+/*
+ * Waits for the rows of token t, a warp for each of their parts, and lists them in the order of their first choices. By
+ * all threads; false: leave.
+ */
 __device__ bool gather_terms(const cuda_ll_combine &c, const ll_call &call, int t, terms &terms)
 {
     const cuda_ll &ll = c.ll;
-    int k = (int)threadIdx.x, me = ll.waits.rank;
+    int part = (int)threadIdx.x / WARP, k = (int)threadIdx.x % WARP, me = ll.waits.rank;
     int64_t place = (int64_t)t * ll.topk + k;
     bool sound = true;
 
-    if (k < WARP) {
+    if (part < ll.parts) {
         int expert = k < ll.topk ? (int)read_choice(c.topk_idx, c.wide, place) : -1;
         int rank = expert < 0 || is_masked(call, expert / ll.n_local) ? -1 : expert / ll.n_local;
         uint32_t group = ll.sum_once ? (uint32_t)(rank >= 0) << k : same_rank(ll, rank);
         bool first = group && __ffs((int)group) - 1 == k;
         uint32_t votes = __ballot_sync(ALL_LANES, first);
 
-        if (first) {
+        if (first && part == 0) {
             int at = __popc(votes & ((1u << k) - 1));
 
             terms.row[at] = ll_at<uint4>(ll, me, ll.rows_at) + place * (ll.hidden / 8);
             /* Where several rows are added up already, their weights are in. */
             terms.weight[at] = group & (group - 1) ? 1.0f : __ldg(c.weights + place);
-            for (int part = 0; sound && part < ll.parts; part++)
-                sound = wait_until(ll.waits, ll_at<uint64_t>(ll, me, ll.row_flag_at) + place * ll.parts + part,
-                                   call.number, rank, ll.waits.done_phase);
         }
-        if (k == 0)
+        if (first)
+            sound = wait_until(ll.waits, ll_at<uint64_t>(ll, me, ll.row_flag_at) + place * ll.parts + part, call.number,
+                               rank, ll.waits.done_phase);
+        if (threadIdx.x == 0)
             terms.n = __popc(votes);
     }
     return __syncthreads_and(sound);
 }
 
-__device__ uint4 sum_vector(const terms &terms, int i)
+/* The sums of vectors i, i + blockDim.x ... */
+__device__ void sum_vectors(const terms &terms, int i, int end, uint4 *out)
 {
-    float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+    float sum[AT_ONCE][8] = {};
 
     for (int first = 0; first < terms.n; first += TERMS) {
-        uint4 v[TERMS];
+        uint4 v[TERMS][AT_ONCE];
 
 #pragma unroll
         for (int j = 0; j < TERMS; j++)
-            if (first + j < terms.n)
-                v[j] = load_far(terms.row[first + j] + i);
+#pragma unroll
+            for (int k = 0; k < AT_ONCE; k++)
+                if (first + j < terms.n && i + k * (int)blockDim.x < end)
+                    v[j][k] = load_far(terms.row[first + j] + i + k * (int)blockDim.x);
 #pragma unroll
         for (int j = 0; j < TERMS; j++)
-            if (first + j < terms.n)
-                add_weighted(sum, v[j], terms.weight[first + j]);
+#pragma unroll
+            for (int k = 0; k < AT_ONCE; k++)
+                if (first + j < terms.n)
+                    add_weighted(sum[k], v[j][k], terms.weight[first + j]);
     }
-    return round_vector(sum);
+#pragma unroll
+    for (int k = 0; k < AT_ONCE; k++)
+        if (i + k * (int)blockDim.x < end)
+            out[i + k * (int)blockDim.x] = round_vector(sum[k]);
 }
 
 __device__ void receive(const cuda_ll_combine &c, ll_call &call, terms &terms)
@@ -361,38 +423,45 @@ __device__ void receive(const cuda_ll_combine &c, ll_call &call, terms &terms)
 
         if (!gather_terms(c, call, t, terms))
             return;
-        for (int i = (int)threadIdx.x; i < vectors; i += (int)blockDim.x)
-            out[i] = sum_vector(terms, i);
+        for (int i = (int)threadIdx.x; i < vectors; i += AT_ONCE * (int)blockDim.x)
+            sum_vectors(terms, i, vectors, out);
         __syncthreads();
     }
 }
 
 __global__ void __launch_bounds__(CUDA_LL_THREADS, 1) ll_combine_kernel(const __grid_constant__ cuda_ll_combine c)
 {
-    extern __shared__ __align__(128) unsigned char pieces[];
-    __shared__ uint64_t barriers[CUDA_LL_THREADS / WARP];
+    extern __shared__ __align__(128) unsigned char slots[];
+    __shared__ uint64_t barriers[CUDA_LL_THREADS / WARP * 2];
     __shared__ terms terms;
     const cuda_ll &ll = c.ll;
     const cuda_ll_segment *mine = ll.peer[ll.waits.rank];
     ll_call call = {mine->call + 1, mine->combines + 1, mine->mask};
 
     if (c.phases & CUDA_LL_SEND) {
-        share first = share_at(ll, threadIdx.x / WARP * gridDim.x + blockIdx.x);
-        int32_t row = fetch_origin(ll, call, first, (int)threadIdx.x % WARP);
-        bool good;
+        passage through;
+        piece first;
+        bool good, met;
 
         ll_begin(ll);
+        through = passage_begin(slots, barriers);
+        first = seek(ll, call, share_at(ll, threadIdx.x / WARP * gridDim.x + blockIdx.x), through.lane);
+        if (first.votes)
+            fetch(c, first, through, 0);
         good = __syncthreads_and(answers_dispatch(c, call));
         /* Not before the routing is known to be right: a call that is refused may come again with other weights. */
         if (good && !ll.sum_once)
             send_weights(c, call);
-        if (!ll_meet(ll, call, mine->completed, mine->last_combine, 0, ll.waits.ready_phase))
-            return;
-        if (!good) {
-            ll_refuse(ll, c.queued, ll.waits.ready_phase);
+        met = ll_meet(ll, call, mine->completed, mine->last_combine, 0, ll.waits.ready_phase);
+        if (!met || !good) {
+            /* Not before the copy engine has done with the block's memory. */
+            if (first.votes)
+                await_rows(through, 0);
+            if (met)
+                ll_refuse(ll, c.queued, ll.waits.ready_phase);
             return;
         }
-        send(c, call, first, row, pieces, barriers);
+        send(c, call, first, through);
     }
     if (!(c.phases & CUDA_LL_RECEIVE))
         return;

@@ -277,7 +277,6 @@ __device__ void send_token(const cuda_ll_dispatch &d, const ll_call &call, int t
     }
     if (i < ll.waits.nranks && !is_masked(call, i))
         store_release(slot_flag_of(ll, i, me, t), call.number << 1 | (ranks >> i & 1));
-    __syncthreads();
 }
 
 /* Slots of tokens that there are not. Nothing is to be seen before their flags. */
@@ -300,8 +299,10 @@ __device__ void send(const cuda_ll_dispatch &d, const ll_call &call, choices &c,
         if (!is_masked(call, (ll.waits.rank + i) % n))
             send_counts(d, call, (ll.waits.rank + i) % n, bins);
     for (int t = (int)blockIdx.x; t < d.n_tokens; t += (int)gridDim.x) {
-        if (t != (int)blockIdx.x)
+        if (t != (int)blockIdx.x) {
+            __syncthreads();
             make_image(d, call, t, fetch_ahead(d, t), c, image);
+        }
         send_token(d, call, t, c, image);
     }
     for (int t = d.n_tokens + (int)blockIdx.x; t < ll.max_tokens; t += (int)gridDim.x)
@@ -462,24 +463,27 @@ __device__ void receive(const cuda_ll_dispatch &d, ll_call &call)
 {
     const cuda_ll &ll = d.ll;
     const cuda_ll_segment *mine = ll.peer[ll.waits.rank];
-    int n = ll.waits.nranks, lane = (int)threadIdx.x % WARP, warps = (int)(gridDim.x * blockDim.x / WARP);
+    int n = ll.waits.nranks, lane = (int)threadIdx.x % WARP;
+    /* The last block tells the caller how many rows there are; alone it does both. */
+    bool tells = blockIdx.x == gridDim.x - 1;
+    int blocks = max(1, (int)gridDim.x - 1), warps = blocks * (int)(blockDim.x / WARP);
     /* Where slots are few, several warps share one, so that all multiprocessors have something to do. */
     int parts = max(1, min(MAX_PARTS, warps / (n * ll.max_tokens)));
     /* Neighbouring slots to different multiprocessors. */
-    int first = (int)(threadIdx.x / WARP * gridDim.x + blockIdx.x);
+    int first = (int)(threadIdx.x / WARP) * blocks + (int)blockIdx.x;
 
     if (!ll_meet(ll, call, ll.masking ? mine->sent : mine->counted, call.number, 1, ll.waits.done_phase))
         return;
-    for (int64_t i = first; i < (int64_t)n * ll.max_tokens * parts; i += warps) {
+    if (tells) {
+        report_counts(d, call);
+        compare_formats(d, call);
+    }
+    for (int64_t i = first; (!tells || gridDim.x == 1) && i < (int64_t)n * ll.max_tokens * parts; i += warps) {
         int64_t slot = i / parts;
         int source = (int)(slot % n);
 
         if (!is_masked(call, source) && !receive_slot(d, call, source, (int)(slot / n), (int)(i % parts), parts, lane))
             break;
-    }
-    if (blockIdx.x == gridDim.x - 1) {
-        report_counts(d, call);
-        compare_formats(d, call);
     }
 }
 

@@ -114,7 +114,7 @@ __device__ inline bool ll_meet(const cuda_ll &ll, ll_call &call, const uint64_t 
                                int phase)
 {
     cuda_ll_segment *mine = ll.peer[ll.waits.rank];
-    int i = (int)threadIdx.x, n = ll.waits.nranks;
+    int i = (int)(blockDim.x - 1 - threadIdx.x), n = ll.waits.nranks; /* the first warp may still be sending */
     bool sound = true;
 
     if (!ll.masking)
