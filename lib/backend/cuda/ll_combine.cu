@@ -42,21 +42,29 @@ __device__ const uint64_t *weight_words(const cuda_ll &ll, int rank, int source,
     return ll_at<uint64_t>(ll, rank, ll.weight_at) + ((int64_t)source * ll.max_tokens + t) * ll.topk;
 }
 
+/* The choice of which a thread sends the weight, its n-th one: a few in each block. */
+__device__ __forceinline__ int weight_of_turn(int n)
+{
+    return (int)((n * blockDim.x + threadIdx.x) * gridDim.x + blockIdx.x);
+}
+
 /*
  * The weight of each choice to the rank that has the expert. Number of the call and weight are one word: so no flag has
- * to wait until they are there. Half of the number is enough, since each call writes the words that it reads.
+ * to wait until they are there. Half of the number is enough, since each call writes the words that it reads. `first`:
+ * the weight of this thread's first turn.
  */
-__device__ void send_weights(const cuda_ll_combine &c, const ll_call &call)
+__device__ void send_weights(const cuda_ll_combine &c, const ll_call &call, float first)
 {
     const cuda_ll &ll = c.ll;
     int me = ll.waits.rank, all = c.n_tokens * ll.topk;
 
-    for (int i = (int)(threadIdx.x * gridDim.x + blockIdx.x); i < all; i += (int)(gridDim.x * blockDim.x)) {
+    for (int n = 0, i; (i = weight_of_turn(n)) < all; n++) {
         int expert = (int)read_choice(c.topk_idx, c.wide, i), rank = expert < 0 ? -1 : expert / ll.n_local;
+        float weight = n ? __ldg(c.weights + i) : first;
 
         if (expert >= 0 && !is_masked(call, rank))
             *const_cast<volatile uint64_t *>(weight_words(ll, rank, me, 0) + i) =
-                call.number << 32 | __float_as_uint(__ldg(c.weights + i));
+                call.number << 32 | __float_as_uint(weight);
     }
 }
 
@@ -442,16 +450,19 @@ __global__ void __launch_bounds__(CUDA_LL_THREADS, 1) ll_combine_kernel(const __
         passage through;
         piece first;
         bool good, met;
+        float weight;
 
         ll_begin(ll);
         through = passage_begin(slots, barriers);
+        weight = weight_of_turn(0) < c.n_tokens * ll.topk ? __ldg(c.weights + weight_of_turn(0)) : 0;
         first = seek(ll, call, share_at(ll, threadIdx.x / WARP * gridDim.x + blockIdx.x), through.lane);
-        if (first.votes)
-            fetch(c, first, through, 0);
         good = __syncthreads_and(answers_dispatch(c, call));
         /* Not before the routing is known to be right: a call that is refused may come again with other weights. */
         if (good && !ll.sum_once)
-            send_weights(c, call);
+            send_weights(c, call, weight);
+        /* Not before the routing has come, which would have to wait behind all the rows. */
+        if (first.votes)
+            fetch(c, first, through, 0);
         met = ll_meet(ll, call, mine->completed, mine->last_combine, 0, ll.waits.ready_phase);
         if (!met || !good) {
             /* Not before the copy engine has done with the block's memory. */

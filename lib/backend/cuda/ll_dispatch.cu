@@ -507,9 +507,9 @@ __global__ void __launch_bounds__(CUDA_LL_THREADS, 1) ll_dispatch_kernel(const _
         /* All that can be done before the ranks have met. */
         if ((int)gridDim.x - 1 - (int)blockIdx.x < counting_blocks(d))
             count_rows(d, bins);
+        good = routing_is_valid(d);
         if ((int)blockIdx.x < d.n_tokens)
             make_image(d, call, (int)blockIdx.x, a, c, image);
-        good = routing_is_valid(d);
         if (!ll_meet(ll, call, mine->completed, mine->last_dispatch, 0, ll.waits.ready_phase))
             return;
         if (!__syncthreads_and(good)) {
