@@ -317,7 +317,9 @@ const struct cmd verb_bench = {
         "low-latency operations on made-up routings, after verifying that their results are right.\n\n" GROUP_BACKEND_TEXT
         "One backend is measured in one run, so a list of --ranks gets that of its largest number.\n\n"
         "On GPUs the data is in device memory, and beside it stands what the GPUs give at best: the same rows without "
-        "plan and waits, and the copy engine.\n\n"
+        "plan and waits, and the copy engine. An operation by itself is timed with its launch and with the time by which "
+        "the ranks begin apart; ll-pair is a low-latency dispatch and its combine in a row of such pairs, where the "
+        "ranks keep step as in a decoder.\n\n"
         "On the host backend two yardsticks take turns with them, on the same ranks: memcpy of as many bytes as a rank receives, and, where "
         "MPI is installed, dispatch and combine written by hand around MPI_Alltoallv. On a machine that is shared, "
         "or that has fewer processors than ranks, the ratios to these are what to quote, not GB/s.\n\n"

@@ -108,7 +108,7 @@ enum { TURN_QUEUED = 1, TURN_BARE, TURN_ENGINE_PAIR, TURN_ENGINE_ALL }; /* on GP
 void bench_phases_add(struct bench_phases *phases, const ep_comm *comm);
 
 struct bench_measurement {
-    const char *op;   /* "dispatch", "combine", "plan", "first-dispatch", "ll-dispatch", "ll-combine" */
+    const char *op;   /* "dispatch", "combine", "plan", "first-dispatch", "ll-dispatch", "ll-combine", "ll-pair" */
     const char *type; /* "bf16", "fp8" */
     int tokens;
     int64_t row_bytes; /* 0: nothing that has a rate */

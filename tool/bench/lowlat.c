@@ -18,6 +18,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define PAIRS 20 /* dispatches and combines in a row */
+
 struct lowlat {
     struct bench_case bench; /* only what is independent of the layout: routing, route */
     struct bench_twins twins;
@@ -93,6 +95,12 @@ static ep_status after_dispatch(void *context, int round)
 {
     (void)round;
     EP_TRY(run_combine(context));
+    return settle(context);
+}
+
+static ep_status after_pairs(void *context, int round)
+{
+    (void)round;
     return settle(context);
 }
 
@@ -404,6 +412,38 @@ static int measure(struct lowlat *lowlat, bool is_combine)
     return code ? code : bench_emit_row(bench, &measurement);
 }
 
+static ep_status run_pairs(void *context)
+{
+    for (int i = 0; i < PAIRS; i++) {
+        EP_TRY(run_dispatch(context));
+        EP_TRY(run_combine(context));
+    }
+    return EP_OK;
+}
+
+/*
+ * Dispatches and combines one behind the other, as a decoder queues them: the ranks keep each other in step, so what is
+ * missing here of a call by itself is the launch and how far apart the ranks began. On GPUs.
+ */
+static int measure_pairs(struct lowlat *lowlat)
+{
+    struct bench_case *bench = &lowlat->bench;
+    struct bench_turn turn = {
+        .what = "low-latency pairs", .run = run_pairs, .after = after_pairs, .context = lowlat, .repeats = PAIRS};
+    struct bench_measurement measurement = {.op = "ll-pair",
+                                            .type = lowlat->is_fp8 ? "fp8" : "bf16",
+                                            .tokens = bench->tokens,
+                                            .counts = bench->route.counts,
+                                            .ours = &turn};
+    int code;
+
+    measurement.counts.recv = count_rows(lowlat);
+    code = bench_rounds(bench->ctx, &turn, 1, bench->request->iters, bench->one_clock);
+    if (code == 0)
+        code = check_both(lowlat);
+    return code ? code : bench_emit_row(bench, &measurement);
+}
+
 /* Pages that are never written do not exist: the layout is larger than what is received by a factor of about L / K. */
 static ep_status take_memory(struct lowlat *lowlat)
 {
@@ -482,7 +522,9 @@ static int measure_types(struct lowlat *lowlat)
             code = measure(lowlat, false);
     }
     /* The sum is always of bf16 rows; the dispatch before it is of the type measured last. */
-    return code ? code : measure(lowlat, true);
+    if (code == 0)
+        code = measure(lowlat, true);
+    return code || !lowlat->bench.ctx->gpu ? code : measure_pairs(lowlat);
 }
 
 int bench_run_lowlat(struct ranks_ctx *ctx, const struct bench_request *request, bool one_clock)

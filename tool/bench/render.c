@@ -212,7 +212,7 @@ static void write_ratio(FILE *text, const json_t *row)
 
 static void write_sentence(FILE *text, const json_t *rows)
 {
-    static const char *const ops[] = {"dispatch", "combine", "plan", "ll-dispatch", "ll-combine"};
+    static const char *const ops[] = {"dispatch", "combine", "plan", "ll-dispatch", "ll-combine", "ll-pair"};
     int n = 0;
 
     fprintf(text, "%d ranks", (int)number(largest(rows, NULL), "ranks"));

@@ -61,6 +61,8 @@ static int take_turn(struct rounds *rounds, struct bench_turn *turn, int round, 
     if (status != EP_OK)
         return ranks_emit_error(ctx, status, "barrier of the benchmark");
     status = ctx->gpu ? time_on_gpu(ctx, turn, ret_span) : time_on_host(turn, ret_span);
+    if (turn->repeats)
+        ret_span->end_ns = ret_span->begin_ns + (ret_span->end_ns - ret_span->begin_ns) / (uint64_t)turn->repeats;
     if (status == EP_OK && turn->after)
         status = turn->after(turn->context, round);
     return status == EP_OK ? 0 : ranks_emit_error(ctx, status, turn->what);

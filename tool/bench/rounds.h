@@ -22,6 +22,7 @@ struct bench_turn {
     ep_status (*finish)(void *context);           /* waits for what run started; on GPUs not timed; may be NULL */
     ep_status (*after)(void *context, int round); /* not timed; may be NULL */
     void *context;
+    int repeats; /* operations that run() makes, one behind the other; the time is that of one; 0: one */
     bool queued; /* on GPUs: behind other work, which empties the cache and hides the launch; else on an idle device */
 
     struct bench_summary summary; /* seconds of the group */
