@@ -143,26 +143,29 @@ __device__ int length_of(const piece &p)
     return min(most, p.end - p.at);
 }
 
-/* The first piece of the share, or of the next one of which there are rows here. By all lanes. */
-__device__ piece seek(const cuda_ll &ll, const ll_call &call, share s, int lane)
+/* Where the row of this lane's choice is, if the share has to do with it; -1: nowhere. */
+__device__ int32_t origin_of(const cuda_ll &ll, const ll_call &call, const share &s, int lane)
+{
+    bool asked = lane < ll.topk && (s.choice < 0 || s.choice == lane) && s.token < ll.max_tokens;
+
+    return asked && !is_masked(call, s.source) ? __ldg(origins_of(ll, call, s.source, s.token) + lane) : -1;
+}
+
+/* The first piece of the share, or of the next one of which there are rows here. `row`: its origin_of(). By all lanes.
+ */
+__device__ piece seek(const cuda_ll &ll, const ll_call &call, share s, int32_t row, int lane)
 {
     int grains = ll.hidden / 8 / GRAIN;
-    piece p = {s, 0, -1, 0, 0, 0, true};
+    uint32_t votes;
 
-    for (; s.token < ll.max_tokens; s = share_at(ll, s.at + gridDim.x * blockDim.x / WARP)) {
-        bool asked = lane < ll.topk && (s.choice < 0 || s.choice == lane) && !is_masked(call, s.source);
-
-        p.row = asked ? __ldg(origins_of(ll, call, s.source, s.token) + lane) : -1;
-        p.votes = __ballot_sync(ALL_LANES, p.row >= 0);
-        if (p.votes)
-            break;
+    while (!(votes = __ballot_sync(ALL_LANES, row >= 0)) && s.token < ll.max_tokens) {
+        s = share_at(ll, s.at + gridDim.x * blockDim.x / WARP);
+        row = origin_of(ll, call, s, lane);
     }
-    if (!p.votes)
-        return p;
-    p.of = s;
-    p.at = grains * s.part / ll.parts * GRAIN;
-    p.end = grains * (s.part + 1) / ll.parts * GRAIN;
-    p.length = length_of(p);
+    piece p = {s, votes, row, grains * s.part / ll.parts * GRAIN, grains * (s.part + 1) / ll.parts * GRAIN, 0, true};
+
+    if (votes)
+        p.length = length_of(p);
     return p;
 }
 
@@ -171,8 +174,11 @@ __device__ piece behind(const cuda_ll &ll, const ll_call &call, const piece &p, 
     piece next = p;
 
     next.at += p.length;
-    if (next.at == p.end)
-        return seek(ll, call, share_at(ll, p.of.at + gridDim.x * blockDim.x / WARP), lane);
+    if (next.at == p.end) {
+        share s = share_at(ll, p.of.at + gridDim.x * blockDim.x / WARP);
+
+        return seek(ll, call, s, origin_of(ll, call, s, lane), lane);
+    }
     next.length = length_of(next);
     next.first = false;
     return next;
@@ -300,8 +306,6 @@ __device__ passage passage_begin(unsigned char *slots, uint64_t *barriers)
         barrier_init(through.full + 1);
         barriers_publish();
     }
-    /* What the experts' kernels have written may be read by the copy engine now. */
-    asm volatile("fence.proxy.async.global;" ::: "memory");
     __syncwarp();
     return through;
 }
@@ -447,19 +451,24 @@ __global__ void __launch_bounds__(CUDA_LL_THREADS, 1) ll_combine_kernel(const __
     ll_call call = {mine->call + 1, mine->combines + 1, mine->mask};
 
     if (c.phases & CUDA_LL_SEND) {
+        int lane = (int)threadIdx.x % WARP, turn = weight_of_turn(0);
+        share own = share_at(ll, threadIdx.x / WARP * gridDim.x + blockIdx.x);
         passage through;
         piece first;
-        bool good, met;
+        int32_t row;
         float weight;
+        bool good, met;
 
         ll_begin(ll);
-        through = passage_begin(slots, barriers);
-        weight = weight_of_turn(0) < c.n_tokens * ll.topk ? __ldg(c.weights + weight_of_turn(0)) : 0;
-        first = seek(ll, call, share_at(ll, threadIdx.x / WARP * gridDim.x + blockIdx.x), through.lane);
+        /* On their way together with the routing. */
+        row = origin_of(ll, call, own, lane);
+        weight = turn < c.n_tokens * ll.topk ? __ldg(c.weights + turn) : 0;
         good = __syncthreads_and(answers_dispatch(c, call));
         /* Not before the routing is known to be right: a call that is refused may come again with other weights. */
         if (good && !ll.sum_once)
             send_weights(c, call, weight);
+        through = passage_begin(slots, barriers);
+        first = seek(ll, call, own, row, lane);
         /* Not before the routing has come, which would have to wait behind all the rows. */
         if (first.votes)
             fetch(c, first, through, 0);

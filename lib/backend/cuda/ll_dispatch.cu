@@ -382,15 +382,22 @@ __device__ void pack_row(const cuda_ll_dispatch &d, const unsigned char *slot, u
     }
 }
 
+/* The scales of a row, loaded once however many places it has. By all lanes. */
 __device__ void pack_scales(const cuda_ll_dispatch &d, const unsigned char *slot, uint32_t votes, int64_t row, int lane)
 {
+    const uint32_t *from = reinterpret_cast<const uint32_t *>(slot + d.ll.scales_at);
     int words = d.ll.hidden / (d.packed ? 512 : 128);
 
-    for (uint32_t left = votes; left; left &= left - 1) {
-        int64_t to = __shfl_sync(ALL_LANES, row, __ffs((int)left) - 1);
+#pragma unroll 2
+    for (int i = lane; i - lane < words; i += WARP) {
+        uint32_t word = i < words ? __ldcg(from + i) : 0;
 
-        for (int i = lane; i < words; i += WARP)
-            d.recv_scales[to * words + i] = __ldcg(reinterpret_cast<const uint32_t *>(slot + d.ll.scales_at) + i);
+        for (uint32_t left = votes; left; left &= left - 1) {
+            int64_t to = __shfl_sync(ALL_LANES, row, __ffs((int)left) - 1);
+
+            if (i < words)
+                d.recv_scales[to * words + i] = word;
+        }
     }
 }
 
