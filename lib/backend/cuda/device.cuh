@@ -123,12 +123,11 @@ __device__ __forceinline__ uint32_t take_unit(const cuda_waits &waits)
     return atomicAdd(&waits.mine->next, 1u);
 }
 
-/*
- * By the host, or because a kernel before this one gave up. A macro, because nvcc 13.0 makes a value of what a function
- * returns here and a branch of this.
- */
-#define IS_STOPPED(waits)                                                                                              \
-    (*(const volatile uint32_t *)&(waits).report->abort || *(const volatile uint32_t *)&(waits).mine->gave_up)
+/* Has the host, or a kernel on this stream before this one, ended the work of this communicator? */
+__device__ __forceinline__ bool is_stopped(const cuda_waits &waits)
+{
+    return *(const volatile uint32_t *)&waits.report->abort || *(const volatile uint32_t *)&waits.mine->gave_up;
+}
 
 enum wait_end { WAIT_MET, WAIT_LATE, WAIT_LOST, WAIT_STOPPED };
 
@@ -162,7 +161,7 @@ __device__ inline wait_end wait_for(const cuda_waits &waits, Met met, const uint
         now = global_ns();
         if (!begin)
             begin = now;
-        if (IS_STOPPED(waits))
+        if (is_stopped(waits))
             return WAIT_STOPPED;
         if (*(const volatile uint32_t *)lost >> rank & 1) {
             __threadfence_system();

@@ -227,7 +227,7 @@ __device__ bool await_rows(const cuda_dispatch &d, arrival &a, int lane)
         now = global_ns();
         if (!begin)
             begin = now;
-        stopped = IS_STOPPED(w);
+        stopped = is_stopped(w);
         lost = open && *(volatile uint32_t *)&w.report->left >> lane & 1;
         if (lost) {
             /* What it had to send is here. */

@@ -97,8 +97,8 @@ struct ring {
     uint64_t *full;
     int stages, slot_bytes;
 
-    /* `shared`: the block's, barriers before the slots. `bytes`: an argument of the kernel, read where it is used. */
-    __device__ __forceinline__ ring(unsigned char *shared, int n, const int32_t &bytes) : stages(n), slot_bytes(bytes)
+    /* `shared`: the block's, barriers before the slots. */
+    __device__ __forceinline__ ring(unsigned char *shared, int n, int32_t bytes) : stages(n), slot_bytes(bytes)
     {
         int warps = (int)blockDim.x / WARP, warp = (int)threadIdx.x / WARP;
 
