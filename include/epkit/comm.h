@@ -9,8 +9,8 @@
  * the same order. Who comes late is waited for until the deadline (timeout_ms), then the others get EP_E_TIMEOUT with
  * the late rank and the phase in the error text.
  *
- * Failure. When a communicator has failed, each later collective call returns the same status at once, on every rank, as
- * does ep_comm_async_error(). Outputs of the failed call are undefined. ep_comm_shrink() builds a new group of the
+ * Failure. When a communicator has failed, each later collective call returns the same status at once, on every rank,
+ * as does ep_comm_async_error(). Outputs of the failed call are undefined. ep_comm_shrink() builds a new group of the
  * survivors; ep_comm_free() is always allowed. A status of the 3xx or 4xx kind means that it has failed. One of the 1xx
  * or 2xx kind found before anything was sent leaves it as it was - but the peers, had they made the call correctly, are
  * waiting: correct and repeat the call, or abort. Found when the ranks have already met (a kernel that fails, memory
