@@ -225,6 +225,19 @@ static bool is_number_column(const struct out_column *column, const json_t *rows
     return true;
 }
 
+static bool is_shown(const struct out_column *column, const json_t *rows)
+{
+    if (!(column->flags & OUT_GIVEN))
+        return !(column->flags & OUT_DATA);
+    for (size_t i = 0; i < json_array_size(rows); i++) {
+        const json_t *value = json_object_get(json_array_get(rows, i), column->key);
+
+        if (value && !json_is_null(value))
+            return true;
+    }
+    return false;
+}
+
 static int fill_table(struct libscols_table *table, const struct out_column *columns, size_t n_columns,
                       const json_t *rows)
 {
@@ -233,7 +246,7 @@ static int fill_table(struct libscols_table *table, const struct out_column *col
     for (size_t c = 0; c < n_columns; c++) {
         int flags = (columns[c].flags & OUT_TRUNC) ? SCOLS_FL_TRUNC : 0;
 
-        if (columns[c].flags & OUT_DATA)
+        if (!is_shown(&columns[c], rows))
             continue;
         if ((columns[c].flags & OUT_RIGHT) || is_number_column(&columns[c], rows))
             flags |= SCOLS_FL_RIGHT;
@@ -247,7 +260,7 @@ static int fill_table(struct libscols_table *table, const struct out_column *col
         if (!line)
             return -1;
         for (size_t c = 0; c < n_columns; c++) {
-            if (columns[c].flags & OUT_DATA)
+            if (!is_shown(&columns[c], rows))
                 continue;
             if (scols_line_set_data(line, cell++,
                                     cell_text(&columns[c], json_array_get(rows, i), room, sizeof(room))) != 0)

@@ -21,7 +21,8 @@ enum out_tone { OUT_PLAIN, OUT_GOOD, OUT_BAD, OUT_WARN, OUT_FAINT };
 enum {
     OUT_RIGHT = 1u << 0, /* text: aligned right; numbers are anyway */
     OUT_TRUNC = 1u << 1, /* text: cut when the terminal is narrow */
-    OUT_DATA = 1u << 2   /* JSON and CSV only */
+    OUT_DATA = 1u << 2,  /* JSON and CSV only */
+    OUT_GIVEN = 1u << 3  /* text: left out when no row has it */
 };
 
 struct out_column {

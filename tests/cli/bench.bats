@@ -97,8 +97,12 @@ valid() {
     [ "$status" -eq 0 ]
 }
 
-@test "bench: without yardsticks there are none" {
+@test "bench: without yardsticks there are none, and no empty columns for them" {
     bench --quick --no-yardsticks --only combine --json | jq -e '.rows[0].memcpy == null and .rows[0].vs_memcpy == null'
+    bench --quick --only combine | grep -q 'x memcpy'
+    run bench --quick --no-yardsticks --only combine
+    [[ "$output" == *"LOGICAL GB/s"* ]]
+    [[ "$output" != *"x memcpy"* && "$output" != *"x alltoallv"* ]]
 }
 
 @test "bench: wrong usage is 2, and says what is wrong" {
