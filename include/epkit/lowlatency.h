@@ -51,7 +51,8 @@ EP_API ep_status ep_ll_new(ep_comm *comm, const ep_ll_config *config, ep_ll **re
 EP_API void ep_ll_free(ep_ll *ll);
 
 enum {
-    /* Only send; ep_ll_finish() receives. */
+    /* Only send; ep_ll_finish() receives. On the CUDA backend the sending half of a combine lasts until the ranks whose
+     * tokens are added up here have begun theirs, because it takes their weights (not with EP_LL_SUM_ONCE). */
     EP_LL_RECV_HOOK = 1u << 0,
 
     /* Dispatch fp8: scales are powers of two (implied by EP_UE8M0). */

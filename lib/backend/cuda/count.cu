@@ -176,6 +176,6 @@ cudaError_t cuda_kernels_load(int shared_bytes)
     if (error == cudaSuccess)
         error = cuda_ll_dispatch_load(shared_bytes);
     if (error == cudaSuccess)
-        error = cuda_ll_combine_load(shared_bytes);
+        error = cuda_ll_combine_load();
     return error;
 }

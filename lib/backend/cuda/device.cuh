@@ -142,14 +142,13 @@ struct has_reached {
 };
 
 /*
- * Waits until `met()`, of what `rank` does: no longer than the deadline, and not for a rank that the host has found
- * lost
- * (`lost`: a word of its with a bit for each rank). What such a rank has sent counts: the word is read once more after
- * the bit. A stop by the host ends it, too, and so does a kernel before it that gave up: of a graph of many operations
- * only the first waits for a rank that has died.
+ * Waits until `met()`, of what `rank` does: no longer than so many deadlines, and not for a rank that the host has
+ * found lost (`lost`: a word of its with a bit for each rank). What such a rank has sent counts: `met()` is asked once
+ * more after the bit. A stop by the host ends it, too, and so does a kernel before it that gave up: of a graph of many
+ * operations only the first waits for a rank that has died.
  */
 template <typename Met>
-__device__ inline wait_end wait_for(const cuda_waits &waits, Met met, const uint32_t *lost, int rank)
+__device__ inline wait_end wait_for(const cuda_waits &waits, Met met, const uint32_t *lost, int rank, int deadlines = 1)
 {
     uint64_t begin = 0;
 
@@ -167,7 +166,7 @@ __device__ inline wait_end wait_for(const cuda_waits &waits, Met met, const uint
             __threadfence_system();
             return met() ? WAIT_MET : WAIT_LOST;
         }
-        if (now - begin > waits.deadline_ns)
+        if (now - begin > deadlines * waits.deadline_ns)
             return WAIT_LATE;
     }
     return WAIT_MET;
@@ -188,9 +187,10 @@ __device__ inline void give_up(const cuda_waits &waits, uint32_t kind, int rank,
 }
 
 /* Waits for what `rank` does; false after the deadline, with the culprit reported, or when aborted. */
-template <typename Met> __device__ inline bool wait_until_met(const cuda_waits &waits, Met met, int rank, int phase)
+template <typename Met>
+__device__ inline bool wait_until_met(const cuda_waits &waits, Met met, int rank, int phase, int deadlines = 1)
 {
-    wait_end end = wait_for(waits, met, &waits.report->left, rank);
+    wait_end end = wait_for(waits, met, &waits.report->left, rank, deadlines);
 
     if (end != WAIT_MET)
         give_up(waits, end == WAIT_LATE ? CUDA_FAILED_LATE : end == WAIT_LOST ? CUDA_FAILED_LEFT : 0, rank, phase);
@@ -198,9 +198,10 @@ template <typename Met> __device__ inline bool wait_until_met(const cuda_waits &
 }
 
 /* Waits for a word of `rank`; false after the deadline, with the culprit reported, or when aborted. */
-__device__ inline bool wait_until(const cuda_waits &waits, const uint64_t *word, uint64_t value, int rank, int phase)
+__device__ inline bool wait_until(const cuda_waits &waits, const uint64_t *word, uint64_t value, int rank, int phase,
+                                  int deadlines = 1)
 {
-    return wait_until_met(waits, has_reached{word, value}, rank, phase);
+    return wait_until_met(waits, has_reached{word, value}, rank, phase, deadlines);
 }
 
 /*

@@ -11,7 +11,7 @@
 
 #define TERMS 4   /* rows of which a thread of the receiver loads ... */
 #define AT_ONCE 2 /* ... so many vectors at once */
-#define ROOM 7168 /* bytes of each of a warp's two slots: 8 rows of 7168 elements, in the parts of 128 tokens */
+#define ROOM 7168 /* bytes of each of a warp's two slots, for all rows of a piece together */
 #define GRAIN 8   /* vectors: pieces and parts of rows are multiples */
 #define SHARED_BYTES (CUDA_LL_THREADS / WARP * 2 * ROOM)
 
@@ -37,30 +37,30 @@ __device__ bool answers_dispatch(const cuda_ll_combine &c, const ll_call &call)
 
 /* --- sending ----------------------------------------------------------------------------------------------------- */
 
+/* Of all threads of the kernel. */
+__device__ __forceinline__ int own_thread()
+{
+    return (int)(blockIdx.x * blockDim.x + threadIdx.x);
+}
+
 __device__ const uint64_t *weight_words(const cuda_ll &ll, int rank, int source, int t)
 {
     return ll_at<uint64_t>(ll, rank, ll.weight_at) + ((int64_t)source * ll.max_tokens + t) * ll.topk;
 }
 
-/* The choice of which a thread sends the weight, its n-th one: a few in each block. */
-__device__ __forceinline__ int weight_of_turn(int n)
-{
-    return (int)((n * blockDim.x + threadIdx.x) * gridDim.x + blockIdx.x);
-}
-
 /*
  * The weight of each choice to the rank that has the expert. Number of the call and weight are one word: so no flag has
- * to wait until they are there. Half of the number is enough, since each call writes the words that it reads. `first`:
- * the weight of this thread's first turn.
+ * to wait until they are there. Half of the number is enough, since each call writes the words that it reads. By the
+ * first blocks, so that others that begin late hold nobody up. `first`: the weight of this thread's first choice.
  */
 __device__ void send_weights(const cuda_ll_combine &c, const ll_call &call, float first)
 {
     const cuda_ll &ll = c.ll;
-    int me = ll.waits.rank, all = c.n_tokens * ll.topk;
+    int me = ll.waits.rank, all = c.n_tokens * ll.topk, begin = own_thread();
 
-    for (int n = 0, i; (i = weight_of_turn(n)) < all; n++) {
+    for (int i = begin; i < all; i += (int)(gridDim.x * blockDim.x)) {
         int expert = (int)read_choice(c.topk_idx, c.wide, i), rank = expert < 0 ? -1 : expert / ll.n_local;
-        float weight = n ? __ldg(c.weights + i) : first;
+        float weight = i == begin ? first : __ldg(c.weights + i);
 
         if (expert >= 0 && !is_masked(call, rank))
             *const_cast<volatile uint64_t *>(weight_words(ll, rank, me, 0) + i) =
@@ -78,16 +78,12 @@ struct has_weight {
     }
 };
 
-/*
- * Waits for the weight of a choice of `owner`'s. False: leave. With masking the owner may be masked afterwards, and
- * then there is no weight.
- */
+/* Waits for the weight of a choice of `owner`'s. False: leave. With masking the ranks have met behind the weights. */
 __device__ bool await_weight(const cuda_ll &ll, const ll_call &call, const uint64_t *word, int owner)
 {
     has_weight met = {word, (uint32_t)call.number};
 
-    return ll.masking ? wait_or_mask(ll, met, owner, ll.waits.ready_phase)
-                      : wait_until_met(ll.waits, met, owner, ll.waits.ready_phase);
+    return ll.masking || wait_until_met(ll.waits, met, owner, ll.waits.ready_phase);
 }
 
 /*
@@ -110,16 +106,16 @@ __device__ bool is_wanted(const cuda_ll &ll, int owner)
  * Where every choice has a row of its own, it has a warp of its own, too.
  */
 struct share {
-    int64_t at;
+    uint32_t at;
     int source, token, choice, part; /* choice -1: all */
 };
 
-__device__ share share_at(const cuda_ll &ll, int64_t at)
+__device__ share share_at(const cuda_ll &ll, uint32_t at)
 {
-    int64_t parts = at / ll.parts, slots = ll.sum_once ? parts / ll.topk : parts;
+    uint32_t parts = (uint32_t)ll.parts, topk = (uint32_t)ll.topk, n = (uint32_t)ll.waits.nranks;
+    uint32_t rows = at / parts, slots = ll.sum_once ? rows / topk : rows;
 
-    return {at, (int)(slots % ll.waits.nranks), (int)(slots / ll.waits.nranks),
-            ll.sum_once ? (int)(parts % ll.topk) : -1, (int)(at % ll.parts)};
+    return {at, (int)(slots % n), (int)(slots / n), ll.sum_once ? (int)(rows % topk) : -1, (int)(at % parts)};
 }
 
 /* A piece of a share: as much as a slot holds of all rows that are added up. */
@@ -151,8 +147,7 @@ __device__ int32_t origin_of(const cuda_ll &ll, const ll_call &call, const share
     return asked && !is_masked(call, s.source) ? __ldg(origins_of(ll, call, s.source, s.token) + lane) : -1;
 }
 
-/* The first piece of the share, or of the next one of which there are rows here. `row`: its origin_of(). By all lanes.
- */
+/* The first piece of the share, or of the next one with rows here. `row`: origin_of() the share. By all lanes. */
 __device__ piece seek(const cuda_ll &ll, const ll_call &call, share s, int32_t row, int lane)
 {
     int grains = ll.hidden / 8 / GRAIN;
@@ -195,7 +190,7 @@ struct passage {
     int flag_of;    /* whose it is */
 };
 
-__device__ __forceinline__ unsigned char *slot_of(const passage &through, int slot)
+__device__ __forceinline__ unsigned char *room_of(const passage &through, int slot)
 {
     return through.slots + slot * ROOM;
 }
@@ -210,7 +205,7 @@ __device__ void fetch(const cuda_ll_combine &c, const piece &p, passage &through
         barrier_expect(through.full + slot, bytes * __popc(p.votes));
     __syncwarp();
     if (p.votes >> through.lane & 1)
-        bulk_load(slot_of(through, slot) + before * bytes,
+        bulk_load(room_of(through, slot) + before * bytes,
                   static_cast<const unsigned char *>(c.x) + (int64_t)p.row * c.ll.hidden * 2 + (int64_t)p.at * VECTOR,
                   bytes, through.full + slot);
 }
@@ -235,7 +230,7 @@ __device__ void add_weighted(float (&sum)[8], uint4 v, float weight)
 /* In place of the first row of a piece the sum of all. By all lanes. */
 __device__ void add_up(const piece &p, const passage &through, int slot)
 {
-    uint4 *rows = reinterpret_cast<uint4 *>(slot_of(through, slot));
+    uint4 *rows = reinterpret_cast<uint4 *>(room_of(through, slot));
     int n = __popc(p.votes);
 
     for (int i = through.lane; i - through.lane < p.length; i += WARP) {
@@ -287,11 +282,10 @@ __device__ void store(const cuda_ll &ll, const ll_call &call, const piece &p, pa
     unsigned char *to = ll_at<unsigned char>(ll, owner, ll.rows_at) + place * ll.hidden * 2 + (int64_t)p.at * VECTOR;
 
     if (is_wanted(ll, owner))
-        bulk_store(to, slot_of(through, slot), (uint32_t)p.length * VECTOR);
+        bulk_store(to, room_of(through, slot), (uint32_t)p.length * VECTOR);
     bulk_commit();
     if (p.at + p.length != p.end)
         return;
-    flag_share(ll, call, through);
     through.flag = ll_at<uint64_t>(ll, owner, ll.row_flag_at) + place * ll.parts + p.of.part;
     through.flag_of = owner;
 }
@@ -329,7 +323,10 @@ __device__ void send(const cuda_ll_combine &c, const ll_call &call, piece p, pas
         await_rows(through, slot);
         if (!sound)
             break;
-        if (!is_alone(p) && p.first)
+        /* Before this one may have to wait for another rank. */
+        if (p.first && through.lane == 0)
+            flag_share(ll, call, through);
+        if (p.first && !is_alone(p))
             sound = take_weights(ll, call, p, through);
         if (sound && !is_alone(p))
             add_up(p, through, slot);
@@ -337,10 +334,14 @@ __device__ void send(const cuda_ll_combine &c, const ll_call &call, piece p, pas
             store(ll, call, p, through, slot);
         p = next;
     }
-    if (sound && through.lane == 0)
+    if (through.lane == 0) {
         flag_share(ll, call, through);
+        /* Not before the copy engine has done with the block's memory. */
+        bulk_wait_all();
+    }
     __syncwarp();
-    ll_sent(ll, call);
+    /* With masking nothing above ends early. */
+    ll_tell(ll, call, &cuda_ll_segment::sent);
 }
 
 /* --- receiving --------------------------------------------------------------------------------------------------- */
@@ -363,7 +364,8 @@ __device__ uint32_t same_rank(const cuda_ll &ll, int rank)
 
 /*
  * Waits for the rows of token t, a warp for each of their parts, and lists them in the order of their first choices. By
- * all threads; false: leave.
+ * all threads; false: leave. Two deadlines: who has not sent them may be waiting for another rank's weights, and is to
+ * say who that is.
  */
 __device__ bool gather_terms(const cuda_ll_combine &c, const ll_call &call, int t, terms &terms)
 {
@@ -388,7 +390,7 @@ __device__ bool gather_terms(const cuda_ll_combine &c, const ll_call &call, int 
         }
         if (first)
             sound = wait_until(ll.waits, ll_at<uint64_t>(ll, me, ll.row_flag_at) + place * ll.parts + part, call.number,
-                               rank, ll.waits.done_phase);
+                               rank, ll.waits.done_phase, 2);
         if (threadIdx.x == 0)
             terms.n = __popc(votes);
     }
@@ -451,28 +453,32 @@ __global__ void __launch_bounds__(CUDA_LL_THREADS, 1) ll_combine_kernel(const __
     ll_call call = {mine->call + 1, mine->combines + 1, mine->mask};
 
     if (c.phases & CUDA_LL_SEND) {
-        int lane = (int)threadIdx.x % WARP, turn = weight_of_turn(0);
+        int lane = (int)threadIdx.x % WARP;
         share own = share_at(ll, threadIdx.x / WARP * gridDim.x + blockIdx.x);
         passage through;
         piece first;
         int32_t row;
         float weight;
-        bool good, met;
+        bool weighed = ll.masking && !ll.sum_once, good, met;
 
         ll_begin(ll);
         /* On their way together with the routing. */
         row = origin_of(ll, call, own, lane);
-        weight = turn < c.n_tokens * ll.topk ? __ldg(c.weights + turn) : 0;
+        weight = own_thread() < c.n_tokens * ll.topk ? __ldg(c.weights + own_thread()) : 0;
         good = __syncthreads_and(answers_dispatch(c, call));
         /* Not before the routing is known to be right: a call that is refused may come again with other weights. */
-        if (good && !ll.sum_once)
+        if (good && !ll.sum_once) {
             send_weights(c, call, weight);
+            ll_tell(ll, call, &cuda_ll_segment::ahead);
+        }
         through = passage_begin(slots, barriers);
         first = seek(ll, call, own, row, lane);
         /* Not before the routing has come, which would have to wait behind all the rows. */
         if (first.votes)
             fetch(c, first, through, 0);
-        met = ll_meet(ll, call, mine->completed, mine->last_combine, 0, ll.waits.ready_phase);
+        /* Of a call that is refused no weights go, behind which the ranks could meet. */
+        met = !weighed ? ll_meet(ll, call, mine->completed, mine->last_combine, 0, ll.waits.ready_phase)
+                       : !good || ll_meet(ll, call, mine->ahead, call.number, 0, ll.waits.ready_phase);
         if (!met || !good) {
             /* Not before the copy engine has done with the block's memory. */
             if (first.votes)
@@ -497,8 +503,7 @@ cudaError_t cuda_launch_ll_combine(const struct cuda_ll_combine *combine, int bl
     return cudaGetLastError();
 }
 
-cudaError_t cuda_ll_combine_load(int shared_bytes)
+cudaError_t cuda_ll_combine_load(void)
 {
-    (void)shared_bytes;
     return cudaFuncSetAttribute(ll_combine_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
 }

@@ -9,8 +9,8 @@
 #include "backend/cuda/lowlatency.cuh"
 #include "backend/cuda/quantise.cuh"
 
-#define AHEAD 8     /* vectors of a lane on their way at once */
-#define MAX_PARTS 8 /* warps that share a slot */
+#define FEW_BLOCKS 8
+#define AHEAD 8 /* vectors of a lane on their way at once */
 
 namespace
 {
@@ -18,7 +18,6 @@ namespace
 /* Of the token being sent. */
 struct choices {
     int expert[CUDA_LL_MAX_TOPK];      /* -1: none */
-    int rank[CUDA_LL_MAX_TOPK];        /* -1: none */
     int before[CUDA_LL_MAX_TOPK];      /* tokens of this rank before it with the same expert */
     uint8_t choice_of[EP_MAX_EXPERTS]; /* 1 + the choice that has the expert; 0: none */
     uint32_t ranks;                    /* all ranks, a bit for each */
@@ -84,17 +83,16 @@ __device__ void send_counts(const cuda_ll_dispatch &d, const ll_call &call, int 
 {
     const cuda_ll &ll = d.ll;
     int me = ll.waits.rank;
-    int32_t *there = ll_at<int32_t>(ll, rank, ll.counts_at) + (int64_t)me * (ll.n_local + 2);
+    int32_t *there = ll_at<int32_t>(ll, rank, ll.counts_at) + (int64_t)me * (ll.n_local + 1);
 
     for (int i = (int)threadIdx.x; i < ll.n_local; i += (int)blockDim.x)
         there[i] = bins[rank * ll.n_local + i];
     if (threadIdx.x == 0) {
-        there[ll.n_local] = d.n_tokens;
-        there[ll.n_local + 1] = d.format;
+        there[ll.n_local] = d.format;
     }
     __syncthreads();
     if (threadIdx.x == 0)
-        store_release(&ll.peer[rank]->counted[me], call.number);
+        store_release(&ll.peer[rank]->ahead[me], call.number);
 }
 
 /* An expert as it stands in the routing; -1 for none, and where that is not valid. */
@@ -130,7 +128,6 @@ __device__ void look_at_token(const cuda_ll_dispatch &d, const ll_call &call, in
         if (k < topk)
             index[(int64_t)t * topk + k] = expert;
         c.expert[k] = expert;
-        c.rank[k] = rank;
         c.before[k] = 0;
         if (expert >= 0)
             c.choice_of[expert] = (uint8_t)(k + 1);
@@ -307,14 +304,14 @@ __device__ void send(const cuda_ll_dispatch &d, const ll_call &call, choices &c,
     }
     for (int t = d.n_tokens + (int)blockIdx.x; t < ll.max_tokens; t += (int)gridDim.x)
         send_nothing(d, call, t);
-    ll_sent(ll, call);
+    ll_tell(ll, call, &cuda_ll_segment::sent);
 }
 
 /* --- receiving --------------------------------------------------------------------------------------------------- */
 
 __device__ const int32_t *counts_of(const cuda_ll &ll, int source)
 {
-    return ll_at<int32_t>(ll, ll.waits.rank, ll.counts_at) + (int64_t)source * (ll.n_local + 2);
+    return ll_at<int32_t>(ll, ll.waits.rank, ll.counts_at) + (int64_t)source * (ll.n_local + 1);
 }
 
 /* Do all want the same format? Slots are large enough for any, so that rows may be on their way meanwhile. */
@@ -323,7 +320,7 @@ __device__ void compare_formats(const cuda_ll_dispatch &d, const ll_call &call)
     const cuda_ll &ll = d.ll;
     int i = (int)threadIdx.x;
 
-    if (i < ll.waits.nranks && !is_masked(call, i) && __ldcg(counts_of(ll, i) + ll.n_local + 1) != d.format)
+    if (i < ll.waits.nranks && !is_masked(call, i) && __ldcg(counts_of(ll, i) + ll.n_local) != d.format)
         give_up(ll.waits, CUDA_FAILED_MISMATCH, i, ll.waits.done_phase);
 }
 
@@ -471,21 +468,21 @@ __device__ void receive(const cuda_ll_dispatch &d, ll_call &call)
     const cuda_ll &ll = d.ll;
     const cuda_ll_segment *mine = ll.peer[ll.waits.rank];
     int n = ll.waits.nranks, lane = (int)threadIdx.x % WARP;
-    /* The last block tells the caller how many rows there are; alone it does both. */
-    bool tells = blockIdx.x == gridDim.x - 1;
-    int blocks = max(1, (int)gridDim.x - 1), warps = blocks * (int)(blockDim.x / WARP);
+    /* The last block tells the caller how many rows there are, and of many it does nothing else. */
+    bool tells = blockIdx.x == gridDim.x - 1, many = gridDim.x > FEW_BLOCKS;
+    int blocks = (int)gridDim.x - many, warps = blocks * (int)(blockDim.x / WARP);
     /* Where slots are few, several warps share one, so that all multiprocessors have something to do. */
-    int parts = max(1, min(MAX_PARTS, warps / (n * ll.max_tokens)));
+    int parts = max(1, min(CUDA_LL_MOST_PARTS, warps / (n * ll.max_tokens)));
     /* Neighbouring slots to different multiprocessors. */
     int first = (int)(threadIdx.x / WARP) * blocks + (int)blockIdx.x;
 
-    if (!ll_meet(ll, call, ll.masking ? mine->sent : mine->counted, call.number, 1, ll.waits.done_phase))
+    if (!ll_meet(ll, call, ll.masking ? mine->sent : mine->ahead, call.number, 1, ll.waits.done_phase))
         return;
     if (tells) {
         report_counts(d, call);
         compare_formats(d, call);
     }
-    for (int64_t i = first; (!tells || gridDim.x == 1) && i < (int64_t)n * ll.max_tokens * parts; i += warps) {
+    for (int64_t i = first; !(tells && many) && i < (int64_t)n * ll.max_tokens * parts; i += warps) {
         int64_t slot = i / parts;
         int source = (int)(slot % n);
 

@@ -67,7 +67,7 @@ static size_t lay_out(const ep_ll *ll, struct cuda_ll *device)
     device->row_at = (device->scales_at + hidden / EP_SCALE_BLOCK * 4 + 127) / 128 * 128;
     device->slot_bytes = device->row_at + 2 * hidden;
     take(&at, (int64_t)sizeof(struct cuda_ll_segment));
-    device->counts_at = take(&at, n * (local + 2) * 4);
+    device->counts_at = take(&at, n * (local + 1) * 4);
     device->slot_flag_at = take(&at, n * m * 8);
     device->row_flag_at = take(&at, m * k * device->parts * 8);
     device->weight_at = take(&at, n * m * k * 8);
@@ -118,12 +118,22 @@ static ep_status take_place(struct cuda_comm *cuda, size_t bytes, struct cuda_ll
 static ep_status open_own(const ep_ll *ll, struct inner *inner)
 {
     struct cuda_comm *cuda = inner->cuda;
+    int64_t rows = ll->config.max_tokens;
+    size_t bytes;
     void *report;
 
     if (ll->config.topk > CUDA_LL_MAX_TOPK)
         return ep_fail(EP_E_UNSUPPORTED, "ep_ll_new: topk is %d, but the CUDA backend has low latency up to %d",
                        ll->config.topk, CUDA_LL_MAX_TOPK);
-    EP_TRY(take_place(cuda, lay_out(ll, &inner->device), &inner->place));
+    bytes = lay_out(ll, &inner->device);
+    /* Kernels number rows and what warps do by 32 bits. */
+    if (rows * ll->config.n_experts > INT32_MAX ||
+        rows * ll->comm->nranks * ll->config.topk * inner->device.parts > INT32_MAX)
+        return ep_fail(EP_E_UNSUPPORTED,
+                       "ep_ll_new: max_tokens is %d, which with %d experts and topk %d on %d ranks makes "
+                       "more rows than the CUDA backend numbers",
+                       ll->config.max_tokens, ll->config.n_experts, ll->config.topk, ll->comm->nranks);
+    EP_TRY(take_place(cuda, bytes, &inner->place));
     CUDA_TRY(cudaEventCreateWithFlags(&inner->done, cudaEventDisableTiming));
     CUDA_TRY(cudaHostAlloc((void **)&inner->report, sizeof(*inner->report), cudaHostAllocMapped));
     memset(inner->report, 0, sizeof(*inner->report));

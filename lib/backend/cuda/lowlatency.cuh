@@ -85,14 +85,14 @@ __device__ inline void mask_rank(const cuda_ll &ll, int rank)
     __threadfence_system();
 }
 
-/* A thread waits for what one rank does, which it masks when that does not come. False: this rank is to leave. */
-template <typename Met> __device__ inline bool wait_or_mask(const cuda_ll &ll, Met met, int rank, int phase)
+/* A thread of block 0 waits for one rank, which it masks when it does not come. False: this rank is to leave. */
+__device__ inline bool wait_or_mask(const cuda_ll &ll, const uint64_t *word, uint64_t value, int rank, int phase)
 {
     const cuda_ll_segment *mine = ll.peer[ll.waits.rank];
     wait_end end = WAIT_MET;
 
     if (!(*(const volatile uint32_t *)&mine->mask >> rank & 1))
-        end = wait_for(ll.waits, met, &ll.report->lost, rank);
+        end = wait_for(ll.waits, has_reached{word, value}, &ll.report->lost, rank);
     if (end == WAIT_STOPPED) {
         give_up(ll.waits, 0, rank, phase);
         return false;
@@ -122,7 +122,7 @@ __device__ inline bool ll_meet(const cuda_ll &ll, ll_call &call, const uint64_t 
                                  : i == n ? may_begin(ll.waits, phase)
                                           : true);
     if (blockIdx.x == 0) {
-        sound = __syncthreads_and(i < n    ? wait_or_mask(ll, has_reached{words + i, value}, i, phase)
+        sound = __syncthreads_and(i < n    ? wait_or_mask(ll, words + i, value, i, phase)
                                   : i == n ? may_begin(ll.waits, phase)
                                            : true);
         if (i == 0 && sound)
@@ -143,8 +143,12 @@ __device__ inline bool ll_meet(const cuda_ll &ll, ll_call &call, const uint64_t 
     return sound;
 }
 
-/* With masking: all of this rank's rows are on their way. Behind the last block's; by all threads. */
-__device__ inline void ll_sent(const cuda_ll &ll, const ll_call &call)
+/*
+ * With masking: tells each rank, in that one of its words, that all that this rank has stored in this kernel is there.
+ * The last of the blocks that come to it does; by all threads. A kernel's next one must be behind a meeting.
+ */
+__device__ inline void ll_tell(const cuda_ll &ll, const ll_call &call,
+                               uint64_t (cuda_ll_segment::*words)[CUDA_MAX_RANKS])
 {
     cuda_ll_segment *mine = ll.peer[ll.waits.rank];
     __shared__ bool last;
@@ -160,7 +164,7 @@ __device__ inline void ll_sent(const cuda_ll &ll, const ll_call &call)
     }
     __syncthreads();
     if (last && i < ll.waits.nranks && !is_masked(call, i))
-        store_release(&ll.peer[i]->sent[ll.waits.rank], call.number);
+        store_release(&(ll.peer[i]->*words)[ll.waits.rank], call.number);
 }
 
 /* The last block counts the call, when no other one needs the counters any more. `combine`: of which kind it is. */
