@@ -39,12 +39,17 @@ static uint16_t bf16_of(int value)
     return (uint16_t)(bits >> 16);
 }
 
-/* Choice k of a token: MODEL_TOPK different experts, spread over the ranks. */
+/*
+ * Choice k of a token: MODEL_TOPK different experts, for one half of the tokens next to each other, so that some of its
+ * rows or all are added up on one rank; for the other half far apart, each on a rank of its own if there are enough.
+ */
 static int expert_of(const struct model *m, int round, int rank, int t, int k)
 {
     uint32_t n = (uint32_t)m->group->nranks * MODEL_LOCAL;
+    uint32_t first = mix((uint32_t)round, (uint32_t)rank, (uint32_t)t, 0x777);
+    uint32_t step = first >> 31 ? 1 : (uint32_t)m->group->nranks;
 
-    return (int)((mix((uint32_t)round, (uint32_t)rank, (uint32_t)t, 0x777) + (uint32_t)(k * m->group->nranks)) % n);
+    return (int)(((first & INT32_MAX) + (uint32_t)k * step) % n);
 }
 
 static int rank_of(int expert)

@@ -4,9 +4,9 @@
  * the ranks that took part, so each rank knows it without asking anybody.
  *
  * The routing changes from round to round: the place of a choice then belongs to another rank, and what a rank writes
- * that the others have given up shows. Values are small integers and weights are powers of two, so that a sum tells
- * which experts have answered. All sums are exact in bf16, also those of one rank's rows, so they are the same with
- * EP_LL_SUM_ONCE.
+ * that the others have given up shows. On any number of ranks there are tokens with one row on a rank, and with several
+ * that it adds up. Values are small integers and weights are powers of two, so that a sum tells which experts have
+ * answered. All sums are exact in bf16, also those of one rank's rows, so they are the same with EP_LL_SUM_ONCE.
  */
 #ifndef EP_TESTS_CUDA_LL_MODEL_H
 #define EP_TESTS_CUDA_LL_MODEL_H
