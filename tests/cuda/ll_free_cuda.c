@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ll_free_cuda [--ranks N] [--seed N] [--only SCENE]: rank 0 has no tokens, so its last combine waits for nobody. Right
- * after it frees its ep_ll and its communicator, while the combine of the last rank has not begun: that one still
- * writes into memory of rank 0, and must find it there. What rank 0 has sent counts, for all others.
+ * ll_free_cuda [--ranks N] [--seed N] [--only SCENE]: rank 0 has no tokens. Right after its last combine it frees its
+ * ep_ll and its communicator, while the last rank, whose combine comes late, still writes into memory of rank 0, and
+ * must find it there. What rank 0 has sent counts, for all others.
  *
- *   during, during-threads   the late combine begins at some time around the end of rank 0's freeing
- *   after, after-threads     only when rank 0 has freed everything: freeing does not wait for it
- *   exit                     only when the process of rank 0 has ended
+ *   during, during-threads   the late combine begins at some time around the end of rank 0's, with either sum: in turn
+ *                            they add up on each rank, and once (EP_LL_SUM_ONCE)
+ *   after, after-threads     only when rank 0 has freed everything, which does not wait for it. With EP_LL_SUM_ONCE,
+ *                            because else rank 0 needs the weights of the late rank
+ *   exit                     as after, but only when the process of rank 0 has ended
  *
  * Exit 77 when there is no GPU.
  */
@@ -75,13 +77,19 @@ static int call_last(struct trial *trial)
 {
     struct model *m = &trial->model;
     bool late = trial->group->rank == trial->group->nranks - 1;
+    double begin, took;
 
     TRY(model_load(m, LAST_ROUND));
     CALL(model_dispatch(m, 0));
     TRY(group_meet(trial->group));
     if (late)
         TRY(hold_up(trial));
+    begin = now_ms();
     CALL(model_combine(m, late ? EP_LL_ASYNC : 0));
+    took = now_ms() - begin;
+    /* Else the late combine has begun before rank 0 is gone, and nothing is tested. */
+    EXPECT(trial->group->rank || trial->start->scene->when == DURING || took < FREE_MS,
+           "the last combine of rank 0 took %.0f ms, though it needs nothing of the late rank", took);
     return 0;
 }
 
@@ -118,11 +126,12 @@ static int run_trial(struct trial *trial)
 {
     struct group *g = trial->group;
     uint32_t all = (uint32_t)(((uint64_t)1 << g->nranks) - 1);
+    bool once = trial->start->scene->when != DURING || trial->number % 2;
     int tokens[MAX_RANKS], code;
 
     for (int rank = 0; rank < g->nranks; rank++)
         tokens[rank] = rank ? TOKENS - rank % 3 : 0;
-    code = model_open(g, TOKENS, HIDDEN, 0, tokens, &trial->model);
+    code = model_open(g, TOKENS, HIDDEN, once ? EP_LL_SUM_ONCE : 0, tokens, &trial->model);
     for (int round = 0; round < LAST_ROUND && !code; round++)
         code = model_round(&trial->model, round, 0, all);
     if (!code)
