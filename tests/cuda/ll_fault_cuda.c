@@ -2,7 +2,8 @@
 /*
  * ll_fault_cuda [--ranks N] [--seed N] [--only SCENE]: low latency when the last rank is killed, late, stopped, stuck
  * on its device, or has routing that is not valid in a call that nobody waits for; by calls, with hooks, asynchronously
- * and in captured graphs.
+ * and in captured graphs; with both sums. Or its combine is refused, for routing that is not that of the dispatch, and
+ * then it dies, leaves, or does nothing more, while the others, whose combines have begun, need its weights.
  *
  * With masking the others go on without the rank, and what arrives in later calls, whose routing is another one each
  * time, is theirs alone, also when it comes back: that it was masked it is then told. Without masking they get a status
@@ -23,44 +24,60 @@
 #define TIMEOUT_MS 1500
 #define SLACK_MS 1500     /* beyond a deadline, on a busy machine */
 #define PATIENCE_MS 30000 /* for what another rank of the test does */
+#define BEGIN_MS 50       /* a call that a rank is about to make has begun by then */
 
 enum { TOKENS = 24, HIDDEN = 512, HEALTHY = 2, MASKED = 3, AFTER = 4 };
-enum fault { KILL, LATE, STOP, MIDWAY, STUCK, ROUTING };
+enum fault { KILL, LATE, STOP, MIDWAY, STUCK, ROUTING, LEAVE };
+enum way {
+    MASKS = 1,
+    GRAPH = 2,  /* the calls are in one, which is launched instead */
+    ONCE = 4,   /* EP_LL_SUM_ONCE */
+    REFUSED = 8 /* the fault comes behind a combine of the victim that was refused */
+};
 
 #define HOOK EP_LL_RECV_HOOK
 #define ASYNC EP_LL_ASYNC
 
-struct scene {
+static const struct scene {
     const char *name;
     enum fault fault;
-    bool masks;
+    unsigned ways;
     uint32_t flags; /* of all calls */
-    bool graph;     /* they are in one, which is launched instead */
-};
-
-static const struct scene scenes[] = {
-    {"kill", KILL, false, 0, false},
-    {"kill-masked", KILL, true, 0, false},
-    {"kill-hooks-masked", KILL, true, HOOK, false},
-    {"kill-graph", KILL, false, 0, true},
-    {"kill-graph-masked", KILL, true, 0, true},
-    {"kill-graph-hooks-masked", KILL, true, HOOK, true},
-    {"late", LATE, false, 0, false},
-    {"late-masked", LATE, true, 0, false},
-    {"late-hooks-masked", LATE, true, HOOK, false},
-    {"late-graph-masked", LATE, true, 0, true},
-    {"stop", STOP, false, 0, false},
-    {"stop-masked", STOP, true, 0, false},
-    {"stop-midway-masked", MIDWAY, true, HOOK, false}, /* between the two halves of a dispatch */
-    {"stop-graph-masked", STOP, true, 0, true},
-    {"stuck", STUCK, false, ASYNC, false},
-    {"stuck-masked", STUCK, true, ASYNC, false},
-    {"routing-masked", ROUTING, true, ASYNC, false},
+} scenes[] = {
+    {"kill", KILL, 0, 0},
+    {"kill-once", KILL, ONCE, 0},
+    {"kill-masked", KILL, MASKS, 0},
+    {"kill-hooks-masked", KILL, MASKS, HOOK},
+    {"kill-graph", KILL, GRAPH, 0},
+    {"kill-graph-masked", KILL, GRAPH | MASKS, 0},
+    {"kill-graph-hooks-masked", KILL, GRAPH | MASKS, HOOK},
+    {"late", LATE, 0, 0},
+    {"late-masked", LATE, MASKS, 0},
+    {"late-once-masked", LATE, ONCE | MASKS, 0},
+    {"late-hooks-masked", LATE, MASKS, HOOK},
+    {"late-graph-masked", LATE, GRAPH | MASKS, 0},
+    {"stop", STOP, 0, 0},
+    {"stop-masked", STOP, MASKS, 0},
+    {"stop-midway-masked", MIDWAY, MASKS, HOOK}, /* between the two halves of a dispatch */
+    {"stop-midway-once-masked", MIDWAY, ONCE | MASKS, HOOK},
+    {"stop-graph-masked", STOP, GRAPH | MASKS, 0},
+    {"stuck", STUCK, 0, ASYNC},
+    {"stuck-masked", STUCK, MASKS, ASYNC},
+    {"routing-masked", ROUTING, MASKS, ASYNC},
+    {"refused-kill", KILL, REFUSED, 0},
+    {"refused-kill-masked", KILL, REFUSED | MASKS, 0},
+    {"refused-kill-hooks-masked", KILL, REFUSED | MASKS, HOOK},
+    {"refused-leave", LEAVE, REFUSED, 0},
+    {"refused-leave-masked", LEAVE, REFUSED | MASKS, 0},
+    {"refused-late", LATE, REFUSED, 0},
+    {"refused-late-masked", LATE, REFUSED | MASKS, 0},
+    {"refused-late-once-masked", LATE, REFUSED | ONCE | MASKS, 0},
 };
 
 /* What the ranks tell each other beside the library. */
 struct page {
     _Atomic int sound;  /* ranks that have completed the rounds before the fault */
+    _Atomic int begun;  /* dispatches, of all ranks and rounds, that are complete; REFUSED alone */
     _Atomic int done;   /* survivors that have gone on without the victim */
     _Atomic int go;     /* the victim may come back */
     _Atomic int back;   /* ... and has been told */
@@ -83,14 +100,27 @@ struct start {
     struct page *page;
 };
 
+static bool in_way(const struct state *s, unsigned ways)
+{
+    return (s->scene->ways & ways) == ways;
+}
+
 /* --- rounds ------------------------------------------------------------------------------------------------------ */
 
-/* The calls of a round, with the flags of the scene. */
-static int call_both(struct state *s)
+static int call_dispatch(struct state *s)
 {
     CALL(model_dispatch(&s->model, s->scene->flags));
     if (s->scene->flags & HOOK)
         CALL(ep_ll_finish(s->model.ll));
+    if (in_way(s, REFUSED))
+        atomic_fetch_add(&s->page->begun, 1);
+    return 0;
+}
+
+/* The calls of a round, with the flags of the scene. */
+static int call_both(struct state *s)
+{
+    TRY(call_dispatch(s));
     CALL(model_combine(&s->model, s->scene->flags));
     if (s->scene->flags & HOOK)
         CALL(ep_ll_finish(s->model.ll));
@@ -109,7 +139,7 @@ static int run_round(struct state *s, int round, uint32_t senders, uint32_t expe
 {
     test_where("rank %d of %d, %s, round %d", s->group.rank, s->group.nranks, s->scene->name, round);
     TRY(model_load(&s->model, round));
-    if (!s->scene->graph) {
+    if (!in_way(s, GRAPH)) {
         TRY(call_both(s));
     } else {
         CUDA(cudaGraphLaunch(s->graph, s->group.stream));
@@ -121,8 +151,10 @@ static int run_round(struct state *s, int round, uint32_t senders, uint32_t expe
 
 static int begin(struct state *s)
 {
-    TRY(model_open(&s->group, TOKENS, HIDDEN, s->scene->masks ? EP_LL_MASK_DEAD : 0, NULL, &s->model));
-    if (s->scene->graph)
+    uint32_t flags = (in_way(s, MASKS) ? EP_LL_MASK_DEAD : 0) | (in_way(s, ONCE) ? EP_LL_SUM_ONCE : 0);
+
+    TRY(model_open(&s->group, TOKENS, HIDDEN, flags, NULL, &s->model));
+    if (in_way(s, GRAPH))
         TRY(capture(s));
     for (int round = 0; round < HEALTHY; round++)
         TRY(run_round(s, round, s->all, s->all));
@@ -148,7 +180,7 @@ static int check_told(struct state *s, const char *call, ep_status status)
 {
     ep_status expected = s->scene->fault == ROUTING ? EP_E_ROUTING : EP_E_EXCLUDED;
 
-    if (s->scene->masks)
+    if (in_way(s, MASKS))
         return expect_status(call, status, expected, expected == EP_E_EXCLUDED ? "masked" : NULL);
     EXPECT(status != EP_OK, "%s is EP_OK, though the others have given this rank up", call);
     return 0;
@@ -158,6 +190,8 @@ static int hear_by_call(struct state *s)
 {
     if (s->scene->fault == MIDWAY)
         return check_told(s, "ep_ll_finish", ep_ll_finish(s->model.ll));
+    if (in_way(s, REFUSED))
+        return check_told(s, "ep_ll_combine", model_combine(&s->model, s->scene->flags));
     return check_told(s, "ep_ll_dispatch", model_dispatch(&s->model, s->scene->flags));
 }
 
@@ -197,14 +231,43 @@ static int be_stuck(struct state *s)
     return hear_by_stream(s);
 }
 
+/* What it needs of the dispatch the others have, and their combines have begun. */
+static int be_refused(struct state *s)
+{
+    const int64_t swapped[2] = {s->model.host_index[1], s->model.host_index[0]};
+
+    TRY(call_dispatch(s));
+    TRY(await(&s->page->begun, (HEALTHY + 1) * s->group.nranks, PATIENCE_MS, "all ranks to complete the dispatch"));
+    sleep_ms(BEGIN_MS);
+    CUDA(cudaMemcpy(s->model.index, swapped, sizeof(swapped), cudaMemcpyDefault));
+    TRY(expect_status("ep_ll_combine with two choices swapped", model_combine(&s->model, s->scene->flags), EP_E_ROUTING,
+                      "not that of the dispatch"));
+    CUDA(cudaMemcpy(s->model.index, s->model.host_index, sizeof(swapped), cudaMemcpyDefault));
+    return 0;
+}
+
+static int leave(struct state *s)
+{
+    ep_ll_free(s->model.ll);
+    s->model.ll = NULL;
+    ep_comm_free(s->group.cuda);
+    s->group.cuda = NULL;
+    atomic_store(&s->page->back, 1);
+    return 0;
+}
+
 static int suffer(struct state *s)
 {
     enum fault fault = s->scene->fault;
 
     test_where("rank %d of %d (the victim), %s", s->group.rank, s->group.nranks, s->scene->name);
     TRY(model_load(&s->model, HEALTHY));
+    if (in_way(s, REFUSED))
+        TRY(be_refused(s));
     if (fault == KILL)
         kill(getpid(), SIGKILL);
+    if (fault == LEAVE)
+        return leave(s);
     if (fault == MIDWAY)
         CALL(model_dispatch(&s->model, HOOK));
     if (fault == STOP || fault == MIDWAY)
@@ -215,7 +278,7 @@ static int suffer(struct state *s)
         TRY(spoil(s));
     } else if (fault == STUCK) {
         TRY(be_stuck(s));
-    } else if (s->scene->graph) {
+    } else if (in_way(s, GRAPH)) {
         CUDA(cudaGraphLaunch(s->graph, s->group.stream));
         TRY(hear_by_stream(s));
     } else {
@@ -262,7 +325,7 @@ static int go_on_masked(struct state *s)
     double limit = now_ms() + PATIENCE_MS;
 
     /* What the victim has sent before it was lost counts. */
-    TRY(run_round(s, HEALTHY, s->scene->fault == MIDWAY ? s->all : s->others, s->others));
+    TRY(run_round(s, HEALTHY, s->scene->fault == MIDWAY || in_way(s, REFUSED) ? s->all : s->others, s->others));
     for (int round = HEALTHY + 1; round <= atomic_load(&s->page->last); round++) {
         TRY(run_round(s, round, s->others, s->others));
         if (round == HEALTHY + MASKED)
@@ -284,29 +347,35 @@ static ep_status meet_failure(struct state *s)
 {
     ep_status status = EP_OK;
 
-    if (s->scene->graph)
+    if (in_way(s, REFUSED))
+        return model_combine(&s->model, s->scene->flags);
+    if (in_way(s, GRAPH))
         cudaGraphLaunch(s->graph, s->group.stream);
     else
         status = model_dispatch(&s->model, s->scene->flags);
-    if (status != EP_OK || !(s->scene->graph || s->scene->flags & ASYNC))
+    if (status != EP_OK || !(in_way(s, GRAPH) || s->scene->flags & ASYNC))
         return status;
     cudaStreamSynchronize(s->group.stream);
-    return s->scene->graph ? model_dispatch(&s->model, 0) : model_combine(&s->model, s->scene->flags);
+    return in_way(s, GRAPH) ? model_dispatch(&s->model, 0) : model_combine(&s->model, s->scene->flags);
 }
 
 static int check_named(struct state *s)
 {
-    bool dead = s->scene->fault == KILL;
-    double begin_ms = now_ms(), took;
-    ep_status status = meet_failure(s);
+    enum fault fault = s->scene->fault;
+    ep_status status, expected = fault == KILL ? EP_E_PEER_DEAD : fault == LEAVE ? EP_E_PEER_LEFT : EP_E_TIMEOUT;
+    double begin_ms, took;
 
+    if (in_way(s, REFUSED))
+        TRY(call_dispatch(s));
+    begin_ms = now_ms();
+    status = meet_failure(s);
     took = now_ms() - begin_ms;
     if (s->group.rank == 0)
         printf("ll_fault_cuda: %s: after %.0f ms: %s\n", s->scene->name, took, ep_last_error());
     /* Only where the host waits it has to see that the process is dead. */
-    if (dead && s->scene->graph && status == EP_E_TIMEOUT)
-        dead = false;
-    TRY(expect_culprit("the call", status, dead ? EP_E_PEER_DEAD : EP_E_TIMEOUT, s->victim));
+    if (in_way(s, GRAPH) && status == EP_E_TIMEOUT)
+        expected = EP_E_TIMEOUT;
+    TRY(expect_culprit("the call", status, expected, s->victim));
     EXPECT(took < TIMEOUT_MS + SLACK_MS, "after %.0f ms", took);
     return expect_culprit("the next call", model_dispatch(&s->model, 0), status, s->victim);
 }
@@ -324,7 +393,7 @@ static int make_anew(struct state *s)
     EXPECT(info.nranks == s->group.nranks - 1, "%d ranks in the new group", info.nranks);
     next.rank = info.rank;
     next.nranks = info.nranks;
-    code = model_open(&next, TOKENS, HIDDEN, 0, NULL, &model);
+    code = model_open(&next, TOKENS, HIDDEN, in_way(s, ONCE) ? EP_LL_SUM_ONCE : 0, NULL, &model);
     for (int round = 0; round < MASKED && !code; round++)
         code = model_round(&model, round, s->scene->flags, s->others);
     model_close(&model);
@@ -377,7 +446,7 @@ static int run_rank(const ep_boot *boot, void *argument)
     if (!code && s->group.rank == s->victim)
         code = suffer(s);
     else if (!code)
-        code = s->scene->masks ? go_on_masked(s) : go_on_named(s);
+        code = in_way(s, MASKS) ? go_on_masked(s) : go_on_named(s);
     if (!code)
         code = check_context(s);
 close:
