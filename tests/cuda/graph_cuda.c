@@ -13,16 +13,24 @@
 
 enum { TOKENS = 100, HIDDEN = 1024, TOPK = 4, LAUNCHES = 6, POISON = 0xa5 };
 
-enum { X, IDX, WEIGHTS, RECV, OUT, LL_RECV, LL_SCALES, LL_COUNT, LL_OUT, N_BUFFERS };
+enum { X, IDX, WEIGHTS, RECV, OUT, LL_RECV, LL_SCALES, LL_COUNT, LL_OUT, LL_ONCE_OUT, N_BUFFERS };
 
-static const char *const names[N_BUFFERS] = {
-    "x", "topk_idx", "topk_weights", "recv_x", "out", "recv_x of ll", "scales of ll", "count of ll", "out of ll"};
+static const char *const names[N_BUFFERS] = {"x",
+                                             "topk_idx",
+                                             "topk_weights",
+                                             "recv_x",
+                                             "out",
+                                             "recv_x of ll",
+                                             "scales of ll",
+                                             "count of ll",
+                                             "out of ll",
+                                             "out of ll that sums once"};
 
 struct state {
     struct group group;
     int experts;
     ep_plan *plan;
-    ep_ll *ll;
+    ep_ll *ll[2]; /* the second with EP_LL_SUM_ONCE */
     int64_t n_recv;
     void *at[N_BUFFERS];
     size_t bytes[N_BUFFERS];
@@ -45,13 +53,36 @@ static int fill(struct state *s, uint64_t seed)
     return 0;
 }
 
+static int call_low_latency(struct state *s, ep_ll *ll, void *out)
+{
+    ep_ll_dispatch_args dispatch = EP_LL_DISPATCH_ARGS_INIT;
+    ep_ll_combine_args combine = EP_LL_COMBINE_ARGS_INIT;
+
+    dispatch.x = s->at[X];
+    dispatch.topk_idx = s->at[IDX];
+    dispatch.idx_type = EP_I64;
+    dispatch.n_tokens = TOKENS;
+    dispatch.out_dtype = EP_F8E4M3;
+    dispatch.scale_type = EP_F32;
+    dispatch.recv_x = s->at[LL_RECV];
+    dispatch.recv_scales = s->at[LL_SCALES];
+    dispatch.recv_count = s->at[LL_COUNT];
+    CALL(ep_ll_dispatch(ll, &dispatch));
+    combine.x = s->at[LL_RECV];
+    combine.topk_idx = s->at[IDX];
+    combine.idx_type = EP_I64;
+    combine.n_tokens = TOKENS;
+    combine.topk_weights = s->at[WEIGHTS];
+    combine.out = out;
+    CALL(ep_ll_combine(ll, &combine));
+    return 0;
+}
+
 /* The received rows of either layout go back as they are: the low-latency ones quantised, so as other bits. */
 static int call_all(struct state *s)
 {
     ep_dispatch_args dispatch = EP_DISPATCH_ARGS_INIT;
     ep_combine_args combine = EP_COMBINE_ARGS_INIT;
-    ep_ll_dispatch_args ll_dispatch = EP_LL_DISPATCH_ARGS_INIT;
-    ep_ll_combine_args ll_combine = EP_LL_COMBINE_ARGS_INIT;
 
     dispatch.x = s->at[X];
     dispatch.dtype = EP_BF16;
@@ -64,24 +95,8 @@ static int call_all(struct state *s)
     combine.hidden = HIDDEN;
     combine.out = s->at[OUT];
     CALL(ep_combine(s->plan, &combine, NULL));
-    ll_dispatch.x = s->at[X];
-    ll_dispatch.topk_idx = s->at[IDX];
-    ll_dispatch.idx_type = EP_I64;
-    ll_dispatch.n_tokens = TOKENS;
-    ll_dispatch.out_dtype = EP_F8E4M3;
-    ll_dispatch.scale_type = EP_F32;
-    ll_dispatch.recv_x = s->at[LL_RECV];
-    ll_dispatch.recv_scales = s->at[LL_SCALES];
-    ll_dispatch.recv_count = s->at[LL_COUNT];
-    CALL(ep_ll_dispatch(s->ll, &ll_dispatch));
-    ll_combine.x = s->at[LL_RECV];
-    ll_combine.topk_idx = s->at[IDX];
-    ll_combine.idx_type = EP_I64;
-    ll_combine.n_tokens = TOKENS;
-    ll_combine.topk_weights = s->at[WEIGHTS];
-    ll_combine.out = s->at[LL_OUT];
-    CALL(ep_ll_combine(s->ll, &ll_combine));
-    return 0;
+    TRY(call_low_latency(s, s->ll[0], s->at[LL_OUT]));
+    return call_low_latency(s, s->ll[1], s->at[LL_ONCE_OUT]);
 }
 
 static int make_plan(struct state *s, ep_plan **ret_plan, ep_status *ret_status)
@@ -111,7 +126,8 @@ static int new_buffers(struct state *s)
                                      [LL_RECV] = slots * row,
                                      [LL_SCALES] = slots * HIDDEN / 32,
                                      [LL_COUNT] = (size_t)(s->experts / s->group.nranks) * 4,
-                                     [LL_OUT] = TOKENS * row};
+                                     [LL_OUT] = TOKENS * row,
+                                     [LL_ONCE_OUT] = TOKENS * row};
 
     for (int i = 0; i < TOKENS * TOPK; i++) {
         /* Distinct within a token. */
@@ -229,7 +245,7 @@ static int check_routing(struct state *s)
     args.out_dtype = EP_BF16;
     args.recv_x = s->at[LL_RECV];
     args.recv_count = s->at[LL_COUNT];
-    TRY(expect_status("ep_ll_dispatch of an expert twice", ep_ll_dispatch(s->ll, &args), EP_E_ROUTING, "token 5"));
+    TRY(expect_status("ep_ll_dispatch of an expert twice", ep_ll_dispatch(s->ll[0], &args), EP_E_ROUTING, "token 5"));
     CUDA(cudaFree(bad));
     return 0;
 }
@@ -251,7 +267,9 @@ static int run_all(struct state *s)
     config.hidden = HIDDEN;
     config.n_experts = s->experts;
     config.topk = TOPK;
-    CALL(ep_ll_new(s->group.cuda, &config, &s->ll));
+    CALL(ep_ll_new(s->group.cuda, &config, &s->ll[0]));
+    config.flags = EP_LL_SUM_ONCE;
+    CALL(ep_ll_new(s->group.cuda, &config, &s->ll[1]));
     TRY(capture_begin(&s->group));
     TRY(call_all(s));
     TRY(capture_end(&s->group, &exec));
@@ -274,7 +292,8 @@ static int run_all(struct state *s)
     TRY(call_all(s));
     TRY(compare(s, LAUNCHES));
     CUDA(cudaGraphExecDestroy(exec));
-    ep_ll_free(s->ll);
+    for (int i = 0; i < 2; i++)
+        ep_ll_free(s->ll[i]);
     ep_plan_free(s->plan);
     return 0;
 }

@@ -2,10 +2,11 @@
 /*
  * ll_async_cuda [--ranks N] [--seed N] [--only SCENE]: low-latency calls that nobody waits for.
  *
- *   flight  many calls queued behind a stream that stands still: they return, and give what the host backend gives
- *   hooks   what is sent arrives without the sender's ep_ll_finish(), and calls out of order are refused
- *   bad-*   routing that is not valid: EP_E_ROUTING on that rank, a status that names it on its peers, soon, with the
- *           CUDA context alive; then a new group of the same processes works
+ *   flight  many calls queued behind a stream that stands still: they return, and give what the host backend gives;
+ *           with both sums
+ *   hooks   what is sent arrives without the sender's ep_ll_finish(), and calls out of order are refused; with both
+ * sums bad-*   routing that is not valid: EP_E_ROUTING on that rank, a status that names it on its peers, soon, with
+ * the CUDA context alive; then a new group of the same processes works. One sum or the other
  *
  * Exit 77 when there is no GPU.
  */
@@ -41,12 +42,18 @@ struct scene {
     ep_boot_shm *second, *third; /* for the host backend, for the new group */
     const struct bad *bad;       /* NULL: flight or hooks */
     int (*run)(struct group *group, struct scene *scene);
-    _Atomic int *go; /* [PASSES] */
+    _Atomic int *go; /* [2 * PASSES] */
     uint64_t seed;
     int culprit;
+    uint32_t sum; /* EP_LL_SUM_ONCE or 0; flight and hooks take both */
 };
 
-static ep_ll_config config_for(const struct group *g, int max_tokens, int hidden)
+static const char *sum_name(uint32_t sum)
+{
+    return sum ? "summed once" : "summed by rank";
+}
+
+static ep_ll_config config_for(const struct group *g, int max_tokens, int hidden, uint32_t sum)
 {
     ep_ll_config config = EP_LL_CONFIG_INIT;
 
@@ -54,6 +61,7 @@ static ep_ll_config config_for(const struct group *g, int max_tokens, int hidden
     config.hidden = hidden;
     config.n_experts = g->nranks * 8;
     config.topk = 4;
+    config.flags = sum;
     return config;
 }
 
@@ -98,9 +106,10 @@ static int fly(struct group *g, struct scene *scene, struct exchange **x)
         code |= exchange_compare(x[i], "first pass");
     for (int pass = 0; pass < PASSES; pass++) {
         static struct hold hold; /* which outlives a failure */
+        _Atomic int *go = &scene->go[pass + (scene->sum ? PASSES : 0)];
 
-        hold = (struct hold){.word = &scene->go[pass], .ms = 20000};
-        test_where("rank %d of %d, flight, pass %d (seed %llu)", g->rank, g->nranks, pass,
+        hold = (struct hold){.word = go, .ms = 20000};
+        test_where("rank %d of %d, flight, %s, pass %d (seed %llu)", g->rank, g->nranks, sum_name(scene->sum), pass,
                    (unsigned long long)scene->seed);
         for (int i = 0; i < IN_FLIGHT; i++)
             TRY(exchange_load(x[i], seed_of(g, scene, pass + 1, i)));
@@ -110,7 +119,7 @@ static int fly(struct group *g, struct scene *scene, struct exchange **x)
                "the calls have waited for their stream (%d: it has gone on by itself)", atomic_load(&hold.ended));
         cudaGetLastError();
         TRY(group_meet(g));
-        atomic_store(&scene->go[pass], 1);
+        atomic_store(go, 1);
         for (int i = 0; i < IN_FLIGHT; i++)
             code |= exchange_compare(x[i], "queued");
         CALL(ep_comm_async_error(g->cuda));
@@ -128,7 +137,7 @@ static int fly(struct group *g, struct scene *scene, struct exchange **x)
 
 static int run_flight(struct group *g, struct scene *scene)
 {
-    const ep_ll_config config = config_for(g, 48, 1024);
+    const ep_ll_config config = config_for(g, 48, 1024, scene->sum);
     struct exchange *x[IN_FLIGHT] = {NULL};
     struct ll_pair pair;
     int code = ll_pair_open(g, &config, &pair);
@@ -165,7 +174,7 @@ static int use_hooks(struct group *g, struct scene *scene, struct exchange *x)
     for (int pass = 0; pass < 2 * PASSES; pass++) {
         uint32_t flags = EP_LL_RECV_HOOK | (pass % 2 ? EP_LL_ASYNC : 0);
 
-        test_where("rank %d of %d, hooks, pass %d%s (seed %llu)", g->rank, g->nranks, pass,
+        test_where("rank %d of %d, hooks, %s, pass %d%s (seed %llu)", g->rank, g->nranks, sum_name(scene->sum), pass,
                    pass % 2 ? ", asynchronous" : "", (unsigned long long)scene->seed);
         TRY(exchange_load(x, seed_of(g, scene, pass, 0)));
         TRY(expect_status("ep_ll_finish before all", exchange_finish(x), EP_E_STATE, NULL));
@@ -184,7 +193,7 @@ static int use_hooks(struct group *g, struct scene *scene, struct exchange *x)
 
 static int run_hooks(struct group *g, struct scene *scene)
 {
-    const ep_ll_config config = config_for(g, 32, 512);
+    const ep_ll_config config = config_for(g, 32, 512, scene->sum);
     struct ll_round round = {.n_tokens = 20 + g->rank, .format = LL_F32, .idx_type = EP_I64, .sources = true};
     struct exchange *x = NULL;
     struct ll_pair pair;
@@ -345,14 +354,14 @@ static int spoil_one(struct attempt *a)
 /* An exchange on a new ep_ll, which works; `spoils`: then it is spoilt. */
 static int with_exchange(struct group *g, const struct scene *scene, const char *phase, bool spoils)
 {
-    const ep_ll_config config = config_for(g, 32, 512);
+    const ep_ll_config config = config_for(g, 32, 512, scene->sum);
     struct ll_round round = {.n_tokens = 24, .format = LL_BF16, .echo = true, .idx_type = EP_I64};
     struct attempt attempt = {.group = g, .scene = scene};
     struct ll_pair pair;
     int code = ll_pair_open(g, &config, &pair);
 
-    test_where("rank %d of %d, %s %s (seed %llu), the culprit is rank %d", g->rank, g->nranks, scene->bad->name, phase,
-               (unsigned long long)scene->seed, scene->culprit);
+    test_where("rank %d of %d, %s %s, %s (seed %llu), the culprit is rank %d", g->rank, g->nranks, scene->bad->name,
+               phase, sum_name(scene->sum), (unsigned long long)scene->seed, scene->culprit);
     round.dispatch_flags = round.combine_flags = EP_LL_ASYNC;
     round.seed = scene->seed + (uint64_t)g->rank;
     if (!code)
@@ -404,6 +413,19 @@ static int run_bad(struct group *g, struct scene *scene)
 
 /* ----------------------------------------------------------------------------------------------------------------- */
 
+static int run_sums(struct group *g, struct scene *scene)
+{
+    int code = PASSED;
+
+    if (scene->bad)
+        return scene->run(g, scene);
+    for (int i = 0; i < 2 && !(code & FAILED); i++) {
+        scene->sum = i ? EP_LL_SUM_ONCE : 0;
+        code |= scene->run(g, scene);
+    }
+    return code;
+}
+
 static int run_rank(const ep_boot *boot, void *argument)
 {
     struct scene *scene = argument;
@@ -411,7 +433,7 @@ static int run_rank(const ep_boot *boot, void *argument)
     int code = group_open(boot, scene->second, TIMEOUT_MS, &group);
 
     if (!code)
-        code = scene->run(&group, scene);
+        code = run_sums(&group, scene);
     group_close(&group, code);
     return code;
 }
@@ -423,11 +445,12 @@ static int run_scene(struct options *options, int index)
     int code = 1;
 
     scene.bad = index < N_BADS ? &bads[index] : NULL;
+    scene.sum = index % 2 ? EP_LL_SUM_ONCE : 0;
     scene.run = scene.bad ? run_bad : index == N_BADS ? run_flight : run_hooks;
     launch.name = scene.bad ? scene.bad->name : index == N_BADS ? "flight" : "hooks";
     if (!options_want(options, launch.name))
         return SKIPPED;
-    scene.go = share(PASSES * sizeof(*scene.go));
+    scene.go = share(2 * (size_t)PASSES * sizeof(*scene.go));
     if (ep_boot_shm_new(options->ranks, &scene.second) == EP_OK &&
         ep_boot_shm_new(options->ranks, &scene.third) == EP_OK && scene.go)
         code = launch_ranks(&launch);
@@ -435,8 +458,9 @@ static int run_scene(struct options *options, int index)
         test_say("%s", ep_last_error());
     ep_boot_shm_free(scene.second);
     ep_boot_shm_free(scene.third);
-    printf("ll_async_cuda: %d ranks, %s%s%s: %s\n", options->ranks, launch.name, scene.bad ? " in " : "",
-           scene.bad ? how_names[scene.bad->how] : "", verdict_of(code));
+    printf("ll_async_cuda: %d ranks, %s%s%s%s%s: %s\n", options->ranks, launch.name, scene.bad ? " in " : "",
+           scene.bad ? how_names[scene.bad->how] : "", scene.bad ? ", " : "", scene.bad ? sum_name(scene.sum) : "",
+           verdict_of(code));
     fflush(stdout);
     return code;
 }

@@ -3,7 +3,8 @@
  * ll_mix_cuda [--ranks N] [--seed N] [--only SCENE]: low latency in combinations, against the host backend.
  *
  *   graph       calls in a captured graph that is launched with other data and other routings, mixed with calls: plain,
- *               with hooks, with zero copy, with masking on (and nobody masked), two results alive, all of these
+ *               with hooks, with zero copy, with masking on (and nobody masked), two results alive, all of these; with
+ *               both sums
  *   objects     two ep_ll of one communicator in turn, by calls, asynchronously and in one graph
  *   throughput  dispatch and combine on a plan while a low-latency dispatch waits for its combine
  *   reopen      one ep_ll after the other in the memory of those before
@@ -29,6 +30,7 @@ struct scene {
     bool masking, overlap;
     int n; /* exchanges in it */
     uint32_t dispatch_flags, combine_flags;
+    uint32_t sum; /* EP_LL_SUM_ONCE or 0: both, one after the other */
     ep_boot_shm *second;
     uint64_t seed;
 };
@@ -52,8 +54,8 @@ static uint64_t seed_of(const struct group *g, const struct scene *scene, int st
 
 static void say_where(const struct group *g, const struct scene *scene, int step)
 {
-    test_where("rank %d of %d, %s, step %d (seed %llu)", g->rank, g->nranks, scene->name, step,
-               (unsigned long long)scene->seed);
+    test_where("rank %d of %d, %s%s, step %d (seed %llu)", g->rank, g->nranks, scene->name,
+               scene->sum ? ", summed once" : "", step, (unsigned long long)scene->seed);
 }
 
 static int compare_all(struct exchange **x, int n, const char *phase)
@@ -118,9 +120,9 @@ static int use_graph(struct group *g, const struct scene *scene, struct ll_pair 
     return code;
 }
 
-static int run_graph(struct group *g, const struct scene *scene)
+static int run_graph_summed(struct group *g, const struct scene *scene)
 {
-    const ep_ll_config config = config_for(g, 24, 1024, 8, scene->masking ? EP_LL_MASK_DEAD : 0);
+    const ep_ll_config config = config_for(g, 24, 1024, 8, scene->sum | (scene->masking ? EP_LL_MASK_DEAD : 0));
     struct exchange *x[MOST] = {NULL};
     int32_t masked[MAX_RANKS];
     struct ll_pair pair;
@@ -138,6 +140,15 @@ static int run_graph(struct group *g, const struct scene *scene)
         code |= exchange_free(x[i], code & FAILED);
     ll_pair_close(&pair);
     return code;
+}
+
+static int run_graph(struct group *g, const struct scene *scene)
+{
+    int code = run_graph_summed(g, scene);
+    struct scene once = *scene;
+
+    once.sum = EP_LL_SUM_ONCE;
+    return code & FAILED ? code : code | run_graph_summed(g, &once);
 }
 
 /* --- two objects ------------------------------------------------------------------------------------------------- */
