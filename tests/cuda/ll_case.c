@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define SPOILT 0x42 /* all bytes of a weight that is 48.6 */
+
 enum { X, IDX, WEIGHTS, ANSWER, RECV_X, RECV_SCALES, RECV_COUNT, RECV_SOURCE, RECV_RANGE, OUT, N_BUFFERS };
 
 static const char *const names[N_BUFFERS] = {"x",          "topk_idx",    "topk_weights", "the experts' answer",
@@ -254,6 +256,33 @@ int exchange_load(struct exchange *x, uint64_t seed)
     return group_meet(group);
 }
 
+/* One in eight is a value at the edge. */
+static void fill_edgy_weights(struct exchange *x, uint64_t random)
+{
+    static const float edges[] = {0.0f, -0.0f, 1.0f, -1.0f, 1e30f, -1e-30f, 1e-41f, -3e-39f};
+    float *weights = (float *)(void *)x->b[WEIGHTS].host;
+
+    for (size_t i = 0; i < x->b[WEIGHTS].bytes / sizeof(*weights); i++) {
+        uint64_t r = next_random(&random);
+
+        weights[i] = r >> 61 ? (float)(r % 2000) / 999.0f - 1.0f : edges[r % 8];
+    }
+}
+
+int exchange_reweigh(struct exchange *x, uint64_t seed)
+{
+    const struct group *group = x->pair->group;
+
+    fill_edgy_weights(x, seed);
+    TRY(twin_push(group, &x->b[WEIGHTS]));
+    for (int i = RECV_X; i < N_BUFFERS; i++)
+        TRY(twin_poison(group, &x->b[i]));
+    CALL(dispatch(x, x->pair->host, false, 0));
+    CALL(combine(x, x->pair->host, false, NULL, 0));
+    CUDA(cudaStreamSynchronize(group->stream));
+    return group_meet(group);
+}
+
 int exchange_new(const struct ll_pair *pair, const struct ll_round *round, struct exchange **ret_exchange)
 {
     struct exchange *x = calloc(1, sizeof(*x));
@@ -280,6 +309,16 @@ int exchange_compare(struct exchange *x, const char *phase)
     for (int i = RECV_X; i < N_BUFFERS; i++)
         code |= twin_compare(x->pair->group, &x->b[i], phase);
     return code;
+}
+
+const struct twin *exchange_weights(const struct exchange *x)
+{
+    return &x->b[WEIGHTS];
+}
+
+const struct twin *exchange_out(const struct exchange *x)
+{
+    return &x->b[OUT];
 }
 
 int exchange_free(struct exchange *x, bool failed)
@@ -327,6 +366,7 @@ int exchange_spoil(struct exchange *x, enum spoil spoil)
     EXPECT(x->round.n_tokens > 0 && (int)topk * 2 <= config->n_experts && topk > 1 &&
                (spoil != SPOIL_WIDE || x->round.idx_type == EP_I64),
            "%d tokens, top-%zu of %d experts cannot be spoilt", x->round.n_tokens, topk, config->n_experts);
+    CUDA(cudaMemsetAsync(x->b[WEIGHTS].device, SPOILT, x->b[WEIGHTS].bytes, x->pair->group->stream));
     index.host = malloc(index.bytes + GUARD);
     EXPECT(index.host, "no memory for a routing");
     memcpy(index.host, x->b[IDX].host, index.bytes + GUARD);
@@ -340,6 +380,12 @@ int exchange_spoil(struct exchange *x, enum spoil spoil)
     code = twin_push(x->pair->group, &index);
     free(index.host);
     return code;
+}
+
+int exchange_mend(struct exchange *x)
+{
+    TRY(twin_push(x->pair->group, &x->b[IDX]));
+    return twin_push(x->pair->group, &x->b[WEIGHTS]);
 }
 
 /* --- cases ------------------------------------------------------------------------------------------------------ */

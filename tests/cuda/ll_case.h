@@ -40,6 +40,8 @@ struct exchange;
 int exchange_new(const struct ll_pair *pair, const struct ll_round *round, struct exchange **ret_exchange);
 /* Collective. Others than the seed have to be as they were. Inputs are new, outputs poisoned, expectations known. */
 int exchange_load(struct exchange *x, uint64_t seed);
+/* Collective: the same with other weights. All else stays, and so does what the dispatch gives. */
+int exchange_reweigh(struct exchange *x, uint64_t seed);
 /* Outputs are poisoned again, in the order of the stream. */
 int exchange_poison(struct exchange *x);
 int exchange_free(struct exchange *x, bool failed);
@@ -58,15 +60,20 @@ int exchange_call_all(struct exchange **x, int n, bool overlap);
 /* Waits for the stream. All that the CUDA backend has written, and what it must not have. */
 int exchange_compare(struct exchange *x, const char *phase);
 
+/* What a combine reads and writes: weights of this rank's tokens, and their sums. */
+const struct twin *exchange_weights(const struct exchange *x);
+const struct twin *exchange_out(const struct exchange *x);
+
 /* Ways to spoil a routing. */
 enum spoil { SPOIL_TWICE, SPOIL_BEYOND, SPOIL_BELOW, SPOIL_WIDE, SPOIL_OTHER, N_SPOILS };
 extern const char *const spoil_names[N_SPOILS];
 
 /*
- * The routing on the device, of the last token: SPOIL_OTHER is valid, but not that of the dispatch. Undone by
- * exchange_load().
+ * The routing on the device, of the last token: SPOIL_OTHER is valid, but not that of the dispatch. And all weights,
+ * which nobody must use of a call that is refused. Undone by exchange_load() and exchange_mend().
  */
 int exchange_spoil(struct exchange *x, enum spoil spoil);
+int exchange_mend(struct exchange *x);
 
 /* A case: an ep_ll, its exchanges, and all that goes with them. By all ranks. */
 #define LL_MOST_ROUNDS 3

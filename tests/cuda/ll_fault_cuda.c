@@ -241,7 +241,7 @@ static int be_refused(struct state *s)
     sleep_ms(BEGIN_MS);
     CUDA(cudaMemcpy(s->model.index, swapped, sizeof(swapped), cudaMemcpyDefault));
     TRY(expect_status("ep_ll_combine with two choices swapped", model_combine(&s->model, s->scene->flags), EP_E_ROUTING,
-                      "not that of the dispatch"));
+                      "dispatch that it answers"));
     CUDA(cudaMemcpy(s->model.index, s->model.host_index, sizeof(swapped), cudaMemcpyDefault));
     return 0;
 }
