@@ -142,15 +142,37 @@ void shape_print(const struct shape *s, char *ret_text, size_t bytes)
 #define LL_LARGE ((int64_t)64 << 20)
 #define LL_SMALL ((int64_t)256 << 10)
 
-enum who { EVERYBODY, ONE_RANK }; /* has the tokens: the last */
+/* ONE: the last rank has the tokens. TO_FIRST: all experts of a token are on the first rank. */
+enum who { EVERYBODY, ONE_RANK, TO_FIRST, ONE_TO_FIRST };
 
-/* The largest first: later ones then find room in the segments of those before them. */
-static const struct ll_edge {
-    int max_tokens, n_tokens, hidden, topk, n_experts; /* n_experts is rounded up to a multiple of the ranks */
+struct ll_edge {
+    int max_tokens, n_tokens, hidden, topk;
+    int n_experts; /* rounded up to a multiple of the ranks; TO_FIRST: of each rank */
     enum ll_format format;
     enum who who;
     uint32_t dispatch_flags, combine_flags;
-} ll_edges[] = {
+};
+
+/*
+ * How a combine divides its work: tokens that are more than a GPU has warps (2112 of an H200), rows that a warp sums in
+ * several pieces or in one, widths that do not divide evenly, many slots for few tokens. These make no sense smaller.
+ * The largest first: later ones then find room in the segments of those before them.
+ */
+static const struct ll_edge ll_large_edges[] = {
+    {1100, 1100, 1024, 8, 8, LL_F32, TO_FIRST, 0, 0},
+    {24, 24, 16384, 8, 8, LL_BF16, TO_FIRST, ASYNC, ASYNC},
+    {128, 111, 1920, 8, 16, LL_ROUNDED, EVERYBODY, HOOK, HOOK},
+    {1500, 1490, 384, 6, 8, LL_F32, EVERYBODY, 0, ZERO},
+    {2000, 9, 256, 4, 16, LL_F32, EVERYBODY, 0, HOOK},
+    {96, 96, 2176, 4, 16, LL_BF16, EVERYBODY, 0, ZERO},
+    {300, 280, 896, 8, 8, LL_BF16, ONE_TO_FIRST, HOOK | ASYNC, HOOK | ASYNC},
+    {32, 30, 1152, 32, 32, LL_F32, TO_FIRST, 0, 0},
+    {1500, 700, 128, 5, 6, LL_BF16, ONE_RANK, 0, 0},
+    {100, 97, 640, 1, 12, LL_BF16, EVERYBODY, 0, 0},
+};
+
+/* Others, in the same order. */
+static const struct ll_edge ll_edges[] = {
     {128, 128, 7168, 8, 64, LL_F32, EVERYBODY, 0, ZERO},
     {16, 16, 16384, 32, 64, LL_UE8M0, EVERYBODY, HOOK, HOOK},
     {4, 4, 65536, 4, 16, LL_BF16, EVERYBODY, 0, 0},
@@ -165,10 +187,13 @@ static const struct ll_edge {
     {128, 128, 2048, 8, 32, LL_BF16, ONE_RANK, 0, ZERO},
 };
 
+#define N_LL_EDGES ((int)(sizeof(ll_edges) / sizeof(ll_edges[0])))
+#define N_LL_LARGE ((int)(sizeof(ll_large_edges) / sizeof(ll_large_edges[0])))
+
 /* Each of them with both sums. */
-int ll_shapes_edges(void)
+int ll_shapes_edges(bool small)
 {
-    return 2 * (int)(sizeof(ll_edges) / sizeof(ll_edges[0]));
+    return 2 * (small ? N_LL_EDGES : N_LL_EDGES + N_LL_LARGE);
 }
 
 static int experts_of(const struct shape_of *of, int wished)
@@ -181,13 +206,16 @@ static int experts_of(const struct shape_of *of, int wished)
 void ll_shape_edge(const struct shape_of *of, int index, struct ll_shape *ret_shape)
 {
     int number = index / 2;
-    const struct ll_edge *edge = &ll_edges[number];
+    const struct ll_edge *edge = number < N_LL_EDGES ? &ll_edges[number] : &ll_large_edges[number - N_LL_EDGES];
     struct ll_shape shape = {.config = EP_LL_CONFIG_INIT, .n_rounds = 2, .overlap = true};
-    int n_tokens = edge->who == ONE_RANK && of->rank != of->nranks - 1 ? 0 : edge->n_tokens;
+    bool lone = edge->who == ONE_RANK || edge->who == ONE_TO_FIRST;
+    bool skewed = edge->who == TO_FIRST || edge->who == ONE_TO_FIRST;
+    int n_tokens = lone && of->rank != of->nranks - 1 ? 0 : edge->n_tokens;
+    int n_experts = skewed ? edge->n_experts * of->nranks : edge->n_experts;
 
     shape.config.max_tokens = of->small ? least(edge->max_tokens, 32) : edge->max_tokens;
     shape.config.hidden = of->small ? least(edge->hidden, 1024) : edge->hidden;
-    shape.config.n_experts = experts_of(of, of->small ? least(edge->n_experts, 64) : edge->n_experts);
+    shape.config.n_experts = experts_of(of, of->small ? least(n_experts, 64) : n_experts);
     shape.config.topk = edge->topk;
     shape.config.flags = index % 2 ? EP_LL_SUM_ONCE : 0;
     for (int i = 0; i < shape.n_rounds; i++)
@@ -196,6 +224,7 @@ void ll_shape_edge(const struct shape_of *of, int index, struct ll_shape *ret_sh
                                            .idx_type = (number + i) % 2 ? EP_I32 : EP_I64,
                                            .sources = i == 0,
                                            .symmetric = number % 2,
+                                           .skewed = skewed,
                                            .dispatch_flags = edge->dispatch_flags,
                                            .combine_flags = edge->combine_flags,
                                            .seed = seed_of(of, index) + (uint64_t)i};

@@ -19,7 +19,7 @@ struct shape_of {
  */
 int shapes_edges(bool small);
 void shape_edge(const struct shape_of *of, int index, struct shape *ret_shape);
-int ll_shapes_edges(void);
+int ll_shapes_edges(bool small);
 void ll_shape_edge(const struct shape_of *of, int index, struct ll_shape *ret_shape);
 
 /* As in the table, where it is for every number of ranks (edges.c). */

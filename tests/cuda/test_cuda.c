@@ -23,7 +23,7 @@ static struct {
 
 static int edges(void)
 {
-    return options.ll ? ll_shapes_edges() : shapes_edges(options.small);
+    return options.ll ? ll_shapes_edges(options.small) : shapes_edges(options.small);
 }
 
 /* --- progress ---------------------------------------------------------------------------------------------------- */
