@@ -8,7 +8,8 @@
 #   sanitize-ll  racecheck on single cases of `epkit test lowlatency`, two of each format
 #   bench        timing, as JSON lines
 #   all          check, faults, long, sanitize, bench
-# BUILD is a build folder, or a folder with its libraries and the programs of tests/cuda (and epkit, for sanitize-ll).
+# BUILD is a build folder, or a folder with its libraries and the programs of tests/cuda (and epkit: sanitize-ll needs
+# it, and check runs its low-latency cases, too, where it is).
 # RANKS default to 1, 2, 3 and the number of GPUs; more ranks than GPUs share them. Each step has a limit of time; the
 # last lines are a table of all steps. Exit code 1 when one failed, took too long or was skipped.
 # Environment: OUT, where the figures and the output of each step go (default: a new folder below /tmp); STEPS, a
@@ -94,6 +95,10 @@ check() {
         step 120 "$programs/graph_cuda" --ranks "$ranks"
         step 200 "$programs/ll_async_cuda" --ranks "$ranks"
         step 200 "$programs/ll_mix_cuda" --ranks "$ranks"
+        step 200 "$programs/ll_weights_cuda" --ranks "$ranks"
+        [ -x "$epkit" ] || continue
+        step 300 "$epkit" test lowlatency --backend cuda --ranks "$ranks"
+        step 300 "$epkit" test lowlatency --backend cuda --ranks "$ranks" --sum-once
     done
 }
 
@@ -102,7 +107,7 @@ faults() {
     for ranks in "$@"; do
         [ "$ranks" -gt 1 ] || continue
         step 300 "$programs/fault_cuda" --ranks "$ranks"
-        step 300 "$programs/ll_fault_cuda" --ranks "$ranks"
+        step 400 "$programs/ll_fault_cuda" --ranks "$ranks"
         step 200 "$programs/ll_edge_cuda" --ranks "$ranks" --seed "$ranks"
         step 200 "$programs/ll_free_cuda" --ranks "$ranks"
     done
@@ -120,6 +125,7 @@ long() {
         step 200 "$programs/graph_cuda" --ranks "$ranks"
         step 300 "$programs/ll_async_cuda" --ranks "$ranks"
         step 300 "$programs/ll_mix_cuda" --ranks "$ranks"
+        step 300 "$programs/ll_weights_cuda" --ranks "$ranks"
     done
     for ranks in 2 3 4; do
         step 500 "$programs/ll_edge_cuda" --ranks "$ranks" --rounds 60 --seed "$((5000 + ranks))"
