@@ -193,6 +193,12 @@ static int meet_fault(struct state *s)
     if (s->group.rank == s->victim)
         TRY(suffer(s));
     TRY(call_operation(s, s->kind->combines, NULL, &status));
+    if (s->kind->fault == AMID && status == EP_OK) {
+        /* What a process has started on its GPU may outlive it by some ms: then all that it owed has come. */
+        printf("%s: the rows of rank %d were complete; the next call tells\n", s->kind->name, s->victim);
+        begin = now_ms();
+        TRY(call_operation(s, s->kind->combines, NULL, &status));
+    }
     TRY(check_status(s, status, now_ms() - begin));
     ep_plan_free(s->plan);
     CUDA(cudaMemset(s->x, 0, (size_t)s->kind->n_tokens * (size_t)s->kind->hidden * 2));
