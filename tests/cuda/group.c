@@ -124,6 +124,23 @@ int options_code(const struct options *options, int code)
 
 /* --- ranks ------------------------------------------------------------------------------------------------------ */
 
+int launch_scene(struct options *options, const char *program, const struct launch *launch, ep_boot_shm **second)
+{
+    int code = 1;
+
+    if (!options_want(options, launch->name))
+        return SKIPPED;
+    if (ep_boot_shm_new(launch->ranks, second) == EP_OK)
+        code = launch_ranks(launch);
+    else
+        test_say("%s", ep_last_error());
+    ep_boot_shm_free(*second);
+    printf("%s: %d ranks, %s, seed %llu: %s\n", program, launch->ranks, launch->name, (unsigned long long)options->seed,
+           verdict_of(code));
+    fflush(stdout);
+    return code;
+}
+
 int worse_of(int a, int b)
 {
     if (a != SKIPPED && b != SKIPPED)

@@ -58,6 +58,12 @@ struct launch {
  */
 int launch_ranks(const struct launch *launch);
 
+/*
+ * If the scene that `launch` names is wanted: its ranks, with a meeting place of its own for their second communicator,
+ * and a line with the verdict. What launch_ranks() returns, or SKIPPED.
+ */
+int launch_scene(struct options *options, const char *program, const struct launch *launch, ep_boot_shm **second);
+
 /* Of two parts of a program: a failure wins, and SKIPPED is left only when neither ran. */
 int worse_of(int a, int b);
 

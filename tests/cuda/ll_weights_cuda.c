@@ -311,19 +311,9 @@ static int run_scene(struct options *options, struct scene *scene)
 {
     struct launch launch = {
         .name = scene->name, .ranks = options->ranks, .seconds = 100, .victim = -1, .run = run_rank, .argument = scene};
-    int code = 1;
 
-    if (!options_want(options, scene->name))
-        return SKIPPED;
     scene->seed = options->seed;
-    if (ep_boot_shm_new(options->ranks, &scene->second) == EP_OK)
-        code = launch_ranks(&launch);
-    else
-        test_say("%s", ep_last_error());
-    ep_boot_shm_free(scene->second);
-    printf("ll_weights_cuda: %d ranks, %s: %s\n", options->ranks, scene->name, verdict_of(code));
-    fflush(stdout);
-    return code;
+    return launch_scene(options, "ll_weights_cuda", &launch, &scene->second);
 }
 
 int main(int argc, char **argv)

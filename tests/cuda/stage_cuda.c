@@ -413,20 +413,8 @@ static int run_scene(struct options *options, const struct scene *scene)
     struct job job = {.scene = scene, .seed = options->seed};
     struct launch launch = {
         .name = scene->name, .ranks = options->ranks, .seconds = 120, .victim = -1, .run = run_rank, .argument = &job};
-    double begin = now_ms();
-    int code = 1;
 
-    if (!options_want(options, scene->name))
-        return SKIPPED;
-    if (ep_boot_shm_new(options->ranks, &job.second) == EP_OK)
-        code = launch_ranks(&launch);
-    else
-        test_say("%s", ep_last_error());
-    ep_boot_shm_free(job.second);
-    printf("stage_cuda: %d ranks, %s, seed %llu, %.1f s: %s\n", options->ranks, scene->name,
-           (unsigned long long)options->seed, (now_ms() - begin) / 1e3, verdict_of(code));
-    fflush(stdout);
-    return code;
+    return launch_scene(options, "stage_cuda", &launch, &job.second);
 }
 
 int main(int argc, char **argv)
