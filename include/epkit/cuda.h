@@ -38,7 +38,7 @@ EP_API ep_status ep_cuda_set_stream(ep_comm *comm, cudaStream_t stream);
 
 /*
  * Multiprocessors that an operation occupies, 1 to those that the device has; 0: the default for its links. Where the
- * rows of a dispatch or combine are not in memory of ep_alloc(), up to 16 more copy.
+ * rows of a dispatch or combine are not in memory of ep_alloc(), up to 24 more copy.
  */
 EP_API ep_status ep_cuda_set_sms(ep_comm *comm, int sms);
 

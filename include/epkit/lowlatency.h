@@ -6,6 +6,9 @@
  * Output is packed per local expert, [L, R*M, H]: expert l's rows are the first count[l] of its R*M, ordered by (source
  * rank, token index) - the same bits in every run.
  *
+ * A late rank is named after the deadline, in a combine on the CUDA backend after two at most: a rank whose row does
+ * not come may itself be waiting for another one's weights.
+ *
  * Pointers are host memory on the host backend and device memory on the CUDA backend.
  *
  * An ep_ll owns the buffers for two results at a time: the outputs of a dispatch must have been consumed by its combine
@@ -52,7 +55,8 @@ EP_API void ep_ll_free(ep_ll *ll);
 
 enum {
     /* Only send; ep_ll_finish() receives. On the CUDA backend the sending half of a combine lasts until the ranks whose
-     * tokens are added up here have begun theirs, because it takes their weights (not with EP_LL_SUM_ONCE). */
+     * tokens are added up here have begun theirs, with EP_LL_MASK_DEAD all ranks, because it takes their weights; not
+     * with EP_LL_SUM_ONCE. */
     EP_LL_RECV_HOOK = 1u << 0,
 
     /* Dispatch fp8: scales are powers of two (implied by EP_UE8M0). */

@@ -2,11 +2,13 @@
 /*
  * ll_async_cuda [--ranks N] [--seed N] [--only SCENE]: low-latency calls that nobody waits for.
  *
- *   flight  many calls queued behind a stream that stands still: they return, and give what the host backend gives;
- *           with both sums
- *   hooks   what is sent arrives without the sender's ep_ll_finish(), and calls out of order are refused; with both
- * sums bad-*   routing that is not valid: EP_E_ROUTING on that rank, a status that names it on its peers, soon, with
- * the CUDA context alive; then a new group of the same processes works. One sum or the other
+ * flight: many calls queued behind a stream that stands still; they return, and give what the host backend gives. With
+ * both sums.
+ *
+ * hooks: what is sent arrives without the sender's ep_ll_finish(), and calls out of order are refused. With both sums.
+ *
+ * bad-*: routing that is not valid gives EP_E_ROUTING on that rank and a status that names it on its peers, soon, with
+ * the CUDA context alive; then a new group of the same processes works. With one sum or the other.
  *
  * Exit 77 when there is no GPU.
  */

@@ -4,12 +4,12 @@
  * to the ranks that hold a token's rows, so that those of another call must not count: tokens, routing and the experts'
  * answer stay the same, and the weights change.
  *
- *   refused          a combine is refused, for routing that is not that of the dispatch, before the peers call theirs
- * or while they wait in it, on one rank or on all, and is called again properly, with other weights calls many in a row
- * that nobody waits for, each with weights of its own in the same buffer hooks            the same with ep_ll_finish()
- *   waited           the same, waited for
- *   graph            the same, by a captured graph
- *   graph-hooks      the same, by a graph with ep_ll_finish() in it
+ * refused: a combine is refused, for routing that is not that of the dispatch, before the peers call theirs or while
+ * they wait in it, on one rank or on all, and is called again properly, with other weights; or a second dispatch is
+ * refused, whose number the combine then has.
+ *
+ * calls: many in a row that nobody waits for, each with weights of its own in the same buffer. hooks, waited, graph,
+ * graph-hooks: the same with ep_ll_finish(), waited for, by a captured graph, by one with ep_ll_finish() in it.
  *
  * Each with both sums, with and without masking, and where warps have several parts of rows. Against the host backend,
  * bit for bit. Exit 77 when there is no GPU.
@@ -74,6 +74,14 @@ static int be_refused(struct exchange *x, uint32_t flags)
     return exchange_mend(x);
 }
 
+/* Behind a dispatch that is answered next. */
+static int dispatch_in_vain(struct exchange *x)
+{
+    TRY(exchange_spoil(x, SPOIL_TWICE));
+    TRY(expect_status("ep_ll_dispatch with an expert twice", exchange_dispatch(x, 0), EP_E_ROUTING, ""));
+    return exchange_mend(x);
+}
+
 static int combine_again(struct group *g, struct exchange *x, int pass, uint32_t flags)
 {
     bool refused = is_refused(g, pass), waits = pass / 3;
@@ -103,6 +111,8 @@ static int use_refused(struct group *g, const struct scene *scene, int number, s
         say_where(g, scene, number, pass);
         TRY(exchange_load(x, seed_of(g, scene, number, pass)));
         CALL(exchange_dispatch(x, 0));
+        if (pass % 2 && is_refused(g, pass / 2))
+            TRY(dispatch_in_vain(x));
         TRY(combine_again(g, x, pass, flags[(pass + number) % 4]));
         code |= exchange_compare(x, "after a combine that was refused");
         CALL(ep_comm_async_error(g->cuda));

@@ -31,7 +31,7 @@
 #define CUDA_LL_PLACES 16
 #define CUDA_LEAST_MAJOR 9 /* compute capability: bulk copies */
 /* Shared memory of a block, for rows on their way: sm_90 and sm_100 have 227 KiB. */
-#define CUDA_LEAST_SHARED (200 << 10)
+#define CUDA_LEAST_SHARED (226 << 10)
 
 /* An allocation of a rank, for its peers. Written before its generation. */
 struct cuda_slot {

@@ -364,8 +364,8 @@ __device__ uint32_t same_rank(const cuda_ll &ll, int rank)
 
 /*
  * Waits for the rows of token t, a warp for each of their parts, and lists them in the order of their first choices. By
- * all threads; false: leave. Two deadlines: who has not sent them may be waiting for another rank's weights, and is to
- * say who that is.
+ * all threads; false: leave. Of sums two deadlines: who has not sent one may be waiting for another rank's weights, and
+ * is to say who that is.
  */
 __device__ bool gather_terms(const cuda_ll_combine &c, const ll_call &call, int t, terms &terms)
 {
@@ -390,7 +390,7 @@ __device__ bool gather_terms(const cuda_ll_combine &c, const ll_call &call, int 
         }
         if (first)
             sound = wait_until(ll.waits, ll_at<uint64_t>(ll, me, ll.row_flag_at) + place * ll.parts + part, call.number,
-                               rank, ll.waits.done_phase, 2);
+                               rank, ll.waits.done_phase, ll.sum_once ? 1 : 2);
         if (threadIdx.x == 0)
             terms.n = __popc(votes);
     }
@@ -430,7 +430,7 @@ __device__ void receive(const cuda_ll_combine &c, ll_call &call, terms &terms)
     const cuda_ll_segment *mine = ll.peer[ll.waits.rank];
     int vectors = ll.hidden / 8;
 
-    if (ll.masking && !ll_meet(ll, call, mine->sent, call.number, 1, ll.waits.done_phase))
+    if (ll.masking && !ll_meet(ll, call, mine->sent, call.number, CUDA_LL_TO_RECEIVE, ll.waits.done_phase))
         return;
     for (int t = (int)blockIdx.x; t < c.n_tokens; t += (int)gridDim.x) {
         uint4 *out = reinterpret_cast<uint4 *>(c.out) + (int64_t)t * vectors;
@@ -476,9 +476,12 @@ __global__ void __launch_bounds__(CUDA_LL_THREADS, 1) ll_combine_kernel(const __
         /* Not before the routing has come, which would have to wait behind all the rows. */
         if (first.votes)
             fetch(c, first, through, 0);
-        /* Of a call that is refused no weights go, behind which the ranks could meet. */
-        met = !weighed ? ll_meet(ll, call, mine->completed, mine->last_combine, 0, ll.waits.ready_phase)
-                       : !good || ll_meet(ll, call, mine->ahead, call.number, 0, ll.waits.ready_phase);
+        if (weighed && good)
+            met = ll_meet(ll, call, mine->ahead, call.number, CUDA_LL_TO_COMBINE, ll.waits.ready_phase);
+        else if (weighed) /* of a call that is refused no weights go, behind which the ranks could meet */
+            met = __syncthreads_and(threadIdx.x || may_begin(ll.waits, ll.waits.ready_phase));
+        else
+            met = ll_meet(ll, call, mine->completed, mine->last_combine, CUDA_LL_TO_COMBINE, ll.waits.ready_phase);
         if (!met || !good) {
             /* Not before the copy engine has done with the block's memory. */
             if (first.votes)

@@ -476,7 +476,7 @@ __device__ void receive(const cuda_ll_dispatch &d, ll_call &call)
     /* Neighbouring slots to different multiprocessors. */
     int first = (int)(threadIdx.x / WARP) * blocks + (int)blockIdx.x;
 
-    if (!ll_meet(ll, call, ll.masking ? mine->sent : mine->ahead, call.number, 1, ll.waits.done_phase))
+    if (!ll_meet(ll, call, ll.masking ? mine->sent : mine->ahead, call.number, CUDA_LL_TO_RECEIVE, ll.waits.done_phase))
         return;
     if (tells) {
         report_counts(d, call);
@@ -514,7 +514,7 @@ __global__ void __launch_bounds__(CUDA_LL_THREADS, 1) ll_dispatch_kernel(const _
         good = routing_is_valid(d);
         if ((int)blockIdx.x < d.n_tokens)
             make_image(d, call, (int)blockIdx.x, a, c, image);
-        if (!ll_meet(ll, call, mine->completed, mine->last_dispatch, 0, ll.waits.ready_phase))
+        if (!ll_meet(ll, call, mine->completed, mine->last_dispatch, CUDA_LL_TO_DISPATCH, ll.waits.ready_phase))
             return;
         if (!__syncthreads_and(good)) {
             ll_refuse(ll, d.queued, ll.waits.ready_phase);

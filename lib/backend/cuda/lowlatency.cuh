@@ -108,7 +108,7 @@ __device__ inline bool wait_or_mask(const cuda_ll &ll, const uint64_t *word, uin
 
 /*
  * Waits until `words` of all ranks have reached `value`; with masking, of all that come. By all threads of every block.
- * `which`: of the two verdicts. False: leave without a result.
+ * `which`: CUDA_LL_TO_.... False: leave without a result.
  */
 __device__ inline bool ll_meet(const cuda_ll &ll, ll_call &call, const uint64_t *words, uint64_t value, int which,
                                int phase)
@@ -130,7 +130,8 @@ __device__ inline bool ll_meet(const cuda_ll &ll, ll_call &call, const uint64_t 
     } else if (i == 0) {
         /*
          * Block 0 has a deadline; this thread looks only whether it was told to stop. Half of the number is there, and
-         * enough: each call writes both verdicts. One that gave up has left one with the number of this call.
+         * enough: each call of a kind writes its verdicts. One that gave up has left one with the number of this call;
+         * so has one that was refused, and what it has met by is still so.
          */
         sound = !*(volatile uint32_t *)&ll.waits.mine->gave_up;
         while ((uint32_t)(load_acquire(&mine->verdict[which]) >> 32) != (uint32_t)call.number && sound) {

@@ -25,6 +25,12 @@ extern "C" {
 #define CUDA_LL_THREADS 512
 #define CUDA_LL_MOST_PARTS 8 /* of a row, each with a warp of its own, where rows are few */
 
+/*
+ * Where the ranks of a call meet, with masking. Each has a verdict of its own: a call that is refused leaves the first
+ * one behind, and the next call, maybe of the other kind, has its number.
+ */
+enum { CUDA_LL_TO_DISPATCH, CUDA_LL_TO_COMBINE, CUDA_LL_TO_RECEIVE, CUDA_LL_MEETINGS };
+
 /* Beginning of a segment. [source]: that rank writes it. */
 struct cuda_ll_segment {
     uint64_t completed[CUDA_MAX_RANKS]; /* [source] calls that it has completed */
@@ -37,7 +43,7 @@ struct cuda_ll_segment {
     uint64_t call;                        /* the last that is complete */
     uint64_t dispatches, combines;        /* that are complete */
     uint64_t last_dispatch, last_combine; /* their calls */
-    uint64_t verdict[2];                  /* call << 32 | masks: before sending, before receiving; only with masking */
+    uint64_t verdict[CUDA_LL_MEETINGS];   /* call << 32 | masks, of each meeting; only with masking */
     uint32_t mask;                        /* ranks that are masked */
     uint32_t blocks[2];                   /* of the running kernel that have sent, that have ended */
 };
