@@ -171,8 +171,8 @@ static int run_trials(struct group *g, const struct shared *shared)
         n_sound += sound != 0;
         move_edge(edge, lost == 0 && !all[last].excluded, &random);
     }
-    /* Of two ranks the one that was in time has nobody to be masked by but itself, and the other one if that split. */
-    EXPECT(g->nranks > 2 || n_sound <= n_split, "%d times the rank that was in time was masked", n_sound);
+    /* With more than two ranks one that waits for the late one may be late by it for others. */
+    EXPECT(g->nranks > 2 || !n_sound, "%d times the rank that was in time was masked", n_sound);
     if (g->rank == 0)
         printf(
             "ll_edge_cuda: masked in %d of %d trials, by some and not by others in %d, another rank than the late one "
