@@ -120,12 +120,7 @@ linters() {
         skip clang-format "version $version lays out some lines otherwise than 14, which the tree follows"
     fi
     check shellcheck shell_scripts || true
-}
-
-# What only compiles.
-compilers() {
     check clang-and-clang-tidy scripts/build.sh tidy || true
-    kernels
 }
 
 # Every kernel for both architectures, with all that is around it; none of it runs here.
@@ -137,30 +132,6 @@ kernels() {
     fi
     CUDACXX=$nvcc check cuda-compile scripts/build.sh cuda -DEPKIT_WERROR=ON -DEPKIT_COMMAND=OFF -DEPKIT_MPI=OFF \
         -DEPKIT_EXAMPLES=OFF -DBUILD_TESTING=ON || true
-}
-
-# start_beside FUNCTION: it runs on what is left of the processors, since many tests run alone and wait. The class idle
-# gets a processor only while nothing else wants it, so that no test waits for it. join_beside() prints its output.
-start_beside() {
-    set -m # a process group of its own, which can be ended as a whole
-    {
-        chrt --idle --pid 0 "$BASHPID" 2>/dev/null || renice -n 19 -p "$BASHPID" >/dev/null
-        "$@"
-    } >"$results/beside" 2>&1 &
-    set +m
-    beside=$!
-    trap 'kill -- "-$beside" 2>/dev/null' EXIT
-}
-
-join_beside() {
-    local ended=0
-    wait "$beside" || ended=$?
-    trap - EXIT
-    cat "$results/beside"
-    if [ "$ended" -ne 0 ]; then
-        echo "  what ran beside the tests was ended with $ended"
-        echo 0 1 0 >>"$counts"
-    fi
 }
 
 sanitizers() {
@@ -176,10 +147,6 @@ sanitizers() {
 }
 
 scripts/packages.sh "${groups[@]}"
-if [ "$tier" != quick ]; then
-    linters
-    start_beside compilers
-fi
 if check build-release scripts/build.sh release -DEPKIT_WERROR=ON -DBUILD_TESTING=ON -DEPKIT_EXAMPLES=ON; then
     if [ "$tier" = quick ]; then
         suites release --label-regex '^(unit|cli)$'
@@ -192,8 +159,9 @@ if check build-release scripts/build.sh release -DEPKIT_WERROR=ON -DBUILD_TESTIN
     fi
 fi
 if [ "$tier" != quick ]; then
+    linters
+    kernels
     sanitizers
-    join_beside
 fi
 if [ "$tier" = long ]; then
     repetitions
