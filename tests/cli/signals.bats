@@ -58,7 +58,8 @@ ends_with() {
 
 @test "SIGINT to all of them at once, as from a terminal" {
     start "${LONG[@]}"
-    living | xargs kill -INT
+    # A rank may have ended by another one's death before its turn comes.
+    living | xargs kill -INT || true
     ends_with 130
     nobody_lives
     run ! grep -q 'a rank died' "$BATS_TEST_TMPDIR/err"
