@@ -182,10 +182,10 @@ verdict_is() {
     set_counters mlx5_1:1 port_xmit_data 1100000
     run epkit nics --from "$ROOT" --devices mlx5_2
     [ "$status" -eq 0 ]
-    [[ "${lines[0]}" == "No traffic within "*" s, nor since boot." ]]
+    [[ "${lines[0]}" == "No traffic within 1."[0-9]" s, nor since boot." ]]
     run epkit nics --from "$ROOT"
     [ "$status" -eq 0 ]
-    [[ "${lines[0]}" == "No traffic within "*" s. 2 of 2 NICs carried 8.4 MB since boot, evenly (spread 1.05)." ]]
+    [[ "${lines[0]}" == "No traffic within 1."[0-9]" s. 2 of 2 NICs carried 8.4 MB since boot, evenly (spread 1.05)." ]]
     run epkit nics --from "$ROOT" --devices mlx5_0,mlx5_2:1
     [ "$status" -eq 3 ]
     [[ "${lines[0]}" == *"1 of 2 NICs carried the traffic since boot (4.0 MB): mlx5_0 100.0 %." ]]
@@ -354,7 +354,7 @@ EOF
     run epkit nics --from "$ROOT" --watch --count 2
     [ "$status" -eq 3 ]
     [[ "${lines[0]}" == "1 of 2 NICs carried the traffic"*"mlx5_1 100.0 %." ]]
-    [[ "$output" == *"No traffic within "*" s."* ]]
+    [[ "$output" == *"No traffic within 1."[0-9]" s."* ]]
 }
 
 @test "an interrupted watch: 128 + signal, whole lines" {

@@ -59,7 +59,8 @@ ends_with() {
 @test "SIGINT to all of them at once, as from a terminal" {
     start "${LONG[@]}"
     # A rank may have ended by another one's death before its turn comes.
-    living | xargs kill -INT || true
+    living | xargs kill -INT 2>"$BATS_TEST_TMPDIR/kill" || [ -s "$BATS_TEST_TMPDIR/kill" ]
+    run ! grep -v 'No such process' "$BATS_TEST_TMPDIR/kill"
     ends_with 130
     nobody_lives
     run ! grep -q 'a rank died' "$BATS_TEST_TMPDIR/err"
