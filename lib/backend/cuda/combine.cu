@@ -125,7 +125,7 @@ __device__ bool look_for_rows(const cuda_combine &c, feed &f, uint32_t &known, b
         known = rows_of_word(load_acquire(&mine->progress[lane]), s.number);
     /* What the peers wrote before may be read by the copy engine now. */
     __syncwarp();
-    asm volatile("fence.proxy.async.global;" ::: "memory");
+    bulk_fence_global();
     said = __shfl_sync(ALL_LANES, known, f.entry.local);
     f.here = __all_sync(ALL_LANES, lane >= f.n || said > row);
     return f.here;
@@ -322,7 +322,7 @@ __device__ __forceinline__ bool sum_units(const cuda_combine &c, unsigned char *
     enter_unit<STAGED>(c, f, lane);
     sound = operation_begin(c.waits, number);
     /* What the peers wrote before may be read by the copy engine now. */
-    asm volatile("fence.proxy.async.global;" ::: "memory");
+    bulk_fence_global();
     if (!sound)
         f.token = -1;
     for (;;) {
@@ -346,7 +346,7 @@ __device__ __forceinline__ bool sum_units(const cuda_combine &c, unsigned char *
         if (c.out_weights && here.at == 0)
             sum_weights(c, here.token, lane);
         /* All lanes have read the slot before it is loaded again. */
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        bulk_fence_shared();
         __syncwarp();
         loaded--;
         if (++slot == stages) {

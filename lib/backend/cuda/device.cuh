@@ -49,6 +49,18 @@ __device__ __forceinline__ void barriers_publish()
     asm volatile("fence.proxy.async;" ::: "memory");
 }
 
+/* What this thread may read in global memory now, the copy engine may read, too. */
+__device__ __forceinline__ void bulk_fence_global()
+{
+    asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+
+/* The same for shared memory: the copy engine may read what has been written, and write where it has been read. */
+__device__ __forceinline__ void bulk_fence_shared()
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
 __device__ __forceinline__ void bulk_load(void *to, const void *from, uint32_t bytes, uint64_t *barrier)
 {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(

@@ -242,7 +242,7 @@ __device__ bool await_rows(const cuda_dispatch &d, arrival &a, int lane)
     }
     /* What the peers wrote before may be read by the copy engine now. */
     __syncwarp();
-    asm volatile("fence.proxy.async.global;" ::: "memory");
+    bulk_fence_global();
     return true;
 }
 

@@ -247,7 +247,7 @@ __device__ void add_up(const piece &p, const passage &through, int slot)
             rows[i] = round_vector(sum);
     }
     /* The copy engine reads what the lanes have written, and writes where they have read. */
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    bulk_fence_shared();
     __syncwarp();
 }
 

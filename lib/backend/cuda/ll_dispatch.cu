@@ -265,7 +265,7 @@ __device__ void send_token(const cuda_ll_dispatch &d, const ll_call &call, int t
     if (i < ll.topk)
         reinterpret_cast<int2 *>(image)[i] = make_int2(c.expert[i], c.before[i]);
     /* The copy engine reads what the threads have written. */
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    bulk_fence_shared();
     __syncthreads();
     if (i < ll.waits.nranks && ranks >> i & 1) {
         bulk_store(slot_of(ll, i, me, t), image, (uint32_t)(ll.row_at + ll.hidden * (d.fp8 ? 1 : 2)));
