@@ -17,12 +17,19 @@ INLINE __m256 group_load_bf16(const uint16_t *p)
     return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
 }
 
-/* Upper halves of the rounded floats, not yet packed. */
-INLINE __m256i group_round(__m256 value)
+/* Floats whose upper halves are the nearest bf16, where they are numbers; the lower halves are of no use. */
+INLINE __m256i group_round_up(__m256 value)
 {
     __m256i bits = _mm256_castps_si256(value);
     __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-    __m256i up = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+
+    return _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+}
+
+/* Upper halves of the rounded floats, not yet packed. */
+INLINE __m256i group_round(__m256 value)
+{
+    __m256i up = group_round_up(value);
     __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(value, value, _CMP_UNORD_Q));
 
     return _mm256_blendv_epi8(_mm256_srli_epi32(up, 16), _mm256_set1_epi32(EP_BF16_NAN), is_nan);
@@ -32,9 +39,7 @@ INLINE __m256i group_round(__m256 value)
  */
 INLINE __m256 group_round_f32(__m256 value)
 {
-    __m256i bits = _mm256_castps_si256(value);
-    __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-    __m256i up = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+    __m256i up = group_round_up(value);
     __m256 rounded = _mm256_castsi256_ps(_mm256_and_si256(up, _mm256_set1_epi32((int)0xffff0000)));
 
     return _mm256_or_ps(rounded, _mm256_cmp_ps(value, value, _CMP_UNORD_Q));
