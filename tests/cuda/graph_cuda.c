@@ -53,20 +53,27 @@ static int fill(struct state *s, uint64_t seed)
     return 0;
 }
 
+static ep_ll_dispatch_args dispatch_of(const struct state *s, const void *topk_idx)
+{
+    ep_ll_dispatch_args args = EP_LL_DISPATCH_ARGS_INIT;
+
+    args.x = s->at[X];
+    args.topk_idx = topk_idx;
+    args.idx_type = EP_I64;
+    args.n_tokens = TOKENS;
+    args.out_dtype = EP_F8E4M3;
+    args.scale_type = EP_F32;
+    args.recv_x = s->at[LL_RECV];
+    args.recv_scales = s->at[LL_SCALES];
+    args.recv_count = s->at[LL_COUNT];
+    return args;
+}
+
 static int call_low_latency(struct state *s, ep_ll *ll, void *out)
 {
-    ep_ll_dispatch_args dispatch = EP_LL_DISPATCH_ARGS_INIT;
+    const ep_ll_dispatch_args dispatch = dispatch_of(s, s->at[IDX]);
     ep_ll_combine_args combine = EP_LL_COMBINE_ARGS_INIT;
 
-    dispatch.x = s->at[X];
-    dispatch.topk_idx = s->at[IDX];
-    dispatch.idx_type = EP_I64;
-    dispatch.n_tokens = TOKENS;
-    dispatch.out_dtype = EP_F8E4M3;
-    dispatch.scale_type = EP_F32;
-    dispatch.recv_x = s->at[LL_RECV];
-    dispatch.recv_scales = s->at[LL_SCALES];
-    dispatch.recv_count = s->at[LL_COUNT];
     CALL(ep_ll_dispatch(ll, &dispatch));
     combine.x = s->at[LL_RECV];
     combine.topk_idx = s->at[IDX];
@@ -231,20 +238,14 @@ static int check_other_gpu(struct state *s)
 static int check_routing(struct state *s)
 {
     int64_t index[TOKENS * TOPK];
-    ep_ll_dispatch_args args = EP_LL_DISPATCH_ARGS_INIT;
+    ep_ll_dispatch_args args;
     void *bad;
 
     CUDA(cudaMemcpy(index, s->at[IDX], sizeof(index), cudaMemcpyDefault));
     index[5 * TOPK + 2] = index[5 * TOPK + 1];
     CUDA(cudaMalloc(&bad, sizeof(index)));
     CUDA(cudaMemcpy(bad, index, sizeof(index), cudaMemcpyDefault));
-    args.x = s->at[X];
-    args.topk_idx = bad;
-    args.idx_type = EP_I64;
-    args.n_tokens = TOKENS;
-    args.out_dtype = EP_BF16;
-    args.recv_x = s->at[LL_RECV];
-    args.recv_count = s->at[LL_COUNT];
+    args = dispatch_of(s, bad);
     TRY(expect_status("ep_ll_dispatch of an expert twice", ep_ll_dispatch(s->ll[0], &args), EP_E_ROUTING, "token 5"));
     CUDA(cudaFree(bad));
     return 0;
