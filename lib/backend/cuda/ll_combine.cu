@@ -443,6 +443,16 @@ __device__ void receive(const cuda_ll_combine &c, ll_call &call, terms &terms)
     }
 }
 
+/* With masking behind the weights, so that no rank masks another one for waiting. By all threads of every block. */
+__device__ bool meet_to_send(const cuda_ll &ll, ll_call &call)
+{
+    const cuda_ll_segment *mine = ll.peer[ll.waits.rank];
+    bool behind = ll.masking && !ll.sum_once;
+
+    return ll_meet(ll, call, behind ? mine->ahead : mine->completed, behind ? call.number : mine->last_combine,
+                   CUDA_LL_TO_SEND, ll.waits.ready_phase);
+}
+
 __global__ void __launch_bounds__(CUDA_LL_THREADS, 1) ll_combine_kernel(const __grid_constant__ cuda_ll_combine c)
 {
     extern __shared__ __align__(128) unsigned char slots[];
@@ -459,15 +469,17 @@ __global__ void __launch_bounds__(CUDA_LL_THREADS, 1) ll_combine_kernel(const __
         piece first;
         int32_t row;
         float weight;
-        bool weighed = ll.masking && !ll.sum_once, good, met;
 
         ll_begin(ll);
         /* On their way together with the routing. */
         row = origin_of(ll, call, own, lane);
         weight = own_thread() < c.n_tokens * ll.topk ? __ldg(c.weights + own_thread()) : 0;
-        good = __syncthreads_and(answers_dispatch(c, call));
+        if (!__syncthreads_and(answers_dispatch(c, call))) {
+            ll_refuse(ll, c.queued, ll.waits.ready_phase);
+            return;
+        }
         /* Not before the routing is known to be right: a call that is refused may come again with other weights. */
-        if (good && !ll.sum_once) {
+        if (!ll.sum_once) {
             send_weights(c, call, weight);
             ll_tell(ll, call, &cuda_ll_segment::ahead);
         }
@@ -476,18 +488,10 @@ __global__ void __launch_bounds__(CUDA_LL_THREADS, 1) ll_combine_kernel(const __
         /* Not before the routing has come, which would have to wait behind all the rows. */
         if (first.votes)
             fetch(c, first, through, 0);
-        if (weighed && good)
-            met = ll_meet(ll, call, mine->ahead, call.number, CUDA_LL_TO_COMBINE, ll.waits.ready_phase);
-        else if (weighed) /* of a call that is refused no weights go, behind which the ranks could meet */
-            met = __syncthreads_and(threadIdx.x || may_begin(ll.waits, ll.waits.ready_phase));
-        else
-            met = ll_meet(ll, call, mine->completed, mine->last_combine, CUDA_LL_TO_COMBINE, ll.waits.ready_phase);
-        if (!met || !good) {
+        if (!meet_to_send(ll, call)) {
             /* Not before the copy engine has done with the block's memory. */
             if (first.votes)
                 await_rows(through, 0);
-            if (met)
-                ll_refuse(ll, c.queued, ll.waits.ready_phase);
             return;
         }
         send(c, call, first, through);

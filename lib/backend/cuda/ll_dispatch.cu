@@ -514,12 +514,12 @@ __global__ void __launch_bounds__(CUDA_LL_THREADS, 1) ll_dispatch_kernel(const _
         good = routing_is_valid(d);
         if ((int)blockIdx.x < d.n_tokens)
             make_image(d, call, (int)blockIdx.x, a, c, image);
-        if (!ll_meet(ll, call, mine->completed, mine->last_dispatch, CUDA_LL_TO_DISPATCH, ll.waits.ready_phase))
-            return;
         if (!__syncthreads_and(good)) {
             ll_refuse(ll, d.queued, ll.waits.ready_phase);
             return;
         }
+        if (!ll_meet(ll, call, mine->completed, mine->last_dispatch, CUDA_LL_TO_SEND, ll.waits.ready_phase))
+            return;
         send(d, call, c, bins, image);
     }
     if (!(d.phases & CUDA_LL_RECEIVE))

@@ -54,15 +54,15 @@ __device__ inline void ll_begin(const cuda_ll &ll)
 }
 
 /*
- * The routing is not valid, and nothing was sent. By all threads of every block. Where nobody waits for the call, the
- * ranks could not come together again: the communicator has failed, on the peers too; but with masking they go on, and
- * mask this one.
+ * The routing is not valid, and nothing was sent. By all threads of every block, before the ranks meet: they may come
+ * to this call only when the caller has corrected it. Where nobody waits for the call, the ranks could not come
+ * together again: the communicator has failed, on the peers too; but with masking they go on, and mask this one.
  */
 __device__ inline void ll_refuse(const cuda_ll &ll, bool queued, int phase)
 {
     int i = (int)threadIdx.x, me = ll.waits.rank;
 
-    if (blockIdx.x || i >= ll.waits.nranks)
+    if (blockIdx.x || !__syncthreads_and(i || may_begin(ll.waits, phase)) || i >= ll.waits.nranks)
         return;
     if (i == me && queued)
         give_up(ll.waits, ll.masking ? CUDA_FAILED_OWN_ROUTING : CUDA_FAILED_ROUTING, me, phase);
@@ -130,8 +130,7 @@ __device__ inline bool ll_meet(const cuda_ll &ll, ll_call &call, const uint64_t 
     } else if (i == 0) {
         /*
          * Block 0 has a deadline; this thread looks only whether it was told to stop. Half of the number is there, and
-         * enough: each call of a kind writes its verdicts. One that gave up has left one with the number of this call;
-         * so has one that was refused, and what it has met by is still so.
+         * enough: each call writes its verdicts. One that gave up has left one with the number of this call.
          */
         sound = !*(volatile uint32_t *)&ll.waits.mine->gave_up;
         while ((uint32_t)(load_acquire(&mine->verdict[which]) >> 32) != (uint32_t)call.number && sound) {

@@ -25,11 +25,8 @@ extern "C" {
 #define CUDA_LL_THREADS 512
 #define CUDA_LL_MOST_PARTS 8 /* of a row, each with a warp of its own, where rows are few */
 
-/*
- * Where the ranks of a call meet, with masking. Each has a verdict of its own: a call that is refused leaves the first
- * one behind, and the next call, maybe of the other kind, has its number.
- */
-enum { CUDA_LL_TO_DISPATCH, CUDA_LL_TO_COMBINE, CUDA_LL_TO_RECEIVE, CUDA_LL_MEETINGS };
+/* Where the ranks of a call meet, with masking. Each has a verdict of its own. */
+enum { CUDA_LL_TO_SEND, CUDA_LL_TO_RECEIVE, CUDA_LL_MEETINGS };
 
 /* Beginning of a segment. [source]: that rank writes it. */
 struct cuda_ll_segment {
