@@ -68,20 +68,10 @@ __device__ void send_weights(const cuda_ll_combine &c, const ll_call &call, floa
     }
 }
 
-struct has_weight {
-    const uint64_t *word;
-    uint32_t call;
-
-    __device__ __forceinline__ bool operator()() const
-    {
-        return (uint32_t)(*(const volatile uint64_t *)word >> 32) == call;
-    }
-};
-
 /* Waits for the weight of a choice of `owner`'s. False: leave. With masking the ranks have met behind the weights. */
 __device__ bool await_weight(const cuda_ll &ll, const ll_call &call, const uint64_t *word, int owner)
 {
-    has_weight met = {word, (uint32_t)call.number};
+    is_of_call met = {word, (uint32_t)call.number};
 
     return ll.masking || wait_until_met(ll.waits, met, owner, ll.waits.ready_phase);
 }
@@ -430,7 +420,8 @@ __device__ void receive(const cuda_ll_combine &c, ll_call &call, terms &terms)
     const cuda_ll_segment *mine = ll.peer[ll.waits.rank];
     int vectors = ll.hidden / 8;
 
-    if (ll.masking && !ll_meet(ll, call, mine->sent, call.number, CUDA_LL_TO_RECEIVE, ll.waits.done_phase))
+    if (ll.masking &&
+        !ll_meet(ll, call, mine->sent, call.number, CUDA_LL_TO_RECEIVE, ll.waits.done_phase, whole_block()))
         return;
     for (int t = (int)blockIdx.x; t < c.n_tokens; t += (int)gridDim.x) {
         uint4 *out = reinterpret_cast<uint4 *>(c.out) + (int64_t)t * vectors;
@@ -450,7 +441,7 @@ __device__ bool meet_to_send(const cuda_ll &ll, ll_call &call)
     bool behind = ll.masking && !ll.sum_once;
 
     return ll_meet(ll, call, behind ? mine->ahead : mine->completed, behind ? call.number : mine->last_combine,
-                   CUDA_LL_TO_SEND, ll.waits.ready_phase);
+                   CUDA_LL_TO_SEND, ll.waits.ready_phase, whole_block());
 }
 
 __global__ void __launch_bounds__(CUDA_LL_THREADS, 1) ll_combine_kernel(const __grid_constant__ cuda_ll_combine c)

@@ -67,7 +67,7 @@ static size_t lay_out(const ep_ll *ll, struct cuda_ll *device)
     device->row_at = (device->scales_at + hidden / EP_SCALE_BLOCK * 4 + 127) / 128 * 128;
     device->slot_bytes = device->row_at + 2 * hidden;
     take(&at, (int64_t)sizeof(struct cuda_ll_segment));
-    device->counts_at = take(&at, n * (local + 1) * 4);
+    device->counts_at = take(&at, 2 * n * (local + 1) * 8);
     device->slot_flag_at = take(&at, n * m * 8);
     device->row_flag_at = take(&at, m * k * device->parts * 8);
     device->weight_at = take(&at, n * m * k * 8);

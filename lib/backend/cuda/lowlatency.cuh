@@ -16,6 +16,42 @@ struct ll_call {
     uint32_t mask;     /* ranks that have no part in it */
 };
 
+/* Threads of a block that work together: whole warps, with a barrier of their own. */
+struct team {
+    int thread, threads;
+    int barrier; /* 0: that of __syncthreads() */
+};
+
+__device__ __forceinline__ team whole_block()
+{
+    return {(int)threadIdx.x, (int)blockDim.x, 0};
+}
+
+__device__ __forceinline__ void team_sync(const team &t)
+{
+    asm volatile("barrier.cta.sync %0, %1;" ::"r"(t.barrier), "r"(t.threads) : "memory");
+}
+
+/* At the barrier of a team without waiting there. */
+__device__ __forceinline__ void team_arrive(const team &t)
+{
+    asm volatile("barrier.cta.arrive %0, %1;" ::"r"(t.barrier), "r"(t.threads) : "memory");
+}
+
+__device__ __forceinline__ bool team_and(const team &t, bool value)
+{
+    uint32_t all;
+
+    asm volatile("{\n\t.reg .pred p, q;\n\t"
+                 "setp.ne.u32 p, %1, 0;\n\t"
+                 "barrier.cta.red.and.pred q, %2, %3, p;\n\t"
+                 "selp.u32 %0, 1, 0, q;\n\t}"
+                 : "=r"(all)
+                 : "r"((uint32_t)value), "r"(t.barrier), "r"(t.threads)
+                 : "memory");
+    return all;
+}
+
 template <typename T> __device__ __forceinline__ T *ll_at(const cuda_ll &ll, int rank, int64_t offset)
 {
     return reinterpret_cast<T *>(reinterpret_cast<unsigned char *>(ll.peer[rank]) + offset);
@@ -30,6 +66,35 @@ __device__ __forceinline__ int64_t read_choice(const void *topk_idx, int wide, i
 {
     return wide ? __ldg(static_cast<const long long *>(topk_idx) + at) : __ldg(static_cast<const int *>(topk_idx) + at);
 }
+
+/* Rows that the source has for each expert of `rank`, and its format; each in a word with the number of the call. */
+__device__ inline uint64_t *counts_of(const cuda_ll &ll, const ll_call &call, int rank, int source)
+{
+    int64_t at = (call.dispatch & 1) * (int64_t)ll.waits.nranks + source;
+
+    return ll_at<uint64_t>(ll, rank, ll.counts_at) + at * (ll.n_local + 1);
+}
+
+__device__ inline unsigned char *slot_of(const cuda_ll &ll, int rank, int source, int t)
+{
+    return ll_at<unsigned char>(ll, rank, ll.slots_at) + ((int64_t)source * ll.max_tokens + t) * ll.slot_bytes;
+}
+
+__device__ inline uint64_t *slot_flag_of(const cuda_ll &ll, int rank, int source, int t)
+{
+    return ll_at<uint64_t>(ll, rank, ll.slot_flag_at) + (int64_t)source * ll.max_tokens + t;
+}
+
+/* Has a word come with this call? Half of the number is enough, since each call writes the words that it reads. */
+struct is_of_call {
+    const uint64_t *word;
+    uint32_t call;
+
+    __device__ __forceinline__ bool operator()() const
+    {
+        return (uint32_t)(*(const volatile uint64_t *)word >> 32) == call;
+    }
+};
 
 /* Of the K choices of a source's token, where their rows are on this rank. */
 __device__ __forceinline__ int32_t *origins_of(const cuda_ll &ll, const ll_call &call, int source, int t)
@@ -107,24 +172,24 @@ __device__ inline bool wait_or_mask(const cuda_ll &ll, const uint64_t *word, uin
 }
 
 /*
- * Waits until `words` of all ranks have reached `value`; with masking, of all that come. By all threads of every block.
+ * Waits until `words` of all ranks have reached `value`; with masking, of all that come. By a team of every block.
  * `which`: CUDA_LL_TO_.... False: leave without a result.
  */
 __device__ inline bool ll_meet(const cuda_ll &ll, ll_call &call, const uint64_t *words, uint64_t value, int which,
-                               int phase)
+                               int phase, const team &by)
 {
     cuda_ll_segment *mine = ll.peer[ll.waits.rank];
-    int i = (int)(blockDim.x - 1 - threadIdx.x), n = ll.waits.nranks; /* the first warp may still be sending */
+    int i = by.threads - 1 - by.thread, n = ll.waits.nranks; /* the first warp may still be sending */
     bool sound = true;
 
     if (!ll.masking)
-        return __syncthreads_and(i < n    ? wait_until(ll.waits, words + i, value, i, phase)
-                                 : i == n ? may_begin(ll.waits, phase)
-                                          : true);
+        return team_and(by, i < n    ? wait_until(ll.waits, words + i, value, i, phase)
+                            : i == n ? may_begin(ll.waits, phase)
+                                     : true);
     if (blockIdx.x == 0) {
-        sound = __syncthreads_and(i < n    ? wait_or_mask(ll, words + i, value, i, phase)
-                                  : i == n ? may_begin(ll.waits, phase)
-                                           : true);
+        sound = team_and(by, i < n    ? wait_or_mask(ll, words + i, value, i, phase)
+                             : i == n ? may_begin(ll.waits, phase)
+                                      : true);
         if (i == 0 && sound)
             store_release(&mine->verdict[which], call.number << 32 | *(volatile uint32_t *)&mine->mask);
     } else if (i == 0) {
@@ -138,7 +203,7 @@ __device__ inline bool ll_meet(const cuda_ll &ll, ll_call &call, const uint64_t 
             sound = !*(volatile uint32_t *)&ll.waits.mine->gave_up;
         }
     }
-    sound = __syncthreads_and(sound);
+    sound = team_and(by, sound);
     call.mask = (uint32_t)load_acquire(&mine->verdict[which]);
     return sound;
 }

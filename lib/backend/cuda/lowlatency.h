@@ -4,7 +4,8 @@
  *
  * Everything is pushed: a rank writes into the segments of its peers, and reads its own alone. So no address has to be
  * exchanged per call, inputs and outputs may lie in any device memory, and a transfer takes one way over the link. What
- * a rank has written it flags row by row, and the receiver takes each row as it comes. Counts and weights go ahead.
+ * a rank has written it flags row by row, and the receiver takes each row as it comes. Counts and weights go ahead, in
+ * words that hold the number of the call, too: they need no flag.
  *
  * Calls of an ep_ll are numbered, dispatches and combines together, by counters in device memory: so a captured CUDA
  * graph can be launched again. A flag holds the number of the call that it belongs to.
@@ -31,8 +32,7 @@ enum { CUDA_LL_TO_SEND, CUDA_LL_TO_RECEIVE, CUDA_LL_MEETINGS };
 /* Beginning of a segment. [source]: that rank writes it. */
 struct cuda_ll_segment {
     uint64_t completed[CUDA_MAX_RANKS]; /* [source] calls that it has completed */
-    uint64_t ahead[CUDA_MAX_RANKS];     /* [source] what it sends ahead of its rows is here: the counts of a dispatch;
-                                           with masking the weights of a combine, too */
+    uint64_t ahead[CUDA_MAX_RANKS];     /* [source] the weights of its tokens are here; only with masking */
     uint64_t sent[CUDA_MAX_RANKS];      /* [source] all of its rows of this call are here; only with masking */
     uint32_t masked_by[CUDA_MAX_RANKS]; /* [source] it has masked this rank */
 
@@ -62,7 +62,8 @@ struct cuda_ll {
     int32_t masking, sum_once;
     int32_t parts; /* of a row that a combine returns: a warp, and a flag, for each */
     /* Offsets in every segment, and sizes. */
-    int64_t counts_at;    /* int32 [R][L + 1]: rows for each expert of the owner; format */
+    int64_t counts_at; /* uint64 [2][R][L + 1]: call << 32 | rows for each expert of the owner, | format; by the parity
+                          of the dispatch, since they may come before the owner has completed the one before */
     int64_t slot_flag_at; /* uint64 [R][M]: call * 2, + 1 if there is a row in the slot. All M are told */
     int64_t row_flag_at;  /* uint64 [M,K,parts]: call, where a row of the combine begins: its first choice */
     int64_t weight_at;    /* uint64 [R][M,K]: call << 32 | bits of the weight: what a rank needs to add up its rows */

@@ -1,0 +1,243 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* ll_arrival.cuh - the receiving half of a low-latency dispatch: numbers of rows, then slots, which warps pack. */
+#ifndef EP_CUDA_LL_ARRIVAL_CUH
+#define EP_CUDA_LL_ARRIVAL_CUH
+
+#include "backend/cuda/lowlatency.cuh"
+
+#define FEW_BLOCKS 8
+#define AHEAD 8 /* vectors of a lane on their way at once */
+
+/* What the receiving warps of a block share. */
+struct arrivals {
+    int32_t before[EP_MAX_EXPERTS]; /* [source][local expert] rows of the sources before */
+    int next;                       /* of the block's parts of slots the first that no warp has taken */
+    bool wanted;                    /* false: there is nothing to receive here */
+};
+
+/*
+ * What the source tells of its rows for expert i of this rank; i = n_local: the format. With masking the ranks have met
+ * behind it. False: leave.
+ */
+__device__ inline bool take_count(const cuda_ll &ll, const ll_call &call, int source, int i, int32_t &count)
+{
+    const uint64_t *word = counts_of(ll, call, ll.waits.rank, source) + i;
+
+    if (!ll.masking && !wait_until_met(ll.waits, is_of_call{word, (uint32_t)call.number}, source, ll.waits.done_phase))
+        return false;
+    count = (int32_t)(uint32_t) * (const volatile uint64_t *)word;
+    return true;
+}
+
+/* Do all want the same format? Slots are large enough for any, so that rows may be on their way meanwhile. */
+__device__ inline bool compare_formats(const cuda_ll_dispatch &d, const ll_call &call, int source)
+{
+    int32_t format = d.format;
+
+    if (source >= d.ll.waits.nranks || is_masked(call, source))
+        return true;
+    if (!take_count(d.ll, call, source, d.ll.n_local, format))
+        return false;
+    if (format != d.format)
+        give_up(d.ll.waits, CUDA_FAILED_MISMATCH, source, d.ll.waits.done_phase);
+    return format == d.format;
+}
+
+/* Rows of the sources before each one, and what the caller learns of all, if this block `tells`. False: leave. */
+__device__ inline bool sum_counts(const cuda_ll_dispatch &d, const ll_call &call, int32_t *before, bool tells,
+                                  const team &by)
+{
+    const cuda_ll &ll = d.ll;
+    int n = ll.waits.nranks;
+    bool sound = by.thread == by.threads - 1 ? may_begin(ll.waits, ll.waits.done_phase)
+                                             : !tells || compare_formats(d, call, by.thread);
+
+    for (int i = by.thread; i < n * ll.n_local && sound; i += by.threads) {
+        before[i] = 0;
+        if (!is_masked(call, i / ll.n_local))
+            sound = take_count(ll, call, i / ll.n_local, i % ll.n_local, before[i]);
+    }
+    if (!team_and(by, sound))
+        return false;
+    for (int expert = by.thread; expert < ll.n_local; expert += by.threads) {
+        int sum = 0;
+
+        for (int source = 0; source < n; source++) {
+            int count = before[source * ll.n_local + expert];
+
+            before[source * ll.n_local + expert] = sum;
+            if (tells && d.recv_range)
+                d.recv_range[(int64_t)expert * n + source] = (int64_t)sum << 32 | (uint32_t)count;
+            sum += count;
+        }
+        if (tells)
+            d.recv_count[expert] = sum;
+    }
+    return true;
+}
+
+/* Vectors of the row in a slot, every WARP-th from `base` on. */
+__device__ inline void load_row(const cuda_ll_dispatch &d, const unsigned char *slot, int base, int end,
+                                uint4 (&v)[AHEAD])
+{
+    const uint4 *from = reinterpret_cast<const uint4 *>(slot + d.ll.row_at);
+
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++)
+        if (base + i * WARP < end)
+            v[i] = load_far(from + base + i * WARP);
+}
+
+/*
+ * Vectors begin .. end of the row to where each of the lanes in `votes` has its `row`. By all lanes; `v` holds the
+ * first of them.
+ */
+__device__ inline void pack_row(const cuda_ll_dispatch &d, const unsigned char *slot, uint32_t votes, int64_t row,
+                                int begin, int end, int lane, uint4 (&v)[AHEAD])
+{
+    int n = d.ll.hidden / (d.fp8 ? 16 : 8);
+
+    for (int base = begin + lane; base - lane < end; base += AHEAD * WARP) {
+        if (base != begin + lane)
+            load_row(d, slot, base, end, v);
+        for (uint32_t left = votes; left; left &= left - 1) {
+            int64_t to = __shfl_sync(ALL_LANES, row, __ffs((int)left) - 1);
+            uint4 *out = reinterpret_cast<uint4 *>(d.recv_x) + to * n;
+
+#pragma unroll
+            for (int i = 0; i < AHEAD; i++)
+                if (base + i * WARP < end)
+                    out[base + i * WARP] = v[i];
+        }
+    }
+}
+
+/* The scales of a row, loaded once however many places it has. By all lanes. */
+__device__ inline void pack_scales(const cuda_ll_dispatch &d, const unsigned char *slot, uint32_t votes, int64_t row,
+                                   int lane)
+{
+    const uint32_t *from = reinterpret_cast<const uint32_t *>(slot + d.ll.scales_at);
+    int words = d.ll.hidden / (d.packed ? 512 : 128);
+
+#pragma unroll 2
+    for (int i = lane; i - lane < words; i += WARP) {
+        uint32_t word = i < words ? __ldcg(from + i) : 0;
+
+        for (uint32_t left = votes; left; left &= left - 1) {
+            int64_t to = __shfl_sync(ALL_LANES, row, __ffs((int)left) - 1);
+
+            if (i < words)
+                d.recv_scales[to * words + i] = word;
+        }
+    }
+}
+
+/* Where the row of a slot's choice goes here. */
+__device__ inline int64_t place_of(const cuda_ll_dispatch &d, const int32_t *before, int source, int2 choice)
+{
+    return (int64_t)choice.x * d.ll.waits.nranks * d.ll.max_tokens + before[source * d.ll.n_local + choice.x] +
+           choice.y;
+}
+
+/* Where choice k of the source's token t is here, for the combine; row -1: nowhere. */
+__device__ inline void note_origin(const cuda_ll_dispatch &d, const ll_call &call, int source, int t, int k,
+                                   int64_t row)
+{
+    if (k < d.ll.topk)
+        origins_of(d.ll, call, source, t)[k] = (int32_t)row;
+    if (row >= 0 && d.recv_source)
+        d.recv_source[row] = t;
+}
+
+/* Waits for one slot and packs a part of what is in it. By all lanes; false: leave. */
+__device__ inline bool receive_slot(const cuda_ll_dispatch &d, const ll_call &call, const int32_t *before, int source,
+                                    int t, int part, int parts, int lane)
+{
+    const cuda_ll &ll = d.ll;
+    int me = ll.waits.rank, vectors = ll.hidden / (d.fp8 ? 16 : 8);
+    int share = (vectors / parts + WARP - 1) / WARP * WARP; /* whole rounds of the warp */
+    int begin = part * share, end = part == parts - 1 ? vectors : min(begin + share, vectors);
+    const unsigned char *slot = slot_of(ll, me, source, t);
+    const uint64_t *flag = slot_flag_of(ll, me, source, t);
+    uint64_t value = load_acquire(flag); /* by all lanes, so that each may read behind it */
+    int2 choice = make_int2(-1, 0);
+    int64_t row = 0;
+    uint32_t votes;
+    uint4 v[AHEAD];
+
+    if (!__all_sync(ALL_LANES, value >> 1 >= call.number)) {
+        bool here = lane || wait_until(ll.waits, flag, call.number << 1, source, ll.waits.done_phase);
+
+        if (!__all_sync(ALL_LANES, here))
+            return false;
+        value = load_acquire(flag);
+    }
+    if (!(value & 1)) {
+        if (part == 0)
+            note_origin(d, call, source, t, lane, -1);
+        return true;
+    }
+    /* The row is on its way while it is found out where it goes. */
+    load_row(d, slot, begin + lane, end, v);
+    if (lane < ll.topk)
+        choice = __ldcg(reinterpret_cast<const int2 *>(slot) + lane);
+    /* Of the group: only those of this rank are packed here. */
+    choice.x -= me * ll.n_local;
+    choice.x = choice.x < ll.n_local ? choice.x : -1;
+    votes = __ballot_sync(ALL_LANES, choice.x >= 0);
+    if (choice.x >= 0)
+        row = place_of(d, before, source, choice);
+    if (part == 0)
+        note_origin(d, call, source, t, lane, choice.x >= 0 ? row : -1);
+    if (d.fp8 && part == parts - 1)
+        pack_scales(d, slot, votes, row, lane);
+    pack_row(d, slot, votes, row, begin, end, lane, v);
+    return true;
+}
+
+/* Of many blocks the last one tells the caller how many rows there are, and does nothing else. */
+__device__ __forceinline__ bool has_many_blocks()
+{
+    return gridDim.x > FEW_BLOCKS;
+}
+
+/* Waits for the numbers of rows. With masking for the rows, too, of each rank that is not masked then. */
+__device__ inline void await_counts(const cuda_ll_dispatch &d, ll_call &call, arrivals &arriving, const team &by)
+{
+    const cuda_ll &ll = d.ll;
+    const cuda_ll_segment *mine = ll.peer[ll.waits.rank];
+    bool tells = blockIdx.x == gridDim.x - 1;
+    bool met = !ll.masking || ll_meet(ll, call, mine->sent, call.number, CUDA_LL_TO_RECEIVE, ll.waits.done_phase, by);
+
+    met = met && sum_counts(d, call, arriving.before, tells, by);
+    if (by.thread == 0) {
+        arriving.next = 0;
+        arriving.wanted = met && !(tells && has_many_blocks());
+    }
+    team_sync(by);
+}
+
+/* Takes slots until there are no more. By a warp. */
+__device__ inline void receive(const cuda_ll_dispatch &d, const ll_call &call, arrivals &arriving)
+{
+    const cuda_ll &ll = d.ll;
+    int n = ll.waits.nranks, lane = (int)threadIdx.x % WARP;
+    int blocks = (int)gridDim.x - has_many_blocks(), warps = blocks * (int)(blockDim.x / WARP);
+    /* Where slots are few, several warps share one, so that all multiprocessors have something to do. */
+    int parts = max(1, min(CUDA_LL_MOST_PARTS, warps / (n * ll.max_tokens)));
+
+    for (;;) {
+        int turn = lane ? 0 : atomicAdd(&arriving.next, 1);
+        /* Neighbouring slots to different multiprocessors. */
+        int64_t i = (int64_t)__shfl_sync(ALL_LANES, turn, 0) * blocks + blockIdx.x, slot = i / parts;
+        int source = (int)(slot % n);
+
+        if (i >= (int64_t)n * ll.max_tokens * parts)
+            break;
+        if (!is_masked(call, source) &&
+            !receive_slot(d, call, arriving.before, source, (int)(slot / n), (int)(i % parts), parts, lane))
+            break;
+    }
+}
+
+#endif
