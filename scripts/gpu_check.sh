@@ -4,7 +4,7 @@
 #   check        what each change should pass: results, on each number of ranks
 #   faults       ranks that die, stop, come late or leave, on each number of ranks from 2 on
 #   long         1000 random shapes on each number of ranks, and every odd number of ranks up to 7
-#   sanitize     memcheck and racecheck (compute-sanitizer), on small shapes
+#   sanitize     memcheck, racecheck and synccheck (compute-sanitizer), on small shapes
 #   sanitize-ll  racecheck on single cases of `epkit test lowlatency`, two of each format
 #   bench        timing, as JSON lines
 #   all          check, faults, long, sanitize, bench
@@ -135,7 +135,7 @@ long() {
 # Deadlines are long under it: kernels take a hundred times as long. Ranks are threads, because it looks at a process.
 sanitize() {
     local tool small=(--threads --ranks 2 --small --timeout 300)
-    for tool in memcheck racecheck; do
+    for tool in memcheck racecheck synccheck; do
         step 300 compute-sanitizer --tool "$tool" --error-exitcode 9 "$programs/test_cuda" "${small[@]}" --rounds 4
         step 300 compute-sanitizer --tool "$tool" --error-exitcode 9 "$programs/test_cuda" --ll "${small[@]}" --rounds 8
     done

@@ -8,6 +8,7 @@
  *   objects     two ep_ll of one communicator in turn, by calls, asynchronously and in one graph
  *   throughput  dispatch and combine on a plan while a low-latency dispatch waits for its combine
  *   reopen      one ep_ll after the other in the memory of those before
+ *   formats     one rank wants another format than the others, which all are told
  *
  * Exit 77 when there is no GPU.
  */
@@ -15,6 +16,7 @@
 #include "ll_case.h"
 
 #include <stdio.h>
+#include <string.h>
 
 #define TIMEOUT_MS 10000
 #define HOOK EP_LL_RECV_HOOK
@@ -306,6 +308,46 @@ static int run_reopen(struct group *g, const struct scene *scene)
     return code;
 }
 
+/* --- other formats ----------------------------------------------------------------------------------------------- */
+
+/* The group has failed then. Rows went into buffers of the caller's format, or nowhere. */
+static int disagree(struct group *g, struct exchange *x)
+{
+    ep_status expected = g->nranks > 1 ? EP_E_MISMATCH : EP_OK;
+    double begin = now_ms();
+
+    TRY(group_meet(g));
+    TRY(expect_status("ep_ll_dispatch in another format", exchange_dispatch(x, 0), expected, NULL));
+    EXPECT(now_ms() - begin < TIMEOUT_MS, "the dispatch ended after %.0f ms", now_ms() - begin);
+    EXPECT(expected == EP_OK || strstr(ep_last_error(), "rank"), "no rank is named: %s", ep_last_error());
+    return group_meet(g);
+}
+
+static int run_formats(struct group *g, const struct scene *scene)
+{
+    const ep_ll_config config = config_for(g, 32, 1024, 8, 0);
+    const enum ll_format formats[] = {LL_BF16, LL_F32};
+    struct exchange *x[2] = {NULL, NULL};
+    struct ll_pair pair;
+    int code = ll_pair_open(g, &config, &pair);
+
+    say_where(g, scene, 0);
+    for (int i = 0; i < 2 && !code; i++) {
+        struct ll_round round = {
+            .n_tokens = 32 - i, .format = formats[i], .idx_type = EP_I64, .seed = seed_of(g, scene, 0, i)};
+
+        code = exchange_new(&pair, &round, &x[i]);
+    }
+    if (!code)
+        code = exchange_call_all(x, 2, false);
+    if (!code)
+        code = disagree(g, x[g->rank == g->nranks - 1]);
+    for (int i = 0; i < 2; i++)
+        code |= exchange_free(x[i], code & FAILED);
+    ll_pair_close(&pair);
+    return code;
+}
+
 /* ----------------------------------------------------------------------------------------------------------------- */
 
 static const struct scene scenes[] = {
@@ -324,6 +366,7 @@ static const struct scene scenes[] = {
     {.name = "objects", .run = run_objects},
     {.name = "throughput", .run = run_throughput},
     {.name = "reopen", .run = run_reopen},
+    {.name = "formats", .run = run_formats},
 };
 
 static int run_rank(const ep_boot *boot, void *argument)

@@ -6,7 +6,7 @@
  *
  * refused: a combine is refused, for routing that is not that of the dispatch, before the peers call theirs or while
  * they wait in it, on one rank or on all, and is called again properly, with other weights; or a second dispatch is
- * refused, whose number the combine then has.
+ * refused, whose number the combine then has. Before that the dispatch itself is refused, in the same ways.
  *
  * calls: many in a row that nobody waits for, each with weights of its own in the same buffer. hooks, waited, graph,
  * graph-hooks: the same with ep_ll_finish(), waited for, by a captured graph, by one with ep_ll_finish() in it.
@@ -66,7 +66,7 @@ static bool is_refused(const struct group *g, int pass)
     return pass % 3 == 2 || g->rank == (pass % 3 ? 0 : g->nranks - 1);
 }
 
-static int be_refused(struct exchange *x, uint32_t flags)
+static int combine_in_vain(struct exchange *x, uint32_t flags)
 {
     TRY(exchange_spoil(x, SPOIL_OTHER));
     TRY(expect_status("ep_ll_combine with other experts", exchange_combine(x, flags), EP_E_ROUTING,
@@ -74,28 +74,30 @@ static int be_refused(struct exchange *x, uint32_t flags)
     return exchange_mend(x);
 }
 
-/* Behind a dispatch that is answered next. */
-static int dispatch_in_vain(struct exchange *x)
+static int dispatch_in_vain(struct exchange *x, uint32_t flags)
 {
     TRY(exchange_spoil(x, SPOIL_TWICE));
-    TRY(expect_status("ep_ll_dispatch with an expert twice", exchange_dispatch(x, 0), EP_E_ROUTING, ""));
+    TRY(expect_status("ep_ll_dispatch with an expert twice", exchange_dispatch(x, flags), EP_E_ROUTING, ""));
     return exchange_mend(x);
 }
 
-static int combine_again(struct group *g, struct exchange *x, int pass, uint32_t flags)
+/* A call that is refused on some ranks, in the first passes before the peers call, then while they wait in it. */
+static int call_again(struct group *g, struct exchange *x, int pass, uint32_t flags,
+                      int (*in_vain)(struct exchange *x, uint32_t flags),
+                      ep_status (*call)(struct exchange *x, uint32_t flags))
 {
     bool refused = is_refused(g, pass), waits = pass / 3;
 
     if (refused && !waits)
-        TRY(be_refused(x, flags));
+        TRY(in_vain(x, flags));
     TRY(group_meet(g));
     if (refused)
         sleep_ms(PAUSE_MS);
     if (refused && waits) {
-        TRY(be_refused(x, flags));
+        TRY(in_vain(x, flags));
         sleep_ms(PAUSE_MS);
     }
-    CALL(exchange_combine(x, flags));
+    CALL(call(x, flags));
     if (flags & EP_LL_RECV_HOOK)
         CALL(exchange_finish(x));
     return 0;
@@ -110,10 +112,11 @@ static int use_refused(struct group *g, const struct scene *scene, int number, s
 
         say_where(g, scene, number, pass);
         TRY(exchange_load(x, seed_of(g, scene, number, pass)));
-        CALL(exchange_dispatch(x, 0));
+        TRY(call_again(g, x, pass, pass / 2 % 2 ? EP_LL_RECV_HOOK : 0, dispatch_in_vain, exchange_dispatch));
+        /* Behind a dispatch that is answered next. */
         if (pass % 2 && is_refused(g, pass / 2))
-            TRY(dispatch_in_vain(x));
-        TRY(combine_again(g, x, pass, flags[(pass + number) % 4]));
+            TRY(dispatch_in_vain(x, 0));
+        TRY(call_again(g, x, pass, flags[(pass + number) % 4], combine_in_vain, exchange_combine));
         code |= exchange_compare(x, "after a combine that was refused");
         CALL(ep_comm_async_error(g->cuda));
     }

@@ -5,6 +5,8 @@
 
 #include "backend/cuda/lowlatency.cuh"
 
+#include <epkit/types.h>
+
 #define FEW_BLOCKS 8
 #define AHEAD 8 /* vectors of a lane on their way at once */
 
@@ -22,17 +24,19 @@ struct arrivals {
 __device__ inline bool take_count(const cuda_ll &ll, const ll_call &call, int source, int i, int32_t &count)
 {
     const uint64_t *word = counts_of(ll, call, ll.waits.rank, source) + i;
+    uint64_t value;
 
     if (!ll.masking && !wait_until_met(ll.waits, is_of_call{word, (uint32_t)call.number}, source, ll.waits.done_phase))
         return false;
-    count = (int32_t)(uint32_t) * (const volatile uint64_t *)word;
+    value = *(const volatile uint64_t *)word;
+    count = (int32_t)(uint32_t)value;
     return true;
 }
 
 /* Do all want the same format? Slots are large enough for any, so that rows may be on their way meanwhile. */
 __device__ inline bool compare_formats(const cuda_ll_dispatch &d, const ll_call &call, int source)
 {
-    int32_t format = d.format;
+    int32_t format;
 
     if (source >= d.ll.waits.nranks || is_masked(call, source))
         return true;
@@ -201,13 +205,14 @@ __device__ __forceinline__ bool has_many_blocks()
     return gridDim.x > FEW_BLOCKS;
 }
 
-/* Waits for the numbers of rows. With masking for the rows, too, of each rank that is not masked then. */
+/* Waits for the numbers of rows. With masking for the rows, too, of each rank that is not masked then: by all threads.
+ */
 __device__ inline void await_counts(const cuda_ll_dispatch &d, ll_call &call, arrivals &arriving, const team &by)
 {
     const cuda_ll &ll = d.ll;
     const cuda_ll_segment *mine = ll.peer[ll.waits.rank];
     bool tells = blockIdx.x == gridDim.x - 1;
-    bool met = !ll.masking || ll_meet(ll, call, mine->sent, call.number, CUDA_LL_TO_RECEIVE, ll.waits.done_phase, by);
+    bool met = !ll.masking || ll_meet(ll, call, mine->sent, call.number, CUDA_LL_TO_RECEIVE, ll.waits.done_phase);
 
     met = met && sum_counts(d, call, arriving.before, tells, by);
     if (by.thread == 0) {

@@ -50,8 +50,8 @@ __device__ const uint64_t *weight_words(const cuda_ll &ll, int rank, int source,
 
 /*
  * The weight of each choice to the rank that has the expert. Number of the call and weight are one word: so no flag has
- * to wait until they are there. Half of the number is enough, since each call writes the words that it reads. By the
- * first blocks, so that others that begin late hold nobody up. `first`: the weight of this thread's first choice.
+ * to wait until they are there. By the first blocks, so that others that begin late hold nobody up. `first`: the weight
+ * of this thread's first choice.
  */
 __device__ void send_weights(const cuda_ll_combine &c, const ll_call &call, float first)
 {
@@ -420,8 +420,7 @@ __device__ void receive(const cuda_ll_combine &c, ll_call &call, terms &terms)
     const cuda_ll_segment *mine = ll.peer[ll.waits.rank];
     int vectors = ll.hidden / 8;
 
-    if (ll.masking &&
-        !ll_meet(ll, call, mine->sent, call.number, CUDA_LL_TO_RECEIVE, ll.waits.done_phase, whole_block()))
+    if (ll.masking && !ll_meet(ll, call, mine->sent, call.number, CUDA_LL_TO_RECEIVE, ll.waits.done_phase))
         return;
     for (int t = (int)blockIdx.x; t < c.n_tokens; t += (int)gridDim.x) {
         uint4 *out = reinterpret_cast<uint4 *>(c.out) + (int64_t)t * vectors;
@@ -441,7 +440,7 @@ __device__ bool meet_to_send(const cuda_ll &ll, ll_call &call)
     bool behind = ll.masking && !ll.sum_once;
 
     return ll_meet(ll, call, behind ? mine->ahead : mine->completed, behind ? call.number : mine->last_combine,
-                   CUDA_LL_TO_SEND, ll.waits.ready_phase, whole_block());
+                   CUDA_LL_TO_SEND, ll.waits.ready_phase);
 }
 
 __global__ void __launch_bounds__(CUDA_LL_THREADS, 1) ll_combine_kernel(const __grid_constant__ cuda_ll_combine c)

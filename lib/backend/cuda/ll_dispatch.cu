@@ -233,6 +233,12 @@ __device__ ahead fetch_ahead(const cuda_ll_dispatch &d, int t, const team &by)
     return a;
 }
 
+/* Of a slot, without what a row of this format leaves of it. */
+__host__ __device__ int image_bytes(const cuda_ll_dispatch &d)
+{
+    return (int)d.ll.row_at + d.ll.hidden * (d.fp8 ? 1 : 2);
+}
+
 /* The image of token t's slot; complete when it returns. */
 __device__ void make_image(const cuda_ll_dispatch &d, const ll_call &call, int t, const ahead &a, choices &c,
                            unsigned char *image, const team &by)
@@ -245,21 +251,20 @@ __device__ void make_image(const cuda_ll_dispatch &d, const ll_call &call, int t
 }
 
 /*
- * Token t's slot to `ranks`, of which each rank begins with another one. All threads store: for several ranks at once
- * the copy engine takes longer (4 GPUs, 128 tokens: 16 instead of 13 us from the meeting to the last row, bf16 30
- * instead of 21).
+ * Token t's slot to `ranks`, of which each rank begins with another one. By stores of the threads: for several ranks at
+ * once the copy engine takes longer (a model on 4 GPUs, 128 tokens: 16 instead of 13 us from the meeting to the last
+ * row, bf16 30 instead of 21).
  */
 __device__ void store_slot(const cuda_ll_dispatch &d, int t, uint32_t ranks, const unsigned char *image, const team &by)
 {
-    const cuda_ll &ll = d.ll;
-    int me = ll.waits.rank, vectors = (int)(ll.row_at + ll.hidden * (d.fp8 ? 1 : 2)) / VECTOR;
+    int me = d.ll.waits.rank, vectors = image_bytes(d) / VECTOR;
     uint32_t turned = __funnelshift_r(ranks, ranks, (uint32_t)me + 1);
 
     for (int i = by.thread; i < vectors; i += by.threads) {
         uint4 v = reinterpret_cast<const uint4 *>(image)[i];
 
         for (uint32_t left = turned; left; left &= left - 1)
-            reinterpret_cast<uint4 *>(slot_of(ll, (__ffs((int)left) + me) % CUDA_MAX_RANKS, me, t))[i] = v;
+            reinterpret_cast<uint4 *>(slot_of(d.ll, (__ffs((int)left) + me) % CUDA_MAX_RANKS, me, t))[i] = v;
     }
 }
 
@@ -326,7 +331,7 @@ __device__ bool prepare(const cuda_ll_dispatch &d, ll_call &call, choices &c, in
         ll_refuse(ll, d.queued, ll.waits.ready_phase);
         return false;
     }
-    return ll_meet(ll, call, mine->completed, mine->last_dispatch, CUDA_LL_TO_SEND, ll.waits.ready_phase, all);
+    return ll_meet(ll, call, mine->completed, mine->last_dispatch, CUDA_LL_TO_SEND, ll.waits.ready_phase);
 }
 
 __global__ void __launch_bounds__(CUDA_LL_THREADS, 1) ll_dispatch_kernel(const __grid_constant__ cuda_ll_dispatch d)
@@ -342,16 +347,17 @@ __global__ void __launch_bounds__(CUDA_LL_THREADS, 1) ll_dispatch_kernel(const _
     /* So many threads begin with sending, and the others with receiving; 0: all do one after the other. With masking
        nothing is received before it is known from whom. */
     int half = sends && receives && !ll.masking ? (int)blockDim.x / 2 : 0, i = (int)threadIdx.x;
-    team all = whole_block(), joint = {i, 2 * half, 3};
+    team all = whole_block(), joint = {i, 2 * half, TEAM_JOINS};
 
     if (sends && !prepare(d, call, c, bins, image))
         return;
     if (sends && (i < half || !half))
-        send(d, call, c, image, half ? team{i, half, 1} : all);
+        send(d, call, c, image, half ? team{i, half, TEAM_SENDS} : all);
     if (!receives)
         return;
     if (i >= half)
-        await_counts(d, call, arriving, half ? team{i - half, half, 2} : all);
+        await_counts(d, call, arriving, half ? team{i - half, half, TEAM_RECEIVES} : all);
+    /* Those who have sent join when it is known where rows go. Nobody waits for them. */
     if (i < half)
         team_sync(joint);
     else if (half)
@@ -365,16 +371,18 @@ __global__ void __launch_bounds__(CUDA_LL_THREADS, 1) ll_dispatch_kernel(const _
 
 cudaError_t cuda_launch_ll_dispatch(const struct cuda_ll_dispatch *dispatch, int blocks, cudaStream_t stream)
 {
-    size_t image = (size_t)dispatch->ll.row_at + (size_t)dispatch->ll.hidden * (dispatch->fp8 ? 1 : 2);
-
-    ll_dispatch_kernel<<<(unsigned)blocks, CUDA_LL_THREADS, image, stream>>>(*dispatch);
+    ll_dispatch_kernel<<<(unsigned)blocks, CUDA_LL_THREADS, (size_t)image_bytes(*dispatch), stream>>>(*dispatch);
     return cudaGetLastError();
 }
 
 cudaError_t cuda_ll_dispatch_load(int shared_bytes)
 {
-    /* Of which the kernel declares a part itself. */
+    struct cudaFuncAttributes kernel;
+    cudaError_t error = cudaFuncGetAttributes(&kernel, ll_dispatch_kernel);
+
+    if (error != cudaSuccess)
+        return error;
+    /* Of which the kernel declares a part itself; an image begins at a multiple of 128. */
     return cudaFuncSetAttribute(ll_dispatch_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                shared_bytes -
-                                    (int)(sizeof(choices) + sizeof(arrivals) + EP_MAX_EXPERTS * sizeof(int32_t)) - 256);
+                                shared_bytes - (int)kernel.sharedSizeBytes - 128);
 }

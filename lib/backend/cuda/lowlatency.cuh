@@ -7,8 +7,6 @@
 #include "backend/cuda/device.cuh"
 #include "backend/cuda/lowlatency.h"
 
-#include <epkit/types.h>
-
 /* A call under way, as one thread sees it. */
 struct ll_call {
     uint64_t number;
@@ -19,32 +17,38 @@ struct ll_call {
 /* Threads of a block that work together: whole warps, with a barrier of their own. */
 struct team {
     int thread, threads;
-    int barrier; /* 0: that of __syncthreads() */
+    int barrier; /* TEAM_... */
 };
+
+enum { TEAM_ALL /* that of __syncthreads() */, TEAM_SENDS, TEAM_RECEIVES, TEAM_JOINS };
 
 __device__ __forceinline__ team whole_block()
 {
-    return {(int)threadIdx.x, (int)blockDim.x, 0};
+    return {(int)threadIdx.x, (int)blockDim.x, TEAM_ALL};
 }
 
+/* By whole warps: their lanes come together before each of these. */
 __device__ __forceinline__ void team_sync(const team &t)
 {
-    asm volatile("barrier.cta.sync %0, %1;" ::"r"(t.barrier), "r"(t.threads) : "memory");
+    __syncwarp();
+    asm volatile("barrier.cta.sync.aligned %0, %1;" ::"r"(t.barrier), "r"(t.threads) : "memory");
 }
 
 /* At the barrier of a team without waiting there. */
 __device__ __forceinline__ void team_arrive(const team &t)
 {
-    asm volatile("barrier.cta.arrive %0, %1;" ::"r"(t.barrier), "r"(t.threads) : "memory");
+    __syncwarp();
+    asm volatile("barrier.cta.arrive.aligned %0, %1;" ::"r"(t.barrier), "r"(t.threads) : "memory");
 }
 
 __device__ __forceinline__ bool team_and(const team &t, bool value)
 {
     uint32_t all;
 
+    __syncwarp();
     asm volatile("{\n\t.reg .pred p, q;\n\t"
                  "setp.ne.u32 p, %1, 0;\n\t"
-                 "barrier.cta.red.and.pred q, %2, %3, p;\n\t"
+                 "barrier.cta.red.and.aligned.pred q, %2, %3, p;\n\t"
                  "selp.u32 %0, 1, 0, q;\n\t}"
                  : "=r"(all)
                  : "r"((uint32_t)value), "r"(t.barrier), "r"(t.threads)
@@ -172,24 +176,24 @@ __device__ inline bool wait_or_mask(const cuda_ll &ll, const uint64_t *word, uin
 }
 
 /*
- * Waits until `words` of all ranks have reached `value`; with masking, of all that come. By a team of every block.
+ * Waits until `words` of all ranks have reached `value`; with masking, of all that come. By all threads of every block.
  * `which`: CUDA_LL_TO_.... False: leave without a result.
  */
 __device__ inline bool ll_meet(const cuda_ll &ll, ll_call &call, const uint64_t *words, uint64_t value, int which,
-                               int phase, const team &by)
+                               int phase)
 {
     cuda_ll_segment *mine = ll.peer[ll.waits.rank];
-    int i = by.threads - 1 - by.thread, n = ll.waits.nranks; /* the first warp may still be sending */
+    int i = (int)(blockDim.x - 1 - threadIdx.x), n = ll.waits.nranks; /* the first warp may still be sending */
     bool sound = true;
 
     if (!ll.masking)
-        return team_and(by, i < n    ? wait_until(ll.waits, words + i, value, i, phase)
-                            : i == n ? may_begin(ll.waits, phase)
-                                     : true);
+        return __syncthreads_and(i < n    ? wait_until(ll.waits, words + i, value, i, phase)
+                                 : i == n ? may_begin(ll.waits, phase)
+                                          : true);
     if (blockIdx.x == 0) {
-        sound = team_and(by, i < n    ? wait_or_mask(ll, words + i, value, i, phase)
-                             : i == n ? may_begin(ll.waits, phase)
-                                      : true);
+        sound = __syncthreads_and(i < n    ? wait_or_mask(ll, words + i, value, i, phase)
+                                  : i == n ? may_begin(ll.waits, phase)
+                                           : true);
         if (i == 0 && sound)
             store_release(&mine->verdict[which], call.number << 32 | *(volatile uint32_t *)&mine->mask);
     } else if (i == 0) {
@@ -203,7 +207,7 @@ __device__ inline bool ll_meet(const cuda_ll &ll, ll_call &call, const uint64_t 
             sound = !*(volatile uint32_t *)&ll.waits.mine->gave_up;
         }
     }
-    sound = team_and(by, sound);
+    sound = __syncthreads_and(sound);
     call.mask = (uint32_t)load_acquire(&mine->verdict[which]);
     return sound;
 }

@@ -138,8 +138,8 @@ static void begin(struct watch *watch, struct cuda_comm *cuda, enum host_phase p
     uint64_t now = ep_now_ns();
 
     /*
-     * What the caller has queued before may take a deadline of its own, and a kernel has two waits; a low-latency
-     * combine three, the last of which may take two.
+     * What the caller has queued before may take a deadline of its own, and a kernel has two waits; a low-latency one
+     * three, of which a combine's last may take two.
      */
     *watch = (struct watch){.cuda = cuda, .phase = phase, .glance_ns = now + GLANCE_NS, .look_ns = now + LOOK_NS};
     watch->limit_ns = now + (uint64_t)cuda->host.comm->config.timeout_ms * 6000000u;
