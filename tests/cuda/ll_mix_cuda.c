@@ -310,7 +310,7 @@ static int run_reopen(struct group *g, const struct scene *scene)
 
 /* --- other formats ----------------------------------------------------------------------------------------------- */
 
-/* The group has failed then. Rows went into buffers of the caller's format, or nowhere. */
+/* The group has failed then, on every rank. */
 static int disagree(struct group *g, struct exchange *x)
 {
     ep_status expected = g->nranks > 1 ? EP_E_MISMATCH : EP_OK;

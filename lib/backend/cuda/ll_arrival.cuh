@@ -205,8 +205,7 @@ __device__ __forceinline__ bool has_many_blocks()
     return gridDim.x > FEW_BLOCKS;
 }
 
-/* Waits for the numbers of rows. With masking for the rows, too, of each rank that is not masked then: by all threads.
- */
+/* Waits for the numbers of rows. With masking, by all threads, before that for the rows of all ranks that come. */
 __device__ inline void await_counts(const cuda_ll_dispatch &d, ll_call &call, arrivals &arriving, const team &by)
 {
     const cuda_ll &ll = d.ll;
