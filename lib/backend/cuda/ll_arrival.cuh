@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ll_arrival.cuh - the receiving half of a low-latency dispatch: numbers of rows, then slots, which warps pack. */
+/*
+ * ll_arrival.cuh - the receiving half of a low-latency dispatch: numbers of rows, then slots, which warps pack. Before
+ * it what the sending half needs, too: teams of threads, and where numbers and slots are.
+ */
 #ifndef EP_CUDA_LL_ARRIVAL_CUH
 #define EP_CUDA_LL_ARRIVAL_CUH
 
@@ -10,6 +13,66 @@
 #define FEW_BLOCKS 8
 #define AHEAD 8 /* vectors of a lane on their way at once */
 
+/* Threads of a block that work together: whole warps, with a barrier of their own. */
+struct team {
+    int thread, threads;
+    int barrier; /* TEAM_... */
+};
+
+enum { TEAM_ALL /* that of __syncthreads() */, TEAM_SENDS, TEAM_RECEIVES, TEAM_JOINS };
+
+__device__ __forceinline__ team whole_block()
+{
+    return {(int)threadIdx.x, (int)blockDim.x, TEAM_ALL};
+}
+
+/* By whole warps: their lanes come together before each of these. */
+__device__ __forceinline__ void team_sync(const team &t)
+{
+    __syncwarp();
+    asm volatile("barrier.cta.sync.aligned %0, %1;" ::"r"(t.barrier), "r"(t.threads) : "memory");
+}
+
+/* At the barrier of a team without waiting there. */
+__device__ __forceinline__ void team_arrive(const team &t)
+{
+    __syncwarp();
+    asm volatile("barrier.cta.arrive.aligned %0, %1;" ::"r"(t.barrier), "r"(t.threads) : "memory");
+}
+
+__device__ __forceinline__ bool team_and(const team &t, bool value)
+{
+    uint32_t all;
+
+    __syncwarp();
+    asm volatile("{\n\t.reg .pred p, q;\n\t"
+                 "setp.ne.u32 p, %1, 0;\n\t"
+                 "barrier.cta.red.and.aligned.pred q, %2, %3, p;\n\t"
+                 "selp.u32 %0, 1, 0, q;\n\t}"
+                 : "=r"(all)
+                 : "r"((uint32_t)value), "r"(t.barrier), "r"(t.threads)
+                 : "memory");
+    return all;
+}
+
+/* Rows that the source has for each expert of `rank`, and its format; each in a word with the number of the call. */
+__device__ inline uint64_t *counts_of(const cuda_ll &ll, const ll_call &call, int rank, int source)
+{
+    int64_t at = (call.dispatch & 1) * (int64_t)ll.waits.nranks + source;
+
+    return ll_at<uint64_t>(ll, rank, ll.counts_at) + at * (ll.n_local + 1);
+}
+
+__device__ inline unsigned char *slot_of(const cuda_ll &ll, int rank, int source, int t)
+{
+    return ll_at<unsigned char>(ll, rank, ll.slots_at) + ((int64_t)source * ll.max_tokens + t) * ll.slot_bytes;
+}
+
+__device__ inline uint64_t *slot_flag_of(const cuda_ll &ll, int rank, int source, int t)
+{
+    return ll_at<uint64_t>(ll, rank, ll.slot_flag_at) + (int64_t)source * ll.max_tokens + t;
+}
+
 /* What the receiving warps of a block share. */
 struct arrivals {
     int32_t before[EP_MAX_EXPERTS]; /* [source][local expert] rows of the sources before */
@@ -17,16 +80,13 @@ struct arrivals {
     bool wanted;                    /* false: there is nothing to receive here */
 };
 
-/*
- * What the source tells of its rows for expert i of this rank; i = n_local: the format. With masking the ranks have met
- * behind it. False: leave.
- */
+/* What the source tells of its rows for expert i of this rank; i = n_local: the format. False: leave. */
 __device__ inline bool take_count(const cuda_ll &ll, const ll_call &call, int source, int i, int32_t &count)
 {
     const uint64_t *word = counts_of(ll, call, ll.waits.rank, source) + i;
     uint64_t value;
 
-    if (!ll.masking && !wait_until_met(ll.waits, is_of_call{word, (uint32_t)call.number}, source, ll.waits.done_phase))
+    if (!await_word(ll, call, word, source, ll.waits.done_phase))
         return false;
     value = *(const volatile uint64_t *)word;
     count = (int32_t)(uint32_t)value;

@@ -68,14 +68,6 @@ __device__ void send_weights(const cuda_ll_combine &c, const ll_call &call, floa
     }
 }
 
-/* Waits for the weight of a choice of `owner`'s. False: leave. With masking the ranks have met behind the weights. */
-__device__ bool await_weight(const cuda_ll &ll, const ll_call &call, const uint64_t *word, int owner)
-{
-    is_of_call met = {word, (uint32_t)call.number};
-
-    return ll.masking || wait_until_met(ll.waits, met, owner, ll.waits.ready_phase);
-}
-
 /*
  * A rank that slept in the middle of a call may find that `owner` has gone on without it, and that the row's place is
  * another rank's by now. Looked at right before each store, so that at most what is on its way then goes astray.
@@ -247,7 +239,7 @@ __device__ bool take_weights(const cuda_ll &ll, const ll_call &call, const piece
     const uint64_t *word = weight_words(ll, ll.waits.rank, p.of.source, p.of.token) + through.lane;
     bool ours = p.votes >> through.lane & 1;
 
-    if (!__all_sync(ALL_LANES, !ours || await_weight(ll, call, word, p.of.source)))
+    if (!__all_sync(ALL_LANES, !ours || await_word(ll, call, word, p.of.source, ll.waits.ready_phase)))
         return false;
     through.weight = ours ? __uint_as_float((uint32_t) * (const volatile uint64_t *)word) : 0;
     return true;

@@ -48,6 +48,14 @@ __device__ bool routing_is_valid(const cuda_ll_dispatch &d)
     return good;
 }
 
+/* An expert as it stands in the routing; -1 for none, and where that is not valid. */
+__device__ int read_expert(const cuda_ll_dispatch &d, int64_t at)
+{
+    int64_t expert = read_choice(d.topk_idx, d.wide, at);
+
+    return expert >= 0 && expert < (int64_t)d.ll.n_local * d.ll.waits.nranks ? (int)expert : -1;
+}
+
 /* Blocks that tell the ranks how many rows come: those without a token, if there are any; from the last one on. */
 __device__ int counting_blocks(const cuda_ll_dispatch &d)
 {
@@ -66,10 +74,9 @@ __device__ void count_rows(const cuda_ll_dispatch &d, int32_t *bins)
     __syncthreads();
 #pragma unroll 2
     for (int64_t i = threadIdx.x; i < (int64_t)d.n_tokens * d.ll.topk; i += blockDim.x) {
-        int64_t expert = read_choice(d.topk_idx, d.wide, i);
+        int expert = read_expert(d, i); /* the routing has not been checked yet */
 
-        /* The routing has not been checked yet. */
-        if (expert >= 0 && expert < n_experts)
+        if (expert >= 0)
             atomicAdd(&bins[expert], 1);
     }
     __syncthreads();
@@ -92,14 +99,6 @@ __device__ void send_counts(const cuda_ll_dispatch &d, const ll_call &call, cons
         for (int j = (int)threadIdx.x; j <= ll.n_local && !is_masked(call, rank); j += (int)blockDim.x)
             there[j] = call.number << 32 | (uint32_t)(j < ll.n_local ? bins[rank * ll.n_local + j] : d.format);
     }
-}
-
-/* An expert as it stands in the routing; -1 for none, and where that is not valid. */
-__device__ int read_expert(const cuda_ll_dispatch &d, int64_t at)
-{
-    int64_t expert = read_choice(d.topk_idx, d.wide, at);
-
-    return expert >= 0 && expert < (int64_t)d.ll.n_local * d.ll.waits.nranks ? (int)expert : -1;
 }
 
 /* What thread k of those that look at token t begins with. */

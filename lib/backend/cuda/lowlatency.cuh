@@ -14,48 +14,6 @@ struct ll_call {
     uint32_t mask;     /* ranks that have no part in it */
 };
 
-/* Threads of a block that work together: whole warps, with a barrier of their own. */
-struct team {
-    int thread, threads;
-    int barrier; /* TEAM_... */
-};
-
-enum { TEAM_ALL /* that of __syncthreads() */, TEAM_SENDS, TEAM_RECEIVES, TEAM_JOINS };
-
-__device__ __forceinline__ team whole_block()
-{
-    return {(int)threadIdx.x, (int)blockDim.x, TEAM_ALL};
-}
-
-/* By whole warps: their lanes come together before each of these. */
-__device__ __forceinline__ void team_sync(const team &t)
-{
-    __syncwarp();
-    asm volatile("barrier.cta.sync.aligned %0, %1;" ::"r"(t.barrier), "r"(t.threads) : "memory");
-}
-
-/* At the barrier of a team without waiting there. */
-__device__ __forceinline__ void team_arrive(const team &t)
-{
-    __syncwarp();
-    asm volatile("barrier.cta.arrive.aligned %0, %1;" ::"r"(t.barrier), "r"(t.threads) : "memory");
-}
-
-__device__ __forceinline__ bool team_and(const team &t, bool value)
-{
-    uint32_t all;
-
-    __syncwarp();
-    asm volatile("{\n\t.reg .pred p, q;\n\t"
-                 "setp.ne.u32 p, %1, 0;\n\t"
-                 "barrier.cta.red.and.aligned.pred q, %2, %3, p;\n\t"
-                 "selp.u32 %0, 1, 0, q;\n\t}"
-                 : "=r"(all)
-                 : "r"((uint32_t)value), "r"(t.barrier), "r"(t.threads)
-                 : "memory");
-    return all;
-}
-
 template <typename T> __device__ __forceinline__ T *ll_at(const cuda_ll &ll, int rank, int64_t offset)
 {
     return reinterpret_cast<T *>(reinterpret_cast<unsigned char *>(ll.peer[rank]) + offset);
@@ -71,24 +29,6 @@ __device__ __forceinline__ int64_t read_choice(const void *topk_idx, int wide, i
     return wide ? __ldg(static_cast<const long long *>(topk_idx) + at) : __ldg(static_cast<const int *>(topk_idx) + at);
 }
 
-/* Rows that the source has for each expert of `rank`, and its format; each in a word with the number of the call. */
-__device__ inline uint64_t *counts_of(const cuda_ll &ll, const ll_call &call, int rank, int source)
-{
-    int64_t at = (call.dispatch & 1) * (int64_t)ll.waits.nranks + source;
-
-    return ll_at<uint64_t>(ll, rank, ll.counts_at) + at * (ll.n_local + 1);
-}
-
-__device__ inline unsigned char *slot_of(const cuda_ll &ll, int rank, int source, int t)
-{
-    return ll_at<unsigned char>(ll, rank, ll.slots_at) + ((int64_t)source * ll.max_tokens + t) * ll.slot_bytes;
-}
-
-__device__ inline uint64_t *slot_flag_of(const cuda_ll &ll, int rank, int source, int t)
-{
-    return ll_at<uint64_t>(ll, rank, ll.slot_flag_at) + (int64_t)source * ll.max_tokens + t;
-}
-
 /* Has a word come with this call? Half of the number is enough, since each call writes the words that it reads. */
 struct is_of_call {
     const uint64_t *word;
@@ -99,6 +39,15 @@ struct is_of_call {
         return (uint32_t)(*(const volatile uint64_t *)word >> 32) == call;
     }
 };
+
+/*
+ * Waits for such a word of `rank`'s. False: leave. With masking the ranks have met behind it: nobody waits for one of
+ * them alone.
+ */
+__device__ inline bool await_word(const cuda_ll &ll, const ll_call &call, const uint64_t *word, int rank, int phase)
+{
+    return ll.masking || wait_until_met(ll.waits, is_of_call{word, (uint32_t)call.number}, rank, phase);
+}
 
 /* Of the K choices of a source's token, where their rows are on this rank. */
 __device__ __forceinline__ int32_t *origins_of(const cuda_ll &ll, const ll_call &call, int source, int t)
