@@ -3,8 +3,9 @@
 # test.sh [quick|medium|long] - every check of the tree. The last line counts them; the exit code is 1 if any failed.
 #
 #   quick    release build; unit and command tests
-#   medium   all tests; sanitizers; clang, clang-tidy and the other linters (the default)
-#   long     medium with more repetitions and cases, and a while of fuzzing
+#   medium   all tests; sanitizers; clang-tidy and the other linters (the default)
+#   long     medium with more repetitions and cases, all tests with AddressSanitizer, a build with clang, the analyzer of
+#            clang-tidy to its full depth, and a while of fuzzing
 #
 # What a step printed is kept in build/test-results/.
 set -euo pipefail
@@ -54,11 +55,12 @@ skip() {
     printf '  %-40s skipped: %s\n' "$1" "$2"
 }
 
-# suites PRESET CTEST-OPTION...: the tests of a preset, counted by scripts/count_results.py.
+# suites PRESET CTEST-OPTION...: the tests of a preset, counted by scripts/count_results.py. Many of them wait more than
+# they compute, hence two for each processor.
 suites() {
     local preset="$1" junit="$results/$1.xml"
     shift
-    "${run_tests[@]}" ctest --preset "$preset" --parallel "$(nproc)" --output-junit "$junit" \
+    "${run_tests[@]}" ctest --preset "$preset" --parallel $((2 * $(nproc))) --output-junit "$junit" \
         --test-output-size-passed 10000000 --test-output-size-failed 10000000 "$@" >"$results/$preset.log" 2>&1 || true
     if [ -f "$junit" ]; then
         scripts/count_results.py "$preset" "$junit" "$counts" || true
@@ -120,7 +122,12 @@ linters() {
         skip clang-format "version $version lays out some lines otherwise than 14, which the tree follows"
     fi
     check shellcheck shell_scripts || true
-    check clang-and-clang-tidy scripts/build.sh tidy || true
+    if [ "$tier" = long ]; then
+        check clang scripts/build.sh clang || true
+        check clang-tidy scripts/clang_tidy.py --deep build || true
+    else
+        check clang-tidy scripts/clang_tidy.py build || true
+    fi
 }
 
 # Every kernel for both architectures, with all that is around it; none of it runs here.
@@ -136,7 +143,7 @@ kernels() {
 
 sanitizers() {
     if check build-asan scripts/build.sh asan; then
-        suites asan
+        suites "$([ "$tier" = long ] && echo asan || echo asan-medium)"
     fi
     if ! prepare_thread_sanitizer; then
         skip tsan "ThreadSanitizer does not start on this machine"

@@ -24,6 +24,7 @@ build  pkg:smartcols                       libsmartcols-dev
 build  pkg:libelf                          libelf-dev
 build  command:gnuplot                     gnuplot-nox
 test   command:make                        make
+test   command:ccache                      ccache
 test   command:g++                         g++
 test   command:clang                       clang
 test   command:clang-format                clang-format

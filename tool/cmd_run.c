@@ -22,6 +22,9 @@
 #define TIMEOUT_MS 30000
 #define TOKENS 128
 #define HIDDEN 2048
+#define QUICK_TOKENS 32
+#define QUICK_HIDDEN 512
+#define QUICK_ROUNDS 5
 #define TOPK 8
 #define EXPERTS_PER_RANK 8
 #define MAX_BENCH_RANKS 8
@@ -29,7 +32,7 @@
 struct run_options {
     const char *output;
     int64_t seed;
-    bool json;
+    bool quick, json;
 };
 
 /* clang-format off */
@@ -38,6 +41,8 @@ static const struct opt run_table[] = {
      .help = "folder of the report; it is created"},
     {"seed", 's', "N", OPT_INT, offsetof(struct run_options, seed), .min = 0, .max = SUITE_MAX_SEED,
      .help = "of all random choices; without it a new one is drawn, and printed"},
+    {"quick", 'q', NULL, OPT_FLAG, offsetof(struct run_options, quick),
+     .help = "small rows and few rounds: whether it works, not how fast"},
     OPT_JSON_ROW(struct run_options, json),
     {0},
 };
@@ -58,6 +63,7 @@ static const struct part parts[] = {
 
 struct run {
     uint64_t seed;
+    bool quick;
     struct ranks_spec specs[N_PARTS];
     struct suite_result results[N_PARTS];
     bool ran[N_PARTS];
@@ -129,8 +135,8 @@ static bool part_request(const struct run *run, int part, struct suite_request *
 
     *ret_request = (struct suite_request){
         .matrix = parts[part].matrix,
-        .tokens = TOKENS,
-        .hidden = HIDDEN,
+        .tokens = run->quick ? QUICK_TOKENS : TOKENS,
+        .hidden = run->quick ? QUICK_HIDDEN : HIDDEN,
         .topk = TOPK,
         .experts = (int64_t)EXPERTS_PER_RANK * spec->nranks,
         .dtype = "all",
@@ -203,11 +209,19 @@ static int run_bench(struct run *run, int cores)
     request.ops = BENCH_DISPATCH | BENCH_COMBINE;
     request.types = BENCH_BF16 | BENCH_FP8;
     request.seed = run->seed;
-    request.n_token_counts = 3;
-    request.tokens[0] = 128;
-    request.tokens[1] = gpu_is_backend(spec.backend) ? 1024 : 512;
-    request.tokens[2] = gpu_is_backend(spec.backend) ? 4096 : 2048;
     request.experts = 256 / spec.nranks * spec.nranks;
+    if (run->quick) {
+        request.n_token_counts = 2;
+        request.tokens[0] = QUICK_TOKENS;
+        request.tokens[1] = TOKENS;
+        request.hidden = HIDDEN;
+        request.iters = QUICK_ROUNDS;
+    } else {
+        request.n_token_counts = 3;
+        request.tokens[0] = TOKENS;
+        request.tokens[1] = gpu_is_backend(spec.backend) ? 1024 : 512;
+        request.tokens[2] = gpu_is_backend(spec.backend) ? 4096 : 2048;
+    }
     while (request.n_token_counts > 1 &&
            bench_bytes(&request, spec.nranks, spec.boot == RANKS_MPI) > available_bytes() / 2)
         request.n_token_counts--;
@@ -316,9 +330,11 @@ static json_t *gpu_note(const struct run *run, const json_t *machine)
 /* What makes such a report again. */
 static json_t *make_command(const struct run *run)
 {
+    const char *quick = run->quick ? "--quick " : "";
+
     if (ranks_world_rank() >= 0)
-        return json_sprintf("mpirun -n %d epkit run --seed %" PRIu64, ranks_world_size(), run->seed);
-    return json_sprintf("epkit run --seed %" PRIu64, run->seed);
+        return json_sprintf("mpirun -n %d epkit run %s--seed %" PRIu64, ranks_world_size(), quick, run->seed);
+    return json_sprintf("epkit run %s--seed %" PRIu64, quick, run->seed);
 }
 
 static json_t *make_document(const struct cmd *cmd, const struct run *run, json_t *machine, const char *verdict,
@@ -434,7 +450,7 @@ static int conclude(const struct cmd *cmd, const struct run_options *options, co
 static int cmd_run(const struct cmd *cmd, const struct cmd_call *call)
 {
     const struct run_options *options = call->options;
-    struct run run = {.seed = (uint64_t)options->seed};
+    struct run run = {.seed = (uint64_t)options->seed, .quick = options->quick};
     uint64_t start_ns = ep_now_ns();
     json_t *machine;
     int result;
@@ -489,6 +505,7 @@ const struct cmd verb_run = {
     .examples =
         (const struct cmd_example[]){
             {"epkit run", "Does it work here? The report is in the folder report."},
+            {"epkit run --quick", "Does it work at all? In seconds, on small rows."},
             {"epkit run --output /tmp/node17 --json | jq -r .verdict", "The verdict alone, and a report elsewhere."},
             {NULL, NULL},
         },

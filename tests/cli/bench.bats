@@ -2,12 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # epkit bench. $EPKIT: the command; $EPKIT_SOURCE: the source tree.
 
-setup() {
-    : "${EPKIT:?the epkit command to test}" "${EPKIT_SOURCE:?the source tree}"
-}
+load common
 
 bench() {
-    timeout 100 "$EPKIT" bench --boot fork "$@"
+    limited 100 "$EPKIT" bench --boot fork "$@"
 }
 
 valid() {
@@ -15,7 +13,7 @@ valid() {
 }
 
 @test "bench: --quick measures everything, in seconds" {
-    run timeout 30 "$EPKIT" bench --quick --boot fork --phases
+    run limited 30 "$EPKIT" bench --quick --boot fork --phases
     [ "$status" -eq 0 ]
     grep -q "^host, 4 ranks: dispatch runs at" <<<"$output"
     for op in dispatch combine plan first-dispatch ll-dispatch ll-combine; do
@@ -85,7 +83,7 @@ valid() {
 }
 
 @test "bench: threads are ranks as well" {
-    run timeout 60 "$EPKIT" bench --quick --boot threads --only dispatch,combine
+    run limited 60 "$EPKIT" bench --quick --boot threads --only dispatch,combine
     [ "$status" -eq 0 ]
     [[ "$output" == *"All results verified"* ]]
 }
@@ -125,7 +123,7 @@ valid() {
 }
 
 @test "bench: a group that does not fit into memory is refused before it starts" {
-    run timeout 10 "$EPKIT" bench --boot fork --ranks 1024 --tokens 1048576 --hidden 65536 \
+    run limited 10 "$EPKIT" bench --boot fork --ranks 1024 --tokens 1048576 --hidden 65536 \
         --topk 64 --experts 1024
     [ "$status" -eq 1 ]
     [[ "$output" == *"GiB of memory"* ]]
@@ -135,7 +133,7 @@ valid() {
     if ! mpirun --version >/dev/null 2>&1 || ! "$EPKIT" bench --quick --boot mpi --only combine >/dev/null 2>&1; then
         skip "no MPI here"
     fi
-    timeout 100 "$EPKIT" bench --quick --boot mpi --json >"$BATS_TEST_TMPDIR/bench.json"
+    limited 100 "$EPKIT" bench --quick --boot mpi --json >"$BATS_TEST_TMPDIR/bench.json"
     valid "$BATS_TEST_TMPDIR/bench.json"
     jq -e '(.mpi | type) == "string" and ([.rows[] | select(.op == "dispatch" or .op == "combine") | .vs_alltoallv > 0]
         | length == 3 and all)' "$BATS_TEST_TMPDIR/bench.json"

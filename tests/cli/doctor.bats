@@ -199,7 +199,7 @@ SCRIPT
             mount --bind live/sys root/sys
             mount --bind live/proc/driver root/proc/driver
             mount -t tmpfs -o size=64m tmpfs root/dev/shm
-            exec chroot root sh -ec "cd \"\$0\"; exec timeout --kill-after=10 60 \"\$@\"" "$PWD" "$@"' sh "$@"
+            exec chroot root sh -ec "cd \"\$0\"; exec timeout --kill-after=10 1200 \"\$@\"" "$PWD" "$@"' sh "$@"
 }
 
 @test "--fix --yes runs what is safe, looks again, and says that it is gone" {
@@ -295,7 +295,8 @@ wrong) echo '{"verb": "doctor", "schema_version": 1, "epkit": 7, "checks": [1, {
     {"gpus": [null, 3], "nics": [[], "x"], "kernel": [], "environment": {"A": 1}}}' ;;
 escape) "$EPKIT" doctor --json --from "$BATS_FILE_TMPDIR/a4" | jq '.facts.kernel = "\\u001b[31mred"' ;;
 silent) exit 0 ;;
-hanging) sleep 60 ;;
+hanging) sleep 1000 ;;
+together*) until [ "\$(wc -l <"$BATS_FILE_TMPDIR/ssh.log")" -ge 21 ]; do sleep 0.05; done; doctor a4 ;;
 dying) kill -9 \$\$ ;;
 esac
 SCRIPT
@@ -311,13 +312,13 @@ compare() {
 }
 
 @test "--hosts: nodes that are alike get one line" {
-    compare 30 good1 good2 good3
+    compare 600 good1 good2 good3
     [ "$status" -eq 0 ]
     [ "$output" = "Healthy: 3 nodes, nothing found, no differences." ]
 }
 
 @test "--hosts: differences come first, with what most have and who differs; then findings" {
-    compare 30 good1 skewed good2 small
+    compare 600 good1 skewed good2 small
     [ "$status" -eq 3 ]
     [[ "${lines[0]}" == *"difference"*" between 4 nodes, 2 findings; 0 of 4 did not answer." ]]
     [[ "$output" == *"Differences:"*"finding driver-skew"*"no"*"skewed"*"yes"*"Findings:"*"serious  driver-skew skewed"* ]]
@@ -335,41 +336,41 @@ compare() {
 
 @test "--hosts: a node that does not answer is named with the layer that failed" {
     printf '%s\n' good noname refused slow stranger bare old newer garbage torn other silent dying hanging >hosts
-    run --separate-stderr epkit doctor --hosts hosts --ssh ./ssh --timeout 4 --json
+    run --separate-stderr epkit doctor --hosts hosts --ssh ./ssh --timeout 20 --json
     [ "$status" -eq 1 ]
     valid doctor <<<"$output"
     [ "$(jq -r '.hosts[] | "\(.host) \(.failed_at)"' <<<"$output" | xargs)" = \
         "good null noname DNS refused TCP slow timeout stranger authentication bare epkit old version newer version garbage answer torn answer other answer silent answer dying answer hanging timeout" ]
-    [ "$(jq -r '.hosts[] | select(.host == "hanging").why' <<<"$output")" = "no answer within 4 s" ]
-    compare 4 good refused hanging
+    [ "$(jq -r '.hosts[] | select(.host == "hanging").why' <<<"$output")" = "no answer within 20 s" ]
+    compare 20 good refused hanging
     [ "$status" -eq 1 ]
     [[ "$output" == *"No answer from:"*"refused TCP"*"Connection refused"*"hanging timeout"* ]]
 }
 
 @test "--hosts: a greeting in front of the answer is no harm; wrong types and escapes in it are none either" {
-    compare 30 good greeting
+    compare 600 good greeting
     [ "$status" -eq 0 ]
-    compare 30 good1 good2 wrong
+    compare 600 good1 good2 wrong
     [ "$status" -eq 3 ]
-    compare 30 good1 good2 escape
+    compare 600 good1 good2 escape
     [ "$status" -eq 3 ]
     [[ "$output" == *"?[31mred"* ]]
 }
 
 @test "--hosts: all at once, each with the deadline" {
-    local before=$SECONDS
     : >ssh.log
+    # Each of these answers when all have been called.
     # shellcheck disable=SC2046
-    compare 5 hanging $(seq -f 'good%.0f' 1 20)
-    [ "$status" -eq 1 ]
-    [ $((SECONDS - before)) -lt 30 ]
+    compare 600 $(seq -f 'together%.0f' 1 21)
+    [ "$status" -eq 0 ]
+    [ "$output" = "Healthy: 21 nodes, nothing found, no differences." ]
     [ "$(wc -l <ssh.log)" -eq 21 ]
 }
 
 @test "--hosts: what ssh is called with" {
     : >ssh.log
     printf '%s\n' '# the job' '' 'good1 slots=8 max_slots=8' ' root@good2:222 # second' '[2001:db8::1]:23' >hosts
-    run --separate-stderr env EPKIT_SSH="./ssh -i key" timeout 60 "$EPKIT" doctor --hosts hosts --timeout 7 --only nic,acs
+    EPKIT_SSH="./ssh -i key" run --separate-stderr epkit doctor --hosts hosts --timeout 7 --only nic,acs
     LC_ALL=C sort ssh.log >calls
     cat >expected <<'CALLS'
 -i key -o BatchMode=yes -o ConnectTimeout=7 -p 222 root@good2 epkit doctor --json --only nic,acs
@@ -384,9 +385,9 @@ CALLS
 }
 
 @test "--hosts: nodes with nothing to look at are compared as well" {
-    compare 30 empty1 empty2
+    compare 600 empty1 empty2
     [ "$status" -eq 4 ]
-    compare 30 good1 good2 empty1
+    compare 600 good1 good2 empty1
     [ "$status" -eq 3 ]
     [[ "$output" == *"GPUs"*"8 x NVIDIA B200"*"empty1"*"none"* ]]
 }
@@ -404,7 +405,7 @@ CALLS
     run --separate-stderr epkit doctor --hosts hosts --ssh ./ssh --json
     [ "$(jq -c '[.differences[].fact]' <<<"$output")" = '["NICs"]' ]
     # A value is cut near the place where it differs.
-    compare 30 good1 good2 mapped
+    compare 600 good1 good2 mapped
     grep -F '...' <<<"$output" | grep -F ',7:other'
     [ "$(wc -L <<<"$output")" -lt 190 ]
 }

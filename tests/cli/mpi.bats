@@ -20,7 +20,7 @@ teardown() {
 }
 
 world() {
-    timeout --kill-after=10 100 mpirun -n "$1" --oversubscribe --bind-to none "$EPKIT" "${@:2}"
+    limited 100 mpirun -n "$1" --oversubscribe --bind-to none "$EPKIT" "${@:2}"
 }
 
 nothing_is_left() {
@@ -38,7 +38,7 @@ nothing_is_left() {
 }
 
 @test "internode with --boot mpi, over MPI and over the emulated network" {
-    for network in "--timeout=20" "--net-delay-us=100"; do
+    for network in "--timeout=120" "--net-delay-us=100"; do
         run --separate-stderr epkit test internode "${SMALL[@]}" --ranks 4 --boot mpi --dtype bf16 "$network"
         echo "$output$stderr"
         [ "$status" -eq 0 ]
@@ -48,7 +48,7 @@ nothing_is_left() {
 
 @test "internode with every kind of routing, over MPI" {
     for routing in uniform zipf grouped one dropped empty; do
-        run --separate-stderr epkit test internode --ranks 16 --nodes 4 --tokens 32 --hidden 512 --timeout 60 \
+        run --separate-stderr epkit test internode --ranks 16 --nodes 4 --tokens 32 --hidden 512 --timeout 120 \
             --boot mpi --routing "$routing"
         echo "$routing: $output$stderr"
         [ "$status" -eq 0 ]
@@ -79,7 +79,7 @@ start() {
     within 20 grep -q passed "$BATS_TEST_TMPDIR/out"
 }
 
-LONG=(test intranode --ranks 2 --tokens 512 --hidden 4096 --repeat 1000 --timeout 5 --boot mpi)
+LONG=(test intranode --ranks 2 --tokens 512 --hidden 4096 --repeat 1000 --timeout 120 --boot mpi)
 
 @test "SIGTERM to the launcher: exit code 143, and mpirun and its ranks are gone" {
     local code=0
@@ -100,7 +100,7 @@ LONG=(test intranode --ranks 2 --tokens 512 --hidden 4096 --repeat 1000 --timeou
 
 @test "a rank that is killed is named" {
     local code=0
-    start "$EPKIT" test intranode --ranks 2 --tokens 512 --hidden 4096 --timeout 5 --boot mpi
+    start "$EPKIT" test intranode --ranks 2 --tokens 512 --hidden 4096 --timeout 120 --boot mpi
     kill -KILL "$(pgrep --parent "$(pgrep --parent "$launcher")" | tail -1)"
     wait "$launcher" || code=$?
     cat "$BATS_TEST_TMPDIR/err"

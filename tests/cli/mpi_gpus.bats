@@ -13,13 +13,13 @@ setup() {
     export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 }
 
-CASE=(test intranode --tokens 16 --hidden 512 --timeout 20 --only 1 --seed 1 --json)
+CASE=(test intranode --tokens 16 --hidden 512 --timeout 120 --only 1 --seed 1 --json)
 
 # under VISIBLE: three ranks, each with what the shell makes of VISIBLE as its CUDA_VISIBLE_DEVICES ("-": not set)
 under() {
     local set="export CUDA_VISIBLE_DEVICES=$1;"
     [ "$1" != - ] || set=
-    timeout --kill-after=10 100 mpirun -n 3 --oversubscribe --bind-to none \
+    limited 100 mpirun -n 3 --oversubscribe --bind-to none \
         sh -c "$set exec \"\$@\"" sh "$EPKIT" "${CASE[@]}" >"$BATS_TEST_TMPDIR/out" 2>"$BATS_TEST_TMPDIR/err"
     cat "$BATS_TEST_TMPDIR/out" "$BATS_TEST_TMPDIR/err"
     valid test "$BATS_TEST_TMPDIR/out"

@@ -28,7 +28,7 @@ interrupt() {
 }
 
 start() {
-    "$EPKIT" run "$@" >out 2>err &
+    "$EPKIT" run --quick "$@" >out 2>err &
     launcher=$!
 }
 
@@ -97,5 +97,5 @@ C
     cc -shared -fPIC -pthread -o thread.so thread.c
     # A sanitizer of the command has to be loaded before.
     preload=$(ldd "$EPKIT" | sed -n 's/.*=> \(.*lib[at]san[^ ]*\) .*/\1/p')
-    LD_PRELOAD="$preload $PWD/thread.so" timeout 60 "$EPKIT" test intranode --ranks 2 --tokens 16 --hidden 128 --only 1
+    LD_PRELOAD="$preload $PWD/thread.so" limited 60 "$EPKIT" test intranode --ranks 2 --tokens 16 --hidden 128 --only 1
 }

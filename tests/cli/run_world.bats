@@ -12,12 +12,12 @@ setup() {
 }
 
 @test "three ranks: internode is not run, and the table and both reports say so" {
-    timeout --kill-after=10 200 mpirun -n 3 --oversubscribe --bind-to none "$EPKIT" run --output here --seed 4 >out
+    limited 60 mpirun -n 3 --oversubscribe --bind-to none "$EPKIT" run --quick --output here --seed 4 >out
     cat out
     grep -Eq '^internode +not run, 3 ranks do not make 2 nodes$' out
     valid run here/report.json
     [ "$(jq -c '[.suites[].matrix], [.not_run[].matrix], .command' here/report.json | xargs)" = \
-        "[intranode,lowlatency] [internode] mpirun -n 3 epkit run --seed 4" ]
+        "[intranode,lowlatency] [internode] mpirun -n 3 epkit run --quick --seed 4" ]
     grep -q 'not run</td><td colspan="2">3 ranks do not make 2 nodes</td>' here/report.html
-    grep -qF '<code>mpirun -n 3 epkit run --seed 4</code>' here/report.html
+    grep -qF '<code>mpirun -n 3 epkit run --quick --seed 4</code>' here/report.html
 }

@@ -5,7 +5,7 @@
 load common
 
 # A test that runs until it is ended.
-LONG=(test intranode --ranks 3 --tokens 512 --hidden 4096 --repeat 1000 --timeout 5)
+LONG=(test intranode --ranks 3 --tokens 512 --hidden 4096 --repeat 1000 --timeout 120)
 
 setup() {
     export EPKIT_TEST_MARK="$BATS_TEST_TMPDIR"
@@ -33,7 +33,7 @@ nobody_lives() {
 # ends_with CODE: the launcher does, within a time
 ends_with() {
     local code=0
-    timeout 20 tail --pid="$launcher" -f /dev/null
+    limited 20 tail --pid="$launcher" -f /dev/null
     wait "$launcher" || code=$?
     echo "exit code $code"
     cat "$BATS_TEST_TMPDIR/err"
@@ -95,7 +95,7 @@ kill_a_rank() {
 }
 
 @test "a rank that is killed: exit code 1, rank and signal named, and how to repeat it" {
-    start test intranode --ranks 3 --tokens 512 --hidden 4096 --timeout 3 --seed 9
+    start test intranode --ranks 3 --tokens 512 --hidden 4096 --timeout 120 --seed 9
     kill_a_rank KILL
     ends_with 1
     nobody_lives
@@ -103,11 +103,11 @@ kill_a_rank() {
     grep -Eq 'where: rank [0-2]$' "$BATS_TEST_TMPDIR/err"
     grep -q 'why:   killed by SIGKILL (Killed)' "$BATS_TEST_TMPDIR/err"
     grep -q 'did not run' "$BATS_TEST_TMPDIR/out"
-    grep -q '    epkit test intranode --tokens 512 --hidden 4096 --ranks 3 --timeout 3 --seed 9' "$BATS_TEST_TMPDIR/out"
+    grep -q '    epkit test intranode --tokens 512 --hidden 4096 --ranks 3 --timeout 120 --seed 9' "$BATS_TEST_TMPDIR/out"
 }
 
 @test "a rank that crashes: the same" {
-    start test intranode --ranks 3 --tokens 512 --hidden 4096 --timeout 3
+    start test intranode --ranks 3 --tokens 512 --hidden 4096 --timeout 120
     kill_a_rank SEGV
     ends_with 1
     nobody_lives
@@ -115,7 +115,7 @@ kill_a_rank() {
 }
 
 @test "a rank that stops: the others name it within the deadline" {
-    start test intranode --ranks 3 --tokens 512 --hidden 4096 --timeout 2
+    start test intranode --ranks 3 --tokens 512 --hidden 4096 --timeout 5
     kill_a_rank STOP
     ends_with 1
     nobody_lives

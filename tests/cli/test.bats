@@ -24,7 +24,7 @@ load common
 
 @test "internode with every kind of routing, four nodes of four ranks" {
     for routing in uniform zipf grouped one dropped empty; do
-        run --separate-stderr epkit test internode --ranks 16 --nodes 4 --tokens 32 --hidden 512 --timeout 60 \
+        run --separate-stderr epkit test internode --ranks 16 --nodes 4 --tokens 32 --hidden 512 --timeout 120 \
             --routing "$routing"
         echo "$routing: $output$stderr"
         [ "$status" -eq 0 ]
@@ -130,7 +130,7 @@ load common
 }
 
 @test "closed standard streams do no harm" {
-    timeout 60 bash -c 'exec "$@" <&- >&- 2>&-' bash "$EPKIT" test intranode "${SMALL[@]}" --only 1
+    limited 60 bash -c 'exec "$@" <&- >&- 2>&-' bash "$EPKIT" test intranode "${SMALL[@]}" --only 1
 }
 
 @test "many ranks" {

@@ -7,7 +7,7 @@
 load common
 load gpus
 
-CASE=(--tokens 16 --hidden 512 --timeout 20 --only 1 --seed 1)
+CASE=(--tokens 16 --hidden 512 --timeout 120 --only 1 --seed 1)
 
 # expect CHOSEN ARGUMENTS...: the choice, without a word on standard error
 expect() {
@@ -39,7 +39,7 @@ expect_line() {
 @test "all cases pass through the memory of GPUs" {
     machine_with_gpus 2
     for matrix in intranode lowlatency; do
-        epkit test "$matrix" --tokens 16 --hidden 512 --timeout 20 --json >"$BATS_TEST_TMPDIR/out"
+        epkit test "$matrix" --tokens 16 --hidden 512 --timeout 120 --json >"$BATS_TEST_TMPDIR/out"
         [ "$(chosen "$BATS_TEST_TMPDIR/out")" = "cuda 2 there is a GPU for each rank" ]
         [ "$(jq .failed "$BATS_TEST_TMPDIR/out")" -eq 0 ]
     done

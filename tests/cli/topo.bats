@@ -202,7 +202,7 @@ path() {
 
     mkdir -p crowd/sys/bus/pci/devices
     (cd crowd/sys/bus/pci/devices && seq 0 99999 | xargs touch)
-    run --separate-stderr timeout 20 "$EPKIT" topo --from crowd
+    run --separate-stderr thrifty 20 "$EPKIT" topo --from crowd
     [ "$status" -eq 4 ]
     [[ "$output" == *"PCI devices could not be read (/sys/bus/pci/devices: "* ]]
 

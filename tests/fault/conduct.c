@@ -116,6 +116,28 @@ void show_process(int pid, const char *what)
         closedir(dir);
 }
 
+/* --- how busy the machine is ------------------------------------------------------------------------------------ */
+
+int load_factor = 1;
+
+void measure_load(void)
+{
+    int most = 1, processors = (int)sysconf(_SC_NPROCESSORS_ONLN);
+
+    /* The number of runnable threads, this one included, is of one moment: the largest of several. */
+    for (int i = 0; i < 5; i++) {
+        FILE *file = fopen("/proc/loadavg", "r");
+        int runnable = 0;
+
+        if (file && fscanf(file, "%*f %*f %*f %d", &runnable) == 1 && runnable > most)
+            most = runnable;
+        if (file)
+            fclose(file);
+        sleep_us(1000);
+    }
+    load_factor = 1 + (most - 1) / (processors > 0 ? 2 * processors : 2);
+}
+
 /* --- a cell ----------------------------------------------------------------------------------------------------- */
 
 struct conduct {
@@ -266,6 +288,7 @@ bool conduct(const struct cell *cell)
     uint64_t begin_ns = now_ns();
     size_t used = 0;
 
+    measure_load();
     c.table = mmap(NULL, sizeof(*c.table), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     cell_name(cell, name, sizeof(name));
     if (c.table == MAP_FAILED || ep_boot_shm_new(RANKS, &place) != EP_OK) {

@@ -15,6 +15,11 @@ enum { RANDOM_ROUNDS = 24, LONG_ROUNDS = 400 };
 
 static int n_passed, n_failed;
 
+/* This process runs every part.n-th cell, so that several run the matrix side by side: most of it is waiting. */
+static struct {
+    int i, n;
+} part = {0, 1};
+
 static void count(bool passed)
 {
     ++*(passed ? &n_passed : &n_failed);
@@ -40,19 +45,19 @@ static void run_matrix(const char *prefix)
     struct cell cell;
     char name[64];
 
-    for (int i = 0; cell_at(i, &cell); i++) {
+    for (int i = part.i; cell_at(i, &cell); i += part.n) {
         cell_name(&cell, name, sizeof(name));
         if (!n || strncmp(name, prefix, n) == 0)
             count(conduct(&cell));
     }
-    for (int i = 0; i < n_launcher_cells; i++)
+    for (int i = part.i; i < n_launcher_cells; i += part.n)
         if (!n || strncmp(launcher_cell_name(i), prefix, n) == 0)
             count(conduct_launcher(i));
 }
 
 static void run_random(uint64_t seed, int rounds)
 {
-    for (int i = 0; i < rounds; i++) {
+    for (int i = part.i; i < rounds; i += part.n) {
         struct cell cell = cell_random(seed + (uint64_t)i);
         bool passed = conduct(&cell);
 
@@ -73,8 +78,8 @@ static void isolate(void)
 
 static int usage(void)
 {
-    fputs("Usage: fault_matrix [--list] [--cell PREFIX]... [--rounds N] [--seed N]\n"
-          "Without --cell and --rounds: the whole matrix once, then random cells.\n",
+    fputs("Usage: fault_matrix [--list] [--cell PREFIX]... [--rounds N] [--seed N] [--part I/N]\n"
+          "Without --cell and --rounds: the whole matrix once, then random cells. --part: every Nth of them.\n",
           stderr);
     return 2;
 }
@@ -85,6 +90,7 @@ int main(int argc, char **argv)
                                             {"cell", required_argument, NULL, 'c'},
                                             {"rounds", required_argument, NULL, 'r'},
                                             {"seed", required_argument, NULL, 's'},
+                                            {"part", required_argument, NULL, 'p'},
                                             {NULL, 0, NULL, 0}};
     uint64_t seed = (uint64_t)time(NULL);
     int rounds = -1, option;
@@ -105,6 +111,10 @@ int main(int argc, char **argv)
             break;
         case 's':
             seed = strtoull(optarg, NULL, 0);
+            break;
+        case 'p':
+            if (sscanf(optarg, "%d/%d", &part.i, &part.n) != 2 || part.n < 1 || part.i < 1 || part.i-- > part.n)
+                return usage();
             break;
         default:
             return usage();

@@ -117,13 +117,15 @@ bool conduct_launcher(int i)
 {
     struct surroundings before = look_around();
     struct stage *stage = mmap(NULL, sizeof(*stage), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    uint64_t begin_ns = now_ns(), end_ns = begin_ns + (uint64_t)CELL_MS * 1000000u;
+    uint64_t begin_ns = now_ns(), end_ns;
     char why[256] = "", left[128];
     bool passed;
     int pid, how;
 
     if (stage == MAP_FAILED)
         return false;
+    measure_load();
+    end_ns = begin_ns + (uint64_t)CELL_MS * 1000000u;
     stage->scene = (enum scene)i;
     fflush(NULL);
     pid = fork();

@@ -120,7 +120,7 @@ void strike_join(void)
 static void on_fault(int signal_number, siginfo_t *info, void *context)
 {
     unsigned char *at = info->si_addr;
-    struct timespec late = {.tv_nsec = LATE_MS * 1000000L};
+    struct timespec late = {.tv_sec = LATE_MS / 1000, .tv_nsec = LATE_MS % 1000 * 1000000L};
 
     (void)context;
     if (!victim.begin || at < victim.begin || at >= victim.begin + victim.bytes) {

@@ -8,7 +8,7 @@
 bats_require_minimum_version 1.5.0
 
 CHECK="$EPKIT_SOURCE/scripts/check_dist.sh"
-SMALL=(--ranks 2 --tokens 16 --hidden 512 --timeout 20)
+SMALL=(--ranks 2 --tokens 16 --hidden 512 --timeout 120)
 
 setup_file() {
     local made="${EPKIT_DIST-}"

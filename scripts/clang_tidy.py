@@ -1,0 +1,123 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Run clang-tidy on every C file of a build, except on those that are known to be clean.
+
+usage: clang_tidy.py [--deep] BUILD
+
+The analyzer takes nearly all of the time of clang-tidy, and what it finds depends on the preprocessed text of a file, its
+flags, the configuration and the version alone. A hash of these is kept for each file without a finding, in
+$XDG_CACHE_HOME/epkit/clang-tidy (~/.cache), and a file whose hash is there is not looked at again.
+
+Without --deep the analyzer follows at most NODES states of a function, which takes a fifth of the time of its default
+and has shown the same findings so far; with it, all of its default. Findings go to standard output; the last line counts. The exit
+code is 1 if there is a finding or a file could not be read.
+"""
+import concurrent.futures
+import hashlib
+import json
+import os
+import pathlib
+import shlex
+import subprocess
+import sys
+import time
+
+NODES = 40000
+KEEP_DAYS = 30
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+def cache_folder():
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    folder = pathlib.Path(base) / "epkit" / "clang-tidy"
+    folder.mkdir(parents=True, exist_ok=True)
+    oldest = time.time() - KEEP_DAYS * 86400
+    for entry in folder.iterdir():
+        if entry.stat().st_mtime < oldest:
+            entry.unlink(missing_ok=True)
+    return folder
+
+
+def configuration():
+    """The version and every .clang-tidy of the tree: a change of any of them is a change for all files."""
+    text = subprocess.run(["clang-tidy", "--version"], check=True, capture_output=True).stdout
+    for file in sorted(ROOT.glob("**/.clang-tidy")):
+        text += str(file.relative_to(ROOT)).encode() + file.read_bytes()
+    return text
+
+
+def commands(build):
+    """(file, arguments of the compiler without output and dependency files), one for each C file."""
+    seen = {}
+    for entry in json.loads((build / "compile_commands.json").read_text(encoding="utf-8")):
+        words = shlex.split(entry["command"])
+        if not entry["file"].endswith(".c") or entry["file"] in seen:
+            continue
+        kept = []
+        for word, following in zip(words, words[1:]):
+            if word in ("-isystem", "-include"):
+                kept += [word, following]
+            elif word.startswith(("-I", "-D", "-std=", "-m", "-W", "-f", "-O")):
+                kept.append(word)
+        seen[entry["file"]] = [word for word in kept if word != "-Werror" and not word.startswith("-fsanitize")]
+    return sorted(seen.items())
+
+
+def key(file, flags, salt):
+    """The hash of what clang-tidy would see, or the compiler's complaint."""
+    # With comments, where NOLINT stands; line markers hold the path, without which a clone elsewhere has the same hash.
+    done = subprocess.run(["clang", "-E", "-CC", *flags, file], capture_output=True, check=False)
+    if done.returncode != 0:
+        return None, done.stderr.decode(errors="replace")
+    text = done.stdout.replace(str(ROOT).encode() + b"/", b"")
+    short = " ".join(flags).replace(str(ROOT) + "/", "").encode()
+    name = str(pathlib.Path(file).relative_to(ROOT)).encode()
+    return hashlib.sha256(b"\0".join((salt, name, short, text))).hexdigest(), ""
+
+
+def tidy(file, flags, deep):
+    limit = [] if deep else ["-Xclang", "-analyzer-config", "-Xclang", f"max-nodes={NODES}"]
+    done = subprocess.run(
+        ["clang-tidy", "--quiet", "--warnings-as-errors=*", file, "--", *flags, "-Wno-unknown-warning-option", *limit],
+        cwd=ROOT, capture_output=True, check=False)
+    return done.returncode, done.stdout.decode(errors="replace") + (
+        done.stderr.decode(errors="replace") if done.returncode else "")
+
+
+def check(file, flags, deep, salt, folder):
+    """(whether it was looked at, findings)"""
+    name, complaint = key(file, flags, salt)
+    if name is None:
+        return True, complaint
+    clean = [folder / f"{name}.deep"] + ([] if deep else [folder / name])
+    for entry in clean:
+        if entry.exists():
+            entry.touch()
+            return False, ""
+    code, text = tidy(file, flags, deep)
+    if code == 0:
+        clean[-1].touch()
+        return True, ""
+    return True, text or f"{file}: clang-tidy ended with {code}\n"
+
+
+def main():
+    arguments = sys.argv[1:]
+    deep = "--deep" in arguments
+    arguments = [argument for argument in arguments if argument != "--deep"]
+    if len(arguments) != 1:
+        sys.exit(__doc__)
+    files = commands(pathlib.Path(arguments[0]).resolve())
+    salt, folder = configuration(), cache_folder()
+    looked = bad = 0
+    with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        for was_looked_at, text in pool.map(lambda item: check(*item, deep, salt, folder), files):
+            looked += was_looked_at
+            bad += bool(text)
+            sys.stdout.write(text)
+    print(f"{len(files)} files, {looked} looked at, {len(files) - looked} known to be clean, {bad} with findings")
+    sys.exit(1 if bad or not files else 0)
+
+
+if __name__ == "__main__":
+    main()
