@@ -60,7 +60,12 @@ fault() {
     local tree="${1/\//.}" expected
     cd "$BATS_FILE_TMPDIR" || return 1
     expected=$(sed -n "s|^$1 ||p" variants | tr ' ' '\n' | sort | xargs)
-    same_from_snapshot "$tree"
+    # A fault is the doctor's to find; of the other verbs, machines.bats compares every shape of machine.
+    if [ -n "${EPKIT_TEST_LONG-}" ]; then
+        same_from_snapshot "$tree" topo env doctor
+    else
+        same_from_snapshot "$tree" doctor
+    fi
     echo "expected: $expected"
     jq -r '.checks[] | select(.outcome == "found" or .outcome == "unknown") | "\(.outcome): \(.id): \(.text)"' \
         "$tree.doctor.tree"
@@ -69,22 +74,24 @@ fault() {
     [ "$(cat "$tree.doctor.exit")" -eq "$([ -z "$expected" ] && echo 0 || echo 3)" ]
 }
 
-# same_from_snapshot TREE: the verbs say the same of the snapshot. Leaves TREE.VERB.tree and TREE.VERB.exit.
+# same_from_snapshot TREE VERB...: the verbs say the same of the snapshot. Leaves TREE.VERB.tree and TREE.VERB.exit.
 same_from_snapshot() {
     local verb of_tree of_file
-    rm -rf "$1.snapshot"
-    mkdir "$1.snapshot"
-    epkit topo --from "$1" --save "$1.snapshot/$1" --json >"$1.topo.saved" 2>"$1.said" || [ $? -eq 4 ]
-    for verb in topo env doctor; do
+    local tree="$1"
+    shift
+    rm -rf "$tree.snapshot"
+    mkdir "$tree.snapshot"
+    epkit topo --from "$tree" --save "$tree.snapshot/$tree" --json >"$tree.topo.saved" 2>"$tree.said" || [ $? -eq 4 ]
+    for verb in "$@"; do
         of_tree=0
         of_file=0
-        epkit "$verb" --from "$1" --json >"$1.$verb.tree" || of_tree=$?
-        (cd "$1.snapshot" && epkit "$verb" --from "$1" --json >"../$1.$verb.file") || of_file=$?
-        diff "$1.$verb.tree" "$1.$verb.file"
+        epkit "$verb" --from "$tree" --json >"$tree.$verb.tree" || of_tree=$?
+        (cd "$tree.snapshot" && epkit "$verb" --from "$tree" --json >"../$tree.$verb.file") || of_file=$?
+        diff "$tree.$verb.tree" "$tree.$verb.file"
         [ "$of_tree" -eq "$of_file" ]
-        echo "$of_tree" >"$1.$verb.exit"
+        echo "$of_tree" >"$tree.$verb.exit"
+        [ "$verb" != topo ] || diff "$tree.topo.saved" "$tree.topo.tree"
     done
-    diff "$1.topo.saved" "$1.topo.tree"
 }
 
 # same_counters TREE: after same_from_snapshot. A folder may change and is looked at twice, a snapshot is of one moment.

@@ -25,7 +25,7 @@ golden() {
         epkit "$verb" --from "$1" --json >"$1.json" || true
         valid "$verb" "$1.json"
     done
-    same_from_snapshot "$1"
+    same_from_snapshot "$1" topo env doctor
     same_counters "$1"
 }
 
