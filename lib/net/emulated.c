@@ -471,13 +471,19 @@ static ep_status compare(const struct emulated *e, const struct introduction *mi
     return EP_OK;
 }
 
-static ep_status attach_peer(struct emulated *e, int slot, const struct introduction *theirs)
+static ep_status attach_peer(struct emulated *e, const struct ep_net_params *params, int slot,
+                             const struct introduction *all)
 {
     int channels = e->net.channels, peer = ep_net_peer(e->net.node, slot);
+    int rank = ep_net_rail_rank(e->rank, e->ranks_per_node, peer);
+    const struct introduction *theirs = &all[rank];
     size_t stride = wire_stride(theirs->capacity);
     size_t first = (size_t)ep_net_slot(peer, e->net.node) * (size_t)channels;
+    struct ep_shm_owner owner;
 
-    EP_TRY(ep_shm_attach(&theirs->name, &e->peers[slot]));
+    if (params->find_owner)
+        params->find_owner(params->wake_context, rank, &owner);
+    EP_TRY(ep_shm_attach(&theirs->name, params->find_owner ? &owner : NULL, &e->peers[slot]));
     for (int channel = 0; channel < channels; channel++) {
         struct outgoing *out = &e->outgoing[slot * channels + channel];
 
@@ -512,8 +518,7 @@ static ep_status meet(struct emulated *e, const struct ep_net_params *params, ep
     for (int rank = 0; rank < params->nranks && status == EP_OK; rank++)
         status = compare(e, &mine, &all[rank], rank);
     for (int slot = 0; slot < e->npeers && status == EP_OK; slot++)
-        status =
-            attach_peer(e, slot, &all[ep_net_rail_rank(e->rank, e->ranks_per_node, ep_net_peer(e->net.node, slot))]);
+        status = attach_peer(e, params, slot, all);
     memset(all, 0, (size_t)params->nranks * sizeof(*all));
     mine.status = status;
     met = boot->allgather(boot->context, &mine, sizeof(mine), params->timeout_ms, all);

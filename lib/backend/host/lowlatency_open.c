@@ -62,7 +62,8 @@ static ep_status attach_segment(ep_ll *ll, struct host_ll *inner, int rank, cons
         inner->peer[rank] = inner->segment;
         return EP_OK;
     }
-    EP_TRY(ep_shm_attach(&host_control_of(inner->host, rank)->slot[where->slot].name, &inner->shm[rank]));
+    EP_TRY(
+        host_attach(inner->host, rank, &host_control_of(inner->host, rank)->slot[where->slot].name, &inner->shm[rank]));
     inner->peer[rank] = inner->shm[rank].base;
     return EP_OK;
 }
@@ -128,6 +129,8 @@ static void free_inner(struct host_ll *inner, int nranks)
     free(inner->peer);
     free(inner->shm);
     free(inner->masked);
+    free(inner->reserved[0]);
+    free(inner->reserved[1]);
     free(inner->index[0]);
     free(inner->index[1]);
     free(inner->given);
@@ -160,15 +163,17 @@ ep_status host_ll_open(ep_ll *ll)
     inner->peer = calloc(nranks, sizeof(*inner->peer));
     inner->shm = calloc(nranks, sizeof(*inner->shm));
     inner->masked = calloc(nranks, sizeof(*inner->masked));
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < 2; i++) {
         inner->index[i] = malloc((entries + 1) * sizeof(*inner->index[i]));
+        inner->reserved[i] = calloc((size_t)ll->n_local, sizeof(*inner->reserved[i]));
+    }
     inner->given = malloc((entries + 1) * sizeof(*inner->given));
     inner->seen = malloc((size_t)ll->config.n_experts * sizeof(*inner->seen));
     inner->row = aligned_alloc(16, align16((size_t)ll->config.hidden));
     inner->scales = malloc((blocks + 1) * sizeof(*inner->scales));
     inner->packed_scales = malloc((blocks + 4) * sizeof(*inner->packed_scales));
-    if (!inner->peer || !inner->shm || !inner->masked || !inner->index[0] || !inner->index[1] || !inner->given ||
-        !inner->seen || !inner->row || !inner->scales || !inner->packed_scales)
+    if (!inner->peer || !inner->shm || !inner->masked || !inner->index[0] || !inner->index[1] || !inner->reserved[0] ||
+        !inner->reserved[1] || !inner->given || !inner->seen || !inner->row || !inner->scales || !inner->packed_scales)
         status = ep_fail(EP_E_MEMORY, "ep_ll_new: no memory for %zu entries", entries);
     else
         status = host_alloc_internal(host, inner->blocks_at + 2 * nranks * inner->block_bytes, &inner->segment);
