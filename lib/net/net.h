@@ -21,6 +21,7 @@
 #define EP_NET_NET_H
 
 #include "base/error.h"
+#include "base/shm.h"
 
 #include <epkit/comm.h>
 #include <stdbool.h>
@@ -57,8 +58,6 @@ struct ep_net {
     bool sleeps; /* the wake callback of the peers announces new work: waiting for it without polling is allowed */
 };
 
-struct ep_shm_owner; /* base/shm.h */
-
 struct ep_net_params {
     int rank, nranks; /* in the group */
     int ranks_per_node;
@@ -74,8 +73,8 @@ struct ep_net_params {
      */
     void (*wake)(void *context, int rank);
     void *wake_context;
-    /* How the shared memory of a rank of this host can be reached. NULL: as that of any process of this user. */
-    void (*find_owner)(void *wake_context, int rank, struct ep_shm_owner *ret_owner);
+    /* Maps a segment of a rank of this host. NULL: ep_shm_attach() as it is. */
+    ep_status (*attach)(void *wake_context, int rank, const struct ep_shm_name *name, struct ep_shm *ret_shm);
 };
 
 /* Where an executor comes from. ep_boot.network points to one of these when the boot brings a network. */

@@ -49,10 +49,9 @@ static void read_host_identity(struct identity *identity)
     ep_process_get_self(&identity->process);
 }
 
-static void find_owner(void *context, int rank, struct ep_shm_owner *ret_owner)
+static void find_owner(const struct host_comm *host, int rank, struct ep_shm_owner *ret_owner)
 {
     static const struct ep_shm_address none;
-    const struct host_comm *host = context;
     const struct host_peer *peer = &host->peers[rank];
 
     *ret_owner = (struct ep_shm_owner){.process = &peer->process, .timeout_ms = host->comm->config.timeout_ms};
@@ -220,6 +219,7 @@ free_offers:
 static ep_status meet(struct host_comm *host, const ep_boot *boot, int timeout_ms, ep_status mine_status)
 {
     struct identity mine, few[FEW], *all = few;
+    char before[EP_ERROR_TEXT_BYTES];
     struct introduction meeting = {.host = host, .mine = &mine, .culprit = boot->rank};
     ep_status status = mine_status;
 
@@ -240,11 +240,15 @@ static ep_status meet(struct host_comm *host, const ep_boot *boot, int timeout_m
     if (status != EP_OK)
         goto free_all;
     host->one_host = true;
+    snprintf(before, sizeof(before), "%s", ep_last_error());
     for (int rank = 0; status == EP_OK && rank < boot->nranks; rank++)
         status = attach_peer(&meeting, rank, &all[rank]);
     status = host_agree_about(boot, timeout_ms, status, meeting.culprit, &meeting.asks);
     if (status == EP_OK && meeting.asks)
         status = meet_by_socket(&meeting, boot, all);
+    /* A way that was closed is no failure when another one is open. */
+    if (status == EP_OK)
+        ep_fail(EP_OK, "%s", before);
 free_all:
     if (all != few)
         free(all);
@@ -259,6 +263,11 @@ static struct host_control *find_arbiter(const struct host_comm *host)
     while (!host->peers[rank].control)
         rank++;
     return host->peers[rank].control;
+}
+
+static ep_status attach_segment(void *context, int rank, const struct ep_shm_name *name, struct ep_shm *ret_shm)
+{
+    return host_attach(context, rank, name, ret_shm);
 }
 
 static void wake_rank(void *context, int rank)
@@ -303,7 +312,7 @@ static ep_status open_network(struct host_comm *host, const ep_boot *boot)
         .boot = boot,
         .wake = wake_rank,
         .wake_context = host,
-        .find_owner = find_owner,
+        .attach = attach_segment,
     };
     ep_status status = find_network(host, boot, &provider);
 
