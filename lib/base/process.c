@@ -246,8 +246,11 @@ enum ep_process_state ep_process_look(const struct ep_process *process)
     if (look.fd >= 0 && poll(&look, 1, 0) >= 0 && !(look.revents & (POLLNVAL | POLLERR))) {
         if (!look.revents)
             state = EP_PROCESS_ALIVE;
-        /* Readable: it has ended - if the program has not closed our descriptor and given its number to a file. */
-        else if (syscall(SYS_pidfd_send_signal, look.fd, 0, NULL, 0) == 0 || (errno != EBADF && errno != EINVAL))
+        /*
+         * Readable: it has ended - if the program has not closed our descriptor and given its number to a file. Any
+         * other error is one of a pidfd; EINVAL that of another PID namespace.
+         */
+        else if (syscall(SYS_pidfd_send_signal, look.fd, 0, NULL, 0) == 0 || errno != EBADF)
             state = EP_PROCESS_DEAD;
     }
     if (state == EP_PROCESS_UNKNOWN)
