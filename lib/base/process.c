@@ -121,10 +121,25 @@ bool ep_process_proc_is_ours(void)
     return strtol(text, NULL, 10) == (long)getpid();
 }
 
+static void read_host(char host[40])
+{
+    ssize_t got;
+    int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+
+    memset(host, 0, 40);
+    if (fd < 0)
+        return;
+    got = read(fd, host, 39);
+    if (got < 0)
+        host[0] = '\0';
+    close(fd);
+}
+
 static void describe(int32_t pid, struct ep_process_id *id)
 {
     char state;
 
+    read_host(id->host);
     id->pid = pid;
     id->pid_namespace = inode_of("/proc/self/ns/pid");
     id->time_namespace = inode_of("/proc/self/ns/time");
@@ -168,10 +183,12 @@ void ep_process_get_child(int32_t pid, struct ep_process_id *ret_id)
 static void find_visible(const struct ep_process_id *id, struct ep_process *process)
 {
     uint64_t here = inode_of("/proc/self/ns/pid");
+    char host[40];
 
     *process = (struct ep_process){.pidfd = -1};
+    read_host(host);
     /* A number means something in its own PID namespace alone, and without /proc nobody knows which one this is. */
-    if (id->pid <= 0 || !here || here != id->pid_namespace)
+    if (id->pid <= 0 || !here || here != id->pid_namespace || !host[0] || memcmp(host, id->host, sizeof(host)) != 0)
         return;
     process->pid = id->pid;
     if (id->time_namespace == inode_of("/proc/self/ns/time"))

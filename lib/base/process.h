@@ -15,6 +15,7 @@
 
 /* What a process tells its peers about itself. Plain data: send it by any means. */
 struct ep_process_id {
+    char host[40];           /* the kernel's boot id: the same in all containers of a host; "": not known here */
     uint64_t key;            /* random; the same key is the same process, whatever PID namespaces say */
     uint64_t pid_namespace;  /* inode; 0: not known here */
     uint64_t time_namespace; /* inode; 0: not known here */
@@ -54,7 +55,7 @@ EP_PRIVATE_API void ep_process_close(struct ep_process *process);
 /* Never blocks; async-signal-safe. EP_PROCESS_DEAD is certain. */
 EP_PRIVATE_API enum ep_process_state ep_process_look(const struct ep_process *process);
 
-/* For a short look at a process that nobody watches. */
+/* For a short look at a process that nobody watches, on whatever host it is. */
 EP_PRIVATE_API enum ep_process_state ep_process_look_once(const struct ep_process_id *id);
 
 /* /proc shows this PID namespace, so /proc/PID is the process that this one means by PID. */

@@ -12,21 +12,18 @@
 /* So many verdicts fit on the stack: a rank that is out of memory can still say so. */
 #define FEW 32
 
-/* What public calls put in front is put there once. */
-static const char *without_call(const char *text)
+void host_verdict_make(struct host_verdict *verdict, const char *call, ep_status status, int rank)
 {
-    static const char call[] = "ep_comm_new: ";
+    const char *text = ep_last_error();
+    size_t length = strlen(call);
 
-    return strncmp(text, call, sizeof(call) - 1) == 0 ? text + sizeof(call) - 1 : text;
-}
-
-void host_verdict_make(struct host_verdict *verdict, ep_status status, int rank)
-{
     memset(verdict, 0, sizeof(*verdict));
     verdict->status = (int32_t)status;
     verdict->rank = rank;
     if (status != EP_OK)
-        snprintf(verdict->reason, sizeof(verdict->reason), "%s", without_call(ep_last_error()));
+        /* The call is put in front again by who reads it. */
+        snprintf(verdict->reason, sizeof(verdict->reason), "%.*s", HOST_REASON_BYTES - 1,
+                 strncmp(text, call, length) == 0 && strncmp(text + length, ": ", 2) == 0 ? text + length + 2 : text);
 }
 
 static const struct host_verdict *find(const void *all, size_t stride, int rank)
@@ -34,7 +31,8 @@ static const struct host_verdict *find(const void *all, size_t stride, int rank)
     return (const struct host_verdict *)(const void *)((const char *)all + (size_t)rank * stride);
 }
 
-ep_status host_verdict_judge(const struct host_verdict *mine, int me, int nranks, const void *all, size_t stride)
+ep_status host_verdict_judge(const char *call, const struct host_verdict *mine, int me, int nranks, const void *all,
+                             size_t stride)
 {
     int blamed = -1;
 
@@ -54,9 +52,9 @@ ep_status host_verdict_judge(const struct host_verdict *mine, int me, int nranks
     if (blamed < 0)
         return EP_OK;
     if (blamed == me || mine->status != EP_OK)
-        return ep_fail((ep_status)mine->status, "ep_comm_new: %s", mine->reason);
+        return ep_fail((ep_status)mine->status, "%s: %s", call, mine->reason);
     mine = find(all, stride, blamed);
-    return ep_fail((ep_status)mine->status, "ep_comm_new: rank %d %s: %.*s", blamed,
+    return ep_fail((ep_status)mine->status, "%s: rank %d %s: %.*s", call, blamed,
                    mine->rank == blamed ? "failed" : "says", HOST_REASON_BYTES - 1, mine->reason);
 }
 
@@ -65,7 +63,7 @@ ep_status host_agree_about(const ep_boot *boot, int timeout_ms, ep_status mine, 
     struct host_verdict few[FEW], *all = few, own;
     ep_status status;
 
-    host_verdict_make(&own, mine, rank);
+    host_verdict_make(&own, "ep_comm_new", mine, rank);
     own.asks = *asks;
     if (boot->nranks > FEW)
         all = calloc((size_t)boot->nranks, sizeof(*all));
@@ -73,7 +71,7 @@ ep_status host_agree_about(const ep_boot *boot, int timeout_ms, ep_status mine, 
         return ep_fail(EP_E_MEMORY, "ep_comm_new: no memory for %d ranks", boot->nranks);
     status = boot->allgather(boot->context, &own, sizeof(own), timeout_ms, all);
     if (status == EP_OK) {
-        status = host_verdict_judge(&own, boot->rank, boot->nranks, all, sizeof(*all));
+        status = host_verdict_judge("ep_comm_new", &own, boot->rank, boot->nranks, all, sizeof(*all));
         for (int i = 0; i < boot->nranks; i++)
             *asks |= all[i].asks != 0;
     } else if (mine != EP_OK) {

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "backend/host/host.h"
 
-#include <fcntl.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,7 +12,6 @@ struct identity {
     struct host_verdict verdict; /* of what the rank has done by itself */
     struct ep_shm_name control;
     struct ep_process_id process;
-    char host[40]; /* the kernel's boot id: the same for all processes of a host, containers included; "": not known */
 };
 
 /* So many identities fit on the stack: a rank that is out of memory can still say so. */
@@ -33,20 +31,6 @@ static size_t board_row_bytes(int nranks, int nnodes)
 static size_t control_bytes(int nranks, int nnodes)
 {
     return sizeof(struct host_control) + (size_t)HOST_BOARDS * (size_t)nnodes * board_row_bytes(nranks, nnodes);
-}
-
-static void read_host_identity(struct identity *identity)
-{
-    ssize_t got;
-    int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
-
-    if (fd >= 0) {
-        got = read(fd, identity->host, sizeof(identity->host) - 1);
-        if (got < 0)
-            identity->host[0] = '\0';
-        close(fd);
-    }
-    ep_process_get_self(&identity->process);
 }
 
 static void find_owner(const struct host_comm *host, int rank, struct ep_shm_owner *ret_owner)
@@ -83,7 +67,7 @@ ep_status host_attach(struct host_comm *host, int rank, const struct ep_shm_name
     if (host_peer_dead(host, rank))
         return ep_fail(EP_E_PEER_DEAD, "rank %d died: %s", rank, text);
     if (status == EP_E_STATE)
-        return ep_fail(EP_E_MISMATCH, "rank %d has freed memory that rank %d has not read yet: %s", rank,
+        return ep_fail(EP_E_PEER_LEFT, "rank %d has freed memory that rank %d has not read yet: %s", rank,
                        host->comm->rank, text);
     return ep_fail(status, "%s", text);
 }
@@ -104,7 +88,8 @@ static bool same_node(const struct host_comm *host, int rank)
 /* A host that cannot be told from another one, because a rank has no /proc, is tried as the same one. */
 static bool may_share_host(const struct identity *a, const struct identity *b)
 {
-    return !a->host[0] || !b->host[0] || memcmp(a->host, b->host, sizeof(a->host)) == 0;
+    return !a->process.host[0] || !b->process.host[0] ||
+           memcmp(a->process.host, b->process.host, sizeof(a->process.host)) == 0;
 }
 
 /* Out of reach: another host for all that follows, unless it has to be of this node. */
@@ -198,10 +183,10 @@ static ep_status meet_by_socket(struct introduction *meeting, const ep_boot *boo
         return ep_fail(EP_E_MEMORY, "ep_comm_new: no memory for %d ranks", boot->nranks);
     status = ep_shm_serve(&mine.address);
     host->serves = status == EP_OK;
-    host_verdict_make(&mine.verdict, status, boot->rank);
+    host_verdict_make(&mine.verdict, "ep_comm_new", status, boot->rank);
     status = boot->allgather(boot->context, &mine, sizeof(mine), timeout_ms, offers);
     if (status == EP_OK)
-        status = host_verdict_judge(&mine.verdict, boot->rank, boot->nranks, offers, sizeof(*offers));
+        status = host_verdict_judge("ep_comm_new", &mine.verdict, boot->rank, boot->nranks, offers, sizeof(*offers));
     if (status != EP_OK)
         goto free_offers;
     for (int rank = 0; status == EP_OK && rank < boot->nranks; rank++) {
@@ -230,11 +215,11 @@ static ep_status meet(struct host_comm *host, const ep_boot *boot, int timeout_m
         return ep_fail(EP_E_MEMORY, "ep_comm_new: no memory for %d ranks", boot->nranks);
     if (status == EP_OK)
         status = ep_shm_get_name(&host->shm, &mine.control);
-    host_verdict_make(&mine.verdict, status, boot->rank);
-    read_host_identity(&mine);
+    host_verdict_make(&mine.verdict, "ep_comm_new", status, boot->rank);
+    ep_process_get_self(&mine.process);
     status = boot->allgather(boot->context, &mine, sizeof(mine), timeout_ms, all);
     if (status == EP_OK)
-        status = host_verdict_judge(&mine.verdict, boot->rank, boot->nranks, all, sizeof(*all));
+        status = host_verdict_judge("ep_comm_new", &mine.verdict, boot->rank, boot->nranks, all, sizeof(*all));
     else if (mine.verdict.status != EP_OK)
         status = ep_fail((ep_status)mine.verdict.status, "ep_comm_new: %s", mine.verdict.reason);
     if (status != EP_OK)

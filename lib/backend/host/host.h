@@ -203,8 +203,8 @@ ep_status host_comm_open(ep_comm *comm, const ep_boot *boot);
 ep_status host_comm_open_sized(ep_comm *comm, const ep_boot *boot, size_t bytes);
 void host_comm_close(ep_comm *comm);
 /*
- * Maps a segment of a peer, by whatever way the machine allows. EP_E_PEER_LEFT and EP_E_PEER_DEAD when it is gone,
- * EP_E_MISMATCH when it lives and has released the segment.
+ * Maps a segment of a peer, by whatever way the machine allows. EP_E_PEER_DEAD when it has died,
+ * EP_E_PEER_LEFT when it lives and has left the group or released the segment.
  */
 ep_status host_attach(struct host_comm *host, int rank, const struct ep_shm_name *name, struct ep_shm *ret_shm);
 /* Tells the peers that no more comes from this rank. Part of host_comm_close(); earlier where the rest takes time. */
@@ -219,11 +219,12 @@ struct host_verdict {
     char reason[HOST_REASON_BYTES];
 };
 
-/* To be called when `status` has just been decided: takes its text. */
-void host_verdict_make(struct host_verdict *verdict, ep_status status, int rank);
+/* To be called when `status` of the public call has just been decided: takes its text. */
+void host_verdict_make(struct host_verdict *verdict, const char *call, ep_status status, int rank);
 /* EP_OK, or what the rank that failed first says; `mine` is this rank's own. `all` has a verdict every `stride` bytes.
  */
-ep_status host_verdict_judge(const struct host_verdict *mine, int me, int nranks, const void *all, size_t stride);
+ep_status host_verdict_judge(const char *call, const struct host_verdict *mine, int me, int nranks, const void *all,
+                             size_t stride);
 /* All ranks learn whether all have succeeded; `mine` is this rank's own status. */
 ep_status host_agree(const ep_boot *boot, int timeout_ms, ep_status mine);
 /* The same for a status that is about `rank`. *asks: this rank wants something; afterwards: some rank does. */

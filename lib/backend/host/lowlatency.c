@@ -12,6 +12,7 @@
 
 #include "core/routing.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -492,15 +493,18 @@ static ep_status map_offer(ep_ll *ll, int rank, void **ret_offer)
 {
     struct host_ll *inner = ll->impl;
     ep_status status = host_map(inner->host, rank, &ll_shared_of(inner, rank)->offer[inner->combines & 1], ret_offer);
+    char reason[EP_ERROR_TEXT_BYTES];
 
+    if (status == EP_OK)
+        return EP_OK;
+    snprintf(reason, sizeof(reason), "%s", ep_last_error());
+    /* Who has masked this rank may have freed it: no failure of the group. */
+    EP_TRY(check_masks(ll, HOST_LL_COMBINE));
+    ep_fail(status, "%s", reason);
     if ((status == EP_E_PEER_DEAD || status == EP_E_PEER_LEFT) && (ll->config.flags & EP_LL_MASK_DEAD)) {
         mask_rank(ll, rank);
         return EP_OK;
     }
-    if (status == EP_OK)
-        return EP_OK;
-    /* Who has masked this rank may have freed it: no failure of the group. */
-    EP_TRY(check_masks(ll, HOST_LL_COMBINE));
     return host_raise_own(inner->host, status, rank, HOST_LL_COMBINE);
 }
 

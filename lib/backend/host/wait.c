@@ -68,6 +68,7 @@ static ep_status fail_with(struct host_comm *host, uint64_t failure)
     int none = EP_OK;
 
     atomic_compare_exchange_strong(&host->comm->failed, &none, (int)status);
+    read_reason(host, failure, reason);
     if (reporter != host->comm->rank && reporter != culprit)
         snprintf(seen_by, sizeof(seen_by), " (seen by rank %d)", reporter);
     switch (status) {
@@ -75,14 +76,13 @@ static ep_status fail_with(struct host_comm *host, uint64_t failure)
         return ep_fail(status, "rank %d did not answer within %d ms in \"%s\"%s%s", culprit,
                        host->comm->config.timeout_ms, phase, seen_by, blindness(host, culprit));
     case EP_E_PEER_DEAD:
-        return ep_fail(status, "rank %d died while others were in \"%s\"%s", culprit, phase, seen_by);
+        return ep_fail(status, "rank %d died while others were in \"%s\"%s%s", culprit, phase, seen_by, reason);
     case EP_E_PEER_LEFT:
-        return ep_fail(status, "rank %d left the group while others waited for it in \"%s\"%s", culprit, phase,
-                       seen_by);
+        return ep_fail(status, "rank %d left the group while others waited for it in \"%s\"%s%s", culprit, phase,
+                       seen_by, reason);
     case EP_E_ABORTED:
         return ep_fail(status, "rank %d called ep_comm_abort while it was in \"%s\"", culprit, phase);
     default:
-        read_reason(host, failure, reason);
         return ep_fail(status, "rank %d failed with %s in \"%s\"%s%s", culprit, ep_status_name(status), phase, seen_by,
                        reason);
     }
