@@ -31,7 +31,8 @@ extern "C" {
     X(EP_E_STATE, 107, "call not allowed in this state", "see the contract of the call in its header")                 \
     X(EP_E_FORMAT, 108, "malformed input", "the error text names the file and the offending field")                    \
     X(EP_E_VALUE, 109, "not-a-number in the input", "find the source of the NaN, or turn value checks off")            \
-    X(EP_E_MEMORY, 201, "out of memory", "free memory, raise limits, or use smaller buffers")                          \
+    X(EP_E_MEMORY, 201, "out of memory",                                                                               \
+      "free memory, raise the limit that the error text names, or use smaller buffers")                                \
     X(EP_E_SYSTEM, 202, "system call failed", "the error text holds the call and its errno")                           \
     X(EP_E_UNSUPPORTED, 203, "not supported here", "the error text says what is missing on this machine")              \
     X(EP_E_DEVICE, 204, "device error", "the error text holds the driver's words")                                     \

@@ -261,6 +261,8 @@ ep_status ep_reserve_file(int fd, size_t offset, size_t bytes)
     size_t done = 0, most = CHUNK_BYTES;
     bool blocked = false;
 
+    if (bytes > most)
+        EP_TRY(ep_reserve_check(bytes)); /* before anything is taken from others */
     while (done < bytes) {
         size_t piece = bytes - done < most ? bytes - done : most;
         int result;

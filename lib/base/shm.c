@@ -186,8 +186,6 @@ static ep_status new_segment(size_t bytes, bool sparse, struct ep_shm *ret_shm)
     if (mapped < bytes || mapped > (size_t)INT64_MAX)
         return ep_fail(EP_E_OVERFLOW, "shared memory: %zu bytes", bytes);
     EP_TRY(ep_reserve_check_file(mapped));
-    if (!sparse)
-        EP_TRY(ep_reserve_check(mapped));
     shm.fd = ep_fd_keep(memfd_create("epkit", MFD_CLOEXEC | MFD_ALLOW_SEALING));
     if (shm.fd < 0)
         return ep_fail_errno(EP_E_SYSTEM, errno, "shared memory: memfd_create%s",
