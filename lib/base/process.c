@@ -121,18 +121,32 @@ bool ep_process_proc_is_ours(void)
     return strtol(text, NULL, 10) == (long)getpid();
 }
 
+/* Read once: a process that has run out of descriptors is still on its host. */
 static void read_host(char host[40])
 {
+    static _Atomic int state; /* 0: not read, 1: being written, 2: there */
+    static char known[40];
     ssize_t got;
-    int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+    int fd, unread = 0;
 
     memset(host, 0, 40);
+    if (atomic_load(&state) == 2) {
+        memcpy(host, known, sizeof(known));
+        return;
+    }
+    fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
     if (fd < 0)
         return;
     got = read(fd, host, 39);
-    if (got < 0)
-        host[0] = '\0';
     close(fd);
+    if (got <= 0) {
+        host[0] = '\0';
+        return;
+    }
+    if (atomic_compare_exchange_strong(&state, &unread, 1)) {
+        memcpy(known, host, sizeof(known));
+        atomic_store(&state, 2);
+    }
 }
 
 static void describe(int32_t pid, struct ep_process_id *id)
@@ -215,8 +229,7 @@ ep_status ep_process_open(const struct ep_process_id *id, struct ep_process *ret
         process.pidfd = ep_fd_keep((int)syscall(SYS_pidfd_open, process.pid, 0));
         error = errno;
         if (process.pidfd < 0 && (error == EMFILE || error == ENFILE || error == ENOMEM))
-            return ep_fail_errno(EP_E_SYSTEM, error, "pidfd_open of process %d (RLIMIT_NOFILE, ulimit -n)",
-                                 process.pid);
+            return ep_fail_errno(EP_E_SYSTEM, error, "pidfd_open of process %d", process.pid);
         if (process.pidfd >= 0) {
             fcntl(process.pidfd, F_SETFD, FD_CLOEXEC);
             if (was_reused(&process)) {

@@ -188,8 +188,7 @@ static ep_status new_segment(size_t bytes, bool sparse, struct ep_shm *ret_shm)
     EP_TRY(ep_reserve_check_file(mapped));
     shm.fd = ep_fd_keep(memfd_create("epkit", MFD_CLOEXEC | MFD_ALLOW_SEALING));
     if (shm.fd < 0)
-        return ep_fail_errno(EP_E_SYSTEM, errno, "shared memory: memfd_create%s",
-                             errno == EMFILE ? " (RLIMIT_NOFILE, ulimit -n)" : "");
+        return ep_fail_errno(EP_E_SYSTEM, errno, "shared memory: memfd_create");
     if (ftruncate(shm.fd, (off_t)mapped) != 0) {
         status = ep_fail_errno(EP_E_MEMORY, errno, "shared memory: ftruncate to %zu bytes", mapped);
         goto close_fd;
@@ -357,7 +356,7 @@ static ep_status get_fd(const struct ep_shm_name *name, const struct ep_shm_owne
         return ep_fail(EP_E_STATE, "shared memory: process %d has released the segment", name->pid);
     if (is_exhausted(attempt.proc_error) || is_exhausted(attempt.pidfd_error))
         return ep_fail_errno(EP_E_SYSTEM, is_exhausted(attempt.proc_error) ? attempt.proc_error : attempt.pidfd_error,
-                             "shared memory of process %d (RLIMIT_NOFILE, ulimit -n)", name->pid);
+                             "shared memory of process %d", name->pid);
     if (!owner || !owner->address)
         return fail_forbidden(name, &attempt);
     EP_TRY(ep_shm_request(owner->address, name->serial, owner->timeout_ms, &fd));

@@ -283,7 +283,7 @@ static ep_status ask(int socket, const struct ep_shm_address *address, uint64_t 
         poll(&look, 1, SLICE_MS);
         got = take_answer(socket, request.nonce, ret_answer, ret_fd);
         if (got < 0)
-            return ep_fail_errno(EP_E_SYSTEM, EMFILE, "shared memory of a peer (RLIMIT_NOFILE, ulimit -n)");
+            return ep_fail_errno(EP_E_SYSTEM, EMFILE, "shared memory of a peer");
         if (got > 0)
             return EP_OK;
     } while (ep_now_ns() < deadline_ns);

@@ -20,6 +20,9 @@ struct identity {
 /* An owner that does not answer is asked again, after a look at the group. */
 #define ASK_MS 100
 
+/* A process that is being ended has no descriptors some time before it is dead. */
+#define ENDING_MS 1000
+
 /* The largest row is that of a plan: counts per rank, node and expert behind two small heads. */
 static size_t board_row_bytes(int nranks, int nnodes)
 {
@@ -43,13 +46,33 @@ static void find_owner(const struct host_comm *host, int rank, struct ep_shm_own
         ret_owner->address = &peer->address;
 }
 
+/* What became of a rank whose segment cannot be had: EP_OK if nothing shows. */
+static ep_status find_fate(const struct host_comm *host, int rank)
+{
+    const struct host_control *control = host->peers[rank].control;
+    uint64_t deadline_ns = ep_deadline_ns(ENDING_MS);
+    struct timespec nap = {.tv_nsec = 1000000};
+
+    for (;;) {
+        bool over = ep_now_ns() >= deadline_ns;
+
+        if (host_peer_dead(host, rank))
+            return EP_E_PEER_DEAD;
+        if (control && atomic_load(&control->left))
+            return EP_E_PEER_LEFT;
+        if (over || host->peers[rank].same_process)
+            return EP_OK;
+        nanosleep(&nap, NULL);
+    }
+}
+
 ep_status host_attach(struct host_comm *host, int rank, const struct ep_shm_name *name, struct ep_shm *ret_shm)
 {
     const struct host_control *control = host->peers[rank].control;
     uint64_t deadline_ns = ep_deadline_ns(host->comm->config.timeout_ms);
     char text[EP_ERROR_TEXT_BYTES];
     struct ep_shm_owner owner;
-    ep_status status;
+    ep_status status, fate;
 
     find_owner(host, rank, &owner);
     if (owner.timeout_ms > ASK_MS)
@@ -62,10 +85,9 @@ ep_status host_attach(struct host_comm *host, int rank, const struct ep_shm_name
     if (status != EP_E_STATE && status != EP_E_UNSUPPORTED && status != EP_E_TIMEOUT)
         return status;
     snprintf(text, sizeof(text), "%s", ep_last_error());
-    if (control && atomic_load(&control->left))
-        return ep_fail(EP_E_PEER_LEFT, "rank %d left the group: %s", rank, text);
-    if (host_peer_dead(host, rank))
-        return ep_fail(EP_E_PEER_DEAD, "rank %d died: %s", rank, text);
+    fate = find_fate(host, rank);
+    if (fate != EP_OK)
+        return ep_fail(fate, "rank %d %s: %s", rank, fate == EP_E_PEER_DEAD ? "died" : "left the group", text);
     if (status == EP_E_STATE)
         return ep_fail(EP_E_PEER_LEFT, "rank %d has freed memory that rank %d has not read yet: %s", rank,
                        host->comm->rank, text);
@@ -135,6 +157,7 @@ static ep_status attach_peer(struct introduction *meeting, int rank, const struc
     }
     if (status != EP_E_UNSUPPORTED && status != EP_E_STATE)
         return ep_fail_prefix(status, "ep_comm_new: control block of rank %d: ", rank);
+    /* One that is just ending, too: the next all-gather knows. */
     meeting->asks = true;
     return EP_OK;
 }
@@ -158,6 +181,11 @@ static ep_status attach_by_socket(struct introduction *meeting, int rank, const 
         return EP_OK;
     }
     snprintf(text, sizeof(text), "%s", ep_last_error());
+    if ((status == EP_E_STATE || status == EP_E_UNSUPPORTED || status == EP_E_TIMEOUT) &&
+        find_fate(meeting->host, rank) == EP_E_PEER_DEAD) {
+        meeting->culprit = rank;
+        return ep_fail(EP_E_PEER_DEAD, "ep_comm_new: rank %d died", rank);
+    }
     if (status == EP_E_UNSUPPORTED)
         return set_apart(meeting, rank, text);
     meeting->culprit = status == EP_E_TIMEOUT ? rank : meeting->culprit;
