@@ -250,7 +250,7 @@ static ep_status meet(struct host_comm *host, const ep_boot *boot, int timeout_m
         status = host_verdict_judge("ep_comm_new", &mine.verdict, boot->rank, boot->nranks, all, sizeof(*all));
     else if (mine.verdict.status != EP_OK)
         status = ep_fail((ep_status)mine.verdict.status, "ep_comm_new: %s", mine.verdict.reason);
-    if (status != EP_OK)
+    if (status != EP_OK || !host)
         goto free_all;
     host->one_host = true;
     snprintf(before, sizeof(before), "%s", ep_last_error());
