@@ -24,6 +24,7 @@
 #define NRANKS 3
 #define VICTIM 1
 #define HIDDEN 64
+#define SHORT_MS 2000 /* the deadline where one has to pass: long enough to create a group on a busy machine */
 
 enum what { WORK, DIE, LATE };
 
@@ -155,7 +156,7 @@ static struct scene *new_scene(bool (*enter)(int rank), enum what what)
     assert_true(scene != MAP_FAILED);
     scene->enter = enter;
     scene->what = what;
-    scene->timeout_ms = what == LATE ? 400 : 60000;
+    scene->timeout_ms = what == LATE ? SHORT_MS : 60000;
     return scene;
 }
 
@@ -211,7 +212,7 @@ static void all_of_it(bool (*enter)(int rank), bool forks, bool sees_death)
 
         scene->forks = forks;
         if (kinds[i] == DIE && !sees_death)
-            scene->timeout_ms = 400;
+            scene->timeout_ms = SHORT_MS;
         if (!run(scene)) {
             munmap(scene, sizeof(*scene));
             SKIP_IF(true);

@@ -177,7 +177,7 @@ static int come_late_for_the_second_half(const ep_boot *boot, void *argument)
     struct half_story *story = argument;
     struct member member;
 
-    if (!member_init(&member, boot, 400, 0, 0))
+    if (!member_init(&member, boot, 1500, 0, 0))
         return 1;
     if (ep_ll_dispatch(member.ll, &member.dispatch) != EP_OK)
         return 2;
