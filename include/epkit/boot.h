@@ -20,7 +20,8 @@ extern "C" {
 /*
  * Gather `bytes` from every rank: rank r's block lands at ret_all + r * bytes on every rank. Called by all ranks in the
  * same order, from one thread a rank, only inside ep_comm_new(). Must return within timeout_ms, with EP_E_TIMEOUT if
- * not all ranks came. May be called several times.
+ * not all ranks came. A boot that notices the end of a rank should return EP_E_PEER_DEAD at once, because
+ * ep_comm_new() itself notices it no earlier than the deadline. May be called several times.
  */
 typedef ep_status (*ep_allgather_fn)(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all);
 
@@ -45,6 +46,11 @@ EP_API ep_status ep_boot_shm_new(int nranks, ep_boot_shm **ret_place);
  * Fills *ret_boot for `rank`. Once a rank: EP_E_STATE for the second. The boot borrows `place`, which must live until
  * ep_comm_new() has returned. An all-gather that fails on any rank makes the place void: the others fail at once or
  * with their next one, because nobody could tell any more which all-gather a rank is in.
+ *
+ * A rank that dies before it has come to an all-gather fails it at once, with EP_E_PEER_DEAD and its number: one that
+ * ep_launch() has forked from the beginning, any other one from its first all-gather on. A thread of ep_launch() that
+ * returns without having come is EP_E_PEER_LEFT. Ranks in PID namespaces of their own, or without /proc, cannot be
+ * watched: the others meet their deadline.
  */
 EP_API ep_status ep_boot_shm_join(ep_boot_shm *place, int rank, ep_boot *ret_boot);
 

@@ -9,13 +9,24 @@
  * the same order. Who comes late is waited for until the deadline (timeout_ms), then the others get EP_E_TIMEOUT with
  * the late rank and the phase in the error text.
  *
+ * Processes. A communicator belongs to the process that made it. In a forked child every call on it, and on its plans,
+ * events and low-latency objects, is EP_E_STATE, and those without a status do nothing: other threads of the parent may
+ * have held locks when it forked. The child can make communicators of its own. Any thread may fork at any time.
+ *
+ * Peers. A peer is dead (EP_E_PEER_DEAD) when the kernel says that its process has ended: by a pidfd, or where there
+ * are none by its process number and /proc. It has left (EP_E_PEER_LEFT) when it says so itself, or has freed what a
+ * call needs of it. Everything else - no pidfd, a /proc that hides it (hidepid, another user, another PID namespace) -
+ * tells nothing: such a peer is waited for until the deadline, then it is late (EP_E_TIMEOUT), and the error text adds
+ * that nobody can tell here whether it lives. A rank that lives is never reported dead.
+ *
  * Failure. When a communicator has failed, each later collective call returns the same status at once, on every rank,
- * as does ep_comm_async_error(). Outputs of the failed call are undefined. ep_comm_shrink() builds a new group of the
- * survivors; ep_comm_free() is always allowed. A status of the 3xx or 4xx kind means that it has failed. One of the 1xx
- * or 2xx kind found before anything was sent leaves it as it was - but the peers, had they made the call correctly, are
- * waiting: correct and repeat the call, or abort. Found when the ranks have already met (a kernel that fails, memory
- * that cannot be had or mapped, invalid routing of a call that is only queued), it fails the communicator, and the
- * peers get a status that names this rank.
+ * as does ep_comm_async_error(); the text names the rank that failed first. Ranks of one host report the same failure:
+ * the first that any of them finds. Outputs of the failed call are undefined. ep_comm_shrink() builds a new group of
+ * the survivors; ep_comm_free() is always allowed. A status of the 3xx or 4xx kind means that it has failed. One of the
+ * 1xx or 2xx kind found before anything was sent leaves it as it was - but the peers, had they made the call correctly,
+ * are waiting: correct and repeat the call, or abort. Found when the ranks have already met (a kernel that fails,
+ * memory that cannot be had or mapped, invalid routing of a call that is only queued), it fails the communicator, and
+ * the peers get a status that names this rank.
  */
 #ifndef EPKIT_COMM_H
 #define EPKIT_COMM_H
@@ -71,15 +82,23 @@ typedef struct ep_comm_config {
  * on every rank, with the field, both ranks and both values in ep_last_error(). `config` NULL means all defaults.
  *
  * A rank whose own arguments are bad, or whose backend does not work there, says so in that comparison, so nobody waits
- * for it: the others get its status, with its number and its reason in the text. Only with a bad `boot` it cannot.
+ * for it: the others get its status, with its number and its reason in the text. So it is with all that a rank finds
+ * missing later on: memory, descriptors, a way to a peer. Only with a bad `boot` it cannot. A rank that dies meanwhile
+ * is noticed by the boot, if it can (epkit/boot.h, epkit/mpi.h): EP_E_PEER_DEAD at once.
+ *
+ * Ranks of one host share memory, which comes from peer to peer as a descriptor: through /proc/PID/fd or pidfd_getfd(),
+ * or, when some rank of the group cannot be reached so, over a socket with an abstract name that only this process and
+ * its peers know; each process then has one more thread, which takes no signals. That works for ranks of several users
+ * and PID namespaces, as long as they share the network namespace; otherwise the error text names what forbids each
+ * way. A rank takes one descriptor for its control block, one for each allocation, and one for each peer (a pidfd), all
+ * of them above the standard streams and closed by exec.
  */
 EP_API ep_status ep_comm_new(const ep_boot *boot, const ep_comm_config *config, ep_comm **ret_comm);
 
 /*
  * Leaves the group and frees everything of this rank, including memory of ep_alloc. Waits for queued asynchronous work
  * of this rank (within its deadline). Not collective; a peer that still waits for this rank gets EP_E_PEER_LEFT.
- * Plans and events of the communicator must have been freed before. Not in a forked child, which must not touch its
- * parent's communicators. NULL is fine.
+ * Plans and events of the communicator must have been freed before. In a forked child it does nothing. NULL is fine.
  */
 EP_API void ep_comm_free(ep_comm *comm);
 

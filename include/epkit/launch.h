@@ -44,8 +44,10 @@ typedef struct ep_rank_exit {
  * EP_E_PEER_DEAD when a rank was killed, EP_E_TIMEOUT when ranks were killed at the deadline; ret_exits is filled in
  * both cases. With any other error no rank runs any more and ret_exits is untouched. Fork mode: stdio is flushed before
  * the fork and at the end of a rank, which leaves by _exit() without running atexit handlers; a result outside of
- * 0..255 counts as 255; EP_E_STATE if the process ignores SIGCHLD, because no exit code could be read then. Children of
- * the caller that are not ranks are left alone. Threads mode: a rank cannot be killed, so timeout_ms must be 0.
+ * 0..255 counts as 255; other threads of the caller may use the library meanwhile, but one that blocks inside a call of
+ * stdio holds the flush up; EP_E_STATE if the process ignores SIGCHLD, because no exit code could be read then.
+ * Children of the caller that are not ranks are left alone. Threads mode: a rank cannot be killed, so timeout_ms must
+ * be 0.
  */
 EP_API ep_status ep_launch(const ep_launch_args *args, ep_rank_exit *ret_exits);
 

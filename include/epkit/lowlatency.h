@@ -6,6 +6,11 @@
  * Output is packed per local expert, [L, R*M, H]: expert l's rows are the first count[l] of its R*M, ordered by (source
  * rank, token index) - the same bits in every run.
  *
+ * Host backend: buffers for what peers send take all their pages in ep_ll_new(); a combine's own buffer takes those of
+ * the rows that come, and EP_E_MEMORY of ep_ll_combine() names the limit that they do not fit into. A rank that comes
+ * back between the two halves of a call, when its peers have given it up and have freed what it still had to read, gets
+ * EP_E_PEER_LEFT.
+ *
  * A late rank is named after the deadline, in a combine on the CUDA backend after two at most: a rank whose row does
  * not come may itself be waiting for another one's weights.
  *

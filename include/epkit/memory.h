@@ -18,8 +18,14 @@ extern "C" {
 /*
  * Allocates `bytes` of symmetric memory on this rank, aligned to 4096. Collective: every rank calls it in the same
  * order, each with its own size (0 is allowed and gives a valid pointer that holds nothing). Contents are undefined.
- * The communicator owns it; ep_free() or ep_comm_free() releases it. The host backend has room for 512 allocations of a
- * rank, a few of its own among them.
+ * The communicator owns it; ep_free() or ep_comm_free() releases it.
+ *
+ * The host backend takes all pages at once, so that touching the memory never fails: EP_E_MEMORY names the limit that
+ * `bytes` do not fit into - a memory cgroup, the machine's memory and swap, the commit limit (vm.overcommit_memory =
+ * 2), RLIMIT_FSIZE (shared memory is a file to the kernel), RLIMIT_AS, RLIMIT_MEMLOCK. Taking a page costs about a
+ * third of touching it for the first time. A peer that cannot map the memory when it first needs it fails the
+ * communicator with its own number and reason. The host backend has room for 512 allocations of a rank, a few of its
+ * own among them.
  */
 EP_API ep_status ep_alloc(ep_comm *comm, size_t bytes, void **ret_memory);
 

@@ -22,7 +22,14 @@ typedef struct ep_boot_mpi ep_boot_mpi;
 /* Collective over `parent`, which it duplicates. */
 EP_API ep_status ep_boot_mpi_new(MPI_Comm parent, ep_boot_mpi **ret_boot);
 
-/* The boot to hand to ep_comm_new(). Borrowed: it lives as long as `boot`. */
+/*
+ * The boot to hand to ep_comm_new(). While a communicator is created, a rank of the same host that has died is noticed
+ * at once (EP_E_PEER_DEAD), if its process is visible here (comm.h); one of another host costs the others their
+ * deadline (EP_E_TIMEOUT), unless MPI itself notices and ends them all, as mpirun does unless told otherwise. Not in a
+ * forked child: EP_E_STATE.
+ *
+ * Borrowed: it lives as long as `boot`.
+ */
 EP_API const ep_boot *ep_boot_mpi_get(const ep_boot_mpi *boot);
 
 /* After every communicator made from it is freed, before MPI_Finalize(). NULL is fine. */

@@ -31,14 +31,16 @@ extern "C" {
     X(EP_E_STATE, 107, "call not allowed in this state", "see the contract of the call in its header")                 \
     X(EP_E_FORMAT, 108, "malformed input", "the error text names the file and the offending field")                    \
     X(EP_E_VALUE, 109, "not-a-number in the input", "find the source of the NaN, or turn value checks off")            \
-    X(EP_E_MEMORY, 201, "out of memory", "free memory, raise limits, or use smaller buffers")                          \
+    X(EP_E_MEMORY, 201, "out of memory",                                                                               \
+      "free memory, raise the limit that the error text names, or use smaller buffers")                                \
     X(EP_E_SYSTEM, 202, "system call failed", "the error text holds the call and its errno")                           \
     X(EP_E_UNSUPPORTED, 203, "not supported here", "the error text says what is missing on this machine")              \
     X(EP_E_DEVICE, 204, "device error", "the error text holds the driver's words")                                     \
     X(EP_E_TIMEOUT, 301, "a peer did not answer within the deadline",                                                  \
       "look at the named rank: stopped, overloaded, or in another call; then ep_comm_shrink()")                        \
     X(EP_E_PEER_DEAD, 302, "a peer died", "look at the named rank's log; go on without it with ep_comm_shrink()")      \
-    X(EP_E_PEER_LEFT, 303, "a peer left the group", "the named rank freed its communicator before this call")          \
+    X(EP_E_PEER_LEFT, 303, "a peer left the group",                                                                    \
+      "the named rank lives, but has freed its communicator or what this call needs of it")                            \
     X(EP_E_MISMATCH, 401, "ranks disagree", "give the named field the same value on every rank")                       \
     X(EP_E_ABORTED, 402, "the group was aborted", "ep_comm_abort() was called by the named rank")                      \
     X(EP_E_EXCLUDED, 403, "this rank was excluded from the group", "the others went on without it; start it anew")

@@ -1,15 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/shm.h"
 
-#include <errno.h>
-#include <fcntl.h>
+#include "base/fd.h"
+#include "base/reserve.h"
+
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <unistd.h>
+#include <sys/syscall.h>
+
+/* --- the segments of this process -------------------------------------------------------------------------------- */
 
 /*
  * Segments mapped by their owner in this process. Ranks that are threads of one process share the owner's mapping, for
@@ -20,12 +24,141 @@ struct local_segment {
     uint64_t serial;
     void *base;
     size_t mapped;
+    int fd; /* the owner's; -1: the owner has released it, others still borrow the mapping */
     int refs;
 };
 
-static pthread_mutex_t registry_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct local_segment *registry;
-static uint64_t next_serial = 1;
+/*
+ * Made anew by a forked child: another thread of the parent may have held the lock when it forked, and nobody in the
+ * child would ever release it. The parent's segments are none of the child's business.
+ */
+struct registry {
+    uint64_t generation; /* of the process that made it */
+    uint64_t process;
+    pthread_mutex_t lock;
+    struct local_segment *first;
+    uint64_t next_serial;
+};
+
+static _Atomic(struct registry *) current;
+
+/* NULL: no memory. */
+static struct registry *get_registry(void)
+{
+    struct registry *registry = atomic_load(&current), *fresh;
+    uint64_t generation = ep_process_generation();
+    struct ep_process_id self;
+
+    if (registry && registry->generation == generation)
+        return registry;
+    fresh = calloc(1, sizeof(*fresh));
+    if (!fresh)
+        return NULL;
+    ep_process_get_self(&self);
+    fresh->generation = generation;
+    fresh->process = self.key;
+    fresh->next_serial = 1;
+    pthread_mutex_init(&fresh->lock, NULL);
+    if (atomic_compare_exchange_strong(&current, &registry, fresh))
+        return fresh;
+    pthread_mutex_destroy(&fresh->lock);
+    free(fresh);
+    return registry;
+}
+
+static ep_status register_local(void *base, size_t mapped, int fd, uint64_t *ret_serial)
+{
+    struct local_segment *segment = malloc(sizeof(*segment));
+    struct registry *registry = get_registry();
+
+    if (!segment || !registry) {
+        free(segment);
+        return ep_fail(EP_E_MEMORY, "shared memory: no memory for the registry");
+    }
+    pthread_mutex_lock(&registry->lock);
+    *segment = (struct local_segment){.next = registry->first,
+                                      .serial = registry->next_serial++,
+                                      .base = base,
+                                      .mapped = mapped,
+                                      .fd = fd,
+                                      .refs = 1};
+    registry->first = segment;
+    *ret_serial = segment->serial;
+    pthread_mutex_unlock(&registry->lock);
+    return EP_OK;
+}
+
+static struct local_segment *find_local(struct registry *registry, uint64_t serial)
+{
+    struct local_segment *segment = registry->first;
+
+    while (segment && segment->serial != serial)
+        segment = segment->next;
+    return segment;
+}
+
+/* *ret_own: it is a segment of this process, borrowed or not. */
+static bool borrow_local(const struct ep_shm_name *name, struct ep_shm *ret_shm, bool *ret_own)
+{
+    struct registry *registry = get_registry();
+    struct local_segment *segment;
+
+    *ret_own = registry && registry->process == name->process;
+    if (!*ret_own)
+        return false;
+    pthread_mutex_lock(&registry->lock);
+    segment = find_local(registry, name->serial);
+    if (segment) {
+        segment->refs++;
+        *ret_shm = (struct ep_shm){.base = segment->base, .bytes = name->bytes, .serial = segment->serial, .fd = -1};
+    }
+    pthread_mutex_unlock(&registry->lock);
+    return segment != NULL;
+}
+
+int ep_shm_dup_local(uint64_t serial)
+{
+    struct registry *registry = get_registry();
+    struct local_segment *segment;
+    int fd = -1;
+
+    if (!registry)
+        return -1;
+    pthread_mutex_lock(&registry->lock);
+    segment = find_local(registry, serial);
+    if (segment && segment->fd >= 0)
+        fd = fcntl(segment->fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+    pthread_mutex_unlock(&registry->lock);
+    return fd;
+}
+
+static void release_local(uint64_t serial, int fd)
+{
+    struct registry *registry = get_registry();
+    struct local_segment *gone = NULL, *segment;
+
+    if (!registry)
+        return;
+    pthread_mutex_lock(&registry->lock);
+    segment = find_local(registry, serial);
+    if (segment && fd >= 0)
+        segment->fd = -1;
+    if (segment && --segment->refs == 0) {
+        struct local_segment **at = &registry->first;
+
+        while (*at != segment)
+            at = &(*at)->next;
+        *at = segment->next;
+        gone = segment;
+    }
+    pthread_mutex_unlock(&registry->lock);
+    if (gone) {
+        munmap(gone->base, gone->mapped);
+        free(gone);
+    }
+}
+
+/* --- making segments --------------------------------------------------------------------------------------------- */
 
 static size_t mapped_bytes(size_t bytes)
 {
@@ -39,28 +172,12 @@ static ep_status map_fd(int fd, size_t mapped, void **ret_base)
     void *base = mmap(NULL, mapped, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 
     if (base == MAP_FAILED)
-        return ep_fail_errno(errno == ENOMEM ? EP_E_MEMORY : EP_E_SYSTEM, errno, "shared memory: mmap of %zu bytes",
-                             mapped);
+        return ep_reserve_fail_map(errno, mapped);
     *ret_base = base;
     return EP_OK;
 }
 
-static ep_status register_local(void *base, size_t mapped, uint64_t *ret_serial)
-{
-    struct local_segment *segment = malloc(sizeof(*segment));
-
-    if (!segment)
-        return ep_fail(EP_E_MEMORY, "shared memory: no memory for the registry");
-    pthread_mutex_lock(&registry_lock);
-    *segment =
-        (struct local_segment){.next = registry, .serial = next_serial++, .base = base, .mapped = mapped, .refs = 1};
-    registry = segment;
-    *ret_serial = segment->serial;
-    pthread_mutex_unlock(&registry_lock);
-    return EP_OK;
-}
-
-ep_status ep_shm_new(size_t bytes, struct ep_shm *ret_shm)
+static ep_status new_segment(size_t bytes, bool sparse, struct ep_shm *ret_shm)
 {
     struct ep_shm shm = {.bytes = bytes};
     size_t mapped = mapped_bytes(bytes);
@@ -68,17 +185,22 @@ ep_status ep_shm_new(size_t bytes, struct ep_shm *ret_shm)
 
     if (mapped < bytes || mapped > (size_t)INT64_MAX)
         return ep_fail(EP_E_OVERFLOW, "shared memory: %zu bytes", bytes);
-    shm.fd = memfd_create("epkit", MFD_CLOEXEC);
+    EP_TRY(ep_reserve_check_file(mapped));
+    shm.fd = ep_fd_keep(memfd_create("epkit", MFD_CLOEXEC | MFD_ALLOW_SEALING));
     if (shm.fd < 0)
         return ep_fail_errno(EP_E_SYSTEM, errno, "shared memory: memfd_create");
     if (ftruncate(shm.fd, (off_t)mapped) != 0) {
         status = ep_fail_errno(EP_E_MEMORY, errno, "shared memory: ftruncate to %zu bytes", mapped);
         goto close_fd;
     }
-    status = map_fd(shm.fd, mapped, &shm.base);
+    /* A peer that has it mapped must not meet a file that has become shorter. */
+    (void)fcntl(shm.fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW);
+    status = sparse ? EP_OK : ep_reserve_file(shm.fd, 0, mapped);
+    if (status == EP_OK)
+        status = map_fd(shm.fd, mapped, &shm.base);
     if (status != EP_OK)
         goto close_fd;
-    status = register_local(shm.base, mapped, &shm.serial);
+    status = register_local(shm.base, mapped, shm.fd, &shm.serial);
     if (status != EP_OK)
         goto unmap;
     *ret_shm = shm;
@@ -90,13 +212,32 @@ close_fd:
     return status;
 }
 
+ep_status ep_shm_new(size_t bytes, struct ep_shm *ret_shm)
+{
+    return new_segment(bytes, false, ret_shm);
+}
+
+ep_status ep_shm_new_sparse(size_t bytes, struct ep_shm *ret_shm)
+{
+    return new_segment(bytes, true, ret_shm);
+}
+
+ep_status ep_shm_reserve(const struct ep_shm *shm, size_t offset, size_t bytes)
+{
+    return bytes ? ep_reserve_file(shm->fd, offset, bytes) : EP_OK;
+}
+
 ep_status ep_shm_get_name(const struct ep_shm *shm, struct ep_shm_name *ret_name)
 {
+    struct registry *registry = get_registry();
     struct stat info;
 
+    if (!registry)
+        return ep_fail(EP_E_MEMORY, "shared memory: no memory for the registry");
     if (fstat(shm->fd, &info) != 0)
         return ep_fail_errno(EP_E_SYSTEM, errno, "shared memory: fstat of descriptor %d", shm->fd);
     memset(ret_name, 0, sizeof(*ret_name));
+    ret_name->process = registry->process;
     ret_name->pid = (int32_t)getpid();
     ret_name->fd = shm->fd;
     ret_name->inode = (uint64_t)info.st_ino;
@@ -105,73 +246,145 @@ ep_status ep_shm_get_name(const struct ep_shm *shm, struct ep_shm_name *ret_name
     return EP_OK;
 }
 
-static int borrow_local(const struct ep_shm_name *name, struct ep_shm *ret_shm)
-{
-    int found = 0;
+/* --- mapping those of peers -------------------------------------------------------------------------------------- */
 
-    if (name->pid != (int32_t)getpid())
-        return 0;
-    pthread_mutex_lock(&registry_lock);
-    for (struct local_segment *segment = registry; segment; segment = segment->next) {
-        if (segment->serial != name->serial)
-            continue;
-        segment->refs++;
-        *ret_shm = (struct ep_shm){.base = segment->base, .bytes = name->bytes, .serial = segment->serial, .fd = -1};
-        found = 1;
-        break;
-    }
-    pthread_mutex_unlock(&registry_lock);
-    return found;
+/* The descriptor is the segment that the name means, and as long as it says. */
+static bool is_segment(int fd, const struct ep_shm_name *name)
+{
+    struct stat info;
+
+    return fstat(fd, &info) == 0 && (uint64_t)info.st_ino == name->inode && S_ISREG(info.st_mode) &&
+           name->bytes <= (uint64_t)INT64_MAX && (uint64_t)info.st_size >= mapped_bytes((size_t)name->bytes);
 }
 
-ep_status ep_shm_attach(const struct ep_shm_name *name, struct ep_shm *ret_shm)
+/* Out of descriptors: no other way would do better. */
+static bool is_exhausted(int error)
 {
-    struct ep_shm shm = {.bytes = name->bytes, .fd = -1};
+    return error == EMFILE || error == ENFILE;
+}
+
+/* *ret_released: the owner's descriptors can be seen, and this one is not among them. */
+static int open_in_proc(const struct ep_shm_name *name, const struct ep_process *process, bool *ret_released)
+{
     char path[64];
-    struct stat info;
-    ep_status status;
+    int fd, error;
+
+    *ret_released = false;
+    if (!process->pid || !ep_process_proc_is_ours()) {
+        errno = ENOENT;
+        return -1;
+    }
+    snprintf(path, sizeof(path), "/proc/%d/fd/%d", process->pid, name->fd);
+    fd = ep_fd_keep(open(path, O_RDWR | O_CLOEXEC));
+    error = errno;
+    if (fd < 0 && error == ENOENT) {
+        snprintf(path, sizeof(path), "/proc/%d/fd/.", process->pid);
+        *ret_released = access(path, X_OK) == 0;
+    }
+    errno = error;
+    return fd;
+}
+
+static int get_by_pidfd(const struct ep_shm_name *name, const struct ep_process *process)
+{
+    if (process->pidfd < 0) {
+        errno = ENOSYS;
+        return -1;
+    }
+    return ep_fd_keep((int)syscall(SYS_pidfd_getfd, process->pidfd, name->fd, 0));
+}
+
+/* After EBADF: the owner's descriptor is meant, and not our pidfd, which the program may have closed. */
+static bool is_pidfd(int pidfd)
+{
+    return syscall(SYS_pidfd_send_signal, pidfd, 0, NULL, 0) == 0 || errno != EBADF;
+}
+
+struct attempt {
+    int proc_error, pidfd_error;
+    bool released; /* the number was read, and it is no longer the segment */
+};
+
+/* Without the owner's help. -1: *attempt says why. */
+static int find_fd(const struct ep_shm_name *name, const struct ep_process *process, struct attempt *attempt)
+{
     int fd;
 
-    if (borrow_local(name, ret_shm))
-        return EP_OK;
-    snprintf(path, sizeof(path), "/proc/%d/fd/%d", name->pid, name->fd);
-    fd = open(path, O_RDWR | O_CLOEXEC);
-    if (fd < 0)
-        return ep_fail_errno(errno == ENOENT || errno == ESRCH ? EP_E_PEER_DEAD : EP_E_SYSTEM, errno,
-                             "shared memory: open %s of a peer (same host, user and PID namespace are needed)", path);
-    if (fstat(fd, &info) != 0 || (uint64_t)info.st_ino != name->inode) {
-        status =
-            ep_fail(EP_E_PEER_DEAD, "shared memory: %s is another file now: process %d ended and its number was reused",
-                    path, name->pid);
-        goto close_fd;
-    }
-    status = map_fd(fd, mapped_bytes(name->bytes), &shm.base);
-    if (status == EP_OK)
-        *ret_shm = shm;
-close_fd:
-    close(fd);
-    return status;
+    fd = open_in_proc(name, process, &attempt->released);
+    attempt->proc_error = fd < 0 ? errno : 0;
+    if (fd >= 0 && is_segment(fd, name))
+        return fd;
+    attempt->released |= fd >= 0;
+    if (fd >= 0)
+        close(fd);
+    if (attempt->released || is_exhausted(attempt->proc_error))
+        return -1;
+    fd = get_by_pidfd(name, process);
+    attempt->pidfd_error = fd < 0 ? errno : 0;
+    if (fd >= 0 && is_segment(fd, name))
+        return fd;
+    attempt->released = fd >= 0 || (attempt->pidfd_error == EBADF && is_pidfd(process->pidfd));
+    if (fd >= 0)
+        close(fd);
+    return -1;
 }
 
-static void release_local(uint64_t serial)
+static ep_status fail_forbidden(const struct ep_shm_name *name, const struct attempt *attempt)
 {
-    struct local_segment *gone = NULL;
+    char proc[64], pidfd[64];
 
-    pthread_mutex_lock(&registry_lock);
-    for (struct local_segment **at = &registry; *at; at = &(*at)->next) {
-        if ((*at)->serial != serial)
-            continue;
-        if (--(*at)->refs == 0) {
-            gone = *at;
-            *at = gone->next;
-        }
-        break;
+    return ep_fail(EP_E_UNSUPPORTED,
+                   "shared memory of process %d cannot be reached: /proc/%d/fd: %s (hidepid, another user, another PID "
+                   "namespace, or PR_SET_DUMPABLE); pidfd_getfd: %s (kernel.yama.ptrace_scope, or a seccomp filter)",
+                   name->pid, name->pid, strerror_r(attempt->proc_error, proc, sizeof(proc)),
+                   strerror_r(attempt->pidfd_error, pidfd, sizeof(pidfd)));
+}
+
+static ep_status get_fd(const struct ep_shm_name *name, const struct ep_shm_owner *owner, int *ret_fd)
+{
+    const struct ep_process by_number = {.pidfd = -1, .pid = name->pid};
+    struct attempt attempt = {.proc_error = ENOENT, .pidfd_error = ENOSYS};
+    int fd = -1;
+
+    if (!owner || owner->process)
+        fd = find_fd(name, owner ? owner->process : &by_number, &attempt);
+    if (fd >= 0) {
+        *ret_fd = fd;
+        return EP_OK;
     }
-    pthread_mutex_unlock(&registry_lock);
-    if (gone) {
-        munmap(gone->base, gone->mapped);
-        free(gone);
+    if (attempt.released)
+        return ep_fail(EP_E_STATE, "shared memory: process %d has released the segment", name->pid);
+    if (is_exhausted(attempt.proc_error) || is_exhausted(attempt.pidfd_error))
+        return ep_fail_errno(EP_E_SYSTEM, is_exhausted(attempt.proc_error) ? attempt.proc_error : attempt.pidfd_error,
+                             "shared memory of process %d", name->pid);
+    if (!owner || !owner->address)
+        return fail_forbidden(name, &attempt);
+    EP_TRY(ep_shm_request(owner->address, name->serial, owner->timeout_ms, &fd));
+    if (!is_segment(fd, name)) {
+        close(fd);
+        return ep_fail(EP_E_STATE, "shared memory: process %d sent another segment than the one meant", name->pid);
     }
+    *ret_fd = fd;
+    return EP_OK;
+}
+
+ep_status ep_shm_attach(const struct ep_shm_name *name, const struct ep_shm_owner *owner, struct ep_shm *ret_shm)
+{
+    struct ep_shm shm = {.bytes = name->bytes, .fd = -1};
+    ep_status status;
+    bool own;
+    int fd = -1;
+
+    if (borrow_local(name, ret_shm, &own))
+        return EP_OK;
+    if (own)
+        return ep_fail(EP_E_STATE, "shared memory: another thread of this process has released the segment");
+    EP_TRY(get_fd(name, owner, &fd));
+    status = map_fd(fd, mapped_bytes(name->bytes), &shm.base);
+    close(fd);
+    if (status == EP_OK)
+        *ret_shm = shm;
+    return status;
 }
 
 void ep_shm_done(struct ep_shm *shm)
@@ -179,7 +392,7 @@ void ep_shm_done(struct ep_shm *shm)
     if (!shm->base)
         return;
     if (shm->serial)
-        release_local(shm->serial);
+        release_local(shm->serial, shm->fd);
     else
         munmap(shm->base, mapped_bytes(shm->bytes));
     if (shm->fd >= 0)

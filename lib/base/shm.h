@@ -2,16 +2,19 @@
 /*
  * shm.h - shared memory segments without names.
  *
- * A segment is a memfd of its owner. A peer opens it through /proc/<pid>/fd/<fd> of the owner and maps it; a peer that
- * is a thread of the same process borrows the owner's mapping. There is no file and no name to leave behind, so a kill
- * at any instant leaks nothing: the kernel frees the pages with the last mapping.
+ * A segment is a memfd of its owner. A peer gets the descriptor through /proc/<pid>/fd/<fd> of the owner, by
+ * pidfd_getfd(), or over a socket from a thread of the owner (ep_shm_serve), whichever the machine allows, and maps it;
+ * a peer that is a thread of the same process borrows the owner's mapping. There is no file and no name to leave
+ * behind, so a kill at any instant leaks nothing: the kernel frees the pages with the last mapping.
  *
- * Pages are zero at first and take memory only when touched.
+ * Pages exist from the beginning (base/reserve.h), so that touching them cannot fail, but are cleared when they are
+ * first touched. A segment cannot shrink while a peer has it mapped.
  */
 #ifndef EP_BASE_SHM_H
 #define EP_BASE_SHM_H
 
 #include "base/error.h"
+#include "base/process.h"
 
 #include <stddef.h>
 #include <stdint.h>
@@ -25,20 +28,61 @@ struct ep_shm {
 
 /* What a peer needs to attach. Plain data: send it by any means. */
 struct ep_shm_name {
-    int32_t pid;
+    uint64_t process; /* the owner's ep_process_id.key */
+    int32_t pid;      /* in the owner's PID namespace */
     int32_t fd;
     uint64_t inode; /* tells a reused descriptor number from the segment meant */
     uint64_t serial;
     uint64_t bytes;
 };
 
+/* Where a process hands out its segments. Plain data; who knows it may map all segments of the process. */
+struct ep_shm_address {
+    unsigned char secret[16]; /* all zero: it does not */
+    char name[24];            /* of an abstract socket: one network namespace */
+};
+
+/* How the owner of a name can be reached: of what is known, the first that works. */
+struct ep_shm_owner {
+    const struct ep_process *process;     /* with a pid: /proc; with a pidfd: pidfd_getfd(). NULL: neither */
+    const struct ep_shm_address *address; /* NULL: no socket */
+    int timeout_ms;                       /* for an answer on the socket */
+};
+
+/* EP_E_MEMORY names the limit that `bytes` do not fit into. */
 EP_PRIVATE_API ep_status ep_shm_new(size_t bytes, struct ep_shm *ret_shm);
+
+/* Without pages: ep_shm_reserve() has to be called for every part before anybody touches it. */
+EP_PRIVATE_API ep_status ep_shm_new_sparse(size_t bytes, struct ep_shm *ret_shm);
+EP_PRIVATE_API ep_status ep_shm_reserve(const struct ep_shm *shm, size_t offset, size_t bytes);
+
 EP_PRIVATE_API ep_status ep_shm_get_name(const struct ep_shm *shm, struct ep_shm_name *ret_name);
 
-/* EP_E_PEER_DEAD if the owner is gone, EP_E_SYSTEM otherwise (no permission: different user or container). */
-EP_PRIVATE_API ep_status ep_shm_attach(const struct ep_shm_name *name, struct ep_shm *ret_shm);
+/*
+ * Maps a segment of a peer. `owner` NULL: a process of this PID namespace. What fails says nothing about whether the
+ * owner lives; ask ep_process_look(). EP_E_STATE        the owner has released the segment EP_E_UNSUPPORTED  this
+ * machine's settings forbid each way to it; the text names them EP_E_TIMEOUT      the owner's thread does not answer
+ *   EP_E_MEMORY, EP_E_SYSTEM  this process cannot map it, or has no descriptor left
+ */
+EP_PRIVATE_API ep_status ep_shm_attach(const struct ep_shm_name *name, const struct ep_shm_owner *owner,
+                                       struct ep_shm *ret_shm);
 
 /* For owners and attachers alike; a zeroed struct is fine. Other mappings of the segment stay valid. */
 EP_PRIVATE_API void ep_shm_done(struct ep_shm *shm);
+
+/*
+ * Starts the thread of this process that hands out its segments, or counts one more user of it. The thread takes no
+ * signals. ep_shm_serve_end() for each; the last one ends it.
+ */
+EP_PRIVATE_API ep_status ep_shm_serve(struct ep_shm_address *ret_address);
+EP_PRIVATE_API void ep_shm_serve_end(void);
+
+/* A pidfd of the process behind `address`, for process->pidfd where pidfd_open() does not reach it. -1: none. */
+EP_PRIVATE_API int ep_shm_request_pidfd(const struct ep_shm_address *address, int timeout_ms);
+
+/* shm_serve.c for shm.c: the descriptor of a segment over the socket, 0: a pidfd. Statuses as ep_shm_attach(). */
+ep_status ep_shm_request(const struct ep_shm_address *address, uint64_t serial, int timeout_ms, int *ret_fd);
+/* shm.c for shm_serve.c: a copy of the descriptor of an own segment; -1: there is none. */
+int ep_shm_dup_local(uint64_t serial);
 
 #endif

@@ -67,6 +67,12 @@ ep_status ep_fail(ep_status status, const char *format, ...)
     return status;
 }
 
+/* What an engineer has to change: the system's words for it name no setting. */
+static const char *name_limit(int error_number)
+{
+    return error_number == EMFILE ? ", RLIMIT_NOFILE (ulimit -n)" : error_number == ENFILE ? ", fs.file-max" : "";
+}
+
 ep_status ep_fail_errno(ep_status status, int error_number, const char *format, ...)
 {
     char text[EP_ERROR_TEXT_BYTES], reason[128];
@@ -75,7 +81,8 @@ ep_status ep_fail_errno(ep_status status, int error_number, const char *format, 
     va_start(args, format);
     vsnprintf(text, sizeof(text), format, args);
     va_end(args);
-    return ep_fail(status, "%s: %s (errno %d)", text, strerror_r(error_number, reason, sizeof(reason)), error_number);
+    return ep_fail(status, "%s: %s (errno %d%s)", text, strerror_r(error_number, reason, sizeof(reason)), error_number,
+                   name_limit(error_number));
 }
 
 ep_status ep_fail_prefix(ep_status status, const char *format, ...)

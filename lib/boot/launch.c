@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/args.h"
 #include "base/clock.h"
-#include "base/error.h"
+#include "boot/place.h"
 
 #include <epkit/launch.h>
 #include <errno.h>
@@ -181,6 +181,7 @@ static ep_status run_forked(struct group *group)
         if (pid < 0)
             return give_up(group, ep_fail_errno(EP_E_SYSTEM, errno, "ep_launch: fork of rank %d", rank));
         group->pids[rank] = pid;
+        ep_boot_shm_note_child(group->place, rank, (int32_t)pid);
     }
     /*
      * All have to end, so the order of looking does not matter and one pidfd at a time is enough. Past the deadline it
@@ -225,6 +226,7 @@ static void *thread_main(void *context)
     if (state == GATE_OPEN) {
         group->exits[thread->rank].code = group->args.run(&group->boots[thread->rank], group->args.argument);
         group->returned[thread->rank] = true;
+        ep_boot_shm_note_return(group->place, thread->rank);
     }
     return NULL;
 }

@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "boot/place.h"
+
 #include "base/clock.h"
-#include "base/error.h"
 #include "base/futex.h"
+#include "base/process.h"
+#include "base/reserve.h"
 
 #include <epkit/boot.h>
 #include <errno.h>
@@ -21,8 +24,11 @@
 #define BLOCK_BYTES 4096
 #define LIST_BYTES 160
 
-/* A waiter looks for a failure of the place at least this often; posts wake it at once. */
+/* A waiter looks for a failure of the place and for dead ranks at least this often; posts wake it at once. */
 #define SLICE_NS 20000000u
+
+/* Most ranks that are looked at in one slice: a look costs a few system calls. */
+#define LOOKS 32
 
 struct block {
     uint64_t total_bytes; /* of the all-gather that the block is a part of: tells ranks in different calls apart */
@@ -32,8 +38,11 @@ struct block {
 struct slot {
     alignas(64) _Atomic uint32_t posted; /* rounds that the rank has published; futex word; may wrap */
     _Atomic uint32_t joined;
+    _Atomic uint32_t known[2]; /* by the launcher, by the rank itself, which counts more */
+    _Atomic uint32_t returned; /* its program did, in a process that goes on */
     struct ep_boot_shm *place;
     int32_t rank;
+    struct ep_process_id process[2];
     struct block blocks[2];
 };
 
@@ -53,9 +62,12 @@ struct ep_boot_shm {
 
 _Static_assert(EP_MAX_RANKS < 0x7ff && EP_E_EXCLUDED < 0x200, "FAILED_PACK has room for them");
 
+enum { KNOWN_BY_LAUNCHER = 0, KNOWN_BY_ITSELF };
+
 ep_status ep_boot_shm_new(int nranks, ep_boot_shm **ret_place)
 {
     struct ep_boot_shm *place;
+    ep_status status;
     size_t bytes;
 
     if (!ret_place)
@@ -63,10 +75,14 @@ ep_status ep_boot_shm_new(int nranks, ep_boot_shm **ret_place)
     if (nranks < 1 || nranks > EP_MAX_RANKS)
         return ep_fail(EP_E_ARG, "ep_boot_shm_new: nranks is %d, not in 1..%d", nranks, EP_MAX_RANKS);
     bytes = sizeof(*place) + (size_t)nranks * sizeof(place->slots[0]);
-    place = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    place = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (place == MAP_FAILED)
-        return ep_fail_errno(errno == ENOMEM ? EP_E_MEMORY : EP_E_SYSTEM, errno, "ep_boot_shm_new: mmap of %zu bytes",
-                             bytes);
+        return ep_fail_prefix(ep_reserve_fail_map(errno, bytes), "ep_boot_shm_new: ");
+    status = ep_reserve_mapping(place, bytes);
+    if (status != EP_OK) {
+        munmap(place, bytes);
+        return ep_fail_prefix(status, "ep_boot_shm_new: ");
+    }
     place->mapped = bytes;
     place->nranks = nranks;
     for (int rank = 0; rank < nranks; rank++) {
@@ -75,6 +91,17 @@ ep_status ep_boot_shm_new(int nranks, ep_boot_shm **ret_place)
     }
     *ret_place = place;
     return EP_OK;
+}
+
+void ep_boot_shm_note_child(ep_boot_shm *place, int rank, int32_t pid)
+{
+    ep_process_get_child(pid, &place->slots[rank].process[KNOWN_BY_LAUNCHER]);
+    atomic_store_explicit(&place->slots[rank].known[KNOWN_BY_LAUNCHER], 1, memory_order_release);
+}
+
+void ep_boot_shm_note_return(ep_boot_shm *place, int rank)
+{
+    atomic_store_explicit(&place->slots[rank].returned, 1, memory_order_release);
 }
 
 void ep_boot_shm_free(ep_boot_shm *place)
@@ -90,26 +117,42 @@ static bool has_posted(struct slot *slot, uint32_t round, uint32_t *ret_seen)
     return (int32_t)(*ret_seen - round) >= 0;
 }
 
-static ep_status break_place(struct slot *mine, ep_status status, int culprit)
+/* What became of the rank that an all-gather waited for. */
+static const char *fate(ep_status status)
 {
-    uint32_t none = 0;
-
-    if (atomic_compare_exchange_strong(&mine->place->failed, &none, FAILED_PACK(status, mine->rank, culprit)))
-        for (int rank = 0; rank < mine->place->nranks; rank++)
-            ep_futex_wake(&mine->place->slots[rank].posted);
-    return status;
+    switch (status) {
+    case EP_E_TIMEOUT:
+        return "did not come";
+    case EP_E_PEER_DEAD:
+        return "died before it came";
+    case EP_E_PEER_LEFT:
+        return "has returned from its program and will not come";
+    default:
+        return "gathers another size";
+    }
 }
 
 static ep_status fail_broken(struct slot *mine, uint32_t failed)
 {
+    ep_status status = FAILED_STATUS(failed);
     int rank = FAILED_RANK(failed);
 
     if (rank == mine->rank)
-        return ep_fail(FAILED_STATUS(failed),
-                       "boot: this rank gave up an earlier all-gather: the meeting place is void");
-    return ep_fail(FAILED_STATUS(failed), "boot: rank %d %s, so rank %d gave up: %s", FAILED_CULPRIT(failed),
-                   FAILED_STATUS(failed) == EP_E_TIMEOUT ? "did not come" : "gathers another size", rank,
-                   ep_status_text(FAILED_STATUS(failed)));
+        return ep_fail(status, "boot: this rank gave up an earlier all-gather: the meeting place is void");
+    return ep_fail(status, "boot: rank %d %s, so rank %d gave up: %s", FAILED_CULPRIT(failed), fate(status), rank,
+                   ep_status_text(status));
+}
+
+static ep_status break_place(struct slot *mine, ep_status status, int culprit)
+{
+    uint32_t none = 0;
+
+    /* One failure for all: who comes second reports the first. */
+    if (!atomic_compare_exchange_strong(&mine->place->failed, &none, FAILED_PACK(status, mine->rank, culprit)))
+        return fail_broken(mine, none);
+    for (int rank = 0; rank < mine->place->nranks; rank++)
+        ep_futex_wake(&mine->place->slots[rank].posted);
+    return status;
 }
 
 /* "1, 3, 4 and 12 more" */
@@ -147,11 +190,50 @@ static ep_status fail_late(struct slot *mine, uint32_t round, int timeout_ms)
     return break_place(mine, EP_E_TIMEOUT, first);
 }
 
+/* EP_OK unless the rank will certainly not come any more. */
+static ep_status look_at(const struct slot *slot)
+{
+    int by =
+        atomic_load_explicit(&slot->known[KNOWN_BY_ITSELF], memory_order_acquire) ? KNOWN_BY_ITSELF : KNOWN_BY_LAUNCHER;
+
+    if (atomic_load_explicit(&slot->returned, memory_order_acquire))
+        return EP_E_PEER_LEFT;
+    if (!atomic_load_explicit(&slot->known[by], memory_order_acquire))
+        return EP_OK;
+    return ep_process_look_once(&slot->process[by]) == EP_PROCESS_DEAD ? EP_E_PEER_DEAD : EP_OK;
+}
+
+/* Looks at some of the ranks that have not come, so that a death is known before the deadline. */
+static ep_status look_for_lost(struct slot *mine, uint32_t round, int *next)
+{
+    struct ep_boot_shm *place = mine->place;
+    int looks = 0;
+    uint32_t seen;
+
+    for (int i = 0; i < place->nranks && looks < LOOKS; i++) {
+        int rank = *next = (*next + 1) % place->nranks;
+        const struct slot *slot = &place->slots[rank];
+        ep_status status;
+
+        if (rank == mine->rank || has_posted(&place->slots[rank], round, &seen))
+            continue;
+        looks++;
+        status = look_at(slot);
+        /* It may have come after the first look and before its end. */
+        if (status == EP_OK || has_posted(&place->slots[rank], round, &seen))
+            continue;
+        ep_fail(status, "boot: rank %d %s", rank, fate(status));
+        return break_place(mine, status, rank);
+    }
+    return EP_OK;
+}
+
 static ep_status wait_posted(struct slot *mine, int rank, uint32_t round, uint64_t deadline_ns, int timeout_ms)
 {
     struct slot *slot = &mine->place->slots[rank];
+    uint64_t now = ep_now_ns(), next_look_ns = now + SLICE_NS;
+    int next = rank - 1;
     uint32_t seen, failed;
-    uint64_t now;
 
     while (!has_posted(slot, round, &seen)) {
         failed = atomic_load(&mine->place->failed);
@@ -160,6 +242,10 @@ static ep_status wait_posted(struct slot *mine, int rank, uint32_t round, uint64
         now = ep_now_ns();
         if (now >= deadline_ns)
             return fail_late(mine, round, timeout_ms);
+        if (now >= next_look_ns) {
+            EP_TRY(look_for_lost(mine, round, &next));
+            next_look_ns = now + SLICE_NS;
+        }
         ep_futex_wait(&slot->posted, seen, deadline_ns - now < SLICE_NS ? deadline_ns - now : SLICE_NS);
     }
     return EP_OK;
@@ -209,6 +295,10 @@ static ep_status allgather(void *context, const void *mine, size_t bytes, int ti
     if (failed)
         return fail_broken(slot, failed);
     deadline_ns = ep_deadline_ns(timeout_ms);
+    if (!atomic_load(&slot->known[KNOWN_BY_ITSELF])) {
+        ep_process_get_self(&slot->process[KNOWN_BY_ITSELF]);
+        atomic_store_explicit(&slot->known[KNOWN_BY_ITSELF], 1, memory_order_release);
+    }
     do {
         EP_TRY(gather_round(slot, mine, bytes, offset, deadline_ns, timeout_ms, ret_all));
         offset += BLOCK_BYTES;

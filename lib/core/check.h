@@ -5,6 +5,7 @@
 #ifndef EP_CORE_CHECK_H
 #define EP_CORE_CHECK_H
 
+#include "base/process.h"
 #include "core/core.h"
 
 #define EP_ROW_ALIGN 16
@@ -14,6 +15,17 @@
     do {                                                                                                               \
         if (!(pointer))                                                                                                \
             return ep_fail(EP_E_ARG, "%s: %s is NULL", __func__, #pointer);                                            \
+    } while (0)
+
+/*
+ * The same for the communicator behind a handle, and with EP_E_STATE in a forked child of the process that made it:
+ * other threads of that process may have held its locks when it forked, so nothing of it may be touched.
+ */
+#define EP_CHECK_COMM(handle, comm)                                                                                    \
+    do {                                                                                                               \
+        EP_CHECK_HANDLE(handle);                                                                                       \
+        if (!ep_comm_is_own(comm))                                                                                     \
+            return ep_comm_fail_forked(__func__);                                                                      \
     } while (0)
 
 /* The same for other pointers: gives a status, so that it can be recorded in the communicator. */
@@ -29,6 +41,14 @@
 #define EP_BACKEND_CALL(comm, op, ...)                                                                                 \
     ((comm)->ops->op ? (comm)->ops->op(__VA_ARGS__)                                                                    \
                      : ep_fail(EP_E_UNSUPPORTED, "%s: backend %s does not provide it", __func__, (comm)->ops->name))
+
+/* Made by this process, not by a parent that it was forked from. Async-signal-safe. */
+static inline bool ep_comm_is_own(const ep_comm *comm)
+{
+    return comm->process == ep_process_generation();
+}
+
+ep_status ep_comm_fail_forked(const char *call);
 
 /* EP_OK, or the status with which the communicator has failed earlier: what every collective call begins with. */
 ep_status ep_comm_usable(ep_comm *comm, const char *call);

@@ -12,8 +12,10 @@ static ep_comm *new_comm(void)
 {
     ep_comm *comm = calloc(1, sizeof(*comm));
 
-    if (comm)
-        pthread_mutex_init(&comm->error_lock, NULL);
+    if (!comm)
+        return NULL;
+    comm->process = ep_process_generation();
+    pthread_mutex_init(&comm->error_lock, NULL);
     return comm;
 }
 
@@ -25,6 +27,35 @@ static void free_comm(ep_comm *comm)
     free(comm);
 }
 
+ep_status ep_comm_fail_forked(const char *call)
+{
+    return ep_fail(EP_E_STATE,
+                   "%s: this process is a forked child of the one that made the communicator, and cannot use it: make "
+                   "communicators after the fork",
+                   call);
+}
+
+/* The first failure, whatever this one was: with its reason, unless this is the first to have words for it. */
+static ep_status repeat_first(ep_comm *comm, ep_status status)
+{
+    ep_status first = (ep_status)atomic_load(&comm->failed);
+
+    if (first == EP_OK || first == status || !ep_status_is_fatal(status))
+        return status;
+    return ep_fail(first, "the communicator has failed before: %s",
+                   comm->reason[0] ? comm->reason : ep_status_text(first));
+}
+
+ep_status ep_comm_settle(ep_comm *comm, ep_status status)
+{
+    if (status == EP_OK)
+        return status;
+    pthread_mutex_lock(&comm->error_lock);
+    status = repeat_first(comm, status);
+    pthread_mutex_unlock(&comm->error_lock);
+    return status;
+}
+
 ep_status ep_comm_record(ep_comm *comm, ep_status status)
 {
     int none = EP_OK;
@@ -32,15 +63,16 @@ ep_status ep_comm_record(ep_comm *comm, ep_status status)
 
     if (status == EP_OK)
         return status;
+    pthread_mutex_lock(&comm->error_lock);
+    status = repeat_first(comm, status);
     /* A backend may fail the communicator with any status, by setting `failed` itself. */
     fatal = ep_status_is_fatal(status) || (ep_status)atomic_load(&comm->failed) == status;
-    pthread_mutex_lock(&comm->error_lock);
     snprintf(comm->error, sizeof(comm->error), "%s", ep_last_error());
-    /* It may have done so before it had the words for it (ep_comm_abort() in a signal handler). */
-    if (fatal && !comm->reason[0])
-        memcpy(comm->reason, comm->error, sizeof(comm->reason));
     if (fatal)
         atomic_compare_exchange_strong(&comm->failed, &none, (int)status);
+    /* It may have been set before there were words for it (ep_comm_abort() in a signal handler). */
+    if (fatal && !comm->reason[0] && (ep_status)atomic_load(&comm->failed) == status)
+        memcpy(comm->reason, comm->error, sizeof(comm->reason));
     pthread_mutex_unlock(&comm->error_lock);
     return status;
 }
@@ -65,6 +97,9 @@ ep_status ep_comm_usable(ep_comm *comm, const char *call)
     /* A failure without words is one that a signal handler or another thread of this rank has set. */
     if (!reason[0] && failed == EP_E_ABORTED)
         return ep_fail(failed, "%s: rank %d, this one, called ep_comm_abort", call, comm->rank);
+    /* Nobody has recorded it yet; the backend knows. */
+    if (!reason[0] && comm->ops->poll && comm->ops->poll(comm) == failed)
+        snprintf(reason, sizeof(reason), "%s", ep_last_error());
     return ep_fail(failed, "%s: the communicator has failed before: %s", call,
                    reason[0] ? reason : ep_status_text(failed));
 }
@@ -134,7 +169,7 @@ ep_status ep_comm_new(const ep_boot *boot, const ep_comm_config *config, ep_comm
 
 void ep_comm_free(ep_comm *comm)
 {
-    if (!comm)
+    if (!comm || !ep_comm_is_own(comm))
         return;
     if (comm->ops->comm_close)
         comm->ops->comm_close(comm);
@@ -145,7 +180,7 @@ ep_status ep_comm_get_info(const ep_comm *comm, ep_comm_info *ret_info)
 {
     ep_comm_info info = {.size = sizeof(info)};
 
-    EP_CHECK_HANDLE(comm);
+    EP_CHECK_COMM(comm, comm);
     info.rank = comm->rank;
     info.nranks = comm->nranks;
     info.node = comm->node;
@@ -163,7 +198,7 @@ ep_status ep_comm_get_stats(const ep_comm *comm, ep_stats *ret_stats)
     ep_comm *own = (ep_comm *)comm;
     ep_stats stats;
 
-    EP_CHECK_HANDLE(comm);
+    EP_CHECK_COMM(comm, comm);
     pthread_mutex_lock(&own->error_lock);
     stats = comm->stats;
     pthread_mutex_unlock(&own->error_lock);
@@ -174,7 +209,7 @@ ep_status ep_comm_barrier(ep_comm *comm)
 {
     ep_status status;
 
-    EP_CHECK_HANDLE(comm);
+    EP_CHECK_COMM(comm, comm);
     status = ep_comm_usable(comm, __func__);
     if (status == EP_OK)
         status = EP_BACKEND_CALL(comm, barrier, comm);
@@ -195,7 +230,7 @@ ep_status ep_comm_allgather(ep_comm *comm, const void *mine, size_t bytes, void 
 {
     ep_status status;
 
-    EP_CHECK_HANDLE(comm);
+    EP_CHECK_COMM(comm, comm);
     status = ep_comm_usable(comm, __func__);
     if (status == EP_OK)
         status = check_allgather(mine, bytes, ret_all);
@@ -206,13 +241,13 @@ ep_status ep_comm_allgather(ep_comm *comm, const void *mine, size_t bytes, void 
 
 void ep_comm_abort(ep_comm *comm)
 {
-    if (comm && comm->ops->abort)
+    if (comm && ep_comm_is_own(comm) && comm->ops->abort)
         comm->ops->abort(comm);
 }
 
 ep_status ep_comm_async_error(const ep_comm *comm)
 {
-    EP_CHECK_HANDLE(comm);
+    EP_CHECK_COMM(comm, comm);
     if (atomic_load(&comm->failed) == EP_OK && comm->ops->poll)
         return ep_comm_record((ep_comm *)comm, comm->ops->poll((ep_comm *)comm)); /* as the next call would */
     return (ep_status)atomic_load(&comm->failed);
@@ -224,6 +259,8 @@ const char *ep_comm_last_error(const ep_comm *comm)
 
     if (!comm)
         return "ep_comm_last_error: comm is NULL";
+    if (!ep_comm_is_own(comm))
+        return "ep_comm_last_error: this process is a forked child of the one that made the communicator";
     pthread_mutex_lock(&own->error_lock);
     memcpy(own->shown, own->error, sizeof(own->shown));
     pthread_mutex_unlock(&own->error_lock);
@@ -244,12 +281,23 @@ static ep_status shrink(ep_comm *comm, const ep_comm_config *config, ep_comm *ne
     return comm->ops->shrink(comm, next);
 }
 
+/* Why it did not succeed is no failure of the old communicator, whose status stays what it was. */
+static ep_status note_shrink(ep_comm *comm, ep_status status)
+{
+    if (atomic_load(&comm->failed) == EP_OK)
+        return ep_comm_record(comm, status);
+    pthread_mutex_lock(&comm->error_lock);
+    snprintf(comm->error, sizeof(comm->error), "%s", ep_last_error());
+    pthread_mutex_unlock(&comm->error_lock);
+    return status;
+}
+
 ep_status ep_comm_shrink(ep_comm *comm, const ep_comm_config *config, ep_comm **ret_comm)
 {
     ep_comm *next = NULL;
     ep_status status;
 
-    EP_CHECK_HANDLE(comm);
+    EP_CHECK_COMM(comm, comm);
     status = EP_CHECK_PTR(__func__, ret_comm);
     if (status == EP_OK && comm->shrunk)
         status = ep_fail(EP_E_STATE, "%s: this communicator was shrunk before; shrink the newer one", __func__);
@@ -261,7 +309,7 @@ ep_status ep_comm_shrink(ep_comm *comm, const ep_comm_config *config, ep_comm **
     }
     if (status != EP_OK) {
         free_comm(next);
-        return ep_comm_record(comm, status);
+        return note_shrink(comm, status);
     }
     comm->shrunk = true;
     *ret_comm = next;

@@ -22,6 +22,7 @@ struct ep_backend_ops;
 struct ep_comm {
     const struct ep_backend_ops *ops;
     void *impl;
+    uint64_t process; /* ep_process_generation() of the one that made it: a forked child must not use it */
     int rank, nranks;
     int node, nnodes, ranks_per_node; /* ranks_per_node resolved: never 0 */
     ep_comm_config config;            /* resolved: defaults filled in */
@@ -126,12 +127,16 @@ struct ep_event {
 
 /*
  * Copies the thread's last error into the communicator and marks it failed when the status is of the 3xx or 4xx kind;
- * the first such failure wins. EP_OK does nothing. Returns `status`. Any thread; not async-signal-safe.
+ * the first such failure wins, and is what it returns from then on instead of any other of them: the status of a failed
+ * communicator never changes. Else returns `status`; EP_OK does nothing. Any thread; not async-signal-safe.
  */
 EP_PRIVATE_API ep_status ep_comm_record(ep_comm *comm, ep_status status);
 
 /* What the last operation moved: maybe from a worker. */
 EP_PRIVATE_API void ep_comm_set_stats(ep_comm *comm, const ep_stats *stats);
+
+/* As ep_comm_record() for a status that the communicator has nothing to do with by itself: remembers nothing. */
+ep_status ep_comm_settle(ep_comm *comm, ep_status status);
 
 static inline bool ep_status_is_fatal(ep_status status)
 {

@@ -20,42 +20,48 @@ static ep_status make_event(ep_comm *comm, make_event_fn make, const char *call,
     return ep_comm_record(comm, status);
 }
 
+/* A wait that only its caller's limit ended says nothing about the group. */
+static ep_status settle(const ep_event *event, ep_status status)
+{
+    return status == EP_E_TIMEOUT ? status : ep_comm_settle(event->comm, status);
+}
+
 ep_status ep_event_new(ep_comm *comm, ep_event **ret_event)
 {
-    EP_CHECK_HANDLE(comm);
+    EP_CHECK_COMM(comm, comm);
     return make_event(comm, comm->ops->event_new, __func__, ret_event);
 }
 
 ep_status ep_event_record(ep_comm *comm, ep_event **ret_event)
 {
-    EP_CHECK_HANDLE(comm);
+    EP_CHECK_COMM(comm, comm);
     return make_event(comm, comm->ops->event_record, __func__, ret_event);
 }
 
 ep_status ep_event_signal(ep_event *event)
 {
-    EP_CHECK_HANDLE(event);
+    EP_CHECK_COMM(event, event->comm);
     return EP_BACKEND_CALL(event->comm, event_signal, event);
 }
 
 ep_status ep_event_wait(ep_event *event, int timeout_ms)
 {
-    EP_CHECK_HANDLE(event);
-    return EP_BACKEND_CALL(event->comm, event_wait, event, timeout_ms);
+    EP_CHECK_COMM(event, event->comm);
+    return settle(event, EP_BACKEND_CALL(event->comm, event_wait, event, timeout_ms));
 }
 
 ep_status ep_event_query(const ep_event *event, int *ret_done)
 {
-    EP_CHECK_HANDLE(event);
+    EP_CHECK_COMM(event, event->comm);
     EP_CHECK_HANDLE(ret_done);
-    return EP_BACKEND_CALL(event->comm, event_query, event, ret_done);
+    return settle(event, EP_BACKEND_CALL(event->comm, event_query, event, ret_done));
 }
 
 void ep_event_free(ep_event *event)
 {
     ep_comm *comm;
 
-    if (!event)
+    if (!event || !ep_comm_is_own(event->comm))
         return;
     comm = event->comm;
     if (comm->ops->event_free)

@@ -58,7 +58,7 @@ ep_status ep_ll_new(ep_comm *comm, const ep_ll_config *config, ep_ll **ret_ll)
     ep_ll_config mine;
     ep_status status;
 
-    EP_CHECK_HANDLE(comm);
+    EP_CHECK_COMM(comm, comm);
     status = ep_comm_usable(comm, __func__);
     if (status == EP_OK)
         status = EP_CHECK_PTR(__func__, ret_ll);
@@ -75,7 +75,7 @@ ep_status ep_ll_new(ep_comm *comm, const ep_ll_config *config, ep_ll **ret_ll)
 
 void ep_ll_free(ep_ll *ll)
 {
-    if (!ll)
+    if (!ll || !ep_comm_is_own(ll->comm))
         return;
     if (ll->comm->ops->ll_close)
         ll->comm->ops->ll_close(ll);
@@ -149,7 +149,7 @@ ep_status ep_ll_dispatch(ep_ll *ll, const ep_ll_dispatch_args *args)
     ep_ll_dispatch_args mine;
     ep_status status;
 
-    EP_CHECK_HANDLE(ll);
+    EP_CHECK_COMM(ll, ll->comm);
     status = ep_comm_usable(ll->comm, __func__);
     if (status == EP_OK)
         status = EP_CHECK_LOAD("ep_ll_dispatch", &mine, args, ep_ll_dispatch_args);
@@ -189,7 +189,7 @@ ep_status ep_ll_combine(ep_ll *ll, const ep_ll_combine_args *args)
     ep_ll_combine_args mine;
     ep_status status;
 
-    EP_CHECK_HANDLE(ll);
+    EP_CHECK_COMM(ll, ll->comm);
     status = ep_comm_usable(ll->comm, __func__);
     if (status == EP_OK)
         status = EP_CHECK_LOAD("ep_ll_combine", &mine, args, ep_ll_combine_args);
@@ -209,7 +209,7 @@ ep_status ep_ll_finish(ep_ll *ll)
 {
     ep_status status;
 
-    EP_CHECK_HANDLE(ll);
+    EP_CHECK_COMM(ll, ll->comm);
     status = ep_comm_usable(ll->comm, __func__);
     if (status == EP_OK && !ll->open_hook)
         status = ep_fail(EP_E_STATE, "%s: no call with EP_LL_RECV_HOOK is open", __func__);
@@ -224,7 +224,7 @@ ep_status ep_ll_get_combine_buffer(ep_ll *ll, void **ret_buffer)
 {
     ep_status status;
 
-    EP_CHECK_HANDLE(ll);
+    EP_CHECK_COMM(ll, ll->comm);
     status = EP_CHECK_PTR(__func__, ret_buffer);
     if (status == EP_OK)
         status = EP_BACKEND_CALL(ll->comm, ll_combine_buffer, ll, ret_buffer);
@@ -235,7 +235,7 @@ ep_status ep_ll_get_mask(const ep_ll *ll, int32_t *ret_masked)
 {
     ep_status status;
 
-    EP_CHECK_HANDLE(ll);
+    EP_CHECK_COMM(ll, ll->comm);
     status = EP_CHECK_PTR(__func__, ret_masked);
     if (status == EP_OK)
         status = EP_BACKEND_CALL(ll->comm, ll_get_mask, ll, ret_masked);

@@ -5,7 +5,7 @@ ep_status ep_alloc(ep_comm *comm, size_t bytes, void **ret_memory)
 {
     ep_status status;
 
-    EP_CHECK_HANDLE(comm);
+    EP_CHECK_COMM(comm, comm);
     status = ep_comm_usable(comm, __func__);
     if (status == EP_OK)
         status = EP_CHECK_PTR(__func__, ret_memory);
@@ -20,7 +20,7 @@ ep_status ep_free(ep_comm *comm, void *memory)
 {
     ep_status status;
 
-    EP_CHECK_HANDLE(comm);
+    EP_CHECK_COMM(comm, comm);
     if (!memory)
         return EP_OK;
     status = ep_comm_usable(comm, __func__);

@@ -136,7 +136,7 @@ ep_status ep_dispatch(ep_plan *plan, const ep_dispatch_args *args, ep_event **re
     ep_dispatch_args mine;
     ep_status status;
 
-    EP_CHECK_HANDLE(plan);
+    EP_CHECK_COMM(plan, plan->comm);
     status = ep_comm_usable(plan->comm, __func__);
     if (status == EP_OK)
         status = EP_CHECK_LOAD(DISPATCH, &mine, args, ep_dispatch_args);
@@ -199,7 +199,7 @@ ep_status ep_combine(ep_plan *plan, const ep_combine_args *args, ep_event **ret_
     ep_combine_args mine;
     ep_status status;
 
-    EP_CHECK_HANDLE(plan);
+    EP_CHECK_COMM(plan, plan->comm);
     status = ep_comm_usable(plan->comm, __func__);
     if (status == EP_OK)
         status = EP_CHECK_LOAD(COMBINE, &mine, args, ep_combine_args);

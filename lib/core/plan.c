@@ -65,7 +65,7 @@ ep_status ep_plan_new(ep_comm *comm, const ep_plan_args *args, ep_plan **ret_pla
     ep_plan_args mine;
     ep_status status;
 
-    EP_CHECK_HANDLE(comm);
+    EP_CHECK_COMM(comm, comm);
     status = ep_comm_usable(comm, __func__);
     if (status == EP_OK)
         status = EP_CHECK_PTR(__func__, ret_plan);
@@ -82,7 +82,7 @@ ep_status ep_plan_new(ep_comm *comm, const ep_plan_args *args, ep_plan **ret_pla
 
 void ep_plan_free(ep_plan *plan)
 {
-    if (!plan)
+    if (!plan || !ep_comm_is_own(plan->comm))
         return;
     if (plan->comm->ops->plan_close)
         plan->comm->ops->plan_close(plan);
@@ -92,7 +92,7 @@ void ep_plan_free(ep_plan *plan)
 
 ep_status ep_plan_get_info(const ep_plan *plan, ep_plan_info *ret_info)
 {
-    EP_CHECK_HANDLE(plan);
+    EP_CHECK_COMM(plan, plan->comm);
     return EP_CHECK_STORE("ep_plan_get_info", ret_info, ep_plan_info_now(plan), ep_plan_info);
 }
 
@@ -100,7 +100,7 @@ ep_status ep_plan_get_sources(ep_plan *plan, int32_t *ret_rank, int32_t *ret_tok
 {
     ep_status status;
 
-    EP_CHECK_HANDLE(plan);
+    EP_CHECK_COMM(plan, plan->comm);
     status = ep_comm_usable(plan->comm, __func__);
     if (status == EP_OK && ep_plan_info_now(plan)->n_recv < 0)
         status = ep_fail(EP_E_STATE, "%s: the counts of this plan are not known before its first dispatch", __func__);
@@ -115,7 +115,7 @@ ep_status ep_plan_layout(ep_comm *comm, const ep_plan_args *args, ep_layout *lay
     ep_layout outputs;
     ep_status status;
 
-    EP_CHECK_HANDLE(comm);
+    EP_CHECK_COMM(comm, comm);
     status = EP_CHECK_LOAD("ep_plan_layout", &mine, args, ep_plan_args);
     if (status == EP_OK)
         status = EP_CHECK_LOAD("ep_plan_layout", &outputs, layout, ep_layout);

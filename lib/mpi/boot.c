@@ -14,6 +14,7 @@
 
 #define LIST_BYTES 160
 #define FREE_MS 1000
+#define LOOK_NS 20000000u /* between looks at the processes that are waited for */
 
 struct gather {
     struct gather *next;
@@ -129,6 +130,26 @@ static ep_status fail_late(const struct gather *gather, int timeout_ms)
                    used + 16 < sizeof(list) ? "" : " and others");
 }
 
+/*
+ * A rank of this host that has died will not come. MPI may notice as well, and usually ends all ranks then; of ranks on
+ * other hosts nothing can be known here.
+ */
+static ep_status look_for_dead(const ep_boot_mpi *boot, struct gather *gather)
+{
+    for (int peer = 0; peer < gather->nranks; peer++) {
+        int done = 0;
+
+        if (gather->receives[peer] == MPI_REQUEST_NULL ||
+            ep_process_look_once(&boot->processes[peer]) != EP_PROCESS_DEAD)
+            continue;
+        /* Its block may have come between the two looks. */
+        EP_TRY(test_receive(gather, peer, &done));
+        if (!done)
+            return ep_fail(EP_E_PEER_DEAD, "boot mpi: rank %d died before it came", peer);
+    }
+    return EP_OK;
+}
+
 /* Everything that MPI still holds is taken back if it can be. true: nothing is left. */
 static bool gather_cancel(struct gather *gather)
 {
@@ -167,11 +188,13 @@ static ep_status allgather(void *context, const void *mine, size_t bytes, int ti
 {
     ep_boot_mpi *boot = context;
     struct gather *gather = NULL;
-    uint64_t deadline_ns;
+    uint64_t deadline_ns, look_ns = ep_deadline_ns(0) + LOOK_NS, now;
     unsigned tries = 0;
     int done = 0, tag = (int)(boot->gathers % (uint32_t)boot->first_tag);
     ep_status status;
 
+    if (boot->generation != ep_process_generation())
+        return ep_fail(EP_E_STATE, "boot mpi: this process is a forked child of the one that MPI started");
     if ((!mine || !ret_all) && bytes)
         return ep_fail(EP_E_ARG, "boot mpi: all-gather of %zu bytes from or to NULL", bytes);
     if (timeout_ms < 0 || bytes > INT32_MAX)
@@ -185,10 +208,15 @@ static ep_status allgather(void *context, const void *mine, size_t bytes, int ti
         status = gather_test(gather, &done);
         if (status != EP_OK || done)
             break;
-        if (ep_now_ns() >= deadline_ns)
+        now = ep_now_ns();
+        if (now >= deadline_ns) {
             status = fail_late(gather, timeout_ms);
-        else
+        } else if (now >= look_ns) {
+            status = look_for_dead(boot, gather);
+            look_ns = ep_now_ns() + LOOK_NS;
+        } else {
             ep_mpi_pause(&tries);
+        }
     }
     if (status == EP_OK && bytes)
         memcpy(ret_all, gather->blocks, (size_t)gather->nranks * bytes);
@@ -223,6 +251,19 @@ static ep_status settle_comm(ep_boot_mpi *boot)
     return EP_OK;
 }
 
+/* MPI_Comm_dup has just brought all ranks here, so nobody waits long. */
+static ep_status exchange_processes(ep_boot_mpi *boot)
+{
+    struct ep_process_id mine;
+
+    boot->processes = calloc((size_t)boot->boot.nranks, sizeof(*boot->processes));
+    ep_process_get_self(&mine);
+    if (!boot->processes)
+        return ep_fail(EP_E_MEMORY, "ep_boot_mpi_new: no memory for %d ranks", boot->boot.nranks);
+    return EP_MPI(MPI_Allgather,
+                  (&mine, (int)sizeof(mine), MPI_BYTE, boot->processes, (int)sizeof(mine), MPI_BYTE, boot->comm));
+}
+
 ep_status ep_boot_mpi_new(MPI_Comm parent, ep_boot_mpi **ret_boot)
 {
     ep_boot_mpi *boot;
@@ -240,12 +281,15 @@ ep_status ep_boot_mpi_new(MPI_Comm parent, ep_boot_mpi **ret_boot)
     boot = calloc(1, sizeof(*boot));
     if (!boot)
         return ep_fail(EP_E_MEMORY, "ep_boot_mpi_new: no memory");
+    boot->generation = ep_process_generation();
     boot->unit = MPI_DATATYPE_NULL;
     boot->comm = MPI_COMM_NULL;
     boot->first_tag = 32767 / 2;
     status = EP_MPI(MPI_Comm_dup, (parent, &boot->comm));
     if (status == EP_OK)
         status = settle_comm(boot);
+    if (status == EP_OK)
+        status = exchange_processes(boot);
     if (status != EP_OK) {
         ep_boot_mpi_free(boot);
         return status;
@@ -281,7 +325,7 @@ void ep_boot_mpi_free(ep_boot_mpi *boot)
     uint64_t deadline_ns = ep_deadline_ns(FREE_MS);
     unsigned tries = 0;
 
-    if (!boot)
+    if (!boot || boot->generation != ep_process_generation())
         return;
     if (ep_mpi_is_up()) {
         for (reap(boot); boot->late && ep_now_ns() < deadline_ns; reap(boot))
@@ -293,5 +337,6 @@ void ep_boot_mpi_free(ep_boot_mpi *boot)
         if (boot->comm != MPI_COMM_NULL)
             (void)EP_MPI(MPI_Comm_free, (&boot->comm));
     }
+    free(boot->processes);
     free(boot);
 }

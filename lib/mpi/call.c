@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "mpi/call.h"
 
+#include "base/process.h"
+
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -48,8 +50,13 @@ int ep_mpi_is_up(void)
 
 ep_status ep_mpi_check(const char *caller)
 {
+    static _Atomic uint64_t first_generation;
+    uint64_t none = 0, generation = ep_process_generation();
     int level;
 
+    /* Before the lock, which another thread may have held when this process was forked. */
+    if (!atomic_compare_exchange_strong(&first_generation, &none, generation) && none != generation)
+        return ep_fail(EP_E_STATE, "%s: this process is a forked child of the one that used MPI", caller);
     if (!ep_mpi_is_up())
         return ep_fail(EP_E_STATE, "%s: MPI is not initialised, or finalised already", caller);
     EP_TRY(EP_MPI(MPI_Query_thread, (&level)));

@@ -59,6 +59,7 @@ struct emulated {
 struct introduction {
     uint64_t status, channels, region_bytes, n_signals, capacity;
     struct ep_shm_name name;
+    char reason[256]; /* of the status */
 };
 
 static struct emulated *emulated_of(struct ep_net *net)
@@ -462,8 +463,8 @@ static ep_status compare(const struct emulated *e, const struct introduction *mi
     };
 
     if (theirs->status != EP_OK && mine->status == EP_OK)
-        return ep_fail((ep_status)theirs->status, "network emulated: rank %d could not open its endpoint: %s", rank,
-                       ep_status_text((ep_status)theirs->status));
+        return ep_fail((ep_status)theirs->status, "network emulated: rank %d could not open its endpoint: %.*s", rank,
+                       (int)sizeof(theirs->reason), theirs->reason);
     for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++)
         if (fields[i].mine != fields[i].theirs)
             return ep_fail(EP_E_MISMATCH, "network emulated: %s is %llu on rank %d and %llu on rank %d", fields[i].name,
@@ -471,13 +472,17 @@ static ep_status compare(const struct emulated *e, const struct introduction *mi
     return EP_OK;
 }
 
-static ep_status attach_peer(struct emulated *e, int slot, const struct introduction *theirs)
+static ep_status attach_peer(struct emulated *e, const struct ep_net_params *params, int slot,
+                             const struct introduction *all)
 {
     int channels = e->net.channels, peer = ep_net_peer(e->net.node, slot);
+    int rank = ep_net_rail_rank(e->rank, e->ranks_per_node, peer);
+    const struct introduction *theirs = &all[rank];
     size_t stride = wire_stride(theirs->capacity);
     size_t first = (size_t)ep_net_slot(peer, e->net.node) * (size_t)channels;
 
-    EP_TRY(ep_shm_attach(&theirs->name, &e->peers[slot]));
+    EP_TRY(params->attach ? params->attach(params->wake_context, rank, &theirs->name, &e->peers[slot])
+                          : ep_shm_attach(&theirs->name, NULL, &e->peers[slot]));
     for (int channel = 0; channel < channels; channel++) {
         struct outgoing *out = &e->outgoing[slot * channels + channel];
 
@@ -485,6 +490,13 @@ static ep_status attach_peer(struct emulated *e, int slot, const struct introduc
         out->capacity = theirs->capacity;
     }
     return EP_OK;
+}
+
+static void say(struct introduction *mine, ep_status status)
+{
+    mine->status = status;
+    if (status != EP_OK)
+        snprintf(mine->reason, sizeof(mine->reason), "%.*s", (int)sizeof(mine->reason) - 1, ep_last_error());
 }
 
 /* Collective: every rank takes part in both exchanges, whatever its own status, so that nobody waits for one that has
@@ -497,13 +509,14 @@ static ep_status meet(struct emulated *e, const struct ep_net_params *params, ep
                                 .n_signals = e->net.n_signals,
                                 .capacity = e->capacity};
     struct introduction *all = calloc((size_t)params->nranks, sizeof(*all));
+    char text[EP_ERROR_TEXT_BYTES];
     ep_status met;
 
     if (!all)
         return ep_fail(EP_E_MEMORY, "network emulated: no memory for %d ranks", params->nranks);
     if (status == EP_OK)
         status = ep_shm_get_name(&e->shm, &mine.name);
-    mine.status = status;
+    say(&mine, status);
     met = boot->allgather(boot->context, &mine, sizeof(mine), params->timeout_ms, all);
     if (met != EP_OK) {
         status = met;
@@ -512,12 +525,14 @@ static ep_status meet(struct emulated *e, const struct ep_net_params *params, ep
     for (int rank = 0; rank < params->nranks && status == EP_OK; rank++)
         status = compare(e, &mine, &all[rank], rank);
     for (int slot = 0; slot < e->npeers && status == EP_OK; slot++)
-        status =
-            attach_peer(e, slot, &all[ep_net_rail_rank(e->rank, e->ranks_per_node, ep_net_peer(e->net.node, slot))]);
+        status = attach_peer(e, params, slot, all);
     memset(all, 0, (size_t)params->nranks * sizeof(*all));
-    mine.status = status;
+    say(&mine, status);
+    snprintf(text, sizeof(text), "%s", ep_last_error());
     met = boot->allgather(boot->context, &mine, sizeof(mine), params->timeout_ms, all);
-    if (met != EP_OK && status == EP_OK)
+    if (status != EP_OK)
+        ep_fail(status, "%s", text);
+    else
         status = met;
     for (int rank = 0; rank < params->nranks && status == EP_OK; rank++)
         status = compare(e, &mine, &all[rank], rank);

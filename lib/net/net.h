@@ -21,6 +21,7 @@
 #define EP_NET_NET_H
 
 #include "base/error.h"
+#include "base/shm.h"
 
 #include <epkit/comm.h>
 #include <stdbool.h>
@@ -72,6 +73,8 @@ struct ep_net_params {
      */
     void (*wake)(void *context, int rank);
     void *wake_context;
+    /* Maps a segment of a rank of this host. NULL: ep_shm_attach() as it is. */
+    ep_status (*attach)(void *wake_context, int rank, const struct ep_shm_name *name, struct ep_shm *ret_shm);
 };
 
 /* Where an executor comes from. ep_boot.network points to one of these when the boot brings a network. */

@@ -2,6 +2,7 @@
 /* Versions of argument structs, NULL handles, plans, and backends that lack operations. A mock must not hear of bad
  * input. */
 #include "bad_args.h"
+#include "base/process.h"
 
 #include <limits.h>
 #include <string.h>
@@ -272,7 +273,11 @@ static void plans_say_what_they_know(void **state)
 
 static void missing_operations_are_named(void **state)
 {
-    ep_comm bare = {.ops = &mock_backend_empty, .nranks = RANKS, .ranks_per_node = RANKS, .nnodes = 1};
+    ep_comm bare = {.ops = &mock_backend_empty,
+                    .process = ep_process_generation(),
+                    .nranks = RANKS,
+                    .ranks_per_node = RANKS,
+                    .nnodes = 1};
     ep_plan bare_plan = {.comm = &bare, .args = {.idx_type = EP_I64, .topk = 8, .n_tokens = 10}};
     ep_ll bare_ll = {.comm = &bare, .config = good_ll(), .n_local = 4, .open_hook = true};
     ep_event bare_event = {.comm = &bare}, *event;

@@ -136,15 +136,16 @@ static void a_fatal_error_is_for_ever(void **state)
     assert_int_equal(mock.calls, 0);
 }
 
-/* Asynchronous work may fail at any time; the first failure stays, later ones change the text alone. */
+/* Asynchronous work may fail at any time; whatever fails later reports the first failure, and why. */
 static void the_first_fatal_error_wins(void **state)
 {
     (void)state;
     assert_int_equal(ep_comm_record(comm, EP_OK), EP_OK);
     ep_comm_record(comm, ep_fail(EP_E_TIMEOUT, "rank 1 is late"));
-    ep_comm_record(comm, ep_fail(EP_E_ABORTED, "rank 0 aborted"));
+    assert_int_equal(ep_comm_record(comm, ep_fail(EP_E_ABORTED, "rank 0 aborted")), EP_E_TIMEOUT);
+    assert_string_equal(ep_last_error(), "the communicator has failed before: rank 1 is late");
+    assert_int_equal(ep_comm_record(comm, ep_fail(EP_E_ARG, "bytes is 5")), EP_E_ARG);
     assert_int_equal(ep_comm_async_error(comm), EP_E_TIMEOUT);
-    assert_string_equal(ep_comm_last_error(comm), "rank 0 aborted");
     assert_int_equal(ep_comm_barrier(comm), EP_E_TIMEOUT);
     assert_non_null(strstr(ep_comm_last_error(comm), "rank 1 is late"));
 }

@@ -165,6 +165,52 @@ static void rank_that_overslept_is_told_so(void **state)
     assert_non_null(strstr(story.text, "has masked this rank in \"low-latency dispatch: "));
 }
 
+struct half_story {
+    _Atomic int gone; /* ranks that have left */
+    ep_status status, again;
+    char text[256];
+};
+
+/* Rank 0 sends its half of a combine and comes back for the other one when its peers have given it up. */
+static int come_late_for_the_second_half(const ep_boot *boot, void *argument)
+{
+    struct half_story *story = argument;
+    struct member member;
+
+    if (!member_init(&member, boot, 1500, 0, 0))
+        return 1;
+    if (ep_ll_dispatch(member.ll, &member.dispatch) != EP_OK)
+        return 2;
+    member.combine.flags = boot->rank == 0 ? EP_LL_RECV_HOOK : 0;
+    if (ep_ll_combine(member.ll, &member.combine) != EP_OK)
+        return 3;
+    if (boot->rank != 0) {
+        member_done(&member);
+        atomic_fetch_add(&story->gone, 1);
+        return 0;
+    }
+    for (int i = 0; i < 60000 && atomic_load(&story->gone) < boot->nranks - 1; i++)
+        nap_ms(1);
+    story->status = ep_ll_finish(member.ll);
+    snprintf(story->text, sizeof(story->text), "%s", ep_comm_last_error(member.comm));
+    story->again = ep_comm_barrier(member.comm);
+    member_done(&member);
+    return 0;
+}
+
+/* That memory is gone does not mean that its rank is dead. */
+static void who_comes_late_between_two_halves_buries_nobody(void **state)
+{
+    static struct half_story story;
+
+    (void)state;
+    run_ranks(come_late_for_the_second_half, 3, &story);
+    assert_int_equal(story.status, EP_E_PEER_LEFT);
+    assert_int_equal(story.again, EP_E_PEER_LEFT);
+    assert_non_null(strstr(story.text, "left the group"));
+    assert_null(strstr(story.text, "died"));
+}
+
 /* --- input that the backend refuses ----------------------------------------------------------------------------- */
 
 /* One bad combine of rank 1, between good rounds: nothing of it may have been sent. */
@@ -465,6 +511,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rank_that_overslept_is_told_so),
+        cmocka_unit_test(who_comes_late_between_two_halves_buries_nobody),
         cmocka_unit_test(routing_of_another_dispatch_is_refused_before_anything_is_offered),
         cmocka_unit_test(nan_in_weights_is_refused_before_anything_is_offered),
         cmocka_unit_test(dispatch_with_fewer_rows_is_not_answered_by_more),

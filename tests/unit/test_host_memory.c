@@ -119,7 +119,8 @@ static void sweeping_unmaps_what_is_freed_and_nothing_else(void **state)
     assert_null(peer->mappings[freed.slot].shm.base);
 }
 
-static void memory_of_a_rank_that_is_gone_cannot_be_mapped(void **state)
+/* The rank lives: that its segment is gone does not make it dead. */
+static void memory_that_a_living_rank_has_freed_cannot_be_mapped(void **state)
 {
     ep_comm **comms = *state;
     struct host_where where;
@@ -128,7 +129,7 @@ static void memory_of_a_rank_that_is_gone_cannot_be_mapped(void **state)
     assert_int_equal(ep_alloc(comms[0], 4096, &memory), EP_OK);
     assert_true(host_find(host_of(comms[0]), memory, 1, &where));
     assert_int_equal(ep_free(comms[0], memory), EP_OK);
-    assert_int_equal(host_map(host_of(comms[1]), 0, &where, &seen), EP_E_PEER_DEAD);
+    assert_int_equal(host_map(host_of(comms[1]), 0, &where, &seen), EP_E_PEER_LEFT);
     assert_null(seen);
     assert_non_null(strstr(ep_last_error(), "symmetric memory of rank 0"));
 }
@@ -208,7 +209,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(find_knows_the_borders, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_reused_slot_is_mapped_anew, set_up, tear_down),
         cmocka_unit_test_setup_teardown(sweeping_unmaps_what_is_freed_and_nothing_else, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(memory_of_a_rank_that_is_gone_cannot_be_mapped, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(memory_that_a_living_rank_has_freed_cannot_be_mapped, set_up, tear_down),
         cmocka_unit_test_setup_teardown(free_takes_only_what_alloc_gave, set_up, tear_down),
         cmocka_unit_test_setup_teardown(an_empty_allocation_is_a_valid_one, set_up, tear_down),
         cmocka_unit_test_setup_teardown(slots_run_out_and_come_back, set_up, tear_down),

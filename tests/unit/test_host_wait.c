@@ -233,6 +233,65 @@ static void the_first_failure_stays(void **state)
     assert_int_equal(host_check(host), EP_E_TIMEOUT);
 }
 
+/* Two ranks that find two reasons at the same time. */
+struct finder {
+    pthread_t thread;
+    pthread_barrier_t *start;
+    ep_comm *comm;
+    int culprit;
+    ep_status status;
+};
+
+static void *find_a_reason(void *argument)
+{
+    struct finder *finder = argument;
+
+    pthread_barrier_wait(finder->start);
+    host_raise(host_of(finder->comm), finder->status, finder->culprit, HOST_BARRIER);
+    return NULL;
+}
+
+static void all_ranks_tell_one_story(void **state)
+{
+    (void)state;
+    for (int round = 0; round < 40; round++) {
+        static const ep_status reasons[] = {EP_E_PEER_DEAD, EP_E_TIMEOUT, EP_E_PEER_LEFT};
+        struct finder finders[3];
+        pthread_barrier_t start;
+        ep_comm *comms[RANKS];
+        char first[64];
+
+        assert_true(host_ranks_new(RANKS, comms));
+        pthread_barrier_init(&start, NULL, 3);
+        for (int i = 0; i < 3; i++) {
+            finders[i] = (struct finder){.start = &start, .comm = comms[i], .culprit = i, .status = reasons[i]};
+            assert_int_equal(pthread_create(&finders[i].thread, NULL, find_a_reason, &finders[i]), 0);
+        }
+        for (int i = 0; i < 3; i++)
+            pthread_join(finders[i].thread, NULL);
+        for (int rank = 0; rank < RANKS; rank++) {
+            assert_int_equal(ep_comm_barrier(comms[rank]), ep_comm_async_error(comms[0]));
+            if (rank == 0)
+                snprintf(first, sizeof(first), "%.6s", strstr(ep_comm_last_error(comms[0]), "rank "));
+            assert_non_null(strstr(ep_comm_last_error(comms[rank]), first));
+        }
+        pthread_barrier_destroy(&start);
+        host_ranks_free(RANKS, comms);
+    }
+}
+
+/* The peers hear why, and from whom it is. */
+static void reasons_reach_the_peers(void **state)
+{
+    struct group *group = *state;
+
+    ep_fail(EP_E_MEMORY, "mmap: RLIMIT_AS is 4096");
+    assert_int_equal(host_raise_own(host_of(group->comms[2]), EP_E_MEMORY, 1, HOST_COMBINE_READY), EP_E_MEMORY);
+    assert_int_equal(host_check(host_of(group->comms[3])), EP_E_MEMORY);
+    assert_string_equal(ep_last_error(), "rank 2 failed with EP_E_MEMORY in \"combine: inputs ready\": mmap: RLIMIT_AS "
+                                         "is 4096");
+}
+
 static void own_words_are_kept(void **state)
 {
     struct group *group = *state;
@@ -287,6 +346,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(the_network_may_deliver_after_who_has_left, set_up, tear_down),
         cmocka_unit_test_setup_teardown(tolerant_waits_fail_nobody, set_up, tear_down),
         cmocka_unit_test_setup_teardown(the_first_failure_stays, set_up, tear_down),
+        cmocka_unit_test(all_ranks_tell_one_story),
+        cmocka_unit_test_setup_teardown(reasons_reach_the_peers, set_up, tear_down),
         cmocka_unit_test_setup_teardown(own_words_are_kept, set_up, tear_down),
         cmocka_unit_test_setup_teardown(abort_wakes_a_sleeper, set_up, tear_down),
         cmocka_unit_test(unknown_phases_have_a_name),

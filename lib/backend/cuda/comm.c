@@ -127,7 +127,7 @@ static ep_status reach_peers(struct cuda_comm *cuda)
 
         EP_TRY(host_map(&cuda->host, rank, &board, &address));
         peer->board = address;
-        peer->same_process = cuda->host.peers[rank].pid == 0;
+        peer->same_process = rank == comm->rank || cuda->host.peers[rank].same_process;
         if (rank == comm->rank)
             continue;
         cuda_note_reach(cuda, rank, true);

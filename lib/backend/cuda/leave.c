@@ -21,17 +21,12 @@
 #define MOST_DEVICES 256
 #define MOST_MEMORY (CUDA_SLOTS + HOST_AT_COUNT + 1)
 
-struct process {
-    int pidfd; /* as in struct host_peer */
-    int32_t pid;
-};
-
 /* Memory of a rank that has left. */
 struct estate {
     struct estate *next;
     struct ep_shm shm; /* of the board */
     struct cuda_board *board;
-    struct process process[CUDA_MAX_RANKS];
+    struct ep_process process[CUDA_MAX_RANKS]; /* as in struct host_peer, with pidfds of its own */
     int device, n;
     void *memory[MOST_MEMORY];
 };
@@ -59,7 +54,7 @@ static uint32_t find_reaching(const struct estate *estate, uint32_t of)
     uint32_t ranks = atomic_load(&estate->board->reached_by) & of;
 
     for (int rank = 0; rank < CUDA_MAX_RANKS; rank++)
-        if (ranks >> rank & 1 && host_process_ended(estate->process[rank].pidfd, estate->process[rank].pid))
+        if (ranks >> rank & 1 && ep_process_look(&estate->process[rank]) == EP_PROCESS_DEAD)
             ranks &= ~(1u << rank);
     return ranks;
 }
@@ -93,8 +88,7 @@ static void free_estate(struct estate *estate)
     }
     cudaGetLastError();
     for (int rank = 0; rank < CUDA_MAX_RANKS; rank++)
-        if (estate->process[rank].pidfd >= 0)
-            close(estate->process[rank].pidfd);
+        ep_process_close(&estate->process[rank]);
     ep_shm_done(&estate->shm);
     free(estate);
 }
@@ -143,8 +137,9 @@ static void note_processes(const struct cuda_comm *cuda, struct estate *estate)
     for (int rank = 0; rank < CUDA_MAX_RANKS; rank++) {
         const struct host_peer *peer = rank < cuda->host.comm->nranks ? &cuda->host.peers[rank] : NULL;
 
-        estate->process[rank].pidfd = peer && peer->pidfd >= 0 ? fcntl(peer->pidfd, F_DUPFD_CLOEXEC, 0) : -1;
-        estate->process[rank].pid = peer ? peer->pid : 0;
+        estate->process[rank] = peer ? peer->process : (struct ep_process){.pidfd = -1};
+        if (peer && peer->process.pidfd >= 0)
+            estate->process[rank].pidfd = fcntl(peer->process.pidfd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
     }
 }
 
@@ -175,7 +170,7 @@ void cuda_leave_memory(struct cuda_comm *cuda)
     estate->device = cuda->device;
     note_processes(cuda, estate);
     /* Attached to once more, so that it stays when the communicator goes. */
-    if (ep_shm_attach(&cuda->host.control->slot[CUDA_BOARD_SLOT].name, &estate->shm) != EP_OK) {
+    if (ep_shm_attach(&cuda->host.control->slot[CUDA_BOARD_SLOT].name, NULL, &estate->shm) != EP_OK) {
         free_estate(estate);
         return;
     }

@@ -1,23 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "backend/host/host.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 /* What ranks tell each other when they meet. */
 struct identity {
+    struct host_verdict verdict; /* of what the rank has done by itself */
     struct ep_shm_name control;
-    char host[40]; /* the kernel's boot id: the same for all processes of a host, containers included */
-    uint64_t pid_namespace;
-    int32_t pid;
+    struct ep_process_id process;
 };
+
+/* So many identities fit on the stack: a rank that is out of memory can still say so. */
+#define FEW 16
+
+/* An owner that does not answer is asked again, after a look at the group. */
+#define ASK_MS 100
+
+/* A process that is being ended has no descriptors some time before it is dead. */
+#define ENDING_MS 1000
 
 /* The largest row is that of a plan: counts per rank, node and expert behind two small heads. */
 static size_t board_row_bytes(int nranks, int nnodes)
@@ -32,109 +36,251 @@ static size_t control_bytes(int nranks, int nnodes)
     return sizeof(struct host_control) + (size_t)HOST_BOARDS * (size_t)nnodes * board_row_bytes(nranks, nnodes);
 }
 
-static void read_host_identity(struct identity *identity)
+static void find_owner(const struct host_comm *host, int rank, struct ep_shm_owner *ret_owner)
 {
-    struct stat info;
-    ssize_t got;
-    int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+    static const struct ep_shm_address none;
+    const struct host_peer *peer = &host->peers[rank];
 
-    if (fd >= 0) {
-        got = read(fd, identity->host, sizeof(identity->host) - 1);
-        if (got < 0)
-            identity->host[0] = '\0';
-        close(fd);
-    }
-    if (stat("/proc/self/ns/pid", &info) == 0)
-        identity->pid_namespace = (uint64_t)info.st_ino;
+    *ret_owner = (struct ep_shm_owner){.process = &peer->process, .timeout_ms = host->comm->config.timeout_ms};
+    if (memcmp(&peer->address, &none, sizeof(none)) != 0)
+        ret_owner->address = &peer->address;
 }
 
-static ep_status attach_peer(struct host_comm *host, int rank, const struct identity *mine, const struct identity *peer)
+/* What became of a rank whose segment cannot be had: EP_OK if nothing shows. */
+static ep_status find_fate(const struct host_comm *host, int rank)
 {
-    struct host_peer *entry = &host->peers[rank];
-    bool same_host = memcmp(mine->host, peer->host, sizeof(mine->host)) == 0;
-    bool same_node = rank / host->comm->ranks_per_node == host->comm->node;
+    const struct host_control *control = host->peers[rank].control;
+    uint64_t deadline_ns = ep_deadline_ns(ENDING_MS);
+    struct timespec nap = {.tv_nsec = 1000000};
+
+    for (;;) {
+        bool over = ep_now_ns() >= deadline_ns;
+
+        if (host_peer_dead(host, rank))
+            return EP_E_PEER_DEAD;
+        if (control && atomic_load(&control->left))
+            return EP_E_PEER_LEFT;
+        if (over || host->peers[rank].same_process)
+            return EP_OK;
+        nanosleep(&nap, NULL);
+    }
+}
+
+ep_status host_attach(struct host_comm *host, int rank, const struct ep_shm_name *name, struct ep_shm *ret_shm)
+{
+    const struct host_control *control = host->peers[rank].control;
+    uint64_t deadline_ns = ep_deadline_ns(host->comm->config.timeout_ms);
+    char text[EP_ERROR_TEXT_BYTES];
+    struct ep_shm_owner owner;
+    ep_status status, fate;
+
+    find_owner(host, rank, &owner);
+    if (owner.timeout_ms > ASK_MS)
+        owner.timeout_ms = ASK_MS;
+    do
+        status = ep_shm_attach(name, &owner, ret_shm);
+    while (status == EP_E_TIMEOUT && ep_now_ns() < deadline_ns && !host_peer_dead(host, rank) &&
+           !atomic_load(&control->failure) && !atomic_load(&host->arbiter->group_failure));
+    /* The segment says nothing about its owner: a rank may live and have released it, or be out of sight. */
+    if (status != EP_E_STATE && status != EP_E_UNSUPPORTED && status != EP_E_TIMEOUT)
+        return status;
+    snprintf(text, sizeof(text), "%s", ep_last_error());
+    fate = find_fate(host, rank);
+    if (fate != EP_OK)
+        return ep_fail(fate, "rank %d %s: %s", rank, fate == EP_E_PEER_DEAD ? "died" : "left the group", text);
+    if (status == EP_E_STATE)
+        return ep_fail(EP_E_PEER_LEFT, "rank %d has freed memory that rank %d has not read yet: %s", rank,
+                       host->comm->rank, text);
+    return ep_fail(status, "%s", text);
+}
+
+/* A step of creation with one peer. */
+struct introduction {
+    struct host_comm *host;
+    const struct identity *mine;
+    bool asks;   /* some segment can only come over a socket */
+    int culprit; /* of a failure */
+};
+
+static bool same_node(const struct host_comm *host, int rank)
+{
+    return rank / host->comm->ranks_per_node == host->comm->node;
+}
+
+/* A host that cannot be told from another one, because a rank has no /proc, is tried as the same one. */
+static bool may_share_host(const struct identity *a, const struct identity *b)
+{
+    return !a->process.host[0] || !b->process.host[0] ||
+           memcmp(a->process.host, b->process.host, sizeof(a->process.host)) == 0;
+}
+
+/* Out of reach: another host for all that follows, unless it has to be of this node. */
+static ep_status set_apart(struct introduction *meeting, int rank, const char *why)
+{
+    meeting->host->one_host = false;
+    if (!same_node(meeting->host, rank))
+        return EP_OK;
+    return ep_fail(EP_E_ARG, "ep_comm_new: ranks %d and %d are of one node (ranks_per_node is %d) but %s",
+                   meeting->host->comm->rank, rank, meeting->host->comm->ranks_per_node, why);
+}
+
+static void took_control(struct host_peer *peer)
+{
+    peer->control = peer->shm.base;
+}
+
+/* By what this process may do alone. Otherwise it asks for a socket. */
+static ep_status attach_peer(struct introduction *meeting, int rank, const struct identity *theirs)
+{
+    struct host_peer *peer = &meeting->host->peers[rank];
+    struct ep_shm_owner owner = {.process = &peer->process};
     ep_status status;
 
-    entry->pidfd = -1;
-    if (rank == host->comm->rank) {
-        entry->control = host->control;
+    if (rank == meeting->host->comm->rank) {
+        peer->control = meeting->host->control;
         return EP_OK;
     }
-    if (!same_host || mine->pid_namespace != peer->pid_namespace) {
-        host->one_host = false;
-        if (!same_node)
-            return EP_OK;
-        return ep_fail(EP_E_ARG,
-                       "ep_comm_new: ranks %d and %d are of one node (ranks_per_node is %d) but live on different %s",
-                       host->comm->rank, rank, host->comm->ranks_per_node, same_host ? "PID namespaces" : "hosts");
-    }
-    status = ep_shm_attach(&peer->control, &entry->shm);
+    if (!may_share_host(meeting->mine, theirs))
+        return set_apart(meeting, rank, "live on different hosts");
+    peer->same_process = theirs->process.key == meeting->mine->process.key;
+    status = peer->same_process ? EP_OK : ep_process_open(&theirs->process, &peer->process);
     if (status != EP_OK)
-        return ep_fail_prefix(status, "ep_comm_new: control block of rank %d: ", rank);
-    entry->control = entry->shm.base;
-    if (peer->pid != mine->pid) {
-        entry->pid = peer->pid;
-        entry->pidfd = (int)syscall(SYS_pidfd_open, peer->pid, 0);
-        /* Kernels before 5.3 and some container runtimes do not have the call: then kill(pid, 0) has to do. */
-        if (entry->pidfd < 0 && errno != ENOSYS && errno != EPERM)
-            return ep_fail_errno(
-                errno == ESRCH ? EP_E_PEER_DEAD : EP_E_SYSTEM, errno,
-                "ep_comm_new: pidfd_open of rank %d (process %d; each rank needs a descriptor for each "
-                "other)",
-                rank, peer->pid);
-        if (entry->pidfd >= 0)
-            fcntl(entry->pidfd, F_SETFD, FD_CLOEXEC);
+        return ep_fail_prefix(status, "ep_comm_new: each rank needs a descriptor for each other, for rank %d: ", rank);
+    status = ep_shm_attach(&theirs->control, &owner, &peer->shm);
+    if (status == EP_OK) {
+        took_control(peer);
+        return EP_OK;
     }
+    if (host_peer_dead(meeting->host, rank)) {
+        meeting->culprit = rank;
+        return ep_fail(EP_E_PEER_DEAD, "ep_comm_new: rank %d died", rank);
+    }
+    if (status != EP_E_UNSUPPORTED && status != EP_E_STATE)
+        return ep_fail_prefix(status, "ep_comm_new: control block of rank %d: ", rank);
+    /* One that is just ending, too: the next all-gather knows. */
+    meeting->asks = true;
     return EP_OK;
 }
 
-/*
- * All ranks learn whether all have succeeded, so that creation fails everywhere or nowhere. A rank that fails on its
- * own keeps its reason, the others name it.
- */
-ep_status host_agree(const ep_boot *boot, int timeout_ms, ep_status mine)
+/* What attach_peer() has left open, over the peer's socket. */
+static ep_status attach_by_socket(struct introduction *meeting, int rank, const struct identity *theirs)
 {
-    int32_t verdict = (int32_t)mine;
-    int32_t *all = calloc((size_t)boot->nranks, sizeof(*all));
-    char text[EP_ERROR_TEXT_BYTES];
+    struct host_peer *peer = &meeting->host->peers[rank];
+    int timeout_ms = meeting->host->comm->config.timeout_ms;
+    struct ep_shm_owner owner = {.process = &peer->process, .address = &peer->address, .timeout_ms = timeout_ms};
     ep_status status;
+    char text[EP_ERROR_TEXT_BYTES];
 
-    if (!all)
-        return ep_fail(EP_E_MEMORY, "ep_comm_new: no memory");
+    if (peer->control || !may_share_host(meeting->mine, theirs))
+        return EP_OK;
+    status = ep_shm_attach(&theirs->control, &owner, &peer->shm);
+    if (status == EP_OK) {
+        took_control(peer);
+        if (peer->process.pidfd < 0)
+            peer->process.pidfd = ep_shm_request_pidfd(&peer->address, timeout_ms);
+        return EP_OK;
+    }
     snprintf(text, sizeof(text), "%s", ep_last_error());
-    status = boot->allgather(boot->context, &verdict, sizeof(verdict), timeout_ms, all);
-    if (mine != EP_OK)
-        status = ep_fail(mine, "%s", text);
-    for (int rank = 0; status == EP_OK && rank < boot->nranks; rank++)
-        if (all[rank] != EP_OK)
-            status = ep_fail((ep_status)all[rank], "ep_comm_new: rank %d failed with %s (%s)", rank,
-                             ep_status_name((ep_status)all[rank]), ep_status_text((ep_status)all[rank]));
-    free(all);
+    if ((status == EP_E_STATE || status == EP_E_UNSUPPORTED || status == EP_E_TIMEOUT) &&
+        find_fate(meeting->host, rank) == EP_E_PEER_DEAD) {
+        meeting->culprit = rank;
+        return ep_fail(EP_E_PEER_DEAD, "ep_comm_new: rank %d died", rank);
+    }
+    if (status == EP_E_UNSUPPORTED)
+        return set_apart(meeting, rank, text);
+    meeting->culprit = status == EP_E_TIMEOUT ? rank : meeting->culprit;
+    return ep_fail_prefix(status, "ep_comm_new: control block of rank %d: ", rank);
+}
+
+/* All ranks hand out their segments, because some rank can get at some segment in no other way. */
+static ep_status meet_by_socket(struct introduction *meeting, const ep_boot *boot, const struct identity *all)
+{
+    struct host_comm *host = meeting->host;
+    struct offer {
+        struct host_verdict verdict;
+        struct ep_shm_address address;
+    } mine, few[FEW], *offers = few;
+    int timeout_ms = host->comm->config.timeout_ms;
+    ep_status status;
+    bool asks = false;
+
+    memset(&mine, 0, sizeof(mine));
+    if (boot->nranks > FEW)
+        offers = calloc((size_t)boot->nranks, sizeof(*offers));
+    if (!offers)
+        return ep_fail(EP_E_MEMORY, "ep_comm_new: no memory for %d ranks", boot->nranks);
+    status = ep_shm_serve(&mine.address);
+    host->serves = status == EP_OK;
+    host_verdict_make(&mine.verdict, "ep_comm_new", status, boot->rank);
+    status = boot->allgather(boot->context, &mine, sizeof(mine), timeout_ms, offers);
+    if (status == EP_OK)
+        status = host_verdict_judge("ep_comm_new", &mine.verdict, boot->rank, boot->nranks, offers, sizeof(*offers));
+    if (status != EP_OK)
+        goto free_offers;
+    for (int rank = 0; status == EP_OK && rank < boot->nranks; rank++) {
+        host->peers[rank].address = offers[rank].address;
+        status = attach_by_socket(meeting, rank, &all[rank]);
+    }
+    status = host_agree_about(boot, timeout_ms, status, meeting->culprit, &asks);
+free_offers:
+    if (offers != few)
+        free(offers);
     return status;
 }
 
-static ep_status meet(struct host_comm *host, const ep_boot *boot)
+/* `host` NULL: this rank has failed with `mine_status` already, and takes part to say so. */
+static ep_status meet(struct host_comm *host, const ep_boot *boot, int timeout_ms, ep_status mine_status)
 {
-    struct identity mine = {.pid = (int32_t)getpid()};
-    struct identity *all = calloc((size_t)boot->nranks, sizeof(*all));
-    int timeout_ms = host->comm->config.timeout_ms;
-    ep_status status;
+    struct identity mine, few[FEW], *all = few;
+    char before[EP_ERROR_TEXT_BYTES];
+    struct introduction meeting = {.host = host, .mine = &mine, .culprit = boot->rank};
+    ep_status status = mine_status;
 
+    memset(&mine, 0, sizeof(mine));
+    if (boot->nranks > FEW)
+        all = calloc((size_t)boot->nranks, sizeof(*all));
     if (!all)
-        return ep_fail(EP_E_MEMORY, "ep_comm_new: no memory");
-    read_host_identity(&mine);
-    host->one_host = true;
-    status = ep_shm_get_name(&host->shm, &mine.control);
+        return ep_fail(EP_E_MEMORY, "ep_comm_new: no memory for %d ranks", boot->nranks);
     if (status == EP_OK)
-        status = boot->allgather(boot->context, &mine, sizeof(mine), timeout_ms, all);
-    if (status != EP_OK)
+        status = ep_shm_get_name(&host->shm, &mine.control);
+    host_verdict_make(&mine.verdict, "ep_comm_new", status, boot->rank);
+    ep_process_get_self(&mine.process);
+    status = boot->allgather(boot->context, &mine, sizeof(mine), timeout_ms, all);
+    if (status == EP_OK)
+        status = host_verdict_judge("ep_comm_new", &mine.verdict, boot->rank, boot->nranks, all, sizeof(*all));
+    else if (mine.verdict.status != EP_OK)
+        status = ep_fail((ep_status)mine.verdict.status, "ep_comm_new: %s", mine.verdict.reason);
+    if (status != EP_OK || !host)
         goto free_all;
+    host->one_host = true;
+    snprintf(before, sizeof(before), "%s", ep_last_error());
     for (int rank = 0; status == EP_OK && rank < boot->nranks; rank++)
-        status = attach_peer(host, rank, &mine, &all[rank]);
-    status = host_agree(boot, timeout_ms, status);
+        status = attach_peer(&meeting, rank, &all[rank]);
+    status = host_agree_about(boot, timeout_ms, status, meeting.culprit, &meeting.asks);
+    if (status == EP_OK && meeting.asks)
+        status = meet_by_socket(&meeting, boot, all);
+    /* A way that was closed is no failure when another one is open. */
+    if (status == EP_OK)
+        ep_fail(EP_OK, "%s", before);
 free_all:
-    free(all);
+    if (all != few)
+        free(all);
     return status;
+}
+
+/* The lowest rank of this host: the same one for all of them. */
+static struct host_control *find_arbiter(const struct host_comm *host)
+{
+    int rank = 0;
+
+    while (!host->peers[rank].control)
+        rank++;
+    return host->peers[rank].control;
+}
+
+static ep_status attach_segment(void *context, int rank, const struct ep_shm_name *name, struct ep_shm *ret_shm)
+{
+    return host_attach(context, rank, name, ret_shm);
 }
 
 static void wake_rank(void *context, int rank)
@@ -179,6 +325,7 @@ static ep_status open_network(struct host_comm *host, const ep_boot *boot)
         .boot = boot,
         .wake = wake_rank,
         .wake_context = host,
+        .attach = attach_segment,
     };
     ep_status status = find_network(host, boot, &provider);
 
@@ -199,13 +346,11 @@ static bool may_spin(const struct host_comm *host)
     return sched_getaffinity(0, sizeof(set), &set) == 0 && ranks <= CPU_COUNT(&set);
 }
 
-ep_status host_comm_open_sized(ep_comm *comm, const ep_boot *boot, size_t bytes)
+/* Everything that needs no peer. */
+static ep_status prepare(struct host_comm *host, ep_comm *comm)
 {
-    struct host_comm *host = calloc(1, bytes);
-    ep_status status;
+    pthread_condattr_t attributes;
 
-    if (!host)
-        return ep_fail(EP_E_MEMORY, "ep_comm_new: no memory");
     host->comm = comm;
     comm->impl = host;
     host->first = comm->node * comm->ranks_per_node;
@@ -216,26 +361,34 @@ ep_status host_comm_open_sized(ep_comm *comm, const ep_boot *boot, size_t bytes)
     host->board_row_bytes = board_row_bytes(comm->nranks, comm->nnodes);
     pthread_mutex_init(&host->memory_lock, NULL);
     pthread_mutex_init(&host->queue_lock, NULL);
-    pthread_condattr_t attributes;
     pthread_condattr_init(&attributes);
     pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
     pthread_cond_init(&host->queue_changed, &attributes);
     pthread_condattr_destroy(&attributes);
-
     host->peers = calloc((size_t)comm->nranks, sizeof(*host->peers));
-    if (!host->peers) {
-        status = ep_fail(EP_E_MEMORY, "ep_comm_new: no memory for %d ranks", comm->nranks);
-        goto close;
-    }
+    if (!host->peers)
+        return ep_fail(EP_E_MEMORY, "ep_comm_new: no memory for %d ranks", comm->nranks);
     for (int rank = 0; rank < comm->nranks; rank++)
-        host->peers[rank].pidfd = -1;
-    status = ep_shm_new(control_bytes(comm->nranks, comm->nnodes), &host->shm);
-    if (status != EP_OK)
-        goto close;
+        host->peers[rank].process.pidfd = -1;
+    EP_TRY(ep_shm_new(control_bytes(comm->nranks, comm->nnodes), &host->shm));
     host->control = host->shm.base;
-    status = meet(host, boot);
+    /* Until the peers are known this rank's failures are its own. */
+    host->arbiter = host->control;
+    return EP_OK;
+}
+
+ep_status host_comm_open_sized(ep_comm *comm, const ep_boot *boot, size_t bytes)
+{
+    struct host_comm *host = calloc(1, bytes);
+    int timeout_ms = comm->config.timeout_ms;
+    ep_status status;
+
+    if (!host)
+        return meet(NULL, boot, timeout_ms, ep_fail(EP_E_MEMORY, "ep_comm_new: no memory"));
+    status = meet(host, boot, timeout_ms, prepare(host, comm));
     if (status != EP_OK)
         goto close;
+    host->arbiter = find_arbiter(host);
     host->spin = may_spin(host);
     if (comm->nnodes > 1)
         status = open_network(host, boot);
@@ -273,9 +426,10 @@ void host_comm_close(ep_comm *comm)
     host_memory_close(host);
     for (int rank = 0; host->peers && rank < comm->nranks; rank++) {
         ep_shm_done(&host->peers[rank].shm);
-        if (host->peers[rank].pidfd >= 0)
-            close(host->peers[rank].pidfd);
+        ep_process_close(&host->peers[rank].process);
     }
+    if (host->serves)
+        ep_shm_serve_end();
     free(host->peers);
     ep_shm_done(&host->shm);
     pthread_cond_destroy(&host->queue_changed);

@@ -2,7 +2,7 @@
 /*
  * host.h - inside of the host backend.
  *
- *   control.c   the control block of each rank, attaching to those of the peers
+ *   control.c   the control block of each rank, attaching to those of the peers;  agree.c  creation on all or none
  *   wait.c      every wait: doorbell, deadline, liveness, failure and who is to blame
  *   exchange.c  all-gather of small rows over control blocks (and rails between nodes); barrier
  *   memory.c    symmetric memory: this rank's allocations, mappings of the peers'
@@ -35,6 +35,7 @@
 #define HOST_BOARDS 4    /* exchanges in flight: plans whose counts nobody has asked for yet */
 #define HOST_ATTEMPTS 32 /* of one ep_comm_shrink */
 #define HOST_GATHER_BYTES 4096
+#define HOST_REASON_BYTES 256      /* of a failure, as its peers hear it; longer ones are cut */
 #define HOST_RING_BYTES (1u << 20) /* stream between nodes: several of the largest rows (EP_MAX_HIDDEN) */
 
 /* What a rank is waiting for or doing; the names are what error texts show. */
@@ -115,6 +116,11 @@ struct host_control {
     _Atomic uint32_t waiting;                          /* (rank waited for + 1) << 8 | phase; 0: not waiting */
     _Atomic uint64_t beat_ns;                          /* when the owner last looked around while waiting */
     struct host_record record[2];
+    _Atomic uint64_t group_failure; /* of the lowest rank on this host alone: what all ranks report. First writer wins,
+                                       and every rank writes here */
+    _Atomic uint32_t reason_taken;
+    _Atomic uint64_t reason_for; /* the failure that the owner has raised with this reason; 0: none */
+    char reason[HOST_REASON_BYTES];
     _Atomic uint32_t frees; /* counts releases in slot[], so that peers drop stale mappings */
     struct host_slot slot[HOST_SLOTS];
     struct host_shrink shrink;
@@ -130,8 +136,9 @@ struct host_mapping {
 struct host_peer {
     struct host_control *control; /* NULL: on another host */
     struct ep_shm shm;
-    int pidfd;   /* -1: same process, another host, or no such call here */
-    int32_t pid; /* asked with kill(pid, 0) where there is no pidfd; 0: same process or another host */
+    bool same_process;
+    struct ep_process process;     /* what can be known of it here; nothing of the same process or another host */
+    struct ep_shm_address address; /* where it hands out its segments; all zero: /proc or pidfd_getfd() will do */
     uint32_t frees_seen;
     struct host_mapping *mappings; /* [HOST_SLOTS], made on first use; peers of this node only */
 };
@@ -148,9 +155,11 @@ struct host_comm {
     ep_comm *comm;
     struct ep_shm shm; /* of the own control block */
     struct host_control *control;
-    struct host_peer *peers; /* [R]; the own entry has control set */
-    int first;               /* first rank of this node */
-    int nlocal, local;       /* ranks on this node, own index among them */
+    struct host_peer *peers;      /* [R]; the own entry has control set */
+    struct host_control *arbiter; /* of the lowest rank on this host: holds the failure of all */
+    bool serves;                  /* a thread of this process hands out its segments */
+    int first;                    /* first rank of this node */
+    int nlocal, local;            /* ranks on this node, own index among them */
     bool one_host;
     bool spin; /* ranks of this host do not outnumber the processors */
     size_t board_row_bytes;
@@ -192,12 +201,34 @@ ep_status host_comm_open(ep_comm *comm, const ep_boot *boot);
 /* The same with `bytes` of zeroed memory behind impl, of which struct host_comm is the beginning: for backends that
    share this control plane. host_comm_close() frees all of it. */
 ep_status host_comm_open_sized(ep_comm *comm, const ep_boot *boot, size_t bytes);
-/* All ranks learn whether all have succeeded; `mine` is this rank's own status. */
-ep_status host_agree(const ep_boot *boot, int timeout_ms, ep_status mine);
 void host_comm_close(ep_comm *comm);
+/*
+ * Maps a segment of a peer, by whatever way the machine allows. EP_E_PEER_DEAD when it has died,
+ * EP_E_PEER_LEFT when it lives and has left the group or released the segment.
+ */
+ep_status host_attach(struct host_comm *host, int rank, const struct ep_shm_name *name, struct ep_shm *ret_shm);
 /* Tells the peers that no more comes from this rank. Part of host_comm_close(); earlier where the rest takes time. */
 void host_leave_group(struct host_comm *host);
 size_t host_comm_bytes(const ep_comm *comm);
+
+/* agree.c: a step of creation that succeeds on all ranks or on none. */
+struct host_verdict {
+    int32_t status;
+    int32_t rank; /* that failed: the one that says so, or a peer that it has found dead */
+    int32_t asks; /* see host_agree_about() */
+    char reason[HOST_REASON_BYTES];
+};
+
+/* To be called when `status` of the public call has just been decided: takes its text. */
+void host_verdict_make(struct host_verdict *verdict, const char *call, ep_status status, int rank);
+/* EP_OK, or what the rank that failed first says; `mine` is this rank's own. `all` has a verdict every `stride` bytes.
+ */
+ep_status host_verdict_judge(const char *call, const struct host_verdict *mine, int me, int nranks, const void *all,
+                             size_t stride);
+/* All ranks learn whether all have succeeded; `mine` is this rank's own status. */
+ep_status host_agree(const ep_boot *boot, int timeout_ms, ep_status mine);
+/* The same for a status that is about `rank`. *asks: this rank wants something; afterwards: some rank does. */
+ep_status host_agree_about(const ep_boot *boot, int timeout_ms, ep_status mine, int rank, bool *asks);
 
 /* wait.c */
 struct host_pause {
@@ -241,7 +272,10 @@ ep_status host_wait_node(struct host_comm *host, size_t word, uint64_t value, en
 
 /* Publishes a failure and wakes everybody; returns `status` with text. */
 ep_status host_raise(struct host_comm *host, ep_status status, int culprit, enum host_phase phase);
-/* The same for a status whose text is the thread's last error: keeps that text, unless another failure was first. */
+/*
+ * The same for a status whose text is the thread's last error: keeps that text, which the peers hear as well, unless
+ * another failure was first. A status of the 1xx or 2xx kind is this rank's own failure, whoever `culprit` is.
+ */
 ep_status host_raise_own(struct host_comm *host, ep_status status, int culprit, enum host_phase phase);
 
 /* EP_OK, or the failure that this rank or a peer has raised. Cheap. */
@@ -251,8 +285,7 @@ ep_status host_check_abort(struct host_comm *host);
 void host_abort(ep_comm *comm);
 ep_status host_poll(ep_comm *comm);
 const char *host_phase_name(enum host_phase phase);
-/* Both as in struct host_peer. A process of which nothing is known has not ended. */
-bool host_process_ended(int pidfd, int32_t pid);
+/* Certainly. A process of which nothing can be known has not died. */
 bool host_peer_dead(const struct host_comm *host, int rank);
 
 /* Messages between nodes begin with this. */
@@ -303,6 +336,9 @@ ep_status host_allgather(ep_comm *comm, const void *mine, size_t bytes, void *re
 ep_status host_alloc(ep_comm *comm, size_t bytes, void **ret_memory);
 ep_status host_free(ep_comm *comm, void *memory);
 ep_status host_alloc_internal(struct host_comm *host, size_t bytes, void **ret_memory);
+/* Without pages: host_reserve() has to be called for each part of it before anybody touches it. */
+ep_status host_alloc_sparse(struct host_comm *host, size_t bytes, void **ret_memory);
+ep_status host_reserve(struct host_comm *host, const void *memory, size_t offset, size_t bytes);
 void host_free_internal(struct host_comm *host, void *memory);
 /* Finds `bytes` at `memory` in this rank's symmetric memory; false if they are not in it. */
 bool host_find(struct host_comm *host, const void *memory, size_t bytes, struct host_where *ret_where);

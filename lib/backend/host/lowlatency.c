@@ -12,6 +12,7 @@
 
 #include "core/routing.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -328,13 +329,32 @@ static size_t combine_bytes(const ep_ll *ll)
     return (size_t)ll->config.n_experts * (size_t)ll->config.max_tokens * (size_t)ll->config.hidden * 2;
 }
 
+/*
+ * Pages for the first rows of an expert in a combine buffer. It has room for all tokens of all ranks on each expert, of
+ * which few come: only those that do take memory, and are refused here if there is none.
+ */
+static ep_status reserve_rows(ep_ll *ll, uint64_t number, int expert, int32_t n_rows)
+{
+    struct host_ll *inner = ll->impl;
+    size_t row = (size_t)ll->config.hidden * 2;
+    size_t rows = (size_t)ll->comm->nranks * (size_t)ll->config.max_tokens;
+    int32_t *reserved = &inner->reserved[number & 1][expert];
+
+    if (n_rows <= *reserved)
+        return EP_OK;
+    EP_TRY(host_reserve(inner->host, inner->combine_buffer[number & 1],
+                        ((size_t)expert * rows + (size_t)*reserved) * row, (size_t)(n_rows - *reserved) * row));
+    *reserved = n_rows;
+    return EP_OK;
+}
+
 /* Library's buffer for combine number n, once nobody reads the one before in it. */
 static ep_status combine_buffer(ep_ll *ll, uint64_t number, void **ret_buffer)
 {
     struct host_ll *inner = ll->impl;
 
     if (!inner->combine_buffer[number & 1])
-        EP_TRY(host_alloc_internal(inner->host, combine_bytes(ll), &inner->combine_buffer[number & 1]));
+        EP_TRY(host_alloc_sparse(inner->host, combine_bytes(ll), &inner->combine_buffer[number & 1]));
     if (number > 2)
         EP_TRY(wait_all(ll, offsetof(struct ll_shared, pulled), number - 2, HOST_LL_OFFER));
     *ret_buffer = inner->combine_buffer[number & 1];
@@ -342,7 +362,7 @@ static ep_status combine_buffer(ep_ll *ll, uint64_t number, void **ret_buffer)
 }
 
 /* The rows that were received, copied to where peers can read them. */
-static void copy_rows(const ep_ll *ll, const void *x, void *buffer)
+static ep_status copy_rows(ep_ll *ll, const void *x, void *buffer)
 {
     const struct host_ll *inner = ll->impl;
     int nranks = ll->comm->nranks;
@@ -353,8 +373,10 @@ static void copy_rows(const ep_ll *ll, const void *x, void *buffer)
         const struct ll_range *last = &ranges[expert * nranks + nranks - 1];
         size_t at = (size_t)expert * rows * row;
 
+        EP_TRY(reserve_rows(ll, inner->combines, expert, last->begin + last->count));
         memcpy((char *)buffer + at, (const char *)x + at, (size_t)(last->begin + last->count) * row);
     }
+    return EP_OK;
 }
 
 static ep_status offer(ep_ll *ll, const ep_ll_combine_args *args)
@@ -374,7 +396,7 @@ static ep_status offer(ep_ll *ll, const ep_ll_combine_args *args)
         return EP_OK;
     } else {
         EP_TRY(combine_buffer(ll, inner->combines, &buffer));
-        copy_rows(ll, args->x, buffer);
+        EP_TRY(copy_rows(ll, args->x, buffer));
     }
     if (!host_find(inner->host, buffer, combine_bytes(ll), where))
         return ep_fail(EP_E_STATE, "ep_ll_combine: the combine buffer is not where it was");
@@ -471,15 +493,18 @@ static ep_status map_offer(ep_ll *ll, int rank, void **ret_offer)
 {
     struct host_ll *inner = ll->impl;
     ep_status status = host_map(inner->host, rank, &ll_shared_of(inner, rank)->offer[inner->combines & 1], ret_offer);
+    char reason[EP_ERROR_TEXT_BYTES];
 
-    if (status == EP_E_PEER_DEAD && (ll->config.flags & EP_LL_MASK_DEAD)) {
+    if (status == EP_OK)
+        return EP_OK;
+    snprintf(reason, sizeof(reason), "%s", ep_last_error());
+    /* Who has masked this rank may have freed it: no failure of the group. */
+    EP_TRY(check_masks(ll, HOST_LL_COMBINE));
+    ep_fail(status, "%s", reason);
+    if ((status == EP_E_PEER_DEAD || status == EP_E_PEER_LEFT) && (ll->config.flags & EP_LL_MASK_DEAD)) {
         mask_rank(ll, rank);
         return EP_OK;
     }
-    if (status == EP_OK)
-        return EP_OK;
-    /* Who has masked this rank may have freed it: no failure of the group. */
-    EP_TRY(check_masks(ll, HOST_LL_COMBINE));
     return host_raise_own(inner->host, status, rank, HOST_LL_COMBINE);
 }
 
@@ -565,6 +590,9 @@ ep_status host_ll_combine_buffer(ep_ll *ll, void **ret_buffer)
     struct host_ll *inner = ll->impl;
 
     EP_TRY(combine_buffer(ll, inner->combines + 1, ret_buffer));
+    /* The caller may write all of it. */
+    for (int expert = 0; expert < ll->n_local; expert++)
+        EP_TRY(reserve_rows(ll, inner->combines + 1, expert, ll->comm->nranks * ll->config.max_tokens));
     inner->handed_out = inner->combines + 1;
     return EP_OK;
 }

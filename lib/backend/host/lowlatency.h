@@ -38,7 +38,8 @@ struct host_ll {
     unsigned char **peer; /* [R] segments */
     struct ep_shm *shm;   /* [R] our mappings of the peers': as long as we are there, whenever they free theirs */
     void *segment;
-    void *combine_buffer[2]; /* [L, R*M, H] bf16, made on first use */
+    void *combine_buffer[2]; /* [L, R*M, H] bf16, made on first use; its pages when rows come that need them */
+    int32_t *reserved[2];    /* [L] rows of each expert that have their pages */
     uint64_t dispatches, combines;
     uint64_t handed_out; /* combine that ep_ll_get_combine_buffer has last given a buffer for */
     size_t scales_at, row_at, slot_bytes, block_bytes, ranges_at, blocks_at;

@@ -2,7 +2,6 @@
 /* Creating and leaving the low-latency layout: see lowlatency.c. */
 #include "backend/host/lowlatency.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 
 static size_t align16(size_t bytes)
@@ -24,9 +23,9 @@ static void lay_out(const ep_ll *ll, struct host_ll *inner)
 
 /* What must agree, and where the segment is. */
 struct ll_hello {
+    struct host_verdict verdict;
     ep_ll_config config;
     struct host_where where;
-    int32_t status;
 };
 
 static ep_status compare_configs(const ep_ll *ll, const struct ll_hello *all)
@@ -41,9 +40,6 @@ static ep_status compare_configs(const ep_ll *ll, const struct ll_hello *all)
     };
 
     for (int rank = 0; rank < ll->comm->nranks; rank++) {
-        if (all[rank].status != EP_OK)
-            return ep_fail((ep_status)all[rank].status, "ep_ll_new: rank %d failed with %s", rank,
-                           ep_status_name((ep_status)all[rank].status));
         for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
             int32_t first = *(const int32_t *)((const char *)&all[0].config + fields[i].at);
             int32_t other = *(const int32_t *)((const char *)&all[rank].config + fields[i].at);
@@ -62,48 +58,50 @@ static ep_status attach_segment(ep_ll *ll, struct host_ll *inner, int rank, cons
         inner->peer[rank] = inner->segment;
         return EP_OK;
     }
-    EP_TRY(ep_shm_attach(&host_control_of(inner->host, rank)->slot[where->slot].name, &inner->shm[rank]));
+    EP_TRY(
+        host_attach(inner->host, rank, &host_control_of(inner->host, rank)->slot[where->slot].name, &inner->shm[rank]));
     inner->peer[rank] = inner->shm[rank].base;
     return EP_OK;
 }
 
 ep_status host_ll_agree(ep_ll *ll, ep_status mine)
 {
-    int32_t verdict = (int32_t)mine, all[EP_MAX_RANKS];
-    char text[EP_ERROR_TEXT_BYTES];
+    int nranks = ll->comm->nranks;
+    struct host_verdict own, *all = calloc((size_t)nranks, sizeof(*all));
     ep_status status;
 
-    snprintf(text, sizeof(text), "%s", ep_last_error());
-    status = host_allgather(ll->comm, &verdict, sizeof(verdict), all);
-    if (mine != EP_OK)
-        return ep_fail(mine, "%s", text);
-    for (int rank = 0; status == EP_OK && rank < ll->comm->nranks; rank++)
-        if (all[rank] != EP_OK)
-            status = ep_fail((ep_status)all[rank], "ep_ll_new: rank %d failed with %s", rank,
-                             ep_status_name((ep_status)all[rank]));
+    host_verdict_make(&own, "ep_ll_new", mine, ll->comm->rank);
+    if (!all)
+        return ep_fail(EP_E_MEMORY, "ep_ll_new: no memory for %d ranks", nranks);
+    status = host_allgather(ll->comm, &own, sizeof(own), all);
+    if (status == EP_OK)
+        status = host_verdict_judge("ep_ll_new", &own, ll->comm->rank, nranks, all, sizeof(*all));
+    free(all);
     return status;
 }
 
 ep_status host_ll_meet(ep_ll *ll, ep_status mine, const struct host_where *where, struct host_where *ret_all)
 {
-    struct ll_hello hello = {.config = ll->config, .where = *where, .status = (int32_t)mine};
+    struct ll_hello hello = {.config = ll->config, .where = *where};
     int nranks = ll->comm->nranks;
     struct ll_hello *all = calloc((size_t)nranks, sizeof(*all));
-    char text[EP_ERROR_TEXT_BYTES];
     ep_status status;
 
     if (!all)
         return ep_fail(EP_E_MEMORY, "ep_ll_new: no memory for %d ranks", nranks);
-    snprintf(text, sizeof(text), "%s", ep_last_error());
+    host_verdict_make(&hello.verdict, "ep_ll_new", mine, ll->comm->rank);
     status = host_allgather(ll->comm, &hello, sizeof(hello), all);
+    if (status == EP_OK)
+        status = host_verdict_judge("ep_ll_new", &hello.verdict, ll->comm->rank, nranks, all, sizeof(*all));
     if (status == EP_OK)
         status = compare_configs(ll, all);
     for (int rank = 0; status == EP_OK && rank < nranks; rank++)
         ret_all[rank] = all[rank].where;
     free(all);
-    return mine == EP_OK ? status : ep_fail(mine, "%s", text);
+    return status;
 }
 
+/* `inner` NULL: this rank has failed already, and takes part to say so. */
 static ep_status meet_peers(ep_ll *ll, struct host_ll *inner, ep_status mine)
 {
     struct host_where where = {.slot = HOST_NOWHERE}, all[EP_MAX_RANKS] = {{.slot = HOST_NOWHERE}};
@@ -112,8 +110,12 @@ static ep_status meet_peers(ep_ll *ll, struct host_ll *inner, ep_status mine)
     if (mine == EP_OK)
         host_find(inner->host, inner->segment, 1, &where);
     status = host_ll_meet(ll, mine, &where, all);
-    for (int rank = 0; status == EP_OK && rank < ll->comm->nranks; rank++)
+    for (int rank = 0; status == EP_OK && rank < ll->comm->nranks; rank++) {
         status = attach_segment(ll, inner, rank, &all[rank]);
+        /* The others are to hear of the rank that is gone, not of this one. */
+        if (ep_status_is_fatal(status))
+            status = host_raise_own(inner->host, status, rank, HOST_GATHER);
+    }
     /* Nobody frees its segment before all have it, and creation fails on all ranks or on none. */
     return host_ll_agree(ll, status);
 }
@@ -128,6 +130,8 @@ static void free_inner(struct host_ll *inner, int nranks)
     free(inner->peer);
     free(inner->shm);
     free(inner->masked);
+    free(inner->reserved[0]);
+    free(inner->reserved[1]);
     free(inner->index[0]);
     free(inner->index[1]);
     free(inner->given);
@@ -153,22 +157,24 @@ ep_status host_ll_open(ep_ll *ll)
                        ll->comm->nnodes);
     inner = calloc(1, sizeof(*inner));
     if (!inner)
-        return ep_fail(EP_E_MEMORY, "ep_ll_new: no memory");
+        return meet_peers(ll, NULL, ep_fail(EP_E_MEMORY, "ep_ll_new: no memory"));
     inner->host = host;
     ll->impl = inner;
     lay_out(ll, inner);
     inner->peer = calloc(nranks, sizeof(*inner->peer));
     inner->shm = calloc(nranks, sizeof(*inner->shm));
     inner->masked = calloc(nranks, sizeof(*inner->masked));
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < 2; i++) {
         inner->index[i] = malloc((entries + 1) * sizeof(*inner->index[i]));
+        inner->reserved[i] = calloc((size_t)ll->n_local, sizeof(*inner->reserved[i]));
+    }
     inner->given = malloc((entries + 1) * sizeof(*inner->given));
     inner->seen = malloc((size_t)ll->config.n_experts * sizeof(*inner->seen));
     inner->row = aligned_alloc(16, align16((size_t)ll->config.hidden));
     inner->scales = malloc((blocks + 1) * sizeof(*inner->scales));
     inner->packed_scales = malloc((blocks + 4) * sizeof(*inner->packed_scales));
-    if (!inner->peer || !inner->shm || !inner->masked || !inner->index[0] || !inner->index[1] || !inner->given ||
-        !inner->seen || !inner->row || !inner->scales || !inner->packed_scales)
+    if (!inner->peer || !inner->shm || !inner->masked || !inner->index[0] || !inner->index[1] || !inner->reserved[0] ||
+        !inner->reserved[1] || !inner->given || !inner->seen || !inner->row || !inner->scales || !inner->packed_scales)
         status = ep_fail(EP_E_MEMORY, "ep_ll_new: no memory for %zu entries", entries);
     else
         status = host_alloc_internal(host, inner->blocks_at + 2 * nranks * inner->block_bytes, &inner->segment);

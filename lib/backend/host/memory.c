@@ -10,14 +10,16 @@
 #include <string.h>
 #include <sys/stat.h>
 
-ep_status host_alloc_internal(struct host_comm *host, size_t bytes, void **ret_memory)
+static ep_status alloc(struct host_comm *host, size_t bytes, bool sparse, void **ret_memory)
 {
     struct ep_shm shm;
     struct host_slot *slot = NULL;
     ep_status status;
     int index;
 
-    EP_TRY(ep_shm_new(bytes, &shm));
+    status = sparse ? ep_shm_new_sparse(bytes, &shm) : ep_shm_new(bytes, &shm);
+    if (status != EP_OK)
+        return ep_fail_prefix(status, "ep_alloc: ");
     pthread_mutex_lock(&host->memory_lock);
     for (index = 0; index < HOST_SLOTS; index++)
         if (!host->allocations[index].shm.base)
@@ -41,6 +43,16 @@ unlock:
     return status;
 }
 
+ep_status host_alloc_internal(struct host_comm *host, size_t bytes, void **ret_memory)
+{
+    return alloc(host, bytes, false, ret_memory);
+}
+
+ep_status host_alloc_sparse(struct host_comm *host, size_t bytes, void **ret_memory)
+{
+    return alloc(host, bytes, true, ret_memory);
+}
+
 /* Index of the allocation that begins at `memory`, -1 if there is none. Under the lock. */
 static int find_start(struct host_comm *host, const void *memory)
 {
@@ -48,6 +60,19 @@ static int find_start(struct host_comm *host, const void *memory)
         if (host->allocations[index].shm.base && host->allocations[index].shm.base == memory)
             return index;
     return -1;
+}
+
+ep_status host_reserve(struct host_comm *host, const void *memory, size_t offset, size_t bytes)
+{
+    ep_status status = EP_OK;
+    int index;
+
+    pthread_mutex_lock(&host->memory_lock);
+    index = find_start(host, memory);
+    if (index >= 0)
+        status = ep_shm_reserve(&host->allocations[index].shm, offset, bytes);
+    pthread_mutex_unlock(&host->memory_lock);
+    return status;
 }
 
 static void release(struct host_comm *host, int index)
@@ -145,7 +170,7 @@ ep_status host_map(struct host_comm *host, int rank, const struct host_where *wh
 
         ep_shm_done(&mapping->shm);
         mapping->generation = 0;
-        status = ep_shm_attach(&peer->control->slot[where->slot].name, &mapping->shm);
+        status = host_attach(host, rank, &peer->control->slot[where->slot].name, &mapping->shm);
         if (status != EP_OK)
             return ep_fail_prefix(status, "symmetric memory of rank %d: ", rank);
         mapping->generation = where->generation;

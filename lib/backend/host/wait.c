@@ -6,8 +6,8 @@
 #include <errno.h>
 #include <poll.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdio.h>
+#include <string.h>
 
 /* How often a sleeping rank looks for dead peers; also how late a lost wake-up could be noticed. */
 #define LOOK_NS 20000000u
@@ -37,31 +37,72 @@ static uint64_t pack_failure(ep_status status, int culprit, enum host_phase phas
            (uint64_t)(uint16_t)reporter;
 }
 
+/* Why the rank that raised the failure did so, as far as it said. */
+static void read_reason(struct host_comm *host, uint64_t failure, char text[HOST_REASON_BYTES + 2])
+{
+    struct host_control *control = host->peers[(uint16_t)failure % host->comm->nranks].control;
+
+    text[0] = '\0';
+    if (!control || atomic_load_explicit(&control->reason_for, memory_order_acquire) != failure)
+        return;
+    snprintf(text, HOST_REASON_BYTES + 2, ": %.*s", HOST_REASON_BYTES - 1, control->reason);
+}
+
+/* At a deadline: a rank that cannot be watched may as well be dead. */
+static const char *blindness(const struct host_comm *host, int rank)
+{
+    const struct host_peer *peer = &host->peers[rank % host->comm->nranks];
+
+    if (peer->same_process || !peer->control || rank == host->comm->rank ||
+        ep_process_look(&peer->process) != EP_PROCESS_UNKNOWN)
+        return "";
+    return "; whether it lives cannot be told here (no pidfd, and /proc does not show it)";
+}
+
 static ep_status fail_with(struct host_comm *host, uint64_t failure)
 {
     ep_status status = (ep_status)(failure >> 48);
     int culprit = (uint16_t)(failure >> 32), reporter = (uint16_t)failure;
     const char *phase = host_phase_name((enum host_phase)(uint16_t)(failure >> 16));
-    char seen_by[48] = "";
+    char seen_by[48] = "", reason[HOST_REASON_BYTES + 2];
     int none = EP_OK;
 
     atomic_compare_exchange_strong(&host->comm->failed, &none, (int)status);
+    read_reason(host, failure, reason);
     if (reporter != host->comm->rank && reporter != culprit)
         snprintf(seen_by, sizeof(seen_by), " (seen by rank %d)", reporter);
     switch (status) {
     case EP_E_TIMEOUT:
-        return ep_fail(status, "rank %d did not answer within %d ms in \"%s\"%s", culprit,
-                       host->comm->config.timeout_ms, phase, seen_by);
+        return ep_fail(status, "rank %d did not answer within %d ms in \"%s\"%s%s", culprit,
+                       host->comm->config.timeout_ms, phase, seen_by, blindness(host, culprit));
     case EP_E_PEER_DEAD:
-        return ep_fail(status, "rank %d died while others were in \"%s\"%s", culprit, phase, seen_by);
+        return ep_fail(status, "rank %d died while others were in \"%s\"%s%s", culprit, phase, seen_by, reason);
     case EP_E_PEER_LEFT:
-        return ep_fail(status, "rank %d left the group while others waited for it in \"%s\"%s", culprit, phase,
-                       seen_by);
+        return ep_fail(status, "rank %d left the group while others waited for it in \"%s\"%s%s", culprit, phase,
+                       seen_by, reason);
     case EP_E_ABORTED:
         return ep_fail(status, "rank %d called ep_comm_abort while it was in \"%s\"", culprit, phase);
     default:
-        return ep_fail(status, "rank %d failed with %s in \"%s\"%s", culprit, ep_status_name(status), phase, seen_by);
+        return ep_fail(status, "rank %d failed with %s in \"%s\"%s%s", culprit, ep_status_name(status), phase, seen_by,
+                       reason);
     }
+}
+
+/*
+ * One failure for the whole group: the first that is written at the arbiter. Two ranks that find a reason at the same
+ * time would otherwise tell different stories. Kept in the own block as well, for the time when the arbiter's is gone.
+ * Async-signal-safe.
+ */
+static uint64_t decide(struct host_comm *host, uint64_t failure)
+{
+    uint64_t own = atomic_load(&host->control->failure), none = 0;
+
+    if (own)
+        return own;
+    if (host->arbiter && !atomic_compare_exchange_strong(&host->arbiter->group_failure, &none, failure))
+        failure = none;
+    none = 0;
+    return atomic_compare_exchange_strong(&host->control->failure, &none, failure) ? failure : none;
 }
 
 static void ring(struct host_control *control)
@@ -92,12 +133,21 @@ void host_ring_all(struct host_comm *host)
 
 ep_status host_raise(struct host_comm *host, ep_status status, int culprit, enum host_phase phase)
 {
-    uint64_t none = 0, failure = pack_failure(status, culprit, phase, host->comm->rank);
+    uint64_t failure = decide(host, pack_failure(status, culprit, phase, host->comm->rank));
 
-    if (!atomic_compare_exchange_strong(&host->control->failure, &none, failure))
-        failure = none;
     host_ring_all(host);
     return fail_with(host, failure);
+}
+
+/* For the peers. The first reason of this rank only: one that a peer may be reading must not change. */
+static void publish_reason(struct host_comm *host, uint64_t failure, const char *text)
+{
+    struct host_control *control = host->control;
+
+    if (atomic_exchange(&control->reason_taken, 1))
+        return;
+    snprintf(control->reason, sizeof(control->reason), "%.*s", HOST_REASON_BYTES - 1, text);
+    atomic_store_explicit(&control->reason_for, failure, memory_order_release);
 }
 
 ep_status host_raise_own(struct host_comm *host, ep_status status, int culprit, enum host_phase phase)
@@ -108,6 +158,9 @@ ep_status host_raise_own(struct host_comm *host, ep_status status, int culprit, 
     snprintf(text, sizeof(text), "%s", ep_last_error());
     /* What we have met may be the consequence of a failure that a peer has seen already. */
     EP_TRY(host_check(host));
+    if (!ep_status_is_fatal(status))
+        culprit = host->comm->rank;
+    publish_reason(host, pack_failure(status, culprit, phase, host->comm->rank), text);
     raised = host_raise(host, status, culprit, phase);
     return raised == status ? ep_fail(status, "%s (in \"%s\")", text, host_phase_name(phase)) : raised;
 }
@@ -115,26 +168,14 @@ ep_status host_raise_own(struct host_comm *host, ep_status status, int culprit, 
 ep_status host_check(struct host_comm *host)
 {
     uint64_t failure = atomic_load_explicit(&host->control->failure, memory_order_acquire);
-    int rank;
 
     if (failure)
         return fail_with(host, failure);
-    for (rank = 0; rank < host->comm->nranks; rank++) {
-        struct host_control *control = host->peers[rank].control;
-
-        if (!control)
-            continue;
-        failure = atomic_load_explicit(&control->failure, memory_order_acquire);
-        if (failure)
-            break;
-    }
+    failure = atomic_load_explicit(&host->arbiter->group_failure, memory_order_acquire);
     if (!failure)
         return EP_OK;
-    /* Taken over, so that it stays known when that peer is gone, and every later call gives the same answer. */
-    uint64_t none = 0;
-    if (!atomic_compare_exchange_strong(&host->control->failure, &none, failure))
-        failure = none;
-    return fail_with(host, failure);
+    /* Taken over, so that every later call gives the same answer. */
+    return fail_with(host, decide(host, failure));
 }
 
 ep_status host_check_abort(struct host_comm *host)
@@ -158,49 +199,50 @@ void host_abort(ep_comm *comm)
 {
     struct host_comm *host = host_of(comm);
     uint32_t waiting = atomic_load(&host->control->waiting);
-    uint64_t none = 0;
     int clean = EP_OK, saved_errno = errno; /* a signal handler may have interrupted anything */
+    uint64_t failure =
+        decide(host, pack_failure(EP_E_ABORTED, comm->rank, (enum host_phase)(waiting & 0xff), comm->rank));
 
-    atomic_compare_exchange_strong(
-        &host->control->failure, &none,
-        pack_failure(EP_E_ABORTED, comm->rank, (enum host_phase)(waiting & 0xff), comm->rank));
-    atomic_compare_exchange_strong(&comm->failed, &clean, (int)EP_E_ABORTED);
+    atomic_compare_exchange_strong(&comm->failed, &clean, (int)(failure >> 48));
     host_ring_all(host);
     errno = saved_errno;
 }
 
-bool host_process_ended(int pidfd, int32_t pid)
-{
-    struct pollfd poll_fd = {.fd = pidfd, .events = POLLIN};
-
-    if (pidfd < 0)
-        return pid && kill(pid, 0) != 0 && errno == ESRCH;
-    return poll(&poll_fd, 1, 0) == 1;
-}
-
 bool host_peer_dead(const struct host_comm *host, int rank)
 {
-    return host_process_ended(host->peers[rank].pidfd, host->peers[rank].pid);
+    const struct host_peer *peer = &host->peers[rank];
+
+    return !peer->same_process && ep_process_look(&peer->process) == EP_PROCESS_DEAD;
 }
 
-/* The first dead rank, or -1. One system call for all of them. */
+/*
+ * Which ranks may be dead: one system call for all that have a pidfd. `fds` [R]; false when it cannot be told so, as
+ * poll() takes no more descriptors than RLIMIT_NOFILE allows now.
+ */
+static bool poll_all(const struct host_comm *host, struct pollfd *fds)
+{
+    for (int rank = 0; rank < host->comm->nranks; rank++)
+        fds[rank] = (struct pollfd){.fd = host->peers[rank].process.pidfd, .events = POLLIN};
+    return poll(fds, (nfds_t)host->comm->nranks, 0) >= 0;
+}
+
+/* The first dead rank, or -1. */
 static int find_dead(struct host_comm *host, int only)
 {
     struct pollfd fds[EP_MAX_RANKS];
-    int n = host->comm->nranks;
+    bool polled;
 
     if (only >= 0)
         return host_peer_dead(host, only) ? only : -1;
-    for (int rank = 0; rank < n; rank++)
-        if (host->peers[rank].pidfd < 0 && host_peer_dead(host, rank) && !atomic_load(&host->peers[rank].control->left))
+    polled = poll_all(host, fds);
+    for (int rank = 0; rank < host->comm->nranks; rank++) {
+        const struct host_peer *peer = &host->peers[rank];
+
+        if (!peer->control || rank == host->comm->rank || (polled && peer->process.pidfd >= 0 && !fds[rank].revents))
+            continue;
+        if (!atomic_load(&peer->control->left) && host_peer_dead(host, rank))
             return rank;
-    for (int rank = 0; rank < n; rank++)
-        fds[rank] = (struct pollfd){.fd = host->peers[rank].pidfd, .events = POLLIN};
-    if (poll(fds, (nfds_t)n, 0) <= 0)
-        return -1;
-    for (int rank = 0; rank < n; rank++)
-        if (fds[rank].revents && !atomic_load(&host->peers[rank].control->left))
-            return rank;
+    }
     return -1;
 }
 

@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Steps of creation that succeed on all ranks or on none. Each ends in an all-gather of the boot, in which a rank that
+ * has failed tells the others why: so nobody waits for it, and everybody knows whom to look at.
+ */
+#include "backend/host/host.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* So many verdicts fit on the stack: a rank that is out of memory can still say so. */
+#define FEW 32
+
+void host_verdict_make(struct host_verdict *verdict, const char *call, ep_status status, int rank)
+{
+    const char *text = ep_last_error();
+    size_t length = strlen(call);
+
+    memset(verdict, 0, sizeof(*verdict));
+    verdict->status = (int32_t)status;
+    verdict->rank = rank;
+    if (status != EP_OK)
+        /* The call is put in front again by who reads it. */
+        snprintf(verdict->reason, sizeof(verdict->reason), "%.*s", HOST_REASON_BYTES - 1,
+                 strncmp(text, call, length) == 0 && strncmp(text + length, ": ", 2) == 0 ? text + length + 2 : text);
+}
+
+static const struct host_verdict *find(const void *all, size_t stride, int rank)
+{
+    return (const struct host_verdict *)(const void *)((const char *)all + (size_t)rank * stride);
+}
+
+ep_status host_verdict_judge(const char *call, const struct host_verdict *mine, int me, int nranks, const void *all,
+                             size_t stride)
+{
+    int blamed = -1;
+
+    /* Who failed by itself explains those that failed because of it. */
+    for (int rank = 0; rank < nranks; rank++) {
+        const struct host_verdict *theirs = find(all, stride, rank);
+
+        if (theirs->status == EP_OK)
+            continue;
+        if (theirs->rank == rank) {
+            blamed = rank;
+            break;
+        }
+        if (blamed < 0)
+            blamed = rank;
+    }
+    if (blamed < 0)
+        return EP_OK;
+    if (blamed == me || mine->status != EP_OK)
+        return ep_fail((ep_status)mine->status, "%s: %s", call, mine->reason);
+    mine = find(all, stride, blamed);
+    return ep_fail((ep_status)mine->status, "%s: rank %d %s: %.*s", call, blamed,
+                   mine->rank == blamed ? "failed" : "says", HOST_REASON_BYTES - 1, mine->reason);
+}
+
+ep_status host_agree_about(const ep_boot *boot, int timeout_ms, ep_status mine, int rank, bool *asks)
+{
+    struct host_verdict few[FEW], *all = few, own;
+    ep_status status;
+
+    host_verdict_make(&own, "ep_comm_new", mine, rank);
+    own.asks = *asks;
+    if (boot->nranks > FEW)
+        all = calloc((size_t)boot->nranks, sizeof(*all));
+    if (!all)
+        return ep_fail(EP_E_MEMORY, "ep_comm_new: no memory for %d ranks", boot->nranks);
+    status = boot->allgather(boot->context, &own, sizeof(own), timeout_ms, all);
+    if (status == EP_OK) {
+        status = host_verdict_judge("ep_comm_new", &own, boot->rank, boot->nranks, all, sizeof(*all));
+        for (int i = 0; i < boot->nranks; i++)
+            *asks |= all[i].asks != 0;
+    } else if (mine != EP_OK) {
+        status = ep_fail(mine, "ep_comm_new: %s", own.reason);
+    }
+    if (all != few)
+        free(all);
+    return status;
+}
+
+ep_status host_agree(const ep_boot *boot, int timeout_ms, ep_status mine)
+{
+    bool asks = false;
+
+    return host_agree_about(boot, timeout_ms, mine, boot->rank, &asks);
+}

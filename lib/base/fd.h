@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* fd.h - descriptors that the library keeps. */
+#ifndef EP_BASE_FD_H
+#define EP_BASE_FD_H
+
+#include <errno.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+/*
+ * Moves a new descriptor above the standard streams. In a process that was started with one of them closed the kernel
+ * gives out its number, and what the program then prints would land in the middle of shared memory. -1 stays -1; errno
+ * tells why the move failed.
+ */
+static inline int ep_fd_keep(int fd)
+{
+    int kept, error;
+
+    if (fd < 0 || fd > STDERR_FILENO)
+        return fd;
+    kept = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+    error = errno;
+    close(fd);
+    errno = error;
+    return kept;
+}
+
+#endif

@@ -1,0 +1,302 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/process.h"
+
+#include "base/fd.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+
+/* --- which process this is --------------------------------------------------------------------------------------- */
+
+/*
+ * One page that the kernel clears in every child, also in one that was made without the C library's fork() and its
+ * handlers (_Fork, clone): the generation and the key of this process, each made anew where it is 0.
+ */
+static _Atomic(_Atomic uint64_t *) mark;
+static _Atomic uint64_t last_generation;
+
+static _Atomic uint64_t *make_mark(void)
+{
+    _Atomic uint64_t *made, *none = NULL;
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    void *base = mmap(NULL, page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+    if (base == MAP_FAILED)
+        return NULL;
+    if (madvise(base, page, MADV_WIPEONFORK) != 0) {
+        munmap(base, page);
+        return NULL;
+    }
+    made = base;
+    if (!atomic_compare_exchange_strong(&mark, &none, made)) {
+        munmap(base, page);
+        made = none;
+    }
+    return made;
+}
+
+uint64_t ep_process_generation(void)
+{
+    _Atomic uint64_t *at = atomic_load(&mark);
+    uint64_t none = 0;
+
+    if (!at)
+        at = make_mark();
+    /* Kernels before 4.14: good unless a child has the number of its parent, which takes a PID namespace. */
+    if (!at)
+        return UINT64_C(1) << 63 | (uint64_t)getpid();
+    if (atomic_load(at) == 0)
+        atomic_compare_exchange_strong(at, &none, atomic_fetch_add(&last_generation, 1) + 1);
+    return atomic_load(at);
+}
+
+static uint64_t random_word(void)
+{
+    struct timespec now;
+    uint64_t word = 0;
+
+    if (getrandom(&word, sizeof(word), GRND_NONBLOCK) == (ssize_t)sizeof(word) && word)
+        return word;
+    clock_gettime(CLOCK_REALTIME, &now);
+    word = ((uint64_t)now.tv_sec << 32 ^ (uint64_t)now.tv_nsec << 8 ^ (uint64_t)getpid()) * 0x9e3779b97f4a7c15u;
+    return word ? word : 1;
+}
+
+static uint64_t inode_of(const char *path)
+{
+    struct stat info;
+
+    return stat(path, &info) == 0 ? (uint64_t)info.st_ino : 0;
+}
+
+/* State and start time of a process. False where it cannot be read, which says nothing about the process. */
+static bool read_stat(int32_t pid, char *ret_state, uint64_t *ret_start)
+{
+    char path[40], text[1024], *at;
+    ssize_t got;
+    int fd;
+
+    snprintf(path, sizeof(path), "/proc/%d/stat", pid);
+    fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return false;
+    got = read(fd, text, sizeof(text) - 1);
+    close(fd);
+    if (got <= 0)
+        return false;
+    text[got] = '\0';
+    /* The name of the program is in brackets and may hold anything, brackets too. */
+    at = strrchr(text, ')');
+    if (!at || at[1] != ' ')
+        return false;
+    *ret_state = at[2];
+    at += 2;
+    for (int field = 3; field < 22 && at; field++) {
+        at = strchr(at, ' ');
+        at = at ? at + 1 : NULL;
+    }
+    if (!at)
+        return false;
+    *ret_start = strtoull(at, NULL, 10);
+    return true;
+}
+
+bool ep_process_proc_is_ours(void)
+{
+    char text[24];
+    ssize_t got = readlink("/proc/self", text, sizeof(text) - 1);
+
+    if (got <= 0)
+        return false;
+    text[got] = '\0';
+    return strtol(text, NULL, 10) == (long)getpid();
+}
+
+/* Read once: a process that has run out of descriptors is still on its host. */
+static void read_host(char host[40])
+{
+    static _Atomic int state; /* 0: not read, 1: being written, 2: there */
+    static char known[40];
+    ssize_t got;
+    int fd, unread = 0;
+
+    memset(host, 0, 40);
+    if (atomic_load(&state) == 2) {
+        memcpy(host, known, sizeof(known));
+        return;
+    }
+    fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return;
+    got = read(fd, host, 39);
+    close(fd);
+    if (got <= 0) {
+        host[0] = '\0';
+        return;
+    }
+    if (atomic_compare_exchange_strong(&state, &unread, 1)) {
+        memcpy(known, host, sizeof(known));
+        atomic_store(&state, 2);
+    }
+}
+
+static void describe(int32_t pid, struct ep_process_id *id)
+{
+    char state;
+
+    read_host(id->host);
+    id->pid = pid;
+    id->pid_namespace = inode_of("/proc/self/ns/pid");
+    id->time_namespace = inode_of("/proc/self/ns/time");
+    if (!ep_process_proc_is_ours() || !read_stat(pid, &state, &id->start))
+        id->start = 0;
+}
+
+/* Drawn once for each process, so that a child does not have its parent's. */
+static uint64_t own_key(void)
+{
+    static _Atomic uint64_t without_mark;
+    _Atomic uint64_t *at;
+    uint64_t none = 0;
+
+    ep_process_generation();
+    at = atomic_load(&mark);
+    if (at)
+        at++;
+    else
+        at = &without_mark;
+    if (atomic_load(at) == 0)
+        atomic_compare_exchange_strong(at, &none, random_word());
+    return atomic_load(at) ^ (at == &without_mark ? (uint64_t)getpid() << 32 : 0);
+}
+
+void ep_process_get_self(struct ep_process_id *ret_id)
+{
+    memset(ret_id, 0, sizeof(*ret_id));
+    ret_id->key = own_key();
+    describe((int32_t)getpid(), ret_id);
+}
+
+void ep_process_get_child(int32_t pid, struct ep_process_id *ret_id)
+{
+    memset(ret_id, 0, sizeof(*ret_id));
+    describe(pid, ret_id);
+}
+
+/* --- whether another one lives ----------------------------------------------------------------------------------- */
+
+static void find_visible(const struct ep_process_id *id, struct ep_process *process)
+{
+    uint64_t here = inode_of("/proc/self/ns/pid");
+    char host[40];
+
+    *process = (struct ep_process){.pidfd = -1};
+    read_host(host);
+    /* A number means something in its own PID namespace alone, and without /proc nobody knows which one this is. */
+    if (id->pid <= 0 || !here || here != id->pid_namespace || !host[0] || memcmp(host, id->host, sizeof(host)) != 0)
+        return;
+    process->pid = id->pid;
+    if (id->time_namespace == inode_of("/proc/self/ns/time"))
+        process->start = id->start;
+}
+
+/* The number may have been given to another process before the descriptor was there. */
+static bool was_reused(const struct ep_process *process)
+{
+    uint64_t start;
+    char state;
+
+    return process->start && ep_process_proc_is_ours() && read_stat(process->pid, &state, &start) &&
+           start != process->start;
+}
+
+ep_status ep_process_open(const struct ep_process_id *id, struct ep_process *ret_process)
+{
+    struct ep_process process;
+    int error;
+
+    find_visible(id, &process);
+    if (process.pid) {
+        process.pidfd = ep_fd_keep((int)syscall(SYS_pidfd_open, process.pid, 0));
+        error = errno;
+        if (process.pidfd < 0 && (error == EMFILE || error == ENFILE || error == ENOMEM))
+            return ep_fail_errno(EP_E_SYSTEM, error, "pidfd_open of process %d", process.pid);
+        if (process.pidfd >= 0) {
+            fcntl(process.pidfd, F_SETFD, FD_CLOEXEC);
+            if (was_reused(&process)) {
+                close(process.pidfd);
+                process.pidfd = -1; /* and the start time says that it is dead */
+            }
+        }
+    }
+    *ret_process = process;
+    return EP_OK;
+}
+
+void ep_process_close(struct ep_process *process)
+{
+    if (process->pidfd >= 0)
+        close(process->pidfd);
+    *process = (struct ep_process){.pidfd = -1};
+}
+
+/* By its number. */
+static enum ep_process_state look_by_pid(const struct ep_process *process)
+{
+    uint64_t start = 0;
+    char state = 0;
+
+    if (!process->pid)
+        return EP_PROCESS_UNKNOWN;
+    if (kill(process->pid, 0) != 0 && errno == ESRCH)
+        return EP_PROCESS_DEAD;
+    if (!ep_process_proc_is_ours() || !read_stat(process->pid, &state, &start))
+        return EP_PROCESS_UNKNOWN;
+    if (state == 'Z' || state == 'X' || (process->start && start != process->start))
+        return EP_PROCESS_DEAD;
+    return EP_PROCESS_ALIVE;
+}
+
+enum ep_process_state ep_process_look(const struct ep_process *process)
+{
+    struct pollfd look = {.fd = process->pidfd, .events = POLLIN};
+    int saved = errno;
+    enum ep_process_state state = EP_PROCESS_UNKNOWN;
+
+    /* poll() refuses even one descriptor when RLIMIT_NOFILE has been lowered to none. */
+    if (look.fd >= 0 && poll(&look, 1, 0) >= 0 && !(look.revents & (POLLNVAL | POLLERR))) {
+        if (!look.revents)
+            state = EP_PROCESS_ALIVE;
+        /*
+         * Readable: it has ended - if the program has not closed our descriptor and given its number to a file. Any
+         * other error is one of a pidfd; EINVAL that of another PID namespace.
+         */
+        else if (syscall(SYS_pidfd_send_signal, look.fd, 0, NULL, 0) == 0 || errno != EBADF)
+            state = EP_PROCESS_DEAD;
+    }
+    if (state == EP_PROCESS_UNKNOWN)
+        state = look_by_pid(process);
+    errno = saved;
+    return state;
+}
+
+enum ep_process_state ep_process_look_once(const struct ep_process_id *id)
+{
+    struct ep_process process;
+    enum ep_process_state state;
+
+    if (ep_process_open(id, &process) != EP_OK)
+        find_visible(id, &process);
+    state = ep_process_look(&process);
+    ep_process_close(&process);
+    return state;
+}

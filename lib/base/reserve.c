@@ -1,0 +1,307 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/reserve.h"
+
+#include "base/fd.h"
+
+#include <limits.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
+/* Pages are taken in pieces, so that ranks that allocate at the same time see what the others have taken. */
+#define CHUNK_BYTES ((size_t)64 << 20)
+/* A signal makes fallocate() undo the piece that it is at: after that it takes small ones with signals blocked. */
+#define CHUNK_BLOCKED_BYTES ((size_t)4 << 20)
+/* Not worth a look at the limits. All allocations of a rank below this fit into what the check leaves as margin. */
+#define SMALL_BYTES ((size_t)64 << 10)
+#define MARGIN_BYTES ((size_t)1 << 20)
+
+/* --- limits ------------------------------------------------------------------------------------------------------ */
+
+/* A small file of the kernel's, as text. */
+static bool read_text(const char *path, char *text, size_t bytes)
+{
+    size_t used = 0;
+    ssize_t got;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+
+    if (fd < 0)
+        return false;
+    while (used + 1 < bytes && (got = read(fd, text + used, bytes - 1 - used)) > 0)
+        used += (size_t)got;
+    close(fd);
+    text[used] = '\0';
+    return used > 0;
+}
+
+/* The number behind `name` at the start of a line. */
+static bool find_number(const char *text, const char *name, uint64_t *ret_value)
+{
+    size_t length = strlen(name);
+
+    for (const char *at = text; at; at = strchr(at, '\n'), at = at ? at + 1 : NULL)
+        if (strncmp(at, name, length) == 0 && (at[length] == ' ' || at[length] == ':')) {
+            *ret_value = strtoull(at + length + 1, NULL, 10);
+            return true;
+        }
+    return false;
+}
+
+static bool read_number(const char *folder, const char *name, uint64_t *ret_value)
+{
+    char path[PATH_MAX], text[64], *end;
+
+    if (snprintf(path, sizeof(path), "%s/%s", folder, name) >= (int)sizeof(path) ||
+        !read_text(path, text, sizeof(text)))
+        return false;
+    *ret_value = strtoull(text, &end, 10);
+    return end != text; /* "max" is no number */
+}
+
+/* What one hierarchy calls its files. */
+struct cgroup_files {
+    const char *mount, *limit, *usage, *inactive, *active;
+};
+
+static const struct cgroup_files cgroup_v1 = {.mount = "/sys/fs/cgroup/memory",
+                                              .limit = "memory.limit_in_bytes",
+                                              .usage = "memory.usage_in_bytes",
+                                              .inactive = "total_inactive_file",
+                                              .active = "total_active_file"};
+static const struct cgroup_files cgroup_v2 = {.mount = "/sys/fs/cgroup",
+                                              .limit = "memory.max",
+                                              .usage = "memory.current",
+                                              .inactive = "inactive_file",
+                                              .active = "active_file"};
+
+/* One cgroup: false when it has no limit or cannot be read. What the page cache of files holds can be given up. */
+static bool read_cgroup(const struct cgroup_files *files, const char *folder, uint64_t *ret_limit, uint64_t *ret_left)
+{
+    uint64_t limit, usage, inactive = 0, active = 0;
+    char path[PATH_MAX], text[8192];
+
+    if (!read_number(folder, files->limit, &limit) || limit >= (uint64_t)INT64_MAX / 2 ||
+        !read_number(folder, files->usage, &usage))
+        return false;
+    if (snprintf(path, sizeof(path), "%s/memory.stat", folder) < (int)sizeof(path) &&
+        read_text(path, text, sizeof(text))) {
+        find_number(text, files->inactive, &inactive);
+        find_number(text, files->active, &active);
+    }
+    *ret_limit = limit;
+    usage = usage > inactive + active ? usage - inactive - active : 0;
+    *ret_left = usage < limit ? limit - usage : 0;
+    return true;
+}
+
+/* The path of this process below the hierarchy. */
+static bool find_cgroup(char *text, const struct cgroup_files **ret_files, char **ret_path)
+{
+    char *line, *rest = text;
+
+    *ret_path = NULL;
+    while ((line = strsep(&rest, "\n")) && *line) {
+        char *names = strchr(line, ':'), *path = names ? strchr(names + 1, ':') : NULL;
+
+        if (!path)
+            continue;
+        *path++ = '\0';
+        names++;
+        if (strcmp(names, "memory") == 0 || strncmp(names, "memory,", 7) == 0 || strstr(names, ",memory")) {
+            *ret_files = &cgroup_v1;
+            *ret_path = path;
+            return true;
+        }
+        if (!*names) {
+            *ret_files = &cgroup_v2;
+            *ret_path = path;
+        }
+    }
+    return *ret_path != NULL;
+}
+
+static ep_status check_cgroups(size_t bytes, size_t need, uint64_t swap_free)
+{
+    const struct cgroup_files *files = NULL;
+    char text[8192], folder[PATH_MAX], *path, *slash;
+    uint64_t limit, left;
+
+    if (!read_text("/proc/self/cgroup", text, sizeof(text)) || !find_cgroup(text, &files, &path) ||
+        snprintf(folder, sizeof(folder), "%s%s", files->mount, path) >= (int)sizeof(folder))
+        return EP_OK;
+    /* Each level up to the mount; levels above a container's own are not there, and their limits cannot be known. */
+    for (;;) {
+        if (read_cgroup(files, folder, &limit, &left) && left + swap_free < need)
+            return ep_fail(EP_E_MEMORY,
+                           "%zu bytes of shared memory do not fit: the memory cgroup %s is limited to %llu bytes (%s), "
+                           "of which %llu are left",
+                           bytes, folder, (unsigned long long)limit, files->limit, (unsigned long long)left);
+        slash = strrchr(folder, '/');
+        if (!slash || strlen(folder) <= strlen(files->mount))
+            return EP_OK;
+        *slash = '\0';
+    }
+}
+
+ep_status ep_reserve_check(size_t bytes)
+{
+    /* The kernel's own records of the pages come on top. */
+    size_t need = bytes + bytes / 256 + MARGIN_BYTES;
+    uint64_t available, swap_free = 0, limit, used;
+    char text[4096], policy[8];
+
+    if (bytes < SMALL_BYTES)
+        return EP_OK;
+    if (!read_text("/proc/meminfo", text, sizeof(text)))
+        return check_cgroups(bytes, need, 0);
+    if (find_number(text, "SwapFree", &swap_free))
+        swap_free *= 1024;
+    if (find_number(text, "MemAvailable", &available) && available * 1024 + swap_free < need)
+        return ep_fail(EP_E_MEMORY,
+                       "%zu bytes of shared memory do not fit: this machine has %llu bytes of memory and swap left",
+                       bytes, (unsigned long long)(available * 1024 + swap_free));
+    if (read_text("/proc/sys/vm/overcommit_memory", policy, sizeof(policy)) && policy[0] == '2' &&
+        find_number(text, "CommitLimit", &limit) && find_number(text, "Committed_AS", &used) &&
+        (used >= limit || (limit - used) * 1024 < bytes))
+        return ep_fail(EP_E_MEMORY,
+                       "%zu bytes of shared memory do not fit: vm.overcommit_memory is 2 and the commit limit is %llu "
+                       "bytes, of which %llu are taken",
+                       bytes, (unsigned long long)(limit * 1024), (unsigned long long)(used * 1024));
+    return check_cgroups(bytes, need, swap_free);
+}
+
+ep_status ep_reserve_check_file(size_t bytes)
+{
+    struct rlimit limit;
+
+    if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && limit.rlim_cur < bytes)
+        return ep_fail(EP_E_MEMORY,
+                       "%zu bytes of shared memory are more than RLIMIT_FSIZE (ulimit -f) allows, which is %llu bytes: "
+                       "shared memory is a file to the kernel",
+                       bytes, (unsigned long long)limit.rlim_cur);
+    return EP_OK;
+}
+
+ep_status ep_reserve_fail_map(int error_number, size_t bytes)
+{
+    struct rlimit space, locked;
+    char count[32] = "?";
+
+    if (error_number != ENOMEM && error_number != EAGAIN)
+        return ep_fail_errno(EP_E_SYSTEM, error_number, "shared memory: mmap of %zu bytes", bytes);
+    if (getrlimit(RLIMIT_AS, &space) != 0)
+        space.rlim_cur = RLIM_INFINITY;
+    if (getrlimit(RLIMIT_MEMLOCK, &locked) != 0)
+        locked.rlim_cur = RLIM_INFINITY;
+    if (error_number == EAGAIN)
+        return ep_fail(EP_E_MEMORY,
+                       "shared memory: mmap of %zu bytes: memory of this process is locked (mlockall) and "
+                       "RLIMIT_MEMLOCK (ulimit -l) is %llu bytes",
+                       bytes, (unsigned long long)locked.rlim_cur);
+    if (space.rlim_cur != RLIM_INFINITY)
+        return ep_fail(EP_E_MEMORY,
+                       "shared memory: mmap of %zu bytes: no address space: RLIMIT_AS (ulimit -v) is %llu bytes", bytes,
+                       (unsigned long long)space.rlim_cur);
+    if (read_text("/proc/sys/vm/max_map_count", count, sizeof(count)))
+        count[strcspn(count, "\n")] = '\0';
+    return ep_fail(EP_E_MEMORY,
+                   "shared memory: mmap of %zu bytes: out of memory, or more than vm.max_map_count = %s mappings",
+                   bytes, count);
+}
+
+/* --- pages ------------------------------------------------------------------------------------------------------- */
+
+/* fallocate() that a signal does not undo: signals come in when it has returned. */
+static int allocate_blocked(int fd, size_t offset, size_t bytes)
+{
+    sigset_t all, old;
+    int result, error;
+
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    result = fallocate(fd, 0, (off_t)offset, (off_t)bytes);
+    error = errno;
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    errno = error;
+    return result;
+}
+
+/* Where there is no fallocate() for memory: writing says as an error what touching says as a signal. */
+static ep_status reserve_by_writing(int fd, size_t offset, size_t bytes)
+{
+    static const char zeros[65536];
+    size_t done = 0;
+
+    while (done < bytes) {
+        size_t piece = bytes - done < sizeof(zeros) ? bytes - done : sizeof(zeros);
+        ssize_t got = pwrite(fd, zeros, piece, (off_t)(offset + done));
+
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got <= 0)
+            return ep_fail_errno(EP_E_MEMORY, got < 0 ? errno : ENOSPC, "%zu bytes of shared memory cannot be had",
+                                 bytes);
+        done += (size_t)got;
+    }
+    return EP_OK;
+}
+
+ep_status ep_reserve_file(int fd, size_t offset, size_t bytes)
+{
+    size_t done = 0, most = CHUNK_BYTES;
+    bool blocked = false;
+
+    if (bytes > most)
+        EP_TRY(ep_reserve_check(bytes)); /* before anything is taken from others */
+    while (done < bytes) {
+        size_t piece = bytes - done < most ? bytes - done : most;
+        int result;
+
+        EP_TRY(ep_reserve_check(piece));
+        result = blocked ? allocate_blocked(fd, offset + done, piece)
+                         : fallocate(fd, 0, (off_t)(offset + done), (off_t)piece);
+        if (result == 0) {
+            done += piece;
+            continue;
+        }
+        if (errno == EINTR) {
+            /* Blocked signals interrupt no more, but those that stop or kill do: then once more. */
+            blocked = true;
+            most = CHUNK_BLOCKED_BYTES;
+            continue;
+        }
+        /* EPERM: a sandbox that does not know the call; the memory is ours and not sealed against it. */
+        if (errno == EOPNOTSUPP || errno == ENOSYS || errno == EPERM)
+            return reserve_by_writing(fd, offset + done, bytes - done);
+        return ep_fail_errno(EP_E_MEMORY, errno,
+                             "%zu bytes of shared memory cannot be had, %zu of them can (memory of the machine, its "
+                             "cgroup, or the commit limit)",
+                             bytes, done);
+    }
+    return EP_OK;
+}
+
+ep_status ep_reserve_mapping(void *base, size_t bytes)
+{
+    int tries = 0;
+
+    EP_TRY(ep_reserve_check(bytes));
+    while (madvise(base, bytes, MADV_POPULATE_WRITE) != 0) {
+        if ((errno == EINTR || errno == EAGAIN) && tries++ < 1000)
+            continue;
+        if (errno == EFAULT || errno == ENOMEM || errno == EHWPOISON)
+            return ep_fail_errno(EP_E_MEMORY, errno, "%zu bytes of shared memory cannot be had", bytes);
+        break; /* kernels before 5.14 do not know it: what the limits say has to do */
+    }
+    return EP_OK;
+}

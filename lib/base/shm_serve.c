@@ -1,0 +1,324 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Segments over a socket, where neither /proc nor pidfd_getfd() leads to the owner's descriptors: each process has one
+ * thread that answers requests with a descriptor (SCM_RIGHTS). Datagrams, so that a peer that is stopped between two
+ * steps of a request holds nobody up. The socket has an abstract name: nothing is left in the file system.
+ */
+#include "base/clock.h"
+#include "base/fd.h"
+#include "base/shm.h"
+
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+
+#define STACK_BYTES ((size_t)256 << 10)
+#define SLICE_MS 20
+
+struct request {
+    unsigned char secret[16];
+    uint64_t nonce;
+    uint64_t serial; /* 0: a pidfd of the process itself */
+};
+
+struct answer {
+    uint64_t nonce;
+    int32_t error; /* errno; 0: the descriptor comes with it. ENOENT: released */
+    int32_t unused;
+};
+
+struct server {
+    uint64_t generation; /* of the process that started it: threads do not survive a fork */
+    pthread_mutex_t lock;
+    pthread_t thread;
+    struct ep_shm_address address;
+    int socket, users;
+};
+
+static _Atomic(struct server *) current;
+
+static struct server *get_server(void)
+{
+    struct server *server = atomic_load(&current), *fresh;
+    uint64_t generation = ep_process_generation();
+
+    if (server && server->generation == generation)
+        return server;
+    fresh = calloc(1, sizeof(*fresh));
+    if (!fresh)
+        return NULL;
+    fresh->generation = generation;
+    fresh->socket = -1;
+    pthread_mutex_init(&fresh->lock, NULL);
+    if (atomic_compare_exchange_strong(&current, &server, fresh))
+        return fresh;
+    pthread_mutex_destroy(&fresh->lock);
+    free(fresh);
+    return server;
+}
+
+static socklen_t make_name(const char name[24], struct sockaddr_un *ret_address)
+{
+    memset(ret_address, 0, sizeof(*ret_address));
+    ret_address->sun_family = AF_UNIX;
+    memcpy(ret_address->sun_path + 1, name, 23);
+    return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + 23);
+}
+
+/* A message with at most one descriptor. */
+union control {
+    struct cmsghdr head;
+    char bytes[CMSG_SPACE(sizeof(int))];
+};
+
+/* --- the thread -------------------------------------------------------------------------------------------------- */
+
+static bool send_answer(int socket, const struct sockaddr_un *to, socklen_t to_bytes, struct answer *answer, int fd)
+{
+    union control control = {.bytes = {0}};
+    struct iovec data = {.iov_base = answer, .iov_len = sizeof(*answer)};
+    struct msghdr message = {
+        .msg_name = (void *)(uintptr_t)to, .msg_namelen = to_bytes, .msg_iov = &data, .msg_iovlen = 1};
+
+    if (fd >= 0) {
+        message.msg_control = control.bytes;
+        message.msg_controllen = sizeof(control.bytes);
+        control.head =
+            (struct cmsghdr){.cmsg_len = CMSG_LEN(sizeof(int)), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
+        memcpy(CMSG_DATA(&control.head), &fd, sizeof(fd));
+    }
+    return sendmsg(socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL) >= 0;
+}
+
+static void serve_one(int socket, const struct ep_shm_address *own, const struct request *request,
+                      const struct sockaddr_un *from, socklen_t from_bytes)
+{
+    struct answer answer = {.nonce = request->nonce};
+    int fd;
+
+    if (memcmp(request->secret, own->secret, sizeof(own->secret)) != 0)
+        return;
+    errno = ENOENT;
+    fd = request->serial ? ep_shm_dup_local(request->serial) : (int)syscall(SYS_pidfd_open, getpid(), 0);
+    answer.error = fd >= 0 ? 0 : errno;
+    if (!send_answer(socket, from, from_bytes, &answer, fd) && fd >= 0) {
+        /* Too many descriptors on their way (ETOOMANYREFS): the reason goes without one. */
+        answer.error = errno;
+        send_answer(socket, from, from_bytes, &answer, -1);
+    }
+    if (fd >= 0)
+        close(fd);
+}
+
+static void *server_main(void *context)
+{
+    struct server *server = context;
+    struct ep_shm_address own = server->address;
+    int socket = server->socket;
+
+    for (;;) {
+        struct sockaddr_un from;
+        socklen_t from_bytes = sizeof(from);
+        struct request request;
+        ssize_t got = recvfrom(socket, &request, sizeof(request), 0, (struct sockaddr *)&from, &from_bytes);
+
+        if (got == (ssize_t)sizeof(request))
+            serve_one(socket, &own, &request, &from, from_bytes);
+        else if (got == 0 || (got < 0 && errno != EINTR)) /* shut down */
+            return NULL;
+    }
+}
+
+/* As the worker of the communication stream: signals are the application's, but for those that it causes itself. */
+static int start_thread(struct server *server)
+{
+    static const int own[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS};
+    pthread_attr_t attributes;
+    sigset_t all, old;
+    int error;
+
+    sigfillset(&all);
+    for (size_t i = 0; i < sizeof(own) / sizeof(own[0]); i++)
+        sigdelset(&all, own[i]);
+    pthread_attr_init(&attributes);
+    pthread_attr_setstacksize(&attributes, STACK_BYTES);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    error = pthread_create(&server->thread, &attributes, server_main, server);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    pthread_attr_destroy(&attributes);
+    return error;
+}
+
+static ep_status open_socket(struct server *server)
+{
+    struct sockaddr_un address;
+    unsigned char random[8];
+    socklen_t bytes;
+
+    if (getrandom(server->address.secret, sizeof(server->address.secret), 0) !=
+            (ssize_t)sizeof(server->address.secret) ||
+        getrandom(random, sizeof(random), 0) != (ssize_t)sizeof(random))
+        return ep_fail_errno(EP_E_SYSTEM, errno, "shared memory: getrandom");
+    snprintf(server->address.name, sizeof(server->address.name), "epkit-%02x%02x%02x%02x%02x%02x%02x%02x", random[0],
+             random[1], random[2], random[3], random[4], random[5], random[6], random[7]);
+    server->socket = ep_fd_keep(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+    if (server->socket < 0)
+        return ep_fail_errno(EP_E_SYSTEM, errno, "shared memory: a socket to hand out segments");
+    bytes = make_name(server->address.name, &address);
+    if (bind(server->socket, (struct sockaddr *)&address, bytes) != 0)
+        return ep_fail_errno(EP_E_SYSTEM, errno, "shared memory: binding the socket that hands out segments");
+    return EP_OK;
+}
+
+static void stop(struct server *server)
+{
+    if (server->socket >= 0)
+        close(server->socket);
+    server->socket = -1;
+    memset(&server->address, 0, sizeof(server->address));
+}
+
+ep_status ep_shm_serve(struct ep_shm_address *ret_address)
+{
+    struct server *server = get_server();
+    ep_status status = EP_OK;
+    int error = 0;
+
+    if (!server)
+        return ep_fail(EP_E_MEMORY, "shared memory: no memory for the thread that hands out segments");
+    pthread_mutex_lock(&server->lock);
+    if (!server->users) {
+        status = open_socket(server);
+        if (status == EP_OK && (error = start_thread(server)) != 0)
+            status = ep_fail_errno(EP_E_SYSTEM, error, "shared memory: a thread to hand out segments");
+        if (status != EP_OK)
+            stop(server);
+    }
+    if (status == EP_OK) {
+        server->users++;
+        *ret_address = server->address;
+    }
+    pthread_mutex_unlock(&server->lock);
+    return status;
+}
+
+void ep_shm_serve_end(void)
+{
+    struct server *server = get_server();
+
+    if (!server)
+        return;
+    pthread_mutex_lock(&server->lock);
+    if (server->users && --server->users == 0) {
+        shutdown(server->socket, SHUT_RDWR);
+        pthread_join(server->thread, NULL);
+        stop(server);
+    }
+    pthread_mutex_unlock(&server->lock);
+}
+
+/* --- asking ------------------------------------------------------------------------------------------------------ */
+
+/* One answer, if there is one. 0: none yet; -1: out of descriptors here; 1: *ret_answer and *ret_fd (-1: none). */
+static int take_answer(int socket, uint64_t nonce, struct answer *ret_answer, int *ret_fd)
+{
+    union control control;
+    struct iovec data = {.iov_base = ret_answer, .iov_len = sizeof(*ret_answer)};
+    struct msghdr message = {
+        .msg_iov = &data, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = sizeof(control.bytes)};
+    ssize_t got = recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    const struct cmsghdr *head = got >= 0 ? CMSG_FIRSTHDR(&message) : NULL;
+
+    *ret_fd = -1;
+    if (head && head->cmsg_type == SCM_RIGHTS && head->cmsg_len >= CMSG_LEN(sizeof(int)))
+        memcpy(ret_fd, CMSG_DATA(head), sizeof(*ret_fd));
+    if (got != (ssize_t)sizeof(*ret_answer) || ret_answer->nonce != nonce) {
+        if (*ret_fd >= 0)
+            close(*ret_fd);
+        return 0;
+    }
+    *ret_fd = ep_fd_keep(*ret_fd);
+    /* The kernel does not say so as an error: it leaves the descriptor out. */
+    return ret_answer->error == 0 && *ret_fd < 0 ? -1 : 1;
+}
+
+static ep_status fail_unreachable(int error)
+{
+    return ep_fail_errno(
+        EP_E_UNSUPPORTED, error,
+        "shared memory: the peer's socket cannot be reached: it has ended, or lives in another network "
+        "namespace; ranks of a node must share the PID or the network namespace");
+}
+
+static ep_status ask(int socket, const struct ep_shm_address *address, uint64_t serial, int timeout_ms,
+                     struct answer *ret_answer, int *ret_fd)
+{
+    struct request request = {.serial = serial};
+    uint64_t deadline_ns = ep_deadline_ns(timeout_ms);
+    struct sockaddr_un to;
+    socklen_t to_bytes = make_name(address->name, &to);
+    bool sent = false;
+
+    memcpy(request.secret, address->secret, sizeof(request.secret));
+    if (getrandom(&request.nonce, sizeof(request.nonce), GRND_NONBLOCK) < 0)
+        request.nonce = deadline_ns;
+    do {
+        struct pollfd look = {.fd = socket, .events = POLLIN};
+        int got;
+
+        if (!sent && sendto(socket, &request, sizeof(request), MSG_DONTWAIT | MSG_NOSIGNAL, (struct sockaddr *)&to,
+                            to_bytes) == (ssize_t)sizeof(request))
+            sent = true;
+        else if (!sent && errno != EAGAIN && errno != EINTR && errno != ENOBUFS)
+            return fail_unreachable(errno);
+        poll(&look, 1, SLICE_MS);
+        got = take_answer(socket, request.nonce, ret_answer, ret_fd);
+        if (got < 0)
+            return ep_fail_errno(EP_E_SYSTEM, EMFILE, "shared memory of a peer");
+        if (got > 0)
+            return EP_OK;
+    } while (ep_now_ns() < deadline_ns);
+    return ep_fail(EP_E_TIMEOUT, "shared memory: the owner did not hand out its segment within %d ms", timeout_ms);
+}
+
+ep_status ep_shm_request(const struct ep_shm_address *address, uint64_t serial, int timeout_ms, int *ret_fd)
+{
+    struct sockaddr_un own = {.sun_family = AF_UNIX};
+    static const struct ep_shm_address none;
+    struct answer answer = {.nonce = 0};
+    ep_status status;
+    int fd;
+
+    if (memcmp(address, &none, sizeof(none)) == 0)
+        return ep_fail(EP_E_UNSUPPORTED, "shared memory: the owner does not hand out its segments");
+    fd = ep_fd_keep(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+    if (fd < 0)
+        return ep_fail_errno(EP_E_SYSTEM, errno, "shared memory: a socket to ask a peer for its segment");
+    /* The family alone: the kernel makes up a name to answer to. */
+    if (bind(fd, (struct sockaddr *)&own, sizeof(own.sun_family)) != 0)
+        status = ep_fail_errno(EP_E_SYSTEM, errno, "shared memory: binding a socket to ask a peer for its segment");
+    else
+        status = ask(fd, address, serial, timeout_ms, &answer, ret_fd);
+    close(fd);
+    if (status == EP_OK && answer.error == ENOENT)
+        return ep_fail(EP_E_STATE, "shared memory: the owner has released the segment");
+    if (status == EP_OK && answer.error)
+        return ep_fail_errno(EP_E_SYSTEM, answer.error, "shared memory: the owner cannot hand out its segment");
+    return status;
+}
+
+int ep_shm_request_pidfd(const struct ep_shm_address *address, int timeout_ms)
+{
+    int fd = -1;
+
+    return ep_shm_request(address, 0, timeout_ms, &fd) == EP_OK ? fd : -1;
+}

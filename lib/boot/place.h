@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* place.h - what the launcher tells the meeting place of its ranks, so that nobody waits for one that has ended. */
+#ifndef EP_BOOT_PLACE_H
+#define EP_BOOT_PLACE_H
+
+#include "base/error.h"
+
+#include <epkit/boot.h>
+
+/* Rank `rank` is process `pid`, a child of the caller that has not been waited for. */
+void ep_boot_shm_note_child(ep_boot_shm *place, int rank, int32_t pid);
+
+/* The program of the rank has returned, in a process that goes on: a thread. */
+void ep_boot_shm_note_return(ep_boot_shm *place, int rank);
+
+#endif

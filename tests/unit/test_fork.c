@@ -1,0 +1,262 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * fork() in a program with threads: a child never waits for a lock that a thread of its parent held, can make
+ * communicators of its own, and is refused those of its parent.
+ */
+#include "sandbox.h"
+
+#include <epkit/epkit.h>
+#include <epkit/launch.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define FORKS 300
+#define THREADS 3
+
+static ep_status lonely_gather(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
+{
+    (void)context;
+    (void)timeout_ms;
+    memcpy(ret_all, mine, bytes);
+    return EP_OK;
+}
+
+static ep_comm *new_comm(void)
+{
+    static const ep_boot boot = {.size = sizeof(boot), .nranks = 1, .allgather = lonely_gather};
+    ep_comm_config config = EP_COMM_CONFIG_INIT;
+    ep_comm *comm = NULL;
+
+    config.backend = "host";
+    return ep_comm_new(&boot, &config, &comm) == EP_OK ? comm : NULL;
+}
+
+static _Atomic int stop;
+
+/* Holds the library's locks as often as it can. */
+static void *alloc_and_free(void *argument)
+{
+    ep_comm *comm = new_comm();
+
+    (void)argument;
+    while (comm && !atomic_load(&stop)) {
+        void *memory;
+
+        if (ep_alloc(comm, 64, &memory) == EP_OK)
+            ep_free(comm, memory);
+        ep_comm_last_error(comm);
+    }
+    ep_comm_free(comm);
+    return NULL;
+}
+
+static void start_threads(pthread_t *threads)
+{
+    atomic_store(&stop, 0);
+    for (int i = 0; i < THREADS; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, alloc_and_free, NULL), 0);
+}
+
+static void stop_threads(const pthread_t *threads)
+{
+    atomic_store(&stop, 1);
+    for (int i = 0; i < THREADS; i++)
+        pthread_join(threads[i], NULL);
+}
+
+static int work_alone(void *argument)
+{
+    ep_comm *comm = new_comm();
+    void *memory;
+
+    (void)argument;
+    if (!comm || ep_alloc(comm, 100, &memory) != EP_OK)
+        return 1;
+    memset(memory, 1, 100);
+    ep_comm_free(comm);
+    return 0;
+}
+
+/* gcc's sanitizers take locks in malloc() that nobody releases in a child. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SKIP_UNDER_SANITIZERS()                                                                                        \
+    do {                                                                                                               \
+        print_message("SKIP: the sanitizer's malloc() does not survive a fork among threads\n");                       \
+        skip();                                                                                                        \
+    } while (0)
+#else
+#define SKIP_UNDER_SANITIZERS() (void)0
+#endif
+
+static void a_child_waits_for_no_lock(void **state)
+{
+    pthread_t threads[THREADS];
+    int result = 0;
+
+    (void)state;
+    SKIP_UNDER_SANITIZERS();
+    start_threads(threads);
+    for (int i = 0; i < FORKS && result == 0; i++)
+        result = sandbox_run(work_alone, NULL);
+    stop_threads(threads);
+    assert_int_equal(result, 0);
+}
+
+static int meet_and_alloc(const ep_boot *boot, void *argument)
+{
+    ep_comm_config config = EP_COMM_CONFIG_INIT;
+    ep_comm *comm = NULL;
+    void *memory;
+
+    (void)argument;
+    alarm(100);
+    config.backend = "host";
+    config.timeout_ms = 60000;
+    if (ep_comm_new(boot, &config, &comm) != EP_OK || ep_alloc(comm, 4096, &memory) != EP_OK ||
+        ep_comm_barrier(comm) != EP_OK)
+        return 1;
+    ep_comm_free(comm);
+    return 0;
+}
+
+static void the_launcher_may_have_threads(void **state)
+{
+    ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
+    ep_rank_exit exits[4];
+    pthread_t threads[THREADS];
+    ep_status status = EP_OK;
+
+    (void)state;
+    SKIP_UNDER_SANITIZERS();
+    launch.nranks = 4;
+    launch.run = meet_and_alloc;
+    start_threads(threads);
+    for (int i = 0; i < 20 && status == EP_OK; i++) {
+        status = ep_launch(&launch, exits);
+        for (int rank = 0; rank < 4; rank++)
+            if (status == EP_OK && exits[rank].code)
+                status = EP_E_SYSTEM;
+    }
+    stop_threads(threads);
+    assert_int_equal(status, EP_OK);
+}
+
+/* --- a child with its parent's communicator --- */
+
+struct objects {
+    ep_comm *comm;
+    ep_plan *plan;
+    ep_event *event;
+    ep_ll *ll;
+    void *memory;
+};
+
+#define REFUSED(call)                                                                                                  \
+    do {                                                                                                               \
+        if ((call) != EP_E_STATE || !strstr(ep_last_error(), "forked child"))                                          \
+            return __LINE__ & 0x7f;                                                                                    \
+    } while (0)
+
+static int use_all(void *argument)
+{
+    struct objects *o = argument;
+    ep_comm_info info = {.size = sizeof(info)};
+    ep_stats stats = {.size = sizeof(stats)};
+    ep_plan_info plan_info = {.size = sizeof(plan_info)};
+    ep_plan_args plan_args = EP_PLAN_ARGS_INIT;
+    ep_layout layout = EP_LAYOUT_INIT;
+    ep_dispatch_args dispatch = EP_DISPATCH_ARGS_INIT;
+    ep_combine_args combine = EP_COMBINE_ARGS_INIT;
+    ep_ll_config ll_config = EP_LL_CONFIG_INIT;
+    ep_ll_dispatch_args ll_dispatch = EP_LL_DISPATCH_ARGS_INIT;
+    ep_ll_combine_args ll_combine = EP_LL_COMBINE_ARGS_INIT;
+    ep_comm *next;
+    ep_plan *plan;
+    ep_event *event;
+    ep_ll *ll;
+    void *memory;
+    int32_t mask[1], one = 0;
+    int done;
+
+    REFUSED(ep_comm_get_info(o->comm, &info));
+    REFUSED(ep_comm_get_stats(o->comm, &stats));
+    REFUSED(ep_comm_barrier(o->comm));
+    REFUSED(ep_comm_allgather(o->comm, &one, 4, &one));
+    REFUSED(ep_comm_async_error(o->comm));
+    REFUSED(ep_comm_shrink(o->comm, NULL, &next));
+    REFUSED(ep_alloc(o->comm, 1, &memory));
+    REFUSED(ep_free(o->comm, o->memory));
+    REFUSED(ep_plan_new(o->comm, &plan_args, &plan));
+    REFUSED(ep_plan_layout(o->comm, &plan_args, &layout));
+    REFUSED(ep_plan_get_info(o->plan, &plan_info));
+    REFUSED(ep_plan_get_sources(o->plan, &one, &one));
+    REFUSED(ep_dispatch(o->plan, &dispatch, NULL));
+    REFUSED(ep_combine(o->plan, &combine, NULL));
+    REFUSED(ep_event_new(o->comm, &event));
+    REFUSED(ep_event_record(o->comm, &event));
+    REFUSED(ep_event_signal(o->event));
+    REFUSED(ep_event_wait(o->event, 0));
+    REFUSED(ep_event_query(o->event, &done));
+    REFUSED(ep_ll_new(o->comm, &ll_config, &ll));
+    REFUSED(ep_ll_dispatch(o->ll, &ll_dispatch));
+    REFUSED(ep_ll_combine(o->ll, &ll_combine));
+    REFUSED(ep_ll_finish(o->ll));
+    REFUSED(ep_ll_get_combine_buffer(o->ll, &memory));
+    REFUSED(ep_ll_get_mask(o->ll, mask));
+    if (!strstr(ep_comm_last_error(o->comm), "forked child"))
+        return 126;
+    /* These have no status, and must do nothing to the parent. */
+    ep_comm_abort(o->comm);
+    ep_ll_free(o->ll);
+    ep_event_free(o->event);
+    ep_plan_free(o->plan);
+    ep_comm_free(o->comm);
+    return work_alone(NULL);
+}
+
+static void the_parents_communicator_is_refused(void **state)
+{
+    ep_plan_args plan = EP_PLAN_ARGS_INIT;
+    ep_ll_config ll = EP_LL_CONFIG_INIT;
+    struct objects o = {.comm = new_comm()};
+    int32_t expert = 0;
+
+    (void)state;
+    assert_non_null(o.comm);
+    plan.topk_idx = &expert;
+    plan.idx_type = EP_I32;
+    plan.n_tokens = plan.topk = plan.n_experts = 1;
+    ll.max_tokens = ll.n_experts = ll.topk = 1;
+    ll.hidden = 128;
+    assert_int_equal(ep_plan_new(o.comm, &plan, &o.plan), EP_OK);
+    assert_int_equal(ep_ll_new(o.comm, &ll, &o.ll), EP_OK);
+    assert_int_equal(ep_event_new(o.comm, &o.event), EP_OK);
+    assert_int_equal(ep_alloc(o.comm, 4096, &o.memory), EP_OK);
+    assert_int_equal(sandbox_run(use_all, &o), 0);
+    /* The parent's is as it was. */
+    assert_int_equal(ep_comm_async_error(o.comm), EP_OK);
+    assert_int_equal(ep_comm_barrier(o.comm), EP_OK);
+    assert_int_equal(ep_event_signal(o.event), EP_OK);
+    ep_event_free(o.event);
+    ep_ll_free(o.ll);
+    ep_plan_free(o.plan);
+    ep_comm_free(o.comm);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_child_waits_for_no_lock),
+        cmocka_unit_test(the_launcher_may_have_threads),
+        cmocka_unit_test(the_parents_communicator_is_refused),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

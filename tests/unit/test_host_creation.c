@@ -1,0 +1,244 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A rank that dies, leaves, or is out of something while a communicator is created: the others hear it from the first
+ * all-gather on, with its number and its reason, and not from their deadline.
+ */
+#include "sandbox.h"
+
+#include <epkit/epkit.h>
+#include <epkit/launch.h>
+#include <errno.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+
+#include <cmocka.h>
+
+#define NRANKS 4
+#define VICTIM 2
+#define MOST_GATHERS 16
+
+enum harm { KILL, LEAVE, DESCRIPTORS, FILE_SIZE };
+
+/* Shared with the ranks. */
+struct scene {
+    enum harm harm;
+    int at; /* all-gather before which it strikes; DESCRIPTORS: how many it may still open */
+    int ranks_per_node;
+    ep_status status[NRANKS];
+    char text[NRANKS][512];
+};
+
+struct counting {
+    const ep_boot *boot;
+    struct scene *scene;
+    int calls;
+};
+
+static void limit(int which, rlim_t value)
+{
+    struct rlimit now;
+
+    if (getrlimit((__rlimit_resource_t)which, &now) != 0)
+        _exit(3);
+    now.rlim_cur = value;
+    if (setrlimit((__rlimit_resource_t)which, &now) != 0)
+        _exit(3);
+}
+
+static ep_status count_gather(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
+{
+    struct counting *counting = context;
+
+    if (counting->boot->rank == VICTIM && counting->calls++ == counting->scene->at) {
+        if (counting->scene->harm == KILL)
+            raise(SIGKILL);
+        if (counting->scene->harm == LEAVE)
+            _exit(0);
+    }
+    return counting->boot->allgather(counting->boot->context, mine, bytes, timeout_ms, ret_all);
+}
+
+/* The lowest numbers are taken: the limit is on the number, not on how many there are. */
+static rlim_t first_free_descriptor(void)
+{
+    int fd = dup(2);
+
+    close(fd);
+    return (rlim_t)fd;
+}
+
+static int create(const ep_boot *boot, void *argument)
+{
+    struct scene *scene = argument;
+    struct counting counting = {.boot = boot, .scene = scene};
+    ep_boot mine = *boot;
+    ep_comm_config config = EP_COMM_CONFIG_INIT;
+    ep_comm *comm = NULL;
+
+    alarm(100);
+    mine.allgather = count_gather;
+    mine.context = &counting;
+    config.backend = "host";
+    config.timeout_ms = 90000;
+    config.ranks_per_node = scene->ranks_per_node;
+    if (boot->rank == VICTIM && scene->harm == DESCRIPTORS)
+        limit(RLIMIT_NOFILE, first_free_descriptor() + (rlim_t)scene->at);
+    if (boot->rank == VICTIM && scene->harm == FILE_SIZE)
+        limit(RLIMIT_FSIZE, 4096);
+    scene->status[boot->rank] = ep_comm_new(&mine, &config, &comm);
+    snprintf(scene->text[boot->rank], sizeof(scene->text[0]), "%s", ep_last_error());
+    ep_comm_free(comm);
+    return 0;
+}
+
+/* What the ranks other than the victim have found: the same on all of them. */
+static ep_status run(struct scene *scene)
+{
+    ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
+    ep_rank_exit exits[NRANKS];
+    ep_status status;
+
+    memset(scene->status, 0xff, sizeof(scene->status));
+    memset(scene->text, 0, sizeof(scene->text));
+    launch.nranks = NRANKS;
+    launch.run = create;
+    launch.argument = scene;
+    status = ep_launch(&launch, exits);
+    assert_true(status == EP_OK || status == EP_E_PEER_DEAD);
+    for (int rank = 0; rank < NRANKS; rank++) {
+        if (rank == VICTIM)
+            continue;
+        assert_int_equal(exits[rank].signal, 0);
+        if (scene->status[rank] != scene->status[0])
+            print_error("rank %d: %s\nrank 0: %s\n", rank, scene->text[rank], scene->text[0]);
+        assert_int_equal(scene->status[rank], scene->status[0]);
+    }
+    return scene->status[0];
+}
+
+static void all_say(const struct scene *scene, const char *what, const char *why)
+{
+    for (int rank = 0; rank < NRANKS; rank++) {
+        if (rank == VICTIM)
+            continue;
+        if (!strstr(scene->text[rank], what) || !strstr(scene->text[rank], why))
+            print_error("harm %d at %d: rank %d says: %s\n", scene->harm, scene->at, rank, scene->text[rank]);
+        assert_non_null(strstr(scene->text[rank], what));
+        assert_non_null(strstr(scene->text[rank], why));
+    }
+}
+
+static struct scene *new_scene(enum harm harm, int ranks_per_node)
+{
+    struct scene *scene = mmap(NULL, sizeof(*scene), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+
+    assert_true(scene != MAP_FAILED);
+    scene->harm = harm;
+    scene->ranks_per_node = ranks_per_node;
+    return scene;
+}
+
+static void ends_before_each_gather(enum harm harm, int ranks_per_node, int least)
+{
+    struct scene *scene = new_scene(harm, ranks_per_node);
+    ep_status status = EP_E_PEER_DEAD;
+
+    for (scene->at = 0; scene->at < MOST_GATHERS; scene->at++) {
+        status = run(scene);
+        if (status == EP_OK)
+            break;
+        assert_int_equal(status, EP_E_PEER_DEAD);
+        all_say(scene, "rank 2 died", "");
+    }
+    assert_int_equal(status, EP_OK); /* after the last all-gather */
+    assert_true(scene->at >= least);
+    munmap(scene, sizeof(*scene));
+}
+
+static void a_death_is_known_at_each_step(void **state)
+{
+    (void)state;
+    ends_before_each_gather(KILL, 0, 3);
+    ends_before_each_gather(LEAVE, 0, 3);
+}
+
+static void a_death_is_known_between_nodes(void **state)
+{
+    (void)state;
+    ends_before_each_gather(KILL, 2, 5);
+}
+
+static void no_descriptor_is_known_at_each_step(void **state)
+{
+    static const int nodes[] = {0, 2};
+
+    (void)state;
+    for (size_t i = 0; i < 2; i++) {
+        struct scene *scene = new_scene(DESCRIPTORS, nodes[i]);
+        ep_status status = EP_E_SYSTEM;
+
+        for (scene->at = 0; scene->at < 64; scene->at++) {
+            status = run(scene);
+            if (status == EP_OK)
+                break;
+            assert_int_equal(status, EP_E_SYSTEM);
+            all_say(scene, "rank 2", "RLIMIT_NOFILE");
+        }
+        assert_int_equal(status, EP_OK);
+        assert_true(scene->at >= NRANKS);
+        munmap(scene, sizeof(*scene));
+    }
+}
+
+static void a_limit_of_one_rank_is_told_to_all(void **state)
+{
+    struct scene *scene = new_scene(FILE_SIZE, 0);
+
+    (void)state;
+    assert_int_equal(run(scene), EP_E_MEMORY);
+    all_say(scene, "rank 2 failed: ", "RLIMIT_FSIZE (ulimit -f)");
+    assert_int_equal(scene->status[VICTIM], EP_E_MEMORY);
+    assert_non_null(strstr(scene->text[VICTIM], "RLIMIT_FSIZE (ulimit -f)"));
+    munmap(scene, sizeof(*scene));
+}
+
+/* A thread that returns without having come. */
+static int come_or_return(const ep_boot *boot, void *argument)
+{
+    return boot->rank == VICTIM ? 0 : create(boot, argument);
+}
+
+static void a_thread_that_returned_is_known(void **state)
+{
+    struct scene *scene = new_scene(LEAVE, 0);
+    ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
+    ep_rank_exit exits[NRANKS];
+
+    (void)state;
+    launch.mode = EP_LAUNCH_THREADS;
+    launch.nranks = NRANKS;
+    launch.run = come_or_return;
+    launch.argument = scene;
+    assert_int_equal(ep_launch(&launch, exits), EP_OK);
+    alarm(0);
+    for (int rank = 0; rank < NRANKS; rank++)
+        assert_int_equal(scene->status[rank], rank == VICTIM ? EP_OK : EP_E_PEER_LEFT);
+    all_say(scene, "rank 2 has returned from its program", "");
+    munmap(scene, sizeof(*scene));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_death_is_known_at_each_step),       cmocka_unit_test(a_death_is_known_between_nodes),
+        cmocka_unit_test(no_descriptor_is_known_at_each_step), cmocka_unit_test(a_limit_of_one_rank_is_told_to_all),
+        cmocka_unit_test(a_thread_that_returned_is_known),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,287 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* base/process.c: lives, is dead, or cannot be told; with pidfds and without, over namespaces, with a hidden /proc. */
+#include "base/process.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "sandbox.h"
+
+struct child {
+    pid_t pid;
+    struct ep_process_id id;
+};
+
+static void tell_id(int fd)
+{
+    struct ep_process_id id;
+
+    ep_process_get_self(&id);
+    if (write(fd, &id, sizeof(id)) != (ssize_t)sizeof(id))
+        _exit(1);
+}
+
+/* A process that waits to be killed, by its own account. `clone_flags`: namespaces that it makes first. */
+static struct child start(int clone_flags)
+{
+    struct child child;
+    int fds[2];
+
+    assert_int_equal(pipe(fds), 0);
+    child.pid = fork();
+    if (child.pid == 0) {
+        if (clone_flags && unshare(clone_flags) != 0)
+            _exit(1);
+        tell_id(fds[1]);
+        for (;;)
+            pause();
+    }
+    assert_int_equal(read(fds[0], &child.id, sizeof(child.id)), sizeof(child.id));
+    close(fds[0]);
+    close(fds[1]);
+    return child;
+}
+
+/* Ended, but nobody has waited for it. */
+static void make_zombie(const struct child *child)
+{
+    siginfo_t info;
+
+    kill(child->pid, SIGKILL);
+    assert_int_equal(waitid(P_PID, (id_t)child->pid, &info, WEXITED | WNOWAIT), 0);
+}
+
+static void living_zombie_and_gone(void **state)
+{
+    struct child child = start(0);
+    struct ep_process process;
+
+    (void)state;
+    assert_int_equal(ep_process_open(&child.id, &process), EP_OK);
+    assert_int_equal(ep_process_look(&process), EP_PROCESS_ALIVE);
+    assert_int_equal(ep_process_look_once(&child.id), EP_PROCESS_ALIVE);
+    make_zombie(&child);
+    assert_int_equal(ep_process_look(&process), EP_PROCESS_DEAD);
+    assert_int_equal(ep_process_look_once(&child.id), EP_PROCESS_DEAD);
+    waitpid(child.pid, NULL, 0);
+    assert_int_equal(ep_process_look(&process), EP_PROCESS_DEAD);
+    assert_int_equal(ep_process_look_once(&child.id), EP_PROCESS_DEAD);
+    ep_process_close(&process);
+    assert_int_equal(process.pidfd, -1);
+    assert_int_equal(ep_process_look(&process), EP_PROCESS_UNKNOWN);
+}
+
+/* Without a pidfd the number has to do: a zombie and a reused number are dead all the same. */
+static void by_number(void **state)
+{
+    struct child child = start(0);
+    struct ep_process process = {.pidfd = -1, .pid = child.id.pid, .start = child.id.start};
+
+    (void)state;
+    assert_true(child.id.start != 0);
+    assert_int_equal(ep_process_look(&process), EP_PROCESS_ALIVE);
+    process.start++;
+    assert_int_equal(ep_process_look(&process), EP_PROCESS_DEAD);
+    process.start--;
+    make_zombie(&child);
+    assert_int_equal(ep_process_look(&process), EP_PROCESS_DEAD);
+    waitpid(child.pid, NULL, 0);
+    assert_int_equal(ep_process_look(&process), EP_PROCESS_DEAD);
+}
+
+/* A program that closes descriptors that are not its own: the number then belongs to a file, which is readable. */
+static void a_pidfd_that_was_closed_tells_nothing(void **state)
+{
+    struct child child = start(0);
+    struct ep_process process;
+    int other;
+
+    (void)state;
+    assert_int_equal(ep_process_open(&child.id, &process), EP_OK);
+    assert_true(process.pidfd > 2);
+    close(process.pidfd);
+    assert_int_equal(ep_process_look(&process), EP_PROCESS_ALIVE); /* by its number */
+    other = open("/dev/null", O_RDONLY);
+    assert_int_equal(dup2(other, process.pidfd), process.pidfd);
+    assert_int_equal(ep_process_look(&process), EP_PROCESS_ALIVE);
+    process.pid = 0;
+    assert_int_equal(ep_process_look(&process), EP_PROCESS_UNKNOWN);
+    close(other);
+    close(process.pidfd);
+    kill(child.pid, SIGKILL);
+    waitpid(child.pid, NULL, 0);
+}
+
+/* RLIMIT_NOFILE lowered after creation: poll() then refuses. */
+static void no_descriptor_is_allowed_any_more(void **state)
+{
+    struct child child = start(0);
+    struct ep_process process;
+    struct rlimit old, none;
+    enum ep_process_state living, dead;
+
+    (void)state;
+    assert_int_equal(ep_process_open(&child.id, &process), EP_OK);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &old), 0);
+    none = old;
+    none.rlim_cur = 0;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+    living = ep_process_look(&process);
+    make_zombie(&child);
+    waitpid(child.pid, NULL, 0);
+    dead = ep_process_look(&process);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &old), 0);
+    assert_int_not_equal(living, EP_PROCESS_DEAD);
+    assert_int_equal(dead, EP_PROCESS_DEAD);
+    ep_process_close(&process);
+}
+
+static int sees_without_pidfd(void *argument)
+{
+    struct child *child = argument;
+
+    if (!sandbox_forbid_pidfd(ENOSYS))
+        return 77;
+    if (ep_process_look_once(&child->id) != EP_PROCESS_ALIVE)
+        return 1;
+    kill(child->pid, SIGKILL);
+    for (int tries = 0; tries < 1000 && ep_process_look_once(&child->id) == EP_PROCESS_ALIVE; tries++)
+        usleep(10000);
+    return ep_process_look_once(&child->id) == EP_PROCESS_DEAD ? 0 : 2;
+}
+
+static void a_kernel_without_pidfd(void **state)
+{
+    struct child child = start(0);
+    int result = sandbox_run(sees_without_pidfd, &child);
+
+    (void)state;
+    kill(child.pid, SIGKILL);
+    waitpid(child.pid, NULL, 0);
+    sandbox_expect(result);
+}
+
+/* Another user behind hidepid: /proc says that there is no such process, and it lives. */
+static int sees_through_hidepid(void *argument)
+{
+    struct child *child = argument;
+
+    if (!sandbox_hide_proc() || !sandbox_forbid_pidfd(EPERM))
+        return 77;
+    if (setgid(65534) != 0 || setuid(65534) != 0)
+        return 77;
+    /* Without pidfd and /proc it cannot be told, but it is not dead. */
+    return ep_process_look_once(&child->id) == EP_PROCESS_UNKNOWN ? 0 : 1;
+}
+
+static int sees_nothing_without_proc(void *argument)
+{
+    struct child *child = argument;
+
+    if (!sandbox_cover_proc())
+        return 77;
+    return ep_process_look_once(&child->id) == EP_PROCESS_UNKNOWN ? 0 : 1;
+}
+
+static void a_hidden_proc_is_no_death(void **state)
+{
+    struct child child = start(0);
+    int hidden = sandbox_run(sees_through_hidepid, &child), covered = sandbox_run(sees_nothing_without_proc, &child);
+
+    (void)state;
+    kill(child.pid, SIGKILL);
+    waitpid(child.pid, NULL, 0);
+    sandbox_expect(hidden);
+    sandbox_expect(covered);
+}
+
+/* In another PID namespace the number is that of some other process, or of none. */
+static int is_out_of_sight(void *argument)
+{
+    int fds[2];
+    struct ep_process_id id;
+    pid_t pid;
+
+    (void)argument;
+    if (unshare(CLONE_NEWPID) != 0 || pipe(fds) != 0)
+        return 77;
+    pid = fork();
+    if (pid == 0) {
+        tell_id(fds[1]);
+        for (;;)
+            pause();
+    }
+    if (read(fds[0], &id, sizeof(id)) != (ssize_t)sizeof(id))
+        return 2;
+    if (id.pid != 1 || ep_process_look_once(&id) != EP_PROCESS_UNKNOWN)
+        return 1;
+    kill(pid, SIGKILL);
+    waitpid(pid, NULL, 0);
+    return ep_process_look_once(&id) == EP_PROCESS_UNKNOWN ? 0 : 3;
+}
+
+static void another_pid_namespace_is_no_death(void **state)
+{
+    (void)state;
+    sandbox_expect(sandbox_run(is_out_of_sight, NULL));
+}
+
+static int has_own_number(void *argument)
+{
+    struct ep_process_id *parent = argument, own;
+
+    ep_process_get_self(&own);
+    return own.key != parent->key && ep_process_generation() != 0 ? 0 : 1;
+}
+
+static void a_child_is_another_process(void **state)
+{
+    uint64_t generation = ep_process_generation();
+    struct ep_process_id own, again;
+    pid_t pid;
+    int how;
+
+    (void)state;
+    ep_process_get_self(&own);
+    ep_process_get_self(&again);
+    assert_int_equal(own.key, again.key);
+    assert_int_equal(own.pid, getpid());
+    assert_int_equal(generation, ep_process_generation());
+    assert_int_equal(sandbox_run(has_own_number, &own), 0);
+    /* Past the C library's handlers. */
+    pid = (pid_t)syscall(SYS_clone, SIGCHLD, NULL, NULL, NULL, NULL);
+    if (pid == 0)
+        _exit(ep_process_generation() == generation ? 1 : 0);
+    assert_int_equal(waitpid(pid, &how, 0), pid);
+    assert_int_equal(how, 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(living_zombie_and_gone),
+        cmocka_unit_test(by_number),
+        cmocka_unit_test(a_pidfd_that_was_closed_tells_nothing),
+        cmocka_unit_test(no_descriptor_is_allowed_any_more),
+        cmocka_unit_test(a_kernel_without_pidfd),
+        cmocka_unit_test(a_hidden_proc_is_no_death),
+        cmocka_unit_test(another_pid_namespace_is_no_death),
+        cmocka_unit_test(a_child_is_another_process),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

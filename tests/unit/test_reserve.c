@@ -1,0 +1,291 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * base/reserve.c and shm.c: memory that a limit does not allow is refused where it is allocated, with a status that
+ * names the limit, and not by a signal when it is touched. Each case runs in a child, because limits do not come back.
+ */
+#include "base/shm.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define MIB ((size_t)1 << 20)
+
+/* Ends the child with the line that is wrong. */
+#define CHECK(condition)                                                                                               \
+    do {                                                                                                               \
+        if (!(condition)) {                                                                                            \
+            fprintf(stderr, "line %d: %s: %s\n", __LINE__, #condition, ep_last_error());                               \
+            _exit(1);                                                                                                  \
+        }                                                                                                              \
+    } while (0)
+
+/* 0: the child has found everything as it should be. A signal is reported as its number negated. */
+static int in_child(void (*run)(void))
+{
+    pid_t pid = fork();
+    int how = 0;
+
+    if (pid == 0) {
+        alarm(100);
+        run();
+        _exit(0);
+    }
+    assert_true(pid > 0);
+    assert_int_equal(waitpid(pid, &how, 0), pid);
+    return WIFSIGNALED(how) ? -WTERMSIG(how) : WEXITSTATUS(how);
+}
+
+static void set_limit(int which, rlim_t value)
+{
+    struct rlimit limit;
+
+    CHECK(getrlimit((__rlimit_resource_t)which, &limit) == 0);
+    limit.rlim_cur = value;
+    CHECK(setrlimit((__rlimit_resource_t)which, &limit) == 0);
+}
+
+/* Refused, with the limit in the text; and what fits is still given, and can be touched. */
+static void refused(size_t too_much, size_t fits, const char *limit)
+{
+    struct ep_shm shm = {.fd = -1};
+
+    CHECK(ep_shm_new(too_much, &shm) == EP_E_MEMORY);
+    CHECK(strstr(ep_last_error(), limit));
+    CHECK(!shm.base);
+    if (!fits)
+        return;
+    CHECK(ep_shm_new(fits, &shm) == EP_OK);
+    memset(shm.base, 1, fits);
+    ep_shm_done(&shm);
+}
+
+static void limit_of_files(void)
+{
+    set_limit(RLIMIT_FSIZE, 256 << 10);
+    refused(MIB, 256 << 10, "RLIMIT_FSIZE (ulimit -f) allows, which is 262144 bytes");
+    set_limit(RLIMIT_FSIZE, 0);
+    refused(1, 0, "RLIMIT_FSIZE (ulimit -f)");
+}
+
+static void limit_of_address_space(void)
+{
+    set_limit(RLIMIT_AS, 256 * MIB);
+    refused(512 * MIB, MIB, "RLIMIT_AS (ulimit -v) is 268435456 bytes");
+}
+
+static void limit_of_locked_memory(void)
+{
+    /* Privileged processes are exempt. */
+    CHECK(setgid(65534) == 0 && setuid(65534) == 0);
+    set_limit(RLIMIT_MEMLOCK, 4 * MIB);
+    CHECK(mlockall(MCL_FUTURE) == 0);
+    refused(8 * MIB, 65536, "RLIMIT_MEMLOCK (ulimit -l) is 4194304 bytes");
+}
+
+static void limit_of_descriptors(void)
+{
+    struct ep_shm shm = {.fd = -1};
+
+    set_limit(RLIMIT_NOFILE, 3);
+    for (int fd = 3; fd < 64; fd++)
+        close(fd);
+    CHECK(ep_shm_new(4096, &shm) == EP_E_SYSTEM);
+    CHECK(strstr(ep_last_error(), "RLIMIT_NOFILE"));
+}
+
+static void memory_of_the_machine(void)
+{
+    refused((size_t)1 << 44, MIB, "this machine has ");
+}
+
+static void limits_are_named(void **state)
+{
+    (void)state;
+    assert_int_equal(in_child(limit_of_files), 0);
+    assert_int_equal(in_child(limit_of_descriptors), 0);
+    assert_int_equal(in_child(memory_of_the_machine), 0);
+}
+
+static void limits_of_mappings_are_named(void **state)
+{
+    (void)state;
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    print_message("SKIP: the sanitizer's own mappings do not fit\n");
+    skip();
+#endif
+    if (geteuid() == 0)
+        assert_int_equal(in_child(limit_of_locked_memory), 0);
+    assert_int_equal(in_child(limit_of_address_space), 0);
+}
+
+/* --- a memory cgroup --- */
+
+static char cgroup[256];
+static const char *cgroup_limit;
+
+static bool put(const char *folder, const char *name, const char *text)
+{
+    char path[400];
+    int fd;
+    bool good;
+
+    snprintf(path, sizeof(path), "%s/%s", folder, name);
+    fd = open(path, O_WRONLY | O_CLOEXEC);
+    if (fd < 0)
+        return false;
+    good = write(fd, text, strlen(text)) == (ssize_t)strlen(text);
+    close(fd);
+    return good;
+}
+
+/* A cgroup of 64 MiB below the one that this process is in; false where it cannot be made. */
+static bool make_cgroup(void)
+{
+    static const struct {
+        const char *mount, *limit;
+    } kinds[] = {{"/sys/fs/cgroup/memory", "memory.limit_in_bytes"}, {"/sys/fs/cgroup", "memory.max"}};
+
+    for (size_t i = 0; i < 2; i++) {
+        snprintf(cgroup, sizeof(cgroup), "%s/epkit-test-%d", kinds[i].mount, (int)getpid());
+        cgroup_limit = kinds[i].limit;
+        if (mkdir(cgroup, 0755) != 0)
+            continue;
+        if (put(cgroup, cgroup_limit, "67108864"))
+            return true;
+        rmdir(cgroup);
+    }
+    return false;
+}
+
+static void limit_of_cgroup(void)
+{
+    struct ep_shm shm[64];
+    int n = 0;
+
+    CHECK(put(cgroup, "cgroup.procs", "0"));
+    refused(128 * MIB, 16 * MIB, cgroup_limit);
+    CHECK(strstr(ep_last_error(), "limited to 67108864 bytes"));
+    /* Many that fit one by one: the one that does not is refused, and those before can be touched. */
+    while (n < 64 && ep_shm_new(4 * MIB, &shm[n]) == EP_OK)
+        n++;
+    CHECK(n >= 8 && n < 16);
+    CHECK(strstr(ep_last_error(), cgroup_limit));
+    for (int i = 0; i < n; i++)
+        memset(shm[i].base, i, 4 * MIB);
+    /* What is released is there again. */
+    ep_shm_done(&shm[0]);
+    ep_shm_done(&shm[1]);
+    CHECK(ep_shm_new(4 * MIB, &shm[0]) == EP_OK);
+}
+
+static void a_cgroup_is_named(void **state)
+{
+    int result;
+
+    (void)state;
+    if (!make_cgroup()) {
+        print_message("SKIP: no memory cgroup can be made here\n");
+        skip();
+    }
+    result = in_child(limit_of_cgroup);
+    for (int tries = 0; rmdir(cgroup) != 0 && errno == EBUSY && tries < 100; tries++)
+        usleep(10000);
+    assert_int_equal(result, 0);
+}
+
+/* --- how it is done --- */
+
+static size_t pages_of(const struct ep_shm *shm)
+{
+    struct stat info;
+
+    assert_int_equal(fstat(shm->fd, &info), 0);
+    return (size_t)info.st_blocks * 512;
+}
+
+static void pages_exist_before_they_are_touched(void **state)
+{
+    struct ep_shm shm, sparse;
+
+    (void)state;
+    assert_int_equal(ep_shm_new(3 * MIB + 1, &shm), EP_OK);
+    assert_true(pages_of(&shm) >= 3 * MIB + 4096);
+    assert_int_equal(ftruncate(shm.fd, 4096), -1); /* a peer may have it mapped */
+    ep_shm_done(&shm);
+    assert_int_equal(ep_shm_new_sparse(64 * MIB, &sparse), EP_OK);
+    assert_int_equal(pages_of(&sparse), 0);
+    assert_int_equal(ep_shm_reserve(&sparse, 5000, 8192), EP_OK);
+    assert_true(pages_of(&sparse) >= 12288 && pages_of(&sparse) < MIB);
+    ep_shm_done(&sparse);
+}
+
+static void tick(int number)
+{
+    (void)number;
+}
+
+/* A profiler's timer interrupts the reservation over and over. */
+static void among_signals(void)
+{
+    struct sigaction action = {.sa_handler = tick};
+    struct itimerval often = {.it_interval = {.tv_usec = 200}, .it_value = {.tv_usec = 200}}, never = {{0, 0}, {0, 0}};
+    struct ep_shm shm;
+
+    CHECK(sigaction(SIGALRM, &action, NULL) == 0);
+    CHECK(setitimer(ITIMER_REAL, &often, NULL) == 0);
+    CHECK(ep_shm_new(96 * MIB, &shm) == EP_OK);
+    CHECK(setitimer(ITIMER_REAL, &never, NULL) == 0);
+    ((char *)shm.base)[96 * MIB - 1] = 1;
+}
+
+static void signals_do_not_hold_it_up(void **state)
+{
+    (void)state;
+    assert_int_equal(in_child(among_signals), 0);
+}
+
+static void without_standard_streams(void)
+{
+    struct ep_shm shm;
+
+    close(0);
+    close(1);
+    close(2);
+    if (ep_shm_new(4096, &shm) != EP_OK || shm.fd < 3)
+        _exit(2);
+    /* What a program prints that does not know that its streams are closed. */
+    if (write(1, "noise", 5) != -1 || ((char *)shm.base)[0])
+        _exit(3);
+}
+
+static void no_descriptor_becomes_a_standard_stream(void **state)
+{
+    (void)state;
+    assert_int_equal(in_child(without_standard_streams), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(limits_are_named),          cmocka_unit_test(limits_of_mappings_are_named),
+        cmocka_unit_test(a_cgroup_is_named),         cmocka_unit_test(pages_exist_before_they_are_touched),
+        cmocka_unit_test(signals_do_not_hold_it_up), cmocka_unit_test(no_descriptor_becomes_a_standard_stream),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
