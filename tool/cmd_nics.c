@@ -5,6 +5,7 @@
 #include "output.h"
 #include "progress.h"
 #include "source.h"
+#include "stream.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -76,15 +77,21 @@ static FILE *open_output(const char *file)
 
 static int close_output(FILE *stream, const char *file)
 {
-    bool has_failed = fflush(stream) != 0 || ferror(stream);
+    int reason = 0;
 
     if (stream == stdout)
         return out_finish();
-    if (fclose(stream) != 0 || has_failed) {
-        out_error("nics: writing %s: %s", file, strerror(errno));
-        return CMD_FAILED;
-    }
-    return CMD_FINE;
+    /* What failed at an earlier flush is tried again here, so that errno is that of the file. */
+    if (fflush(stream) != 0)
+        reason = errno;
+    else if (ferror(stream))
+        reason = EIO;
+    if (fclose(stream) != 0 && reason == 0)
+        reason = errno;
+    if (reason == 0)
+        return CMD_FINE;
+    out_error("nics: writing %s: %s", file, out_reason(reason));
+    return CMD_FAILED;
 }
 
 static int report(FILE *stream, const struct nics_options *options, const struct nics *nics, enum nics_mode mode,
@@ -102,8 +109,7 @@ static int report(FILE *stream, const struct nics_options *options, const struct
         size_t style = mode == NICS_WATCH ? JSON_COMPACT : JSON_INDENT(2);
         json_t *document = nics_document(nics, mode, command, &verdict);
 
-        failed = json_dumpf(document, stream, style | JSON_REAL_PRECISION(9));
-        fputc('\n', stream);
+        failed = stream_json(stream, document, style | JSON_REAL_PRECISION(9));
         json_decref(document);
     } else {
         failed = nics_print(stream, nics, mode, &verdict);

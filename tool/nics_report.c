@@ -352,11 +352,13 @@ static int print_details(FILE *stream, const struct nics *nics, enum nics_mode m
 
 int nics_print(FILE *stream, const struct nics *nics, enum nics_mode mode, const struct nics_verdict *verdict)
 {
-    enum out_tone tone = verdict->is_finding ? OUT_BAD : OUT_PLAIN;
     json_t *notes, *line;
     size_t i;
 
-    fprintf(stream, "%s%s%s\n\n", out_tone_begin(stream, tone), verdict->text, out_tone_end(stream, tone));
+    out_tone(stream, verdict->is_finding ? OUT_BAD : OUT_PLAIN);
+    fputs(verdict->text, stream);
+    out_tone(stream, OUT_PLAIN);
+    fputs("\n\n", stream);
     if (print_devices(stream, nics, mode) != 0 || print_details(stream, nics, mode) != 0)
         return -1;
     notes = make_notes(nics);

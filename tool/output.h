@@ -57,9 +57,8 @@ void out_line(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* Is the stream a terminal that a person may be looking at? */
 bool out_is_terminal(FILE *stream);
 
-/* Escape sequence that starts a tone on `stream`, and the one that ends it; "" where colour is not wanted. */
-const char *out_tone_begin(FILE *stream, enum out_tone tone);
-const char *out_tone_end(FILE *stream, enum out_tone tone);
+/* What is printed to `stream` from here on has this tone; nothing where colour is not wanted. OUT_PLAIN ends it. */
+void out_tone(FILE *stream, enum out_tone tone);
 
 /* "epkit: <text>" on standard error. */
 void out_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
@@ -74,7 +73,10 @@ void out_hint(const char *format, ...) __attribute__((format(printf, 1, 2)));
  */
 void out_problem(const char *what, const char *where, const char *why, const char *hint);
 
-/* Flushes standard output. CMD_FINE, or CMD_FAILED after reporting that it could not be written (full disk). */
+/* Flushes standard output. CMD_FINE, or CMD_FAILED after reporting once why it could not be written (full disk). */
 int out_finish(void);
+
+/* Why a write failed, by errno. */
+const char *out_reason(int error_number);
 
 #endif

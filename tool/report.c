@@ -2,6 +2,7 @@
 #include "report.h"
 
 #include "output.h"
+#include "stream.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -112,8 +113,7 @@ typedef void (*write_fn)(FILE *stream, const json_t *document);
 
 static void write_json(FILE *stream, const json_t *document)
 {
-    json_dumpf(document, stream, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
-    fputc('\n', stream);
+    stream_json(stream, document, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
 }
 
 /* A file of the report: all of its text first, because plots take time, then under another name, then its own. */
