@@ -200,13 +200,13 @@ static int run_command(FILE *stream, const struct nics_options *options, struct 
 
 /*
  * A result above 128 is the signal that interrupted epkit, for main(). Of a command it is that of a signal that epkit
- * would have passed on to it, or the command's own affair and its plain exit code: then epkit ends here.
+ * would have passed on to it, or the command's own affair. Its exit codes mean what it says: epkit ends here by them.
  */
 static int leave(int code, bool is_command)
 {
     bool is_interrupt = code == 128 + SIGINT || code == 128 + SIGTERM || code == 128 + SIGHUP || code == 128 + SIGQUIT;
 
-    if (is_command && code > 128 && !is_interrupt) {
+    if (is_command && code != CMD_FINE && !is_interrupt) {
         progress_stop();
         (void)out_finish();
         exit(code);
@@ -252,7 +252,7 @@ static int say_none(const struct topo *topo, const struct nics_options *options)
         out_verdict(OUT_PLAIN, "%s", line);
         return CMD_UNSUPPORTED;
     }
-    json_object_set_new(document, "verdict", json_string(line));
+    json_object_set_new(document, "verdict", out_text(line));
     return out_json(document) == 0 ? CMD_UNSUPPORTED : CMD_FAILED;
 }
 

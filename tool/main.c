@@ -80,5 +80,7 @@ int main(int argc, char **argv)
         raise(result - 128);
         /* Process number 1 is spared. */
     }
-    return result == CMD_FINE ? written : result;
+    /* What nobody could read is no result. */
+    return result == CMD_FINE || result == CMD_FINDINGS || result == CMD_UNSUPPORTED ? ranks_worse(result, written)
+                                                                                     : result;
 }

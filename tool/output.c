@@ -166,6 +166,20 @@ const char *out_reason(int error_number)
     return strerror(error_number);
 }
 
+json_t *out_text(const char *text)
+{
+    size_t bytes = strlen(text) + 1;
+    json_t *string = json_string(text);
+    char *clean = string ? NULL : malloc(bytes);
+
+    if (clean) {
+        root_clean(text, clean, bytes);
+        string = json_string(clean);
+    }
+    free(clean);
+    return string;
+}
+
 json_t *out_document(const char *verb)
 {
     return json_pack("{s:i, s:s, s:s}", "schema_version", OUT_SCHEMA_VERSION, "epkit", ep_version(), "verb", verb);

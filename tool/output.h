@@ -42,6 +42,9 @@ int out_table(FILE *stream, const struct out_column *columns, size_t n_columns, 
 /* The rows cut down to the columns, in their order: what OUT_JSON prints. A new reference. */
 json_t *out_rows(const struct out_column *columns, size_t n_columns, const json_t *rows);
 
+/* A JSON string of any text: what is no UTF-8 becomes '?', so that no row is lost for it. A new reference. */
+json_t *out_text(const char *text);
+
 /* {"schema_version", "epkit": version, "verb"}: the start of every --json document. */
 json_t *out_document(const char *verb);
 

@@ -76,32 +76,24 @@ static void kill_children(void)
         closedir(folder);
 }
 
-/* Until no child is left, or the deadline. */
-static bool reap_all(uint64_t deadline_ns, bool kills)
-{
-    const struct timespec tick = {.tv_nsec = 20000000};
-    pid_t ended;
-
-    for (;;) {
-        if (kills)
-            kill_children();
-        do
-            ended = waitpid(-1, NULL, WNOHANG);
-        while (ended > 0);
-        if (ended < 0 && errno == ECHILD)
-            return true;
-        if (ep_now_ns() >= deadline_ns)
-            return false;
-        nanosleep(&tick, NULL);
-    }
-}
-
+/* The program may end what it has started by itself, as mpirun does. What is there afterwards is killed. */
 static _Noreturn void end_program(pid_t program)
 {
+    const struct timespec tick = {.tv_nsec = 20000000};
+    uint64_t kill_ns = ep_deadline_ns(TERM_GRACE_MS), leave_ns = ep_deadline_ns(TERM_GRACE_MS + KILL_GRACE_MS);
+    pid_t ended;
+
     kill(program, SIGTERM);
-    if (!reap_all(ep_deadline_ns(TERM_GRACE_MS), false)) {
-        kill(program, SIGKILL);
-        reap_all(ep_deadline_ns(KILL_GRACE_MS), true);
+    kill(program, SIGCONT);
+    while (ep_now_ns() < leave_ns) {
+        while ((ended = waitpid(-1, NULL, WNOHANG)) > 0)
+            if (ended == program)
+                kill_ns = 0;
+        if (ended < 0 && errno == ECHILD)
+            break;
+        if (ep_now_ns() >= kill_ns)
+            kill_children();
+        nanosleep(&tick, NULL);
     }
     _exit(1);
 }

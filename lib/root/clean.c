@@ -101,3 +101,17 @@ void root_clean(const char *text, char *ret_text, size_t bytes)
     }
     ret_text[used] = '\0';
 }
+
+void root_cut(char *text)
+{
+    size_t bytes = strlen(text);
+
+    for (size_t back = 1; back <= 3 && back <= bytes; back++) {
+        uint32_t code;
+
+        if (root_decode(text + bytes - back, back, &code) == ROOT_INCOMPLETE) {
+            text[bytes - back] = '\0';
+            return;
+        }
+    }
+}

@@ -216,6 +216,9 @@ ep_status root_save(struct root *root, const char *file);
 /* `text` safe for terminals and JSON, cut at `bytes`: '?' for each byte that is no UTF-8 and each hidden character. */
 void root_clean(const char *text, char *ret_text, size_t bytes);
 
+/* Takes the beginning of a character away from the end of a text that was cut. */
+void root_cut(char *text);
+
 /*
  * The UTF-8 sequence at `text`, of at most `bytes` bytes: its length and its code. 0: there is none. ROOT_INCOMPLETE:
  * the bytes are the beginning of one.
