@@ -68,7 +68,7 @@ static const struct cmd_exit_text nics_exits[] = {
 /* Opened before anything runs, so that a wrong name costs no run. */
 static FILE *open_output(const char *file)
 {
-    FILE *stream = file ? fopen(file, "we") : stdout;
+    FILE *stream = file ? stream_file(file) : stdout;
 
     if (!stream)
         out_error("nics: %s: %s", file, strerror(errno));
@@ -77,15 +77,12 @@ static FILE *open_output(const char *file)
 
 static int close_output(FILE *stream, const char *file)
 {
-    int reason = 0;
+    int reason;
 
     if (stream == stdout)
         return out_finish();
-    /* What failed at an earlier flush is tried again here, so that errno is that of the file. */
-    if (fflush(stream) != 0)
-        reason = errno;
-    else if (ferror(stream))
-        reason = EIO;
+    fflush(stream);
+    reason = stream_error(stream);
     if (fclose(stream) != 0 && reason == 0)
         reason = errno;
     if (reason == 0)

@@ -426,8 +426,12 @@ static int conclude(const struct cmd *cmd, const struct run_options *options, co
     out_line("\n%s; seed %" PRIu64 ", %.0f s.", sentence, run->seed, seconds);
     out_line("%s", json_string_value(json_object_get(document, "gpu_note")));
     json_decref(document);
-    if (written)
-        out_line("Report: %s/report.html (and report.json)", options->output);
+    if (written) {
+        char folder[4096];
+
+        root_clean(options->output, folder, sizeof(folder));
+        out_line("Report: %s/report.html (and report.json)", folder);
+    }
     return written ? run->code : ranks_worse(run->code, CMD_FAILED);
 }
 

@@ -118,6 +118,15 @@ void out_warning(const char *format, ...)
     va_end(args);
 }
 
+void out_note(const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    print_message(OUT_PLAIN, "", format, args);
+    va_end(args);
+}
+
 void out_hint(const char *format, ...)
 {
     va_list args;

@@ -66,6 +66,7 @@ void out_tone(FILE *stream, enum out_tone tone);
 /* "epkit: <text>" on standard error. */
 void out_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void out_warning(const char *format, ...) __attribute__((format(printf, 1, 2)));
+void out_note(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* "       <text>" on standard error: what to do about the error just reported. */
 void out_hint(const char *format, ...) __attribute__((format(printf, 1, 2)));

@@ -57,7 +57,12 @@ bool report_check(const char *folder)
     parent = parent_of(folder);
     if (!parent)
         return refuse(folder, strerror(ENOMEM));
-    good = access(parent, W_OK | X_OK) == 0;
+    good = access(parent, W_OK | X_OK) == 0 && stat(parent, &info) == 0;
+    /* The working folder may have been removed. */
+    if (good && info.st_nlink == 0) {
+        errno = ENOENT;
+        good = false;
+    }
     free(parent);
     return good || refuse(folder, strerror(errno));
 }

@@ -6,6 +6,7 @@
 #include "root/root.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <poll.h>
 #include <signal.h>
@@ -26,11 +27,13 @@ struct filter {
     size_t n_pending;
 };
 
-static struct filter filters[2] = {{.fd = STDOUT_FILENO}, {.fd = STDERR_FILENO}};
+enum { OUTPUT, ERROR, A_FILE, N_FILTERS };
+
+static struct filter filters[N_FILTERS] = {{.fd = STDOUT_FILENO}, {.fd = STDERR_FILENO}};
 
 static struct filter *filter_of(FILE *stream)
 {
-    for (size_t i = 0; i < sizeof(filters) / sizeof(filters[0]); i++)
+    for (size_t i = 0; i < N_FILTERS; i++)
         if (filters[i].stream && filters[i].stream == stream)
             return &filters[i];
     return NULL;
@@ -149,17 +152,41 @@ int stream_open(void)
 {
     static const cookie_io_functions_t functions = {.write = filter_write};
 
-    for (size_t i = 0; i < sizeof(filters) / sizeof(filters[0]); i++) {
+    for (size_t i = OUTPUT; i <= ERROR; i++) {
         filters[i].stream = fopencookie(&filters[i], "w", functions);
         if (!filters[i].stream)
             return -1;
     }
     /* A line at a time: a message is one write, and comes at once. */
-    setvbuf(filters[0].stream, NULL, isatty(STDOUT_FILENO) ? _IOLBF : _IOFBF, BUFSIZ);
-    setvbuf(filters[1].stream, NULL, _IOLBF, BUFSIZ);
-    stdout = filters[0].stream;
-    stderr = filters[1].stream;
+    setvbuf(filters[OUTPUT].stream, NULL, isatty(STDOUT_FILENO) ? _IOLBF : _IOFBF, BUFSIZ);
+    setvbuf(filters[ERROR].stream, NULL, _IOLBF, BUFSIZ);
+    stdout = filters[OUTPUT].stream;
+    stderr = filters[ERROR].stream;
     return 0;
+}
+
+static int close_file(void *context)
+{
+    struct filter *filter = context;
+    int fd = filter->fd;
+
+    *filter = (struct filter){0};
+    return close(fd);
+}
+
+FILE *stream_file(const char *file)
+{
+    static const cookie_io_functions_t functions = {.write = filter_write, .close = close_file};
+    struct filter *filter = &filters[A_FILE];
+    int fd = open(file, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+
+    if (fd < 0)
+        return NULL;
+    *filter = (struct filter){.fd = fd};
+    filter->stream = fopencookie(filter, "w", functions);
+    if (!filter->stream)
+        close(fd);
+    return filter->stream;
 }
 
 void stream_control(FILE *stream, const char *sequence)

@@ -16,6 +16,12 @@
 /* Puts filtering streams in the place of stdout and stderr. Once, before anything is printed. 0, or -1. */
 int stream_open(void);
 
+/*
+ * The same filter for a file that is written anew; at most one at a time, for fclose(). NULL with errno. Before it is
+ * closed stream_error() tells why not all of it could be written.
+ */
+FILE *stream_file(const char *file);
+
 /* Writes control sequences of epkit's own, behind what was printed before. */
 void stream_control(FILE *stream, const char *sequence);
 
