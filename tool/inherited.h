@@ -14,8 +14,8 @@
  *   - No signal is blocked. SIGTERM and SIGCHLD have their default action, and SIGPIPE and SIGXFSZ none: a write that
  *     fails is reported. SIGINT, SIGHUP and SIGQUIT stay ignored where they are (nohup, jobs in the background).
  *   - A process number 1, of a container, gets handlers: the kernel spares it the default action of signals.
- *   - Standard streams that are closed are occupied, so that no file that is opened later takes their numbers. Reading
- *     and writing them still fails with EBADF.
+ *   - Standard streams that are closed are occupied, so that no file that is opened later takes their numbers. What is
+ *     written to them is nobody's, as with /dev/null; programs that are executed find them closed.
  *   - A stack that is too small for the command is made larger, if it may be.
  */
 void inherited_settle(void);
