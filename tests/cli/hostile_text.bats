@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Text from outside, in names, options, answers and files, never reaches the terminal as it is.
 #
-# shellcheck disable=SC2154 # $stderr is set by run
+# shellcheck disable=SC2154,SC2094 # $stderr is set by run; no file is read and written
 
 load common
 
@@ -147,7 +147,6 @@ answer() {
     head -c 9000000 <(yes '# a comment') >comments
     head -c 2000 /dev/zero | tr '\0' x >line
     ln -s loop loop
-    # shellcheck disable=SC2094 # no file is written
     for file in /dev/zero /dev/full fifo . zero holes comments line loop /dev/stdin /proc/self/mem ""; do
         status=0
         timeout 60 "$EPKIT" doctor --hosts "$file" --ssh /bin/true >out 2>err </dev/zero || status=$?
