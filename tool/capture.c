@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "capture.h"
 
+#include "inherited.h"
+#include "supervise.h"
+
 #include "base/clock.h"
 
 #include <errno.h>
@@ -9,7 +12,6 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -73,15 +75,14 @@ static int drain(struct capture *capture, int which)
 }
 
 /* In the child; reports through `failure`, which exec closes, why it could not become the program. */
-static void __attribute__((noreturn)) become(char *const *argv, int output, int error, int failure, pid_t parent)
+static void __attribute__((noreturn)) become(char *const *argv, int output, int error, int failure)
 {
     int nothing = open("/dev/null", O_RDONLY | O_CLOEXEC), number;
     sigset_t none;
 
-    setpgid(0, 0);
-    prctl(PR_SET_PDEATHSIG, SIGTERM);
-    if (getppid() != parent)
-        _exit(1);
+    inherited_restore();
+    /* What programs say is read, here and where ssh passes it on. */
+    setenv("LC_ALL", "C", 1);
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
     signal(SIGPIPE, SIG_DFL);
@@ -97,15 +98,14 @@ static void __attribute__((noreturn)) become(char *const *argv, int output, int 
 static void start(struct capture *capture)
 {
     int output[2] = {-1, -1}, error[2] = {-1, -1}, failure[2] = {-1, -1}, number;
-    pid_t parent = getpid();
 
     capture->started_ns = ep_now_ns();
     if (pipe2(output, O_CLOEXEC) != 0 || pipe2(error, O_CLOEXEC) != 0 || pipe2(failure, O_CLOEXEC) != 0) {
         capture->start_error = errno;
     } else {
-        capture->pid = fork();
+        capture->pid = supervise_fork(true, failure[1]);
         if (capture->pid == 0)
-            become(capture->argv, output[1], error[1], failure[1], parent);
+            become(capture->argv, output[1], error[1], failure[1]);
         if (capture->pid < 0)
             capture->start_error = errno;
     }
@@ -158,6 +158,8 @@ static int look_after(struct capture *capture, int64_t timeout_ms)
 
     if (drain(capture, OUTPUT) != 0 || drain(capture, ERROR) != 0)
         return -1;
+    if (ended < 0 && errno == ECHILD)
+        capture->status = 255 << 8; /* how it ended is not known, so that it was well is not, either */
     if (ended != 0) {
         /* A child of its own may hold the pipes: what it has to say is not waited for. */
         end(capture);

@@ -66,11 +66,10 @@ static json_t *audit_json(const struct doctor_machine *machine, unsigned groups,
         if (!is_asked(groups, row->name))
             continue;
         *ret_findings += counts(machine->audit, row);
-        json_array_append_new(rows,
-                              json_pack("{s:s, s:o, s:s, s:s, s:o, s:s}", "name", row->name, "value",
-                                        row->kind == AUDIT_MISSING ? json_null() : json_string(row->value), "kind",
-                                        kinds[row->kind].key, "verdict", kinds[row->kind].text, "advised",
-                                        *row->advised ? json_string(row->advised) : json_null(), "text", row->text));
+        json_array_append_new(rows, json_pack("{s:s, s:o, s:s, s:s, s:o, s:s}", "name", row->name, "value",
+                                              row->kind == AUDIT_MISSING ? json_null() : out_text(row->value), "kind",
+                                              kinds[row->kind].key, "verdict", kinds[row->kind].text, "advised",
+                                              *row->advised ? out_text(row->advised) : json_null(), "text", row->text));
     }
     return rows;
 }
@@ -130,7 +129,7 @@ static int print_audit(const struct cmd *cmd, const struct env_options *options,
     audit_verdict(machine, rows, findings, verdict, sizeof(verdict));
     if (options->json) {
         document = out_document(cmd->name);
-        json_object_set_new(document, "verdict", json_string(verdict));
+        json_object_set_new(document, "verdict", out_text(verdict));
         json_object_set_new(document, "findings", json_integer(findings));
         json_object_set_new(document, "audit", rows);
         return out_json(document) == 0 ? findings ? CMD_FINDINGS : CMD_FINE : CMD_FAILED;
@@ -176,7 +175,7 @@ static int write_script(const struct cmd *cmd, const struct env_options *options
     snprintf(verdict, sizeof(verdict), "%zu variable%s advised.", json_array_size(rows),
              json_array_size(rows) == 1 ? " is" : "s are");
     document = out_document(cmd->name);
-    json_object_set_new(document, "verdict", json_string(verdict));
+    json_object_set_new(document, "verdict", out_text(verdict));
     json_object_set_new(document, "variables", rows);
     return out_json(document) == 0 ? CMD_FINE : CMD_FAILED;
 }

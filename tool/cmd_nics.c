@@ -5,6 +5,7 @@
 #include "output.h"
 #include "progress.h"
 #include "source.h"
+#include "stream.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -67,7 +68,7 @@ static const struct cmd_exit_text nics_exits[] = {
 /* Opened before anything runs, so that a wrong name costs no run. */
 static FILE *open_output(const char *file)
 {
-    FILE *stream = file ? fopen(file, "we") : stdout;
+    FILE *stream = file ? stream_file(file) : stdout;
 
     if (!stream)
         out_error("nics: %s: %s", file, strerror(errno));
@@ -76,15 +77,18 @@ static FILE *open_output(const char *file)
 
 static int close_output(FILE *stream, const char *file)
 {
-    bool has_failed = fflush(stream) != 0 || ferror(stream);
+    int reason;
 
     if (stream == stdout)
         return out_finish();
-    if (fclose(stream) != 0 || has_failed) {
-        out_error("nics: writing %s: %s", file, strerror(errno));
-        return CMD_FAILED;
-    }
-    return CMD_FINE;
+    fflush(stream);
+    reason = stream_error(stream);
+    if (fclose(stream) != 0 && reason == 0)
+        reason = errno;
+    if (reason == 0)
+        return CMD_FINE;
+    out_error("nics: writing %s: %s", file, out_reason(reason));
+    return CMD_FAILED;
 }
 
 static int report(FILE *stream, const struct nics_options *options, const struct nics *nics, enum nics_mode mode,
@@ -102,8 +106,7 @@ static int report(FILE *stream, const struct nics_options *options, const struct
         size_t style = mode == NICS_WATCH ? JSON_COMPACT : JSON_INDENT(2);
         json_t *document = nics_document(nics, mode, command, &verdict);
 
-        failed = json_dumpf(document, stream, style | JSON_REAL_PRECISION(9));
-        fputc('\n', stream);
+        failed = stream_json(stream, document, style | JSON_REAL_PRECISION(9));
         json_decref(document);
     } else {
         failed = nics_print(stream, nics, mode, &verdict);
@@ -194,13 +197,13 @@ static int run_command(FILE *stream, const struct nics_options *options, struct 
 
 /*
  * A result above 128 is the signal that interrupted epkit, for main(). Of a command it is that of a signal that epkit
- * would have passed on to it, or the command's own affair and its plain exit code: then epkit ends here.
+ * would have passed on to it, or the command's own affair. Its exit codes mean what it says: epkit ends here by them.
  */
 static int leave(int code, bool is_command)
 {
     bool is_interrupt = code == 128 + SIGINT || code == 128 + SIGTERM || code == 128 + SIGHUP || code == 128 + SIGQUIT;
 
-    if (is_command && code > 128 && !is_interrupt) {
+    if (is_command && code != CMD_FINE && !is_interrupt) {
         progress_stop();
         (void)out_finish();
         exit(code);
@@ -246,7 +249,7 @@ static int say_none(const struct topo *topo, const struct nics_options *options)
         out_verdict(OUT_PLAIN, "%s", line);
         return CMD_UNSUPPORTED;
     }
-    json_object_set_new(document, "verdict", json_string(line));
+    json_object_set_new(document, "verdict", out_text(line));
     return out_json(document) == 0 ? CMD_UNSUPPORTED : CMD_FAILED;
 }
 

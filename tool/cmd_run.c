@@ -38,7 +38,7 @@ struct run_options {
 /* clang-format off */
 static const struct opt run_table[] = {
     {"output", 'o', "DIR", OPT_DIR, offsetof(struct run_options, output), .value = "report",
-     .help = "folder of the report; it is created"},
+     .help = "folder of the report; it is created when the report is complete"},
     {"seed", 's', "N", OPT_INT, offsetof(struct run_options, seed), .min = 0, .max = SUITE_MAX_SEED,
      .help = "of all random choices; without it a new one is drawn, and printed"},
     {"quick", 'q', NULL, OPT_FLAG, offsetof(struct run_options, quick),
@@ -347,12 +347,12 @@ static json_t *make_document(const struct cmd *cmd, const struct run *run, json_
 
     if (gmtime_r(&now, &utc))
         strftime(date, sizeof(date), "%Y-%m-%dT%H:%M:%SZ", &utc);
-    json_object_set_new(document, "date", json_string(date));
+    json_object_set_new(document, "date", out_text(date));
     json_object_set_new(document, "result",
-                        json_string(run->code == CMD_FINE          ? "works"
-                                    : run->code == CMD_UNSUPPORTED ? "unsupported"
-                                                                   : "failed"));
-    json_object_set_new(document, "verdict", json_string(verdict));
+                        out_text(run->code == CMD_FINE          ? "works"
+                                 : run->code == CMD_UNSUPPORTED ? "unsupported"
+                                                                : "failed"));
+    json_object_set_new(document, "verdict", out_text(verdict));
     json_object_set_new(document, "seed", json_integer((json_int_t)run->seed));
     json_object_set_new(document, "command", make_command(run));
     json_object_set_new(document, "seconds", json_real(seconds));
@@ -361,7 +361,7 @@ static json_t *make_document(const struct cmd *cmd, const struct run *run, json_
     json_object_set(document, "suites", run->suites);
     json_object_set(document, "not_run", run->not_run);
     json_object_set(document, "bench", run->bench ? run->bench : json_null());
-    json_object_set_new(document, "bench_missing", run->bench ? json_null() : json_string(run->bench_missing));
+    json_object_set_new(document, "bench_missing", run->bench ? json_null() : out_text(run->bench_missing));
     return document;
 }
 
@@ -442,8 +442,12 @@ static int conclude(const struct cmd *cmd, const struct run_options *options, co
     out_line("\n%s; seed %" PRIu64 ", %.0f s.", sentence, run->seed, seconds);
     out_line("%s", json_string_value(json_object_get(document, "gpu_note")));
     json_decref(document);
-    if (written)
-        out_line("Report: %s/report.html (and report.json)", options->output);
+    if (written) {
+        char folder[4096];
+
+        root_clean(options->output, folder, sizeof(folder));
+        out_line("Report: %s/report.html (and report.json)", folder);
+    }
     return written ? run->code : ranks_worse(run->code, CMD_FAILED);
 }
 
@@ -458,7 +462,7 @@ static int cmd_run(const struct cmd *cmd, const struct cmd_call *call)
     result = group_check_backend(cmd);
     if (result != CMD_FINE)
         return result;
-    if (!report_prepare(options->output))
+    if (!report_check(options->output))
         return CMD_USAGE;
     if (!cmd_given(cmd, call, "seed"))
         run.seed = group_draw_seed();
@@ -475,7 +479,6 @@ static int cmd_run(const struct cmd *cmd, const struct cmd_call *call)
     progress_update(0, 0, "writing the report");
     if (result == CMD_FINE)
         result = conclude(cmd, options, &run, machine, (double)(ep_now_ns() - start_ns) / 1e9);
-    report_abandon();
     for (int i = 0; i < N_PARTS; i++)
         suite_done(&run.results[i]);
     json_decref(run.suites);

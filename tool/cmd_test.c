@@ -171,13 +171,13 @@ static void add_result(const struct cmd *cmd, const struct cmd_call *call, const
             continue;
         print_command(cmd, call, request, (int)json_integer_value(json_object_get(row, "index")), command,
                       sizeof(command));
-        json_array_append_new(totals->commands, json_string(command));
+        json_array_append_new(totals->commands, out_text(command));
     }
     /* What is not supported here will not be supported a second time. */
     if (json_array_size(result->errors) > 0 && result->code != CMD_UNSUPPORTED) {
         /* The case that the ranks were in is the one after the last that they told of. */
         print_command(cmd, call, request, 0, command, sizeof(command));
-        json_array_append_new(totals->commands, json_string(command));
+        json_array_append_new(totals->commands, out_text(command));
     }
     json_array_extend(totals->cases, result->cases);
     json_array_extend(totals->errors, result->errors);
@@ -234,11 +234,11 @@ static int render_json(const struct cmd *cmd, const struct ranks_spec *spec, con
 {
     json_t *document = out_document(cmd->name);
 
-    json_object_set_new(document, "matrix", json_string(request->matrix));
+    json_object_set_new(document, "matrix", out_text(request->matrix));
     json_object_set_new(document, "result",
-                        json_string(totals->code == CMD_FINE          ? "passed"
-                                    : totals->code == CMD_UNSUPPORTED ? "unsupported"
-                                                                      : "failed"));
+                        out_text(totals->code == CMD_FINE          ? "passed"
+                                 : totals->code == CMD_UNSUPPORTED ? "unsupported"
+                                                                   : "failed"));
     json_object_set_new(document, "passed", json_integer(totals->passed));
     json_object_set_new(document, "failed", json_integer(totals->failed));
     json_object_set_new(document, "total", json_integer(totals->total));

@@ -7,14 +7,17 @@
 #include "progress.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #define HOSTS_MAX 4096
 #define LINE_BYTES 1024
+#define FILE_BYTES_MAX (8 << 20)
 #define WIDTH 32           /* connections at once */
 #define CONNECT_SECONDS 10 /* for TCP and the banner; the deadline of a node bounds the rest */
 #define SSH_WORDS 32
@@ -129,28 +132,58 @@ static int parse_line(const struct cmd *cmd, const char *file, int number, char 
     return host ? add_host(cmd, file, number, host, hosts) : CMD_FINE;
 }
 
+/* A regular file of a size that makes sense, as a stream. NULL: *ret_code, after reporting why. */
+static FILE *open_hosts(const struct cmd *cmd, const char *file, int *ret_code)
+{
+    int fd = open(file, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+    struct stat info;
+    FILE *stream = NULL;
+
+    /* Without waiting for the writer of a FIFO; and what was opened is what is looked at. */
+    if (fd < 0 || fstat(fd, &info) != 0)
+        *ret_code = cmd_usage(cmd, "--hosts %s: %s", file, strerror(errno));
+    else if (!S_ISREG(info.st_mode))
+        *ret_code = cmd_usage(cmd, "--hosts %s: not a regular file", file);
+    else if (info.st_size > FILE_BYTES_MAX)
+        *ret_code = cmd_usage(cmd, "--hosts %s: larger than %d MiB", file, FILE_BYTES_MAX >> 20);
+    else if (!(stream = fdopen(fd, "r")))
+        *ret_code = cmd_usage(cmd, "--hosts %s: %s", file, strerror(errno));
+    if (!stream && fd >= 0)
+        close(fd);
+    return stream;
+}
+
+/* Files of /proc and of FUSE tell no size, and may go on without end: so what is read is counted. */
 static int read_hosts(const struct cmd *cmd, const char *file, struct hosts *hosts)
 {
     char line[LINE_BYTES];
-    struct stat info;
+    size_t used = 0;
     int code = CMD_FINE;
-    FILE *stream;
+    FILE *stream = open_hosts(cmd, file, &code);
 
-    /* Before it is opened: a FIFO would be waited for. */
-    if (stat(file, &info) != 0)
-        return cmd_usage(cmd, "--hosts %s: %s", file, strerror(errno));
-    if (!S_ISREG(info.st_mode))
-        return cmd_usage(cmd, "--hosts %s: not a regular file", file);
-    stream = fopen(file, "re");
-    if (!stream)
-        return cmd_usage(cmd, "--hosts %s: %s", file, strerror(errno));
-    for (int number = 1; code == CMD_FINE && fgets(line, sizeof(line), stream); number++) {
-        if (strlen(line) == sizeof(line) - 1 && line[sizeof(line) - 2] != '\n')
+    for (int number = 1; stream && code == CMD_FINE; number++) {
+        int byte;
+        size_t n = 0;
+
+        while ((byte = getc(stream)) != EOF && byte != '\n' && byte && n + 1 < sizeof(line))
+            line[n++] = (char)byte;
+        line[n] = '\0';
+        used += n + 1;
+        if (byte == EOF && ferror(stream))
+            code = cmd_usage(cmd, "--hosts %s: %s", file, strerror(errno));
+        else if (byte == 0)
+            code = cmd_usage(cmd, "%s, line %d: holds a byte 0, so that it is no text", file, number);
+        else if (n + 1 == sizeof(line))
             code = cmd_usage(cmd, "%s, line %d: longer than %d bytes", file, number, LINE_BYTES - 2);
+        else if (used > FILE_BYTES_MAX)
+            code = cmd_usage(cmd, "--hosts %s: larger than %d MiB", file, FILE_BYTES_MAX >> 20);
         else
             code = parse_line(cmd, file, number, line, hosts);
+        if (byte == EOF)
+            break;
     }
-    fclose(stream);
+    if (stream)
+        fclose(stream);
     if (code == CMD_FINE && hosts->n == 0)
         code = cmd_usage(cmd, "--hosts %s: there is no host in it", file);
     return code;
@@ -368,8 +401,11 @@ static void judge(const struct capture *capture, const char *ssh, int64_t timeou
     json_t *document;
 
     if (capture->start_error) {
+        char program[200];
+
+        root_clean(ssh, program, sizeof(program));
         node->layer = "ssh";
-        snprintf(node->why, sizeof(node->why), "%.200s: %s", ssh, strerror(capture->start_error));
+        snprintf(node->why, sizeof(node->why), "%s: %s", program, strerror(capture->start_error));
         return;
     }
     if (capture->late) {
@@ -424,9 +460,17 @@ static void cut_values(const char *const values[2], char ret_cut[2][SHOWN_BYTES 
     start = same > SHOWN_BYTES / 2 ? same - SHOWN_BYTES / 4 : 0;
     if (strlen(values[0]) <= SHOWN_BYTES && strlen(values[1]) <= SHOWN_BYTES)
         start = 0;
-    for (int i = 0; i < 2; i++)
-        snprintf(ret_cut[i], SHOWN_BYTES + 8, "%s%.*s%s", start ? "..." : "", SHOWN_BYTES, values[i] + start,
+    /* What is equal before the place is so in both, up to the beginning of a character. */
+    while (start > 0 && (values[0][start] & 0xc0) == 0x80)
+        start--;
+    for (int i = 0; i < 2; i++) {
+        char shown[SHOWN_BYTES + 1];
+
+        snprintf(shown, sizeof(shown), "%s", values[i] + start);
+        root_cut(shown);
+        snprintf(ret_cut[i], SHOWN_BYTES + 8, "%s%s%s", start ? "..." : "", shown,
                  strlen(values[i] + start) > SHOWN_BYTES ? "..." : "");
+    }
 }
 
 static void print_differences(const json_t *differences)
@@ -483,7 +527,7 @@ static void print_findings(const json_t *findings)
         char names[512];
 
         name_nodes(json_object_get(row, "nodes"), names, sizeof(names));
-        json_object_set_new(row, "names", json_string(names));
+        json_object_set_new(row, "names", out_text(names));
         json_array_append_new(rows, row);
     }
     out_line("\nFindings:");
@@ -533,7 +577,7 @@ static json_t *make_document(const char *verb, const struct hosts *hosts, const 
                                               node->document != NULL, "failed_at", node->document ? NULL : node->layer,
                                               "why", node->document ? NULL : node->why, "document", node->document));
     }
-    json_object_set_new(document, "verdict", json_string(verdict));
+    json_object_set_new(document, "verdict", out_text(verdict));
     json_object_set_new(document, "hosts", list);
     json_object_set(document, "differences", outcome->differences);
     json_object_set(document, "findings", outcome->findings);

@@ -22,7 +22,7 @@ static json_t *or_null(const char *text)
     if (!*text)
         return json_null();
     root_clean(text, clean, sizeof(clean));
-    return json_string(clean);
+    return out_text(clean);
 }
 
 static json_t *result_json(const struct doctor_result *result)
@@ -39,12 +39,12 @@ static json_t *result_json(const struct doctor_result *result)
     for (int i = 0; i < result->n_evidence; i++)
         json_array_append_new(
             evidence, json_pack("{s:s, s:s}", "where", result->evidence[i].where, "what", result->evidence[i].what));
-    json_object_set_new(row, "severity", json_string(diagnosis_severity(result->severity)));
+    json_object_set_new(row, "severity", out_text(diagnosis_severity(result->severity)));
     json_object_set_new(row, "evidence", evidence);
     json_object_set_new(row, "evidence_left_out", json_integer(result->n_evidence_left_out));
-    json_object_set_new(row, "cause", json_string(result->check->cause));
+    json_object_set_new(row, "cause", out_text(result->check->cause));
     /* Made safe line by line when it was said; its commands stay on lines of their own. */
-    json_object_set_new(row, "fix", *result->fix ? json_string(result->fix) : json_null());
+    json_object_set_new(row, "fix", *result->fix ? out_text(result->fix) : json_null());
     json_object_set_new(row, "fix_is_safe", json_boolean(result->fix_is_safe));
     json_object_set_new(row, "advice", or_null(result->advice));
     return row;
@@ -57,7 +57,7 @@ static json_t *gpu_facts(const struct topo *topo)
     json_t *gpus = json_array();
 
     for (int i = 0; i < topo->n_gpus; i++)
-        json_array_append_new(gpus, *topo->gpus[i].name ? json_string(topo->gpus[i].name) : json_string("NVIDIA GPU"));
+        json_array_append_new(gpus, *topo->gpus[i].name ? out_text(topo->gpus[i].name) : json_string("NVIDIA GPU"));
     return gpus;
 }
 
@@ -120,7 +120,7 @@ static json_t *environment_facts(struct root *root)
             continue;
         root_clean(environment.variables[i].name, name, sizeof(name));
         root_clean(environment.variables[i].value, value, sizeof(value));
-        json_object_set_new(facts, name, json_string(value));
+        json_object_set_new(facts, name, out_text(value));
     }
     return facts;
 }
@@ -154,7 +154,7 @@ json_t *diagnosis_json(const char *verb, const struct diagnosis *diagnosis)
     diagnosis_verdict(diagnosis, verdict, sizeof(verdict));
     for (int i = 0; i < diagnosis->n; i++)
         json_array_append_new(checks, result_json(&diagnosis->results[i]));
-    json_object_set_new(document, "verdict", json_string(verdict));
+    json_object_set_new(document, "verdict", out_text(verdict));
     json_object_set_new(document, "healthy", json_boolean(diagnosis_exit(diagnosis) == CMD_FINE));
     json_object_set_new(document, "counts",
                         json_pack("{s:i, s:i, s:i, s:i, s:i}", "fine", diagnosis->n_fine, "found", diagnosis->n_found,
@@ -173,7 +173,7 @@ json_t *diagnosis_list_json(const char *verb, const struct doctor_check *const *
         json_t *links = json_array();
 
         for (int k = 0; checks[i]->links[k]; k++)
-            json_array_append_new(links, json_string(checks[i]->links[k]));
+            json_array_append_new(links, out_text(checks[i]->links[k]));
         json_array_append_new(list, json_pack("{s:s, s:s, s:i, s:s, s:s, s:s, s:s, s:o}", "id", checks[i]->id, "group",
                                               checks[i]->group, "mode", checks[i]->mode, "title", checks[i]->title,
                                               "symptom", checks[i]->symptom, "cause", checks[i]->cause, "remedy",

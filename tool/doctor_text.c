@@ -124,8 +124,10 @@ static void print_finding(const struct doctor_result *result)
     enum out_tone tone = result->severity == DOCTOR_ERROR ? OUT_BAD : OUT_WARN;
 
     out_line("%s", "");
-    out_line("%s%s%s (%s, failure mode %d)", out_tone_begin(stdout, tone), result->check->id,
-             out_tone_end(stdout, tone), result->check->group, result->check->mode);
+    out_tone(stdout, tone);
+    fputs(result->check->id, stdout);
+    out_tone(stdout, OUT_PLAIN);
+    out_line(" (%s, failure mode %d)", result->check->group, result->check->mode);
     diagnosis_print_block("what", result->text);
     for (int i = 0; i < result->n_evidence; i++) {
         char text[4096];

@@ -2,6 +2,7 @@
 /* env_execute.c - a command under the advised environment. */
 #include "cmd.h"
 #include "env.h"
+#include "inherited.h"
 #include "output.h"
 
 #include <errno.h>
@@ -95,6 +96,7 @@ int env_execute(const struct env_script *script, const struct topo *topo, char *
         }
     }
     fflush(stdout);
+    inherited_restore();
     execvp(command[0], command);
     error = errno;
     out_error("%s cannot be executed: %s", command[0], strerror(error));

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* env_formats.c - the advice as container engines and Kubernetes read it, and as JSON. */
 #include "env.h"
+#include "output.h"
 
 #include <string.h>
 
@@ -208,14 +209,14 @@ json_t *env_json(const struct env_script *script)
             continue;
         }
         for (int v = 0; v < row->n_values && row->scope == ADVICE_RANK; v++)
-            json_array_append_new(values, json_string(row->values[v]));
+            json_array_append_new(values, out_text(row->values[v]));
         json_array_append_new(rows, json_pack("{s:s, s:s, s:s, s:s, s:o, s:o, s:s}", "name", row->name, "group",
                                               env_group_names[env_group_of(row)], "scope", scopes[row->scope], "action",
                                               row->unset     ? "unset"
                                               : row->prepend ? "prepend"
                                                              : "set",
-                                              "value", has_value ? json_string(row->value) : json_null(), "values",
-                                              values, "reason", row->reason));
+                                              "value", has_value ? out_text(row->value) : json_null(), "values", values,
+                                              "reason", row->reason));
     }
     return rows;
 }

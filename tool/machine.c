@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "machine.h"
 
+#include "output.h"
 #include "ranks_internal.h"
 
 #include <stdio.h>
@@ -17,13 +18,13 @@ json_t *machine_describe(void)
     struct root *root;
 
     if (uname(&name) == 0) {
-        json_object_set_new(machine, "kernel", json_string(name.release));
-        json_object_set_new(machine, "arch", json_string(name.machine));
+        json_object_set_new(machine, "kernel", out_text(name.release));
+        json_object_set_new(machine, "arch", out_text(name.machine));
     }
     if (mpi)
-        json_object_set_new(machine, "mpi", json_string(mpi));
+        json_object_set_new(machine, "mpi", out_text(mpi));
     else if (!ranks_mpi_available(&why))
-        json_object_set_new(machine, "mpi_missing", json_string(why));
+        json_object_set_new(machine, "mpi_missing", out_text(why));
     if (root_open(NULL, &root) == EP_OK) {
         machine_read(root, machine);
         root_free(root);

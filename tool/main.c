@@ -2,34 +2,39 @@
 /* main.c - epkit VERB ...: finds the verb, parses its options, runs it. */
 #include "cmd.h"
 #include "help.h"
+#include "inherited.h"
 #include "output.h"
 #include "progress.h"
 #include "ranks_internal.h"
+#include "stream.h"
 
-#include <fcntl.h>
 #include <locale.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 static int run_verb(const struct cmd *cmd, int argc, char **argv)
 {
     char error[512];
     struct cmd_call call;
     bool help;
-    int result = options_parse(cmd, argc, argv, &call, &help, error, sizeof(error));
+    int result = options_parse(cmd, argc, argv, &call, &help, error, sizeof(error)), joined = CMD_FINE;
 
-    if (result != CMD_FINE)
-        return ranks_world_rank() > 0 ? result : cmd_usage(cmd, "%s", error);
-    if (help)
+    if (result == CMD_FINE && help) {
         help_verb(stdout, cmd);
-    else if ((cmd->flags & CMD_RANKS) && ranks_world_rank() > 0)
-        result = ranks_follow();
-    else
-        result = cmd->run(cmd, &call);
+        options_done(&call);
+        return result;
+    }
     if (cmd->flags & CMD_RANKS)
-        ranks_world_done();
+        joined = ranks_world_join(cmd);
+    if (joined != CMD_FINE)
+        result = joined;
+    else if (ranks_world_rank() > 0)
+        /* Also with a mistake on the command line: rank 0 has made it as well, and tells when it is done. */
+        result = ranks_worse(result, ranks_follow());
+    else
+        result = result == CMD_FINE ? cmd->run(cmd, &call) : cmd_usage(cmd, "%s", error);
+    ranks_world_done();
     progress_stop();
     options_done(&call);
     return result;
@@ -56,19 +61,13 @@ static int run(int argc, char **argv)
     return run_verb(cmd, argc - 1, argv + 1);
 }
 
-/* A descriptor opened later must not become standard output by accident, where that is closed. */
-static void hold_standard_descriptors(void)
-{
-    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
-        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) < 0)
-            _exit(CMD_FAILED);
-}
-
 int main(int argc, char **argv)
 {
     int result, written;
 
-    hold_standard_descriptors();
+    inherited_settle();
+    if (stream_open() != 0)
+        return CMD_FAILED;
     /* Characters as the terminal has them; numbers stay those of the C locale, for JSON and gnuplot. */
     setlocale(LC_CTYPE, "");
     result = run(argc, argv);
@@ -79,6 +78,9 @@ int main(int argc, char **argv)
         fputs("epkit: interrupted\n", stderr);
         signal(result - 128, SIG_DFL);
         raise(result - 128);
+        /* Process number 1 is spared. */
     }
-    return result == CMD_FINE ? written : result;
+    /* What nobody could read is no result. */
+    return result == CMD_FINE || result == CMD_FINDINGS || result == CMD_UNSUPPORTED ? ranks_worse(result, written)
+                                                                                     : result;
 }

@@ -5,14 +5,20 @@
  * The command has epkit's standard input, output and error, its signal mask and its dispositions. Signals that epkit
  * gets meanwhile are passed on, except those of the terminal, which the command gets from there as well.
  */
+#include "inherited.h"
 #include "nics.h"
 #include "output.h"
+#include "supervise.h"
+
+#include "base/clock.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#define LOOK_NS 200000000
 
 struct child {
     pid_t pid;
@@ -54,6 +60,7 @@ static _Noreturn void become(const struct child *child, char **args, int error_f
     int reason;
 
     restore_signals(child);
+    inherited_restore();
     execvp(args[0], args);
     reason = errno;
     while (write(error_fd, &reason, sizeof(reason)) < 0 && errno == EINTR)
@@ -82,7 +89,7 @@ static int start(char **args, struct child *child, int *ret_reason)
         return failed("pipe", errno);
     fflush(NULL);
     block_signals(child);
-    child->pid = fork();
+    child->pid = supervise_fork(false, ends[1]);
     if (child->pid < 0) {
         int reason = errno;
 
@@ -116,7 +123,8 @@ static int wait_for(struct nics *nics, const struct child *child)
 
         if (ended == child->pid || (ended < 0 && errno != EINTR))
             return status;
-        signal = nics_wait(nics, -1, &child->waited_for, &info);
+        /* A thread of a preloaded library may take SIGCHLD: then only looking tells that the command has ended. */
+        signal = nics_wait(nics, (int64_t)ep_now_ns() + LOOK_NS, &child->waited_for, &info);
         if (signal != SIGCHLD && signal > 0 && is_for_us_alone(&info))
             kill(child->pid, signal);
     }

@@ -12,7 +12,7 @@ static json_t *text(const char *bytes)
     char clean[512];
 
     root_clean(bytes, clean, sizeof(clean));
-    return json_string(clean);
+    return out_text(clean);
 }
 
 static json_t *number(double value)
@@ -188,7 +188,7 @@ static json_t *command_document(const struct nics_command *command)
     json_t *args = json_array();
 
     for (char **arg = command->args; *arg; arg++) {
-        json_t *word = json_string(*arg);
+        json_t *word = out_text(*arg);
 
         json_array_append_new(args, word ? word : text(*arg)); /* NULL: not UTF-8 */
     }
@@ -204,7 +204,7 @@ json_t *nics_document(const struct nics *nics, enum nics_mode mode, const struct
 
     for (size_t i = 0; i < nics->n; i++)
         json_array_append_new(devices, device_document(nics, i));
-    json_object_set_new(document, "mode", json_string(modes[mode]));
+    json_object_set_new(document, "mode", out_text(modes[mode]));
     json_object_set_new(document, "verdict", text(verdict->text));
     json_object_set_new(document, "uneven", json_boolean(verdict->is_finding));
     json_object_set_new(document, "seconds", has_period(nics) ? json_real(seconds(nics)) : json_null());
@@ -227,7 +227,7 @@ static void set_bytes(json_t *row, const char *key, double bytes)
     char room[32];
 
     nics_bytes_text(bytes, room, sizeof(room));
-    json_object_set_new(row, key, json_string(room));
+    json_object_set_new(row, key, out_text(room));
 }
 
 static json_t *table_row(const struct nics *nics, enum nics_mode mode, size_t i)
@@ -240,7 +240,7 @@ static json_t *table_row(const struct nics *nics, enum nics_mode mode, size_t i)
     for (int g = 0; g < device->n_gpus && n < sizeof(gpus); g++)
         n += (size_t)snprintf(gpus + n, sizeof(gpus) - n, "%s%d", g ? "," : "", device->gpus[g]);
     json_object_set_new(row, "device", text(device->label));
-    json_object_set_new(row, "gpus", json_string(gpus));
+    json_object_set_new(row, "gpus", out_text(gpus));
     set_bytes(row, "sent", shown(nics, mode, i, COUNTER_SENT));
     set_bytes(row, "received", shown(nics, mode, i, COUNTER_RECEIVED));
     json_object_set_new(row, "sent_packets", number(shown(nics, mode, i, COUNTER_SENT_PACKETS)));
@@ -352,11 +352,13 @@ static int print_details(FILE *stream, const struct nics *nics, enum nics_mode m
 
 int nics_print(FILE *stream, const struct nics *nics, enum nics_mode mode, const struct nics_verdict *verdict)
 {
-    enum out_tone tone = verdict->is_finding ? OUT_BAD : OUT_PLAIN;
     json_t *notes, *line;
     size_t i;
 
-    fprintf(stream, "%s%s%s\n\n", out_tone_begin(stream, tone), verdict->text, out_tone_end(stream, tone));
+    out_tone(stream, verdict->is_finding ? OUT_BAD : OUT_PLAIN);
+    fputs(verdict->text, stream);
+    out_tone(stream, OUT_PLAIN);
+    fputs("\n\n", stream);
     if (print_devices(stream, nics, mode) != 0 || print_details(stream, nics, mode) != 0)
         return -1;
     notes = make_notes(nics);

@@ -271,6 +271,21 @@ static void fill_getopt(const struct cmd *cmd, struct option *longs, char *short
     longs[row + 1] = (struct option){0};
 }
 
+/* Options may stand behind arguments, whatever POSIXLY_CORRECT says: the help shows them there. */
+static int next_option(int argc, char **argv, const char *shorts, const struct option *longs)
+{
+    const char *name = "POSIXLY_CORRECT", *value = getenv(name);
+    char *kept = value ? strdup(value) : NULL;
+    int result;
+
+    unsetenv(name);
+    result = getopt_long(argc, argv, shorts, longs, NULL);
+    if (kept)
+        setenv(name, kept, 1);
+    free(kept);
+    return result;
+}
+
 static int parse_options(struct parser *parser, int argc, char **argv, bool *ret_help)
 {
     struct option longs[MAX_ROWS + 2];
@@ -280,7 +295,7 @@ static int parse_options(struct parser *parser, int argc, char **argv, bool *ret
     fill_getopt(parser->cmd, longs, shorts);
     opterr = 0;
     optind = 0; /* glibc: start anew, also inside its own state */
-    while ((value = getopt_long(argc, argv, shorts, longs, NULL)) != -1) {
+    while ((value = next_option(argc, argv, shorts, longs)) != -1) {
         const struct opt *opt;
 
         if (value == 'h' || value == HELP_VALUE) {

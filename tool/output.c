@@ -3,6 +3,9 @@
 #include "cmd.h"
 #include "progress.h"
 #include "ranks_internal.h"
+#include "stream.h"
+
+#include "root/root.h"
 
 #include <epkit/types.h>
 #include <errno.h>
@@ -17,7 +20,8 @@ bool out_is_terminal(FILE *stream)
     const char *term = getenv("TERM");
 
     /* Open MPI gives its ranks a pseudo-terminal, whatever its own output is. */
-    return isatty(fileno(stream)) && term && strcmp(term, "dumb") != 0 && ranks_world_rank() < 0;
+    return isatty(stream == stderr ? STDERR_FILENO : STDOUT_FILENO) && term && strcmp(term, "dumb") != 0 &&
+           !ranks_claims_any();
 }
 
 static bool wants_colour(FILE *stream)
@@ -27,19 +31,20 @@ static bool wants_colour(FILE *stream)
     return out_is_terminal(stream) && !(no_color && *no_color);
 }
 
-const char *out_tone_begin(FILE *stream, enum out_tone tone)
+void out_tone(FILE *stream, enum out_tone tone)
 {
     static const char *const sequences[] = {
-        [OUT_PLAIN] = "",        [OUT_GOOD] = "\033[32m", [OUT_BAD] = "\033[31m",
+        [OUT_PLAIN] = "\033[0m", [OUT_GOOD] = "\033[32m", [OUT_BAD] = "\033[31m",
         [OUT_WARN] = "\033[33m", [OUT_FAINT] = "\033[2m",
     };
 
-    return wants_colour(stream) ? sequences[tone] : "";
-}
+    static enum out_tone current[2];
+    enum out_tone *mine = &current[stream == stderr];
 
-const char *out_tone_end(FILE *stream, enum out_tone tone)
-{
-    return tone != OUT_PLAIN && wants_colour(stream) ? "\033[0m" : "";
+    if ((stream != stdout && stream != stderr) || *mine == tone || !wants_colour(stream))
+        return;
+    *mine = tone;
+    stream_control(stream, sequences[tone]);
 }
 
 void out_verdict(enum out_tone tone, const char *format, ...)
@@ -47,11 +52,12 @@ void out_verdict(enum out_tone tone, const char *format, ...)
     va_list args;
 
     progress_hide();
-    fputs(out_tone_begin(stdout, tone), stdout);
+    out_tone(stdout, tone);
     va_start(args, format);
     vprintf(format, args);
     va_end(args);
-    printf("%s\n", out_tone_end(stdout, tone));
+    out_tone(stdout, OUT_PLAIN);
+    putchar('\n');
     fflush(stdout);
 }
 
@@ -67,14 +73,31 @@ void out_line(const char *format, ...)
     fflush(stdout);
 }
 
+/* One line on standard error: a newline that comes with a name would start another message. */
+static void __attribute__((format(printf, 1, 0))) print_line(const char *format, va_list args)
+{
+    char *text = NULL;
+
+    if (vasprintf(&text, format, args) < 0)
+        text = NULL;
+    for (char *at = text; at && *at; at++)
+        if (*at == '\n')
+            *at = ' ';
+    fprintf(stderr, "%s\n", text ? text : "out of memory");
+    fflush(stderr);
+    free(text);
+}
+
 static void __attribute__((format(printf, 3, 0)))
 print_message(enum out_tone tone, const char *label, const char *format, va_list args)
 {
     progress_hide();
     fflush(stdout);
-    fprintf(stderr, "epkit: %s%s%s", out_tone_begin(stderr, tone), label, out_tone_end(stderr, tone));
-    vfprintf(stderr, format, args);
-    fputc('\n', stderr);
+    fputs("epkit: ", stderr);
+    out_tone(stderr, tone);
+    fputs(label, stderr);
+    out_tone(stderr, OUT_PLAIN);
+    print_line(format, args);
 }
 
 void out_error(const char *format, ...)
@@ -95,6 +118,15 @@ void out_warning(const char *format, ...)
     va_end(args);
 }
 
+void out_note(const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    print_message(OUT_PLAIN, "", format, args);
+    va_end(args);
+}
+
 void out_hint(const char *format, ...)
 {
     va_list args;
@@ -102,9 +134,8 @@ void out_hint(const char *format, ...)
     progress_hide();
     fputs("       ", stderr);
     va_start(args, format);
-    vfprintf(stderr, format, args);
+    print_line(format, args);
     va_end(args);
-    fputc('\n', stderr);
 }
 
 void out_problem(const char *what, const char *where, const char *why, const char *hint)
@@ -120,13 +151,40 @@ void out_problem(const char *what, const char *where, const char *why, const cha
 
 int out_finish(void)
 {
-    if (fflush(stdout) == 0 && !ferror(stdout))
+    static bool is_reported;
+    int reason;
+
+    fflush(stdout);
+    reason = stream_error(stdout);
+    if (reason == 0)
         return CMD_FINE;
-    /* The reader has gone (a pipe to head): nobody is left to tell. */
-    if (errno != EPIPE)
-        out_error("writing to standard output: %s", strerror(errno));
-    clearerr(stdout);
+    /* The reader has gone (a pipe to head), or a signal ends the command: nobody is left to tell. */
+    if (!is_reported && reason != EPIPE && reason != EINTR) {
+        is_reported = true;
+        out_error("writing to standard output: %s", out_reason(reason));
+    }
     return CMD_FAILED;
+}
+
+const char *out_reason(int error_number)
+{
+    if (error_number == EFBIG)
+        return "the limit of file sizes is reached (ulimit -f)";
+    return strerror(error_number);
+}
+
+json_t *out_text(const char *text)
+{
+    size_t bytes = strlen(text) + 1;
+    json_t *string = json_string(text);
+    char *clean = string ? NULL : malloc(bytes);
+
+    if (clean) {
+        root_clean(text, clean, bytes);
+        string = json_string(clean);
+    }
+    free(clean);
+    return string;
 }
 
 json_t *out_document(const char *verb)
@@ -136,14 +194,15 @@ json_t *out_document(const char *verb)
 
 int out_json(json_t *document)
 {
-    int result;
-
     progress_hide();
-    result = json_dumpf(document, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
+    if (!document || stream_json(stdout, document, JSON_INDENT(2) | JSON_REAL_PRECISION(9)) != 0) {
+        if (out_finish() == CMD_FINE)
+            out_error("making the JSON document: out of memory");
+        json_decref(document);
+        return -1;
+    }
     json_decref(document);
-    if (result != 0 || putchar('\n') == EOF || fflush(stdout) != 0)
-        return out_finish() == CMD_FINE ? 0 : -1;
-    return 0;
+    return out_finish() == CMD_FINE ? 0 : -1;
 }
 
 /* The cell as text: in `room` if it has to be formatted, else borrowed from the value. */
@@ -238,6 +297,21 @@ static bool is_shown(const struct out_column *column, const json_t *rows)
     return false;
 }
 
+/* libsmartcols aligns by the width of characters, so that what is hidden is replaced before. */
+static int set_cell(struct libscols_line *line, size_t cell, const char *text)
+{
+    size_t bytes = strlen(text) + 1;
+    char *clean = malloc(bytes);
+    int result;
+
+    if (!clean)
+        return -1;
+    root_clean(text, clean, bytes);
+    result = scols_line_set_data(line, cell, clean);
+    free(clean);
+    return result;
+}
+
 static int fill_table(struct libscols_table *table, const struct out_column *columns, size_t n_columns,
                       const json_t *rows)
 {
@@ -262,8 +336,7 @@ static int fill_table(struct libscols_table *table, const struct out_column *col
         for (size_t c = 0; c < n_columns; c++) {
             if (!is_shown(&columns[c], rows))
                 continue;
-            if (scols_line_set_data(line, cell++,
-                                    cell_text(&columns[c], json_array_get(rows, i), room, sizeof(room))) != 0)
+            if (set_cell(line, cell++, cell_text(&columns[c], json_array_get(rows, i), room, sizeof(room))) != 0)
                 return -1;
         }
     }
@@ -300,17 +373,18 @@ int out_table(FILE *stream, const struct out_column *columns, size_t n_columns, 
         break;
     case OUT_JSON:
         cut = out_rows(columns, n_columns, rows);
-        result = json_dumpf(cut, stream, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
+        result = stream_json(stream, cut, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
         json_decref(cut);
-        fputc('\n', stream);
         break;
     case OUT_CSV:
         print_csv(stream, columns, n_columns, rows);
         break;
     }
+    if (stream == stdout && out_finish() != CMD_FINE)
+        return -1;
     if (result == 0 && fflush(stream) == 0 && !ferror(stream))
         return 0;
-    if (errno != EPIPE)
-        out_error("writing a table: %s", strerror(errno));
+    if (stream == stdout)
+        out_error("writing a table: out of memory");
     return -1;
 }

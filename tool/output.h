@@ -42,6 +42,9 @@ int out_table(FILE *stream, const struct out_column *columns, size_t n_columns, 
 /* The rows cut down to the columns, in their order: what OUT_JSON prints. A new reference. */
 json_t *out_rows(const struct out_column *columns, size_t n_columns, const json_t *rows);
 
+/* A JSON string of any text: what is no UTF-8 becomes '?', so that no row is lost for it. A new reference. */
+json_t *out_text(const char *text);
+
 /* {"schema_version", "epkit": version, "verb"}: the start of every --json document. */
 json_t *out_document(const char *verb);
 
@@ -57,13 +60,13 @@ void out_line(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* Is the stream a terminal that a person may be looking at? */
 bool out_is_terminal(FILE *stream);
 
-/* Escape sequence that starts a tone on `stream`, and the one that ends it; "" where colour is not wanted. */
-const char *out_tone_begin(FILE *stream, enum out_tone tone);
-const char *out_tone_end(FILE *stream, enum out_tone tone);
+/* What is printed to `stream` from here on has this tone; nothing where colour is not wanted. OUT_PLAIN ends it. */
+void out_tone(FILE *stream, enum out_tone tone);
 
 /* "epkit: <text>" on standard error. */
 void out_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void out_warning(const char *format, ...) __attribute__((format(printf, 1, 2)));
+void out_note(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* "       <text>" on standard error: what to do about the error just reported. */
 void out_hint(const char *format, ...) __attribute__((format(printf, 1, 2)));
@@ -74,7 +77,10 @@ void out_hint(const char *format, ...) __attribute__((format(printf, 1, 2)));
  */
 void out_problem(const char *what, const char *where, const char *why, const char *hint);
 
-/* Flushes standard output. CMD_FINE, or CMD_FAILED after reporting that it could not be written (full disk). */
+/* Flushes standard output. CMD_FINE, or CMD_FAILED after reporting once why it could not be written (full disk). */
 int out_finish(void);
+
+/* Why a write failed, by errno. */
+const char *out_reason(int error_number);
 
 #endif

@@ -2,6 +2,7 @@
 #include "progress.h"
 
 #include "output.h"
+#include "stream.h"
 
 #include "base/clock.h"
 
@@ -40,9 +41,15 @@ void progress_hide(void)
 {
     if (!progress.shown)
         return;
-    fputs("\r\033[K", stderr);
-    fflush(stderr);
+    stream_control(stderr, "\r\033[K");
     progress.shown = false;
+}
+
+/* 79 columns at most: a line that wraps cannot be cleared by a carriage return. */
+static void print_in_place(const char *count, unsigned long seconds)
+{
+    stream_control(stderr, "\r\033[K");
+    fprintf(stderr, "%.20s%s %lu s  %.40s", progress.label, count, seconds, progress.text);
 }
 
 static void show(uint64_t now)
@@ -52,9 +59,8 @@ static void show(uint64_t now)
 
     if (progress.total > 0)
         snprintf(count, sizeof(count), " %ld/%ld", progress.done, progress.total);
-    /* 79 columns at most: a line that wraps cannot be cleared by a carriage return. */
     if (progress.terminal)
-        fprintf(stderr, "\r\033[K%.20s%s %lu s  %.40s", progress.label, count, seconds, progress.text);
+        print_in_place(count, seconds);
     else
         fprintf(stderr, "epkit: %s%s, %lu s%s%s\n", progress.label, count, seconds, *progress.text ? ": " : "",
                 progress.text);

@@ -5,6 +5,8 @@
 #include "cmd.h"
 #include "gpu.h"
 
+#include "root/root.h"
+
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -66,12 +68,15 @@ static const char *find_hint(const struct ranks_ctx *ctx, ep_status status)
 
 int ranks_emit_error(struct ranks_ctx *ctx, ep_status status, const char *what)
 {
-    const char *text = ep_last_error();
+    const char *raw = ep_last_error();
+    char text[1024];
 
-    if (!*text && ctx->comm)
-        text = ep_comm_last_error(ctx->comm);
-    if (!*text)
-        text = ep_status_text(status);
+    if (!*raw && ctx->comm)
+        raw = ep_comm_last_error(ctx->comm);
+    if (!*raw)
+        raw = ep_status_text(status);
+    /* A name that is no UTF-8, or is cut in a character, would keep the error out of JSON. */
+    root_clean(raw, text, sizeof(text));
     ranks_emit(ctx, json_pack("{s:s, s:i, s:s, s:s, s:s, s:s}", "event", "error", "rank", ctx->rank, "status",
                               ep_status_name(status), "what", what, "text", text, "hint", find_hint(ctx, status)));
     return CMD_FAILED;

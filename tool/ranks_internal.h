@@ -5,12 +5,14 @@
  *   ranks.c         a rank: communicator, job, events
  *   ranks_launch.c  the launcher: starts processes, listens to the ranks, ends them
  *   ranks_mpi.c     mpirun as the starter, and libepkit-mpi
+ *   ranks_claims.c  what variables of launchers say about this process
  *   ranks_world.c   epkit itself started by mpirun
  *   ranks_report.c  errors of many ranks in few words
  */
 #ifndef EP_TOOL_RANKS_INTERNAL_H
 #define EP_TOOL_RANKS_INTERNAL_H
 
+#include "cmd.h"
 #include "ranks.h"
 
 #include "mpi/module.h"
@@ -74,9 +76,27 @@ const char *ranks_mpi_version(void);
 /* epkit __rank: a rank that mpirun started for a launcher. */
 int ranks_main(int argc, char **argv);
 
+/* --- ranks_claims.c --- */
+
+/* Do variables of a launcher say that this process is one of several ranks? */
+bool ranks_claims_any(void);
+
+/* Those that do, "PMI_RANK=0, PMI_SIZE=4". */
+void ranks_claims_print(char *ret_text, size_t bytes);
+
+/* Do they agree with the truth? If not, ret_why names the one that does not. */
+bool ranks_claims_hold(int rank, int size, char *ret_why, size_t bytes);
+
 /* --- ranks_world.c --- */
 
-/* Rank and size in the world of the mpirun that started this epkit, -1 and 0 if none did. */
+/*
+ * Was this epkit started as a rank by mpirun, srun or the like? Their variables say so, and MPI is asked: what it
+ * answers counts. CMD_FINE: the world is joined, or there is none. CMD_USAGE where variables contradict MPI or each
+ * other, CMD_UNSUPPORTED where MPI cannot be started; both are reported. All ranks get the same result.
+ */
+int ranks_world_join(const struct cmd *cmd);
+
+/* Rank and size in the world that was joined, -1 and 0 if there is none. */
 int ranks_world_rank(void);
 int ranks_world_size(void);
 

@@ -6,6 +6,7 @@
  * descriptor: the loop is the only place where anything happens. Children die with the launcher (PR_SET_PDEATHSIG).
  */
 #include "cmd.h"
+#include "inherited.h"
 #include "output.h"
 #include "progress.h"
 #include "ranks_internal.h"
@@ -23,16 +24,19 @@
 #include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #define TICK_MS 150
-#define LOST_GRACE_MS 5000 /* beyond the communicator's deadline, for the other ranks when one has ended */
-#define TERM_GRACE_MS 3000 /* mpirun, to end its ranks and remove its session folder */
+#define LOST_GRACE_MS 5000  /* beyond the communicator's deadline, for the other ranks when one has ended */
+#define TERM_GRACE_MS 3000  /* mpirun, to end its ranks and remove its session folder */
+#define KILL_GRACE_MS 10000 /* a process that SIGKILL does not end within this is stuck in the kernel */
 
 struct child {
     pid_t pid;
     int first, n; /* its ranks */
     bool running;
+    bool lost;  /* it has ended, or was given up, and how it ended is not known */
     int status; /* of waitpid() */
 };
 
@@ -57,10 +61,10 @@ struct launch {
     json_t *problems;
     int signal_fd;
     sigset_t old_mask;
-    int interrupted;               /* the signal that did, or 0 */
-    bool late;                     /* the deadline of the job has passed */
-    bool ending;                   /* the children have been told to end */
-    uint64_t deadline_ns, kill_ns; /* 0: none */
+    int interrupted;                         /* the signal that did, or 0 */
+    bool late;                               /* the deadline of the job has passed */
+    bool ending;                             /* the children have been told to end */
+    uint64_t deadline_ns, kill_ns, leave_ns; /* 0: none */
     struct ranks_mpirun mpirun;
 };
 
@@ -339,13 +343,33 @@ static void reap(struct launch *launch)
     for (int i = 0; i < launch->n_children; i++) {
         struct child *child = &launch->children[i];
 
-        if (!child->running || waitpid(child->pid, &child->status, WNOHANG) != child->pid)
+        pid_t ended = child->running ? waitpid(child->pid, &child->status, WNOHANG) : 0;
+
+        if (ended == 0 || (ended < 0 && errno != ECHILD))
             continue;
+        /* Another part of the process, a preloaded library, has waited for it. */
+        child->lost = ended < 0;
         child->running = false;
         launch->n_running--;
         hear(launch, child->first);
         if (!launch->listeners[child->first].finished)
             hurry(launch);
+    }
+}
+
+/* Nobody is waited for without end: init gets a process that is stuck. */
+static void give_up(struct launch *launch)
+{
+    for (int i = 0; i < launch->n_children; i++) {
+        struct child *child = &launch->children[i];
+
+        if (!child->running)
+            continue;
+        out_error("process %d of rank %d is still there %d s after SIGKILL, and is left", (int)child->pid, child->first,
+                  KILL_GRACE_MS / 1000);
+        child->running = false;
+        child->lost = true;
+        launch->n_running--;
     }
 }
 
@@ -374,7 +398,29 @@ static void check_deadlines(struct launch *launch)
     if (launch->kill_ns && now >= launch->kill_ns) {
         tell_children(launch, SIGKILL);
         launch->kill_ns = 0;
+        launch->leave_ns = ep_deadline_ns(KILL_GRACE_MS);
     }
+    if (launch->leave_ns && now >= launch->leave_ns)
+        give_up(launch);
+}
+
+/* What is there to be heard. poll() refuses more descriptors than RLIMIT_NOFILE, which may be lowered at any time. */
+static void wait_for_news(struct launch *launch, int n)
+{
+    struct timespec tick = {.tv_nsec = TICK_MS * 1000000};
+    int ready;
+
+    for (int i = 0; i < n; i++)
+        launch->polls[i] = (struct pollfd){launch->listeners[i].fds[0], POLLIN, 0};
+    launch->polls[n] = (struct pollfd){launch->signal_fd, POLLIN, 0};
+    ready = poll(launch->polls, (nfds_t)n + 1, TICK_MS);
+    if (ready < 0 && errno != EINTR)
+        nanosleep(&tick, NULL);
+    for (int i = 0; i < n; i++)
+        if (ready < 0 || launch->polls[i].revents)
+            hear(launch, i);
+    if (ready < 0 || launch->polls[n].revents)
+        take_signals(launch);
 }
 
 static void listen_all(struct launch *launch)
@@ -382,16 +428,7 @@ static void listen_all(struct launch *launch)
     int n = launch->spec->nranks + 1;
 
     while (launch->n_running > 0) {
-        for (int i = 0; i < n; i++)
-            launch->polls[i] = (struct pollfd){launch->listeners[i].fds[0], POLLIN, 0};
-        launch->polls[n] = (struct pollfd){launch->signal_fd, POLLIN, 0};
-        if (poll(launch->polls, (nfds_t)n + 1, TICK_MS) < 0 && errno != EINTR)
-            break;
-        for (int i = 0; i < n; i++)
-            if (launch->polls[i].revents)
-                hear(launch, i);
-        if (launch->polls[n].revents)
-            take_signals(launch);
+        wait_for_news(launch, n);
         /* A thread of a preloaded library may take SIGCHLD: then only looking tells that a child ended. */
         reap(launch);
         check_deadlines(launch);
@@ -414,7 +451,9 @@ static void judge_rank(struct launch *launch, const struct child *child, int ran
 {
     bool mpi = launch->spec->boot == RANKS_MPI;
 
-    if (launch->late && WIFSIGNALED(child->status))
+    if (child->lost)
+        add_problem(launch, ranks_problem_new(rank, "a rank ended early", "", "how it ended is not known"));
+    else if (launch->late && WIFSIGNALED(child->status))
         add_problem(launch,
                     ranks_problem_new(rank, "a rank did not come to an end", "", "its deadline passed; it was killed"));
     else if (mpi && launch->mpirun.rank >= 0 && launch->mpirun.rank != rank)
@@ -490,7 +529,8 @@ static int open_signals(struct launch *launch)
     sigaddset(&mask, SIGCHLD);
     sigaddset(&mask, SIGINT);
     sigaddset(&mask, SIGTERM);
-    sigaddset(&mask, SIGHUP);
+    if (!inherited_is_ignored(SIGHUP)) /* nohup */
+        sigaddset(&mask, SIGHUP);
     sigprocmask(SIG_BLOCK, &mask, &launch->old_mask);
     launch->signal_fd = signalfd(-1, &mask, SFD_CLOEXEC | SFD_NONBLOCK);
     if (launch->signal_fd < 0) {

@@ -260,6 +260,10 @@ static int open_events(const json_t *events, int rank)
     const json_t *fd = json_array_get(json_object_get(events, "fds"), (size_t)rank);
     char path[64];
 
+    if (!json_is_integer(fd)) {
+        errno = EINVAL;
+        return -1;
+    }
     snprintf(path, sizeof(path), "/proc/%d/fd/%d", (int)json_integer_value(json_object_get(events, "pid")),
              (int)json_integer_value(fd));
     return open(path, O_WRONLY | O_CLOEXEC);
@@ -280,6 +284,13 @@ static int serve_under_mpi(const struct rank_call *call, const struct ranks_spec
         return CMD_FAILED;
     }
     boot = module->get(seat.ctx.mpi_boot);
+    /* An mpirun of another MPI starts processes that are alone, each a rank 0. */
+    if (boot->nranks != spec->nranks) {
+        fprintf(stderr,
+                "epkit: mpirun was told to start %d ranks, and MPI's answer is %d: it belongs to another MPI than %s\n",
+                spec->nranks, boot->nranks, MODULE_FILE);
+        return CMD_FAILED;
+    }
     seat.ctx.emit_fd = open_events(call->events, boot->rank);
     if (seat.ctx.emit_fd < 0) {
         fprintf(stderr, "epkit: rank %d: reaching the launcher: %s\n", boot->rank, strerror(errno));

@@ -4,6 +4,8 @@
 
 #include "output.h"
 
+#include "root/root.h"
+
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -85,12 +87,14 @@ void ranks_problem_print(const json_t *problems)
 
 json_t *ranks_problem_new(int rank, const char *what, const char *hint, const char *format, ...)
 {
-    char text[512];
+    char raw[512], text[512];
     va_list args;
 
     va_start(args, format);
-    vsnprintf(text, sizeof(text), format, args);
+    vsnprintf(raw, sizeof(raw), format, args);
     va_end(args);
+    /* A name that is no UTF-8, or is cut in a character, would keep the problem out of JSON. */
+    root_clean(raw, text, sizeof(text));
     return json_pack("{s:s, s:i, s:s, s:s, s:s}", "event", "error", "rank", rank, "what", what, "text", text, "hint",
                      hint);
 }

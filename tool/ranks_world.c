@@ -10,65 +10,139 @@
 #include "progress.h"
 #include "ranks_internal.h"
 
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
+#include <unistd.h>
 
 #define CHUNK_BYTES 4096
+#define START_SECONDS 120
+#define AGREE_MS 60000
 #define IDLE_MS (24 * 3600 * 1000) /* a follower's patience between two jobs */
 
 static struct {
     const struct ep_mpi_module *module;
-    struct ep_boot_mpi *boot;
-    bool tried;
+    struct ep_boot_mpi *boot; /* NULL: there is no world */
+    bool is_starting;
 } world;
 
-/* Environment variables in which the launchers of the common MPIs tell a process its place. */
-static const char *const place_names[][2] = {
-    {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
-    {"PMI_RANK", "PMI_SIZE"},
+static void is_late(union sigval unused)
+{
+    static const char text[] =
+        "epkit: error: MPI did not start within 120 s: have all ranks of this launcher started?\n";
+
+    (void)unused;
+    _exit(write(STDERR_FILENO, text, sizeof(text) - 1) < 0 ? CMD_FAILED : CMD_FAILED);
+}
+
+/* MPI_Init() waits for all ranks, without a deadline of its own, and some errors in it end the process. */
+static ep_status start_mpi(void)
+{
+    struct sigevent event = {.sigev_notify = SIGEV_THREAD, .sigev_notify_function = is_late};
+    struct itimerspec time = {.it_value.tv_sec = START_SECONDS};
+    timer_t timer;
+    bool has_timer = timer_create(CLOCK_MONOTONIC, &event, &timer) == 0 && timer_settime(timer, 0, &time, NULL) == 0;
+    ep_status status;
+
+    world.is_starting = true;
+    status = world.module->start(&world.boot);
+    world.is_starting = false;
+    if (has_timer)
+        timer_delete(timer);
+    return status;
+}
+
+/* What a user can do about variables that are not those of a launcher that runs. */
+static void hint_claims(void)
+{
+    char text[512];
+
+    ranks_claims_print(text, sizeof(text));
+    out_hint("this process takes itself for a rank because of %s", text);
+    out_hint("start it with the mpirun of the MPI that epkit was built with, or unset these variables");
+}
+
+/* Some of what can be wrong when MPI starts makes it call exit(). */
+static void explain_exit(void)
+{
+    if (!world.is_starting)
+        return;
+    out_error("MPI could not be started, and ended the process");
+    hint_claims();
+    fflush(stderr);
+    _exit(CMD_USAGE);
+}
+
+struct objection {
+    int is_there;
+    char why[252];
 };
 
-/* A world of one is none: interactive shells of batch systems look like it. */
-static bool find_place(int *ret_rank, int *ret_size)
+/* All ranks get the same answer, that of the first one that objects. */
+static int check_claims(const struct cmd *cmd)
 {
-    for (size_t i = 0; i < sizeof(place_names) / sizeof(place_names[0]); i++) {
-        const char *rank = getenv(place_names[i][0]), *size = getenv(place_names[i][1]);
+    const ep_boot *boot = world.module->get(world.boot);
+    struct objection mine = {0}, *all = calloc((size_t)boot->nranks, sizeof(*all)), *first = NULL;
+    int result = CMD_FAILED;
 
-        if (rank && size && atoi(size) > 1) {
-            *ret_rank = atoi(rank);
-            *ret_size = atoi(size);
-            return true;
-        }
+    mine.is_there = !ranks_claims_hold(boot->rank, boot->nranks, mine.why, sizeof(mine.why));
+    if (!all || boot->allgather(boot->context, &mine, sizeof(mine), AGREE_MS, all) != EP_OK) {
+        out_problem("comparing the variables of the launcher on all ranks", NULL,
+                    all ? ep_last_error() : "out of memory", NULL);
+        free(all);
+        return result;
     }
-    return false;
+    for (int rank = boot->nranks - 1; rank >= 0; rank--)
+        if (all[rank].is_there)
+            first = &all[rank];
+    result = first ? CMD_USAGE : CMD_FINE;
+    if (first && boot->rank == 0) {
+        if (boot->nranks > 1)
+            out_error("%s: rank %d: %s", cmd->name, (int)(first - all), first->why);
+        else
+            out_error("%s: %s", cmd->name, first->why);
+        hint_claims();
+    }
+    free(all);
+    return result;
+}
+
+static void leave(void)
+{
+    if (world.boot)
+        world.module->stop(world.boot);
+    world.boot = NULL;
+}
+
+int ranks_world_join(const struct cmd *cmd)
+{
+    int result;
+
+    if (!ranks_claims_any())
+        return CMD_FINE;
+    atexit(explain_exit);
+    if (ranks_mpi_load(&world.module) != EP_OK || start_mpi() != EP_OK) {
+        world.boot = NULL;
+        out_problem("joining the ranks of mpirun", NULL, ep_last_error(), NULL);
+        hint_claims();
+        return CMD_UNSUPPORTED;
+    }
+    result = check_claims(cmd);
+    /* A world of one is none. */
+    if (result != CMD_FINE || world.module->get(world.boot)->nranks == 1)
+        leave();
+    return result;
 }
 
 int ranks_world_rank(void)
 {
-    int rank, size;
-
-    return find_place(&rank, &size) ? rank : -1;
+    return world.boot ? world.module->get(world.boot)->rank : -1;
 }
 
 int ranks_world_size(void)
 {
-    int rank, size;
-
-    return find_place(&rank, &size) ? size : 0;
-}
-
-static int join(void)
-{
-    if (world.tried)
-        return world.boot ? CMD_FINE : CMD_UNSUPPORTED;
-    world.tried = true;
-    if (ranks_mpi_load(&world.module) == EP_OK && world.module->start(&world.boot) == EP_OK)
-        return CMD_FINE;
-    world.boot = NULL;
-    if (ranks_world_rank() == 0)
-        out_problem("joining the ranks of mpirun", NULL, ep_last_error(),
-                    "build epkit with MPI, or start it without mpirun");
-    return CMD_UNSUPPORTED;
+    return world.boot ? world.module->get(world.boot)->nranks : 0;
 }
 
 static ep_status gather(const void *mine, size_t bytes, void *ret_all)
@@ -167,10 +241,8 @@ int ranks_world_run(const struct ranks_spec *spec, const char *job, const json_t
     char *text, *copy = NULL;
     json_t *message;
     ep_status status;
-    int result = join();
+    int result;
 
-    if (result != CMD_FINE)
-        return result;
     message = json_pack("{s:o, s:s, s:O}", "spec", ranks_spec_to_json(spec), "job", job, "parameters", parameters);
     text = json_dumps(message, JSON_COMPACT);
     json_decref(message);
@@ -188,9 +260,7 @@ int ranks_world_run(const struct ranks_spec *spec, const char *job, const json_t
 
 int ranks_follow(void)
 {
-    int result = join();
-
-    while (result == CMD_FINE) {
+    for (;;) {
         struct hearing hearing = {0};
         struct ranks_spec spec;
         char *text = NULL;
@@ -209,7 +279,7 @@ int ranks_follow(void)
               &hearing);
         json_decref(message);
     }
-    return result;
+    return CMD_FINE;
 }
 
 void ranks_world_done(void)
@@ -221,6 +291,5 @@ void ranks_world_done(void)
     if (ranks_world_rank() == 0)
         broadcast("{}", &text);
     free(text);
-    world.module->stop(world.boot);
-    world.boot = NULL;
+    leave();
 }

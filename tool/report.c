@@ -2,6 +2,7 @@
 #include "report.h"
 
 #include "output.h"
+#include "stream.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -12,108 +13,74 @@
 #include <unistd.h>
 
 #define PATH_BYTES 4096
+#define NAME_BYTES 64 /* of a file of the report, with what makes it a temporary one */
 
-/* What would be left behind if this process ended now. */
-static struct {
-    pid_t owner;
-    volatile sig_atomic_t created; /* the folder is new, and empty */
-    char folder[PATH_BYTES];
-} left;
-
-static const int signals[] = {SIGINT, SIGTERM, SIGHUP};
-
-#define N_SIGNALS (sizeof(signals) / sizeof(signals[0]))
-
-void report_abandon(void)
+/* The folder that the report's folder is, or would be, made in; for free(). */
+static char *parent_of(const char *folder)
 {
-    if (left.created)
-        rmdir(left.folder);
-    left.created = 0;
-}
+    size_t n = strlen(folder);
 
-/*
- * Ends the process by the same signal, which comes again with its default action when this returns. Ranks are forked
- * with this handler and end by it as well, but the folder is not theirs.
- */
-static void end_by(int number)
-{
-    static const char text[] = "epkit: interrupted\n";
-
-    signal(number, SIG_DFL);
-    if (getpid() == left.owner) {
-        report_abandon();
-        if (write(STDERR_FILENO, text, sizeof(text) - 1) < 0)
-            signal(number, SIG_DFL);
-    }
-    raise(number);
-}
-
-static void hold_signals(sigset_t *ret_before)
-{
-    sigset_t held;
-
-    sigemptyset(&held);
-    for (size_t i = 0; i < N_SIGNALS; i++)
-        sigaddset(&held, signals[i]);
-    sigprocmask(SIG_BLOCK, &held, ret_before);
-}
-
-static void take_signals(void)
-{
-    struct sigaction before, action = {.sa_handler = end_by};
-
-    sigemptyset(&action.sa_mask);
-    for (size_t i = 0; i < N_SIGNALS; i++)
-        sigaddset(&action.sa_mask, signals[i]);
-    /* nohup, and the shell of a background job, mean what they say. */
-    for (size_t i = 0; i < N_SIGNALS; i++)
-        if (sigaction(signals[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN)
-            sigaction(signals[i], &action, NULL);
+    while (n > 1 && folder[n - 1] == '/')
+        n--;
+    while (n > 0 && folder[n - 1] != '/')
+        n--;
+    while (n > 1 && folder[n - 1] == '/')
+        n--;
+    return n ? strndup(folder, n) : strdup(".");
 }
 
 static bool refuse(const char *folder, const char *why)
 {
     out_error("the folder of the report, %s: %s", folder, why);
     out_hint("choose another with --output");
-    report_abandon();
     return false;
 }
 
-static bool make_folder(const char *folder)
+/* Nothing is made yet: whatever ends this process before the report is written leaves nothing behind. */
+bool report_check(const char *folder)
 {
     struct stat info;
-
-    if (snprintf(left.folder, sizeof(left.folder), "%s", folder) >= (int)sizeof(left.folder))
-        return refuse(folder, strerror(ENAMETOOLONG));
-    left.owner = getpid();
-    left.created = mkdir(folder, 0777) == 0;
-    if (!left.created && errno != EEXIST)
-        return refuse(folder, strerror(errno));
-    if (stat(folder, &info) != 0 || !S_ISDIR(info.st_mode))
-        return refuse(folder, "it is not a folder");
-    if (access(folder, W_OK | X_OK) != 0)
-        return refuse(folder, strerror(errno));
-    return true;
-}
-
-bool report_prepare(const char *folder)
-{
-    sigset_t before;
+    char *parent;
     bool good;
 
-    hold_signals(&before);
-    take_signals();
-    good = make_folder(folder);
-    sigprocmask(SIG_SETMASK, &before, NULL);
-    return good;
+    if (!*folder)
+        return refuse("''", "the name is empty");
+    if (strlen(folder) + NAME_BYTES >= PATH_BYTES)
+        return refuse(folder, strerror(ENAMETOOLONG));
+    if (stat(folder, &info) == 0) {
+        if (!S_ISDIR(info.st_mode))
+            return refuse(folder, "it is not a folder");
+        return access(folder, W_OK | X_OK) == 0 || refuse(folder, strerror(errno));
+    }
+    if (errno != ENOENT || lstat(folder, &info) == 0)
+        return refuse(folder, strerror(errno));
+    parent = parent_of(folder);
+    if (!parent)
+        return refuse(folder, strerror(ENOMEM));
+    good = access(parent, W_OK | X_OK) == 0 && stat(parent, &info) == 0;
+    /* The working folder may have been removed. */
+    if (good && info.st_nlink == 0) {
+        errno = ENOENT;
+        good = false;
+    }
+    free(parent);
+    return good || refuse(folder, strerror(errno));
+}
+
+/* What is written must not be left halfway: signals wait for it, which takes milliseconds. */
+static void hold_signals(sigset_t *ret_before)
+{
+    sigset_t all;
+
+    sigfillset(&all);
+    sigprocmask(SIG_BLOCK, &all, ret_before);
 }
 
 typedef void (*write_fn)(FILE *stream, const json_t *document);
 
 static void write_json(FILE *stream, const json_t *document)
 {
-    json_dumpf(document, stream, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
-    fputc('\n', stream);
+    stream_json(stream, document, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
 }
 
 /* A file of the report: all of its text first, because plots take time, then under another name, then its own. */
@@ -122,24 +89,20 @@ struct file {
     write_fn write;
     char *text;
     size_t bytes;
-    char path[PATH_BYTES], temporary[PATH_BYTES];
+    char path[PATH_BYTES + NAME_BYTES], temporary[PATH_BYTES + NAME_BYTES];
     bool there; /* the temporary one */
 };
 
-static bool render(const char *folder, const json_t *document, struct file *file)
+static bool render(const json_t *document, struct file *file)
 {
-    FILE *stream;
+    FILE *stream = open_memstream(&file->text, &file->bytes);
+    bool good;
 
-    if (snprintf(file->path, PATH_BYTES, "%s/%s", folder, file->name) >= PATH_BYTES ||
-        snprintf(file->temporary, PATH_BYTES, "%s/.%s.XXXXXX", folder, file->name) >= PATH_BYTES) {
-        errno = ENAMETOOLONG;
-        return false;
-    }
-    stream = open_memstream(&file->text, &file->bytes);
     if (!stream)
         return false;
     file->write(stream, document);
-    return fclose(stream) == 0;
+    good = !ferror(stream);
+    return fclose(stream) == 0 && good;
 }
 
 static bool write_all(int fd, const char *text, size_t bytes)
@@ -155,19 +118,31 @@ static bool write_all(int fd, const char *text, size_t bytes)
     return true;
 }
 
+/* As umask says, but never for others to write, and always for the owner to read and write. */
+static mode_t file_mode(void)
+{
+    mode_t mask = umask(0);
+
+    umask(mask);
+    return (0644 & ~mask) | 0600;
+}
+
 /* Puts the text under the temporary name, on the disk. */
 static bool put(struct file *file)
 {
-    mode_t mask = umask(0);
     int fd = mkostemp(file->temporary, O_CLOEXEC);
     bool good;
+    int reason;
 
-    umask(mask);
     if (fd < 0)
         return false;
     file->there = true;
-    good = write_all(fd, file->text, file->bytes) && fchmod(fd, 0666 & ~mask) == 0 && fsync(fd) == 0;
-    return close(fd) == 0 && good;
+    good = write_all(fd, file->text, file->bytes) && fchmod(fd, file_mode()) == 0 && fsync(fd) == 0;
+    reason = errno;
+    if (close(fd) != 0 && good)
+        return false;
+    errno = reason;
+    return good;
 }
 
 static bool put_all(struct file *files, size_t n, size_t *ret_at)
@@ -179,9 +154,55 @@ static bool put_all(struct file *files, size_t n, size_t *ret_at)
         if (rename(files[*ret_at].temporary, files[*ret_at].path) != 0)
             return false;
         files[*ret_at].there = false;
-        left.created = 0;
     }
     return true;
+}
+
+/* Where the files go: the folder if it is there, else one beside it that is renamed when it is complete. */
+static bool choose_place(const char *folder, char ret_place[PATH_BYTES], bool *ret_is_new)
+{
+    size_t n = strlen(folder);
+    struct stat info;
+
+    *ret_is_new = stat(folder, &info) != 0;
+    if (!*ret_is_new) {
+        snprintf(ret_place, PATH_BYTES, "%s", folder);
+        return true;
+    }
+    while (n > 1 && folder[n - 1] == '/')
+        n--;
+    snprintf(ret_place, PATH_BYTES, "%.*s.XXXXXX", (int)n, folder);
+    return mkdtemp(ret_place) && chmod(ret_place, (file_mode() & 0444) >> 2 | file_mode() | 0700) == 0;
+}
+
+static bool write_files(const char *folder, struct file *files, size_t n)
+{
+    char place[PATH_BYTES];
+    bool is_new = false, good;
+    size_t at = n;
+    int reason;
+
+    good = choose_place(folder, place, &is_new);
+    for (size_t i = 0; good && i < n; i++) {
+        snprintf(files[i].path, sizeof(files[i].path), "%s/%s", place, files[i].name);
+        snprintf(files[i].temporary, sizeof(files[i].temporary), "%s/.%s.XXXXXX", place, files[i].name);
+    }
+    good = good && put_all(files, n, &at);
+    good = good && (!is_new || rename(place, folder) == 0);
+    reason = errno;
+    if (!good && at < n)
+        out_error("writing %s/%s: %s", folder, files[at].name, out_reason(reason));
+    else if (!good)
+        out_error("making %s: %s", folder, out_reason(reason));
+    for (size_t i = 0; i < n; i++) {
+        if (files[i].there)
+            unlink(files[i].temporary);
+        else if (!good && is_new && *files[i].path)
+            unlink(files[i].path);
+    }
+    if (!good && is_new)
+        rmdir(place);
+    return good;
 }
 
 bool report_write(const char *folder, const json_t *document)
@@ -189,25 +210,17 @@ bool report_write(const char *folder, const json_t *document)
     struct file files[] = {{.name = "report.json", .write = write_json}, {.name = "report.html", .write = report_html}};
     const size_t n = sizeof(files) / sizeof(files[0]);
     sigset_t before;
-    size_t at = 0;
     bool good = true;
 
-    while (good && at < n) {
-        good = render(folder, document, &files[at]);
-        at += good;
+    for (size_t i = 0; good && i < n; i++) {
+        good = render(document, &files[i]);
+        if (!good)
+            out_error("making %s of %s: %s", files[i].name, folder, strerror(errno));
     }
     if (good) {
-        /* Short, and not to be left halfway. */
         hold_signals(&before);
-        good = put_all(files, n, &at);
-        if (!good)
-            out_error("writing %s: %s", files[at].path, strerror(errno));
-        for (size_t i = 0; i < n; i++)
-            if (files[i].there)
-                unlink(files[i].temporary);
+        good = write_files(folder, files, n);
         sigprocmask(SIG_SETMASK, &before, NULL);
-    } else {
-        out_error("making %s of %s: %s", files[at].name, folder, strerror(errno));
     }
     for (size_t i = 0; i < n; i++)
         free(files[i].text);

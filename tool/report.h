@@ -9,20 +9,13 @@
 #include <stdbool.h>
 #include <stdio.h>
 
-/*
- * Makes sure that a report can be written into `folder`, creating it (not its parents). false: the reason has been
- * reported. From here on SIGINT, SIGTERM and SIGHUP, unless ignored, take back what was created before they end the
- * process.
- */
-bool report_prepare(const char *folder);
-
-/* There will be no report: takes back what report_prepare() created. Nothing after report_write(). */
-void report_abandon(void);
+/* Can a report be written into `folder`? Its parents must be there. Nothing is made. false: the reason is reported. */
+bool report_check(const char *folder);
 
 /*
- * Writes report.json and report.html of a document of `epkit run`. Each file appears whole or not at all: a reader
- * never sees half of one, and an old report stays until both of the new one are complete. false: the reason has been
- * reported.
+ * Writes report.json and report.html of a document of `epkit run`. A folder that is not there yet appears with both of
+ * them in it. In one that is there each file appears whole or not at all: a reader never sees half of one, and an old
+ * report stays until both of the new one are complete. false: the reason has been reported, and nothing is left behind.
  */
 bool report_write(const char *folder, const json_t *document);
 

@@ -9,6 +9,7 @@
 
 #include "bench/bench.h"
 
+#include "inherited.h"
 #include "progress.h"
 
 #include "base/clock.h"
@@ -21,9 +22,11 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #define GNUPLOT_MS 20000 /* for all plots together */
+#define KILL_GRACE_MS 2000
 #define MAX_SVG_BYTES (4 << 20)
 
 static const char *text_of(const json_t *row, const char *key)
@@ -46,6 +49,26 @@ static bool has_rate(const json_t *row)
 
 /* --- gnuplot --- */
 
+/* A process that has closed its output may still not end. */
+static bool wait_for(pid_t pid, uint64_t deadline_ns, int *ret_status)
+{
+    const struct timespec tick = {.tv_nsec = 5000000};
+    bool is_killed = false;
+    pid_t ended;
+
+    while ((ended = waitpid(pid, ret_status, WNOHANG)) == 0 || (ended < 0 && errno == EINTR)) {
+        if (ep_now_ns() >= deadline_ns && is_killed)
+            return false;
+        if (ep_now_ns() >= deadline_ns) {
+            kill(pid, SIGKILL);
+            is_killed = true;
+            deadline_ns = ep_deadline_ns(KILL_GRACE_MS);
+        }
+        nanosleep(&tick, NULL);
+    }
+    return ended == pid;
+}
+
 static char *read_svg(int fd, pid_t pid, uint64_t deadline_ns)
 {
     char *text = malloc(MAX_SVG_BYTES + 1);
@@ -64,9 +87,9 @@ static char *read_svg(int fd, pid_t pid, uint64_t deadline_ns)
             break;
         used += n > 0 ? (size_t)n : 0;
     }
-    if (ep_now_ns() >= deadline_ns || used == MAX_SVG_BYTES)
+    if (used == MAX_SVG_BYTES)
         kill(pid, SIGKILL);
-    if (waitpid(pid, &status, 0) != pid || !WIFEXITED(status) || WEXITSTATUS(status) != 0 || used == 0) {
+    if (!wait_for(pid, deadline_ns, &status) || !WIFEXITED(status) || WEXITSTATUS(status) != 0 || used == 0) {
         free(text);
         return NULL;
     }
@@ -85,6 +108,7 @@ static void become_gnuplot(pid_t parent, int input_fd, int output_fd)
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent)
         _exit(127);
+    inherited_restore();
     dup2(input_fd, STDIN_FILENO);
     lseek(STDIN_FILENO, 0, SEEK_SET);
     dup2(output_fd, STDOUT_FILENO);

@@ -109,6 +109,6 @@ int source_say_empty(const struct topo *topo, json_t *document)
         out_verdict(OUT_PLAIN, "%s", topo->why_empty);
         return CMD_UNSUPPORTED;
     }
-    json_object_set_new(document, "verdict", json_string(topo->why_empty));
+    json_object_set_new(document, "verdict", out_text(topo->why_empty));
     return out_json(document) == 0 ? CMD_UNSUPPORTED : CMD_FAILED;
 }

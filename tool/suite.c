@@ -179,14 +179,17 @@ static void print_case(const json_t *event, int total)
 {
     bool passed = json_is_true(json_object_get(event, "passed"));
     const char *detail = json_string_value(json_object_get(event, "detail"));
-    enum out_tone tone = passed ? OUT_GOOD : OUT_BAD;
     char count[16];
 
     snprintf(count, sizeof(count), "%d", total);
-    out_line("[%*" JSON_INTEGER_FORMAT "/%d] %s ... %s%s%s %.0f ms", (int)strlen(count),
-             json_integer_value(json_object_get(event, "index")), total,
-             json_string_value(json_object_get(event, "name")), out_tone_begin(stdout, tone),
-             passed ? "passed" : "FAILED", out_tone_end(stdout, tone), json_number_value(json_object_get(event, "ms")));
+    progress_hide();
+    printf("[%*" JSON_INTEGER_FORMAT "/%d] %s ... ", (int)strlen(count),
+           json_integer_value(json_object_get(event, "index")), total,
+           json_string_value(json_object_get(event, "name")));
+    out_tone(stdout, passed ? OUT_GOOD : OUT_BAD);
+    fputs(passed ? "passed" : "FAILED", stdout);
+    out_tone(stdout, OUT_PLAIN);
+    out_line(" %.0f ms", json_number_value(json_object_get(event, "ms")));
     if (!passed && detail)
         out_line("        %s", detail);
 }

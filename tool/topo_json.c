@@ -3,6 +3,7 @@
  * topo_json.c - the topology as JSON. What identifies a machine (UUIDs of GPUs, addresses in GIDs) is left out, so that
  * a document can be shown around, and is the same for a machine and its snapshot.
  */
+#include "output.h"
 #include "topo_view.h"
 
 #include <stdio.h>
@@ -13,7 +14,7 @@
 /* null for "". */
 static json_t *text_or_null(const char *text)
 {
-    return *text ? json_string(text) : json_null();
+    return *text ? out_text(text) : json_null();
 }
 
 static json_t *number_or_null(int64_t number, int64_t unknown)
@@ -81,12 +82,12 @@ static json_t *device_text(const struct topo *topo, const struct map_choice *cho
 
 static json_t *pci_json(const struct topo *topo, const struct topo_pci *pci)
 {
-    json_t *row = json_pack(
-        "{s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:s}", "address", pci->address, "vendor",
-        json_sprintf("0x%04x", pci->vendor), "device", json_sprintf("0x%04x", pci->device), "class",
-        json_sprintf("0x%06x", pci->class_code), "parent", text_or_null(pci_text(topo, pci->parent)), "host_bridge",
-        pci->host_bridge >= 0 ? json_string(topo->host_bridge_names[pci->host_bridge]) : json_null(), "numa_node",
-        number_or_null(pci->numa_node, -1), "local_cpus", pci->local_cpus);
+    json_t *row = json_pack("{s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:s}", "address", pci->address, "vendor",
+                            json_sprintf("0x%04x", pci->vendor), "device", json_sprintf("0x%04x", pci->device), "class",
+                            json_sprintf("0x%06x", pci->class_code), "parent",
+                            text_or_null(pci_text(topo, pci->parent)), "host_bridge",
+                            pci->host_bridge >= 0 ? out_text(topo->host_bridge_names[pci->host_bridge]) : json_null(),
+                            "numa_node", number_or_null(pci->numa_node, -1), "local_cpus", pci->local_cpus);
 
     json_object_set_new(row, "link_gts", real_or_null(pci->link_gts));
     json_object_set_new(row, "link_gts_max", real_or_null(pci->link_gts_max));
@@ -116,7 +117,7 @@ static json_t *gpu_json(const struct topo *topo, const struct topo_gpu *gpu)
     json_object_set_new(row, "nvlinks_up", json_integer(gpu->nvlinks_up));
     json_object_set_new(row, "nvlinks_switch", json_integer(gpu->nvlinks_switch));
     json_object_set_new(row, "nvlink_peers", peers);
-    json_object_set_new(row, "fabric", gpu->fabric >= 0 ? json_string(fabrics[gpu->fabric]) : json_null());
+    json_object_set_new(row, "fabric", gpu->fabric >= 0 ? out_text(fabrics[gpu->fabric]) : json_null());
     return row;
 }
 
@@ -129,7 +130,7 @@ static void add_tree(const struct topo *topo, json_t *document)
                               json_pack("{s:i, s:s, s:o}", "number", topo->numa[i].number, "cpus", topo->numa[i].cpus,
                                         "memory_bytes", number_or_null(topo->numa[i].memory_bytes, -1)));
     for (int i = 0; i < topo->n_host_bridges; i++)
-        json_array_append_new(bridges, json_string(topo->host_bridge_names[i]));
+        json_array_append_new(bridges, out_text(topo->host_bridge_names[i]));
     for (int i = 0; i < topo->n_pci; i++)
         json_array_append_new(pci, pci_json(topo, &topo->pci[i]));
     for (int i = 0; i < topo->n_gpus; i++)
@@ -196,7 +197,7 @@ static json_t *path_text(const struct topo *topo, const struct device *a, const 
         if (path == TOPO_NVLINK)
             return json_sprintf("NV%d", links);
     }
-    return json_string(topo_path_name(path));
+    return out_text(topo_path_name(path));
 }
 
 json_t *topo_matrix_rows(const struct topo_view *view)
@@ -233,14 +234,14 @@ json_t *topo_map_rows(const struct topo_view *view)
         const struct topo_port *port = find_port(topo, choice->nic, choice->port);
         int pci = topo->gpus[choice->gpu].pci;
 
-        json_array_append_new(
-            rows, json_pack("{s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:i, s:s}", "gpu", choice->gpu, "device",
-                            device_text(topo, choice), "nic",
-                            choice->nic >= 0 ? json_string(topo->nics[choice->nic].name) : json_null(), "port",
-                            number_or_null(choice->nic >= 0 ? choice->port : -1, -1), "path",
-                            choice->nic >= 0 ? json_string(topo_path_name(choice->path)) : json_null(), "numa_node",
-                            number_or_null(topo->pci[pci].numa_node, -1), "rate_gbps",
-                            real_or_null(port ? port->rate_gbps : 0), "sharers", choice->sharers, "why", choice->why));
+        json_array_append_new(rows, json_pack("{s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:i, s:s}", "gpu", choice->gpu,
+                                              "device", device_text(topo, choice), "nic",
+                                              choice->nic >= 0 ? out_text(topo->nics[choice->nic].name) : json_null(),
+                                              "port", number_or_null(choice->nic >= 0 ? choice->port : -1, -1), "path",
+                                              choice->nic >= 0 ? out_text(topo_path_name(choice->path)) : json_null(),
+                                              "numa_node", number_or_null(topo->pci[pci].numa_node, -1), "rate_gbps",
+                                              real_or_null(port ? port->rate_gbps : 0), "sharers", choice->sharers,
+                                              "why", choice->why));
     }
     return rows;
 }
@@ -265,10 +266,10 @@ json_t *topo_nvshmem_rows(const struct topo_view *view)
     for (int i = 0; i < view->nvshmem->n; i++) {
         const struct map_choice *choice = &view->nvshmem->choices[i];
 
-        json_array_append_new(
-            rows, json_pack("{s:i, s:o, s:o, s:i, s:s}", "gpu", choice->gpu, "device", device_text(view->topo, choice),
-                            "path", choice->nic >= 0 ? json_string(topo_path_name(choice->path)) : json_null(),
-                            "sharers", choice->sharers, "why", choice->why));
+        json_array_append_new(rows, json_pack("{s:i, s:o, s:o, s:i, s:s}", "gpu", choice->gpu, "device",
+                                              device_text(view->topo, choice), "path",
+                                              choice->nic >= 0 ? out_text(topo_path_name(choice->path)) : json_null(),
+                                              "sharers", choice->sharers, "why", choice->why));
     }
     return rows;
 }
@@ -278,7 +279,7 @@ static json_t *idle_names(const struct topo *topo, const struct map *map)
     json_t *names = json_array();
 
     for (int i = 0; i < map->n_idle; i++)
-        json_array_append_new(names, json_string(topo->nics[map->idle[i]].name));
+        json_array_append_new(names, out_text(topo->nics[map->idle[i]].name));
     return names;
 }
 
@@ -299,8 +300,8 @@ static void add_map(const struct topo_view *view, json_t *document)
     json_object_set_new(document, "map_idle", idle_names(topo, view->best));
     json_object_set_new(document, "forms",
                         json_pack("{s:o, s:o, s:o}", "DEEP_EP_DEVICE_TO_HCA_MAPPING",
-                                  has_map ? json_string(map_deepep(topo, view->best)) : json_null(), "NCCL_IB_HCA",
-                                  has_map ? json_string(map_nccl(topo, view->best)) : json_null(), "ranks",
+                                  has_map ? out_text(map_deepep(topo, view->best)) : json_null(), "NCCL_IB_HCA",
+                                  has_map ? out_text(map_nccl(topo, view->best)) : json_null(), "ranks",
                                   topo_rank_rows(view)));
     json_object_set_new(document, "nvshmem",
                         json_pack("{s:o, s:i, s:o}", "map", topo_nvshmem_rows(view), "shared", view->nvshmem->n_shared,
@@ -316,7 +317,7 @@ static json_t *gid_json(const struct topo_gid *gid)
     static const char *const kinds[] = {"link-local", "IPv4", "other"};
 
     return json_pack("{s:i, s:o, s:s}", "index", gid->index, "type",
-                     types[gid->type] ? json_string(types[gid->type]) : json_null(), "kind", kinds[gid->kind]);
+                     types[gid->type] ? out_text(types[gid->type]) : json_null(), "kind", kinds[gid->kind]);
 }
 
 static json_t *port_json(const struct topo_port *port)
@@ -389,7 +390,7 @@ void topo_json(const struct topo_view *view, json_t *document)
     char sentence[1024];
 
     topo_sentence(view, sentence, sizeof(sentence));
-    json_object_set_new(document, "verdict", json_string(sentence));
+    json_object_set_new(document, "verdict", out_text(sentence));
     json_object_set_new(document, "not_read", text_or_null(view->topo->not_read));
     if (view->tree)
         add_tree(view->topo, document);

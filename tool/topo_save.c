@@ -21,6 +21,17 @@ static char *folder_of(const char *file)
     return slash == file ? strdup("/") : strndup(file, (size_t)(slash - file));
 }
 
+/* The working folder may have been. Then errno says so. */
+static bool is_removed(const char *folder)
+{
+    struct stat info;
+
+    if (stat(folder, &info) == 0 && info.st_nlink > 0)
+        return false;
+    errno = ENOENT;
+    return true;
+}
+
 int topo_save_check(const struct cmd *cmd, const char *file)
 {
     char *folder = folder_of(file);
@@ -32,7 +43,7 @@ int topo_save_check(const struct cmd *cmd, const char *file)
     else if (stat(file, &info) == 0 && S_ISDIR(info.st_mode))
         result = cmd_usage(cmd, "--save: '%s' is a folder; name a file in it", file);
     /* A snapshot is a new file that takes the place of an old one. */
-    else if (folder && access(folder, W_OK | X_OK) != 0)
+    else if (folder && (access(folder, W_OK | X_OK) != 0 || is_removed(folder)))
         result = cmd_usage(cmd, "--save: nothing can be written in '%s': %s", folder, strerror(errno));
     else if (access(file, W_OK) != 0 && errno != ENOENT)
         result = cmd_usage(cmd, "--save: '%s' cannot be written: %s", file, strerror(errno));
@@ -80,10 +91,9 @@ int topo_save_write(const struct doctor_machine *machine, const char *file)
         out_problem("the snapshot could not be written", NULL, ep_last_error(), NULL);
         return CMD_FAILED;
     }
-    fprintf(stderr,
-            "epkit: saved as %s; serial numbers, UUIDs, GUIDs, host and user names, addresses, tokens and keys were "
-            "replaced\n",
-            file);
+    out_note("saved as %s; serial numbers, UUIDs, GUIDs, host and user names, addresses, tokens and keys were "
+             "replaced",
+             file);
     out_hint("'epkit topo --from %s' shows it, and so do env, nics and doctor", file);
     return CMD_FINE;
 }

@@ -66,6 +66,7 @@ void doctor_evidence(const struct doctor_machine *machine, struct doctor_result 
                      const char *format, ...)
 {
     struct doctor_evidence *evidence;
+    char place[TEXT_BYTES];
     va_list args;
 
     if (result->n_evidence == (int)(sizeof(result->evidence) / sizeof(result->evidence[0]))) {
@@ -76,7 +77,8 @@ void doctor_evidence(const struct doctor_machine *machine, struct doctor_result 
     va_start(args, format);
     evidence->what = format_text(machine, format, args);
     va_end(args);
-    evidence->where = root_printf(machine->root, "%s", where);
+    root_clean(where, place, sizeof(place));
+    evidence->where = root_printf(machine->root, "%s", place);
 }
 
 void doctor_fix(const struct doctor_machine *machine, struct doctor_result *result, bool is_safe, const char *format,

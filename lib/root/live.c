@@ -265,8 +265,13 @@ int live_open(struct root *root, const char *path, int flags)
     char own[PATH_MAX];
 
     path = live_own_path(root, path, own);
-    if (root->has_openat2)
-        return call_openat2(root, path, flags);
+    if (root->has_openat2) {
+        int fd = call_openat2(root, path, flags);
+
+        /* On a machine where files are renamed all the time it may never succeed: then step by step. */
+        if (fd >= 0 || errno != EAGAIN)
+            return fd;
+    }
     if (root->is_live)
         return openat(root->fd, path[1] ? path + 1 : ".", flags | O_CLOEXEC);
     return open_walked(root, path, flags);

@@ -213,9 +213,21 @@ ep_status root_save(struct root *root, const char *file);
 
 /* --- text --- */
 
-/* `text` with what is not printable ASCII or valid UTF-8 replaced by '?', cut at `bytes`: safe for terminals and JSON.
- */
+/* `text` safe for terminals and JSON, cut at `bytes`: '?' for each byte that is no UTF-8 and each hidden character. */
 void root_clean(const char *text, char *ret_text, size_t bytes);
+
+/* Takes the beginning of a character away from the end of a text that was cut. */
+void root_cut(char *text);
+
+/*
+ * The UTF-8 sequence at `text`, of at most `bytes` bytes: its length and its code. 0: there is none. ROOT_INCOMPLETE:
+ * the bytes are the beginning of one.
+ */
+#define ROOT_INCOMPLETE ((size_t)-1)
+size_t root_decode(const char *text, size_t bytes, uint32_t *ret_code);
+
+/* False for control and format characters, such as those that reverse the direction of writing, and noncharacters. */
+bool root_is_shown(uint32_t code);
 
 /* Memory that lives as long as the root, zeroed and aligned for anything; NULL for lack of memory. */
 void *root_alloc(struct root *root, size_t bytes);

@@ -27,37 +27,38 @@ struct row {
 /* The first that matches counts. */
 static const struct row file_rows[] = {
     {PCI "config", scrub_pci_config},
-    {PCI "class", scrub_as_is},
-    {PCI "vendor", scrub_as_is},
-    {PCI "device", scrub_as_is},
-    {PCI "subsystem_vendor", scrub_as_is},
-    {PCI "subsystem_device", scrub_as_is},
-    {PCI "revision", scrub_as_is},
-    {PCI "numa_node", scrub_as_is},
-    {PCI "local_cpulist", scrub_as_is},
-    {PCI "current_link_*", scrub_as_is},
-    {PCI "max_link_*", scrub_as_is},
+    {PCI "class", scrub_attribute},
+    {PCI "vendor", scrub_attribute},
+    {PCI "device", scrub_attribute},
+    {PCI "subsystem_vendor", scrub_attribute},
+    {PCI "subsystem_device", scrub_attribute},
+    {PCI "revision", scrub_attribute},
+    {PCI "numa_node", scrub_attribute},
+    {PCI "local_cpulist", scrub_attribute},
+    {PCI "current_link_*", scrub_attribute},
+    {PCI "max_link_*", scrub_attribute},
     {DEVICE "config", scrub_pci_config},
-    {DEVICE "class", scrub_as_is},
-    {DEVICE "vendor", scrub_as_is},
-    {DEVICE "device", scrub_as_is},
-    {DEVICE "numa_node", scrub_as_is},
-    {DEVICE "local_cpulist", scrub_as_is},
-    {DEVICE "current_link_*", scrub_as_is},
-    {DEVICE "max_link_*", scrub_as_is},
-    {"/sys/devices/system/node/**", scrub_as_is},
-    {"/sys/devices/system/cpu/**", scrub_as_is},
+    {DEVICE "class", scrub_attribute},
+    {DEVICE "vendor", scrub_attribute},
+    {DEVICE "device", scrub_attribute},
+    {DEVICE "numa_node", scrub_attribute},
+    {DEVICE "local_cpulist", scrub_attribute},
+    {DEVICE "current_link_*", scrub_attribute},
+    {DEVICE "max_link_*", scrub_attribute},
+    {"/sys/devices/system/node/**/meminfo", scrub_table},
+    {"/sys/devices/system/node/**", scrub_attribute},
+    {"/sys/devices/system/cpu/**", scrub_attribute},
     {"/sys/class/dmi/id/product_name", scrub_words},
     {"/sys/class/dmi/id/sys_vendor", scrub_words},
     {"/sys/class/dmi/id/board_name", scrub_words},
     {"/sys/class/dmi/id/board_vendor", scrub_words},
     {"/sys/class/dmi/id/chassis_type", scrub_words},
-    {"/sys/kernel/iommu_groups/*/type", scrub_as_is},
+    {"/sys/kernel/iommu_groups/*/type", scrub_attribute},
     {"/sys/kernel/mm/memory_peers/**", scrub_versions},
     {"/sys/module/*/version", scrub_versions},
-    {"/sys/module/*/srcversion", scrub_as_is}, /* a hash of public sources */
-    {"/sys/module/*/initstate", scrub_as_is},
-    {"/sys/module/*/refcnt", scrub_as_is},
+    {"/sys/module/*/srcversion", scrub_attribute}, /* a hash of public sources */
+    {"/sys/module/*/initstate", scrub_attribute},
+    {"/sys/module/*/refcnt", scrub_attribute},
     {"/sys/module/*/parameters/*", scrub_words},
     {RDMA "hca_type", scrub_words},
     {RDMA "fw_ver", scrub_versions},
@@ -65,50 +66,50 @@ static const struct row file_rows[] = {
     {RDMA "node_type", scrub_words},
     {RDMA "node_guid", scrub_words},
     {RDMA "sys_image_guid", scrub_words},
-    {RDMA "ports/*/state", scrub_as_is},
-    {RDMA "ports/*/phys_state", scrub_as_is},
-    {RDMA "ports/*/rate", scrub_as_is},
-    {RDMA "ports/*/link_layer", scrub_as_is},
+    {RDMA "ports/*/state", scrub_attribute},
+    {RDMA "ports/*/phys_state", scrub_attribute},
+    {RDMA "ports/*/rate", scrub_attribute},
+    {RDMA "ports/*/link_layer", scrub_attribute},
     {RDMA "ports/*/gids/*", scrub_words},
-    {RDMA "ports/*/gid_attrs/types/*", scrub_as_is},
+    {RDMA "ports/*/gid_attrs/types/*", scrub_attribute},
     {RDMA "ports/*/gid_attrs/ndevs/*", scrub_words},
-    {RDMA "ports/*/counters/*", scrub_as_is},
-    {RDMA "ports/*/hw_counters/*", scrub_as_is},
-    {RDMA "hw_counters/*", scrub_as_is},
+    {RDMA "ports/*/counters/*", scrub_attribute},
+    {RDMA "ports/*/hw_counters/*", scrub_attribute},
+    {RDMA "hw_counters/*", scrub_attribute},
     {RDMA "device/infiniband_verbs/*/ibdev", scrub_words},
     {RDMA "device/net/*/address", scrub_words},
     {"/sys/class/infiniband_verbs/*/ibdev", scrub_words},
-    {NET "statistics/*", scrub_as_is},
-    {NET "operstate", scrub_as_is},
-    {NET "mtu", scrub_as_is},
-    {NET "speed", scrub_as_is},
-    {NET "carrier", scrub_as_is},
-    {NET "type", scrub_as_is},
-    {NET "dev_port", scrub_as_is},
+    {NET "statistics/*", scrub_attribute},
+    {NET "operstate", scrub_attribute},
+    {NET "mtu", scrub_attribute},
+    {NET "speed", scrub_attribute},
+    {NET "carrier", scrub_attribute},
+    {NET "type", scrub_attribute},
+    {NET "dev_port", scrub_attribute},
     {NET "address", scrub_words},
-    {"/proc/driver/nvidia/version", scrub_versions},
-    {"/proc/driver/nvidia/params", scrub_words},
+    {"/proc/driver/nvidia/version", scrub_table},
+    {"/proc/driver/nvidia/params", scrub_table},
     {"/proc/driver/nvidia/gpus/*/information", scrub_information},
     {"/proc/driver/nvidia/capabilities/**", scrub_words},
     {"/proc/self/environ", scrub_environ},
-    {"/proc/self/limits", scrub_as_is},
+    {"/proc/self/limits", scrub_table},
     {"/proc/self/status", scrub_status},
     {"/proc/self/maps", scrub_maps},
     {"/proc/self/mounts", scrub_mounts},
     {"/proc/mounts", scrub_mounts},
-    {"/proc/meminfo", scrub_as_is},
+    {"/proc/meminfo", scrub_table},
     {"/proc/modules", scrub_modules},
-    {"/proc/devices", scrub_as_is},
+    {"/proc/devices", scrub_table},
     {"/proc/cmdline", scrub_cmdline},
     {"/proc/version", scrub_versions},
     {"/proc/net/route", scrub_route},
     {"/proc/sys/kernel/osrelease", scrub_release},
-    {"/proc/sys/kernel/ostype", scrub_as_is},
+    {"/proc/sys/kernel/ostype", scrub_attribute},
     {"/proc/sys/kernel/version", scrub_words},
     {"/proc/sys/kernel/hostname", scrub_host},
     {"/etc/hostname", scrub_host},
-    {"/etc/os-release", scrub_as_is},
-    {"/usr/lib/os-release", scrub_as_is},
+    {"/etc/os-release", scrub_os_release},
+    {"/usr/lib/os-release", scrub_os_release},
     {"/etc/modprobe.d/*.conf", scrub_modprobe},
     {"/lib/modprobe.d/*.conf", scrub_modprobe},
     {"/usr/lib/modprobe.d/*.conf", scrub_modprobe},
@@ -199,6 +200,31 @@ static void path_rule(struct scrub *scrub, const char *text, size_t bytes, FILE 
         scrub_path(scrub, text, bytes, out);
 }
 
+static json_t *scrub_value(struct scrub *scrub, const json_t *value);
+
+/* Facts of an ELF file: $ORIGIN/../x is a path as well, and versions of symbols are called after whoever chose them. */
+static json_t *scrub_member(struct scrub *scrub, const char *key, const json_t *value)
+{
+    json_t *copy, *item;
+    size_t i;
+
+    if (json_is_string(value) && (strcmp(key, "runpath") == 0 || strcmp(key, "rpath") == 0))
+        return apply(scrub, scrub_path_list, json_string_value(value), json_string_length(value));
+    if (!json_is_array(value) || (strcmp(key, "definitions") != 0 && strcmp(key, "needs") != 0))
+        return scrub_value(scrub, value);
+    copy = json_array();
+    json_array_foreach(value, i, item)
+    {
+        json_t *kept = json_is_string(item)
+                           ? apply(scrub, scrub_parts, json_string_value(item), json_string_length(item))
+                           : scrub_member(scrub, key, item);
+
+        if (json_array_append_new(copy, kept) < 0)
+            scrub->failed = true;
+    }
+    return copy;
+}
+
 /* The general pass over all strings of any value. Keys are those of a format, not of a machine. */
 static json_t *scrub_value(struct scrub *scrub, const json_t *value)
 {
@@ -220,7 +246,7 @@ static json_t *scrub_value(struct scrub *scrub, const json_t *value)
         {
             if (strstr(key, "serial") || !strcmp(key, "hostname"))
                 continue;
-            failed |= json_object_set_new_nocheck(copy, key, scrub_value(scrub, item));
+            failed |= json_object_set_new_nocheck(copy, key, scrub_member(scrub, key, item));
         }
         break;
     default:
@@ -268,6 +294,20 @@ static json_t *copy_hash(const json_t *entry)
     return json_pack("{s:s}", "value", digits);
 }
 
+/* Attributes of the kernel, and the file with the name of the host, are one line: nothing behind it is anybody's. */
+static size_t bytes_that_count(const char *key, scrub_rule *rule, const json_t *entry)
+{
+    const char *text = json_string_value(entry), *end;
+    size_t bytes = json_string_length(entry);
+
+    if (rule == scrub_pci_config || rule == scrub_table ||
+        (strncmp(key, "/sys/", 5) != 0 && strncmp(key, "/proc/sys/", 10) != 0 && strcmp(key, "/etc/hostname") != 0 &&
+         strcmp(key, "/proc/version") != 0 && strcmp(key, "/proc/cmdline") != 0))
+        return bytes;
+    end = memchr(text, '\n', bytes);
+    return end ? (size_t)(end - text) + 1 : bytes;
+}
+
 /* The scrubbed entry, or NULL when it is to be left out. */
 static json_t *scrub_entry(struct scrub *scrub, enum keep_kind kind, const char *key, const json_t *entry)
 {
@@ -293,7 +333,7 @@ static json_t *scrub_entry(struct scrub *scrub, enum keep_kind kind, const char 
     switch (kind) {
     case KEEP_FILES:
     case KEEP_LINES:
-        return apply(scrub, rule, json_string_value(entry), json_string_length(entry));
+        return apply(scrub, rule, json_string_value(entry), bytes_that_count(key, rule, entry));
     case KEEP_LINKS:
         return apply(scrub, path_rule, json_string_value(entry), json_string_length(entry));
     case KEEP_FOLDERS:

@@ -15,7 +15,8 @@
  * are MAC, GUID        00:00:5e:00:53:01 (RFC 7042), 0000:0000:0000:0001 names            user1, host1, dir1, secret1,
  * word1, custom1 (in the release of a kernel)
  *
- * Names of NICs and network interfaces stay: the order of devices and prefixes in variables depend on them.
+ * Names of NICs and network interfaces stay, but for names of users and hosts in them: the order of devices and prefixes
+ * in variables depend on them.
  */
 #ifndef EP_ROOT_SCRUB_H
 #define EP_ROOT_SCRUB_H
@@ -65,6 +66,15 @@ void scrub_path(struct scrub *scrub, const char *path, size_t bytes, FILE *out);
 /* A name below `folder`, as scrub_path() has it in a path. */
 void scrub_name(struct scrub *scrub, const char *folder, const char *name, FILE *out);
 
+/* Words between '-', '_', '.', spaces and the like: those that are not of common software become word<n>. */
+void scrub_parts(struct scrub *scrub, const char *text, size_t bytes, FILE *out);
+
+/* The name of a shared library, "libx.so.1", of such parts, after the general pass. */
+void scrub_library(struct scrub *scrub, const char *name, size_t bytes, FILE *out);
+
+/* The length of the name of a shared library at `text`, "libx.so.1"; 0: there is none. */
+size_t scrub_library_bytes(const char *text, size_t bytes);
+
 /* Would it stay as it is? */
 bool scrub_is_common(const char *folder, const char *name);
 
@@ -112,6 +122,10 @@ bool scrub_line(const char **text, const char *end, const char **ret_line, size_
 /* Rules for the contents of files (scrub_rules.c, scrub_files.c, scrub_python.c). */
 
 scrub_rule scrub_as_is;       /* no general pass */
+scrub_rule scrub_attribute;   /* of sysfs: one line, of the kernel's words and numbers */
+scrub_rule scrub_table;       /* of /proc: lines as the kernel and the driver write them */
+scrub_rule scrub_os_release;  /* fields that name the system, of known words */
+scrub_rule scrub_path_list;   /* paths divided by ':', which need not be absolute */
 scrub_rule scrub_words;       /* general pass alone */
 scrub_rule scrub_versions;    /* general pass for names and versions of software */
 scrub_rule scrub_host;        /* the name of a host */

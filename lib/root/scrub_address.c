@@ -103,6 +103,14 @@ size_t scan_see_short_uuid(struct scan *scan, size_t at)
 
 /* --- addresses --- */
 
+/* Does the text go on with groups that began before? "addr:fe80::1" does not: what stands before is no group. */
+static bool is_inside(const struct scan *scan, size_t at)
+{
+    char before = at > 1 ? scan->text[at - 2] : '\0';
+
+    return scan_before(scan, at) == ':' && (is_hex(before) || before == ':' || before == '\0');
+}
+
 /* Groups of hexadecimal digits with one separator between them. */
 struct groups {
     int n;
@@ -165,7 +173,7 @@ size_t scan_see_mac(struct scan *scan, size_t at)
     char separator = scan_at(scan, at + 2);
 
     if (!is_hex(scan_at(scan, at)) || (separator != ':' && separator != '-') || is_hex(scan_before(scan, at)) ||
-        scan_before(scan, at) == separator)
+        (separator == ':' ? is_inside(scan, at) : scan_before(scan, at) == separator))
         return 0;
     groups = see_groups(scan, at, separator);
     if (groups.n < 6 || groups.least != 2 || groups.most != 2)
@@ -196,7 +204,7 @@ size_t scan_see_guid(struct scan *scan, size_t at)
     struct groups groups;
 
     if (!is_hex(scan_at(scan, at)) || scan_at(scan, at + 4) != ':' || is_hex(scan_before(scan, at)) ||
-        scan_before(scan, at) == ':')
+        is_inside(scan, at))
         return 0;
     groups = see_groups(scan, at, ':');
     if (groups.n != 4 || groups.least != 4 || groups.most != 4)
@@ -245,7 +253,7 @@ size_t scan_see_ipv6(struct scan *scan, size_t at)
     size_t n = 0, digits = 0;
 
     if ((!is_hex(scan_at(scan, at)) && scan_at(scan, at) != ':') || is_alnum(scan_before(scan, at)) ||
-        scan_before(scan, at) == ':')
+        is_inside(scan, at))
         return 0;
     while (n < sizeof(text) - 1 &&
            (is_hex(scan_at(scan, at + n)) || scan_at(scan, at + n) == ':' || scan_at(scan, at + n) == '.'))

@@ -6,7 +6,10 @@
  */
 #include "root/scrub.h"
 
+#include <ctype.h>
+#include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 /* '*': any run without '/', '#': one or more digits and dots, '**': any run. */
 bool scrub_match(const char *pattern, const char *text)
@@ -67,6 +70,134 @@ static const char *const common_names[] = {
     "site-packages", "dist-packages", "torch", "__init__.py", "buffer.py", "utils.py", "venv", ".venv", "env", "envs",
     "conda", "miniconda#", "miniforge#", "anaconda#", "base", "easy-install.pth", "*.egg-link"};
 
+/* --- libraries, versions and systems --- */
+
+/* What names of libraries, of versions of symbols and packages, and of distributions are made of, besides the words
+ * that say nothing about their owner anyway. Compared without regard to case. */
+static const char *const software_words[] = {
+    "dl",        "pthread",   "rt",       "util",       "resolv",     "gcc",        "stdc",        "ssl",
+    "crypto",    "cudart",    "cublas",   "cublaslt",   "cudnn",      "cufft",      "cusparse",    "curand",
+    "cusolver",  "nvrtc",     "nvtx",     "nvtoolsext", "cupti",      "nvjitlink",  "nvvm",        "ml",
+    "torch",     "python",    "gomp",     "numa",       "nl",         "route",      "gdrapi",      "rte",
+    "pal",       "ucp",       "uct",      "ucs",        "ucm",        "tcmalloc",   "jemalloc",    "asan",
+    "tsan",      "ubsan",     "protobuf", "ibumad",     "internal",   "stub",       "stubs",       "ptxjitcompiler",
+    "opencl",    "allocator", "cfg",      "librdmacm",  "rdmacm",     "rdmav",      "ibverbs",     "private",
+    "glibc",     "glibcxx",   "cxxabi",   "openssl",    "zlib",       "cpp",        "hns",         "so",
+    "ld",        "musl",      "git",      "post",       "dev",        "alpha",      "beta",        "build",
+    "libmlx",    "rdma",      "ibacm",    "libcuda",    "libnvidia",  "libnvshmem", "image",       "headers",
+    "mft",       "hat",       "red",      "enterprise", "rocky",      "almalinux",  "centos",      "stream",
+    "fedora",    "amazon",    "amzn",     "suse",       "opensuse",   "leap",       "container",   "optimized",
+    "os",        "from",      "google",   "rhel",       "ol",         "noble",      "numbat",      "jammy",
+    "jellyfish", "focal",     "fossa",    "bookworm",   "trixie",     "bullseye",   "plow",        "blue",
+    "onyx",      "teal",      "serval",   "mariner",    "azurelinux", "nixos",      "alpine",      "gnu",
+    "el",        "mlnx",      "dfsg",     "really",     "tensorrt",   "nvjpeg",     "distributed", "linalg",
+    "shm",       "profiling", "tools",    "compiler",   "gpucomp",    "fabric",     "rail"};
+
+static bool is_software_word(const char *word, size_t n)
+{
+    size_t letters = n;
+
+    /* "c10", "python3": a number stands behind the word. */
+    while (letters > 0 && strchr("0123456789", word[letters - 1]))
+        letters--;
+    if (letters <= 1)
+        return true;
+    for (size_t i = 0; i < sizeof(software_words) / sizeof(software_words[0]); i++)
+        if (strlen(software_words[i]) == letters && strncasecmp(word, software_words[i], letters) == 0)
+            return true;
+    return scrub_is_plain(word, n);
+}
+
+void scrub_parts(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
+{
+    size_t at = 0;
+
+    while (at < bytes) {
+        size_t n = 0;
+        char part[256];
+
+        /* A variable may name a library without what stands in front. */
+        if (bytes - at > 3 && strncmp(text + at, "lib", 3) == 0 && isalnum((unsigned char)text[at + 3])) {
+            fwrite(text + at, 1, 3, out);
+            at += 3;
+        }
+        while (at + n < bytes && n + 1 < sizeof(part) && text[at + n] &&
+               !strchr("-_.+~:() \t\n\"'/,;=", text[at + n])) {
+            part[n] = (char)tolower((unsigned char)text[at + n]);
+            n++;
+        }
+        part[n] = '\0';
+        if (n == 0)
+            fputc((unsigned char)text[at++], out);
+        else if (is_software_word(text + at, n))
+            fwrite(text + at, 1, n, out);
+        else
+            fprintf(out, "word%d", scrub_number(scrub, SCRUB_WORD, part));
+        at += n;
+    }
+}
+
+void scrub_library(struct scrub *scrub, const char *name, size_t bytes, FILE *out)
+{
+    const char *version = memmem(name, bytes, ".so", 3);
+    size_t n = 0, n_stem = version ? (size_t)(version - name) - 3 : bytes - 3;
+    char *kept = NULL, *stem = strndup(name + 3, n_stem);
+    FILE *passed = open_memstream(&kept, &n);
+
+    /* Names of hosts and addresses may be made of plain words and numbers. */
+    if (passed && stem)
+        scrub_text(scrub, stem, n_stem, SCRUB_NAME, passed);
+    if (!stem || !passed || fclose(passed) != 0) {
+        scrub->failed = true;
+    } else {
+        fputs("lib", out);
+        scrub_parts(scrub, kept, n, out);
+        scrub_parts(scrub, name + 3 + n_stem, bytes - 3 - n_stem, out);
+    }
+    free(stem);
+    free(kept);
+}
+
+size_t scrub_library_bytes(const char *text, size_t bytes)
+{
+    static const char others[] = "-_.+";
+    size_t n = 0, end = 0;
+
+    if (bytes < 7 || strncmp(text, "lib", 3) != 0)
+        return 0;
+    while (n < bytes && text[n] && (isalnum((unsigned char)text[n]) || strchr(others, text[n]))) {
+        n++;
+        if (n >= 6 && strncmp(text + n - 3, ".so", 3) == 0)
+            end = n;
+    }
+    /* "libx.so", "libx.so.1.2"; not "libx.sock", and no full stop of a sentence. */
+    if (end == 0 || (end < n && text[end] != '.' && isalnum((unsigned char)text[end])))
+        return 0;
+    while (n > end && strchr(others, text[n - 1]))
+        n--;
+    return n;
+}
+
+void scrub_os_release(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
+{
+    static const char *const kept[] = {
+        "NAME=", "VERSION=", "ID=", "ID_LIKE=", "PRETTY_NAME=", "VERSION_ID=", "PLATFORM_ID=", "VERSION_CODENAME="};
+    const char *end = text + bytes, *line;
+    size_t n;
+
+    while (scrub_line(&text, end, &line, &n)) {
+        for (size_t i = 0; i < sizeof(kept) / sizeof(kept[0]); i++) {
+            size_t n_key = strlen(kept[i]);
+
+            if (n < n_key || strncmp(line, kept[i], n_key) != 0)
+                continue;
+            fputs(kept[i], out);
+            scrub_parts(scrub, line + n_key, n - n_key, out);
+            fputc('\n', out);
+        }
+    }
+}
+
 /* Folders whose names come from the kernel or from us, where every name stays. */
 static bool is_of_kernel(const char *path)
 {
@@ -87,6 +218,8 @@ bool scrub_is_common(const char *folder, const char *name)
     /* Users, but for the place where GKE mounts its driver. */
     if (scrub_match("**/home", folder) || scrub_match("**/users", folder))
         return strcmp(name, "kubernetes") == 0;
+    if (strncmp(name, "lib", 3) == 0 && strstr(name, ".so") && scrub_library_bytes(name, strlen(name)) != strlen(name))
+        return false;
     for (size_t i = 0; i < sizeof(common_names) / sizeof(common_names[0]); i++)
         if (scrub_match(common_names[i], name))
             return true;
@@ -108,6 +241,10 @@ void scrub_name(struct scrub *scrub, const char *folder, const char *name, FILE 
         scrub_release(scrub, name, strlen(name), out);
     else if (scrub_is_conf(name) && holds_confs(folder))
         scrub_write_conf(scrub, name, out);
+    else if (name[0] && scrub_library_bytes(name, strlen(name)) == strlen(name))
+        scrub_library(scrub, name, strlen(name), out);
+    else if (scrub_is_conf(name) && scrub_is_common(folder, name))
+        scrub_text(scrub, name, strlen(name), SCRUB_NAME, out);
     else if (scrub_is_common(folder, name))
         scrub_text(scrub, name, strlen(name), SCRUB_VERSIONS | SCRUB_NAME, out);
     else

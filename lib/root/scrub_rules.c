@@ -69,6 +69,48 @@ void scrub_as_is(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
     fwrite(text, 1, bytes, out);
 }
 
+/* "MemTotal:  1 kB", "Node 0 MemFree: 1 kB", " 195 nvidia", "Max open files  1 1 files", "NVRM version: ...". */
+static bool is_table_line(const char *line, size_t n)
+{
+    static const char *const titles[] = {"Character devices:", "Block devices:", "Limit ", "Max ",
+                                         "NVRM version:",      "GCC version:"};
+    static const char letters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_()";
+    size_t at = 0;
+
+    for (size_t i = 0; i < sizeof(titles) / sizeof(titles[0]); i++)
+        if (n >= strlen(titles[i]) && strncmp(line, titles[i], strlen(titles[i])) == 0)
+            return true;
+    if (n > 7 && strncmp(line, "Node ", 5) == 0)
+        at = 5 + strspn(line + 5, "0123456789") + 1;
+    if (at < n && line[at] >= 'A' && line[at] <= 'Z') {
+        at += strspn(line + at, letters);
+        return at < n && line[at] == ':';
+    }
+    at = strspn(line, " ");
+    return at < n && line[at] >= '0' && line[at] <= '9' && line[at + strspn(line + at, "0123456789")] == ' ';
+}
+
+void scrub_table(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
+{
+    const char *end = text + bytes, *line;
+    size_t n;
+
+    while (scrub_line(&text, end, &line, &n)) {
+        if (n > 0 && !is_table_line(line, n))
+            continue;
+        scrub_text(scrub, line, n, SCRUB_VERSIONS, out);
+        fputc('\n', out);
+    }
+}
+
+void scrub_attribute(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
+{
+    const char *end = memchr(text, '\n', bytes);
+
+    (void)scrub;
+    fwrite(text, 1, end ? (size_t)(end - text) + 1 : bytes, out);
+}
+
 void scrub_words(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
 {
     scrub_text(scrub, text, bytes, 0, out);
@@ -233,10 +275,11 @@ static void write_host_value(struct scrub *scrub, const char *value, FILE *out)
 }
 
 /* Lists of files and folders, which need not be absolute. */
-static void write_path_list(struct scrub *scrub, const char *value, FILE *out)
+void scrub_path_list(struct scrub *scrub, const char *value, size_t bytes, FILE *out)
 {
     char item[PATH_MAX], *name, *rest;
 
+    (void)bytes;
     while (*value) {
         size_t n = strcspn(value, ": ");
 
@@ -268,7 +311,7 @@ static void write_variable(struct scrub *scrub, const char *name, const char *va
     if (is_host_variable(name))
         write_host_value(scrub, value, out);
     else if (is_among(name, strlen(name), path_lists))
-        write_path_list(scrub, value, out);
+        scrub_path_list(scrub, value, strlen(value), out);
     else if (value[strspn(value, "0123456789")] == '\0' && strlen(value) <= 15)
         fputs(value, out);
     else

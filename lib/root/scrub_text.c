@@ -270,19 +270,36 @@ static bool is_too_short(const struct scan *scan, size_t at, size_t n)
            scrub_is_plain(scan->text + at, n);
 }
 
+/* A name that is no word of software's is taken out of longer words as well: "liberika", "erika0". */
+static bool is_distinct(const char *name, size_t n)
+{
+    return n >= 5 && !scrub_is_plain(name, n) && strspn(name, "0123456789.") != n;
+}
+
+static size_t see_library(struct scan *scan, size_t at)
+{
+    size_t n;
+
+    if (is_alnum(scan_before(scan, at)))
+        return 0;
+    n = scrub_library_bytes(scan->text + at, scan->bytes - at);
+    if (n)
+        scrub_library(scan->scrub, scan->text + at, n, scan->out);
+    return n;
+}
+
 static size_t see_name(struct scan *scan, size_t at)
 {
     const char *name;
     json_t *map;
 
-    if (is_alnum(scan_before(scan, at)))
-        return 0;
     json_object_foreach(scan->scrub->names, name, map)
     {
         size_t n = strlen(name);
 
-        if (n > scan->bytes - at || strncasecmp(scan->text + at, name, n) != 0 || is_alnum(scan_at(scan, at + n)) ||
-            is_too_short(scan, at, n))
+        if (n > scan->bytes - at || strncasecmp(scan->text + at, name, n) != 0 || is_too_short(scan, at, n))
+            continue;
+        if (!is_distinct(name, n) && (is_alnum(scan_before(scan, at)) || is_alnum(scan_at(scan, at + n))))
             continue;
         fprintf(scan->out, "%s%d", json_integer_value(map) == SCRUB_USER ? "user" : "host",
                 scan_number(scan, (enum scrub_map)json_integer_value(map), at, n));
@@ -333,6 +350,30 @@ static size_t see_assignment(struct scan *scan, size_t at)
     while (start + length < scan->bytes && !strchr(" \t\r\n\"',;&", scan_at(scan, start + length)))
         length++;
     if (length == 0)
+        return 0;
+    fwrite(scan->text + at, 1, start - at, scan->out);
+    write_secret(scan, start, length);
+    return start - at + length;
+}
+
+/* "Serial Number: 1654321", "serial=MT42": what follows has no form of its own. */
+static size_t see_serial(struct scan *scan, size_t at)
+{
+    static const char word[] = "serial", number[] = " number";
+    size_t n = sizeof(word) - 1, start, length = 0, digits = 0;
+
+    if (scan->bytes - at < n || strncasecmp(scan->text + at, word, n) != 0 || is_alnum(scan_before(scan, at)))
+        return 0;
+    start = at + n;
+    if (scan->bytes - start > sizeof(number) && strncasecmp(scan->text + start, number, sizeof(number) - 1) == 0)
+        start += sizeof(number) - 1;
+    n = start;
+    while (scan_at(scan, start) && strchr(" \t:=\"'#", scan_at(scan, start)))
+        start++;
+    while (is_alnum(scan_at(scan, start + length)) || scan_at(scan, start + length) == '_' ||
+           scan_at(scan, start + length) == '-')
+        digits += is_digit(scan_at(scan, start + length++));
+    if (start == n || length < 4 || digits == 0)
         return 0;
     fwrite(scan->text + at, 1, start - at, scan->out);
     write_secret(scan, start, length);
@@ -476,11 +517,17 @@ static size_t see_word(struct scan *scan, size_t at)
 
 void scrub_text(struct scrub *scrub, const char *text, size_t bytes, unsigned flags, FILE *out)
 {
-    static recogniser *const recognisers[] = {scan_see_uuid, scan_see_short_uuid,  scan_see_mac, scan_see_interface,
-                                              scan_see_guid, scan_see_ipv6,        see_url,      see_path,
-                                              scan_see_ipv4, scan_see_dashed_ipv4, see_mail,     see_host,
-                                              see_key_block, see_assignment,       see_release,  see_stem,
-                                              see_name,      see_symbol,           see_token,    see_word};
+    static recogniser *const recognisers[] = {scan_see_uuid,  scan_see_short_uuid,
+                                              scan_see_mac,   scan_see_interface,
+                                              scan_see_guid,  scan_see_ipv6,
+                                              see_url,        see_path,
+                                              scan_see_ipv4,  scan_see_dashed_ipv4,
+                                              see_mail,       see_library,
+                                              see_host,       see_key_block,
+                                              see_assignment, see_serial,
+                                              see_release,    see_stem,
+                                              see_name,       see_symbol,
+                                              see_token,      see_word};
     struct scan scan = {.scrub = scrub, .text = text, .bytes = bytes, .flags = flags, .out = out};
     size_t at = 0;
 

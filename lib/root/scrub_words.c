@@ -299,10 +299,11 @@ void scrub_write_conf(struct scrub *scrub, const char *name, FILE *out)
 {
     const char *given = json_string_value(json_object_get(scrub->confs, name));
 
-    if (scrub_is_plain_conf(name))
-        fputs(name, out);
-    else if (given)
-        fputs(given, out);
-    else
+    /* The name of a host may be made of plain words, and an address of numbers. */
+    if (scrub_is_plain_conf(name) || given) {
+        name = given ? given : name;
+        scrub_text(scrub, name, strlen(name), SCRUB_NAME, out);
+    } else {
         fprintf(out, "dir%d%s", scrub_number(scrub, SCRUB_FOLDER, name), strrchr(name, '.'));
+    }
 }

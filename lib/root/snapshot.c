@@ -485,13 +485,16 @@ static bool write_all(int fd, const char *text, size_t bytes)
     return true;
 }
 
-/* mkstemp() makes it for the owner alone; a snapshot is a file as any other. */
+/*
+ * mkstemp() makes it for the owner alone; a snapshot is a file as any other. But it is never one for others to write,
+ * and always one that its owner can read.
+ */
 static mode_t usual_mode(void)
 {
     mode_t mask = umask(0);
 
     umask(mask);
-    return 0666 & ~mask;
+    return (0644 & ~mask) | 0600;
 }
 
 static ep_status write_file(const char *file, const char *text, size_t bytes)

@@ -176,3 +176,20 @@ sourced() {
         <(epkit doctor --from identifiers.json --json | ids /dev/stdin)
     diff <(epkit topo --from a4.identifiers --only map) <(epkit topo --from identifiers.json --only map)
 }
+
+@test "identifiers planted in everything that was read: no snapshot holds one, and its verdict is the machine's" {
+    local mark
+    python3 "$MACHINES/machines.py" a4/identifiers planted
+    epkit topo --from planted --save read.json >/dev/null
+    python3 "$MACHINES/planted.py" planted read.json >marks
+    epkit topo --from planted --save planted.json >/dev/null
+    while read -r mark; do
+        ! grep --ignore-case --fixed-strings -- "$mark" planted.json || {
+            echo "in the snapshot: $mark"
+            return 1
+        }
+    done <marks
+    diff <(epkit doctor --from planted --json | jq -c '.checks[] | [.id, .outcome]') \
+        <(epkit doctor --from planted.json --json | jq -c '.checks[] | [.id, .outcome]')
+    diff <(epkit topo --from planted --only map) <(epkit topo --from planted.json --only map)
+}

@@ -11,6 +11,7 @@ MARKS = {
     "host name": HOST,
     "domain": DOMAIN,
     "user name": "erika.mustermann",
+    "second user": "maxmuster",
     "mail address": "erika.mustermann@example.org",
     "token": "hf_ExampleExampleExampleExample0042",
     "access key": "AKIAEXAMPLEEXAMPLE42",
@@ -36,6 +37,7 @@ MARKS = {
 
 def mark(tree):
     environment(tree)
+    software_of_users(tree)
     company(tree, MARKS["company"])
     nic = next(path for path in tree.entries if path.endswith("/infiniband/mlx5_0/fw_ver")).rsplit("/", 1)[0]
     tree.put(f"{nic}/node_guid", MARKS["GUID"] + "\n")
@@ -73,6 +75,22 @@ def mark(tree):
     tree.append("/var/lib/dpkg/status", f"Package: x\nMaintainer: E. M. <{MARKS['mail address']}>\nVersion: 1\n\n")
     tree.append("/opt/deepep/python/deep_ep/buffer.py",
                 f"# {MARKS['mail address']}: KEY = '{MARKS['token']}', https://{HOST}.{DOMAIN}/\n")
+
+
+def software_of_users(tree):
+    """Libraries, their run paths, versions and interfaces are called after those who build and own them."""
+    user, name, host = MARKS["second user"], MARKS["company"], MARKS["hosts of a list"]
+    tree.environment["SUDO_USER"] = user
+    tree.append("/etc/os-release", f'PRETTY_NAME="Ubuntu 24.04 {name} image for {user}"\nVARIANT="{name}"\n'
+                f'HOME_URL="https://{host}.example.com/"\nBUILD_ID={host}\nID_LIKE="debian {name}"\n')
+    tree.replace("/etc/os-release", 'NAME="Ubuntu"', f'NAME="Ubuntu {name}"')
+    folder = "/usr/lib/x86_64-linux-gnu"
+    tree.library(f"{folder}/lib{name}-hook.so.1", soname=f"lib{name}-hook.so.1",
+                 needed=[f"lib{user}.so.2", "libc.so.6"], runpath=f"$ORIGIN/../{name}:/opt/{user}/lib:/home/{user}/lib")
+    tree.environment["LD_PRELOAD"] = f"lib{name}-hook.so.1 /usr/lib/lib{user}x.so"
+    tree.put(f"/sys/class/net/{user}0/operstate", "up\n")
+    tree.put(f"/sys/class/net/{user}0/mtu", "1500\n")
+    tree.put("/sys/module/mlx5_core/version", f"24.10-{name}1\n")
 
 
 def company(tree, name):

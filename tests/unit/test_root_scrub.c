@@ -476,7 +476,7 @@ static void the_general_pass_knows_identifiers(void **state)
         {"auto n1,10.1 mlx5_0:1 rocep145s0f1 -1 acme acme_0", "auto host1,10.1 mlx5_0:1 rocep145s0f1 -1 word1 word2",
          SCRUB_WORDS},
         {"6.8.0-1-acme 6.8.0-1-acmes", "6.8.0-1-custom1 6.8.0-1-acmes", 0},
-        {"erikas node-77 xerika", "erikas node-77 xerika", 0},
+        {"erikas node-77 xerika", "user1s node-77 xuser1", 0},
     };
 
     (void)state;

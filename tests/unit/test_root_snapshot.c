@@ -77,7 +77,7 @@ static char *ask_everything(struct root *root)
                                         "/sys/class/net/\xe4\xf6/mtu",
                                         "/sys/class/net/hex/mtu"};
     static const char *const others[] = {
-        "/sys/class/net", "/sys/class/net/eth0", "/usr/lib/libx.so", "/usr/lib/libabsent.so",
+        "/sys/class/net", "/sys/class/net/eth0", "/usr/lib/libx.so", "/usr/lib/libnone.so",
         "/sys/round",     "/sys/class/net/fifo", "/usr/lib",         "/"};
     struct root_answer answer;
     struct root_environment environment = root_environment(root);

@@ -1,0 +1,169 @@
+#!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
+# Text from outside, in names, options, answers and files, never reaches the terminal as it is.
+#
+# shellcheck disable=SC2154,SC2094 # $stderr is set by run; no file is read and written
+
+load common
+
+# A terminal's title, colours, the reversal of writing, isolates, a line separator, what is no UTF-8, and a line of its
+# own that looks like one of epkit's.
+EVIL=$'\e]0;x\a\e[31mred\u202eevil\u2066\u200b\ufeff\u2028\u0085\U000e0041\xff\xe2\x80\nepkit: all is well'
+
+setup() {
+    cd "$BATS_TEST_TMPDIR" || return 1
+    export EPKIT_TEST_MARK="$BATS_TEST_TMPDIR"
+}
+
+# clean FILE...: UTF-8, and of the characters without a look only newlines and tabs
+clean() {
+    python3 "$EPKIT_SOURCE/tests/cli/hidden.py" "$@"
+}
+
+# say ARGUMENT...: what epkit says, on both streams, is clean, and no line of it is one that was handed in
+say() {
+    status=0
+    timeout 60 "$EPKIT" "$@" >out 2>err </dev/null || status=$?
+    clean out err
+    ! grep '^epkit: all is well' out err || return 1
+}
+
+@test "verbs, options and arguments" {
+    for verb in $(verbs); do
+        say "$verb" "--$EVIL" "$EVIL"
+        [ "$status" -eq 2 ]
+        say "$verb" "$EVIL" "$EVIL"
+        [ "$status" -ne 0 ]
+        for option in $(options "$verb"); do
+            case "$verb $option" in
+            *--help | *--output) ;;
+            *) say "$verb" "$option=$EVIL" --json ;;
+            esac
+        done
+    done
+    say "$EVIL"
+    [ "$status" -eq 2 ]
+    say "--$EVIL"
+}
+
+@test "files that are named" {
+    say run --output "no/such$EVIL"
+    [ "$status" -eq 2 ]
+    say topo --save "no/such$EVIL"
+    say topo --from "no$EVIL"
+    say doctor --hosts "no$EVIL"
+    say nics --devices lo --output "no/such$EVIL"
+    say nics --devices lo -- "./no$EVIL"
+    [ "$status" -eq 127 ]
+    say env --from / -- "./no$EVIL"
+    say topo --save "snap$EVIL"
+    [ -e "snap$EVIL" ] || [ "$status" -ne 0 ]
+}
+
+@test "variables" {
+    for name in EPKIT_BACKEND EPKIT_HOST_ISA TERM LANG PMI_RANK LD_LIBRARY_PATH NCCL_IB_HCA; do
+        (
+            export "$name=$EVIL"
+            say test intranode "${SMALL[@]}" --only 1
+            say doctor
+        )
+    done
+}
+
+@test "a machine whose devices have such names" {
+    name=$(printf '%s' "$EVIL" | tr -d '\n')
+    python3 "$EPKIT_SOURCE/tests/machines/machines.py" a4 a4
+    # A name of a file has no slash.
+    mv a4/sys/class/infiniband/mlx5_0 "a4/sys/class/infiniband/m$name"
+    mv a4/sys/class/net/gpu1rdma0 "a4/sys/class/net/g$name"
+    for verb in topo "topo --json" "doctor --verbose" "doctor --json" env "env --json" nics "nics --json" \
+        "nics --prometheus"; do
+        # shellcheck disable=SC2086 # words
+        say $verb --from a4
+        echo "$verb: $status"
+        [ "$status" -eq 0 ] || [ "$status" -eq 3 ]
+        [[ "$verb" != *json* ]] || jq . out >/dev/null
+    done
+    # No row is lost.
+    [ "$(epkit topo --from a4 --json | jq '.nics | length')" -eq 8 ]
+    say topo --from a4 --save snapshot.json
+    clean snapshot.json
+}
+
+# answer TEXT ERROR: an ssh that answers so
+answer() {
+    printf '%s' "$1" >answer
+    printf '%s' "$2" >error
+    # shellcheck disable=SC2016 # is for the script
+    printf '#!/bin/sh\ncat answer\ncat error >&2\nexit 255\n' >ssh
+    chmod +x ssh
+}
+
+@test "answers and errors of other nodes; what JSON escapes as well" {
+    python3 "$EPKIT_SOURCE/tests/cli/hidden.py" --answer >document.json
+    printf 'node1\nnode2\n' >hosts
+    answer "$(cat document.json)" "$EVIL"
+    say doctor --hosts hosts --ssh ./ssh
+    cat out err
+    [ "$status" -eq 3 ]
+    say doctor --hosts hosts --ssh ./ssh --json
+    jq . out >/dev/null
+    answer "no document" "$EVIL"
+    say doctor --hosts hosts --ssh ./ssh
+    [ "$status" -eq 1 ]
+    say doctor --hosts hosts --ssh ./ssh --json
+    [ "$(jq '.hosts | length' out)" -eq 2 ]
+    say doctor --hosts hosts --ssh "./no$EVIL"
+    [ "$status" -eq 1 ]
+    printf 'node1\n%s\n' "$EVIL" >hosts
+    say doctor --hosts hosts --ssh ./ssh
+    [ "$status" -eq 2 ]
+}
+
+@test "values that are cut in a character: no row is lost" {
+    printf 'node1\nnode2\n' >hosts
+    # shellcheck disable=SC2016 # is for the script
+    printf '#!/bin/sh\nfor word; do case $word in node*) cat "$word" ;; esac; done\n' >ssh
+    chmod +x ssh
+    # The values differ behind more bytes than a cell shows, at each place in a character.
+    for pad in "" a ab; do
+        for node in node1 node2; do
+            python3 "$EPKIT_SOURCE/tests/cli/hidden.py" --long "$pad" "$node" >"$node"
+        done
+        say doctor --hosts hosts --ssh ./ssh --json
+        expected=$(jq '[.differences[].others | length] | add' out)
+        say doctor --hosts hosts --ssh ./ssh
+        cat out
+        [ "$expected" -ge 3 ]
+        [ "$(sed -n '/^Differences:/,/^$/p' out | grep -c ' node[12] ')" -eq "$expected" ]
+        [ "$(sed -n '/^Findings:/,$p' out | grep -c '^warning')" -eq 2 ]
+    done
+}
+
+@test "endless and strange files of hosts: an error at once" {
+    mkfifo fifo
+    printf 'node1\0node2\n' >zero
+    truncate --size=9M holes
+    head -c 9000000 <(yes '# a comment') >comments
+    head -c 2000 /dev/zero | tr '\0' x >line
+    ln -s loop loop
+    for file in /dev/zero /dev/full fifo . zero holes comments line loop /dev/stdin /proc/self/mem ""; do
+        status=0
+        timeout 60 "$EPKIT" doctor --hosts "$file" --ssh /bin/true >out 2>err </dev/zero || status=$?
+        echo "$file: $status $(cat err)"
+        [ "$status" -eq 2 ]
+        [ ! -s out ]
+    done
+}
+
+@test "a terminal gets colours of epkit's, and nothing else" {
+    command -v script >/dev/null || skip "no script(1)"
+    TERM=xterm script -qec "timeout 60 $EPKIT test intranode --ranks 2 --tokens 16 --hidden 512 --only 1 --seed 1" \
+        /dev/null >typescript </dev/null
+    grep -q $'\e\\[32mpassed\e\\[0m' typescript
+    TERM=xterm script -qec "timeout 60 $EPKIT topo --from '/no"$'\e'"[5m'" /dev/null >typescript </dev/null || true
+    grep -qF '/no?[5m' typescript
+    NO_COLOR=1 TERM=xterm script -qec "timeout 60 $EPKIT test intranode --ranks 2 --tokens 16 --hidden 512 --only 1" \
+        /dev/null >typescript </dev/null
+    run ! grep -q $'\e' typescript
+}

@@ -1,0 +1,267 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "stream.h"
+
+#include "inherited.h"
+
+#include "root/root.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define TICK_MS 200
+#define TEXT_BYTES 4096
+#define ESCAPE_BYTES 13 /* "\ud83d\ude00" and the end */
+
+struct filter {
+    FILE *stream;
+    int fd;
+    int error;       /* errno of the first write that failed */
+    char pending[4]; /* the beginning of a character whose rest comes with the next write */
+    size_t n_pending;
+};
+
+enum { OUTPUT, ERROR, A_FILE, N_FILTERS };
+
+static struct filter filters[N_FILTERS] = {{.fd = STDOUT_FILENO}, {.fd = STDERR_FILENO}};
+
+static struct filter *filter_of(FILE *stream)
+{
+    for (size_t i = 0; i < N_FILTERS; i++)
+        if (filters[i].stream && filters[i].stream == stream)
+            return &filters[i];
+    return NULL;
+}
+
+/* Has a signal come that ends the command, and is blocked because its loop takes signals by itself? */
+static bool is_ending(void)
+{
+    static const int numbers[] = {SIGTERM, SIGINT, SIGHUP};
+    sigset_t pending;
+
+    if (sigpending(&pending) != 0)
+        return false;
+    for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++)
+        if (sigismember(&pending, numbers[i]) > 0)
+            return true;
+    return false;
+}
+
+/*
+ * A reader that stands still must not keep a signal from ending the command. A pipe that polls as writable takes
+ * PIPE_BUF bytes at once. A stream that another process has set to O_NONBLOCK is waited for in the same way.
+ */
+static int write_all(int fd, const char *text, size_t bytes)
+{
+    while (bytes > 0) {
+        struct pollfd room = {.fd = fd, .events = POLLOUT};
+        ssize_t n;
+
+        if (poll(&room, 1, TICK_MS) == 0) {
+            if (is_ending())
+                return EINTR;
+            continue;
+        }
+        n = write(fd, text, bytes < PIPE_BUF ? bytes : PIPE_BUF);
+        /* Who starts the command with a closed stream wants nothing of it. */
+        if (n < 0 && errno == EBADF)
+            return 0;
+        if (n < 0 && errno != EINTR && errno != EAGAIN)
+            return errno;
+        text += n > 0 ? n : 0;
+        bytes -= n > 0 ? (size_t)n : 0;
+    }
+    return 0;
+}
+
+static int put(struct filter *filter, const char *text, size_t bytes)
+{
+    if (!filter->error)
+        filter->error = write_all(filter->fd, text, bytes);
+    if (filter->error == EPIPE && filter->fd == STDOUT_FILENO)
+        inherited_broken_pipe();
+    errno = filter->error;
+    return filter->error ? -1 : 0;
+}
+
+/* The character at `text`: how many bytes it has; 0: more are needed. ret_shown: as it is to be written. */
+static size_t filter_one(const char *text, size_t bytes, const char **ret_shown, size_t *ret_shown_bytes)
+{
+    uint32_t code = 0;
+    size_t n = root_decode(text, bytes, &code);
+
+    if (n == ROOT_INCOMPLETE)
+        return 0;
+    if (n > 0 && (root_is_shown(code) || code == '\n' || code == '\t')) {
+        *ret_shown = text;
+        *ret_shown_bytes = n;
+        return n;
+    }
+    *ret_shown = "?";
+    *ret_shown_bytes = 1;
+    return n ? n : 1;
+}
+
+static ssize_t filter_write(void *context, const char *text, size_t bytes)
+{
+    struct filter *filter = context;
+    char shown[TEXT_BYTES], head[8];
+    size_t used = 0, at = 0;
+
+    memcpy(head, filter->pending, filter->n_pending);
+    while (at < bytes) {
+        const char *piece;
+        size_t piece_bytes, n, kept = filter->n_pending;
+
+        if (kept) {
+            /* One byte after the other, until it is a character or can be none. */
+            head[kept] = text[at];
+            n = filter_one(head, kept + 1, &piece, &piece_bytes);
+            if (n == 0) {
+                filter->pending[filter->n_pending++] = text[at++];
+                continue;
+            }
+            /* The byte at `at` starts anew where what was pending turned out to be none. */
+            at += n > kept;
+            filter->n_pending = 0;
+        } else {
+            n = filter_one(text + at, bytes - at, &piece, &piece_bytes);
+            if (n == 0) {
+                filter->n_pending = bytes - at;
+                memcpy(filter->pending, text + at, filter->n_pending);
+                memcpy(head, filter->pending, filter->n_pending);
+                break;
+            }
+            at += n;
+        }
+        if (used + piece_bytes > sizeof(shown)) {
+            if (put(filter, shown, used) != 0)
+                return 0;
+            used = 0;
+        }
+        memcpy(shown + used, piece, piece_bytes);
+        used += piece_bytes;
+    }
+    return put(filter, shown, used) == 0 ? (ssize_t)bytes : 0;
+}
+
+int stream_open(void)
+{
+    static const cookie_io_functions_t functions = {.write = filter_write};
+
+    for (size_t i = OUTPUT; i <= ERROR; i++) {
+        filters[i].stream = fopencookie(&filters[i], "w", functions);
+        if (!filters[i].stream)
+            return -1;
+    }
+    /* A line at a time: a message is one write, and comes at once. */
+    setvbuf(filters[OUTPUT].stream, NULL, isatty(STDOUT_FILENO) ? _IOLBF : _IOFBF, BUFSIZ);
+    setvbuf(filters[ERROR].stream, NULL, _IOLBF, BUFSIZ);
+    stdout = filters[OUTPUT].stream;
+    stderr = filters[ERROR].stream;
+    return 0;
+}
+
+static int close_file(void *context)
+{
+    struct filter *filter = context;
+    int fd = filter->fd;
+
+    *filter = (struct filter){0};
+    return close(fd);
+}
+
+FILE *stream_file(const char *file)
+{
+    static const cookie_io_functions_t functions = {.write = filter_write, .close = close_file};
+    struct filter *filter = &filters[A_FILE];
+    int fd = open(file, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+
+    if (fd < 0)
+        return NULL;
+    *filter = (struct filter){.fd = fd};
+    filter->stream = fopencookie(filter, "w", functions);
+    if (!filter->stream)
+        close(fd);
+    return filter->stream;
+}
+
+void stream_control(FILE *stream, const char *sequence)
+{
+    struct filter *filter = filter_of(stream);
+
+    if (!*sequence)
+        return;
+    if (!filter) {
+        fputs(sequence, stream);
+        return;
+    }
+    if (fflush(stream) == 0)
+        put(filter, sequence, strlen(sequence));
+}
+
+int stream_error(FILE *stream)
+{
+    const struct filter *filter = filter_of(stream);
+
+    if (filter)
+        return filter->error;
+    return ferror(stream) ? EIO : 0;
+}
+
+/* --- JSON --- */
+
+/* The escape of a character; of one beyond the basic plane two, as JSON has it. */
+static void escape(uint32_t code, char ret_text[ESCAPE_BYTES])
+{
+    if (code < 0x10000)
+        snprintf(ret_text, ESCAPE_BYTES, "\\u%04x", (unsigned)code & 0xffff);
+    else
+        snprintf(ret_text, ESCAPE_BYTES, "\\u%04x\\u%04x", (0xd800 + ((unsigned)(code - 0x10000) >> 10)) & 0xffff,
+                 0xdc00 + ((unsigned)code & 0x3ff));
+}
+
+static int print_json(FILE *stream, const char *text)
+{
+    const char *from = text;
+    size_t left = strlen(text);
+
+    while (left) {
+        char escaped[ESCAPE_BYTES];
+        uint32_t code = 0;
+        size_t n = root_decode(text, left, &code);
+
+        /* What is no character cannot be in text of jansson's. Newlines stand between its strings only. */
+        if (n == 0 || n == ROOT_INCOMPLETE)
+            n = 1;
+        if (!root_is_shown(code) && code != '\n') {
+            fwrite(from, 1, (size_t)(text - from), stream);
+            escape(code, escaped);
+            fputs(escaped, stream);
+            from = text + n;
+        }
+        text += n;
+        left -= n;
+    }
+    return fputs(from, stream) >= 0 && fputc('\n', stream) != EOF ? 0 : -1;
+}
+
+int stream_json(FILE *stream, const json_t *document, size_t flags)
+{
+    char *text = json_dumps(document, flags);
+    int result;
+
+    if (!text) {
+        errno = ENOMEM;
+        return -1;
+    }
+    result = print_json(stream, text);
+    free(text);
+    return result;
+}

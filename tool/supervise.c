@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "supervise.h"
+
+#include "base/clock.h"
+
+#include <ctype.h>
+#include <dirent.h>
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define TICK_NS 200000000 /* a signal may be lost to a thread of a preloaded library */
+#define TERM_GRACE_MS 3000
+#define KILL_GRACE_MS 5000 /* for processes that are stuck in the kernel: init gets them */
+#define PARENT_DIED SIGRTMAX
+
+static void mark_parent_died(pid_t parent)
+{
+    prctl(PR_SET_PDEATHSIG, PARENT_DIED);
+    /* The signal comes for deaths after prctl() alone. */
+    if (getppid() != parent)
+        raise(PARENT_DIED);
+}
+
+/* Ends as the program did. */
+static _Noreturn void end_as(int status)
+{
+    const struct rlimit no_core = {0};
+    sigset_t mine;
+
+    if (WIFEXITED(status))
+        _exit(WEXITSTATUS(status));
+    setrlimit(RLIMIT_CORE, &no_core);
+    signal(WTERMSIG(status), SIG_DFL);
+    sigemptyset(&mine);
+    sigaddset(&mine, WTERMSIG(status));
+    raise(WTERMSIG(status));
+    sigprocmask(SIG_UNBLOCK, &mine, NULL);
+    _exit(128 + WTERMSIG(status));
+}
+
+/* The parent of a process: the fourth word of its stat, behind a name that may hold anything. 0: not known. */
+static pid_t parent_of(const char *process)
+{
+    char path[64], text[512], *end;
+    FILE *stream;
+    size_t n;
+
+    snprintf(path, sizeof(path), "/proc/%.20s/stat", process);
+    stream = fopen(path, "re");
+    if (!stream)
+        return 0;
+    n = fread(text, 1, sizeof(text) - 1, stream);
+    fclose(stream);
+    text[n] = '\0';
+    end = strrchr(text, ')');
+    return end && strlen(end) > 4 ? (pid_t)atoi(end + 4) : 0;
+}
+
+/* A process that has lost its parent gets this one: so all of them come up here, generation after generation. */
+static void kill_children(void)
+{
+    DIR *folder = opendir("/proc");
+    struct dirent *entry;
+
+    while (folder && (entry = readdir(folder)))
+        if (isdigit((unsigned char)entry->d_name[0]) && parent_of(entry->d_name) == getpid())
+            kill((pid_t)atoi(entry->d_name), SIGKILL);
+    if (folder)
+        closedir(folder);
+}
+
+/* The program may end what it has started by itself, as mpirun does. What is there afterwards is killed. */
+static _Noreturn void end_program(pid_t program)
+{
+    const struct timespec tick = {.tv_nsec = 20000000};
+    uint64_t kill_ns = ep_deadline_ns(TERM_GRACE_MS), leave_ns = ep_deadline_ns(TERM_GRACE_MS + KILL_GRACE_MS);
+    pid_t ended;
+
+    kill(program, SIGTERM);
+    kill(program, SIGCONT);
+    while (ep_now_ns() < leave_ns) {
+        while ((ended = waitpid(-1, NULL, WNOHANG)) > 0)
+            if (ended == program)
+                kill_ns = 0;
+        if (ended < 0 && errno == ECHILD)
+            break;
+        if (ep_now_ns() >= kill_ns)
+            kill_children();
+        nanosleep(&tick, NULL);
+    }
+    _exit(1);
+}
+
+static _Noreturn void supervise(pid_t program, pid_t parent)
+{
+    const struct timespec tick = {.tv_nsec = TICK_NS};
+    sigset_t all;
+    int status;
+
+    sigfillset(&all);
+    closefrom(STDERR_FILENO + 1);
+    for (;;) {
+        siginfo_t info;
+        int number = sigtimedwait(&all, &info, &tick);
+        pid_t ended;
+
+        if (number == PARENT_DIED || getppid() != parent)
+            end_program(program);
+        if (number > 0 && number != SIGCHLD && info.si_pid == parent)
+            kill(program, number);
+        while ((ended = waitpid(-1, &status, WNOHANG)) > 0)
+            if (ended == program)
+                end_as(status);
+    }
+}
+
+/* The supervisor; returns in the program's process alone. */
+static void start(bool own_group, int failure_fd, pid_t parent, const sigset_t *mask)
+{
+    pid_t me = getpid(), program;
+    int reason;
+
+    if (own_group)
+        setpgid(0, 0);
+    signal(SIGCHLD, SIG_DFL);
+    prctl(PR_SET_CHILD_SUBREAPER, 1);
+    mark_parent_died(parent);
+    program = fork();
+    if (program > 0)
+        supervise(program, parent);
+    if (program < 0) {
+        reason = errno;
+        _exit(write(failure_fd, &reason, sizeof(reason)) < 0 ? 126 : 127);
+    }
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != me)
+        _exit(1);
+    sigprocmask(SIG_SETMASK, mask, NULL);
+}
+
+pid_t supervise_fork(bool own_group, int failure_fd)
+{
+    pid_t parent = getpid(), pid;
+    sigset_t all, mask;
+    int reason;
+
+    sigfillset(&all);
+    sigprocmask(SIG_SETMASK, &all, &mask);
+    pid = fork();
+    if (pid == 0) {
+        start(own_group, failure_fd, parent, &mask);
+        return 0;
+    }
+    reason = errno;
+    sigprocmask(SIG_SETMASK, &mask, NULL);
+    errno = reason;
+    return pid;
+}
