@@ -23,7 +23,7 @@ clean() {
 # say ARGUMENT...: what epkit says, on both streams, is clean, and no line of it is one that was handed in
 say() {
     status=0
-    timeout 60 "$EPKIT" "$@" >out 2>err </dev/null || status=$?
+    timeout 1200 "$EPKIT" "$@" >out 2>err </dev/null || status=$?
     clean out err
     ! grep '^epkit: all is well' out err || return 1
 }
@@ -149,7 +149,7 @@ answer() {
     ln -s loop loop
     for file in /dev/zero /dev/full fifo . zero holes comments line loop /dev/stdin /proc/self/mem ""; do
         status=0
-        timeout 60 "$EPKIT" doctor --hosts "$file" --ssh /bin/true >out 2>err </dev/zero || status=$?
+        timeout 1200 "$EPKIT" doctor --hosts "$file" --ssh /bin/true >out 2>err </dev/zero || status=$?
         echo "$file: $status $(cat err)"
         [ "$status" -eq 2 ]
         [ ! -s out ]
@@ -158,12 +158,12 @@ answer() {
 
 @test "a terminal gets colours of epkit's, and nothing else" {
     command -v script >/dev/null || skip "no script(1)"
-    TERM=xterm script -qec "timeout 60 $EPKIT test intranode --ranks 2 --tokens 16 --hidden 512 --only 1 --seed 1" \
+    TERM=xterm script -qec "timeout 1200 $EPKIT test intranode --ranks 2 --tokens 16 --hidden 512 --only 1 --seed 1" \
         /dev/null >typescript </dev/null
     grep -q $'\e\\[32mpassed\e\\[0m' typescript
-    TERM=xterm script -qec "timeout 60 $EPKIT topo --from '/no"$'\e'"[5m'" /dev/null >typescript </dev/null || true
+    TERM=xterm script -qec "timeout 1200 $EPKIT topo --from '/no"$'\e'"[5m'" /dev/null >typescript </dev/null || true
     grep -qF '/no?[5m' typescript
-    NO_COLOR=1 TERM=xterm script -qec "timeout 60 $EPKIT test intranode --ranks 2 --tokens 16 --hidden 512 --only 1" \
+    NO_COLOR=1 TERM=xterm script -qec "timeout 1200 $EPKIT test intranode --ranks 2 --tokens 16 --hidden 512 --only 1" \
         /dev/null >typescript </dev/null
     run ! grep -q $'\e' typescript
 }

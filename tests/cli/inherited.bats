@@ -7,7 +7,7 @@
 
 load common
 
-ONE=(test intranode --ranks 2 --tokens 16 --hidden 512 --timeout 20 --only 1 --seed 1)
+ONE=(test intranode --ranks 2 --tokens 16 --hidden 512 --timeout 120 --only 1 --seed 1)
 LONG=(test intranode --ranks 2 --tokens 512 --hidden 4096 --repeat 1000 --timeout 20)
 
 setup() {
@@ -48,7 +48,7 @@ start() {
 # ends_with CODE: $launcher does
 ends_with() {
     local code=0
-    timeout 60 tail --pid="$launcher" -f /dev/null
+    timeout 1200 tail --pid="$launcher" -f /dev/null
     wait "$launcher" || code=$?
     echo "exit code $code"
     cat err
@@ -191,7 +191,7 @@ gone() {
         "${ONE[*]} --json" "bench --ranks 2 --tokens 8 --hidden 128 --topk 1 --experts 2 --only dispatch --iters 1 --boot fork"; do
         status=0
         # shellcheck disable=SC2086 # words
-        timeout 60 "$EPKIT" $arguments >/dev/full 2>err || status=$?
+        timeout 1200 "$EPKIT" $arguments >/dev/full 2>err || status=$?
         echo "$arguments: $status $(cat err)"
         [ "$status" -eq 1 ]
         grep -q "No space left on device" err
@@ -323,7 +323,7 @@ gone() {
 
 @test "epkit is killed: what it has started ends with it" {
     # shellcheck disable=SC2016 # is for the shells that are run
-    script='trap "" TERM; echo $$ >>pids; setsid sh -c "echo \$\$ >>pids; exec sleep 300" & sleep 300 & echo $! >>pids; touch up; wait'
+    script='trap "" TERM; echo $$ >>pids; setsid sh -c "echo \$\$ >>pids; exec sleep 3000" & sleep 3000 & echo $! >>pids; touch up; wait'
     printf '#!/bin/sh\n%s\n' "$script" >ssh
     chmod +x ssh
     echo node1 >hosts
@@ -342,7 +342,7 @@ gone() {
 
 @test "a command under nics leaves its own background processes alone, and its exit code is kept" {
     # shellcheck disable=SC2016
-    run epkit nics --devices lo -- sh -c 'sleep 300 >/dev/null 2>&1 3>&- & echo $! >>pids; exit 41'
+    run epkit nics --devices lo -- sh -c 'sleep 3000 >/dev/null 2>&1 3>&- & echo $! >>pids; exit 41'
     [ "$status" -eq 41 ]
     kill -0 "$(cat pids)"
     # shellcheck disable=SC2016

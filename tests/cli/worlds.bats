@@ -6,7 +6,7 @@
 
 load common
 
-ONE=(test intranode --ranks 2 --tokens 16 --hidden 512 --timeout 20 --only 1 --seed 1)
+ONE=(test intranode --ranks 2 --tokens 16 --hidden 512 --timeout 120 --only 1 --seed 1)
 
 setup() {
     [ -e "$EPKIT_BUILD/libepkit-mpi.so" ] || skip "libepkit-mpi is not built"
@@ -20,7 +20,7 @@ refused() {
     shift
     for arguments in "${ONE[*]}" "bench --ranks 2 --tokens 16" "run --output $BATS_TEST_TMPDIR/report"; do
         # shellcheck disable=SC2086 # words
-        run --separate-stderr env "$@" timeout 60 "$EPKIT" $arguments
+        run --separate-stderr env "$@" timeout 1200 "$EPKIT" $arguments
         echo "$*: $arguments: $status $output$stderr"
         [ "$status" -eq 2 ]
         [ -z "$output" ]
@@ -39,7 +39,7 @@ refused() {
 
 @test "values that are no numbers, or no sizes" {
     for value in abc -1 0 4x 99999999999 ""; do
-        run --separate-stderr env PMI_RANK=0 "PMI_SIZE=$value" timeout 60 "$EPKIT" "${ONE[@]}"
+        run --separate-stderr env PMI_RANK=0 "PMI_SIZE=$value" timeout 1200 "$EPKIT" "${ONE[@]}"
         echo "'$value': $status $stderr"
         [ "$status" -eq 2 ]
         [[ "$stderr" == *PMI_SIZE* ]]
@@ -50,7 +50,7 @@ refused() {
     for variables in "PMI_RANK=0 PMI_SIZE=1" "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1" \
         "SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_LOCALID=0 SLURM_JOB_ID=7" "PMIX_RANK=0"; do
         # shellcheck disable=SC2086 # words
-        run --separate-stderr env $variables timeout 60 "$EPKIT" "${ONE[@]}"
+        run --separate-stderr env $variables timeout 1200 "$EPKIT" "${ONE[@]}"
         echo "$variables: $status $output$stderr"
         [ "$status" -eq 0 ]
         [[ "$output" == *"(2 ranks, seed 1"* ]]
