@@ -22,7 +22,7 @@ enum {
 };
 
 struct sums {
-    int storms, passed, faults, starved;
+    int storms, passed, faults, starved, unseen;
     int hangs, leftovers, names, changes, wrong, others;
 };
 
@@ -34,6 +34,7 @@ static void add_up(struct sums *sums, const struct storm_verdict *verdict)
     sums->passed += passed;
     sums->faults += verdict->faults;
     sums->starved += verdict->starved;
+    sums->unseen += verdict->unseen;
     sums->hangs += verdict->hangs;
     sums->leftovers += verdict->leftovers;
     sums->names += verdict->names;
@@ -142,6 +143,9 @@ static int report(const struct run *run)
     printf("%d faults in %d storms: %d hangs, %d leftovers, %d wrong names, %d changed statuses, %d wrong results, "
            "%d others\n",
            s->faults, s->storms, s->hangs, s->leftovers, s->names, s->changes, s->wrong, s->others);
+    if (s->unseen)
+        printf("%d times a rank had died before the others had heard of it, and they waited for their deadline\n",
+               s->unseen);
     if (s->starved)
         printf("%d times a rank was late because the machine did not let it run\n", s->starved);
     printf("%d passed, %d failed\n", s->passed, s->storms - s->passed);

@@ -116,7 +116,7 @@ struct storm_seat {
     _Atomic uint64_t left_ns; /* when it began to leave by itself */
     _Atomic int leave;        /* it is asked to */
     _Atomic uint64_t struck_ns[STRIKES];
-    _Atomic int struck_early;            /* dead, stopped or asked to leave before it had begun ep_comm_new() */
+    _Atomic int unseen;                  /* dead before its first all-gather: nobody had heard of it */
     _Atomic int created;                 /* 1 + status of ep_comm_new() */
     unsigned members[STORM_GENERATIONS]; /* of its groups, as a mask of first ranks; 0: not known */
     int n_outcomes;
@@ -138,7 +138,7 @@ struct storm_table {
 /* What is wrong with a storm, and how many of what. */
 struct storm_verdict {
     _Atomic int done;
-    int number, faults, void_faults, starved, cpu_ms;
+    int number, faults, void_faults, starved, unseen, cpu_ms;
     int hangs, leftovers, names, changes, wrong, others;
     char text[STORM_COMPLAINTS];
 };

@@ -18,12 +18,13 @@
 #include <unistd.h>
 
 enum {
-    LOOK_MS = 3,         /* between two looks at the ranks */
-    MOST_TICK_MS = 50,   /* of the time between two looks: more means that this process was not let run either */
-    HANG_MS = 40000,     /* beyond all deadlines that a call may wait for */
-    SETTLE_CALLS = 12,   /* that the ranks make after the last fault */
-    STALL_CALLS = 60,    /* no shrink has come: those who were to be struck in it are struck now */
-    CODE_NO_LIMITS = 76, /* of a launcher that cannot limit itself */
+    LOOK_MS = 3,           /* between two looks at the ranks */
+    MOST_TICK_MS = 50,     /* of the time between two looks: more means that this process was not let run either */
+    HANG_MS = 40000,       /* beyond all deadlines that a call may wait for */
+    SETTLE_CALLS = 12,     /* that the ranks make after the last fault */
+    STALL_CALLS = 60,      /* no shrink has come: those who were to be struck in it are struck now */
+    CALLS_BEFORE_SEEN = 2, /* ep_comm_new() and its first all-gather have begun */
+    CODE_NO_LIMITS = 76,   /* of a launcher that cannot limit itself */
 };
 
 struct strike_state {
@@ -201,8 +202,8 @@ static void mark(struct conductor *c, int rank, enum strike strike)
         if (r != rank && !all)
             continue;
         atomic_compare_exchange_strong(&seat->struck_ns[strike], &none, now_ns());
-        if (atomic_load(&seat->calls) == 0)
-            atomic_store(&seat->struck_early, 1);
+        if (atomic_load(&seat->calls) <= CALLS_BEFORE_SEEN)
+            atomic_store(&seat->unseen, 1);
     }
 }
 

@@ -65,10 +65,11 @@ static bool any_starved(const struct judge *j)
     return false;
 }
 
-/* Whether a rank can have been late: dead or gone ranks are not late, unless nobody ever saw them. */
+/* Dead and gone ranks are not late; one that ended without ever making the call is. */
 static bool can_be_late(const struct judge *j, int rank, uint64_t ns)
 {
-    return struck_before(j, rank, STRIKE_STOP, ns) || atomic_load(&j->table->seat[rank].struck_early);
+    return struck_before(j, rank, STRIKE_STOP, ns) ||
+           (struck_before(j, rank, STRIKE_LEAVE, ns) && !atomic_load(&j->table->seat[rank].created));
 }
 
 /* Nothing lasting has struck it. */
@@ -101,6 +102,10 @@ static const char *misfit(const struct judge *j, int rank, const struct outcome 
             return outcome->call == CALL_SHRINK ? NULL : "names no rank";
         if (can_be_late(j, named, ns))
             return NULL;
+        if (died_before(j, named, ns) && atomic_load(&j->table->seat[named].unseen)) {
+            j->verdict->unseen++;
+            return NULL;
+        }
         if (died_before(j, named, ns))
             return "a dead rank is called late";
         if (left_before(j, named, ns))
@@ -162,8 +167,9 @@ static void judge_outcomes(const struct judge *j, int rank)
 
         if (why)
             complain_of(j, WRONG_NAME, rank, outcome, why);
-        if (outcome->call != CALL_NEW && outcome->call != CALL_SHRINK && outcome->async != outcome->status &&
-            outcome->async != EP_OK)
+        /* What is refused before anything is sent (1xx, 2xx) does not fail the group; a peer may have, meanwhile. */
+        if (outcome->call != CALL_NEW && outcome->call != CALL_SHRINK && outcome->status >= EP_E_TIMEOUT &&
+            outcome->async != outcome->status)
             storm_complain(j->verdict, WRONG_CHANGE, "rank %d: ep_comm_async_error gives %s after %s", rank,
                            ep_status_name(outcome->async), ep_status_name(outcome->status));
     }
@@ -273,7 +279,16 @@ static void judge_members(const struct judge *j)
 static bool is_failure_of_group(const struct outcome *outcome, int generation)
 {
     return outcome->generation == generation && outcome->call != CALL_SHRINK && outcome->call != CALL_NEW &&
-           outcome->async != EP_OK;
+           outcome->async == outcome->status;
+}
+
+/* Whom a failure names; a rank that has failed for want of something tells what it was instead. */
+static int named_by(const struct judge *j, int rank, const struct outcome *outcome)
+{
+    bool own = (outcome->status == EP_E_SYSTEM || outcome->status == EP_E_MEMORY) &&
+               exhausted_before(j, rank, outcome->end_ns);
+
+    return own ? rank : outcome->named;
 }
 
 /*
@@ -302,7 +317,7 @@ static void judge_first(const struct judge *j, int generation)
         for (int other = 0; other < j->storm->nranks; other++)
             same = same || (other != rank && of[other] && of[other]->begin_ns <= first_end &&
                             of[other]->status == of[rank]->status &&
-                            (of[other]->named == of[rank]->named || of[other]->named == -2));
+                            (named_by(j, other, of[other]) == named_by(j, rank, of[rank]) || of[other]->named == -2));
         if (!same)
             complain_of(j, WRONG_NAME, rank, of[rank], "not what failed first");
     }

@@ -239,7 +239,7 @@ static bool work(struct weather *w)
 {
     struct outcome failed = {0};
     uint64_t begin_ns = now_ns();
-    ep_status status;
+    ep_status status, group;
     bool end = false;
 
     begin_call(w->table, w->seat, CALL_ALLOC);
@@ -254,15 +254,17 @@ static bool work(struct weather *w)
         atomic_store(&w->seat->state, end ? STORM_DONE : STORM_GAVE_UP);
         return true;
     }
+    group = ep_comm_async_error(w->comm);
     note_outcome(w, failed.call, failed.begin_ns, status,
-                 ep_comm_async_error(w->comm) == EP_OK ? ep_last_error() : ep_comm_last_error(w->comm));
+                 group == status ? ep_comm_last_error(w->comm) : ep_last_error());
     /* Refused before anything was sent, for want of something: the others are waiting. */
-    if (ep_comm_async_error(w->comm) == EP_OK) {
+    if (group != status && exhausted(w->seat)) {
         w->leaving = true;
         atomic_store(&w->seat->state, STORM_GAVE_UP);
         return true;
     }
-    ask_again(w, status);
+    if (group != EP_OK)
+        ask_again(w, group);
     return false;
 }
 
