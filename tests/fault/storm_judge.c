@@ -84,7 +84,7 @@ static bool is_well(const struct judge *j, int rank)
 static void complain_of(const struct judge *j, enum storm_kind kind, int rank, const struct outcome *outcome,
                         const char *why)
 {
-    storm_complain(j->verdict, kind, "rank %d, group %d, %s: %s: %s: \"%.150s\"", rank, outcome->generation,
+    storm_complain(j->verdict, kind, "rank %d, group %d, %s: %s: %s: \"%.280s\"", rank, outcome->generation,
                    call_name(outcome->call), why, ep_status_name(outcome->status), outcome->text);
 }
 
@@ -106,6 +106,11 @@ static const char *misfit(const struct judge *j, int rank, const struct outcome 
             j->verdict->unseen++;
             return NULL;
         }
+        /* Neither pidfd nor /proc: a process that nobody has waited for looks like one that lives, and the text says
+         * so. */
+        if (died_before(j, named, ns) && j->storm->limits & LIMIT_PROC && j->storm->limits & LIMIT_PIDFD &&
+            strstr(outcome->text, "cannot be told"))
+            return NULL;
         if (died_before(j, named, ns))
             return "a dead rank is called late";
         if (left_before(j, named, ns))
@@ -116,7 +121,12 @@ static const char *misfit(const struct judge *j, int rank, const struct outcome 
         }
         return "a healthy rank is called late";
     case EP_E_PEER_DEAD:
-        return named < 0 ? "names no rank" : died_before(j, named, ns) ? NULL : "a living rank is called dead";
+        if (named < 0)
+            return "names no rank";
+        /* Before there is a communicator, nobody can say that it leaves. */
+        if (died_before(j, named, ns) || (outcome->call == CALL_NEW && left_before(j, named, ns)))
+            return NULL;
+        return "a living rank is called dead";
     case EP_E_PEER_LEFT:
         return named < 0                   ? "names no rank"
                : left_before(j, named, ns) ? NULL
@@ -140,7 +150,7 @@ static const char *misfit(const struct judge *j, int rank, const struct outcome 
         if (exhausted_before(j, named < 0 ? rank : named, ns) || exhausted_before(j, rank, ns))
             return NULL;
         return "nothing was taken from that rank";
-    case EP_E_UNSUPPORTED:
+    case EP_E_UNSUPPORTED: /* with which setting forbids it */
         return j->storm->limits ? NULL : "nothing is missing";
     default:
         return "no status of what happened";
