@@ -16,7 +16,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { SHRINK_TRIES = 12, MOST_DESCRIPTORS = 1024 };
+enum { SHRINK_TRIES = 6, MOST_DESCRIPTORS = 1024 };
 
 struct weather {
     struct storm_table *table;
