@@ -104,29 +104,33 @@ static bool lasts(enum strike strike)
     return strike != STRIKE_PAUSE && strike != STRIKE_ABORT;
 }
 
-/* One rank at least stays well, and those who are stopped stay fewer than the others: no group is formed of a half. */
+/*
+ * One rank at least stays well, and those of whom nobody can say whether they live stay fewer than the others: no group
+ * is formed of a half. Where there is neither pidfd nor /proc, the dead are among them.
+ */
 static void keep_a_majority(struct storm *storm)
 {
-    unsigned gone = 0, stopped = 0;
+    bool blind = storm->limits & LIMIT_PROC && storm->limits & LIMIT_PIDFD;
+    unsigned gone = 0, silent = 0;
 
     for (int i = 0; i < storm->n_faults; i++) {
         struct strike_plan *plan = &storm->faults[i];
+        bool falls_silent =
+            plan->strike == STRIKE_STOP || (blind && (plan->strike == STRIKE_KILL || plan->strike == STRIKE_CRASH));
         unsigned bit = 1u << plan->rank;
-        int well = storm->nranks - __builtin_popcount(gone | stopped | bit);
+        unsigned gone_then = falls_silent ? gone : gone | bit, silent_then = falls_silent ? silent | bit : silent;
 
         if (!lasts(plan->strike) || plan->strike == STRIKE_LAUNCHER)
             continue;
-        if (well < 1 || (plan->strike == STRIKE_STOP && __builtin_popcount(stopped | bit) >= well) ||
-            (plan->strike != STRIKE_STOP && __builtin_popcount(stopped & ~bit) >= well)) {
+        if (__builtin_popcount(silent_then) >= storm->nranks - __builtin_popcount(gone_then | silent_then)) {
             plan->strike = STRIKE_PAUSE;
             plan->detail = 50;
-        } else if (plan->strike == STRIKE_STOP) {
-            stopped |= bit;
         } else {
-            gone |= bit;
+            gone = gone_then;
+            silent = silent_then;
         }
     }
-    if (stopped)
+    if (silent)
         storm->timeout_ms = STOPPED_MS;
 }
 
