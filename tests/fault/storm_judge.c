@@ -41,7 +41,8 @@ static bool died_before(const struct judge *j, int rank, uint64_t ns)
 {
     return struck_before(j, rank, STRIKE_KILL, ns) || struck_before(j, rank, STRIKE_CRASH, ns) ||
            struck_before(j, rank, STRIKE_LAUNCHER, ns) ||
-           (j->table->exit_signal[rank] && exhausted_before(j, rank, ns)); /* judge_exit() complains of that */
+           /* judge_exit() complains of that; of mpirun's ranks nobody tells how they ended. */
+           (exhausted_before(j, rank, ns) && (j->table->exit_signal[rank] || j->storm->mode == MODE_MPI));
 }
 
 static bool left_before(const struct judge *j, int rank, uint64_t ns)

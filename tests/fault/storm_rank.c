@@ -16,7 +16,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { SHRINK_TRIES = 6, MOST_DESCRIPTORS = 1024 };
+enum { SHRINK_TRIES = 6, MOST_DESCRIPTORS = 1024, NOT_KNOWN = -3 };
 
 struct weather {
     struct storm_table *table;
@@ -119,10 +119,10 @@ static void note_change(struct weather *w, const char *what, ep_status got, ep_s
              ep_status_name(expected), before, ep_status_name(got), named, w->generation, ep_comm_last_error(w->comm));
 }
 
-/* Each later call gives the same status and names the same rank. */
-static void ask_again(struct weather *w, ep_status status)
+/* Each later call gives the same status and names the same rank. !has_text: the group failed during another failure. */
+static void ask_again(struct weather *w, ep_status status, bool has_text)
 {
-    int before = rank_in(ep_comm_last_error(w->comm));
+    int before = has_text ? rank_in(ep_comm_last_error(w->comm)) : NOT_KNOWN;
     ep_status got;
     void *memory;
 
@@ -264,7 +264,7 @@ static bool work(struct weather *w)
         return true;
     }
     if (group != EP_OK)
-        ask_again(w, group);
+        ask_again(w, group, group == status);
     return false;
 }
 
