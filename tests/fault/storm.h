@@ -124,7 +124,7 @@ struct storm_seat {
     char changed[256], wrong[256], left_behind[256], other[256];
 };
 
-/* What the conductor and the ranks of a storm share: a file, so that mpirun's ranks can map it. */
+/* What the conductor and the ranks of a storm share. */
 struct storm_table {
     struct storm storm;
     _Atomic uint32_t wake; /* futex word of the conductor */

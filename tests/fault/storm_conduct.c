@@ -123,20 +123,30 @@ static void run_mpirun(const struct conductor *c)
     _exit(127);
 }
 
+/* mpirun's ranks find the table in a file; the folder is for what mpirun leaves, too. */
+static bool make_table(struct conductor *c)
+{
+    int fd = -1, flags = MAP_SHARED | MAP_ANONYMOUS;
+
+    if (c->storm->mode == MODE_MPI) {
+        snprintf(c->folder, sizeof(c->folder), "/tmp/storm.XXXXXX");
+        if (!mkdtemp(c->folder))
+            return false;
+        snprintf(c->file, sizeof(c->file), "%s/table", c->folder);
+        fd = open(c->file, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+        if (fd < 0 || ftruncate(fd, sizeof(*c->table)) != 0)
+            return false;
+        flags = MAP_SHARED;
+    }
+    c->table = mmap(NULL, sizeof(*c->table), PROT_READ | PROT_WRITE, flags, fd, 0);
+    if (fd >= 0)
+        close(fd);
+    return c->table != MAP_FAILED;
+}
+
 static bool start(struct conductor *c)
 {
-    int fd;
-
-    snprintf(c->folder, sizeof(c->folder), "/tmp/storm.XXXXXX");
-    if (!mkdtemp(c->folder))
-        return false;
-    snprintf(c->file, sizeof(c->file), "%s/table", c->folder);
-    fd = open(c->file, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-    if (fd < 0 || ftruncate(fd, sizeof(*c->table)) != 0)
-        return false;
-    c->table = mmap(NULL, sizeof(*c->table), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    close(fd);
-    if (c->table == MAP_FAILED)
+    if (!make_table(c))
         return false;
     c->table->storm = *c->storm;
     fflush(NULL);
@@ -519,6 +529,8 @@ static void remove_folder(const struct conductor *c)
 {
     char command[128];
 
+    if (!c->folder[0])
+        return;
     unlink(c->file);
     if (rmdir(c->folder) == 0)
         return;
