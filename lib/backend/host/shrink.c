@@ -222,6 +222,7 @@ struct gather {
     int n;
     uint32_t calls;
     ep_status (*open)(ep_comm *comm, const ep_boot *boot);
+    bool broken; /* an all-gather failed, and has said so with old ranks */
 };
 
 static ep_status gather(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
@@ -277,6 +278,15 @@ static int nodes_of_survivors(const struct gather *g, int old_per_node)
     return per_node;
 }
 
+static ep_status gather_and_note(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
+{
+    struct gather *g = context;
+    ep_status status = gather(g, mine, bytes, timeout_ms, ret_all);
+
+    g->broken = g->broken || status != EP_OK;
+    return status;
+}
+
 /*
  * What fails while the new group is made names its ranks by the numbers that they would have had there; the caller
  * knows the old ones.
@@ -287,7 +297,7 @@ static ep_status name_by_old_ranks(const struct gather *g, ep_status status)
     char text[EP_ERROR_TEXT_BYTES], renamed[EP_ERROR_TEXT_BYTES];
     size_t used = 0;
 
-    if (status == EP_OK)
+    if (status == EP_OK || g->broken)
         return status;
     snprintf(text, sizeof(text), "%s", ep_last_error());
     for (const char *at = text; *at && used + 1 < sizeof(renamed);) {
@@ -307,7 +317,7 @@ static ep_status name_by_old_ranks(const struct gather *g, ep_status status)
 
 static ep_status open_next(struct gather *g, ep_comm *comm, ep_comm *next)
 {
-    ep_boot boot = {.size = sizeof(boot), .rank = -1, .nranks = g->n, .allgather = gather, .context = g};
+    ep_boot boot = {.size = sizeof(boot), .rank = -1, .nranks = g->n, .allgather = gather_and_note, .context = g};
     ep_status status = EP_OK;
 
     for (int i = 0; i < g->n; i++)
