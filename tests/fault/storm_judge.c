@@ -110,7 +110,7 @@ static const char *misfit(const struct judge *j, int rank, const struct outcome 
         /* Neither pidfd nor /proc: a process that nobody has waited for looks like one that lives, and the text says
          * so. */
         if (died_before(j, named, ns) && j->storm->limits & LIMIT_PROC && j->storm->limits & LIMIT_PIDFD &&
-            strstr(outcome->text, "cannot be told"))
+            (outcome->call == CALL_NEW || strstr(outcome->text, "cannot be told")))
             return NULL;
         if (died_before(j, named, ns))
             return "a dead rank is called late";
@@ -297,7 +297,8 @@ static bool is_failure_of_group(const struct outcome *outcome, int generation)
 static int named_by(const struct judge *j, int rank, const struct outcome *outcome)
 {
     bool own = (outcome->status == EP_E_SYSTEM || outcome->status == EP_E_MEMORY) &&
-               exhausted_before(j, rank, outcome->end_ns);
+               exhausted_before(j, rank, outcome->end_ns) &&
+               (outcome->named < 0 || !exhausted_before(j, outcome->named, outcome->end_ns));
 
     return own ? rank : outcome->named;
 }
@@ -321,7 +322,9 @@ static void judge_first(const struct judge *j, int generation)
             first_end = of[rank]->end_ns;
     }
     for (int rank = 0; rank < j->storm->nranks; rank++) {
-        bool same = false;
+        /* It had failed the group itself by then, between two calls. */
+        bool same = of[rank] && of[rank]->status == EP_E_ABORTED && of[rank]->named == rank &&
+                    struck_before(j, rank, STRIKE_ABORT, first_end);
 
         if (!of[rank] || of[rank]->begin_ns <= first_end || of[rank]->named == -2)
             continue;
