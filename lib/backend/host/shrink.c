@@ -217,12 +217,12 @@ static ep_status agree_on_survivors(struct shrink *s)
 /* --- all-gather among the survivors, over their old control blocks ------------------------------------------------ */
 
 struct gather {
+    bool broken; /* an all-gather failed, and has said so with old ranks */
     struct shrink *s;
     int *ranks; /* old rank of each survivor */
     int n;
     uint32_t calls;
     ep_status (*open)(ep_comm *comm, const ep_boot *boot);
-    bool broken; /* an all-gather failed, and has said so with old ranks */
 };
 
 static ep_status gather(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
