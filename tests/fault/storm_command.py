@@ -22,7 +22,8 @@ import traceback
 
 FAULTS, LONG_FAULTS = 40, 400
 LIMIT_S = 60  # far beyond what an end takes on a busy machine; a hang, not a quota
-PR_SET_CHILD_SUBREAPER = 36
+OUTPUT_S = 1.5  # to wait for a first output, which some runs never write
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 TERMINATING = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT]
 SIGNALS = [*TERMINATING, *TERMINATING, signal.SIGKILL, signal.SIGKILL, signal.SIGPIPE]
 
@@ -108,12 +109,16 @@ def describe_children():
     return ", ".join(text)
 
 
-def wait_until(condition):
+def die_with_parent():
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def wait_until(condition, limit_s=LIMIT_S):
     """Time counts in looks, so that a machine that stands still is no hang."""
     looks = 0
     while not condition():
         looks += 1
-        if looks > LIMIT_S * 100:
+        if looks > limit_s * 100:
             return False
         time.sleep(0.01)
     return True
@@ -159,7 +164,8 @@ def instant(random_source, process):
     elif kind < 0.7:
         time.sleep(random_source.random() ** 2 * 0.6)
     else:
-        wait_until(lambda: os.path.getsize("out") or os.path.getsize("err") or process.poll() is not None)
+        wait_until(lambda: os.path.getsize("out") or os.path.getsize("err") or process.poll() is not None,
+                   OUTPUT_S)
         time.sleep(random_source.random() * 0.3)
 
 
@@ -180,7 +186,8 @@ def strike(storm, epkit):
     scenario.prepare()
     with open("out", "wb") as out, open("err", "wb") as err:
         process = subprocess.Popen([epkit, *scenario.arguments], stdin=subprocess.DEVNULL, stdout=out, stderr=err,
-                                   start_new_session=True, env={**os.environ, "EPKIT": epkit})
+                                   start_new_session=True, preexec_fn=die_with_parent,
+                                   env={**os.environ, "EPKIT": epkit})
     instant(random_source, process)
     if process.poll() is not None:
         raise Wrong(f"it ended with {process.returncode} before it was struck")
@@ -214,6 +221,7 @@ def conduct(seed, number, epkit, result):
     """In a process of its own, which has no other children."""
     storm = {"seed": seed, "number": number, "what": "", "wrong": ""}
     folder = tempfile.mkdtemp(prefix="storm_command.")
+    die_with_parent()
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     os.chdir(folder)
     os.environ["TMPDIR"] = folder
