@@ -12,6 +12,7 @@
  *   rank.c      the program of a rank; masked.c that of a rank in a group that masks who fails
  *   conduct.c   the parent: starts the ranks of a cell, watches them, looks for what they left
  *   launcher.c  the launcher itself is killed
+ *   watch.c     time, and what can be seen of processes
  *
  * There are no hooks in the library. To strike in the middle of moving rows, a buffer of the victim is made
  * inaccessible from some page on, and the handler of the fault that follows strikes.
@@ -26,7 +27,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { RANKS = 4 };
+enum { RANKS = 4, MOST_RANKS = 8 }; /* of the matrix; of any group that uses traffic.c */
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 enum { SLOWNESS = 5, SANITIZED = 1 };
@@ -158,12 +159,13 @@ extern const int n_launcher_cells;
 const char *launcher_cell_name(int i);
 bool conduct_launcher(int i);
 
-/* --- watching processes: conduct.c --- */
+/* --- watching processes: watch.c --- */
 uint64_t now_ns(void);
 void sleep_us(int us);
 int count_entries(const char *directory);
 /* Tells on stderr what each thread of a process waits for. */
 void show_process(int pid, const char *what);
+/* --- conduct.c --- */
 /* No child is left, /dev/shm is as before, as are descriptors and threads of this process. */
 struct surroundings {
     int fds, threads, shm;
@@ -173,7 +175,12 @@ bool same_surroundings(const struct surroundings *before, char *ret_why, size_t 
 void print_result(bool passed, const char *name, uint64_t begin_ns, const char *why);
 
 /* --- traffic.c --- */
-enum { TOKENS = 256, LL_TOKENS = 64, TOPK = 4, HIDDEN = 128, EXPERTS_PER_RANK = 2 };
+#ifdef EP_TRAFFIC_SMALL
+enum { TOKENS = 48, LL_TOKENS = 16, HIDDEN = 128 };
+#else
+enum { TOKENS = 256, LL_TOKENS = 64, HIDDEN = 128 };
+#endif
+enum { TOPK = 4, EXPERTS_PER_RANK = 2 };
 
 /* One rank's buffers and objects on one communicator. */
 struct traffic {

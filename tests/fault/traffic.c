@@ -24,7 +24,7 @@ int traffic_expert_of(const struct traffic *traffic, int rank, int token, int k)
             return -1;
         return (rank < traffic->nranks / 2 ? half : 0) + (rank + token + k) % half;
     }
-    if (token % 7 == 3 && k == 1)
+    if ((token % 7 == 3 && k == 1) || k >= traffic_experts(traffic))
         return -1;
     return (rank + 5 * token + k) % traffic_experts(traffic);
 }
@@ -115,7 +115,7 @@ static void check_combine(struct traffic *traffic)
 
 static ep_status gather(struct traffic *traffic)
 {
-    int32_t mine = traffic->rank + 100, all[RANKS];
+    int32_t mine = traffic->rank + 100, all[MOST_RANKS];
     ep_status status = ep_comm_allgather(traffic->comm, &mine, sizeof(mine), all);
 
     for (int rank = 0; status == EP_OK && rank < traffic->nranks; rank++)

@@ -24,6 +24,45 @@ struct verdicts {
     char text[NRANKS][256];
 };
 
+static int shrink_without_first(const ep_boot *boot, void *argument)
+{
+    struct verdicts *all = argument;
+    ep_comm_config config = EP_COMM_CONFIG_INIT;
+    ep_comm *comm, *next = NULL;
+    int rank = boot->rank;
+
+    config.timeout_ms = 20000;
+    if (ep_comm_new(boot, &config, &comm) != EP_OK)
+        return 1;
+    config.channels = rank == 2 ? 3 : 5;
+    if (rank > 0) {
+        all->first[rank] = ep_comm_shrink(comm, &config, &next);
+        snprintf(all->text[rank], sizeof(all->text[rank]), "%s", ep_comm_last_error(comm));
+    }
+    ep_comm_free(comm);
+    return 0;
+}
+
+/* Rank 1 would be rank 0 of the new group, which does not come into being: the caller knows it as rank 1. */
+static void ranks_have_the_numbers_that_the_caller_knows(void **state)
+{
+    static struct verdicts all;
+    ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
+    ep_rank_exit exits[NRANKS];
+
+    (void)state;
+    launch.mode = EP_LAUNCH_THREADS;
+    launch.nranks = NRANKS;
+    launch.run = shrink_without_first;
+    launch.argument = &all;
+    assert_int_equal(ep_launch(&launch, exits), EP_OK);
+    for (int rank = 1; rank < NRANKS; rank++) {
+        assert_int_equal(exits[rank].code, 0);
+        assert_int_equal(all.first[rank], EP_E_MISMATCH);
+        assert_non_null(strstr(all.text[rank], "channels is 5 on rank 1 and 3 on rank 2"));
+    }
+}
+
 static int shrink_twice(const ep_boot *boot, void *argument)
 {
     struct verdicts *all = argument;
@@ -155,6 +194,7 @@ static void who_stops_while_others_agree_is_left_out(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(ranks_have_the_numbers_that_the_caller_knows),
         cmocka_unit_test(unequal_configurations_are_named_and_can_be_mended),
         cmocka_unit_test(who_stops_while_others_agree_is_left_out),
     };

@@ -217,6 +217,7 @@ static ep_status agree_on_survivors(struct shrink *s)
 /* --- all-gather among the survivors, over their old control blocks ------------------------------------------------ */
 
 struct gather {
+    bool broken; /* an all-gather failed, and has said so with old ranks */
     struct shrink *s;
     int *ranks; /* old rank of each survivor */
     int n;
@@ -277,9 +278,46 @@ static int nodes_of_survivors(const struct gather *g, int old_per_node)
     return per_node;
 }
 
+static ep_status gather_and_note(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
+{
+    struct gather *g = context;
+    ep_status status = gather(g, mine, bytes, timeout_ms, ret_all);
+
+    g->broken = g->broken || status != EP_OK;
+    return status;
+}
+
+/*
+ * What fails while the new group is made names its ranks by the numbers that they would have had there; the caller
+ * knows the old ones.
+ */
+static ep_status name_by_old_ranks(const struct gather *g, ep_status status)
+{
+    static const char word[] = "rank ", old[] = " of the old group";
+    char text[EP_ERROR_TEXT_BYTES], renamed[EP_ERROR_TEXT_BYTES];
+    size_t used = 0;
+
+    if (status == EP_OK || g->broken)
+        return status;
+    snprintf(text, sizeof(text), "%s", ep_last_error());
+    for (const char *at = text; *at && used + 1 < sizeof(renamed);) {
+        char *end = NULL;
+        long rank = strncmp(at, word, sizeof(word) - 1) == 0 ? strtol(at + sizeof(word) - 1, &end, 10) : -1;
+
+        if (end && end > at + sizeof(word) - 1 && rank >= 0 && rank < g->n && strncmp(end, old, sizeof(old) - 1) != 0) {
+            used += (size_t)snprintf(renamed + used, sizeof(renamed) - used, "%s%d", word, g->ranks[rank]);
+            at = end;
+        } else {
+            renamed[used++] = *at++;
+        }
+    }
+    renamed[used < sizeof(renamed) ? used : sizeof(renamed) - 1] = '\0';
+    return ep_fail(status, "%s", renamed);
+}
+
 static ep_status open_next(struct gather *g, ep_comm *comm, ep_comm *next)
 {
-    ep_boot boot = {.size = sizeof(boot), .rank = -1, .nranks = g->n, .allgather = gather, .context = g};
+    ep_boot boot = {.size = sizeof(boot), .rank = -1, .nranks = g->n, .allgather = gather_and_note, .context = g};
     ep_status status = EP_OK;
 
     for (int i = 0; i < g->n; i++)
@@ -297,10 +335,12 @@ static ep_status open_next(struct gather *g, ep_comm *comm, ep_comm *next)
     if (g->n % next->ranks_per_node != 0)
         status = ep_fail(EP_E_ARG, "ep_comm_shrink: ranks_per_node %d does not divide the %d survivors",
                          next->ranks_per_node, g->n);
-    EP_TRY(ep_config_agree(&boot, next, status, "ep_comm_shrink"));
+    status = ep_config_agree(&boot, next, status, "ep_comm_shrink");
+    if (status != EP_OK)
+        return name_by_old_ranks(g, status);
     next->node = next->rank / next->ranks_per_node;
     next->nnodes = g->n / next->ranks_per_node;
-    return g->open(next, &boot);
+    return name_by_old_ranks(g, g->open(next, &boot));
 }
 
 /*

@@ -1,0 +1,224 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* storm - random faults at random instants. See storm.h. */
+#include "storm.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+enum {
+    NORMAL_FAULTS = 300,
+    LONG_FAULTS = 10000,
+    SIDE_BY_SIDE = 4, /* storms at once: most of their time they wait */
+    MOST_STORMS = 100000,
+};
+
+struct sums {
+    int storms, passed, faults, starved, unseen;
+    int hangs, leftovers, names, changes, wrong, others;
+};
+
+static void add_up(struct sums *sums, const struct storm_verdict *verdict)
+{
+    bool passed = !verdict->text[0];
+
+    sums->storms++;
+    sums->passed += passed;
+    sums->faults += verdict->faults;
+    sums->starved += verdict->starved;
+    sums->unseen += verdict->unseen;
+    sums->hangs += verdict->hangs;
+    sums->leftovers += verdict->leftovers;
+    sums->names += verdict->names;
+    sums->changes += verdict->changes;
+    sums->wrong += verdict->wrong;
+    sums->others += verdict->others;
+}
+
+struct run {
+    uint64_t seed;
+    struct storm_choice choice;
+    struct storm_programs programs;
+    struct storm_verdict *verdicts; /* [side_by_side], shared with the conductors */
+    int *pids;
+    int side_by_side;
+    struct sums sums;
+};
+
+static void start_storm(struct run *run, int place, int number)
+{
+    struct storm_verdict *verdict = &run->verdicts[place];
+
+    memset(verdict, 0, sizeof(*verdict));
+    verdict->number = number;
+    fflush(NULL);
+    run->pids[place] = fork();
+    if (run->pids[place] == 0) {
+        struct storm storm = storm_plan(run->seed, number, &run->choice);
+
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        storm_conduct(&storm, &run->programs, verdict);
+        atomic_store(&verdict->done, 1);
+        exit(0);
+    }
+    if (run->pids[place] < 0) {
+        storm_complain(verdict, WRONG_OTHER, "fork: %s", strerror(errno));
+        run->pids[place] = 0;
+        add_up(&run->sums, verdict);
+    }
+}
+
+static void finish_storm(struct run *run, int place)
+{
+    struct storm_verdict *verdict = &run->verdicts[place];
+    char text[1024];
+    struct storm storm = storm_plan(run->seed, verdict->number, &run->choice);
+
+    if (!atomic_load(&verdict->done))
+        storm_complain(verdict, WRONG_OTHER, "the conductor did not come to its end");
+    add_up(&run->sums, verdict);
+    if (verdict->text[0] || run->programs.verbose) {
+        storm_describe(&storm, text, sizeof(text));
+        printf("%-4s storm %d (%d ms of processor time): %s%s\n", verdict->text[0] ? "FAIL" : "ok", verdict->number,
+               verdict->cpu_ms, text, verdict->text);
+        if (verdict->text[0])
+            printf("     again: --seed %llu --storm %d\n", (unsigned long long)run->seed, verdict->number);
+        fflush(stdout);
+    }
+}
+
+/* Storms from number `first` on, until so many faults have struck, or `last`. */
+static void run_storms(struct run *run, int first, int last, int faults)
+{
+    int number = first, running = 0;
+
+    for (;;) {
+        for (int place = 0; place < run->side_by_side; place++)
+            if (!run->pids[place] && number <= last && run->sums.faults < faults) {
+                start_storm(run, place, number++);
+                running += run->pids[place] != 0;
+            }
+        if (!running)
+            return;
+        int how, pid = waitpid(-1, &how, 0);
+
+        for (int place = 0; place < run->side_by_side; place++)
+            if (pid > 0 && run->pids[place] == pid) {
+                run->pids[place] = 0;
+                running--;
+                finish_storm(run, place);
+            }
+    }
+}
+
+static int usage(void)
+{
+    fputs("Usage: storm [--seed N] [--storm K] [--faults N] [--mode fork|threads|mpi] [--jobs N] [--plan] [--verbose]\n"
+          "             [--mpirun COMMAND --mpi-rank PROGRAM]\n"
+          "Random faults at random instants: 300 of them, 10000 with EPKIT_TEST_LONG. --storm repeats one.\n",
+          stderr);
+    return 2;
+}
+
+static int mode_of(const char *name)
+{
+    return strcmp(name, "fork") == 0      ? MODE_FORK
+           : strcmp(name, "threads") == 0 ? MODE_THREADS
+           : strcmp(name, "mpi") == 0     ? MODE_MPI
+                                          : -2;
+}
+
+static int report(const struct run *run)
+{
+    const struct sums *s = &run->sums;
+
+    printf("%d faults in %d storms: %d hangs, %d leftovers, %d wrong names, %d changed statuses, %d wrong results, "
+           "%d others\n",
+           s->faults, s->storms, s->hangs, s->leftovers, s->names, s->changes, s->wrong, s->others);
+    if (s->unseen)
+        printf("%d times a rank had died before the others had heard of it, and they waited for their deadline\n",
+               s->unseen);
+    if (s->starved)
+        printf("%d times a rank was late because the machine did not let it run\n", s->starved);
+    printf("%d passed, %d failed\n", s->passed, s->storms - s->passed);
+    return s->passed != s->storms || s->storms == 0;
+}
+
+int main(int argc, char **argv)
+{
+    static const struct option options[] = {
+        {"seed", required_argument, NULL, 's'},   {"storm", required_argument, NULL, 'k'},
+        {"faults", required_argument, NULL, 'f'}, {"mode", required_argument, NULL, 'm'},
+        {"jobs", required_argument, NULL, 'j'},   {"mpirun", required_argument, NULL, 'r'},
+        {"plan", no_argument, NULL, 'p'},         {"mpi-rank", required_argument, NULL, 'R'},
+        {"verbose", no_argument, NULL, 'v'},      {NULL, 0, NULL, 0}};
+    struct run run = {
+        .seed = (uint64_t)time(NULL), .choice = {.mode = -1, .root = geteuid() == 0}, .side_by_side = SIDE_BY_SIDE};
+    int option, only = -1, faults = getenv("EPKIT_TEST_LONG") ? LONG_FAULTS : NORMAL_FAULTS;
+    bool plan_only = false;
+
+    while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
+        switch (option) {
+        case 's':
+            run.seed = strtoull(optarg, NULL, 0);
+            break;
+        case 'k':
+            only = atoi(optarg);
+            break;
+        case 'f':
+            faults = atoi(optarg);
+            break;
+        case 'm':
+            run.choice.mode = mode_of(optarg);
+            if (run.choice.mode < -1)
+                return usage();
+            break;
+        case 'j':
+            run.side_by_side = atoi(optarg);
+            break;
+        case 'r':
+            run.programs.mpirun = optarg;
+            break;
+        case 'R':
+            run.programs.mpi_rank = optarg;
+            break;
+        case 'p':
+            plan_only = true;
+            break;
+        case 'v':
+            run.programs.verbose = true;
+            break;
+        default:
+            return usage();
+        }
+    }
+    run.choice.mpi = run.programs.mpirun && run.programs.mpi_rank;
+    if (optind < argc || run.side_by_side < 1 || (run.choice.mode == MODE_MPI && !run.choice.mpi))
+        return usage();
+    if (plan_only && only >= 0) {
+        struct storm storm = storm_plan(run.seed, only, &run.choice);
+        char text[1024];
+
+        storm_describe(&storm, text, sizeof(text));
+        puts(text);
+        return 0;
+    }
+    run.pids = calloc((size_t)run.side_by_side, sizeof(*run.pids));
+    run.verdicts = mmap(NULL, (size_t)run.side_by_side * sizeof(*run.verdicts), PROT_READ | PROT_WRITE,
+                        MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (!run.pids || run.verdicts == MAP_FAILED)
+        return 1;
+    printf("storms, --seed %llu\n", (unsigned long long)run.seed);
+    fflush(stdout);
+    run_storms(&run, only >= 0 ? only : 0, only >= 0 ? only : MOST_STORMS, only >= 0 ? 1 : faults);
+    free(run.pids);
+    return report(&run);
+}

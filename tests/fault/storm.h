@@ -1,0 +1,200 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * storm.h - random faults at random instants on groups that work, and a check of everything that the ranks were told.
+ *
+ * A storm is a group of ranks (forked, threads or under mpirun) that repeats plans, dispatches, combines, low latency,
+ * all-gathers and allocations, shrinks after each failure and goes on. A conductor outside of the group strikes it with
+ * signals and resource limits. There are no hooks in the library and no timing in what is checked: an instant is a
+ * number of calls that the victim has begun and some microseconds, and a hang is a call that does not return within a
+ * limit far beyond all deadlines, counted while the rank is not stopped.
+ *
+ *   storm.c          options, storms side by side, the sums
+ *   storm_plan.c     a storm from its number; its description
+ *   storm_rank.c     the program of a rank
+ *   storm_conduct.c  starts a group, strikes, watches, looks for what is left
+ *   storm_limits.c   what the group may use of the kernel: no /proc, other users, no pidfd, no openat2
+ *   storm_judge.c    what is wrong with what the ranks were told
+ *   storm_mpi.c      the program that mpirun starts
+ */
+#ifndef EP_TESTS_STORM_H
+#define EP_TESTS_STORM_H
+
+#include "fault.h"
+
+enum { STORM_FAULTS = 5, STORM_OUTCOMES = 24, STORM_GENERATIONS = 12, STORM_TEXT = 320, STORM_COMPLAINTS = 2500 };
+
+enum strike {
+    STRIKE_KILL = 0,    /* SIGKILL */
+    STRIKE_CRASH,       /* SIGSEGV, SIGBUS, SIGABRT or SIGFPE */
+    STRIKE_STOP,        /* SIGSTOP for longer than the deadline */
+    STRIKE_PAUSE,       /* SIGSTOP for a small part of the deadline: nothing may fail */
+    STRIKE_ABORT,       /* ep_comm_abort() in a signal handler */
+    STRIKE_LEAVE,       /* the rank frees its communicator, or ends before it has one */
+    STRIKE_DESCRIPTORS, /* RLIMIT_NOFILE is lowered */
+    STRIKE_MEMORY,      /* RLIMIT_AS is lowered */
+    STRIKE_FILE_SIZE,   /* RLIMIT_FSIZE is lowered */
+    STRIKE_LAUNCHER,    /* SIGKILL of who started the ranks */
+    STRIKES
+};
+
+enum mode { MODE_FORK = 0, MODE_THREADS, MODE_MPI, MODES };
+
+enum {
+    LIMIT_PROC = 1u << 0,    /* /proc is empty */
+    LIMIT_PIDFD = 1u << 1,   /* pidfd_open, pidfd_getfd and pidfd_send_signal: ENOSYS */
+    LIMIT_OPENAT2 = 1u << 2, /* openat2: ENOSYS */
+    LIMIT_USERS = 1u << 3,   /* each rank is another user: /proc/<pid>/fd of another one gives EACCES */
+    LIMIT_HIDEPID = 1u << 4, /* with other users: /proc/<pid> of another one gives ENOENT */
+};
+
+enum when {
+    WHEN_CALL = 0, /* its victim has begun so many calls (all-gathers of the creation among them) */
+    WHEN_SHRINK,   /* its victim is in a shrink, or has begun so many calls */
+    WHEN_WITH,     /* together with the fault before it */
+};
+
+struct strike_plan {
+    enum strike strike;
+    int rank;
+    enum when when;
+    int calls;
+    int delay_us;
+    int detail; /* the signal of a crash, the duration of a pause in ms, how far below a limit */
+};
+
+struct storm {
+    uint64_t seed;
+    int number;
+    enum mode mode;
+    unsigned limits;
+    int nranks, nnodes;
+    int timeout_ms;
+    bool free_early; /* the old communicator is freed before the new one is used */
+    int n_faults;
+    struct strike_plan faults[STORM_FAULTS];
+};
+
+enum call {
+    CALL_NONE = 0,
+    CALL_NEW,
+    CALL_GATHER_OF_NEW,
+    CALL_ALLOC,
+    CALL_PLAN,
+    CALL_DISPATCH,
+    CALL_COMBINE,
+    CALL_LL_NEW,
+    CALL_LL,
+    CALL_BARRIER,
+    CALL_GATHER,
+    CALL_SHRINK,
+    CALL_FREE,
+    CALL_FINALIZE,
+    CALLS
+};
+
+/* A call that failed. */
+struct outcome {
+    enum call call;
+    int generation;
+    ep_status status, async; /* async: what ep_comm_async_error() said then */
+    int named;               /* the first rank in the text, by its number in the first group; -1: none, -2: not known */
+    uint64_t begin_ns, end_ns;
+    char text[STORM_TEXT];
+};
+
+enum storm_state { STORM_BEFORE = 0, STORM_RUNS, STORM_DONE, STORM_GAVE_UP, STORM_NO_GROUP };
+
+struct storm_seat {
+    _Atomic int pid, tid;
+    _Atomic int state;        /* enum storm_state */
+    _Atomic uint32_t calls;   /* begun */
+    _Atomic uint32_t wake;    /* the conductor wants to know when it has begun so many */
+    _Atomic int call;         /* enum call, in which it is */
+    _Atomic uint32_t shrinks; /* begun */
+    _Atomic int generation;   /* shrinks that gave a group */
+    _Atomic uint32_t aborts;  /* times that the handler had a communicator to abort */
+    _Atomic uint64_t left_ns; /* when it began to leave by itself */
+    _Atomic int leave;        /* it is asked to */
+    _Atomic uint64_t struck_ns[STRIKES];
+    _Atomic int unseen;                  /* dead before its first all-gather: nobody had heard of it */
+    _Atomic int created;                 /* 1 + status of ep_comm_new() */
+    unsigned members[STORM_GENERATIONS]; /* of its groups, as a mask of first ranks; 0: not known */
+    int n_outcomes;
+    struct outcome outcomes[STORM_OUTCOMES];
+    char changed[256], wrong[256], left_behind[256], other[256];
+};
+
+/* What the conductor and the ranks of a storm share. */
+struct storm_table {
+    struct storm storm;
+    _Atomic uint32_t wake; /* futex word of the conductor */
+    _Atomic int end;       /* nobody will be struck any more: leave together */
+    _Atomic int launched;  /* 1 + status of ep_launch() */
+    char launch_text[STORM_TEXT], launcher_left_behind[256];
+    int exit_code[MOST_RANKS], exit_signal[MOST_RANKS]; /* as ep_launch() says */
+    struct storm_seat seat[MOST_RANKS];
+};
+
+/* What is wrong with a storm, and how many of what. */
+struct storm_verdict {
+    _Atomic int done;
+    int number, faults, void_faults, starved, unseen, cpu_ms;
+    int hangs, leftovers, names, changes, wrong, others;
+    char text[STORM_COMPLAINTS];
+};
+
+enum storm_kind { WRONG_HANG, WRONG_LEFTOVER, WRONG_NAME, WRONG_CHANGE, WRONG_RESULT, WRONG_OTHER };
+
+/* Counts one and keeps the text. */
+void storm_complain(struct storm_verdict *verdict, enum storm_kind kind, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/* --- storm_plan.c --- */
+struct storm_choice {
+    bool mpi, root;
+    int mode; /* -1: any */
+};
+struct storm storm_plan(uint64_t seed, int number, const struct storm_choice *choice);
+const char *strike_name(enum strike strike);
+const char *call_name(enum call call);
+void storm_describe(const struct storm *storm, char *ret_text, size_t bytes);
+/* splitmix64 */
+uint64_t storm_draw(uint64_t *state);
+
+/* --- storm_rank.c --- */
+int storm_rank(const ep_boot *boot, void *table);
+
+/* What a process has of what must not be left. */
+struct storm_belongings {
+    int descriptors, threads, segments;
+};
+struct storm_belongings storm_belongings(void);
+/* Lifts the limits of the process. Says what is more than before, "" if nothing. */
+void storm_check_belongings(const struct storm_belongings *before, char *ret_text, size_t bytes);
+
+/* --- storm_conduct.c --- */
+struct storm_programs {
+    const char *mpirun, *mpi_rank; /* NULL: no MPI. mpirun: with its options, separated by spaces */
+    bool verbose;
+};
+/* Runs a storm in this process, which must have no other children. */
+void storm_conduct(const struct storm *storm, const struct storm_programs *programs, struct storm_verdict *ret_verdict);
+
+/* --- storm_limits.c --- */
+/* This process and what it starts, from now on. False: not possible here. */
+bool storm_limit(unsigned limits);
+/* A mount namespace of its own with an empty /dev/shm. */
+bool storm_isolate(void);
+/* In a rank: another user than the others. */
+bool storm_become_user(int rank);
+
+/* --- storm_judge.c --- */
+struct storm_watch {
+    bool launcher_killed;
+    bool hung;
+    int how[MOST_RANKS];               /* as waitpid() said of orphans of the launcher */
+    uint64_t run_delay_ns[MOST_RANKS]; /* how long the rank could have run and was not let */
+};
+void storm_judge(const struct storm_table *table, const struct storm_watch *watch, struct storm_verdict *verdict);
+
+#endif

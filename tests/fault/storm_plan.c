@@ -1,0 +1,190 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "storm.h"
+
+#include <signal.h>
+#include <stdio.h>
+
+enum {
+    PATIENT_MS = 20000, /* where nobody stops for longer: a deadline is never what a failure is noticed by */
+    STOPPED_MS = 3000,  /* where somebody does */
+    SPREAD_US = 3000,   /* how long after a call has begun */
+};
+
+/* splitmix64: Steele, Lea, Flood, 2014. */
+uint64_t storm_draw(uint64_t *state)
+{
+    uint64_t z = *state += UINT64_C(0x9e3779b97f4a7c15);
+
+    z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+    z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
+    return z ^ (z >> 31);
+}
+
+static int below(uint64_t *state, int n)
+{
+    return (int)(storm_draw(state) % (unsigned)n);
+}
+
+const char *strike_name(enum strike strike)
+{
+    static const char *const names[STRIKES] = {"kill",  "crash",       "stop",   "pause",     "abort",
+                                               "leave", "descriptors", "memory", "file size", "launcher"};
+
+    return names[strike];
+}
+
+const char *call_name(enum call call)
+{
+    static const char *const names[CALLS] = {"no call",         "ep_comm_new",       "all-gather of ep_comm_new",
+                                             "ep_alloc",        "ep_plan_new",       "ep_dispatch",
+                                             "ep_combine",      "ep_ll_new",         "low latency",
+                                             "ep_comm_barrier", "ep_comm_allgather", "ep_comm_shrink",
+                                             "ep_comm_free",    "MPI_Finalize"};
+
+    return names[call];
+}
+
+static unsigned draw_limits(uint64_t *state, enum mode mode, bool root)
+{
+    static const unsigned limits[] = {LIMIT_PROC,
+                                      LIMIT_PIDFD,
+                                      LIMIT_PIDFD,
+                                      LIMIT_OPENAT2,
+                                      LIMIT_PIDFD | LIMIT_OPENAT2,
+                                      LIMIT_PROC | LIMIT_PIDFD | LIMIT_OPENAT2,
+                                      LIMIT_USERS,
+                                      LIMIT_USERS | LIMIT_HIDEPID};
+    unsigned drawn = limits[below(state, (int)(sizeof(limits) / sizeof(limits[0])))];
+
+    if (below(state, 100) < 60)
+        return 0;
+    /* mpirun reads /proc itself, and its ranks meet as one user. */
+    if (mode == MODE_MPI)
+        return drawn & (LIMIT_PIDFD | LIMIT_OPENAT2);
+    return root && mode == MODE_FORK ? drawn : drawn & ~(LIMIT_USERS | LIMIT_HIDEPID);
+}
+
+static enum strike draw_strike(uint64_t *state, enum mode mode)
+{
+    static const enum strike forked[] = {STRIKE_KILL,        STRIKE_KILL,   STRIKE_KILL,      STRIKE_CRASH,
+                                         STRIKE_CRASH,       STRIKE_STOP,   STRIKE_PAUSE,     STRIKE_PAUSE,
+                                         STRIKE_PAUSE,       STRIKE_ABORT,  STRIKE_ABORT,     STRIKE_LEAVE,
+                                         STRIKE_DESCRIPTORS, STRIKE_MEMORY, STRIKE_FILE_SIZE, STRIKE_LAUNCHER};
+    static const enum strike threads[] = {STRIKE_PAUSE,       STRIKE_PAUSE,  STRIKE_ABORT,     STRIKE_ABORT,
+                                          STRIKE_ABORT,       STRIKE_ABORT,  STRIKE_LEAVE,     STRIKE_LEAVE,
+                                          STRIKE_DESCRIPTORS, STRIKE_MEMORY, STRIKE_FILE_SIZE, STRIKE_LAUNCHER};
+
+    if (mode == MODE_THREADS)
+        return threads[below(state, (int)(sizeof(threads) / sizeof(threads[0])))];
+    return forked[below(state, (int)(sizeof(forked) / sizeof(forked[0])))];
+}
+
+static int draw_detail(uint64_t *state, enum strike strike)
+{
+    static const int crashes[] = {SIGSEGV, SIGBUS, SIGABRT, SIGFPE};
+
+    switch (strike) {
+    case STRIKE_CRASH:
+        return crashes[below(state, 4)];
+    case STRIKE_PAUSE:
+        return 20 + below(state, 230);
+    case STRIKE_DESCRIPTORS:
+        return below(state, 3);
+    case STRIKE_MEMORY:
+        return below(state, 512 * 1024);
+    case STRIKE_FILE_SIZE:
+        return below(state, 64 * 1024);
+    default:
+        return 0;
+    }
+}
+
+static bool lasts(enum strike strike)
+{
+    return strike != STRIKE_PAUSE && strike != STRIKE_ABORT;
+}
+
+/*
+ * One rank at least stays well, and those of whom nobody can say whether they live stay fewer than the others: no group
+ * is formed of a half. Where there is neither pidfd nor /proc, the dead are among them.
+ */
+static void keep_a_majority(struct storm *storm)
+{
+    bool blind = storm->limits & LIMIT_PROC && storm->limits & LIMIT_PIDFD;
+    unsigned gone = 0, silent = 0;
+
+    for (int i = 0; i < storm->n_faults; i++) {
+        struct strike_plan *plan = &storm->faults[i];
+        bool falls_silent =
+            plan->strike == STRIKE_STOP || (blind && (plan->strike == STRIKE_KILL || plan->strike == STRIKE_CRASH));
+        unsigned bit = 1u << plan->rank;
+        unsigned gone_then = falls_silent ? gone : gone | bit, silent_then = falls_silent ? silent | bit : silent;
+
+        if (!lasts(plan->strike) || plan->strike == STRIKE_LAUNCHER)
+            continue;
+        if (__builtin_popcount(silent_then) >= storm->nranks - __builtin_popcount(gone_then | silent_then)) {
+            plan->strike = STRIKE_PAUSE;
+            plan->detail = 50;
+        } else {
+            gone = gone_then;
+            silent = silent_then;
+        }
+    }
+    if (silent)
+        storm->timeout_ms = STOPPED_MS;
+}
+
+static void draw_fault(uint64_t *state, const struct storm *storm, int i, struct strike_plan *ret_plan)
+{
+    int when = below(state, 10);
+
+    *ret_plan = (struct strike_plan){.strike = draw_strike(state, storm->mode), .rank = below(state, storm->nranks)};
+    /* Who becomes another user loses the signal of the parent's death for a moment. */
+    if (storm->limits & LIMIT_USERS && ret_plan->strike == STRIKE_LAUNCHER)
+        ret_plan->strike = STRIKE_KILL;
+    ret_plan->when = i && when < 3 ? WHEN_WITH : i && when < 6 ? WHEN_SHRINK : WHEN_CALL;
+    /* A quarter of them while the communicator is created: eight all-gathers or so. */
+    ret_plan->calls = below(state, 4) == 0 ? below(state, 9) : 9 + below(state, 50);
+    ret_plan->delay_us = below(state, 2) ? below(state, SPREAD_US) : below(state, SPREAD_US / 20);
+    ret_plan->detail = draw_detail(state, ret_plan->strike);
+}
+
+struct storm storm_plan(uint64_t seed, int number, const struct storm_choice *choice)
+{
+    uint64_t state = seed ^ (uint64_t)number * UINT64_C(0xd1342543de82ef95);
+    int mode = below(&state, 100), faults = below(&state, 10);
+    struct storm storm = {.seed = seed, .number = number, .timeout_ms = PATIENT_MS};
+
+    storm.mode = choice->mpi && mode < 5 ? MODE_MPI : mode < 27 ? MODE_THREADS : MODE_FORK;
+    if (choice->mode >= 0)
+        storm.mode = (enum mode)choice->mode;
+    storm.limits = draw_limits(&state, storm.mode, choice->root);
+    storm.nranks = 2 + below(&state, 4);
+    storm.nnodes = below(&state, 4) == 0 && storm.nranks % 2 == 0 ? 2 : 1;
+    storm.free_early = below(&state, 2);
+    storm.n_faults = faults < 3 ? 1 : faults < 6 ? 2 : faults < 8 ? 3 : faults < 9 ? 4 : 5;
+    for (int i = 0; i < storm.n_faults; i++)
+        draw_fault(&state, &storm, i, &storm.faults[i]);
+    keep_a_majority(&storm);
+    return storm;
+}
+
+void storm_describe(const struct storm *storm, char *ret_text, size_t bytes)
+{
+    static const char *const modes[MODES] = {"fork", "threads", "mpi"};
+    size_t used = (size_t)snprintf(
+        ret_text, bytes, "%d ranks (%s%s%s%s%s%s%s%s)", storm->nranks, modes[storm->mode],
+        storm->nnodes > 1 ? ", 2 nodes" : "", storm->limits & LIMIT_PROC ? ", no /proc" : "",
+        storm->limits & LIMIT_PIDFD ? ", no pidfd" : "", storm->limits & LIMIT_OPENAT2 ? ", no openat2" : "",
+        storm->limits & LIMIT_USERS ? ", other users" : "", storm->limits & LIMIT_HIDEPID ? ", hidepid" : "",
+        storm->free_early ? ", free early" : "");
+
+    for (int i = 0; i < storm->n_faults && used < bytes; i++) {
+        const struct strike_plan *plan = &storm->faults[i];
+        const char *with = plan->when == WHEN_WITH ? " with it" : plan->when == WHEN_SHRINK ? " in a shrink or" : "";
+
+        used += (size_t)snprintf(ret_text + used, bytes - used, "%s%s of rank %d%s at call %d + %d us (%d)",
+                                 i ? "; " : ": ", strike_name(plan->strike), plan->rank, with, plan->calls,
+                                 plan->delay_us, plan->detail);
+    }
+}

@@ -1,0 +1,509 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The life of a rank in a storm: works until a call fails, writes down what it was told, asks again, shrinks, works in
+ * the new group; until all agree that the storm is over.
+ */
+#include "storm.h"
+
+#include <ctype.h>
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+enum { SHRINK_TRIES = 6, MOST_DESCRIPTORS = 1024, NOT_KNOWN = -3 };
+
+struct weather {
+    struct storm_table *table;
+    struct storm_seat *seat;
+    const ep_boot *boot;
+    int first_rank; /* in the first group */
+    ep_comm *comm, *older;
+    struct traffic traffic;
+    int rank, nranks, generation;
+    int first[MOST_RANKS]; /* of each member of this group, its number in the first one; -2: not known */
+    uint64_t random;       /* the same on all ranks of a group */
+    bool leaving;
+};
+
+/* --- what the conductor sees and does ----------------------------------------------------------------------------- */
+
+/* Whom the handler aborts: signals are sent to this very thread. */
+static _Thread_local struct {
+    struct storm_seat *seat;
+    ep_comm *volatile comm;
+} abortable;
+
+static void on_abort_signal(int number)
+{
+    (void)number;
+    if (!abortable.comm)
+        return;
+    atomic_fetch_add(&abortable.seat->aborts, 1);
+    ep_comm_abort(abortable.comm);
+}
+
+/* The handler never sees a communicator that is being freed. */
+static void set_abortable(struct weather *w, ep_comm *comm)
+{
+    abortable.seat = w->seat;
+    abortable.comm = comm;
+}
+
+static void begin_call(struct storm_table *table, struct storm_seat *seat, enum call call)
+{
+    uint32_t calls;
+
+    atomic_store(&seat->call, call);
+    calls = atomic_fetch_add(&seat->calls, 1) + 1;
+    if (calls != atomic_load(&seat->wake))
+        return;
+    atomic_fetch_add(&table->wake, 1);
+    syscall(SYS_futex, &table->wake, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
+}
+
+static void end_call(struct storm_seat *seat)
+{
+    atomic_store(&seat->call, CALL_NONE);
+}
+
+/* --- what it was told --------------------------------------------------------------------------------------------- */
+
+/* The first rank that a text names, by its number in the group; -1: none. */
+static int rank_in(const char *text)
+{
+    for (const char *at = strstr(text, "rank"); at; at = strstr(at + 1, "rank")) {
+        const char *number = at[4] == 's' ? at + 6 : at + 5;
+
+        if ((at[4] == ' ' || at[4] == 's') && isdigit((unsigned char)*number))
+            return atoi(number);
+    }
+    return -1;
+}
+
+static int first_rank_in(const struct weather *w, const char *text)
+{
+    int rank = rank_in(text);
+
+    return rank >= 0 && rank < w->nranks ? w->first[rank] : rank < 0 ? -1 : -2;
+}
+
+static void note_outcome(struct weather *w, enum call call, uint64_t begin_ns, ep_status status, const char *text)
+{
+    struct outcome *outcome = &w->seat->outcomes[w->seat->n_outcomes];
+
+    if (w->seat->n_outcomes == STORM_OUTCOMES)
+        return;
+    *outcome = (struct outcome){.call = call,
+                                .generation = w->generation,
+                                .status = status,
+                                .async = w->comm ? ep_comm_async_error(w->comm) : status,
+                                .named = first_rank_in(w, text),
+                                .begin_ns = begin_ns,
+                                .end_ns = now_ns()};
+    snprintf(outcome->text, sizeof(outcome->text), "%s", text);
+    w->seat->n_outcomes++;
+}
+
+static void note_change(struct weather *w, const char *what, ep_status got, ep_status expected, int named, int before)
+{
+    if ((got == expected && named == before) || w->seat->changed[0])
+        return;
+    snprintf(w->seat->changed, sizeof(w->seat->changed),
+             "%s: first %s of rank %d, then %s of rank %d (numbers of group %d): %.100s", what,
+             ep_status_name(expected), before, ep_status_name(got), named, w->generation, ep_comm_last_error(w->comm));
+}
+
+/* Each later call gives the same status and names the same rank. !has_text: the group failed during another failure. */
+static void ask_again(struct weather *w, ep_status status, bool has_text)
+{
+    int before = has_text ? rank_in(ep_comm_last_error(w->comm)) : NOT_KNOWN;
+    ep_status got;
+    void *memory;
+
+    for (int i = 0; i < 3; i++) {
+        begin_call(w->table, w->seat, CALL_BARRIER);
+        got = i == 0   ? traffic_step(&w->traffic, STEP_BARRIER)
+              : i == 1 ? traffic_step(&w->traffic, STEP_PLAN)
+                       : ep_alloc(w->comm, 64, &memory);
+        end_call(w->seat);
+        note_change(w,
+                    i == 0   ? "ep_comm_barrier"
+                    : i == 1 ? "ep_plan_new"
+                             : "ep_alloc",
+                    got, status, rank_in(ep_comm_last_error(w->comm)), before);
+        note_change(w, "ep_comm_async_error", ep_comm_async_error(w->comm), status, before, before);
+    }
+}
+
+/* --- work --------------------------------------------------------------------------------------------------------- */
+
+static ep_status step(struct weather *w, enum call call, enum step step, struct outcome *ret_failed)
+{
+    uint64_t begin_ns = now_ns();
+    ep_status status;
+
+    begin_call(w->table, w->seat, call);
+    status = traffic_step(&w->traffic, step);
+    end_call(w->seat);
+    if (w->traffic.wrong[0] && !w->seat->wrong[0])
+        snprintf(w->seat->wrong, sizeof(w->seat->wrong), "%.240s", w->traffic.wrong);
+    if (status != EP_OK)
+        *ret_failed = (struct outcome){.call = call, .begin_ns = begin_ns, .status = status};
+    return status;
+}
+
+/* Allocates, touches every page, and frees. */
+static ep_status use_memory(struct weather *w, struct outcome *ret_failed)
+{
+    size_t bytes = storm_draw(&w->random) % (256u * 1024);
+    uint64_t begin_ns = now_ns();
+    void *memory = NULL;
+    ep_status status;
+
+    begin_call(w->table, w->seat, CALL_ALLOC);
+    status = ep_alloc(w->comm, bytes, &memory);
+    if (status == EP_OK) {
+        memset(memory, w->first_rank + 1, bytes);
+        status = ep_free(w->comm, memory);
+    }
+    end_call(w->seat);
+    if (status != EP_OK)
+        *ret_failed = (struct outcome){.call = CALL_ALLOC, .begin_ns = begin_ns, .status = status};
+    return status;
+}
+
+/* All ranks leave in the same round, because all decide from the same answers. */
+static ep_status agree_on_the_end(struct weather *w, struct outcome *ret_failed, bool *ret_end)
+{
+    int32_t mine = atomic_load(&w->table->end), all[MOST_RANKS] = {0};
+    uint64_t begin_ns = now_ns();
+    ep_status status;
+
+    begin_call(w->table, w->seat, CALL_GATHER);
+    status = ep_comm_allgather(w->comm, &mine, sizeof(mine), all);
+    end_call(w->seat);
+    if (status != EP_OK)
+        *ret_failed = (struct outcome){.call = CALL_GATHER, .begin_ns = begin_ns, .status = status};
+    *ret_end = status == EP_OK;
+    for (int rank = 0; rank < w->nranks; rank++)
+        *ret_end = *ret_end && all[rank];
+    return status;
+}
+
+#define TRY(call)                                                                                                      \
+    do {                                                                                                               \
+        ep_status try_status = (call);                                                                                 \
+                                                                                                                       \
+        if (try_status != EP_OK)                                                                                       \
+            return try_status;                                                                                         \
+    } while (0)
+
+static ep_status work_round(struct weather *w, struct outcome *ret_failed, bool *ret_end)
+{
+    static const struct {
+        enum call call;
+        enum step step;
+    } lowlatency[] = {
+        {CALL_LL_NEW, STEP_LL_NEW}, {CALL_LL, STEP_LL_SEND}, {CALL_LL, STEP_LL_FINISH}, {CALL_LL, STEP_LL_COMBINE}};
+    uint64_t random = storm_draw(&w->random);
+    bool async = random & 1;
+
+    traffic_fill(&w->traffic);
+    TRY(step(w, CALL_PLAN, STEP_PLAN, ret_failed));
+    TRY(step(w, CALL_DISPATCH, async ? STEP_ASYNC_DISPATCH : STEP_DISPATCH, ret_failed));
+    TRY(step(w, CALL_COMBINE, random & 2 ? STEP_ASYNC_COMBINE : STEP_COMBINE, ret_failed));
+    if (random & 4)
+        TRY(step(w, CALL_BARRIER, STEP_BARRIER, ret_failed));
+    if (random & 8)
+        TRY(use_memory(w, ret_failed));
+    for (size_t i = 0; (random & 48) == 0 && w->traffic.nnodes == 1 && i < sizeof(lowlatency) / sizeof(lowlatency[0]);
+         i++)
+        TRY(step(w, lowlatency[i].call, lowlatency[i].step, ret_failed));
+    return agree_on_the_end(w, ret_failed, ret_end);
+}
+
+static bool exhausted(const struct storm_seat *seat)
+{
+    return atomic_load(&seat->struck_ns[STRIKE_DESCRIPTORS]) || atomic_load(&seat->struck_ns[STRIKE_MEMORY]) ||
+           atomic_load(&seat->struck_ns[STRIKE_FILE_SIZE]);
+}
+
+/* true: the storm is over, or this rank leaves. False: the communicator has failed, and all of that is written down. */
+static bool work(struct weather *w)
+{
+    struct outcome failed = {0};
+    uint64_t begin_ns = now_ns();
+    ep_status status, group;
+    bool end = false;
+
+    begin_call(w->table, w->seat, CALL_ALLOC);
+    status = traffic_init(&w->traffic, w->comm);
+    end_call(w->seat);
+    if (status != EP_OK)
+        failed = (struct outcome){.call = CALL_ALLOC, .begin_ns = begin_ns, .status = status};
+    while (status == EP_OK && !end && !atomic_load(&w->seat->leave))
+        status = work_round(w, &failed, &end);
+    w->leaving = status == EP_OK;
+    if (w->leaving) {
+        atomic_store(&w->seat->state, end ? STORM_DONE : STORM_GAVE_UP);
+        return true;
+    }
+    group = ep_comm_async_error(w->comm);
+    note_outcome(w, failed.call, failed.begin_ns, status,
+                 group == status ? ep_comm_last_error(w->comm) : ep_last_error());
+    /* Refused before anything was sent, for want of something: the others are waiting. */
+    if (group != status && exhausted(w->seat)) {
+        w->leaving = true;
+        atomic_store(&w->seat->state, STORM_GAVE_UP);
+        return true;
+    }
+    if (group != EP_OK)
+        ask_again(w, group, group == status);
+    return false;
+}
+
+/* --- creation, shrink --------------------------------------------------------------------------------------------- */
+
+struct counted_boot {
+    struct weather *weather;
+    const ep_boot *boot;
+};
+
+/* The all-gathers of the creation are instants to strike at. */
+static ep_status counted_allgather(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
+{
+    struct counted_boot *counted = context;
+    struct weather *w = counted->weather;
+    ep_status status;
+
+    begin_call(w->table, w->seat, CALL_GATHER_OF_NEW);
+    status = counted->boot->allgather(counted->boot->context, mine, bytes, timeout_ms, ret_all);
+    atomic_store(&w->seat->call, CALL_NEW);
+    return status;
+}
+
+static bool create(struct weather *w)
+{
+    struct counted_boot counted = {.weather = w, .boot = w->boot};
+    ep_boot boot = *w->boot;
+    ep_comm_config config = EP_COMM_CONFIG_INIT;
+    uint64_t begin_ns = now_ns();
+    ep_status status;
+
+    boot.allgather = counted_allgather;
+    boot.context = &counted;
+    config.backend = "host";
+    config.network = "emulated";
+    config.timeout_ms = w->table->storm.timeout_ms;
+    config.ranks_per_node = w->nranks / w->table->storm.nnodes;
+    begin_call(w->table, w->seat, CALL_NEW);
+    status = ep_comm_new(&boot, &config, &w->comm);
+    end_call(w->seat);
+    atomic_store(&w->seat->created, 1 + (int)status);
+    if (status == EP_OK)
+        return true;
+    note_outcome(w, CALL_NEW, begin_ns, status, ep_last_error());
+    atomic_store(&w->seat->state, STORM_NO_GROUP);
+    return false;
+}
+
+static void free_comm(struct weather *w, ep_comm *comm)
+{
+    begin_call(w->table, w->seat, CALL_FREE);
+    ep_comm_free(comm);
+    end_call(w->seat);
+}
+
+/* Who the members of the new group were in the first one. */
+static void learn_members(struct weather *w)
+{
+    ep_comm_info info = {.size = sizeof(info)};
+    int32_t mine = w->first_rank, all[MOST_RANKS];
+    unsigned members = 0;
+    ep_status status;
+
+    ep_comm_get_info(w->comm, &info);
+    w->rank = info.rank;
+    w->nranks = info.nranks;
+    begin_call(w->table, w->seat, CALL_GATHER);
+    status = ep_comm_allgather(w->comm, &mine, sizeof(mine), all);
+    end_call(w->seat);
+    for (int rank = 0; rank < w->nranks; rank++) {
+        w->first[rank] = status == EP_OK ? all[rank] : -2;
+        if (status == EP_OK && all[rank] >= 0 && all[rank] < MOST_RANKS)
+            members |= 1u << all[rank];
+        else
+            members |= status == EP_OK ? ~0u : 0;
+    }
+    if (w->generation < STORM_GENERATIONS)
+        w->seat->members[w->generation] = members;
+}
+
+/* false: no group any more. */
+static bool shrink(struct weather *w)
+{
+    ep_comm *next = NULL;
+    ep_status status = EP_E_STATE, failed = ep_comm_async_error(w->comm);
+    int named = rank_in(ep_comm_last_error(w->comm));
+
+    for (int i = 0; i < SHRINK_TRIES && status != EP_OK; i++) {
+        uint64_t begin_ns = now_ns();
+
+        if (atomic_load(&w->seat->leave))
+            return false;
+        atomic_fetch_add(&w->seat->shrinks, 1);
+        begin_call(w->table, w->seat, CALL_SHRINK);
+        status = ep_comm_shrink(w->comm, NULL, &next);
+        end_call(w->seat);
+        if (status != EP_OK)
+            note_outcome(w, CALL_SHRINK, begin_ns, status, ep_last_error());
+        note_change(w, "after ep_comm_shrink", ep_comm_async_error(w->comm), failed, named, named);
+        if (status == EP_E_EXCLUDED || (status != EP_OK && exhausted(w->seat)))
+            return false;
+    }
+    if (status != EP_OK)
+        return false;
+    traffic_done(&w->traffic);
+    w->older = w->comm;
+    set_abortable(w, NULL);
+    w->comm = next;
+    set_abortable(w, next);
+    w->generation++;
+    if (w->table->storm.free_early) {
+        free_comm(w, w->older);
+        w->older = NULL;
+    }
+    learn_members(w);
+    atomic_store(&w->seat->generation, w->generation);
+    return true;
+}
+
+/* --- all of it ---------------------------------------------------------------------------------------------------- */
+
+static void leave(struct weather *w)
+{
+    set_abortable(w, NULL);
+    atomic_store(&w->seat->left_ns, now_ns());
+    if (atomic_load(&w->seat->state) == STORM_RUNS)
+        atomic_store(&w->seat->state, STORM_GAVE_UP);
+    traffic_done(&w->traffic);
+    if (w->older)
+        free_comm(w, w->older);
+    if (w->comm)
+        free_comm(w, w->comm);
+}
+
+static void live(struct weather *w)
+{
+    atomic_store(&w->seat->state, STORM_RUNS);
+    if (atomic_load(&w->seat->leave)) {
+        leave(w);
+        return;
+    }
+    if (create(w)) {
+        set_abortable(w, w->comm);
+        w->seat->members[0] = (1u << w->nranks) - 1;
+        while (!work(w) && shrink(w)) {
+            if (w->older)
+                free_comm(w, w->older);
+            w->older = NULL;
+            /* The same on all members, and another one than that of a group that was smaller or larger. */
+            w->random = w->table->storm.seed + (uint64_t)(w->generation * 100 + w->nranks);
+        }
+    }
+    leave(w);
+}
+
+/* Descriptors that are open, also where there is no /proc. */
+static int count_descriptors(void)
+{
+    int n = 0;
+
+    for (int fd = 0; fd < MOST_DESCRIPTORS; fd++)
+        n += fcntl(fd, F_GETFD) >= 0;
+    return n;
+}
+
+/* Mappings of symmetric memory and control blocks. */
+static int count_segments(void)
+{
+    FILE *maps = fopen("/proc/self/maps", "r");
+    char line[512];
+    int n = 0;
+
+    while (maps && fgets(line, sizeof(line), maps))
+        n += strstr(line, "memfd:") != NULL;
+    if (maps)
+        fclose(maps);
+    return n;
+}
+
+static void lift_limits(void)
+{
+    static const int limits[] = {RLIMIT_NOFILE, RLIMIT_AS, RLIMIT_FSIZE};
+
+    for (size_t i = 0; i < sizeof(limits) / sizeof(limits[0]); i++) {
+        struct rlimit limit;
+
+        if (getrlimit(limits[i], &limit) == 0) {
+            limit.rlim_cur = limit.rlim_max;
+            setrlimit(limits[i], &limit);
+        }
+    }
+}
+
+struct storm_belongings storm_belongings(void)
+{
+    return (struct storm_belongings){
+        .descriptors = count_descriptors(), .threads = count_entries("/proc/self/task"), .segments = count_segments()};
+}
+
+void storm_check_belongings(const struct storm_belongings *before, char *ret_text, size_t bytes)
+{
+    struct storm_belongings now = {0};
+
+    lift_limits();
+    /* The kernel takes a joined thread out of /proc a moment after the join. */
+    for (int i = 0; i < 200; i++) {
+        now = storm_belongings();
+        if (memcmp(&now, before, sizeof(now)) == 0)
+            return;
+        sleep_us(5000);
+    }
+    snprintf(ret_text, bytes, "descriptors %d before and %d now, threads %d and %d, segments %d and %d",
+             before->descriptors, now.descriptors, before->threads, now.threads, before->segments, now.segments);
+}
+
+int storm_rank(const ep_boot *boot, void *argument)
+{
+    struct storm_table *table = argument;
+    struct weather w = {.table = table,
+                        .seat = &table->seat[boot->rank],
+                        .boot = boot,
+                        .first_rank = boot->rank,
+                        .rank = boot->rank,
+                        .nranks = boot->nranks,
+                        .random = table->storm.seed};
+    bool alone = table->storm.mode == MODE_FORK;
+    struct sigaction action = {.sa_handler = on_abort_signal, .sa_flags = SA_RESTART};
+    struct storm_belongings before;
+
+    for (int rank = 0; rank < w.nranks; rank++)
+        w.first[rank] = rank;
+    sigaction(SIGUSR1, &action, NULL);
+    if (table->storm.limits & LIMIT_USERS && !storm_become_user(boot->rank))
+        snprintf(w.seat->other, sizeof(w.seat->other), "could not become another user");
+    before = storm_belongings();
+    atomic_store(&w.seat->tid, (int)syscall(SYS_gettid));
+    atomic_store(&w.seat->pid, (int)getpid());
+    live(&w);
+    if (alone)
+        storm_check_belongings(&before, w.seat->left_behind, sizeof(w.seat->left_behind));
+    return 0;
+}
