@@ -86,12 +86,10 @@ static int usage(void)
 
 int main(int argc, char **argv)
 {
-    static const struct option options[] = {{"list", no_argument, NULL, 'l'},
-                                            {"cell", required_argument, NULL, 'c'},
-                                            {"rounds", required_argument, NULL, 'r'},
-                                            {"seed", required_argument, NULL, 's'},
-                                            {"part", required_argument, NULL, 'p'},
-                                            {NULL, 0, NULL, 0}};
+    static const struct option options[] = {
+        {"list", no_argument, NULL, 'l'},         {"cell", required_argument, NULL, 'c'},
+        {"rounds", required_argument, NULL, 'r'}, {"seed", required_argument, NULL, 's'},
+        {"part", required_argument, NULL, 'p'},   {NULL, 0, NULL, 0}};
     uint64_t seed = (uint64_t)time(NULL);
     int rounds = -1, option;
     bool some = false;
