@@ -15,8 +15,8 @@
  * are MAC, GUID        00:00:5e:00:53:01 (RFC 7042), 0000:0000:0000:0001 names            user1, host1, dir1, secret1,
  * word1, custom1 (in the release of a kernel)
  *
- * Names of NICs and network interfaces stay, but for names of users and hosts in them: the order of devices and prefixes
- * in variables depend on them.
+ * Names of NICs and network interfaces stay, but for names of users and hosts in them: the order of devices and
+ * prefixes in variables depend on them.
  */
 #ifndef EP_ROOT_SCRUB_H
 #define EP_ROOT_SCRUB_H
