@@ -33,8 +33,8 @@ enum parse_dialect {
 const char *parse_dialect_name(enum parse_dialect dialect);
 
 #define PARSE_MAX_POINTS 160
-#define PARSE_MAX_MEASURES 48
-#define PARSE_MAX_PROBLEMS 16
+#define PARSE_MAX_MEASURES 64
+#define PARSE_MAX_PROBLEMS 8
 #define PARSE_TEXT 200
 
 /* One point of a sweep: over message size in bytes, or over the number of the configuration. */
@@ -47,14 +47,15 @@ struct parse_point {
  * nodes that print the same figure, the figure is that of the slowest, and min, max and mean are over all of them.
  */
 struct parse_measure {
-    char op[40];       /* dispatch, combine, expanded dispatch, all_reduce, ib_write_bw ... */
-    char type[16];     /* fp8, bf16, float ...; "" */
-    char device[32];   /* RDMA device of perftest; "" */
-    char config[64];   /* best configuration as text: "24 SMs, NVL chunk 8, RDMA chunk 12"; "" */
+    char op[40];                    /* dispatch, combine, expanded dispatch, all_reduce, ib_write_bw ... */
+    char type[16];                  /* fp8, bf16, float ...; "" */
+    char device[32];                /* RDMA device of perftest; "" */
+    char config[64];                /* best configuration as text: "24 SMs, NVL chunk 8, RDMA chunk 12"; "" */
     int sms, nvl_chunk, rdma_chunk; /* -1: not printed */
     double nvl_gbps, rdma_gbps;     /* logical, as the program counts */
     double bus_gbps, alg_gbps;      /* nccl-tests */
-    double time_us, notify_us;
+    double time_us, notify_us;      /* of the operation; of its notification, where it is printed apart */
+    double epilogue_us;             /* DeepEP V2: copy or reduce epilogue */
     double bytes;                   /* message size of the quoted figure */
     double min, max, sum;           /* of the leading rate, over ranks or nodes */
     uint64_t n;                     /* how many figures those are of */
@@ -66,23 +67,25 @@ struct parse_measure {
 /* One run of one program. */
 struct parse_run {
     enum parse_dialect dialect;
-    char title[64];    /* program: test_internode, all_reduce_perf, ib_write_bw ... */
-    char source[256];  /* file that it began in */
-    char device[64];   /* GPU as the log names it; "" */
+    char title[64];                 /* program: test_internode, all_reduce_perf, ib_write_bw ... */
+    char source[256];               /* file that it began in */
+    char device[64];                /* GPU as the log names it; "" */
     uint64_t first_line, last_line; /* in that file, from 1 */
-    int writers;       /* nodes (or streams) that printed the same run */
+    char stream[96];                /* prefix of its lines, which tells nodes apart; "" */
+    int writers;                    /* nodes (or streams) that printed the same run */
     /* Settings that the log names; -1: not named. */
     int64_t tokens, hidden, topk, topk_groups, experts, ranks, nodes, sms;
     /* Cases, of one writer. Expected is 0 where the dialect has none. */
     int started, passed, failed, expected;
-    uint64_t wrong;    /* nccl-tests: values out of bounds */
-    double average;    /* nccl-tests: average bus bandwidth; NAN */
-    bool is_complete;  /* the end of the run was seen */
-    struct parse_measure measures[PARSE_MAX_MEASURES];
+    uint64_t wrong;   /* nccl-tests: values out of bounds */
+    double average;   /* nccl-tests: average bus bandwidth; NAN */
+    int bits;         /* nccl-tests: 8 where rates are printed in Gb/s; else 0 */
+    bool is_complete; /* the end of the run was seen */
+    struct parse_measure *measures;
     size_t n_measures;
     char problems[PARSE_MAX_PROBLEMS][PARSE_TEXT]; /* lines that say what failed */
     size_t n_problems;
-    json_t *document;  /* epkit: the document itself; NULL */
+    json_t *document; /* epkit: the document itself; NULL */
 };
 
 struct parser;
@@ -113,7 +116,20 @@ size_t parser_count(const struct parser *parser);
 struct parse_run *parser_run(const struct parser *parser, size_t i);
 struct parse_totals parser_totals(const struct parser *parser);
 
-/* Environment facts that were printed along the way: NIC handler, NVSHMEM and NCCL versions, warnings. Array of strings. */
-json_t *parser_notes(const struct parser *parser);
+/* A line that names a known fault, whatever program printed it. */
+struct parse_fault {
+    const char *id;    /* of the doctor's check, or NULL */
+    const char *cause; /* sentence */
+    bool is_fatal;     /* the program cannot have succeeded */
+    char line[PARSE_TEXT];
+    char source[256];
+    uint64_t line_number, count;
+};
+
+/* Faults in the order of their first line. Borrowed. */
+const struct parse_fault *parser_faults(const struct parser *parser, size_t *ret_n);
+
+/* NULL: no such measure. type NULL: any. */
+const struct parse_measure *parse_find(const struct parse_run *run, const char *op, const char *type);
 
 #endif
