@@ -59,7 +59,7 @@ static bool header(struct parser *parser, const char *line)
 {
     struct stream *stream = stream_now(parser);
 
-    if (!strstr(line, "#bytes") || !strstr(line, "#iterations") || !stream)
+    if (!lex_starts(line + strspn(line, " "), "#bytes") || !strstr(line, "#iterations") || !stream)
         return false;
     if (strstr(line, "t_min[usec]"))
         stream->perftest_unit = UNIT_LATENCY;
