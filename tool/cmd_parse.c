@@ -86,14 +86,14 @@ static int read_argument(const struct cmd *cmd, struct parser *parser, const cha
 
     if (strcmp(path, "-") == 0 || stat(path, &info) != 0 || !S_ISDIR(info.st_mode))
         return input_read(cmd, parser, path);
-    if (!folder_open(path, &folder, error, sizeof(error))) {
+    if (!runfolder_open(path, &folder, error, sizeof(error))) {
         out_error("parse: %s: %s", path, error);
         return CMD_USAGE;
     }
     if (*folder->run_error)
         out_warning("parse: %s/run.json: %s; it is left out", folder->base, folder->run_error);
     result = input_read_folder(cmd, parser, folder, reference, options);
-    folder_free(folder);
+    runfolder_free(folder);
     return result;
 }
 

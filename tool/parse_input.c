@@ -232,5 +232,8 @@ int verdict_print(const json_t *document)
         out_line("%lld of %lld lines were torn and could not be read.",
                  (long long)json_integer_value(json_object_get(totals, "unreadable")),
                  (long long)json_integer_value(json_object_get(totals, "lines")));
+    if (json_integer_value(json_object_get(totals, "runs_dropped")) > 0)
+        out_line("%lld more runs are left out.",
+                 (long long)json_integer_value(json_object_get(totals, "runs_dropped")));
     return result;
 }

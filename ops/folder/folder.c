@@ -99,7 +99,7 @@ static int compare_files(const void *a, const void *b)
     return strverscmp(x->path, y->path);
 }
 
-json_t *folder_load_json(const char *path, char *ret_error, size_t bytes)
+json_t *runfolder_load_json(const char *path, char *ret_error, size_t bytes)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     struct stat info;
@@ -134,7 +134,7 @@ static void read_run(struct folder *folder)
     if (asprintf(&path, "%s/run.json", folder->base) < 0)
         return;
     if (is_there(path)) {
-        folder->run = folder_load_json(path, folder->run_error, sizeof(folder->run_error));
+        folder->run = runfolder_load_json(path, folder->run_error, sizeof(folder->run_error));
         if (folder->run && !json_is_object(folder->run)) {
             json_decref(folder->run);
             folder->run = NULL;
@@ -144,7 +144,7 @@ static void read_run(struct folder *folder)
     free(path);
 }
 
-bool folder_open(const char *path, struct folder **ret_folder, char *ret_error, size_t bytes)
+bool runfolder_open(const char *path, struct folder **ret_folder, char *ret_error, size_t bytes)
 {
     struct folder *folder = calloc(1, sizeof(*folder));
     char *inner = NULL, *pods = NULL;
@@ -180,11 +180,11 @@ bool folder_open(const char *path, struct folder **ret_folder, char *ret_error, 
 fail:
     free(inner);
     free(pods);
-    folder_free(folder);
+    runfolder_free(folder);
     return false;
 }
 
-void folder_free(struct folder *folder)
+void runfolder_free(struct folder *folder)
 {
     if (!folder)
         return;

@@ -24,11 +24,11 @@ struct folder {
     size_t n_files;
 };
 
-/* false: ret_error says why. folder_free() accepts NULL. */
-bool folder_open(const char *path, struct folder **ret_folder, char *ret_error, size_t bytes);
-void folder_free(struct folder *folder);
+/* false: ret_error says why. runfolder_free() accepts NULL. */
+bool runfolder_open(const char *path, struct folder **ret_folder, char *ret_error, size_t bytes);
+void runfolder_free(struct folder *folder);
 
 /* A JSON file of at most 64 MiB, or NULL with the reason. */
-json_t *folder_load_json(const char *path, char *ret_error, size_t bytes);
+json_t *runfolder_load_json(const char *path, char *ret_error, size_t bytes);
 
 #endif

@@ -58,7 +58,6 @@ struct parser {
     int current_stream; /* index of the one that dialects work for */
     struct run **runs;
     size_t n_runs, runs_space;
-    uint64_t runs_dropped;
     char program[64]; /* last program name seen: all_reduce_perf ... */
     struct parse_fault faults[MAX_FAULTS];
     size_t n_faults;

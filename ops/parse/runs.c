@@ -59,7 +59,7 @@ struct parse_run *run_begin(struct parser *parser, enum parse_dialect dialect, c
         deepep_finish(stream->open[dialect], stream->deepep);
     stream->open[dialect] = NULL;
     if (parser->n_runs >= MAX_RUNS) {
-        parser->runs_dropped++;
+        parser->totals.runs_dropped++;
         return NULL;
     }
     run = calloc(1, sizeof(*run));

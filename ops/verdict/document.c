@@ -233,9 +233,10 @@ static json_t *totals_document(const struct parser *parser)
 {
     struct parse_totals totals = parser_totals(parser);
 
-    return json_pack("{s:I, s:I, s:I, s:I, s:I}", "bytes", (json_int_t)totals.bytes, "lines", (json_int_t)totals.lines,
-                     "recognised", (json_int_t)totals.recognised, "unreadable", (json_int_t)totals.unreadable,
-                     "long_lines", (json_int_t)totals.long_lines);
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I}", "bytes", (json_int_t)totals.bytes, "lines",
+                     (json_int_t)totals.lines, "recognised", (json_int_t)totals.recognised, "unreadable",
+                     (json_int_t)totals.unreadable, "long_lines", (json_int_t)totals.long_lines, "runs_dropped",
+                     (json_int_t)totals.runs_dropped);
 }
 
 /* Which of two results says more about the whole. */
