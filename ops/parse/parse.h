@@ -110,7 +110,7 @@ struct parse_totals {
     uint64_t bytes, lines, recognised; /* recognised: lines of some dialect */
     uint64_t unreadable;               /* torn: they begin like a line of a dialect and do not go on like one */
     uint64_t long_lines;               /* longer than the buffer, cut */
-    uint64_t runs_dropped;             /* runs beyond the 2000 that are kept */
+    uint64_t runs_dropped;             /* times that a run was not kept, because there are 2000 */
 };
 
 size_t parser_count(const struct parser *parser);
