@@ -69,7 +69,7 @@ int main(int argc, char **argv)
     int result, written;
 
     hold_standard_descriptors();
-    /* Characters as the terminal has them; numbers stay those of the C locale, for JSON and gnuplot. */
+    /* Characters as the terminal has them; numbers stay those of the C locale, for JSON and plots. */
     setlocale(LC_CTYPE, "");
     result = run(argc, argv);
     written = out_finish();
