@@ -137,10 +137,10 @@ static int code_of(const json_t *document)
 {
     const char *result = page_text(document, "result");
 
-    return strcmp(result, "passed") == 0   ? CMD_FINE
-           : strcmp(result, "failed") == 0 ? CMD_FAILED
-           : strcmp(result, "slow") == 0   ? CMD_FINDINGS
-                                           : CMD_UNSUPPORTED;
+    return strcmp(result, "passed") == 0                                  ? CMD_FINE
+           : strcmp(result, "failed") == 0                                ? CMD_FAILED
+           : strcmp(result, "slow") == 0 || strcmp(result, "uneven") == 0 ? CMD_FINDINGS
+                                                                          : CMD_UNSUPPORTED;
 }
 
 /* Runs that came before; the file's other lines are left as they are. NULL after an error was reported. */

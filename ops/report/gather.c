@@ -203,13 +203,15 @@ static json_t *verdict_of(const struct folder *folder, const json_t *parsed, con
     return json_sprintf("%s%s", verdict, tail);
 }
 
-/* A run that its launcher calls failed is failed, whatever its logs say. */
-static json_t *result_of(const struct folder *folder, const json_t *parsed)
+/* A run that its launcher calls failed is failed, whatever its logs say; NICs that stood idle are a finding. */
+static json_t *result_of(const struct folder *folder, const json_t *parsed, const json_t *nics)
 {
     const json_t *code = json_object_get(folder->run, "exit_code");
 
     if (json_is_integer(code) && json_integer_value(code) != 0 && json_integer_value(code) != 3)
         return json_string("failed");
+    if (strcmp(page_text(parsed, "result"), "passed") == 0 && page_number(nics, "uneven") > 0)
+        return json_string("uneven");
     return json_incref(json_object_get(parsed, "result"));
 }
 
@@ -220,7 +222,7 @@ json_t *report_gather(const struct folder *folder, json_t *parsed)
     if (json_is_null(hardware) && *page_text(folder->run, "hardware"))
         hardware = json_string(page_text(folder->run, "hardware"));
     json_object_set_new(document, "verdict", verdict_of(folder, parsed, nics));
-    json_object_set_new(document, "result", result_of(folder, parsed));
+    json_object_set_new(document, "result", result_of(folder, parsed, nics));
     json_object_set_new(document, "folder", json_string(folder->path));
     json_object_set_new(document, "date", date_of(folder));
     json_object_set_new(document, "job", copy_or_null(folder->run, "job"));

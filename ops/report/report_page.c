@@ -14,6 +14,11 @@
 #define MAX_POINTS 160
 #define MAX_HOST_PLOTS 8
 
+/* Figures of different kinds have scales of their own. */
+static const char *const units[] = {"GB/s (RDMA)", "GB/s (NVLink)", "GB/s (busbw)"};
+
+#define N_UNITS (sizeof(units) / sizeof(units[0]))
+
 static const char *tone_of(const char *result)
 {
     return strcmp(result, "passed") == 0 ? "good" : strcmp(result, "failed") == 0 ? "bad" : "warn";
@@ -38,6 +43,8 @@ static void print_measure(FILE *stream, const json_t *run, const json_t *measure
     page_text_cell(stream, "", page_text(measure, "type"));
     page_number_cell(stream, json_object_get(logical, "rdma"), 1, 1);
     page_number_cell(stream, json_is_number(bus) ? bus : json_object_get(logical, "nvl"), 1, 1);
+    page_number_cell(stream, json_object_get(json_object_get(measure, "expected"), "value"), 1, 1);
+    page_text_cell(stream, strcmp(rating, "slow") == 0 ? "warn" : *rating ? "good" : "", rating);
     page_number_cell(stream, json_object_get(wire, "rdma"), 1, 1);
     page_number_cell(stream, json_object_get(measure, "time_us"), 1, 1);
     page_number_cell(stream,
@@ -45,8 +52,6 @@ static void print_measure(FILE *stream, const json_t *run, const json_t *measure
                      : json_is_number(json_object_get(percent, "bus")) ? json_object_get(percent, "bus")
                                                                        : json_object_get(percent, "nvl"),
                      0, 1);
-    page_number_cell(stream, json_object_get(json_object_get(measure, "expected"), "value"), 1, 1);
-    page_text_cell(stream, strcmp(rating, "slow") == 0 ? "warn" : *rating ? "good" : "", rating);
     page_text_cell(stream, "", page_text(measure, "config"));
     fputs("</tr>\n", stream);
 }
@@ -54,8 +59,8 @@ static void print_measure(FILE *stream, const json_t *run, const json_t *measure
 static void print_figures(FILE *stream, const json_t *document)
 {
     static const char *const titles[] = {
-        "Program",   "Operation", "Type",      "#RDMA GB/s", "#NVLink or bus GB/s", "#RDMA wire",
-        "#Time, us", "#% peak",   "#Expected", "Rating",     "Best configuration",  NULL};
+        "Program", "Operation",  "Type",      "#RDMA",   "#NVLink, bus",       "#Expected",
+        "Rating",  "#RDMA wire", "#Time, us", "#% peak", "Best configuration", NULL};
     json_t *run, *measure;
     size_t i, j, n = 0;
 
@@ -75,42 +80,49 @@ static void print_figures(FILE *stream, const json_t *document)
         }
     }
     page_table_end(stream);
-    fputs("<p class=\"soft\">Rates are of one rank. Logical ones count each row once for every rank or node that gets "
-          "it, the sender included, as DeepEP prints them; wire rates only what leaves the node. Expected figures are "
-          "published ones of the same machine, or a model's.</p></section>\n",
-          stream);
+    fputs(
+        "<p class=\"soft\">Rates are GB/s of one rank. Logical ones count each row once for every rank or node that gets "
+        "it, the sender included, as DeepEP prints them; wire rates only what leaves the node. Expected figures are "
+        "published ones of the same machine, or a model's.</p></section>\n",
+        stream);
 }
 
-/* Measured beside expected, of everything that is a rate and has an expected figure. */
-static void plot_expected(FILE *stream, const json_t *document)
+/* Measured beside expected, of everything that has the unit and an expected figure. */
+static void plot_expected(FILE *stream, const json_t *document, const char *unit)
 {
     static char labels[MAX_BARS][80];
     const char *list[MAX_BARS];
     double measured[MAX_BARS], expected[MAX_BARS];
+    char title[80];
     size_t n = 0, i, j;
     json_t *run, *measure;
 
-    json_array_foreach(runs_of(document), i, run){json_array_foreach(json_object_get(run, "measures"), j, measure){
-        const json_t *wanted = json_object_get(measure, "expected");
-    double ratio = page_number(measure, "ratio"), value = page_number(wanted, "value");
+    json_array_foreach(runs_of(document), i, run)
+    {
+        const char *name = page_text(run, "title");
 
-    if (n == MAX_BARS || !json_is_object(wanted) || strstr(page_text(wanted, "unit"), "GB/s") == NULL)
-        continue;
-    snprintf(labels[n], sizeof(labels[n]), "%.30s %.20s %.8s", page_text(run, "title"), page_text(measure, "op"),
-             page_text(measure, "type"));
-    list[n] = labels[n];
-    measured[n] = ratio * value;
-    expected[n++] = value;
-}
-}
-(void)svg_bars(stream,
-               &(struct svg_bars){.title = "Measured beside expected",
-                                  .y_label = "GB/s of one rank",
-                                  .unit = "GB/s",
-                                  .labels = list,
-                                  .n_labels = n,
-                                  .series = (struct svg_series[]){{"measured", measured}, {"expected", expected}},
-                                  .n_series = 2});
+        json_array_foreach(json_object_get(run, "measures"), j, measure)
+        {
+            const json_t *wanted = json_object_get(measure, "expected");
+
+            if (n == MAX_BARS || strcmp(page_text(wanted, "unit"), unit) != 0)
+                continue;
+            snprintf(labels[n], sizeof(labels[n]), "%.30s %.20s %.8s", strncmp(name, "test_", 5) == 0 ? name + 5 : name,
+                     page_text(measure, "op"), page_text(measure, "type"));
+            list[n] = labels[n];
+            measured[n] = page_number(measure, "ratio") * page_number(wanted, "value");
+            expected[n++] = page_number(wanted, "value");
+        }
+    }
+    snprintf(title, sizeof(title), "Measured beside expected, %s", unit);
+    (void)svg_bars(stream,
+                   &(struct svg_bars){.title = title,
+                                      .y_label = "GB/s of one rank",
+                                      .unit = "GB/s",
+                                      .labels = list,
+                                      .n_labels = n,
+                                      .series = (struct svg_series[]){{"measured", measured}, {"expected", expected}},
+                                      .n_series = 2});
 }
 
 /* The measures of a run that have points, in one plot. */
@@ -161,7 +173,8 @@ static void print_plots(FILE *stream, const json_t *document)
     int n = 0;
 
     fputs("<section>\n", stream);
-    plot_expected(stream, document);
+    for (i = 0; i < N_UNITS; i++)
+        plot_expected(stream, document, units[i]);
     json_array_foreach(runs_of(document), i, run)
     {
         /* A case of V2 is no sweep. */
@@ -401,21 +414,19 @@ static void print_previous(FILE *stream, const json_t *document)
     fputs("</section>\n", stream);
 }
 
-/* The figures that most entries have, over the number of the run. */
-static void print_history(FILE *stream, const json_t *document)
+/* The figures of one unit, over the number of the run. */
+static void plot_history(FILE *stream, const json_t *document, const json_t *history, const char *unit)
 {
     static double x[SVG_MAX_SERIES][MAX_POINTS], y[SVG_MAX_SERIES][MAX_POINTS];
-    const json_t *history = json_object_get(document, "history");
     struct svg_curve curves[SVG_MAX_SERIES];
     size_t n = 0, count = json_array_size(history), first = count > MAX_POINTS ? count - MAX_POINTS : 0;
+    char title[80];
     const char *name;
     json_t *value;
 
-    if (count < 2)
-        return;
     json_object_foreach(json_object_get(document, "figures"), name, value)
     {
-        if (n == SVG_MAX_SERIES || !strstr(page_text(value, "unit"), "GB/s"))
+        if (n == SVG_MAX_SERIES || strcmp(page_text(value, "unit"), unit) != 0)
             continue;
         curves[n] = (struct svg_curve){name, x[n], y[n], count - first};
         for (size_t i = first; i < count; i++) {
@@ -427,17 +438,28 @@ static void print_history(FILE *stream, const json_t *document)
         }
         n++;
     }
-    fputs("<section><h2>History</h2>\n", stream);
-    fprintf(stream, "<p class=\"soft\">%zu runs of the same job on the same machines, from ", count);
-    page_escape(stream, page_text(json_array_get(history, 0), "date"));
-    fputs(" on.</p>\n", stream);
-    (void)svg_lines(stream, &(struct svg_lines){.title = "Figures of all runs so far",
+    snprintf(title, sizeof(title), "All runs so far, %s", unit);
+    (void)svg_lines(stream, &(struct svg_lines){.title = title,
                                                 .x_label = "run",
-                                                .y_label = "GB/s",
+                                                .y_label = unit,
                                                 .unit = "GB/s",
                                                 .scale = SVG_NUMBERS,
                                                 .curves = curves,
                                                 .n_curves = n});
+}
+
+static void print_history(FILE *stream, const json_t *document)
+{
+    const json_t *history = json_object_get(document, "history");
+
+    if (json_array_size(history) < 2)
+        return;
+    fputs("<section><h2>History</h2>\n", stream);
+    fprintf(stream, "<p class=\"soft\">%zu runs of the same job on the same machines, from ", json_array_size(history));
+    page_escape(stream, page_text(json_array_get(history, 0), "date"));
+    fputs(" on.</p>\n", stream);
+    for (size_t i = 0; i < N_UNITS; i++)
+        plot_history(stream, document, history, units[i]);
     fputs("</section>\n", stream);
 }
 

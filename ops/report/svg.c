@@ -12,9 +12,13 @@
 #define RIGHT 12.0
 #define TOP 14.0
 #define BOTTOM 50.0
-#define BOTTOM_SLANTED 92.0
+#define BOTTOM_SLANTED 104.0
 #define CHARACTER 6.6 /* width of one, at the size of labels */
 #define MAX_LABEL 28
+#define MAX_SLANTED 22
+
+/* Lines want stronger colours than the grey of a second bar. */
+static const int line_colours[SVG_MAX_SERIES] = {0, 2, 3, 4, 5, 1};
 
 /* --- axes --- */
 
@@ -68,13 +72,13 @@ static void begin_figure(FILE *stream, const char *title, double total)
     fputs("\">\n", stream);
 }
 
-static void end_figure(FILE *stream, const char *const *names, size_t n)
+static void end_figure(FILE *stream, const char *const *names, size_t n, const int *colours)
 {
     fputs("</svg></div>\n", stream);
     if (n > 1 || (n == 1 && *names[0])) {
         fputs("<p class=\"legend\">", stream);
         for (size_t i = 0; i < n; i++) {
-            fprintf(stream, "<span><i class=\"s%zu\"></i>", i);
+            fprintf(stream, "<span><i class=\"s%d\"></i>", colours ? colours[i] : (int)i);
             page_escape(stream, names[i]);
             fputs("</span>", stream);
         }
@@ -100,11 +104,11 @@ static void print_y_axis(FILE *stream, const char *label, double top, double ste
     fputs("</text>\n", stream);
 }
 
-static void print_label(FILE *stream, const char *label)
+static void print_label(FILE *stream, const char *label, int most)
 {
     char text[MAX_LABEL + 4];
 
-    snprintf(text, sizeof(text), strlen(label) > MAX_LABEL ? "%.*s..." : "%.*s", MAX_LABEL, label);
+    snprintf(text, sizeof(text), strlen(label) > (size_t)most ? "%.*s..." : "%.*s", most, label);
     page_escape(stream, text);
 }
 
@@ -187,12 +191,12 @@ bool svg_bars(FILE *stream, const struct svg_bars *bars)
                     height + 16);
         else
             fprintf(stream, "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"middle\">", middle, height + 20);
-        print_label(stream, bars->labels[i]);
+        print_label(stream, bars->labels[i], is_slanted ? MAX_SLANTED : MAX_LABEL);
         fputs("</text>\n", stream);
     }
     for (size_t j = 0; j < n; j++)
         names[j] = bars->series[j].name;
-    end_figure(stream, names, n);
+    end_figure(stream, names, n, NULL);
     return true;
 }
 
@@ -275,7 +279,7 @@ static void print_curve(FILE *stream, const struct svg_lines *lines, size_t numb
     const struct svg_curve *curve = &lines->curves[number];
     bool has_begun = false;
 
-    fprintf(stream, "<path class=\"s%zu\" d=\"", number);
+    fprintf(stream, "<path class=\"s%d\" d=\"", line_colours[number]);
     for (size_t i = 0; i < curve->n; i++) {
         if (!is_point(lines, curve, i))
             continue;
@@ -287,7 +291,7 @@ static void print_curve(FILE *stream, const struct svg_lines *lines, size_t numb
     for (size_t i = 0; i < curve->n; i++) {
         if (!is_point(lines, curve, i))
             continue;
-        fprintf(stream, "<circle class=\"s%zu\" cx=\"%.1f\" cy=\"%.1f\" r=\"3\"><title>", number,
+        fprintf(stream, "<circle class=\"s%d\" cx=\"%.1f\" cy=\"%.1f\" r=\"3\"><title>", line_colours[number],
                 x_of(range, scaled(lines->scale, curve->x[i])), y_of(curve->y[i], top, height));
         page_escape(stream, curve->name);
         fputs(*curve->name ? ", " : "", stream);
@@ -317,6 +321,6 @@ bool svg_lines(FILE *stream, const struct svg_lines *lines)
         print_curve(stream, lines, i, &range, top, height);
         names[i] = lines->curves[i].name;
     }
-    end_figure(stream, names, n);
+    end_figure(stream, names, n, line_colours);
     return true;
 }
