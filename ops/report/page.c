@@ -22,7 +22,7 @@ static const char style[] =
     "th,td{text-align:left;padding:.4rem .75rem;border-bottom:1px solid var(--line);vertical-align:top}\n"
     "th:first-child,td:first-child{padding-left:0}\n"
     "th{font-weight:600;color:var(--soft);white-space:nowrap}\n"
-    "td.n,th.n{text-align:right}\n"
+    "td.n,th.n{text-align:right}td.good,td.warn,td.bad{white-space:nowrap}\n"
     "li{overflow-wrap:anywhere;margin:.2rem 0}\n"
     "figure{margin:1.5rem 0}figcaption{font-weight:600;margin-bottom:.25rem}\n"
     "figure svg{display:block;width:100%;min-width:34rem;height:auto}\n"

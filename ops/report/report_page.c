@@ -107,8 +107,13 @@ static void plot_expected(FILE *stream, const json_t *document, const char *unit
 
             if (n == MAX_BARS || strcmp(page_text(wanted, "unit"), unit) != 0)
                 continue;
-            snprintf(labels[n], sizeof(labels[n]), "%.30s %.20s %.8s", strncmp(name, "test_", 5) == 0 ? name + 5 : name,
-                     page_text(measure, "op"), page_text(measure, "type"));
+            if (strstr(name, "_perf"))
+                snprintf(labels[n], sizeof(labels[n]), "%.24s %.16s", page_text(measure, "op"),
+                         page_text(measure, "config"));
+            else
+                snprintf(labels[n], sizeof(labels[n]), "%.30s %.20s %.8s",
+                         strncmp(name, "test_", 5) == 0 ? name + 5 : name, page_text(measure, "op"),
+                         page_text(measure, "type"));
             list[n] = labels[n];
             measured[n] = page_number(measure, "ratio") * page_number(wanted, "value");
             expected[n++] = page_number(wanted, "value");
