@@ -82,7 +82,7 @@ def main():
     directions, foreign = read_table(text, "directions"), read_table(text, "foreign")
     sources = [
         source
-        for folder in ("include", "lib", "tool", "examples")
+        for folder in ("include", "lib", "ops", "tool", "examples")
         for source in sorted((root / folder).rglob("*"))
         if source.suffix in SUFFIXES
     ]

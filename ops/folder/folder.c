@@ -171,7 +171,8 @@ bool runfolder_open(const char *path, struct folder **ret_folder, char *ret_erro
     scan(folder, pods);
     if (strcmp(folder->base, path) != 0)
         scan(folder, path);
-    qsort(folder->files, folder->n_files, sizeof(*folder->files), compare_files);
+    if (folder->n_files > 0)
+        qsort(folder->files, folder->n_files, sizeof(*folder->files), compare_files);
     read_run(folder);
     free(inner);
     free(pods);

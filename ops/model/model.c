@@ -11,7 +11,7 @@ double model_distinct(double bins, double per_bin, double k)
     double items = bins * per_bin, missed = 1;
 
     /* The probability that none of k draws hits a given bin. */
-    for (double i = 0; i < k; i++)
+    for (int i = 0; i < k; i++)
         missed *= items - i > per_bin ? (items - per_bin - i) / (items - i) : 0;
     return bins * (1 - fmax(missed, 0));
 }

@@ -195,6 +195,8 @@ static bool append(struct stream *stream, const char *text)
         stream->document = grown;
         stream->document_space = space;
     }
+    if (!stream->document)
+        return false;
     memcpy(stream->document + stream->n_document, text, n);
     stream->n_document += n;
     stream->document[stream->n_document++] = '\n';

@@ -257,7 +257,9 @@ static void print_x_axis(FILE *stream, const struct svg_lines *lines, const stru
     if (lines->scale != SVG_NUMBERS)
         step = ceil(step);
     first = ceil(range->low / step - 1e-9) * step;
-    for (double x = first; x <= range->high + 1e-9; x += step) {
+    for (int i = 0; first + i * step <= range->high + 1e-9 && i < 40; i++) {
+        double x = first + i * step;
+
         fprintf(stream, "<line class=\"axis\" x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\"/>", x_of(range, x),
                 height, x_of(range, x), height + 5);
         fprintf(stream, "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"middle\">", x_of(range, x), height + 20);

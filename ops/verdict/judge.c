@@ -159,6 +159,8 @@ static void find_worst(const struct context *context, struct judged *judged)
 {
     const struct parse_run *run = judged->run;
 
+    if (!run->measures)
+        return;
     for (size_t i = 0; i < run->n_measures; i++) {
         struct expected expected;
 
@@ -233,7 +235,7 @@ static void say_figures(struct judged *judged)
     const struct parse_run *run = judged->run;
     int said = 0;
 
-    for (size_t i = 0; i < run->n_measures && said < 3; i++) {
+    for (size_t i = 0; run->measures && i < run->n_measures && said < 3; i++) {
         const struct parse_measure *measure = &run->measures[i];
         enum metric metric = metric_of(run, measure);
         double value = metric_value(metric, measure);
