@@ -31,7 +31,7 @@ static const struct opt report_table[] = {
 
 static const struct cmd_example report_examples[] = {
     {"epkit report runs/0203", "report.html and report.json of a run, in its folder"},
-    {"epkit report runs/0203 --history runs/history.jsonl --upload gs://my-bucket/runs/0203", "and what it was before"},
+    {"epkit report runs/7 --history runs/all.jsonl --upload gs://bucket/runs/7", "and what it was before"},
     {"epkit report --compare runs/0127 runs/0203", "what became slower"},
     {NULL, NULL},
 };

@@ -114,7 +114,8 @@ static int make_folders(const char *path)
 
 static bool is_client(const char *name)
 {
-    char *path = strdup(getenv("PATH") ? getenv("PATH") : ""), *rest;
+    const char *search = getenv("PATH");
+    char *path = strdup(search ? search : ""), *rest;
     bool found = false;
 
     for (char *dir = path ? strtok_r(path, ":", &rest) : NULL; dir && !found; dir = strtok_r(NULL, ":", &rest)) {

@@ -99,7 +99,8 @@ static json_t *copy_or_null(const json_t *object, const char *key)
 
 static json_t *gather_hosts(const struct folder *folder)
 {
-    static const char *const keys[] = {"name", "rank", "location", "exit_code", "gpu", "driver", "kernel", "epkit"};
+    static const char *const keys[] = {"name",   "rank",   "location", "exit_code", "gpu",
+                                       "driver", "kernel", "epkit",    "why"};
     json_t *list = json_array(), *host, *copy;
     size_t i, j;
 
@@ -113,6 +114,24 @@ static json_t *gather_hosts(const struct folder *folder)
     return list;
 }
 
+/* What the launcher's checks found before the run: one entry may be of several nodes. */
+static void add_launch_findings(const struct folder *folder, json_t *list)
+{
+    json_t *finding, *node;
+    size_t i, j;
+
+    json_array_foreach(json_object_get(folder->run, "findings"), i, finding)
+    {
+        json_array_foreach(json_object_get(finding, "nodes"), j, node)
+        {
+            if (json_is_string(node))
+                json_array_append_new(
+                    list, json_pack("{s:O, s:s, s:s, s:s}", "host", node, "id", page_text(finding, "id"), "severity",
+                                    page_text(finding, "severity"), "title", page_text(finding, "text")));
+        }
+    }
+}
+
 /* What `epkit doctor --json` of the nodes found. */
 static json_t *gather_findings(const struct folder *folder)
 {
@@ -120,6 +139,7 @@ static json_t *gather_findings(const struct folder *folder)
     char error[200];
     size_t j;
 
+    add_launch_findings(folder, list);
     for (size_t i = 0; i < folder->n_files; i++) {
         if (folder->files[i].kind != FOLDER_DOCTOR)
             continue;

@@ -326,9 +326,9 @@ static void print_nics(FILE *stream, const json_t *document)
 
 static void print_hosts(FILE *stream, const json_t *document)
 {
-    static const char *const titles[] = {"#Rank",  "Node",  "Location",   "GPU", "Driver",
-                                         "Kernel", "epkit", "#Exit code", NULL};
-    static const char *const keys[] = {"name", "location", "gpu", "driver", "kernel", "epkit"};
+    static const char *const titles[] = {"#Rank",  "Node",  "Location", "GPU",        "Driver",
+                                         "Kernel", "epkit", "Failed",   "#Exit code", NULL};
+    static const char *const keys[] = {"name", "location", "gpu", "driver", "kernel", "epkit", "why"};
     const json_t *hosts = json_object_get(document, "hosts");
     json_t *host;
     size_t i, j;

@@ -27,6 +27,7 @@ make_run() {
     jq -n --arg date "$3" --argjson code "${4:-0}" --argjson weak "${5:-2000000}" '{schema_version: 1, epkit: "0.1.0",
         commit: "abc", job: "deepep-internode", command: "epkit launch <x> & y", began: $date, exit_code: $code, nodes: 2,
         failed_host: (if $code > 0 then "node-1" else null end), environment: {NCCL_NET: "gIB <b>"},
+        findings: [{id: "memlock", severity: "warning", text: "the limit is low", nodes: ["node-0", "node-1"]}],
         hosts: [range(2) as $n | {name: "node-\($n)", rank: $n, location: null, exit_code: 0, gpu: "NVIDIA B200",
             driver: "580.126.09", kernel: "6.14.0", epkit: "0.1.0", nics: [range(8) as $i | {device: "mlx5_\($i)",
             port: 1, tx_bytes: (if $n == 1 and $i == 5 then $weak else 2000000 end), rx_bytes: 0}]}]}' \
@@ -54,6 +55,7 @@ setup() {
     run ! grep -E "(src|href)=[\"'][^#\"']|@import|url\(|<script|<link|://" a/report.html
     [ "$(jq -r '[.hardware, .job, .hosts[1].driver, .environment.NCCL_NET] | join(" ")' a/report.json)" = \
         "b200 deepep-internode 580.126.09 gIB <b>" ]
+    [ "$(jq -r '.findings[1] | "\(.host) \(.id)"' a/report.json)" = "node-1 memlock" ]
     run --separate-stderr bash -c "'$EPKIT' report --json a | python3 '$EPKIT_SOURCE/tests/cli/validate.py' '$EPKIT_SOURCE/tool/schema/report.json'"
     [ "$status" -eq 0 ]
 }
