@@ -106,7 +106,7 @@ static bool config_line(struct parser *parser, const char *at)
         return true;
     }
     /* Another node's, or a new run? All nodes print it before any of them begins with the cases. */
-    if (!run || scratch->v1.has_cases || scratch->v1.has_tuning ||
+    if (!run || scratch->v1.has_cases || scratch->v1.has_tuning || run->n_problems > 0 ||
         (scratch->v1.configs > 0 && run->tokens >= 0 && run->tokens != tokens))
         run = v1_begin(parser, groups >= 0);
     if (!run)
@@ -384,6 +384,14 @@ static int of_each(int n, int writers)
     return n / writers;
 }
 
+/* The first six cases look alike in both; then come two more with FP8, or the first ones again. */
+static bool has_32_cases(const struct parse_run *run, bool has_two_fp8)
+{
+    if (has_two_fp8 || run->started > CASES_INTRANODE)
+        return true;
+    return run->dialect == PARSE_DEEPEP_INTERNODE && run->started <= 6;
+}
+
 static void finish_v1(struct parse_run *run, struct v1_scratch *v1)
 {
     int bf16 = best_key_count(v1, 0), fp8 = best_key_count(v1, 1);
@@ -397,11 +405,9 @@ static void finish_v1(struct parse_run *run, struct v1_scratch *v1)
     run->writers = writers;
     run->started = (v1->all_started + writers - 1) / writers;
     run->passed = of_each(v1->passed, writers);
-    run->expected = v1->has_cases ? (fp8 >= 2 * writers || (fp8 == 0 && run->dialect == PARSE_DEEPEP_INTERNODE) ||
-                                             run->started > CASES_INTRANODE
-                                         ? CASES_INTERNODE
-                                         : CASES_INTRANODE)
-                                  : 0;
+    run->expected = 0;
+    if (v1->has_cases)
+        run->expected = has_32_cases(run, fp8 >= 2 * writers) ? CASES_INTERNODE : CASES_INTRANODE;
     run->is_complete = parse_find(run, "combine", NULL) != NULL;
 }
 

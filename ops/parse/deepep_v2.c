@@ -21,15 +21,6 @@
 #include <stdio.h>
 #include <string.h>
 
-static uint32_t hash(const char *text)
-{
-    uint32_t sum = 2166136261u;
-
-    for (; *text; text++)
-        sum = (sum ^ (unsigned char)*text) * 16777619u;
-    return sum;
-}
-
 static struct parse_run *v2_begin(struct parser *parser, struct deepep_scratch *scratch)
 {
     struct parse_run *run = run_begin(parser, PARSE_DEEPEP_V2, "test_ep");
@@ -50,7 +41,7 @@ static bool case_line(struct parser *parser, struct deepep_scratch *scratch, con
 {
     struct parse_run *run = run_open(parser, PARSE_DEEPEP_V2);
     struct v2_scratch *v2 = &scratch->v2;
-    uint32_t key = hash(at);
+    uint32_t key = lex_hash(at, strlen(at));
 
     if (!strstr(at, "use_fp8_dispatch=") || !strstr(at, "allocate_on_comm_stream=")) {
         parser->totals.unreadable++;

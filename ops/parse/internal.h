@@ -17,6 +17,7 @@
 #define MAX_STREAMS 4096
 #define MAX_RUNS 2000
 #define MAX_FAULTS 64
+#define MAX_NCCL_HOSTS 512
 #define KEY_BYTES 96
 
 /* What the dialects remember of a stream between lines. */
@@ -28,6 +29,8 @@ struct stream {
     int ordinal[PARSE_N_DIALECTS]; /* how many runs of the dialect have begun here */
     struct deepep_scratch *deepep; /* of the open DeepEP run */
     bool nccl_rows_seen, nccl_has_error_column;
+    uint32_t nccl_hosts[MAX_NCCL_HOSTS]; /* hashes of the names of the open run's hosts */
+    int n_nccl_hosts;
     int perftest_unit; /* 0: no table yet */
     bool bench_header;
     char *document; /* JSON that is being collected */
@@ -136,6 +139,9 @@ size_t lex_words(char *text, char **ret_words, size_t max);
 
 bool lex_is_number(const char *word, double *ret_number);
 bool lex_starts(const char *text, const char *prefix);
+
+/* Of the first `n` bytes. */
+uint32_t lex_hash(const char *text, size_t n);
 
 /* --- the dialects: true if the line was one of theirs, torn ones included --- */
 

@@ -87,3 +87,12 @@ bool lex_is_number(const char *word, double *ret_number)
         *ret_number = -*ret_number;
     return true;
 }
+
+uint32_t lex_hash(const char *text, size_t n)
+{
+    uint32_t sum = 2166136261u;
+
+    for (size_t i = 0; i < n; i++)
+        sum = (sum ^ (unsigned char)text[i]) * 16777619u;
+    return sum;
+}

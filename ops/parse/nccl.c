@@ -59,6 +59,7 @@ static struct parse_run *begin(struct parser *parser)
     if (stream) {
         stream->nccl_rows_seen = false;
         stream->nccl_has_error_column = false;
+        stream->n_nccl_hosts = 0;
     }
     return run_begin(parser, PARSE_NCCL_TESTS, title_of(parser));
 }
@@ -70,6 +71,17 @@ static struct parse_run *head(struct parser *parser)
     struct parse_run *run = run_open(parser, PARSE_NCCL_TESTS);
 
     return run && stream && !stream->nccl_rows_seen && !run->is_complete ? run : begin(parser);
+}
+
+/* How many hosts there are with this one. */
+static int count_host(struct stream *stream, uint32_t host)
+{
+    for (int i = 0; i < stream->n_nccl_hosts; i++)
+        if (stream->nccl_hosts[i] == host)
+            return stream->n_nccl_hosts;
+    if (stream->n_nccl_hosts < MAX_NCCL_HOSTS)
+        stream->nccl_hosts[stream->n_nccl_hosts++] = host;
+    return stream->n_nccl_hosts;
 }
 
 /* "#  Rank  0 Group  0 Pid  34386 on node-0 device  0 [0000:1b:00] NVIDIA B200" */
@@ -90,9 +102,7 @@ static bool rank_line(struct parser *parser, const char *line)
         return true;
     if (rank >= (double)run->ranks)
         run->ranks = (int64_t)rank + 1;
-    /* Ranks are numbered by hosts: a rank whose device is the first one again begins a host. */
-    if (lex_setting(device, " device ") == 0)
-        run->nodes = run->nodes < 0 ? 1 : run->nodes + 1;
+    run->nodes = count_host(stream_now(parser), lex_hash(on + 4, (size_t)(device - on) - 4));
     device = strstr(device, "] ");
     if (device)
         snprintf(run->device, sizeof(run->device), "%.*s", (int)(sizeof(run->device) - 1), device + 2);

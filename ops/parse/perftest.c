@@ -163,12 +163,24 @@ static bool failure(struct parser *parser, const char *line)
     return false;
 }
 
+/* Behind "Device         : "; NULL: not there. */
+static const char *device_of(const char *line)
+{
+    const char *at = strstr(line, "Device ");
+
+    if (!at)
+        return NULL;
+    at += 7;
+    at += strspn(at, " ");
+    return at[0] == ':' && at[1] == ' ' ? at + 2 : NULL;
+}
+
 bool perftest_line(struct parser *parser, const char *line)
 {
     const struct name *name = find_name(line);
     struct stream *stream = stream_now(parser);
     struct parse_run *run = stream ? stream->open[PARSE_PERFTEST] : NULL;
-    const char *device = strstr(line, "Device         : ");
+    const char *device = device_of(line);
 
     if (!stream)
         return false;
@@ -178,7 +190,7 @@ bool perftest_line(struct parser *parser, const char *line)
         return true;
     }
     if (device && run) {
-        snprintf(run->device, sizeof(run->device), "%.*s", (int)strcspn(device + 17, " "), device + 17);
+        snprintf(run->device, sizeof(run->device), "%.*s", (int)strcspn(device, " \t"), device);
         run->last_line = parser->line_number;
         return true;
     }

@@ -176,6 +176,8 @@ void stream_line(struct parser *parser, char *line, size_t n)
     line[n] = '\0';
     parser->totals.lines++;
     parser->line_number++;
+    if (parser->line_number == 1 && lex_starts(line, "\xef\xbb\xbf")) /* mark of UTF-8 */
+        line += 3;
     prefix_read(line, &head);
     prefix = head;
     at = line + head.bytes;

@@ -416,7 +416,8 @@ def nccl(rng, style, ranks=16, gpu="NVIDIA B200", peak=None):
         if style == 2:
             lines.append(f"#   Rank {r:2} Pid  {4000 + r} on node-{r // 8} device {r % 8:2} [0x1b] {gpu}")
         else:
-            lines.append(f"#  Rank {r:2} Group  0 Pid  {4000 + r} on node-{r // 8} device {r % 8:2} "
+            # Where each process sees one GPU alone, all of them have device 0.
+            lines.append(f"#  Rank {r:2} Group  0 Pid  {4000 + r} on node-{r // 8} device {0 if style == 1 else r % 8:2} "
                          f"[0000:1b:00] {gpu}")
     wrong = "  error" if style == 2 else " #wrong"
     lines += ["#", "#" + " " * 62 + "out-of-place" + " " * 23 + "in-place          ",
@@ -476,7 +477,8 @@ def nccl_samples():
         elif i % 8 == 4:  # slow: one NIC
             lines, expected = nccl(rng, 1, 16, peak=60.0)
             expected.update(result="slow", cause="net-plugin")
-        yield f"{i:02}", (plain if i % 8 in (3, 5) else WAYS[(3 * i) % len(WAYS)])(lines, rng), [expected]
+        text = (plain if i % 8 in (3, 5) else WAYS[(3 * i) % len(WAYS)])(lines, rng)
+        yield f"{i:02}", "\ufeff" + text if i == 0 else text, [expected]
 
 
 # --- perftest ---
