@@ -123,6 +123,7 @@ static json_t *load(const struct cmd *cmd, const char *path, const struct refere
         parsed = verdict_make(parser, reference, &options, &verdict);
         document = out_document("report");
         json_object_update_new(document, report_gather(folder, parsed));
+        json_object_set_new(document, "snapshots", report_snapshots(folder));
         json_decref(parsed);
     }
     parser_free(parser);

@@ -23,4 +23,7 @@ int report_two(const struct cmd *cmd, const struct report_options *options, cons
  */
 int report_upload(const struct folder *folder, const char *output, const char *dest, int *ret_n);
 
+/* [{host, text, is_readable}]: what `epkit topo` says of each snapshot of a folder. A new reference. */
+json_t *report_snapshots(const struct folder *folder);
+
 #endif

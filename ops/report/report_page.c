@@ -350,6 +350,27 @@ static void print_hosts(FILE *stream, const json_t *document)
     fputs("</section>\n", stream);
 }
 
+static void print_snapshots(FILE *stream, const json_t *document)
+{
+    json_t *snapshot;
+    size_t i;
+
+    if (json_array_size(json_object_get(document, "snapshots")) == 0)
+        return;
+    fputs("<section><h2>Machines</h2>\n", stream);
+    page_table_begin(stream, (const char *const[]){"Node", "Snapshot", NULL});
+    json_array_foreach(json_object_get(document, "snapshots"), i, snapshot)
+    {
+        fputs("<tr>", stream);
+        page_text_cell(stream, "", page_text(snapshot, "host"));
+        page_text_cell(stream, json_is_true(json_object_get(snapshot, "is_readable")) ? "" : "warn",
+                       page_text(snapshot, "text"));
+        fputs("</tr>\n", stream);
+    }
+    page_table_end(stream);
+    fputs("</section>\n", stream);
+}
+
 static void print_findings(FILE *stream, const json_t *document)
 {
     static const char *const titles[] = {"Node", "Severity", "Check", "Finding", NULL};
@@ -532,6 +553,7 @@ void report_page(FILE *stream, const json_t *document)
     print_history(stream, document);
     print_nics(stream, document);
     print_hosts(stream, document);
+    print_snapshots(stream, document);
     print_findings(stream, document);
     print_environment(stream, document);
     print_files(stream, document);
