@@ -131,6 +131,7 @@ static int parse_all(const struct cmd *cmd, const struct cmd_call *call, const s
         out_error("parse: out of memory");
         return CMD_FAILED;
     }
+    progress_start(cmd->name);
     for (int i = 0; i < call->n_args && result == CMD_FINE; i++)
         result = read_argument(cmd, parser, call->args[i], reference, wanted);
     if (call->n_args == 0)

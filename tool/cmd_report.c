@@ -69,6 +69,7 @@ static int cmd_report(const struct cmd *cmd, const struct cmd_call *call)
         result = input_reference(cmd, &options->input, &reference, &wanted);
     if (result != CMD_FINE)
         return result;
+    progress_start(cmd->name);
     if (options->compare)
         result = report_two(cmd, options, reference, &wanted, call->args[0], call->args[1]);
     else

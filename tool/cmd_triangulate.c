@@ -65,6 +65,7 @@ static int cmd_triangulate(const struct cmd *cmd, const struct cmd_call *call)
     result = input_reference(cmd, &options->input, &reference, &wanted);
     if (result != CMD_FINE)
         return result;
+    progress_start(cmd->name);
     result = options->from ? triangulate_recorded(cmd, options, reference, &wanted)
                            : triangulate_live(cmd, options, reference, &wanted);
     progress_stop();

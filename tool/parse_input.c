@@ -199,6 +199,9 @@ static void print_run(const json_t *run)
         out_line("  note: %s", json_string_value(item));
     }
     item = json_array_get(json_object_get(run, "measures"), 0);
+    if (json_is_null(json_object_get(run, "hardware")) &&
+        json_is_number(json_object_get(json_object_get(item, "percent_of_peak"), "rdma")))
+        out_line("  %% peak: of NICs of 400 Gb/s, one for each GPU, because no machine is named (--hardware)");
     expected = text_of(json_object_get(item, "expected"), "source");
     if (*expected)
         out_line("  expected %s: %s, %s", text_of(run, "title"), text_of(json_object_get(item, "expected"), "from"),
