@@ -53,7 +53,7 @@ is_there() {
     case "$1" in
     command:*) command -v "${1#command:}" >/dev/null ;;
     pkg:*) pkg-config --exists "${1#pkg:}" 2>/dev/null ;;
-    browser:) command -v chromium chromium-browser google-chrome >/dev/null || [ "$(. /etc/os-release && echo "$ID")" != debian ] ;;
+    browser:) command -v chromium chromium-browser google-chrome >/dev/null || ! grep -qx ID=debian /etc/os-release ;;
     fuzzes:) echo 'int LLVMFuzzerTestOneInput(void) { return 0; }' |
         clang -fsanitize=fuzzer -x c -o /dev/null - 2>/dev/null ;;
     # apt's modules belong to the Python in /usr/bin, which another one may hide.
