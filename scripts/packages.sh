@@ -12,6 +12,7 @@ set -euo pipefail
 #   compiles:LINE  a C source line that the compiler accepts
 #   imports:NAME   a module of Python
 #   fuzzes:        clang finds libFuzzer
+#   browser:       a Chromium, under any of its names, or none that apt could install (Ubuntu has it as a snap alone)
 needs() {
     cat <<'END'
 build  command:cmake                       cmake
@@ -22,7 +23,6 @@ build  command:pkg-config                  pkg-config
 build  pkg:jansson                         libjansson-dev
 build  pkg:smartcols                       libsmartcols-dev
 build  pkg:libelf                          libelf-dev
-build  command:gnuplot                     gnuplot-nox
 test   command:make                        make
 test   command:ccache                      ccache
 test   command:g++                         g++
@@ -42,6 +42,7 @@ test   command:mpicc                       libopenmpi-dev
 test   command:mpirun                      openmpi-bin
 test   pkg:cmocka                          libcmocka-dev
 test   pkg:hwloc                           libhwloc-dev
+test   browser:                            chromium
 fuzz   fuzzes:                             libclang-rt-dev
 dist   command:readelf                     binutils
 dist   command:scdoc                       scdoc
@@ -53,6 +54,7 @@ is_there() {
     case "$1" in
     command:*) command -v "${1#command:}" >/dev/null ;;
     pkg:*) pkg-config --exists "${1#pkg:}" 2>/dev/null ;;
+    browser:) command -v chromium chromium-browser google-chrome >/dev/null || ! grep -qx ID=debian /etc/os-release ;;
     fuzzes:) echo 'int LLVMFuzzerTestOneInput(void) { return 0; }' |
         clang -fsanitize=fuzzer -x c -o /dev/null - 2>/dev/null ;;
     # apt's modules belong to the Python in /usr/bin, which another one may hide.

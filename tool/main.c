@@ -68,7 +68,7 @@ int main(int argc, char **argv)
     inherited_settle();
     if (stream_open() != 0)
         return CMD_FAILED;
-    /* Characters as the terminal has them; numbers stay those of the C locale, for JSON and gnuplot. */
+    /* Characters as the terminal has them; numbers stay those of the C locale, for JSON and plots. */
     setlocale(LC_CTYPE, "");
     result = run(argc, argv);
     written = out_finish();

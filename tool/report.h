@@ -24,15 +24,9 @@ bool report_write(const char *folder, const json_t *document);
 /* The whole page. */
 void report_html(FILE *stream, const json_t *document);
 
-/* Text with the characters that mean something to HTML written as references. */
-void report_escape(FILE *stream, const char *text);
-
 /* --- report_plot.c --- */
 
-/*
- * Plots of the measurements `rows`, each a <figure> with an inline SVG made by gnuplot. Returns how many were made;
- * where gnuplot is missing or fails, *ret_why says so.
- */
-int report_plots(FILE *stream, const json_t *rows, const char **ret_why);
+/* Plots of the measurements `rows`, those for which there is enough. */
+void report_plots(FILE *stream, const json_t *rows);
 
 #endif

@@ -95,12 +95,8 @@ PYTHON
     grep -qF "<code>$(cat command)</code>" here/report.html
 }
 
-@test "plots are there if gnuplot is, and axes have labels" {
-    if ! command -v gnuplot >/dev/null; then
-        grep -q 'gnuplot was not found' here/report.html
-        skip "gnuplot is not installed"
-    fi
-    [ "$(grep -c '<svg role="img"' here/report.html)" -eq 3 ]
+@test "plots are there, and axes have labels" {
+    [ "$(grep -c '<svg viewBox=.* role="img"' here/report.html)" -eq 3 ]
     grep -q 'GB/s of one rank' here/report.html
     grep -q 'tokens of each rank' here/report.html
 }

@@ -11,9 +11,6 @@ setup() {
 
 teardown() {
     living | xargs --no-run-if-empty kill -KILL
-    if [ -s gnuplot.pid ]; then
-        kill -KILL "$(cat gnuplot.pid)" 2>/dev/null || true
-    fi
 }
 
 # interrupt SIGNAL CODE: of $launcher, which must end with the code
@@ -36,10 +33,6 @@ ranks_live() {
     [ "$(living | wc -l)" -gt 1 ]
 }
 
-gnuplot_is_gone() {
-    ! kill -0 "$(cat gnuplot.pid)" 2>/dev/null
-}
-
 @test "at once: the folder is made when the report is complete" {
     for phase in TERM:143 HUP:129; do
         start --output fresh
@@ -59,20 +52,6 @@ gnuplot_is_gone() {
     [ "$(find old -mindepth 1 -printf '%f ')" = "report.json " ]
     [ "$(cat old/report.json)" = precious ]
     [ -z "$(living)" ]
-}
-
-@test "while gnuplot draws: no file is left, and no gnuplot" {
-    mkdir bin
-    # shellcheck disable=SC2016 # is for the script
-    printf '#!/bin/sh\necho "$*" >gnuplot.args\necho $$ >gnuplot.pid\nexec sleep 300\n' >bin/gnuplot
-    chmod +x bin/gnuplot
-    PATH="$PWD/bin:$PATH" start --output fresh
-    within 150 [ -s gnuplot.pid ]
-    # Settings of the user's own have no place in a report.
-    [ "$(cat gnuplot.args)" = "-d -" ]
-    interrupt TERM 143
-    [ ! -e fresh ]
-    within 5 gnuplot_is_gone
 }
 
 @test "a preloaded library has a thread that takes SIGCHLD" {

@@ -3,7 +3,7 @@
 # The allowed directions of ARCHITECTURE.md hold, and the checker notices when they do not.
 
 setup() {
-    cp -r "$EPKIT_SOURCE/include" "$EPKIT_SOURCE/lib" "$EPKIT_SOURCE/tool" "$EPKIT_SOURCE/ARCHITECTURE.md" "$BATS_TEST_TMPDIR"
+    cp -r "$EPKIT_SOURCE/include" "$EPKIT_SOURCE/lib" "$EPKIT_SOURCE/ops" "$EPKIT_SOURCE/tool" "$EPKIT_SOURCE/ARCHITECTURE.md" "$BATS_TEST_TMPDIR"
 }
 
 check() {
@@ -57,4 +57,8 @@ refuses() {
 @test "a folder without a row is reported" {
     mkdir "$BATS_TEST_TMPDIR/lib/new"
     refuses lib/new/new.c '"base/error.h"' 'no row for this folder'
+}
+
+@test "what reads logs may not include the command, nor the library" {
+    refuses ops/parse/lex.c '"cmd.h"' 'ops/parse must not include tool/cmd.h'
 }

@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* deepep.h - what is counted of a DeepEP run until it ends. */
+#ifndef EP_OPS_PARSE_DEEPEP_H
+#define EP_OPS_PARSE_DEEPEP_H
+
+#include "parse/internal.h"
+
+#define LL_MAX_RANKS 4096
+
+/* DeepEP 1: throughput mode. */
+struct v1_scratch {
+    int started[2][2][2][2]; /* fp8, top-k, async, previous */
+    int all_started, passed, configs;
+    bool has_cases, has_tuning;
+    int best; /* "Best" lines seen */
+    struct parse_point sweep[PARSE_MAX_POINTS];
+    size_t n_sweep, dropped;
+};
+
+/* Low latency: which ranks have printed which kind of line. */
+struct ll_scratch {
+    uint8_t seen[3][LL_MAX_RANKS / 8];
+    bool has_lines;
+};
+
+/* DeepEP 2. */
+struct v2_scratch {
+    uint32_t last_case;
+    bool has_case, case_fp8;
+    unsigned copies, alignments, formats, biases; /* bit i: the i-th value was seen */
+};
+
+struct deepep_scratch {
+    struct v1_scratch v1;
+    struct ll_scratch ll;
+    struct v2_scratch v2;
+};
+
+struct deepep_scratch *deepep_scratch_of(struct parser *parser);
+
+#endif

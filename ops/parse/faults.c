@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* faults.c - lines that name a fault, whatever program printed them. docs/failure-modes.md has the numbers. */
+#include "parse/internal.h"
+
+#include <stdio.h>
+#include <string.h>
+
+struct known {
+    const char *text, *also; /* both must be in the line */
+    const char *id, *cause;
+    bool is_fatal;
+};
+
+static const struct known known[] = {
+    {"NVSHMEM_IBGDA_NIC_HANDLER=cpu", "GDR", "gdrcopy", "NVSHMEM wants GDRCopy because its NIC handler is the CPU",
+     false},
+    {"requires GDRCopy", NULL, "gdrcopy", "the NIC handler is the CPU and there is no GDRCopy", true},
+    {"moe_recv_expert_counter", "-1", "nic-handler",
+     "an internode dispatch hung with counters of -1: the NIC handler is the CPU, set or by silent fallback", true},
+    {"DeepEP timeout", NULL, "nic-handler", "a DeepEP kernel waited 100 s for a peer", true},
+    {"DeepEP error: timeout", NULL, "nic-handler", "a DeepEP kernel waited 100 s for a peer", true},
+    {"DeepEP error: CPU recv timeout", NULL, "nic-handler",
+     "an internode dispatch got no counts: NIC handler cpu, or a lost peer", true},
+    {"neither nv_peer_mem, or nvidia_peermem detected", NULL, "peermem", "the NICs cannot reach GPU memory", true},
+    {"NVSHMEM device library version does not match", NULL, "two-nvshmem", "two versions of NVSHMEM in one process",
+     true},
+    {"couldn't load driver 'libmlx5-rdmav", NULL, "provider-missing",
+     "libibverbs and its provider come from different sets", false},
+    {"couldn't load driver", "rdmav", "provider-missing", "libibverbs and its provider come from different sets",
+     false},
+    {"IBVERBS_PRIVATE_", "not found", "verbs-mixed", "a verbs provider was loaded into another set's libibverbs", true},
+    {"Failed to initialize any NET plugin", NULL, "net-plugin", "NCCL found no usable network plugin", true},
+    {"NCCL/NET (shim) mismatch", NULL, "gib-settings", "NCCL variables differ from what the gIB plugin expects", false},
+    {"en_accel/ipsec.c", "error", "doca-kernel", "DOCA-OFED is too old for this kernel", true},
+    {"no kernel image is available", NULL, "gpu-arch", "the extension holds no code for this GPU", true},
+    {"named symbol not found", NULL, "gpu-arch", "the extension holds no code for this GPU", true},
+    {"Failed to modify QP", NULL, "gid",
+     "a queue pair did not come up: the GID index is wrong, or the peer is not reachable", true},
+    {"ibv_modify_qp", "failed", "gid",
+     "a queue pair did not come up: the GID index is wrong, or the peer is not reachable", true},
+    {"ibv_modify_qp", "timed out", "gid", "a queue pair did not come up: the peer is not reachable", true},
+    {"Invalid NCCL versions", NULL, "two-nccl", "two versions of NCCL in one process", true},
+    {"Cannot allocate memory", "ibv_reg", "memlock", "memory could not be registered", true},
+    {"CUDA_ERROR_ILLEGAL_ADDRESS", NULL, NULL, "a kernel used an address that is not valid", true},
+    {"CUDA error", NULL, NULL, "a CUDA call failed", true},
+    {"AssertionError", NULL, NULL, "a check of the test did not hold", true},
+    {"Failed: Assertion error", NULL, NULL, "a check of DeepEP did not hold", true},
+    {"RuntimeError: ", NULL, NULL, "the program raised an error", true},
+    {"torch.multiprocessing.spawn.ProcessRaisedException", NULL, NULL, "a process of the test raised an error", true},
+    {"ProcessExitedException", NULL, NULL, "a process of the test died", true},
+    {"DistBackendError", NULL, NULL, "the process group failed", true},
+    {"ModuleNotFoundError", NULL, NULL, "a Python module is missing", true},
+    {"ImportError:", NULL, NULL, "a Python module could not be loaded", true},
+    {"Segmentation fault", NULL, NULL, "a process crashed", true},
+    {"Bus error", NULL, "shm", "a process ran out of shared memory", true},
+    {"exited on signal", NULL, NULL, "a process was ended by a signal", true},
+    {"mpirun has exited due to process rank", NULL, NULL, "a process failed under mpirun", true},
+    {"returned a non-zero exit code", NULL, NULL, "a process failed under mpirun", true},
+    {"a non-zero exit code", NULL, NULL, "a process failed under mpirun", true},
+    {"exiting improperly", NULL, NULL, "a process ended without MPI_Finalize()", true},
+    {"ORTE was unable to reliably start", NULL, NULL, "mpirun could not start its daemons", true},
+    {"Connection refused", "ssh", NULL, "ssh was refused", true},
+    {"Could not resolve hostname", NULL, NULL, "a host name is unknown", true},
+    {"Permission denied (publickey", NULL, NULL, "ssh did not accept the key", true},
+    {"srun: error:", NULL, NULL, "a task of the job step failed", true},
+    {"slurmstepd: error:", NULL, NULL, "a task of the job step failed", true},
+    {"OOM-killed", NULL, NULL, "a process ran out of memory", true},
+    {"Out Of Memory", NULL, NULL, "a process ran out of memory", true},
+    {"CUDA out of memory", NULL, NULL, "GPU memory ran out", true},
+    {"No space left on device", NULL, NULL, "the disk is full", true},
+    {"Watchdog caught collective operation timeout", NULL, NULL, "a collective operation timed out", true},
+    {"Test NCCL failure", NULL, NULL, "an NCCL call failed", true},
+    {"Test CUDA failure", NULL, NULL, "a CUDA call failed", true},
+};
+
+/* Cheap test first: most lines hold none. */
+static const struct known *find(const char *line)
+{
+    for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++)
+        if (strstr(line, known[i].text) && (!known[i].also || strstr(line, known[i].also)))
+            return &known[i];
+    return NULL;
+}
+
+/* The run that was going on: the one of this stream that had a line last. */
+static struct parse_run *latest(struct parser *parser)
+{
+    struct stream *stream = stream_now(parser);
+    struct parse_run *best = NULL;
+
+    for (int i = 0; stream && i < PARSE_N_DIALECTS; i++)
+        if (stream->open[i] && (!best || stream->open[i]->last_line > best->last_line))
+            best = stream->open[i];
+    if (best || parser->n_runs == 0)
+        return best;
+    return &parser->runs[parser->n_runs - 1]->public;
+}
+
+void fault_line(struct parser *parser, const char *line)
+{
+    const struct known *fault = find(line);
+    struct parse_fault *entry;
+    struct parse_run *run;
+
+    if (!fault)
+        return;
+    if (fault->is_fatal) {
+        run = latest(parser);
+        if (run && strcmp(run->source, parser->source) == 0)
+            run_problem(run, line + strspn(line, " "));
+    }
+    for (size_t i = 0; i < parser->n_faults; i++) {
+        if (parser->faults[i].cause == fault->cause) {
+            parser->faults[i].count++;
+            return;
+        }
+    }
+    if (parser->n_faults == MAX_FAULTS)
+        return;
+    entry = &parser->faults[parser->n_faults++];
+    *entry = (struct parse_fault){
+        .id = fault->id,
+        .cause = fault->cause,
+        .is_fatal = fault->is_fatal,
+        .line_number = parser->line_number,
+        .count = 1,
+    };
+    snprintf(entry->line, sizeof(entry->line), "%.*s", PARSE_TEXT - 1, line + strspn(line, " "));
+    snprintf(entry->source, sizeof(entry->source), "%s", parser->source);
+}

@@ -1,0 +1,193 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* parse.c - bytes to lines, and the life of a parser. */
+#include "parse/internal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define BLOCK_BYTES (256 << 10)
+
+static const char *const dialect_names[PARSE_N_DIALECTS] = {
+    [PARSE_DEEPEP_INTRANODE] = "deepep-intranode",
+    [PARSE_DEEPEP_INTERNODE] = "deepep-internode",
+    [PARSE_DEEPEP_LOW_LATENCY] = "deepep-lowlatency",
+    [PARSE_DEEPEP_V2] = "deepep-v2",
+    [PARSE_NCCL_TESTS] = "nccl-tests",
+    [PARSE_PERFTEST] = "perftest",
+    [PARSE_EPKIT_TEST] = "epkit-test",
+    [PARSE_EPKIT_BENCH] = "epkit-bench",
+};
+
+const char *parse_dialect_name(enum parse_dialect dialect)
+{
+    return dialect_names[dialect];
+}
+
+struct parser *parser_new(void)
+{
+    struct parser *parser = calloc(1, sizeof(*parser));
+
+    if (!parser)
+        return NULL;
+    parser->current_stream = -1;
+    return parser;
+}
+
+void parser_free(struct parser *parser)
+{
+    if (!parser)
+        return;
+    stream_flush(parser);
+    for (size_t i = 0; i < parser->n_runs; i++)
+        run_clear(parser->runs[i]);
+    free(parser->runs);
+    free(parser->streams);
+    free(parser->line);
+    free(parser);
+}
+
+static void end_line(struct parser *parser)
+{
+    if (parser->is_cut)
+        parser->totals.long_lines++;
+    parser->is_cut = false;
+    if (parser->line)
+        stream_line(parser, parser->line, parser->n_line);
+    parser->n_line = 0;
+}
+
+static void add_bytes(struct parser *parser, const char *bytes, size_t n)
+{
+    if (parser->n_line + n > MAX_LINE) {
+        parser->is_cut = true;
+        n = MAX_LINE - parser->n_line;
+    }
+    if (parser->n_line + n + 1 > parser->line_space) {
+        size_t space = parser->line_space ? parser->line_space : 4096;
+        char *grown;
+
+        while (space < parser->n_line + n + 1)
+            space *= 2;
+        grown = realloc(parser->line, space);
+        if (!grown) {
+            parser->has_failed_alloc = true;
+            return;
+        }
+        parser->line = grown;
+        parser->line_space = space;
+    }
+    if (n > 0)
+        memcpy(parser->line + parser->n_line, bytes, n);
+    parser->n_line += n;
+}
+
+/* A carriage return ends a line as well: a progress bar writes over what it wrote before. */
+void parser_feed(struct parser *parser, const char *bytes, size_t n)
+{
+    parser->totals.bytes += n;
+    while (n > 0) {
+        const char *newline = memchr(bytes, '\n', n);
+        size_t until = newline ? (size_t)(newline - bytes) : n;
+        const char *back = until ? memchr(bytes, '\r', until) : NULL;
+        size_t take = back ? (size_t)(back - bytes) : until;
+
+        /* The newline of a CRLF whose carriage return has ended the line already. */
+        if (parser->after_cr && take == 0 && newline == bytes) {
+            parser->after_cr = false;
+            bytes++;
+            n--;
+            continue;
+        }
+        if (take > 0)
+            parser->after_cr = false;
+        add_bytes(parser, bytes, take);
+        bytes += take;
+        n -= take;
+        if (back || newline) {
+            end_line(parser);
+            parser->after_cr = back != NULL;
+            bytes++;
+            n--;
+        }
+    }
+}
+
+static void end_source(struct parser *parser)
+{
+    if (parser->n_line > 0)
+        end_line(parser);
+    parser->after_cr = false;
+    stream_flush(parser);
+}
+
+void parser_begin(struct parser *parser, const char *source)
+{
+    end_source(parser);
+    snprintf(parser->source, sizeof(parser->source), "%s", source);
+    parser->n_sources++;
+    parser->line_number = 0;
+    parser->program[0] = '\0';
+}
+
+int parser_read(struct parser *parser, const char *path, void (*tick)(uint64_t bytes))
+{
+    bool is_stdin = strcmp(path, "-") == 0;
+    int fd = is_stdin ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC);
+    char *block;
+    ssize_t n = 0;
+    int error = 0;
+
+    if (fd < 0)
+        return errno;
+    block = malloc(BLOCK_BYTES);
+    if (!block)
+        error = ENOMEM;
+    while (!error) {
+        n = read(fd, block, BLOCK_BYTES);
+        if (n == 0)
+            break;
+        if (n < 0 && errno != EINTR)
+            error = errno;
+        if (n > 0)
+            parser_feed(parser, block, (size_t)n);
+        if (n > 0 && tick)
+            tick(parser->totals.bytes);
+        if (parser->has_failed_alloc)
+            error = ENOMEM;
+    }
+    free(block);
+    if (!is_stdin)
+        close(fd);
+    return error;
+}
+
+void parser_end(struct parser *parser)
+{
+    end_source(parser);
+    runs_merge(parser);
+}
+
+size_t parser_count(const struct parser *parser)
+{
+    return parser->n_runs;
+}
+
+struct parse_run *parser_run(const struct parser *parser, size_t i)
+{
+    return &parser->runs[i]->public;
+}
+
+struct parse_totals parser_totals(const struct parser *parser)
+{
+    return parser->totals;
+}
+
+const struct parse_fault *parser_faults(const struct parser *parser, size_t *ret_n)
+{
+    *ret_n = parser->n_faults;
+    return parser->faults;
+}

@@ -1,0 +1,206 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * perftest.c - ib_write_bw and its sisters:
+ *
+ *                         RDMA_Write BW Test
+ *      Dual-port       : OFF          Device         : mlx5_0
+ *      #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]
+ *      65536      5000             43012.44            42998.71              0.687979
+ *
+ * MB are 1048576 bytes here, Gb (--report_gbits) 1e9 bits. With -a there is a row for each size. Latency tests have
+ * t_typical and t_avg instead.
+ */
+#include "parse/internal.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#define MAX_WORDS 12
+
+enum { UNIT_NONE, UNIT_MIB, UNIT_GBIT, UNIT_LATENCY, UNIT_LATENCY_SHORT, UNIT_QOS = 16 };
+
+struct name {
+    const char *title, *program, *op;
+};
+
+static const struct name names[] = {
+    {"RDMA_Write Bidirectional BW Test", "ib_write_bw -b", "write (both ways)"},
+    {"RDMA_Read Bidirectional BW Test", "ib_read_bw -b", "read (both ways)"},
+    {"Send Bidirectional BW Test", "ib_send_bw -b", "send (both ways)"},
+    {"RDMA_Write Post List BW Test", "ib_write_bw", "write"},
+    {"RDMA_Write BW Test", "ib_write_bw", "write"},
+    {"RDMA_Read BW Test", "ib_read_bw", "read"},
+    {"Send BW Test", "ib_send_bw", "send"},
+    {"RDMA_Write Latency Test", "ib_write_lat", "write latency"},
+    {"RDMA_Read Latency Test", "ib_read_lat", "read latency"},
+    {"Send Latency Test", "ib_send_lat", "send latency"},
+};
+
+static const struct name *find_name(const char *line)
+{
+    const char *text = line + strspn(line, " ");
+
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+        if (lex_starts(text, names[i].title))
+            return &names[i];
+    return NULL;
+}
+
+static const char *op_of(const struct parse_run *run)
+{
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+        if (strcmp(run->title, names[i].program) == 0)
+            return names[i].op;
+    return "write";
+}
+
+static bool header(struct parser *parser, const char *line)
+{
+    struct stream *stream = stream_now(parser);
+
+    if (!lex_starts(line + strspn(line, " "), "#bytes") || !strstr(line, "#iterations") || !stream)
+        return false;
+    if (strstr(line, "t_min[usec]"))
+        stream->perftest_unit = UNIT_LATENCY;
+    else if (strstr(line, "t_avg[usec]"))
+        stream->perftest_unit = UNIT_LATENCY_SHORT;
+    else if (strstr(line, "[Gb/sec]"))
+        stream->perftest_unit = UNIT_GBIT;
+    else if (strstr(line, "[MB/sec]"))
+        stream->perftest_unit = UNIT_MIB;
+    else
+        parser->totals.unreadable++;
+    if (strstr(line, "#sl"))
+        stream->perftest_unit |= UNIT_QOS;
+    (void)run_need(parser, PARSE_PERFTEST, "ib_write_bw");
+    return true;
+}
+
+static double to_gbps(double value, int unit)
+{
+    return unit == UNIT_GBIT ? value / 8 : value * 1048576 / 1e9;
+}
+
+static void keep_row(struct parse_run *run, double bytes, double peak, double average, double time_us)
+{
+    struct parse_measure *measure = run_measure(run, op_of(run), "", NULL);
+    bool is_latency = !isnan(time_us);
+
+    if (!measure)
+        return;
+    measure_point(measure, bytes, average, time_us);
+    snprintf(measure->device, sizeof(measure->device), "%.31s", run->device);
+    if (is_latency) {
+        if (isnan(measure->time_us) || time_us < measure->time_us) {
+            measure->time_us = time_us;
+            measure->bytes = bytes;
+        }
+        measure->n++;
+        return;
+    }
+    measure_sample(measure, average);
+    if (isnan(measure->rdma_gbps) || average > measure->rdma_gbps) {
+        measure->rdma_gbps = average;
+        measure->alg_gbps = peak;
+        measure->bytes = bytes;
+    }
+}
+
+static bool row(struct parser *parser, const char *line)
+{
+    struct stream *stream = stream_now(parser);
+    struct parse_run *run = run_open(parser, PARSE_PERFTEST);
+    char text[512], *words[MAX_WORDS];
+    double values[MAX_WORDS];
+    size_t n, at;
+    int unit;
+
+    if (!stream || !run || stream->perftest_unit == UNIT_NONE || strlen(line) >= sizeof(text))
+        return false;
+    unit = stream->perftest_unit & ~UNIT_QOS;
+    memcpy(text, line, strlen(line) + 1);
+    n = lex_words(text, words, MAX_WORDS);
+    if (n < 2)
+        return false;
+    for (size_t i = 0; i < n; i++) {
+        if (!lex_is_number(words[i], &values[i])) {
+            parser->totals.unreadable += i >= 2; /* a row that goes on as something else */
+            return i >= 2;
+        }
+    }
+    at = stream->perftest_unit & UNIT_QOS ? 3 : 2;
+    if (unit == UNIT_LATENCY ? n < 5 : unit == UNIT_LATENCY_SHORT ? n < 3 : n < at + 2) {
+        parser->totals.unreadable++;
+        return true;
+    }
+    if (unit == UNIT_LATENCY)
+        keep_row(run, values[0], NAN, NAN, n > 5 ? values[5] : values[4]);
+    else if (unit == UNIT_LATENCY_SHORT)
+        keep_row(run, values[0], NAN, NAN, values[2]);
+    else
+        keep_row(run, values[0], to_gbps(values[at], unit), to_gbps(values[at + 1], unit), NAN);
+    return true;
+}
+
+static bool failure(struct parser *parser, const char *line)
+{
+    static const char *const texts[] = {
+        "Couldn't connect to",  "Failed to modify",        "Completion with error",
+        " Failed status ",      "Unable to init",          "Unable to find the Infiniband",
+        "IB device ",           "Failed to exchange data", "Problem polling the",
+        "Couldn't get context", "Failed to open device",   "Unexpected CM event"};
+    struct parse_run *run;
+
+    for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
+        if (!strstr(line, texts[i]) || (strcmp(texts[i], "IB device ") == 0 && !strstr(line, "not found")))
+            continue;
+        run = run_need(parser, PARSE_PERFTEST, *parser->program ? parser->program : "perftest");
+        if (run)
+            run_problem(run, line + strspn(line, " "));
+        return true;
+    }
+    return false;
+}
+
+/* Behind "Device         : "; NULL: not there. */
+static const char *device_of(const char *line)
+{
+    const char *at = strstr(line, "Device ");
+
+    if (!at)
+        return NULL;
+    at += 7;
+    at += strspn(at, " ");
+    return at[0] == ':' && at[1] == ' ' ? at + 2 : NULL;
+}
+
+bool perftest_line(struct parser *parser, const char *line)
+{
+    const struct name *name = find_name(line);
+    struct stream *stream = stream_now(parser);
+    struct parse_run *run = stream ? stream->open[PARSE_PERFTEST] : NULL;
+    const char *device = device_of(line);
+
+    if (!stream)
+        return false;
+    if (name) {
+        stream->perftest_unit = UNIT_NONE;
+        (void)run_begin(parser, PARSE_PERFTEST, name->program);
+        return true;
+    }
+    if (device && run) {
+        snprintf(run->device, sizeof(run->device), "%.*s", (int)strcspn(device, " \t"), device);
+        run->last_line = parser->line_number;
+        return true;
+    }
+    if (header(parser, line))
+        return true;
+    if (run && stream->perftest_unit != UNIT_NONE && lex_starts(line + strspn(line, " "), "---------------") &&
+        run->n_measures > 0) {
+        run->is_complete = true;
+        stream->perftest_unit = UNIT_NONE;
+        return true;
+    }
+    return row(parser, line) || failure(parser, line);
+}

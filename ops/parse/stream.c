@@ -1,0 +1,234 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * stream.c - physical lines to logical ones.
+ *
+ * mpirun puts its tag in front of each piece that it reads from a rank, so a physical line may hold pieces of several
+ * ranks, and a line of a rank may come in pieces:
+ *
+ *     [1,0]<stdout>:[testing] Running ... [1,1]<stdout>:[testing] Running ... [1,0]<stdout>: passed
+ *     [1,1]<stdout>: passed
+ *
+ * Only the last piece of a physical line has the end of its rank's line.
+ */
+#include "parse/internal.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static struct stream *find_stream(struct parser *parser, const char *key)
+{
+    struct stream *stream;
+
+    /* The one of the line before is the most likely. */
+    if (parser->current_stream >= 0 && strcmp(parser->streams[parser->current_stream]->key, key) == 0)
+        return parser->streams[parser->current_stream];
+    for (size_t i = 0; i < parser->n_streams; i++) {
+        if (strcmp(parser->streams[i]->key, key) == 0) {
+            parser->current_stream = (int)i;
+            return parser->streams[i];
+        }
+    }
+    if (parser->n_streams >= MAX_STREAMS) { /* the last one takes what there is no room for */
+        parser->current_stream = MAX_STREAMS - 1;
+        return parser->streams[MAX_STREAMS - 1];
+    }
+    if (parser->n_streams == parser->streams_space) {
+        size_t space = parser->streams_space ? 2 * parser->streams_space : 8;
+        struct stream **grown = realloc(parser->streams, space * sizeof(*grown));
+
+        if (!grown) {
+            parser->has_failed_alloc = true;
+            return NULL;
+        }
+        parser->streams = grown;
+        parser->streams_space = space;
+    }
+    stream = calloc(1, sizeof(*stream));
+    if (!stream) {
+        parser->has_failed_alloc = true;
+        return NULL;
+    }
+    snprintf(stream->key, sizeof(stream->key), "%s", key);
+    parser->streams[parser->n_streams] = stream;
+    parser->current_stream = (int)parser->n_streams++;
+    return stream;
+}
+
+static bool recognise(struct parser *parser, const char *text)
+{
+    return epkit_document_line(parser, text) || deepep_line(parser, text) || deepep_ll_line(parser, text) ||
+           deepep_v2_line(parser, text) || nccl_line(parser, text) || perftest_line(parser, text) ||
+           epkit_line(parser, text);
+}
+
+/* Remembers "all_reduce_perf" and the like: some programs do not name themselves in their output. */
+static void note_program(struct parser *parser, const char *text)
+{
+    const char *at = strstr(text, "_perf"), *begin = at;
+
+    if (!at || (at[5] != ' ' && at[5] != '\0'))
+        return;
+    while (begin > text && (begin[-1] == '_' || (begin[-1] >= 'a' && begin[-1] <= 'z')))
+        begin--;
+    if (at > begin)
+        snprintf(parser->program, sizeof(parser->program), "%.*s", (int)(at + 5 - begin), begin);
+}
+
+/* A whole line of one writer. */
+static void logical_line(struct parser *parser, const char *text)
+{
+    const struct stream *stream = stream_now(parser);
+    char key[KEY_BYTES];
+    const char *at = text;
+    size_t skip;
+
+    if (*text == '\0' && !(stream && stream->document))
+        return;
+    note_program(parser, text);
+    if (recognise(parser, text)) {
+        parser->totals.recognised++;
+        fault_line(parser, text);
+        return;
+    }
+    /* Perhaps there is a host in front, of a launcher that we do not know; there may be two. */
+    snprintf(key, sizeof(key), "%s", stream ? stream->key : "");
+    for (int round = 0; round < 2; round++) {
+        struct prefix prefix;
+        int before = parser->current_stream;
+
+        skip = prefix_guess(at, key, sizeof(key));
+        if (skip == 0)
+            break;
+        at += skip;
+        prefix_read(at, &prefix); /* "host: 2026-02-03T10:00:00Z text" */
+        at += prefix.bytes;
+        if (!find_stream(parser, key))
+            break;
+        if (recognise(parser, at)) {
+            parser->totals.recognised++;
+            text = at;
+            break;
+        }
+        parser->current_stream = before;
+    }
+    fault_line(parser, text);
+}
+
+static void end_piece(struct parser *parser, struct stream *stream, char *text)
+{
+    if (stream->n_pending == 0) {
+        logical_line(parser, text);
+        return;
+    }
+    if (stream->n_pending + strlen(text) < MAX_PENDING) {
+        memcpy(stream->pending + stream->n_pending, text, strlen(text) + 1);
+        stream->n_pending = 0;
+        logical_line(parser, stream->pending);
+    } else {
+        parser->totals.long_lines++;
+        stream->n_pending = 0;
+        logical_line(parser, stream->pending);
+        logical_line(parser, text);
+    }
+}
+
+static void keep_piece(struct parser *parser, struct stream *stream, const char *text)
+{
+    size_t n = strlen(text);
+
+    if (n == 0)
+        return;
+    if (!stream->pending) {
+        stream->pending = malloc(MAX_PENDING);
+        if (!stream->pending) {
+            parser->has_failed_alloc = true;
+            return;
+        }
+    }
+    if (stream->n_pending + n >= MAX_PENDING) {
+        parser->totals.long_lines++;
+        n = MAX_PENDING - 1 - stream->n_pending;
+    }
+    memcpy(stream->pending + stream->n_pending, text, n);
+    stream->n_pending += n;
+    stream->pending[stream->n_pending] = '\0';
+}
+
+/* The pod of the line before its first tag belongs to all pieces of the line. */
+static void piece_key(const struct prefix *head, struct prefix *piece)
+{
+    char key[KEY_BYTES];
+    size_t pod = lex_starts(head->key, "pod/") ? strcspn(head->key, " ") : 0;
+
+    if (pod == 0)
+        return;
+    snprintf(key, sizeof(key), "%.*s %.60s", (int)(pod < KEY_BYTES ? pod : KEY_BYTES), head->key, piece->key);
+    memcpy(piece->key, key, sizeof(key));
+}
+
+void stream_line(struct parser *parser, char *line, size_t n)
+{
+    struct prefix head, prefix;
+    char *at;
+
+    n = prefix_clean(line, n);
+    line[n] = '\0';
+    parser->totals.lines++;
+    parser->line_number++;
+    if (parser->line_number == 1 && lex_starts(line, "\xef\xbb\xbf")) /* mark of UTF-8 */
+        line += 3;
+    prefix_read(line, &head);
+    prefix = head;
+    at = line + head.bytes;
+    for (;;) {
+        char *next = (char *)prefix_next_tag(at);
+        struct stream *stream = find_stream(parser, prefix.key);
+        char saved = '\0';
+
+        if (!stream)
+            return;
+        if (next) {
+            saved = *next;
+            *next = '\0';
+        }
+        if (next || prefix.is_partial)
+            keep_piece(parser, stream, at);
+        else
+            end_piece(parser, stream, at);
+        if (!next)
+            return;
+        *next = saved;
+        prefix_read(next, &prefix);
+        if (prefix.bytes == 0) /* not one after all: never go round in a circle */
+            prefix.bytes = 1;
+        piece_key(&head, &prefix);
+        at = next + prefix.bytes;
+    }
+}
+
+void stream_flush(struct parser *parser)
+{
+    for (size_t i = 0; i < parser->n_streams; i++) {
+        struct stream *stream = parser->streams[i];
+
+        parser->current_stream = (int)i;
+        if (stream->n_pending) {
+            stream->n_pending = 0;
+            logical_line(parser, stream->pending);
+        }
+        for (int dialect = 0; dialect < PARSE_N_DIALECTS; dialect++)
+            if (stream->open[dialect])
+                deepep_finish(stream->open[dialect], stream->deepep);
+    }
+    for (size_t i = 0; i < parser->n_streams; i++) {
+        if (parser->streams[i]->document)
+            parser->totals.unreadable++;
+        deepep_scratch_free(parser->streams[i]->deepep);
+        free(parser->streams[i]->document);
+        free(parser->streams[i]->pending);
+        free(parser->streams[i]);
+    }
+    parser->n_streams = 0;
+    parser->current_stream = -1;
+}

@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* history.c - one line of JSON for each run that was reported. */
+#include "report/page.h"
+#include "report/report.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#define MAX_ENTRIES 100000
+
+json_t *report_history_entry(const json_t *document)
+{
+    static const char *const keys[] = {"date", "job", "hardware", "nodes", "commit", "result", "folder", "figures"};
+    const json_t *host = json_array_get(json_object_get(document, "hosts"), 0);
+    json_t *entry = json_object(), *versions = json_object();
+
+    json_object_set_new(entry, "schema_version", json_integer(1));
+    for (size_t i = 0; i < sizeof(keys) / sizeof(keys[0]); i++)
+        json_object_set(entry, keys[i], json_object_get(document, keys[i]));
+    json_object_set_new(versions, "epkit", json_string(page_text(document, "launched_by")));
+    json_object_set_new(versions, "driver", json_string(page_text(host, "driver")));
+    json_object_set_new(versions, "kernel", json_string(page_text(host, "kernel")));
+    json_object_set_new(versions, "gpu", json_string(page_text(host, "gpu")));
+    json_object_set_new(entry, "versions", versions);
+    return entry;
+}
+
+json_t *report_history_read(const char *path, int *ret_bad)
+{
+    FILE *file = fopen(path, "re");
+    json_t *entries;
+    char *line = NULL;
+    size_t space = 0;
+    ssize_t n;
+
+    *ret_bad = 0;
+    if (!file)
+        return NULL;
+    entries = json_array();
+    while ((n = getline(&line, &space, file)) > 0) {
+        json_t *entry = json_loadb(line, (size_t)n, 0, NULL);
+
+        if (json_is_object(entry) && json_is_object(json_object_get(entry, "figures")) &&
+            json_array_size(entries) < MAX_ENTRIES)
+            json_array_append(entries, entry);
+        else
+            ++*ret_bad;
+        json_decref(entry);
+    }
+    free(line);
+    fclose(file);
+    return entries;
+}
+
+/* The lock holds others off; a line that a full disk cut is taken back. */
+int report_history_add(const char *path, const json_t *entry)
+{
+    int fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666), error = 0;
+    char *text = json_dumps(entry, JSON_COMPACT | JSON_REAL_PRECISION(9)), *line = NULL;
+    off_t before;
+    int n;
+
+    if (fd < 0 || !text) {
+        error = fd < 0 ? errno : ENOMEM;
+        goto end;
+    }
+    n = asprintf(&line, "%s\n", text);
+    if (n < 0) {
+        error = ENOMEM;
+        goto end;
+    }
+    if (flock(fd, LOCK_EX) != 0) {
+        error = errno;
+        goto end;
+    }
+    before = lseek(fd, 0, SEEK_END);
+    if (write(fd, line, (size_t)n) != n) {
+        error = errno ? errno : ENOSPC;
+        if (ftruncate(fd, before) != 0)
+            error = errno;
+    } else if (fsync(fd) != 0 && errno != EINVAL) {
+        error = errno;
+    }
+end:
+    if (fd >= 0)
+        close(fd);
+    free(line);
+    free(text);
+    return error;
+}
+
+static bool is_same(const json_t *a, const json_t *b, const char *key)
+{
+    const json_t *x = json_object_get(a, key), *y = json_object_get(b, key);
+
+    return (!x && !y) || (x && y && json_equal((json_t *)x, (json_t *)y));
+}
+
+json_t *report_history_of(const json_t *history, const json_t *document)
+{
+    json_t *list = json_array(), *entry;
+    size_t i;
+
+    json_array_foreach(history, i, entry)
+    {
+        if (is_same(entry, document, "job") && is_same(entry, document, "hardware") &&
+            is_same(entry, document, "nodes"))
+            json_array_append(list, entry);
+    }
+    return list;
+}

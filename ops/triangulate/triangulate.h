@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * triangulate.h - which node makes a run slow.
+ *
+ * A group is as slow as its slowest node, so measuring groups tells nodes apart: pairs where there are few nodes, for
+ * all of them can be measured side by side, and halves of the suspects where there are many. docs/model.md, "Finding a
+ * slow node", has the numbers of runs. The caller measures; this decides what to measure next:
+ *
+ *     while (triangulate_next(t, &round))
+ *         for (each group of round)
+ *             triangulate_result(t, i, ratio);
+ *
+ * The groups of one round share no node and may be measured at the same time.
+ */
+#ifndef EP_OPS_TRIANGULATE_H
+#define EP_OPS_TRIANGULATE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+enum triangulate_strategy { TRIANGULATE_AUTO, TRIANGULATE_PAIRS, TRIANGULATE_HALVES };
+
+struct triangulate_options {
+    enum triangulate_strategy strategy;
+    int max_runs;  /* groups measured at most */
+    double cut;    /* a group below this share of what it should reach is slow; 0: halfway between `full` and 1 */
+    double full;   /* the share that all nodes together reached; 0: not known */
+    double margin; /* a result this near to the cut is measured once more */
+};
+
+struct triangulate_round {
+    int n_groups;
+    int *const *groups; /* numbers of nodes, from 0 */
+    const int *sizes;
+    const char *why;
+};
+
+enum triangulate_end {
+    TRIANGULATE_OPEN,   /* not finished */
+    TRIANGULATE_FOUND,  /* the nodes in `slow` */
+    TRIANGULATE_EITHER, /* one of the nodes in `slow`; no other node could be paired with them */
+    TRIANGULATE_SPREAD, /* no single node: only groups such as `slow` as a whole are slow */
+    TRIANGULATE_NONE,   /* nothing is slow */
+    TRIANGULATE_BUDGET  /* max_runs were not enough; suspects are in `slow` */
+};
+
+struct triangulate;
+
+/* NULL: fewer than two nodes, or out of memory. triangulate_free() accepts NULL. */
+struct triangulate *triangulate_new(int n_nodes, const struct triangulate_options *options);
+void triangulate_free(struct triangulate *triangulate);
+
+/* What to measure next; valid until the next call. false: finished. */
+bool triangulate_next(struct triangulate *triangulate, struct triangulate_round *ret_round);
+
+/* The share of its expected figure that group `group` of the round reached; NAN: it failed, which counts as slow. */
+void triangulate_result(struct triangulate *triangulate, int group, double ratio);
+
+enum triangulate_end triangulate_end(const struct triangulate *triangulate, const int **ret_slow, int *ret_n);
+
+/* Groups measured and rounds so far. */
+int triangulate_runs(const struct triangulate *triangulate);
+int triangulate_rounds(const struct triangulate *triangulate);
+
+/* The most runs that one slow node takes among n, and the least that any method can do with: log2(n), rounded up. */
+int triangulate_worst_case(int n_nodes, enum triangulate_strategy strategy);
+int triangulate_least(int n_nodes);
+
+/* The strategy that TRIANGULATE_AUTO stands for. */
+enum triangulate_strategy triangulate_choose(int n_nodes, const struct triangulate_options *options);
+
+/*
+ * From groups that have been measured already: nodes of slow groups that are in no group that is fast enough.
+ * is_slow[i] tells about the group of sizes[i] nodes groups[i]. Returns how many nodes are written to ret_suspects
+ * (room for n_nodes); *ret_is_proof: each slow group holds exactly one of them, and nothing else explains it.
+ */
+int triangulate_deduce(int n_nodes, int n_groups, int *const *groups, const int *sizes, const bool *is_slow,
+                       int *ret_suspects, bool *ret_is_proof);
+
+#endif

@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef EP_OPS_VERDICT_INTERNAL_H
+#define EP_OPS_VERDICT_INTERNAL_H
+
+#include "verdict/verdict.h"
+
+#include <math.h>
+
+#define SENTENCE 640
+
+/* The figure by which a measure is judged. */
+enum metric { METRIC_NONE, METRIC_RDMA, METRIC_NVL, METRIC_BUS, METRIC_TIME };
+
+struct expected {
+    double value;     /* NAN: nothing to compare with */
+    double ratio;     /* measured / expected; of times the other way round */
+    const char *from; /* "reference", "model", "lowest known" */
+    char source[160];
+    const struct model_hardware *hardware;
+};
+
+struct context {
+    const struct parser *parser;
+    const struct reference *reference;
+    const struct verdict_options *options;
+    double perftest_median; /* of the first run of each device pair; NAN: fewer than three */
+    int single_ranks;       /* runs of nccl-tests with one rank each */
+};
+
+/* One run, as far as it is judged. */
+struct judged {
+    const struct parse_run *run;
+    const struct model_hardware *hardware; /* NULL: not known */
+    int nodes;                             /* 0: not known */
+    const char *nodes_from;                /* "option", "log", "rates", "none" */
+    int gpus;                              /* of a node */
+    enum verdict_result result;
+    double worst_ratio; /* of the measures; INFINITY: none was compared */
+    const struct parse_measure *worst;
+    struct expected worst_expected;
+    char sentence[SENTENCE];
+    json_t *causes, *notes;
+};
+
+enum metric metric_of(const struct parse_run *run, const struct parse_measure *measure);
+double metric_value(enum metric metric, const struct parse_measure *measure);
+const char *metric_unit(enum metric metric);
+
+/* --- expect.c --- */
+void judge_identify(const struct context *context, const struct parse_run *run, struct judged *ret_judged);
+void expect(const struct context *context, const struct judged *judged, const struct parse_measure *measure,
+            struct expected *ret_expected);
+
+/* --- judge.c --- */
+void judge(const struct context *context, struct judged *judged);
+
+/* --- document.c --- */
+json_t *run_document(const struct context *context, const struct judged *judged);
+
+#endif

@@ -1,0 +1,147 @@
+#!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
+# epkit parse: samples of every dialect, prefixes and ends of files, exit codes, comparison, folders.
+#
+# shellcheck disable=SC2154 # $stderr is set by run
+
+load common
+
+SAMPLES="$EPKIT_SOURCE/tests/parse/samples.py"
+
+samples() {
+    run python3 "$SAMPLES" check "$EPKIT" "$1"
+    echo "$output"
+    [ "$status" -eq 0 ]
+}
+
+@test "samples: deepep-intranode" { samples deepep-intranode; }
+@test "samples: deepep-internode" { samples deepep-internode; }
+@test "samples: deepep-lowlatency" { samples deepep-lowlatency; }
+@test "samples: deepep-v2" { samples deepep-v2; }
+@test "samples: nccl-tests" { samples nccl-tests; }
+@test "samples: perftest" { samples perftest; }
+@test "samples: epkit-test" { samples epkit-test; }
+@test "samples: epkit-bench" { samples epkit-bench; }
+
+@test "documents of all kinds of runs fit the schema" {
+    mkdir "$BATS_TEST_TMPDIR/logs"
+    python3 "$SAMPLES" write "$BATS_TEST_TMPDIR/logs"
+    epkit parse --json "$BATS_TEST_TMPDIR"/logs/*0[0-7]*.log >"$BATS_TEST_TMPDIR/all.json" || [ $? -eq 1 ]
+    valid parse "$BATS_TEST_TMPDIR/all.json"
+    [ "$(jq '[.runs[].dialect] | unique | length' "$BATS_TEST_TMPDIR/all.json")" -eq 8 ]
+    epkit parse --json --list-hardware | valid parse
+    epkit parse --json --hardware b200 "$BATS_TEST_TMPDIR"/logs/*internode*.log | valid parse
+}
+
+# internode RDMA NVL [GROUPS]: the log of a test on two nodes (or GROUPS) that reached these rates
+internode() {
+    echo "[config] num_tokens=2048, hidden=7168, num_topk_groups=${3:-2}, num_topk=8"
+    for best in 'dispatch (FP8)' 'dispatch (BF16)' combine; do
+        echo "[tuning] Best $best: SMs 24, NVL chunk 16, RDMA chunk 8: 12 + 345 us, $1 GB/s (RDMA), $2 GB/s (NVL)"
+    done
+}
+
+@test "one NIC of eight is named, with the check that finds it; exit code 3" {
+    run --separate-stderr epkit parse <<<"$(internode 6.5 21.4)"
+    [ "$status" -eq 3 ]
+    [[ "${lines[0]}" == *"6.5 GB/s is one NIC of eight"*"(doctor id one-nic)"* ]]
+}
+
+@test "half the rate is named on a known machine; on an unknown one it is a note" {
+    run --separate-stderr epkit parse --hardware b200 <<<"$(internode 43 142)"
+    [ "$status" -eq 3 ]
+    [[ "$output" == *"doctor id shared-nic"* ]]
+    run --separate-stderr epkit parse <<<"$(internode 43 142)"
+    [ "$status" -eq 0 ]
+    [[ "$output" == *"note: On 8x B200"*"shared-nic"* ]]
+}
+
+@test "rates of the seeds' machine are in range, the nodes follow from the rates" {
+    run --separate-stderr epkit parse --json --hardware b200 <<<"$(internode 78 258)"
+    [ "$status" -eq 0 ]
+    [ "$(jq -r '.runs[0] | "\(.nodes) \(.nodes_from)"' <<<"$output")" = "2 rates" ]
+    jq -e '.runs[0].measures[0] | .expected.value == 70 and .expected.from == "reference" and .wire_gbps.rdma == 39 and
+        .rating == "in range"' <<<"$output"
+    run --separate-stderr epkit parse --json --hardware b200 <<<"$(internode 57 115 4)"
+    [ "$(jq -r '.runs[0].nodes' <<<"$output")" = 4 ]
+}
+
+@test "nothing recognised: exit code 4; faults alone: exit code 1" {
+    run --separate-stderr epkit parse <<<"hello"
+    [ "$status" -eq 4 ]
+    run --separate-stderr epkit parse </dev/null
+    [ "$status" -eq 4 ]
+    run --separate-stderr epkit parse <<<"libibverbs: version \`IBVERBS_PRIVATE_34' not found (required by libmlx5.so)"
+    [ "$status" -eq 1 ]
+    [[ "$output" == *"doctor id verbs-mixed"* ]]
+}
+
+@test "wrong names, machines and reference files are refused before anything is read" {
+    run --separate-stderr epkit parse "$BATS_TEST_TMPDIR/none.log"
+    [ "$status" -eq 2 ]
+    [[ "$stderr" == *"none.log: No such file or directory"* ]]
+    run --separate-stderr epkit parse --hardware b2000 - </dev/null
+    [ "$status" -eq 2 ]
+    [[ "$stderr" == *"--list-hardware"* ]]
+    echo '{"schema_version": 1, "figures": [{"hardware": "b200"}]}' >"$BATS_TEST_TMPDIR/bad.json"
+    run --separate-stderr epkit parse --reference "$BATS_TEST_TMPDIR/bad.json" - </dev/null
+    [ "$status" -eq 2 ]
+    [[ "$stderr" == *"figures[0].dialect is not a string"* ]]
+}
+
+@test "a reference file adds machines and figures" {
+    jq -n '{schema_version: 1,
+        hardware: [{name: "mine", title: "2x A", match: ["A1"], gpus_per_node: 8, nics_per_node: 1, nic_gbps: 12.5,
+            nvlink_gbps: 100, nic_efficiency: 0.9, nvlink_dispatch_efficiency: 0.7, nvlink_combine_efficiency: 0.7,
+            overhead_intranode_us: 10, overhead_internode_us: 50}],
+        figures: [{hardware: "mine", dialect: "deepep-internode", nodes: 2, op: "dispatch", type: "fp8", rdma: [6, 7],
+            source: "me"}]}' >"$BATS_TEST_TMPDIR/mine.json"
+    epkit parse --reference "$BATS_TEST_TMPDIR/mine.json" --list-hardware | grep -q '^mine '
+    run --separate-stderr epkit parse --json --reference "$BATS_TEST_TMPDIR/mine.json" --hardware mine \
+        <<<"$(internode 6.5 21.4 | head -n 2)"
+    [ "$status" -eq 0 ]
+    jq -e '.runs[0].measures[0].expected.value == 6' <<<"$output"
+}
+
+@test "the folder of a run: logs of all nodes are one run, run.json names machine and nodes" {
+    local logs="$BATS_TEST_TMPDIR/run/testbed-logs"
+    mkdir -p "$logs/pod-logs"
+    internode 70 231 >"$logs/pod-logs/coordinator.log"
+    internode 71 235 >"$logs/worker-node-1.log"
+    ln -s /etc/passwd "$logs/worker-node-2.log"
+    echo '{"schema_version": 1, "nodes": 2, "hosts": [{"name": "node-0", "gpu": "NVIDIA B200"}]}' >"$logs/run.json"
+    run --separate-stderr epkit parse --json "$BATS_TEST_TMPDIR/run"
+    [ "$status" -eq 0 ]
+    [ "$(jq -r '.runs | length' <<<"$output")" -eq 1 ]
+    jq -e '.runs[0] | .writers == 2 and .nodes == 2 and .hardware == "b200" and .measures[0].logical_gbps.rdma == 70' \
+        <<<"$output"
+    run --separate-stderr epkit parse "$logs/pod-logs/.."
+    [ "$status" -eq 0 ]
+    mkdir "$BATS_TEST_TMPDIR/empty"
+    run --separate-stderr epkit parse "$BATS_TEST_TMPDIR/empty"
+    [ "$status" -eq 2 ]
+}
+
+@test "memory stays bounded: a line without an end, many runs, many writers" {
+    python3 - >"$BATS_TEST_TMPDIR/big.log" <<'END'
+import sys
+out = sys.stdout
+out.write("x" * 40_000_000 + "\n")
+for run in range(3000):
+    out.write(f"[config] num_tokens=1, hidden=2, num_topk=8\n[tuning] Best combine: SMs 24, NVL chunk 4: 1.5 GB/s (NVL)\n")
+for writer in range(6000):
+    out.write(f"[1,{writer}]<stdout>:[testing] Running with BF16, with")
+END
+    run --separate-stderr python3 - "$EPKIT" "$BATS_TEST_TMPDIR/big.log" <<'END'
+import json, resource, subprocess, sys
+done = subprocess.run([sys.argv[1], "parse", "--json", sys.argv[2]], stdout=subprocess.PIPE, timeout=90, check=False)
+document = json.loads(done.stdout)
+peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+print(done.returncode, len(document["runs"]), document["totals"], f"{peak:.0f} MiB")
+assert document["totals"]["long_lines"] >= 1 and document["totals"]["unreadable"] >= 4000
+assert len(document["runs"]) == 2000 and document["totals"]["runs_dropped"] > 0
+assert peak < 400
+END
+    echo "$output" "$stderr"
+    [ "$status" -eq 0 ]
+}

@@ -1,0 +1,200 @@
+#!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
+# epkit report: a run folder as a page and a document, comparison, history, upload.
+#
+# shellcheck disable=SC2154 # $stderr is set by run
+
+load common
+
+# internode RDMA: the log of a test on two nodes
+internode() {
+    local i
+    echo '[config] num_tokens=2048, hidden=7168, num_topk_groups=2, num_topk=8'
+    for best in 'dispatch (FP8)' 'dispatch (BF16)' combine; do
+        for i in 1 2 3; do
+            echo "[tuning] SMs 24, NVL chunk 4, RDMA chunk 8: $((50 + i)).00 GB/s (RDMA), 150.00 GB/s (NVL) "
+        done
+        echo "[tuning] Best $best: SMs 24, NVL chunk 16, RDMA chunk 8: 12 + 345 us, $1 GB/s (RDMA), 258.0 GB/s (NVL)"
+    done
+}
+
+# make_run NAME RDMA DATE [EXIT_CODE] [WEAK_BYTES]
+make_run() {
+    local logs="$BATS_TEST_TMPDIR/$1/testbed-logs"
+    mkdir -p "$logs"
+    internode "$2" >"$logs/coordinator.log"
+    internode "$2" >"$logs/worker-node-1.log"
+    jq -n --arg date "$3" --argjson code "${4:-0}" --argjson weak "${5:-2000000}" '{schema_version: 1, epkit: "0.1.0",
+        commit: "abc", job: "deepep-internode", command: "epkit launch <x> & y", began: $date, exit_code: $code, nodes: 2,
+        failed_host: (if $code > 0 then "node-1" else null end), environment: {NCCL_NET: "gIB <b>"},
+        findings: [{id: "memlock", severity: "warning", text: "the limit is low", nodes: ["node-0", "node-1"]}],
+        hosts: [range(2) as $n | {name: "node-\($n)", rank: $n, location: null, exit_code: 0, gpu: "NVIDIA B200",
+            driver: "580.126.09", kernel: "6.14.0", epkit: "0.1.0", nics: [range(8) as $i | {device: "mlx5_\($i)",
+            port: 1, tx_bytes: (if $n == 1 and $i == 5 then $weak else 2000000 end), rx_bytes: 0}]}]}' \
+        >"$logs/run.json"
+}
+
+report() {
+    run --separate-stderr epkit report "$@"
+    echo "$output"
+    echo "$stderr" >&2
+}
+
+setup() {
+    cd "$BATS_TEST_TMPDIR" || return 1
+}
+
+@test "a page and a document; both whole, the document as its schema says" {
+    make_run a 80 2026-02-03T10:00:00Z
+    report a
+    [ "$status" -eq 0 ]
+    valid report a/report.json
+    jq '.parsed + {schema_version: 1, epkit: .epkit, verb: "parse"}' a/report.json | valid parse
+    [ "$(tail -1 a/report.html)" = '</html>' ]
+    grep -qF 'epkit launch &lt;x&gt; &amp; y' a/report.html
+    run ! grep -E "(src|href)=[\"'][^#\"']|@import|url\(|<script|<link|://" a/report.html
+    [ "$(jq -r '[.hardware, .job, .hosts[1].driver, .environment.NCCL_NET] | join(" ")' a/report.json)" = \
+        "b200 deepep-internode 580.126.09 gIB <b>" ]
+    [ "$(jq -r '.findings[1] | "\(.host) \(.id)"' a/report.json)" = "node-1 memlock" ]
+    run --separate-stderr bash -c "'$EPKIT' report --json a | python3 '$EPKIT_SOURCE/tests/cli/validate.py' '$EPKIT_SOURCE/tool/schema/report.json'"
+    [ "$status" -eq 0 ]
+}
+
+@test "snapshots, findings of the doctor and NIC counters of a node are in it" {
+    make_run a 80 2026-02-03T10:00:00Z
+    "$EPKIT_SOURCE/tests/machines/machines.py" a4/one-nic machine
+    epkit topo --from machine --save a/testbed-logs/snapshot-node-0.json >/dev/null
+    epkit doctor --from machine --json >a/testbed-logs/doctor-node-0.json || [ $? -eq 3 ]
+    echo '{' >a/testbed-logs/snapshot-node-1.json
+    report a
+    jq -e '.snapshots[0].text | startswith("8 x NVIDIA B200")' a/report.json
+    jq -e '.snapshots[1].is_readable == false' a/report.json
+    jq -e '[.findings[] | select(.host == "node-0" and .id == "one-nic")] | length == 1' a/report.json
+    valid report a/report.json
+    # Without hosts in run.json the counters of `epkit nics` count.
+    jq 'del(.hosts)' a/testbed-logs/run.json >b && mv b a/testbed-logs/run.json
+    jq -n '{devices: [range(4) as $i | {device: "mlx5_\($i)", port: 1, moved: {sent_bytes: (if $i == 2 then 0 else 9e9 end),
+        received_bytes: 0}}]}' >a/testbed-logs/nics-node-0.json
+    report a
+    [ "$status" -eq 3 ]
+    jq -e '.nics.hosts[0] | .host == "node-0" and .nics[2].idle' a/report.json
+}
+
+@test "in a browser: no errors, plots are drawn, light and dark, as wide as a phone" {
+    make_run a 80 2026-02-03T10:00:00Z 0 1000
+    epkit report --history h.jsonl a >/dev/null || true
+    epkit report --history h.jsonl a >/dev/null || true
+    run python3 "$EPKIT_SOURCE/tests/parse/page.py" a/report.html "$BATS_TEST_TMPDIR" 5
+    [ "$status" -ne 77 ] || skip "there is no Chromium here"
+    echo "$output"
+    [ "$status" -eq 0 ]
+}
+
+@test "an idle NIC and a failed node are in the verdict and the exit code" {
+    make_run idle 80 2026-02-03T10:00:00Z 0 1000
+    report idle
+    [ "$status" -eq 3 ]
+    [[ "${lines[0]}" == *"1 NIC carried much less than the others."* ]]
+    jq -e '.nics.hosts[1].nics[5].idle and (.nics.hosts[0].uneven == 0)' idle/report.json
+    make_run failed 80 2026-02-03T10:00:00Z 1
+    report failed
+    [ "$status" -eq 1 ]
+    [[ "${lines[0]}" == "The run ended with exit code 1 on node-1."* ]]
+}
+
+@test "comparison: only what changed by more than noise" {
+    make_run a 80 2026-02-03T10:00:00Z
+    make_run b 77 2026-02-04T10:00:00Z
+    make_run c 60 2026-02-05T10:00:00Z
+    report --compare a b
+    [ "$status" -eq 0 ]
+    report --compare a c --output page
+    [ "$status" -eq 3 ]
+    [[ "${lines[0]}" == "3 of 3 figures are worse beyond noise; most of all "*" by 25.0%." ]]
+    [ "$(tail -1 page/report.html)" = '</html>' ]
+    valid report page/report.json
+    epkit report a >/dev/null
+    report --compare --json a/report.json c
+    [ "$status" -eq 3 ]
+    valid report <<<"$output"
+    report --compare --noise 40 a c
+    [ "$status" -eq 0 ]
+    report --compare c a
+    [ "$status" -eq 0 ]
+}
+
+@test "history: a line for each run; differences to the last one; its spread is the noise" {
+    local i
+    for i in 1 2 3 4 5; do
+        make_run "r$i" "80.$i" "2026-02-0${i}T10:00:00Z"
+        report "r$i" --history h.jsonl
+        [ "$status" -eq 0 ]
+    done
+    [ "$(wc -l <h.jsonl)" -eq 5 ]
+    jq -e '.versions.driver == "580.126.09" and .commit == "abc" and .hardware == "b200" and .date' h.jsonl
+    # 1.5% less is far outside of what these runs differ by.
+    make_run r6 79 2026-02-06T10:00:00Z
+    report r6 --history h.jsonl
+    [[ "$output" == *"Beside the run before: 3 of 3 figures are worse beyond noise"* ]]
+    jq -e '(.history | length == 6) and (.previous.rows[0].noise < 0.02)' r6/report.json
+    valid report r6/report.json
+    # Lines that are none do no harm, and are not lost.
+    echo 'torn {' >>h.jsonl
+    report r6 --history h.jsonl
+    [[ "$stderr" == *"1 lines are no entries"* ]]
+    [ "$(wc -l <h.jsonl)" -eq 8 ]
+}
+
+@test "history: several at the same time leave whole lines" {
+    local i pids=()
+    make_run a 80 2026-02-03T10:00:00Z
+    for i in 1 2 3 4 5 6; do
+        "$EPKIT" report a --history h.jsonl --output "out$i" >/dev/null &
+        pids+=($!)
+    done
+    for i in "${pids[@]}"; do wait "$i"; done
+    [ "$(jq -c .date h.jsonl | wc -l)" -eq 6 ]
+}
+
+@test "upload: to a folder, and to gs:// by the client that is there; verified" {
+    make_run a 80 2026-02-03T10:00:00Z
+    report a --upload "$PWD/up/here"
+    [ "$status" -eq 0 ]
+    cmp a/testbed-logs/run.json up/here/testbed-logs/run.json
+    cmp a/report.html up/here/report.html
+    [ "$(find up -name '*.part' | wc -l)" -eq 0 ]
+    mkdir bin bucket
+    # A client whose bucket is a folder.
+    cat >bin/gcloud <<END
+#!/bin/sh
+[ "\$1 \$2" = "storage cp" ] || exit 1
+from=\$(echo "\$3" | sed "s|^gs://|$PWD/bucket/|") to=\$(echo "\$4" | sed "s|^gs://|$PWD/bucket/|")
+mkdir -p "\$(dirname "\$to")" && cp "\$from" "\$to" && { [ ! -e spoil ] || echo x >>"\$to"; }
+END
+    chmod +x bin/gcloud
+    PATH="$PWD/bin:$PATH" report a --upload gs://b/run
+    [ "$status" -eq 0 ]
+    cmp a/testbed-logs/coordinator.log bucket/b/run/testbed-logs/coordinator.log
+    touch spoil
+    PATH="$PWD/bin:$PATH" report a --upload gs://b/spoilt
+    [ "$status" -eq 1 ]
+    [[ "$stderr" == *"what is there is not what was sent"* ]]
+    run --separate-stderr env PATH=/nowhere "$EPKIT" report a --upload gs://b/run
+    [ "$status" -eq 4 ]
+}
+
+@test "full disks and wrong names leave nothing behind" {
+    make_run a 80 2026-02-03T10:00:00Z
+    report none
+    [ "$status" -eq 2 ]
+    report a a
+    [ "$status" -eq 2 ]
+    report a --output /dev/full/x
+    [ "$status" -eq 1 ]
+    report a --upload /dev/full/x
+    [ "$status" -eq 1 ]
+    echo '{' >a/testbed-logs/run.json
+    report a
+    [[ "$stderr" == *"run.json: line"*"it is left out"* ]]
+    [ "$(find a -name '.report*' | wc -l)" -eq 0 ]
+}

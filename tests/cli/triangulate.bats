@@ -1,0 +1,97 @@
+#!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
+# epkit triangulate: by runs of a command, and from recorded runs.
+#
+# shellcheck disable=SC2154 # $stderr is set by run
+
+load common
+
+setup() {
+    # measure BAD HOSTS: prints what test_internode would on these nodes; slow when BAD is among them.
+    cat >"$BATS_TEST_TMPDIR/measure" <<'END'
+#!/bin/sh
+echo "$2" >>"$0.runs"
+case ",$2," in *",$1,"*) rate=43 ;; *) rate=80 ;; esac
+[ "$1" = broken ] && exit 1
+echo "[config] num_tokens=2048, hidden=7168, num_topk_groups=2, num_topk=8"
+echo "[tuning] Best combine: SMs 24, NVL chunk 4, RDMA chunk 8: $rate.0 GB/s (RDMA), 150.0 GB/s (NVL)"
+END
+    chmod +x "$BATS_TEST_TMPDIR/measure"
+}
+
+triangulate() {
+    run --separate-stderr epkit triangulate --hardware b200 --nodes 2 "$@"
+    echo "$output"
+    echo "$stderr" >&2
+}
+
+@test "few nodes: the plan first, then pairs; the slow node is found and confirmed" {
+    triangulate --hosts n1,n2,n3,n4,n5,n6 --run "$BATS_TEST_TMPDIR/measure n4 {hosts}"
+    [ "$status" -eq 3 ]
+    [[ "${lines[0]}" == "Plan: 6 nodes: 3 pairs side by side"* ]]
+    [[ "$output" == *"Slow: n4. Found in 5 runs."* ]]
+    [ "$(wc -l <"$BATS_TEST_TMPDIR/measure.runs")" -eq 5 ]
+}
+
+@test "many nodes: halves; the document fits the schema" {
+    seq -f 'node-%g slots=8' 1 100 >"$BATS_TEST_TMPDIR/hosts"
+    triangulate --hosts "@$BATS_TEST_TMPDIR/hosts" --json --run "$BATS_TEST_TMPDIR/measure node-77 {hosts}"
+    [ "$status" -eq 3 ]
+    [ "$(jq -c '[.result, .slow, .plan.strategy, .plan.least_runs]' <<<"$output")" = \
+        '["found",["node-77"],"halves",7]' ]
+    [ "$(jq '.runs | length' <<<"$output")" -le 9 ]
+    valid triangulate <<<"$output"
+}
+
+@test "the plan alone starts nothing; a run that fails counts as slow; limits and deadlines hold" {
+    triangulate --hosts a,b,c --plan
+    [ "$status" -eq 0 ]
+    triangulate --hosts a,b,c --plan --json
+    valid triangulate <<<"$output"
+    [ ! -e "$BATS_TEST_TMPDIR/measure.runs" ]
+    triangulate --hosts a,b,c,d --run "$BATS_TEST_TMPDIR/measure broken {hosts}"
+    [ "$status" -eq 3 ]
+    [[ "$output" == *"failed: Nothing was recognised"*"No single node"* ]]
+    seq 1 200 >"$BATS_TEST_TMPDIR/hosts"
+    triangulate --hosts "@$BATS_TEST_TMPDIR/hosts" --max-runs 3 --run "$BATS_TEST_TMPDIR/measure 9 {hosts}"
+    [ "$status" -eq 1 ]
+    [[ "$output" == *"Not finished in 3 runs"* ]]
+    triangulate --hosts a,b --timeout 1 --run "sleep 600; : {hosts}"
+    [ "$status" -eq 3 ]
+    [[ "$output" == *"it was ended at its deadline"* ]]
+    run ! pgrep -f "sleep 600; : a,b"
+}
+
+@test "names that a shell would take apart are refused" {
+    triangulate --hosts 'a,b;reboot' --run 'echo {hosts}'
+    [ "$status" -eq 2 ]
+    triangulate --hosts a,a --run 'echo {hosts}'
+    [ "$status" -eq 2 ]
+    triangulate --hosts a --run 'echo {hosts}'
+    [ "$status" -eq 2 ]
+    triangulate --hosts a,b --run 'echo'
+    [ "$status" -eq 2 ]
+}
+
+@test "recorded runs: a file, and folders of runs whose NIC counters name the NIC" {
+    echo '{"runs": [{"hosts": ["a", "b"], "ratio": 0.5}, {"hosts": ["a", "c"], "ratio": 1.0}]}' \
+        >"$BATS_TEST_TMPDIR/runs.json"
+    triangulate --from "$BATS_TEST_TMPDIR/runs.json"
+    [ "$status" -eq 3 ]
+    [[ "$output" == "Slow: b,"* ]]
+    local pair hosts
+    for pair in 1,2 3,4 1,3 2,4; do
+        mkdir -p "$BATS_TEST_TMPDIR/runs/$pair/testbed-logs"
+        hosts=$(jq -cn --arg pair "$pair" '$pair | split(",") | map({name: ., nics: [range(8) as $i |
+            {device: "mlx5_\($i)", port: 1, tx_bytes: 1000, rx_bytes: (if . == "4" and $i == 5 then 1 else 1000 end)}]})')
+        hosts=$(jq -c 'map(if .name == "4" then .nics[5].tx_bytes = 1 | .nics[5].rx_bytes = 1 else . end)' <<<"$hosts")
+        echo "{\"schema_version\": 1, \"nodes\": 2, \"exit_code\": 0, \"hosts\": $hosts}" \
+            >"$BATS_TEST_TMPDIR/runs/$pair/testbed-logs/run.json"
+        "$BATS_TEST_TMPDIR/measure" 4 "$pair" >"$BATS_TEST_TMPDIR/runs/$pair/testbed-logs/coordinator.log"
+    done
+    triangulate --from "$BATS_TEST_TMPDIR/runs"
+    [ "$status" -eq 3 ]
+    [[ "$output" == "Slow: 4,"*"mlx5_5 of 4 carried 0% of the others"* ]]
+    triangulate --from "$BATS_TEST_TMPDIR/runs" --json
+    valid triangulate <<<"$output"
+}

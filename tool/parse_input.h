@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* parse_input.h - what `epkit parse`, `report` and `triangulate` have in common: logs, reference data, hardware. */
+#ifndef EP_TOOL_PARSE_INPUT_H
+#define EP_TOOL_PARSE_INPUT_H
+
+#include "cmd.h"
+
+#include "folder/folder.h"
+#include "verdict/verdict.h"
+
+struct input_options {
+    const char *hardware, *reference;
+    int64_t nodes, tolerance;
+};
+
+#define INPUT_OPTIONS(options_type, member)                                                                            \
+    {"hardware",                                                                                                       \
+     'H',                                                                                                              \
+     "NAME",                                                                                                           \
+     OPT_STRING,                                                                                                       \
+     offsetof(options_type, member.hardware),                                                                          \
+     .help = "machine to compare with (--list-hardware); default: what the log names",                                 \
+     .heading = "Comparison"},                                                                                         \
+        {"nodes",                                                                                                      \
+         'n',                                                                                                          \
+         "N",                                                                                                          \
+         OPT_INT,                                                                                                      \
+         offsetof(options_type, member.nodes),                                                                         \
+         .min = 1,                                                                                                     \
+         .max = 1000000,                                                                                               \
+         .value = NULL,                                                                                                \
+         .help = "number of nodes of the runs; default: what the log or the rates tell"},                              \
+        {"reference",                                                                                                  \
+         'r',                                                                                                          \
+         "FILE",                                                                                                       \
+         OPT_FILE,                                                                                                     \
+         offsetof(options_type, member.reference),                                                                     \
+         .help = "more reference figures, in the format of recipes/reference.json"},                                   \
+    {                                                                                                                  \
+        "tolerance", 't', "PERCENT", OPT_INT, offsetof(options_type, member.tolerance),                                \
+            .min = 1, .max = 90, .value = "15", .help = "slower than expected by more than this is a finding"          \
+    }
+
+/* Reference data and what the options say about it. CMD_FINE, or the exit code after an error was reported. */
+int input_reference(const struct cmd *cmd, const struct input_options *options, struct reference **ret_reference,
+                    struct verdict_options *ret_options);
+
+/* Reads a file, "-", or all logs of a folder. CMD_FINE, or CMD_USAGE or CMD_FAILED after the error was reported. */
+int input_read(const struct cmd *cmd, struct parser *parser, const char *path);
+
+/* All logs of a folder; fills in hardware and nodes that its run.json names, where they are not set yet. */
+int input_read_folder(const struct cmd *cmd, struct parser *parser, const struct folder *folder,
+                      const struct reference *reference, struct verdict_options *options);
+
+/* Lines of the text output, without the first one. */
+int verdict_print(const json_t *document);
+
+#endif
