@@ -101,7 +101,7 @@ EP_API ep_status ep_comm_barrier(ep_comm *comm);
 
 /*
  * All-gather of small blocks over an existing communicator (sizes, seeds, timings: not for bulk data). At most 4096
- * bytes a rank. As ep_allgather_fn.
+ * bytes a rank. As ep_allgather_fn. ret_all may not overlap mine: EP_E_ARG.
  */
 EP_API ep_status ep_comm_allgather(ep_comm *comm, const void *mine, size_t bytes, void *ret_all);
 
