@@ -91,8 +91,11 @@ struct host_slot {
     struct ep_shm_name name;
 };
 
-/* Votes of ep_comm_shrink; the only words that peers write (a ban), by compare-exchange from OPEN. */
-enum { HOST_VOTE_OPEN = 0, HOST_VOTE_LOCKED, HOST_VOTE_VETO, HOST_VOTE_BANNED };
+/*
+ * Votes of ep_comm_shrink, in the lowest byte; see shrink.c. Besides doorbells the only words that peers write: those
+ * against the group, by compare-exchange from OPEN.
+ */
+enum { HOST_VOTE_OPEN = 0, HOST_VOTE_LOCKED, HOST_VOTE_VETO, HOST_VOTE_BANNED, HOST_VOTE_GIVEN_UP };
 
 struct host_shrink {
     _Atomic uint32_t attempt;                               /* 0: not come yet; else the attempt this rank is in */
@@ -112,6 +115,7 @@ struct host_control {
     _Atomic uint64_t board_read;                       /* exchanges that this rank has read from all boards */
     alignas(HOST_CACHE_LINE) _Atomic uint64_t failure; /* pack_failure(); 0: none. First writer wins */
     _Atomic uint32_t left;                             /* ep_comm_free was called */
+    _Atomic uint32_t aborts;                           /* calls of ep_comm_abort: wakes a shrink */
     _Atomic uint32_t waiting;                          /* (rank waited for + 1) << 8 | phase; 0: not waiting */
     _Atomic uint64_t beat_ns;                          /* when the owner last looked around while waiting */
     struct host_record record[2];
@@ -251,6 +255,8 @@ ep_status host_check_abort(struct host_comm *host);
 void host_abort(ep_comm *comm);
 ep_status host_poll(ep_comm *comm);
 const char *host_phase_name(enum host_phase phase);
+/* Is it the number of a failure? For statuses that a peer has published. */
+bool host_status_valid(uint32_t status);
 /* Both as in struct host_peer. A process of which nothing is known has not ended. */
 bool host_process_ended(int pidfd, int32_t pid);
 bool host_peer_dead(const struct host_comm *host, int rank);

@@ -8,6 +8,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
+#include <string.h>
 
 /* How often a sleeping rank looks for dead peers; also how late a lost wake-up could be noticed. */
 #define LOOK_NS 20000000u
@@ -28,6 +29,11 @@ const char *host_phase_name(enum host_phase phase)
     if ((size_t)phase >= sizeof(phase_names) / sizeof(phase_names[0]))
         return "?";
     return phase_names[phase];
+}
+
+bool host_status_valid(uint32_t status)
+{
+    return status != EP_OK && strcmp(ep_status_name((ep_status)status), ep_status_name((ep_status)-1)) != 0;
 }
 
 /* A failure in one word, so that it can be published and taken over in one store. */
@@ -165,6 +171,7 @@ void host_abort(ep_comm *comm)
         &host->control->failure, &none,
         pack_failure(EP_E_ABORTED, comm->rank, (enum host_phase)(waiting & 0xff), comm->rank));
     atomic_compare_exchange_strong(&comm->failed, &clean, (int)EP_E_ABORTED);
+    atomic_fetch_add(&host->control->aborts, 1);
     host_ring_all(host);
     errno = saved_errno;
 }
