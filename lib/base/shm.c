@@ -68,11 +68,16 @@ ep_status ep_shm_new(size_t bytes, struct ep_shm *ret_shm)
 
     if (mapped < bytes || mapped > (size_t)INT64_MAX)
         return ep_fail(EP_E_OVERFLOW, "shared memory: %zu bytes", bytes);
-    shm.fd = memfd_create("epkit", MFD_CLOEXEC);
+    shm.fd = memfd_create("epkit", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (shm.fd < 0)
         return ep_fail_errno(EP_E_SYSTEM, errno, "shared memory: memfd_create");
     if (ftruncate(shm.fd, (off_t)mapped) != 0) {
         status = ep_fail_errno(EP_E_MEMORY, errno, "shared memory: ftruncate to %zu bytes", mapped);
+        goto close_fd;
+    }
+    /* Peers rely on its size. */
+    if (fcntl(shm.fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0) {
+        status = ep_fail_errno(EP_E_SYSTEM, errno, "shared memory: F_ADD_SEALS");
         goto close_fd;
     }
     status = map_fd(shm.fd, mapped, &shm.base);
@@ -113,7 +118,7 @@ static int borrow_local(const struct ep_shm_name *name, struct ep_shm *ret_shm)
         return 0;
     pthread_mutex_lock(&registry_lock);
     for (struct local_segment *segment = registry; segment; segment = segment->next) {
-        if (segment->serial != name->serial)
+        if (segment->serial != name->serial || segment->mapped < name->bytes)
             continue;
         segment->refs++;
         *ret_shm = (struct ep_shm){.base = segment->base, .bytes = name->bytes, .serial = segment->serial, .fd = -1};
@@ -130,12 +135,12 @@ ep_status ep_shm_attach(const struct ep_shm_name *name, struct ep_shm *ret_shm)
     char path[64];
     struct stat info;
     ep_status status;
-    int fd;
+    int fd, seals;
 
     if (borrow_local(name, ret_shm))
         return EP_OK;
     snprintf(path, sizeof(path), "/proc/%d/fd/%d", name->pid, name->fd);
-    fd = open(path, O_RDWR | O_CLOEXEC);
+    fd = open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
     if (fd < 0)
         return ep_fail_errno(errno == ENOENT || errno == ESRCH ? EP_E_PEER_DEAD : EP_E_SYSTEM, errno,
                              "shared memory: open %s of a peer (same host, user and PID namespace are needed)", path);
@@ -143,6 +148,14 @@ ep_status ep_shm_attach(const struct ep_shm_name *name, struct ep_shm *ret_shm)
         status =
             ep_fail(EP_E_PEER_DEAD, "shared memory: %s is another file now: process %d ended and its number was reused",
                     path, name->pid);
+        goto close_fd;
+    }
+    /* Memory behind the end of a file, or that its owner may cut off, is SIGBUS for who touches it. */
+    seals = fcntl(fd, F_GET_SEALS);
+    if (name->bytes > (uint64_t)info.st_size || seals < 0 || !(seals & F_SEAL_SHRINK)) {
+        status = ep_fail(EP_E_MISMATCH, "shared memory: %s has %lld bytes%s, but its owner says %llu", path,
+                         (long long)info.st_size, seals >= 0 && seals & F_SEAL_SHRINK ? "" : " that may be cut off",
+                         (unsigned long long)name->bytes);
         goto close_fd;
     }
     status = map_fd(fd, mapped_bytes(name->bytes), &shm.base);

@@ -68,6 +68,10 @@ static ep_status attach_peer(struct host_comm *host, int rank, const struct iden
                        "ep_comm_new: ranks %d and %d are of one node (ranks_per_node is %d) but live on different %s",
                        host->comm->rank, rank, host->comm->ranks_per_node, same_host ? "PID namespaces" : "hosts");
     }
+    if (peer->control.bytes != host->shm.bytes || peer->control.pid != peer->pid)
+        return ep_fail(EP_E_MISMATCH,
+                       "ep_comm_new: what rank %d has published is damaged: a control block of %llu bytes", rank,
+                       (unsigned long long)peer->control.bytes);
     status = ep_shm_attach(&peer->control, &entry->shm);
     if (status != EP_OK)
         return ep_fail_prefix(status, "ep_comm_new: control block of rank %d: ", rank);
@@ -106,7 +110,10 @@ ep_status host_agree(const ep_boot *boot, int timeout_ms, ep_status mine)
     if (mine != EP_OK)
         status = ep_fail(mine, "%s", text);
     for (int rank = 0; status == EP_OK && rank < boot->nranks; rank++)
-        if (all[rank] != EP_OK)
+        if (all[rank] != EP_OK && !ep_status_is_failure(all[rank]))
+            status = ep_fail(EP_E_MISMATCH, "ep_comm_new: what rank %d has published is damaged: status %d", rank,
+                             all[rank]);
+        else if (all[rank] != EP_OK)
             status = ep_fail((ep_status)all[rank], "ep_comm_new: rank %d failed with %s (%s)", rank,
                              ep_status_name((ep_status)all[rank]), ep_status_text((ep_status)all[rank]));
     free(all);
@@ -222,8 +229,9 @@ ep_status host_comm_open_sized(ep_comm *comm, const ep_boot *boot, size_t bytes)
     pthread_cond_init(&host->queue_changed, &attributes);
     pthread_condattr_destroy(&attributes);
 
+    host->records = calloc((size_t)host->nlocal, sizeof(*host->records));
     host->peers = calloc((size_t)comm->nranks, sizeof(*host->peers));
-    if (!host->peers) {
+    if (!host->peers || !host->records) {
         status = ep_fail(EP_E_MEMORY, "ep_comm_new: no memory for %d ranks", comm->nranks);
         goto close;
     }
@@ -277,6 +285,7 @@ void host_comm_close(ep_comm *comm)
             close(host->peers[rank].pidfd);
     }
     free(host->peers);
+    free(host->records);
     ep_shm_done(&host->shm);
     pthread_cond_destroy(&host->queue_changed);
     pthread_mutex_destroy(&host->queue_lock);

@@ -17,6 +17,10 @@
  * are counted: `entered` says "my buffers for operation n are published", `finished` says "I have moved all that I move
  * in operation n". A rank leaves an operation when all ranks of its node have finished it, so two records of operations
  * are enough, and nobody reads a record that is being overwritten.
+ *
+ * What a peer has written is not believed: it may be rubbish, and change while it is read. Counts, indices and offsets
+ * are copied out of shared memory once (host_read_shared) and checked before anything follows from them; a value that
+ * no rank writes is host_raise_damage(). Rows and scales are payload and may hold anything.
  */
 #ifndef EP_HOST_HOST_H
 #define EP_HOST_HOST_H
@@ -29,6 +33,7 @@
 
 #include <pthread.h>
 #include <stdalign.h>
+#include <string.h>
 
 #define HOST_CACHE_LINE 64
 #define HOST_SLOTS 512   /* symmetric allocations of one rank, staging included */
@@ -82,6 +87,7 @@ struct host_record {
     int32_t phase; /* HOST_DISPATCH_READY or HOST_COMBINE_READY: tells two ranks in different calls apart */
     int32_t plan_number;
     int32_t dtype, hidden, scale_type, outputs;
+    int64_t rows;   /* that the buffers below hold: all ranks compute the same number from the plan */
     int32_t copies; /* CUDA: its kernel copies rows between ordinary memory and `at`; ranks may differ */
     struct host_where at[HOST_AT_COUNT];
 };
@@ -158,6 +164,7 @@ struct host_comm {
     bool one_host;
     bool spin; /* ranks of this host do not outnumber the processors */
     size_t board_row_bytes;
+    struct host_record *records;          /* [nlocal] of the last operation, as they were when it began */
     uint64_t operation;                   /* number of the last dispatch or combine */
     uint64_t exchange;                    /* number of the last exchange started */
     uint64_t exchanged;                   /* ... and of the last one read */
@@ -180,6 +187,13 @@ struct host_comm {
     struct host_job *head, *tail; /* queued and running jobs */
     bool running;
 };
+
+/* Copies from memory that a peer may change meanwhile: what follows works on the copy, the compiler reads no more. */
+static inline void host_read_shared(void *ret, const void *from, size_t bytes)
+{
+    memcpy(ret, from, bytes);
+    __asm__ volatile("" ::: "memory");
+}
 
 static inline struct host_comm *host_of(const ep_comm *comm)
 {
@@ -248,6 +262,9 @@ ep_status host_raise(struct host_comm *host, ep_status status, int culprit, enum
 /* The same for a status whose text is the thread's last error: keeps that text, unless another failure was first. */
 ep_status host_raise_own(struct host_comm *host, ep_status status, int culprit, enum host_phase phase);
 
+/* EP_E_MISMATCH: a value in the memory of `rank` is one that no rank writes. */
+ep_status host_raise_damage(struct host_comm *host, int rank, enum host_phase phase, const char *what, int64_t value);
+
 /* EP_OK, or the failure that this rank or a peer has raised. Cheap. */
 ep_status host_check(struct host_comm *host);
 /* The same, but only ep_comm_abort counts: for calls that outlive dead peers. */
@@ -255,8 +272,6 @@ ep_status host_check_abort(struct host_comm *host);
 void host_abort(ep_comm *comm);
 ep_status host_poll(ep_comm *comm);
 const char *host_phase_name(enum host_phase phase);
-/* Is it the number of a failure? For statuses that a peer has published. */
-bool host_status_valid(uint32_t status);
 /* Both as in struct host_peer. A process of which nothing is known has not ended. */
 bool host_process_ended(int pidfd, int32_t pid);
 bool host_peer_dead(const struct host_comm *host, int rank);
@@ -299,8 +314,8 @@ static inline int host_rail(const struct host_comm *host, int node)
 ep_status host_exchange_start(struct host_comm *host, enum host_phase phase, const void *row, size_t bytes,
                               uint64_t *ret_number);
 ep_status host_exchange_complete(struct host_comm *host, uint64_t number, enum host_phase phase);
-/* Row of `rank` in an exchange between complete and release. */
-const void *host_exchange_row(const struct host_comm *host, uint64_t number, int rank);
+/* Copies `bytes` of the row of `rank` in an exchange between complete and release. */
+void host_exchange_read(const struct host_comm *host, uint64_t number, int rank, void *ret_row, size_t bytes);
 void host_exchange_release(struct host_comm *host, uint64_t number);
 ep_status host_barrier(ep_comm *comm);
 ep_status host_allgather(ep_comm *comm, const void *mine, size_t bytes, void *ret_all);
@@ -312,8 +327,14 @@ ep_status host_alloc_internal(struct host_comm *host, size_t bytes, void **ret_m
 void host_free_internal(struct host_comm *host, void *memory);
 /* Finds `bytes` at `memory` in this rank's symmetric memory; false if they are not in it. */
 bool host_find(struct host_comm *host, const void *memory, size_t bytes, struct host_where *ret_where);
-/* The address here of a place in a peer's memory. */
-ep_status host_map(struct host_comm *host, int rank, const struct host_where *where, void **ret_address);
+/*
+ * The address here of a place in a peer's memory that holds `bytes`, aligned to 16. EP_E_MISMATCH if it does not: then
+ * nothing of it may be used. 0 bytes: NULL, whatever the place is.
+ */
+ep_status host_map(struct host_comm *host, int rank, const struct host_where *where, size_t bytes, void **ret_address);
+/* Attaches the segment in a peer's slot, if it is one of that peer's and has at least `bytes`. */
+ep_status host_attach_slot(struct host_comm *host, int rank, const struct host_where *where, size_t bytes,
+                           struct ep_shm *ret_shm);
 /* Unmaps what the peers have freed. */
 void host_sweep(struct host_comm *host);
 void host_memory_close(struct host_comm *host);
@@ -383,6 +404,7 @@ struct host_plan {
     int64_t *expert_start;
     int32_t *recv_exact; /* [L] not rounded up */
     void *device;        /* a device backend's part, which it frees itself */
+    int64_t *rows_on;    /* [R] rows that each rank receives */
     int64_t *first_row;  /* [R] rank layout: where this rank's rows begin on each rank */
 };
 
@@ -452,8 +474,11 @@ ep_status host_hop_combine(const struct host_sum *sum);
 /* For EP_COMM_CHECK_VALUES. */
 bool host_has_nan(const float *values, size_t n);
 
-/* Publishes the record of the next operation, waits for those of the node and compares them. */
-ep_status host_enter(struct host_comm *host, const struct host_record *record);
+/*
+ * Publishes the record of the next operation on `plan`, waits for those of the node and compares them. Then
+ * host->records has them: read them there, not in the control blocks.
+ */
+ep_status host_enter(struct host_comm *host, const ep_plan *plan, const struct host_record *record);
 /* Says that this rank has moved its part and waits for the others of the node. */
 ep_status host_leave(struct host_comm *host, enum host_phase phase);
 

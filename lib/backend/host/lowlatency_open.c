@@ -41,6 +41,9 @@ static ep_status compare_configs(const ep_ll *ll, const struct ll_hello *all)
     };
 
     for (int rank = 0; rank < ll->comm->nranks; rank++) {
+        if (all[rank].status != EP_OK && !ep_status_is_failure(all[rank].status))
+            return ep_fail(EP_E_MISMATCH, "ep_ll_new: what rank %d has published is damaged: status %d", rank,
+                           all[rank].status);
         if (all[rank].status != EP_OK)
             return ep_fail((ep_status)all[rank].status, "ep_ll_new: rank %d failed with %s", rank,
                            ep_status_name((ep_status)all[rank].status));
@@ -56,13 +59,18 @@ static ep_status compare_configs(const ep_ll *ll, const struct ll_hello *all)
     return EP_OK;
 }
 
+static size_t segment_bytes(const ep_ll *ll, const struct host_ll *inner)
+{
+    return inner->blocks_at + 2 * (size_t)ll->comm->nranks * inner->block_bytes;
+}
+
 static ep_status attach_segment(ep_ll *ll, struct host_ll *inner, int rank, const struct host_where *where)
 {
     if (rank == ll->comm->rank) {
         inner->peer[rank] = inner->segment;
         return EP_OK;
     }
-    EP_TRY(ep_shm_attach(&host_control_of(inner->host, rank)->slot[where->slot].name, &inner->shm[rank]));
+    EP_TRY(host_attach_slot(inner->host, rank, where, segment_bytes(ll, inner), &inner->shm[rank]));
     inner->peer[rank] = inner->shm[rank].base;
     return EP_OK;
 }
@@ -78,7 +86,10 @@ ep_status host_ll_agree(ep_ll *ll, ep_status mine)
     if (mine != EP_OK)
         return ep_fail(mine, "%s", text);
     for (int rank = 0; status == EP_OK && rank < ll->comm->nranks; rank++)
-        if (all[rank] != EP_OK)
+        if (all[rank] != EP_OK && !ep_status_is_failure(all[rank]))
+            status =
+                ep_fail(EP_E_MISMATCH, "ep_ll_new: what rank %d has published is damaged: status %d", rank, all[rank]);
+        else if (all[rank] != EP_OK)
             status = ep_fail((ep_status)all[rank], "ep_ll_new: rank %d failed with %s", rank,
                              ep_status_name((ep_status)all[rank]));
     return status;
@@ -131,6 +142,10 @@ static void free_inner(struct host_ll *inner, int nranks)
     free(inner->index[0]);
     free(inner->index[1]);
     free(inner->given);
+    free(inner->n_slots);
+    free(inner->heads);
+    free(inner->ranges[0]);
+    free(inner->ranges[1]);
     free(inner->seen);
     free(inner->row);
     free(inner->scales);
@@ -160,18 +175,24 @@ ep_status host_ll_open(ep_ll *ll)
     inner->peer = calloc(nranks, sizeof(*inner->peer));
     inner->shm = calloc(nranks, sizeof(*inner->shm));
     inner->masked = calloc(nranks, sizeof(*inner->masked));
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < 2; i++) {
         inner->index[i] = malloc((entries + 1) * sizeof(*inner->index[i]));
+        inner->ranges[i] = calloc((size_t)ll->n_local * nranks, sizeof(*inner->ranges[i]));
+    }
+    inner->n_slots = calloc(nranks, sizeof(*inner->n_slots));
+    inner->heads = malloc(nranks * (size_t)ll->config.max_tokens *
+                          (sizeof(struct ll_slot) + (size_t)ll->config.topk * sizeof(int32_t)));
     inner->given = malloc((entries + 1) * sizeof(*inner->given));
     inner->seen = malloc((size_t)ll->config.n_experts * sizeof(*inner->seen));
     inner->row = aligned_alloc(16, align16((size_t)ll->config.hidden));
     inner->scales = malloc((blocks + 1) * sizeof(*inner->scales));
     inner->packed_scales = malloc((blocks + 4) * sizeof(*inner->packed_scales));
     if (!inner->peer || !inner->shm || !inner->masked || !inner->index[0] || !inner->index[1] || !inner->given ||
-        !inner->seen || !inner->row || !inner->scales || !inner->packed_scales)
+        !inner->n_slots || !inner->heads || !inner->ranges[0] || !inner->ranges[1] || !inner->seen || !inner->row ||
+        !inner->scales || !inner->packed_scales)
         status = ep_fail(EP_E_MEMORY, "ep_ll_new: no memory for %zu entries", entries);
     else
-        status = host_alloc_internal(host, inner->blocks_at + 2 * nranks * inner->block_bytes, &inner->segment);
+        status = host_alloc_internal(host, segment_bytes(ll, inner), &inner->segment);
     status = meet_peers(ll, inner, status);
     if (status != EP_OK) {
         free_inner(inner, ll->comm->nranks);

@@ -149,7 +149,7 @@ static ep_status fail_with_vote(const struct shrink *s, int owner, uint32_t vote
     ep_status status = (ep_status)(vote >> 8 & 0xfff);
     int culprit = (int)(vote >> 20);
 
-    if (culprit >= s->host->comm->nranks || !host_status_valid((uint32_t)status))
+    if (culprit >= s->host->comm->nranks || !ep_status_is_failure(status))
         return ep_fail(EP_E_MISMATCH, "ep_comm_shrink: the vote of rank %d is damaged: 0x%08x", owner, vote);
     switch (status) {
     case EP_E_ABORTED:
@@ -338,7 +338,7 @@ static ep_status join_failure(const struct shrink *s, int rank, bool *ret_spoilt
     ep_status status = (ep_status)(vote >> 8 & 0xfff);
     int culprit = (int)(vote >> 20);
 
-    if (culprit >= s->host->comm->nranks || !host_status_valid((uint32_t)status))
+    if (culprit >= s->host->comm->nranks || !ep_status_is_failure(status))
         return give_up(s, EP_E_MISMATCH, rank, ret_spoilt);
     return give_up(s, status, culprit, ret_spoilt);
 }

@@ -31,16 +31,24 @@ const char *host_phase_name(enum host_phase phase)
     return phase_names[phase];
 }
 
-bool host_status_valid(uint32_t status)
-{
-    return status != EP_OK && strcmp(ep_status_name((ep_status)status), ep_status_name((ep_status)-1)) != 0;
-}
-
 /* A failure in one word, so that it can be published and taken over in one store. */
 static uint64_t pack_failure(ep_status status, int culprit, enum host_phase phase, int reporter)
 {
     return (uint64_t)status << 48 | (uint64_t)(uint16_t)culprit << 32 | (uint64_t)(uint16_t)phase << 16 |
            (uint64_t)(uint16_t)reporter;
+}
+
+/* What a rank has published as its failure. No rank packs other words than pack_failure() does. */
+static uint64_t failure_of(const struct host_comm *host, int rank)
+{
+    const struct host_control *control = host->peers[rank].control;
+    uint64_t failure = control ? atomic_load_explicit(&control->failure, memory_order_acquire) : 0;
+    int nranks = host->comm->nranks;
+
+    if (!failure || (ep_status_is_failure((int64_t)(failure >> 48)) && (uint16_t)(failure >> 32) < nranks &&
+                     (uint16_t)failure < nranks))
+        return failure;
+    return pack_failure(EP_E_MISMATCH, rank, HOST_IDLE, host->comm->rank);
 }
 
 static ep_status fail_with(struct host_comm *host, uint64_t failure)
@@ -118,22 +126,21 @@ ep_status host_raise_own(struct host_comm *host, ep_status status, int culprit, 
     return raised == status ? ep_fail(status, "%s (in \"%s\")", text, host_phase_name(phase)) : raised;
 }
 
+ep_status host_raise_damage(struct host_comm *host, int rank, enum host_phase phase, const char *what, int64_t value)
+{
+    return host_raise_own(
+        host, ep_fail(EP_E_MISMATCH, "what rank %d has published is damaged: %s is %lld", rank, what, (long long)value),
+        rank, phase);
+}
+
 ep_status host_check(struct host_comm *host)
 {
-    uint64_t failure = atomic_load_explicit(&host->control->failure, memory_order_acquire);
-    int rank;
+    uint64_t failure = failure_of(host, host->comm->rank);
 
     if (failure)
         return fail_with(host, failure);
-    for (rank = 0; rank < host->comm->nranks; rank++) {
-        struct host_control *control = host->peers[rank].control;
-
-        if (!control)
-            continue;
-        failure = atomic_load_explicit(&control->failure, memory_order_acquire);
-        if (failure)
-            break;
-    }
+    for (int rank = 0; rank < host->comm->nranks && !failure; rank++)
+        failure = failure_of(host, rank);
     if (!failure)
         return EP_OK;
     /* Taken over, so that it stays known when that peer is gone, and every later call gives the same answer. */
@@ -146,8 +153,7 @@ ep_status host_check(struct host_comm *host)
 ep_status host_check_abort(struct host_comm *host)
 {
     for (int rank = 0; rank < host->comm->nranks; rank++) {
-        struct host_control *control = host->peers[rank].control;
-        uint64_t failure = control ? atomic_load_explicit(&control->failure, memory_order_acquire) : 0;
+        uint64_t failure = failure_of(host, rank);
 
         if ((ep_status)(failure >> 48) == EP_E_ABORTED)
             return fail_with(host, failure);
@@ -233,6 +239,8 @@ static int find_culprit(struct host_comm *host, int rank)
         if (!waiting || now - atomic_load(&control->beat_ns) > stale_ns)
             return rank;
         next = (int)(waiting >> 8) - 1;
+        if (next < 0 || next >= host->comm->nranks)
+            return rank; /* it waits for nobody that there is */
         if (next == host->comm->rank)
             return rank; /* it waits for us: it was merely slow, but late it is */
         rank = next;
@@ -357,6 +365,7 @@ ep_status host_wait_node(struct host_comm *host, size_t word, uint64_t value, en
     for (int i = 1; i < host->nlocal; i++) {
         int rank = host->first + (host->local + i) % host->nlocal;
         _Atomic uint64_t *counter = (_Atomic uint64_t *)((char *)host->peers[rank].control + word);
+        uint64_t at;
 
         for (;;) {
             uint32_t seen = host_doorbell(host);
@@ -364,9 +373,15 @@ ep_status host_wait_node(struct host_comm *host, size_t word, uint64_t value, en
 
             if (driven)
                 EP_TRY(host_net_progress(host, phase, &moved));
-            if (atomic_load_explicit(counter, memory_order_acquire) >= value)
+            at = atomic_load_explicit(counter, memory_order_acquire);
+            if (at >= value)
                 break;
             EP_TRY(host_pause(&pause, seen, rank));
+        }
+        /* Nobody is further ahead than there are exchanges in flight. */
+        if (at - value > 2 * HOST_BOARDS) {
+            host_pause_end(&pause);
+            return host_raise_damage(host, rank, phase, "a counter of its operations", (int64_t)at);
         }
     }
     host_pause_end(&pause);
