@@ -32,14 +32,14 @@ static void peers_see_what_is_written(void **state)
 
     assert_int_equal(ep_alloc(comms[0], 10000, &memory), EP_OK);
     assert_int_equal((uintptr_t)memory % 4096, 0);
-    strcpy((char *)memory + 5000, "here");
-    assert_true(host_find(host_of(comms[0]), (char *)memory + 5000, 5000, &where));
+    strcpy((char *)memory + 4992, "here");
+    assert_true(host_find(host_of(comms[0]), (char *)memory + 4992, 5000, &where));
     assert_int_equal(host_map(host_of(comms[1]), 0, &where, 1, &seen), EP_OK);
     assert_string_equal(seen, "here");
     strcpy(seen, "back");
-    assert_string_equal((char *)memory + 5000, "back");
+    assert_string_equal((char *)memory + 4992, "back");
     assert_int_equal(host_map(host_of(comms[0]), 0, &where, 1, &seen), EP_OK);
-    assert_ptr_equal(seen, (char *)memory + 5000);
+    assert_ptr_equal(seen, (char *)memory + 4992);
 }
 
 static void nowhere_is_no_address(void **state)
@@ -48,7 +48,9 @@ static void nowhere_is_no_address(void **state)
     struct host_where where = {.slot = HOST_NOWHERE};
     void *seen = &where;
 
-    assert_int_equal(host_map(host_of(comms[1]), 0, &where, 1, &seen), EP_OK);
+    assert_int_equal(host_map(host_of(comms[1]), 0, &where, 0, &seen), EP_OK);
+    assert_null(seen);
+    assert_int_equal(host_map(host_of(comms[1]), 0, &where, 1, &seen), EP_E_MISMATCH);
     assert_null(seen);
 }
 

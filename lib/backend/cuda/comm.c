@@ -64,7 +64,9 @@ static ep_status publish(struct cuda_comm *cuda)
     cuda->board->device = cuda->device;
     CUDA_TRY(cudaDeviceGetPCIBusId(cuda->board->bus_id, sizeof(cuda->board->bus_id), cuda->device));
     CUDA_TRY(cudaIpcGetMemHandle(&handle, cuda->signals));
-    cuda_publish_slot(&cuda->board->signals, cuda->signals, &handle, 1);
+    cuda_publish_slot(&cuda->board->signals,
+                      &(struct cuda_mapping){.base = cuda->signals, .bytes = sizeof(*cuda->signals), .generation = 1},
+                      &handle);
     return EP_OK;
 }
 
@@ -125,7 +127,7 @@ static ep_status reach_peers(struct cuda_comm *cuda)
         struct cuda_peer *peer = &cuda->peers[rank];
         void *address;
 
-        EP_TRY(host_map(&cuda->host, rank, &board, &address));
+        EP_TRY(host_map(&cuda->host, rank, &board, sizeof(struct cuda_board), &address));
         peer->board = address;
         peer->same_process = cuda->host.peers[rank].pid == 0;
         if (rank == comm->rank)
