@@ -75,7 +75,7 @@ static ep_status check_reach(struct cuda_comm *cuda, int rank, bool *ret_hidden)
 {
     const struct cuda_peer *peer = &cuda->peers[rank];
     int device = -1, reach = 0, me = cuda->host.comm->rank;
-    cudaError_t error = cudaDeviceGetByPCIBusId(&device, peer->board->bus_id);
+    cudaError_t error = cudaDeviceGetByPCIBusId(&device, peer->bus_id);
 
     /*
      * Hidden by CUDA_VISIBLE_DEVICES. Its memory can be mapped all the same (so says the manual of the CUDA runtime,
@@ -91,7 +91,7 @@ static ep_status check_reach(struct cuda_comm *cuda, int rank, bool *ret_hidden)
     CUDA_TRY(cudaDeviceCanAccessPeer(&reach, cuda->device, device));
     if (!reach)
         return ep_fail(EP_E_UNSUPPORTED, "ep_comm_new: no P2P between rank %d (GPU %s) and rank %d (GPU %s)", me,
-                       cuda->board->bus_id, rank, peer->board->bus_id);
+                       cuda->board->bus_id, rank, peer->bus_id);
     if (!peer->same_process)
         return EP_OK;
     error = cudaDeviceEnablePeerAccess(device, 0);
@@ -115,7 +115,7 @@ static ep_status reach_signals(struct cuda_comm *cuda, int rank)
     return ep_fail(EP_E_UNSUPPORTED,
                    "ep_comm_new: rank %d (GPU %s) cannot map memory of rank %d on GPU %s, which it does not see: let "
                    "each rank see all GPUs (CUDA_VISIBLE_DEVICES, the batch system), if they have P2P: %s",
-                   cuda->host.comm->rank, cuda->board->bus_id, rank, peer->board->bus_id, ep_last_error());
+                   cuda->host.comm->rank, cuda->board->bus_id, rank, peer->bus_id, ep_last_error());
 }
 
 static ep_status reach_peers(struct cuda_comm *cuda)
@@ -129,6 +129,7 @@ static ep_status reach_peers(struct cuda_comm *cuda)
 
         EP_TRY(host_map(&cuda->host, rank, &board, sizeof(struct cuda_board), &address));
         peer->board = address;
+        host_read_shared(peer->bus_id, peer->board->bus_id, sizeof(peer->bus_id) - 1);
         peer->same_process = cuda->host.peers[rank].pid == 0;
         if (rank == comm->rank)
             continue;

@@ -67,6 +67,7 @@ struct cuda_mapping {
 
 struct cuda_peer {
     struct cuda_board *board;
+    char bus_id[20]; /* a copy: a string whatever the board holds */
     bool same_process;
     uint32_t frees_seen;
     struct cuda_mapping signals;

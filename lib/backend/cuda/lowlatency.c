@@ -86,7 +86,7 @@ int cuda_ll_sms(const struct cuda_comm *cuda)
 
     for (int rank = 0; rank < cuda->host.comm->nranks; rank++)
         if (rank == cuda->host.comm->rank ||
-            (cuda->peers[rank].same_process && !strcmp(cuda->peers[rank].board->bus_id, cuda->board->bus_id)))
+            (cuda->peers[rank].same_process && !strcmp(cuda->peers[rank].bus_id, cuda->board->bus_id)))
             sharing++;
     return cuda->all_sms / sharing ? cuda->all_sms / sharing : 1;
 }

@@ -34,7 +34,7 @@ static int count_sharing(const struct cuda_comm *cuda)
     int n = 0;
 
     for (int rank = 0; rank < cuda->host.comm->nranks; rank++)
-        n += !strcmp(cuda->peers[rank].board->bus_id, cuda->board->bus_id);
+        n += !strcmp(cuda->peers[rank].bus_id, cuda->board->bus_id);
     return n;
 }
 

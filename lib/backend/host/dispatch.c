@@ -20,10 +20,11 @@ static ep_status check_record(struct host_comm *host, const ep_plan *plan, int r
     const struct host_plan *inner = plan->impl;
     struct host_record *record = &host->records[rank - host->first];
 
-    if (rank == host->comm->rank)
+    if (rank == host->comm->rank) {
         *record = *mine;
-    else
-        host_read_shared(record, &host->peers[rank].control->record[host->operation & 1], sizeof(*record));
+        return EP_OK;
+    }
+    host_read_shared(record, &host->peers[rank].control->record[host->operation & 1], sizeof(*record));
     if (record->phase == mine->phase && record->plan_number == mine->plan_number &&
         record->rows != inner->rows_on[rank])
         return host_raise_damage(host, rank, (enum host_phase)mine->phase, "the number of rows that it receives",

@@ -459,7 +459,7 @@ static ep_status find_terms(ep_ll *ll, const ep_ll_combine_args *args, int t, vo
         host_read_shared(&range, &ll_ranges_of(ll, rank, inner->combines)[local * nranks + me], sizeof(range));
         if (range.begin < 0 || range.count < 0 || (size_t)range.begin + (size_t)range.count > rows)
             return damaged(ll, rank, HOST_LL_COMBINE, "where the rows of this rank are",
-                           (int64_t)range.begin << 32 | (uint32_t)range.count);
+                           (int64_t)((uint64_t)(uint32_t)range.begin << 32 | (uint32_t)range.count));
         if (i >= range.count) {
             EP_TRY(check_masks(ll, HOST_LL_COMBINE));
             return ep_fail(host_raise(inner->host, EP_E_MISMATCH, rank, HOST_LL_COMBINE),

@@ -365,6 +365,7 @@ ep_status host_plan_complete(struct host_comm *host, ep_plan *plan)
 {
     while (host->n_pending > 0) {
         ep_plan *oldest = host->pending[0];
+        ep_status status;
 
         if (plan && ((struct host_plan *)plan->impl)->complete)
             break;
@@ -376,7 +377,9 @@ ep_status host_plan_complete(struct host_comm *host, ep_plan *plan)
             free(oldest);
         }
         /* A plan that cannot be used says so to its users; only a failed group concerns the others. */
-        EP_TRY(host_check(host));
+        status = host_check(host);
+        if (status != EP_OK)
+            return plan == oldest && host_plan_verdict(plan) == status ? status : host_check(host);
     }
     return plan ? host_plan_verdict(plan) : EP_OK;
 }

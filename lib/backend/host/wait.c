@@ -118,7 +118,12 @@ ep_status host_raise_own(struct host_comm *host, ep_status status, int culprit, 
 {
     char text[EP_ERROR_TEXT_BYTES];
     ep_status raised;
+    uint64_t mine;
 
+    /* Raised before by the function that found it: its text says more than the failure's word. */
+    mine = failure_of(host, host->comm->rank);
+    if (mine && (ep_status)(mine >> 48) == status && (uint16_t)mine == host->comm->rank)
+        return status;
     snprintf(text, sizeof(text), "%s", ep_last_error());
     /* What we have met may be the consequence of a failure that a peer has seen already. */
     EP_TRY(host_check(host));
