@@ -16,6 +16,11 @@
  * waiting: correct and repeat the call, or abort. Found when the ranks have already met (a kernel that fails, memory
  * that cannot be had or mapped, invalid routing of a call that is only queued), it fails the communicator, and the
  * peers get a status that names this rank.
+ *
+ * Damage. What a rank publishes for the others is checked before it is used. A peer that lives but whose memory is
+ * overwritten makes calls fail with EP_E_MISMATCH ("what rank N has published is damaged"), or with the status of a
+ * rank that does not answer; nothing is written outside of the outputs. Contents of rows, scales and weights are not
+ * checked.
  */
 #ifndef EPKIT_COMM_H
 #define EPKIT_COMM_H
