@@ -33,6 +33,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* How long a rank that is left out waits for what comes of it. */
+#define LEFT_OUT_DEADLINES 10
+
 #define VIEW_WORDS (EP_MAX_RANKS / 64)
 
 struct shrink {
@@ -40,6 +43,7 @@ struct shrink {
     struct host_shrink *mine;
     uint32_t attempt; /* from 1; index into vote and out is attempt - 1 */
     uint64_t deadline_ns;
+    bool extended; /* the deadline has passed once, without enough ranks */
     int timeout_ms;
     uint32_t *aborts; /* [R] as they were when this call began */
 };
@@ -194,32 +198,49 @@ static int aborted_by(const struct shrink *s)
     return -1;
 }
 
-/* What has come of the attempt of `of`, which leaves this rank out. *ret_vote: the word that gave it up. */
+/* What has come of the attempt of `of`, which leaves this rank out. */
 enum outcome { UNDECIDED, PASSED, FAILED, GIVEN_UP };
 
-static enum outcome outcome_for(const struct shrink *s, int of, int *ret_owner, uint32_t *ret_vote)
+/* Of one of its two votes. *ret_vote: a word against it, as vote_with_all() chooses it; *ret_owner: whose it is. */
+static enum outcome outcome_of(const struct shrink *s, int of, bool on_opened, int *ret_owner, uint32_t *ret_vote)
 {
-    enum outcome outcome = PASSED;
+    bool open = false;
 
+    *ret_vote = 0;
     for (int rank = 0; rank < s->host->comm->nranks; rank++) {
         uint32_t vote;
 
         if (leaves_out(s, of, rank))
             continue;
-        vote = atomic_load(vote_of(s, rank, false));
+        vote = atomic_load(vote_of(s, rank, on_opened));
         if (vote == HOST_VOTE_OPEN && is_gone(s, rank))
-            vote = decide(s, rank, false, gone_vote(s, rank));
-        if (kind_of(vote) == HOST_VOTE_GIVEN_UP) {
-            *ret_owner = rank;
+            vote = decide(s, rank, on_opened, gone_vote(s, rank));
+        open |= vote == HOST_VOTE_OPEN;
+        if (vote == HOST_VOTE_LOCKED && !same_view(s, of, rank))
+            vote = pack_vote(HOST_VOTE_VETO, EP_E_MISMATCH, rank);
+        if (vote == HOST_VOTE_OPEN || vote == HOST_VOTE_LOCKED)
+            continue;
+        if (!*ret_vote || (kind_of(vote) == HOST_VOTE_GIVEN_UP && kind_of(*ret_vote) != HOST_VOTE_GIVEN_UP)) {
             *ret_vote = vote;
-            return GIVEN_UP;
+            *ret_owner = rank;
         }
-        if (vote == HOST_VOTE_OPEN)
-            outcome = outcome == FAILED ? FAILED : UNDECIDED;
-        else if (vote != HOST_VOTE_LOCKED || !same_view(s, of, rank))
-            outcome = FAILED;
     }
-    return outcome;
+    if (kind_of(*ret_vote) == HOST_VOTE_GIVEN_UP && !on_opened)
+        return GIVEN_UP;
+    if (open)
+        return !on_opened && *ret_vote ? FAILED : UNDECIDED;
+    return *ret_vote ? FAILED : PASSED;
+}
+
+/* Of both: where the new group could not be made, this rank fails with those that wanted it. */
+static enum outcome outcome_for(const struct shrink *s, int of, int *ret_owner, uint32_t *ret_vote)
+{
+    enum outcome outcome = outcome_of(s, of, false, ret_owner, ret_vote);
+
+    if (outcome != PASSED)
+        return outcome;
+    outcome = outcome_of(s, of, true, ret_owner, ret_vote);
+    return outcome == FAILED ? GIVEN_UP : outcome;
 }
 
 /*
@@ -229,7 +250,8 @@ static enum outcome outcome_for(const struct shrink *s, int of, int *ret_owner, 
 static ep_status wait_left_out(struct shrink *s, bool *ret_out)
 {
     int nranks = s->host->comm->nranks, me = s->host->comm->rank;
-    uint64_t limit = ep_deadline_ns(s->timeout_ms) + (uint64_t)s->timeout_ms * 1000000u;
+    /* The others have deadlines of their own, so this is not reached while one of them works. */
+    uint64_t limit = ep_now_ns() + LEFT_OUT_DEADLINES * (uint64_t)s->timeout_ms * 1000000u;
 
     for (;;) {
         uint32_t seen = host_doorbell(s->host);
@@ -357,6 +379,7 @@ static ep_status reach_one_view(struct shrink *s, bool *ret_spoilt)
         bool stale = now >= s->deadline_ns + (uint64_t)s->timeout_ms * 1000000u;
         int abort = aborted_by(s);
         int me = s->host->comm->rank;
+        bool enough;
         struct count count;
         struct views views;
 
@@ -365,7 +388,13 @@ static ep_status reach_one_view(struct shrink *s, bool *ret_spoilt)
         if (out)
             return EP_OK;
         count = count_ranks(s);
-        views = compare_views(s, late && 2 * count.came > count.live, stale);
+        enough = 2 * count.came > count.live;
+        if (late && !enough && !s->extended) {
+            s->extended = true;
+            s->deadline_ns = ep_deadline_ns(s->timeout_ms);
+            continue;
+        }
+        views = compare_views(s, late && enough, stale);
         if (views.given_up >= 0)
             return join_failure(s, views.given_up, ret_spoilt);
         if (abort >= 0)
@@ -378,7 +407,7 @@ static ep_status reach_one_view(struct shrink *s, bool *ret_spoilt)
         count = count_ranks(s);
         if (views.agreed && !is_out(s, me) && 2 * count.remain > count.live)
             return EP_OK;
-        if ((views.agreed && !is_out(s, me)) || stale)
+        if ((views.agreed && !is_out(s, me)) || stale || (late && !enough))
             return give_up(s, EP_E_TIMEOUT, count.missing < 0 ? me : count.missing, ret_spoilt);
         host_nap(s->host, seen);
     }
@@ -463,6 +492,7 @@ static ep_status begin_attempt(struct shrink *s, uint32_t attempt)
         if (out[word])
             atomic_fetch_or(&s->mine->out[attempt - 1][word], out[word]);
     s->deadline_ns = ep_deadline_ns(s->timeout_ms);
+    s->extended = false;
     atomic_store(&s->mine->attempt, attempt);
     host_ring_all(s->host);
     return EP_OK;
