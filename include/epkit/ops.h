@@ -66,7 +66,7 @@ typedef struct ep_combine_args {
     const float *topk_weights; /* rank layout [n_recv,K], expanded [n_recv]; NULL: none */
     const void *bias[2];       /* [N,H] bf16 each, or NULL; added first, bias[0] before bias[1] */
 
-    void *out;               /* [N,H] bf16; also no bias may be it */
+    void *out;               /* [N,H] bf16; may overlap no input, no bias either */
     float *out_topk_weights; /* [N,K]: per token and k the sum over its rows; NULL exactly if topk_weights is NULL */
 
     ep_event *after;
