@@ -270,7 +270,7 @@ static const char *const record_says[RECORDS] = {
     [BAD_END] = "it is not inside",
     [BAD_ALIGNMENT] = "it is not inside",
     [BAD_ROWS] = "the number of rows that it receives",
-    [BAD_PROCESS] = "the segment is not of its process",
+    [BAD_PROCESS] = "a segment is not of its process",
     [BAD_BYTES] = "it is not inside",
 };
 

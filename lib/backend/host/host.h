@@ -9,7 +9,7 @@
  *   queue.c     the communication stream: worker thread, events
  *   route.c     where each token's rows go; plan.c makes it with the peers
  *   dispatch.c, combine.c   within a node;  hop.c  between nodes;  lowlatency.c
- *   shrink.c    agreement of the survivors
+ *   shrink.c    agreement of the survivors;  shrink_group.c  the new group of them
  *   rows*.c     the inner loops
  *
  * How ranks talk. Each rank has one control block in shared memory that only it writes (exceptions are marked); peers

@@ -26,42 +26,16 @@
  *
  * Words of the peers are copied before they are used. One that nobody writes gives the attempt up with EP_E_MISMATCH.
  */
-#include "backend/host/host.h"
-#include "core/config.h"
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include "backend/host/shrink.h"
 
 /* How long a rank that is left out waits for what comes of it. */
 #define LEFT_OUT_DEADLINES 10
 
 #define VIEW_WORDS (EP_MAX_RANKS / 64)
 
-struct shrink {
-    struct host_comm *host;
-    struct host_shrink *mine;
-    uint32_t attempt; /* from 1; index into vote and out is attempt - 1 */
-    uint64_t deadline_ns;
-    bool extended; /* the deadline has passed once, without enough ranks */
-    int timeout_ms;
-    uint32_t *aborts; /* [R] as they were when this call began */
-};
-
-/* A vote: its kind, and for those that fail the attempt the status and the rank to name. */
-static uint32_t pack_vote(uint32_t kind, ep_status status, int culprit)
-{
-    return kind | (uint32_t)status << 8 | (uint32_t)culprit << 20;
-}
-
 static uint32_t kind_of(uint32_t vote)
 {
     return vote & 0xff;
-}
-
-static struct host_shrink *state_of(const struct shrink *s, int rank)
-{
-    return &s->host->peers[rank].control->shrink;
 }
 
 /* Bits of ranks that there are. */
@@ -70,7 +44,7 @@ static uint64_t view_word(const struct shrink *s, int rank, int word)
     int bits = s->host->comm->nranks - word * 64;
     uint64_t mask = bits >= 64 ? UINT64_MAX : bits > 0 ? (UINT64_C(1) << bits) - 1 : 0;
 
-    return atomic_load(&state_of(s, rank)->out[s->attempt - 1][word]) & mask;
+    return atomic_load(&shrink_state_of(s, rank)->out[s->attempt - 1][word]) & mask;
 }
 
 /* Does `of` leave out `rank`? */
@@ -79,7 +53,7 @@ static bool leaves_out(const struct shrink *s, int of, int rank)
     return view_word(s, of, rank / 64) >> (rank % 64) & 1;
 }
 
-static bool is_out(const struct shrink *s, int rank)
+bool shrink_is_out(const struct shrink *s, int rank)
 {
     return leaves_out(s, s->host->comm->rank, rank);
 }
@@ -115,18 +89,18 @@ static uint32_t gone_vote(const struct shrink *s, int rank)
 {
     bool left = atomic_load(&s->host->peers[rank].control->left);
 
-    return pack_vote(HOST_VOTE_BANNED, left ? EP_E_PEER_LEFT : EP_E_PEER_DEAD, rank);
+    return shrink_pack_vote(HOST_VOTE_BANNED, left ? EP_E_PEER_LEFT : EP_E_PEER_DEAD, rank);
 }
 
 static uint32_t attempt_of(const struct shrink *s, int rank)
 {
-    return atomic_load(&state_of(s, rank)->attempt);
+    return atomic_load(&shrink_state_of(s, rank)->attempt);
 }
 
 /* The word of `rank` in one of the two votes of this attempt. */
 static _Atomic uint32_t *vote_of(const struct shrink *s, int rank, bool on_opened)
 {
-    struct host_shrink *state = state_of(s, rank);
+    struct host_shrink *state = shrink_state_of(s, rank);
 
     return on_opened ? &state->opened[s->attempt - 1] : &state->vote[s->attempt - 1];
 }
@@ -147,8 +121,7 @@ static ep_status excluded(const struct shrink *s)
     return ep_fail(EP_E_EXCLUDED, "ep_comm_shrink: the other ranks went on without rank %d", s->host->comm->rank);
 }
 
-/* What a word against the group says, as a status of this call. `owner`: whose word it is. */
-static ep_status fail_with_vote(const struct shrink *s, int owner, uint32_t vote)
+ep_status shrink_fail_with_vote(const struct shrink *s, int owner, uint32_t vote)
 {
     ep_status status = (ep_status)(vote >> 8 & 0xfff);
     int culprit = (int)(vote >> 20);
@@ -181,16 +154,15 @@ static ep_status fail_with_vote(const struct shrink *s, int owner, uint32_t vote
 static ep_status give_up(const struct shrink *s, ep_status status, int culprit, bool *ret_spoilt)
 {
     int me = s->host->comm->rank;
-    uint32_t mine = pack_vote(HOST_VOTE_GIVEN_UP, status, culprit), vote = decide(s, me, false, mine);
+    uint32_t mine = shrink_pack_vote(HOST_VOTE_GIVEN_UP, status, culprit), vote = decide(s, me, false, mine);
 
     *ret_spoilt = true;
     if (kind_of(vote) == HOST_VOTE_GIVEN_UP)
-        return fail_with_vote(s, me, vote);
-    return status == EP_E_ABORTED ? fail_with_vote(s, me, mine) : EP_OK;
+        return shrink_fail_with_vote(s, me, vote);
+    return status == EP_E_ABORTED ? shrink_fail_with_vote(s, me, mine) : EP_OK;
 }
 
-/* The rank that has called ep_comm_abort() since this call began, or -1. */
-static int aborted_by(const struct shrink *s)
+int shrink_aborted_by(const struct shrink *s)
 {
     for (int rank = 0; rank < s->host->comm->nranks; rank++)
         if (atomic_load(&s->host->peers[rank].control->aborts) != s->aborts[rank])
@@ -201,7 +173,8 @@ static int aborted_by(const struct shrink *s)
 /* What has come of the attempt of `of`, which leaves this rank out. */
 enum outcome { UNDECIDED, PASSED, FAILED, GIVEN_UP };
 
-/* Of one of its two votes. *ret_vote: a word against it, as vote_with_all() chooses it; *ret_owner: whose it is. */
+/* Of one of its two votes. *ret_vote: a word against it, as shrink_vote_with_all() chooses it; *ret_owner: whose it is.
+ */
 static enum outcome outcome_of(const struct shrink *s, int of, bool on_opened, int *ret_owner, uint32_t *ret_vote)
 {
     bool open = false;
@@ -217,7 +190,7 @@ static enum outcome outcome_of(const struct shrink *s, int of, bool on_opened, i
             vote = decide(s, rank, on_opened, gone_vote(s, rank));
         open |= vote == HOST_VOTE_OPEN;
         if (vote == HOST_VOTE_LOCKED && !same_view(s, of, rank))
-            vote = pack_vote(HOST_VOTE_VETO, EP_E_MISMATCH, rank);
+            vote = shrink_pack_vote(HOST_VOTE_VETO, EP_E_MISMATCH, rank);
         if (vote == HOST_VOTE_OPEN || vote == HOST_VOTE_LOCKED)
             continue;
         if (!*ret_vote || (kind_of(vote) == HOST_VOTE_GIVEN_UP && kind_of(*ret_vote) != HOST_VOTE_GIVEN_UP)) {
@@ -255,7 +228,7 @@ static ep_status wait_left_out(struct shrink *s, bool *ret_out)
 
     for (;;) {
         uint32_t seen = host_doorbell(s->host);
-        int abort = aborted_by(s);
+        int abort = shrink_aborted_by(s);
         bool undecided = false;
 
         *ret_out = false;
@@ -272,7 +245,7 @@ static ep_status wait_left_out(struct shrink *s, bool *ret_out)
             case PASSED:
                 return excluded(s);
             case GIVEN_UP:
-                return fail_with_vote(s, owner, vote);
+                return shrink_fail_with_vote(s, owner, vote);
             case UNDECIDED:
                 undecided = true;
                 break;
@@ -283,7 +256,7 @@ static ep_status wait_left_out(struct shrink *s, bool *ret_out)
         if (!undecided)
             return EP_OK;
         if (abort >= 0)
-            return fail_with_vote(s, me, pack_vote(HOST_VOTE_GIVEN_UP, EP_E_ABORTED, abort));
+            return shrink_fail_with_vote(s, me, shrink_pack_vote(HOST_VOTE_GIVEN_UP, EP_E_ABORTED, abort));
         if (ep_now_ns() >= limit)
             return ep_fail(EP_E_TIMEOUT, "ep_comm_shrink: rank %d was left out, and the others reached no result", me);
         host_nap(s->host, seen);
@@ -301,7 +274,7 @@ static struct count count_ranks(const struct shrink *s)
     struct count count = {.missing = -1};
 
     for (int rank = 0; rank < s->host->comm->nranks; rank++) {
-        bool came = attempt_of(s, rank) >= s->attempt, out = is_out(s, rank);
+        bool came = attempt_of(s, rank) >= s->attempt, out = shrink_is_out(s, rank);
 
         count.remain += !out;
         if (is_gone(s, rank))
@@ -329,7 +302,7 @@ static struct views compare_views(const struct shrink *s, bool late, bool stale)
     for (int rank = 0; rank < s->host->comm->nranks; rank++) {
         uint32_t attempt, vote;
 
-        if (rank == me || is_out(s, rank))
+        if (rank == me || shrink_is_out(s, rank))
             continue;
         attempt = attempt_of(s, rank);
         vote = atomic_load(vote_of(s, rank, false));
@@ -343,11 +316,11 @@ static struct views compare_views(const struct shrink *s, bool late, bool stale)
             leave_out(s, rank);
             host_ring_all(s->host);
         }
-        views.agreed = views.agreed && !is_out(s, rank) && attempt >= s->attempt && same_view(s, me, rank);
-        if (is_out(s, rank) || same_view(s, me, rank))
+        views.agreed = views.agreed && !shrink_is_out(s, rank) && attempt >= s->attempt && same_view(s, me, rank);
+        if (shrink_is_out(s, rank) || same_view(s, me, rank))
             continue;
         if (stale && attempt >= s->attempt)
-            decide(s, rank, false, pack_vote(HOST_VOTE_BANNED, EP_E_TIMEOUT, rank));
+            decide(s, rank, false, shrink_pack_vote(HOST_VOTE_BANNED, EP_E_TIMEOUT, rank));
         views.spoilt |= attempt > s->attempt || vote != HOST_VOTE_OPEN || (stale && attempt >= s->attempt);
     }
     return views;
@@ -377,7 +350,7 @@ static ep_status reach_one_view(struct shrink *s, bool *ret_spoilt)
         uint64_t now = ep_now_ns();
         bool late = now >= s->deadline_ns, out;
         bool stale = now >= s->deadline_ns + (uint64_t)s->timeout_ms * 1000000u;
-        int abort = aborted_by(s);
+        int abort = shrink_aborted_by(s);
         int me = s->host->comm->rank;
         bool enough;
         struct count count;
@@ -405,20 +378,15 @@ static ep_status reach_one_view(struct shrink *s, bool *ret_spoilt)
         if (views.spoilt)
             return EP_OK;
         count = count_ranks(s);
-        if (views.agreed && !is_out(s, me) && 2 * count.remain > count.live)
+        if (views.agreed && !shrink_is_out(s, me) && 2 * count.remain > count.live)
             return EP_OK;
-        if ((views.agreed && !is_out(s, me)) || stale || (late && !enough))
+        if ((views.agreed && !shrink_is_out(s, me)) || stale || (late && !enough))
             return give_up(s, EP_E_TIMEOUT, count.missing < 0 ? me : count.missing, ret_spoilt);
         host_nap(s->host, seen);
     }
 }
 
-/*
- * Casts this rank's vote and waits until all who remain have voted, or somebody has voted for them: the dead and who
- * does not vote within the deadline are banned, and when somebody aborts, so are all. *ret_against: the word of the
- * first rank that is against it, 0 if it has passed; *ret_owner: that rank.
- */
-static void vote_with_all(struct shrink *s, bool on_opened, uint32_t vote, uint32_t *ret_against, int *ret_owner)
+void shrink_vote_with_all(struct shrink *s, bool on_opened, uint32_t vote, uint32_t *ret_against, int *ret_owner)
 {
     uint64_t deadline = ep_deadline_ns(s->timeout_ms);
     int me = s->host->comm->rank;
@@ -427,31 +395,31 @@ static void vote_with_all(struct shrink *s, bool on_opened, uint32_t vote, uint3
     for (;;) {
         uint32_t seen = host_doorbell(s->host);
         bool late = ep_now_ns() >= deadline;
-        int abort = aborted_by(s), n_open = 0;
+        int abort = shrink_aborted_by(s), n_open = 0;
 
         *ret_against = 0;
         for (int rank = 0; rank < s->host->comm->nranks; rank++) {
             uint32_t word = atomic_load(vote_of(s, rank, on_opened));
 
-            if (is_out(s, rank))
+            if (shrink_is_out(s, rank))
                 continue;
             if (word == HOST_VOTE_OPEN && abort >= 0)
-                word = decide(s, rank, on_opened, pack_vote(HOST_VOTE_GIVEN_UP, EP_E_ABORTED, abort));
+                word = decide(s, rank, on_opened, shrink_pack_vote(HOST_VOTE_GIVEN_UP, EP_E_ABORTED, abort));
             if (word == HOST_VOTE_OPEN && is_gone(s, rank))
                 word = decide(s, rank, on_opened, gone_vote(s, rank));
             if (word == HOST_VOTE_OPEN && attempt_of(s, rank) > s->attempt)
-                word = decide(s, rank, on_opened, pack_vote(HOST_VOTE_VETO, EP_E_TIMEOUT, rank));
+                word = decide(s, rank, on_opened, shrink_pack_vote(HOST_VOTE_VETO, EP_E_TIMEOUT, rank));
             /* It has not come, so nobody has locked a view with it, and it need not be waited for. */
             if (word == HOST_VOTE_OPEN && attempt_of(s, rank) < s->attempt)
                 word = HOST_VOTE_VETO;
             if (word == HOST_VOTE_OPEN && late)
-                word = decide(s, rank, on_opened, pack_vote(HOST_VOTE_BANNED, EP_E_TIMEOUT, rank));
+                word = decide(s, rank, on_opened, shrink_pack_vote(HOST_VOTE_BANNED, EP_E_TIMEOUT, rank));
             n_open += word == HOST_VOTE_OPEN;
             if (word == HOST_VOTE_OPEN || (word == HOST_VOTE_LOCKED && same_view(s, me, rank)))
                 continue;
             /* Who gives up ends the call for all; else the lowest rank counts. */
             if (!*ret_against || (kind_of(word) == HOST_VOTE_GIVEN_UP && kind_of(*ret_against) != HOST_VOTE_GIVEN_UP)) {
-                *ret_against = word == HOST_VOTE_LOCKED ? pack_vote(HOST_VOTE_VETO, EP_E_MISMATCH, rank) : word;
+                *ret_against = word == HOST_VOTE_LOCKED ? shrink_pack_vote(HOST_VOTE_VETO, EP_E_MISMATCH, rank) : word;
                 *ret_owner = rank;
             }
         }
@@ -512,10 +480,11 @@ static uint32_t first_attempt(const struct shrink *s)
     return first;
 }
 
-static ep_status agree_on_survivors(struct shrink *s)
+ep_status shrink_agree(struct shrink *s)
 {
     int nranks = s->host->comm->nranks, me = s->host->comm->rank;
 
+    EP_TRY(begin_attempt(s, first_attempt(s)));
     for (;;) {
         uint32_t vote = HOST_VOTE_LOCKED, against;
         bool spoilt;
@@ -526,187 +495,13 @@ static ep_status agree_on_survivors(struct shrink *s)
             vote = HOST_VOTE_VETO;
         /* Somebody may have changed its view since: then this attempt cannot pass, and all must learn it. */
         for (int rank = 0; rank < nranks; rank++)
-            if (rank != me && !is_out(s, rank) && !same_view(s, me, rank))
+            if (rank != me && !shrink_is_out(s, rank) && !same_view(s, me, rank))
                 vote = HOST_VOTE_VETO;
-        vote_with_all(s, false, vote, &against, &owner);
+        shrink_vote_with_all(s, false, vote, &against, &owner);
         if (!against)
             return EP_OK;
         if (kind_of(against) == HOST_VOTE_GIVEN_UP)
-            return fail_with_vote(s, owner, against);
+            return shrink_fail_with_vote(s, owner, against);
         EP_TRY(begin_attempt(s, s->attempt + 1));
     }
-}
-
-/* --- all-gather among the survivors, over their old control blocks ------------------------------------------------ */
-
-struct gather {
-    struct shrink *s;
-    int *ranks; /* old rank of each survivor */
-    int n;
-    uint32_t calls;
-    int culprit; /* whom a failure of the all-gather names, -1: none has failed */
-    ep_status (*open)(ep_comm *comm, const ep_boot *boot);
-};
-
-static ep_status gather(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
-{
-    struct gather *g = context;
-    struct shrink *s = g->s;
-    /* Numbered within the attempt, so that ranks whose last attempt failed at different places start alike. */
-    uint64_t number = (uint64_t)s->attempt << 32 | ++g->calls, deadline = ep_deadline_ns(timeout_ms);
-
-    if (bytes > HOST_GATHER_BYTES)
-        return ep_fail(EP_E_ARG, "ep_comm_shrink: all-gather of %zu bytes", bytes);
-    memcpy(s->mine->block[number & 1], mine, bytes);
-    atomic_store_explicit(&s->mine->gathered, number, memory_order_release);
-    host_ring_all(s->host);
-    for (int i = 0; i < g->n; i++) {
-        struct host_shrink *theirs = state_of(s, g->ranks[i]);
-
-        for (;;) {
-            uint32_t seen = host_doorbell(s->host);
-
-            int abort = aborted_by(s);
-
-            if (atomic_load_explicit(&theirs->gathered, memory_order_acquire) >= number)
-                break;
-            g->culprit = abort >= 0 ? abort : g->ranks[i];
-            if (abort >= 0)
-                return fail_with_vote(s, s->host->comm->rank, pack_vote(HOST_VOTE_GIVEN_UP, EP_E_ABORTED, abort));
-            /* Looked at again, because it may have come between the two looks: all must see the same. */
-            if (host_peer_dead(s->host, g->ranks[i]) &&
-                atomic_load_explicit(&theirs->gathered, memory_order_acquire) < number)
-                return ep_fail(EP_E_PEER_DEAD, "ep_comm_shrink: rank %d of the old group died; call it again",
-                               g->ranks[i]);
-            if (ep_now_ns() >= deadline)
-                return ep_fail(EP_E_TIMEOUT, "ep_comm_shrink: rank %d of the old group did not answer within %d ms",
-                               g->ranks[i], timeout_ms);
-            host_nap(s->host, seen);
-        }
-        g->culprit = -1;
-        memcpy((char *)ret_all + (size_t)i * bytes, theirs->block[number & 1], bytes);
-    }
-    return EP_OK;
-}
-
-/* Ranks per node of the new group: kept only if every node that is left has the same number of survivors. */
-static int nodes_of_survivors(const struct gather *g, int old_per_node)
-{
-    int first = 0, per_node = 0;
-
-    while (first < g->n) {
-        int n = 0;
-
-        while (first + n < g->n && g->ranks[first + n] / old_per_node == g->ranks[first] / old_per_node)
-            n++;
-        if (per_node && n != per_node)
-            return g->n;
-        per_node = n;
-        first += n;
-    }
-    return per_node;
-}
-
-static ep_status open_next(struct gather *g, ep_comm *comm, ep_comm *next)
-{
-    ep_boot boot = {.size = sizeof(boot), .rank = -1, .nranks = g->n, .allgather = gather, .context = g};
-    ep_status status = EP_OK;
-
-    for (int i = 0; i < g->n; i++)
-        if (g->ranks[i] == comm->rank)
-            boot.rank = i;
-    next->rank = boot.rank;
-    next->nranks = g->n;
-    if (next->config.ranks_per_node == 0)
-        next->ranks_per_node = g->n;
-    else if (next->config.ranks_per_node == comm->ranks_per_node)
-        next->ranks_per_node = nodes_of_survivors(g, comm->ranks_per_node);
-    else
-        next->ranks_per_node = next->config.ranks_per_node;
-    next->config.ranks_per_node = next->ranks_per_node;
-    if (g->n % next->ranks_per_node != 0)
-        status = ep_fail(EP_E_ARG, "ep_comm_shrink: ranks_per_node %d does not divide the %d survivors",
-                         next->ranks_per_node, g->n);
-    EP_TRY(ep_config_agree(&boot, next, status, "ep_comm_shrink"));
-    next->node = next->rank / next->ranks_per_node;
-    next->nnodes = g->n / next->ranks_per_node;
-    return g->open(next, &boot);
-}
-
-/*
- * The new group exists for all or for none: a rank that was stopped while it was made may find, when it goes on, all
- * that it waited for, although the others have given it up. Where it is none, all get the status of the lowest rank
- * that is against it.
- */
-static ep_status confirm(struct shrink *s, ep_comm *next, ep_status opened, int culprit)
-{
-    char reason[EP_ERROR_TEXT_BYTES];
-    int me = s->host->comm->rank, owner = me;
-    uint32_t against;
-
-    snprintf(reason, sizeof(reason), "%s", ep_last_error());
-    if (culprit < 0)
-        culprit = me;
-    vote_with_all(s, true, opened == EP_OK ? HOST_VOTE_LOCKED : pack_vote(HOST_VOTE_VETO, opened, culprit), &against,
-                  &owner);
-    if (!against)
-        return EP_OK;
-    if (opened == EP_OK)
-        next->ops->comm_close(next);
-    if (opened != EP_OK && opened == (ep_status)(against >> 8 & 0xfff))
-        return ep_fail(opened, "%s", reason);
-    return fail_with_vote(s, owner, against);
-}
-
-/* The counts of ep_comm_abort() that do not concern this call. */
-static ep_status note_aborts(struct shrink *s)
-{
-    int nranks = s->host->comm->nranks;
-
-    s->aborts = malloc((size_t)nranks * sizeof(*s->aborts));
-    if (!s->aborts)
-        return ep_fail(EP_E_MEMORY, "ep_comm_shrink: no memory for %d ranks", nranks);
-    for (int rank = 0; rank < nranks; rank++)
-        s->aborts[rank] = atomic_load(&s->host->peers[rank].control->aborts);
-    return EP_OK;
-}
-
-static ep_status form_group(struct shrink *s, struct gather *g, ep_comm *next)
-{
-    ep_comm *comm = s->host->comm;
-    ep_status status;
-
-    EP_TRY(begin_attempt(s, first_attempt(s)));
-    EP_TRY(agree_on_survivors(s));
-    g->ranks = malloc((size_t)comm->nranks * sizeof(*g->ranks));
-    if (!g->ranks)
-        return confirm(s, next, ep_fail(EP_E_MEMORY, "ep_comm_shrink: no memory for %d ranks", comm->nranks), -1);
-    for (int rank = 0; rank < comm->nranks; rank++)
-        if (!is_out(s, rank))
-            g->ranks[g->n++] = rank;
-    status = open_next(g, comm, next);
-    free(g->ranks);
-    return confirm(s, next, status, g->culprit);
-}
-
-ep_status host_shrink_into(ep_comm *comm, ep_comm *next, ep_status (*open)(ep_comm *comm, const ep_boot *boot))
-{
-    struct host_comm *host = host_of(comm);
-    struct shrink s = {.host = host, .mine = &host->control->shrink, .timeout_ms = comm->config.timeout_ms};
-    struct gather g = {.s = &s, .open = open, .culprit = -1};
-    ep_status status;
-
-    if (!host->one_host)
-        return ep_fail(EP_E_UNSUPPORTED, "ep_comm_shrink: the ranks are on several hosts");
-    host_drain(host);
-    s.attempt = atomic_load(&s.mine->attempt); /* 0, or of an earlier call that failed */
-    EP_TRY(note_aborts(&s));
-    status = form_group(&s, &g, next);
-    free(s.aborts);
-    return status;
-}
-
-ep_status host_shrink(ep_comm *comm, ep_comm *next)
-{
-    return host_shrink_into(comm, next, host_comm_open);
 }
