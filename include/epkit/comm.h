@@ -27,6 +27,11 @@
  * are waiting: correct and repeat the call, or abort. Found when the ranks have already met (a kernel that fails,
  * memory that cannot be had or mapped, invalid routing of a call that is only queued), it fails the communicator, and
  * the peers get a status that names this rank.
+ *
+ * Damage. What a rank publishes for the others is checked before it is used. A peer that lives but whose memory is
+ * overwritten makes calls fail with EP_E_MISMATCH ("what rank N has published is damaged"), or with the status of a
+ * rank that does not answer; nothing is written outside of the outputs. Contents of rows, scales and weights are not
+ * checked.
  */
 #ifndef EPKIT_COMM_H
 #define EPKIT_COMM_H
@@ -120,7 +125,7 @@ EP_API ep_status ep_comm_barrier(ep_comm *comm);
 
 /*
  * All-gather of small blocks over an existing communicator (sizes, seeds, timings: not for bulk data). At most 4096
- * bytes a rank. As ep_allgather_fn.
+ * bytes a rank. As ep_allgather_fn. ret_all may not overlap mine: EP_E_ARG.
  */
 EP_API ep_status ep_comm_allgather(ep_comm *comm, const void *mine, size_t bytes, void *ret_all);
 
@@ -145,11 +150,22 @@ EP_API const char *ep_comm_last_error(const ep_comm *comm);
 
 /*
  * After a failure: the survivors agree on who is left and form a new group of them, ranks renumbered densely in the old
- * order. Called by every survivor; each waits for the others within the deadline, and ranks that do not come are left
- * out (a rank that comes later gets EP_E_EXCLUDED). Takes at most two deadlines for each rank that stops answering
- * while it runs. Also works without a failure. `config` NULL keeps the old one (ranks_per_node becomes 0 when the
- * survivors no longer fill their nodes evenly). The old communicator stays failed and must still be freed; its memory
- * of ep_alloc is not part of the new group. EP_E_UNSUPPORTED when the ranks are on several hosts.
+ * order. Called by every survivor. Also works without a failure.
+ *
+ * Each waits for the others within the deadline. Who has not come then is left out, if those who have come are more
+ * than half of the ranks that are known to live (neither dead nor gone by ep_comm_free(); one of which nobody can tell
+ * counts as living); a rank that is left out gets EP_E_EXCLUDED when it comes. Are they not, they wait for one more
+ * deadline, and then the call fails with EP_E_TIMEOUT naming a rank that did not come, also on ranks that come later. So
+ * there are never two groups, and a single slow rank never forms one alone; where half of the ranks are stopped, end
+ * them first. Takes at most two deadlines, and two more for each rank that stops answering while it runs.
+ *
+ * The new group is there on all of its ranks, or the call fails on all with the same status, naming the same rank: then
+ * it may be called again, by all. ep_comm_abort() on the old communicator wakes it: EP_E_ABORTED, for an abort that was
+ * called after this rank or a peer that it waits for began the call.
+ *
+ * `config` NULL keeps the old one (ranks_per_node becomes 0 when the survivors no longer fill their nodes evenly). The
+ * old communicator stays failed and must still be freed; its memory of ep_alloc is not part of the new group.
+ * EP_E_UNSUPPORTED when the ranks are on several hosts.
  */
 EP_API ep_status ep_comm_shrink(ep_comm *comm, const ep_comm_config *config, ep_comm **ret_comm);
 

@@ -14,7 +14,9 @@
  * A late rank is named after the deadline, in a combine on the CUDA backend after two at most: a rank whose row does
  * not come may itself be waiting for another one's weights.
  *
- * Pointers are host memory on the host backend and device memory on the CUDA backend.
+ * Pointers are host memory on the host backend and device memory on the CUDA backend. Nothing works in place: an output
+ * that has a byte in common with an input or with another output of its call is EP_E_ARG naming both fields, where what
+ * counts is the shape of each field (recv_x: all of [L, R*M, H]). With EP_LL_RECV_HOOK that holds for both halves.
  *
  * An ep_ll owns the buffers for two results at a time: the outputs of a dispatch must have been consumed by its combine
  * before the second next dispatch. Collective rules, threads and failure as in comm.h. On communicators of several

@@ -5,6 +5,10 @@
  * Pointers are host memory on the host backend and device memory on the CUDA backend, aligned to 16 bytes; rows are
  * contiguous and a multiple of 16 bytes. Memory from ep_alloc() is used in place, other memory costs one local copy.
  * Buffers must stay valid and unchanged until the call returns, with EP_ASYNC until its event completes.
+ *
+ * Nothing works in place: an output that has a byte in common with an input or with another output is EP_E_ARG naming
+ * both fields. What counts is what each field holds by its shape (outputs of a dispatch: out_rows rows; strided scales:
+ * the scales, not the gaps between them). Inputs may overlap each other.
  */
 #ifndef EPKIT_OPS_H
 #define EPKIT_OPS_H
@@ -62,7 +66,7 @@ typedef struct ep_combine_args {
     const float *topk_weights; /* rank layout [n_recv,K], expanded [n_recv]; NULL: none */
     const void *bias[2];       /* [N,H] bf16 each, or NULL; added first, bias[0] before bias[1] */
 
-    void *out;               /* [N,H] bf16; may not overlap x */
+    void *out;               /* [N,H] bf16; may overlap no input, no bias either */
     float *out_topk_weights; /* [N,K]: per token and k the sum over its rows; NULL exactly if topk_weights is NULL */
 
     ep_event *after;

@@ -81,12 +81,16 @@ EP_API ep_status ep_plan_get_info(const ep_plan *plan, ep_plan_info *ret_info);
 
 /*
  * Which token each received row is: source rank and token index there, -1 / -1 for padding rows. Arrays of
- * info.n_recv entries, host memory; either may be NULL. EP_E_STATE while the counts are not known.
+ * info.n_recv entries, host memory, which may not overlap (EP_E_ARG); either may be NULL. EP_E_STATE while the counts
+ * are not known.
  * Collective: ranks exchange it on demand, because most users never ask.
  */
 EP_API ep_status ep_plan_get_sources(ep_plan *plan, int32_t *ret_rank, int32_t *ret_token);
 
-/* The layout of a routing alone: what DeepEP calls get_dispatch_layout. Any output may be NULL. */
+/*
+ * The layout of a routing alone: what DeepEP calls get_dispatch_layout. Any output may be NULL; none may overlap
+ * another one or topk_idx (EP_E_ARG).
+ */
 typedef struct ep_layout {
     size_t size;                /* EP_LAYOUT_INIT sets it */
     int32_t *tokens_per_rank;   /* [R] */

@@ -41,7 +41,8 @@ extern "C" {
     X(EP_E_PEER_DEAD, 302, "a peer died", "look at the named rank's log; go on without it with ep_comm_shrink()")      \
     X(EP_E_PEER_LEFT, 303, "a peer left the group",                                                                    \
       "the named rank lives, but has freed its communicator or what this call needs of it")                            \
-    X(EP_E_MISMATCH, 401, "ranks disagree", "give the named field the same value on every rank")                       \
+    X(EP_E_MISMATCH, 401, "ranks disagree",                                                                            \
+      "give the named field the same value on every rank; if it is damaged, look at what the named rank does")         \
     X(EP_E_ABORTED, 402, "the group was aborted", "ep_comm_abort() was called by the named rank")                      \
     X(EP_E_EXCLUDED, 403, "this rank was excluded from the group", "the others went on without it; start it anew")
 

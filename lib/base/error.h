@@ -9,6 +9,8 @@
 #define EP_BASE_ERROR_H
 
 #include <epkit/status.h>
+#include <stdbool.h>
+#include <string.h>
 
 /* Text kept per thread; longer reasons are cut. */
 #define EP_ERROR_TEXT_BYTES 512
@@ -26,6 +28,13 @@ EP_PRIVATE_API ep_status ep_fail_errno(ep_status status, int error_number, const
 /* Puts text in front of the reason recorded last; returns `status`. */
 EP_PRIVATE_API ep_status ep_fail_prefix(ep_status status, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
+
+/* Is it the number of a failure of epkit's? For statuses that a peer has published. */
+static inline bool ep_status_is_failure(int64_t status)
+{
+    return status > EP_OK && status <= INT32_MAX &&
+           strcmp(ep_status_name((ep_status)status), ep_status_name((ep_status)-1)) != 0;
+}
 
 #ifdef __clang_analyzer__
 /* The analyzer sees one file at a time: it has to be told that these return what they are given. */

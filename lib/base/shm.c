@@ -97,23 +97,30 @@ static struct local_segment *find_local(struct registry *registry, uint64_t seri
     return segment;
 }
 
-/* *ret_own: it is a segment of this process, borrowed or not. */
-static bool borrow_local(const struct ep_shm_name *name, struct ep_shm *ret_shm, bool *ret_own)
+static ep_status fail_size(const struct ep_shm_name *name, uint64_t bytes, const char *what)
 {
-    struct registry *registry = get_registry();
-    struct local_segment *segment;
+    return ep_fail(EP_E_MISMATCH, "shared memory: the segment of process %d has %llu bytes%s, but its owner says %llu",
+                   name->pid, (unsigned long long)bytes, what, (unsigned long long)name->bytes);
+}
 
-    *ret_own = registry && registry->process == name->process;
-    if (!*ret_own)
-        return false;
+/* A segment of this process. */
+static ep_status borrow_local(struct registry *registry, const struct ep_shm_name *name, struct ep_shm *ret_shm)
+{
+    struct local_segment *segment;
+    size_t mapped = 0;
+
     pthread_mutex_lock(&registry->lock);
     segment = find_local(registry, name->serial);
-    if (segment) {
+    if (segment)
+        mapped = segment->mapped;
+    if (mapped && name->bytes <= mapped) {
         segment->refs++;
         *ret_shm = (struct ep_shm){.base = segment->base, .bytes = name->bytes, .serial = segment->serial, .fd = -1};
     }
     pthread_mutex_unlock(&registry->lock);
-    return segment != NULL;
+    if (!mapped)
+        return ep_fail(EP_E_STATE, "shared memory: another thread of this process has released the segment");
+    return name->bytes <= mapped ? EP_OK : fail_size(name, mapped, "");
 }
 
 int ep_shm_dup_local(uint64_t serial)
@@ -193,8 +200,11 @@ static ep_status new_segment(size_t bytes, bool sparse, struct ep_shm *ret_shm)
         status = ep_fail_errno(EP_E_MEMORY, errno, "shared memory: ftruncate to %zu bytes", mapped);
         goto close_fd;
     }
-    /* A peer that has it mapped must not meet a file that has become shorter. */
-    (void)fcntl(shm.fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW);
+    /* Peers rely on its size. */
+    if (fcntl(shm.fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0) {
+        status = ep_fail_errno(EP_E_SYSTEM, errno, "shared memory: F_ADD_SEALS");
+        goto close_fd;
+    }
     status = sparse ? EP_OK : ep_reserve_file(shm.fd, 0, mapped);
     if (status == EP_OK)
         status = map_fd(shm.fd, mapped, &shm.base);
@@ -248,13 +258,30 @@ ep_status ep_shm_get_name(const struct ep_shm *shm, struct ep_shm_name *ret_name
 
 /* --- mapping those of peers -------------------------------------------------------------------------------------- */
 
-/* The descriptor is the segment that the name means, and as long as it says. */
+/* The descriptor is the segment that the name means. */
 static bool is_segment(int fd, const struct ep_shm_name *name)
 {
     struct stat info;
 
-    return fstat(fd, &info) == 0 && (uint64_t)info.st_ino == name->inode && S_ISREG(info.st_mode) &&
-           name->bytes <= (uint64_t)INT64_MAX && (uint64_t)info.st_size >= mapped_bytes((size_t)name->bytes);
+    return fstat(fd, &info) == 0 && (uint64_t)info.st_ino == name->inode && S_ISREG(info.st_mode);
+}
+
+/*
+ * For every descriptor that is about to be mapped, whichever way it came: memory behind the end of a file, or that its
+ * owner may cut off, is SIGBUS for who touches it.
+ */
+static ep_status check_segment(int fd, const struct ep_shm_name *name)
+{
+    int seals = fcntl(fd, F_GET_SEALS);
+    struct stat info;
+
+    if (fstat(fd, &info) != 0)
+        return ep_fail_errno(EP_E_SYSTEM, errno, "shared memory: fstat of descriptor %d", fd);
+    if (seals < 0 || !(seals & F_SEAL_SHRINK))
+        return fail_size(name, (uint64_t)info.st_size, " that may be cut off");
+    if (name->bytes > (uint64_t)INT64_MAX || (uint64_t)info.st_size < mapped_bytes((size_t)name->bytes))
+        return fail_size(name, (uint64_t)info.st_size, "");
+    return EP_OK;
 }
 
 /* Out of descriptors: no other way would do better. */
@@ -275,7 +302,7 @@ static int open_in_proc(const struct ep_shm_name *name, const struct ep_process 
         return -1;
     }
     snprintf(path, sizeof(path), "/proc/%d/fd/%d", process->pid, name->fd);
-    fd = ep_fd_keep(open(path, O_RDWR | O_CLOEXEC));
+    fd = ep_fd_keep(open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
     error = errno;
     if (fd < 0 && error == ENOENT) {
         snprintf(path, sizeof(path), "/proc/%d/fd/.", process->pid);
@@ -371,16 +398,16 @@ static ep_status get_fd(const struct ep_shm_name *name, const struct ep_shm_owne
 ep_status ep_shm_attach(const struct ep_shm_name *name, const struct ep_shm_owner *owner, struct ep_shm *ret_shm)
 {
     struct ep_shm shm = {.bytes = name->bytes, .fd = -1};
+    struct registry *registry = get_registry();
     ep_status status;
-    bool own;
     int fd = -1;
 
-    if (borrow_local(name, ret_shm, &own))
-        return EP_OK;
-    if (own)
-        return ep_fail(EP_E_STATE, "shared memory: another thread of this process has released the segment");
+    if (registry && registry->process == name->process)
+        return borrow_local(registry, name, ret_shm);
     EP_TRY(get_fd(name, owner, &fd));
-    status = map_fd(fd, mapped_bytes(name->bytes), &shm.base);
+    status = check_segment(fd, name);
+    if (status == EP_OK)
+        status = map_fd(fd, mapped_bytes(name->bytes), &shm.base);
     close(fd);
     if (status == EP_OK)
         *ret_shm = shm;

@@ -137,6 +137,8 @@ static ep_status fail_broken(struct slot *mine, uint32_t failed)
     ep_status status = FAILED_STATUS(failed);
     int rank = FAILED_RANK(failed);
 
+    if (!ep_status_is_failure(FAILED_STATUS(failed)))
+        return ep_fail(EP_E_MISMATCH, "boot: the meeting place is damaged: its failure is 0x%08x", failed);
     if (rank == mine->rank)
         return ep_fail(status, "boot: this rank gave up an earlier all-gather: the meeting place is void");
     return ep_fail(status, "boot: rank %d %s, so rank %d gave up: %s", FAILED_CULPRIT(failed), fate(status), rank,

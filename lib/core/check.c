@@ -72,14 +72,22 @@ ep_status ep_check_product(const char *call, const char *name, int64_t a, int64_
     return EP_OK;
 }
 
-ep_status ep_check_apart(const char *call, const char *a_name, const void *a, int64_t a_bytes, const char *b_name,
-                         const void *b, int64_t b_bytes)
+static bool overlap(const struct ep_buffer *a, const struct ep_buffer *b)
 {
-    uintptr_t a_at = (uintptr_t)a, b_at = (uintptr_t)b;
+    uintptr_t a_at = (uintptr_t)a->at, b_at = (uintptr_t)b->at;
 
+    if (!a->at || !b->at || a->bytes <= 0 || b->bytes <= 0)
+        return false;
     /* Distances instead of ends, because an end may wrap around. */
-    if (a_bytes && b_bytes && (a_at <= b_at ? b_at - a_at < (uint64_t)a_bytes : a_at - b_at < (uint64_t)b_bytes))
-        return ep_fail(EP_E_ARG, "%s: %s overlaps %s", call, a_name, b_name);
+    return a_at <= b_at ? b_at - a_at < (uint64_t)a->bytes : a_at - b_at < (uint64_t)b->bytes;
+}
+
+ep_status ep_check_apart(const char *call, const struct ep_buffer *buffers, int n_outputs, int n)
+{
+    for (int i = 0; i < n_outputs; i++)
+        for (int j = i + 1; j < n; j++)
+            if (overlap(&buffers[i], &buffers[j]))
+                return ep_fail(EP_E_ARG, "%s: %s overlaps %s", call, buffers[i].name, buffers[j].name);
     return EP_OK;
 }
 

@@ -68,9 +68,18 @@ ep_status ep_check_buffer(const char *call, const char *name, const void *buffer
 /* a * b * c fits int64 (all are >= 0); *ret_product may be NULL. */
 ep_status ep_check_product(const char *call, const char *name, int64_t a, int64_t b, int64_t c, int64_t *ret_product);
 
-/* Two buffers have no byte in common. Sizes as ep_check_product() gave them. */
-ep_status ep_check_apart(const char *call, const char *a_name, const void *a, int64_t a_bytes, const char *b_name,
-                         const void *b, int64_t b_bytes);
+/* One buffer of a call. Sizes as ep_check_product() gave them; NULL or 0 bytes: not there. */
+struct ep_buffer {
+    const char *name;
+    const void *at;
+    int64_t bytes;
+};
+
+/*
+ * No output has a byte in common with an input or with another output. Inputs may overlap each other. The first
+ * `n_outputs` of the `n` buffers are outputs; EP_E_ARG names the two fields, the output first.
+ */
+ep_status ep_check_apart(const char *call, const struct ep_buffer *buffers, int n_outputs, int n);
 
 /* An event to wait for: of the same communicator, or NULL. */
 ep_status ep_check_after(const char *call, const ep_comm *comm, const ep_event *after);

@@ -216,14 +216,18 @@ ep_status ep_comm_barrier(ep_comm *comm)
     return ep_comm_record(comm, status);
 }
 
-static ep_status check_allgather(const void *mine, size_t bytes, const void *ret_all)
+static ep_status check_allgather(const ep_comm *comm, const void *mine, size_t bytes, const void *ret_all)
 {
+    const struct ep_buffer buffers[] = {{"ret_all", ret_all, (int64_t)bytes * comm->nranks},
+                                        {"mine", mine, (int64_t)bytes}};
+
     if (bytes > ALLGATHER_MOST_BYTES)
         return ep_fail(EP_E_ARG, "ep_comm_allgather: bytes is %zu, more than %d", bytes, ALLGATHER_MOST_BYTES);
     if (!bytes)
         return EP_OK;
     EP_TRY(EP_CHECK_PTR("ep_comm_allgather", mine));
-    return EP_CHECK_PTR("ep_comm_allgather", ret_all);
+    EP_TRY(EP_CHECK_PTR("ep_comm_allgather", ret_all));
+    return ep_check_apart("ep_comm_allgather", buffers, 1, 2);
 }
 
 ep_status ep_comm_allgather(ep_comm *comm, const void *mine, size_t bytes, void *ret_all)
@@ -233,7 +237,7 @@ ep_status ep_comm_allgather(ep_comm *comm, const void *mine, size_t bytes, void 
     EP_CHECK_COMM(comm, comm);
     status = ep_comm_usable(comm, __func__);
     if (status == EP_OK)
-        status = check_allgather(mine, bytes, ret_all);
+        status = check_allgather(comm, mine, bytes, ret_all);
     if (status == EP_OK)
         status = EP_BACKEND_CALL(comm, allgather, comm, mine, bytes, ret_all);
     return ep_comm_record(comm, status);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "core/config.h"
+#include "base/error.h"
 
 #include "core/check.h"
 #include "net/net.h"
@@ -250,7 +251,10 @@ static ep_status compare(const struct digest *all, int nranks, const char *call)
                            call, all[rank].rank, rank);
     }
     for (int rank = 0; rank < nranks; rank++)
-        if (all[rank].status != EP_OK)
+        if (all[rank].status != EP_OK && !ep_status_is_failure(all[rank].status))
+            return ep_fail(EP_E_MISMATCH, "%s: what rank %d has published is damaged: status %d", call, rank,
+                           all[rank].status);
+        else if (all[rank].status != EP_OK)
             return ep_fail((ep_status)all[rank].status, "%s: rank %d failed: %.*s", call, rank,
                            (int)sizeof(all[rank].reason), all[rank].reason);
     for (size_t i = 1; i < sizeof(fields) / sizeof(fields[0]); i++)

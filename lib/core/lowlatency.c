@@ -98,6 +98,12 @@ static ep_status check_tokens(const ep_ll *ll, const char *call, int n_tokens, c
     return ep_check_buffer(call, "topk_idx", topk_idx, n_tokens == 0, ep_dtype_bytes((ep_dtype)idx_type));
 }
 
+/* Of `topk_idx`. */
+static int64_t index_bytes(const ep_ll *ll, int n_tokens, int idx_type)
+{
+    return (int64_t)n_tokens * ll->config.topk * (int64_t)ep_dtype_bytes((ep_dtype)idx_type);
+}
+
 static ep_status check_format(const ep_ll *ll, const ep_ll_dispatch_args *args)
 {
     static const char call[] = "ep_ll_dispatch";
@@ -126,7 +132,8 @@ static ep_status check_format(const ep_ll *ll, const ep_ll_dispatch_args *args)
 static ep_status check_dispatch(const ep_ll *ll, const ep_ll_dispatch_args *args)
 {
     static const char call[] = "ep_ll_dispatch";
-    int64_t out_row = (int64_t)ll->config.hidden * (args->out_dtype == EP_BF16 ? 2 : 1);
+    int64_t out_row = (int64_t)ll->config.hidden * (args->out_dtype == EP_BF16 ? 2 : 1), rows = result_rows(ll);
+    int64_t scale_row = (int64_t)ll->config.hidden / EP_SCALE_BLOCK * (args->scale_type == EP_UE8M0 ? 1 : 4);
 
     EP_TRY(check_no_hook(ll, call));
     if (ll->unanswered >= LIVE_RESULTS)
@@ -140,8 +147,16 @@ static ep_status check_dispatch(const ep_ll *ll, const ep_ll_dispatch_args *args
     EP_TRY(ep_check_buffer(call, "recv_count", args->recv_count, false, sizeof(int32_t)));
     EP_TRY(ep_check_buffer(call, "recv_source", args->recv_source, true, sizeof(int32_t)));
     EP_TRY(ep_check_buffer(call, "recv_range", args->recv_range, true, sizeof(int64_t)));
-    return ep_check_apart(call, "recv_x", args->recv_x, result_rows(ll) * out_row, "x", args->x,
-                          (int64_t)args->n_tokens * ll->config.hidden * 2);
+    const struct ep_buffer buffers[] = {
+        {"recv_x", args->recv_x, rows * out_row},
+        {"recv_scales", args->recv_scales, rows * scale_row},
+        {"recv_count", args->recv_count, (int64_t)ll->n_local * (int64_t)sizeof(int32_t)},
+        {"recv_source", args->recv_source, rows * (int64_t)sizeof(int32_t)},
+        {"recv_range", args->recv_range, (int64_t)ll->n_local * ll->comm->nranks * (int64_t)sizeof(int64_t)},
+        {"x", args->x, (int64_t)args->n_tokens * ll->config.hidden * 2},
+        {"topk_idx", args->topk_idx, index_bytes(ll, args->n_tokens, args->idx_type)},
+    };
+    return ep_check_apart(call, buffers, 5, sizeof(buffers) / sizeof(buffers[0]));
 }
 
 ep_status ep_ll_dispatch(ep_ll *ll, const ep_ll_dispatch_args *args)
@@ -180,8 +195,13 @@ static ep_status check_combine(const ep_ll *ll, const ep_ll_combine_args *args)
     EP_TRY(ep_check_buffer(call, "x", args->x, false, EP_ROW_ALIGN));
     EP_TRY(ep_check_buffer(call, "topk_weights", args->topk_weights, args->n_tokens == 0, sizeof(float)));
     EP_TRY(ep_check_buffer(call, "out", args->out, args->n_tokens == 0, EP_ROW_ALIGN));
-    return ep_check_apart(call, "out", args->out, (int64_t)args->n_tokens * ll->config.hidden * 2, "x", args->x,
-                          result_rows(ll) * ll->config.hidden * 2);
+    const struct ep_buffer buffers[] = {
+        {"out", args->out, (int64_t)args->n_tokens * ll->config.hidden * 2},
+        {"x", args->x, result_rows(ll) * ll->config.hidden * 2},
+        {"topk_idx", args->topk_idx, index_bytes(ll, args->n_tokens, args->idx_type)},
+        {"topk_weights", args->topk_weights, (int64_t)args->n_tokens * ll->config.topk * (int64_t)sizeof(float)},
+    };
+    return ep_check_apart(call, buffers, 1, sizeof(buffers) / sizeof(buffers[0]));
 }
 
 ep_status ep_ll_combine(ep_ll *ll, const ep_ll_combine_args *args)

@@ -46,26 +46,54 @@ static ep_status check_no_scales(const ep_dispatch_args *args, const char *why)
     return EP_OK;
 }
 
-/* The farthest scale from the first one. Strides may be negative or, one of them, 0. */
-static ep_status check_scale_extent(const ep_dispatch_args *args, int n_tokens, int64_t scales_per_row)
+/*
+ * The farthest scale from the first one. Strides may be negative, then the scales begin before the pointer; one of them
+ * may be 0. *ret_scales: all that lies between the first and the last of them, gaps included.
+ */
+static ep_status check_scale_extent(const ep_dispatch_args *args, int n_tokens, int64_t scales_per_row,
+                                    struct ep_buffer *ret_scales)
 {
-    int64_t over_tokens, over_blocks, bytes;
+    int64_t over_tokens, over_blocks, bytes, before = 0, behind = 4;
 
     if (n_tokens == 0)
         return EP_OK;
+    if (args->scale_stride_token == 0 && args->scale_stride_block == 0) {
+        *ret_scales = (struct ep_buffer){"scales", args->scales, n_tokens * scales_per_row * 4};
+        return EP_OK;
+    }
     if (__builtin_mul_overflow(args->scale_stride_token, (int64_t)n_tokens - 1, &over_tokens) ||
         __builtin_mul_overflow(args->scale_stride_block, scales_per_row - 1, &over_blocks) ||
         __builtin_add_overflow(over_tokens, over_blocks, &bytes) || !ep_mul(bytes, 4, &bytes) ||
         !ep_mul(over_tokens, 4, &bytes) || !ep_mul(over_blocks, 4, &bytes))
         return ep_fail(EP_E_OVERFLOW, DISPATCH ": scale strides %lld and %lld over %d tokens",
                        (long long)args->scale_stride_token, (long long)args->scale_stride_block, n_tokens);
+    before += over_tokens < 0 ? over_tokens * 4 : 0;
+    before += over_blocks < 0 ? over_blocks * 4 : 0;
+    behind += over_tokens > 0 ? over_tokens * 4 : 0;
+    behind += over_blocks > 0 ? over_blocks * 4 : 0;
+    if (__builtin_sub_overflow(behind, before, &bytes))
+        bytes = INT64_MAX;
+    *ret_scales = (struct ep_buffer){"scales", (const void *)((uintptr_t)args->scales + (uintptr_t)before), bytes};
     return EP_OK;
 }
 
+/* What a dispatch writes and reads, in the order of its fields. */
+enum {
+    RECV_X,
+    RECV_SCALES,
+    RECV_INDEX,
+    RECV_WEIGHTS,
+    DISPATCH_OUTPUTS,
+    X = DISPATCH_OUTPUTS,
+    SCALES,
+    WEIGHTS,
+    BUFFERS
+};
+
 /* `scale_type` tells whether there are scales: a rank without tokens may have no pointer. */
-static ep_status check_scales(const ep_dispatch_args *args, int n_tokens)
+static ep_status check_scales(const ep_dispatch_args *args, int n_tokens, struct ep_buffer *buffers)
 {
-    int64_t per_row = args->hidden / EP_SCALE_BLOCK;
+    int64_t per_row = args->hidden / EP_SCALE_BLOCK, bytes = 0;
 
     if (args->dtype != EP_F8E4M3)
         return check_no_scales(args, "rows that are not fp8");
@@ -82,14 +110,40 @@ static ep_status check_scales(const ep_dispatch_args *args, int n_tokens)
     }
     EP_TRY(ep_check_buffer(DISPATCH, "scales", args->scales, n_tokens == 0, EP_ROW_ALIGN));
     EP_TRY(ep_check_buffer(DISPATCH, "recv_scales", args->recv_scales, args->out_rows == 0, EP_ROW_ALIGN));
-    EP_TRY(ep_check_product(DISPATCH, "recv_scales", args->out_rows, per_row, 4, NULL));
-    return check_scale_extent(args, n_tokens, per_row);
+    EP_TRY(ep_check_product(DISPATCH, "recv_scales", args->out_rows, per_row, 4, &bytes));
+    buffers[RECV_SCALES] = (struct ep_buffer){"recv_scales", args->recv_scales, bytes};
+    return check_scale_extent(args, n_tokens, per_row, &buffers[SCALES]);
 }
 
-static ep_status check_topk_outputs(const ep_plan *plan, const ep_dispatch_args *args)
+/*
+ * Scales with strides may have gaps, and an output may lie in one: where an output overlaps the whole of them, each
+ * scale is compared. Nobody pays for that who keeps them apart.
+ */
+static ep_status check_strided_scales(const ep_dispatch_args *args, int n_tokens, const struct ep_buffer *buffers)
+{
+    int64_t per_row = args->hidden / EP_SCALE_BLOCK / (args->scale_type == EP_UE8M0 ? 4 : 1);
+
+    for (int output = 0; output < DISPATCH_OUTPUTS; output++) {
+        struct ep_buffer both[] = {buffers[output], buffers[SCALES]};
+
+        if (ep_check_apart(DISPATCH, both, 1, 2) == EP_OK)
+            continue;
+        both[1].bytes = sizeof(uint32_t);
+        for (int64_t t = 0; t < n_tokens; t++)
+            for (int64_t b = 0; b < per_row; b++) {
+                int64_t at = (t * args->scale_stride_token + b * args->scale_stride_block) * 4;
+
+                both[1].at = (const void *)((uintptr_t)args->scales + (uintptr_t)at);
+                EP_TRY(ep_check_apart(DISPATCH, both, 1, 2));
+            }
+    }
+    return EP_OK;
+}
+
+static ep_status check_topk(const ep_plan *plan, const ep_dispatch_args *args, struct ep_buffer *buffers)
 {
     bool expanded = plan->args.flags & EP_PLAN_EXPANDED;
-    int64_t index_bytes = (int64_t)ep_dtype_bytes((ep_dtype)plan->args.idx_type);
+    int64_t index_bytes = (int64_t)ep_dtype_bytes((ep_dtype)plan->args.idx_type), bytes = 0;
 
     if (args->recv_topk_idx && expanded)
         return ep_fail(EP_E_ARG, DISPATCH ": recv_topk_idx must be NULL in the expanded layout");
@@ -99,17 +153,22 @@ static ep_status check_topk_outputs(const ep_plan *plan, const ep_dispatch_args 
     EP_TRY(ep_check_buffer(DISPATCH, "recv_topk_idx", args->recv_topk_idx, true, EP_ROW_ALIGN));
     EP_TRY(ep_check_buffer(DISPATCH, "recv_topk_weights", args->recv_topk_weights, true, EP_ROW_ALIGN));
     if (args->recv_topk_idx)
-        EP_TRY(ep_check_product(DISPATCH, "recv_topk_idx", args->out_rows, plan->args.topk, index_bytes, NULL));
+        EP_TRY(ep_check_product(DISPATCH, "recv_topk_idx", args->out_rows, plan->args.topk, index_bytes, &bytes));
+    buffers[RECV_INDEX] = (struct ep_buffer){"recv_topk_idx", args->recv_topk_idx, bytes};
     if (args->recv_topk_weights)
         EP_TRY(
-            ep_check_product(DISPATCH, "recv_topk_weights", args->out_rows, expanded ? 1 : plan->args.topk, 4, NULL));
+            ep_check_product(DISPATCH, "recv_topk_weights", args->out_rows, expanded ? 1 : plan->args.topk, 4, &bytes));
+    buffers[RECV_WEIGHTS] = (struct ep_buffer){"recv_topk_weights", args->recv_topk_weights, bytes};
+    buffers[WEIGHTS] = (struct ep_buffer){"topk_weights", args->topk_weights,
+                                          (int64_t)plan->args.n_tokens * plan->args.topk * (int64_t)sizeof(float)};
     return EP_OK;
 }
 
 static ep_status check_dispatch(const ep_plan *plan, const ep_dispatch_args *args, ep_event **ret_event)
 {
     int n_tokens = plan->args.n_tokens;
-    int64_t row_bytes = 0, x_bytes, out_bytes;
+    int64_t row_bytes = 0, x_bytes = 0, out_bytes = 0;
+    struct ep_buffer buffers[BUFFERS] = {{.name = NULL}};
 
     EP_TRY(check_event(DISPATCH, args->flags, ret_event));
     if (args->dtype != EP_BF16 && args->dtype != EP_F8E4M3)
@@ -125,9 +184,15 @@ static ep_status check_dispatch(const ep_plan *plan, const ep_dispatch_args *arg
     EP_TRY(ep_check_product(DISPATCH, "recv_x", args->out_rows, row_bytes, 1, &out_bytes));
     EP_TRY(ep_check_buffer(DISPATCH, "x", args->x, n_tokens == 0, EP_ROW_ALIGN));
     EP_TRY(ep_check_buffer(DISPATCH, "recv_x", args->recv_x, args->out_rows == 0, EP_ROW_ALIGN));
-    EP_TRY(ep_check_apart(DISPATCH, "recv_x", args->recv_x, out_bytes, "x", args->x, x_bytes));
-    EP_TRY(check_scales(args, n_tokens));
-    EP_TRY(check_topk_outputs(plan, args));
+    buffers[RECV_X] = (struct ep_buffer){"recv_x", args->recv_x, out_bytes};
+    buffers[X] = (struct ep_buffer){"x", args->x, x_bytes};
+    EP_TRY(check_scales(args, n_tokens, buffers));
+    EP_TRY(check_topk(plan, args, buffers));
+    if (args->scale_stride_token || args->scale_stride_block) {
+        EP_TRY(check_strided_scales(args, n_tokens, buffers));
+        buffers[SCALES].bytes = 0;
+    }
+    EP_TRY(ep_check_apart(DISPATCH, buffers, DISPATCH_OUTPUTS, BUFFERS));
     return ep_check_after(DISPATCH, plan->comm, args->after);
 }
 
@@ -155,9 +220,11 @@ ep_status ep_dispatch(ep_plan *plan, const ep_dispatch_args *args, ep_event **re
 
 #define COMBINE "ep_combine"
 
-static ep_status check_combine_weights(const ep_plan *plan, const ep_combine_args *args, int64_t rows)
+static ep_status check_combine_weights(const ep_plan *plan, const ep_combine_args *args, int64_t rows,
+                                       struct ep_buffer *ret_in, struct ep_buffer *ret_out)
 {
     bool expanded = plan->args.flags & EP_PLAN_EXPANDED;
+    int64_t bytes = 0;
 
     if (!args->topk_weights != !args->out_topk_weights)
         return ep_fail(EP_E_ARG, COMBINE ": %s",
@@ -166,7 +233,10 @@ static ep_status check_combine_weights(const ep_plan *plan, const ep_combine_arg
     EP_TRY(ep_check_buffer(COMBINE, "topk_weights", args->topk_weights, true, EP_ROW_ALIGN));
     EP_TRY(ep_check_buffer(COMBINE, "out_topk_weights", args->out_topk_weights, true, EP_ROW_ALIGN));
     if (args->topk_weights)
-        EP_TRY(ep_check_product(COMBINE, "topk_weights", rows, expanded ? 1 : plan->args.topk, 4, NULL));
+        EP_TRY(ep_check_product(COMBINE, "topk_weights", rows, expanded ? 1 : plan->args.topk, 4, &bytes));
+    *ret_in = (struct ep_buffer){"topk_weights", args->topk_weights, bytes};
+    *ret_out = (struct ep_buffer){"out_topk_weights", args->out_topk_weights,
+                                  (int64_t)plan->args.n_tokens * plan->args.topk * (int64_t)sizeof(float)};
     return EP_OK;
 }
 
@@ -175,7 +245,8 @@ static ep_status check_combine(const ep_plan *plan, const ep_combine_args *args,
     int n_tokens = plan->args.n_tokens;
     int64_t rows =
         ep_plan_info_now(plan)->n_recv >= 0 ? ep_plan_info_now(plan)->n_recv : ep_plan_info_now(plan)->out_rows;
-    int64_t row_bytes = 0, x_bytes, out_bytes;
+    int64_t row_bytes = 0, x_bytes = 0, out_bytes = 0;
+    struct ep_buffer weights, out_weights;
 
     EP_TRY(check_event(COMBINE, args->flags, ret_event));
     EP_TRY(ep_check_reserved(COMBINE, args->reserved));
@@ -189,8 +260,14 @@ static ep_status check_combine(const ep_plan *plan, const ep_combine_args *args,
     EP_TRY(ep_check_buffer(COMBINE, "bias[0]", args->bias[0], true, EP_ROW_ALIGN));
     EP_TRY(ep_check_buffer(COMBINE, "bias[1]", args->bias[1], true, EP_ROW_ALIGN));
     EP_TRY(ep_check_buffer(COMBINE, "out", args->out, n_tokens == 0, EP_ROW_ALIGN));
-    EP_TRY(ep_check_apart(COMBINE, "out", args->out, out_bytes, "x", args->x, x_bytes));
-    EP_TRY(check_combine_weights(plan, args, rows));
+    EP_TRY(check_combine_weights(plan, args, rows, &weights, &out_weights));
+    const struct ep_buffer buffers[] = {{"out", args->out, out_bytes},
+                                        out_weights,
+                                        {"x", args->x, x_bytes},
+                                        weights,
+                                        {"bias[0]", args->bias[0], out_bytes},
+                                        {"bias[1]", args->bias[1], out_bytes}};
+    EP_TRY(ep_check_apart(COMBINE, buffers, 2, sizeof(buffers) / sizeof(buffers[0])));
     return ep_check_after(COMBINE, plan->comm, args->after);
 }
 

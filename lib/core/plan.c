@@ -96,6 +96,17 @@ ep_status ep_plan_get_info(const ep_plan *plan, ep_plan_info *ret_info)
     return EP_CHECK_STORE("ep_plan_get_info", ret_info, ep_plan_info_now(plan), ep_plan_info);
 }
 
+static ep_status check_sources(const ep_plan *plan, const int32_t *ret_rank, const int32_t *ret_token)
+{
+    static const char call[] = "ep_plan_get_sources";
+    int64_t bytes = ep_plan_info_now(plan)->n_recv * (int64_t)sizeof(int32_t);
+    const struct ep_buffer buffers[] = {{"ret_rank", ret_rank, bytes}, {"ret_token", ret_token, bytes}};
+
+    EP_TRY(ep_check_buffer(call, "ret_rank", ret_rank, true, sizeof(int32_t)));
+    EP_TRY(ep_check_buffer(call, "ret_token", ret_token, true, sizeof(int32_t)));
+    return ep_check_apart(call, buffers, 2, 2);
+}
+
 ep_status ep_plan_get_sources(ep_plan *plan, int32_t *ret_rank, int32_t *ret_token)
 {
     ep_status status;
@@ -105,8 +116,28 @@ ep_status ep_plan_get_sources(ep_plan *plan, int32_t *ret_rank, int32_t *ret_tok
     if (status == EP_OK && ep_plan_info_now(plan)->n_recv < 0)
         status = ep_fail(EP_E_STATE, "%s: the counts of this plan are not known before its first dispatch", __func__);
     if (status == EP_OK)
+        status = check_sources(plan, ret_rank, ret_token);
+    if (status == EP_OK)
         status = EP_BACKEND_CALL(plan->comm, plan_sources, plan, ret_rank, ret_token);
     return ep_comm_record(plan->comm, status);
+}
+
+static ep_status check_layout(const ep_comm *comm, const ep_plan_args *args, const ep_layout *layout)
+{
+    static const char call[] = "ep_plan_layout";
+    const int64_t each = (int64_t)sizeof(int32_t);
+    const struct ep_buffer buffers[] = {
+        {"tokens_per_rank", layout->tokens_per_rank, comm->nranks * each},
+        {"tokens_per_node", layout->tokens_per_node, comm->nnodes * each},
+        {"tokens_per_expert", layout->tokens_per_expert, args->n_experts * each},
+        {"token_in_rank", layout->token_in_rank, (int64_t)args->n_tokens * comm->nranks},
+        {"topk_idx", args->topk_idx,
+         (int64_t)args->n_tokens * args->topk * (int64_t)ep_dtype_bytes((ep_dtype)args->idx_type)},
+    };
+
+    for (int i = 0; i < 3; i++)
+        EP_TRY(ep_check_buffer(call, buffers[i].name, buffers[i].at, true, sizeof(int32_t)));
+    return ep_check_apart(call, buffers, 4, sizeof(buffers) / sizeof(buffers[0]));
 }
 
 ep_status ep_plan_layout(ep_comm *comm, const ep_plan_args *args, ep_layout *layout)
@@ -121,6 +152,8 @@ ep_status ep_plan_layout(ep_comm *comm, const ep_plan_args *args, ep_layout *lay
         status = EP_CHECK_LOAD("ep_plan_layout", &outputs, layout, ep_layout);
     if (status == EP_OK)
         status = check_plan_args(__func__, comm, &mine);
+    if (status == EP_OK)
+        status = check_layout(comm, &mine, &outputs);
     if (status == EP_OK)
         status = EP_BACKEND_CALL(comm, plan_layout, comm, &mine, &outputs);
     return ep_comm_record(comm, status);

@@ -175,6 +175,8 @@ static ep_status post_receive(struct mpi_net *m, int index, void *memory, size_t
 
 static ep_status damaged(struct mpi_net *m, int index, const char *what)
 {
+    if (m->broken == EP_OK)
+        m->net.broken_by = 1 + ep_net_peer(m->net.node, index / m->net.channels);
     return broken(m, ep_fail(EP_E_MISMATCH, "network mpi: rank %d, channel %d: %s", m->incoming[index].rank,
                              index % m->net.channels, what));
 }

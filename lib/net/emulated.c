@@ -236,6 +236,7 @@ static ep_status broken(struct emulated *e, const struct incoming *in, int wire,
     snprintf(e->reason, sizeof(e->reason), "network emulated: rank %u, channel %d, byte %llu of the wire: %s",
              in->writer, wire % e->net.channels, (unsigned long long)in->head, what);
     e->broken = EP_E_MISMATCH;
+    e->net.broken_by = 1 + (int)in->writer / e->ranks_per_node;
     return ep_fail(e->broken, "%s", e->reason);
 }
 
@@ -462,6 +463,9 @@ static ep_status compare(const struct emulated *e, const struct introduction *mi
         {"n_signals", mine->n_signals, theirs->n_signals},
     };
 
+    if (theirs->status != EP_OK && !ep_status_is_failure((int64_t)theirs->status))
+        return ep_fail(EP_E_MISMATCH, "network emulated: what rank %d has published is damaged: status %llu", rank,
+                       (unsigned long long)theirs->status);
     if (theirs->status != EP_OK && mine->status == EP_OK)
         return ep_fail((ep_status)theirs->status, "network emulated: rank %d could not open its endpoint: %.*s", rank,
                        (int)sizeof(theirs->reason), theirs->reason);
@@ -481,6 +485,11 @@ static ep_status attach_peer(struct emulated *e, const struct ep_net_params *par
     size_t stride = wire_stride(theirs->capacity);
     size_t first = (size_t)ep_net_slot(peer, e->net.node) * (size_t)channels;
 
+    if (theirs->capacity < EP_NET_WIRE_MIN_BYTES || theirs->capacity % 64 ||
+        theirs->capacity > (uint64_t)UINT32_MAX + 64 ||
+        theirs->name.bytes != (uint64_t)e->npeers * (uint64_t)channels * stride)
+        return ep_fail(EP_E_MISMATCH, "network emulated: what rank %d has published is damaged: a wire of %llu bytes",
+                       rank, (unsigned long long)theirs->capacity);
     EP_TRY(params->attach ? params->attach(params->wake_context, rank, &theirs->name, &e->peers[slot])
                           : ep_shm_attach(&theirs->name, NULL, &e->peers[slot]));
     for (int channel = 0; channel < channels; channel++) {

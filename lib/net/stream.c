@@ -62,6 +62,7 @@ struct ep_streams {
     struct sender *senders;
     struct receiver *receivers;
     ep_status broken;
+    int broken_by; /* as in struct ep_net */
     char reason[256];
 };
 
@@ -92,6 +93,17 @@ static void fail_for_good(struct ep_streams *streams, ep_status status, const ch
 {
     snprintf(streams->reason, sizeof(streams->reason), "%s", text);
     streams->broken = status;
+}
+
+static const void *damaged(struct ep_streams *streams, int index, uint64_t position, const char *what)
+{
+    char text[192];
+
+    snprintf(text, sizeof(text), "streams: node %d, channel %d, byte %llu of the stream: %s", peer_of(streams, index),
+             index % streams->net->channels, (unsigned long long)position, what);
+    fail_for_good(streams, EP_E_MISMATCH, text);
+    streams->broken_by = 1 + peer_of(streams, index);
+    return NULL;
 }
 
 ep_status ep_streams_open(const struct ep_net_provider *provider, const struct ep_net_params *params, size_t ring_bytes,
@@ -259,6 +271,10 @@ bool ep_stream_send(struct ep_streams *streams, int peer, int channel, const voi
 
     if (streams->broken != EP_OK || !check_message(streams, head_bytes, pieces, n_pieces, &bytes) || sender->sending)
         return false;
+    if (credit > sender->tail) {
+        damaged(streams, index, sender->tail, "credit for more than what was sent");
+        return false;
+    }
     if (sender->n_staged == STAGED && !flushed(streams, index))
         return false;
     need = sizeof(struct message_header) + padded(bytes);
@@ -308,16 +324,6 @@ static const struct message_header *header_at(const struct ep_streams *streams, 
     const unsigned char *ring = streams->net->region + (size_t)index * streams->ring_bytes;
 
     return (const struct message_header *)(const void *)(ring + position % streams->ring_bytes);
-}
-
-static const void *damaged(struct ep_streams *streams, int index, uint64_t position, const char *what)
-{
-    char text[192];
-
-    snprintf(text, sizeof(text), "streams: node %d, channel %d, byte %llu of the stream: %s", peer_of(streams, index),
-             index % streams->net->channels, (unsigned long long)position, what);
-    fail_for_good(streams, EP_E_MISMATCH, text);
-    return NULL;
 }
 
 const void *ep_stream_peek(struct ep_streams *streams, int peer, int channel, size_t *ret_bytes)
@@ -389,6 +395,11 @@ ep_status ep_streams_progress(struct ep_streams *streams, bool *ret_moved)
     }
     *ret_moved = moved;
     return EP_OK;
+}
+
+int ep_streams_broken_peer(const struct ep_streams *streams)
+{
+    return (streams->broken != EP_OK ? streams->broken_by : streams->net->broken_by) - 1;
 }
 
 bool ep_streams_sleeps(const struct ep_streams *streams)

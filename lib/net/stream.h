@@ -50,6 +50,9 @@ bool ep_streams_flushed(struct ep_streams *streams);
 /* The node to which something has not left yet, -1 if everything has. */
 int ep_streams_unflushed_peer(struct ep_streams *streams);
 
+/* The node whose damage broke the streams, -1 if none did. */
+int ep_streams_broken_peer(const struct ep_streams *streams);
+
 /* ep_net.sleeps of the endpoint. */
 bool ep_streams_sleeps(const struct ep_streams *streams);
 const char *ep_streams_network(const struct ep_streams *streams);

@@ -157,7 +157,7 @@ static void null_handles_are_named(void **state)
 
 static void small_calls_check_sizes(void **state)
 {
-    unsigned char block[16] = {0};
+    unsigned char block[32] = {0};
     void *memory;
 
     (void)state;
@@ -165,9 +165,14 @@ static void small_calls_check_sizes(void **state)
     assert_non_null(strstr(ep_last_error(), "bytes is 4097"));
     assert_int_equal(ep_alloc(comm, (size_t)INT64_MAX + 1, &memory), EP_E_OVERFLOW);
     assert_int_equal(mock.calls, 0);
+    assert_int_equal(ep_comm_allgather(comm, block, 4, block), EP_E_ARG);
+    assert_string_equal(ep_last_error(), "ep_comm_allgather: ret_all overlaps mine");
+    assert_int_equal(ep_comm_allgather(comm, block + 15, 4, block), EP_E_ARG);
+    assert_int_equal(mock.calls, 0);
+    assert_int_equal(ep_comm_allgather(comm, block + 16, 4, block), EP_OK);
     assert_int_equal(ep_comm_allgather(comm, NULL, 0, NULL), EP_OK);
     assert_int_equal(ep_alloc(comm, 0, &memory), EP_OK);
-    assert_int_equal(mock.calls, 2);
+    assert_int_equal(mock.calls, 3);
 }
 
 /* --- plan --- */
@@ -303,7 +308,7 @@ static void missing_operations_are_named(void **state)
     (void)state;
     pthread_mutex_init(&bare.error_lock, NULL);
     EXPECT_MISSING(ep_comm_barrier(&bare), "ep_comm_barrier");
-    EXPECT_MISSING(ep_comm_allgather(&bare, mask, 4, mask), "ep_comm_allgather");
+    EXPECT_MISSING(ep_comm_allgather(&bare, "four", 4, mask), "ep_comm_allgather");
     EXPECT_MISSING(ep_comm_shrink(&bare, NULL, &next), "ep_comm_shrink");
     EXPECT_MISSING(ep_alloc(&bare, 1, &memory), "ep_alloc");
     EXPECT_MISSING(ep_free(&bare, mask), "ep_free");

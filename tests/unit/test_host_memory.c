@@ -32,14 +32,14 @@ static void peers_see_what_is_written(void **state)
 
     assert_int_equal(ep_alloc(comms[0], 10000, &memory), EP_OK);
     assert_int_equal((uintptr_t)memory % 4096, 0);
-    strcpy((char *)memory + 5000, "here");
-    assert_true(host_find(host_of(comms[0]), (char *)memory + 5000, 5000, &where));
-    assert_int_equal(host_map(host_of(comms[1]), 0, &where, &seen), EP_OK);
+    strcpy((char *)memory + 4992, "here");
+    assert_true(host_find(host_of(comms[0]), (char *)memory + 4992, 5000, &where));
+    assert_int_equal(host_map(host_of(comms[1]), 0, &where, 1, &seen), EP_OK);
     assert_string_equal(seen, "here");
     strcpy(seen, "back");
-    assert_string_equal((char *)memory + 5000, "back");
-    assert_int_equal(host_map(host_of(comms[0]), 0, &where, &seen), EP_OK);
-    assert_ptr_equal(seen, (char *)memory + 5000);
+    assert_string_equal((char *)memory + 4992, "back");
+    assert_int_equal(host_map(host_of(comms[0]), 0, &where, 1, &seen), EP_OK);
+    assert_ptr_equal(seen, (char *)memory + 4992);
 }
 
 static void nowhere_is_no_address(void **state)
@@ -48,7 +48,9 @@ static void nowhere_is_no_address(void **state)
     struct host_where where = {.slot = HOST_NOWHERE};
     void *seen = &where;
 
-    assert_int_equal(host_map(host_of(comms[1]), 0, &where, &seen), EP_OK);
+    assert_int_equal(host_map(host_of(comms[1]), 0, &where, 0, &seen), EP_OK);
+    assert_null(seen);
+    assert_int_equal(host_map(host_of(comms[1]), 0, &where, 1, &seen), EP_E_MISMATCH);
     assert_null(seen);
 }
 
@@ -85,7 +87,7 @@ static void a_reused_slot_is_mapped_anew(void **state)
     assert_int_equal(ep_alloc(comms[0], 4096, &memory), EP_OK);
     strcpy(memory, "first");
     assert_true(host_find(host_of(comms[0]), memory, 4096, &first));
-    assert_int_equal(host_map(host_of(comms[1]), 0, &first, &seen), EP_OK);
+    assert_int_equal(host_map(host_of(comms[1]), 0, &first, 1, &seen), EP_OK);
     assert_string_equal(seen, "first");
     assert_int_equal(ep_free(comms[0], memory), EP_OK);
     assert_int_equal(ep_alloc(comms[0], 100000, &memory), EP_OK);
@@ -93,7 +95,7 @@ static void a_reused_slot_is_mapped_anew(void **state)
     assert_true(host_find(host_of(comms[0]), (char *)memory + 90000, 10, &second));
     assert_int_equal(second.slot, first.slot);
     assert_int_not_equal(second.generation, first.generation);
-    assert_int_equal(host_map(host_of(comms[1]), 0, &second, &seen), EP_OK);
+    assert_int_equal(host_map(host_of(comms[1]), 0, &second, 1, &seen), EP_OK);
     assert_string_equal(seen, "second");
 }
 
@@ -109,8 +111,8 @@ static void sweeping_unmaps_what_is_freed_and_nothing_else(void **state)
         assert_int_equal(ep_alloc(comms[0], 4096, &memory[i]), EP_OK);
     assert_true(host_find(host_of(comms[0]), memory[0], 1, &kept));
     assert_true(host_find(host_of(comms[0]), memory[1], 1, &freed));
-    assert_int_equal(host_map(host_of(comms[1]), 0, &kept, &seen), EP_OK);
-    assert_int_equal(host_map(host_of(comms[1]), 0, &freed, &seen), EP_OK);
+    assert_int_equal(host_map(host_of(comms[1]), 0, &kept, 1, &seen), EP_OK);
+    assert_int_equal(host_map(host_of(comms[1]), 0, &freed, 1, &seen), EP_OK);
     assert_int_equal(ep_free(comms[0], memory[1]), EP_OK);
     host_sweep(host_of(comms[1]));
     assert_int_equal(peer->mappings[kept.slot].generation, kept.generation);
@@ -129,7 +131,7 @@ static void memory_that_a_living_rank_has_freed_cannot_be_mapped(void **state)
     assert_int_equal(ep_alloc(comms[0], 4096, &memory), EP_OK);
     assert_true(host_find(host_of(comms[0]), memory, 1, &where));
     assert_int_equal(ep_free(comms[0], memory), EP_OK);
-    assert_int_equal(host_map(host_of(comms[1]), 0, &where, &seen), EP_E_PEER_LEFT);
+    assert_int_equal(host_map(host_of(comms[1]), 0, &where, 1, &seen), EP_E_PEER_LEFT);
     assert_null(seen);
     assert_non_null(strstr(ep_last_error(), "symmetric memory of rank 0"));
 }

@@ -21,8 +21,8 @@ struct combine {
     struct cuda_comm *cuda;
     ep_plan *plan;
     const ep_combine_args *args;
-    size_t row_bytes;
-    bool copies; /* the kernel copies into staging */
+    size_t row_bytes, weight_bytes; /* of one row */
+    bool copies;                    /* the kernel copies into staging */
     struct cuda_copy copy[HOST_AT_COUNT];
     struct cuda_pending *pending;
 };
@@ -57,12 +57,13 @@ static ep_status map_inputs(struct combine *c, struct cuda_combine *sum)
     struct host_comm *host = &c->cuda->host;
 
     for (int rank = 0; rank < host->comm->nranks; rank++) {
-        const struct host_record *record = &host->peers[rank].control->record[host->operation & 1];
-        void *x, *weights;
-        ep_status status = cuda_map(c->cuda, rank, &record->at[HOST_AT_X], &x);
+        const struct host_record *record = &host->records[rank];
+        size_t rows = (size_t)record->rows;
+        void *x, *weights = NULL;
+        ep_status status = cuda_map(c->cuda, rank, &record->at[HOST_AT_X], rows * c->row_bytes, &x);
 
-        if (status == EP_OK)
-            status = cuda_map(c->cuda, rank, &record->at[HOST_AT_WEIGHTS], &weights);
+        if (status == EP_OK && c->args->out_topk_weights)
+            status = cuda_map(c->cuda, rank, &record->at[HOST_AT_WEIGHTS], rows * c->weight_bytes, &weights);
         if (status != EP_OK)
             return host_raise_own(host, status, rank, HOST_COMBINE_READY);
         /* Own rows need no detour. */
@@ -170,11 +171,10 @@ static ep_status combine_body(struct combine *c)
     struct host_record record = {.phase = HOST_COMBINE_READY, .dtype = args->dtype, .hidden = args->hidden};
     struct host_comm *host = &c->cuda->host;
     const struct cuda_route *route;
-    size_t weights_per_row;
 
     EP_TRY(cuda_plan_ready(c->cuda, c->plan, &route));
     EP_TRY(check_pointers(c));
-    weights_per_row = route->expanded ? 1 : (size_t)c->plan->args.topk;
+    c->weight_bytes = (route->expanded ? 1 : (size_t)c->plan->args.topk) * sizeof(float);
     c->row_bytes = (size_t)args->hidden * sizeof(uint16_t);
     cuda_sweep(c->cuda);
     record.plan_number = ((struct host_plan *)c->plan->impl)->number;
@@ -182,10 +182,10 @@ static ep_status combine_body(struct combine *c)
     for (int i = 0; i < HOST_AT_COUNT; i++)
         record.at[i].slot = HOST_NOWHERE;
     EP_TRY(publish_input(c, HOST_AT_X, args->x, c->row_bytes, &record.at[HOST_AT_X]));
-    EP_TRY(publish_input(c, HOST_AT_WEIGHTS, args->topk_weights, weights_per_row * sizeof(float),
-                         &record.at[HOST_AT_WEIGHTS]));
+    EP_TRY(publish_input(c, HOST_AT_WEIGHTS, args->topk_weights, c->weight_bytes, &record.at[HOST_AT_WEIGHTS]));
     record.copies = c->copies;
-    EP_TRY(host_enter(host, &record));
+    record.rows = c->plan->full.n_recv;
+    EP_TRY(host_enter(host, c->plan, &record));
     c->pending->phase = HOST_COMBINE_DONE;
     c->pending->operation = host->operation;
     c->pending->stats.ns_wait_ready = ep_now_ns() - c->pending->begin_ns;

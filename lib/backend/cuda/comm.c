@@ -64,7 +64,9 @@ static ep_status publish(struct cuda_comm *cuda)
     cuda->board->device = cuda->device;
     CUDA_TRY(cudaDeviceGetPCIBusId(cuda->board->bus_id, sizeof(cuda->board->bus_id), cuda->device));
     CUDA_TRY(cudaIpcGetMemHandle(&handle, cuda->signals));
-    cuda_publish_slot(&cuda->board->signals, cuda->signals, &handle, 1);
+    cuda_publish_slot(&cuda->board->signals,
+                      &(struct cuda_mapping){.base = cuda->signals, .bytes = sizeof(*cuda->signals), .generation = 1},
+                      &handle);
     return EP_OK;
 }
 
@@ -73,7 +75,7 @@ static ep_status check_reach(struct cuda_comm *cuda, int rank, bool *ret_hidden)
 {
     const struct cuda_peer *peer = &cuda->peers[rank];
     int device = -1, reach = 0, me = cuda->host.comm->rank;
-    cudaError_t error = cudaDeviceGetByPCIBusId(&device, peer->board->bus_id);
+    cudaError_t error = cudaDeviceGetByPCIBusId(&device, peer->bus_id);
 
     /*
      * Hidden by CUDA_VISIBLE_DEVICES. Its memory can be mapped all the same (so says the manual of the CUDA runtime,
@@ -89,7 +91,7 @@ static ep_status check_reach(struct cuda_comm *cuda, int rank, bool *ret_hidden)
     CUDA_TRY(cudaDeviceCanAccessPeer(&reach, cuda->device, device));
     if (!reach)
         return ep_fail(EP_E_UNSUPPORTED, "ep_comm_new: no P2P between rank %d (GPU %s) and rank %d (GPU %s)", me,
-                       cuda->board->bus_id, rank, peer->board->bus_id);
+                       cuda->board->bus_id, rank, peer->bus_id);
     if (!peer->same_process)
         return EP_OK;
     error = cudaDeviceEnablePeerAccess(device, 0);
@@ -113,7 +115,7 @@ static ep_status reach_signals(struct cuda_comm *cuda, int rank)
     return ep_fail(EP_E_UNSUPPORTED,
                    "ep_comm_new: rank %d (GPU %s) cannot map memory of rank %d on GPU %s, which it does not see: let "
                    "each rank see all GPUs (CUDA_VISIBLE_DEVICES, the batch system), if they have P2P: %s",
-                   cuda->host.comm->rank, cuda->board->bus_id, rank, peer->board->bus_id, ep_last_error());
+                   cuda->host.comm->rank, cuda->board->bus_id, rank, peer->bus_id, ep_last_error());
 }
 
 static ep_status reach_peers(struct cuda_comm *cuda)
@@ -125,8 +127,9 @@ static ep_status reach_peers(struct cuda_comm *cuda)
         struct cuda_peer *peer = &cuda->peers[rank];
         void *address;
 
-        EP_TRY(host_map(&cuda->host, rank, &board, &address));
+        EP_TRY(host_map(&cuda->host, rank, &board, sizeof(struct cuda_board), &address));
         peer->board = address;
+        host_read_shared(peer->bus_id, peer->board->bus_id, sizeof(peer->bus_id) - 1);
         peer->same_process = rank == comm->rank || cuda->host.peers[rank].same_process;
         if (rank == comm->rank)
             continue;

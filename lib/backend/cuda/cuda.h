@@ -37,6 +37,7 @@
 struct cuda_slot {
     _Atomic uint32_t generation; /* 0: empty */
     void *base;                  /* in the owner's process */
+    uint64_t bytes;
     cudaIpcMemHandle_t handle;
 };
 
@@ -60,11 +61,13 @@ struct cuda_allocation {
 
 struct cuda_mapping {
     void *base;
+    uint64_t bytes; /* as its owner says */
     uint32_t generation;
 };
 
 struct cuda_peer {
     struct cuda_board *board;
+    char bus_id[20]; /* a copy: a string whatever the board holds */
     bool same_process;
     uint32_t frees_seen;
     struct cuda_mapping signals;
@@ -162,11 +165,14 @@ ep_status cuda_alloc(ep_comm *comm, size_t bytes, void **ret_memory);
 ep_status cuda_alloc_internal(struct cuda_comm *cuda, size_t bytes, void **ret_memory);
 ep_status cuda_free(ep_comm *comm, void *memory);
 bool cuda_find(struct cuda_comm *cuda, const void *memory, size_t bytes, struct host_where *ret_where);
-/* The address here of a place in a peer's memory; NULL for nowhere. */
-ep_status cuda_map(struct cuda_comm *cuda, int rank, const struct host_where *where, void **ret_address);
+/*
+ * The address here of a place in a peer's memory that holds `bytes`: as host_map(). The size of a peer's allocation is
+ * what the peer has published: CUDA tells no size with an IPC handle.
+ */
+ep_status cuda_map(struct cuda_comm *cuda, int rank, const struct host_where *where, size_t bytes, void **ret_address);
 ep_status cuda_map_slot(struct cuda_comm *cuda, int rank, const struct cuda_slot *slot, uint32_t generation,
                         struct cuda_mapping *mapping);
-void cuda_publish_slot(struct cuda_slot *slot, void *base, const cudaIpcMemHandle_t *handle, uint32_t generation);
+void cuda_publish_slot(struct cuda_slot *slot, const struct cuda_mapping *allocation, const cudaIpcMemHandle_t *handle);
 /* Before an operation: unmaps what the peers have freed, frees what they have unmapped. */
 void cuda_sweep(struct cuda_comm *cuda);
 /* Staging buffer number `which` of at least `bytes`. */

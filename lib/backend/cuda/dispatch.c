@@ -81,11 +81,12 @@ static ep_status map_outputs(struct dispatch *d, struct cuda_dispatch *move)
     struct host_comm *host = &d->cuda->host;
 
     for (int rank = 0; rank < host->comm->nranks; rank++) {
-        const struct host_record *record = &host->peers[rank].control->record[host->operation & 1];
+        const struct host_record *record = &host->records[rank];
         void *at[HOST_AT_COUNT];
 
         for (int i = 0; i < HOST_AT_COUNT; i++) {
-            ep_status status = cuda_map(d->cuda, rank, &record->at[i], &at[i]);
+            size_t bytes = d->output[i].wanted ? (size_t)record->rows * d->output[i].bytes : 0;
+            ep_status status = cuda_map(d->cuda, rank, &record->at[i], bytes, &at[i]);
 
             if (status != EP_OK)
                 return host_raise_own(host, status, rank, HOST_DISPATCH_READY);
@@ -242,7 +243,8 @@ static ep_status dispatch_body(struct dispatch *d)
     record.scale_type = d->args->scale_type;
     record.outputs = (d->args->recv_topk_idx ? 1 : 0) | (d->args->recv_topk_weights ? 2 : 0);
     EP_TRY(publish_outputs(d, &record));
-    EP_TRY(host_enter(host, &record));
+    record.rows = d->plan->full.n_recv;
+    EP_TRY(host_enter(host, d->plan, &record));
     d->pending->phase = HOST_DISPATCH_DONE;
     d->pending->operation = host->operation;
     d->pending->stats.ns_wait_ready = ep_now_ns() - d->pending->begin_ns;

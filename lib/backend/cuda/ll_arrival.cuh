@@ -120,6 +120,11 @@ __device__ inline bool sum_counts(const cuda_ll_dispatch &d, const ll_call &call
         before[i] = 0;
         if (!is_masked(call, i / ll.n_local))
             sound = take_count(ll, call, i / ll.n_local, i % ll.n_local, before[i]);
+        /* Rows are placed behind so many: a source has at most one for each of its tokens. */
+        if (sound && (uint32_t)before[i] > (uint32_t)ll.max_tokens) {
+            give_up(ll.waits, CUDA_FAILED_MISMATCH, i / ll.n_local, ll.waits.done_phase);
+            sound = false;
+        }
     }
     if (!team_and(by, sound))
         return false;
@@ -248,6 +253,10 @@ __device__ inline bool receive_slot(const cuda_ll_dispatch &d, const ll_call &ca
     /* Of the group: only those of this rank are packed here. */
     choice.x -= me * ll.n_local;
     choice.x = choice.x < ll.n_local ? choice.x : -1;
+    if (choice.x >= 0 && (uint32_t)choice.y >= (uint32_t)ll.max_tokens) {
+        give_up(ll.waits, CUDA_FAILED_MISMATCH, source, ll.waits.done_phase);
+        choice.x = -1;
+    }
     votes = __ballot_sync(ALL_LANES, choice.x >= 0);
     if (choice.x >= 0)
         row = place_of(d, before, source, choice);

@@ -20,6 +20,7 @@ struct inner {
     bool handed_out;                  /* ... for the combine that is next */
     cudaEvent_t done;
     int blocks;
+    size_t bytes;     /* of each rank's segment */
     bool in_dispatch; /* the call that ep_ll_finish() completes */
     struct cuda_ll_dispatch dispatch;
     struct cuda_ll_combine combine;
@@ -85,7 +86,7 @@ int cuda_ll_sms(const struct cuda_comm *cuda)
 
     for (int rank = 0; rank < cuda->host.comm->nranks; rank++)
         if (rank == cuda->host.comm->rank ||
-            (cuda->peers[rank].same_process && !strcmp(cuda->peers[rank].board->bus_id, cuda->board->bus_id)))
+            (cuda->peers[rank].same_process && !strcmp(cuda->peers[rank].bus_id, cuda->board->bus_id)))
             sharing++;
     return cuda->all_sms / sharing ? cuda->all_sms / sharing : 1;
 }
@@ -133,6 +134,7 @@ static ep_status open_own(const ep_ll *ll, struct inner *inner)
                        "ep_ll_new: max_tokens is %d, which with %d experts and topk %d on %d ranks makes "
                        "more rows than the CUDA backend numbers",
                        ll->config.max_tokens, ll->config.n_experts, ll->config.topk, ll->comm->nranks);
+    inner->bytes = bytes;
     EP_TRY(take_place(cuda, bytes, &inner->place));
     CUDA_TRY(cudaEventCreateWithFlags(&inner->done, cudaEventDisableTiming));
     CUDA_TRY(cudaHostAlloc((void **)&inner->report, sizeof(*inner->report), cudaHostAllocMapped));
@@ -157,7 +159,7 @@ static ep_status clear_and_reach(struct inner *inner, const struct host_where *a
     for (int rank = 0; rank < nranks; rank++) {
         void *segment;
 
-        EP_TRY(cuda_map(cuda, rank, &all[rank], &segment));
+        EP_TRY(cuda_map(cuda, rank, &all[rank], inner->bytes, &segment));
         inner->device.peer[rank] = segment;
     }
     return EP_OK;

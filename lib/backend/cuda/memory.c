@@ -7,11 +7,12 @@
 
 #include <string.h>
 
-void cuda_publish_slot(struct cuda_slot *slot, void *base, const cudaIpcMemHandle_t *handle, uint32_t generation)
+void cuda_publish_slot(struct cuda_slot *slot, const struct cuda_mapping *allocation, const cudaIpcMemHandle_t *handle)
 {
-    slot->base = base;
+    slot->base = allocation->base;
+    slot->bytes = allocation->bytes;
     slot->handle = *handle;
-    atomic_store_explicit(&slot->generation, generation, memory_order_release);
+    atomic_store_explicit(&slot->generation, allocation->generation, memory_order_release);
 }
 
 static ep_status alloc_symmetric(struct cuda_comm *cuda, size_t bytes, bool internal, void **ret_memory)
@@ -45,7 +46,9 @@ static ep_status alloc_symmetric(struct cuda_comm *cuda, size_t bytes, bool inte
     } else {
         cuda->allocations[slot] = (struct cuda_allocation){
             .base = base, .bytes = whole, .generation = ++cuda->next_generation, .internal = internal};
-        cuda_publish_slot(&cuda->board->slot[slot], base, &handle, cuda->next_generation);
+        cuda_publish_slot(&cuda->board->slot[slot],
+                          &(struct cuda_mapping){.base = base, .bytes = whole, .generation = cuda->next_generation},
+                          &handle);
     }
     pthread_mutex_unlock(&cuda->memory_lock);
     if (status == EP_OK) {
@@ -162,37 +165,56 @@ ep_status cuda_map_slot(struct cuda_comm *cuda, int rank, const struct cuda_slot
 {
     struct cuda_peer *peer = &cuda->peers[rank];
     ep_status status = EP_OK;
-    void *base = slot->base;
+    cudaIpcMemHandle_t handle;
+    uint64_t bytes;
+    void *base;
 
     if (mapping->generation == generation)
         return EP_OK;
+    host_read_shared(&base, &slot->base, sizeof(base));
+    host_read_shared(&bytes, &slot->bytes, sizeof(bytes));
+    host_read_shared(&handle, &slot->handle, sizeof(handle));
     unmap(peer, mapping);
     if (!peer->same_process)
-        status = cuda_status(cudaIpcOpenMemHandle(&base, slot->handle, cudaIpcMemLazyEnablePeerAccess),
-                             "cudaIpcOpenMemHandle");
+        status =
+            cuda_status(cudaIpcOpenMemHandle(&base, handle, cudaIpcMemLazyEnablePeerAccess), "cudaIpcOpenMemHandle");
     if (status != EP_OK)
         return ep_fail_prefix(status, "symmetric memory of rank %d: ", rank);
-    *mapping = (struct cuda_mapping){.base = base, .generation = generation};
+    *mapping = (struct cuda_mapping){.base = base, .bytes = bytes, .generation = generation};
     return EP_OK;
 }
 
-ep_status cuda_map(struct cuda_comm *cuda, int rank, const struct host_where *where, void **ret_address)
+static ep_status fail_place(int rank, const struct host_where *where, size_t bytes)
+{
+    return ep_fail(EP_E_MISMATCH,
+                   "what rank %d has published is damaged: %zu bytes at offset %llu of allocation %u, generation %u",
+                   rank, bytes, (unsigned long long)where->offset, where->slot, where->generation);
+}
+
+ep_status cuda_map(struct cuda_comm *cuda, int rank, const struct host_where *where, size_t bytes, void **ret_address)
 {
     struct cuda_peer *peer = &cuda->peers[rank];
-    struct cuda_mapping *mapping;
+    struct cuda_mapping own, *mapping = &own;
+    struct host_where place;
 
+    host_read_shared(&place, where, sizeof(place));
     *ret_address = NULL;
-    if (where->slot == HOST_NOWHERE)
+    if (!bytes)
         return EP_OK;
+    if (place.slot >= CUDA_SLOTS || !place.generation)
+        return fail_place(rank, &place, bytes);
     if (rank == cuda->host.comm->rank) {
         pthread_mutex_lock(&cuda->memory_lock);
-        *ret_address = (char *)cuda->allocations[where->slot].base + where->offset;
+        own = (struct cuda_mapping){.base = cuda->allocations[place.slot].base,
+                                    .bytes = cuda->allocations[place.slot].bytes};
         pthread_mutex_unlock(&cuda->memory_lock);
-        return EP_OK;
+    } else {
+        mapping = &peer->mappings[place.slot];
+        EP_TRY(cuda_map_slot(cuda, rank, &peer->board->slot[place.slot], place.generation, mapping));
     }
-    mapping = &peer->mappings[where->slot];
-    EP_TRY(cuda_map_slot(cuda, rank, &peer->board->slot[where->slot], where->generation, mapping));
-    *ret_address = (char *)mapping->base + where->offset;
+    if (!mapping->base || place.offset > mapping->bytes || bytes > mapping->bytes - place.offset || place.offset % 16)
+        return fail_place(rank, &place, bytes);
+    *ret_address = (char *)mapping->base + place.offset;
     return EP_OK;
 }
 

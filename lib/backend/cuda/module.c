@@ -218,7 +218,7 @@ static ep_status reach(ep_comm *comm, int rank, const struct ep_cuda_place *plac
     struct host_where where;
 
     memcpy(&where, place->bytes, sizeof(where));
-    ON_DEVICE(comm, cuda_map(cuda_of(comm), rank, &where, ret_memory));
+    ON_DEVICE(comm, cuda_map(cuda_of(comm), rank, &where, 1, ret_memory));
 }
 
 static ep_status copy_in_lane(struct cuda_comm *cuda, int lane, void *to, const void *from, size_t bytes)

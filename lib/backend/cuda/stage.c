@@ -34,7 +34,7 @@ static int count_sharing(const struct cuda_comm *cuda)
     int n = 0;
 
     for (int rank = 0; rank < cuda->host.comm->nranks; rank++)
-        n += !strcmp(cuda->peers[rank].board->bus_id, cuda->board->bus_id);
+        n += !strcmp(cuda->peers[rank].bus_id, cuda->board->bus_id);
     return n;
 }
 
@@ -60,7 +60,7 @@ void cuda_fill_stage(const struct cuda_comm *cuda, const ep_plan *plan, bool cop
     for (int rank = 0; rank < host->comm->nranks; rank++) {
         if (rank == host->comm->rank)
             continue;
-        if (host->peers[rank].control->record[host->operation & 1].copies)
+        if (host->records[rank].copies)
             ret_stage->told |= 1u << rank;
         ret_stage->first[rank] = inner->recv_from_rank[rank];
         ret_stage->rows[rank] = rows_of(inner, rank);

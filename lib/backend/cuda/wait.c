@@ -83,8 +83,8 @@ static ep_status raise_reported(struct cuda_comm *cuda, uint32_t failure)
         return ep_fail(
             host_raise(&cuda->host, EP_E_MISMATCH, rank, phase),
             "ep_ll_dispatch: ranks disagree: out_dtype, scale_type or the rounding of scales is not the same "
-            "on rank %d and rank %d",
-            me, rank);
+            "on rank %d and rank %d, or what rank %d has sent is damaged",
+            me, rank, rank);
     case CUDA_FAILED_EXCLUDED:
         return ep_fail(EP_E_EXCLUDED, "rank %d has masked this rank in \"%s\"", rank, host_phase_name(phase));
     case CUDA_FAILED_LEFT:

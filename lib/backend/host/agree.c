@@ -26,16 +26,36 @@ void host_verdict_make(struct host_verdict *verdict, const char *call, ep_status
                  strncmp(text, call, length) == 0 && strncmp(text + length, ": ", 2) == 0 ? text + length + 2 : text);
 }
 
+void host_read_reason(char ret[HOST_REASON_BYTES], const char from[HOST_REASON_BYTES])
+{
+    host_read_shared(ret, from, HOST_REASON_BYTES);
+    ret[HOST_REASON_BYTES - 1] = '\0';
+    for (char *at = ret; *at; at++)
+        if ((unsigned char)*at < ' ' || *at == 0x7f)
+            *at = '?';
+}
+
 static const struct host_verdict *find(const void *all, size_t stride, int rank)
 {
     return (const struct host_verdict *)(const void *)((const char *)all + (size_t)rank * stride);
 }
 
-ep_status host_verdict_judge(const char *call, const struct host_verdict *mine, int me, int nranks, const void *all,
+ep_status host_verdict_judge(const char *call, const struct host_verdict *mine, int nranks, const void *all,
                              size_t stride)
 {
+    char reason[HOST_REASON_BYTES];
     int blamed = -1;
 
+    if (mine->status != EP_OK)
+        return ep_fail((ep_status)mine->status, "%s: %s", call, mine->reason);
+    for (int rank = 0; rank < nranks; rank++) {
+        const struct host_verdict *theirs = find(all, stride, rank);
+
+        if (theirs->status != EP_OK &&
+            (!ep_status_is_failure(theirs->status) || theirs->rank < 0 || theirs->rank >= nranks))
+            return ep_fail(EP_E_MISMATCH, "%s: what rank %d has published is damaged: status %d of rank %d", call, rank,
+                           theirs->status, theirs->rank);
+    }
     /* Who failed by itself explains those that failed because of it. */
     for (int rank = 0; rank < nranks; rank++) {
         const struct host_verdict *theirs = find(all, stride, rank);
@@ -51,11 +71,10 @@ ep_status host_verdict_judge(const char *call, const struct host_verdict *mine, 
     }
     if (blamed < 0)
         return EP_OK;
-    if (blamed == me || mine->status != EP_OK)
-        return ep_fail((ep_status)mine->status, "%s: %s", call, mine->reason);
     mine = find(all, stride, blamed);
-    return ep_fail((ep_status)mine->status, "%s: rank %d %s: %.*s", call, blamed,
-                   mine->rank == blamed ? "failed" : "says", HOST_REASON_BYTES - 1, mine->reason);
+    host_read_reason(reason, mine->reason);
+    return ep_fail((ep_status)mine->status, "%s: rank %d %s: %s", call, blamed,
+                   mine->rank == blamed ? "failed" : "says", reason);
 }
 
 ep_status host_agree_about(const ep_boot *boot, int timeout_ms, ep_status mine, int rank, bool *asks)
@@ -71,7 +90,7 @@ ep_status host_agree_about(const ep_boot *boot, int timeout_ms, ep_status mine, 
         return ep_fail(EP_E_MEMORY, "ep_comm_new: no memory for %d ranks", boot->nranks);
     status = boot->allgather(boot->context, &own, sizeof(own), timeout_ms, all);
     if (status == EP_OK) {
-        status = host_verdict_judge("ep_comm_new", &own, boot->rank, boot->nranks, all, sizeof(*all));
+        status = host_verdict_judge("ep_comm_new", &own, boot->nranks, all, sizeof(*all));
         for (int i = 0; i < boot->nranks; i++)
             *asks |= all[i].asks != 0;
     } else if (mine != EP_OK) {

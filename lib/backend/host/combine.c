@@ -120,18 +120,20 @@ static ep_status check_values(const struct host_sum *sum)
     return found ? ep_fail(EP_E_VALUE, "ep_combine: NaN in topk_weights of rank %d", sum->host->comm->rank) : EP_OK;
 }
 
-static ep_status map_inputs(struct host_sum *sum)
+static ep_status map_inputs(struct host_sum *sum, size_t weights_per_row)
 {
     struct host_comm *host = sum->host;
 
     for (int local = 0; local < host->nlocal; local++) {
         int rank = host->first + local;
-        const struct host_record *record = &host->peers[rank].control->record[host->operation & 1];
-        void *x, *weights;
-        ep_status status = host_map(host, rank, &record->at[HOST_AT_X], &x);
+        const struct host_record *record = &host->records[local];
+        size_t rows = (size_t)record->rows;
+        void *x, *weights = NULL;
+        ep_status status = host_map(host, rank, &record->at[HOST_AT_X], rows * sum->row_bytes, &x);
 
-        if (status == EP_OK)
-            status = host_map(host, rank, &record->at[HOST_AT_WEIGHTS], &weights);
+        if (status == EP_OK && sum->args->out_topk_weights)
+            status =
+                host_map(host, rank, &record->at[HOST_AT_WEIGHTS], rows * weights_per_row * sizeof(float), &weights);
         if (status != EP_OK)
             return host_raise_own(host, status, rank, HOST_COMBINE_READY);
         sum->x[local] = x;
@@ -168,14 +170,15 @@ static ep_status combine_body(struct host_sum *sum)
     host_sweep(host);
     record.plan_number = ((struct host_plan *)sum->plan->impl)->number;
     record.outputs = args->out_topk_weights ? 1 : 0;
+    record.rows = sum->plan->full.n_recv;
     for (int i = 0; i < HOST_AT_COUNT; i++)
         record.at[i].slot = HOST_NOWHERE;
     EP_TRY(
         publish_input(host, HOST_AT_X, args->x, n_recv * sum->row_bytes, &record.at[HOST_AT_X], &sum->stats->ns_copy));
     EP_TRY(publish_input(host, HOST_AT_WEIGHTS, args->topk_weights, n_recv * weights_per_row * sizeof(float),
                          &record.at[HOST_AT_WEIGHTS], &sum->stats->ns_copy));
-    EP_TRY(host_enter(host, &record));
-    EP_TRY(map_inputs(sum));
+    EP_TRY(host_enter(host, sum->plan, &record));
+    EP_TRY(map_inputs(sum, weights_per_row));
     at = ep_now_ns();
     sum->stats->ns_wait_ready = at - begin - sum->stats->ns_copy;
     status = host->comm->nnodes > 1 ? host_hop_combine(sum) : sum_node(sum);

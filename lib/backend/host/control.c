@@ -68,19 +68,21 @@ static ep_status find_fate(const struct host_comm *host, int rank)
 
 ep_status host_attach(struct host_comm *host, int rank, const struct ep_shm_name *name, struct ep_shm *ret_shm)
 {
-    const struct host_control *control = host->peers[rank].control;
     uint64_t deadline_ns = ep_deadline_ns(host->comm->config.timeout_ms);
     char text[EP_ERROR_TEXT_BYTES];
     struct ep_shm_owner owner;
     ep_status status, fate;
 
+    /* A name of another process would be memory of that one, or of this. */
+    if (name->process != host->peers[rank].key)
+        return ep_fail(EP_E_MISMATCH, "what rank %d has published is damaged: a segment is not of its process", rank);
     find_owner(host, rank, &owner);
     if (owner.timeout_ms > ASK_MS)
         owner.timeout_ms = ASK_MS;
     do
         status = ep_shm_attach(name, &owner, ret_shm);
     while (status == EP_E_TIMEOUT && ep_now_ns() < deadline_ns && !host_peer_dead(host, rank) &&
-           !atomic_load(&control->failure) && !atomic_load(&host->arbiter->group_failure));
+           !atomic_load(&host_arbiter(host)->group_failure));
     /* The segment says nothing about its owner: a rank may live and have released it, or be out of sight. */
     if (status != EP_E_STATE && status != EP_E_UNSUPPORTED && status != EP_E_TIMEOUT)
         return status;
@@ -142,6 +144,11 @@ static ep_status attach_peer(struct introduction *meeting, int rank, const struc
     }
     if (!may_share_host(meeting->mine, theirs))
         return set_apart(meeting, rank, "live on different hosts");
+    if (theirs->control.bytes != meeting->host->shm.bytes || theirs->control.process != theirs->process.key)
+        return ep_fail(EP_E_MISMATCH,
+                       "ep_comm_new: what rank %d has published is damaged: a control block of %llu bytes", rank,
+                       (unsigned long long)theirs->control.bytes);
+    peer->key = theirs->process.key;
     peer->same_process = theirs->process.key == meeting->mine->process.key;
     status = peer->same_process ? EP_OK : ep_process_open(&theirs->process, &peer->process);
     if (status != EP_OK)
@@ -214,7 +221,7 @@ static ep_status meet_by_socket(struct introduction *meeting, const ep_boot *boo
     host_verdict_make(&mine.verdict, "ep_comm_new", status, boot->rank);
     status = boot->allgather(boot->context, &mine, sizeof(mine), timeout_ms, offers);
     if (status == EP_OK)
-        status = host_verdict_judge("ep_comm_new", &mine.verdict, boot->rank, boot->nranks, offers, sizeof(*offers));
+        status = host_verdict_judge("ep_comm_new", &mine.verdict, boot->nranks, offers, sizeof(*offers));
     if (status != EP_OK)
         goto free_offers;
     for (int rank = 0; status == EP_OK && rank < boot->nranks; rank++) {
@@ -247,7 +254,7 @@ static ep_status meet(struct host_comm *host, const ep_boot *boot, int timeout_m
     ep_process_get_self(&mine.process);
     status = boot->allgather(boot->context, &mine, sizeof(mine), timeout_ms, all);
     if (status == EP_OK)
-        status = host_verdict_judge("ep_comm_new", &mine.verdict, boot->rank, boot->nranks, all, sizeof(*all));
+        status = host_verdict_judge("ep_comm_new", &mine.verdict, boot->nranks, all, sizeof(*all));
     else if (mine.verdict.status != EP_OK)
         status = ep_fail((ep_status)mine.verdict.status, "ep_comm_new: %s", mine.verdict.reason);
     if (status != EP_OK || !host)
@@ -269,13 +276,13 @@ free_all:
 }
 
 /* The lowest rank of this host: the same one for all of them. */
-static struct host_control *find_arbiter(const struct host_comm *host)
+static int find_arbiter(const struct host_comm *host)
 {
     int rank = 0;
 
     while (!host->peers[rank].control)
         rank++;
-    return host->peers[rank].control;
+    return rank;
 }
 
 static ep_status attach_segment(void *context, int rank, const struct ep_shm_name *name, struct ep_shm *ret_shm)
@@ -365,15 +372,15 @@ static ep_status prepare(struct host_comm *host, ep_comm *comm)
     pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
     pthread_cond_init(&host->queue_changed, &attributes);
     pthread_condattr_destroy(&attributes);
+    host->records = calloc((size_t)host->nlocal, sizeof(*host->records));
     host->peers = calloc((size_t)comm->nranks, sizeof(*host->peers));
-    if (!host->peers)
+    if (!host->peers || !host->records)
         return ep_fail(EP_E_MEMORY, "ep_comm_new: no memory for %d ranks", comm->nranks);
     for (int rank = 0; rank < comm->nranks; rank++)
         host->peers[rank].process.pidfd = -1;
     EP_TRY(ep_shm_new(control_bytes(comm->nranks, comm->nnodes), &host->shm));
     host->control = host->shm.base;
-    /* Until the peers are known this rank's failures are its own. */
-    host->arbiter = host->control;
+    host->arbiter = comm->rank;
     return EP_OK;
 }
 
@@ -431,6 +438,7 @@ void host_comm_close(ep_comm *comm)
     if (host->serves)
         ep_shm_serve_end();
     free(host->peers);
+    free(host->records);
     ep_shm_done(&host->shm);
     pthread_cond_destroy(&host->queue_changed);
     pthread_mutex_destroy(&host->queue_lock);

@@ -14,7 +14,25 @@
 /* The one code of ue8m0 that is not a power of two. */
 #define UE8M0_NAN 0xff
 
-ep_status host_enter(struct host_comm *host, const struct host_record *record)
+/* The record of a rank as it was published, and whether its buffers hold what this rank's plan will do with them. */
+static ep_status check_record(struct host_comm *host, const ep_plan *plan, int rank, const struct host_record *mine)
+{
+    const struct host_plan *inner = plan->impl;
+    struct host_record *record = &host->records[rank - host->first];
+
+    if (rank == host->comm->rank) {
+        *record = *mine;
+        return EP_OK;
+    }
+    host_read_shared(record, &host->peers[rank].control->record[host->operation & 1], sizeof(*record));
+    if (record->phase == mine->phase && record->plan_number == mine->plan_number &&
+        record->rows != inner->rows_on[rank])
+        return host_raise_damage(host, rank, (enum host_phase)mine->phase, "the number of rows that it receives",
+                                 record->rows);
+    return EP_OK;
+}
+
+ep_status host_enter(struct host_comm *host, const ep_plan *plan, const struct host_record *record)
 {
     static const struct {
         const char *name;
@@ -34,8 +52,9 @@ ep_status host_enter(struct host_comm *host, const struct host_record *record)
     host_ring_node(host);
     EP_TRY(host_wait_node(host, offsetof(struct host_control, entered), operation, phase));
     for (int rank = host->first; rank < host->first + host->nlocal; rank++) {
-        const struct host_record *other = &host->peers[rank].control->record[operation & 1];
+        const struct host_record *other = &host->records[rank - host->first];
 
+        EP_TRY(check_record(host, plan, rank, record));
         if (other->phase != record->phase)
             return host_raise_own(
                 host,
@@ -211,11 +230,12 @@ static ep_status map_outputs(struct dispatch *d)
 {
     for (int local = 0; local < d->host->nlocal; local++) {
         int rank = d->host->first + local;
-        const struct host_record *record = &d->host->peers[rank].control->record[d->host->operation & 1];
+        const struct host_record *record = &d->host->records[local];
 
         for (int i = 0; i < HOST_AT_COUNT; i++) {
+            size_t bytes = d->output[i].wanted ? (size_t)record->rows * d->output[i].bytes : 0;
             void *address;
-            ep_status status = host_map(d->host, rank, &record->at[i], &address);
+            ep_status status = host_map(d->host, rank, &record->at[i], bytes, &address);
 
             if (status != EP_OK)
                 return host_raise_own(d->host, status, rank, HOST_DISPATCH_READY);
@@ -341,8 +361,9 @@ static ep_status dispatch_body(struct dispatch *d)
     record.plan_number = ((struct host_plan *)d->plan->impl)->number;
     record.scale_type = d->args->scale_type;
     record.outputs = (d->args->recv_topk_idx ? 1 : 0) | (d->args->recv_topk_weights ? 2 : 0);
+    record.rows = d->plan->full.n_recv;
     EP_TRY(publish_outputs(d, &record));
-    EP_TRY(host_enter(d->host, &record));
+    EP_TRY(host_enter(d->host, d->plan, &record));
     EP_TRY(map_outputs(d));
     at = ep_now_ns();
     d->stats.ns_wait_ready = at - begin;

@@ -48,9 +48,13 @@ ep_status host_exchange_start(struct host_comm *host, enum host_phase phase, con
 ep_status host_net_progress(struct host_comm *host, enum host_phase phase, bool *ret_moved)
 {
     ep_status status = ep_streams_progress(host->streams, ret_moved);
+    int node;
 
     /* The peers wait for what this rank can no longer do: they are to hear why. */
-    return status == EP_OK ? EP_OK : host_raise_own(host, status, host->comm->rank, phase);
+    if (status == EP_OK)
+        return EP_OK;
+    node = ep_streams_broken_peer(host->streams);
+    return host_raise_own(host, status, node < 0 ? host->comm->rank : host_rail(host, node), phase);
 }
 
 ep_status host_net_step(struct host_comm *host, struct host_pause *pause, uint32_t seen, bool moved, int node)
@@ -129,10 +133,19 @@ static ep_status exchange_rails(struct host_comm *host, uint64_t number, enum ho
     return EP_OK;
 }
 
+/* The row of any rank, on the board of the rank of this node that has it. */
+static const struct row_head *row_of(const struct host_comm *host, uint64_t number, int rank)
+{
+    int local = rank % host->comm->ranks_per_node, node = rank / host->comm->ranks_per_node;
+
+    return board_row(host, host_control_of(host, host->first + local), number, node);
+}
+
 ep_status host_exchange_complete(struct host_comm *host, uint64_t number, enum host_phase phase)
 {
-    const struct row_head *mine = board_row(host, host->control, number, host->comm->node);
+    struct row_head mine;
 
+    host_read_shared(&mine, board_row(host, host->control, number, host->comm->node), sizeof(mine));
     if (host->comm->nnodes > 1) {
         EP_TRY(exchange_rails(host, number, phase));
         atomic_store_explicit(&host->control->board_ready, number, memory_order_release);
@@ -140,29 +153,31 @@ ep_status host_exchange_complete(struct host_comm *host, uint64_t number, enum h
     }
     EP_TRY(host_wait_node(host, offsetof(struct host_control, board_ready), number, phase));
     for (int rank = 0; rank < host->comm->nranks; rank++) {
-        const struct row_head *row = (const struct row_head *)host_exchange_row(host, number, rank) - 1;
+        struct row_head row;
 
-        if (row->phase != mine->phase)
+        host_read_shared(&row, row_of(host, number, rank), sizeof(row));
+
+        if (row.phase != mine.phase)
             return host_raise_own(host,
                                   ep_fail(EP_E_MISMATCH,
                                           "ranks are in different calls: rank %d in \"%s\", rank %d in \"%s\"",
-                                          host->comm->rank, host_phase_name((enum host_phase)mine->phase), rank,
-                                          host_phase_name((enum host_phase)row->phase)),
+                                          host->comm->rank, host_phase_name((enum host_phase)mine.phase), rank,
+                                          host_phase_name((enum host_phase)row.phase)),
                                   rank, phase);
-        if (row->bytes != mine->bytes)
+        if (row.bytes != mine.bytes)
             return host_raise_own(host,
                                   ep_fail(EP_E_MISMATCH, "ranks disagree: bytes is %u on rank %d and %u on rank %d",
-                                          mine->bytes, host->comm->rank, row->bytes, rank),
+                                          mine.bytes, host->comm->rank, row.bytes, rank),
                                   rank, phase);
+        if (row.number != number)
+            return host_raise_damage(host, rank, phase, "the number of its exchange", (int64_t)row.number);
     }
     return EP_OK;
 }
 
-const void *host_exchange_row(const struct host_comm *host, uint64_t number, int rank)
+void host_exchange_read(const struct host_comm *host, uint64_t number, int rank, void *ret_row, size_t bytes)
 {
-    int local = rank % host->comm->ranks_per_node, node = rank / host->comm->ranks_per_node;
-
-    return board_row(host, host_control_of(host, host->first + local), number, node) + 1;
+    host_read_shared(ret_row, row_of(host, number, rank) + 1, bytes);
 }
 
 void host_exchange_release(struct host_comm *host, uint64_t number)
@@ -197,7 +212,7 @@ ep_status host_allgather(ep_comm *comm, const void *mine, size_t bytes, void *re
 
     EP_TRY(exchange_now(host, HOST_GATHER, mine, bytes, &number));
     for (int rank = 0; bytes && rank < comm->nranks; rank++)
-        memcpy((char *)ret_all + (size_t)rank * bytes, host_exchange_row(host, number, rank), bytes);
+        host_exchange_read(host, number, rank, (char *)ret_all + (size_t)rank * bytes, bytes);
     host_exchange_release(host, number);
     return EP_OK;
 }

@@ -9,7 +9,7 @@
  *   queue.c     the communication stream: worker thread, events
  *   route.c     where each token's rows go; plan.c makes it with the peers
  *   dispatch.c, combine.c   within a node;  hop.c  between nodes;  lowlatency.c
- *   shrink.c    agreement of the survivors
+ *   shrink.c    agreement of the survivors;  shrink_group.c  the new group of them
  *   rows*.c     the inner loops
  *
  * How ranks talk. Each rank has one control block in shared memory that only it writes (exceptions are marked); peers
@@ -17,6 +17,10 @@
  * are counted: `entered` says "my buffers for operation n are published", `finished` says "I have moved all that I move
  * in operation n". A rank leaves an operation when all ranks of its node have finished it, so two records of operations
  * are enough, and nobody reads a record that is being overwritten.
+ *
+ * What a peer has written is not believed: it may be rubbish, and change while it is read. Counts, indices and offsets
+ * are copied out of shared memory once (host_read_shared) and checked before anything follows from them; a value that
+ * no rank writes is host_raise_damage(). Rows and scales are payload and may hold anything.
  */
 #ifndef EP_HOST_HOST_H
 #define EP_HOST_HOST_H
@@ -29,6 +33,7 @@
 
 #include <pthread.h>
 #include <stdalign.h>
+#include <string.h>
 
 #define HOST_CACHE_LINE 64
 #define HOST_SLOTS 512   /* symmetric allocations of one rank, staging included */
@@ -83,6 +88,7 @@ struct host_record {
     int32_t phase; /* HOST_DISPATCH_READY or HOST_COMBINE_READY: tells two ranks in different calls apart */
     int32_t plan_number;
     int32_t dtype, hidden, scale_type, outputs;
+    int64_t rows;   /* that the buffers below hold: all ranks compute the same number from the plan */
     int32_t copies; /* CUDA: its kernel copies rows between ordinary memory and `at`; ranks may differ */
     struct host_where at[HOST_AT_COUNT];
 };
@@ -92,8 +98,11 @@ struct host_slot {
     struct ep_shm_name name;
 };
 
-/* Votes of ep_comm_shrink; the only words that peers write (a ban), by compare-exchange from OPEN. */
-enum { HOST_VOTE_OPEN = 0, HOST_VOTE_LOCKED, HOST_VOTE_VETO, HOST_VOTE_BANNED };
+/*
+ * Votes of ep_comm_shrink, in the lowest byte; see shrink.c. Besides doorbells the only words that peers write: those
+ * against the group, by compare-exchange from OPEN.
+ */
+enum { HOST_VOTE_OPEN = 0, HOST_VOTE_LOCKED, HOST_VOTE_VETO, HOST_VOTE_BANNED, HOST_VOTE_GIVEN_UP };
 
 struct host_shrink {
     _Atomic uint32_t attempt;                               /* 0: not come yet; else the attempt this rank is in */
@@ -113,6 +122,7 @@ struct host_control {
     _Atomic uint64_t board_read;                       /* exchanges that this rank has read from all boards */
     alignas(HOST_CACHE_LINE) _Atomic uint64_t failure; /* pack_failure(); 0: none. First writer wins */
     _Atomic uint32_t left;                             /* ep_comm_free was called */
+    _Atomic uint32_t aborts;                           /* calls of ep_comm_abort: wakes a shrink */
     _Atomic uint32_t waiting;                          /* (rank waited for + 1) << 8 | phase; 0: not waiting */
     _Atomic uint64_t beat_ns;                          /* when the owner last looked around while waiting */
     struct host_record record[2];
@@ -137,6 +147,7 @@ struct host_peer {
     struct host_control *control; /* NULL: on another host */
     struct ep_shm shm;
     bool same_process;
+    uint64_t key;                  /* of its process, as in the names of its segments */
     struct ep_process process;     /* what can be known of it here; nothing of the same process or another host */
     struct ep_shm_address address; /* where it hands out its segments; all zero: /proc or pidfd_getfd() will do */
     uint32_t frees_seen;
@@ -155,14 +166,15 @@ struct host_comm {
     ep_comm *comm;
     struct ep_shm shm; /* of the own control block */
     struct host_control *control;
-    struct host_peer *peers;      /* [R]; the own entry has control set */
-    struct host_control *arbiter; /* of the lowest rank on this host: holds the failure of all */
-    bool serves;                  /* a thread of this process hands out its segments */
-    int first;                    /* first rank of this node */
-    int nlocal, local;            /* ranks on this node, own index among them */
+    struct host_peer *peers; /* [R]; the own entry has control set */
+    int arbiter;             /* lowest rank on this host: its control block holds the failure of all */
+    bool serves;             /* a thread of this process hands out its segments */
+    int first;               /* first rank of this node */
+    int nlocal, local;       /* ranks on this node, own index among them */
     bool one_host;
     bool spin; /* ranks of this host do not outnumber the processors */
     size_t board_row_bytes;
+    struct host_record *records;          /* [nlocal] of the last operation, as they were when it began */
     uint64_t operation;                   /* number of the last dispatch or combine */
     uint64_t exchange;                    /* number of the last exchange started */
     uint64_t exchanged;                   /* ... and of the last one read */
@@ -186,6 +198,13 @@ struct host_comm {
     bool running;
 };
 
+/* Copies from memory that a peer may change meanwhile: what follows works on the copy, the compiler reads no more. */
+static inline void host_read_shared(void *ret, const void *from, size_t bytes)
+{
+    memcpy(ret, from, bytes);
+    __asm__ volatile("" ::: "memory");
+}
+
 static inline struct host_comm *host_of(const ep_comm *comm)
 {
     return comm->impl;
@@ -196,6 +215,12 @@ static inline struct host_control *host_control_of(const struct host_comm *host,
     return host->peers[rank].control;
 }
 
+/* Until the peers are known this rank's failures are its own. */
+static inline struct host_control *host_arbiter(const struct host_comm *host)
+{
+    return host->arbiter == host->comm->rank ? host->control : host->peers[host->arbiter].control;
+}
+
 /* control.c */
 ep_status host_comm_open(ep_comm *comm, const ep_boot *boot);
 /* The same with `bytes` of zeroed memory behind impl, of which struct host_comm is the beginning: for backends that
@@ -203,8 +228,9 @@ ep_status host_comm_open(ep_comm *comm, const ep_boot *boot);
 ep_status host_comm_open_sized(ep_comm *comm, const ep_boot *boot, size_t bytes);
 void host_comm_close(ep_comm *comm);
 /*
- * Maps a segment of a peer, by whatever way the machine allows. EP_E_PEER_DEAD when it has died,
- * EP_E_PEER_LEFT when it lives and has left the group or released the segment.
+ * Maps a segment of a peer, by whatever way the machine allows. EP_E_PEER_DEAD when it has died, EP_E_PEER_LEFT when it
+ * lives and has left the group or released the segment, EP_E_MISMATCH when the name is not of a segment of its process.
+ * `name` is a copy that no peer changes.
  */
 ep_status host_attach(struct host_comm *host, int rank, const struct ep_shm_name *name, struct ep_shm *ret_shm);
 /* Tells the peers that no more comes from this rank. Part of host_comm_close(); earlier where the rest takes time. */
@@ -219,11 +245,14 @@ struct host_verdict {
     char reason[HOST_REASON_BYTES];
 };
 
+/* Copies a reason that a peer may be overwriting: it ends within its bytes and holds no control characters. */
+void host_read_reason(char ret[HOST_REASON_BYTES], const char from[HOST_REASON_BYTES]);
+
 /* To be called when `status` of the public call has just been decided: takes its text. */
 void host_verdict_make(struct host_verdict *verdict, const char *call, ep_status status, int rank);
 /* EP_OK, or what the rank that failed first says; `mine` is this rank's own. `all` has a verdict every `stride` bytes.
  */
-ep_status host_verdict_judge(const char *call, const struct host_verdict *mine, int me, int nranks, const void *all,
+ep_status host_verdict_judge(const char *call, const struct host_verdict *mine, int nranks, const void *all,
                              size_t stride);
 /* All ranks learn whether all have succeeded; `mine` is this rank's own status. */
 ep_status host_agree(const ep_boot *boot, int timeout_ms, ep_status mine);
@@ -278,6 +307,9 @@ ep_status host_raise(struct host_comm *host, ep_status status, int culprit, enum
  */
 ep_status host_raise_own(struct host_comm *host, ep_status status, int culprit, enum host_phase phase);
 
+/* EP_E_MISMATCH: a value in the memory of `rank` is one that no rank writes. */
+ep_status host_raise_damage(struct host_comm *host, int rank, enum host_phase phase, const char *what, int64_t value);
+
 /* EP_OK, or the failure that this rank or a peer has raised. Cheap. */
 ep_status host_check(struct host_comm *host);
 /* The same, but only ep_comm_abort counts: for calls that outlive dead peers. */
@@ -326,8 +358,8 @@ static inline int host_rail(const struct host_comm *host, int node)
 ep_status host_exchange_start(struct host_comm *host, enum host_phase phase, const void *row, size_t bytes,
                               uint64_t *ret_number);
 ep_status host_exchange_complete(struct host_comm *host, uint64_t number, enum host_phase phase);
-/* Row of `rank` in an exchange between complete and release. */
-const void *host_exchange_row(const struct host_comm *host, uint64_t number, int rank);
+/* Copies `bytes` of the row of `rank` in an exchange between complete and release. */
+void host_exchange_read(const struct host_comm *host, uint64_t number, int rank, void *ret_row, size_t bytes);
 void host_exchange_release(struct host_comm *host, uint64_t number);
 ep_status host_barrier(ep_comm *comm);
 ep_status host_allgather(ep_comm *comm, const void *mine, size_t bytes, void *ret_all);
@@ -342,8 +374,14 @@ ep_status host_reserve(struct host_comm *host, const void *memory, size_t offset
 void host_free_internal(struct host_comm *host, void *memory);
 /* Finds `bytes` at `memory` in this rank's symmetric memory; false if they are not in it. */
 bool host_find(struct host_comm *host, const void *memory, size_t bytes, struct host_where *ret_where);
-/* The address here of a place in a peer's memory. */
-ep_status host_map(struct host_comm *host, int rank, const struct host_where *where, void **ret_address);
+/*
+ * The address here of a place in a peer's memory that holds `bytes`, aligned to 16. EP_E_MISMATCH if it does not: then
+ * nothing of it may be used. 0 bytes: NULL, whatever the place is.
+ */
+ep_status host_map(struct host_comm *host, int rank, const struct host_where *where, size_t bytes, void **ret_address);
+/* Attaches the segment in a peer's slot, if it is one of that peer's and has at least `bytes`. */
+ep_status host_attach_slot(struct host_comm *host, int rank, const struct host_where *where, size_t bytes,
+                           struct ep_shm *ret_shm);
 /* Unmaps what the peers have freed. */
 void host_sweep(struct host_comm *host);
 void host_memory_close(struct host_comm *host);
@@ -413,6 +451,7 @@ struct host_plan {
     int64_t *expert_start;
     int32_t *recv_exact; /* [L] not rounded up */
     void *device;        /* a device backend's part, which it frees itself */
+    int64_t *rows_on;    /* [R] rows that each rank receives */
     int64_t *first_row;  /* [R] rank layout: where this rank's rows begin on each rank */
 };
 
@@ -482,8 +521,11 @@ ep_status host_hop_combine(const struct host_sum *sum);
 /* For EP_COMM_CHECK_VALUES. */
 bool host_has_nan(const float *values, size_t n);
 
-/* Publishes the record of the next operation, waits for those of the node and compares them. */
-ep_status host_enter(struct host_comm *host, const struct host_record *record);
+/*
+ * Publishes the record of the next operation on `plan`, waits for those of the node and compares them. Then
+ * host->records has them: read them there, not in the control blocks.
+ */
+ep_status host_enter(struct host_comm *host, const ep_plan *plan, const struct host_record *record);
 /* Says that this rank has moved its part and waits for the others of the node. */
 ep_status host_leave(struct host_comm *host, enum host_phase phase);
 

@@ -16,6 +16,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Calls by which a counter may be ahead of who waits for it: less would do, more is damage. */
+#define MOST_AHEAD 8
+
 /* --- waiting, with or without masks ------------------------------------------------------------------------------ */
 
 /*
@@ -66,6 +69,7 @@ static ep_status wait_one(ep_ll *ll, int rank, size_t word, uint64_t value, enum
     _Atomic uint64_t *counter = (_Atomic uint64_t *)(void *)((char *)ll_shared_of(inner, rank) + word);
     bool mask = ll->config.flags & EP_LL_MASK_DEAD;
     struct host_pause pause;
+    uint64_t at = 0;
     ep_status status = EP_OK;
 
     host_pause_begin(&pause, inner->host, phase);
@@ -73,14 +77,18 @@ static ep_status wait_one(ep_ll *ll, int rank, size_t word, uint64_t value, enum
     while (status == EP_OK) {
         uint32_t seen = host_doorbell(inner->host);
 
-        if (atomic_load_explicit(counter, memory_order_acquire) >= value)
+        at = atomic_load_explicit(counter, memory_order_acquire);
+        if (at >= value)
             break;
         status = host_pause(&pause, seen, rank);
     }
     host_pause_end(&pause);
     if (status != EP_OK && (!mask || status == EP_E_ABORTED))
         return status;
-    if (is_masked_by(ll, rank))
+    /* Two results at a time: without masking nobody is further ahead. */
+    if (!mask && at - value > MOST_AHEAD)
+        return host_raise_damage(inner->host, rank, phase, "a counter of its calls", (int64_t)at);
+    if (mask && is_masked_by(ll, rank))
         return fail_excluded(rank, phase);
     if (status != EP_OK)
         mask_rank(ll, rank);
@@ -144,29 +152,31 @@ static int32_t format_of(const ep_ll_dispatch_args *args)
     return args->out_dtype | args->scale_type << 8 | (int32_t)rounds_scales(args) << 16;
 }
 
-static ep_status check_formats(const ep_ll *ll)
+/* Who has masked this rank writes to its memory without waiting for it: no failure of the group. */
+static ep_status damaged(ep_ll *ll, int rank, enum host_phase phase, const char *what, int64_t value)
+{
+    EP_TRY(check_masks(ll, phase));
+    return host_raise_damage(((struct host_ll *)ll->impl)->host, rank, phase, what, value);
+}
+
+static ep_status check_format(ep_ll *ll, int rank, int32_t theirs)
 {
     static const struct {
         const char *name;
         int shift;
     } fields[] = {{"out_dtype", 0}, {"scale_type", 8}, {"rounding of scales", 16}};
     const struct host_ll *inner = ll->impl;
-    int me = ll->comm->rank;
     int32_t mine = format_of(&inner->dispatch);
 
-    for (int rank = 0; rank < ll->comm->nranks; rank++) {
-        int32_t other = ll_block_of(ll, me, inner->dispatches, rank)->format;
+    for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
+        int a = mine >> fields[i].shift & 0xff, b = theirs >> fields[i].shift & 0xff;
 
-        for (size_t i = 0; !inner->masked[rank] && i < sizeof(fields) / sizeof(fields[0]); i++) {
-            int a = mine >> fields[i].shift & 0xff, b = other >> fields[i].shift & 0xff;
-
-            if (a != b)
-                return ep_fail(host_raise(inner->host, EP_E_MISMATCH, rank, HOST_LL_RECV),
-                               "ep_ll_dispatch: ranks disagree: %s is %d on rank %d and %d on rank %d", fields[i].name,
-                               a, me, b, rank);
-        }
+        if (a != b)
+            return ep_fail(host_raise(inner->host, EP_E_MISMATCH, rank, HOST_LL_RECV),
+                           "ep_ll_dispatch: ranks disagree: %s is %d on rank %d and %d on rank %d", fields[i].name, a,
+                           ll->comm->rank, b, rank);
     }
-    return EP_OK;
+    return mine == theirs ? EP_OK : damaged(ll, rank, HOST_LL_RECV, "the format of its rows", theirs);
 }
 
 /* The row as it travels: as it is, or quantised once for all destinations. */
@@ -192,7 +202,7 @@ static void send_token(ep_ll *ll, const ep_ll_dispatch_args *args, int t)
     const int32_t *index = inner->index[inner->dispatches & 1] + (size_t)t * (size_t)ll->config.topk;
     const void *scales, *row = NULL;
     struct ll_slot *slots[EP_MAX_TOPK];
-    int ranks[EP_MAX_TOPK], n = 0;
+    int ranks[EP_MAX_TOPK], n_experts[EP_MAX_TOPK], n = 0;
 
     for (int k = 0; k < ll->config.topk; k++) {
         int rank = index[k] < 0 ? -1 : index[k] / ll->n_local, i = 0;
@@ -205,37 +215,70 @@ static void send_token(ep_ll *ll, const ep_ll_dispatch_args *args, int t)
             struct ll_block *block = ll_block_of(ll, rank, inner->dispatches, ll->comm->rank);
 
             ranks[n] = rank;
-            slots[n] = ll_slot_of(inner, block, block->count++);
-            slots[n]->token = t;
-            slots[n]->n_experts = 0;
-            n++;
+            slots[n] = ll_slot_of(inner, block, inner->n_slots[rank]++);
+            n_experts[n++] = 0;
         }
-        slots[i]->expert[slots[i]->n_experts++] = index[k] % ll->n_local;
+        slots[i]->expert[n_experts[i]++] = index[k] % ll->n_local;
     }
     if (n > 0)
         row = encode_row(ll, args, (const char *)args->x + (size_t)t * (size_t)ll->config.hidden * 2, &scales);
     for (int i = 0; i < n; i++) {
+        slots[i]->token = t;
+        slots[i]->n_experts = n_experts[i];
         if (scales)
             memcpy((char *)slots[i] + inner->scales_at, scales, out_scale_bytes(ll, args));
         memcpy((char *)slots[i] + inner->row_at, row, out_row_bytes(ll, args));
     }
 }
 
-/* First rows per (expert, source): counts, then prefix sums within each expert. */
-static void make_ranges(ep_ll *ll, struct ll_range *ranges)
+/* Copies the heads of the slots of one source and checks them: they say where its rows will be written. */
+static ep_status read_heads(ep_ll *ll, int source)
 {
     struct host_ll *inner = ll->impl;
-    int nranks = ll->comm->nranks, me = ll->comm->rank;
+    struct ll_block *block = ll_block_of(ll, ll->comm->rank, inner->dispatches, source), head;
+    int topk = ll->config.topk, last = -1;
+
+    host_read_shared(&head, block, sizeof(head));
+    EP_TRY(check_format(ll, source, head.format));
+    if (head.count < 0 || head.count > ll->config.max_tokens)
+        return damaged(ll, source, HOST_LL_RECV, "its number of tokens", head.count);
+    for (int i = 0; i < head.count; i++) {
+        struct ll_slot *slot = ll_head_of(ll, source, i);
+
+        host_read_shared(slot, ll_slot_of(inner, block, i), sizeof(*slot) + (size_t)topk * sizeof(int32_t));
+        if (slot->token <= last || slot->token >= ll->config.max_tokens)
+            return damaged(ll, source, HOST_LL_RECV, "the number of a token", slot->token);
+        if (slot->n_experts < 1 || slot->n_experts > topk)
+            return damaged(ll, source, HOST_LL_RECV, "the number of experts of a token", slot->n_experts);
+        last = slot->token;
+    }
+    inner->n_slots[source] = head.count;
+    return EP_OK;
+}
+
+/* First rows per (expert, source): counts, then prefix sums within each expert. */
+static ep_status make_ranges(ep_ll *ll, struct ll_range *ranges)
+{
+    struct host_ll *inner = ll->impl;
+    int nranks = ll->comm->nranks;
 
     memset(ranges, 0, (size_t)ll->n_local * (size_t)nranks * sizeof(*ranges));
     for (int source = 0; source < nranks; source++) {
-        struct ll_block *block = ll_block_of(ll, me, inner->dispatches, source);
+        inner->n_slots[source] = 0;
+        if (!inner->masked[source])
+            EP_TRY(read_heads(ll, source));
+        for (int i = 0; i < inner->n_slots[source]; i++) {
+            const struct ll_slot *slot = ll_head_of(ll, source, i);
 
-        for (int i = 0; !inner->masked[source] && i < block->count; i++) {
-            const struct ll_slot *slot = ll_slot_of(inner, block, i);
+            for (int e = 0; e < slot->n_experts; e++) {
+                int32_t expert = slot->expert[e];
 
-            for (int e = 0; e < slot->n_experts; e++)
-                ranges[slot->expert[e] * nranks + source].count++;
+                if (expert < 0 || expert >= ll->n_local)
+                    return damaged(ll, source, HOST_LL_RECV, "an expert of a token", expert);
+                /* An expert twice in one token would be rows for which there is no room. */
+                if (++ranges[expert * nranks + source].count > i + 1)
+                    return damaged(ll, source, HOST_LL_RECV, "an expert that a token has twice", expert);
+            }
         }
     }
     for (int expert = 0; expert < ll->n_local; expert++) {
@@ -246,15 +289,18 @@ static void make_ranges(ep_ll *ll, struct ll_range *ranges)
             begin += ranges[expert * nranks + source].count;
         }
     }
+    return EP_OK;
 }
 
-static void pack_slot(ep_ll *ll, const ep_ll_dispatch_args *args, const struct ll_slot *slot, int32_t *next)
+/* `head` is the copy, `slot` where the row is. */
+static void pack_slot(ep_ll *ll, const ep_ll_dispatch_args *args, const struct ll_slot *head,
+                      const struct ll_slot *slot, int32_t *next)
 {
     const struct host_ll *inner = ll->impl;
     size_t rows = (size_t)ll->comm->nranks * (size_t)ll->config.max_tokens;
 
-    for (int e = 0; e < slot->n_experts; e++) {
-        size_t at = (size_t)slot->expert[e] * rows + (size_t)next[slot->expert[e]]++;
+    for (int e = 0; e < head->n_experts; e++) {
+        size_t at = (size_t)head->expert[e] * rows + (size_t)next[head->expert[e]]++;
 
         memcpy((char *)args->recv_x + at * out_row_bytes(ll, args), (const char *)slot + inner->row_at,
                out_row_bytes(ll, args));
@@ -262,7 +308,7 @@ static void pack_slot(ep_ll *ll, const ep_ll_dispatch_args *args, const struct l
             memcpy((char *)args->recv_scales + at * out_scale_bytes(ll, args), (const char *)slot + inner->scales_at,
                    out_scale_bytes(ll, args));
         if (args->recv_source)
-            args->recv_source[at] = slot->token;
+            args->recv_source[at] = head->token;
     }
 }
 
@@ -271,18 +317,18 @@ static ep_status receive(ep_ll *ll)
     struct host_ll *inner = ll->impl;
     const ep_ll_dispatch_args *args = &inner->dispatch;
     int nranks = ll->comm->nranks, me = ll->comm->rank;
-    struct ll_range *ranges = ll_ranges_of(ll, me, inner->dispatches);
+    struct ll_range *ranges = inner->ranges[inner->dispatches & 1];
     int32_t *next = inner->seen; /* [L] used here */
 
     EP_TRY(wait_all(ll, offsetof(struct ll_shared, sent), inner->dispatches, HOST_LL_RECV));
-    EP_TRY(check_formats(ll));
-    make_ranges(ll, ranges);
+    EP_TRY(make_ranges(ll, ranges));
+    memcpy(ll_ranges_of(ll, me, inner->dispatches), ranges, (size_t)ll->n_local * (size_t)nranks * sizeof(*ranges));
     memset(next, 0, (size_t)ll->n_local * sizeof(*next));
     for (int source = 0; source < nranks; source++) {
         struct ll_block *block = ll_block_of(ll, me, inner->dispatches, source);
 
-        for (int i = 0; !inner->masked[source] && i < block->count; i++)
-            pack_slot(ll, args, ll_slot_of(inner, block, i), next);
+        for (int i = 0; i < inner->n_slots[source]; i++)
+            pack_slot(ll, args, ll_head_of(ll, source, i), ll_slot_of(inner, block, i), next);
     }
     for (int expert = 0; expert < ll->n_local; expert++) {
         args->recv_count[expert] = next[expert];
@@ -308,16 +354,17 @@ ep_status host_ll_dispatch(ep_ll *ll, const ep_ll_dispatch_args *args)
     inner->dispatches++;
     inner->dispatch = *args;
     inner->in_dispatch = true;
+    memset(inner->n_slots, 0, (size_t)ll->comm->nranks * sizeof(*inner->n_slots));
+    for (int t = 0; t < args->n_tokens; t++)
+        send_token(ll, args, t);
     for (int rank = 0; rank < ll->comm->nranks; rank++) {
         struct ll_block *block = ll_block_of(ll, rank, inner->dispatches, ll->comm->rank);
 
         if (inner->masked[rank])
             continue;
-        block->count = 0;
+        block->count = inner->n_slots[rank];
         block->format = format_of(args);
     }
-    for (int t = 0; t < args->n_tokens; t++)
-        send_token(ll, args, t);
     publish(ll, &ll_shared_of(inner, ll->comm->rank)->sent, inner->dispatches);
     return args->flags & EP_LL_RECV_HOOK ? EP_OK : receive(ll);
 }
@@ -366,7 +413,7 @@ static ep_status copy_rows(ep_ll *ll, const void *x, void *buffer)
 {
     const struct host_ll *inner = ll->impl;
     int nranks = ll->comm->nranks;
-    const struct ll_range *ranges = ll_ranges_of(ll, ll->comm->rank, inner->combines);
+    const struct ll_range *ranges = inner->ranges[inner->combines & 1];
     size_t row = (size_t)ll->config.hidden * 2, rows = (size_t)nranks * (size_t)ll->config.max_tokens;
 
     for (int expert = 0; expert < ll->n_local; expert++) {
@@ -423,7 +470,7 @@ static ep_status find_terms(ep_ll *ll, const ep_ll_combine_args *args, int t, vo
 
     for (size_t k = 0; k < topk; k++) {
         int rank = index[k] < 0 ? -1 : index[k] / ll->n_local, local = index[k] < 0 ? 0 : index[k] % ll->n_local;
-        const struct ll_range *range;
+        struct ll_range range;
         int32_t i;
 
         if (rank < 0)
@@ -431,16 +478,18 @@ static ep_status find_terms(ep_ll *ll, const ep_ll_combine_args *args, int t, vo
         i = inner->seen[index[k]]++;
         if (inner->masked[rank])
             continue;
-        range = &ll_ranges_of(ll, rank, inner->combines)[local * nranks + me];
-        if (i >= range->count) {
+        host_read_shared(&range, &ll_ranges_of(ll, rank, inner->combines)[local * nranks + me], sizeof(range));
+        if (range.begin < 0 || range.count < 0 || (size_t)range.begin + (size_t)range.count > rows)
+            return damaged(ll, rank, HOST_LL_COMBINE, "where the rows of this rank are",
+                           (int64_t)((uint64_t)(uint32_t)range.begin << 32 | (uint32_t)range.count));
+        if (i >= range.count) {
             EP_TRY(check_masks(ll, HOST_LL_COMBINE));
             return ep_fail(host_raise(inner->host, EP_E_MISMATCH, rank, HOST_LL_COMBINE),
                            "ep_ll_combine: rank %d has %d rows of this rank for expert %d, but token %d is number %d",
-                           rank, range->count, index[k], t, i + 1);
+                           rank, range.count, index[k], t, i + 1);
         }
-        ret_terms->rows[n] =
-            (const uint16_t *)(const void *)((const char *)offers[rank] +
-                                             ((size_t)local * rows + (size_t)(range->begin + i)) * row);
+        ret_terms->rows[n] = (const uint16_t *)(const void *)((const char *)offers[rank] +
+                                                              ((size_t)local * rows + (size_t)(range.begin + i)) * row);
         ret_terms->weights[n] = args->topk_weights[(size_t)t * topk + k];
         ret_terms->rank[n++] = rank;
     }
@@ -492,7 +541,8 @@ static ep_status pull_token(ep_ll *ll, const ep_ll_combine_args *args, int t, vo
 static ep_status map_offer(ep_ll *ll, int rank, void **ret_offer)
 {
     struct host_ll *inner = ll->impl;
-    ep_status status = host_map(inner->host, rank, &ll_shared_of(inner, rank)->offer[inner->combines & 1], ret_offer);
+    ep_status status = host_map(inner->host, rank, &ll_shared_of(inner, rank)->offer[inner->combines & 1],
+                                combine_bytes(ll), ret_offer);
     char reason[EP_ERROR_TEXT_BYTES];
 
     if (status == EP_OK)

@@ -20,7 +20,8 @@ struct ll_shared {
     alignas(HOST_CACHE_LINE) _Atomic uint64_t masks[EP_MAX_RANKS / 64]; /* ranks that this rank has masked */
 };
 
-/* Slots of one source in a receiver's segment: count, then max_tokens slots. */
+/* Slots of one source in a receiver's segment: count, then max_tokens slots. The receiver owns the memory: a sender
+ * only writes to it, a receiver copies the heads before it looks at them. */
 struct ll_block {
     int32_t count;
     int32_t format; /* format_of() the sender's arguments */
@@ -43,11 +44,14 @@ struct host_ll {
     uint64_t dispatches, combines;
     uint64_t handed_out; /* combine that ep_ll_get_combine_buffer has last given a buffer for */
     size_t scales_at, row_at, slot_bytes, block_bytes, ranges_at, blocks_at;
-    int32_t *masked;   /* [R] */
-    int32_t *index[2]; /* [M,K] of dispatch n at n % 2, until its combine */
-    int32_t *given;    /* [M,K] that a combine comes with */
-    int32_t *seen;     /* [E] tokens of this rank so far, per expert */
-    uint8_t *row;      /* one quantised row */
+    int32_t *masked;            /* [R] */
+    int32_t *index[2];          /* [M,K] of dispatch n at n % 2, until its combine */
+    int32_t *given;             /* [M,K] that a combine comes with */
+    int32_t *n_slots;           /* [R] written for each rank by the open dispatch; then: received from each */
+    int32_t *heads;             /* [R*M] copies of the heads of the slots received: struct ll_slot and K experts each */
+    struct ll_range *ranges[2]; /* [L*R] of dispatch n at n % 2: what the segment holds for the peers */
+    int32_t *seen;              /* [E] tokens of this rank so far, per expert */
+    uint8_t *row;               /* one quantised row */
     float *scales;
     int32_t *packed_scales;
     bool in_dispatch;
@@ -75,6 +79,16 @@ static inline struct ll_block *ll_block_of(const ep_ll *ll, int receiver, uint64
     size_t block = (size_t)(number & 1) * (size_t)ll->comm->nranks + (size_t)source;
 
     return (struct ll_block *)(void *)(inner->peer[receiver] + inner->blocks_at + block * inner->block_bytes);
+}
+
+/* Slots are numbered from the first of each source. */
+static inline struct ll_slot *ll_head_of(const ep_ll *ll, int source, int i)
+{
+    const struct host_ll *inner = ll->impl;
+    size_t words = sizeof(struct ll_slot) / sizeof(int32_t) + (size_t)ll->config.topk;
+
+    return (struct ll_slot *)(void *)(inner->heads +
+                                      ((size_t)source * (size_t)ll->config.max_tokens + (size_t)i) * words);
 }
 
 static inline struct ll_slot *ll_slot_of(const struct host_ll *inner, struct ll_block *block, int i)

@@ -52,14 +52,18 @@ static ep_status compare_configs(const ep_ll *ll, const struct ll_hello *all)
     return EP_OK;
 }
 
+static size_t segment_bytes(const ep_ll *ll, const struct host_ll *inner)
+{
+    return inner->blocks_at + 2 * (size_t)ll->comm->nranks * inner->block_bytes;
+}
+
 static ep_status attach_segment(ep_ll *ll, struct host_ll *inner, int rank, const struct host_where *where)
 {
     if (rank == ll->comm->rank) {
         inner->peer[rank] = inner->segment;
         return EP_OK;
     }
-    EP_TRY(
-        host_attach(inner->host, rank, &host_control_of(inner->host, rank)->slot[where->slot].name, &inner->shm[rank]));
+    EP_TRY(host_attach_slot(inner->host, rank, where, segment_bytes(ll, inner), &inner->shm[rank]));
     inner->peer[rank] = inner->shm[rank].base;
     return EP_OK;
 }
@@ -75,7 +79,7 @@ ep_status host_ll_agree(ep_ll *ll, ep_status mine)
         return ep_fail(EP_E_MEMORY, "ep_ll_new: no memory for %d ranks", nranks);
     status = host_allgather(ll->comm, &own, sizeof(own), all);
     if (status == EP_OK)
-        status = host_verdict_judge("ep_ll_new", &own, ll->comm->rank, nranks, all, sizeof(*all));
+        status = host_verdict_judge("ep_ll_new", &own, nranks, all, sizeof(*all));
     free(all);
     return status;
 }
@@ -92,7 +96,7 @@ ep_status host_ll_meet(ep_ll *ll, ep_status mine, const struct host_where *where
     host_verdict_make(&hello.verdict, "ep_ll_new", mine, ll->comm->rank);
     status = host_allgather(ll->comm, &hello, sizeof(hello), all);
     if (status == EP_OK)
-        status = host_verdict_judge("ep_ll_new", &hello.verdict, ll->comm->rank, nranks, all, sizeof(*all));
+        status = host_verdict_judge("ep_ll_new", &hello.verdict, nranks, all, sizeof(*all));
     if (status == EP_OK)
         status = compare_configs(ll, all);
     for (int rank = 0; status == EP_OK && rank < nranks; rank++)
@@ -135,6 +139,10 @@ static void free_inner(struct host_ll *inner, int nranks)
     free(inner->index[0]);
     free(inner->index[1]);
     free(inner->given);
+    free(inner->n_slots);
+    free(inner->heads);
+    free(inner->ranges[0]);
+    free(inner->ranges[1]);
     free(inner->seen);
     free(inner->row);
     free(inner->scales);
@@ -167,17 +175,22 @@ ep_status host_ll_open(ep_ll *ll)
     for (int i = 0; i < 2; i++) {
         inner->index[i] = malloc((entries + 1) * sizeof(*inner->index[i]));
         inner->reserved[i] = calloc((size_t)ll->n_local, sizeof(*inner->reserved[i]));
+        inner->ranges[i] = calloc((size_t)ll->n_local * nranks, sizeof(*inner->ranges[i]));
     }
+    inner->n_slots = calloc(nranks, sizeof(*inner->n_slots));
+    inner->heads = malloc(nranks * (size_t)ll->config.max_tokens *
+                          (sizeof(struct ll_slot) + (size_t)ll->config.topk * sizeof(int32_t)));
     inner->given = malloc((entries + 1) * sizeof(*inner->given));
     inner->seen = malloc((size_t)ll->config.n_experts * sizeof(*inner->seen));
     inner->row = aligned_alloc(16, align16((size_t)ll->config.hidden));
     inner->scales = malloc((blocks + 1) * sizeof(*inner->scales));
     inner->packed_scales = malloc((blocks + 4) * sizeof(*inner->packed_scales));
     if (!inner->peer || !inner->shm || !inner->masked || !inner->index[0] || !inner->index[1] || !inner->reserved[0] ||
-        !inner->reserved[1] || !inner->given || !inner->seen || !inner->row || !inner->scales || !inner->packed_scales)
+        !inner->reserved[1] || !inner->given || !inner->n_slots || !inner->heads || !inner->ranges[0] ||
+        !inner->ranges[1] || !inner->seen || !inner->row || !inner->scales || !inner->packed_scales)
         status = ep_fail(EP_E_MEMORY, "ep_ll_new: no memory for %zu entries", entries);
     else
-        status = host_alloc_internal(host, inner->blocks_at + 2 * nranks * inner->block_bytes, &inner->segment);
+        status = host_alloc_internal(host, segment_bytes(ll, inner), &inner->segment);
     status = meet_peers(ll, inner, status);
     if (status != EP_OK) {
         free_inner(inner, ll->comm->nranks);

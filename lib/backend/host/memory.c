@@ -144,21 +144,34 @@ bool host_find(struct host_comm *host, const void *memory, size_t bytes, struct 
     return found;
 }
 
-ep_status host_map(struct host_comm *host, int rank, const struct host_where *where, void **ret_address)
+static ep_status fail_place(int rank, const struct host_where *where, size_t bytes, const char *what)
+{
+    return ep_fail(
+        EP_E_MISMATCH,
+        "what rank %d has published is damaged: %zu bytes at offset %llu of allocation %u, generation %u: %s", rank,
+        bytes, (unsigned long long)where->offset, where->slot, where->generation, what);
+}
+
+ep_status host_attach_slot(struct host_comm *host, int rank, const struct host_where *where, size_t bytes,
+                           struct ep_shm *ret_shm)
+{
+    const struct host_peer *peer = &host->peers[rank];
+    struct ep_shm_name name;
+
+    if (where->slot >= HOST_SLOTS || !where->generation)
+        return fail_place(rank, where, bytes, "there is no such allocation");
+    host_read_shared(&name, &peer->control->slot[where->slot].name, sizeof(name));
+    if (name.bytes < bytes)
+        return fail_place(rank, where, bytes, "the segment is shorter");
+    return host_attach(host, rank, &name, ret_shm);
+}
+
+/* The mapping of a peer's allocation, made anew when the slot has another one than last time. */
+static ep_status map_slot(struct host_comm *host, int rank, const struct host_where *where, struct ep_shm **ret_shm)
 {
     struct host_peer *peer = &host->peers[rank];
     struct host_mapping *mapping;
 
-    if (where->slot == HOST_NOWHERE) {
-        *ret_address = NULL;
-        return EP_OK;
-    }
-    if (rank == host->comm->rank) {
-        pthread_mutex_lock(&host->memory_lock);
-        *ret_address = (char *)host->allocations[where->slot].shm.base + where->offset;
-        pthread_mutex_unlock(&host->memory_lock);
-        return EP_OK;
-    }
     if (!peer->mappings) {
         peer->mappings = calloc(HOST_SLOTS, sizeof(*peer->mappings));
         if (!peer->mappings)
@@ -170,12 +183,36 @@ ep_status host_map(struct host_comm *host, int rank, const struct host_where *wh
 
         ep_shm_done(&mapping->shm);
         mapping->generation = 0;
-        status = host_attach(host, rank, &peer->control->slot[where->slot].name, &mapping->shm);
+        status = host_attach_slot(host, rank, where, 0, &mapping->shm);
         if (status != EP_OK)
             return ep_fail_prefix(status, "symmetric memory of rank %d: ", rank);
         mapping->generation = where->generation;
     }
-    *ret_address = (char *)mapping->shm.base + where->offset;
+    *ret_shm = &mapping->shm;
+    return EP_OK;
+}
+
+ep_status host_map(struct host_comm *host, int rank, const struct host_where *where, size_t bytes, void **ret_address)
+{
+    struct host_where place;
+    struct ep_shm own, *shm = &own;
+
+    host_read_shared(&place, where, sizeof(place));
+    *ret_address = NULL;
+    if (!bytes)
+        return EP_OK;
+    if (place.slot >= HOST_SLOTS || !place.generation)
+        return fail_place(rank, &place, bytes, "there is no such allocation");
+    if (rank == host->comm->rank) {
+        pthread_mutex_lock(&host->memory_lock);
+        own = host->allocations[place.slot].shm;
+        pthread_mutex_unlock(&host->memory_lock);
+    } else {
+        EP_TRY(map_slot(host, rank, &place, &shm));
+    }
+    if (!shm->base || place.offset > shm->bytes || bytes > shm->bytes - place.offset || place.offset % 16)
+        return fail_place(rank, &place, bytes, "it is not inside");
+    *ret_address = (char *)shm->base + place.offset;
     return EP_OK;
 }
 

@@ -83,6 +83,7 @@ static void free_inner(struct host_plan *inner, int nnodes)
     free(inner->recv_exact);
     free(inner->recv_from_rank);
     free(inner->expert_start);
+    free(inner->rows_on);
     free(inner->first_row);
     free(inner);
 }
@@ -120,6 +121,55 @@ static ep_status compare_rows(const struct host_completion *c)
             return ep_fail(EP_E_MISMATCH,
                            "ep_plan_new: ranks disagree: worst_rows is %lld on rank 0 and %lld on rank %d",
                            (long long)c->rows[0]->worst_rows, (long long)c->rows[rank]->worst_rows, rank);
+    }
+    return EP_OK;
+}
+
+/* A count is one of tokens: what cannot be is damage. The final row of every token follows from them. */
+static const char *check_counts(const struct host_completion *c, int rank, int64_t *ret_value)
+{
+    const struct plan_row *row = c->rows[rank];
+    const int32_t *per_expert = expert_counts(c, rank), *per_node = row->counts + c->plan->comm->nranks;
+    int n_local = c->plan->info.n_local_experts, per = c->plan->comm->ranks_per_node;
+
+    *ret_value = row->n_tokens;
+    if (row->n_tokens < 0 || (int64_t)row->n_tokens * c->plan->args.topk > INT32_MAX)
+        return "its number of tokens";
+    *ret_value = row->worst_rows;
+    if (row->worst_rows < 0)
+        return "its worst_rows";
+    for (int to = 0; to < c->plan->comm->nranks; to++) {
+        int64_t sum = 0;
+
+        *ret_value = row->counts[to];
+        if (row->counts[to] < 0 || row->counts[to] > per_node[to / per])
+            return "its number of tokens for a rank";
+        for (int expert = to * n_local; expert < (to + 1) * n_local; expert++) {
+            *ret_value = per_expert[expert];
+            if (per_expert[expert] < 0 || per_expert[expert] > row->counts[to])
+                return "its number of tokens for an expert";
+            sum += per_expert[expert];
+        }
+        *ret_value = sum;
+        if (sum < row->counts[to])
+            return "the sum of its tokens for the experts of a rank";
+    }
+    for (int node = 0; node < c->plan->comm->nnodes; node++) {
+        *ret_value = per_node[node];
+        if (per_node[node] < 0 || per_node[node] > row->n_tokens)
+            return "its number of tokens for a node";
+    }
+    return NULL;
+}
+
+static ep_status check_rows(struct host_completion *c)
+{
+    for (int rank = 0; rank < c->plan->comm->nranks; rank++) {
+        int64_t value;
+        const char *what = check_counts(c, rank, &value);
+
+        if (what)
+            return host_raise_damage(c->host, rank, HOST_PLAN_COUNTS, what, value);
     }
     return EP_OK;
 }
@@ -163,6 +213,7 @@ static ep_status place_all(struct host_completion *c)
         if (worst > 0 && total > worst)
             return ep_fail(EP_E_CAPACITY, "plan: rank %d receives %lld rows but its worst_rows is %lld", rank,
                            (long long)total, (long long)worst);
+        c->inner->rows_on[rank] = total;
         if (rank == plan->comm->rank)
             plan->full.n_recv = total;
     }
@@ -241,6 +292,7 @@ static ep_status build(struct host_completion *c)
     bool expanded = plan->args.flags & EP_PLAN_EXPANDED;
 
     EP_TRY(compare_rows(c));
+    EP_TRY(check_rows(c));
     plan->full = plan->info;
     EP_TRY(place_all(c));
     count_received(c);
@@ -265,27 +317,35 @@ static ep_status complete(struct host_comm *host, ep_plan *plan)
     struct host_plan *inner = plan->impl;
     size_t nranks = (size_t)host->comm->nranks;
     size_t bases = nranks > (size_t)plan->args.n_experts ? nranks : (size_t)plan->args.n_experts;
+    size_t row_bytes = (plan_row_bytes(plan) + 7) / 8 * 8;
     struct host_completion c = {.plan = plan, .inner = inner, .host = host};
+    unsigned char *copies = NULL;
     ep_status status;
 
     status = host_exchange_complete(host, inner->exchange, HOST_PLAN_COUNTS);
     if (status != EP_OK)
         goto done;
+    copies = malloc(nranks * row_bytes);
     c.rows = malloc(nranks * sizeof(*c.rows));
     c.base = malloc(bases * sizeof(*c.base));
     c.row = malloc(((size_t)plan->args.n_tokens + 1) * (size_t)plan->args.topk * sizeof(*c.row));
     c.home = malloc((size_t)plan->args.n_experts * sizeof(*c.home));
-    if (!c.rows || !c.base || !c.row || !c.home) {
+    if (!copies || !c.rows || !c.base || !c.row || !c.home) {
         status = ep_fail(EP_E_MEMORY, "plan: no memory for the rows of %d tokens", plan->args.n_tokens);
         goto release;
     }
-    for (size_t rank = 0; rank < nranks; rank++)
-        c.rows[rank] = host_exchange_row(host, inner->exchange, (int)rank);
+    for (size_t rank = 0; rank < nranks; rank++) {
+        struct plan_row *row = (struct plan_row *)(void *)(copies + rank * row_bytes);
+
+        host_exchange_read(host, inner->exchange, (int)rank, row, plan_row_bytes(plan));
+        c.rows[rank] = row;
+    }
     for (int expert = 0; expert < plan->args.n_experts; expert++)
         c.home[expert] = expert / plan->info.n_local_experts;
     status = build(&c);
 release:
     host_exchange_release(host, inner->exchange);
+    free(copies);
     free(c.rows);
     free(c.base);
     free(c.row);
@@ -305,6 +365,7 @@ ep_status host_plan_complete(struct host_comm *host, ep_plan *plan)
 {
     while (host->n_pending > 0) {
         ep_plan *oldest = host->pending[0];
+        ep_status status;
 
         if (plan && ((struct host_plan *)plan->impl)->complete)
             break;
@@ -316,7 +377,9 @@ ep_status host_plan_complete(struct host_comm *host, ep_plan *plan)
             free(oldest);
         }
         /* A plan that cannot be used says so to its users; only a failed group concerns the others. */
-        EP_TRY(host_check(host));
+        status = host_check(host);
+        if (status != EP_OK)
+            return plan == oldest && host_plan_verdict(plan) == status ? status : host_check(host);
     }
     return plan ? host_plan_verdict(plan) : EP_OK;
 }
@@ -395,10 +458,11 @@ static struct host_plan *new_inner(const ep_plan *plan)
     inner->recv_exact = calloc(n_local, sizeof(*inner->recv_exact));
     inner->recv_from_rank = calloc(nranks + 1, sizeof(*inner->recv_from_rank));
     inner->expert_start = calloc(n_local + 1, sizeof(*inner->expert_start));
+    inner->rows_on = calloc(nranks, sizeof(*inner->rows_on));
     inner->first_row = calloc(nranks, sizeof(*inner->first_row));
     if (inner->index && inner->tokens_per_rank && inner->tokens_per_node && inner->tokens_per_expert && inner->rail &&
         inner->net_tokens && inner->n_net_tokens && inner->recv_per_expert && inner->recv_exact &&
-        inner->recv_from_rank && inner->expert_start && inner->first_row)
+        inner->recv_from_rank && inner->expert_start && inner->rows_on && inner->first_row)
         return inner;
     free_inner(inner, (int)nnodes);
     return NULL;

@@ -18,7 +18,7 @@ struct host_completion {
     ep_plan *plan;
     struct host_plan *inner;
     struct host_comm *host;
-    const struct plan_row **rows; /* [R] */
+    const struct plan_row **rows; /* [R] copies */
     int64_t *base;                /* next row on each rank [R], expanded: on each expert [E] */
     int32_t *row;                 /* [N,K] */
     int32_t *home;                /* [E] rank of each expert: looked up, because divisions would cost half the plan */

@@ -121,6 +121,36 @@ static ep_status swap_routes(struct host_completion *c, struct rail_half *send, 
     return EP_OK;
 }
 
+/*
+ * Experts that there are, rows that the ranks of this node have, and at least one of them for each token: this rank
+ * will write to those rows and read them.
+ */
+static ep_status check_routes(struct host_completion *c, int node, const int32_t *index, const int32_t *row, int n)
+{
+    const ep_plan *plan = c->plan;
+    int topk = plan->args.topk, first = c->host->first, sender = host_rail(c->host, node);
+
+    for (int t = 0; t < n; t++) {
+        bool here = false;
+
+        for (int k = 0; k < topk; k++) {
+            size_t at = (size_t)t * (size_t)topk + (size_t)k;
+            int32_t expert = index[at];
+
+            if (expert < -1 || expert >= plan->args.n_experts)
+                return host_raise_damage(c->host, sender, HOST_PLAN_ROUTES, "an expert of its tokens", expert);
+            if (expert < 0 || c->home[expert] < first || c->home[expert] >= first + c->host->nlocal)
+                continue;
+            here = true;
+            if (row[at] < 0 || row[at] >= c->inner->rows_on[c->home[expert]])
+                return host_raise_damage(c->host, sender, HOST_PLAN_ROUTES, "a row of its tokens", row[at]);
+        }
+        if (!here)
+            return host_raise_damage(c->host, sender, HOST_PLAN_ROUTES, "a token without an expert on this node", t);
+    }
+    return EP_OK;
+}
+
 /* The route of one rail peer's tokens onto this node, from what it sent. */
 static ep_status make_rail_route(struct host_completion *c, int node, const struct rail_half *receive)
 {
@@ -137,6 +167,12 @@ static ep_status make_rail_route(struct host_completion *c, int node, const stru
     for (size_t t = 0; t < n; t++) {
         memcpy(index + t * topk, receive->data + t * 2 * topk, topk * sizeof(*index));
         memcpy(row + t * topk, receive->data + t * 2 * topk + topk, topk * sizeof(*row));
+    }
+    status = check_routes(c, node, index, row, receive->n);
+    if (status != EP_OK) {
+        free(index);
+        free(row);
+        return status;
     }
     status = host_route_init(&c->inner->rail[node], receive->n, plan->args.topk, c->home, c->host->first,
                              c->host->nlocal, plan->args.flags & EP_PLAN_EXPANDED, index, row);

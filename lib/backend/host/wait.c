@@ -37,21 +37,42 @@ static uint64_t pack_failure(ep_status status, int culprit, enum host_phase phas
            (uint64_t)(uint16_t)reporter;
 }
 
-/* Why the rank that raised the failure did so, as far as it said. */
-static void read_reason(struct host_comm *host, uint64_t failure, char text[HOST_REASON_BYTES + 2])
+/*
+ * A word that says of a failure: 0, or one that pack_failure() makes of a rank of this group. Another one means that
+ * the memory of `rank`, where it was read, is damaged.
+ */
+static uint64_t failure_of(const struct host_comm *host, uint64_t word, int rank)
 {
-    struct host_control *control = host->peers[(uint16_t)failure % host->comm->nranks].control;
+    int nranks = host->comm->nranks;
+
+    if (!word ||
+        (ep_status_is_failure((int64_t)(word >> 48)) && (uint16_t)(word >> 32) < nranks && (uint16_t)word < nranks))
+        return word;
+    return pack_failure(EP_E_MISMATCH, rank, HOST_IDLE, host->comm->rank);
+}
+
+/* What this rank has found or taken over. */
+static uint64_t own_failure(const struct host_comm *host)
+{
+    return failure_of(host, atomic_load_explicit(&host->control->failure, memory_order_acquire), host->comm->rank);
+}
+
+/* Why the rank that raised the failure did so, as far as it said. */
+static void read_reason(const struct host_comm *host, uint64_t failure, char text[HOST_REASON_BYTES + 2])
+{
+    const struct host_control *control = host->peers[(uint16_t)failure].control;
 
     text[0] = '\0';
     if (!control || atomic_load_explicit(&control->reason_for, memory_order_acquire) != failure)
         return;
-    snprintf(text, HOST_REASON_BYTES + 2, ": %.*s", HOST_REASON_BYTES - 1, control->reason);
+    memcpy(text, ": ", 2);
+    host_read_reason(text + 2, control->reason);
 }
 
 /* At a deadline: a rank that cannot be watched may as well be dead. */
 static const char *blindness(const struct host_comm *host, int rank)
 {
-    const struct host_peer *peer = &host->peers[rank % host->comm->nranks];
+    const struct host_peer *peer = &host->peers[rank];
 
     if (peer->same_process || !peer->control || rank == host->comm->rank ||
         ep_process_look(&peer->process) != EP_PROCESS_UNKNOWN)
@@ -95,14 +116,14 @@ static ep_status fail_with(struct host_comm *host, uint64_t failure)
  */
 static uint64_t decide(struct host_comm *host, uint64_t failure)
 {
-    uint64_t own = atomic_load(&host->control->failure), none = 0;
+    uint64_t own = own_failure(host), none = 0;
 
     if (own)
         return own;
-    if (host->arbiter && !atomic_compare_exchange_strong(&host->arbiter->group_failure, &none, failure))
-        failure = none;
+    if (!atomic_compare_exchange_strong(&host_arbiter(host)->group_failure, &none, failure))
+        failure = failure_of(host, none, host->arbiter);
     none = 0;
-    return atomic_compare_exchange_strong(&host->control->failure, &none, failure) ? failure : none;
+    return atomic_compare_exchange_strong(&host->control->failure, &none, failure) ? failure : own_failure(host);
 }
 
 static void ring(struct host_control *control)
@@ -154,7 +175,12 @@ ep_status host_raise_own(struct host_comm *host, ep_status status, int culprit, 
 {
     char text[EP_ERROR_TEXT_BYTES];
     ep_status raised;
+    uint64_t mine;
 
+    /* Raised before by the function that found it: its text says more than the failure's word. */
+    mine = own_failure(host);
+    if (mine && (ep_status)(mine >> 48) == status && (uint16_t)mine == host->comm->rank)
+        return status;
     snprintf(text, sizeof(text), "%s", ep_last_error());
     /* What we have met may be the consequence of a failure that a peer has seen already. */
     EP_TRY(host_check(host));
@@ -165,13 +191,21 @@ ep_status host_raise_own(struct host_comm *host, ep_status status, int culprit, 
     return raised == status ? ep_fail(status, "%s (in \"%s\")", text, host_phase_name(phase)) : raised;
 }
 
+ep_status host_raise_damage(struct host_comm *host, int rank, enum host_phase phase, const char *what, int64_t value)
+{
+    return host_raise_own(
+        host, ep_fail(EP_E_MISMATCH, "what rank %d has published is damaged: %s is %lld", rank, what, (long long)value),
+        rank, phase);
+}
+
 ep_status host_check(struct host_comm *host)
 {
-    uint64_t failure = atomic_load_explicit(&host->control->failure, memory_order_acquire);
+    uint64_t failure = own_failure(host);
 
     if (failure)
         return fail_with(host, failure);
-    failure = atomic_load_explicit(&host->arbiter->group_failure, memory_order_acquire);
+    failure =
+        failure_of(host, atomic_load_explicit(&host_arbiter(host)->group_failure, memory_order_acquire), host->arbiter);
     if (!failure)
         return EP_OK;
     /* Taken over, so that every later call gives the same answer. */
@@ -181,11 +215,11 @@ ep_status host_check(struct host_comm *host)
 ep_status host_check_abort(struct host_comm *host)
 {
     for (int rank = 0; rank < host->comm->nranks; rank++) {
-        struct host_control *control = host->peers[rank].control;
-        uint64_t failure = control ? atomic_load_explicit(&control->failure, memory_order_acquire) : 0;
+        const struct host_control *control = host->peers[rank].control;
 
-        if ((ep_status)(failure >> 48) == EP_E_ABORTED)
-            return fail_with(host, failure);
+        /* Behind another failure an abort ends the wait all the same, with that failure. */
+        if (control && atomic_load(&control->aborts))
+            return host_check(host);
     }
     return EP_OK;
 }
@@ -204,6 +238,8 @@ void host_abort(ep_comm *comm)
         decide(host, pack_failure(EP_E_ABORTED, comm->rank, (enum host_phase)(waiting & 0xff), comm->rank));
 
     atomic_compare_exchange_strong(&comm->failed, &clean, (int)(failure >> 48));
+    /* After the failure: who sees the count finds it. */
+    atomic_fetch_add(&host->control->aborts, 1);
     host_ring_all(host);
     errno = saved_errno;
 }
@@ -268,6 +304,8 @@ static int find_culprit(struct host_comm *host, int rank)
         if (!waiting || now - atomic_load(&control->beat_ns) > stale_ns)
             return rank;
         next = (int)(waiting >> 8) - 1;
+        if (next < 0 || next >= host->comm->nranks)
+            return rank; /* it waits for nobody that there is */
         if (next == host->comm->rank)
             return rank; /* it waits for us: it was merely slow, but late it is */
         rank = next;
@@ -392,6 +430,7 @@ ep_status host_wait_node(struct host_comm *host, size_t word, uint64_t value, en
     for (int i = 1; i < host->nlocal; i++) {
         int rank = host->first + (host->local + i) % host->nlocal;
         _Atomic uint64_t *counter = (_Atomic uint64_t *)((char *)host->peers[rank].control + word);
+        uint64_t at;
 
         for (;;) {
             uint32_t seen = host_doorbell(host);
@@ -399,9 +438,15 @@ ep_status host_wait_node(struct host_comm *host, size_t word, uint64_t value, en
 
             if (driven)
                 EP_TRY(host_net_progress(host, phase, &moved));
-            if (atomic_load_explicit(counter, memory_order_acquire) >= value)
+            at = atomic_load_explicit(counter, memory_order_acquire);
+            if (at >= value)
                 break;
             EP_TRY(host_pause(&pause, seen, rank));
+        }
+        /* Nobody is further ahead than there are exchanges in flight. */
+        if (at - value > 2 * HOST_BOARDS) {
+            host_pause_end(&pause);
+            return host_raise_damage(host, rank, phase, "a counter of its operations", (int64_t)at);
         }
     }
     host_pause_end(&pause);

@@ -1,0 +1,211 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The new group of ep_comm_shrink, when the survivors have agreed: they meet over their old control blocks. */
+#include "backend/host/shrink.h"
+#include "core/config.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct gather {
+    struct shrink *s;
+    int *ranks; /* old rank of each survivor */
+    int n;
+    uint32_t calls;
+    int culprit; /* whom a failure of the all-gather names, -1: none has failed */
+    ep_status (*open)(ep_comm *comm, const ep_boot *boot);
+};
+
+static ep_status gather(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
+{
+    struct gather *g = context;
+    struct shrink *s = g->s;
+    /* Numbered within the attempt, so that ranks whose last attempt failed at different places start alike. */
+    uint64_t number = (uint64_t)s->attempt << 32 | ++g->calls, deadline = ep_deadline_ns(timeout_ms);
+
+    if (bytes > HOST_GATHER_BYTES)
+        return ep_fail(EP_E_ARG, "ep_comm_shrink: all-gather of %zu bytes", bytes);
+    memcpy(s->mine->block[number & 1], mine, bytes);
+    atomic_store_explicit(&s->mine->gathered, number, memory_order_release);
+    host_ring_all(s->host);
+    for (int i = 0; i < g->n; i++) {
+        struct host_shrink *theirs = shrink_state_of(s, g->ranks[i]);
+
+        for (;;) {
+            uint32_t seen = host_doorbell(s->host);
+
+            int abort = shrink_aborted_by(s);
+
+            if (atomic_load_explicit(&theirs->gathered, memory_order_acquire) >= number)
+                break;
+            g->culprit = abort >= 0 ? abort : g->ranks[i];
+            if (abort >= 0)
+                return shrink_fail_with_vote(s, s->host->comm->rank,
+                                             shrink_pack_vote(HOST_VOTE_GIVEN_UP, EP_E_ABORTED, abort));
+            /* Looked at again, because it may have come between the two looks: all must see the same. */
+            if (host_peer_dead(s->host, g->ranks[i]) &&
+                atomic_load_explicit(&theirs->gathered, memory_order_acquire) < number)
+                return ep_fail(EP_E_PEER_DEAD, "ep_comm_shrink: rank %d of the old group died; call it again",
+                               g->ranks[i]);
+            if (ep_now_ns() >= deadline)
+                return ep_fail(EP_E_TIMEOUT, "ep_comm_shrink: rank %d of the old group did not answer within %d ms",
+                               g->ranks[i], timeout_ms);
+            host_nap(s->host, seen);
+        }
+        g->culprit = -1;
+        memcpy((char *)ret_all + (size_t)i * bytes, theirs->block[number & 1], bytes);
+    }
+    return EP_OK;
+}
+
+/* Ranks per node of the new group: kept only if every node that is left has the same number of survivors. */
+static int nodes_of_survivors(const struct gather *g, int old_per_node)
+{
+    int first = 0, per_node = 0;
+
+    while (first < g->n) {
+        int n = 0;
+
+        while (first + n < g->n && g->ranks[first + n] / old_per_node == g->ranks[first] / old_per_node)
+            n++;
+        if (per_node && n != per_node)
+            return g->n;
+        per_node = n;
+        first += n;
+    }
+    return per_node;
+}
+
+/*
+ * What fails while the new group is made names its ranks by the numbers that they would have had there; the caller
+ * knows the old ones. A failed all-gather has said them.
+ */
+static ep_status name_by_old_ranks(const struct gather *g, ep_status status)
+{
+    static const char word[] = "rank ", old[] = " of the old group";
+    char text[EP_ERROR_TEXT_BYTES], renamed[EP_ERROR_TEXT_BYTES];
+    size_t used = 0;
+
+    if (status == EP_OK || g->culprit >= 0)
+        return status;
+    snprintf(text, sizeof(text), "%s", ep_last_error());
+    for (const char *at = text; *at && used + 1 < sizeof(renamed);) {
+        char *end = NULL;
+        long rank = strncmp(at, word, sizeof(word) - 1) == 0 ? strtol(at + sizeof(word) - 1, &end, 10) : -1;
+
+        if (end && end > at + sizeof(word) - 1 && rank >= 0 && rank < g->n && strncmp(end, old, sizeof(old) - 1) != 0) {
+            used += (size_t)snprintf(renamed + used, sizeof(renamed) - used, "%s%d", word, g->ranks[rank]);
+            at = end;
+        } else {
+            renamed[used++] = *at++;
+        }
+    }
+    renamed[used < sizeof(renamed) ? used : sizeof(renamed) - 1] = '\0';
+    return ep_fail(status, "%s", renamed);
+}
+
+static ep_status open_next(struct gather *g, ep_comm *comm, ep_comm *next)
+{
+    ep_boot boot = {.size = sizeof(boot), .rank = -1, .nranks = g->n, .allgather = gather, .context = g};
+    ep_status status = EP_OK;
+
+    for (int i = 0; i < g->n; i++)
+        if (g->ranks[i] == comm->rank)
+            boot.rank = i;
+    next->rank = boot.rank;
+    next->nranks = g->n;
+    if (next->config.ranks_per_node == 0)
+        next->ranks_per_node = g->n;
+    else if (next->config.ranks_per_node == comm->ranks_per_node)
+        next->ranks_per_node = nodes_of_survivors(g, comm->ranks_per_node);
+    else
+        next->ranks_per_node = next->config.ranks_per_node;
+    next->config.ranks_per_node = next->ranks_per_node;
+    if (g->n % next->ranks_per_node != 0)
+        status = ep_fail(EP_E_ARG, "ep_comm_shrink: ranks_per_node %d does not divide the %d survivors",
+                         next->ranks_per_node, g->n);
+    status = ep_config_agree(&boot, next, status, "ep_comm_shrink");
+    if (status != EP_OK)
+        return name_by_old_ranks(g, status);
+    next->node = next->rank / next->ranks_per_node;
+    next->nnodes = g->n / next->ranks_per_node;
+    return name_by_old_ranks(g, g->open(next, &boot));
+}
+
+/*
+ * The new group exists for all or for none: a rank that was stopped while it was made may find, when it goes on, all
+ * that it waited for, although the others have given it up. Where it is none, all get the status of the lowest rank
+ * that is against it.
+ */
+static ep_status confirm(struct shrink *s, ep_comm *next, ep_status opened, int culprit)
+{
+    char reason[EP_ERROR_TEXT_BYTES];
+    int me = s->host->comm->rank, owner = me;
+    uint32_t against;
+
+    snprintf(reason, sizeof(reason), "%s", ep_last_error());
+    if (culprit < 0)
+        culprit = me;
+    shrink_vote_with_all(s, true,
+                         opened == EP_OK ? HOST_VOTE_LOCKED : shrink_pack_vote(HOST_VOTE_VETO, opened, culprit),
+                         &against, &owner);
+    if (!against)
+        return EP_OK;
+    if (opened == EP_OK)
+        next->ops->comm_close(next);
+    if (opened != EP_OK && opened == (ep_status)(against >> 8 & 0xfff))
+        return ep_fail(opened, "%s", reason);
+    return shrink_fail_with_vote(s, owner, against);
+}
+
+/* The counts of ep_comm_abort() that do not concern this call. */
+static ep_status note_aborts(struct shrink *s)
+{
+    int nranks = s->host->comm->nranks;
+
+    s->aborts = malloc((size_t)nranks * sizeof(*s->aborts));
+    if (!s->aborts)
+        return ep_fail(EP_E_MEMORY, "ep_comm_shrink: no memory for %d ranks", nranks);
+    for (int rank = 0; rank < nranks; rank++)
+        s->aborts[rank] = atomic_load(&s->host->peers[rank].control->aborts);
+    return EP_OK;
+}
+
+static ep_status form_group(struct shrink *s, struct gather *g, ep_comm *next)
+{
+    ep_comm *comm = s->host->comm;
+    ep_status status;
+
+    EP_TRY(shrink_agree(s));
+    g->ranks = malloc((size_t)comm->nranks * sizeof(*g->ranks));
+    if (!g->ranks)
+        return confirm(s, next, ep_fail(EP_E_MEMORY, "ep_comm_shrink: no memory for %d ranks", comm->nranks), -1);
+    for (int rank = 0; rank < comm->nranks; rank++)
+        if (!shrink_is_out(s, rank))
+            g->ranks[g->n++] = rank;
+    status = open_next(g, comm, next);
+    free(g->ranks);
+    return confirm(s, next, status, g->culprit);
+}
+
+ep_status host_shrink_into(ep_comm *comm, ep_comm *next, ep_status (*open)(ep_comm *comm, const ep_boot *boot))
+{
+    struct host_comm *host = host_of(comm);
+    struct shrink s = {.host = host, .mine = &host->control->shrink, .timeout_ms = comm->config.timeout_ms};
+    struct gather g = {.s = &s, .open = open, .culprit = -1};
+    ep_status status;
+
+    if (!host->one_host)
+        return ep_fail(EP_E_UNSUPPORTED, "ep_comm_shrink: the ranks are on several hosts");
+    host_drain(host);
+    s.attempt = atomic_load(&s.mine->attempt); /* 0, or of an earlier call that failed */
+    EP_TRY(note_aborts(&s));
+    status = form_group(&s, &g, next);
+    free(s.aborts);
+    return status;
+}
+
+ep_status host_shrink(ep_comm *comm, ep_comm *next)
+{
+    return host_shrink_into(comm, next, host_comm_open);
+}

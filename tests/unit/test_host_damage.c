@@ -1,0 +1,697 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One word at a time: rank 1 publishes what no rank publishes, by the same steps as a proper call, and rank 0 in its
+ * proper call gets EP_E_MISMATCH that names rank 1. Ranks are threads. Where words change at any time:
+ * test_host_hostile.c.
+ */
+#include "backend/host/lowlatency.h"
+#include "backend/host/plan.h"
+#include "core/routing.h"
+
+#include <epkit/launch.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+enum { RANKS = 2, TOKENS = 4, TOPK = 2, EXPERTS = 4, HIDDEN = 128 };
+
+struct seen {
+    ep_status status;
+    char text[256];
+};
+
+struct scene {
+    int number; /* of the case */
+    int ranks_per_node;
+    struct seen seen;
+    ep_status (*victim)(struct scene *scene, ep_comm *comm);
+    void (*hostile)(struct scene *scene, ep_comm *comm);
+};
+
+/* The status of the first call that fails, and its text, before another call replaces it. */
+static ep_status keep(struct scene *scene, ep_status status)
+{
+    if (status != EP_OK && scene->seen.status == EP_OK) {
+        scene->seen.status = status;
+        snprintf(scene->seen.text, sizeof(scene->seen.text), "%s", ep_last_error());
+    }
+    return status;
+}
+
+static int run_rank(const ep_boot *boot, void *argument)
+{
+    struct scene *scene = argument;
+    ep_comm_config config = EP_COMM_CONFIG_INIT;
+    ep_comm *comm;
+
+    config.backend = "host";
+    config.timeout_ms = 20000;
+    config.ranks_per_node = scene->ranks_per_node;
+    if (ep_comm_new(boot, &config, &comm) != EP_OK)
+        return 1;
+    if (boot->rank == 1) {
+        scene->hostile(scene, comm);
+    } else {
+        keep(scene, scene->victim(scene, comm));
+    }
+    ep_comm_free(comm);
+    return 0;
+}
+
+static void run(struct scene *scene, int number)
+{
+    ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
+    ep_rank_exit exits[RANKS];
+
+    scene->number = number;
+    scene->seen = (struct seen){.status = EP_OK};
+    launch.mode = EP_LAUNCH_THREADS;
+    launch.nranks = RANKS;
+    launch.run = run_rank;
+    launch.argument = scene;
+    assert_int_equal(ep_launch(&launch, exits), EP_OK);
+    assert_int_equal(exits[0].code, 0);
+    assert_int_equal(exits[1].code, 0);
+}
+
+static void expect_damage(struct scene *scene, int number, const char *what)
+{
+    run(scene, number);
+    if (scene->seen.status != EP_E_MISMATCH || !strstr(scene->seen.text, "what rank 1 has published is damaged") ||
+        !strstr(scene->seen.text, what))
+        fail_msg("case %d: %s \"%s\", expected damage of rank 1: \"%s\"", number, ep_status_name(scene->seen.status),
+                 scene->seen.text, what);
+}
+
+/* Token t has experts t and t + 2: each rank gets each token. */
+static const int32_t proper_index[TOKENS * TOPK] = {0, 2, 1, 3, 2, 0, 3, 1};
+
+static ep_plan_args plan_args(void)
+{
+    ep_plan_args args = EP_PLAN_ARGS_INIT;
+
+    args.topk_idx = proper_index;
+    args.idx_type = EP_I32;
+    args.n_tokens = TOKENS;
+    args.topk = TOPK;
+    args.n_experts = EXPERTS;
+    return args;
+}
+
+static ep_status make_plan(struct scene *scene, ep_comm *comm)
+{
+    ep_plan_args args = plan_args();
+    ep_plan *plan = NULL;
+    ep_status status = ep_plan_new(comm, &args, &plan);
+
+    (void)scene;
+    ep_plan_free(plan);
+    return status;
+}
+
+/* --- counts of a plan --- */
+
+struct counts {
+    struct plan_row head;
+    int32_t counts[RANKS + RANKS + EXPERTS]; /* as many nodes as ranks at most */
+};
+
+static struct counts proper_counts(const ep_comm *comm, size_t *ret_bytes)
+{
+    struct counts row = {
+        .head = {.n_tokens = TOKENS, .topk = TOPK, .n_experts = EXPERTS, .idx_type = EP_I32, .expert_alignment = 1}};
+    int n = 0;
+
+    for (int rank = 0; rank < RANKS; rank++)
+        row.counts[n++] = TOKENS;
+    for (int node = 0; node < comm->nnodes; node++)
+        row.counts[n++] = TOKENS;
+    for (int expert = 0; expert < EXPERTS; expert++)
+        row.counts[n++] = 2;
+    *ret_bytes = offsetof(struct counts, counts) + (size_t)n * sizeof(int32_t);
+    return row;
+}
+
+static void publish_counts(ep_comm *comm, const struct counts *row, size_t bytes)
+{
+    struct host_comm *host = host_of(comm);
+    uint64_t number;
+
+    if (host_exchange_start(host, HOST_PLAN_COUNTS, row, bytes, &number) == EP_OK &&
+        host_exchange_complete(host, number, HOST_PLAN_COUNTS) == EP_OK)
+        host_exchange_release(host, number);
+}
+
+static const struct {
+    size_t offset;
+    int32_t value;
+    const char *what;
+} bad_counts[] = {
+    {offsetof(struct counts, head.n_tokens), -1, "its number of tokens"},
+    {offsetof(struct counts, head.n_tokens), INT32_MAX, "its number of tokens"},
+    {offsetof(struct counts, head.worst_rows) + 4, INT32_MIN, "its worst_rows"},
+    {offsetof(struct counts, counts[0]), -1, "its number of tokens for a rank"},
+    {offsetof(struct counts, counts[0]), TOKENS + 1, "its number of tokens for a rank"},
+    {offsetof(struct counts, counts[1]), INT32_MIN, "its number of tokens for a rank"},
+    {offsetof(struct counts, counts[2]), TOKENS + 1, "its number of tokens for a node"},
+    {offsetof(struct counts, counts[3]), -2, "its number of tokens for an expert"},
+    {offsetof(struct counts, counts[4]), TOKENS + 1, "its number of tokens for an expert"},
+    {offsetof(struct counts, counts[3]), 0, "the sum of its tokens for the experts of a rank"},
+};
+
+static void send_bad_counts(struct scene *scene, ep_comm *comm)
+{
+    size_t bytes;
+    struct counts row = proper_counts(comm, &bytes);
+
+    memcpy((char *)&row + bad_counts[scene->number].offset, &bad_counts[scene->number].value, sizeof(int32_t));
+    publish_counts(comm, &row, bytes);
+}
+
+static void counts_are_checked(void **state)
+{
+    struct scene scene = {.ranks_per_node = RANKS, .victim = make_plan, .hostile = send_bad_counts};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(bad_counts) / sizeof(bad_counts[0]); i++)
+        expect_damage(&scene, (int)i, bad_counts[i].what);
+}
+
+/* --- routes between nodes --- */
+
+static const struct {
+    int32_t route[2 * TOPK]; /* of its first token: experts, rows */
+    const char *what;
+} bad_routes[] = {
+    {{EXPERTS, 2, 0, 0}, "an expert of its tokens"},
+    {{INT32_MAX, 2, 0, 0}, "an expert of its tokens"},
+    {{INT32_MIN, 2, 0, 0}, "an expert of its tokens"},
+    {{0, 2, -1, 0}, "a row of its tokens"},
+    {{0, 2, 2 * TOKENS, 0}, "a row of its tokens"},
+    {{0, 2, INT32_MAX, 0}, "a row of its tokens"},
+    {{3, 2, 0, 0}, "a token without an expert on this node"},
+    {{-1, -1, 0, 0}, "a token without an expert on this node"},
+};
+
+/* Proper counts, then routes of which the first token is bad. */
+static void send_bad_route(struct scene *scene, ep_comm *comm)
+{
+    struct host_comm *host = host_of(comm);
+    size_t bytes;
+    struct counts row = proper_counts(comm, &bytes);
+    struct host_message head = {.kind = HOST_MESSAGE_ROUTE, .detail = TOKENS, .number = 1};
+    int32_t routes[TOKENS][2 * TOPK];
+    struct ep_piece piece = {.data = routes, .bytes = sizeof(routes)};
+    bool moved;
+
+    for (int t = 0; t < TOKENS; t++)
+        memcpy(routes[t], (const int32_t[]){t % EXPERTS, (t + 2) % EXPERTS, TOKENS + t, TOKENS + t}, sizeof(routes[t]));
+    memcpy(routes[0], bad_routes[scene->number].route, sizeof(routes[0]));
+    publish_counts(comm, &row, bytes);
+    ep_stream_send(host->streams, 0, 0, &head, sizeof(head), &piece, 1);
+    /* Until the other rank has seen it. */
+    while (host_check(host) == EP_OK && ep_streams_progress(host->streams, &moved) == EP_OK)
+        host_nap(host, host_doorbell(host));
+}
+
+static void routes_are_checked(void **state)
+{
+    struct scene scene = {.ranks_per_node = 1, .victim = make_plan, .hostile = send_bad_route};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(bad_routes) / sizeof(bad_routes[0]); i++)
+        expect_damage(&scene, (int)i, bad_routes[i].what);
+}
+
+/* --- op descriptors --- */
+
+static ep_status dispatch(struct scene *scene, ep_comm *comm)
+{
+    static uint16_t x[TOKENS * HIDDEN];
+    ep_plan_args args = plan_args();
+    ep_dispatch_args call = EP_DISPATCH_ARGS_INIT;
+    ep_plan *plan;
+    void *out;
+    ep_status status;
+
+    EP_TRY(ep_alloc(comm, (size_t)RANKS * TOKENS * HIDDEN * 2, &out));
+    EP_TRY(ep_plan_new(comm, &args, &plan));
+    call.x = x;
+    call.dtype = EP_BF16;
+    call.hidden = HIDDEN;
+    call.recv_x = out;
+    call.out_rows = RANKS * TOKENS;
+    status = keep(scene, ep_dispatch(plan, &call, NULL));
+    ep_plan_free(plan);
+    return status;
+}
+
+enum {
+    BAD_SLOT,
+    BAD_NOWHERE,
+    BAD_GENERATION,
+    BAD_OFFSET,
+    BAD_END,
+    BAD_ALIGNMENT,
+    BAD_ROWS,
+    BAD_PROCESS,
+    BAD_BYTES,
+    RECORDS
+};
+
+static const char *const record_says[RECORDS] = {
+    [BAD_SLOT] = "there is no such allocation",
+    [BAD_NOWHERE] = "there is no such allocation",
+    [BAD_GENERATION] = "there is no such allocation",
+    [BAD_OFFSET] = "it is not inside",
+    [BAD_END] = "it is not inside",
+    [BAD_ALIGNMENT] = "it is not inside",
+    [BAD_ROWS] = "the number of rows that it receives",
+    [BAD_PROCESS] = "a segment is not of its process",
+    [BAD_BYTES] = "it is not inside",
+};
+
+static void send_bad_record(struct scene *scene, ep_comm *comm)
+{
+    struct host_comm *host = host_of(comm);
+    const size_t bytes = (size_t)RANKS * TOKENS * HIDDEN * 2;
+    struct host_record record = {
+        .phase = HOST_DISPATCH_READY, .dtype = EP_BF16, .hidden = HIDDEN, .rows = RANKS * TOKENS};
+    struct host_where *at = &record.at[HOST_AT_X];
+    ep_plan_args args = plan_args();
+    struct ep_shm_name *name;
+    ep_plan *plan;
+    void *out;
+
+    if (ep_alloc(comm, bytes, &out) != EP_OK || ep_plan_new(comm, &args, &plan) != EP_OK)
+        return;
+    for (int i = 0; i < HOST_AT_COUNT; i++)
+        record.at[i].slot = HOST_NOWHERE;
+    record.plan_number = ((struct host_plan *)plan->impl)->number;
+    host_find(host, out, bytes, at);
+    name = &host->control->slot[at->slot].name;
+    switch (scene->number) {
+    case BAD_SLOT:
+        at->slot = HOST_SLOTS;
+        break;
+    case BAD_NOWHERE:
+        at->slot = HOST_NOWHERE;
+        break;
+    case BAD_GENERATION:
+        at->generation = 0;
+        break;
+    case BAD_OFFSET:
+        at->offset = UINT64_MAX - 15;
+        break;
+    case BAD_END:
+        at->offset = 16;
+        break;
+    case BAD_ALIGNMENT:
+        at->offset = 8;
+        break;
+    case BAD_ROWS:
+        record.rows = INT64_MAX;
+        break;
+    case BAD_PROCESS:
+        name->process ^= 1;
+        break;
+    default:
+        name->bytes = bytes - 1;
+    }
+    host_enter(host, plan, &record);
+    while (host_check(host) == EP_OK)
+        host_nap(host, host_doorbell(host));
+    ep_plan_free(plan);
+}
+
+static void places_are_checked(void **state)
+{
+    struct scene scene = {.ranks_per_node = RANKS, .victim = dispatch, .hostile = send_bad_record};
+
+    (void)state;
+    for (int i = 0; i < RECORDS; i++)
+        expect_damage(&scene, i, record_says[i]);
+}
+
+/* --- low latency --- */
+
+static ep_status open_ll(ep_comm *comm, ep_ll **ret_ll)
+{
+    ep_ll_config config = EP_LL_CONFIG_INIT;
+
+    config.max_tokens = TOKENS;
+    config.hidden = HIDDEN;
+    config.n_experts = EXPERTS;
+    config.topk = TOPK;
+    return ep_ll_new(comm, &config, ret_ll);
+}
+
+/* One dispatch and its combine. `between` runs after the dispatch. */
+static ep_status use_ll(struct scene *scene, ep_comm *comm, void (*between)(struct scene *, ep_ll *))
+{
+    static const uint16_t x[TOKENS * HIDDEN];
+    static const float weights[TOKENS * TOPK];
+    const size_t rows = (size_t)EXPERTS * TOKENS;
+    ep_ll_dispatch_args send = EP_LL_DISPATCH_ARGS_INIT;
+    ep_ll_combine_args combine = EP_LL_COMBINE_ARGS_INIT;
+    int32_t counts[EXPERTS / RANKS];
+    uint16_t *out = malloc(sizeof(x)), *received = aligned_alloc(16, rows * HIDDEN * 2);
+    ep_ll *ll = NULL;
+    ep_status status = out && received ? open_ll(comm, &ll) : EP_E_MEMORY;
+
+    send.x = x;
+    send.topk_idx = proper_index;
+    send.idx_type = EP_I32;
+    send.n_tokens = TOKENS;
+    send.out_dtype = EP_BF16;
+    send.recv_x = received;
+    send.recv_count = counts;
+    combine.x = received;
+    combine.topk_idx = proper_index;
+    combine.idx_type = EP_I32;
+    combine.n_tokens = TOKENS;
+    combine.topk_weights = weights;
+    combine.out = out;
+    if (status == EP_OK)
+        status = ep_ll_dispatch(ll, &send);
+    if (status == EP_OK && between)
+        between(scene, ll);
+    else if (status == EP_OK)
+        status = ep_ll_combine(ll, &combine);
+    if (!between)
+        keep(scene, status); /* of the victim */
+    while (between && host_check(host_of(comm)) == EP_OK)
+        host_nap(host_of(comm), host_doorbell(host_of(comm)));
+    ep_ll_free(ll);
+    free(out);
+    free(received);
+    return status;
+}
+
+static ep_status victim_ll(struct scene *scene, ep_comm *comm)
+{
+    return use_ll(scene, comm, NULL);
+}
+
+static const struct {
+    int slot; /* -1: the head of the block */
+    size_t offset;
+    int32_t value;
+    const char *what;
+} bad_slots[] = {
+    {-1, offsetof(struct ll_block, count), -1, "its number of tokens"},
+    {-1, offsetof(struct ll_block, count), TOKENS + 1, "its number of tokens"},
+    {-1, offsetof(struct ll_block, count), INT32_MAX, "its number of tokens"},
+    {-1, offsetof(struct ll_block, format), EP_BF16 | 1 << 24, "the format of its rows"},
+    {0, offsetof(struct ll_slot, token), -1, "the number of a token"},
+    {0, offsetof(struct ll_slot, token), TOKENS, "the number of a token"},
+    {1, offsetof(struct ll_slot, token), 0, "the number of a token"},
+    {0, offsetof(struct ll_slot, n_experts), 0, "the number of experts of a token"},
+    {0, offsetof(struct ll_slot, n_experts), TOPK + 1, "the number of experts of a token"},
+    {0, offsetof(struct ll_slot, n_experts), INT32_MIN, "the number of experts of a token"},
+    {0, offsetof(struct ll_slot, expert), -1, "an expert of a token"},
+    {0, offsetof(struct ll_slot, expert), EXPERTS / RANKS, "an expert of a token"},
+    {0, offsetof(struct ll_slot, expert), INT32_MAX, "an expert of a token"},
+};
+
+/* What `sent` announces is changed before it is announced: the counter is the last that a dispatch writes. */
+static void send_bad_slots(struct scene *scene, ep_comm *comm)
+{
+    struct host_comm *host = host_of(comm);
+    struct ll_block *block;
+    struct host_ll *inner;
+    unsigned char *at;
+    ep_ll *ll;
+
+    if (open_ll(comm, &ll) != EP_OK)
+        return;
+    inner = ll->impl;
+    block = ll_block_of(ll, 0, 1, 1);
+    *block = (struct ll_block){.count = TOKENS, .format = EP_BF16};
+    for (int t = 0; t < TOKENS; t++) {
+        struct ll_slot *slot = ll_slot_of(inner, block, t);
+
+        slot->token = t;
+        slot->n_experts = 1;
+        slot->expert[0] = t % (EXPERTS / RANKS);
+    }
+    at = bad_slots[scene->number].slot < 0 ? (unsigned char *)block
+                                           : (unsigned char *)ll_slot_of(inner, block, bad_slots[scene->number].slot);
+    memcpy(at + bad_slots[scene->number].offset, &bad_slots[scene->number].value, sizeof(int32_t));
+    atomic_store(&ll_shared_of(inner, 1)->sent, 1);
+    host_ring_all(host);
+    while (host_check(host) == EP_OK)
+        host_nap(host, host_doorbell(host));
+    ep_ll_free(ll);
+}
+
+static void slots_are_checked(void **state)
+{
+    struct scene scene = {.ranks_per_node = RANKS, .victim = victim_ll, .hostile = send_bad_slots};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(bad_slots) / sizeof(bad_slots[0]); i++)
+        expect_damage(&scene, (int)i, bad_slots[i].what);
+}
+
+enum { RANGE_BEGIN, RANGE_COUNT, RANGE_SUM, OFFER_SLOT, OFFER_OFFSET, OFFERS };
+
+static const char *const offer_says[OFFERS] = {"where the rows of this rank are", "where the rows of this rank are",
+                                               "where the rows of this rank are", "there is no such allocation",
+                                               "it is not inside"};
+
+/* After a proper dispatch: ranges or offer of a combine that rank 1 only announces. */
+static void offer_badly(struct scene *scene, ep_ll *ll)
+{
+    struct host_ll *inner = ll->impl;
+    struct ll_range *range = &ll_ranges_of(ll, 1, 1)[0];
+    struct host_where *offer = &ll_shared_of(inner, 1)->offer[1];
+    void *buffer;
+
+    if (ep_ll_get_combine_buffer(ll, &buffer) != EP_OK)
+        return;
+    host_find(inner->host, buffer, 1, offer);
+    switch (scene->number) {
+    case RANGE_BEGIN:
+        range->begin = -1;
+        break;
+    case RANGE_COUNT:
+        range->count = INT32_MIN;
+        break;
+    case RANGE_SUM:
+        range->begin = INT32_MAX;
+        break;
+    case OFFER_SLOT:
+        offer->slot = UINT32_MAX - 1;
+        break;
+    default:
+        offer->offset = 4096;
+    }
+    atomic_store(&ll_shared_of(inner, 1)->offered, 1);
+    host_ring_all(inner->host);
+}
+
+static void send_bad_offer(struct scene *scene, ep_comm *comm)
+{
+    use_ll(scene, comm, offer_badly);
+}
+
+static void offers_are_checked(void **state)
+{
+    struct scene scene = {.ranks_per_node = RANKS, .victim = victim_ll, .hostile = send_bad_offer};
+
+    (void)state;
+    for (int i = 0; i < OFFERS; i++)
+        expect_damage(&scene, i, offer_says[i]);
+}
+
+/* --- failures and waits --- */
+
+static ep_status barrier(struct scene *scene, ep_comm *comm)
+{
+    (void)scene;
+    return ep_comm_barrier(comm);
+}
+
+static const uint64_t bad_failures[] = {1,
+                                        UINT64_MAX,
+                                        (uint64_t)9999 << 48,
+                                        (uint64_t)EP_E_TIMEOUT << 48 | 7ull << 32,
+                                        (uint64_t)EP_E_ABORTED << 48 | 0xffff,
+                                        (uint64_t)7 << 48 | 1};
+
+static void publish_failure(ep_comm *comm, uint64_t failure)
+{
+    atomic_store(&host_arbiter(host_of(comm))->group_failure, failure);
+    host_ring_all(host_of(comm));
+    while (!atomic_load(&host_control_of(host_of(comm), 0)->failure))
+        host_nap(host_of(comm), host_doorbell(host_of(comm)));
+}
+
+static void publish_bad_failure(struct scene *scene, ep_comm *comm)
+{
+    publish_failure(comm, bad_failures[scene->number]);
+}
+
+static void failures_are_checked(void **state)
+{
+    struct scene scene = {.ranks_per_node = RANKS, .victim = barrier, .hostile = publish_bad_failure};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(bad_failures) / sizeof(bad_failures[0]); i++) {
+        run(&scene, (int)i);
+        assert_int_equal(scene.seen.status, EP_E_MISMATCH);
+        /* In whose memory the word is. */
+        assert_non_null(strstr(scene.seen.text, "rank 0 failed with EP_E_MISMATCH"));
+    }
+}
+
+/* A proper failure, and beside it a reason that does not end and would write to a terminal. */
+static void publish_endless_reason(struct scene *scene, ep_comm *comm)
+{
+    struct host_control *control = host_of(comm)->control;
+    uint64_t failure = (uint64_t)EP_E_VALUE << 48 | 1ull << 32 | 1;
+
+    (void)scene;
+    memset(control->reason, 'x', sizeof(control->reason));
+    memcpy(control->reason, "one\033[2Jtwo\n", 11);
+    atomic_store(&control->reason_taken, 1);
+    atomic_store(&control->reason_for, failure);
+    publish_failure(comm, failure);
+}
+
+static void reasons_are_checked(void **state)
+{
+    struct scene scene = {.ranks_per_node = RANKS, .victim = barrier, .hostile = publish_endless_reason};
+
+    (void)state;
+    run(&scene, 0);
+    assert_int_equal(scene.seen.status, EP_E_VALUE);
+    assert_non_null(strstr(scene.seen.text, "rank 1 failed with EP_E_VALUE"));
+    assert_non_null(strstr(scene.seen.text, ": one?[2Jtwo?xxx"));
+}
+
+/* What arrives in a step of creation. */
+static void verdicts_are_checked(void **state)
+{
+    static const struct {
+        int32_t status, rank;
+    } bad[] = {{7, 1}, {-1, 1}, {INT32_MAX, 1}, {EP_E_TIMEOUT, -1}, {EP_E_TIMEOUT, RANKS}, {EP_E_PEER_DEAD, INT32_MIN}};
+    struct host_verdict all[RANKS];
+    const char *text;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        memset(all, 0, sizeof(all));
+        all[1].status = bad[i].status;
+        all[1].rank = bad[i].rank;
+        assert_int_equal(host_verdict_judge("call", &all[0], RANKS, all, sizeof(all[0])), EP_E_MISMATCH);
+        assert_non_null(strstr(ep_last_error(), "call: what rank 1 has published is damaged: status "));
+    }
+    all[1] = (struct host_verdict){.status = EP_E_MEMORY, .rank = 1};
+    memset(all[1].reason, 0x1b, sizeof(all[1].reason));
+    assert_int_equal(host_verdict_judge("call", &all[0], RANKS, all, sizeof(all[0])), EP_E_MEMORY);
+    text = strstr(ep_last_error(), "call: rank 1 failed: ???");
+    assert_non_null(text);
+    assert_int_equal(strlen(text), strlen("call: rank 1 failed: ") + HOST_REASON_BYTES - 1);
+    assert_null(strchr(text, 0x1b));
+}
+
+/* Some failure is recorded first; a rank that tolerates lost peers hears of a later abort, and tells the first story.
+ */
+static void an_abort_behind_a_failure(struct scene *scene, ep_comm *comm)
+{
+    (void)scene;
+    host_raise(host_of(comm), EP_E_TIMEOUT, 1, HOST_GATHER);
+    ep_comm_abort(comm);
+}
+
+static ep_status wait_for_abort(struct scene *scene, ep_comm *comm)
+{
+    ep_status status;
+
+    (void)scene;
+    while ((status = host_check_abort(host_of(comm))) == EP_OK)
+        host_nap(host_of(comm), host_doorbell(host_of(comm)));
+    return status;
+}
+
+static void aborts_are_heard_behind_failures(void **state)
+{
+    struct scene scene = {.ranks_per_node = RANKS, .victim = wait_for_abort, .hostile = an_abort_behind_a_failure};
+
+    (void)state;
+    run(&scene, 0);
+    assert_int_equal(scene.seen.status, EP_E_TIMEOUT);
+    assert_non_null(strstr(scene.seen.text, "rank 1 did not answer"));
+}
+
+static void publish_far_counter(struct scene *scene, ep_comm *comm)
+{
+    struct host_control *control = host_of(comm)->control;
+
+    (void)scene;
+    atomic_store(&control->board_ready, UINT64_MAX / 2);
+    host_ring_all(host_of(comm));
+    while (!atomic_load(&host_control_of(host_of(comm), 0)->failure))
+        host_nap(host_of(comm), host_doorbell(host_of(comm)));
+}
+
+static void counters_are_checked(void **state)
+{
+    struct scene scene = {.ranks_per_node = RANKS, .victim = barrier, .hostile = publish_far_counter};
+
+    (void)state;
+    expect_damage(&scene, 0, "a counter of its operations");
+}
+
+static void wait_for_nobody(struct scene *scene, ep_comm *comm)
+{
+    struct host_control *control = host_of(comm)->control;
+
+    (void)scene;
+    while (!atomic_load(&host_control_of(host_of(comm), 0)->failure)) {
+        atomic_store(&control->waiting, UINT32_MAX);
+        atomic_store(&control->beat_ns, ep_now_ns());
+        host_nap(host_of(comm), host_doorbell(host_of(comm)));
+    }
+}
+
+static ep_status short_barrier(struct scene *scene, ep_comm *comm)
+{
+    (void)scene;
+    comm->config.timeout_ms = 100;
+    return ep_comm_barrier(comm);
+}
+
+static void a_wait_for_nobody_is_its_own_fault(void **state)
+{
+    struct scene scene = {.ranks_per_node = RANKS, .victim = short_barrier, .hostile = wait_for_nobody};
+
+    (void)state;
+    run(&scene, 0);
+    assert_int_equal(scene.seen.status, EP_E_TIMEOUT);
+    assert_non_null(strstr(scene.seen.text, "rank 1 did not answer"));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(counts_are_checked),
+        cmocka_unit_test(routes_are_checked),
+        cmocka_unit_test(places_are_checked),
+        cmocka_unit_test(slots_are_checked),
+        cmocka_unit_test(offers_are_checked),
+        cmocka_unit_test(failures_are_checked),
+        cmocka_unit_test(reasons_are_checked),
+        cmocka_unit_test(verdicts_are_checked),
+        cmocka_unit_test(aborts_are_heard_behind_failures),
+        cmocka_unit_test(counters_are_checked),
+        cmocka_unit_test(a_wait_for_nobody_is_its_own_fault),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,489 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A rank that lives and writes rubbish. While it takes part in calls like the others, a second thread of it writes to
+ * one word of all that the rank may write: its control block with the exchange rows and op descriptors, its low-latency
+ * segment, its slots in the segments of the others, its votes. All the time, in turns with what belongs there, or once.
+ *
+ * Whatever that does to the calls, the others neither crash nor hang, return statuses that there are, and nothing is
+ * written beside their outputs. Damage that they name is the hostile rank's.
+ */
+#include "backend/host/lowlatency.h"
+
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum {
+    RANKS = 3,
+    HOSTILE = 1,
+    TOKENS = 8,
+    TOPK = 2,
+    EXPERTS = 6,
+    HIDDEN = 128,
+    ROWS = RANKS * TOKENS,
+    LOCAL = EXPERTS / RANKS,
+    ROUNDS = 4,
+    TIMEOUT_MS = 150,
+    GUARD = 4096,
+    HANG_S = 120
+};
+
+#define GUARD_BYTE 0x5a
+
+/* Where the word is. */
+enum place { IN_CONTROL, IN_BOARDS, IN_SHRINK, IN_LL_HEAD, IN_LL_RANGES, IN_LL_BLOCK, PLACES };
+
+static const char *const place_names[] = {"control block",    "exchange rows",      "votes",
+                                          "low-latency head", "low-latency ranges", "low-latency slots"};
+
+/* How it is written. */
+enum manner { ALWAYS, IN_TURNS, ONCE, MANNERS };
+
+struct attack {
+    enum place place;
+    enum manner manner;
+    size_t offset;
+    uint32_t value;
+    unsigned after_us;
+};
+
+struct report {
+    _Atomic int wrong; /* something that the text says */
+    char text[512];
+    ep_status status;
+};
+
+struct scene {
+    struct attack attack;
+    struct report report[RANKS];
+};
+
+static const struct attack *attack; /* of this process */
+static volatile bool stop;
+
+static void complain(struct report *report, const char *what, int number)
+{
+    if (!report->wrong)
+        snprintf(report->text, sizeof(report->text), "%s (%d): %s", what, number, ep_last_error());
+    report->wrong = 1;
+}
+
+/* --- the hostile thread ------------------------------------------------------------------------------------------ */
+
+struct target {
+    ep_comm *comm;
+    ep_ll *ll;
+};
+
+static volatile uint32_t *find_word(const struct target *target)
+{
+    const struct host_comm *host = host_of(target->comm);
+    struct host_ll *inner = target->ll ? target->ll->impl : NULL;
+    size_t at = attack->offset / 4 * 4;
+    char *base = NULL;
+
+    switch (attack->place) {
+    case IN_CONTROL:
+        base = (char *)host->control;
+        at %= offsetof(struct host_control, slot) + 3 * sizeof(struct host_slot);
+        break;
+    case IN_BOARDS:
+        base = (char *)(host->control + 1) + at / 128 % HOST_BOARDS * host->board_row_bytes;
+        at %= 128;
+        break;
+    case IN_SHRINK:
+        /* The first two attempts. */
+        base = (char *)&host->control->shrink;
+        at = (const size_t[]){
+            offsetof(struct host_shrink, attempt),  offsetof(struct host_shrink, vote),
+            offsetof(struct host_shrink, vote) + 4, offsetof(struct host_shrink, opened),
+            offsetof(struct host_shrink, out),      offsetof(struct host_shrink, gathered),
+            offsetof(struct host_shrink, block),    offsetof(struct host_shrink, block) + 40}[at / 4 % 8];
+        break;
+    case IN_LL_HEAD:
+        base = inner ? (char *)inner->segment : NULL;
+        at %= offsetof(struct ll_shared, masks) + 8;
+        break;
+    case IN_LL_RANGES:
+        base = inner ? (char *)inner->segment + inner->ranges_at : NULL;
+        at %= 2 * LOCAL * RANKS * sizeof(struct ll_range);
+        break;
+    default:
+        /* Heads of the first slots that rank 0 has of this rank, of both results. */
+        base = inner ? (char *)ll_block_of(target->ll, 0, at / 8 % 2, HOSTILE) : NULL;
+        if (inner && at / 16 % 4)
+            base = (char *)ll_slot_of(inner, (struct ll_block *)(void *)base, (int)(at / 16 % 4) - 1);
+        at = at % 16;
+    }
+    return base ? (volatile uint32_t *)(void *)(base + at) : NULL;
+}
+
+/* Its races are the point: ThreadSanitizer need not report them. */
+__attribute__((no_sanitize("thread"))) static void *write_rubbish(void *argument)
+{
+    volatile uint32_t *word = find_word(argument);
+    struct timespec nap = {.tv_nsec = (long)attack->after_us * 1000};
+
+    if (!word)
+        return NULL;
+    nanosleep(&nap, NULL);
+    for (unsigned i = 0; !stop; i++) {
+        uint32_t proper = *word;
+
+        *word = attack->value;
+        if (attack->manner == ONCE)
+            break;
+        if (attack->manner == IN_TURNS && proper != attack->value) {
+            for (volatile int wait = 0; wait < 20; wait++)
+                ;
+            *word = proper;
+        }
+        if (i % 64 == 63)
+            sched_yield();
+    }
+    return NULL;
+}
+
+/* --- the calls --------------------------------------------------------------------------------------------------- */
+
+/* Memory with a guard on both sides. */
+struct guarded {
+    unsigned char *memory;
+    size_t bytes;
+};
+
+static void fill_guards(const struct guarded *g)
+{
+    memset(g->memory - GUARD, GUARD_BYTE, GUARD);
+    memset(g->memory + g->bytes, GUARD_BYTE, GUARD);
+}
+
+static bool guards_hold(const struct guarded *g)
+{
+    for (size_t i = 0; i < GUARD; i++)
+        if (g->memory[i - GUARD] != GUARD_BYTE || g->memory[g->bytes + i] != GUARD_BYTE)
+            return false;
+    return true;
+}
+
+enum { OUT_X, OUT_INDEX, OUT_WEIGHTS, OUT_SUM, OUT_SUM_WEIGHTS, LL_X, LL_COUNT, LL_SOURCE, LL_RANGE, LL_SUM, BUFFERS };
+
+struct life {
+    ep_comm *comm;
+    ep_ll *ll;
+    struct guarded buffer[BUFFERS];
+    uint16_t x[TOKENS * HIDDEN];
+    int64_t index[TOKENS * TOPK];
+    float weights[TOKENS * TOPK];
+};
+
+/* Every second buffer is ordinary memory. */
+static ep_status make_buffers(struct life *life)
+{
+    static const size_t bytes[BUFFERS] = {
+        [OUT_X] = ROWS * HIDDEN * 2,
+        [OUT_INDEX] = ROWS * TOPK * 8,
+        [OUT_WEIGHTS] = ROWS * TOPK * 4,
+        [OUT_SUM] = TOKENS * HIDDEN * 2,
+        [OUT_SUM_WEIGHTS] = TOKENS * TOPK * 4,
+        [LL_X] = (size_t)LOCAL * ROWS * HIDDEN * 2,
+        [LL_COUNT] = LOCAL * 4,
+        [LL_SOURCE] = (size_t)LOCAL * ROWS * 4,
+        [LL_RANGE] = LOCAL * RANKS * 8,
+        [LL_SUM] = TOKENS * HIDDEN * 2,
+    };
+
+    for (int i = 0; i < BUFFERS; i++) {
+        void *memory;
+
+        if (i % 2) {
+            memory = aligned_alloc(4096, (2 * GUARD + bytes[i] + 4095) / 4096 * 4096);
+            if (!memory)
+                return EP_E_MEMORY;
+        } else {
+            EP_TRY(ep_alloc(life->comm, 2 * GUARD + bytes[i], &memory));
+        }
+        memset(memory, 0, 2 * GUARD + bytes[i]);
+        life->buffer[i] = (struct guarded){(unsigned char *)memory + GUARD, bytes[i]};
+        fill_guards(&life->buffer[i]);
+    }
+    return EP_OK;
+}
+
+static ep_status use_plan(struct life *life, bool worst)
+{
+    ep_plan_args args = EP_PLAN_ARGS_INIT;
+    ep_dispatch_args dispatch = EP_DISPATCH_ARGS_INIT;
+    ep_combine_args combine = EP_COMBINE_ARGS_INIT;
+    ep_plan_info info = {.size = sizeof(info)};
+    ep_plan *plan;
+    ep_status status;
+
+    args.topk_idx = life->index;
+    args.idx_type = EP_I64;
+    args.n_tokens = TOKENS;
+    args.topk = TOPK;
+    args.n_experts = EXPERTS;
+    args.worst_rows = worst ? ROWS : 0;
+    EP_TRY(ep_plan_new(life->comm, &args, &plan));
+    ep_plan_get_info(plan, &info);
+    dispatch.x = life->x;
+    dispatch.dtype = EP_BF16;
+    dispatch.hidden = HIDDEN;
+    dispatch.topk_weights = life->weights;
+    dispatch.recv_x = life->buffer[OUT_X].memory;
+    dispatch.recv_topk_idx = life->buffer[OUT_INDEX].memory;
+    dispatch.recv_topk_weights = (float *)(void *)life->buffer[OUT_WEIGHTS].memory;
+    dispatch.out_rows = ROWS;
+    status = info.out_rows > ROWS ? ep_fail(EP_E_MISMATCH, "more rows than there are tokens: rank %d damaged", HOSTILE)
+                                  : ep_dispatch(plan, &dispatch, NULL);
+    combine.x = dispatch.recv_x;
+    combine.dtype = EP_BF16;
+    combine.hidden = HIDDEN;
+    combine.topk_weights = dispatch.recv_topk_weights;
+    combine.out = life->buffer[OUT_SUM].memory;
+    combine.out_topk_weights = (float *)(void *)life->buffer[OUT_SUM_WEIGHTS].memory;
+    if (status == EP_OK)
+        status = ep_combine(plan, &combine, NULL);
+    ep_plan_free(plan);
+    return status;
+}
+
+static ep_status use_ll(struct life *life, bool hook)
+{
+    ep_ll_dispatch_args dispatch = EP_LL_DISPATCH_ARGS_INIT;
+    ep_ll_combine_args combine = EP_LL_COMBINE_ARGS_INIT;
+
+    dispatch.x = life->x;
+    dispatch.topk_idx = life->index;
+    dispatch.idx_type = EP_I64;
+    dispatch.n_tokens = TOKENS;
+    dispatch.out_dtype = EP_BF16;
+    dispatch.recv_x = life->buffer[LL_X].memory;
+    dispatch.recv_count = (int32_t *)(void *)life->buffer[LL_COUNT].memory;
+    dispatch.recv_source = (int32_t *)(void *)life->buffer[LL_SOURCE].memory;
+    dispatch.recv_range = (int64_t *)(void *)life->buffer[LL_RANGE].memory;
+    dispatch.flags = hook ? EP_LL_RECV_HOOK : 0;
+    EP_TRY(ep_ll_dispatch(life->ll, &dispatch));
+    if (hook)
+        EP_TRY(ep_ll_finish(life->ll));
+    combine.x = dispatch.recv_x;
+    combine.topk_idx = life->index;
+    combine.idx_type = EP_I64;
+    combine.n_tokens = TOKENS;
+    combine.topk_weights = life->weights;
+    combine.out = life->buffer[LL_SUM].memory;
+    combine.flags = dispatch.flags;
+    EP_TRY(ep_ll_combine(life->ll, &combine));
+    return hook ? ep_ll_finish(life->ll) : EP_OK;
+}
+
+static ep_status one_round(struct life *life, int round)
+{
+    int32_t mine = round, all[RANKS];
+
+    EP_TRY(use_plan(life, round % 2));
+    EP_TRY(use_ll(life, round % 2));
+    EP_TRY(ep_comm_barrier(life->comm));
+    return ep_comm_allgather(life->comm, &mine, sizeof(mine), all);
+}
+
+static void check(struct life *life, struct report *report, ep_status status)
+{
+    char named[32];
+
+    for (int i = 0; i < BUFFERS; i++)
+        if (!guards_hold(&life->buffer[i]))
+            complain(report, "written beside an output", i);
+    if (status == EP_OK)
+        return;
+    snprintf(named, sizeof(named), "rank %d ", HOSTILE);
+    if (!ep_status_is_failure(status))
+        complain(report, "a status that there is not", (int)status);
+    if (strstr(ep_last_error(), "is damaged") && !strstr(ep_last_error(), named))
+        complain(report, "damage of another rank", (int)status);
+}
+
+/* Also where no call has failed: what the votes say must hold then as well. */
+static void use_shrink(struct life *life, struct report *report)
+{
+    ep_comm *next = NULL;
+    ep_status status = ep_comm_shrink(life->comm, NULL, &next);
+
+    check(life, report, status);
+    if (status == EP_OK)
+        ep_comm_free(next);
+}
+
+static void live(ep_boot_shm *place, int rank, struct scene *scene)
+{
+    struct report *report = &scene->report[rank];
+    ep_comm_config config = EP_COMM_CONFIG_INIT;
+    ep_ll_config ll_config = EP_LL_CONFIG_INIT;
+    struct life life = {.comm = NULL};
+    struct target target;
+    ep_status status;
+    pthread_t thread;
+    ep_boot boot;
+
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    alarm(HANG_S);
+    attack = &scene->attack;
+    for (int i = 0; i < TOKENS * TOPK; i++) {
+        life.index[i] = (i / TOPK + i % TOPK * 2 + rank) % EXPERTS;
+        life.weights[i] = 1.0f;
+    }
+    config.backend = "host";
+    config.timeout_ms = 20000;
+    if (ep_boot_shm_join(place, rank, &boot) != EP_OK || ep_comm_new(&boot, &config, &life.comm) != EP_OK)
+        _exit(10);
+    ll_config.max_tokens = TOKENS;
+    ll_config.hidden = HIDDEN;
+    ll_config.n_experts = EXPERTS;
+    ll_config.topk = TOPK;
+    if (make_buffers(&life) != EP_OK || ep_ll_new(life.comm, &ll_config, &life.ll) != EP_OK ||
+        ep_comm_barrier(life.comm) != EP_OK)
+        _exit(10);
+    life.comm->config.timeout_ms = TIMEOUT_MS;
+    target = (struct target){life.comm, life.ll};
+    if (rank == HOSTILE && pthread_create(&thread, NULL, write_rubbish, &target) != 0)
+        _exit(10);
+    for (int round = 0; round < ROUNDS; round++) {
+        status = one_round(&life, round);
+        check(&life, report, status);
+        report->status = status;
+        if (status != EP_OK)
+            break;
+    }
+    if (attack->place == IN_SHRINK || attack->offset % 5 == 0)
+        use_shrink(&life, report);
+    if (rank == HOSTILE) {
+        stop = true;
+        pthread_join(thread, NULL);
+    } else {
+        ep_ll_free(life.ll);
+        ep_comm_free(life.comm);
+        life.ll = NULL;
+    }
+    _exit(0);
+}
+
+/* --- the parent -------------------------------------------------------------------------------------------------- */
+
+static uint64_t random_state;
+
+static uint32_t draw(void)
+{
+    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(random_state >> 32);
+}
+
+static void describe(const struct attack *a, char *text, size_t bytes)
+{
+    snprintf(text, bytes, "%s, offset %zu, manner %d, value 0x%08x, after %u us", place_names[a->place], a->offset,
+             a->manner, a->value, a->after_us);
+}
+
+/* The statuses that the others ended with. */
+static int seen[512];
+
+static void run_attack(struct scene *scene, const struct attack *a)
+{
+    pid_t children[RANKS];
+    ep_boot_shm *place;
+    char text[160];
+
+    memset(scene, 0, sizeof(*scene));
+    scene->attack = *a;
+    describe(a, text, sizeof(text));
+    assert_int_equal(ep_boot_shm_new(RANKS, &place), EP_OK);
+    for (int rank = 0; rank < RANKS; rank++) {
+        children[rank] = fork();
+        assert_true(children[rank] >= 0);
+        if (children[rank] == 0)
+            live(place, rank, scene);
+    }
+    for (int rank = 0; rank < RANKS; rank++) {
+        int how = 0;
+
+        assert_int_equal(waitpid(children[rank], &how, 0), children[rank]);
+        if (WIFSIGNALED(how))
+            fail_msg("%s: rank %d %s (signal %d)", text, rank, WTERMSIG(how) == SIGALRM ? "hangs" : "crashed",
+                     WTERMSIG(how));
+        if (WEXITSTATUS(how) != 0)
+            fail_msg("%s: rank %d ended with %d", text, rank, WEXITSTATUS(how));
+        if (rank != HOSTILE && scene->report[rank].wrong)
+            fail_msg("%s: rank %d: %s", text, rank, scene->report[rank].text);
+        if (rank != HOSTILE)
+            seen[scene->report[rank].status]++;
+    }
+    ep_boot_shm_free(place);
+}
+
+static void choose(struct attack *a, int number)
+{
+    static const uint32_t extremes[] = {0xffffffff, 0x7fffffff, 0x80000000, 0x00010000, 0, 1, 7, 0xffff0000};
+    static const struct {
+        enum place place;
+        int share;
+    } shares[] = {{IN_CONTROL, 5}, {IN_BOARDS, 3},    {IN_SHRINK, 2},
+                  {IN_LL_HEAD, 1}, {IN_LL_RANGES, 1}, {IN_LL_BLOCK, 3}};
+    int at = number % 15;
+
+    for (size_t i = 0; i < sizeof(shares) / sizeof(shares[0]); i++) {
+        if (at >= 0 && at < shares[i].share)
+            a->place = shares[i].place;
+        at -= shares[i].share;
+    }
+    a->manner = (enum manner)(draw() % MANNERS);
+    /* In order, so that no word is left out. */
+    a->offset = (size_t)number / 15 * 20 + (size_t)(number % 5) * 4;
+    if (draw() % 8 == 0)
+        a->offset = draw() % 4096;
+    a->value = draw() % 4 ? extremes[draw() % 8] : draw();
+    a->after_us = draw() % 3 ? draw() % 3000 : 0;
+}
+
+static void a_rank_that_writes_rubbish_harms_nobody(void **state)
+{
+    const char *is_long = getenv("EPKIT_TEST_LONG"), *seed = getenv("EPKIT_TEST_SEED");
+    int n = is_long && *is_long == '1' ? 6000 : 330;
+    struct scene *scene = mmap(NULL, sizeof(*scene), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+
+    (void)state;
+    assert_true(scene != MAP_FAILED);
+    random_state = seed ? strtoull(seed, NULL, 0) : 11;
+    for (int i = 0; i < n; i++) {
+        struct attack a;
+
+        choose(&a, i);
+        run_attack(scene, &a);
+    }
+    printf("# %d attacks: no failure %d", n, seen[EP_OK]);
+    for (int status = 1; status < 512; status++)
+        if (seen[status])
+            printf(", %s %d", ep_status_name((ep_status)status), seen[status]);
+    printf("\n");
+    /* It has been noticed, and not only as a rank that does not answer. */
+    assert_true(seen[EP_E_MISMATCH] > 0);
+    munmap(scene, sizeof(*scene));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_rank_that_writes_rubbish_harms_nobody),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,461 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Who may form a group: survivors that are late, stopped, killed or aborted while they agree. Whatever happens, all of
+ * them get one group of more than half of those that live, or all the same failure.
+ *
+ * Ranks are processes. None ends before all have an answer: an ended rank is a dead one to the others. No test goes by
+ * the clock: deadlines of the communicators are short, and a load only changes which of the allowed results comes.
+ */
+#include <epkit/epkit.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <pthread.h>
+
+#include <cmocka.h>
+
+#define RANKS_MOST 7
+#define CALLS_MOST 2
+#define HANG_MS 120000
+
+/* What the parent tells a rank, and what it learns of it. */
+struct rank_state {
+    int delay_ms[CALLS_MOST]; /* before each call; -1: not called */
+    int abort_ms;             /* after which another thread calls ep_comm_abort(); 0: never */
+    _Atomic int ready, returned;
+    ep_status status[CALLS_MOST];
+    char text[CALLS_MOST][256];
+    int nranks, new_rank;
+    /* The parent's. */
+    pid_t pid;
+    bool killed, stopped;
+};
+
+struct run {
+    int nranks, timeout_ms;
+    _Atomic int go, over;
+    struct rank_state rank[RANKS_MOST];
+};
+
+static void sleep_ms(int ms)
+{
+    struct timespec nap = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000L};
+
+    nanosleep(&nap, NULL);
+}
+
+static void wait_for(_Atomic int *word, int least)
+{
+    while (atomic_load(word) < least)
+        sleep_ms(1);
+}
+
+struct aborter {
+    ep_comm *comm;
+    int after_ms;
+};
+
+static void *abort_later(void *argument)
+{
+    const struct aborter *aborter = argument;
+
+    sleep_ms(aborter->after_ms);
+    ep_comm_abort(aborter->comm);
+    return NULL;
+}
+
+static void live(ep_boot_shm *place, struct run *run, int rank)
+{
+    struct rank_state *mine = &run->rank[rank];
+    ep_comm_config config = EP_COMM_CONFIG_INIT;
+    ep_comm_info info = {.size = sizeof(info)};
+    ep_comm *comm, *next = NULL;
+    struct aborter aborter;
+    pthread_t thread;
+    ep_boot boot;
+
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    config.backend = "host";
+    config.timeout_ms = run->timeout_ms;
+    if (ep_boot_shm_join(place, rank, &boot) != EP_OK || ep_comm_new(&boot, &config, &comm) != EP_OK)
+        _exit(1);
+    atomic_store(&mine->ready, 1);
+    wait_for(&run->go, 1);
+    if (mine->abort_ms) {
+        aborter = (struct aborter){comm, mine->abort_ms};
+        if (pthread_create(&thread, NULL, abort_later, &aborter) != 0)
+            _exit(1);
+    }
+    for (int call = 0; call < CALLS_MOST; call++) {
+        if (mine->delay_ms[call] < 0)
+            continue;
+        wait_for(&run->go, call + 1);
+        sleep_ms(mine->delay_ms[call]);
+        mine->status[call] = ep_comm_shrink(comm, NULL, &next);
+        snprintf(mine->text[call], sizeof(mine->text[call]), "%s", ep_comm_last_error(comm));
+        if (mine->status[call] == EP_OK && ep_comm_get_info(next, &info) == EP_OK) {
+            mine->nranks = info.nranks;
+            mine->new_rank = info.rank;
+        }
+        atomic_store(&mine->returned, call + 1);
+        if (mine->status[call] == EP_OK)
+            break;
+    }
+    atomic_store(&mine->returned, CALLS_MOST);
+    wait_for(&run->over, 1);
+    _exit(0);
+}
+
+/* --- the parent ------------------------------------------------------------------------------------------------- */
+
+static struct run *new_run(int nranks, int timeout_ms)
+{
+    struct run *run = mmap(NULL, sizeof(*run), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+
+    assert_true(run != MAP_FAILED);
+    run->nranks = nranks;
+    run->timeout_ms = timeout_ms;
+    for (int rank = 0; rank < nranks; rank++)
+        run->rank[rank].delay_ms[1] = -1;
+    return run;
+}
+
+/* All ranks have their communicator, and wait for go. Creation has the same short deadline: again where it was missed.
+ */
+static void start(struct run *run)
+{
+    for (int tries = 0;; tries++) {
+        ep_boot_shm *place;
+        int ready = 0;
+
+        assert_int_equal(ep_boot_shm_new(run->nranks, &place), EP_OK);
+        for (int rank = 0; rank < run->nranks; rank++) {
+            pid_t child = fork();
+
+            assert_true(child >= 0);
+            if (child == 0)
+                live(place, run, rank);
+            run->rank[rank].pid = child; /* by the parent alone: the ranks share it */
+        }
+        for (int rank = 0; rank < run->nranks; rank++) {
+            while (!atomic_load(&run->rank[rank].ready) && waitpid(run->rank[rank].pid, NULL, WNOHANG) == 0)
+                sleep_ms(1);
+            ready += atomic_load(&run->rank[rank].ready);
+        }
+        ep_boot_shm_free(place);
+        if (ready == run->nranks)
+            break;
+        for (int rank = 0; rank < run->nranks; rank++) {
+            kill(run->rank[rank].pid, SIGKILL);
+            waitpid(run->rank[rank].pid, NULL, 0);
+            atomic_store(&run->rank[rank].ready, 0);
+        }
+        assert_true(tries < 50);
+    }
+}
+
+static void strike(struct run *run, int rank, int number)
+{
+    if (run->rank[rank].killed)
+        return;
+    kill(run->rank[rank].pid, number);
+    if (number == SIGKILL) {
+        waitpid(run->rank[rank].pid, NULL, 0);
+        run->rank[rank].killed = true;
+    }
+    run->rank[rank].stopped = number == SIGSTOP;
+}
+
+static bool counts(const struct run *run, int rank)
+{
+    return !run->rank[rank].killed && !run->rank[rank].stopped;
+}
+
+static bool all_returned(struct run *run, int call)
+{
+    for (int rank = 0; rank < run->nranks; rank++)
+        if (counts(run, rank) && atomic_load(&run->rank[rank].returned) < call)
+            return false;
+    return true;
+}
+
+static void wait_all(struct run *run, int call)
+{
+    for (int ms = 0; !all_returned(run, call); ms++) {
+        if (ms > HANG_MS)
+            fail_msg("a call of ep_comm_shrink does not return");
+        sleep_ms(1);
+    }
+}
+
+static void finish(struct run *run)
+{
+    atomic_store(&run->over, 1);
+    for (int rank = 0; rank < run->nranks; rank++)
+        if (!run->rank[rank].killed) {
+            if (run->rank[rank].stopped)
+                kill(run->rank[rank].pid, SIGKILL);
+            waitpid(run->rank[rank].pid, NULL, 0);
+        }
+    munmap(run, sizeof(*run));
+}
+
+static const char *describe(const struct run *run, int call)
+{
+    static char text[2048];
+    size_t used = 0;
+
+    text[0] = '\0';
+    for (int rank = 0; rank < run->nranks && used < sizeof(text); rank++) {
+        const struct rank_state *r = &run->rank[rank];
+
+        used += (size_t)snprintf(text + used, sizeof(text) - used, "\n  rank %d%s%s: %s, %d of %d: %s", rank,
+                                 r->killed ? " (killed)" : "", r->stopped ? " (stopped)" : "",
+                                 ep_status_name(r->status[call]), r->new_rank, r->nranks, r->text[call]);
+    }
+    return text;
+}
+
+/*
+ * One group of more than half of those that live, or one failure for all. A rank that was killed or is stopped may be a
+ * member. Returns the members of the group, 0 if there is none.
+ */
+static int check_outcome(struct run *run, int call, const char *name)
+{
+    int nranks = 0, formed = 0, unknown = 0, n_killed = 0, last = -1;
+    ep_status failure = EP_OK;
+
+    for (int rank = 0; rank < run->nranks; rank++) {
+        const struct rank_state *r = &run->rank[rank];
+
+        n_killed += r->killed;
+        unknown += !counts(run, rank);
+        if (!counts(run, rank) || r->status[call] != EP_OK)
+            continue;
+        if (nranks && r->nranks != nranks)
+            fail_msg("%s: groups of %d and %d:%s", name, nranks, r->nranks, describe(run, call));
+        if (r->new_rank <= last)
+            fail_msg("%s: two groups:%s", name, describe(run, call));
+        last = r->new_rank;
+        nranks = r->nranks;
+        formed++;
+    }
+    if (nranks && (nranks < formed || nranks > formed + unknown || last >= nranks))
+        fail_msg("%s: %d are in a group of %d:%s", name, formed, nranks, describe(run, call));
+    if (nranks && 2 * nranks <= run->nranks - n_killed)
+        fail_msg("%s: a group of %d where %d live:%s", name, nranks, run->nranks - n_killed, describe(run, call));
+    for (int rank = 0; rank < run->nranks; rank++) {
+        ep_status status = run->rank[rank].status[call];
+
+        if (!counts(run, rank) || status == EP_OK)
+            continue;
+        if (nranks && status != EP_E_EXCLUDED && status != EP_E_ABORTED)
+            fail_msg("%s: neither in the group nor excluded:%s", name, describe(run, call));
+        if (!nranks && failure != EP_OK && status != failure)
+            fail_msg("%s: two failures:%s", name, describe(run, call));
+        failure = status;
+    }
+    return nranks;
+}
+
+/* --- one at a time ---------------------------------------------------------------------------------------------- */
+
+/* What a load does: rank 0 has waited for a whole deadline before the other survivors come. */
+static void survivors_that_come_late_are_waited_for(void **state)
+{
+    struct run *run = new_run(4, 400);
+    int members;
+
+    (void)state;
+    run->rank[1].delay_ms[0] = run->rank[2].delay_ms[0] = 600;
+    start(run);
+    strike(run, 3, SIGKILL);
+    atomic_store(&run->go, 1);
+    wait_all(run, 1);
+    members = check_outcome(run, 0, "late survivors");
+    /* Two or none only where the machine was slower than another deadline. */
+    assert_true(members == 3 || members == 2 || members == 0);
+    finish(run);
+}
+
+/* Three of five that live may go on without two that are stopped, one of them in the middle of it. */
+static void a_majority_goes_on_without_the_stopped(void **state)
+{
+    struct run *run = new_run(5, 2000);
+
+    (void)state;
+    start(run);
+    strike(run, 4, SIGSTOP);
+    atomic_store(&run->go, 1);
+    sleep_ms(300);
+    strike(run, 3, SIGSTOP);
+    wait_all(run, 1);
+    assert_int_equal(check_outcome(run, 0, "majority"), 3);
+    strike(run, 3, SIGCONT);
+    strike(run, 4, SIGCONT);
+    wait_all(run, 1);
+    assert_int_equal(check_outcome(run, 0, "majority"), 3);
+    assert_int_equal(run->rank[3].status[0], EP_E_EXCLUDED);
+    assert_int_equal(run->rank[4].status[0], EP_E_EXCLUDED);
+    finish(run);
+}
+
+/* Two of four are not enough: they fail alike, so do the others when they go on, and a second call mends it. */
+static void half_is_not_enough(void **state)
+{
+    struct run *run = new_run(4, 1000);
+
+    (void)state;
+    for (int rank = 0; rank < 4; rank++)
+        run->rank[rank].delay_ms[1] = 0;
+    start(run);
+    strike(run, 2, SIGSTOP);
+    strike(run, 3, SIGSTOP);
+    atomic_store(&run->go, 1);
+    wait_all(run, 1);
+    assert_int_equal(run->rank[0].status[0], EP_E_TIMEOUT);
+    assert_int_equal(run->rank[1].status[0], EP_E_TIMEOUT);
+    assert_non_null(strstr(run->rank[0].text[0], "did not answer within 1000 ms"));
+    strike(run, 2, SIGCONT);
+    strike(run, 3, SIGCONT);
+    wait_all(run, 1);
+    for (int rank = 0; rank < 4; rank++) {
+        assert_int_equal(run->rank[rank].status[0], EP_E_TIMEOUT);
+        assert_string_equal(run->rank[rank].text[0], run->rank[0].text[0]);
+    }
+    atomic_store(&run->go, 2);
+    wait_all(run, 2);
+    if (run->rank[0].status[1] == EP_OK)
+        assert_true(check_outcome(run, 1, "second call") >= 3);
+    finish(run);
+}
+
+/* The rank that aborts is in no call; the others would wait for it for hours. */
+static void an_abort_wakes_a_shrink(void **state)
+{
+    struct run *run = new_run(3, 3600000);
+
+    (void)state;
+    run->rank[2].delay_ms[0] = -1;
+    run->rank[2].abort_ms = 50;
+    start(run);
+    atomic_store(&run->go, 1);
+    wait_all(run, 1);
+    for (int rank = 0; rank < 2; rank++) {
+        assert_int_equal(run->rank[rank].status[0], EP_E_ABORTED);
+        assert_string_equal(run->rank[rank].text[0], "ep_comm_shrink: rank 2 called ep_comm_abort");
+    }
+    finish(run);
+}
+
+/* An abort that is over when a rank begins concerns it no more. */
+static void a_shrink_after_an_abort_works(void **state)
+{
+    struct run *run = new_run(3, 20000);
+
+    (void)state;
+    run->rank[1].abort_ms = 1;
+    for (int rank = 0; rank < 3; rank++)
+        run->rank[rank].delay_ms[0] = 400;
+    for (int rank = 0; rank < 3; rank++)
+        run->rank[rank].delay_ms[1] = 0;
+    start(run);
+    atomic_store(&run->go, 1);
+    wait_all(run, 1);
+    /* Under a load the abort may come into the middle of it. */
+    if (run->rank[0].status[0] == EP_E_ABORTED) {
+        assert_int_equal(check_outcome(run, 0, "aborted"), 0);
+        atomic_store(&run->go, 2);
+        wait_all(run, 2);
+        assert_int_equal(check_outcome(run, 1, "after the abort"), 3);
+    } else {
+        assert_int_equal(check_outcome(run, 0, "after the abort"), 3);
+    }
+    finish(run);
+}
+
+/* --- storms ----------------------------------------------------------------------------------------------------- */
+
+static uint64_t random_state;
+
+static int draw(int n)
+{
+    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
+    return (int)((random_state >> 33) % (uint64_t)n);
+}
+
+/* Delays, stops that end and such that do not, kills, aborts, at any time of two deadlines. */
+static void one_storm(int number)
+{
+    char name[64];
+    int nranks = 3 + draw(RANKS_MOST - 2), timeout_ms = 40 + draw(80), steps = 4 + draw(12);
+    struct run *run = new_run(nranks, timeout_ms);
+    bool jitter = draw(2), kills = draw(2), stops = draw(3) == 0;
+
+    snprintf(name, sizeof(name), "storm %d (%d ranks, deadline %d ms)", number, nranks, timeout_ms);
+    for (int rank = 0; rank < nranks; rank++)
+        run->rank[rank].delay_ms[0] = draw(2) ? 0 : draw(3 * timeout_ms);
+    if (draw(5) == 0)
+        run->rank[draw(nranks)].abort_ms = 1 + draw(2 * timeout_ms);
+    start(run);
+    atomic_store(&run->go, 1);
+    for (int step = 0; step < steps; step++) {
+        int rank = draw(nranks);
+
+        sleep_ms(draw(2 * timeout_ms) / steps);
+        if (jitter && !run->rank[rank].stopped) {
+            strike(run, rank, SIGSTOP);
+            sleep_ms(draw(draw(4) ? 5 : 2 * timeout_ms));
+            strike(run, rank, SIGCONT);
+        } else if (kills && draw(4) == 0) {
+            strike(run, rank, SIGKILL);
+        } else if (stops && draw(4) == 0) {
+            strike(run, rank, SIGSTOP);
+        }
+    }
+    wait_all(run, 1);
+    for (int rank = 0; rank < nranks; rank++)
+        if (run->rank[rank].stopped && draw(2))
+            strike(run, rank, SIGCONT);
+    wait_all(run, 1);
+    check_outcome(run, 0, name);
+    finish(run);
+}
+
+static void storms(void **state)
+{
+    const char *is_long = getenv("EPKIT_TEST_LONG"), *seed = getenv("EPKIT_TEST_SEED");
+    int n = is_long && *is_long == '1' ? 3000 : 100;
+
+    (void)state;
+    for (int i = 0; i < n; i++) {
+        random_state = (seed ? strtoull(seed, NULL, 0) : 1) * 1000003u + (uint64_t)i;
+        draw(2);
+        one_storm(i);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(survivors_that_come_late_are_waited_for),
+        cmocka_unit_test(a_majority_goes_on_without_the_stopped),
+        cmocka_unit_test(half_is_not_enough),
+        cmocka_unit_test(an_abort_wakes_a_shrink),
+        cmocka_unit_test(a_shrink_after_an_abort_works),
+        cmocka_unit_test(storms),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A segment that a peer names is mapped only if touching it cannot fail: it has the bytes that its name says, and its
+ * owner cannot cut them off. By every way to a descriptor. The names are of this process under another key, so that
+ * nothing is borrowed.
+ */
+#include "base/shm.h"
+
+#include <fcntl.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum way { BY_PROC, BY_PIDFD, BY_SOCKET, WAYS };
+
+enum { BYTES = 3 * 4096 };
+
+struct route {
+    struct ep_process process;
+    struct ep_shm_address address;
+    struct ep_shm_owner owner;
+};
+
+static void open_route(struct route *route, enum way way)
+{
+    *route = (struct route){.process = {.pidfd = -1}, .owner = {.timeout_ms = 60000}};
+    route->owner.process = &route->process;
+    if (way == BY_PROC)
+        route->process.pid = (int32_t)getpid();
+    else if (way == BY_PIDFD)
+        route->process.pidfd = (int)syscall(SYS_pidfd_open, getpid(), 0);
+    else
+        assert_int_equal(ep_shm_serve(&route->address), EP_OK);
+    if (way == BY_SOCKET)
+        route->owner.address = &route->address;
+}
+
+static void close_route(struct route *route)
+{
+    if (route->process.pidfd >= 0)
+        close(route->process.pidfd);
+    if (route->owner.address)
+        ep_shm_serve_end();
+}
+
+static void a_longer_name_than_segment_is_refused(void **state)
+{
+    static const uint64_t too_long[] = {BYTES + 1, INT64_MAX, (uint64_t)INT64_MAX + 1, UINT64_MAX};
+    struct ep_shm own, seen = {.fd = -1};
+    struct ep_shm_name name;
+
+    (void)state;
+    assert_int_equal(ep_shm_new(BYTES, &own), EP_OK);
+    assert_int_equal(ep_shm_get_name(&own, &name), EP_OK);
+    strcpy(own.base, "here");
+    for (size_t i = 0; i < sizeof(too_long) / sizeof(too_long[0]); i++) {
+        struct ep_shm_name bad = name;
+
+        bad.bytes = too_long[i];
+        assert_int_equal(ep_shm_attach(&bad, NULL, &seen), EP_E_MISMATCH); /* borrowed from this process */
+    }
+    name.process ^= 1;
+    for (int way = 0; way < WAYS; way++) {
+        struct route route;
+
+        open_route(&route, (enum way)way);
+        for (size_t i = 0; i < sizeof(too_long) / sizeof(too_long[0]); i++) {
+            struct ep_shm_name bad = name;
+
+            bad.bytes = too_long[i];
+            assert_int_equal(ep_shm_attach(&bad, &route.owner, &seen), EP_E_MISMATCH);
+            assert_non_null(strstr(ep_last_error(), "but its owner says"));
+        }
+        assert_int_equal(ep_shm_attach(&name, &route.owner, &seen), EP_OK);
+        assert_ptr_not_equal(seen.base, own.base);
+        assert_string_equal(seen.base, "here");
+        ep_shm_done(&seen);
+        close_route(&route);
+    }
+    ep_shm_done(&own);
+}
+
+static void a_segment_that_may_shrink_is_refused(void **state)
+{
+    int fd = memfd_create("epkit", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    struct ep_shm seen = {.fd = -1};
+    struct ep_shm_name name = {.process = 1, .pid = (int32_t)getpid(), .fd = fd, .serial = 1, .bytes = BYTES};
+    struct stat info;
+
+    (void)state;
+    assert_true(fd >= 0);
+    assert_int_equal(ftruncate(fd, BYTES), 0);
+    assert_int_equal(fstat(fd, &info), 0);
+    name.inode = (uint64_t)info.st_ino;
+    for (int sealed = 0; sealed < 2; sealed++) {
+        for (int way = BY_PROC; way <= BY_PIDFD; way++) {
+            struct route route;
+
+            open_route(&route, (enum way)way);
+            assert_int_equal(ep_shm_attach(&name, &route.owner, &seen), sealed ? EP_OK : EP_E_MISMATCH);
+            if (!sealed)
+                assert_non_null(strstr(ep_last_error(), "that may be cut off"));
+            ep_shm_done(&seen);
+            close_route(&route);
+        }
+        assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK), 0);
+    }
+    close(fd);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_longer_name_than_segment_is_refused),
+        cmocka_unit_test(a_segment_that_may_shrink_is_refused),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
