@@ -60,8 +60,12 @@ EP_PRIVATE_API ep_status ep_shm_get_name(const struct ep_shm *shm, struct ep_shm
 
 /*
  * Maps a segment of a peer. `owner` NULL: a process of this PID namespace. What fails says nothing about whether the
- * owner lives; ask ep_process_look(). EP_E_STATE        the owner has released the segment EP_E_UNSUPPORTED  this
- * machine's settings forbid each way to it; the text names them EP_E_TIMEOUT      the owner's thread does not answer
+ * owner lives; ask ep_process_look().
+ *
+ *   EP_E_STATE                the owner has released the segment
+ *   EP_E_UNSUPPORTED          this machine's settings forbid each way to it; the text names them
+ *   EP_E_TIMEOUT              the owner's thread does not answer
+ *   EP_E_MISMATCH             the segment is shorter than the name says, or its owner can cut it off
  *   EP_E_MEMORY, EP_E_SYSTEM  this process cannot map it, or has no descriptor left
  */
 EP_PRIVATE_API ep_status ep_shm_attach(const struct ep_shm_name *name, const struct ep_shm_owner *owner,
