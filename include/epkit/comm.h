@@ -155,8 +155,8 @@ EP_API const char *ep_comm_last_error(const ep_comm *comm);
  * Each waits for the others within the deadline. Who has not come then is left out, if those who have come are more
  * than half of the ranks that are known to live (neither dead nor gone by ep_comm_free(); one of which nobody can tell
  * counts as living); a rank that is left out gets EP_E_EXCLUDED when it comes. Are they not, they wait for one more
- * deadline, and then the call fails with EP_E_TIMEOUT naming a rank that did not come, also on ranks that come later. So
- * there are never two groups, and a single slow rank never forms one alone; where half of the ranks are stopped, end
+ * deadline, and then the call fails with EP_E_TIMEOUT naming a rank that did not come, also on ranks that come later.
+ * So there are never two groups, and a single slow rank never forms one alone; where half of the ranks are stopped, end
  * them first. Takes at most two deadlines, and two more for each rank that stops answering while it runs.
  *
  * The new group is there on all of its ranks, or the call fails on all with the same status, naming the same rank: then
