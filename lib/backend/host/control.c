@@ -60,7 +60,8 @@ static ep_status find_fate(const struct host_comm *host, int rank)
             return EP_E_PEER_DEAD;
         if (control && atomic_load(&control->left))
             return EP_E_PEER_LEFT;
-        if (over || host->peers[rank].same_process)
+        /* Where the group has failed already, that explains it. */
+        if (over || host->peers[rank].same_process || atomic_load(&host_arbiter(host)->group_failure))
             return EP_OK;
         nanosleep(&nap, NULL);
     }
