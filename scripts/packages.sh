@@ -32,6 +32,7 @@ test   command:shellcheck                  shellcheck
 test   command:bats                        bats
 test   command:python3                     python3
 test   imports:numpy                       python3-numpy
+test   imports:yaml                        python3-yaml
 test   command:jq                          jq
 test   command:scdoc                       scdoc
 test   command:zsh                         zsh

@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# launch.sh [ARGUMENT...] - the launcher that the chart uses when none is given. The first pod runs 'epkit launch', which
+# waits for all pods, sorts them by location and starts the job on them; the others serve its ssh connections until the
+# job is over. RUN_DEEPEP_TEST=true: the job is DeepEP's internode test.
+set -euo pipefail
+
+if [ "${JOB_COMPLETION_INDEX:?is set by the chart}" != 0 ]; then
+    exec sleep infinity
+fi
+job=${EPKIT_JOB:-hostname}
+if [ "${RUN_DEEPEP_TEST:-false}" = true ]; then
+    job=deepep-internode
+fi
+if ! command -v epkit >/dev/null; then
+    echo "launch.sh: there is no epkit in the image: build it with deploy/docker, or bring a launcher of your own" \
+        "(--set-file workload_launcher=FILE)" >&2
+    exit 127
+fi
+exec epkit launch "$job" "$@"
