@@ -21,6 +21,7 @@ build  compiles:#include<stdio.h>          libc6-dev
 build  command:pkg-config                  pkg-config
 build  pkg:jansson                         libjansson-dev
 build  pkg:smartcols                       libsmartcols-dev
+build  pkg:yaml-0.1                        libyaml-dev
 build  pkg:libelf                          libelf-dev
 build  command:gnuplot                     gnuplot-nox
 test   command:make                        make

@@ -6,12 +6,12 @@
 #include <stdarg.h>
 #include <string.h>
 
-extern const struct cmd verb_nics, verb_run, verb_topo, verb_doctor, verb_env, verb_test, verb_bench, verb_help,
-    verb_version, verb_completion;
+extern const struct cmd verb_deploy, verb_nics, verb_run, verb_topo, verb_doctor, verb_env, verb_test, verb_bench,
+    verb_help, verb_version, verb_completion;
 
 const struct cmd *const verbs[] = {
-    &verb_run,   &verb_topo, &verb_nics,    &verb_env,        &verb_doctor, &verb_test,
-    &verb_bench, &verb_help, &verb_version, &verb_completion, NULL,
+    &verb_run,   &verb_topo,   &verb_nics, &verb_env,     &verb_doctor,     &verb_test,
+    &verb_bench, &verb_deploy, &verb_help, &verb_version, &verb_completion, NULL,
 };
 
 const struct env_text env_texts[] = {
