@@ -70,11 +70,11 @@ suites() {
 run_tests=()
 
 format() {
-    find include lib tool tests examples bench -name '*.[ch]' -print0 | xargs -0 clang-format --dry-run --Werror
+    find include lib ops tool tests examples bench -name '*.[ch]' -print0 | xargs -0 clang-format --dry-run --Werror
 }
 
 shell_scripts() {
-    shellcheck run.sh test.sh .ci/run scripts/*.sh
+    shellcheck run.sh test.sh .ci/run scripts/*.sh deploy/helm/epkit/files/*.sh
     find tests examples bench -name '*.sh' -print0 | xargs -0 --no-run-if-empty shellcheck
     find tests -name '*.bats' -print0 | xargs -0 --no-run-if-empty shellcheck
 }

@@ -4,10 +4,10 @@
 
 values.py list CHART         leaves of values.yaml that no case here changes, and cases of leaves that are not there
 values.py render CHART       each case rendered by helm, without and with the change: the two must differ
-values.py objects CHART DIR  writes two lists for kubectl: DIR/namespaces.json and DIR/objects.json, each case in
-                             namespaces of its own
+values.py objects CHART DIR  writes a list for kubectl, DIR/objects.json: a release without and one with each change,
+                             all in the namespace "values"
 values.py compare FILE       what `kubectl get -A -o json` of those kinds says: again the two must differ
-values.py matrix DIR CHART   the same files for stack x network x queue x volumes x orchestrator
+values.py matrix DIR CHART pairs|all   the same for stack x network x queue x volumes x orchestrator, namespace "matrix"
 """
 import itertools
 import json
@@ -120,9 +120,9 @@ def render(chart, release, namespace, arguments):
     return [document for document in yaml.safe_load_all(text) if document]
 
 
-def comparable(documents, namespace):
-    """Without what differs each time: keys, and the name of the namespace."""
-    documents = json.loads(re.sub(rf"\b{namespace}\b", "NS", json.dumps(documents)))
+def comparable(documents, release):
+    """Without what differs each time: keys, and the name of the release."""
+    documents = json.loads(re.sub(rf"\b{release}\b", "RELEASE", json.dumps(documents)))
     for document in documents:
         if document["kind"] == "Secret" and document["metadata"]["name"].endswith("-ssh"):
             document.pop("data")
@@ -144,8 +144,8 @@ def check_render(chart):
     for path, (change, context) in CASES.items():
         key = tuple(context)
         if key not in bases:
-            bases[key] = comparable(render(chart, "r", "ns", context), "ns")
-        if comparable(render(chart, "r", "ns", context + change), "ns") == bases[key]:
+            bases[key] = comparable(render(chart, "v", "ns", context), "v")
+        if comparable(render(chart, "v", "ns", context + change), "v") == bases[key]:
             dead.append(path)
     for path in dead:
         print(f"{path} changes nothing")
@@ -153,27 +153,21 @@ def check_render(chart):
     return not dead
 
 
-def write(folder, namespaces, objects):
-    with open(f"{folder}/namespaces.json", "w", encoding="utf-8") as stream:
-        json.dump({"apiVersion": "v1", "kind": "List", "items": [
-            {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}} for name in namespaces]}, stream)
+def write(folder, objects):
     with open(f"{folder}/objects.json", "w", encoding="utf-8") as stream:
         json.dump({"apiVersion": "v1", "kind": "List", "items": objects}, stream)
 
 
 def write_objects(chart, folder):
-    namespaces, objects = [], []
+    objects = []
     for number, (path, (change, context)) in enumerate(CASES.items()):
         for side, arguments in ("a", context), ("b", context + change):
-            namespace = f"v{number}{side}"
-            own = [["--set", f"gpuOperator.moduleConfig.name={namespace}"]] if OPERATOR[1] in arguments else []
-            if path == "gpuOperator.moduleConfig.name":
-                own = own if side == "a" else []
-            namespaces.append(namespace)
-            objects += render(chart, "r", namespace, arguments + sum(own, []))
-    # Its own namespace is not one of ours.
-    namespaces.append("gpu-operator")
-    write(folder, namespaces, objects)
+            release = f"v{number}{side}"
+            # That ConfigMap is in a namespace of its own, with a name that is not the release's: one for each case.
+            own = ["--set", f"gpuOperator.moduleConfig.name={release}"] if OPERATOR[1] in arguments and not (
+                path == "gpuOperator.moduleConfig.name" and side == "b") else []
+            objects += render(chart, release, "values", arguments + own)
+    write(folder, objects)
     return True
 
 
@@ -187,16 +181,8 @@ def check_compare(file):
     for item in items:
         for key in VOLATILE:
             item["metadata"].pop(key, None)
-        item["metadata"].get("annotations", {}).pop("kubectl.kubernetes.io/last-applied-configuration", None)
         item.pop("status", None)
-        text = item["metadata"]["name"] if item["metadata"].get("namespace") in (None, "gpu-operator", "kube-system") \
-            else item["metadata"]["namespace"]
-        owner = re.match(r"v\d+[ab]", text)
-        if owner:
-            found.setdefault(owner[0], []).append(item)
-        elif item["metadata"]["name"] == "module-params":
-            number = list(CASES).index("gpuOperator.moduleConfig.name")
-            found.setdefault(f"v{number}b", []).append(item)
+        found.setdefault(item["metadata"].get("labels", {}).get("app.kubernetes.io/instance"), []).append(item)
     dead = []
     for number, path in enumerate(CASES):
         sides = [comparable(found.get(f"v{number}{side}", []), f"v{number}{side}") for side in "ab"]
@@ -204,7 +190,8 @@ def check_compare(file):
             dead.append(f"{path}: nothing was created")
         elif sides[0] == sides[1]:
             dead.append(f"{path} changes no object of the cluster")
-    print("\n".join(dead))
+    if dead:
+        print("\n".join(dead))
     print(f"{len(CASES) - len(dead)} of {len(CASES)} values change objects of the cluster")
     return not dead
 
@@ -216,18 +203,19 @@ VOLUMES = {
 }
 
 
-def write_matrix(folder, chart):
-    namespaces, objects = [], []
-    for number, (stack, mode, queue, volume, kind) in enumerate(itertools.product(
-            ("image", "host", "managed"), ("host", "multi", "dranet"), (False, True), VOLUMES,
-            ("jobset", "leaderworkerset"))):
-        namespace = f"m{number}"
-        namespaces.append(namespace)
-        objects += render(chart, "r", namespace, [
-            "--set", f"stack={stack},network.mode={mode},orchestrator={kind},workload.gpus=8",
-            *(QUEUE if queue else []), *VOLUMES[volume]])
-    write(folder, namespaces, objects)
-    print(len(namespaces))
+def write_matrix(folder, chart, extent):
+    """All cells, or ("pairs") one kind of volume for each pair of stack and network, in turn."""
+    objects, kinds, n = [], list(VOLUMES), 0
+    cells = list(itertools.product(("image", "host", "managed"), ("host", "multi", "dranet"), (False, True),
+                                   ("jobset", "leaderworkerset")))
+    for number, (stack, mode, queue, kind) in enumerate(cells):
+        for volume in kinds if extent == "all" else [kinds[number % len(kinds)]]:
+            objects += render(chart, f"m{n}", "matrix", [
+                "--set", f"stack={stack},network.mode={mode},orchestrator={kind},workload.gpus=8",
+                *(QUEUE if queue else []), *VOLUMES[volume]])
+            n += 1
+    write(folder, objects)
+    print(n)
     return True
 
 
