@@ -136,7 +136,7 @@ spec:
 status: {allocatable: $resources, capacity: $resources}
 END
     done | kubectl apply -f - >/dev/null
-    kubectl wait --for=condition=Ready node --all --timeout=300s >/dev/null
+    wait_for 'nodes' kubectl wait --for=condition=Ready node --all --timeout=5s
 }
 
 # answers PORT: somebody listens there
@@ -250,7 +250,7 @@ metadata: {name: a4, namespace: default}
 spec: {clusterQueue: a4}
 END
     wait_for 'the API of Kueue' kubectl apply -f "$dir/queue.yaml"
-    kubectl wait --for=condition=Active clusterqueue/a4 --timeout=300s >/dev/null
+    wait_for 'the queue' kubectl wait --for=condition=Active clusterqueue/a4 --timeout=5s
 }
 
 down() {

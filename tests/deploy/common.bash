@@ -34,3 +34,36 @@ yaml_to_json() {
 for document in yaml.safe_load_all(sys.stdin):
     if document: print(json.dumps(document))'
 }
+
+# --- a cluster, one for each file of tests that asks for it ---
+
+EPKIT="${EPKIT_BUILD:-$EPKIT_SOURCE/build}/epkit"
+
+# cluster_up NODES QUOTA: in setup_file
+cluster_up() {
+    export CLUSTER="$BATS_FILE_TMPDIR/cluster"
+    # Ports of this run's own: several trees may be tested on one machine.
+    PORT=$((20000 + $$ % 200 * 50))
+    export PORT KUBECONFIG="$CLUSTER/kubeconfig"
+    local step
+    for step in up "nodes $1" jobset lws kueue "queue $2"; do
+        # shellcheck disable=SC2086 # words
+        "$EPKIT_SOURCE/tests/cluster/kube.sh" ${step%% *} "$CLUSTER" ${step#${step%% *}} || return 1
+    done
+}
+
+cluster_down() {
+    if [ -d "${CLUSTER:-/nowhere}" ]; then
+        "$EPKIT_SOURCE/tests/cluster/kube.sh" down "$CLUSTER"
+    fi
+}
+
+# within SECONDS COMMAND...: the command succeeds at last
+within() {
+    local end=$((SECONDS + $1))
+    shift
+    until "$@"; do
+        [ "$SECONDS" -lt "$end" ] || return 1
+        sleep 0.3
+    done
+}
