@@ -79,7 +79,7 @@ refuse() {
     for namespace in default team-b; do
         helm install -n $namespace -f gke-runtime/values.yaml \
             --set-file workload_launcher=gke-runtime/launchers/torchrun-stratup.sh \
-            --set "workload.image"=$IMAGE \
+            --set "workload.image"="$IMAGE" \
             --set "workload.gpus"=16 \
             --set "queue=a4" \
             --set "volumes.gcsMounts[0].bucketName"=logs-bucket \

@@ -37,6 +37,7 @@ for document in yaml.safe_load_all(sys.stdin):
 
 # --- a cluster, one for each file of tests that asks for it ---
 
+# shellcheck disable=SC2034 # for the tests
 EPKIT="${EPKIT_BUILD:-$EPKIT_SOURCE/build}/epkit"
 
 # cluster_up NODES QUOTA: in setup_file
@@ -48,7 +49,7 @@ cluster_up() {
     local step
     for step in up "nodes $1" jobset lws kueue "queue $2"; do
         # shellcheck disable=SC2086 # words
-        "$EPKIT_SOURCE/tests/cluster/kube.sh" ${step%% *} "$CLUSTER" ${step#${step%% *}} || return 1
+        "$EPKIT_SOURCE/tests/cluster/kube.sh" ${step%% *} "$CLUSTER" ${step#"${step%% *}"} || return 1
     done
 }
 
