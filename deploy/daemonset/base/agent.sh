@@ -17,6 +17,19 @@ cordoned=epkit.dev/cordoned # annotation: we closed the node, and not somebody e
 
 say() { printf '%s epkit-agent: %s\n' "$(date -u +%H:%M:%S)" "$*"; }
 
+# kubectl looks for the pod's own account only where no option is given: it is named here.
+account=/var/run/secrets/kubernetes.io/serviceaccount
+KUBECONFIG=$(mktemp)
+export KUBECONFIG
+cat >"$KUBECONFIG" <<END
+apiVersion: v1
+kind: Config
+clusters: [{name: c, cluster: {server: "https://$KUBERNETES_SERVICE_HOST:$KUBERNETES_SERVICE_PORT", certificate-authority: $account/ca.crt}}]
+users: [{name: u, user: {tokenFile: $account/token}}]
+contexts: [{name: c, context: {cluster: c, user: u}}]
+current-context: c
+END
+
 kube() {
     timeout 120 kubectl --request-timeout=30s "$@"
 }
