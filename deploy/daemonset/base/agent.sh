@@ -163,7 +163,8 @@ step() {
     local phase boot
     phase=$(cat "$shared/phase" 2>/dev/null || echo starting)
     show_phase "$phase" || return 0
-    boot=$(cat /proc/sys/kernel/random/boot_id)
+    boot=$(cat "$shared/boot" 2>/dev/null || true)
+    [ -n "$boot" ] || return 0
     case $phase in
     waiting)
         [ "$(cat "$shared/grant" 2>/dev/null || true)" != "$boot" ] || return 0

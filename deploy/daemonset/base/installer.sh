@@ -60,6 +60,8 @@ wait_for_grant() {
 
 trap 'exit 143' TERM INT
 phase starting
+printf '%s\n' "$boot" >"$shared/boot.new"
+mv "$shared/boot.new" "$shared/boot"
 say "node ${NODE_NAME:-?}, boot $boot, recipe $recipe"
 copy_epkit
 
