@@ -228,8 +228,9 @@ up() {
   cache 1
 }
 END
-    inside setsid coredns -conf "$dir/Corefile" >"$dir/coredns.log" 2>&1 </dev/null &
-    echo $! >"$dir/coredns.pid"
+    # shellcheck disable=SC2016
+    inside setsid bash -c 'echo $$ >"$1"; exec coredns -conf "$2"' - "$dir/coredns.pid" "$dir/Corefile" \
+        >"$dir/coredns.log" 2>&1 </dev/null &
     for i in $(seq "$n"); do
         make_node "real-$i" "$@"
         boot_node "real-$i"
