@@ -119,7 +119,6 @@ refused() {
         --set 'volumes.gcsMounts[1].bucketName=two,volumes.gcsMounts[1].mountPath=/gcs'
     refused "two volumes are mounted at /dev/shm" --set volumes.ssdMountPath=/dev/shm/
     refused "volumes.ssdHostPath needs volumes.ssdMountPath" --set volumes.ssdHostPath=/ssd
-    refused "workload.completion=all needs a launcher" --set workload.completion=all
     refused "are of a JobSet" --set orchestrator=leaderworkerset --set workload.restarts=1
     refused "keep one" --set queue=a4 \
         --set 'tasSettings.topologyRequest.kueue\.x-k8s\.io/podset-required-topology=kubernetes.io/hostname'

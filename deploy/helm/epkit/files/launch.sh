@@ -1,13 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# launch.sh [ARGUMENT...] - the launcher that the chart uses when none is given. The first pod runs 'epkit launch', which
-# waits for all pods, sorts them by location and starts the job on them; the others serve its ssh connections until the
-# job is over. RUN_DEEPEP_TEST=true: the job is DeepEP's internode test.
+# launch.sh [ARGUMENT...] - the launcher that the chart uses when none is given: 'epkit launch' on every pod. The first one
+# waits for all, sorts them by location and starts the job on them; the others serve it and end with its exit code.
+# RUN_DEEPEP_TEST=true: the job is DeepEP's internode test.
 set -euo pipefail
 
-if [ "${JOB_COMPLETION_INDEX:?is set by the chart}" != 0 ]; then
-    exec sleep infinity
-fi
 job=${EPKIT_JOB:-hostname}
 if [ "${RUN_DEEPEP_TEST:-false}" = true ]; then
     job=deepep-internode

@@ -32,9 +32,6 @@
 {{- if gt (len $topology) 1 -}}
   {{- fail (printf "tasSettings.topologyRequest has %s: keep one, set the others to null" (join " and " $topology)) -}}
 {{- end -}}
-{{- if and (eq $v.workload.completion "all") (not $v.workload_launcher) (eq $v.orchestrator "jobset") -}}
-  {{- fail "workload.completion=all needs a launcher that ends on every pod (--set-file workload_launcher=FILE): that of the chart ends on the first one" -}}
-{{- end -}}
 {{- if and (eq $v.orchestrator "leaderworkerset") (or $v.workload.restarts (ne $v.workload.completion "auto")) -}}
   {{- fail "workload.restarts and workload.completion are of a JobSet: a LeaderWorkerSet restarts its pods always" -}}
 {{- end -}}
