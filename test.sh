@@ -74,8 +74,8 @@ format() {
 }
 
 shell_scripts() {
-    shellcheck run.sh test.sh .ci/run scripts/*.sh deploy/helm/epkit/files/*.sh
-    find tests examples bench -name '*.sh' -print0 | xargs -0 --no-run-if-empty shellcheck
+    shellcheck run.sh test.sh .ci/run scripts/*.sh
+    find deploy tests examples bench -name '*.sh' -print0 | xargs -0 --no-run-if-empty shellcheck
     find tests -name '*.bats' -print0 | xargs -0 --no-run-if-empty shellcheck
 }
 

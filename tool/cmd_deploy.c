@@ -371,8 +371,8 @@ const struct cmd verb_deploy = {
         (const struct cmd_example[]){
             {"epkit deploy check --gpus 16 --queue a4", "Would 16 GPUs be admitted by queue a4?"},
             {"epkit deploy check -f job.yaml", "Check a rendered chart, or any JobSet, LeaderWorkerSet or Job."},
-            {"epkit deploy check --gpus 32 --queue a4 --topology cloud.google.com/gce-topology-block --required",
-             "Is there a block with room for four nodes?"},
+            {"epkit deploy check -g 32 -q a4 --topology example.com/rack --required",
+             "Is there a rack with room for four nodes?"},
             {"epkit deploy check --gpus 16 --save cluster.json", "Keep what was read of the cluster."},
             {"epkit deploy check -f job.yaml --from cluster.json --json", "Check against that, as JSON."},
             {NULL, NULL},
