@@ -162,6 +162,7 @@ static int next_document(yaml_parser_t *parser, struct reader *reader, json_t **
             result = -1;
         }
     }
+    reader->document = NULL;
     yaml_document_delete(&document);
     return result;
 }
