@@ -26,22 +26,22 @@ fail() {
 
 # on_node COMMAND...: in the node's own namespaces, with this container's environment
 on_node() {
-    nsenter --target 1 --mount --uts --net --ipc --pid -- env PATH=/opt/epkit/bin:/usr/sbin:/usr/bin:/sbin:/bin "$@"
+    nsenter --target 1 --mount --uts --net --ipc --pid -- env PATH=/opt/epkit-installer/bin:/usr/sbin:/usr/bin:/sbin:/bin "$@"
 }
 
-# The node gets the epkit of this image, whole: a pod may be killed while it copies.
+# The node gets the epkit of this image, whole: a pod may be killed while it copies. In a folder that no recipe uses.
 copy_epkit() {
-    rm -rf "$host/opt/epkit.new"
+    rm -rf "$host/opt/epkit-installer.new"
     mkdir -p "$host/opt"
-    cp -a /opt/epkit "$host/opt/epkit.new"
+    cp -a /opt/epkit "$host/opt/epkit-installer.new"
     if [ -e "$recipe" ]; then
-        cp "$recipe" "$host/opt/epkit.new/recipe.yaml"
-        recipe=/opt/epkit/recipe.yaml
+        cp "$recipe" "$host/opt/epkit-installer.new/recipe.yaml"
+        recipe=/opt/epkit-installer/recipe.yaml
     fi
-    rm -rf "$host/opt/epkit.old"
-    [ ! -e "$host/opt/epkit" ] || mv "$host/opt/epkit" "$host/opt/epkit.old"
-    mv "$host/opt/epkit.new" "$host/opt/epkit"
-    rm -rf "$host/opt/epkit.old"
+    rm -rf "$host/opt/epkit-installer.old"
+    [ ! -e "$host/opt/epkit-installer" ] || mv "$host/opt/epkit-installer" "$host/opt/epkit-installer.old"
+    mv "$host/opt/epkit-installer.new" "$host/opt/epkit-installer"
+    rm -rf "$host/opt/epkit-installer.old"
 }
 
 boot=$(on_node cat /proc/sys/kernel/random/boot_id)
