@@ -4,6 +4,7 @@
 #include "deploy/deploy.h"
 #include "kubectl.h"
 #include "output.h"
+#include "root/root.h"
 
 #include <epkit/status.h>
 #include <errno.h>
@@ -119,7 +120,7 @@ static int read_job(const struct deploy_options *options, json_t **ret_documents
 {
     ep_status status = EP_OK;
     size_t bytes = 0;
-    char *text;
+    char *text, why[512];
 
     if (options->gpus) {
         *ret_documents =
@@ -138,7 +139,8 @@ static int read_job(const struct deploy_options *options, json_t **ret_documents
     if (status == EP_OK)
         status = deploy_job_find(*ret_documents, options->space, ret_job);
     if (status != EP_OK) {
-        out_error("%s: %s", options->file ? options->file : "the job", ep_last_error());
+        root_clean(ep_last_error(), why, sizeof(why));
+        out_error("%s: %s", options->file ? options->file : "the job", why);
         return CMD_USAGE;
     }
     return CMD_FINE;
@@ -253,6 +255,22 @@ static struct verdict judge(const struct deploy_job *job, const json_t *findings
     return verdict;
 }
 
+/* Names come from anybody's manifest and cluster: no control characters on the terminal. */
+static json_t *printable(const json_t *findings)
+{
+    json_t *copy = json_deep_copy(findings), *finding, *value;
+    const char *key;
+    char text[2048];
+    size_t i;
+
+    json_array_foreach(copy, i, finding) json_object_foreach(finding, key, value)
+    {
+        root_clean(json_string_value(value), text, sizeof(text));
+        json_string_set(value, text);
+    }
+    return copy;
+}
+
 static const struct out_column columns[] = {
     {"SEVERITY", "severity", 0, 0},
     {"ID", "id", 0, 0},
@@ -260,14 +278,16 @@ static const struct out_column columns[] = {
     {"OBJECT", "object", 0, OUT_TRUNC},
 };
 
-static void print_findings(const struct verdict *verdict, const json_t *findings, const json_t *unread)
+static void print_findings(const struct verdict *verdict, const json_t *all, const json_t *unread)
 {
+    json_t *findings = printable(all), *value;
     const json_t *finding;
     const char *key;
-    json_t *value;
+    char text[1024], name[64];
     size_t i;
 
-    out_verdict(verdict->n_errors ? OUT_BAD : verdict->n_warnings ? OUT_WARN : OUT_GOOD, "%s", verdict->text);
+    root_clean(verdict->text, text, sizeof(text));
+    out_verdict(verdict->n_errors ? OUT_BAD : verdict->n_warnings ? OUT_WARN : OUT_GOOD, "%s", text);
     if (json_array_size(findings) > 0) {
         out_line("%s", "");
         out_table(stdout, columns, sizeof(columns) / sizeof(columns[0]), findings, OUT_TABLE);
@@ -281,8 +301,12 @@ static void print_findings(const struct verdict *verdict, const json_t *findings
         out_line("  do:  %s", text_of(finding, "fix"));
     }
     json_object_foreach((json_t *)unread, key, value)
-        out_warning("%s could not be read, so nothing is said about them: %s", key,
-                    json_is_string(value) ? json_string_value(value) : "");
+    {
+        root_clean(json_is_string(value) ? json_string_value(value) : "", text, sizeof(text));
+        root_clean(key, name, sizeof(name));
+        out_warning("%s could not be read, so nothing is said about them: %s", name, text);
+    }
+    json_decref(findings);
 }
 
 static int report(const struct cmd *cmd, const struct deploy_options *options, const struct deploy_job *job,
