@@ -13,7 +13,8 @@ export HELM_CONFIG_HOME="$BATS_FILE_TMPDIR/helm" HELM_CACHE_HOME="$BATS_FILE_TMP
 # need PROGRAM...: they are built from Go modules, which takes 20 minutes of one processor: in the long tier only.
 need() {
     local program
-    if [ -n "${EPKIT_TEST_LONG:-}" ] && [ -z "${EPKIT_PROGRAMS_BUILT:-}" ]; then
+    if [ -n "${EPKIT_TEST_LONG:-}" ] && [ -z "${EPKIT_PROGRAMS_BUILT:-}" ] && ! "$PROGRAMS" have; then
+        command -v go >/dev/null || skip "there is no Go (1.25 or later) to build the cluster's programs with"
         "$PROGRAMS" build
         export EPKIT_PROGRAMS_BUILT=1
     fi
