@@ -50,6 +50,7 @@ cluster command:mmdebstrap                  mmdebstrap
 cluster command:containerd                  containerd
 cluster command:runc                        runc
 cluster command:buildah                     buildah
+cluster command:/usr/lib/cni/bridge         containernetworking-plugins
 dist   command:readelf                     binutils
 dist   command:scdoc                       scdoc
 cuda   command:g++                         g++
