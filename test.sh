@@ -17,7 +17,7 @@ case "$tier" in
 quick | medium) ;;
 long)
     export EPKIT_TEST_LONG=1
-    groups+=(fuzz)
+    groups+=(fuzz cluster)
     ;;
 *)
     echo "usage: test.sh [quick|medium|long]" >&2
@@ -80,7 +80,7 @@ format() {
 
 shell_scripts() {
     shellcheck run.sh test.sh .ci/run scripts/*.sh
-    find tests examples bench -name '*.sh' -print0 | xargs -0 --no-run-if-empty shellcheck
+    find deploy tests examples bench -name '*.sh' -print0 | xargs -0 --no-run-if-empty shellcheck
     find tests -name '*.bats' -print0 | xargs -0 --no-run-if-empty shellcheck
 }
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# packages.sh GROUP... - make sure that what the groups need is there: build, test, fuzz, dist, cuda.
+# packages.sh GROUP... - make sure that what the groups need is there: build, test, fuzz, cluster, dist, cuda.
 #
 # What is missing is installed with apt, which needs root and Debian 12, Ubuntu 24.04 or later. Silent, and no use of the
 # network, when nothing is missing.
@@ -22,6 +22,7 @@ build  compiles:#include<stdio.h>          libc6-dev
 build  command:pkg-config                  pkg-config
 build  pkg:jansson                         libjansson-dev
 build  pkg:smartcols                       libsmartcols-dev
+build  pkg:yaml-0.1                        libyaml-dev
 build  pkg:libelf                          libelf-dev
 test   command:make                        make
 test   command:ccache                      ccache
@@ -33,6 +34,7 @@ test   command:shellcheck                  shellcheck
 test   command:bats                        bats
 test   command:python3                     python3
 test   imports:numpy                       python3-numpy
+test   imports:yaml                        python3-yaml
 test   command:jq                          jq
 test   command:scdoc                       scdoc
 test   command:zsh                         zsh
@@ -44,6 +46,13 @@ test   pkg:cmocka                          libcmocka-dev
 test   pkg:hwloc                           libhwloc-dev
 test   browser:                            chromium
 fuzz   fuzzes:                             libclang-rt-dev
+cluster command:etcd                        etcd-server
+cluster command:systemd-nspawn              systemd-container
+cluster command:mmdebstrap                  mmdebstrap
+cluster command:containerd                  containerd
+cluster command:runc                        runc
+cluster command:buildah                     buildah
+cluster command:/usr/lib/cni/bridge         containernetworking-plugins
 dist   command:readelf                     binutils
 dist   command:scdoc                       scdoc
 cuda   command:g++                         g++

@@ -34,13 +34,13 @@ static void close_fd(int *fd)
     *fd = -1;
 }
 
-static int append(struct capture_text *text, const char *data, size_t bytes)
+static int append(struct capture_text *text, size_t bytes_max, const char *data, size_t bytes)
 {
     char *grown;
 
-    if (text->bytes + bytes > CAPTURE_BYTES_MAX) {
+    if (text->bytes + bytes > bytes_max) {
         text->cut = true;
-        bytes = CAPTURE_BYTES_MAX - text->bytes;
+        bytes = bytes_max - text->bytes;
     }
     grown = realloc(text->text, text->bytes + bytes + 1);
     if (!grown)
@@ -68,7 +68,8 @@ static int drain(struct capture *capture, int which)
             close_fd(&capture->fds[which]);
             return 0;
         }
-        if (append(text_of(capture, which), data, (size_t)n) != 0)
+        if (append(text_of(capture, which), capture->bytes_max ? capture->bytes_max : CAPTURE_BYTES_MAX, data,
+                   (size_t)n) != 0)
             return -1;
     }
     return 0;

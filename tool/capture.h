@@ -8,7 +8,8 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#define CAPTURE_BYTES_MAX (1u << 20) /* of one stream; what comes behind it is read and dropped */
+#define CAPTURE_BYTES_MAX (1u << 20) /* of one stream unless it says otherwise; what comes behind is read and dropped  \
+                                      */
 
 struct capture_text {
     char *text; /* NUL-terminated; may hold more NULs */
@@ -18,6 +19,7 @@ struct capture_text {
 
 struct capture {
     char *const *argv; /* for execvp(); ends with NULL; the caller's */
+    size_t bytes_max;  /* of one stream; 0: CAPTURE_BYTES_MAX */
 
     /* Afterwards: */
     int start_error; /* errno of starting it, 0 if it ran */

@@ -6,11 +6,11 @@
 #include <stdarg.h>
 #include <string.h>
 
-extern const struct cmd verb_nics, verb_run, verb_topo, verb_doctor, verb_env, verb_test, verb_bench, verb_help,
-    verb_parse, verb_triangulate, verb_report, verb_version, verb_completion;
+extern const struct cmd verb_deploy, verb_nics, verb_run, verb_topo, verb_doctor, verb_env, verb_test, verb_bench,
+    verb_parse, verb_triangulate, verb_report, verb_help, verb_version, verb_completion;
 
 const struct cmd *const verbs[] = {
-    &verb_run,   &verb_topo,        &verb_nics,   &verb_env,  &verb_doctor,  &verb_test,       &verb_bench,
+    &verb_run,   &verb_topo,        &verb_nics,   &verb_env,  &verb_doctor,  &verb_deploy,     &verb_test, &verb_bench,
     &verb_parse, &verb_triangulate, &verb_report, &verb_help, &verb_version, &verb_completion, NULL,
 };
 

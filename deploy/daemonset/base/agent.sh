@@ -1,0 +1,192 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# agent.sh - stands beside the installer and talks to Kubernetes for it. Before the installer may change the node, it
+# takes one of MAX_UNAVAILABLE turns (a Lease each), cordons and drains the node; when the installer is done, it uncordons
+# the node and gives the turn back. Label and events of the node say how far it is.
+#
+# A turn is taken by creating a Lease and given back by deleting it: only one can create it. It does not expire, since a
+# node that reboots, or whose installation failed, must keep its turn; one whose node is gone is taken over.
+set -euo pipefail
+
+node=${NODE_NAME:?}
+namespace=${NAMESPACE:?}
+turns=${MAX_UNAVAILABLE:-1}
+shared=${EPKIT_SHARED:-/run/epkit-agent}
+label=epkit.dev/install
+cordoned=epkit.dev/cordoned # annotation: we closed the node, and not somebody else
+
+say() { printf '%s epkit-agent: %s\n' "$(date -u +%H:%M:%S)" "$*"; }
+
+# kubectl looks for the pod's own account only where no option is given: it is named here.
+account=/var/run/secrets/kubernetes.io/serviceaccount
+KUBECONFIG=$(mktemp)
+export KUBECONFIG
+cat >"$KUBECONFIG" <<END
+apiVersion: v1
+kind: Config
+clusters: [{name: c, cluster: {server: "https://$KUBERNETES_SERVICE_HOST:$KUBERNETES_SERVICE_PORT", certificate-authority: $account/ca.crt}}]
+users: [{name: u, user: {tokenFile: $account/token}}]
+contexts: [{name: c, context: {cluster: c, user: u}}]
+current-context: c
+END
+
+kube() {
+    timeout 120 kubectl --request-timeout=30s "$@"
+}
+
+# event REASON TEXT: of the node. An event that cannot be made stops nothing.
+event() {
+    local now
+    now=$(date -u +%Y-%m-%dT%H:%M:%SZ)
+    say "$2"
+    kube create -f - >/dev/null <<END || say "the event was not accepted"
+apiVersion: v1
+kind: Event
+metadata: {generateName: epkit-$node-, namespace: default}
+involvedObject: {kind: Node, name: $node, apiVersion: v1}
+reason: $1
+message: "$2"
+type: ${3:-Normal}
+source: {component: epkit-installer, host: $node}
+firstTimestamp: $now
+lastTimestamp: $now
+count: 1
+END
+}
+
+lease() {
+    cat <<END
+apiVersion: coordination.k8s.io/v1
+kind: Lease
+metadata: {name: $1, namespace: $namespace${2:+, resourceVersion: "$2"}}
+spec: {holderIdentity: $node, acquireTime: "$(date -u +%Y-%m-%dT%H:%M:%S.000000Z)"}
+END
+}
+
+holder_of() {
+    kube -n "$namespace" get lease "$1" --ignore-not-found -o jsonpath='{.spec.holderIdentity} {.metadata.resourceVersion}'
+}
+
+# The name of the turn that this node has, if it has one.
+turn=
+find_turn() {
+    local i holder
+    turn=
+    for i in $(seq 0 $((turns - 1))); do
+        holder=$(holder_of "epkit-installer-$i") || return 1
+        if [ "${holder% *}" = "$node" ]; then
+            turn=epkit-installer-$i
+            return 0
+        fi
+    done
+}
+
+take_turn() {
+    local i name holder
+    find_turn || return 1
+    [ -z "$turn" ] || return 0
+    for i in $(seq 0 $((turns - 1))); do
+        name=epkit-installer-$i
+        if lease "$name" | kube create -f - >/dev/null 2>&1; then
+            turn=$name
+            event TurnTaken "this node may install now ($name of $turns)"
+            return 0
+        fi
+        holder=$(holder_of "$name") || continue
+        # A node that was deleted never gives it back. The version makes sure that only one takes it over.
+        if [ -n "${holder% *}" ] && [ -z "$(kube get node "${holder% *}" --ignore-not-found -o name)" ] &&
+            lease "$name" "${holder#* }" | kube replace -f - >/dev/null 2>&1; then
+            turn=$name
+            event TurnTaken "this node may install now ($name, taken over from ${holder% *}, which is gone)"
+            return 0
+        fi
+    done
+    return 1
+}
+
+close_node() {
+    local state
+    state=$(kube get node "$node" -o jsonpath="{.spec.unschedulable} {.metadata.annotations.epkit\.dev/cordoned}") ||
+        return 1
+    case $state in
+    "true true") ;;
+    true*)
+        # Somebody else did: it stays as it is afterwards.
+        ;;
+    *)
+        kube annotate node "$node" --overwrite "$cordoned=true" >/dev/null
+        kube cordon "$node" >/dev/null
+        event Cordoned "cordoned to install $EPKIT_RECIPE"
+        ;;
+    esac
+}
+
+drain_node() {
+    if timeout $((${DRAIN_SECONDS:-600} + 60)) kubectl drain "$node" --ignore-daemonsets --delete-emptydir-data \
+        --timeout="${DRAIN_SECONDS:-600}s" >"$shared/drain.log" 2>&1; then
+        event Drained "drained to install $EPKIT_RECIPE"
+        return 0
+    fi
+    event DrainFailed "the node cannot be drained: $(tail -n 1 "$shared/drain.log" | tr -d '\042\134')" Warning
+    return 1
+}
+
+open_node() {
+    local ours
+    find_turn || return 1
+    ours=$(kube get node "$node" -o jsonpath='{.metadata.annotations.epkit\.dev/cordoned}') || return 1
+    if [ "$ours" = true ]; then
+        kube uncordon "$node" >/dev/null
+        kube annotate node "$node" "$cordoned-" >/dev/null
+        event Uncordoned "uncordoned: $EPKIT_RECIPE is installed"
+    fi
+    if [ -n "$turn" ]; then
+        kube -n "$namespace" delete lease "$turn" --ignore-not-found >/dev/null
+        turn=
+    fi
+}
+
+shown=
+show_phase() {
+    [ "$1" != "$shown" ] || return 0
+    kube label node "$node" --overwrite "$label=$1" >/dev/null || return 1
+    case $1 in
+    failed) event InstallFailed "installing $EPKIT_RECIPE failed: kubectl -n $namespace logs -l k8s-app=deepep-installer-ubuntu -c deepep-installer" Warning ;;
+    rebooting) event Rebooting "rebooting to load driver and modules" ;;
+    done) event Installed "$EPKIT_RECIPE is installed" ;;
+    esac
+    shown=$1
+}
+
+# One look at what the installer wants. Whatever fails here is tried again.
+step() {
+    local phase boot
+    phase=$(cat "$shared/phase" 2>/dev/null || echo starting)
+    show_phase "$phase" || return 0
+    boot=$(cat "$shared/boot" 2>/dev/null || true)
+    [ -n "$boot" ] || return 0
+    case $phase in
+    waiting)
+        [ "$(cat "$shared/grant" 2>/dev/null || true)" != "$boot" ] || return 0
+        take_turn || return 0
+        close_node || return 0
+        drain_node || return 0
+        printf '%s\n' "$boot" >"$shared/grant.new"
+        mv "$shared/grant.new" "$shared/grant"
+        ;;
+    done)
+        [ -e "$shared/opened" ] && [ "$(cat "$shared/opened")" = "$boot" ] && return 0
+        open_node || return 0
+        printf '%s\n' "$boot" >"$shared/opened"
+        ;;
+    esac
+}
+
+trap 'exit 0' TERM INT
+rm -f "$shared/opened"
+say "node $node; at most $turns nodes at a time"
+while :; do
+    step
+    sleep 2 &
+    wait $!
+done

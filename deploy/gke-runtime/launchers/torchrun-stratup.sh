@@ -1,0 +1,1 @@
+../../helm/epkit/files/launch.sh

@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* check.c - the findings about a job, and what the checks share. */
+#include "check.h"
+
+#include "base/error.h"
+
+#include <stdio.h>
+
+const struct deploy_resource deploy_resources[] = {
+    {"namespaces", "namespaces", "", DEPLOY_CLUSTER, false},
+    {"nodes", "nodes", "", DEPLOY_CLUSTER, false},
+    {"pods", "pods", "", DEPLOY_EVERYWHERE, false},
+    {"resourcequotas", "resourcequotas", "", DEPLOY_NAMESPACE, false},
+    {"networkpolicies", "networkpolicies.networking.k8s.io", "", DEPLOY_NAMESPACE, false},
+    {"serviceaccounts", "serviceaccounts", "", DEPLOY_NAMESPACE, false},
+    {"secrets", "secrets", "", DEPLOY_NAMESPACE, true},
+    {"persistentvolumeclaims", "persistentvolumeclaims", "", DEPLOY_NAMESPACE, false},
+    {"priorityclasses", "priorityclasses.scheduling.k8s.io", "", DEPLOY_CLUSTER, true},
+    {"csidrivers", "csidrivers.storage.k8s.io", "", DEPLOY_CLUSTER, true},
+    {"daemonsets", "daemonsets.apps", "", DEPLOY_EVERYWHERE, true},
+    {"deviceclasses", "deviceclasses.resource.k8s.io", "resource.k8s.io", DEPLOY_CLUSTER, false},
+    {"networks", "networks.networking.gke.io", "networking.gke.io", DEPLOY_CLUSTER, false},
+    {"jobsets", "jobsets.jobset.x-k8s.io", "jobset.x-k8s.io", DEPLOY_NAMESPACE, true},
+    {"leaderworkersets", "leaderworkersets.leaderworkerset.x-k8s.io", "leaderworkerset.x-k8s.io", DEPLOY_NAMESPACE,
+     true},
+    {"localqueues", "localqueues.kueue.x-k8s.io", "kueue.x-k8s.io", DEPLOY_NAMESPACE, false},
+    {"clusterqueues", "clusterqueues.kueue.x-k8s.io", "kueue.x-k8s.io", DEPLOY_CLUSTER, false},
+    {"resourceflavors", "resourceflavors.kueue.x-k8s.io", "kueue.x-k8s.io", DEPLOY_CLUSTER, false},
+    {"topologies", "topologies.kueue.x-k8s.io", "kueue.x-k8s.io", DEPLOY_CLUSTER, false},
+    {0},
+};
+
+static const struct {
+    const char *kind, *plural;
+} plurals[] = {
+    {"JobSet", "jobsets.jobset.x-k8s.io"},
+    {"LeaderWorkerSet", "leaderworkersets.leaderworkerset.x-k8s.io"},
+    {"Job", "jobs.batch"},
+    {"ConfigMap", "configmaps"},
+    {"Secret", "secrets"},
+    {"PersistentVolume", "persistentvolumes"},
+    {"PersistentVolumeClaim", "persistentvolumeclaims"},
+    {"NetworkPolicy", "networkpolicies.networking.k8s.io"},
+    {"ResourceClaimTemplate", "resourceclaimtemplates.resource.k8s.io"},
+};
+
+const char *deploy_plural(const char *kind)
+{
+    for (size_t i = 0; i < sizeof(plurals) / sizeof(plurals[0]); i++)
+        if (strcmp(plurals[i].kind, kind) == 0)
+            return plurals[i].plural;
+    return "";
+}
+
+ep_status deploy_snapshot_check(const json_t *snapshot)
+{
+    if (get_number(snapshot, "epkit_cluster", 0) == 0)
+        return ep_fail(EP_E_ARG, "it has no key epkit_cluster: 'epkit deploy check --save FILE' writes such a file");
+    if (get_number(snapshot, "epkit_cluster", 0) != DEPLOY_SNAPSHOT_VERSION)
+        return ep_fail(EP_E_ARG, "it is of version %lld, and this epkit reads version %d",
+                       get_number(snapshot, "epkit_cluster", 0), DEPLOY_SNAPSHOT_VERSION);
+    if (!json_is_object(get_key(snapshot, "items")))
+        return ep_fail(EP_E_ARG, "it has no objects (key items)");
+    return EP_OK;
+}
+
+void check_add(struct check *check, enum check_severity severity, const char *id, const char *by, const char *object,
+               const struct check_text *text)
+{
+    /* "s+%": names come from anybody's manifest, and a cut text may end inside a character. */
+    json_t *finding = json_pack("{s:s, s:s, s:s, s:s}", "id", id, "severity",
+                                severity == CHECK_ERROR ? "error" : "warning", "by", by, "object", object);
+    const struct {
+        const char *key, *text;
+    } texts[] = {{"says", text->says}, {"why", text->why}, {"fix", text->fix}};
+
+    for (size_t i = 0; finding && i < sizeof(texts) / sizeof(texts[0]); i++) {
+        json_t *string = NULL;
+
+        for (size_t n = strlen(texts[i].text); !string && n + 4 > strlen(texts[i].text); n--)
+            string = json_stringn(texts[i].text, n);
+        json_object_set_new(finding, texts[i].key, string ? string : json_string(""));
+    }
+    if (!finding || json_array_append_new(check->findings, finding) != 0)
+        check->no_memory = true;
+}
+
+bool check_knows(const struct check *check, const char *resource)
+{
+    return get_items(check->snapshot, resource) != NULL;
+}
+
+bool check_serves(const struct check *check, const char *group, const char *version)
+{
+    const json_t *groups = get_key(check->snapshot, "groups"), *served;
+    size_t i, n = strlen(group);
+
+    json_array_foreach(groups, i, served)
+    {
+        const char *text = json_is_string(served) ? json_string_value(served) : "";
+
+        if (strncmp(text, group, n) == 0 && text[n] == '/' && (!version || strcmp(text + n + 1, version) == 0))
+            return true;
+    }
+    return false;
+}
+
+bool check_brings(const struct check *check, const char *kind, const char *name)
+{
+    const json_t *document;
+    size_t i;
+
+    json_array_foreach(check->job->documents, i, document) if (strcmp(get_text(document, "kind"), kind) == 0 &&
+                                                               strcmp(get_name(document), name) == 0) return true;
+    return false;
+}
+
+/* Errors first, each group in the order in which it was found. */
+static json_t *sorted(json_t *findings)
+{
+    static const char *const severities[] = {"error", "warning"};
+    json_t *result = json_array(), *finding;
+    size_t i;
+
+    for (size_t s = 0; s < 2; s++)
+        json_array_foreach(findings, i, finding) if (strcmp(get_text(finding, "severity"), severities[s]) == 0)
+            json_array_append(result, finding);
+    json_decref(findings);
+    return result;
+}
+
+json_t *deploy_check(const json_t *snapshot, const struct deploy_job *job)
+{
+    struct check check = {.snapshot = snapshot, .job = job, .findings = json_array()};
+
+    if (!check.findings)
+        return NULL;
+    check_api(&check);
+    check_pods(&check);
+    if (job->queue)
+        check_queue(&check);
+    check_nodes(&check);
+    check_site(&check);
+    if (check.no_memory) {
+        json_decref(check.findings);
+        return NULL;
+    }
+    return sorted(check.findings);
+}

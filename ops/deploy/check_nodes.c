@@ -1,0 +1,200 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* check_nodes.c - which nodes take a pod, and what the scheduler says when too few do. */
+#include "check.h"
+
+#include <limits.h>
+#include <stdio.h>
+
+long long check_gpus(const struct deploy_set *set)
+{
+    return get_pod_request(set->spec, "nvidia.com/gpu") / 1000;
+}
+
+static bool tolerates(const json_t *tolerations, const json_t *taint)
+{
+    const json_t *toleration;
+    size_t i;
+
+    json_array_foreach(tolerations, i, toleration)
+    {
+        const char *key = get_text(toleration, "key"), *effect = get_text(toleration, "effect");
+        bool exists = strcmp(get_text(toleration, "operator"), "Exists") == 0;
+
+        if (*effect && strcmp(effect, get_text(taint, "effect")) != 0)
+            continue;
+        if (*key ? strcmp(key, get_text(taint, "key")) != 0 : !exists)
+            continue;
+        if (exists || strcmp(get_text(toleration, "value"), get_text(taint, "value")) == 0)
+            return true;
+    }
+    return false;
+}
+
+bool check_tolerates(const struct deploy_set *set, const json_t *extra_tolerations, const json_t *taint)
+{
+    const char *effect = get_text(taint, "effect");
+
+    return (strcmp(effect, "NoSchedule") != 0 && strcmp(effect, "NoExecute") != 0) ||
+           tolerates(get_key(set->spec, "tolerations"), taint) || tolerates(extra_tolerations, taint);
+}
+
+static bool taints_fit(const json_t *node, const struct deploy_set *set, const json_t *extra_tolerations)
+{
+    const json_t *taint;
+    size_t i;
+
+    json_array_foreach(get(node, "spec/taints"), i,
+                       taint) if (!check_tolerates(set, extra_tolerations, taint)) return false;
+    return true;
+}
+
+static bool all_match(const json_t *labels, const json_t *wanted)
+{
+    const char *key;
+    json_t *value;
+
+    json_object_foreach((json_t *)wanted, key, value) if (!json_equal(get_key(labels, key), value)) return false;
+    return true;
+}
+
+/* Terms are alternatives, the expressions of one term must all hold. */
+static bool affinity_fits(const json_t *labels, const json_t *spec)
+{
+    const json_t *terms =
+        get(spec, "affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution/nodeSelectorTerms");
+    const json_t *term, *expression;
+    size_t i, e;
+
+    if (json_array_size(terms) == 0)
+        return true;
+    json_array_foreach(terms, i, term)
+    {
+        bool holds = json_array_size(get_key(term, "matchExpressions")) > 0;
+
+        json_array_foreach(get_key(term, "matchExpressions"), e, expression) holds =
+            holds && get_expression(labels, expression);
+        if (holds)
+            return true;
+    }
+    return false;
+}
+
+/* What pods that are bound to a node and have not ended ask for. */
+static long long used_on(const struct check *check, const char *node, const char *resource, bool count_pods)
+{
+    const json_t *pod;
+    long long used = 0;
+    size_t i;
+
+    json_array_foreach(get_items(check->snapshot, "pods"), i, pod)
+    {
+        const char *phase = get_text(pod, "status/phase");
+
+        if (strcmp(get_text(pod, "spec/nodeName"), node) != 0 || strcmp(phase, "Succeeded") == 0 ||
+            strcmp(phase, "Failed") == 0)
+            continue;
+        if (__builtin_add_overflow(used, count_pods ? 1000 : get_pod_request(get_key(pod, "spec"), resource), &used))
+            return LLONG_MAX;
+    }
+    return used;
+}
+
+static long long room_for(const struct check *check, const json_t *node, const struct deploy_set *set)
+{
+    static const char *const resources[] = {"nvidia.com/gpu", "cpu", "memory", "ephemeral-storage", "pods"};
+    long long room = LLONG_MAX;
+
+    for (size_t r = 0; r < sizeof(resources) / sizeof(resources[0]); r++) {
+        bool pods = strcmp(resources[r], "pods") == 0;
+        long long request = pods ? 1000 : get_pod_request(set->spec, resources[r]);
+        long long there = get_quantity(get_key(get(node, "status/allocatable"), resources[r]));
+        long long used;
+
+        if (request == 0 || (pods && there < 0))
+            continue;
+        used = used_on(check, get_name(node), resources[r], pods);
+        if (there < 0 || there <= used)
+            return 0;
+        if ((there - used) / request < room)
+            room = (there - used) / request;
+    }
+    return room == LLONG_MAX ? set->count : room;
+}
+
+long long check_node_room(const struct check *check, const json_t *node, const struct deploy_set *set,
+                          const json_t *extra_labels, const json_t *extra_tolerations)
+{
+    const json_t *labels = get(node, "metadata/labels");
+
+    if (get_flag(node, "spec/unschedulable") || strcmp(get_condition(node, "Ready", "status"), "True") != 0)
+        return 0;
+    if (!all_match(labels, get_key(set->spec, "nodeSelector")) || !all_match(labels, extra_labels) ||
+        !affinity_fits(labels, set->spec) || !taints_fit(node, set, extra_tolerations))
+        return 0;
+    return room_for(check, node, set);
+}
+
+/* Why nodes were no use, counted, for the text. */
+struct reasons {
+    int closed, labels, taints, resources, n;
+};
+
+static struct reasons count_reasons(const struct check *check, const struct deploy_set *set)
+{
+    struct reasons reasons = {0};
+    const json_t *node;
+    size_t i;
+
+    json_array_foreach(get_items(check->snapshot, "nodes"), i, node)
+    {
+        const json_t *labels = get(node, "metadata/labels");
+
+        reasons.n++;
+        if (get_flag(node, "spec/unschedulable") || strcmp(get_condition(node, "Ready", "status"), "True") != 0)
+            reasons.closed++;
+        else if (!all_match(labels, get_key(set->spec, "nodeSelector")) || !affinity_fits(labels, set->spec))
+            reasons.labels++;
+        else if (!taints_fit(node, set, NULL))
+            reasons.taints++;
+        else if (room_for(check, node, set) == 0)
+            reasons.resources++;
+    }
+    return reasons;
+}
+
+static void check_set(struct check *check, const struct deploy_set *set)
+{
+    const json_t *node;
+    struct reasons reasons;
+    struct check_text text = {0};
+    long long room = 0;
+    size_t i;
+
+    json_array_foreach(get_items(check->snapshot, "nodes"), i, node)
+    {
+        long long more = check_node_room(check, node, set, NULL, NULL);
+
+        room += more < set->count ? more : set->count;
+    }
+    if (room >= set->count)
+        return;
+    reasons = count_reasons(check, set);
+    CHECK_SAY(text.says, "0/%d nodes are available", reasons.n);
+    CHECK_SAY(
+        text.why,
+        "%lld of %lld pods find a node: %d nodes are closed or not ready, %d have other labels, %d have a taint, %d "
+        "have too little left",
+        room, set->count, reasons.closed, reasons.labels, reasons.taints, reasons.resources);
+    CHECK_SAY(text.fix, "kubectl get nodes -L cloud.google.com/gke-nodepool,cloud.google.com/gke-accelerator; add "
+                        "nodes, or wait for other jobs");
+    /* With a queue, nodes may be made once the job is admitted. */
+    check_add(check, check->job->queue ? CHECK_WARNING : CHECK_ERROR, "nodes", "the scheduler", set->name, &text);
+}
+
+void check_nodes(struct check *check)
+{
+    if (!check_knows(check, "nodes") || !check_knows(check, "pods"))
+        return;
+    for (int s = 0; s < check->job->n_sets; s++)
+        check_set(check, &check->job->sets[s]);
+}

@@ -1,0 +1,357 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* check_pods.c - what happens to the pods of a job: quotas of the namespace, volumes, images, networks. */
+#include "check.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+static void say_quantity(long long thousandths, char *ret_text, size_t bytes)
+{
+    if (thousandths % 1000 == 0)
+        snprintf(ret_text, bytes, "%lld", thousandths / 1000);
+    else
+        snprintf(ret_text, bytes, "%lldm", thousandths);
+}
+
+/* One resource of one ResourceQuota. The API server counts pod by pod: the first one that does not fit is refused. */
+static void check_quota(struct check *check, const struct deploy_set *set, const json_t *quota, const char *resource,
+                        long long request)
+{
+    const json_t *hard = get_key(get(quota, "spec/hard"), resource),
+                 *used = get_key(get(quota, "status/used"), resource);
+    long long limit = get_quantity(hard), now = used ? get_quantity(used) : 0, fit;
+    struct check_text text = {0};
+    char requested[32], taken[32], limited[32];
+
+    if (!hard || limit < 0 || now < 0 || request <= 0)
+        return;
+    fit = limit > now ? (limit - now) / request : 0;
+    if (fit >= set->count)
+        return;
+    say_quantity(request, requested, sizeof(requested));
+    say_quantity(now + fit * request, taken, sizeof(taken));
+    say_quantity(limit, limited, sizeof(limited));
+    CHECK_SAY(text.says, "exceeded quota: %s, requested: %s=%s, used: %s=%s, limited: %s=%s", get_name(quota), resource,
+              requested, resource, taken, resource, limited);
+    CHECK_SAY(text.why,
+              "%lld of %lld pods fit into the ResourceQuota of namespace %s; a job with some of its pods waits", fit,
+              set->count, check->job->space);
+    CHECK_SAY(text.fix, "raise %s of resourcequota/%s, or ask for fewer GPUs", resource, get_name(quota));
+    check_add(check, CHECK_ERROR, "namespace-quota", "the API server", get_name(quota), &text);
+}
+
+static void check_quotas(struct check *check, const struct deploy_set *set)
+{
+    static const char *const resources[] = {"nvidia.com/gpu", "cpu", "memory"};
+    const json_t *quota;
+    char name[64];
+    size_t i;
+
+    json_array_foreach(get_items(check->snapshot, "resourcequotas"), i, quota)
+    {
+        for (size_t r = 0; r < sizeof(resources) / sizeof(resources[0]); r++) {
+            CHECK_SAY(name, "requests.%s", resources[r]);
+            check_quota(check, set, quota, name, get_pod_request(set->spec, resources[r]));
+        }
+        check_quota(check, set, quota, "pods", 1000);
+    }
+}
+
+/* What a pod wants that the levels baseline and restricted of Pod Security forbid. */
+static const char *unsafe(const json_t *spec)
+{
+    const json_t *container, *volume;
+    size_t i;
+
+    if (get_flag(spec, "hostNetwork"))
+        return "host namespaces (hostNetwork=true)";
+    json_array_foreach(get_key(spec, "volumes"), i, volume) if (get_key(volume, "hostPath")) return "hostPath volumes";
+    json_array_foreach(get_key(spec, "containers"), i, container)
+    {
+        const json_t *add = get(container, "securityContext/capabilities/add");
+
+        if (get_flag(container, "securityContext/privileged"))
+            return "privileged";
+        if (json_array_size(add) > 0)
+            return "non-default capabilities";
+    }
+    return NULL;
+}
+
+static void check_security(struct check *check, const struct deploy_set *set)
+{
+    const json_t *space = get_item(check->snapshot, "namespaces", NULL, check->job->space);
+    const char *level = get_label(space, "pod-security.kubernetes.io/enforce");
+    const char *version = get_label(space, "pod-security.kubernetes.io/enforce-version");
+    const char *what = unsafe(set->spec);
+    struct check_text text = {0};
+
+    if (!what || (strcmp(level, "baseline") != 0 && strcmp(level, "restricted") != 0))
+        return;
+    CHECK_SAY(text.says, "violates PodSecurity \"%s:%s\"", level, *version ? version : "latest");
+    CHECK_SAY(text.why, "the pods want %s, which the namespace forbids: no pod will be created", what);
+    CHECK_SAY(text.fix, "kubectl label --overwrite namespace %s pod-security.kubernetes.io/enforce=privileged",
+              check->job->space);
+    check_add(check, CHECK_ERROR, "pod-security", "the API server", check->job->space, &text);
+}
+
+static void check_account(struct check *check, const struct deploy_set *set)
+{
+    const char *account = get_text(set->spec, "serviceAccountName");
+    struct check_text text = {0};
+
+    if (!*account || !check_knows(check, "serviceaccounts") || check_brings(check, "ServiceAccount", account) ||
+        get_item(check->snapshot, "serviceaccounts", check->job->space, account))
+        return;
+    CHECK_SAY(text.says, "error looking up service account %s/%s: serviceaccount \"%s\" not found", check->job->space,
+              account, account);
+    CHECK_SAY(text.why, "no pod of this account will be created");
+    CHECK_SAY(text.fix, "kubectl -n %s create serviceaccount %s", check->job->space, account);
+    check_add(check, CHECK_ERROR, "account-missing", "the API server", account, &text);
+}
+
+static void check_claim(struct check *check, const char *claim)
+{
+    struct check_text text = {0};
+
+    if (!*claim || !check_knows(check, "persistentvolumeclaims") ||
+        check_brings(check, "PersistentVolumeClaim", claim) ||
+        get_item(check->snapshot, "persistentvolumeclaims", check->job->space, claim))
+        return;
+    CHECK_SAY(text.says, "persistentvolumeclaim \"%s\" not found", claim);
+    CHECK_SAY(text.why, "a pod waits for its volumes before it gets a node");
+    CHECK_SAY(text.fix, "create the claim in namespace %s, or name another one", check->job->space);
+    check_add(check, CHECK_ERROR, "claim-missing", "the scheduler", claim, &text);
+}
+
+static void check_driver(struct check *check, const char *driver)
+{
+    struct check_text text = {0};
+
+    if (!*driver || !check_knows(check, "csidrivers") || get_item(check->snapshot, "csidrivers", NULL, driver))
+        return;
+    CHECK_SAY(text.says, "driver name %s not found in the list of registered CSI drivers", driver);
+    CHECK_SAY(text.why, "pods stay in ContainerCreating: nothing can mount their volume");
+    if (strncmp(driver, "gcsfuse", 7) == 0)
+        CHECK_SAY(text.fix, "gcloud container clusters update CLUSTER --update-addons=GcsFuseCsiDriver=ENABLED");
+    else
+        CHECK_SAY(text.fix, "install the CSI driver %s", driver);
+    check_add(check, CHECK_ERROR, "csi-missing", "the kubelet", driver, &text);
+}
+
+static void check_secret(struct check *check, const char *secret, const char *what)
+{
+    struct check_text text = {0};
+
+    if (!*secret || !check_knows(check, "secrets") || check_brings(check, "Secret", secret) ||
+        get_item(check->snapshot, "secrets", check->job->space, secret))
+        return;
+    CHECK_SAY(text.says, "secret \"%s\" not found", secret);
+    CHECK_SAY(text.why, "%s", what);
+    CHECK_SAY(text.fix, "create the Secret %s in namespace %s", secret, check->job->space);
+    check_add(check, CHECK_ERROR, "secret-missing", "the kubelet", secret, &text);
+}
+
+static void check_volumes(struct check *check, const struct deploy_set *set)
+{
+    const json_t *volume, *secret, *claim;
+    size_t i;
+
+    json_array_foreach(get_key(set->spec, "volumes"), i, volume)
+    {
+        check_claim(check, get_text(volume, "persistentVolumeClaim/claimName"));
+        check_driver(check, get_text(volume, "csi/driver"));
+        check_secret(check, get_text(volume, "secret/secretName"), "pods stay in ContainerCreating");
+    }
+    json_array_foreach(get_key(set->spec, "imagePullSecrets"), i, secret) check_secret(
+        check, get_text(secret, "name"), "without it the image is pulled as nobody, and a private one not");
+    json_array_foreach(check->job->documents, i, claim) if (strcmp(get_text(claim, "kind"), "PersistentVolume") == 0)
+        check_driver(check, get_text(claim, "spec/csi/driver"));
+}
+
+/* Everything before the tag or digest: what rights are given for. */
+static size_t repository_of(const char *image)
+{
+    const char *slash = strrchr(image, '/'), *end = strpbrk(slash ? slash : image, ":@");
+
+    return end ? (size_t)(end - image) : strlen(image);
+}
+
+/* The first pod of the cluster that could not pull from the same repository: its message, or NULL. */
+static const char *pull_failure(const struct check *check, const char *image, const json_t **ret_pod)
+{
+    const json_t *pod, *state;
+    size_t i, s, n = repository_of(image);
+
+    json_array_foreach(get_items(check->snapshot, "pods"), i, pod)
+        json_array_foreach(get(pod, "status/containerStatuses"), s, state)
+    {
+        const char *reason = get_text(state, "state/waiting/reason"), *other = get_text(state, "image");
+
+        if ((strcmp(reason, "ImagePullBackOff") == 0 || strcmp(reason, "ErrImagePull") == 0) &&
+            repository_of(other) == n && strncmp(other, image, n) == 0) {
+            *ret_pod = pod;
+            return get_text(state, "state/waiting/message");
+        }
+    }
+    return NULL;
+}
+
+static void check_image(struct check *check, const struct deploy_set *set)
+{
+    const json_t *container, *pod = NULL;
+    struct check_text text = {0};
+    size_t i;
+
+    json_array_foreach(get_key(set->spec, "containers"), i, container)
+    {
+        const char *image = get_text(container, "image"), *message = pull_failure(check, image, &pod);
+
+        if (!message)
+            continue;
+        CHECK_SAY(text.says, "ImagePullBackOff: %s", message);
+        CHECK_SAY(text.why, "pod %s/%s cannot pull from that repository right now", get_space(pod), get_name(pod));
+        CHECK_SAY(
+            text.fix,
+            "give the nodes' service account roles/artifactregistry.reader on the repository, or name a Secret in "
+            "workload.imagePullSecrets");
+        check_add(check, CHECK_ERROR, "image-pull", "the kubelet", image, &text);
+    }
+}
+
+/* Interfaces by GKE's annotation: each network must be there. */
+static void check_networks(struct check *check, const struct deploy_set *set)
+{
+    const json_t *annotation = get_key(get_key(set->metadata, "annotations"), "networking.gke.io/interfaces");
+    json_t *interfaces = json_is_string(annotation) ? json_loads(json_string_value(annotation), 0, NULL) : NULL;
+    const json_t *interface;
+    struct check_text text = {0};
+    size_t i;
+
+    if (interfaces && get_key(check->snapshot, "groups") && !check_serves(check, "networking.gke.io", NULL)) {
+        CHECK_SAY(text.says, "the pods start with one interface: nothing reads networking.gke.io/interfaces");
+        CHECK_SAY(text.why, "the cluster has no multi-networking, so NICs for RDMA are not given to pods");
+        CHECK_SAY(text.fix, "create the cluster with --enable-multi-networking, or set network.mode=host");
+        check_add(check, CHECK_WARNING, "multi-network", "nobody", "networking.gke.io", &text);
+    }
+    json_array_foreach(interfaces, i, interface)
+    {
+        const char *network = get_text(interface, "network");
+
+        if (!check_knows(check, "networks") || get_item(check->snapshot, "networks", NULL, network))
+            continue;
+        CHECK_SAY(text.says, "network \"%s\" not found", network);
+        CHECK_SAY(text.why, "the pod's annotation names it for interface %s", get_text(interface, "interfaceName"));
+        CHECK_SAY(text.fix, "kubectl get networks, and set network.networks to the names there");
+        check_add(check, CHECK_ERROR, "network-missing", "the kubelet", network, &text);
+    }
+    json_decref(interfaces);
+}
+
+static void check_device_classes(struct check *check)
+{
+    const json_t *document, *request;
+    struct check_text text = {0};
+    size_t i, r;
+
+    json_array_foreach(check->job->documents, i, document)
+        json_array_foreach(get(document, "spec/spec/devices/requests"), r, request)
+    {
+        const char *name = get_text(request, "exactly/deviceClassName");
+
+        if (!*name || !check_knows(check, "deviceclasses") || get_item(check->snapshot, "deviceclasses", NULL, name))
+            continue;
+        CHECK_SAY(text.says, "device class %s does not exist", name);
+        CHECK_SAY(text.why, "the claim for NICs can not be satisfied: pods stay pending");
+        CHECK_SAY(text.fix, "install DRANET on the node pool (GKE 1.34.1-gke.1829001 and later), or set "
+                            "network.mode=multi");
+        check_add(check, CHECK_ERROR, "device-class-missing", "the scheduler", name, &text);
+    }
+}
+
+/* Does a rule of a policy let pods with these labels in, on this port? */
+static bool lets_in(const json_t *rule, const json_t *labels, const json_t *space_labels, long long port)
+{
+    const json_t *from = get_key(rule, "from"), *ports = get_key(rule, "ports"), *entry;
+    bool peer = json_array_size(from) == 0, open = json_array_size(ports) == 0;
+    size_t i;
+
+    json_array_foreach(from, i, entry)
+    {
+        const json_t *pods = get_key(entry, "podSelector"), *spaces = get_key(entry, "namespaceSelector");
+
+        /* A block of addresses may hold those of the pods: give it the benefit of the doubt. */
+        peer |= get_key(entry, "ipBlock") != NULL || ((pods || spaces) && (!pods || get_selected(labels, pods)) &&
+                                                      (!spaces || get_selected(space_labels, spaces)));
+    }
+    json_array_foreach(ports, i, entry)
+    {
+        const json_t *number = get_key(entry, "port");
+        long long first = get_number(entry, "port", 0);
+
+        if (strcmp(get_text(entry, "protocol"), "UDP") == 0)
+            continue;
+        open |= !number || json_is_string(number) || first == port ||
+                (first < port && port <= get_number(entry, "endPort", 0));
+    }
+    return peer && open;
+}
+
+static long long ssh_port(const struct deploy_set *set)
+{
+    const json_t *container, *variable;
+    size_t i, e;
+
+    json_array_foreach(get_key(set->spec, "containers"), i, container) json_array_foreach(
+        get_key(container, "env"), e, variable) if (strcmp(get_text(variable, "name"), "EPKIT_SSH_PORT") ==
+                                                    0) return atoll(get_text(variable, "value"));
+    return 222;
+}
+
+/* Policies add up: traffic that none of those for the pod allows is dropped. */
+static void check_policies(struct check *check, const struct deploy_set *set)
+{
+    const json_t *labels = get_key(set->metadata, "labels"), *policy, *rule, *document;
+    const json_t *space = get(get_item(check->snapshot, "namespaces", NULL, check->job->space), "metadata/labels");
+    const char *closed = NULL;
+    struct check_text text = {0};
+    size_t i, r;
+
+    if (get_flag(set->spec, "hostNetwork") || set->count < 2)
+        return;
+    json_array_foreach(check->job->documents, i,
+                       document) if (strcmp(get_text(document, "kind"), "NetworkPolicy") == 0) return;
+    json_array_foreach(get_items(check->snapshot, "networkpolicies"), i, policy)
+    {
+        if (!get_selected(labels, get(policy, "spec/podSelector")) ||
+            (json_array_size(get(policy, "spec/policyTypes")) == 1 && !get(policy, "spec/ingress") &&
+             strcmp(json_string_value(json_array_get(get(policy, "spec/policyTypes"), 0)) ?: "", "Egress") == 0))
+            continue;
+        closed = get_name(policy);
+        json_array_foreach(get(policy, "spec/ingress"), r,
+                           rule) if (lets_in(rule, labels, space, ssh_port(set))) return;
+    }
+    if (!closed)
+        return;
+    CHECK_SAY(text.says, "Connection timed out during banner exchange (ssh between the pods, port %lld)",
+              ssh_port(set));
+    CHECK_SAY(text.why, "NetworkPolicy %s selects the pods, and no policy lets them reach each other", closed);
+    CHECK_SAY(text.fix, "set networkPolicy.create=true");
+    check_add(check, CHECK_ERROR, "network-policy", "ssh", closed, &text);
+}
+
+void check_pods(struct check *check)
+{
+    check_device_classes(check);
+    for (int s = 0; s < check->job->n_sets; s++) {
+        const struct deploy_set *set = &check->job->sets[s];
+
+        check_quotas(check, set);
+        check_security(check, set);
+        check_account(check, set);
+        check_volumes(check, set);
+        check_image(check, set);
+        check_networks(check, set);
+        check_policies(check, set);
+    }
+}

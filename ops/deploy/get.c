@@ -1,0 +1,219 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* get.c - reading objects of Kubernetes. */
+#include "get.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <math.h>
+#include <stdlib.h>
+
+const json_t *get_key(const json_t *object, const char *key)
+{
+    return json_is_object(object) ? json_object_get(object, key) : NULL;
+}
+
+const json_t *get(const json_t *object, const char *path)
+{
+    char key[128];
+
+    while (object && *path) {
+        size_t n = strcspn(path, "/");
+
+        if (n >= sizeof(key))
+            return NULL;
+        memcpy(key, path, n);
+        key[n] = '\0';
+        object = get_key(object, key);
+        path += n + (path[n] == '/');
+    }
+    return object;
+}
+
+const char *get_text(const json_t *object, const char *path)
+{
+    const json_t *value = get(object, path);
+
+    return json_is_string(value) ? json_string_value(value) : "";
+}
+
+long long get_number(const json_t *object, const char *path, long long otherwise)
+{
+    const json_t *value = get(object, path);
+
+    return json_is_integer(value) ? json_integer_value(value) : otherwise;
+}
+
+bool get_flag(const json_t *object, const char *path)
+{
+    return json_is_true(get(object, path));
+}
+
+const char *get_name(const json_t *object)
+{
+    return get_text(object, "metadata/name");
+}
+
+const char *get_space(const json_t *object)
+{
+    return get_text(object, "metadata/namespace");
+}
+
+const char *get_label(const json_t *object, const char *label)
+{
+    const json_t *value = get_key(get(object, "metadata/labels"), label);
+
+    return json_is_string(value) ? json_string_value(value) : "";
+}
+
+const char *get_condition(const json_t *object, const char *type, const char *field)
+{
+    const json_t *conditions = get(object, "status/conditions"), *condition;
+    size_t i;
+
+    json_array_foreach(conditions, i,
+                       condition) if (strcmp(get_text(condition, "type"), type) == 0) return get_text(condition, field);
+    return "";
+}
+
+const json_t *get_items(const json_t *snapshot, const char *resource)
+{
+    const json_t *items = get_key(get_key(snapshot, "items"), resource);
+
+    return json_is_array(items) ? items : NULL;
+}
+
+const json_t *get_item(const json_t *snapshot, const char *resource, const char *space, const char *name)
+{
+    const json_t *items = get_items(snapshot, resource), *item;
+    size_t i;
+
+    json_array_foreach(items, i, item) if (strcmp(get_name(item), name) == 0 &&
+                                           (!space || strcmp(get_space(item), space) == 0)) return item;
+    return NULL;
+}
+
+static double suffix_factor(const char *suffix)
+{
+    static const struct {
+        const char *suffix;
+        double factor;
+    } table[] = {{"", 1},
+                 {"n", 1e-9},
+                 {"u", 1e-6},
+                 {"m", 1e-3},
+                 {"k", 1e3},
+                 {"M", 1e6},
+                 {"G", 1e9},
+                 {"T", 1e12},
+                 {"P", 1e15},
+                 {"E", 1e18},
+                 {"Ki", 1024},
+                 {"Mi", 1 << 20},
+                 {"Gi", 1 << 30},
+                 {"Ti", 1099511627776.0},
+                 {"Pi", 1125899906842624.0}};
+
+    for (size_t i = 0; i < sizeof(table) / sizeof(table[0]); i++)
+        if (strcmp(suffix, table[i].suffix) == 0)
+            return table[i].factor;
+    return 0;
+}
+
+long long get_quantity(const json_t *value)
+{
+    double number, factor = 1;
+    char *end;
+
+    if (json_is_number(value)) {
+        number = json_number_value(value);
+    } else if (json_is_string(value)) {
+        const char *text = json_string_value(value);
+
+        if (!*text || strpbrk(text, "xXnN \t") == text)
+            return -1;
+        number = strtod(text, &end);
+        factor = suffix_factor(end);
+        if (end == text || factor == 0)
+            return -1;
+    } else {
+        return -1;
+    }
+    number *= factor * 1000;
+    return isfinite(number) && number >= 0 && number < 9e18 ? (long long)ceil(number) : -1;
+}
+
+static long long container_request(const json_t *container, const char *resource)
+{
+    const json_t *value = get_key(get(container, "resources/requests"), resource);
+    long long amount;
+
+    if (!value)
+        value = get_key(get(container, "resources/limits"), resource);
+    amount = get_quantity(value);
+    return amount > 0 ? amount : 0;
+}
+
+long long get_pod_request(const json_t *spec, const char *resource)
+{
+    const json_t *containers = get_key(spec, "containers"), *container;
+    long long sum = 0, most = 0;
+    size_t i;
+
+    json_array_foreach(containers, i, container) if (__builtin_add_overflow(sum, container_request(container, resource),
+                                                                            &sum)) return LLONG_MAX;
+    /* Containers that run before the others need as much as the largest of them. */
+    json_array_foreach(get_key(spec, "initContainers"), i, container) if (container_request(container, resource) > most)
+        most = container_request(container, resource);
+    return sum > most ? sum : most;
+}
+
+static bool is_among(const json_t *values, const char *text)
+{
+    const json_t *value;
+    size_t i;
+
+    json_array_foreach(values, i,
+                       value) if (json_is_string(value) && strcmp(json_string_value(value), text) == 0) return true;
+    return false;
+}
+
+bool get_expression(const json_t *labels, const json_t *expression)
+{
+    const char *operation = get_text(expression, "operator");
+    const json_t *label = get_key(labels, get_text(expression, "key")), *values = get_key(expression, "values");
+    const char *text = json_is_string(label) ? json_string_value(label) : NULL;
+
+    if (strcmp(operation, "In") == 0)
+        return text && is_among(values, text);
+    if (strcmp(operation, "NotIn") == 0)
+        return !text || !is_among(values, text);
+    if (strcmp(operation, "Exists") == 0)
+        return text != NULL;
+    if (strcmp(operation, "DoesNotExist") == 0)
+        return text == NULL;
+    if (text && (strcmp(operation, "Gt") == 0 || strcmp(operation, "Lt") == 0)) {
+        long long limit = atoll(json_string_value(json_array_get(values, 0)) ?: "0");
+
+        return *operation == 'G' ? atoll(text) > limit : atoll(text) < limit;
+    }
+    return false;
+}
+
+bool get_selected(const json_t *labels, const json_t *selector)
+{
+    const char *key;
+    json_t *value;
+    const json_t *expression;
+    size_t i;
+
+    json_object_foreach((json_t *)get_key(selector, "matchLabels"), key, value)
+    {
+        const json_t *label = get_key(labels, key);
+
+        if (!label || !json_equal(label, value))
+            return false;
+    }
+    json_array_foreach(get_key(selector, "matchExpressions"), i,
+                       expression) if (!get_expression(labels, expression)) return false;
+    return true;
+}

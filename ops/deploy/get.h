@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* get.h - reading JSON that anybody may have written: a key that is missing or of another type is NULL, "" or 0. */
+#ifndef EP_DEPLOY_GET_H
+#define EP_DEPLOY_GET_H
+
+#include "deploy.h"
+
+#include <string.h>
+
+/* The value at a path of keys divided by '/', or NULL. Keys with a '/' in them need get_key(). */
+const json_t *get(const json_t *object, const char *path);
+const json_t *get_key(const json_t *object, const char *key);
+
+/* The string at a path, or "". */
+const char *get_text(const json_t *object, const char *path);
+long long get_number(const json_t *object, const char *path, long long otherwise);
+bool get_flag(const json_t *object, const char *path);
+
+/* metadata.name and .namespace, and the label of an object; "" without. */
+const char *get_name(const json_t *object);
+const char *get_space(const json_t *object);
+const char *get_label(const json_t *object, const char *label);
+
+/* Text of a condition of an object's status: its "status", or with `field` another one; "" without the condition. */
+const char *get_condition(const json_t *object, const char *type, const char *field);
+
+/* Objects of a resource in a snapshot, as an array; NULL when they were not read. */
+const json_t *get_items(const json_t *snapshot, const char *resource);
+
+/* One of them by name, in a namespace unless that is NULL; NULL if it is not there. */
+const json_t *get_item(const json_t *snapshot, const char *resource, const char *space, const char *name);
+
+/* A quantity of Kubernetes ("8", "250Gi", "500m") in thousandths; -1 when it is none. */
+long long get_quantity(const json_t *value);
+
+/* Requests of a pod's containers for one resource, in thousandths; limits count where there is no request. */
+long long get_pod_request(const json_t *spec, const char *resource);
+
+/* Do labels match a label selector (matchLabels, matchExpressions)? An empty one matches everything. */
+bool get_selected(const json_t *labels, const json_t *selector);
+
+/* Does a match expression (key, operator, values) hold for labels? */
+bool get_expression(const json_t *labels, const json_t *expression);
+
+#endif

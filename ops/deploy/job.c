@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* job.c - the job of a manifest: what asks for GPUs, and how many pods of what kind. */
+#include "base/error.h"
+#include "get.h"
+
+#define QUEUE_LABEL "kueue.x-k8s.io/queue-name"
+#define PODS_MAX 1000000
+
+static void add_set(struct deploy_job *job, const char *name, const json_t *template, long long count)
+{
+    if (job->n_sets == DEPLOY_SETS_MAX || count < 1)
+        return;
+    job->sets[job->n_sets++] = (struct deploy_set){.name = name,
+                                                   .metadata = get_key(template, "metadata"),
+                                                   .spec = get_key(template, "spec"),
+                                                   .count = count < PODS_MAX ? count : PODS_MAX};
+}
+
+static void read_jobset(struct deploy_job *job)
+{
+    const json_t *replicated;
+    size_t i;
+
+    json_array_foreach(get(job->object, "spec/replicatedJobs"), i, replicated)
+    {
+        const json_t *spec = get(replicated, "template/spec");
+        long long replicas = get_number(replicated, "replicas", 1), pods = get_number(spec, "parallelism", 1);
+
+        if (replicas > PODS_MAX || pods > PODS_MAX || replicas < 0 || pods < 0)
+            continue;
+        add_set(job, get_text(replicated, "name"), get_key(spec, "template"), replicas * pods);
+    }
+}
+
+/* Kueue makes a workload of each group: a leader, if it has a template of its own, and workers. */
+static void read_leaderworkerset(struct deploy_job *job)
+{
+    const json_t *spec = get(job->object, "spec/leaderWorkerTemplate");
+    const json_t *leader = get_key(spec, "leaderTemplate"), *worker = get_key(spec, "workerTemplate");
+    long long size = get_number(spec, "size", 1);
+
+    if (leader)
+        add_set(job, "leader", leader, 1);
+    add_set(job, leader ? "worker" : "main", worker, leader ? size - 1 : size);
+}
+
+ep_status deploy_job_find(const json_t *documents, const char *space, struct deploy_job *ret_job)
+{
+    struct deploy_job job = {.documents = documents};
+    const json_t *document;
+    size_t i;
+
+    json_array_foreach(documents, i, document)
+    {
+        const char *kind = get_text(document, "kind");
+
+        if (strcmp(kind, "JobSet") != 0 && strcmp(kind, "LeaderWorkerSet") != 0 && strcmp(kind, "Job") != 0)
+            continue;
+        if (job.object)
+            return ep_fail(EP_E_ARG, "the manifest has more than one job: %s %.100s and %s %.100s", job.kind,
+                           get_name(job.object), kind, get_name(document));
+        job.object = document;
+        job.kind = kind;
+    }
+    if (!job.object)
+        return ep_fail(EP_E_ARG, "the manifest has no JobSet, no LeaderWorkerSet and no Job");
+    job.name = get_name(job.object);
+    job.space = *get_space(job.object) ? get_space(job.object) : space;
+    job.queue = get_label(job.object, QUEUE_LABEL);
+    if (!*job.queue)
+        job.queue = NULL;
+    if (strcmp(job.kind, "JobSet") == 0)
+        read_jobset(&job);
+    else if (strcmp(job.kind, "LeaderWorkerSet") == 0)
+        read_leaderworkerset(&job);
+    else
+        add_set(&job, "main", get(job.object, "spec/template"), get_number(job.object, "spec/parallelism", 1));
+    if (job.n_sets == 0)
+        return ep_fail(EP_E_ARG, "%s %.100s has no pods", job.kind, job.name);
+    *ret_job = job;
+    return EP_OK;
+}
+
+json_t *deploy_job_make(const char *space, const char *queue, long long gpus, const char *topology, bool required)
+{
+    long long nodes = gpus > 8 ? gpus / 8 : 1, each = gpus < 8 ? gpus : 8;
+    json_t *labels = json_object(), *annotations = json_object();
+
+    if (queue)
+        json_object_set_new(labels, QUEUE_LABEL, json_string(queue));
+    if (topology)
+        json_object_set_new(annotations,
+                            required ? "kueue.x-k8s.io/podset-required-topology"
+                                     : "kueue.x-k8s.io/podset-preferred-topology",
+                            json_string(topology));
+    return json_pack("[{s:s, s:s, s:{s:s, s:s, s:o}, s:{s:[{s:s, s:i, s:{s:{s:I, s:I, s:{s:{s:o}, s:{s:[{s:s, s:s}], "
+                     "s:[{s:s, s:{s:{s:I}}}]}}}}}]}}]",
+                     "apiVersion", "jobset.x-k8s.io/v1alpha2", "kind", "JobSet", "metadata", "name", "epkit",
+                     "namespace", space, "labels", labels, "spec", "replicatedJobs", "name", "workload", "replicas", 1,
+                     "template", "spec", "parallelism", (json_int_t)nodes, "completions", (json_int_t)nodes, "template",
+                     "metadata", "annotations", annotations, "spec", "tolerations", "key", "nvidia.com/gpu", "operator",
+                     "Exists", "containers", "name", "workload", "resources", "limits", "nvidia.com/gpu",
+                     (json_int_t)each);
+}

@@ -1,0 +1,164 @@
+#!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
+# The Helm chart as helm renders it: the commands that users know, what is refused, and that no value is dead.
+#
+# shellcheck disable=SC2154,SC2030,SC2031 # set by run
+
+load common
+
+setup() {
+    need helm
+}
+
+# The commands of the guides, word for word. Only 'install' needs a cluster: 'template' takes its place.
+helm_install() {
+    helm template "$@"
+}
+
+# shellcheck disable=SC2086 # word for word
+@test "the command of the DeepEP guide renders" {
+    cd "$EPKIT_SOURCE/deploy"
+    WORKLOAD_IMAGE=$IMAGE GCS_BUCKET=logs-bucket USER=somebody
+    helm_install -f gke-runtime/values.yaml \
+        --set-file workload_launcher=gke-runtime/launchers/torchrun-stratup.sh \
+        --set "workload.image"=$WORKLOAD_IMAGE \
+        --set "workload.gpus"=16 \
+        --set "queue=a4" \
+        --set "volumes.gcsMounts[0].bucketName"=${GCS_BUCKET} \
+        --set "volumes.nfs.ip"=192.0.2.7 \
+        --set "volumes.nfs.region"=us-central1-b \
+        --set "volumes.nfs.instance"=store \
+        --set "volumes.nfs.volume"=share \
+        --set "volumes.nfs.storage"=1024Gi \
+        $USER-deepep \
+        gke-runtime/jobset >"$BATS_TEST_TMPDIR/out"
+    yaml_to_json <"$BATS_TEST_TMPDIR/out" >"$BATS_TEST_TMPDIR/json"
+    jq -se '
+        (map(select(.kind == "JobSet"))[0]) as $job | $job.spec.replicatedJobs[0] as $r | $r.template.spec as $s |
+        $s.template.spec as $p | $p.containers[0] as $c |
+        $job.apiVersion == "jobset.x-k8s.io/v1alpha2" and $job.metadata.name == "somebody-deepep" and
+        $job.metadata.labels["kueue.x-k8s.io/queue-name"] == "a4" and $job.spec.suspend and
+        $r.name == "workload" and $r.replicas == 1 and $s.parallelism == 2 and $s.completions == 2 and
+        $s.completionMode == "Indexed" and $s.backoffLimit == 0 and $s.ttlSecondsAfterFinished == 43200 and
+        $p.restartPolicy == "Never" and $c.name == "workload" and $c.resources.limits["nvidia.com/gpu"] == 8 and
+        ($p.volumes | map(select(.name == "shared-memory"))[0].emptyDir) == {medium: "Memory", sizeLimit: "250Gi"} and
+        ($p.volumes | map(select(.csi))[0].csi.volumeAttributes.bucketName) == "logs-bucket" and
+        $s.template.metadata.annotations["kueue.x-k8s.io/podset-preferred-topology"] ==
+            "cloud.google.com/gce-topology-block" and
+        (map(select(.kind == "PersistentVolume"))[0].spec |
+            .csi.volumeHandle == "modeInstance/us-central1-b/store/share" and .capacity.storage == "1024Gi") and
+        ([.[] | select(.kind == "ConfigMap") | .data["launch-workload.sh"]][0] | contains("epkit launch"))
+        ' "$BATS_TEST_TMPDIR/json"
+}
+
+# shellcheck disable=SC2086 # word for word
+@test "the command of the testbed guide renders" {
+    mkdir -p "$BATS_TEST_TMPDIR/training/a4"
+    ln -s "$EPKIT_SOURCE/deploy" "$BATS_TEST_TMPDIR/training/a4/testbed"
+    REPO_ROOT=$BATS_TEST_TMPDIR RECIPE_ROOT=$BATS_TEST_TMPDIR/training/a4/testbed
+    WORKLOAD_IMAGE=$IMAGE GCS_BUCKET=logs-bucket USER=somebody
+    cd "$RECIPE_ROOT"
+    helm_install -f $RECIPE_ROOT/gke-runtime/values.yaml \
+        --set-file workload_launcher=$REPO_ROOT/training/a4/testbed/gke-runtime/launchers/torchrun-stratup.sh \
+        --set "workload.image"=$WORKLOAD_IMAGE \
+        --set "volumes.gcsMounts[0].bucketName"=${GCS_BUCKET} \
+        $USER-testbed \
+        $REPO_ROOT/training/a4/testbed/gke-runtime/jobset >"$BATS_TEST_TMPDIR/out"
+    # Off unless asked for: NFS, and what waits for a queue.
+    run ! grep -E 'PersistentVolume|suspend|queue-name' "$BATS_TEST_TMPDIR/out"
+    grep -q 'name: SLEEP_INFINITY' "$BATS_TEST_TMPDIR/out"
+    yaml_to_json <"$BATS_TEST_TMPDIR/out" | jq -se '
+        map(select(.kind == "JobSet"))[0].spec.replicatedJobs[0].template.spec.template.spec.containers[0].env |
+        map(select(.name == "SLEEP_INFINITY"))[0].value == "true"'
+}
+
+# refused TEXT ARGUMENT...: helm says this text, and renders nothing
+refused() {
+    local text=$1
+    shift
+    run --separate-stderr template "$@"
+    echo "$* -> $stderr"
+    [ "$status" -ne 0 ]
+    [ -z "$output" ]
+    [[ "$stderr" == *"$text"* ]]
+}
+
+@test "nonsense is refused, with the value's name" {
+    refused "'/workload/gpus': " --set workload.gpus=12
+    refused "'/workload/gpus': " --set workload.gpus=0
+    refused "'/workload/gpus': " --set workload.gpus=-8
+    refused "'/workload/gpus': " --set-string workload.gpus=16
+    refused "additional properties 'gpu' not allowed" --set workload.gpu=16
+    refused "additional properties 'hostNetwork' not allowed" --set network.hostNetwork=true
+    refused "additional properties 'quue' not allowed" --set quue=a4
+    refused "'/stack': value must be one of 'image', 'host', 'managed'" --set stack=docker
+    refused "'/network/mode'" --set network.mode=bridge
+    refused "'/orchestrator'" --set orchestrator=job
+    refused "'/queue'" --set queue='A 4'
+    refused "'/volumes/gcsMounts/0/bucketName'" --set 'volumes.gcsMounts[0].bucketName=No Bucket'
+    refused "missing property 'bucketName'" --set 'volumes.gcsMounts[0].mountPath=/gcs'
+    refused "'/volumes/nfs/storage'" --set volumes.nfs.storage=lots
+    refused "'/workload/sharedMemory'" --set workload.sharedMemory=-1Gi
+    refused "'/ssh/port'" --set ssh.port=70000
+    refused "'/workload/completion'" --set workload.completion=never
+    refused "'/SSH_PUBLIC_KEY'" --set SSH_PUBLIC_KEY=preconfigured
+    refused "'/targetNodes'" --set 'targetNodes={a,a}'
+    refused "'/workload/envs/0'" --set-json 'workload.envs=[{"name":"A","value":"1","valueFrom":{}}]'
+    refused "'/network/nccl': additional properties 'nccl_debug' not allowed" --set network.nccl.nccl_debug=INFO
+}
+
+@test "contradictions are refused, with what to do" {
+    refused "node a4-1 is both in targetNodes and in avoidNodes" --set 'targetNodes={a4-0,a4-1}' --set 'avoidNodes={a4-1}'
+    refused "workload.gpus=32 needs 4 nodes, and targetNodes names 2" --set workload.gpus=32 --set 'targetNodes={a,b}'
+    refused "dwsSettings.maxRunDurationSeconds needs a queue" --set dwsSettings.maxRunDurationSeconds=60
+    refused "volumes.nfs.ip without volumes.nfs.volume" --set volumes.nfs.ip=192.0.2.1
+    refused "volumes.nfs.region and volumes.nfs.instance belong together" --set volumes.nfs.ip=192.0.2.1 \
+        --set volumes.nfs.volume=v --set volumes.nfs.region=r
+    refused "without volumes.nfs.ip" --set volumes.nfs.volume=v
+    refused "two volumes are mounted at /gcs: gcs-0 and gcs-1" --set 'volumes.gcsMounts[0].bucketName=one' \
+        --set 'volumes.gcsMounts[1].bucketName=two,volumes.gcsMounts[1].mountPath=/gcs'
+    refused "two volumes are mounted at /dev/shm" --set volumes.ssdMountPath=/dev/shm/
+    refused "volumes.ssdHostPath needs volumes.ssdMountPath" --set volumes.ssdHostPath=/ssd
+    refused "are of a JobSet" --set orchestrator=leaderworkerset --set workload.restarts=1
+    refused "keep one" --set queue=a4 \
+        --set 'tasSettings.topologyRequest.kueue\.x-k8s\.io/podset-required-topology=kubernetes.io/hostname'
+    refused "workload.envs sets NNODES" --set-json 'workload.envs=[{"name":"NNODES","value":"1"}]'
+    refused "is the port of the node's own sshd" --set network.mode=host --set ssh.port=22
+    run --separate-stderr helm template r "$CHART"
+    [ "$status" -ne 0 ]
+    [[ "$stderr" == *"workload.image is empty: name the image"* ]]
+}
+
+@test "a release name that does not fit into the names of its pods is refused" {
+    local name
+    name=$(printf 'a%.0s' $(seq 44))
+    run --separate-stderr helm template "$name" "$CHART" --set workload.image="$IMAGE"
+    [ "$status" -eq 0 ]
+    run --separate-stderr helm template "${name}a" "$CHART" --set workload.image="$IMAGE"
+    [ "$status" -ne 0 ]
+    [[ "$stderr" == *"at most 44 fit into the names of the pods"* ]]
+}
+
+@test "all names belong to the release, all objects to its namespace" {
+    template --namespace team-a --set queue=a4 --set HF_TOKEN=t --set network.mode=dranet --set networkPolicy.create=true \
+        --set volumes.nfs.ip=192.0.2.1,volumes.nfs.volume=v | yaml_to_json >"$BATS_TEST_TMPDIR/json"
+    jq -se 'length == 8 and all(.metadata.namespace == "team-a" or .kind == "PersistentVolume") and
+        all(.metadata.name | test("^(team-a-)?r(-|$)"))' "$BATS_TEST_TMPDIR/json"
+    run ! grep -E '"default"' <(jq -c '.metadata' "$BATS_TEST_TMPDIR/json")
+}
+
+@test "every value changes what is rendered, and there is a case for each" {
+    python3 "$EPKIT_SOURCE/tests/deploy/values.py" list "$CHART"
+    python3 "$EPKIT_SOURCE/tests/deploy/values.py" render "$CHART"
+}
+
+@test "helm lint has no complaint" {
+    helm lint --strict "$CHART" --set workload.image="$IMAGE"
+}
+
+@test "what a user's environment variable sets wins over the chart's own" {
+    template --set-json 'workload.envs=[{"name":"RUN_DEEPEP_TEST","value":"true"},{"name":"NCCL_SOCKET_IFNAME","value":"eth9"}]' |
+        yaml_to_json | jq -se 'map(select(.kind == "JobSet"))[0].spec.replicatedJobs[0].template.spec.template.spec
+            .containers[0].env | map(select(.name | IN("RUN_DEEPEP_TEST", "NCCL_SOCKET_IFNAME"))) |
+            map(.value) == ["true", "eth9"]'
+}

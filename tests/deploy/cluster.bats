@@ -1,0 +1,277 @@
+#!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
+# The chart and 'epkit deploy check' against a real API server with JobSet, LeaderWorkerSet and Kueue: what helm installs
+# is queued, admitted and run; and for each refusal, what epkit says before is what the cluster says afterwards.
+#
+# shellcheck disable=SC2154,SC2030,SC2031,SC2317 # set by run; functions are called by name
+
+load common
+
+setup_file() {
+    need helm kube-apiserver kubectl kueue jobset lws kwok kube-scheduler kube-controller-manager
+    command -v etcd >/dev/null || skip "etcd is not installed (Debian and Ubuntu: etcd-server)"
+    cluster_up 8 64
+    kubectl apply -f "$EPKIT_SOURCE/tests/deploy/queues.yaml" >/dev/null
+}
+
+teardown_file() {
+    cluster_down
+}
+
+setup() {
+    need kueue
+    M=$BATS_TEST_TMPDIR/manifest.yaml
+}
+
+teardown() {
+    [ ! -s "$BATS_TEST_TMPDIR/manifest.yaml" ] ||
+        kubectl delete -f "$BATS_TEST_TMPDIR/manifest.yaml" --ignore-not-found --wait=true >/dev/null 2>&1 || true
+}
+
+# predict ID ARGUMENT...: renders the chart with the arguments, and asks epkit; the finding's text is in $says
+predict() {
+    local id=$1
+    shift
+    template "$@" >"$M"
+    predict_manifest "$id"
+}
+
+predict_manifest() {
+    run --separate-stderr "$EPKIT" deploy check -f "$M" --json --kubectl "kubectl${CONFIG:+ --kubeconfig=$CONFIG}"
+    echo "$output $stderr"
+    [ "$status" -eq 3 ]
+    python3 "$EPKIT_SOURCE/tests/cli/validate.py" "$EPKIT_SOURCE/tool/schema/deploy.json" <(echo "$output")
+    says=$(jq -r --arg id "$1" 'first(.findings[] | select(.id == $id)).says' <<<"$output")
+    [ -n "$says" ]
+}
+
+# What the Workloads of a namespace, the events, and the pods say.
+kueue_says() { kubectl get workloads -A -o json | jq -r '.items[].status.conditions[]?.message' | grep -F -- "$says"; }
+events_say() { kubectl get events -A -o json | jq -r '.items[].message' | grep -F -- "$says"; }
+pods_say() { kubectl get pods -A -o json | jq -r '.items[].status.conditions[]?.message' | grep -F -- "$says"; }
+
+# confirm SOURCE: creates it, and waits until the cluster says the same
+confirm() {
+    kubectl create -f "$M" >/dev/null
+    within 120 "$1" || {
+        echo "predicted: $says"
+        kubectl get workloads -A -o json | jq -r '.items[].status.conditions[]?.message'
+        kubectl get events -A -o json | jq -r '.items[].message' | tail -n 20
+        kubectl get pods -A -o json | jq -r '.items[].status.conditions[]?.message'
+        return 1
+    }
+}
+
+# refuse: kubectl itself says it
+refuse() {
+    run kubectl ${CONFIG:+--kubeconfig="$CONFIG"} create -f "$M"
+    echo "$output"
+    [ "$status" -ne 0 ]
+    [[ "$output" == *"$says"* ]]
+    # What comes before the refused object in the manifest is there now.
+    kubectl delete -f "$M" --ignore-not-found >/dev/null 2>&1 || true
+}
+
+@test "the guide's command: queued, admitted, pods, completed; two releases in two namespaces; nothing stays" {
+    cd "$EPKIT_SOURCE/deploy"
+    kubectl create namespace team-b
+    kubectl create -n team-b -f - <<<'{"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "LocalQueue", "metadata": {"name": "a4"}, "spec": {"clusterQueue": "a4"}}'
+    for namespace in default team-b; do
+        helm install -n $namespace -f gke-runtime/values.yaml \
+            --set-file workload_launcher=gke-runtime/launchers/torchrun-stratup.sh \
+            --set "workload.image"="$IMAGE" \
+            --set "workload.gpus"=16 \
+            --set "queue=a4" \
+            --set "volumes.gcsMounts[0].bucketName"=logs-bucket \
+            user-deepep \
+            gke-runtime/jobset >"$BATS_TEST_TMPDIR/notes"
+        grep -q 'kubectl .*exec -it .COORD_POD -c workload' "$BATS_TEST_TMPDIR/notes"
+    done
+    admitted() { [ "$(kubectl get workloads -A -o json | jq '[.items[].status.conditions[] | select(.type == "Admitted" and .status == "True")] | length')" = 2 ]; }
+    within 120 admitted
+    completed() { [ "$(kubectl get jobsets -A -o json | jq '[.items[].status.terminalState] | map(select(. == "Completed")) | length')" = 2 ]; }
+    within 120 completed
+    # The guide's way to the first pod, and the name of its container.
+    for namespace in default team-b; do
+        POD=$(kubectl get pods -n $namespace -l jobset.sigs.k8s.io/jobset-name=user-deepep --sort-by=.metadata.name -o jsonpath='{.items[0].metadata.name}')
+        [[ "$POD" == user-deepep-workload-0-0-* ]]
+        [ "$(kubectl get pod -n $namespace "$POD" -o jsonpath='{.spec.containers[*].name}')" = workload ]
+        helm uninstall -n $namespace user-deepep --wait
+    done
+    gone() { [ -z "$(kubectl get jobsets,configmaps,secrets,persistentvolumes,pods -A -l app.kubernetes.io/instance=user-deepep -o name)" ]; }
+    within 120 gone
+}
+
+@test "a job that fits: nothing is found, and it is admitted" {
+    template --set queue=a4 --set network.mode=host >"$M"
+    run --separate-stderr "$EPKIT" deploy check -f "$M"
+    echo "$output $stderr"
+    [ "$status" -eq 0 ]
+    [[ "${lines[0]}" == "JobSet r can run on this cluster (v1."*"): 2 pods by queue a4." ]]
+    run "$EPKIT" deploy check --gpus 64 --queue a4 --topology cloud.google.com/gce-topology-block
+    [ "$status" -eq 0 ]
+    kubectl create -f "$M"
+    says="The workload is admitted"
+    within 120 kueue_says
+}
+
+@test "Kueue: a queue that is not there, stopped, or leads nowhere" {
+    predict queue-missing --set queue=a5
+    confirm kueue_says
+    kubectl delete -f "$M" >/dev/null
+    predict queue-stopped --set queue=held
+    confirm kueue_says
+    kubectl delete -f "$M" >/dev/null
+    predict cluster-queue-missing --set queue=nowhere
+    confirm kueue_says
+    kubectl delete -f "$M" >/dev/null
+    predict cluster-queue-inactive --set queue=broken
+    confirm kueue_says
+    kubectl delete -f "$M" >/dev/null
+    predict queue-namespace --set queue=elsewhere
+    confirm kueue_says
+}
+
+@test "Kueue: quota" {
+    predict quota --set queue=a4 --set workload.gpus=72
+    confirm kueue_says
+    kubectl delete -f "$M" >/dev/null
+    predict resource-uncovered --set queue=a4 --set workload.resources.requests.memory=1Gi
+    confirm kueue_says
+}
+
+@test "Kueue: quota that others use: the job waits" {
+    # Admitted, but never run: no node has this label.
+    template --set queue=plain --set workload.gpus=24 --set-json tasSettings.topologyRequest=null \
+        --set nodeSelector.absent=yes >"$BATS_TEST_TMPDIR/first.yaml"
+    sed -i 's/^  name: r\b/  name: first/' "$BATS_TEST_TMPDIR/first.yaml"
+    kubectl create -f "$BATS_TEST_TMPDIR/first.yaml" >/dev/null
+    says="The workload is admitted"
+    within 120 kueue_says
+    predict quota-in-use --set queue=plain --set workload.gpus=16 --set-json tasSettings.topologyRequest=null
+    [[ "$output" == *'"will_run": true'* ]]
+    confirm kueue_says
+    kubectl delete -f "$BATS_TEST_TMPDIR/first.yaml" >/dev/null
+}
+
+@test "Kueue: topology" {
+    block=cloud.google.com/gce-topology-block
+    required='tasSettings.topologyRequest={"kueue.x-k8s.io/podset-preferred-topology":null,"kueue.x-k8s.io/podset-required-topology":"'
+    # Blocks have four nodes.
+    predict topology --set queue=a4 --set workload.gpus=40 --set-json "$required$block\"}"
+    [ "$says" = "couldn't assign flavors to pod set workload: topology \"gke-default\" allows to fit only 4 out of 5 pod(s)" ]
+    confirm kueue_says
+    kubectl delete -f "$M" >/dev/null
+    predict topology --set queue=big --set workload.gpus=72
+    confirm kueue_says
+    kubectl delete -f "$M" >/dev/null
+    predict topology --set queue=a4 --set 'targetNodes={other-0,other-1}'
+    confirm kueue_says
+    kubectl delete -f "$M" >/dev/null
+    predict topology-level --set queue=a4 --set-json "$required"'example.com/rack"}'
+    confirm kueue_says
+    kubectl delete -f "$M" >/dev/null
+    predict topology-unsupported --set queue=plain
+    confirm kueue_says
+}
+
+@test "Kueue: flavors that do not suit the pods" {
+    predict flavor-labels --set queue=a4 --set 'nodeSelector.cloud\.google\.com/gke-nodepool=other'
+    confirm kueue_says
+    kubectl delete -f "$M" >/dev/null
+    predict flavor-taint --set queue=tainted --set-json tasSettings.topologyRequest=null
+    confirm kueue_says
+}
+
+@test "the API server: kinds, namespaces, rights, names" {
+    template --set queue=a4 | sed 's#^apiVersion: jobset.*#apiVersion: jobset.x-k8s.io/v9#' >"$M"
+    predict_manifest api-missing
+    refuse
+    template --namespace nobody-made-this >"$M"
+    predict_manifest namespace-missing
+    refuse
+    template >"$M"
+    kubectl create -f "$M" >/dev/null
+    predict_manifest exists
+    refuse
+    predict priority-missing --set workload.priorityClassName=urgent
+    confirm events_say
+}
+
+@test "the API server: a user without rights" {
+    # May look, and may not create.
+    kubectl create clusterrolebinding guest-view --clusterrole=view --user=guest >/dev/null
+    kubectl create clusterrole guest-nodes --verb=get,list --resource=nodes,clusterqueues.kueue.x-k8s.io >/dev/null
+    kubectl create clusterrolebinding guest-nodes --clusterrole=guest-nodes --user=guest >/dev/null
+    CONFIG=${KUBECONFIG}guest
+    predict forbidden
+    # What it may not read it names, and does not guess about.
+    [[ "$(jq -r '.cluster.unread | keys[]' <<<"$output")" == *secrets* ]]
+    refuse
+}
+
+@test "pods: quotas and safety of the namespace, accounts" {
+    kubectl create namespace small
+    kubectl create quota tight -n small --hard=requests.nvidia.com/gpu=8 >/dev/null
+    within 60 sh -c 'kubectl get quota tight -n small -o jsonpath={.status.used} | grep -q gpu'
+    predict namespace-quota --namespace small
+    confirm events_say
+    kubectl create namespace safe
+    kubectl label namespace safe pod-security.kubernetes.io/enforce=baseline >/dev/null
+    kubectl delete -f "$M" >/dev/null
+    predict pod-security --namespace safe --set stack=host
+    confirm events_say
+    kubectl delete -f "$M" >/dev/null
+    predict account-missing --set workload.serviceAccountName=runner
+    confirm events_say
+}
+
+@test "pods: volumes, claims for devices, nodes" {
+    predict claim-missing --set 'volumes.pvcMounts[0].claimName=data,volumes.pvcMounts[0].mountPath=/data'
+    confirm pods_say
+    kubectl delete -f "$M" >/dev/null
+    predict device-class-missing --set network.mode=dranet
+    confirm pods_say
+    kubectl delete -f "$M" >/dev/null
+    predict nodes --set workload.gpus=80 --set nodeSelector.type=other
+    confirm pods_say
+}
+
+@test "a saved cluster gives the same answer" {
+    template --set queue=a5 --set workload.gpus=800 >"$M"
+    run --separate-stderr "$EPKIT" deploy check -f "$M" --save "$BATS_TEST_TMPDIR/cluster.json" --json
+    live=$output
+    [ "$status" -eq 3 ]
+    run --separate-stderr "$EPKIT" deploy check -f "$M" --from "$BATS_TEST_TMPDIR/cluster.json" --json \
+        --timeout 5
+    [ "$status" -eq 3 ]
+    [ "$output" = "$live" ]
+    [ "$(stat -c %a "$BATS_TEST_TMPDIR/cluster.json")" = 600 ]
+    # Names of Secrets, and nothing of what is in them.
+    jq -e '.items.secrets | all(keys == ["metadata"])' "$BATS_TEST_TMPDIR/cluster.json"
+    rm "$M"
+}
+
+@test "stack x network x queue x volumes is created" {
+    local extent=pairs n
+    [ -z "${EPKIT_TEST_LONG:-}" ] || extent=all
+    n=$(python3 "$EPKIT_SOURCE/tests/deploy/values.py" matrix "$BATS_TEST_TMPDIR" "$CHART" "$extent")
+    kubectl create namespace matrix
+    kubectl create -f "$BATS_TEST_TMPDIR/objects.json" >/dev/null
+    # A job of each: of JobSets as Jobs, of LeaderWorkerSets as StatefulSets.
+    made() { [ "$(kubectl get jobs.batch,statefulsets -n matrix -o name | wc -l)" -ge "$n" ]; }
+    within 280 made
+    kubectl delete namespace matrix --wait=false >/dev/null
+}
+
+@test "every value changes an object of the cluster" {
+    [ -n "${EPKIT_TEST_LONG:-}" ] || skip "a minute of processor time: only with EPKIT_TEST_LONG=1"
+    python3 "$EPKIT_SOURCE/tests/deploy/values.py" objects "$CHART" "$BATS_TEST_TMPDIR"
+    kubectl create namespace values
+    kubectl create namespace gpu-operator
+    kubectl create -f "$BATS_TEST_TMPDIR/objects.json" >/dev/null
+    kubectl get jobsets,leaderworkersets,configmaps,secrets,persistentvolumes,persistentvolumeclaims,networkpolicies,resourceclaimtemplates \
+        -A -o json >"$BATS_TEST_TMPDIR/got.json"
+    python3 "$EPKIT_SOURCE/tests/deploy/values.py" compare "$BATS_TEST_TMPDIR/got.json"
+    kubectl delete namespace values --wait=false >/dev/null
+}

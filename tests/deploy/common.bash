@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+# What the tests of deploy/ share. EPKIT_SOURCE is set by ctest.
+bats_require_minimum_version 1.5.0
+
+CHART="${EPKIT_SOURCE:?the source tree}/deploy/helm/epkit"
+PROGRAMS="$EPKIT_SOURCE/tests/cluster/programs.sh"
+PATH="$("$PROGRAMS" path)/bin:$PATH"
+IMAGE=registry.example/nemo-deepep:25.11
+# Nothing of the user's own configuration, and none of helm's caches.
+export HELM_CONFIG_HOME="$BATS_FILE_TMPDIR/helm" HELM_CACHE_HOME="$BATS_FILE_TMPDIR/helm" \
+    HELM_DATA_HOME="$BATS_FILE_TMPDIR/helm"
+
+# need PROGRAM...: they are built from Go modules, which takes 20 minutes of one processor: in the long tier only.
+need() {
+    local program
+    if [ -n "${EPKIT_TEST_LONG:-}" ] && [ -z "${EPKIT_PROGRAMS_BUILT:-}" ] && ! "$PROGRAMS" have; then
+        command -v go >/dev/null || skip "there is no Go (1.25 or later) to build the cluster's programs with"
+        "$PROGRAMS" build
+        export EPKIT_PROGRAMS_BUILT=1
+    fi
+    for program in "$@"; do
+        [ -x "$("$PROGRAMS" path)/bin/$program" ] ||
+            skip "$program is not built (tests/cluster/programs.sh build, or EPKIT_TEST_LONG=1)"
+    done
+}
+
+# template ARGUMENT...: the chart as helm renders it, with an image
+template() {
+    helm template r "$CHART" --set workload.image="$IMAGE" "$@"
+}
+
+# yaml_to_json: the YAML documents of standard input, one a line
+yaml_to_json() {
+    python3 -c 'import json,sys,yaml
+for document in yaml.safe_load_all(sys.stdin):
+    if document: print(json.dumps(document))'
+}
+
+# --- a cluster, one for each file of tests that asks for it ---
+
+# shellcheck disable=SC2034 # for the tests
+EPKIT="${EPKIT_BUILD:-$EPKIT_SOURCE/build}/epkit"
+
+# cluster_up NODES QUOTA: in setup_file
+cluster_up() {
+    export CLUSTER="$BATS_FILE_TMPDIR/cluster"
+    # Ports of this run's own: several trees may be tested on one machine.
+    PORT=$((20000 + $$ % 200 * 50))
+    export PORT KUBECONFIG="$CLUSTER/kubeconfig"
+    local step
+    for step in up "nodes $1" jobset lws kueue "queue $2"; do
+        # shellcheck disable=SC2086 # words
+        "$EPKIT_SOURCE/tests/cluster/kube.sh" ${step%% *} "$CLUSTER" ${step#"${step%% *}"} || return 1
+    done
+}
+
+cluster_down() {
+    if [ -d "${CLUSTER:-/nowhere}" ]; then
+        "$EPKIT_SOURCE/tests/cluster/kube.sh" down "$CLUSTER"
+    fi
+}
+
+# within SECONDS COMMAND...: the command succeeds at last
+within() {
+    local end=$((SECONDS + $1))
+    shift
+    until "$@"; do
+        [ "$SECONDS" -lt "$end" ] || return 1
+        sleep 0.3
+    done
+}

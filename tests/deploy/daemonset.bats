@@ -1,0 +1,141 @@
+#!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
+# The DaemonSet: what it is made of, what its account may do; and (long) on two nodes that really reboot.
+#
+# shellcheck disable=SC2154,SC2030,SC2031,SC2317 # set by run; functions are called by name
+
+load common
+
+DAEMONSET=$EPKIT_SOURCE/deploy/daemonset
+REAL=$EPKIT_SOURCE/tests/cluster/real.sh
+
+setup() {
+    need kubectl
+}
+
+teardown_file() {
+    if [ -d "$BATS_FILE_TMPDIR/nodes" ]; then
+        "$REAL" down "$BATS_FILE_TMPDIR/nodes" || true
+    fi
+}
+
+@test "the overlays name recipe and accelerator, and keep the guide's names and switches" {
+    local overlay accelerator
+    for overlay in b200:nvidia-b200 h200:nvidia-h200-141gb; do
+        accelerator=${overlay#*:} overlay=${overlay%:*}
+        kubectl kustomize "$DAEMONSET/overlays/$overlay" | yaml_to_json >"$BATS_TEST_TMPDIR/json"
+        jq -se --arg accelerator "$accelerator" --arg recipe "gcp-$overlay-ubuntu2404" '
+            map(select(.kind == "DaemonSet"))[0] as $set | $set.spec.template as $pod |
+            ($pod.spec.initContainers | map(select(.name == "deepep-installer"))[0]) as $installer |
+            $set.metadata.name == "deepep-installer-ubuntu" and $set.metadata.namespace == "kube-system" and
+            $pod.metadata.labels["k8s-app"] == "deepep-installer-ubuntu" and
+            ($installer.env | map({(.name): .value}) | add) == {
+                NODE_NAME: null, EPKIT_RECIPE: $recipe, NVSHMEM_IBGDA_SUPPORT: "1", NVSHMEM_USE_GDRCOPY: "0",
+                GDRCOPY_HOME: "/opt/deepep/gdrcopy", NVSHMEM_HOME: "/opt/deepep/nvshmem", USE_NVPEERMEM: "1",
+                CUDA_HOME: "/usr/local/cuda", TORCH_CUDA_ARCH_LIST_B200: "10.0", TORCH_CUDA_ARCH_LIST_H200: "9.0"} and
+            ($pod.spec.affinity | tostring | contains($accelerator)) and
+            ($pod.spec.initContainers[0] | .name == "agent" and .restartPolicy == "Always" and
+                any(.env[]; .name == "EPKIT_RECIPE" and .value == $recipe)) and
+            # The privileged container has no access to the API; the one that has some is not privileged.
+            $installer.securityContext.privileged and $pod.spec.automountServiceAccountToken == false and
+            all($installer.volumeMounts[]; .name != "token") and
+            ($pod.spec.initContainers[0].securityContext.privileged // false) == false' "$BATS_TEST_TMPDIR/json"
+    done
+}
+
+@test "the agent's account may do what it does, and nothing else" {
+    need kube-apiserver
+    export CLUSTER="$BATS_TEST_TMPDIR/cluster" PORT=$((30000 + $$ % 200 * 50))
+    export KUBECONFIG="$CLUSTER/kubeconfig"
+    "$EPKIT_SOURCE/tests/cluster/kube.sh" up "$CLUSTER"
+    kubectl apply -f "$DAEMONSET/base/rbac.yaml" >/dev/null
+    may() { kubectl auth can-i --as system:serviceaccount:kube-system:deepep-installer "$@" >/dev/null; }
+    may get nodes && may patch nodes && may list pods -A && may create pods/eviction -A && may get daemonsets.apps -A
+    may create leases.coordination.k8s.io -n kube-system && may delete leases.coordination.k8s.io/epkit-installer-0 -n kube-system
+    may create events -n default
+    run ! may delete nodes
+    run ! may list nodes
+    run ! may update nodes
+    run ! may delete pods -A
+    run ! may create pods -A
+    run ! may get secrets -A
+    run ! may get configmaps -A
+    run ! may create pods/exec -A
+    run ! may delete leases.coordination.k8s.io/kube-controller-manager -n kube-system
+    run ! may update leases.coordination.k8s.io -n kube-node-lease
+    run ! may create events -n kube-system
+    run ! may '*' '*' -A
+    # Nothing is said of verbs that nobody thought of: the rules are counted.
+    [ "$(kubectl get clusterrole deepep-installer -o json | jq '[.rules[].verbs[]] | length')" = 6 ]
+    "$EPKIT_SOURCE/tests/cluster/kube.sh" down "$CLUSTER"
+}
+
+@test "two nodes: one after the other, cordoned, drained, rebooted, resumed, uncordoned; a pod deleted amid a step" {
+    [ -n "${EPKIT_TEST_LONG:-}" ] || skip "boots and reboots two nodes: only with EPKIT_TEST_LONG=1"
+    for command in systemd-nspawn mmdebstrap containerd runc buildah etcd; do
+        command -v $command >/dev/null || skip "$command is not installed"
+    done
+    [ "$(id -u)" -eq 0 ] || skip "needs root"
+    "$EPKIT" help install >/dev/null 2>&1 || skip "this epkit has no 'install'"
+    need kubelet coredns kube-apiserver
+    local work=$BATS_FILE_TMPDIR nodes=$BATS_FILE_TMPDIR/nodes file pod
+    in_cluster() { "$REAL" in "$nodes" "$@"; }
+    "$REAL" base "$work/base.tar"
+
+    # Images: the sandbox, and epkit with the libraries of this build.
+    mkdir -p "$work/pause" "$work/image/opt/epkit/bin"
+    cc -static -O1 -o "$work/pause/pause" "$EPKIT_SOURCE/tests/cluster/pause.c"
+    printf 'FROM scratch\nCOPY pause /pause\nENTRYPOINT ["/pause"]\n' >"$work/pause/Dockerfile"
+    "$REAL" image localhost/pause:1 "$work/pause.tar" "$work/pause/Dockerfile" "$work/pause"
+    cp "$EPKIT" "$work/image/opt/epkit/bin/"
+    ldd "$EPKIT" | awk '/=> \//{print $3}' | grep -vE '/(libc|libm|libdl|libpthread)[.]so' | while read -r file; do
+        cp -L "$file" "$work/image/opt/epkit/bin/"
+    done
+    cp "$work/base.tar" "$("$PROGRAMS" path)/bin/kubectl" "$work/image/"
+    printf 'FROM scratch\nADD base.tar /\nCOPY kubectl /usr/local/bin/kubectl\nCOPY opt/epkit /opt/epkit\n' >"$work/image/Dockerfile"
+    "$REAL" image localhost/epkit:1 "$work/epkit.tar" "$work/image/Dockerfile" "$work/image"
+
+    "$REAL" up "$nodes" "$work/base.tar" 2 "$work/pause.tar" "$work/epkit.tar"
+    kubectl kustomize --load-restrictor LoadRestrictionsNone "$EPKIT_SOURCE/tests/deploy/daemonset" >"$work/set.yaml"
+    # Every state of the nodes, for the claim that never two are closed.
+    in_cluster kubectl get nodes --watch -o json 2>/dev/null |
+        jq --unbuffered -r '[.metadata.name, (.spec.unschedulable // false)] | @tsv' >"$work/states" &
+    watch=$!
+    in_cluster kubectl apply -f "$work/set.yaml" >/dev/null
+    in_cluster kubectl create deployment bystander --image=localhost/pause:1 --replicas=2 >/dev/null
+
+    # The pod whose installer changes its node is deleted while a step runs.
+    amid_step() {
+        for i in 1 2; do
+            [ -z "$("$REAL" on "$nodes" "real-$i" sh -c 'ls /etc/epkit-test-starts /etc/epkit-test-slow 2>/dev/null')" ] || victim=real-$i
+        done
+        [ -n "$victim" ]
+    }
+    victim=
+    within 600 amid_step
+    pod=$(in_cluster kubectl get pods -n kube-system -l k8s-app=deepep-installer-ubuntu --field-selector "spec.nodeName=$victim" -o name)
+    in_cluster kubectl delete -n kube-system "$pod" --wait=false >/dev/null
+
+    finished() { [ "$(in_cluster kubectl get nodes -l epkit.dev/install=done --no-headers 2>/dev/null | grep -cw Ready)" = 2 ]; }
+    within 1200 finished
+    opened() { ! in_cluster kubectl get nodes --no-headers | grep -q SchedulingDisabled; }
+    within 120 opened
+    kill "$watch" 2>/dev/null || true
+    for i in 1 2; do
+        [ "$("$REAL" boots "$nodes" "real-$i")" = 2 ]
+        # The step that was running went on, once.
+        [ "$("$REAL" on "$nodes" "real-$i" sh -c 'wc -l </etc/epkit-test-starts')" -eq 1 ]
+        pod=$(in_cluster kubectl get pods -n kube-system -l k8s-app=deepep-installer-ubuntu --field-selector "spec.nodeName=real-$i" -o name)
+        in_cluster kubectl logs -n kube-system "$pod" -c deepep-installer >"$work/log-$i"
+        grep -q "NVSHMEM_IBGDA_SUPPORT is enabled correctly." "$work/log-$i"
+        grep -q "DeepEP installation complete" "$work/log-$i"
+        # In this order, for this node.
+        in_cluster kubectl get events -n default --field-selector "involvedObject.name=real-$i" -o json |
+            jq -r '.items | sort_by(.firstTimestamp)[].reason' | grep -xE 'Cordoned|Drained|Rebooting|Uncordoned' | uniq >"$work/reasons-$i"
+        # Once more drained after the reboot: nothing of others must have come back meanwhile.
+        grep -qxE 'Cordoned Drained Rebooting (Drained )?Uncordoned ' <(tr '\n' ' ' <"$work/reasons-$i"; echo)
+    done
+    # Never two: replay the states.
+    awk '{closed[$1] = $2 == "true"; n = 0; for (i in closed) n += closed[i]; if (n > most) most = n} END {exit most != 1}' "$work/states"
+    [ -z "$(in_cluster kubectl get leases -n kube-system -o name | grep epkit-installer || true)" ]
+}

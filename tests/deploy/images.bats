@@ -1,0 +1,84 @@
+#!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
+# Dockerfiles and Cloud Build, without building: rules, failures that must not be hidden, and what fits together. And that
+# the rules notice what they are for.
+#
+# shellcheck disable=SC2154,SC2016,SC2030,SC2031 # set by run; texts of Dockerfiles
+
+load common
+
+images() {
+    python3 "$EPKIT_SOURCE/tests/deploy/images.py" "$@"
+}
+
+@test "the Dockerfiles keep the rules" {
+    images lint "$EPKIT_SOURCE"/deploy/docker/*.Dockerfile
+}
+
+@test "each command of each build step, made to fail, fails its step" {
+    images failures "$EPKIT_SOURCE"/deploy/docker/*.Dockerfile
+}
+
+@test "Cloud Build: substitutions, arguments and images fit together; two hours, e2-highcpu-32" {
+    images cloudbuild "$EPKIT_SOURCE/deploy/cloudbuild.yaml"
+}
+
+# noticed ACTION TEXT LINE...: a Dockerfile of these lines is refused with this text
+noticed() {
+    local action=$1 text=$2
+    shift 2
+    printf '%s\n' "$@" >"$BATS_TEST_TMPDIR/Dockerfile"
+    run images "$action" "$BATS_TEST_TMPDIR/Dockerfile"
+    echo "$output"
+    [ "$status" -eq 1 ]
+    [[ "$output" == *"$text"* ]]
+}
+
+@test "the rules notice planted mistakes" {
+    shell='SHELL ["/bin/bash", "-euo", "pipefail", "-c"]'
+    noticed lint "hides a failure" "FROM a:1" "$shell" 'RUN make || true'
+    noticed lint "behind ;" "FROM a:1" "$shell" 'RUN cd /src; make'
+    noticed lint "in a pipe" "FROM a:1" 'RUN make | tee log'
+    noticed lint "without a tag" "FROM a" "$shell"
+    noticed lint "another one tomorrow" "FROM a:latest" "$shell"
+    noticed lint "a key, which everybody would share" "FROM a:1" "$shell" 'RUN ssh-keygen -A'
+    noticed lint "image's history" "FROM a:1" 'ARG HF_TOKEN'
+    noticed lint "without a checksum" "FROM a:1" "$shell" 'RUN curl -O https://example.com/x'
+    noticed lint "whatever is newest" "FROM a:1" "$shell" 'RUN git clone https://example.com/x'
+    noticed failures "succeeds although this fails: make" "FROM a:1" 'RUN make || true'
+    noticed failures "succeeds although this fails: cd /src" "FROM a:1" 'RUN cd /src && make || true && install'
+}
+
+@test "buildah builds the small image, and a step that fails fails the build" {
+    [ -n "${EPKIT_TEST_LONG:-}" ] || skip "compiles epkit in a container: only with EPKIT_TEST_LONG=1"
+    command -v buildah >/dev/null || skip "buildah is not installed"
+    command -v mmdebstrap >/dev/null || skip "mmdebstrap is not installed"
+    [ "$(id -u)" -eq 0 ] || skip "needs root"
+    need kubectl
+    local work=$BATS_TEST_TMPDIR store=(--storage-driver vfs --root "$BATS_TEST_TMPDIR/root" --runroot "$BATS_TEST_TMPDIR/run")
+    mkdir "$work/base" "$work/kubectl" "$work/tree"
+    mmdebstrap --quiet --variant=apt --include=ca-certificates bookworm "$work/base/base.tar"
+    printf 'FROM scratch\nADD base.tar /\n' >"$work/base/Dockerfile"
+    buildah bud "${store[@]}" --isolation chroot -q -t localhost/base:1 "$work/base"
+    cp "$("$PROGRAMS" path)/bin/kubectl" "$work/kubectl/"
+    printf 'FROM scratch\nCOPY kubectl /bin/kubectl\n' >"$work/kubectl/Dockerfile"
+    buildah bud "${store[@]}" --isolation chroot -q -t localhost/kubectl:1 "$work/kubectl"
+    git -C "$EPKIT_SOURCE" ls-files -z | (cd "$EPKIT_SOURCE" && tar -c --null -T -) | tar -x -C "$work/tree"
+    build() {
+        buildah bud "${store[@]}" --isolation chroot --build-arg BASE=localhost/base:1 \
+            --build-arg KUBECTL=localhost/kubectl:1 -t localhost/epkit:1 -f "$1" "$work/tree"
+    }
+    sed 's/^RUN apt-get update/RUN false \&\& apt-get update/' "$EPKIT_SOURCE/deploy/docker/epkit.Dockerfile" |
+        sed '/^RUN scripts/d; /^RUN .opt.epkit.bin/d; s/^COPY --from=build.*//' >"$work/broken"
+    run ! build "$work/broken"
+    build "$EPKIT_SOURCE/deploy/docker/epkit.Dockerfile"
+    container=$(buildah from "${store[@]}" localhost/epkit:1)
+    buildah run "${store[@]}" --isolation chroot "$container" -- epkit version
+    # In no layer, not only in the last one.
+    buildah push "${store[@]}" -q localhost/epkit:1 "docker-archive:$work/image.tar:localhost/epkit:1"
+    mkdir "$work/layers"
+    tar -xf "$work/image.tar" -C "$work/layers"
+    for layer in "$work"/layers/*.tar "$work"/layers/*/layer.tar; do
+        [ ! -f "$layer" ] || run ! grep -qE 'ssh_host_[a-z0-9]*_key$|root/[.]ssh/id_' <(tar -tf "$layer")
+    done
+}

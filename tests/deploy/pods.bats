@@ -1,0 +1,102 @@
+#!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
+# The chart on nodes with real kubelets: admitted by Kueue, sshd in every pod with the keys of the release, Open MPI
+# between them, epkit's internode matrix 32/32, and the JobSet completed; a launcher that fails fails the JobSet.
+#
+# shellcheck disable=SC2154,SC2030,SC2031,SC2317 # set by run; functions are called by name
+
+load common
+
+REAL=$EPKIT_SOURCE/tests/cluster/real.sh
+
+setup_file() {
+    [ -n "${EPKIT_TEST_LONG:-}" ] || skip "boots two nodes: only with EPKIT_TEST_LONG=1"
+    local command work=$BATS_FILE_TMPDIR file
+    for command in systemd-nspawn mmdebstrap containerd runc buildah etcd mpirun; do
+        command -v $command >/dev/null || skip "$command is not installed"
+    done
+    [ "$(id -u)" -eq 0 ] || skip "needs root"
+    ls "$EPKIT_BUILD"/libepkit-mpi.so* >/dev/null 2>&1 || skip "this build has no libepkit-mpi"
+    need kubelet coredns kube-apiserver helm kueue jobset
+    export NODES=$work/nodes
+    "$REAL" base "$work/base.tar"
+    mkdir -p "$work/pause" "$work/image/opt/epkit/bin"
+    cc -static -O1 -o "$work/pause/pause" "$EPKIT_SOURCE/tests/cluster/pause.c"
+    printf 'FROM scratch\nCOPY pause /pause\nENTRYPOINT ["/pause"]\n' >"$work/pause/Dockerfile"
+    "$REAL" image localhost/pause:1 "$work/pause.tar" "$work/pause/Dockerfile" "$work/pause"
+    cp "$EPKIT" "$EPKIT_BUILD"/libepkit*.so* "$work/image/opt/epkit/bin/"
+    ldd "$EPKIT" | awk '/=> \//{print $3}' | grep -vE '/(libc|libm|libdl|libpthread|libepkit)[.]so' | while read -r file; do
+        cp -L "$file" "$work/image/opt/epkit/bin/"
+    done
+    cp "$work/base.tar" "$work/image/"
+    printf 'FROM scratch\nADD base.tar /\nCOPY opt/epkit /opt/epkit\nENV PATH=/opt/epkit/bin:/usr/sbin:/usr/bin:/sbin:/bin\n' \
+        >"$work/image/Dockerfile"
+    "$REAL" image localhost/epkit:1 "$work/epkit.tar" "$work/image/Dockerfile" "$work/image"
+    "$REAL" up "$NODES" "$work/base.tar" 2 "$work/pause.tar" "$work/epkit.tar"
+    for command in jobset kueue "queue 16"; do
+        # shellcheck disable=SC2086 # words
+        "$REAL" in "$NODES" "$EPKIT_SOURCE/tests/cluster/kube.sh" ${command%% *} "$NODES/kube" ${command#"${command%% *}"}
+    done
+}
+
+teardown_file() {
+    if [ -d "${NODES:-/nowhere}" ]; then
+        "$REAL" down "$NODES" || true
+    fi
+}
+
+setup() {
+    [ -n "${EPKIT_TEST_LONG:-}" ] || skip "only with EPKIT_TEST_LONG=1"
+}
+
+k() {
+    "$REAL" in "$NODES" "$@"
+}
+
+install() {
+    local name=$1
+    shift
+    k helm install "$name" "$CHART" --set workload.image=localhost/epkit:1,workload.imagePullPolicy=Never,queue=a4 \
+        --set workload.sharedMemory=2Gi,network.mode=multi "$@" >/dev/null
+}
+
+state() {
+    k kubectl get jobset "$1" -o 'jsonpath={.status.terminalState}'
+}
+
+is_in() {
+    [ "$(state "$1")" = "$2" ]
+}
+
+output() {
+    k kubectl logs -l "jobset.sigs.k8s.io/jobset-name=$1,batch.kubernetes.io/job-completion-index=0" -c workload --tail=200
+}
+
+@test "Open MPI over the pods' sshd: the internode matrix 32/32, and the JobSet is completed" {
+    install matrix --set-file workload_launcher="$EPKIT_SOURCE/tests/deploy/launcher.sh" --set workload.completion=coordinator
+    within 900 is_in matrix Completed || {
+        k kubectl get pods -o wide
+        output matrix
+        return 1
+    }
+    output matrix | tee "$BATS_TEST_TMPDIR/log"
+    grep -q '32/32 cases passed' "$BATS_TEST_TMPDIR/log"
+    k helm uninstall matrix --wait
+}
+
+@test "a launcher that fails fails the JobSet, and its exit code is in the log" {
+    printf 'exit 7\n' >"$BATS_TEST_TMPDIR/launcher.sh"
+    install broken --set-file workload_launcher="$BATS_TEST_TMPDIR/launcher.sh"
+    within 600 is_in broken Failed
+    k helm uninstall broken --wait
+}
+
+@test "SLEEP_INFINITY keeps the pods, whatever the launcher says" {
+    printf 'exit 7\n' >"$BATS_TEST_TMPDIR/launcher.sh"
+    install kept --set SLEEP_INFINITY=true --set-file workload_launcher="$BATS_TEST_TMPDIR/launcher.sh"
+    said() { output kept | grep -q 'SLEEP_INFINITY is true; the pod stays'; }
+    within 600 said
+    output kept | grep -q 'the launcher ended with exit code 7'
+    [ -z "$(state kept)" ]
+    k helm uninstall kept --wait
+}

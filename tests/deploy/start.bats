@@ -1,0 +1,67 @@
+#!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
+# start.sh, the first process of the chart's pods, run as in a pod: in a root folder of its own, as process 1's child.
+#
+# shellcheck disable=SC2154,SC2016 # set by run; texts of scripts
+
+load common
+
+setup() {
+    [ "$(id -u)" -eq 0 ] || skip "needs root, for a root folder of its own"
+    unshare --mount true 2>/dev/null || skip "mount namespaces are not allowed here"
+    printf '%s\n' "$BASH_VERSION" >"$BATS_TEST_TMPDIR/launcher"
+}
+
+# pod PREPARE [NAME=VALUE...]: start.sh in a copy of this root folder that PREPARE changes first; ssh is off
+pod() {
+    local prepare=$1
+    shift
+    unshare --mount --pid --fork bash -euc '
+        base=$1 chart=$2 launcher=$3 prepare=$4
+        shift 4
+        mount -t tmpfs tmpfs "$base"
+        mkdir "$base/upper" "$base/work" "$base/root"
+        mount -t overlay overlay -o "lowerdir=/,upperdir=$base/upper,workdir=$base/work" "$base/root"
+        cd "$base/root"
+        mount -t proc proc proc
+        mount --bind /dev dev
+        mkdir -p workload/launcher usr/local/nvidia/lib64
+        cp "$chart/files/start.sh" workload/launcher/
+        cp "$launcher" workload/launcher/launch-workload.sh
+        eval "$prepare"
+        exec chroot . env JOB_COMPLETION_INDEX=0 NNODES=1 "$@" bash /workload/launcher/start.sh' - \
+        "$(mktemp -d -p "$BATS_TEST_TMPDIR")" "$CHART" "$BATS_TEST_TMPDIR/launcher" "$prepare" "$@"
+}
+
+@test "the node's driver for mlx5 is copied to where the node's libibverbs looks for it" {
+    # As seen on A4: private interface 57 of the node beside 34 of the image.
+    local node='printf "x\0-rdmav57.so\0y" >usr/local/nvidia/lib64/libibverbs.so.1; echo old >usr/local/nvidia/lib64/libmlx5.so.1.9.0.0; echo driver >usr/local/nvidia/lib64/libmlx5.so.1.25.56.0'
+    echo 'cat /usr/lib/$(uname -m)-linux-gnu/libibverbs/libmlx5-rdmav57.so' >"$BATS_TEST_TMPDIR/launcher"
+    run pod "$node" EPKIT_STACK=host
+    echo "$output"
+    [ "$status" -eq 0 ]
+    [[ "$output" == *"epkit: copied /usr/local/nvidia/lib64/libmlx5.so.1.25.56.0 to "*"/libmlx5-rdmav57.so"*$'\n'driver$'\n'* ]]
+    # Not with a stack that is in the image; and nothing to mend without a libibverbs of the node.
+    run pod "$node" EPKIT_STACK=image
+    [ "$status" -ne 0 ]
+    echo 'exit 0' >"$BATS_TEST_TMPDIR/launcher"
+    run pod : EPKIT_STACK=host
+    [ "$status" -eq 0 ]
+    [[ "$output" != *copied* ]]
+}
+
+@test "the launcher gets its arguments' environment, without what gIB refuses; its exit code is the pod's" {
+    echo 'echo "nonblocking=${TORCH_NCCL_USE_COMM_NONBLOCKING-unset} index=$JOB_COMPLETION_INDEX"; exit 9' >"$BATS_TEST_TMPDIR/launcher"
+    run pod : TORCH_NCCL_USE_COMM_NONBLOCKING=0
+    echo "$output"
+    [ "$status" -eq 9 ]
+    [[ "$output" == *"nonblocking=unset index=0"*"the launcher ended with exit code 9"* ]]
+}
+
+@test "a pod that is ended passes it on to the launcher, and ends" {
+    printf 'trap "echo saved; exit 3" TERM\nkill -TERM $PPID\nwhile :; do sleep 0.1; done\n' >"$BATS_TEST_TMPDIR/launcher"
+    run timeout 100 bash -c "$(declare -f pod); CHART='$CHART' BATS_TEST_TMPDIR='$BATS_TEST_TMPDIR'; pod :"
+    echo "$output"
+    [ "$status" -eq 3 ]
+    [[ "$output" == *saved* ]]
+}

@@ -1,0 +1,229 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Values of the chart: every one of them must change what the cluster gets.
+
+values.py list CHART         leaves of values.yaml that no case here changes, and cases of leaves that are not there
+values.py render CHART       each case rendered by helm, without and with the change: the two must differ
+values.py objects CHART DIR  writes a list for kubectl, DIR/objects.json: a release without and one with each change,
+                             all in the namespace "values"
+values.py compare FILE       what `kubectl get -A -o json` of those kinds says: again the two must differ
+values.py matrix DIR CHART pairs|all   the same for stack x network x queue x volumes x orchestrator, namespace "matrix"
+"""
+import itertools
+import json
+import re
+import subprocess
+import sys
+
+import yaml
+
+IMAGE = ["--set", "workload.image=registry.example/nemo-deepep:25.11"]
+QUEUE = ["--set", "queue=a4"]
+LWS = ["--set", "orchestrator=leaderworkerset"]
+MULTI = ["--set", "network.mode=multi"]
+DRANET = ["--set", "network.mode=dranet"]
+HOST = ["--set", "stack=host"]
+GCS = ["--set", "volumes.gcsMounts[0].bucketName=logs-bucket"]
+NFS = ["--set", "volumes.nfs.ip=192.0.2.9", "--set", "volumes.nfs.volume=share"]
+FILESTORE = NFS + ["--set", "volumes.nfs.region=us-central1-b", "--set", "volumes.nfs.instance=store"]
+LAUNCHER = ["--set", "workload_launcher=exit 0"]
+OPERATOR = ["--set", "gpuOperator.moduleConfig.create=true"]
+PUBLIC_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIEexample somebody"
+
+
+def case(change, context=()):
+    """A change, and what else must be set for it to have a meaning."""
+    return [change if isinstance(change, list) else ["--set", change], list(context)]
+
+
+CASES = {
+    "orchestrator": case("orchestrator=leaderworkerset"),
+    "stack": case("stack=managed"),
+    "workload_launcher": case(LAUNCHER),
+    "RUN_DEEPEP_TEST": case("RUN_DEEPEP_TEST=true"),
+    "SLEEP_INFINITY": case("SLEEP_INFINITY=true"),
+    "HF_TOKEN": case("HF_TOKEN=hf_example"),
+    "SSH_PUBLIC_KEY": case("SSH_PUBLIC_KEY=" + PUBLIC_KEY),
+    "workload.image": case("workload.image=registry.example/other:1"),
+    "workload.imagePullPolicy": case("workload.imagePullPolicy=Always"),
+    "workload.imagePullSecrets": case("workload.imagePullSecrets[0]=pull"),
+    "workload.gpus": case("workload.gpus=32"),
+    "workload.job": case("workload.job=nccl"),
+    "workload.arguments": case("workload.arguments={--quick,7}"),
+    "workload.envs": case(["--set-json", 'workload.envs=[{"name":"DEBUG","value":"1"}]']),
+    "workload.config": case("workload.config=a: 1"),
+    "workload.completion": case("workload.completion=coordinator", LAUNCHER),
+    "workload.restarts": case("workload.restarts=2"),
+    "workload.ttlSecondsAfterFinished": case("workload.ttlSecondsAfterFinished=60"),
+    "workload.terminationGracePeriodSeconds": case("workload.terminationGracePeriodSeconds=5"),
+    "workload.sharedMemory": case("workload.sharedMemory=8Gi"),
+    "workload.resources": case("workload.resources.requests.cpu=8"),
+    "workload.serviceAccountName": case("workload.serviceAccountName=runner"),
+    "workload.priorityClassName": case("workload.priorityClassName=system-node-critical"),
+    "workload.privileged": case("workload.privileged=true"),
+    "workload.labels": case("workload.labels.team=a"),
+    "workload.annotations": case("workload.annotations.note=a"),
+    "queue": case("queue=a4"),
+    "tasSettings.topologyRequest": case(["--set-json", "tasSettings.topologyRequest=null"], QUEUE),
+    "dwsSettings.maxRunDurationSeconds": case("dwsSettings.maxRunDurationSeconds=3600", QUEUE),
+    "accelerator": case("accelerator=nvidia-b200"),
+    "nodeSelector": case("nodeSelector.pool=a"),
+    "targetNodes": case("targetNodes={a4-0,a4-1}"),
+    "avoidNodes": case("avoidNodes={a4-3}"),
+    "tolerations": case(["--set-json", 'tolerations=[{"key":"reserved","operator":"Exists"}]']),
+    "host.driverPath": case("host.driverPath=/srv/nvidia", HOST),
+    "host.stackPath": case("host.stackPath=/srv/deepep", HOST),
+    "network.mode": case("network.mode=host"),
+    "network.networks": case("network.networks={default,rdma-0}", MULTI),
+    "network.deviceClass": case("network.deviceClass=nic.example", DRANET),
+    "network.nicsPerNode": case("network.nicsPerNode=4", DRANET),
+    "network.gibImage": case("network.gibImage=registry.example/gib:1"),
+    "network.nccl": case("network.nccl.NCCL_IB_TC=52"),
+    "network.clusterDomain": case("network.clusterDomain=example.internal"),
+    "network.masterPort": case("network.masterPort=6002"),
+    "ssh.enabled": case("ssh.enabled=false"),
+    "ssh.port": case("ssh.port=2222"),
+    "ssh.existingSecret": case("ssh.existingSecret=mine"),
+    "networkPolicy.create": case("networkPolicy.create=true"),
+    "volumes.gcsMounts": case(GCS),
+    "volumes.gcsSidecar.cpuLimit": case(["--set-string", "volumes.gcsSidecar.cpuLimit=2"], GCS),
+    "volumes.gcsSidecar.memoryLimit": case("volumes.gcsSidecar.memoryLimit=1Gi", GCS),
+    "volumes.gcsSidecar.ephemeralStorageLimit": case("volumes.gcsSidecar.ephemeralStorageLimit=1Gi", GCS),
+    "volumes.psMounts": case("volumes.psMounts[0].claimName=ps,volumes.psMounts[0].mountPath=/ps"),
+    "volumes.pvcMounts": case("volumes.pvcMounts[0].claimName=pvc,volumes.pvcMounts[0].mountPath=/pvc"),
+    "volumes.nfs.ip": case("volumes.nfs.ip=192.0.2.10", NFS),
+    "volumes.nfs.region": case("volumes.nfs.region=europe-west4-a", FILESTORE),
+    "volumes.nfs.instance": case("volumes.nfs.instance=other", FILESTORE),
+    "volumes.nfs.volume": case("volumes.nfs.volume=other", NFS),
+    "volumes.nfs.storage": case("volumes.nfs.storage=2Ti", NFS),
+    "volumes.nfs.mountPath": case("volumes.nfs.mountPath=/data", NFS),
+    "volumes.ssdMountPath": case("volumes.ssdMountPath=/ssd"),
+    "volumes.ssdHostPath": case("volumes.ssdHostPath=/mnt/disks/ssd0", ["--set", "volumes.ssdMountPath=/ssd"]),
+    "gpuOperator.moduleConfig.create": case(OPERATOR),
+    "gpuOperator.moduleConfig.name": case("gpuOperator.moduleConfig.name=module-params", OPERATOR),
+    "gpuOperator.moduleConfig.namespace": case("gpuOperator.moduleConfig.namespace=kube-system", OPERATOR),
+}
+
+
+def leaves(value, path=""):
+    """Paths of a tree of values; an empty map or list is a leaf, and so is a map whose keys are a user's."""
+    if isinstance(value, dict) and value and path != "tasSettings.topologyRequest":
+        for key, below in value.items():
+            yield from leaves(below, f"{path}.{key}" if path else key)
+    else:
+        yield path
+
+
+def render(chart, release, namespace, arguments):
+    text = subprocess.run(["helm", "template", release, chart, "--namespace", namespace, *IMAGE, *arguments],
+                          check=True, stdout=subprocess.PIPE).stdout
+    return [document for document in yaml.safe_load_all(text) if document]
+
+
+def comparable(documents, release):
+    """Without what differs each time: keys, and the name of the release."""
+    documents = json.loads(re.sub(rf"\b{release}\b", "RELEASE", json.dumps(documents)))
+    for document in documents:
+        if document["kind"] == "Secret" and document["metadata"]["name"].endswith("-ssh"):
+            document.pop("data")
+    return sorted(documents, key=lambda document: (document["kind"], document["metadata"]["name"]))
+
+
+def check_list(chart):
+    with open(f"{chart}/values.yaml", encoding="utf-8") as stream:
+        there = set(leaves(yaml.safe_load(stream)))
+    for path in sorted(there - set(CASES)):
+        print(f"no case changes {path}")
+    for path in sorted(set(CASES) - there):
+        print(f"there is no value {path}")
+    return there == set(CASES)
+
+
+def check_render(chart):
+    bases, dead = {}, []
+    for path, (change, context) in CASES.items():
+        key = tuple(context)
+        if key not in bases:
+            bases[key] = comparable(render(chart, "v", "ns", context), "v")
+        if comparable(render(chart, "v", "ns", context + change), "v") == bases[key]:
+            dead.append(path)
+    for path in dead:
+        print(f"{path} changes nothing")
+    print(f"{len(CASES) - len(dead)} of {len(CASES)} values change what is rendered")
+    return not dead
+
+
+def write(folder, objects):
+    with open(f"{folder}/objects.json", "w", encoding="utf-8") as stream:
+        json.dump({"apiVersion": "v1", "kind": "List", "items": objects}, stream)
+
+
+def write_objects(chart, folder):
+    objects = []
+    for number, (path, (change, context)) in enumerate(CASES.items()):
+        for side, arguments in ("a", context), ("b", context + change):
+            release = f"v{number}{side}"
+            # That ConfigMap is in a namespace of its own, with a name that is not the release's: one for each case.
+            own = ["--set", f"gpuOperator.moduleConfig.name={release}"] if OPERATOR[1] in arguments and not (
+                path == "gpuOperator.moduleConfig.name" and side == "b") else []
+            objects += render(chart, release, "values", arguments + own)
+    write(folder, objects)
+    return True
+
+
+VOLATILE = ("uid", "resourceVersion", "creationTimestamp", "generation", "managedFields", "finalizers")
+
+
+def check_compare(file):
+    with open(file, encoding="utf-8") as stream:
+        items = json.load(stream)["items"]
+    found = {}
+    for item in items:
+        for key in VOLATILE:
+            item["metadata"].pop(key, None)
+        item.pop("status", None)
+        found.setdefault(item["metadata"].get("labels", {}).get("app.kubernetes.io/instance"), []).append(item)
+    dead = []
+    for number, path in enumerate(CASES):
+        sides = [comparable(found.get(f"v{number}{side}", []), f"v{number}{side}") for side in "ab"]
+        if not all(sides):
+            dead.append(f"{path}: nothing was created")
+        elif sides[0] == sides[1]:
+            dead.append(f"{path} changes no object of the cluster")
+    if dead:
+        print("\n".join(dead))
+    print(f"{len(CASES) - len(dead)} of {len(CASES)} values change objects of the cluster")
+    return not dead
+
+
+VOLUMES = {
+    "none": [], "gcs": GCS, "nfs": NFS, "filestore": FILESTORE,
+    "parallelstore": CASES["volumes.psMounts"][0], "claim": CASES["volumes.pvcMounts"][0],
+    "ssd": CASES["volumes.ssdMountPath"][0],
+}
+
+
+def write_matrix(folder, chart, extent):
+    """All cells, or ("pairs") one kind of volume for each pair of stack and network, in turn."""
+    objects, kinds, n = [], list(VOLUMES), 0
+    cells = list(itertools.product(("image", "host", "managed"), ("host", "multi", "dranet"), (False, True),
+                                   ("jobset", "leaderworkerset")))
+    for number, (stack, mode, queue, kind) in enumerate(cells):
+        for volume in kinds if extent == "all" else [kinds[number % len(kinds)]]:
+            objects += render(chart, f"m{n}", "matrix", [
+                "--set", f"stack={stack},network.mode={mode},orchestrator={kind},workload.gpus=8",
+                *(QUEUE if queue else []), *VOLUMES[volume]])
+            n += 1
+    write(folder, objects)
+    print(n)
+    return True
+
+
+def main():
+    actions = {"list": check_list, "render": check_render, "objects": write_objects, "compare": check_compare,
+               "matrix": write_matrix}
+    return 0 if actions[sys.argv[1]](*sys.argv[2:]) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,299 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What deploy check makes of manifests and snapshots, above all where only a kubelet would tell
+ * (tests/deploy/cluster.bats compares the rest with a real cluster). */
+#include "deploy/deploy.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static const char job_text[] =
+    "apiVersion: batch/v1\nkind: Job\nmetadata: {name: j, namespace: ns}\nspec:\n  parallelism: 2\n  template:\n"
+    "    metadata:\n      labels: {app: j}\n"
+    "      annotations: {networking.gke.io/interfaces: '[{\"interfaceName\":\"eth1\",\"network\":\"rdma-0\"}]'}\n"
+    "    spec:\n      serviceAccountName: runner\n      imagePullSecrets: [{name: pull}]\n"
+    "      tolerations: [{key: nvidia.com/gpu, operator: Exists}]\n"
+    "      volumes:\n      - {name: b, csi: {driver: gcsfuse.csi.storage.gke.io}}\n"
+    "      - {name: s, secret: {secretName: keys}}\n      - {name: p, persistentVolumeClaim: {claimName: data}}\n"
+    "      containers:\n      - name: c\n        image: registry.example/team/nemo:25.11\n"
+    "        env: [{name: EPKIT_STACK, value: host}]\n"
+    "        resources: {limits: {nvidia.com/gpu: 8, cpu: 500m}}\n";
+
+/* A cluster on which that job runs. Each case changes one thing in it. */
+static const char cluster_text[] =
+    "{'epkit_cluster':1,'version':'v1.33.5-gke.1162000','user':'me','groups':['v1','batch/v1','networking.gke.io/v1'],"
+    "'rights':{'jobs.batch':true},'unread':{},'items':{"
+    "'namespaces':[{'metadata':{'name':'ns','labels':{'team':'a'}}}],"
+    "'nodes':[{'metadata':{'name':'n0','labels':{'cloud.google.com/gke-accelerator':'nvidia-b200',"
+    "'cloud.google.com/gce-topology-block':'b','iam.gke.io/gke-metadata-server-enabled':'true'}},"
+    "'spec':{'taints':[{'key':'nvidia.com/gpu','value':'present','effect':'NoSchedule'}]},"
+    "'status':{'conditions':[{'type':'Ready','status':'True'}],"
+    "'allocatable':{'nvidia.com/gpu':'16','cpu':'4','memory':'8Gi','pods':'110'},'capacity':{'nvidia.com/gpu':'16'}}}],"
+    "'pods':[],'resourcequotas':[],'networkpolicies':[],'serviceaccounts':[{'metadata':{'name':'runner',"
+    "'namespace':'ns'}}],'secrets':[{'metadata':{'name':'keys','namespace':'ns'}},{'metadata':{'name':'pull',"
+    "'namespace':'ns'}}],'persistentvolumeclaims':[{'metadata':{'name':'data','namespace':'ns'}}],"
+    "'csidrivers':[{'metadata':{'name':'gcsfuse.csi.storage.gke.io'}}],"
+    "'daemonsets':[{'metadata':{'name':'dcgm-exporter'}}],'networks':[{'metadata':{'name':'rdma-0'}}]}}";
+
+static json_t *load(const char *text)
+{
+    char copy[8192];
+    json_t *value;
+
+    snprintf(copy, sizeof(copy), "%s", text);
+    for (char *at = copy; *at; at++)
+        if (*at == '\'')
+            *at = '"';
+    value = json_loads(copy, JSON_DECODE_ANY, NULL);
+    assert_non_null(value);
+    return value;
+}
+
+static json_t *parse(const char *text)
+{
+    json_t *documents = NULL;
+
+    if (deploy_manifest_parse(text, strlen(text), &documents) != EP_OK)
+        print_message("%s\n", ep_last_error());
+    assert_non_null(documents);
+    return documents;
+}
+
+/* Replaces what is at a path (keys and indices divided by '|') by `value`. */
+static void change(json_t *object, const char *path, const char *value)
+{
+    char copy[256], *state = NULL, *key, *next;
+
+    snprintf(copy, sizeof(copy), "%s", path);
+    key = strtok_r(copy, "|", &state);
+    while ((next = strtok_r(NULL, "|", &state))) {
+        object = json_is_array(object) ? json_array_get(object, (size_t)(*key - '0')) : json_object_get(object, key);
+        assert_non_null(object);
+        key = next;
+    }
+    assert_int_equal(json_object_set_new(object, key, load(value)), 0);
+}
+
+static json_t *check(const char *path, const char *value)
+{
+    json_t *documents = parse(job_text), *snapshot = load(cluster_text), *findings;
+    struct deploy_job job;
+
+    if (path)
+        change(snapshot, path, value);
+    assert_int_equal(deploy_snapshot_check(snapshot), EP_OK);
+    assert_int_equal(deploy_job_find(documents, "default", &job), EP_OK);
+    findings = deploy_check(snapshot, &job);
+    assert_non_null(findings);
+    json_decref(snapshot);
+    json_decref(documents);
+    return findings;
+}
+
+static void test_nothing_found(void **unused)
+{
+    json_t *findings = check(NULL, NULL);
+
+    (void)unused;
+    if (json_array_size(findings))
+        json_dumpf(findings, stdout, JSON_INDENT(1));
+    assert_int_equal(json_array_size(findings), 0);
+    json_decref(findings);
+}
+
+static void test_findings(void **unused)
+{
+    static const struct {
+        const char *path, *value, *id, *says;
+    } cases[] = {
+        {"groups", "['v1','networking.gke.io/v1']", "api-missing",
+         "no matches for kind \"Job\" in version \"batch/v1\""},
+        {"rights", "{'jobs.batch':false}", "forbidden",
+         "jobs.batch is forbidden: User \"me\" cannot create resource \"jobs\" in API group \"batch\" in the namespace "
+         "\"ns\""},
+        {"items|namespaces", "[]", "namespace-missing", "namespaces \"ns\" not found"},
+        {"items|csidrivers", "[]", "csi-missing",
+         "driver name gcsfuse.csi.storage.gke.io not found in the list of registered CSI drivers"},
+        {"items|secrets",
+         "[{'metadata':{'name':'keys','namespace':'ns'}},{'metadata':{'name':'pull','namespace':'no'}}]",
+         "secret-missing", "secret \"pull\" not found"},
+        {"items|secrets", "[{'metadata':{'name':'pull','namespace':'ns'}}]", "secret-missing",
+         "secret \"keys\" not found"},
+        {"items|persistentvolumeclaims", "[]", "claim-missing", "persistentvolumeclaim \"data\" not found"},
+        {"items|serviceaccounts", "[]", "account-missing",
+         "error looking up service account ns/runner: serviceaccount \"runner\" not found"},
+        {"items|networks", "[{'metadata':{'name':'rdma-1'}}]", "network-missing", "network \"rdma-0\" not found"},
+        {"groups", "['v1','batch/v1']", "multi-network",
+         "the pods start with one interface: nothing reads networking.gke.io/interfaces"},
+        {"items|daemonsets", "[]", "dcgm", "no metrics of GPUs"},
+        {"version", "'v1.31.7-gke.1264999'", "gke-version", "GKE v1.31.7-gke.1264999"},
+        {"items|pods",
+         "[{'metadata':{'name':'x','namespace':'o'},'status':{'containerStatuses':[{'image':"
+         "'registry.example/team/nemo:25.04','state':{'waiting':{'reason':'ImagePullBackOff','message':'denied'}}}]}}]",
+         "image-pull", "ImagePullBackOff: denied"},
+        {"items|networkpolicies", "[{'metadata':{'name':'deny'},'spec':{'podSelector':{},'policyTypes':['Ingress']}}]",
+         "network-policy", "Connection timed out during banner exchange (ssh between the pods, port 222)"},
+        {"items|networkpolicies",
+         "[{'metadata':{'name':'http'},'spec':{'podSelector':{},'ingress':[{'from':[{'podSelector':{}}],'ports':["
+         "{'port':80}]}]}}]",
+         "network-policy", "Connection timed out during banner exchange (ssh between the pods, port 222)"},
+        {"items|nodes|0|metadata|labels|cloud.google.com/gke-gpu-driver-version", "'latest'", "driver-managed",
+         "0/1 nodes are available"},
+        {"items|nodes|0|metadata|labels|iam.gke.io/gke-metadata-server-enabled", "'false'", "workload-identity",
+         "PermissionDenied desc = failed to get GCS bucket"},
+        {"items|nodes|0|spec|unschedulable", "true", "nodes", "0/1 nodes are available"},
+        {"items|nodes|0|status|allocatable|cpu", "'999m'", "nodes", "0/1 nodes are available"},
+        {"items|pods",
+         "[{'metadata':{'name':'x','namespace':'o'},'spec':{'nodeName':'n0','containers':[{'resources':{'requests':{"
+         "'nvidia.com/gpu':'1'}}}]},'status':{'phase':'Running'}}]",
+         "nodes", "0/1 nodes are available"},
+        {"items|resourcequotas",
+         "[{'metadata':{'name':'q'},'spec':{'hard':{'requests.nvidia.com/gpu':'24'}},'status':{'used':{"
+         "'requests.nvidia.com/gpu':'10'}}}]",
+         "namespace-quota",
+         "exceeded quota: q, requested: requests.nvidia.com/gpu=8, used: requests.nvidia.com/gpu=18, limited: "
+         "requests.nvidia.com/gpu=24"},
+    };
+
+    (void)unused;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        json_t *findings = check(cases[i].path, cases[i].value), *finding = json_array_get(findings, 0);
+
+        if (json_array_size(findings) != 1) {
+            print_message("case %zu, %s:\n", i, cases[i].id);
+            json_dumpf(findings, stdout, JSON_INDENT(1));
+        }
+        assert_int_equal(json_array_size(findings), 1);
+        assert_string_equal(json_string_value(json_object_get(finding, "id")), cases[i].id);
+        assert_string_equal(json_string_value(json_object_get(finding, "says")), cases[i].says);
+        assert_true(strlen(json_string_value(json_object_get(finding, "why"))) > 0);
+        assert_true(strlen(json_string_value(json_object_get(finding, "fix"))) > 0);
+        json_decref(findings);
+    }
+}
+
+/* What says nothing against a job must find nothing. */
+static void test_harmless(void **unused)
+{
+    static const char *const cases[][2] = {
+        {"items|networkpolicies", "[{'metadata':{'name':'x'},'spec':{'podSelector':{'matchLabels':{'app':'k'}}}}]"},
+        {"items|networkpolicies", "[{'metadata':{'name':'x'},'spec':{'podSelector':{},'policyTypes':['Egress']}}]"},
+        {"items|networkpolicies", "[{'metadata':{'name':'x'},'spec':{'podSelector':{},'ingress':[{}]}}]"},
+        {"items|networkpolicies", "[{'metadata':{'name':'x'},'spec':{'podSelector':{},'ingress':[{'from':["
+                                  "{'namespaceSelector':{'matchLabels':{'team':'a'}}}],'ports':[{'port':200,'endPort':"
+                                  "300}]}]}}]"},
+        {"version", "'v1.31.7-gke.1265000'"},
+        {"version", "'v1.32.0-gke.1'"},
+        {"items|pods", "[{'metadata':{'name':'x','namespace':'o'},'spec':{'nodeName':'n0','containers':[{'resources':{"
+                       "'requests':{'nvidia.com/gpu':'8'}}}]},'status':{'phase':'Succeeded'}}]"},
+        {"unread", "{'csidrivers':'forbidden'}"},
+    };
+
+    (void)unused;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        json_t *findings = check(cases[i][0], cases[i][1]);
+
+        if (json_array_size(findings))
+            json_dumpf(findings, stdout, JSON_INDENT(1));
+        assert_int_equal(json_array_size(findings), 0);
+        json_decref(findings);
+    }
+}
+
+static void test_yaml(void **unused)
+{
+    json_t *documents = parse("# nothing\n---\n---\na: &x {b: [1, -2, 0x1, 1.5, yes, 'true', \"7\", ~, 0400, 1e3]}\n"
+                              "c: *x\n---\nkind: List\nitems: [{d: 1}, {e: 2}]\n");
+    json_t *expected = load("[{'a':{'b':[1,-2,'0x1',1.5,'yes','true','7',null,256,1000.0]},"
+                            "'c':{'b':[1,-2,'0x1',1.5,'yes','true','7',null,256,1000.0]}},{'d':1},{'e':2}]");
+
+    (void)unused;
+    if (!json_equal(documents, expected))
+        json_dumpf(documents, stdout, 0);
+    assert_true(json_equal(documents, expected));
+    json_decref(documents);
+    json_decref(expected);
+}
+
+static void test_yaml_refused(void **unused)
+{
+    static const char *const cases[][2] = {
+        {"a: 1\na: 2\n", "line 2: key 'a' is there twice"},
+        {"a: [1\n", "line 2: "},
+        {"- 1\n", "line 1: a document is not an object"},
+        {"a: 1\n---\ntext\n", "line 3: a document is not an object"},
+        {"{[1]: 2}\n", "line 1: a key is not a plain word"},
+        {"a: &a [*a]\n", "too deep or too large"},
+        {"a: *nobody\n", "line 1: "},
+        {"a: \"\\xff\n", "line "},
+    };
+    /* Ten aliases of ten aliases of ...: a kilobyte that stands for a billion values. */
+    char bomb[2048] = "a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n";
+    size_t at = strlen(bomb);
+    json_t *documents;
+
+    (void)unused;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        assert_int_equal(deploy_manifest_parse(cases[i][0], strlen(cases[i][0]), &documents), EP_E_ARG);
+        if (!strstr(ep_last_error(), cases[i][1]))
+            print_message("%s: %s\n", cases[i][0], ep_last_error());
+        assert_non_null(strstr(ep_last_error(), cases[i][1]));
+    }
+    for (int i = 1; i < 10; i++) {
+        at += (size_t)snprintf(bomb + at, sizeof(bomb) - at, "a%d: &a%d [", i, i);
+        for (int n = 0; n < 10; n++)
+            at += (size_t)snprintf(bomb + at, sizeof(bomb) - at, "*a%d%s", i - 1, n < 9 ? "," : "]\n");
+    }
+    assert_int_equal(deploy_manifest_parse(bomb, at, &documents), EP_E_ARG);
+    assert_non_null(strstr(ep_last_error(), "too deep or too large"));
+}
+
+static void test_jobs(void **unused)
+{
+    static const struct {
+        const char *text, *error;
+    } cases[] = {
+        {"kind: ConfigMap\n", "no JobSet"},
+        {"kind: Job\nmetadata: {name: a}\n---\nkind: Job\nmetadata: {name: b}\n", "more than one job: Job a and Job b"},
+        {"kind: JobSet\nmetadata: {name: a}\nspec: {replicatedJobs: []}\n", "JobSet a has no pods"},
+        {"kind: JobSet\nmetadata: {name: a}\nspec: {replicatedJobs: [{replicas: 99999999999}]}\n", "no pods"},
+    };
+    struct deploy_job job;
+    json_t *documents;
+
+    (void)unused;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        documents = parse(cases[i].text);
+        assert_int_equal(deploy_job_find(documents, "ns", &job), EP_E_ARG);
+        assert_non_null(strstr(ep_last_error(), cases[i].error));
+        json_decref(documents);
+    }
+    documents = deploy_job_make("ns", "a4", 24, "rack", true);
+    assert_non_null(documents);
+    assert_int_equal(deploy_job_find(documents, "other", &job), EP_OK);
+    assert_string_equal(job.space, "ns");
+    assert_string_equal(job.queue, "a4");
+    assert_int_equal(job.n_sets, 1);
+    assert_int_equal(job.sets[0].count, 3);
+    json_decref(documents);
+    documents = parse("kind: LeaderWorkerSet\nmetadata: {name: a}\nspec: {leaderWorkerTemplate: {size: 4, "
+                      "leaderTemplate: {spec: {}}, workerTemplate: {spec: {}}}}\n");
+    assert_int_equal(deploy_job_find(documents, "other", &job), EP_OK);
+    assert_int_equal(job.n_sets, 2);
+    assert_int_equal(job.sets[1].count, 3);
+    json_decref(documents);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_nothing_found), cmocka_unit_test(test_findings),     cmocka_unit_test(test_harmless),
+        cmocka_unit_test(test_yaml),          cmocka_unit_test(test_yaml_refused), cmocka_unit_test(test_jobs),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
