@@ -6,6 +6,7 @@
 # As the copyright files say it that are installed with them. libsmartcols: the part of util-linux that it is.
 set(EPKIT_LICENCE_jansson "MIT")
 set(EPKIT_LICENCE_elf "LGPL-3.0-or-later, or GPL-2.0-or-later")
+set(EPKIT_LICENCE_yaml "MIT")
 set(EPKIT_LICENCE_z "Zlib")
 set(EPKIT_LICENCE_zstd "BSD-3-Clause, or GPL-2.0-only")
 set(EPKIT_LICENCE_smartcols "LGPL-2.1-or-later")

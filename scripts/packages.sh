@@ -22,6 +22,7 @@ build  command:pkg-config                  pkg-config
 build  pkg:jansson                         libjansson-dev
 build  pkg:smartcols                       libsmartcols-dev
 build  pkg:libelf                          libelf-dev
+build  pkg:yaml-0.1                        libyaml-dev
 build  command:gnuplot                     gnuplot-nox
 test   command:make                        make
 test   command:g++                         g++

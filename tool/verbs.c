@@ -7,11 +7,11 @@
 #include <string.h>
 
 extern const struct cmd verb_nics, verb_run, verb_topo, verb_doctor, verb_env, verb_test, verb_bench, verb_help,
-    verb_version, verb_completion;
+    verb_version, verb_completion, verb_install;
 
 const struct cmd *const verbs[] = {
-    &verb_run,   &verb_topo, &verb_nics,    &verb_env,        &verb_doctor, &verb_test,
-    &verb_bench, &verb_help, &verb_version, &verb_completion, NULL,
+    &verb_run,   &verb_topo,    &verb_nics, &verb_env,     &verb_doctor,     &verb_test,
+    &verb_bench, &verb_install, &verb_help, &verb_version, &verb_completion, NULL,
 };
 
 const struct env_text env_texts[] = {
