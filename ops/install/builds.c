@@ -58,34 +58,17 @@ static void build_check(const struct check_context *context, const struct recipe
 
 static void build_fetch(FILE *script, const struct recipe_step *step)
 {
-    fputs("mkdir -p \"$EPKIT_STATE/fetch\"\nsource=\"$EPKIT_STATE/fetch/$EPKIT_STEP\"\n", script);
     if (*arg_text(step, "url")) {
-        fputs("/usr/lib/apt/apt-helper download-file ", script);
+        fputs("epkit_download ", script);
         script_word(script, arg_text(step, "url"));
-        fprintf(script, " \"$source.tar\" SHA256:%s\n", arg_text(step, "sha256"));
+        fprintf(script, " \"$EPKIT_STATE/fetch/$EPKIT_STEP.tar\" '%s'\n", arg_text(step, "sha256"));
         return;
     }
-    fputs("if ! git -C \"$source\" rev-parse --git-dir >/dev/null 2>&1; then\n"
-          "    rm -rf \"$source\"\n"
-          "    git init -q \"$source\"\n"
-          "fi\n"
-          "rm -f \"$source/.git/index.lock\" \"$source/.git/shallow.lock\"\n"
-          "git -C \"$source\" fetch -q --force ",
-          script);
+    fputs("epkit_git_fetch ", script);
     script_word(script, arg_text(step, "git"));
     fputc(' ', script);
     script_word(script, arg_text(step, "ref"));
-    /* Resolved among what was fetched: an abbreviated commit that is not in the history of the ref is refused. */
-    fprintf(script,
-            "\nfetched=$(git -C \"$source\" rev-parse FETCH_HEAD)\n"
-            "commit=$(git -C \"$source\" rev-parse --verify --quiet '%s^{commit}') || commit=none\n"
-            "if ! git -C \"$source\" merge-base --is-ancestor \"$commit\" \"$fetched\" 2>/dev/null; then\n"
-            "    echo 'commit %s is not in what was fetched: the recipe does not fit the repository' >&2\n"
-            "    exit 1\n"
-            "fi\n"
-            "git -C \"$source\" checkout -q --force --detach \"$commit\"\n"
-            "git -C \"$source\" submodule -q update --init --recursive --force\n",
-            arg_text(step, "commit"), arg_text(step, "commit"));
+    fprintf(script, " '%s'\n", arg_text(step, "commit"));
 }
 
 static void build_apply(FILE *script, const struct recipe_step *step)
@@ -99,7 +82,7 @@ static void build_apply(FILE *script, const struct recipe_step *step)
           script);
     if (is_archive)
         fprintf(script,
-                "printf '%%s  %%s\\n' '%s' \"$source.tar\" | sha256sum --check --quiet\n"
+                "epkit_checksum \"$source.tar\" '%s'\n"
                 "tar -xf \"$source.tar\" -C \"$build\" --strip-components=1 --no-same-owner\n",
                 arg_text(step, "sha256"));
     else
@@ -238,8 +221,7 @@ static void pip_words(FILE *script, const struct recipe_step *step)
 /* pip checks each file against the checksum that the index gives for it. */
 static void pip_fetch(FILE *script, const struct recipe_step *step)
 {
-    fputs("mkdir -p \"$EPKIT_STATE/fetch/$EPKIT_STEP\"\n"
-          "python3 -m pip --disable-pip-version-check --no-cache-dir download -q -d \"$EPKIT_STATE/fetch/$EPKIT_STEP\"",
+    fputs("mkdir -p \"$EPKIT_STATE/fetch/$EPKIT_STEP\"\nepkit_pip download -q -d \"$EPKIT_STATE/fetch/$EPKIT_STEP\"",
           script);
     if (*arg_text(step, "index")) {
         fputs(" --index-url ", script);
@@ -251,60 +233,18 @@ static void pip_fetch(FILE *script, const struct recipe_step *step)
 
 static void pip_apply(FILE *script, const struct recipe_step *step)
 {
-    fputs("target=", script);
+    fputs("epkit_pip_apply ", script);
     script_word(script, arg_text(step, "target"));
-    fputs("\ntarget=\"$EPKIT_ROOT$target\"\nlist=\"$EPKIT_STATE/copies/$EPKIT_STEP\"\n", script);
-    fputs("new=\"$target.epkit-$EPKIT_STEP\"\n"
-          "if [ ! -e \"$EPKIT_BEFORE/known\" ]; then\n"
-          "    mkdir -p \"$EPKIT_BEFORE\"\n"
-          "    folder=$target\n"
-          "    : >\"$EPKIT_BEFORE/folders\"\n"
-          "    while [ -n \"$folder\" ] && [ ! -d \"$folder\" ]; do\n"
-          "        printf '%s\\n' \"$folder\" >>\"$EPKIT_BEFORE/folders\"\n"
-          "        folder=${folder%/*}\n"
-          "    done\n"
-          "    : >\"$EPKIT_BEFORE/known\"\n"
-          "fi\n"
-          "rm -rf \"$new\"\n"
-          "mkdir -p \"$target\" \"$EPKIT_STATE/copies\"\n"
-          "python3 -m pip --disable-pip-version-check --no-cache-dir install -q --no-index --no-compile "
-          "--find-links \"$EPKIT_STATE/fetch/$EPKIT_STEP\" \\\n    --target \"$new\"",
-          script);
     pip_words(script, step);
-    /* What an earlier set had goes first: two versions of a package must never lie side by side. */
-    fputs("\n(cd \"$new\" && find . -mindepth 1 -maxdepth 1 ! -name bin | sort) >\"$list.new\"\n"
-          "(cd \"$new\" && find . -mindepth 2 -path './bin/*' | sort) >>\"$list.new\"\n"
-          "if [ -e \"$list\" ]; then while read -r name; do rm -rf \"${target:?}/$name\"; done <\"$list\"; fi\n"
-          "while read -r name; do rm -rf \"${target:?}/$name\"; done <\"$list.new\"\n"
-          "for name in \"$new\"/*.dist-info; do\n"
-          "    base=${name##*/}\n"
-          "    rm -rf \"$target/${base%%-*}\"-*.dist-info\n"
-          "done\n"
-          "mv -f \"$list.new\" \"$list\"\n"
-          "cp -a \"$new/.\" \"$target\"\n"
-          "sync\n"
-          "rm -rf \"$new\"\n",
-          script);
+    fputc('\n', script);
     script_stamp(script, step, false);
 }
 
 static void pip_undo(FILE *script, const struct recipe_step *step)
 {
-    fputs("target=", script);
+    fputs("epkit_copies_undo ", script);
     script_word(script, arg_text(step, "target"));
-    fputs("\ntarget=\"$EPKIT_ROOT$target\"\n"
-          "rm -rf \"$target.epkit-$EPKIT_STEP\"\n"
-          "for list in \"$EPKIT_STATE/copies/$EPKIT_STEP\" \"$EPKIT_STATE/copies/$EPKIT_STEP.new\"; do\n"
-          "    if [ ! -e \"$list\" ]; then continue; fi\n"
-          "    while read -r name; do rm -rf \"${target:?}/$name\"; done <\"$list\"\n"
-          "done\n"
-          "rmdir \"$target/bin\" 2>/dev/null || true\n"
-          "if [ -e \"$EPKIT_BEFORE/folders\" ]; then\n"
-          "    while read -r folder; do rmdir \"$folder\" 2>/dev/null || true; done <\"$EPKIT_BEFORE/folders\"\n"
-          "fi\n"
-          "rm -rf \"$EPKIT_STATE/copies/$EPKIT_STEP\" \"$EPKIT_STATE/copies/$EPKIT_STEP.new\" "
-          "\"$EPKIT_STATE/stamp/$EPKIT_STEP\" \"$EPKIT_STATE/fetch/$EPKIT_STEP\"\n",
-          script);
+    fputc('\n', script);
 }
 
 const struct step_type type_pip = {

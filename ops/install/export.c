@@ -42,7 +42,6 @@ static void write_step(const struct recipe *recipe, const struct recipe_step *st
 }
 
 static const char head[] =
-    "set -eu\n"
     "done_steps=\"${EPKIT_DONE:-/var/lib/epkit/install/export/done}\"\n"
     "mkdir -p \"${done_steps%/*}\"\n"
     "touch \"$done_steps\"\n"
@@ -103,8 +102,11 @@ static void write_sh(const struct recipe *recipe, FILE *out)
 {
     fprintf(out,
             "#!/bin/sh\n# Recipe %s: %s. Written by epkit install export; run it as root.\n"
-            "# Exit status 75: reboot the machine and run it again.\n%s",
-            recipe->name, recipe->title, head);
+            "# Exit status 75: reboot the machine and run it again.\n"
+            "# shellcheck disable=SC1091,SC2030,SC2031,SC2234,SC2317,SC2329\n",
+            recipe->name, recipe->title);
+    script_prelude(out);
+    fputs(head, out);
     for (size_t i = 0; i < recipe->n_steps; i++) {
         const struct recipe_step *step = &recipe->steps[recipe->order[i]];
 

@@ -164,98 +164,42 @@ static void copyset_check(const struct check_context *context, const struct reci
         stamp_check(context, step, false, ret_state);
 }
 
-/*
- * The whole set is copied beside its place first; only when every part is there, and synced, is it moved in, name by
- * name. A name that was there is replaced, never copied into. What an earlier set had and this one has not is removed.
- */
 static void copyset_apply(FILE *script, const struct recipe_step *step)
 {
     json_t *value;
     size_t i;
 
-    fputs("to=\"$EPKIT_ROOT\"", script);
+    fputs("epkit_copies_begin ", script);
     script_word(script, arg_text(step, "to"));
-    fputs("\nnew=\"$to/.epkit-$EPKIT_STEP\"\n"
-          "list=\"$EPKIT_STATE/copies/$EPKIT_STEP\"\n"
-          "kept=\"$EPKIT_BEFORE/kept\"\n"
-          "if [ ! -e \"$EPKIT_BEFORE/known\" ]; then\n"
-          "    mkdir -p \"$kept\"\n"
-          "    folder=$to\n"
-          "    : >\"$EPKIT_BEFORE/folders\"\n"
-          "    while [ -n \"$folder\" ] && [ ! -d \"$folder\" ]; do\n"
-          "        printf '%s\\n' \"$folder\" >>\"$EPKIT_BEFORE/folders\"\n"
-          "        folder=${folder%/*}\n"
-          "    done\n"
-          "    : >\"$EPKIT_BEFORE/known\"\n"
-          "fi\n"
-          "mkdir -p \"$to\" \"$EPKIT_STATE/copies\"\n"
-          "rm -rf \"$new\"\n"
-          "mkdir \"$new\"\n"
-          ": >\"$list.new\"\n"
-          "copy() {\n"
-          "    if [ ! -e \"$1\" ] && [ ! -L \"$1\" ]; then\n"
-          "        echo \"$1 is not there: nothing of the set is copied\" >&2\n"
-          "        exit 1\n"
-          "    fi\n"
-          "    for file in \"$@\"; do\n"
-          "        name=${file##*/}\n"
-          "        cp -a \"$file\" \"$new/$name\"\n"
-          "        printf '%s\\n' \"$name\" >>\"$list.new\"\n"
-          "    done\n"
-          "}\n",
-          script);
+    fputc('\n', script);
     json_array_foreach(json_object_get(step->args, "files"), i, value)
     {
         const char *pattern = json_string_value(value), *last = strrchr(pattern, '/') + 1;
         char folder[1100];
 
         snprintf(folder, sizeof(folder), "%.*s", (int)(last - pattern), pattern);
-        fputs("copy \"$EPKIT_ROOT\"", script);
+        fputs("epkit_copy \"$EPKIT_ROOT\"", script);
         script_word(script, folder);
-        /* Unquoted: the shell expands it. It consists of the characters of a path, * and ? alone. */
-        fprintf(script, "%s\n", last);
+        /* Outside of the quotes only what the shell has to expand: the rest is made of the characters of a path. */
+        while (*last) {
+            size_t plain = strcspn(last, "*?");
+
+            if (plain)
+                fprintf(script, "'%.*s'", (int)plain, last);
+            for (last += plain; *last == '*' || *last == '?'; last++)
+                fputc(*last, script);
+        }
+        fputc('\n', script);
     }
-    fputs("sync\n"
-          "sort -u \"$list.new\" -o \"$list.new\"\n"
-          "while read -r name; do\n"
-          "    if [ -e \"$to/$name\" ] || [ -L \"$to/$name\" ]; then\n"
-          "        if { [ ! -e \"$list\" ] || ! grep -qxF \"$name\" \"$list\"; } && [ ! -e \"$kept/$name\" ] &&\n"
-          "            ! cmp -s \"$to/$name\" \"$new/$name\"; then\n"
-          "            cp -a \"$to/$name\" \"$kept/.new\"\n"
-          "            mv -fT \"$kept/.new\" \"$kept/$name\"\n"
-          "        fi\n"
-          "        if [ -d \"$to/$name\" ] && [ ! -L \"$to/$name\" ]; then rm -rf \"${to:?}/$name\"; fi\n"
-          "    fi\n"
-          "    mv -fT \"$new/$name\" \"$to/$name\"\n"
-          "done <\"$list.new\"\n"
-          "rmdir \"$new\"\n"
-          "if [ -e \"$list\" ]; then\n"
-          "    comm -23 \"$list\" \"$list.new\" | while read -r name; do rm -rf \"${to:?}/$name\"; done\n"
-          "fi\n"
-          "mv -f \"$list.new\" \"$list\"\n",
-          script);
+    fputs("epkit_copies_end\n", script);
     script_stamp(script, step, false);
 }
 
 static void copyset_undo(FILE *script, const struct recipe_step *step)
 {
-    fputs("to=\"$EPKIT_ROOT\"", script);
+    fputs("epkit_copies_undo ", script);
     script_word(script, arg_text(step, "to"));
-    fputs("\nrm -rf \"$to/.epkit-$EPKIT_STEP\"\n"
-          "for list in \"$EPKIT_STATE/copies/$EPKIT_STEP\" \"$EPKIT_STATE/copies/$EPKIT_STEP.new\"; do\n"
-          "    if [ ! -e \"$list\" ]; then continue; fi\n"
-          "    while read -r name; do rm -rf \"${to:?}/$name\"; done <\"$list\"\n"
-          "done\n"
-          "if [ -d \"$EPKIT_BEFORE/kept\" ]; then\n"
-          "    rm -rf \"$EPKIT_BEFORE/kept/.new\"\n"
-          "    find \"$EPKIT_BEFORE/kept\" -mindepth 1 -maxdepth 1 -exec cp -a -t \"$to\" {} +\n"
-          "fi\n"
-          "if [ -e \"$EPKIT_BEFORE/folders\" ]; then\n"
-          "    while read -r folder; do rmdir \"$folder\" 2>/dev/null || true; done <\"$EPKIT_BEFORE/folders\"\n"
-          "fi\n"
-          "rm -f \"$EPKIT_STATE/copies/$EPKIT_STEP\" \"$EPKIT_STATE/copies/$EPKIT_STEP.new\" "
-          "\"$EPKIT_STATE/stamp/$EPKIT_STEP\"\n",
-          script);
+    fputc('\n', script);
 }
 
 const struct step_type type_copyset = {

@@ -139,24 +139,15 @@ static void modprobe_check(const struct check_context *context, const struct rec
     free(content);
 }
 
-/* The module may be in the initramfs, with the options that were there when that was made. */
-static const char initramfs[] =
-    "if [ -z \"$EPKIT_ROOT\" ] && command -v update-initramfs >/dev/null; then update-initramfs -u; fi\n";
-
 static void modprobe_apply(FILE *script, const struct recipe_step *step)
 {
     char path[256], *content = modprobe_content(step);
 
     modprobe_path(step, path);
-    fputs(
-        "for file in \"$EPKIT_ROOT\"/etc/modprobe.d/*.conf; do\n"
-        "    if [ \"${file##*/}\" \\> \"zz-epkit-\" ]; then echo \"note: $file is read late, perhaps after ours\"; fi\n"
-        "done\n",
-        script);
     script_keep(script, path);
     if (content)
         script_write(script, path, content, "0644");
-    fputs(initramfs, script);
+    fputs("epkit_initramfs\n", script);
     free(content);
 }
 
@@ -166,7 +157,7 @@ static void modprobe_undo(FILE *script, const struct recipe_step *step)
 
     modprobe_path(step, path);
     script_restore(script, path);
-    fputs(initramfs, script);
+    fputs("epkit_initramfs\n", script);
 }
 
 const struct step_type type_modprobe = {

@@ -52,6 +52,7 @@ static ep_status write_script(const struct install *install, const struct recipe
         return ep_fail_errno(EP_E_SYSTEM, errno, "%s", path);
     fprintf(script, "#!/bin/sh\n# %s of step %s of recipe %s. Written by epkit install.\n", phase_names[phase],
             step->id, install->recipe->name);
+    script_prelude(script);
     script_begin(script, install->recipe, step, root, install->state);
     if (phase == PHASE_FETCH)
         step->type->fetch(script, step);
@@ -289,6 +290,7 @@ int run_probe(struct install *install, const struct recipe_step *step, const cha
         ret_output[0] = '\0';
     if (!out)
         return -1;
+    fputs("set -eu\nexport LC_ALL=C\n", out);
     script_begin(out, install->recipe, step, install->root, install->state);
     fputs("exec 2>&1\n", out);
     script_shell(out, text);

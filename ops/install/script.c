@@ -1,12 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * script.c - shell text that steps are made of.
- *
- * Files are written beside their place, synced and renamed, so that a kill or a power cut leaves the old or the new
- * one. What was there before the first change is kept once: a marker is written after the copy is whole, and only then
- * does a step change anything.
- */
+/* script.c - shell text that steps are made of: words, and calls of the functions in prelude.sh. */
 #include "types.h"
+
+#include "builtin.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -33,7 +29,6 @@ static void set(FILE *script, const char *name, const char *value)
 void script_begin(FILE *script, const struct recipe *recipe, const struct recipe_step *step, const char *root,
                   const char *state)
 {
-    fputs("set -eu\nexport LC_ALL=C DEBIAN_FRONTEND=noninteractive\n", script);
     set(script, "EPKIT_ROOT", root);
     fputs("export EPKIT_STATE=\"$EPKIT_ROOT\"", script);
     script_word(script, state);
@@ -68,12 +63,9 @@ void script_write(FILE *script, const char *path, const char *content, const cha
     char end[32];
 
     delimiter(content, end);
-    fputs("target=\"$EPKIT_ROOT\"", script);
+    fprintf(script, "epkit_write %s ", mode);
     script_word(script, path);
-    fprintf(script,
-            "\nmkdir -p \"${target%%/*}\"\ncat >\"$target.epkit-new\" <<'%s'\n%s%s%s\nchmod %s \"$target.epkit-new\"\n"
-            "sync \"$target.epkit-new\"\nmv -fT \"$target.epkit-new\" \"$target\"\n",
-            end, content, bytes && content[bytes - 1] == '\n' ? "" : "\n", end, mode);
+    fprintf(script, " <<'%s'\n%s%s%s\n", end, content, bytes && content[bytes - 1] == '\n' ? "" : "\n", end);
 }
 
 /* A name for the copy of `path` among those of a step. */
@@ -88,50 +80,27 @@ static uint32_t name_of(const char *path)
 
 void script_keep(FILE *script, const char *path)
 {
-    fprintf(script, "kept=\"$EPKIT_BEFORE/%08" PRIx32 "\"\ntarget=\"$EPKIT_ROOT\"", name_of(path));
+    fprintf(script, "epkit_keep %08" PRIx32 " ", name_of(path));
     script_word(script, path);
-    fputs("\nif [ ! -e \"$kept.known\" ]; then\n"
-          "    mkdir -p \"$EPKIT_BEFORE\"\n"
-          "    rm -rf \"$kept.file\" \"$kept.folders\"\n"
-          "    if [ -e \"$target\" ] || [ -L \"$target\" ]; then cp -a \"$target\" \"$kept.file\"; fi\n"
-          "    folder=${target%/*}\n"
-          "    : >\"$kept.folders\"\n"
-          "    while [ -n \"$folder\" ] && [ ! -d \"$folder\" ]; do\n"
-          "        printf '%s\\n' \"$folder\" >>\"$kept.folders\"\n"
-          "        folder=${folder%/*}\n"
-          "    done\n"
-          "    sync \"$kept.folders\"\n"
-          "    : >\"$kept.known\"\n"
-          "fi\n",
-          script);
+    fputc('\n', script);
 }
 
 void script_restore(FILE *script, const char *path)
 {
-    fprintf(script, "kept=\"$EPKIT_BEFORE/%08" PRIx32 "\"\ntarget=\"$EPKIT_ROOT\"", name_of(path));
+    fprintf(script, "epkit_restore %08" PRIx32 " ", name_of(path));
     script_word(script, path);
-    fputs("\nif [ -e \"$kept.file\" ] || [ -L \"$kept.file\" ]; then\n"
-          "    rm -rf \"$target.epkit-new\"\n"
-          "    cp -a \"$kept.file\" \"$target.epkit-new\"\n"
-          "    if [ -d \"$target\" ] && [ ! -L \"$target\" ]; then rm -rf \"$target\"; fi\n"
-          "    mv -fT \"$target.epkit-new\" \"$target\"\n"
-          "else\n"
-          "    rm -rf \"$target\" \"$target.epkit-new\"\n"
-          "fi\n"
-          "if [ -e \"$kept.folders\" ]; then\n"
-          "    while read -r folder; do rmdir \"$folder\" 2>/dev/null || true; done <\"$kept.folders\"\n"
-          "fi\n",
-          script);
+    fputc('\n', script);
 }
 
 void script_stamp(FILE *script, const struct recipe_step *step, bool with_kernel)
 {
-    fprintf(script,
-            "mkdir -p \"$EPKIT_STATE/stamp\"\n"
-            "printf '%%s\\n' '%016" PRIx64 "'%s >\"$EPKIT_STATE/stamp/$EPKIT_STEP.new\"\n"
-            "sync\n"
-            "mv -f \"$EPKIT_STATE/stamp/$EPKIT_STEP.new\" \"$EPKIT_STATE/stamp/$EPKIT_STEP\"\n",
-            step_digest(step), with_kernel ? " \"$kernel\"" : "");
+    fprintf(script, "epkit_stamp %016" PRIx64 "%s\n", step_digest(step), with_kernel ? " \"$kernel\"" : "");
+}
+
+void script_prelude(FILE *script)
+{
+    fputs("set -eu\nexport LC_ALL=C DEBIAN_FRONTEND=noninteractive\n", script);
+    fwrite(builtin_prelude, 1, builtin_prelude_bytes, script);
 }
 
 void stamp_check(const struct check_context *context, const struct recipe_step *step, bool with_kernel,

@@ -105,6 +105,8 @@ uint64_t step_digest(const struct recipe_step *step);
 
 /* `text` as one word of a shell command. */
 void script_word(FILE *script, const char *text);
+/* What a script begins with, once; then the variables of a step. */
+void script_prelude(FILE *script);
 void script_begin(FILE *script, const struct recipe *recipe, const struct recipe_step *step, const char *root,
                   const char *state);
 /* Shell text of the recipe, in a function of its own so that a `return` in it ends it alone. */
