@@ -76,13 +76,18 @@ static bool fits(const char *pin, const char *version)
     return fnmatch(pin, version, 0) == 0;
 }
 
+/* Of a pin with * at its end the part before counts: 12.8.7 is newer than 12.4.* and older than 12.9.*. */
 static const char *direction(const struct check_context *context, const char *version, const char *pin)
 {
+    char plain[160];
     int order;
 
-    if (strpbrk(pin, "*?") || !context->compare)
+    snprintf(plain, sizeof(plain), "%.*s", (int)strcspn(pin, "*?"), pin);
+    while (*plain && strchr(".-+~:", plain[strlen(plain) - 1]))
+        plain[strlen(plain) - 1] = '\0';
+    if (!*plain || !context->compare)
         return "other";
-    order = context->compare(version, pin);
+    order = context->compare(version, plain);
     return order < 0 ? "older" : order == 1 ? "newer" : "other";
 }
 

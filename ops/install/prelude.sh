@@ -74,6 +74,7 @@ epkit_packages_repair() {
 }
 
 epkit_packages_fetch() {
+    epkit_packages_keep # before anything, for dpkg writes its books anew also when it has nothing to do
     dpkg --configure -a --force-confold
     epkit_apt update
     epkit_apt_install --download-only "$@"

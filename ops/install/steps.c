@@ -552,8 +552,14 @@ void state_set(struct step_state *state, enum step_now now, const char *format, 
 
 uint64_t step_digest(const struct recipe_step *step)
 {
-    char *text = json_dumps(step->args, JSON_COMPACT | JSON_SORT_KEYS);
+    json_t *args = json_copy(step->args);
     uint64_t hash = 14695981039346656037u;
+    char *text;
+
+    /* Which paths belong to it does not change what it makes. */
+    json_object_del(args, "owns");
+    text = json_dumps(args, JSON_COMPACT | JSON_SORT_KEYS);
+    json_decref(args);
 
     for (const char *at = text; at && *at; at++)
         hash = (hash ^ (unsigned char)*at) * 1099511628211u;

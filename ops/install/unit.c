@@ -63,6 +63,7 @@ ep_status unit_install(struct install *install)
 
 void unit_remove(struct install *install)
 {
+    const char *reload[] = {"systemctl", "daemon-reload", NULL};
     char unit[256], link_path[256], fresh[300];
 
     if (!install->has_systemd)
@@ -71,5 +72,6 @@ void unit_remove(struct install *install)
     snprintf(fresh, sizeof(fresh), "%s.epkit-new", unit);
     unlink(fresh);
     unlink(link_path);
-    unlink(unit);
+    if (unlink(unit) == 0)
+        run_quietly(reload, 60);
 }

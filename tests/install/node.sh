@@ -6,6 +6,7 @@
 #                                  /srv/repo that holds the packages of debian-tools, and older ones of some
 #   node.sh make CACHE ROOT BUILD  a node's root folder, with the epkit of the build tree in /opt/epkit
 #   node.sh boot ROOT              boots it in the background and waits until it is up
+#   node.sh boot_wait ROOT         waits until it is up again
 #   node.sh on ROOT COMMAND...     runs a command inside
 #   node.sh cut ROOT               power cut: every process is killed at once (the page cache of the host survives, so
 #                                  what was written and not synced is not lost: that is kinder than a real power cut)
@@ -114,7 +115,7 @@ on() {
 
 # With --keep-unit nspawn leaves with 133 when the inside reboots, and whoever started it starts it again.
 boot() {
-    local root=$1 state
+    local root=$1
     mkdir -p "$root.node"
     rm -f "$root.node/off"
     # shellcheck disable=SC2016 # for the inner shell
@@ -127,11 +128,16 @@ boot() {
             wait $!
             [ $? = 133 ] || break
         done' - "$root" >/dev/null 2>&1 </dev/null 3>&- 4>&- &
+    boot_wait "$root"
+}
+
+boot_wait() {
+    local root=$1 state
     for _ in $(seq 600); do
         sleep 0.2
         state=$("$0" on "$root" systemctl is-system-running 2>/dev/null || :)
         case $state in
-        running | degraded | starting) return 0 ;;
+        running | degraded) return 0 ;;
         esac
     done
     fail "$root did not boot; its console is $root.node/console"
@@ -156,6 +162,7 @@ case $action in
 template) template "$(realpath -m "$1")" ;;
 make) make "$(realpath "$1")" "$(realpath -m "$2")" "$(realpath "$3")" ;;
 boot) boot "$(realpath "$1")" ;;
+boot_wait) boot_wait "$(realpath "$1")" ;;
 on)
     root=$(realpath "$1")
     shift

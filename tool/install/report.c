@@ -4,6 +4,7 @@
 #include "progress.h"
 #include "tool_install.h"
 
+#include <inttypes.h>
 #include <signal.h>
 #include <string.h>
 
@@ -26,10 +27,14 @@ static json_t *step_row(const struct install *install, size_t index)
                             state->text, "budget_s", step->budget_s, "deadline_s", step->deadline_s, "reboot",
                             reboot_name(step->reboot), "attempts", journal_count(&install->journal, "start", step->id));
     json_t *needs = json_array();
+    char digest[24];
 
     for (size_t i = 0; i < step->n_needs; i++)
         json_array_append_new(needs, json_string(install->recipe->steps[step->needs[i]].id));
     json_object_set_new(row, "needs", needs);
+    snprintf(digest, sizeof(digest), "%016" PRIx64, step_digest(step));
+    json_object_set_new(row, "digest", json_string(digest));
+    json_object_set(row, "args", step->args);
     json_object_set_new(row, "completed", end ? json_copy(json_object_get(end, "time")) : json_null());
     return row;
 }
