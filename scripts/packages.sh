@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# packages.sh GROUP... - make sure that what the groups need is there: build, test, fuzz, dist, cuda.
+# packages.sh GROUP... - make sure that what the groups need is there: build, test, nodes, fuzz, dist, cuda.
 #
 # What is missing is installed with apt, which needs root and Debian 12, Ubuntu 24.04 or later. Silent, and no use of the
 # network, when nothing is missing.
@@ -42,6 +42,9 @@ test   command:mpicc                       libopenmpi-dev
 test   command:mpirun                      openmpi-bin
 test   pkg:cmocka                          libcmocka-dev
 test   pkg:hwloc                           libhwloc-dev
+nodes  command:systemd-nspawn              systemd-container
+nodes  command:mmdebstrap                  mmdebstrap
+nodes  command:dpkg-scanpackages           dpkg-dev
 fuzz   fuzzes:                             libclang-rt-dev
 dist   command:readelf                     binutils
 dist   command:scdoc                       scdoc
