@@ -141,6 +141,23 @@ static enum install_result confirm(struct install *install, const struct recipe_
     return fail(install, "step '%s' ran and is not done: %.300s", step->id, state->text);
 }
 
+/* Notes before anything changes that the step is this recipe's: uninstall undoes what has this folder. */
+static bool claim(struct install *install, const struct recipe_step *step)
+{
+    static const char *const parts[] = {"before", "before/"};
+    char path[1024];
+
+    for (size_t i = 0; i < 2; i++) {
+        snprintf(path, sizeof(path), "%.400s%.300s/%s%s", install->root, install->state, parts[i], i ? step->id : "");
+        if (mkdir(path, 0755) != 0 && errno != EEXIST) {
+            fail(install, "%.400s: %s", path, strerror(errno));
+            return false;
+        }
+    }
+    sync();
+    return true;
+}
+
 static enum install_result apply_step(struct install *install, const struct recipe_step *step, size_t index)
 {
     int attempt = journal_count(&install->journal, "start", step->id) + 1, status;
@@ -156,6 +173,8 @@ static enum install_result apply_step(struct install *install, const struct reci
                          json_pack("{s:i,s:s}", "attempt", attempt, "kernel", install->kernel));
     if (logged != EP_OK)
         return fail(install, "%.500s", ep_last_error());
+    if (!claim(install, step))
+        return INSTALL_FAILED;
     result = fetch(install, step, index);
     if (result != INSTALL_FINE)
         return result;

@@ -126,6 +126,10 @@ ep_status variables_replace(const struct recipe *recipe, const char *text, int l
 
 ep_status recipe_refuse(const struct recipe *recipe, int line, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
+#ifdef __clang_analyzer__
+/* The analyzer sees one file at a time: it has to be told that this never returns EP_OK. */
+#define recipe_refuse(...) ((void)recipe_refuse(__VA_ARGS__), EP_E_ARG)
+#endif
 ep_status recipe_check_keys(const struct recipe *recipe, const struct yaml_node *map, const char *what,
                             const char *const *allowed);
 ep_status recipe_scalar(const struct recipe *recipe, const struct yaml_node *map, const char *key, bool is_required,

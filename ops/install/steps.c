@@ -20,7 +20,7 @@ const struct step_type *const step_types[] = {&type_apt, &type_deb,   &type_file
 static const char *const common_keys[] = {"id",    "type",   "title",  "why",  "budget", "deadline",
                                           "needs", "verify", "reboot", "when", "says",   NULL};
 
-ep_status recipe_refuse(const struct recipe *recipe, int line, const char *format, ...)
+ep_status(recipe_refuse)(const struct recipe *recipe, int line, const char *format, ...)
 {
     char text[400];
     va_list args;

@@ -166,6 +166,7 @@ uninstall() {
     [ "$status" -eq 0 ]
     on epkit install uninstall test-reboot
     [ ! -e "$ROOT/etc/epkit-test-before" ]
+    [ ! -e "$ROOT/etc/epkit-test-boot" ]
     [ ! -e "$ROOT/etc/epkit-test-behind" ]
 }
 

@@ -106,11 +106,23 @@ leader() {
     return 1
 }
 
+# systemd stops all processes before it ends them at a shutdown, and nsenter stops when its child does: then nobody would
+# reap the child, and the container would never end. So somebody wakes nsenter.
 on() {
-    local root=$1
+    local root=$1 pid watcher code=0
     shift
-    exec nsenter -t "$(leader "$root")" -a -- /usr/bin/env -i \
-        PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root "$@"
+    nsenter -t "$(leader "$root")" -a -- /usr/bin/env -i \
+        PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root "$@" &
+    pid=$!
+    trap 'kill "$pid" 2>/dev/null || :' TERM
+    while kill -0 "$pid" 2>/dev/null; do
+        if grep -qs '^State:.T' "/proc/$pid/status"; then kill -CONT "$pid"; fi
+        sleep 0.3
+    done >/dev/null 2>&1 3>&- 4>&- &
+    watcher=$!
+    wait "$pid" || code=$?
+    kill "$watcher" 2>/dev/null || :
+    return "$code"
 }
 
 # With --keep-unit nspawn leaves with 133 when the inside reboots, and whoever started it starts it again.
