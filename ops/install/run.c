@@ -191,6 +191,7 @@ enum run_result run_script(struct install *install, const struct recipe_step *st
     const struct install_observer *observer = &install->options.observer;
     char path[1024], log_path[1024], name[160];
     enum run_result result;
+    uint64_t started;
     int log;
     pid_t pid;
 
@@ -207,6 +208,7 @@ enum run_result run_script(struct install *install, const struct recipe_step *st
     }
     if (observer->begin)
         observer->begin(observer->context, step, index, install->recipe->n_steps, phase, log_path);
+    started = ep_now_ns();
     pid = start(install, step, path, log, deadline_s);
     if (pid < 0) {
         ep_fail_errno(EP_E_SYSTEM, errno, "a process cannot be started");
@@ -221,8 +223,10 @@ enum run_result run_script(struct install *install, const struct recipe_step *st
         unit_name(install, step, name);
         run_quietly(stop, 30);
     }
-    /* How a unit ended that met its deadline: systemd-run reports a failure like any other. */
-    if (result == RUN_FAILED && *ret_status != 0 && install->has_systemd && phase != PHASE_VERIFY)
+    /* systemd ends a unit at its deadline, and systemd-run reports that as a failure like any other. */
+    if (result == RUN_FAILED && install->has_systemd && ep_now_ns() - started >= (uint64_t)deadline_s * 1000000000u)
+        result = RUN_LATE;
+    if (result != RUN_FINE && result != RUN_INTERRUPTED)
         dprintf(log, "=== exit status %d\n", *ret_status);
     close(log);
     return result;

@@ -386,6 +386,92 @@ END
     [ -e out/y ]
 }
 
+# A wheel with one module: wheel NAME VERSION FOLDER
+wheel() {
+    python3 - "$@" <<'END'
+import sys, zipfile
+name, version, folder = sys.argv[1:]
+info = f"{name}-{version}.dist-info"
+with zipfile.ZipFile(f"{folder}/{name}-{version}-py3-none-any.whl", "w") as wheel:
+    wheel.writestr(f"{name}.py", f"version = '{version}'\n")
+    wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+    wheel.writestr(f"{info}/RECORD", f"{name}.py,,\n{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n")
+END
+}
+
+# builds.yaml as a script, its state below this folder
+exported() {
+    epkit install export sh ./builds.yaml >export.sh
+    sed -i "s,/var/lib/epkit,$PWD/state,g" export.sh
+    run sh export.sh
+}
+
+@test "sources are built from the pinned commit and checksum alone, Python packages in the pinned version" {
+    [ -x /usr/lib/apt/apt-helper ] || skip 'there is no apt here'
+    command -v git >/dev/null || skip 'git is not installed'
+    python3 -m pip --version >/dev/null 2>&1 || skip 'pip is not installed'
+    git init -q repo
+    echo first >repo/tool
+    git -C repo add tool
+    git -C repo -c user.name=t -c user.email=t@example.org commit -qm first
+    first=$(git -C repo rev-parse HEAD)
+    echo second >repo/tool
+    git -C repo -c user.name=t -c user.email=t@example.org commit -qam second
+    git -C repo checkout -q -b other
+    echo other >repo/tool
+    git -C repo -c user.name=t -c user.email=t@example.org commit -qam other
+    other=$(git -C repo rev-parse HEAD)
+    git -C repo checkout -q -
+    main=$(git -C repo symbolic-ref HEAD)
+    mkdir -p archive index/thing
+    echo archived >archive/tool
+    tar -czf archive.tar.gz archive
+    wheel thing 1.0 index/thing
+    wheel thing 2.0 index/thing
+    (cd index/thing && for file in *.whl; do echo "<a href=\"$file\">$file</a>"; done >index.html)
+    cat >builds.yaml <<END
+recipe: builds
+title: builds
+versions: {thing: "1.0"}
+variables:
+  commit: {kind: word, default: ${first:0:10}}
+  sum: {kind: sha256, default: $(sha256sum archive.tar.gz | cut -d' ' -f1)}
+steps:
+  - {id: git, type: build, title: t, why: w, budget: 9s, git: "file://$PWD/repo", ref: $main, commit: "@{commit}",
+     script: "mkdir -p $PWD/out && cp tool $PWD/out/git", provides: [$PWD/out/git], owns: [$PWD/out/git]}
+  - {id: tar, type: build, title: t, why: w, budget: 9s, url: "file://$PWD/archive.tar.gz", sha256: "@{sum}",
+     script: "cp tool $PWD/out/tar", provides: [$PWD/out/tar], owns: [$PWD/out/tar]}
+  - {id: pip, type: pip, title: t, why: w, budget: 9s, target: $PWD/out/python, index: "file://$PWD/index",
+     packages: {thing: "@{thing}"}}
+END
+    exported
+    [ "$status" -eq 0 ]
+    [ "$(cat out/git out/tar)" = "first
+archived" ]
+    [ "$(PYTHONPATH=out/python python3 -c 'import thing; print(thing.version)')" = 1.0 ]
+    # Another version replaces the first.
+    sed -i 's/thing: "1.0"/thing: "2.0"/' builds.yaml
+    rm state/install/export/done
+    exported
+    [ "$status" -eq 0 ]
+    [ "$(PYTHONPATH=out/python python3 -c 'import thing; print(thing.version)')" = 2.0 ]
+    [ ! -e out/python/thing-1.0.dist-info ]
+    # A commit that is there, but not in the history of the ref; a checksum that does not fit.
+    rm -rf state
+    sed -i 's/for wait in 2 4 8 16 0/for wait in 0/' export.sh
+    sed 's/for wait in 2 4 8 16 0/for wait in 0/' <(epkit install export sh ./builds.yaml --set "commit=$other") |
+        sed "s,/var/lib/epkit,$PWD/state,g" >other.sh
+    run sh other.sh
+    [ "$status" -ne 0 ]
+    [[ "$output" == *"commit $other is not in what was fetched"* ]]
+    sed 's/for wait in 2 4 8 16 0/for wait in 0/' <(epkit install export sh ./builds.yaml --set "sum=$SUM") |
+        sed "s,/var/lib/epkit,$PWD/state,g" >sum.sh
+    run sh sum.sh
+    [ "$status" -ne 0 ]
+    [[ "$output" == *"step tar: download failed"* ]]
+}
+
 @test "wrong usage is refused with a hint" {
     run epkit install
     [ "$status" -eq 2 ]
