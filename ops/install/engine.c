@@ -165,10 +165,16 @@ static enum install_result apply_step(struct install *install, const struct reci
     enum install_result result;
     enum run_result run;
     ep_status logged;
+    bool waited;
 
-    if (!run_wait_for_orphans(install, step, index))
+    if (!run_wait_for_orphans(install, step, index, &waited))
         return is_interrupted(install) ? INSTALL_INTERRUPTED
                                        : fail(install, "step '%s' of an earlier run does not end", step->id);
+    /* It may have done everything. */
+    if (waited && install_look(install) != INSTALL_FINE)
+        return INSTALL_FAILED;
+    if (waited && install->states[index].now == STEP_DONE)
+        return INSTALL_FINE;
     logged = journal_add(&install->journal, "start", step->id,
                          json_pack("{s:i,s:s}", "attempt", attempt, "kernel", install->kernel));
     if (logged != EP_OK)
@@ -235,20 +241,19 @@ static enum install_result reboot_for(struct install *install, const struct reci
     const char *command[] = {"systemctl", "reboot", NULL};
     int n = journal_count(&install->journal, "reboot", NULL);
     int max = install->options.max_reboots >= 0 ? install->options.max_reboots : install->recipe->max_reboots;
+    const char *boot = json_string_value(json_object_get(journal_last(&install->journal, "reboot", NULL), "boot"));
+    /* Asked for in this boot already: an agent takes its time, or epkit was killed before the machine went down. */
+    bool is_pending = n > 0 && boot && strcmp(boot, install->boot) == 0;
 
-    if (n >= max)
+    if (n >= max && !is_pending)
         return stop(install, n, step->id, state->text);
-    if (install->options.reboot == INSTALL_REBOOT_NEVER || (!install->has_systemd)) {
+    if (install->options.reboot == INSTALL_REBOOT_NEVER || !install->has_systemd) {
         say(install, "a reboot is needed for step '%s' (%s): reboot, then 'epkit install resume %s'", step->id,
             state->text, install->recipe->name);
         return INSTALL_WANTS_REBOOT;
     }
-    /* An agent may take its time, and this may be asked again in the same boot: that is one reboot. */
-    if (!(install->options.reboot == INSTALL_REBOOT_SENTINEL && journal_last(&install->journal, "reboot", NULL) &&
-          strcmp(json_string_value(json_object_get(journal_last(&install->journal, "reboot", NULL), "boot")),
-                 install->boot) == 0) &&
-        journal_add(&install->journal, "reboot", step->id,
-                    json_pack("{s:i,s:s}", "number", n + 1, "said", state->text)) != EP_OK)
+    if (!is_pending && journal_add(&install->journal, "reboot", step->id,
+                                   json_pack("{s:i,s:s}", "number", n + 1, "said", state->text)) != EP_OK)
         return fail(install, "%.500s", ep_last_error());
     if (install->options.reboot == INSTALL_REBOOT_SENTINEL)
         return leave_sentinel(install, step->id);
@@ -321,7 +326,7 @@ static enum install_result apply_all(struct install *install)
         if (depends_on_reboot(install, step))
             continue;
         if (state->now != STEP_DONE && state->now != STEP_SKIPPED && state->now != STEP_REBOOT) {
-            result = apply_step(install, step, i);
+            result = apply_step(install, step, index);
             if (result != INSTALL_FINE)
                 return result;
         }

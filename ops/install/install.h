@@ -146,8 +146,8 @@ enum run_result { RUN_FINE, RUN_FAILED, RUN_LATE, RUN_INTERRUPTED, RUN_NOT_START
 enum run_result run_script(struct install *install, const struct recipe_step *step, size_t index,
                            enum install_phase phase, int deadline_s, int *ret_status);
 
-/* Waits for units of this recipe that an earlier run left running. False: interrupted or not over in time. */
-bool run_wait_for_orphans(struct install *install, const struct recipe_step *step, size_t index);
+/* Waits for the step's unit if an earlier run left it running: *ret_waited. False: interrupted, or not over in time. */
+bool run_wait_for_orphans(struct install *install, const struct recipe_step *step, size_t index, bool *ret_waited);
 void run_log_path(const struct install *install, const struct recipe_step *step, char ret_path[1024]);
 
 /* Runs a program without output, for at most `seconds`: its exit status, or -1. */

@@ -26,6 +26,16 @@ void run_log_path(const struct install *install, const struct recipe_step *step,
     snprintf(ret_path, 1024, "%.400s%.300s/%s.log", install->root, install->logs, step->id);
 }
 
+/* Which step it is in the order in which they are applied, for people. */
+static size_t position_of(const struct recipe *recipe, size_t index)
+{
+    size_t position = 0;
+
+    while (position + 1 < recipe->n_steps && recipe->order[position] != index)
+        position++;
+    return position;
+}
+
 /* mkdir -p of the folder that holds `path`. */
 static void make_folders(const char *path)
 {
@@ -207,7 +217,8 @@ enum run_result run_script(struct install *install, const struct recipe_step *st
         return RUN_NOT_STARTED;
     }
     if (observer->begin)
-        observer->begin(observer->context, step, index, install->recipe->n_steps, phase, log_path);
+        observer->begin(observer->context, step, position_of(install->recipe, index), install->recipe->n_steps, phase,
+                        log_path);
     started = ep_now_ns();
     pid = start(install, step, path, log, deadline_s);
     if (pid < 0) {
@@ -309,7 +320,7 @@ int run_probe(struct install *install, const struct recipe_step *step, const cha
 
 /* --- steps that outlived their run --- */
 
-bool run_wait_for_orphans(struct install *install, const struct recipe_step *step, size_t index)
+bool run_wait_for_orphans(struct install *install, const struct recipe_step *step, size_t index, bool *ret_waited)
 {
     const struct install_observer *observer = &install->options.observer;
     char pattern[160], output[1024], log[1024];
@@ -318,6 +329,7 @@ bool run_wait_for_orphans(struct install *install, const struct recipe_step *ste
     uint64_t start = ep_now_ns();
     bool said = false;
 
+    *ret_waited = false;
     if (!install->has_systemd)
         return true;
     unit_name(install, step, pattern);
@@ -328,10 +340,11 @@ bool run_wait_for_orphans(struct install *install, const struct recipe_step *ste
         if (run_captured(list, 30, output, sizeof(output)) != 0 || !strstr(output, step->id))
             return true;
         if (!said && observer->begin)
-            observer->begin(observer->context, step, index, install->recipe->n_steps, PHASE_APPLY, log);
+            observer->begin(observer->context, step, position_of(install->recipe, index), install->recipe->n_steps,
+                            PHASE_APPLY, log);
         if (!said && observer->line)
             observer->line(observer->context, "a step of an earlier run is still running: waiting for it");
-        said = true;
+        *ret_waited = said = true;
         if (seconds > step->deadline_s + SYSTEMD_GRACE_S + STOP_GRACE_S)
             return false;
         if (observer->is_interrupted && observer->is_interrupted(observer->context))

@@ -56,10 +56,11 @@ static enum install_result undo_step(struct install *install, const struct recip
 {
     enum run_result run;
     char path[1024], log[1024];
+    bool waited;
     int status;
 
     run_log_path(install, step, log);
-    if (!run_wait_for_orphans(install, step, index)) {
+    if (!run_wait_for_orphans(install, step, index, &waited)) {
         snprintf(install->failure, sizeof(install->failure), "step '%s' of an earlier run does not end", step->id);
         return INSTALL_FAILED;
     }
@@ -105,7 +106,7 @@ enum install_result install_undo(struct install *install)
 
         if (install->states[index].now == STEP_SKIPPED || !is_changed(install, step, &install->states[index]))
             continue;
-        result = undo_step(install, step, i);
+        result = undo_step(install, step, index);
         if (result != INSTALL_FINE)
             return result;
     }

@@ -237,6 +237,24 @@ END
     diff before after
 }
 
+@test "steps are applied in the order of their needs, whatever the order of the file" {
+    mkdir m
+    cat >order.yaml <<'END'
+recipe: order
+title: the other way round
+steps:
+  - {id: c, type: file, title: t, why: w, budget: 1s, needs: [b], path: /c, content: c}
+  - {id: b, type: file, title: t, why: w, budget: 1s, needs: [a], path: /b, content: b}
+  - {id: a, type: file, title: t, why: w, budget: 1s, path: /a, content: a}
+END
+    run --separate-stderr epkit install apply ./order.yaml --root m --json
+    [ "$status" -eq 0 ]
+    [ "$(jq -r '.steps | map(.id) | join(" ")' <<<"$output")" = 'a b c' ]
+    [ "$(jq -rs 'map(select(.event == "end") | .step) | join(" ")' m/var/lib/epkit/install/order/journal.jsonl)" = 'a b c' ]
+    epkit install uninstall order --root m
+    [ ! -e m/a ]
+}
+
 @test "what was there before a recipe was applied is not undone" {
     mkdir -p m
     files_recipe >files.yaml
