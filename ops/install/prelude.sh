@@ -67,15 +67,26 @@ epkit_packages_note() {
     mv "$EPKIT_BEFORE/after.new" "$EPKIT_BEFORE/after"
 }
 
-# What an interrupted dpkg left is completed first.
+# What an interrupted dpkg left is completed first. A package whose files were being unpacked has to be unpacked again;
+# where its archive is not to be had any more, it goes, and comes back in the version that the step is about.
 epkit_packages_repair() {
-    dpkg --configure -a --force-confold
+    dpkg --configure -a --force-confold || true
+    broken=$(dpkg-query -W -f='${db:Status-Eflag} ${binary:Package}\n' | sed -n 's/^reinstreq //p')
+    if [ -n "$broken" ]; then
+        echo "to be unpacked again:" "$broken"
+        # shellcheck disable=SC2086 # a list of words
+        if ! { epkit_apt update && epkit_apt install -y --reinstall --no-install-recommends $broken; }; then
+            # shellcheck disable=SC2086
+            dpkg --remove --force-remove-reinstreq --force-depends $broken
+        fi
+    fi
     epkit_apt install -y --fix-broken
+    dpkg --configure -a --force-confold
 }
 
 epkit_packages_fetch() {
     epkit_packages_keep # before anything, for dpkg writes its books anew also when it has nothing to do
-    dpkg --configure -a --force-confold
+    dpkg --configure -a --force-confold || true # apt does nothing before this; what is left of it, apply repairs
     epkit_apt update
     epkit_apt_install --download-only "$@"
 }
@@ -122,7 +133,7 @@ epkit_packages_revert() {
 }
 
 epkit_packages_undo() {
-    dpkg --configure -a --force-confold
+    epkit_packages_repair
     changes=$(epkit_packages_changes "$@")
     # shellcheck disable=SC2086
     if [ -n "$changes" ]; then epkit_packages_revert $changes; fi

@@ -28,6 +28,9 @@ ep_status unit_install(struct install *install)
     bool had_wants;
     FILE *file;
 
+    /* One that an earlier run left would go on as well. */
+    if (install->options.no_unit)
+        unit_remove(install);
     if (!install->has_systemd || install->options.no_unit)
         return EP_OK;
     names(install, unit, link_path);
