@@ -167,6 +167,22 @@ END
     [[ "$output" == *"this is cos"* ]]
 }
 
+@test "this machine: too little disk, and hosts that do not answer, are refused before anything changes" {
+    files_recipe >files.yaml
+    sed 's/^variables:/target: {disk_gb: "99999"}\n&/' files.yaml >disk.yaml
+    run epkit install plan ./disk.yaml
+    [ "$status" -eq 4 ]
+    [[ "$output" == *"99999 GB needed"* ]]
+    sed 's/^variables:/target: {egress: [nowhere.invalid]}\n&/' files.yaml >egress.yaml
+    unset https_proxy HTTPS_PROXY
+    run epkit install plan ./egress.yaml --json
+    # Where names are looked up without an answer, it is not known; never fine.
+    [ "$status" -eq 4 ] || [[ "$output" == *'not known'* ]]
+    https_proxy=http://proxy.invalid:3128 run epkit install plan ./egress.yaml
+    [ "$status" -eq 3 ]
+    [[ "$output" == *"through a proxy"* ]]
+}
+
 @test "the eight switches are read from the environment under their names" {
     disk gdrcopy bare m
     NVSHMEM_IBGDA_SUPPORT=0 NVSHMEM_USE_GDRCOPY=0 GDRCOPY_HOME=/g NVSHMEM_HOME=/n USE_NVPEERMEM=1 CUDA_HOME=/c \

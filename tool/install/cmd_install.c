@@ -166,6 +166,21 @@ static enum install_result verify(const struct install_cmd_options *options, str
     return result;
 }
 
+/* The lines by which users of logs know that a step is done: only where its tests pass. */
+static void say_done(const struct install *install, const struct verify_result *results, size_t n)
+{
+    for (size_t i = 0; i < install->recipe->n_steps; i++) {
+        size_t index = install->recipe->order[i];
+        const struct recipe_step *step = &install->recipe->steps[index];
+        bool passed = install->states[index].now == STEP_DONE && *step->says;
+
+        for (size_t k = 0; k < n; k++)
+            passed = passed && (results[k].step != step || results[k].passed);
+        if (passed)
+            out_line("%s", step->says);
+    }
+}
+
 static int do_verify(const struct cmd *cmd, const struct install_cmd_options *options, struct install *install)
 {
     static struct verify_result results[VERIFY_MAX];
@@ -182,6 +197,7 @@ static int do_verify(const struct cmd *cmd, const struct install_cmd_options *op
     if (options->json)
         return out_json(report_json(cmd, install, "verify", code ? "findings" : "fine", results, n)) == 0 ? code
                                                                                                           : CMD_FAILED;
+    say_done(install, results, n);
     return out_finish() == CMD_FINE ? code : CMD_FAILED;
 }
 
