@@ -16,6 +16,7 @@ const struct cmd *const verbs[] = {
 
 const struct env_text env_texts[] = {
     {"EPKIT_BACKEND", "backend of the library when --backend is not given: host or cuda"},
+    {"EPKIT_COMMAND", "set by 'epkit install' for the tests of a recipe: the epkit to ask"},
     {"EPKIT_HOST_ISA", "instruction set of the host backend's loops over rows: portable, avx2 or avx512"},
     {"EPKIT_PRELOAD",
      "set by the script of 'epkit env': the library that its function epkit_preload loads into a program"},
