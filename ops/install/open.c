@@ -267,6 +267,19 @@ static void check_after(const struct install *install, const struct recipe_step 
         state_set(state, STEP_REBOOT, "applied; it takes effect with a reboot");
 }
 
+/* What a step makes may be there before the step has ended: it was killed just before its end. */
+static void check_complete(const struct install *install, const struct recipe_step *step, struct step_state *state)
+{
+    char path[1024];
+    size_t n = (size_t)snprintf(path, sizeof(path), "%.400s%.300s/before/%s", install->root, install->state, step->id);
+
+    if (state->now != STEP_DONE || access(path, F_OK) != 0)
+        return;
+    snprintf(path + n, sizeof(path) - n, "/complete");
+    if (access(path, F_OK) != 0)
+        state_set(state, STEP_PARTIAL, "in place, but the step that made it did not end");
+}
+
 enum install_result install_look(struct install *install)
 {
     struct check_context context = {.state = install->state,
@@ -293,6 +306,7 @@ enum install_result install_look(struct install *install)
             continue;
         }
         step->type->check(&context, step, state);
+        check_complete(install, step, state);
         check_after(install, step, state);
     }
     if (install_changes(install) > 0)

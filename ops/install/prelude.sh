@@ -95,7 +95,28 @@ epkit_packages_apply() {
     epkit_packages_keep
     epkit_packages_repair
     epkit_apt_install "$@"
+    epkit_packages_mark "$@"
     epkit_packages_note
+}
+
+# Which packages are there for others alone: apt writes that last, and a kill before it leaves all of them as wanted.
+# epkit_packages_mark WORD...: names with versions, or files.
+epkit_packages_mark() {
+    named=' '
+    for word in "$@"; do
+        case $word in
+        *.deb) named="$named$(dpkg-deb -f "$word" Package) " ;;
+        *) named="$named${word%%=*} " ;;
+        esac
+    done
+    epkit_packages | cut -d' ' -f1 >"$EPKIT_STATE/now"
+    for package in $(cut -d' ' -f1 "$EPKIT_BEFORE/packages" | comm -13 - "$EPKIT_STATE/now"); do
+        case $named in
+        *" ${package%%:*} "*) epkit_apt_mark manual "$package" >/dev/null ;;
+        *) epkit_apt_mark auto "$package" >/dev/null ;;
+        esac
+    done
+    rm -f "$EPKIT_STATE/now"
 }
 
 # Prints what apt-get has to be told to undo the step: "NAME-" for what it brought, "NAME=VERSION" for what it

@@ -66,9 +66,10 @@ static ep_status write_script(const struct install *install, const struct recipe
     script_begin(script, install->recipe, step, root, install->state);
     if (phase == PHASE_FETCH)
         step->type->fetch(script, step);
-    else if (phase == PHASE_APPLY)
+    else if (phase == PHASE_APPLY) {
         step->type->apply(script, step);
-    else if (phase == PHASE_UNDO)
+        fputs("mkdir -p \"$EPKIT_BEFORE\"\n: >\"$EPKIT_BEFORE/complete\"\n", script);
+    } else if (phase == PHASE_UNDO)
         step->type->undo(script, step);
     else
         script_shell(script, text);

@@ -73,11 +73,14 @@ same() {
     diff "$1" "$found"
 }
 
-# As `same`, but for dpkg's and ldconfig's own books of the state before, which tell the way and not the end.
+# As `same`, but for books whose order or whose state before tells the way and not the end. Which packages are there for
+# others alone (FILE.auto) is the same.
 same_end() {
     local found="$BATS_TEST_TMPDIR/now"
-    snapshot | grep -v -e status-old -e aux-cache -e '/etc/.*-$' >"$found"
-    grep -v -e status-old -e aux-cache -e '/etc/.*-$' "$1" | diff - "$found"
+    local own_books=(-e status-old -e aux-cache -e extended_states -e '/etc/.*-$')
+    snapshot | grep -v "${own_books[@]}" >"$found"
+    grep -v "${own_books[@]}" "$1" | diff - "$found"
+    on apt-mark showauto | sort | diff "$1.auto" -
 }
 
 # Until the recipe is complete, however often somebody else is at it, or until nothing has changed for a minute.

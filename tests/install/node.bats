@@ -22,6 +22,7 @@ setup_file() {
     snapshot >"$BATS_FILE_TMPDIR/bare"
     on epkit install apply debian-tools >"$BATS_FILE_TMPDIR/apply" 2>&1
     snapshot >"$BATS_FILE_TMPDIR/applied"
+    on apt-mark showauto | sort >"$BATS_FILE_TMPDIR/applied.auto"
 }
 
 teardown_file() {
@@ -162,6 +163,7 @@ uninstall() {
     [ "$("$NODE" boots "$ROOT")" -eq $((boots + 1)) ]
     run on epkit install verify test-reboot
     [ "$status" -eq 0 ]
+    [[ "$output" == *"behind the reboot" ]]
     run on epkit install apply /root/recipes/reboot.yaml
     [ "$status" -eq 0 ]
     on epkit install uninstall test-reboot
