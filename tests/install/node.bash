@@ -66,6 +66,11 @@ snapshot() {
     )
 }
 
+# Packages that are there for others alone; asked without leaving apt's caches behind.
+auto() {
+    on apt-mark -o Dir::Cache::pkgcache= -o Dir::Cache::srcpkgcache= showauto | sort
+}
+
 # same FILE: the node is as it was when FILE was written by `snapshot >FILE`.
 same() {
     local found="$BATS_TEST_TMPDIR/now"
@@ -80,7 +85,7 @@ same_end() {
     local own_books=(-e status-old -e aux-cache -e extended_states -e '/etc/.*-$')
     snapshot | grep -v "${own_books[@]}" >"$found"
     grep -v "${own_books[@]}" "$1" | diff - "$found"
-    on apt-mark showauto | sort | diff "$1.auto" -
+    auto | diff "$1.auto" -
 }
 
 # Until the recipe is complete, however often somebody else is at it, or until nothing has changed for a minute.

@@ -22,7 +22,7 @@ setup_file() {
     snapshot >"$BATS_FILE_TMPDIR/bare"
     on epkit install apply debian-tools >"$BATS_FILE_TMPDIR/apply" 2>&1
     snapshot >"$BATS_FILE_TMPDIR/applied"
-    on apt-mark showauto | sort >"$BATS_FILE_TMPDIR/applied.auto"
+    auto >"$BATS_FILE_TMPDIR/applied.auto"
 }
 
 teardown_file() {
