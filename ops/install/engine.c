@@ -238,7 +238,7 @@ static enum install_result leave_sentinel(struct install *install, const char *s
 static enum install_result reboot_for(struct install *install, const struct recipe_step *step,
                                       const struct step_state *state)
 {
-    const char *command[] = {"systemctl", "reboot", NULL};
+    const char *command[] = {"systemctl", "--no-block", "reboot", NULL};
     int n = journal_count(&install->journal, "reboot", NULL);
     int max = install->options.max_reboots >= 0 ? install->options.max_reboots : install->recipe->max_reboots;
     const char *boot = json_string_value(json_object_get(journal_last(&install->journal, "reboot", NULL), "boot"));
@@ -259,8 +259,12 @@ static enum install_result reboot_for(struct install *install, const struct reci
         return leave_sentinel(install, step->id);
     say(install, "%s", INSTALL_REBOOT_TEXT);
     sync();
-    if (run_quietly(command, 60) != 0)
-        return fail(install, "'systemctl reboot' failed");
+    /* The shutdown may end systemctl, and this process, before they return: that is no failure, and what goes on after
+     * the reboot must stay. */
+    if (run_quietly(command, 60) != 0 && !is_interrupted(install)) {
+        fail(install, "'systemctl reboot' did not succeed, or was ended by the shutdown");
+        return INSTALL_WANTS_REBOOT;
+    }
     return INSTALL_REBOOTING;
 }
 
