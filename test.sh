@@ -17,7 +17,7 @@ case "$tier" in
 quick | medium) ;;
 long)
     export EPKIT_TEST_LONG=1
-    groups+=(fuzz cluster)
+    groups+=(fuzz cluster nodes)
     ;;
 *)
     echo "usage: test.sh [quick|medium|long]" >&2

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# packages.sh GROUP... - make sure that what the groups need is there: build, test, fuzz, cluster, dist, cuda.
+# packages.sh GROUP... - make sure that what the groups need is there: build, test, fuzz, cluster, nodes, dist, cuda.
 #
 # What is missing is installed with apt, which needs root and Debian 12, Ubuntu 24.04 or later. Silent, and no use of the
 # network, when nothing is missing.
@@ -45,6 +45,9 @@ test   command:mpirun                      openmpi-bin
 test   pkg:cmocka                          libcmocka-dev
 test   pkg:hwloc                           libhwloc-dev
 test   browser:                            chromium
+nodes  command:systemd-nspawn              systemd-container
+nodes  command:mmdebstrap                  mmdebstrap
+nodes  command:dpkg-scanpackages           dpkg-dev
 fuzz   fuzzes:                             libclang-rt-dev
 cluster command:etcd                        etcd-server
 cluster command:systemd-nspawn              systemd-container

@@ -7,15 +7,17 @@
 #include <string.h>
 
 extern const struct cmd verb_deploy, verb_nics, verb_run, verb_topo, verb_doctor, verb_env, verb_test, verb_bench,
-    verb_parse, verb_triangulate, verb_report, verb_help, verb_version, verb_completion;
+    verb_parse, verb_triangulate, verb_report, verb_install, verb_help, verb_version, verb_completion;
 
 const struct cmd *const verbs[] = {
-    &verb_run,   &verb_topo,        &verb_nics,   &verb_env,  &verb_doctor,  &verb_deploy,     &verb_test, &verb_bench,
-    &verb_parse, &verb_triangulate, &verb_report, &verb_help, &verb_version, &verb_completion, NULL,
+    &verb_run,    &verb_topo,    &verb_nics,       &verb_env,   &verb_doctor,      &verb_install,
+    &verb_deploy, &verb_test,    &verb_bench,      &verb_parse, &verb_triangulate, &verb_report,
+    &verb_help,   &verb_version, &verb_completion, NULL,
 };
 
 const struct env_text env_texts[] = {
     {"EPKIT_BACKEND", "backend of the library when --backend is not given: host or cuda"},
+    {"EPKIT_COMMAND", "set by 'epkit install' for the tests of a recipe: the epkit to ask"},
     {"EPKIT_HOST_ISA", "instruction set of the host backend's loops over rows: portable, avx2 or avx512"},
     {"EPKIT_PRELOAD",
      "set by the script of 'epkit env': the library that its function epkit_preload loads into a program"},

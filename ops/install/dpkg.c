@@ -1,0 +1,242 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* dpkg.c - the types apt and deb: packages in given versions. */
+#include "base/error.h"
+#include "types.h"
+
+#include <fnmatch.h>
+#include <string.h>
+
+/* --- the database --- */
+
+static bool field(const char *from, const char *end, const char *name, char *ret_value, size_t bytes)
+{
+    size_t length = strlen(name);
+
+    for (const char *line = from; line && line < end; line = memchr(line, '\n', (size_t)(end - line))) {
+        line += *line == '\n';
+        if ((size_t)(end - line) > length && strncmp(line, name, length) == 0) {
+            const char *stop = memchr(line, '\n', (size_t)(end - line));
+            size_t n;
+
+            line += length;
+            n = (size_t)((stop ? stop : end) - line);
+            if (n >= bytes)
+                return false;
+            memcpy(ret_value, line, n);
+            ret_value[n] = '\0';
+            return true;
+        }
+        if (line == end)
+            break;
+    }
+    return false;
+}
+
+/* Takes over what a paragraph says about a package; one of several architectures that is installed counts. */
+static void take(const char *from, const char *end, struct dpkg_package *package)
+{
+    char status[64], version[sizeof(package->version)];
+
+    if (package->is_installed || !field(from, end, "Status: ", status, sizeof(status)))
+        return;
+    if (!field(from, end, "Version: ", version, sizeof(version)))
+        version[0] = '\0';
+    package->is_installed = strstr(status, " ok installed") != NULL;
+    package->is_broken = !package->is_installed && !strstr(status, "not-installed") && !strstr(status, "config-files");
+    if (package->is_installed || package->is_broken)
+        memcpy(package->version, version, sizeof(version));
+}
+
+bool dpkg_find(struct root *root, const char *name, struct dpkg_package *ret_package)
+{
+    struct root_text text = root_read(root, "/var/lib/dpkg/status");
+    const char *at = text.text, *end = text.text + text.bytes;
+    char line[160];
+    size_t length;
+
+    memset(ret_package, 0, sizeof(*ret_package));
+    if (text.state != ROOT_OK)
+        return false;
+    snprintf(line, sizeof(line), "Package: %s\n", name);
+    length = strlen(line);
+    while (at < end) {
+        const char *stop = strstr(at, "\n\n");
+
+        stop = stop ? stop : end;
+        if ((size_t)(end - at) >= length && strncmp(at, line, length) == 0)
+            take(at, stop, ret_package);
+        at = stop == end ? end : stop + 2;
+    }
+    return true;
+}
+
+/* Is `version` what the pin says? A pin may hold * and ?, which match as in a file name. */
+static bool fits(const char *pin, const char *version)
+{
+    return fnmatch(pin, version, 0) == 0;
+}
+
+/* Of a pin with * at its end the part before counts: 12.8.7 is newer than 12.4.* and older than 12.9.*. */
+static const char *direction(const struct check_context *context, const char *version, const char *pin)
+{
+    char plain[160];
+    int order;
+
+    snprintf(plain, sizeof(plain), "%.*s", (int)strcspn(pin, "*?"), pin);
+    while (*plain && strchr(".-+~:", plain[strlen(plain) - 1]))
+        plain[strlen(plain) - 1] = '\0';
+    if (!*plain || !context->compare)
+        return "other";
+    order = context->compare(version, plain);
+    return order < 0 ? "older" : order == 1 ? "newer" : "other";
+}
+
+void dpkg_check(const struct check_context *context, const json_t *packages, struct step_state *ret_state)
+{
+    int n_missing = 0, n_fine = 0;
+    char missing[128] = "";
+    const char *name;
+    json_t *value;
+
+    json_object_foreach((json_t *)packages, name, value)
+    {
+        const char *pin = json_string_value(value);
+        struct dpkg_package package;
+
+        dpkg_find(context->root, name, &package);
+        if (package.is_broken) {
+            state_set(ret_state, STEP_PARTIAL, "%s %s is half installed", name, package.version);
+            return;
+        }
+        if (package.is_installed && !fits(pin, package.version)) {
+            state_set(ret_state, STEP_WRONG, "%s %s is installed, %s than %s", name, package.version,
+                      direction(context, package.version, pin), pin);
+            return;
+        }
+        n_fine += package.is_installed;
+        if (!package.is_installed && n_missing++ == 0)
+            snprintf(missing, sizeof(missing), "%s", name);
+    }
+    if (n_missing == 0)
+        state_set(ret_state, STEP_DONE, "%d package%s installed", n_fine, n_fine == 1 ? "" : "s");
+    else if (n_missing == 1)
+        state_set(ret_state, n_fine ? STEP_PARTIAL : STEP_TODO, "%s is not installed", missing);
+    else
+        state_set(ret_state, n_fine ? STEP_PARTIAL : STEP_TODO, "%s and %d other packages are not installed", missing,
+                  n_missing - 1);
+}
+
+/* --- scripts: see prelude.sh --- */
+
+/* The packages with the versions, as arguments of apt-get. */
+static void package_words(FILE *script, const json_t *packages)
+{
+    const char *name;
+    json_t *value;
+
+    json_object_foreach((json_t *)packages, name, value)
+    {
+        const char *pin = json_string_value(value);
+        char word[320];
+
+        snprintf(word, sizeof(word), "%s%s%s", name, strcmp(pin, "*") == 0 ? "" : "=",
+                 strcmp(pin, "*") == 0 ? "" : pin);
+        fputc(' ', script);
+        script_word(script, word);
+    }
+    fputc('\n', script);
+}
+
+static void apt_fetch(FILE *script, const struct recipe_step *step)
+{
+    fputs("epkit_packages_fetch", script);
+    package_words(script, json_object_get(step->args, "packages"));
+}
+
+static void apt_apply(FILE *script, const struct recipe_step *step)
+{
+    fputs("epkit_packages_apply", script);
+    package_words(script, json_object_get(step->args, "packages"));
+}
+
+static void apt_undo(FILE *script, const struct recipe_step *step)
+{
+    const char *name;
+    json_t *value;
+
+    fputs("epkit_packages_undo", script);
+    json_object_foreach(json_object_get(step->args, "packages"), name, value)
+    {
+        fputc(' ', script);
+        script_word(script, name);
+    }
+    fputc('\n', script);
+}
+
+static void apt_check(const struct check_context *context, const struct recipe_step *step, struct step_state *ret_state)
+{
+    dpkg_check(context, json_object_get(step->args, "packages"), ret_state);
+}
+
+static const struct step_arg apt_args[] = {{"packages", ARG_PACKAGES, true}, {NULL, 0, false}};
+
+const struct step_type type_apt = {
+    .name = "apt",
+    .args = apt_args,
+    .check = apt_check,
+    .fetch = apt_fetch,
+    .apply = apt_apply,
+    .undo = apt_undo,
+    .needs_live = true,
+};
+
+/* --- deb: one package file from an address --- */
+
+static const struct step_arg deb_args[] = {
+    {"package", ARG_WORD, true},
+    {"version", ARG_VERSION, true},
+    {"url", ARG_URL, true},
+    {"sha256", ARG_SHA256, true},
+    {NULL, 0, false},
+};
+
+static void deb_check(const struct check_context *context, const struct recipe_step *step, struct step_state *ret_state)
+{
+    json_t *packages = json_pack("{s:s}", arg_text(step, "package"), arg_text(step, "version"));
+
+    dpkg_check(context, packages, ret_state);
+    json_decref(packages);
+}
+
+static void deb_fetch(FILE *script, const struct recipe_step *step)
+{
+    fputs("epkit_download ", script);
+    script_word(script, arg_text(step, "url"));
+    fputs(" \"$EPKIT_STATE/fetch/$EPKIT_STEP.deb\" ", script);
+    script_word(script, arg_text(step, "sha256"));
+    fputc('\n', script);
+}
+
+static void deb_apply(FILE *script, const struct recipe_step *step)
+{
+    fputs("epkit_checksum \"$EPKIT_STATE/fetch/$EPKIT_STEP.deb\" ", script);
+    script_word(script, arg_text(step, "sha256"));
+    fputs("\nepkit_packages_apply \"$EPKIT_STATE/fetch/$EPKIT_STEP.deb\"\n", script);
+}
+
+static void deb_undo(FILE *script, const struct recipe_step *step)
+{
+    fputs("epkit_packages_undo ", script);
+    script_word(script, arg_text(step, "package"));
+    fputc('\n', script);
+}
+
+const struct step_type type_deb = {
+    .name = "deb",
+    .args = deb_args,
+    .check = deb_check,
+    .fetch = deb_fetch,
+    .apply = deb_apply,
+    .undo = deb_undo,
+    .needs_live = true,
+};

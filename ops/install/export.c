@@ -1,0 +1,212 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * export.c - a recipe as a shell script, as user data of cloud-init, as a playbook of Ansible.
+ *
+ * They run the scripts that apply runs, and go on after a reboot from a list of completed steps. What they lack is what
+ * needs epkit on the machine: the checks of what is there, deadlines, verification of versions before a step.
+ */
+#include "base/error.h"
+#include "install.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+const char *const export_formats[] = {"sh", "cloud-init", "ansible", NULL};
+
+#define SCRIPT_PATH "/var/lib/epkit/install/%s/export.sh"
+
+/* A step as a function: downloads with tries, then the rest, in a subshell so that nothing is left of its variables. */
+static void write_step(const struct recipe *recipe, const struct recipe_step *step, FILE *out)
+{
+    char name[64];
+
+    snprintf(name, sizeof(name), "%.48s", step->id);
+    for (char *at = name; *at; at++)
+        *at = *at == '-' ? '_' : *at;
+    fprintf(out, "\n# %s\n# %s\n", step->title, step->type->name);
+    if (step->type->fetch) {
+        fprintf(out, "fetch_%s() (\n", name);
+        script_begin(out, recipe, step, "", INSTALL_STATE "/export");
+        step->type->fetch(out, step);
+        fputs(")\n", out);
+    }
+    fprintf(out, "apply_%s() (\n", name);
+    script_begin(out, recipe, step, "", INSTALL_STATE "/export");
+    step->type->apply(out, step);
+    fputs(")\n", out);
+    fprintf(out, "run_step '%s' '%s' %s apply_%s\n", step->id,
+            step->reboot == REBOOT_AFTER       ? "after"
+            : step->reboot == REBOOT_IF_NEEDED ? "if-needed"
+                                               : "never",
+            step->type->fetch ? "fetch_" : ":", name);
+}
+
+static const char head[] =
+    "done_steps=\"${EPKIT_DONE:-/var/lib/epkit/install/export/done}\"\n"
+    "mkdir -p \"${done_steps%/*}\"\n"
+    "touch \"$done_steps\"\n"
+    "boot=$(cat /proc/sys/kernel/random/boot_id)\n"
+    "\n"
+    "# run_step ID REBOOT FETCH APPLY: what has been completed is not run again. Exit status 75: reboot, run this again.\n"
+    "run_step() {\n"
+    "    if grep -q \"^$1 \" \"$done_steps\"; then\n"
+    "        if [ \"$2\" != never ] && grep -qx \"$1 $boot\" \"$done_steps\"; then want_reboot \"$1\"; fi\n"
+    "        return 0\n"
+    "    fi\n"
+    "    echo \"step $1\"\n"
+    "    if [ \"$3\" != : ]; then\n"
+    "        for wait in 2 4 8 16 0; do\n"
+    "            if (\"${3}${4#apply_}\"); then break; fi\n"
+    "            if [ \"$wait\" = 0 ]; then echo \"step $1: download failed\" >&2; exit 1; fi\n"
+    "            sleep \"$wait\"\n"
+    "        done\n"
+    "    fi\n"
+    "    \"$4\"\n"
+    "    echo \"$1 $boot\" >>\"$done_steps\"\n"
+    "    sync\n"
+    "    if [ \"$2\" != never ]; then want_reboot \"$1\"; fi\n"
+    "}\n"
+    "want_reboot() {\n"
+    "    echo \"" INSTALL_REBOOT_TEXT "\"\n"
+    "    exit 75\n"
+    "}\n";
+
+static void write_verify(const struct recipe *recipe, FILE *out)
+{
+    fputs("\n# Does it work?\nfailed=0\n", out);
+    for (size_t i = 0; i < recipe->n_steps; i++) {
+        const struct recipe_step *step = &recipe->steps[recipe->order[i]];
+
+        for (size_t k = 0; k < step->n_verify && !step->skipped; k++) {
+            const struct step_verify *verify = &step->verify[k];
+
+            fprintf(out, "verify() (\n");
+            script_begin(out, recipe, step, "", INSTALL_STATE "/export");
+            script_shell(out, verify->run);
+            fputs(")\nif output=$(verify 2>&1)", out);
+            if (verify->expect) {
+                fputs(" && printf '%s\\n' \"$output\" | grep -Eq -e ", out);
+                script_word(out, verify->expect);
+            }
+            fputs("; then\n    printf 'ok      %s\\n' ", out);
+            script_word(out, verify->name);
+            fputs("\nelse\n    failed=1\n    printf 'FAILED  %s\\n%s\\n' ", out);
+            script_word(out, verify->name);
+            fputs(" \"$output\" >&2\nfi\n", out);
+        }
+    }
+    fputs("exit \"$failed\"\n", out);
+}
+
+static void write_sh(const struct recipe *recipe, FILE *out)
+{
+    fprintf(out,
+            "#!/bin/sh\n# Recipe %s: %s. Written by epkit install export; run it as root.\n"
+            "# Exit status 75: reboot the machine and run it again.\n"
+            "# shellcheck disable=SC1091,SC2030,SC2031,SC2234,SC2317,SC2329\n",
+            recipe->name, recipe->title);
+    script_prelude(out);
+    fputs(head, out);
+    for (size_t i = 0; i < recipe->n_steps; i++) {
+        const struct recipe_step *step = &recipe->steps[recipe->order[i]];
+
+        if (!step->skipped)
+            write_step(recipe, step, out);
+        if (!step->skipped && *step->says) {
+            fputs("echo ", out);
+            script_word(out, step->says);
+            fputc('\n', out);
+        }
+    }
+    write_verify(recipe, out);
+}
+
+/* The script as a literal block of YAML. */
+static ep_status write_block(const struct recipe *recipe, int indent, FILE *out)
+{
+    char *text = NULL, *line, *rest;
+    size_t bytes;
+    FILE *script = open_memstream(&text, &bytes);
+
+    if (!script)
+        return ep_fail(EP_E_MEMORY, "no memory");
+    write_sh(recipe, script);
+    if (fclose(script) != 0 || !text)
+        return ep_fail(EP_E_MEMORY, "no memory");
+    for (rest = text; (line = strsep(&rest, "\n"));) {
+        if (*line)
+            fprintf(out, "%*s%s\n", indent, "", line);
+        else if (rest)
+            fputc('\n', out);
+    }
+    free(text);
+    return EP_OK;
+}
+
+/* cloud-init runs once; a unit runs the script at each boot until it has succeeded. */
+static ep_status write_cloud_init(const struct recipe *recipe, FILE *out)
+{
+    fprintf(out,
+            "#cloud-config\n# Recipe %s: %s. Written by epkit install export.\nwrite_files:\n"
+            "  - path: " SCRIPT_PATH "\n    permissions: '0755'\n    content: |\n",
+            recipe->name, recipe->title, recipe->name);
+    EP_TRY(write_block(recipe, 6, out));
+    fprintf(out,
+            "  - path: /etc/systemd/system/epkit-export.service\n    permissions: '0644'\n    content: |\n"
+            "      [Unit]\n      Description=recipe %s\n      Wants=network-online.target\n"
+            "      After=network-online.target\n      ConditionPathExists=!/var/lib/epkit/install/%s/complete\n"
+            "      [Service]\n      Type=oneshot\n      TimeoutStartSec=infinity\n"
+            "      ExecStart=/bin/sh -c '" SCRIPT_PATH "; s=$$?; case $$s in 0) touch "
+            "/var/lib/epkit/install/%s/complete ;; 75) systemctl reboot ;; *) exit $$s ;; esac'\n"
+            "      [Install]\n      WantedBy=multi-user.target\n"
+            "runcmd:\n  - [systemctl, daemon-reload]\n  - [systemctl, enable, --now, --no-block, "
+            "epkit-export.service]\n",
+            recipe->name, recipe->name, recipe->name, recipe->name);
+    return EP_OK;
+}
+
+/* Runs the script until it does not ask for a reboot any more: at most so often as the recipe may reboot. */
+static ep_status write_ansible(const struct recipe *recipe, FILE *out)
+{
+    fprintf(out,
+            "# Recipe %s: %s. Written by epkit install export.\n- name: %s\n  hosts: all\n  become: true\n"
+            "  gather_facts: false\n  tasks:\n"
+            "    - name: Make the folder of the script\n      ansible.builtin.file:\n"
+            "        path: /var/lib/epkit/install/%s\n        state: directory\n        mode: '0755'\n"
+            "    - name: Write the script\n      ansible.builtin.copy:\n        dest: " SCRIPT_PATH
+            "\n        mode: '0755'\n        content: !unsafe |\n",
+            recipe->name, recipe->title, recipe->name, recipe->name, recipe->name);
+    EP_TRY(write_block(recipe, 10, out));
+    for (int i = 0; i <= recipe->max_reboots; i++) {
+        fprintf(out,
+                "    - name: Run the script%s\n      ansible.builtin.command: " SCRIPT_PATH "\n"
+                "      register: epkit_run_%d\n      failed_when: epkit_run_%d.rc not in %s\n"
+                "      changed_when: true\n",
+                i ? " after the reboot" : "", recipe->name, i, i, i < recipe->max_reboots ? "[0, 75]" : "[0]");
+        if (i)
+            fprintf(out, "      when: epkit_run_%d.rc | default(0) == 75\n", i - 1);
+        if (i < recipe->max_reboots)
+            fprintf(out,
+                    "    - name: Reboot\n      ansible.builtin.reboot:\n        reboot_timeout: 1200\n"
+                    "      when: epkit_run_%d.rc | default(0) == 75\n",
+                    i);
+    }
+    return EP_OK;
+}
+
+ep_status export_write(const struct recipe *recipe, const char *format, FILE *out)
+{
+    for (size_t i = 0; i < recipe->n_variables; i++) {
+        const struct recipe_variable *variable = &recipe->variables[i];
+
+        if (!variable->value && variable->line)
+            return ep_fail(EP_E_ARG, "variable '%s' has no value: %s; give it by --set %s=VALUE", variable->name,
+                           variable->help, variable->name);
+    }
+    if (strcmp(format, "cloud-init") == 0)
+        return write_cloud_init(recipe, out);
+    if (strcmp(format, "ansible") == 0)
+        return write_ansible(recipe, out);
+    write_sh(recipe, out);
+    return EP_OK;
+}

@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * install.h - brings a machine to what a recipe says, and back.
+ *
+ * What is there is decided by checks of the machine, never by notes about earlier runs: so a run may be killed, lose
+ * power, lose its journal or find half of another installation, and the next run goes on from what it sees.
+ *
+ *     install_open()     reads the recipe's state: where things are, the journal; takes the lock if it will change
+ *     install_look()     checks each step
+ *     install_apply()    applies what is not done, in order; may reboot
+ *     install_verify()   runs the recipe's own tests
+ *     install_undo()     brings back what was there
+ *
+ * A step runs as a transient unit of systemd where that is the machine's init: it then lives on when whoever started
+ * epkit (an ssh session, a pod) dies, and the next run waits for it.
+ */
+#ifndef EP_INSTALL_INSTALL_H
+#define EP_INSTALL_INSTALL_H
+
+#include "journal.h"
+#include "recipe.h"
+#include "types.h"
+
+#define INSTALL_STATE "/var/lib/epkit/install"
+#define INSTALL_LOGS "/var/log/epkit/install"
+#define INSTALL_REBOOT_TEXT "Rebooting the node to load driver and modules..."
+
+enum install_reboot {
+    INSTALL_REBOOT_NOW,      /* systemctl reboot */
+    INSTALL_REBOOT_SENTINEL, /* /run/reboot-required, for kured or another agent that drains the node first */
+    INSTALL_REBOOT_NEVER
+};
+
+enum install_phase { PHASE_FETCH, PHASE_APPLY, PHASE_UNDO, PHASE_VERIFY };
+
+/* What the caller shows; each may be NULL. */
+struct install_observer {
+    void (*line)(void *context, const char *text); /* something that is worth a line of its own */
+    void (*begin)(void *context, const struct recipe_step *step, size_t index, size_t n, enum install_phase phase,
+                  const char *log);
+    void (*tick)(void *context, int seconds, int budget_s); /* while a step runs, a few times a second */
+    bool (*is_interrupted)(void *context);
+    void *context;
+};
+
+struct install_options {
+    const char *root;  /* NULL: this machine */
+    const char *state; /* NULL: INSTALL_STATE */
+    enum install_reboot reboot;
+    int max_reboots; /* -1: what the recipe says */
+    bool no_unit;    /* apply leaves no unit that goes on after a reboot */
+    bool again;      /* forget the reboots made so far */
+    bool force;      /* undo also what is there without a note that this recipe made it */
+    struct install_observer observer;
+};
+
+struct preflight_row {
+    const char *name;
+    enum { PREFLIGHT_OK, PREFLIGHT_WARN, PREFLIGHT_REFUSE, PREFLIGHT_UNKNOWN } result;
+    char text[256];
+};
+
+#define PREFLIGHT_MAX 16
+
+struct verify_result {
+    const struct recipe_step *step;
+    const struct step_verify *verify;
+    bool passed;
+    char text[256]; /* what it said */
+};
+
+struct install {
+    const struct recipe *recipe;
+    struct install_options options;
+    char root[4096]; /* "" for this machine, else the folder without a slash at the end */
+    char state[512]; /* folder of this recipe, below the root */
+    char logs[512];
+    char kernel[128], boot[64];
+    bool is_live;     /* this machine, not a folder */
+    bool has_systemd; /* steps run by systemd-run */
+    bool can_chroot;  /* a folder with a shell of its own */
+    int lock_fd;
+    struct journal journal;
+    struct step_state states[RECIPE_STEPS_MAX]; /* by index of the step */
+    struct preflight_row preflight[PREFLIGHT_MAX];
+    size_t n_preflight;
+    char failure[512]; /* why apply, undo or verify did not succeed */
+    char hint[256];
+};
+
+enum install_result {
+    INSTALL_FINE,
+    INSTALL_FAILED,       /* a step failed: `failure` */
+    INSTALL_REBOOTING,    /* the machine goes down now */
+    INSTALL_WANTS_REBOOT, /* somebody else has to reboot it */
+    INSTALL_STOPPED,      /* too many reboots */
+    INSTALL_REFUSED,      /* preflight, or a value is missing: nothing was changed */
+    INSTALL_BUSY,         /* another run holds the lock */
+    INSTALL_INTERRUPTED
+};
+
+/* What a recipe can be told about the machine before it is parsed. Strings live in `ret_kernel` (128 bytes). */
+void install_kernel(const char *root, char ret_kernel[128]);
+
+/* `for_change`: takes the lock (waits for a step that outlived its run), repairs the journal. */
+enum install_result install_open(const struct recipe *recipe, const struct install_options *options, bool for_change,
+                                 struct install *ret_install);
+void install_close(struct install *install);
+
+/* Fills `states`. Fails only for lack of memory or when the root cannot be opened: `failure`. */
+enum install_result install_look(struct install *install);
+
+/* Number of steps that apply would do something about. */
+size_t install_changes(const struct install *install);
+const char *install_state_name(enum step_now now);
+
+/* --- preflight.c: may this recipe be applied here? Fills `preflight`. --- */
+ep_status preflight_check_target(const struct recipe *recipe); /* the shape of `target`, when a recipe is read */
+void preflight_run(struct install *install, struct root *root);
+/* Do the hosts that the steps download from answer? Apart, because it takes time: only when something is to be fetched.
+ */
+void preflight_egress(struct install *install, struct root *root);
+bool preflight_refuses(const struct install *install);
+
+/* --- engine.c --- */
+enum install_result install_apply(struct install *install);
+
+/* --- undo.c --- */
+enum install_result install_undo(struct install *install);
+
+/* --- export.c: the recipe as something that runs without epkit. `format` is one of export_formats. --- */
+extern const char *const export_formats[]; /* sh, cloud-init, ansible; ends with NULL */
+ep_status export_write(const struct recipe *recipe, const char *format, FILE *out);
+
+/* --- verify.c --- */
+enum install_result install_verify(struct install *install, struct verify_result *ret_results, size_t max,
+                                   size_t *ret_n);
+
+/* --- run.c: one script --- */
+enum run_result { RUN_FINE, RUN_FAILED, RUN_LATE, RUN_INTERRUPTED, RUN_NOT_STARTED };
+
+/*
+ * Writes the script of a phase and runs it until it ends or its deadline. *ret_status: its exit status, where known
+ * (-1: it was started by an earlier run). The log holds what it wrote.
+ */
+enum run_result run_script(struct install *install, const struct recipe_step *step, size_t index,
+                           enum install_phase phase, int deadline_s, int *ret_status);
+
+/* Waits for the step's unit if an earlier run left it running: *ret_waited. False: interrupted, or not over in time. */
+bool run_wait_for_orphans(struct install *install, const struct recipe_step *step, size_t index, bool *ret_waited);
+void run_log_path(const struct install *install, const struct recipe_step *step, char ret_path[1024]);
+
+/* Runs a program without output, for at most `seconds`: its exit status, or -1. */
+int run_quietly(const char *const *argv, int seconds);
+/* As a shell text with the recipe's variables; up to `bytes` of its output. */
+int run_probe(struct install *install, const struct recipe_step *step, const char *text, int seconds, char *ret_output,
+              size_t bytes);
+
+/* --- unit.c: going on after a reboot --- */
+ep_status unit_install(struct install *install);
+void unit_remove(struct install *install);
+
+#endif

@@ -1,0 +1,238 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "journal.h"
+
+#include "base/error.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#define LINE_DEPTH_MAX 8
+
+static bool is_event(const json_t *line)
+{
+    return json_is_object(line) && json_is_string(json_object_get(line, "event")) &&
+           json_is_string(json_object_get(line, "boot"));
+}
+
+/* Does nesting stay within what an event can have? jansson itself allows thousands. */
+static bool is_shallow(const char *line, size_t bytes)
+{
+    int depth = 0;
+
+    for (size_t i = 0; i < bytes; i++) {
+        depth += line[i] == '{' || line[i] == '[' ? 1 : line[i] == '}' || line[i] == ']' ? -1 : 0;
+        if (depth > LINE_DEPTH_MAX)
+            return false;
+    }
+    return true;
+}
+
+bool journal_parse(const char *text, size_t bytes, json_t **ret_events, size_t *ret_whole)
+{
+    json_t *events = json_array();
+    size_t at = 0;
+
+    *ret_events = events;
+    *ret_whole = 0;
+    while (at < bytes) {
+        const char *end = memchr(text + at, '\n', bytes - at);
+        size_t n = end ? (size_t)(end - text) - at : bytes - at;
+        json_t *line = end && is_shallow(text + at, n) ? json_loadb(text + at, n, JSON_REJECT_DUPLICATES, NULL) : NULL;
+
+        if (!is_event(line)) {
+            bool is_last = !end || (size_t)(end - text) + 1 == bytes;
+
+            json_decref(line);
+            return is_last;
+        }
+        json_array_append_new(events, line);
+        at += n + 1;
+        *ret_whole = at;
+    }
+    return true;
+}
+
+static ep_status read_all(const char *path, char **ret_text, size_t *ret_bytes)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    struct stat stat;
+    char *text;
+    ssize_t n;
+    size_t bytes = 0;
+
+    *ret_text = NULL;
+    *ret_bytes = 0;
+    if (fd < 0)
+        return errno == ENOENT ? EP_OK : ep_fail_errno(EP_E_SYSTEM, errno, "%s", path);
+    if (fstat(fd, &stat) != 0 || !S_ISREG(stat.st_mode) || stat.st_size > JOURNAL_BYTES_MAX) {
+        close(fd);
+        return ep_fail(EP_E_ARG, "%s is no journal: not a regular file of at most 16 MiB", path);
+    }
+    text = malloc((size_t)stat.st_size + 1);
+    while (text && bytes < (size_t)stat.st_size) {
+        n = read(fd, text + bytes, (size_t)stat.st_size - bytes);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            break;
+        bytes += (size_t)n;
+    }
+    close(fd);
+    if (!text)
+        return ep_fail(EP_E_MEMORY, "%s: no memory", path);
+    *ret_text = text;
+    *ret_bytes = bytes;
+    return EP_OK;
+}
+
+/* The name of a new file is lost in a power cut unless its folder is synced. */
+static void sync_folder(const char *path)
+{
+    char folder[4096];
+    const char *slash = strrchr(path, '/');
+    int fd;
+
+    snprintf(folder, sizeof(folder), "%.*s", slash ? (int)(slash - path + 1) : 1, slash ? path : ".");
+    fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd >= 0) {
+        fsync(fd);
+        close(fd);
+    }
+}
+
+static ep_status open_to_write(struct journal *journal, bool is_readable, size_t whole, size_t bytes)
+{
+    char aside[4096];
+
+    if (!is_readable) {
+        snprintf(aside, sizeof(aside), "%s.unreadable", journal->path);
+        if (rename(journal->path, aside) != 0)
+            return ep_fail_errno(EP_E_SYSTEM, errno, "%s cannot be moved aside", journal->path);
+        json_array_clear(journal->events);
+        whole = 0;
+    }
+    journal->fd = open(journal->path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0644);
+    if (journal->fd < 0)
+        return ep_fail_errno(EP_E_SYSTEM, errno, "%s", journal->path);
+    if (whole < bytes && is_readable && ftruncate(journal->fd, (off_t)whole) != 0)
+        return ep_fail_errno(EP_E_SYSTEM, errno, "%s cannot be cut to its last whole line", journal->path);
+    sync_folder(journal->path);
+    if (!is_readable)
+        return journal_add(journal, "rebuilt", NULL, json_pack("{s:s}", "reason", "the journal could not be read"));
+    if (whole < bytes)
+        return journal_add(journal, "repaired", NULL, json_pack("{s:I}", "dropped_bytes", (json_int_t)(bytes - whole)));
+    return EP_OK;
+}
+
+ep_status journal_open(const char *path, const char *boot, bool writable, struct journal *ret_journal)
+{
+    struct journal journal = {.fd = -1};
+    char *text;
+    size_t bytes, whole;
+    bool is_readable;
+    ep_status status = read_all(path, &text, &bytes);
+
+    if (status != EP_OK)
+        return status;
+    journal.path = strdup(path);
+    snprintf(journal.boot, sizeof(journal.boot), "%s", boot);
+    is_readable = journal_parse(text, bytes, &journal.events, &whole);
+    free(text);
+    if (!journal.path || !journal.events)
+        return ep_fail(EP_E_MEMORY, "%s: no memory", path);
+    journal.n_torn = bytes - whole;
+    journal.is_rebuilt = !is_readable;
+    if (writable)
+        status = open_to_write(&journal, is_readable, whole, bytes);
+    if (status != EP_OK) {
+        journal_close(&journal);
+        return status;
+    }
+    *ret_journal = journal;
+    return EP_OK;
+}
+
+void journal_close(struct journal *journal)
+{
+    if (journal->fd >= 0)
+        close(journal->fd);
+    json_decref(journal->events);
+    free(journal->path);
+    *journal = (struct journal){.fd = -1};
+}
+
+ep_status journal_add(struct journal *journal, const char *event, const char *step, json_t *more)
+{
+    char time_text[32], *text;
+    time_t now = time(NULL);
+    struct tm parts;
+    json_t *line;
+    size_t bytes;
+    ssize_t n;
+
+    if (journal->fd < 0) {
+        json_decref(more);
+        return EP_OK;
+    }
+    gmtime_r(&now, &parts);
+    strftime(time_text, sizeof(time_text), "%Y-%m-%dT%H:%M:%SZ", &parts);
+    line = json_pack("{s:i,s:s,s:s,s:s,s:s*}", "v", 1, "time", time_text, "boot", journal->boot, "event", event, "step",
+                     step);
+    if (line && more)
+        json_object_update(line, more);
+    json_decref(more);
+    text = line ? json_dumps(line, JSON_COMPACT) : NULL;
+    if (!text) {
+        json_decref(line);
+        return ep_fail(EP_E_MEMORY, "%s: no memory", journal->path);
+    }
+    bytes = strlen(text);
+    text[bytes] = '\n'; /* in the place of the NUL */
+    do
+        n = write(journal->fd, text, bytes + 1);
+    while (n < 0 && errno == EINTR);
+    free(text);
+    json_array_append_new(journal->events, line);
+    if (n != (ssize_t)bytes + 1 || fsync(journal->fd) != 0)
+        return ep_fail_errno(EP_E_SYSTEM, n < 0 ? errno : ENOSPC, "%s cannot be written", journal->path);
+    return EP_OK;
+}
+
+static bool is_named(const json_t *line, const char *key, const char *value)
+{
+    const char *text = json_string_value(json_object_get(line, key));
+
+    return text && strcmp(text, value) == 0;
+}
+
+int journal_count(const struct journal *journal, const char *event, const char *step)
+{
+    int n = 0;
+
+    for (size_t i = json_array_size(journal->events); i-- > 0;) {
+        const json_t *line = json_array_get(journal->events, i);
+
+        if (is_named(line, "event", "finished") || is_named(line, "event", "uninstalled") ||
+            is_named(line, "event", "again"))
+            break;
+        n += is_named(line, "event", event) && (!step || is_named(line, "step", step));
+    }
+    return n;
+}
+
+const json_t *journal_last(const struct journal *journal, const char *event, const char *step)
+{
+    for (size_t i = json_array_size(journal->events); i-- > 0;) {
+        const json_t *line = json_array_get(journal->events, i);
+
+        if (is_named(line, "event", event) && (!step || is_named(line, "step", step)))
+            return line;
+    }
+    return NULL;
+}

@@ -1,0 +1,291 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* modules.c - the types modprobe (options of a kernel module) and module (a module that is loaded, in a version). */
+#include "base/error.h"
+#include "types.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* --- modprobe --- */
+
+static const struct step_arg modprobe_args[] = {
+    {"module", ARG_WORD, true},
+    {"options", ARG_OPTIONS, true},
+    {"effect_file", ARG_PATH, false}, /* where the running module tells its options */
+    {"effect_any", ARG_TEXTS, false}, /* texts one of which is in it when the options are live */
+    {NULL, 0, false},
+};
+
+static ep_status modprobe_validate(const struct recipe *recipe, const struct recipe_step *step)
+{
+    const char *key;
+    json_t *value;
+
+    if (*arg_text(step, "effect_file") && !json_object_get(step->args, "effect_any"))
+        return recipe_refuse(recipe, step->line, "step '%s': 'effect_file' needs 'effect_any'", step->id);
+    json_object_foreach(json_object_get(step->args, "options"), key, value)
+    {
+        if (strpbrk(json_string_value(value), "\"\\"))
+            return recipe_refuse(recipe, step->line, "step '%s': option %s must not hold quotes or backslashes",
+                                 step->id, key);
+    }
+    return EP_OK;
+}
+
+/* modprobe reads its folders in the order of names, and of two values of an option the last one counts. */
+static void modprobe_path(const struct recipe_step *step, char ret_path[256])
+{
+    snprintf(ret_path, 256, "/etc/modprobe.d/zz-epkit-%.128s.conf", arg_text(step, "module"));
+}
+
+static char *modprobe_content(const struct recipe_step *step)
+{
+    char *text = NULL;
+    size_t bytes;
+    FILE *out = open_memstream(&text, &bytes);
+    const char *key;
+    json_t *value;
+
+    if (!out)
+        return NULL;
+    fputs("# Written by epkit install.\n", out);
+    json_object_foreach(json_object_get(step->args, "options"), key, value)
+        fprintf(out, "options %s %s=\"%s\"\n", arg_text(step, "module"), key, json_string_value(value));
+    fclose(out);
+    return text;
+}
+
+/* Does a line of a configuration file set an option of the module? */
+static bool sets_option(const char *text, const char *module, const json_t *options)
+{
+    while (text && *text) {
+        const char *end = strchr(text, '\n');
+        size_t n = end ? (size_t)(end - text) : strlen(text);
+        char line[1024], word[256], *rest;
+        int at = 0;
+        const char *key;
+        json_t *value;
+
+        snprintf(line, sizeof(line), "%.*s", (int)n, text);
+        if (sscanf(line, " options %255s %n", word, &at) == 1 && at > 0 && strcmp(word, module) == 0) {
+            rest = line + at;
+            json_object_foreach((json_t *)options, key, value)
+            {
+                const char *found = strstr(rest, key);
+
+                if (found && found[strlen(key)] == '=' && (found == rest || found[-1] == ' ' || found[-1] == '\t'))
+                    return true;
+            }
+        }
+        text = end ? end + 1 : NULL;
+    }
+    return false;
+}
+
+/* A file whose lines come behind ours and set the same option, or NULL. */
+static const char *overriding(const struct check_context *context, const struct recipe_step *step, const char *own)
+{
+    struct root_names names = root_list(context->root, "/etc/modprobe.d");
+    const char *own_name = strrchr(own, '/') + 1;
+
+    for (size_t i = 0; i < names.n; i++) {
+        const char *name = names.names[i];
+        size_t n = strlen(name);
+
+        if (n < 6 || strcmp(name + n - 5, ".conf") != 0 || strcmp(name, own_name) <= 0)
+            continue;
+        if (sets_option(root_read(context->root, "/etc/modprobe.d/%s", name).text, arg_text(step, "module"),
+                        json_object_get(step->args, "options")))
+            return name;
+    }
+    return NULL;
+}
+
+static bool is_effective(const char *text, const json_t *any)
+{
+    json_t *value;
+    size_t i;
+
+    json_array_foreach(any, i, value) if (strstr(text, json_string_value(value))) return true;
+    return false;
+}
+
+static void modprobe_check(const struct check_context *context, const struct recipe_step *step,
+                           struct step_state *ret_state)
+{
+    const char *effect = arg_text(step, "effect_file"), *later;
+    char path[256], *content = modprobe_content(step);
+    struct root_text text, live;
+
+    modprobe_path(step, path);
+    text = root_read(context->root, "%s", path);
+    later = overriding(context, step, path);
+    live = *effect ? root_read(context->root, "%s", effect) : (struct root_text){.state = ROOT_ABSENT, .text = ""};
+    if (!content)
+        state_set(ret_state, STEP_UNKNOWN, "no memory");
+    else if (text.state == ROOT_ABSENT)
+        state_set(ret_state, STEP_TODO, "%s is not there", path);
+    else if (text.state != ROOT_OK || strcmp(text.text, content) != 0)
+        state_set(ret_state, STEP_WRONG, "%s has other content", path);
+    else if (later)
+        state_set(ret_state, STEP_WRONG, "/etc/modprobe.d/%.100s sets the same option later, and the last one counts",
+                  later);
+    else if (!*effect || live.state == ROOT_ABSENT)
+        state_set(ret_state, STEP_DONE, "configured; it takes effect when %s is loaded", arg_text(step, "module"));
+    else if (is_effective(live.text, json_object_get(step->args, "effect_any")))
+        state_set(ret_state, STEP_DONE, "live: %s says so", effect);
+    else
+        state_set(ret_state, STEP_REBOOT, "configured, but %s does not show it: not live before a reboot", effect);
+    free(content);
+}
+
+static void modprobe_apply(FILE *script, const struct recipe_step *step)
+{
+    char path[256], *content = modprobe_content(step);
+
+    modprobe_path(step, path);
+    script_keep(script, path);
+    if (content)
+        script_write(script, path, content, "0644");
+    fputs("epkit_initramfs\n", script);
+    free(content);
+}
+
+static void modprobe_undo(FILE *script, const struct recipe_step *step)
+{
+    char path[256];
+
+    modprobe_path(step, path);
+    script_restore(script, path);
+    fputs("epkit_initramfs\n", script);
+}
+
+const struct step_type type_modprobe = {
+    .name = "modprobe",
+    .args = modprobe_args,
+    .validate = modprobe_validate,
+    .check = modprobe_check,
+    .apply = modprobe_apply,
+    .undo = modprobe_undo,
+};
+
+/* --- module --- */
+
+static const struct step_arg module_args[] = {
+    {"module", ARG_WORD, true},
+    {"version", ARG_VERSION, false},
+    {"dkms", ARG_BOOL, false}, /* it is built by DKMS: it has to be there for the kernel that runs */
+    {NULL, 0, false},
+};
+
+static void module_path(const struct recipe_step *step, char ret_path[256])
+{
+    snprintf(ret_path, 256, "/etc/modules-load.d/epkit-%.128s.conf", arg_text(step, "module"));
+}
+
+/* Names of modules have '_' for each '-' in /proc/modules and /sys/module. */
+static void module_name(const struct recipe_step *step, char ret_name[128])
+{
+    snprintf(ret_name, 128, "%.120s", arg_text(step, "module"));
+    for (char *at = ret_name; *at; at++)
+        if (*at == '-')
+            *at = '_';
+}
+
+/* By whole words: nvidia is not loaded because nvidia_drm is. */
+static bool is_loaded(struct root *root, const char *name)
+{
+    struct root_text text = root_read(root, "/proc/modules");
+    size_t n = strlen(name);
+
+    for (const char *line = text.text; line && *line; line = strchr(line, '\n')) {
+        line += *line == '\n';
+        if (strncmp(line, name, n) == 0 && line[n] == ' ')
+            return true;
+    }
+    return false;
+}
+
+/* Is the file of the module there, for the kernel that runs? */
+static bool has_file(const struct check_context *context, const char *name)
+{
+    static const char *const endings[] = {"", ".zst", ".xz", ".gz"};
+    char dashed[128];
+
+    snprintf(dashed, sizeof(dashed), "%s", name);
+    for (char *at = dashed; *at; at++)
+        if (*at == '_')
+            *at = '-';
+    for (size_t i = 0; i < 4; i++)
+        for (int k = 0; k < 2; k++)
+            if (root_stat(context->root, "/lib/modules/%s/updates/dkms/%s.ko%s", context->kernel, k ? dashed : name,
+                          endings[i])
+                    .state == ROOT_OK)
+                return true;
+    return false;
+}
+
+static void module_check(const struct check_context *context, const struct recipe_step *step,
+                         struct step_state *ret_state)
+{
+    const char *pin = arg_text(step, "version");
+    char name[128], path[256];
+    struct root_text version;
+
+    module_name(step, name);
+    module_path(step, path);
+    version = root_line(context->root, "/sys/module/%s/version", name);
+    if (arg_flag(step, "dkms", false) && !*context->kernel)
+        state_set(ret_state, STEP_UNKNOWN, "the release of the kernel is not known");
+    else if (arg_flag(step, "dkms", false) && !has_file(context, name))
+        state_set(ret_state, STEP_TODO, "%s is not built for kernel %s", name, context->kernel);
+    else if (!is_loaded(context->root, name))
+        state_set(ret_state, STEP_TODO, "%s is not loaded", name);
+    else if (*pin && version.state == ROOT_OK && strcmp(version.text, pin) != 0)
+        state_set(ret_state, STEP_REBOOT, "%s %s is loaded, and %s shall be: not live before a reboot", name,
+                  version.text, pin);
+    else if (root_stat(context->root, "%s", path).state != ROOT_OK)
+        state_set(ret_state, STEP_PARTIAL, "%s is loaded, but will not be after a reboot", name);
+    else
+        state_set(ret_state, STEP_DONE, "%s%s%s is loaded", name, *pin ? " " : "", pin);
+}
+
+/* A module that cannot be loaded now (another version is in use) may be after a reboot: the check decides. */
+static void module_apply(FILE *script, const struct recipe_step *step)
+{
+    const char *module = arg_text(step, "module");
+    char path[256], line[256];
+
+    module_path(step, path);
+    snprintf(line, sizeof(line), "%.128s\n", module);
+    script_keep(script, path);
+    script_write(script, path, line, "0644");
+    if (arg_flag(step, "dkms", false))
+        fputs("if ! find \"$EPKIT_ROOT/lib/modules/$kernel/updates/dkms\" -name '*.ko*' 2>/dev/null | grep -q .; then\n"
+              "    echo \"nothing is built by DKMS for kernel $kernel yet\"\n"
+              "fi\n"
+              "dkms autoinstall -k \"$kernel\"\n"
+              "depmod -a \"$kernel\"\n",
+              script);
+    fputs("modprobe ", script);
+    script_word(script, module);
+    fputs(step->reboot == REBOOT_NEVER ? "\n" : " || echo 'it may be loaded after a reboot'\n", script);
+}
+
+static void module_undo(FILE *script, const struct recipe_step *step)
+{
+    char path[256];
+
+    module_path(step, path);
+    script_restore(script, path);
+    fputs("echo 'the module stays loaded until the next reboot'\n", script);
+}
+
+const struct step_type type_module = {
+    .name = "module",
+    .args = module_args,
+    .check = module_check,
+    .apply = module_apply,
+    .undo = module_undo,
+    .needs_live = true,
+};

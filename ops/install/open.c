@@ -1,0 +1,325 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* open.c - begins and ends an installation: where things are, the lock, the journal, what the checks say. */
+#include "base/clock.h"
+#include "base/error.h"
+#include "install.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define PROBE_SECONDS 60
+
+const char *install_state_name(enum step_now now)
+{
+    static const char *const names[] = {"done", "todo", "partial", "wrong", "reboot", "unknown", "skipped"};
+
+    return names[now];
+}
+
+static void first_line(const char *path, char *ret_text, size_t bytes)
+{
+    FILE *file = fopen(path, "re");
+
+    ret_text[0] = '\0';
+    if (!file)
+        return;
+    if (!fgets(ret_text, (int)bytes, file))
+        ret_text[0] = '\0';
+    ret_text[strcspn(ret_text, "\n")] = '\0';
+    fclose(file);
+}
+
+/* The kernel that runs; below a folder the one that it says, else the newest one that has modules there. */
+void install_kernel(const char *root, char ret_kernel[128])
+{
+    struct root_names names;
+    struct root *source;
+
+    first_line(root ? "" : "/proc/sys/kernel/osrelease", ret_kernel, 128);
+    if (!root || root_open(root, &source) != EP_OK)
+        return;
+    snprintf(ret_kernel, 128, "%s", root_line(source, "/proc/sys/kernel/osrelease").text);
+    names = root_list(source, "/lib/modules");
+    if (!*ret_kernel && names.n)
+        snprintf(ret_kernel, 128, "%s", names.names[names.n - 1]);
+    root_free(source);
+}
+
+static int compare_versions(const char *a, const char *b)
+{
+    const char *older[] = {"dpkg", "--compare-versions", a, "lt", b, NULL};
+    const char *same[] = {"dpkg", "--compare-versions", a, "eq", b, NULL};
+    int status = run_quietly(older, 10);
+
+    if (status != 0 && status != 1)
+        return 2;
+    return status == 0 ? -1 : run_quietly(same, 10) == 0 ? 0 : 1;
+}
+
+static int probe(const struct recipe *recipe, const struct recipe_step *step, const char *text, void *context)
+{
+    char output[256];
+
+    (void)recipe;
+    return run_probe(context, step, text, PROBE_SECONDS, output, sizeof(output));
+}
+
+/* --- lock --- */
+
+/* Is the process that wrote the lock still an epkit? */
+static bool holder_lives(const char *path, int *ret_pid)
+{
+    char text[64], comm_path[64], comm[64];
+
+    first_line(path, text, sizeof(text));
+    *ret_pid = atoi(text);
+    if (*ret_pid <= 1)
+        return false;
+    snprintf(comm_path, sizeof(comm_path), "/proc/%d/comm", *ret_pid);
+    first_line(comm_path, comm, sizeof(comm));
+    return strcmp(comm, "epkit") == 0;
+}
+
+static int longest_deadline(const struct recipe *recipe)
+{
+    int longest = 0;
+
+    for (size_t i = 0; i < recipe->n_steps; i++)
+        longest = recipe->steps[i].deadline_s > longest ? recipe->steps[i].deadline_s : longest;
+    return longest;
+}
+
+/* A step that outlived its run holds the lock that it inherited: it is waited for. */
+static enum install_result take_lock(struct install *install)
+{
+    const struct install_observer *observer = &install->options.observer;
+    uint64_t start = ep_now_ns();
+    char path[1024], text[32];
+    bool said = false;
+    int pid;
+
+    snprintf(path, sizeof(path), "%.400s%.300s/lock", install->root, install->state);
+    install->lock_fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
+    if (install->lock_fd < 0) {
+        snprintf(install->failure, sizeof(install->failure), "%.400s: %s", path, strerror(errno));
+        return INSTALL_FAILED;
+    }
+    while (flock(install->lock_fd, LOCK_EX | LOCK_NB) != 0) {
+        if (errno != EWOULDBLOCK && errno != EINTR) {
+            snprintf(install->failure, sizeof(install->failure), "%.400s: %s", path, strerror(errno));
+            return INSTALL_FAILED;
+        }
+        if (holder_lives(path, &pid) ||
+            ep_now_ns() - start > (uint64_t)longest_deadline(install->recipe) * 1000000000u) {
+            snprintf(install->failure, sizeof(install->failure), "process %d is installing this recipe now", pid);
+            snprintf(install->hint, sizeof(install->hint), "'epkit install status %s' says how far it is",
+                     install->recipe->name);
+            return INSTALL_BUSY;
+        }
+        if (!said && observer->line)
+            observer->line(observer->context, "a step of an earlier run is still running: waiting for it");
+        said = true;
+        if (observer->is_interrupted && observer->is_interrupted(observer->context))
+            return INSTALL_INTERRUPTED;
+        poll(NULL, 0, 200);
+    }
+    snprintf(text, sizeof(text), "%d\n", (int)getpid());
+    if (ftruncate(install->lock_fd, 0) != 0 || pwrite(install->lock_fd, text, strlen(text), 0) < 0) {
+        snprintf(install->failure, sizeof(install->failure), "%.400s: %s", path, strerror(errno));
+        return INSTALL_FAILED;
+    }
+    return INSTALL_FINE;
+}
+
+/* --- opening --- */
+
+static enum install_result set_root(struct install *install, const char *root)
+{
+    char shell[PATH_MAX];
+
+    if (!root || strcmp(root, "/") == 0) {
+        install->is_live = true;
+        install->has_systemd = access("/run/systemd/system", F_OK) == 0 && access("/usr/bin/systemd-run", X_OK) == 0;
+        first_line("/proc/sys/kernel/random/boot_id", install->boot, sizeof(install->boot));
+        return INSTALL_FINE;
+    }
+    if (!realpath(root, install->root) || strlen(install->root) > 380) {
+        snprintf(install->failure, sizeof(install->failure), "%.300s: %s", root, strerror(errno));
+        return INSTALL_FAILED;
+    }
+    snprintf(shell, sizeof(shell), "%.380s/bin/sh", install->root);
+    install->can_chroot = access(shell, X_OK) == 0 && geteuid() == 0;
+    snprintf(install->boot, sizeof(install->boot), "folder");
+    return INSTALL_FINE;
+}
+
+/* Keeps the recipe's text with its state, so that a resume needs nothing else. */
+static ep_status save_recipe(const struct install *install)
+{
+    char path[1024], fresh[1040];
+    json_t *values = json_object();
+    FILE *file;
+
+    for (size_t i = 0; i < install->recipe->n_variables; i++) {
+        const struct recipe_variable *variable = &install->recipe->variables[i];
+
+        if (variable->value && (variable->source == FROM_ENVIRONMENT || variable->source == FROM_COMMAND_LINE))
+            json_object_set_new(values, variable->name, json_string(variable->value));
+    }
+    snprintf(path, sizeof(path), "%.400s%.300s/settings.json", install->root, install->state);
+    if (json_dump_file(values, path, JSON_INDENT(1) | JSON_SORT_KEYS) != 0) {
+        json_decref(values);
+        return ep_fail(EP_E_SYSTEM, "%s cannot be written", path);
+    }
+    json_decref(values);
+    snprintf(path, sizeof(path), "%.400s%.300s/recipe.yaml", install->root, install->state);
+    snprintf(fresh, sizeof(fresh), "%s.new", path);
+    file = fopen(fresh, "we");
+    if (!file)
+        return ep_fail_errno(EP_E_SYSTEM, errno, "%s", fresh);
+    fwrite(install->recipe->text, 1, install->recipe->bytes, file);
+    fflush(file);
+    fsync(fileno(file));
+    if (fclose(file) != 0 || rename(fresh, path) != 0)
+        return ep_fail_errno(EP_E_SYSTEM, errno, "%s", path);
+    return EP_OK;
+}
+
+static bool make_state_folder(struct install *install)
+{
+    char path[1024];
+
+    snprintf(path, sizeof(path), "%.400s%.300s/", install->root, install->state);
+    for (char *at = strchr(path + 1, '/'); at; at = strchr(at + 1, '/')) {
+        *at = '\0';
+        if (mkdir(path, 0755) != 0 && errno != EEXIST) {
+            snprintf(install->failure, sizeof(install->failure), "%.400s: %s", path, strerror(errno));
+            return false;
+        }
+        *at = '/';
+    }
+    return true;
+}
+
+enum install_result install_open(const struct recipe *recipe, const struct install_options *options, bool for_change,
+                                 struct install *ret_install)
+{
+    struct install *install = ret_install;
+    enum install_result result;
+    char path[1024];
+
+    memset(install, 0, sizeof(*install));
+    install->recipe = recipe;
+    install->options = *options;
+    install->lock_fd = -1;
+    install->journal.fd = -1;
+    snprintf(install->state, sizeof(install->state), "%.250s/%s", options->state ? options->state : INSTALL_STATE,
+             recipe->name);
+    snprintf(install->logs, sizeof(install->logs), INSTALL_LOGS "/%s", recipe->name);
+    result = set_root(install, options->root);
+    if (result != INSTALL_FINE)
+        return result;
+    install_kernel(install->is_live ? NULL : install->root, install->kernel);
+    if (for_change) {
+        if (!make_state_folder(install))
+            return INSTALL_FAILED;
+        result = take_lock(install);
+        if (result != INSTALL_FINE)
+            return result;
+    }
+    snprintf(path, sizeof(path), "%.400s%.300s/journal.jsonl", install->root, install->state);
+    if (journal_open(path, install->boot, for_change, &install->journal) != EP_OK ||
+        (for_change && save_recipe(install) != EP_OK)) {
+        snprintf(install->failure, sizeof(install->failure), "%.500s", ep_last_error());
+        return INSTALL_FAILED;
+    }
+    return INSTALL_FINE;
+}
+
+void install_close(struct install *install)
+{
+    if (install->journal.events)
+        journal_close(&install->journal);
+    if (install->lock_fd >= 0)
+        close(install->lock_fd);
+    install->lock_fd = -1;
+}
+
+/* --- looking --- */
+
+/* A step to which a reboot belongs is done when it was applied in an earlier boot. */
+static void check_after(const struct install *install, const struct recipe_step *step, struct step_state *state)
+{
+    const json_t *end = step->reboot == REBOOT_AFTER && state->now == STEP_DONE
+                            ? journal_last(&install->journal, "end", step->id)
+                            : NULL;
+    const char *boot = json_string_value(json_object_get(end, "boot"));
+
+    if (boot && strcmp(boot, install->boot) == 0 && install->is_live)
+        state_set(state, STEP_REBOOT, "applied; it takes effect with a reboot");
+}
+
+/* What a step makes may be there before the step has ended: it was killed just before its end. */
+static void check_complete(const struct install *install, const struct recipe_step *step, struct step_state *state)
+{
+    char path[1024];
+    size_t n = (size_t)snprintf(path, sizeof(path), "%.400s%.300s/before/%s", install->root, install->state, step->id);
+
+    if (state->now != STEP_DONE || access(path, F_OK) != 0)
+        return;
+    snprintf(path + n, sizeof(path) - n, "/complete");
+    if (access(path, F_OK) != 0)
+        state_set(state, STEP_PARTIAL, "in place, but the step that made it did not end");
+}
+
+enum install_result install_look(struct install *install)
+{
+    struct check_context context = {.state = install->state,
+                                    .kernel = install->kernel,
+                                    .compare = compare_versions,
+                                    .probe = install->is_live ? probe : NULL,
+                                    .probe_recipe = install->recipe,
+                                    .probe_context = install};
+    struct root *root;
+
+    if (root_open(install->is_live ? NULL : install->root, &root) != EP_OK) {
+        snprintf(install->failure, sizeof(install->failure), "%.500s", ep_last_error());
+        return INSTALL_FAILED;
+    }
+    context.root = root;
+    preflight_run(install, root);
+    for (size_t i = 0; i < install->recipe->n_steps; i++) {
+        const struct recipe_step *step = &install->recipe->steps[i];
+        struct step_state *state = &install->states[i];
+
+        if (step->skipped) {
+            state_set(state, STEP_SKIPPED, "%s%s", *step->when == '!' ? step->when + 1 : step->when,
+                      *step->when == '!' ? " is 1" : " is 0");
+            continue;
+        }
+        step->type->check(&context, step, state);
+        check_complete(install, step, state);
+        check_after(install, step, state);
+    }
+    if (install_changes(install) > 0)
+        preflight_egress(install, root);
+    root_free(root);
+    return INSTALL_FINE;
+}
+
+size_t install_changes(const struct install *install)
+{
+    size_t n = 0;
+
+    for (size_t i = 0; i < install->recipe->n_steps; i++)
+        n += install->states[i].now != STEP_DONE && install->states[i].now != STEP_SKIPPED;
+    return n;
+}

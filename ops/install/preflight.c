@@ -1,0 +1,358 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* preflight.c - may this recipe be applied to this machine? Asked before anything changes. */
+#include "base/error.h"
+#include "install.h"
+
+#include <ctype.h>
+#include <elf.h>
+#include <fcntl.h>
+#include <netdb.h>
+#include <poll.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#define CONNECT_MS 5000
+#define EGRESS_MS 12000 /* looking up a name, and connecting */
+
+static const char *const target_keys[] = {"os",      "release",    "arch",         "disk_gb",    "egress",  "headers",
+                                          "signing", "kernel_min", "kernel_below", "kernel_why", "managed", NULL};
+
+static void row(struct install *install, const char *name, int result, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
+
+static void row(struct install *install, const char *name, int result, const char *format, ...)
+{
+    struct preflight_row *at = &install->preflight[install->n_preflight];
+    va_list args;
+
+    if (install->n_preflight == PREFLIGHT_MAX)
+        return;
+    at->name = name;
+    at->result = result;
+    va_start(args, format);
+    vsnprintf(at->text, sizeof(at->text), format, args);
+    va_end(args);
+    install->n_preflight++;
+}
+
+static const char *wanted(const struct install *install, const char *key)
+{
+    const struct yaml_node *node = install->recipe->target ? tree_get(install->recipe->target, key) : NULL;
+
+    return node && node->kind == YAML_SCALAR ? node->text : NULL;
+}
+
+ep_status preflight_check_target(const struct recipe *recipe)
+{
+    const struct yaml_node *target = recipe->target;
+    const char *text;
+    int line;
+
+    if (!target)
+        return EP_OK;
+    if (target->kind != YAML_MAP)
+        return recipe_refuse(recipe, target->line, "'target' must be a map");
+    EP_TRY(recipe_check_keys(recipe, target, "'target'", target_keys));
+    for (size_t i = 0; i < target->n; i++) {
+        bool is_list = strcmp(target->keys[i], "egress") == 0;
+        const struct yaml_node *item = &target->items[i];
+
+        if (item->kind != (is_list ? YAML_LIST : YAML_SCALAR))
+            return recipe_refuse(recipe, item->line, "'%s' must be a %s", target->keys[i], is_list ? "list" : "text");
+        for (size_t k = 0; is_list && k < item->n; k++)
+            if (item->items[k].kind != YAML_SCALAR || variable_fault(KIND_WORD, item->items[k].text))
+                return recipe_refuse(recipe, item->items[k].line, "'egress' must be a list of host names");
+    }
+    EP_TRY(recipe_scalar(recipe, target, "disk_gb", false, &text, &line));
+    if (text && (strspn(text, "0123456789") != strlen(text) || strlen(text) > 5 || !*text))
+        return recipe_refuse(recipe, line, "'disk_gb' must be a number");
+    for (size_t i = 0; i < 2; i++) {
+        const char *key = i ? "kernel_below" : "kernel_min";
+
+        EP_TRY(recipe_scalar(recipe, target, key, false, &text, &line));
+        if (text && (!isdigit((unsigned char)*text) || strspn(text, "0123456789.") != strlen(text)))
+            return recipe_refuse(recipe, line, "'%s' must be a release like 6.14", key);
+    }
+    return EP_OK;
+}
+
+/* --- what is looked at --- */
+
+static void os_field(const char *text, const char *name, char ret_value[64])
+{
+    size_t n = strlen(name);
+
+    ret_value[0] = '\0';
+    for (const char *line = text; line && *line; line = strchr(line, '\n')) {
+        line += *line == '\n';
+        if (strncmp(line, name, n) != 0 || line[n] != '=')
+            continue;
+        line += n + 1;
+        line += *line == '"';
+        snprintf(ret_value, 64, "%.*s", (int)strcspn(line, "\"\n"), line);
+        return;
+    }
+}
+
+static void check_os(struct install *install, struct root *root)
+{
+    struct root_text text = root_read(root, "/etc/os-release");
+    const char *os = wanted(install, "os"), *release = wanted(install, "release");
+    char id[64], version[64];
+
+    if (!os)
+        return;
+    if (text.state != ROOT_OK) {
+        row(install, "system", PREFLIGHT_UNKNOWN, "/etc/os-release: %s", text.why);
+        return;
+    }
+    os_field(text.text, "ID", id);
+    os_field(text.text, "VERSION_ID", version);
+    if (strcmp(id, os) != 0 || (release && strcmp(version, release) != 0))
+        row(install, "system", PREFLIGHT_REFUSE, "this is %.40s %.40s; the recipe is for %.40s %.40s", id, version, os,
+            release ? release : "");
+    else
+        row(install, "system", PREFLIGHT_OK, "%.40s %.40s", id, version);
+}
+
+/* The processor that the machine's own programs are for. */
+static void check_arch(struct install *install, struct root *root)
+{
+    const char *arch = wanted(install, "arch");
+    struct elf_facts elf = root_elf(root, "/usr/bin/dpkg");
+    const char *found = elf.machine == EM_X86_64 ? "amd64" : elf.machine == EM_AARCH64 ? "arm64" : NULL;
+
+    if (!arch)
+        return;
+#if defined(__x86_64__)
+    if (!found && install->is_live)
+        found = "amd64";
+#elif defined(__aarch64__)
+    if (!found && install->is_live)
+        found = "arm64";
+#endif
+    if (!found)
+        row(install, "processor", PREFLIGHT_UNKNOWN, "not known: %s", elf.why && *elf.why ? elf.why : "no dpkg");
+    else if (strcmp(found, arch) != 0)
+        row(install, "processor", PREFLIGHT_REFUSE, "this is %s; the recipe is for %.40s", found, arch);
+    else
+        row(install, "processor", PREFLIGHT_OK, "%s", found);
+}
+
+/* <0, 0, >0 by the numbers of a release: 6.8.0-1 against 6.14. */
+static int compare_release(const char *release, const char *limit)
+{
+    while (*limit) {
+        long a = strtol(release, (char **)&release, 10), b = strtol(limit, (char **)&limit, 10);
+
+        if (a != b)
+            return a < b ? -1 : 1;
+        limit += *limit == '.';
+        release += *release == '.';
+    }
+    return 0;
+}
+
+static void check_kernel(struct install *install)
+{
+    const char *min = wanted(install, "kernel_min"), *below = wanted(install, "kernel_below");
+    const char *why = wanted(install, "kernel_why");
+
+    if (!min && !below)
+        return;
+    if (!*install->kernel)
+        row(install, "kernel", PREFLIGHT_UNKNOWN, "its release is not known");
+    else if (min && compare_release(install->kernel, min) < 0)
+        row(install, "kernel", PREFLIGHT_REFUSE, "%.60s is older than %.20s: %.120s", install->kernel, min,
+            why ? why : "");
+    else if (below && compare_release(install->kernel, below) >= 0)
+        row(install, "kernel", PREFLIGHT_REFUSE, "%.60s is not below %.20s: %.120s", install->kernel, below,
+            why ? why : "");
+    else
+        row(install, "kernel", PREFLIGHT_OK, "%.100s", install->kernel);
+}
+
+static void check_headers(struct install *install, struct root *root)
+{
+    if (!wanted(install, "headers"))
+        return;
+    if (!*install->kernel)
+        row(install, "headers", PREFLIGHT_UNKNOWN, "the release of the kernel is not known");
+    else if (root_stat(root, "/lib/modules/%s/build/Makefile", install->kernel).state == ROOT_OK)
+        row(install, "headers", PREFLIGHT_OK, "those of kernel %.100s are there", install->kernel);
+    else
+        row(install, "headers", PREFLIGHT_WARN, "those of kernel %.100s are not there yet: a step installs them",
+            install->kernel);
+}
+
+/* DKMS signs with a key that nobody has enrolled: with Secure Boot its modules would be refused by the kernel. */
+static void check_secure_boot(struct install *install, struct root *root)
+{
+    struct root_text text =
+        root_read(root, "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c");
+
+    if (!wanted(install, "signing"))
+        return;
+    if (text.state == ROOT_ABSENT)
+        row(install, "secure boot", PREFLIGHT_OK, "the machine has none");
+    else if (text.state != ROOT_OK || text.bytes < 5)
+        row(install, "secure boot", PREFLIGHT_UNKNOWN, "cannot be read: %s", text.why);
+    else if (text.text[4] == 1)
+        row(install, "secure boot", PREFLIGHT_REFUSE,
+            "it is on: the kernel refuses modules that DKMS builds; make the node pool without "
+            "--shielded-secure-boot");
+    else
+        row(install, "secure boot", PREFLIGHT_OK, "off");
+}
+
+/* A driver that GKE installs and updates must not be replaced below it. */
+static void check_managed(struct install *install, struct root *root)
+{
+    static const char *const files[] = {"/etc/default/kubelet", "/home/kubernetes/kube-env",
+                                        "/home/kubernetes/kubelet-config.yaml", "/etc/systemd/system/kubelet.service",
+                                        NULL};
+    static const char label[] = "cloud.google.com/gke-gpu-driver-version=";
+
+    if (!wanted(install, "managed"))
+        return;
+    for (size_t i = 0; files[i]; i++) {
+        struct root_text text = root_read(root, "%s", files[i]);
+        const char *at = strstr(text.text, label);
+        char value[32];
+
+        if (!at)
+            continue;
+        at += strlen(label);
+        snprintf(value, sizeof(value), "%.*s", (int)strspn(at, "abcdefghijklmnopqrstuvwxyz0123456789"), at);
+        if (strcmp(value, "disabled") != 0)
+            row(install, "GPU driver", PREFLIGHT_REFUSE,
+                "GKE manages it here (%s: gke-gpu-driver-version=%s); make the pool with gpu-driver-version=disabled",
+                files[i], value);
+        else
+            row(install, "GPU driver", PREFLIGHT_OK, "not managed by GKE");
+        return;
+    }
+    row(install, "GPU driver", PREFLIGHT_OK, "nothing says that GKE manages it");
+}
+
+static void check_disk(struct install *install)
+{
+    const char *text = wanted(install, "disk_gb");
+    struct statvfs stat;
+    long long free_gb;
+
+    if (!text)
+        return;
+    if (!install->is_live && !install->can_chroot)
+        return;
+    if (statvfs(*install->root ? install->root : "/", &stat) != 0) {
+        row(install, "disk", PREFLIGHT_UNKNOWN, "cannot be asked");
+        return;
+    }
+    free_gb = (long long)((double)stat.f_bavail * (double)stat.f_frsize / 1e9);
+    row(install, "disk", free_gb < atoll(text) ? PREFLIGHT_REFUSE : PREFLIGHT_OK, "%lld GB free, %s GB needed", free_gb,
+        text);
+}
+
+static void check_apt_lock(struct install *install)
+{
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    int fd;
+
+    if (!install->is_live)
+        return;
+    fd = open("/var/lib/dpkg/lock-frontend", O_RDWR | O_CLOEXEC);
+    if (fd < 0)
+        return;
+    if (fcntl(fd, F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK)
+        row(install, "apt", PREFLIGHT_WARN, "process %d holds its lock; a step waits for it, for at most 5 minutes",
+            (int)lock.l_pid);
+    close(fd);
+}
+
+/* --- egress, in a child with a deadline: looking up a name has none of its own --- */
+
+static bool reaches(const char *host)
+{
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *list;
+    bool is_there = false;
+
+    if (getaddrinfo(host, "443", &hints, &list) != 0)
+        return false;
+    for (struct addrinfo *at = list; at && !is_there; at = at->ai_next) {
+        int fd = socket(at->ai_family, at->ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC, 0), error = 0;
+        struct pollfd wait = {.fd = fd, .events = POLLOUT};
+        socklen_t bytes = sizeof(error);
+
+        if (fd < 0)
+            continue;
+        connect(fd, at->ai_addr, at->ai_addrlen);
+        is_there =
+            poll(&wait, 1, CONNECT_MS) == 1 && getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &bytes) == 0 && error == 0;
+        close(fd);
+    }
+    freeaddrinfo(list);
+    return is_there;
+}
+
+static json_t *ask_egress(void *argument)
+{
+    const struct yaml_node *hosts = argument;
+    json_t *missing = json_array();
+
+    for (size_t i = 0; i < hosts->n; i++)
+        if (!reaches(hosts->items[i].text))
+            json_array_append_new(missing, json_string(hosts->items[i].text));
+    return missing;
+}
+
+static void check_egress(struct install *install, struct root *root)
+{
+    const struct yaml_node *hosts = install->recipe->target ? tree_get(install->recipe->target, "egress") : NULL;
+    struct root_answer answer;
+
+    if (!hosts || !install->is_live)
+        return;
+    if (getenv("https_proxy") || getenv("HTTPS_PROXY")) {
+        row(install, "egress", PREFLIGHT_UNKNOWN, "through a proxy");
+        return;
+    }
+    answer = root_ask(root, "egress", ask_egress, (void *)hosts, EGRESS_MS);
+    if (answer.state != ROOT_OK)
+        row(install, "egress", PREFLIGHT_WARN, "not known: %s", answer.why);
+    else if (json_array_size(answer.value) > 0)
+        row(install, "egress", PREFLIGHT_REFUSE, "%.100s does not answer at port 443 (%zu of %zu hosts do not)",
+            json_string_value(json_array_get(answer.value, 0)), json_array_size(answer.value), hosts->n);
+    else
+        row(install, "egress", PREFLIGHT_OK, "%zu hosts answer", hosts->n);
+}
+
+void preflight_run(struct install *install, struct root *root)
+{
+    install->n_preflight = 0;
+    check_os(install, root);
+    check_arch(install, root);
+    check_kernel(install);
+    check_headers(install, root);
+    check_secure_boot(install, root);
+    check_managed(install, root);
+    check_disk(install);
+    check_apt_lock(install);
+}
+
+void preflight_egress(struct install *install, struct root *root)
+{
+    check_egress(install, root);
+}
+
+bool preflight_refuses(const struct install *install)
+{
+    for (size_t i = 0; i < install->n_preflight; i++)
+        if (install->preflight[i].result == PREFLIGHT_REFUSE)
+            return true;
+    return false;
+}

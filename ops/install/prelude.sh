@@ -1,0 +1,391 @@
+# SPDX-License-Identifier: Apache-2.0
+# shellcheck shell=sh
+# prelude.sh - functions that the scripts of steps call; every script begins with them.
+#
+# EPKIT_ROOT, EPKIT_STATE, EPKIT_STEP and EPKIT_BEFORE are explained in types.h. A script may be killed at any instant
+# and run again: what was there before a step is copied completely, and marked as complete, before anything changes;
+# files are written beside their place, synced and renamed.
+
+# --- packages ---
+
+# apt keeps its lists and downloads in the folder of the recipe's state: the machine's own stay as they are.
+epkit_apt() {
+    mkdir -p "$EPKIT_STATE/apt/lists/partial" "$EPKIT_STATE/apt/cache/archives/partial"
+    if id _apt >/dev/null 2>&1; then # apt's own user makes the downloads
+        chown _apt "$EPKIT_STATE/apt/lists/partial" "$EPKIT_STATE/apt/cache/archives/partial"
+    fi
+    apt-get -q -o Dpkg::Use-Pty=0 -o DPkg::Lock::Timeout=300 -o Dpkg::Options::=--force-confold \
+        -o Dir::State::lists="$EPKIT_STATE/apt/lists" -o Dir::Cache="$EPKIT_STATE/apt/cache" \
+        -o Dir::Cache::pkgcache= -o Dir::Cache::srcpkgcache= "$@"
+}
+
+epkit_apt_install() {
+    epkit_apt install -y --no-install-recommends --allow-downgrades --allow-change-held-packages "$@"
+}
+
+epkit_apt_mark() {
+    apt-mark -o Dir::State::lists="$EPKIT_STATE/apt/lists" -o Dir::Cache="$EPKIT_STATE/apt/cache" "$@"
+}
+
+# "NAME VERSION" of what is installed, or half installed.
+epkit_packages() {
+    dpkg-query -W -f='${db:Status-Abbrev} ${binary:Package} ${Version}\n' |
+        sed -n 's/^.[^cn][^ ]* *\([^ ]*\) \([^ ]*\)$/\1 \2/p' | sort
+}
+
+# What packages change besides their own files: accounts, and books that apt and dpkg keep in an order of their own.
+epkit_accounts='etc/passwd etc/group etc/shadow etc/gshadow'
+epkit_books='etc/passwd- etc/group- etc/shadow- etc/gshadow- etc/subuid etc/subgid etc/subuid- etc/subgid-
+    var/lib/dpkg/status-old var/lib/apt/extended_states var/cache/ldconfig/aux-cache'
+
+# epkit_copy_files FOLDER FILE...
+epkit_copy_files() {
+    folder=$1
+    shift
+    rm -rf "$folder"
+    mkdir -p "$folder"
+    for file in "$@"; do
+        if [ -e "/$file" ]; then cp -a "/$file" "$folder/$(printf '%s' "$file" | tr / :)"; fi
+    done
+}
+
+epkit_packages_keep() {
+    if [ -e "$EPKIT_BEFORE/packages" ]; then return 0; fi
+    # shellcheck disable=SC2086 # lists of words
+    epkit_copy_files "$EPKIT_BEFORE/books" $epkit_accounts $epkit_books
+    epkit_apt_mark showauto | sort >"$EPKIT_BEFORE/auto"
+    epkit_packages >"$EPKIT_BEFORE/packages.new"
+    sync
+    mv "$EPKIT_BEFORE/packages.new" "$EPKIT_BEFORE/packages"
+}
+
+epkit_packages_note() {
+    # shellcheck disable=SC2086
+    epkit_copy_files "$EPKIT_BEFORE/accounts" $epkit_accounts
+    epkit_packages >"$EPKIT_BEFORE/after.new"
+    sync
+    mv "$EPKIT_BEFORE/after.new" "$EPKIT_BEFORE/after"
+}
+
+# What an interrupted dpkg left is completed first. A package whose files were being unpacked has to be unpacked again;
+# where its archive is not to be had any more, it goes, and comes back in the version that the step is about.
+epkit_packages_repair() {
+    dpkg --configure -a --force-confold || true
+    broken=$(dpkg-query -W -f='${db:Status-Eflag} ${binary:Package}\n' | sed -n 's/^reinstreq //p')
+    if [ -n "$broken" ]; then
+        echo "to be unpacked again:" "$broken"
+        # shellcheck disable=SC2086 # a list of words
+        if ! { epkit_apt update && epkit_apt install -y --reinstall --no-install-recommends $broken; }; then
+            # shellcheck disable=SC2086
+            dpkg --remove --force-remove-reinstreq --force-depends $broken
+        fi
+    fi
+    epkit_apt install -y --fix-broken
+    dpkg --configure -a --force-confold
+}
+
+epkit_packages_fetch() {
+    epkit_packages_keep # before anything, for dpkg writes its books anew also when it has nothing to do
+    dpkg --configure -a --force-confold || true # apt does nothing before this; what is left of it, apply repairs
+    epkit_apt update
+    epkit_apt_install --download-only "$@"
+}
+
+epkit_packages_apply() {
+    epkit_packages_keep
+    epkit_packages_repair
+    epkit_apt_install "$@"
+    epkit_packages_mark "$@"
+    epkit_packages_note
+}
+
+# Which packages are there for others alone: apt writes that last, and a kill before it leaves all of them as wanted.
+# epkit_packages_mark WORD...: names with versions, or files.
+epkit_packages_mark() {
+    named=' '
+    for word in "$@"; do
+        case $word in
+        *.deb) named="$named$(dpkg-deb -f "$word" Package) " ;;
+        *) named="$named${word%%=*} " ;;
+        esac
+    done
+    epkit_packages | cut -d' ' -f1 >"$EPKIT_STATE/now"
+    for package in $(cut -d' ' -f1 "$EPKIT_BEFORE/packages" | comm -13 - "$EPKIT_STATE/now"); do
+        case $named in
+        *" ${package%%:*} "*) epkit_apt_mark manual "$package" >/dev/null ;;
+        *) epkit_apt_mark auto "$package" >/dev/null ;;
+        esac
+    done
+    rm -f "$EPKIT_STATE/now"
+}
+
+# Prints what apt-get has to be told to undo the step: "NAME-" for what it brought, "NAME=VERSION" for what it
+# replaced. epkit_packages_changes NAME...: those of the step, for when nothing is known about before.
+epkit_packages_changes() {
+    epkit_packages >"$EPKIT_STATE/now"
+    if [ ! -e "$EPKIT_BEFORE/packages" ]; then
+        echo 'what was installed before this step is not known: its own packages are removed alone' >&2
+        for package in "$@"; do
+            if grep -q "^${package}[: ]" "$EPKIT_STATE/now"; then echo "$package-"; fi
+        done
+        return 0
+    fi
+    if [ ! -e "$EPKIT_BEFORE/after" ]; then cp "$EPKIT_STATE/now" "$EPKIT_BEFORE/after"; fi
+    # Of what the step made, what is still there as it made it.
+    comm -12 "$EPKIT_STATE/now" "$EPKIT_BEFORE/after" | comm -23 - "$EPKIT_BEFORE/packages" |
+        while read -r package _; do
+            old=$(awk -v package="$package" '$1 == package { print $2 }' "$EPKIT_BEFORE/packages")
+            if [ -n "$old" ]; then echo "$package=$old"; else echo "$package-"; fi
+        done
+}
+
+# One transaction. If it would remove anything else (somebody has installed what needs it), nothing is done.
+epkit_packages_revert() {
+    case " $* " in *=*) epkit_apt update ;; esac
+    removed=$(epkit_apt_install -s "$@" | sed -n 's/^\(Remv\|Purg\) \([^ ]*\).*/\2/p')
+    for package in $removed; do
+        for mine in "$@"; do
+            case $mine in "$package-" | "$package:"*-) continue 2 ;; esac
+        done
+        echo "not undone: $package was installed later and needs what this step installed; remove it first" >&2
+        return 1
+    done
+    epkit_apt_install --purge "$@"
+}
+
+epkit_packages_undo() {
+    epkit_packages_repair
+    changes=$(epkit_packages_changes "$@")
+    # shellcheck disable=SC2086
+    if [ -n "$changes" ]; then epkit_packages_revert $changes; fi
+    if [ -e "$EPKIT_BEFORE/packages" ]; then epkit_books_restore; fi
+    rm -f "$EPKIT_STATE/now"
+}
+
+epkit_books_restore() {
+    epkit_apt_mark showauto | sort >"$EPKIT_STATE/now"
+    for package in $(comm -23 "$EPKIT_BEFORE/auto" "$EPKIT_STATE/now"); do
+        if dpkg-query -W "$package" >/dev/null 2>&1; then epkit_apt_mark auto "$package" >/dev/null; fi
+    done
+    for file in $epkit_accounts; do
+        old="$EPKIT_BEFORE/books/$(printf '%s' "$file" | tr / :)"
+        new="$EPKIT_BEFORE/accounts/$(printf '%s' "$file" | tr / :)"
+        if [ ! -e "$old" ]; then continue; fi
+        if [ ! -e "$new" ] || cmp -s "/$file" "$new"; then
+            cp -a "$old" "/$file.epkit-new"
+            mv -f "/$file.epkit-new" "/$file"
+        elif ! cmp -s "/$file" "$old"; then
+            echo "note: /$file was changed since; accounts of the packages stay in it"
+        fi
+    done
+    # The same packages as before: so are the books that say so, whatever order they are in now.
+    epkit_packages >"$EPKIT_STATE/now"
+    if cmp -s "$EPKIT_STATE/now" "$EPKIT_BEFORE/packages"; then
+        for file in $epkit_books; do
+            old="$EPKIT_BEFORE/books/$(printf '%s' "$file" | tr / :)"
+            if [ -e "$old" ]; then cp -a "$old" "/$file"; else rm -f "/$file"; fi
+        done
+    fi
+}
+
+# --- files ---
+
+# Keeps what is at a place, and notes which folders above it are missing. epkit_keep KEY PATH
+epkit_keep() {
+    kept="$EPKIT_BEFORE/$1" target="$EPKIT_ROOT$2"
+    if [ -e "$kept.known" ]; then return 0; fi
+    mkdir -p "$EPKIT_BEFORE"
+    rm -rf "$kept.file" "$kept.folders"
+    if [ -e "$target" ] || [ -L "$target" ]; then cp -a "$target" "$kept.file"; fi
+    epkit_missing_folders "${target%/*}" >"$kept.folders"
+    sync
+    : >"$kept.known"
+}
+
+# Brings it back. epkit_restore KEY PATH
+epkit_restore() {
+    kept="$EPKIT_BEFORE/$1" target="$EPKIT_ROOT$2"
+    rm -rf "$target.epkit-new"
+    if [ -e "$kept.file" ] || [ -L "$kept.file" ]; then
+        cp -a "$kept.file" "$target.epkit-new"
+        if [ -d "$target" ] && [ ! -L "$target" ]; then rm -rf "$target"; fi
+        mv -fT "$target.epkit-new" "$target"
+    else
+        rm -rf "$target"
+    fi
+    epkit_remove_folders "$kept.folders"
+}
+
+# The folders from FOLDER upwards that are not there, the deepest first.
+epkit_missing_folders() {
+    folder=$1
+    while [ -n "$folder" ] && [ ! -d "$folder" ]; do
+        printf '%s\n' "$folder"
+        folder=${folder%/*}
+    done
+}
+
+# Removes those of a list that are empty.
+epkit_remove_folders() {
+    if [ ! -e "$1" ]; then return 0; fi
+    while read -r folder; do rmdir "$folder" 2>/dev/null || true; done <"$1"
+}
+
+# Standard input becomes a file. epkit_write MODE PATH
+epkit_write() {
+    target="$EPKIT_ROOT$2"
+    mkdir -p "${target%/*}"
+    cat >"$target.epkit-new"
+    chmod "$1" "$target.epkit-new"
+    sync "$target.epkit-new"
+    mv -fT "$target.epkit-new" "$target"
+}
+
+# Says that a step was completed, from these arguments of the recipe. epkit_stamp TEXT...
+epkit_stamp() {
+    mkdir -p "$EPKIT_STATE/stamp"
+    printf '%s\n' "$@" >"$EPKIT_STATE/stamp/$EPKIT_STEP.new"
+    sync
+    mv -f "$EPKIT_STATE/stamp/$EPKIT_STEP.new" "$EPKIT_STATE/stamp/$EPKIT_STEP"
+}
+
+# The module may be in the initramfs, with the options that were there when that was made.
+epkit_initramfs() {
+    if [ -z "$EPKIT_ROOT" ] && command -v update-initramfs >/dev/null; then update-initramfs -u; fi
+}
+
+# --- sets of copies ---
+
+# epkit_copies_begin TO: an empty folder beside the place, and what is there kept.
+epkit_copies_begin() {
+    to="$EPKIT_ROOT$1" new="$EPKIT_ROOT$1/.epkit-$EPKIT_STEP" list="$EPKIT_STATE/copies/$EPKIT_STEP"
+    if [ ! -e "$EPKIT_BEFORE/known" ]; then
+        mkdir -p "$EPKIT_BEFORE/kept"
+        epkit_missing_folders "$to" >"$EPKIT_BEFORE/folders"
+        : >"$EPKIT_BEFORE/known"
+    fi
+    mkdir -p "$to" "$EPKIT_STATE/copies"
+    rm -rf "$new"
+    mkdir "$new"
+    : >"$list.new"
+}
+
+# epkit_copy FILE...: into the new folder; what is missing ends the step, and nothing of the set is copied.
+epkit_copy() {
+    if [ ! -e "$1" ] && [ ! -L "$1" ]; then
+        echo "$1 is not there: nothing of the set is copied" >&2
+        exit 1
+    fi
+    for file in "$@"; do
+        cp -a "$file" "$new/${file##*/}"
+        printf '%s\n' "${file##*/}" >>"$list.new"
+    done
+}
+
+# The whole set is there: it is moved in, name by name. A name that was there is replaced, never copied into. What an
+# earlier set had and this one has not is removed.
+epkit_copies_end() {
+    sync
+    sort -u "$list.new" -o "$list.new"
+    while read -r name; do
+        if [ -e "$to/$name" ] || [ -L "$to/$name" ]; then
+            if { [ ! -e "$list" ] || ! grep -qxF "$name" "$list"; } && [ ! -e "$EPKIT_BEFORE/kept/$name" ] &&
+                ! diff -rq "$to/$name" "$new/$name" >/dev/null 2>&1; then
+                rm -rf "$EPKIT_BEFORE/kept/.new"
+                cp -a "$to/$name" "$EPKIT_BEFORE/kept/.new"
+                mv -fT "$EPKIT_BEFORE/kept/.new" "$EPKIT_BEFORE/kept/$name"
+            fi
+            if [ -d "$to/$name" ] && [ ! -L "$to/$name" ]; then rm -rf "${to:?}/$name"; fi
+        fi
+        mv -fT "$new/$name" "$to/$name"
+    done <"$list.new"
+    rmdir "$new"
+    if [ -e "$list" ]; then
+        comm -23 "$list" "$list.new" | while read -r name; do rm -rf "${to:?}/$name"; done
+    fi
+    mv -f "$list.new" "$list"
+}
+
+# epkit_copies_undo TO
+epkit_copies_undo() {
+    to="$EPKIT_ROOT$1"
+    rm -rf "$to/.epkit-$EPKIT_STEP" "$to.epkit-$EPKIT_STEP"
+    for list in "$EPKIT_STATE/copies/$EPKIT_STEP" "$EPKIT_STATE/copies/$EPKIT_STEP.new"; do
+        if [ ! -e "$list" ]; then continue; fi
+        while read -r name; do rm -rf "${to:?}/$name"; done <"$list"
+    done
+    if [ -d "$EPKIT_BEFORE/kept" ]; then
+        rm -rf "$EPKIT_BEFORE/kept/.new"
+        find "$EPKIT_BEFORE/kept" -mindepth 1 -maxdepth 1 -exec cp -a -t "$to" {} +
+    fi
+    if [ -d "$to/bin" ]; then rmdir "$to/bin" 2>/dev/null || true; fi
+    epkit_remove_folders "$EPKIT_BEFORE/folders"
+    rm -rf "$EPKIT_STATE/copies/$EPKIT_STEP" "$EPKIT_STATE/copies/$EPKIT_STEP.new" \
+        "$EPKIT_STATE/stamp/$EPKIT_STEP" "$EPKIT_STATE/fetch/$EPKIT_STEP"
+}
+
+# --- Python packages ---
+
+epkit_pip() {
+    python3 -m pip --disable-pip-version-check --no-cache-dir "$@"
+}
+
+# epkit_pip_apply TARGET PACKAGE...: from what was downloaded, complete beside its place first. What an earlier set had
+# goes before: two versions of a package must never lie side by side.
+epkit_pip_apply() {
+    to="$EPKIT_ROOT$1" new="$EPKIT_ROOT$1.epkit-$EPKIT_STEP" list="$EPKIT_STATE/copies/$EPKIT_STEP"
+    shift
+    if [ ! -e "$EPKIT_BEFORE/known" ]; then
+        mkdir -p "$EPKIT_BEFORE"
+        epkit_missing_folders "$to" >"$EPKIT_BEFORE/folders"
+        : >"$EPKIT_BEFORE/known"
+    fi
+    rm -rf "$new"
+    mkdir -p "$to" "$EPKIT_STATE/copies"
+    epkit_pip install -q --no-index --no-compile --find-links "$EPKIT_STATE/fetch/$EPKIT_STEP" --target "$new" "$@"
+    (cd "$new" && find . -mindepth 1 -maxdepth 1 ! -name bin && find . -mindepth 2 -maxdepth 2 -path './bin/*') |
+        sort >"$list.new"
+    for old in "$list" "$list.new"; do
+        if [ -e "$old" ]; then while read -r name; do rm -rf "${to:?}/$name"; done <"$old"; fi
+    done
+    for name in "$new"/*.dist-info; do
+        name=${name##*/}
+        rm -rf "$to/${name%%-*}"-*.dist-info
+    done
+    mv -f "$list.new" "$list"
+    cp -a "$new/." "$to"
+    sync
+    rm -rf "$new"
+}
+
+# --- sources ---
+
+# epkit_git_fetch URL REF COMMIT: an abbreviated commit is looked for in the history of what was fetched alone.
+epkit_git_fetch() {
+    source="$EPKIT_STATE/fetch/$EPKIT_STEP"
+    mkdir -p "$EPKIT_STATE/fetch"
+    if ! git -C "$source" rev-parse --git-dir >/dev/null 2>&1; then
+        rm -rf "$source"
+        git init -q "$source"
+    fi
+    rm -f "$source/.git/index.lock" "$source/.git/shallow.lock"
+    git -C "$source" fetch -q --force "$1" "$2"
+    fetched=$(git -C "$source" rev-parse 'FETCH_HEAD^{commit}')
+    commit=$(git -C "$source" rev-parse --verify --quiet "$3^{commit}") || commit=none
+    if ! git -C "$source" merge-base --is-ancestor "$commit" "$fetched" 2>/dev/null; then
+        echo "commit $3 is not in what was fetched from $2: the recipe does not fit the repository" >&2
+        return 1
+    fi
+    git -C "$source" checkout -q --force --detach "$commit"
+    git -C "$source" submodule -q update --init --recursive --force
+}
+
+# apt's own downloader: it knows the machine's proxies, and its checksum is that of the recipe.
+epkit_download() {
+    mkdir -p "$EPKIT_STATE/fetch"
+    /usr/lib/apt/apt-helper download-file "$1" "$2" "SHA256:$3"
+}
+
+epkit_checksum() {
+    printf '%s  %s\n' "$2" "$1" | sha256sum --check --quiet
+}

@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * recipe.h - a recipe: what a node shall have, as typed steps.
+ *
+ *     recipe: debian-tools              a name: lower case, digits, hyphens
+ *     title: RDMA tools of Debian 12
+ *     target: {os: debian, release: "12", arch: amd64}       what it is for (preflight.c)
+ *     reboots: 2                        reboots that apply may make, 0 to 10
+ *     versions:                         every version, in one place
+ *       perftest: 4.5+0.17-1
+ *     variables:                        what a user may change, by --set or by an environment variable
+ *       prefix: {kind: path, default: /opt/deepep, env: EPKIT_PREFIX, help: where it is installed}
+ *     steps:
+ *       - id: perftest
+ *         type: apt                     apt deb file modprobe module pip build copyset command
+ *         title: perftest
+ *         why: ib_write_bw measures a link
+ *         budget: 1m                    expected time; the step is stopped after `deadline`, four budgets if not given
+ *         needs: [other-step]
+ *         packages: {perftest: "@{perftest}"}
+ *         verify: [{name: runs, run: ib_write_bw --version, expect: "^Version"}]
+ *
+ * @{NAME} stands for a version or a variable. In text that a shell runs (run, check, undo, script, verify) it is
+ * refused: there each of them is a shell variable, "$prefix". No value can become code: values consist of the
+ * characters of their kind (variables.c), and shell variables are set from quoted text.
+ *
+ * Everything is checked when a recipe is read; what is wrong is said as FILE:LINE: reason.
+ */
+#ifndef EP_INSTALL_RECIPE_H
+#define EP_INSTALL_RECIPE_H
+
+#include "tree.h"
+
+#include <jansson.h>
+
+#define RECIPE_STEPS_MAX 64
+#define RECIPE_VARIABLES_MAX 64
+#define RECIPE_REBOOTS_MAX 10
+
+enum variable_kind { KIND_WORD, KIND_PATH, KIND_FLAG, KIND_URL, KIND_SHA256, KIND_VERSION, KIND_RAW };
+
+enum variable_source { FROM_VERSIONS, FROM_DEFAULT, FROM_ENVIRONMENT, FROM_COMMAND_LINE, FROM_MACHINE, FROM_NOWHERE };
+
+struct recipe_variable {
+    char *name, *value; /* value: NULL if it has none yet; then apply is refused */
+    char *env, *help;   /* "" if none */
+    enum variable_kind kind;
+    enum variable_source source;
+    int line;
+};
+
+enum step_reboot {
+    REBOOT_NEVER,     /* the step takes effect at once */
+    REBOOT_IF_NEEDED, /* apply may reboot when the step's check finds it in place but not live */
+    REBOOT_AFTER      /* a reboot belongs to the step */
+};
+
+struct step_verify {
+    const char *name, *run, *expect; /* expect: extended regular expression on the output, or NULL */
+    const char *hint;                /* what to do when it fails, or "" */
+};
+
+struct step_type;
+
+struct recipe_step {
+    const char *id, *title, *why, *says; /* says: printed when the step is found done; "" if nothing */
+    const struct step_type *type;
+    int line, budget_s, deadline_s;
+    enum step_reboot reboot;
+    bool skipped; /* its `when` does not hold */
+    const char *when;
+    size_t n_needs;
+    size_t needs[RECIPE_STEPS_MAX]; /* indices of steps */
+    json_t *args;                   /* keys of the type, variables replaced */
+    size_t n_verify;
+    struct step_verify *verify;
+};
+
+struct recipe {
+    char *file; /* as given, for messages */
+    char *text;
+    size_t bytes;
+    const char *name, *title, *description;
+    int max_reboots;
+    const struct yaml_node *target; /* NULL if none */
+    struct yaml_node *tree;
+    json_t *strings; /* what the pointers here point into */
+    struct recipe_variable *variables;
+    size_t n_variables;
+    struct recipe_step *steps;
+    size_t n_steps;
+    size_t order[RECIPE_STEPS_MAX]; /* each step after those that it needs, else as in the file */
+};
+
+/* A value given by the user: NAME=VALUE of --set. */
+struct recipe_setting {
+    const char *name, *value;
+};
+
+struct recipe_input {
+    const struct recipe_setting *settings;
+    size_t n_settings;
+    const char *kernel;                   /* release, "" if not known */
+    const char *machine;                  /* "x86_64" */
+    const char *(*env)(const char *name); /* NULL: the environment is not read */
+};
+
+/* Reads a recipe from text. EP_E_ARG with FILE:LINE: reason in ep_last_error(). */
+ep_status recipe_parse(const char *file, const char *text, size_t bytes, const struct recipe_input *input,
+                       struct recipe **ret_recipe);
+void recipe_free(struct recipe *recipe);
+
+/* --- variables.c --- */
+
+ep_status variables_read(struct recipe *recipe, const struct recipe_input *input);
+const struct recipe_variable *recipe_variable_find(const struct recipe *recipe, const char *name);
+
+/* Does `value` consist of what the kind allows? NULL, or what is wrong with it. */
+const char *variable_fault(enum variable_kind kind, const char *value);
+const char *variable_source_name(enum variable_source source);
+
+/* `text` with each @{NAME} replaced, as a new string; `line` is for the message. */
+ep_status variables_replace(const struct recipe *recipe, const char *text, int line, char **ret_text);
+
+/* --- shapes of values, in steps.c --- */
+
+ep_status recipe_refuse(const struct recipe *recipe, int line, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+#ifdef __clang_analyzer__
+/* The analyzer sees one file at a time: it has to be told that this never returns EP_OK. */
+#define recipe_refuse(...) ((void)recipe_refuse(__VA_ARGS__), EP_E_ARG)
+#endif
+ep_status recipe_check_keys(const struct recipe *recipe, const struct yaml_node *map, const char *what,
+                            const char *const *allowed);
+ep_status recipe_scalar(const struct recipe *recipe, const struct yaml_node *map, const char *key, bool is_required,
+                        const char **ret_text, int *ret_line);
+ep_status steps_read(struct recipe *recipe);
+
+#endif

@@ -1,0 +1,568 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* steps.c - the steps of a recipe: common keys, the keys of each type, shapes of values. */
+#include "base/error.h"
+#include "types.h"
+
+#include <ctype.h>
+#include <fnmatch.h>
+#include <regex.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define BUDGET_MAX_S (6 * 3600)
+#define DEADLINE_BUDGETS 4
+#define DEADLINE_MIN_S 60
+
+const struct step_type *const step_types[] = {&type_apt, &type_deb,   &type_file,    &type_modprobe, &type_module,
+                                              &type_pip, &type_build, &type_copyset, &type_command,  NULL};
+
+static const char *const common_keys[] = {"id",    "type",   "title",  "why",  "budget", "deadline",
+                                          "needs", "verify", "reboot", "when", "says",   NULL};
+
+ep_status(recipe_refuse)(const struct recipe *recipe, int line, const char *format, ...)
+{
+    char text[400];
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
+    return ep_fail(EP_E_ARG, "%s:%d: %s", recipe->file, line, text);
+}
+
+ep_status recipe_check_keys(const struct recipe *recipe, const struct yaml_node *map, const char *what,
+                            const char *const *allowed)
+{
+    for (size_t i = 0; i < map->n; i++) {
+        char list[256] = "";
+        size_t at = 0, k = 0;
+
+        while (allowed[k] && strcmp(allowed[k], map->keys[i]) != 0)
+            k++;
+        if (allowed[k])
+            continue;
+        for (k = 0; allowed[k] && at < sizeof(list) - 1; k++)
+            at += (size_t)snprintf(list + at, sizeof(list) - at, "%s%s", k ? ", " : "", allowed[k]);
+        return recipe_refuse(recipe, map->key_lines[i], "%s has no key '%.64s'; it may have %s", what, map->keys[i],
+                             list);
+    }
+    return EP_OK;
+}
+
+ep_status recipe_scalar(const struct recipe *recipe, const struct yaml_node *map, const char *key, bool is_required,
+                        const char **ret_text, int *ret_line)
+{
+    const struct yaml_node *node = tree_get(map, key);
+
+    *ret_text = NULL;
+    *ret_line = node ? node->line : map->line;
+    if (!node)
+        return is_required ? recipe_refuse(recipe, map->line, "'%s' is missing", key) : EP_OK;
+    if (node->kind != YAML_SCALAR)
+        return recipe_refuse(recipe, node->line, "'%s' must be a text", key);
+    if (is_required && !*node->text)
+        return recipe_refuse(recipe, node->line, "'%s' is empty", key);
+    *ret_text = node->text;
+    return EP_OK;
+}
+
+/* --- shapes of arguments --- */
+
+static const char *glob_fault(const char *value)
+{
+    const char *last = strrchr(value, '/');
+    char plain[1100];
+    size_t n = 0;
+
+    if (!last)
+        return "a path must begin with /";
+    if (memchr(value, '*', (size_t)(last - value)) || memchr(value, '?', (size_t)(last - value)))
+        return "only the last part of a path may hold * and ?";
+    for (const char *at = value; *at && n < sizeof(plain) - 1; at++)
+        plain[n++] = *at == '*' || *at == '?' ? 'x' : *at;
+    plain[n] = '\0';
+    return variable_fault(KIND_PATH, plain);
+}
+
+static const char *text_fault(const char *value)
+{
+    for (; *value; value++)
+        if ((unsigned char)*value < 0x20 && *value != '\n' && *value != '\t')
+            return "it holds a control character";
+    return NULL;
+}
+
+static const char *package_fault(const char *name)
+{
+    if (!isalnum((unsigned char)name[0]) ||
+        strspn(name, "abcdefghijklmnopqrstuvwxyz0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ._+-") != strlen(name))
+        return "it is no name of a package";
+    return NULL;
+}
+
+static const char *mode_fault(const char *value)
+{
+    if (strlen(value) != 4 || value[0] != '0' || strspn(value, "01234567") != 4)
+        return "a mode is four octal digits that begin with 0: \"0644\"";
+    return NULL;
+}
+
+static const char *commit_fault(const char *value)
+{
+    size_t n = strlen(value);
+
+    return n >= 7 && n <= 40 && strspn(value, "0123456789abcdef") == n ? NULL
+                                                                       : "a commit is 7 to 40 hexadecimal digits";
+}
+
+static const char *shape_fault(enum arg_shape shape, const char *value)
+{
+    switch (shape) {
+    case ARG_WORD:
+        return variable_fault(KIND_WORD, value);
+    case ARG_PATH:
+    case ARG_PATHS:
+        return variable_fault(KIND_PATH, value);
+    case ARG_GLOBS:
+        return glob_fault(value);
+    case ARG_URL:
+        return variable_fault(KIND_URL, value);
+    case ARG_SHA256:
+        return variable_fault(KIND_SHA256, value);
+    case ARG_VERSION:
+    case ARG_PACKAGES:
+        return variable_fault(KIND_VERSION, value);
+    case ARG_COMMIT:
+        return commit_fault(value);
+    case ARG_MODE:
+        return mode_fault(value);
+    case ARG_BOOL:
+        return strcmp(value, "true") == 0 || strcmp(value, "false") == 0 ? NULL : "it must be true or false";
+    case ARG_OPTIONS:
+        return strchr(value, '\n') ? "it must be one line" : text_fault(value);
+    case ARG_SHELL:
+        if (strstr(value, "@{"))
+            return "@{...} is not replaced in text for a shell: write \"$NAME\"";
+        return text_fault(value);
+    case ARG_TEXT:
+    case ARG_TEXTS:
+        break;
+    }
+    return text_fault(value);
+}
+
+/* One value: variables replaced, checked, as a new JSON string. */
+static ep_status read_value(const struct recipe *recipe, const char *key, enum arg_shape shape,
+                            const struct yaml_node *node, json_t **ret_value)
+{
+    const char *fault;
+    char *text;
+
+    if (node->kind != YAML_SCALAR)
+        return recipe_refuse(recipe, node->line, "'%.64s' must be a text", key);
+    if (shape == ARG_SHELL)
+        text = strdup(node->text);
+    else
+        EP_TRY(variables_replace(recipe, node->text, node->line, &text));
+    if (!text)
+        return ep_fail(EP_E_MEMORY, "%s: no memory", recipe->file);
+    /* A value that is still missing shows as <name>, and is checked when it is given. */
+    fault = strstr(node->text, "@{") && strchr(text, '<') && shape != ARG_SHELL ? NULL : shape_fault(shape, text);
+    if (fault) {
+        free(text);
+        return recipe_refuse(recipe, node->line, "'%.64s': %s", key, fault);
+    }
+    *ret_value = json_string(text);
+    free(text);
+    return *ret_value ? EP_OK : recipe_refuse(recipe, node->line, "'%.64s' is not UTF-8", key);
+}
+
+static ep_status read_list(const struct recipe *recipe, const struct step_arg *arg, const struct yaml_node *node,
+                           json_t *ret_list)
+{
+    if (node->kind != YAML_LIST || node->n == 0)
+        return recipe_refuse(recipe, node->line, "'%s' must be a list of at least one text", arg->key);
+    for (size_t i = 0; i < node->n; i++) {
+        json_t *value;
+
+        EP_TRY(read_value(recipe, arg->key, arg->shape, &node->items[i], &value));
+        json_array_append_new(ret_list, value);
+    }
+    return EP_OK;
+}
+
+static ep_status read_map(const struct recipe *recipe, const struct step_arg *arg, const struct yaml_node *node,
+                          json_t *ret_map)
+{
+    if (node->kind != YAML_MAP || node->n == 0)
+        return recipe_refuse(recipe, node->line, "'%s' must be a map of at least one name%s", arg->key,
+                             arg->shape == ARG_PACKAGES ? " to its version" : "");
+    for (size_t i = 0; i < node->n; i++) {
+        const char *fault;
+        char *name;
+        json_t *value;
+
+        EP_TRY(variables_replace(recipe, node->keys[i], node->key_lines[i], &name));
+        fault = strchr(name, '<') ? NULL : package_fault(name);
+        if (fault) {
+            ep_status status = recipe_refuse(recipe, node->key_lines[i], "'%.64s': %s", name, fault);
+
+            free(name);
+            return status;
+        }
+        if (read_value(recipe, name, arg->shape, &node->items[i], &value) != EP_OK) {
+            free(name);
+            return EP_E_ARG;
+        }
+        json_object_set_new(ret_map, name, value);
+        free(name);
+    }
+    return EP_OK;
+}
+
+static ep_status read_arg(const struct recipe *recipe, const struct step_arg *arg, const struct yaml_node *node,
+                          json_t **ret_value)
+{
+    bool is_list = arg->shape == ARG_PATHS || arg->shape == ARG_GLOBS || arg->shape == ARG_TEXTS;
+    bool is_map = arg->shape == ARG_PACKAGES || arg->shape == ARG_OPTIONS;
+    json_t *value;
+    ep_status status;
+
+    if (!is_list && !is_map)
+        return read_value(recipe, arg->key, arg->shape, node, ret_value);
+    value = is_list ? json_array() : json_object();
+    if (!value)
+        return ep_fail(EP_E_MEMORY, "%s: no memory", recipe->file);
+    status = is_list ? read_list(recipe, arg, node, value) : read_map(recipe, arg, node, value);
+    if (status != EP_OK) {
+        json_decref(value);
+        return status;
+    }
+    *ret_value = value;
+    return EP_OK;
+}
+
+static ep_status read_args(const struct recipe *recipe, const struct yaml_node *map, struct recipe_step *step)
+{
+    for (const struct step_arg *arg = step->type->args; arg->key; arg++) {
+        const struct yaml_node *node = tree_get(map, arg->key);
+        json_t *value;
+
+        if (!node && arg->is_required)
+            return recipe_refuse(recipe, step->line, "step '%s' of type %s lacks '%s'", step->id, step->type->name,
+                                 arg->key);
+        if (!node)
+            continue;
+        EP_TRY(read_arg(recipe, arg, node, &value));
+        json_object_set_new(step->args, arg->key, value);
+    }
+    return EP_OK;
+}
+
+/* --- common keys --- */
+
+/* "90s", "5m", "1h". */
+static ep_status read_duration(const struct recipe *recipe, const struct yaml_node *map, const char *key,
+                               bool is_required, int *ret_seconds)
+{
+    const char *text;
+    char *end;
+    long number;
+    int line, unit;
+
+    EP_TRY(recipe_scalar(recipe, map, key, is_required, &text, &line));
+    if (!text)
+        return EP_OK;
+    number = isdigit((unsigned char)*text) ? strtol(text, &end, 10) : 0;
+    unit = number <= 0 || number > BUDGET_MAX_S || end[0] == '\0' || end[1] != '\0' ? 0
+           : *end == 's'                                                            ? 1
+           : *end == 'm'                                                            ? 60
+           : *end == 'h'                                                            ? 3600
+                                                                                    : 0;
+    if (!unit || number * unit > BUDGET_MAX_S)
+        return recipe_refuse(recipe, line, "'%s' must be a time of at most 6h: 90s, 5m, 1h", key);
+    *ret_seconds = (int)(number * unit);
+    return EP_OK;
+}
+
+static ep_status read_type(const struct recipe *recipe, const struct yaml_node *map, struct recipe_step *step)
+{
+    const char *allowed[64], *text;
+    size_t n = 0;
+    int line;
+
+    EP_TRY(recipe_scalar(recipe, map, "type", true, &text, &line));
+    for (size_t i = 0; step_types[i]; i++)
+        if (strcmp(step_types[i]->name, text) == 0)
+            step->type = step_types[i];
+    if (!step->type)
+        return recipe_refuse(recipe, line,
+                             "unknown type '%.64s'; there are apt, deb, file, modprobe, module, pip, build, copyset, "
+                             "command",
+                             text);
+    for (size_t i = 0; common_keys[i]; i++)
+        allowed[n++] = common_keys[i];
+    for (const struct step_arg *arg = step->type->args; arg->key; arg++)
+        allowed[n++] = arg->key;
+    allowed[n] = NULL;
+    return recipe_check_keys(recipe, map, "a step of this type", allowed);
+}
+
+static ep_status read_id(const struct recipe *recipe, const struct yaml_node *map, struct recipe_step *step)
+{
+    int line;
+
+    EP_TRY(recipe_scalar(recipe, map, "id", true, &step->id, &line));
+    if (!islower((unsigned char)*step->id) || strlen(step->id) > 40 ||
+        strspn(step->id, "abcdefghijklmnopqrstuvwxyz0123456789-") != strlen(step->id))
+        return recipe_refuse(recipe, line,
+                             "id '%.64s': lower-case letters, digits and '-' alone, at most 40 of them, a letter first",
+                             step->id);
+    for (size_t i = 0; i < recipe->n_steps; i++)
+        if (strcmp(recipe->steps[i].id, step->id) == 0)
+            return recipe_refuse(recipe, line, "id '%s' is there twice; the first one is in line %d", step->id,
+                                 recipe->steps[i].line);
+    return EP_OK;
+}
+
+static ep_status read_reboot(const struct recipe *recipe, const struct yaml_node *map, struct recipe_step *step)
+{
+    const char *text;
+    int line;
+
+    EP_TRY(recipe_scalar(recipe, map, "reboot", false, &text, &line));
+    if (!text || strcmp(text, "never") == 0)
+        step->reboot = REBOOT_NEVER;
+    else if (strcmp(text, "if-needed") == 0)
+        step->reboot = REBOOT_IF_NEEDED;
+    else if (strcmp(text, "after") == 0)
+        step->reboot = REBOOT_AFTER;
+    else
+        return recipe_refuse(recipe, line, "'reboot' must be never, if-needed or after");
+    if (step->reboot != REBOOT_NEVER && recipe->max_reboots == 0)
+        return recipe_refuse(recipe, line, "step '%s' may reboot, but 'reboots' of the recipe is 0", step->id);
+    return EP_OK;
+}
+
+/* `when`: the name of a flag, or "!name". */
+static ep_status read_when(const struct recipe *recipe, const struct yaml_node *map, struct recipe_step *step)
+{
+    const struct recipe_variable *variable;
+    int line;
+
+    EP_TRY(recipe_scalar(recipe, map, "when", false, &step->when, &line));
+    if (!step->when)
+        return EP_OK;
+    variable = recipe_variable_find(recipe, step->when + (*step->when == '!'));
+    if (!variable || variable->kind != KIND_FLAG || !variable->value)
+        return recipe_refuse(recipe, line, "'when' must be a variable of kind flag with a default, or one behind '!'");
+    step->skipped = (strcmp(variable->value, "1") == 0) == (*step->when == '!');
+    return EP_OK;
+}
+
+static ep_status read_verify_item(const struct recipe *recipe, const struct yaml_node *map, struct step_verify *verify)
+{
+    static const char *const keys[] = {"name", "run", "expect", "hint", NULL};
+    const char *fault;
+    regex_t regex;
+    int line;
+
+    if (map->kind != YAML_MAP)
+        return recipe_refuse(recipe, map->line, "an entry of 'verify' must be a map with name, run, expect, hint");
+    EP_TRY(recipe_check_keys(recipe, map, "an entry of 'verify'", keys));
+    EP_TRY(recipe_scalar(recipe, map, "name", true, &verify->name, &line));
+    EP_TRY(recipe_scalar(recipe, map, "run", true, &verify->run, &line));
+    fault = shape_fault(ARG_SHELL, verify->run);
+    if (fault)
+        return recipe_refuse(recipe, line, "'run': %s", fault);
+    EP_TRY(recipe_scalar(recipe, map, "hint", false, &verify->hint, &line));
+    verify->hint = verify->hint ? verify->hint : "";
+    EP_TRY(recipe_scalar(recipe, map, "expect", false, &verify->expect, &line));
+    if (verify->expect) {
+        char *pattern;
+
+        EP_TRY(variables_replace(recipe, verify->expect, line, &pattern));
+        if (regcomp(&regex, pattern, REG_EXTENDED | REG_NOSUB | REG_NEWLINE) != 0) {
+            free(pattern);
+            return recipe_refuse(recipe, line, "'expect' is no extended regular expression");
+        }
+        regfree(&regex);
+        json_array_append_new(recipe->strings, json_string(pattern));
+        free(pattern);
+        verify->expect = json_string_value(json_array_get(recipe->strings, json_array_size(recipe->strings) - 1));
+        if (!verify->expect)
+            return ep_fail(EP_E_MEMORY, "%s: no memory", recipe->file);
+    }
+    return EP_OK;
+}
+
+static ep_status read_verify(const struct recipe *recipe, const struct yaml_node *map, struct recipe_step *step)
+{
+    const struct yaml_node *list = tree_get(map, "verify");
+
+    if (!list)
+        return EP_OK;
+    if (list->kind != YAML_LIST)
+        return recipe_refuse(recipe, list->line, "'verify' must be a list");
+    step->verify = calloc(list->n + 1, sizeof(*step->verify));
+    if (!step->verify)
+        return ep_fail(EP_E_MEMORY, "%s: no memory", recipe->file);
+    for (size_t i = 0; i < list->n; i++)
+        EP_TRY(read_verify_item(recipe, &list->items[i], &step->verify[i]));
+    step->n_verify = list->n;
+    return EP_OK;
+}
+
+static ep_status read_step(struct recipe *recipe, const struct yaml_node *map)
+{
+    struct recipe_step *step = &recipe->steps[recipe->n_steps];
+    int line;
+
+    if (map->kind != YAML_MAP)
+        return recipe_refuse(recipe, map->line, "a step must be a map");
+    step->line = map->line;
+    step->args = json_object();
+    if (!step->args)
+        return ep_fail(EP_E_MEMORY, "%s: no memory", recipe->file);
+    EP_TRY(read_id(recipe, map, step));
+    recipe->n_steps++;
+    EP_TRY(read_type(recipe, map, step));
+    EP_TRY(recipe_scalar(recipe, map, "title", true, &step->title, &line));
+    EP_TRY(recipe_scalar(recipe, map, "why", true, &step->why, &line));
+    EP_TRY(recipe_scalar(recipe, map, "says", false, &step->says, &line));
+    if (text_fault(step->title) || strchr(step->title, '\n') || (step->says && strchr(step->says, '\n')))
+        return recipe_refuse(recipe, line, "'title' and 'says' must be one line of printable text");
+    step->says = step->says ? step->says : "";
+    EP_TRY(read_duration(recipe, map, "budget", true, &step->budget_s));
+    step->deadline_s = step->budget_s * DEADLINE_BUDGETS;
+    if (step->deadline_s < DEADLINE_MIN_S)
+        step->deadline_s = DEADLINE_MIN_S;
+    EP_TRY(read_duration(recipe, map, "deadline", false, &step->deadline_s));
+    EP_TRY(read_reboot(recipe, map, step));
+    EP_TRY(read_when(recipe, map, step));
+    EP_TRY(read_args(recipe, map, step));
+    EP_TRY(read_verify(recipe, map, step));
+    return step->type->validate ? step->type->validate(recipe, step) : EP_OK;
+}
+
+/* --- needs --- */
+
+static ep_status read_needs(struct recipe *recipe, const struct yaml_node *map, struct recipe_step *step)
+{
+    const struct yaml_node *list = tree_get(map, "needs");
+
+    if (!list)
+        return EP_OK;
+    if (list->kind != YAML_LIST)
+        return recipe_refuse(recipe, list->line, "'needs' must be a list of ids");
+    for (size_t i = 0; i < list->n; i++) {
+        const struct yaml_node *item = &list->items[i];
+        size_t k = 0;
+
+        if (item->kind != YAML_SCALAR)
+            return recipe_refuse(recipe, item->line, "'needs' must be a list of ids");
+        while (k < recipe->n_steps && strcmp(recipe->steps[k].id, item->text) != 0)
+            k++;
+        if (k == recipe->n_steps)
+            return recipe_refuse(recipe, item->line, "step '%s' needs '%.64s', which is no step of this recipe",
+                                 step->id, item->text);
+        for (size_t other = 0; other < step->n_needs; other++)
+            if (step->needs[other] == k)
+                return recipe_refuse(recipe, item->line, "step '%s' names '%s' twice", step->id, item->text);
+        step->needs[step->n_needs++] = k;
+    }
+    return EP_OK;
+}
+
+/* Steps in an order in which each comes after what it needs; among those that could come next, the first of the file.
+ */
+static ep_status sort_steps(struct recipe *recipe)
+{
+    bool is_placed[RECIPE_STEPS_MAX] = {false};
+
+    for (size_t n = 0; n < recipe->n_steps; n++) {
+        size_t next = recipe->n_steps, first_left = recipe->n_steps;
+
+        for (size_t i = 0; i < recipe->n_steps && next == recipe->n_steps; i++) {
+            bool is_ready = !is_placed[i];
+
+            if (is_ready && first_left == recipe->n_steps)
+                first_left = i;
+            for (size_t k = 0; k < recipe->steps[i].n_needs; k++)
+                is_ready = is_ready && is_placed[recipe->steps[i].needs[k]];
+            if (is_ready)
+                next = i;
+        }
+        if (next == recipe->n_steps)
+            return recipe_refuse(recipe, recipe->steps[first_left].line,
+                                 "the needs of step '%s' lead back to itself, or to a step whose needs do",
+                                 recipe->steps[first_left].id);
+        is_placed[next] = true;
+        recipe->order[n] = next;
+    }
+    return EP_OK;
+}
+
+ep_status steps_read(struct recipe *recipe)
+{
+    const struct yaml_node *list = tree_get(recipe->tree, "steps");
+
+    if (!list)
+        return recipe_refuse(recipe, recipe->tree->line, "'steps' is missing");
+    if (list->kind != YAML_LIST || list->n == 0)
+        return recipe_refuse(recipe, list->line, "'steps' must be a list of at least one step");
+    if (list->n > RECIPE_STEPS_MAX)
+        return recipe_refuse(recipe, list->line, "more than %d steps", RECIPE_STEPS_MAX);
+    recipe->steps = calloc(list->n, sizeof(*recipe->steps));
+    if (!recipe->steps)
+        return ep_fail(EP_E_MEMORY, "%s: no memory", recipe->file);
+    for (size_t i = 0; i < list->n; i++)
+        EP_TRY(read_step(recipe, &list->items[i]));
+    for (size_t i = 0; i < list->n; i++)
+        EP_TRY(read_needs(recipe, &list->items[i], &recipe->steps[i]));
+    return sort_steps(recipe);
+}
+
+/* --- for the types --- */
+
+const char *arg_text(const struct recipe_step *step, const char *key)
+{
+    const char *text = json_string_value(json_object_get(step->args, key));
+
+    return text ? text : "";
+}
+
+bool arg_flag(const struct recipe_step *step, const char *key, bool otherwise)
+{
+    const char *text = arg_text(step, key);
+
+    return *text ? strcmp(text, "true") == 0 : otherwise;
+}
+
+void state_set(struct step_state *state, enum step_now now, const char *format, ...)
+{
+    va_list args;
+
+    state->now = now;
+    va_start(args, format);
+    vsnprintf(state->text, sizeof(state->text), format, args);
+    va_end(args);
+}
+
+uint64_t step_digest(const struct recipe_step *step)
+{
+    json_t *args = json_copy(step->args);
+    uint64_t hash = 14695981039346656037u;
+    char *text;
+
+    /* Which paths belong to it does not change what it makes. */
+    json_object_del(args, "owns");
+    text = json_dumps(args, JSON_COMPACT | JSON_SORT_KEYS);
+    json_decref(args);
+
+    for (const char *at = text; at && *at; at++)
+        hash = (hash ^ (unsigned char)*at) * 1099511628211u;
+    free(text);
+    return hash;
+}

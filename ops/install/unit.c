@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * unit.c - a unit of systemd that goes on with the installation after a reboot or a power cut. It is there from the
+ * first change until the installation is complete or has failed, and not longer.
+ */
+#include "base/error.h"
+#include "install.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define UNIT_FOLDER "/etc/systemd/system"
+#define WANTS_FOLDER UNIT_FOLDER "/multi-user.target.wants"
+
+static void names(const struct install *install, char ret_unit[256], char ret_link[256])
+{
+    snprintf(ret_unit, 256, UNIT_FOLDER "/epkit-install-%s.service", install->recipe->name);
+    snprintf(ret_link, 256, WANTS_FOLDER "/epkit-install-%s.service", install->recipe->name);
+}
+
+ep_status unit_install(struct install *install)
+{
+    char unit[256], link_path[256], fresh[300], self[1024];
+    ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
+    const char *parent;
+    bool had_wants;
+    FILE *file;
+
+    /* One that an earlier run left would go on as well. */
+    if (install->options.no_unit)
+        unit_remove(install);
+    if (!install->has_systemd || install->options.no_unit)
+        return EP_OK;
+    names(install, unit, link_path);
+    if (n <= 0)
+        return ep_fail_errno(EP_E_SYSTEM, errno, "/proc/self/exe");
+    self[n] = '\0';
+    parent = install->options.state ? install->options.state : INSTALL_STATE;
+    if (strpbrk(self, " \t\"'\\%$") || strpbrk(parent, " \t\"'\\%$"))
+        return ep_fail(EP_E_ARG, "%s: a path with such characters cannot be in a unit", self);
+    had_wants = access(WANTS_FOLDER, F_OK) == 0;
+    if (!had_wants)
+        mkdir(WANTS_FOLDER, 0755);
+    snprintf(fresh, sizeof(fresh), "%s.epkit-new", unit);
+    file = fopen(fresh, "we");
+    if (!file)
+        return ep_fail_errno(EP_E_SYSTEM, errno, "%s", fresh);
+    fprintf(
+        file,
+        "# Written by epkit install; removed when recipe %s is complete.\n[Unit]\n"
+        "Description=epkit install: go on with recipe %s\nWants=network-online.target\nAfter=network-online.target\n"
+        "[Service]\nType=oneshot\nTimeoutStartSec=infinity\nExecStart=%s install resume %s --state %s\n"
+        "[Install]\nWantedBy=multi-user.target\n",
+        install->recipe->name, install->recipe->name, self, install->recipe->name, parent);
+    fflush(file);
+    fsync(fileno(file));
+    if (fclose(file) != 0 || rename(fresh, unit) != 0)
+        return ep_fail_errno(EP_E_SYSTEM, errno, "%s", unit);
+    if (symlink(unit, link_path) != 0 && errno != EEXIST)
+        return ep_fail_errno(EP_E_SYSTEM, errno, "%s", link_path);
+    sync();
+    return EP_OK;
+}
+
+void unit_remove(struct install *install)
+{
+    const char *reload[] = {"systemctl", "daemon-reload", NULL};
+    char unit[256], link_path[256], fresh[300];
+
+    if (!install->has_systemd)
+        return;
+    names(install, unit, link_path);
+    snprintf(fresh, sizeof(fresh), "%s.epkit-new", unit);
+    unlink(fresh);
+    unlink(link_path);
+    if (unlink(unit) == 0)
+        run_quietly(reload, 60);
+}

@@ -1,0 +1,530 @@
+#!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
+# epkit install without a machine of its own: recipes, plans of made-up disks, applying files below a folder, exports.
+# tests/install/node.bats has the real thing.
+#
+# shellcheck disable=SC2154 # $stderr is set by run
+# shellcheck disable=SC2016 # what recipes hold
+
+load common
+
+RECIPES=(debian-tools epkit-only gcp-b200-ubuntu2404 gcp-h200-ubuntu2404 gdrcopy gke-driver-copy)
+SUM=aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa
+
+setup() {
+    cd "$BATS_TEST_TMPDIR" || exit 1
+    # Values that two recipes leave to their users.
+    export EPKIT_DOCA_SHA256=$SUM EPKIT_GDRCOPY_COMMIT=1234567
+    unset CUDA_HOME NVSHMEM_HOME GDRCOPY_HOME
+}
+
+# The disk of a machine as a recipe may find it: disk RECIPE KIND FOLDER
+disk() {
+    mkdir -p blank/proc/sys/kernel "$3"
+    echo 6.8.0-1021-gcp >blank/proc/sys/kernel/osrelease
+    epkit install plan "$1" --root blank --json >plan.json || [ $? -ge 3 ]
+    python3 "$EPKIT_SOURCE/tests/install/roots.py" plan.json "$2" "$3"
+}
+
+# States of a plan's steps that are not skipped, each once.
+states() {
+    jq -r '[.steps[].state | select(. != "skipped")] | unique | join(" ")'
+}
+
+# A recipe of files alone; more of a step from standard input.
+files_recipe() {
+    cat <<'END'
+recipe: files
+title: two files
+variables:
+  word: {kind: word, default: hello, help: what is written}
+steps:
+  - id: one
+    type: file
+    title: a file
+    why: for the test
+    budget: 5s
+    path: /etc/deep/er/one
+    mode: "0755"
+    content: |
+      it's "@{word}" and ${HOME} $(date) `date`
+      EPKIT_END_0
+  - id: two
+    type: modprobe
+    title: options
+    why: for the test
+    budget: 5s
+    needs: [one]
+    module: some
+    options: {a: "1;b=2"}
+END
+}
+
+@test "every recipe of the tree is listed, and show prints it as it is" {
+    run --separate-stderr epkit install list
+    [ "$status" -eq 0 ]
+    for recipe in "${RECIPES[@]}"; do
+        [[ "$output" == *"$recipe "* ]]
+        epkit install show "$recipe" | cmp - "$EPKIT_SOURCE/recipes/$recipe.yaml"
+    done
+    [ "$(epkit install list --json | jq '.recipes | length')" -eq "$(find "$EPKIT_SOURCE/recipes" -name '*.yaml' | wc -l)" ]
+    epkit install list --json | valid install
+}
+
+@test "a bare machine: every step is to be done" {
+    for recipe in "${RECIPES[@]}"; do
+        disk "$recipe" bare "$recipe"
+        run --separate-stderr epkit install plan "$recipe" --root "$recipe" --json
+        [ "$status" -eq 3 ]
+        [ "$(states <<<"$output")" = todo ]
+        valid install <<<"$output"
+    done
+}
+
+@test "a machine where all is done: nothing to do" {
+    for recipe in "${RECIPES[@]}"; do
+        disk "$recipe" "done" "$recipe"
+        run --separate-stderr epkit install plan "$recipe" --root "$recipe" --json
+        [ "$status" -eq 0 ]
+        [ "$(states <<<"$output")" = "done" ]
+        [ "$(jq .changes <<<"$output")" -eq 0 ]
+        run epkit install status "$recipe" --root "$recipe"
+        [ "$status" -eq 0 ]
+    done
+}
+
+@test "a machine where an installation was interrupted: what is half there is not taken for done" {
+    for recipe in "${RECIPES[@]}"; do
+        disk "$recipe" half "$recipe"
+        run --separate-stderr epkit install plan "$recipe" --root "$recipe" --json
+        [ "$status" -eq 3 ]
+        jq -e '[.steps[] | select(.state != "skipped")] as $s | ($s | length / 2 | floor) as $half |
+            ($s[:$half] | all(.state == "done")) and ($s[$half:] | all(.state != "done"))' <<<"$output" >/dev/null
+    done
+}
+
+@test "a machine with other versions: each step that has a version says so" {
+    for recipe in "${RECIPES[@]}"; do
+        disk "$recipe" wrong "$recipe"
+        run --separate-stderr epkit install plan "$recipe" --root "$recipe" --json
+        [ "$status" -eq 3 ]
+        jq -e '.steps[] | select(.state == "wrong") | .text' <<<"$output" >/dev/null
+        jq -e '[.steps[] | select(.type == "file" or .type == "build" or .type == "copyset" or .type == "pip") |
+            select(.state != "skipped")] | all(.state == "wrong")' <<<"$output" >/dev/null
+    done
+    epkit install plan gcp-b200-ubuntu2404 --root gcp-b200-ubuntu2404 >out || true
+    grep -q 'cuda-toolkit-12-9 0.0.1 is installed, older than 12.9' out
+    grep -q 'nvidia 0.1 is loaded, and 580.126.09 shall be: not live before a reboot' out
+}
+
+@test "the traps of a driver: configured but not live, overridden later, another module of a longer name" {
+    disk gcp-b200-ubuntu2404 "done" m
+    echo 'RegistryDwords: ""' >m/proc/driver/nvidia/params
+    epkit install plan gcp-b200-ubuntu2404 --root m --json >out || [ $? -eq 3 ]
+    [ "$(jq -r '.steps[] | select(.id == "peer-mapping").state' out)" = reboot ]
+    echo 'options nvidia NVreg_RegistryDwords="other=1"' >m/etc/modprobe.d/zzz.conf
+    epkit install plan gcp-b200-ubuntu2404 --root m --json >out || [ $? -eq 3 ]
+    jq -r '.steps[] | select(.id == "peer-mapping").text' out | grep -q 'zzz.conf sets the same option later'
+    rm m/etc/modprobe.d/zzz.conf
+    sed -i 's/^nvidia /nvidia_drm /' m/proc/modules
+    epkit install plan gcp-b200-ubuntu2404 --root m --json >out || [ $? -eq 3 ]
+    [ "$(jq -r '.steps[] | select(.id == "driver-loaded").text' out)" = 'nvidia is not loaded' ]
+}
+
+@test "after an update of the kernel, what DKMS built for the old one does not count" {
+    disk gdrcopy "done" m
+    echo 6.8.0-1030-gcp >m/proc/sys/kernel/osrelease
+    epkit install plan gdrcopy --root m --json >out || [ $? -eq 3 ]
+    jq -r '.steps[] | select(.id == "driver-loaded").text' out | grep -q 'not built for kernel 6.8.0-1030-gcp'
+    jq -r '.steps[] | select(.id == "gdrcopy").text' out | grep -q 'made for kernel 6.8.0-1021-gcp, and 6.8.0-1030-gcp runs'
+    [ "$(jq -r '.steps[] | select(.id == "headers").state' out)" != "done" ]
+}
+
+@test "machines that a recipe is not for are refused, with the reason" {
+    disk gdrcopy bare m
+    echo 6.14.0-1021-gcp >m/proc/sys/kernel/osrelease
+    run epkit install plan gdrcopy --root m
+    [ "$status" -eq 4 ]
+    [[ "$output" == *"DOCA 3.0.0 does not compile for it"* ]]
+    run epkit install plan gcp-b200-ubuntu2404 --root m
+    [ "$status" -eq 3 ]
+    mkdir -p m/etc/default
+    echo 'KUBELET_OPTS="--node-labels=cloud.google.com/gke-gpu-driver-version=default,a=b"' >m/etc/default/kubelet
+    run epkit install plan gcp-b200-ubuntu2404 --root m
+    [ "$status" -eq 4 ]
+    [[ "$output" == *"gpu-driver-version=disabled"* ]]
+    echo 'KUBELET_OPTS="--node-labels=cloud.google.com/gke-gpu-driver-version=disabled"' >m/etc/default/kubelet
+    run epkit install plan gcp-b200-ubuntu2404 --root m
+    [ "$status" -eq 3 ]
+    mkdir -p m/sys/firmware/efi/efivars
+    printf '\006\000\000\000\001' >m/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c
+    run epkit install plan gcp-b200-ubuntu2404 --root m
+    [ "$status" -eq 4 ]
+    [[ "$output" == *"secure boot"* ]]
+    sed -i 's/ubuntu/cos/' m/etc/os-release
+    run epkit install plan gcp-b200-ubuntu2404 --root m
+    [ "$status" -eq 4 ]
+    [[ "$output" == *"this is cos"* ]]
+}
+
+@test "this machine: too little disk, and hosts that do not answer, are refused before anything changes" {
+    files_recipe >files.yaml
+    sed 's/^variables:/target: {disk_gb: "99999"}\n&/' files.yaml >disk.yaml
+    run epkit install plan ./disk.yaml
+    [ "$status" -eq 4 ]
+    [[ "$output" == *"99999 GB needed"* ]]
+    sed 's/^variables:/target: {egress: [nowhere.invalid]}\n&/' files.yaml >egress.yaml
+    unset https_proxy HTTPS_PROXY
+    run epkit install plan ./egress.yaml --json
+    # Where names are looked up without an answer, it is not known; never fine.
+    [ "$status" -eq 4 ] || [[ "$output" == *'not known'* ]]
+    https_proxy=http://proxy.invalid:3128 run epkit install plan ./egress.yaml
+    [ "$status" -eq 3 ]
+    [[ "$output" == *"through a proxy"* ]]
+}
+
+@test "the eight switches are read from the environment under their names" {
+    disk gdrcopy bare m
+    NVSHMEM_IBGDA_SUPPORT=0 NVSHMEM_USE_GDRCOPY=0 GDRCOPY_HOME=/g NVSHMEM_HOME=/n USE_NVPEERMEM=1 CUDA_HOME=/c \
+        TORCH_CUDA_ARCH_LIST_B200=10.0a TORCH_CUDA_ARCH_LIST_H200=9.0a \
+        epkit install plan gdrcopy --root m --json >out || [ $? -eq 3 ]
+    [ "$(jq -c '[.variables[] | select(.from == "environment" and (.name | test("sha256|commit") | not)) | .value] | sort' out)" = \
+        '["/c","/g","/n","0","0","1","10.0a","9.0a"]' ]
+    # What they switch.
+    [ "$(jq -r '.steps[] | select(.id == "gdrdrv").state' out)" = skipped ]
+    [ "$(jq -r '.steps[] | select(.id == "peermem").state' out)" = todo ]
+    [ "$(jq -r '.steps[] | select(.id == "nvshmem").args.owns[0]' out)" = /n ]
+    NVSHMEM_HOME='/n;reboot' run epkit install plan gdrcopy --root m
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"environment variable NVSHMEM_HOME"* ]]
+}
+
+@test "a value that only the user can know is asked for before anything changes" {
+    unset EPKIT_DOCA_SHA256
+    disk gcp-b200-ubuntu2404 bare m
+    run epkit install plan gcp-b200-ubuntu2404 --root m
+    [ "$status" -eq 3 ]
+    [[ "$output" == *"missing"*"doca_sha256"* ]]
+    run epkit install apply gcp-b200-ubuntu2404 --root m
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"variable 'doca_sha256' has no value"* ]]
+    [ ! -e m/etc/modprobe.d ]
+}
+
+@test "lines that users of the older scripts look for are there word for word" {
+    for recipe in gcp-b200-ubuntu2404 gcp-h200-ubuntu2404 gdrcopy; do
+        epkit install export sh "$recipe" >out
+        grep -qx "echo 'NVSHMEM_IBGDA_SUPPORT is enabled correctly.'" out
+        grep -qx "echo 'DeepEP installation complete'" out
+        grep -q 'Rebooting the node to load driver and modules...' out
+    done
+}
+
+@test "files are applied below a folder, a second apply does nothing, uninstall brings back the tree" {
+    mkdir -p m/etc/modprobe.d
+    echo old >m/etc/modprobe.d/zz-epkit-some.conf
+    (cd m && find . -printf '%p %m\n' | sort && cat etc/modprobe.d/*) >before
+    files_recipe >files.yaml
+    run epkit install apply ./files.yaml --root m
+    [ "$status" -eq 0 ]
+    [ "$(stat -c %a m/etc/deep/er/one)" = 755 ]
+    diff m/etc/deep/er/one - <<'END'
+it's "hello" and ${HOME} $(date) `date`
+EPKIT_END_0
+END
+    grep -qx 'options some a="1;b=2"' m/etc/modprobe.d/zz-epkit-some.conf
+    run --separate-stderr epkit install apply ./files.yaml --root m --json
+    [ "$status" -eq 0 ]
+    [ "$(jq -r '.result + " " + (.changes | tostring)' <<<"$output")" = 'fine 0' ]
+    [ "$(jq '.steps[0].attempts' <<<"$output")" -eq 0 ]
+    valid install <<<"$output"
+    # Wrong content is mended; what the user had is still known.
+    echo wrong >m/etc/deep/er/one
+    run epkit install status files --root m
+    [ "$status" -eq 3 ]
+    epkit install resume --root m
+    grep -q hello m/etc/deep/er/one
+    run --separate-stderr epkit install uninstall files --root m --json
+    [ "$status" -eq 0 ]
+    valid install <<<"$output"
+    rm -rf m/var/log
+    rmdir m/var/lib m/var 2>/dev/null || true
+    (cd m && find . -printf '%p %m\n' | sort && cat etc/modprobe.d/*) >after
+    diff before after
+}
+
+@test "steps are applied in the order of their needs, whatever the order of the file" {
+    mkdir m
+    cat >order.yaml <<'END'
+recipe: order
+title: the other way round
+steps:
+  - {id: c, type: file, title: t, why: w, budget: 1s, needs: [b], path: /c, content: c}
+  - {id: b, type: file, title: t, why: w, budget: 1s, needs: [a], path: /b, content: b}
+  - {id: a, type: file, title: t, why: w, budget: 1s, path: /a, content: a}
+END
+    run --separate-stderr epkit install apply ./order.yaml --root m --json
+    [ "$status" -eq 0 ]
+    [ "$(jq -r '.steps | map(.id) | join(" ")' <<<"$output")" = 'a b c' ]
+    [ "$(jq -rs 'map(select(.event == "end") | .step) | join(" ")' m/var/lib/epkit/install/order/journal.jsonl)" = 'a b c' ]
+    epkit install uninstall order --root m
+    [ ! -e m/a ]
+}
+
+@test "what was there before a recipe was applied is not undone" {
+    mkdir -p m
+    files_recipe >files.yaml
+    epkit install apply ./files.yaml --root m
+    rm -rf m/var
+    epkit install apply ./files.yaml --root m
+    epkit install uninstall ./files.yaml --root m
+    [ -e m/etc/deep/er/one ]
+    epkit install uninstall ./files.yaml --root m --force
+    [ ! -e m/etc/deep/er/one ]
+}
+
+@test "a journal that is torn, rubbish or a folder's is mended or named, and costs no step" {
+    mkdir -p m
+    files_recipe >files.yaml
+    epkit install apply ./files.yaml --root m
+    journal=m/var/lib/epkit/install/files/journal.jsonl
+    truncate -s -5 "$journal"
+    run epkit install apply ./files.yaml --root m
+    [ "$status" -eq 0 ]
+    grep -q '"event":"repaired"' "$journal"
+    { echo rubbish; echo '{"event":1}'; } >"$journal"
+    run epkit install apply ./files.yaml --root m
+    [ "$status" -eq 0 ]
+    head -1 "$journal" | grep -q '"event":"rebuilt"'
+    grep -q rubbish "$journal.unreadable"
+    rm "$journal"
+    mkdir "$journal"
+    run epkit install apply ./files.yaml --root m
+    [ "$status" -eq 1 ]
+    [[ "$output" == *journal.jsonl* ]]
+}
+
+@test "copies: a set that is not whole is not copied, a second run nests nothing, another set replaces the first" {
+    mkdir -p m/src/folder m/dst
+    echo core >m/src/libcore.so.1
+    echo theirs >m/dst/libcore.so.1
+    echo inside >m/src/folder/file
+    cat >copies.yaml <<'END'
+recipe: copies
+title: a set
+steps:
+  - id: set
+    type: copyset
+    title: a set
+    why: for the test
+    budget: 5s
+    to: /dst
+    files: [/src/libcore.so*, /src/libprovider*.so, /src/folder]
+END
+    run epkit install apply ./copies.yaml --root m
+    [ "$status" -eq 1 ]
+    [[ "$output" == *"libprovider"*"is not there: nothing of the set is copied"* ]]
+    [ "$(cat m/dst/libcore.so.1)" = theirs ]
+    echo provider >m/src/libprovider-1.so
+    echo provider >m/src/libprovider-old.so
+    epkit install apply ./copies.yaml --root m
+    [ "$(cat m/dst/libcore.so.1)" = core ]
+    [ "$(cat m/dst/folder/file)" = inside ]
+    rm m/src/libprovider-old.so
+    echo 'a newer provider' >m/src/libprovider-1.so
+    run epkit install plan ./copies.yaml --root m
+    [ "$status" -eq 3 ]
+    epkit install apply ./copies.yaml --root m
+    [ "$(cat m/dst/libprovider-1.so)" = 'a newer provider' ]
+    [ ! -e m/dst/libprovider-old.so ]
+    [ ! -e m/dst/folder/folder ]
+    epkit install uninstall copies --root m
+    [ "$(ls m/dst)" = libcore.so.1 ]
+    [ "$(cat m/dst/libcore.so.1)" = theirs ]
+}
+
+@test "steps that need a machine's programs are refused below a folder that has none" {
+    disk epkit-only bare m
+    run epkit install apply epkit-only --root m
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"needs the programs of the machine"* ]]
+    run epkit install verify epkit-only --root m
+    [ "$status" -eq 4 ]
+}
+
+@test "exports are clean for shellcheck, and YAML where they are said to be" {
+    command -v shellcheck >/dev/null || skip 'shellcheck is not installed'
+    for recipe in "${RECIPES[@]}"; do
+        epkit install export sh "$recipe" >export.sh
+        shellcheck -s sh export.sh
+        sh -n export.sh
+        epkit install export cloud-init "$recipe" >cloud.yaml
+        [ "$(head -1 cloud.yaml)" = '#cloud-config' ]
+        # The script in it is the script.
+        sed '/epkit-export.service/q' cloud.yaml | sed -n '/content: |/,$p' | sed -n 's/^      //p' >script
+        cmp <(grep . export.sh) <(grep . script)
+        epkit install export ansible "$recipe" >play.yaml
+        sed -n '/content: !unsafe/,/^    - name/p' play.yaml | sed -n 's/^          //p' >script
+        cmp <(grep . export.sh) <(grep . script)
+    done
+}
+
+@test "an exported script installs, asks for its reboot, and does nothing the second time" {
+    cat >files.yaml <<END
+recipe: exported
+title: a file and a command
+reboots: 1
+steps:
+  - id: one
+    type: file
+    title: a file
+    why: for the test
+    budget: 5s
+    path: $PWD/out/one
+    content: hello
+  - id: two
+    type: command
+    title: a command
+    why: for the test
+    budget: 5s
+    run: touch $PWD/out/x
+    creates: [$PWD/out/x]
+    undo: rm -f $PWD/out/x
+    reboot: after
+  - id: three
+    type: command
+    title: behind the reboot
+    why: for the test
+    budget: 5s
+    needs: [two]
+    run: touch $PWD/out/y
+    creates: [$PWD/out/y]
+    undo: rm -f $PWD/out/y
+    verify: [{name: there, run: "test -e $PWD/out/y && echo yes", expect: ^yes$}]
+END
+    epkit install export sh ./files.yaml >export.sh
+    sed -i "s,/var/lib/epkit,$PWD/state,g" export.sh
+    run sh export.sh
+    [ "$status" -eq 75 ]
+    [[ "$output" == *'Rebooting the node'* ]]
+    [ "$(cat out/one)" = hello ]
+    [ ! -e out/y ]
+    run sh export.sh # still the same boot
+    [ "$status" -eq 75 ]
+    sed -i 's/^two .*/two another-boot/' state/install/export/done
+    rm out/x
+    run sh export.sh
+    [ "$status" -eq 0 ]
+    [[ "$output" == *'ok      there'* ]]
+    [ ! -e out/x ]
+    [ -e out/y ]
+}
+
+# A wheel with one module: wheel NAME VERSION FOLDER
+wheel() {
+    python3 - "$@" <<'END'
+import sys, zipfile
+name, version, folder = sys.argv[1:]
+info = f"{name}-{version}.dist-info"
+with zipfile.ZipFile(f"{folder}/{name}-{version}-py3-none-any.whl", "w") as wheel:
+    wheel.writestr(f"{name}.py", f"version = '{version}'\n")
+    wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+    wheel.writestr(f"{info}/RECORD", f"{name}.py,,\n{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n")
+END
+}
+
+# builds.yaml as a script, its state below this folder
+exported() {
+    epkit install export sh ./builds.yaml >export.sh
+    sed -i "s,/var/lib/epkit,$PWD/state,g" export.sh
+    run sh export.sh
+}
+
+@test "sources are built from the pinned commit and checksum alone, Python packages in the pinned version" {
+    [ -x /usr/lib/apt/apt-helper ] || skip 'there is no apt here'
+    command -v git >/dev/null || skip 'git is not installed'
+    python3 -m pip --version >/dev/null 2>&1 || skip 'pip is not installed'
+    git init -q repo
+    echo first >repo/tool
+    git -C repo add tool
+    git -C repo -c user.name=t -c user.email=t@example.org commit -qm first
+    first=$(git -C repo rev-parse HEAD)
+    echo second >repo/tool
+    git -C repo -c user.name=t -c user.email=t@example.org commit -qam second
+    git -C repo checkout -q -b other
+    echo other >repo/tool
+    git -C repo -c user.name=t -c user.email=t@example.org commit -qam other
+    other=$(git -C repo rev-parse HEAD)
+    git -C repo checkout -q -
+    main=$(git -C repo symbolic-ref HEAD)
+    mkdir -p archive index/thing
+    echo archived >archive/tool
+    tar -czf archive.tar.gz archive
+    wheel thing 1.0 index/thing
+    wheel thing 2.0 index/thing
+    (cd index/thing && for file in *.whl; do echo "<a href=\"$file\">$file</a>"; done >index.html)
+    cat >builds.yaml <<END
+recipe: builds
+title: builds
+versions: {thing: "1.0"}
+variables:
+  commit: {kind: word, default: ${first:0:10}}
+  sum: {kind: sha256, default: $(sha256sum archive.tar.gz | cut -d' ' -f1)}
+steps:
+  - {id: git, type: build, title: t, why: w, budget: 9s, git: "file://$PWD/repo", ref: $main, commit: "@{commit}",
+     script: "mkdir -p $PWD/out && cp tool $PWD/out/git", provides: [$PWD/out/git], owns: [$PWD/out/git]}
+  - {id: tar, type: build, title: t, why: w, budget: 9s, url: "file://$PWD/archive.tar.gz", sha256: "@{sum}",
+     script: "cp tool $PWD/out/tar", provides: [$PWD/out/tar], owns: [$PWD/out/tar]}
+  - {id: pip, type: pip, title: t, why: w, budget: 9s, target: $PWD/out/python, index: "file://$PWD/index",
+     packages: {thing: "@{thing}"}}
+END
+    exported
+    [ "$status" -eq 0 ]
+    [ "$(cat out/git out/tar)" = "first
+archived" ]
+    [ "$(PYTHONPATH=out/python python3 -c 'import thing; print(thing.version)')" = 1.0 ]
+    # Another version replaces the first.
+    sed -i 's/thing: "1.0"/thing: "2.0"/' builds.yaml
+    rm state/install/export/done
+    exported
+    [ "$status" -eq 0 ]
+    [ "$(PYTHONPATH=out/python python3 -c 'import thing; print(thing.version)')" = 2.0 ]
+    [ ! -e out/python/thing-1.0.dist-info ]
+    # A commit that is there, but not in the history of the ref; a checksum that does not fit.
+    rm -rf state
+    sed -i 's/for wait in 2 4 8 16 0/for wait in 0/' export.sh
+    sed 's/for wait in 2 4 8 16 0/for wait in 0/' <(epkit install export sh ./builds.yaml --set "commit=$other") |
+        sed "s,/var/lib/epkit,$PWD/state,g" >other.sh
+    run sh other.sh
+    [ "$status" -ne 0 ]
+    [[ "$output" == *"commit $other is not in what was fetched"* ]]
+    sed 's/for wait in 2 4 8 16 0/for wait in 0/' <(epkit install export sh ./builds.yaml --set "sum=$SUM") |
+        sed "s,/var/lib/epkit,$PWD/state,g" >sum.sh
+    run sh sum.sh
+    [ "$status" -ne 0 ]
+    [[ "$output" == *"step tar: download failed"* ]]
+}
+
+@test "wrong usage is refused with a hint" {
+    run epkit install
+    [ "$status" -eq 2 ]
+    run epkit install aply debian-tools
+    [ "$status" -eq 2 ]
+    run epkit install plan debian-tool
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"did you mean 'debian-tools'"* ]]
+    run epkit install plan
+    [ "$status" -eq 2 ]
+    run epkit install plan debian-tools --set nothing=1
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"no such variable"* ]]
+    run epkit install export yaml debian-tools
+    [ "$status" -eq 2 ]
+    run epkit install plan /does/not/exist.yaml
+    [ "$status" -eq 2 ]
+    run epkit install plan /dev/zero
+    [ "$status" -eq 2 ]
+    run epkit install plan debian-tools --root /does/not/exist
+    [ "$status" -ne 0 ]
+}

@@ -1,0 +1,193 @@
+#!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
+# epkit install on a node with a systemd of its own: debian-tools really installs, the node really reboots and loses
+# power. The numbers of kills and cuts are small unless EPKIT_TEST_LONG=1.
+
+# shellcheck disable=SC2016 # for shells on the node
+
+load node
+
+KILLS=3
+CUTS=1
+if [ -n "${EPKIT_TEST_LONG:-}" ]; then
+    KILLS=20
+    CUTS=5
+fi
+
+setup_file() {
+    node_up
+    if [ -e "$BATS_FILE_TMPDIR/skip" ]; then return 0; fi
+    # Caches that any installation would make are there from the beginning.
+    on ldconfig
+    snapshot >"$BATS_FILE_TMPDIR/bare"
+    on epkit install apply debian-tools >"$BATS_FILE_TMPDIR/apply" 2>&1
+    snapshot >"$BATS_FILE_TMPDIR/applied"
+    auto >"$BATS_FILE_TMPDIR/applied.auto"
+}
+
+teardown_file() {
+    node_down
+}
+
+setup() {
+    skip_without_node
+}
+
+# Kills epkit, and every other time its step as well: dpkg dies in the middle.
+strike() {
+    on sh -c 'for p in /proc/[0-9]*/exe; do case $(readlink "$p") in */opt/epkit/epkit)
+        p=${p%/exe}; kill -9 "${p#/proc/}" ;; esac; done' || true
+    if [ $((RANDOM % 2)) = 0 ]; then on systemctl kill --signal=KILL 'epkit-step:*' || true; fi
+}
+
+uninstall() {
+    on epkit install uninstall debian-tools >"$BATS_TEST_TMPDIR/uninstall" 2>&1 || {
+        cat "$BATS_TEST_TMPDIR/uninstall"
+        return 1
+    }
+}
+
+@test "apply installs, tests pass, and a second apply does nothing" {
+    grep -q 'All steps are done, and 4 tests pass' "$BATS_FILE_TMPDIR/apply"
+    run on epkit install apply debian-tools
+    [ "$status" -eq 0 ]
+    [[ "${lines[0]}" == "Nothing to do"* ]]
+    same "$BATS_FILE_TMPDIR/applied"
+    run on epkit install plan debian-tools
+    [ "$status" -eq 0 ]
+    run on epkit install verify debian-tools
+    [ "$status" -eq 0 ]
+}
+
+@test "steps run as units of systemd, and nothing of them is left" {
+    run on systemctl list-units --all --plain --no-legend 'epkit-*'
+    [ -z "$output" ]
+    [ ! -e "$ROOT/etc/systemd/system/epkit-install-debian-tools.service" ]
+    grep -q '"event":"finished"' "$ROOT/var/lib/epkit/install/debian-tools/journal.jsonl"
+}
+
+@test "uninstall brings back the tree byte for byte" {
+    uninstall
+    same "$BATS_FILE_TMPDIR/bare"
+    [ ! -e "$ROOT/var/lib/epkit" ]
+    [ -s "$ROOT/var/log/epkit/install/debian-tools/perftest.log" ]
+}
+
+@test "killed at random instants, the end is the same" {
+    local n=0
+    while [ "$n" -lt "$KILLS" ]; do
+        on epkit install apply debian-tools >/dev/null 2>&1 &
+        random_pause 60
+        strike
+        wait || true
+        n=$((n + 1))
+        if on epkit install status debian-tools >/dev/null 2>&1; then
+            same_end "$BATS_FILE_TMPDIR/applied"
+            uninstall
+        fi
+    done
+    finish debian-tools
+    same_end "$BATS_FILE_TMPDIR/applied"
+    # And on the way back.
+    for _ in 1 2; do
+        on epkit install uninstall debian-tools >/dev/null 2>&1 &
+        random_pause 30
+        strike
+        wait || true
+    done
+    if [ -e "$ROOT/var/lib/epkit/install/debian-tools" ]; then uninstall; fi
+    same "$BATS_FILE_TMPDIR/bare"
+}
+
+@test "without power at random instants, it goes on by itself" {
+    local n=0
+    while [ "$n" -lt "$CUTS" ]; do
+        on epkit install apply debian-tools >/dev/null 2>&1 &
+        random_pause 80
+        "$NODE" cut "$ROOT"
+        wait || true
+        "$NODE" boot "$ROOT"
+        n=$((n + 1))
+        if on epkit install status debian-tools >/dev/null 2>&1; then uninstall; fi
+    done
+    finish debian-tools
+    same_end "$BATS_FILE_TMPDIR/applied"
+    uninstall
+    same "$BATS_FILE_TMPDIR/bare"
+}
+
+@test "a journal that is deleted, torn or full of rubbish midway is rebuilt" {
+    local journal="$ROOT/var/lib/epkit/install/debian-tools/journal.jsonl"
+    for damage in 'rm -f "$1"' 'truncate -s -7 "$1"' 'echo rubbish >"$1"; echo more >>"$1"'; do
+        on epkit install apply debian-tools >/dev/null 2>&1 &
+        for _ in $(seq 200); do
+            if grep -qs '"event":"end"' "$journal"; then break; fi
+            sleep 0.1
+        done
+        strike
+        wait || true
+        sh -c "$damage" - "$journal"
+        finish debian-tools
+        same_end "$BATS_FILE_TMPDIR/applied"
+        uninstall
+        same "$BATS_FILE_TMPDIR/bare"
+    done
+}
+
+@test "a wrong version that was there before is replaced, and brought back" {
+    on sh -c 'apt-get -q update && apt-get -qy install --no-install-recommends perftest=0.9-1 libfabric1=0.9-1' \
+        >/dev/null 2>&1
+    snapshot >"$BATS_TEST_TMPDIR/older"
+    run on epkit install plan debian-tools
+    [ "$status" -eq 3 ]
+    [[ "$output" == *"perftest 0.9-1 is installed"* ]]
+    on epkit install apply debian-tools >"$BATS_TEST_TMPDIR/out" 2>&1
+    run on dpkg-query -W perftest libfabric1 libfabric-bin
+    [[ "$output" != *0.9-1* ]]
+    uninstall
+    same "$BATS_TEST_TMPDIR/older"
+    on sh -c 'apt-get -qy purge --autoremove perftest libfabric1' >/dev/null 2>&1
+}
+
+@test "a step that needs a reboot makes one, and the installation goes on by itself" {
+    local boots
+    boots=$("$NODE" boots "$ROOT")
+    on epkit install apply /root/recipes/reboot.yaml >"$BATS_TEST_TMPDIR/out" 2>&1 || true
+    grep -q 'Rebooting the node to load driver and modules...' "$BATS_TEST_TMPDIR/out"
+    for _ in $(seq 600); do
+        if [ -e "$ROOT/etc/epkit-test-behind" ]; then break; fi
+        sleep 0.2
+    done
+    "$NODE" boot_wait "$ROOT"
+    finish test-reboot
+    [ "$("$NODE" boots "$ROOT")" -eq $((boots + 1)) ]
+    run on epkit install verify test-reboot
+    [ "$status" -eq 0 ]
+    [[ "$output" == *"behind the reboot" ]]
+    run on epkit install apply /root/recipes/reboot.yaml
+    [ "$status" -eq 0 ]
+    on epkit install uninstall test-reboot
+    [ ! -e "$ROOT/etc/epkit-test-before" ]
+    [ ! -e "$ROOT/etc/epkit-test-boot" ]
+    [ ! -e "$ROOT/etc/epkit-test-behind" ]
+}
+
+@test "reboots that do not help end after as many as the recipe says" {
+    local boots
+    boots=$("$NODE" boots "$ROOT")
+    on epkit install apply /root/recipes/loop.yaml >"$BATS_TEST_TMPDIR/out" 2>&1 || true
+    for _ in $(seq 900); do
+        if grep -qs '"event":"stopped"' "$ROOT/var/lib/epkit/install/test-loop/journal.jsonl"; then break; fi
+        sleep 0.2
+    done
+    "$NODE" boot_wait "$ROOT"
+    [ "$("$NODE" boots "$ROOT")" -eq $((boots + 2)) ]
+    [ ! -e "$ROOT/etc/systemd/system/epkit-install-test-loop.service" ]
+    run on epkit install apply /root/recipes/loop.yaml
+    [ "$status" -eq 1 ]
+    [[ "$output" == *"stopped after 2 reboots: step 'option'"* ]]
+    [ "$("$NODE" boots "$ROOT")" -eq $((boots + 2)) ]
+    run on epkit install status test-loop
+    [ "$status" -eq 3 ]
+    on epkit install uninstall test-loop
+}

@@ -1,0 +1,228 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Inside of epkit install: recipes, journals, packages, scripts. */
+#include "install/install.h"
+#include "temp.h"
+
+#include <epkit/types.h>
+#include <fcntl.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static char *temp_folder(void)
+{
+    char path[PATH_MAX];
+
+    temp_template("install", path);
+    assert_non_null(mkdtemp(path));
+    return strdup(path);
+}
+
+static void temp_remove(char *folder)
+{
+    char command[PATH_MAX + 16];
+
+    snprintf(command, sizeof(command), "rm -rf '%s'", folder);
+    assert_int_equal(system(command), 0);
+    free(folder);
+}
+
+static const char steps_text[] =
+    "recipe: test\n"
+    "title: a test\n"
+    "reboots: 1\n"
+    "versions: {tool: 1.2-3*}\n"
+    "variables:\n"
+    "  place: {kind: path, default: /opt/x, env: PLACE}\n"
+    "  late: {kind: flag, default: \"0\"}\n"
+    "steps:\n"
+    "  - {id: c, type: file, title: t, why: w, budget: 1s, needs: [b], path: \"@{place}/c\",\n"
+    "     content: \"it's @{tool}\"}\n"
+    "  - {id: a, type: apt, title: t, why: w, budget: 2m, packages: {tool: \"@{tool}\"}}\n"
+    "  - {id: b, type: command, title: t, why: w, budget: 1h, needs: [a], when: late,\n"
+    "     run: touch \"$place\", undo: \"true\", creates: [/x], reboot: after}\n";
+
+static const char *environment(const char *name)
+{
+    return strcmp(name, "PLACE") == 0 ? "/from/env" : NULL;
+}
+
+static struct recipe *parsed(const struct recipe_input *input)
+{
+    struct recipe *recipe;
+
+    if (recipe_parse("test.yaml", steps_text, strlen(steps_text), input, &recipe) != EP_OK)
+        fail_msg("%s", ep_last_error());
+    return recipe;
+}
+
+static void test_recipe(void **state)
+{
+    struct recipe_input input = {.kernel = "6.8", .machine = "x86_64"};
+    struct recipe *recipe = parsed(&input);
+
+    (void)state;
+    assert_int_equal(recipe->n_steps, 3);
+    assert_string_equal(recipe->steps[recipe->order[0]].id, "a");
+    assert_string_equal(recipe->steps[recipe->order[1]].id, "b");
+    assert_string_equal(recipe->steps[recipe->order[2]].id, "c");
+    assert_string_equal(arg_text(&recipe->steps[0], "path"), "/opt/x/c");
+    assert_string_equal(arg_text(&recipe->steps[0], "content"), "it's 1.2-3*");
+    assert_true(recipe->steps[2].skipped);
+    assert_int_equal(recipe->steps[2].budget_s, 3600);
+    assert_int_equal(recipe->steps[0].deadline_s, 60);
+    assert_int_equal(recipe->steps[1].deadline_s, 480);
+    recipe_free(recipe);
+}
+
+/* Default, then environment, then command line. */
+static void test_values(void **state)
+{
+    static const struct recipe_setting settings[] = {{"late", "1"}, {"place", "/from/line"}};
+    struct recipe_input input = {.env = environment};
+    struct recipe *recipe = parsed(&input);
+
+    (void)state;
+    assert_string_equal(recipe_variable_find(recipe, "place")->value, "/from/env");
+    assert_int_equal(recipe_variable_find(recipe, "place")->source, FROM_ENVIRONMENT);
+    assert_null(recipe_variable_find(recipe, "kernel")->value);
+    recipe_free(recipe);
+    input.settings = settings;
+    input.n_settings = 2;
+    recipe = parsed(&input);
+    assert_string_equal(arg_text(&recipe->steps[0], "path"), "/from/line/c");
+    assert_false(recipe->steps[2].skipped);
+    recipe_free(recipe);
+}
+
+static void test_kinds(void **state)
+{
+    (void)state;
+    assert_null(variable_fault(KIND_PATH, "/opt/deep-ep/1.2_x"));
+    assert_non_null(variable_fault(KIND_PATH, "/opt/.."));
+    assert_non_null(variable_fault(KIND_PATH, "/opt/a b"));
+    assert_non_null(variable_fault(KIND_PATH, "/opt/\xc3\xa4"));
+    assert_null(variable_fault(KIND_VERSION, "1:4.1.4-3+b1~rc"));
+    assert_non_null(variable_fault(KIND_VERSION, "1 2"));
+    assert_non_null(variable_fault(KIND_VERSION, ""));
+    assert_null(variable_fault(KIND_URL, "https://h/a?b=c&d"));
+    assert_non_null(variable_fault(KIND_URL, "javascript:x"));
+    assert_non_null(variable_fault(KIND_FLAG, "yes"));
+    assert_non_null(variable_fault(KIND_SHA256, "abc"));
+}
+
+/* --- journal --- */
+
+static void test_journal(void **state)
+{
+    char *folder = temp_folder(), path[PATH_MAX + 64];
+    struct journal journal;
+    FILE *file;
+
+    (void)state;
+    snprintf(path, sizeof(path), "%s/journal", folder);
+    assert_int_equal(journal_open(path, "boot-1", false, &journal), EP_OK);
+    assert_int_equal(json_array_size(journal.events), 0);
+    journal_close(&journal);
+    assert_int_equal(access(path, F_OK), -1);
+    assert_int_equal(journal_open(path, "boot-1", true, &journal), EP_OK);
+    assert_int_equal(journal_add(&journal, "start", "a", NULL), EP_OK);
+    assert_int_equal(journal_add(&journal, "reboot", "a", json_pack("{s:i}", "number", 1)), EP_OK);
+    journal_close(&journal);
+    /* A power cut in the middle of a line. */
+    file = fopen(path, "a");
+    fputs("{\"v\":1,\"boot\":\"boot-1\",\"eve", file);
+    fclose(file);
+    assert_int_equal(journal_open(path, "boot-2", true, &journal), EP_OK);
+    assert_false(journal.is_rebuilt);
+    assert_int_equal(journal_count(&journal, "start", "a"), 1);
+    assert_int_equal(journal_count(&journal, "start", "b"), 0);
+    assert_int_equal(journal_count(&journal, "reboot", NULL), 1);
+    assert_int_equal(journal_count(&journal, "repaired", NULL), 1);
+    assert_string_equal(json_string_value(json_object_get(journal_last(&journal, "reboot", "a"), "boot")), "boot-1");
+    assert_int_equal(journal_add(&journal, "finished", NULL, NULL), EP_OK);
+    assert_int_equal(journal_count(&journal, "reboot", NULL), 0);
+    journal_close(&journal);
+    assert_int_equal(journal_open(path, "boot-2", true, &journal), EP_OK);
+    assert_int_equal(json_array_size(journal.events), 4);
+    journal_close(&journal);
+    temp_remove(folder);
+}
+
+/* --- packages --- */
+
+static int compare(const char *a, const char *b)
+{
+    return strcmp(a, b) < 0 ? -1 : strcmp(a, b) > 0;
+}
+
+static struct step_state packages_state(const char *status, const char *name, const char *pin)
+{
+    char *folder = temp_folder(), path[PATH_MAX + 64];
+    struct check_context context = {.state = "/s", .kernel = "6.8", .compare = compare};
+    json_t *packages = json_pack("{s:s}", name, pin);
+    struct step_state found;
+    FILE *file;
+
+    snprintf(path, sizeof(path), "mkdir -p %s/var/lib/dpkg", folder);
+    assert_int_equal(system(path), 0);
+    snprintf(path, sizeof(path), "%s/var/lib/dpkg/status", folder);
+    file = fopen(path, "w");
+    fputs(status, file);
+    fclose(file);
+    assert_int_equal(root_open(folder, &context.root), EP_OK);
+    dpkg_check(&context, packages, &found);
+    root_free(context.root);
+    json_decref(packages);
+    temp_remove(folder);
+    return found;
+}
+
+static void test_packages(void **state)
+{
+    static const char status[] = "Package: tool-extra\nStatus: install ok installed\nVersion: 9\n\n"
+                                 "Package: tool\nStatus: install ok installed\nVersion: 2.0-1\nDepends: x\n\n"
+                                 "Package: half\nStatus: install ok half-configured\nVersion: 1\n\n"
+                                 "Package: gone\nStatus: deinstall ok config-files\nVersion: 1\n";
+
+    (void)state;
+    assert_int_equal(packages_state(status, "tool", "2.0-1").now, STEP_DONE);
+    assert_int_equal(packages_state(status, "tool", "2.0-*").now, STEP_DONE);
+    assert_int_equal(packages_state(status, "tool", "3.0-1").now, STEP_WRONG);
+    assert_non_null(strstr(packages_state(status, "tool", "3.0-1").text, "older than 3.0-1"));
+    assert_non_null(strstr(packages_state(status, "tool", "1.*").text, "newer than 1.*"));
+    assert_int_equal(packages_state(status, "half", "1").now, STEP_PARTIAL);
+    assert_int_equal(packages_state(status, "gone", "1").now, STEP_TODO);
+    assert_int_equal(packages_state(status, "too", "1").now, STEP_TODO);
+    assert_int_equal(packages_state("", "tool", "*").now, STEP_TODO);
+    assert_int_equal(packages_state("Package: tool", "tool", "*").now, STEP_TODO);
+}
+
+/* --- scripts --- */
+
+static void test_words(void **state)
+{
+    char *text = NULL;
+    size_t bytes;
+    FILE *out = open_memstream(&text, &bytes);
+
+    (void)state;
+    script_word(out, "it's $(x) `y` \\ \"z\"\n");
+    fclose(out);
+    assert_string_equal(text, "'it'\\''s $(x) `y` \\ \"z\"\n'");
+    free(text);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_recipe),  cmocka_unit_test(test_values),   cmocka_unit_test(test_kinds),
+        cmocka_unit_test(test_journal), cmocka_unit_test(test_packages), cmocka_unit_test(test_words),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
