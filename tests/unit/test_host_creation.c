@@ -173,6 +173,28 @@ static void a_death_is_known_between_nodes(void **state)
     ends_before_each_gather(KILL, 2, 5);
 }
 
+static int die_without_proc(void *argument)
+{
+    bool also_no_pidfd = *(bool *)argument;
+
+    if (!sandbox_cover_proc() || (also_no_pidfd && !sandbox_forbid_pidfd(ENOSYS)))
+        return SANDBOX_SKIP;
+    ends_before_each_gather(KILL, 0, 3);
+    ends_before_each_gather(LEAVE, 2, 3);
+    return 0;
+}
+
+/* The launcher knows its children: nobody needs to look at a process. */
+static void a_death_is_known_without_proc(void **state)
+{
+    bool also_no_pidfd = false;
+
+    (void)state;
+    sandbox_expect(sandbox_run(die_without_proc, &also_no_pidfd));
+    also_no_pidfd = true;
+    sandbox_expect(sandbox_run(die_without_proc, &also_no_pidfd));
+}
+
 static void no_descriptor_is_known_at_each_step(void **state)
 {
     static const int nodes[] = {0, 2};
@@ -235,9 +257,9 @@ static void a_thread_that_returned_is_known(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_death_is_known_at_each_step),       cmocka_unit_test(a_death_is_known_between_nodes),
-        cmocka_unit_test(no_descriptor_is_known_at_each_step), cmocka_unit_test(a_limit_of_one_rank_is_told_to_all),
-        cmocka_unit_test(a_thread_that_returned_is_known),
+        cmocka_unit_test(a_death_is_known_at_each_step),      cmocka_unit_test(a_death_is_known_between_nodes),
+        cmocka_unit_test(a_death_is_known_without_proc),      cmocka_unit_test(no_descriptor_is_known_at_each_step),
+        cmocka_unit_test(a_limit_of_one_rank_is_told_to_all), cmocka_unit_test(a_thread_that_returned_is_known),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

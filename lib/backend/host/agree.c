@@ -73,13 +73,25 @@ ep_status host_verdict_judge(const char *call, const struct host_verdict *mine, 
         return EP_OK;
     mine = find(all, stride, blamed);
     host_read_reason(reason, mine->reason);
-    return ep_fail((ep_status)mine->status, "%s: rank %d %s: %s", call, blamed,
-                   mine->rank == blamed ? "failed" : "says", reason);
+    if (mine->rank == blamed)
+        return ep_fail((ep_status)mine->status, "%s: rank %d failed: %s", call, blamed, reason);
+    /* The reason names the rank that failed, and comes first. */
+    return ep_fail((ep_status)mine->status, "%s: %s (seen by rank %d)", call, reason, blamed);
+}
+
+/* Some rank has failed because of another one that did not say itself that it failed. */
+static bool blames_peer(const struct host_verdict *all, int nranks)
+{
+    for (int rank = 0; rank < nranks; rank++)
+        if (all[rank].status != EP_OK && all[rank].status != EP_E_PEER_DEAD && all[rank].rank != rank)
+            return true;
+    return false;
 }
 
 ep_status host_agree_about(const ep_boot *boot, int timeout_ms, ep_status mine, int rank, bool *asks)
 {
     struct host_verdict few[FEW], *all = few, own;
+    char lives = 1, all_live[EP_MAX_RANKS];
     ep_status status;
 
     host_verdict_make(&own, "ep_comm_new", mine, rank);
@@ -89,11 +101,15 @@ ep_status host_agree_about(const ep_boot *boot, int timeout_ms, ep_status mine, 
     if (!all)
         return ep_fail(EP_E_MEMORY, "ep_comm_new: no memory for %d ranks", boot->nranks);
     status = boot->allgather(boot->context, &own, sizeof(own), timeout_ms, all);
+    /* It may have died behind its own verdict: then it does not come once more. All ranks see the same verdicts. */
+    if (status == EP_OK && blames_peer(all, boot->nranks))
+        status = boot->allgather(boot->context, &lives, sizeof(lives), timeout_ms, all_live);
     if (status == EP_OK) {
         status = host_verdict_judge("ep_comm_new", &own, boot->nranks, all, sizeof(*all));
         for (int i = 0; i < boot->nranks; i++)
             *asks |= all[i].asks != 0;
-    } else if (mine != EP_OK) {
+    } else if (mine != EP_OK && (rank == boot->rank || (mine == EP_E_PEER_DEAD && status == EP_E_TIMEOUT))) {
+        /* Of a peer the boot may know more: that it has died, and is not only out of reach. */
         status = ep_fail(mine, "ep_comm_new: %s", own.reason);
     }
     if (all != few)

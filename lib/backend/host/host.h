@@ -317,6 +317,8 @@ ep_status host_check_abort(struct host_comm *host);
 void host_abort(ep_comm *comm);
 ep_status host_poll(ep_comm *comm);
 const char *host_phase_name(enum host_phase phase);
+/* For a text at a deadline: a rank that cannot be watched may as well be dead. "" for others. */
+const char *host_blindness(const struct host_comm *host, int rank);
 /* Certainly. A process of which nothing can be known has not died. */
 bool host_peer_dead(const struct host_comm *host, int rank);
 

@@ -48,8 +48,8 @@ static ep_status gather(void *context, const void *mine, size_t bytes, int timeo
                 return ep_fail(EP_E_PEER_DEAD, "ep_comm_shrink: rank %d of the old group died; call it again",
                                g->ranks[i]);
             if (ep_now_ns() >= deadline)
-                return ep_fail(EP_E_TIMEOUT, "ep_comm_shrink: rank %d of the old group did not answer within %d ms",
-                               g->ranks[i], timeout_ms);
+                return ep_fail(EP_E_TIMEOUT, "ep_comm_shrink: rank %d of the old group did not answer within %d ms%s",
+                               g->ranks[i], timeout_ms, host_blindness(s->host, g->ranks[i]));
             host_nap(s->host, seen);
         }
         g->culprit = -1;
