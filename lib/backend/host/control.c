@@ -124,7 +124,7 @@ static ep_status set_apart(struct introduction *meeting, int rank, const char *w
     meeting->host->one_host = false;
     if (!same_node(meeting->host, rank))
         return EP_OK;
-    return ep_fail(EP_E_ARG, "ep_comm_new: ranks %d and %d are of one node (ranks_per_node is %d) but %s",
+    return ep_fail(EP_E_ARG, "ep_comm_new: rank %d and rank %d are of one node (ranks_per_node is %d) but %s",
                    meeting->host->comm->rank, rank, meeting->host->comm->ranks_per_node, why);
 }
 

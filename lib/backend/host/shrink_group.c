@@ -12,13 +12,13 @@ struct gather {
     int *ranks; /* old rank of each survivor */
     int n;
     uint32_t calls;
-    int culprit; /* whom a failure of the all-gather names, -1: none has failed */
+    int culprit;                    /* whom a failure of the all-gather names, -1: none has failed */
+    char text[EP_ERROR_TEXT_BYTES]; /* of that failure, which has the old numbers */
     ep_status (*open)(ep_comm *comm, const ep_boot *boot);
 };
 
-static ep_status gather(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
+static ep_status gather_all(struct gather *g, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
 {
-    struct gather *g = context;
     struct shrink *s = g->s;
     /* Numbered within the attempt, so that ranks whose last attempt failed at different places start alike. */
     uint64_t number = (uint64_t)s->attempt << 32 | ++g->calls, deadline = ep_deadline_ns(timeout_ms);
@@ -58,6 +58,16 @@ static ep_status gather(void *context, const void *mine, size_t bytes, int timeo
     return EP_OK;
 }
 
+static ep_status gather(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
+{
+    struct gather *g = context;
+    ep_status status = gather_all(g, mine, bytes, timeout_ms, ret_all);
+
+    if (status != EP_OK)
+        snprintf(g->text, sizeof(g->text), "%s", ep_last_error());
+    return status;
+}
+
 /* Ranks per node of the new group: kept only if every node that is left has the same number of survivors. */
 static int nodes_of_survivors(const struct gather *g, int old_per_node)
 {
@@ -78,7 +88,7 @@ static int nodes_of_survivors(const struct gather *g, int old_per_node)
 
 /*
  * What fails while the new group is made names its ranks by the numbers that they would have had there; the caller
- * knows the old ones. A failed all-gather has said them.
+ * knows the old ones. What a failed all-gather says has them already.
  */
 static ep_status name_by_old_ranks(const struct gather *g, ep_status status)
 {
@@ -86,9 +96,9 @@ static ep_status name_by_old_ranks(const struct gather *g, ep_status status)
     char text[EP_ERROR_TEXT_BYTES], renamed[EP_ERROR_TEXT_BYTES];
     size_t used = 0;
 
-    if (status == EP_OK || g->culprit >= 0)
-        return status;
     snprintf(text, sizeof(text), "%s", ep_last_error());
+    if (status == EP_OK || (g->text[0] && strstr(text, g->text)))
+        return status;
     for (const char *at = text; *at && used + 1 < sizeof(renamed);) {
         char *end = NULL;
         long rank = strncmp(at, word, sizeof(word) - 1) == 0 ? strtol(at + sizeof(word) - 1, &end, 10) : -1;
