@@ -254,6 +254,8 @@ void host_verdict_make(struct host_verdict *verdict, const char *call, ep_status
  */
 ep_status host_verdict_judge(const char *call, const struct host_verdict *mine, int nranks, const void *all,
                              size_t stride);
+/* The rank that the last failure of these in this thread is laid to; -1: none since it was asked for. */
+int host_take_blamed(void);
 /* All ranks learn whether all have succeeded; `mine` is this rank's own status. */
 ep_status host_agree(const ep_boot *boot, int timeout_ms, ep_status mine);
 /* The same for a status that is about `rank`. *asks: this rank wants something; afterwards: some rank does. */

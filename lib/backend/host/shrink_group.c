@@ -114,6 +114,16 @@ static ep_status name_by_old_ranks(const struct gather *g, ep_status status)
     return ep_fail(status, "%s", renamed);
 }
 
+/* The old number of the rank that the last failure is laid to; -1: not known. */
+static int find_culprit(const struct gather *g)
+{
+    int blamed = host_take_blamed();
+
+    if (g->text[0] && strstr(ep_last_error(), g->text))
+        return g->culprit;
+    return blamed >= 0 && blamed < g->n ? g->ranks[blamed] : -1;
+}
+
 static ep_status open_next(struct gather *g, ep_comm *comm, ep_comm *next)
 {
     ep_boot boot = {.size = sizeof(boot), .rank = -1, .nranks = g->n, .allgather = gather, .context = g};
@@ -185,6 +195,7 @@ static ep_status form_group(struct shrink *s, struct gather *g, ep_comm *next)
 {
     ep_comm *comm = s->host->comm;
     ep_status status;
+    int culprit;
 
     EP_TRY(shrink_agree(s));
     g->ranks = malloc((size_t)comm->nranks * sizeof(*g->ranks));
@@ -193,9 +204,11 @@ static ep_status form_group(struct shrink *s, struct gather *g, ep_comm *next)
     for (int rank = 0; rank < comm->nranks; rank++)
         if (!shrink_is_out(s, rank))
             g->ranks[g->n++] = rank;
+    host_take_blamed();
     status = open_next(g, comm, next);
+    culprit = find_culprit(g);
     free(g->ranks);
-    return confirm(s, next, status, g->culprit);
+    return confirm(s, next, status, culprit);
 }
 
 ep_status host_shrink_into(ep_comm *comm, ep_comm *next, ep_status (*open)(ep_comm *comm, const ep_boot *boot))
