@@ -49,8 +49,8 @@ EP_API ep_status ep_boot_shm_new(int nranks, ep_boot_shm **ret_place);
  *
  * A rank that dies before it has come to an all-gather fails it at once, with EP_E_PEER_DEAD and its number: one that
  * ep_launch() has forked from the beginning, any other one from its first all-gather on. A thread of ep_launch() that
- * returns without having come is EP_E_PEER_LEFT. Ranks in PID namespaces of their own, or without /proc, cannot be
- * watched: the others meet their deadline.
+ * returns without having come is EP_E_PEER_LEFT. Ranks that ep_launch() has not forked, in PID namespaces of their own
+ * or without /proc, cannot be watched: the others meet their deadline.
  */
 EP_API ep_status ep_boot_shm_join(ep_boot_shm *place, int rank, ep_boot *ret_boot);
 

@@ -386,7 +386,7 @@ static ep_status get_fd(const struct ep_shm_name *name, const struct ep_shm_owne
                              "shared memory of process %d", name->pid);
     if (!owner || !owner->address)
         return fail_forbidden(name, &attempt);
-    EP_TRY(ep_shm_request(owner->address, name->serial, owner->timeout_ms, &fd));
+    EP_TRY(ep_shm_request(owner, name->serial, &fd));
     if (!is_segment(fd, name)) {
         close(fd);
         return ep_fail(EP_E_STATE, "shared memory: process %d sent another segment than the one meant", name->pid);

@@ -16,6 +16,7 @@
 #include "base/error.h"
 #include "base/process.h"
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -47,6 +48,7 @@ struct ep_shm_owner {
     const struct ep_process *process;     /* with a pid: /proc; with a pidfd: pidfd_getfd(). NULL: neither */
     const struct ep_shm_address *address; /* NULL: no socket */
     int timeout_ms;                       /* for an answer on the socket */
+    bool *ret_at_owner;                   /* set when it is the owner that has failed; NULL: not wanted */
 };
 
 /* EP_E_MEMORY names the limit that `bytes` do not fit into. */
@@ -85,7 +87,7 @@ EP_PRIVATE_API void ep_shm_serve_end(void);
 EP_PRIVATE_API int ep_shm_request_pidfd(const struct ep_shm_address *address, int timeout_ms);
 
 /* shm_serve.c for shm.c: the descriptor of a segment over the socket, 0: a pidfd. Statuses as ep_shm_attach(). */
-ep_status ep_shm_request(const struct ep_shm_address *address, uint64_t serial, int timeout_ms, int *ret_fd);
+ep_status ep_shm_request(const struct ep_shm_owner *owner, uint64_t serial, int *ret_fd);
 /* shm.c for shm_serve.c: a copy of the descriptor of an own segment; -1: there is none. */
 int ep_shm_dup_local(uint64_t serial);
 

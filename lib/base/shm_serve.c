@@ -24,6 +24,9 @@
 #define STACK_BYTES ((size_t)256 << 10)
 #define SLICE_MS 20
 
+/* A request is sent again, because only sending tells that the owner has ended. */
+#define REPEAT_MS 200
+
 struct request {
     unsigned char secret[16];
     uint64_t nonce;
@@ -266,19 +269,20 @@ static ep_status ask(int socket, const struct ep_shm_address *address, uint64_t 
     uint64_t deadline_ns = ep_deadline_ns(timeout_ms);
     struct sockaddr_un to;
     socklen_t to_bytes = make_name(address->name, &to);
-    bool sent = false;
+    uint64_t next_ns = 0;
 
     memcpy(request.secret, address->secret, sizeof(request.secret));
     if (getrandom(&request.nonce, sizeof(request.nonce), GRND_NONBLOCK) < 0)
         request.nonce = deadline_ns;
     do {
         struct pollfd look = {.fd = socket, .events = POLLIN};
+        bool due = ep_now_ns() >= next_ns;
         int got;
 
-        if (!sent && sendto(socket, &request, sizeof(request), MSG_DONTWAIT | MSG_NOSIGNAL, (struct sockaddr *)&to,
-                            to_bytes) == (ssize_t)sizeof(request))
-            sent = true;
-        else if (!sent && errno != EAGAIN && errno != EINTR && errno != ENOBUFS)
+        if (due && sendto(socket, &request, sizeof(request), MSG_DONTWAIT | MSG_NOSIGNAL, (struct sockaddr *)&to,
+                          to_bytes) == (ssize_t)sizeof(request))
+            next_ns = ep_deadline_ns(REPEAT_MS);
+        else if (due && errno != EAGAIN && errno != EINTR && errno != ENOBUFS)
             return fail_unreachable(errno);
         poll(&look, 1, SLICE_MS);
         got = take_answer(socket, request.nonce, ret_answer, ret_fd);
@@ -290,8 +294,9 @@ static ep_status ask(int socket, const struct ep_shm_address *address, uint64_t 
     return ep_fail(EP_E_TIMEOUT, "shared memory: the owner did not hand out its segment within %d ms", timeout_ms);
 }
 
-ep_status ep_shm_request(const struct ep_shm_address *address, uint64_t serial, int timeout_ms, int *ret_fd)
+ep_status ep_shm_request(const struct ep_shm_owner *owner, uint64_t serial, int *ret_fd)
 {
+    const struct ep_shm_address *address = owner->address;
     struct sockaddr_un own = {.sun_family = AF_UNIX};
     static const struct ep_shm_address none;
     struct answer answer = {.nonce = 0};
@@ -307,8 +312,10 @@ ep_status ep_shm_request(const struct ep_shm_address *address, uint64_t serial, 
     if (bind(fd, (struct sockaddr *)&own, sizeof(own.sun_family)) != 0)
         status = ep_fail_errno(EP_E_SYSTEM, errno, "shared memory: binding a socket to ask a peer for its segment");
     else
-        status = ask(fd, address, serial, timeout_ms, &answer, ret_fd);
+        status = ask(fd, address, serial, owner->timeout_ms, &answer, ret_fd);
     close(fd);
+    if (owner->ret_at_owner)
+        *owner->ret_at_owner = status == EP_OK && answer.error;
     if (status == EP_OK && answer.error == ENOENT)
         return ep_fail(EP_E_STATE, "shared memory: the owner has released the segment");
     if (status == EP_OK && answer.error)
@@ -318,7 +325,8 @@ ep_status ep_shm_request(const struct ep_shm_address *address, uint64_t serial, 
 
 int ep_shm_request_pidfd(const struct ep_shm_address *address, int timeout_ms)
 {
+    struct ep_shm_owner owner = {.address = address, .timeout_ms = timeout_ms};
     int fd = -1;
 
-    return ep_shm_request(address, 0, timeout_ms, &fd) == EP_OK ? fd : -1;
+    return ep_shm_request(&owner, 0, &fd) == EP_OK ? fd : -1;
 }

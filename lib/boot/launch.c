@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/args.h"
 #include "base/clock.h"
+#include "base/fd.h"
 #include "boot/place.h"
 
 #include <epkit/launch.h>
@@ -19,8 +20,8 @@
 
 #define NO_DEADLINE UINT64_MAX
 
-/* Between two looks at a child where the kernel gives no pidfd. */
-#define NAP_NS 2000000u
+/* Between two looks at the children where the kernel gives no pidfd. */
+#define NAP_NS 10000000u
 
 /* A process that SIGKILL does not end within this is stuck in the kernel: it is left to init. */
 #define KILL_GRACE_MS 10000
@@ -32,6 +33,7 @@ struct group {
     ep_rank_exit exits[EP_MAX_RANKS];
     bool returned[EP_MAX_RANKS]; /* the rank's program did, or called exit() */
     pid_t pids[EP_MAX_RANKS];    /* 0: reaped, or never started */
+    int pidfds[EP_MAX_RANKS];    /* -1: none */
 };
 
 /* --- fork --- */
@@ -43,52 +45,44 @@ static _Noreturn void run_child(const struct group *group, int rank, pid_t launc
     /* The signal comes only for deaths after prctl(); for those before it, the child has another parent by now. */
     if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || getppid() != launcher)
         _exit(255);
+    ep_boot_shm_note_start(group->place, rank);
     code = group->args.run(&group->boots[rank], group->args.argument);
     fflush(NULL);
     _exit(code >= 0 && code <= 255 ? code : 255);
 }
 
-/* Sleeps until the process has ended or a while has passed; callers look again. */
-static void sleep_on_child(pid_t pid, uint64_t ns)
+/*
+ * Sleeps until a child has ended or a while has passed, a short one where one of them has no pidfd. Callers look
+ * again.
+ */
+static void sleep_on_children(const struct group *group, uint64_t ns)
 {
-    struct pollfd look = {.events = POLLIN};
+    struct pollfd looks[EP_MAX_RANKS];
     struct timespec span;
+    nfds_t n = 0;
 
-    look.fd = (int)syscall(SYS_pidfd_open, pid, 0);
-    if (look.fd < 0 && ns > NAP_NS)
-        ns = NAP_NS;
+    for (int rank = 0; rank < group->args.nranks; rank++) {
+        if (!group->pids[rank])
+            continue;
+        if (group->pidfds[rank] < 0 && ns > NAP_NS)
+            ns = NAP_NS;
+        looks[n++] = (struct pollfd){.fd = group->pidfds[rank], .events = POLLIN};
+    }
     span = (struct timespec){.tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u)};
-    ppoll(&look, look.fd >= 0 ? 1 : 0, &span, NULL);
-    if (look.fd >= 0)
-        close(look.fd);
+    if (ppoll(looks, n, &span, NULL) >= 0 || errno == EINTR)
+        return;
+    /* It takes no more descriptors than RLIMIT_NOFILE allows now. */
+    span = (struct timespec){.tv_nsec = ns > NAP_NS ? NAP_NS : (long)ns};
+    nanosleep(&span, NULL);
 }
 
-/* Reaps this child and no other. *ret_ended: false at the deadline. */
-static ep_status reap(int rank, pid_t pid, uint64_t deadline_ns, bool *ret_ended, int *ret_how)
+/* Nobody waits for this child any more. */
+static void forget_child(struct group *group, int rank)
 {
-    pid_t got;
-    uint64_t now;
-
-    for (;;) {
-        got = waitpid(pid, ret_how, deadline_ns == NO_DEADLINE ? 0 : WNOHANG);
-        if (got == pid) {
-            *ret_ended = true;
-            return EP_OK;
-        }
-        if (got < 0 && errno == ECHILD)
-            return ep_fail(EP_E_STATE, "ep_launch: somebody else in this process has waited for rank %d (process %d)",
-                           rank, (int)pid);
-        if (got < 0 && errno != EINTR)
-            return ep_fail_errno(EP_E_SYSTEM, errno, "ep_launch: waitpid for rank %d (process %d)", rank, (int)pid);
-        if (got == 0) {
-            now = ep_now_ns();
-            if (now >= deadline_ns) {
-                *ret_ended = false;
-                return EP_OK;
-            }
-            sleep_on_child(pid, deadline_ns - now);
-        }
-    }
+    if (group->pidfds[rank] >= 0)
+        close(group->pidfds[rank]);
+    group->pidfds[rank] = -1;
+    group->pids[rank] = 0;
 }
 
 static void note_exit(struct group *group, int rank, int how, bool killed)
@@ -102,29 +96,54 @@ static void note_exit(struct group *group, int rank, int how, bool killed)
     else
         mine->signal = WTERMSIG(how);
     mine->late = killed && mine->signal == SIGKILL;
-    group->pids[rank] = 0;
+    ep_boot_shm_note_end(group->place, rank);
+    forget_child(group, rank);
 }
 
-/* Reaps what ends until then. Reports the first error, but looks at all. */
+/* Reaps this child, if it has ended, and no other. */
+static ep_status reap(struct group *group, int rank, bool killed)
+{
+    pid_t pid = group->pids[rank], got;
+    int how = 0;
+
+    do
+        got = waitpid(pid, &how, WNOHANG);
+    while (got < 0 && errno == EINTR);
+    if (got == pid)
+        note_exit(group, rank, how, killed);
+    if (got < 0 && errno == ECHILD) {
+        forget_child(group, rank); /* may be the number of another process by now */
+        return ep_fail(EP_E_STATE, "ep_launch: somebody else in this process has waited for rank %d (process %d)", rank,
+                       (int)pid);
+    }
+    if (got < 0)
+        return ep_fail_errno(EP_E_SYSTEM, errno, "ep_launch: waitpid for rank %d (process %d)", rank, (int)pid);
+    return EP_OK;
+}
+
+/*
+ * Reaps what ends until then, in the order in which it ends: the others may wait for a rank that has died. Returns at
+ * the first error, or after it when all have been killed.
+ */
 static ep_status reap_all(struct group *group, uint64_t deadline_ns, bool killed)
 {
     ep_status status = EP_OK;
 
-    for (int rank = 0; rank < group->args.nranks; rank++) {
-        ep_status mine = EP_OK;
-        bool ended = false;
-        int how = 0;
+    for (;;) {
+        uint64_t now = ep_now_ns();
+        int left = 0;
 
-        if (group->pids[rank])
-            mine = reap(rank, group->pids[rank], deadline_ns, &ended, &how);
-        if (ended)
-            note_exit(group, rank, how, killed);
-        if (mine == EP_E_STATE)
-            group->pids[rank] = 0; /* may be the number of another process by now */
-        if (status == EP_OK)
-            status = mine;
+        for (int rank = 0; rank < group->args.nranks; rank++) {
+            ep_status mine = group->pids[rank] ? reap(group, rank, killed) : EP_OK;
+
+            left += group->pids[rank] != 0;
+            if (status == EP_OK)
+                status = mine;
+        }
+        if (!left || now >= deadline_ns || (status != EP_OK && !killed))
+            return status;
+        sleep_on_children(group, deadline_ns - now);
     }
-    return status;
 }
 
 /* Kills and reaps the children that are still there. */
@@ -181,12 +200,13 @@ static ep_status run_forked(struct group *group)
         if (pid < 0)
             return give_up(group, ep_fail_errno(EP_E_SYSTEM, errno, "ep_launch: fork of rank %d", rank));
         group->pids[rank] = pid;
+        group->pidfds[rank] = -1;
         ep_boot_shm_note_child(group->place, rank, (int32_t)pid);
     }
-    /*
-     * All have to end, so the order of looking does not matter and one pidfd at a time is enough. Past the deadline it
-     * still looks at each once: who ended in time does not count as killed.
-     */
+    /* Behind the last fork, so that no child has those of others. */
+    for (int rank = 0; rank < group->args.nranks; rank++)
+        group->pidfds[rank] = ep_fd_keep((int)syscall(SYS_pidfd_open, group->pids[rank], 0));
+    /* Past the deadline it still looks at each once: who ended in time does not count as killed. */
     status = reap_all(group, deadline_ns, false);
     if (status != EP_OK)
         return give_up(group, status);

@@ -40,6 +40,8 @@ struct slot {
     _Atomic uint32_t joined;
     _Atomic uint32_t known[2]; /* by the launcher, by the rank itself, which counts more */
     _Atomic uint32_t returned; /* its program did, in a process that goes on */
+    _Atomic uint32_t ended;    /* the launcher has reaped its child */
+    _Atomic uint64_t started;  /* key of that child */
     struct ep_boot_shm *place;
     int32_t rank;
     struct ep_process_id process[2];
@@ -97,6 +99,22 @@ void ep_boot_shm_note_child(ep_boot_shm *place, int rank, int32_t pid)
 {
     ep_process_get_child(pid, &place->slots[rank].process[KNOWN_BY_LAUNCHER]);
     atomic_store_explicit(&place->slots[rank].known[KNOWN_BY_LAUNCHER], 1, memory_order_release);
+}
+
+void ep_boot_shm_note_start(ep_boot_shm *place, int rank)
+{
+    struct ep_process_id self;
+
+    ep_process_get_self(&self);
+    atomic_store_explicit(&place->slots[rank].started, self.key, memory_order_release);
+}
+
+void ep_boot_shm_note_end(ep_boot_shm *place, int rank)
+{
+    struct slot *slot = &place->slots[rank];
+
+    atomic_store_explicit(&slot->ended, 1, memory_order_release);
+    ep_futex_wake(&slot->posted);
 }
 
 void ep_boot_shm_note_return(ep_boot_shm *place, int rank)
@@ -198,6 +216,11 @@ static ep_status look_at(const struct slot *slot)
     int by =
         atomic_load_explicit(&slot->known[KNOWN_BY_ITSELF], memory_order_acquire) ? KNOWN_BY_ITSELF : KNOWN_BY_LAUNCHER;
 
+    /* A program may have forked once more, and come as that process. */
+    if (atomic_load_explicit(&slot->ended, memory_order_acquire) &&
+        (by == KNOWN_BY_LAUNCHER ||
+         slot->process[by].key == atomic_load_explicit(&slot->started, memory_order_acquire)))
+        return EP_E_PEER_DEAD;
     if (atomic_load_explicit(&slot->returned, memory_order_acquire))
         return EP_E_PEER_LEFT;
     if (!atomic_load_explicit(&slot->known[by], memory_order_acquire))

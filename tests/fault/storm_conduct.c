@@ -152,6 +152,8 @@ static bool start(struct conductor *c)
     fflush(NULL);
     c->launcher = fork();
     if (c->launcher == 0) {
+        /* A storm that is ended from outside leaves no ranks behind. */
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
         if (c->storm->mode == MODE_MPI)
             run_mpirun(c);
         _exit(launch(c->table));

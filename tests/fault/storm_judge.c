@@ -103,14 +103,15 @@ static const char *misfit(const struct judge *j, int rank, const struct outcome 
             return outcome->call == CALL_SHRINK ? NULL : "names no rank";
         if (can_be_late(j, named, ns))
             return NULL;
-        if (died_before(j, named, ns) && atomic_load(&j->table->seat[named].unseen)) {
+        /* ep_launch() tells its ranks of each that ends. */
+        if (died_before(j, named, ns) && j->storm->mode != MODE_FORK && atomic_load(&j->table->seat[named].unseen)) {
             j->verdict->unseen++;
             return NULL;
         }
         /* Neither pidfd nor /proc: a process that nobody has waited for looks like one that lives, and the text says
          * so. */
         if (died_before(j, named, ns) && j->storm->limits & LIMIT_PROC && j->storm->limits & LIMIT_PIDFD &&
-            (outcome->call == CALL_NEW || strstr(outcome->text, "cannot be told")))
+            strstr(outcome->text, "cannot be told"))
             return NULL;
         if (died_before(j, named, ns))
             return "a dead rank is called late";

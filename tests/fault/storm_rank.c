@@ -132,6 +132,8 @@ static void ask_again(struct weather *w, ep_status status, bool has_text)
               : i == 1 ? traffic_step(&w->traffic, STEP_PLAN)
                        : ep_alloc(w->comm, 64, &memory);
         end_call(w->seat);
+        if (before == NOT_KNOWN)
+            before = rank_in(ep_comm_last_error(w->comm));
         note_change(w,
                     i == 0   ? "ep_comm_barrier"
                     : i == 1 ? "ep_plan_new"
@@ -239,6 +241,7 @@ static bool work(struct weather *w)
 {
     struct outcome failed = {0};
     uint64_t begin_ns = now_ns();
+    char text[STORM_TEXT];
     ep_status status, group;
     bool end = false;
 
@@ -254,9 +257,10 @@ static bool work(struct weather *w)
         atomic_store(&w->seat->state, end ? STORM_DONE : STORM_GAVE_UP);
         return true;
     }
+    /* Before another call: the group may fail in between. */
+    snprintf(text, sizeof(text), "%s", ep_last_error());
     group = ep_comm_async_error(w->comm);
-    note_outcome(w, failed.call, failed.begin_ns, status,
-                 group == status ? ep_comm_last_error(w->comm) : ep_last_error());
+    note_outcome(w, failed.call, failed.begin_ns, status, group == status ? ep_comm_last_error(w->comm) : text);
     /* Refused before anything was sent, for want of something: the others are waiting. */
     if (group != status && exhausted(w->seat)) {
         w->leaving = true;
@@ -363,6 +367,9 @@ static bool shrink(struct weather *w)
         end_call(w->seat);
         if (status != EP_OK)
             note_outcome(w, CALL_SHRINK, begin_ns, status, ep_last_error());
+        /* One that has not failed may fail meanwhile. */
+        if (failed == EP_OK)
+            failed = ep_comm_async_error(w->comm);
         note_change(w, "after ep_comm_shrink", ep_comm_async_error(w->comm), failed, named, named);
         if (status == EP_E_EXCLUDED || (status != EP_OK && exhausted(w->seat)))
             return false;

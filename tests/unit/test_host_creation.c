@@ -173,6 +173,28 @@ static void a_death_is_known_between_nodes(void **state)
     ends_before_each_gather(KILL, 2, 5);
 }
 
+static int die_without_proc(void *argument)
+{
+    bool also_no_pidfd = *(bool *)argument;
+
+    if (!sandbox_cover_proc() || (also_no_pidfd && !sandbox_forbid_pidfd(ENOSYS)))
+        return SANDBOX_SKIP;
+    ends_before_each_gather(KILL, 0, 3);
+    ends_before_each_gather(LEAVE, 2, 3);
+    return 0;
+}
+
+/* The launcher knows its children: nobody needs to look at a process. */
+static void a_death_is_known_without_proc(void **state)
+{
+    bool also_no_pidfd = false;
+
+    (void)state;
+    sandbox_expect(sandbox_run(die_without_proc, &also_no_pidfd));
+    also_no_pidfd = true;
+    sandbox_expect(sandbox_run(die_without_proc, &also_no_pidfd));
+}
+
 static void no_descriptor_is_known_at_each_step(void **state)
 {
     static const int nodes[] = {0, 2};
@@ -193,6 +215,47 @@ static void no_descriptor_is_known_at_each_step(void **state)
         assert_true(scene->at >= NRANKS);
         munmap(scene, sizeof(*scene));
     }
+}
+
+/* The first rank in a text: "rank 2 ...", "ranks 2 and ...", but not "1 of 4 ranks". */
+static int first_rank_in(const char *text)
+{
+    int rank;
+
+    for (; (text = strstr(text, "rank")) != NULL; text++)
+        if (sscanf(text, "rank %d", &rank) == 1 || sscanf(text, "ranks %d", &rank) == 1)
+            return rank;
+    return -1;
+}
+
+static int be_short_without_proc(void *argument)
+{
+    struct scene *scene = new_scene(DESCRIPTORS, 0);
+    ep_status status = EP_E_SYSTEM;
+
+    (void)argument;
+    if (!sandbox_cover_proc())
+        return SANDBOX_SKIP;
+    for (scene->at = 0; scene->at < 64 && status != EP_OK; scene->at++) {
+        status = run(scene);
+        assert_true(status == EP_OK || status == EP_E_SYSTEM);
+        for (int rank = 0; rank < NRANKS; rank++) {
+            if (status == EP_OK || rank == VICTIM)
+                continue;
+            if (first_rank_in(scene->text[rank]) != VICTIM)
+                print_error("%d descriptors: rank %d: %s\n", scene->at, rank, scene->text[rank]);
+            assert_int_equal(first_rank_in(scene->text[rank]), VICTIM);
+        }
+    }
+    assert_int_equal(status, EP_OK);
+    return 0;
+}
+
+/* Also where it cannot hand out its segment, and a peer says so. */
+static void a_rank_without_descriptors_is_named_first(void **state)
+{
+    (void)state;
+    sandbox_expect(sandbox_run(be_short_without_proc, NULL));
 }
 
 static void a_limit_of_one_rank_is_told_to_all(void **state)
@@ -235,8 +298,12 @@ static void a_thread_that_returned_is_known(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_death_is_known_at_each_step),       cmocka_unit_test(a_death_is_known_between_nodes),
-        cmocka_unit_test(no_descriptor_is_known_at_each_step), cmocka_unit_test(a_limit_of_one_rank_is_told_to_all),
+        cmocka_unit_test(a_death_is_known_at_each_step),
+        cmocka_unit_test(a_death_is_known_between_nodes),
+        cmocka_unit_test(a_death_is_known_without_proc),
+        cmocka_unit_test(no_descriptor_is_known_at_each_step),
+        cmocka_unit_test(a_rank_without_descriptors_is_named_first),
+        cmocka_unit_test(a_limit_of_one_rank_is_told_to_all),
         cmocka_unit_test(a_thread_that_returned_is_known),
     };
 

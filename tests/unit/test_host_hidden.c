@@ -253,8 +253,20 @@ static bool other_users_without_pidfd(int rank)
 static void nobody_can_see_anybody(void **state)
 {
     (void)state;
-    /* The number of a process that has ended is free once its parent has waited for it, which nobody can rely on. */
-    all_of_it(other_users_without_pidfd, false, false);
+    /* The number of a process that has ended is free once its parent, ep_launch(), has waited for it. */
+    all_of_it(other_users_without_pidfd, false, true);
+}
+
+static bool without_proc_and_pidfd(int rank)
+{
+    (void)rank;
+    return sandbox_cover_proc() && sandbox_forbid_pidfd(ENOSYS);
+}
+
+static void neither_proc_nor_pidfd(void **state)
+{
+    (void)state;
+    all_of_it(without_proc_and_pidfd, false, false);
 }
 
 static bool without_pidfd(int rank)
@@ -405,6 +417,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(other_users_behind_hidepid),
         cmocka_unit_test(nobody_can_see_anybody),
+        cmocka_unit_test(neither_proc_nor_pidfd),
         cmocka_unit_test(a_kernel_without_pidfd),
         cmocka_unit_test(no_proc_at_all),
         cmocka_unit_test(one_rank_without_proc),

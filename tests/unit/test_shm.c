@@ -2,17 +2,21 @@
 /*
  * A segment that a peer names is mapped only if touching it cannot fail: it has the bytes that its name says, and its
  * owner cannot cut them off. By every way to a descriptor. The names are of this process under another key, so that
- * nothing is borrowed.
+ * nothing is borrowed. Nobody waits for an owner that has ended.
  */
 #include "base/shm.h"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -25,6 +29,12 @@ struct route {
     struct ep_process process;
     struct ep_shm_address address;
     struct ep_shm_owner owner;
+};
+
+/* What a process offers to another one. */
+struct offer {
+    struct ep_shm_name name;
+    struct ep_shm_address address;
 };
 
 static void open_route(struct route *route, enum way way)
@@ -114,11 +124,59 @@ static void a_segment_that_may_shrink_is_refused(void **state)
     close(fd);
 }
 
+/* Serves its segment, and stops before it can answer. */
+static _Noreturn void serve_and_stop(struct offer *offer)
+{
+    struct ep_shm own;
+
+    if (ep_shm_new(BYTES, &own) != EP_OK || ep_shm_get_name(&own, &offer->name) != EP_OK ||
+        ep_shm_serve(&offer->address) != EP_OK)
+        _exit(1);
+    raise(SIGSTOP);
+    _exit(0);
+}
+
+static void *kill_soon(void *pid)
+{
+    struct timespec nap = {.tv_nsec = 300000000};
+
+    nanosleep(&nap, NULL);
+    kill(*(pid_t *)pid, SIGKILL);
+    return NULL;
+}
+
+/* The request is on its way when the owner ends: nobody will answer, and only asking again tells so. */
+static void an_owner_that_ends_is_not_waited_for(void **state)
+{
+    struct offer *offer = mmap(NULL, sizeof(*offer), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    struct ep_shm_owner owner = {.timeout_ms = 90000};
+    struct ep_shm seen = {.fd = -1};
+    pthread_t killer;
+    pid_t pid;
+    int how;
+
+    (void)state;
+    assert_true(offer != MAP_FAILED);
+    pid = fork();
+    if (pid == 0)
+        serve_and_stop(offer);
+    assert_int_equal(waitpid(pid, &how, WUNTRACED), pid);
+    assert_true(WIFSTOPPED(how));
+    assert_int_equal(pthread_create(&killer, NULL, kill_soon, &pid), 0);
+    owner.address = &offer->address;
+    assert_int_equal(ep_shm_attach(&offer->name, &owner, &seen), EP_E_UNSUPPORTED);
+    assert_non_null(strstr(ep_last_error(), "it has ended"));
+    pthread_join(killer, NULL);
+    assert_int_equal(waitpid(pid, &how, 0), pid);
+    munmap(offer, sizeof(*offer));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_longer_name_than_segment_is_refused),
         cmocka_unit_test(a_segment_that_may_shrink_is_refused),
+        cmocka_unit_test(an_owner_that_ends_is_not_waited_for),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

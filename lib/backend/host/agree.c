@@ -35,6 +35,17 @@ void host_read_reason(char ret[HOST_REASON_BYTES], const char from[HOST_REASON_B
             *at = '?';
 }
 
+/* As errno: of the last verdict of this thread that failed. */
+static _Thread_local int last_blamed = -1;
+
+int host_take_blamed(void)
+{
+    int rank = last_blamed;
+
+    last_blamed = -1;
+    return rank;
+}
+
 static const struct host_verdict *find(const void *all, size_t stride, int rank)
 {
     return (const struct host_verdict *)(const void *)((const char *)all + (size_t)rank * stride);
@@ -46,8 +57,10 @@ ep_status host_verdict_judge(const char *call, const struct host_verdict *mine, 
     char reason[HOST_REASON_BYTES];
     int blamed = -1;
 
-    if (mine->status != EP_OK)
+    if (mine->status != EP_OK) {
+        last_blamed = mine->rank;
         return ep_fail((ep_status)mine->status, "%s: %s", call, mine->reason);
+    }
     for (int rank = 0; rank < nranks; rank++) {
         const struct host_verdict *theirs = find(all, stride, rank);
 
@@ -72,14 +85,27 @@ ep_status host_verdict_judge(const char *call, const struct host_verdict *mine, 
     if (blamed < 0)
         return EP_OK;
     mine = find(all, stride, blamed);
+    last_blamed = mine->rank;
     host_read_reason(reason, mine->reason);
-    return ep_fail((ep_status)mine->status, "%s: rank %d %s: %s", call, blamed,
-                   mine->rank == blamed ? "failed" : "says", reason);
+    if (mine->rank == blamed)
+        return ep_fail((ep_status)mine->status, "%s: rank %d failed: %s", call, blamed, reason);
+    /* The reason names the rank that failed, and comes first. */
+    return ep_fail((ep_status)mine->status, "%s: %s (seen by rank %d)", call, reason, blamed);
+}
+
+/* Some rank has failed because of another one that did not say itself that it failed. */
+static bool blames_peer(const struct host_verdict *all, int nranks)
+{
+    for (int rank = 0; rank < nranks; rank++)
+        if (all[rank].status != EP_OK && all[rank].status != EP_E_PEER_DEAD && all[rank].rank != rank)
+            return true;
+    return false;
 }
 
 ep_status host_agree_about(const ep_boot *boot, int timeout_ms, ep_status mine, int rank, bool *asks)
 {
     struct host_verdict few[FEW], *all = few, own;
+    char lives = 1, all_live[EP_MAX_RANKS];
     ep_status status;
 
     host_verdict_make(&own, "ep_comm_new", mine, rank);
@@ -89,11 +115,16 @@ ep_status host_agree_about(const ep_boot *boot, int timeout_ms, ep_status mine, 
     if (!all)
         return ep_fail(EP_E_MEMORY, "ep_comm_new: no memory for %d ranks", boot->nranks);
     status = boot->allgather(boot->context, &own, sizeof(own), timeout_ms, all);
+    /* It may have died behind its own verdict: then it does not come once more. All ranks see the same verdicts. */
+    if (status == EP_OK && blames_peer(all, boot->nranks))
+        status = boot->allgather(boot->context, &lives, sizeof(lives), timeout_ms, all_live);
     if (status == EP_OK) {
         status = host_verdict_judge("ep_comm_new", &own, boot->nranks, all, sizeof(*all));
         for (int i = 0; i < boot->nranks; i++)
             *asks |= all[i].asks != 0;
-    } else if (mine != EP_OK) {
+    } else if (mine != EP_OK && (rank == boot->rank || (mine == EP_E_PEER_DEAD && status == EP_E_TIMEOUT))) {
+        /* Of a peer the boot may know more: that it has died, and is not only out of reach. */
+        last_blamed = rank;
         status = ep_fail(mine, "ep_comm_new: %s", own.reason);
     }
     if (all != few)

@@ -52,9 +52,10 @@ static ep_status find_fate(const struct host_comm *host, int rank)
     const struct host_control *control = host->peers[rank].control;
     uint64_t deadline_ns = ep_deadline_ns(ENDING_MS);
     struct timespec nap = {.tv_nsec = 1000000};
+    bool unseen = host->peers[rank].process.pidfd < 0 && !host->peers[rank].process.pid && !control;
 
     for (;;) {
-        bool over = ep_now_ns() >= deadline_ns;
+        bool over = unseen || ep_now_ns() >= deadline_ns;
 
         if (host_peer_dead(host, rank))
             return EP_E_PEER_DEAD;
@@ -101,8 +102,9 @@ ep_status host_attach(struct host_comm *host, int rank, const struct ep_shm_name
 struct introduction {
     struct host_comm *host;
     const struct identity *mine;
-    bool asks;   /* some segment can only come over a socket */
-    int culprit; /* of a failure */
+    bool asks;            /* some segment can only come over a socket */
+    uint64_t deadline_ns; /* for all that comes over sockets */
+    int culprit;          /* of a failure */
 };
 
 static bool same_node(const struct host_comm *host, int rank)
@@ -123,7 +125,7 @@ static ep_status set_apart(struct introduction *meeting, int rank, const char *w
     meeting->host->one_host = false;
     if (!same_node(meeting->host, rank))
         return EP_OK;
-    return ep_fail(EP_E_ARG, "ep_comm_new: ranks %d and %d are of one node (ranks_per_node is %d) but %s",
+    return ep_fail(EP_E_ARG, "ep_comm_new: rank %d and rank %d are of one node (ranks_per_node is %d) but %s",
                    meeting->host->comm->rank, rank, meeting->host->comm->ranks_per_node, why);
 }
 
@@ -170,22 +172,34 @@ static ep_status attach_peer(struct introduction *meeting, int rank, const struc
     return EP_OK;
 }
 
+/* Until then, at least one. */
+static int left_ms(uint64_t deadline_ns)
+{
+    uint64_t now = ep_now_ns();
+
+    return deadline_ns > now + 1000000u ? (int)((deadline_ns - now) / 1000000u) : 1;
+}
+
 /* What attach_peer() has left open, over the peer's socket. */
 static ep_status attach_by_socket(struct introduction *meeting, int rank, const struct identity *theirs)
 {
     struct host_peer *peer = &meeting->host->peers[rank];
-    int timeout_ms = meeting->host->comm->config.timeout_ms;
-    struct ep_shm_owner owner = {.process = &peer->process, .address = &peer->address, .timeout_ms = timeout_ms};
+    bool at_owner = false;
+    struct ep_shm_owner owner = {.process = &peer->process,
+                                 .address = &peer->address,
+                                 .timeout_ms = left_ms(meeting->deadline_ns),
+                                 .ret_at_owner = &at_owner};
     ep_status status;
     char text[EP_ERROR_TEXT_BYTES];
 
+    meeting->culprit = meeting->host->comm->rank;
     if (peer->control || !may_share_host(meeting->mine, theirs))
         return EP_OK;
     status = ep_shm_attach(&theirs->control, &owner, &peer->shm);
     if (status == EP_OK) {
         took_control(peer);
         if (peer->process.pidfd < 0)
-            peer->process.pidfd = ep_shm_request_pidfd(&peer->address, timeout_ms);
+            peer->process.pidfd = ep_shm_request_pidfd(&peer->address, left_ms(meeting->deadline_ns));
         return EP_OK;
     }
     snprintf(text, sizeof(text), "%s", ep_last_error());
@@ -194,9 +208,10 @@ static ep_status attach_by_socket(struct introduction *meeting, int rank, const 
         meeting->culprit = rank;
         return ep_fail(EP_E_PEER_DEAD, "ep_comm_new: rank %d died", rank);
     }
+    if (status == EP_E_TIMEOUT || status == EP_E_STATE || status == EP_E_UNSUPPORTED || at_owner)
+        meeting->culprit = rank;
     if (status == EP_E_UNSUPPORTED)
         return set_apart(meeting, rank, text);
-    meeting->culprit = status == EP_E_TIMEOUT ? rank : meeting->culprit;
     return ep_fail_prefix(status, "ep_comm_new: control block of rank %d: ", rank);
 }
 
@@ -225,6 +240,8 @@ static ep_status meet_by_socket(struct introduction *meeting, const ep_boot *boo
         status = host_verdict_judge("ep_comm_new", &mine.verdict, boot->nranks, offers, sizeof(*offers));
     if (status != EP_OK)
         goto free_offers;
+    /* Peers wait for this rank in the next all-gather, and must not blame it for one that is stopped. */
+    meeting->deadline_ns = ep_deadline_ns(timeout_ms / 2);
     for (int rank = 0; status == EP_OK && rank < boot->nranks; rank++) {
         host->peers[rank].address = offers[rank].address;
         status = attach_by_socket(meeting, rank, &all[rank]);

@@ -254,6 +254,8 @@ void host_verdict_make(struct host_verdict *verdict, const char *call, ep_status
  */
 ep_status host_verdict_judge(const char *call, const struct host_verdict *mine, int nranks, const void *all,
                              size_t stride);
+/* The rank that the last failure of these in this thread is laid to; -1: none since it was asked for. */
+int host_take_blamed(void);
 /* All ranks learn whether all have succeeded; `mine` is this rank's own status. */
 ep_status host_agree(const ep_boot *boot, int timeout_ms, ep_status mine);
 /* The same for a status that is about `rank`. *asks: this rank wants something; afterwards: some rank does. */
@@ -317,6 +319,8 @@ ep_status host_check_abort(struct host_comm *host);
 void host_abort(ep_comm *comm);
 ep_status host_poll(ep_comm *comm);
 const char *host_phase_name(enum host_phase phase);
+/* For a text at a deadline: a rank that cannot be watched may as well be dead. "" for others. */
+const char *host_blindness(const struct host_comm *host, int rank);
 /* Certainly. A process of which nothing can be known has not died. */
 bool host_peer_dead(const struct host_comm *host, int rank);
 

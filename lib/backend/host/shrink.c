@@ -134,8 +134,8 @@ ep_status shrink_fail_with_vote(const struct shrink *s, int owner, uint32_t vote
     case EP_E_TIMEOUT:
         return ep_fail(status,
                        "ep_comm_shrink: rank %d did not answer within %d ms, and a group needs more than half of the "
-                       "ranks that are known to live and all that have come; call it again",
-                       culprit, s->timeout_ms);
+                       "ranks that are known to live and all that have come; call it again%s",
+                       culprit, s->timeout_ms, host_blindness(s->host, culprit));
     case EP_E_PEER_DEAD:
         return ep_fail(status, "ep_comm_shrink: rank %d of the old group died; call it again", culprit);
     case EP_E_MISMATCH:

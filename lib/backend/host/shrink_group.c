@@ -12,13 +12,13 @@ struct gather {
     int *ranks; /* old rank of each survivor */
     int n;
     uint32_t calls;
-    int culprit; /* whom a failure of the all-gather names, -1: none has failed */
+    int culprit;                    /* whom a failure of the all-gather names, -1: none has failed */
+    char text[EP_ERROR_TEXT_BYTES]; /* of that failure, which has the old numbers */
     ep_status (*open)(ep_comm *comm, const ep_boot *boot);
 };
 
-static ep_status gather(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
+static ep_status gather_all(struct gather *g, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
 {
-    struct gather *g = context;
     struct shrink *s = g->s;
     /* Numbered within the attempt, so that ranks whose last attempt failed at different places start alike. */
     uint64_t number = (uint64_t)s->attempt << 32 | ++g->calls, deadline = ep_deadline_ns(timeout_ms);
@@ -48,14 +48,24 @@ static ep_status gather(void *context, const void *mine, size_t bytes, int timeo
                 return ep_fail(EP_E_PEER_DEAD, "ep_comm_shrink: rank %d of the old group died; call it again",
                                g->ranks[i]);
             if (ep_now_ns() >= deadline)
-                return ep_fail(EP_E_TIMEOUT, "ep_comm_shrink: rank %d of the old group did not answer within %d ms",
-                               g->ranks[i], timeout_ms);
+                return ep_fail(EP_E_TIMEOUT, "ep_comm_shrink: rank %d of the old group did not answer within %d ms%s",
+                               g->ranks[i], timeout_ms, host_blindness(s->host, g->ranks[i]));
             host_nap(s->host, seen);
         }
         g->culprit = -1;
         memcpy((char *)ret_all + (size_t)i * bytes, theirs->block[number & 1], bytes);
     }
     return EP_OK;
+}
+
+static ep_status gather(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
+{
+    struct gather *g = context;
+    ep_status status = gather_all(g, mine, bytes, timeout_ms, ret_all);
+
+    if (status != EP_OK)
+        snprintf(g->text, sizeof(g->text), "%s", ep_last_error());
+    return status;
 }
 
 /* Ranks per node of the new group: kept only if every node that is left has the same number of survivors. */
@@ -78,7 +88,7 @@ static int nodes_of_survivors(const struct gather *g, int old_per_node)
 
 /*
  * What fails while the new group is made names its ranks by the numbers that they would have had there; the caller
- * knows the old ones. A failed all-gather has said them.
+ * knows the old ones. What a failed all-gather says has them already.
  */
 static ep_status name_by_old_ranks(const struct gather *g, ep_status status)
 {
@@ -86,9 +96,9 @@ static ep_status name_by_old_ranks(const struct gather *g, ep_status status)
     char text[EP_ERROR_TEXT_BYTES], renamed[EP_ERROR_TEXT_BYTES];
     size_t used = 0;
 
-    if (status == EP_OK || g->culprit >= 0)
-        return status;
     snprintf(text, sizeof(text), "%s", ep_last_error());
+    if (status == EP_OK || (g->text[0] && strstr(text, g->text)))
+        return status;
     for (const char *at = text; *at && used + 1 < sizeof(renamed);) {
         char *end = NULL;
         long rank = strncmp(at, word, sizeof(word) - 1) == 0 ? strtol(at + sizeof(word) - 1, &end, 10) : -1;
@@ -102,6 +112,16 @@ static ep_status name_by_old_ranks(const struct gather *g, ep_status status)
     }
     renamed[used < sizeof(renamed) ? used : sizeof(renamed) - 1] = '\0';
     return ep_fail(status, "%s", renamed);
+}
+
+/* The old number of the rank that the last failure is laid to; -1: not known. */
+static int find_culprit(const struct gather *g)
+{
+    int blamed = host_take_blamed();
+
+    if (g->text[0] && strstr(ep_last_error(), g->text))
+        return g->culprit;
+    return blamed >= 0 && blamed < g->n ? g->ranks[blamed] : -1;
 }
 
 static ep_status open_next(struct gather *g, ep_comm *comm, ep_comm *next)
@@ -175,6 +195,7 @@ static ep_status form_group(struct shrink *s, struct gather *g, ep_comm *next)
 {
     ep_comm *comm = s->host->comm;
     ep_status status;
+    int culprit;
 
     EP_TRY(shrink_agree(s));
     g->ranks = malloc((size_t)comm->nranks * sizeof(*g->ranks));
@@ -183,9 +204,11 @@ static ep_status form_group(struct shrink *s, struct gather *g, ep_comm *next)
     for (int rank = 0; rank < comm->nranks; rank++)
         if (!shrink_is_out(s, rank))
             g->ranks[g->n++] = rank;
+    host_take_blamed();
     status = open_next(g, comm, next);
+    culprit = find_culprit(g);
     free(g->ranks);
-    return confirm(s, next, status, g->culprit);
+    return confirm(s, next, status, culprit);
 }
 
 ep_status host_shrink_into(ep_comm *comm, ep_comm *next, ep_status (*open)(ep_comm *comm, const ep_boot *boot))

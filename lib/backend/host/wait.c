@@ -69,8 +69,7 @@ static void read_reason(const struct host_comm *host, uint64_t failure, char tex
     host_read_reason(text + 2, control->reason);
 }
 
-/* At a deadline: a rank that cannot be watched may as well be dead. */
-static const char *blindness(const struct host_comm *host, int rank)
+const char *host_blindness(const struct host_comm *host, int rank)
 {
     const struct host_peer *peer = &host->peers[rank];
 
@@ -95,7 +94,7 @@ static ep_status fail_with(struct host_comm *host, uint64_t failure)
     switch (status) {
     case EP_E_TIMEOUT:
         return ep_fail(status, "rank %d did not answer within %d ms in \"%s\"%s%s", culprit,
-                       host->comm->config.timeout_ms, phase, seen_by, blindness(host, culprit));
+                       host->comm->config.timeout_ms, phase, seen_by, host_blindness(host, culprit));
     case EP_E_PEER_DEAD:
         return ep_fail(status, "rank %d died while others were in \"%s\"%s%s", culprit, phase, seen_by, reason);
     case EP_E_PEER_LEFT:
