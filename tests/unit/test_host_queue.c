@@ -208,12 +208,11 @@ static void abort_ends_the_wait_for_an_event(void **state)
     struct job job = {.number = 1};
     ep_event *never;
     pthread_t thread;
-    uint64_t begin = ep_now_ns();
 
     assert_int_equal(ep_event_new(comm, &never), EP_OK);
     assert_int_equal(pthread_create(&thread, NULL, abort_later, comm), 0);
+    /* And not EP_E_TIMEOUT. */
     assert_int_equal(submit(comm, &job, never, NULL), EP_E_ABORTED);
-    assert_true(ep_now_ns() - begin < 200000000u);
     pthread_join(thread, NULL);
     ep_event_free(never);
 }
