@@ -7,7 +7,7 @@
  */
 #include "diagnosis.h"
 
-#include "capture.h"
+#include "process/capture.h"
 #include "output.h"
 
 #include <ctype.h>

@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* process.h - starts another program with pipes, in a process group of its own that does not outlive this process. */
+#ifndef EP_OPS_PROCESS_H
+#define EP_OPS_PROCESS_H
+
+#include <stdbool.h>
+#include <sys/types.h>
+
+struct process {
+    pid_t pid;        /* 0: none runs */
+    int in, out, err; /* our ends, non-blocking and close-on-exec; -1: none */
+};
+
+/*
+ * Starts argv[0], searched in PATH, and waits until it is executed. `environment` (ends with NULL) is its whole
+ * environment; NULL: that of this process. Standard input is a pipe if `has_input`, else empty. The program gets
+ * SIGTERM when the thread that started it ends. 0, or the errno of what failed; then nothing runs and nothing is open.
+ */
+int process_start(char *const *argv, char *const *environment, bool has_input, struct process *ret_process);
+
+/* Kills the process group and waits for its leader, for at most two seconds: a process that the kernel does not let go
+ * is left behind. Closes the pipes. Does nothing if none runs. */
+void process_kill(struct process *process);
+
+/* Closes the pipes. */
+void process_close(struct process *process);
+
+/*
+ * A copy of this process's environment without the variables of `except` (ends with NULL), in one block for free();
+ * NULL for lack of memory.
+ */
+char **process_environment(const char *const *except);
+
+/* The variables that load libraries into every program: no helper program may inherit them. Ends with NULL. */
+extern const char *const process_preloads[];
+
+/* Closes *fd unless it is -1, and sets it to -1. */
+void process_close_fd(int *fd);
+
+#endif

@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* show.h - what `epkit launch` prints. */
+#ifndef EP_TOOL_LAUNCH_SHOW_H
+#define EP_TOOL_LAUNCH_SHOW_H
+
+#include "cmd.h"
+#include "launch/launch.h"
+
+/* Lines on standard error while a job runs. */
+void show_note(const char *text);
+void show_progress(long done, long total, const char *text);
+
+/*
+ * The verdict, nodes that failed, what the output says (if `is_measured`), or one JSON document. The exit code: that of
+ * the run; of a run that went well that of its output.
+ */
+int show_result(const struct cmd *cmd, const struct launch_options *options, const struct launch_result *result,
+                bool is_measured, bool json);
+
+/* Did the last result end by a signal to epkit? */
+bool show_was_interrupted(void);
+
+/* What another instance of the command does than the first one: see hosts_source.index. */
+int follow_leader(bool json, const struct hosts_source *source, const char *leader);
+
+#endif
