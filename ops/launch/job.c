@@ -243,6 +243,13 @@ static ep_status find_dir(const json_t *spec, const char **ret_dir)
                    needs, looked);
 }
 
+ep_status job_check(const json_t *spec)
+{
+    const char *dir;
+
+    return find_dir(spec, &dir);
+}
+
 ep_status job_rank_make(const json_t *spec, int node, int local, struct job_rank *ret_rank)
 {
     json_t *argv = json_object_get(spec, "argv"), *word;

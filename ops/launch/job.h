@@ -37,6 +37,9 @@
  *   "preload"   string: LD_PRELOAD of the program alone
  */
 
+/* Is "needs" there? EP_E_UNSUPPORTED if it is not. */
+ep_status job_check(const json_t *spec);
+
 /* How one rank runs; made from the spec on its node. */
 struct job_rank {
     int local;                  /* on its node */

@@ -256,8 +256,9 @@ static void conclude(struct launch *launch, struct launch_result *result)
         snprintf(result->verdict, sizeof(result->verdict), "%s on %d nodes did not end within %lld s and was ended",
                  options->job.name, launch->n, (long long)options->deadline_s);
     else if (launch->reason && first)
-        snprintf(result->verdict, sizeof(result->verdict), "%s failed on %s first: %s: %s", options->job.name,
-                 first->name, first->failed_at, first->why);
+        snprintf(result->verdict, sizeof(result->verdict), "%s failed on %s first: %s%s%s", options->job.name,
+                 first->name, strcmp(first->failed_at, "program") == 0 ? "" : first->failed_at,
+                 strcmp(first->failed_at, "program") == 0 ? "" : ": ", first->why);
     else if (launch->reason)
         snprintf(result->verdict, sizeof(result->verdict), "%s on %d nodes failed: %s", options->job.name, launch->n,
                  launch->reason);

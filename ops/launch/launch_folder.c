@@ -41,8 +41,7 @@ ep_status folder_open(struct launch *launch)
     return EP_OK;
 }
 
-/* Is it a variable whose value nobody should read in a report? */
-static bool is_secret(const char *name)
+bool launch_is_secret(const char *name)
 {
     static const char *const words[] = {"TOKEN",      "SECRET",  "PASSWORD", "PASSWD",
                                         "CREDENTIAL", "PRIVATE", "API_KEY",  "ACCESS_KEY"};
@@ -61,7 +60,7 @@ static json_t *environment_document(const struct launch *launch)
     json_object_foreach(json_object_get(launch->options->job.spec, "env"), name, value)
     {
         if (json_is_string(value))
-            json_object_set_new(result, name, is_secret(name) ? json_string("(left out)") : json_incref(value));
+            json_object_set_new(result, name, launch_is_secret(name) ? json_string("(left out)") : json_incref(value));
     }
     return result;
 }

@@ -87,23 +87,34 @@ static void add_remote_shell(const struct launch *launch, struct words *words, c
     add(words, "--mca", "orte_keep_fqdn_hostnames", "1");
 }
 
-static ep_status write_hostfile(struct launch *launch, char *ret_path, size_t bytes)
+static void name_hostfile(const struct launch *launch, char *ret_path, size_t bytes)
 {
-    struct hosts sorted = {.n = launch->n};
     const char *base = getenv("TMPDIR");
-    ep_status status;
 
     if (*launch->folder)
         snprintf(ret_path, bytes, "%s/hostfile-mpirun", launch->folder);
     else
         snprintf(ret_path, bytes, "%s/epkit-hostfile-%s", base && *base ? base : "/tmp", launch->id);
-    sorted.list = calloc((size_t)launch->n, sizeof(*sorted.list));
-    if (!sorted.list)
+}
+
+/*
+ * A line for each rank, for the sequential mapper. The others begin with the host that mpirun runs on, wherever it is
+ * in the list, and then rank 0 is not at MASTER_ADDR.
+ */
+static ep_status write_hostfile(struct launch *launch, char *ret_path, size_t bytes)
+{
+    struct hosts ranks = {.n = 0};
+    ep_status status;
+
+    name_hostfile(launch, ret_path, bytes);
+    ranks.list = calloc((size_t)launch->n * (size_t)launch->per_node, sizeof(*ranks.list));
+    if (!ranks.list)
         return ep_fail(EP_E_MEMORY, "no memory for a hostfile");
     for (int i = 0; i < launch->n; i++)
-        sorted.list[i] = *launch->order[i]->host;
-    status = hosts_write(ret_path, &sorted, launch->per_node);
-    free(sorted.list);
+        for (int k = 0; k < launch->per_node; k++)
+            ranks.list[ranks.n++] = *launch->order[i]->host;
+    status = hosts_write(ret_path, &ranks, 1);
+    free(ranks.list);
     return status;
 }
 
@@ -121,7 +132,7 @@ ep_status mpirun_start(struct launch *launch, const json_t *spec)
     add(&words, "mpirun", NULL, NULL);
     add(&words, "--hostfile", hostfile, NULL);
     add(&words, "-np", count, NULL);
-    add(&words, "--map-by", "slot", NULL);
+    add(&words, "--map-by", "seq", NULL);
     add(&words, "--bind-to", "none", NULL);
     add_remote_shell(launch, &words, agent, sizeof(agent), daemon, sizeof(daemon));
     add(&words, "-x", JOB_SPEC, NULL);
@@ -204,8 +215,7 @@ void mpirun_poll(struct launch *launch, const struct pollfd *polls)
 void mpirun_end(struct launch *launch)
 {
     uint64_t until_ns = ep_deadline_ns(TERM_MS);
-    const char *base = getenv("TMPDIR");
-    char path[4200];
+    char path[sizeof(launch->folder) + 64];
 
     if (launch->mpirun.pid > 0) {
         kill(launch->mpirun.pid, SIGTERM);
@@ -219,9 +229,6 @@ void mpirun_end(struct launch *launch)
         free(launch->mpirun_lines[which].text);
         launch->mpirun_lines[which] = (struct line_buffer){0};
     }
-    if (*launch->folder)
-        snprintf(path, sizeof(path), "%s/hostfile-mpirun", launch->folder);
-    else
-        snprintf(path, sizeof(path), "%s/epkit-hostfile-%s", base && *base ? base : "/tmp", launch->id);
+    name_hostfile(launch, path, sizeof(path));
     unlink(path);
 }

@@ -383,6 +383,22 @@ static void name_folder(const struct launch_args *args, const char *job, char *r
         snprintf(ret_name, bytes, "epkit-run-%s-%s-%d", stamp, job, (int)getpid());
 }
 
+/* The command line as it may be read by others. */
+static void print_command(const struct cmd *cmd, const struct cmd_call *call, char *ret_text, size_t bytes)
+{
+    struct launch_args shown = *(const struct launch_args *)call->options;
+    struct cmd_call masked = *call;
+    char words[OPT_STRINGS_MAX][80];
+
+    masked.options = &shown;
+    for (size_t i = 0; i < shown.env.n; i++) {
+        snprintf(words[i], sizeof(words[i]), "%.*s", (int)strcspn(shown.env.values[i], "="), shown.env.values[i]);
+        if (launch_is_secret(words[i]))
+            shown.env.values[i] = words[i];
+    }
+    options_print(cmd, &masked, (const char *const[]){NULL}, ret_text, bytes);
+}
+
 static void fill(const struct cmd *cmd, const struct cmd_call *call, const struct canned_job *canned, bool is_pods,
                  struct launch_options *options)
 {
@@ -391,7 +407,7 @@ static void fill(const struct cmd *cmd, const struct cmd_call *call, const struc
     const char *ssh = args->ssh ? args->ssh : getenv("EPKIT_SSH");
     bool has_files = args->hostfiles == HOSTFILES_YES || (args->hostfiles == HOSTFILES_AUTO && is_pods);
 
-    options_print(cmd, call, (const char *const[]){NULL}, command, sizeof(command));
+    print_command(cmd, call, command, sizeof(command));
     snprintf(port, sizeof(port), "%d", (int)args->port);
     options->command = command;
     options->ssh = ssh && *ssh ? ssh : "ssh";
