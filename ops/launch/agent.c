@@ -3,6 +3,7 @@
 #include "launch/agent_internal.h"
 
 #include "base/clock.h"
+#include "launch/follow.h"
 #include "launch/frame.h"
 #include "launch/location.h"
 #include "process/capture.h"
@@ -23,6 +24,7 @@
 #define WRITE_MS 30000 /* a launcher that takes nothing for so long is lost */
 #define TICK_MS 500
 #define GRACE_S 5
+#define FOLLOW_MS 5000 /* for a pod that is late to wait for the end of a launch */
 #define INPUT_MAX (64u << 20)
 
 static bool is_deaf; /* nobody reads the frames any more */
@@ -86,6 +88,7 @@ static void do_hello(struct agent *agent, const json_t *request)
         send_error("disk", ep_last_error());
         return;
     }
+    follow_tell(FOLLOW_ALIVE, 0);
     facts = agent_facts();
     json_object_set_new(facts, "dir", json_string(agent->dir));
     agent_event("hello", facts);
@@ -153,9 +156,20 @@ static bool may_have_left(const struct agent *agent)
            errno != ECHILD;
 }
 
-static void end_all(struct agent *agent, int grace_s)
+static void do_end(struct agent *agent, const json_t *request)
 {
-    int left = 0, killed = may_have_left(agent) ? mark_kill(agent->id, grace_s * 1000, &left) : 0;
+    const char *lost = job_text(request, "launch", NULL);
+    int left = 0, killed = 0, grace_s = job_number(request, "grace_s", GRACE_S);
+
+    if (lost)
+        killed = mark_kill(lost, grace_s * 1000, &left);
+    else if (may_have_left(agent))
+        killed = mark_kill(agent->id, grace_s * 1000, &left);
+    /* It may have begun to wait only now: a script may launch one job after the other. */
+    if (json_object_get(request, "code"))
+        for (uint64_t until_ns = ep_deadline_ns(FOLLOW_MS);
+             !follow_tell(FOLLOW_END, job_number(request, "code", 1)) && ep_now_ns() < until_ns;)
+            poll(NULL, 0, 50);
 
     agent_reap(agent);
     agent_event("clean", json_pack("{s:i, s:i}", "killed", killed, "left", left));
@@ -179,7 +193,7 @@ static void take_request(struct agent *agent, const char *line)
     else if (strcmp(what, "run") == 0)
         do_run(agent, request);
     else if (strcmp(what, "end") == 0)
-        end_all(agent, job_number(request, "grace_s", GRACE_S));
+        do_end(agent, request);
     /* A program that the agent asked may have ended meanwhile, or a rank behind its back. */
     agent_reap(agent);
     json_decref(request);
@@ -228,6 +242,8 @@ static void keep_lease(struct agent *agent)
     if (now_ns > agent->sent_ns + (uint64_t)AGENT_BEAT_MS * 1000000u) {
         agent->sent_ns = now_ns;
         agent_event("beat", json_object());
+        if (*agent->id)
+            follow_tell(FOLLOW_ALIVE, 0);
     }
     if (now_ns > agent->heard_ns + (uint64_t)agent->lease_s * 1000000000u || is_deaf)
         agent->is_ending = true;

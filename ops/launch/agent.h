@@ -12,8 +12,9 @@
  * "error" "locate"   an object for location_find(); event "location" "ask"      "id", "argv", "timeout_s": runs a
  * command; event "answer" with "status" and "output" "nics"     event "nics" with what each port has sent and received
  *   "run"      a spec (job.h); with "mpi": true ranks come by mpirun; events "started" and "exit" for each rank
- *   "end"      "grace_s": ends what is left; event "clean" with "killed" and "left"; then the agent ends
- *   "beat"     renews the lease
+ *   "end"      "grace_s": ends what is left; event "clean" with "killed" and "left"; then the agent ends. With
+ * "launch": of that launch, whose agent is lost. With "code": the launch is over, for who follows it (follow.h) "beat"
+ * renews the lease
  */
 #ifndef EP_OPS_LAUNCH_AGENT_H
 #define EP_OPS_LAUNCH_AGENT_H

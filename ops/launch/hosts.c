@@ -298,8 +298,12 @@ ep_status hosts_add_file(const char *file, bool repeats, struct hosts *hosts)
 
 static bool write_lines(FILE *stream, const struct hosts *hosts, int slots)
 {
-    for (int i = 0; i < hosts->n; i++)
-        fprintf(stream, "%s slots=%d\n", host_name(&hosts->list[i]), slots);
+    for (int i = 0; i < hosts->n; i++) {
+        if (slots)
+            fprintf(stream, "%s slots=%d\n", host_name(&hosts->list[i]), slots);
+        else
+            fprintf(stream, "%s\n", host_name(&hosts->list[i]));
+    }
     return fflush(stream) == 0 && !ferror(stream) && fsync(fileno(stream)) == 0;
 }
 

@@ -66,8 +66,8 @@ struct hosts_source {
 ep_status hosts_discover(struct hosts *ret_hosts, struct hosts_source *ret_source);
 
 /*
- * Writes a hostfile, atomically: to a file beside it that is renamed. `slots` a host. A link at `path` is replaced, not
- * followed.
+ * Writes a hostfile, atomically: to a file beside it that is renamed. `slots` a host (0: without). A link at `path` is
+ * replaced, not followed.
  */
 ep_status hosts_write(const char *path, const struct hosts *hosts, int slots);
 

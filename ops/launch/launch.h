@@ -41,6 +41,7 @@ struct launch_options {
     const char *ssh, *port;   /* port NULL: that of ssh's configuration */
     const char *remote_epkit; /* NULL: the file of this program where it is there, else "epkit" in PATH */
     bool by_srun;             /* agents are started by srun instead of ssh */
+    bool has_followers;       /* on all hosts but the first of the list a process waits for the end (follow.h) */
     bool is_patient;          /* hosts whose name does not resolve yet or that refuse are tried again for wait_s */
     int64_t connect_s;        /* deadline of each layer */
     int64_t wait_s;           /* for hosts that come up late */

@@ -31,7 +31,16 @@ static void set_failure(struct node *node, const char *layer, const char *why)
 static void take_up(struct node *node)
 {
     const struct launch *launch = node->launch;
-    json_t *hello = json_pack("{s:s, s:s, s:i}", "do", "hello", "launch", launch->id, "lease_s", AGENT_LEASE_S);
+    json_t *hello;
+
+    if (node->is_swept) {
+        remote_set_up(node->remote);
+        hello = make_end(launch, node);
+        json_object_set_new(hello, "launch", json_string(launch->id));
+        node_send(node, hello);
+        return;
+    }
+    hello = json_pack("{s:s, s:s, s:i}", "do", "hello", "launch", launch->id, "lease_s", AGENT_LEASE_S);
 
     if (launch->options->job.files)
         json_object_set(hello, "files", launch->options->job.files);
@@ -170,7 +179,7 @@ void node_take_end(struct remote *remote)
     char why[400];
 
     node->state = node->is_clean ? NODE_GONE : NODE_FAILED;
-    if (node->is_clean)
+    if (node->is_clean || node->is_swept)
         return;
     if (before == NODE_CONNECTING) {
         if (remote->failed_at)

@@ -52,8 +52,9 @@ struct node {
     int n_started, n_ended; /* ranks of this phase */
     int code, signal;       /* of the first rank that failed */
     uint64_t heard_ns, output_ns;
-    int n_silent; /* how often it was said that it is silent */
-    bool is_idle; /* in this phase */
+    int n_silent;  /* how often it was said that it is silent */
+    bool is_idle;  /* in this phase */
+    bool is_swept; /* its agent was lost: another one only ends what is left */
 
     FILE *log;
     bool has_log_failed;
@@ -144,6 +145,9 @@ bool launch_check(struct launch *launch);
 
 /* Runs the job; what became of it is in launch->failed, ->code, ->reason. */
 void launch_phases(struct launch *launch);
+
+/* The request by which a node is to end everything. */
+json_t *make_end(const struct launch *launch, const struct node *node);
 
 /* Ends everything on all nodes. */
 void launch_end(struct launch *launch);

@@ -12,6 +12,7 @@
 #define SETTLE_MS 3000   /* for the words of agents about ranks whose mpirun has ended */
 #define START_SECONDS 90 /* scripts are sourced before a rank starts */
 #define NICS_SECONDS 10
+#define END_SECONDS 8 /* beside the grace: SIGKILL, and the words about it */
 
 /* --- conditions --- */
 
@@ -206,9 +207,34 @@ void launch_phases(struct launch *launch)
 static bool is_clean(struct launch *launch)
 {
     for (int i = 0; i < launch->n; i++)
-        if (launch->nodes[i].state == NODE_READY)
+        if (launch->nodes[i].state == NODE_READY || launch->nodes[i].state == NODE_CONNECTING)
             return false;
     return true;
+}
+
+json_t *make_end(const struct launch *launch, const struct node *node)
+{
+    json_t *request = json_pack("{s:s, s:I}", "do", "end", "grace_s", (json_int_t)launch->options->grace_s);
+
+    if (launch->options->has_followers && node != launch->nodes)
+        json_object_set_new(request, "code",
+                            json_integer(launch->interrupted ? 128 + launch->interrupted : launch->code));
+    return request;
+}
+
+/* A node whose agent was lost after it had answered, with what it had started: another agent ends that. */
+static void sweep(struct launch *launch)
+{
+    for (int i = 0; i < launch->n; i++) {
+        struct node *node = &launch->nodes[i];
+
+        if (node->state != NODE_FAILED || !node->facts || node->is_swept)
+            continue;
+        node->is_swept = true;
+        remote_reset(node->remote);
+        frame_reader_done(&node->reader);
+        node->state = NODE_CONNECTING;
+    }
 }
 
 void launch_end(struct launch *launch)
@@ -218,9 +244,13 @@ void launch_end(struct launch *launch)
     launch->is_ending = true;
     for (int i = 0; i < launch->n; i++)
         if (launch->nodes[i].state == NODE_READY)
-            node_send(&launch->nodes[i], json_pack("{s:s, s:I}", "do", "end", "grace_s", (json_int_t)grace_s));
+            node_send(&launch->nodes[i], make_end(launch, &launch->nodes[i]));
+        else if (launch->nodes[i].state == NODE_CONNECTING)
+            remote_fail(launch->nodes[i].remote, "connection", "the launch was ended");
+    sweep(launch);
     mpirun_end(launch);
-    launch_wait(launch, is_clean, ep_now_ns() + (uint64_t)(grace_s + 8) * 1000000000u);
+    launch_wait(launch, is_clean,
+                ep_now_ns() + (uint64_t)(grace_s + END_SECONDS + launch->options->connect_s) * 1000000000u);
     for (int i = 0; i < launch->n; i++) {
         struct node *node = &launch->nodes[i];
 

@@ -113,7 +113,7 @@ static ep_status write_hostfile(struct launch *launch, char *ret_path, size_t by
     for (int i = 0; i < launch->n; i++)
         for (int k = 0; k < launch->per_node; k++)
             ranks.list[ranks.n++] = *launch->order[i]->host;
-    status = hosts_write(ret_path, &ranks, 1);
+    status = hosts_write(ret_path, &ranks, 0);
     free(ranks.list);
     return status;
 }

@@ -105,7 +105,8 @@ static void take_error_line(struct remote *remote)
     }
     /* With debugging on, these go to standard error as well. */
     if (!*line || strncmp(line, "Authenticated to ", 17) == 0 || strncmp(line, "Transferred: ", 13) == 0 ||
-        strncmp(line, "Bytes per second: ", 18) == 0 || strncmp(line, "OpenSSH_", 8) == 0)
+        strncmp(line, "Bytes per second: ", 18) == 0 || strncmp(line, "OpenSSH_", 8) == 0 ||
+        strncmp(line, "Warning: Permanently added ", 27) == 0)
         return;
     layer = layer_of(line);
     if (layer && !remote->said_layer) {

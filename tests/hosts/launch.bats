@@ -133,6 +133,14 @@ teardown_file() {
     echo "$output$stderr"
     [ "$status" -eq 0 ]
     [[ "$output" == *"demo-workload-0-1.demo: demo-workload-0-0.demo"* ]]
+    # The pods: the second one waits for the first, and ends with its exit code; twice, as a script would.
+    on h2 env JOBSET_NAME=demo NNODES=2 JOB_COMPLETION_INDEX=1 sh -c \
+        "for i in 1 2; do timeout 150 $EPKIT launch --no-logs -- anything; echo status \$?; done" >"$HOSTS_DIR/pod" 2>&1 3>&- &
+    run --separate-stderr on h1 env JOBSET_NAME=demo NNODES=2 JOB_COMPLETION_INDEX=0 sh -c "cd $HOSTS_DIR; for i in 1 2; do \
+        timeout 100 $EPKIT launch --connect-timeout 60 --no-logs --hostfiles no -- sh -c 'exit 9'; done"
+    wait $!
+    cat "$HOSTS_DIR/pod"
+    [ "$(grep -c 'status 9' "$HOSTS_DIR/pod")" -eq 4 ]
     run --separate-stderr on login env LWS_LEADER_ADDRESS=lws-0.lws.ns LWS_GROUP_SIZE=2 LWS_WORKER_INDEX=0 \
         timeout 100 "$EPKIT" launch "${PATIENT[@]}" --no-logs --hostfiles no -- sh -c 'echo $MASTER_ADDR'
     echo "$output$stderr"

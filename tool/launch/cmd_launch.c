@@ -416,6 +416,7 @@ static void fill(const struct cmd *cmd, const struct cmd_call *call, const struc
     options->by_srun = strcmp(connects[args->connect], "srun") == 0;
     options->connect_s = args->connect_timeout;
     options->wait_s = cmd_given(cmd, call, "wait") ? args->wait : is_pods ? POD_WAIT_S : 0;
+    options->has_followers = is_pods;
     options->is_patient = options->wait_s > 0;
     options->deadline_s = cmd_given(cmd, call, "timeout") ? args->timeout : canned ? canned->deadline_s : 0;
     options->silent_s = args->silent;
@@ -471,9 +472,12 @@ static int cmd_launch(const struct cmd *cmd, const struct cmd_call *call)
     if (code == CMD_FINE)
         code = find_hosts(cmd, args, &options.hosts, &source);
     if (code == CMD_FINE && source.index > 0) {
-        code = follow_leader(args->json, &source, options.hosts.list[0].word);
+        int64_t deadline_s = cmd_given(cmd, call, "timeout") ? args->timeout : canned ? canned->deadline_s : 0;
+
+        code = follow_leader(&source, options.hosts.list[0].word,
+                             cmd_given(cmd, call, "wait") ? args->wait : POD_WAIT_S, deadline_s);
         hosts_done(&options.hosts);
-        return code;
+        return leave(code, false);
     }
     if (code == CMD_FINE) {
         options.source = source.text;

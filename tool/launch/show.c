@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "launch/show.h"
 
+#include "launch/follow.h"
 #include "launch/verdict.h"
 #include "output.h"
 #include "progress.h"
@@ -85,10 +86,21 @@ int show_result(const struct cmd *cmd, const struct launch_options *options, con
     return code;
 }
 
-int follow_leader(bool json, const struct hosts_source *source, const char *leader)
+int follow_leader(const struct hosts_source *source, const char *leader, int64_t wait_s, int64_t deadline_s)
 {
-    (void)json;
-    fprintf(stderr, "epkit: %s: instance %d leaves the launch to the first one (%s)\n", source->text, source->index,
+    char why[200];
+    int code;
+
+    if (!source->is_pods) {
+        fprintf(stderr, "epkit: %s: task %d leaves the launch to task 0 (%s)\n", source->text, source->index, leader);
+        return CMD_FINE;
+    }
+    fprintf(stderr, "epkit: %s: pod %d waits for the launch by the first one (%s)\n", source->text, source->index,
             leader);
-    return CMD_FINE;
+    code = follow_wait(wait_s, deadline_s, why, sizeof(why));
+    if (*why)
+        out_error("launch: %s", why);
+    else
+        fprintf(stderr, "epkit: the launch has ended with status %d\n", code);
+    return code;
 }

@@ -20,7 +20,11 @@ int show_result(const struct cmd *cmd, const struct launch_options *options, con
 /* Did the last result end by a signal to epkit? */
 bool show_was_interrupted(void);
 
-/* What another instance of the command does than the first one: see hosts_source.index. */
-int follow_leader(bool json, const struct hosts_source *source, const char *leader);
+/*
+ * What an instance of the command other than the first one does (hosts_source.index). A pod waits for the launch and
+ * ends with its exit code: for at most wait_s until it begins, and deadline_s (0: no limit) until it is over. A task of
+ * srun ends at once: its node stays in the job without it.
+ */
+int follow_leader(const struct hosts_source *source, const char *leader, int64_t wait_s, int64_t deadline_s);
 
 #endif
