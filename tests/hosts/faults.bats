@@ -143,7 +143,7 @@ epkit_version() {
 
 @test "a rank that fails: its status is that of epkit, the others are ended everywhere" {
     for with in $(starters); do
-        run --separate-stderr launch --no-logs --with $with --hosts 'h[1-4]' --grace 1 -- \
+        run --separate-stderr launch --no-logs --with "$with" --hosts 'h[1-4]' --grace 1 -- \
             sh -c 'if [ $(hostname) = h3 ]; then sleep 1; exit 7; fi; (setsid sleep 4321 &); sleep 4322'
         echo "$output$stderr"
         [ "$status" -eq 7 ]
@@ -202,7 +202,7 @@ launcher() {
 
 @test "Ctrl-C ends everything everywhere" {
     for with in $(starters); do
-        begin --with $with
+        begin --with "$with"
         on login kill -INT "$(launcher)"
         ended
         [ "$status" -eq 130 ]
@@ -212,7 +212,7 @@ launcher() {
 
 @test "epkit is killed by SIGKILL: nothing is left" {
     for with in $(starters); do
-        begin --with $with
+        begin --with "$with"
         on login kill -KILL "$(launcher)"
         all_clean 60 h1 h2 login
         wait $pid || true
