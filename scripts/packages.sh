@@ -9,6 +9,7 @@ set -euo pipefail
 # group, how its presence is seen, Debian package(s)
 #   command:NAME   a command in PATH
 #   pkg:NAME       a library that pkg-config knows
+#   file:PATH      a file
 #   compiles:LINE  a C source line that the compiler accepts
 #   imports:NAME   a module of Python
 #   fuzzes:        clang finds libFuzzer
@@ -22,6 +23,7 @@ build  command:pkg-config                  pkg-config
 build  pkg:jansson                         libjansson-dev
 build  pkg:smartcols                       libsmartcols-dev
 build  pkg:libelf                          libelf-dev
+build  compiles:#include<curl/curl.h>      libcurl4-openssl-dev
 build  command:gnuplot                     gnuplot-nox
 test   command:make                        make
 test   command:g++                         g++
@@ -39,6 +41,15 @@ test   command:fish                        fish
 test   command:objdump                     binutils
 test   command:mpicc                       libopenmpi-dev
 test   command:mpirun                      openmpi-bin
+test   file:/usr/sbin/sshd                 openssh-server
+test   command:ssh                         openssh-client
+test   command:ip                          iproute2
+test   command:pgrep                       procps
+test   command:perl                        perl
+test   file:/usr/sbin/slurmctld            slurmctld
+test   file:/usr/sbin/slurmd               slurmd
+test   command:srun                        slurm-client
+test   file:/usr/sbin/munged               munge
 test   pkg:cmocka                          libcmocka-dev
 test   pkg:hwloc                           libhwloc-dev
 fuzz   fuzzes:                             libclang-rt-dev
@@ -51,6 +62,7 @@ END
 is_there() {
     case "$1" in
     command:*) command -v "${1#command:}" >/dev/null ;;
+    file:*) [ -e "${1#file:}" ] ;;
     pkg:*) pkg-config --exists "${1#pkg:}" 2>/dev/null ;;
     fuzzes:) echo 'int LLVMFuzzerTestOneInput(void) { return 0; }' |
         clang -fsanitize=fuzzer -x c -o /dev/null - 2>/dev/null ;;

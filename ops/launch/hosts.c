@@ -52,7 +52,8 @@ static bool split_port(char *text, char *ret_port)
     char *open = strchr(text, '['), *close = strchr(text, ']'), *port = NULL;
 
     if (open && close && close > open) {
-        if (close[1] && close[1] != ':')
+        /* Only addresses of IPv6 stand in brackets. */
+        if ((close[1] && close[1] != ':') || !memchr(open, ':', (size_t)(close - open)))
             return false;
         port = close[1] ? close + 2 : NULL;
         *close = '\0';

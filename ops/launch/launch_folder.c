@@ -15,8 +15,16 @@
 
 #define LOG_FOLDER "testbed-logs"
 
+/* With those above it. */
 static bool make_folder(const char *path)
 {
+    char part[4096];
+
+    for (const char *slash = strchr(path + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
+        snprintf(part, sizeof(part), "%.*s", (int)(slash - path), path);
+        if (mkdir(part, 0777) != 0 && errno != EEXIST)
+            return false;
+    }
     return mkdir(path, 0777) == 0 || errno == EEXIST;
 }
 
@@ -29,7 +37,7 @@ ep_status folder_open(struct launch *launch)
         return EP_OK;
     if (snprintf(launch->folder, sizeof(launch->folder), "%s/" LOG_FOLDER, folder) >= (int)sizeof(launch->folder))
         return ep_fail(EP_E_ARG, "%.100s...: the name is too long", folder);
-    if (!make_folder(folder) || !make_folder(launch->folder)) {
+    if (!make_folder(launch->folder)) {
         ep_fail_errno(EP_E_SYSTEM, errno, "making the folder %s for the logs", launch->folder);
         launch->folder[0] = '\0';
         return EP_E_SYSTEM;
