@@ -20,6 +20,7 @@ const struct env_text env_texts[] = {
     {"EPKIT_PRELOAD",
      "set by the script of 'epkit env': the library that its function epkit_preload loads into a program"},
     {"EPKIT_SSH", "program that 'epkit doctor --hosts' and 'epkit launch' connect with, and its options; default: ssh"},
+    {"EPKIT_SSH_PORT", "port of sshd that 'epkit launch' uses when neither --port nor a node names one; default: 222"},
     {"EPKIT_TIMEOUT_MS", "deadline of the library's waits where the caller sets none"},
     {"NO_COLOR", "if not empty, output is never coloured"},
     {NULL, NULL},

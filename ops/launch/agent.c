@@ -24,7 +24,7 @@
 #define WRITE_MS 30000 /* a launcher that takes nothing for so long is lost */
 #define TICK_MS 500
 #define GRACE_S 5
-#define FOLLOW_MS 5000 /* for a pod that is late to wait for the end of a launch */
+#define FOLLOW_MS 3000 /* for a pod that is late to wait for the end of a launch */
 #define INPUT_MAX (64u << 20)
 
 static bool is_deaf; /* nobody reads the frames any more */

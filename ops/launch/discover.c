@@ -109,6 +109,21 @@ static ep_status from_leader_worker_set(struct hosts *hosts, struct hosts_source
     return EP_OK;
 }
 
+/* What charts of the GKE testbed set: HOSTNAME_PREFIX0.DOMAIN_NAME, HOSTNAME_PREFIX1.DOMAIN_NAME, ... */
+static ep_status from_chart(struct hosts *hosts, struct hosts_source *source)
+{
+    const char *prefix = variable("HOSTNAME_PREFIX"), *domain = variable("DOMAIN_NAME");
+    long n = 0, index = 0;
+
+    EP_TRY(number_of_pods("HOSTNAME_PREFIX", &n));
+    EP_TRY(number_of("JOB_COMPLETION_INDEX", 0, n - 1, &index));
+    EP_TRY(add_numbered("HOSTNAME_PREFIX", prefix, domain ? domain : "", 0, n, hosts));
+    source->index = (int)index;
+    source->is_pods = true;
+    snprintf(source->text, sizeof(source->text), "pods %.120s*", prefix);
+    return EP_OK;
+}
+
 /* The domain below which this host's own name resolves: that of the headless service. */
 static void own_domain(const char *name, char *ret_domain, size_t bytes)
 {
@@ -208,6 +223,8 @@ ep_status hosts_discover(struct hosts *ret_hosts, struct hosts_source *ret_sourc
         status = from_jobset(&hosts, &source);
     } else if (variable("LWS_LEADER_ADDRESS")) {
         status = from_leader_worker_set(&hosts, &source);
+    } else if (variable("HOSTNAME_PREFIX") && variable("JOB_COMPLETION_INDEX")) {
+        status = from_chart(&hosts, &source);
     } else if (variable("JOB_COMPLETION_INDEX")) {
         status = from_indexed_job(&hosts, &source);
     } else if (variable("SLURM_JOB_NODELIST") || variable("SLURM_NODELIST")) {

@@ -99,7 +99,8 @@ static int compare(const void *a, const void *b)
 
 static void report_unknown(struct launch *launch)
 {
-    bool is_asked = launch->options->topology || strcmp(job_text(launch->options->location, "method", ""), "auto") != 0;
+    const char *method = job_text(launch->options->location, "method", "");
+    bool is_asked = launch->options->topology || (strcmp(method, "auto") != 0 && strcmp(method, "none") != 0);
     int n_unknown = 0, n_reasons = 0;
     const struct node *first = NULL;
 

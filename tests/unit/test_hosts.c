@@ -160,7 +160,9 @@ static const char *const variables[] = {"JOBSET_NAME",
                                         "SLURM_STEP_NUM_TASKS",
                                         "LSB_DJOB_HOSTFILE",
                                         "HYDRA_HOST_FILE",
-                                        "OMPI_MCA_orte_default_hostfile"};
+                                        "OMPI_MCA_orte_default_hostfile",
+                                        "HOSTNAME_PREFIX",
+                                        "DOMAIN_NAME"};
 
 /* Sets "NAME=VALUE" words alone, and finds the hosts: "INDEX: a b c" or the reason. */
 static const char *discover(const char *words)
@@ -201,6 +203,8 @@ static void test_surroundings(void **state)
                         "2 pods: js-w-0-0.sub js-w-0-1.sub js-w-1-0.sub js-w-1-1.sub");
     assert_string_equal(discover("LWS_LEADER_ADDRESS=lws-3.lws.ns LWS_GROUP_SIZE=3 LWS_WORKER_INDEX=2"),
                         "2 pods: lws-3.lws.ns lws-3-1.lws.ns lws-3-2.lws.ns");
+    assert_string_equal(discover("HOSTNAME_PREFIX=rel-workload-0- DOMAIN_NAME=rel NNODES=2 JOB_COMPLETION_INDEX=0"),
+                        "0 pods: rel-workload-0-0.rel rel-workload-0-1.rel");
     assert_string_equal(discover("SLURM_JOB_NODELIST=h[1-2] SLURM_JOB_ID=7"), "-1: h1 h2");
     /* A batch script has a SLURM_PROCID, a task of a step has more. */
     assert_string_equal(discover("SLURM_JOB_NODELIST=h[1-2] SLURM_PROCID=0"), "-1: h1 h2");

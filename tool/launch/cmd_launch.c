@@ -64,7 +64,7 @@ static const struct opt launch_table[] = {
     {"ssh", 0, "COMMAND", OPT_STRING, offsetof(struct launch_args, ssh),
      .help = "ssh with its options; default: EPKIT_SSH, else ssh"},
     {"port", 'p', "N", OPT_INT, offsetof(struct launch_args, port), .min = 0, .max = 65535, .value = "222",
-     .help = "port of sshd where a node names none; 0: what ssh's configuration says"},
+     .help = "port of sshd where a node names none; 0: what ssh's configuration says; EPKIT_SSH_PORT changes the default"},
     {"connect-timeout", 0, "S", OPT_INT, offsetof(struct launch_args, connect_timeout), .min = 1, .max = 3600, .value = "10",
      .help = "deadline of each layer: name, TCP, banner, login, the answer of epkit"},
     {"wait", 0, "S", OPT_INT, offsetof(struct launch_args, wait), .min = 0, .max = DAY_S,
@@ -264,12 +264,34 @@ static const char *choose_preload(const struct launch_args *args)
     return own && *own ? own : NULL;
 }
 
-static int make_environment(const struct cmd *cmd, const struct launch_args *args, json_t *spec)
+/*
+ * In a pod the container's environment is that of the job, and a login by ssh does not have it. What concerns
+ * communication is passed on; all pods have the same image.
+ */
+static void add_pod_variables(json_t *env)
+{
+    static const char *const names[] = {
+        "NCCL_", "NVSHMEM_", "DEEP_EP_", "UCX_", "LD_LIBRARY_PATH=", "PYTHONPATH=", "HF_TOKEN="};
+
+    for (char **entry = environ; *entry; entry++)
+        for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+            char name[256];
+
+            if (strncmp(*entry, names[i], strlen(names[i])) != 0 || strcspn(*entry, "=") >= sizeof(name))
+                continue;
+            snprintf(name, sizeof(name), "%.*s", (int)strcspn(*entry, "="), *entry);
+            json_object_set_new(env, name, json_string(*entry + strlen(name) + 1));
+        }
+}
+
+static int make_environment(const struct cmd *cmd, const struct launch_args *args, bool is_pods, json_t *spec)
 {
     json_t *env = json_object(), *source = json_object_get(spec, "source");
     const char *preload = choose_preload(args);
 
     json_object_set_new(spec, "env", env);
+    if (is_pods)
+        add_pod_variables(env);
     if (args->debug)
         add_debugging(env);
     for (size_t i = 0; i < args->env.n; i++)
@@ -399,6 +421,15 @@ static void print_command(const struct cmd *cmd, const struct cmd_call *call, ch
     options_print(cmd, &masked, (const char *const[]){NULL}, ret_text, bytes);
 }
 
+/* A port that the surroundings set. */
+static int own_port(const char *name, int other)
+{
+    const char *text = getenv(name);
+    int port = text ? atoi(text) : 0;
+
+    return port > 0 && port < 65536 ? port : other;
+}
+
 static void fill(const struct cmd *cmd, const struct cmd_call *call, const struct canned_job *canned, bool is_pods,
                  struct launch_options *options)
 {
@@ -408,10 +439,11 @@ static void fill(const struct cmd *cmd, const struct cmd_call *call, const struc
     bool has_files = args->hostfiles == HOSTFILES_YES || (args->hostfiles == HOSTFILES_AUTO && is_pods);
 
     print_command(cmd, call, command, sizeof(command));
-    snprintf(port, sizeof(port), "%d", (int)args->port);
+    snprintf(port, sizeof(port), "%d",
+             cmd_given(cmd, call, "port") ? (int)args->port : own_port("EPKIT_SSH_PORT", 222));
     options->command = command;
     options->ssh = ssh && *ssh ? ssh : "ssh";
-    options->port = args->port ? port : NULL;
+    options->port = strcmp(port, "0") != 0 ? port : NULL;
     options->remote_epkit = args->remote_epkit;
     options->by_srun = strcmp(connects[args->connect], "srun") == 0;
     options->connect_s = args->connect_timeout;
@@ -422,7 +454,8 @@ static void fill(const struct cmd *cmd, const struct cmd_call *call, const struc
     options->silent_s = args->silent;
     options->grace_s = args->grace;
     options->gpus_per_node = (int)args->gpus;
-    options->master_port = (int)args->master_port;
+    options->master_port =
+        is_pods && !cmd_given(cmd, call, "master-port") ? own_port("MASTER_PORT", 29500) : (int)args->master_port;
     options->has_checks = args->checks == CHECKS_AUTO ? canned && canned->has_checks : args->checks != CHECKS_SKIP;
     options->require_checks = args->checks == CHECKS_REQUIRE;
     options->hostfile_8 = has_files ? HOSTS_FILE : NULL;
@@ -486,7 +519,7 @@ static int cmd_launch(const struct cmd *cmd, const struct cmd_call *call)
     if (code == CMD_FINE)
         code = make_job(cmd, call, canned, options.hosts.n, &options.job);
     if (code == CMD_FINE)
-        code = make_environment(cmd, args, options.job.spec);
+        code = make_environment(cmd, args, source.is_pods, options.job.spec);
     if (code == CMD_FINE)
         code = check_hosts(cmd, canned, &options);
     if (code == CMD_FINE) {
