@@ -276,6 +276,8 @@ static bool send_rank(int fd, int local, const int fds[2])
     struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = space, .msg_controllen = sizeof(space)};
     struct cmsghdr *control = CMSG_FIRSTHDR(&message);
 
+    if (!control)
+        return false;
     control->cmsg_level = SOL_SOCKET;
     control->cmsg_type = SCM_RIGHTS;
     control->cmsg_len = CMSG_LEN(2 * sizeof(int));

@@ -90,6 +90,8 @@ int frame_read(struct frame_reader *reader, const char *data, size_t bytes,
     bool waits = false;
     size_t at = 0;
 
+    if (bytes == 0)
+        return 0;
     if (reader->used + bytes > reader->capacity) {
         char *grown = realloc(reader->buffer, reader->used + bytes + 4096);
 

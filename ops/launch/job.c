@@ -53,7 +53,7 @@ static void unset(struct variables *variables, const char *name)
 {
     size_t at = find_variable(variables, name, strlen(name));
 
-    if (at == variables->n)
+    if (at == variables->n || !variables->list)
         return;
     free(variables->list[at]);
     variables->list[at] = variables->list[--variables->n];

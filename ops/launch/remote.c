@@ -371,7 +371,7 @@ void remote_pool_step(struct remote_pool *pool, int timeout_ms, struct pollfd *e
     memcpy(pool->polls + n, extra, (size_t)n_extra * sizeof(*extra));
     if (timeout_ms > CLOSED_POLL_MS)
         timeout_ms = CLOSED_POLL_MS;
-    if (poll(pool->polls, (nfds_t)(n + n_extra), timeout_ms) < 0)
+    if (poll(pool->polls, (nfds_t)n + (nfds_t)n_extra, timeout_ms) < 0)
         for (int i = 0; i < n + n_extra; i++)
             pool->polls[i].revents = 0;
     memcpy(extra, pool->polls + n, (size_t)n_extra * sizeof(*extra));

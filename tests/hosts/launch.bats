@@ -39,6 +39,7 @@ teardown_file() {
 }
 
 @test "under mpirun as well" {
+    long
     local show='echo "$RANK/$WORLD_SIZE $LOCAL_RANK $NODE_RANK $MASTER_ADDR $OMPI_COMM_WORLD_RANK"'
     run --separate-stderr launch --no-logs --hosts h3,h1 --with mpirun --per-node 2 -- sh -c "$show"
     echo "$output$stderr"
@@ -49,6 +50,7 @@ teardown_file() {
 }
 
 @test "launched on a host that is one of the nodes, and not the first" {
+    long
     run --separate-stderr on h3 env -C "$HOSTS_DIR" timeout 100 "$EPKIT" launch "${PATIENT[@]}" --no-logs --hosts h1,h3 \
         --with mpirun -- sh -c 'echo $RANK $MASTER_ADDR'
     echo "$output$stderr"
@@ -84,6 +86,7 @@ teardown_file() {
 }
 
 @test "--debug sets the debugging variables" {
+    long
     run --separate-stderr launch --no-logs --hosts h1 --debug -- sh -c 'echo $NVSHMEM_DEBUG $NVSHMEM_DEBUG_FILE $NCCL_DEBUG'
     [[ "$output" == *"h1: WARN,INFO /tmp/nvshmem_%h_%p.log INFO"* ]]
 }
@@ -124,6 +127,7 @@ teardown_file() {
 }
 
 @test "hosts of JobSet, LeaderWorkerSet, an Indexed Job and PBS; the first instance does the work" {
+    long
     on login sh -c "grep -q demo /etc/hosts" || for i in 0 1; do
         echo "198.18.77.$((i + 1)) demo-workload-0-$i.demo lws-0-$i.lws.ns job-$i.svc" >>"$HOSTS_DIR/hosts"
     done
@@ -151,6 +155,7 @@ teardown_file() {
 }
 
 @test "ib-write-bw and DeepEP where they are not installed: exit code 4, and what is missing" {
+    long
     run --separate-stderr launch --no-logs --checks skip --hosts h1,h2 deepep-internode
     echo "$output$stderr"
     [ "$status" -eq 4 ]

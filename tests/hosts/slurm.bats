@@ -8,10 +8,10 @@
 load common
 
 setup_file() {
-    local why
-    [ -n "${EPKIT_TEST_LONG:-}" ] || skip "in the long tier only"
-    why=$("$EPKIT_SOURCE/tests/hosts/slurm.sh" check) || skip "$why"
+    HOSTS_WHY=$("$EPKIT_SOURCE/tests/hosts/slurm.sh" check) || true
+    [ -n "${EPKIT_TEST_LONG:-}" ] || HOSTS_WHY="in the long tier only"
     hosts_up 4
+    [ -z "$HOSTS_WHY" ] || return 0
     "$EPKIT_SOURCE/tests/hosts/slurm.sh" up "$HOSTS_DIR" 4
     mkdir -p "$HOSTS_DIR/work"
 }

@@ -286,7 +286,7 @@ static void add_pod_variables(json_t *env)
 
 static int make_environment(const struct cmd *cmd, const struct launch_args *args, bool is_pods, json_t *spec)
 {
-    json_t *env = json_object(), *source = json_object_get(spec, "source");
+    json_t *env = json_object(), *source;
     const char *preload = choose_preload(args);
 
     json_object_set_new(spec, "env", env);
