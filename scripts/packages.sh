@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# packages.sh GROUP... - make sure that what the groups need is there: build, test, fuzz, dist, cuda.
+# packages.sh GROUP... - make sure that what the groups need is there: build, test, long, fuzz, dist, cuda.
 #
 # What is missing is installed with apt, which needs root and Debian 12, Ubuntu 24.04 or later. Silent, and no use of the
 # network, when nothing is missing.
@@ -46,12 +46,12 @@ test   command:ssh                         openssh-client
 test   command:ip                          iproute2
 test   command:pgrep                       procps
 test   command:perl                        perl
-test   file:/usr/sbin/slurmctld            slurmctld
-test   file:/usr/sbin/slurmd               slurmd
-test   command:srun                        slurm-client
-test   file:/usr/sbin/munged               munge
 test   pkg:cmocka                          libcmocka-dev
 test   pkg:hwloc                           libhwloc-dev
+long   file:/usr/sbin/slurmctld            slurmctld
+long   file:/usr/sbin/slurmd               slurmd
+long   command:srun                        slurm-client
+long   file:/usr/sbin/munged               munge
 fuzz   fuzzes:                             libclang-rt-dev
 dist   command:readelf                     binutils
 dist   command:scdoc                       scdoc

@@ -181,3 +181,22 @@ teardown_file() {
     [[ "$output" == *"h2: "*"/deepep 1 2 tests/test_internode.py --num-tokens 2048 --hidden 7168 --num-experts 256 --num-topk 8 --num-tokens 64"* ]]
     for host in h1 h2; do on "$host" umount /opt; done
 }
+
+@test "what the NICs moved during the run, and what the doctor finds before it" {
+    "$EPKIT_SOURCE/tests/machines/machines.py" a4/shm "$HOSTS_DIR/a4"
+    # The NICs of a made-up machine, whose counters can be written.
+    on h1 sh -c "mkdir -p $HOSTS_DIR/sys && cp -a $HOSTS_DIR/a4/sys/. $HOSTS_DIR/sys && mount --bind $HOSTS_DIR/sys /sys"
+    run --separate-stderr launch --out run2 --checks report --hosts h1,h2 -- sh -c '
+        file=/sys/class/infiniband/mlx5_3/ports/1/counters/port_xmit_data
+        [ $(hostname) = h2 ] || echo $(($(cat $file) + 1000)) >$file'
+    on h1 umount /sys
+    echo "$output$stderr"
+    [ "$status" -eq 0 ]
+    cd "$HOSTS_DIR/work/run2/testbed-logs"
+    [ "$(jq -c '.hosts[0].nics[] | select(.tx_bytes > 0)' run.json)" = '{"device":"mlx5_3","port":1,"tx_bytes":4000,"rx_bytes":0}' ]
+    [ "$(jq -c '.hosts[1].nics' run.json)" = '[]' ]
+    [ "$(jq -r .verb doctor-h1.json)" = doctor ]
+    # The doctor saw those NICs there, and what it found is in the record.
+    [ "$(jq '.facts.nics | length' doctor-h1.json)" -gt 0 ]
+    [ "$(jq '.findings | length' run.json)" -eq "$(jq '[.checks[] | select(.outcome == "found")] | length' doctor-h1.json)" ]
+}
