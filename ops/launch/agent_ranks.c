@@ -246,9 +246,12 @@ void agent_free_ranks(struct agent *agent)
 
 static int number_of(const char *const *names)
 {
-    for (; *names; names++)
-        if (getenv(*names) && *getenv(*names))
-            return atoi(getenv(*names));
+    for (; *names; names++) {
+        const char *value = getenv(*names);
+
+        if (value && *value)
+            return atoi(value);
+    }
     return -1;
 }
 
