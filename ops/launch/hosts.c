@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #define LINE_BYTES 1024
+#define FILE_BYTES_MAX (8 << 20)
 #define SLOTS_MAX 4096
 
 void hosts_done(struct hosts *hosts)
@@ -267,26 +268,64 @@ static ep_status add_line(const char *file, int number, char *line, bool repeats
     return host ? add_line_host(file, number, host, slots, repeats, hosts) : EP_OK;
 }
 
+/* A regular file of a size that makes sense, as a stream. NULL after ep_fail(). */
+static FILE *open_file(const char *file)
+{
+    int fd = open(file, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+    struct stat info;
+    FILE *stream = NULL;
+
+    /* Without waiting for the writer of a FIFO; and what was opened is what is looked at. */
+    if (fd < 0 || fstat(fd, &info) != 0)
+        ep_fail(EP_E_ARG, "%s: %s", file, strerror(errno));
+    else if (!S_ISREG(info.st_mode))
+        ep_fail(EP_E_ARG, "%s: not a regular file", file);
+    else if (info.st_size > FILE_BYTES_MAX)
+        ep_fail(EP_E_ARG, "%s: larger than %d MiB", file, FILE_BYTES_MAX >> 20);
+    else if (!(stream = fdopen(fd, "r")))
+        ep_fail(EP_E_ARG, "%s: %s", file, strerror(errno));
+    if (!stream && fd >= 0)
+        close(fd);
+    return stream;
+}
+
+/* Reads a line without its end. *ret_is_last: nothing comes behind it. */
+static ep_status read_line(FILE *stream, const char *file, int number, char *ret_line, size_t *used, bool *ret_is_last)
+{
+    size_t n = 0;
+    int byte;
+
+    while ((byte = getc(stream)) != EOF && byte != '\n' && byte && n + 1 < LINE_BYTES)
+        ret_line[n++] = (char)byte;
+    ret_line[n] = '\0';
+    *used += n + 1;
+    *ret_is_last = byte == EOF;
+    if (byte == EOF && ferror(stream))
+        return ep_fail(EP_E_ARG, "%s: %s", file, strerror(errno));
+    if (byte == 0)
+        return ep_fail(EP_E_ARG, "%s, line %d: holds a byte 0, so that it is no text", file, number);
+    if (n + 1 == LINE_BYTES)
+        return ep_fail(EP_E_ARG, "%s, line %d: longer than %d bytes", file, number, LINE_BYTES - 2);
+    /* Files of /proc and of FUSE tell no size, and may go on without end. */
+    if (*used > FILE_BYTES_MAX)
+        return ep_fail(EP_E_ARG, "%s: larger than %d MiB", file, FILE_BYTES_MAX >> 20);
+    return EP_OK;
+}
+
 ep_status hosts_add_file(const char *file, bool repeats, struct hosts *hosts)
 {
+    FILE *stream = open_file(file);
     char line[LINE_BYTES];
     ep_status status = EP_OK;
     int before = hosts->n;
-    struct stat info;
-    FILE *stream;
+    bool is_last = false;
+    size_t used = 0;
 
-    /* Before it is opened: a FIFO would be waited for. */
-    if (stat(file, &info) != 0)
-        return ep_fail(EP_E_ARG, "%s: %s", file, strerror(errno));
-    if (!S_ISREG(info.st_mode))
-        return ep_fail(EP_E_ARG, "%s: not a regular file", file);
-    stream = fopen(file, "re");
     if (!stream)
-        return ep_fail(EP_E_ARG, "%s: %s", file, strerror(errno));
-    for (int number = 1; status == EP_OK && fgets(line, sizeof(line), stream); number++) {
-        if (strlen(line) == sizeof(line) - 1 && line[sizeof(line) - 2] != '\n')
-            status = ep_fail(EP_E_ARG, "%s, line %d: longer than %d bytes", file, number, LINE_BYTES - 2);
-        else
+        return EP_E_ARG;
+    for (int number = 1; status == EP_OK && !is_last; number++) {
+        status = read_line(stream, file, number, line, &used, &is_last);
+        if (status == EP_OK)
             status = add_line(file, number, line, repeats, hosts);
     }
     fclose(stream);

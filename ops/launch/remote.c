@@ -334,8 +334,11 @@ static void start_more(struct remote_pool *pool)
         pool->n_connecting++;
         start(remote);
         if (remote->start_error) {
+            char program[200];
+
             remote->failed_at = "ssh";
-            snprintf(remote->why, sizeof(remote->why), "%.200s: %s", pool->how->ssh, strerror(remote->start_error));
+            root_clean(pool->how->ssh, program, sizeof(program));
+            snprintf(remote->why, sizeof(remote->why), "%s: %s", program, strerror(remote->start_error));
             end(remote);
         }
     }

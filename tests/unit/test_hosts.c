@@ -117,6 +117,20 @@ static void test_files(void **state)
     hosts_done(&hosts);
 }
 
+/* What never ends is not read for ever, and what is no file not waited for. */
+static void test_no_files(void **state)
+{
+    struct hosts hosts = {0};
+
+    (void)state;
+    assert_int_equal(hosts_add_file("/nowhere/hosts", false, &hosts), EP_E_ARG);
+    assert_non_null(strstr(ep_last_error(), "No such file"));
+    assert_int_equal(hosts_add_file("/", false, &hosts), EP_E_ARG);
+    assert_non_null(strstr(ep_last_error(), "not a regular file"));
+    assert_int_equal(hosts_add_file("/proc/self/environ", false, &hosts), EP_E_ARG);
+    hosts_done(&hosts);
+}
+
 static void test_written_anew(void **state)
 {
     const char *path = write_text("old\n");
@@ -219,8 +233,8 @@ static void test_surroundings(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_lists),        cmocka_unit_test(test_lists_refused), cmocka_unit_test(test_files),
-        cmocka_unit_test(test_written_anew), cmocka_unit_test(test_surroundings),
+        cmocka_unit_test(test_lists),    cmocka_unit_test(test_lists_refused), cmocka_unit_test(test_files),
+        cmocka_unit_test(test_no_files), cmocka_unit_test(test_written_anew),  cmocka_unit_test(test_surroundings),
     };
 
     return cmocka_run_group_tests(tests, NULL, remove_text);
