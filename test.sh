@@ -17,7 +17,7 @@ case "$tier" in
 quick | medium) ;;
 long)
     export EPKIT_TEST_LONG=1
-    groups+=(fuzz)
+    groups+=(fuzz long)
     ;;
 *)
     echo "usage: test.sh [quick|medium|long]" >&2
