@@ -26,7 +26,7 @@ starters() {
 fails() {
     local node=$1 layer=$2 text=$3
     shift 3
-    run --separate-stderr launch --no-logs --json "$@" hostname
+    run --separate-stderr launch --no-logs --checks skip --json "$@" hostname
     echo "$output$stderr"
     [ "$status" -eq 1 ]
     valid <<<"$output"
@@ -65,13 +65,13 @@ stop_mute_server() { # HOST
 @test "TCP without a banner, and a hang after the banner" {
     long
     mute_server h4 ""
-    run --separate-stderr launch --no-logs --hosts h1,h4:2222 --connect-timeout 5 hostname
+    run --separate-stderr launch --no-logs --checks skip --hosts h1,h4:2222 --connect-timeout 5 hostname
     echo "$output$stderr"
     [ "$status" -eq 1 ]
     [[ "$stderr" == *"h4: banner: TCP is connected, but the ssh server sent no banner within 5 s"* ]]
     stop_mute_server h4
     mute_server h4 $'SSH-2.0-OpenSSH_9.2p1\r\n'
-    run --separate-stderr launch --no-logs --hosts h1,h4:2222 --connect-timeout 5 hostname
+    run --separate-stderr launch --no-logs --checks skip --hosts h1,h4:2222 --connect-timeout 5 hostname
     echo "$output$stderr"
     [ "$status" -eq 1 ]
     [[ "$stderr" == *"h4: authentication: the ssh server sent its banner, but did not complete the login within 5 s"* ]]
@@ -82,7 +82,7 @@ stop_mute_server() { # HOST
 @test "no permission" {
     long
     mv "$HOSTS_DIR/h2/root.ssh/authorized_keys" "$HOSTS_DIR/keys"
-    run --separate-stderr launch --no-logs --hosts h1,h2 hostname
+    run --separate-stderr launch --no-logs --checks skip --hosts h1,h2 hostname
     mv "$HOSTS_DIR/keys" "$HOSTS_DIR/h2/root.ssh/authorized_keys"
     [ "$status" -eq 1 ]
     [[ "$stderr" == *"h2: authentication: "*"Permission denied"* ]]
@@ -100,7 +100,7 @@ stop_mute_server() { # HOST
     for library in "$EPKIT_BUILD"/libepkit.so.?; do
         on h2 mount --bind "$HOSTS_DIR/lib/${library##*/}" "$(readlink -f "$library")"
     done
-    run --separate-stderr launch --no-logs --hosts h1,h2 hostname
+    run --separate-stderr launch --no-logs --checks skip --hosts h1,h2 hostname
     on h2 sh -c "umount $EPKIT; umount $(readlink -f "$EPKIT_BUILD"/libepkit.so)"
     echo "$output$stderr"
     [ "$status" -eq 1 ]
@@ -108,7 +108,7 @@ stop_mute_server() { # HOST
     fails h1 epkit "not found" --hosts h1 --remote-epkit /nowhere/epkit
     printf '#!/bin/sh\nsleep 100\n' >"$HOSTS_DIR/hangs"
     chmod +x "$HOSTS_DIR/hangs"
-    run --separate-stderr launch --no-logs --hosts h1 --connect-timeout 6 --remote-epkit "$HOSTS_DIR/hangs" hostname
+    run --separate-stderr launch --no-logs --checks skip --hosts h1 --connect-timeout 6 --remote-epkit "$HOSTS_DIR/hangs" hostname
     [ "$status" -eq 1 ]
     [[ "$stderr" == *"h1: command: no answer within 6 s"* ]]
     # It is not epkit and does not notice that nobody is there any more.
@@ -122,7 +122,7 @@ epkit_version() {
 
 @test "a full disk on a node" {
     on h3 mount -t tmpfs -o size=32k tmpfs /tmp
-    run --separate-stderr launch --no-logs --hosts h1,h3 hostname
+    run --separate-stderr launch --no-logs --checks skip --hosts h1,h3 hostname
     on h3 umount /tmp
     echo "$output$stderr"
     [ "$status" -eq 1 ]

@@ -16,7 +16,7 @@ teardown_file() {
 }
 
 @test "hostname on all nodes: output with the node in front, a verdict, exit code 0" {
-    run --separate-stderr launch --no-logs --hosts 'h[1-4]' hostname
+    run --separate-stderr launch --no-logs --checks skip --hosts 'h[1-4]' hostname
     echo "$output$stderr"
     [ "$status" -eq 0 ]
     [ "$(sort <<<"$output" | head -n 4)" = "$(printf '%s\n' 'h1: h1' 'h2: h2' 'h3: h3' 'h4: h4')" ]
@@ -60,11 +60,63 @@ teardown_file() {
 }
 
 @test "epkit-test internode over Open MPI: 32 of 32 cases on four hosts" {
-    run --separate-stderr launch --no-logs --hosts 'h[1-4]' --per-node 1 epkit-test internode -- --tokens 8 --hidden 256
+    run --separate-stderr launch --no-logs --hosts 'h[1-4]' --per-node 1 --checks skip epkit-test internode -- --tokens 8 --hidden 256
     echo "$output$stderr"
     [ "$status" -eq 0 ]
     [[ "$output" == *"internode: 32/32 cases passed (4 ranks on 4 nodes"* ]]
+    # The verdict of the parser, behind that of the launch.
+    [[ "$output" == *"all ended with status 0 "*$'\n'"epkit test: 32/32 cases passed"* ]]
     all_clean 10 h1 h2 h3 h4
+}
+
+@test "every named job begins with the doctor, hostname too, and ends with what the parser says of its output" {
+    run --separate-stderr launch --json --out parsed --hosts h1,h2 --per-node 1 epkit-test internode -- --tokens 8 --hidden 256
+    echo "$output$stderr"
+    [ "$status" -eq 0 ]
+    valid <<<"$output"
+    [ "$(jq -c '[.result.runs[].cases | .passed, .failed]' <<<"$output")" = '[32,0]' ]
+    cd "$HOSTS_DIR/work"
+    # The same as 'epkit parse' says of the folder, and it says so again later.
+    [ "$(jq -r .result.verdict <<<"$output")" = "$("$EPKIT" parse --json parsed | jq -r .verdict)" ]
+    [ "$(jq -r .verb parsed/testbed-logs/doctor-h1.json)" = doctor ]
+    # A program that ends with status 0 and whose output says that it failed: no success. Here it is DeepEP's test.
+    mkdir -p "$HOSTS_DIR/deepep/tests"
+    cat >"$HOSTS_DIR/deepep/tests/test_intranode.py" <<'END'
+print("[config] num_tokens=2048, hidden=7168, num_topk=8", flush=True)
+print("[testing] Running with BF16, without top-k (async=False, previous=False) ...", flush=True)
+print("AssertionError: calc_diff 0.3", flush=True)
+END
+    on h1 sh -c "mount -t tmpfs tmpfs /opt && mkdir -p /opt/deepep && ln -s $HOSTS_DIR/deepep /opt/deepep/DeepEP"
+    for logs in --no-logs --out=failing; do
+        run --separate-stderr launch "$logs" --checks skip --hosts h1 deepep-intranode
+        echo "$output$stderr"
+        [ "$status" -eq 1 ]
+        [[ "$output" == *"all ended with status 0 "*$'\n'"test_intranode, 1 node: 0/24 cases passed"* ]]
+    done
+    # And one that says nothing that is known has shown nothing.
+    echo 'print("hello")' >"$HOSTS_DIR/deepep/tests/test_intranode.py"
+    run --separate-stderr launch --no-logs --checks skip --hosts h1 deepep-intranode
+    on h1 umount /opt
+    echo "$output$stderr"
+    [ "$status" -eq 1 ]
+    run --separate-stderr launch --out named --hosts h1 hostname
+    [ "$status" -eq 0 ]
+    [ "$(jq -r .verb named/testbed-logs/doctor-h1.json)" = doctor ]
+}
+
+@test "what a terminal would obey in the output of a node is shown as '?', and kept in its log" {
+    run --separate-stderr launch --out hostile --hosts h1 -- printf 'a\033]0;x\007b\342\200\256c\377\303\244\n'
+    [ "$status" -eq 0 ]
+    [[ "$output" == "h1: a?]0;x?b?c?ä"$'\n'* ]]
+    [ "$(cat "$HOSTS_DIR/work/hostile/testbed-logs/worker-h1.log")" = "$(printf 'a\033]0;x\007b\342\200\256c\377\303\244')" ]
+}
+
+@test "the locale that epkit sets for what it reads reaches no rank" {
+    run --separate-stderr on login env LC_ALL=C.UTF-8 timeout 100 "$EPKIT" launch "${PATIENT[@]}" --no-logs --hosts h1 \
+        --ssh 'ssh -o SendEnv=LC_ALL' -- sh -c 'echo "locale=$LC_ALL"'
+    echo "$output$stderr"
+    [ "$status" -eq 0 ]
+    [[ "$output" == *"h1: locale="$'\n'* ]]
 }
 
 @test "the environment is what is named, and what scripts set; a preload reaches the program alone" {
@@ -116,7 +168,7 @@ teardown_file() {
 }
 
 @test "--json: one document on standard output, the nodes' output beside it" {
-    run --separate-stderr launch --json --no-logs --hosts h1,h2 hostname
+    run --separate-stderr launch --json --no-logs --checks skip --hosts h1,h2 hostname
     [ "$status" -eq 0 ]
     valid <<<"$output"
     [[ "$stderr" == *"h1: h1"* ]]
@@ -150,7 +202,7 @@ teardown_file() {
     echo "$output$stderr"
     [[ "$output" == *"lws-0-1.lws.ns: lws-0.lws.ns"* ]]
     printf 'h1\nh1\nh2\n' >"$HOSTS_DIR/pbs"
-    run --separate-stderr on login env PBS_NODEFILE="$HOSTS_DIR/pbs" timeout 100 "$EPKIT" launch "${PATIENT[@]}" --no-logs hostname
+    run --separate-stderr on login env PBS_NODEFILE="$HOSTS_DIR/pbs" timeout 100 "$EPKIT" launch "${PATIENT[@]}" --no-logs --checks skip hostname
     [[ "$output" == *"hostname ran on 2 nodes"* ]]
 }
 
