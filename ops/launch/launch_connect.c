@@ -259,6 +259,12 @@ static void save_document(const struct launch *launch, const struct node *node, 
     fclose(stream);
 }
 
+/* Where an answer may take long, the doctor may as well. */
+static int check_seconds(const struct launch *launch)
+{
+    return launch->options->connect_s > CHECK_SECONDS ? (int)launch->options->connect_s : CHECK_SECONDS;
+}
+
 static void take_diagnosis(struct launch *launch, const struct node *node)
 {
     const char *text = job_text(node->answer, "output", "");
@@ -266,7 +272,7 @@ static void take_diagnosis(struct launch *launch, const struct node *node)
     size_t i;
 
     if (!document) {
-        launch_note(launch, "%s: the doctor gave no answer within %d s", node->name, CHECK_SECONDS);
+        launch_note(launch, "%s: the doctor gave no answer within %d s", node->name, check_seconds(launch));
         return;
     }
     save_document(launch, node, text);
@@ -280,6 +286,7 @@ static void take_diagnosis(struct launch *launch, const struct node *node)
 
 bool launch_check(struct launch *launch)
 {
+    int seconds = check_seconds(launch);
     json_t *finding;
     size_t i, n_serious = 0;
 
@@ -287,8 +294,8 @@ bool launch_check(struct launch *launch)
         return true;
     for (int n = 0; n < launch->n; n++)
         node_send(&launch->nodes[n], json_pack("{s:s, s:[sss], s:i}", "do", "ask", "argv", "epkit", "doctor", "--json",
-                                               "timeout_s", CHECK_SECONDS));
-    launch_wait(launch, has_answered, ep_now_ns() + (CHECK_SECONDS + 5) * UINT64_C(1000000000));
+                                               "timeout_s", seconds));
+    launch_wait(launch, has_answered, ep_now_ns() + (seconds + 5) * UINT64_C(1000000000));
     for (int n = 0; n < launch->n; n++)
         take_diagnosis(launch, launch->order[n]);
     json_array_foreach(launch->findings, i, finding)

@@ -25,7 +25,7 @@ static void set_failure(struct node *node, const char *layer, const char *why)
     if (node->failed_at)
         return;
     node->failed_at = layer;
-    snprintf(node->why, sizeof(node->why), "%s", why);
+    root_clean(why, node->why, sizeof(node->why));
 }
 
 static void take_up(struct node *node)

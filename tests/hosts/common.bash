@@ -37,12 +37,12 @@ on() {
 # launch ARGUMENT...: on the host login, in a folder of the test's own.
 launch() {
     mkdir -p "$HOSTS_DIR/work"
-    on login env -C "$HOSTS_DIR/work" timeout --kill-after=20 200 "$EPKIT" launch "${PATIENT[@]}" "$@"
+    on login env -C "$HOSTS_DIR/work" timeout --kill-after=20 600 "$EPKIT" launch "${PATIENT[@]}" "$@"
 }
 
-# within SECONDS COMMAND...: the command succeeds at last.
+# within SECONDS COMMAND...: the command succeeds at last; six times as late on a machine with much else to do.
 within() {
-    local tries=$(($1 * 5))
+    local tries=$(($1 * 30))
     shift
     while ! "$@"; do
         tries=$((tries - 1))

@@ -51,7 +51,7 @@ teardown_file() {
 
 @test "launched on a host that is one of the nodes, and not the first" {
     long
-    run --separate-stderr on h3 env -C "$HOSTS_DIR" timeout 100 "$EPKIT" launch "${PATIENT[@]}" --no-logs --hosts h1,h3 \
+    run --separate-stderr on h3 env -C "$HOSTS_DIR" timeout 600 "$EPKIT" launch "${PATIENT[@]}" --no-logs --hosts h1,h3 \
         --with mpirun -- sh -c 'echo $RANK $MASTER_ADDR'
     echo "$output$stderr"
     [ "$status" -eq 0 ]
@@ -112,7 +112,7 @@ END
 }
 
 @test "the locale that epkit sets for what it reads reaches no rank" {
-    run --separate-stderr on login env LC_ALL=C.UTF-8 timeout 100 "$EPKIT" launch "${PATIENT[@]}" --no-logs --hosts h1 \
+    run --separate-stderr on login env LC_ALL=C.UTF-8 timeout 600 "$EPKIT" launch "${PATIENT[@]}" --no-logs --hosts h1 \
         --ssh 'ssh -o SendEnv=LC_ALL' -- sh -c 'echo "locale=$LC_ALL"'
     echo "$output$stderr"
     [ "$status" -eq 0 ]
@@ -121,7 +121,7 @@ END
 
 @test "the environment is what is named, and what scripts set; a preload reaches the program alone" {
     echo 'export FROM_SCRIPT=yes FOO=script; export EPKIT_PRELOAD=/lib/of/script.so' >"$HOSTS_DIR/script"
-    run --separate-stderr on login env NAMED='a,b c' OTHER=x LD_PRELOAD=/no/such.so timeout 100 "$EPKIT" launch \
+    run --separate-stderr on login env NAMED='a,b c' OTHER=x LD_PRELOAD=/no/such.so timeout 600 "$EPKIT" launch \
         "${PATIENT[@]}" --no-logs --hosts h1,h2 -x NAMED -x FOO=given --source "$HOSTS_DIR/script" --source '?/nowhere' \
         -- sh -c 'echo "$NAMED|$OTHER|$FROM_SCRIPT|$FOO|$LD_PRELOAD"'
     echo "$output$stderr"
@@ -184,25 +184,25 @@ END
         echo "198.18.77.$((i + 1)) demo-workload-0-$i.demo lws-0-$i.lws.ns job-$i.svc" >>"$HOSTS_DIR/hosts"
     done
     echo "198.18.77.1 lws-0.lws.ns" >>"$HOSTS_DIR/hosts"
-    run --separate-stderr on login env JOBSET_NAME=demo NNODES=2 JOB_COMPLETION_INDEX=0 timeout 100 "$EPKIT" launch \
+    run --separate-stderr on login env JOBSET_NAME=demo NNODES=2 JOB_COMPLETION_INDEX=0 timeout 600 "$EPKIT" launch \
         "${PATIENT[@]}" --no-logs --hostfiles no -- sh -c 'echo $MASTER_ADDR'
     echo "$output$stderr"
     [ "$status" -eq 0 ]
     [[ "$output" == *"demo-workload-0-1.demo: demo-workload-0-0.demo"* ]]
     # The pods: the second one waits for the first, and ends with its exit code; twice, as a script would.
     on h2 env JOBSET_NAME=demo NNODES=2 JOB_COMPLETION_INDEX=1 sh -c \
-        "for i in 1 2; do timeout 150 $EPKIT launch --no-logs -- anything; echo status \$?; done" >"$HOSTS_DIR/pod" 2>&1 3>&- &
+        "for i in 1 2; do timeout 600 $EPKIT launch --no-logs -- anything; echo status \$?; done" >"$HOSTS_DIR/pod" 2>&1 3>&- &
     run --separate-stderr on h1 env JOBSET_NAME=demo NNODES=2 JOB_COMPLETION_INDEX=0 sh -c "cd $HOSTS_DIR; for i in 1 2; do \
-        timeout 100 $EPKIT launch --connect-timeout 60 --no-logs --hostfiles no -- sh -c 'exit 9'; done"
+        timeout 600 $EPKIT launch --connect-timeout 60 --no-logs --hostfiles no -- sh -c 'exit 9'; done"
     wait $!
     cat "$HOSTS_DIR/pod"
     [ "$(grep -c 'status 9' "$HOSTS_DIR/pod")" -eq 4 ]
     run --separate-stderr on login env LWS_LEADER_ADDRESS=lws-0.lws.ns LWS_GROUP_SIZE=2 LWS_WORKER_INDEX=0 \
-        timeout 100 "$EPKIT" launch "${PATIENT[@]}" --no-logs --hostfiles no -- sh -c 'echo $MASTER_ADDR'
+        timeout 600 "$EPKIT" launch "${PATIENT[@]}" --no-logs --hostfiles no -- sh -c 'echo $MASTER_ADDR'
     echo "$output$stderr"
     [[ "$output" == *"lws-0-1.lws.ns: lws-0.lws.ns"* ]]
     printf 'h1\nh1\nh2\n' >"$HOSTS_DIR/pbs"
-    run --separate-stderr on login env PBS_NODEFILE="$HOSTS_DIR/pbs" timeout 100 "$EPKIT" launch "${PATIENT[@]}" --no-logs --checks skip hostname
+    run --separate-stderr on login env PBS_NODEFILE="$HOSTS_DIR/pbs" timeout 600 "$EPKIT" launch "${PATIENT[@]}" --no-logs --checks skip hostname
     [[ "$output" == *"hostname ran on 2 nodes"* ]]
 }
 

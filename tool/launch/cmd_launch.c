@@ -12,6 +12,7 @@
 #include "launch/verdict.h"
 #include "output.h"
 #include "progress.h"
+#include "root/root.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -347,10 +348,22 @@ static int make_location(const struct cmd *cmd, const struct launch_args *args, 
     return options->topology ? CMD_FINE : cmd_usage(cmd, "--topology %s", ep_last_error());
 }
 
+/* Arguments travel as JSON. */
+static bool is_utf8(const char *text)
+{
+    json_t *string = json_string(text);
+
+    json_decref(string);
+    return string != NULL;
+}
+
 static int check_usage(const struct cmd *cmd, const struct cmd_call *call, const struct canned_job *canned)
 {
     const struct launch_args *args = call->options;
 
+    for (int i = 0; i < call->n_args; i++)
+        if (!is_utf8(call->args[i]))
+            return cmd_usage(cmd, "argument %d is no UTF-8: put it into a script (--workload)", i + 1);
     if (args->hosts && args->hostfile)
         return cmd_usage(cmd, "--hosts and --hostfile exclude each other");
     if (args->location_cmd && (args->topology || cmd_given(cmd, call, "location")))
@@ -411,6 +424,7 @@ static void print_command(const struct cmd *cmd, const struct cmd_call *call, ch
 {
     struct launch_args shown = *(const struct launch_args *)call->options;
     struct cmd_call masked = *call;
+    char raw[4096];
     char words[OPT_STRINGS_MAX][80];
 
     masked.options = &shown;
@@ -419,7 +433,8 @@ static void print_command(const struct cmd *cmd, const struct cmd_call *call, ch
         if (launch_is_secret(words[i]))
             shown.env.values[i] = words[i];
     }
-    options_print(cmd, &masked, (const char *const[]){NULL}, ret_text, bytes);
+    options_print(cmd, &masked, (const char *const[]){NULL}, raw, sizeof(raw));
+    root_clean(raw, ret_text, bytes);
 }
 
 /* A port that the surroundings set. */
