@@ -17,7 +17,7 @@ case "$tier" in
 quick | medium) ;;
 long)
     export EPKIT_TEST_LONG=1
-    groups+=(fuzz cluster nodes)
+    groups+=(fuzz cluster nodes long)
     ;;
 *)
     echo "usage: test.sh [quick|medium|long]" >&2

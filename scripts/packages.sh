@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# packages.sh GROUP... - make sure that what the groups need is there: build, test, fuzz, cluster, nodes, dist, cuda.
+# packages.sh GROUP... - make sure that what the groups need is there: build, test, long, fuzz, cluster, nodes, dist, cuda.
 #
 # What is missing is installed with apt, which needs root and Debian 12, Ubuntu 24.04 or later. Silent, and no use of the
 # network, when nothing is missing.
@@ -9,6 +9,7 @@ set -euo pipefail
 # group, how its presence is seen, Debian package(s)
 #   command:NAME   a command in PATH
 #   pkg:NAME       a library that pkg-config knows
+#   file:PATH      a file
 #   compiles:LINE  a C source line that the compiler accepts
 #   imports:NAME   a module of Python
 #   fuzzes:        clang finds libFuzzer
@@ -24,6 +25,7 @@ build  pkg:jansson                         libjansson-dev
 build  pkg:smartcols                       libsmartcols-dev
 build  pkg:yaml-0.1                        libyaml-dev
 build  pkg:libelf                          libelf-dev
+build  compiles:#include<curl/curl.h>      libcurl4-openssl-dev
 test   command:make                        make
 test   command:ccache                      ccache
 test   command:g++                         g++
@@ -42,12 +44,21 @@ test   command:fish                        fish
 test   command:objdump                     binutils
 test   command:mpicc                       libopenmpi-dev
 test   command:mpirun                      openmpi-bin
+test   file:/usr/sbin/sshd                 openssh-server
+test   command:ssh                         openssh-client
+test   command:ip                          iproute2
+test   command:pgrep                       procps
+test   command:perl                        perl
 test   pkg:cmocka                          libcmocka-dev
 test   pkg:hwloc                           libhwloc-dev
 test   browser:                            chromium
 nodes  command:systemd-nspawn              systemd-container
 nodes  command:mmdebstrap                  mmdebstrap
 nodes  command:dpkg-scanpackages           dpkg-dev
+long   file:/usr/sbin/slurmctld            slurmctld
+long   file:/usr/sbin/slurmd               slurmd
+long   command:srun                        slurm-client
+long   file:/usr/sbin/munged               munge
 fuzz   fuzzes:                             libclang-rt-dev
 cluster command:etcd                        etcd-server
 cluster command:systemd-nspawn              systemd-container
@@ -65,6 +76,7 @@ END
 is_there() {
     case "$1" in
     command:*) command -v "${1#command:}" >/dev/null ;;
+    file:*) [ -e "${1#file:}" ] ;;
     pkg:*) pkg-config --exists "${1#pkg:}" 2>/dev/null ;;
     browser:) command -v chromium chromium-browser google-chrome >/dev/null || ! grep -qx ID=debian /etc/os-release ;;
     fuzzes:) echo 'int LLVMFuzzerTestOneInput(void) { return 0; }' |

@@ -33,14 +33,15 @@
 enum cmd_exit { CMD_FINE = 0, CMD_FAILED = 1, CMD_USAGE = 2, CMD_FINDINGS = 3, CMD_UNSUPPORTED = 4 };
 
 enum opt_type {
-    OPT_FLAG,   /* bool */
-    OPT_INT,    /* int64_t within min..max, decimal */
-    OPT_SIZE,   /* int64_t bytes within min..max; suffixes K, M, G are powers of 1024 */
-    OPT_STRING, /* const char * */
-    OPT_FILE,   /* const char *, completed as a file name */
-    OPT_DIR,    /* const char *, completed as a folder name */
-    OPT_CHOICE, /* int: index into choices */
-    OPT_LIST    /* struct opt_list, comma-separated: indices into choices if there are any, else integers min..max */
+    OPT_FLAG,    /* bool */
+    OPT_INT,     /* int64_t within min..max, decimal */
+    OPT_SIZE,    /* int64_t bytes within min..max; suffixes K, M, G are powers of 1024 */
+    OPT_STRING,  /* const char * */
+    OPT_FILE,    /* const char *, completed as a file name */
+    OPT_DIR,     /* const char *, completed as a folder name */
+    OPT_CHOICE,  /* int: index into choices */
+    OPT_STRINGS, /* struct opt_strings: may be given several times */
+    OPT_LIST     /* struct opt_list, comma-separated: indices into choices if there are any, else integers min..max */
 };
 
 #define OPT_LIST_MAX 32
@@ -48,6 +49,13 @@ enum opt_type {
 struct opt_list {
     size_t n;
     int64_t values[OPT_LIST_MAX];
+};
+
+#define OPT_STRINGS_MAX 128
+
+struct opt_strings {
+    size_t n;
+    const char *values[OPT_STRINGS_MAX];
 };
 
 /* An option. The table ends with a row without name; at most 62 rows. */

@@ -99,23 +99,20 @@ static int read_argument(const struct cmd *cmd, struct parser *parser, const cha
 
 static int show(json_t *document, enum verdict_result result, bool json)
 {
-    static const int codes[] = {[VERDICT_PASSED] = CMD_FINE,
-                                [VERDICT_FAILED] = CMD_FAILED,
-                                [VERDICT_SLOW] = CMD_FINDINGS,
-                                [VERDICT_NOTHING] = CMD_UNSUPPORTED};
     static const enum out_tone tones[] = {[VERDICT_PASSED] = OUT_GOOD,
                                           [VERDICT_FAILED] = OUT_BAD,
                                           [VERDICT_SLOW] = OUT_WARN,
                                           [VERDICT_NOTHING] = OUT_PLAIN};
+    const int code = input_exit_code(result);
     json_t *whole;
 
     if (json) {
         whole = out_document("parse");
         json_object_update(whole, document);
-        return out_json(whole) == 0 ? codes[result] : CMD_FAILED;
+        return out_json(whole) == 0 ? code : CMD_FAILED;
     }
     out_verdict(tones[result], "%s", json_string_value(json_object_get(document, "verdict")));
-    return verdict_print(document) == 0 ? codes[result] : CMD_FAILED;
+    return verdict_print(document) == 0 ? code : CMD_FAILED;
 }
 
 static int parse_all(const struct cmd *cmd, const struct cmd_call *call, const struct reference *reference,

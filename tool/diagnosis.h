@@ -87,9 +87,9 @@ int hosts_run(const struct cmd *cmd, const struct hosts_how *how);
 
 /* A node, as far as it answered. */
 struct node {
-    char *name;        /* as in the file */
+    const char *name;  /* as in the file */
     json_t *document;  /* NULL: no answer */
-    const char *layer; /* that failed: "DNS", "TCP", "timeout", "authentication", "epkit", "version", "answer" */
+    const char *layer; /* that failed: see launch/remote.h; "answer": what came is no document of ours */
     char why[512];
 };
 

@@ -7,8 +7,8 @@
  */
 #include "diagnosis.h"
 
-#include "capture.h"
 #include "output.h"
+#include "process/capture.h"
 
 #include <ctype.h>
 #include <errno.h>

@@ -2,362 +2,136 @@
 /* doctor_hosts.c - --hosts: runs epkit doctor on other nodes over ssh, all at once, and says how they differ. */
 #include "diagnosis.h"
 
-#include "capture.h"
+#include "base/error.h"
+#include "launch/hosts.h"
+#include "launch/remote.h"
 #include "output.h"
+#include "process/capture.h"
 #include "progress.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#define HOSTS_MAX 4096
-#define LINE_BYTES 1024
-#define FILE_BYTES_MAX (8 << 20)
-#define WIDTH 32           /* connections at once */
-#define CONNECT_SECONDS 10 /* for TCP and the banner; the deadline of a node bounds the rest */
-#define SSH_WORDS 32
-#define SHOWN_NODES 4  /* names in a cell of a table */
-#define SHOWN_BYTES 60 /* of a value in a cell, from near the place on where it differs */
+#define SSH_BYTES 1024
+#define REMOTE_BYTES 4096
+#define WIDTH 32         /* connections at once */
+#define LAYER_SECONDS 10 /* of each layer of a connection; the deadline of a node bounds the whole */
+#define SHOWN_NODES 4    /* names in a cell of a table */
+#define SHOWN_BYTES 60   /* of a value in a cell, from near the place on where it differs */
 
-struct host {
-    char target[256]; /* [user@]host */
-    char port[8];     /* "" the default */
-};
-
-struct hosts {
-    int n;
-    struct host *hosts;
-    int *lines; /* where they stand in the file */
+struct answers {
+    struct hosts hosts;
     struct node *nodes;
-    struct capture *captures;
-    char ***argvs;
+    struct remote *remotes;
+    struct answer *texts;
+    int n_done;
 };
 
-/* --- the file --- */
+/* What a node wrote to standard output. */
+struct answer {
+    struct answers *all;
+    char *text;
+    size_t bytes;
+    bool is_cut;
+};
 
-/* What ssh may be given as a target. A word that begins with '-' would be an option. */
-static bool is_target(const char *text)
+static bool allocate(struct answers *answers)
 {
-    const char *host = strrchr(text, '@');
+    size_t n = (size_t)answers->hosts.n;
 
-    host = host ? host + 1 : text;
-    return *text != '-' && *text != '@' && *host && *host != '-' &&
-           strspn(text, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-@:%") == strlen(text);
-}
-
-static bool is_port(const char *text)
-{
-    return *text && strlen(text) < 6 && strspn(text, "0123456789") == strlen(text) && atoi(text) > 0 &&
-           atoi(text) < 65536;
-}
-
-/* Splits "user@host:222", "[2001:db8::1]:222", "2001:db8::1". */
-static bool parse_host(const char *word, struct host *ret_host)
-{
-    struct host host = {.port = ""};
-    char text[256], *open, *close, *colon;
-
-    if (snprintf(text, sizeof(text), "%s", word) >= (int)sizeof(text))
-        return false;
-    open = strchr(text, '[');
-    close = strchr(text, ']');
-    if (open && close && close > open) {
-        if (close[1] == ':') {
-            if (!is_port(close + 2))
-                return false;
-            snprintf(host.port, sizeof(host.port), "%.5s", close + 2);
-        } else if (close[1]) {
-            return false;
-        }
-        *close = '\0';
-        memmove(open, open + 1, strlen(open + 1) + 1);
-    } else {
-        colon = strchr(text, ':');
-        if (colon && !strchr(colon + 1, ':')) {
-            if (!is_port(colon + 1))
-                return false;
-            snprintf(host.port, sizeof(host.port), "%.5s", colon + 1);
-            *colon = '\0';
-        }
+    answers->nodes = calloc(n, sizeof(*answers->nodes));
+    answers->remotes = calloc(n, sizeof(*answers->remotes));
+    answers->texts = calloc(n, sizeof(*answers->texts));
+    for (size_t i = 0; answers->nodes && answers->texts && i < n; i++) {
+        answers->nodes[i].name = answers->hosts.list[i].word;
+        answers->texts[i].all = answers;
     }
-    snprintf(host.target, sizeof(host.target), "%s", text);
-    *ret_host = host;
-    return is_target(host.target);
+    return answers->nodes && answers->remotes && answers->texts;
 }
 
-static int add_host(const struct cmd *cmd, const char *file, int number, const char *word, struct hosts *hosts)
+static void free_answers(struct answers *answers)
 {
-    struct host host;
-    char clean[256];
-
-    root_clean(word, clean, sizeof(clean));
-    if (!parse_host(word, &host))
-        return cmd_usage(cmd, "%s, line %d: '%s' is no host: [USER@]HOST[:PORT]", file, number, clean);
-    for (int i = 0; i < hosts->n; i++)
-        if (strcmp(hosts->hosts[i].target, host.target) == 0 && strcmp(hosts->hosts[i].port, host.port) == 0)
-            return cmd_usage(cmd, "%s, line %d: '%s' stands in line %d already", file, number, clean, hosts->lines[i]);
-    if (hosts->n == HOSTS_MAX)
-        return cmd_usage(cmd, "%s, line %d: more than %d hosts", file, number, HOSTS_MAX);
-    hosts->nodes[hosts->n].name = strdup(clean);
-    if (!hosts->nodes[hosts->n].name)
-        return CMD_FAILED;
-    hosts->hosts[hosts->n] = host;
-    hosts->lines[hosts->n++] = number;
-    return CMD_FINE;
-}
-
-/* "host slots=8 # text": what stands behind the host must be a setting of Open MPI. */
-static int parse_line(const struct cmd *cmd, const char *file, int number, char *line, struct hosts *hosts)
-{
-    char *rest = line, *word, *host = NULL;
-
-    line[strcspn(line, "#\r\n")] = '\0';
-    while ((word = strsep(&rest, " \t"))) {
-        if (!*word)
-            continue;
-        if (!host) {
-            host = word;
-        } else if (!strchr(word, '=')) {
-            char clean[128];
-
-            root_clean(word, clean, sizeof(clean));
-            return cmd_usage(cmd, "%s, line %d: '%s' behind the host is no setting like slots=8", file, number, clean);
-        }
+    for (int i = 0; i < answers->hosts.n; i++) {
+        if (answers->nodes)
+            json_decref(answers->nodes[i].document);
+        if (answers->texts)
+            free(answers->texts[i].text);
     }
-    return host ? add_host(cmd, file, number, host, hosts) : CMD_FINE;
-}
-
-/* A regular file of a size that makes sense, as a stream. NULL: *ret_code, after reporting why. */
-static FILE *open_hosts(const struct cmd *cmd, const char *file, int *ret_code)
-{
-    int fd = open(file, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
-    struct stat info;
-    FILE *stream = NULL;
-
-    /* Without waiting for the writer of a FIFO; and what was opened is what is looked at. */
-    if (fd < 0 || fstat(fd, &info) != 0)
-        *ret_code = cmd_usage(cmd, "--hosts %s: %s", file, strerror(errno));
-    else if (!S_ISREG(info.st_mode))
-        *ret_code = cmd_usage(cmd, "--hosts %s: not a regular file", file);
-    else if (info.st_size > FILE_BYTES_MAX)
-        *ret_code = cmd_usage(cmd, "--hosts %s: larger than %d MiB", file, FILE_BYTES_MAX >> 20);
-    else if (!(stream = fdopen(fd, "r")))
-        *ret_code = cmd_usage(cmd, "--hosts %s: %s", file, strerror(errno));
-    if (!stream && fd >= 0)
-        close(fd);
-    return stream;
-}
-
-/* Files of /proc and of FUSE tell no size, and may go on without end: so what is read is counted. */
-static int read_hosts(const struct cmd *cmd, const char *file, struct hosts *hosts)
-{
-    char line[LINE_BYTES];
-    size_t used = 0;
-    int code = CMD_FINE;
-    FILE *stream = open_hosts(cmd, file, &code);
-
-    for (int number = 1; stream && code == CMD_FINE; number++) {
-        int byte;
-        size_t n = 0;
-
-        while ((byte = getc(stream)) != EOF && byte != '\n' && byte && n + 1 < sizeof(line))
-            line[n++] = (char)byte;
-        line[n] = '\0';
-        used += n + 1;
-        if (byte == EOF && ferror(stream))
-            code = cmd_usage(cmd, "--hosts %s: %s", file, strerror(errno));
-        else if (byte == 0)
-            code = cmd_usage(cmd, "%s, line %d: holds a byte 0, so that it is no text", file, number);
-        else if (n + 1 == sizeof(line))
-            code = cmd_usage(cmd, "%s, line %d: longer than %d bytes", file, number, LINE_BYTES - 2);
-        else if (used > FILE_BYTES_MAX)
-            code = cmd_usage(cmd, "--hosts %s: larger than %d MiB", file, FILE_BYTES_MAX >> 20);
-        else
-            code = parse_line(cmd, file, number, line, hosts);
-        if (byte == EOF)
-            break;
-    }
-    if (stream)
-        fclose(stream);
-    if (code == CMD_FINE && hosts->n == 0)
-        code = cmd_usage(cmd, "--hosts %s: there is no host in it", file);
-    return code;
-}
-
-static bool allocate(struct hosts *hosts)
-{
-    hosts->hosts = calloc(HOSTS_MAX, sizeof(*hosts->hosts));
-    hosts->lines = calloc(HOSTS_MAX, sizeof(*hosts->lines));
-    hosts->nodes = calloc(HOSTS_MAX, sizeof(*hosts->nodes));
-    hosts->captures = calloc(HOSTS_MAX, sizeof(*hosts->captures));
-    hosts->argvs = calloc(HOSTS_MAX, sizeof(*hosts->argvs));
-    return hosts->hosts && hosts->lines && hosts->nodes && hosts->captures && hosts->argvs;
-}
-
-static void free_hosts(struct hosts *hosts)
-{
-    for (int i = 0; i < hosts->n; i++) {
-        free(hosts->nodes[i].name);
-        json_decref(hosts->nodes[i].document);
-        capture_done(&hosts->captures[i]);
-        free(hosts->argvs[i]);
-    }
-    free(hosts->hosts);
-    free(hosts->lines);
-    free(hosts->nodes);
-    free(hosts->captures);
-    free(hosts->argvs);
+    free(answers->nodes);
+    free(answers->remotes);
+    free(answers->texts);
+    hosts_done(&answers->hosts);
 }
 
 /* --- running it --- */
 
-/* ssh and its options as words; `words` is cut up for them. */
-static int split_ssh(char *words, char **ret_argv)
+static void take_output(struct remote *remote, const char *data, size_t bytes)
 {
-    char *rest = words, *word;
-    int n = 0;
+    struct answer *answer = remote->context;
+    char *grown;
 
-    while ((word = strsep(&rest, " \t")))
-        if (*word && n < SSH_WORDS)
-            ret_argv[n++] = word;
-    return n;
-}
-
-struct command {
-    char words[LINE_BYTES]; /* of --ssh, cut up */
-    char *ssh[SSH_WORDS];
-    int n_ssh;
-    char batch[16], connect[32], option[3], port_option[3];
-    char remote[LINE_BYTES * 4];
-};
-
-static char **make_argv(struct command *command, struct host *host)
-{
-    char **argv = calloc((size_t)command->n_ssh + 10, sizeof(*argv));
-    int n = 0;
-
-    if (!argv)
-        return NULL;
-    for (int i = 0; i < command->n_ssh; i++)
-        argv[n++] = command->ssh[i];
-    argv[n++] = command->option;
-    argv[n++] = command->batch;
-    argv[n++] = command->option;
-    argv[n++] = command->connect;
-    if (*host->port) {
-        argv[n++] = command->port_option;
-        argv[n++] = host->port;
+    remote_set_up(remote);
+    if (answer->bytes + bytes > CAPTURE_BYTES_MAX) {
+        answer->is_cut = true;
+        return;
     }
-    argv[n++] = host->target;
-    argv[n++] = command->remote;
-    return argv;
-}
-
-struct counting {
-    int n_done, n;
-};
-
-static void count_one(const struct capture *capture, void *context)
-{
-    struct counting *counting = context;
-
-    (void)capture;
-    progress_update(++counting->n_done, counting->n, "nodes");
-}
-
-static int run_all(struct hosts *hosts, const struct hosts_how *how)
-{
-    struct command command = {.batch = "BatchMode=yes", .option = "-o", .port_option = "-p"};
-    struct counting counting = {.n = hosts->n};
-    int result;
-
-    snprintf(command.words, sizeof(command.words), "%s", how->ssh);
-    command.n_ssh = split_ssh(command.words, command.ssh);
-    snprintf(command.connect, sizeof(command.connect), "ConnectTimeout=%d",
-             how->timeout_s < CONNECT_SECONDS ? (int)how->timeout_s : CONNECT_SECONDS);
-    snprintf(command.remote, sizeof(command.remote), "%s", how->remote_command);
-    for (int i = 0; i < hosts->n; i++) {
-        hosts->argvs[i] = make_argv(&command, &hosts->hosts[i]);
-        if (!hosts->argvs[i])
-            return -1;
-        hosts->captures[i].argv = hosts->argvs[i];
+    grown = realloc(answer->text, answer->bytes + bytes + 1);
+    if (!grown) {
+        remote_fail(remote, "answer", "no memory for the answer");
+        return;
     }
+    memcpy(grown + answer->bytes, data, bytes);
+    answer->text = grown;
+    answer->bytes += bytes;
+    grown[answer->bytes] = '\0';
+}
+
+static void take_end(struct remote *remote)
+{
+    struct answer *answer = remote->context;
+
+    progress_update(++answer->all->n_done, answer->all->hosts.n, "nodes");
+}
+
+static int run_all(struct answers *answers, const struct hosts_how *how)
+{
+    static const char *const options[] = {"-o", "BatchMode=yes", "-o", "LogLevel=DEBUG1", NULL};
+    int64_t layer_s = how->timeout_s < LAYER_SECONDS ? how->timeout_s : LAYER_SECONDS;
+    const struct remote_how remote_how = {.ssh = how->ssh,
+                                          .options = options,
+                                          .layer_timeout_ms = layer_s * 1000,
+                                          .command_timeout_ms = how->timeout_s * 1000,
+                                          .timeout_ms = how->timeout_s * 1000,
+                                          .width = WIDTH,
+                                          .has_shell = true,
+                                          .on_output = take_output,
+                                          .on_end = take_end};
+    struct remote_pool pool;
+
+    for (int i = 0; i < answers->hosts.n; i++)
+        answers->remotes[i] = (struct remote){
+            .host = &answers->hosts.list[i], .command = how->remote_command, .context = &answers->texts[i]};
+    if (remote_pool_init(&remote_how, answers->remotes, answers->hosts.n, &pool) != 0)
+        return -1;
     progress_start("asking nodes");
-    result = capture_run(hosts->captures, hosts->n, WIDTH, how->timeout_s * 1000, count_one, &counting);
+    while (pool.n_ended < pool.n)
+        remote_pool_step(&pool, 1000, NULL, 0);
     progress_stop();
-    return result;
+    remote_pool_done(&pool);
+    return 0;
 }
 
 /* --- what they said --- */
 
-/* What ssh and the remote shell say, and the layer that it speaks of. OpenSSH's words, and those of getaddrinfo(). */
-static const char *layer_of(const char *said, int status)
-{
-    static const struct {
-        const char *text, *layer;
-    } words[] = {
-        {"Could not resolve hostname", "DNS"},
-        {"Name or service not known", "DNS"},
-        {"Temporary failure in name resolution", "DNS"},
-        {"Connection refused", "TCP"},
-        {"No route to host", "TCP"},
-        {"Network is unreachable", "TCP"},
-        {"Connection reset", "TCP"},
-        {"Connection closed by", "TCP"},
-        {"kex_exchange_identification", "TCP"},
-        {"Connection timed out", "timeout"},
-        {"Operation timed out", "timeout"},
-        {"Permission denied (", "authentication"},
-        {"Permission denied,", "authentication"},
-        {"Host key verification failed", "authentication"},
-        {"REMOTE HOST IDENTIFICATION HAS CHANGED", "authentication"},
-        {"Too many authentication failures", "authentication"},
-        {"command not found", "epkit"},
-        {"epkit: not found", "epkit"},
-        {"unknown verb 'doctor'", "version"},
-        {"unknown option", "version"},
-    };
-
-    for (size_t i = 0; said && i < sizeof(words) / sizeof(words[0]); i++)
-        if (strstr(said, words[i].text))
-            return words[i].layer;
-    if (WIFEXITED(status) && (WEXITSTATUS(status) == 127 || WEXITSTATUS(status) == 126))
-        return "epkit";
-    if (WIFEXITED(status) && WEXITSTATUS(status) == 255)
-        return "ssh";
-    return "answer";
-}
-
-/* The last line that says something. */
-static void last_line(const char *text, char *ret_line, size_t bytes)
-{
-    char raw[512] = "";
-
-    for (const char *at = text; at && *at;) {
-        size_t n = strcspn(at, "\n");
-
-        if (n > strspn(at, " \t\r"))
-            snprintf(raw, sizeof(raw), "%.*s", (int)(n < sizeof(raw) ? n : sizeof(raw) - 1), at);
-        at += n;
-        at += *at == '\n';
-    }
-    raw[strcspn(raw, "\r")] = '\0';
-    root_clean(raw, ret_line, bytes);
-}
-
 /* The document may stand behind the greeting of a login shell. */
-static json_t *find_document(const struct capture_text *output, char *ret_why, size_t bytes)
+static json_t *find_document(const struct answer *output, char *ret_why, size_t bytes)
 {
     const char *start = output->text ? strchr(output->text, '{') : NULL;
     json_error_t error;
     json_t *document;
 
-    if (output->cut) {
+    if (output->is_cut) {
         snprintf(ret_why, bytes, "the answer is larger than %u MiB", CAPTURE_BYTES_MAX >> 20);
         return NULL;
     }
@@ -382,55 +156,33 @@ static bool is_ours(const json_t *document)
     return verb && strcmp(verb, "doctor") == 0 && json_is_object(json_object_get(document, "facts"));
 }
 
-static void judge_failure(const struct capture *capture, struct node *node)
+static void judge(const struct remote *remote, struct node *node)
 {
-    char said[400];
-
-    last_line(capture->error.text, said, sizeof(said));
-    node->layer = layer_of(capture->error.text, capture->status);
-    if (*said)
-        snprintf(node->why, sizeof(node->why), "%s", said);
-    else if (WIFSIGNALED(capture->status))
-        snprintf(node->why, sizeof(node->why), "killed by signal %d", WTERMSIG(capture->status));
-    else
-        snprintf(node->why, sizeof(node->why), "exit status %d", WEXITSTATUS(capture->status));
-}
-
-static void judge(const struct capture *capture, const char *ssh, int64_t timeout_s, struct node *node)
-{
+    const struct answer *answer = remote->context;
     json_t *document;
 
-    if (capture->start_error) {
-        char program[200];
-
-        root_clean(ssh, program, sizeof(program));
-        node->layer = "ssh";
-        snprintf(node->why, sizeof(node->why), "%s: %s", program, strerror(capture->start_error));
+    if (remote->start_error || remote->late) {
+        node->layer = remote->failed_at;
+        snprintf(node->why, sizeof(node->why), "%s", remote->why);
         return;
     }
-    if (capture->late) {
-        node->layer = "timeout";
-        snprintf(node->why, sizeof(node->why), "no answer within %lld s", (long long)timeout_s);
-        return;
-    }
-    document = find_document(&capture->output, node->why, sizeof(node->why));
+    document = find_document(answer, node->why, sizeof(node->why));
     if (document && is_ours(document) &&
         json_integer_value(json_object_get(document, "schema_version")) == OUT_SCHEMA_VERSION) {
         node->document = document;
         node->why[0] = '\0';
         return;
     }
+    node->layer = "answer";
     if (document && is_ours(document)) {
         node->layer = "version";
         snprintf(node->why, sizeof(node->why), "its epkit answers in version %lld of the format, this one reads %d",
                  (long long)json_integer_value(json_object_get(document, "schema_version")), OUT_SCHEMA_VERSION);
     } else if (document) {
-        node->layer = "answer";
         snprintf(node->why, sizeof(node->why), "the answer is not that of epkit doctor");
-    } else if (!WIFEXITED(capture->status) || WEXITSTATUS(capture->status) != 0) {
-        judge_failure(capture, node);
-    } else {
-        node->layer = "answer";
+    } else if (remote->failed_at) {
+        node->layer = strcmp(remote->failed_at, "command") == 0 ? "answer" : remote->failed_at;
+        snprintf(node->why, sizeof(node->why), "%s", remote->why);
     }
     json_decref(document);
 }
@@ -501,16 +253,16 @@ static void print_differences(const json_t *differences)
     json_decref(rows);
 }
 
-static void print_silent(const struct hosts *hosts)
+static void print_silent(const struct answers *answers)
 {
     static const struct out_column columns[] = {
         {"NODE", "node", 0, 0}, {"FAILED AT", "layer", 0, 0}, {"WHY", "why", 0, 0}};
     json_t *rows = json_array();
 
-    for (int i = 0; i < hosts->n; i++)
-        if (!hosts->nodes[i].document)
-            json_array_append_new(rows, json_pack("{s:s, s:s, s:s}", "node", hosts->nodes[i].name, "layer",
-                                                  hosts->nodes[i].layer, "why", hosts->nodes[i].why));
+    for (int i = 0; i < answers->hosts.n; i++)
+        if (!answers->nodes[i].document)
+            json_array_append_new(rows, json_pack("{s:s, s:s, s:s}", "node", answers->nodes[i].name, "layer",
+                                                  answers->nodes[i].layer, "why", answers->nodes[i].why));
     out_line("\nNo answer from:");
     out_table(stdout, columns, sizeof(columns) / sizeof(columns[0]), rows, OUT_TABLE);
     json_decref(rows);
@@ -565,13 +317,13 @@ static void make_verdict(const struct outcome *outcome, char *ret_text, size_t b
                  plural(n_findings), outcome->n_silent, outcome->n);
 }
 
-static json_t *make_document(const char *verb, const struct hosts *hosts, const struct outcome *outcome,
+static json_t *make_document(const char *verb, const struct answers *answers, const struct outcome *outcome,
                              const char *verdict)
 {
     json_t *document = out_document(verb), *list = json_array();
 
-    for (int i = 0; i < hosts->n; i++) {
-        const struct node *node = &hosts->nodes[i];
+    for (int i = 0; i < answers->hosts.n; i++) {
+        const struct node *node = &answers->nodes[i];
 
         json_array_append_new(list, json_pack("{s:s, s:b, s:s?, s:s?, s:O?}", "host", node->name, "answered",
                                               node->document != NULL, "failed_at", node->document ? NULL : node->layer,
@@ -584,7 +336,7 @@ static json_t *make_document(const char *verb, const struct hosts *hosts, const 
     return document;
 }
 
-static int report(const struct cmd *cmd, const struct hosts *hosts, const struct outcome *outcome, bool json)
+static int report(const struct cmd *cmd, const struct answers *answers, const struct outcome *outcome, bool json)
 {
     bool is_clean = json_array_size(outcome->differences) == 0 && json_array_size(outcome->findings) == 0;
     bool is_empty = outcome->n_empty == outcome->n;
@@ -593,48 +345,53 @@ static int report(const struct cmd *cmd, const struct hosts *hosts, const struct
 
     make_verdict(outcome, verdict, sizeof(verdict));
     if (json)
-        return out_json(make_document(cmd->name, hosts, outcome, verdict)) == 0 ? code : CMD_FAILED;
+        return out_json(make_document(cmd->name, answers, outcome, verdict)) == 0 ? code : CMD_FAILED;
     out_verdict(code == CMD_FINE ? OUT_GOOD : OUT_BAD, "%s", verdict);
     if (json_array_size(outcome->differences))
         print_differences(outcome->differences);
     if (outcome->n_silent)
-        print_silent(hosts);
+        print_silent(answers);
     if (json_array_size(outcome->findings))
         print_findings(outcome->findings);
     return out_finish() == CMD_FINE ? code : CMD_FAILED;
 }
 
+static int read_hosts(const struct cmd *cmd, const struct hosts_how *how, struct answers *answers)
+{
+    if (strlen(how->ssh) >= SSH_BYTES || strspn(how->ssh, " \t") == strlen(how->ssh))
+        return cmd_usage(cmd, "--ssh: no program, or longer than %d characters", SSH_BYTES - 1);
+    if (strlen(how->remote_command) >= REMOTE_BYTES)
+        return cmd_usage(cmd, "--remote-command: longer than %d characters", REMOTE_BYTES - 1);
+    if (hosts_add_file(how->file, false, &answers->hosts) != EP_OK)
+        return cmd_usage(cmd, "--hosts: %s", ep_last_error());
+    return CMD_FINE;
+}
+
 int hosts_run(const struct cmd *cmd, const struct hosts_how *how)
 {
-    struct hosts hosts = {.n = 0};
+    struct answers answers = {.n_done = 0};
     struct outcome outcome = {.n = 0};
-    int code = CMD_FAILED;
+    int code = read_hosts(cmd, how, &answers);
 
-    if (strlen(how->ssh) >= LINE_BYTES || strspn(how->ssh, " \t") == strlen(how->ssh))
-        return cmd_usage(cmd, "--ssh: no program, or longer than %d characters", LINE_BYTES - 1);
-    if (strlen(how->remote_command) >= sizeof(((struct command *)NULL)->remote))
-        return cmd_usage(cmd, "--remote-command: longer than %d characters", LINE_BYTES * 4 - 1);
-    if (allocate(&hosts))
-        code = read_hosts(cmd, how->file, &hosts);
-    else
-        out_error("no memory for the list of nodes");
-    if (code == CMD_FINE && run_all(&hosts, how) != 0) {
+    if (code == CMD_FINE && (!allocate(&answers) || run_all(&answers, how) != 0)) {
         out_error("no memory for the answers of the nodes");
         code = CMD_FAILED;
     } else if (code == CMD_FINE) {
-        for (int i = 0; i < hosts.n; i++) {
-            judge(&hosts.captures[i], how->ssh, how->timeout_s, &hosts.nodes[i]);
-            outcome.n_silent += hosts.nodes[i].document == NULL;
-            outcome.n_empty +=
-                hosts.nodes[i].document && !json_is_array(json_object_get(hosts.nodes[i].document, "checks"));
+        outcome.n = answers.hosts.n;
+        for (int i = 0; i < outcome.n; i++) {
+            const json_t *document;
+
+            judge(&answers.remotes[i], &answers.nodes[i]);
+            document = answers.nodes[i].document;
+            outcome.n_silent += document == NULL;
+            outcome.n_empty += document && !json_is_array(json_object_get(document, "checks"));
         }
-        outcome.n = hosts.n;
-        outcome.differences = compare_nodes(hosts.nodes, hosts.n);
-        outcome.findings = compare_findings(hosts.nodes, hosts.n);
-        code = report(cmd, &hosts, &outcome, how->json);
+        outcome.differences = compare_nodes(answers.nodes, outcome.n);
+        outcome.findings = compare_findings(answers.nodes, outcome.n);
+        code = report(cmd, &answers, &outcome, how->json);
         json_decref(outcome.differences);
         json_decref(outcome.findings);
     }
-    free_hosts(&hosts);
+    free_answers(&answers);
     return code;
 }

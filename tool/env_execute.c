@@ -2,8 +2,8 @@
 /* env_execute.c - a command under the advised environment. */
 #include "cmd.h"
 #include "env.h"
-#include "inherited.h"
 #include "output.h"
+#include "process/inherited.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -2,11 +2,12 @@
 /* kubectl.c - reads a cluster by kubectl: the user's own configuration, proxies and credentials apply. */
 #include "kubectl.h"
 
-#include "capture.h"
 #include "cmd.h"
-#include "deploy/deploy.h"
 #include "output.h"
 #include "progress.h"
+
+#include "deploy/deploy.h"
+#include "process/capture.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -2,8 +2,9 @@
 /* main.c - epkit VERB ...: finds the verb, parses its options, runs it. */
 #include "cmd.h"
 #include "help.h"
-#include "inherited.h"
+#include "launch/agent.h"
 #include "output.h"
+#include "process/inherited.h"
 #include "progress.h"
 #include "ranks_internal.h"
 #include "stream.h"
@@ -51,6 +52,10 @@ static int run(int argc, char **argv)
     }
     if (strcmp(name, RANKS_VERB) == 0)
         return ranks_main(argc - 1, argv + 1);
+    if (strcmp(name, AGENT_VERB) == 0)
+        return agent_main();
+    if (strcmp(name, AGENT_RANK) == 0)
+        return agent_rank_main();
     if (strcmp(name, "-h") == 0 || strcmp(name, "--help") == 0)
         name = "help";
     if (strcmp(name, "-V") == 0 || strcmp(name, "--version") == 0)

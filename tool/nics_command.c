@@ -5,10 +5,10 @@
  * The command has epkit's standard input, output and error, its signal mask and its dispositions. Signals that epkit
  * gets meanwhile are passed on, except those of the terminal, which the command gets from there as well.
  */
-#include "inherited.h"
 #include "nics.h"
 #include "output.h"
-#include "supervise.h"
+#include "process/inherited.h"
+#include "process/supervise.h"
 
 #include "base/clock.h"
 

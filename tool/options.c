@@ -167,6 +167,16 @@ static int parse_list(struct parser *parser, const struct opt *opt, const char *
     }
 }
 
+static int store_another(struct parser *parser, const struct opt *opt, const char *text, struct opt_strings *strings)
+{
+    if (!*text)
+        return reject(parser, "--%s: empty argument", opt->name);
+    if (strings->n == OPT_STRINGS_MAX)
+        return reject(parser, "--%s: given more than %d times", opt->name, OPT_STRINGS_MAX);
+    strings->values[strings->n++] = text;
+    return CMD_FINE;
+}
+
 /* Writes the value `text` (NULL for a flag) into the field of `opt`. */
 static int store(struct parser *parser, const struct opt *opt, const char *text)
 {
@@ -193,6 +203,8 @@ static int store(struct parser *parser, const struct opt *opt, const char *text)
         if (result == CMD_FINE)
             *(int *)field = (int)value;
         return result;
+    case OPT_STRINGS:
+        return store_another(parser, opt, text, field);
     case OPT_LIST:
         return parse_list(parser, opt, text, field);
     }
@@ -396,6 +408,7 @@ static void print_word(const char *word, char *ret_text, size_t bytes)
 /* The field's value as it would be typed. */
 static void print_value(const struct opt *opt, const void *field, char *ret_text, size_t bytes)
 {
+    const struct opt_strings *strings = field;
     const struct opt_list *list = field;
     size_t n = 0;
 
@@ -413,6 +426,15 @@ static void print_value(const struct opt *opt, const void *field, char *ret_text
         break;
     case OPT_CHOICE:
         snprintf(ret_text, bytes, " %s", opt->choices[*(const int *)field]);
+        break;
+    case OPT_STRINGS:
+        for (size_t i = 0; i < strings->n && n + 1 < bytes; i++) {
+            if (i)
+                n += (size_t)snprintf(ret_text + n, bytes - n, " --%s", opt->name);
+            if (n < bytes)
+                print_word(strings->values[i], ret_text + n, bytes - n);
+            n += strlen(ret_text + n);
+        }
         break;
     case OPT_LIST:
         for (size_t i = 0; i < list->n && n < bytes; i++) {

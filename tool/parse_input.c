@@ -65,14 +65,12 @@ int input_read(const struct cmd *cmd, struct parser *parser, const char *path)
     return read_file(cmd, parser, path, strcmp(path, "-") == 0 ? "standard input" : path);
 }
 
-int input_read_folder(const struct cmd *cmd, struct parser *parser, const struct folder *folder,
-                      const struct reference *reference, struct verdict_options *options)
+void input_know_run(const json_t *run, const struct reference *reference, struct verdict_options *options)
 {
-    const char *hardware = json_string_value(json_object_get(folder->run, "hardware"));
-    json_int_t nodes = json_integer_value(json_object_get(folder->run, "nodes"));
-    const json_t *first = json_array_get(json_object_get(folder->run, "hosts"), 0);
+    const char *hardware = json_string_value(json_object_get(run, "hardware"));
+    json_int_t nodes = json_integer_value(json_object_get(run, "nodes"));
+    const json_t *first = json_array_get(json_object_get(run, "hosts"), 0);
     const char *gpu = json_string_value(json_object_get(first, "gpu"));
-    int n = 0, result = CMD_FINE;
 
     if (!options->hardware && hardware)
         options->hardware = reference_find_hardware(reference, hardware);
@@ -80,6 +78,24 @@ int input_read_folder(const struct cmd *cmd, struct parser *parser, const struct
         options->hardware = reference_find_hardware(reference, gpu);
     if (options->nodes == 0 && nodes > 0 && nodes < 1000000)
         options->nodes = (int)nodes;
+}
+
+int input_exit_code(enum verdict_result result)
+{
+    static const int codes[] = {[VERDICT_PASSED] = CMD_FINE,
+                                [VERDICT_FAILED] = CMD_FAILED,
+                                [VERDICT_SLOW] = CMD_FINDINGS,
+                                [VERDICT_NOTHING] = CMD_UNSUPPORTED};
+
+    return codes[result];
+}
+
+int input_read_folder(const struct cmd *cmd, struct parser *parser, const struct folder *folder,
+                      const struct reference *reference, struct verdict_options *options)
+{
+    int n = 0, result = CMD_FINE;
+
+    input_know_run(folder->run, reference, options);
     for (size_t i = 0; i < folder->n_files && result == CMD_FINE; i++) {
         if (folder->files[i].kind != FOLDER_LOG)
             continue;

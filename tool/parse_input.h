@@ -52,6 +52,12 @@ int input_read(const struct cmd *cmd, struct parser *parser, const char *path);
 int input_read_folder(const struct cmd *cmd, struct parser *parser, const struct folder *folder,
                       const struct reference *reference, struct verdict_options *options);
 
+/* Fills in hardware and nodes that the run's document (run.json) names, where they are not set yet. */
+void input_know_run(const json_t *run, const struct reference *reference, struct verdict_options *options);
+
+/* The exit code of a verdict: CMD_FINE, CMD_FAILED, CMD_FINDINGS (slow), CMD_UNSUPPORTED (nothing was recognised). */
+int input_exit_code(enum verdict_result result);
+
 /* Lines of the text output, without the first one. */
 int verdict_print(const json_t *document);
 

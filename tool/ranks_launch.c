@@ -6,8 +6,8 @@
  * descriptor: the loop is the only place where anything happens. Children die with the launcher (PR_SET_PDEATHSIG).
  */
 #include "cmd.h"
-#include "inherited.h"
 #include "output.h"
+#include "process/inherited.h"
 #include "progress.h"
 #include "ranks_internal.h"
 

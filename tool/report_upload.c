@@ -2,8 +2,8 @@
 /* report_upload.c - copies of a run's files in another place, each of them read back and compared. */
 #include "report_run.h"
 
-#include "capture.h"
 #include "output.h"
+#include "process/capture.h"
 #include "progress.h"
 
 #include <errno.h>

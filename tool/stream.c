@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "stream.h"
 
-#include "inherited.h"
+#include "process/inherited.h"
 
 #include "root/root.h"
 
@@ -90,24 +90,6 @@ static int put(struct filter *filter, const char *text, size_t bytes)
     return filter->error ? -1 : 0;
 }
 
-/* The character at `text`: how many bytes it has; 0: more are needed. ret_shown: as it is to be written. */
-static size_t filter_one(const char *text, size_t bytes, const char **ret_shown, size_t *ret_shown_bytes)
-{
-    uint32_t code = 0;
-    size_t n = root_decode(text, bytes, &code);
-
-    if (n == ROOT_INCOMPLETE)
-        return 0;
-    if (n > 0 && (root_is_shown(code) || code == '\n' || code == '\t')) {
-        *ret_shown = text;
-        *ret_shown_bytes = n;
-        return n;
-    }
-    *ret_shown = "?";
-    *ret_shown_bytes = 1;
-    return n ? n : 1;
-}
-
 static ssize_t filter_write(void *context, const char *text, size_t bytes)
 {
     struct filter *filter = context;
@@ -122,7 +104,7 @@ static ssize_t filter_write(void *context, const char *text, size_t bytes)
         if (kept) {
             /* One byte after the other, until it is a character or can be none. */
             head[kept] = text[at];
-            n = filter_one(head, kept + 1, &piece, &piece_bytes);
+            n = root_show(head, kept + 1, &piece, &piece_bytes);
             if (n == 0) {
                 filter->pending[filter->n_pending++] = text[at++];
                 continue;
@@ -131,7 +113,7 @@ static ssize_t filter_write(void *context, const char *text, size_t bytes)
             at += n > kept;
             filter->n_pending = 0;
         } else {
-            n = filter_one(text + at, bytes - at, &piece, &piece_bytes);
+            n = root_show(text + at, bytes - at, &piece, &piece_bytes);
             if (n == 0) {
                 filter->n_pending = bytes - at;
                 memcpy(filter->pending, text + at, filter->n_pending);

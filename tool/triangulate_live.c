@@ -2,8 +2,8 @@
 /* triangulate_live.c - measures groups of nodes with the user's command. */
 #include "triangulate.h"
 
-#include "capture.h"
 #include "output.h"
+#include "process/capture.h"
 #include "progress.h"
 
 #include <errno.h>

@@ -7,12 +7,12 @@
 #include <string.h>
 
 extern const struct cmd verb_deploy, verb_nics, verb_run, verb_topo, verb_doctor, verb_env, verb_test, verb_bench,
-    verb_parse, verb_triangulate, verb_report, verb_install, verb_help, verb_version, verb_completion;
+    verb_parse, verb_triangulate, verb_report, verb_install, verb_launch, verb_help, verb_version, verb_completion;
 
 const struct cmd *const verbs[] = {
-    &verb_run,    &verb_topo,    &verb_nics,       &verb_env,   &verb_doctor,      &verb_install,
-    &verb_deploy, &verb_test,    &verb_bench,      &verb_parse, &verb_triangulate, &verb_report,
-    &verb_help,   &verb_version, &verb_completion, NULL,
+    &verb_run,    &verb_topo, &verb_nics,    &verb_env,        &verb_doctor, &verb_install,
+    &verb_deploy, &verb_test, &verb_bench,   &verb_launch,     &verb_parse,  &verb_triangulate,
+    &verb_report, &verb_help, &verb_version, &verb_completion, NULL,
 };
 
 const struct env_text env_texts[] = {
@@ -21,7 +21,8 @@ const struct env_text env_texts[] = {
     {"EPKIT_HOST_ISA", "instruction set of the host backend's loops over rows: portable, avx2 or avx512"},
     {"EPKIT_PRELOAD",
      "set by the script of 'epkit env': the library that its function epkit_preload loads into a program"},
-    {"EPKIT_SSH", "program that 'epkit doctor --hosts' connects with, and its options; default: ssh"},
+    {"EPKIT_SSH", "program that 'epkit doctor --hosts' and 'epkit launch' connect with, and its options; default: ssh"},
+    {"EPKIT_SSH_PORT", "port of sshd that 'epkit launch' uses when neither --port nor a node names one; default: 222"},
     {"EPKIT_TIMEOUT_MS", "deadline of the library's waits where the caller sets none"},
     {"NO_COLOR", "if not empty, output is never coloured"},
     {NULL, NULL},

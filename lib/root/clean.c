@@ -76,6 +76,23 @@ bool root_is_shown(uint32_t code)
     return (code & 0xfffe) != 0xfffe;
 }
 
+size_t root_show(const char *text, size_t bytes, const char **ret_shown, size_t *ret_shown_bytes)
+{
+    uint32_t code = 0;
+    size_t n = root_decode(text, bytes, &code);
+
+    if (n == ROOT_INCOMPLETE)
+        return 0;
+    if (n > 0 && (root_is_shown(code) || code == '\n' || code == '\t')) {
+        *ret_shown = text;
+        *ret_shown_bytes = n;
+        return n;
+    }
+    *ret_shown = "?";
+    *ret_shown_bytes = 1;
+    return n ? n : 1;
+}
+
 void root_clean(const char *text, char *ret_text, size_t bytes)
 {
     size_t left = strlen(text), used = 0;

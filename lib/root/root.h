@@ -229,6 +229,13 @@ size_t root_decode(const char *text, size_t bytes, uint32_t *ret_code);
 /* False for control and format characters, such as those that reverse the direction of writing, and noncharacters. */
 bool root_is_shown(uint32_t code);
 
+/*
+ * The character at `text` as it may be written to a terminal: itself, or '?' for one that is not shown and for a byte
+ * that is no UTF-8; newlines and tabs stay. How many bytes of `text` it takes, never fewer than are shown; 0: they are
+ * the beginning of a character.
+ */
+size_t root_show(const char *text, size_t bytes, const char **ret_shown, size_t *ret_shown_bytes);
+
 /* Memory that lives as long as the root, zeroed and aligned for anything; NULL for lack of memory. */
 void *root_alloc(struct root *root, size_t bytes);
 

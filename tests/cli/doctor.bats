@@ -373,15 +373,15 @@ compare() {
     EPKIT_SSH="./ssh -i key" run --separate-stderr epkit doctor --hosts hosts --timeout 7 --only nic,acs
     LC_ALL=C sort ssh.log >calls
     cat >expected <<'CALLS'
--i key -o BatchMode=yes -o ConnectTimeout=7 -p 222 root@good2 epkit doctor --json --only nic,acs
--i key -o BatchMode=yes -o ConnectTimeout=7 -p 23 2001:db8::1 epkit doctor --json --only nic,acs
--i key -o BatchMode=yes -o ConnectTimeout=7 good1 epkit doctor --json --only nic,acs
+-i key -o BatchMode=yes -o LogLevel=DEBUG1 -p 222 root@good2 epkit doctor --json --only nic,acs
+-i key -o BatchMode=yes -o LogLevel=DEBUG1 -p 23 2001:db8::1 epkit doctor --json --only nic,acs
+-i key -o BatchMode=yes -o LogLevel=DEBUG1 good1 epkit doctor --json --only nic,acs
 CALLS
     diff expected calls
     : >ssh.log
     echo good1 >hosts
     epkit doctor --hosts hosts --ssh ./ssh --remote-command "/opt/epkit/bin/epkit doctor --json"
-    [ "$(cat ssh.log)" = "-o BatchMode=yes -o ConnectTimeout=10 good1 /opt/epkit/bin/epkit doctor --json" ]
+    [ "$(cat ssh.log)" = "-o BatchMode=yes -o LogLevel=DEBUG1 good1 /opt/epkit/bin/epkit doctor --json" ]
 }
 
 @test "--hosts: nodes with nothing to look at are compared as well" {

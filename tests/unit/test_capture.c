@@ -2,7 +2,7 @@
 /* Running other programs: what they say, how they end, and that none outlives its deadline. */
 #include "temp.h"
 
-#include "capture.h"
+#include "process/capture.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -179,9 +179,27 @@ static void test_many_side_by_side(void **state)
     }
 }
 
+static void test_unknown_end(void **state)
+{
+    char name[] = "true", *argv[] = {name, NULL};
+    struct process process;
+    int status = 0;
+
+    (void)state;
+    assert_int_equal(process_start(argv, NULL, false, &process), 0);
+    /* As a library that is preloaded may do. */
+    assert_int_equal(waitpid(process.pid, &status, 0), process.pid);
+    assert_int_equal(status, 0);
+    assert_int_equal(process_wait(process.pid, WNOHANG, &status), process.pid);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), PROCESS_UNKNOWN);
+    process_close(&process);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_unknown_end),
         cmocka_unit_test(test_both_streams_and_status),
         cmocka_unit_test(test_standard_input_is_empty),
         cmocka_unit_test(test_a_program_that_is_not_there),

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "inherited.h"
+#include "process/inherited.h"
 
 #include <fcntl.h>
 #include <pthread.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* supervise.h - programs that do not outlive the command, however that ends. */
-#ifndef EP_TOOL_SUPERVISE_H
-#define EP_TOOL_SUPERVISE_H
+#ifndef EP_OPS_SUPERVISE_H
+#define EP_OPS_SUPERVISE_H
 
 #include <stdbool.h>
 #include <sys/types.h>

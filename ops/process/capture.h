@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* capture.h - runs other programs side by side, each with a deadline, and keeps what they write. */
-#ifndef EP_TOOL_CAPTURE_H
-#define EP_TOOL_CAPTURE_H
+#ifndef EP_OPS_CAPTURE_H
+#define EP_OPS_CAPTURE_H
 
-#include <stdbool.h>
+#include "process/process.h"
+
 #include <stddef.h>
 #include <stdint.h>
-#include <sys/types.h>
 
 #define CAPTURE_BYTES_MAX (1u << 20) /* of one stream unless it says otherwise; what comes behind is read and dropped  \
                                       */
@@ -29,8 +29,7 @@ struct capture {
     struct capture_text output, error; /* standard output and standard error */
 
     /* While it runs: */
-    pid_t pid;
-    int fds[2];
+    struct process process;
     uint64_t started_ns;
 };
 

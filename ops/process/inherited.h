@@ -3,8 +3,8 @@
  * inherited.h - what a process gets from the one that starts it: dispositions and masks of signals, standard streams,
  * limits. Daemons, CI runners, cron, containers and sudo each leave others behind.
  */
-#ifndef EP_TOOL_INHERITED_H
-#define EP_TOOL_INHERITED_H
+#ifndef EP_OPS_INHERITED_H
+#define EP_OPS_INHERITED_H
 
 #include <stdbool.h>
 

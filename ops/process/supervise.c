@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "supervise.h"
+#include "process/supervise.h"
 
 #include "base/clock.h"
 

@@ -1,0 +1,341 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* agent.c - the loop of the agent: requests, output of the ranks, the lease. */
+#include "launch/agent_internal.h"
+
+#include "base/clock.h"
+#include "launch/follow.h"
+#include "launch/frame.h"
+#include "launch/location.h"
+#include "process/capture.h"
+#include "root/root.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define WRITE_MS 30000 /* a launcher that takes nothing for so long is lost */
+#define TICK_MS 500
+#define GRACE_S 5
+#define FOLLOW_MS 3000 /* for a pod that is late to wait for the end of a launch */
+#define INPUT_MAX (64u << 20)
+
+static bool is_deaf; /* nobody reads the frames any more */
+
+static bool write_all(const char *data, size_t bytes)
+{
+    struct pollfd ready = {.fd = STDOUT_FILENO, .events = POLLOUT};
+
+    while (bytes > 0 && !is_deaf) {
+        ssize_t n = write(STDOUT_FILENO, data, bytes);
+
+        if (n > 0) {
+            data += n;
+            bytes -= (size_t)n;
+        } else if (n < 0 && errno == EAGAIN) {
+            is_deaf = poll(&ready, 1, WRITE_MS) == 0;
+        } else if (errno != EINTR) {
+            is_deaf = true;
+        }
+    }
+    return !is_deaf;
+}
+
+bool agent_send(char kind, int rank, const char *data, size_t bytes)
+{
+    char head[64];
+
+    return write_all(head, frame_head(kind, rank, bytes, head)) && write_all(data, bytes);
+}
+
+bool agent_event(const char *name, json_t *object)
+{
+    char *text;
+    bool is_sent;
+
+    json_object_set_new(object, "event", json_string(name));
+    text = json_dumps(object, JSON_COMPACT);
+    json_decref(object);
+    is_sent = text && agent_send('J', 0, text, strlen(text));
+    free(text);
+    return is_sent;
+}
+
+static void send_error(const char *layer, const char *text)
+{
+    char clean[AGENT_TEXT_BYTES];
+
+    root_clean(text, clean, sizeof(clean));
+    agent_event("error", json_pack("{s:s, s:s}", "layer", layer, "text", clean));
+}
+
+/* --- requests --- */
+
+static void do_hello(struct agent *agent, const json_t *request)
+{
+    json_t *facts;
+
+    snprintf(agent->id, sizeof(agent->id), "%s", job_text(request, "launch", ""));
+    agent->lease_s = job_number(request, "lease_s", AGENT_LEASE_S);
+    if (agent_write_files(agent, json_object_get(request, "files")) != EP_OK) {
+        send_error("disk", ep_last_error());
+        return;
+    }
+    follow_tell(FOLLOW_ALIVE, 0);
+    facts = agent_facts();
+    json_object_set_new(facts, "dir", json_string(agent->dir));
+    agent_event("hello", facts);
+}
+
+static void do_locate(const json_t *request)
+{
+    char location[LOCATION_BYTES], why[AGENT_TEXT_BYTES], clean[AGENT_TEXT_BYTES];
+    bool is_found = location_find(request, location, why, sizeof(why));
+
+    root_clean(why, clean, sizeof(clean));
+    agent_event("location", json_pack("{s:s?, s:s?}", "location", is_found ? location : NULL, "why",
+                                      is_found || !*clean ? NULL : clean));
+}
+
+/* epkit itself where the command begins with "epkit": the one that is running, wherever it lies. */
+static void do_ask(const json_t *request)
+{
+    json_t *words = json_object_get(request, "argv"), *word, *answer;
+    const char **argv = calloc(json_array_size(words) + 1, sizeof(*argv));
+    struct capture capture = {.argv = (char *const *)argv};
+    size_t i;
+
+    if (!argv)
+        return;
+    json_array_foreach(words, i, word)
+    {
+        argv[i] = json_string_value(word);
+    }
+    if (argv[0] && strcmp(argv[0], "epkit") == 0)
+        argv[0] = "/proc/self/exe";
+    if (argv[0] && capture_run(&capture, 1, 1, job_number(request, "timeout_s", 20) * INT64_C(1000), NULL, NULL) == 0) {
+        answer = json_pack("{s:i, s:b}", "status", capture.start_error || capture.late ? -1 : capture.status, "late",
+                           capture.late);
+        json_object_set_new(answer, "output",
+                            json_stringn(capture.output.text ? capture.output.text : "", capture.output.bytes));
+        agent_event("answer", answer);
+    }
+    capture_done(&capture);
+    free(argv);
+}
+
+static void do_run(struct agent *agent, json_t *request)
+{
+    json_decref(agent->spec);
+    agent->spec = json_incref(request);
+    if (agent_start_ranks(agent) != EP_OK) {
+        bool is_missing = strstr(ep_last_error(), "is not installed") != NULL;
+
+        send_error(is_missing ? "installation" : "start", ep_last_error());
+    } else {
+        agent_event("running", json_object());
+    }
+}
+
+/*
+ * Everything that the agent's own ranks have started becomes its child at the latest when its parent ends: without
+ * children there is nothing to look for. Ranks of mpirun are children of mpirun's daemon.
+ */
+static bool may_have_left(const struct agent *agent)
+{
+    if (!*agent->id)
+        return false;
+    return agent->listener >= 0 || waitid(P_ALL, 0, &(siginfo_t){0}, WEXITED | WNOHANG | WNOWAIT) == 0 ||
+           errno != ECHILD;
+}
+
+static void do_end(struct agent *agent, const json_t *request)
+{
+    const char *lost = job_text(request, "launch", NULL);
+    int left = 0, killed = 0, grace_s = job_number(request, "grace_s", GRACE_S);
+
+    if (lost)
+        killed = mark_kill(lost, grace_s * 1000, &left);
+    else if (may_have_left(agent))
+        killed = mark_kill(agent->id, grace_s * 1000, &left);
+    /* It may have begun to wait only now: a script may launch one job after the other. */
+    if (json_object_get(request, "code"))
+        for (uint64_t until_ns = ep_deadline_ns(FOLLOW_MS);
+             !follow_tell(FOLLOW_END, job_number(request, "code", 1)) && ep_now_ns() < until_ns;)
+            poll(NULL, 0, 50);
+
+    agent_reap(agent);
+    agent_event("clean", json_pack("{s:i, s:i}", "killed", killed, "left", left));
+    agent->is_ending = true;
+}
+
+static void take_request(struct agent *agent, const char *line)
+{
+    json_t *request = json_loads(line, 0, NULL);
+    const char *what = job_text(request, "do", "");
+
+    agent->heard_ns = ep_now_ns();
+    if (strcmp(what, "hello") == 0)
+        do_hello(agent, request);
+    else if (strcmp(what, "locate") == 0)
+        do_locate(request);
+    else if (strcmp(what, "ask") == 0)
+        do_ask(request);
+    else if (strcmp(what, "nics") == 0)
+        agent_event("nics", json_pack("{s:o}", "nics", agent_nics()));
+    else if (strcmp(what, "run") == 0)
+        do_run(agent, request);
+    else if (strcmp(what, "end") == 0)
+        do_end(agent, request);
+    /* A program that the agent asked may have ended meanwhile, or a rank behind its back. */
+    agent_reap(agent);
+    json_decref(request);
+}
+
+static void take_input(struct agent *agent)
+{
+    char data[65536], *newline;
+    ssize_t n = read(STDIN_FILENO, data, sizeof(data));
+
+    if (n < 0 && (errno == EAGAIN || errno == EINTR))
+        return;
+    if (n <= 0 || agent->input_used + (size_t)n > INPUT_MAX) {
+        agent->is_ending = true;
+        return;
+    }
+    if (agent->input_used + (size_t)n + 1 > agent->input_capacity) {
+        size_t capacity = 2 * agent->input_capacity + (size_t)n + 1;
+        char *grown = realloc(agent->input, capacity);
+
+        if (!grown) {
+            agent->is_ending = true;
+            return;
+        }
+        agent->input = grown;
+        agent->input_capacity = capacity;
+    }
+    memcpy(agent->input + agent->input_used, data, (size_t)n);
+    agent->input_used += (size_t)n;
+    while (!agent->is_ending && (newline = memchr(agent->input, '\n', agent->input_used))) {
+        size_t length = (size_t)(newline - agent->input) + 1;
+
+        *newline = '\0';
+        take_request(agent, agent->input);
+        memmove(agent->input, agent->input + length, agent->input_used - length);
+        agent->input_used -= length;
+    }
+}
+
+/* --- the loop --- */
+
+static void keep_lease(struct agent *agent)
+{
+    uint64_t now_ns = ep_now_ns();
+
+    if (now_ns > agent->sent_ns + (uint64_t)AGENT_BEAT_MS * 1000000u) {
+        agent->sent_ns = now_ns;
+        agent_event("beat", json_object());
+        if (*agent->id)
+            follow_tell(FOLLOW_ALIVE, 0);
+    }
+    if (now_ns > agent->heard_ns + (uint64_t)agent->lease_s * 1000000000u || is_deaf)
+        agent->is_ending = true;
+}
+
+static void take_signals(struct agent *agent, int fd)
+{
+    struct signalfd_siginfo info;
+
+    while (read(fd, &info, sizeof(info)) == sizeof(info))
+        if (info.ssi_signo != SIGCHLD)
+            agent->is_ending = true;
+    agent_reap(agent);
+}
+
+static void step(struct agent *agent, struct pollfd *polls, int signals)
+{
+    int n = 0;
+
+    polls[n++] = (struct pollfd){.fd = STDIN_FILENO, .events = POLLIN};
+    polls[n++] = (struct pollfd){.fd = signals, .events = POLLIN};
+    polls[n++] = (struct pollfd){.fd = agent->listener, .events = POLLIN};
+    for (int i = 0; i < agent->n_ranks; i++) {
+        polls[n++] = (struct pollfd){.fd = agent->ranks[i].fds[0], .events = POLLIN};
+        polls[n++] = (struct pollfd){.fd = agent->ranks[i].fds[1], .events = POLLIN};
+        polls[n++] = (struct pollfd){.fd = agent->ranks[i].control, .events = POLLIN};
+    }
+    if (poll(polls, (nfds_t)n, TICK_MS) < 0)
+        return;
+    for (int i = 0; i < agent->n_ranks; i++) {
+        const struct pollfd *own = polls + 3 + 3 * i;
+
+        for (int which = 0; which < 2; which++)
+            if (own[which].revents && own[which].fd == agent->ranks[i].fds[which])
+                agent_read_rank(agent, &agent->ranks[i], which);
+        if (own[2].revents && own[2].fd == agent->ranks[i].control)
+            agent_read_control(agent, &agent->ranks[i]);
+    }
+    if (polls[1].revents)
+        take_signals(agent, signals);
+    if (polls[2].revents)
+        agent_accept(agent);
+    if (polls[0].revents)
+        take_input(agent);
+}
+
+static int open_signals(void)
+{
+    sigset_t signals;
+
+    sigemptyset(&signals);
+    sigaddset(&signals, SIGCHLD);
+    sigaddset(&signals, SIGTERM);
+    sigaddset(&signals, SIGINT);
+    sigaddset(&signals, SIGHUP);
+    sigprocmask(SIG_BLOCK, &signals, NULL);
+    signal(SIGPIPE, SIG_IGN);
+    return signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
+}
+
+int agent_main(void)
+{
+    struct agent agent = {.listener = -1, .lease_s = AGENT_LEASE_S, .heard_ns = ep_now_ns()};
+    int signals = open_signals(), n_polls = 0, left;
+    struct pollfd *polls = NULL;
+
+    if (isatty(STDIN_FILENO) || signals < 0) {
+        fprintf(stderr, "epkit: " AGENT_VERB " is what 'epkit launch' starts on a node\n");
+        return 2;
+    }
+    /* Daemons of the job become children of the agent, which reaps them. */
+    prctl(PR_SET_CHILD_SUBREAPER, 1);
+    fcntl(STDIN_FILENO, F_SETFL, O_NONBLOCK);
+    fcntl(STDOUT_FILENO, F_SETFL, O_NONBLOCK);
+    agent_event("up", json_pack("{s:i}", "protocol", AGENT_PROTOCOL));
+    while (!agent.is_ending) {
+        if (3 + 3 * agent.n_ranks > n_polls) {
+            struct pollfd *grown = realloc(polls, (size_t)(n_polls = 3 + 3 * agent.n_ranks) * sizeof(*polls));
+
+            if (!grown)
+                break;
+            polls = grown;
+        }
+        step(&agent, polls, signals);
+        keep_lease(&agent);
+    }
+    if (may_have_left(&agent))
+        mark_kill(agent.id, GRACE_S * 1000, &left);
+    agent_free_ranks(&agent);
+    agent_remove_files(&agent);
+    json_decref(agent.spec);
+    free(agent.input);
+    free(polls);
+    return 0;
+}

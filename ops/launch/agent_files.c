@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* agent_files.c - the folder of a launch on a node. */
+#include "launch/agent_internal.h"
+
+#include "base/error.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define PROBE_BYTES 65536 /* that the folder takes, or the disk counts as full */
+
+static bool write_all(int fd, const char *data, size_t bytes)
+{
+    for (size_t done = 0; done < bytes;) {
+        ssize_t n = write(fd, data + done, bytes - done);
+
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return false;
+        done += (size_t)n;
+    }
+    return true;
+}
+
+static ep_status write_file(const char *dir, const char *name, const char *data, size_t bytes)
+{
+    char path[512];
+    int fd, number = 0;
+
+    if (strchr(name, '/') || snprintf(path, sizeof(path), "%s/%s", dir, name) >= (int)sizeof(path))
+        return ep_fail(EP_E_ARG, "'%.100s' is no name for a file", name);
+    fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0700);
+    if (fd < 0 || !write_all(fd, data, bytes))
+        number = errno;
+    if (fd >= 0 && close(fd) != 0 && number == 0)
+        number = errno;
+    return number ? ep_fail_errno(EP_E_SYSTEM, number, "writing %zu bytes to %s", bytes, path) : EP_OK;
+}
+
+/* A full disk shows now, not in the middle of the job. */
+static ep_status probe_disk(const char *dir)
+{
+    char *data = calloc(1, PROBE_BYTES), path[512];
+    ep_status status = data ? write_file(dir, "probe", data, PROBE_BYTES) : ep_fail(EP_E_MEMORY, "no memory");
+
+    snprintf(path, sizeof(path), "%s/probe", dir);
+    unlink(path);
+    free(data);
+    return status;
+}
+
+ep_status agent_write_files(struct agent *agent, const json_t *files)
+{
+    const char *base = getenv("TMPDIR"), *name;
+    ep_status status;
+    json_t *text;
+
+    snprintf(agent->dir, sizeof(agent->dir), "%.150s/epkit-launch-%s-XXXXXX", base && *base ? base : "/tmp", agent->id);
+    if (!mkdtemp(agent->dir)) {
+        int number = errno;
+
+        status = ep_fail_errno(EP_E_SYSTEM, number, "making the folder %s", agent->dir);
+        agent->dir[0] = '\0';
+        return status;
+    }
+    status = probe_disk(agent->dir);
+    json_object_foreach((json_t *)files, name, text)
+    {
+        if (status == EP_OK)
+            status = write_file(agent->dir, name, json_string_value(text), json_string_length(text));
+    }
+    if (status != EP_OK || json_object_size(files) == 0)
+        agent_remove_files(agent);
+    return status;
+}
+
+/* Only what agent_write_files() makes: no folders. */
+void agent_remove_files(struct agent *agent)
+{
+    char path[512];
+    const char *const names[] = {"probe", "workload"};
+
+    for (size_t i = 0; *agent->dir && i < sizeof(names) / sizeof(names[0]); i++) {
+        snprintf(path, sizeof(path), "%s/%s", agent->dir, names[i]);
+        unlink(path);
+    }
+    if (*agent->dir)
+        rmdir(agent->dir);
+    agent->dir[0] = '\0';
+}

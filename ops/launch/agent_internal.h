@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* agent_internal.h - what the files of the agent share. */
+#ifndef EP_OPS_LAUNCH_AGENT_INTERNAL_H
+#define EP_OPS_LAUNCH_AGENT_INTERNAL_H
+
+#include "launch/agent.h"
+#include "launch/job.h"
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/socket.h>
+#include <sys/types.h>
+#include <sys/un.h>
+
+#define AGENT_TEXT_BYTES 512
+
+/* A rank of this node. */
+struct agent_rank {
+    int local;
+    pid_t pid;   /* of its process, if it is a child of the agent; 0: ended, or mpirun's */
+    int control; /* socket to the process that mpirun started; -1: none */
+    int fds[2];  /* its standard output and error; -1: closed */
+    bool is_running;
+    char report[64]; /* what came over the socket, not finished */
+    size_t reported;
+};
+
+struct agent {
+    char id[JOB_ID_BYTES];
+    char dir[256]; /* for the files of the launch; "": none yet */
+    int lease_s;
+    uint64_t heard_ns, sent_ns;
+    json_t *spec;
+    int node;
+    int n_ranks;
+    struct agent_rank *ranks;
+    int listener; /* for ranks of mpirun; -1: none */
+    char *input;
+    size_t input_used, input_capacity;
+    bool is_ending;
+};
+
+/* --- agent.c --- */
+
+/* Sends a frame; false when nobody reads any more. */
+bool agent_send(char kind, int rank, const char *data, size_t bytes);
+
+/* Sends {"event": name, ...} and consumes `object`, which holds the rest. */
+bool agent_event(const char *name, json_t *object);
+
+/* --- agent_ranks.c --- */
+
+/* Starts what the spec says. EP_OK, or the reason with ep_fail(); then nothing runs. */
+ep_status agent_start_ranks(struct agent *agent);
+
+/* A connection of a rank that mpirun has started. */
+void agent_accept(struct agent *agent);
+
+/* Passes on what a rank wrote; `which`: 0 output, 1 error. */
+void agent_read_rank(struct agent *agent, struct agent_rank *rank, int which);
+
+/* What the process that mpirun started says about the end of its rank. */
+void agent_read_control(struct agent *agent, struct agent_rank *rank);
+
+/* Waits for children that have ended. */
+void agent_reap(struct agent *agent);
+
+void agent_free_ranks(struct agent *agent);
+
+/* The address that ranks of mpirun find the agent at: an abstract one, which leaves no file. Its length. */
+socklen_t agent_address(const char *id, struct sockaddr_un *ret_address);
+
+/* --- agent_files.c --- */
+
+/*
+ * Makes a folder for the launch in TMPDIR, checks that it takes data, and writes `files` ({name: text}) into it.
+ */
+ep_status agent_write_files(struct agent *agent, const json_t *files);
+void agent_remove_files(struct agent *agent);
+
+/* --- agent_facts.c --- */
+
+/* {"host", "epkit", "kernel", "driver", "gpu", "gpus", "protocol"} */
+json_t *agent_facts(void);
+
+/* [{"device", "port", "tx_bytes", "rx_bytes"}] of all RDMA ports. */
+json_t *agent_nics(void);
+
+#endif

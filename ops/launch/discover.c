@@ -1,0 +1,251 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* discover.c - the hosts of a job, from what its scheduler put into the environment. */
+#include "launch/hosts.h"
+
+#include "base/error.h"
+
+#include <netdb.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* NULL if it is not set or empty. */
+static const char *variable(const char *name)
+{
+    const char *value = getenv(name);
+
+    return value && *value ? value : NULL;
+}
+
+static ep_status number_of(const char *name, long least, long most, long *ret_number)
+{
+    const char *value = variable(name);
+    char *end;
+
+    if (!value)
+        return ep_fail(EP_E_ARG, "%s is not set", name);
+    *ret_number = strtol(value, &end, 10);
+    if (*end || *ret_number < least || *ret_number > most)
+        return ep_fail(EP_E_ARG, "%s is '%.40s', not a number from %ld to %ld", name, value, least, most);
+    return EP_OK;
+}
+
+/* The number of pods, under the names that charts give it. */
+static ep_status number_of_pods(const char *what, long *ret_n)
+{
+    static const char *const names[] = {"NNODES", "JOB_COMPLETIONS", "COMPLETIONS", "JOB_PARALLELISM", "PARALLELISM"};
+
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+        if (variable(names[i]))
+            return number_of(names[i], 1, HOSTS_MAX, ret_n);
+    return ep_fail(EP_E_ARG, "%s: NNODES, the number of pods, is not set", what);
+}
+
+/* prefix0.domain, prefix1.domain, ...; an empty domain: the names alone. */
+static ep_status add_numbered(const char *what, const char *prefix, const char *domain, long first, long n,
+                              struct hosts *hosts)
+{
+    char name[512];
+
+    for (long i = first; i < first + n; i++) {
+        if (snprintf(name, sizeof(name), "%s%ld%s%s", prefix, i, *domain ? "." : "", domain) >= (int)sizeof(name))
+            return ep_fail(EP_E_ARG, "%s: the name of a pod is too long", what);
+        EP_TRY(hosts_add_list(what, name, hosts));
+    }
+    return EP_OK;
+}
+
+/*
+ * Pods of a JobSet are called JOBSET-REPLICATEDJOB-JOB-INDEX and resolve below the headless service, which has the name
+ * of the JobSet unless spec.network.subdomain gives another. JobSet sets no variables: these are what charts make of
+ * its annotations by the downward API, and the index is Kubernetes' own.
+ */
+static ep_status from_jobset(struct hosts *hosts, struct hosts_source *source)
+{
+    const char *set = variable("JOBSET_NAME"), *job = variable("REPLICATED_JOB_NAME");
+    const char *domain = variable("JOBSET_SUBDOMAIN"), *what = "JobSet";
+    long n = 0, index = 0, jobs = 1, job_index = 0;
+    char prefix[400];
+
+    if (!job)
+        job = "workload";
+    EP_TRY(number_of_pods(what, &n));
+    EP_TRY(number_of("JOB_COMPLETION_INDEX", 0, HOSTS_MAX, &index));
+    if (variable("REPLICATED_JOB_REPLICAS"))
+        EP_TRY(number_of("REPLICATED_JOB_REPLICAS", 1, HOSTS_MAX, &jobs));
+    if (variable("JOB_INDEX"))
+        EP_TRY(number_of("JOB_INDEX", 0, HOSTS_MAX, &job_index));
+    if (jobs > 1 && n % jobs != 0)
+        return ep_fail(EP_E_ARG, "JobSet: NNODES %ld cannot be spread over REPLICATED_JOB_REPLICAS %ld jobs", n, jobs);
+    for (long i = 0; i < jobs; i++) {
+        /* With one job its index is that of this pod's. */
+        snprintf(prefix, sizeof(prefix), "%.120s-%.120s-%ld-", set, job, jobs > 1 ? i : job_index);
+        EP_TRY(add_numbered(what, prefix, domain ? domain : set, 0, n / jobs, hosts));
+    }
+    source->index = (int)(jobs > 1 ? job_index * (n / jobs) + index : index);
+    source->is_pods = true;
+    snprintf(source->text, sizeof(source->text), "JobSet %.120s", set);
+    return EP_OK;
+}
+
+/* LeaderWorkerSet's own variables. The leader's name is SET-GROUP, those of its workers SET-GROUP-INDEX. */
+static ep_status from_leader_worker_set(struct hosts *hosts, struct hosts_source *source)
+{
+    const char *leader = variable("LWS_LEADER_ADDRESS"), *what = "LeaderWorkerSet", *dot;
+    char prefix[300];
+    long n = 0, index = 0;
+
+    EP_TRY(number_of("LWS_GROUP_SIZE", 1, HOSTS_MAX, &n));
+    EP_TRY(number_of("LWS_WORKER_INDEX", 0, n - 1, &index));
+    EP_TRY(hosts_add_list(what, leader, hosts));
+    dot = leader + strcspn(leader, ".");
+    snprintf(prefix, sizeof(prefix), "%.*s-", (int)(dot - leader < 250 ? dot - leader : 250), leader);
+    EP_TRY(add_numbered(what, prefix, *dot ? dot + 1 : "", 1, n - 1, hosts));
+    source->index = (int)index;
+    source->is_pods = true;
+    snprintf(source->text, sizeof(source->text), "LeaderWorkerSet %.120s", leader);
+    return EP_OK;
+}
+
+/* What charts of the GKE testbed set: HOSTNAME_PREFIX0.DOMAIN_NAME, HOSTNAME_PREFIX1.DOMAIN_NAME, ... */
+static ep_status from_chart(struct hosts *hosts, struct hosts_source *source)
+{
+    const char *prefix = variable("HOSTNAME_PREFIX"), *domain = variable("DOMAIN_NAME");
+    long n = 0, index = 0;
+
+    EP_TRY(number_of_pods("HOSTNAME_PREFIX", &n));
+    EP_TRY(number_of("JOB_COMPLETION_INDEX", 0, n - 1, &index));
+    EP_TRY(add_numbered("HOSTNAME_PREFIX", prefix, domain ? domain : "", 0, n, hosts));
+    source->index = (int)index;
+    source->is_pods = true;
+    snprintf(source->text, sizeof(source->text), "pods %.120s*", prefix);
+    return EP_OK;
+}
+
+/* The domain below which this host's own name resolves: that of the headless service. */
+static void own_domain(const char *name, char *ret_domain, size_t bytes)
+{
+    struct addrinfo hints = {.ai_flags = AI_CANONNAME}, *info = NULL;
+    const char *dot;
+
+    ret_domain[0] = '\0';
+    if (getaddrinfo(name, NULL, &hints, &info) != 0)
+        return;
+    dot = info->ai_canonname ? strchr(info->ai_canonname, '.') : NULL;
+    if (dot)
+        snprintf(ret_domain, bytes, "%s", dot + 1);
+    freeaddrinfo(info);
+}
+
+/* Pods of an Indexed Job with a headless service are called JOB-INDEX. */
+static ep_status from_indexed_job(struct hosts *hosts, struct hosts_source *source)
+{
+    const char *set_domain = variable("JOB_SUBDOMAIN"), *what = "Indexed Job";
+    char name[256] = "", domain[256], suffix[24];
+    size_t length;
+    long n = 0, index = 0;
+
+    EP_TRY(number_of_pods(what, &n));
+    EP_TRY(number_of("JOB_COMPLETION_INDEX", 0, HOSTS_MAX, &index));
+    gethostname(name, sizeof(name) - 1);
+    if (set_domain)
+        snprintf(domain, sizeof(domain), "%s", set_domain);
+    else
+        own_domain(name, domain, sizeof(domain));
+    snprintf(suffix, sizeof(suffix), "-%ld", index);
+    name[strcspn(name, ".")] = '\0';
+    length = strlen(name);
+    if (length <= strlen(suffix) || strcmp(name + length - strlen(suffix), suffix) != 0)
+        return ep_fail(EP_E_ARG, "Indexed Job: this host is called '%s', which does not end in '%s': give --hosts",
+                       name, suffix);
+    name[length - strlen(suffix) + 1] = '\0';
+    EP_TRY(add_numbered(what, name, domain, 0, n, hosts));
+    source->index = (int)index;
+    source->is_pods = true;
+    snprintf(source->text, sizeof(source->text), "Indexed Job %.*s", (int)strlen(name) - 1, name);
+    return EP_OK;
+}
+
+/* In a step (srun) every task runs the command; in sbatch and salloc it runs once. */
+static ep_status from_slurm(struct hosts *hosts, struct hosts_source *source)
+{
+    const char *list = variable("SLURM_JOB_NODELIST") ? variable("SLURM_JOB_NODELIST") : variable("SLURM_NODELIST");
+    const char *job = variable("SLURM_JOB_ID");
+    long n = 1, index = 0;
+
+    EP_TRY(hosts_add_list("SLURM_JOB_NODELIST", list, hosts));
+    /* A batch script has SLURM_PROCID, too, but is no task of a step: that has a step number. */
+    if (variable("SLURM_STEP_ID") && variable("SLURM_STEP_NUM_TASKS") && variable("SLURM_PROCID")) {
+        EP_TRY(number_of("SLURM_STEP_NUM_TASKS", 1, 1 << 20, &n));
+        EP_TRY(number_of("SLURM_PROCID", 0, 1 << 20, &index));
+    }
+    if (n > 1)
+        source->index = (int)index;
+    snprintf(source->text, sizeof(source->text), "Slurm job %.40s", job ? job : "(no number)");
+    return EP_OK;
+}
+
+struct file_variable {
+    const char *name;
+    bool repeats;
+};
+
+/* MPI's hostfiles, and those of schedulers that MPI reads. */
+static const struct file_variable file_variables[] = {
+    {"OMPI_MCA_orte_default_hostfile", false},
+    {"PRTE_MCA_prte_default_hostfile", false},
+    {"OMPI_MCA_hostfile", false},
+    {"HYDRA_HOST_FILE", false},
+    {"I_MPI_HYDRA_HOST_FILE", false},
+    {"PBS_NODEFILE", true},
+    {"LSB_DJOB_HOSTFILE", true},
+};
+
+static const struct file_variable *find_file_variable(void)
+{
+    for (size_t i = 0; i < sizeof(file_variables) / sizeof(file_variables[0]); i++)
+        if (variable(file_variables[i].name))
+            return &file_variables[i];
+    return NULL;
+}
+
+ep_status hosts_discover(struct hosts *ret_hosts, struct hosts_source *ret_source)
+{
+    const struct file_variable *file = find_file_variable();
+    struct hosts_source source = {.index = -1};
+    struct hosts hosts = {0};
+    struct stat info;
+    ep_status status;
+
+    if (variable("JOBSET_NAME")) {
+        status = from_jobset(&hosts, &source);
+    } else if (variable("LWS_LEADER_ADDRESS")) {
+        status = from_leader_worker_set(&hosts, &source);
+    } else if (variable("HOSTNAME_PREFIX") && variable("JOB_COMPLETION_INDEX")) {
+        status = from_chart(&hosts, &source);
+    } else if (variable("JOB_COMPLETION_INDEX")) {
+        status = from_indexed_job(&hosts, &source);
+    } else if (variable("SLURM_JOB_NODELIST") || variable("SLURM_NODELIST")) {
+        status = from_slurm(&hosts, &source);
+    } else if (file) {
+        status = hosts_add_file(variable(file->name), file->repeats, &hosts);
+        snprintf(source.text, sizeof(source.text), "%s (%.100s)", variable(file->name), file->name);
+    } else if (stat(HOSTS_FILE, &info) == 0) {
+        status = hosts_add_file(HOSTS_FILE, false, &hosts);
+        snprintf(source.text, sizeof(source.text), "%s", HOSTS_FILE);
+    } else {
+        return ep_fail(EP_E_STATE,
+                       "nothing says which hosts: neither JobSet, LeaderWorkerSet, Indexed Job, Slurm nor MPI "
+                       "are in the environment, and there is no %s",
+                       HOSTS_FILE);
+    }
+    if (status != EP_OK) {
+        hosts_done(&hosts);
+        return status;
+    }
+    *ret_hosts = hosts;
+    *ret_source = source;
+    return EP_OK;
+}

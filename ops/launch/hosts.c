@@ -1,0 +1,372 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* hosts.c - lists of hosts and hostfiles. */
+#include "launch/hosts.h"
+
+#include "base/error.h"
+#include "root/root.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define LINE_BYTES 1024
+#define FILE_BYTES_MAX (8 << 20)
+#define SLOTS_MAX 4096
+
+void hosts_done(struct hosts *hosts)
+{
+    free(hosts->list);
+    *hosts = (struct hosts){0};
+}
+
+const char *host_name(const struct host *host)
+{
+    const char *at = strrchr(host->target, '@');
+
+    return at ? at + 1 : host->target;
+}
+
+/* What ssh may be given as a target. A word that begins with '-' would be an option. */
+static bool is_target(const char *text)
+{
+    const char *host = strrchr(text, '@');
+
+    host = host ? host + 1 : text;
+    return *text != '-' && *text != '@' && *host && *host != '-' &&
+           strspn(text, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-@:%") == strlen(text);
+}
+
+static bool is_port(const char *text)
+{
+    return *text && strlen(text) < 6 && strspn(text, "0123456789") == strlen(text) && atoi(text) > 0 &&
+           atoi(text) < 65536;
+}
+
+/* Cuts the port off and the brackets away. */
+static bool split_port(char *text, char *ret_port)
+{
+    char *open = strchr(text, '['), *close = strchr(text, ']'), *port = NULL;
+
+    if (open && close && close > open) {
+        /* Only addresses of IPv6 stand in brackets. */
+        if ((close[1] && close[1] != ':') || !memchr(open, ':', (size_t)(close - open)))
+            return false;
+        port = close[1] ? close + 2 : NULL;
+        *close = '\0';
+        memmove(open, open + 1, strlen(open + 1) + 1);
+        /* The bracket that went away was in front of the port. */
+        if (port && !is_port(port))
+            return false;
+    } else if ((port = strchr(text, ':')) && !strchr(port + 1, ':')) {
+        *port++ = '\0';
+        if (!is_port(port))
+            return false;
+    } else {
+        port = NULL;
+    }
+    if (port)
+        memcpy(ret_port, port, strlen(port) + 1);
+    return true;
+}
+
+ep_status host_parse(const char *word, struct host *ret_host)
+{
+    struct host host = {.port = ""};
+    char text[sizeof(host.target)];
+
+    root_clean(word, host.word, sizeof(host.word));
+    if (snprintf(text, sizeof(text), "%s", word) < (int)sizeof(text) && split_port(text, host.port) &&
+        is_target(text)) {
+        memcpy(host.target, text, sizeof(text));
+        *ret_host = host;
+        return EP_OK;
+    }
+    return ep_fail(EP_E_ARG, "'%s' is no host: [USER@]HOST[:PORT]", host.word);
+}
+
+static int find(const struct hosts *hosts, const struct host *host)
+{
+    for (int i = 0; i < hosts->n; i++)
+        if (strcmp(hosts->list[i].target, host->target) == 0 && strcmp(hosts->list[i].port, host->port) == 0)
+            return i;
+    return -1;
+}
+
+static ep_status append(const struct host *host, struct hosts *hosts)
+{
+    if (hosts->n == HOSTS_MAX)
+        return ep_fail(EP_E_ARG, "more than %d hosts", HOSTS_MAX);
+    if (hosts->n == hosts->capacity) {
+        int capacity = hosts->capacity ? 2 * hosts->capacity : 64;
+        struct host *grown = realloc(hosts->list, (size_t)capacity * sizeof(*grown));
+
+        if (!grown)
+            return ep_fail(EP_E_MEMORY, "no memory for %d hosts", capacity);
+        hosts->list = grown;
+        hosts->capacity = capacity;
+    }
+    hosts->list[hosts->n++] = *host;
+    return EP_OK;
+}
+
+/* --- lists with ranges --- */
+
+/* The group "[...]" of a Slurm range at or behind `text`; the brackets of an IPv6 address are none. */
+static const char *find_group(const char *text, const char **ret_end)
+{
+    for (const char *open = strchr(text, '['); open; open = strchr(open + 1, '[')) {
+        const char *close = strchr(open, ']');
+
+        if (!close)
+            return NULL;
+        if (strspn(open + 1, "0123456789,-") == (size_t)(close - open - 1) && close > open + 1) {
+            *ret_end = close;
+            return open;
+        }
+    }
+    return NULL;
+}
+
+static ep_status expand(const char *what, const char *word, struct hosts *hosts);
+
+/* One "07" or "01-12" of a group: a word for each number, with as many digits as the first has. */
+static ep_status expand_range(const char *what, const char *head, const char *range, size_t length, const char *tail,
+                              struct hosts *hosts)
+{
+    const char *dash = memchr(range, '-', length);
+    size_t digits = dash ? (size_t)(dash - range) : length;
+    size_t last_digits = dash ? length - digits - 1 : length;
+    long first, last;
+    char word[512];
+
+    if (digits == 0 || digits > 9 || last_digits == 0 || last_digits > 9 ||
+        (dash && memchr(dash + 1, '-', last_digits)))
+        return ep_fail(EP_E_ARG, "%s: '%.*s' is no range of numbers", what, (int)length, range);
+    first = strtol(range, NULL, 10);
+    last = dash ? strtol(dash + 1, NULL, 10) : first;
+    if (last < first || last - first >= HOSTS_MAX)
+        return ep_fail(EP_E_ARG, "%s: the range '%.*s' is empty or has more than %d hosts", what, (int)length, range,
+                       HOSTS_MAX);
+    for (long i = first; i <= last; i++) {
+        if (snprintf(word, sizeof(word), "%s%0*ld%s", head, (int)digits, i, tail) >= (int)sizeof(word))
+            return ep_fail(EP_E_ARG, "%s: a name is longer than %zu characters", what, sizeof(word) - 1);
+        EP_TRY(expand(what, word, hosts));
+    }
+    return EP_OK;
+}
+
+/* A word without commas outside of brackets: the first group is multiplied out, the rest follows by recursion. */
+static ep_status expand(const char *what, const char *word, struct hosts *hosts)
+{
+    const char *close = NULL, *open = find_group(word, &close);
+    struct host host;
+    char head[512];
+
+    if (!open) {
+        if (host_parse(word, &host) != EP_OK)
+            return ep_fail_prefix(EP_E_ARG, "%s: ", what);
+        if (find(hosts, &host) >= 0)
+            return ep_fail(EP_E_ARG, "%s: '%s' stands there twice", what, host.word);
+        if (append(&host, hosts) != EP_OK)
+            return ep_fail_prefix(EP_E_ARG, "%s: ", what);
+        return EP_OK;
+    }
+    if (snprintf(head, sizeof(head), "%.*s", (int)(open - word), word) >= (int)sizeof(head))
+        return ep_fail(EP_E_ARG, "%s: a name is longer than %zu characters", what, sizeof(head) - 1);
+    for (const char *at = open + 1; at < close;) {
+        size_t length = strcspn(at, ",]");
+
+        EP_TRY(expand_range(what, head, at, length, close + 1, hosts));
+        at += length + 1;
+    }
+    return EP_OK;
+}
+
+ep_status hosts_add_list(const char *what, const char *list, struct hosts *hosts)
+{
+    char word[512];
+    size_t n = 0;
+    int depth = 0;
+
+    for (const char *at = list;; at++) {
+        if (*at && (*at != ',' || depth > 0)) {
+            depth += (*at == '[') - (*at == ']');
+            if (n + 1 >= sizeof(word))
+                return ep_fail(EP_E_ARG, "%s: a name is longer than %zu characters", what, sizeof(word) - 1);
+            if (!isspace((unsigned char)*at))
+                word[n++] = *at;
+            continue;
+        }
+        word[n] = '\0';
+        if (depth != 0)
+            return ep_fail(EP_E_ARG, "%s: a bracket is not closed", what);
+        if (n == 0)
+            return ep_fail(EP_E_ARG, "%s: there is an empty name in the list", what);
+        EP_TRY(expand(what, word, hosts));
+        n = 0;
+        if (!*at)
+            return EP_OK;
+    }
+}
+
+/* --- hostfiles --- */
+
+static ep_status add_line_host(const char *file, int number, const char *word, int slots, bool repeats,
+                               struct hosts *hosts)
+{
+    struct host host;
+    int there;
+
+    if (host_parse(word, &host) != EP_OK)
+        return ep_fail_prefix(EP_E_ARG, "%s, line %d: ", file, number);
+    host.slots = slots;
+    host.line = number;
+    there = find(hosts, &host);
+    if (there >= 0 && repeats) {
+        hosts->list[there].slots++;
+        return EP_OK;
+    }
+    if (there >= 0)
+        return ep_fail(EP_E_ARG, "%s, line %d: '%s' stands in line %d already", file, number, host.word,
+                       hosts->list[there].line);
+    if (repeats)
+        host.slots = 1;
+    if (append(&host, hosts) != EP_OK)
+        return ep_fail_prefix(EP_E_ARG, "%s, line %d: ", file, number);
+    return EP_OK;
+}
+
+/* "host slots=8 # text": what stands behind the host must be a setting of Open MPI. */
+static ep_status add_line(const char *file, int number, char *line, bool repeats, struct hosts *hosts)
+{
+    char *rest = line, *word, *host = NULL;
+    int slots = 0;
+
+    line[strcspn(line, "#\r\n")] = '\0';
+    while ((word = strsep(&rest, " \t"))) {
+        if (!*word)
+            continue;
+        if (!host) {
+            host = word;
+        } else if (!strchr(word, '=')) {
+            char clean[128];
+
+            root_clean(word, clean, sizeof(clean));
+            return ep_fail(EP_E_ARG, "%s, line %d: '%s' behind the host is no setting like slots=8", file, number,
+                           clean);
+        } else if (strncmp(word, "slots=", 6) == 0) {
+            slots = atoi(word + 6);
+            if (strspn(word + 6, "0123456789") != strlen(word + 6) || slots < 1 || slots > SLOTS_MAX)
+                return ep_fail(EP_E_ARG, "%s, line %d: slots= takes a number from 1 to %d", file, number, SLOTS_MAX);
+        }
+    }
+    return host ? add_line_host(file, number, host, slots, repeats, hosts) : EP_OK;
+}
+
+/* A regular file of a size that makes sense, as a stream. NULL after ep_fail(). */
+static FILE *open_file(const char *file)
+{
+    int fd = open(file, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+    struct stat info;
+    FILE *stream = NULL;
+
+    /* Without waiting for the writer of a FIFO; and what was opened is what is looked at. */
+    if (fd < 0 || fstat(fd, &info) != 0)
+        ep_fail(EP_E_ARG, "%s: %s", file, strerror(errno));
+    else if (!S_ISREG(info.st_mode))
+        ep_fail(EP_E_ARG, "%s: not a regular file", file);
+    else if (info.st_size > FILE_BYTES_MAX)
+        ep_fail(EP_E_ARG, "%s: larger than %d MiB", file, FILE_BYTES_MAX >> 20);
+    else if (!(stream = fdopen(fd, "r")))
+        ep_fail(EP_E_ARG, "%s: %s", file, strerror(errno));
+    if (!stream && fd >= 0)
+        close(fd);
+    return stream;
+}
+
+/* Reads a line without its end. *ret_is_last: nothing comes behind it. */
+static ep_status read_line(FILE *stream, const char *file, int number, char *ret_line, size_t *used, bool *ret_is_last)
+{
+    size_t n = 0;
+    int byte;
+
+    while ((byte = getc(stream)) != EOF && byte != '\n' && byte && n + 1 < LINE_BYTES)
+        ret_line[n++] = (char)byte;
+    ret_line[n] = '\0';
+    *used += n + 1;
+    *ret_is_last = byte == EOF;
+    if (byte == EOF && ferror(stream))
+        return ep_fail(EP_E_ARG, "%s: %s", file, strerror(errno));
+    if (byte == 0)
+        return ep_fail(EP_E_ARG, "%s, line %d: holds a byte 0, so that it is no text", file, number);
+    if (n + 1 == LINE_BYTES)
+        return ep_fail(EP_E_ARG, "%s, line %d: longer than %d bytes", file, number, LINE_BYTES - 2);
+    /* Files of /proc and of FUSE tell no size, and may go on without end. */
+    if (*used > FILE_BYTES_MAX)
+        return ep_fail(EP_E_ARG, "%s: larger than %d MiB", file, FILE_BYTES_MAX >> 20);
+    return EP_OK;
+}
+
+ep_status hosts_add_file(const char *file, bool repeats, struct hosts *hosts)
+{
+    FILE *stream = open_file(file);
+    char line[LINE_BYTES];
+    ep_status status = EP_OK;
+    int before = hosts->n;
+    bool is_last = false;
+    size_t used = 0;
+
+    if (!stream)
+        return EP_E_ARG;
+    for (int number = 1; status == EP_OK && !is_last; number++) {
+        status = read_line(stream, file, number, line, &used, &is_last);
+        if (status == EP_OK)
+            status = add_line(file, number, line, repeats, hosts);
+    }
+    fclose(stream);
+    if (status == EP_OK && hosts->n == before)
+        return ep_fail(EP_E_ARG, "%s: there is no host in it", file);
+    return status;
+}
+
+/* --- writing --- */
+
+static bool write_lines(FILE *stream, const struct hosts *hosts, int slots)
+{
+    for (int i = 0; i < hosts->n; i++) {
+        if (slots)
+            fprintf(stream, "%s slots=%d\n", host_name(&hosts->list[i]), slots);
+        else
+            fprintf(stream, "%s\n", host_name(&hosts->list[i]));
+    }
+    return fflush(stream) == 0 && !ferror(stream) && fsync(fileno(stream)) == 0;
+}
+
+ep_status hosts_write(const char *path, const struct hosts *hosts, int slots)
+{
+    char name[4096];
+    FILE *stream;
+    int fd, number = 0;
+
+    if (snprintf(name, sizeof(name), "%s.XXXXXX", path) >= (int)sizeof(name))
+        return ep_fail(EP_E_ARG, "%s: the name is too long", path);
+    fd = mkostemp(name, O_CLOEXEC);
+    if (fd < 0)
+        return ep_fail_errno(EP_E_SYSTEM, errno, "writing the hostfile %s", path);
+    stream = fdopen(fd, "w");
+    if (!stream || !write_lines(stream, hosts, slots) || fchmod(fd, 0644) != 0 || rename(name, path) != 0)
+        number = errno ? errno : EIO;
+    if (stream)
+        fclose(stream);
+    else
+        close(fd);
+    if (number == 0)
+        return EP_OK;
+    unlink(name);
+    return ep_fail_errno(EP_E_SYSTEM, number, "writing the hostfile %s", path);
+}

@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * hosts.h - the hosts that a command runs on: lists, hostfiles, Slurm's ranges, and what the surroundings say
+ * (JobSet, LeaderWorkerSet, Indexed Job, Slurm, MPI).
+ *
+ * Functions that return ep_status record the reason with ep_fail(); EP_E_ARG is the caller's input.
+ */
+#ifndef EP_OPS_LAUNCH_HOSTS_H
+#define EP_OPS_LAUNCH_HOSTS_H
+
+#include <epkit/status.h>
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#define HOSTS_MAX 4096
+
+/* Where the launcher of the GKE testbed keeps the hosts of a job: 8 slots each, and 1 slot each. */
+#define HOSTS_FILE "/etc/job-worker-services.txt"
+#define HOSTS_FILE_1_SLOT "/tmp/hostfile-1pernode.txt"
+
+struct host {
+    char word[256];   /* as given, printable */
+    char target[256]; /* [USER@]HOST, what ssh gets */
+    char port[8];     /* "": the default */
+    int slots;        /* of its hostfile; 0: not said */
+    int line;         /* of the hostfile, 0: none */
+};
+
+struct hosts {
+    int n, capacity;
+    struct host *list;
+};
+
+void hosts_done(struct hosts *hosts);
+
+/* HOST of [USER@]HOST. */
+const char *host_name(const struct host *host);
+
+/* "HOST", "USER@HOST:222", "[2001:db8::1]:222", "2001:db8::1". */
+ep_status host_parse(const char *word, struct host *ret_host);
+
+/*
+ * Adds the hosts of a list: divided by commas, with ranges as Slurm writes them ("gpu[01-04,7],login"). `what` is named
+ * in errors. A host that is there already is an error.
+ */
+ep_status hosts_add_list(const char *what, const char *list, struct hosts *hosts);
+
+/*
+ * Adds the hosts of a file in the format of Open MPI: one a line, "HOST slots=8"; '#' begins a comment. A host that
+ * stands there twice is an error, unless `repeats`: then each line is one slot of it, as in the files of PBS.
+ */
+ep_status hosts_add_file(const char *file, bool repeats, struct hosts *hosts);
+
+/* What the surroundings say about the hosts. */
+struct hosts_source {
+    char text[160]; /* "Slurm job 17", "JobSet demo", "/etc/job-worker-services.txt" */
+    int index;      /* of this pod or task among several that run the same command; -1: there is one only */
+    bool is_pods;   /* pods that start one after the other: names resolve late */
+};
+
+/*
+ * The hosts that the environment describes, the first that is there of: JobSet, LeaderWorkerSet, Indexed Job, Slurm,
+ * MPI (hostfiles of Open MPI, PBS, LSF, Hydra), HOSTS_FILE. EP_E_STATE when nothing describes any.
+ */
+ep_status hosts_discover(struct hosts *ret_hosts, struct hosts_source *ret_source);
+
+/*
+ * Writes a hostfile, atomically: to a file beside it that is renamed. `slots` a host (0: without). A link at `path` is
+ * replaced, not followed.
+ */
+ep_status hosts_write(const char *path, const struct hosts *hosts, int slots);
+
+#endif

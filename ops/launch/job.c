@@ -1,0 +1,332 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* job.c - a rank: its environment, its folder, and becoming the program. */
+#include "launch/job.h"
+
+#include "base/error.h"
+#include "process/capture.h"
+#include "process/process.h"
+#include "root/root.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define SOURCE_SECONDS 60
+
+extern char **environ;
+
+const char *job_text(const json_t *spec, const char *key, const char *other)
+{
+    const char *text = json_string_value(json_object_get(spec, key));
+
+    return text ? text : other;
+}
+
+int job_number(const json_t *spec, const char *key, int other)
+{
+    const json_t *value = json_object_get(spec, key);
+
+    return json_is_integer(value) ? (int)json_integer_value(value) : other;
+}
+
+/* --- an environment as an array of strings that are all owned --- */
+
+struct variables {
+    size_t n, capacity;
+    char **list;
+    bool has_failed;
+};
+
+static size_t find_variable(const struct variables *variables, const char *name, size_t length)
+{
+    for (size_t i = 0; i < variables->n; i++)
+        if (strncmp(variables->list[i], name, length) == 0 && variables->list[i][length] == '=')
+            return i;
+    return variables->n;
+}
+
+static void unset(struct variables *variables, const char *name)
+{
+    size_t at = find_variable(variables, name, strlen(name));
+
+    if (at == variables->n || !variables->list)
+        return;
+    free(variables->list[at]);
+    variables->list[at] = variables->list[--variables->n];
+    variables->list[variables->n] = NULL;
+}
+
+/* Takes "NAME=VALUE" over. */
+static void put(struct variables *variables, char *entry)
+{
+    size_t at = entry ? find_variable(variables, entry, strcspn(entry, "=")) : 0;
+
+    if (!entry) {
+        variables->has_failed = true;
+        return;
+    }
+    if (at < variables->n) {
+        free(variables->list[at]);
+        variables->list[at] = entry;
+        return;
+    }
+    if (variables->n + 2 > variables->capacity) {
+        size_t capacity = 2 * variables->capacity + 64;
+        char **grown = realloc(variables->list, capacity * sizeof(*grown));
+
+        if (!grown) {
+            free(entry);
+            variables->has_failed = true;
+            return;
+        }
+        variables->list = grown;
+        variables->capacity = capacity;
+    }
+    variables->list[variables->n++] = entry;
+    variables->list[variables->n] = NULL;
+}
+
+static void set(struct variables *variables, const char *name, const char *value)
+{
+    char *entry = NULL;
+
+    if (asprintf(&entry, "%s=%s", name, value) < 0)
+        entry = NULL;
+    put(variables, entry);
+}
+
+static void set_number(struct variables *variables, const char *name, int value)
+{
+    char text[16];
+
+    snprintf(text, sizeof(text), "%d", value);
+    set(variables, name, text);
+}
+
+static void free_variables(char **list)
+{
+    for (size_t i = 0; list && list[i]; i++)
+        free(list[i]);
+    free(list);
+}
+
+/* --- scripts --- */
+
+/*
+ * The shell sources them and prints the environment that they leave, divided by NUL. What they want to be preloaded
+ * goes on under another name: env(1) is not the program either.
+ */
+static const char source_program[] =
+    "for script in \"$@\"; do case $script in"
+    " \\?*) script=${script#?}; [ -r \"$script\" ] || continue;; esac;"
+    " . \"$script\" >&2 || { echo \"epkit: $script ended with status $?\" >&2; exit 1; }; done;"
+    " EPKIT_PRELOAD=${LD_PRELOAD-${EPKIT_PRELOAD-}}; unset LD_PRELOAD; export EPKIT_PRELOAD; exec env -0";
+
+static ep_status take_environment(const struct capture *capture, struct variables *variables)
+{
+    struct variables fresh = {0};
+    char clean[256];
+
+    if (capture->start_error)
+        return ep_fail_errno(EP_E_SYSTEM, capture->start_error, "bash, which sources scripts, cannot be run");
+    if (capture->late)
+        return ep_fail(EP_E_TIMEOUT, "the scripts to be sourced did not end within %d s", SOURCE_SECONDS);
+    if (!WIFEXITED(capture->status) || WEXITSTATUS(capture->status) != 0 || !capture->output.text) {
+        const char *text = capture->error.text ? capture->error.text : "";
+        size_t length = strlen(text);
+
+        root_clean(length > 200 ? text + length - 200 : text, clean, sizeof(clean));
+        return ep_fail(EP_E_SYSTEM, "sourcing scripts failed: %s", clean);
+    }
+    for (size_t at = 0; at < capture->output.bytes; at += strlen(capture->output.text + at) + 1)
+        put(&fresh, strdup(capture->output.text + at));
+    free_variables(variables->list);
+    *variables = fresh;
+    return EP_OK;
+}
+
+static ep_status source_scripts(const json_t *scripts, struct variables *variables)
+{
+    size_t n = json_array_size(scripts), i;
+    const char **argv = calloc(n + 5, sizeof(*argv));
+    struct capture capture = {0};
+    json_t *script;
+    ep_status status;
+
+    if (!argv)
+        return ep_fail(EP_E_MEMORY, "no memory for a list of scripts");
+    argv[0] = "bash";
+    argv[1] = "-c";
+    argv[2] = source_program;
+    argv[3] = "bash";
+    json_array_foreach(scripts, i, script)
+    {
+        argv[4 + i] = json_string_value(script);
+    }
+    capture.argv = (char *const *)argv;
+    if (capture_run(&capture, 1, 1, SOURCE_SECONDS * 1000, NULL, NULL) != 0)
+        status = ep_fail(EP_E_MEMORY, "no memory for the environment that scripts leave");
+    else
+        status = take_environment(&capture, variables);
+    capture_done(&capture);
+    free(argv);
+    return status;
+}
+
+/* --- a rank --- */
+
+static void set_ranks(const json_t *spec, int node, int local, struct variables *variables)
+{
+    int nodes = job_number(spec, "nodes", 1), per_node = job_number(spec, "per_node", 1);
+    bool by_rank = strcmp(job_text(spec, "world", "nodes"), "ranks") == 0;
+
+    set_number(variables, "RANK", by_rank ? node * per_node + local : node);
+    set_number(variables, "WORLD_SIZE", by_rank ? nodes * per_node : nodes);
+    set_number(variables, "NODE_RANK", node);
+    set_number(variables, "NNODES", nodes);
+    set_number(variables, "LOCAL_RANK", local);
+    set_number(variables, "LOCAL_WORLD_SIZE", per_node);
+    set_number(variables, "GPUS_PER_NODE", job_number(spec, "gpus", 8));
+    set(variables, "MASTER_ADDR", job_text(spec, "master", "localhost"));
+    set_number(variables, "MASTER_PORT", job_number(spec, "port", 29500));
+    set(variables, JOB_MARK, job_text(spec, "launch", "none"));
+}
+
+/*
+ * Programs whose words epkit reads run with LC_ALL=C: ssh, which passes it on, and the shell that sources scripts. It
+ * is nothing that the user said.
+ */
+static void restore_locale(struct variables *variables)
+{
+    size_t at = find_variable(variables, "LC_ALL", strlen("LC_ALL"));
+    const char *own = getenv("LC_ALL");
+
+    if (at == variables->n || strcmp(variables->list[at], "LC_ALL=C") != 0)
+        return;
+    if (own && strcmp(own, "C") != 0)
+        set(variables, "LC_ALL", own);
+    else
+        unset(variables, "LC_ALL");
+}
+
+static void set_given(const json_t *spec, struct variables *variables)
+{
+    size_t preload = find_variable(variables, "EPKIT_PRELOAD", strlen("EPKIT_PRELOAD"));
+    json_t *value, *env = json_object_get(spec, "env");
+    const char *key;
+
+    /* Of a script; what the caller names wins. */
+    if (preload < variables->n && variables->list[preload][strlen("EPKIT_PRELOAD=")])
+        set(variables, "LD_PRELOAD", variables->list[preload] + strlen("EPKIT_PRELOAD="));
+    json_object_foreach(env, key, value)
+    {
+        if (json_is_string(value))
+            set(variables, key, json_string_value(value));
+        else
+            unset(variables, key);
+    }
+    if (job_text(spec, "preload", NULL))
+        set(variables, "LD_PRELOAD", job_text(spec, "preload", NULL));
+    unset(variables, JOB_SPEC);
+}
+
+/* The folder of "dirs" that holds "needs". */
+static ep_status find_dir(const json_t *spec, const char **ret_dir)
+{
+    const char *needs = job_text(spec, "needs", NULL);
+    json_t *dirs = json_object_get(spec, "dirs"), *dir;
+    char path[4096], looked[256] = "";
+    size_t i;
+
+    *ret_dir = NULL;
+    json_array_foreach(dirs, i, dir)
+    {
+        size_t used = strlen(looked);
+
+        if (!needs || (snprintf(path, sizeof(path), "%s/%s", json_string_value(dir), needs) < (int)sizeof(path) &&
+                       access(path, R_OK) == 0)) {
+            *ret_dir = json_string_value(dir);
+            return EP_OK;
+        }
+        snprintf(looked + used, sizeof(looked) - used, "%s%s", i ? ", " : "", json_string_value(dir));
+    }
+    if (!needs || !json_is_array(dirs))
+        return EP_OK;
+    return ep_fail(EP_E_UNSUPPORTED, "%s is not installed: there is no %s below %s", job_text(spec, "product", "it"),
+                   needs, looked);
+}
+
+ep_status job_check(const json_t *spec)
+{
+    const char *dir;
+
+    return find_dir(spec, &dir);
+}
+
+ep_status job_rank_make(const json_t *spec, int node, int local, struct job_rank *ret_rank)
+{
+    json_t *argv = json_object_get(spec, "argv"), *word;
+    struct job_rank rank = {.local = local};
+    struct variables variables = {0};
+    ep_status status = EP_OK;
+    size_t i;
+
+    EP_TRY(find_dir(spec, &rank.dir));
+    rank.argv = calloc(json_array_size(argv) + 1, sizeof(*rank.argv));
+    if (!rank.argv || json_array_size(argv) == 0) {
+        free(rank.argv);
+        return ep_fail(EP_E_ARG, "there is no program to run");
+    }
+    json_array_foreach(argv, i, word)
+    {
+        rank.argv[i] = (char *)json_string_value(word);
+    }
+    rank.file = json_is_true(json_object_get(spec, "is_epkit")) ? "/proc/self/exe" : rank.argv[0];
+    for (char **entry = environ; *entry; entry++)
+        put(&variables, strdup(*entry));
+    if (json_array_size(json_object_get(spec, "source")))
+        status = source_scripts(json_object_get(spec, "source"), &variables);
+    restore_locale(&variables);
+    set_ranks(spec, node, local, &variables);
+    set_given(spec, &variables);
+    if (status == EP_OK && variables.has_failed)
+        status = ep_fail(EP_E_MEMORY, "no memory for an environment");
+    rank.environment = variables.list;
+    if (status != EP_OK) {
+        job_rank_done(&rank);
+        return status;
+    }
+    *ret_rank = rank;
+    return EP_OK;
+}
+
+void job_rank_done(struct job_rank *rank)
+{
+    free(rank->argv);
+    free_variables(rank->environment);
+    *rank = (struct job_rank){0};
+}
+
+void job_rank_execute(const struct job_rank *rank)
+{
+    const char *path = NULL;
+    int number;
+
+    if (rank->dir && chdir(rank->dir) != 0) {
+        fprintf(stderr, "epkit: %s: %s\n", rank->dir, strerror(errno));
+        _exit(126);
+    }
+    /* execvpe() searches the PATH of the caller: it has to be the rank's. */
+    for (char **entry = rank->environment; *entry; entry++)
+        if (strncmp(*entry, "PATH=", 5) == 0)
+            path = *entry + 5;
+    if (path)
+        setenv("PATH", path, 1);
+    execvpe(rank->file, rank->argv, rank->environment);
+    number = errno;
+    fprintf(stderr, "epkit: %s: %s\n", rank->argv[0], strerror(number));
+    _exit(number == ENOENT ? 127 : 126);
+}

@@ -1,0 +1,172 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* launch_internal.h - what the files of the launcher share. */
+#ifndef EP_OPS_LAUNCH_LAUNCH_INTERNAL_H
+#define EP_OPS_LAUNCH_LAUNCH_INTERNAL_H
+
+#include "launch/frame.h"
+#include "launch/job.h"
+#include "launch/launch.h"
+#include "launch/location.h"
+#include "launch/remote.h"
+
+#include <stdio.h>
+
+#define LINE_MAX_BYTES 16384         /* of a rank's output; longer lines are cut in pieces */
+#define QUEUE_PAUSE_BYTES (1u << 20) /* of output that nobody takes: then the nodes have to wait */
+
+enum node_state {
+    NODE_CONNECTING,
+    NODE_READY,  /* the agent has answered */
+    NODE_FAILED, /* it did not, or was lost */
+    NODE_GONE    /* ended in order */
+};
+
+/* Output of a rank that does not end in a newline yet. */
+struct line_buffer {
+    char *text;
+    size_t used;
+};
+
+struct launch;
+
+struct node {
+    struct launch *launch;
+    const struct host *host;
+    const char *name; /* of the host, without user and port */
+    struct remote *remote;
+    struct frame_reader reader;
+    enum node_state state;
+    int rank; /* in the sorted list */
+    uint64_t retry_ns;
+
+    /* Of the agent: */
+    json_t *facts;
+    char location[LOCATION_BYTES], location_why[300];
+    bool is_located, is_answered, is_running, is_clean, has_nics;
+    int n_left; /* processes that could not be killed */
+    json_t *answer, *nics_before, *nics_after;
+
+    const char *failed_at; /* layer, NULL: nothing failed */
+    char why[400];
+
+    int n_started, n_ended; /* ranks of this phase */
+    int code, signal;       /* of the first rank that failed */
+    uint64_t heard_ns, output_ns;
+    int n_silent;  /* how often it was said that it is silent */
+    bool is_idle;  /* in this phase */
+    bool is_swept; /* its agent was lost: another one only ends what is left */
+
+    FILE *log;
+    bool has_log_failed;
+    struct line_buffer *lines; /* two for each rank */
+    int n_lines;
+    char last_line[120];
+};
+
+struct launch {
+    const struct launch_options *options;
+    char id[JOB_ID_BYTES];
+    int n, per_node, gpus;
+    struct node *nodes;
+    struct node **order; /* by rank */
+    struct remote_how how;
+    struct remote_pool pool;
+    char *remote_command;
+    const char *ssh_options[32];
+    int signals; /* signalfd */
+    uint64_t began_ns, ran_ns, deadline_ns, beat_ns, ended_ns;
+    char began[32], ended[32];
+
+    int interrupted;
+    const char *reason; /* why it ended early; NULL */
+    struct node *failed;
+    int code;
+    bool is_ending;
+
+    struct process mpirun;
+    int mpirun_status;
+    bool mpirun_ended;
+    struct line_buffer mpirun_lines[2];
+    char mpirun_said[300];
+
+    char folder[4096];
+    FILE *log; /* coordinator.log */
+    bool has_log_failed;
+    char *queue; /* for options->output_fd */
+    size_t queued, queue_capacity;
+
+    json_t *findings; /* of the doctor: [{"id", "severity", "text", "nodes"}] */
+};
+
+typedef bool (*launch_condition)(struct launch *launch);
+
+/* --- launch.c --- */
+
+/* Handles what happens until `is_done`, a signal, or the instant `until_ns` (0: none). Is it done? */
+bool launch_wait(struct launch *launch, launch_condition is_done, uint64_t until_ns);
+
+/* A line on standard error and in coordinator.log. */
+void launch_note(struct launch *launch, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* Sends a request to a node, and consumes it. */
+void node_send(struct node *node, json_t *request);
+
+/* --- launch_events.c --- */
+
+void node_take_output(struct remote *remote, const char *data, size_t bytes);
+void node_take_end(struct remote *remote);
+
+/* A failure before or during the run, by which the launch ends. `code` is its exit code. */
+void launch_fail(struct launch *launch, struct node *node, int code, const char *reason);
+
+/* --- launch_output.c --- */
+
+/* Bytes that a rank wrote, or none at its end: then what is left becomes a line. */
+void node_write(struct node *node, int rank, bool is_error, const char *data, size_t bytes);
+void node_flush_lines(struct node *node);
+void launch_log(struct launch *launch, const char *text);
+
+/* A line of a node for the reader: what a terminal would obey in it is shown as '?'. The logs have it as it came. */
+void launch_queue(struct launch *launch, const char *prefix, const char *text, size_t bytes);
+
+/* Writes what the reader takes now. */
+void launch_flush(struct launch *launch);
+
+/* --- launch_connect.c --- */
+
+/* All nodes; false when some did not answer or it was interrupted. */
+bool launch_connect(struct launch *launch);
+
+/* Locations, order, hostfiles, per_node. EP_OK, or the reason. */
+ep_status launch_arrange(struct launch *launch);
+
+/* The doctor on all nodes; false when it has found something for which the job is not started. */
+bool launch_check(struct launch *launch);
+
+/* --- launch_phase.c --- */
+
+/* Runs the job; what became of it is in launch->failed, ->code, ->reason. */
+void launch_phases(struct launch *launch);
+
+/* The request by which a node is to end everything. */
+json_t *make_end(const struct launch *launch, const struct node *node);
+
+/* Ends everything on all nodes. */
+void launch_end(struct launch *launch);
+
+/* --- mpirun.c --- */
+
+/* Starts mpirun with the spec in its environment. */
+ep_status mpirun_start(struct launch *launch, const json_t *spec);
+void mpirun_poll(struct launch *launch, const struct pollfd *polls);
+void mpirun_end(struct launch *launch);
+
+/* --- launch_folder.c --- */
+
+ep_status folder_open(struct launch *launch);
+
+/* Writes run.json. */
+void folder_write(struct launch *launch);
+json_t *folder_document(struct launch *launch);
+
+#endif

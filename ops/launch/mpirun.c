@@ -1,0 +1,234 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * mpirun.c - Open MPI's mpirun, as a child. It starts 'epkit __exec' on the nodes, which becomes the ranks and hands
+ * their output to the agents; so what mpirun itself writes is about mpirun.
+ */
+#include "launch/launch_internal.h"
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "launch/agent.h"
+#include "root/root.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define TERM_MS 5000
+
+struct words {
+    const char *list[64];
+    int n;
+};
+
+static void add(struct words *words, const char *a, const char *b, const char *c)
+{
+    const char *const all[] = {a, b, c};
+
+    for (size_t i = 0; i < 3 && all[i]; i++)
+        words->list[words->n++] = all[i];
+}
+
+/* A program of the user's that is preloaded, or MPI's own settings of another job, are not for mpirun. */
+static char **make_environment(const char *spec, const char *mark)
+{
+    static const char *const dropped[] = {"LD_PRELOAD",
+                                          "LD_AUDIT",
+                                          "EPKIT_PRELOAD",
+                                          JOB_MARK,
+                                          JOB_SPEC,
+                                          "OMPI_ALLOW_RUN_AS_ROOT",
+                                          "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM",
+                                          NULL};
+    char **list = process_environment(dropped);
+    static char root[] = "OMPI_ALLOW_RUN_AS_ROOT=1", confirm[] = "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1";
+    size_t n = 0;
+    char **grown;
+
+    while (list && list[n])
+        n++;
+    grown = list ? realloc(list, (n + 5) * sizeof(*list)) : NULL;
+    if (!grown) {
+        free(list);
+        return NULL;
+    }
+    grown[n++] = (char *)spec;
+    grown[n++] = (char *)mark;
+    if (geteuid() == 0) {
+        grown[n++] = root;
+        grown[n++] = confirm;
+    }
+    grown[n] = NULL;
+    return grown;
+}
+
+/*
+ * ssh as mpirun is to use it: the same program and port. Open MPI cuts the text up at spaces. Its nodes report to
+ * mpirun directly (no tree): a tree would need every node to log in on others.
+ */
+static void add_remote_shell(const struct launch *launch, struct words *words, char *ret_agent, size_t bytes,
+                             char *ret_daemon, size_t daemon_bytes)
+{
+    const char *port = launch->options->port;
+
+    snprintf(ret_agent, bytes, "%s -q -o BatchMode=yes -o LogLevel=ERROR%s%s", launch->options->ssh, port ? " -p " : "",
+             port ? port : "");
+    snprintf(ret_daemon, daemon_bytes, "env " JOB_MARK "=%s orted", launch->id);
+    add(words, "--mca", "plm", "rsh");
+    add(words, "--mca", "plm_rsh_agent", ret_agent);
+    add(words, "--mca", "plm_rsh_no_tree_spawn", "1");
+    add(words, "--mca", "orte_launch_agent", ret_daemon);
+    /* Of a scheduler's allocation only the hosts count, which are in the hostfile. */
+    add(words, "--mca", "ras", "^slurm,tm,lsf,gridengine");
+    add(words, "--mca", "orte_keep_fqdn_hostnames", "1");
+}
+
+static void name_hostfile(const struct launch *launch, char *ret_path, size_t bytes)
+{
+    const char *base = getenv("TMPDIR");
+
+    if (*launch->folder)
+        snprintf(ret_path, bytes, "%s/hostfile-mpirun", launch->folder);
+    else
+        snprintf(ret_path, bytes, "%s/epkit-hostfile-%s", base && *base ? base : "/tmp", launch->id);
+}
+
+/*
+ * A line for each rank, for the sequential mapper. The others begin with the host that mpirun runs on, wherever it is
+ * in the list, and then rank 0 is not at MASTER_ADDR.
+ */
+static ep_status write_hostfile(struct launch *launch, char *ret_path, size_t bytes)
+{
+    struct hosts ranks = {.n = 0};
+    ep_status status;
+
+    name_hostfile(launch, ret_path, bytes);
+    ranks.list = calloc((size_t)launch->n * (size_t)launch->per_node, sizeof(*ranks.list));
+    if (!ranks.list)
+        return ep_fail(EP_E_MEMORY, "no memory for a hostfile");
+    for (int i = 0; i < launch->n; i++)
+        for (int k = 0; k < launch->per_node; k++)
+            ranks.list[ranks.n++] = *launch->order[i]->host;
+    status = hosts_write(ret_path, &ranks, 0);
+    free(ranks.list);
+    return status;
+}
+
+ep_status mpirun_start(struct launch *launch, const json_t *spec)
+{
+    char agent[1400], daemon[100], count[16], hostfile[sizeof(launch->folder) + 64], mark[64];
+    char *text = json_dumps(spec, JSON_COMPACT), *variable = NULL;
+    struct words words = {.n = 0};
+    char **environment;
+    int number;
+
+    EP_TRY(write_hostfile(launch, hostfile, sizeof(hostfile)));
+    snprintf(count, sizeof(count), "%d", launch->n * launch->per_node);
+    snprintf(mark, sizeof(mark), JOB_MARK "=%s", launch->id);
+    add(&words, "mpirun", NULL, NULL);
+    add(&words, "--hostfile", hostfile, NULL);
+    add(&words, "-np", count, NULL);
+    add(&words, "--map-by", "seq", NULL);
+    add(&words, "--bind-to", "none", NULL);
+    add_remote_shell(launch, &words, agent, sizeof(agent), daemon, sizeof(daemon));
+    add(&words, "-x", JOB_SPEC, NULL);
+    /* A shell on the node chooses the file, as for the agent. */
+    add(&words, "sh", "-c", launch->remote_command);
+    words.list[words.n] = NULL;
+    environment = text && asprintf(&variable, JOB_SPEC "=%s", text) >= 0 ? make_environment(variable, mark) : NULL;
+    number = environment ? process_start((char *const *)words.list, environment, false, &launch->mpirun) : ENOMEM;
+    free(environment);
+    free(variable);
+    free(text);
+    if (number)
+        return ep_fail_errno(number == ENOENT ? EP_E_UNSUPPORTED : EP_E_SYSTEM, number, "starting mpirun");
+    launch->mpirun_ended = false;
+    return EP_OK;
+}
+
+/* mpirun says in banners that a rank has ended, which the agents say better. */
+static void take_line(struct launch *launch, const char *line)
+{
+    char clean[300];
+
+    launch_log(launch, line);
+    if (strspn(line, "-") == strlen(line) || strstr(line, "[mpirun:") == line)
+        return;
+    root_clean(line, clean, sizeof(clean));
+    if (!*launch->mpirun_said)
+        snprintf(launch->mpirun_said, sizeof(launch->mpirun_said), "%s", clean);
+}
+
+static void read_pipe(struct launch *launch, int which)
+{
+    int *fd = which ? &launch->mpirun.err : &launch->mpirun.out;
+    struct line_buffer *buffer = &launch->mpirun_lines[which];
+    char data[8192];
+    ssize_t n = read(*fd, data, sizeof(data));
+
+    if (n < 0 && (errno == EAGAIN || errno == EINTR))
+        return;
+    if (n <= 0)
+        process_close_fd(fd);
+    if (!buffer->text)
+        buffer->text = malloc(LINE_MAX_BYTES);
+    for (ssize_t i = 0; buffer->text && i < n; i++) {
+        if (data[i] == '\n' || buffer->used + 1 == LINE_MAX_BYTES) {
+            buffer->text[buffer->used] = '\0';
+            take_line(launch, buffer->text);
+            buffer->used = 0;
+        }
+        if (data[i] != '\n')
+            buffer->text[buffer->used++] = data[i];
+    }
+}
+
+static void reap(struct launch *launch)
+{
+    if (launch->mpirun.pid <= 0 || process_wait(launch->mpirun.pid, WNOHANG, &launch->mpirun_status) == 0)
+        return;
+    for (int which = 0; which < 2; which++)
+        for (int i = 0; i < 64; i++) {
+            struct pollfd ready = {.fd = which ? launch->mpirun.err : launch->mpirun.out, .events = POLLIN};
+
+            if (ready.fd < 0 || poll(&ready, 1, 0) <= 0)
+                break;
+            read_pipe(launch, which);
+        }
+    process_close(&launch->mpirun);
+    launch->mpirun.pid = 0;
+    launch->mpirun_ended = true;
+}
+
+void mpirun_poll(struct launch *launch, const struct pollfd *polls)
+{
+    for (int which = 0; which < 2; which++)
+        if (polls[which].fd >= 0 && polls[which].revents)
+            read_pipe(launch, which);
+    reap(launch);
+}
+
+void mpirun_end(struct launch *launch)
+{
+    uint64_t until_ns = ep_deadline_ns(TERM_MS);
+    char path[sizeof(launch->folder) + 64];
+
+    if (launch->mpirun.pid > 0) {
+        kill(launch->mpirun.pid, SIGTERM);
+        while (!launch->mpirun_ended && ep_now_ns() < until_ns) {
+            poll(NULL, 0, 20);
+            reap(launch);
+        }
+        process_kill(&launch->mpirun);
+    }
+    for (int which = 0; which < 2; which++) {
+        free(launch->mpirun_lines[which].text);
+        launch->mpirun_lines[which] = (struct line_buffer){0};
+    }
+    name_hostfile(launch, path, sizeof(path));
+    unlink(path);
+}

@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Any bytes as a list of hosts, as a hostfile and as a file of locations: what is accepted is a target for ssh that is
+ * no option, and there are not too many.
+ */
+#include "launch/hosts.h"
+#include "launch/location.h"
+
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+enum { MOST_BYTES = 1024 };
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static void check(struct hosts *hosts)
+{
+    if (hosts->n < 0 || hosts->n > HOSTS_MAX)
+        abort();
+    for (int i = 0; i < hosts->n; i++) {
+        const struct host *host = &hosts->list[i];
+
+        if (!*host->target || *host->target == '-' || *host_name(host) == '-' || !*host_name(host))
+            abort();
+        if (strpbrk(host->target, " \t\n'\"\\$`;&|<>()[]"))
+            abort();
+        if (*host->port && (atoi(host->port) < 1 || atoi(host->port) > 65535))
+            abort();
+    }
+    hosts_done(hosts);
+}
+
+/* A regular file without a name. */
+static void check_file(const uint8_t *data, size_t size)
+{
+    struct hosts hosts = {0}, slots = {0};
+    int fd = memfd_create("hosts", MFD_CLOEXEC);
+    json_t *locations, *value;
+    const char *name;
+    char path[64];
+
+    if (fd < 0 || write(fd, data, size) != (ssize_t)size)
+        abort();
+    snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+    hosts_add_file(path, false, &hosts);
+    check(&hosts);
+    hosts_add_file(path, true, &slots);
+    check(&slots);
+    locations = location_read_file(path);
+    json_object_foreach(locations, name, value)
+    {
+        if (!location_is_valid(json_string_value(value)))
+            abort();
+    }
+    json_decref(locations);
+    close(fd);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    struct hosts hosts = {0};
+    char text[MOST_BYTES + 1];
+
+    if (size > MOST_BYTES)
+        return 0;
+    memcpy(text, data, size);
+    text[size] = '\0';
+    hosts_add_list("list", text, &hosts);
+    check(&hosts);
+    check_file(data, size);
+    return 0;
+}

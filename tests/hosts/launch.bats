@@ -1,0 +1,254 @@
+#!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
+# epkit launch on four hosts: what runs, with which environment, what is printed and kept.
+#
+# shellcheck disable=SC2154 # $stderr is set by run
+# shellcheck disable=SC2016 # programs of inner shells
+
+load common
+
+setup_file() {
+    hosts_up 4
+}
+
+teardown_file() {
+    hosts_down
+}
+
+@test "hostname on all nodes: output with the node in front, a verdict, exit code 0" {
+    run --separate-stderr launch --no-logs --checks skip --hosts 'h[1-4]' hostname
+    echo "$output$stderr"
+    [ "$status" -eq 0 ]
+    [ "$(sort <<<"$output" | head -n 4)" = "$(printf '%s\n' 'h1: h1' 'h2: h2' 'h3: h3' 'h4: h4')" ]
+    [[ "${lines[4]}" == "hostname ran on 4 nodes with 4 ranks: all ended with status 0 "* ]]
+    all_clean 10 h1 h2 h3 h4
+}
+
+@test "RANK, WORLD_SIZE and the others count nodes or ranks; MASTER_ADDR is the first node" {
+    local show='echo "$RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $NODE_RANK/$NNODES $GPUS_PER_NODE $MASTER_ADDR:$MASTER_PORT"'
+    run --separate-stderr launch --no-logs --hosts h3,h1 -- sh -c "$show"
+    [ "$status" -eq 0 ]
+    [[ "$output" == *"h3: 0/2 0/1 0/2 8 h3:29500"* ]]
+    [[ "$output" == *"h1: 1/2 0/1 1/2 8 h3:29500"* ]]
+    run --separate-stderr launch --no-logs --hosts h3,h1 --world ranks --gpus-per-node 2 --master-port 4711 -- sh -c "$show"
+    [ "$status" -eq 0 ]
+    [[ "$output" == *"h3/1: 1/4 1/2 0/2 2 h3:4711"* ]]
+    [[ "$output" == *"h1/0: 2/4 0/2 1/2 2 h3:4711"* ]]
+    run --separate-stderr launch --no-logs --hosts h3,h1 --world nodes --per-node 2 -- sh -c "$show"
+    [[ "$output" == *"h1/1: 1/2 1/2 1/2 8 h3:29500"* ]]
+}
+
+@test "under mpirun as well" {
+    long
+    local show='echo "$RANK/$WORLD_SIZE $LOCAL_RANK $NODE_RANK $MASTER_ADDR $OMPI_COMM_WORLD_RANK"'
+    run --separate-stderr launch --no-logs --hosts h3,h1 --with mpirun --per-node 2 -- sh -c "$show"
+    echo "$output$stderr"
+    [ "$status" -eq 0 ]
+    [[ "$output" == *"h3/0: 0/4 0 0 h3 0"* ]]
+    [[ "$output" == *"h1/1: 3/4 1 1 h3 3"* ]]
+    all_clean 10 h1 h3
+}
+
+@test "launched on a host that is one of the nodes, and not the first" {
+    long
+    run --separate-stderr on h3 env -C "$HOSTS_DIR" timeout 600 "$EPKIT" launch "${PATIENT[@]}" --no-logs --hosts h1,h3 \
+        --with mpirun -- sh -c 'echo $RANK $MASTER_ADDR'
+    echo "$output$stderr"
+    [ "$status" -eq 0 ]
+    [[ "$output" == *"h1: 0 h1"* && "$output" == *"h3: 1 h1"* ]]
+    all_clean 10 h1 h3
+}
+
+@test "epkit-test internode over Open MPI: 32 of 32 cases on four hosts" {
+    run --separate-stderr launch --no-logs --hosts 'h[1-4]' --per-node 1 --checks skip epkit-test internode -- --tokens 8 --hidden 256
+    echo "$output$stderr"
+    [ "$status" -eq 0 ]
+    [[ "$output" == *"internode: 32/32 cases passed (4 ranks on 4 nodes"* ]]
+    # The verdict of the parser, behind that of the launch.
+    [[ "$output" == *"all ended with status 0 "*$'\n'"epkit test: 32/32 cases passed"* ]]
+    all_clean 10 h1 h2 h3 h4
+}
+
+@test "every named job begins with the doctor, hostname too, and ends with what the parser says of its output" {
+    run --separate-stderr launch --json --out parsed --hosts h1,h2 --per-node 1 epkit-test internode -- --tokens 8 --hidden 256
+    echo "$output$stderr"
+    [ "$status" -eq 0 ]
+    valid <<<"$output"
+    [ "$(jq -c '[.result.runs[].cases | .passed, .failed]' <<<"$output")" = '[32,0]' ]
+    cd "$HOSTS_DIR/work"
+    # The same as 'epkit parse' says of the folder, and it says so again later.
+    [ "$(jq -r .result.verdict <<<"$output")" = "$("$EPKIT" parse --json parsed | jq -r .verdict)" ]
+    [ "$(jq -r .verb parsed/testbed-logs/doctor-h1.json)" = doctor ]
+    # A program that ends with status 0 and whose output says that it failed: no success. Here it is DeepEP's test.
+    mkdir -p "$HOSTS_DIR/deepep/tests"
+    cat >"$HOSTS_DIR/deepep/tests/test_intranode.py" <<'END'
+print("[config] num_tokens=2048, hidden=7168, num_topk=8", flush=True)
+print("[testing] Running with BF16, without top-k (async=False, previous=False) ...", flush=True)
+print("AssertionError: calc_diff 0.3", flush=True)
+END
+    on h1 sh -c "mount -t tmpfs tmpfs /opt && mkdir -p /opt/deepep && ln -s $HOSTS_DIR/deepep /opt/deepep/DeepEP"
+    for logs in --no-logs --out=failing; do
+        run --separate-stderr launch "$logs" --checks skip --hosts h1 deepep-intranode
+        echo "$output$stderr"
+        [ "$status" -eq 1 ]
+        [[ "$output" == *"all ended with status 0 "*$'\n'"test_intranode, 1 node: 0/24 cases passed"* ]]
+    done
+    # And one that says nothing that is known has shown nothing.
+    echo 'print("hello")' >"$HOSTS_DIR/deepep/tests/test_intranode.py"
+    run --separate-stderr launch --no-logs --checks skip --hosts h1 deepep-intranode
+    on h1 umount /opt
+    echo "$output$stderr"
+    [ "$status" -eq 1 ]
+    run --separate-stderr launch --out named --hosts h1 hostname
+    [ "$status" -eq 0 ]
+    [ "$(jq -r .verb named/testbed-logs/doctor-h1.json)" = doctor ]
+}
+
+@test "what a terminal would obey in the output of a node is shown as '?', and kept in its log" {
+    run --separate-stderr launch --out hostile --hosts h1 -- printf 'a\033]0;x\007b\342\200\256c\377\303\244\n'
+    [ "$status" -eq 0 ]
+    [[ "$output" == "h1: a?]0;x?b?c?ä"$'\n'* ]]
+    [ "$(cat "$HOSTS_DIR/work/hostile/testbed-logs/worker-h1.log")" = "$(printf 'a\033]0;x\007b\342\200\256c\377\303\244')" ]
+}
+
+@test "the locale that epkit sets for what it reads reaches no rank" {
+    run --separate-stderr on login env LC_ALL=C.UTF-8 timeout 600 "$EPKIT" launch "${PATIENT[@]}" --no-logs --hosts h1 \
+        --ssh 'ssh -o SendEnv=LC_ALL' -- sh -c 'echo "locale=$LC_ALL"'
+    echo "$output$stderr"
+    [ "$status" -eq 0 ]
+    [[ "$output" == *"h1: locale="$'\n'* ]]
+}
+
+@test "the environment is what is named, and what scripts set; a preload reaches the program alone" {
+    echo 'export FROM_SCRIPT=yes FOO=script; export EPKIT_PRELOAD=/lib/of/script.so' >"$HOSTS_DIR/script"
+    run --separate-stderr on login env NAMED='a,b c' OTHER=x LD_PRELOAD=/no/such.so timeout 600 "$EPKIT" launch \
+        "${PATIENT[@]}" --no-logs --hosts h1,h2 -x NAMED -x FOO=given --source "$HOSTS_DIR/script" --source '?/nowhere' \
+        -- sh -c 'echo "$NAMED|$OTHER|$FROM_SCRIPT|$FOO|$LD_PRELOAD"'
+    echo "$output$stderr"
+    [ "$status" -eq 0 ]
+    [[ "$output" == *"h1: a,b c||yes|given|/no/such.so"* ]]
+    # The linker complains of timeout and epkit here and of the program there, and of nothing between: not of ssh.
+    [ "$(grep -c 'cannot be preloaded' <<<"$stderr")" -eq 2 ]
+    run --separate-stderr launch --no-logs --hosts h1 --with mpirun --preload /no/such.so -- sh -c 'echo $LD_PRELOAD'
+    [[ "$output" == *"h1: /no/such.so"* ]]
+    # A script that is not there is named, unless it may be missing.
+    run --separate-stderr launch --no-logs --hosts h1 --source /nowhere -- true
+    [ "$status" -eq 1 ]
+    [[ "$output" == *"start: sourcing scripts failed:"*"/nowhere"* ]]
+}
+
+@test "--debug sets the debugging variables" {
+    long
+    run --separate-stderr launch --no-logs --hosts h1 --debug -- sh -c 'echo $NVSHMEM_DEBUG $NVSHMEM_DEBUG_FILE $NCCL_DEBUG'
+    [[ "$output" == *"h1: WARN,INFO /tmp/nvshmem_%h_%p.log INFO"* ]]
+}
+
+@test "--workload copies the script and passes arguments; it is gone afterwards" {
+    printf '#!/bin/bash\necho "workload $RANK $* $0"\n' >"$HOSTS_DIR/work.sh"
+    run --separate-stderr launch --no-logs --hosts h1,h2 --workload "$HOSTS_DIR/work.sh" -- one two
+    echo "$output$stderr"
+    [ "$status" -eq 0 ]
+    [[ "$output" == *"h2: workload 1 one two /tmp/epkit-launch-"* ]]
+    [ -z "$(on h2 sh -c 'ls -d /tmp/epkit-launch-* 2>/dev/null')" ]
+}
+
+@test "the folder of a run: run.json, a log for each node, hostfiles; a secret stays out of it" {
+    run --separate-stderr launch --out run1 --hosts h2,h1 -x HF_TOKEN=hush -x FOO=1 -- sh -c 'echo out; echo err >&2'
+    echo "$output$stderr"
+    [ "$status" -eq 0 ]
+    cd "$HOSTS_DIR/work/run1/testbed-logs"
+    [ "$(sort worker-h1.log | xargs)" = "err out" ]
+    [ "$(cat hostfile)" = "$(printf 'h2 slots=8\nh1 slots=8')" ]
+    [ "$(cat hostfile-1pernode.txt)" = "$(printf 'h2 slots=1\nh1 slots=1')" ]
+    [ "$(jq -c '[.schema_version, .job, .exit_code, .nodes, .hosts[0].name, .hosts[0].rank, .hosts[1].log]' run.json)" = \
+        '[1,"program",0,2,"h2",0,"worker-h1.log"]' ]
+    [ "$(jq -r .environment.FOO run.json)" = 1 ]
+    run ! grep -r hush .
+    [ -f coordinator.log ]
+}
+
+@test "--json: one document on standard output, the nodes' output beside it" {
+    run --separate-stderr launch --json --no-logs --checks skip --hosts h1,h2 hostname
+    [ "$status" -eq 0 ]
+    valid <<<"$output"
+    [[ "$stderr" == *"h1: h1"* ]]
+    run --separate-stderr launch --json --no-logs --hosts h1,h2 -- sh -c 'exit $((RANK * 5))'
+    [ "$status" -eq 5 ]
+    valid <<<"$output"
+    [ "$(jq -c '[.failed_host, .reason, .exit_code, .hosts[1].exit_code]' <<<"$output")" = '["h2","program",5,5]' ]
+}
+
+@test "hosts of JobSet, LeaderWorkerSet, an Indexed Job and PBS; the first instance does the work" {
+    long
+    on login sh -c "grep -q demo /etc/hosts" || for i in 0 1; do
+        echo "198.18.77.$((i + 1)) demo-workload-0-$i.demo lws-0-$i.lws.ns job-$i.svc" >>"$HOSTS_DIR/hosts"
+    done
+    echo "198.18.77.1 lws-0.lws.ns" >>"$HOSTS_DIR/hosts"
+    run --separate-stderr on login env JOBSET_NAME=demo NNODES=2 JOB_COMPLETION_INDEX=0 timeout 600 "$EPKIT" launch \
+        "${PATIENT[@]}" --no-logs --hostfiles no -- sh -c 'echo $MASTER_ADDR'
+    echo "$output$stderr"
+    [ "$status" -eq 0 ]
+    [[ "$output" == *"demo-workload-0-1.demo: demo-workload-0-0.demo"* ]]
+    # The pods: the second one waits for the first, and ends with its exit code; twice, as a script would.
+    on h2 env JOBSET_NAME=demo NNODES=2 JOB_COMPLETION_INDEX=1 sh -c \
+        "for i in 1 2; do timeout 600 $EPKIT launch --no-logs -- anything; echo status \$?; done" >"$HOSTS_DIR/pod" 2>&1 3>&- &
+    run --separate-stderr on h1 env JOBSET_NAME=demo NNODES=2 JOB_COMPLETION_INDEX=0 sh -c "cd $HOSTS_DIR; for i in 1 2; do \
+        timeout 600 $EPKIT launch --connect-timeout 60 --no-logs --hostfiles no -- sh -c 'exit 9'; done"
+    wait $!
+    cat "$HOSTS_DIR/pod"
+    [ "$(grep -c 'status 9' "$HOSTS_DIR/pod")" -eq 4 ]
+    run --separate-stderr on login env LWS_LEADER_ADDRESS=lws-0.lws.ns LWS_GROUP_SIZE=2 LWS_WORKER_INDEX=0 \
+        timeout 600 "$EPKIT" launch "${PATIENT[@]}" --no-logs --hostfiles no -- sh -c 'echo $MASTER_ADDR'
+    echo "$output$stderr"
+    [[ "$output" == *"lws-0-1.lws.ns: lws-0.lws.ns"* ]]
+    printf 'h1\nh1\nh2\n' >"$HOSTS_DIR/pbs"
+    run --separate-stderr on login env PBS_NODEFILE="$HOSTS_DIR/pbs" timeout 600 "$EPKIT" launch "${PATIENT[@]}" --no-logs --checks skip hostname
+    [[ "$output" == *"hostname ran on 2 nodes"* ]]
+}
+
+@test "ib-write-bw and DeepEP where they are not installed: exit code 4, and what is missing" {
+    long
+    run --separate-stderr launch --no-logs --checks skip --hosts h1,h2 deepep-internode
+    echo "$output$stderr"
+    [ "$status" -eq 4 ]
+    [[ "$output" == *"DeepEP 1 (its tests) is not installed: there is no tests/test_internode.py below /opt/deepep/DeepEP"* ]]
+    run --separate-stderr launch --no-logs --checks skip --hosts h1,h2 nccl all_reduce
+    echo "$output$stderr"
+    [ "$status" -eq 4 ]
+    [[ "$output" == *"nccl-tests is not installed"* ]]
+    run --separate-stderr launch --no-logs --checks skip --hosts h1,h2 ib-write-bw
+    [ "$status" -eq 4 ]
+}
+
+@test "DeepEP's test is started as it wants: one process a node, its arguments, its folder" {
+    mkdir -p "$HOSTS_DIR/deepep/tests"
+    printf 'import os, sys\nprint(os.getcwd(), os.environ["RANK"], os.environ["WORLD_SIZE"], *sys.argv)\n' \
+        >"$HOSTS_DIR/deepep/tests/test_internode.py"
+    for host in h1 h2; do
+        on "$host" sh -c "mount -t tmpfs tmpfs /opt && mkdir -p /opt/deepep && ln -s $HOSTS_DIR/deepep /opt/deepep/DeepEP"
+    done
+    run --separate-stderr launch --no-logs --checks skip --hosts h1,h2 deepep-internode -- --num-tokens 64
+    echo "$output$stderr"
+    [ "$status" -eq 0 ]
+    [[ "$output" == *"h2: "*"/deepep 1 2 tests/test_internode.py --num-tokens 2048 --hidden 7168 --num-experts 256 --num-topk 8 --num-tokens 64"* ]]
+    for host in h1 h2; do on "$host" umount /opt; done
+}
+
+@test "what the NICs moved during the run, and what the doctor finds before it" {
+    "$EPKIT_SOURCE/tests/machines/machines.py" a4/shm "$HOSTS_DIR/a4"
+    # The NICs of a made-up machine, whose counters can be written.
+    on h1 sh -c "mkdir -p $HOSTS_DIR/sys && cp -a $HOSTS_DIR/a4/sys/. $HOSTS_DIR/sys && mount --bind $HOSTS_DIR/sys /sys"
+    run --separate-stderr launch --out run2 --checks report --hosts h1,h2 -- sh -c '
+        file=/sys/class/infiniband/mlx5_3/ports/1/counters/port_xmit_data
+        [ $(hostname) = h2 ] || echo $(($(cat $file) + 1000)) >$file'
+    on h1 umount /sys
+    echo "$output$stderr"
+    [ "$status" -eq 0 ]
+    cd "$HOSTS_DIR/work/run2/testbed-logs"
+    [ "$(jq -c '.hosts[0].nics[] | select(.tx_bytes > 0)' run.json)" = '{"device":"mlx5_3","port":1,"tx_bytes":4000,"rx_bytes":0}' ]
+    [ "$(jq -c '.hosts[1].nics' run.json)" = '[]' ]
+    [ "$(jq -r .verb doctor-h1.json)" = doctor ]
+    # The doctor saw those NICs there, and what it found is in the record.
+    [ "$(jq '.facts.nics | length' doctor-h1.json)" -gt 0 ]
+    [ "$(jq '.findings | length' run.json)" -eq "$(jq '[.checks[] | select(.outcome == "found")] | length' doctor-h1.json)" ]
+}

@@ -1,0 +1,241 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Lists of hosts, hostfiles, and what schedulers put into the environment. */
+#include "temp.h"
+
+#include "launch/hosts.h"
+
+#include "base/error.h"
+
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* The targets of `list` with a space between, or the reason in angle brackets. */
+static const char *expand(const char *list)
+{
+    static char text[65536];
+    struct hosts hosts = {0};
+    size_t used = 0;
+
+    text[0] = '\0';
+    if (hosts_add_list("list", list, &hosts) != EP_OK)
+        snprintf(text, sizeof(text), "<%s>", ep_last_error());
+    else
+        for (int i = 0; i < hosts.n; i++)
+            used += (size_t)snprintf(text + used, sizeof(text) - used, "%s%s%s%s", i ? " " : "", hosts.list[i].target,
+                                     *hosts.list[i].port ? ":" : "", hosts.list[i].port);
+    hosts_done(&hosts);
+    return text;
+}
+
+static void test_lists(void **state)
+{
+    (void)state;
+    assert_string_equal(expand("a"), "a");
+    assert_string_equal(expand("a, b"), "a b");
+    assert_string_equal(expand("root@a:222,[2001:db8::1]:23,2001:db8::2"), "root@a:222 2001:db8::1:23 2001:db8::2");
+    assert_string_equal(expand("h[1-3,7]"), "h1 h2 h3 h7");
+    assert_string_equal(expand("gpu[08-11]"), "gpu08 gpu09 gpu10 gpu11");
+    assert_string_equal(expand("r[1-2]n[01,03]-ib,login"), "r1n01-ib r1n03-ib r2n01-ib r2n03-ib login");
+    assert_string_equal(expand("user@h[1-2]:2222"), "user@h1:2222 user@h2:2222");
+    assert_string_equal(expand("h[098-101]"), "h098 h099 h100 h101");
+}
+
+static void test_lists_refused(void **state)
+{
+    static const char *const wrong[][2] = {
+        {"", "empty name"},
+        {"a,,b", "empty name"},
+        {"a,", "empty name"},
+        {"a,b,a", "stands there twice"},
+        {"h[1-3],h2", "stands there twice"},
+        {"h[3-1]", "is empty or has more than"},
+        {"h[1-99999999]", "is empty or has more than"},
+        {"h[0-4095],x", "more than 4096 hosts"},
+        {"h[1-", "bracket is not closed"},
+        {"h[1-2-3]", "is no range"},
+        {"h[-1]", "is no range"},
+        {"h[1,,2]", "is no range"},
+        {"h[a-b]", "is no host"},
+        {"-oProxyCommand=x", "is no host"},
+        {"a;reboot", "is no host"},
+        {"a:0", "is no host"},
+        {"a:65536", "is no host"},
+        {"user@", "is no host"},
+        {"user@-x", "is no host"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++)
+        if (!strstr(expand(wrong[i][0]), wrong[i][1]) || *expand(wrong[i][0]) != '<')
+            fail_msg("'%s' gives: %s", wrong[i][0], expand(wrong[i][0]));
+}
+
+static const char *write_text(const char *text)
+{
+    static char path[PATH_MAX];
+    FILE *stream;
+
+    if (*path)
+        unlink(path);
+    temp_template("hostfile", path);
+    stream = fdopen(mkstemp(path), "w");
+    assert_non_null(stream);
+    fputs(text, stream);
+    fclose(stream);
+    return path;
+}
+
+static int remove_text(void **state)
+{
+    (void)state;
+    return unlink(write_text(""));
+}
+
+static void test_files(void **state)
+{
+    struct hosts hosts = {0};
+
+    (void)state;
+    assert_int_equal(hosts_add_file(write_text("# the job\n\na slots=8\n b:222 max_slots=8 # x\r\n"), false, &hosts),
+                     EP_OK);
+    assert_int_equal(hosts.n, 2);
+    assert_int_equal(hosts.list[0].slots, 8);
+    assert_string_equal(hosts.list[1].port, "222");
+    hosts_done(&hosts);
+    /* PBS: a line for each slot. */
+    assert_int_equal(hosts_add_file(write_text("a\na\nb\n"), true, &hosts), EP_OK);
+    assert_int_equal(hosts.n, 2);
+    assert_int_equal(hosts.list[0].slots, 2);
+    hosts_done(&hosts);
+    assert_int_equal(hosts_add_file(write_text("a\na\n"), false, &hosts), EP_E_ARG);
+    assert_non_null(strstr(ep_last_error(), "line 2: 'a' stands in line 1 already"));
+    hosts_done(&hosts);
+    assert_int_equal(hosts_add_file(write_text("a slots=none\n"), false, &hosts), EP_E_ARG);
+    hosts_done(&hosts);
+    assert_int_equal(hosts_add_file(write_text("# nothing\n"), false, &hosts), EP_E_ARG);
+    hosts_done(&hosts);
+}
+
+/* What never ends is not read for ever, and what is no file not waited for. */
+static void test_no_files(void **state)
+{
+    struct hosts hosts = {0};
+
+    (void)state;
+    assert_int_equal(hosts_add_file("/nowhere/hosts", false, &hosts), EP_E_ARG);
+    assert_non_null(strstr(ep_last_error(), "No such file"));
+    assert_int_equal(hosts_add_file("/", false, &hosts), EP_E_ARG);
+    assert_non_null(strstr(ep_last_error(), "not a regular file"));
+    assert_int_equal(hosts_add_file("/proc/self/environ", false, &hosts), EP_E_ARG);
+    hosts_done(&hosts);
+}
+
+static void test_written_anew(void **state)
+{
+    const char *path = write_text("old\n");
+    struct hosts hosts = {0}, read = {0};
+    struct stat before, after;
+
+    (void)state;
+    assert_int_equal(hosts_add_list("list", "root@h[1-2]:22", &hosts), EP_OK);
+    assert_int_equal(stat(path, &before), 0);
+    assert_int_equal(hosts_write(path, &hosts, 8), EP_OK);
+    assert_int_equal(stat(path, &after), 0);
+    /* Another file, which took the place of the old one at once. */
+    assert_int_not_equal(before.st_ino, after.st_ino);
+    assert_int_equal(hosts_add_file(path, false, &read), EP_OK);
+    assert_int_equal(read.n, 2);
+    assert_string_equal(read.list[0].target, "h1");
+    assert_int_equal(read.list[1].slots, 8);
+    assert_int_equal(hosts_write("/nowhere/hostfile", &hosts, 8), EP_E_SYSTEM);
+    assert_non_null(strstr(ep_last_error(), "/nowhere/hostfile"));
+    hosts_done(&hosts);
+    hosts_done(&read);
+}
+
+static const char *const variables[] = {"JOBSET_NAME",
+                                        "NNODES",
+                                        "JOB_COMPLETION_INDEX",
+                                        "REPLICATED_JOB_NAME",
+                                        "REPLICATED_JOB_REPLICAS",
+                                        "JOB_INDEX",
+                                        "JOBSET_SUBDOMAIN",
+                                        "LWS_LEADER_ADDRESS",
+                                        "LWS_GROUP_SIZE",
+                                        "LWS_WORKER_INDEX",
+                                        "JOB_SUBDOMAIN",
+                                        "PBS_NODEFILE",
+                                        "SLURM_JOB_NODELIST",
+                                        "SLURM_NODELIST",
+                                        "SLURM_JOB_ID",
+                                        "SLURM_STEP_ID",
+                                        "SLURM_PROCID",
+                                        "SLURM_STEP_NUM_TASKS",
+                                        "LSB_DJOB_HOSTFILE",
+                                        "HYDRA_HOST_FILE",
+                                        "OMPI_MCA_orte_default_hostfile",
+                                        "HOSTNAME_PREFIX",
+                                        "DOMAIN_NAME"};
+
+/* Sets "NAME=VALUE" words alone, and finds the hosts: "INDEX: a b c" or the reason. */
+static const char *discover(const char *words)
+{
+    static char text[4096];
+    struct hosts_source source;
+    struct hosts hosts;
+    char copy[1024], *rest = copy, *word;
+    size_t used;
+
+    for (size_t i = 0; i < sizeof(variables) / sizeof(variables[0]); i++)
+        unsetenv(variables[i]);
+    snprintf(copy, sizeof(copy), "%s", words);
+    while ((word = strsep(&rest, " "))) {
+        char *value = strchr(word, '=');
+
+        *value = '\0';
+        setenv(word, value + 1, 1);
+    }
+    if (hosts_discover(&hosts, &source) != EP_OK) {
+        snprintf(text, sizeof(text), "<%s>", ep_last_error());
+        return text;
+    }
+    used = (size_t)snprintf(text, sizeof(text), "%d%s:", source.index, source.is_pods ? " pods" : "");
+    for (int i = 0; i < hosts.n; i++)
+        used += (size_t)snprintf(text + used, sizeof(text) - used, " %s", hosts.list[i].target);
+    hosts_done(&hosts);
+    return text;
+}
+
+static void test_surroundings(void **state)
+{
+    (void)state;
+    assert_string_equal(discover("JOBSET_NAME=js NNODES=2 JOB_COMPLETION_INDEX=1"),
+                        "1 pods: js-workload-0-0.js js-workload-0-1.js");
+    assert_string_equal(discover("JOBSET_NAME=js REPLICATED_JOB_NAME=w JOB_INDEX=1 REPLICATED_JOB_REPLICAS=2 NNODES=4 "
+                                 "JOB_COMPLETION_INDEX=0 JOBSET_SUBDOMAIN=sub"),
+                        "2 pods: js-w-0-0.sub js-w-0-1.sub js-w-1-0.sub js-w-1-1.sub");
+    assert_string_equal(discover("LWS_LEADER_ADDRESS=lws-3.lws.ns LWS_GROUP_SIZE=3 LWS_WORKER_INDEX=2"),
+                        "2 pods: lws-3.lws.ns lws-3-1.lws.ns lws-3-2.lws.ns");
+    assert_string_equal(discover("HOSTNAME_PREFIX=rel-workload-0- DOMAIN_NAME=rel NNODES=2 JOB_COMPLETION_INDEX=0"),
+                        "0 pods: rel-workload-0-0.rel rel-workload-0-1.rel");
+    assert_string_equal(discover("SLURM_JOB_NODELIST=h[1-2] SLURM_JOB_ID=7"), "-1: h1 h2");
+    /* A batch script has a SLURM_PROCID, a task of a step has more. */
+    assert_string_equal(discover("SLURM_JOB_NODELIST=h[1-2] SLURM_PROCID=0"), "-1: h1 h2");
+    assert_string_equal(discover("SLURM_JOB_NODELIST=h[1-2] SLURM_PROCID=3 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=4"),
+                        "3: h1 h2");
+    assert_non_null(strstr(discover("JOBSET_NAME=js JOB_COMPLETION_INDEX=1"), "NNODES"));
+    assert_non_null(strstr(discover("JOBSET_NAME=js NNODES=zwei JOB_COMPLETION_INDEX=1"), "NNODES is 'zwei'"));
+    assert_non_null(strstr(discover("JOB_COMPLETION_INDEX=1 NNODES=2"), "does not end in '-1'"));
+    assert_non_null(strstr(discover("SLURM_JOB_NODELIST=h[1-"), "SLURM_JOB_NODELIST"));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_lists),    cmocka_unit_test(test_lists_refused), cmocka_unit_test(test_files),
+        cmocka_unit_test(test_no_files), cmocka_unit_test(test_written_anew),  cmocka_unit_test(test_surroundings),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, remove_text);
+}

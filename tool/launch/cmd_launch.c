@@ -1,0 +1,598 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cmd_launch.c - epkit launch: a job on many nodes. */
+#include "cmd.h"
+
+#include "base/error.h"
+#include "launch/hosts.h"
+#include "launch/jobs.h"
+#include "launch/launch.h"
+#include "launch/location.h"
+#include "launch/show.h"
+#include "launch/text.h"
+#include "launch/verdict.h"
+#include "output.h"
+#include "progress.h"
+#include "root/root.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#define DAY_S 86400
+#define WORKLOAD_MAX (1 << 20)
+#define POD_WAIT_S 600 /* pods of one job may start minutes apart: images are pulled */
+
+struct launch_args {
+    const char *hosts, *hostfile, *ssh, *remote_epkit, *location_cmd, *topology, *preload, *workload, *out;
+    struct opt_strings env, source;
+    int64_t port, connect_timeout, wait, per_node, gpus, master_port, timeout, silent, grace;
+    int connect, location, with, world, checks, hostfiles;
+    bool debug, no_logs, json;
+};
+
+static const char *const connects[] = {"ssh", "srun", NULL};
+static const char *const locations[] = {"auto", "metadata", "slurm", "kubernetes", "none", NULL};
+static const char *const starters[] = {"auto", "ssh", "mpirun", NULL};
+static const char *const worlds[] = {"auto", "nodes", "ranks", NULL};
+static const char *const checks[] = {"auto", "report", "require", "skip", NULL};
+static const char *const hostfile_choices[] = {"auto", "yes", "no", NULL};
+
+enum { CHECKS_AUTO, CHECKS_REPORT, CHECKS_REQUIRE, CHECKS_SKIP };
+enum { STARTER_AUTO, STARTER_SSH, STARTER_MPIRUN };
+enum { WORLD_AUTO, WORLD_NODES, WORLD_RANKS };
+enum { HOSTFILES_AUTO, HOSTFILES_YES, HOSTFILES_NO };
+
+/* clang-format off */
+static const struct opt launch_table[] = {
+    {"hosts", 0, "LIST", OPT_STRING, offsetof(struct launch_args, hosts), .heading = "Nodes",
+     .help = "nodes, divided by commas: [USER@]HOST[:PORT], with ranges as Slurm writes them: gpu[01-04]"},
+    {"hostfile", 'f', "FILE", OPT_FILE, offsetof(struct launch_args, hostfile),
+     .help = "nodes in the format of Open MPI: one a line, slots=8 behind it if you like"},
+    {"location", 0, "HOW", OPT_CHOICE, offsetof(struct launch_args, location), .choices = locations, .value = "auto",
+     .help = "where nodes learn their physical location, by which they are sorted; auto takes what is there"},
+    {"location-cmd", 0, "COMMAND", OPT_STRING, offsetof(struct launch_args, location_cmd),
+     .help = "each node runs this; it prints the location, one word"},
+    {"topology", 0, "FILE", OPT_FILE, offsetof(struct launch_args, topology),
+     .help = "locations from a file: lines 'HOST LOCATION', or Slurm's topology.conf"},
+    {"hostfiles", 0, "WHEN", OPT_CHOICE, offsetof(struct launch_args, hostfiles), .choices = hostfile_choices,
+     .value = "auto", .help = "write the sorted nodes to " HOSTS_FILE " (8 slots each) and " HOSTS_FILE_1_SLOT
+     " (1 slot each); auto: in pods"},
+    {"connect", 0, "HOW", OPT_CHOICE, offsetof(struct launch_args, connect), .choices = connects, .value = "ssh",
+     .help = "program that reaches the nodes; srun inside a Slurm job", .heading = "Connections"},
+    {"ssh", 0, "COMMAND", OPT_STRING, offsetof(struct launch_args, ssh),
+     .help = "ssh with its options; default: EPKIT_SSH, else ssh"},
+    {"port", 'p', "N", OPT_INT, offsetof(struct launch_args, port), .min = 0, .max = 65535, .value = "222",
+     .help = "port of sshd where a node names none; 0: what ssh's configuration says; EPKIT_SSH_PORT changes the default"},
+    {"connect-timeout", 0, "S", OPT_INT, offsetof(struct launch_args, connect_timeout), .min = 1, .max = 3600, .value = "10",
+     .help = "deadline of each layer: name, TCP, banner, login, the answer of epkit"},
+    {"wait", 0, "S", OPT_INT, offsetof(struct launch_args, wait), .min = 0, .max = DAY_S,
+     .help = "try nodes that are not up yet again for so long; in pods 600, else 0"},
+    {"remote-epkit", 0, "FILE", OPT_STRING, offsetof(struct launch_args, remote_epkit),
+     .help = "epkit on the nodes; default: the same file as here if it is there, else epkit in PATH"},
+    {"with", 'w', "HOW", OPT_CHOICE, offsetof(struct launch_args, with), .choices = starters, .value = "auto",
+     .help = "what starts the ranks: epkit over ssh, or Open MPI's mpirun; auto: mpirun for MPI jobs", .heading = "Job"},
+    {"workload", 0, "FILE", OPT_FILE, offsetof(struct launch_args, workload),
+     .help = "run this launcher script; it is copied to the nodes"},
+    {"per-node", 'n', "N", OPT_INT, offsetof(struct launch_args, per_node), .min = 1, .max = 1024,
+     .help = "ranks on each node; default 1, with --world ranks one for each GPU"},
+    {"world", 0, "WHAT", OPT_CHOICE, offsetof(struct launch_args, world), .choices = worlds, .value = "auto",
+     .help = "what RANK and WORLD_SIZE count; auto: nodes with one rank each, else ranks"},
+    {"gpus-per-node", 0, "N", OPT_INT, offsetof(struct launch_args, gpus), .min = 1, .max = 1024,
+     .help = "GPUS_PER_NODE, and slots in hostfiles; default: what the nodes have, 8 where they have none"},
+    {"master-port", 0, "N", OPT_INT, offsetof(struct launch_args, master_port), .min = 1, .max = 65535, .value = "29500",
+     .help = "MASTER_PORT; MASTER_ADDR is the first node"},
+    {"env", 'x', "NAME[=VALUE]", OPT_STRINGS, offsetof(struct launch_args, env),
+     .help = "pass this variable on, with the value that it has here if none is given; may be repeated",
+     .heading = "Environment of the ranks"},
+    {"source", 0, "FILE", OPT_STRINGS, offsetof(struct launch_args, source),
+     .help = "bash sources this script of the node first; '?' in front: if it is there; may be repeated"},
+    {"preload", 0, "LIBRARY", OPT_STRING, offsetof(struct launch_args, preload),
+     .help = "LD_PRELOAD of the program alone"},
+    {"debug", 0, NULL, OPT_FLAG, offsetof(struct launch_args, debug),
+     .help = "set the variables by which NVSHMEM and NCCL tell what they do"},
+    {"timeout", 't', "S", OPT_INT, offsetof(struct launch_args, timeout), .min = 0, .max = 30 * DAY_S,
+     .help = "deadline of everything; 0: none. Jobs by name have their own, programs none", .heading = "Watching"},
+    {"silent", 0, "S", OPT_INT, offsetof(struct launch_args, silent), .min = 0, .max = DAY_S, .value = "60",
+     .help = "say so when a node has written nothing for so long; 0: never"},
+    {"grace", 0, "S", OPT_INT, offsetof(struct launch_args, grace), .min = 0, .max = 15, .value = "5",
+     .help = "between SIGTERM and SIGKILL for what has to end"},
+    {"checks", 0, "WHAT", OPT_CHOICE, offsetof(struct launch_args, checks), .choices = checks, .value = "auto",
+     .help = "'epkit doctor' on all nodes first: report what it finds, or require that nothing is serious; auto: report, "
+             "and skip for programs"},
+    {"out", 'o', "DIR", OPT_DIR, offsetof(struct launch_args, out),
+     .help = "folder for the logs of the run; default: epkit-run-TIME-JOB"},
+    {"no-logs", 0, NULL, OPT_FLAG, offsetof(struct launch_args, no_logs), .help = "leave no folder"},
+    OPT_JSON_ROW(struct launch_args, json),
+    {0},
+};
+/* clang-format on */
+
+/* --- the job --- */
+
+/* NULL after reporting that it cannot be read. */
+static json_t *read_workload(const struct cmd *cmd, const char *file)
+{
+    FILE *stream = fopen(file, "re");
+    struct stat info;
+    char *text = NULL;
+    json_t *files = NULL;
+    size_t n = 0;
+
+    if (stream && fstat(fileno(stream), &info) == 0 && S_ISREG(info.st_mode) && info.st_size <= WORKLOAD_MAX &&
+        (text = malloc(WORKLOAD_MAX + 1)))
+        n = fread(text, 1, WORKLOAD_MAX, stream);
+    if (n > 0)
+        files = json_pack("{s:o}", "workload", json_stringn(text, n));
+    if (!stream || !files) {
+        json_decref(files);
+        cmd_usage(cmd, "--workload %s: %s", file,
+                  stream ? "not a script: a regular file with text of at most 1 MiB" : "it cannot be read");
+        files = NULL;
+    }
+    if (stream)
+        fclose(stream);
+    free(text);
+    return files;
+}
+
+static json_t *make_program(int n_args, char **args)
+{
+    json_t *argv = json_array();
+
+    for (int i = 0; i < n_args; i++)
+        json_array_append_new(argv, json_string(args[i]));
+    return json_pack("{s:o}", "argv", argv);
+}
+
+/* epkit-test: internode is one group over all nodes; the other matrices run on each node by itself. */
+static int adjust_epkit_test(const struct cmd *cmd, const struct cmd_call *call, int n_nodes, struct launch_job *job)
+{
+    json_t *argv = json_object_get(job->spec, "argv");
+    char count[16];
+
+    if (strcmp(call->args[1], "internode") == 0) {
+        if (n_nodes < 2)
+            return cmd_usage(cmd, "epkit-test internode needs two nodes or more");
+        snprintf(count, sizeof(count), "%d", n_nodes);
+        json_array_append_new(argv, json_string("--nodes"));
+        json_array_append_new(argv, json_string(count));
+        return CMD_FINE;
+    }
+    job->starter = LAUNCH_SSH;
+    job->per_node = 1;
+    job->by_rank = false;
+    return CMD_FINE;
+}
+
+static int make_job(const struct cmd *cmd, const struct cmd_call *call, const struct canned_job *canned, int n_nodes,
+                    struct launch_job *job)
+{
+    const struct launch_args *args = call->options;
+
+    if (args->workload) {
+        job->name = "workload";
+        job->files = read_workload(cmd, args->workload);
+        job->spec = make_program(call->n_args, call->args);
+        if (!job->files)
+            return CMD_USAGE;
+        json_array_insert_new(json_object_get(job->spec, "argv"), 0, json_string("workload"));
+    } else if (canned) {
+        job->name = canned->name;
+        job->spec = canned->make(canned, call->n_args - 1, call->args + 1);
+        job->argv_of = canned->argv_of;
+        if (!job->spec)
+            return cmd_usage(cmd, "%s", ep_last_error());
+    } else {
+        job->name = "program";
+        job->spec = make_program(call->n_args, call->args);
+    }
+    job->starter = canned ? canned->starter : LAUNCH_SSH;
+    job->per_node = canned ? canned->per_node : args->world == WORLD_RANKS ? 0 : 1;
+    job->by_rank = canned && canned->by_rank;
+    if (canned && canned->is_mpi)
+        job->per_node_without_gpus = 2;
+    if (canned && strcmp(canned->name, "epkit-test") == 0) {
+        int code = adjust_epkit_test(cmd, call, n_nodes, job);
+
+        if (code != CMD_FINE)
+            return code;
+    }
+    if (args->per_node)
+        job->per_node = (int)args->per_node;
+    if (args->world)
+        job->by_rank = args->world == WORLD_RANKS;
+    else if (!canned)
+        job->by_rank = job->per_node != 1;
+    if (args->with)
+        job->starter = args->with == STARTER_MPIRUN ? LAUNCH_MPIRUN : LAUNCH_SSH;
+    return CMD_FINE;
+}
+
+/* --- its environment --- */
+
+static int add_variable(const struct cmd *cmd, const char *word, json_t *env)
+{
+    size_t length = strcspn(word, "=");
+    char name[256];
+    const char *value;
+
+    if (length == 0 || length >= sizeof(name) || (word[0] >= '0' && word[0] <= '9') ||
+        strspn(word, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_") < length)
+        return cmd_usage(cmd, "--env: '%.60s' is no NAME or NAME=VALUE", word);
+    snprintf(name, sizeof(name), "%.*s", (int)length, word);
+    value = word[length] ? word + length + 1 : getenv(name);
+    if (!value)
+        return cmd_usage(cmd, "--env %s: it is not set here; give NAME=VALUE", name);
+    if (json_object_set_new(env, name, json_string(value)) != 0)
+        return cmd_usage(cmd, "--env %s: its value is no UTF-8", name);
+    return CMD_FINE;
+}
+
+/* The debugging variables of NVSHMEM's and NCCL's manuals. %h and %p are filled in by NVSHMEM. */
+static void add_debugging(json_t *env)
+{
+    static const char *const rows[][2] = {
+        {"NVSHMEM_DEBUG", "WARN,INFO"},
+        {"NVSHMEM_DEBUG_SUBSYS", "INIT,TRANSPORT,P2P"},
+        {"NVSHMEM_DEBUG_FILE", "/tmp/nvshmem_%h_%p.log"},
+        {"NVSHMEM_ENABLE_ERROR_CHECKS", "true"},
+        {"NVSHMEM_NVTX", "common"},
+        {"NCCL_DEBUG", "INFO"},
+        {"NCCL_DEBUG_SUBSYS", "INIT,NET,GRAPH"},
+        {"TORCH_DISTRIBUTED_DEBUG", "DETAIL"},
+    };
+
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++)
+        json_object_set_new(env, rows[i][0], json_string(rows[i][1]));
+}
+
+/*
+ * A library that is preloaded into epkit is meant for the program: it goes there, and not into ssh and mpirun on the
+ * way.
+ */
+static const char *choose_preload(const struct launch_args *args)
+{
+    const char *own = getenv("EPKIT_PRELOAD");
+
+    if (args->preload)
+        return args->preload;
+    if (own && *own)
+        return own;
+    own = getenv("LD_PRELOAD");
+    return own && *own ? own : NULL;
+}
+
+/*
+ * In a pod the container's environment is that of the job, and a login by ssh does not have it. What concerns
+ * communication is passed on; all pods have the same image.
+ */
+static void add_pod_variables(json_t *env)
+{
+    static const char *const names[] = {
+        "NCCL_", "NVSHMEM_", "DEEP_EP_", "UCX_", "LD_LIBRARY_PATH=", "PYTHONPATH=", "HF_TOKEN="};
+
+    for (char **entry = environ; *entry; entry++)
+        for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+            char name[256];
+
+            if (strncmp(*entry, names[i], strlen(names[i])) != 0 || strcspn(*entry, "=") >= sizeof(name))
+                continue;
+            snprintf(name, sizeof(name), "%.*s", (int)strcspn(*entry, "="), *entry);
+            json_object_set_new(env, name, json_string(*entry + strlen(name) + 1));
+        }
+}
+
+static int make_environment(const struct cmd *cmd, const struct launch_args *args, bool is_pods, json_t *spec)
+{
+    json_t *env = json_object(), *source;
+    const char *preload = choose_preload(args);
+
+    json_object_set_new(spec, "env", env);
+    if (is_pods)
+        add_pod_variables(env);
+    if (args->debug)
+        add_debugging(env);
+    for (size_t i = 0; i < args->env.n; i++)
+        if (add_variable(cmd, args->env.values[i], env) != CMD_FINE)
+            return CMD_USAGE;
+    if (args->source.n) {
+        /* Instead of what the job brings along. */
+        source = json_array();
+        json_object_set_new(spec, "source", source);
+        for (size_t i = 0; i < args->source.n; i++)
+            json_array_append_new(source, json_string(args->source.values[i]));
+    }
+    if (preload && !json_object_get(env, "LD_PRELOAD"))
+        json_object_set_new(spec, "preload", json_string(preload));
+    return CMD_FINE;
+}
+
+/* --- where --- */
+
+static int find_hosts(const struct cmd *cmd, const struct launch_args *args, struct hosts *hosts,
+                      struct hosts_source *source)
+{
+    ep_status status;
+
+    *source = (struct hosts_source){.index = -1};
+    if (args->hosts) {
+        status = hosts_add_list("--hosts", args->hosts, hosts);
+        snprintf(source->text, sizeof(source->text), "--hosts");
+    } else if (args->hostfile) {
+        status = hosts_add_file(args->hostfile, false, hosts);
+        snprintf(source->text, sizeof(source->text), "%.150s", args->hostfile);
+    } else {
+        status = hosts_discover(hosts, source);
+        if (status == EP_E_STATE)
+            return cmd_usage(cmd, "%s; give --hosts or --hostfile", ep_last_error());
+    }
+    return status == EP_OK ? CMD_FINE : cmd_usage(cmd, "%s", ep_last_error());
+}
+
+static int make_location(const struct cmd *cmd, const struct launch_args *args, struct launch_options *options)
+{
+    const char *server = getenv("GCE_METADATA_HOST");
+
+    options->location = json_pack("{s:s}", "method", args->location_cmd ? "command" : locations[args->location]);
+    if (args->location_cmd)
+        json_object_set_new(options->location, "command", json_string(args->location_cmd));
+    if (server && *server)
+        json_object_set_new(options->location, "metadata", json_string(server));
+    if (!args->topology)
+        return CMD_FINE;
+    options->topology = location_read_file(args->topology);
+    return options->topology ? CMD_FINE : cmd_usage(cmd, "--topology %s", ep_last_error());
+}
+
+/* Arguments travel as JSON. */
+static bool is_utf8(const char *text)
+{
+    json_t *string = json_string(text);
+
+    json_decref(string);
+    return string != NULL;
+}
+
+static int check_usage(const struct cmd *cmd, const struct cmd_call *call, const struct canned_job *canned)
+{
+    const struct launch_args *args = call->options;
+
+    for (int i = 0; i < call->n_args; i++)
+        if (!is_utf8(call->args[i]))
+            return cmd_usage(cmd, "argument %d is no UTF-8: put it into a script (--workload)", i + 1);
+    if (args->hosts && args->hostfile)
+        return cmd_usage(cmd, "--hosts and --hostfile exclude each other");
+    if (args->location_cmd && (args->topology || cmd_given(cmd, call, "location")))
+        return cmd_usage(cmd, "--location-cmd goes with neither --location nor --topology");
+    if (args->topology && cmd_given(cmd, call, "location"))
+        return cmd_usage(cmd, "--topology and --location exclude each other");
+    if (call->n_args == 0 && !args->workload)
+        return cmd_usage(cmd, "missing argument: a job or a program; 'epkit launch hostname' tries the nodes");
+    if (canned && canned->needs_args && call->n_args < 2)
+        return cmd_usage(cmd, "%s needs an argument: %s", canned->name, canned->args);
+    if (canned && canned->is_mpi && args->with == STARTER_SSH && strcmp(call->args[0], "nccl") == 0)
+        return cmd_usage(cmd, "nccl: its ranks find each other by MPI: --with mpirun");
+    if (canned && canned->is_mpi && args->with == STARTER_SSH && strcmp(call->args[1], "internode") == 0)
+        return cmd_usage(cmd, "epkit-test internode: its ranks find each other by MPI: --with mpirun");
+    if (canned && canned->argv_of && (args->with == STARTER_MPIRUN || args->per_node))
+        return cmd_usage(cmd, "%s chooses itself what runs where: no --with, no --per-node", canned->name);
+    if (args->no_logs && args->out)
+        return cmd_usage(cmd, "--out and --no-logs exclude each other");
+    if (args->remote_epkit && strpbrk(args->remote_epkit, "'\"\\$`;&|<>()\n"))
+        return cmd_usage(cmd, "--remote-epkit: a path without characters that a shell takes for its own");
+    return CMD_FINE;
+}
+
+/* Ports of single nodes have no place in a hostfile. */
+static int check_hosts(const struct cmd *cmd, const struct canned_job *canned, const struct launch_options *options)
+{
+    if (canned && canned->argv_of && options->hosts.n < 2)
+        return cmd_usage(cmd, "%s needs two nodes or more", canned->name);
+    for (int i = 0; options->job.starter == LAUNCH_MPIRUN && i < options->hosts.n; i++)
+        if (*options->hosts.list[i].port)
+            return cmd_usage(cmd,
+                             "%s: mpirun knows no ports of single nodes: write it into ssh's configuration, and --port "
+                             "0",
+                             options->hosts.list[i].word);
+    return CMD_FINE;
+}
+
+static void name_folder(const struct launch_args *args, const char *job, char *ret_name, size_t bytes)
+{
+    time_t now = time(NULL);
+    char stamp[32];
+    struct tm utc;
+
+    if (args->no_logs) {
+        *ret_name = '\0';
+        return;
+    }
+    gmtime_r(&now, &utc);
+    strftime(stamp, sizeof(stamp), "%Y%m%dT%H%M%SZ", &utc);
+    if (args->out)
+        snprintf(ret_name, bytes, "%s", args->out);
+    else
+        snprintf(ret_name, bytes, "epkit-run-%s-%s-%d", stamp, job, (int)getpid());
+}
+
+/* The command line as it may be read by others. */
+static void print_command(const struct cmd *cmd, const struct cmd_call *call, char *ret_text, size_t bytes)
+{
+    struct launch_args shown = *(const struct launch_args *)call->options;
+    struct cmd_call masked = *call;
+    char raw[4096];
+    char words[OPT_STRINGS_MAX][80];
+
+    masked.options = &shown;
+    for (size_t i = 0; i < shown.env.n; i++) {
+        snprintf(words[i], sizeof(words[i]), "%.*s", (int)strcspn(shown.env.values[i], "="), shown.env.values[i]);
+        if (launch_is_secret(words[i]))
+            shown.env.values[i] = words[i];
+    }
+    options_print(cmd, &masked, (const char *const[]){NULL}, raw, sizeof(raw));
+    root_clean(raw, ret_text, bytes);
+}
+
+/* A port that the surroundings set. */
+static int own_port(const char *name, int other)
+{
+    const char *text = getenv(name);
+    int port = text ? atoi(text) : 0;
+
+    return port > 0 && port < 65536 ? port : other;
+}
+
+static void fill(const struct cmd *cmd, const struct cmd_call *call, const struct canned_job *canned, bool is_pods,
+                 struct launch_options *options)
+{
+    const struct launch_args *args = call->options;
+    static char command[4096], port[8];
+    const char *ssh = args->ssh ? args->ssh : getenv("EPKIT_SSH");
+    bool has_files = args->hostfiles == HOSTFILES_YES || (args->hostfiles == HOSTFILES_AUTO && is_pods);
+
+    print_command(cmd, call, command, sizeof(command));
+    snprintf(port, sizeof(port), "%d",
+             cmd_given(cmd, call, "port") ? (int)args->port : own_port("EPKIT_SSH_PORT", 222));
+    options->command = command;
+    options->ssh = ssh && *ssh ? ssh : "ssh";
+    options->port = strcmp(port, "0") != 0 ? port : NULL;
+    options->remote_epkit = args->remote_epkit;
+    options->by_srun = strcmp(connects[args->connect], "srun") == 0;
+    options->connect_s = args->connect_timeout;
+    options->wait_s = cmd_given(cmd, call, "wait") ? args->wait : is_pods ? POD_WAIT_S : 0;
+    options->has_followers = is_pods;
+    options->is_patient = options->wait_s > 0;
+    options->deadline_s = cmd_given(cmd, call, "timeout") ? args->timeout : canned ? canned->deadline_s : 0;
+    options->silent_s = args->silent;
+    options->grace_s = args->grace;
+    options->gpus_per_node = (int)args->gpus;
+    options->master_port =
+        is_pods && !cmd_given(cmd, call, "master-port") ? own_port("MASTER_PORT", 29500) : (int)args->master_port;
+    options->has_checks = args->checks == CHECKS_AUTO ? canned && canned->has_checks : args->checks != CHECKS_SKIP;
+    options->require_checks = args->checks == CHECKS_REQUIRE;
+    options->hostfile_8 = has_files ? HOSTS_FILE : NULL;
+    options->hostfile_1 = has_files ? HOSTS_FILE_1_SLOT : NULL;
+    options->output_fd = args->json ? STDERR_FILENO : STDOUT_FILENO;
+    options->on_note = show_note;
+    options->on_progress = show_progress;
+}
+
+/* --- running it --- */
+
+static int run(const struct cmd *cmd, const struct launch_args *args, const struct canned_job *canned,
+               struct launch_options *options)
+{
+    bool is_measured = canned && canned->is_measured;
+    struct parser *parser = is_measured ? parser_new() : NULL;
+    struct launch_result result;
+    int code = CMD_FAILED;
+
+    if (is_measured && !parser) {
+        out_error("%s: no memory for a parser", cmd->name);
+        return CMD_FAILED;
+    }
+    if (parser && !options->folder) {
+        parser_begin(parser, "output of the nodes");
+        options->on_line = launch_feed;
+        options->line_context = parser;
+    }
+    progress_start("launch");
+    if (launch_run(options, &result) != EP_OK) {
+        progress_stop();
+        out_error("%s: %s", cmd->name, ep_last_error());
+    } else {
+        progress_stop();
+        code = show_result(cmd, options, &result, parser, args->json);
+        launch_result_done(&result);
+    }
+    parser_free(parser);
+    return code;
+}
+
+/* Beyond 128 the code is a signal that interrupted epkit, for main(); that of a program is its own. */
+static int leave(int code, bool is_interrupted)
+{
+    if (code <= 128 || is_interrupted)
+        return code;
+    exit(out_finish() == CMD_FINE ? code : CMD_FAILED);
+}
+
+static int cmd_launch(const struct cmd *cmd, const struct cmd_call *call)
+{
+    const struct launch_args *args = call->options;
+    const struct canned_job *canned = call->n_args && !args->workload ? canned_job_find(call->args[0]) : NULL;
+    struct launch_options options = {.grace_s = 5};
+    struct hosts_source source;
+    char folder[512];
+    int code = check_usage(cmd, call, canned);
+
+    if (code == CMD_FINE)
+        code = find_hosts(cmd, args, &options.hosts, &source);
+    if (code == CMD_FINE && source.index > 0) {
+        int64_t deadline_s = cmd_given(cmd, call, "timeout") ? args->timeout : canned ? canned->deadline_s : 0;
+
+        code = follow_leader(&source, options.hosts.list[0].word,
+                             cmd_given(cmd, call, "wait") ? args->wait : POD_WAIT_S, deadline_s);
+        hosts_done(&options.hosts);
+        return leave(code, false);
+    }
+    if (code == CMD_FINE) {
+        options.source = source.text;
+        code = make_location(cmd, args, &options);
+    }
+    if (code == CMD_FINE)
+        code = make_job(cmd, call, canned, options.hosts.n, &options.job);
+    if (code == CMD_FINE)
+        code = make_environment(cmd, args, source.is_pods, options.job.spec);
+    if (code == CMD_FINE)
+        code = check_hosts(cmd, canned, &options);
+    if (code == CMD_FINE) {
+        fill(cmd, call, canned, source.is_pods, &options);
+        name_folder(args, options.job.name, folder, sizeof(folder));
+        options.folder = *folder ? folder : NULL;
+        code = run(cmd, args, canned, &options);
+    }
+    json_decref(options.job.spec);
+    json_decref(options.job.files);
+    json_decref(options.location);
+    json_decref(options.topology);
+    hosts_done(&options.hosts);
+    return leave(code, show_was_interrupted());
+}
+
+const struct cmd verb_launch = {
+    .name = "launch",
+    .args = "JOB|PROGRAM [ARG...]",
+    .max_args = 1 << 20,
+    .summary = "run a job on many nodes, and say which node failed",
+    .description = LAUNCH_DESCRIPTION,
+    .options = launch_table,
+    .options_bytes = sizeof(struct launch_args),
+    .examples =
+        (const struct cmd_example[]){
+            {"epkit launch --hosts gpu[01-04] hostname", "Do all nodes answer?"},
+            {"epkit launch --hostfile hosts epkit-test internode --per-node 8", "epkit's own test over Open MPI."},
+            {"sbatch --nodes 2 --wrap 'epkit launch deepep-internode'", "DeepEP's test on the nodes of a Slurm job."},
+            {"epkit launch nccl all_reduce -- -b 1M -e 1M", "Arguments of the test come after --."},
+            {"epkit launch --workload train.sh -x HF_TOKEN --world ranks", "A launcher script on all nodes."},
+            {"epkit launch --hosts a,b --json hostname | jq .verdict", "As JSON."},
+            {NULL, NULL},
+        },
+    .exits =
+        (const struct cmd_exit_text[]){
+            {CMD_FINE, "every rank on every node ended with status 0"},
+            {CMD_FAILED, "a node did not answer or was lost, or a log could not be written; or the program's own"},
+            {CMD_USAGE, "wrong usage; nothing was started"},
+            {CMD_FINDINGS, "--checks require, and the doctor found something serious; or the output of a test says so"},
+            {CMD_UNSUPPORTED, "what the job needs is not installed on a node"},
+            {124, "the deadline passed"},
+            {127,
+             "otherwise the status of the first rank that failed; 128 and the number of the signal that killed it"},
+            {0, NULL},
+        },
+    .run = cmd_launch,
+};

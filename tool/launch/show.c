@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "launch/show.h"
+
+#include "launch/follow.h"
+#include "launch/verdict.h"
+#include "output.h"
+#include "progress.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static bool was_interrupted;
+
+void show_note(const char *text)
+{
+    progress_hide();
+    fprintf(stderr, "epkit: %s\n", text);
+}
+
+void show_progress(long done, long total, const char *text)
+{
+    progress_update(done, total, "%s", text);
+}
+
+bool show_was_interrupted(void)
+{
+    return was_interrupted;
+}
+
+static void print_failures(const json_t *hosts)
+{
+    static const struct out_column columns[] = {
+        {"NODE", "name", 0, 0}, {"FAILED AT", "failed_at", 0, 0}, {"WHY", "why", 0, 0}};
+    json_t *rows = json_array(), *host;
+    size_t i;
+
+    json_array_foreach(hosts, i, host)
+    {
+        if (json_is_string(json_object_get(host, "failed_at")))
+            json_array_append(rows, host);
+    }
+    if (json_array_size(rows))
+        out_table(stdout, columns, sizeof(columns) / sizeof(columns[0]), rows, OUT_TABLE);
+    json_decref(rows);
+}
+
+static int print_document(const struct cmd *cmd, const struct launch_result *result, int code, json_t *parsed)
+{
+    json_t *document = out_document(cmd->name);
+
+    json_object_update(document, result->document);
+    json_object_set_new(document, "verdict", out_text(result->verdict));
+    json_object_set_new(document, "exit_code", json_integer(code));
+    json_object_set_new(document, "result", parsed ? json_incref(parsed) : json_null());
+    return out_json(document);
+}
+
+int show_result(const struct cmd *cmd, const struct launch_options *options, const struct launch_result *result,
+                struct parser *parser, bool json)
+{
+    json_t *parsed = NULL;
+    int code = result->code, parsed_code = CMD_FINE;
+
+    was_interrupted = result->interrupted != 0;
+    if (was_interrupted)
+        return code;
+    if (parser && result->is_connected)
+        parsed = launch_parse(cmd, options->folder, parser, result, &parsed_code);
+    /* A test of which nothing was recognised has shown nothing, whatever its exit code. */
+    if (code == CMD_FINE && parsed_code != CMD_FINE)
+        code = parsed_code == CMD_FINDINGS ? CMD_FINDINGS : CMD_FAILED;
+    if (json) {
+        if (print_document(cmd, result, code, parsed) != 0 && code == CMD_FINE)
+            code = CMD_FAILED;
+    } else {
+        const char *verdict = json_string_value(json_object_get(parsed, "verdict"));
+
+        out_verdict(result->code == CMD_FINE ? OUT_GOOD : OUT_BAD, "%s", result->verdict);
+        if (verdict)
+            out_verdict(parsed_code == CMD_FINE ? OUT_GOOD : OUT_BAD, "%s", verdict);
+        if (result->code != CMD_FINE)
+            print_failures(json_object_get(result->document, "hosts"));
+        if (options->folder)
+            fprintf(stderr, "epkit: logs in %s\n", options->folder);
+    }
+    json_decref(parsed);
+    return code;
+}
+
+int follow_leader(const struct hosts_source *source, const char *leader, int64_t wait_s, int64_t deadline_s)
+{
+    char why[200];
+    int code;
+
+    if (!source->is_pods) {
+        fprintf(stderr, "epkit: %s: task %d leaves the launch to task 0 (%s)\n", source->text, source->index, leader);
+        return CMD_FINE;
+    }
+    fprintf(stderr, "epkit: %s: pod %d waits for the launch by the first one (%s)\n", source->text, source->index,
+            leader);
+    code = follow_wait(wait_s, deadline_s, why, sizeof(why));
+    if (*why)
+        out_error("launch: %s", why);
+    else
+        fprintf(stderr, "epkit: the launch has ended with status %d\n", code);
+    return code;
+}
