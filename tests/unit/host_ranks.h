@@ -16,7 +16,7 @@ static inline int host_ranks_join(const ep_boot *boot, void *argument)
     ep_comm_config config = EP_COMM_CONFIG_INIT;
 
     config.backend = "host";
-    config.timeout_ms = 300;
+    config.timeout_ms = 3000;
     return ep_comm_new(boot, &config, &comms[boot->rank]) != EP_OK;
 }
 
