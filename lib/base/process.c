@@ -196,13 +196,16 @@ void ep_process_get_child(int32_t pid, struct ep_process_id *ret_id)
 
 static void find_visible(const struct ep_process_id *id, struct ep_process *process)
 {
-    uint64_t here = inode_of("/proc/self/ns/pid");
+    uint64_t here;
     char host[40];
 
     *process = (struct ep_process){.pidfd = -1};
     read_host(host);
+    if (id->pid <= 0 || !host[0] || memcmp(host, id->host, sizeof(host)) != 0)
+        return;
     /* A number means something in its own PID namespace alone, and without /proc nobody knows which one this is. */
-    if (id->pid <= 0 || !here || here != id->pid_namespace || !host[0] || memcmp(host, id->host, sizeof(host)) != 0)
+    here = inode_of("/proc/self/ns/pid");
+    if (!here || here != id->pid_namespace)
         return;
     process->pid = id->pid;
     if (id->time_namespace == inode_of("/proc/self/ns/time"))

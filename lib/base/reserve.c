@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/reserve.h"
 
+#include "base/clock.h"
 #include "base/fd.h"
+#include "base/process.h"
 
 #include <limits.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -25,6 +28,14 @@
 /* Not worth a look at the limits. All allocations of a rank below this fit into what the check leaves as margin. */
 #define SMALL_BYTES ((size_t)64 << 10)
 #define MARGIN_BYTES ((size_t)1 << 20)
+
+/*
+ * Reading the limits costs more than a small allocation. So each check allows this process a small part of what is left
+ * without another one, for a moment: as many processes as there are parts can do the same and still fit.
+ */
+#define ALLOWANCE_NS 50000000u
+#define ALLOWANCE_PARTS 256
+#define ALLOWANCE_MOST_BYTES ((uint64_t)4 << 20)
 
 /* --- limits ------------------------------------------------------------------------------------------------------ */
 
@@ -71,21 +82,34 @@ static bool read_number(const char *folder, const char *name, uint64_t *ret_valu
 /* What one hierarchy calls its files. */
 struct cgroup_files {
     const char *mount, *limit, *usage, *inactive, *active;
+    const char *swap_limit, *swap_usage;
+    bool swap_has_memory; /* the two count memory as well */
 };
 
 static const struct cgroup_files cgroup_v1 = {.mount = "/sys/fs/cgroup/memory",
                                               .limit = "memory.limit_in_bytes",
                                               .usage = "memory.usage_in_bytes",
                                               .inactive = "total_inactive_file",
-                                              .active = "total_active_file"};
+                                              .active = "total_active_file",
+                                              .swap_limit = "memory.memsw.limit_in_bytes",
+                                              .swap_usage = "memory.memsw.usage_in_bytes",
+                                              .swap_has_memory = true};
 static const struct cgroup_files cgroup_v2 = {.mount = "/sys/fs/cgroup",
                                               .limit = "memory.max",
                                               .usage = "memory.current",
                                               .inactive = "inactive_file",
-                                              .active = "active_file"};
+                                              .active = "active_file",
+                                              .swap_limit = "memory.swap.max",
+                                              .swap_usage = "memory.swap.current"};
+
+static uint64_t left_of(uint64_t limit, uint64_t usage)
+{
+    return usage < limit ? limit - usage : 0;
+}
 
 /* One cgroup: false when it has no limit or cannot be read. What the page cache of files holds can be given up. */
-static bool read_cgroup(const struct cgroup_files *files, const char *folder, uint64_t *ret_limit, uint64_t *ret_left)
+static bool read_cgroup(const struct cgroup_files *files, const char *folder, uint64_t *ret_limit, uint64_t *ret_left,
+                        uint64_t *ret_cache)
 {
     uint64_t limit, usage, inactive = 0, active = 0;
     char path[PATH_MAX], text[8192];
@@ -99,9 +123,22 @@ static bool read_cgroup(const struct cgroup_files *files, const char *folder, ui
         find_number(text, files->active, &active);
     }
     *ret_limit = limit;
-    usage = usage > inactive + active ? usage - inactive - active : 0;
-    *ret_left = usage < limit ? limit - usage : 0;
+    *ret_cache = inactive + active;
+    *ret_left = left_of(limit, left_of(usage, *ret_cache));
     return true;
+}
+
+/* How much of the machine's free swap space a cgroup may use, of whose memory `left` bytes are left. */
+static uint64_t read_swap(const struct cgroup_files *files, const char *folder, uint64_t swap_free, uint64_t left,
+                          uint64_t cache)
+{
+    uint64_t limit, usage, swap;
+
+    if (!swap_free || !read_number(folder, files->swap_limit, &limit) ||
+        !read_number(folder, files->swap_usage, &usage))
+        return swap_free;
+    swap = files->swap_has_memory ? left_of(left_of(limit, left_of(usage, cache)), left) : left_of(limit, usage);
+    return swap < swap_free ? swap : swap_free;
 }
 
 /* The path of this process below the hierarchy. */
@@ -130,22 +167,29 @@ static bool find_cgroup(char *text, const struct cgroup_files **ret_files, char 
     return *ret_path != NULL;
 }
 
-static ep_status check_cgroups(size_t bytes, size_t need, uint64_t swap_free)
+/* *least: lowered to what is left in a cgroup. */
+static ep_status check_cgroups(size_t bytes, size_t need, uint64_t swap_free, uint64_t *least)
 {
     const struct cgroup_files *files = NULL;
     char text[8192], folder[PATH_MAX], *path, *slash;
-    uint64_t limit, left;
+    uint64_t limit, left, cache, swap;
 
     if (!read_text("/proc/self/cgroup", text, sizeof(text)) || !find_cgroup(text, &files, &path) ||
         snprintf(folder, sizeof(folder), "%s%s", files->mount, path) >= (int)sizeof(folder))
         return EP_OK;
     /* Each level up to the mount; levels above a container's own are not there, and their limits cannot be known. */
     for (;;) {
-        if (read_cgroup(files, folder, &limit, &left) && left + swap_free < need)
-            return ep_fail(EP_E_MEMORY,
-                           "%zu bytes of shared memory do not fit: the memory cgroup %s is limited to %llu bytes (%s), "
-                           "of which %llu are left",
-                           bytes, folder, (unsigned long long)limit, files->limit, (unsigned long long)left);
+        if (read_cgroup(files, folder, &limit, &left, &cache)) {
+            swap = read_swap(files, folder, swap_free, left, cache);
+            if (left + swap < need)
+                return ep_fail(EP_E_MEMORY,
+                               "%zu bytes of shared memory do not fit: the memory cgroup %s is limited to %llu bytes "
+                               "(%s), of which %llu are left, and %llu bytes of swap space",
+                               bytes, folder, (unsigned long long)limit, files->limit, (unsigned long long)left,
+                               (unsigned long long)swap);
+            if (left + swap < *least)
+                *least = left + swap;
+        }
         slash = strrchr(folder, '/');
         if (!slash || strlen(folder) <= strlen(files->mount))
             return EP_OK;
@@ -153,31 +197,70 @@ static ep_status check_cgroups(size_t bytes, size_t need, uint64_t swap_free)
     }
 }
 
+/* *least: what is left by the closest of the limits. */
+static ep_status check_limits(size_t bytes, size_t need, uint64_t *least)
+{
+    uint64_t available, swap_free = 0, limit, used;
+    char text[4096], policy[8];
+
+    *least = UINT64_MAX;
+    if (!read_text("/proc/meminfo", text, sizeof(text)))
+        return check_cgroups(bytes, need, 0, least);
+    if (find_number(text, "SwapFree", &swap_free))
+        swap_free *= 1024;
+    if (find_number(text, "MemAvailable", &available))
+        *least = available * 1024 + swap_free;
+    if (*least < need)
+        return ep_fail(EP_E_MEMORY,
+                       "%zu bytes of shared memory do not fit: this machine has %llu bytes of memory and swap left",
+                       bytes, (unsigned long long)*least);
+    if (read_text("/proc/sys/vm/overcommit_memory", policy, sizeof(policy)) && policy[0] == '2' &&
+        find_number(text, "CommitLimit", &limit) && find_number(text, "Committed_AS", &used)) {
+        uint64_t left = left_of(limit, used) * 1024;
+
+        if (left < bytes)
+            return ep_fail(EP_E_MEMORY,
+                           "%zu bytes of shared memory do not fit: vm.overcommit_memory is 2 and the commit limit is "
+                           "%llu bytes, of which %llu are taken",
+                           bytes, (unsigned long long)(limit * 1024), (unsigned long long)(used * 1024));
+        if (left < *least)
+            *least = left;
+    }
+    return check_cgroups(bytes, need, swap_free, least);
+}
+
+/* Of the process of that generation; what two threads write at the same time is at most both of their allowances. */
+static struct {
+    _Atomic uint64_t generation, until_ns;
+    _Atomic int64_t bytes;
+} allowance;
+
+static bool is_allowed(int64_t bytes)
+{
+    return bytes <= (int64_t)ALLOWANCE_MOST_BYTES && atomic_load(&allowance.generation) == ep_process_generation() &&
+           ep_now_ns() < atomic_load(&allowance.until_ns) && atomic_fetch_sub(&allowance.bytes, bytes) >= bytes;
+}
+
+static void allow(uint64_t left)
+{
+    uint64_t bytes = left / ALLOWANCE_PARTS;
+
+    atomic_store(&allowance.bytes, (int64_t)(bytes < ALLOWANCE_MOST_BYTES ? bytes : ALLOWANCE_MOST_BYTES));
+    atomic_store(&allowance.until_ns, ep_now_ns() + ALLOWANCE_NS);
+    atomic_store(&allowance.generation, ep_process_generation());
+}
+
 ep_status ep_reserve_check(size_t bytes)
 {
     /* The kernel's own records of the pages come on top. */
     size_t need = bytes + bytes / 256 + MARGIN_BYTES;
-    uint64_t available, swap_free = 0, limit, used;
-    char text[4096], policy[8];
+    uint64_t least;
 
-    if (bytes < SMALL_BYTES)
+    if (bytes < SMALL_BYTES || (bytes <= ALLOWANCE_MOST_BYTES && is_allowed((int64_t)(need - MARGIN_BYTES))))
         return EP_OK;
-    if (!read_text("/proc/meminfo", text, sizeof(text)))
-        return check_cgroups(bytes, need, 0);
-    if (find_number(text, "SwapFree", &swap_free))
-        swap_free *= 1024;
-    if (find_number(text, "MemAvailable", &available) && available * 1024 + swap_free < need)
-        return ep_fail(EP_E_MEMORY,
-                       "%zu bytes of shared memory do not fit: this machine has %llu bytes of memory and swap left",
-                       bytes, (unsigned long long)(available * 1024 + swap_free));
-    if (read_text("/proc/sys/vm/overcommit_memory", policy, sizeof(policy)) && policy[0] == '2' &&
-        find_number(text, "CommitLimit", &limit) && find_number(text, "Committed_AS", &used) &&
-        (used >= limit || (limit - used) * 1024 < bytes))
-        return ep_fail(EP_E_MEMORY,
-                       "%zu bytes of shared memory do not fit: vm.overcommit_memory is 2 and the commit limit is %llu "
-                       "bytes, of which %llu are taken",
-                       bytes, (unsigned long long)(limit * 1024), (unsigned long long)(used * 1024));
-    return check_cgroups(bytes, need, swap_free);
+    EP_TRY(check_limits(bytes, need, &least));
+    allow(left_of(least, need));
+    return EP_OK;
 }
 
 ep_status ep_reserve_check_file(size_t bytes)

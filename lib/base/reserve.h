@@ -16,7 +16,7 @@
  * Will `bytes` more fit? EP_E_MEMORY names the limit, its size and what is left: a memory cgroup, the commit limit
  * (vm.overcommit_memory = 2), or the memory of the machine. Limits that cannot be read are not guessed.
  */
-ep_status ep_reserve_check(size_t bytes);
+EP_PRIVATE_API ep_status ep_reserve_check(size_t bytes);
 
 /* May a file of `bytes` be made (RLIMIT_FSIZE)? Asked before, because the kernel answers with SIGXFSZ. */
 ep_status ep_reserve_check_file(size_t bytes);

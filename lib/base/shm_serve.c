@@ -19,10 +19,13 @@
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/time.h>
 #include <sys/un.h>
 
 #define STACK_BYTES ((size_t)256 << 10)
 #define SLICE_MS 20
+/* A program may close all descriptors, the socket among them: the thread notices that it should end this often. */
+#define RECEIVE_SECONDS 1
 
 /* A request is sent again, because only sending tells that the owner has ended. */
 #define REPEAT_MS 200
@@ -45,6 +48,7 @@ struct server {
     pthread_t thread;
     struct ep_shm_address address;
     int socket, users;
+    _Atomic bool is_ending;
 };
 
 static _Atomic(struct server *) current;
@@ -122,6 +126,12 @@ static void serve_one(int socket, const struct ep_shm_address *own, const struct
         close(fd);
 }
 
+/* After such an error the next receive may work. */
+static bool is_passing(int error)
+{
+    return error == EINTR || error == EAGAIN || error == ENOMEM || error == ENOBUFS;
+}
+
 static void *server_main(void *context)
 {
     struct server *server = context;
@@ -134,10 +144,11 @@ static void *server_main(void *context)
         struct request request;
         ssize_t got = recvfrom(socket, &request, sizeof(request), 0, (struct sockaddr *)&from, &from_bytes);
 
+        if (atomic_load(&server->is_ending) || (got < 0 && !is_passing(errno)))
+            return NULL;
+        /* Anybody in the network namespace may send something else, also nothing. */
         if (got == (ssize_t)sizeof(request))
             serve_one(socket, &own, &request, &from, from_bytes);
-        else if (got == 0 || (got < 0 && errno != EINTR)) /* shut down */
-            return NULL;
     }
 }
 
@@ -163,6 +174,7 @@ static int start_thread(struct server *server)
 
 static ep_status open_socket(struct server *server)
 {
+    static const struct timeval limit = {.tv_sec = RECEIVE_SECONDS};
     struct sockaddr_un address;
     unsigned char random[8];
     socklen_t bytes;
@@ -179,6 +191,8 @@ static ep_status open_socket(struct server *server)
     bytes = make_name(server->address.name, &address);
     if (bind(server->socket, (struct sockaddr *)&address, bytes) != 0)
         return ep_fail_errno(EP_E_SYSTEM, errno, "shared memory: binding the socket that hands out segments");
+    if (setsockopt(server->socket, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit)) != 0)
+        return ep_fail_errno(EP_E_SYSTEM, errno, "shared memory: SO_RCVTIMEO of the socket that hands out segments");
     return EP_OK;
 }
 
@@ -200,6 +214,7 @@ ep_status ep_shm_serve(struct ep_shm_address *ret_address)
         return ep_fail(EP_E_MEMORY, "shared memory: no memory for the thread that hands out segments");
     pthread_mutex_lock(&server->lock);
     if (!server->users) {
+        atomic_store(&server->is_ending, false);
         status = open_socket(server);
         if (status == EP_OK && (error = start_thread(server)) != 0)
             status = ep_fail_errno(EP_E_SYSTEM, error, "shared memory: a thread to hand out segments");
@@ -222,6 +237,7 @@ void ep_shm_serve_end(void)
         return;
     pthread_mutex_lock(&server->lock);
     if (server->users && --server->users == 0) {
+        atomic_store(&server->is_ending, true);
         shutdown(server->socket, SHUT_RDWR);
         pthread_join(server->thread, NULL);
         stop(server);
@@ -236,8 +252,9 @@ static int take_answer(int socket, uint64_t nonce, struct answer *ret_answer, in
 {
     union control control;
     struct iovec data = {.iov_base = ret_answer, .iov_len = sizeof(*ret_answer)};
+    /* Without the padding, in which a second descriptor would have room that nobody closes. */
     struct msghdr message = {
-        .msg_iov = &data, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = sizeof(control.bytes)};
+        .msg_iov = &data, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = CMSG_LEN(sizeof(int))};
     ssize_t got = recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     const struct cmsghdr *head = got >= 0 ? CMSG_FIRSTHDR(&message) : NULL;
 

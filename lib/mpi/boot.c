@@ -256,10 +256,7 @@ static ep_status exchange_processes(ep_boot_mpi *boot)
 {
     struct ep_process_id mine;
 
-    boot->processes = calloc((size_t)boot->boot.nranks, sizeof(*boot->processes));
     ep_process_get_self(&mine);
-    if (!boot->processes)
-        return ep_fail(EP_E_MEMORY, "ep_boot_mpi_new: no memory for %d ranks", boot->boot.nranks);
     return EP_MPI(MPI_Allgather,
                   (&mine, (int)sizeof(mine), MPI_BYTE, boot->processes, (int)sizeof(mine), MPI_BYTE, boot->comm));
 }
@@ -267,7 +264,7 @@ static ep_status exchange_processes(ep_boot_mpi *boot)
 ep_status ep_boot_mpi_new(MPI_Comm parent, ep_boot_mpi **ret_boot)
 {
     ep_boot_mpi *boot;
-    int inter = 0;
+    int inter = 0, nranks = 0;
     ep_status status;
 
     if (!ret_boot)
@@ -278,9 +275,17 @@ ep_status ep_boot_mpi_new(MPI_Comm parent, ep_boot_mpi **ret_boot)
     EP_TRY(EP_MPI(MPI_Comm_test_inter, (parent, &inter)));
     if (inter)
         return ep_fail(EP_E_ARG, "ep_boot_mpi_new: parent is an intercommunicator");
+    EP_TRY(EP_MPI(MPI_Comm_size, (parent, &nranks)));
     boot = calloc(1, sizeof(*boot));
     if (!boot)
         return ep_fail(EP_E_MEMORY, "ep_boot_mpi_new: no memory");
+    /* Nothing that one rank alone may lack comes behind the first collective call: the others would wait in the next.
+     */
+    boot->processes = calloc((size_t)nranks, sizeof(*boot->processes));
+    if (!boot->processes) {
+        free(boot);
+        return ep_fail(EP_E_MEMORY, "ep_boot_mpi_new: no memory for %d ranks", nranks);
+    }
     boot->generation = ep_process_generation();
     boot->unit = MPI_DATATYPE_NULL;
     boot->comm = MPI_COMM_NULL;

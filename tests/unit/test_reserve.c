@@ -3,7 +3,9 @@
  * base/reserve.c and shm.c: memory that a limit does not allow is refused where it is allocated, with a status that
  * names the limit, and not by a signal when it is touched. Each case runs in a child, because limits do not come back.
  */
+#include "base/reserve.h"
 #include "base/shm.h"
+#include "sandbox.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -208,7 +210,120 @@ static void a_cgroup_is_named(void **state)
     assert_int_equal(result, 0);
 }
 
+/* --- limits of swap space, of which there is none on most machines: as the kernel's files would say --- */
+
+static void write_file(const char *folder, const char *name, const char *text)
+{
+    char path[400];
+    FILE *stream;
+
+    snprintf(path, sizeof(path), "%s/%s", folder, name);
+    stream = fopen(path, "w");
+    CHECK(stream && fputs(text, stream) >= 0 && fclose(stream) == 0);
+}
+
+/* 8 GiB of memory and 8 GiB of swap space, a cgroup with 1 MiB of memory left. */
+static int fake_limits(const char *cgroups, const char *folder)
+{
+    char meminfo[64] = "/sys/fs/cgroup/meminfo", own[64] = "/sys/fs/cgroup/own";
+
+    if (!sandbox_private_mounts() || mount("none", "/sys/fs/cgroup", "tmpfs", 0, "size=64k") != 0)
+        return SANDBOX_SKIP;
+    CHECK(mkdir("/sys/fs/cgroup/memory", 0755) == 0);
+    write_file("/sys/fs/cgroup", "meminfo", "MemAvailable:    8388608 kB\nSwapFree:        8388608 kB\n");
+    write_file("/sys/fs/cgroup", "own", cgroups);
+    write_file(folder, "memory.stat", "inactive_file 0\nactive_file 0\ntotal_inactive_file 0\ntotal_active_file 0\n");
+    if (mount(meminfo, "/proc/meminfo", NULL, MS_BIND, NULL) != 0 ||
+        mount(own, "/proc/self/cgroup", NULL, MS_BIND, NULL) != 0)
+        return SANDBOX_SKIP;
+    return 0;
+}
+
+static int swap_of_cgroup_v2(void *unused)
+{
+    static const char folder[] = "/sys/fs/cgroup";
+    int result = fake_limits("0::/\n", folder);
+
+    (void)unused;
+    if (result)
+        return result;
+    write_file(folder, "memory.max", "67108864\n");
+    write_file(folder, "memory.current", "66060288\n");
+    CHECK(ep_reserve_check(32 * MIB) == EP_OK); /* without the files of swap space all of it counts */
+    write_file(folder, "memory.swap.max", "max\n");
+    write_file(folder, "memory.swap.current", "0\n");
+    CHECK(ep_reserve_check(32 * MIB) == EP_OK);
+    write_file(folder, "memory.swap.max", "67108864\n");
+    write_file(folder, "memory.swap.current", "60817408\n"); /* 6 MiB left */
+    CHECK(ep_reserve_check(32 * MIB) == EP_E_MEMORY);
+    CHECK(strstr(ep_last_error(), "1048576 are left, and 6291456 bytes of swap space"));
+    CHECK(ep_reserve_check(5 * MIB) == EP_OK);
+    write_file(folder, "memory.swap.max", "0\n");
+    CHECK(ep_reserve_check(5 * MIB) == EP_E_MEMORY);
+    return 0;
+}
+
+static int swap_of_cgroup_v1(void *unused)
+{
+    static const char folder[] = "/sys/fs/cgroup/memory";
+    int result = fake_limits("4:memory:/\n", folder);
+
+    (void)unused;
+    if (result)
+        return result;
+    write_file(folder, "memory.limit_in_bytes", "67108864\n");
+    write_file(folder, "memory.usage_in_bytes", "66060288\n");
+    CHECK(ep_reserve_check(32 * MIB) == EP_OK);
+    write_file(folder, "memory.memsw.limit_in_bytes", "67108864\n"); /* no swap space at all */
+    write_file(folder, "memory.memsw.usage_in_bytes", "66060288\n");
+    CHECK(ep_reserve_check(5 * MIB) == EP_E_MEMORY);
+    CHECK(strstr(ep_last_error(), "and 0 bytes of swap space"));
+    write_file(folder, "memory.memsw.limit_in_bytes", "134217728\n");
+    CHECK(ep_reserve_check(32 * MIB) == EP_OK);
+    return 0;
+}
+
+static void swap_of_a_cgroup_counts(void **state)
+{
+    (void)state;
+    sandbox_expect(sandbox_run(swap_of_cgroup_v2, NULL));
+    sandbox_expect(sandbox_run(swap_of_cgroup_v1, NULL));
+}
+
 /* --- how it is done --- */
+
+/* Calls of read() so far; -1: the kernel does not count them. */
+static long count_reads(void)
+{
+    char text[512], *at;
+    FILE *stream = fopen("/proc/self/io", "re");
+    size_t n = stream ? fread(text, 1, sizeof(text) - 1, stream) : 0;
+
+    if (stream)
+        fclose(stream);
+    text[n] = '\0';
+    at = strstr(text, "syscr:");
+    return at ? atol(at + 6) : -1;
+}
+
+/* Each reading of the limits takes more than ten calls. */
+static void small_allocations_share_a_check(void **state)
+{
+    enum { ALLOCATIONS = 2000 };
+    long before = count_reads();
+    struct ep_shm shm;
+
+    (void)state;
+    if (before < 0) {
+        print_message("SKIP: the kernel does not count calls of read()\n");
+        skip();
+    }
+    for (int i = 0; i < ALLOCATIONS; i++) {
+        assert_int_equal(ep_shm_new(65536, &shm), EP_OK);
+        ep_shm_done(&shm);
+    }
+    assert_true(count_reads() - before < 3 * ALLOCATIONS);
+}
 
 static size_t pages_of(const struct ep_shm *shm)
 {
@@ -282,9 +397,14 @@ static void no_descriptor_becomes_a_standard_stream(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(limits_are_named),          cmocka_unit_test(limits_of_mappings_are_named),
-        cmocka_unit_test(a_cgroup_is_named),         cmocka_unit_test(pages_exist_before_they_are_touched),
-        cmocka_unit_test(signals_do_not_hold_it_up), cmocka_unit_test(no_descriptor_becomes_a_standard_stream),
+        cmocka_unit_test(limits_are_named),
+        cmocka_unit_test(limits_of_mappings_are_named),
+        cmocka_unit_test(a_cgroup_is_named),
+        cmocka_unit_test(swap_of_a_cgroup_counts),
+        cmocka_unit_test(small_allocations_share_a_check),
+        cmocka_unit_test(pages_exist_before_they_are_touched),
+        cmocka_unit_test(signals_do_not_hold_it_up),
+        cmocka_unit_test(no_descriptor_becomes_a_standard_stream),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

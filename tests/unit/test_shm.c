@@ -11,10 +11,13 @@
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
+#include <stddef.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -171,12 +174,82 @@ static void an_owner_that_ends_is_not_waited_for(void **state)
     munmap(offer, sizeof(*offer));
 }
 
+/* --- the thread that hands out segments --- */
+
+static socklen_t name_of(const struct ep_shm_address *address, struct sockaddr_un *ret_name)
+{
+    *ret_name = (struct sockaddr_un){.sun_family = AF_UNIX};
+    memcpy(ret_name->sun_path + 1, address->name, sizeof(address->name) - 1);
+    return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + sizeof(address->name));
+}
+
+/* Anybody of the network namespace can send to the socket. */
+static void noise_does_not_end_the_server(void **state)
+{
+    static const size_t lengths[] = {0, 1, 31, 33, 4000};
+    static const char noise[4000];
+    struct ep_shm own, seen = {.fd = -1};
+    struct ep_shm_name name;
+    struct sockaddr_un to;
+    struct route route;
+    int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+
+    (void)state;
+    open_route(&route, BY_SOCKET);
+    assert_int_equal(ep_shm_new(BYTES, &own), EP_OK);
+    assert_int_equal(ep_shm_get_name(&own, &name), EP_OK);
+    name.process ^= 1;
+    for (size_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++) {
+        socklen_t bytes = name_of(&route.address, &to);
+
+        assert_int_equal(sendto(fd, noise, lengths[i], 0, (struct sockaddr *)&to, bytes), lengths[i]);
+        assert_int_equal(ep_shm_attach(&name, &route.owner, &seen), EP_OK);
+        ep_shm_done(&seen);
+    }
+    close(fd);
+    ep_shm_done(&own);
+    close_route(&route);
+}
+
+/* As a program does that becomes a daemon, with closefrom(3): what it frees later must not wait without end. */
+static void the_server_ends_without_its_socket(void **state)
+{
+    struct sockaddr_un mine, theirs;
+    struct route route;
+    bool found = false;
+    socklen_t bytes;
+
+    (void)state;
+#if defined(__SANITIZE_THREAD__)
+    print_message("SKIP: closing a descriptor that a thread waits on is what the sanitizer reports\n");
+    skip();
+#endif
+    open_route(&route, BY_SOCKET);
+    /* Answered: so the thread is about to wait for the next request, or does so by then. */
+    close(ep_shm_request_pidfd(&route.address, 60000));
+    usleep(100000);
+    bytes = name_of(&route.address, &mine);
+    for (int fd = 3; fd < 256 && !found; fd++) {
+        socklen_t length = sizeof(theirs);
+
+        memset(&theirs, 0, sizeof(theirs));
+        found = getsockname(fd, (struct sockaddr *)&theirs, &length) == 0 && memcmp(&theirs, &mine, bytes) == 0;
+        if (found)
+            close(fd);
+    }
+    assert_true(found);
+    close_route(&route);
+    /* And starts again. */
+    open_route(&route, BY_SOCKET);
+    close_route(&route);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_longer_name_than_segment_is_refused),
-        cmocka_unit_test(a_segment_that_may_shrink_is_refused),
-        cmocka_unit_test(an_owner_that_ends_is_not_waited_for),
+        cmocka_unit_test(a_longer_name_than_segment_is_refused), cmocka_unit_test(a_segment_that_may_shrink_is_refused),
+        cmocka_unit_test(an_owner_that_ends_is_not_waited_for),  cmocka_unit_test(noise_does_not_end_the_server),
+        cmocka_unit_test(the_server_ends_without_its_socket),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
