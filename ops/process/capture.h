@@ -8,8 +8,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define CAPTURE_BYTES_MAX (1u << 20) /* of one stream unless it says otherwise; what comes behind is read and dropped  \
-                                      */
+#define CAPTURE_BYTES_MAX                                                                                              \
+    (1u << 20) /* of one stream unless it says otherwise; what comes behind is read and dropped                        \
+                */
 
 struct capture_text {
     char *text; /* NUL-terminated; may hold more NULs */
