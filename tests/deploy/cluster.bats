@@ -218,6 +218,11 @@ refuse() {
     within 60 sh -c 'kubectl get quota tight -n small -o jsonpath={.status.used} | grep -q gpu'
     predict namespace-quota --namespace small
     confirm events_say
+    kubectl create namespace unstated
+    kubectl create quota mem -n unstated --hard=limits.memory=8Ti,requests.cpu=100 >/dev/null
+    kubectl delete -f "$M" >/dev/null
+    predict quota-unstated --namespace unstated
+    confirm events_say
     kubectl create namespace safe
     kubectl label namespace safe pod-security.kubernetes.io/enforce=baseline >/dev/null
     kubectl delete -f "$M" >/dev/null

@@ -124,13 +124,13 @@ closed() { kubectl get node "$1" -o jsonpath='{.spec.unschedulable} {.metadata.a
     # Each is tried again: the note and the cordon of the start.
     printf '%s\n' 'annotate node n1 .*=true' '^--request-timeout=30s cordon' >"$FAULTS"
     echo waiting >"$SHARED/phase"
-    within 180 granted
+    within 600 granted
     [ ! -s "$FAULTS" ]
     [ "$(closed n1)" = "true true" ]
     # And those of the end.
     printf '%s\n' ' uncordon' 'annotate node n1 .*-$' 'delete lease' >"$FAULTS"
     echo "done" >"$SHARED/phase"
-    within 180 opened
+    within 600 opened
     [ ! -s "$FAULTS" ]
     [ "$(closed n1)" = " " ]
     [ -z "$(kubectl get leases -n kube-system -o name | grep epkit-installer || true)" ]
@@ -146,11 +146,11 @@ closed() { kubectl get node "$1" -o jsonpath='{.spec.unschedulable} {.metadata.a
     printf '%s\n' 'get node n2' 'get node n2' 'get node n2' >"$FAULTS"
     echo waiting >"$SHARED/phase"
     asked() { [ ! -s "$FAULTS" ]; }
-    within 180 asked
+    within 600 asked
     [ "$(holder)" = n2 ]
     run ! granted
     kubectl delete node n2 >/dev/null
-    within 180 granted
+    within 600 granted
     [ "$(holder)" = n1 ]
     kubectl delete lease -n kube-system epkit-installer-0 >/dev/null
 }
@@ -161,7 +161,7 @@ closed() { kubectl get node "$1" -o jsonpath='{.spec.unschedulable} {.metadata.a
     kubectl create -f - >/dev/null <<<'{"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "epkit-installer-5", "namespace": "kube-system"}, "spec": {"holderIdentity": "n1"}}'
     agent n1
     echo "done" >"$SHARED/phase"
-    within 180 opened
+    within 600 opened
     [ -z "$(kubectl get leases -n kube-system -o name | grep epkit-installer || true)" ]
     for TURNS in 0 9 many -1; do
         agent n1

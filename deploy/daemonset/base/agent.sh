@@ -78,15 +78,14 @@ holder_of() {
 # The name of the turn that this node has, if it has one: also one that there would not be with today's MAX_UNAVAILABLE.
 turn=
 find_turn() {
-    local i holder
+    local names=() list name holder i
     turn=
-    for i in $(seq 0 $((most - 1))); do
-        holder=$(holder_of "epkit-installer-$i") || return 1
-        if [ "${holder% *}" = "$node" ]; then
-            turn=epkit-installer-$i
-            return 0
-        fi
-    done
+    for i in $(seq 0 $((most - 1))); do names+=("epkit-installer-$i"); done
+    list=$(kube -n "$namespace" get lease "${names[@]}" --ignore-not-found --no-headers \
+        -o custom-columns=NAME:.metadata.name,HOLDER:.spec.holderIdentity) || return 1
+    while read -r name holder; do
+        if [ "$holder" = "$node" ]; then turn=$name; fi
+    done <<<"$list"
 }
 
 take_turn() {
