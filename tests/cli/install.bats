@@ -211,6 +211,31 @@ END
     [ ! -e m/etc/modprobe.d ]
 }
 
+@test "the base of DeepEP is checked, and the commit that is known to work with NVSHMEM 3.5 passes on any base" {
+    mkdir -p fetch
+    git init -q fetch/deepep
+    # In the shell that the recipe's own test is: an old commit, a new one, and the known one, which is not there at all.
+    for n in old base new; do
+        git -C fetch/deepep -c user.name=t -c user.email=t@example.com commit -q --allow-empty -m $n
+        git -C fetch/deepep tag $n
+    done
+    for recipe in gcp-b200-ubuntu2404 gcp-h200-ubuntu2404 gdrcopy; do
+        python3 - "$EPKIT_SOURCE/recipes/$recipe.yaml" >check.sh <<'END'
+import sys
+import yaml
+steps = yaml.safe_load(open(sys.argv[1]))["steps"]
+(check,) = [v["run"] for s in steps for v in s.get("verify", []) if "is-ancestor" in v["run"]]
+print("set -eu\n" + check)
+END
+        check() { EPKIT_STATE=$PWD deepep_base=base deepep_commit=$1 sh check.sh; }
+        check new
+        check base
+        check 8a07e7e
+        check 8a07e7e0123456789
+        run ! check old
+    done
+}
+
 @test "lines that users of the older scripts look for are there word for word" {
     for recipe in gcp-b200-ubuntu2404 gcp-h200-ubuntu2404 gdrcopy; do
         epkit install export sh "$recipe" >out

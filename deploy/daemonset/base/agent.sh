@@ -62,11 +62,14 @@ count: 1
 END
 }
 
+# lease NAME [VERSION]: a turn that this node has. A version is a string: without quotes YAML makes a number of it, and
+# bash removes those that are written inside of ${...}.
 lease() {
+    local version=${2:+"resourceVersion: '$2'"}
     cat <<END
 apiVersion: coordination.k8s.io/v1
 kind: Lease
-metadata: {name: $1, namespace: $namespace${2:+, resourceVersion: "$2"}}
+metadata: {name: $1, namespace: $namespace${version:+, $version}}
 spec: {holderIdentity: $node, acquireTime: "$(date -u +%Y-%m-%dT%H:%M:%S.000000Z)"}
 END
 }
