@@ -99,6 +99,11 @@ refused() {
     refused "twice.yaml: line 2: key 'a' is there twice" check -f twice.yaml --from cluster.json
     printf 'kind: ConfigMap\n' >none.yaml
     refused "no JobSet, no LeaderWorkerSet and no Job" check -f none.yaml --from cluster.json
+    # More groups of pods than are compared: refused, for nothing would be said of the rest.
+    jq -n '{kind: "JobSet", metadata: {name: "big"}, spec: {replicatedJobs: [range(17) | {name: "g\(.)", template: {spec: {template: {spec: {}}}}}]}}' >big.json
+    refused "JobSet big has more than 16 groups of pods" check -f big.json --from cluster.json
+    jq -n '{kind: "JobSet", metadata: {name: "big"}, spec: {replicatedJobs: [{name: "a", template: {spec: {}}}, {name: "b", replicas: 2000000, template: {spec: {}}}]}}' >big.json
+    refused "more than 1000000 pods in one" check -f big.json --from cluster.json
     echo '{' >broken.json
     refused "broken.json is no JSON: line " check -f job.yaml --from broken.json
     echo '{"a": 1}' >other.json

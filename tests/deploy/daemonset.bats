@@ -165,7 +165,8 @@ closed() { kubectl get node "$1" -o jsonpath='{.spec.unschedulable} {.metadata.a
     [ -z "$(kubectl get leases -n kube-system -o name | grep epkit-installer || true)" ]
     for TURNS in 0 9 many -1; do
         agent n1
-        run wait "$AGENT"
+        status=0
+        wait "$AGENT" || status=$?
         [ "$status" -eq 2 ]
         grep -q "MAX_UNAVAILABLE is '$TURNS': it must be a number from 1 to 8" "$SHARED.log"
     done
