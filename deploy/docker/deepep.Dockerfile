@@ -6,6 +6,11 @@
 # BASE may also be the image of the testbed with NeMo 25.04 and gIB 1.0.6:
 #     us-central1-docker.pkg.dev/deeplearning-images/reproducibility/pytorch-gpu-nemo-nccl:nemo25.04-gib1.0.6-A4
 #
+# Not verified: this file has not been built on the NeMo bases, for want of access to them. The commits of NVSHMEM
+# (919760f) and of DeepEP (8a07e7e), the tag of nccl-tests and the packages' names on those bases are taken from notes and
+# release pages; a pin that does not fit ends the build at the step that checks it. What the tests see of this file is
+# its rules, and that each command that fails ends its step.
+#
 # Every step stands by itself, so that the first command that fails ends the build. No key is in any layer: start.sh of
 # the chart takes those of the deployment from a Secret.
 ARG BASE=nvcr.io/nvidia/nemo:25.11

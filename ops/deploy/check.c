@@ -11,6 +11,7 @@ const struct deploy_resource deploy_resources[] = {
     {"nodes", "nodes", "", DEPLOY_CLUSTER, false},
     {"pods", "pods", "", DEPLOY_EVERYWHERE, false},
     {"resourcequotas", "resourcequotas", "", DEPLOY_NAMESPACE, false},
+    {"limitranges", "limitranges", "", DEPLOY_NAMESPACE, false},
     {"networkpolicies", "networkpolicies.networking.k8s.io", "", DEPLOY_NAMESPACE, false},
     {"serviceaccounts", "serviceaccounts", "", DEPLOY_NAMESPACE, false},
     {"secrets", "secrets", "", DEPLOY_NAMESPACE, true},

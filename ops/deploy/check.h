@@ -48,6 +48,9 @@ bool check_tolerates(const struct deploy_set *set, const json_t *extra_toleratio
 /* GPUs asked for by one pod. */
 long long check_gpus(const struct deploy_set *set);
 
+/* --- check_quota.c --- */
+void check_quotas(struct check *check, const struct deploy_set *set);
+
 void check_api(struct check *check);   /* what the API server will refuse */
 void check_pods(struct check *check);  /* what the controllers and the kubelet will refuse */
 void check_queue(struct check *check); /* what Kueue will say */

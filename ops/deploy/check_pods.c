@@ -1,61 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* check_pods.c - what happens to the pods of a job: quotas of the namespace, volumes, images, networks. */
+/* check_pods.c - what happens to the pods of a job: safety of the namespace, volumes, images, networks. */
 #include "check.h"
 
 #include <stdio.h>
 #include <stdlib.h>
-
-static void say_quantity(long long thousandths, char *ret_text, size_t bytes)
-{
-    if (thousandths % 1000 == 0)
-        snprintf(ret_text, bytes, "%lld", thousandths / 1000);
-    else
-        snprintf(ret_text, bytes, "%lldm", thousandths);
-}
-
-/* One resource of one ResourceQuota. The API server counts pod by pod: the first one that does not fit is refused. */
-static void check_quota(struct check *check, const struct deploy_set *set, const json_t *quota, const char *resource,
-                        long long request)
-{
-    const json_t *hard = get_key(get(quota, "spec/hard"), resource),
-                 *used = get_key(get(quota, "status/used"), resource);
-    long long limit = get_quantity(hard), now = used ? get_quantity(used) : 0, fit;
-    struct check_text text = {0};
-    char requested[32], taken[32], limited[32];
-
-    if (!hard || limit < 0 || now < 0 || request <= 0)
-        return;
-    fit = limit > now ? (limit - now) / request : 0;
-    if (fit >= set->count)
-        return;
-    say_quantity(request, requested, sizeof(requested));
-    say_quantity(now + fit * request, taken, sizeof(taken));
-    say_quantity(limit, limited, sizeof(limited));
-    CHECK_SAY(text.says, "exceeded quota: %s, requested: %s=%s, used: %s=%s, limited: %s=%s", get_name(quota), resource,
-              requested, resource, taken, resource, limited);
-    CHECK_SAY(text.why,
-              "%lld of %lld pods fit into the ResourceQuota of namespace %s; a job with some of its pods waits", fit,
-              set->count, check->job->space);
-    CHECK_SAY(text.fix, "raise %s of resourcequota/%s, or ask for fewer GPUs", resource, get_name(quota));
-    check_add(check, CHECK_ERROR, "namespace-quota", "the API server", get_name(quota), &text);
-}
-
-static void check_quotas(struct check *check, const struct deploy_set *set)
-{
-    static const char *const resources[] = {"nvidia.com/gpu", "cpu", "memory"};
-    const json_t *quota;
-    char name[64];
-    size_t i;
-
-    json_array_foreach(get_items(check->snapshot, "resourcequotas"), i, quota)
-    {
-        for (size_t r = 0; r < sizeof(resources) / sizeof(resources[0]); r++) {
-            CHECK_SAY(name, "requests.%s", resources[r]);
-            check_quota(check, set, quota, name, get_pod_request(set->spec, resources[r]));
-        }
-        check_quota(check, set, quota, "pods", 1000);
-    }
-}
 
 /* What a pod wants that the levels baseline and restricted of Pod Security forbid. */
 static const char *unsafe(const json_t *spec)

@@ -50,6 +50,7 @@ struct deploy_job {
     const char *kind, *name, *queue; /* queue: NULL without one */
     const char *space;               /* namespace */
     int n_sets;
+    bool too_large; /* there are more sets or pods than these */
     struct deploy_set sets[DEPLOY_SETS_MAX];
 };
 

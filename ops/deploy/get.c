@@ -111,7 +111,8 @@ static double suffix_factor(const char *suffix)
                  {"Mi", 1 << 20},
                  {"Gi", 1 << 30},
                  {"Ti", 1099511627776.0},
-                 {"Pi", 1125899906842624.0}};
+                 {"Pi", 1125899906842624.0},
+                 {"Ei", 1152921504606846976.0}};
 
     for (size_t i = 0; i < sizeof(table) / sizeof(table[0]); i++)
         if (strcmp(suffix, table[i].suffix) == 0)

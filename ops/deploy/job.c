@@ -6,10 +6,15 @@
 #define QUEUE_LABEL "kueue.x-k8s.io/queue-name"
 #define PODS_MAX 1000000
 
+/* A set that is left out would be one that nothing is said about: `too_large` refuses the job. */
 static void add_set(struct deploy_job *job, const char *name, const json_t *template, long long count)
 {
-    if (job->n_sets == DEPLOY_SETS_MAX || count < 1)
+    if (count < 1)
         return;
+    if (job->n_sets == DEPLOY_SETS_MAX) {
+        job->too_large = true;
+        return;
+    }
     job->sets[job->n_sets++] = (struct deploy_set){.name = name,
                                                    .metadata = get_key(template, "metadata"),
                                                    .spec = get_key(template, "spec"),
@@ -26,6 +31,7 @@ static void read_jobset(struct deploy_job *job)
         const json_t *spec = get(replicated, "template/spec");
         long long replicas = get_number(replicated, "replicas", 1), pods = get_number(spec, "parallelism", 1);
 
+        job->too_large |= replicas > PODS_MAX || pods > PODS_MAX;
         if (replicas > PODS_MAX || pods > PODS_MAX || replicas < 0 || pods < 0)
             continue;
         add_set(job, get_text(replicated, "name"), get_key(spec, "template"), replicas * pods);
@@ -75,6 +81,9 @@ ep_status deploy_job_find(const json_t *documents, const char *space, struct dep
         read_leaderworkerset(&job);
     else
         add_set(&job, "main", get(job.object, "spec/template"), get_number(job.object, "spec/parallelism", 1));
+    if (job.too_large)
+        return ep_fail(EP_E_ARG, "%s %.100s has more than %d groups of pods, or more than %d pods in one", job.kind,
+                       job.name, DEPLOY_SETS_MAX, PODS_MAX);
     if (job.n_sets == 0)
         return ep_fail(EP_E_ARG, "%s %.100s has no pods", job.kind, job.name);
     *ret_job = job;

@@ -165,9 +165,21 @@ static ep_status write_cloud_init(const struct recipe *recipe, FILE *out)
     return EP_OK;
 }
 
-/* Runs the script until it does not ask for a reboot any more: at most so often as the recipe may reboot. */
+/* The script cannot see whether a reboot is needed, and asks for one after each step that may need it. */
+static int count_reboots(const struct recipe *recipe)
+{
+    int n = 0;
+
+    for (size_t i = 0; i < recipe->n_steps; i++)
+        n += !recipe->steps[i].skipped && recipe->steps[i].reboot != REBOOT_NEVER;
+    return n;
+}
+
+/* Runs the script until it does not ask for a reboot any more. */
 static ep_status write_ansible(const struct recipe *recipe, FILE *out)
 {
+    int n_reboots = count_reboots(recipe);
+
     fprintf(out,
             "# Recipe %s: %s. Written by epkit install export.\n- name: %s\n  hosts: all\n  become: true\n"
             "  gather_facts: false\n  tasks:\n"
@@ -177,15 +189,15 @@ static ep_status write_ansible(const struct recipe *recipe, FILE *out)
             "\n        mode: '0755'\n        content: !unsafe |\n",
             recipe->name, recipe->title, recipe->name, recipe->name, recipe->name);
     EP_TRY(write_block(recipe, 10, out));
-    for (int i = 0; i <= recipe->max_reboots; i++) {
+    for (int i = 0; i <= n_reboots; i++) {
         fprintf(out,
                 "    - name: Run the script%s\n      ansible.builtin.command: " SCRIPT_PATH "\n"
                 "      register: epkit_run_%d\n      failed_when: epkit_run_%d.rc not in %s\n"
                 "      changed_when: true\n",
-                i ? " after the reboot" : "", recipe->name, i, i, i < recipe->max_reboots ? "[0, 75]" : "[0]");
+                i ? " after the reboot" : "", recipe->name, i, i, i < n_reboots ? "[0, 75]" : "[0]");
         if (i)
             fprintf(out, "      when: epkit_run_%d.rc | default(0) == 75\n", i - 1);
-        if (i < recipe->max_reboots)
+        if (i < n_reboots)
             fprintf(out,
                     "    - name: Reboot\n      ansible.builtin.reboot:\n        reboot_timeout: 1200\n"
                     "      when: epkit_run_%d.rc | default(0) == 75\n",

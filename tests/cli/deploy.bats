@@ -51,6 +51,30 @@ setup() {
     [ "$(jq .will_run json)" = null ]
 }
 
+@test "quotas: what they count, what containers must state, scopes, defaults of the namespace" {
+    # with FILTER: findings about a cluster that is changed so
+    with() {
+        jq "$1" cluster.json >changed.json
+        epkit deploy check -f job.yaml --from changed.json --json >json || [ $? -eq 3 ]
+        jq -r '.findings[] | .id + ": " + .says' json
+    }
+    quota() { echo ".items.limitranges = ${2:-[]} | .items.resourcequotas = [{metadata: {name: \"q\", namespace: \"ns\"}, spec: $1}]"; }
+    [ "$(with "$(quota '{hard: {"requests.cpu": "8", "limits.memory": "8Gi", memory: "8Gi"}}')")" = \
+        "quota-unstated: failed quota: q: must specify limits.memory for: c; memory for: c" ]
+    # A LimitRange states it for them; the job states its CPU itself.
+    [ -z "$(with "$(quota '{hard: {"limits.memory": "8Gi"}}' '[{metadata: {name: "l", namespace: "ns"}, spec: {limits: [{type: "Container", default: {memory: "1Gi"}}]}}]')")" ]
+    [ -z "$(with "$(quota '{hard: {"requests.cpu": "8", "limits.cpu": "8"}}')")" ]
+    # The short name means requests.
+    [ "$(with "$(quota '{hard: {cpu: "700m"}}')")" = \
+        "namespace-quota: exceeded quota: q, requested: cpu=500m, used: cpu=500m, limited: cpu=700m" ]
+    # Only pods in the scope of a quota count.
+    [ -z "$(with "$(quota '{hard: {cpu: "700m"}, scopes: ["Terminating"]}')")" ]
+    [ -n "$(with "$(quota '{hard: {cpu: "700m"}, scopes: ["NotTerminating"]}')")" ]
+    [ -z "$(with "$(quota '{hard: {pods: "0"}, scopeSelector: {matchExpressions: [{scopeName: "PriorityClass", operator: "In", values: ["high"]}]}}')")" ]
+    # Saved before LimitRanges were read: nothing is guessed.
+    [ -z "$(with "$(quota '{hard: {memory: "8Gi"}}') | del(.items.limitranges)")" ]
+}
+
 # refused TEXT ARGUMENT...
 refused() {
     local text=$1
@@ -75,6 +99,11 @@ refused() {
     refused "twice.yaml: line 2: key 'a' is there twice" check -f twice.yaml --from cluster.json
     printf 'kind: ConfigMap\n' >none.yaml
     refused "no JobSet, no LeaderWorkerSet and no Job" check -f none.yaml --from cluster.json
+    # More groups of pods than are compared: refused, for nothing would be said of the rest.
+    jq -n '{kind: "JobSet", metadata: {name: "big"}, spec: {replicatedJobs: [range(17) | {name: "g\(.)", template: {spec: {template: {spec: {}}}}}]}}' >big.json
+    refused "JobSet big has more than 16 groups of pods" check -f big.json --from cluster.json
+    jq -n '{kind: "JobSet", metadata: {name: "big"}, spec: {replicatedJobs: [{name: "a", template: {spec: {}}}, {name: "b", replicas: 2000000, template: {spec: {}}}]}}' >big.json
+    refused "more than 1000000 pods in one" check -f big.json --from cluster.json
     echo '{' >broken.json
     refused "broken.json is no JSON: line " check -f job.yaml --from broken.json
     echo '{"a": 1}' >other.json

@@ -13,7 +13,21 @@ setup() {
     need kubectl
 }
 
+teardown() {
+    [ -z "${AGENT:-}" ] || kill -KILL -- "-$AGENT" 2>/dev/null || true
+}
+
+# A control plane for the tests that need no nodes; the first one starts it.
+api_up() {
+    need kube-apiserver
+    command -v etcd >/dev/null || skip "etcd is not installed (Debian and Ubuntu: etcd-server)"
+    PORT=$((30000 + $(cksum <<<"$BATS_FILE_TMPDIR" | cut -d' ' -f1) % 200 * 50))
+    export PORT CLUSTER="$BATS_FILE_TMPDIR/cluster" KUBECONFIG="$BATS_FILE_TMPDIR/cluster/kubeconfig"
+    [ -d "$CLUSTER" ] || "$EPKIT_SOURCE/tests/cluster/kube.sh" up "$CLUSTER"
+}
+
 teardown_file() {
+    [ ! -d "$BATS_FILE_TMPDIR/cluster" ] || "$EPKIT_SOURCE/tests/cluster/kube.sh" down "$BATS_FILE_TMPDIR/cluster"
     if [ -d "$BATS_FILE_TMPDIR/nodes" ]; then
         "$REAL" down "$BATS_FILE_TMPDIR/nodes" || true
     fi
@@ -24,7 +38,7 @@ teardown_file() {
     for overlay in b200:nvidia-b200 h200:nvidia-h200-141gb; do
         accelerator=${overlay#*:} overlay=${overlay%:*}
         kubectl kustomize "$DAEMONSET/overlays/$overlay" | yaml_to_json >"$BATS_TEST_TMPDIR/json"
-        jq -se --arg accelerator "$accelerator" --arg recipe "gcp-$overlay-ubuntu2404" '
+        jq -se --arg accelerator "$accelerator" --arg recipe "gcp-$overlay-ubuntu2404 gke-driver-copy" '
             map(select(.kind == "DaemonSet"))[0] as $set | $set.spec.template as $pod |
             ($pod.spec.initContainers | map(select(.name == "deepep-installer"))[0]) as $installer |
             $set.metadata.name == "deepep-installer-ubuntu" and $set.metadata.namespace == "kube-system" and
@@ -32,7 +46,11 @@ teardown_file() {
             ($installer.env | map({(.name): .value}) | add) == {
                 NODE_NAME: null, EPKIT_RECIPE: $recipe, NVSHMEM_IBGDA_SUPPORT: "1", NVSHMEM_USE_GDRCOPY: "0",
                 GDRCOPY_HOME: "/opt/deepep/gdrcopy", NVSHMEM_HOME: "/opt/deepep/nvshmem", USE_NVPEERMEM: "1",
-                CUDA_HOME: "/usr/local/cuda", TORCH_CUDA_ARCH_LIST_B200: "10.0", TORCH_CUDA_ARCH_LIST_H200: "9.0"} and
+                CUDA_HOME: "/usr/local/cuda", TORCH_CUDA_ARCH_LIST_B200: "10.0", TORCH_CUDA_ARCH_LIST_H200: "9.0",
+                REBOOT_BY: "epkit"} and
+            # What only the user can know has a place, which the installer reads.
+            (map(select(.kind == "ConfigMap" and (.data | has("EPKIT_DOCA_SHA256"))))[0].metadata.name) ==
+                $installer.envFrom[0].configMapRef.name and
             ($pod.spec.affinity | tostring | contains($accelerator)) and
             ($pod.spec.initContainers[0] | .name == "agent" and .restartPolicy == "Always" and
                 any(.env[]; .name == "EPKIT_RECIPE" and .value == $recipe)) and
@@ -44,10 +62,7 @@ teardown_file() {
 }
 
 @test "the agent's account may do what it does, and nothing else" {
-    need kube-apiserver
-    export CLUSTER="$BATS_TEST_TMPDIR/cluster" PORT=$((30000 + $$ % 200 * 50))
-    export KUBECONFIG="$CLUSTER/kubeconfig"
-    "$EPKIT_SOURCE/tests/cluster/kube.sh" up "$CLUSTER"
+    api_up
     kubectl apply -f "$DAEMONSET/base/rbac.yaml" >/dev/null
     may() { kubectl auth can-i --as system:serviceaccount:kube-system:deepep-installer "$@" >/dev/null; }
     may get nodes && may patch nodes && may list pods -A && may create pods/eviction -A && may get daemonsets.apps -A
@@ -67,7 +82,94 @@ teardown_file() {
     run ! may '*' '*' -A
     # Nothing is said of verbs that nobody thought of: the rules are counted.
     [ "$(kubectl get clusterrole deepep-installer -o json | jq '[.rules[].verbs[]] | length')" = 6 ]
-    "$EPKIT_SOURCE/tests/cluster/kube.sh" down "$CLUSTER"
+}
+
+# agent NODE: agent.sh in the background against the test's API server. A call of kubectl whose arguments match the
+# extended expression in the first line of $FAULTS fails once, and the line goes.
+agent() {
+    local bin=$BATS_TEST_TMPDIR/bin
+    SHARED=$BATS_TEST_TMPDIR/$1 FAULTS=$BATS_TEST_TMPDIR/faults
+    mkdir -p "$bin" "$SHARED"
+    touch "$FAULTS"
+    cat >"$bin/kubectl" <<END
+#!/usr/bin/env bash
+line=\$(head -n 1 "$FAULTS")
+if [ -n "\$line" ] && grep -qE -- "\$line" <<<"\$*"; then
+    sed -i 1d "$FAULTS"
+    echo "the server was unable to return a response in time" >&2
+    exit 1
+fi
+KUBECONFIG=$KUBECONFIG exec $("$PROGRAMS" path)/bin/kubectl "\$@"
+END
+    chmod +x "$bin/kubectl"
+    echo boot-1 >"$SHARED/boot"
+    setsid env PATH="$bin:$PATH" NODE_NAME="$1" NAMESPACE=kube-system EPKIT_RECIPE=r EPKIT_SHARED="$SHARED" \
+        MAX_UNAVAILABLE="${TURNS:-1}" KUBERNETES_SERVICE_HOST=127.0.0.1 KUBERNETES_SERVICE_PORT=1 \
+        bash "$DAEMONSET/base/agent.sh" >"$SHARED.log" 2>&1 3>&- &
+    AGENT=$!
+}
+
+node() {
+    kubectl delete node "$1" --ignore-not-found >/dev/null
+    printf 'apiVersion: v1\nkind: Node\nmetadata: {name: %s}\n' "$1" | kubectl create -f - >/dev/null
+}
+granted() { [ "$(cat "$SHARED/grant" 2>/dev/null)" = boot-1 ]; }
+opened() { [ "$(cat "$SHARED/opened" 2>/dev/null)" = boot-1 ]; }
+closed() { kubectl get node "$1" -o jsonpath='{.spec.unschedulable} {.metadata.annotations.epkit\.dev/cordoned}'; }
+
+@test "no call of the API that fails leaves a node cordoned, or a turn taken" {
+    api_up
+    node n1
+    agent n1
+    # Each is tried again: the note and the cordon of the start.
+    printf '%s\n' 'annotate node n1 .*=true' '^--request-timeout=30s cordon' >"$FAULTS"
+    echo waiting >"$SHARED/phase"
+    within 600 granted
+    [ ! -s "$FAULTS" ]
+    [ "$(closed n1)" = "true true" ]
+    # And those of the end.
+    printf '%s\n' ' uncordon' 'annotate node n1 .*-$' 'delete lease' >"$FAULTS"
+    echo "done" >"$SHARED/phase"
+    within 600 opened
+    [ ! -s "$FAULTS" ]
+    [ "$(closed n1)" = " " ]
+    [ -z "$(kubectl get leases -n kube-system -o name | grep epkit-installer || true)" ]
+}
+
+@test "a node keeps its turn while the API does not answer, and loses it when it is gone" {
+    api_up
+    node n1
+    node n2
+    kubectl create -f - >/dev/null <<<'{"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "epkit-installer-0", "namespace": "kube-system"}, "spec": {"holderIdentity": "n2"}}'
+    agent n1
+    holder() { kubectl get lease -n kube-system epkit-installer-0 -o jsonpath='{.spec.holderIdentity}'; }
+    printf '%s\n' 'get node n2' 'get node n2' 'get node n2' >"$FAULTS"
+    echo waiting >"$SHARED/phase"
+    asked() { [ ! -s "$FAULTS" ]; }
+    within 600 asked
+    [ "$(holder)" = n2 ]
+    run ! granted
+    kubectl delete node n2 >/dev/null
+    within 600 granted
+    [ "$(holder)" = n1 ]
+    kubectl delete lease -n kube-system epkit-installer-0 >/dev/null
+}
+
+@test "a turn that MAX_UNAVAILABLE does not have any more is given back; a number that rights forbid is refused" {
+    api_up
+    node n1
+    kubectl create -f - >/dev/null <<<'{"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "epkit-installer-5", "namespace": "kube-system"}, "spec": {"holderIdentity": "n1"}}'
+    agent n1
+    echo "done" >"$SHARED/phase"
+    within 600 opened
+    [ -z "$(kubectl get leases -n kube-system -o name | grep epkit-installer || true)" ]
+    for TURNS in 0 9 many -1; do
+        agent n1
+        status=0
+        wait "$AGENT" || status=$?
+        [ "$status" -eq 2 ]
+        grep -q "MAX_UNAVAILABLE is '$TURNS': it must be a number from 1 to 8" "$SHARED.log"
+    done
 }
 
 @test "two nodes: one after the other, cordoned, drained, rebooted, resumed, uncordoned; a pod deleted amid a step" {

@@ -41,7 +41,11 @@ pod() {
     echo "$output"
     [ "$status" -eq 0 ]
     [[ "$output" == *"epkit: copied /usr/local/nvidia/lib64/libmlx5.so.1.25.56.0 to "*"/libmlx5-rdmav57.so"*$'\n'driver$'\n'* ]]
-    # Not with a stack that is in the image; and nothing to mend without a libibverbs of the node.
+    # NVIDIA's images lead the loader to the node's libraries, whatever the stack.
+    run pod "$node" EPKIT_STACK=image LD_LIBRARY_PATH=/opt/lib:/usr/local/nvidia/lib64
+    [ "$status" -eq 0 ]
+    [[ "$output" == *"epkit: copied "*$'\n'driver$'\n'* ]]
+    # Not with a stack that is in the image alone; and nothing to mend without a libibverbs of the node.
     run pod "$node" EPKIT_STACK=image
     [ "$status" -ne 0 ]
     echo 'exit 0' >"$BATS_TEST_TMPDIR/launcher"

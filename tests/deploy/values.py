@@ -203,17 +203,16 @@ VOLUMES = {
 }
 
 
-def write_matrix(folder, chart, extent):
-    """All cells, or ("pairs") one kind of volume for each pair of stack and network, in turn."""
-    objects, kinds, n = [], list(VOLUMES), 0
-    cells = list(itertools.product(("image", "host", "managed"), ("host", "multi", "dranet"), (False, True),
-                                   ("jobset", "leaderworkerset")))
-    for number, (stack, mode, queue, kind) in enumerate(cells):
-        for volume in kinds if extent == "all" else [kinds[number % len(kinds)]]:
-            objects += render(chart, f"m{n}", "matrix", [
-                "--set", f"stack={stack},network.mode={mode},orchestrator={kind},workload.gpus=8",
-                *(QUEUE if queue else []), *VOLUMES[volume]])
-            n += 1
+def write_matrix(folder, chart):
+    """Every cell of stack x network x queue x orchestrator x volumes."""
+    objects, n = [], 0
+    for stack, mode, queue, kind, volume in itertools.product(
+            ("image", "host", "managed"), ("host", "multi", "dranet"), (False, True), ("jobset", "leaderworkerset"),
+            VOLUMES):
+        objects += render(chart, f"m{n}", "matrix", [
+            "--set", f"stack={stack},network.mode={mode},orchestrator={kind},workload.gpus=8",
+            *(QUEUE if queue else []), *VOLUMES[volume]])
+        n += 1
     write(folder, objects)
     print(n)
     return True

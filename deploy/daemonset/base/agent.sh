@@ -11,11 +11,19 @@ set -euo pipefail
 node=${NODE_NAME:?}
 namespace=${NAMESPACE:?}
 turns=${MAX_UNAVAILABLE:-1}
+most=8 # Leases that rbac.yaml names
 shared=${EPKIT_SHARED:-/run/epkit-agent}
 label=epkit.dev/install
 cordoned=epkit.dev/cordoned # annotation: we closed the node, and not somebody else
 
 say() { printf '%s epkit-agent: %s\n' "$(date -u +%H:%M:%S)" "$*"; }
+
+# Functions below are called where a failure is tried again, and there 'set -e' ends nothing: every command whose
+# failure matters says '|| return 1'.
+if ! [[ $turns =~ ^[1-8]$ ]]; then
+    say "MAX_UNAVAILABLE is '$turns': it must be a number from 1 to $most" >&2
+    exit 2
+fi
 
 # kubectl looks for the pod's own account only where no option is given: it is named here.
 account=/var/run/secrets/kubernetes.io/serviceaccount
@@ -54,11 +62,14 @@ count: 1
 END
 }
 
+# lease NAME [VERSION]: a turn that this node has. A version is a string: without quotes YAML makes a number of it, and
+# bash removes those that are written inside of ${...}.
 lease() {
+    local version=${2:+"resourceVersion: '$2'"}
     cat <<END
 apiVersion: coordination.k8s.io/v1
 kind: Lease
-metadata: {name: $1, namespace: $namespace${2:+, resourceVersion: "$2"}}
+metadata: {name: $1, namespace: $namespace${version:+, $version}}
 spec: {holderIdentity: $node, acquireTime: "$(date -u +%Y-%m-%dT%H:%M:%S.000000Z)"}
 END
 }
@@ -67,22 +78,21 @@ holder_of() {
     kube -n "$namespace" get lease "$1" --ignore-not-found -o jsonpath='{.spec.holderIdentity} {.metadata.resourceVersion}'
 }
 
-# The name of the turn that this node has, if it has one.
+# The name of the turn that this node has, if it has one: also one that there would not be with today's MAX_UNAVAILABLE.
 turn=
 find_turn() {
-    local i holder
+    local names=() list name holder i
     turn=
-    for i in $(seq 0 $((turns - 1))); do
-        holder=$(holder_of "epkit-installer-$i") || return 1
-        if [ "${holder% *}" = "$node" ]; then
-            turn=epkit-installer-$i
-            return 0
-        fi
-    done
+    for i in $(seq 0 $((most - 1))); do names+=("epkit-installer-$i"); done
+    list=$(kube -n "$namespace" get lease "${names[@]}" --ignore-not-found --no-headers \
+        -o custom-columns=NAME:.metadata.name,HOLDER:.spec.holderIdentity) || return 1
+    while read -r name holder; do
+        if [ "$holder" = "$node" ]; then turn=$name; fi
+    done <<<"$list"
 }
 
 take_turn() {
-    local i name holder
+    local i name holder there
     find_turn || return 1
     [ -z "$turn" ] || return 0
     for i in $(seq 0 $((turns - 1))); do
@@ -93,8 +103,11 @@ take_turn() {
             return 0
         fi
         holder=$(holder_of "$name") || continue
-        # A node that was deleted never gives it back. The version makes sure that only one takes it over.
-        if [ -n "${holder% *}" ] && [ -z "$(kube get node "${holder% *}" --ignore-not-found -o name)" ] &&
+        [ -n "${holder% *}" ] || continue
+        # A node that was deleted never gives it back. No answer is not the answer that it is gone. The version makes
+        # sure that only one takes it over.
+        there=$(kube get node "${holder% *}" --ignore-not-found -o name) || continue
+        if [ -z "$there" ] &&
             lease "$name" "${holder#* }" | kube replace -f - >/dev/null 2>&1; then
             turn=$name
             event TurnTaken "this node may install now ($name, taken over from ${holder% *}, which is gone)"
@@ -114,8 +127,9 @@ close_node() {
         # Somebody else did: it stays as it is afterwards.
         ;;
     *)
-        kube annotate node "$node" --overwrite "$cordoned=true" >/dev/null
-        kube cordon "$node" >/dev/null
+        # The note comes first: a cordon without it would look like somebody else's, and stay.
+        kube annotate node "$node" --overwrite "$cordoned=true" >/dev/null || return 1
+        kube cordon "$node" >/dev/null || return 1
         event Cordoned "cordoned to install $EPKIT_RECIPE"
         ;;
     esac
@@ -136,12 +150,12 @@ open_node() {
     find_turn || return 1
     ours=$(kube get node "$node" -o jsonpath='{.metadata.annotations.epkit\.dev/cordoned}') || return 1
     if [ "$ours" = true ]; then
-        kube uncordon "$node" >/dev/null
-        kube annotate node "$node" "$cordoned-" >/dev/null
+        kube uncordon "$node" >/dev/null || return 1
+        kube annotate node "$node" "$cordoned-" >/dev/null || return 1
         event Uncordoned "uncordoned: $EPKIT_RECIPE is installed"
     fi
     if [ -n "$turn" ]; then
-        kube -n "$namespace" delete lease "$turn" --ignore-not-found >/dev/null
+        kube -n "$namespace" delete lease "$turn" --ignore-not-found >/dev/null || return 1
         turn=
     fi
 }

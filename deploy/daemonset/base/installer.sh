@@ -5,7 +5,8 @@
 # reboots, and says how far it is. It may be killed at any time: the next one goes on.
 set -euo pipefail
 
-recipe=${EPKIT_RECIPE:?}
+# One or more, in the order in which they are applied; a file counts as well.
+read -ra recipes <<<"${EPKIT_RECIPE:?}"
 shared=${EPKIT_SHARED:-/run/epkit-agent}
 host=${EPKIT_HOST:-/host}
 
@@ -31,13 +32,15 @@ on_node() {
 
 # The node gets the epkit of this image, whole: a pod may be killed while it copies. In a folder that no recipe uses.
 copy_epkit() {
+    local i
     rm -rf "$host/opt/epkit-installer.new"
     mkdir -p "$host/opt"
     cp -a /opt/epkit "$host/opt/epkit-installer.new"
-    if [ -e "$recipe" ]; then
-        cp "$recipe" "$host/opt/epkit-installer.new/recipe.yaml"
-        recipe=/opt/epkit-installer/recipe.yaml
-    fi
+    for i in "${!recipes[@]}"; do
+        [ -e "${recipes[i]}" ] || continue
+        cp "${recipes[i]}" "$host/opt/epkit-installer.new/recipe-$i.yaml"
+        recipes[i]=/opt/epkit-installer/recipe-$i.yaml
+    done
     rm -rf "$host/opt/epkit-installer.old"
     [ ! -e "$host/opt/epkit-installer" ] || mv "$host/opt/epkit-installer" "$host/opt/epkit-installer.old"
     mv "$host/opt/epkit-installer.new" "$host/opt/epkit-installer"
@@ -62,34 +65,69 @@ trap 'exit 143' TERM INT
 phase starting
 printf '%s\n' "$boot" >"$shared/boot.new"
 mv "$shared/boot.new" "$shared/boot"
-say "node ${NODE_NAME:-?}, boot $boot, recipe $recipe"
+say "node ${NODE_NAME:-?}, boot $boot, recipe ${recipes[*]}"
+case ${REBOOT_BY:=epkit} in
+epkit | kured) ;;
+*) fail "REBOOT_BY is '$REBOOT_BY': it must be epkit or kured; nothing was changed" ;;
+esac
 copy_epkit
 
-code=0
-on_node epkit install plan "$recipe" || code=$?
-case $code in
-0) say "nothing is to be installed" ;;
-3) wait_for_grant waiting ;;
-4) fail "this node is not one for recipe $recipe; nothing was changed" ;;
-*) fail "the plan of recipe $recipe failed with exit code $code; nothing was changed" ;;
-esac
+# plan RECIPE: 0 nothing to do, 3 something. Whatever would make apply refuse ends the installation here, while the node
+# still works.
+plan() {
+    local code=0 text
+    text=$(on_node epkit install plan "$1" 2>&1) || code=$?
+    printf '%s\n' "$text"
+    case $code in
+    0) ;;
+    3)
+        if grep -q '^  missing ' <<<"$text"; then
+            fail "recipe $1 lacks values (see 'missing' above): set them in the ConfigMap deepep-installer-settings, in" \
+                "the overlay; nothing was changed"
+        fi
+        ;;
+    4) fail "this node is not one for recipe $1; nothing was changed" ;;
+    *) fail "the plan of recipe $1 failed with exit code $code; nothing was changed" ;;
+    esac
+    return "$code"
+}
 
-if [ "$code" -eq 3 ]; then
-    phase installing
-    code=0
-    on_node epkit install apply "$recipe" --reboot sentinel --no-resume-unit || code=$?
-    if [ "$code" -eq 3 ]; then
-        echo "Rebooting the node to load driver and modules..."
-        phase rebooting
+reboot_node() {
+    echo "Rebooting the node to load driver and modules..."
+    phase rebooting
+    if [ "$REBOOT_BY" = kured ]; then
+        say "kured reboots the node, because of /run/reboot-required"
+    else
         on_node systemctl reboot
-        # The pod goes on after it, from the top.
-        sleep infinity &
-        wait $!
     fi
-    [ "$code" -eq 0 ] || fail "recipe $recipe failed with exit code $code; the node stays cordoned"
+    # The pod goes on after it, from the top.
+    sleep infinity &
+    wait $!
+}
+
+# apply RECIPE
+apply() {
+    local code=0
+    on_node epkit install apply "$1" --reboot sentinel --no-resume-unit || code=$?
+    if [ "$code" -eq 3 ]; then reboot_node; fi
+    [ "$code" -eq 0 ] || fail "recipe $1 failed with exit code $code; the node stays cordoned"
+}
+
+todo=
+for recipe in "${recipes[@]}"; do
+    plan "$recipe" || todo=yes
+done
+if [ -n "$todo" ]; then
+    wait_for_grant waiting
+    phase installing
+    for recipe in "${recipes[@]}"; do apply "$recipe"; done
+else
+    say "nothing is to be installed"
 fi
 
 phase verifying
-on_node epkit install verify "$recipe" || fail "the node does not pass the tests of recipe $recipe"
+for recipe in "${recipes[@]}"; do
+    on_node epkit install verify "$recipe" || fail "the node does not pass the tests of recipe $recipe"
+done
 phase "done"
 say "installation complete"

@@ -122,7 +122,10 @@ keep_pod() {
 say "pod $index of ${NNODES:-?} on node ${NODE_NAME:-?}, host name $(hostname)"
 export JOB_TIMESTAMP
 JOB_TIMESTAMP=$(date -u +%Y-%m-%d-%H-%M-%S)
-[ "${EPKIT_STACK:-image}" = image ] || mend_verbs
+# Images whose LD_LIBRARY_PATH leads to the node's libraries (NVIDIA's do) load the node's libibverbs, too.
+case "${EPKIT_STACK:-image}:${LD_LIBRARY_PATH:-}:" in
+image:*:/usr/local/nvidia/lib64:* | image:/usr/local/nvidia/lib64:* | host:* | managed:*) mend_verbs ;;
+esac
 # gIB refuses to start when this is set, to whatever value.
 unset TORCH_NCCL_USE_COMM_NONBLOCKING
 [ -z "$port" ] || start_sshd

@@ -1,0 +1,121 @@
+#!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
+# installer.sh, the init container of the DaemonSet, with a real epkit in a root folder and a PID namespace of its own:
+# process 1 there is the node. The test is the agent.
+#
+# shellcheck disable=SC2154,SC2016 # set by run; texts of scripts
+
+load common
+
+setup() {
+    [ "$(id -u)" -eq 0 ] || skip "needs root, for a root folder of its own"
+    unshare --mount true 2>/dev/null || skip "mount namespaces are not allowed here"
+    [ -x "$EPKIT" ] || skip "epkit is not built"
+    SHARED=$BATS_TEST_TMPDIR/shared
+    mkdir "$SHARED"
+}
+
+teardown() {
+    [ -z "${POD:-}" ] || kill -KILL "$POD" 2>/dev/null || true
+}
+
+# recipe NAME [LINES]: one that writes /etc/epkit-test-NAME
+recipe() {
+    cat >"$SHARED/$1.yaml" <<END
+recipe: $1
+title: a file
+$2
+steps:
+  - {id: one, type: file, title: a file, why: for the test, budget: 5s, path: /etc/epkit-test-$1, content: "$1"}
+END
+}
+
+# pod NAME=VALUE...: installer.sh on a node that is a copy of this root folder; its files come to $SHARED/etc at the end
+pod() {
+    unshare --mount --pid --fork --kill-child bash -euc '
+        base=$1 script=$2 epkit=$3 shared=$4
+        shift 4
+        mount --make-rprivate /
+        mount -t tmpfs tmpfs "$base"
+        mkdir "$base/upper" "$base/work" "$base/root"
+        mount -t overlay overlay -o "lowerdir=/,upperdir=$base/upper,workdir=$base/work" "$base/root"
+        cd "$base/root"
+        mount -t proc proc proc
+        mount --bind /dev dev
+        mount -t tmpfs tmpfs run
+        mkdir -p scripts run/epkit-agent opt/epkit/bin
+        rm -rf host
+        ln -s / host
+        mount --bind "$shared" run/epkit-agent
+        cp "$script" scripts/installer.sh
+        cp "$epkit" opt/epkit/bin/epkit
+        mkdir -p old
+        pivot_root . old
+        code=0
+        env "$@" bash /scripts/installer.sh || code=$?
+        mkdir -p /run/epkit-agent/etc
+        cp /etc/epkit-test-* /run/epkit-agent/etc/ 2>/dev/null || true
+        exit "$code"' - \
+        "$(mktemp -d -p "$BATS_TEST_TMPDIR")" "$EPKIT_SOURCE/deploy/daemonset/base/installer.sh" "$EPKIT" "$SHARED" "$@"
+}
+
+phase_is() { [ "$(cat "$SHARED/phase" 2>/dev/null)" = "$1" ]; }
+phase_is_one_of() { [[ " $* " == *" $(cat "$SHARED/phase" 2>/dev/null) "* ]]; }
+
+@test "a value that is missing ends the installation before the node is cordoned" {
+    recipe asks 'variables: {sum: {kind: sha256, env: EPKIT_TEST_SUM, help: the checksum}}'
+    run pod EPKIT_RECIPE=/run/epkit-agent/asks.yaml
+    echo "$output"
+    [ "$status" -eq 1 ]
+    phase_is failed
+    [[ "$output" == *"missing  variable sum"*"deepep-installer-settings"*"nothing was changed"* ]]
+    # The agent cordons a node that waits: it never did.
+    [[ "$output" != *"phase: waiting"* ]]
+    [ ! -e "$SHARED/etc/epkit-test-asks" ]
+}
+
+@test "several recipes, in their order; nothing changes before the grant" {
+    recipe first
+    recipe second
+    pod EPKIT_RECIPE='/run/epkit-agent/first.yaml /run/epkit-agent/second.yaml' >"$BATS_TEST_TMPDIR/log" 2>&1 3>&- &
+    POD=$!
+    within 120 phase_is_one_of waiting failed
+    phase_is waiting
+    run ! grep -q 'phase: installing' "$BATS_TEST_TMPDIR/log"
+    cp "$SHARED/boot" "$SHARED/grant"
+    wait "$POD"
+    cat "$BATS_TEST_TMPDIR/log"
+    phase_is "done"
+    grep -q 'epkit-installer: installation complete' "$BATS_TEST_TMPDIR/log"
+    [ "$(cat "$SHARED/etc/epkit-test-first")" = first ]
+    [ "$(cat "$SHARED/etc/epkit-test-second")" = second ]
+}
+
+@test "a reboot by kured is left to kured" {
+    cat >"$SHARED/reboots.yaml" <<'END'
+recipe: reboots
+title: a step with a reboot
+reboots: 1
+steps:
+  - {id: one, type: command, title: t, why: w, budget: 5s, run: ": >/etc/epkit-test-reboots", creates: [/etc/epkit-test-reboots], undo: rm -f /etc/epkit-test-reboots, reboot: after}
+END
+    pod EPKIT_RECIPE=/run/epkit-agent/reboots.yaml REBOOT_BY=kured >"$BATS_TEST_TMPDIR/log" 2>&1 3>&- &
+    POD=$!
+    within 120 phase_is_one_of waiting failed
+    cp "$SHARED/boot" "$SHARED/grant"
+    within 120 phase_is_one_of rebooting failed "done"
+    within 60 grep -q 'kured reboots the node' "$BATS_TEST_TMPDIR/log"
+    cat "$BATS_TEST_TMPDIR/log"
+    phase_is rebooting
+    grep -qx 'Rebooting the node to load driver and modules...' "$BATS_TEST_TMPDIR/log"
+    # It stays until the node goes down.
+    kill -0 "$POD"
+}
+
+@test "nonsense for REBOOT_BY is refused before anything" {
+    recipe first
+    run pod EPKIT_RECIPE=/run/epkit-agent/first.yaml REBOOT_BY=cron
+    [ "$status" -eq 1 ]
+    [[ "$output" == *"REBOOT_BY is 'cron': it must be epkit or kured; nothing was changed"* ]]
+    phase_is failed
+}
