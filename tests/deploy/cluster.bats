@@ -8,6 +8,7 @@
 load common
 
 setup_file() {
+    # shellcheck disable=SC2034 # for not_here
     local whole_file=1
     [ -n "${EPKIT_TEST_LONG:-}" ] ||
         not_here "a control plane with its controllers: minutes of processor time, only with EPKIT_TEST_LONG=1" || return 0

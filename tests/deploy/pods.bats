@@ -10,6 +10,7 @@ load common
 REAL=$EPKIT_SOURCE/tests/cluster/real.sh
 
 setup_file() {
+    # shellcheck disable=SC2034 # for not_here
     local whole_file=1
     [ -n "${EPKIT_TEST_LONG:-}" ] || not_here "boots two nodes: only with EPKIT_TEST_LONG=1" || return 0
     local command work=$BATS_FILE_TMPDIR file
