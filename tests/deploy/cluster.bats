@@ -8,10 +8,12 @@
 load common
 
 setup_file() {
+    # shellcheck disable=SC2034 # for not_here
+    local whole_file=1
     [ -n "${EPKIT_TEST_LONG:-}" ] ||
-        skip "a control plane with its controllers: minutes of processor time, only with EPKIT_TEST_LONG=1"
-    need helm kube-apiserver kubectl kueue jobset lws kwok kube-scheduler kube-controller-manager
-    command -v etcd >/dev/null || skip "etcd is not installed (Debian and Ubuntu: etcd-server)"
+        not_here "a control plane with its controllers: minutes of processor time, only with EPKIT_TEST_LONG=1" || return 0
+    need helm kube-apiserver kubectl kueue jobset lws kwok kube-scheduler kube-controller-manager || return 0
+    command -v etcd >/dev/null || not_here "etcd is not installed (Debian and Ubuntu: etcd-server)" || return 0
     cluster_up 8 64
     kubectl apply -f "$EPKIT_SOURCE/tests/deploy/queues.yaml" >/dev/null
 }
@@ -21,7 +23,7 @@ teardown_file() {
 }
 
 setup() {
-    need kueue
+    skip_file
     M=$BATS_TEST_TMPDIR/manifest.yaml
 }
 

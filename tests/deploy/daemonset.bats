@@ -163,6 +163,7 @@ closed() { kubectl get node "$1" -o jsonpath='{.spec.unschedulable} {.metadata.a
     echo "done" >"$SHARED/phase"
     within 600 opened
     [ -z "$(kubectl get leases -n kube-system -o name | grep epkit-installer || true)" ]
+    kill -KILL -- "-$AGENT"
     for TURNS in 0 9 many -1; do
         agent n1
         status=0

@@ -10,14 +10,16 @@ load common
 REAL=$EPKIT_SOURCE/tests/cluster/real.sh
 
 setup_file() {
-    [ -n "${EPKIT_TEST_LONG:-}" ] || skip "boots two nodes: only with EPKIT_TEST_LONG=1"
+    # shellcheck disable=SC2034 # for not_here
+    local whole_file=1
+    [ -n "${EPKIT_TEST_LONG:-}" ] || not_here "boots two nodes: only with EPKIT_TEST_LONG=1" || return 0
     local command work=$BATS_FILE_TMPDIR file
     for command in systemd-nspawn mmdebstrap containerd runc buildah etcd mpirun; do
-        command -v $command >/dev/null || skip "$command is not installed"
+        command -v $command >/dev/null || not_here "$command is not installed" || return 0
     done
-    [ "$(id -u)" -eq 0 ] || skip "needs root"
-    ls "$EPKIT_BUILD"/libepkit-mpi.so* >/dev/null 2>&1 || skip "this build has no libepkit-mpi"
-    need kubelet coredns kube-apiserver helm kueue jobset
+    [ "$(id -u)" -eq 0 ] || not_here "needs root" || return 0
+    ls "$EPKIT_BUILD"/libepkit-mpi.so* >/dev/null 2>&1 || not_here "this build has no libepkit-mpi" || return 0
+    need kubelet coredns kube-apiserver helm kueue jobset || return 0
     export NODES=$work/nodes
     "$REAL" base "$work/base.tar"
     mkdir -p "$work/pause" "$work/image/opt/epkit/bin"
@@ -46,7 +48,7 @@ teardown_file() {
 }
 
 setup() {
-    [ -n "${EPKIT_TEST_LONG:-}" ] || skip "only with EPKIT_TEST_LONG=1"
+    skip_file
 }
 
 k() {

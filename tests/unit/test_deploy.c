@@ -260,7 +260,8 @@ static void test_jobs(void **unused)
         {"kind: ConfigMap\n", "no JobSet"},
         {"kind: Job\nmetadata: {name: a}\n---\nkind: Job\nmetadata: {name: b}\n", "more than one job: Job a and Job b"},
         {"kind: JobSet\nmetadata: {name: a}\nspec: {replicatedJobs: []}\n", "JobSet a has no pods"},
-        {"kind: JobSet\nmetadata: {name: a}\nspec: {replicatedJobs: [{replicas: 99999999999}]}\n", "no pods"},
+        {"kind: JobSet\nmetadata: {name: a}\nspec: {replicatedJobs: [{replicas: 99999999999}]}\n",
+         "more than 1000000 pods in one"},
     };
     struct deploy_job job;
     json_t *documents;
