@@ -142,6 +142,7 @@ static const char *check_counts(const struct host_completion *c, int rank, int64
         int64_t sum = 0;
 
         *ret_value = row->counts[to];
+        /* Of one node the CUDA backend counts its tokens for ranks alone. */
         if (row->counts[to] < 0 || row->counts[to] > (nnodes > 1 ? per_node[to / per] : row->n_tokens))
             return "its number of tokens for a rank";
         for (int expert = to * n_local; expert < (to + 1) * n_local; expert++) {
@@ -154,8 +155,7 @@ static const char *check_counts(const struct host_completion *c, int rank, int64
         if (sum < row->counts[to])
             return "the sum of its tokens for the experts of a rank";
     }
-    /* Within one node nobody needs them, and the CUDA backend does not count them. */
-    for (int node = 0; nnodes > 1 && node < nnodes; node++) {
+    for (int node = 0; node < nnodes; node++) {
         *ret_value = per_node[node];
         if (per_node[node] < 0 || per_node[node] > row->n_tokens)
             return "its number of tokens for a node";

@@ -139,7 +139,8 @@ ep_status shrink_fail_with_vote(const struct shrink *s, int owner, uint32_t vote
     case EP_E_PEER_DEAD:
         return ep_fail(status, "ep_comm_shrink: rank %d of the old group died; call it again", culprit);
     case EP_E_MISMATCH:
-        return ep_fail(status, "ep_comm_shrink: what rank %d has published is damaged, or ranks disagree", culprit);
+        return ep_fail(status, "ep_comm_shrink: by a vote of the group, rank %d published what the others cannot use",
+                       culprit);
     case EP_E_PEER_LEFT:
         return ep_fail(status, "ep_comm_shrink: rank %d left the old group; call it again", culprit);
     default:
