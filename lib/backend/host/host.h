@@ -312,6 +312,9 @@ ep_status host_raise_own(struct host_comm *host, ep_status status, int culprit, 
 /* EP_E_MISMATCH: a value in the memory of `rank` is one that no rank writes. */
 ep_status host_raise_damage(struct host_comm *host, int rank, enum host_phase phase, const char *what, int64_t value);
 
+/* The rank whose ep_comm_abort() is the failure that this rank knows of; -1: there is none, or it is another one. */
+int host_aborted_by(const struct host_comm *host);
+
 /* EP_OK, or the failure that this rank or a peer has raised. Cheap. */
 ep_status host_check(struct host_comm *host);
 /* The same, but only ep_comm_abort counts: for calls that outlive dead peers. */

@@ -166,7 +166,7 @@ static ep_status give_up(const struct shrink *s, ep_status status, int culprit, 
 int shrink_aborted_by(const struct shrink *s)
 {
     for (int rank = 0; rank < s->host->comm->nranks; rank++)
-        if (atomic_load(&s->host->peers[rank].control->aborts) != s->aborts[rank])
+        if ((int32_t)(atomic_load(&s->host->peers[rank].control->aborts) - s->aborts[rank]) > 0)
             return rank;
     return -1;
 }

@@ -181,13 +181,17 @@ static ep_status confirm(struct shrink *s, ep_comm *next, ep_status opened, int 
 /* The counts of ep_comm_abort() that do not concern this call. */
 static ep_status note_aborts(struct shrink *s)
 {
-    int nranks = s->host->comm->nranks;
+    int nranks = s->host->comm->nranks, failed_rank;
 
     s->aborts = malloc((size_t)nranks * sizeof(*s->aborts));
     if (!s->aborts)
         return ep_fail(EP_E_MEMORY, "ep_comm_shrink: no memory for %d ranks", nranks);
     for (int rank = 0; rank < nranks; rank++)
         s->aborts[rank] = atomic_load(&s->host->peers[rank].control->aborts);
+    /* The abort that made this group fail is no abort of its shrink, also when its count is still to come. */
+    failed_rank = host_aborted_by(s->host);
+    if (failed_rank >= 0 && s->aborts[failed_rank] == 0)
+        s->aborts[failed_rank] = 1;
     return EP_OK;
 }
 

@@ -223,6 +223,13 @@ ep_status host_check_abort(struct host_comm *host)
     return EP_OK;
 }
 
+int host_aborted_by(const struct host_comm *host)
+{
+    uint64_t failure = own_failure(host);
+
+    return (ep_status)(failure >> 48) == EP_E_ABORTED ? (uint16_t)(failure >> 32) : -1;
+}
+
 ep_status host_poll(ep_comm *comm)
 {
     return host_check(host_of(comm));
