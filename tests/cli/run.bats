@@ -10,7 +10,7 @@ setup_file() {
     cd "$BATS_FILE_TMPDIR" || return 1
     quick=--quick
     [ -z "${EPKIT_TEST_LONG-}" ] || quick=
-    echo "epkit run${quick:+ $quick} --seed 3" >command
+    echo "epkit run${quick:+ $quick} --seed 3" >how
     # shellcheck disable=SC2086
     "$EPKIT" run $quick --output here --seed 3 >out 2>err
     echo $? >code
@@ -91,8 +91,8 @@ PYTHON
 }
 
 @test "both say how to make the report again" {
-    [ "$(jq -r .command here/report.json)" = "$(cat command)" ]
-    grep -qF "<code>$(cat command)</code>" here/report.html
+    [ "$(jq -r .command here/report.json)" = "$(cat how)" ]
+    grep -qF "<code>$(cat how)</code>" here/report.html
 }
 
 @test "plots are there, and axes have labels" {
