@@ -68,11 +68,11 @@ machine() {
 # In a command that epkit runs: until epkit has read every counter twice, so once from its begin to its end. epkit is the
 # parent of the process that supervises the command.
 seen() {
-    local epkit calls files
-    epkit=$(sed -n 's/^PPid:[[:space:]]*//p' "/proc/$PPID/status")
+    local reader calls files
+    reader=$(sed -n 's/^PPid:[[:space:]]*//p' "/proc/$PPID/status")
     files=$(find "$ROOT" -path '*counters/*' -type f | wc -l)
-    calls=$(sed -n 's/^syscr: //p' "/proc/$epkit/io")
-    until [ "$(sed -n 's/^syscr: //p' "/proc/$epkit/io")" -ge $((calls + 4 * files)) ]; do
+    calls=$(sed -n 's/^syscr: //p' "/proc/$reader/io")
+    until [ "$(sed -n 's/^syscr: //p' "/proc/$reader/io")" -ge $((calls + 4 * files)) ]; do
         sleep 0.05
     done
 }
