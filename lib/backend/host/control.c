@@ -74,11 +74,13 @@ ep_status host_attach(struct host_comm *host, int rank, const struct ep_shm_name
     char text[EP_ERROR_TEXT_BYTES];
     struct ep_shm_owner owner;
     ep_status status, fate;
+    bool at_owner = false;
 
     /* A name of another process would be memory of that one, or of this. */
     if (name->process != host->peers[rank].key)
         return ep_fail(EP_E_MISMATCH, "what rank %d has published is damaged: a segment is not of its process", rank);
     find_owner(host, rank, &owner);
+    owner.ret_at_owner = &at_owner;
     if (owner.timeout_ms > ASK_MS)
         owner.timeout_ms = ASK_MS;
     do
@@ -87,7 +89,7 @@ ep_status host_attach(struct host_comm *host, int rank, const struct ep_shm_name
            !atomic_load(&host_arbiter(host)->group_failure));
     /* The segment says nothing about its owner: a rank may live and have released it, or be out of sight. */
     if (status != EP_E_STATE && status != EP_E_UNSUPPORTED && status != EP_E_TIMEOUT)
-        return status;
+        return status != EP_OK && at_owner ? ep_fail_prefix(status, "rank %d: ", rank) : status;
     snprintf(text, sizeof(text), "%s", ep_last_error());
     fate = find_fate(host, rank);
     if (fate != EP_OK)
