@@ -33,7 +33,8 @@ static void is_late(union sigval unused)
         "epkit: error: MPI did not start within 120 s: have all ranks of this launcher started?\n";
 
     (void)unused;
-    _exit(write(STDERR_FILENO, text, sizeof(text) - 1) < 0 ? CMD_FAILED : CMD_FAILED);
+    (void)!write(STDERR_FILENO, text, sizeof(text) - 1);
+    _exit(CMD_FAILED);
 }
 
 /* MPI_Init() waits for all ranks, without a deadline of its own, and some errors in it end the process. */

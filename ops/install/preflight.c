@@ -5,6 +5,7 @@
 
 #include <ctype.h>
 #include <elf.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <netdb.h>
 #include <poll.h>
@@ -290,9 +291,9 @@ static bool reaches(const char *host)
 
         if (fd < 0)
             continue;
-        connect(fd, at->ai_addr, at->ai_addrlen);
-        is_there =
-            poll(&wait, 1, CONNECT_MS) == 1 && getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &bytes) == 0 && error == 0;
+        is_there = (connect(fd, at->ai_addr, at->ai_addrlen) == 0 || errno == EINPROGRESS) &&
+                   poll(&wait, 1, CONNECT_MS) == 1 && getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &bytes) == 0 &&
+                   error == 0;
         close(fd);
     }
     freeaddrinfo(list);

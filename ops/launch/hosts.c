@@ -274,15 +274,14 @@ static FILE *open_file(const char *file)
     int fd = open(file, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
     struct stat info;
     FILE *stream = NULL;
-
     /* Without waiting for the writer of a FIFO; and what was opened is what is looked at. */
-    if (fd < 0 || fstat(fd, &info) != 0)
-        ep_fail(EP_E_ARG, "%s: %s", file, strerror(errno));
-    else if (!S_ISREG(info.st_mode))
+    bool is_open = fd >= 0 && fstat(fd, &info) == 0;
+
+    if (is_open && !S_ISREG(info.st_mode))
         ep_fail(EP_E_ARG, "%s: not a regular file", file);
-    else if (info.st_size > FILE_BYTES_MAX)
+    else if (is_open && info.st_size > FILE_BYTES_MAX)
         ep_fail(EP_E_ARG, "%s: larger than %d MiB", file, FILE_BYTES_MAX >> 20);
-    else if (!(stream = fdopen(fd, "r")))
+    else if (!is_open || !(stream = fdopen(fd, "r")))
         ep_fail(EP_E_ARG, "%s: %s", file, strerror(errno));
     if (!stream && fd >= 0)
         close(fd);

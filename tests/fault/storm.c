@@ -214,8 +214,10 @@ int main(int argc, char **argv)
     run.pids = calloc((size_t)run.side_by_side, sizeof(*run.pids));
     run.verdicts = mmap(NULL, (size_t)run.side_by_side * sizeof(*run.verdicts), PROT_READ | PROT_WRITE,
                         MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (!run.pids || run.verdicts == MAP_FAILED)
+    if (!run.pids || run.verdicts == MAP_FAILED) {
+        free(run.pids);
         return 1;
+    }
     printf("storms, --seed %llu\n", (unsigned long long)run.seed);
     fflush(stdout);
     run_storms(&run, only >= 0 ? only : 0, only >= 0 ? only : MOST_STORMS, only >= 0 ? 1 : faults);

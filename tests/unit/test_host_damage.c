@@ -115,6 +115,7 @@ static ep_status make_plan(struct scene *scene, ep_comm *comm)
 /* --- counts of a plan --- */
 
 struct counts {
+    /* Its flexible array is the one behind it. NOLINTNEXTLINE(clang-diagnostic-gnu-variable-sized-type-not-at-end) */
     struct plan_row head;
     int32_t counts[RANKS + RANKS + EXPERTS]; /* as many nodes as ranks at most */
 };

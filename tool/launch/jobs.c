@@ -166,7 +166,7 @@ const struct canned_job canned_jobs[] = {
      .deadline_s = 600, .make = make_nccl_init},
     {"ib-write-bw", "", "ib_write_bw between neighbours, each RDMA device in turn", .per_node = 1, .has_checks = true,
      .is_measured = true, .deadline_s = HOUR_S, .make = make_ib_write_bw, .argv_of = argv_of_ib_write_bw},
-    {NULL},
+    {.name = NULL},
 };
 
 const struct canned_job *canned_job_find(const char *name)

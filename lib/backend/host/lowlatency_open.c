@@ -111,10 +111,10 @@ static ep_status meet_peers(ep_ll *ll, struct host_ll *inner, ep_status mine)
     struct host_where where = {.slot = HOST_NOWHERE}, all[EP_MAX_RANKS] = {{.slot = HOST_NOWHERE}};
     ep_status status;
 
-    if (mine == EP_OK)
+    if (inner && mine == EP_OK)
         host_find(inner->host, inner->segment, 1, &where);
     status = host_ll_meet(ll, mine, &where, all);
-    for (int rank = 0; status == EP_OK && rank < ll->comm->nranks; rank++) {
+    for (int rank = 0; inner && status == EP_OK && rank < ll->comm->nranks; rank++) {
         status = attach_segment(ll, inner, rank, &all[rank]);
         /* The others are to hear of the rank that is gone, not of this one. */
         if (ep_status_is_fatal(status))
