@@ -371,13 +371,15 @@ void remote_pool_step(struct remote_pool *pool, int timeout_ms, struct pollfd *e
         if (remote->queue_bytes)
             n = add_poll(pool, n, remote->process.in, POLLOUT, 3 * i + 2);
     }
-    memcpy(pool->polls + n, extra, (size_t)n_extra * sizeof(*extra));
+    for (int i = 0; i < n_extra; i++)
+        pool->polls[n + i] = extra[i];
     if (timeout_ms > CLOSED_POLL_MS)
         timeout_ms = CLOSED_POLL_MS;
     if (poll(pool->polls, (nfds_t)n + (nfds_t)n_extra, timeout_ms) < 0)
         for (int i = 0; i < n + n_extra; i++)
             pool->polls[i].revents = 0;
-    memcpy(extra, pool->polls + n, (size_t)n_extra * sizeof(*extra));
+    for (int i = 0; i < n_extra; i++)
+        extra[i] = pool->polls[n + i];
     now_ns = ep_now_ns();
     is_tick = now_ns > pool->looked_ns + (uint64_t)CLOSED_POLL_MS * 1000000u;
     if (is_tick)
