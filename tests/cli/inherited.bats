@@ -105,8 +105,12 @@ gone() {
     # More lines than a pipe holds.
     "$EPKIT" test intranode --ranks 1 --tokens 1 --hidden 128 --topk 1 --experts 1 --repeat 1000 >pipe 2>err 3>&- &
     launcher=$!
+    # It may have been stopped by the full pipe before it reaped a rank.
+    ranks_run() {
+        ps --ppid "$launcher" -o stat= | grep --quiet --invert-match '^Z'
+    }
     is_full() {
-        [ -z "$(pgrep --parent "$launcher")" ] && sleep 0.3 && [ -z "$(pgrep --parent "$launcher")" ]
+        ! ranks_run && sleep 0.3 && ! ranks_run
     }
     within 60 is_full
     kill -0 "$launcher"
