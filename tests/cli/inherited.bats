@@ -107,7 +107,7 @@ gone() {
     launcher=$!
     # It may have been stopped by the full pipe before it reaped a rank.
     ranks_run() {
-        ps --ppid "$launcher" -o stat= | grep --quiet --invert-match '^Z'
+        pgrep --parent "$launcher" --runstates D,R,S,T >/dev/null
     }
     is_full() {
         ! ranks_run && sleep 0.3 && ! ranks_run
