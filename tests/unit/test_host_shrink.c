@@ -35,19 +35,25 @@ static int shrink_without_first(const ep_boot *boot, void *argument)
     return 0;
 }
 
+static void launch_ranks(ep_rank_fn run, struct verdicts *all, ep_rank_exit ret_exits[NRANKS])
+{
+    ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
+
+    launch.mode = EP_LAUNCH_THREADS;
+    launch.nranks = NRANKS;
+    launch.run = run;
+    launch.argument = all;
+    assert_int_equal(ep_launch(&launch, ret_exits), EP_OK);
+}
+
 /* Rank 1 would be rank 0 of the new group, which does not come into being: the caller knows it as rank 1. */
 static void ranks_have_the_numbers_that_the_caller_knows(void **state)
 {
     static struct verdicts all;
-    ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
     ep_rank_exit exits[NRANKS];
 
     (void)state;
-    launch.mode = EP_LAUNCH_THREADS;
-    launch.nranks = NRANKS;
-    launch.run = shrink_without_first;
-    launch.argument = &all;
-    assert_int_equal(ep_launch(&launch, exits), EP_OK);
+    launch_ranks(shrink_without_first, &all, exits);
     for (int rank = 1; rank < NRANKS; rank++) {
         assert_int_equal(exits[rank].code, 0);
         assert_int_equal(all.first[rank], EP_E_MISMATCH);
@@ -82,15 +88,10 @@ static int shrink_twice(const ep_boot *boot, void *argument)
 static void unequal_configurations_are_named_and_can_be_mended(void **state)
 {
     static struct verdicts all;
-    ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
     ep_rank_exit exits[NRANKS];
 
     (void)state;
-    launch.mode = EP_LAUNCH_THREADS;
-    launch.nranks = NRANKS;
-    launch.run = shrink_twice;
-    launch.argument = &all;
-    assert_int_equal(ep_launch(&launch, exits), EP_OK);
+    launch_ranks(shrink_twice, &all, exits);
     for (int rank = 0; rank < NRANKS; rank++) {
         assert_int_equal(exits[rank].code, 0);
         assert_int_equal(all.first[rank], EP_E_MISMATCH);
