@@ -454,6 +454,18 @@ static void choose(struct attack *a, int number)
     a->after_us = draw() % 3 ? draw() % 3000 : 0;
 }
 
+/* Attacks that once ended a process: a view that leaves out everybody, and an attempt that is no index. */
+static void known_attacks(struct scene *scene)
+{
+    for (unsigned i = 0; i < 20; i++) {
+        const struct attack view = {IN_SHRINK, IN_TURNS, 16, 7, 150 * i};
+        const struct attack attempt = {IN_SHRINK, ALWAYS, 0, 0xffffffff, 50 * i};
+
+        run_attack(scene, &view);
+        run_attack(scene, &attempt);
+    }
+}
+
 static void a_rank_that_writes_rubbish_harms_nobody(void **state)
 {
     const char *is_long = getenv("EPKIT_TEST_LONG"), *seed = getenv("EPKIT_TEST_SEED");
@@ -463,6 +475,7 @@ static void a_rank_that_writes_rubbish_harms_nobody(void **state)
     (void)state;
     assert_true(scene != MAP_FAILED);
     random_state = seed ? strtoull(seed, NULL, 0) : 11;
+    known_attacks(scene);
     for (int i = 0; i < n; i++) {
         struct attack a;
 

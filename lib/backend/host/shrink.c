@@ -402,7 +402,8 @@ void shrink_vote_with_all(struct shrink *s, bool on_opened, uint32_t vote, uint3
         for (int rank = 0; rank < s->host->comm->nranks; rank++) {
             uint32_t word = atomic_load(vote_of(s, rank, on_opened));
 
-            if (shrink_is_out(s, rank))
+            /* Our own veto counts, also where a peer has left us out: else a view of nobody would pass. */
+            if (rank != me && shrink_is_out(s, rank))
                 continue;
             if (word == HOST_VOTE_OPEN && abort >= 0)
                 word = decide(s, rank, on_opened, shrink_pack_vote(HOST_VOTE_GIVEN_UP, EP_E_ABORTED, abort));

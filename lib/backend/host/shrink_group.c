@@ -226,6 +226,10 @@ ep_status host_shrink_into(ep_comm *comm, ep_comm *next, ep_status (*open)(ep_co
         return ep_fail(EP_E_UNSUPPORTED, "ep_comm_shrink: the ranks are on several hosts");
     host_drain(host);
     s.attempt = atomic_load(&s.mine->attempt); /* 0, or of an earlier call that failed */
+    /* It is shared memory, and an index. */
+    if (s.attempt > HOST_ATTEMPTS)
+        return ep_fail(EP_E_MISMATCH, "ep_comm_shrink: the control block of rank %d is damaged: attempt %u of %d",
+                       comm->rank, s.attempt, HOST_ATTEMPTS);
     EP_TRY(note_aborts(&s));
     status = form_group(&s, &g, next);
     free(s.aborts);
