@@ -4,7 +4,7 @@
 #include "deploy/deploy.h"
 #include "kubectl.h"
 #include "output.h"
-#include "root/root.h"
+#include "source/root.h"
 
 #include <epkit/status.h>
 #include <errno.h>

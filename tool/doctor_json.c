@@ -3,7 +3,7 @@
 #include "diagnosis.h"
 
 #include "output.h"
-#include "stack/variables.h"
+#include "software/variables.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -3,7 +3,7 @@
 #ifndef EP_TOOL_ENV_H
 #define EP_TOOL_ENV_H
 
-#include "stack/advice.h"
+#include "software/advice.h"
 
 #include <jansson.h>
 #include <stdio.h>

@@ -3,7 +3,7 @@
 #include "gpu.h"
 
 #include "base/module.h"
-#include "topo/topo.h"
+#include "hardware/topo.h"
 
 #include <dlfcn.h>
 #include <pthread.h>

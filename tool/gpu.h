@@ -11,7 +11,7 @@
 #include "ranks.h"
 
 #include "backend/cuda/module.h"
-#include "root/root.h"
+#include "source/root.h"
 
 #include <stdbool.h>
 #include <string.h>

@@ -3,7 +3,7 @@
 #ifndef EP_TOOL_MACHINE_H
 #define EP_TOOL_MACHINE_H
 
-#include "root/root.h"
+#include "source/root.h"
 
 #include <jansson.h>
 #include <stdint.h>

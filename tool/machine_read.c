@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* machine_read.c - what of a machine's description is read from files and from the driver. */
+#include "hardware/topo.h"
 #include "machine.h"
-#include "topo/topo.h"
 
 #include <string.h>
 

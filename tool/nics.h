@@ -6,8 +6,8 @@
 #define EP_TOOL_NICS_H
 
 #include "cmd.h"
-#include "topo/counters.h"
-#include "topo/topo.h"
+#include "hardware/counters.h"
+#include "hardware/topo.h"
 
 #include <jansson.h>
 #include <signal.h>

@@ -3,7 +3,7 @@
 #include "nics.h"
 #include "output.h"
 
-#include "topo/map.h"
+#include "hardware/map.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -5,7 +5,7 @@
 #include "ranks_internal.h"
 #include "stream.h"
 
-#include "root/root.h"
+#include "source/root.h"
 
 #include <epkit/types.h>
 #include <errno.h>

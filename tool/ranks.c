@@ -5,7 +5,7 @@
 #include "cmd.h"
 #include "gpu.h"
 
-#include "root/root.h"
+#include "source/root.h"
 
 #include <errno.h>
 #include <stdlib.h>

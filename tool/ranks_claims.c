@@ -7,7 +7,7 @@
  */
 #include "ranks_internal.h"
 
-#include "root/root.h"
+#include "source/root.h"
 
 #include <errno.h>
 #include <limits.h>

@@ -11,7 +11,7 @@
 #include "ranks_internal.h"
 
 #include "base/module.h"
-#include "root/root.h"
+#include "source/root.h"
 
 #include <dlfcn.h>
 #include <errno.h>

@@ -4,7 +4,7 @@
 
 #include "output.h"
 
-#include "root/root.h"
+#include "source/root.h"
 
 #include <signal.h>
 #include <stdarg.h>

@@ -3,7 +3,7 @@
 #include "report_run.h"
 #include "topo_view.h"
 
-#include "root/root.h"
+#include "source/root.h"
 
 #include <epkit/epkit.h>
 

@@ -22,8 +22,8 @@
 #define EP_TOOL_SOURCE_H
 
 #include "cmd.h"
-#include "root/root.h"
-#include "topo/topo.h"
+#include "hardware/topo.h"
+#include "source/root.h"
 
 struct source_options {
     const char *from;

@@ -3,7 +3,7 @@
 
 #include "process/inherited.h"
 
-#include "root/root.h"
+#include "source/root.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "topo_save.h"
 
+#include "hardware/counters.h"
 #include "output.h"
-#include "topo/counters.h"
 
 #include <errno.h>
 #include <stdio.h>

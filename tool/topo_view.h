@@ -3,8 +3,8 @@
 #ifndef EP_TOOL_TOPO_VIEW_H
 #define EP_TOOL_TOPO_VIEW_H
 
-#include "topo/map.h"
-#include "topo/topo.h"
+#include "hardware/map.h"
+#include "hardware/topo.h"
 
 #include <jansson.h>
 

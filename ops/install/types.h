@@ -16,7 +16,7 @@
 #define EP_INSTALL_TYPES_H
 
 #include "recipe.h"
-#include "root/root.h"
+#include "source/root.h"
 
 #include <stdio.h>
 

@@ -7,7 +7,7 @@
 #include "launch/frame.h"
 #include "launch/location.h"
 #include "process/capture.h"
-#include "root/root.h"
+#include "source/root.h"
 
 #include <errno.h>
 #include <fcntl.h>

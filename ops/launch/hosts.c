@@ -3,7 +3,7 @@
 #include "launch/hosts.h"
 
 #include "base/error.h"
-#include "root/root.h"
+#include "source/root.h"
 
 #include <ctype.h>
 #include <errno.h>

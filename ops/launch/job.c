@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "process/capture.h"
 #include "process/process.h"
-#include "root/root.h"
+#include "source/root.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -4,7 +4,7 @@
 
 #include "base/clock.h"
 #include "launch/agent.h"
-#include "root/root.h"
+#include "source/root.h"
 
 #include <epkit/types.h>
 

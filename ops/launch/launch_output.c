@@ -3,7 +3,7 @@
 #include "launch/launch_internal.h"
 
 #include "base/clock.h"
-#include "root/root.h"
+#include "source/root.h"
 
 #include <errno.h>
 #include <poll.h>

@@ -5,7 +5,7 @@
 #include "launch/hosts.h"
 #include "launch/job.h"
 #include "process/capture.h"
-#include "root/root.h"
+#include "source/root.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -8,7 +8,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "launch/agent.h"
-#include "root/root.h"
+#include "source/root.h"
 
 #include <errno.h>
 #include <poll.h>

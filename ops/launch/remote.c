@@ -2,7 +2,7 @@
 #include "launch/remote.h"
 
 #include "base/clock.h"
-#include "root/root.h"
+#include "source/root.h"
 
 #include <errno.h>
 #include <signal.h>

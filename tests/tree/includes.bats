@@ -3,7 +3,7 @@
 # The allowed directions of ARCHITECTURE.md hold, and the checker notices when they do not.
 
 setup() {
-    cp -r "$EPKIT_SOURCE/include" "$EPKIT_SOURCE/lib" "$EPKIT_SOURCE/ops" "$EPKIT_SOURCE/tool" \
+    cp -r "$EPKIT_SOURCE/include" "$EPKIT_SOURCE/lib" "$EPKIT_SOURCE/machine" "$EPKIT_SOURCE/ops" "$EPKIT_SOURCE/tool" \
         "$EPKIT_SOURCE/ARCHITECTURE.md" "$BATS_TEST_TMPDIR"
 }
 

@@ -7,7 +7,7 @@
 #define EP_TESTS_ADVISED_H
 
 #include "map_machine.h"
-#include "stack/advice.h"
+#include "software/advice.h"
 #include "temp.h"
 #include "tree.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What root_clean() lets through to a terminal, and that no character is left in pieces. */
-#include "root/root.h"
+#include "source/root.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

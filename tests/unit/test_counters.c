@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What counters moved: wrap-around, resets, words and bytes; and where they are read. */
-#include "topo/counters.h"
+#include "hardware/counters.h"
 
 #include "temp.h"
 

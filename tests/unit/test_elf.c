@@ -3,8 +3,8 @@
  * What is read of ELF files: libraries whose link options are known (CMakeLists.txt) say them, and a damaged one is
  * refused with a reason or says something that holds together, whatever byte of it is wrong.
  */
-#include "root/elf.h"
-#include "root/root.h"
+#include "source/elf.h"
+#include "source/root.h"
 #include "tree.h"
 
 #include <elf.h>

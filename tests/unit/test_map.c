@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The map of GPUs to NICs: known machines, and random ones against all assignments there are. */
+#include "hardware/map.h"
 #include "map_machine.h"
 #include "temp.h"
-#include "topo/map.h"
 
 #include <time.h>
 #include <unistd.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reading below a root: every state that a question can end in, and that nothing leads out. */
-#include "root/state.h"
+#include "source/state.h"
 #include "tree.h"
 
 #include <sys/resource.h>

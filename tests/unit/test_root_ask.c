@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Questions to libraries: however the child ends, there is an answer in time, and nothing of it stays behind. */
 #include "base/clock.h"
-#include "root/state.h"
+#include "source/state.h"
 #include "tree.h"
 
 #include <dirent.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What is kept of a log with more matching lines than fit, and what a record of the kernel is. Its own copy of lines.c.
  */
-#include "root/lines.c"
+#include "source/lines.c"
 #include "temp.h"
 
 #include <cmocka.h>

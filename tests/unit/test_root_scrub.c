@@ -3,8 +3,8 @@
  * Scrubbing: a machine full of identifiers, none of which may be in its snapshot, and what is concluded from it is the
  * same. Who reads a new file adds it to `places`, with what identifies a machine in such a file.
  */
-#include "root/scrub.h"
-#include "root/state.h"
+#include "source/scrub.h"
+#include "source/state.h"
 #include "tree.h"
 
 #include <cmocka.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Snapshots: what was asked is answered again in the same way, and a damaged one is refused with its place. */
-#include "root/state.h"
+#include "source/state.h"
 #include "tree.h"
 
 #include <sys/wait.h>

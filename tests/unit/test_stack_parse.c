@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The texts that a machine keeps about its software, taken apart. */
-#include "stack/libs_search.h"
-#include "stack/parse.h"
+#include "software/libs_search.h"
+#include "software/parse.h"
 #include "world.h"
 
 #include <setjmp.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What stack_read() makes of a machine: driver options, libibverbs and provider, copies of DeepEP, NVSHMEM, NCCL. */
-#include "stack/stack.h"
+#include "software/stack.h"
 #include "world.h"
 
 #define OPEN_DRIVER                                                                                                    \

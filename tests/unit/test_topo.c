@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Machines made of files: the tree, GPUs, NICs and what they are for. */
+#include "hardware/topo.h"
 #include "machine_tree.h"
-#include "topo/topo.h"
 
 #define HOST_A "/sys/devices/pci0000:10"
 #define HOST_B "/sys/devices/pci0000:20"

@@ -3,11 +3,11 @@
  * hwloc as the oracle for the PCI tree: bridges, host bridges and NUMA nodes of every pair of devices.
  *
  * hwloc builds its tree from the bus numbers in the configuration space of bridges, not from the paths of sysfs as
- * lib/topo does. Made-up machines have no bus numbers there, so hwloc is given a shadow of them: the same devices, with
- * the bus numbers that their addresses imply, and the processors and nodes in the forms that hwloc reads.
+ * machine/hardware does. Made-up machines have no bus numbers there, so hwloc is given a shadow of them: the same
+ * devices, with the bus numbers that their addresses imply, and the processors and nodes in the forms that hwloc reads.
  */
+#include "hardware/topo.h"
 #include "machine_tree.h"
-#include "topo/topo.h"
 
 #include <dirent.h>
 #include <hwloc.h>

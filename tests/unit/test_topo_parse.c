@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The small texts of sysfs. */
+#include "hardware/parse.h"
 #include "temp.h"
-#include "topo/parse.h"
 
 #include <string.h>
 

@@ -6,7 +6,7 @@
 #ifndef EP_TESTS_WORLD_H
 #define EP_TESTS_WORLD_H
 
-#include "root/root.h"
+#include "source/root.h"
 #include "tree.h"
 
 struct world {

@@ -12,7 +12,7 @@
 #include "launch/verdict.h"
 #include "output.h"
 #include "progress.h"
-#include "root/root.h"
+#include "source/root.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -1,1 +1,17 @@
-../../helm/epkit/files/launch.sh
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# launch.sh [ARGUMENT...] - the launcher that the chart uses when none is given: 'epkit launch' on every pod. The first one
+# waits for all, sorts them by location and starts the job on them; the others serve it and end with its exit code.
+# RUN_DEEPEP_TEST=true: the job is DeepEP's internode test.
+set -euo pipefail
+
+job=${EPKIT_JOB:-hostname}
+if [ "${RUN_DEEPEP_TEST:-false}" = true ]; then
+    job=deepep-internode
+fi
+if ! command -v epkit >/dev/null; then
+    echo "launch.sh: there is no epkit in the image: build it with deploy/docker, or bring a launcher of your own" \
+        "(--set-file workload_launcher=FILE)" >&2
+    exit 127
+fi
+exec epkit launch "$job" "$@"

@@ -1,0 +1,345 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * checks_ibgda.c - what NVSHMEM needs to run IBGDA: its transport, the right way to ring doorbells, one copy of itself.
+ *
+ * Who reports what: a driver option that is configured and not live is driver-option's; the handler cpu without GDRCopy
+ * is gdrcopy's, with it nic-handler's.
+ */
+#include "doctor/checks.h"
+#include "doctor/driver_fix.h"
+#include "doctor/look.h"
+#include "doctor/look_nvshmem.h"
+#include "doctor/shell.h"
+#include "software/variables.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#define PARAMS "/proc/driver/nvidia/params"
+
+static bool handler_is_cpu(const struct doctor_machine *machine)
+{
+    const char *handler = root_env(machine->root, "NVSHMEM_IBGDA_NIC_HANDLER");
+
+    return handler && strcasecmp(handler, "cpu") == 0;
+}
+
+static bool gdrcopy_is_complete(const struct doctor_machine *machine)
+{
+    return machine->stack->nvshmem.gdrapi.state == ROOT_OK && machine->stack->driver.gdrdrv == ROOT_OK &&
+           !variable_is_true(root_env(machine->root, "NVSHMEM_DISABLE_GDRCOPY"));
+}
+
+/* --- nic-handler --- */
+
+/* "" when it is not set; 1 and 0x1 are the same. */
+static bool option_is_live(const char *live)
+{
+    return *live && strtoll(live, NULL, 0) != 0;
+}
+
+static void run_nic_handler(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct stack_option *option = &machine->stack->driver.peer_mapping_override;
+    const char *handler = root_env(machine->root, "NVSHMEM_IBGDA_NIC_HANDLER");
+    struct root_text params;
+
+    if (!look_uses_ibgda(machine, result))
+        return;
+    if (handler_is_cpu(machine)) {
+        if (!gdrcopy_is_complete(machine))
+            return;
+        doctor_found(machine, result, DOCTOR_ERROR, "the CPU rings the NICs' doorbells: NVSHMEM_IBGDA_NIC_HANDLER=cpu");
+        doctor_evidence(machine, result, "NVSHMEM_IBGDA_NIC_HANDLER", "%s", handler);
+        doctor_fix(machine, result, false, "export NVSHMEM_IBGDA_NIC_HANDLER=gpu");
+        return;
+    }
+    if (option_is_live(option->live) || *option->configured || *option->overruled)
+        return;
+    params = root_read(machine->root, PARAMS);
+    if (params.state != ROOT_OK) {
+        doctor_cannot_tell(machine, result, PARAMS ": %s", look_why(params.state, params.why));
+        return;
+    }
+    doctor_found(machine, result, DOCTOR_ERROR,
+                 "GPUs cannot ring the NICs' doorbells, and NVSHMEM falls back to the CPU without a word");
+    doctor_evidence(machine, result, PARAMS, "%s%s", *option->live ? "PeerMappingOverride=" : "no PeerMappingOverride",
+                    option->live);
+    doctor_evidence(machine, result, "NVSHMEM_IBGDA_NIC_HANDLER", "%s", handler ? handler : "not set, which is auto");
+    driver_fix_peer_mapping(machine, result);
+}
+
+const struct doctor_check check_nic_handler = {
+    .id = "nic-handler",
+    .group = "nvshmem",
+    .mode = 5,
+    .title = "GPUs ring the NICs' doorbells themselves",
+    .symptom = "A dispatch between nodes hangs for 100 s and ends with counters of -1, or is slow.",
+    .cause =
+        "The handler is the CPU: because NVSHMEM_IBGDA_NIC_HANDLER says so, or because gpu and auto fall back to it "
+        "without a message where the driver does not let GPUs write to the NICs' registers. That is what its option "
+        "PeerMappingOverride is for.",
+    .remedy = "Set the handler to gpu, the option to 1, and start the machine anew.",
+    .links = (const char *const[]){"NVSHMEM_IBGDA_NIC_HANDLER", PARAMS, "/etc/modprobe.d", NULL},
+    .run = run_nic_handler,
+};
+
+/* --- gdrcopy --- */
+
+static void run_gdrcopy(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct stack_nvshmem *nvshmem = &machine->stack->nvshmem;
+    enum root_state module = machine->stack->driver.gdrdrv;
+    bool is_disabled = variable_is_true(root_env(machine->root, "NVSHMEM_DISABLE_GDRCOPY"));
+
+    if (!handler_is_cpu(machine)) {
+        doctor_not_here(machine, result, "only NVSHMEM_IBGDA_NIC_HANDLER=cpu needs GDRCopy");
+        return;
+    }
+    if (gdrcopy_is_complete(machine))
+        return;
+    if (nvshmem->gdrapi.state != ROOT_ABSENT && module != ROOT_ABSENT && !is_disabled) {
+        doctor_cannot_tell(machine, result, "GDRCopy: %s",
+                           look_why(nvshmem->gdrapi.state != ROOT_OK ? nvshmem->gdrapi.state : module, NULL));
+        return;
+    }
+    doctor_found(machine, result, DOCTOR_ERROR, "NVSHMEM_IBGDA_NIC_HANDLER=cpu needs GDRCopy, and %s",
+                 nvshmem->gdrapi.state == ROOT_ABSENT ? "libgdrapi.so.2 is not there"
+                 : module == ROOT_ABSENT              ? "its module gdrdrv is not loaded"
+                                                      : "NVSHMEM_DISABLE_GDRCOPY switches it off");
+    doctor_evidence(machine, result, "libgdrapi.so.2", "%s",
+                    nvshmem->gdrapi.state == ROOT_OK ? nvshmem->gdrapi.path : "not found by the linker");
+    doctor_evidence(machine, result, "/sys/module/gdrdrv", "%s", module == ROOT_OK ? "loaded" : look_why(module, NULL));
+    doctor_fix(machine, result, false, "export NVSHMEM_IBGDA_NIC_HANDLER=gpu");
+    doctor_advise(machine, result, "The handler gpu needs no GDRCopy. If it has to be cpu, install GDRCopy.");
+}
+
+const struct doctor_check check_gdrcopy = {
+    .id = "gdrcopy",
+    .group = "nvshmem",
+    .mode = 10,
+    .title = "GDRCopy is there where it is needed",
+    .symptom = "NVSHMEM stops with \"NIC_HANDLER=cpu requires GDRCopy\".",
+    .cause =
+        "With the CPU as handler NVSHMEM maps GPU memory into the CPU's address space, by libgdrapi and the kernel "
+        "module gdrdrv.",
+    .remedy = "Set the handler to gpu, which needs neither, or install GDRCopy.",
+    .links = (const char *const[]){"NVSHMEM_IBGDA_NIC_HANDLER", "libgdrapi.so.2", "/dev/gdrdrv", NULL},
+    .run = run_gdrcopy,
+};
+
+/* --- ibgda-transport --- */
+
+static void run_ibgda_transport(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct stack_nvshmem *nvshmem = &machine->stack->nvshmem;
+    enum root_state state;
+    const char *error;
+
+    if (!look_uses_ibgda(machine, result))
+        return;
+    if (!*nvshmem->transport_ibgda) {
+        doctor_found(machine, result, DOCTOR_ERROR, "NVSHMEM %s has no transport for IBGDA: it was built without",
+                     nvshmem->version);
+        doctor_evidence(machine, result, "libnvshmem_host.so.3", "%s",
+                        nvshmem->host.state == ROOT_OK ? nvshmem->host.path : nvshmem->home);
+        doctor_evidence(machine, result, "nvshmem_transport_ibgda.so.*", "not beside it");
+        doctor_advise(machine, result,
+                      "Build NVSHMEM with NVSHMEM_IBGDA_SUPPORT=1, or install the wheel nvidia-nvshmem, which has it.");
+        return;
+    }
+    state = look_load(machine, nvshmem->transport_ibgda, &error);
+    if (state == ROOT_UNASKED)
+        return; /* the snapshot does not say whether it loads; it is there, which is what there is to know */
+    if (state != ROOT_OK) {
+        doctor_cannot_tell(machine, result, "loading %s: %s", nvshmem->transport_ibgda, error);
+        return;
+    }
+    if (!*error || look_is_verbs_error(machine, error))
+        return;
+    doctor_found(machine, result, DOCTOR_ERROR, "NVSHMEM's transport for IBGDA does not load: %s", error);
+    doctor_evidence(machine, result, nvshmem->transport_ibgda, "%s", error);
+    doctor_fix(machine, result, false, "ldd %s", shell_word(machine->root, nvshmem->transport_ibgda));
+    doctor_advise(machine, result,
+                  "Install what is missing, or build NVSHMEM again against the libmlx5 of this machine.");
+}
+
+const struct doctor_check check_ibgda_transport = {
+    .id = "ibgda-transport",
+    .group = "nvshmem",
+    .mode = 9,
+    .title = "NVSHMEM has its transport for IBGDA",
+    .symptom = "NVSHMEM uses another transport although IBGDA is switched on, or DeepEP fails when it initialises.",
+    .cause =
+        "The transport is a library of its own, nvshmem_transport_ibgda.so, which NVSHMEM loads when it starts. It is "
+        "not there, or does not load.",
+    .remedy = "Build NVSHMEM with IBGDA, against the libraries of this machine.",
+    .links = (const char *const[]){"nvshmem_transport_ibgda.so", "NVSHMEM_IB_ENABLE_IBGDA", NULL},
+    .run = run_ibgda_transport,
+};
+
+/* --- two-nvshmem --- */
+
+/* A script that 'epkit env' wrote does not export LD_PRELOAD, and says by this that programs are started with it. */
+static bool is_arranged(const struct doctor_machine *machine)
+{
+    const char *path = root_env(machine->root, "EPKIT_PRELOAD");
+
+    return path && *path == '/' && root_stat(machine->root, "%s", path).state == ROOT_OK;
+}
+
+static bool find_two_mapped(const struct doctor_machine *machine, struct root_names mapped,
+                            struct doctor_result *result)
+{
+    if (mapped.n < 2)
+        return false;
+    doctor_found(machine, result, DOCTOR_ERROR, "the process has loaded %zu copies of NVSHMEM", mapped.n);
+    for (size_t i = 0; i < mapped.n; i++)
+        doctor_evidence(machine, result, "/proc/self/maps", "%s", mapped.names[i]);
+    return true;
+}
+
+/*
+ * PyTorch's copy comes first for whatever imports PyTorch. With a DeepEP that is imported that is a certainty; else the
+ * environment only speaks of NVSHMEM, and the program may be another one.
+ */
+static void find_bundled(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct stack_nvshmem *nvshmem = &machine->stack->nvshmem;
+
+    doctor_found(machine, result, look_has_deepep(machine) ? DOCTOR_ERROR : DOCTOR_WARNING,
+                 "PyTorch brings NVSHMEM %s, and nothing puts the one that DeepEP is made for in front of it",
+                 *nvshmem->bundled_version ? nvshmem->bundled_version : "of another version");
+    doctor_evidence(machine, result, nvshmem->bundled, "%s", nvshmem->bundled_version);
+    doctor_evidence(machine, result, "LD_PRELOAD", "%s",
+                    root_env(machine->root, "LD_PRELOAD") ? "has no NVSHMEM in it" : "not set");
+}
+
+static void run_two_nvshmem(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct advice_row *advised = advice_find(machine->advice, "LD_PRELOAD");
+    struct root_names mapped = libs_mapped(machine->root, "libnvshmem_host.so");
+    struct look_preload preload = look_preload(machine, "libnvshmem");
+    bool is_used = look_sets_nvshmem(machine) || look_has_deepep(machine);
+
+    if (!find_two_mapped(machine, mapped, result)) {
+        if (*preload.path && preload.is_there)
+            return;
+        if (*preload.path) {
+            doctor_found(machine, result, DOCTOR_ERROR, "LD_PRELOAD names an NVSHMEM that is not there: %s",
+                         preload.path);
+            doctor_evidence(machine, result, "LD_PRELOAD", "%s", preload.path);
+        } else {
+            /* A process that has loaded one has decided already. */
+            if (!advised || mapped.n == 1 || !is_used || is_arranged(machine))
+                return;
+            find_bundled(machine, result);
+        }
+    }
+    if (advised && !advised->unset) {
+        doctor_fix(machine, result, false, "epkit env -- PROGRAM");
+        doctor_advise(machine, result,
+                      "That sets LD_PRELOAD=%s for the program alone. Exported in a shell it would reach launchers and "
+                      "ssh as well.",
+                      advised->value);
+    } else if (*preload.path) {
+        doctor_fix(machine, result, false, "%s", look_keep_preload(machine));
+    } else {
+        doctor_advise(machine, result, "Start the program with one of them in LD_PRELOAD, or remove the other one.");
+    }
+}
+
+const struct doctor_check check_two_nvshmem = {
+    .id = "two-nvshmem",
+    .group = "nvshmem",
+    .mode = 7,
+    .title = "a process loads one NVSHMEM",
+    .symptom = "NVSHMEM stops with \"device library version does not match\", or initialises and then hangs.",
+    .cause =
+        "PyTorch's wheel brings an NVSHMEM of its own. When it is loaded before the one that DeepEP was built with, "
+        "GPU code of one version meets the host library of another.",
+    .remedy = "Preload the one that DeepEP was built with into that program, and into nothing else.",
+    .links = (const char *const[]){"LD_PRELOAD", "libnvshmem_host.so.3", "nvidia/nvshmem/lib", NULL},
+    .run = run_two_nvshmem,
+};
+
+/* --- home --- */
+
+#define MAX_GONE 64 /* variables and entries that are shown or counted */
+
+struct gone {
+    const char *name, *value;
+};
+
+/* Entries of LD_PRELOAD that are not there, one by one; two-nvshmem and two-nccl speak of those that they look at. */
+static int gone_entries(const struct doctor_machine *machine, struct gone *gone, int n)
+{
+    struct look_preload nvshmem = look_preload(machine, "libnvshmem"), nccl = look_preload(machine, "libnccl.so");
+    const char *at = root_env(machine->root, "LD_PRELOAD"), *entry;
+
+    while (n < MAX_GONE && (entry = look_next_preload(machine, &at)))
+        if (look_is_dangling(machine, entry) && strcmp(entry, nvshmem.path) != 0 && strcmp(entry, nccl.path) != 0)
+            gone[n++] = (struct gone){"LD_PRELOAD", entry};
+    return n;
+}
+
+static int find_gone(const struct doctor_machine *machine, struct gone gone[MAX_GONE])
+{
+    int n = 0;
+
+    for (int i = 0; i < machine->audit->n && n < MAX_GONE; i++) {
+        const struct audit_row *row = &machine->audit->rows[i];
+
+        /* gib-settings compares that one. */
+        if (strcmp(row->name, "NCCL_TUNER_CONFIG_PATH") == 0 && *machine->stack->nccl.gib)
+            continue;
+        if (row->kind == AUDIT_PATH && strcmp(row->name, "LD_PRELOAD") != 0)
+            gone[n++] = (struct gone){row->name, row->value};
+    }
+    return gone_entries(machine, gone, n);
+}
+
+static void run_home(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    struct gone gone[MAX_GONE];
+    int n = find_gone(machine, gone);
+    const char *names = "", *unset = "", *preload = "";
+
+    if (n == 0)
+        return;
+    for (int i = 0; i < n; i++) {
+        bool is_preload = strcmp(gone[i].name, "LD_PRELOAD") == 0;
+
+        if (!is_preload || !*preload)
+            names = root_printf(machine->root, "%s%s%s", names, *names ? " " : "", gone[i].name);
+        if (is_preload)
+            preload = look_keep_preload(machine);
+        else if (shell_is_name(gone[i].name))
+            unset = root_printf(machine->root, "%s %s", *unset ? unset : "unset", gone[i].name);
+    }
+    if (!strchr(names, ' '))
+        doctor_found(machine, result, DOCTOR_WARNING, "%s names what is not there: %s", names, gone[0].value);
+    else
+        doctor_found(machine, result, DOCTOR_WARNING, "several variables name what is not there: %s", names);
+    for (int i = 0; i < n; i++)
+        doctor_evidence(machine, result, gone[i].name, "%s: not there", gone[i].value);
+    doctor_fix(machine, result, false, "%s%s%s", unset, *unset && *preload ? "\n" : "", preload);
+    doctor_advise(machine, result,
+                  "Or set each to where it is in this container: what an installer put below /opt may be mounted "
+                  "elsewhere, /usr/local/nvidia on GKE.");
+}
+
+const struct doctor_check check_home = {
+    .id = "home",
+    .group = "nvshmem",
+    .mode = 18,
+    .title = "folders and files that variables name are there",
+    .symptom = "A build or a script does not find NVSHMEM, GDRCopy or CUDA, or takes another copy.",
+    .cause =
+        "A variable names a folder of another machine, or of another container: libraries that were installed below "
+        "/opt on the node are mounted elsewhere.",
+    .remedy = "Correct the variable, or take it out.",
+    .links = (const char *const[]){"NVSHMEM_HOME", "NVSHMEM_DIR", "GDRCOPY_HOME", "CUDA_HOME", NULL},
+    .run = run_home,
+};

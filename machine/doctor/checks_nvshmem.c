@@ -1,0 +1,397 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * checks_nvshmem.c - which NIC each GPU gets from NVSHMEM, and whether its variables say what was meant.
+ *
+ * Who reports what: NVSHMEM_ENABLE_NIC_PE_MAPPING is one-nic's, a prefix that fits no NIC is hca-prefix's, a mapping
+ * that DeepEP does not read is mapping-inactive's; shared-nic speaks of what is left.
+ */
+#include "doctor/checks.h"
+#include "doctor/look.h"
+#include "doctor/look_nvshmem.h"
+#include "doctor/shell.h"
+#include "software/variables.h"
+
+#include <string.h>
+#include <strings.h>
+
+/*
+ * Where 'epkit env' has to be called: with a DeepEP that reads the mapping anywhere; else by each rank for itself, as
+ * NVSHMEM_HCA_LIST is not set for a shell that is none.
+ */
+static void advise_ranks(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct stack_deepep *deepep = &machine->stack->deepep;
+
+    if (deepep->imported >= 0 && deepep->mapping_active)
+        doctor_advise(machine, result,
+                      "That sets DEEP_EP_DEVICE_TO_HCA_MAPPING, by which DeepEP gives each of its processes one NIC. "
+                      "For other programs put it into the script that the launcher starts for each rank, or start "
+                      "them by 'epkit env -- PROGRAM'.");
+    else
+        doctor_advise(machine, result,
+                      "Put that into the script that the launcher starts for each rank, or start the program by "
+                      "'epkit env -- PROGRAM': each rank gets the NIC nearest to its GPU as NVSHMEM_HCA_LIST. In a "
+                      "login shell it sets no list, because such a shell has no rank.");
+}
+
+/* --- one-nic --- */
+
+static void run_one_nic(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const char *switched = root_env(machine->root, "NVSHMEM_ENABLE_NIC_PE_MAPPING");
+    const char *list = root_env(machine->root, "NVSHMEM_HCA_LIST");
+    const char *mapping = root_env(machine->root, "DEEP_EP_DEVICE_TO_HCA_MAPPING");
+    struct map *map = NULL, *deepep = NULL;
+    bool spares_deepep;
+
+    if (!variable_is_true(switched) || look_is_single_nic(list))
+        return;
+    if (machine->topo->n_gpus < 2 || look_data_ports(machine->topo) < 2) {
+        doctor_not_here(machine, result, "there are not two GPUs with two NICs");
+        return;
+    }
+    if (look_nvshmem_map(machine, &map) != EP_OK || map->choices[0].nic < 0) {
+        map_free(map);
+        return; /* no NIC at all: that is hca-prefix's */
+    }
+    spares_deepep =
+        mapping && machine->stack->deepep.mapping_active && map_parse(machine->topo, mapping, &deepep) == EP_OK;
+    doctor_found(machine, result, spares_deepep ? DOCTOR_WARNING : DOCTOR_ERROR, "all %d GPUs take one NIC, %s, %s",
+                 map->n, look_nic_name(machine, map->choices[0].nic),
+                 spares_deepep ? "in every program but DeepEP" : "because NVSHMEM_ENABLE_NIC_PE_MAPPING is set");
+    doctor_evidence(machine, result, "NVSHMEM_ENABLE_NIC_PE_MAPPING", "%s", switched);
+    doctor_evidence(machine, result, "NVSHMEM_HCA_LIST", "%s", list ? list : "not set");
+    if (spares_deepep)
+        doctor_evidence(machine, result, "DEEP_EP_DEVICE_TO_HCA_MAPPING",
+                        "read by %s, which makes a list of one NIC for each process",
+                        machine->stack->deepep.copies[machine->stack->deepep.imported].folder);
+    doctor_fix(machine, result, false, "unset NVSHMEM_ENABLE_NIC_PE_MAPPING\neval \"$(epkit env)\"");
+    advise_ranks(machine, result);
+    map_free(deepep);
+    map_free(map);
+}
+
+const struct doctor_check check_one_nic = {
+    .id = "one-nic",
+    .group = "nvshmem",
+    .mode = 1,
+    .title = "no variable leads all GPUs to one NIC",
+    .symptom =
+        "Between nodes the throughput is that of a fraction of one NIC (6.5 GB/s have been seen where 40 and more "
+        "are normal), and the counters of one NIC alone move.",
+    .cause =
+        "With NVSHMEM_ENABLE_NIC_PE_MAPPING the NIC is the number of the PE on its node, modulo the NICs. PEs are "
+        "counted for each NVSHMEM job, and DeepEP's throughput mode makes a job for each GPU of a node: every PE is "
+        "number 0 there, and takes the first NIC.",
+    .remedy = "Unset it, and give each process a list of one NIC before it initialises NVSHMEM: NVSHMEM_HCA_LIST, by "
+              "hand, by 'epkit env -- PROGRAM', or by DeepEP with commit 8a07e7e of its pull request 466.",
+    .links = (const char *const[]){"NVSHMEM_ENABLE_NIC_PE_MAPPING", "NVSHMEM_HCA_LIST", "DEEP_EP_DEVICE_TO_HCA_MAPPING",
+                                   NULL},
+    .run = run_one_nic,
+};
+
+/* --- shared-nic --- */
+
+static const struct topo_port *find_port(const struct topo_nic *nic, int number)
+{
+    for (int p = 0; p < nic->n_ports; p++)
+        if (nic->ports[p].number == number)
+            return &nic->ports[p];
+    return NULL;
+}
+
+/* The first GPU of the mapping without a working NIC: says so. */
+static bool find_gpu_without(const struct doctor_machine *machine, const struct map *map, struct doctor_result *result)
+{
+    for (int gpu = 0; gpu < map->n; gpu++) {
+        const struct map_choice *choice = &map->choices[gpu];
+        const struct topo_port *port =
+            choice->nic < 0 ? NULL : find_port(&machine->topo->nics[choice->nic], choice->port);
+
+        if (choice->nic < 0)
+            doctor_found(machine, result, DOCTOR_ERROR, "DEEP_EP_DEVICE_TO_HCA_MAPPING names no NIC for GPU %d", gpu);
+        else if (!port || !port->active)
+            doctor_found(machine, result, DOCTOR_ERROR,
+                         "DEEP_EP_DEVICE_TO_HCA_MAPPING gives GPU %d port %d of %s, which is down", gpu, choice->port,
+                         look_nic_name(machine, choice->nic));
+        else
+            continue;
+        return true;
+    }
+    return false;
+}
+
+static const char *idle_nic(const struct doctor_machine *machine, const struct map *map)
+{
+    return map->n_idle > 0 ? look_nic_name(machine, map->idle[0]) : "none";
+}
+
+/* GPUs that use the port of this one, itself included. */
+static int n_on_port(const struct map *map, int gpu)
+{
+    int n = 0;
+
+    for (int i = 0; i < map->n; i++)
+        n += map->choices[i].nic == map->choices[gpu].nic && map->choices[i].port == map->choices[gpu].port;
+    return n;
+}
+
+/* GPUs on the port that most GPUs use. */
+static int n_on_fullest(const struct map *map)
+{
+    int most = 0;
+
+    for (int gpu = 0; gpu < map->n; gpu++) {
+        int n = map->choices[gpu].nic < 0 ? 0 : n_on_port(map, gpu);
+
+        most = n > most ? n : most;
+    }
+    return most;
+}
+
+/* Two GPUs on one port while others are idle; then GPUs that are farther from their NIC than they have to be. */
+static bool find_worse(const struct doctor_machine *machine, const struct map *map, const char *by,
+                       struct doctor_result *result)
+{
+    const struct map *best = machine->map;
+
+    for (int gpu = 0; gpu < map->n && map->n_shared > best->n_shared; gpu++) {
+        for (int other = gpu + 1; other < map->n; other++) {
+            if (map->choices[gpu].nic < 0 || map->choices[gpu].nic != map->choices[other].nic ||
+                map->choices[gpu].port != map->choices[other].port)
+                continue;
+            /* Half of the throughput is a warning, a third of it or less is an error. */
+            doctor_found(machine, result, n_on_fullest(map) > 2 * n_on_fullest(best) ? DOCTOR_ERROR : DOCTOR_WARNING,
+                         "GPUs %d and %d share %s while %s is idle", gpu, other,
+                         look_nic_name(machine, map->choices[gpu].nic), idle_nic(machine, map));
+            doctor_evidence(machine, result, by, "%d NIC%s used by several GPUs, %d idle", map->n_shared,
+                            map->n_shared == 1 ? " is" : "s are", map->n_idle);
+            return true;
+        }
+    }
+    for (int gpu = 0; gpu < map->n && map->distance > best->distance; gpu++) {
+        const struct map_choice *choice = &map->choices[gpu], *better = &best->choices[gpu];
+
+        if (choice->nic < 0 || better->nic < 0 || choice->path <= better->path)
+            continue;
+        doctor_found(machine, result, DOCTOR_WARNING, "GPU %d uses %s, which is %s away; %s is %s", gpu,
+                     look_nic_name(machine, choice->nic), topo_path_name(choice->path),
+                     look_nic_name(machine, better->nic), topo_path_name(better->path));
+        doctor_evidence(machine, result, by, "%s for GPU %d", look_nic_name(machine, choice->nic), gpu);
+        return true;
+    }
+    return false;
+}
+
+static void run_mapping(const struct doctor_machine *machine, const char *mapping, struct doctor_result *result)
+{
+    const char *best = map_deepep(machine->topo, machine->map);
+    struct map *map = NULL;
+
+    if (map_parse(machine->topo, mapping, &map) != EP_OK)
+        doctor_found(machine, result, DOCTOR_ERROR, "DEEP_EP_DEVICE_TO_HCA_MAPPING does not fit this machine: %s",
+                     ep_last_error());
+    else if (!find_gpu_without(machine, map, result) &&
+             !find_worse(machine, map, "DEEP_EP_DEVICE_TO_HCA_MAPPING", result)) {
+        map_free(map);
+        return;
+    }
+    map_free(map);
+    doctor_evidence(machine, result, "DEEP_EP_DEVICE_TO_HCA_MAPPING", "%s", mapping);
+    doctor_fix(machine, result, false, "export DEEP_EP_DEVICE_TO_HCA_MAPPING=%s", shell_word(machine->root, best));
+}
+
+static void run_own_choice(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct stack_deepep *deepep = &machine->stack->deepep;
+    const char *list = root_env(machine->root, "NVSHMEM_HCA_LIST");
+    struct map *map = NULL;
+
+    if (look_nvshmem_map(machine, &map) == EP_OK && map->choices[0].nic >= 0 &&
+        find_worse(machine, map, "NVSHMEM's own choice", result)) {
+        doctor_evidence(machine, result, "NVSHMEM_HCA_LIST", "%s", list ? list : "not set");
+        if (deepep->imported >= 0 && deepep->mapping_active)
+            doctor_evidence(machine, result, "DEEP_EP_DEVICE_TO_HCA_MAPPING", "not set, and read by %s",
+                            deepep->copies[deepep->imported].folder);
+        else if (deepep->imported >= 0)
+            doctor_evidence(machine, result, deepep->copies[deepep->imported].folder,
+                            "switches IBGDA on, and has no mapping of GPUs to NICs");
+        doctor_fix(machine, result, false, "eval \"$(epkit env)\"");
+        advise_ranks(machine, result);
+    }
+    map_free(map);
+}
+
+static void run_shared_nic(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct stack_deepep *deepep = &machine->stack->deepep;
+    const char *mapping = root_env(machine->root, "DEEP_EP_DEVICE_TO_HCA_MAPPING");
+
+    if (machine->topo->n_gpus < 2 || look_data_ports(machine->topo) < 1) {
+        doctor_not_here(machine, result, "there are not two GPUs with a NIC");
+        return;
+    }
+    if (look_is_single_nic(root_env(machine->root, "NVSHMEM_HCA_LIST")))
+        return;
+    if (mapping) {
+        if (deepep->imported < 0 || deepep->mapping_active)
+            run_mapping(machine, mapping, result);
+        return;
+    }
+    if (look_uses_ibgda(machine, result) && !variable_is_true(root_env(machine->root, "NVSHMEM_ENABLE_NIC_PE_MAPPING")))
+        run_own_choice(machine, result);
+}
+
+const struct doctor_check check_shared_nic = {
+    .id = "shared-nic",
+    .group = "nvshmem",
+    .mode = 4,
+    .title = "each GPU has a NIC of its own, the nearest one",
+    .symptom = "Between nodes the throughput is half of what it should be, and the counters of half of the NICs move.",
+    .cause =
+        "Two GPUs use one NIC while another one is idle. Where two GPUs and two NICs share a PCIe switch, NVSHMEM "
+        "takes the first of the two for both GPUs: it balances within one job, and each of them is in a job of its "
+        "own. Or the mapping that was given says so.",
+    .remedy = "Give each process a list of one NIC, or DeepEP a mapping with all NICs in it; 'epkit nics' shows both.",
+    .links =
+        (const char *const[]){"DEEP_EP_DEVICE_TO_HCA_MAPPING", "NVSHMEM_HCA_LIST", "NVSHMEM_IB_ENABLE_IBGDA", NULL},
+    .run = run_shared_nic,
+};
+
+/* --- hca-prefix --- */
+
+/* A list that leaves no NIC at all. */
+static void check_list(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const char *list = root_env(machine->root, "NVSHMEM_HCA_LIST");
+    struct map *map = NULL;
+
+    if (list && *list && machine->topo->n_gpus > 0 && look_nvshmem_map(machine, &map) == EP_OK &&
+        map->choices[0].nic < 0) {
+        doctor_found(machine, result, DOCTOR_ERROR, "NVSHMEM_HCA_LIST leaves no NIC: none with an active port fits it");
+        doctor_evidence(machine, result, "NVSHMEM_HCA_LIST", "%s", list);
+        doctor_fix(machine, result, false, "unset NVSHMEM_HCA_LIST\neval \"$(epkit env)\"");
+    }
+    map_free(map);
+}
+
+static void run_hca_prefix(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct advice_row *advised = advice_find(machine->advice, "NVSHMEM_HCA_PREFIX");
+    const char *set = root_env(machine->root, "NVSHMEM_HCA_PREFIX");
+    const char *prefix = set ? set : LOOK_HCA_PREFIX, *left_out = NULL;
+    const struct topo *topo = machine->topo;
+    int n = 0, n_left_out = 0;
+
+    if (!look_has_mlx5(machine, result))
+        return;
+    if (!set && !root_env(machine->root, "NVSHMEM_HCA_LIST") && !look_uses_ibgda(machine, result))
+        return;
+    for (int i = 0; i < topo->n_nics; i++) {
+        if (!advice_is_mlx5(topo, i))
+            continue;
+        n++;
+        if (look_prefix_fits(prefix, topo->nics[i].name))
+            continue;
+        n_left_out++;
+        left_out = left_out ? left_out : look_nic_name(machine, i);
+    }
+    if (n_left_out == 0) {
+        check_list(machine, result);
+        return;
+    }
+    doctor_found(machine, result, n_left_out == n ? DOCTOR_ERROR : DOCTOR_WARNING,
+                 "IBGDA leaves out %d of %d NICs: their names do not have '%s' in them", n_left_out, n, prefix);
+    doctor_evidence(machine, result, "NVSHMEM_HCA_PREFIX", "%s%s", set ? set : "not set, which is ",
+                    set ? "" : LOOK_HCA_PREFIX);
+    doctor_evidence(machine, result, "/sys/class/infiniband", "%s", left_out);
+    if (advised && !advised->unset)
+        doctor_fix(machine, result, false, "export NVSHMEM_HCA_PREFIX=%s", shell_word(machine->root, advised->value));
+    else if (set && strcmp(set, LOOK_HCA_PREFIX) != 0)
+        doctor_fix(machine, result, false, "unset NVSHMEM_HCA_PREFIX");
+    else
+        doctor_advise(
+            machine, result,
+            "The names have no part in common: give the NICs one by a rule of udev, or set NVSHMEM_HCA_PREFIX "
+            "to a part of those that are to be used.");
+}
+
+const struct doctor_check check_hca_prefix = {
+    .id = "hca-prefix",
+    .group = "nvshmem",
+    .mode = 19,
+    .title = "NVSHMEM knows the NICs by their names",
+    .symptom = "NVSHMEM reports no device for ibgda, or uses fewer NICs than there are.",
+    .cause = "The transports ibgda and ibdevx take devices whose name contains NVSHMEM_HCA_PREFIX, mlx5 by default. "
+             "Distributions whose udev names devices by their place call them rocep..., ibp... instead.",
+    .remedy = "Set NVSHMEM_HCA_PREFIX to what the names have in common.",
+    .links = (const char *const[]){"NVSHMEM_HCA_PREFIX", "NVSHMEM_HCA_LIST", "/sys/class/infiniband", NULL},
+    .run = run_hca_prefix,
+};
+
+/* --- void-variables --- */
+
+/* Findings of other checks. */
+static bool is_owned(const struct doctor_machine *machine, const char *name)
+{
+    static const char *const owned[] = {"DEEP_EP_DEVICE_TO_HCA_MAPPING", "NVSHMEM_HCA_PREFIX",
+                                        "NVSHMEM_ENABLE_NIC_PE_MAPPING", "RDMAV_DRIVERS", "IBV_DRIVERS"};
+    const struct advice_row *row = advice_find(machine->advice, name);
+
+    for (size_t i = 0; i < sizeof(owned) / sizeof(owned[0]); i++)
+        if (strcmp(name, owned[i]) == 0)
+            return true;
+    /* gib-settings compares them with what gIB expects. */
+    return *machine->stack->nccl.gib && row && strncmp(name, "NCCL_", 5) == 0 && !row->unset;
+}
+
+static void run_void_variables(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const char *first = "", *names = "";
+    int n = 0;
+
+    for (int i = 0; i < machine->audit->n; i++) {
+        const struct audit_row *row = &machine->audit->rows[i];
+
+        if ((row->kind != AUDIT_VOID && row->kind != AUDIT_VALUE && row->kind != AUDIT_UNKNOWN) ||
+            is_owned(machine, row->name))
+            continue;
+        first = n++ == 0 ? row->name : first;
+        if (shell_is_name(row->name))
+            names = root_printf(machine->root, "%s %s", names, row->name);
+    }
+    if (n == 0)
+        return;
+    if (n == 1)
+        doctor_found(machine, result, DOCTOR_WARNING, "%s does not do what it seems to", first);
+    else
+        doctor_found(machine, result, DOCTOR_WARNING, "%d variables do not do what they seem to, among them %s", n,
+                     first);
+    for (int i = 0; i < machine->audit->n; i++) {
+        const struct audit_row *row = &machine->audit->rows[i];
+
+        if ((row->kind == AUDIT_VOID || row->kind == AUDIT_VALUE || row->kind == AUDIT_UNKNOWN) &&
+            !is_owned(machine, row->name))
+            doctor_evidence(machine, result, row->name, "%s: %s", row->value, row->text);
+    }
+    if (*names)
+        doctor_fix(machine, result, false, "unset%s", names);
+    else
+        doctor_advise(machine, result,
+                      "A shell cannot unset what is no name of a variable: take it out of what starts the program.");
+}
+
+const struct doctor_check check_void_variables = {
+    .id = "void-variables",
+    .group = "nvshmem",
+    .mode = 41,
+    .title = "variables have an effect, and values that they take",
+    .symptom = "A setting does not change anything, or something else than was meant.",
+    .cause =
+        "The variable is read by a build and not by a program, is known to nobody, or has a value that it does not "
+        "take. NVSHMEM_REMOTE_TRANSPORT=ibgda is one of these: it acts as none, and does not switch IBGDA on.",
+    .remedy = "Unset it, or correct it; 'epkit env --check' says what each of them does.",
+    .links = (const char *const[]){"NVSHMEM_REMOTE_TRANSPORT", "NVSHMEM_IBGDA_SUPPORT", "NVSHMEM_USE_GDRCOPY",
+                                   "NVSHMEM_DEBUG", NULL},
+    .run = run_void_variables,
+};

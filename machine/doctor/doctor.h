@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * doctor.h - what can be wrong with a machine, one check for each failure mode.
+ *
+ * A check is a pure function from a machine (root, topology, stack) to at most one finding. It prints nothing, changes
+ * nothing and loads nothing. It ends in one of four ways: fine, found, not applicable here, could not tell; the last
+ * two with the reason.
+ */
+#ifndef EP_DOCTOR_DOCTOR_H
+#define EP_DOCTOR_DOCTOR_H
+
+#include "hardware/map.h"
+#include "hardware/topo.h"
+#include "software/advice.h"
+#include "software/stack.h"
+#include "source/root.h"
+
+/* Everything that checks may look at. Made once, read only. */
+struct doctor_machine {
+    struct root *root;
+    struct topo *topo;
+    struct stack *stack;
+    struct map *map; /* the best one */
+    struct advice *advice;
+    struct audit *audit; /* of the environment that is looked at */
+};
+
+/* Takes over `root`, also when it fails. */
+ep_status doctor_machine_read(struct root *root, struct doctor_machine **ret_machine);
+void doctor_machine_free(struct doctor_machine *machine);
+
+enum doctor_severity {
+    DOCTOR_WARNING, /* slower or more fragile than it has to be */
+    DOCTOR_ERROR    /* does not work, or several times slower */
+};
+
+enum doctor_outcome { DOCTOR_FINE, DOCTOR_FOUND, DOCTOR_NOT_HERE, DOCTOR_UNKNOWN };
+
+struct doctor_evidence {
+    const char *where, *what; /* a file, a variable, a device; and what it says */
+};
+
+/* How a check ended. Strings belong to the root of the machine. */
+struct doctor_result {
+    const struct doctor_check *check;
+    enum doctor_outcome outcome;
+    enum doctor_severity severity;
+    const char *text; /* found: one sentence that names the thing. Else the reason, "" for DOCTOR_FINE */
+    int n_evidence, n_evidence_left_out;
+    struct doctor_evidence evidence[8];
+    const char *fix;    /* found: a command to paste, lines divided by '\n'; "" when it takes more than a command */
+    const char *advice; /* found: what to do, in words; "" when `fix` says it all */
+    bool fix_is_safe; /* `fix` may be run by --fix: it changes nothing that a reboot or its own undo does not bring back
+                       */
+};
+
+struct doctor_check {
+    const char *id;    /* "one-nic" */
+    const char *group; /* "driver", "nic", "verbs", "nvshmem", "nccl", "deepep", "limits", "topology" */
+    int mode;          /* number of the failure mode in docs/failure-modes.md */
+    const char *title; /* what is checked: "each process has a NIC of its own" */
+    /* For --explain; full sentences. */
+    const char *symptom, *cause, *remedy;
+    const char *const *links; /* variables and files that it is about; ends with NULL */
+    void (*run)(const struct doctor_machine *machine, struct doctor_result *result);
+};
+
+/* All checks, by group; ends with NULL. */
+extern const struct doctor_check *const doctor_checks[];
+
+const struct doctor_check *doctor_find(const char *id);
+
+/* Runs one check: fills *ret_result, outcome DOCTOR_FINE unless the check says otherwise. */
+void doctor_run(const struct doctor_machine *machine, const struct doctor_check *check,
+                struct doctor_result *ret_result);
+
+/* --- for checks (finding.c) --- */
+
+void doctor_found(const struct doctor_machine *machine, struct doctor_result *result, enum doctor_severity severity,
+                  const char *format, ...) __attribute__((format(printf, 4, 5)));
+/* After doctor_found(). What does not fit is counted. */
+void doctor_evidence(const struct doctor_machine *machine, struct doctor_result *result, const char *where,
+                     const char *format, ...) __attribute__((format(printf, 4, 5)));
+void doctor_fix(const struct doctor_machine *machine, struct doctor_result *result, bool is_safe, const char *format,
+                ...) __attribute__((format(printf, 4, 5)));
+void doctor_advise(const struct doctor_machine *machine, struct doctor_result *result, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+void doctor_not_here(const struct doctor_machine *machine, struct doctor_result *result, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+void doctor_cannot_tell(const struct doctor_machine *machine, struct doctor_result *result, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+#endif

@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* shell.h - words for commands that people paste: names of files come from a machine that may mean harm. */
+#ifndef EP_DOCTOR_SHELL_H
+#define EP_DOCTOR_SHELL_H
+
+#include "source/root.h"
+
+#include <stdbool.h>
+
+/*
+ * `text` as one word of a shell command, on one line: as it is if it is plain, else in single quotes. What cannot be
+ * printed is '?', so that nothing divides a command that is pasted line by line.
+ */
+const char *shell_word(struct root *root, const char *text);
+
+/* Can a shell have a variable of this name? */
+bool shell_is_name(const char *name);
+
+/* A command that puts `folders` in front of a search path: without an empty entry, which would be the current folder.
+ */
+const char *shell_prepend(struct root *root, const char *name, const char *folders);
+
+#endif

@@ -1,0 +1,175 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* counters.c - the counters that the kernel keeps for NICs, and the arithmetic of counters that wrap around. */
+#include "hardware/counters.h"
+
+#include "base/clock.h"
+
+#include <string.h>
+
+#define TWO_32 (UINT64_C(1) << 32)
+
+/*
+ * Ports of RDMA devices: below ports/<n>/counters, those of the InfiniBand specification (PortCounters and
+ * PortCountersExtended; data in words of 4 bytes), which RoCE devices give as well; below ports/<n>/hw_counters, those
+ * of the driver, here mlx5. A device that lacks one of them is nothing special.
+ */
+static const struct counter_row rdma_rows[] = {
+    {"port_xmit_data", COUNTER_SENT, 4, "bytes sent"},
+    {"port_rcv_data", COUNTER_RECEIVED, 4, "bytes received"},
+    {"port_xmit_packets", COUNTER_SENT_PACKETS, 1, "packets sent"},
+    {"port_rcv_packets", COUNTER_RECEIVED_PACKETS, 1, "packets received"},
+    {"symbol_error", COUNTER_ERROR, 1, "symbols damaged on the link: cable or transceiver"},
+    {"link_error_recovery", COUNTER_ERROR, 1, "times the link recovered from errors by itself"},
+    {"link_downed", COUNTER_ERROR, 1, "times the link went down"},
+    {"port_rcv_errors", COUNTER_ERROR, 1, "packets received damaged"},
+    {"port_rcv_remote_physical_errors", COUNTER_ERROR, 1, "packets that were marked bad on their way here"},
+    {"port_rcv_switch_relay_errors", COUNTER_ERROR, 1, "packets received that could not be forwarded"},
+    {"port_xmit_discards", COUNTER_ERROR, 1, "packets discarded instead of sent: port down or congested"},
+    {"port_xmit_constraint_errors", COUNTER_ERROR, 1, "packets not sent because of partition or access rules"},
+    {"port_rcv_constraint_errors", COUNTER_ERROR, 1, "packets refused because of partition or access rules"},
+    {"local_link_integrity_errors", COUNTER_ERROR, 1, "times local errors on the link exceeded the threshold"},
+    {"excessive_buffer_overrun_errors", COUNTER_ERROR, 1, "times the receive buffers kept overflowing"},
+    {"VL15_dropped", COUNTER_ERROR, 1, "management packets dropped for lack of buffers"},
+    {"port_xmit_wait", COUNTER_CONGESTION, 1, "ticks with data to send and no credits from the other side"},
+    {"hw_counters/out_of_sequence", COUNTER_ERROR, 1, "packets that arrived out of sequence: lost or overtaken"},
+    {"hw_counters/packet_seq_err", COUNTER_ERROR, 1, "sequence errors that the receiver reported (NAK)"},
+    {"hw_counters/implied_nak_seq_err", COUNTER_ERROR, 1, "acknowledgements beyond a missing read or atomic response"},
+    {"hw_counters/local_ack_timeout_err", COUNTER_ERROR, 1, "acknowledgements that did not come in time"},
+    {"hw_counters/duplicate_request", COUNTER_ERROR, 1, "requests received again: the sender missed the answer"},
+    {"hw_counters/rnr_nak_retry_err", COUNTER_ERROR, 1, "receiver-not-ready answers beyond the retry limit"},
+    {"hw_counters/out_of_buffer", COUNTER_ERROR, 1, "packets dropped because no receive was posted"},
+    {"hw_counters/rx_icrc_encapsulated", COUNTER_ERROR, 1, "RoCE packets with a wrong checksum (ICRC)"},
+    {"hw_counters/req_remote_access_errors", COUNTER_ERROR, 1, "requests that the peer refused: wrong key or address"},
+    {"hw_counters/req_remote_invalid_request", COUNTER_ERROR, 1, "requests that the peer called invalid"},
+    {"hw_counters/resp_remote_access_errors", COUNTER_ERROR, 1, "requests of a peer refused: wrong key or address"},
+    {"hw_counters/resp_local_length_error", COUNTER_ERROR, 1, "messages received longer than their buffer"},
+    {"hw_counters/roce_adp_retrans", COUNTER_ERROR, 1, "adaptive retransmissions"},
+    {"hw_counters/roce_adp_retrans_to", COUNTER_ERROR, 1, "adaptive retransmissions that timed out"},
+    {"hw_counters/roce_slow_restart", COUNTER_CONGESTION, 1, "slow restarts after loss"},
+    {"hw_counters/roce_slow_restart_cnps", COUNTER_CONGESTION, 1, "congestion notices sent by slow restart"},
+    {"hw_counters/roce_slow_restart_trans", COUNTER_CONGESTION, 1, "changes of state into slow restart"},
+    {"hw_counters/np_cnp_sent", COUNTER_CONGESTION, 1, "congestion notices (CNP) sent to senders"},
+    {"hw_counters/np_ecn_marked_roce_packets", COUNTER_CONGESTION, 1, "packets received with a congestion mark (ECN)"},
+    {"hw_counters/rp_cnp_handled", COUNTER_CONGESTION, 1, "congestion notices (CNP) obeyed"},
+    {"hw_counters/rp_cnp_ignored", COUNTER_CONGESTION, 1, "congestion notices (CNP) ignored"},
+};
+
+/* Network interfaces: below statistics (Documentation/ABI/testing/sysfs-class-net-statistics of Linux). */
+static const struct counter_row net_rows[] = {
+    {"tx_bytes", COUNTER_SENT, 1, "bytes sent"},
+    {"rx_bytes", COUNTER_RECEIVED, 1, "bytes received"},
+    {"tx_packets", COUNTER_SENT_PACKETS, 1, "packets sent"},
+    {"rx_packets", COUNTER_RECEIVED_PACKETS, 1, "packets received"},
+    {"tx_errors", COUNTER_ERROR, 1, "packets that could not be sent"},
+    {"rx_errors", COUNTER_ERROR, 1, "packets received damaged"},
+    {"tx_dropped", COUNTER_ERROR, 1, "packets dropped instead of sent"},
+    {"rx_dropped", COUNTER_ERROR, 1, "packets received and dropped: no room, or nobody wanted them"},
+    {"rx_crc_errors", COUNTER_ERROR, 1, "packets received with a wrong checksum"},
+    {"rx_frame_errors", COUNTER_ERROR, 1, "packets received with a broken frame"},
+    {"rx_length_errors", COUNTER_ERROR, 1, "packets received with a wrong length"},
+    {"rx_over_errors", COUNTER_ERROR, 1, "packets that overflowed the receive buffers"},
+    {"rx_fifo_errors", COUNTER_ERROR, 1, "packets lost in the receive queue of the device"},
+    {"rx_missed_errors", COUNTER_ERROR, 1, "packets that the device dropped because the host was slow"},
+    {"tx_carrier_errors", COUNTER_ERROR, 1, "packets lost because the carrier was"},
+    {"tx_fifo_errors", COUNTER_ERROR, 1, "packets lost in the send queue of the device"},
+    {"tx_aborted_errors", COUNTER_ERROR, 1, "sends given up"},
+    {"collisions", COUNTER_CONGESTION, 1, "collisions while sending"},
+};
+
+_Static_assert(sizeof(rdma_rows) / sizeof(rdma_rows[0]) <= COUNTER_ROWS_MAX, "samples hold all rows");
+_Static_assert(sizeof(net_rows) / sizeof(net_rows[0]) <= COUNTER_ROWS_MAX, "samples hold all rows");
+
+const struct counter_row *counter_rows(bool rdma, size_t *ret_n)
+{
+    *ret_n = rdma ? sizeof(rdma_rows) / sizeof(rdma_rows[0]) : sizeof(net_rows) / sizeof(net_rows[0]);
+    return rdma ? rdma_rows : net_rows;
+}
+
+static enum root_state read_row(struct root *root, const struct counter_device *device, const char *file,
+                                uint64_t *ret_value)
+{
+    if (!device->rdma)
+        return root_number_now(root, ret_value, "/sys/class/net/%s/statistics/%s", device->nic, file);
+    return root_number_now(root, ret_value, "/sys/class/infiniband/%s/ports/%d/%s%s", device->nic, device->port,
+                           strchr(file, '/') ? "" : "counters/", file);
+}
+
+static void read_rows(struct root *root, const struct counter_device *device, enum counter_kind last,
+                      struct counter_sample *ret_sample)
+{
+    struct counter_sample sample = {.at_ns = (int64_t)ep_now_ns()};
+    const struct counter_row *rows;
+    size_t n;
+
+    rows = counter_rows(device->rdma, &n);
+    for (size_t i = 0; i < n; i++) {
+        sample.states[i] = ROOT_UNASKED;
+        if (rows[i].kind > last)
+            continue;
+        sample.states[i] = read_row(root, device, rows[i].file, &sample.values[i]);
+        sample.known[i] = sample.states[i] == ROOT_OK;
+    }
+    *ret_sample = sample;
+}
+
+void counter_read(struct root *root, const struct counter_device *device, struct counter_sample *ret_sample)
+{
+    read_rows(root, device, COUNTER_CONGESTION, ret_sample);
+}
+
+void counter_read_traffic(struct root *root, const struct counter_device *device, struct counter_sample *ret_sample)
+{
+    read_rows(root, device, COUNTER_RECEIVED_PACKETS, ret_sample);
+}
+
+bool counter_may_wrap(const struct counter_device *device, const struct counter_sample *sample)
+{
+    const struct counter_row *rows;
+    bool any = false;
+    size_t n;
+
+    rows = counter_rows(device->rdma, &n);
+    for (size_t i = 0; i < n; i++) {
+        if (rows[i].kind != COUNTER_SENT && rows[i].kind != COUNTER_RECEIVED)
+            continue;
+        if (!sample->known[i])
+            continue;
+        if (sample->values[i] >= TWO_32)
+            return false;
+        any = true;
+    }
+    return any;
+}
+
+/* Units moved, as the file counts them. */
+static uint64_t moved(uint64_t before, uint64_t after, bool *ret_reset)
+{
+    uint64_t back = before - after, across = 0 - back;
+
+    *ret_reset = false;
+    if (after >= before)
+        return after - before;
+    if (before < TWO_32)
+        across = TWO_32 - back;
+    if (across < back)
+        return across;
+    *ret_reset = true;
+    return after;
+}
+
+bool counter_moved(const struct counter_device *device, size_t row, const struct counter_sample *before,
+                   const struct counter_sample *after, uint64_t *ret_amount, bool *ret_reset)
+{
+    const struct counter_row *rows;
+    uint64_t amount;
+    size_t n;
+
+    rows = counter_rows(device->rdma, &n);
+    if (row >= n || !before->known[row] || !after->known[row])
+        return false;
+    amount = moved(before->values[row], after->values[row], ret_reset);
+    if (__builtin_mul_overflow(amount, (uint64_t)rows[row].scale, &amount))
+        amount = UINT64_MAX;
+    *ret_amount = amount;
+    return true;
+}

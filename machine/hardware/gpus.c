@@ -1,0 +1,287 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * gpus.c - the GPUs: those on the PCI bus, with what the driver's folder in /proc and the answer of NVML say of them.
+ */
+#include "base/error.h"
+#include "hardware/nvml.h"
+#include "hardware/read.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* --- what the answer of NVML holds; it may come from anybody --- */
+
+static const char *get_text(const json_t *object, const char *key)
+{
+    const char *text = json_string_value(json_object_get(object, key));
+
+    return text ? text : "";
+}
+
+/* A whole number of min to max, else `otherwise`. */
+static int64_t get_number(const json_t *value, int64_t min, int64_t max, int64_t otherwise)
+{
+    int64_t number = json_integer_value(value);
+
+    return json_is_integer(value) && number >= min && number <= max ? number : otherwise;
+}
+
+/* 0, 1, or -1 when it is not known. */
+static int get_truth(const json_t *object, const char *key)
+{
+    const json_t *value = json_object_get(object, key);
+
+    return json_is_boolean(value) ? json_is_true(value) : -1;
+}
+
+/* The list of GPUs in an answer, and how many of them are looked at. */
+static const json_t *get_gpus(const json_t *answer, size_t *ret_n)
+{
+    const json_t *gpus = json_object_get(answer, "gpus");
+
+    *ret_n = json_array_size(gpus) < TOPO_MAX_GPUS ? json_array_size(gpus) : TOPO_MAX_GPUS;
+    return gpus;
+}
+
+/* Is the PCI device among the GPUs of an answer? */
+static bool is_answered(const struct topo *topo, int pci, const json_t *answer)
+{
+    const json_t *gpus;
+    size_t n;
+
+    gpus = get_gpus(answer, &n);
+    for (size_t i = 0; i < n; i++)
+        if (topo_find_pci(topo, get_text(json_array_get(gpus, i), "pci")) == pci)
+            return true;
+    return false;
+}
+
+void nvml_wish(const json_t *answer, struct pci_set *set)
+{
+    const json_t *gpus;
+    size_t n;
+
+    gpus = get_gpus(answer, &n);
+    for (size_t i = 0; i < n; i++) {
+        struct pci_address address;
+
+        if (parse_pci_address(get_text(json_array_get(gpus, i), "pci"), &address))
+            pci_set_add(set, &address);
+    }
+}
+
+static int find_gpu_at(const struct topo *topo, const char *address)
+{
+    int pci = topo_find_pci(topo, address);
+
+    for (int i = 0; i < topo->n_gpus && pci >= 0; i++)
+        if (topo->gpus[i].pci == pci)
+            return i;
+    return -1;
+}
+
+static void read_links(const struct topo *topo, struct topo_gpu *gpu, const json_t *links)
+{
+    for (size_t i = 0; i < json_array_size(links) && i < TOPO_MAX_NVLINKS; i++) {
+        const char *to = json_string_value(json_array_get(links, i));
+        int peer;
+
+        if (!to)
+            continue;
+        gpu->nvlinks++;
+        if (strcmp(to, "down") == 0)
+            continue;
+        gpu->nvlinks_up++;
+        peer = find_gpu_at(topo, to);
+        if (strcmp(to, "switch") == 0)
+            gpu->nvlinks_switch++;
+        else if (peer >= 0)
+            gpu->nvlinks_gpu[peer]++;
+    }
+}
+
+static int fabric_number(const char *text)
+{
+    static const char *const names[] = {"none", "starting", "ready", "failed"};
+
+    for (int i = 0; i < 4; i++)
+        if (strcmp(text, names[i]) == 0)
+            return i;
+    return TOPO_FABRIC_UNKNOWN;
+}
+
+static void read_gpu(struct topo *topo, struct topo_gpu *gpu, const json_t *answer)
+{
+    const json_t *cc = json_object_get(answer, "cc");
+
+    gpu->answered = true;
+    if (*get_text(answer, "name"))
+        gpu->name = topo_keep(topo, get_text(answer, "name"));
+    if (*get_text(answer, "uuid"))
+        gpu->uuid = topo_keep(topo, get_text(answer, "uuid"));
+    gpu->minor = (int)get_number(json_object_get(answer, "minor"), 0, INT16_MAX, gpu->minor);
+    gpu->cc_major = (int)get_number(json_array_get(cc, 0), 0, 999, 0);
+    gpu->cc_minor = (int)get_number(json_array_get(cc, 1), 0, 99, 0);
+    gpu->ecc_uncorrected = get_number(json_object_get(answer, "ecc_uncorrected"), 0, INT64_MAX, -1);
+    gpu->remap_pending = get_truth(answer, "remap_pending");
+    gpu->remap_failed = get_truth(answer, "remap_failed");
+    gpu->fabric = fabric_number(get_text(answer, "fabric"));
+    read_links(topo, gpu, json_object_get(answer, "nvlinks"));
+}
+
+static void read_answer(struct topo *topo, const json_t *answer)
+{
+    const json_t *gpus;
+    size_t n;
+
+    gpus = get_gpus(answer, &n);
+    topo->nvml = json_is_array(gpus);
+    if (!topo->nvml) {
+        topo->nvml_why = *get_text(answer, "error") ? topo_keep(topo, get_text(answer, "error"))
+                                                    : "the answer is not of the form that epkit writes";
+        return;
+    }
+    if (!*topo->driver)
+        topo->driver = topo_keep(topo, get_text(answer, "driver"));
+    for (size_t i = 0; i < n; i++) {
+        const json_t *gpu = json_array_get(gpus, i);
+        int index = find_gpu_at(topo, get_text(gpu, "pci"));
+
+        if (index >= 0 && !topo->gpus[index].answered)
+            read_gpu(topo, &topo->gpus[index], gpu);
+    }
+}
+
+/* --- the driver's own files --- */
+
+/* The rest of the line of `text` that begins with `key`. */
+static const char *value_of(struct topo *topo, const char *text, const char *key)
+{
+    const char *line = text;
+
+    while (line && strncmp(line, key, strlen(key)) != 0) {
+        line = strchr(line, '\n');
+        line = line ? line + 1 : NULL;
+    }
+    if (!line)
+        return "";
+    line += strlen(key);
+    return topo_keep(topo, line + strspn(line, " \t"));
+}
+
+/* "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.124.06  Release Build ...": the first word of digits.
+ */
+static const char *driver_version(struct topo *topo)
+{
+    const char *text = root_line(topo->root, "/proc/driver/nvidia/version").text;
+
+    while (*text) {
+        size_t n = strcspn(text, " ");
+
+        if (strspn(text, "0123456789.") == n && memchr(text, '.', n))
+            return root_printf(topo->root, "%.*s", (int)n, text);
+        text += n;
+        text += strspn(text, " ");
+    }
+    return "";
+}
+
+static void read_files(struct topo *topo, struct topo_gpu *gpu)
+{
+    const char *address = topo->pci[gpu->pci].address;
+    const char *text = root_read(topo->root, "/proc/driver/nvidia/gpus/%s/information", address).text;
+    const char *uuid = value_of(topo, text, "GPU UUID:"), *minor = value_of(topo, text, "Device Minor:");
+
+    gpu->name = value_of(topo, text, "Model:");
+    /* Until something has used the GPU the driver does not know its UUID and writes question marks. */
+    gpu->uuid = strncmp(uuid, "GPU-", 4) == 0 && !strchr(uuid, '?') ? uuid : "";
+    gpu->minor = *minor && strlen(minor) < 5 && strspn(minor, "0123456789") == strlen(minor) ? atoi(minor) : -1;
+}
+
+/* GPUs that NVML knows are GPUs, also where sysfs does not show what they are. */
+static bool is_gpu(const struct topo *topo, int pci, const json_t *answer)
+{
+    const struct topo_pci *device = &topo->pci[pci];
+
+    if (device->vendor == PCI_VENDOR_NVIDIA && device->class_code >> 16 == PCI_CLASS_DISPLAY)
+        return true;
+    return device->class_code == 0 && is_answered(topo, pci, answer);
+}
+
+/* Does the driver have the GPU, and this process its device file? */
+static bool is_openable(struct topo *topo, int pci)
+{
+    const char *address = topo->pci[pci].address;
+    struct root_text text = root_read(topo->root, "/proc/driver/nvidia/gpus/%s/information", address);
+    const char *minor;
+    struct root_stat device;
+
+    if (text.state != ROOT_OK || strcmp(value_of(topo, text.text, "GPU Excluded:"), "Yes") == 0)
+        return false;
+    minor = value_of(topo, text.text, "Device Minor:");
+    if (!*minor || strspn(minor, "0123456789") != strlen(minor))
+        return false;
+    device = root_stat(topo->root, "/dev/nvidia%s", minor);
+    return device.state == ROOT_OK && device.may_read && device.may_write;
+}
+
+/* GPUs beyond the last one that fits are counted as cut. */
+static void add_gpu(struct topo *topo, int pci)
+{
+    if (topo->n_gpus == TOPO_MAX_GPUS) {
+        topo->cut = true;
+        return;
+    }
+    topo->gpus[topo->n_gpus] = (struct topo_gpu){.index = topo->n_gpus,
+                                                 .pci = pci,
+                                                 .ecc_uncorrected = -1,
+                                                 .remap_pending = -1,
+                                                 .remap_failed = -1,
+                                                 .fabric = TOPO_FABRIC_UNKNOWN};
+    read_files(topo, &topo->gpus[topo->n_gpus++]);
+}
+
+/* The GPUs of NVML's answer, in its order. The result is whether it was an answer at all. */
+static bool add_answered(struct topo *topo, const json_t *answer)
+{
+    const json_t *gpus;
+    size_t n;
+
+    gpus = get_gpus(answer, &n);
+    for (size_t i = 0; i < n; i++) {
+        int pci = topo_find_pci(topo, get_text(json_array_get(gpus, i), "pci"));
+
+        if (pci >= 0 && is_gpu(topo, pci, answer) && find_gpu_at(topo, topo->pci[pci].address) < 0)
+            add_gpu(topo, pci);
+    }
+    return json_is_array(gpus);
+}
+
+/*
+ * Where NVML answers, its GPUs are those of this process, in the order in which CUDA numbers them. Others are on the
+ * bus: those of other containers and jobs, for which the device file is missing or the device cgroup keeps it shut,
+ * which access(2) tells of (devcgroup_inode_permission() in Linux), though /proc/driver/nvidia/gpus may list them (it
+ * does under Slurm's ConstrainDevices); and those that have fallen off the bus, whose device file is there as before.
+ * The latter come last, where they shift no number.
+ */
+ep_status gpus_read(struct topo *topo, const json_t *answer)
+{
+    bool has_answered;
+
+    topo->driver = driver_version(topo);
+    topo->gpus = calloc(TOPO_MAX_GPUS, sizeof(*topo->gpus));
+    if (!topo->gpus)
+        return ep_fail(EP_E_MEMORY, "no memory for a list of GPUs");
+    has_answered = add_answered(topo, answer);
+    for (int i = 0; i < topo->n_pci; i++) {
+        if (!is_gpu(topo, i, answer) || find_gpu_at(topo, topo->pci[i].address) >= 0)
+            continue;
+        if (has_answered && !is_openable(topo, i))
+            topo->n_hidden_gpus++;
+        else
+            add_gpu(topo, i);
+    }
+    if (answer)
+        read_answer(topo, answer);
+    return EP_OK;
+}

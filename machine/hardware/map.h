@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * map.h - which GPU uses which NIC: the best assignment, and the one that NVSHMEM would make by itself.
+ */
+#ifndef EP_TOPO_MAP_H
+#define EP_TOPO_MAP_H
+
+#include "hardware/topo.h"
+
+struct map_choice {
+    int gpu;       /* index into topo.gpus */
+    int nic, port; /* index into topo.nics, port number; -1 when there is no NIC at all */
+    enum topo_path path;
+    int sharers;     /* GPUs that use this NIC and port, itself included */
+    const char *why; /* belongs to the map: "nearest, PIX; of those as near mlx5_1 goes to GPU 1" */
+};
+
+struct map {
+    int n;
+    struct map_choice *choices; /* by GPU */
+    int n_idle;
+    int *idle;    /* NICs with role DATA that no GPU uses */
+    int distance; /* sum over the GPUs: PIX 0, PXB 1, PHB 2, NODE 3, SYS 4 */
+    int n_shared; /* NICs that more than one GPU uses */
+};
+
+/*
+ * The best assignment: GPUs are spread over the active ports of NICs with role DATA as evenly as their numbers allow
+ * (each its own as long as there are enough), then as few as possible are SYS away, then NODE, PHB, PXB (an exchange
+ * ends when its slowest GPU is done, so one far path is worse than several middling ones), then GPU 0 has the first NIC
+ * and port possible, GPU 1 the next, and so on: the same machine gives the same map. Polynomial: a hostile machine of
+ * TOPO_MAX_GPUS x TOPO_MAX_NICS takes milliseconds.
+ */
+ep_status map_best(const struct topo *topo, struct map **ret_map);
+
+/* How NVSHMEM chooses (3.4 and 3.5): what of its environment matters. */
+struct map_nvshmem {
+    bool pe_mapping;        /* NVSHMEM_ENABLE_NIC_PE_MAPPING */
+    const char *hca_list;   /* NVSHMEM_HCA_LIST, "" if not set */
+    const char *hca_prefix; /* NVSHMEM_HCA_PREFIX, "mlx5" by default; filters also what the list names */
+    bool one_world_per_gpu; /* true as DeepEP's throughput mode does it; false: one job over all GPUs of the node */
+};
+
+/*
+ * The assignment that NVSHMEM makes: candidates by prefix and list, whatever their role, pairs sorted by path, each PE
+ * the first NIC of its best class, and a second pass that balances within one job only. With PE mapping and one world
+ * per GPU every GPU is local PE 0 and takes the first NIC.
+ */
+ep_status map_nvshmem(const struct topo *topo, const struct map_nvshmem *how, struct map **ret_map);
+
+/*
+ * A map as DEEP_EP_DEVICE_TO_HCA_MAPPING has it: "0:mlx5_0:1,1:mlx5_1". EP_E_ARG names the entry that is wrong. A GPU
+ * that it does not name has NIC -1.
+ */
+ep_status map_parse(const struct topo *topo, const char *text, struct map **ret_map);
+
+void map_free(struct map *map);
+
+/* --- forms; the strings belong to the root of the topology --- */
+
+const char *map_deepep(const struct topo *topo, const struct map *map);            /* "0:mlx5_0:1,1:mlx5_1:1" */
+const char *map_hca_list(const struct topo *topo, const struct map *map, int gpu); /* "mlx5_0:1": NVSHMEM_HCA_LIST */
+const char *map_nccl(const struct topo *topo,
+                     const struct map *map); /* "=mlx5_0:1,mlx5_1:1": NCCL_IB_HCA, exact names */
+const char *map_ucx(const struct topo *topo, const struct map *map, int gpu); /* "mlx5_0:1": UCX_NET_DEVICES */
+
+#endif

@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* map_internal.h - what the files map*.c share. */
+#ifndef EP_TOPO_MAP_INTERNAL_H
+#define EP_TOPO_MAP_INTERNAL_H
+
+#include "hardware/map.h"
+
+/* A port that GPUs may be given to, in the order of (NIC, port). */
+struct map_port {
+    int nic, port;
+};
+
+/* Active ports of NICs with role DATA. The result is their number. */
+int map_data_ports(const struct topo *topo, struct map_port ret_ports[TOPO_MAX_NICS * TOPO_MAX_PORTS]);
+
+/* A map of all GPUs in which none has a NIC. */
+ep_status map_new(const struct topo *topo, struct map **ret_map);
+
+/* Fills in what follows from the NICs and ports of the choices: paths, sharers, idle NICs, sums. */
+void map_finish(const struct topo *topo, struct map *map);
+
+/* Gives choice `gpu` its reason. printf-like. */
+ep_status map_explain(struct map *map, int gpu, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+/* Reasons of map_best(); after map_finish(). */
+ep_status map_explain_best(const struct topo *topo, struct map *map, const struct map_port *ports, int n_ports);
+
+/* "mlx5_0", or "mlx5_0:2" where the NIC has several ports; safe to print. */
+void map_port_name(const struct topo *topo, int nic, int port, char *ret_text, size_t bytes);
+
+#endif

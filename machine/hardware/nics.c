@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* nics.c - the RDMA devices in /sys/class/infiniband: ports, their state, rate and GIDs. */
+#include "base/error.h"
+#include "hardware/read.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define CLASS "/sys/class/infiniband"
+
+void nics_wish(struct root *root, struct pci_set *set)
+{
+    struct root_names names = root_list(root, CLASS);
+
+    for (size_t i = 0; i < names.n && i < TOPO_MAX_NICS; i++) {
+        struct pci_address address;
+
+        if (pci_of_path(root_resolve(root, CLASS "/%s/device", names.names[i]).text, &address))
+            pci_set_add(set, &address);
+    }
+}
+
+/* --- ports --- */
+
+/* Reads the GIDs that are not empty. */
+static ep_status read_gids(struct topo *topo, const struct topo_nic *nic, struct topo_port *port)
+{
+    static const uint8_t empty[16];
+    struct root_names names = root_list(topo->root, CLASS "/%s/ports/%d/gids", nic->name, port->number);
+
+    port->gids_state = names.state;
+    if (names.n == 0)
+        return EP_OK;
+    port->gids = calloc(TOPO_MAX_GIDS, sizeof(*port->gids));
+    if (!port->gids)
+        return ep_fail(EP_E_MEMORY, "no memory for a list of GIDs");
+    for (size_t i = 0; i < names.n && port->n_gids < TOPO_MAX_GIDS; i++) {
+        struct topo_gid *gid = &port->gids[port->n_gids];
+        struct root_text text;
+        uint8_t bytes[16];
+
+        if (strlen(names.names[i]) > 5 || strspn(names.names[i], "0123456789") != strlen(names.names[i]))
+            continue;
+        text = root_line(topo->root, CLASS "/%s/ports/%d/gids/%s", nic->name, port->number, names.names[i]);
+        if (text.state == ROOT_DENIED)
+            port->gids_state = ROOT_DENIED;
+        if (!parse_gid(text.text, bytes) || memcmp(bytes, empty, sizeof(empty)) == 0)
+            continue;
+        gid->index = atoi(names.names[i]);
+        gid->kind = gid_kind(bytes);
+        gid->type = parse_gid_type(
+            root_line(topo->root, CLASS "/%s/ports/%d/gid_attrs/types/%d", nic->name, port->number, gid->index).text,
+            port->link_layer);
+        port->n_gids++;
+    }
+    return EP_OK;
+}
+
+/*
+ * The network interface of a port. The first GID names it, also when it is a bond; in a container without the host's
+ * network it does not, and the interfaces that the device has are asked, of which dev_port tells the ports apart.
+ */
+static const char *find_netdev(struct topo *topo, const struct topo_nic *nic, int port)
+{
+    struct root_text named = root_line(topo->root, CLASS "/%s/ports/%d/gid_attrs/ndevs/0", nic->name, port);
+    struct root_names names;
+
+    if (named.state == ROOT_OK && *named.text)
+        return named.text;
+    names = root_list(topo->root, CLASS "/%s/device/net", nic->name);
+    for (size_t i = 0; i < names.n && names.n > 1; i++) {
+        int64_t number;
+
+        if (root_number(topo->root, &number, CLASS "/%s/device/net/%s/dev_port", nic->name, names.names[i]) ==
+                ROOT_OK &&
+            number == port - 1)
+            return topo_keep(topo, names.names[i]);
+    }
+    return names.n == 1 || (names.n > 1 && port == 1) ? topo_keep(topo, names.names[0]) : "";
+}
+
+static enum topo_link_layer parse_link_layer(const char *text)
+{
+    if (strcmp(text, "InfiniBand") == 0)
+        return TOPO_LINK_INFINIBAND;
+    return strcmp(text, "Ethernet") == 0 ? TOPO_LINK_ETHERNET : TOPO_LINK_UNKNOWN;
+}
+
+static ep_status read_port(struct topo *topo, const struct topo_nic *nic, int number, struct topo_port *port)
+{
+    struct root *root = topo->root;
+
+    port->number = number;
+    port->state = skip_number(root_line(root, CLASS "/%s/ports/%d/state", nic->name, number).text);
+    port->phys_state = skip_number(root_line(root, CLASS "/%s/ports/%d/phys_state", nic->name, number).text);
+    port->active = strcmp(port->state, "ACTIVE") == 0 && strcmp(port->phys_state, "LinkUp") == 0;
+    port->rate_gbps = parse_rate(root_line(root, CLASS "/%s/ports/%d/rate", nic->name, number).text);
+    port->link_layer = parse_link_layer(root_line(root, CLASS "/%s/ports/%d/link_layer", nic->name, number).text);
+    port->netdev = port->link_layer == TOPO_LINK_ETHERNET ? find_netdev(topo, nic, number) : "";
+    return read_gids(topo, nic, port);
+}
+
+static ep_status read_ports(struct topo *topo, struct topo_nic *nic)
+{
+    struct root_names names = root_list(topo->root, CLASS "/%s/ports", nic->name);
+    ep_status status = EP_OK;
+
+    for (size_t i = 0; i < names.n && status == EP_OK; i++) {
+        size_t n = strlen(names.names[i]);
+
+        if (n > 3 || strspn(names.names[i], "0123456789") != n || atoi(names.names[i]) < 1)
+            continue;
+        if (nic->n_ports == TOPO_MAX_PORTS) {
+            topo->cut = true;
+            break;
+        }
+        status = read_port(topo, nic, atoi(names.names[i]), &nic->ports[nic->n_ports++]);
+    }
+    return status;
+}
+
+/* --- devices --- */
+
+/* "/dev/infiniband/uverbs0". Several RDMA devices may share one PCI device: then each uverbs says whose it is. */
+static const char *find_uverbs(struct topo *topo, const struct topo_nic *nic)
+{
+    struct root_names names = root_list(topo->root, CLASS "/%s/device/infiniband_verbs", nic->name);
+
+    for (size_t i = 0; i < names.n; i++) {
+        struct root_text owner = {.state = ROOT_ABSENT};
+
+        if (names.n > 1)
+            owner = root_line(topo->root, CLASS "/%s/device/infiniband_verbs/%s/ibdev", nic->name, names.names[i]);
+        if (names.n == 1 || (owner.state == ROOT_OK && strcmp(owner.text, nic->name) == 0))
+            return root_printf(topo->root, "/dev/infiniband/%s", topo_keep(topo, names.names[i]));
+    }
+    return "";
+}
+
+static ep_status read_nic(struct topo *topo, const char *name, struct topo_nic *nic)
+{
+    struct pci_address address;
+    char text[20];
+
+    *nic = (struct topo_nic){.name = topo_keep(topo, name), .pci = -1, .role_why = ""};
+    if (pci_of_path(root_resolve(topo->root, CLASS "/%s/device", name).text, &address)) {
+        print_pci_address(&address, text);
+        nic->pci = topo_find_pci(topo, text);
+    }
+    nic->hca = root_line(topo->root, CLASS "/%s/hca_type", name).text;
+    nic->firmware = root_line(topo->root, CLASS "/%s/fw_ver", name).text;
+    nic->uverbs = find_uverbs(topo, nic);
+    return read_ports(topo, nic);
+}
+
+/* By PCI address, then by name; software devices last. topo.pci is by address, and the names come in their order. */
+static void sort_nics(struct topo *topo)
+{
+    for (int i = 1; i < topo->n_nics; i++) {
+        struct topo_nic nic = topo->nics[i];
+        int j = i;
+
+        /* As unsigned -1 is the largest. */
+        for (; j > 0 && (unsigned)topo->nics[j - 1].pci > (unsigned)nic.pci; j--)
+            topo->nics[j] = topo->nics[j - 1];
+        topo->nics[j] = nic;
+    }
+}
+
+ep_status nics_read(struct topo *topo)
+{
+    struct root_names names = root_list(topo->root, CLASS);
+    ep_status status = EP_OK;
+
+    topo->nics = calloc(TOPO_MAX_NICS, sizeof(*topo->nics));
+    if (!topo->nics)
+        return ep_fail(EP_E_MEMORY, "no memory for a list of NICs");
+    if (names.n > TOPO_MAX_NICS)
+        topo->cut = true;
+    for (size_t i = 0; i < names.n && i < TOPO_MAX_NICS && status == EP_OK; i++)
+        status = read_nic(topo, names.names[i], &topo->nics[topo->n_nics++]);
+    sort_nics(topo);
+    return status;
+}

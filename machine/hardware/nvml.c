@@ -1,0 +1,266 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * nvml.c - asks the NVIDIA Management Library, in a child process.
+ *
+ * Declared here is what is used of it, as the NVML API Reference Guide (docs.nvidia.com/deploy/nvml-api) describes it;
+ * names with _v2 and _v3 are those that its header maps the plain ones to. The library is of the driver and may be
+ * older than a function: what is missing is not asked.
+ */
+#include "hardware/nvml.h"
+
+#include "hardware/read.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <string.h>
+
+#define NVML_SUCCESS 0
+#define NVML_DRIVER_BYTES 80
+#define NVML_NAME_BYTES 96
+#define NVML_UUID_BYTES 96
+#define NVML_MEMORY_ERROR_UNCORRECTED 1
+#define NVML_VOLATILE_ECC 0
+#define NVML_LINK_TO_GPU 0 /* nvmlIntNvLinkDeviceType_t */
+#define NVML_LINK_TO_SWITCH 2
+#define NVML_FABRIC_NOT_SUPPORTED 0 /* NVML_GPU_FABRIC_STATE_* */
+#define NVML_FABRIC_NOT_STARTED 1
+#define NVML_FABRIC_IN_PROGRESS 2
+#define NVML_FABRIC_COMPLETED 3
+
+typedef int nvml_return;
+typedef struct nvml_device_opaque *nvml_device;
+
+/* nvmlPciInfo_t of nvmlDeviceGetPciInfo_v3 and nvmlDeviceGetNvLinkRemotePciInfo_v2. */
+struct nvml_pci {
+    char bus_id_legacy[16];
+    unsigned domain, bus, device, device_id, subsystem_id;
+    char bus_id[32];
+};
+
+/* nvmlGpuFabricInfo_v2_t. A version field says which struct it is: its size, and the version in the upper byte. */
+struct nvml_fabric {
+    unsigned version;
+    unsigned char cluster_uuid[16];
+    nvml_return status; /* of the registration, once it is completed */
+    unsigned clique;
+    unsigned char state;
+    unsigned health;
+};
+
+#define NVML_FABRIC_VERSION ((unsigned)sizeof(struct nvml_fabric) | 2u << 24)
+
+struct nvml {
+    nvml_return (*init)(void);
+    const char *(*error)(nvml_return result);
+    nvml_return (*driver_version)(char *version, unsigned bytes);
+    nvml_return (*count)(unsigned *ret_n);
+    nvml_return (*by_index)(unsigned index, nvml_device *ret_device);
+    nvml_return (*pci)(nvml_device device, struct nvml_pci *ret_pci);
+    nvml_return (*name)(nvml_device device, char *name, unsigned bytes);
+    nvml_return (*uuid)(nvml_device device, char *uuid, unsigned bytes);
+    nvml_return (*minor)(nvml_device device, unsigned *ret_minor);
+    nvml_return (*capability)(nvml_device device, int *ret_major, int *ret_minor);
+    nvml_return (*ecc_errors)(nvml_device device, int error, int counter, unsigned long long *ret_n);
+    nvml_return (*remapped)(nvml_device device, unsigned *ret_corrected, unsigned *ret_uncorrected,
+                            unsigned *ret_pending, unsigned *ret_failed);
+    nvml_return (*link_state)(nvml_device device, unsigned link, unsigned *ret_active);
+    nvml_return (*link_pci)(nvml_device device, unsigned link, struct nvml_pci *ret_pci);
+    nvml_return (*link_type)(nvml_device device, unsigned link, int *ret_type);
+    nvml_return (*fabric)(nvml_device device, struct nvml_fabric *fabric);
+};
+
+struct nvml_symbol {
+    const char *name;
+    size_t offset;
+    bool is_needed;
+};
+
+static const struct nvml_symbol nvml_symbols[] = {
+    {"nvmlInit_v2", offsetof(struct nvml, init), true},
+    {"nvmlErrorString", offsetof(struct nvml, error), true},
+    {"nvmlSystemGetDriverVersion", offsetof(struct nvml, driver_version), true},
+    {"nvmlDeviceGetCount_v2", offsetof(struct nvml, count), true},
+    {"nvmlDeviceGetHandleByIndex_v2", offsetof(struct nvml, by_index), true},
+    {"nvmlDeviceGetPciInfo_v3", offsetof(struct nvml, pci), true},
+    {"nvmlDeviceGetName", offsetof(struct nvml, name), false},
+    {"nvmlDeviceGetUUID", offsetof(struct nvml, uuid), false},
+    {"nvmlDeviceGetMinorNumber", offsetof(struct nvml, minor), false},
+    {"nvmlDeviceGetCudaComputeCapability", offsetof(struct nvml, capability), false},
+    {"nvmlDeviceGetTotalEccErrors", offsetof(struct nvml, ecc_errors), false},
+    {"nvmlDeviceGetRemappedRows", offsetof(struct nvml, remapped), false},
+    {"nvmlDeviceGetNvLinkState", offsetof(struct nvml, link_state), false},
+    {"nvmlDeviceGetNvLinkRemotePciInfo_v2", offsetof(struct nvml, link_pci), false},
+    {"nvmlDeviceGetNvLinkRemoteDeviceType", offsetof(struct nvml, link_type), false},
+    {"nvmlDeviceGetGpuFabricInfoV", offsetof(struct nvml, fabric), false},
+};
+
+/*
+ * Where drivers put it when the dynamic linker does not know it: GKE mounts the driver there, and only containers that
+ * ask for a GPU get a path to it.
+ */
+static const char *const nvml_files[] = {"libnvidia-ml.so.1", "/usr/local/nvidia/lib64/libnvidia-ml.so.1"};
+
+static json_t *say_error(const char *what, const char *why)
+{
+    return json_pack("{s:o}", "error", json_sprintf("%s%s%s", what, *what ? ": " : "", why));
+}
+
+/* False with *ret_answer, which says why not. */
+static bool load(struct nvml *ret_nvml, json_t **ret_answer)
+{
+    struct nvml nvml = {0};
+    void *library = NULL;
+    char why[256] = "";
+
+    for (size_t i = 0; i < sizeof(nvml_files) / sizeof(nvml_files[0]) && !library; i++) {
+        library = dlopen(nvml_files[i], RTLD_NOW | RTLD_LOCAL);
+        /* dlerror() names the file. The first is the one to tell of: it may be there and be broken. */
+        if (!library && !*why)
+            snprintf(why, sizeof(why), "%s", dlerror());
+    }
+    if (!library) {
+        *ret_answer = say_error("", why);
+        return false;
+    }
+    for (size_t i = 0; i < sizeof(nvml_symbols) / sizeof(nvml_symbols[0]); i++) {
+        void *function = dlsym(library, nvml_symbols[i].name);
+
+        if (!function && nvml_symbols[i].is_needed) {
+            *ret_answer = say_error("libnvidia-ml.so.1 has no function", nvml_symbols[i].name);
+            return false;
+        }
+        memcpy((char *)&nvml + nvml_symbols[i].offset, &function, sizeof(function));
+    }
+    *ret_nvml = nvml;
+    return true;
+}
+
+static const char *fabric_name(const struct nvml_fabric *fabric)
+{
+    switch (fabric->state) {
+    case NVML_FABRIC_NOT_SUPPORTED:
+        return "none";
+    case NVML_FABRIC_NOT_STARTED:
+    case NVML_FABRIC_IN_PROGRESS:
+        return "starting";
+    case NVML_FABRIC_COMPLETED:
+        return fabric->status == NVML_SUCCESS ? "ready" : "failed";
+    default:
+        return NULL;
+    }
+}
+
+static json_t *ask_link(const struct nvml *nvml, nvml_device device, unsigned link)
+{
+    struct pci_address address;
+    struct nvml_pci pci = {0};
+    char text[20];
+    int type = -1;
+
+    if (nvml->link_type && nvml->link_type(device, link, &type) == NVML_SUCCESS && type == NVML_LINK_TO_SWITCH)
+        return json_string("switch");
+    if (type == NVML_LINK_TO_GPU && nvml->link_pci && nvml->link_pci(device, link, &pci) == NVML_SUCCESS) {
+        pci.bus_id[sizeof(pci.bus_id) - 1] = '\0';
+        if (parse_pci_address(pci.bus_id, &address)) {
+            print_pci_address(&address, text);
+            return json_string(text);
+        }
+    }
+    return json_string("up");
+}
+
+static json_t *ask_links(const struct nvml *nvml, nvml_device device)
+{
+    json_t *links = json_array();
+
+    for (unsigned i = 0; i < TOPO_MAX_NVLINKS && nvml->link_state; i++) {
+        unsigned active = 0;
+
+        /* A number beyond the links of the board is an invalid argument; a board may leave numbers out. */
+        if (nvml->link_state(device, i, &active) == NVML_SUCCESS)
+            json_array_append_new(links, active ? ask_link(nvml, device, i) : json_string("down"));
+    }
+    return links;
+}
+
+/* Texts that are no UTF-8 are left out: json_string() gives NULL for them. */
+static void ask_identity(const struct nvml *nvml, nvml_device device, json_t *gpu)
+{
+    char name[NVML_NAME_BYTES] = "", uuid[NVML_UUID_BYTES] = "";
+    int cc_major, cc_minor;
+    unsigned minor;
+
+    if (nvml->name && nvml->name(device, name, sizeof(name) - 1) == NVML_SUCCESS)
+        json_object_set_new(gpu, "name", json_string(name));
+    if (nvml->uuid && nvml->uuid(device, uuid, sizeof(uuid) - 1) == NVML_SUCCESS)
+        json_object_set_new(gpu, "uuid", json_string(uuid));
+    if (nvml->minor && nvml->minor(device, &minor) == NVML_SUCCESS)
+        json_object_set_new(gpu, "minor", json_integer(minor));
+    if (nvml->capability && nvml->capability(device, &cc_major, &cc_minor) == NVML_SUCCESS)
+        json_object_set_new(gpu, "cc", json_pack("[i, i]", cc_major, cc_minor));
+}
+
+static void ask_health(const struct nvml *nvml, nvml_device device, json_t *gpu)
+{
+    struct nvml_fabric fabric = {.version = NVML_FABRIC_VERSION};
+    unsigned corrected, uncorrected, pending, failed;
+    unsigned long long errors;
+
+    if (nvml->ecc_errors &&
+        nvml->ecc_errors(device, NVML_MEMORY_ERROR_UNCORRECTED, NVML_VOLATILE_ECC, &errors) == NVML_SUCCESS)
+        json_object_set_new(gpu, "ecc_uncorrected", json_integer(errors > INT64_MAX ? INT64_MAX : (json_int_t)errors));
+    if (nvml->remapped && nvml->remapped(device, &corrected, &uncorrected, &pending, &failed) == NVML_SUCCESS) {
+        json_object_set_new(gpu, "remap_pending", json_boolean(pending));
+        json_object_set_new(gpu, "remap_failed", json_boolean(failed));
+    }
+    json_object_set_new(gpu, "nvlinks", ask_links(nvml, device));
+    if (nvml->fabric && nvml->fabric(device, &fabric) == NVML_SUCCESS && fabric_name(&fabric))
+        json_object_set_new(gpu, "fabric", json_string(fabric_name(&fabric)));
+}
+
+static json_t *ask_gpu(const struct nvml *nvml, unsigned index)
+{
+    struct pci_address address;
+    struct nvml_pci pci = {0};
+    nvml_device device;
+    char text[20];
+    json_t *gpu;
+
+    /* A GPU that has fallen off the bus has no handle. That it is on the list of PCI devices alone tells of it. */
+    if (nvml->by_index(index, &device) != NVML_SUCCESS || nvml->pci(device, &pci) != NVML_SUCCESS)
+        return NULL;
+    pci.bus_id[sizeof(pci.bus_id) - 1] = '\0';
+    if (!parse_pci_address(pci.bus_id, &address))
+        return NULL;
+    print_pci_address(&address, text);
+    gpu = json_pack("{s:s}", "pci", text);
+    ask_identity(nvml, device, gpu);
+    ask_health(nvml, device, gpu);
+    return gpu;
+}
+
+json_t *nvml_ask(void *unused)
+{
+    char driver[NVML_DRIVER_BYTES] = "";
+    json_t *answer, *gpus;
+    nvml_return result;
+    struct nvml nvml;
+    unsigned n = 0;
+
+    (void)unused;
+    if (!load(&nvml, &answer))
+        return answer;
+    result = nvml.init();
+    if (result == NVML_SUCCESS)
+        result = nvml.count(&n);
+    if (result != NVML_SUCCESS)
+        return say_error("NVML", nvml.error(result));
+    gpus = json_array();
+    answer = json_pack("{s:o}", "gpus", gpus);
+    if (nvml.driver_version(driver, sizeof(driver) - 1) == NVML_SUCCESS)
+        json_object_set_new(answer, "driver", json_string(driver));
+    for (unsigned i = 0; i < n && i < TOPO_MAX_GPUS; i++)
+        json_array_append_new(gpus, ask_gpu(&nvml, i));
+    /* No nvmlShutdown(): the child ends now, and tearing down takes as long as starting. */
+    return answer;
+}

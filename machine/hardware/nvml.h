@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * nvml.h - what the NVIDIA driver answers about its GPUs, as one JSON value.
+ *
+ * NVML (libnvidia-ml.so.1) is loaded in a child process only: it opens devices, and a sick driver makes it hang. The
+ * child turns everything into the JSON below, which root_ask() keeps under the name NVML_QUESTION, snapshots save, and
+ * a made-up machine holds in its epkit-overlay.json. Who reads it trusts nothing in it.
+ *
+ *     {
+ *       "driver": "570.124.06",
+ *       "gpus": [
+ *         {
+ *           "pci": "0000:0f:00.0",
+ *           "name": "NVIDIA B200",
+ *           "uuid": "GPU-00000000-0000-0000-0000-000000000001",
+ *           "minor": 0,
+ *           "cc": [10, 0],
+ *           "ecc_uncorrected": 0,
+ *           "remap_pending": false,
+ *           "remap_failed": false,
+ *           "nvlinks": ["switch", "switch", "down", "0000:10:00.0", "up"],
+ *           "fabric": "ready"
+ *         }
+ *       ]
+ *     }
+ *
+ * "pci" is required; every other key is left out where the driver does not answer or the board has no such thing.
+ *     minor             of /dev/nvidia<minor>
+ *     cc                compute capability, major and minor
+ *     ecc_uncorrected   uncorrected ECC errors since the driver was loaded (volatile)
+ *     remap_*           rows of memory: a remap waits for a reset; a remap has failed
+ *     nvlinks           the links of the board in their order: "down"; up and leading to an NVSwitch ("switch"), to the
+ *                       GPU at this PCI address, or to what is not known ("up")
+ *     fabric            "none" (the board needs no fabric), "starting", "ready", "failed"
+ *
+ * When NVML is not there or does not start, the answer is {"error": "libnvidia-ml.so.1: cannot open ..."}.
+ */
+#ifndef EP_TOPO_NVML_H
+#define EP_TOPO_NVML_H
+
+#include "hardware/topo.h"
+
+#include <jansson.h>
+
+#define NVML_QUESTION "nvml"
+#define NVML_DEADLINE_MS 3000 /* a healthy driver with 8 GPUs answers within 0.5 s, without persistence mode in 2 s */
+
+/* Asks NVML. For root_ask(): runs in the child, loads the library, may hang or crash. */
+json_t *nvml_ask(void *unused);
+
+#endif

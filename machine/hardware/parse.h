@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* parse.h - the small texts of sysfs: addresses, rates, speeds, GIDs. All of them may be anything. */
+#ifndef EP_TOPO_PARSE_H
+#define EP_TOPO_PARSE_H
+
+#include "hardware/topo.h"
+
+struct pci_address {
+    unsigned domain, bus, device, function;
+};
+
+/*
+ * "0000:0f:00.0", in upper or lower case, with a domain of up to 8 digits (NVML writes 8). False when `text` is
+ * anything else; bytes behind it make it something else.
+ */
+bool parse_pci_address(const char *text, struct pci_address *ret_address);
+
+/* As sysfs writes it: lower case, a domain of at least 4 digits. */
+void print_pci_address(const struct pci_address *address, char ret_text[20]);
+
+/* Less than, equal to or greater than 0, as for qsort(). */
+int compare_pci_addresses(const struct pci_address *a, const struct pci_address *b);
+
+/* "pci0000:00", the folder of a host bridge. */
+bool parse_host_bridge(const char *text, struct pci_address *ret_address);
+
+/* "400 Gb/sec (4X NDR)": Gb/s; 0 when it is no rate. */
+double parse_rate(const char *text);
+
+/* "32.0 GT/s PCIe": 10^9 transfers per second; 0 when it is none ("Unknown"). */
+double parse_speed(const char *text);
+
+/* "fe80:0000:...", 8 groups of 4 digits. False when it is none. */
+bool parse_gid(const char *text, uint8_t ret_bytes[16]);
+
+/* As gid_attrs/types/<i> says it: "IB/RoCE v1", "RoCE v2". The first is two things, told apart by the link layer. */
+enum topo_gid_type parse_gid_type(const char *text, enum topo_link_layer link_layer);
+
+enum topo_gid_kind gid_kind(const uint8_t bytes[16]);
+
+/* "4: ACTIVE" without its number. */
+const char *skip_number(const char *text);
+
+#endif

@@ -1,0 +1,311 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * pci.c - the PCI tree, from the links in /sys/bus/pci/devices: each leads to a folder whose path names the host bridge
+ * and all bridges above the device.
+ *
+ * hwloc would read the same, but not from a snapshot, and it follows links out of a root that is given to it. A unit
+ * test compares the two.
+ */
+#include "base/error.h"
+#include "hardware/read.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MAX_HOST_BRIDGES 256
+#define MAX_DEPTH 32      /* bridges above a device; PCIe switches are rarely more than three deep */
+#define MAX_LINK_WIDTH 32 /* lanes that PCIe can bundle; 63 and 255 stand for a register that could not be read */
+
+/* A device on the way from a host bridge to a wanted one. */
+struct hop {
+    struct pci_address address, parent;
+    struct pci_address host_bridge;
+    bool has_parent, has_host_bridge;
+    int order; /* in which it was found: of several parents the first one counts, so that no circle can close */
+};
+
+struct hops {
+    int n, n_allocated;
+    struct hop *hops;
+};
+
+/* --- which devices --- */
+
+void pci_set_add(struct pci_set *set, const struct pci_address *address)
+{
+    if (set->n == TOPO_MAX_PCI)
+        set->is_full = true;
+    else
+        set->addresses[set->n++] = *address;
+}
+
+void pci_set_done(struct pci_set *set)
+{
+    free(set->addresses);
+    set->addresses = NULL;
+}
+
+ep_status pci_set_read(struct root *root, struct pci_set *ret_set)
+{
+    struct root_names names = root_list(root, "/sys/bus/pci/devices");
+    struct pci_set set = {.why = names.why, .state = names.state, .n_seen = (int)names.n};
+
+    set.addresses = malloc(TOPO_MAX_PCI * sizeof(*set.addresses));
+    if (!set.addresses)
+        return ep_fail(EP_E_MEMORY, "no memory for a list of PCI devices");
+    for (size_t i = 0; i < names.n; i++) {
+        struct pci_address address;
+        int64_t class, vendor;
+        bool is_gpu;
+
+        if (!parse_pci_address(names.names[i], &address) ||
+            root_number(root, &class, "/sys/bus/pci/devices/%s/class", names.names[i]) != ROOT_OK)
+            continue;
+        class = class >> 16 & 0xff;
+        is_gpu = class == PCI_CLASS_DISPLAY &&
+                 root_number(root, &vendor, "/sys/bus/pci/devices/%s/vendor", names.names[i]) == ROOT_OK &&
+                 vendor == PCI_VENDOR_NVIDIA;
+        if (!is_gpu && class != PCI_CLASS_NETWORK)
+            continue;
+        set.n_gpus += is_gpu;
+        pci_set_add(&set, &address);
+    }
+    *ret_set = set;
+    return EP_OK;
+}
+
+/* --- where they are --- */
+
+/* The next part of a path, cut out of it. NULL at its end. */
+static const char *next_part(const char **path, char *ret_part, size_t bytes)
+{
+    size_t n;
+
+    *path += strspn(*path, "/");
+    n = strcspn(*path, "/");
+    if (n == 0)
+        return NULL;
+    snprintf(ret_part, bytes, "%.*s", n < bytes ? (int)n : 0, *path);
+    *path += n;
+    return ret_part;
+}
+
+bool pci_of_path(const char *path, struct pci_address *ret_address)
+{
+    bool found = false;
+    char part[32];
+
+    while (next_part(&path, part, sizeof(part)))
+        found = parse_pci_address(part, ret_address) || found;
+    return found;
+}
+
+static ep_status add_hop(struct hops *hops, const struct hop *hop)
+{
+    if (hops->n == hops->n_allocated) {
+        int n = hops->n_allocated ? 2 * hops->n_allocated : 256;
+        struct hop *more = realloc(hops->hops, (size_t)n * sizeof(*more));
+
+        if (!more)
+            return ep_fail(EP_E_MEMORY, "no memory for %d PCI devices", n);
+        hops->hops = more;
+        hops->n_allocated = n;
+    }
+    hops->hops[hops->n] = *hop;
+    hops->hops[hops->n].order = hops->n;
+    hops->n++;
+    return EP_OK;
+}
+
+/* All devices on the way to one, from the top. */
+static ep_status add_way(struct hops *hops, const struct pci_address *address, const char *path)
+{
+    struct hop hop = {0};
+    ep_status status = EP_OK;
+    int depth = 0, begin = hops->n;
+    char part[32];
+
+    while (status == EP_OK && depth < MAX_DEPTH && next_part(&path, part, sizeof(part))) {
+        /* Behind a volume management device a second host bridge follows: the one that counts. */
+        if (parse_host_bridge(part, &hop.host_bridge)) {
+            hop.has_host_bridge = true;
+            hop.has_parent = false;
+            hops->n = begin;
+            continue;
+        }
+        if (!hop.has_host_bridge || !parse_pci_address(part, &hop.address))
+            continue;
+        status = add_hop(hops, &hop);
+        hop.parent = hop.address;
+        hop.has_parent = true;
+        depth++;
+        if (compare_pci_addresses(&hop.address, address) == 0)
+            return status;
+    }
+    /* The path ends elsewhere: the device is known, but not where it is. */
+    if (status == EP_OK)
+        status = add_hop(hops, &(struct hop){.address = *address});
+    return status;
+}
+
+static int by_address(const void *a, const void *b)
+{
+    const struct hop *hop_a = a, *hop_b = b;
+    int order = compare_pci_addresses(&hop_a->address, &hop_b->address);
+
+    return order ? order : hop_a->order - hop_b->order;
+}
+
+static int by_bridge(const void *a, const void *b)
+{
+    return compare_pci_addresses(a, b);
+}
+
+/* Sorts the hops and leaves one of each device. */
+static void sort_hops(struct hops *hops, bool *ret_cut)
+{
+    int n = 0;
+
+    if (hops->n)
+        qsort(hops->hops, (size_t)hops->n, sizeof(*hops->hops), by_address);
+    for (int i = 0; i < hops->n; i++)
+        if (n == 0 || compare_pci_addresses(&hops->hops[n - 1].address, &hops->hops[i].address) != 0)
+            hops->hops[n++] = hops->hops[i];
+    if (n > TOPO_MAX_PCI) {
+        n = TOPO_MAX_PCI;
+        *ret_cut = true;
+    }
+    hops->n = n;
+}
+
+static void list_host_bridges(struct topo *topo, const struct hops *hops, struct pci_address *ret_bridges)
+{
+    int n = 0;
+
+    for (int i = 0; i < hops->n; i++) {
+        const struct hop *hop = &hops->hops[i];
+        bool known = !hop->has_host_bridge;
+
+        for (int j = 0; j < n && !known; j++)
+            known = compare_pci_addresses(&ret_bridges[j], &hop->host_bridge) == 0;
+        if (known)
+            continue;
+        if (n == MAX_HOST_BRIDGES)
+            topo->cut = true;
+        else
+            ret_bridges[n++] = hop->host_bridge;
+    }
+    qsort(ret_bridges, (size_t)n, sizeof(*ret_bridges), by_bridge);
+    for (int i = 0; i < n; i++)
+        topo->host_bridge_names[i] = root_printf(topo->root, "pci%04x:%02x", ret_bridges[i].domain, ret_bridges[i].bus);
+    topo->n_host_bridges = n;
+}
+
+static int find_hop(const struct hops *hops, const struct pci_address *address)
+{
+    int first = 0, last = hops->n - 1;
+
+    while (first <= last) {
+        int middle = (first + last) / 2, order = compare_pci_addresses(address, &hops->hops[middle].address);
+
+        if (order == 0)
+            return middle;
+        if (order < 0)
+            last = middle - 1;
+        else
+            first = middle + 1;
+    }
+    return -1;
+}
+
+/* --- what they are --- */
+
+static unsigned read_id(struct root *root, const char *address, const char *file)
+{
+    int64_t value;
+
+    if (root_number(root, &value, "/sys/bus/pci/devices/%s/%s", address, file) != ROOT_OK)
+        return 0;
+    return value >= 0 && value <= 0xffffff ? (unsigned)value : 0;
+}
+
+static int read_width(struct root *root, const char *address, const char *file)
+{
+    int64_t value;
+
+    if (root_number(root, &value, "/sys/bus/pci/devices/%s/%s", address, file) != ROOT_OK)
+        return 0;
+    return value > 0 && value <= MAX_LINK_WIDTH ? (int)value : 0;
+}
+
+static double read_speed(struct root *root, const char *address, const char *file)
+{
+    return parse_speed(root_line(root, "/sys/bus/pci/devices/%s/%s", address, file).text);
+}
+
+static void describe(struct topo *topo, struct topo_pci *pci)
+{
+    struct root *root = topo->root;
+    const char *address = pci->address, *driver;
+    int64_t node;
+
+    pci->vendor = read_id(root, address, "vendor") & 0xffff;
+    pci->device = read_id(root, address, "device") & 0xffff;
+    pci->class_code = read_id(root, address, "class");
+    pci->numa_node = -1;
+    if (root_number(root, &node, "/sys/bus/pci/devices/%s/numa_node", address) == ROOT_OK && node >= 0 &&
+        node < INT16_MAX)
+        pci->numa_node = (int)node;
+    pci->local_cpus = root_line(root, "/sys/bus/pci/devices/%s/local_cpulist", address).text;
+    pci->link_gts = read_speed(root, address, "current_link_speed");
+    pci->link_gts_max = read_speed(root, address, "max_link_speed");
+    pci->link_width = read_width(root, address, "current_link_width");
+    pci->link_width_max = read_width(root, address, "max_link_width");
+    driver = strrchr(root_resolve(root, "/sys/bus/pci/devices/%s/driver", address).text, '/');
+    pci->driver = driver ? topo_keep(topo, driver + 1) : "";
+}
+
+static ep_status make_tree(struct topo *topo, const struct hops *hops)
+{
+    struct pci_address bridges[MAX_HOST_BRIDGES];
+
+    topo->pci = calloc((size_t)hops->n + 1, sizeof(*topo->pci));
+    if (!topo->pci)
+        return ep_fail(EP_E_MEMORY, "no memory for %d PCI devices", hops->n);
+    topo->n_pci = hops->n;
+    list_host_bridges(topo, hops, bridges);
+    for (int i = 0; i < hops->n; i++) {
+        const struct hop *hop = &hops->hops[i];
+        struct topo_pci *pci = &topo->pci[i];
+
+        print_pci_address(&hop->address, pci->address);
+        pci->parent = hop->has_parent ? find_hop(hops, &hop->parent) : -1;
+        pci->host_bridge = -1;
+        for (int j = 0; j < topo->n_host_bridges && hop->has_host_bridge; j++)
+            if (compare_pci_addresses(&bridges[j], &hop->host_bridge) == 0)
+                pci->host_bridge = j;
+        describe(topo, pci);
+    }
+    return EP_OK;
+}
+
+ep_status pci_read(struct topo *topo, const struct pci_set *set)
+{
+    struct hops hops = {0};
+    ep_status status = EP_OK;
+
+    topo->cut = topo->cut || set->is_full;
+    for (int i = 0; i < set->n && status == EP_OK; i++) {
+        char address[20];
+
+        print_pci_address(&set->addresses[i], address);
+        status = add_way(&hops, &set->addresses[i], root_resolve(topo->root, "/sys/bus/pci/devices/%s", address).text);
+    }
+    if (status == EP_OK) {
+        sort_hops(&hops, &topo->cut);
+        status = make_tree(topo, &hops);
+    }
+    free(hops.hops);
+    return status;
+}

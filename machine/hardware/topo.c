@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "hardware/topo.h"
+
+#include "base/error.h"
+#include "hardware/nvml.h"
+#include "hardware/read.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+const char *topo_keep(struct topo *topo, const char *text)
+{
+    char line[256], clean[256];
+    size_t n = strcspn(text, "\n");
+
+    if (n > sizeof(line) - 1)
+        n = sizeof(line) - 1;
+    memcpy(line, text, n);
+    while (n > 0 && strchr(" \t\r", line[n - 1]))
+        n--;
+    line[n] = '\0';
+    root_clean(line, clean, sizeof(clean));
+    return root_printf(topo->root, "%s", clean);
+}
+
+/*
+ * Asks the driver when there is something to ask about: starting NVML costs time and loads a library. Where sysfs is
+ * not shown (some sandboxes), the driver's own folder tells that there is one.
+ */
+static const json_t *ask_driver(struct topo *topo, const struct pci_set *set)
+{
+    struct root_answer answer;
+
+    topo->nvml_why = "no NVIDIA GPU and no NVIDIA driver on this machine";
+    if (set->n_gpus == 0 && root_stat(topo->root, "/proc/driver/nvidia/version").state != ROOT_OK)
+        return NULL;
+    answer = root_ask(topo->root, NVML_QUESTION, nvml_ask, NULL, NVML_DEADLINE_MS);
+    topo->nvml_why = "";
+    if (answer.state == ROOT_UNASKED)
+        topo->nvml_why = "the driver was not asked when this was saved";
+    else if (answer.state != ROOT_OK)
+        topo->nvml_why = *answer.why ? answer.why : "the driver gave no answer";
+    return answer.state == ROOT_OK ? answer.value : NULL;
+}
+
+/* What was looked for, where, and what is there instead. */
+static const char *explain_empty(struct topo *topo, const struct pci_set *set)
+{
+    struct root_names nics = root_list(topo->root, "/sys/class/infiniband");
+    const char *gpus, *rdma;
+
+    if (topo->n_hidden_gpus)
+        gpus = root_printf(topo->root, "none of the %d NVIDIA GPUs on the PCI bus is offered to this process",
+                           topo->n_hidden_gpus);
+    else if (set->state == ROOT_OK)
+        gpus = root_printf(topo->root, "no NVIDIA GPU among %d PCI devices (/sys/bus/pci/devices)", set->n_seen);
+    else if (set->state == ROOT_ABSENT)
+        gpus = "no PCI device (/sys/bus/pci/devices is not there)";
+    else
+        gpus = root_printf(topo->root, "PCI devices could not be read (/sys/bus/pci/devices: %s)",
+                           *set->why ? set->why : "not known");
+    if (nics.state == ROOT_OK || nics.state == ROOT_ABSENT)
+        rdma = nics.state == ROOT_OK ? "no RDMA device (/sys/class/infiniband is empty)"
+                                     : "no RDMA device (/sys/class/infiniband is not there)";
+    else
+        rdma = root_printf(topo->root, "RDMA devices could not be read (/sys/class/infiniband: %s)",
+                           *nics.why ? nics.why : "not known");
+    return root_printf(topo->root, "Neither a GPU nor an RDMA NIC: %s, %s.", gpus, rdma);
+}
+
+/* Lists that are there and that nobody could read: devices may be missing without a trace otherwise. */
+static const char *list_unread(struct topo *topo, const struct pci_set *set)
+{
+    struct root_names nics = root_list(topo->root, "/sys/class/infiniband");
+    bool no_pci = set->state == ROOT_DENIED || set->state == ROOT_FAILED;
+    bool no_nics = nics.state == ROOT_DENIED || nics.state == ROOT_FAILED;
+
+    if (!no_pci && !no_nics)
+        return "";
+    return root_printf(topo->root, "%s%s%s%s%s", no_pci ? "/sys/bus/pci/devices: " : "", no_pci ? set->why : "",
+                       no_pci && no_nics ? "; " : "", no_nics ? "/sys/class/infiniband: " : "",
+                       no_nics ? nics.why : "");
+}
+
+static ep_status read_all(struct topo *topo, struct pci_set *set)
+{
+    const json_t *answer = ask_driver(topo, set);
+    ep_status status;
+
+    nvml_wish(answer, set);
+    nics_wish(topo->root, set);
+    status = pci_read(topo, set);
+    if (status == EP_OK)
+        status = gpus_read(topo, answer);
+    if (status == EP_OK)
+        status = numa_read(topo);
+    if (status == EP_OK)
+        status = nics_read(topo);
+    if (status == EP_OK)
+        nics_judge(topo);
+    topo->not_read = list_unread(topo, set);
+    topo->why_empty = topo->n_gpus + topo->n_nics == 0 ? explain_empty(topo, set) : "";
+    return status;
+}
+
+ep_status topo_read(struct root *root, struct topo **ret_topo)
+{
+    struct topo *topo = calloc(1, sizeof(*topo));
+    struct pci_set set = {0};
+    ep_status status;
+
+    if (!topo)
+        return ep_fail(EP_E_MEMORY, "no memory for the topology of a machine");
+    topo->root = root;
+    status = pci_set_read(root, &set);
+    if (status == EP_OK)
+        status = read_all(topo, &set);
+    pci_set_done(&set);
+    if (status != EP_OK)
+        topo_free(topo);
+    else
+        *ret_topo = topo;
+    return status;
+}
+
+void topo_free(struct topo *topo)
+{
+    if (!topo)
+        return;
+    for (int i = 0; i < topo->n_nics; i++)
+        for (int j = 0; j < topo->nics[i].n_ports; j++)
+            free(topo->nics[i].ports[j].gids);
+    free(topo->pci);
+    free(topo->gpus);
+    free(topo->nics);
+    free(topo->numa);
+    free(topo);
+}
+
+int topo_find_pci(const struct topo *topo, const char *address)
+{
+    struct pci_address wanted, found;
+    int first = 0, last = topo->n_pci - 1;
+
+    if (!parse_pci_address(address, &wanted))
+        return -1;
+    while (first <= last) {
+        int middle = (first + last) / 2, order;
+
+        if (!parse_pci_address(topo->pci[middle].address, &found))
+            return -1;
+        order = compare_pci_addresses(&wanted, &found);
+        if (order == 0)
+            return middle;
+        if (order < 0)
+            last = middle - 1;
+        else
+            first = middle + 1;
+    }
+    return -1;
+}
+
+int topo_find_nic(const struct topo *topo, const char *name)
+{
+    for (int i = 0; i < topo->n_nics; i++)
+        if (strcmp(topo->nics[i].name, name) == 0)
+            return i;
+    return -1;
+}
+
+int topo_find_gpu_uuid(const struct topo *topo, const char *uuid)
+{
+    int found = -1;
+
+    /* A prefix has to name one GPU alone; "GPU-" with nothing behind it names none. */
+    if (strncmp(uuid, "GPU-", 4) != 0 || !uuid[4])
+        return -1;
+    for (int i = 0; i < topo->n_gpus; i++)
+        if (strncmp(topo->gpus[i].uuid, uuid, strlen(uuid)) == 0) {
+            if (found >= 0)
+                return -1;
+            found = i;
+        }
+    return found;
+}

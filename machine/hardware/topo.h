@@ -1,0 +1,173 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * topo.h - the hardware of a machine as far as communication is concerned: PCI tree, GPUs, NICs, NUMA nodes.
+ *
+ * Read once from a root (root.h) into plain arrays; nothing here is asked again afterwards. Strings belong to the root
+ * and are never NULL; "" is "not known", as is a number of -1 where nothing else is said. Counts are bounded by the
+ * constants below: a root that claims more is cut there, which `topo.cut` says.
+ */
+#ifndef EP_TOPO_TOPO_H
+#define EP_TOPO_TOPO_H
+
+#include "source/root.h"
+
+#define TOPO_MAX_PCI 8192
+#define TOPO_MAX_GPUS 64
+#define TOPO_MAX_NICS 128
+#define TOPO_MAX_PORTS 4  /* of a NIC */
+#define TOPO_MAX_GIDS 256 /* of a port, those that are not empty */
+#define TOPO_MAX_NUMA 64
+#define TOPO_MAX_NVLINKS 36 /* of a GPU */
+
+/*
+ * How two devices reach each other, in the terms of `nvidia-smi topo -m`; the order is that of distance.
+ *     NV#   NVLink (GPUs only)
+ *     PIX   through at most one PCIe switch ("a single PCIe bridge"; NVML_TOPOLOGY_SINGLE)
+ *     PXB   through several PCIe switches, no host bridge
+ *     PHB   through a PCIe host bridge
+ *     NODE  between host bridges of one NUMA node
+ *     SYS   between NUMA nodes
+ */
+enum topo_path { TOPO_SELF, TOPO_NVLINK, TOPO_PIX, TOPO_PXB, TOPO_PHB, TOPO_NODE, TOPO_SYS };
+
+/* GPUs, network controllers, what else has an RDMA device, and the bridges above them; other devices are left out. */
+struct topo_pci {
+    char address[20];                    /* "0000:0f:00.0"; lower case */
+    unsigned vendor, device, class_code; /* of 16, 16 and 24 bits */
+    int parent;                          /* index of the bridge above it, -1 directly below a host bridge */
+    int host_bridge;                     /* 0, 1, ... in the order of their names (pci0000:00); -1 not in sysfs */
+    int numa_node;                       /* -1: the machine does not say */
+    const char *local_cpus;              /* as sysfs lists them: "0-55,112-167" */
+    double link_gts, link_gts_max;       /* transfers per second and lane in 10^9: 32 is PCIe 5; 0 not known */
+    int link_width, link_width_max;      /* lanes; 0 not known */
+    const char *driver;
+};
+
+struct topo_gpu {
+    /*
+     * As NVML numbers them, which is by PCI address, and so does CUDA with CUDA_DEVICE_ORDER=PCI_BUS_ID and all
+     * visible. Its default, FASTEST_FIRST, does so too in practice where all GPUs are equal. Those that NVML does not
+     * answer for, though this process has their device file, come last: they have fallen off the bus.
+     */
+    int index;
+    int pci; /* index into topo.pci */
+    const char *name;
+    const char *uuid;                /* "GPU-..."; "" unless the driver answered */
+    int minor;                       /* of /dev/nvidia<minor> */
+    int cc_major, cc_minor;          /* compute capability; 0 not known */
+    bool answered;                   /* NVML knows it; what follows is only then known */
+    int64_t ecc_uncorrected;         /* since the driver was loaded; -1 not known */
+    int remap_pending, remap_failed; /* of memory rows; 0, 1, -1 not known */
+    int nvlinks, nvlinks_up;         /* links that the board has, and those that are up */
+    int nvlinks_switch;              /* those up that lead to an NVSwitch */
+    int nvlinks_gpu[TOPO_MAX_GPUS];  /* those up that lead straight to the GPU of this index */
+    int fabric;                      /* enum topo_fabric */
+};
+
+enum topo_fabric {
+    TOPO_FABRIC_UNKNOWN = -1,
+    TOPO_FABRIC_NONE,
+    TOPO_FABRIC_STARTING,
+    TOPO_FABRIC_READY,
+    TOPO_FABRIC_FAILED
+};
+
+enum topo_gid_type { TOPO_GID_IB, TOPO_GID_ROCE1, TOPO_GID_ROCE2, TOPO_GID_UNKNOWN };
+enum topo_gid_kind { TOPO_GID_LINK_LOCAL, TOPO_GID_IPV4, TOPO_GID_OTHER };
+
+struct topo_gid {
+    int index;
+    enum topo_gid_type type;
+    enum topo_gid_kind kind;
+};
+
+enum topo_link_layer { TOPO_LINK_UNKNOWN, TOPO_LINK_INFINIBAND, TOPO_LINK_ETHERNET };
+
+struct topo_port {
+    int number;             /* from 1 */
+    const char *state;      /* "ACTIVE", "DOWN", "INIT", "ARMED" */
+    const char *phys_state; /* "LinkUp", "Disabled", "Polling" */
+    bool active;            /* ACTIVE and LinkUp */
+    double rate_gbps;       /* 0 not known */
+    enum topo_link_layer link_layer;
+    const char *netdev; /* of Ethernet ports */
+    int n_gids;
+    struct topo_gid *gids;      /* those that are not empty, by index */
+    enum root_state gids_state; /* could they be read? */
+};
+
+/* What a NIC is for, as far as the machine shows it. */
+enum topo_role {
+    TOPO_ROLE_DATA,
+    /*
+     * For management or storage: much slower than the fastest ones; where there are more NICs than GPUs (on the bus,
+     * and counting NICs that are down), farther from every GPU than as many others as there are GPUs, or of another
+     * link layer than these; or it carries the default route beside others as fast.
+     */
+    TOPO_ROLE_MANAGEMENT,
+    TOPO_ROLE_DOWN,   /* no active port */
+    TOPO_ROLE_VIRTUAL /* a virtual function whose physical function is here as well */
+};
+
+struct topo_nic {
+    const char *name; /* of the RDMA device: mlx5_0, rocep5s0f0 */
+    int pci;          /* -1: none, a software device (rxe, siw) */
+    const char *hca, *firmware;
+    const char *uverbs; /* "/dev/infiniband/uverbs0" */
+    int n_ports;
+    struct topo_port ports[TOPO_MAX_PORTS];
+    enum topo_role role;
+    const char *role_why; /* in words */
+};
+
+struct topo_numa {
+    int number;
+    const char *cpus;
+    int64_t memory_bytes; /* -1 not known */
+};
+
+struct topo {
+    struct root *root;
+    int n_pci, n_gpus, n_nics, n_numa, n_host_bridges;
+    struct topo_pci *pci;               /* by address */
+    struct topo_gpu *gpus;              /* by index */
+    struct topo_nic *nics;              /* by PCI address, then by name */
+    struct topo_numa *numa;             /* by number */
+    const char *host_bridge_names[256]; /* "pci0000:00" */
+    const char *driver;                 /* version of the NVIDIA driver */
+    bool nvml;                          /* did the driver answer? */
+    const char *nvml_why;               /* else why not */
+    int n_hidden_gpus;                  /* on the bus, but not offered to this process (a container, a job of Slurm) */
+    bool cut;                           /* more devices than fit */
+    const char *not_read;               /* lists of devices that are there and could not be read, and why; "" */
+    const char *why_empty; /* when there is neither GPU nor NIC: where was looked and what was found, for people */
+};
+
+/* Reads it. Fails for lack of memory only: a machine without anything is an empty one. */
+ep_status topo_read(struct root *root, struct topo **ret_topo);
+void topo_free(struct topo *topo);
+
+/* Path between two PCI devices (indices). A device without a place (-1) is TOPO_SYS away from everything. */
+enum topo_path topo_path(const struct topo *topo, int a, int b);
+enum topo_path topo_gpu_nic_path(const struct topo *topo, int gpu, int nic);
+
+/* Between two GPUs (indices): TOPO_NVLINK with the number of links, that of the one with fewer behind an NVSwitch. */
+enum topo_path topo_gpu_path(const struct topo *topo, int a, int b, int *ret_links);
+
+/* "PIX"; TOPO_NVLINK is "NV". */
+const char *topo_path_name(enum topo_path path);
+
+/* Index of the PCI device of this address ("0000:0f:00.0", or as NVML writes it "00000000:0F:00.0"), or -1. */
+int topo_find_pci(const struct topo *topo, const char *address);
+
+/* Index or -1. A name with ":port" behind it is not one. */
+int topo_find_nic(const struct topo *topo, const char *name);
+int topo_find_gpu_uuid(const struct topo *topo, const char *uuid); /* by a prefix too, as CUDA_VISIBLE_DEVICES allows */
+
+/*
+ * Reads a list of ranges as sysfs writes them ("0-3,8") into a bit mask of `bits` bits (an array of (bits + 63) / 64).
+ * False when it is none; numbers beyond are ignored.
+ */
+bool topo_parse_cpus(const char *text, uint64_t *ret_mask, int bits);
+
+#endif

@@ -1,0 +1,466 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * advice.c - the variables of NVSHMEM, DeepEP and NCCL that are right for a machine.
+ *
+ * Nothing is advised that DeepEP sets itself before it starts NVSHMEM (deep_ep/buffer.py: NVSHMEM_DISABLE_P2P,
+ * NVSHMEM_QP_DEPTH, NVSHMEM_IBGDA_NUM_RC_PER_PE, NVSHMEM_MAX_TEAMS, NVSHMEM_CUMEM_GRANULARITY, ...).
+ */
+#include "software/advice_internal.h"
+
+#include "base/error.h"
+#include "software/variables.h"
+
+#include <ctype.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct advice_row *advice_add(struct advice_work *work, const char *name, const char *reason)
+{
+    struct advice *advice = work->advice;
+    struct advice_row *row = &advice->rows[advice->n < ADVICE_MAX ? advice->n++ : ADVICE_MAX - 1];
+
+    *row = (struct advice_row){.name = name, .scope = ADVICE_NODE, .value = "", .reason = reason};
+    return row;
+}
+
+static void set(struct advice_work *work, const char *name, const char *value, const char *reason)
+{
+    advice_add(work, name, reason)->value = value;
+}
+
+static void unset(struct advice_work *work, const char *name, const char *reason)
+{
+    advice_add(work, name, reason)->unset = true;
+}
+
+const struct advice_row *advice_find(const struct advice *advice, const char *name)
+{
+    for (int i = 0; i < advice->n; i++)
+        if (strcmp(advice->rows[i].name, name) == 0)
+            return &advice->rows[i];
+    return NULL;
+}
+
+/* --- NICs --- */
+
+int advice_data_ports(const struct topo *topo)
+{
+    int n = 0;
+
+    for (int i = 0; i < topo->n_nics; i++)
+        for (int p = 0; p < topo->nics[i].n_ports && topo->nics[i].role == TOPO_ROLE_DATA; p++)
+            n += topo->nics[i].ports[p].active;
+    return n;
+}
+
+#define MELLANOX 0x15b3
+
+bool advice_is_mlx5(const struct topo *topo, int nic)
+{
+    const struct topo_nic *it = &topo->nics[nic];
+
+    return it->role == TOPO_ROLE_DATA && it->pci >= 0 && topo->pci[it->pci].vendor == MELLANOX;
+}
+
+bool advice_has_mlx5(const struct topo *topo)
+{
+    for (int i = 0; i < topo->n_nics; i++)
+        if (advice_is_mlx5(topo, i))
+            return true;
+    return false;
+}
+
+static bool map_is_whole(const struct map *map)
+{
+    for (int i = 0; i < map->n; i++)
+        if (map->choices[i].nic < 0)
+            return false;
+    return map->n > 0;
+}
+
+/* --- NVSHMEM --- */
+
+static ep_status advise_hca_list(struct advice_work *work)
+{
+    const char **values = root_alloc(work->root, (size_t)work->map->n * sizeof(*values));
+    struct advice_row *row;
+
+    if (!values)
+        return ep_fail(EP_E_MEMORY, "no memory for the NICs of %d ranks", work->map->n);
+    for (int gpu = 0; gpu < work->map->n; gpu++)
+        values[gpu] = map_hca_list(work->topo, work->map, gpu);
+    row = advice_add(work, "NVSHMEM_HCA_LIST",
+                     work->map->n_shared ? "There are fewer ports than GPUs: this spreads the ranks evenly over them, "
+                                           "each near its GPU."
+                                         : "With a single candidate NVSHMEM has nothing to choose: each rank has the "
+                                           "NIC nearest to its GPU for itself.");
+    row->scope = ADVICE_RANK;
+    row->n_values = work->map->n;
+    row->values = values;
+    return EP_OK;
+}
+
+/* What the names of all NICs that IBGDA can drive have in common, at least two letters of it; "" if nothing. */
+static const char *common_prefix(struct advice_work *work)
+{
+    const struct topo *topo = work->topo;
+    const char *first = NULL;
+    size_t n = 0;
+
+    for (int i = 0; i < topo->n_nics; i++) {
+        const char *name = topo->nics[i].name;
+        size_t same = 0;
+
+        if (!advice_is_mlx5(topo, i))
+            continue;
+        if (!first) {
+            first = name;
+            n = strlen(name);
+        }
+        while (same < n && name[same] == first[same])
+            same++;
+        n = same;
+    }
+    while (n > 0 && !isalpha((unsigned char)first[n - 1]))
+        n--;
+    return n >= 2 ? root_printf(work->root, "%.*s", (int)n, first) : "";
+}
+
+static void advise_hca_prefix(struct advice_work *work)
+{
+    const struct topo *topo = work->topo;
+    const char *prefix, *stranger = NULL;
+    char name[64];
+
+    for (int i = 0; i < topo->n_nics && !stranger; i++)
+        if (advice_is_mlx5(topo, i) && !strstr(topo->nics[i].name, "mlx5"))
+            stranger = topo->nics[i].name;
+    prefix = stranger ? common_prefix(work) : "";
+    if (!*prefix)
+        return;
+    root_clean(stranger, name, sizeof(name));
+    set(work, "NVSHMEM_HCA_PREFIX", prefix,
+        root_printf(work->root, "NVSHMEM looks for names with mlx5 in them, and NICs here have others: %s.", name));
+}
+
+static bool is_right_gid(const struct topo_gid *gid)
+{
+    return gid->type == TOPO_GID_ROCE2 && gid->kind == TOPO_GID_IPV4;
+}
+
+static bool port_has_right_gid(const struct topo_port *port, int index)
+{
+    for (int i = 0; i < port->n_gids; i++)
+        if (port->gids[i].index == index)
+            return is_right_gid(&port->gids[i]);
+    return false;
+}
+
+/* NVSHMEM picks the RoCE v2 GID with an IPv4 address by itself; it needs help where a port has several. */
+static void advise_gid_index(struct advice_work *work)
+{
+    const struct topo_port *crowded = NULL;
+    const struct topo *topo = work->topo;
+    int index = -1;
+
+    for (int i = 0; i < topo->n_nics; i++) {
+        for (int p = 0; p < topo->nics[i].n_ports && topo->nics[i].role == TOPO_ROLE_DATA; p++) {
+            const struct topo_port *port = &topo->nics[i].ports[p];
+            int n = 0;
+
+            for (int g = 0; g < port->n_gids && port->active && port->link_layer == TOPO_LINK_ETHERNET; g++)
+                n += is_right_gid(&port->gids[g]);
+            if (n > 1 && !crowded)
+                crowded = port;
+        }
+    }
+    for (int g = 0; crowded && g < crowded->n_gids && index < 0; g++) {
+        bool is_everywhere = is_right_gid(&crowded->gids[g]);
+
+        for (int i = 0; i < topo->n_nics; i++)
+            for (int p = 0; p < topo->nics[i].n_ports && topo->nics[i].role == TOPO_ROLE_DATA; p++)
+                if (topo->nics[i].ports[p].active && topo->nics[i].ports[p].link_layer == TOPO_LINK_ETHERNET)
+                    is_everywhere =
+                        is_everywhere && port_has_right_gid(&topo->nics[i].ports[p], crowded->gids[g].index);
+        index = is_everywhere ? crowded->gids[g].index : -1;
+    }
+    if (index >= 0)
+        set(work, "NVSHMEM_IB_GID_INDEX", root_printf(work->root, "%d", index),
+            "Ports have several RoCE v2 GIDs with IPv4 addresses; this is the first one that all ports have. Check "
+            "that it is in the network that joins the nodes.");
+}
+
+/* Have all RoCE ports for data GIDs with IPv6 addresses, and none with an IPv4 address? */
+static bool is_ipv6_only(const struct topo *topo)
+{
+    int n = 0;
+
+    for (int i = 0; i < topo->n_nics; i++)
+        for (int p = 0; p < topo->nics[i].n_ports && topo->nics[i].role == TOPO_ROLE_DATA; p++) {
+            const struct topo_port *port = &topo->nics[i].ports[p];
+            bool ipv6 = false;
+
+            if (!port->active || port->link_layer != TOPO_LINK_ETHERNET)
+                continue;
+            for (int g = 0; g < port->n_gids; g++) {
+                if (port->gids[g].kind == TOPO_GID_IPV4)
+                    return false;
+                ipv6 = ipv6 || (port->gids[g].type == TOPO_GID_ROCE2 && port->gids[g].kind == TOPO_GID_OTHER);
+            }
+            if (!ipv6)
+                return false;
+            n++;
+        }
+    return n > 0;
+}
+
+static void advise_family(struct advice_work *work, const char *name)
+{
+    if (is_ipv6_only(work->topo))
+        set(work, name, "AF_INET6", "Ports have IPv6 addresses only, and an IPv4 address is looked for by default.");
+}
+
+/* IBGDA, and which NIC each process takes: of NVIDIA's NICs alone. Others (EFA, bnxt) have other transports. */
+static ep_status advise_ibgda(struct advice_work *work)
+{
+    const struct stack_nvshmem *nvshmem = &work->stack->nvshmem;
+    char path[256];
+
+    if (!advice_has_mlx5(work->topo))
+        return EP_OK;
+    if (*nvshmem->transport_ibgda) {
+        root_clean(nvshmem->transport_ibgda, path, sizeof(path));
+        set(work, "NVSHMEM_IB_ENABLE_IBGDA", "1",
+            root_printf(work->root, "The switch for IBGDA; its transport is %s.", path));
+        set(work, "NVSHMEM_IBGDA_NIC_HANDLER", "gpu",
+            "GPUs ring the NICs' doorbells themselves; the CPU as handler needs GDRCopy, and dispatches have been seen "
+            "to hang with it.");
+    }
+    if (map_is_whole(work->map))
+        EP_TRY(advise_hca_list(work));
+    if (advice_data_ports(work->topo) > 1)
+        unset(work, "NVSHMEM_ENABLE_NIC_PE_MAPPING",
+              "It counts PEs per NVSHMEM job; DeepEP makes a job for each GPU of a node, so all of them would take the "
+              "first NIC.");
+    advise_hca_prefix(work);
+    return EP_OK;
+}
+
+static ep_status advise_nvshmem(struct advice_work *work)
+{
+    const struct stack_driver *driver = &work->stack->driver;
+    const struct stack_nvshmem *nvshmem = &work->stack->nvshmem;
+
+    if (nvshmem->host.state != ROOT_OK && !*nvshmem->home && !*nvshmem->bundled)
+        return EP_OK;
+    EP_TRY(advise_ibgda(work));
+    advise_gid_index(work);
+    advise_family(work, "NVSHMEM_IB_ADDR_FAMILY");
+    if (driver->dmabuf == ROOT_ABSENT && driver->peermem == ROOT_OK) {
+        set(work, "NVSHMEM_DISABLE_CUDA_VMM", "1",
+            "GPU memory is registered through nvidia_peermem here, not by dma-buf: with a heap from cudaMalloc that "
+            "is one registration, not one for each piece that a growing heap adds.");
+        set(work, "NVSHMEM_SYMMETRIC_SIZE", "4G",
+            "The heap cannot grow then, and the default of 1 GiB is less than what DeepEP's buffers between nodes "
+            "take.");
+    }
+    return EP_OK;
+}
+
+static void advise_deepep(struct advice_work *work)
+{
+    const struct stack_deepep *deepep = &work->stack->deepep;
+    char folder[256];
+
+    if (!deepep->mapping_active || deepep->imported < 0 || !map_is_whole(work->map) || !advice_has_mlx5(work->topo))
+        return;
+    root_clean(deepep->copies[deepep->imported].folder, folder, sizeof(folder));
+    set(work, "DEEP_EP_DEVICE_TO_HCA_MAPPING", map_deepep(work->topo, work->map),
+        root_printf(work->root,
+                    "DeepEP in %s makes NVSHMEM_HCA_LIST of it for each of its processes, also where a program starts "
+                    "its ranks itself.",
+                    folder));
+}
+
+/* --- NCCL --- */
+
+/* What Google's set_nccl_env.sh for gIB sets, and what its shim expects. */
+static const struct {
+    const char *name, *value, *reason;
+} gib_settings[] = {
+    {"NCCL_NET", "gIB", "The network plugin of Google Cloud, which is installed here."},
+    {"NCCL_CROSS_NIC", "0", "gIB expects it: the network is built in rails, one for each NIC."},
+    {"NCCL_NET_GDR_LEVEL", "PIX", "gIB expects it: a GPU uses the NICs on its own PCIe switch."},
+    {"NCCL_P2P_NET_CHUNKSIZE", "131072", "gIB expects it: bytes of a message of send and receive."},
+    {"NCCL_NVLS_CHUNKSIZE", "524288", "gIB expects it: bytes of a piece of a reduction in the NVLink switch."},
+    {"NCCL_IB_ADAPTIVE_ROUTING", "1", "gIB expects it: packets may take several paths; off by default on RoCE."},
+    {"NCCL_IB_QPS_PER_CONNECTION", "4", "gIB expects it: several queue pairs take several paths."},
+    {"NCCL_IB_TC", "52", "gIB expects it: the traffic class of data."},
+    {"NCCL_IB_FIFO_TC", "84", "gIB expects it: the traffic class of control messages."},
+};
+
+static const char *gib_reason(struct advice_work *work, const char *name)
+{
+    for (size_t i = 0; i < sizeof(gib_settings) / sizeof(gib_settings[0]); i++)
+        if (strcmp(gib_settings[i].name, name) == 0)
+            return gib_settings[i].reason;
+    return root_printf(work->root, "%s sets it.", work->stack->nccl.script);
+}
+
+/* What the installed script says; where it says nothing, the values that are known. */
+static void advise_gib_settings(struct advice_work *work)
+{
+    const struct stack_nccl *nccl = &work->stack->nccl;
+    size_t n_known = sizeof(gib_settings) / sizeof(gib_settings[0]);
+
+    for (int i = 0; i < nccl->n_settings; i++) {
+        const struct stack_setting *setting = &nccl->settings[i];
+
+        if (setting->is_unclear || strcmp(setting->name, "NCCL_TUNER_CONFIG_PATH") == 0 ||
+            strcmp(setting->name, "TORCH_NCCL_USE_COMM_NONBLOCKING") == 0)
+            continue;
+        if (setting->value)
+            set(work, setting->name, setting->value, gib_reason(work, setting->name));
+        else
+            unset(work, setting->name, root_printf(work->root, "%s unsets it.", nccl->script));
+    }
+    /* Without the name of the network the others are for nothing. */
+    for (size_t i = 0; i < (*nccl->script ? 1 : n_known); i++)
+        if (!advice_find(work->advice, gib_settings[i].name))
+            set(work, gib_settings[i].name, gib_settings[i].value, gib_settings[i].reason);
+}
+
+static void advise_gib(struct advice_work *work)
+{
+    const char *config = work->stack->nccl.tuner_config;
+    char shown[1024];
+
+    advise_gib_settings(work);
+    root_clean(config, shown, sizeof(shown));
+    if (*config && strcmp(config, shown) == 0)
+        set(work, "NCCL_TUNER_CONFIG_PATH", config, "What gIB's tuner knows about this type of machine.");
+    unset(work, "TORCH_NCCL_USE_COMM_NONBLOCKING",
+          "gIB's shim wants it unset, with any value, and stops with a mismatch otherwise.");
+}
+
+/* Ports of NICs for data, in the form of NCCL_IB_HCA; "" when no other NIC is there to be kept out. */
+static const char *nccl_hcas(struct advice_work *work)
+{
+    const struct topo *topo = work->topo;
+    bool others = false;
+    const char *list = "";
+    char name[64];
+
+    for (int i = 0; i < topo->n_nics; i++) {
+        for (int p = 0; p < topo->nics[i].n_ports; p++) {
+            if (!topo->nics[i].ports[p].active)
+                continue;
+            others = others || topo->nics[i].role != TOPO_ROLE_DATA;
+            root_clean(topo->nics[i].name, name, sizeof(name));
+            if (topo->nics[i].role == TOPO_ROLE_DATA)
+                list =
+                    root_printf(work->root, "%s%s%s:%d", list, *list ? "," : "=", name, topo->nics[i].ports[p].number);
+        }
+    }
+    return others ? list : "";
+}
+
+static void advise_nccl(struct advice_work *work)
+{
+    const char *list;
+
+    if (*work->stack->nccl.gib) {
+        advise_gib(work);
+        return;
+    }
+    advise_family(work, "NCCL_IB_ADDR_FAMILY");
+    list = nccl_hcas(work);
+    if (*list)
+        set(work, "NCCL_IB_HCA", list,
+            "NCCL would use all NICs, also those for management and storage, which are not in this list.");
+}
+
+/* --- what is set and should not be --- */
+
+/* Why a value that is a path is of no use here; NULL if it is, or is no path. */
+static const char *useless_path(const struct advice_work *work, const struct variable *known, const char *value)
+{
+    bool is_provider = strcmp(known->name, "RDMAV_DRIVERS") == 0 || strcmp(known->name, "IBV_DRIVERS") == 0;
+    int number = work->stack->verbs.private_version;
+    char path[256];
+
+    if (value[0] != '/')
+        return NULL;
+    root_clean(value, path, sizeof(path));
+    if (known->values && strcmp(known->values, "path") == 0 && root_stat(work->root, "%s", value).state == ROOT_ABSENT)
+        return root_printf(work->root, "It names what is not there: %s.", path);
+    if (is_provider && number > 0 && !strchr(value, ':') &&
+        root_stat(work->root, "%s-rdmav%d.so", value, number).state == ROOT_ABSENT)
+        return root_printf(work->root, "It has no effect: libibverbs looks for %s-rdmav%d.so, which is not there.",
+                           path, number);
+    return NULL;
+}
+
+static void advise_against(struct advice_work *work, const struct root_variable *variable)
+{
+    const struct variable *known = variable_find(variable->name);
+    char why[256], value[128];
+    const char *useless;
+
+    if (!known || advice_find(work->advice, variable->name))
+        return;
+    useless = useless_path(work, known, variable->value);
+    root_clean(variable->value, value, sizeof(value));
+    if (known->effect == VARIABLE_VOID)
+        unset(work, known->name, root_printf(work->root, "It does nothing: %s.", known->text));
+    else if (known->effect == VARIABLE_BUILD_ONLY && strcmp(known->values, "path") != 0)
+        unset(work, known->name, root_printf(work->root, "It does nothing in a running program: %s.", known->text));
+    else if (variable_is_theirs(known->name) && !variable_takes(known, variable->value, why, sizeof(why)))
+        unset(work, known->name, root_printf(work->root, "Its value here, '%s', %s.", value, why));
+    else if (useless)
+        unset(work, known->name, useless);
+}
+
+ep_status advice_make(const struct topo *topo, const struct stack *stack, const struct map *map,
+                      struct advice **ret_advice)
+{
+    struct advice *advice = calloc(1, sizeof(*advice));
+    struct advice_work work = {stack->root, topo, stack, map, advice};
+    struct root_environment environment = root_environment(stack->root);
+    ep_status status = EP_OK;
+
+    if (advice)
+        advice->rows = calloc(ADVICE_MAX, sizeof(*advice->rows));
+    if (!advice || !advice->rows) {
+        advice_free(advice);
+        return ep_fail(EP_E_MEMORY, "no memory for advice");
+    }
+    if (topo->n_gpus == 0 && topo->n_nics == 0) {
+        *ret_advice = advice;
+        return EP_OK;
+    }
+    if (topo->n_gpus > 0 && advice_data_ports(topo) > 0) {
+        status = advise_nvshmem(&work);
+        advise_deepep(&work);
+        advise_nccl(&work);
+    }
+    if (status == EP_OK)
+        status = advice_paths(&work);
+    if (status != EP_OK) {
+        advice_free(advice);
+        return status;
+    }
+    for (size_t i = 0; i < environment.n && advice->n < ADVICE_MAX; i++)
+        advise_against(&work, &environment.variables[i]);
+    *ret_advice = advice;
+    return EP_OK;
+}
+
+void advice_free(struct advice *advice)
+{
+    if (!advice)
+        return;
+    free(advice->rows);
+    free(advice);
+}

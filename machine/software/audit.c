@@ -1,0 +1,451 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * audit.c - what is wrong with an environment.
+ *
+ * A variable has at most one row, the gravest. The judges below are asked in their order, and the first one that has
+ * something to say ends it.
+ */
+#include "software/advice_internal.h"
+#include "software/variables.h"
+
+#include "base/error.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#define SHOWN_BYTES 256 /* of a value in a text */
+
+/* NVSHMEM up to here is known: what a later one reads is not called unknown. */
+#define NVSHMEM_NEXT "3.6"
+
+struct audit_work {
+    struct root *root;
+    const struct topo *topo;
+    const struct stack *stack;
+    const struct advice *advice;
+    struct audit *audit;
+};
+
+static const char *clean(const struct audit_work *work, const char *text)
+{
+    char shown[SHOWN_BYTES];
+
+    root_clean(text, shown, sizeof(shown));
+    return root_printf(work->root, "%s", shown);
+}
+
+static bool __attribute__((format(printf, 4, 5)))
+report(struct audit_work *work, enum audit_kind kind, const struct root_variable *variable, const char *format, ...)
+{
+    const struct advice_row *row = advice_find(work->advice, variable->name);
+    char text[1024];
+    va_list args;
+
+    if (work->audit->n == AUDIT_MAX)
+        return true;
+    va_start(args, format);
+    vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
+    work->audit->rows[work->audit->n++] =
+        (struct audit_row){.kind = kind,
+                           .name = clean(work, variable->name),
+                           .value = clean(work, variable->value),
+                           .advised = row && !row->unset && row->scope != ADVICE_RANK ? row->value : "",
+                           .text = root_printf(work->root, "%s", text)};
+    return true;
+}
+
+/* Calls `judge` with each entry of a list; true as soon as it says true. */
+static bool any_entry(struct audit_work *work, const struct root_variable *variable, const char *separators,
+                      bool (*judge)(struct audit_work *, const struct root_variable *, const char *entry))
+{
+    char entry[512];
+
+    for (const char *at = variable->value; *at; at += strcspn(at, separators), at += *at != '\0') {
+        size_t n = strcspn(at, separators);
+
+        if (n == 0 || n >= sizeof(entry))
+            continue;
+        memcpy(entry, at, n);
+        entry[n] = '\0';
+        if (judge(work, variable, entry))
+            return true;
+    }
+    return false;
+}
+
+static const char *value_in_environment(const struct audit_work *work, const char *name)
+{
+    const char *value = root_env(work->root, name);
+
+    return value ? value : "";
+}
+
+/* --- judges of single variables --- */
+
+/* One NIC, not excluded: that is what a process needs, and no other variable can change the choice. */
+static bool is_single_nic(const char *list)
+{
+    return *list && *list != '^' && !strchr(list, ',');
+}
+
+static bool judge_pe_mapping(struct audit_work *work, const struct root_variable *variable)
+{
+    const struct advice_row *row = advice_find(work->advice, variable->name);
+
+    if (!row || !variable_is_true(variable->value) || is_single_nic(value_in_environment(work, "NVSHMEM_HCA_LIST")) ||
+        work->topo->n_gpus < 2)
+        return false;
+    return report(work, AUDIT_HARMFUL, variable, "All GPUs take the first NIC. %s Unset it.", row->reason);
+}
+
+static bool judge_handler(struct audit_work *work, const struct root_variable *variable)
+{
+    if (strcasecmp(variable->value, "cpu") == 0 && advice_find(work->advice, variable->name))
+        return report(
+            work, AUDIT_HARMFUL, variable,
+            "The CPU rings the NICs' doorbells: that needs GDRCopy, and dispatches have been seen to hang. Set "
+            "it to gpu.");
+    if (strcasecmp(variable->value, "cpu_host_memory") == 0 && advice_find(work->advice, variable->name))
+        return report(work, AUDIT_DIFFERS, variable, "The CPU rings the NICs' doorbells, which is slower than gpu.");
+    /* auto does what gpu does. */
+    return strcasecmp(variable->value, "auto") == 0;
+}
+
+static bool judge_prefix(struct audit_work *work, const struct root_variable *variable)
+{
+    bool is_exclusion = variable->value[0] == '^';
+    const struct topo *topo = work->topo;
+    bool any = false;
+
+    for (int i = 0; i < topo->n_nics; i++) {
+        if (!advice_is_mlx5(topo, i))
+            continue;
+        any = true;
+        if ((strstr(topo->nics[i].name, variable->value + is_exclusion) != NULL) != is_exclusion)
+            return true;
+    }
+    return any && report(work, AUDIT_HARMFUL, variable,
+                         "No NIC for data has it in its name, so IBGDA finds none. Set it to a part of their names, or "
+                         "unset it where they are called mlx5_N.");
+}
+
+static bool judge_hca(struct audit_work *work, const struct root_variable *variable, const char *entry)
+{
+    char name[64];
+
+    snprintf(name, sizeof(name), "%.*s", (int)strcspn(entry, ":"), entry);
+    if (topo_find_nic(work->topo, name) >= 0)
+        return false;
+    return report(work, AUDIT_HARMFUL, variable, "It names %s, and no NIC here is called that.", clean(work, name));
+}
+
+/* "mlx5_0" stands for "mlx5_0:1". */
+static bool is_same_hca(const char *a, const char *b)
+{
+    size_t n = strcspn(a, ":");
+
+    if (n != strcspn(b, ":") || strncmp(a, b, n) != 0)
+        return false;
+    return strcmp(a[n] ? a + n : ":1", b[n] ? b + n : ":1") == 0;
+}
+
+static bool judge_hca_list(struct audit_work *work, const struct root_variable *variable)
+{
+    const struct advice_row *row = advice_find(work->advice, variable->name);
+    struct root_variable list = *variable;
+    int gpu = advice_gpu_of(work->topo, advice_root_env, work->root);
+
+    list.value += list.value[0] == '^';
+    if (work->topo->n_nics > 0 && list.value == variable->value && any_entry(work, &list, ",", judge_hca))
+        return true;
+    if (!row || gpu < 0 || gpu >= row->n_values || is_same_hca(variable->value, row->values[gpu]))
+        return true;
+    return report(work, AUDIT_DIFFERS, variable, "This rank uses GPU %d, whose NIC is %s.", gpu, row->values[gpu]);
+}
+
+static bool judge_mapping(struct audit_work *work, const struct root_variable *variable)
+{
+    const struct advice_row *row = advice_find(work->advice, variable->name);
+    struct map *map = NULL, *best = NULL;
+    bool is_worse;
+
+    if (work->topo->n_gpus == 0 || work->topo->n_nics == 0)
+        return true;
+    if (map_parse(work->topo, variable->value, &map) != EP_OK)
+        return report(work, AUDIT_VALUE, variable, "It is no mapping of the GPUs here: %s.", ep_last_error());
+    if (work->stack->deepep.imported >= 0 && !work->stack->deepep.mapping_active) {
+        map_free(map);
+        return report(work, AUDIT_VOID, variable,
+                      "It does nothing: the DeepEP that is imported does not read it. Set NVSHMEM_HCA_LIST for each "
+                      "rank.");
+    }
+    is_worse = row && map_parse(work->topo, row->value, &best) == EP_OK &&
+               (map->n_shared > best->n_shared || map->distance > best->distance);
+    map_free(best);
+    map_free(map);
+    if (is_worse)
+        return report(work, AUDIT_DIFFERS, variable, "GPUs share NICs, or have farther ones than they could have.");
+    return true;
+}
+
+static bool judge_gid_index(struct audit_work *work, const struct root_variable *variable)
+{
+    const struct topo *topo = work->topo;
+    int index = atoi(variable->value);
+
+    for (int i = 0; i < topo->n_nics && index >= 0; i++) {
+        for (int p = 0; p < topo->nics[i].n_ports && topo->nics[i].role == TOPO_ROLE_DATA; p++) {
+            const struct topo_port *port = &topo->nics[i].ports[p];
+            bool is_right = false;
+
+            if (!port->active || port->link_layer != TOPO_LINK_ETHERNET || port->gids_state != ROOT_OK)
+                continue;
+            for (int g = 0; g < port->n_gids; g++)
+                is_right = is_right || (port->gids[g].index == index && port->gids[g].type == TOPO_GID_ROCE2 &&
+                                        port->gids[g].kind != TOPO_GID_LINK_LOCAL);
+            if (!is_right)
+                return report(work, AUDIT_HARMFUL, variable,
+                              "GID %d of %s port %d is not RoCE v2 with a routable address. Unset it: the right one is "
+                              "picked by itself.",
+                              index, clean(work, topo->nics[i].name), port->number);
+        }
+    }
+    return false;
+}
+
+static bool judge_vmm(struct audit_work *work, const struct root_variable *variable)
+{
+    if (!variable_is_true(variable->value) || advice_find(work->advice, variable->name) ||
+        work->stack->driver.dmabuf != ROOT_OK || root_env(work->root, "NVSHMEM_SYMMETRIC_SIZE"))
+        return false;
+    return report(work, AUDIT_DIFFERS, variable,
+                  "The heap is static then, of 1 GiB because NVSHMEM_SYMMETRIC_SIZE is not set. GPU memory is "
+                  "registered by dma-buf here, which needs no static heap: unset it.");
+}
+
+/* An entry that is a folder: libibverbs appends "-rdmavNN.so" to it and looks for a file. */
+static bool judge_driver_entry(struct audit_work *work, const struct root_variable *variable, const char *entry)
+{
+    if (*entry != '/' || !root_is_folder(root_stat(work->root, "%s", entry)))
+        return false;
+    return report(work, AUDIT_VALUE, variable,
+                  "%s is a folder. libibverbs appends -rdmavNN.so to each entry, so it must end in /libmlx5.",
+                  clean(work, entry));
+}
+
+static bool judge_drivers(struct audit_work *work, const struct root_variable *variable)
+{
+    return any_entry(work, variable, ":;,", judge_driver_entry);
+}
+
+static bool judge_preload_entry(struct audit_work *work, const struct root_variable *variable, const char *entry)
+{
+    if (*entry != '/' || strchr(entry, '$') || root_stat(work->root, "%s", entry).state != ROOT_ABSENT)
+        return false;
+    return report(work, AUDIT_PATH, variable, "%s is not there, and ld.so goes on without it.", clean(work, entry));
+}
+
+static bool judge_preload(struct audit_work *work, const struct root_variable *variable)
+{
+    return any_entry(work, variable, ": ", judge_preload_entry);
+}
+
+/* Is `folder` among the entries of a search path? */
+static bool path_has(const char *path, const char *folder, size_t n)
+{
+    for (const char *at = path;; at++) {
+        size_t length = strcspn(at, ":;");
+
+        while (length > 1 && at[length - 1] == '/')
+            length--;
+        if (length == n && strncmp(at, folder, n) == 0)
+            return true;
+        at += strcspn(at, ":;");
+        if (!*at)
+            return false;
+    }
+}
+
+static bool judge_path(struct audit_work *work, const struct root_variable *variable)
+{
+    const struct advice_row *row = advice_find(work->advice, variable->name);
+
+    if (!row || row->scope != ADVICE_NODE)
+        return true;
+    for (const char *at = row->value; *at; at += strcspn(at, ":"), at += *at == ':') {
+        const char *folder = root_printf(work->root, "%.*s", (int)strcspn(at, ":"), at);
+        const char *why = strstr(row->reason, folder);
+
+        /* The reason speaks of several: "FOLDER: what for; FOLDER: what for." */
+        why = why && why[strlen(folder)] == ':' ? why + strlen(folder) + 2 : row->reason;
+        if (!path_has(variable->value, folder, strlen(folder)))
+            return report(work, AUDIT_DIFFERS, variable, "It lacks %s (%.*s). Put that in front.", folder,
+                          (int)strcspn(why, ";."), why);
+    }
+    return true;
+}
+
+/* A judge says true when it has said what there is to say, if anything. */
+static const struct {
+    const char *name;
+    bool (*judge)(struct audit_work *work, const struct root_variable *variable);
+} judges[] = {
+    {"NVSHMEM_ENABLE_NIC_PE_MAPPING", judge_pe_mapping},
+    {"NVSHMEM_IBGDA_NIC_HANDLER", judge_handler},
+    {"NVSHMEM_HCA_PREFIX", judge_prefix},
+    {"NVSHMEM_HCA_LIST", judge_hca_list},
+    {"NVSHMEM_IB_GID_INDEX", judge_gid_index},
+    {"NVSHMEM_DISABLE_CUDA_VMM", judge_vmm},
+    {"DEEP_EP_DEVICE_TO_HCA_MAPPING", judge_mapping},
+    {"RDMAV_DRIVERS", judge_drivers},
+    {"IBV_DRIVERS", judge_drivers},
+    {"LD_PRELOAD", judge_preload},
+    {"LD_LIBRARY_PATH", judge_path},
+    {"PYTHONPATH", judge_path},
+};
+
+/* --- judges by the table --- */
+
+static bool judge_unknown(struct audit_work *work, const struct root_variable *variable)
+{
+    const char *near, *version = work->stack->nvshmem.version;
+
+    if (!variable_is_theirs(variable->name))
+        return false;
+    near = variable_nearest(variable->name);
+    if (near)
+        return report(work, AUDIT_UNKNOWN, variable, "Nothing is known to read it. Is %s meant?", near);
+    /* Plugins of NCCL have variables of their own, and so have later versions of NVSHMEM. */
+    if (strncmp(variable->name, "NVSHMEM_", 8) != 0 || (*version && libs_version_compare(version, NVSHMEM_NEXT) >= 0))
+        return false;
+    return report(work, AUDIT_UNKNOWN, variable, "NVSHMEM up to 3.5 has no variable of this name. Unset it.");
+}
+
+static bool judge_file(struct audit_work *work, const struct variable *known, const struct root_variable *variable)
+{
+    if (!known->values || strcmp(known->values, "path") != 0 || variable->value[0] != '/' ||
+        root_stat(work->root, "%s", variable->value).state != ROOT_ABSENT)
+        return false;
+    return report(work, AUDIT_PATH, variable, "It names nothing that is there: %s.", known->text);
+}
+
+static bool judge_by_table(struct audit_work *work, const struct variable *known, const struct root_variable *variable)
+{
+    bool is_path = known->values && strcmp(known->values, "path") == 0;
+    char why[256];
+
+    if (known->effect == VARIABLE_VOID)
+        return report(work, AUDIT_VOID, variable, "It does nothing: %s. Unset it.", known->text);
+    /* Folders are of use to builds: they only have to be right. */
+    if (known->effect == VARIABLE_BUILD_ONLY && !is_path)
+        return report(work, AUDIT_VOID, variable, "It does nothing in a running program: %s. Unset it.", known->text);
+    if (!variable_takes(known, variable->value, why, sizeof(why)) &&
+        (variable_is_theirs(known->name) || known->effect != VARIABLE_WORKS))
+        return report(work, AUDIT_VALUE, variable, "Its value %s. Correct it, or unset it: %s.", why, known->text);
+    return judge_file(work, known, variable);
+}
+
+static void judge_by_advice(struct audit_work *work, const struct root_variable *variable)
+{
+    const struct advice_row *row = advice_find(work->advice, variable->name);
+    const struct variable *known = variable_find(variable->name);
+
+    if (!row || row->scope != ADVICE_NODE)
+        return;
+    if (row->unset) {
+        /* Switched off is as good as not set; a name that is harmful with any value is not a switch. */
+        if (!known || !known->values || strcmp(known->values, "bool") != 0 || variable_is_true(variable->value))
+            report(work, AUDIT_HARMFUL, variable, "%s Unset it.", row->reason);
+        return;
+    }
+    if (known && known->values && strcmp(known->values, "bool") == 0 &&
+        variable_is_true(row->value) == variable_is_true(variable->value))
+        return;
+    if (strcasecmp(row->value, variable->value) != 0)
+        report(work, AUDIT_DIFFERS, variable, "It should be %s. %s", row->value, row->reason);
+}
+
+static void judge_variable(struct audit_work *work, const struct root_variable *variable)
+{
+    const struct variable *known = variable_find(variable->name);
+
+    if (!known) {
+        judge_unknown(work, variable);
+        return;
+    }
+    if (judge_by_table(work, known, variable))
+        return;
+    for (size_t i = 0; i < sizeof(judges) / sizeof(judges[0]); i++)
+        if (strcmp(judges[i].name, variable->name) == 0 && judges[i].judge(work, variable))
+            return;
+    /* A switch of PEs to NICs is judged with the list beside it, above. */
+    if (strcmp(variable->name, "NVSHMEM_ENABLE_NIC_PE_MAPPING") != 0)
+        judge_by_advice(work, variable);
+}
+
+/* --- what is missing --- */
+
+static void find_missing(struct audit_work *work)
+{
+    int gpu = advice_gpu_of(work->topo, advice_root_env, work->root);
+
+    for (int i = 0; i < work->advice->n && work->audit->n < AUDIT_MAX; i++) {
+        const struct advice_row *row = &work->advice->rows[i];
+        const char *value =
+            row->scope == ADVICE_RANK && gpu >= 0 && gpu < row->n_values ? row->values[gpu] : row->value;
+
+        /* What to preload is for one program, which may or may not be the one that is looked at. */
+        if (row->unset || row->scope == ADVICE_PROGRAM || (row->scope == ADVICE_RANK && gpu < 0) ||
+            root_env(work->root, row->name))
+            continue;
+        work->audit->rows[work->audit->n++] = (struct audit_row){
+            .kind = AUDIT_MISSING, .name = row->name, .value = "", .advised = value, .text = row->reason};
+    }
+}
+
+static int compare_rows(const void *left, const void *right)
+{
+    const struct audit_row *a = left, *b = right;
+    int order = (a->kind != AUDIT_HARMFUL) - (b->kind != AUDIT_HARMFUL);
+
+    return order ? order : strcmp(a->name, b->name);
+}
+
+ep_status audit_make(const struct topo *topo, const struct stack *stack, const struct advice *advice,
+                     struct audit **ret_audit)
+{
+    struct root_environment environment = root_environment(stack->root);
+    struct audit *audit = calloc(1, sizeof(*audit));
+    struct audit_work work = {stack->root, topo, stack, advice, audit};
+
+    if (audit)
+        audit->rows = calloc(AUDIT_MAX, sizeof(*audit->rows));
+    if (!audit || !audit->rows) {
+        audit_free(audit);
+        return ep_fail(EP_E_MEMORY, "no memory to judge the environment");
+    }
+    for (size_t i = 0; i < environment.n && audit->n < AUDIT_MAX; i++) {
+        audit->uses_stack = audit->uses_stack || variable_is_theirs(environment.variables[i].name);
+        judge_variable(&work, &environment.variables[i]);
+    }
+    /* A DeepEP that Python finds reads variables, and switches IBGDA on, whether others are set or not. */
+    audit->uses_stack = audit->uses_stack || (stack->deepep.imported >= 0 && advice_has_mlx5(topo));
+    /* An environment that cannot be read lacks nothing that anybody knows of. */
+    if (environment.state == ROOT_OK)
+        find_missing(&work);
+    qsort(audit->rows, (size_t)audit->n, sizeof(*audit->rows), compare_rows);
+    *ret_audit = audit;
+    return EP_OK;
+}
+
+void audit_free(struct audit *audit)
+{
+    if (!audit)
+        return;
+    free(audit->rows);
+    free(audit);
+}

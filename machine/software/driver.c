@@ -1,0 +1,307 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* driver.c - the NVIDIA driver, its options, and the modules beside it. */
+#include "software/parse.h"
+#include "software/read.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define VERSION "/proc/driver/nvidia/version"
+#define PARAMS "/proc/driver/nvidia/params"
+#define DPKG "/var/lib/dpkg/status"
+
+#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+#define MAX_FILES 1024
+
+/* --- options --- */
+
+/* The order in which kmod looks: a file hides those of its name in the folders behind. */
+static const char *const modprobe_folders[] = {"/etc/modprobe.d", "/run/modprobe.d", "/usr/local/lib/modprobe.d",
+                                               "/usr/lib/modprobe.d", "/lib/modprobe.d"};
+
+struct conf_file {
+    const char *name, *folder;
+};
+
+static int compare_files(const void *a, const void *b)
+{
+    return strcmp(((const struct conf_file *)a)->name, ((const struct conf_file *)b)->name);
+}
+
+static bool is_hidden(const struct conf_file *files, size_t n, const char *name)
+{
+    for (size_t i = 0; i < n; i++)
+        if (strcmp(files[i].name, name) == 0)
+            return true;
+    return false;
+}
+
+/* The files that modprobe reads, in its order: by name, whatever folder they are in (modprobe.d(5)). */
+static size_t list_files(struct root *root, struct conf_file *ret_files)
+{
+    size_t n = 0;
+
+    for (size_t f = 0; f < COUNT(modprobe_folders); f++) {
+        struct root_names names = root_list(root, "%s", modprobe_folders[f]);
+        size_t before = n;
+
+        for (size_t i = 0; i < names.n && n < MAX_FILES; i++) {
+            size_t length = strlen(names.names[i]);
+
+            if (length > 5 && strcmp(names.names[i] + length - 5, ".conf") == 0 &&
+                !is_hidden(ret_files, before, names.names[i]))
+                ret_files[n++] = (struct conf_file){.name = names.names[i], .folder = modprobe_folders[f]};
+        }
+    }
+    qsort(ret_files, n, sizeof(*ret_files), compare_files);
+    return n;
+}
+
+/* One more line with RegistryDwords: the parameter is one text, so it replaces what earlier ones said, all of it. */
+static void note_dwords(struct root *root, struct stack_option *option, const struct parse_option *line,
+                        const char *file, struct piece *last)
+{
+    struct piece value;
+
+    if (!piece_is(line->name, "NVreg_RegistryDwords"))
+        return;
+    *last = line->value;
+    if (*option->configured) {
+        option->overruled = option->configured;
+        option->overruled_in = option->configured_in;
+    }
+    option->configured = parse_dword(line->value, "PeerMappingOverride", &value) ? piece_keep(root, value) : "";
+    option->configured_in = file;
+}
+
+static void read_configured(struct root *root, struct stack_driver *driver)
+{
+    struct stack_option *option = &driver->peer_mapping_override;
+    struct piece last = {.text = NULL};
+    struct conf_file *files = calloc(MAX_FILES, sizeof(*files));
+    size_t n = files ? list_files(root, files) : 0;
+    struct parse_option line;
+    const char *at = root_read(root, "/proc/cmdline").text;
+
+    for (size_t i = 0; i < n; i++) {
+        const char *path = root_printf(root, "%s/%s", files[i].folder, files[i].name);
+        struct parse_modprobe state = {.at = root_read(root, "%s", path).text};
+
+        while (parse_modprobe_next(&state, "nvidia", &line))
+            note_dwords(root, option, &line, path, &last);
+    }
+    /* What the kernel command line says, modprobe puts behind what files say. */
+    while (parse_cmdline_next(&at, "nvidia", &line))
+        note_dwords(root, option, &line, "/proc/cmdline", &last);
+    driver->dwords_with_override = last.text ? parse_dwords_with(root, last, "PeerMappingOverride=1") : "";
+    free(files);
+}
+
+static void read_live(struct root *root, struct stack_option *option)
+{
+    struct piece dwords = parse_field(root_read(root, PARAMS).text, "RegistryDwords", ':'), value;
+
+    if (dwords.n >= 2 && *dwords.text == '"')
+        dwords = (struct piece){.text = dwords.text + 1, .n = dwords.n - 2};
+    if (parse_dword(dwords, "PeerMappingOverride", &value))
+        option->live = piece_keep(root, value);
+}
+
+/* --- versions --- */
+
+/* The version without what a distribution puts behind it: "580.126.09" of "580.126.09-0ubuntu0.24.04.1". */
+static const char *upstream_version(struct root *root, struct piece version)
+{
+    const char *colon = memchr(version.text, ':', version.n), *dash;
+
+    if (colon) {
+        version.n -= (size_t)(colon + 1 - version.text);
+        version.text = colon + 1;
+    }
+    dash = memchr(version.text, '-', version.n);
+    if (dash)
+        version.n = (size_t)(dash - version.text);
+    return piece_keep(root, version);
+}
+
+/*
+ * Packages that bring the kernel module or its source, in the version of the driver. Ubuntu's signed modules
+ * (linux-modules-nvidia-580-open-6.8.0-87-generic) are none of them: their version is that of the kernel.
+ */
+static bool brings_driver(const struct parse_package *package)
+{
+    static const char *const prefixes[] = {"nvidia-dkms-", "nvidia-kernel-source-", "nvidia-driver-"};
+
+    if (!package->installed)
+        return false;
+    for (size_t i = 0; i < COUNT(prefixes); i++) {
+        size_t n = strlen(prefixes[i]);
+
+        /* nvidia-driver-580-open, not nvidia-driver-assistant */
+        if (piece_begins(package->name, prefixes[i]) && package->name.n > n &&
+            strchr("0123456789", package->name.text[n]))
+            return true;
+    }
+    return piece_is(package->name, "nvidia-dkms") || piece_is(package->name, "nvidia-open");
+}
+
+/* By DKMS's book-keeping, /var/lib/dkms/nvidia/<version>/<kernel>, or by the package. */
+static const char *installed_driver(struct root *root, const char *kernel)
+{
+    struct root_names versions = root_list(root, "/var/lib/dkms/nvidia");
+    const char *newest = "", *at = root_read(root, DPKG).text;
+    struct parse_package package;
+
+    for (size_t i = 0; i < versions.n && *kernel; i++) {
+        if (root_is_folder(root_stat(root, "/var/lib/dkms/nvidia/%s/%s", versions.names[i], kernel)) &&
+            libs_version_compare(versions.names[i], newest) > 0)
+            newest = versions.names[i];
+    }
+    if (*newest)
+        return newest;
+    while (parse_package_next(&at, &package))
+        if (brings_driver(&package))
+            return upstream_version(root, package.version);
+    return "";
+}
+
+/* --- DOCA --- */
+
+static const char *doca_by_package(struct root *root)
+{
+    static const char *const names[] = {"doca-ofed", "doca-all",  "doca-networking",
+                                        "doca-roce", "doca-host", "doca-kernel"};
+    const char *found[COUNT(names)] = {NULL}, *at = root_read(root, DPKG).text;
+    struct parse_package package;
+
+    while (parse_package_next(&at, &package))
+        for (size_t i = 0; i < COUNT(names); i++)
+            if (package.installed && piece_is(package.name, names[i]))
+                found[i] = upstream_version(root, package.version);
+    for (size_t i = 0; i < COUNT(names); i++)
+        if (found[i])
+            return found[i];
+    return "";
+}
+
+/* The package doca-host unpacks its repository to /usr/share/doca-host-<version>-<build>. */
+static const char *doca_by_folder(struct root *root)
+{
+    const char *name = stack_first_with(root, "/usr/share", "doca-host-");
+    size_t n = *name ? strspn(name + 10, "0123456789.") : 0;
+
+    return n ? root_printf(root, "%.*s", (int)n, name + 10) : "";
+}
+
+/*
+ * dpkg's status grows beyond what is read of a file where much is installed. NVIDIA's instructions write a source for
+ * apt with the version in its path; it counts where the source of OFED's modules shows that it was installed from.
+ */
+static const char *doca_by_repository(struct root *root)
+{
+    static const char *const files[] = {"/etc/apt/sources.list.d/doca.list", "/etc/yum.repos.d/doca.repo"};
+
+    if (!*stack_first_with(root, "/usr/src", "mlnx-ofed-kernel-"))
+        return "";
+    for (size_t i = 0; i < COUNT(files); i++) {
+        const char *version = strstr(root_read(root, "%s", files[i]).text, "/doca/");
+        size_t n = version ? strspn(version + 6, "0123456789.") : 0;
+
+        if (n && version[6 + n] == '/')
+            return piece_keep(root, (struct piece){.text = version + 6, .n = n});
+    }
+    return "";
+}
+
+static const char *doca_version(struct root *root)
+{
+    const char *version = doca_by_package(root);
+
+    if (!*version)
+        version = doca_by_folder(root);
+    return *version ? version : doca_by_repository(root);
+}
+
+/* --- dma-buf --- */
+
+/*
+ * Can the driver export GPU memory as dma-buf? By NVIDIA's guide to GPUDirect RDMA (gpu-operator: "DMA-BUF"): open
+ * kernel modules of 515 or later, Linux 5.12 or later, a Turing GPU or later. The driver is not asked.
+ */
+static void judge_dmabuf(struct root *root, const struct topo *topo, struct stack_driver *driver)
+{
+    struct root_text version = root_line(root, VERSION);
+
+    driver->dmabuf = ROOT_ABSENT;
+    if (version.state != ROOT_OK) {
+        driver->dmabuf = version.state;
+        driver->dmabuf_why = version.state == ROOT_ABSENT ? "the NVIDIA driver is not loaded" : version.why;
+    } else if (!driver->is_open) {
+        driver->dmabuf_why = "the loaded driver is the proprietary one; only the open kernel modules export dma-buf";
+    } else if (libs_version_compare(driver->version, "515") < 0) {
+        driver->dmabuf_why = root_printf(root, "driver %s is older than 515", driver->version);
+    } else if (!*driver->kernel) {
+        driver->dmabuf = ROOT_FAILED;
+        driver->dmabuf_why = "the release of the kernel is not known";
+    } else if (libs_version_compare(driver->kernel, "5.12") < 0) {
+        driver->dmabuf_why = root_printf(root, "Linux %s is older than 5.12", driver->kernel);
+    } else {
+        driver->dmabuf = ROOT_OK;
+        driver->dmabuf_why = "";
+        for (int i = 0; i < topo->n_gpus; i++) {
+            const struct topo_gpu *gpu = &topo->gpus[i];
+
+            if (gpu->cc_major && (gpu->cc_major < 7 || (gpu->cc_major == 7 && gpu->cc_minor < 5))) {
+                driver->dmabuf = ROOT_ABSENT;
+                driver->dmabuf_why = root_printf(root, "GPU %d is older than Turing", gpu->index);
+            }
+        }
+    }
+}
+
+static enum root_state module_state(struct root *root, const char *name)
+{
+    return root_stat(root, "/sys/module/%s", name).state;
+}
+
+/*
+ * What lets NICs into GPU memory without dma-buf, ROOT_OK if any is there: nvidia_peermem of the driver, nv_peer_mem of
+ * Mellanox before it, efa_nv_peermem of Amazon, or whoever else has registered with ib_core of OFED, which shows its
+ * clients in /sys/kernel/mm/memory_peers (ib_peer_mem.h).
+ */
+static enum root_state peermem_state(struct root *root)
+{
+    static const char *const modules[] = {"nvidia_peermem", "nv_peer_mem", "efa_nv_peermem"};
+    struct root_names clients = root_list(root, "/sys/kernel/mm/memory_peers");
+    enum root_state state = ROOT_ABSENT;
+
+    if (clients.state == ROOT_OK && clients.n > 0)
+        return ROOT_OK;
+    for (size_t i = 0; i < COUNT(modules); i++) {
+        enum root_state module = module_state(root, modules[i]);
+
+        if (module == ROOT_OK)
+            return ROOT_OK;
+        state = state == ROOT_ABSENT ? module : state;
+    }
+    return state;
+}
+
+void stack_read_driver(struct root *root, const struct topo *topo, struct stack_driver *driver)
+{
+    struct root_text version = root_line(root, VERSION);
+    struct stack_option nothing = {"", "", "", "", ""};
+
+    driver->version = piece_keep(root, parse_version(version.text));
+    driver->is_open = strstr(version.text, "Open Kernel Module") != NULL;
+    driver->kernel = root_line(root, "/proc/sys/kernel/osrelease").text;
+    driver->module_version = root_line(root, "/sys/module/nvidia/version").text;
+    driver->installed_version = installed_driver(root, driver->kernel);
+    driver->peer_mapping_override = nothing;
+    read_configured(root, driver);
+    read_live(root, &driver->peer_mapping_override);
+    driver->peermem = peermem_state(root);
+    driver->gdrdrv = module_state(root, "gdrdrv");
+    driver->doca = doca_version(root);
+    judge_dmabuf(root, topo, driver);
+}

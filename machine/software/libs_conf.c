@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * libs_conf.c - /etc/ld.so.conf and what it includes, as ldconfig(8) reads them: a folder a line, "include PATTERN...",
+ * comments behind '#'; "hwcap" lines, and a type behind '=', are of no use any more.
+ */
+#include "software/libs_search.h"
+
+#include <fnmatch.h>
+#include <limits.h>
+#include <string.h>
+
+#define BLANK " \t\r\f\v"
+#define MAX_FILES 256 /* include lines can form a loop */
+
+struct conf {
+    struct root *root;
+    struct libs_list *list;
+    int n_files;
+};
+
+static void read_file(struct conf *conf, const char *path);
+
+bool libs_conf_next(const char **at, struct libs_conf_line *ret_line)
+{
+    while (**at) {
+        const char *line = *at;
+        size_t n = strcspn(line, "\n");
+        size_t used = strcspn(line, "#\n");
+
+        *at += n + (line[n] == '\n');
+        while (used && strchr(BLANK, line[used - 1]))
+            used--;
+        while (used && strchr(BLANK, *line)) {
+            line++;
+            used--;
+        }
+        ret_line->is_include = used > 8 && strncmp(line, "include", 7) == 0 && strchr(BLANK, line[7]);
+        if (ret_line->is_include) {
+            *ret_line = (struct libs_conf_line){.is_include = true, .text = line + 8, .n = used - 8};
+            return true;
+        }
+        if (used > 5 && strncmp(line, "hwcap", 5) == 0 && strchr(BLANK, line[5]))
+            continue;
+        if (memchr(line, '=', used))
+            used = (size_t)((const char *)memchr(line, '=', used) - line);
+        if (used == 0)
+            continue;
+        *ret_line = (struct libs_conf_line){.text = line, .n = used};
+        return true;
+    }
+    return false;
+}
+
+/* Files that match a pattern whose last part may have wildcards, as those in use have. */
+static void read_matching(struct conf *conf, const char *pattern)
+{
+    const char *slash = strrchr(pattern, '/');
+    const char *folder = libs_folder_of(conf->root, pattern);
+    struct root_names names;
+
+    if (!strpbrk(pattern, "*?[")) {
+        read_file(conf, pattern);
+        return;
+    }
+    names = root_list(conf->root, "%s", folder);
+    for (size_t i = 0; i < names.n; i++)
+        if (fnmatch(slash + 1, names.names[i], FNM_PERIOD) == 0)
+            read_file(conf, root_printf(conf->root, "%s/%s", folder, names.names[i]));
+}
+
+static void read_include(struct conf *conf, const char *path, const struct libs_conf_line *line)
+{
+    const char *at = line->text, *end = line->text + line->n;
+
+    while (at < end) {
+        size_t blank = strspn(at, BLANK), n;
+
+        at += blank < (size_t)(end - at) ? blank : (size_t)(end - at);
+        n = strcspn(at, BLANK);
+        if (n > (size_t)(end - at))
+            n = (size_t)(end - at);
+        if (n && n < PATH_MAX && *at == '/')
+            read_matching(conf, root_printf(conf->root, "%.*s", (int)n, at));
+        else if (n && n < PATH_MAX)
+            read_matching(conf, root_printf(conf->root, "%s/%.*s", libs_folder_of(conf->root, path), (int)n, at));
+        at += n;
+    }
+}
+
+static void read_file(struct conf *conf, const char *path)
+{
+    struct libs_conf_line line;
+    const char *at;
+
+    if (conf->n_files == MAX_FILES)
+        return;
+    conf->n_files++;
+    at = root_read(conf->root, "%s", path).text;
+    while (libs_conf_next(&at, &line)) {
+        if (line.is_include)
+            read_include(conf, path, &line);
+        else if (*line.text == '/' && line.n < PATH_MAX)
+            libs_list_add(conf->root, conf->list, libs_expand(conf->root, line.text, line.n, NULL), "/etc/ld.so.conf");
+    }
+}
+
+void libs_conf_read(struct root *root, struct libs_list *list)
+{
+    struct conf conf = {.root = root, .list = list};
+
+    read_file(&conf, "/etc/ld.so.conf");
+}

@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "software/os.h"
+
+#include "software/parse.h"
+
+#include <string.h>
+
+/* Is `word` one of the words of `list`? */
+static bool has_word(struct piece list, const char *word)
+{
+    size_t n = strlen(word);
+
+    while (list.n > 0) {
+        const char *space = memchr(list.text, ' ', list.n);
+        size_t length = space ? (size_t)(space - list.text) : list.n;
+
+        if (length == n && memcmp(list.text, word, n) == 0)
+            return true;
+        length += space != NULL;
+        list.text += length;
+        list.n -= length;
+    }
+    return false;
+}
+
+/* A value of os-release(5), without the quotes that it may have. */
+static struct piece release_field(const char *text, const char *name)
+{
+    struct piece value = parse_field(text, name, '=');
+
+    if (value.n >= 2 && strchr("\"'", *value.text) && value.text[value.n - 1] == *value.text)
+        value = (struct piece){.text = value.text + 1, .n = value.n - 2};
+    return value;
+}
+
+static enum os_family family_of(struct piece ids)
+{
+    static const char *const debian[] = {"debian", "ubuntu", NULL};
+    static const char *const rhel[] = {"rhel", "fedora", "centos", "rocky", "almalinux", "ol", "amzn", NULL};
+
+    if (has_word(ids, "cos"))
+        return OS_COS;
+    for (int i = 0; debian[i]; i++)
+        if (has_word(ids, debian[i]))
+            return OS_DEBIAN;
+    for (int i = 0; rhel[i]; i++)
+        if (has_word(ids, rhel[i]))
+            return OS_RHEL;
+    return OS_OTHER;
+}
+
+/* What lies at / of a container is put together from the layers of its image, which no installed system's is. */
+static bool root_is_layered(struct root *root)
+{
+    const char *line = root_read(root, "/proc/self/mounts").text;
+    bool layered = false;
+
+    while (*line) {
+        size_t n = strcspn(line, "\n");
+        const char *place = memchr(line, ' ', n);
+
+        /* Of several mounts in one place the last one covers the others. */
+        if (place && strncmp(place, " / ", 3) == 0)
+            layered = strncmp(place + 3, "overlay ", 8) == 0 || strncmp(place + 3, "fuse.fuse-overlayfs ", 20) == 0;
+        line += n + (line[n] != '\0');
+    }
+    return layered;
+}
+
+/* Docker, Podman and CRI-O, Apptainer; systemd's convention for all of them (systemd.io/CONTAINER_INTERFACE). */
+static bool is_in_container(struct root *root)
+{
+    static const char *const marks[] = {"/.dockerenv", "/run/.containerenv", "/.singularity.d"};
+    const char *container = root_env(root, "container");
+
+    if ((container && *container) || root_env(root, "KUBERNETES_SERVICE_HOST"))
+        return true;
+    for (size_t i = 0; i < sizeof(marks) / sizeof(marks[0]); i++)
+        if (root_stat(root, "%s", marks[i]).state == ROOT_OK)
+            return true;
+    return root_is_layered(root);
+}
+
+void os_read(struct root *root, struct os *ret_os)
+{
+    struct root_text text = root_read(root, "/etc/os-release");
+
+    if (text.state != ROOT_OK)
+        text = root_read(root, "/usr/lib/os-release");
+    ret_os->family = family_of(release_field(text.text, "ID"));
+    if (ret_os->family == OS_OTHER)
+        ret_os->family = family_of(release_field(text.text, "ID_LIKE"));
+    ret_os->in_container = is_in_container(root);
+}
+
+const char *os_initramfs(const struct os *os)
+{
+    if (os->in_container)
+        return "";
+    return os->family == OS_DEBIAN ? "sudo update-initramfs -u" : os->family == OS_RHEL ? "sudo dracut --force" : "";
+}
+
+const char *os_install(struct root *root, const struct os *os, const char *debian, const char *rhel)
+{
+    if (os->family == OS_DEBIAN && *debian)
+        return root_printf(root, "sudo apt-get install %s", debian);
+    if (os->family == OS_RHEL && *rhel)
+        return root_printf(root, "sudo dnf install %s", rhel);
+    return "";
+}
+
+/* Debian: grub-mkconfig reads /etc/default/grub. RHEL: grubby(8). COS has its own grub.cfg, which belongs to the node's
+ * pool. */
+const char *os_kernel_argument(struct root *root, const struct os *os, bool add, const char *argument)
+{
+    const char *verb = add ? "Add" : "Take", *place = add ? "to" : "out of";
+
+    if (os->in_container)
+        return root_printf(root, "On the node, not in this container: %s %s %s the kernel command line, and reboot.",
+                           add ? "add" : "take", argument, place);
+    switch (os->family) {
+    case OS_DEBIAN:
+        return root_printf(root,
+                           "%s %s %s GRUB_CMDLINE_LINUX in /etc/default/grub%s, then sudo update-grub and reboot.",
+                           verb, argument, place, add ? "" : " (and in /etc/default/grub.d)");
+    case OS_RHEL:
+        return root_printf(root, "sudo grubby --update-kernel=ALL --%s=%s, then reboot.", add ? "args" : "remove-args",
+                           argument);
+    case OS_COS:
+        return root_printf(root,
+                           "%s %s %s the kernel command line, which Container-Optimized OS keeps in grub.cfg of its "
+                           "EFI partition and an update replaces: better choose another image for these nodes.",
+                           verb, argument, place);
+    case OS_OTHER:
+        break;
+    }
+    return root_printf(root, "%s %s %s the kernel command line in the settings of the boot loader, and reboot.", verb,
+                       argument, place);
+}

@@ -1,0 +1,292 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* parse.c - modprobe.d, the kernel command line, dpkg's status, and other lines of a machine. */
+#include "software/parse.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define KEEP_MAX 4096
+#define BLANK " \t\r\f\v"
+
+bool piece_is(struct piece piece, const char *text)
+{
+    return piece.n == strlen(text) && strncmp(piece.text, text, piece.n) == 0;
+}
+
+bool piece_begins(struct piece piece, const char *text)
+{
+    return piece.n >= strlen(text) && strncmp(piece.text, text, strlen(text)) == 0;
+}
+
+const char *piece_keep(struct root *root, struct piece piece)
+{
+    char clean[KEEP_MAX];
+    const char *raw = root_printf(root, "%.*s", (int)(piece.n < KEEP_MAX ? piece.n : KEEP_MAX - 1), piece.text);
+
+    root_clean(raw, clean, sizeof(clean));
+    return root_printf(root, "%s", clean);
+}
+
+static struct piece trim(struct piece piece)
+{
+    while (piece.n && strchr(BLANK "\n", piece.text[piece.n - 1]))
+        piece.n--;
+    while (piece.n && strchr(BLANK "\n", *piece.text)) {
+        piece.text++;
+        piece.n--;
+    }
+    return piece;
+}
+
+static struct piece take_line(const char **at)
+{
+    struct piece line = {.text = *at, .n = strcspn(*at, "\n")};
+
+    *at += line.n + (line.text[line.n] == '\n');
+    return line;
+}
+
+static struct piece unquote(struct piece piece)
+{
+    if (piece.n >= 2 && piece.text[0] == '"' && piece.text[piece.n - 1] == '"')
+        return (struct piece){.text = piece.text + 1, .n = piece.n - 2};
+    return piece;
+}
+
+/* --- modprobe.d --- */
+
+/* The kernel takes '-' and '_' in names of modules for the same. */
+static bool same_module(struct piece piece, const char *module)
+{
+    if (piece.n != strlen(module))
+        return false;
+    for (size_t i = 0; i < piece.n; i++) {
+        char a = piece.text[i] == '-' ? '_' : piece.text[i], b = module[i];
+
+        if (b == '-')
+            b = '_';
+        if (a != b)
+            return false;
+    }
+    return true;
+}
+
+/* A line, with those that its '\' at the end continues. The backslash counts as white space then (is_space()). */
+static struct piece take_continued_line(const char **at)
+{
+    struct piece line = take_line(at);
+
+    while (line.n && line.text[line.n - 1] == '\\' && **at) {
+        struct piece next = take_line(at);
+
+        line.n = (size_t)(next.text + next.n - line.text);
+    }
+    return line;
+}
+
+static bool is_space(struct piece piece, size_t i)
+{
+    char c = piece.text[i];
+
+    return (c != '\0' && strchr(BLANK "\n", c)) || (c == '\\' && i + 1 < piece.n && piece.text[i + 1] == '\n');
+}
+
+/* The next word of a line; white space within double quotes does not end it. */
+static struct piece take_word(struct piece *line)
+{
+    struct piece word;
+    bool quoted = false;
+    size_t i = 0;
+
+    while (i < line->n && is_space(*line, i))
+        i++;
+    word = (struct piece){.text = line->text + i};
+    for (; i < line->n && (quoted || !is_space(*line, i)); i++) {
+        if (line->text[i] == '"')
+            quoted = !quoted;
+        word.n++;
+    }
+    line->text += i;
+    line->n -= i;
+    return word;
+}
+
+static bool split_option(struct piece word, struct parse_option *ret_option)
+{
+    const char *equals = memchr(word.text, '=', word.n);
+
+    if (!equals)
+        return false;
+    ret_option->name = (struct piece){.text = word.text, .n = (size_t)(equals - word.text)};
+    ret_option->value = unquote((struct piece){.text = equals + 1, .n = word.n - (size_t)(equals - word.text) - 1});
+    return true;
+}
+
+bool parse_modprobe_next(struct parse_modprobe *state, const char *module, struct parse_option *ret_option)
+{
+    if (!state->rest.text)
+        state->rest.text = "";
+    for (;;) {
+        struct piece word = take_word(&state->rest);
+
+        if (word.n && split_option(word, ret_option))
+            return true;
+        if (word.n)
+            continue;
+        if (!*state->at)
+            return false;
+        state->rest = take_continued_line(&state->at);
+        /* The line is for somebody else, or no line of options: nothing of it is left. */
+        if (!piece_is(take_word(&state->rest), "options") || !same_module(take_word(&state->rest), module))
+            state->rest.n = 0;
+    }
+}
+
+bool parse_cmdline_next(const char **at, const char *module, struct parse_option *ret_option)
+{
+    struct piece rest = {.text = *at, .n = strlen(*at)};
+    size_t n_module = strlen(module);
+
+    for (;;) {
+        struct piece word = take_word(&rest);
+
+        *at = rest.text;
+        if (word.n == 0)
+            return false;
+        if (word.n <= n_module || word.text[n_module] != '.' ||
+            !same_module((struct piece){.text = word.text, .n = n_module}, module))
+            continue;
+        if (split_option((struct piece){.text = word.text + n_module + 1, .n = word.n - n_module - 1}, ret_option))
+            return true;
+    }
+}
+
+/* Takes the next entry, up to ';', off the front. Without '=' in it, `ret_name` is all of it. */
+static struct piece take_dword(struct piece *dwords, struct piece *ret_name)
+{
+    const char *end = memchr(dwords->text, ';', dwords->n), *equals;
+    struct piece entry = {.text = dwords->text, .n = end ? (size_t)(end - dwords->text) : dwords->n};
+
+    dwords->text += entry.n + (end ? 1 : 0);
+    dwords->n -= entry.n + (end ? 1 : 0);
+    equals = memchr(entry.text, '=', entry.n);
+    *ret_name = trim((struct piece){.text = entry.text, .n = equals ? (size_t)(equals - entry.text) : entry.n});
+    return equals ? trim((struct piece){.text = equals + 1, .n = entry.n - (size_t)(equals - entry.text) - 1})
+                  : (struct piece){.text = NULL};
+}
+
+bool parse_dword(struct piece dwords, const char *key, struct piece *ret_value)
+{
+    bool found = false;
+
+    while (dwords.n) {
+        struct piece name, value = take_dword(&dwords, &name);
+
+        /* The driver takes them in turn: the last one of a name stays. */
+        if (value.text && piece_is(name, key)) {
+            *ret_value = value;
+            found = true;
+        }
+    }
+    return found;
+}
+
+const char *parse_dwords_with(struct root *root, struct piece dwords, const char *setting)
+{
+    const char *key = root_printf(root, "%.*s", (int)strcspn(setting, "="), setting);
+    char merged[4096];
+    size_t used = 0;
+
+    while (dwords.n) {
+        struct piece name, value = take_dword(&dwords, &name);
+
+        /* What does not fit is no option that a kernel takes: the whole line may have 4 KiB. */
+        if (value.text && !piece_is(name, key) && name.n + value.n + 2 < sizeof(merged) - used)
+            used += (size_t)snprintf(merged + used, sizeof(merged) - used, "%.*s=%.*s;", (int)name.n, name.text,
+                                     (int)value.n, value.text);
+    }
+    return root_printf(root, "%s%s;", piece_keep(root, (struct piece){.text = merged, .n = used}), setting);
+}
+
+/* --- dpkg --- */
+
+static bool take_field(struct piece line, const char *name, struct piece *ret_value)
+{
+    size_t n = strlen(name);
+
+    if (line.n <= n || strncmp(line.text, name, n) != 0 || line.text[n] != ':')
+        return false;
+    *ret_value = trim((struct piece){.text = line.text + n + 1, .n = line.n - n - 1});
+    return true;
+}
+
+bool parse_package_next(const char **at, struct parse_package *ret_package)
+{
+    while (**at) {
+        struct parse_package package = {.name = {.text = ""}, .version = {.text = ""}};
+        struct piece line = take_line(at), status = {.text = ""};
+
+        while (line.n) {
+            if (!take_field(line, "Package", &package.name) && !take_field(line, "Version", &package.version))
+                take_field(line, "Status", &status);
+            line = take_line(at);
+        }
+        /* "install ok installed", "hold ok installed"; "deinstall ok config-files" is what is left of one. */
+        package.installed = status.n >= 10 && strncmp(status.text + status.n - 10, " installed", 10) == 0;
+        if (package.name.n) {
+            *ret_package = package;
+            return true;
+        }
+    }
+    return false;
+}
+
+/* --- small things --- */
+
+struct piece parse_field(const char *text, const char *name, char divider)
+{
+    size_t n = strlen(name);
+
+    while (*text) {
+        struct piece line = trim(take_line(&text));
+        struct piece rest;
+
+        if (!piece_begins(line, name))
+            continue;
+        rest = trim((struct piece){.text = line.text + n, .n = line.n - n});
+        if (rest.n && *rest.text == divider)
+            return trim((struct piece){.text = rest.text + 1, .n = rest.n - 1});
+    }
+    return (struct piece){.text = ""};
+}
+
+struct piece parse_version(const char *text)
+{
+    bool behind_blank = true;
+
+    while (*text) {
+        size_t n = strspn(text, "0123456789.");
+
+        if (n && behind_blank && *text != '.' && memchr(text, '.', n) && (!text[n] || strchr(BLANK "\n", text[n])))
+            return (struct piece){.text = text, .n = n};
+        behind_blank = strchr(BLANK "\n", *text) != NULL;
+        text += n ? n : 1;
+        if (n)
+            behind_blank = false;
+    }
+    return (struct piece){.text = ""};
+}
+
+struct piece parse_define(const char *text, const char *name)
+{
+    while (*text) {
+        struct piece line = take_line(&text), word = take_word(&line);
+
+        if (piece_is(word, "#define") && piece_is(take_word(&line), name)) {
+            word = take_word(&line);
+            if (word.n && strspn(word.text, "0123456789") >= word.n)
+                return word;
+        }
+    }
+    return (struct piece){.text = ""};
+}

@@ -1,0 +1,175 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * python.c - where Python looks for packages, as far as files tell: PYTHONPATH, then the site folders of the virtual
+ * environment or of the system, each followed by what its .pth files name (the module site in Python's documentation).
+ */
+#include "software/parse.h"
+#include "software/read.h"
+
+#include <limits.h>
+#include <string.h>
+
+#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+#define MAX_PTH 64 /* .pth files of one folder */
+
+/* Where scripts that are passed around leave DeepEP without making it known to Python. */
+static const char *const installers_places[] = {"/opt/deepep/python", "/opt/deepep/DeepEP", "/opt/deepep/source",
+                                                "/usr/local/nvidia/deepep", "/workspace/DeepEP"};
+
+static void add_folder(struct root *root, struct python *python, const char *path, bool on_path)
+{
+    if (*path != '/' || python->n == PYTHON_MAX_FOLDERS || strlen(path) >= PATH_MAX - 256)
+        return;
+    for (size_t i = 0; i < python->n; i++)
+        if (strcmp(python->folders[i].path, path) == 0)
+            return;
+    if (root_is_folder(root_stat(root, "%s", path)))
+        python->folders[python->n++] = (struct python_folder){.path = path, .on_path = on_path};
+}
+
+/* Lines of a .pth file are folders, of which relative ones lie below the file's own; "import ..." is code. */
+static void add_pth(struct root *root, struct python *python, const char *folder, const char *file, bool on_path)
+{
+    const char *at = root_read(root, "%s/%s", folder, file).text;
+
+    while (*at) {
+        size_t n = strcspn(at, "\n"), used = n;
+
+        while (used && strchr(" \t\r", at[used - 1]))
+            used--;
+        if (used && used < PATH_MAX && *at != '#' && strncmp(at, "import ", 7) != 0 &&
+            strncmp(at, "import\t", 7) != 0) {
+            const char *name = piece_keep(root, (struct piece){.text = at, .n = used});
+
+            if (strncmp(name, "./", 2) == 0)
+                name += 2;
+            add_folder(root, python, *name == '/' ? name : root_printf(root, "%s/%s", folder, name), on_path);
+        }
+        at += n + (at[n] == '\n');
+    }
+}
+
+static void add_site(struct root *root, struct python *python, const char *folder, bool on_path)
+{
+    size_t before = python->n, n_files = 0;
+    struct root_names names;
+
+    add_folder(root, python, folder, on_path);
+    if (python->n == before)
+        return;
+    names = root_list(root, "%s", folder);
+    for (size_t i = 0; i < names.n && n_files < MAX_PTH; i++) {
+        size_t length = strlen(names.names[i]);
+
+        if (length > 4 && strcmp(names.names[i] + length - 4, ".pth") == 0) {
+            add_pth(root, python, folder, names.names[i], on_path);
+            n_files++;
+        }
+    }
+}
+
+/* <prefix>/lib/python3.<minor>/<site>, the latest Python first. */
+static void add_prefix(struct root *root, struct python *python, const char *lib, const char *site, bool on_path)
+{
+    struct root_names names = root_list(root, "%s", lib);
+
+    for (size_t i = names.n; i-- > 0;)
+        if (strncmp(names.names[i], "python3.", 8) == 0)
+            add_site(root, python, root_printf(root, "%s/%s/%s", lib, names.names[i], site), on_path);
+}
+
+static void add_pythonpath(struct root *root, struct python *python)
+{
+    const char *list = root_env(root, "PYTHONPATH");
+
+    while (list && *list) {
+        size_t n = strcspn(list, ":"), used = n;
+
+        while (used > 1 && list[used - 1] == '/')
+            used--;
+        if (used && used < PATH_MAX)
+            add_folder(root, python, root_printf(root, "%.*s", (int)used, list), true);
+        list += n + (list[n] != '\0');
+    }
+}
+
+void stack_read_python(struct root *root, struct python *python)
+{
+    const char *environment = root_env(root, "VIRTUAL_ENV"), *home = root_env(root, "HOME");
+    bool is_system = true;
+
+    python->n = 0;
+    add_pythonpath(root, python);
+    if (!environment || !*environment)
+        environment = root_env(root, "CONDA_PREFIX");
+    if (environment && *environment == '/') {
+        struct root_text config = root_read(root, "%s/pyvenv.cfg", environment);
+
+        add_prefix(root, python, root_printf(root, "%s/lib", environment), "site-packages", true);
+        /* A virtual environment hides the packages of the system unless it was made not to. */
+        is_system = piece_is(parse_field(config.text, "include-system-site-packages", '='), "true");
+    }
+    if (home && *home == '/')
+        add_prefix(root, python, root_printf(root, "%s/.local/lib", home), "site-packages", is_system);
+    add_prefix(root, python, "/usr/local/lib", "dist-packages", is_system);
+    add_site(root, python, "/usr/lib/python3/dist-packages", is_system);
+    add_prefix(root, python, "/usr/local/lib", "site-packages", is_system);
+    add_prefix(root, python, "/usr/lib64", "site-packages", is_system);
+    add_prefix(root, python, "/usr/lib", "site-packages", is_system);
+    add_prefix(root, python, "/opt/conda/lib", "site-packages", is_system);
+    for (size_t i = 0; i < COUNT(installers_places); i++)
+        add_folder(root, python, installers_places[i], false);
+}
+
+const char *python_find(struct root *root, const struct python *python, const char *name)
+{
+    for (size_t i = 0; i < python->n; i++)
+        if (root_stat(root, "%s/%s", python->folders[i].path, name).state == ROOT_OK)
+            return root_printf(root, "%s/%s", python->folders[i].path, name);
+    return "";
+}
+
+/* "<name><digits>-<version>.dist-info", "...egg-info": where the version begins and how long it is; 0 if it is none. */
+static size_t find_version(const char *file, const char *name, const char *suffix, const char **ret_version)
+{
+    size_t n_name = strlen(name), n_file = strlen(file), n_suffix = strlen(suffix), n;
+    const char *at;
+
+    if (strncmp(file, name, n_name) != 0 || n_file < n_suffix || strcmp(file + n_file - n_suffix, suffix) != 0)
+        return 0;
+    at = file + n_name + strspn(file + n_name, "0123456789");
+    if (*at != '-' || at + 1 >= file + n_file - n_suffix)
+        return 0;
+    *ret_version = at + 1;
+    n = (size_t)(file + n_file - n_suffix - *ret_version);
+    /* An egg goes on with "-py3.12-linux-x86_64". */
+    return strcspn(*ret_version, "-") < n ? strcspn(*ret_version, "-") : n;
+}
+
+static const char *metadata_version(struct root *root, const char *path)
+{
+    return piece_keep(root, parse_field(root_read(root, "%s", path).text, "Version", ':'));
+}
+
+const char *python_version(struct root *root, const char *folder, const char *name)
+{
+    struct root_names names = root_list(root, "%s", folder);
+    const char *version = "", *text;
+
+    for (size_t i = 0; i < names.n && !*version; i++) {
+        size_t n = find_version(names.names[i], name, ".dist-info", &text);
+
+        if (n) {
+            version = metadata_version(root, root_printf(root, "%s/%s/METADATA", folder, names.names[i]));
+        } else if ((n = find_version(names.names[i], name, ".egg-info", &text)) != 0) {
+            version = metadata_version(root, root_printf(root, "%s/%s/PKG-INFO", folder, names.names[i]));
+        }
+        if (n && !*version)
+            version = piece_keep(root, (struct piece){.text = text, .n = n});
+    }
+    if (!*version)
+        version = metadata_version(root, root_printf(root, "%s/EGG-INFO/PKG-INFO", folder));
+    if (!*version)
+        version = metadata_version(root, root_printf(root, "%s/%s.egg-info/PKG-INFO", folder, name));
+    return version;
+}

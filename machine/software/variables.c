@@ -1,0 +1,211 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* variables.c - looking up environment variables of the stack, and judging their values. */
+#include "software/variables.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#define NAME_MAX_BYTES 64 /* longer than every name of the table */
+
+const struct variable *variable_find(const char *name)
+{
+    size_t low = 0, high = 0;
+
+    while (variables[high].name)
+        high++;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        int order = strcmp(name, variables[middle].name);
+
+        if (order == 0)
+            return &variables[middle];
+        if (order < 0)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return NULL;
+}
+
+bool variable_is_theirs(const char *name)
+{
+    static const char *const prefixes[] = {"NVSHMEM_", "NCCL_", "DEEP_EP_"};
+
+    for (size_t i = 0; i < sizeof(prefixes) / sizeof(prefixes[0]); i++)
+        if (strncmp(name, prefixes[i], strlen(prefixes[i])) == 0)
+            return true;
+    return false;
+}
+
+/* Letters to change, insert, leave out or swap with their neighbour to get from `a` to `b`; at most `limit` + 1. */
+static int distance(const char *a, const char *b, int limit)
+{
+    int rows[3][NAME_MAX_BYTES + 1];
+    int *before = rows[0], *last = rows[1], *now = rows[2];
+    int n_a = (int)strlen(a), n_b = (int)strlen(b);
+
+    if (n_b > NAME_MAX_BYTES || abs(n_a - n_b) > limit)
+        return limit + 1;
+    for (int j = 0; j <= n_b; j++)
+        last[j] = j;
+    for (int i = 1; i <= n_a; i++) {
+        int *spare = before;
+
+        now[0] = i;
+        for (int j = 1; j <= n_b; j++) {
+            int best = last[j - 1] + (a[i - 1] != b[j - 1]);
+
+            best = last[j] + 1 < best ? last[j] + 1 : best;
+            best = now[j - 1] + 1 < best ? now[j - 1] + 1 : best;
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] && before[j - 2] + 1 < best)
+                best = before[j - 2] + 1;
+            now[j] = best;
+        }
+        before = last;
+        last = now;
+        now = spare;
+    }
+    return last[n_b];
+}
+
+const char *variable_nearest(const char *name)
+{
+    const char *nearest = NULL;
+    int least = 3; /* two slips are a typing error, more are another name */
+
+    for (const struct variable *variable = variables; variable->name; variable++) {
+        int slips = variable->effect == VARIABLE_WORKS ? distance(name, variable->name, 2) : 3;
+
+        if (slips < least) {
+            least = slips;
+            nearest = variable->name;
+        }
+    }
+    return nearest;
+}
+
+bool variable_is_true(const char *value)
+{
+    return value && !strchr("0nNfF", value[0] ? value[0] : '1');
+}
+
+/* --- values --- */
+
+static bool __attribute__((format(printf, 3, 4))) refuse(char *ret_why, size_t bytes, const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(ret_why, bytes, format, args);
+    va_end(args);
+    return false;
+}
+
+static bool takes_bool(const char *value, char *ret_why, size_t bytes)
+{
+    static const char *const words[] = {"0", "false", "no", "f", "n", "1", "true", "yes", "on", "t", "y"};
+    const char *digit = value;
+
+    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++)
+        if (strcasecmp(value, words[i]) == 0)
+            return true;
+    while (*digit >= '0' && *digit <= '9')
+        digit++;
+    if (*value && *digit == '\0' && *value != '0')
+        return true;
+    return refuse(ret_why, bytes, "is neither 0 nor 1, and is read as %s",
+                  variable_is_true(value) ? "true: only what begins with 0, n or f is false" : "false");
+}
+
+static bool parse_number(const char *value, long long *ret_number)
+{
+    char *end;
+
+    if ((*value < '0' || *value > '9') && *value != '-' && *value != '+')
+        return false;
+    errno = 0;
+    *ret_number = strtoll(value, &end, 0);
+    return errno == 0 && end != value && *end == '\0';
+}
+
+/* `range` is "LOW..HIGH". */
+static bool takes_number(const char *range, bool must_be_power, const char *value, char *ret_why, size_t bytes)
+{
+    long long low = 0, high = 0, number;
+
+    if (sscanf(range, "%lld..%lld", &low, &high) != 2)
+        return true;
+    if (!parse_number(value, &number))
+        return refuse(ret_why, bytes, "is no number");
+    if (number < low || number > high)
+        return refuse(ret_why, bytes, "is not within %lld and %lld", low, high);
+    if (must_be_power && (number & (number - 1)) != 0)
+        return refuse(ret_why, bytes, "is no power of two");
+    return true;
+}
+
+/* As NVSHMEM reads sizes: a number, which may have a point, and one letter. */
+static bool takes_size(const char *value, char *ret_why, size_t bytes)
+{
+    char *end;
+    double number;
+
+    if ((*value < '0' || *value > '9') && *value != '.')
+        return refuse(ret_why, bytes, "is no size");
+    number = strtod(value, &end);
+    if (end == value || !(number >= 0) || (*end && (!strchr("kKmMgGtT", *end) || end[1])))
+        return refuse(ret_why, bytes, "is no size: a number with K, M, G or T behind it");
+    return true;
+}
+
+/* The alternatives as people read them: "a, b, c". */
+static void list_alternatives(const char *values, char *ret_text, size_t bytes)
+{
+    size_t n = 0;
+
+    for (const char *p = values; *p && n + 3 < bytes; p++) {
+        ret_text[n++] = *p == '|' ? ',' : *p;
+        if (*p == '|')
+            ret_text[n++] = ' ';
+    }
+    ret_text[n] = '\0';
+}
+
+static bool takes_alternative(const char *values, const char *value, char *ret_why, size_t bytes)
+{
+    char text[160];
+    size_t length = strlen(value);
+
+    for (const char *p = values; p; p = strchr(p, '|')) {
+        p += *p == '|';
+        if (length == strcspn(p, "|") && strncasecmp(p, value, length) == 0)
+            return true;
+    }
+    list_alternatives(values, text, sizeof(text));
+    if (strchr(value, ','))
+        return refuse(ret_why, bytes, "is a list, and it takes one word: %s", text);
+    return refuse(ret_why, bytes, "is not one of %s", text);
+}
+
+bool variable_takes(const struct variable *variable, const char *value, char *ret_why, size_t bytes)
+{
+    const char *values = variable->values;
+
+    if (!values || strcmp(values, "list") == 0 || strcmp(values, "text") == 0)
+        return true;
+    if (strcmp(values, "path") == 0)
+        return *value || refuse(ret_why, bytes, "names no file or folder");
+    if (strcmp(values, "bool") == 0)
+        return takes_bool(value, ret_why, bytes);
+    if (strcmp(values, "size") == 0)
+        return takes_size(value, ret_why, bytes);
+    if (strncmp(values, "int ", 4) == 0)
+        return takes_number(values + 4, false, value, ret_why, bytes);
+    if (strncmp(values, "power ", 6) == 0)
+        return takes_number(values + 6, true, value, ret_why, bytes);
+    return takes_alternative(values, value, ret_why, bytes);
+}

@@ -1,0 +1,120 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* elf.c - what the headers of an ELF file say: read once, kept, and presented as plain arrays. */
+#include "source/elf.h"
+#include "source/keep.h"
+
+#include <stdarg.h>
+#include <string.h>
+#include <unistd.h>
+
+#define WHY_BYTES 256
+
+static json_t *describe(struct root *root, const char *path)
+{
+    char why[WHY_BYTES] = "";
+    json_t *failure = NULL, *facts;
+    int64_t bytes;
+    int fd = keep_open(root, path, &bytes, &failure);
+
+    if (fd < 0)
+        return failure;
+    facts = elf_describe(fd, why, sizeof(why));
+    close(fd);
+    keep_done(root);
+    return facts ? facts : keep_failure(ROOT_FAILED, why);
+}
+
+/* A list of strings; what is no string is "". An entry may come from a snapshot that somebody wrote by hand. */
+static const char *const *get_strings(struct root *root, const json_t *list, size_t most, size_t *ret_n)
+{
+    size_t n = json_array_size(list) < most ? json_array_size(list) : most;
+    const char **strings = n ? root_alloc(root, n * sizeof(*strings)) : NULL;
+
+    for (size_t i = 0; strings && i < n; i++) {
+        const char *text = json_string_value(json_array_get(list, i));
+
+        strings[i] = text ? text : "";
+    }
+    *ret_n = strings ? n : 0;
+    return strings;
+}
+
+/* Pairs [file, name] of what is needed, names alone of what is defined. */
+static const struct elf_version *get_versions(struct root *root, const json_t *list, size_t *ret_n)
+{
+    size_t n = json_array_size(list) < ELF_MAX_VERSIONS ? json_array_size(list) : ELF_MAX_VERSIONS;
+    struct elf_version *versions = n ? root_alloc(root, n * sizeof(*versions)) : NULL;
+
+    for (size_t i = 0; versions && i < n; i++) {
+        const json_t *item = json_array_get(list, i);
+        const char *file = json_string_value(json_array_get(item, 0));
+        const char *name = json_string_value(json_is_array(item) ? json_array_get(item, 1) : item);
+
+        versions[i] = (struct elf_version){.file = file ? file : "", .name = name ? name : ""};
+    }
+    *ret_n = versions ? n : 0;
+    return versions;
+}
+
+static const int *get_archs(struct root *root, const json_t *list, size_t *ret_n)
+{
+    size_t n = json_array_size(list) < ELF_MAX_ARCHS ? json_array_size(list) : ELF_MAX_ARCHS;
+    int *archs = n ? root_alloc(root, n * sizeof(*archs)) : NULL;
+
+    for (size_t i = 0; archs && i < n; i++)
+        archs[i] = (int)json_integer_value(json_array_get(list, i));
+    *ret_n = archs ? n : 0;
+    return archs;
+}
+
+static const char *get_string(const json_t *entry, const char *key)
+{
+    const char *text = json_string_value(json_object_get(entry, key));
+
+    return text ? text : "";
+}
+
+static void fill(struct root *root, const json_t *entry, struct elf_facts *facts)
+{
+    const json_t *machine = json_object_get(entry, "machine");
+
+    facts->soname = get_string(entry, "soname");
+    facts->rpath = get_string(entry, "rpath");
+    facts->runpath = get_string(entry, "runpath");
+    facts->needed = get_strings(root, json_object_get(entry, "needed"), ELF_MAX_NEEDED, &facts->n_needed);
+    facts->needs = get_versions(root, json_object_get(entry, "needs"), &facts->n_needs);
+    facts->definitions = get_versions(root, json_object_get(entry, "definitions"), &facts->n_definitions);
+    facts->archs = get_archs(root, json_object_get(entry, "archs"), &facts->n_archs);
+    facts->archs_known = !json_is_false(json_object_get(entry, "archs_known"));
+    facts->machine = (int)json_integer_value(machine);
+}
+
+struct elf_facts root_elf(struct root *root, const char *format, ...)
+{
+    struct elf_facts facts = {.state = ROOT_FAILED, .why = "", .soname = "", .rpath = "", .runpath = ""}, *kept;
+    char path[PATH_MAX];
+    const json_t *entry;
+    va_list args;
+
+    va_start(args, format);
+    facts.why = keep_path(path, format, args);
+    va_end(args);
+    if (facts.why)
+        return facts;
+    kept = keep_derived(root, KEEP_ELF, path);
+    if (kept)
+        return *kept;
+    entry = keep_look_up(root, KEEP_ELF, path);
+    if (!entry)
+        entry = keep_put(root, KEEP_ELF, path, describe(root, path));
+    facts.state = keep_state(entry, &facts.why);
+    if (facts.state != ROOT_OK)
+        return facts;
+    fill(root, entry, &facts);
+    kept = root_alloc(root, sizeof(*kept));
+    if (kept) {
+        *kept = facts;
+        keep_set_derived(root, KEEP_ELF, path, kept);
+    }
+    return facts;
+}

@@ -1,0 +1,459 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * elf_file.c - the headers of an ELF file.
+ *
+ * Everything is found by way of the program headers, as ld.so does, so a file without section headers tells as much;
+ * only GPU code is named by sections alone. libelf reads with ELF_C_READ: pread() into memory of its own. What it would
+ * allocate by numbers in the file is checked before it sees them.
+ */
+#include "source/elf.h"
+#include "source/root.h"
+
+#include <elf.h>
+#include <gelf.h>
+#include <inttypes.h>
+#include <libelf.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define DYNAMIC_MAX (1u << 20)     /* bytes of a dynamic section; libraries have some hundred */
+#define VERSIONS_MAX (1u << 18)    /* bytes of a version section */
+#define SEGMENTS_MAX 4096          /* program headers; libraries have about ten */
+#define SECTIONS_MAX SHN_LORESERVE /* more are counted in section 0, which no library needs */
+#define FATBIN_HEADERS_MAX 65536   /* libcublasLt of CUDA 13 has about 8000 */
+
+struct reader {
+    int fd;
+    int64_t size;
+    Elf *elf;
+    size_t n_segments;
+    uint64_t strings; /* offset of the string table in the file */
+    uint64_t n_strings;
+    json_t *facts;
+    char *why;
+    size_t why_bytes;
+};
+
+/* What the dynamic section says, as far as it is of use here: addresses and places in the string table. */
+struct dynamic {
+    bool has_strings;
+    uint64_t strings, n_strings, needs, n_needs, definitions, n_definitions;
+};
+
+static bool __attribute__((format(printf, 2, 3))) refuse(struct reader *reader, const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(reader->why, reader->why_bytes, format, args);
+    va_end(args);
+    return false;
+}
+
+static bool refuse_memory(struct reader *reader)
+{
+    return refuse(reader, "out of memory");
+}
+
+/* Takes over `value`. */
+static bool set(struct reader *reader, const char *key, json_t *value)
+{
+    return json_object_set_new(reader->facts, key, value) == 0 || refuse_memory(reader);
+}
+
+/* Is it a file that libelf may look at? Judged by the first bytes alone. */
+static bool check_header(struct reader *reader)
+{
+    Elf64_Ehdr header;
+    ssize_t n = pread(reader->fd, &header, sizeof(header), 0);
+
+    if (n < EI_NIDENT || memcmp(header.e_ident, ELFMAG, SELFMAG) != 0)
+        return refuse(reader, "no ELF file");
+    if (header.e_ident[EI_CLASS] != ELFCLASS64)
+        return refuse(reader, ELF_FOREIGN ": 32 bits");
+    if (header.e_ident[EI_DATA] != ELFDATA2LSB)
+        return refuse(reader, ELF_FOREIGN ": big-endian");
+    if (n < (ssize_t)sizeof(header))
+        return refuse(reader, "cut off in its header");
+    if (header.e_phnum > SEGMENTS_MAX)
+        return refuse(reader, "damaged: claims %u program headers", header.e_phnum);
+    if (header.e_phnum && header.e_phentsize != sizeof(Elf64_Phdr))
+        return refuse(reader, "damaged: program headers of %u bytes", header.e_phentsize);
+    /* No number of sections although there are some: libelf takes it from section 0, where 2^64 would fit. */
+    if (header.e_shoff && (header.e_shnum == 0 || header.e_shnum >= SECTIONS_MAX))
+        return refuse(reader, "damaged: claims %u section headers", header.e_shnum);
+    if (header.e_shnum && header.e_shentsize != sizeof(Elf64_Shdr))
+        return refuse(reader, "damaged: section headers of %u bytes", header.e_shentsize);
+    return set(reader, "machine", json_integer(header.e_machine));
+}
+
+/*
+ * Where the byte at address `address` of the loaded file lies in the file, and how many bytes follow it there. False
+ * when no segment has it.
+ */
+static bool find_address(struct reader *reader, uint64_t address, uint64_t *ret_offset, uint64_t *ret_left)
+{
+    for (size_t i = 0; i < reader->n_segments; i++) {
+        GElf_Phdr segment;
+        uint64_t skip;
+
+        if (!gelf_getphdr(reader->elf, (int)i, &segment))
+            return false;
+        skip = address - segment.p_vaddr;
+        if (segment.p_type != PT_LOAD || address < segment.p_vaddr || skip >= segment.p_filesz)
+            continue;
+        if (segment.p_offset > (uint64_t)reader->size || skip >= (uint64_t)reader->size - segment.p_offset)
+            return false;
+        *ret_offset = segment.p_offset + skip;
+        *ret_left = (uint64_t)reader->size - *ret_offset;
+        if (segment.p_filesz - skip < *ret_left)
+            *ret_left = segment.p_filesz - skip;
+        return true;
+    }
+    return false;
+}
+
+/* The string at place `index` of the string table, safe to print. NULL with the reason. */
+static const char *get_string(struct reader *reader, uint64_t index, char ret_text[ELF_MAX_STRING])
+{
+    char raw[ELF_MAX_STRING];
+    uint64_t left = index < reader->n_strings ? reader->n_strings - index : 0;
+    ssize_t n = pread(reader->fd, raw, left < sizeof(raw) ? left : sizeof(raw), (off_t)(reader->strings + index));
+
+    if (n <= 0 || !memchr(raw, '\0', (size_t)n)) {
+        refuse(reader, "damaged: a name at %" PRIu64 " of %" PRIu64 " bytes of names", index, reader->n_strings);
+        return NULL;
+    }
+    root_clean(raw, ret_text, ELF_MAX_STRING);
+    return ret_text;
+}
+
+static bool set_string(struct reader *reader, const char *key, uint64_t index)
+{
+    char text[ELF_MAX_STRING];
+
+    return get_string(reader, index, text) && set(reader, key, json_string(text));
+}
+
+/* The bytes from `offset` on, at most `left` and `most` of them, as libelf presents them. */
+static Elf_Data *get_chunk(struct reader *reader, uint64_t offset, uint64_t left, uint64_t most, Elf_Type type,
+                           const char *what)
+{
+    Elf_Data *data;
+
+    if (offset > (uint64_t)reader->size || left > (uint64_t)reader->size - offset) {
+        refuse(reader, "damaged or cut off: its %s ends behind the file", what);
+        return NULL;
+    }
+    data = elf_getdata_rawchunk(reader->elf, (int64_t)offset, left < most ? left : most, type);
+    if (!data)
+        refuse(reader, "its %s: %s", what, elf_errmsg(-1));
+    return data;
+}
+
+/* --- dynamic section --- */
+
+static bool find_strings(struct reader *reader, const struct dynamic *dynamic)
+{
+    uint64_t left;
+
+    if (!dynamic->has_strings)
+        return true;
+    if (!find_address(reader, dynamic->strings, &reader->strings, &left))
+        return refuse(reader, "damaged or cut off: its names are not in the file");
+    reader->n_strings = dynamic->n_strings < left ? dynamic->n_strings : left;
+    return true;
+}
+
+static bool note_entry(struct reader *reader, const GElf_Dyn *entry, json_t *needed)
+{
+    char name[ELF_MAX_STRING];
+
+    switch (entry->d_tag) {
+    case DT_SONAME:
+        return set_string(reader, "soname", entry->d_un.d_val);
+    case DT_RPATH:
+        return set_string(reader, "rpath", entry->d_un.d_val);
+    case DT_RUNPATH:
+        return set_string(reader, "runpath", entry->d_un.d_val);
+    case DT_NEEDED:
+        if (json_array_size(needed) == ELF_MAX_NEEDED)
+            return refuse(reader, "damaged: needs more than %d libraries", ELF_MAX_NEEDED);
+        return get_string(reader, entry->d_un.d_val, name) &&
+               (json_array_append_new(needed, json_string(name)) == 0 || refuse_memory(reader));
+    default:
+        return true;
+    }
+}
+
+static void note_address(struct dynamic *dynamic, const GElf_Dyn *entry)
+{
+    switch (entry->d_tag) {
+    case DT_STRTAB:
+        dynamic->strings = entry->d_un.d_ptr;
+        dynamic->has_strings = true;
+        break;
+    case DT_STRSZ:
+        dynamic->n_strings = entry->d_un.d_val;
+        break;
+    case DT_VERNEED:
+        dynamic->needs = entry->d_un.d_ptr;
+        break;
+    case DT_VERNEEDNUM:
+        dynamic->n_needs = entry->d_un.d_val;
+        break;
+    case DT_VERDEF:
+        dynamic->definitions = entry->d_un.d_ptr;
+        break;
+    case DT_VERDEFNUM:
+        dynamic->n_definitions = entry->d_un.d_val;
+        break;
+    default:
+        break;
+    }
+}
+
+static bool read_dynamic(struct reader *reader, const GElf_Phdr *segment, struct dynamic *dynamic)
+{
+    json_t *needed = json_array();
+    Elf_Data *data;
+    GElf_Dyn entry;
+
+    if (!needed || json_object_set_new(reader->facts, "needed", needed) < 0)
+        return refuse_memory(reader);
+    if (segment->p_filesz > DYNAMIC_MAX)
+        return refuse(reader, "damaged: a dynamic section of %" PRIu64 " bytes", segment->p_filesz);
+    if (segment->p_filesz < sizeof(Elf64_Dyn))
+        return true; /* as in a file that holds debug information alone */
+    data = get_chunk(reader, segment->p_offset, segment->p_filesz, DYNAMIC_MAX, ELF_T_DYN, "dynamic section");
+    if (!data)
+        return false;
+    for (int i = 0; gelf_getdyn(data, i, &entry) && entry.d_tag != DT_NULL; i++)
+        note_address(dynamic, &entry);
+    if (!find_strings(reader, dynamic))
+        return false;
+    for (int i = 0; gelf_getdyn(data, i, &entry) && entry.d_tag != DT_NULL; i++)
+        if (!note_entry(reader, &entry, needed))
+            return false;
+    return true;
+}
+
+/* --- versions of symbols --- */
+
+static bool append_need(struct reader *reader, json_t *list, const char *file, uint64_t name)
+{
+    char text[ELF_MAX_STRING];
+
+    if (json_array_size(list) == ELF_MAX_VERSIONS)
+        return refuse(reader, "damaged: needs more than %d versions", ELF_MAX_VERSIONS);
+    return get_string(reader, name, text) &&
+           (json_array_append_new(list, json_pack("[ss]", file, text)) == 0 || refuse_memory(reader));
+}
+
+/* The versions that are needed of one library. Lists only lead forward: whoever makes them cross gets each bounded. */
+static bool read_needs_of(struct reader *reader, Elf_Data *data, uint64_t at, const GElf_Verneed *need, json_t *list)
+{
+    char file[ELF_MAX_STRING];
+    GElf_Vernaux version;
+
+    if (!get_string(reader, need->vn_file, file))
+        return false;
+    at += need->vn_aux;
+    for (unsigned i = 0; i < need->vn_cnt; i++) {
+        if (at >= data->d_size || !gelf_getvernaux(data, (int)at, &version))
+            return refuse(reader, "damaged: a needed version lies outside of its section");
+        /* ld.so does without a weak one. */
+        if (!(version.vna_flags & VER_FLG_WEAK) && !append_need(reader, list, file, version.vna_name))
+            return false;
+        if (version.vna_next == 0)
+            break;
+        at += version.vna_next;
+    }
+    return true;
+}
+
+static bool read_needs(struct reader *reader, const struct dynamic *dynamic)
+{
+    json_t *list = json_array();
+    uint64_t offset, left, at = 0;
+    Elf_Data *data;
+    GElf_Verneed need;
+
+    if (!list || json_object_set_new(reader->facts, "needs", list) < 0)
+        return refuse_memory(reader);
+    if (dynamic->n_needs == 0)
+        return true;
+    if (dynamic->n_needs > ELF_MAX_NEEDED)
+        return refuse(reader, "damaged: needs versions of %" PRIu64 " libraries", dynamic->n_needs);
+    if (!find_address(reader, dynamic->needs, &offset, &left))
+        return refuse(reader, "damaged or cut off: its needed versions are not in the file");
+    data = get_chunk(reader, offset, left, VERSIONS_MAX, ELF_T_VNEED, "needed versions");
+    if (!data)
+        return false;
+    for (uint64_t i = 0; i < dynamic->n_needs; i++) {
+        if (at >= data->d_size || !gelf_getverneed(data, (int)at, &need))
+            return refuse(reader, "damaged: needed versions lie outside of their section");
+        if (!read_needs_of(reader, data, at, &need, list))
+            return false;
+        if (need.vn_next == 0)
+            break;
+        at += need.vn_next;
+    }
+    return true;
+}
+
+static bool append_definition(struct reader *reader, Elf_Data *data, uint64_t at, json_t *list)
+{
+    char text[ELF_MAX_STRING];
+    GElf_Verdaux name;
+
+    if (at >= data->d_size || !gelf_getverdaux(data, (int)at, &name))
+        return refuse(reader, "damaged: the name of a version lies outside of its section");
+    return get_string(reader, name.vda_name, text) &&
+           (json_array_append_new(list, json_string(text)) == 0 || refuse_memory(reader));
+}
+
+static bool read_definitions(struct reader *reader, const struct dynamic *dynamic)
+{
+    json_t *list = json_array();
+    uint64_t offset, left, at = 0;
+    Elf_Data *data;
+    GElf_Verdef definition;
+
+    if (!list || json_object_set_new(reader->facts, "definitions", list) < 0)
+        return refuse_memory(reader);
+    if (dynamic->n_definitions == 0)
+        return true;
+    if (dynamic->n_definitions > ELF_MAX_VERSIONS)
+        return refuse(reader, "damaged: defines %" PRIu64 " versions", dynamic->n_definitions);
+    if (!find_address(reader, dynamic->definitions, &offset, &left))
+        return refuse(reader, "damaged or cut off: the versions that it defines are not in the file");
+    data = get_chunk(reader, offset, left, VERSIONS_MAX, ELF_T_VDEF, "defined versions");
+    if (!data)
+        return false;
+    for (uint64_t i = 0; i < dynamic->n_definitions; i++) {
+        if (at >= data->d_size || !gelf_getverdef(data, (int)at, &definition))
+            return refuse(reader, "damaged: defined versions lie outside of their section");
+        /* The base stands for the file itself and bears its name. */
+        if (!(definition.vd_flags & VER_FLG_BASE) && !append_definition(reader, data, at + definition.vd_aux, list))
+            return false;
+        if (definition.vd_next == 0)
+            break;
+        at += definition.vd_next;
+    }
+    return true;
+}
+
+/* --- GPU code --- */
+
+/* Has a section, given where its name lies, fat binaries? The second name is that of code that can be linked further.
+ */
+static bool holds_fatbin(const struct reader *reader, const GElf_Shdr *names, const GElf_Shdr *section)
+{
+    char name[sizeof("__nv_relfatbin")];
+    ssize_t n;
+
+    if (section->sh_type != SHT_PROGBITS || section->sh_name >= names->sh_size ||
+        names->sh_offset > (uint64_t)reader->size)
+        return false;
+    n = pread(reader->fd, name, sizeof(name), (off_t)(names->sh_offset + section->sh_name));
+    return n > 0 && memchr(name, '\0', (size_t)n) &&
+           (strcmp(name, ".nv_fatbin") == 0 || strcmp(name, "__nv_relfatbin") == 0);
+}
+
+static int compare_archs(const void *a, const void *b)
+{
+    int left = *(const int *)a, right = *(const int *)b;
+
+    return (left > right) - (left < right);
+}
+
+/* A section table that makes no sense leaves only the GPU code unknown: ld.so does not look at it either. */
+static void read_sections(struct reader *reader, struct fatbin *fatbin)
+{
+    GElf_Shdr names, section;
+    size_t i_names;
+    Elf_Scn *at = NULL;
+
+    if (elf_getshdrstrndx(reader->elf, &i_names) < 0 || !gelf_getshdr(elf_getscn(reader->elf, i_names), &names) ||
+        i_names == SHN_UNDEF)
+        return;
+    fatbin->known = true;
+    while ((at = elf_nextscn(reader->elf, at))) {
+        if (!gelf_getshdr(at, &section)) {
+            fatbin->known = false;
+            return;
+        }
+        if (!holds_fatbin(reader, &names, &section))
+            continue;
+        if (section.sh_offset > (uint64_t)reader->size || section.sh_size > (uint64_t)reader->size - section.sh_offset)
+            fatbin->known = false;
+        else
+            fatbin_read(reader->fd, (int64_t)section.sh_offset, (int64_t)section.sh_size, fatbin);
+    }
+}
+
+static bool read_gpu_code(struct reader *reader)
+{
+    struct fatbin fatbin = {.budget = FATBIN_HEADERS_MAX};
+    json_t *archs = json_array();
+
+    if (!archs || json_object_set_new(reader->facts, "archs", archs) < 0)
+        return refuse_memory(reader);
+    read_sections(reader, &fatbin);
+    qsort(fatbin.archs, (size_t)fatbin.n, sizeof(fatbin.archs[0]), compare_archs);
+    for (int i = 0; i < fatbin.n; i++)
+        if (json_array_append_new(archs, json_integer(fatbin.archs[i])) < 0)
+            return refuse_memory(reader);
+    return set(reader, "archs_known", json_boolean(fatbin.known));
+}
+
+/* --- the whole file --- */
+
+static bool read_elf(struct reader *reader)
+{
+    struct dynamic dynamic = {0};
+
+    if (elf_getphdrnum(reader->elf, &reader->n_segments) < 0)
+        return refuse(reader, "its program headers: %s", elf_errmsg(-1));
+    for (size_t i = 0; i < reader->n_segments; i++) {
+        GElf_Phdr segment;
+
+        if (!gelf_getphdr(reader->elf, (int)i, &segment))
+            return refuse(reader, "its program headers: %s", elf_errmsg(-1));
+        if (segment.p_type != PT_DYNAMIC)
+            continue;
+        if (!read_dynamic(reader, &segment, &dynamic))
+            return false;
+        break;
+    }
+    return read_needs(reader, &dynamic) && read_definitions(reader, &dynamic) && read_gpu_code(reader);
+}
+
+json_t *elf_describe(int fd, char *ret_why, size_t bytes)
+{
+    struct reader reader = {.fd = fd, .why = ret_why, .why_bytes = bytes};
+    struct stat info;
+    bool ok = false;
+
+    reader.facts = json_object();
+    if (!reader.facts)
+        refuse_memory(&reader);
+    else if (fstat(fd, &info) < 0 || !S_ISREG(info.st_mode))
+        refuse(&reader, "no regular file");
+    else if (check_header(&reader)) {
+        reader.size = info.st_size;
+        elf_version(EV_CURRENT);
+        reader.elf = elf_begin(fd, ELF_C_READ, NULL);
+        ok = reader.elf ? read_elf(&reader) : refuse(&reader, "%s", elf_errmsg(-1));
+    }
+    elf_end(reader.elf);
+    if (ok)
+        return reader.facts;
+    json_decref(reader.facts);
+    return NULL;
+}

@@ -1,0 +1,187 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* lines.c - the lines of a log that matter: a file, or the ring buffer of the kernel. */
+#include "source/state.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <unistd.h>
+
+#define KMSG "/dev/kmsg"
+#define RECORD_BYTES 8192     /* of the kernel's; it refuses to read one into less */
+#define RECORDS_MAX (1 << 17) /* a ring buffer of 16 MiB holds fewer */
+
+/* What was found so far. Beyond ROOT_LOG_MAX the oldest lines go. */
+struct found {
+    char *text;
+    size_t used;
+};
+
+static void add_line(struct found *found, const char *line, size_t bytes)
+{
+    if (bytes + 1 > ROOT_LOG_MAX)
+        return;
+    while (found->used + bytes + 1 > ROOT_LOG_MAX) {
+        /* Half of it at once, so that a long log is not moved for each of its lines. */
+        char *keep = memchr(found->text + found->used / 2, '\n', found->used - found->used / 2);
+
+        found->used -= (size_t)(keep + 1 - found->text);
+        memmove(found->text, keep + 1, found->used);
+    }
+    memcpy(found->text + found->used, line, bytes);
+    found->used += bytes;
+    found->text[found->used++] = '\n';
+}
+
+static void search(struct found *found, const char *text, size_t bytes, const char *needle)
+{
+    const char *end = text + bytes;
+
+    while (text < end) {
+        const char *newline = memchr(text, '\n', (size_t)(end - text));
+        size_t n = (size_t)((newline ? newline : end) - text);
+
+        if (memmem(text, n, needle, strlen(needle)))
+            add_line(found, text, n);
+        text += n + 1;
+    }
+}
+
+/* --- files --- */
+
+/* The last ROOT_LOG_MAX bytes, from the beginning of a line on. */
+static json_t *search_file(int fd, int64_t bytes, const char *needle, struct found *found)
+{
+    bool is_cut = bytes > ROOT_LOG_MAX;
+    json_t *text;
+    const char *at;
+    size_t n;
+
+    /* One byte less than fits, so that a log which grows meanwhile is not too large. */
+    if (is_cut && lseek(fd, bytes - (ROOT_LOG_MAX - 1), SEEK_SET) < 0)
+        return keep_failure_errno(errno);
+    text = live_read_part(fd);
+    if (!json_is_string(text))
+        return text;
+    at = json_string_value(text);
+    n = json_string_length(text);
+    if (is_cut) {
+        const char *newline = memchr(at, '\n', n);
+        size_t skip = newline ? (size_t)(newline + 1 - at) : n;
+
+        at += skip;
+        n -= skip;
+    }
+    search(found, at, n, needle);
+    json_decref(text);
+    return NULL;
+}
+
+/* --- the kernel's ring buffer --- */
+
+/* A record is "priority,number,time,flags;text\n KEY=value\n": Linux, Documentation/ABI/testing/dev-kmsg. */
+static void search_record(struct found *found, const char *record, size_t bytes, const char *needle)
+{
+    const char *text = memchr(record, ';', bytes), *newline;
+
+    if (!text)
+        return;
+    text++;
+    bytes -= (size_t)(text - record);
+    newline = memchr(text, '\n', bytes);
+    search(found, text, newline ? (size_t)(newline - text) : bytes, needle);
+}
+
+static json_t *search_kmsg(int fd, const char *needle, struct found *found)
+{
+    char *record = malloc(RECORD_BYTES);
+    json_t *failure = NULL;
+
+    for (int i = 0; record && i < RECORDS_MAX; i++) {
+        ssize_t n = read(fd, record, RECORD_BYTES);
+
+        if (n > 0) {
+            search_record(found, record, (size_t)n, needle);
+        } else if (n == 0 || errno == EAGAIN) {
+            break;
+        } else if (errno != EPIPE && errno != EINTR && errno != EINVAL) {
+            /* EPIPE: the record was overwritten before it was read. EINVAL: it is larger than any should be. */
+            failure = keep_failure_errno(errno);
+            break;
+        }
+    }
+    free(record);
+    return record ? failure : keep_failure_errno(ENOMEM);
+}
+
+/* A descriptor of this machine's ring buffer, -1 if that is not what `path` is. */
+static int open_kmsg(struct root *root, const char *path, json_t **ret_failure)
+{
+    struct stat info;
+    int fd;
+
+    if (!root->is_live || strcmp(path, KMSG) != 0)
+        return -1;
+    fd = live_open(root, path, O_PATH);
+    if (fd < 0 || fstat(fd, &info) < 0 || !S_ISCHR(info.st_mode) || info.st_rdev != makedev(1, 11)) {
+        if (fd >= 0)
+            close(fd);
+        return -1;
+    }
+    close(fd);
+    fd = live_open(root, path, O_RDONLY | O_NONBLOCK | O_NOCTTY);
+    if (fd < 0)
+        *ret_failure = keep_failure_errno(errno);
+    return fd;
+}
+
+static json_t *make_lines(struct root *root, const char *path, const char *needle)
+{
+    struct found found = {.text = malloc(ROOT_LOG_MAX)};
+    json_t *failure = NULL, *entry;
+    int64_t bytes;
+    int fd;
+
+    if (!found.text)
+        return NULL;
+    keep_now(root, path);
+    fd = open_kmsg(root, path, &failure);
+    if (fd >= 0) {
+        failure = search_kmsg(fd, needle, &found);
+    } else if (!failure) {
+        fd = keep_open(root, path, &bytes, &failure);
+        if (fd >= 0)
+            failure = search_file(fd, bytes, needle, &found);
+    }
+    if (fd >= 0)
+        close(fd);
+    keep_done(root);
+    entry = failure ? failure : json_stringn_nocheck(found.text, found.used);
+    free(found.text);
+    return entry;
+}
+
+struct root_text root_lines(struct root *root, const char *needle, const char *path, ...)
+{
+    struct root_text text = {.state = ROOT_FAILED, .text = ""};
+    char full[PATH_MAX], *key;
+    const json_t *entry;
+    va_list args;
+
+    va_start(args, path);
+    text.why = keep_path(full, path, args);
+    va_end(args);
+    if (text.why)
+        return text;
+    if (asprintf(&key, "%s\t%s", full, needle) < 0)
+        return keep_text(root->full);
+    entry = keep_look_up(root, KEEP_LINES, key);
+    if (!entry)
+        entry = keep_put(root, KEEP_LINES, key, make_lines(root, full, needle));
+    free(key);
+    return keep_text(entry);
+}

@@ -1,0 +1,371 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * live.c - opening what lies below a root.
+ *
+ * The kernel keeps the way below the root with openat2(RESOLVE_IN_ROOT): absolute links and ".." start at or stop at
+ * the root, whatever is renamed meanwhile. Where it cannot (before Linux 5.6, or a seccomp filter in the way), a folder
+ * is walked component by component without following links, which are then resolved here; on "/" there is nothing to
+ * escape from, so the kernel may follow them.
+ */
+#include "source/state.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/openat2.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define SELF "/proc/self"
+#define LINKS_MAX 40   /* as in the kernel */
+#define STEPS_MAX 4096 /* components of a walk, counting again those after each link and ".." */
+#define RACES_MAX 16   /* openat2() gives EAGAIN when something was renamed while it resolved ".." */
+
+static int call_openat2(const struct root *root, const char *path, int flags)
+{
+    struct open_how how = {.flags = (uint64_t)(flags | O_CLOEXEC), .resolve = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS};
+    long fd;
+    int tries = 0;
+
+    do
+        fd = syscall(SYS_openat2, root->fd, path[0] == '/' && !path[1] ? "." : path, &how, sizeof(how));
+    while (fd < 0 && errno == EAGAIN && ++tries < RACES_MAX);
+    return (int)fd;
+}
+
+void live_probe(struct root *root)
+{
+    int fd = call_openat2(root, "/", O_PATH | O_DIRECTORY);
+
+    root->has_openat2 = fd >= 0 || (errno != ENOSYS && errno != EPERM);
+    if (fd >= 0)
+        close(fd);
+}
+
+/* --- own steps --- */
+
+struct walk {
+    struct root *root;
+    int fd;              /* O_PATH of what `path` is */
+    char path[PATH_MAX]; /* from the root, without links; "" the root itself */
+    char rest[PATH_MAX]; /* still to go */
+    int links, steps;
+};
+
+/* Puts `front` and the rest after it in the place of the rest. */
+static int put_before(struct walk *walk, const char *front, const char *rest)
+{
+    char joined[2 * PATH_MAX + 2];
+    int n = snprintf(joined, sizeof(joined), "%s/%s", front, rest);
+
+    if (n >= PATH_MAX) {
+        errno = ENAMETOOLONG;
+        return -1;
+    }
+    memcpy(walk->rest, joined, (size_t)n + 1);
+    return 0;
+}
+
+/* Starts again at the root; what was resolved so far is `rest` now. */
+static int restart(struct walk *walk)
+{
+    int fd = openat(walk->root->fd, ".", O_PATH | O_DIRECTORY | O_CLOEXEC);
+
+    if (fd < 0)
+        return -1;
+    if (walk->fd >= 0)
+        close(walk->fd);
+    walk->fd = fd;
+    walk->path[0] = '\0';
+    return 0;
+}
+
+/* The parent is found by walking there again: a folder's ".." may lead out when it has been moved meanwhile. */
+static int go_up(struct walk *walk, const char *rest)
+{
+    char parent[PATH_MAX];
+    char *slash;
+
+    memcpy(parent, walk->path, sizeof(parent));
+    slash = strrchr(parent, '/');
+    if (slash)
+        *slash = '\0';
+    return put_before(walk, parent, rest) < 0 ? -1 : restart(walk);
+}
+
+static int follow(struct walk *walk, int link, const char *rest)
+{
+    char target[PATH_MAX];
+    ssize_t n = readlinkat(link, "", target, sizeof(target) - 1);
+
+    if (n < 0)
+        return -1;
+    target[n] = '\0';
+    if (++walk->links > LINKS_MAX) {
+        errno = ELOOP;
+        return -1;
+    }
+    if (put_before(walk, target, rest) < 0)
+        return -1;
+    return target[0] == '/' ? restart(walk) : 0;
+}
+
+/* One component. `rest` is what comes after it. */
+static int step(struct walk *walk, const char *name, const char *rest, int flags)
+{
+    size_t used = strlen(walk->path);
+    struct stat info;
+    int fd, result;
+
+    fd = openat(walk->fd, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0)
+        return -1;
+    if (fstat(fd, &info) < 0) {
+        close(fd);
+        return -1;
+    }
+    if (S_ISLNK(info.st_mode) && (rest[0] || !(flags & O_NOFOLLOW))) {
+        result = follow(walk, fd, rest);
+        close(fd);
+        return result;
+    }
+    if (used + strlen(name) + 2 > sizeof(walk->path)) {
+        close(fd);
+        errno = ENAMETOOLONG;
+        return -1;
+    }
+    walk->path[used] = '/';
+    memcpy(walk->path + used + 1, name, strlen(name) + 1);
+    close(walk->fd);
+    walk->fd = fd;
+    memmove(walk->rest, rest, strlen(rest) + 1);
+    return 0;
+}
+
+static int walk_on(struct walk *walk, int flags)
+{
+    char name[PATH_MAX], rest[PATH_MAX];
+    const char *at = walk->rest + strspn(walk->rest, "/");
+    size_t bytes = strcspn(at, "/");
+
+    memcpy(name, at, bytes);
+    name[bytes] = '\0';
+    at += bytes;
+    at += strspn(at, "/");
+    memcpy(rest, at, strlen(at) + 1);
+    if (++walk->steps > STEPS_MAX) {
+        errno = ELOOP;
+        return -1;
+    }
+    if (strcmp(name, "..") == 0)
+        return go_up(walk, rest);
+    if (strcmp(name, ".") == 0 || !name[0]) {
+        memcpy(walk->rest, rest, strlen(rest) + 1);
+        return 0;
+    }
+    return step(walk, name, rest, flags);
+}
+
+int live_walk(struct root *root, const char *path, int flags, char *ret_path)
+{
+    struct walk *walk = calloc(1, sizeof(*walk));
+    bool fine;
+    int fd = -1, saved;
+
+    if (!walk || strlen(path) >= PATH_MAX) {
+        free(walk);
+        errno = walk ? ENAMETOOLONG : ENOMEM;
+        return -1;
+    }
+    walk->root = root;
+    walk->fd = -1;
+    memcpy(walk->rest, path, strlen(path) + 1);
+    fine = restart(walk) == 0;
+    while (fine && walk->rest[strspn(walk->rest, "/")])
+        fine = walk_on(walk, flags) == 0;
+    if (fine) {
+        fd = walk->fd;
+        walk->fd = -1;
+        memcpy(ret_path, walk->path[0] ? walk->path : "/", walk->path[0] ? strlen(walk->path) + 1 : 2);
+    }
+    saved = errno;
+    if (walk->fd >= 0)
+        close(walk->fd);
+    free(walk);
+    errno = saved;
+    return fd;
+}
+
+/* Opens what the walk found: through its folder again, without following a link that it may have become. */
+static int open_walked(struct root *root, const char *path, int flags)
+{
+    char real[PATH_MAX], folder[PATH_MAX], ignored[PATH_MAX];
+    const char *name;
+    int at = live_walk(root, path, flags, real), fd, saved;
+
+    if (at < 0 || (flags & O_PATH)) {
+        struct stat info;
+
+        if (at >= 0 && (flags & O_DIRECTORY) && (fstat(at, &info) < 0 || !S_ISDIR(info.st_mode))) {
+            close(at);
+            errno = ENOTDIR;
+            return -1;
+        }
+        return at;
+    }
+    close(at);
+    if (!real[1])
+        return openat(root->fd, ".", flags | O_CLOEXEC);
+    name = strrchr(real, '/') + 1;
+    memcpy(folder, real, (size_t)(name - real));
+    folder[name - real] = '\0';
+    at = live_walk(root, folder, O_NOFOLLOW, ignored);
+    if (at < 0)
+        return -1;
+    fd = openat(at, name, flags | O_NOFOLLOW | O_CLOEXEC);
+    saved = errno;
+    close(at);
+    errno = saved;
+    return fd;
+}
+
+/* --- for the others --- */
+
+const char *live_own_path(const struct root *root, const char *path, char own[PATH_MAX])
+{
+    size_t bytes = sizeof(SELF) - 1;
+
+    if (!root->process || strncmp(path, SELF, bytes) != 0 || (path[bytes] && path[bytes] != '/'))
+        return path;
+    /* One that does not fit any more becomes a name that is too long for every folder. */
+    snprintf(own, PATH_MAX, "/proc/%d%s", (int)root->process, path + bytes);
+    return own;
+}
+
+void live_self_path(const struct root *root, char path[PATH_MAX])
+{
+    char own[32], rest[PATH_MAX];
+    pid_t process = root->process ? root->process : getpid();
+    int n = snprintf(own, sizeof(own), "/proc/%d", (int)process);
+
+    if (!root->is_live || strncmp(path, own, (size_t)n) != 0 || (path[n] && path[n] != '/'))
+        return;
+    memcpy(rest, path + n, strlen(path + n) + 1);
+    if (strlen(rest) + sizeof(SELF) <= PATH_MAX) {
+        memcpy(path, SELF, sizeof(SELF));
+        memcpy(path + sizeof(SELF) - 1, rest, strlen(rest) + 1);
+    }
+}
+
+int live_open(struct root *root, const char *path, int flags)
+{
+    char own[PATH_MAX];
+
+    path = live_own_path(root, path, own);
+    if (root->has_openat2) {
+        int fd = call_openat2(root, path, flags);
+
+        /* On a machine where files are renamed all the time it may never succeed: then step by step. */
+        if (fd >= 0 || errno != EAGAIN)
+            return fd;
+    }
+    if (root->is_live)
+        return openat(root->fd, path[1] ? path + 1 : ".", flags | O_CLOEXEC);
+    return open_walked(root, path, flags);
+}
+
+static const char *what_it_is(mode_t mode)
+{
+    if (S_ISDIR(mode))
+        return "is a folder";
+    if (S_ISFIFO(mode))
+        return "is a FIFO";
+    if (S_ISSOCK(mode))
+        return "is a socket";
+    return S_ISCHR(mode) || S_ISBLK(mode) ? "is a device" : "is no regular file";
+}
+
+int keep_open(struct root *root, const char *path, int64_t *ret_bytes, json_t **ret_failure)
+{
+    struct stat info;
+    int fd;
+
+    keep_now(root, path);
+    /* To open a device can start something, a tape or a watchdog: so it is looked at before it is opened. */
+    fd = live_open(root, path, O_PATH);
+    if (fd >= 0 && fstat(fd, &info) == 0 && S_ISREG(info.st_mode)) {
+        close(fd);
+        fd = live_open(root, path, O_RDONLY | O_NONBLOCK | O_NOCTTY);
+    }
+    if (fd < 0 || fstat(fd, &info) < 0) {
+        *ret_failure = keep_failure_errno(errno);
+    } else if (!S_ISREG(info.st_mode)) {
+        *ret_failure = keep_failure(ROOT_FAILED, what_it_is(info.st_mode));
+    } else {
+        *ret_bytes = (int64_t)info.st_size;
+        return fd;
+    }
+    if (fd >= 0)
+        close(fd);
+    keep_done(root);
+    return -1;
+}
+
+/* At most `most` bytes into *ret_text, for free(); their number, or -1 with errno. */
+static ssize_t read_text(int fd, size_t most, char **ret_text)
+{
+    size_t room = 4096, used = 0;
+    char *text = malloc(room), *larger;
+    ssize_t n = 1;
+
+    while (text && n > 0 && used < most) {
+        if (used == room) {
+            larger = realloc(text, room * 2);
+            if (!larger) {
+                free(text);
+                errno = ENOMEM;
+                return -1;
+            }
+            text = larger;
+            room *= 2;
+        }
+        n = read(fd, text + used, (room < most ? room : most) - used);
+        if (n < 0 && errno == EINTR)
+            n = 1;
+        else if (n > 0)
+            used += (size_t)n;
+    }
+    if (!text || n < 0) {
+        free(text);
+        return -1;
+    }
+    *ret_text = text;
+    return (ssize_t)used;
+}
+
+static json_t *text_entry(int fd, size_t most)
+{
+    char *text;
+    ssize_t n = read_text(fd, most, &text);
+    json_t *entry;
+
+    if (n < 0)
+        return errno == EAGAIN ? keep_failure(ROOT_FAILED, "gives nothing without waiting") : keep_failure_errno(errno);
+    entry = n > (ssize_t)ROOT_FILE_MAX ? keep_failure(ROOT_FAILED, "larger than 8 MiB")
+                                       : json_stringn_nocheck(text, (size_t)n);
+    free(text);
+    return entry;
+}
+
+json_t *live_read(int fd)
+{
+    return text_entry(fd, ROOT_FILE_MAX + 1);
+}
+
+json_t *live_read_part(int fd)
+{
+    return text_entry(fd, ROOT_FILE_MAX);
+}

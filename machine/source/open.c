@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* open.c - the machine that a user names: this one, a folder with or without an overlay, the file of a snapshot. */
+#include "source/state.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define SNAPSHOT_MAX (32u << 20) /* bytes of the file of a snapshot or an overlay */
+
+bool root_is_live(const struct root *root)
+{
+    return root->is_live;
+}
+
+const char *root_name(const struct root *root)
+{
+    return root->name;
+}
+
+ep_status root_set_process(struct root *root, pid_t pid)
+{
+    char path[64];
+    struct stat info;
+    int fd;
+
+    if (!root->is_live)
+        return ep_fail(EP_E_ARG, "process %d: %s is not the machine that runs here, so it has no processes", (int)pid,
+                       root->name);
+    if (root->has_read)
+        return ep_fail(EP_E_STATE, "process %d: the machine has been read already", (int)pid);
+    if (pid <= 0)
+        return ep_fail(EP_E_ARG, "process %d: a process number is 1 or more", (int)pid);
+    snprintf(path, sizeof(path), "/proc/%d", (int)pid);
+    fd = live_open(root, path, O_PATH | O_DIRECTORY);
+    if (fd < 0 || fstat(fd, &info) < 0) {
+        if (fd >= 0)
+            close(fd);
+        return ep_fail(EP_E_ARG, "process %d: there is none of this number", (int)pid);
+    }
+    close(fd);
+    root->process = pid;
+    return EP_OK;
+}
+
+/* --- opening --- */
+
+/* A whole regular file of ours: what a user named, not what lies below a root. */
+static ep_status read_document(int fd, const char *what, char **ret_text, size_t *ret_bytes)
+{
+    struct stat info;
+    size_t used = 0;
+    char *text;
+    ssize_t n;
+
+    if (fstat(fd, &info) < 0 || !S_ISREG(info.st_mode))
+        return ep_fail(EP_E_ARG, "%s: is neither a folder nor the file of a snapshot", what);
+    if (info.st_size > SNAPSHOT_MAX)
+        return ep_fail(EP_E_ARG, "%s: is larger than 32 MiB, so it is no snapshot", what);
+    text = malloc((size_t)info.st_size + 1);
+    if (!text)
+        return ep_fail(EP_E_MEMORY, "%s: no memory to read it", what);
+    do {
+        n = read(fd, text + used, (size_t)info.st_size - used);
+        used += n > 0 ? (size_t)n : 0;
+    } while (n > 0 || (n < 0 && errno == EINTR));
+    if (n < 0) {
+        free(text);
+        return ep_fail_errno(EP_E_ARG, errno, "%s: cannot be read", what);
+    }
+    *ret_text = text;
+    *ret_bytes = used;
+    return EP_OK;
+}
+
+static ep_status load_document(struct root *root, int fd, const char *what)
+{
+    size_t bytes = 0;
+    char *text = NULL;
+    ep_status status;
+
+    status = read_document(fd, what, &text, &bytes);
+    if (status == EP_OK)
+        status = snapshot_load(root, what, text, bytes);
+    free(text);
+    return status;
+}
+
+static ep_status load_overlay(struct root *root)
+{
+    char what[PATH_MAX + sizeof(ROOT_OVERLAY) + 1];
+    ep_status status;
+    int fd = live_open(root, "/" ROOT_OVERLAY, O_RDONLY | O_NONBLOCK | O_NOCTTY);
+
+    if (fd < 0 && errno == ENOENT)
+        return EP_OK;
+    snprintf(what, sizeof(what), "%s/%s", root->name, ROOT_OVERLAY);
+    if (fd < 0)
+        return ep_fail_errno(EP_E_ARG, errno, "%s: cannot be opened", what);
+    status = load_document(root, fd, what);
+    close(fd);
+    if (status == EP_OK && json_object_update(root->given, root->kept[KEEP_FILES]) < 0)
+        return ep_fail(EP_E_MEMORY, "%s: no memory to keep it", what);
+    return status;
+}
+
+static ep_status open_folder(struct root *root, const char *from)
+{
+    root->fd = open(from, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (root->fd < 0)
+        return ep_fail_errno(EP_E_ARG, errno, "%s: cannot be opened", from);
+    live_probe(root);
+    return root->is_live ? EP_OK : load_overlay(root);
+}
+
+static ep_status open_snapshot(struct root *root, const char *from)
+{
+    int fd = open(from, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+    ep_status status;
+
+    if (fd < 0)
+        return ep_fail_errno(EP_E_ARG, errno, "%s: cannot be opened", from);
+    status = load_document(root, fd, from);
+    close(fd);
+    return status;
+}
+
+ep_status root_open(const char *from, struct root **ret_root)
+{
+    bool is_live = !from || strcmp(from, "/") == 0;
+    struct stat info;
+    struct root *root;
+    ep_status status;
+
+    if (!is_live && stat(from, &info) < 0)
+        return ep_fail_errno(EP_E_ARG, errno, "%s: cannot be opened", from);
+    EP_TRY(keep_new(is_live ? "this machine" : from, &root));
+    root->is_live = is_live;
+    status = is_live || S_ISDIR(info.st_mode) ? open_folder(root, is_live ? "/" : from) : open_snapshot(root, from);
+    if (status != EP_OK) {
+        root_free(root);
+        return status;
+    }
+    *ret_root = root;
+    return EP_OK;
+}

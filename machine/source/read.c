@@ -1,0 +1,464 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* read.c - questions about files. Each looks for its entry first, and makes it from the live side if there is none. */
+#include "source/state.h"
+
+#include <ctype.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define LINE_BYTES 4096
+
+/* --- whole files --- */
+
+static json_t *make_file(struct root *root, const char *path)
+{
+    json_t *entry;
+    int64_t bytes;
+    int fd = keep_open(root, path, &bytes, &entry);
+
+    if (fd < 0)
+        return entry;
+    entry = bytes > ROOT_FILE_MAX ? keep_failure(ROOT_FAILED, "larger than 8 MiB") : live_read(fd);
+    keep_done(root);
+    close(fd);
+    return entry;
+}
+
+static struct root_text read_path(struct root *root, const char *path)
+{
+    const json_t *entry = keep_look_up(root, KEEP_FILES, path);
+
+    return keep_text(entry ? entry : keep_put(root, KEEP_FILES, path, make_file(root, path)));
+}
+
+struct root_text root_read(struct root *root, const char *path, ...)
+{
+    struct root_text text = {.state = ROOT_FAILED, .text = ""};
+    char full[PATH_MAX];
+    va_list args;
+
+    va_start(args, path);
+    text.why = keep_path(full, path, args);
+    va_end(args);
+    return text.why ? text : read_path(root, full);
+}
+
+/* --- hashes --- */
+
+/* FNV-1a of 64 bits. */
+static uint64_t hash_of(const char *text, size_t bytes)
+{
+    uint64_t hash = UINT64_C(0xcbf29ce484222325);
+
+    for (size_t i = 0; i < bytes; i++)
+        hash = (hash ^ (unsigned char)text[i]) * UINT64_C(0x100000001b3);
+    return hash;
+}
+
+uint64_t root_hash(struct root *root, const char *path)
+{
+    struct root_text text = root_read(root, "%s", path);
+    char key[PATH_MAX + 8], digits[17];
+    const char *known;
+    uint64_t hash;
+
+    if (text.state != ROOT_OK)
+        return 0;
+    snprintf(key, sizeof(key), "hash:%s", path);
+    known = json_string_value(json_object_get(json_object_get(root->kept[KEEP_ANSWERS], key), "value"));
+    if (known && strlen(known) == 16 && strspn(known, "0123456789abcdef") == 16)
+        return strtoull(known, NULL, 16);
+    hash = hash_of(text.text, text.bytes);
+    snprintf(digits, sizeof(digits), "%016llx", (unsigned long long)hash);
+    if (!root->is_full)
+        keep_put(root, KEEP_ANSWERS, key, json_pack("{s:s}", "value", digits));
+    return hash;
+}
+
+/* --- lines and numbers --- */
+
+/* The first line of `text` without white space around it; at most `bytes` - 1 of it. */
+static void cut_line(const char *text, char *ret_line, size_t bytes)
+{
+    char raw[LINE_BYTES];
+    size_t n;
+
+    text += strspn(text, " \t\r");
+    n = strcspn(text, "\n");
+    if (n >= sizeof(raw))
+        n = sizeof(raw) - 1;
+    while (n > 0 && isspace((unsigned char)text[n - 1]))
+        n--;
+    memcpy(raw, text, n);
+    raw[n] = '\0';
+    root_clean(raw, ret_line, bytes);
+}
+
+static struct root_text line_of(struct root *root, const char *path)
+{
+    struct root_text text = read_path(root, path);
+    json_t *kept = json_object_get(root->lines, path);
+    char line[LINE_BYTES];
+
+    if (text.state != ROOT_OK)
+        return text;
+    if (!kept) {
+        cut_line(text.text, line, sizeof(line));
+        kept = json_stringn_nocheck(line, strlen(line));
+        json_object_set_new_nocheck(root->lines, path, kept);
+        kept = json_object_get(root->lines, path);
+    }
+    text.text = kept ? json_string_value(kept) : "";
+    text.bytes = strlen(text.text);
+    return text;
+}
+
+struct root_text root_line(struct root *root, const char *path, ...)
+{
+    struct root_text text = {.state = ROOT_FAILED, .text = ""};
+    char full[PATH_MAX];
+    va_list args;
+
+    va_start(args, path);
+    text.why = keep_path(full, path, args);
+    va_end(args);
+    return text.why ? text : line_of(root, full);
+}
+
+static enum root_state parse_number(const char *line, int64_t *ret_value)
+{
+    const char *digits = line + (line[0] == '-' || line[0] == '+');
+    bool is_hex = digits[0] == '0' && (digits[1] == 'x' || digits[1] == 'X');
+    long long value;
+    char *end;
+
+    if (!isxdigit((unsigned char)digits[is_hex ? 2 : 0]))
+        return ROOT_FAILED;
+    errno = 0;
+    value = strtoll(line, &end, is_hex ? 16 : 10);
+    if (end == line || *end || errno)
+        return ROOT_FAILED;
+    *ret_value = value;
+    return ROOT_OK;
+}
+
+enum root_state root_number(struct root *root, int64_t *ret_value, const char *path, ...)
+{
+    struct root_text text;
+    char full[PATH_MAX];
+    const char *why;
+    va_list args;
+
+    va_start(args, path);
+    why = keep_path(full, path, args);
+    va_end(args);
+    if (why)
+        return ROOT_FAILED;
+    text = line_of(root, full);
+    return text.state == ROOT_OK ? parse_number(text.text, ret_value) : text.state;
+}
+
+/* A counter: all 64 bits, never negative. */
+static enum root_state parse_counter(const char *line, uint64_t *ret_value)
+{
+    unsigned long long value;
+    char *end;
+
+    if (!isdigit((unsigned char)line[0]))
+        return ROOT_FAILED;
+    errno = 0;
+    value = strtoull(line, &end, line[0] == '0' && (line[1] == 'x' || line[1] == 'X') ? 16 : 10);
+    if (*end || errno)
+        return ROOT_FAILED;
+    *ret_value = value;
+    return ROOT_OK;
+}
+
+enum root_state root_number_now(struct root *root, uint64_t *ret_value, const char *path, ...)
+{
+    char full[PATH_MAX], line[64];
+    enum root_state state;
+    struct root_text text;
+    json_t *entry = NULL;
+    const char *why;
+    va_list args;
+
+    va_start(args, path);
+    why = keep_path(full, path, args);
+    va_end(args);
+    if (why)
+        return ROOT_FAILED;
+    if (root->fd >= 0 && !json_object_get(root->given, full)) {
+        entry = make_file(root, full);
+        text = keep_text(entry ? entry : root->full);
+    } else {
+        text = read_path(root, full);
+    }
+    state = text.state;
+    if (state == ROOT_OK) {
+        cut_line(text.text, line, sizeof(line));
+        state = parse_counter(line, ret_value);
+    }
+    json_decref(entry);
+    return state;
+}
+
+/* --- folders --- */
+
+/* Runs of digits by value, everything else by byte; equal values by their number of zeros, so that no two are equal. */
+static int compare_names(const void *left, const void *right)
+{
+    const char *a = *(const char *const *)left, *b = *(const char *const *)right;
+    const char *whole_a = a, *whole_b = b;
+
+    while (*a && *b) {
+        if (isdigit((unsigned char)*a) && isdigit((unsigned char)*b)) {
+            size_t n_a, n_b;
+            int order;
+
+            a += strspn(a, "0");
+            b += strspn(b, "0");
+            n_a = strspn(a, "0123456789");
+            n_b = strspn(b, "0123456789");
+            if (n_a != n_b)
+                return n_a < n_b ? -1 : 1;
+            order = memcmp(a, b, n_a);
+            if (order)
+                return order;
+            a += n_a;
+            b += n_b;
+        } else if (*a != *b) {
+            return (unsigned char)*a < (unsigned char)*b ? -1 : 1;
+        } else {
+            a++;
+            b++;
+        }
+    }
+    if (*a || *b)
+        return *a ? 1 : -1;
+    return strcmp(whole_a, whole_b);
+}
+
+static json_t *list_fd(int fd)
+{
+    json_t *names = json_array();
+    DIR *dir = fdopendir(fd);
+    struct dirent *one;
+    int failed = 0;
+
+    if (!dir)
+        close(fd);
+    errno = 0;
+    while (dir && names && !failed && (one = readdir(dir))) {
+        if (strcmp(one->d_name, ".") == 0 || strcmp(one->d_name, "..") == 0)
+            continue;
+        if (json_array_size(names) == ROOT_NAMES_MAX)
+            failed = E2BIG;
+        else
+            json_array_append_new(names, json_stringn_nocheck(one->d_name, strlen(one->d_name)));
+        errno = 0;
+    }
+    if (!failed)
+        failed = errno;
+    if (dir)
+        closedir(dir);
+    if (!failed)
+        return names;
+    json_decref(names);
+    return failed == E2BIG ? keep_failure(ROOT_FAILED, "more than 16384 entries") : keep_failure_errno(failed);
+}
+
+static json_t *make_folder(struct root *root, const char *path)
+{
+    json_t *entry;
+    int fd;
+
+    keep_now(root, path);
+    fd = live_open(root, path, O_RDONLY | O_DIRECTORY | O_NONBLOCK);
+    /* A file in the place of a folder is there, other than a path that goes through a file. */
+    if (fd < 0 && errno == ENOTDIR) {
+        fd = live_open(root, path, O_PATH);
+        entry = fd >= 0 ? keep_failure(ROOT_FAILED, "is no folder") : keep_failure_errno(ENOTDIR);
+        if (fd >= 0)
+            close(fd);
+    } else {
+        entry = fd < 0 ? keep_failure_errno(errno) : list_fd(fd);
+    }
+    keep_done(root);
+    return entry;
+}
+
+/* The names of an entry as an array of pointers, made once. */
+static struct root_names *names_of(struct root *root, const char *path, const json_t *entry)
+{
+    struct root_names *names = keep_derived(root, KEEP_FOLDERS, path);
+    size_t n = json_array_size(entry);
+    const char **all;
+
+    if (names)
+        return names;
+    names = root_alloc(root, sizeof(*names));
+    all = root_alloc(root, (n + 1) * sizeof(*all));
+    if (!names || !all)
+        return NULL;
+    for (size_t i = 0; i < n; i++)
+        all[i] = json_string_value(json_array_get(entry, i));
+    qsort(all, n, sizeof(*all), compare_names);
+    names->n = n;
+    names->names = all;
+    names->why = "";
+    keep_set_derived(root, KEEP_FOLDERS, path, names);
+    return names;
+}
+
+struct root_names root_list(struct root *root, const char *path, ...)
+{
+    struct root_names names = {.state = ROOT_FAILED}, *derived;
+    const json_t *entry;
+    char full[PATH_MAX];
+    va_list args;
+
+    va_start(args, path);
+    names.why = keep_path(full, path, args);
+    va_end(args);
+    if (names.why)
+        return names;
+    entry = keep_look_up(root, KEEP_FOLDERS, full);
+    if (!entry)
+        entry = keep_put(root, KEEP_FOLDERS, full, make_folder(root, full));
+    names.state = keep_state(entry, &names.why);
+    if (names.state != ROOT_OK)
+        return names;
+    derived = names_of(root, full, entry);
+    if (derived)
+        return *derived;
+    names.state = keep_state(root->full, &names.why);
+    return names;
+}
+
+/* --- links --- */
+
+static json_t *make_link(struct root *root, const char *path)
+{
+    char real[PATH_MAX], own[PATH_MAX];
+    json_t *entry;
+    int fd;
+
+    keep_now(root, path);
+    fd = live_walk(root, live_own_path(root, path, own), 0, real);
+    if (fd < 0) {
+        entry = keep_failure_errno(errno);
+    } else {
+        live_self_path(root, real);
+        entry = json_stringn_nocheck(real, strlen(real));
+        close(fd);
+    }
+    keep_done(root);
+    return entry;
+}
+
+struct root_text root_resolve(struct root *root, const char *path, ...)
+{
+    struct root_text text = {.state = ROOT_FAILED, .text = ""};
+    const json_t *entry;
+    char full[PATH_MAX];
+    va_list args;
+
+    va_start(args, path);
+    text.why = keep_path(full, path, args);
+    va_end(args);
+    if (text.why)
+        return text;
+    entry = keep_look_up(root, KEEP_LINKS, full);
+    return keep_text(entry ? entry : keep_put(root, KEEP_LINKS, full, make_link(root, full)));
+}
+
+/* --- what is there --- */
+
+static const char *const kind_names[] = {
+    [ROOT_FILE] = "file", [ROOT_FOLDER] = "folder", [ROOT_CHAR_DEVICE] = "char", [ROOT_OTHER] = "other"};
+
+static bool may(int fd, int mode)
+{
+    char link[64];
+
+    if (syscall(SYS_faccessat2, fd, "", mode, AT_EMPTY_PATH | AT_EACCESS) == 0)
+        return true;
+    if (errno != ENOSYS && errno != EPERM)
+        return false;
+    /* Before Linux 5.8, or under a filter that does not know the call. */
+    snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+    return access(link, mode) == 0;
+}
+
+static json_t *make_stat(struct root *root, const char *path)
+{
+    struct stat info;
+    enum root_kind kind;
+    char access[4];
+    json_t *entry;
+    int fd;
+
+    keep_now(root, path);
+    fd = live_open(root, path, O_PATH);
+    if (fd < 0 || fstat(fd, &info) < 0) {
+        entry = keep_failure_errno(errno);
+    } else {
+        kind = S_ISREG(info.st_mode)   ? ROOT_FILE
+               : S_ISDIR(info.st_mode) ? ROOT_FOLDER
+               : S_ISCHR(info.st_mode) ? ROOT_CHAR_DEVICE
+                                       : ROOT_OTHER;
+        access[0] = may(fd, R_OK) ? 'r' : '-';
+        access[1] = may(fd, W_OK) ? 'w' : '-';
+        access[2] = may(fd, X_OK) ? 'x' : '-';
+        access[3] = '\0';
+        entry = json_pack("{s:s, s:I, s:s}", "kind", kind_names[kind], "bytes",
+                          (json_int_t)(kind == ROOT_FILE ? info.st_size : 0), "access", access);
+    }
+    if (fd >= 0)
+        close(fd);
+    keep_done(root);
+    return entry;
+}
+
+static struct root_stat stat_of(const json_t *entry)
+{
+    const char *kind = json_string_value(json_object_get(entry, "kind"));
+    const char *access = json_string_value(json_object_get(entry, "access"));
+    struct root_stat stat = {.kind = ROOT_OTHER};
+
+    stat.state = keep_state(entry, &stat.why);
+    if (stat.state != ROOT_OK)
+        return stat;
+    for (int i = ROOT_FILE; i <= ROOT_OTHER; i++)
+        if (strcmp(kind, kind_names[i]) == 0)
+            stat.kind = (enum root_kind)i;
+    stat.bytes = json_integer_value(json_object_get(entry, "bytes"));
+    stat.may_read = strchr(access, 'r');
+    stat.may_write = strchr(access, 'w');
+    stat.may_execute = strchr(access, 'x');
+    return stat;
+}
+
+struct root_stat root_stat(struct root *root, const char *path, ...)
+{
+    struct root_stat stat = {.state = ROOT_FAILED, .kind = ROOT_OTHER};
+    const json_t *entry;
+    char full[PATH_MAX];
+    va_list args;
+
+    va_start(args, path);
+    stat.why = keep_path(full, path, args);
+    va_end(args);
+    if (stat.why)
+        return stat;
+    entry = keep_look_up(root, KEEP_STATS, full);
+    return stat_of(entry ? entry : keep_put(root, KEEP_STATS, full, make_stat(root, full)));
+}

@@ -1,0 +1,549 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * scrub.c - which entries get into a snapshot, and by which rule.
+ *
+ * Who reads a file that no row names adds a row: until then a snapshot does not have it. tests/unit/test_root_scrub.c
+ * holds a machine full of identifiers, to which the new place is to be added as well.
+ */
+#include "source/scrub.h"
+
+#include "base/error.h"
+
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+struct row {
+    const char *pattern; /* scrub_match() */
+    scrub_rule *rule;
+};
+
+#define PCI "/sys/bus/pci/devices/*/"
+#define DEVICE "/sys/devices/**/"
+#define RDMA "/sys/class/infiniband/*/"
+#define NET "/sys/class/net/*/"
+
+/* The first that matches counts. */
+static const struct row file_rows[] = {
+    {PCI "config", scrub_pci_config},
+    {PCI "class", scrub_attribute},
+    {PCI "vendor", scrub_attribute},
+    {PCI "device", scrub_attribute},
+    {PCI "subsystem_vendor", scrub_attribute},
+    {PCI "subsystem_device", scrub_attribute},
+    {PCI "revision", scrub_attribute},
+    {PCI "numa_node", scrub_attribute},
+    {PCI "local_cpulist", scrub_attribute},
+    {PCI "current_link_*", scrub_attribute},
+    {PCI "max_link_*", scrub_attribute},
+    {DEVICE "config", scrub_pci_config},
+    {DEVICE "class", scrub_attribute},
+    {DEVICE "vendor", scrub_attribute},
+    {DEVICE "device", scrub_attribute},
+    {DEVICE "numa_node", scrub_attribute},
+    {DEVICE "local_cpulist", scrub_attribute},
+    {DEVICE "current_link_*", scrub_attribute},
+    {DEVICE "max_link_*", scrub_attribute},
+    {"/sys/devices/system/node/**/meminfo", scrub_table},
+    {"/sys/devices/system/node/**", scrub_attribute},
+    {"/sys/devices/system/cpu/**", scrub_attribute},
+    {"/sys/class/dmi/id/product_name", scrub_words},
+    {"/sys/class/dmi/id/sys_vendor", scrub_words},
+    {"/sys/class/dmi/id/board_name", scrub_words},
+    {"/sys/class/dmi/id/board_vendor", scrub_words},
+    {"/sys/class/dmi/id/chassis_type", scrub_words},
+    {"/sys/kernel/iommu_groups/*/type", scrub_attribute},
+    {"/sys/kernel/mm/memory_peers/**", scrub_versions},
+    {"/sys/module/*/version", scrub_versions},
+    {"/sys/module/*/srcversion", scrub_attribute}, /* a hash of public sources */
+    {"/sys/module/*/initstate", scrub_attribute},
+    {"/sys/module/*/refcnt", scrub_attribute},
+    {"/sys/module/*/parameters/*", scrub_words},
+    {RDMA "hca_type", scrub_words},
+    {RDMA "fw_ver", scrub_versions},
+    {RDMA "hw_rev", scrub_words},
+    {RDMA "node_type", scrub_words},
+    {RDMA "node_guid", scrub_words},
+    {RDMA "sys_image_guid", scrub_words},
+    {RDMA "ports/*/state", scrub_attribute},
+    {RDMA "ports/*/phys_state", scrub_attribute},
+    {RDMA "ports/*/rate", scrub_attribute},
+    {RDMA "ports/*/link_layer", scrub_attribute},
+    {RDMA "ports/*/gids/*", scrub_words},
+    {RDMA "ports/*/gid_attrs/types/*", scrub_attribute},
+    {RDMA "ports/*/gid_attrs/ndevs/*", scrub_words},
+    {RDMA "ports/*/counters/*", scrub_attribute},
+    {RDMA "ports/*/hw_counters/*", scrub_attribute},
+    {RDMA "hw_counters/*", scrub_attribute},
+    {RDMA "device/infiniband_verbs/*/ibdev", scrub_words},
+    {RDMA "device/net/*/address", scrub_words},
+    {"/sys/class/infiniband_verbs/*/ibdev", scrub_words},
+    {NET "statistics/*", scrub_attribute},
+    {NET "operstate", scrub_attribute},
+    {NET "mtu", scrub_attribute},
+    {NET "speed", scrub_attribute},
+    {NET "carrier", scrub_attribute},
+    {NET "type", scrub_attribute},
+    {NET "dev_port", scrub_attribute},
+    {NET "address", scrub_words},
+    {"/proc/driver/nvidia/version", scrub_table},
+    {"/proc/driver/nvidia/params", scrub_table},
+    {"/proc/driver/nvidia/gpus/*/information", scrub_information},
+    {"/proc/driver/nvidia/capabilities/**", scrub_words},
+    {"/proc/self/environ", scrub_environ},
+    {"/proc/self/limits", scrub_table},
+    {"/proc/self/status", scrub_status},
+    {"/proc/self/maps", scrub_maps},
+    {"/proc/self/mounts", scrub_mounts},
+    {"/proc/mounts", scrub_mounts},
+    {"/proc/meminfo", scrub_table},
+    {"/proc/modules", scrub_modules},
+    {"/proc/devices", scrub_table},
+    {"/proc/cmdline", scrub_cmdline},
+    {"/proc/version", scrub_versions},
+    {"/proc/net/route", scrub_route},
+    {"/proc/sys/kernel/osrelease", scrub_release},
+    {"/proc/sys/kernel/ostype", scrub_attribute},
+    {"/proc/sys/kernel/version", scrub_words},
+    {"/proc/sys/kernel/hostname", scrub_host},
+    {"/etc/hostname", scrub_host},
+    {"/etc/os-release", scrub_os_release},
+    {"/usr/lib/os-release", scrub_os_release},
+    {"/etc/modprobe.d/*.conf", scrub_modprobe},
+    {"/lib/modprobe.d/*.conf", scrub_modprobe},
+    {"/usr/lib/modprobe.d/*.conf", scrub_modprobe},
+    {"/run/modprobe.d/*.conf", scrub_modprobe},
+    {"/etc/modules-load.d/*.conf", scrub_paths},
+    {"/etc/ld.so.conf", scrub_paths},
+    {"/etc/ld.so.preload", scrub_paths},
+    {"**/ld.so.conf.d/*.conf", scrub_paths},
+    {"/etc/libibverbs.d/*.driver", scrub_paths},
+    {"/lib/modules/*/modules.dep", scrub_versions},
+    {"/usr/lib/modules/*/modules.dep", scrub_versions},
+    {"/lib/modules/*/modules.builtin", scrub_versions},
+    {"/var/lib/dpkg/status", scrub_dpkg},
+    {"/usr/local/cuda**/version.json", scrub_versions},
+    {"/usr/local/gib/**/*.txtpb", scrub_words},
+    {"/usr/local/gib/scripts/set_nccl_env.sh", scrub_versions},
+    {"**/nvshmem_version.h", scrub_defines},
+    {"**/nvshmem*.h", scrub_defines},
+    {"**/nccl.h", scrub_defines},
+    {"**/deep_ep/__init__.py", scrub_python},
+    {"**/deep_ep/buffer.py", scrub_python},
+    {"**.dist-info/METADATA", scrub_metadata},
+    {"**.egg-info/PKG-INFO", scrub_metadata},
+};
+
+static const struct row line_rows[] = {
+    {"/dev/kmsg", scrub_kernel_log},
+    {"/var/log/kern.log", scrub_kernel_log},
+    {"/var/log/dmesg", scrub_kernel_log},
+    {"/var/log/messages", scrub_kernel_log},
+    {"/var/log/syslog", scrub_kernel_log},
+    {"/proc/cpuinfo", scrub_as_is}, /* model and flags; x86 and Arm show no serial number there */
+};
+
+/* Folders all of whose names stay, as scrub_name() has them; of others those of common software. */
+static const char *const folder_rows[] = {
+    "/sys/**",         "/proc/driver/nvidia/**", "/dev/infiniband",     "/dev/nvidia-caps-imex-channels",
+    "/etc/modprobe.d", "/lib/modprobe.d",        "/usr/lib/modprobe.d", "/run/modprobe.d",
+    "**/ld.so.conf.d", "/lib/modules/**",        "/usr/lib/modules/**"};
+
+/* Answers whose strings stay, after the general pass. */
+static const char *const answer_rows[] = {"nvml", "load:**", "hash:**"};
+
+static bool matches_any(const char *const *patterns, size_t n, const char *text)
+{
+    for (size_t i = 0; i < n; i++)
+        if (scrub_match(patterns[i], text))
+            return true;
+    return false;
+}
+
+static scrub_rule *rule_of(const struct row *rows, size_t n, const char *path)
+{
+    for (size_t i = 0; i < n; i++)
+        if (scrub_match(rows[i].pattern, path))
+            return rows[i].rule;
+    return NULL;
+}
+
+/* --- strings --- */
+
+/* What `rule` leaves of a string, as a new one. */
+static json_t *apply(struct scrub *scrub, scrub_rule *rule, const char *text, size_t bytes)
+{
+    char *kept = NULL;
+    size_t n = 0;
+    FILE *out = open_memstream(&kept, &n);
+    json_t *string = NULL;
+
+    if (!out) {
+        scrub->failed = true;
+        return NULL;
+    }
+    rule(scrub, text, bytes, out);
+    if (fclose(out) == 0 && kept)
+        string = json_stringn_nocheck(kept, n);
+    if (!string)
+        scrub->failed = true;
+    free(kept);
+    return string;
+}
+
+static void path_rule(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
+{
+    if (bytes == 1)
+        fputc('/', out);
+    else
+        scrub_path(scrub, text, bytes, out);
+}
+
+static json_t *scrub_value(struct scrub *scrub, const json_t *value);
+
+/* Facts of an ELF file: $ORIGIN/../x is a path as well, and versions of symbols are called after whoever chose them. */
+static json_t *scrub_member(struct scrub *scrub, const char *key, const json_t *value)
+{
+    json_t *copy, *item;
+    size_t i;
+
+    if (json_is_string(value) && (strcmp(key, "runpath") == 0 || strcmp(key, "rpath") == 0))
+        return apply(scrub, scrub_path_list, json_string_value(value), json_string_length(value));
+    if (!json_is_array(value) || (strcmp(key, "definitions") != 0 && strcmp(key, "needs") != 0))
+        return scrub_value(scrub, value);
+    copy = json_array();
+    json_array_foreach(value, i, item)
+    {
+        json_t *kept = json_is_string(item)
+                           ? apply(scrub, scrub_parts, json_string_value(item), json_string_length(item))
+                           : scrub_member(scrub, key, item);
+
+        if (json_array_append_new(copy, kept) < 0)
+            scrub->failed = true;
+    }
+    return copy;
+}
+
+/* The general pass over all strings of any value. Keys are those of a format, not of a machine. */
+static json_t *scrub_value(struct scrub *scrub, const json_t *value)
+{
+    json_t *copy, *item;
+    const char *key;
+    size_t i;
+    int failed = 0;
+
+    switch (json_typeof(value)) {
+    case JSON_STRING:
+        return apply(scrub, scrub_versions, json_string_value(value), json_string_length(value));
+    case JSON_ARRAY:
+        copy = json_array();
+        json_array_foreach(value, i, item) failed |= json_array_append_new(copy, scrub_value(scrub, item));
+        break;
+    case JSON_OBJECT:
+        copy = json_object();
+        json_object_foreach((json_t *)value, key, item)
+        {
+            if (strstr(key, "serial") || !strcmp(key, "hostname"))
+                continue;
+            failed |= json_object_set_new_nocheck(copy, key, scrub_member(scrub, key, item));
+        }
+        break;
+    default:
+        return json_incref((json_t *)value);
+    }
+    if (failed)
+        scrub->failed = true;
+    return copy;
+}
+
+/* --- entries --- */
+
+/* Names of a folder: all where a row says so, else those that say nothing about their owner. */
+static json_t *scrub_names(struct scrub *scrub, const char *folder, const json_t *names)
+{
+    bool all = matches_any(folder_rows, sizeof(folder_rows) / sizeof(folder_rows[0]), folder);
+    json_t *copy = json_array(), *name;
+    size_t i;
+
+    json_array_foreach(names, i, name)
+    {
+        const char *text = json_string_value(name);
+        char *kept = NULL;
+        size_t n = 0;
+        FILE *out;
+
+        if (!all && !scrub_is_common(folder, text))
+            continue;
+        out = open_memstream(&kept, &n);
+        if (out)
+            scrub_name(scrub, folder, text, out);
+        if (!out || fclose(out) != 0 || json_array_append_new(copy, json_stringn_nocheck(kept, n)) < 0)
+            scrub->failed = true;
+        free(kept);
+    }
+    return copy;
+}
+
+static json_t *copy_hash(const json_t *entry)
+{
+    const char *digits = json_string_value(json_object_get(entry, "value"));
+
+    if (!digits || strlen(digits) != 16 || strspn(digits, "0123456789abcdef") != 16)
+        return NULL;
+    return json_pack("{s:s}", "value", digits);
+}
+
+/* Attributes of the kernel, and the file with the name of the host, are one line: nothing behind it is anybody's. */
+static size_t bytes_that_count(const char *key, scrub_rule *rule, const json_t *entry)
+{
+    const char *text = json_string_value(entry), *end;
+    size_t bytes = json_string_length(entry);
+
+    if (rule == scrub_pci_config || rule == scrub_table ||
+        (strncmp(key, "/sys/", 5) != 0 && strncmp(key, "/proc/sys/", 10) != 0 && strcmp(key, "/etc/hostname") != 0 &&
+         strcmp(key, "/proc/version") != 0 && strcmp(key, "/proc/cmdline") != 0))
+        return bytes;
+    end = memchr(text, '\n', bytes);
+    return end ? (size_t)(end - text) + 1 : bytes;
+}
+
+/* The scrubbed entry, or NULL when it is to be left out. */
+static json_t *scrub_entry(struct scrub *scrub, enum keep_kind kind, const char *key, const json_t *entry)
+{
+    char path[PATH_MAX];
+    const char *why;
+    scrub_rule *rule = scrub_as_is;
+    size_t n = strcspn(key, "\t");
+
+    if (kind == KEEP_LINES && n < sizeof(path)) {
+        memcpy(path, key, n);
+        path[n] = '\0';
+        rule = rule_of(line_rows, sizeof(line_rows) / sizeof(line_rows[0]), path);
+    } else if (kind == KEEP_FILES) {
+        rule = rule_of(file_rows, sizeof(file_rows) / sizeof(file_rows[0]), key);
+    } else if (kind == KEEP_ANSWERS && !matches_any(answer_rows, sizeof(answer_rows) / sizeof(answer_rows[0]), key)) {
+        rule = NULL;
+    }
+    /* That something is not there, or why it could not be read, may be known of everything. */
+    if (keep_state(entry, &why) != ROOT_OK)
+        return scrub_value(scrub, entry);
+    if (!rule)
+        return NULL;
+    switch (kind) {
+    case KEEP_FILES:
+    case KEEP_LINES:
+        return apply(scrub, rule, json_string_value(entry), bytes_that_count(key, rule, entry));
+    case KEEP_LINKS:
+        return apply(scrub, path_rule, json_string_value(entry), json_string_length(entry));
+    case KEEP_FOLDERS:
+        return scrub_names(scrub, key, entry);
+    case KEEP_STATS:
+        return json_deep_copy(entry);
+    case KEEP_ANSWERS:
+        /* Digits of a hash, which the general pass would take for a secret. */
+        return strncmp(key, "hash:", 5) == 0 ? copy_hash(entry) : scrub_value(scrub, entry);
+    default:
+        return scrub_value(scrub, entry);
+    }
+}
+
+static json_t *scrub_key(struct scrub *scrub, enum keep_kind kind, const char *key)
+{
+    json_t *scrubbed, *joined;
+    size_t n = strcspn(key, "\t");
+
+    if (kind == KEEP_ANSWERS)
+        return apply(scrub, scrub_versions, key, strlen(key));
+    if (kind != KEEP_LINES)
+        return apply(scrub, path_rule, key, strlen(key));
+    /* The text that was searched is one of ours. */
+    scrubbed = apply(scrub, path_rule, key, n);
+    joined = scrubbed ? json_sprintf("%s%s", json_string_value(scrubbed), key + n) : NULL;
+    json_decref(scrubbed);
+    return joined;
+}
+
+static json_t *scrub_kind(struct scrub *scrub, enum keep_kind kind, const json_t *entries)
+{
+    json_t *copy = json_object(), *entry;
+    const char *key;
+
+    json_object_foreach((json_t *)entries, key, entry)
+    {
+        json_t *kept = scrub_entry(scrub, kind, key, entry);
+        json_t *name = kept ? scrub_key(scrub, kind, key) : NULL;
+
+        if (kept && (!name || json_object_set_nocheck(copy, json_string_value(name), kept) < 0))
+            scrub->failed = true;
+        json_decref(name);
+        json_decref(kept);
+    }
+    return copy;
+}
+
+/* --- what is known beforehand --- */
+
+static void learn_value(struct scrub *scrub, const json_t *value)
+{
+    const char *key;
+    json_t *item;
+    size_t i;
+
+    json_array_foreach(value, i, item) learn_value(scrub, item);
+    json_object_foreach((json_t *)value, key, item) learn_value(scrub, item);
+    if (json_is_string(value))
+        scrub_learn_uuids(scrub, json_string_value(value), json_string_length(value));
+}
+
+/* A host without its domain is known as well. */
+static void learn_host(struct scrub *scrub, const char *name)
+{
+    char host[256];
+
+    /* Not an address, nor the port behind a name. */
+    if (name[strspn(name, "0123456789.:[]abcdefABCDEF\n")] == '\0' && strpbrk(name, ".:"))
+        return;
+    snprintf(host, sizeof(host), "%.*s", (int)strcspn(name, ":\n"), name);
+    scrub_learn_name(scrub, SCRUB_HOST, host);
+    host[strcspn(host, ".")] = '\0';
+    scrub_learn_name(scrub, SCRUB_HOST, host);
+}
+
+static void learn_variable(struct scrub *scrub, const char *name, const char *value)
+{
+    static const char *const users[] = {"USER=", "LOGNAME=", "SUDO_USER=", "USERNAME="};
+    static const char *const hosts[] = {
+        "HOSTNAME=",    "HOST=",         "NODE_NAME=",   "SLURMD_NODENAME=", "POD_NAME=",
+        "MASTER_ADDR=", "NCCL_COMM_ID=", "NCCL_HOSTID=", "MASTER_HOST=",     "SLURM_SUBMIT_HOST="};
+
+    for (size_t i = 0; i < sizeof(users) / sizeof(users[0]); i++)
+        if (strncmp(name, users[i], strlen(users[i])) == 0)
+            scrub_learn_name(scrub, SCRUB_USER, value);
+    for (size_t i = 0; i < sizeof(hosts) / sizeof(hosts[0]); i++)
+        if (strncmp(name, hosts[i], strlen(hosts[i])) == 0)
+            learn_host(scrub, value);
+    if (strncmp(name, "SLURM_", 6) == 0 && memmem(name, (size_t)(value - name), "NODELIST=", 9))
+        scrub_learn_hosts(scrub, value);
+    if (strncmp(name, "HOME=", 5) == 0 && strrchr(value, '/'))
+        scrub_learn_name(scrub, SCRUB_USER, strrchr(value, '/') + 1);
+}
+
+/* Names of devices, and releases of kernels in paths. */
+static void learn_folder(struct scrub *scrub, const char *folder, const json_t *names)
+{
+    json_t *name;
+    size_t i;
+
+    json_array_foreach(names, i, name)
+    {
+        if (!json_is_string(name))
+            continue;
+        if (scrub_match("**/lib/modules", folder))
+            scrub_learn_release(scrub, json_string_value(name));
+        if ((strcmp(folder, "/sys/class/infiniband") == 0 || strcmp(folder, "/sys/class/net") == 0 ||
+             scrub_match("/sys/class/infiniband/*/device/net", folder)) &&
+            json_object_set_new_nocheck(scrub->devices, json_string_value(name), json_true()) < 0)
+            scrub->failed = true;
+    }
+}
+
+static void learn_release_in(struct scrub *scrub, const char *path)
+{
+    static const char modules[] = "/lib/modules/";
+    const char *found = strstr(path, modules);
+    char release[129];
+
+    if (!found)
+        return;
+    found += sizeof(modules) - 1;
+    snprintf(release, sizeof(release), "%.*s", (int)(strcspn(found, "/\t") & 127), found);
+    scrub_learn_release(scrub, release);
+}
+
+static void learn_names(struct scrub *scrub, json_t *const kept[KEEP_KINDS])
+{
+    const char *release = json_string_value(json_object_get(kept[KEEP_FILES], "/proc/sys/kernel/osrelease")), *key;
+    json_t *entry;
+
+    if (release)
+        scrub_learn_release(scrub, release);
+    for (int kind = 0; kind < KEEP_KINDS; kind++) {
+        json_object_foreach(kept[kind], key, entry)
+        {
+            learn_release_in(scrub, key);
+            if (kind == KEEP_FOLDERS)
+                learn_folder(scrub, key, entry);
+        }
+    }
+    scrub_learn_confs(scrub, kept);
+}
+
+static void learn(struct scrub *scrub, json_t *const kept[KEEP_KINDS], bool is_live)
+{
+    const json_t *variables = json_object_get(kept[KEEP_FILES], "/proc/self/environ");
+    static const char *const host_files[] = {"/proc/sys/kernel/hostname", "/etc/hostname"};
+    char host[256] = "";
+    const char *user;
+
+    for (int kind = 0; kind < KEEP_KINDS; kind++)
+        learn_value(scrub, kept[kind]);
+    learn_names(scrub, kept);
+    for (size_t i = 0; i < sizeof(host_files) / sizeof(host_files[0]); i++) {
+        const char *text = json_string_value(json_object_get(kept[KEEP_FILES], host_files[i]));
+
+        if (text)
+            learn_host(scrub, text);
+    }
+    if (json_is_string(variables)) {
+        const char *at = json_string_value(variables), *end = at + json_string_length(variables);
+
+        for (; at < end; at += strlen(at) + 1)
+            if (strchr(at, '='))
+                learn_variable(scrub, at, strchr(at, '=') + 1);
+    }
+    if (!is_live)
+        return;
+    if (gethostname(host, sizeof(host) - 1) == 0)
+        learn_host(scrub, host);
+    /* Not from the user database, which may be asked over the network. */
+    user = getenv("USER");
+    if (user)
+        scrub_learn_name(scrub, SCRUB_USER, user);
+}
+
+json_t *scrub_snapshot(json_t *const kept[KEEP_KINDS], bool is_live)
+{
+    struct scrub scrub = {.uuids = json_object(),
+                          .names = json_object(),
+                          .stems = json_object(),
+                          .devices = json_object(),
+                          .releases = json_object(),
+                          .confs = json_object()};
+    json_t *all = json_object();
+
+    scrub.failed =
+        !scrub.uuids || !scrub.names || !scrub.stems || !scrub.devices || !scrub.releases || !scrub.confs || !all;
+    for (int map = 0; map < SCRUB_MAPS; map++) {
+        scrub.maps[map] = json_object();
+        scrub.failed = scrub.failed || !scrub.maps[map];
+    }
+    if (!scrub.failed)
+        learn(&scrub, kept, is_live);
+    for (int kind = 0; !scrub.failed && kind < KEEP_KINDS; kind++)
+        if (json_object_set_new(all, keep_kind_names[kind], scrub_kind(&scrub, (enum keep_kind)kind, kept[kind])) < 0)
+            scrub.failed = true;
+    for (int map = 0; map < SCRUB_MAPS; map++)
+        json_decref(scrub.maps[map]);
+    json_decref(scrub.uuids);
+    json_decref(scrub.names);
+    json_decref(scrub.stems);
+    json_decref(scrub.devices);
+    json_decref(scrub.releases);
+    json_decref(scrub.confs);
+    if (!scrub.failed)
+        return all;
+    json_decref(all);
+    ep_fail(EP_E_MEMORY, "no memory to scrub what was read");
+    return NULL;
+}

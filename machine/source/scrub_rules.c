@@ -1,0 +1,569 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* scrub_rules.c - what stays of the contents of files, one rule for each kind of file. */
+#include "source/scrub.h"
+
+#include <ctype.h>
+#include <stdlib.h>
+#include <string.h>
+
+static bool is_among(const char *word, size_t bytes, const char *const *words)
+{
+    for (; *words; words++) {
+        size_t n = strlen(*words);
+        bool is_prefix = n > 0 && (*words)[n - 1] == '*';
+
+        if (is_prefix ? bytes >= n - 1 && strncmp(word, *words, n - 1) == 0
+                      : bytes == n && strncmp(word, *words, n) == 0)
+            return true;
+    }
+    return false;
+}
+
+bool scrub_line(const char **text, const char *end, const char **ret_line, size_t *ret_bytes)
+{
+    const char *newline;
+
+    if (*text >= end)
+        return false;
+    newline = memchr(*text, '\n', (size_t)(end - *text));
+    *ret_line = *text;
+    *ret_bytes = (size_t)((newline ? newline : end) - *text);
+    *text += *ret_bytes + 1;
+    return true;
+}
+
+/* Words divided by white space. */
+static bool next_word(const char **text, const char *end, const char **ret_word, size_t *ret_bytes)
+{
+    while (*text < end && isspace((unsigned char)**text))
+        ++*text;
+    *ret_word = *text;
+    while (*text < end && !isspace((unsigned char)**text))
+        ++*text;
+    *ret_bytes = (size_t)(*text - *ret_word);
+    return *ret_bytes > 0;
+}
+
+/* Lines whose first word, before a colon, is among `words`. */
+static void keep_lines(struct scrub *scrub, const char *text, size_t bytes, const char *const *words, unsigned flags,
+                       FILE *out)
+{
+    const char *end = text + bytes, *line;
+    size_t n;
+
+    while (scrub_line(&text, end, &line, &n)) {
+        const char *colon = memchr(line, ':', n);
+
+        if (!colon || !is_among(line, (size_t)(colon - line), words))
+            continue;
+        scrub_text(scrub, line, n, flags, out);
+        fputc('\n', out);
+    }
+}
+
+/* --- any text --- */
+
+void scrub_as_is(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
+{
+    (void)scrub;
+    fwrite(text, 1, bytes, out);
+}
+
+/* "MemTotal:  1 kB", "Node 0 MemFree: 1 kB", " 195 nvidia", "Max open files  1 1 files", "NVRM version: ...". */
+static bool is_table_line(const char *line, size_t n)
+{
+    static const char *const titles[] = {"Character devices:", "Block devices:", "Limit ", "Max ",
+                                         "NVRM version:",      "GCC version:"};
+    static const char letters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_()";
+    size_t at = 0;
+
+    for (size_t i = 0; i < sizeof(titles) / sizeof(titles[0]); i++)
+        if (n >= strlen(titles[i]) && strncmp(line, titles[i], strlen(titles[i])) == 0)
+            return true;
+    if (n > 7 && strncmp(line, "Node ", 5) == 0)
+        at = 5 + strspn(line + 5, "0123456789") + 1;
+    if (at < n && line[at] >= 'A' && line[at] <= 'Z') {
+        at += strspn(line + at, letters);
+        return at < n && line[at] == ':';
+    }
+    at = strspn(line, " ");
+    return at < n && line[at] >= '0' && line[at] <= '9' && line[at + strspn(line + at, "0123456789")] == ' ';
+}
+
+void scrub_table(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
+{
+    const char *end = text + bytes, *line;
+    size_t n;
+
+    while (scrub_line(&text, end, &line, &n)) {
+        if (n > 0 && !is_table_line(line, n))
+            continue;
+        scrub_text(scrub, line, n, SCRUB_VERSIONS, out);
+        fputc('\n', out);
+    }
+}
+
+void scrub_attribute(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
+{
+    const char *end = memchr(text, '\n', bytes);
+
+    (void)scrub;
+    fwrite(text, 1, end ? (size_t)(end - text) + 1 : bytes, out);
+}
+
+void scrub_words(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
+{
+    scrub_text(scrub, text, bytes, 0, out);
+}
+
+void scrub_versions(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
+{
+    scrub_text(scrub, text, bytes, SCRUB_VERSIONS, out);
+}
+
+void scrub_host(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
+{
+    char name[256];
+    size_t n = strcspn(text, "\n");
+
+    (void)bytes;
+    snprintf(name, sizeof(name), "%.*s", (int)n, text);
+    fprintf(out, "host%d\n", scrub_number(scrub, SCRUB_HOST, name));
+}
+
+/* --- hardware --- */
+
+/*
+ * PCI Express Base Specification, chapter 7: the first 64 bytes are the header. Of the capabilities, which may hold a
+ * serial number, the header of each stays, PCI Express (id 0x10) and Access Control Services (extended, id 0x000d) as a
+ * whole, and everything else becomes zero.
+ */
+static void keep_bytes(const char *from, size_t bytes, size_t at, size_t n, char *to)
+{
+    if (at < bytes)
+        memcpy(to + at, from + at, n < bytes - at ? n : bytes - at);
+}
+
+static unsigned byte_of(const char *text, size_t bytes, size_t at)
+{
+    return at < bytes ? (unsigned char)text[at] : 0;
+}
+
+void scrub_pci_config(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
+{
+    char *kept = calloc(1, bytes ? bytes : 1);
+    size_t at = byte_of(text, bytes, 0x34) & 0xfc;
+
+    if (!kept) {
+        scrub->failed = true;
+        return;
+    }
+    keep_bytes(text, bytes, 0, 64, kept);
+    /* A chain has at most as many links as there are places for one. */
+    for (int i = 0; at >= 64 && i < 48; i++) {
+        keep_bytes(text, bytes, at, byte_of(text, bytes, at) == 0x10 ? 60 : 2, kept);
+        at = byte_of(text, bytes, at + 1) & 0xfc;
+    }
+    at = 256;
+    for (int i = 0; at >= 256 && i < 960; i++) {
+        unsigned id = byte_of(text, bytes, at) | byte_of(text, bytes, at + 1) << 8;
+
+        keep_bytes(text, bytes, at, id == 0x000d ? 8 : 4, kept);
+        at = (byte_of(text, bytes, at + 2) >> 4 | byte_of(text, bytes, at + 3) << 4) & 0xffc;
+    }
+    fwrite(kept, 1, bytes, out);
+    free(kept);
+}
+
+void scrub_information(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
+{
+    static const char *const words[] = {"Model",        "IRQ",          "GPU UUID",     "Video BIOS",
+                                        "Bus Type",     "DMA Size",     "DMA Mask",     "Bus Location",
+                                        "Device Minor", "GPU Firmware", "GPU Excluded", NULL};
+
+    keep_lines(scrub, text, bytes, words, SCRUB_VERSIONS, out);
+}
+
+/* --- process --- */
+
+static const char *const variables_kept[] = {"NVSHMEM_*",
+                                             "NCCL_*",
+                                             "DEEP_EP_*",
+                                             "DEEPEP_*",
+                                             "GDRCOPY_*",
+                                             "UCX_*",
+                                             "MLX5_*",
+                                             "IBV_*",
+                                             "RDMAV_*",
+                                             "CUDA_*",
+                                             "TORCH_NCCL_*",
+                                             "TORCH_CUDA_ARCH_LIST",
+                                             "LD_LIBRARY_PATH",
+                                             "LD_PRELOAD",
+                                             "LD_AUDIT",
+                                             "PATH",
+                                             "PYTHONPATH",
+                                             "PYTHONHOME",
+                                             "VIRTUAL_ENV",
+                                             "CONDA_PREFIX",
+                                             "PYTHONNOUSERSITE",
+                                             "PYTHONUSERBASE",
+                                             "HOME",
+                                             "LANG",
+                                             "MPI_HOME",
+                                             "OMPI_MCA_btl*",
+                                             "OMPI_MCA_pml",
+                                             "NVIDIA_VISIBLE_DEVICES",
+                                             "container",
+                                             "KUBERNETES_SERVICE_HOST",
+                                             "NVIDIA_DRIVER_CAPABILITIES",
+                                             "WORLD_SIZE",
+                                             "RANK",
+                                             "LOCAL_RANK",
+                                             "LOCAL_WORLD_SIZE",
+                                             "NODE_RANK",
+                                             "MASTER_ADDR",
+                                             "MASTER_PORT",
+                                             "USE_NVPEERMEM",
+                                             "DISABLE_SM90_FEATURES",
+                                             "OMP_NUM_THREADS",
+                                             "PYTORCH_CUDA_ALLOC_CONF",
+                                             "EP_*",
+                                             "EPKIT_*",
+                                             NULL};
+
+/* Of those: a secret, or a text that somebody chose for this machine. */
+static bool is_private_variable(const char *name)
+{
+    static const char *const parts[] = {"SECRET", "TOKEN",   "PASSW", "CREDENTIAL", "_PSK",
+                                        "MAGIC",  "API_KEY", "AUTH",  "PRIVATE"};
+
+    for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++)
+        if (strstr(name, parts[i]))
+            return true;
+    return false;
+}
+
+/* Values that name a host, where no pattern tells it from any other word. */
+static bool is_host_variable(const char *name)
+{
+    static const char *const names[] = {
+        "MASTER_ADDR", "NCCL_HOSTID", "NCCL_COMM_ID", "NCCL_RAS_ADDR", "NVSHMEM_BOOTSTRAP_UID_SESSION_ID", NULL};
+
+    return is_among(name, strlen(name), names);
+}
+
+static bool is_plain_name(const char *name)
+{
+    return name[0] && name[strspn(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_")] == '\0';
+}
+
+static void write_host_value(struct scrub *scrub, const char *value, FILE *out)
+{
+    const char *port = strchr(value, ':');
+    char host[256];
+
+    /* An address is one for the general pass. */
+    if (value[strspn(value, "0123456789.:[]abcdefABCDEF")] == '\0' && strpbrk(value, ".:")) {
+        scrub_text(scrub, value, strlen(value), 0, out);
+        return;
+    }
+    snprintf(host, sizeof(host), "%.*s", (int)(port ? port - value : (ptrdiff_t)strlen(value)), value);
+    fprintf(out, "host%d", scrub_number(scrub, SCRUB_HOST, host));
+    if (port && port[1] && port[1 + strspn(port + 1, "0123456789")] == '\0')
+        fputs(port, out);
+}
+
+/* Lists of files and folders, which need not be absolute. */
+void scrub_path_list(struct scrub *scrub, const char *value, size_t bytes, FILE *out)
+{
+    char item[PATH_MAX], *name, *rest;
+
+    (void)bytes;
+    while (*value) {
+        size_t n = strcspn(value, ": ");
+
+        if (n > 0 && value[0] == '/') {
+            scrub_path(scrub, value, n, out);
+        } else if (n > 0 && n < sizeof(item)) {
+            memcpy(item, value, n);
+            item[n] = '\0';
+            for (rest = item; (name = strsep(&rest, "/"));) {
+                if (name[0] == '$' || strcmp(name, ".") == 0)
+                    fputs(name, out);
+                else
+                    scrub_name(scrub, "", name, out);
+                if (rest)
+                    fputc('/', out);
+            }
+        }
+        value += n;
+        if (*value)
+            fputc(*value++, out);
+    }
+}
+
+static void write_variable(struct scrub *scrub, const char *name, const char *value, FILE *out)
+{
+    static const char *const path_lists[] = {"LD_LIBRARY_PATH", "LD_PRELOAD", "LD_AUDIT", "PATH", "PYTHONPATH", NULL};
+
+    fprintf(out, "%s=", name);
+    if (is_host_variable(name))
+        write_host_value(scrub, value, out);
+    else if (is_among(name, strlen(name), path_lists))
+        scrub_path_list(scrub, value, strlen(value), out);
+    else if (value[strspn(value, "0123456789")] == '\0' && strlen(value) <= 15)
+        fputs(value, out);
+    else
+        scrub_text(scrub, value, strlen(value), SCRUB_VERSIONS | SCRUB_WORDS, out);
+    fputc('\0', out);
+}
+
+void scrub_environ(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
+{
+    char name[128];
+
+    for (const char *at = text, *end = text + bytes; at < end; at += strlen(at) + 1) {
+        size_t n = strcspn(at, "=");
+
+        if (at[n] != '=' || n >= sizeof(name) || !is_among(at, n, variables_kept))
+            continue;
+        memcpy(name, at, n);
+        name[n] = '\0';
+        if (is_plain_name(name) && !is_private_variable(name))
+            write_variable(scrub, name, at + n + 1, out);
+    }
+}
+
+/* Documentation/admin-guide/kernel-parameters.txt of Linux; what names a disk, a host or an address is not here. */
+static const char *const parameters_kept[] = {"ro",
+                                              "rw",
+                                              "quiet",
+                                              "splash",
+                                              "iommu",
+                                              "iommu.*",
+                                              "intel_iommu",
+                                              "amd_iommu",
+                                              "arm-smmu*",
+                                              "pci",
+                                              "pcie_*",
+                                              "pci.*",
+                                              "hugepages",
+                                              "hugepagesz",
+                                              "default_hugepagesz",
+                                              "transparent_hugepage",
+                                              "numa_balancing",
+                                              "isolcpus",
+                                              "nohz_full",
+                                              "nohz",
+                                              "rcu_nocbs",
+                                              "rcu_nocb_poll",
+                                              "mitigations",
+                                              "nosmt",
+                                              "nokaslr",
+                                              "kpti",
+                                              "nvidia*",
+                                              "nouveau*",
+                                              "modprobe.blacklist",
+                                              "module_blacklist",
+                                              "rd.driver.blacklist",
+                                              "cgroup_*",
+                                              "systemd.unified_cgroup_hierarchy",
+                                              "apparmor",
+                                              "selinux",
+                                              "security",
+                                              "processor.*",
+                                              "intel_idle.*",
+                                              "intel_pstate",
+                                              "cpufreq.*",
+                                              "idle",
+                                              "tsc",
+                                              "clocksource",
+                                              "console",
+                                              "panic",
+                                              "crashkernel",
+                                              "init_on_alloc",
+                                              "init_on_free",
+                                              "memhp_default_state",
+                                              "mlx5_core.*",
+                                              "ib_core.*",
+                                              "efi",
+                                              "noefi",
+                                              "acpi*",
+                                              NULL};
+
+void scrub_cmdline(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
+{
+    const char *end = text + bytes, *word;
+    bool first = true;
+    size_t n;
+
+    while (next_word(&text, end, &word, &n)) {
+        const char *equals = memchr(word, '=', n);
+
+        if (!is_among(word, equals ? (size_t)(equals - word) : n, parameters_kept))
+            continue;
+        if (!first)
+            fputc(' ', out);
+        scrub_text(scrub, word, n, 0, out);
+        first = false;
+    }
+    fputc('\n', out);
+}
+
+/* --- mounts --- */
+
+static void write_options(struct scrub *scrub, const char *options, size_t bytes, FILE *out)
+{
+    static const char *const kept[] = {"rw",         "ro",        "nosuid",      "nodev",   "noexec", "relatime",
+                                       "noatime",    "size=*",    "nr_inodes=*", "inode64", "mode=*", "huge=*",
+                                       "pagesize=*", "hidepid=*", "nr_blocks=*", NULL};
+    const char *end = options + bytes;
+    bool first = true;
+
+    while (options < end) {
+        size_t n = strcspn(options, ", \t\n");
+
+        if (is_among(options, n, kept)) {
+            fprintf(out, "%s", first ? "" : ",");
+            scrub_text(scrub, options, n, SCRUB_NAME, out);
+            first = false;
+        }
+        options += n + 1;
+    }
+    if (first)
+        fputs("rw", out);
+}
+
+void scrub_mounts(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
+{
+    const char *end = text + bytes, *line, *line_end;
+    const char *source, *place, *type, *options;
+    size_t n, n_source, n_place, n_type, n_options;
+
+    while (scrub_line(&text, end, &line, &n)) {
+        line_end = line + n;
+        if (!next_word(&line, line_end, &source, &n_source) || !next_word(&line, line_end, &place, &n_place) ||
+            !next_word(&line, line_end, &type, &n_type) || !next_word(&line, line_end, &options, &n_options) ||
+            place[0] != '/')
+            continue;
+        fputs("none ", out);
+        scrub_path(scrub, place, n_place == 1 ? 0 : n_place, out);
+        fputs(n_place == 1 ? "/ " : " ", out);
+        scrub_text(scrub, type, n_type, SCRUB_NAME, out);
+        fputc(' ', out);
+        write_options(scrub, options, n_options, out);
+        fputs(" 0 0\n", out);
+    }
+}
+
+/* --- other files of /proc --- */
+
+/* Addresses are 8 hexadecimal digits in the byte order of the machine, which are those of little-endian ones here. */
+static void write_route_address(struct scrub *scrub, const char *word, size_t n, FILE *out)
+{
+    uint32_t address = (uint32_t)strtoul(word, NULL, 16);
+
+    if (n != 8 || address == 0)
+        fputs("00000000", out);
+    else
+        fprintf(out, "%08X", __builtin_bswap32(scrub_ipv4(scrub, __builtin_bswap32(address))));
+}
+
+void scrub_route(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
+{
+    const char *end = text + bytes, *line, *line_end, *word;
+    bool is_title = true;
+    size_t n;
+
+    while (scrub_line(&text, end, &line, &n)) {
+        line_end = line + n;
+        for (int column = 0; next_word(&line, line_end, &word, &n); column++) {
+            if (column > 0)
+                fputc('\t', out);
+            if (!is_title && (column == 1 || column == 2))
+                write_route_address(scrub, word, n, out);
+            else
+                scrub_text(scrub, word, n, SCRUB_NAME, out);
+        }
+        fputc('\n', out);
+        is_title = false;
+    }
+}
+
+/* "address permissions offset device inode path", of libraries alone. */
+void scrub_maps(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
+{
+    const char *end = text + bytes, *line;
+    char path[PATH_MAX], last[PATH_MAX] = "";
+    size_t n;
+
+    while (scrub_line(&text, end, &line, &n)) {
+        const char *slash = memchr(line, '/', n);
+        size_t n_path = slash ? n - (size_t)(slash - line) : 0;
+
+        if (!slash || n_path >= sizeof(path))
+            continue;
+        memcpy(path, slash, n_path);
+        path[n_path] = '\0';
+        /* A library is mapped in several pieces, one after the other. */
+        if (!strstr(path, ".so") || strcmp(path, last) == 0)
+            continue;
+        memcpy(last, path, n_path + 1);
+        fputs("00000000-00000000 r-xp 00000000 00:00 0 ", out);
+        scrub_path(scrub, path, n_path, out);
+        fputc('\n', out);
+    }
+}
+
+void scrub_status(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
+{
+    static const char *const words[] = {"Threads",
+                                        "Cpus_allowed",
+                                        "Cpus_allowed_list",
+                                        "Mems_allowed",
+                                        "VmLck",
+                                        "VmPin",
+                                        "Mems_allowed_list",
+                                        "CapInh",
+                                        "CapPrm",
+                                        "CapEff",
+                                        "CapBnd",
+                                        "CapAmb",
+                                        "Seccomp",
+                                        "NoNewPrivs",
+                                        NULL};
+    const char *end = text + bytes, *line;
+    size_t n;
+
+    (void)scrub;
+    while (scrub_line(&text, end, &line, &n)) {
+        size_t n_word = strcspn(line, ":\n");
+
+        /* Masks are long hexadecimal numbers, which the general pass would take for secrets. */
+        if (n_word < n && is_among(line, n_word, words) &&
+            strspn(line + n_word, ":\t ,-0123456789abcdefkB") >= n - n_word) {
+            fwrite(line, 1, n, out);
+            fputc('\n', out);
+        }
+    }
+}
+
+void scrub_modules(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
+{
+    const char *end = text + bytes, *line, *line_end, *word;
+    size_t n;
+
+    while (scrub_line(&text, end, &line, &n)) {
+        line_end = line + n;
+        for (int column = 0; next_word(&line, line_end, &word, &n); column++) {
+            if (column > 0)
+                fputc(' ', out);
+            if (n > 2 && word[0] == '0' && word[1] == 'x')
+                fputs("0x0000000000000000", out);
+            else
+                scrub_text(scrub, word, n, SCRUB_NAME | SCRUB_VERSIONS, out);
+        }
+        fputc('\n', out);
+    }
+}

@@ -1,0 +1,544 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * snapshot.c - what was kept, as a document and back.
+ *
+ *     {"epkit_snapshot": 1, "full": true, "files": {"/path": entry, ...}, "folders": {...}, ...}
+ *
+ * Entries are those of keep.h. "full" is there when the root was, so that questions it could not answer stay without
+ * one. A string that is not UTF-8 is {"hex": "..."}, a key that is not "hex:...". Documents come by mail: whatever one
+ * holds, what is accepted keeps the promises of root.h, and what is not is named.
+ */
+#include "source/scrub.h"
+#include "source/state.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define FORMAT 1
+#define VALUES_MAX (1u << 20) /* in a document; each takes about 100 bytes of memory */
+#define HEX_KEY "hex"
+#define HEX_PREFIX "hex:"
+
+/* --- strings that JSON cannot hold --- */
+
+static char *hex_of(const char *text, size_t bytes, const char *prefix)
+{
+    static const char digits[] = "0123456789abcdef";
+    size_t used = strlen(prefix);
+    char *hex = malloc(used + 2 * bytes + 1);
+
+    if (!hex)
+        return NULL;
+    memcpy(hex, prefix, used);
+    for (size_t i = 0; i < bytes; i++) {
+        hex[used++] = digits[(unsigned char)text[i] >> 4];
+        hex[used++] = digits[(unsigned char)text[i] & 15];
+    }
+    hex[used] = '\0';
+    return hex;
+}
+
+static int digit_of(char c)
+{
+    if (c >= '0' && c <= '9')
+        return c - '0';
+    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+}
+
+/* The bytes for free(), NULL if it is no hexadecimal text. */
+static char *bytes_of(const char *hex, size_t *ret_bytes)
+{
+    size_t n = strlen(hex) / 2;
+    char *bytes = strlen(hex) % 2 ? NULL : malloc(n + 1);
+
+    for (size_t i = 0; bytes && i < n; i++) {
+        int high = digit_of(hex[2 * i]), low = digit_of(hex[2 * i + 1]);
+
+        if (high < 0 || low < 0) {
+            free(bytes);
+            return NULL;
+        }
+        bytes[i] = (char)(high << 4 | low);
+    }
+    if (bytes)
+        bytes[n] = '\0';
+    *ret_bytes = n;
+    return bytes;
+}
+
+static json_t *encode_string(const json_t *value)
+{
+    json_t *string = json_stringn(json_string_value(value), json_string_length(value));
+    char *hex;
+
+    if (string)
+        return string;
+    hex = hex_of(json_string_value(value), json_string_length(value), "");
+    string = hex ? json_pack("{s:s}", HEX_KEY, hex) : NULL;
+    free(hex);
+    return string;
+}
+
+/* Takes `value`. */
+static int encode_member(json_t *object, const char *key, json_t *value)
+{
+    json_t *as_string = json_string(key);
+    char *hex;
+    int result;
+
+    if (as_string && strcmp(key, HEX_KEY) != 0 && strncmp(key, HEX_PREFIX, strlen(HEX_PREFIX)) != 0) {
+        json_decref(as_string);
+        return json_object_set_new(object, key, value);
+    }
+    json_decref(as_string);
+    hex = hex_of(key, strlen(key), HEX_PREFIX);
+    result = hex ? json_object_set_new(object, hex, value) : -1;
+    if (!hex)
+        json_decref(value);
+    free(hex);
+    return result;
+}
+
+json_t *snapshot_encode(const json_t *value)
+{
+    json_t *copy, *item;
+    const char *key;
+    int failed = 0;
+    size_t i;
+
+    switch (json_typeof(value)) {
+    case JSON_STRING:
+        return encode_string(value);
+    case JSON_ARRAY:
+        copy = json_array();
+        json_array_foreach(value, i, item) failed |= json_array_append_new(copy, snapshot_encode(item));
+        break;
+    case JSON_OBJECT:
+        copy = json_object();
+        json_object_foreach((json_t *)value, key, item) failed |= encode_member(copy, key, snapshot_encode(item));
+        break;
+    default:
+        return json_incref((json_t *)value);
+    }
+    if (!failed)
+        return copy;
+    json_decref(copy);
+    return NULL;
+}
+
+/* Takes `value`. */
+static int decode_member(json_t *object, const char *key, json_t *value)
+{
+    size_t bytes;
+    char *raw;
+    int result;
+
+    if (strncmp(key, HEX_PREFIX, strlen(HEX_PREFIX)) != 0)
+        return json_object_set_new_nocheck(object, key, value);
+    raw = bytes_of(key + strlen(HEX_PREFIX), &bytes);
+    if (!raw || strlen(raw) != bytes) {
+        json_decref(value);
+        result = -1;
+    } else {
+        result = json_object_set_new_nocheck(object, raw, value);
+    }
+    free(raw);
+    return result;
+}
+
+static json_t *decode_hex(const char *hex)
+{
+    size_t bytes;
+    char *raw = bytes_of(hex, &bytes);
+    json_t *string = raw ? json_stringn_nocheck(raw, bytes) : NULL;
+
+    free(raw);
+    return string;
+}
+
+json_t *snapshot_decode(const json_t *value)
+{
+    json_t *copy, *item;
+    const char *key;
+    int failed = 0;
+    size_t i;
+
+    switch (json_typeof(value)) {
+    case JSON_ARRAY:
+        copy = json_array();
+        json_array_foreach(value, i, item) failed |= json_array_append_new(copy, snapshot_decode(item));
+        break;
+    case JSON_OBJECT:
+        item = json_object_get(value, HEX_KEY);
+        if (json_object_size(value) == 1 && json_is_string(item))
+            return decode_hex(json_string_value(item));
+        copy = json_object();
+        json_object_foreach((json_t *)value, key, item) failed |= decode_member(copy, key, snapshot_decode(item));
+        break;
+    default:
+        return json_incref((json_t *)value);
+    }
+    if (!failed)
+        return copy;
+    json_decref(copy);
+    return NULL;
+}
+
+bool snapshot_is_bounded(const char *text, size_t bytes)
+{
+    bool in_string = false;
+    size_t values = 0;
+
+    for (size_t i = 0; i < bytes; i++) {
+        if (in_string && text[i] == '\\')
+            i++;
+        else if (text[i] == '"')
+            in_string = !in_string;
+        else if (!in_string)
+            values += text[i] == ',' || text[i] == '{' || text[i] == '[';
+    }
+    return values <= VALUES_MAX;
+}
+
+/* --- what an entry must be; NULL or what is wrong with it --- */
+
+static bool has_nul(const json_t *string)
+{
+    return strlen(json_string_value(string)) != json_string_length(string);
+}
+
+/* Other than an empty string for a missing one. */
+static const char *string_in(const json_t *object, const char *key)
+{
+    const json_t *value = json_object_get(object, key);
+
+    return json_is_string(value) && !has_nul(value) ? json_string_value(value) : NULL;
+}
+
+static const char *check_failure(const json_t *entry)
+{
+    const char *why;
+
+    switch (keep_state(entry, &why)) {
+    case ROOT_ABSENT:
+    case ROOT_DENIED:
+    case ROOT_FAILED:
+        break;
+    default:
+        return "\"state\" is none of absent, denied, failed";
+    }
+    if (json_object_size(entry) > (json_object_get(entry, "why") ? 2u : 1u))
+        return "has more than \"state\" and \"why\"";
+    return json_object_get(entry, "why") && !string_in(entry, "why") ? "\"why\" is no text" : NULL;
+}
+
+static const char *check_text(const json_t *entry)
+{
+    if (!json_is_string(entry))
+        return "is neither a text nor an object with \"state\"";
+    return json_string_length(entry) > ROOT_FILE_MAX ? "is a text of more than 8 MiB" : NULL;
+}
+
+static const char *check_link(const json_t *entry)
+{
+    if (!json_is_string(entry))
+        return "is neither a path nor an object with \"state\"";
+    if (json_string_value(entry)[0] != '/' || has_nul(entry) || json_string_length(entry) >= PATH_MAX)
+        return "is no absolute path";
+    return NULL;
+}
+
+static const char *check_names(const json_t *entry)
+{
+    const json_t *name;
+    size_t i;
+
+    if (!json_is_array(entry))
+        return "is neither a list of names nor an object with \"state\"";
+    if (json_array_size(entry) > ROOT_NAMES_MAX)
+        return "has more than 16384 names";
+    json_array_foreach(entry, i, name)
+    {
+        const char *text = json_string_value(name);
+
+        if (!text || has_nul(name) || !text[0] || strchr(text, '/') || strcmp(text, ".") == 0 ||
+            strcmp(text, "..") == 0)
+            return "has a name that no file can have";
+    }
+    return NULL;
+}
+
+static const char *check_stat(const json_t *entry)
+{
+    static const char *const kinds[] = {"file", "folder", "char", "other"};
+    const char *kind = string_in(entry, "kind"), *access = string_in(entry, "access");
+    const json_t *bytes = json_object_get(entry, "bytes");
+    bool known = false;
+
+    if (!json_is_object(entry))
+        return "is no object";
+    for (size_t i = 0; kind && i < sizeof(kinds) / sizeof(kinds[0]); i++)
+        known = known || strcmp(kind, kinds[i]) == 0;
+    if (!known)
+        return "\"kind\" is none of file, folder, char, other";
+    if (!json_is_integer(bytes) || json_integer_value(bytes) < 0)
+        return "\"bytes\" is no number of bytes";
+    if (!access || strlen(access) != 3 || (access[0] != 'r' && access[0] != '-') ||
+        (access[1] != 'w' && access[1] != '-') || (access[2] != 'x' && access[2] != '-'))
+        return "\"access\" is not of the form \"rwx\" with \"-\" for what is not allowed";
+    return json_object_size(entry) > 3 ? "has more than \"kind\", \"bytes\" and \"access\"" : NULL;
+}
+
+/* What is inside is checked where it is used (elf.c), which trusts no file either. */
+static const char *check_object(const json_t *entry)
+{
+    return json_is_object(entry) ? NULL : "is no object";
+}
+
+static const char *check_answer(const json_t *entry)
+{
+    if (!json_object_get(entry, "value"))
+        return "has neither \"value\" nor \"state\"";
+    return json_object_size(entry) > 1 ? "has more than \"value\"" : NULL;
+}
+
+static const char *check_key(enum keep_kind kind, const char *key)
+{
+    char path[PATH_MAX], plain[PATH_MAX];
+    const char *tab = strchr(key, '\t');
+    size_t bytes = kind == KEEP_LINES && tab ? (size_t)(tab - key) : strlen(key);
+
+    if (kind == KEEP_ANSWERS)
+        return NULL;
+    if (kind == KEEP_LINES && !tab)
+        return "is no path, tab and text to search";
+    if (bytes >= sizeof(path))
+        return "is too long for a path";
+    memcpy(path, key, bytes);
+    path[bytes] = '\0';
+    if (keep_plain_path(path, plain) || strcmp(path, plain) != 0)
+        return "is no absolute path in its plain form, as /a/b";
+    return NULL;
+}
+
+static const char *check_entry(enum keep_kind kind, const json_t *entry)
+{
+    static const char *(*const checks[KEEP_KINDS])(const json_t *) = {
+        [KEEP_FILES] = check_text,    [KEEP_FOLDERS] = check_names, [KEEP_LINKS] = check_link,
+        [KEEP_STATS] = check_stat,    [KEEP_LINES] = check_text,    [KEEP_ELF] = check_object,
+        [KEEP_ANSWERS] = check_answer};
+
+    return json_object_get(entry, "state") ? check_failure(entry) : checks[kind](entry);
+}
+
+/* --- reading --- */
+
+static ep_status load_kind(struct root *root, const char *what, enum keep_kind kind, const json_t *given)
+{
+    const char *key, *why, *name = keep_kind_names[kind];
+    json_t *entry, *entries;
+    char shown[256];
+
+    if (!json_is_object(given))
+        return ep_fail(EP_E_ARG, "%s: \"%s\" is no object", what, name);
+    json_object_foreach((json_t *)given, key, entry)
+    {
+        json_t *decoded = json_object();
+        const char *raw;
+
+        root_clean(key, shown, sizeof(shown));
+        if (!decoded || decode_member(decoded, key, snapshot_decode(entry)) < 0) {
+            json_decref(decoded);
+            return ep_fail(EP_E_ARG, "%s: \"%s\": \"%s\": has a \"hex\" that is no hexadecimal text", what, name,
+                           shown);
+        }
+        entries = decoded;
+        raw = json_object_iter_key(json_object_iter(entries));
+        entry = json_object_iter_value(json_object_iter(entries));
+        why = check_key(kind, raw);
+        if (!why)
+            why = check_entry(kind, entry);
+        if (!why && keep_put(root, kind, raw, json_incref(entry)) == root->full)
+            why = "is too much: all entries together are more than 64 MiB";
+        json_decref(decoded);
+        if (why)
+            return ep_fail(EP_E_ARG, "%s: \"%s\": \"%s\": %s", what, name, shown, why);
+    }
+    return EP_OK;
+}
+
+static int kind_of(const char *name)
+{
+    for (int kind = 0; kind < KEEP_KINDS; kind++)
+        if (strcmp(name, keep_kind_names[kind]) == 0)
+            return kind;
+    return -1;
+}
+
+static ep_status load_members(struct root *root, const char *what, const json_t *document)
+{
+    const json_t *format = json_object_get(document, "epkit_snapshot");
+    const char *key;
+    json_t *value;
+    char shown[64];
+
+    if (!json_is_integer(format))
+        return ep_fail(EP_E_ARG, "%s: has no \"epkit_snapshot\" with a number, so it is no snapshot", what);
+    if (json_integer_value(format) != FORMAT)
+        return ep_fail(EP_E_ARG, "%s: \"epkit_snapshot\" is %lld; this epkit reads format %d", what,
+                       (long long)json_integer_value(format), FORMAT);
+    json_object_foreach((json_t *)document, key, value)
+    {
+        int kind = kind_of(key);
+
+        if (kind >= 0)
+            EP_TRY(load_kind(root, what, (enum keep_kind)kind, value));
+        if (strcmp(key, "full") == 0 && !json_is_boolean(value))
+            return ep_fail(EP_E_ARG, "%s: \"full\" is neither true nor false", what);
+        if (kind < 0 && strcmp(key, "epkit_snapshot") != 0 && strcmp(key, "full") != 0) {
+            root_clean(key, shown, sizeof(shown));
+            return ep_fail(EP_E_ARG, "%s: nobody knows \"%s\"", what, shown);
+        }
+    }
+    root->is_full = json_is_true(json_object_get(document, "full"));
+    return EP_OK;
+}
+
+ep_status snapshot_load(struct root *root, const char *what, const char *text, size_t bytes)
+{
+    json_error_t error;
+    ep_status status;
+    json_t *document;
+    char said[JSON_ERROR_TEXT_LENGTH];
+
+    if (!snapshot_is_bounded(text, bytes))
+        return ep_fail(EP_E_ARG, "%s: has more than %u values, so it is no snapshot", what, VALUES_MAX);
+    document = json_loadb(text, bytes, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &error);
+    if (!document) {
+        root_clean(error.text, said, sizeof(said));
+        return ep_fail(EP_E_ARG, "%s: line %d, column %d: %s", what, error.line, error.column, said);
+    }
+    status = json_is_object(document) ? load_members(root, what, document)
+                                      : ep_fail(EP_E_ARG, "%s: is no JSON object, so it is no snapshot", what);
+    json_decref(document);
+    return status;
+}
+
+ep_status root_from_json(const char *name, const char *text, size_t bytes, struct root **ret_root)
+{
+    struct root *root;
+    ep_status status;
+
+    EP_TRY(keep_new(name, &root));
+    status = snapshot_load(root, name, text, bytes);
+    if (status != EP_OK) {
+        root_free(root);
+        return status;
+    }
+    *ret_root = root;
+    return EP_OK;
+}
+
+/* --- writing --- */
+
+ep_status snapshot_text(struct root *root, char **ret_text, size_t *ret_bytes)
+{
+    json_t *scrubbed = scrub_snapshot(root->kept, root->is_live), *document, *value;
+    const char *key;
+    char *text = NULL;
+    bool complete;
+
+    if (!scrubbed)
+        return EP_E_MEMORY;
+    document = json_pack("{s:i}", "epkit_snapshot", FORMAT);
+    complete = document && (!root->is_full || json_object_set_new(document, "full", json_true()) == 0);
+    json_object_foreach(scrubbed, key, value) complete =
+        complete && json_object_set_new(document, key, snapshot_encode(value)) == 0;
+    if (complete)
+        text = json_dumps(document, JSON_INDENT(1));
+    json_decref(document);
+    json_decref(scrubbed);
+    if (!text)
+        return ep_fail(EP_E_MEMORY, "no memory to write what was read");
+    *ret_text = text;
+    *ret_bytes = strlen(text);
+    return EP_OK;
+}
+
+static bool write_all(int fd, const char *text, size_t bytes)
+{
+    while (bytes > 0) {
+        ssize_t n = write(fd, text, bytes);
+
+        if (n < 0 && errno != EINTR)
+            return false;
+        if (n > 0) {
+            text += n;
+            bytes -= (size_t)n;
+        }
+    }
+    return true;
+}
+
+/*
+ * mkstemp() makes it for the owner alone; a snapshot is a file as any other. But it is never one for others to write,
+ * and always one that its owner can read.
+ */
+static mode_t usual_mode(void)
+{
+    mode_t mask = umask(0);
+
+    umask(mask);
+    return (0644 & ~mask) | 0600;
+}
+
+static ep_status write_file(const char *file, const char *text, size_t bytes)
+{
+    struct stat info;
+    char *temporary;
+    int fd, saved;
+    bool written;
+
+    /* To rename over a device or a pipe would take it away. */
+    if (stat(file, &info) == 0 && !S_ISREG(info.st_mode))
+        return ep_fail(EP_E_ARG, "%s: is no regular file", file);
+    if (asprintf(&temporary, "%s.XXXXXX", file) < 0)
+        return ep_fail(EP_E_MEMORY, "%s: no memory to write it", file);
+    fd = mkostemp(temporary, O_CLOEXEC);
+    if (fd < 0) {
+        saved = errno;
+        free(temporary);
+        return ep_fail_errno(EP_E_SYSTEM, saved, "%s: cannot be written", file);
+    }
+    written = write_all(fd, text, bytes) && write_all(fd, "\n", 1) && fchmod(fd, usual_mode()) == 0;
+    saved = errno;
+    if (close(fd) < 0 && written) {
+        saved = errno;
+        written = false;
+    }
+    if (written && rename(temporary, file) < 0) {
+        saved = errno;
+        written = false;
+    }
+    if (!written)
+        unlink(temporary);
+    free(temporary);
+    return written ? EP_OK : ep_fail_errno(EP_E_SYSTEM, saved, "%s: cannot be written", file);
+}
+
+ep_status root_save(struct root *root, const char *file)
+{
+    char *text;
+    size_t bytes;
+    ep_status status;
+
+    EP_TRY(snapshot_text(root, &text, &bytes));
+    status = write_file(file, text, bytes);
+    free(text);
+    return status;
+}
