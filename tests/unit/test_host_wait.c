@@ -346,6 +346,19 @@ static void unknown_phases_have_a_name(void **state)
     assert_string_equal(host_phase_name((enum host_phase)200), "?");
 }
 
+/* Of two aborts the first counts, also in the words of the rank that called the second. */
+static void the_first_abort_is_named(void **state)
+{
+    struct group *group = *state;
+
+    ep_comm_abort(group->comms[2]);
+    ep_comm_abort(group->comms[1]);
+    for (int rank = 0; rank < RANKS; rank++) {
+        assert_int_equal(ep_comm_barrier(group->comms[rank]), EP_E_ABORTED);
+        assert_non_null(strstr(ep_last_error(), "rank 2 called ep_comm_abort"));
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -365,6 +378,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(own_words_are_kept, set_up, tear_down),
         cmocka_unit_test_setup_teardown(abort_wakes_a_sleeper, set_up, tear_down),
         cmocka_unit_test(unknown_phases_have_a_name),
+        cmocka_unit_test_setup_teardown(the_first_abort_is_named, set_up, tear_down),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
