@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "source/root.h"
+#include "source/temporary.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -335,37 +336,29 @@ ep_status hosts_add_file(const char *file, bool repeats, struct hosts *hosts)
 
 /* --- writing --- */
 
-static bool write_lines(FILE *stream, const struct hosts *hosts, int slots)
+static char *lines_of(const struct hosts *hosts, int slots)
 {
-    for (int i = 0; i < hosts->n; i++) {
+    char *text = NULL;
+    size_t bytes;
+    FILE *stream = open_memstream(&text, &bytes);
+
+    for (int i = 0; stream && i < hosts->n; i++) {
         if (slots)
             fprintf(stream, "%s slots=%d\n", host_name(&hosts->list[i]), slots);
         else
             fprintf(stream, "%s\n", host_name(&hosts->list[i]));
     }
-    return fflush(stream) == 0 && !ferror(stream) && fsync(fileno(stream)) == 0;
+    if (stream && fclose(stream) == 0)
+        return text;
+    free(text);
+    return NULL;
 }
 
 ep_status hosts_write(const char *path, const struct hosts *hosts, int slots)
 {
-    char name[4096];
-    FILE *stream;
-    int fd, number = 0;
+    char *text = lines_of(hosts, slots);
+    int number = text ? temporary_save(path, text, strlen(text), 0644) : ENOMEM;
 
-    if (snprintf(name, sizeof(name), "%s.XXXXXX", path) >= (int)sizeof(name))
-        return ep_fail(EP_E_ARG, "%s: the name is too long", path);
-    fd = mkostemp(name, O_CLOEXEC);
-    if (fd < 0)
-        return ep_fail_errno(EP_E_SYSTEM, errno, "writing the hostfile %s", path);
-    stream = fdopen(fd, "w");
-    if (!stream || !write_lines(stream, hosts, slots) || fchmod(fd, 0644) != 0 || rename(name, path) != 0)
-        number = errno ? errno : EIO;
-    if (stream)
-        fclose(stream);
-    else
-        close(fd);
-    if (number == 0)
-        return EP_OK;
-    unlink(name);
-    return ep_fail_errno(EP_E_SYSTEM, number, "writing the hostfile %s", path);
+    free(text);
+    return number ? ep_fail_errno(EP_E_SYSTEM, number, "writing the hostfile %s", path) : EP_OK;
 }
