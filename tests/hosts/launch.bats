@@ -236,6 +236,45 @@ END
     for host in h1 h2; do on "$host" umount /opt; done
 }
 
+# deepep_that HOST FIGURE: a test of DeepEP on all hosts that reaches 70 GB/s, on HOST so much
+deepep_that() {
+    mkdir -p "$HOSTS_DIR/deepep/tests"
+    cat >"$HOSTS_DIR/deepep/tests/test_internode.py" <<END
+import os, socket
+figure = "$2" if socket.gethostname() == "$1" else "70.00"
+print("[config] num_tokens=2048, hidden=7168, num_topk_groups=2, num_topk=8", flush=True)
+for best in "dispatch (FP8)", "dispatch (BF16)", "combine":
+    print(f"[tuning] Best {best}: SMs 24, NVL chunk 16, RDMA chunk 8: 12 + 345 us, {figure} GB/s (RDMA), 258.0 GB/s (NVL)", flush=True)
+END
+    for host in h1 h2 h3 h4; do
+        on "$host" sh -c "mountpoint -q /opt || mount -t tmpfs tmpfs /opt; mkdir -p /opt/deepep; ln -sfn $HOSTS_DIR/deepep /opt/deepep/DeepEP"
+    done
+}
+
+@test "--triangulate: after a slow result, runs of pairs name the node" {
+    deepep_that h3 6.50
+    run --separate-stderr launch --out slow --checks skip --hosts 'h[1-4]' --triangulate deepep-internode
+    echo "$output$stderr"
+    [ "$status" -eq 3 ]
+    [[ "$output" == *"Plan: 4 nodes: 2 pairs side by side"*"h1,h2: "*"Slow: h3. Found in "*" runs."* ]]
+    [ "$(jq -c '[.result, .slow]' "$HOSTS_DIR/work/slow/testbed-logs/triangulate.json")" = '["found",["h3"]]' ]
+    run --separate-stderr launch --json --no-logs --checks skip --hosts 'h[1-4]' --triangulate deepep-internode
+    [ "$status" -eq 3 ]
+    valid <<<"$output"
+    [ "$(jq -c '[.exit_code, .triangulation.result, .triangulation.slow]' <<<"$output")" = '[3,"found",["h3"]]' ]
+    # Without the option it is said that there is one; a good run needs none.
+    run --separate-stderr launch --no-logs --checks skip --hosts 'h[1-4]' deepep-internode
+    [ "$status" -eq 3 ]
+    [[ "$stderr" == *"--triangulate finds the node"* ]]
+    deepep_that nobody 0
+    run --separate-stderr launch --no-logs --checks skip --hosts 'h[1-4]' --triangulate deepep-internode
+    echo "$output$stderr"
+    [ "$status" -eq 0 ]
+    [[ "$output$stderr" != *"Plan:"* && "$stderr" != *"--triangulate"* ]]
+    for host in h1 h2 h3 h4; do on "$host" umount /opt; done
+    all_clean 10 h1 h2 h3 h4
+}
+
 @test "what the NICs moved during the run, and what the doctor finds before it" {
     "$EPKIT_SOURCE/tests/machines/machines.py" a4/shm "$HOSTS_DIR/a4"
     # The NICs of a made-up machine, whose counters can be written.

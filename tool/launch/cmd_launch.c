@@ -31,7 +31,7 @@ struct launch_args {
     struct opt_strings env, source;
     int64_t port, connect_timeout, wait, per_node, gpus, master_port, timeout, silent, grace;
     int connect, location, with, world, checks, hostfiles;
-    bool debug, no_logs, json;
+    bool debug, no_logs, triangulate, json;
 };
 
 static const char *const connects[] = {"ssh", "srun", NULL};
@@ -103,6 +103,8 @@ static const struct opt launch_table[] = {
     {"checks", 0, "WHAT", OPT_CHOICE, offsetof(struct launch_args, checks), .choices = checks, .value = "auto",
      .help = "'epkit doctor' on all nodes first: report what it finds, or require that nothing is serious; auto: report, "
              "and skip for programs"},
+    {"triangulate", 0, NULL, OPT_FLAG, offsetof(struct launch_args, triangulate),
+     .help = "when a test failed or is slow, find the node: run it again on pairs of nodes, then on halves"},
     {"out", 'o', "DIR", OPT_DIR, offsetof(struct launch_args, out),
      .help = "folder for the logs of the run; default: epkit-run-TIME-JOB"},
     {"no-logs", 0, NULL, OPT_FLAG, offsetof(struct launch_args, no_logs), .help = "leave no folder"},
@@ -380,6 +382,9 @@ static int check_usage(const struct cmd *cmd, const struct cmd_call *call, const
         return cmd_usage(cmd, "epkit-test internode: its ranks find each other by MPI: --with mpirun");
     if (canned && canned->argv_of && (args->with == STARTER_MPIRUN || args->per_node))
         return cmd_usage(cmd, "%s chooses itself what runs where: no --with, no --per-node", canned->name);
+    if (args->triangulate && !(canned && canned->is_measured))
+        return cmd_usage(
+            cmd, "--triangulate needs a test whose output epkit reads: epkit-test, deepep-..., nccl, ib-write-bw");
     if (args->no_logs && args->out)
         return cmd_usage(cmd, "--out and --no-logs exclude each other");
     if (args->remote_epkit && strpbrk(args->remote_epkit, "'\"\\$`;&|<>()\n"))
@@ -483,9 +488,11 @@ static void fill(const struct cmd *cmd, const struct cmd_call *call, const struc
 
 /* --- running it --- */
 
-static int run(const struct cmd *cmd, const struct launch_args *args, const struct canned_job *canned,
+static int run(const struct cmd *cmd, const struct cmd_call *call, const struct canned_job *canned,
                struct launch_options *options)
 {
+    const struct launch_args *args = call->options;
+    const struct show_how how = {.json = args->json, .find_slow = args->triangulate};
     bool is_measured = canned && canned->is_measured;
     struct parser *parser = is_measured ? parser_new() : NULL;
     struct launch_result result;
@@ -506,7 +513,7 @@ static int run(const struct cmd *cmd, const struct launch_args *args, const stru
         out_error("%s: %s", cmd->name, ep_last_error());
     } else {
         progress_stop();
-        code = show_result(cmd, options, &result, parser, args->json);
+        code = show_result(cmd, call, options, &result, parser, &how);
         launch_result_done(&result);
     }
     parser_free(parser);
@@ -540,6 +547,9 @@ static int cmd_launch(const struct cmd *cmd, const struct cmd_call *call)
         hosts_done(&options.hosts);
         return leave(code, false);
     }
+    /* The other pods would end with the run, and their sshd with them. */
+    if (code == CMD_FINE && args->triangulate && source.is_pods)
+        code = cmd_usage(cmd, "--triangulate: not in pods, which end with the run; see 'epkit help triangulate'");
     if (code == CMD_FINE) {
         options.source = source.text;
         code = make_location(cmd, args, &options);
@@ -554,7 +564,7 @@ static int cmd_launch(const struct cmd *cmd, const struct cmd_call *call)
         fill(cmd, call, canned, source.is_pods, &options);
         name_folder(args, options.job.name, folder, sizeof(folder));
         options.folder = *folder ? folder : NULL;
-        code = run(cmd, args, canned, &options);
+        code = run(cmd, call, canned, &options);
     }
     json_decref(options.job.spec);
     json_decref(options.job.files);
@@ -579,6 +589,7 @@ const struct cmd verb_launch = {
             {"sbatch --nodes 2 --wrap 'epkit launch deepep-internode'", "DeepEP's test on the nodes of a Slurm job."},
             {"epkit launch nccl all_reduce -- -b 1M -e 1M", "Arguments of the test come after --."},
             {"epkit launch --workload train.sh -x HF_TOKEN --world ranks", "A launcher script on all nodes."},
+            {"epkit launch -f hosts --triangulate nccl all_reduce", "When it is slow: which node is it?"},
             {"epkit launch --hosts a,b --json hostname | jq .verdict", "As JSON."},
             {NULL, NULL},
         },
