@@ -31,7 +31,7 @@ static const struct opt triangulate_table[] = {
 /* clang-format on */
 
 static const struct cmd_example triangulate_examples[] = {
-    {"epkit triangulate --hosts a,b,c,d --run 'epkit launch --hosts {hosts} nccl all_reduce'",
+    {"epkit triangulate --hosts a,b,c --run 'epkit launch --hosts {hosts} nccl all_reduce'",
      "pairs of nodes side by side, then the members of a slow pair"},
     {"epkit triangulate --hosts @nodes.txt --plan", "how many runs it would take"},
     {"epkit triangulate --from runs/ --hardware b200", "from the folders of runs that were made already"},

@@ -56,7 +56,24 @@ teardown_file() {
     echo "$output$stderr"
     [ "$status" -eq 0 ]
     [[ "$output" == *"h1: 0 h1"* && "$output" == *"h3: 1 h1"* ]]
+    # By names that they do not call themselves by, as pods are: mpirun knows the host that it runs on by its own.
+    printf '198.18.77.%s h%s.pods.example\n' 1 1 3 3 >>"$HOSTS_DIR/hosts"
+    run --separate-stderr on h3 env -C "$HOSTS_DIR" timeout 600 "$EPKIT" launch "${PATIENT[@]}" --no-logs \
+        --hosts h1.pods.example,h3.pods.example --with mpirun -- sh -c 'echo $RANK $MASTER_ADDR'
+    echo "$output$stderr"
+    [ "$status" -eq 0 ]
+    [[ "$output" == *"h1.pods.example: 0 h1.pods.example"* && "$output" == *"h3.pods.example: 1 h1.pods.example"* ]]
     all_clean 10 h1 h3
+}
+
+@test "one address at several ports: each is a node, with its own name and log" {
+    on h1 sh -c "/usr/sbin/sshd -p 223 -h $HOSTS_DIR/hostkey -o PidFile=none -o UsePAM=no -o StrictModes=no -E $HOSTS_DIR/second.log"
+    run --separate-stderr launch --out ports --hosts h1,h1:223,h2 -- sh -c 'echo $RANK $MASTER_ADDR'
+    on h1 pkill -f 'sshd -p 223' || true
+    echo "$output$stderr"
+    [ "$status" -eq 0 ]
+    [[ "$output" == *"h1-ssh: 0 h1"* && "$output" == *"h1-223: 1 h1"* && "$output" == *"h2: 2 h1"* ]]
+    [ "$(cat "$HOSTS_DIR/work/ports/testbed-logs/worker-h1-223.log")" = "1 h1" ]
 }
 
 @test "epkit-test internode over Open MPI: 32 of 32 cases on four hosts" {

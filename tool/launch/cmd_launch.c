@@ -325,7 +325,7 @@ static int find_hosts(const struct cmd *cmd, const struct launch_args *args, str
         status = hosts_add_list("--hosts", args->hosts, hosts);
         snprintf(source->text, sizeof(source->text), "--hosts");
     } else if (args->hostfile) {
-        status = hosts_add_file(args->hostfile, false, hosts);
+        status = hosts_add_file(args->hostfile, HOSTS_OPEN_MPI, hosts);
         snprintf(source->text, sizeof(source->text), "%.150s", args->hostfile);
     } else {
         status = hosts_discover(hosts, source);
