@@ -31,8 +31,8 @@ static const struct opt triangulate_table[] = {
 /* clang-format on */
 
 static const struct cmd_example triangulate_examples[] = {
-    {"epkit triangulate --hosts a,b,c --run 'epkit launch --hosts {hosts} nccl all_reduce'",
-     "pairs of nodes side by side, then the members of a slow pair"},
+    {"epkit triangulate --hosts @f --run 'epkit launch --hosts {hosts} ib-write-bw'",
+     "pairs of the nodes in file f side by side, then members of a slow pair"},
     {"epkit triangulate --hosts @nodes.txt --plan", "how many runs it would take"},
     {"epkit triangulate --from runs/ --hardware b200", "from the folders of runs that were made already"},
     {NULL, NULL},
