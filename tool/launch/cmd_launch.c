@@ -270,12 +270,12 @@ static const char *choose_preload(const struct launch_args *args)
 
 /*
  * In a pod the container's environment is that of the job, and a login by ssh does not have it. What concerns
- * communication is passed on; all pods have the same image.
+ * communication, and where programs lie, is passed on; all pods have the same image.
  */
 static void add_pod_variables(json_t *env)
 {
-    static const char *const names[] = {
-        "NCCL_", "NVSHMEM_", "DEEP_EP_", "UCX_", "LD_LIBRARY_PATH=", "PYTHONPATH=", "HF_TOKEN="};
+    static const char *const names[] = {"NCCL_",       "NVSHMEM_",  "DEEP_EP_", "UCX_",         "LD_LIBRARY_PATH=",
+                                        "PYTHONPATH=", "HF_TOKEN=", "PATH=",    "VIRTUAL_ENV=", "CUDA_HOME="};
 
     for (char **entry = environ; *entry; entry++)
         for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
