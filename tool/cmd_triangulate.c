@@ -12,7 +12,7 @@
 /* clang-format off */
 static const struct opt triangulate_table[] = {
     {"hosts", 0, "A,B,...", OPT_STRING, offsetof(struct triangulate_call, hosts),
-     .help = "the nodes; or a file with one in each line, @FILE", .heading = "Measure groups of nodes"},
+     .help = "the nodes, with ranges as gpu[01-04]; or a hostfile, @FILE", .heading = "Measure groups of nodes"},
     {"run", 0, "CMD", OPT_STRING, offsetof(struct triangulate_call, run),
      .help = "shell command that measures a group; {hosts} is its nodes (a,b,c), {n} their number"},
     {"full", 0, "PERCENT", OPT_INT, offsetof(struct triangulate_call, full), .min = 1, .max = 99,

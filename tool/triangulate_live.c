@@ -2,6 +2,8 @@
 /* triangulate_live.c - measures groups of nodes with the user's command. */
 #include "triangulate.h"
 
+#include "base/error.h"
+#include "launch/hosts.h"
 #include "output.h"
 #include "process/capture.h"
 #include "progress.h"
@@ -12,99 +14,42 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_HOSTS 100000
 #define SIDE_BY_SIDE 64 /* groups of one round that run at the same time */
-
-struct fleet {
-    char *text; /* the names are in it */
-    char **names;
-    int n;
-};
 
 struct live {
     const struct triangulate_call *options;
     const struct reference *reference;
     const struct verdict_options *wanted;
-    const struct fleet *fleet;
+    const struct hosts *fleet;
     json_t *runs;
     bool has_failed;
 };
 
 /* --- nodes --- */
 
-static void fleet_done(struct fleet *fleet)
+/* A list as of epkit launch, or a hostfile. What a host may be called is safe in a shell's command. */
+static int read_fleet(const char *text, struct hosts *fleet)
 {
-    free(fleet->text);
-    free(fleet->names);
-}
+    ep_status status =
+        *text == '@' ? hosts_add_file(text + 1, HOSTS_OPEN_MPI, fleet) : hosts_add_list("--hosts", text, fleet);
 
-static char *read_list(const char *path)
-{
-    FILE *file = fopen(path, "re");
-    char *text = NULL;
-    size_t space = 0;
-    ssize_t n = file ? getdelim(&text, &space, '\0', file) : -1;
-
-    if (n < 0) {
-        out_error("triangulate: --hosts @%s: %s", path, file ? "it is empty" : strerror(errno));
-        free(text);
-        text = NULL;
-    }
-    if (file)
-        fclose(file);
-    return text;
-}
-
-/* A name goes into a shell command: letters, digits and what names of hosts hold. */
-static bool is_name(const char *name)
-{
-    return strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-:@") == strlen(name) &&
-           *name != '-';
-}
-
-static int fleet_read(const char *hosts, bool has_shell, struct fleet *ret_fleet)
-{
-    struct fleet *fleet = ret_fleet;
-    char *rest, *name;
-
-    *fleet = (struct fleet){.text = *hosts == '@' ? read_list(hosts + 1) : strdup(hosts)};
-    if (!fleet->text)
-        return CMD_USAGE;
-    fleet->names = calloc(MAX_HOSTS, sizeof(*fleet->names));
-    if (!fleet->names)
-        return CMD_FAILED;
-    for (name = strtok_r(fleet->text, ", \t\r\n", &rest); name; name = strtok_r(NULL, ", \t\r\n", &rest)) {
-        if (strncmp(name, "slots=", 6) == 0) /* a hostfile of Open MPI */
-            continue;
-        if ((has_shell && !is_name(name)) || fleet->n == MAX_HOSTS) {
-            out_error("triangulate: --hosts: '%.60s' is %s", name,
-                      fleet->n == MAX_HOSTS ? "one too many" : "not a name of a host");
-            return CMD_USAGE;
-        }
-        for (int i = 0; i < fleet->n; i++) {
-            if (strcmp(fleet->names[i], name) == 0) {
-                out_error("triangulate: --hosts: '%s' is there twice", name);
-                return CMD_USAGE;
-            }
-        }
-        fleet->names[fleet->n++] = name;
-    }
-    if (fleet->n >= 2)
-        return CMD_FINE;
-    out_error("triangulate: --hosts: %d node%s: it takes two to compare", fleet->n, fleet->n == 1 ? "" : "s");
-    return CMD_USAGE;
+    if (status != EP_OK)
+        out_error("triangulate: %s", ep_last_error());
+    else if (fleet->n < 2)
+        out_error("triangulate: --hosts: %d node%s: it takes two to compare", fleet->n, fleet->n == 1 ? "" : "s");
+    return status == EP_OK && fleet->n >= 2 ? CMD_FINE : CMD_USAGE;
 }
 
 /* --- one round --- */
 
-static char *names_of(const struct fleet *fleet, const int *nodes, int n)
+static char *names_of(const struct hosts *fleet, const int *nodes, int n)
 {
     char *text = NULL;
     size_t bytes;
     FILE *stream = open_memstream(&text, &bytes);
 
     for (int i = 0; stream && i < n; i++)
-        fprintf(stream, "%s%s", i ? "," : "", fleet->names[nodes[i]]);
+        fprintf(stream, "%s%s", i ? "," : "", fleet->list[nodes[i]].word);
     if (!stream || fclose(stream) != 0)
         return NULL;
     return text;
@@ -302,8 +247,8 @@ static void print_plan(const json_t *plan)
     const char *command = json_string_value(json_object_get(plan, "command"));
 
     if (is_pairs)
-        out_line("Plan: %d nodes: %d pairs side by side, then members of a slow pair with a node of a fast one.", n,
-                 n / 2);
+        out_line("Plan: %d nodes: %d pair%s side by side, then members of a slow pair with a node of a fast one.", n,
+                 n / 2, n / 2 == 1 ? "" : "s");
     else
         out_line("Plan: %d nodes: halves of the suspects one after the other, then all others together.", n);
     out_line(
@@ -329,7 +274,7 @@ static int conclude(struct live *live, struct triangulate *t, json_t *plan)
     json_t *document, *list = json_array();
 
     for (int i = 0; i < n; i++)
-        json_array_append_new(list, json_string(live->fleet->names[slow[i]]));
+        json_array_append_new(list, json_string(live->fleet->list[slow[i]].word));
     if (end == TRIANGULATE_FOUND)
         snprintf(verdict, sizeof(verdict), "Slow: %.800s. Found in %d runs.", names, triangulate_runs(t));
     else if (end == TRIANGULATE_EITHER)
@@ -394,7 +339,7 @@ static int run_all(struct live *live, const struct triangulate_options *options)
 int triangulate_live(const struct cmd *cmd, const struct triangulate_call *options, const struct reference *reference,
                      const struct verdict_options *wanted)
 {
-    struct fleet fleet = {0};
+    struct hosts fleet = {0};
     struct live live = {.options = options, .reference = reference, .wanted = wanted, .fleet = &fleet};
     struct triangulate_options how = {
         .max_runs = (int)options->max_runs,
@@ -402,13 +347,13 @@ int triangulate_live(const struct cmd *cmd, const struct triangulate_call *optio
         .cut = options->full ? 0 : 1 - wanted->tolerance,
         .full = (double)options->full / 100,
     };
-    int result = fleet_read(options->hosts, !options->argv, &fleet);
+    int result = read_fleet(options->hosts, &fleet);
 
     (void)cmd;
     live.runs = json_array();
     if (result == CMD_FINE)
         result = run_all(&live, &how);
     json_decref(live.runs);
-    fleet_done(&fleet);
+    hosts_done(&fleet);
     return result;
 }

@@ -196,6 +196,9 @@ END
     echo '{' >a/testbed-logs/run.json
     report a
     [[ "$stderr" == *"run.json: line"*"it is left out"* ]]
+    echo '{"schema_version": 2}' >a/testbed-logs/run.json
+    report a
+    [[ "$stderr" == *"run.json: its schema_version is not 1"*"it is left out"* ]]
     [ "$(find a -name '.report*' | wc -l)" -eq 0 ]
 }
 
