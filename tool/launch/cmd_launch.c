@@ -129,7 +129,14 @@ static json_t *read_workload(const struct cmd *cmd, const char *file)
         n = fread(text, 1, WORKLOAD_MAX, stream);
     if (n > 0)
         files = json_pack("{s:o}", "workload", json_stringn(text, n));
-    if (!stream || !files) {
+    /* The kernel would look for an interpreter whose name ends in a carriage return, and say that the script is not
+     * there. */
+    if (files && n > 2 && strncmp(text, "#!", 2) == 0 && memchr(text, '\n', n) &&
+        ((char *)memchr(text, '\n', n))[-1] == '\r') {
+        cmd_usage(cmd, "--workload %s: its lines end in CR LF: sed -i 's/\\r$//' %s", file, file);
+        json_decref(files);
+        files = NULL;
+    } else if (!stream || !files) {
         json_decref(files);
         cmd_usage(cmd, "--workload %s: %s", file,
                   stream ? "not a script: a regular file with text of at most 1 MiB" : "it cannot be read");
@@ -216,6 +223,21 @@ static int make_job(const struct cmd *cmd, const struct cmd_call *call, const st
 
 /* --- its environment --- */
 
+/* By these the ranks find each other: one value for all of them would keep them from it. */
+static const struct {
+    const char *name, *option;
+} own_names[] = {
+    {"RANK", ""},
+    {"LOCAL_RANK", ""},
+    {"NODE_RANK", ""},
+    {"NNODES", ""},
+    {"WORLD_SIZE", "--world"},
+    {"LOCAL_WORLD_SIZE", "--per-node"},
+    {"GPUS_PER_NODE", "--gpus-per-node"},
+    {"MASTER_ADDR", "--hosts and --location"},
+    {"MASTER_PORT", "--master-port"},
+};
+
 static int add_variable(const struct cmd *cmd, const char *word, json_t *env)
 {
     size_t length = strcspn(word, "=");
@@ -226,6 +248,10 @@ static int add_variable(const struct cmd *cmd, const char *word, json_t *env)
         strspn(word, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_") < length)
         return cmd_usage(cmd, "--env: '%.60s' is no NAME or NAME=VALUE", word);
     snprintf(name, sizeof(name), "%.*s", (int)length, word);
+    for (size_t i = 0; i < sizeof(own_names) / sizeof(own_names[0]); i++)
+        if (strcmp(name, own_names[i].name) == 0)
+            return cmd_usage(cmd, "--env %s: epkit sets it for each rank%s%s", name,
+                             *own_names[i].option ? "; see " : "", own_names[i].option);
     value = word[length] ? word + length + 1 : getenv(name);
     if (!value)
         return cmd_usage(cmd, "--env %s: it is not set here; give NAME=VALUE", name);
@@ -374,6 +400,8 @@ static int check_usage(const struct cmd *cmd, const struct cmd_call *call, const
         return cmd_usage(cmd, "--topology and --location exclude each other");
     if (call->n_args == 0 && !args->workload)
         return cmd_usage(cmd, "missing argument: a job or a program; 'epkit launch hostname' tries the nodes");
+    if (call->n_args && !*call->args[0] && !args->workload)
+        return cmd_usage(cmd, "the name of the program is empty");
     if (canned && canned->needs_args && call->n_args < 2)
         return cmd_usage(cmd, "%s needs an argument: %s", canned->name, canned->args);
     if (canned && canned->is_mpi && args->with == STARTER_SSH && strcmp(call->args[0], "nccl") == 0)
