@@ -58,6 +58,7 @@ nodes  command:dpkg-scanpackages           dpkg-dev
 long   file:/usr/sbin/slurmctld            slurmctld
 long   file:/usr/sbin/slurmd               slurmd
 long   command:srun                        slurm-client
+long   command:ansible-playbook            ansible-core
 long   file:/usr/sbin/munged               munge
 fuzz   fuzzes:                             libclang-rt-dev
 cluster command:etcd                        etcd-server

@@ -25,6 +25,7 @@
 #ifndef EP_TOOL_CMD_H
 #define EP_TOOL_CMD_H
 
+#include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -137,6 +138,9 @@ void options_done(struct cmd_call *call);
 /* The command line again, as it could be typed, without the options named in `except` (ends with NULL). */
 void options_print(const struct cmd *cmd, const struct cmd_call *call, const char *const *except, char *ret_text,
                    size_t bytes);
+
+/* The same as an array of strings, one a word, without the command's name and its arguments. NULL: out of memory. */
+json_t *options_words(const struct cmd *cmd, const struct cmd_call *call, const char *const *except);
 
 /* The name in `names` (ends with NULL) that `word` most likely stands for, or NULL if none is near. */
 const char *options_nearest(const char *word, const char *const *names);

@@ -5,6 +5,7 @@
 #include "kubectl.h"
 #include "output.h"
 #include "source/root.h"
+#include "source/temporary.h"
 
 #include <epkit/status.h>
 #include <errno.h>
@@ -170,26 +171,16 @@ static int read_snapshot(const char *path, json_t **ret_snapshot)
     return CMD_FINE;
 }
 
-/* Whole or not at all, and for its owner alone: it names what runs in the cluster. */
+/* For its owner alone: it names what runs in the cluster. */
 static int save_snapshot(const json_t *snapshot, const char *path)
 {
-    char temporary[4096];
-    int fd, n = snprintf(temporary, sizeof(temporary), "%s.XXXXXX", path), failed;
+    char *text = json_dumps(snapshot, JSON_COMPACT | JSON_SORT_KEYS);
+    int number = text ? temporary_save(path, text, strlen(text), 0600) : ENOMEM;
 
-    errno = ENAMETOOLONG;
-    fd = n > 0 && (size_t)n < sizeof(temporary) ? mkstemp(temporary) : -1;
-    if (fd < 0) {
-        out_error("%s cannot be written: %s", path, strerror(errno));
-        return CMD_FAILED;
-    }
-    failed = json_dumpfd(snapshot, fd, JSON_COMPACT | JSON_SORT_KEYS) != 0 || fsync(fd) != 0;
-    failed |= close(fd) != 0;
-    if (failed || rename(temporary, path) != 0) {
-        out_error("%s cannot be written: %s", path, strerror(errno));
-        unlink(temporary);
-        return CMD_FAILED;
-    }
-    return CMD_FINE;
+    free(text);
+    if (number)
+        out_error("%s cannot be written: %s", path, strerror(number));
+    return number ? CMD_FAILED : CMD_FINE;
 }
 
 /* --- saying --- */

@@ -12,7 +12,7 @@
 /* clang-format off */
 static const struct opt triangulate_table[] = {
     {"hosts", 0, "A,B,...", OPT_STRING, offsetof(struct triangulate_call, hosts),
-     .help = "the nodes; or a file with one in each line, @FILE", .heading = "Measure groups of nodes"},
+     .help = "the nodes, with ranges as gpu[01-04]; or a hostfile, @FILE", .heading = "Measure groups of nodes"},
     {"run", 0, "CMD", OPT_STRING, offsetof(struct triangulate_call, run),
      .help = "shell command that measures a group; {hosts} is its nodes (a,b,c), {n} their number"},
     {"full", 0, "PERCENT", OPT_INT, offsetof(struct triangulate_call, full), .min = 1, .max = 99,
@@ -31,8 +31,8 @@ static const struct opt triangulate_table[] = {
 /* clang-format on */
 
 static const struct cmd_example triangulate_examples[] = {
-    {"epkit triangulate --hosts a,b,c,d --run 'epkit launch --hosts {hosts} nccl'",
-     "pairs of nodes side by side, then the members of a slow pair"},
+    {"epkit triangulate --hosts @f --run 'epkit launch --hosts {hosts} ib-write-bw'",
+     "pairs of the nodes in file f side by side, then members of a slow pair"},
     {"epkit triangulate --hosts @nodes.txt --plan", "how many runs it would take"},
     {"epkit triangulate --from runs/ --hardware b200", "from the folders of runs that were made already"},
     {NULL, NULL},

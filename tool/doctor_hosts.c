@@ -362,7 +362,7 @@ static int read_hosts(const struct cmd *cmd, const struct hosts_how *how, struct
         return cmd_usage(cmd, "--ssh: no program, or longer than %d characters", SSH_BYTES - 1);
     if (strlen(how->remote_command) >= REMOTE_BYTES)
         return cmd_usage(cmd, "--remote-command: longer than %d characters", REMOTE_BYTES - 1);
-    if (hosts_add_file(how->file, false, &answers->hosts) != EP_OK)
+    if (hosts_add_file(how->file, HOSTS_OPEN_MPI, &answers->hosts) != EP_OK)
         return cmd_usage(cmd, "--hosts: %s", ep_last_error());
     return CMD_FINE;
 }

@@ -241,10 +241,13 @@ static void keep_resource(json_t *snapshot, const struct deploy_resource *resour
         answer = json_loadb(capture->output.text ? capture->output.text : "", capture->output.bytes, 0, NULL);
         items = json_incref(json_object_get(answer, "items"));
     }
+    failure(capture, why, sizeof(why));
+    /* The group is served, but not this kind of it: then there is none. */
+    if (!items && !succeeded(capture) && strstr(why, "doesn't have a resource type"))
+        items = json_array();
     if (json_is_array(items)) {
         json_object_set(json_object_get(snapshot, "items"), resource->name, items);
     } else {
-        failure(capture, why, sizeof(why));
         json_object_set_new(json_object_get(snapshot, "unread"), resource->name,
                             json_string(*why ? why : "the answer cannot be read"));
     }

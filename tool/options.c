@@ -472,3 +472,44 @@ void options_print(const struct cmd *cmd, const struct cmd_call *call, const cha
         n += (size_t)snprintf(ret_text + n, bytes - n, " --%s%s", opt->name, value);
     }
 }
+
+/* A value as one word; "" for a flag. */
+static void value_of(const struct opt *opt, const void *field, char *ret_text, size_t bytes)
+{
+    char text[1024] = "";
+
+    print_value(opt, field, text, sizeof(text));
+    snprintf(ret_text, bytes, "%s", text + (*text == ' '));
+}
+
+json_t *options_words(const struct cmd *cmd, const struct cmd_call *call, const char *const *except)
+{
+    json_t *words = json_array();
+    int failed = !words;
+
+    for (int row = 0; cmd->options && cmd->options[row].name; row++) {
+        const struct opt *opt = &cmd->options[row];
+        const void *field = (const unsigned char *)call->options + opt->offset;
+        const struct opt_strings *strings = field;
+        char value[1024];
+
+        if (!(call->given >> row & 1) || is_in(opt->name, except))
+            continue;
+        for (size_t i = 0; opt->type == OPT_STRINGS && i < strings->n; i++) {
+            failed |= json_array_append_new(words, json_sprintf("--%s", opt->name));
+            failed |= json_array_append_new(words, json_string(strings->values[i]));
+        }
+        if (opt->type == OPT_STRINGS)
+            continue;
+        failed |= json_array_append_new(words, json_sprintf("--%s", opt->name));
+        value_of(opt, field, value, sizeof(value));
+        if (opt->type == OPT_STRING || opt->type == OPT_FILE || opt->type == OPT_DIR)
+            failed |= json_array_append_new(words, json_string(*(const char *const *)field));
+        else if (opt->type != OPT_FLAG)
+            failed |= json_array_append_new(words, json_string(value));
+    }
+    if (!failed)
+        return words;
+    json_decref(words);
+    return NULL;
+}

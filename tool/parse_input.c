@@ -56,6 +56,15 @@ static int read_file(const struct cmd *cmd, struct parser *parser, const char *p
     error = parser_read(parser, path, tick);
     if (error == 0)
         return CMD_FINE;
+    if (error == PARSE_COMPRESSED) {
+        out_error("%s: %s: it is compressed", cmd->name, reading);
+        out_hint("unpack it on the way: zcat FILE | epkit parse - (xzcat, zstdcat, bzcat)");
+        return CMD_USAGE;
+    }
+    if (error == PARSE_DEVICE) {
+        out_error("%s: %s: it is a device, not a log", cmd->name, reading);
+        return CMD_USAGE;
+    }
     out_error("%s: %s: %s", cmd->name, reading, strerror(error));
     return error == ENOENT || error == EISDIR || error == EACCES || error == ENOTDIR ? CMD_USAGE : CMD_FAILED;
 }

@@ -4,6 +4,8 @@
 #include "output.h"
 #include "stream.h"
 
+#include "source/temporary.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -89,8 +91,8 @@ struct file {
     write_fn write;
     char *text;
     size_t bytes;
-    char path[PATH_BYTES + NAME_BYTES], temporary[PATH_BYTES + NAME_BYTES];
-    bool there; /* the temporary one */
+    char path[PATH_BYTES + NAME_BYTES];
+    struct temporary temporary;
 };
 
 static bool render(const json_t *document, struct file *file)
@@ -105,104 +107,77 @@ static bool render(const json_t *document, struct file *file)
     return fclose(stream) == 0 && good;
 }
 
-static bool write_all(int fd, const char *text, size_t bytes)
+/* Puts the text on the disk. */
+static int put(const struct temporary *temporary, const struct file *file)
 {
-    while (bytes > 0) {
-        ssize_t n = write(fd, text, bytes);
+    int number = temporary_write(temporary, file->text, file->bytes);
 
-        if (n < 0 && errno != EINTR)
-            return false;
-        text += n > 0 ? n : 0;
-        bytes -= n > 0 ? (size_t)n : 0;
+    if (number == 0 && (fchmod(temporary->fd, temporary_usual_mode()) != 0 || fsync(temporary->fd) != 0))
+        number = errno;
+    return number;
+}
+
+/* Into a folder that is there: each file under another name, then all of them get their own. */
+static int replace_files(struct file *files, size_t n, size_t *ret_at)
+{
+    int number = 0;
+
+    for (*ret_at = 0; *ret_at < n && number == 0; *ret_at += number == 0) {
+        number = temporary_file(files[*ret_at].path, &files[*ret_at].temporary);
+        if (number == 0)
+            number = put(&files[*ret_at].temporary, &files[*ret_at]);
     }
-    return true;
+    if (number == 0)
+        for (*ret_at = 0; *ret_at < n && number == 0; *ret_at += number == 0)
+            number = temporary_rename(&files[*ret_at].temporary, files[*ret_at].path);
+    for (size_t i = 0; i < n; i++)
+        temporary_remove(&files[i].temporary);
+    return number;
 }
 
-/* As umask says, but never for others to write, and always for the owner to read and write. */
-static mode_t file_mode(void)
+/* A folder that appears with all of them in it. */
+static int make_folder(const char *folder, const struct file *files, size_t n, size_t *ret_at)
 {
-    mode_t mask = umask(0);
+    struct temporary place, file;
+    char path[PATH_BYTES + NAME_BYTES];
+    int number = temporary_folder(folder, &place);
 
-    umask(mask);
-    return (0644 & ~mask) | 0600;
-}
-
-/* Puts the text under the temporary name, on the disk. */
-static bool put(struct file *file)
-{
-    int fd = mkostemp(file->temporary, O_CLOEXEC);
-    bool good;
-    int reason;
-
-    if (fd < 0)
-        return false;
-    file->there = true;
-    good = write_all(fd, file->text, file->bytes) && fchmod(fd, file_mode()) == 0 && fsync(fd) == 0;
-    reason = errno;
-    if (close(fd) != 0 && good)
-        return false;
-    errno = reason;
-    return good;
-}
-
-static bool put_all(struct file *files, size_t n, size_t *ret_at)
-{
-    for (*ret_at = 0; *ret_at < n; ++*ret_at)
-        if (!put(&files[*ret_at]))
-            return false;
-    for (*ret_at = 0; *ret_at < n; ++*ret_at) {
-        if (rename(files[*ret_at].temporary, files[*ret_at].path) != 0)
-            return false;
-        files[*ret_at].there = false;
+    *ret_at = number ? n : 0;
+    for (; *ret_at < n && number == 0; *ret_at += number == 0) {
+        if (snprintf(path, sizeof(path), "%s/%s", place.path, files[*ret_at].name) >= (int)sizeof(path))
+            number = ENAMETOOLONG;
+        file = (struct temporary){.fd = number ? -1 : open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600)};
+        if (number == 0 && file.fd < 0)
+            number = errno;
+        if (number == 0)
+            number = put(&file, &files[*ret_at]);
+        if (file.fd >= 0 && close(file.fd) != 0 && number == 0)
+            number = errno;
     }
-    return true;
-}
-
-/* Where the files go: the folder if it is there, else one beside it that is renamed when it is complete. */
-static bool choose_place(const char *folder, char ret_place[PATH_BYTES], bool *ret_is_new)
-{
-    size_t n = strlen(folder);
-    struct stat info;
-
-    *ret_is_new = stat(folder, &info) != 0;
-    if (!*ret_is_new) {
-        snprintf(ret_place, PATH_BYTES, "%s", folder);
-        return true;
-    }
-    while (n > 1 && folder[n - 1] == '/')
-        n--;
-    snprintf(ret_place, PATH_BYTES, "%.*s.XXXXXX", (int)n, folder);
-    return mkdtemp(ret_place) && chmod(ret_place, (file_mode() & 0444) >> 2 | file_mode() | 0700) == 0;
+    if (number == 0 && chmod(place.path, (temporary_usual_mode() & 0444) >> 2 | temporary_usual_mode() | 0700) != 0)
+        number = errno;
+    if (number == 0)
+        number = temporary_rename(&place, folder);
+    temporary_remove(&place);
+    return number;
 }
 
 static bool write_files(const char *folder, struct file *files, size_t n)
 {
-    char place[PATH_BYTES];
-    bool is_new = false, good;
+    struct stat info;
     size_t at = n;
-    int reason;
+    int number;
 
-    good = choose_place(folder, place, &is_new);
-    for (size_t i = 0; good && i < n; i++) {
-        snprintf(files[i].path, sizeof(files[i].path), "%s/%s", place, files[i].name);
-        snprintf(files[i].temporary, sizeof(files[i].temporary), "%s/.%s.XXXXXX", place, files[i].name);
-    }
-    good = good && put_all(files, n, &at);
-    good = good && (!is_new || rename(place, folder) == 0);
-    reason = errno;
-    if (!good && at < n)
-        out_error("writing %s/%s: %s", folder, files[at].name, out_reason(reason));
-    else if (!good)
-        out_error("making %s: %s", folder, out_reason(reason));
     for (size_t i = 0; i < n; i++) {
-        if (files[i].there)
-            unlink(files[i].temporary);
-        else if (!good && is_new && *files[i].path)
-            unlink(files[i].path);
+        snprintf(files[i].path, sizeof(files[i].path), "%s/%s", folder, files[i].name);
+        files[i].temporary.fd = -1;
     }
-    if (!good && is_new)
-        rmdir(place);
-    return good;
+    number = stat(folder, &info) == 0 ? replace_files(files, n, &at) : make_folder(folder, files, n, &at);
+    if (number && at < n)
+        out_error("writing %s/%s: %s", folder, files[at].name, out_reason(number));
+    else if (number)
+        out_error("making %s: %s", folder, out_reason(number));
+    return number == 0;
 }
 
 bool report_write(const char *folder, const json_t *document)

@@ -6,6 +6,7 @@
 
 #include "report/page.h"
 #include "report/report.h"
+#include "source/temporary.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -16,44 +17,16 @@
 
 /* --- files --- */
 
-/* The whole text under a temporary name, then under its own. */
 static bool write_file(const char *folder, const char *name, const char *text, size_t bytes)
 {
-    char *path = NULL, *temporary = NULL;
-    mode_t mask = umask(0);
-    bool good = false;
-    int fd = -1;
+    char *path = NULL;
+    int number =
+        asprintf(&path, "%s/%s", folder, name) < 0 ? ENOMEM : temporary_save(path, text, bytes, temporary_usual_mode());
 
-    umask(mask);
-    if (asprintf(&path, "%s/%s", folder, name) < 0 || asprintf(&temporary, "%s/.%s.XXXXXX", folder, name) < 0)
-        goto end;
-    fd = mkstemp(temporary);
-    if (fd < 0)
-        goto end;
-    good = true;
-    for (size_t at = 0; good && at < bytes;) {
-        ssize_t n = write(fd, text + at, bytes - at);
-
-        if (n > 0)
-            at += (size_t)n;
-        else if (n < 0 && errno != EINTR)
-            good = false;
-    }
-    good = good && fchmod(fd, 0666 & ~mask) == 0 && fsync(fd) == 0;
-    good = close(fd) == 0 && good;
-    good = good && rename(temporary, path) == 0;
-    if (!good) {
-        int error = errno;
-
-        unlink(temporary);
-        errno = error;
-    }
-end:
-    if (!good)
-        out_error("report: writing %s/%s: %s", folder, name, strerror(errno));
+    if (number)
+        out_error("report: writing %s/%s: %s", folder, name, strerror(number));
     free(path);
-    free(temporary);
-    return good;
+    return number == 0;
 }
 
 static bool write_page(const char *folder, const json_t *document, void (*page)(FILE *stream, const json_t *document))

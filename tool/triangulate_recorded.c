@@ -127,6 +127,19 @@ static int add_folders(const struct cmd *cmd, const char *path, const struct ref
     return result;
 }
 
+static bool is_list_of_names(const json_t *hosts)
+{
+    const json_t *host;
+    size_t i;
+
+    json_array_foreach(hosts, i, host)
+    {
+        if (!json_is_string(host) || !*json_string_value(host))
+            return false;
+    }
+    return json_array_size(hosts) > 0;
+}
+
 static int add_file(const char *path, json_t *runs)
 {
     char error[200];
@@ -142,9 +155,11 @@ static int add_file(const char *path, json_t *runs)
     {
         const json_t *ratio = json_object_get(run, "ratio");
 
-        if (!json_is_array(json_object_get(run, "hosts")) || (!json_is_number(ratio) && !json_is_null(ratio))) {
-            out_error("triangulate: --from %s: runs[%zu] needs 'hosts', a list, and 'ratio', a number or null", path,
-                      i);
+        if (!is_list_of_names(json_object_get(run, "hosts")) ||
+            !(json_is_null(ratio) || (json_is_number(ratio) && json_number_value(ratio) >= 0))) {
+            out_error("triangulate: --from %s: runs[%zu] needs 'hosts', a list of names, and 'ratio', a number from 0 "
+                      "on, or null",
+                      path, i);
             json_decref(document);
             return CMD_USAGE;
         }

@@ -10,6 +10,7 @@
  */
 #include "source/scrub.h"
 #include "source/state.h"
+#include "source/temporary.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -470,75 +471,33 @@ ep_status snapshot_text(struct root *root, char **ret_text, size_t *ret_bytes)
     return EP_OK;
 }
 
-static bool write_all(int fd, const char *text, size_t bytes)
-{
-    while (bytes > 0) {
-        ssize_t n = write(fd, text, bytes);
-
-        if (n < 0 && errno != EINTR)
-            return false;
-        if (n > 0) {
-            text += n;
-            bytes -= (size_t)n;
-        }
-    }
-    return true;
-}
-
-/*
- * mkstemp() makes it for the owner alone; a snapshot is a file as any other. But it is never one for others to write,
- * and always one that its owner can read.
- */
-static mode_t usual_mode(void)
-{
-    mode_t mask = umask(0);
-
-    umask(mask);
-    return (0644 & ~mask) | 0600;
-}
-
 static ep_status write_file(const char *file, const char *text, size_t bytes)
 {
     struct stat info;
-    char *temporary;
-    int fd, saved;
-    bool written;
+    int number;
 
     /* To rename over a device or a pipe would take it away. */
     if (stat(file, &info) == 0 && !S_ISREG(info.st_mode))
         return ep_fail(EP_E_ARG, "%s: is no regular file", file);
-    if (asprintf(&temporary, "%s.XXXXXX", file) < 0)
-        return ep_fail(EP_E_MEMORY, "%s: no memory to write it", file);
-    fd = mkostemp(temporary, O_CLOEXEC);
-    if (fd < 0) {
-        saved = errno;
-        free(temporary);
-        return ep_fail_errno(EP_E_SYSTEM, saved, "%s: cannot be written", file);
-    }
-    written = write_all(fd, text, bytes) && write_all(fd, "\n", 1) && fchmod(fd, usual_mode()) == 0;
-    saved = errno;
-    if (close(fd) < 0 && written) {
-        saved = errno;
-        written = false;
-    }
-    if (written && rename(temporary, file) < 0) {
-        saved = errno;
-        written = false;
-    }
-    if (!written)
-        unlink(temporary);
-    free(temporary);
-    return written ? EP_OK : ep_fail_errno(EP_E_SYSTEM, saved, "%s: cannot be written", file);
+    /* A snapshot is a file as any other. */
+    number = temporary_save(file, text, bytes, temporary_usual_mode());
+    return number ? ep_fail_errno(EP_E_SYSTEM, number, "%s: cannot be written", file) : EP_OK;
 }
 
 ep_status root_save(struct root *root, const char *file)
 {
-    char *text;
+    char *text, *line;
     size_t bytes;
     ep_status status;
 
     EP_TRY(snapshot_text(root, &text, &bytes));
-    status = write_file(file, text, bytes);
-    free(text);
+    line = realloc(text, bytes + 1);
+    if (!line) {
+        free(text);
+        return ep_fail(EP_E_MEMORY, "no memory to write what was read");
+    }
+    line[bytes] = '\n';
+    status = write_file(file, line, bytes + 1);
+    free(line);
     return status;
 }

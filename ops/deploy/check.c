@@ -27,6 +27,8 @@ const struct deploy_resource deploy_resources[] = {
     {"localqueues", "localqueues.kueue.x-k8s.io", "kueue.x-k8s.io", DEPLOY_NAMESPACE, false},
     {"clusterqueues", "clusterqueues.kueue.x-k8s.io", "kueue.x-k8s.io", DEPLOY_CLUSTER, false},
     {"resourceflavors", "resourceflavors.kueue.x-k8s.io", "kueue.x-k8s.io", DEPLOY_CLUSTER, false},
+    {"cohorts", "cohorts.kueue.x-k8s.io", "kueue.x-k8s.io", DEPLOY_CLUSTER, false},
+    {"workloads", "workloads.kueue.x-k8s.io", "kueue.x-k8s.io", DEPLOY_EVERYWHERE, false},
     {"topologies", "topologies.kueue.x-k8s.io", "kueue.x-k8s.io", DEPLOY_CLUSTER, false},
     {0},
 };
@@ -136,12 +138,14 @@ json_t *deploy_check(const json_t *snapshot, const struct deploy_job *job)
 
     if (!check.findings)
         return NULL;
+    check_usage_make(&check);
     check_api(&check);
     check_pods(&check);
     if (job->queue)
         check_queue(&check);
     check_nodes(&check);
     check_site(&check);
+    check_usage_done(&check);
     if (check.no_memory) {
         json_decref(check.findings);
         return NULL;

@@ -5,11 +5,23 @@
 
 #include "get.h"
 
+/* Resources of nodes that are counted. */
+enum check_resource { CHECK_GPU, CHECK_CPU, CHECK_MEMORY, CHECK_STORAGE, CHECK_PODS, CHECK_N_RESOURCES };
+extern const char *const check_resources[CHECK_N_RESOURCES];
+
+/* What is taken of each node: by pods that are bound to it, and by those of admitted jobs that are still to come. */
+struct check_usage {
+    json_t *index; /* {name of a node: its number} */
+    long long (*taken)[CHECK_N_RESOURCES];
+    long long n_coming; /* pods that have a place, but are not there yet */
+};
+
 struct check {
     const json_t *snapshot;
     const struct deploy_job *job;
     json_t *findings;
     bool no_memory;
+    struct check_usage usage;
 };
 
 enum check_severity { CHECK_ERROR, CHECK_WARNING };
@@ -47,6 +59,23 @@ bool check_tolerates(const struct deploy_set *set, const json_t *extra_toleratio
 
 /* GPUs asked for by one pod. */
 long long check_gpus(const struct deploy_set *set);
+
+/* --- check_usage.c --- */
+void check_usage_make(struct check *check);
+void check_usage_done(struct check *check);
+long long check_taken(const struct check *check, const json_t *node, enum check_resource resource);
+
+/* --- check_cohort.c --- */
+
+/* Of a flavor and resource, in thousandths: what a ClusterQueue may have at most with what it borrows, and has now. */
+struct check_quota {
+    long long most, free;
+};
+void check_quota_room(const struct check *check, const json_t *queue, const char *flavor, const char *resource,
+                      struct check_quota *ret_room);
+
+/* The resource group of a ClusterQueue or Cohort that covers a resource; NULL if none does. */
+const json_t *check_group_for(const json_t *object, const char *resource);
 
 /* --- check_quota.c --- */
 void check_quotas(struct check *check, const struct deploy_set *set);

@@ -48,15 +48,6 @@ static bool taints_fit(const json_t *node, const struct deploy_set *set, const j
     return true;
 }
 
-static bool all_match(const json_t *labels, const json_t *wanted)
-{
-    const char *key;
-    json_t *value;
-
-    json_object_foreach((json_t *)wanted, key, value) if (!json_equal(get_key(labels, key), value)) return false;
-    return true;
-}
-
 /* Terms are alternatives, the expressions of one term must all hold. */
 static bool affinity_fits(const json_t *labels, const json_t *spec)
 {
@@ -79,44 +70,21 @@ static bool affinity_fits(const json_t *labels, const json_t *spec)
     return false;
 }
 
-/* What pods that are bound to a node and have not ended ask for. */
-static long long used_on(const struct check *check, const char *node, const char *resource, bool count_pods)
-{
-    const json_t *pod;
-    long long used = 0;
-    size_t i;
-
-    json_array_foreach(get_items(check->snapshot, "pods"), i, pod)
-    {
-        const char *phase = get_text(pod, "status/phase");
-
-        if (strcmp(get_text(pod, "spec/nodeName"), node) != 0 || strcmp(phase, "Succeeded") == 0 ||
-            strcmp(phase, "Failed") == 0)
-            continue;
-        if (__builtin_add_overflow(used, count_pods ? 1000 : get_pod_request(get_key(pod, "spec"), resource), &used))
-            return LLONG_MAX;
-    }
-    return used;
-}
-
 static long long room_for(const struct check *check, const json_t *node, const struct deploy_set *set)
 {
-    static const char *const resources[] = {"nvidia.com/gpu", "cpu", "memory", "ephemeral-storage", "pods"};
     long long room = LLONG_MAX;
 
-    for (size_t r = 0; r < sizeof(resources) / sizeof(resources[0]); r++) {
-        bool pods = strcmp(resources[r], "pods") == 0;
-        long long request = pods ? 1000 : get_pod_request(set->spec, resources[r]);
-        long long there = get_quantity(get_key(get(node, "status/allocatable"), resources[r]));
-        long long used;
+    for (int r = 0; r < CHECK_N_RESOURCES; r++) {
+        long long request = r == CHECK_PODS ? 1000 : get_pod_request(set->spec, check_resources[r]);
+        long long there = get_quantity(get_key(get(node, "status/allocatable"), check_resources[r])), taken;
 
-        if (request == 0 || (pods && there < 0))
+        if (request == 0 || (r == CHECK_PODS && there < 0))
             continue;
-        used = used_on(check, get_name(node), resources[r], pods);
-        if (there < 0 || there <= used)
+        taken = check_taken(check, node, (enum check_resource)r);
+        if (there < 0 || there <= taken)
             return 0;
-        if ((there - used) / request < room)
-            room = (there - used) / request;
+        if ((there - taken) / request < room)
+            room = (there - taken) / request;
     }
     return room == LLONG_MAX ? set->count : room;
 }
@@ -128,7 +96,7 @@ long long check_node_room(const struct check *check, const json_t *node, const s
 
     if (get_flag(node, "spec/unschedulable") || strcmp(get_condition(node, "Ready", "status"), "True") != 0)
         return 0;
-    if (!all_match(labels, get_key(set->spec, "nodeSelector")) || !all_match(labels, extra_labels) ||
+    if (!get_labels_match(labels, get_key(set->spec, "nodeSelector")) || !get_labels_match(labels, extra_labels) ||
         !affinity_fits(labels, set->spec) || !taints_fit(node, set, extra_tolerations))
         return 0;
     return room_for(check, node, set);
@@ -152,7 +120,7 @@ static struct reasons count_reasons(const struct check *check, const struct depl
         reasons.n++;
         if (get_flag(node, "spec/unschedulable") || strcmp(get_condition(node, "Ready", "status"), "True") != 0)
             reasons.closed++;
-        else if (!all_match(labels, get_key(set->spec, "nodeSelector")) || !affinity_fits(labels, set->spec))
+        else if (!get_labels_match(labels, get_key(set->spec, "nodeSelector")) || !affinity_fits(labels, set->spec))
             reasons.labels++;
         else if (!taints_fit(node, set, NULL))
             reasons.taints++;
@@ -167,6 +135,7 @@ static void check_set(struct check *check, const struct deploy_set *set)
     const json_t *node;
     struct reasons reasons;
     struct check_text text = {0};
+    char coming[80] = "";
     long long room = 0;
     size_t i;
 
@@ -179,12 +148,14 @@ static void check_set(struct check *check, const struct deploy_set *set)
     if (room >= set->count)
         return;
     reasons = count_reasons(check, set);
+    if (check->usage.n_coming > 0)
+        CHECK_SAY(coming, " (%lld pods of jobs that are admitted are still to come)", check->usage.n_coming);
     CHECK_SAY(text.says, "0/%d nodes are available", reasons.n);
     CHECK_SAY(
         text.why,
         "%lld of %lld pods find a node: %d nodes are closed or not ready, %d have other labels, %d have a taint, %d "
-        "have too little left",
-        room, set->count, reasons.closed, reasons.labels, reasons.taints, reasons.resources);
+        "have too little left%s",
+        room, set->count, reasons.closed, reasons.labels, reasons.taints, reasons.resources, coming);
     CHECK_SAY(text.fix, "kubectl get nodes -L cloud.google.com/gke-nodepool,cloud.google.com/gke-accelerator; add "
                         "nodes, or wait for other jobs");
     /* With a queue, nodes may be made once the job is admitted. */

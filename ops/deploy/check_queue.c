@@ -18,6 +18,7 @@ struct assign {
     struct check *check;
     const struct deploy_set *set;
     const json_t *queue; /* ClusterQueue */
+    json_t *assumed;     /* {flavor: {resource: thousandths}} of the job's earlier pod sets */
     const char *level;   /* of the topology that is asked for; NULL: none, "": any */
     bool required;
     int n_reasons;
@@ -40,85 +41,7 @@ __attribute__((format(printf, 3, 4))) static void reason(struct assign *assign, 
         assign->id = id;
 }
 
-/* --- ClusterQueues --- */
-
-static const char *cohort_of(const json_t *queue)
-{
-    const char *name = get_text(queue, "spec/cohortName"); /* v1beta2 */
-
-    return *name ? name : get_text(queue, "spec/cohort");
-}
-
-static const json_t *find_named(const json_t *array, const char *name)
-{
-    const json_t *entry;
-    size_t i;
-
-    json_array_foreach(array, i, entry) if (strcmp(get_text(entry, "name"), name) == 0) return entry;
-    return NULL;
-}
-
-/* The resource group of a queue that covers a resource; NULL if none does. */
-static const json_t *group_for(const json_t *queue, const char *resource)
-{
-    const json_t *group, *covered;
-    size_t i, r;
-
-    json_array_foreach(get(queue, "spec/resourceGroups"), i, group) json_array_foreach(
-        get_key(group, "coveredResources"), r,
-        covered) if (json_is_string(covered) && strcmp(json_string_value(covered), resource) == 0) return group;
-    return NULL;
-}
-
-static const json_t *quota_for(const json_t *queue, const char *flavor, const char *resource)
-{
-    return find_named(get_key(find_named(get_key(group_for(queue, resource), "flavors"), flavor), "resources"),
-                      resource);
-}
-
-static long long nominal_of(const json_t *queue, const char *flavor, const char *resource)
-{
-    long long nominal = get_quantity(get_key(quota_for(queue, flavor, resource), "nominalQuota"));
-
-    return nominal > 0 ? nominal : 0;
-}
-
-static long long reserved_of(const json_t *queue, const char *flavor, const char *resource)
-{
-    const json_t *used = find_named(get(queue, "status/flavorsReservation"), flavor);
-    long long total = get_quantity(get_key(find_named(get_key(used, "resources"), resource), "total"));
-
-    return total > 0 ? total : 0;
-}
-
-/* Sums over the queues that lend to each other. */
-static void sum_cohort(const struct assign *assign, const char *flavor, const char *resource, long long *ret_nominal,
-                       long long *ret_used)
-{
-    const char *cohort = cohort_of(assign->queue);
-    const json_t *other;
-    size_t i;
-
-    *ret_nominal = nominal_of(assign->queue, flavor, resource);
-    *ret_used = reserved_of(assign->queue, flavor, resource);
-    if (!*cohort)
-        return;
-    json_array_foreach(get_items(assign->check->snapshot, "clusterqueues"), i,
-                       other) if (strcmp(cohort_of(other), cohort) == 0 &&
-                                  strcmp(get_name(other), get_name(assign->queue)) != 0)
-    {
-        long long lends = nominal_of(other, flavor, resource), uses = reserved_of(other, flavor, resource);
-        long long limit = get_quantity(get_key(quota_for(other, flavor, resource), "lendingLimit"));
-
-        /* What it does not lend, it uses first. */
-        if (limit >= 0 && limit < lends) {
-            uses = uses > lends - limit ? uses - (lends - limit) : 0;
-            lends = limit;
-        }
-        *ret_nominal += lends;
-        *ret_used += uses;
-    }
-}
+/* --- quota --- */
 
 static void say_amount(const char *resource, long long thousandths, char *ret_text, size_t bytes)
 {
@@ -135,30 +58,38 @@ static void say_amount(const char *resource, long long thousandths, char *ret_te
         snprintf(ret_text, bytes, "%lld%s", whole, units[unit]);
 }
 
+/* Earlier pod sets of the job have been given this much of a flavor. */
+static long long assumed_of(const struct assign *assign, const char *flavor, const char *resource)
+{
+    return get_number(get_key(assign->assumed, flavor), resource, 0);
+}
+
 /* True when the quota of a flavor has room for the request now. */
 static bool quota_fits(struct assign *assign, const char *flavor, const char *resource, long long request)
 {
-    long long limit = get_quantity(get_key(quota_for(assign->queue, flavor, resource), "borrowingLimit"));
-    long long nominal = nominal_of(assign->queue, flavor, resource), capacity, used;
-    char wanted[32], most[32];
+    long long assumed = assumed_of(assign, flavor, resource), all;
+    char wanted[32], before[32], most[32];
+    struct check_quota room;
 
-    sum_cohort(assign, flavor, resource, &capacity, &used);
+    check_quota_room(assign->check, assign->queue, flavor, resource, &room);
     say_amount(resource, request, wanted, sizeof(wanted));
-    if (limit >= 0 && capacity > nominal + limit)
-        capacity = nominal + limit;
-    if (request > capacity) {
-        say_amount(resource, capacity, most, sizeof(most));
+    say_amount(resource, assumed, before, sizeof(before));
+    if (__builtin_add_overflow(request, assumed, &all))
+        all = LLONG_MAX;
+    if (all > room.most) {
+        say_amount(resource, room.most, most, sizeof(most));
         reason(assign, "quota",
-               "insufficient quota for %s in flavor %s, previously considered podsets requests (0) + current podset "
+               "insufficient quota for %s in flavor %s, previously considered podsets requests (%s) + current podset "
                "request (%s) > maximum capacity (%s)",
-               resource, flavor, wanted, most);
+               resource, flavor, before, wanted, most);
+        say_amount(resource, all, wanted, sizeof(wanted));
         CHECK_SAY(assign->why, "ClusterQueue %s can never give %s of %s", get_name(assign->queue), wanted, resource);
         CHECK_SAY(assign->fix, "raise nominalQuota of %s in clusterqueue/%s to at least %s, or ask for at most %s",
                   resource, get_name(assign->queue), wanted, most);
         return false;
     }
-    if (request > capacity - used) {
-        say_amount(resource, request - (capacity - used), most, sizeof(most));
+    if (all > room.free) {
+        say_amount(resource, all - room.free, most, sizeof(most));
         reason(assign, "quota-in-use", "insufficient unused quota for %s in flavor %s, %s more needed", resource,
                flavor, most);
         CHECK_SAY(assign->why, "other jobs of ClusterQueue %s use what is missing: this one waits for them",
@@ -168,6 +99,17 @@ static bool quota_fits(struct assign *assign, const char *flavor, const char *re
         return false;
     }
     return true;
+}
+
+static void assume(struct assign *assign, const char *flavor, const char *resource, long long request)
+{
+    json_t *amounts = json_object_get(assign->assumed, flavor);
+
+    if (!amounts) {
+        amounts = json_object();
+        json_object_set_new(assign->assumed, flavor, amounts);
+    }
+    json_object_set_new(amounts, resource, json_integer(assumed_of(assign, flavor, resource) + request));
 }
 
 /* --- flavors --- */
@@ -400,7 +342,17 @@ static bool try_flavor(struct assign *assign, const json_t *group, const char *n
             !quota_fits(assign, name, resource, all))
             return false;
     }
-    return topology_fits(assign, flavor);
+    if (!topology_fits(assign, flavor))
+        return false;
+    json_array_foreach(get_key(group, "coveredResources"), i, covered)
+    {
+        const char *resource = json_is_string(covered) ? json_string_value(covered) : "";
+        long long request = strcmp(resource, "pods") == 0 ? 1000 : get_pod_request(assign->set->spec, resource), all;
+
+        if (!__builtin_mul_overflow(request, assign->set->count, &all))
+            assume(assign, name, resource, all);
+    }
+    return true;
 }
 
 static int compare_texts(const void *left, const void *right)
@@ -429,7 +381,7 @@ static const char *uncovered(const struct assign *assign)
     static const char *const resources[] = {"nvidia.com/gpu", "cpu", "memory", "ephemeral-storage"};
 
     for (size_t r = 0; r < sizeof(resources) / sizeof(resources[0]); r++)
-        if (get_pod_request(assign->set->spec, resources[r]) > 0 && !group_for(assign->queue, resources[r]))
+        if (get_pod_request(assign->set->spec, resources[r]) > 0 && !check_group_for(assign->queue, resources[r]))
             return resources[r];
     return NULL;
 }
@@ -464,10 +416,10 @@ static bool only_topologies(const struct assign *assign)
     return n > 0;
 }
 
-static void check_assignment(struct check *check, const struct deploy_set *set, const json_t *queue)
+static void check_assignment(struct check *check, const struct deploy_set *set, const json_t *queue, json_t *assumed)
 {
-    struct assign assign = {.check = check, .set = set, .queue = queue};
-    const json_t *group = group_for(queue, check_gpus(set) > 0 ? "nvidia.com/gpu" : "cpu"), *flavor;
+    struct assign assign = {.check = check, .set = set, .queue = queue, .assumed = assumed};
+    const json_t *group = check_group_for(queue, check_gpus(set) > 0 ? "nvidia.com/gpu" : "cpu"), *flavor;
     const char *missing = uncovered(&assign);
     size_t i;
 
@@ -552,6 +504,7 @@ static const json_t *find_cluster_queue(struct check *check)
 void check_queue(struct check *check)
 {
     const json_t *queue, *selector, *space;
+    json_t *assumed;
 
     if (get_key(check->snapshot, "groups") && !check_serves(check, "kueue.x-k8s.io", NULL)) {
         add_queue(check, "kueue-missing", "the job stays suspended: nothing reads kueue.x-k8s.io/queue-name",
@@ -572,6 +525,8 @@ void check_queue(struct check *check)
                   get_name(queue));
         return;
     }
+    assumed = json_object();
     for (int s = 0; s < check->job->n_sets && check_knows(check, "resourceflavors"); s++)
-        check_assignment(check, &check->job->sets[s], queue);
+        check_assignment(check, &check->job->sets[s], queue, assumed);
+    json_decref(assumed);
 }

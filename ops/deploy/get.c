@@ -82,6 +82,15 @@ const json_t *get_items(const json_t *snapshot, const char *resource)
     return json_is_array(items) ? items : NULL;
 }
 
+const json_t *get_named(const json_t *array, const char *name)
+{
+    const json_t *entry;
+    size_t i;
+
+    json_array_foreach(array, i, entry) if (strcmp(get_text(entry, "name"), name) == 0) return entry;
+    return NULL;
+}
+
 const json_t *get_item(const json_t *snapshot, const char *resource, const char *space, const char *name)
 {
     const json_t *items = get_items(snapshot, resource), *item;
@@ -176,6 +185,15 @@ static bool is_among(const json_t *values, const char *text)
     json_array_foreach(values, i,
                        value) if (json_is_string(value) && strcmp(json_string_value(value), text) == 0) return true;
     return false;
+}
+
+bool get_labels_match(const json_t *labels, const json_t *wanted)
+{
+    const char *key;
+    json_t *value;
+
+    json_object_foreach((json_t *)wanted, key, value) if (!json_equal(get_key(labels, key), value)) return false;
+    return true;
 }
 
 bool get_expression(const json_t *labels, const json_t *expression)

@@ -30,6 +30,9 @@ const json_t *get_items(const json_t *snapshot, const char *resource);
 /* One of them by name, in a namespace unless that is NULL; NULL if it is not there. */
 const json_t *get_item(const json_t *snapshot, const char *resource, const char *space, const char *name);
 
+/* The entry of an array whose key "name" is this; NULL if there is none. */
+const json_t *get_named(const json_t *array, const char *name);
+
 /* A quantity of Kubernetes ("8", "250Gi", "500m") in thousandths; -1 when it is none. */
 long long get_quantity(const json_t *value);
 
@@ -38,6 +41,9 @@ long long get_pod_request(const json_t *spec, const char *resource);
 
 /* Do labels match a label selector (matchLabels, matchExpressions)? An empty one matches everything. */
 bool get_selected(const json_t *labels, const json_t *selector);
+
+/* Do labels hold all of these, too? */
+bool get_labels_match(const json_t *labels, const json_t *wanted);
 
 /* Does a match expression (key, operator, values) hold for labels? */
 bool get_expression(const json_t *labels, const json_t *expression);

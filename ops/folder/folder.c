@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#define SCHEMA_VERSION 1 /* of run.json */
 #define MAX_JSON (64 << 20)
 #define MAX_FILES 65536
 
@@ -127,6 +128,22 @@ static bool is_there(const char *path)
     return lstat(path, &info) == 0;
 }
 
+/* One without a version may have been written by hand; what keys of another version mean is not known. */
+static void check_run(struct folder *folder)
+{
+    const json_t *version = json_object_get(folder->run, "schema_version");
+
+    if (!json_is_object(folder->run))
+        snprintf(folder->run_error, sizeof(folder->run_error), "it is not an object");
+    else if (version && json_integer_value(version) != SCHEMA_VERSION)
+        snprintf(folder->run_error, sizeof(folder->run_error), "its schema_version is not %d, which this epkit reads",
+                 SCHEMA_VERSION);
+    else
+        return;
+    json_decref(folder->run);
+    folder->run = NULL;
+}
+
 static void read_run(struct folder *folder)
 {
     char *path = NULL;
@@ -135,11 +152,8 @@ static void read_run(struct folder *folder)
         return;
     if (is_there(path)) {
         folder->run = runfolder_load_json(path, folder->run_error, sizeof(folder->run_error));
-        if (folder->run && !json_is_object(folder->run)) {
-            json_decref(folder->run);
-            folder->run = NULL;
-            snprintf(folder->run_error, sizeof(folder->run_error), "it is not an object");
-        }
+        if (folder->run)
+            check_run(folder);
     }
     free(path);
 }

@@ -15,6 +15,15 @@ const char *const export_formats[] = {"sh", "cloud-init", "ansible", NULL};
 
 #define SCRIPT_PATH "/var/lib/epkit/install/%s/export.sh"
 
+/* Each recipe has a folder of its own: steps of two recipes may have the same name. */
+static void begin(const struct recipe *recipe, const struct recipe_step *step, FILE *out)
+{
+    char state[256];
+
+    snprintf(state, sizeof(state), INSTALL_STATE "/%s/export", recipe->name);
+    script_begin(out, recipe, step, "", state);
+}
+
 /* A step as a function: downloads with tries, then the rest, in a subshell so that nothing is left of its variables. */
 static void write_step(const struct recipe *recipe, const struct recipe_step *step, FILE *out)
 {
@@ -26,12 +35,12 @@ static void write_step(const struct recipe *recipe, const struct recipe_step *st
     fprintf(out, "\n# %s\n# %s\n", step->title, step->type->name);
     if (step->type->fetch) {
         fprintf(out, "fetch_%s() (\n", name);
-        script_begin(out, recipe, step, "", INSTALL_STATE "/export");
+        begin(recipe, step, out);
         step->type->fetch(out, step);
         fputs(")\n", out);
     }
     fprintf(out, "apply_%s() (\n", name);
-    script_begin(out, recipe, step, "", INSTALL_STATE "/export");
+    begin(recipe, step, out);
     step->type->apply(out, step);
     fputs(")\n", out);
     fprintf(out, "run_step '%s' '%s' %s apply_%s\n", step->id,
@@ -42,7 +51,6 @@ static void write_step(const struct recipe *recipe, const struct recipe_step *st
 }
 
 static const char head[] =
-    "done_steps=\"${EPKIT_DONE:-/var/lib/epkit/install/export/done}\"\n"
     "mkdir -p \"${done_steps%/*}\"\n"
     "touch \"$done_steps\"\n"
     "boot=$(cat /proc/sys/kernel/random/boot_id)\n"
@@ -81,7 +89,7 @@ static void write_verify(const struct recipe *recipe, FILE *out)
             const struct step_verify *verify = &step->verify[k];
 
             fprintf(out, "verify() (\n");
-            script_begin(out, recipe, step, "", INSTALL_STATE "/export");
+            begin(recipe, step, out);
             script_shell(out, verify->run);
             fputs(")\nif output=$(verify 2>&1)", out);
             if (verify->expect) {
@@ -106,6 +114,10 @@ static void write_sh(const struct recipe *recipe, FILE *out)
             "# shellcheck disable=SC1091,SC2030,SC2031,SC2234,SC2317,SC2329\n",
             recipe->name, recipe->title);
     script_prelude(out);
+    fprintf(out,
+            "EPKIT_KERNEL=$(uname -r)\nEPKIT_MACHINE=$(uname -m)\nexport EPKIT_KERNEL EPKIT_MACHINE\n"
+            "done_steps=\"${EPKIT_DONE:-" INSTALL_STATE "/%s/export/done}\"\n",
+            recipe->name);
     fputs(head, out);
     for (size_t i = 0; i < recipe->n_steps; i++) {
         const struct recipe_step *step = &recipe->steps[recipe->order[i]];
@@ -152,7 +164,7 @@ static ep_status write_cloud_init(const struct recipe *recipe, FILE *out)
             recipe->name, recipe->title, recipe->name);
     EP_TRY(write_block(recipe, 6, out));
     fprintf(out,
-            "  - path: /etc/systemd/system/epkit-export.service\n    permissions: '0644'\n    content: |\n"
+            "  - path: /etc/systemd/system/epkit-export-%s.service\n    permissions: '0644'\n    content: |\n"
             "      [Unit]\n      Description=recipe %s\n      Wants=network-online.target\n"
             "      After=network-online.target\n      ConditionPathExists=!/var/lib/epkit/install/%s/complete\n"
             "      [Service]\n      Type=oneshot\n      TimeoutStartSec=infinity\n"
@@ -160,8 +172,8 @@ static ep_status write_cloud_init(const struct recipe *recipe, FILE *out)
             "/var/lib/epkit/install/%s/complete ;; 75) systemctl reboot ;; *) exit $$s ;; esac'\n"
             "      [Install]\n      WantedBy=multi-user.target\n"
             "runcmd:\n  - [systemctl, daemon-reload]\n  - [systemctl, enable, --now, --no-block, "
-            "epkit-export.service]\n",
-            recipe->name, recipe->name, recipe->name, recipe->name);
+            "epkit-export-%s.service]\n",
+            recipe->name, recipe->name, recipe->name, recipe->name, recipe->name, recipe->name);
     return EP_OK;
 }
 
@@ -193,8 +205,8 @@ static ep_status write_ansible(const struct recipe *recipe, FILE *out)
         fprintf(out,
                 "    - name: Run the script%s\n      ansible.builtin.command: " SCRIPT_PATH "\n"
                 "      register: epkit_run_%d\n      failed_when: epkit_run_%d.rc not in %s\n"
-                "      changed_when: true\n",
-                i ? " after the reboot" : "", recipe->name, i, i, i < n_reboots ? "[0, 75]" : "[0]");
+                "      changed_when: \"epkit_run_%d.stdout is search('(?m)^step ')\"\n",
+                i ? " after the reboot" : "", recipe->name, i, i, i < n_reboots ? "[0, 75]" : "[0]", i);
         if (i)
             fprintf(out, "      when: epkit_run_%d.rc | default(0) == 75\n", i - 1);
         if (i < n_reboots)

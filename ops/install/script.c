@@ -7,11 +7,33 @@
 #include <inttypes.h>
 #include <string.h>
 
+/* What an exported script asks the machine that it runs on. */
+static const struct {
+    const char *value, *variable;
+} asked[] = {{EXPORT_KERNEL, "$EPKIT_KERNEL"}, {EXPORT_MACHINE, "$EPKIT_MACHINE"}};
+
+static const char *asked_at(const char *text, size_t *ret_bytes)
+{
+    for (size_t i = 0; i < sizeof(asked) / sizeof(asked[0]); i++) {
+        *ret_bytes = strlen(asked[i].value);
+        if (strncmp(text, asked[i].value, *ret_bytes) == 0)
+            return asked[i].variable;
+    }
+    return NULL;
+}
+
 void script_word(FILE *script, const char *text)
 {
+    size_t bytes;
+
     fputc('\'', script);
     for (; *text; text++) {
-        if (*text == '\'')
+        const char *variable = asked_at(text, &bytes);
+
+        if (variable) {
+            fprintf(script, "'\"%s\"'", variable);
+            text += bytes - 1;
+        } else if (*text == '\'')
             fputs("'\\''", script);
         else
             fputc(*text, script);
@@ -63,9 +85,16 @@ void script_write(FILE *script, const char *path, const char *content, const cha
     char end[32];
 
     delimiter(content, end);
+    if (strstr(content, EXPORT_KERNEL) || strstr(content, EXPORT_MACHINE))
+        fprintf(script, "sed -e \"s/%s/$EPKIT_KERNEL/g; s/%s/$EPKIT_MACHINE/g\" <<'%s' | ", EXPORT_KERNEL,
+                EXPORT_MACHINE, end);
     fprintf(script, "epkit_write %s ", mode);
     script_word(script, path);
-    fprintf(script, " <<'%s'\n%s%s%s\n", end, content, bytes && content[bytes - 1] == '\n' ? "" : "\n", end);
+    if (strstr(content, EXPORT_KERNEL) || strstr(content, EXPORT_MACHINE))
+        fputc('\n', script);
+    else
+        fprintf(script, " <<'%s'\n", end);
+    fprintf(script, "%s%s%s\n", content, bytes && content[bytes - 1] == '\n' ? "" : "\n", end);
 }
 
 /* A name for the copy of `path` among those of a step. */

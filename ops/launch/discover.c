@@ -37,10 +37,38 @@ static ep_status number_of_pods(const char *what, long *ret_n)
 {
     static const char *const names[] = {"NNODES", "JOB_COMPLETIONS", "COMPLETIONS", "JOB_PARALLELISM", "PARALLELISM"};
 
-    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
-        if (variable(names[i]))
-            return number_of(names[i], 1, HOSTS_MAX, ret_n);
-    return ep_fail(EP_E_ARG, "%s: NNODES, the number of pods, is not set", what);
+    const char *first = NULL;
+    long jobs = 1;
+
+    if (variable("REPLICATED_JOB_REPLICAS"))
+        EP_TRY(number_of("REPLICATED_JOB_REPLICAS", 1, HOSTS_MAX, &jobs));
+    /* All that are set: two that differ would make pods of one job wait for different hosts. */
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        long n = 0;
+
+        if (!variable(names[i]))
+            continue;
+        EP_TRY(number_of(names[i], 1, HOSTS_MAX, &n));
+        n *= i > 0 ? jobs : 1; /* all but NNODES are those of one job */
+        if (first && n != *ret_n)
+            return ep_fail(EP_E_ARG, "%s: %s is %ld and %s is %ld: which is the number of pods?", what, first, *ret_n,
+                           names[i], n);
+        first = first ? first : names[i];
+        *ret_n = n;
+    }
+    if (*ret_n > HOSTS_MAX)
+        return ep_fail(EP_E_ARG, "%s: more than %d pods", what, HOSTS_MAX);
+    return first ? EP_OK : ep_fail(EP_E_ARG, "%s: NNODES, the number of pods, is not set", what);
+}
+
+/* The number of this pod among so many. */
+static ep_status own_number(const char *what, const char *name, const char *of, long n, long *ret_index)
+{
+    EP_TRY(number_of(name, 0, HOSTS_MAX, ret_index));
+    if (*ret_index >= n)
+        return ep_fail(EP_E_ARG, "%s: %s is %ld, and there are %ld (%s), counted from 0", what, name, *ret_index, n,
+                       of);
+    return EP_OK;
 }
 
 /* prefix0.domain, prefix1.domain, ...; an empty domain: the names alone. */
@@ -72,13 +100,15 @@ static ep_status from_jobset(struct hosts *hosts, struct hosts_source *source)
     if (!job)
         job = "workload";
     EP_TRY(number_of_pods(what, &n));
-    EP_TRY(number_of("JOB_COMPLETION_INDEX", 0, HOSTS_MAX, &index));
     if (variable("REPLICATED_JOB_REPLICAS"))
         EP_TRY(number_of("REPLICATED_JOB_REPLICAS", 1, HOSTS_MAX, &jobs));
-    if (variable("JOB_INDEX"))
-        EP_TRY(number_of("JOB_INDEX", 0, HOSTS_MAX, &job_index));
     if (jobs > 1 && n % jobs != 0)
         return ep_fail(EP_E_ARG, "JobSet: NNODES %ld cannot be spread over REPLICATED_JOB_REPLICAS %ld jobs", n, jobs);
+    EP_TRY(own_number(what, "JOB_COMPLETION_INDEX", "NNODES", n / jobs, &index));
+    if (variable("JOB_INDEX") && jobs > 1)
+        EP_TRY(own_number(what, "JOB_INDEX", "REPLICATED_JOB_REPLICAS", jobs, &job_index));
+    else if (variable("JOB_INDEX"))
+        EP_TRY(number_of("JOB_INDEX", 0, HOSTS_MAX, &job_index));
     for (long i = 0; i < jobs; i++) {
         /* With one job its index is that of this pod's. */
         snprintf(prefix, sizeof(prefix), "%.120s-%.120s-%ld-", set, job, jobs > 1 ? i : job_index);
@@ -148,7 +178,7 @@ static ep_status from_indexed_job(struct hosts *hosts, struct hosts_source *sour
     long n = 0, index = 0;
 
     EP_TRY(number_of_pods(what, &n));
-    EP_TRY(number_of("JOB_COMPLETION_INDEX", 0, HOSTS_MAX, &index));
+    EP_TRY(own_number(what, "JOB_COMPLETION_INDEX", "NNODES", n, &index));
     gethostname(name, sizeof(name) - 1);
     if (set_domain)
         snprintf(domain, sizeof(domain), "%s", set_domain);
@@ -168,19 +198,25 @@ static ep_status from_indexed_job(struct hosts *hosts, struct hosts_source *sour
     return EP_OK;
 }
 
-/* In a step (srun) every task runs the command; in sbatch and salloc it runs once. */
+/*
+ * In a step (srun) every task runs the command, and its nodes may be some of the job's; in sbatch and salloc it runs
+ * once. A batch script has SLURM_PROCID, too, but is no task of a step: that has a step number.
+ */
 static ep_status from_slurm(struct hosts *hosts, struct hosts_source *source)
 {
     const char *list = variable("SLURM_JOB_NODELIST") ? variable("SLURM_JOB_NODELIST") : variable("SLURM_NODELIST");
-    const char *job = variable("SLURM_JOB_ID");
+    const char *job = variable("SLURM_JOB_ID"), *name = "SLURM_JOB_NODELIST";
     long n = 1, index = 0;
 
-    EP_TRY(hosts_add_list("SLURM_JOB_NODELIST", list, hosts));
-    /* A batch script has SLURM_PROCID, too, but is no task of a step: that has a step number. */
     if (variable("SLURM_STEP_ID") && variable("SLURM_STEP_NUM_TASKS") && variable("SLURM_PROCID")) {
         EP_TRY(number_of("SLURM_STEP_NUM_TASKS", 1, 1 << 20, &n));
-        EP_TRY(number_of("SLURM_PROCID", 0, 1 << 20, &index));
+        EP_TRY(own_number("Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", n, &index));
     }
+    if (n > 1 && variable("SLURM_STEP_NODELIST")) {
+        name = "SLURM_STEP_NODELIST";
+        list = variable(name);
+    }
+    EP_TRY(hosts_add_list(name, list, hosts));
     if (n > 1)
         source->index = (int)index;
     snprintf(source->text, sizeof(source->text), "Slurm job %.40s", job ? job : "(no number)");
@@ -189,18 +225,18 @@ static ep_status from_slurm(struct hosts *hosts, struct hosts_source *source)
 
 struct file_variable {
     const char *name;
-    bool repeats;
+    enum hosts_format format;
 };
 
 /* MPI's hostfiles, and those of schedulers that MPI reads. */
 static const struct file_variable file_variables[] = {
-    {"OMPI_MCA_orte_default_hostfile", false},
-    {"PRTE_MCA_prte_default_hostfile", false},
-    {"OMPI_MCA_hostfile", false},
-    {"HYDRA_HOST_FILE", false},
-    {"I_MPI_HYDRA_HOST_FILE", false},
-    {"PBS_NODEFILE", true},
-    {"LSB_DJOB_HOSTFILE", true},
+    {"OMPI_MCA_orte_default_hostfile", HOSTS_OPEN_MPI},
+    {"PRTE_MCA_prte_default_hostfile", HOSTS_OPEN_MPI},
+    {"OMPI_MCA_hostfile", HOSTS_OPEN_MPI},
+    {"HYDRA_HOST_FILE", HOSTS_HYDRA},
+    {"I_MPI_HYDRA_HOST_FILE", HOSTS_HYDRA},
+    {"PBS_NODEFILE", HOSTS_REPEATED},
+    {"LSB_DJOB_HOSTFILE", HOSTS_REPEATED},
 };
 
 static const struct file_variable *find_file_variable(void)
@@ -230,10 +266,10 @@ ep_status hosts_discover(struct hosts *ret_hosts, struct hosts_source *ret_sourc
     } else if (variable("SLURM_JOB_NODELIST") || variable("SLURM_NODELIST")) {
         status = from_slurm(&hosts, &source);
     } else if (file) {
-        status = hosts_add_file(variable(file->name), file->repeats, &hosts);
+        status = hosts_add_file(variable(file->name), file->format, &hosts);
         snprintf(source.text, sizeof(source.text), "%s (%.100s)", variable(file->name), file->name);
     } else if (stat(HOSTS_FILE, &info) == 0) {
-        status = hosts_add_file(HOSTS_FILE, false, &hosts);
+        status = hosts_add_file(HOSTS_FILE, HOSTS_OPEN_MPI, &hosts);
         snprintf(source.text, sizeof(source.text), "%s", HOSTS_FILE);
     } else {
         return ep_fail(EP_E_STATE,

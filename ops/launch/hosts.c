@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "source/root.h"
+#include "source/temporary.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -11,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -89,10 +91,21 @@ ep_status host_parse(const char *word, struct host *ret_host)
     return ep_fail(EP_E_ARG, "'%s' is no host: [USER@]HOST[:PORT]", host.word);
 }
 
+/* Names of DNS: neither case nor a dot at the end makes another host, and another user does not either. */
+static bool is_same_host(const struct host *a, const struct host *b)
+{
+    const char *left = host_name(a), *right = host_name(b);
+    size_t n = strlen(left), m = strlen(right);
+
+    n -= n > 1 && left[n - 1] == '.';
+    m -= m > 1 && right[m - 1] == '.';
+    return n == m && strncasecmp(left, right, n) == 0 && strcmp(a->port, b->port) == 0;
+}
+
 static int find(const struct hosts *hosts, const struct host *host)
 {
     for (int i = 0; i < hosts->n; i++)
-        if (strcmp(hosts->list[i].target, host->target) == 0 && strcmp(hosts->list[i].port, host->port) == 0)
+        if (is_same_host(&hosts->list[i], host))
             return i;
     return -1;
 }
@@ -216,56 +229,109 @@ ep_status hosts_add_list(const char *what, const char *list, struct hosts *hosts
 
 /* --- hostfiles --- */
 
-static ep_status add_line_host(const char *file, int number, const char *word, int slots, bool repeats,
+/* What a line says about its host. */
+struct settings {
+    char *host, *user;
+    int slots;
+};
+
+static ep_status add_line_host(const char *file, int number, const struct settings *line, enum hosts_format format,
                                struct hosts *hosts)
 {
+    char word[512];
     struct host host;
-    int there;
+    int there, n;
 
+    n = snprintf(word, sizeof(word), "%s%s%s", line->user ? line->user : "", line->user ? "@" : "", line->host);
+    if (n >= (int)sizeof(word))
+        return ep_fail(EP_E_ARG, "%s, line %d: a name is longer than %zu characters", file, number, sizeof(word) - 1);
     if (host_parse(word, &host) != EP_OK)
         return ep_fail_prefix(EP_E_ARG, "%s, line %d: ", file, number);
-    host.slots = slots;
+    host.slots = line->slots;
     host.line = number;
+    if (format == HOSTS_HYDRA && *host.port) {
+        host.slots = atoi(host.port);
+        host.port[0] = '\0';
+    }
     there = find(hosts, &host);
-    if (there >= 0 && repeats) {
+    if (there >= 0 && format == HOSTS_REPEATED) {
         hosts->list[there].slots++;
         return EP_OK;
     }
     if (there >= 0)
         return ep_fail(EP_E_ARG, "%s, line %d: '%s' stands in line %d already", file, number, host.word,
                        hosts->list[there].line);
-    if (repeats)
+    if (format == HOSTS_REPEATED)
         host.slots = 1;
     if (append(&host, hosts) != EP_OK)
         return ep_fail_prefix(EP_E_ARG, "%s, line %d: ", file, number);
     return EP_OK;
 }
 
-/* "host slots=8 # text": what stands behind the host must be a setting of Open MPI. */
-static ep_status add_line(const char *file, int number, char *line, bool repeats, struct hosts *hosts)
+static bool is_one_of(const char *word, const char *const *names)
 {
-    char *rest = line, *word, *host = NULL;
-    int slots = 0;
+    size_t length = strcspn(word, "=");
 
-    line[strcspn(line, "#\r\n")] = '\0';
-    while ((word = strsep(&rest, " \t"))) {
-        if (!*word)
-            continue;
-        if (!host) {
-            host = word;
-        } else if (!strchr(word, '=')) {
-            char clean[128];
+    for (; *names; names++)
+        if (strlen(*names) == length && strncasecmp(word, *names, length) == 0)
+            return true;
+    return false;
+}
 
-            root_clean(word, clean, sizeof(clean));
-            return ep_fail(EP_E_ARG, "%s, line %d: '%s' behind the host is no setting like slots=8", file, number,
-                           clean);
-        } else if (strncmp(word, "slots=", 6) == 0) {
-            slots = atoi(word + 6);
-            if (strspn(word + 6, "0123456789") != strlen(word + 6) || slots < 1 || slots > SLOTS_MAX)
-                return ep_fail(EP_E_ARG, "%s, line %d: slots= takes a number from 1 to %d", file, number, SLOTS_MAX);
-        }
+/* A setting of Open MPI behind the host. Only slots and user mean something here; what nobody knows is a typing error.
+ */
+static ep_status take_setting(const char *file, int number, char *word, struct settings *line)
+{
+    static const char *const slots[] = {"slots", "slot", "cpus", "cpu", "count", NULL};
+    static const char *const users[] = {"user", "username", "user_name", "user-name", NULL};
+    static const char *const others[] = {"max_slots", "max-slots", "slots_max",         "slots-max",
+                                         "cpus_max",  "cpus-max",  "cpu_max",           "cpu-max",
+                                         "max_cpus",  "max-cpus",  "count_max",         "count-max",
+                                         "boards",    "board",     "sockets",           "socket",
+                                         "cores",     "core",      "sockets_per_board", "cores_per_socket",
+                                         "sched",     "slot_list", "binding",           "ifhn",
+                                         "rank",      NULL};
+    char *value = strchr(word, '='), clean[128];
+
+    root_clean(word, clean, sizeof(clean));
+    if (!value)
+        return ep_fail(EP_E_ARG, "%s, line %d: '%s' behind the host is no setting like slots=8", file, number, clean);
+    value++;
+    if (is_one_of(word, slots)) {
+        line->slots = atoi(value);
+        if (strspn(value, "0123456789") != strlen(value) || strlen(value) > 6 || line->slots < 1 ||
+            line->slots > SLOTS_MAX)
+            return ep_fail(EP_E_ARG, "%s, line %d: slots= takes a number from 1 to %d", file, number, SLOTS_MAX);
+    } else if (is_one_of(word, users)) {
+        line->user = value;
+    } else if (!is_one_of(word, others)) {
+        return ep_fail(EP_E_ARG, "%s, line %d: '%s' behind the host is no setting of Open MPI like slots=8", file,
+                       number, clean);
     }
-    return host ? add_line_host(file, number, host, slots, repeats, hosts) : EP_OK;
+    return EP_OK;
+}
+
+static ep_status add_line(const char *file, int number, char *text, enum hosts_format format, struct hosts *hosts)
+{
+    char *rest = text, *word;
+    struct settings line = {0};
+
+    /* Editors of other systems: a mark at the beginning, a carriage return at the end of each line. */
+    if (number == 1 && strncmp(text, "\xef\xbb\xbf", 3) == 0)
+        rest += 3;
+    rest[strcspn(rest, "#\n")] = '\0';
+    if (*rest && rest[strlen(rest) - 1] == '\r')
+        rest[strlen(rest) - 1] = '\0';
+    if (strchr(rest, '\r'))
+        return ep_fail(EP_E_ARG, "%s, line %d: a carriage return within the line: each host has a line of its own",
+                       file, number);
+    while ((word = strsep(&rest, " \t"))) {
+        if (*word && !line.host)
+            line.host = word;
+        else if (*word)
+            EP_TRY(take_setting(file, number, word, &line));
+    }
+    return line.host ? add_line_host(file, number, &line, format, hosts) : EP_OK;
 }
 
 /* A regular file of a size that makes sense, as a stream. NULL after ep_fail(). */
@@ -311,7 +377,7 @@ static ep_status read_line(FILE *stream, const char *file, int number, char *ret
     return EP_OK;
 }
 
-ep_status hosts_add_file(const char *file, bool repeats, struct hosts *hosts)
+ep_status hosts_add_file(const char *file, enum hosts_format format, struct hosts *hosts)
 {
     FILE *stream = open_file(file);
     char line[LINE_BYTES];
@@ -325,7 +391,7 @@ ep_status hosts_add_file(const char *file, bool repeats, struct hosts *hosts)
     for (int number = 1; status == EP_OK && !is_last; number++) {
         status = read_line(stream, file, number, line, &used, &is_last);
         if (status == EP_OK)
-            status = add_line(file, number, line, repeats, hosts);
+            status = add_line(file, number, line, format, hosts);
     }
     fclose(stream);
     if (status == EP_OK && hosts->n == before)
@@ -335,37 +401,29 @@ ep_status hosts_add_file(const char *file, bool repeats, struct hosts *hosts)
 
 /* --- writing --- */
 
-static bool write_lines(FILE *stream, const struct hosts *hosts, int slots)
+static char *lines_of(const struct hosts *hosts, int slots)
 {
-    for (int i = 0; i < hosts->n; i++) {
+    char *text = NULL;
+    size_t bytes;
+    FILE *stream = open_memstream(&text, &bytes);
+
+    for (int i = 0; stream && i < hosts->n; i++) {
         if (slots)
             fprintf(stream, "%s slots=%d\n", host_name(&hosts->list[i]), slots);
         else
             fprintf(stream, "%s\n", host_name(&hosts->list[i]));
     }
-    return fflush(stream) == 0 && !ferror(stream) && fsync(fileno(stream)) == 0;
+    if (stream && fclose(stream) == 0)
+        return text;
+    free(text);
+    return NULL;
 }
 
 ep_status hosts_write(const char *path, const struct hosts *hosts, int slots)
 {
-    char name[4096];
-    FILE *stream;
-    int fd, number = 0;
+    char *text = lines_of(hosts, slots);
+    int number = text ? temporary_save(path, text, strlen(text), 0644) : ENOMEM;
 
-    if (snprintf(name, sizeof(name), "%s.XXXXXX", path) >= (int)sizeof(name))
-        return ep_fail(EP_E_ARG, "%s: the name is too long", path);
-    fd = mkostemp(name, O_CLOEXEC);
-    if (fd < 0)
-        return ep_fail_errno(EP_E_SYSTEM, errno, "writing the hostfile %s", path);
-    stream = fdopen(fd, "w");
-    if (!stream || !write_lines(stream, hosts, slots) || fchmod(fd, 0644) != 0 || rename(name, path) != 0)
-        number = errno ? errno : EIO;
-    if (stream)
-        fclose(stream);
-    else
-        close(fd);
-    if (number == 0)
-        return EP_OK;
-    unlink(name);
-    return ep_fail_errno(EP_E_SYSTEM, number, "writing the hostfile %s", path);
+    free(text);
+    return number ? ep_fail_errno(EP_E_SYSTEM, number, "writing the hostfile %s", path) : EP_OK;
 }

@@ -46,11 +46,14 @@ ep_status host_parse(const char *word, struct host *ret_host);
  */
 ep_status hosts_add_list(const char *what, const char *list, struct hosts *hosts);
 
-/*
- * Adds the hosts of a file in the format of Open MPI: one a line, "HOST slots=8"; '#' begins a comment. A host that
- * stands there twice is an error, unless `repeats`: then each line is one slot of it, as in the files of PBS.
- */
-ep_status hosts_add_file(const char *file, bool repeats, struct hosts *hosts);
+enum hosts_format {
+    HOSTS_OPEN_MPI, /* "HOST slots=8"; a host that stands there twice is an error */
+    HOSTS_REPEATED, /* each line is one slot of its host, as in the files of PBS and LSF */
+    HOSTS_HYDRA     /* "HOST:8" has 8 slots, as for MPICH and Intel MPI */
+};
+
+/* Adds the hosts of a file: one a line; '#' begins a comment. */
+ep_status hosts_add_file(const char *file, enum hosts_format format, struct hosts *hosts);
 
 /* What the surroundings say about the hosts. */
 struct hosts_source {

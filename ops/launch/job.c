@@ -327,6 +327,9 @@ void job_rank_execute(const struct job_rank *rank)
         setenv("PATH", path, 1);
     execvpe(rank->file, rank->argv, rank->environment);
     number = errno;
-    fprintf(stderr, "epkit: %s: %s\n", rank->argv[0], strerror(number));
+    if (number == ENOENT && strchr(rank->file, '/') && access(rank->file, F_OK) == 0)
+        fprintf(stderr, "epkit: %s: the interpreter that its first line names is not there\n", rank->argv[0]);
+    else
+        fprintf(stderr, "epkit: %s: %s\n", rank->argv[0], strerror(number));
     _exit(number == ENOENT ? 127 : 126);
 }

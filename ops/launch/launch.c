@@ -11,6 +11,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
@@ -327,6 +328,31 @@ static void done(struct launch *launch)
     free(launch->order);
 }
 
+static int compare_addresses(const void *a, const void *b)
+{
+    return strcasecmp((*(struct node *const *)a)->address, (*(struct node *const *)b)->address);
+}
+
+/* Hosts behind one address, at several ports of it, would be the same to a reader, and have one log. */
+static void name_nodes(struct launch *launch)
+{
+    for (int i = 0; i < launch->n; i++)
+        launch->order[i] = &launch->nodes[i];
+    qsort(launch->order, (size_t)launch->n, sizeof(*launch->order), compare_addresses);
+    for (int i = 0; i < launch->n; i++) {
+        struct node *node = launch->order[i];
+        bool is_twice = (i > 0 && compare_addresses(&launch->order[i - 1], &node) == 0) ||
+                        (i + 1 < launch->n && compare_addresses(&launch->order[i + 1], &node) == 0);
+
+        if (!is_twice)
+            continue;
+        snprintf(node->numbered, sizeof(node->numbered), "%s-%s", node->address,
+                 *node->host->port ? node->host->port : "ssh");
+        node->name = node->numbered;
+    }
+    memset(launch->order, 0, (size_t)launch->n * sizeof(*launch->order));
+}
+
 static ep_status open_pool(struct launch *launch, struct remote *remotes, const char *command)
 {
     prepare_how(launch);
@@ -335,10 +361,11 @@ static ep_status open_pool(struct launch *launch, struct remote *remotes, const 
 
         node->launch = launch;
         node->host = &launch->options->hosts.list[i];
-        node->name = host_name(node->host);
+        node->name = node->address = host_name(node->host);
         node->remote = &remotes[i];
         remotes[i] = (struct remote){.host = node->host, .command = command, .context = node};
     }
+    name_nodes(launch);
     if (remote_pool_init(&launch->how, remotes, launch->n, &launch->pool) != 0)
         return ep_fail(EP_E_MEMORY, "no memory for %d connections", launch->n);
     return EP_OK;

@@ -132,7 +132,7 @@ static void locate(struct launch *launch)
 
     for (int i = 0; i < launch->n; i++) {
         struct node *node = &launch->nodes[i];
-        const char *known = job_text(options->topology, node->name, NULL);
+        const char *known = job_text(options->topology, node->address, NULL);
         json_t *request;
 
         if (options->topology || is_none) {

@@ -32,7 +32,9 @@ struct launch;
 struct node {
     struct launch *launch;
     const struct host *host;
-    const char *name; /* of the host, without user and port */
+    const char *address; /* of the host, without user and port */
+    const char *name;    /* for people and files: the address, with the port where several hosts have the same */
+    char numbered[300];
     struct remote *remote;
     struct frame_reader reader;
     enum node_state state;

@@ -98,7 +98,7 @@ static json_t *make_spec(const struct launch *launch)
     json_object_set_new(spec, "per_node", json_integer(launch->per_node));
     json_object_set_new(spec, "gpus", json_integer(launch->gpus));
     json_object_set_new(spec, "world", json_string(job->by_rank ? "ranks" : "nodes"));
-    json_object_set_new(spec, "master", json_string(launch->order[0]->name));
+    json_object_set_new(spec, "master", json_string(launch->order[0]->address));
     json_object_set_new(spec, "port", json_integer(launch->options->master_port));
     json_object_set_new(spec, "mpi", json_boolean(job->starter == LAUNCH_MPIRUN));
     for (int i = 0; i < launch->n; i++)
@@ -131,7 +131,7 @@ static void start_nodes(struct launch *launch, const json_t *spec, int phase, bo
 
     *ret_is_last = true;
     for (int i = 0; names && i < launch->n; i++)
-        names[i] = launch->order[i]->name;
+        names[i] = launch->order[i]->address;
     for (int i = 0; names && i < launch->n; i++) {
         struct node *node = launch->order[i];
         json_t *own = json_copy((json_t *)spec), *argv;

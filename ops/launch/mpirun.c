@@ -97,6 +97,17 @@ static void name_hostfile(const struct launch *launch, char *ret_path, size_t by
         snprintf(ret_path, bytes, "%s/epkit-hostfile-%s", base && *base ? base : "/tmp", launch->id);
 }
 
+/* A node as mpirun knows it: the machine that it runs on has the name that this machine gives itself, as pods have none
+ * else. */
+static struct host name_for_mpirun(const struct node *node, const char *own)
+{
+    struct host host = *node->host;
+
+    if (*own && strcmp(job_text(node->facts, "host", ""), own) == 0)
+        snprintf(host.target, sizeof(host.target), "%s", own);
+    return host;
+}
+
 /*
  * A line for each rank, for the sequential mapper. The others begin with the host that mpirun runs on, wherever it is
  * in the list, and then rank 0 is not at MASTER_ADDR.
@@ -104,15 +115,17 @@ static void name_hostfile(const struct launch *launch, char *ret_path, size_t by
 static ep_status write_hostfile(struct launch *launch, char *ret_path, size_t bytes)
 {
     struct hosts ranks = {.n = 0};
+    char own[256] = "";
     ep_status status;
 
+    gethostname(own, sizeof(own) - 1);
     name_hostfile(launch, ret_path, bytes);
     ranks.list = calloc((size_t)launch->n * (size_t)launch->per_node, sizeof(*ranks.list));
     if (!ranks.list)
         return ep_fail(EP_E_MEMORY, "no memory for a hostfile");
     for (int i = 0; i < launch->n; i++)
         for (int k = 0; k < launch->per_node; k++)
-            ranks.list[ranks.n++] = *launch->order[i]->host;
+            ranks.list[ranks.n++] = name_for_mpirun(launch->order[i], own);
     status = hosts_write(ret_path, &ranks, 0);
     free(ranks.list);
     return status;

@@ -4,12 +4,15 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define BLOCK_BYTES (256 << 10)
+#define WAIT_MS 1000
 
 static const char *const dialect_names[PARSE_N_DIALECTS] = {
     [PARSE_DEEPEP_INTRANODE] = "deepep-intranode",
@@ -133,27 +136,62 @@ void parser_begin(struct parser *parser, const char *source)
     parser->program[0] = '\0';
 }
 
-int parser_read(struct parser *parser, const char *path, void (*tick)(uint64_t bytes))
+static bool is_compressed(const char *block, size_t n)
 {
-    bool is_stdin = strcmp(path, "-") == 0;
-    int fd = is_stdin ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC);
-    char *block;
-    ssize_t n = 0;
+    static const struct {
+        const char *magic;
+        size_t n;
+    } kinds[] = {{"\x1f\x8b", 2}, {"\x28\xb5\x2f\xfd", 4}, {"\xfd\x37zXZ", 5}, {"BZh", 3}};
+
+    for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++)
+        if (n >= kinds[i].n && memcmp(block, kinds[i].magic, kinds[i].n) == 0)
+            return true;
+    return false;
+}
+
+/* Whoever waits for a pipe that nobody writes to sees that it does. Devices go on without end. 0, or what it is. */
+static int open_input(const char *path, int *ret_fd)
+{
+    int fd = open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+    struct stat info;
     int error = 0;
 
-    if (fd < 0)
-        return errno;
-    block = malloc(BLOCK_BYTES);
+    if (fd < 0 || fstat(fd, &info) != 0)
+        error = errno;
+    else if (S_ISBLK(info.st_mode) || (S_ISCHR(info.st_mode) && !isatty(fd)))
+        error = PARSE_DEVICE;
+    else if (fcntl(fd, F_SETFL, 0) != 0)
+        error = errno;
+    if (error && fd >= 0)
+        close(fd);
+    *ret_fd = fd;
+    return error;
+}
+
+int parser_read(struct parser *parser, const char *path, void (*tick)(uint64_t bytes))
+{
+    bool is_stdin = strcmp(path, "-") == 0, is_first = true;
+    int fd = STDIN_FILENO, error = is_stdin ? 0 : open_input(path, &fd);
+    char *block = error ? NULL : malloc(BLOCK_BYTES);
+    ssize_t n = 0;
+
+    if (error)
+        return error;
     if (!block)
         error = ENOMEM;
     while (!error) {
+        while (tick && poll(&(struct pollfd){.fd = fd, .events = POLLIN}, 1, WAIT_MS) == 0)
+            tick(parser->totals.bytes);
         n = read(fd, block, BLOCK_BYTES);
         if (n == 0)
             break;
         if (n < 0 && errno != EINTR)
             error = errno;
-        if (n > 0)
+        if (n > 0 && is_first && is_compressed(block, (size_t)n))
+            error = PARSE_COMPRESSED;
+        else if (n > 0)
             parser_feed(parser, block, (size_t)n);
+        is_first = is_first && n <= 0;
         if (n > 0 && tick)
             tick(parser->totals.bytes);
         if (parser->has_failed_alloc)

@@ -100,7 +100,12 @@ void parser_begin(struct parser *parser, const char *source);
 /* Any bytes, cut anywhere. */
 void parser_feed(struct parser *parser, const char *bytes, size_t n);
 
-/* Reads a whole file, "-" for standard input. 0, or the errno. `tick` is called now and then; it may be NULL. */
+enum { PARSE_COMPRESSED = -1, PARSE_DEVICE = -2 };
+
+/*
+ * Reads a whole file, "-" for standard input. 0, or the errno, or one of the above: no text, or no end. `tick` is
+ * called now and then, also while nothing comes; it may be NULL.
+ */
 int parser_read(struct parser *parser, const char *path, void (*tick)(uint64_t bytes));
 
 /* No more input: completes what is open. Afterwards the runs may be read. */

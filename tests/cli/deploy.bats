@@ -3,7 +3,7 @@
 # epkit deploy check without a cluster: files, refusals, kubectl that is absent, silent or broken. What it says about real
 # clusters is compared with them in tests/deploy/cluster.bats.
 #
-# shellcheck disable=SC2154,SC2030,SC2031 # set by run
+# shellcheck disable=SC2154,SC2030,SC2031,SC2016 # set by run; variables of jq
 
 load common
 
@@ -73,6 +73,79 @@ setup() {
     [ -z "$(with "$(quota '{hard: {pods: "0"}, scopeSelector: {matchExpressions: [{scopeName: "PriorityClass", operator: "In", values: ["high"]}]}}')")" ]
     # Saved before LimitRanges were read: nothing is guessed.
     [ -z "$(with "$(quota '{hard: {memory: "8Gi"}}') | del(.items.limitranges)")" ]
+}
+
+# queues FILTER: the cluster with Kueue: queue q of ClusterQueue a, flavor f, 8 nodes with 8 GPUs, changed by FILTER
+queues() {
+    jq --arg gpu nvidia.com/gpu '
+        def quota(n; more): [{coveredResources: [$gpu], flavors: [{name: "f", resources: [{name: $gpu, nominalQuota: (n | tostring)} + more]}]}];
+        def reserved(n): [{name: "f", resources: [{name: $gpu, total: (n | tostring)}]}];
+        def node(n): .items.nodes[0] | .metadata.name = "n\(n)" | .metadata.labels["kubernetes.io/hostname"] = "n\(n)" |
+            .metadata.labels.block = "b\(n / 4 | floor)" | .status.allocatable = {($gpu): "8", cpu: "100", memory: "1000Gi", pods: "110"};
+        . as $c | .groups += ["kueue.x-k8s.io/v1beta2", "jobset.x-k8s.io/v1alpha2"] | .rights["jobsets.jobset.x-k8s.io"] = true |
+        .items += {jobsets: [], topologies: [], cohorts: [], workloads: [], nodes: [range(8) as $n | $c | node($n)],
+            localqueues: [{metadata: {name: "q", namespace: "ns"}, spec: {clusterQueue: "a"}}],
+            resourceflavors: [{metadata: {name: "f"}, spec: {tolerations: [{operator: "Exists"}]}}],
+            clusterqueues: [{metadata: {name: "a"}, spec: {namespaceSelector: {}, resourceGroups: quota(64; {})}}]} |
+        '"$1" cluster.json >changed.json
+}
+
+# asks GPUS [ARGUMENT...]: what Kueue and the scheduler will say about a job of so many GPUs in queue q
+asks() {
+    epkit deploy check --gpus "$1" --queue q --namespace ns "${@:2}" --from changed.json --json >json || [ $? -eq 3 ]
+    jq -r '.findings[] | select(.id | test("^(quota|topology|nodes)")) | .says' json
+}
+
+@test "Cohorts: quota of their own, lent and borrowed within limits, through parents" {
+    queues '.items.clusterqueues = [
+            {metadata: {name: "a"}, spec: {namespaceSelector: {}, cohortName: "team", resourceGroups: quota(8; {})}},
+            {metadata: {name: "b"}, spec: {namespaceSelector: {}, cohortName: "team", resourceGroups: quota(16; {lendingLimit: "8"})},
+                status: {flavorsReservation: reserved(12)}}] |
+        .items.cohorts = [
+            {metadata: {name: "team"}, spec: {parentName: "org", resourceGroups: quota(8; {borrowingLimit: "8"})}},
+            {metadata: {name: "org"}, spec: {resourceGroups: quota(16; {})}}]'
+    # 8 and 8 of the queues that are lent, 8 of team, 8 that team may borrow of the 16 of org; 4 of them are in use.
+    [ "$(asks 40)" = "couldn't assign flavors to pod set workload: insufficient quota for nvidia.com/gpu in flavor f, previously considered podsets requests (0) + current podset request (40) > maximum capacity (32)" ]
+    [ "$(asks 32)" = "couldn't assign flavors to pod set workload: insufficient unused quota for nvidia.com/gpu in flavor f, 4 more needed" ]
+    [ -z "$(asks 24)" ]
+    # Without the objects, Cohorts are only names.
+    jq '.items.cohorts = []' changed.json >less.json && mv less.json changed.json
+    [[ "$(asks 24)" == *"maximum capacity (16)" ]]
+    # A cycle ends.
+    jq '.items.cohorts = [{metadata: {name: "team"}, spec: {parentName: "org"}}, {metadata: {name: "org"}, spec: {parentName: "team"}}]' \
+        changed.json >less.json && mv less.json changed.json
+    asks 24 >/dev/null
+    jq '.items.cohorts = [{metadata: {name: "team"}, spec: {parentName: "team"}}]' changed.json >less.json && mv less.json changed.json
+    asks 24 >/dev/null
+}
+
+@test "jobs that are admitted and have no pods yet have taken their place" {
+    workload='{metadata: {name: "w", namespace: "other"}, spec: {podSets: [{name: "main", count: 6, template: {spec: {tolerations:
+        [{operator: "Exists"}], containers: [{name: "c", resources: {limits: {($gpu): "8"}}}]}}}]}, status: {conditions:
+        [{type: "QuotaReserved", status: "True"}], admission: {clusterQueue: "a", podSetAssignments: [{name: "main", count: 6,
+        flavors: {($gpu): "f"}}]}}}'
+    queues ".items.workloads = [$workload]"
+    [ -z "$(asks 16)" ]
+    [ "$(asks 24)" = "0/8 nodes are available" ]
+    [[ "$(jq -r '.findings[] | select(.id == "nodes").why' json)" == *"2 of 3 pods find a node"*"(6 pods of jobs that are admitted are still to come)" ]]
+    # Those that are there are not counted twice; an ended job has no place.
+    queues ".items.workloads = [$workload] | .items.pods = [range(6) | {metadata: {name: \"p\\(.)\", namespace: \"other\", labels: {\"kueue.x-k8s.io/podset\": \"main\"},
+        annotations: {\"kueue.x-k8s.io/workload\": \"w\"}}, spec: {nodeName: \"n\\(.)\", containers: [{name: \"c\", resources: {limits: {(\$gpu): \"8\"}}}]}, status: {phase: \"Running\"}}]"
+    [ -z "$(asks 16)" ]
+    [ "$(asks 24)" = "0/8 nodes are available" ]
+    queues ".items.workloads = [$workload | .status.conditions += [{type: \"Finished\", status: \"True\"}]]"
+    [ -z "$(asks 64)" ]
+    # With a topology the Workload says where they will be: the last node of each block is free.
+    for assigned in '{levels: ["block", "kubernetes.io/hostname"], slices: [{domainCount: 3, valuesPerLevel: [{universal: "b0"}, {individual: {prefix: "n", roots: ["0", "1", "2"]}}],
+            podCounts: {universal: 1}}, {domainCount: 3, valuesPerLevel: [{universal: "b1"}, {individual: {roots: ["n4", "n5", "n6"]}}], podCounts: {individual: [1, 1, 1]}}]}' \
+        '{levels: ["kubernetes.io/hostname"], domains: [range(8) | select(. % 4 != 3) | {values: ["n\(.)"], count: 1}]}'; do
+        queues ".items.workloads = [$workload | .status.admission.podSetAssignments[0].topologyAssignment = $assigned] |
+            .items.topologies = [{metadata: {name: \"t\"}, spec: {levels: [{nodeLabel: \"block\"}, {nodeLabel: \"kubernetes.io/hostname\"}]}}] |
+            .items.resourceflavors[0].spec.topologyName = \"t\""
+        [ -z "$(asks 8 --topology block --required)" ]
+        [ "$(asks 16 --topology block --required)" = "couldn't assign flavors to pod set workload: topology \"t\" allows to fit only 1 out of 2 pod(s)" ]
+        [ -z "$(asks 16 --topology block)" ]
+    done
 }
 
 # refused TEXT ARGUMENT...

@@ -395,7 +395,8 @@ files = {entry["path"]: entry for entry in cloud["write_files"]}
 assert all(entry["permissions"] in ("0755", "0644") for entry in files.values())
 path = next(path for path in files if path.endswith("/export.sh"))
 assert files[path]["content"] == script
-assert path in files["/etc/systemd/system/epkit-export.service"]["content"]
+(unit,) = (name for name in files if name.startswith("/etc/systemd/system/epkit-export-"))
+assert path in files[unit]["content"]
 assert all(isinstance(command, list) for command in cloud["runcmd"])
 (play,) = yaml.load(open("play.yaml"), Loader)
 copy = next(task["ansible.builtin.copy"] for task in play["tasks"] if "ansible.builtin.copy" in task)
@@ -419,6 +420,34 @@ END
         epkit install export ansible "$recipe" >play.yaml
         exports_hold_the_script
     done
+}
+
+@test "an export asks the machine that it runs on for its kernel, and has a folder of its own" {
+    for recipe in "${RECIPES[@]}"; do
+        epkit install export sh "$recipe" >export.sh
+        ! grep -F "$(uname -r)" export.sh
+        grep -q '^EPKIT_KERNEL=$(uname -r)$' export.sh
+        grep -q "/var/lib/epkit/install/$recipe/export" export.sh
+        # In a text that no shell would expand it must not be left.
+        ! grep -F 'release-of-the-running-kernel' export.sh | grep -v '^sed -e '
+    done
+    epkit install export sh gcp-b200-ubuntu2404 | grep -F "'linux-headers-'\"\$EPKIT_KERNEL\"''"
+    # In words, and in the content of files.
+    cat >kernel.yaml <<END
+recipe: kernel
+title: the kernel in a name and in a text
+steps:
+  - {id: one, type: file, title: t, why: w, budget: 5s, path: "$PWD/out/@{kernel}/one", content: "k=@{kernel} m=@{machine} it's \$HOME"}
+  - {id: two, type: command, title: t, why: w, budget: 5s, run: 'echo "\$kernel" >$PWD/out/two', creates: [$PWD/out/two], undo: rm -f $PWD/out/two}
+END
+    epkit install export sh ./kernel.yaml >export.sh
+    sed -i "s,/var/lib/epkit,$PWD/state,g" export.sh
+    mkdir bin
+    printf '#!/bin/sh\ncase $1 in -r) echo 9.9-other ;; *) echo sparc ;; esac\n' >bin/uname
+    chmod +x bin/uname
+    PATH="$PWD/bin:$PATH" sh export.sh
+    [ "$(cat out/9.9-other/one)" = "k=9.9-other m=sparc it's \$HOME" ]
+    [ "$(cat out/two)" = 9.9-other ]
 }
 
 @test "an exported script installs, asks for its reboot, and does nothing the second time" {
@@ -463,7 +492,7 @@ END
     [ ! -e out/y ]
     run sh export.sh # still the same boot
     [ "$status" -eq 75 ]
-    sed -i 's/^two .*/two another-boot/' state/install/export/done
+    sed -i 's/^two .*/two another-boot/' state/install/exported/export/done
     rm out/x
     run sh export.sh
     [ "$status" -eq 0 ]
@@ -538,7 +567,7 @@ archived" ]
     [ "$(PYTHONPATH=out/python python3 -c 'import thing; print(thing.version)')" = 1.0 ]
     # Another version replaces the first.
     sed -i 's/thing: "1.0"/thing: "2.0"/' builds.yaml
-    rm state/install/export/done
+    rm state/install/builds/export/done
     exported
     [ "$status" -eq 0 ]
     [ "$(PYTHONPATH=out/python python3 -c 'import thing; print(thing.version)')" = 2.0 ]

@@ -145,3 +145,38 @@ END
     echo "$output" "$stderr"
     [ "$status" -eq 0 ]
 }
+
+@test "compressed logs and devices are refused; who waits for a pipe sees that" {
+    cd "$BATS_TEST_TMPDIR"
+    echo text >log
+    for command in gzip xz zstd bzip2; do
+        command -v $command >/dev/null || continue
+        $command -c log >packed
+        run --separate-stderr epkit parse packed
+        [ "$status" -eq 2 ]
+        [[ "$stderr" == *"packed: it is compressed"* ]]
+    done
+    run --separate-stderr epkit parse /dev/zero
+    [ "$status" -eq 2 ]
+    [[ "$stderr" == *"/dev/zero: it is a device, not a log"* ]]
+    # A pipe whose writer comes late.
+    mkfifo pipe
+    { sleep 1; echo "# Avg bus bandwidth    : 40.8712"; } >pipe &
+    run --separate-stderr epkit parse pipe
+    [[ "$output" != *"Nothing was recognised"* ]]
+}
+
+@test "a rate below what any number of nodes may have is slow, though the number is not known" {
+    cd "$BATS_TEST_TMPDIR"
+    for best in 'dispatch (FP8)' 'dispatch (BF16)' combine; do
+        echo "[tuning] Best $best: SMs 24, NVL chunk 16, RDMA chunk 8: 12 + 345 us, 6.50 GB/s (RDMA), 258.0 GB/s (NVL)"
+    done >log
+    run --separate-stderr epkit parse log
+    echo "$output"
+    [ "$status" -eq 3 ]
+    [[ "${lines[0]}" == *"6.5 GB/s (RDMA) is "*"% of"* ]]
+    # As many as the fastest have: nothing is said.
+    sed -i 's/6.50 GB/60.00 GB/' log
+    run --separate-stderr epkit parse log
+    [ "$status" -eq 0 ]
+}

@@ -196,5 +196,24 @@ END
     echo '{' >a/testbed-logs/run.json
     report a
     [[ "$stderr" == *"run.json: line"*"it is left out"* ]]
+    echo '{"schema_version": 2}' >a/testbed-logs/run.json
+    report a
+    [[ "$stderr" == *"run.json: its schema_version is not 1"*"it is left out"* ]]
     [ "$(find a -name '.report*' | wc -l)" -eq 0 ]
+}
+
+@test "what a report that was killed has left goes with the next one" {
+    make_run a 70 2026-11-22T10:00:00Z
+    echo half >a/.report.html.epkit-AbCdEf
+    # A process that writes it right now holds a lock.
+    echo half >a/.report.json.epkit-AbCdEf
+    exec 5<a/.report.json.epkit-AbCdEf
+    flock -n 5
+    report a
+    [ "$status" -eq 0 ] || [ "$status" -eq 3 ]
+    [ ! -e a/.report.html.epkit-AbCdEf ]
+    [ -e a/.report.json.epkit-AbCdEf ]
+    exec 5<&-
+    report a
+    [ ! -e a/.report.json.epkit-AbCdEf ]
 }

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # epkit triangulate: by runs of a command, and from recorded runs.
 #
-# shellcheck disable=SC2154 # $stderr is set by run
+# shellcheck disable=SC2154,SC2016 # $stderr is set by run; names that no shell may expand
 
 load common
 
@@ -94,4 +94,29 @@ triangulate() {
     [[ "$output" == "Slow: 4,"*"mlx5_5 of 4 carried 0% of the others"* ]]
     triangulate --from "$BATS_TEST_TMPDIR/runs" --json
     valid triangulate <<<"$output"
+}
+
+@test "lists of nodes are those of epkit launch: ranges, ports, hostfiles with comments and settings" {
+    cd "$BATS_TEST_TMPDIR"
+    plan() { epkit triangulate --plan --json --hosts "$@" | jq .plan.nodes; }
+    printf '# the job\r\na slots=8\r\nb # second\r\n[2001:db8::1]:222\r\n' >hosts
+    [ "$(plan @hosts)" = 3 ]
+    [ "$(plan 'gpu[001-100],root@login:222')" = 101 ]
+    for wrong in 'a;b,c' 'a,$(id)' 'a,b,A' 'a,-x' 'n[1-5000]' @/dev/zero @/nowhere; do
+        run --separate-stderr epkit triangulate --plan --hosts "$wrong"
+        echo "$wrong: $stderr"
+        [ "$status" -eq 2 ]
+    done
+}
+
+@test "recorded runs that are none are refused with their number" {
+    cd "$BATS_TEST_TMPDIR"
+    for wrong in '{"hosts": [], "ratio": 1}' '{"hosts": ["a", 5], "ratio": 1}' '{"hosts": ["a"], "ratio": -1}' \
+        '{"hosts": ["a"]}' '{"hosts": "a", "ratio": 1}' '{"hosts": ["a", ""], "ratio": 1}' '7'; do
+        echo "{\"runs\": [{\"hosts\": [\"a\"], \"ratio\": 1}, $wrong]}" >runs.json
+        run --separate-stderr epkit triangulate --from runs.json
+        echo "$wrong: $stderr"
+        [ "$status" -eq 2 ]
+        [[ "$stderr" == *"runs[1] needs"* ]]
+    done
 }

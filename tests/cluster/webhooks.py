@@ -24,24 +24,41 @@ def redirect(client):
     client["caBundle"] = AUTHORITY
 
 
-def main():
-    changed = []
-    for kind in ("mutatingwebhookconfigurations", "validatingwebhookconfigurations"):
-        for item in items(kind):
-            if PATTERN.search(item["metadata"]["name"]):
-                for webhook in item.get("webhooks", []):
-                    redirect(webhook["clientConfig"])
-                changed.append(item)
-    for item in items("crd"):
+def change(kind, item):
+    """Is there anything to change in it?"""
+    if not PATTERN.search(item["metadata"]["name"]):
+        return False
+    item["metadata"].pop("managedFields", None)
+    if kind == "crd":
         conversion = item["spec"].get("conversion", {})
-        if PATTERN.search(item["metadata"]["name"]) and conversion.get("strategy") == "Webhook":
-            redirect(conversion["webhook"]["clientConfig"])
-            changed.append(item)
-    for item in changed:
-        item["metadata"].pop("managedFields", None)
-    if changed:
-        subprocess.run(["kubectl", "replace", "-f", "-"], check=True, stdout=subprocess.DEVNULL,
-                       input=json.dumps({"apiVersion": "v1", "kind": "List", "items": changed}).encode())
+        if conversion.get("strategy") != "Webhook":
+            return False
+        redirect(conversion["webhook"]["clientConfig"])
+        return True
+    for webhook in item.get("webhooks", []):
+        redirect(webhook["clientConfig"])
+    return True
+
+
+def replace(kind, item):
+    """Controllers write status and certificates into the same objects: after a conflict it is read again."""
+    name = item["metadata"]["name"]
+    for _ in range(50):
+        answer = subprocess.run(["kubectl", "replace", "-f", "-"], input=json.dumps(item).encode(), capture_output=True)
+        if answer.returncode == 0:
+            return
+        if b"(Conflict)" not in answer.stderr:
+            break
+        item = json.loads(subprocess.check_output(["kubectl", "get", kind, name, "-o", "json"]))
+        change(kind, item)
+    sys.exit(f"{kind} {name}: {answer.stderr.decode()}")
+
+
+def main():
+    for kind in ("mutatingwebhookconfigurations", "validatingwebhookconfigurations", "crd"):
+        for item in items(kind):
+            if change(kind, item):
+                replace(kind, item)
 
 
 main()

@@ -136,6 +136,18 @@ refuse() {
     confirm kueue_says
 }
 
+# admit NAME ARGUMENT...: a job that is admitted, and whose pods no scheduler takes
+admit() {
+    local name=$1
+    shift
+    template "$@" >"$BATS_TEST_TMPDIR/$name.yaml"
+    sed -i "s/^  name: r\\b/  name: $name/; s/^\( *\)restartPolicy: Never/&\n\1schedulerName: nobody/" "$BATS_TEST_TMPDIR/$name.yaml"
+    grep -q 'schedulerName: nobody' "$BATS_TEST_TMPDIR/$name.yaml"
+    kubectl create -f "$BATS_TEST_TMPDIR/$name.yaml" >/dev/null
+    says="The workload is admitted"
+    within 120 kueue_says
+}
+
 @test "Kueue: quota" {
     predict quota --set queue=a4 --set workload.gpus=72
     confirm kueue_says
@@ -145,17 +157,33 @@ refuse() {
 }
 
 @test "Kueue: quota that others use: the job waits" {
-    # Admitted, but never run: no node has this label.
-    template --set queue=plain --set workload.gpus=24 --set-json tasSettings.topologyRequest=null \
-        --set nodeSelector.absent=yes >"$BATS_TEST_TMPDIR/first.yaml"
-    sed -i 's/^  name: r\b/  name: first/' "$BATS_TEST_TMPDIR/first.yaml"
-    kubectl create -f "$BATS_TEST_TMPDIR/first.yaml" >/dev/null
-    says="The workload is admitted"
-    within 120 kueue_says
+    admit first --set queue=plain --set workload.gpus=24 --set-json tasSettings.topologyRequest=null
     predict quota-in-use --set queue=plain --set workload.gpus=16 --set-json tasSettings.topologyRequest=null
     [[ "$output" == *'"will_run": true'* ]]
     confirm kueue_says
     kubectl delete -f "$BATS_TEST_TMPDIR/first.yaml" >/dev/null
+}
+
+@test "Kueue: quota of Cohorts, borrowed through two levels, within limits" {
+    local plain=(--set-json tasSettings.topologyRequest=null)
+    predict quota --set queue=team-a --set workload.gpus=40 "${plain[@]}"
+    [[ "$says" == *"maximum capacity (32)" ]]
+    confirm kueue_says
+    kubectl delete -f "$M" >/dev/null
+    admit other --set queue=team-b --set workload.gpus=16 "${plain[@]}"
+    # 16 are in use, 8 of which the other queue does not lend.
+    predict quota-in-use --set queue=team-a --set workload.gpus=32 "${plain[@]}"
+    [[ "$says" == *"8 more needed" ]]
+    confirm kueue_says
+    kubectl delete -f "$M" -f "$BATS_TEST_TMPDIR/other.yaml" >/dev/null
+}
+
+@test "Kueue: a place that is assigned to a job without pods is taken" {
+    admit other --set queue=a4 --set workload.gpus=48
+    [ -z "$(kubectl get pods -o jsonpath='{.items[?(@.spec.nodeName)].metadata.name}' -l jobset.sigs.k8s.io/jobset-name=other)" ]
+    predict topology --set queue=big --set workload.gpus=24
+    confirm kueue_says
+    kubectl delete -f "$M" -f "$BATS_TEST_TMPDIR/other.yaml" >/dev/null
 }
 
 @test "Kueue: topology" {

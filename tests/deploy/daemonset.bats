@@ -14,7 +14,15 @@ setup() {
 }
 
 teardown() {
-    [ -z "${AGENT:-}" ] || kill -KILL -- "-$AGENT" 2>/dev/null || true
+    end_agent
+}
+
+# As the pod's end: TERM for the first process of the container, which ends all that it has started.
+end_agent() {
+    [ -n "${AGENT:-}" ] || return 0
+    kill -TERM "$AGENT" 2>/dev/null || true
+    wait "$AGENT" 2>/dev/null || true
+    AGENT=
 }
 
 # A control plane for the tests that need no nodes; the first one starts it.
@@ -105,7 +113,7 @@ END
     echo boot-1 >"$SHARED/boot"
     setsid env PATH="$bin:$PATH" NODE_NAME="$1" NAMESPACE=kube-system EPKIT_RECIPE=r EPKIT_SHARED="$SHARED" \
         MAX_UNAVAILABLE="${TURNS:-1}" KUBERNETES_SERVICE_HOST=127.0.0.1 KUBERNETES_SERVICE_PORT=1 \
-        bash "$DAEMONSET/base/agent.sh" >"$SHARED.log" 2>&1 3>&- &
+        bash "$DAEMONSET/base/group.sh" bash "$DAEMONSET/base/agent.sh" >"$SHARED.log" 2>&1 3>&- &
     AGENT=$!
 }
 
@@ -163,14 +171,44 @@ closed() { kubectl get node "$1" -o jsonpath='{.spec.unschedulable} {.metadata.a
     echo "done" >"$SHARED/phase"
     within 600 opened
     [ -z "$(kubectl get leases -n kube-system -o name | grep epkit-installer || true)" ]
-    kill -KILL -- "-$AGENT"
+    end_agent
     for TURNS in 0 9 many -1; do
         agent n1
         status=0
         wait "$AGENT" || status=$?
+        AGENT=
         [ "$status" -eq 2 ]
         grep -q "MAX_UNAVAILABLE is '$TURNS': it must be a number from 1 to 8" "$SHARED.log"
     done
+}
+
+@test "TERM ends what the agent waits for, and what hangs there" {
+    api_up
+    node n1
+    agent n1
+    # The drain stands still, and takes no TERM.
+    cat >"$BATS_TEST_TMPDIR/bin/kubectl.new" <<END
+#!/usr/bin/env bash
+if [ "\$1" = drain ]; then
+    trap '' TERM
+    echo \$\$ >"$BATS_TEST_TMPDIR/drain"
+    while :; do sleep 0.2; done
+fi
+KUBECONFIG=$KUBECONFIG exec $("$PROGRAMS" path)/bin/kubectl "\$@"
+END
+    chmod +x "$BATS_TEST_TMPDIR/bin/kubectl.new"
+    mv "$BATS_TEST_TMPDIR/bin/kubectl.new" "$BATS_TEST_TMPDIR/bin/kubectl"
+    echo waiting >"$SHARED/phase"
+    within 600 test -s "$BATS_TEST_TMPDIR/drain"
+    kill -TERM "$AGENT"
+    status=0
+    wait "$AGENT" || status=$?
+    # The session is the agent's: nothing of it is left.
+    [ -z "$(ps -o pid= -s "$AGENT")" ]
+    AGENT=
+    [ "$status" -eq 143 ]
+    # It did not take the node for drained.
+    run ! granted
 }
 
 @test "two nodes: one after the other, cordoned, drained, rebooted, resumed, uncordoned; a pod deleted amid a step" {

@@ -3,7 +3,7 @@
 # installer.sh, the init container of the DaemonSet, with a real epkit in a root folder and a PID namespace of its own:
 # process 1 there is the node. The test is the agent.
 #
-# shellcheck disable=SC2154,SC2016 # set by run; texts of scripts
+# shellcheck disable=SC2154,SC2016,SC2030,SC2031 # set by run; texts of scripts
 
 load common
 
@@ -15,6 +15,7 @@ setup() {
     mkdir "$SHARED"
 }
 
+# With unshare ends process 1 of its namespace, and with that all of it.
 teardown() {
     [ -z "${POD:-}" ] || kill -KILL "$POD" 2>/dev/null || true
 }
@@ -30,10 +31,12 @@ steps:
 END
 }
 
-# pod NAME=VALUE...: installer.sh on a node that is a copy of this root folder; its files come to $SHARED/etc at the end
+# pod NAME=VALUE...: installer.sh on a node that is a copy of this root folder; its files come to $SHARED/etc at the end,
+# and the names of the processes that are left to $SHARED/left. $POD_BY is exec for one in the background, whose process
+# is to be unshare. TERM for process 1 is one for the container.
 pod() {
-    unshare --mount --pid --fork --kill-child bash -euc '
-        base=$1 script=$2 epkit=$3 shared=$4
+    ${POD_BY:-} unshare --mount --pid --fork --kill-child bash -euc '
+        base=$1 scripts=$2 epkit=$3 shared=$4
         shift 4
         mount --make-rprivate /
         mount -t tmpfs tmpfs "$base"
@@ -47,16 +50,24 @@ pod() {
         rm -rf host
         ln -s / host
         mount --bind "$shared" run/epkit-agent
-        cp "$script" scripts/installer.sh
+        cp "$scripts"/*.sh scripts/
         cp "$epkit" opt/epkit/bin/epkit
         mkdir -p old
         pivot_root . old
         code=0
-        env "$@" bash /scripts/installer.sh || code=$?
+        env "$@" bash /scripts/group.sh bash /scripts/installer.sh &
+        main=$!
+        trap "kill -TERM $main" TERM
+        echo $$ >/run/epkit-agent/up
+        wait "$main" || code=$?
+        # A signal ended wait.
+        ! kill -0 "$main" 2>/dev/null || wait "$main" || code=$?
+        ps -e -o pid=,comm= >/run/epkit-agent/all
+        awk "\$1 != 1 && \$2 != \"ps\" { print \$2 }" /run/epkit-agent/all >/run/epkit-agent/left
         mkdir -p /run/epkit-agent/etc
         cp /etc/epkit-test-* /run/epkit-agent/etc/ 2>/dev/null || true
         exit "$code"' - \
-        "$(mktemp -d -p "$BATS_TEST_TMPDIR")" "$EPKIT_SOURCE/deploy/daemonset/base/installer.sh" "$EPKIT" "$SHARED" "$@"
+        "$(mktemp -d -p "$BATS_TEST_TMPDIR")" "$EPKIT_SOURCE/deploy/daemonset/base" "$EPKIT" "$SHARED" "$@"
 }
 
 phase_is() { [ "$(cat "$SHARED/phase" 2>/dev/null)" = "$1" ]; }
@@ -77,6 +88,7 @@ phase_is_one_of() { [[ " $* " == *" $(cat "$SHARED/phase" 2>/dev/null) "* ]]; }
 @test "several recipes, in their order; nothing changes before the grant" {
     recipe first
     recipe second
+    POD_BY="exec"
     pod EPKIT_RECIPE='/run/epkit-agent/first.yaml /run/epkit-agent/second.yaml' >"$BATS_TEST_TMPDIR/log" 2>&1 3>&- &
     POD=$!
     within 120 phase_is_one_of waiting failed
@@ -99,6 +111,7 @@ reboots: 1
 steps:
   - {id: one, type: command, title: t, why: w, budget: 5s, run: ": >/etc/epkit-test-reboots", creates: [/etc/epkit-test-reboots], undo: rm -f /etc/epkit-test-reboots, reboot: after}
 END
+    POD_BY="exec"
     pod EPKIT_RECIPE=/run/epkit-agent/reboots.yaml REBOOT_BY=kured >"$BATS_TEST_TMPDIR/log" 2>&1 3>&- &
     POD=$!
     within 120 phase_is_one_of waiting failed
@@ -108,8 +121,43 @@ END
     cat "$BATS_TEST_TMPDIR/log"
     phase_is rebooting
     grep -qx 'Rebooting the node to load driver and modules...' "$BATS_TEST_TMPDIR/log"
-    # It stays until the node goes down.
+    # It stays until the node goes down, or the pod is deleted: then all of it ends.
     kill -0 "$POD"
+    end_pod
+    [ "$status" -eq 143 ]
+    [ ! -s "$SHARED/left" ]
+    phase_is rebooting
+}
+
+# TERM for the container in the background; its exit code comes to $status
+end_pod() {
+    kill -TERM "$(pgrep -P "$POD")"
+    status=0
+    wait "$POD" || status=$?
+    POD=
+    cat "$SHARED/left"
+}
+
+@test "the end of the pod ends all of it, and no step of the recipe" {
+    cat >"$SHARED/slow.yaml" <<'END'
+recipe: slow
+title: a step that takes its time
+steps:
+  - {id: one, type: command, title: t, why: w, budget: 60s, run: "touch /run/epkit-agent/started; until [ -e /run/epkit-agent/go ]; do sleep 0.1; done; : >/run/epkit-agent/step-ended", creates: [/etc/epkit-test-slow], undo: "true"}
+END
+    POD_BY="exec"
+    pod EPKIT_RECIPE=/run/epkit-agent/slow.yaml >"$BATS_TEST_TMPDIR/log" 2>&1 3>&- &
+    POD=$!
+    within 120 phase_is_one_of waiting failed
+    cp "$SHARED/boot" "$SHARED/grant"
+    within 120 test -e "$SHARED/started"
+    # The step is amid its work, and goes on without the pod, as dpkg has to.
+    kill -TERM "$(pgrep -P "$POD")"
+    within 120 test -s "$SHARED/left"
+    cat "$BATS_TEST_TMPDIR/log" "$SHARED/left"
+    grep -qx sh "$SHARED/left"
+    run ! grep -qvxE 'sh|sleep' "$SHARED/left"
+    phase_is installing
 }
 
 @test "nonsense for REBOOT_BY is refused before anything" {

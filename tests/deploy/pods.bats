@@ -30,8 +30,21 @@ setup_file() {
     ldd "$EPKIT" | awk '/=> \//{print $3}' | grep -vE '/(libc|libm|libdl|libpthread|libepkit)[.]so' | while read -r file; do
         cp -L "$file" "$work/image/opt/epkit/bin/"
     done
+    # In the place of DeepEP's test, which needs GPUs: what it prints, with the ranks that it was given.
+    mkdir -p "$work/image/opt/deepep/DeepEP/tests"
+    : >"$work/image/opt/deepep/DeepEP/tests/test_internode.py"
+    cat >"$work/image/opt/epkit/bin/python3" <<'END'
+#!/bin/sh
+echo "[config] num_tokens=2048, hidden=7168, num_topk_groups=2, num_topk=8"
+echo "rank $RANK of $WORLD_SIZE, first $MASTER_ADDR, arguments $*"
+[ "$HF_TOKEN" != fail ] || { echo "[testing] Running with BF16, without top-k (async=False, previous=False) ..."; exit 5; }
+for best in "dispatch (FP8)" "dispatch (BF16)" combine; do
+    echo "[tuning] Best $best: SMs 24, NVL chunk 16, RDMA chunk 8: 12 + 345 us, 70.00 GB/s (RDMA), 258.0 GB/s (NVL)"
+done
+END
+    chmod +x "$work/image/opt/epkit/bin/python3"
     cp "$work/base.tar" "$work/image/"
-    printf 'FROM scratch\nADD base.tar /\nCOPY opt/epkit /opt/epkit\nENV PATH=/opt/epkit/bin:/usr/sbin:/usr/bin:/sbin:/bin\n' \
+    printf 'FROM scratch\nADD base.tar /\nCOPY opt/epkit /opt/epkit\nCOPY opt/deepep /opt/deepep\nENV PATH=/opt/epkit/bin:/usr/sbin:/usr/bin:/sbin:/bin\n' \
         >"$work/image/Dockerfile"
     "$REAL" image localhost/epkit:1 "$work/epkit.tar" "$work/image/Dockerfile" "$work/image"
     "$REAL" up "$NODES" "$work/base.tar" 2 "$work/pause.tar" "$work/epkit.tar"
@@ -66,8 +79,17 @@ state() {
     k kubectl get jobset "$1" -o 'jsonpath={.status.terminalState}'
 }
 
-is_in() {
-    [ "$(state "$1")" = "$2" ]
+has_ended() {
+    [ -n "$(state "$1")" ]
+}
+
+# ends NAME STATE: so, and in no other way
+ends() {
+    within 900 has_ended "$1" && [ "$(state "$1")" = "$2" ] && return
+    echo "$1 is '$(state "$1")', not $2"
+    k kubectl get pods -o wide
+    output "$1"
+    return 1
 }
 
 output() {
@@ -76,20 +98,42 @@ output() {
 
 @test "Open MPI over the pods' sshd: the internode matrix 32/32, and the JobSet is completed" {
     install matrix --set-file workload_launcher="$EPKIT_SOURCE/tests/deploy/launcher.sh" --set workload.completion=coordinator
-    within 900 is_in matrix Completed || {
-        k kubectl get pods -o wide
-        output matrix
-        return 1
-    }
+    ends matrix Completed
     output matrix | tee "$BATS_TEST_TMPDIR/log"
     grep -q '32/32 cases passed' "$BATS_TEST_TMPDIR/log"
     k helm uninstall matrix --wait
 }
 
+@test "epkit launch in the pods: the first one launches, the others serve it; hostname, then the internode matrix" {
+    install plain --set workload.job=hostname
+    ends plain Completed
+    output plain | tee "$BATS_TEST_TMPDIR/log"
+    grep -q 'hostname ran on 2 nodes with 2 ranks: all ended with status 0' "$BATS_TEST_TMPDIR/log"
+    k helm uninstall plain --wait
+    install ours --set workload.job=epkit-test --set-json 'workload.arguments=["internode","--per-node","4","--","--tokens","16","--hidden","512","--timeout","240"]'
+    ends ours Completed
+    output ours | tee "$BATS_TEST_TMPDIR/log"
+    grep -q '32/32 cases passed' "$BATS_TEST_TMPDIR/log"
+    k helm uninstall ours --wait
+}
+
+@test "RUN_DEEPEP_TEST: epkit launch starts DeepEP's test in every pod; one that fails fails the JobSet" {
+    install deepep --set RUN_DEEPEP_TEST=true
+    ends deepep Completed
+    output deepep | tee "$BATS_TEST_TMPDIR/log"
+    grep -q 'rank 1 of 2, first deepep-workload-0-0.*--num-tokens 2048 --hidden 7168 --num-experts 256 --num-topk 8' "$BATS_TEST_TMPDIR/log"
+    grep -q 'deepep-internode ran on 2 nodes' "$BATS_TEST_TMPDIR/log"
+    k helm uninstall deepep --wait
+    install broken --set RUN_DEEPEP_TEST=true --set HF_TOKEN=fail
+    ends broken Failed
+    output broken | grep -q 'deepep-internode failed on '
+    k helm uninstall broken --wait
+}
+
 @test "a launcher that fails fails the JobSet, and its exit code is in the log" {
     printf 'exit 7\n' >"$BATS_TEST_TMPDIR/launcher.sh"
     install broken --set-file workload_launcher="$BATS_TEST_TMPDIR/launcher.sh"
-    within 600 is_in broken Failed
+    ends broken Failed
     k helm uninstall broken --wait
 }
 

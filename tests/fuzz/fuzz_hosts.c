@@ -46,9 +46,9 @@ static void check_file(const uint8_t *data, size_t size)
     if (fd < 0 || write(fd, data, size) != (ssize_t)size)
         abort();
     snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
-    hosts_add_file(path, false, &hosts);
+    hosts_add_file(path, HOSTS_OPEN_MPI, &hosts);
     check(&hosts);
-    hosts_add_file(path, true, &slots);
+    hosts_add_file(path, size % 2 ? HOSTS_REPEATED : HOSTS_HYDRA, &slots);
     check(&slots);
     locations = location_read_file(path);
     json_object_foreach(locations, name, value)

@@ -56,7 +56,24 @@ teardown_file() {
     echo "$output$stderr"
     [ "$status" -eq 0 ]
     [[ "$output" == *"h1: 0 h1"* && "$output" == *"h3: 1 h1"* ]]
+    # By names that they do not call themselves by, as pods are: mpirun knows the host that it runs on by its own.
+    printf '198.18.77.%s h%s.pods.example\n' 1 1 3 3 >>"$HOSTS_DIR/hosts"
+    run --separate-stderr on h3 env -C "$HOSTS_DIR" timeout 600 "$EPKIT" launch "${PATIENT[@]}" --no-logs \
+        --hosts h1.pods.example,h3.pods.example --with mpirun -- sh -c 'echo $RANK $MASTER_ADDR'
+    echo "$output$stderr"
+    [ "$status" -eq 0 ]
+    [[ "$output" == *"h1.pods.example: 0 h1.pods.example"* && "$output" == *"h3.pods.example: 1 h1.pods.example"* ]]
     all_clean 10 h1 h3
+}
+
+@test "one address at several ports: each is a node, with its own name and log" {
+    on h1 sh -c "/usr/sbin/sshd -p 223 -h $HOSTS_DIR/hostkey -o PidFile=none -o UsePAM=no -o StrictModes=no -E $HOSTS_DIR/second.log"
+    run --separate-stderr launch --out ports --hosts h1,h1:223,h2 -- sh -c 'echo $RANK $MASTER_ADDR'
+    on h1 pkill -f 'sshd -p 223' || true
+    echo "$output$stderr"
+    [ "$status" -eq 0 ]
+    [[ "$output" == *"h1-ssh: 0 h1"* && "$output" == *"h1-223: 1 h1"* && "$output" == *"h2: 2 h1"* ]]
+    [ "$(cat "$HOSTS_DIR/work/ports/testbed-logs/worker-h1-223.log")" = "1 h1" ]
 }
 
 @test "epkit-test internode over Open MPI: 32 of 32 cases on four hosts" {
@@ -234,6 +251,45 @@ END
     [[ "$output$stderr" == *"Nothing was recognised"* ]]
     [[ "$output" == *"h2: "*"/deepep 1 2 tests/test_internode.py --num-tokens 2048 --hidden 7168 --num-experts 256 --num-topk 8 --num-tokens 64"* ]]
     for host in h1 h2; do on "$host" umount /opt; done
+}
+
+# deepep_that HOST FIGURE: a test of DeepEP on all hosts that reaches 70 GB/s, on HOST so much
+deepep_that() {
+    mkdir -p "$HOSTS_DIR/deepep/tests"
+    cat >"$HOSTS_DIR/deepep/tests/test_internode.py" <<END
+import os, socket
+figure = "$2" if socket.gethostname() == "$1" else "70.00"
+print("[config] num_tokens=2048, hidden=7168, num_topk_groups=2, num_topk=8", flush=True)
+for best in "dispatch (FP8)", "dispatch (BF16)", "combine":
+    print(f"[tuning] Best {best}: SMs 24, NVL chunk 16, RDMA chunk 8: 12 + 345 us, {figure} GB/s (RDMA), 258.0 GB/s (NVL)", flush=True)
+END
+    for host in h1 h2 h3 h4; do
+        on "$host" sh -c "mountpoint -q /opt || mount -t tmpfs tmpfs /opt; mkdir -p /opt/deepep; ln -sfn $HOSTS_DIR/deepep /opt/deepep/DeepEP"
+    done
+}
+
+@test "--triangulate: after a slow result, runs of pairs name the node" {
+    deepep_that h3 6.50
+    run --separate-stderr launch --out slow --checks skip --hosts 'h[1-4]' --triangulate deepep-internode
+    echo "$output$stderr"
+    [ "$status" -eq 3 ]
+    [[ "$output" == *"Plan: 4 nodes: 2 pairs side by side"*"h1,h2: "*"Slow: h3. Found in "*" runs."* ]]
+    [ "$(jq -c '[.result, .slow]' "$HOSTS_DIR/work/slow/testbed-logs/triangulate.json")" = '["found",["h3"]]' ]
+    run --separate-stderr launch --json --no-logs --checks skip --hosts 'h[1-4]' --triangulate deepep-internode
+    [ "$status" -eq 3 ]
+    valid <<<"$output"
+    [ "$(jq -c '[.exit_code, .triangulation.result, .triangulation.slow]' <<<"$output")" = '[3,"found",["h3"]]' ]
+    # Without the option it is said that there is one; a good run needs none.
+    run --separate-stderr launch --no-logs --checks skip --hosts 'h[1-4]' deepep-internode
+    [ "$status" -eq 3 ]
+    [[ "$stderr" == *"--triangulate finds the node"* ]]
+    deepep_that nobody 0
+    run --separate-stderr launch --no-logs --checks skip --hosts 'h[1-4]' --triangulate deepep-internode
+    echo "$output$stderr"
+    [ "$status" -eq 0 ]
+    [[ "$output$stderr" != *"Plan:"* && "$stderr" != *"--triangulate"* ]]
+    for host in h1 h2 h3 h4; do on "$host" umount /opt; done
+    all_clean 10 h1 h2 h3 h4
 }
 
 @test "what the NICs moved during the run, and what the doctor finds before it" {

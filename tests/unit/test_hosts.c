@@ -48,6 +48,9 @@ static void test_lists_refused(void **state)
         {"a,,b", "empty name"},
         {"a,", "empty name"},
         {"a,b,a", "stands there twice"},
+        {"gpu1,GPU1.", "stands there twice"},
+        {"root@a,me@a", "stands there twice"},
+        {"a:22,root@A:22", "stands there twice"},
         {"h[1-3],h2", "stands there twice"},
         {"h[3-1]", "is empty or has more than"},
         {"h[1-99999999]", "is empty or has more than"},
@@ -97,24 +100,75 @@ static void test_files(void **state)
     struct hosts hosts = {0};
 
     (void)state;
-    assert_int_equal(hosts_add_file(write_text("# the job\n\na slots=8\n b:222 max_slots=8 # x\r\n"), false, &hosts),
-                     EP_OK);
+    assert_int_equal(
+        hosts_add_file(write_text("# the job\n\na slots=8\n b:222 max_slots=8 # x\r\n"), HOSTS_OPEN_MPI, &hosts),
+        EP_OK);
     assert_int_equal(hosts.n, 2);
     assert_int_equal(hosts.list[0].slots, 8);
     assert_string_equal(hosts.list[1].port, "222");
     hosts_done(&hosts);
     /* PBS: a line for each slot. */
-    assert_int_equal(hosts_add_file(write_text("a\na\nb\n"), true, &hosts), EP_OK);
+    assert_int_equal(hosts_add_file(write_text("a\na\nb\n"), HOSTS_REPEATED, &hosts), EP_OK);
     assert_int_equal(hosts.n, 2);
     assert_int_equal(hosts.list[0].slots, 2);
     hosts_done(&hosts);
-    assert_int_equal(hosts_add_file(write_text("a\na\n"), false, &hosts), EP_E_ARG);
+    assert_int_equal(hosts_add_file(write_text("a\na\n"), HOSTS_OPEN_MPI, &hosts), EP_E_ARG);
     assert_non_null(strstr(ep_last_error(), "line 2: 'a' stands in line 1 already"));
     hosts_done(&hosts);
-    assert_int_equal(hosts_add_file(write_text("a slots=none\n"), false, &hosts), EP_E_ARG);
+    assert_int_equal(hosts_add_file(write_text("a slots=none\n"), HOSTS_OPEN_MPI, &hosts), EP_E_ARG);
     hosts_done(&hosts);
-    assert_int_equal(hosts_add_file(write_text("# nothing\n"), false, &hosts), EP_E_ARG);
+    assert_int_equal(hosts_add_file(write_text("# nothing\n"), HOSTS_OPEN_MPI, &hosts), EP_E_ARG);
     hosts_done(&hosts);
+}
+
+/* Files of editors, other schedulers' formats, settings, typing errors. */
+static void test_formats(void **state)
+{
+    static const char *const wrong[][2] = {
+        {"a\rb\rc\n", "line 1: a carriage return within the line"},
+        {"a\nb slotss=8\n", "line 2: 'slotss=8' behind the host is no setting of Open MPI"},
+        {"a slots=8.5\n", "slots= takes a number"},
+        {"a slots=99999999999999999999\n", "slots= takes a number"},
+        {"a slots=\n", "slots= takes a number"},
+        {"a\nA\n", "line 2: 'A' stands in line 1 already"},
+        {"a\nme@a slots=4\n", "line 2: 'me@a' stands in line 1 already"},
+        {"a user=-oProxyCommand=x\n", "is no host"},
+        {"a,b\n", "is no host"},
+        {"gpu[01-04]\n", "is no host"},
+        {"a:\n", "is no host"},
+        {"[::1\n", "is no host"},
+        {"[a]:22\n", "is no host"},
+        {"\xff\xfe"
+         "a\n",
+         "is no host"},
+        {"\n\n   \n\t# a\n", "there is no host in it"},
+    };
+    struct hosts hosts = {0};
+
+    (void)state;
+    assert_int_equal(hosts_add_file(write_text("\xef\xbb\xbf"
+                                               "a slots=4\r\nb user=me cpu=2 max-slots=9\r\n"
+                                               "[2001:db8::1]:23\tslots=2\r\n2001:db8::2#x"),
+                                    HOSTS_OPEN_MPI, &hosts),
+                     EP_OK);
+    assert_int_equal(hosts.n, 4);
+    assert_string_equal(hosts.list[0].target, "a");
+    assert_string_equal(hosts.list[1].target, "me@b");
+    assert_int_equal(hosts.list[1].slots, 2);
+    assert_string_equal(hosts.list[2].target, "2001:db8::1");
+    assert_string_equal(hosts.list[2].port, "23");
+    hosts_done(&hosts);
+    /* The number behind the colon is no port there. */
+    assert_int_equal(hosts_add_file(write_text("a:8\nb:4 binding=user:0\n"), HOSTS_HYDRA, &hosts), EP_OK);
+    assert_string_equal(hosts.list[0].port, "");
+    assert_int_equal(hosts.list[1].slots, 4);
+    hosts_done(&hosts);
+    for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+        if (hosts_add_file(write_text(wrong[i][0]), HOSTS_OPEN_MPI, &hosts) == EP_OK ||
+            !strstr(ep_last_error(), wrong[i][1]))
+            fail_msg("file %zu gives: %s", i, ep_last_error());
+        hosts_done(&hosts);
+    }
 }
 
 /* What never ends is not read for ever, and what is no file not waited for. */
@@ -123,11 +177,11 @@ static void test_no_files(void **state)
     struct hosts hosts = {0};
 
     (void)state;
-    assert_int_equal(hosts_add_file("/nowhere/hosts", false, &hosts), EP_E_ARG);
+    assert_int_equal(hosts_add_file("/nowhere/hosts", HOSTS_OPEN_MPI, &hosts), EP_E_ARG);
     assert_non_null(strstr(ep_last_error(), "No such file"));
-    assert_int_equal(hosts_add_file("/", false, &hosts), EP_E_ARG);
+    assert_int_equal(hosts_add_file("/", HOSTS_OPEN_MPI, &hosts), EP_E_ARG);
     assert_non_null(strstr(ep_last_error(), "not a regular file"));
-    assert_int_equal(hosts_add_file("/proc/self/environ", false, &hosts), EP_E_ARG);
+    assert_int_equal(hosts_add_file("/proc/self/environ", HOSTS_OPEN_MPI, &hosts), EP_E_ARG);
     hosts_done(&hosts);
 }
 
@@ -144,7 +198,7 @@ static void test_written_anew(void **state)
     assert_int_equal(stat(path, &after), 0);
     /* Another file, which took the place of the old one at once. */
     assert_int_not_equal(before.st_ino, after.st_ino);
-    assert_int_equal(hosts_add_file(path, false, &read), EP_OK);
+    assert_int_equal(hosts_add_file(path, HOSTS_OPEN_MPI, &read), EP_OK);
     assert_int_equal(read.n, 2);
     assert_string_equal(read.list[0].target, "h1");
     assert_int_equal(read.list[1].slots, 8);
@@ -172,6 +226,11 @@ static const char *const variables[] = {"JOBSET_NAME",
                                         "SLURM_STEP_ID",
                                         "SLURM_PROCID",
                                         "SLURM_STEP_NUM_TASKS",
+                                        "SLURM_STEP_NODELIST",
+                                        "COMPLETIONS",
+                                        "PARALLELISM",
+                                        "JOB_COMPLETIONS",
+                                        "JOB_PARALLELISM",
                                         "LSB_DJOB_HOSTFILE",
                                         "HYDRA_HOST_FILE",
                                         "OMPI_MCA_orte_default_hostfile",
@@ -207,6 +266,14 @@ static const char *discover(const char *words)
     return text;
 }
 
+static void assert_contradiction(const char *words, const char *text)
+{
+    const char *answer = discover(words);
+
+    if (*answer != '<' || !strstr(answer, text))
+        fail_msg("%s gives: %s", words, answer);
+}
+
 static void test_surroundings(void **state)
 {
     (void)state;
@@ -224,6 +291,36 @@ static void test_surroundings(void **state)
     assert_string_equal(discover("SLURM_JOB_NODELIST=h[1-2] SLURM_PROCID=0"), "-1: h1 h2");
     assert_string_equal(discover("SLURM_JOB_NODELIST=h[1-2] SLURM_PROCID=3 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=4"),
                         "3: h1 h2");
+    /* A step on some of the job's nodes. */
+    assert_string_equal(discover("SLURM_JOB_NODELIST=h[1-4] SLURM_STEP_NODELIST=h[2-3] SLURM_PROCID=1 SLURM_STEP_ID=0 "
+                                 "SLURM_STEP_NUM_TASKS=2"),
+                        "1: h2 h3");
+    assert_string_equal(discover("SLURM_JOB_NODELIST=h[1-4] SLURM_STEP_NODELIST=h2 SLURM_PROCID=0 "
+                                 "SLURM_STEP_ID=4294967290 SLURM_STEP_NUM_TASKS=1"),
+                        "-1: h1 h2 h3 h4");
+    /* All but NNODES count the pods of one job. */
+    assert_string_equal(discover("JOBSET_NAME=js REPLICATED_JOB_REPLICAS=2 JOB_INDEX=1 COMPLETIONS=1 NNODES=2 "
+                                 "JOB_COMPLETION_INDEX=0 REPLICATED_JOB_NAME=w"),
+                        "1 pods: js-w-0-0.js js-w-1-0.js");
+    assert_contradiction("JOBSET_NAME=js NNODES=2 COMPLETIONS=4 JOB_COMPLETION_INDEX=1",
+                         "NNODES is 2 and COMPLETIONS is 4");
+    assert_contradiction("JOBSET_NAME=js NNODES=2 JOB_COMPLETION_INDEX=2",
+                         "JOB_COMPLETION_INDEX is 2, and there are 2 (NNODES)");
+    assert_contradiction("JOBSET_NAME=js NNODES=4 REPLICATED_JOB_REPLICAS=2 JOB_INDEX=2 JOB_COMPLETION_INDEX=0",
+                         "JOB_INDEX is 2, and there are 2 (REPLICATED_JOB_REPLICAS)");
+    assert_contradiction("JOBSET_NAME=js NNODES=3 REPLICATED_JOB_REPLICAS=2 JOB_COMPLETION_INDEX=0",
+                         "cannot be spread");
+    assert_contradiction("JOBSET_NAME=js NNODES=0 JOB_COMPLETION_INDEX=0", "NNODES is '0'");
+    assert_contradiction("JOBSET_NAME=js NNODES=2 JOB_COMPLETION_INDEX=-1", "JOB_COMPLETION_INDEX is '-1'");
+    assert_contradiction("JOBSET_NAME=js[ NNODES=2 JOB_COMPLETION_INDEX=0", "JobSet: ");
+    assert_contradiction("JOB_COMPLETION_INDEX=2 NNODES=2", "JOB_COMPLETION_INDEX is 2, and there are 2 (NNODES)");
+    assert_contradiction("LWS_LEADER_ADDRESS=l.s LWS_GROUP_SIZE=2 LWS_WORKER_INDEX=2", "LWS_WORKER_INDEX is '2'");
+    assert_contradiction("LWS_LEADER_ADDRESS=l.s LWS_WORKER_INDEX=0", "LWS_GROUP_SIZE is not set");
+    assert_contradiction("HOSTNAME_PREFIX=p- NNODES=2 JOB_COMPLETION_INDEX=2", "JOB_COMPLETION_INDEX is '2'");
+    assert_contradiction("SLURM_JOB_NODELIST=(null)", "is no host");
+    assert_contradiction("SLURM_JOB_NODELIST=h[1-2] SLURM_PROCID=2 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2",
+                         "SLURM_PROCID is 2, and there are 2");
+    assert_contradiction("PBS_NODEFILE=/nowhere/nodes", "/nowhere/nodes: No such file");
     assert_non_null(strstr(discover("JOBSET_NAME=js JOB_COMPLETION_INDEX=1"), "NNODES"));
     assert_non_null(strstr(discover("JOBSET_NAME=js NNODES=zwei JOB_COMPLETION_INDEX=1"), "NNODES is 'zwei'"));
     assert_non_null(strstr(discover("JOB_COMPLETION_INDEX=1 NNODES=2"), "does not end in '-1'"));
@@ -233,8 +330,9 @@ static void test_surroundings(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_lists),    cmocka_unit_test(test_lists_refused), cmocka_unit_test(test_files),
-        cmocka_unit_test(test_no_files), cmocka_unit_test(test_written_anew),  cmocka_unit_test(test_surroundings),
+        cmocka_unit_test(test_lists),        cmocka_unit_test(test_lists_refused), cmocka_unit_test(test_files),
+        cmocka_unit_test(test_no_files),     cmocka_unit_test(test_formats),       cmocka_unit_test(test_written_anew),
+        cmocka_unit_test(test_surroundings),
     };
 
     return cmocka_run_group_tests(tests, NULL, remove_text);

@@ -142,8 +142,9 @@ static int parse(const struct install_cmd_options *options, const char *file, co
 
     install_kernel(options->root && strcmp(options->root, "/") != 0 ? options->root : NULL, kernel);
     uname(&machine);
-    input.kernel = kernel;
-    input.machine = machine.machine;
+    /* An export is for other machines. */
+    input.kernel = options->for_others ? EXPORT_KERNEL : kernel;
+    input.machine = options->for_others ? EXPORT_MACHINE : machine.machine;
     if (recipe_parse(file, text, bytes, &input, &chosen->recipe) == EP_OK &&
         preflight_check_target(chosen->recipe) == EP_OK)
         return CMD_FINE;

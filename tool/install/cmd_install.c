@@ -245,9 +245,11 @@ static int do_uninstall(const struct cmd *cmd, const struct install_cmd_options 
 static int do_export(const struct cmd *cmd, const struct install_cmd_options *options, const char *format,
                      const char *name)
 {
+    struct install_cmd_options others = *options;
     struct chosen_recipe chosen;
     int code;
 
+    others.for_others = true;
     for (size_t i = 0;; i++) {
         if (!export_formats[i])
             return cmd_usage(cmd, "export: unknown format '%.32s'; it is sh, cloud-init or ansible",
@@ -255,7 +257,7 @@ static int do_export(const struct cmd *cmd, const struct install_cmd_options *op
         if (format && strcmp(export_formats[i], format) == 0)
             break;
     }
-    code = recipe_choose(cmd, options, name, false, &chosen);
+    code = recipe_choose(cmd, &others, name, false, &chosen);
     if (code != CMD_FINE)
         return code;
     if (export_write(chosen.recipe, format, stdout) != EP_OK) {

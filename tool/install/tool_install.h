@@ -14,6 +14,7 @@ struct install_cmd_options {
     int reboot; /* enum install_reboot */
     int64_t max_reboots;
     bool no_resume_unit, again, force, json;
+    bool for_others; /* not an option: the recipe is for other machines */
 };
 
 /* A recipe that was found and read. */

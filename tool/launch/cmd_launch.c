@@ -31,7 +31,7 @@ struct launch_args {
     struct opt_strings env, source;
     int64_t port, connect_timeout, wait, per_node, gpus, master_port, timeout, silent, grace;
     int connect, location, with, world, checks, hostfiles;
-    bool debug, no_logs, json;
+    bool debug, no_logs, triangulate, json;
 };
 
 static const char *const connects[] = {"ssh", "srun", NULL};
@@ -103,6 +103,8 @@ static const struct opt launch_table[] = {
     {"checks", 0, "WHAT", OPT_CHOICE, offsetof(struct launch_args, checks), .choices = checks, .value = "auto",
      .help = "'epkit doctor' on all nodes first: report what it finds, or require that nothing is serious; auto: report, "
              "and skip for programs"},
+    {"triangulate", 0, NULL, OPT_FLAG, offsetof(struct launch_args, triangulate),
+     .help = "when a test failed or is slow, find the node: run it again on pairs of nodes, then on halves"},
     {"out", 'o', "DIR", OPT_DIR, offsetof(struct launch_args, out),
      .help = "folder for the logs of the run; default: epkit-run-TIME-JOB"},
     {"no-logs", 0, NULL, OPT_FLAG, offsetof(struct launch_args, no_logs), .help = "leave no folder"},
@@ -127,7 +129,14 @@ static json_t *read_workload(const struct cmd *cmd, const char *file)
         n = fread(text, 1, WORKLOAD_MAX, stream);
     if (n > 0)
         files = json_pack("{s:o}", "workload", json_stringn(text, n));
-    if (!stream || !files) {
+    /* The kernel would look for an interpreter whose name ends in a carriage return, and say that the script is not
+     * there. */
+    if (files && n > 2 && strncmp(text, "#!", 2) == 0 && memchr(text, '\n', n) &&
+        ((char *)memchr(text, '\n', n))[-1] == '\r') {
+        cmd_usage(cmd, "--workload %s: its lines end in CR LF: sed -i 's/\\r$//' %s", file, file);
+        json_decref(files);
+        files = NULL;
+    } else if (!stream || !files) {
         json_decref(files);
         cmd_usage(cmd, "--workload %s: %s", file,
                   stream ? "not a script: a regular file with text of at most 1 MiB" : "it cannot be read");
@@ -214,6 +223,21 @@ static int make_job(const struct cmd *cmd, const struct cmd_call *call, const st
 
 /* --- its environment --- */
 
+/* By these the ranks find each other: one value for all of them would keep them from it. */
+static const struct {
+    const char *name, *option;
+} own_names[] = {
+    {"RANK", ""},
+    {"LOCAL_RANK", ""},
+    {"NODE_RANK", ""},
+    {"NNODES", ""},
+    {"WORLD_SIZE", "--world"},
+    {"LOCAL_WORLD_SIZE", "--per-node"},
+    {"GPUS_PER_NODE", "--gpus-per-node"},
+    {"MASTER_ADDR", "--hosts and --location"},
+    {"MASTER_PORT", "--master-port"},
+};
+
 static int add_variable(const struct cmd *cmd, const char *word, json_t *env)
 {
     size_t length = strcspn(word, "=");
@@ -224,6 +248,10 @@ static int add_variable(const struct cmd *cmd, const char *word, json_t *env)
         strspn(word, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_") < length)
         return cmd_usage(cmd, "--env: '%.60s' is no NAME or NAME=VALUE", word);
     snprintf(name, sizeof(name), "%.*s", (int)length, word);
+    for (size_t i = 0; i < sizeof(own_names) / sizeof(own_names[0]); i++)
+        if (strcmp(name, own_names[i].name) == 0)
+            return cmd_usage(cmd, "--env %s: epkit sets it for each rank%s%s", name,
+                             *own_names[i].option ? "; see " : "", own_names[i].option);
     value = word[length] ? word + length + 1 : getenv(name);
     if (!value)
         return cmd_usage(cmd, "--env %s: it is not set here; give NAME=VALUE", name);
@@ -268,12 +296,12 @@ static const char *choose_preload(const struct launch_args *args)
 
 /*
  * In a pod the container's environment is that of the job, and a login by ssh does not have it. What concerns
- * communication is passed on; all pods have the same image.
+ * communication, and where programs lie, is passed on; all pods have the same image.
  */
 static void add_pod_variables(json_t *env)
 {
-    static const char *const names[] = {
-        "NCCL_", "NVSHMEM_", "DEEP_EP_", "UCX_", "LD_LIBRARY_PATH=", "PYTHONPATH=", "HF_TOKEN="};
+    static const char *const names[] = {"NCCL_",       "NVSHMEM_",  "DEEP_EP_", "UCX_",         "LD_LIBRARY_PATH=",
+                                        "PYTHONPATH=", "HF_TOKEN=", "PATH=",    "VIRTUAL_ENV=", "CUDA_HOME="};
 
     for (char **entry = environ; *entry; entry++)
         for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
@@ -323,7 +351,7 @@ static int find_hosts(const struct cmd *cmd, const struct launch_args *args, str
         status = hosts_add_list("--hosts", args->hosts, hosts);
         snprintf(source->text, sizeof(source->text), "--hosts");
     } else if (args->hostfile) {
-        status = hosts_add_file(args->hostfile, false, hosts);
+        status = hosts_add_file(args->hostfile, HOSTS_OPEN_MPI, hosts);
         snprintf(source->text, sizeof(source->text), "%.150s", args->hostfile);
     } else {
         status = hosts_discover(hosts, source);
@@ -372,6 +400,8 @@ static int check_usage(const struct cmd *cmd, const struct cmd_call *call, const
         return cmd_usage(cmd, "--topology and --location exclude each other");
     if (call->n_args == 0 && !args->workload)
         return cmd_usage(cmd, "missing argument: a job or a program; 'epkit launch hostname' tries the nodes");
+    if (call->n_args && !*call->args[0] && !args->workload)
+        return cmd_usage(cmd, "the name of the program is empty");
     if (canned && canned->needs_args && call->n_args < 2)
         return cmd_usage(cmd, "%s needs an argument: %s", canned->name, canned->args);
     if (canned && canned->is_mpi && args->with == STARTER_SSH && strcmp(call->args[0], "nccl") == 0)
@@ -380,6 +410,9 @@ static int check_usage(const struct cmd *cmd, const struct cmd_call *call, const
         return cmd_usage(cmd, "epkit-test internode: its ranks find each other by MPI: --with mpirun");
     if (canned && canned->argv_of && (args->with == STARTER_MPIRUN || args->per_node))
         return cmd_usage(cmd, "%s chooses itself what runs where: no --with, no --per-node", canned->name);
+    if (args->triangulate && !(canned && canned->is_measured))
+        return cmd_usage(
+            cmd, "--triangulate needs a test whose output epkit reads: epkit-test, deepep-..., nccl, ib-write-bw");
     if (args->no_logs && args->out)
         return cmd_usage(cmd, "--out and --no-logs exclude each other");
     if (args->remote_epkit && strpbrk(args->remote_epkit, "'\"\\$`;&|<>()\n"))
@@ -483,9 +516,11 @@ static void fill(const struct cmd *cmd, const struct cmd_call *call, const struc
 
 /* --- running it --- */
 
-static int run(const struct cmd *cmd, const struct launch_args *args, const struct canned_job *canned,
+static int run(const struct cmd *cmd, const struct cmd_call *call, const struct canned_job *canned,
                struct launch_options *options)
 {
+    const struct launch_args *args = call->options;
+    const struct show_how how = {.json = args->json, .find_slow = args->triangulate};
     bool is_measured = canned && canned->is_measured;
     struct parser *parser = is_measured ? parser_new() : NULL;
     struct launch_result result;
@@ -506,7 +541,7 @@ static int run(const struct cmd *cmd, const struct launch_args *args, const stru
         out_error("%s: %s", cmd->name, ep_last_error());
     } else {
         progress_stop();
-        code = show_result(cmd, options, &result, parser, args->json);
+        code = show_result(cmd, call, options, &result, parser, &how);
         launch_result_done(&result);
     }
     parser_free(parser);
@@ -540,6 +575,9 @@ static int cmd_launch(const struct cmd *cmd, const struct cmd_call *call)
         hosts_done(&options.hosts);
         return leave(code, false);
     }
+    /* The other pods would end with the run, and their sshd with them. */
+    if (code == CMD_FINE && args->triangulate && source.is_pods)
+        code = cmd_usage(cmd, "--triangulate: not in pods, which end with the run; see 'epkit help triangulate'");
     if (code == CMD_FINE) {
         options.source = source.text;
         code = make_location(cmd, args, &options);
@@ -554,7 +592,7 @@ static int cmd_launch(const struct cmd *cmd, const struct cmd_call *call)
         fill(cmd, call, canned, source.is_pods, &options);
         name_folder(args, options.job.name, folder, sizeof(folder));
         options.folder = *folder ? folder : NULL;
-        code = run(cmd, args, canned, &options);
+        code = run(cmd, call, canned, &options);
     }
     json_decref(options.job.spec);
     json_decref(options.job.files);
@@ -579,6 +617,7 @@ const struct cmd verb_launch = {
             {"sbatch --nodes 2 --wrap 'epkit launch deepep-internode'", "DeepEP's test on the nodes of a Slurm job."},
             {"epkit launch nccl all_reduce -- -b 1M -e 1M", "Arguments of the test come after --."},
             {"epkit launch --workload train.sh -x HF_TOKEN --world ranks", "A launcher script on all nodes."},
+            {"epkit launch -f hosts --triangulate nccl all_reduce", "When it is slow: which node is it?"},
             {"epkit launch --hosts a,b --json hostname | jq .verdict", "As JSON."},
             {NULL, NULL},
         },

@@ -2,6 +2,7 @@
 #include "launch/show.h"
 
 #include "launch/follow.h"
+#include "launch/slow.h"
 #include "launch/verdict.h"
 #include "output.h"
 #include "progress.h"
@@ -44,7 +45,8 @@ static void print_failures(const json_t *hosts)
     json_decref(rows);
 }
 
-static int print_document(const struct cmd *cmd, const struct launch_result *result, int code, json_t *parsed)
+static int print_document(const struct cmd *cmd, const struct launch_result *result, int code, json_t *parsed,
+                          json_t *groups)
 {
     json_t *document = out_document(cmd->name);
 
@@ -52,13 +54,28 @@ static int print_document(const struct cmd *cmd, const struct launch_result *res
     json_object_set_new(document, "verdict", out_text(result->verdict));
     json_object_set_new(document, "exit_code", json_integer(code));
     json_object_set_new(document, "result", parsed ? json_incref(parsed) : json_null());
+    json_object_set_new(document, "triangulation", groups ? json_incref(groups) : json_null());
     return out_json(document);
 }
 
-int show_result(const struct cmd *cmd, const struct launch_options *options, const struct launch_result *result,
-                struct parser *parser, bool json)
+static void print_verdicts(const struct launch_options *options, const struct launch_result *result,
+                           const json_t *parsed, int parsed_code)
 {
-    json_t *parsed = NULL;
+    const char *verdict = json_string_value(json_object_get(parsed, "verdict"));
+
+    out_verdict(result->code == CMD_FINE ? OUT_GOOD : OUT_BAD, "%s", result->verdict);
+    if (verdict)
+        out_verdict(parsed_code == CMD_FINE ? OUT_GOOD : OUT_BAD, "%s", verdict);
+    if (result->code != CMD_FINE)
+        print_failures(json_object_get(result->document, "hosts"));
+    if (options->folder)
+        fprintf(stderr, "epkit: logs in %s\n", options->folder);
+}
+
+int show_result(const struct cmd *cmd, const struct cmd_call *call, const struct launch_options *options,
+                const struct launch_result *result, struct parser *parser, const struct show_how *how)
+{
+    json_t *parsed = NULL, *groups = NULL;
     int code = result->code, parsed_code = CMD_FINE;
 
     was_interrupted = result->interrupted != 0;
@@ -69,20 +86,17 @@ int show_result(const struct cmd *cmd, const struct launch_options *options, con
     /* A test of which nothing was recognised has shown nothing, whatever its exit code. */
     if (code == CMD_FINE && parsed_code != CMD_FINE)
         code = parsed_code == CMD_FINDINGS ? CMD_FINDINGS : CMD_FAILED;
-    if (json) {
-        if (print_document(cmd, result, code, parsed) != 0 && code == CMD_FINE)
-            code = CMD_FAILED;
-    } else {
-        const char *verdict = json_string_value(json_object_get(parsed, "verdict"));
-
-        out_verdict(result->code == CMD_FINE ? OUT_GOOD : OUT_BAD, "%s", result->verdict);
-        if (verdict)
-            out_verdict(parsed_code == CMD_FINE ? OUT_GOOD : OUT_BAD, "%s", verdict);
-        if (result->code != CMD_FINE)
-            print_failures(json_object_get(result->document, "hosts"));
-        if (options->folder)
-            fprintf(stderr, "epkit: logs in %s\n", options->folder);
+    if (!how->json)
+        print_verdicts(options, result, parsed, parsed_code);
+    if (parser && options->hosts.n >= 2 && launch_is_slow(result, parsed_code)) {
+        if (how->find_slow)
+            groups = launch_find_slow(cmd, call, options, parsed, how->json);
+        else if (options->hosts.n > 2)
+            out_hint("--triangulate finds the node that makes it slow, by runs of pairs and halves");
     }
+    if (how->json && print_document(cmd, result, code, parsed, groups) != 0 && code == CMD_FINE)
+        code = CMD_FAILED;
+    json_decref(groups);
     json_decref(parsed);
     return code;
 }

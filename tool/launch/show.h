@@ -12,12 +12,17 @@
 void show_note(const char *text);
 void show_progress(long done, long total, const char *text);
 
+struct show_how {
+    bool json;
+    bool find_slow; /* after a bad result of a test, by runs of groups (slow.h) */
+};
+
 /*
  * The verdict, nodes that failed, what the output says (`parser`, for verdict.h; NULL: it is no test), or one JSON
  * document. The exit code: that of the run; of a run that went well that of its output.
  */
-int show_result(const struct cmd *cmd, const struct launch_options *options, const struct launch_result *result,
-                struct parser *parser, bool json);
+int show_result(const struct cmd *cmd, const struct cmd_call *call, const struct launch_options *options,
+                const struct launch_result *result, struct parser *parser, const struct show_how *how);
 
 /* Did the last result end by a signal to epkit? */
 bool show_was_interrupted(void);

@@ -29,6 +29,7 @@ fi
 account=/var/run/secrets/kubernetes.io/serviceaccount
 KUBECONFIG=$(mktemp)
 export KUBECONFIG
+trap 'rm -f "$KUBECONFIG"' EXIT
 cat >"$KUBECONFIG" <<END
 apiVersion: v1
 kind: Config
@@ -38,8 +39,9 @@ contexts: [{name: c, context: {cluster: c, user: u}}]
 current-context: c
 END
 
+# In the foreground: timeout makes a process group of its own otherwise, which TERM for this script does not reach.
 kube() {
-    timeout 120 kubectl --request-timeout=30s "$@"
+    timeout --foreground 120 kubectl --request-timeout=30s "$@"
 }
 
 # event REASON TEXT: of the node. An event that cannot be made stops nothing.
@@ -136,8 +138,8 @@ close_node() {
 }
 
 drain_node() {
-    if timeout $((${DRAIN_SECONDS:-600} + 60)) kubectl drain "$node" --ignore-daemonsets --delete-emptydir-data \
-        --timeout="${DRAIN_SECONDS:-600}s" >"$shared/drain.log" 2>&1; then
+    if timeout --foreground $((${DRAIN_SECONDS:-600} + 60)) kubectl drain "$node" --ignore-daemonsets \
+        --delete-emptydir-data --timeout="${DRAIN_SECONDS:-600}s" >"$shared/drain.log" 2>&1; then
         event Drained "drained to install $EPKIT_RECIPE"
         return 0
     fi

@@ -1,0 +1,233 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "source/temporary.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define RANDOM "XXXXXX"
+#define BASE_MAX 200 /* of the name that is kept in the temporary one: a name has 255 bytes at most */
+#define TRIES 100
+
+/* --- names --- */
+
+/* The folder that `dest` is in, for free(), and the part of `dest` behind it. */
+static char *parent_of(const char *dest, const char **ret_base, int *ret_length)
+{
+    size_t end = strlen(dest), at;
+
+    while (end > 1 && dest[end - 1] == '/')
+        end--;
+    for (at = end; at > 0 && dest[at - 1] != '/'; at--)
+        ;
+    *ret_base = dest + at;
+    *ret_length = end - at < BASE_MAX ? (int)(end - at) : BASE_MAX;
+    return at == 0 ? strdup(".") : strndup(dest, at);
+}
+
+static char *pattern_of(const char *parent, const char *base, int length)
+{
+    char *pattern;
+
+    return asprintf(&pattern, "%s/.%.*s.epkit-" RANDOM, parent, length, base) < 0 ? NULL : pattern;
+}
+
+/* --- what dead processes have left --- */
+
+static bool is_same(const struct stat *a, const struct stat *b)
+{
+    return a->st_dev == b->st_dev && a->st_ino == b->st_ino;
+}
+
+static void remove_files(int folder)
+{
+    int fd = dup(folder);
+    DIR *stream = fd < 0 ? NULL : fdopendir(fd);
+    struct dirent *item;
+
+    if (!stream && fd >= 0)
+        close(fd);
+    while (stream && (item = readdir(stream)))
+        if (strcmp(item->d_name, ".") != 0 && strcmp(item->d_name, "..") != 0)
+            unlinkat(folder, item->d_name, 0); /* not a folder: there are none in ours */
+    if (stream)
+        closedir(stream);
+}
+
+/*
+ * With the lock, and the name still there, its process is dead: a living one would hold the lock, and it keeps it
+ * beyond the renaming.
+ */
+static void remove_left(int parent, const char *name)
+{
+    int fd = openat(parent, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    struct stat held, named;
+
+    if (fd < 0)
+        return;
+    if (fstat(fd, &held) == 0 && held.st_uid == geteuid() && (S_ISREG(held.st_mode) || S_ISDIR(held.st_mode)) &&
+        flock(fd, LOCK_EX | LOCK_NB) == 0 && fstatat(parent, name, &named, AT_SYMLINK_NOFOLLOW) == 0 &&
+        is_same(&held, &named)) {
+        if (S_ISDIR(held.st_mode))
+            remove_files(fd);
+        unlinkat(parent, name, S_ISDIR(held.st_mode) ? AT_REMOVEDIR : 0);
+    }
+    close(fd);
+}
+
+/* All names of that pattern. */
+static void sweep(const char *pattern)
+{
+    const char *name = strrchr(pattern, '/') + 1;
+    size_t length = strlen(name), fixed = length - strlen(RANDOM);
+    char *parent = strndup(pattern, (size_t)(name - pattern));
+    DIR *stream = parent ? opendir(parent) : NULL;
+    struct dirent *item;
+
+    while (stream && (item = readdir(stream)))
+        if (strlen(item->d_name) == length && strncmp(item->d_name, name, fixed) == 0)
+            remove_left(dirfd(stream), item->d_name);
+    if (stream)
+        closedir(stream);
+    free(parent);
+}
+
+/* --- making one --- */
+
+static int make_once(char *path, bool is_folder, int *ret_fd)
+{
+    struct stat held, named;
+    int fd = -1, number;
+
+    if (!is_folder)
+        fd = mkostemp(path, O_CLOEXEC);
+    else if (mkdtemp(path) && chmod(path, 0700) == 0) /* umask may say otherwise */
+        fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0) {
+        number = errno;
+        if (is_folder)
+            rmdir(path);
+        return number;
+    }
+    /* Somebody who sweeps may have been faster, and takes it for left. */
+    number = flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK ? EAGAIN : 0;
+    if (number == 0 && (fstat(fd, &held) != 0 || lstat(path, &named) != 0 || !is_same(&held, &named)))
+        number = EAGAIN;
+    if (number == 0)
+        *ret_fd = fd;
+    else
+        close(fd);
+    return number;
+}
+
+static int make(const char *dest, bool is_folder, struct temporary *ret_temporary)
+{
+    const char *base;
+    int length, number = ENOMEM;
+    char *parent = parent_of(dest, &base, &length), *pattern = parent ? pattern_of(parent, base, length) : NULL;
+    char *path = NULL;
+
+    *ret_temporary = (struct temporary){.fd = -1, .is_folder = is_folder};
+    if (pattern) {
+        sweep(pattern);
+        number = EAGAIN;
+    }
+    for (int i = 0; number == EAGAIN && i < TRIES; i++) {
+        free(path);
+        path = strdup(pattern);
+        number = path ? make_once(path, is_folder, &ret_temporary->fd) : ENOMEM;
+    }
+    if (number == 0)
+        ret_temporary->path = path;
+    else
+        free(path);
+    free(parent);
+    free(pattern);
+    return number;
+}
+
+int temporary_file(const char *dest, struct temporary *ret_temporary)
+{
+    return make(dest, false, ret_temporary);
+}
+
+int temporary_folder(const char *dest, struct temporary *ret_temporary)
+{
+    return make(dest, true, ret_temporary);
+}
+
+int temporary_write(const struct temporary *temporary, const char *text, size_t bytes)
+{
+    while (bytes > 0) {
+        ssize_t n = write(temporary->fd, text, bytes);
+
+        if (n < 0 && errno != EINTR)
+            return errno;
+        if (n > 0) {
+            text += n;
+            bytes -= (size_t)n;
+        }
+    }
+    return 0;
+}
+
+/* --- its end --- */
+
+static void forget(struct temporary *temporary)
+{
+    if (temporary->fd >= 0)
+        close(temporary->fd);
+    free(temporary->path);
+    *temporary = (struct temporary){.fd = -1};
+}
+
+int temporary_rename(struct temporary *temporary, const char *dest)
+{
+    if (rename(temporary->path, dest) != 0)
+        return errno;
+    forget(temporary);
+    return 0;
+}
+
+void temporary_remove(struct temporary *temporary)
+{
+    if (temporary->path && temporary->is_folder) {
+        remove_files(temporary->fd);
+        rmdir(temporary->path);
+    } else if (temporary->path) {
+        unlink(temporary->path);
+    }
+    if (temporary->path)
+        forget(temporary);
+}
+
+mode_t temporary_usual_mode(void)
+{
+    mode_t mask = umask(0);
+
+    umask(mask);
+    return (0644 & ~mask) | 0600;
+}
+
+int temporary_save(const char *dest, const char *text, size_t bytes, mode_t mode)
+{
+    struct temporary temporary;
+    int number = temporary_file(dest, &temporary);
+
+    if (number)
+        return number;
+    number = temporary_write(&temporary, text, bytes);
+    /* File systems without fsync() say EINVAL. */
+    if (number == 0 && (fchmod(temporary.fd, mode) != 0 || (fsync(temporary.fd) != 0 && errno != EINVAL)))
+        number = errno;
+    if (number == 0)
+        number = temporary_rename(&temporary, dest);
+    temporary_remove(&temporary);
+    return number;
+}

@@ -1,0 +1,87 @@
+#!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
+# epkit launch without hosts: a stand-in for ssh runs each command here. Wrong and unusual inputs; tests/hosts has sshd.
+#
+# shellcheck disable=SC2154,SC2016 # $stderr is set by run; programs of inner shells
+
+load common
+
+setup() {
+    cd "$BATS_TEST_TMPDIR" || exit 1
+    printf '#!/bin/sh\nfor last; do :; done\nexec sh -c "$last"\n' >ssh
+    chmod +x ssh
+    unset JOBSET_NAME LWS_LEADER_ADDRESS JOB_COMPLETION_INDEX SLURM_JOB_NODELIST
+}
+
+launch() {
+    run --separate-stderr epkit launch --ssh "$PWD/ssh" --connect-timeout 60 --no-logs --checks skip "$@"
+    echo "$* -> $status: $output $stderr"
+}
+
+# refused TEXT ARGUMENT...: before anything is started
+refused() {
+    local text=$1
+    shift
+    launch "$@"
+    [ "$status" -eq 2 ]
+    [ -z "$output" ]
+    [[ "$stderr" == *"$text"* ]]
+}
+
+@test "lists of hosts, variables and programs that cannot be meant" {
+    refused "stands there twice" --hosts a,root@A hostname
+    refused "there is an empty name" --hosts a,,b hostname
+    refused "is no host" --hosts 'a,-oProxyCommand=x' hostname
+    refused "a bracket is not closed" --hosts 'a[1-' hostname
+    printf 'a\rb\rc\n' >hostfile
+    refused "hostfile, line 1: a carriage return within the line" --hostfile hostfile hostname
+    printf 'a slotss=8\n' >hostfile
+    refused "'slotss=8' behind the host is no setting" --hostfile hostfile hostname
+    refused "the name of the program is empty" --hosts a ''
+    for name in RANK LOCAL_RANK WORLD_SIZE NNODES MASTER_ADDR MASTER_PORT GPUS_PER_NODE; do
+        refused "--env $name: epkit sets it for each rank" --hosts a -x "$name=7" hostname
+    done
+    refused "is no NAME or NAME=VALUE" --hosts a -x 'A B=c' hostname
+    refused "it is not set here" --hosts a -x EPKIT_NOT_SET hostname
+    refused "--triangulate needs a test" --hosts a,b --triangulate hostname
+    refused "is no test of nccl-tests" --hosts a nccl ../../x
+    refused "nothing says which hosts" hostname
+    export JOBSET_NAME=js NNODES=2 JOB_COMPLETION_INDEX=2
+    refused "JOB_COMPLETION_INDEX is 2, and there are 2" hostname
+}
+
+@test "workloads: what is no script, line ends of Windows, interpreters that are not there" {
+    printf '#!/bin/bash\r\necho hi\r\n' >crlf.sh
+    refused "crlf.sh: its lines end in CR LF" --hosts a --workload crlf.sh
+    : >empty
+    refused "not a script" --hosts a --workload empty
+    refused "not a script" --hosts a --workload /
+    head -c 2000000 /dev/zero | tr '\0' a >big
+    refused "not a script" --hosts a --workload big
+    printf '\377\376\0' >binary
+    refused "not a script" --hosts a --workload binary
+    printf '#!/no/such/interpreter\n' >script
+    launch --hosts a --workload script
+    [ "$status" -eq 127 ]
+    [[ "$output$stderr" == *"/workload: the interpreter that its first line names is not there"* ]]
+    # Without a first line of that kind it is a shell's.
+    printf 'echo "rank $RANK of $WORLD_SIZE"\n' >script
+    launch --hosts a,b --workload script
+    [ "$status" -eq 0 ]
+    [[ "$output" == *"b: rank 1 of 2"* ]]
+}
+
+@test "programs that stand for ssh and are none; a value of several lines; output without an end" {
+    launch --ssh /bin/true --hosts a hostname
+    [ "$status" -eq 1 ]
+    [[ "$output" == *"a: answer: the connection ended without an answer of epkit"* ]]
+    launch --ssh /nowhere/ssh --hosts a hostname
+    [ "$status" -eq 1 ]
+    [[ "$output" == *"/nowhere/ssh: No such file or directory"* ]]
+    launch --hosts a -x "A=$(printf 'x\ny')" -- sh -c 'echo "[$A]"'
+    [ "$status" -eq 0 ]
+    [[ "$output" == *"a: [x"$'\n'"a: y]"* ]]
+    launch --hosts a -- sh -c 'head -c 100000 /dev/zero | tr "\0" x'
+    [ "$status" -eq 0 ]
+    [ "$(tr -cd x <<<"$output" | wc -c)" -ge 100000 ]
+}

@@ -1,0 +1,176 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a process that was killed amid a file or a folder leaves, and who removes it. */
+#include "source/temporary.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static char root[1024];
+
+static int make_root(void **state)
+{
+    const char *folder = getenv("TMPDIR");
+
+    (void)state;
+    snprintf(root, sizeof(root), "%s/epkit-temporary-XXXXXX", folder ? folder : "/tmp");
+    return mkdtemp(root) && chdir(root) == 0 ? 0 : -1;
+}
+
+static int remove_root(void **state)
+{
+    char command[1100];
+
+    (void)state;
+    snprintf(command, sizeof(command), "rm -r '%s'", root);
+    return chdir("/") == 0 ? system(command) : -1;
+}
+
+/* How many entries the folder has. */
+static int count(const char *path)
+{
+    DIR *folder = opendir(path);
+    struct dirent *item;
+    int n = 0;
+
+    assert_non_null(folder);
+    while ((item = readdir(folder)))
+        n += strcmp(item->d_name, ".") != 0 && strcmp(item->d_name, "..") != 0;
+    closedir(folder);
+    return n;
+}
+
+static void put(const char *path)
+{
+    FILE *file = fopen(path, "w");
+
+    assert_non_null(file);
+    fclose(file);
+}
+
+/* A process that makes one, says so, and waits for its end. */
+static pid_t make_in_child(bool is_folder, int *ret_fd)
+{
+    struct temporary temporary;
+    char path[300];
+    int fds[2];
+    pid_t pid;
+
+    assert_int_equal(pipe(fds), 0);
+    pid = fork();
+    assert_true(pid >= 0);
+    if (pid > 0) {
+        close(fds[1]);
+        assert_int_equal(read(fds[0], path, 1), 1);
+        *ret_fd = fds[0];
+        return pid;
+    }
+    if ((is_folder ? temporary_folder : temporary_file)("it", &temporary) != 0)
+        _exit(1);
+    if (is_folder) {
+        FILE *file;
+
+        snprintf(path, sizeof(path), "%s/report.json", temporary.path);
+        file = fopen(path, "w");
+        if (!file)
+            _exit(1);
+        fclose(file);
+    }
+    if (write(fds[1], "", 1) == 1)
+        pause();
+    _exit(1);
+}
+
+static void end_child(pid_t pid, int fd)
+{
+    assert_int_equal(kill(pid, SIGKILL), 0);
+    assert_int_equal(waitpid(pid, NULL, 0), pid);
+    close(fd);
+}
+
+static void test_killed(void **state)
+{
+    struct temporary temporary;
+
+    (void)state;
+    for (int is_folder = 0; is_folder < 2; is_folder++) {
+        int fd;
+        pid_t pid = make_in_child(is_folder, &fd);
+
+        /* It lives: nobody touches what it has. */
+        assert_int_equal(count("."), 1);
+        assert_int_equal(temporary_file("it", &temporary), 0);
+        assert_int_equal(count("."), 2);
+        temporary_remove(&temporary);
+        assert_int_equal(count("."), 1);
+        end_child(pid, fd);
+        /* Of a file of another name it is none. */
+        assert_int_equal(temporary_save("other", "", 0, 0600), 0);
+        assert_int_equal(count("."), 2);
+        assert_int_equal(unlink("other"), 0);
+        assert_int_equal(temporary_save("it", "text", 4, 0600), 0);
+        assert_int_equal(count("."), 1);
+        assert_int_equal(unlink("it"), 0);
+    }
+}
+
+/* What looks alike, but is not ours, stays. */
+static void test_others(void **state)
+{
+    struct temporary temporary;
+
+    (void)state;
+    assert_int_equal(mkdir("it.backup", 0700), 0);
+    assert_int_equal(mkdir(".it.epkit-folder", 0700), 0);
+    assert_int_equal(mkdir(".it.epkit-folder/inner", 0700), 0);
+    put("victim");
+    assert_int_equal(symlink("victim", ".it.epkit-symlnk"), 0);
+    put(".it.epkit-longer-name");
+    put(".it.epkit-short");
+    assert_int_equal(temporary_folder("it", &temporary), 0);
+    assert_int_equal(temporary_rename(&temporary, "it"), 0);
+    temporary_remove(&temporary);
+    assert_int_equal(count("."), 7);
+    assert_int_equal(count(".it.epkit-folder"), 1);
+    assert_int_equal(system("rm -r ./.it* it it.backup victim"), 0);
+}
+
+static void test_names(void **state)
+{
+    char name[256];
+    struct temporary temporary;
+
+    (void)state;
+    memset(name, 'n', 255);
+    name[255] = '\0';
+    assert_int_equal(temporary_save(name, "x", 1, 0600), 0);
+    assert_int_equal(unlink(name), 0);
+    assert_int_equal(temporary_folder("folder///", &temporary), 0);
+    assert_int_equal(temporary_rename(&temporary, "folder///"), 0);
+    assert_int_equal(rmdir("folder"), 0);
+    assert_int_equal(temporary_file("not/there", &temporary), ENOENT);
+    temporary_remove(&temporary);
+    assert_int_equal(count("."), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_killed),
+        cmocka_unit_test(test_others),
+        cmocka_unit_test(test_names),
+    };
+
+    return cmocka_run_group_tests(tests, make_root, remove_root);
+}
