@@ -24,7 +24,8 @@ ep_status ep_args_store(void *ret_args, const void *ours, size_t our_bytes, size
 /* The last field that each struct had in the first release: callers built against it have at least these bytes. */
 #define EP_ARGS_FIRST_BYTES(type) (EP_ARGS_END(type, EP_ARGS_LAST_##type))
 #define EP_ARGS_END(type, field) (offsetof(type, field) + sizeof(((type *)0)->field))
-#define EP_ARGS_LAST_ep_boot network
+#define EP_ARGS_LAST_ep_boot reserved
+#define EP_ARGS_LAST_ep_boot_tcp_args ranks_per_node
 #define EP_ARGS_LAST_ep_comm_config emulation
 #define EP_ARGS_LAST_ep_comm_info library_bytes
 #define EP_ARGS_LAST_ep_stats ns_total
