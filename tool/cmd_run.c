@@ -93,7 +93,7 @@ static void part_spec(struct run *run, const struct part *part, struct ranks_spe
     int gpus = world || part->nodes > 1 ? 0 : group_gpu_ranks(&group);
 
     *ret_spec = (struct ranks_spec){
-        .boot = world ? RANKS_MPI : RANKS_FORK,
+        .boot = world ? ranks_world_boot() : RANKS_FORK,
         .nranks = world  ? ranks_world_size()
                   : gpus ? gpus
                          : part->ranks,
@@ -332,7 +332,7 @@ static json_t *make_command(const struct run *run)
 {
     const char *quick = run->quick ? "--quick " : "";
 
-    if (ranks_world_rank() >= 0)
+    if (ranks_world_rank() >= 0 && ranks_world_boot() == RANKS_MPI)
         return json_sprintf("mpirun -n %d epkit run %s--seed %" PRIu64, ranks_world_size(), quick, run->seed);
     return json_sprintf("epkit run %s--seed %" PRIu64, quick, run->seed);
 }

@@ -48,7 +48,7 @@ struct stream {
     size_t waiting; /* bytes of all of them, less `sent` */
     uint32_t number;
     bool readable, writable; /* as far as is known: until the kernel says EAGAIN */
-    bool mute;               /* the peer takes nothing any more: what is sent is thrown away */
+    bool discards;               /* the peer takes nothing any more: what is sent is thrown away */
     bool ended;              /* nothing comes any more */
     uint64_t ended_ns;
     int error; /* errno with which it ended, 0: the peer closed it */
@@ -101,9 +101,9 @@ static ep_status break_net(struct tcp_net *t, const struct stream *stream, ep_st
 /* --- sending --- */
 
 /* Nobody over there reads any more. What still comes from there is read all the same. */
-static void mute(struct stream *stream)
+static void discard_output(struct stream *stream)
 {
-    stream->mute = true;
+    stream->discards = true;
     stream->count = 0;
     stream->sent = stream->waiting = 0;
 }
@@ -152,7 +152,7 @@ static bool push(struct stream *stream)
     struct msghdr message = {.msg_iov = pieces};
     bool moved = false;
 
-    while (stream->count && stream->writable && !stream->mute) {
+    while (stream->count && stream->writable && !stream->discards) {
         ssize_t n;
 
         message.msg_iovlen = (size_t)gather(stream, pieces);
@@ -164,7 +164,7 @@ static bool push(struct stream *stream)
             break;
         }
         if (n < 0) {
-            mute(stream);
+            discard_output(stream);
             break;
         }
         count_sent(stream, (size_t)n);
@@ -179,9 +179,9 @@ static bool add_record(struct stream *stream, uint32_t kind, uint64_t place, uin
 {
     struct record *record;
 
-    if (stream->count == RECORDS && !(push(stream) && stream->count < RECORDS) && !stream->mute)
+    if (stream->count == RECORDS && !(push(stream) && stream->count < RECORDS) && !stream->discards)
         return false;
-    if (stream->mute)
+    if (stream->discards)
         return true; /* it has left or died: whoever waits for it hears so */
     record = &stream->records[(stream->first + stream->count++) % RECORDS];
     *record = (struct record){
@@ -228,7 +228,7 @@ static void end_stream(struct stream *stream, int error)
     stream->readable = false;
     stream->error = error;
     stream->ended_ns = ep_now_ns();
-    mute(stream);
+    discard_output(stream);
 }
 
 /* One read: payload into the region, what follows into the stash. *ret_bytes 0: nothing there, or the end. */
@@ -352,7 +352,7 @@ static bool is_taken(const struct stream *stream)
 {
     int waiting = 0;
 
-    if (stream->mute || stream->ended)
+    if (stream->discards || stream->ended)
         return true;
     return stream->count == 0 && ioctl(stream->fd, SIOCOUTQ, &waiting) == 0 && waiting == 0;
 }
@@ -405,7 +405,7 @@ static void tcp_free(struct ep_net *net)
 
     if (!t)
         return;
-    if (t->broken == EP_OK)
+    if (t->broken == EP_OK && !net->hurries)
         say_farewell(t);
     for (int i = 0; t->streams && i < t->n; i++)
         if (t->streams[i].fd >= 0)

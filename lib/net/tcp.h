@@ -12,7 +12,7 @@
 #define EP_NET_TCP_H
 
 #include "net/net.h"
-#include "tcp/shake.h"
+#include "tcp/handshake.h"
 
 /* What a boot knows. */
 struct ep_net_tcp_context {

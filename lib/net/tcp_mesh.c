@@ -8,7 +8,7 @@
 
 #include "base/clock.h"
 #include "base/process.h"
-#include "tcp/door.h"
+#include "tcp/acceptor.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -29,12 +29,12 @@ struct introduction {
 };
 
 /* A connection that this rank makes. */
-struct dial {
+struct connector {
     int slot, kind; /* of ret_lines, and what for */
     int rank, next; /* whom, and at which of its addresses next */
     bool under_way, done;
     uint64_t retry_ns, begin_ns;
-    struct tcp_shake shake;
+    struct tcp_handshake hs;
     char why[TCP_WHY_BYTES + TCP_ADDRESS_TEXT + 4];
 };
 
@@ -46,11 +46,11 @@ struct mesh {
     struct introduction *all; /* [R] */
     struct tcp_key key;
     uint64_t session;
-    struct tcp_door *door;
+    struct tcp_acceptor *acceptor;
     struct tcp_address from; /* to bind connections to; family 0: any */
     uint64_t deadline_ns;
-    struct dial *dials;
-    int n_dials;
+    struct connector *connectors;
+    int n_connectors;
     struct pollfd *polls;
 };
 
@@ -94,7 +94,7 @@ static ep_status find_addresses(struct mesh *mesh, struct introduction *mine)
     if (wanted)
         mesh->from = found[0];
     EP_TRY(tcp_listen(wanted && n == 1 ? &found[0] : NULL, 0, &fd, &port));
-    tcp_door_open(mesh->door, fd, &mesh->key);
+    tcp_acceptor_open(mesh->acceptor, fd, &mesh->key);
     if (!wanted && local->family && !tcp_address_is_loopback(local))
         add_address(mine, local, port);
     for (int loopback = 0; loopback < 2; loopback++)
@@ -176,17 +176,17 @@ static ep_status make_key(struct mesh *mesh)
     ep_hmac_sha256(mesh->context->key.bytes, sizeof(mesh->context->key.bytes), &piece, 1, mesh->key.bytes);
     ep_hmac_sha256(mesh->key.bytes, sizeof(mesh->key.bytes), &piece, 1, digest);
     memcpy(&mesh->session, digest, sizeof(mesh->session));
-    mesh->door->key = mesh->key;
+    mesh->acceptor->key = mesh->key;
     free(random);
     return EP_OK;
 }
 
 /* --- connecting --- */
 
-static ep_status judge_line(void *context, const struct tcp_shake *shake, char *ret_reason, size_t bytes)
+static ep_status check_line(void *context, const struct tcp_handshake *hs, char *ret_reason, size_t bytes)
 {
     const struct mesh *mesh = context;
-    const struct tcp_hello *hello = &shake->hello;
+    const struct tcp_hello *hello = &hs->hello;
     const struct ep_net_params *params = mesh->params;
 
     snprintf(ret_reason, bytes, "rank %d did not expect such a connection of rank %d", params->rank, hello->rank);
@@ -199,16 +199,16 @@ static ep_status judge_line(void *context, const struct tcp_shake *shake, char *
     return hello->kind == TCP_LINK && hello->detail == (uint32_t)params->channels ? EP_OK : EP_E_MISMATCH;
 }
 
-static void take_line(void *context, const struct tcp_shake *shake, int fd)
+static void take_line(void *context, const struct tcp_handshake *hs, int fd)
 {
     struct mesh *mesh = context;
-    int peer = ep_net_slot(mesh->node, shake->hello.rank / mesh->params->ranks_per_node);
-    struct tcp_mesh_line *line = &mesh->lines[peer * mesh->per_peer + (int)shake->hello.detail];
+    int peer = ep_net_slot(mesh->node, hs->hello.rank / mesh->params->ranks_per_node);
+    struct tcp_mesh_line *line = &mesh->lines[peer * mesh->per_peer + (int)hs->hello.detail];
 
     if (line->fd >= 0)
         close(line->fd); /* the other side has given up the first one, and tries again */
     line->fd = fd;
-    line->far = shake->from;
+    line->far = hs->from;
 }
 
 /* Loopback leads to another host's rank only by accident. */
@@ -220,60 +220,60 @@ static bool may_try(const struct mesh *mesh, const struct introduction *theirs, 
            (mine->host[0] && memcmp(mine->host, theirs->host, sizeof(mine->host)) == 0);
 }
 
-static void start_dial(struct mesh *mesh, struct dial *dial)
+static void start_connector(struct mesh *mesh, struct connector *connector)
 {
-    const struct introduction *theirs = &mesh->all[dial->rank];
+    const struct introduction *theirs = &mesh->all[connector->rank];
     uint64_t now = ep_now_ns(), share;
-    const struct tcp_hello hello = {.kind = (uint16_t)dial->kind,
+    const struct tcp_hello hello = {.kind = (uint16_t)connector->kind,
                                     .rank = mesh->params->rank,
-                                    .to = dial->rank,
-                                    .detail = (uint32_t)(dial->slot % mesh->per_peer),
+                                    .to = connector->rank,
+                                    .detail = (uint32_t)(connector->slot % mesh->per_peer),
                                     .session = mesh->session};
     const struct tcp_address *address;
     int fd;
 
-    if (now < dial->retry_ns)
+    if (now < connector->retry_ns)
         return;
-    if (dial->next >= theirs->n_addresses) {
-        dial->next = 0;
-        dial->retry_ns = now + RETRY_NS;
+    if (connector->next >= theirs->n_addresses) {
+        connector->next = 0;
+        connector->retry_ns = now + RETRY_NS;
         return;
     }
-    address = &theirs->addresses[dial->next++];
+    address = &theirs->addresses[connector->next++];
     if (!may_try(mesh, theirs, address))
         return;
     share = (mesh->deadline_ns > now ? mesh->deadline_ns - now : 0) / (uint64_t)theirs->n_addresses;
     if (tcp_connect(address, mesh->from.family ? &mesh->from : NULL, &fd) != EP_OK) {
-        snprintf(dial->why, sizeof(dial->why), "%.*s", TCP_WHY_BYTES - 1, ep_last_error());
+        snprintf(connector->why, sizeof(connector->why), "%.*s", TCP_WHY_BYTES - 1, ep_last_error());
         return;
     }
     tcp_set_options(fd, mesh->params->timeout_ms);
-    dial->under_way = tcp_shake_ask(&dial->shake, fd, &mesh->key, &hello, address, now + share) == EP_OK;
-    if (!dial->under_way)
-        tcp_shake_drop(&dial->shake);
+    connector->under_way = tcp_handshake_connect(&connector->hs, fd, &mesh->key, &hello, address, now + share) == EP_OK;
+    if (!connector->under_way)
+        tcp_handshake_drop(&connector->hs);
 }
 
-static void step_dial(struct mesh *mesh, struct dial *dial)
+static void step_connector(struct mesh *mesh, struct connector *connector)
 {
-    enum tcp_shake_result result;
+    enum tcp_handshake_result result;
     char at[TCP_ADDRESS_TEXT];
 
-    if (dial->done)
+    if (connector->done)
         return;
-    if (!dial->under_way)
-        start_dial(mesh, dial);
-    if (!dial->under_way)
+    if (!connector->under_way)
+        start_connector(mesh, connector);
+    if (!connector->under_way)
         return;
-    result = tcp_shake_step(&dial->shake);
-    if (result == TCP_SHAKE_PENDING)
+    result = tcp_handshake_step(&connector->hs);
+    if (result == TCP_HANDSHAKE_PENDING)
         return;
-    dial->under_way = false;
-    dial->done = result == TCP_SHAKE_DONE;
-    if (dial->done) {
-        mesh->lines[dial->slot] = (struct tcp_mesh_line){.fd = dial->shake.fd, .far = dial->shake.from};
+    connector->under_way = false;
+    connector->done = result == TCP_HANDSHAKE_DONE;
+    if (connector->done) {
+        mesh->lines[connector->slot] = (struct tcp_mesh_line){.fd = connector->hs.fd, .far = connector->hs.from};
     } else {
-        tcp_address_print(&dial->shake.from, at);
-        snprintf(dial->why, sizeof(dial->why), "%s: %s", at, dial->shake.why);
+        tcp_address_print(&connector->hs.from, at);
+        snprintf(connector->why, sizeof(connector->why), "%s: %s", at, connector->hs.why);
     }
 }
 
@@ -290,20 +290,20 @@ static ep_status fail_late(const struct mesh *mesh)
 {
     int timeout_ms = mesh->params->timeout_ms / 2;
 
-    for (int i = 0; i < mesh->n_dials; i++) {
-        const struct dial *dial = &mesh->dials[i];
+    for (int i = 0; i < mesh->n_connectors; i++) {
+        const struct connector *connector = &mesh->connectors[i];
 
-        if (!dial->done)
+        if (!connector->done)
             return ep_fail(EP_E_TIMEOUT, "network tcp: rank %d could not connect to rank %d within %d ms: %s",
-                           mesh->params->rank, dial->rank, timeout_ms,
-                           *dial->why ? dial->why : "it has no address that leads there");
+                           mesh->params->rank, connector->rank, timeout_ms,
+                           *connector->why ? connector->why : "it has no address that leads there");
     }
     for (int slot = 0; slot < mesh->npeers * mesh->per_peer; slot++)
         if (mesh->lines[slot].fd < 0)
             return ep_fail(EP_E_TIMEOUT, "network tcp: rank %d did not connect to rank %d within %d ms%s%s",
                            rank_of_slot(mesh, slot), mesh->params->rank, timeout_ms,
-                           mesh->door->dropped ? "; the last connection that was not taken: " : "",
-                           mesh->door->dropped ? mesh->door->last_drop : "");
+                           mesh->acceptor->dropped ? "; the last connection that was not taken: " : "",
+                           mesh->acceptor->dropped ? mesh->acceptor->last_drop : "");
     return EP_OK;
 }
 
@@ -315,32 +315,32 @@ static ep_status connect_all(struct mesh *mesh)
 
         if (ep_now_ns() >= mesh->deadline_ns)
             return fail_late(mesh);
-        for (int i = 0; i < mesh->n_dials; i++)
-            step_dial(mesh, &mesh->dials[i]);
-        tcp_door_step(mesh->door, judge_line, take_line, mesh);
+        for (int i = 0; i < mesh->n_connectors; i++)
+            step_connector(mesh, &mesh->connectors[i]);
+        tcp_acceptor_step(mesh->acceptor, check_line, take_line, mesh);
         if (count_open(mesh) == 0)
             break;
-        n = tcp_door_fill(mesh->door, mesh->polls);
-        for (int i = 0; i < mesh->n_dials; i++)
-            if (mesh->dials[i].under_way)
-                mesh->polls[n++] = (struct pollfd){.fd = mesh->dials[i].shake.fd,
-                                                   .events = tcp_shake_events(&mesh->dials[i].shake)};
+        n = tcp_acceptor_get_polls(mesh->acceptor, mesh->polls);
+        for (int i = 0; i < mesh->n_connectors; i++)
+            if (mesh->connectors[i].under_way)
+                mesh->polls[n++] = (struct pollfd){.fd = mesh->connectors[i].hs.fd,
+                                                   .events = tcp_handshake_events(&mesh->connectors[i].hs)};
         (void)poll(mesh->polls, (nfds_t)n, POLL_MOST_MS);
     }
     return EP_OK;
 }
 
 /* The rank of the higher node connects. */
-static void plan_dials(struct mesh *mesh)
+static void plan_connectors(struct mesh *mesh)
 {
     for (int slot = 0; slot < mesh->npeers * mesh->per_peer; slot++) {
         if (ep_net_peer(mesh->node, slot / mesh->per_peer) >= mesh->node)
             continue;
-        mesh->dials[mesh->n_dials++] =
-            (struct dial){.slot = slot,
+        mesh->connectors[mesh->n_connectors++] =
+            (struct connector){.slot = slot,
                           .kind = slot % mesh->per_peer == mesh->per_peer - 1 ? TCP_LINK : TCP_STREAM,
                           .rank = rank_of_slot(mesh, slot),
-                          .shake.fd = -1};
+                          .hs.fd = -1};
     }
 }
 
@@ -348,12 +348,12 @@ static ep_status prepare(struct mesh *mesh, struct introduction *mine)
 {
     size_t n = (size_t)(mesh->npeers * mesh->per_peer);
 
-    mesh->door = calloc(1, sizeof(*mesh->door));
-    mesh->dials = calloc(n, sizeof(*mesh->dials));
-    mesh->polls = calloc(n + TCP_DOOR_POLLS, sizeof(*mesh->polls));
-    if (mesh->door)
-        mesh->door->fd = -1;
-    if (!mesh->door || !mesh->dials || !mesh->polls)
+    mesh->acceptor = calloc(1, sizeof(*mesh->acceptor));
+    mesh->connectors = calloc(n, sizeof(*mesh->connectors));
+    mesh->polls = calloc(n + TCP_ACCEPTOR_POLLS, sizeof(*mesh->polls));
+    if (mesh->acceptor)
+        mesh->acceptor->fd = -1;
+    if (!mesh->acceptor || !mesh->connectors || !mesh->polls)
         return ep_fail(EP_E_MEMORY, "network tcp: no memory for %zu connections", n);
     EP_TRY(tcp_random(mine->random, sizeof(mine->random)));
     return find_addresses(mesh, mine);
@@ -361,18 +361,18 @@ static ep_status prepare(struct mesh *mesh, struct introduction *mine)
 
 static void mesh_done(struct mesh *mesh, ep_status status)
 {
-    for (int i = 0; i < mesh->n_dials; i++)
-        if (mesh->dials[i].under_way)
-            tcp_shake_drop(&mesh->dials[i].shake);
+    for (int i = 0; i < mesh->n_connectors; i++)
+        if (mesh->connectors[i].under_way)
+            tcp_handshake_drop(&mesh->connectors[i].hs);
     for (int slot = 0; status != EP_OK && slot < mesh->npeers * mesh->per_peer; slot++) {
         if (mesh->lines[slot].fd >= 0)
             close(mesh->lines[slot].fd);
         mesh->lines[slot].fd = -1;
     }
-    if (mesh->door)
-        tcp_door_close(mesh->door);
-    free(mesh->door);
-    free(mesh->dials);
+    if (mesh->acceptor)
+        tcp_acceptor_close(mesh->acceptor);
+    free(mesh->acceptor);
+    free(mesh->connectors);
     free(mesh->polls);
     free(mesh->all);
 }
@@ -407,7 +407,7 @@ ep_status tcp_mesh_open(const struct ep_net_params *params, const struct ep_net_
     status = agree(&mesh, &self, status);
     if (status == EP_OK) {
         status = make_key(&mesh);
-        plan_dials(&mesh);
+        plan_connectors(&mesh);
         if (status == EP_OK)
             status = connect_all(&mesh);
         status = agree(&mesh, &self, status);

@@ -39,7 +39,7 @@ struct missing {
 };
 
 /* One connection: of rank 0 to another rank, or of that one to rank 0. */
-struct spoke {
+struct conn {
     int fd; /* -1: none */
     struct tcp_address far;
     struct frame frame; /* that is being read */
@@ -60,8 +60,8 @@ struct spoke {
 struct tcp_star {
     const char *name;
     int rank, nranks;
-    struct spoke *spokes; /* [nranks] on rank 0, else [1] */
-    struct tcp_door *door;
+    struct conn *conns; /* [nranks] on rank 0, else [1] */
+    struct tcp_acceptor *acceptor;
     struct pollfd *polls;
     uint64_t number;
     uint64_t told_ns;
@@ -73,75 +73,75 @@ struct tcp_star {
     char text[TEXT_BYTES];
 };
 
-static int n_spokes(const struct tcp_star *star)
+static int n_conns(const struct tcp_star *star)
 {
     return star->rank == 0 ? star->nranks : 1;
 }
 
-static int rank_of(const struct tcp_star *star, const struct spoke *spoke)
+static int rank_of(const struct tcp_star *star, const struct conn *conn)
 {
-    return star->rank == 0 ? (int)(spoke - star->spokes) : 0;
+    return star->rank == 0 ? (int)(conn - star->conns) : 0;
 }
 
 /* --- sending --- */
 
-static void queue_frame(struct tcp_star *star, struct spoke *spoke, enum frame_kind kind, const void *small,
+static void queue_frame(struct tcp_star *star, struct conn *conn, enum frame_kind kind, const void *small,
                         size_t small_bytes, const void *big, size_t big_bytes)
 {
     struct frame frame = {
         .magic = MAGIC, .kind = kind, .number = star->number, .bytes = (uint64_t)small_bytes + big_bytes};
 
-    memcpy(spoke->out, &frame, sizeof(frame));
+    memcpy(conn->out, &frame, sizeof(frame));
     if (small_bytes)
-        memcpy(spoke->out + sizeof(frame), small, small_bytes);
-    spoke->out_used = sizeof(frame) + small_bytes;
-    spoke->out_at = 0;
-    spoke->big = big;
-    spoke->big_bytes = big_bytes;
+        memcpy(conn->out + sizeof(frame), small, small_bytes);
+    conn->out_used = sizeof(frame) + small_bytes;
+    conn->out_at = 0;
+    conn->big = big;
+    conn->big_bytes = big_bytes;
 }
 
-static bool is_idle(const struct spoke *spoke)
+static bool is_idle(const struct conn *conn)
 {
-    return spoke->out_at == spoke->out_used && spoke->big_bytes == 0;
+    return conn->out_at == conn->out_used && conn->big_bytes == 0;
 }
 
 /* EP_OK also when only a part has left; otherwise the connection is lost (errno). */
-static ep_status push(struct spoke *spoke)
+static ep_status push(struct conn *conn)
 {
-    while (!is_idle(spoke)) {
-        bool first = spoke->out_at < spoke->out_used;
-        const unsigned char *at = first ? spoke->out + spoke->out_at : spoke->big;
-        size_t bytes = first ? spoke->out_used - spoke->out_at : spoke->big_bytes;
-        ssize_t n = send(spoke->fd, at, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
+    while (!is_idle(conn)) {
+        bool first = conn->out_at < conn->out_used;
+        const unsigned char *at = first ? conn->out + conn->out_at : conn->big;
+        size_t bytes = first ? conn->out_used - conn->out_at : conn->big_bytes;
+        ssize_t n = send(conn->fd, at, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
 
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0)
             return errno == EAGAIN || errno == EWOULDBLOCK ? EP_OK : EP_E_SYSTEM;
         if (first) {
-            spoke->out_at += (size_t)n;
+            conn->out_at += (size_t)n;
         } else {
-            spoke->big += n;
-            spoke->big_bytes -= (size_t)n;
+            conn->big += n;
+            conn->big_bytes -= (size_t)n;
         }
     }
     return EP_OK;
 }
 
-static void close_spoke(struct spoke *spoke)
+static void close_conn(struct conn *conn)
 {
-    if (spoke->fd >= 0)
-        close(spoke->fd);
-    spoke->fd = -1;
-    spoke->out_at = spoke->out_used = spoke->big_bytes = 0;
+    if (conn->fd >= 0)
+        close(conn->fd);
+    conn->fd = -1;
+    conn->out_at = conn->out_used = conn->big_bytes = 0;
 }
 
-static void print_spoke(const struct tcp_star *star, const struct spoke *spoke, char *ret_text, size_t bytes)
+static void print_conn(const struct tcp_star *star, const struct conn *conn, char *ret_text, size_t bytes)
 {
     char address[TCP_ADDRESS_TEXT];
 
-    tcp_address_print(&spoke->far, address);
-    snprintf(ret_text, bytes, "rank %d (%s)", rank_of(star, spoke), address);
+    tcp_address_print(&conn->far, address);
+    snprintf(ret_text, bytes, "rank %d (%s)", rank_of(star, conn), address);
 }
 
 /* Sends what is small, for a moment; then the connection closes anyway. */
@@ -154,15 +154,15 @@ static void drain(struct tcp_star *star)
         int n = 0;
 
         open = 0;
-        for (int i = 0; i < n_spokes(star); i++) {
-            struct spoke *spoke = &star->spokes[i];
+        for (int i = 0; i < n_conns(star); i++) {
+            struct conn *conn = &star->conns[i];
 
-            if (spoke->fd < 0 || is_idle(spoke))
+            if (conn->fd < 0 || is_idle(conn))
                 continue;
-            if (push(spoke) != EP_OK)
-                close_spoke(spoke);
-            else if (!is_idle(spoke))
-                star->polls[n++] = (struct pollfd){.fd = spoke->fd, .events = POLLOUT};
+            if (push(conn) != EP_OK)
+                close_conn(conn);
+            else if (!is_idle(conn))
+                star->polls[n++] = (struct pollfd){.fd = conn->fd, .events = POLLOUT};
         }
         open = n;
         if (open)
@@ -183,47 +183,47 @@ static ep_status fail_star(struct tcp_star *star, ep_status status, int culprit)
     star->culprit = culprit;
     snprintf(star->text, sizeof(star->text), "%.*s", TEXT_BYTES - 1, ep_last_error());
     memcpy(failure.text, star->text, sizeof(failure.text));
-    for (int i = 0; i < n_spokes(star); i++) {
-        struct spoke *spoke = &star->spokes[i];
+    for (int i = 0; i < n_conns(star); i++) {
+        struct conn *conn = &star->conns[i];
 
         /* In the middle of a result a frame would be taken for a part of it: then the end of the connection says it. */
-        if (spoke->fd >= 0 && spoke->big_bytes)
-            close_spoke(spoke);
-        else if (spoke->fd >= 0 && is_idle(spoke))
-            queue_frame(star, spoke, FRAME_FAILURE, &failure, sizeof(failure), NULL, 0);
+        if (conn->fd >= 0 && conn->big_bytes)
+            close_conn(conn);
+        else if (conn->fd >= 0 && is_idle(conn))
+            queue_frame(star, conn, FRAME_FAILURE, &failure, sizeof(failure), NULL, 0);
     }
     drain(star);
-    for (int i = 0; i < n_spokes(star); i++)
-        close_spoke(&star->spokes[i]);
+    for (int i = 0; i < n_conns(star); i++)
+        close_conn(&star->conns[i]);
     return ep_fail(status, "%s", star->text);
 }
 
-static ep_status fail_lost(struct tcp_star *star, struct spoke *spoke, int error)
+static ep_status fail_lost(struct tcp_star *star, struct conn *conn, int error)
 {
     char who[TCP_ADDRESS_TEXT + 24];
 
-    print_spoke(star, spoke, who, sizeof(who));
+    print_conn(star, conn, who, sizeof(who));
     ep_fail(EP_E_PEER_DEAD, "%s: the connection to %s ended before it came: %s", star->name, who,
             error ? strerror(error) : "it died, or was cut off");
-    return fail_star(star, EP_E_PEER_DEAD, rank_of(star, spoke));
+    return fail_star(star, EP_E_PEER_DEAD, rank_of(star, conn));
 }
 
-static ep_status fail_damaged(struct tcp_star *star, struct spoke *spoke, const char *what)
+static ep_status fail_damaged(struct tcp_star *star, struct conn *conn, const char *what)
 {
     char who[TCP_ADDRESS_TEXT + 24];
 
-    print_spoke(star, spoke, who, sizeof(who));
+    print_conn(star, conn, who, sizeof(who));
     ep_fail(EP_E_MISMATCH, "%s: what %s has sent is damaged: %s", star->name, who, what);
-    return fail_star(star, EP_E_MISMATCH, rank_of(star, spoke));
+    return fail_star(star, EP_E_MISMATCH, rank_of(star, conn));
 }
 
 /* What rank 0, or a rank that gave up, says. */
-static ep_status take_failure(struct tcp_star *star, struct spoke *spoke)
+static ep_status take_failure(struct tcp_star *star, struct conn *conn)
 {
-    struct failure failure = spoke->small.failure;
+    struct failure failure = conn->small.failure;
 
     if (!ep_status_is_failure(failure.status) || failure.rank < -1 || failure.rank >= star->nranks)
-        return fail_damaged(star, spoke, "a failure of unknown kind");
+        return fail_damaged(star, conn, "a failure of unknown kind");
     failure.text[sizeof(failure.text) - 1] = '\0';
     for (char *at = failure.text; *at; at++)
         *at = *at < ' ' || *at > '~' ? '?' : *at;
@@ -235,7 +235,7 @@ static ep_status take_failure(struct tcp_star *star, struct spoke *spoke)
 
 static bool is_missing(const struct tcp_star *star, int rank, bool rendezvous)
 {
-    return rank > 0 && (rendezvous ? star->spokes[rank].fd < 0 : !star->spokes[rank].came);
+    return rank > 0 && (rendezvous ? star->conns[rank].fd < 0 : !star->conns[rank].came);
 }
 
 static void list_missing(const struct tcp_star *star, bool rendezvous, struct missing *ret_missing)
@@ -251,8 +251,8 @@ static void list_missing(const struct tcp_star *star, bool rendezvous, struct mi
             continue;
         if (missing.n++ == 0)
             missing.first = rank;
-        if (star->spokes[rank].far.family)
-            tcp_address_print(&star->spokes[rank].far, address);
+        if (star->conns[rank].far.family)
+            tcp_address_print(&star->conns[rank].far, address);
         if (used + 24 + strlen(address) >= sizeof(missing.list))
             continue;
         used += (size_t)snprintf(missing.list + used, sizeof(missing.list) - used, "%s%d%s%s%s", shown ? ", " : "",
@@ -266,8 +266,8 @@ static void list_missing(const struct tcp_star *star, bool rendezvous, struct mi
 
 static ep_status fail_late(struct tcp_star *star, const struct missing *missing, int timeout_ms)
 {
-    uint64_t dropped = star->door ? star->door->dropped : star->dropped;
-    const char *last = star->door ? star->door->last_drop : star->last_drop;
+    uint64_t dropped = star->acceptor ? star->acceptor->dropped : star->dropped;
+    const char *last = star->acceptor ? star->acceptor->last_drop : star->last_drop;
 
     ep_fail(EP_E_TIMEOUT, "%s: %d of %d ranks did not come within %d ms: rank%s %s%s%s", star->name, missing->n,
             star->nranks, timeout_ms, missing->n == 1 ? "" : "s", missing->list,
@@ -286,106 +286,106 @@ static void tell_missing(struct tcp_star *star, bool rendezvous)
     star->told_ns = now;
     list_missing(star, rendezvous, &missing);
     for (int rank = 1; rank < star->nranks; rank++) {
-        struct spoke *spoke = &star->spokes[rank];
+        struct conn *conn = &star->conns[rank];
 
-        if (spoke->fd >= 0 && !is_missing(star, rank, rendezvous) && is_idle(spoke))
-            queue_frame(star, spoke, FRAME_MISSING, &missing, sizeof(missing), NULL, 0);
+        if (conn->fd >= 0 && !is_missing(star, rank, rendezvous) && is_idle(conn))
+            queue_frame(star, conn, FRAME_MISSING, &missing, sizeof(missing), NULL, 0);
     }
 }
 
 /* --- receiving --- */
 
 /* Where the payload of the frame that has begun goes; NULL with a text: it is none that can come now. */
-static const char *check_frame(struct tcp_star *star, struct spoke *spoke, size_t bytes, unsigned char *ret_all)
+static const char *check_frame(struct tcp_star *star, struct conn *conn, size_t bytes, unsigned char *ret_all)
 {
-    const struct frame *frame = &spoke->frame;
+    const struct frame *frame = &conn->frame;
     bool root = star->rank == 0;
 
     if (frame->magic != MAGIC)
         return "no frame where one begins";
-    if (frame->kind == FRAME_FAILURE && frame->bytes == sizeof(spoke->small.failure)) {
-        spoke->into = (unsigned char *)&spoke->small.failure;
+    if (frame->kind == FRAME_FAILURE && frame->bytes == sizeof(conn->small.failure)) {
+        conn->into = (unsigned char *)&conn->small.failure;
         return NULL;
     }
     if (frame->kind == FRAME_BYE && frame->bytes == 0)
         return NULL;
-    if (frame->kind == FRAME_MISSING && !root && frame->bytes == sizeof(spoke->small.missing)) {
-        spoke->into = (unsigned char *)&spoke->small.missing;
+    if (frame->kind == FRAME_MISSING && !root && frame->bytes == sizeof(conn->small.missing)) {
+        conn->into = (unsigned char *)&conn->small.missing;
         return NULL;
     }
-    if (frame->kind == (root ? FRAME_BLOCK : FRAME_RESULT) && !spoke->came && ret_all) {
+    if (frame->kind == (root ? FRAME_BLOCK : FRAME_RESULT) && !conn->came && ret_all) {
         if (frame->number != star->number)
             return "a block of another all-gather";
         if (frame->bytes != (root ? bytes : bytes * (size_t)star->nranks))
             return root ? "size" : "a result of another size";
-        spoke->into = root ? ret_all + (size_t)rank_of(star, spoke) * bytes : ret_all;
+        conn->into = root ? ret_all + (size_t)rank_of(star, conn) * bytes : ret_all;
         return NULL;
     }
     return "a frame of unknown kind or size";
 }
 
-static ep_status take_frame(struct tcp_star *star, struct spoke *spoke)
+static ep_status take_frame(struct tcp_star *star, struct conn *conn)
 {
     char who[TCP_ADDRESS_TEXT + 24];
 
-    spoke->frame_used = spoke->used = 0;
-    switch (spoke->frame.kind) {
+    conn->frame_used = conn->used = 0;
+    switch (conn->frame.kind) {
     case FRAME_FAILURE:
-        return take_failure(star, spoke);
+        return take_failure(star, conn);
     case FRAME_BYE:
-        print_spoke(star, spoke, who, sizeof(who));
+        print_conn(star, conn, who, sizeof(who));
         ep_fail(EP_E_PEER_LEFT, "%s: %s has freed its bootstrap and will not come", star->name, who);
-        return fail_star(star, EP_E_PEER_LEFT, rank_of(star, spoke));
+        return fail_star(star, EP_E_PEER_LEFT, rank_of(star, conn));
     case FRAME_MISSING:
-        spoke->small.missing.list[LIST_BYTES - 1] = '\0';
-        for (char *at = spoke->small.missing.list; *at; at++)
+        conn->small.missing.list[LIST_BYTES - 1] = '\0';
+        for (char *at = conn->small.missing.list; *at; at++)
             *at = *at < ' ' || *at > '~' ? '?' : *at;
-        star->missing = spoke->small.missing;
+        star->missing = conn->small.missing;
         if (star->missing.first < 0 || star->missing.first >= star->nranks)
             star->missing.first = 0;
         return EP_OK;
     default:
-        spoke->came = true;
+        conn->came = true;
         return EP_OK;
     }
 }
 
-/* Reads `spoke` while there is something; `ret_all` NULL: no all-gather is under way. */
-static ep_status pull(struct tcp_star *star, struct spoke *spoke, size_t bytes, unsigned char *ret_all)
+/* Reads `conn` while there is something; `ret_all` NULL: no all-gather is under way. */
+static ep_status pull(struct tcp_star *star, struct conn *conn, size_t bytes, unsigned char *ret_all)
 {
     const char *wrong;
 
-    while (spoke->fd >= 0) {
-        bool head = spoke->frame_used < sizeof(spoke->frame);
-        unsigned char *into = head ? (unsigned char *)&spoke->frame + spoke->frame_used : spoke->into + spoke->used;
-        size_t room = head ? sizeof(spoke->frame) - spoke->frame_used : (size_t)spoke->frame.bytes - spoke->used;
-        ssize_t n = recv(spoke->fd, into, room, MSG_DONTWAIT);
+    while (conn->fd >= 0) {
+        bool head = conn->frame_used < sizeof(conn->frame);
+        unsigned char *into = head ? (unsigned char *)&conn->frame + conn->frame_used : conn->into + conn->used;
+        size_t room = head ? sizeof(conn->frame) - conn->frame_used : (size_t)conn->frame.bytes - conn->used;
+        ssize_t n = recv(conn->fd, into, room, MSG_DONTWAIT);
 
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
             return EP_OK;
         if (n <= 0)
-            return fail_lost(star, spoke, n < 0 ? errno : 0);
+            return fail_lost(star, conn, n < 0 ? errno : 0);
         if (!head) {
-            spoke->used += (size_t)n;
+            conn->used += (size_t)n;
         } else {
-            spoke->frame_used += (size_t)n;
-            if (spoke->frame_used < sizeof(spoke->frame))
+            conn->frame_used += (size_t)n;
+            if (conn->frame_used < sizeof(conn->frame))
                 continue;
-            wrong = check_frame(star, spoke, bytes, ret_all);
+            wrong = check_frame(star, conn, bytes, ret_all);
             if (wrong && strcmp(wrong, "size") == 0) {
                 ep_fail(EP_E_MISMATCH, "%s: ranks disagree: rank 0 gathers %zu bytes and rank %d gathers %llu",
-                        star->name, bytes, rank_of(star, spoke), (unsigned long long)spoke->frame.bytes);
-                return fail_star(star, EP_E_MISMATCH, rank_of(star, spoke));
+                        star->name, bytes, rank_of(star, conn), (unsigned long long)conn->frame.bytes);
+                return fail_star(star, EP_E_MISMATCH, rank_of(star, conn));
             }
             if (wrong)
-                return fail_damaged(star, spoke, wrong);
+                return fail_damaged(star, conn, wrong);
         }
-        if (spoke->used == spoke->frame.bytes) {
-            EP_TRY(take_frame(star, spoke));
+        if (conn->used == conn->frame.bytes) {
+            EP_TRY(take_frame(star, conn));
             /* The next all-gather may have begun over there: its frames are for the next call. */
-            if (spoke->came)
+            if (conn->came)
                 return EP_OK;
         }
     }
@@ -398,12 +398,12 @@ static ep_status step(struct tcp_star *star, size_t bytes, unsigned char *ret_al
     uint64_t now = ep_now_ns(), left_ms = deadline_ns > now ? (deadline_ns - now) / 1000000u + 1 : 0;
     int n = 0, ready;
 
-    for (int i = 0; i < n_spokes(star); i++) {
-        struct spoke *spoke = &star->spokes[i];
+    for (int i = 0; i < n_conns(star); i++) {
+        struct conn *conn = &star->conns[i];
         /* A rank whose block is there may already be in the next all-gather: no reading ahead. But it may die. */
-        short events = (short)((spoke->came ? POLLRDHUP : POLLIN) | (is_idle(spoke) ? 0 : POLLOUT));
+        short events = (short)((conn->came ? POLLRDHUP : POLLIN) | (is_idle(conn) ? 0 : POLLOUT));
 
-        star->polls[n++] = (struct pollfd){.fd = spoke->fd, .events = events};
+        star->polls[n++] = (struct pollfd){.fd = conn->fd, .events = events};
     }
     ready = poll(star->polls, (nfds_t)n, left_ms > POLL_MOST_MS ? POLL_MOST_MS : (int)left_ms);
     if (ready < 0 && errno != EINTR) {
@@ -412,15 +412,15 @@ static ep_status step(struct tcp_star *star, size_t bytes, unsigned char *ret_al
         nanosleep(&nap, NULL); /* more descriptors than RLIMIT_NOFILE allows now: all are tried */
     }
     for (int i = 0; i < n; i++) {
-        struct spoke *spoke = &star->spokes[i];
+        struct conn *conn = &star->conns[i];
         short events = ready < 0 ? POLLIN | POLLOUT : star->polls[i].revents;
 
-        if (spoke->fd < 0 || !events)
+        if (conn->fd < 0 || !events)
             continue;
-        if (!is_idle(spoke) && push(spoke) != EP_OK)
-            return fail_lost(star, spoke, errno);
-        if (!spoke->came || (events & (POLLRDHUP | POLLHUP | POLLERR)))
-            EP_TRY(pull(star, spoke, bytes, ret_all));
+        if (!is_idle(conn) && push(conn) != EP_OK)
+            return fail_lost(star, conn, errno);
+        if (!conn->came || (events & (POLLRDHUP | POLLHUP | POLLERR)))
+            EP_TRY(pull(star, conn, bytes, ret_all));
     }
     return EP_OK;
 }
@@ -429,16 +429,16 @@ static ep_status step(struct tcp_star *star, size_t bytes, unsigned char *ret_al
 
 static bool all_came(const struct tcp_star *star)
 {
-    for (int i = star->rank == 0 ? 1 : 0; i < n_spokes(star); i++)
-        if (!star->spokes[i].came)
+    for (int i = star->rank == 0 ? 1 : 0; i < n_conns(star); i++)
+        if (!star->conns[i].came)
             return false;
     return true;
 }
 
 static bool all_idle(const struct tcp_star *star)
 {
-    for (int i = 0; i < n_spokes(star); i++)
-        if (star->spokes[i].fd >= 0 && !is_idle(&star->spokes[i]))
+    for (int i = 0; i < n_conns(star); i++)
+        if (star->conns[i].fd >= 0 && !is_idle(&star->conns[i]))
             return false;
     return true;
 }
@@ -449,7 +449,7 @@ static ep_status fail_late_root(struct tcp_star *star, int timeout_ms)
 
     list_missing(star, false, &missing);
     for (int rank = 1; rank < star->nranks && missing.n == 0; rank++)
-        if (!is_idle(&star->spokes[rank])) {
+        if (!is_idle(&star->conns[rank])) {
             ep_fail(EP_E_TIMEOUT, "%s: rank %d did not take the result within %d ms", star->name, rank, timeout_ms);
             return fail_star(star, EP_E_TIMEOUT, rank);
         }
@@ -462,7 +462,7 @@ static ep_status fail_late_leaf(struct tcp_star *star, int timeout_ms)
 
     if (star->missing.n > 0)
         return fail_late(star, &star->missing, timeout_ms);
-    print_spoke(star, &star->spokes[0], who, sizeof(who));
+    print_conn(star, &star->conns[0], who, sizeof(who));
     ep_fail(EP_E_TIMEOUT, "%s: %s did not answer within %d ms", star->name, who, timeout_ms);
     return fail_star(star, EP_E_TIMEOUT, 0);
 }
@@ -483,7 +483,7 @@ static ep_status gather_root(struct tcp_star *star, size_t bytes, int timeout_ms
             return fail_late_root(star, timeout_ms);
     }
     for (int rank = 1; rank < star->nranks; rank++)
-        queue_frame(star, &star->spokes[rank], FRAME_RESULT, NULL, 0, ret_all, bytes * (size_t)star->nranks);
+        queue_frame(star, &star->conns[rank], FRAME_RESULT, NULL, 0, ret_all, bytes * (size_t)star->nranks);
     while (!all_idle(star)) {
         EP_TRY(step(star, bytes, ret_all, deadline_ns));
         if (!all_idle(star) && ep_now_ns() >= deadline_ns)
@@ -505,18 +505,18 @@ ep_status tcp_star_allgather(struct tcp_star *star, const void *mine, size_t byt
         return ep_fail(star->failed, "%s", star->text);
     star->number++;
     star->missing.n = 0;
-    for (int i = 0; i < n_spokes(star); i++)
-        star->spokes[i].came = false;
+    for (int i = 0; i < n_conns(star); i++)
+        star->conns[i].came = false;
     if (star->rank == 0) {
-        star->spokes[0].came = true;
+        star->conns[0].came = true;
         if (bytes)
             memcpy(all, mine, bytes);
         return gather_root(star, bytes, timeout_ms, deadline_ns, all);
     }
-    queue_frame(star, &star->spokes[0], FRAME_BLOCK, NULL, 0, mine, bytes);
-    while (!star->spokes[0].came) {
+    queue_frame(star, &star->conns[0], FRAME_BLOCK, NULL, 0, mine, bytes);
+    while (!star->conns[0].came) {
         EP_TRY(step(star, bytes, all, deadline_ns));
-        if (!star->spokes[0].came && ep_now_ns() >= deadline_ns)
+        if (!star->conns[0].came && ep_now_ns() >= deadline_ns)
             return fail_late_leaf(star, timeout_ms);
     }
     return EP_OK;
@@ -534,19 +534,19 @@ static ep_status star_new(const char *name, int rank, int nranks, struct tcp_sta
         star->rank = rank;
         star->nranks = nranks;
         star->culprit = -1;
-        star->spokes = calloc(n, sizeof(*star->spokes));
-        star->polls = calloc(n + TCP_DOOR_POLLS, sizeof(*star->polls));
+        star->conns = calloc(n, sizeof(*star->conns));
+        star->polls = calloc(n + TCP_ACCEPTOR_POLLS, sizeof(*star->polls));
     }
-    if (!star || !star->spokes || !star->polls) {
+    if (!star || !star->conns || !star->polls) {
         if (star) {
-            free(star->spokes);
+            free(star->conns);
             free(star->polls);
         }
         free(star);
         return ep_fail(EP_E_MEMORY, "%s: no memory for %d ranks", name, nranks);
     }
     for (size_t i = 0; i < n; i++)
-        star->spokes[i].fd = -1;
+        star->conns[i].fd = -1;
     *ret_star = star;
     return EP_OK;
 }
@@ -559,10 +559,10 @@ static bool is_closed(int fd)
     return recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
 }
 
-static ep_status judge_rank(void *context, const struct tcp_shake *shake, char *ret_reason, size_t bytes)
+static ep_status check_rank(void *context, const struct tcp_handshake *hs, char *ret_reason, size_t bytes)
 {
     struct tcp_star *star = context;
-    const struct tcp_hello *hello = &shake->hello;
+    const struct tcp_hello *hello = &hs->hello;
     char address[TCP_ADDRESS_TEXT];
 
     if (hello->kind != TCP_BOOTSTRAP || hello->rank < 1 || hello->rank >= star->nranks ||
@@ -571,23 +571,23 @@ static ep_status judge_rank(void *context, const struct tcp_shake *shake, char *
                  hello->detail);
         return EP_E_MISMATCH;
     }
-    if (star->spokes[hello->rank].fd >= 0 && !is_closed(star->spokes[hello->rank].fd)) {
-        tcp_address_print(&star->spokes[hello->rank].far, address);
+    if (star->conns[hello->rank].fd >= 0 && !is_closed(star->conns[hello->rank].fd)) {
+        tcp_address_print(&star->conns[hello->rank].far, address);
         snprintf(ret_reason, bytes, "rank %d has come already, from %s", hello->rank, address);
         return EP_E_MISMATCH;
     }
     return EP_OK;
 }
 
-static void take_rank(void *context, const struct tcp_shake *shake, int fd)
+static void take_rank(void *context, const struct tcp_handshake *hs, int fd)
 {
     struct tcp_star *star = context;
-    struct spoke *spoke = &star->spokes[shake->hello.rank];
+    struct conn *conn = &star->conns[hs->hello.rank];
 
-    close_spoke(spoke);
-    memset(spoke, 0, sizeof(*spoke));
-    spoke->fd = fd;
-    spoke->far = shake->from;
+    close_conn(conn);
+    memset(conn, 0, sizeof(*conn));
+    conn->fd = fd;
+    conn->far = hs->from;
 }
 
 static int count_missing(const struct tcp_star *star)
@@ -595,7 +595,7 @@ static int count_missing(const struct tcp_star *star)
     int n = 0;
 
     for (int rank = 1; rank < star->nranks; rank++)
-        n += star->spokes[rank].fd < 0;
+        n += star->conns[rank].fd < 0;
     return n;
 }
 
@@ -606,21 +606,21 @@ static ep_status await_ranks(struct tcp_star *star, int timeout_ms, uint64_t dea
     star->told_ns = ep_now_ns();
     while (count_missing(star) > 0) {
         uint64_t now = ep_now_ns(), left_ms = deadline_ns > now ? (deadline_ns - now) / 1000000u + 1 : 0;
-        int n = tcp_door_fill(star->door, star->polls);
+        int n = tcp_acceptor_get_polls(star->acceptor, star->polls);
 
         if (now >= deadline_ns) {
             list_missing(star, true, &missing);
             return fail_late(star, &missing, timeout_ms);
         }
         (void)poll(star->polls, (nfds_t)n, left_ms > POLL_MOST_MS ? POLL_MOST_MS : (int)left_ms);
-        tcp_door_step(star->door, judge_rank, take_rank, star);
+        tcp_acceptor_step(star->acceptor, check_rank, take_rank, star);
         tell_missing(star, true);
         for (int rank = 1; rank < star->nranks; rank++) {
-            struct spoke *spoke = &star->spokes[rank];
+            struct conn *conn = &star->conns[rank];
 
             /* A rank that has come and died is missing again: it may be started once more. */
-            if (spoke->fd >= 0 && (push(spoke) != EP_OK || is_closed(spoke->fd)))
-                close_spoke(spoke);
+            if (conn->fd >= 0 && (push(conn) != EP_OK || is_closed(conn->fd)))
+                close_conn(conn);
         }
     }
     return EP_OK;
@@ -634,21 +634,21 @@ static ep_status open_root(struct tcp_star *star, const struct tcp_star_args *ar
 
     if (args->nranks == 1)
         return EP_OK;
-    star->door = calloc(1, sizeof(*star->door));
-    if (!star->door)
+    star->acceptor = calloc(1, sizeof(*star->acceptor));
+    if (!star->acceptor)
         return ep_fail(EP_E_MEMORY, "%s: no memory", args->name);
-    star->door->fd = -1;
+    star->acceptor->fd = -1;
     status = tcp_listen(args->from, args->port, &fd, &port);
     if (status != EP_OK)
         return ep_fail_prefix(status, "%s: ", args->name);
-    tcp_door_open(star->door, fd, &args->key);
+    tcp_acceptor_open(star->acceptor, fd, &args->key);
     status = await_ranks(star, args->timeout_ms, deadline_ns);
-    /* Nobody else is expected: who knocks from now on hears that nothing listens here. */
-    star->dropped = star->door->dropped;
-    memcpy(star->last_drop, star->door->last_drop, sizeof(star->last_drop));
-    tcp_door_close(star->door);
-    free(star->door);
-    star->door = NULL;
+    /* Nobody else is expected: who connects from now on hears that nothing listens here. */
+    star->dropped = star->acceptor->dropped;
+    memcpy(star->last_drop, star->acceptor->last_drop, sizeof(star->last_drop));
+    tcp_acceptor_close(star->acceptor);
+    free(star->acceptor);
+    star->acceptor = NULL;
     return status;
 }
 
@@ -661,28 +661,28 @@ static void nap_until(uint64_t ns, uint64_t deadline_ns)
 }
 
 /* One try at one address. */
-static ep_status knock(struct tcp_star *star, const struct tcp_star_args *args, const struct tcp_address *to,
-                       uint64_t deadline_ns, struct tcp_shake *shake)
+static ep_status try_address(struct tcp_star *star, const struct tcp_star_args *args, const struct tcp_address *to,
+                       uint64_t deadline_ns, struct tcp_handshake *hs)
 {
     const struct tcp_hello hello = {
         .kind = TCP_BOOTSTRAP, .rank = args->rank, .detail = (uint32_t)args->nranks, .session = 0};
-    enum tcp_shake_result result = TCP_SHAKE_PENDING;
+    enum tcp_handshake_result result = TCP_HANDSHAKE_PENDING;
     int fd;
 
-    *shake = (struct tcp_shake){.fd = -1};
+    *hs = (struct tcp_handshake){.fd = -1};
     EP_TRY(tcp_connect(to, args->from, &fd));
     tcp_set_options(fd, args->timeout_ms);
-    EP_TRY(tcp_shake_ask(shake, fd, &args->key, &hello, to, deadline_ns));
-    while (result == TCP_SHAKE_PENDING) {
-        struct pollfd look = {.fd = shake->fd, .events = tcp_shake_events(shake)};
+    EP_TRY(tcp_handshake_connect(hs, fd, &args->key, &hello, to, deadline_ns));
+    while (result == TCP_HANDSHAKE_PENDING) {
+        struct pollfd look = {.fd = hs->fd, .events = tcp_handshake_events(hs)};
 
         (void)poll(&look, 1, 20);
-        result = tcp_shake_step(shake);
+        result = tcp_handshake_step(hs);
     }
-    if (result != TCP_SHAKE_DONE)
-        return ep_fail(shake->status, "%s", shake->why);
-    star->spokes[0].fd = shake->fd;
-    star->spokes[0].far = *to;
+    if (result != TCP_HANDSHAKE_DONE)
+        return ep_fail(hs->status, "%s", hs->why);
+    star->conns[0].fd = hs->fd;
+    star->conns[0].far = *to;
     return EP_OK;
 }
 
@@ -691,10 +691,10 @@ static ep_status open_leaf(struct tcp_star *star, const struct tcp_star_args *ar
 {
     uint64_t wait_ns = RETRY_FIRST_NS;
     char why[TCP_WHY_BYTES] = "", at[TCP_ADDRESS_TEXT] = "";
-    struct tcp_shake *shake = calloc(1, sizeof(*shake));
+    struct tcp_handshake *hs = calloc(1, sizeof(*hs));
     ep_status status = EP_E_TIMEOUT;
 
-    if (!shake)
+    if (!hs)
         return ep_fail(EP_E_MEMORY, "%s: no memory", args->name);
     while (ep_now_ns() < deadline_ns) {
         struct tcp_address addresses[TCP_ADDRESSES];
@@ -705,15 +705,15 @@ static ep_status open_leaf(struct tcp_star *star, const struct tcp_star_args *ar
         for (int i = 0; i < n; i++) {
             uint64_t now = ep_now_ns(), share = deadline_ns > now ? (deadline_ns - now) / (uint64_t)(n - i) : 0;
 
-            status = knock(star, args, &addresses[i], now + share, shake);
+            status = try_address(star, args, &addresses[i], now + share, hs);
             if (status == EP_OK)
                 goto free;
             snprintf(why, sizeof(why), "%.*s", TCP_WHY_BYTES - 1, ep_last_error());
             tcp_address_print(&addresses[i], at);
-            if (shake->refused) {
+            if (hs->refused) {
                 star->culprit = 0;
-                status = ep_fail(shake->status, "%s: rank 0 at %s does not take rank %d: %s", args->name, at,
-                                 args->rank, shake->why);
+                status = ep_fail(hs->status, "%s: rank 0 at %s does not take rank %d: %s", args->name, at,
+                                 args->rank, hs->why);
                 goto free;
             }
         }
@@ -724,7 +724,7 @@ static ep_status open_leaf(struct tcp_star *star, const struct tcp_star_args *ar
     status = ep_fail(EP_E_TIMEOUT, "%s: rank %d could not reach rank 0 at %s port %u within %d ms: %s%s%s", args->name,
                      args->rank, args->host, args->port, args->timeout_ms, at, *at ? ": " : "", why);
 free:
-    free(shake);
+    free(hs);
     return status;
 }
 
@@ -747,8 +747,8 @@ ep_status tcp_star_open(const struct tcp_star_args *args, struct tcp_star **ret_
 ep_status tcp_star_adopt(const char *name, int rank, int nranks, const int *fds, struct tcp_star **ret_star)
 {
     EP_TRY(star_new(name, rank, nranks, ret_star));
-    for (int i = rank == 0 ? 1 : 0; i < n_spokes(*ret_star); i++)
-        (*ret_star)->spokes[i].fd = fds[i];
+    for (int i = rank == 0 ? 1 : 0; i < n_conns(*ret_star); i++)
+        (*ret_star)->conns[i].fd = fds[i];
     return EP_OK;
 }
 
@@ -761,9 +761,9 @@ struct tcp_address tcp_star_local_address(const struct tcp_star *star)
 {
     struct tcp_address none = {0};
 
-    for (int i = 0; i < n_spokes(star); i++)
-        if (star->spokes[i].fd >= 0)
-            return tcp_local_address(star->spokes[i].fd);
+    for (int i = 0; i < n_conns(star); i++)
+        if (star->conns[i].fd >= 0)
+            return tcp_local_address(star->conns[i].fd);
     return none;
 }
 
@@ -778,16 +778,16 @@ void tcp_star_free(struct tcp_star *star)
 {
     if (!star)
         return;
-    for (int i = 0; i < n_spokes(star); i++)
-        if (star->spokes[i].fd >= 0 && is_idle(&star->spokes[i]))
-            queue_frame(star, &star->spokes[i], FRAME_BYE, NULL, 0, NULL, 0);
+    for (int i = 0; i < n_conns(star); i++)
+        if (star->conns[i].fd >= 0 && is_idle(&star->conns[i]))
+            queue_frame(star, &star->conns[i], FRAME_BYE, NULL, 0, NULL, 0);
     drain(star);
-    for (int i = 0; i < n_spokes(star); i++)
-        close_spoke(&star->spokes[i]);
-    if (star->door)
-        tcp_door_close(star->door);
-    free(star->door);
-    free(star->spokes);
+    for (int i = 0; i < n_conns(star); i++)
+        close_conn(&star->conns[i]);
+    if (star->acceptor)
+        tcp_acceptor_close(star->acceptor);
+    free(star->acceptor);
+    free(star->conns);
     free(star->polls);
     free(star);
 }

@@ -11,7 +11,7 @@
 #ifndef EP_TCP_STAR_H
 #define EP_TCP_STAR_H
 
-#include "tcp/door.h"
+#include "tcp/acceptor.h"
 
 struct tcp_star;
 

@@ -4,6 +4,7 @@
  *
  *   control.c   the control block of each rank, attaching to those of the peers;  agree.c  creation on all or none
  *   wait.c      every wait: doorbell, deadline, liveness, failure and who is to blame
+ *   link.c      the control link to each rail peer of another host: what control blocks are within one
  *   exchange.c  all-gather of small rows over control blocks (and rails between nodes); barrier
  *   memory.c    symmetric memory: this rank's allocations, mappings of the peers'
  *   queue.c     the communication stream: worker thread, events
@@ -160,7 +161,18 @@ struct host_allocation {
     bool internal; /* staging of the library: counts as its memory */
 };
 
-struct host_job; /* queue.c */
+/* What is known of a rank of another host, by the control link of its node. Written by the thread of the links. */
+struct host_remote {
+    _Atomic uint32_t waiting; /* as in its control block */
+    _Atomic uint64_t beat_ns; /* when it last looked around, by this host's clock */
+    _Atomic uint32_t left;
+    _Atomic uint32_t lost;       /* it has died, or its control link has ended without a farewell */
+    _Atomic uint64_t reason_for; /* as in its control block */
+    char reason[HOST_REASON_BYTES];
+};
+
+struct host_link; /* link.c */
+struct host_job;  /* queue.c */
 
 struct host_comm {
     ep_comm *comm;
@@ -182,6 +194,8 @@ struct host_comm {
     struct ep_plan *pending[HOST_BOARDS]; /* plans whose exchange is not complete, oldest first */
     int n_pending;
     struct ep_streams *streams; /* NULL on one node */
+    struct host_remote *remote;       /* [R]; NULL unless nodes are hosts of their own that are linked */
+    struct host_link *link;
     const struct ep_rows_ops *rows;
 
     pthread_mutex_t memory_lock; /* allocations: the caller's thread and the worker */
@@ -326,6 +340,20 @@ const char *host_phase_name(enum host_phase phase);
 const char *host_blindness(const struct host_comm *host, int rank);
 /* Certainly. A process of which nothing can be known has not died. */
 bool host_peer_dead(const struct host_comm *host, int rank);
+
+/* What a rank of another host has raised, as its control link says: `word` may be rubbish of rank `from`. */
+void host_take_failure(struct host_comm *host, uint64_t word, int from);
+/* What this rank has found itself; 0: nothing, or another rank has. */
+uint64_t host_own_report(const struct host_comm *host);
+
+/*
+ * link.c: a thread that keeps the control links to the rail peers: heartbeats with the state of all ranks of the node,
+ * failures, farewells. open takes the sockets of the network; wake is async-signal-safe.
+ */
+ep_status host_link_open(struct host_comm *host);
+void host_link_wake(struct host_comm *host);
+/* Says farewell, if this rank has left the group. */
+void host_link_close(struct host_comm *host);
 
 /* Messages between nodes begin with this. */
 struct host_message {

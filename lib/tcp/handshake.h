@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * shake.h - how two ranks that connect prove to each other that they belong to one job.
+ * handshake.h - how two ranks that connect prove to each other that they belong to one job.
  *
  *   the one that connects               the one that listens
  *   HELLO: who, what for, a nonce   ->
@@ -12,10 +12,10 @@
  * itself. What follows is neither encrypted nor authenticated: this keeps out strangers and ranks of other jobs, not
  * somebody who can change packets on the way.
  *
- * A shake never blocks: tcp_shake_step() is called when poll() says that it may go on.
+ * A shake never blocks: tcp_handshake_step() is called when poll() says that it may go on.
  */
-#ifndef EP_TCP_SHAKE_H
-#define EP_TCP_SHAKE_H
+#ifndef EP_TCP_HANDSHAKE_H
+#define EP_TCP_HANDSHAKE_H
 
 #include "base/sha256.h"
 #include "tcp/socket.h"
@@ -45,14 +45,14 @@ struct tcp_hello {
 
 _Static_assert(sizeof(struct tcp_hello) == 64, "it is a format");
 
-enum tcp_shake_result {
-    TCP_SHAKE_PENDING, /* poll() for tcp_shake_events() */
-    TCP_SHAKE_PROVEN,  /* listening side: call tcp_shake_welcome() */
-    TCP_SHAKE_DONE,    /* the descriptor is the caller's */
-    TCP_SHAKE_FAILED   /* closed; see status and why */
+enum tcp_handshake_result {
+    TCP_HANDSHAKE_PENDING, /* poll() for tcp_handshake_events() */
+    TCP_HANDSHAKE_PROVEN,  /* listening side: call tcp_handshake_reply() */
+    TCP_HANDSHAKE_DONE,    /* the descriptor is the caller's */
+    TCP_HANDSHAKE_FAILED   /* closed; see status and why */
 };
 
-struct tcp_shake {
+struct tcp_handshake {
     int fd;
     int state;
     struct tcp_address from; /* the far end */
@@ -77,17 +77,17 @@ void tcp_key_make(const char *secret, const char *purpose, const void *more, siz
 ep_status tcp_random(void *ret_bytes, size_t bytes);
 
 /* Takes the descriptor, which tcp_connect() has made. magic, version and nonce of `hello` are filled in. */
-ep_status tcp_shake_ask(struct tcp_shake *shake, int fd, const struct tcp_key *key, const struct tcp_hello *hello,
+ep_status tcp_handshake_connect(struct tcp_handshake *hs, int fd, const struct tcp_key *key, const struct tcp_hello *hello,
                         const struct tcp_address *to, uint64_t deadline_ns);
 /* Takes the descriptor, which tcp_accept() has made. */
-ep_status tcp_shake_serve(struct tcp_shake *shake, int fd, const struct tcp_key *key, const struct tcp_address *from,
+ep_status tcp_handshake_accept(struct tcp_handshake *hs, int fd, const struct tcp_key *key, const struct tcp_address *from,
                           uint64_t deadline_ns);
-enum tcp_shake_result tcp_shake_step(struct tcp_shake *shake);
+enum tcp_handshake_result tcp_handshake_step(struct tcp_handshake *hs);
 /* Listening side, once it is proven: EP_OK, or why the rank is not taken. */
-void tcp_shake_welcome(struct tcp_shake *shake, ep_status status, const char *reason);
+void tcp_handshake_reply(struct tcp_handshake *hs, ep_status status, const char *reason);
 /* For poll(). */
-short tcp_shake_events(const struct tcp_shake *shake);
+short tcp_handshake_events(const struct tcp_handshake *hs);
 /* Closes one that is not done. */
-void tcp_shake_drop(struct tcp_shake *shake);
+void tcp_handshake_drop(struct tcp_handshake *hs);
 
 #endif
