@@ -52,11 +52,13 @@ int group_check_backend(const struct cmd *cmd)
 /* What has no meaning without a network is not taken in silence: figures would be read as if it had been in effect. */
 static int check_network(const struct cmd *cmd, const struct cmd_call *call)
 {
+    bool over_tcp = ranks_world_rank() >= 0 && ranks_world_boot() == RANKS_TCP;
     static const char *const names[] = {"channels",    "partial",  "network",  "net-delay-us",
                                         "net-reorder", "net-ring", "net-split"};
 
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
-        if (cmd_given(cmd, call, names[i]))
+        /* --network tcp has said how the ranks were started. */
+        if (cmd_given(cmd, call, names[i]) && !(over_tcp && strcmp(names[i], "network") == 0))
             return cmd_usage(cmd, "--%s needs --nodes 2 or more", names[i]);
     return CMD_FINE;
 }

@@ -89,7 +89,8 @@ bool ranks_claims_hold(int rank, int size, char *ret_why, size_t bytes);
 
 /*
  * Is this process one of several ranks by the variables of torchrun and `epkit launch`: RANK, WORLD_SIZE, MASTER_ADDR?
- * `asked`: the command line says so; else LOCAL_RANK has to be there, too, because pods have the others for their jobs.
+ * `asked`: the command line says so; else torchrun has to have started it, because pods and launchers of one process a
+ * node set these variables for other programs, too.
  */
 bool ranks_claims_tcp(bool asked);
 

@@ -10,6 +10,7 @@
 #include "progress.h"
 #include "ranks_internal.h"
 
+#include <limits.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -173,6 +174,8 @@ int ranks_world_join(const struct cmd *cmd, const struct cmd_call *call)
     const char *boot = find_choice(cmd, call, "boot"), *network = find_choice(cmd, call, "network");
     bool asked = strcmp(boot, "tcp") == 0;
 
+    if (*boot && !asked && strcmp(boot, "mpi") != 0)
+        return ranks_claims_any() ? join_mpi(cmd) : CMD_FINE;
     /* Where both have left variables, those of MPI's launchers are of the process that was started last. */
     if (!asked && ranks_claims_any())
         return join_mpi(cmd);
@@ -242,15 +245,22 @@ static ep_status broadcast(const char *text, char **ret_text)
     return status;
 }
 
-/* The worst of all ranks' codes, on all ranks. */
-static int agree(int code)
+/*
+ * The worst of all ranks' codes, on all ranks. Ranks that have failed have done so by their deadline, or a while after
+ * it: a rank that is stopped keeps nobody longer.
+ */
+static int agree(int code, int timeout_ms)
 {
+    int wait_ms = timeout_ms < INT_MAX / 2 - AGREE_MS ? timeout_ms + AGREE_MS / (code == CMD_FINE ? 1 : 6) : INT_MAX;
     int nranks = ranks_world_size(), worst = code;
     int *codes = calloc((size_t)nranks, sizeof(*codes));
 
-    if (!codes || gather(&code, sizeof(code), codes) != EP_OK)
-        worst = CMD_FAILED;
-    for (int rank = 0; codes && rank < nranks; rank++)
+    if (!codes || world.boot->allgather(world.boot->context, &code, sizeof(code), wait_ms, codes) != EP_OK) {
+        out_problem("hearing how the job ended on all ranks", NULL, codes ? ep_last_error() : "out of memory", NULL);
+        free(codes);
+        return CMD_FAILED;
+    }
+    for (int rank = 0; rank < nranks; rank++)
         worst = ranks_worse(worst, codes[rank]);
     free(codes);
     return worst;
@@ -290,7 +300,7 @@ static int serve(const struct ranks_spec *spec, const char *job, const json_t *p
     /* Before the ranks agree: if one of them is dead, the others end there. */
     ranks_problem_print(hearing->problems);
     json_decref(hearing->problems);
-    return agree(code);
+    return agree(code, spec->timeout_ms);
 }
 
 int ranks_world_run(const struct ranks_spec *spec, const char *job, const json_t *parameters, ranks_event_fn on_event,

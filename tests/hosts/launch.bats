@@ -59,8 +59,16 @@ teardown_file() {
     all_clean 10 h1 h3
 }
 
-@test "epkit-test internode over Open MPI: 32 of 32 cases on four hosts" {
+@test "epkit-test internode over TCP: 32 of 32 cases on four hosts, without MPI" {
     run --separate-stderr launch --no-logs --hosts 'h[1-4]' --per-node 1 --checks skip epkit-test internode -- --tokens 8 --hidden 256
+    echo "$output$stderr"
+    [ "$status" -eq 0 ]
+    [[ "$output" == *"internode: 32/32 cases passed (4 ranks on 4 nodes"* ]]
+    all_clean 10 h1 h2 h3 h4
+}
+
+@test "epkit-test internode over Open MPI: 32 of 32 cases on four hosts" {
+    run --separate-stderr launch --no-logs --hosts 'h[1-4]' --per-node 1 --checks skip --with mpirun epkit-test internode -- --tokens 8 --hidden 256
     echo "$output$stderr"
     [ "$status" -eq 0 ]
     [[ "$output" == *"internode: 32/32 cases passed (4 ranks on 4 nodes"* ]]

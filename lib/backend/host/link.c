@@ -79,7 +79,7 @@ static void take_failure(struct line *line, const struct link_failure *failure)
     struct host_comm *host = line->link->host;
     struct host_remote *remote = &host->remote[line->rank];
 
-    if (!atomic_load(&remote->reason_for)) {
+    if (failure->reason[0] && !atomic_load(&remote->reason_for)) {
         memcpy(remote->reason, failure->reason, sizeof(remote->reason));
         atomic_store_explicit(&remote->reason_for, failure->word, memory_order_release);
     }
