@@ -416,6 +416,11 @@ int ep_streams_take_link(struct ep_streams *streams, int peer)
     return net->ops->take_link ? net->ops->take_link(net, peer) : -1;
 }
 
+struct ep_net *ep_streams_get_net(struct ep_streams *streams)
+{
+    return streams->net;
+}
+
 void ep_streams_abandon(struct ep_streams *streams)
 {
     if (streams)

@@ -57,6 +57,9 @@ int ep_streams_broken_peer(const struct ep_streams *streams);
 bool ep_streams_ended(struct ep_streams *streams, int peer);
 int ep_streams_take_link(struct ep_streams *streams, int peer);
 
+/* The endpoint below, borrowed. */
+struct ep_net *ep_streams_get_net(struct ep_streams *streams);
+
 /* Before ep_streams_free(): the group has failed, and nobody needs what is still on its way. */
 void ep_streams_abandon(struct ep_streams *streams);
 

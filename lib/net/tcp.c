@@ -52,6 +52,7 @@ struct stream {
     bool ended;              /* nothing comes any more */
     uint64_t ended_ns;
     int error; /* errno with which it ended, 0: the peer closed it */
+    int send_error; /* errno of a send that no connection is to blame for: memory that cannot be read */
     struct tcp_wire in;
 };
 
@@ -62,6 +63,7 @@ struct tcp_net {
     int epoll;
     struct stream *streams; /* [npeers][channels] */
     int *links;             /* [npeers] control links that nobody has taken yet */
+    struct ep_net_tcp_rendezvous rendezvous;
     ep_status broken;
     char reason[256];
 };
@@ -106,6 +108,13 @@ static void discard_output(struct stream *stream)
     stream->discards = true;
     stream->count = 0;
     stream->sent = stream->waiting = 0;
+}
+
+static bool is_lost(int error)
+{
+    return error == EPIPE || error == ECONNRESET || error == ECONNABORTED || error == ETIMEDOUT ||
+           error == EHOSTUNREACH || error == ENETUNREACH || error == ENETDOWN || error == EHOSTDOWN ||
+           error == ENOTCONN;
 }
 
 /* The pieces of memory that are next on the wire. */
@@ -164,6 +173,7 @@ static bool push(struct stream *stream)
             break;
         }
         if (n < 0) {
+            stream->send_error = is_lost(errno) ? 0 : errno;
             discard_output(stream);
             break;
         }
@@ -317,6 +327,8 @@ static ep_status tcp_progress(struct ep_net *net, bool *ret_moved)
             EP_TRY(receive(t, stream, &moved));
         if (stream->count)
             moved |= push(stream);
+        if (stream->send_error)
+            return break_net(t, stream, EP_E_SYSTEM, strerror(stream->send_error));
         if (stream->ended)
             EP_TRY(check_cut(t, stream));
     }
@@ -335,6 +347,11 @@ static bool tcp_ended(struct ep_net *net, int peer)
             return false;
     }
     return true;
+}
+
+const struct ep_net_tcp_rendezvous *ep_net_tcp_get_rendezvous(struct ep_net *net)
+{
+    return &tcp_of(net)->rendezvous;
 }
 
 static int tcp_take_link(struct ep_net *net, int peer)
@@ -415,6 +432,10 @@ static void tcp_free(struct ep_net *net)
             close(t->links[i]);
     if (t->epoll >= 0)
         close(t->epoll);
+    if (t->rendezvous.listener >= 0)
+        close(t->rendezvous.listener);
+    memset(&t->rendezvous.key, 0, sizeof(t->rendezvous.key));
+    free(t->rendezvous.ranks);
     free(t->streams);
     free(t->links);
     free(net->region);
@@ -536,11 +557,11 @@ static ep_status tcp_open(const struct ep_net_provider *provider, const struct e
     t->rank = params->rank;
     t->ranks_per_node = params->ranks_per_node;
     t->timeout_ms = params->timeout_ms;
-    t->epoll = -1;
+    t->epoll = t->rendezvous.listener = -1;
     t->n = (t->net.nnodes - 1) * params->channels;
     lines = calloc((size_t)(t->net.nnodes - 1) * ((size_t)params->channels + 1), sizeof(*lines));
     status = lines ? prepare(t) : ep_fail(EP_E_MEMORY, "network tcp: no memory");
-    status = tcp_mesh_open(params, context, status, lines);
+    status = tcp_mesh_open(params, context, status, lines, &t->rendezvous);
     if (status == EP_OK)
         status = start(t, lines);
     free(lines);

@@ -21,4 +21,20 @@ struct ep_net_tcp_context {
     char interface[64];       /* as tcp_find_interfaces() takes it; "": none was named */
 };
 
+/* What an endpoint keeps so that its ranks can connect to each other once more, when the group shrinks. */
+struct ep_net_tcp_rendezvous {
+    struct ep_net_tcp_context context;
+    struct tcp_key key;
+    uint64_t session;
+    int listener; /* -1: none */
+    struct tcp_address from; /* to bind connections to; family 0: any */
+    struct {
+        int n;
+        struct tcp_address addresses[TCP_ADDRESSES]; /* at which this rank may try it */
+    } *ranks; /* [R] */
+};
+
+/* Of an endpoint of ep_net_tcp, borrowed. */
+const struct ep_net_tcp_rendezvous *ep_net_tcp_get_rendezvous(struct ep_net *net);
+
 #endif

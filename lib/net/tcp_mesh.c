@@ -11,6 +11,7 @@
 #include "tcp/acceptor.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -359,6 +360,26 @@ static ep_status prepare(struct mesh *mesh, struct introduction *mine)
     return find_addresses(mesh, mine);
 }
 
+/* For a shrink: the listener stays, with nobody who accepts. */
+static ep_status keep_rendezvous(const struct mesh *mesh, struct ep_net_tcp_rendezvous *rendezvous)
+{
+    rendezvous->context = *mesh->context;
+    rendezvous->key = mesh->key;
+    rendezvous->session = mesh->session;
+    rendezvous->from = mesh->from;
+    rendezvous->ranks = calloc((size_t)mesh->params->nranks, sizeof(*rendezvous->ranks));
+    if (!rendezvous->ranks)
+        return ep_fail(EP_E_MEMORY, "network tcp: no memory for %d ranks", mesh->params->nranks);
+    for (int rank = 0; rank < mesh->params->nranks; rank++)
+        for (int i = 0; i < mesh->all[rank].n_addresses; i++)
+            if (may_try(mesh, &mesh->all[rank], &mesh->all[rank].addresses[i]))
+                rendezvous->ranks[rank].addresses[rendezvous->ranks[rank].n++] = mesh->all[rank].addresses[i];
+    rendezvous->listener = fcntl(mesh->acceptor->fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+    if (rendezvous->listener < 0)
+        return ep_fail_errno(EP_E_SYSTEM, errno, "network tcp: a descriptor for the listener");
+    return EP_OK;
+}
+
 static void mesh_done(struct mesh *mesh, ep_status status)
 {
     for (int i = 0; i < mesh->n_connectors; i++)
@@ -378,7 +399,7 @@ static void mesh_done(struct mesh *mesh, ep_status status)
 }
 
 ep_status tcp_mesh_open(const struct ep_net_params *params, const struct ep_net_tcp_context *context, ep_status mine,
-                        struct tcp_mesh_line *ret_lines)
+                        struct tcp_mesh_line *ret_lines, struct ep_net_tcp_rendezvous *rendezvous)
 {
     struct mesh mesh = {.params = params,
                         .context = context,
@@ -410,6 +431,8 @@ ep_status tcp_mesh_open(const struct ep_net_params *params, const struct ep_net_
         plan_connectors(&mesh);
         if (status == EP_OK)
             status = connect_all(&mesh);
+        if (status == EP_OK)
+            status = keep_rendezvous(&mesh, rendezvous);
         status = agree(&mesh, &self, status);
     }
     snprintf(text, sizeof(text), "%s", ep_last_error());

@@ -29,7 +29,7 @@ struct tcp_key {
 };
 
 /* What a connection is for. */
-enum tcp_kind { TCP_BOOTSTRAP = 1, TCP_STREAM, TCP_LINK };
+enum tcp_kind { TCP_BOOTSTRAP = 1, TCP_STREAM, TCP_LINK, TCP_SHRINK };
 
 /* On the wire as it is: a rank of another byte order fails at the magic number. */
 struct tcp_hello {

@@ -17,7 +17,7 @@
 #define RETRY_FIRST_NS 20000000u /* between two tries to connect; doubles */
 #define RETRY_MOST_NS 500000000u
 #define TELL_NS 200000000u  /* between two lists of who is missing */
-#define POLL_MOST_MS 100    /* a deadline is never missed by more */
+#define POLL_MOST_MS 20     /* a deadline is never missed by more */
 #define FAREWELL_MS 200     /* for a failure or a farewell to leave */
 
 enum frame_kind { FRAME_BLOCK = 1, FRAME_RESULT, FRAME_FAILURE, FRAME_MISSING, FRAME_BYE };
@@ -68,6 +68,8 @@ struct tcp_star {
     struct missing missing; /* as rank 0 said last */
     uint64_t dropped;
     char last_drop[TCP_WHY_BYTES + TCP_ADDRESS_TEXT];
+    tcp_star_poll_fn poll;
+    void *poll_context;
     ep_status failed;
     int culprit;
     char text[TEXT_BYTES];
@@ -396,8 +398,14 @@ static ep_status pull(struct tcp_star *star, struct conn *conn, size_t bytes, un
 static ep_status step(struct tcp_star *star, size_t bytes, unsigned char *ret_all, uint64_t deadline_ns)
 {
     uint64_t now = ep_now_ns(), left_ms = deadline_ns > now ? (deadline_ns - now) / 1000000u + 1 : 0;
-    int n = 0, ready;
+    int n = 0, ready, culprit = star->rank;
 
+    if (star->poll) {
+        ep_status status = star->poll(star->poll_context, &culprit);
+
+        if (status != EP_OK)
+            return fail_star(star, status, culprit);
+    }
     for (int i = 0; i < n_conns(star); i++) {
         struct conn *conn = &star->conns[i];
         /* A rank whose block is there may already be in the next all-gather: no reading ahead. But it may die. */
@@ -750,6 +758,12 @@ ep_status tcp_star_adopt(const char *name, int rank, int nranks, const int *fds,
     for (int i = rank == 0 ? 1 : 0; i < n_conns(*ret_star); i++)
         (*ret_star)->conns[i].fd = fds[i];
     return EP_OK;
+}
+
+void tcp_star_set_poll(struct tcp_star *star, tcp_star_poll_fn poll, void *context)
+{
+    star->poll = poll;
+    star->poll_context = context;
 }
 
 int tcp_star_culprit(const struct tcp_star *star)

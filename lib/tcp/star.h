@@ -32,6 +32,13 @@ ep_status tcp_star_open(const struct tcp_star_args *args, struct tcp_star **ret_
 /* As ep_allgather_fn. */
 ep_status tcp_star_allgather(struct tcp_star *star, const void *mine, size_t bytes, int timeout_ms, void *ret_all);
 
+/*
+ * Asked at least every 20 ms while an all-gather waits: EP_OK, or after ep_fail() a status that it fails with, laid to
+ * *ret_culprit. NULL: nobody is asked.
+ */
+typedef ep_status (*tcp_star_poll_fn)(void *context, int *ret_culprit);
+void tcp_star_set_poll(struct tcp_star *star, tcp_star_poll_fn poll, void *context);
+
 /* The rank that the failure of the star is laid to, -1: none has failed. */
 int tcp_star_culprit(const struct tcp_star *star);
 
@@ -44,7 +51,7 @@ uint64_t tcp_star_dropped(const struct tcp_star *star, const char **ret_last);
 /* Says farewell to the others. NULL is fine. */
 void tcp_star_free(struct tcp_star *star);
 
-/* A star over connections that are there already: [0] of the others, [nranks] of rank 0. Takes them. For tests. */
+/* A star over connections that are there already: [0] of the others, [nranks] of rank 0. Takes them. */
 ep_status tcp_star_adopt(const char *name, int rank, int nranks, const int *fds, struct tcp_star **ret_star);
 
 #endif

@@ -110,6 +110,9 @@ struct host_shrink {
     _Atomic uint32_t vote[HOST_ATTEMPTS];                   /* on who is left */
     _Atomic uint32_t opened[HOST_ATTEMPTS];                 /* on whether the new group is there */
     _Atomic uint64_t out[HOST_ATTEMPTS][EP_MAX_RANKS / 64]; /* ranks to leave out; bits are only added */
+    /* Over control links: a shrink has passed without these ranks (shrink_linked.c). */
+    _Atomic uint32_t passed;
+    _Atomic uint64_t passed_out[EP_MAX_RANKS / 64];
     _Atomic uint64_t gathered;                              /* all-gathers among the survivors */
     unsigned char block[2][HOST_GATHER_BYTES];
 };
@@ -169,6 +172,7 @@ struct host_remote {
     _Atomic uint32_t lost;       /* it has died, or its control link has ended without a farewell */
     _Atomic uint64_t reason_for; /* as in its control block */
     char reason[HOST_REASON_BYTES];
+    _Atomic uint32_t excludes; /* a shrink has passed there without this rank */
 };
 
 struct host_link; /* link.c */

@@ -32,7 +32,7 @@ struct line {
     int fd; /* -1: ended */
     int rank;
     uint64_t heartbeat_ns; /* when the next one is due */
-    bool said_failure, said_left;
+    bool said_failure, said_left, said_shrunk;
     unsigned char *out;
     size_t out_used, out_at;
     struct link_reader reader;
@@ -86,6 +86,15 @@ static void take_failure(struct line *line, const struct link_failure *failure)
     host_take_failure(host, failure->word, line->rank);
 }
 
+static void take_shrunk(struct line *line, const struct link_shrunk *shrunk)
+{
+    struct host_comm *host = line->link->host;
+    int me = host->comm->rank;
+
+    if (shrunk->out[me / 64] >> (me % 64) & 1)
+        atomic_store(&host->remote[line->rank].excludes, 1);
+}
+
 static void take_message(void *context, enum link_kind kind, const void *payload)
 {
     struct line *line = context;
@@ -95,6 +104,8 @@ static void take_message(void *context, enum link_kind kind, const void *payload
         take_heartbeat(line, payload);
     else if (kind == LINK_FAILURE)
         take_failure(line, payload);
+    else if (kind == LINK_SHRUNK)
+        take_shrunk(line, payload);
     else
         atomic_store(&host->remote[line->rank].left, 1);
 }
@@ -169,6 +180,17 @@ static void queue_failure(struct line *line, uint64_t word)
     line->said_failure = true;
 }
 
+static void queue_shrunk(struct line *line)
+{
+    const struct host_shrink *state = &line->link->host->control->shrink;
+    struct link_shrunk shrunk;
+
+    for (int word = 0; word < EP_MAX_RANKS / 64; word++)
+        shrunk.out[word] = atomic_load(&state->passed_out[word]);
+    queue(line, LINK_SHRUNK, &shrunk, sizeof(shrunk));
+    line->said_shrunk = true;
+}
+
 /* The next message, if there is one; false: nothing to say now. */
 static bool choose(struct line *line, uint64_t now)
 {
@@ -179,6 +201,8 @@ static bool choose(struct line *line, uint64_t now)
         return false;
     if (word) {
         queue_failure(line, word);
+    } else if (!line->said_shrunk && atomic_load(&link->host->control->shrink.passed)) {
+        queue_shrunk(line);
     } else if (atomic_load(&link->stops)) {
         if (atomic_load(&link->host->control->left))
             queue(line, LINK_LEFT, NULL, 0);

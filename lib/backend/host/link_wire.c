@@ -21,6 +21,8 @@ static const char *check_head(const struct link_reader *reader)
         return head->bytes == sizeof(struct link_failure) ? NULL : "a failure of another size";
     case LINK_LEFT:
         return head->bytes == 0 ? NULL : "a farewell of another size";
+    case LINK_SHRUNK:
+        return head->bytes == sizeof(struct link_shrunk) ? NULL : "a list of ranks of another size";
     default:
         return "a message of unknown kind";
     }

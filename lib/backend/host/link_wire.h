@@ -10,7 +10,8 @@
 enum link_kind {
     LINK_HEARTBEAT = 1, /* an entry for each rank of the sender's node */
     LINK_FAILURE,
-    LINK_LEFT /* the sender has left the group: nothing comes behind it */
+    LINK_LEFT,  /* the sender has left the group: nothing comes behind it */
+    LINK_SHRUNK /* the group goes on without the ranks in the bits behind it */
 };
 
 struct link_head {
@@ -30,6 +31,10 @@ struct link_entry {
 struct link_failure {
     uint64_t word; /* host_control.failure */
     char reason[HOST_REASON_BYTES];
+};
+
+struct link_shrunk {
+    uint64_t out[EP_MAX_RANKS / 64];
 };
 
 /* Where the reader of one link stands. */
