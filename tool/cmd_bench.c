@@ -178,7 +178,9 @@ static int make_specs(const struct cmd *cmd, const struct cmd_call *call, const 
         return CMD_FINE;
     /* MPI_Alltoallv is a yardstick for host memory. */
     for (size_t i = 0; i < options->ranks.n; i++)
-        ret_specs[i].boot = !ret_specs[i].network && !gpu_is_backend(ret_specs[i].backend) && ranks_mpi_available(&why) ? RANKS_MPI : RANKS_FORK;
+        ret_specs[i].boot = !ret_specs[i].network && !gpu_is_backend(ret_specs[i].backend) && ranks_mpi_available(&why)
+                                ? RANKS_MPI
+                                : RANKS_FORK;
     return CMD_FINE;
 }
 

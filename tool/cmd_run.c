@@ -177,11 +177,11 @@ static int run_suites(struct run *run)
         struct suite_result *result = &run->results[i];
 
         if (!part_request(run, i, &request)) {
-            json_array_append_new(run->not_run, json_pack("{s:s, s:o}", "matrix", parts[i].matrix, "why",
-                                                          json_sprintf("%d rank%s do%s not make %d node%s", spec->nranks,
-                                                                       spec->nranks == 1 ? "" : "s",
-                                                                       spec->nranks == 1 ? "es" : "", spec->nnodes,
-                                                                       spec->nnodes == 1 ? "" : "s")));
+            json_array_append_new(
+                run->not_run,
+                json_pack("{s:s, s:o}", "matrix", parts[i].matrix, "why",
+                          json_sprintf("%d rank%s do%s not make %d node%s", spec->nranks, spec->nranks == 1 ? "" : "s",
+                                       spec->nranks == 1 ? "es" : "", spec->nnodes, spec->nnodes == 1 ? "" : "s")));
             continue;
         }
         suite_run(spec, &request, 0, done, all, result);

@@ -138,8 +138,11 @@ static void take_event(void *context, const json_t *event)
 static const struct verdict *ask_world(void)
 {
     static struct verdict verdict = {.why = "the ranks did not tell which GPUs they see"};
-    struct ranks_spec spec = {
-        .boot = ranks_world_boot(), .nranks = ranks_world_size(), .nnodes = 1, .timeout_ms = TELL_MS, .backend = "host"};
+    struct ranks_spec spec = {.boot = ranks_world_boot(),
+                              .nranks = ranks_world_size(),
+                              .nnodes = 1,
+                              .timeout_ms = TELL_MS,
+                              .backend = "host"};
     json_t *parameters;
 
     if (verdict.asked)

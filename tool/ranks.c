@@ -171,11 +171,12 @@ json_t *ranks_spec_to_json(const struct ranks_spec *spec)
 
     return json_pack("{s:i, s:i, s:i, s:i, s:i, s:s*, s:s*, s:i, s:i, s:{s:I, s:i, s:i, s:i, s:i, s:i, s:i}}", "boot",
                      spec->boot, "nranks", spec->nranks, "nnodes", spec->nnodes, "timeout_ms", spec->timeout_ms,
-                     "job_timeout_ms", spec->job_timeout_ms, "backend", spec->backend, "network", spec->network, "channels",
-                     spec->channels, "partial_type", spec->partial_type, "emulation", "seed", (json_int_t)emulation->seed, "delay_us",
-                     (int)emulation->delay_us, "ring_bytes", (int)emulation->ring_bytes, "split_bytes",
-                     (int)emulation->split_bytes, "reorder", (int)emulation->reorder, "stall_rank",
-                     (int)emulation->stall_rank, "stall_ms", (int)emulation->stall_ms);
+                     "job_timeout_ms", spec->job_timeout_ms, "backend", spec->backend, "network", spec->network,
+                     "channels", spec->channels, "partial_type", spec->partial_type, "emulation", "seed",
+                     (json_int_t)emulation->seed, "delay_us", (int)emulation->delay_us, "ring_bytes",
+                     (int)emulation->ring_bytes, "split_bytes", (int)emulation->split_bytes, "reorder",
+                     (int)emulation->reorder, "stall_rank", (int)emulation->stall_rank, "stall_ms",
+                     (int)emulation->stall_ms);
 }
 
 int ranks_spec_from_json(const json_t *json, struct ranks_spec *ret_spec)
@@ -185,13 +186,14 @@ int ranks_spec_from_json(const json_t *json, struct ranks_spec *ret_spec)
     json_int_t seed;
     int boot;
 
-    if (json_unpack((json_t *)json, "{s:i, s:i, s:i, s:i, s:i, s?s, s?s, s:i, s:i, s:{s:I, s:i, s:i, s:i, s:i, s:i, s:i}}",
-                    "boot", &boot, "nranks", &spec.nranks, "nnodes", &spec.nnodes, "timeout_ms", &spec.timeout_ms,
-                    "job_timeout_ms", &spec.job_timeout_ms, "backend", &spec.backend, "network", &spec.network, "channels",
-                    &spec.channels,
-                    "partial_type", &spec.partial_type, "emulation", "seed", &seed, "delay_us", &emulation->delay_us,
-                    "ring_bytes", &emulation->ring_bytes, "split_bytes", &emulation->split_bytes, "reorder",
-                    &emulation->reorder, "stall_rank", &emulation->stall_rank, "stall_ms", &emulation->stall_ms) != 0)
+    if (json_unpack((json_t *)json,
+                    "{s:i, s:i, s:i, s:i, s:i, s?s, s?s, s:i, s:i, s:{s:I, s:i, s:i, s:i, s:i, s:i, s:i}}", "boot",
+                    &boot, "nranks", &spec.nranks, "nnodes", &spec.nnodes, "timeout_ms", &spec.timeout_ms,
+                    "job_timeout_ms", &spec.job_timeout_ms, "backend", &spec.backend, "network", &spec.network,
+                    "channels", &spec.channels, "partial_type", &spec.partial_type, "emulation", "seed", &seed,
+                    "delay_us", &emulation->delay_us, "ring_bytes", &emulation->ring_bytes, "split_bytes",
+                    &emulation->split_bytes, "reorder", &emulation->reorder, "stall_rank", &emulation->stall_rank,
+                    "stall_ms", &emulation->stall_ms) != 0)
         return -1;
     spec.boot = (enum ranks_boot)boot;
     emulation->seed = (uint64_t)seed;

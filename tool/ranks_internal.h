@@ -98,8 +98,9 @@ bool ranks_claims_tcp(bool asked);
 
 /*
  * Was this epkit started as a rank by mpirun, srun, torchrun or the like? Their variables say so. Of MPI's launchers
- * MPI is asked: what it answers counts. `call` NULL: the command line is wrong. CMD_FINE: the world is joined, or there is none. CMD_USAGE where variables contradict MPI or each
- * other, CMD_UNSUPPORTED where MPI cannot be started; both are reported. All ranks get the same result.
+ * MPI is asked: what it answers counts. `call` NULL: the command line is wrong. CMD_FINE: the world is joined, or there
+ * is none. CMD_USAGE where variables contradict MPI or each other, CMD_UNSUPPORTED where MPI cannot be started; both
+ * are reported. All ranks get the same result.
  */
 int ranks_world_join(const struct cmd *cmd, const struct cmd_call *call);
 

@@ -33,8 +33,8 @@ typedef struct ep_boot {
     int32_t rank;
     int32_t nranks;
     ep_allgather_fn allgather;
-    void *context;       /* handed to allgather */
-    const void *network; /* NULL; a boot that brings its own network between hosts (epkit/mpi.h) sets it */
+    void *context;          /* handed to allgather */
+    const void *network;    /* NULL; a boot that brings its own network between hosts (epkit/mpi.h) sets it */
     int32_t ranks_per_node; /* what config.ranks_per_node = 0 means; 0: not known, all ranks are on one node */
     int32_t reserved;       /* 0 */
 } ep_boot;
@@ -76,17 +76,18 @@ EP_API void ep_boot_shm_free(ep_boot_shm *place);
 typedef struct ep_boot_tcp ep_boot_tcp;
 
 typedef struct ep_boot_tcp_args {
-    size_t size;            /* sizeof(ep_boot_tcp_args); EP_BOOT_TCP_ARGS_INIT sets it */
-    int32_t rank;           /* this one, where nranks is given */
-    int32_t nranks;         /* 0: $WORLD_SIZE, and the rank is $RANK */
-    const char *address;    /* of rank 0: "host", "host:port" or "[IPv6]:port"; NULL: $EPKIT_ADDRESS, else $MASTER_ADDR
-                               and $MASTER_PORT. Where torchrun holds that port itself (TORCHELASTIC_USE_AGENT_STORE),
-                               it is the next one */
-    const char *secret;     /* NULL: $EPKIT_SECRET; none: "" */
-    const char *interface;  /* NULL: $EPKIT_TCP_INTERFACE; none: that of the way to rank 0. Names or beginnings of names
-                               ("eth0,ens"), "=eth0" for the whole name, "^docker" for all but those, or an address */
-    int32_t timeout_ms;     /* for all ranks to come; 0: $EPKIT_TIMEOUT_MS, else 30000 */
-    int32_t ranks_per_node; /* 0: $LOCAL_WORLD_SIZE, else the ranks that share a host, where these are as many on each */
+    size_t size;           /* sizeof(ep_boot_tcp_args); EP_BOOT_TCP_ARGS_INIT sets it */
+    int32_t rank;          /* this one, where nranks is given */
+    int32_t nranks;        /* 0: $WORLD_SIZE, and the rank is $RANK */
+    const char *address;   /* of rank 0: "host", "host:port" or "[IPv6]:port"; NULL: $EPKIT_ADDRESS, else $MASTER_ADDR
+                              and $MASTER_PORT. Where torchrun holds that port itself (TORCHELASTIC_USE_AGENT_STORE),
+                              it is the next one */
+    const char *secret;    /* NULL: $EPKIT_SECRET; none: "" */
+    const char *interface; /* NULL: $EPKIT_TCP_INTERFACE; none: that of the way to rank 0. Names or beginnings of names
+                              ("eth0,ens"), "=eth0" for the whole name, "^docker" for all but those, or an address */
+    int32_t timeout_ms;    /* for all ranks to come; 0: $EPKIT_TIMEOUT_MS, else 30000 */
+    int32_t
+        ranks_per_node; /* 0: $LOCAL_WORLD_SIZE, else the ranks that share a host, where these are as many on each */
 } ep_boot_tcp_args;
 
 #define EP_BOOT_TCP_ARGS_INIT EP_INIT(ep_boot_tcp_args)

@@ -42,15 +42,15 @@ static void add_block(struct ep_sha256 *sha, const unsigned char *block)
     for (int i = 16; i < 64; i++) {
         uint32_t a = w[i - 15], b = w[i - 2];
 
-        w[i] = w[i - 16] + (rotate(a, 7) ^ rotate(a, 18) ^ a >> 3) + w[i - 7] +
-               (rotate(b, 17) ^ rotate(b, 19) ^ b >> 10);
+        w[i] =
+            w[i - 16] + (rotate(a, 7) ^ rotate(a, 18) ^ a >> 3) + w[i - 7] + (rotate(b, 17) ^ rotate(b, 19) ^ b >> 10);
     }
     memcpy(s, sha->state, sizeof(s));
     for (int i = 0; i < 64; i++) {
         uint32_t t1 = s[7] + (rotate(s[4], 6) ^ rotate(s[4], 11) ^ rotate(s[4], 25)) +
                       ((s[4] & s[5]) ^ (~s[4] & s[6])) + constants[i] + w[i];
-        uint32_t t2 = (rotate(s[0], 2) ^ rotate(s[0], 13) ^ rotate(s[0], 22)) +
-                      ((s[0] & s[1]) ^ (s[0] & s[2]) ^ (s[1] & s[2]));
+        uint32_t t2 =
+            (rotate(s[0], 2) ^ rotate(s[0], 13) ^ rotate(s[0], 22)) + ((s[0] & s[1]) ^ (s[0] & s[2]) ^ (s[1] & s[2]));
 
         memmove(&s[1], &s[0], 7 * sizeof(s[0]));
         s[4] += t1;
@@ -63,8 +63,8 @@ static void add_block(struct ep_sha256 *sha, const unsigned char *block)
 void ep_sha256_init(struct ep_sha256 *sha)
 {
     /* FIPS 180-4, 5.3.3. */
-    *sha = (struct ep_sha256){.state = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c,
-                                        0x1f83d9ab, 0x5be0cd19}};
+    *sha = (struct ep_sha256){
+        .state = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19}};
 }
 
 void ep_sha256_add(struct ep_sha256 *sha, const void *data, size_t bytes)

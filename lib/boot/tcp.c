@@ -3,9 +3,9 @@
  * The bootstrap over TCP: what the environment says, the star of connections (lib/tcp/star.h), and which ranks share a
  * host.
  */
+#include "net/tcp.h"
 #include "base/args.h"
 #include "base/process.h"
-#include "net/tcp.h"
 #include "tcp/star.h"
 
 #include <epkit/boot.h>

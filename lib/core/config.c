@@ -81,8 +81,8 @@ static ep_status resolve_network(ep_comm_config *config, const struct ep_net_pro
         config->network = ep_net_tcp.name;
     else
         return ep_fail(EP_E_UNSUPPORTED,
-                       "%s: network \"%.32s\": there is \"emulated\", \"tcp\"%s%s%s, and the boot brings %s",
-                       call, asked, brought ? ", \"" : "", brought ? brought->name : "", brought ? "\"" : "",
+                       "%s: network \"%.32s\": there is \"emulated\", \"tcp\"%s%s%s, and the boot brings %s", call,
+                       asked, brought ? ", \"" : "", brought ? brought->name : "", brought ? "\"" : "",
                        brought ? "no other" : "none");
     return EP_OK;
 }

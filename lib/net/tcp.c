@@ -48,10 +48,10 @@ struct stream {
     size_t waiting; /* bytes of all of them, less `sent` */
     uint32_t number;
     bool readable, writable; /* as far as is known: until the kernel says EAGAIN */
-    bool discards;               /* the peer takes nothing any more: what is sent is thrown away */
+    bool discards;           /* the peer takes nothing any more: what is sent is thrown away */
     bool ended;              /* nothing comes any more */
     uint64_t ended_ns;
-    int error; /* errno with which it ended, 0: the peer closed it */
+    int error;      /* errno with which it ended, 0: the peer closed it */
     int send_error; /* errno of a send that no connection is to blame for: memory that cannot be read */
     struct tcp_wire in;
 };
@@ -132,8 +132,7 @@ static int gather(const struct stream *stream, struct iovec *ret_pieces)
             skip = head;
         }
         if (record->bytes > skip - head)
-            ret_pieces[n++] =
-                (struct iovec){(void *)(record->data + (skip - head)), record->bytes - (skip - head)};
+            ret_pieces[n++] = (struct iovec){(void *)(record->data + (skip - head)), record->bytes - (skip - head)};
         skip = 0;
     }
     return n;
@@ -194,8 +193,9 @@ static bool add_record(struct stream *stream, uint32_t kind, uint64_t place, uin
     if (stream->discards)
         return true; /* it has left or died: whoever waits for it hears so */
     record = &stream->records[(stream->first + stream->count++) % RECORDS];
-    *record = (struct record){
-        .head = {.kind = kind, .number = stream->number++, .place = place, .amount = amount}, .data = data, .bytes = bytes};
+    *record = (struct record){.head = {.kind = kind, .number = stream->number++, .place = place, .amount = amount},
+                              .data = data,
+                              .bytes = bytes};
     stream->waiting += sizeof(record->head) + bytes;
     return true;
 }

@@ -26,12 +26,12 @@ struct ep_net_tcp_rendezvous {
     struct ep_net_tcp_context context;
     struct tcp_key key;
     uint64_t session;
-    int listener; /* -1: none */
+    int listener;            /* -1: none */
     struct tcp_address from; /* to bind connections to; family 0: any */
     struct {
         int n;
         struct tcp_address addresses[TCP_ADDRESSES]; /* at which this rank may try it */
-    } *ranks; /* [R] */
+    } * ranks;                                       /* [R] */
 };
 
 /* Of an endpoint of ep_net_tcp, borrowed. */

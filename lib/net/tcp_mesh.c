@@ -135,8 +135,8 @@ static ep_status compare(const struct mesh *mesh, const struct introduction *min
     for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++)
         if (fields[i].mine != fields[i].theirs)
             return ep_fail(EP_E_MISMATCH, "network tcp: %s is %llu on rank %d and %llu on rank %d", fields[i].name,
-                           (unsigned long long)fields[i].mine, mesh->params->rank,
-                           (unsigned long long)fields[i].theirs, rank);
+                           (unsigned long long)fields[i].mine, mesh->params->rank, (unsigned long long)fields[i].theirs,
+                           rank);
     if (theirs->n_addresses < 0 || theirs->n_addresses > TCP_ADDRESSES)
         return ep_fail(EP_E_MISMATCH, "network tcp: what rank %d has published is damaged: %d addresses", rank,
                        theirs->n_addresses);
@@ -192,7 +192,8 @@ static ep_status check_line(void *context, const struct tcp_handshake *hs, char 
 
     snprintf(ret_reason, bytes, "rank %d did not expect such a connection of rank %d", params->rank, hello->rank);
     if (hello->session != mesh->session || hello->to != params->rank || hello->rank < 0 ||
-        hello->rank >= params->nranks || hello->rank % params->ranks_per_node != params->rank % params->ranks_per_node ||
+        hello->rank >= params->nranks ||
+        hello->rank % params->ranks_per_node != params->rank % params->ranks_per_node ||
         hello->rank / params->ranks_per_node <= mesh->node)
         return EP_E_MISMATCH;
     if (hello->kind == TCP_STREAM && hello->detail < (uint32_t)params->channels)
@@ -339,9 +340,9 @@ static void plan_connectors(struct mesh *mesh)
             continue;
         mesh->connectors[mesh->n_connectors++] =
             (struct connector){.slot = slot,
-                          .kind = slot % mesh->per_peer == mesh->per_peer - 1 ? TCP_LINK : TCP_STREAM,
-                          .rank = rank_of_slot(mesh, slot),
-                          .hs.fd = -1};
+                               .kind = slot % mesh->per_peer == mesh->per_peer - 1 ? TCP_LINK : TCP_STREAM,
+                               .rank = rank_of_slot(mesh, slot),
+                               .hs.fd = -1};
     }
 }
 

@@ -29,7 +29,8 @@ int tcp_acceptor_get_polls(const struct tcp_acceptor *acceptor, struct pollfd *r
         return 0;
     ret_polls[n++] = (struct pollfd){.fd = acceptor->fd, .events = POLLIN};
     for (int i = 0; i < acceptor->n; i++)
-        ret_polls[n++] = (struct pollfd){.fd = acceptor->pending[i].fd, .events = tcp_handshake_events(&acceptor->pending[i])};
+        ret_polls[n++] =
+            (struct pollfd){.fd = acceptor->pending[i].fd, .events = tcp_handshake_events(&acceptor->pending[i])};
     return n;
 }
 
@@ -85,7 +86,8 @@ static void accept_all(struct tcp_acceptor *acceptor)
     }
 }
 
-void tcp_acceptor_step(struct tcp_acceptor *acceptor, tcp_acceptor_check_fn check, tcp_acceptor_take_fn take, void *context)
+void tcp_acceptor_step(struct tcp_acceptor *acceptor, tcp_acceptor_check_fn check, tcp_acceptor_take_fn take,
+                       void *context)
 {
     if (acceptor->fd < 0)
         return;

@@ -15,7 +15,8 @@
 #define TCP_ACCEPTOR_PENDING 128
 
 /* Asked when a connection has proved itself: EP_OK, or why it is not taken (text in ret_reason). */
-typedef ep_status (*tcp_acceptor_check_fn)(void *context, const struct tcp_handshake *hs, char *ret_reason, size_t bytes);
+typedef ep_status (*tcp_acceptor_check_fn)(void *context, const struct tcp_handshake *hs, char *ret_reason,
+                                           size_t bytes);
 /* It is welcome, and the descriptor is the callee's. */
 typedef void (*tcp_acceptor_take_fn)(void *context, const struct tcp_handshake *hs, int fd);
 
@@ -24,7 +25,7 @@ struct tcp_acceptor {
     struct tcp_key key;
     struct tcp_handshake pending[TCP_ACCEPTOR_PENDING];
     int n;
-    uint64_t dropped;             /* connections that were not taken */
+    uint64_t dropped;                                 /* connections that were not taken */
     char last_drop[TCP_WHY_BYTES + TCP_ADDRESS_TEXT]; /* "10.0.0.9:4242 has another secret" */
 };
 
@@ -34,7 +35,8 @@ void tcp_acceptor_open(struct tcp_acceptor *acceptor, int fd, const struct tcp_k
 #define TCP_ACCEPTOR_POLLS (TCP_ACCEPTOR_PENDING + 1)
 int tcp_acceptor_get_polls(const struct tcp_acceptor *acceptor, struct pollfd *ret_polls);
 /* Goes on with all of them; never blocks. */
-void tcp_acceptor_step(struct tcp_acceptor *acceptor, tcp_acceptor_check_fn check, tcp_acceptor_take_fn take, void *context);
+void tcp_acceptor_step(struct tcp_acceptor *acceptor, tcp_acceptor_check_fn check, tcp_acceptor_take_fn take,
+                       void *context);
 void tcp_acceptor_close(struct tcp_acceptor *acceptor);
 
 #endif

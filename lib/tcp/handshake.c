@@ -112,23 +112,23 @@ static void await(struct tcp_handshake *hs, enum state state, size_t bytes)
     hs->in_need = bytes;
 }
 
-ep_status tcp_handshake_connect(struct tcp_handshake *hs, int fd, const struct tcp_key *key, const struct tcp_hello *hello,
-                        const struct tcp_address *to, uint64_t deadline_ns)
+ep_status tcp_handshake_connect(struct tcp_handshake *hs, int fd, const struct tcp_key *key,
+                                const struct tcp_hello *hello, const struct tcp_address *to, uint64_t deadline_ns)
 {
     *hs = (struct tcp_handshake){.fd = fd,
-                                .state = CONNECTING,
-                                .from = *to,
-                                .key = *key,
-                                .hello = *hello,
-                                .begin_ns = ep_now_ns(),
-                                .deadline_ns = deadline_ns};
+                                 .state = CONNECTING,
+                                 .from = *to,
+                                 .key = *key,
+                                 .hello = *hello,
+                                 .begin_ns = ep_now_ns(),
+                                 .deadline_ns = deadline_ns};
     hs->hello.magic = MAGIC;
     hs->hello.version = VERSION;
     return tcp_random(hs->hello.nonce, sizeof(hs->hello.nonce));
 }
 
-ep_status tcp_handshake_accept(struct tcp_handshake *hs, int fd, const struct tcp_key *key, const struct tcp_address *from,
-                          uint64_t deadline_ns)
+ep_status tcp_handshake_accept(struct tcp_handshake *hs, int fd, const struct tcp_key *key,
+                               const struct tcp_address *from, uint64_t deadline_ns)
 {
     *hs = (struct tcp_handshake){
         .fd = fd, .from = *from, .key = *key, .begin_ns = ep_now_ns(), .deadline_ns = deadline_ns};
@@ -225,8 +225,7 @@ void tcp_handshake_reply(struct tcp_handshake *hs, ep_status status, const char 
 static int push(struct tcp_handshake *hs)
 {
     while (hs->out_at < hs->out_used) {
-        ssize_t n = send(hs->fd, hs->out + hs->out_at, hs->out_used - hs->out_at,
-                         MSG_NOSIGNAL | MSG_DONTWAIT);
+        ssize_t n = send(hs->fd, hs->out + hs->out_at, hs->out_used - hs->out_at, MSG_NOSIGNAL | MSG_DONTWAIT);
 
         if (n < 0 && errno == EINTR)
             continue;

@@ -77,11 +77,11 @@ void tcp_key_make(const char *secret, const char *purpose, const void *more, siz
 ep_status tcp_random(void *ret_bytes, size_t bytes);
 
 /* Takes the descriptor, which tcp_connect() has made. magic, version and nonce of `hello` are filled in. */
-ep_status tcp_handshake_connect(struct tcp_handshake *hs, int fd, const struct tcp_key *key, const struct tcp_hello *hello,
-                        const struct tcp_address *to, uint64_t deadline_ns);
+ep_status tcp_handshake_connect(struct tcp_handshake *hs, int fd, const struct tcp_key *key,
+                                const struct tcp_hello *hello, const struct tcp_address *to, uint64_t deadline_ns);
 /* Takes the descriptor, which tcp_accept() has made. */
-ep_status tcp_handshake_accept(struct tcp_handshake *hs, int fd, const struct tcp_key *key, const struct tcp_address *from,
-                          uint64_t deadline_ns);
+ep_status tcp_handshake_accept(struct tcp_handshake *hs, int fd, const struct tcp_key *key,
+                               const struct tcp_address *from, uint64_t deadline_ns);
 enum tcp_handshake_result tcp_handshake_step(struct tcp_handshake *hs);
 /* Listening side, once it is proven: EP_OK, or why the rank is not taken. */
 void tcp_handshake_reply(struct tcp_handshake *hs, ep_status status, const char *reason);

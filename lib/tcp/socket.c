@@ -10,9 +10,12 @@
 #include <net/if.h>
 #include <netdb.h>
 #include <netinet/tcp.h>
+#include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 /* Ranks of a large job come all at once. The kernel cuts it to net.core.somaxconn. */
@@ -153,68 +156,128 @@ static void take_list(const struct addrinfo *list, struct tcp_address *ret_addre
     }
 }
 
-/* A query that may outlive its asker: glibc's helper thread holds it until it is through. */
+/*
+ * A query of the name server, in a thread of its own: getaddrinfo() knows no deadline. Who comes last, the thread or
+ * the one that waits for it, frees it. (glibc's getaddrinfo_a() starts threads that ThreadSanitizer cannot follow.)
+ */
 struct query {
-    struct gaicb request;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    bool done, abandoned;
+    int code;
+    struct addrinfo *list;
     struct addrinfo hints;
     char host[256], port[8];
 };
 
-static ep_status ask_name_server(struct query *query, uint64_t deadline_ns, bool *ret_abandoned)
+static void query_free(struct query *query)
 {
-    struct gaicb *list[] = {&query->request};
-    const struct gaicb *waiting[] = {&query->request};
-    int code = getaddrinfo_a(GAI_NOWAIT, list, 1, NULL);
+    if (query->list)
+        freeaddrinfo(query->list);
+    pthread_cond_destroy(&query->changed);
+    pthread_mutex_destroy(&query->lock);
+    free(query);
+}
 
-    while (code == 0 && (code = gai_error(&query->request)) == EAI_INPROGRESS) {
-        uint64_t now = ep_now_ns(), left = deadline_ns > now ? deadline_ns - now : 0;
-        struct timespec span = {.tv_sec = (time_t)(left / 1000000000u), .tv_nsec = (long)(left % 1000000000u)};
+static void *run_query(void *argument)
+{
+    struct query *query = argument;
+    struct addrinfo *list = NULL;
+    int code = getaddrinfo(query->host, query->port, &query->hints, &list);
+    bool abandoned;
 
-        if (left == 0) {
-            *ret_abandoned = gai_cancel(&query->request) == EAI_NOTCANCELED;
-            return ep_fail(EP_E_TIMEOUT, "host name \"%.64s\": no answer from the name server", query->host);
-        }
-        (void)gai_suspend(waiting, 1, &span);
-        code = 0;
-    }
-    if (code != 0)
-        return ep_fail(code == EAI_MEMORY ? EP_E_MEMORY : EP_E_ARG, "host name \"%.64s\": %s", query->host,
-                       gai_strerror(code));
-    return EP_OK;
+    pthread_mutex_lock(&query->lock);
+    query->code = code;
+    query->list = code == 0 ? list : NULL;
+    query->done = true;
+    abandoned = query->abandoned;
+    pthread_cond_signal(&query->changed);
+    pthread_mutex_unlock(&query->lock);
+    if (abandoned)
+        query_free(query);
+    return NULL;
+}
+
+static bool query_new(const char *host, uint16_t port, struct query **ret_query)
+{
+    struct query *query = calloc(1, sizeof(*query));
+    pthread_condattr_t attributes;
+
+    if (!query)
+        return false;
+    pthread_mutex_init(&query->lock, NULL);
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&query->changed, &attributes);
+    pthread_condattr_destroy(&attributes);
+    snprintf(query->host, sizeof(query->host), "%s", host);
+    snprintf(query->port, sizeof(query->port), "%u", port);
+    query->hints = (struct addrinfo){.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICHOST | AI_NUMERICSERV};
+    *ret_query = query;
+    return true;
+}
+
+static int start_query(struct query *query, pthread_t *ret_thread)
+{
+    sigset_t all, before;
+    int error;
+
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    error = pthread_create(ret_thread, NULL, run_query, query);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return error;
+}
+
+/* EP_OK: done, with query->code. EP_E_TIMEOUT: the query is the thread's from now on. */
+static ep_status await_query(struct query *query, uint64_t deadline_ns)
+{
+    struct timespec until = {.tv_sec = (time_t)(deadline_ns / 1000000000u),
+                             .tv_nsec = (long)(deadline_ns % 1000000000u)};
+    pthread_t thread;
+    bool done;
+    int error = start_query(query, &thread);
+
+    if (error)
+        return ep_fail_errno(EP_E_SYSTEM, error, "host name \"%.64s\": a thread for the query", query->host);
+    pthread_mutex_lock(&query->lock);
+    while (!query->done && pthread_cond_timedwait(&query->changed, &query->lock, &until) == 0)
+        ;
+    done = query->done;
+    query->abandoned = !done;
+    if (!done)
+        pthread_detach(thread);
+    pthread_mutex_unlock(&query->lock);
+    if (done)
+        pthread_join(thread, NULL);
+    return done ? EP_OK : EP_E_TIMEOUT;
 }
 
 ep_status tcp_resolve(const char *host, uint16_t port, uint64_t deadline_ns, struct tcp_address *ret_addresses,
                       int *ret_n)
 {
-    struct query *query = calloc(1, sizeof(*query));
-    struct addrinfo *numeric = NULL;
-    bool abandoned = false;
-    ep_status status;
+    struct query *query;
+    ep_status status = EP_OK;
 
-    if (!query)
+    if (!query_new(host, port, &query))
         return ep_fail(EP_E_MEMORY, "host name \"%.64s\": no memory", host);
-    snprintf(query->host, sizeof(query->host), "%s", host);
-    snprintf(query->port, sizeof(query->port), "%u", port);
-    query->hints = (struct addrinfo){.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICHOST | AI_NUMERICSERV};
-    if (getaddrinfo(query->host, query->port, &query->hints, &numeric) == 0) {
-        take_list(numeric, ret_addresses, ret_n);
-        freeaddrinfo(numeric);
-        free(query);
-        return EP_OK;
+    query->code = getaddrinfo(query->host, query->port, &query->hints, &query->list);
+    if (query->code != 0) {
+        query->list = NULL;
+        query->hints.ai_flags = AI_NUMERICSERV;
+        status = await_query(query, deadline_ns);
+        if (status == EP_E_TIMEOUT)
+            return ep_fail(status, "host name \"%.64s\": no answer from the name server in time", host);
     }
-    query->hints.ai_flags = AI_NUMERICSERV;
-    query->request =
-        (struct gaicb){.ar_name = query->host, .ar_service = query->port, .ar_request = &query->hints};
-    status = ask_name_server(query, deadline_ns, &abandoned);
-    if (abandoned) /* its memory is the resolver's: leaked once per name server that does not answer */
-        return status;
-    if (status == EP_OK)
-        take_list(query->request.ar_result, ret_addresses, ret_n);
-    if (query->request.ar_result)
-        freeaddrinfo(query->request.ar_result);
-    free(query);
-    if (status == EP_OK && *ret_n == 0)
-        return ep_fail(EP_E_ARG, "host name \"%.64s\": no IPv4 or IPv6 address", host);
+    if (status == EP_OK && query->code != 0)
+        status = ep_fail(query->code == EAI_MEMORY ? EP_E_MEMORY : EP_E_ARG, "host name \"%.64s\": %s", host,
+                         gai_strerror(query->code));
+    if (status == EP_OK) {
+        take_list(query->list, ret_addresses, ret_n);
+        if (*ret_n == 0)
+            status = ep_fail(EP_E_ARG, "host name \"%.64s\": no IPv4 or IPv6 address", host);
+    }
+    query_free(query);
     return status;
 }
 
@@ -266,12 +329,14 @@ static void take_interfaces(const struct ifaddrs *list, const char *wanted, int 
 
 ep_status tcp_find_interfaces(const char *wanted, struct tcp_address *ret_addresses, int *ret_n)
 {
+    unsigned char number[sizeof(struct in6_addr)];
     struct ifaddrs *list = NULL;
     int n = 0;
 
     if (wanted && !*wanted)
         wanted = NULL;
-    if (wanted && (strchr(wanted, '.') || strchr(wanted, ':')))
+    /* Names of interfaces may have dots (eth0.100), so only what is an address is one. */
+    if (wanted && (inet_pton(AF_INET, wanted, number) == 1 || inet_pton(AF_INET6, wanted, number) == 1))
         return tcp_resolve(wanted, 0, 0, ret_addresses, ret_n);
     if (getifaddrs(&list) != 0)
         return ep_fail_errno(EP_E_SYSTEM, errno, "network tcp: the list of interfaces");

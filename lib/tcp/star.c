@@ -5,9 +5,11 @@
 
 #include <errno.h>
 #include <limits.h>
+#include <linux/sockios.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -16,9 +18,9 @@
 #define LIST_BYTES 160
 #define RETRY_FIRST_NS 20000000u /* between two tries to connect; doubles */
 #define RETRY_MOST_NS 500000000u
-#define TELL_NS 200000000u  /* between two lists of who is missing */
-#define POLL_MOST_MS 20     /* a deadline is never missed by more */
-#define FAREWELL_MS 200     /* for a failure or a farewell to leave */
+#define TELL_NS 200000000u /* between two lists of who is missing */
+#define POLL_MOST_MS 20    /* a deadline is never missed by more */
+#define FAREWELL_MS 200    /* for a failure or a farewell to leave */
 
 enum frame_kind { FRAME_BLOCK = 1, FRAME_RESULT, FRAME_FAILURE, FRAME_MISSING, FRAME_BYE };
 
@@ -146,30 +148,43 @@ static void print_conn(const struct tcp_star *star, const struct conn *conn, cha
     snprintf(ret_text, bytes, "rank %d (%s)", rank_of(star, conn), address);
 }
 
-/* Sends what is small, for a moment; then the connection closes anyway. */
+/* Has the kernel of the other side all of it? */
+static bool is_delivered(const struct conn *conn)
+{
+    int waiting = 0;
+
+    return is_idle(conn) && ioctl(conn->fd, SIOCOUTQ, &waiting) == 0 && waiting == 0;
+}
+
+/*
+ * Sends what is small, for a moment; then the connection closes anyway. What comes meanwhile is thrown away: a socket
+ * that is closed with something unread is reset, and what it has sent may be lost.
+ */
 static void drain(struct tcp_star *star)
 {
     uint64_t deadline_ns = ep_deadline_ns(FAREWELL_MS);
-    int open;
+    struct timespec nap = {.tv_nsec = 1000000};
+    unsigned char bytes[4096];
+    bool open = true;
 
-    do {
-        int n = 0;
-
-        open = 0;
+    while (open && ep_now_ns() < deadline_ns) {
+        open = false;
         for (int i = 0; i < n_conns(star); i++) {
             struct conn *conn = &star->conns[i];
 
-            if (conn->fd < 0 || is_idle(conn))
+            if (conn->fd < 0)
                 continue;
-            if (push(conn) != EP_OK)
+            if (push(conn) != EP_OK) {
                 close_conn(conn);
-            else if (!is_idle(conn))
-                star->polls[n++] = (struct pollfd){.fd = conn->fd, .events = POLLOUT};
+                continue;
+            }
+            while (recv(conn->fd, bytes, sizeof(bytes), MSG_DONTWAIT) > 0)
+                ;
+            open |= !is_delivered(conn);
         }
-        open = n;
         if (open)
-            (void)poll(star->polls, (nfds_t)n, 10);
-    } while (open && ep_now_ns() < deadline_ns);
+            nanosleep(&nap, NULL);
+    }
 }
 
 /* --- failing --- */
@@ -398,7 +413,7 @@ static ep_status pull(struct tcp_star *star, struct conn *conn, size_t bytes, un
 static ep_status step(struct tcp_star *star, size_t bytes, unsigned char *ret_all, uint64_t deadline_ns)
 {
     uint64_t now = ep_now_ns(), left_ms = deadline_ns > now ? (deadline_ns - now) / 1000000u + 1 : 0;
-    int n = 0, ready, culprit = star->rank;
+    int n = 0, ready, lost, culprit = star->rank;
 
     if (star->poll) {
         ep_status status = star->poll(star->poll_context, &culprit);
@@ -425,8 +440,12 @@ static ep_status step(struct tcp_star *star, size_t bytes, unsigned char *ret_al
 
         if (conn->fd < 0 || !events)
             continue;
-        if (!is_idle(conn) && push(conn) != EP_OK)
-            return fail_lost(star, conn, errno);
+        /* Where sending fails, the other side may have said why before it closed. */
+        lost = !is_idle(conn) && push(conn) != EP_OK ? errno : 0;
+        if (lost && !conn->came)
+            EP_TRY(pull(star, conn, bytes, ret_all));
+        if (lost)
+            return fail_lost(star, conn, lost);
         if (!conn->came || (events & (POLLRDHUP | POLLHUP | POLLERR)))
             EP_TRY(pull(star, conn, bytes, ret_all));
     }
@@ -670,7 +689,7 @@ static void nap_until(uint64_t ns, uint64_t deadline_ns)
 
 /* One try at one address. */
 static ep_status try_address(struct tcp_star *star, const struct tcp_star_args *args, const struct tcp_address *to,
-                       uint64_t deadline_ns, struct tcp_handshake *hs)
+                             uint64_t deadline_ns, struct tcp_handshake *hs)
 {
     const struct tcp_hello hello = {
         .kind = TCP_BOOTSTRAP, .rank = args->rank, .detail = (uint32_t)args->nranks, .session = 0};
@@ -720,8 +739,8 @@ static ep_status open_leaf(struct tcp_star *star, const struct tcp_star_args *ar
             tcp_address_print(&addresses[i], at);
             if (hs->refused) {
                 star->culprit = 0;
-                status = ep_fail(hs->status, "%s: rank 0 at %s does not take rank %d: %s", args->name, at,
-                                 args->rank, hs->why);
+                status = ep_fail(hs->status, "%s: rank 0 at %s does not take rank %d: %s", args->name, at, args->rank,
+                                 hs->why);
                 goto free;
             }
         }

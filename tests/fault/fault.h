@@ -74,7 +74,7 @@ struct track {
     const char *name;
     int nnodes;
     const char *network; /* NULL: the emulated one */
-    bool masking; /* low latency that goes on without who dies */
+    bool masking;        /* low latency that goes on without who dies */
     enum step steps[8];
     int n_steps;
 };

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Any bytes as what a stranger or a rank sends to the bootstrap over TCP: the handshake of either side refuses them, the
- * all-gather of either side writes nothing beside its result, and all of them end.
+ * Any bytes as what a stranger or a rank sends to the bootstrap over TCP: the handshake of either side refuses them,
+ * the all-gather of either side writes nothing beside its result, and all of them end.
  *
  * The input: which of the four (1 byte), then the bytes.
  */

@@ -24,8 +24,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     unsigned char memory[GUARD + REGION + GUARD], guard[GUARD];
     uint64_t signals[SIGNALS + 1] = {[SIGNALS] = 42};
-    struct tcp_wire wire = {
-        .region = memory + GUARD, .region_bytes = REGION, .signals = signals, .n_signals = SIGNALS};
+    struct tcp_wire wire = {.region = memory + GUARD, .region_bytes = REGION, .signals = signals, .n_signals = SIGNALS};
     size_t step = size ? data[0] : 0;
 
     memset(memory, 0xa5, sizeof(memory));

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * relay.h - a TCP relay of the tests: connections to ranks lead through it, and it delays, splits, stalls and cuts them.
+ * relay.h - a TCP relay of the tests: connections to ranks lead through it, and it delays, splits, stalls and cuts
+ * them.
  *
  * One thread; what it has taken from one side and not given to the other yet is bounded, so it slows its senders down.
  */

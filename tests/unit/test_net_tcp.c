@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The network over TCP on connections that misbehave: they lead through a relay, which the ranks' addresses are replaced
- * by on their way through the boot. Ranks are threads; each node is a host of its own.
+ * The network over TCP on connections that misbehave: they lead through a relay, which the ranks' addresses are
+ * replaced by on their way through the boot. Ranks are threads; each node is a host of its own.
  */
 #include "relay.h"
 #include "stream_traffic.h"
@@ -282,8 +282,8 @@ static void test_records_are_checked(void **state)
 
         memset(region, 0, sizeof(region));
         for (size_t at = 0; at < sizeof(good); at += step)
-            assert_null(tcp_wire_take(&once, (unsigned char *)&good + at,
-                                      sizeof(good) - at < step ? sizeof(good) - at : step));
+            assert_null(
+                tcp_wire_take(&once, (unsigned char *)&good + at, sizeof(good) - at < step ? sizeof(good) - at : step));
         assert_memory_equal(region + 56, "payload", 8);
     }
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
@@ -297,10 +297,8 @@ static void test_records_are_checked(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_records_are_checked),
-        cmocka_unit_test(test_split_and_delayed_streams),
-        cmocka_unit_test(test_stalled_connections),
-        cmocka_unit_test(test_cut_connections),
+        cmocka_unit_test(test_records_are_checked), cmocka_unit_test(test_split_and_delayed_streams),
+        cmocka_unit_test(test_stalled_connections), cmocka_unit_test(test_cut_connections),
         cmocka_unit_test(test_unreachable_rank),
     };
 

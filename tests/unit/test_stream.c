@@ -469,14 +469,10 @@ int main(void)
 
     /* The same on real connections; what only the emulation can be told to do is left out. */
     const struct CMUnitTest tcp_tests[] = {
-        cmocka_unit_test(test_well_behaved),
-        cmocka_unit_test(test_two_ranks_per_node),
-        cmocka_unit_test(test_laps),
-        cmocka_unit_test(test_slow_reader),
-        cmocka_unit_test(test_credit),
-        cmocka_unit_test(test_impossible_messages),
-        cmocka_unit_test(test_bad_parameters),
-        cmocka_unit_test(test_damaged_ring),
+        cmocka_unit_test(test_well_behaved),   cmocka_unit_test(test_two_ranks_per_node),
+        cmocka_unit_test(test_laps),           cmocka_unit_test(test_slow_reader),
+        cmocka_unit_test(test_credit),         cmocka_unit_test(test_impossible_messages),
+        cmocka_unit_test(test_bad_parameters), cmocka_unit_test(test_damaged_ring),
     };
     int failed = cmocka_run_group_tests_name("stream", tests, NULL, NULL);
 

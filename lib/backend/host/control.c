@@ -339,7 +339,8 @@ static ep_status find_network(struct host_comm *host, const ep_boot *boot, const
     }
     if (strcmp(name, ep_net_emulated.name) != 0)
         return ep_fail(EP_E_UNSUPPORTED, "ep_comm_new: no network \"%s\" here: there is \"%s\", \"%s\"%s%s", name,
-                       ep_net_emulated.name, ep_net_tcp.name, brought ? " and, from the boot, " : "", brought ? brought->name : "");
+                       ep_net_emulated.name, ep_net_tcp.name, brought ? " and, from the boot, " : "",
+                       brought ? brought->name : "");
     if (!host->one_host)
         return ep_fail(
             EP_E_UNSUPPORTED,

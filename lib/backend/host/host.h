@@ -114,7 +114,7 @@ struct host_shrink {
     /* Over control links: a shrink has passed without these ranks (shrink_linked.c). */
     _Atomic uint32_t passed;
     _Atomic uint64_t passed_out[EP_MAX_RANKS / 64];
-    _Atomic uint64_t gathered;                              /* all-gathers among the survivors */
+    _Atomic uint64_t gathered; /* all-gathers among the survivors */
     unsigned char block[2][HOST_GATHER_BYTES];
 };
 
@@ -207,7 +207,7 @@ struct host_comm {
     struct ep_plan *pending[HOST_BOARDS]; /* plans whose exchange is not complete, oldest first */
     int n_pending;
     struct ep_streams *streams; /* NULL on one node */
-    struct host_remote *remote;       /* [R]; NULL unless nodes are hosts of their own that are linked */
+    struct host_remote *remote; /* [R]; NULL unless nodes are hosts of their own that are linked */
     struct host_link *link;
     const struct ep_rows_ops *rows;
 

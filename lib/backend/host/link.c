@@ -218,8 +218,8 @@ static bool choose(struct line *line, uint64_t now)
 static void send_all(struct line *line, uint64_t now)
 {
     while (line->fd >= 0 && (line->out_at < line->out_used || choose(line, now))) {
-        ssize_t n = send(line->fd, line->out + line->out_at, line->out_used - line->out_at,
-                         MSG_NOSIGNAL | MSG_DONTWAIT);
+        ssize_t n =
+            send(line->fd, line->out + line->out_at, line->out_used - line->out_at, MSG_NOSIGNAL | MSG_DONTWAIT);
 
         if (n < 0 && errno == EINTR)
             continue;
@@ -260,8 +260,8 @@ static void serve(struct host_link *link)
     for (int i = 0; i < link->n; i++) {
         const struct line *line = &link->lines[i];
 
-        link->polls[n++] = (struct pollfd){
-            .fd = line->fd, .events = (short)(POLLIN | (line->out_at < line->out_used ? POLLOUT : 0))};
+        link->polls[n++] =
+            (struct pollfd){.fd = line->fd, .events = (short)(POLLIN | (line->out_at < line->out_used ? POLLOUT : 0))};
     }
     link->polls[n++] = (struct pollfd){.fd = link->event_fd, .events = POLLIN};
     if (poll(link->polls, (nfds_t)n, wait_ms(link, now)) <= 0)

@@ -50,12 +50,12 @@ struct linked {
     struct tcp_acceptor *acceptor;
     int nranks, me, timeout_ms;
     uint64_t deadline_ns;
-    uint64_t dead[WORDS];     /* as far as this rank knows, and on the leader as far as any does */
+    uint64_t dead[WORDS];        /* as far as this rank knows, and on the leader as far as any does */
     uint64_t passed_over[WORDS]; /* leaders that did not answer */
-    int *fds;                 /* [R] leader: connections of those that have come */
-    size_t *used;             /* [R] bytes of the join that are there */
-    struct join *joins;       /* [R] */
-    uint32_t *aborts;         /* [nlocal] as they were when the call began */
+    int *fds;                    /* [R] leader: connections of those that have come */
+    size_t *used;                /* [R] bytes of the join that are there */
+    struct join *joins;          /* [R] */
+    uint32_t *aborts;            /* [nlocal] as they were when the call began */
     struct decision decision;
 };
 
@@ -302,8 +302,7 @@ enum outcome { JOINED, ENDED, SILENT, DEAD };
 static enum outcome connect_to(struct linked *l, int leader, const struct tcp_address *to, ep_status *ret_status,
                                int *ret_fd)
 {
-    const struct tcp_hello hello = {
-        .kind = TCP_SHRINK, .rank = l->me, .to = leader, .session = l->rendezvous->session};
+    const struct tcp_hello hello = {.kind = TCP_SHRINK, .rank = l->me, .to = leader, .session = l->rendezvous->session};
     const struct tcp_address *from = l->rendezvous->from.family ? &l->rendezvous->from : NULL;
     struct tcp_handshake hs;
     enum tcp_handshake_result result = TCP_HANDSHAKE_PENDING;
@@ -374,8 +373,7 @@ static ep_status follow(struct linked *l, int leader, int *ret_fd)
 
     *ret_fd = -1;
     for (int i = 0; i < n; i++) {
-        enum outcome outcome =
-            connect_to(l, leader, &l->rendezvous->ranks[leader].addresses[i], &status, ret_fd);
+        enum outcome outcome = connect_to(l, leader, &l->rendezvous->ranks[leader].addresses[i], &status, ret_fd);
 
         if (outcome == JOINED)
             outcome = await_decision(l, leader, *ret_fd, &status);
