@@ -45,7 +45,7 @@ static const struct opt bench_table[] = {
      .help = "tokens of each rank, low latency"},
     {"sum-once", 0, NULL, OPT_FLAG, offsetof(struct bench_options, sum_once),
      .help = "low-latency combine: have every row travel by itself and be added up by the token's rank "
-             "(EP_LL_SUM_ONCE), instead of one row for each token and rank"},
+             "(EP_LL_NO_PARTIAL_REDUCE), instead of one row for each token and rank"},
     {"dtype", 'd', "TYPE", OPT_CHOICE, offsetof(struct bench_options, dtype), .choices = dtypes, .value = "all",
      .help = "element type of the dispatched rows"},
     {"routing", 0, "NAME", OPT_STRING, offsetof(struct bench_options, routing), .value = "uniform",
@@ -68,10 +68,12 @@ static const struct opt bench_table[] = {
     {"ranks", 'r', "LIST", OPT_LIST, offsetof(struct bench_options, ranks), .min = 1, .max = EP_MAX_RANKS,
      .value = "8", .help = "numbers of ranks; each is measured", .heading = "Group"},
     {"nodes", 'n', "N", OPT_INT, offsetof(struct bench_options, group.nodes), .min = 1, .max = EP_MAX_RANKS,
-     .value = "1", .help = "emulated nodes that the ranks are spread over; must divide the ranks"},
+     .value = "1", .help = "nodes that the ranks are spread over; must divide the ranks"},
     {"boot", 'b', "HOW", OPT_CHOICE, offsetof(struct bench_options, group.boot), .choices = group_boots,
-     .help = "how ranks are started: fork, mpi or threads; without it mpi on the host backend where MPI is installed, "
+     .help = "how ranks are started: " GROUP_BOOT_HELP "; without it mpi on the host backend where MPI is installed, "
              "for the sake of the yardstick, else fork"},
+    {"network", 0, "NAME", OPT_CHOICE, offsetof(struct bench_options, group.network), .choices = group_networks,
+     .value = "auto", .help = GROUP_NETWORK_HELP},
     {"backend", 0, "NAME", OPT_CHOICE, offsetof(struct bench_options, group.backend), .choices = group_backends,
      .value = "auto", .help = GROUP_BACKEND_HELP ", and is one for all of --ranks"},
     {"timeout", 0, "SECONDS", OPT_INT, offsetof(struct bench_options, group.timeout_s), .min = 1, .max = 86400,
@@ -176,7 +178,9 @@ static int make_specs(const struct cmd *cmd, const struct cmd_call *call, const 
         return CMD_FINE;
     /* MPI_Alltoallv is a yardstick for host memory. */
     for (size_t i = 0; i < options->ranks.n; i++)
-        ret_specs[i].boot = !gpu_is_backend(ret_specs[i].backend) && ranks_mpi_available(&why) ? RANKS_MPI : RANKS_FORK;
+        ret_specs[i].boot = !ret_specs[i].network && !gpu_is_backend(ret_specs[i].backend) && ranks_mpi_available(&why)
+                                ? RANKS_MPI
+                                : RANKS_FORK;
     return CMD_FINE;
 }
 

@@ -33,6 +33,7 @@ struct run_options {
     const char *output;
     int64_t seed;
     bool quick, json;
+    int network; /* index into group_networks */
 };
 
 /* clang-format off */
@@ -43,6 +44,8 @@ static const struct opt run_table[] = {
      .help = "of all random choices; without it a new one is drawn, and printed"},
     {"quick", 'q', NULL, OPT_FLAG, offsetof(struct run_options, quick),
      .help = "small rows and few rounds: whether it works, not how fast"},
+    {"network", 0, "NAME", OPT_CHOICE, offsetof(struct run_options, network), .choices = group_networks,
+     .value = "auto", .help = GROUP_NETWORK_HELP},
     OPT_JSON_ROW(struct run_options, json),
     {0},
 };
@@ -64,6 +67,7 @@ static const struct part parts[] = {
 struct run {
     uint64_t seed;
     bool quick;
+    int network; /* index into group_networks */
     struct ranks_spec specs[N_PARTS];
     struct suite_result results[N_PARTS];
     bool ran[N_PARTS];
@@ -93,11 +97,12 @@ static void part_spec(struct run *run, const struct part *part, struct ranks_spe
     int gpus = world || part->nodes > 1 ? 0 : group_gpu_ranks(&group);
 
     *ret_spec = (struct ranks_spec){
-        .boot = world ? RANKS_MPI : RANKS_FORK,
+        .boot = world ? ranks_world_boot() : RANKS_FORK,
         .nranks = world  ? ranks_world_size()
                   : gpus ? gpus
                          : part->ranks,
-        .nnodes = part->nodes,
+        .nnodes = part->nodes > 1 && ranks_world_nodes() > 1 ? ranks_world_nodes() : part->nodes,
+        .network = part->nodes > 1 && run->network ? group_networks[run->network] : NULL,
         .timeout_ms = TIMEOUT_MS,
         .emulation = {.seed = run->seed},
     };
@@ -143,6 +148,9 @@ static bool part_request(const struct run *run, int part, struct suite_request *
         .seed = run->seed,
         .routing = "uniform",
     };
+    /* Ranks on several hosts share no memory, so they cannot be one node. */
+    if (ranks_world_boot() == RANKS_TCP && spec->nnodes == 1 && ranks_world_nodes() > 1)
+        return false;
     return spec->nranks % spec->nnodes == 0;
 }
 
@@ -169,10 +177,11 @@ static int run_suites(struct run *run)
         struct suite_result *result = &run->results[i];
 
         if (!part_request(run, i, &request)) {
-            json_array_append_new(run->not_run, json_pack("{s:s, s:o}", "matrix", parts[i].matrix, "why",
-                                                          json_sprintf("%d rank%s do%s not make %d nodes", spec->nranks,
-                                                                       spec->nranks == 1 ? "" : "s",
-                                                                       spec->nranks == 1 ? "es" : "", spec->nnodes)));
+            json_array_append_new(
+                run->not_run,
+                json_pack("{s:s, s:o}", "matrix", parts[i].matrix, "why",
+                          json_sprintf("%d rank%s do%s not make %d node%s", spec->nranks, spec->nranks == 1 ? "" : "s",
+                                       spec->nranks == 1 ? "es" : "", spec->nnodes, spec->nnodes == 1 ? "" : "s")));
             continue;
         }
         suite_run(spec, &request, 0, done, all, result);
@@ -332,7 +341,7 @@ static json_t *make_command(const struct run *run)
 {
     const char *quick = run->quick ? "--quick " : "";
 
-    if (ranks_world_rank() >= 0)
+    if (ranks_world_rank() >= 0 && ranks_world_boot() == RANKS_MPI)
         return json_sprintf("mpirun -n %d epkit run %s--seed %" PRIu64, ranks_world_size(), quick, run->seed);
     return json_sprintf("epkit run %s--seed %" PRIu64, quick, run->seed);
 }
@@ -454,7 +463,7 @@ static int conclude(const struct cmd *cmd, const struct run_options *options, co
 static int cmd_run(const struct cmd *cmd, const struct cmd_call *call)
 {
     const struct run_options *options = call->options;
-    struct run run = {.seed = (uint64_t)options->seed, .quick = options->quick};
+    struct run run = {.seed = (uint64_t)options->seed, .quick = options->quick, .network = options->network};
     uint64_t start_ns = ep_now_ns();
     json_t *machine;
     int result;

@@ -44,7 +44,7 @@ static const struct opt test_table[] = {
      .help = "which experts the tokens select: uniform, zipf, grouped, one, dropped, empty, or a .npy file with the "
              "top-k indices, [tokens,topk] or [ranks,tokens,topk]"},
     {"sum-once", 0, NULL, OPT_FLAG, offsetof(struct test_options, sum_once),
-     .help = "lowlatency: have every row travel by itself and be added up by the token's rank (EP_LL_SUM_ONCE)"},
+     .help = "lowlatency: have every row travel by itself and be added up by the token's rank (EP_LL_NO_PARTIAL_REDUCE)"},
     {"seed", 's', "N", OPT_INT, offsetof(struct test_options, seed), .min = 0, .max = SUITE_MAX_SEED,
      .help = "of all random choices; without it a new one is drawn, and printed"},
     {"only", 'o', "N", OPT_INT, offsetof(struct test_options, only), .min = 1, .max = 1000,
@@ -77,6 +77,8 @@ static void fill_defaults(const struct test_options *given, const char *matrix, 
 
         if (strcmp(row->matrix, matrix) != 0)
             continue;
+        if (!ret_options->group.nodes && row->nodes > 1 && ranks_world_nodes() > 1)
+            ret_options->group.nodes = ranks_world_nodes();
         if (!ret_options->group.nodes)
             ret_options->group.nodes = row->nodes;
         if (!ret_options->group.ranks)
@@ -135,7 +137,7 @@ static void print_command(const struct cmd *cmd, const struct cmd_call *call, co
     /* Of the names that group_check_backend() lets through: none needs quotes. */
     if (backend && *backend && !cmd_given(cmd, call, "backend"))
         n = (size_t)snprintf(ret_text, bytes, "EPKIT_BACKEND=%s ", backend);
-    if (ranks_world_rank() == 0)
+    if (ranks_world_rank() == 0 && ranks_world_boot() == RANKS_MPI)
         n += (size_t)snprintf(ret_text + n, bytes - n, "mpirun -n %d ", ranks_world_size());
     options_print(cmd, call, replaced, ret_text + n, bytes - n);
     n = strlen(ret_text);

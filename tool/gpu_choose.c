@@ -86,7 +86,7 @@ static bool try_hidden(struct ranks_ctx *ctx, char *ret_why, size_t bytes)
 
     config.backend = "cuda";
     config.timeout_ms = ctx->spec->timeout_ms;
-    status = ep_comm_new(ctx->mpi->get(ctx->mpi_boot), &config, &comm);
+    status = ep_comm_new(ctx->boot, &config, &comm);
     if (status != EP_OK)
         snprintf(ret_why, bytes, "%s", ep_last_error());
     ep_comm_free(comm);
@@ -138,8 +138,11 @@ static void take_event(void *context, const json_t *event)
 static const struct verdict *ask_world(void)
 {
     static struct verdict verdict = {.why = "the ranks did not tell which GPUs they see"};
-    struct ranks_spec spec = {
-        .boot = RANKS_MPI, .nranks = ranks_world_size(), .nnodes = 1, .timeout_ms = TELL_MS, .backend = "host"};
+    struct ranks_spec spec = {.boot = ranks_world_boot(),
+                              .nranks = ranks_world_size(),
+                              .nnodes = 1,
+                              .timeout_ms = TELL_MS,
+                              .backend = "host"};
     json_t *parameters;
 
     if (verdict.asked)
@@ -173,7 +176,9 @@ bool gpu_choose(struct ranks_spec *spec)
 
     spec->backend = "host";
     if (spec->nnodes > 1) {
-        snprintf(spec->backend_why, sizeof(spec->backend_why), "nodes are emulated by the host backend alone");
+        snprintf(spec->backend_why, sizeof(spec->backend_why), "%s",
+                 spec->network || spec->boot == RANKS_TCP ? "only the host backend serves several nodes"
+                                                          : "nodes are emulated by the host backend alone");
         return false;
     }
     gpus = gpu_look();

@@ -11,7 +11,8 @@
 #include <sys/random.h>
 #include <time.h>
 
-const char *const group_boots[] = {"fork", "mpi", "threads", NULL};
+const char *const group_boots[] = {"fork", "mpi", "threads", "tcp", NULL};
+const char *const group_networks[] = {"auto", "emulated", "tcp", "mpi", NULL};
 const char *const group_partials[] = {"f32", "bf16", NULL};
 const char *const group_backends[] = {"auto", "host", "cuda", NULL};
 
@@ -27,9 +28,11 @@ uint64_t group_draw_seed(void)
 static int check_world(const struct cmd *cmd, const struct cmd_call *call, const struct group_options *group)
 {
     if (cmd_given(cmd, call, "ranks") && group->ranks != ranks_world_size())
-        return cmd_usage(cmd, "--ranks %" PRId64 ": mpirun started %d ranks", group->ranks, ranks_world_size());
-    if (cmd_given(cmd, call, "boot") && group->boot != RANKS_MPI)
-        return cmd_usage(cmd, "--boot %s: these ranks were started by mpirun", group_boots[group->boot]);
+        return cmd_usage(cmd, "--ranks %" PRId64 ": %s started %d ranks", group->ranks, ranks_world_starter(),
+                         ranks_world_size());
+    if (cmd_given(cmd, call, "boot") && group->boot != (int)ranks_world_boot())
+        return cmd_usage(cmd, "--boot %s: these ranks were started by %s", group_boots[group->boot],
+                         ranks_world_starter());
     return CMD_FINE;
 }
 
@@ -49,11 +52,32 @@ int group_check_backend(const struct cmd *cmd)
 /* What has no meaning without a network is not taken in silence: figures would be read as if it had been in effect. */
 static int check_network(const struct cmd *cmd, const struct cmd_call *call)
 {
-    static const char *const names[] = {"channels", "partial", "net-delay-us", "net-reorder", "net-ring", "net-split"};
+    bool over_tcp = ranks_world_rank() >= 0 && ranks_world_boot() == RANKS_TCP;
+    static const char *const names[] = {"channels",    "partial",  "network",  "net-delay-us",
+                                        "net-reorder", "net-ring", "net-split"};
 
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
-        if (cmd_given(cmd, call, names[i]))
+        /* --network tcp has said how the ranks were started. */
+        if (cmd_given(cmd, call, names[i]) && !(over_tcp && strcmp(names[i], "network") == 0))
             return cmd_usage(cmd, "--%s needs --nodes 2 or more", names[i]);
+    return CMD_FINE;
+}
+
+/* Only the emulated network can be told to misbehave, and mpi is there under mpirun alone. */
+static int check_engine(const struct cmd *cmd, const struct cmd_call *call, const struct group_options *group,
+                        enum ranks_boot boot)
+{
+    static const char *const names[] = {"net-delay-us", "net-reorder", "net-ring", "net-split"};
+    const char *network = group_networks[group->network];
+
+    for (size_t i = 0; group->network > 1 && i < sizeof(names) / sizeof(names[0]); i++)
+        if (cmd_given(cmd, call, names[i]))
+            return cmd_usage(cmd, "--%s is for the emulated network, not for --network %s", names[i], network);
+    if (strcmp(network, "mpi") == 0 && boot != RANKS_MPI)
+        return cmd_usage(cmd, "--network mpi needs --boot mpi, or ranks that mpirun has started");
+    if (strcmp(network, "emulated") == 0 && boot == RANKS_TCP)
+        return cmd_usage(cmd, "--network emulated is for the ranks of one host, and these were started by %s",
+                         ranks_world_starter());
     return CMD_FINE;
 }
 
@@ -132,8 +156,13 @@ int group_spec(const struct cmd *cmd, const struct cmd_call *call, const struct 
         return cmd_usage(cmd, "--nodes %" PRId64 ": there are only %" PRId64 " ranks", group->nodes, ranks);
     if (ranks % group->nodes != 0)
         return cmd_usage(cmd, "--ranks %" PRId64 " cannot be spread evenly over --nodes %" PRId64, ranks, group->nodes);
+    if (!world && group->boot == RANKS_TCP)
+        return cmd_usage(cmd, "--boot tcp: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say which rank this is, and "
+                              "WORLD_SIZE is 1 or not set");
     if (group->nodes == 1)
         result = check_network(cmd, call);
+    else
+        result = check_engine(cmd, call, group, world ? ranks_world_boot() : (enum ranks_boot)group->boot);
     if (result == CMD_FINE && group->backend == 0)
         result = group_check_backend(cmd);
     if (result == CMD_FINE && !world && group->boot == RANKS_MPI)
@@ -141,11 +170,12 @@ int group_spec(const struct cmd *cmd, const struct cmd_call *call, const struct 
     if (result != CMD_FINE)
         return result;
     *ret_spec = (struct ranks_spec){
-        .boot = world ? RANKS_MPI : (enum ranks_boot)group->boot,
+        .boot = world ? ranks_world_boot() : (enum ranks_boot)group->boot,
         .nranks = (int)ranks,
         .nnodes = (int)group->nodes,
         .timeout_ms = (int)(group->timeout_s * 1000),
         .channels = (int)group->channels,
+        .network = group->network && group->nodes > 1 ? group_networks[group->network] : NULL,
         .partial_type = strcmp(group_partials[group->partial], "bf16") == 0 ? EP_BF16 : EP_F32,
         .emulation =
             {

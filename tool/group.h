@@ -15,13 +15,20 @@ struct group_options {
     int64_t timeout_s;
     int64_t channels;
     int partial; /* index into group_partials */
+    int network; /* index into group_networks */
     int64_t net_delay_us, net_ring, net_split;
     bool net_reorder;
 };
 
-extern const char *const group_boots[];    /* "fork", "mpi", "threads": in the order of enum ranks_boot */
+extern const char *const group_boots[];    /* "fork", "mpi", "threads", "tcp": in the order of enum ranks_boot */
+extern const char *const group_networks[]; /* "auto", "emulated", "tcp", "mpi" */
 extern const char *const group_partials[]; /* "f32", "bf16" */
 extern const char *const group_backends[]; /* "auto", "host", "cuda" */
+
+#define GROUP_BOOT_HELP                                                                                                \
+    "forked processes, mpirun, threads of one process, or tcp: each rank is an epkit of its own, started with RANK, "  \
+    "WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torchrun and 'epkit launch' set them"
+#define GROUP_NETWORK_HELP "network between nodes: emulated, tcp (sockets), mpi; auto: that of --boot, else emulated"
 
 #define GROUP_BACKEND_HELP                                                                                             \
     "backend of the library; auto takes cuda where each rank gets a GPU of its own and these reach each other, else "  \
@@ -41,9 +48,11 @@ extern const char *const group_backends[]; /* "auto", "host", "cuda" */
     {"ranks", 'r', "N", OPT_INT, offsetof(owner, member.ranks), .min = 1, .max = EP_MAX_RANKS,                         \
      .value = ranks_default, .help = "number of ranks", .heading = "Group"},                                           \
     {"nodes", 'n', "N", OPT_INT, offsetof(owner, member.nodes), .min = 1, .max = EP_MAX_RANKS,                         \
-     .value = nodes_default, .help = "emulated nodes that the ranks are spread over; must divide the ranks"},          \
+     .value = nodes_default, .help = "nodes that the ranks are spread over; must divide the ranks"},                   \
     {"boot", 'b', "HOW", OPT_CHOICE, offsetof(owner, member.boot), .choices = group_boots, .value = "fork",            \
-     .help = "how ranks are started: forked processes, mpirun, or threads of one process"},                            \
+     .help = "how ranks are started: " GROUP_BOOT_HELP},                                                               \
+    {"network", 0, "NAME", OPT_CHOICE, offsetof(owner, member.network), .choices = group_networks, .value = "auto",    \
+     .help = GROUP_NETWORK_HELP},                                                                                      \
     {"backend", 0, "NAME", OPT_CHOICE, offsetof(owner, member.backend), .choices = group_backends, .value = "auto",    \
      .help = GROUP_BACKEND_HELP},                                                                                      \
     {"timeout", 0, "SECONDS", OPT_INT, offsetof(owner, member.timeout_s), .min = 1, .max = 86400, .value = "30",       \

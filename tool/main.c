@@ -27,7 +27,7 @@ static int run_verb(const struct cmd *cmd, int argc, char **argv)
         return result;
     }
     if (cmd->flags & CMD_RANKS)
-        joined = ranks_world_join(cmd);
+        joined = ranks_world_join(cmd, result == CMD_FINE ? &call : NULL);
     if (joined != CMD_FINE)
         result = joined;
     else if (ranks_world_rank() > 0)

@@ -110,6 +110,8 @@ static ep_status open_comm(struct ranks_ctx *ctx, const ep_boot *boot)
     /* Only the emulation can be told to misbehave; left alone, ranks of mpirun use the network of MPI. */
     if (spec->nnodes > 1 && is_misbehaving(&spec->emulation))
         config.network = "emulated";
+    else if (spec->nnodes > 1)
+        config.network = spec->network;
     return ep_comm_new(boot, &config, &ctx->comm);
 }
 
@@ -134,6 +136,7 @@ int ranks_serve(struct ranks_seat *seat, const ep_boot *boot, const char *job, c
 
     ctx->rank = boot->rank;
     ctx->nranks = boot->nranks;
+    ctx->boot = boot;
     ctx->nnodes = ctx->spec->nnodes;
     ctx->comm = NULL;
     ctx->memory = NULL;
@@ -166,13 +169,14 @@ json_t *ranks_spec_to_json(const struct ranks_spec *spec)
 {
     const ep_net_emulation *emulation = &spec->emulation;
 
-    return json_pack("{s:i, s:i, s:i, s:i, s:i, s:s*, s:i, s:i, s:{s:I, s:i, s:i, s:i, s:i, s:i, s:i}}", "boot",
+    return json_pack("{s:i, s:i, s:i, s:i, s:i, s:s*, s:s*, s:i, s:i, s:{s:I, s:i, s:i, s:i, s:i, s:i, s:i}}", "boot",
                      spec->boot, "nranks", spec->nranks, "nnodes", spec->nnodes, "timeout_ms", spec->timeout_ms,
-                     "job_timeout_ms", spec->job_timeout_ms, "backend", spec->backend, "channels", spec->channels,
-                     "partial_type", spec->partial_type, "emulation", "seed", (json_int_t)emulation->seed, "delay_us",
-                     (int)emulation->delay_us, "ring_bytes", (int)emulation->ring_bytes, "split_bytes",
-                     (int)emulation->split_bytes, "reorder", (int)emulation->reorder, "stall_rank",
-                     (int)emulation->stall_rank, "stall_ms", (int)emulation->stall_ms);
+                     "job_timeout_ms", spec->job_timeout_ms, "backend", spec->backend, "network", spec->network,
+                     "channels", spec->channels, "partial_type", spec->partial_type, "emulation", "seed",
+                     (json_int_t)emulation->seed, "delay_us", (int)emulation->delay_us, "ring_bytes",
+                     (int)emulation->ring_bytes, "split_bytes", (int)emulation->split_bytes, "reorder",
+                     (int)emulation->reorder, "stall_rank", (int)emulation->stall_rank, "stall_ms",
+                     (int)emulation->stall_ms);
 }
 
 int ranks_spec_from_json(const json_t *json, struct ranks_spec *ret_spec)
@@ -182,12 +186,14 @@ int ranks_spec_from_json(const json_t *json, struct ranks_spec *ret_spec)
     json_int_t seed;
     int boot;
 
-    if (json_unpack((json_t *)json, "{s:i, s:i, s:i, s:i, s:i, s?s, s:i, s:i, s:{s:I, s:i, s:i, s:i, s:i, s:i, s:i}}",
-                    "boot", &boot, "nranks", &spec.nranks, "nnodes", &spec.nnodes, "timeout_ms", &spec.timeout_ms,
-                    "job_timeout_ms", &spec.job_timeout_ms, "backend", &spec.backend, "channels", &spec.channels,
-                    "partial_type", &spec.partial_type, "emulation", "seed", &seed, "delay_us", &emulation->delay_us,
-                    "ring_bytes", &emulation->ring_bytes, "split_bytes", &emulation->split_bytes, "reorder",
-                    &emulation->reorder, "stall_rank", &emulation->stall_rank, "stall_ms", &emulation->stall_ms) != 0)
+    if (json_unpack((json_t *)json,
+                    "{s:i, s:i, s:i, s:i, s:i, s?s, s?s, s:i, s:i, s:{s:I, s:i, s:i, s:i, s:i, s:i, s:i}}", "boot",
+                    &boot, "nranks", &spec.nranks, "nnodes", &spec.nnodes, "timeout_ms", &spec.timeout_ms,
+                    "job_timeout_ms", &spec.job_timeout_ms, "backend", &spec.backend, "network", &spec.network,
+                    "channels", &spec.channels, "partial_type", &spec.partial_type, "emulation", "seed", &seed,
+                    "delay_us", &emulation->delay_us, "ring_bytes", &emulation->ring_bytes, "split_bytes",
+                    &emulation->split_bytes, "reorder", &emulation->reorder, "stall_rank", &emulation->stall_rank,
+                    "stall_ms", &emulation->stall_ms) != 0)
         return -1;
     spec.boot = (enum ranks_boot)boot;
     emulation->seed = (uint64_t)seed;

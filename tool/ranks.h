@@ -12,15 +12,17 @@
 #include <epkit/epkit.h>
 #include <jansson.h>
 
-enum ranks_boot { RANKS_FORK = 0, RANKS_MPI, RANKS_THREADS };
+/* RANKS_TCP: epkit itself was started on each rank, as torchrun or `epkit launch` does it. */
+enum ranks_boot { RANKS_FORK = 0, RANKS_MPI, RANKS_THREADS, RANKS_TCP };
 
 struct ranks_spec {
     enum ranks_boot boot;
     int nranks;
-    int nnodes;          /* emulated nodes; 1: none */
+    int nnodes;
     int timeout_ms;      /* deadline of the communicator's waits */
     int job_timeout_ms;  /* deadline of the whole job, 0: none */
     const char *backend; /* NULL: host */
+    const char *network; /* between nodes; NULL: that of the boot, else the emulated one */
     ep_net_emulation emulation;
     int channels;          /* 0: default */
     int partial_type;      /* 0: default */
@@ -48,6 +50,7 @@ struct ranks_ctx {
     const struct ep_cuda_module *gpu;  /* NULL unless the backend is cuda */
     int rank, nranks, nnodes;
     const struct ranks_spec *spec;
+    const ep_boot *boot;
     const struct ep_mpi_module *mpi; /* NULL unless the ranks run under MPI */
     struct ep_boot_mpi *mpi_boot;
     int emit_fd;

@@ -103,6 +103,16 @@ bool ranks_claims_any(void)
     return false;
 }
 
+bool ranks_claims_tcp(bool asked)
+{
+    const char *size = getenv("WORLD_SIZE"), *rank = getenv("RANK"), *torchrun = getenv("TORCHELASTIC_RUN_ID");
+    const char *address = getenv("EPKIT_ADDRESS") ? getenv("EPKIT_ADDRESS") : getenv("MASTER_ADDR");
+
+    if (!size || !rank || !address || !*address || strcmp(size, "1") == 0)
+        return false;
+    return asked || (torchrun && *torchrun);
+}
+
 void ranks_claims_print(char *ret_text, size_t bytes)
 {
     size_t used = 0;

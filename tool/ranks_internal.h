@@ -87,18 +87,29 @@ void ranks_claims_print(char *ret_text, size_t bytes);
 /* Do they agree with the truth? If not, ret_why names the one that does not. */
 bool ranks_claims_hold(int rank, int size, char *ret_why, size_t bytes);
 
+/*
+ * Is this process one of several ranks by the variables of torchrun and `epkit launch`: RANK, WORLD_SIZE, MASTER_ADDR?
+ * `asked`: the command line says so; else torchrun has to have started it, because pods and launchers of one process a
+ * node set these variables for other programs, too.
+ */
+bool ranks_claims_tcp(bool asked);
+
 /* --- ranks_world.c --- */
 
 /*
- * Was this epkit started as a rank by mpirun, srun or the like? Their variables say so, and MPI is asked: what it
- * answers counts. CMD_FINE: the world is joined, or there is none. CMD_USAGE where variables contradict MPI or each
- * other, CMD_UNSUPPORTED where MPI cannot be started; both are reported. All ranks get the same result.
+ * Was this epkit started as a rank by mpirun, srun, torchrun or the like? Their variables say so. Of MPI's launchers
+ * MPI is asked: what it answers counts. `call` NULL: the command line is wrong. CMD_FINE: the world is joined, or there
+ * is none. CMD_USAGE where variables contradict MPI or each other, CMD_UNSUPPORTED where MPI cannot be started; both
+ * are reported. All ranks get the same result.
  */
-int ranks_world_join(const struct cmd *cmd);
+int ranks_world_join(const struct cmd *cmd, const struct cmd_call *call);
 
 /* Rank and size in the world that was joined, -1 and 0 if there is none. */
 int ranks_world_rank(void);
 int ranks_world_size(void);
+int ranks_world_nodes(void);            /* as far as the boot knows; 1: one, or not known */
+enum ranks_boot ranks_world_boot(void); /* RANKS_MPI or RANKS_TCP */
+const char *ranks_world_starter(void);  /* who has started the ranks, for texts */
 
 /* As ranks_run(), on the world. Rank 0 only. */
 int ranks_world_run(const struct ranks_spec *spec, const char *job, const json_t *parameters, ranks_event_fn on_event,

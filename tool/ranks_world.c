@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ranks_world.c - epkit started by mpirun: "mpirun -n 8 epkit test intranode".
+ * ranks_world.c - epkit started on each rank: "mpirun -n 8 epkit test intranode", or with torchrun's variables.
  *
  * Rank 0 runs the verb and renders; the others follow it: they wait for a job, run it, and wait for the next, until
  * rank 0 is done. So a verb may run several jobs, and what it draws (a seed) is drawn once.
@@ -10,6 +10,7 @@
 #include "progress.h"
 #include "ranks_internal.h"
 
+#include <limits.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,8 +23,10 @@
 #define IDLE_MS (24 * 3600 * 1000) /* a follower's patience between two jobs */
 
 static struct {
+    const ep_boot *boot; /* NULL: there is no world */
     const struct ep_mpi_module *module;
-    struct ep_boot_mpi *boot; /* NULL: there is no world */
+    struct ep_boot_mpi *mpi; /* one of the two */
+    ep_boot_tcp *tcp;
     bool is_starting;
 } world;
 
@@ -47,8 +50,10 @@ static ep_status start_mpi(void)
     ep_status status;
 
     world.is_starting = true;
-    status = world.module->start(&world.boot);
+    status = world.module->start(&world.mpi);
     world.is_starting = false;
+    if (status == EP_OK)
+        world.boot = world.module->get(world.mpi);
     if (has_timer)
         timer_delete(timer);
     return status;
@@ -83,7 +88,7 @@ struct objection {
 /* All ranks get the same answer, that of the first one that objects. */
 static int check_claims(const struct cmd *cmd)
 {
-    const ep_boot *boot = world.module->get(world.boot);
+    const ep_boot *boot = world.boot;
     struct objection mine = {0}, *all = calloc((size_t)boot->nranks, sizeof(*all)), *first = NULL;
     int result = CMD_FAILED;
 
@@ -111,19 +116,21 @@ static int check_claims(const struct cmd *cmd)
 
 static void leave(void)
 {
-    if (world.boot)
-        world.module->stop(world.boot);
+    if (world.mpi)
+        world.module->stop(world.mpi);
+    ep_boot_tcp_free(world.tcp);
+    world.mpi = NULL;
+    world.tcp = NULL;
     world.boot = NULL;
 }
 
-int ranks_world_join(const struct cmd *cmd)
+static int join_mpi(const struct cmd *cmd)
 {
     int result;
 
-    if (!ranks_claims_any())
-        return CMD_FINE;
     atexit(explain_exit);
     if (ranks_mpi_load(&world.module) != EP_OK || start_mpi() != EP_OK) {
+        world.mpi = NULL;
         world.boot = NULL;
         out_problem("joining the ranks of mpirun", NULL, ep_last_error(), NULL);
         hint_claims();
@@ -131,26 +138,80 @@ int ranks_world_join(const struct cmd *cmd)
     }
     result = check_claims(cmd);
     /* A world of one is none. */
-    if (result != CMD_FINE || world.module->get(world.boot)->nranks == 1)
+    if (result != CMD_FINE || world.boot->nranks == 1)
         leave();
     return result;
 }
 
+static int join_tcp(void)
+{
+    ep_boot_tcp_args args = EP_BOOT_TCP_ARGS_INIT;
+    ep_status status = ep_boot_tcp_new(&args, &world.tcp);
+
+    if (status == EP_OK) {
+        world.boot = ep_boot_tcp_get(world.tcp);
+        return CMD_FINE;
+    }
+    world.tcp = NULL;
+    out_problem("joining the ranks that RANK, WORLD_SIZE and MASTER_ADDR speak of", NULL, ep_last_error(),
+                ep_status_hint(status));
+    return status == EP_E_ARG ? CMD_USAGE : CMD_FAILED;
+}
+
+/* The value of an option of several choices, if it was given; "" otherwise. */
+static const char *find_choice(const struct cmd *cmd, const struct cmd_call *call, const char *name)
+{
+    if (!call || !cmd_given(cmd, call, name))
+        return "";
+    for (const struct opt *opt = cmd->options; opt->name; opt++)
+        if (strcmp(opt->name, name) == 0 && opt->type == OPT_CHOICE)
+            return opt->choices[*(const int *)(const void *)((const char *)call->options + opt->offset)];
+    return "";
+}
+
+int ranks_world_join(const struct cmd *cmd, const struct cmd_call *call)
+{
+    const char *boot = find_choice(cmd, call, "boot"), *network = find_choice(cmd, call, "network");
+    bool asked = strcmp(boot, "tcp") == 0;
+
+    if (*boot && !asked && strcmp(boot, "mpi") != 0)
+        return ranks_claims_any() ? join_mpi(cmd) : CMD_FINE;
+    /* Where both have left variables, those of MPI's launchers are of the process that was started last. */
+    if (!asked && ranks_claims_any())
+        return join_mpi(cmd);
+    if (ranks_claims_tcp(asked || strcmp(network, "tcp") == 0))
+        return join_tcp();
+    return CMD_FINE;
+}
+
 int ranks_world_rank(void)
 {
-    return world.boot ? world.module->get(world.boot)->rank : -1;
+    return world.boot ? world.boot->rank : -1;
 }
 
 int ranks_world_size(void)
 {
-    return world.boot ? world.module->get(world.boot)->nranks : 0;
+    return world.boot ? world.boot->nranks : 0;
+}
+
+int ranks_world_nodes(void)
+{
+    return world.boot && world.boot->ranks_per_node ? world.boot->nranks / world.boot->ranks_per_node : 1;
+}
+
+enum ranks_boot ranks_world_boot(void)
+{
+    return world.tcp ? RANKS_TCP : RANKS_MPI;
+}
+
+const char *ranks_world_starter(void)
+{
+    return world.tcp ? "RANK and WORLD_SIZE" : "mpirun";
 }
 
 static ep_status gather(const void *mine, size_t bytes, void *ret_all)
 {
-    const ep_boot *boot = world.module->get(world.boot);
-
-    return boot->allgather(boot->context, mine, bytes, IDLE_MS, ret_all);
+    return world.boot->allgather(world.boot->context, mine, bytes, IDLE_MS, ret_all);
 }
 
 /* Rank 0's text on all ranks: its length, then its pieces. ret_text is the caller's to free. */
@@ -184,15 +245,22 @@ static ep_status broadcast(const char *text, char **ret_text)
     return status;
 }
 
-/* The worst of all ranks' codes, on all ranks. */
-static int agree(int code)
+/*
+ * The worst of all ranks' codes, on all ranks. Ranks that have failed have done so by their deadline, or a while after
+ * it: a rank that is stopped keeps nobody longer.
+ */
+static int agree(int code, int timeout_ms)
 {
+    int wait_ms = timeout_ms < INT_MAX / 2 - AGREE_MS ? timeout_ms + AGREE_MS / (code == CMD_FINE ? 1 : 6) : INT_MAX;
     int nranks = ranks_world_size(), worst = code;
     int *codes = calloc((size_t)nranks, sizeof(*codes));
 
-    if (!codes || gather(&code, sizeof(code), codes) != EP_OK)
-        worst = CMD_FAILED;
-    for (int rank = 0; codes && rank < nranks; rank++)
+    if (!codes || world.boot->allgather(world.boot->context, &code, sizeof(code), wait_ms, codes) != EP_OK) {
+        out_problem("hearing how the job ended on all ranks", NULL, codes ? ep_last_error() : "out of memory", NULL);
+        free(codes);
+        return CMD_FAILED;
+    }
+    for (int rank = 0; rank < nranks; rank++)
         worst = ranks_worse(worst, codes[rank]);
     free(codes);
     return worst;
@@ -221,18 +289,18 @@ static int serve(const struct ranks_spec *spec, const char *job, const json_t *p
 {
     struct ranks_seat seat = {.ctx.spec = spec,
                               .ctx.mpi = world.module,
-                              .ctx.mpi_boot = world.boot,
+                              .ctx.mpi_boot = world.mpi,
                               .ctx.emit_fd = -1,
                               .on_event = take_event,
                               .context = hearing};
     int code;
 
     hearing->problems = json_array();
-    code = ranks_serve(&seat, world.module->get(world.boot), job, parameters);
-    /* Before the ranks agree: if one of them is dead, mpirun ends the others there. */
+    code = ranks_serve(&seat, world.boot, job, parameters);
+    /* Before the ranks agree: if one of them is dead, the others end there. */
     ranks_problem_print(hearing->problems);
     json_decref(hearing->problems);
-    return agree(code);
+    return agree(code, spec->timeout_ms);
 }
 
 int ranks_world_run(const struct ranks_spec *spec, const char *job, const json_t *parameters, ranks_event_fn on_event,

@@ -271,7 +271,8 @@ void suite_sentence(const struct suite_result *result, char *ret_text, size_t by
 
 json_t *suite_parameters(const struct ranks_spec *spec, const struct suite_request *request)
 {
-    static const char *const boots[] = {[RANKS_FORK] = "fork", [RANKS_MPI] = "mpi", [RANKS_THREADS] = "threads"};
+    static const char *const boots[] = {
+        [RANKS_FORK] = "fork", [RANKS_MPI] = "mpi", [RANKS_THREADS] = "threads", [RANKS_TCP] = "tcp"};
     json_t *parameters = job_parameters(request);
 
     json_object_del(parameters, "matrix");

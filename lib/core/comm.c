@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "core/check.h"
 #include "core/config.h"
+#include "net/net.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -110,7 +111,12 @@ static ep_status load_boot(const ep_boot *boot, ep_boot *ret_boot)
     if (!ret_boot->allgather)
         return ep_fail(EP_E_ARG, "ep_comm_new: boot.allgather is NULL");
     EP_TRY(ep_check_range("ep_comm_new", "boot.nranks", ret_boot->nranks, 1, EP_MAX_RANKS));
-    return ep_check_range("ep_comm_new", "boot.rank", ret_boot->rank, 0, ret_boot->nranks - 1);
+    EP_TRY(ep_check_range("ep_comm_new", "boot.rank", ret_boot->rank, 0, ret_boot->nranks - 1));
+    EP_TRY(ep_check_range("ep_comm_new", "boot.ranks_per_node", ret_boot->ranks_per_node, 0, ret_boot->nranks));
+    if (ret_boot->ranks_per_node && ret_boot->nranks % ret_boot->ranks_per_node)
+        return ep_fail(EP_E_ARG, "ep_comm_new: boot.ranks_per_node %d does not divide the %d ranks",
+                       ret_boot->ranks_per_node, ret_boot->nranks);
+    return EP_OK;
 }
 
 static ep_status resolve_new(ep_comm *comm, const ep_boot *boot, const ep_comm_config *config)
@@ -119,7 +125,7 @@ static ep_status resolve_new(ep_comm *comm, const ep_boot *boot, const ep_comm_c
         return ep_fail(EP_E_MEMORY, "ep_comm_new: no memory");
     comm->nranks = boot->nranks;
     EP_TRY(ep_config_resolve(comm, config, boot->network, "ep_comm_new"));
-    ep_config_place(comm, boot->rank, boot->nranks);
+    ep_config_place(comm, boot->rank, boot->nranks, boot->ranks_per_node);
     if (!comm->ops->comm_open)
         return ep_fail(EP_E_UNSUPPORTED, "ep_comm_new: backend %s cannot open a communicator", comm->ops->name);
     return EP_OK;
@@ -273,13 +279,17 @@ const char *ep_comm_last_error(const ep_comm *comm)
 
 static ep_status shrink(ep_comm *comm, const ep_comm_config *config, ep_comm *next)
 {
+    bool over_tcp = strcmp(comm->config.network, ep_net_tcp.name) == 0;
+
     next->ops = comm->ops;
     if (config) {
         EP_TRY(ep_config_resolve(next, config, NULL, "ep_comm_shrink"));
+        if (!config->network && over_tcp)
+            next->config.network = ep_net_tcp.name;
     } else {
         next->config = comm->config;
-        /* Survivors share a host, and the network of a boot may not outlive one of its ranks. */
-        next->config.network = "emulated";
+        /* Survivors share a host, and the network of a boot may not outlive one of its ranks; sockets do. */
+        next->config.network = over_tcp ? ep_net_tcp.name : ep_net_emulated.name;
     }
     next->ranks_per_node = next->config.ranks_per_node;
     return comm->ops->shrink(comm, next);

@@ -75,11 +75,14 @@ static ep_status resolve_network(ep_comm_config *config, const struct ep_net_pro
     /* Our strings, because the caller's may not outlive the call. */
     if (brought && (!asked || strcmp(asked, brought->name) == 0))
         config->network = brought->name;
-    else if (!asked || strcmp(asked, "emulated") == 0)
-        config->network = "emulated";
+    else if (!asked || strcmp(asked, ep_net_emulated.name) == 0)
+        config->network = ep_net_emulated.name;
+    else if (strcmp(asked, ep_net_tcp.name) == 0)
+        config->network = ep_net_tcp.name;
     else
-        return ep_fail(EP_E_UNSUPPORTED, "%s: network \"%.32s\": there is \"emulated\"%s%s%s, and the boot brings %s",
-                       call, asked, brought ? ", \"" : "", brought ? brought->name : "", brought ? "\"" : "",
+        return ep_fail(EP_E_UNSUPPORTED,
+                       "%s: network \"%.32s\": there is \"emulated\", \"tcp\"%s%s%s, and the boot brings %s", call,
+                       asked, brought ? ", \"" : "", brought ? brought->name : "", brought ? "\"" : "",
                        brought ? "no other" : "none");
     return EP_OK;
 }
@@ -130,10 +133,10 @@ ep_status ep_config_resolve(ep_comm *comm, const ep_comm_config *config, const v
     return resolve_backend(comm, call);
 }
 
-void ep_config_place(ep_comm *comm, int rank, int nranks)
+void ep_config_place(ep_comm *comm, int rank, int nranks, int ranks_per_node)
 {
     if (!comm->config.ranks_per_node)
-        comm->config.ranks_per_node = nranks;
+        comm->config.ranks_per_node = ranks_per_node ? ranks_per_node : nranks;
     comm->rank = rank;
     comm->nranks = nranks;
     comm->ranks_per_node = comm->config.ranks_per_node;

@@ -15,7 +15,7 @@
 ep_status ep_config_resolve(ep_comm *comm, const ep_comm_config *config, const void *network, const char *call);
 
 /* Sets rank, node and their numbers; 0 ranks_per_node in the configuration means one node. */
-void ep_config_place(ep_comm *comm, int rank, int nranks);
+void ep_config_place(ep_comm *comm, int rank, int nranks, int ranks_per_node);
 
 /* "none" on one node, else the network in use. */
 const char *ep_config_network(const ep_comm *comm);

@@ -15,7 +15,8 @@
  *
  * Nothing blocks: put and signal say "again" when the executor has no room; the caller goes on with something else and
  * calls progress(). All calls on one endpoint come from one thread at a time. This is the subset that queue pairs of a
- * NIC, NVSHMEM and a CPU proxy can all provide; the executors here are "emulated" (emulated.c) and "mpi" (lib/mpi).
+ * NIC, NVSHMEM and a CPU proxy can all provide; the engines here are "emulated" (emulated.c), "tcp" (tcp.c) and "mpi"
+ * (lib/mpi).
  */
 #ifndef EP_NET_NET_H
 #define EP_NET_NET_H
@@ -45,6 +46,10 @@ struct ep_net_ops {
     /* Moves what can be moved. EP_OK, or the error of a broken network; *ret_moved: something changed. */
     ep_status (*progress)(struct ep_net *net, bool *ret_moved);
     void (*free)(struct ep_net *net);
+    /* NULL: no peer is heard of in this way. All that `peer` has put is here, and it will put nothing more. */
+    bool (*ended)(struct ep_net *net, int peer);
+    /* NULL: none. The connected socket of the control link to `peer`, which is the caller's from now on; -1: taken. */
+    int (*take_link)(struct ep_net *net, int peer);
 };
 
 struct ep_net {
@@ -56,7 +61,8 @@ struct ep_net {
     uint32_t n_signals;
     size_t wire_bytes; /* memory the executor holds besides region and signals */
     int broken_by;     /* 1 + the node whose damage broke the network, 0: none */
-    bool sleeps; /* the wake callback of the peers announces new work: waiting for it without polling is allowed */
+    bool sleeps;  /* the wake callback of the peers announces new work: waiting for it without polling is allowed */
+    bool hurries; /* set by the user before free: the group has failed, and nobody needs what is still on its way */
 };
 
 struct ep_net_params {
@@ -87,9 +93,10 @@ struct ep_net_provider {
     void *context;
 };
 
-#define EP_NET_ABI 1u
+#define EP_NET_ABI 2u
 
 extern const struct ep_net_provider ep_net_emulated;
+extern const struct ep_net_provider ep_net_tcp; /* tcp.c */
 
 /* node -> rank of the rail peer, given any rank of the rail. */
 static inline int ep_net_rail_rank(int rank, int ranks_per_node, int node)

@@ -402,6 +402,31 @@ int ep_streams_broken_peer(const struct ep_streams *streams)
     return (streams->broken != EP_OK ? streams->broken_by : streams->net->broken_by) - 1;
 }
 
+bool ep_streams_ended(struct ep_streams *streams, int peer)
+{
+    struct ep_net *net = streams->net;
+
+    return net->ops->ended && net->ops->ended(net, peer);
+}
+
+int ep_streams_take_link(struct ep_streams *streams, int peer)
+{
+    struct ep_net *net = streams->net;
+
+    return net->ops->take_link ? net->ops->take_link(net, peer) : -1;
+}
+
+struct ep_net *ep_streams_get_net(struct ep_streams *streams)
+{
+    return streams->net;
+}
+
+void ep_streams_abandon(struct ep_streams *streams)
+{
+    if (streams)
+        streams->net->hurries = true;
+}
+
 bool ep_streams_sleeps(const struct ep_streams *streams)
 {
     return streams->net->sleeps;

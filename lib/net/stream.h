@@ -53,6 +53,16 @@ int ep_streams_unflushed_peer(struct ep_streams *streams);
 /* The node whose damage broke the streams, -1 if none did. */
 int ep_streams_broken_peer(const struct ep_streams *streams);
 
+/* ep_net_ops.ended and .take_link of the endpoint; false and -1 where it has none. */
+bool ep_streams_ended(struct ep_streams *streams, int peer);
+int ep_streams_take_link(struct ep_streams *streams, int peer);
+
+/* The endpoint below, borrowed. */
+struct ep_net *ep_streams_get_net(struct ep_streams *streams);
+
+/* Before ep_streams_free(): the group has failed, and nobody needs what is still on its way. */
+void ep_streams_abandon(struct ep_streams *streams);
+
 /* ep_net.sleeps of the endpoint. */
 bool ep_streams_sleeps(const struct ep_streams *streams);
 const char *ep_streams_network(const struct ep_streams *streams);

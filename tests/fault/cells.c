@@ -21,6 +21,12 @@ static const struct track hop = {.name = "hop",
                                  .nnodes = 2,
                                  .steps = {STEP_BARRIER, STEP_GATHER, STEP_PLAN, STEP_DISPATCH, STEP_COMBINE},
                                  .n_steps = 5};
+/* Over sockets: each node is a host of its own, and what crosses hosts goes over the control links. */
+static const struct track tcp = {.name = "tcp",
+                                 .nnodes = 2,
+                                 .network = "tcp",
+                                 .steps = {STEP_BARRIER, STEP_GATHER, STEP_PLAN, STEP_DISPATCH, STEP_COMBINE},
+                                 .n_steps = 5};
 static const struct track shrinking = {.name = "shrink", .nnodes = 1, .steps = {STEP_BARRIER}, .n_steps = 1};
 
 #define KILLS (1u << FAULT_KILL | 1u << FAULT_CRASH)
@@ -86,6 +92,15 @@ const struct point points[] = {
     {"hop.combine.middle", &hop, STEP_COMBINE, WHERE_MIDDLE, BUFFER_OUT, 50, INSIDE},
     {"hop.combine.forwarder", &hop, STEP_COMBINE, WHERE_MIDDLE, BUFFER_RECV, 10, INSIDE},
     {"hop.combine.end", &hop, STEP_COMBINE, WHERE_END, BUFFER_OUT, 50, INSIDE},
+
+    {"tcp.barrier.before", &tcp, STEP_BARRIER, WHERE_BEFORE, 0, 0, ALL},
+    {"tcp.plan.waiting", &tcp, STEP_PLAN, WHERE_WAITING, 0, 0, INSIDE},
+    {"tcp.dispatch.before", &tcp, STEP_DISPATCH, WHERE_BEFORE, 0, 0, ALL},
+    /* Memory that is sent is read by the kernel: no handler of a fault gets to strike there. */
+    {"tcp.dispatch.forwarder", &tcp, STEP_DISPATCH, WHERE_MIDDLE, BUFFER_RECV, 10, INSIDE},
+    {"tcp.combine.before", &tcp, STEP_COMBINE, WHERE_BEFORE, 0, 0, STOPS | EXITS},
+    {"tcp.combine.middle", &tcp, STEP_COMBINE, WHERE_MIDDLE, BUFFER_OUT, 50, INSIDE},
+    {"tcp.combine.end", &tcp, STEP_COMBINE, WHERE_END, BUFFER_OUT, 50, INSIDE},
 
     {"shrink.before", &shrinking, STEP_SHRINK, WHERE_BEFORE, 0, 0, KILLS | STOPS | EXITS},
     {"shrink.waiting", &shrinking, STEP_SHRINK, WHERE_WAITING, 0, 0, KILLS | STOPS},

@@ -73,7 +73,8 @@ enum step {
 struct track {
     const char *name;
     int nnodes;
-    bool masking; /* low latency that goes on without who dies */
+    const char *network; /* NULL: the emulated one */
+    bool masking;        /* low latency that goes on without who dies */
     enum step steps[8];
     int n_steps;
 };

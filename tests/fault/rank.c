@@ -82,6 +82,7 @@ static ep_status create(struct life *life, const ep_boot *boot)
     config.backend = "host";
     config.timeout_ms = TIMEOUT_MS;
     config.ranks_per_node = RANKS / point->track->nnodes;
+    config.network = point->track->network;
     if (life->victim && point->step == STEP_NEW) {
         if (point->where == WHERE_BEFORE) {
             strike_now();
@@ -248,7 +249,7 @@ static void check_repeats(struct life *life, ep_status status)
         {STEP_GATHER, "ep_comm_allgather", false},
         {STEP_DISPATCH, "ep_dispatch", true},
         {STEP_COMBINE, "ep_combine", true},
-        {STEP_ASYNC_DISPATCH, "ep_dispatch with EP_ASYNC", true},
+        {STEP_ASYNC_DISPATCH, "ep_dispatch in a stream", true},
         {STEP_PLAN, "ep_plan_new", false},
     };
     void *memory;

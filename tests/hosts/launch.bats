@@ -76,8 +76,16 @@ teardown_file() {
     [ "$(cat "$HOSTS_DIR/work/ports/testbed-logs/worker-h1-223.log")" = "1 h1" ]
 }
 
-@test "epkit-test internode over Open MPI: 32 of 32 cases on four hosts" {
+@test "epkit-test internode over TCP: 32 of 32 cases on four hosts, without MPI" {
     run --separate-stderr launch --no-logs --hosts 'h[1-4]' --per-node 1 --checks skip epkit-test internode -- --tokens 8 --hidden 256
+    echo "$output$stderr"
+    [ "$status" -eq 0 ]
+    [[ "$output" == *"internode: 32/32 cases passed (4 ranks on 4 nodes"* ]]
+    all_clean 10 h1 h2 h3 h4
+}
+
+@test "epkit-test internode over Open MPI: 32 of 32 cases on four hosts" {
+    run --separate-stderr launch --no-logs --hosts 'h[1-4]' --per-node 1 --checks skip --with mpirun epkit-test internode -- --tokens 8 --hidden 256
     echo "$output$stderr"
     [ "$status" -eq 0 ]
     [[ "$output" == *"internode: 32/32 cases passed (4 ranks on 4 nodes"* ]]

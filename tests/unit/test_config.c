@@ -134,7 +134,7 @@ static void bad_configurations_are_refused(void **state)
         {CONFIG(.backend = "rocm"), EP_E_ARG, "backend \"rocm\" is not one of"},
         {CONFIG(.backend = ""), EP_E_ARG, "backend \"\" is not one of"},
         {CONFIG(.network = "mpi"), EP_E_UNSUPPORTED,
-         "network \"mpi\": there is \"emulated\", and the boot brings none"},
+         "network \"mpi\": there is \"emulated\", \"tcp\", and the boot brings none"},
         {CONFIG(.network = ""), EP_E_UNSUPPORTED, "network \"\""},
         {CONFIG(.emulation.reorder = 2), EP_E_ARG, "emulation.reorder is 2"},
         {CONFIG(.emulation.ring_bytes = 255), EP_E_ARG, "emulation.ring_bytes is 255"},

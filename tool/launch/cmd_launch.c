@@ -14,10 +14,12 @@
 #include "progress.h"
 #include "source/root.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -160,6 +162,7 @@ static json_t *make_program(int n_args, char **args)
 /* epkit-test: internode is one group over all nodes; the other matrices run on each node by itself. */
 static int adjust_epkit_test(const struct cmd *cmd, const struct cmd_call *call, int n_nodes, struct launch_job *job)
 {
+    const struct launch_args *args = call->options;
     json_t *argv = json_object_get(job->spec, "argv");
     char count[16];
 
@@ -169,6 +172,11 @@ static int adjust_epkit_test(const struct cmd *cmd, const struct cmd_call *call,
         snprintf(count, sizeof(count), "%d", n_nodes);
         json_array_append_new(argv, json_string("--nodes"));
         json_array_append_new(argv, json_string(count));
+        if (args->with == STARTER_MPIRUN)
+            return CMD_FINE;
+        /* By the variables that every rank gets. */
+        json_array_append_new(argv, json_string("--network"));
+        json_array_append_new(argv, json_string("tcp"));
         return CMD_FINE;
     }
     job->starter = LAUNCH_SSH;
@@ -202,7 +210,7 @@ static int make_job(const struct cmd *cmd, const struct cmd_call *call, const st
     job->starter = canned ? canned->starter : LAUNCH_SSH;
     job->per_node = canned ? canned->per_node : args->world == WORLD_RANKS ? 0 : 1;
     job->by_rank = canned && canned->by_rank;
-    if (canned && canned->is_mpi)
+    if (canned && canned->by_rank)
         job->per_node_without_gpus = 2;
     if (canned && strcmp(canned->name, "epkit-test") == 0) {
         int code = adjust_epkit_test(cmd, call, n_nodes, job);
@@ -314,6 +322,24 @@ static void add_pod_variables(json_t *env)
         }
 }
 
+/* For the ranks of this job, which find each other over TCP, and for nobody else. --env may name another one. */
+static int add_secret(const struct cmd *cmd, json_t *env)
+{
+    unsigned char bytes[16];
+    char text[2 * sizeof(bytes) + 1];
+
+    if (json_object_get(env, "EPKIT_SECRET"))
+        return CMD_FINE;
+    if (getrandom(bytes, sizeof(bytes), 0) != (ssize_t)sizeof(bytes)) {
+        out_error("%s: random bytes from the kernel: %s", cmd->name, strerror(errno));
+        return CMD_FAILED;
+    }
+    for (size_t i = 0; i < sizeof(bytes); i++)
+        snprintf(text + 2 * i, 3, "%02x", bytes[i]);
+    json_object_set_new(env, "EPKIT_SECRET", json_string(text));
+    return CMD_FINE;
+}
+
 static int make_environment(const struct cmd *cmd, const struct launch_args *args, bool is_pods, json_t *spec)
 {
     json_t *env = json_object(), *source;
@@ -406,8 +432,6 @@ static int check_usage(const struct cmd *cmd, const struct cmd_call *call, const
         return cmd_usage(cmd, "%s needs an argument: %s", canned->name, canned->args);
     if (canned && canned->is_mpi && args->with == STARTER_SSH && strcmp(call->args[0], "nccl") == 0)
         return cmd_usage(cmd, "nccl: its ranks find each other by MPI: --with mpirun");
-    if (canned && canned->is_mpi && args->with == STARTER_SSH && strcmp(call->args[1], "internode") == 0)
-        return cmd_usage(cmd, "epkit-test internode: its ranks find each other by MPI: --with mpirun");
     if (canned && canned->argv_of && (args->with == STARTER_MPIRUN || args->per_node))
         return cmd_usage(cmd, "%s chooses itself what runs where: no --with, no --per-node", canned->name);
     if (args->triangulate && !(canned && canned->is_measured))
@@ -586,6 +610,8 @@ static int cmd_launch(const struct cmd *cmd, const struct cmd_call *call)
         code = make_job(cmd, call, canned, options.hosts.n, &options.job);
     if (code == CMD_FINE)
         code = make_environment(cmd, args, source.is_pods, options.job.spec);
+    if (code == CMD_FINE && canned && canned->by_rank && options.job.by_rank && options.job.starter == LAUNCH_SSH)
+        code = add_secret(cmd, json_object_get(options.job.spec, "env"));
     if (code == CMD_FINE)
         code = check_hosts(cmd, canned, &options);
     if (code == CMD_FINE) {

@@ -150,9 +150,9 @@ static json_t *argv_of_ib_write_bw(int phase, int rank, int n_nodes, const char 
 const struct canned_job canned_jobs[] = {
     {"hostname", "", "prints the name of each node: do all of them answer?", .per_node = 1, .has_checks = true,
      .deadline_s = 300, .make = make_hostname},
-    {"epkit-test", "MATRIX", "'epkit test MATRIX' of epkit itself, internode over MPI", .needs_args = true,
-     .starter = LAUNCH_MPIRUN, .is_mpi = true, .by_rank = true, .has_checks = true, .is_measured = true,
-     .deadline_s = HOUR_S, .make = make_epkit_test},
+    {"epkit-test", "MATRIX", "'epkit test MATRIX' of epkit itself, internode over TCP", .needs_args = true,
+     .starter = LAUNCH_SSH, .by_rank = true, .has_checks = true, .is_measured = true, .deadline_s = HOUR_S,
+     .make = make_epkit_test},
     {"deepep-intranode", "", "DeepEP's test_intranode.py on each node by itself", .per_node = 1, .has_checks = true,
      .is_measured = true, .deadline_s = HOUR_S, .make = make_deepep},
     {"deepep-internode", "", "DeepEP's test_internode.py, one process a node", .per_node = 1, .has_checks = true,

@@ -69,7 +69,7 @@ static void sum_tokens(const struct host_sum *sum, int begin, int end)
 
 static ep_status sum_node(const struct host_sum *sum)
 {
-    int n = sum->plan->args.n_tokens;
+    int n = host_plan_of(sum->plan)->n_tokens;
 
     for (int t = 0; t < n; t += BATCH) {
         EP_TRY(host_check(sum->host));
@@ -165,7 +165,8 @@ static ep_status combine_body(struct host_sum *sum)
     n_recv = (size_t)sum->plan->full.n_recv;
     weights_per_row = sum->plan->args.flags & EP_PLAN_EXPANDED ? 1 : (size_t)sum->plan->args.topk;
     sum->row_bytes = (size_t)args->hidden * sizeof(uint16_t);
-    sum->stream = (size_t)sum->plan->args.n_tokens * sum->row_bytes * (size_t)host->nlocal > ep_rows_stream_threshold();
+    sum->stream =
+        (size_t)host_plan_of(sum->plan)->n_tokens * sum->row_bytes * (size_t)host->nlocal > ep_rows_stream_threshold();
     EP_TRY(check_values(sum));
     host_sweep(host);
     record.plan_number = ((struct host_plan *)sum->plan->impl)->number;
@@ -210,13 +211,12 @@ static ep_status run_combine(void *arguments)
         status = ep_fail(EP_E_MEMORY, "ep_combine: no memory for %d ranks", host->nlocal);
     free(sum.x);
     free(sum.weights);
-    return status;
+    return host_plan_is_refused(job->plan) ? status : host_fail_queued(host, status, HOST_COMBINE_READY, false);
 }
 
-ep_status host_combine(ep_plan *plan, const ep_combine_args *args, ep_event **ret_event)
+ep_status host_combine(ep_plan *plan, const ep_combine_args *args, ep_stream stream)
 {
     struct combine_job job = {.plan = plan, .args = *args};
 
-    return host_submit(host_of(plan->comm), run_combine, &job, sizeof(job), args->after,
-                       args->flags & EP_ASYNC ? ret_event : NULL, false);
+    return host_submit(host_of(plan->comm), stream, run_combine, &job, sizeof(job));
 }

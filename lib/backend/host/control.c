@@ -114,6 +114,12 @@ static bool same_node(const struct host_comm *host, int rank)
     return rank / host->comm->ranks_per_node == host->comm->node;
 }
 
+/* Over sockets each node is a host of its own, also where two of them are on one machine: one set of rules for all. */
+static bool is_apart(const struct host_comm *host, int rank)
+{
+    return !same_node(host, rank) && strcmp(host->comm->config.network, ep_net_tcp.name) == 0;
+}
+
 /* A host that cannot be told from another one, because a rank has no /proc, is tried as the same one. */
 static bool may_share_host(const struct identity *a, const struct identity *b)
 {
@@ -147,7 +153,7 @@ static ep_status attach_peer(struct introduction *meeting, int rank, const struc
         peer->control = meeting->host->control;
         return EP_OK;
     }
-    if (!may_share_host(meeting->mine, theirs))
+    if (is_apart(meeting->host, rank) || !may_share_host(meeting->mine, theirs))
         return set_apart(meeting, rank, "live on different hosts");
     if (theirs->control.bytes != meeting->host->shm.bytes || theirs->control.process != theirs->process.key)
         return ep_fail(EP_E_MISMATCH,
@@ -195,7 +201,7 @@ static ep_status attach_by_socket(struct introduction *meeting, int rank, const 
     char text[EP_ERROR_TEXT_BYTES];
 
     meeting->culprit = meeting->host->comm->rank;
-    if (peer->control || !may_share_host(meeting->mine, theirs))
+    if (peer->control || is_apart(meeting->host, rank) || !may_share_host(meeting->mine, theirs))
         return EP_OK;
     status = ep_shm_attach(&theirs->control, &owner, &peer->shm);
     if (status == EP_OK) {
@@ -327,13 +333,19 @@ static ep_status find_network(struct host_comm *host, const ep_boot *boot, const
         *ret_provider = brought;
         return EP_OK;
     }
+    if (strcmp(name, ep_net_tcp.name) == 0) {
+        *ret_provider = &ep_net_tcp;
+        return EP_OK;
+    }
     if (strcmp(name, ep_net_emulated.name) != 0)
-        return ep_fail(EP_E_UNSUPPORTED, "ep_comm_new: no network \"%s\" here: there is \"%s\"%s%s", name,
-                       ep_net_emulated.name, brought ? " and, from the boot, " : "", brought ? brought->name : "");
+        return ep_fail(EP_E_UNSUPPORTED, "ep_comm_new: no network \"%s\" here: there is \"%s\", \"%s\"%s%s", name,
+                       ep_net_emulated.name, ep_net_tcp.name, brought ? " and, from the boot, " : "",
+                       brought ? brought->name : "");
     if (!host->one_host)
         return ep_fail(
             EP_E_UNSUPPORTED,
-            "ep_comm_new: the emulated network needs all ranks on one host; start them with MPI (epkit/mpi.h)");
+            "ep_comm_new: the emulated network needs all ranks on one host: take the network \"tcp\", or start them with "
+            "MPI (epkit/mpi.h)");
     *ret_provider = &ep_net_emulated;
     return EP_OK;
 }
@@ -359,6 +371,8 @@ static ep_status open_network(struct host_comm *host, const ep_boot *boot)
     status = host_agree(boot, comm->config.timeout_ms, status);
     if (status == EP_OK)
         status = ep_streams_open(provider, &params, HOST_RING_BYTES, &host->streams);
+    if (status == EP_OK && provider->open == ep_net_tcp.open)
+        status = host_link_open(host);
     return host_agree(boot, comm->config.timeout_ms, status);
 }
 
@@ -379,6 +393,7 @@ static ep_status prepare(struct host_comm *host, ep_comm *comm)
     pthread_condattr_t attributes;
 
     host->comm = comm;
+    host->queue.base.comm = comm;
     comm->impl = host;
     host->first = comm->node * comm->ranks_per_node;
     host->nlocal = comm->ranks_per_node;
@@ -449,6 +464,9 @@ void host_comm_close(ep_comm *comm)
     host_queue_close(host);
     host_plan_drop_pending(host);
     host_leave_group(host);
+    host_link_close(host);
+    if (atomic_load(&comm->failed) != EP_OK)
+        ep_streams_abandon(host->streams);
     ep_streams_free(host->streams);
     host_memory_close(host);
     for (int rank = 0; host->peers && rank < comm->nranks; rank++) {
@@ -459,6 +477,7 @@ void host_comm_close(ep_comm *comm)
         ep_shm_serve_end();
     free(host->peers);
     free(host->records);
+    free(host->remote);
     ep_shm_done(&host->shm);
     pthread_cond_destroy(&host->queue_changed);
     pthread_mutex_destroy(&host->queue_lock);

@@ -8,6 +8,26 @@
 
 #include "backend/host/host.h"
 
+/* The new group in the making. */
+struct shrink_group {
+    struct shrink *s; /* NULL over control links */
+    ep_allgather_fn allgather;
+    void *context;
+    const void *network; /* as in ep_boot */
+    int *ranks;          /* old rank of each survivor */
+    int n;
+    uint32_t calls;
+    int culprit;                    /* whom a failure of the all-gather names, -1: none has failed */
+    char text[EP_ERROR_TEXT_BYTES]; /* of that failure, if it has the old numbers */
+    ep_status (*open)(ep_comm *comm, const ep_boot *boot);
+};
+
+/* shrink_group.c: creates `next` for the survivors. Fails with texts that have the old numbers of ranks. */
+ep_status shrink_open_next(struct shrink_group *g, ep_comm *comm, ep_comm *next);
+
+/* shrink_linked.c: all of a shrink whose ranks are on several hosts. */
+ep_status shrink_linked(struct host_comm *host, ep_comm *next, ep_status (*open)(ep_comm *comm, const ep_boot *boot));
+
 struct shrink {
     struct host_comm *host;
     struct host_shrink *mine;

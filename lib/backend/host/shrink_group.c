@@ -7,17 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct gather {
-    struct shrink *s;
-    int *ranks; /* old rank of each survivor */
-    int n;
-    uint32_t calls;
-    int culprit;                    /* whom a failure of the all-gather names, -1: none has failed */
-    char text[EP_ERROR_TEXT_BYTES]; /* of that failure, which has the old numbers */
-    ep_status (*open)(ep_comm *comm, const ep_boot *boot);
-};
-
-static ep_status gather_all(struct gather *g, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
+static ep_status gather_all(struct shrink_group *g, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
 {
     struct shrink *s = g->s;
     /* Numbered within the attempt, so that ranks whose last attempt failed at different places start alike. */
@@ -60,7 +50,7 @@ static ep_status gather_all(struct gather *g, const void *mine, size_t bytes, in
 
 static ep_status gather(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
 {
-    struct gather *g = context;
+    struct shrink_group *g = context;
     ep_status status = gather_all(g, mine, bytes, timeout_ms, ret_all);
 
     if (status != EP_OK)
@@ -68,8 +58,22 @@ static ep_status gather(void *context, const void *mine, size_t bytes, int timeo
     return status;
 }
 
-/* Ranks per node of the new group: kept only if every node that is left has the same number of survivors. */
-static int nodes_of_survivors(const struct gather *g, int old_per_node)
+static int common_divisor(int a, int b)
+{
+    while (b) {
+        int rest = a % b;
+
+        a = b;
+        b = rest;
+    }
+    return a;
+}
+
+/*
+ * Ranks per node of the new group: kept only if every node that is left has the same number of survivors. Over control
+ * links a node never spans hosts: then it is the largest number that divides those of all nodes.
+ */
+static int nodes_of_survivors(const struct shrink_group *g, int old_per_node)
 {
     int first = 0, per_node = 0;
 
@@ -78,9 +82,9 @@ static int nodes_of_survivors(const struct gather *g, int old_per_node)
 
         while (first + n < g->n && g->ranks[first + n] / old_per_node == g->ranks[first] / old_per_node)
             n++;
-        if (per_node && n != per_node)
+        if (g->s && per_node && n != per_node)
             return g->n;
-        per_node = n;
+        per_node = common_divisor(n, per_node);
         first += n;
     }
     return per_node;
@@ -90,7 +94,7 @@ static int nodes_of_survivors(const struct gather *g, int old_per_node)
  * What fails while the new group is made names its ranks by the numbers that they would have had there; the caller
  * knows the old ones. What a failed all-gather says has them already.
  */
-static ep_status name_by_old_ranks(const struct gather *g, ep_status status)
+static ep_status name_by_old_ranks(const struct shrink_group *g, ep_status status)
 {
     static const char word[] = "rank ", old[] = " of the old group";
     char text[EP_ERROR_TEXT_BYTES], renamed[EP_ERROR_TEXT_BYTES];
@@ -115,7 +119,7 @@ static ep_status name_by_old_ranks(const struct gather *g, ep_status status)
 }
 
 /* The old number of the rank that the last failure is laid to; -1: not known. */
-static int find_culprit(const struct gather *g)
+static int find_culprit(const struct shrink_group *g)
 {
     int blamed = host_take_blamed();
 
@@ -124,9 +128,14 @@ static int find_culprit(const struct gather *g)
     return blamed >= 0 && blamed < g->n ? g->ranks[blamed] : -1;
 }
 
-static ep_status open_next(struct gather *g, ep_comm *comm, ep_comm *next)
+ep_status shrink_open_next(struct shrink_group *g, ep_comm *comm, ep_comm *next)
 {
-    ep_boot boot = {.size = sizeof(boot), .rank = -1, .nranks = g->n, .allgather = gather, .context = g};
+    ep_boot boot = {.size = sizeof(boot),
+                    .rank = -1,
+                    .nranks = g->n,
+                    .allgather = g->allgather,
+                    .context = g->context,
+                    .network = g->network};
     ep_status status = EP_OK;
 
     for (int i = 0; i < g->n; i++)
@@ -195,7 +204,7 @@ static ep_status note_aborts(struct shrink *s)
     return EP_OK;
 }
 
-static ep_status form_group(struct shrink *s, struct gather *g, ep_comm *next)
+static ep_status form_group(struct shrink *s, struct shrink_group *g, ep_comm *next)
 {
     ep_comm *comm = s->host->comm;
     ep_status status;
@@ -213,7 +222,7 @@ static ep_status form_group(struct shrink *s, struct gather *g, ep_comm *next)
         }
     host_take_blamed();
     /* Nobody passes a view that leaves itself out, but the view is in shared memory. */
-    status = self ? open_next(g, comm, next)
+    status = self ? shrink_open_next(g, comm, next)
                   : ep_fail(EP_E_MISMATCH, "ep_comm_shrink: the view of rank %d is damaged: it leaves out itself",
                             comm->rank);
     culprit = self ? find_culprit(g) : comm->rank;
@@ -225,9 +234,13 @@ ep_status host_shrink_into(ep_comm *comm, ep_comm *next, ep_status (*open)(ep_co
 {
     struct host_comm *host = host_of(comm);
     struct shrink s = {.host = host, .mine = &host->control->shrink, .timeout_ms = comm->config.timeout_ms};
-    struct gather g = {.s = &s, .open = open, .culprit = -1};
+    struct shrink_group g = {.s = &s, .allgather = gather, .context = &g, .open = open, .culprit = -1};
     ep_status status;
 
+    if (host->remote) {
+        host_drain(host);
+        return shrink_linked(host, next, open);
+    }
     if (!host->one_host)
         return ep_fail(EP_E_UNSUPPORTED, "ep_comm_shrink: the ranks are on several hosts");
     host_drain(host);

@@ -63,6 +63,15 @@ static void read_reason(const struct host_comm *host, uint64_t failure, char tex
     const struct host_control *control = host->peers[(uint16_t)failure].control;
 
     text[0] = '\0';
+    if (!control && host->remote) {
+        const struct host_remote *remote = &host->remote[(uint16_t)failure];
+
+        if (atomic_load_explicit(&remote->reason_for, memory_order_acquire) != failure)
+            return;
+        memcpy(text, ": ", 2);
+        host_read_reason(text + 2, remote->reason);
+        return;
+    }
     if (!control || atomic_load_explicit(&control->reason_for, memory_order_acquire) != failure)
         return;
     memcpy(text, ": ", 2);
@@ -96,7 +105,8 @@ static ep_status fail_with(struct host_comm *host, uint64_t failure)
         return ep_fail(status, "rank %d did not answer within %d ms in \"%s\"%s%s", culprit,
                        host->comm->config.timeout_ms, phase, seen_by, host_blindness(host, culprit));
     case EP_E_PEER_DEAD:
-        return ep_fail(status, "rank %d died while others were in \"%s\"%s%s", culprit, phase, seen_by, reason);
+        return ep_fail(status, "rank %d died%s while others were in \"%s\"%s%s", culprit,
+                       host->remote && !host->peers[culprit].control ? " or was cut off" : "", phase, seen_by, reason);
     case EP_E_PEER_LEFT:
         return ep_fail(status, "rank %d left the group while others waited for it in \"%s\"%s%s", culprit, phase,
                        seen_by, reason);
@@ -156,7 +166,21 @@ ep_status host_raise(struct host_comm *host, ep_status status, int culprit, enum
     uint64_t failure = decide(host, pack_failure(status, culprit, phase, host->comm->rank));
 
     host_ring_all(host);
+    host_link_wake(host);
     return fail_with(host, failure);
+}
+
+void host_take_failure(struct host_comm *host, uint64_t word, int from)
+{
+    decide(host, failure_of(host, word, from));
+    host_ring_all(host);
+}
+
+uint64_t host_own_report(const struct host_comm *host)
+{
+    uint64_t failure = own_failure(host);
+
+    return (uint16_t)failure == host->comm->rank ? failure : 0;
 }
 
 /* For the peers. The first reason of this rank only: one that a peer may be reading must not change. */
@@ -247,6 +271,7 @@ void host_abort(ep_comm *comm)
     /* After the failure: who sees the count finds it. */
     atomic_fetch_add(&host->control->aborts, 1);
     host_ring_all(host);
+    host_link_wake(host);
     errno = saved_errno;
 }
 
@@ -254,6 +279,8 @@ bool host_peer_dead(const struct host_comm *host, int rank)
 {
     const struct host_peer *peer = &host->peers[rank];
 
+    if (!peer->control && host->remote)
+        return atomic_load(&host->remote[rank].lost) && !atomic_load(&host->remote[rank].left);
     return !peer->same_process && ep_process_look(&peer->process) == EP_PROCESS_DEAD;
 }
 
@@ -280,6 +307,8 @@ static int find_dead(struct host_comm *host, int only)
     for (int rank = 0; rank < host->comm->nranks; rank++) {
         const struct host_peer *peer = &host->peers[rank];
 
+        if (!peer->control && host->remote && host_peer_dead(host, rank))
+            return rank;
         if (!peer->control || rank == host->comm->rank || (polled && peer->process.pidfd >= 0 && !fds[rank].revents))
             continue;
         if (!atomic_load(&peer->control->left) && host_peer_dead(host, rank))
@@ -302,13 +331,15 @@ static int find_culprit(struct host_comm *host, int rank)
     for (int step = 0; step < host->comm->nranks; step++) {
         struct host_control *control = host->peers[rank].control;
         uint32_t waiting;
+        uint64_t beat_ns;
         int next;
 
-        if (!control || host_peer_dead(host, rank))
+        if ((!control && !host->remote) || host_peer_dead(host, rank))
             return rank;
-        waiting = atomic_load(&control->waiting);
-        /* Its last look may be later than our clock. */
-        if (!waiting || atomic_load(&control->beat_ns) + stale_ns < now)
+        waiting = atomic_load(control ? &control->waiting : &host->remote[rank].waiting);
+        beat_ns = atomic_load(control ? &control->beat_ns : &host->remote[rank].beat_ns);
+        /* One that has looked around since `now` was read is not late. */
+        if (!waiting || (now > beat_ns && now - beat_ns > stale_ns))
             return rank;
         next = (int)(waiting >> 8) - 1;
         if (next < 0 || next >= host->comm->nranks)
@@ -336,7 +367,20 @@ static bool has_left(const struct host_comm *host, int rank)
 {
     struct host_control *control = host->peers[rank].control;
 
+    if (!control && host->remote)
+        return atomic_load(&host->remote[rank].left);
     return control && atomic_load(&control->left);
+}
+
+/* May the network still hold back the last that a rank sent before it left? */
+static bool is_held_back(const struct host_pause *pause, int rank)
+{
+    const struct host_comm *host = pause->host;
+
+    if (!pause->polls || !host->remote)
+        return pause->polls;
+    return !host->peers[rank].control && rank % host->nlocal == host->local &&
+           !ep_streams_ended(host->streams, rank / host->nlocal);
 }
 
 static ep_status look_around(struct host_pause *pause, int rank, uint64_t now)
@@ -344,7 +388,7 @@ static ep_status look_around(struct host_pause *pause, int rank, uint64_t now)
     struct host_comm *host = pause->host;
     int dead = find_dead(host, pause->tolerant ? rank : -1), culprit;
     /* While the network holds back something, that may be the last that the rank sent before it left. */
-    bool left = has_left(host, rank) && (!pause->polls || now >= pause->deadline_ns);
+    bool left = has_left(host, rank) && (!is_held_back(pause, rank) || now >= pause->deadline_ns);
     ep_status status;
 
     pause->next_look_ns = now + LOOK_NS;

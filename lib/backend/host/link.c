@@ -1,0 +1,399 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The control links: one connection to each rail peer of another host, all kept by one thread of this rank that sleeps
+ * in poll().
+ *
+ * Heartbeats carry what a rank's peers on its own host read in control blocks: for whom each rank of the node waits and
+ * when it last looked around. So a rank whose deadline passes follows the chain of who waits for whom across hosts. A
+ * failure goes from the rank that raises it to its rail peers, one on each host, which publish it there; a process that
+ * dies is known by the end of its connections, a host that is cut off by the age of its heartbeats.
+ *
+ * At most one message of a link is on its way at a time: a peer that does not read costs no memory.
+ */
+#include "backend/host/link_wire.h"
+
+#include "base/fd.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+
+/* Heartbeats in a deadline: a peer that waits is late when half a deadline has passed without one. */
+#define HEARTBEATS 10
+#define HEARTBEAT_LEAST_MS 10
+#define HEARTBEAT_MOST_MS 1000
+/* For a farewell to leave. */
+#define FAREWELL_MS 200
+
+struct line {
+    int fd; /* -1: ended */
+    int rank;
+    uint64_t heartbeat_ns; /* when the next one is due */
+    bool said_failure, said_left, said_shrunk;
+    unsigned char *out;
+    size_t out_used, out_at;
+    struct link_reader reader;
+    struct host_link *link;
+};
+
+struct host_link {
+    struct host_comm *host;
+    int n;
+    struct line *lines;
+    struct pollfd *polls;
+    int event_fd;
+    uint64_t heartbeat_ns; /* between two */
+    pthread_t thread;
+    bool started;
+    _Atomic bool stops;
+    unsigned char *memory; /* of the buffers of all lines */
+};
+
+/* --- what a peer says --- */
+
+static void take_heartbeat(struct line *line, const struct link_entry *entries)
+{
+    struct host_comm *host = line->link->host;
+    int first = line->rank - host->local;
+    uint64_t now = ep_now_ns();
+
+    for (int i = 0; i < host->nlocal; i++) {
+        struct host_remote *remote = &host->remote[first + i];
+        uint64_t age_ns = (uint64_t)entries[i].age_ms * 1000000u;
+
+        atomic_store(&remote->beat_ns, age_ns < now ? now - age_ns : 0);
+        atomic_store(&remote->waiting, entries[i].waiting);
+        if (entries[i].flags & LINK_RANK_LEFT)
+            atomic_store(&remote->left, 1);
+        if (entries[i].flags & LINK_RANK_DEAD)
+            atomic_store(&remote->lost, 1);
+    }
+}
+
+/* The reason stands before the failure that it belongs to. Of one rank there is one failure that counts. */
+static void take_failure(struct line *line, const struct link_failure *failure)
+{
+    struct host_comm *host = line->link->host;
+    struct host_remote *remote = &host->remote[line->rank];
+
+    if (failure->reason[0] && !atomic_load(&remote->reason_for)) {
+        memcpy(remote->reason, failure->reason, sizeof(remote->reason));
+        atomic_store_explicit(&remote->reason_for, failure->word, memory_order_release);
+    }
+    host_take_failure(host, failure->word, line->rank);
+}
+
+static void take_shrunk(struct line *line, const struct link_shrunk *shrunk)
+{
+    struct host_comm *host = line->link->host;
+    int me = host->comm->rank;
+
+    if (shrunk->out[me / 64] >> (me % 64) & 1)
+        atomic_store(&host->remote[line->rank].excludes, 1);
+}
+
+static void take_message(void *context, enum link_kind kind, const void *payload)
+{
+    struct line *line = context;
+    struct host_comm *host = line->link->host;
+
+    if (kind == LINK_HEARTBEAT)
+        take_heartbeat(line, payload);
+    else if (kind == LINK_FAILURE)
+        take_failure(line, payload);
+    else if (kind == LINK_SHRUNK)
+        take_shrunk(line, payload);
+    else
+        atomic_store(&host->remote[line->rank].left, 1);
+}
+
+static void end_line(struct line *line)
+{
+    struct host_comm *host = line->link->host;
+
+    close(line->fd);
+    line->fd = -1;
+    atomic_store(&host->remote[line->rank].lost, 1);
+    host_ring_all(host); /* who waits for it looks at once */
+}
+
+static void receive(struct line *line)
+{
+    unsigned char bytes[4096];
+
+    while (line->fd >= 0) {
+        ssize_t n = recv(line->fd, bytes, sizeof(bytes), MSG_DONTWAIT);
+
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+            return;
+        /* What is damaged says no more than what has ended. */
+        if (n <= 0 || link_reader_take(&line->reader, bytes, (size_t)n, take_message, line))
+            end_line(line);
+    }
+}
+
+/* --- what this rank says --- */
+
+static void queue(struct line *line, enum link_kind kind, const void *payload, size_t bytes)
+{
+    struct link_head head = {.magic = LINK_MAGIC, .kind = kind, .bytes = bytes};
+
+    memcpy(line->out, &head, sizeof(head));
+    if (bytes && payload)
+        memcpy(line->out + sizeof(head), payload, bytes);
+    line->out_used = sizeof(head) + bytes;
+    line->out_at = 0;
+}
+
+static void queue_heartbeat(struct line *line, uint64_t now)
+{
+    struct host_comm *host = line->link->host;
+
+    for (int i = 0; i < host->nlocal; i++) {
+        const struct host_control *control = host->peers[host->first + i].control;
+        uint64_t beat_ns = atomic_load(&control->beat_ns), age_ms = now > beat_ns ? (now - beat_ns) / 1000000u : 0;
+        struct link_entry entry = {.waiting = atomic_load(&control->waiting),
+                                   .age_ms = age_ms < UINT32_MAX ? (uint32_t)age_ms : UINT32_MAX,
+                                   .flags = atomic_load(&control->left) ? LINK_RANK_LEFT : 0};
+
+        if (i != host->local && host_peer_dead(host, host->first + i))
+            entry.flags |= LINK_RANK_DEAD;
+        memcpy(line->out + sizeof(struct link_head) + (size_t)i * sizeof(entry), &entry, sizeof(entry));
+    }
+    queue(line, LINK_HEARTBEAT, NULL, (size_t)host->nlocal * sizeof(struct link_entry));
+    line->heartbeat_ns = now + line->link->heartbeat_ns;
+}
+
+static void queue_failure(struct line *line, uint64_t word)
+{
+    const struct host_control *control = line->link->host->control;
+    struct link_failure failure = {.word = word};
+
+    if (atomic_load_explicit(&control->reason_for, memory_order_acquire) == word)
+        memcpy(failure.reason, control->reason, sizeof(failure.reason));
+    queue(line, LINK_FAILURE, &failure, sizeof(failure));
+    line->said_failure = true;
+}
+
+static void queue_shrunk(struct line *line)
+{
+    const struct host_shrink *state = &line->link->host->control->shrink;
+    struct link_shrunk shrunk;
+
+    for (int word = 0; word < EP_MAX_RANKS / 64; word++)
+        shrunk.out[word] = atomic_load(&state->passed_out[word]);
+    queue(line, LINK_SHRUNK, &shrunk, sizeof(shrunk));
+    line->said_shrunk = true;
+}
+
+/* The next message, if there is one; false: nothing to say now. */
+static bool choose(struct line *line, uint64_t now)
+{
+    struct host_link *link = line->link;
+    uint64_t word = line->said_failure ? 0 : host_own_report(link->host);
+
+    if (line->said_left)
+        return false;
+    if (word) {
+        queue_failure(line, word);
+    } else if (!line->said_shrunk && atomic_load(&link->host->control->shrink.passed)) {
+        queue_shrunk(line);
+    } else if (atomic_load(&link->stops)) {
+        if (atomic_load(&link->host->control->left))
+            queue(line, LINK_LEFT, NULL, 0);
+        line->said_left = true;
+    } else if (now >= line->heartbeat_ns) {
+        queue_heartbeat(line, now);
+    } else {
+        return false;
+    }
+    return true;
+}
+
+static void send_all(struct line *line, uint64_t now)
+{
+    while (line->fd >= 0 && (line->out_at < line->out_used || choose(line, now))) {
+        ssize_t n =
+            send(line->fd, line->out + line->out_at, line->out_used - line->out_at, MSG_NOSIGNAL | MSG_DONTWAIT);
+
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+            return;
+        if (n < 0) {
+            receive(line); /* what came before the end counts */
+            if (line->fd >= 0)
+                end_line(line);
+            return;
+        }
+        line->out_at += (size_t)n;
+    }
+}
+
+/* --- the thread --- */
+
+static int wait_ms(const struct host_link *link, uint64_t now)
+{
+    uint64_t next = now + link->heartbeat_ns;
+
+    for (int i = 0; i < link->n; i++) {
+        const struct line *line = &link->lines[i];
+
+        if (line->fd >= 0 && line->out_at == line->out_used && line->heartbeat_ns < next)
+            next = line->heartbeat_ns;
+    }
+    return next > now ? (int)((next - now) / 1000000u) + 1 : 0;
+}
+
+static void serve(struct host_link *link)
+{
+    uint64_t now = ep_now_ns(), events;
+    int n = 0;
+
+    for (int i = 0; i < link->n; i++)
+        send_all(&link->lines[i], now);
+    for (int i = 0; i < link->n; i++) {
+        const struct line *line = &link->lines[i];
+
+        link->polls[n++] =
+            (struct pollfd){.fd = line->fd, .events = (short)(POLLIN | (line->out_at < line->out_used ? POLLOUT : 0))};
+    }
+    link->polls[n++] = (struct pollfd){.fd = link->event_fd, .events = POLLIN};
+    if (poll(link->polls, (nfds_t)n, wait_ms(link, now)) <= 0)
+        return;
+    for (int i = 0; i < link->n; i++)
+        if (link->lines[i].fd >= 0 && link->polls[i].revents)
+            receive(&link->lines[i]);
+    if (link->polls[link->n].revents)
+        (void)!read(link->event_fd, &events, sizeof(events));
+}
+
+static bool all_said(const struct host_link *link)
+{
+    for (int i = 0; i < link->n; i++) {
+        const struct line *line = &link->lines[i];
+
+        if (line->fd >= 0 && (!line->said_left || line->out_at < line->out_used))
+            return false;
+    }
+    return true;
+}
+
+static void *run(void *context)
+{
+    struct host_link *link = context;
+    uint64_t deadline_ns = 0;
+
+    for (;;) {
+        bool stops = atomic_load(&link->stops);
+
+        if (stops && !deadline_ns)
+            deadline_ns = ep_deadline_ns(FAREWELL_MS);
+        if (stops && (all_said(link) || ep_now_ns() >= deadline_ns))
+            return NULL;
+        serve(link);
+    }
+}
+
+/* --- opening and closing --- */
+
+static ep_status start_thread(struct host_link *link)
+{
+    sigset_t all, before;
+    int error;
+
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    error = pthread_create(&link->thread, NULL, run, link);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (error)
+        return ep_fail_errno(EP_E_SYSTEM, error, "ep_comm_new: the thread of the control links");
+    link->started = true;
+    return EP_OK;
+}
+
+static ep_status take_lines(struct host_link *link)
+{
+    struct host_comm *host = link->host;
+    size_t payload = link_payload_bytes(host->nlocal), each = 2 * payload + sizeof(struct link_head);
+
+    link->memory = malloc((size_t)link->n * each);
+    if (!link->memory)
+        return ep_fail(EP_E_MEMORY, "ep_comm_new: no memory for %d control links", link->n);
+    for (int i = 0; i < link->n; i++) {
+        int node = ep_net_peer(host->comm->node, i);
+
+        link->lines[i] = (struct line){.fd = ep_streams_take_link(host->streams, node),
+                                       .rank = host_rail(host, node),
+                                       .link = link,
+                                       .out = link->memory + (size_t)i * each,
+                                       .reader = {.nlocal = host->nlocal}};
+        link->lines[i].reader.payload = link->lines[i].out + payload + sizeof(struct link_head);
+    }
+    return EP_OK;
+}
+
+ep_status host_link_open(struct host_comm *host)
+{
+    struct host_link *link = calloc(1, sizeof(*link));
+    int timeout_ms = host->comm->config.timeout_ms, heartbeat_ms = timeout_ms / HEARTBEATS;
+    size_t n = (size_t)host->comm->nnodes - 1;
+
+    if (link) {
+        link->lines = calloc(n, sizeof(*link->lines));
+        link->polls = calloc(n + 1, sizeof(*link->polls));
+        link->event_fd = -1;
+    }
+    host->link = link;
+    host->remote = calloc((size_t)host->comm->nranks, sizeof(*host->remote));
+    if (!link || !link->lines || !link->polls || !host->remote)
+        return ep_fail(EP_E_MEMORY, "ep_comm_new: no memory for %zu control links", n);
+    if (heartbeat_ms < HEARTBEAT_LEAST_MS)
+        heartbeat_ms = HEARTBEAT_LEAST_MS;
+    if (heartbeat_ms > HEARTBEAT_MOST_MS)
+        heartbeat_ms = HEARTBEAT_MOST_MS;
+    link->host = host;
+    link->heartbeat_ns = (uint64_t)heartbeat_ms * 1000000u;
+    link->n = (int)n;
+    EP_TRY(take_lines(link));
+    link->event_fd = ep_fd_keep(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    if (link->event_fd < 0)
+        return ep_fail_errno(EP_E_SYSTEM, errno, "ep_comm_new: eventfd");
+    return start_thread(link);
+}
+
+void host_link_wake(struct host_comm *host)
+{
+    uint64_t one = 1;
+
+    if (host->link && host->link->started)
+        (void)!write(host->link->event_fd, &one, sizeof(one));
+}
+
+void host_link_close(struct host_comm *host)
+{
+    struct host_link *link = host->link;
+
+    if (!link)
+        return;
+    if (link->started) {
+        atomic_store(&link->stops, true);
+        host_link_wake(host);
+        pthread_join(link->thread, NULL);
+    }
+    for (int i = 0; link->lines && link->memory && i < link->n; i++)
+        if (link->lines[i].fd >= 0)
+            close(link->lines[i].fd);
+    if (link->event_fd >= 0)
+        close(link->event_fd);
+    free(link->memory);
+    free(link->lines);
+    free(link->polls);
+    free(link);
+    host->link = NULL;
+}

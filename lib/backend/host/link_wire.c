@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "backend/host/link_wire.h"
+
+size_t link_payload_bytes(int nlocal)
+{
+    size_t heartbeat = (size_t)nlocal * sizeof(struct link_entry);
+
+    return heartbeat > sizeof(struct link_failure) ? heartbeat : sizeof(struct link_failure);
+}
+
+static const char *check_head(const struct link_reader *reader)
+{
+    const struct link_head *head = &reader->head;
+
+    if (head->magic != LINK_MAGIC)
+        return "no message where one begins";
+    switch (head->kind) {
+    case LINK_HEARTBEAT:
+        return head->bytes == (size_t)reader->nlocal * sizeof(struct link_entry) ? NULL : "a heartbeat of another size";
+    case LINK_FAILURE:
+        return head->bytes == sizeof(struct link_failure) ? NULL : "a failure of another size";
+    case LINK_LEFT:
+        return head->bytes == 0 ? NULL : "a farewell of another size";
+    case LINK_SHRUNK:
+        return head->bytes == sizeof(struct link_shrunk) ? NULL : "a list of ranks of another size";
+    default:
+        return "a message of unknown kind";
+    }
+}
+
+const char *link_reader_take(struct link_reader *reader, const unsigned char *bytes, size_t n,
+                             link_message_fn on_message, void *context)
+{
+    while (n) {
+        bool in_head = reader->head_used < sizeof(reader->head);
+        unsigned char *into =
+            in_head ? (unsigned char *)&reader->head + reader->head_used : reader->payload + reader->used;
+        size_t room = in_head ? sizeof(reader->head) - reader->head_used : (size_t)reader->head.bytes - reader->used;
+        size_t taken = room < n ? room : n;
+        const char *wrong;
+
+        memcpy(into, bytes, taken);
+        bytes += taken;
+        n -= taken;
+        if (in_head) {
+            reader->head_used += taken;
+            if (reader->head_used < sizeof(reader->head))
+                continue;
+            reader->used = 0;
+            wrong = check_head(reader);
+            if (wrong)
+                return wrong;
+        } else {
+            reader->used += taken;
+        }
+        if (reader->used < reader->head.bytes)
+            continue;
+        reader->head_used = 0;
+        on_message(context, (enum link_kind)reader->head.kind, reader->payload);
+    }
+    return NULL;
+}

@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* link_wire.h - the messages on a control link, and what reads them from a socket. */
+#ifndef EP_HOST_LINK_WIRE_H
+#define EP_HOST_LINK_WIRE_H
+
+#include "backend/host/host.h"
+
+#define LINK_MAGIC 0x314c5045u /* "EPL1" */
+
+enum link_kind {
+    LINK_HEARTBEAT = 1, /* an entry for each rank of the sender's node */
+    LINK_FAILURE,
+    LINK_LEFT,  /* the sender has left the group: nothing comes behind it */
+    LINK_SHRUNK /* the group goes on without the ranks in the bits behind it */
+};
+
+struct link_head {
+    uint32_t magic, kind;
+    uint64_t bytes; /* behind it */
+};
+
+enum { LINK_RANK_LEFT = 1u << 0, LINK_RANK_DEAD = 1u << 1 };
+
+struct link_entry {
+    uint32_t waiting; /* host_control.waiting */
+    uint32_t age_ms;  /* since the rank last looked around; UINT32_MAX: long ago */
+    uint32_t flags;
+    uint32_t unused;
+};
+
+struct link_failure {
+    uint64_t word; /* host_control.failure */
+    char reason[HOST_REASON_BYTES];
+};
+
+struct link_shrunk {
+    uint64_t out[EP_MAX_RANKS / 64];
+};
+
+/* Where the reader of one link stands. */
+struct link_reader {
+    int nlocal; /* ranks of a node: fixes the size of a heartbeat */
+    struct link_head head;
+    size_t head_used, used;
+    unsigned char *payload; /* [link_payload_bytes()] */
+};
+
+/* Most bytes behind a head. */
+size_t link_payload_bytes(int nlocal);
+
+typedef void (*link_message_fn)(void *context, enum link_kind kind, const void *payload);
+
+/*
+ * Takes bytes in the order in which they came, and hands over each whole message. NULL, or what is wrong with them:
+ * then the link is of no use.
+ */
+const char *link_reader_take(struct link_reader *reader, const unsigned char *bytes, size_t n,
+                             link_message_fn on_message, void *context);
+
+#endif

@@ -1,0 +1,292 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The bootstrap over TCP: what the environment says, the star of connections (lib/tcp/star.h), and which ranks share a
+ * host.
+ */
+#include "net/tcp.h"
+#include "base/args.h"
+#include "base/process.h"
+#include "tcp/star.h"
+
+#include <epkit/boot.h>
+#include <epkit/types.h>
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#define DEFAULT_TIMEOUT_MS 30000
+#define HOST_BYTES 256
+
+struct ep_boot_tcp {
+    ep_boot boot;
+    struct ep_net_provider provider;
+    struct ep_net_tcp_context network;
+    struct tcp_star *star;
+    uint64_t generation; /* of the process that made it: connections are not shared with a forked child */
+};
+
+/* What is to be done, with the environment taken in. */
+struct plan {
+    int rank, nranks, timeout_ms, ranks_per_node;
+    char host[HOST_BYTES];
+    uint16_t port;
+    const char *secret, *interface;
+};
+
+/* --- arguments and environment --- */
+
+static const char *read_env(const char *name)
+{
+    const char *value = getenv(name);
+
+    return value && *value ? value : NULL;
+}
+
+/* EP_E_ARG naming the variable; `what` says what it is for where it is missing. */
+static ep_status read_number(const char *name, long least, long most, const char *what, int *ret_value)
+{
+    const char *text = read_env(name);
+    char *end;
+    long value;
+
+    if (!text)
+        return ep_fail(EP_E_ARG, "ep_boot_tcp_new: %s is not set: %s", name, what);
+    errno = 0;
+    value = strtol(text, &end, 10);
+    if (*text < '0' || *text > '9' || *end || errno || value < least || value > most)
+        return ep_fail(EP_E_ARG, "ep_boot_tcp_new: %s is \"%.32s\", not a number in %ld..%ld", name, text, least, most);
+    *ret_value = (int)value;
+    return EP_OK;
+}
+
+static ep_status find_place(const ep_boot_tcp_args *args, struct plan *plan)
+{
+    plan->rank = args->rank;
+    plan->nranks = args->nranks;
+    if (!args->nranks) {
+        EP_TRY(read_number("WORLD_SIZE", 1, EP_MAX_RANKS, "the number of ranks", &plan->nranks));
+        EP_TRY(read_number("RANK", 0, plan->nranks - 1, "the number of this rank", &plan->rank));
+    }
+    if (plan->nranks < 1 || plan->nranks > EP_MAX_RANKS)
+        return ep_fail(EP_E_ARG, "ep_boot_tcp_new: nranks is %d, not in 1..%d", plan->nranks, EP_MAX_RANKS);
+    if (plan->rank < 0 || plan->rank >= plan->nranks)
+        return ep_fail(EP_E_ARG, "ep_boot_tcp_new: rank is %d of %d", plan->rank, plan->nranks);
+    return EP_OK;
+}
+
+static ep_status find_master(struct plan *plan)
+{
+    const char *host = read_env("MASTER_ADDR"), *store = read_env("TORCHELASTIC_USE_AGENT_STORE");
+    int port = 0;
+
+    if (!host)
+        return ep_fail(EP_E_ARG, "ep_boot_tcp_new: MASTER_ADDR is not set: the host of rank 0");
+    EP_TRY(read_number("MASTER_PORT", 1, UINT16_MAX - 1, "a free port of the host of rank 0", &port));
+    if (strlen(host) >= sizeof(plan->host))
+        return ep_fail(EP_E_ARG, "ep_boot_tcp_new: MASTER_ADDR is longer than a host name");
+    snprintf(plan->host, sizeof(plan->host), "%s", host);
+    /* torchrun's own store listens at that port. */
+    plan->port = (uint16_t)(port + (store && strcmp(store, "True") == 0));
+    return EP_OK;
+}
+
+static ep_status find_address(const ep_boot_tcp_args *args, struct plan *plan)
+{
+    const char *address = args->address ? args->address : read_env("EPKIT_ADDRESS");
+    int port = 0;
+
+    if (!address)
+        return find_master(plan);
+    EP_TRY(tcp_parse_endpoint(address, plan->host, sizeof(plan->host), &plan->port));
+    if (plan->port || plan->nranks == 1)
+        return EP_OK;
+    EP_TRY(read_number("MASTER_PORT", 1, UINT16_MAX, "the address of rank 0 names no port", &port));
+    plan->port = (uint16_t)port;
+    return EP_OK;
+}
+
+static ep_status make_plan(const ep_boot_tcp_args *args, struct plan *plan)
+{
+    *plan = (struct plan){.timeout_ms = args->timeout_ms, .ranks_per_node = args->ranks_per_node};
+    EP_TRY(find_place(args, plan));
+    EP_TRY(find_address(args, plan));
+    if (args->timeout_ms < 0)
+        return ep_fail(EP_E_ARG, "ep_boot_tcp_new: timeout_ms is %d", args->timeout_ms);
+    if (!plan->timeout_ms && read_env("EPKIT_TIMEOUT_MS"))
+        EP_TRY(read_number("EPKIT_TIMEOUT_MS", 1, INT_MAX, "milliseconds", &plan->timeout_ms));
+    if (!plan->timeout_ms)
+        plan->timeout_ms = DEFAULT_TIMEOUT_MS;
+    if (plan->ranks_per_node < 0 || (plan->ranks_per_node && plan->nranks % plan->ranks_per_node))
+        return ep_fail(EP_E_ARG, "ep_boot_tcp_new: ranks_per_node %d does not divide the %d ranks",
+                       plan->ranks_per_node, plan->nranks);
+    plan->secret = args->secret ? args->secret : read_env("EPKIT_SECRET");
+    if (!plan->secret)
+        plan->secret = "";
+    plan->interface = args->interface ? args->interface : read_env("EPKIT_TCP_INTERFACE");
+    return EP_OK;
+}
+
+/* --- which ranks share a host --- */
+
+struct host_id {
+    char host[40]; /* "": not known */
+    uint64_t pid_namespace, net_namespace;
+    int32_t asked, unused; /* ranks per node, by the arguments or by LOCAL_WORLD_SIZE; 0: nothing was said */
+};
+
+static void make_host_id(const struct plan *plan, struct host_id *ret_id)
+{
+    struct ep_process_id self;
+    struct stat entry;
+    int local = 0;
+
+    memset(ret_id, 0, sizeof(*ret_id));
+    ep_process_get_self(&self);
+    memcpy(ret_id->host, self.host, sizeof(ret_id->host));
+    ret_id->pid_namespace = self.pid_namespace;
+    if (stat("/proc/self/ns/net", &entry) == 0)
+        ret_id->net_namespace = (uint64_t)entry.st_ino;
+    ret_id->asked = plan->ranks_per_node;
+    if (!ret_id->asked && read_env("LOCAL_WORLD_SIZE") &&
+        read_number("LOCAL_WORLD_SIZE", 1, plan->nranks, "", &local) == EP_OK)
+        ret_id->asked = local;
+}
+
+/*
+ * Descriptors of shared memory pass between processes of one PID namespace (/proc, pidfd_getfd) and of one network
+ * namespace (abstract sockets). Ranks of which nothing is known are alone.
+ */
+static bool share_host(const struct host_id *a, const struct host_id *b)
+{
+    if (!a->host[0] || memcmp(a->host, b->host, sizeof(a->host)) != 0)
+        return false;
+    return (a->pid_namespace && a->pid_namespace == b->pid_namespace) ||
+           (a->net_namespace && a->net_namespace == b->net_namespace);
+}
+
+/* Ranks of each node: as asked for, if all ask for the same; else as found, if hosts hold equally many in a row. */
+static int find_ranks_per_node(const struct host_id *all, int nranks)
+{
+    int n = all[0].asked;
+
+    for (int rank = 0; rank < nranks; rank++)
+        if (all[rank].asked != n)
+            n = 0;
+    if (n && nranks % n == 0)
+        return n;
+    for (n = 1; n < nranks && share_host(&all[0], &all[n]);)
+        n++;
+    if (nranks % n)
+        return 0;
+    for (int rank = 0; rank < nranks; rank++)
+        for (int other = 0; other < nranks; other++)
+            if (other != rank && share_host(&all[rank], &all[other]) != (other / n == rank / n))
+                return 0;
+    return n;
+}
+
+static ep_status find_nodes(ep_boot_tcp *boot, const struct plan *plan)
+{
+    struct host_id mine, *all = calloc((size_t)plan->nranks, sizeof(*all));
+    ep_status status;
+
+    if (!all)
+        return ep_fail(EP_E_MEMORY, "ep_boot_tcp_new: no memory for %d ranks", plan->nranks);
+    make_host_id(plan, &mine);
+    status = tcp_star_allgather(boot->star, &mine, sizeof(mine), plan->timeout_ms, all);
+    if (status == EP_OK)
+        boot->boot.ranks_per_node = find_ranks_per_node(all, plan->nranks);
+    free(all);
+    return status;
+}
+
+/* --- the boot --- */
+
+static ep_status allgather(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
+{
+    ep_boot_tcp *boot = context;
+
+    if (boot->generation != ep_process_generation())
+        return ep_fail(EP_E_STATE, "boot tcp: this process is a forked child of the one that made the boot");
+    return tcp_star_allgather(boot->star, mine, bytes, timeout_ms, ret_all);
+}
+
+static ep_status open_star(ep_boot_tcp *boot, const struct plan *plan)
+{
+    struct tcp_star_args args = {.name = "boot tcp",
+                                 .rank = plan->rank,
+                                 .nranks = plan->nranks,
+                                 .host = plan->host,
+                                 .port = plan->port,
+                                 .timeout_ms = plan->timeout_ms};
+    struct tcp_address local[TCP_ADDRESSES];
+    int n = 0;
+
+    tcp_key_make(plan->secret, "bootstrap", NULL, 0, &args.key);
+    if (plan->interface) {
+        EP_TRY(tcp_find_interfaces(plan->interface, local, &n));
+        /* Rank 0 listens everywhere: the others may know it by another name. */
+        args.from = plan->rank ? &local[0] : NULL;
+        snprintf(boot->network.interface, sizeof(boot->network.interface), "%s", plan->interface);
+    }
+    return tcp_star_open(&args, &boot->star);
+}
+
+ep_status ep_boot_tcp_new(const ep_boot_tcp_args *args, ep_boot_tcp **ret_boot)
+{
+    ep_boot_tcp_args mine;
+    struct plan plan;
+    ep_boot_tcp *boot;
+    ep_status status;
+
+    if (!ret_boot)
+        return ep_fail(EP_E_ARG, "ep_boot_tcp_new: ret_boot is NULL");
+    EP_TRY(ep_args_load(&mine, sizeof(mine), EP_ARGS_FIRST_BYTES(ep_boot_tcp_args), args, "ep_boot_tcp_new: args"));
+    EP_TRY(make_plan(&mine, &plan));
+    boot = calloc(1, sizeof(*boot));
+    if (!boot)
+        return ep_fail(EP_E_MEMORY, "ep_boot_tcp_new: no memory");
+    boot->generation = ep_process_generation();
+    boot->boot = (ep_boot){.size = sizeof(boot->boot),
+                           .rank = plan.rank,
+                           .nranks = plan.nranks,
+                           .allgather = allgather,
+                           .context = boot,
+                           .network = &boot->provider};
+    boot->provider = ep_net_tcp;
+    boot->provider.context = &boot->network;
+    tcp_key_make(plan.secret, "network", NULL, 0, &boot->network.key);
+    status = open_star(boot, &plan);
+    if (status == EP_OK) {
+        boot->network.local = tcp_star_local_address(boot->star);
+        status = find_nodes(boot, &plan);
+    }
+    if (status != EP_OK) {
+        ep_boot_tcp_free(boot);
+        return status;
+    }
+    *ret_boot = boot;
+    return EP_OK;
+}
+
+const ep_boot *ep_boot_tcp_get(const ep_boot_tcp *boot)
+{
+    return &boot->boot;
+}
+
+uint64_t ep_boot_tcp_get_dropped(const ep_boot_tcp *boot)
+{
+    return tcp_star_dropped(boot->star, NULL);
+}
+
+void ep_boot_tcp_free(ep_boot_tcp *boot)
+{
+    if (!boot || boot->generation != ep_process_generation())
+        return;
+    tcp_star_free(boot->star);
+    memset(&boot->network, 0, sizeof(boot->network));
+    free(boot);
+}

@@ -1,0 +1,442 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Each rank listens at a port of its own and tells the others its addresses by the boot's all-gather. The rank of the
+ * higher node connects, address by address, until it has proved itself to the right one; a second all-gather says
+ * whether all have all their connections.
+ */
+#include "net/tcp_mesh.h"
+
+#include "base/clock.h"
+#include "base/process.h"
+#include "tcp/acceptor.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define RETRY_NS 50000000u
+#define POLL_MOST_MS 50
+
+struct introduction {
+    uint64_t status, channels, region_bytes, n_signals;
+    unsigned char random[32];
+    char host[40];
+    int32_t n_addresses, unused;
+    struct tcp_address addresses[TCP_ADDRESSES];
+    char reason[256]; /* of the status */
+};
+
+/* A connection that this rank makes. */
+struct connector {
+    int slot, kind; /* of ret_lines, and what for */
+    int rank, next; /* whom, and at which of its addresses next */
+    bool under_way, done;
+    uint64_t retry_ns, begin_ns;
+    struct tcp_handshake hs;
+    char why[TCP_WHY_BYTES + TCP_ADDRESS_TEXT + 4];
+};
+
+struct mesh {
+    const struct ep_net_params *params;
+    const struct ep_net_tcp_context *context;
+    int node, npeers, per_peer;
+    struct tcp_mesh_line *lines;
+    struct introduction *all; /* [R] */
+    struct tcp_key key;
+    uint64_t session;
+    struct tcp_acceptor *acceptor;
+    struct tcp_address from; /* to bind connections to; family 0: any */
+    uint64_t deadline_ns;
+    struct connector *connectors;
+    int n_connectors;
+    struct pollfd *polls;
+};
+
+static int rank_of_slot(const struct mesh *mesh, int slot)
+{
+    int node = ep_net_peer(mesh->node, slot / mesh->per_peer);
+
+    return ep_net_rail_rank(mesh->params->rank, mesh->params->ranks_per_node, node);
+}
+
+/* --- addresses --- */
+
+static bool same_host_address(const struct tcp_address *a, const struct tcp_address *b)
+{
+    return a->family == b->family && memcmp(a->bytes, b->bytes, sizeof(a->bytes)) == 0;
+}
+
+static void add_address(struct introduction *mine, const struct tcp_address *address, uint16_t port)
+{
+    struct tcp_address full = *address;
+
+    full.port = port;
+    full.scope = 0; /* the number of an interface here means nothing there */
+    for (int i = 0; i < mine->n_addresses; i++)
+        if (same_host_address(&mine->addresses[i], address))
+            return;
+    if (mine->n_addresses < TCP_ADDRESSES)
+        mine->addresses[mine->n_addresses++] = full;
+}
+
+/* The way the bootstrap came is known to work; loopback comes last, for ranks of this host. */
+static ep_status find_addresses(struct mesh *mesh, struct introduction *mine)
+{
+    const char *wanted = *mesh->context->interface ? mesh->context->interface : NULL;
+    const struct tcp_address *local = &mesh->context->local;
+    struct tcp_address found[TCP_ADDRESSES];
+    uint16_t port = 0;
+    int n = 0, fd;
+
+    EP_TRY(tcp_find_interfaces(wanted, found, &n));
+    if (wanted)
+        mesh->from = found[0];
+    EP_TRY(tcp_listen(wanted && n == 1 ? &found[0] : NULL, 0, &fd, &port));
+    tcp_acceptor_open(mesh->acceptor, fd, &mesh->key);
+    if (!wanted && local->family && !tcp_address_is_loopback(local))
+        add_address(mine, local, port);
+    for (int loopback = 0; loopback < 2; loopback++)
+        for (int i = 0; i < n; i++)
+            if (tcp_address_is_loopback(&found[i]) == (loopback == 1))
+                add_address(mine, &found[i], port);
+    return EP_OK;
+}
+
+/* --- what the ranks tell each other --- */
+
+static void say(struct introduction *mine, ep_status status)
+{
+    mine->status = (uint64_t)status;
+    if (status != EP_OK)
+        snprintf(mine->reason, sizeof(mine->reason), "%.*s", (int)sizeof(mine->reason) - 1, ep_last_error());
+}
+
+static ep_status compare(const struct mesh *mesh, const struct introduction *mine, int rank)
+{
+    const struct introduction *theirs = &mesh->all[rank];
+    const struct {
+        const char *name;
+        uint64_t mine, theirs;
+    } fields[] = {
+        {"channels", mine->channels, theirs->channels},
+        {"region_bytes", mine->region_bytes, theirs->region_bytes},
+        {"n_signals", mine->n_signals, theirs->n_signals},
+    };
+
+    if (theirs->status != EP_OK && !ep_status_is_failure((int64_t)theirs->status))
+        return ep_fail(EP_E_MISMATCH, "network tcp: what rank %d has published is damaged: status %llu", rank,
+                       (unsigned long long)theirs->status);
+    if (theirs->status != EP_OK)
+        return ep_fail((ep_status)theirs->status, "network tcp: rank %d could not open its endpoint: %.*s", rank,
+                       (int)sizeof(theirs->reason) - 1, theirs->reason);
+    for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++)
+        if (fields[i].mine != fields[i].theirs)
+            return ep_fail(EP_E_MISMATCH, "network tcp: %s is %llu on rank %d and %llu on rank %d", fields[i].name,
+                           (unsigned long long)fields[i].mine, mesh->params->rank, (unsigned long long)fields[i].theirs,
+                           rank);
+    if (theirs->n_addresses < 0 || theirs->n_addresses > TCP_ADDRESSES)
+        return ep_fail(EP_E_MISMATCH, "network tcp: what rank %d has published is damaged: %d addresses", rank,
+                       theirs->n_addresses);
+    return EP_OK;
+}
+
+/* One all-gather; `status` is this rank's own, which comes first. */
+static ep_status agree(struct mesh *mesh, struct introduction *mine, ep_status status)
+{
+    const ep_boot *boot = mesh->params->boot;
+    char text[EP_ERROR_TEXT_BYTES];
+    ep_status met;
+
+    say(mine, status);
+    snprintf(text, sizeof(text), "%s", ep_last_error());
+    met = boot->allgather(boot->context, mine, sizeof(*mine), mesh->params->timeout_ms, mesh->all);
+    /* Of a peer that is out of reach the boot may know more: that it has died. */
+    if (met != EP_OK && (status == EP_OK || met == EP_E_PEER_DEAD))
+        return met;
+    if (status != EP_OK)
+        return ep_fail(status, "%s", text);
+    for (int rank = 0; rank < mesh->params->nranks; rank++)
+        EP_TRY(compare(mesh, mine, rank));
+    return EP_OK;
+}
+
+/* The key of this endpoint, of what all ranks have drawn: connections of another one do not fit. */
+static ep_status make_key(struct mesh *mesh)
+{
+    size_t n = (size_t)mesh->params->nranks, bytes = sizeof(mesh->all[0].random);
+    unsigned char *random = malloc(n * bytes), digest[EP_SHA256_BYTES];
+    struct ep_sha256_piece piece = {random, n * bytes};
+
+    if (!random)
+        return ep_fail(EP_E_MEMORY, "network tcp: no memory for %zu ranks", n);
+    for (size_t rank = 0; rank < n; rank++)
+        memcpy(random + rank * bytes, mesh->all[rank].random, bytes);
+    ep_hmac_sha256(mesh->context->key.bytes, sizeof(mesh->context->key.bytes), &piece, 1, mesh->key.bytes);
+    ep_hmac_sha256(mesh->key.bytes, sizeof(mesh->key.bytes), &piece, 1, digest);
+    memcpy(&mesh->session, digest, sizeof(mesh->session));
+    mesh->acceptor->key = mesh->key;
+    free(random);
+    return EP_OK;
+}
+
+/* --- connecting --- */
+
+static ep_status check_line(void *context, const struct tcp_handshake *hs, char *ret_reason, size_t bytes)
+{
+    const struct mesh *mesh = context;
+    const struct tcp_hello *hello = &hs->hello;
+    const struct ep_net_params *params = mesh->params;
+
+    snprintf(ret_reason, bytes, "rank %d did not expect such a connection of rank %d", params->rank, hello->rank);
+    if (hello->session != mesh->session || hello->to != params->rank || hello->rank < 0 ||
+        hello->rank >= params->nranks ||
+        hello->rank % params->ranks_per_node != params->rank % params->ranks_per_node ||
+        hello->rank / params->ranks_per_node <= mesh->node)
+        return EP_E_MISMATCH;
+    if (hello->kind == TCP_STREAM && hello->detail < (uint32_t)params->channels)
+        return EP_OK;
+    return hello->kind == TCP_LINK && hello->detail == (uint32_t)params->channels ? EP_OK : EP_E_MISMATCH;
+}
+
+static void take_line(void *context, const struct tcp_handshake *hs, int fd)
+{
+    struct mesh *mesh = context;
+    int peer = ep_net_slot(mesh->node, hs->hello.rank / mesh->params->ranks_per_node);
+    struct tcp_mesh_line *line = &mesh->lines[peer * mesh->per_peer + (int)hs->hello.detail];
+
+    if (line->fd >= 0)
+        close(line->fd); /* the other side has given up the first one, and tries again */
+    line->fd = fd;
+    line->far = hs->from;
+}
+
+/* Loopback leads to another host's rank only by accident. */
+static bool may_try(const struct mesh *mesh, const struct introduction *theirs, const struct tcp_address *address)
+{
+    const struct introduction *mine = &mesh->all[mesh->params->rank];
+
+    return !tcp_address_is_loopback(address) ||
+           (mine->host[0] && memcmp(mine->host, theirs->host, sizeof(mine->host)) == 0);
+}
+
+static void start_connector(struct mesh *mesh, struct connector *connector)
+{
+    const struct introduction *theirs = &mesh->all[connector->rank];
+    uint64_t now = ep_now_ns(), share;
+    const struct tcp_hello hello = {.kind = (uint16_t)connector->kind,
+                                    .rank = mesh->params->rank,
+                                    .to = connector->rank,
+                                    .detail = (uint32_t)(connector->slot % mesh->per_peer),
+                                    .session = mesh->session};
+    const struct tcp_address *address;
+    int fd;
+
+    if (now < connector->retry_ns)
+        return;
+    if (connector->next >= theirs->n_addresses) {
+        connector->next = 0;
+        connector->retry_ns = now + RETRY_NS;
+        return;
+    }
+    address = &theirs->addresses[connector->next++];
+    if (!may_try(mesh, theirs, address))
+        return;
+    share = (mesh->deadline_ns > now ? mesh->deadline_ns - now : 0) / (uint64_t)theirs->n_addresses;
+    if (tcp_connect(address, mesh->from.family ? &mesh->from : NULL, &fd) != EP_OK) {
+        snprintf(connector->why, sizeof(connector->why), "%.*s", TCP_WHY_BYTES - 1, ep_last_error());
+        return;
+    }
+    tcp_set_options(fd, mesh->params->timeout_ms);
+    connector->under_way = tcp_handshake_connect(&connector->hs, fd, &mesh->key, &hello, address, now + share) == EP_OK;
+    if (!connector->under_way)
+        tcp_handshake_drop(&connector->hs);
+}
+
+static void step_connector(struct mesh *mesh, struct connector *connector)
+{
+    enum tcp_handshake_result result;
+    char at[TCP_ADDRESS_TEXT];
+
+    if (connector->done)
+        return;
+    if (!connector->under_way)
+        start_connector(mesh, connector);
+    if (!connector->under_way)
+        return;
+    result = tcp_handshake_step(&connector->hs);
+    if (result == TCP_HANDSHAKE_PENDING)
+        return;
+    connector->under_way = false;
+    connector->done = result == TCP_HANDSHAKE_DONE;
+    if (connector->done) {
+        mesh->lines[connector->slot] = (struct tcp_mesh_line){.fd = connector->hs.fd, .far = connector->hs.from};
+    } else {
+        tcp_address_print(&connector->hs.from, at);
+        snprintf(connector->why, sizeof(connector->why), "%s: %s", at, connector->hs.why);
+    }
+}
+
+static int count_open(const struct mesh *mesh)
+{
+    int n = 0;
+
+    for (int slot = 0; slot < mesh->npeers * mesh->per_peer; slot++)
+        n += mesh->lines[slot].fd < 0;
+    return n;
+}
+
+static ep_status fail_late(const struct mesh *mesh)
+{
+    int timeout_ms = mesh->params->timeout_ms / 2;
+
+    for (int i = 0; i < mesh->n_connectors; i++) {
+        const struct connector *connector = &mesh->connectors[i];
+
+        if (!connector->done)
+            return ep_fail(EP_E_TIMEOUT, "network tcp: rank %d could not connect to rank %d within %d ms: %s",
+                           mesh->params->rank, connector->rank, timeout_ms,
+                           *connector->why ? connector->why : "it has no address that leads there");
+    }
+    for (int slot = 0; slot < mesh->npeers * mesh->per_peer; slot++)
+        if (mesh->lines[slot].fd < 0)
+            return ep_fail(EP_E_TIMEOUT, "network tcp: rank %d did not connect to rank %d within %d ms%s%s",
+                           rank_of_slot(mesh, slot), mesh->params->rank, timeout_ms,
+                           mesh->acceptor->dropped ? "; the last connection that was not taken: " : "",
+                           mesh->acceptor->dropped ? mesh->acceptor->last_drop : "");
+    return EP_OK;
+}
+
+static ep_status connect_all(struct mesh *mesh)
+{
+    mesh->deadline_ns = ep_deadline_ns(mesh->params->timeout_ms / 2);
+    while (count_open(mesh) > 0) {
+        int n;
+
+        if (ep_now_ns() >= mesh->deadline_ns)
+            return fail_late(mesh);
+        for (int i = 0; i < mesh->n_connectors; i++)
+            step_connector(mesh, &mesh->connectors[i]);
+        tcp_acceptor_step(mesh->acceptor, check_line, take_line, mesh);
+        if (count_open(mesh) == 0)
+            break;
+        n = tcp_acceptor_get_polls(mesh->acceptor, mesh->polls);
+        for (int i = 0; i < mesh->n_connectors; i++)
+            if (mesh->connectors[i].under_way)
+                mesh->polls[n++] = (struct pollfd){.fd = mesh->connectors[i].hs.fd,
+                                                   .events = tcp_handshake_events(&mesh->connectors[i].hs)};
+        (void)poll(mesh->polls, (nfds_t)n, POLL_MOST_MS);
+    }
+    return EP_OK;
+}
+
+/* The rank of the higher node connects. */
+static void plan_connectors(struct mesh *mesh)
+{
+    for (int slot = 0; slot < mesh->npeers * mesh->per_peer; slot++) {
+        if (ep_net_peer(mesh->node, slot / mesh->per_peer) >= mesh->node)
+            continue;
+        mesh->connectors[mesh->n_connectors++] =
+            (struct connector){.slot = slot,
+                               .kind = slot % mesh->per_peer == mesh->per_peer - 1 ? TCP_LINK : TCP_STREAM,
+                               .rank = rank_of_slot(mesh, slot),
+                               .hs.fd = -1};
+    }
+}
+
+static ep_status prepare(struct mesh *mesh, struct introduction *mine)
+{
+    size_t n = (size_t)(mesh->npeers * mesh->per_peer);
+
+    mesh->acceptor = calloc(1, sizeof(*mesh->acceptor));
+    mesh->connectors = calloc(n, sizeof(*mesh->connectors));
+    mesh->polls = calloc(n + TCP_ACCEPTOR_POLLS, sizeof(*mesh->polls));
+    if (mesh->acceptor)
+        mesh->acceptor->fd = -1;
+    if (!mesh->acceptor || !mesh->connectors || !mesh->polls)
+        return ep_fail(EP_E_MEMORY, "network tcp: no memory for %zu connections", n);
+    EP_TRY(tcp_random(mine->random, sizeof(mine->random)));
+    return find_addresses(mesh, mine);
+}
+
+/* For a shrink: the listener stays, with nobody who accepts. */
+static ep_status keep_rendezvous(const struct mesh *mesh, struct ep_net_tcp_rendezvous *rendezvous)
+{
+    rendezvous->context = *mesh->context;
+    rendezvous->key = mesh->key;
+    rendezvous->session = mesh->session;
+    rendezvous->from = mesh->from;
+    rendezvous->ranks = calloc((size_t)mesh->params->nranks, sizeof(*rendezvous->ranks));
+    if (!rendezvous->ranks)
+        return ep_fail(EP_E_MEMORY, "network tcp: no memory for %d ranks", mesh->params->nranks);
+    for (int rank = 0; rank < mesh->params->nranks; rank++)
+        for (int i = 0; i < mesh->all[rank].n_addresses; i++)
+            if (may_try(mesh, &mesh->all[rank], &mesh->all[rank].addresses[i]))
+                rendezvous->ranks[rank].addresses[rendezvous->ranks[rank].n++] = mesh->all[rank].addresses[i];
+    rendezvous->listener = fcntl(mesh->acceptor->fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+    if (rendezvous->listener < 0)
+        return ep_fail_errno(EP_E_SYSTEM, errno, "network tcp: a descriptor for the listener");
+    return EP_OK;
+}
+
+static void mesh_done(struct mesh *mesh, ep_status status)
+{
+    for (int i = 0; i < mesh->n_connectors; i++)
+        if (mesh->connectors[i].under_way)
+            tcp_handshake_drop(&mesh->connectors[i].hs);
+    for (int slot = 0; status != EP_OK && slot < mesh->npeers * mesh->per_peer; slot++) {
+        if (mesh->lines[slot].fd >= 0)
+            close(mesh->lines[slot].fd);
+        mesh->lines[slot].fd = -1;
+    }
+    if (mesh->acceptor)
+        tcp_acceptor_close(mesh->acceptor);
+    free(mesh->acceptor);
+    free(mesh->connectors);
+    free(mesh->polls);
+    free(mesh->all);
+}
+
+ep_status tcp_mesh_open(const struct ep_net_params *params, const struct ep_net_tcp_context *context, ep_status mine,
+                        struct tcp_mesh_line *ret_lines, struct ep_net_tcp_rendezvous *rendezvous)
+{
+    struct mesh mesh = {.params = params,
+                        .context = context,
+                        .node = params->rank / params->ranks_per_node,
+                        .npeers = params->nranks / params->ranks_per_node - 1,
+                        .per_peer = params->channels + 1,
+                        .lines = ret_lines};
+    struct introduction self;
+    struct ep_process_id process;
+    char text[EP_ERROR_TEXT_BYTES];
+    ep_status status = mine;
+
+    memset(&self, 0, sizeof(self));
+    self.channels = (uint64_t)params->channels;
+    self.region_bytes = params->region_bytes;
+    self.n_signals = params->n_signals;
+    ep_process_get_self(&process);
+    memcpy(self.host, process.host, sizeof(self.host));
+    for (int slot = 0; ret_lines && slot < mesh.npeers * mesh.per_peer; slot++)
+        ret_lines[slot].fd = -1;
+    mesh.all = calloc((size_t)params->nranks, sizeof(*mesh.all));
+    if (!mesh.all)
+        return ep_fail(EP_E_MEMORY, "network tcp: no memory for %d ranks", params->nranks);
+    if (status == EP_OK)
+        status = prepare(&mesh, &self);
+    status = agree(&mesh, &self, status);
+    if (status == EP_OK) {
+        status = make_key(&mesh);
+        plan_connectors(&mesh);
+        if (status == EP_OK)
+            status = connect_all(&mesh);
+        if (status == EP_OK)
+            status = keep_rendezvous(&mesh, rendezvous);
+        status = agree(&mesh, &self, status);
+    }
+    snprintf(text, sizeof(text), "%s", ep_last_error());
+    mesh_done(&mesh, status);
+    return status == EP_OK ? EP_OK : ep_fail(status, "%s", text);
+}

@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tcp/acceptor.h"
+
+#include "base/clock.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <unistd.h>
+
+/* For the two round trips of a handshake. */
+#define PROOF_MS 5000
+/* When there is no room, who has been here that long makes some: a rank needs two round trips. */
+#define PATIENCE_MS 250
+
+void tcp_acceptor_open(struct tcp_acceptor *acceptor, int fd, const struct tcp_key *key)
+{
+    acceptor->fd = fd;
+    acceptor->key = *key;
+    acceptor->n = 0;
+    acceptor->dropped = 0;
+    acceptor->last_drop[0] = '\0';
+}
+
+int tcp_acceptor_get_polls(const struct tcp_acceptor *acceptor, struct pollfd *ret_polls)
+{
+    int n = 0;
+
+    if (acceptor->fd < 0)
+        return 0;
+    ret_polls[n++] = (struct pollfd){.fd = acceptor->fd, .events = POLLIN};
+    for (int i = 0; i < acceptor->n; i++)
+        ret_polls[n++] =
+            (struct pollfd){.fd = acceptor->pending[i].fd, .events = tcp_handshake_events(&acceptor->pending[i])};
+    return n;
+}
+
+static void note_drop(struct tcp_acceptor *acceptor, const struct tcp_handshake *hs)
+{
+    char from[TCP_ADDRESS_TEXT];
+
+    tcp_address_print(&hs->from, from);
+    acceptor->dropped++;
+    snprintf(acceptor->last_drop, sizeof(acceptor->last_drop), "%s: %s", from, hs->why);
+}
+
+static void forget(struct tcp_acceptor *acceptor, int i)
+{
+    acceptor->pending[i] = acceptor->pending[--acceptor->n];
+}
+
+/* The one that has been here longest goes, if that is long enough. */
+static bool make_room(struct tcp_acceptor *acceptor)
+{
+    int oldest = 0;
+
+    if (acceptor->n < TCP_ACCEPTOR_PENDING)
+        return true;
+    for (int i = 1; i < acceptor->n; i++)
+        if (acceptor->pending[i].begin_ns < acceptor->pending[oldest].begin_ns)
+            oldest = i;
+    if (ep_now_ns() - acceptor->pending[oldest].begin_ns < PATIENCE_MS * UINT64_C(1000000))
+        return false;
+    snprintf(acceptor->pending[oldest].why, TCP_WHY_BYTES, "said nothing while others waited");
+    note_drop(acceptor, &acceptor->pending[oldest]);
+    tcp_handshake_drop(&acceptor->pending[oldest]);
+    forget(acceptor, oldest);
+    return true;
+}
+
+static void accept_all(struct tcp_acceptor *acceptor)
+{
+    while (make_room(acceptor)) {
+        struct tcp_address from;
+        struct tcp_handshake *hs = &acceptor->pending[acceptor->n];
+        int fd = tcp_accept(acceptor->fd, &from);
+
+        if (fd < 0 && (errno == EINTR || errno == ECONNABORTED))
+            continue;
+        if (fd < 0)
+            return; /* also without descriptors: it stays in the queue of the kernel */
+        tcp_set_options(fd, 0);
+        if (tcp_handshake_accept(hs, fd, &acceptor->key, &from, ep_deadline_ns(PROOF_MS)) == EP_OK)
+            acceptor->n++;
+        else
+            close(fd);
+    }
+}
+
+void tcp_acceptor_step(struct tcp_acceptor *acceptor, tcp_acceptor_check_fn check, tcp_acceptor_take_fn take,
+                       void *context)
+{
+    if (acceptor->fd < 0)
+        return;
+    accept_all(acceptor);
+    for (int i = 0; i < acceptor->n;) {
+        struct tcp_handshake *hs = &acceptor->pending[i];
+        enum tcp_handshake_result result = tcp_handshake_step(hs);
+
+        if (result == TCP_HANDSHAKE_PROVEN) {
+            char reason[TCP_REASON_BYTES] = "";
+            ep_status status = check(context, hs, reason, sizeof(reason));
+
+            tcp_handshake_reply(hs, status, reason);
+            result = tcp_handshake_step(hs);
+        }
+        if (result == TCP_HANDSHAKE_PENDING) {
+            i++;
+            continue;
+        }
+        if (result == TCP_HANDSHAKE_DONE)
+            take(context, hs, hs->fd);
+        else
+            note_drop(acceptor, hs);
+        forget(acceptor, i);
+    }
+}
+
+void tcp_acceptor_close(struct tcp_acceptor *acceptor)
+{
+    if (acceptor->fd < 0)
+        return;
+    for (int i = 0; i < acceptor->n; i++)
+        tcp_handshake_drop(&acceptor->pending[i]);
+    acceptor->n = 0;
+    close(acceptor->fd);
+    acceptor->fd = -1;
+}

@@ -1,0 +1,337 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tcp/handshake.h"
+
+#include "base/clock.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#define MAGIC 0x31545045u /* "EPT1", also the byte order */
+#define VERSION 1u
+
+enum state {
+    CONNECTING,
+    SAYS_HELLO, /* and awaits the challenge */
+    AWAITS_WELCOME,
+    AWAITS_HELLO,
+    AWAITS_PROOF,
+    PROVEN,
+    WELCOMES,
+    CLOSED
+};
+
+struct challenge {
+    uint32_t magic, unused;
+    unsigned char nonce[TCP_NONCE_BYTES];
+};
+
+struct welcome {
+    uint32_t magic;
+    int32_t status;
+    char reason[TCP_REASON_BYTES];
+    unsigned char mac[EP_SHA256_BYTES];
+};
+
+_Static_assert(sizeof(struct challenge) == 24 && sizeof(struct welcome) == 160, "they are formats");
+
+void tcp_key_make(const char *secret, const char *purpose, const void *more, size_t more_bytes, struct tcp_key *ret_key)
+{
+    const struct ep_sha256_piece pieces[] = {{"epkit ", 6}, {purpose, strlen(purpose) + 1}, {more, more_bytes}};
+
+    ep_hmac_sha256(secret, strlen(secret), pieces, more_bytes ? 3 : 2, ret_key->bytes);
+}
+
+ep_status tcp_random(void *ret_bytes, size_t bytes)
+{
+    unsigned char *at = ret_bytes;
+
+    while (bytes) {
+        ssize_t n = getrandom(at, bytes, 0);
+
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return ep_fail_errno(EP_E_SYSTEM, errno, "random bytes from the kernel");
+        at += n;
+        bytes -= (size_t)n;
+    }
+    return EP_OK;
+}
+
+static enum tcp_handshake_result fail(struct tcp_handshake *hs, ep_status status, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+static enum tcp_handshake_result fail(struct tcp_handshake *hs, ep_status status, const char *format, ...)
+{
+    va_list arguments;
+
+    va_start(arguments, format);
+    vsnprintf(hs->why, sizeof(hs->why), format, arguments);
+    va_end(arguments);
+    hs->status = status;
+    tcp_handshake_drop(hs);
+    return TCP_HANDSHAKE_FAILED;
+}
+
+static enum tcp_handshake_result fail_system(struct tcp_handshake *hs, int error)
+{
+    hs->error = error;
+    return fail(hs, EP_E_SYSTEM, "%s", strerror(error));
+}
+
+/* `side` keeps a proof of one side from being one of the other. */
+static void prove(const struct tcp_handshake *hs, const char *side, const void *more, size_t bytes,
+                  unsigned char ret_mac[EP_SHA256_BYTES])
+{
+    const struct ep_sha256_piece pieces[] = {
+        {side, strlen(side) + 1},
+        {&hs->hello, sizeof(hs->hello)},
+        {hs->nonce, sizeof(hs->nonce)},
+        {more, bytes},
+    };
+
+    ep_hmac_sha256(hs->key.bytes, sizeof(hs->key.bytes), pieces, bytes ? 4 : 3, ret_mac);
+}
+
+static void say(struct tcp_handshake *hs, const void *bytes, size_t n)
+{
+    memcpy(hs->out, bytes, n);
+    hs->out_used = n;
+    hs->out_at = 0;
+}
+
+static void await(struct tcp_handshake *hs, enum state state, size_t bytes)
+{
+    hs->state = state;
+    hs->in_used = 0;
+    hs->in_need = bytes;
+}
+
+ep_status tcp_handshake_connect(struct tcp_handshake *hs, int fd, const struct tcp_key *key,
+                                const struct tcp_hello *hello, const struct tcp_address *to, uint64_t deadline_ns)
+{
+    *hs = (struct tcp_handshake){.fd = fd,
+                                 .state = CONNECTING,
+                                 .from = *to,
+                                 .key = *key,
+                                 .hello = *hello,
+                                 .begin_ns = ep_now_ns(),
+                                 .deadline_ns = deadline_ns};
+    hs->hello.magic = MAGIC;
+    hs->hello.version = VERSION;
+    return tcp_random(hs->hello.nonce, sizeof(hs->hello.nonce));
+}
+
+ep_status tcp_handshake_accept(struct tcp_handshake *hs, int fd, const struct tcp_key *key,
+                               const struct tcp_address *from, uint64_t deadline_ns)
+{
+    *hs = (struct tcp_handshake){
+        .fd = fd, .from = *from, .key = *key, .begin_ns = ep_now_ns(), .deadline_ns = deadline_ns};
+    await(hs, AWAITS_HELLO, sizeof(hs->hello));
+    return tcp_random(hs->nonce, sizeof(hs->nonce));
+}
+
+/* --- what has come --- */
+
+static enum tcp_handshake_result take_hello(struct tcp_handshake *hs)
+{
+    struct challenge challenge = {.magic = MAGIC};
+
+    memcpy(&hs->hello, hs->in, sizeof(hs->hello));
+    if (hs->hello.magic != MAGIC)
+        return fail(hs, EP_E_MISMATCH, "does not speak epkit's protocol");
+    if (hs->hello.version != VERSION)
+        return fail(hs, EP_E_MISMATCH, "speaks version %u of the protocol, this library %u", hs->hello.version,
+                    VERSION);
+    memcpy(challenge.nonce, hs->nonce, sizeof(challenge.nonce));
+    say(hs, &challenge, sizeof(challenge));
+    await(hs, AWAITS_PROOF, EP_SHA256_BYTES);
+    return TCP_HANDSHAKE_PENDING;
+}
+
+static enum tcp_handshake_result take_challenge(struct tcp_handshake *hs)
+{
+    unsigned char mac[EP_SHA256_BYTES];
+    struct challenge challenge;
+
+    memcpy(&challenge, hs->in, sizeof(challenge));
+    if (challenge.magic != MAGIC)
+        return fail(hs, EP_E_MISMATCH, "what listens there does not speak epkit's protocol");
+    memcpy(hs->nonce, challenge.nonce, sizeof(hs->nonce));
+    prove(hs, "asks", NULL, 0, mac);
+    say(hs, mac, sizeof(mac));
+    await(hs, AWAITS_WELCOME, sizeof(struct welcome));
+    return TCP_HANDSHAKE_PENDING;
+}
+
+static enum tcp_handshake_result take_proof(struct tcp_handshake *hs)
+{
+    unsigned char mac[EP_SHA256_BYTES];
+
+    prove(hs, "asks", NULL, 0, mac);
+    if (!ep_digest_equal(mac, hs->in)) {
+        /* For a rank whose secret is another one: it sees a proof that is none, and says so. */
+        static const struct welcome refusal = {.magic = MAGIC, .status = EP_E_MISMATCH};
+
+        (void)!send(hs->fd, &refusal, sizeof(refusal), MSG_NOSIGNAL | MSG_DONTWAIT);
+        return fail(hs, EP_E_MISMATCH, "has another secret");
+    }
+    hs->state = PROVEN;
+    return TCP_HANDSHAKE_PROVEN;
+}
+
+static enum tcp_handshake_result take_welcome(struct tcp_handshake *hs)
+{
+    unsigned char mac[EP_SHA256_BYTES];
+    struct welcome welcome;
+
+    memcpy(&welcome, hs->in, sizeof(welcome));
+    prove(hs, "answers", &welcome, offsetof(struct welcome, mac), mac);
+    if (welcome.magic != MAGIC || !ep_digest_equal(mac, welcome.mac))
+        return fail(hs, EP_E_MISMATCH, "it has another secret than this rank (EPKIT_SECRET), or is of another job");
+    if (welcome.status == EP_OK) {
+        hs->state = CLOSED;
+        return TCP_HANDSHAKE_DONE;
+    }
+    welcome.reason[sizeof(welcome.reason) - 1] = '\0';
+    for (char *at = welcome.reason; *at; at++)
+        *at = *at < ' ' || *at > '~' ? '?' : *at;
+    hs->refused = true;
+    return fail(hs, ep_status_is_failure(welcome.status) ? (ep_status)welcome.status : EP_E_MISMATCH, "%s",
+                welcome.reason);
+}
+
+void tcp_handshake_reply(struct tcp_handshake *hs, ep_status status, const char *reason)
+{
+    struct welcome welcome = {.magic = MAGIC, .status = (int32_t)status};
+
+    snprintf(welcome.reason, sizeof(welcome.reason), "%.*s", TCP_REASON_BYTES - 1, reason);
+    prove(hs, "answers", &welcome, offsetof(struct welcome, mac), welcome.mac);
+    say(hs, &welcome, sizeof(welcome));
+    hs->answer = (int32_t)status;
+    if (status != EP_OK)
+        snprintf(hs->why, sizeof(hs->why), "%s", reason);
+    hs->state = WELCOMES;
+}
+
+/* --- steps --- */
+
+/* 1: all of it has left, 0: not yet, -1: failed. */
+static int push(struct tcp_handshake *hs)
+{
+    while (hs->out_at < hs->out_used) {
+        ssize_t n = send(hs->fd, hs->out + hs->out_at, hs->out_used - hs->out_at, MSG_NOSIGNAL | MSG_DONTWAIT);
+
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+            return 0;
+        if (n < 0) {
+            fail_system(hs, errno);
+            return -1;
+        }
+        hs->out_at += (size_t)n;
+    }
+    return 1;
+}
+
+/* 1: what is awaited is there, 0: not yet, -1: failed. Never more than that: what follows is the next reader's. */
+static int pull(struct tcp_handshake *hs)
+{
+    while (hs->in_used < hs->in_need) {
+        ssize_t n = recv(hs->fd, hs->in + hs->in_used, hs->in_need - hs->in_used, MSG_DONTWAIT);
+
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+            return 0;
+        if (n < 0) {
+            fail_system(hs, errno);
+            return -1;
+        }
+        if (n == 0) {
+            fail(hs, EP_E_PEER_LEFT, "the connection was closed before both sides were known");
+            return -1;
+        }
+        hs->in_used += (size_t)n;
+    }
+    return 1;
+}
+
+static enum tcp_handshake_result finish_connecting(struct tcp_handshake *hs)
+{
+    struct pollfd look = {.fd = hs->fd, .events = POLLOUT};
+    int error;
+
+    if (poll(&look, 1, 0) <= 0)
+        return TCP_HANDSHAKE_PENDING;
+    error = tcp_connect_error(hs->fd);
+    if (error)
+        return fail_system(hs, error);
+    say(hs, &hs->hello, sizeof(hs->hello));
+    await(hs, SAYS_HELLO, sizeof(struct challenge));
+    return TCP_HANDSHAKE_DONE;
+}
+
+static enum tcp_handshake_result take(struct tcp_handshake *hs)
+{
+    switch (hs->state) {
+    case AWAITS_HELLO:
+        return take_hello(hs);
+    case SAYS_HELLO:
+        return take_challenge(hs);
+    case AWAITS_PROOF:
+        return take_proof(hs);
+    default:
+        return take_welcome(hs);
+    }
+}
+
+enum tcp_handshake_result tcp_handshake_step(struct tcp_handshake *hs)
+{
+    if (hs->state == CLOSED)
+        return TCP_HANDSHAKE_FAILED;
+    if (ep_now_ns() >= hs->deadline_ns)
+        return fail(hs, EP_E_TIMEOUT, "%s in time",
+                    hs->state == CONNECTING ? "no connection came about" : "the other side did not prove itself");
+    if (hs->state == CONNECTING && finish_connecting(hs) != TCP_HANDSHAKE_DONE)
+        return hs->state == CLOSED ? TCP_HANDSHAKE_FAILED : TCP_HANDSHAKE_PENDING;
+    for (;;) {
+        enum tcp_handshake_result result;
+        int ready = push(hs);
+
+        if (ready > 0 && hs->state == WELCOMES) {
+            if (hs->answer != EP_OK)
+                return fail(hs, (ep_status)hs->answer, "%s", hs->why);
+            hs->state = CLOSED;
+            return TCP_HANDSHAKE_DONE;
+        }
+        if (ready > 0 && hs->state == PROVEN)
+            return TCP_HANDSHAKE_PROVEN;
+        if (ready > 0)
+            ready = pull(hs);
+        if (ready <= 0)
+            return ready < 0 ? TCP_HANDSHAKE_FAILED : TCP_HANDSHAKE_PENDING;
+        result = take(hs);
+        if (result != TCP_HANDSHAKE_PENDING)
+            return result;
+    }
+}
+
+short tcp_handshake_events(const struct tcp_handshake *hs)
+{
+    return hs->state == CONNECTING || hs->out_at < hs->out_used ? POLLOUT : POLLIN;
+}
+
+void tcp_handshake_drop(struct tcp_handshake *hs)
+{
+    if (hs->fd >= 0)
+        close(hs->fd);
+    hs->fd = -1;
+    hs->state = CLOSED;
+}

@@ -1,0 +1,460 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tcp/socket.h"
+
+#include "base/clock.h"
+#include "base/fd.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/tcp.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+/* Ranks of a large job come all at once. The kernel cuts it to net.core.somaxconn. */
+#define BACKLOG 4096
+
+/* --- addresses --- */
+
+void tcp_address_print(const struct tcp_address *address, char ret_text[TCP_ADDRESS_TEXT])
+{
+    char host[INET6_ADDRSTRLEN] = "";
+
+    if (address->family != AF_INET && address->family != AF_INET6) {
+        snprintf(ret_text, TCP_ADDRESS_TEXT, "an unknown address");
+        return;
+    }
+    inet_ntop(address->family, address->bytes, host, sizeof(host));
+    snprintf(ret_text, TCP_ADDRESS_TEXT, address->family == AF_INET ? "%s:%u" : "[%s]:%u", host, address->port);
+}
+
+socklen_t tcp_address_to_socket(const struct tcp_address *address, struct sockaddr_storage *ret_socket)
+{
+    struct sockaddr_in v4 = {.sin_family = AF_INET, .sin_port = htons(address->port)};
+    struct sockaddr_in6 v6 = {
+        .sin6_family = AF_INET6, .sin6_port = htons(address->port), .sin6_scope_id = address->scope};
+
+    memset(ret_socket, 0, sizeof(*ret_socket));
+    if (address->family == AF_INET) {
+        memcpy(&v4.sin_addr, address->bytes, sizeof(v4.sin_addr));
+        memcpy(ret_socket, &v4, sizeof(v4));
+        return sizeof(v4);
+    }
+    memcpy(&v6.sin6_addr, address->bytes, sizeof(v6.sin6_addr));
+    memcpy(ret_socket, &v6, sizeof(v6));
+    return sizeof(v6);
+}
+
+/* An IPv4 address in IPv6 clothes, as a socket for both shows it, becomes plain again. */
+bool tcp_address_from_socket(const struct sockaddr_storage *socket_address, struct tcp_address *ret_address)
+{
+    struct tcp_address address = {.family = socket_address->ss_family};
+    struct sockaddr_in v4;
+    struct sockaddr_in6 v6;
+
+    if (socket_address->ss_family == AF_INET) {
+        memcpy(&v4, socket_address, sizeof(v4));
+        address.port = ntohs(v4.sin_port);
+        memcpy(address.bytes, &v4.sin_addr, sizeof(v4.sin_addr));
+    } else if (socket_address->ss_family == AF_INET6) {
+        memcpy(&v6, socket_address, sizeof(v6));
+        address.port = ntohs(v6.sin6_port);
+        address.scope = v6.sin6_scope_id;
+        if (IN6_IS_ADDR_V4MAPPED(&v6.sin6_addr)) {
+            address.family = AF_INET;
+            memcpy(address.bytes, &v6.sin6_addr.s6_addr[12], 4);
+        } else {
+            memcpy(address.bytes, &v6.sin6_addr, sizeof(v6.sin6_addr));
+        }
+    } else {
+        return false;
+    }
+    *ret_address = address;
+    return true;
+}
+
+bool tcp_address_is_loopback(const struct tcp_address *address)
+{
+    static const unsigned char v6[16] = {[15] = 1};
+
+    return address->family == AF_INET ? address->bytes[0] == 127 : memcmp(address->bytes, v6, sizeof(v6)) == 0;
+}
+
+static struct tcp_address find_end(int fd, int (*get)(int, struct sockaddr *, socklen_t *))
+{
+    struct sockaddr_storage storage = {0};
+    struct tcp_address address = {0};
+    socklen_t bytes = sizeof(storage);
+
+    if (get(fd, (struct sockaddr *)&storage, &bytes) == 0)
+        tcp_address_from_socket(&storage, &address);
+    return address;
+}
+
+struct tcp_address tcp_local_address(int fd)
+{
+    return find_end(fd, getsockname);
+}
+
+struct tcp_address tcp_far_address(int fd)
+{
+    return find_end(fd, getpeername);
+}
+
+ep_status tcp_parse_endpoint(const char *text, char *ret_host, size_t host_bytes, uint16_t *port)
+{
+    const char *colon = strrchr(text, ':'), *begin = text, *end = text + strlen(text);
+    char *rest;
+    long value;
+
+    if (*text == '[') {
+        const char *close = strchr(text, ']');
+
+        if (!close || (close[1] && close[1] != ':'))
+            return ep_fail(EP_E_ARG, "address \"%.64s\": an IPv6 address in brackets ends with \"]\" or \"]:PORT\"",
+                           text);
+        begin = text + 1;
+        end = close;
+        colon = close[1] ? close + 1 : NULL;
+    } else if (colon && strchr(text, ':') != colon) {
+        colon = NULL; /* a bare IPv6 address has no port */
+    } else if (colon) {
+        end = colon;
+    }
+    if (end == begin || (size_t)(end - begin) >= host_bytes)
+        return ep_fail(EP_E_ARG, "address \"%.64s\": the host is missing or too long", text);
+    if (colon) {
+        errno = 0;
+        value = strtol(colon + 1, &rest, 10);
+        if (colon[1] < '0' || colon[1] > '9' || *rest || errno || value < 1 || value > UINT16_MAX)
+            return ep_fail(EP_E_ARG, "address \"%.64s\": the port is not a number in 1..65535", text);
+        *port = (uint16_t)value;
+    }
+    memcpy(ret_host, begin, (size_t)(end - begin));
+    ret_host[end - begin] = '\0';
+    return EP_OK;
+}
+
+static void take_list(const struct addrinfo *list, struct tcp_address *ret_addresses, int *ret_n)
+{
+    *ret_n = 0;
+    for (; list && *ret_n < TCP_ADDRESSES; list = list->ai_next) {
+        struct sockaddr_storage storage = {0};
+
+        if (list->ai_addrlen > sizeof(storage))
+            continue;
+        memcpy(&storage, list->ai_addr, list->ai_addrlen);
+        if (tcp_address_from_socket(&storage, &ret_addresses[*ret_n]))
+            ++*ret_n;
+    }
+}
+
+/*
+ * A query of the name server, in a thread of its own: getaddrinfo() knows no deadline. Who comes last, the thread or
+ * the one that waits for it, frees it. (glibc's getaddrinfo_a() starts threads that ThreadSanitizer cannot follow.)
+ */
+struct query {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    bool done, abandoned;
+    int code;
+    struct addrinfo *list;
+    struct addrinfo hints;
+    char host[256], port[8];
+};
+
+static void query_free(struct query *query)
+{
+    if (query->list)
+        freeaddrinfo(query->list);
+    pthread_cond_destroy(&query->changed);
+    pthread_mutex_destroy(&query->lock);
+    free(query);
+}
+
+static void *run_query(void *argument)
+{
+    struct query *query = argument;
+    struct addrinfo *list = NULL;
+    int code = getaddrinfo(query->host, query->port, &query->hints, &list);
+    bool abandoned;
+
+    pthread_mutex_lock(&query->lock);
+    query->code = code;
+    query->list = code == 0 ? list : NULL;
+    query->done = true;
+    abandoned = query->abandoned;
+    pthread_cond_signal(&query->changed);
+    pthread_mutex_unlock(&query->lock);
+    if (abandoned)
+        query_free(query);
+    return NULL;
+}
+
+static bool query_new(const char *host, uint16_t port, struct query **ret_query)
+{
+    struct query *query = calloc(1, sizeof(*query));
+    pthread_condattr_t attributes;
+
+    if (!query)
+        return false;
+    pthread_mutex_init(&query->lock, NULL);
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&query->changed, &attributes);
+    pthread_condattr_destroy(&attributes);
+    snprintf(query->host, sizeof(query->host), "%s", host);
+    snprintf(query->port, sizeof(query->port), "%u", port);
+    query->hints = (struct addrinfo){.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICHOST | AI_NUMERICSERV};
+    *ret_query = query;
+    return true;
+}
+
+static int start_query(struct query *query, pthread_t *ret_thread)
+{
+    sigset_t all, before;
+    int error;
+
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    error = pthread_create(ret_thread, NULL, run_query, query);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return error;
+}
+
+/* EP_OK: done, with query->code. EP_E_TIMEOUT: the query is the thread's from now on. */
+static ep_status await_query(struct query *query, uint64_t deadline_ns)
+{
+    struct timespec until = {.tv_sec = (time_t)(deadline_ns / 1000000000u),
+                             .tv_nsec = (long)(deadline_ns % 1000000000u)};
+    pthread_t thread;
+    bool done;
+    int error = start_query(query, &thread);
+
+    if (error)
+        return ep_fail_errno(EP_E_SYSTEM, error, "host name \"%.64s\": a thread for the query", query->host);
+    pthread_mutex_lock(&query->lock);
+    while (!query->done && pthread_cond_timedwait(&query->changed, &query->lock, &until) == 0)
+        ;
+    done = query->done;
+    query->abandoned = !done;
+    if (!done)
+        pthread_detach(thread);
+    pthread_mutex_unlock(&query->lock);
+    if (done)
+        pthread_join(thread, NULL);
+    return done ? EP_OK : EP_E_TIMEOUT;
+}
+
+ep_status tcp_resolve(const char *host, uint16_t port, uint64_t deadline_ns, struct tcp_address *ret_addresses,
+                      int *ret_n)
+{
+    struct query *query;
+    ep_status status = EP_OK;
+
+    if (!query_new(host, port, &query))
+        return ep_fail(EP_E_MEMORY, "host name \"%.64s\": no memory", host);
+    query->code = getaddrinfo(query->host, query->port, &query->hints, &query->list);
+    if (query->code != 0) {
+        query->list = NULL;
+        query->hints.ai_flags = AI_NUMERICSERV;
+        status = await_query(query, deadline_ns);
+        if (status == EP_E_TIMEOUT)
+            return ep_fail(status, "host name \"%.64s\": no answer from the name server in time", host);
+    }
+    if (status == EP_OK && query->code != 0)
+        status = ep_fail(query->code == EAI_MEMORY ? EP_E_MEMORY : EP_E_ARG, "host name \"%.64s\": %s", host,
+                         gai_strerror(query->code));
+    if (status == EP_OK) {
+        take_list(query->list, ret_addresses, ret_n);
+        if (*ret_n == 0)
+            status = ep_fail(EP_E_ARG, "host name \"%.64s\": no IPv4 or IPv6 address", host);
+    }
+    query_free(query);
+    return status;
+}
+
+/* --- interfaces --- */
+
+/* Does one of the words, separated by commas, name it? "=name" is the whole name, others are beginnings. */
+static bool names_interface(const char *words, const char *name)
+{
+    for (const char *at = words; *at;) {
+        size_t n = strcspn(at, ",");
+        bool whole = *at == '=';
+        const char *word = at + whole;
+        size_t bytes = n - whole;
+
+        if (bytes && strncmp(name, word, bytes) == 0 && (!whole || !name[bytes]))
+            return true;
+        at += n + (at[n] == ',');
+    }
+    return false;
+}
+
+/* 0: wanted, 1: only if there is no better one, 2: not wanted. Bridges of containers lead to this host alone. */
+static int rank_interface(const struct ifaddrs *entry, const char *wanted, const struct tcp_address *address)
+{
+    if (!(entry->ifa_flags & IFF_UP) || (address->family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(address->bytes)))
+        return 2;
+    if (wanted && *wanted == '^')
+        return names_interface(wanted + 1, entry->ifa_name) ? 2 : 0;
+    if (wanted)
+        return names_interface(wanted, entry->ifa_name) ? 0 : 2;
+    return (entry->ifa_flags & IFF_LOOPBACK) || names_interface("docker,virbr,cni,veth", entry->ifa_name) ? 1 : 0;
+}
+
+static void take_interfaces(const struct ifaddrs *list, const char *wanted, int rank, struct tcp_address *ret_addresses,
+                            int *n)
+{
+    for (; list && *n < TCP_ADDRESSES; list = list->ifa_next) {
+        struct sockaddr_storage storage = {0};
+        struct tcp_address address;
+
+        if (!list->ifa_addr || (list->ifa_addr->sa_family != AF_INET && list->ifa_addr->sa_family != AF_INET6))
+            continue;
+        memcpy(&storage, list->ifa_addr,
+               list->ifa_addr->sa_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6));
+        if (tcp_address_from_socket(&storage, &address) && rank_interface(list, wanted, &address) == rank)
+            ret_addresses[(*n)++] = address;
+    }
+}
+
+ep_status tcp_find_interfaces(const char *wanted, struct tcp_address *ret_addresses, int *ret_n)
+{
+    unsigned char number[sizeof(struct in6_addr)];
+    struct ifaddrs *list = NULL;
+    int n = 0;
+
+    if (wanted && !*wanted)
+        wanted = NULL;
+    /* Names of interfaces may have dots (eth0.100), so only what is an address is one. */
+    if (wanted && (inet_pton(AF_INET, wanted, number) == 1 || inet_pton(AF_INET6, wanted, number) == 1))
+        return tcp_resolve(wanted, 0, 0, ret_addresses, ret_n);
+    if (getifaddrs(&list) != 0)
+        return ep_fail_errno(EP_E_SYSTEM, errno, "network tcp: the list of interfaces");
+    for (int rank = 0; rank < 2; rank++)
+        take_interfaces(list, wanted, rank, ret_addresses, &n);
+    freeifaddrs(list);
+    if (n == 0)
+        return ep_fail(EP_E_ARG, "network tcp: no interface that is up and has an address%s%.64s%s",
+                       wanted ? " is named by \"" : "", wanted ? wanted : "", wanted ? "\"" : "");
+    *ret_n = n;
+    return EP_OK;
+}
+
+/* --- sockets --- */
+
+static int open_socket(int family)
+{
+    return ep_fd_keep(socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+}
+
+static int listen_at(const struct tcp_address *address)
+{
+    struct sockaddr_storage storage;
+    socklen_t bytes = tcp_address_to_socket(address, &storage);
+    int fd = open_socket(address->family), on = 1, off = 0, error;
+
+    if (fd < 0)
+        return -1;
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+    if (address->family == AF_INET6)
+        setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
+    if (bind(fd, (struct sockaddr *)&storage, bytes) == 0 && listen(fd, BACKLOG) == 0)
+        return fd;
+    error = errno;
+    close(fd);
+    errno = error;
+    return -1;
+}
+
+ep_status tcp_listen(const struct tcp_address *address, uint16_t port, int *ret_fd, uint16_t *ret_port)
+{
+    struct tcp_address any = {.family = AF_INET6, .port = port};
+    char text[TCP_ADDRESS_TEXT];
+    int fd;
+
+    if (address) {
+        any = *address;
+        any.port = port;
+    }
+    fd = listen_at(&any);
+    if (fd < 0 && !address && errno != EADDRINUSE && errno != EMFILE && errno != ENFILE) {
+        any.family = AF_INET; /* a kernel without IPv6 */
+        fd = listen_at(&any);
+    }
+    tcp_address_print(&any, text);
+    if (fd < 0)
+        return ep_fail_errno(errno == EADDRINUSE || errno == EADDRNOTAVAIL ? EP_E_STATE : EP_E_SYSTEM, errno,
+                             "listening at %s", text);
+    *ret_port = tcp_local_address(fd).port;
+    *ret_fd = fd;
+    return EP_OK;
+}
+
+ep_status tcp_connect(const struct tcp_address *to, const struct tcp_address *from, int *ret_fd)
+{
+    struct sockaddr_storage storage;
+    struct tcp_address local;
+    char text[TCP_ADDRESS_TEXT];
+    socklen_t bytes;
+    int fd = open_socket(to->family), error = errno;
+
+    tcp_address_print(to, text);
+    if (fd < 0)
+        return ep_fail_errno(EP_E_SYSTEM, error, "a socket for %s", text);
+    if (from && from->family == to->family) {
+        local = *from;
+        local.port = 0;
+        bytes = tcp_address_to_socket(&local, &storage);
+        (void)bind(fd, (struct sockaddr *)&storage, bytes);
+    }
+    bytes = tcp_address_to_socket(to, &storage);
+    if (connect(fd, (struct sockaddr *)&storage, bytes) == 0 || errno == EINPROGRESS || errno == EINTR) {
+        *ret_fd = fd;
+        return EP_OK;
+    }
+    error = errno;
+    close(fd);
+    return ep_fail_errno(EP_E_SYSTEM, error, "connecting to %s", text);
+}
+
+int tcp_connect_error(int fd)
+{
+    int error = 0;
+    socklen_t bytes = sizeof(error);
+
+    return getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &bytes) == 0 ? error : errno;
+}
+
+int tcp_accept(int listener, struct tcp_address *ret_from)
+{
+    struct sockaddr_storage storage = {0};
+    socklen_t bytes = sizeof(storage);
+    int fd = accept4(listener, (struct sockaddr *)&storage, &bytes, SOCK_NONBLOCK | SOCK_CLOEXEC);
+
+    if (fd < 0)
+        return -1;
+    *ret_from = (struct tcp_address){0};
+    tcp_address_from_socket(&storage, ret_from);
+    return ep_fd_keep(fd);
+}
+
+void tcp_set_options(int fd, int timeout_ms)
+{
+    unsigned limit = (unsigned)timeout_ms;
+    int on = 1;
+
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
+    if (timeout_ms > 0)
+        setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &limit, sizeof(limit));
+}

@@ -1,0 +1,826 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tcp/star.h"
+
+#include "base/clock.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <linux/sockios.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MAGIC 0x31465045u /* "EPF1" */
+#define TEXT_BYTES 256
+#define LIST_BYTES 160
+#define RETRY_FIRST_NS 20000000u /* between two tries to connect; doubles */
+#define RETRY_MOST_NS 500000000u
+#define TELL_NS 200000000u /* between two lists of who is missing */
+#define POLL_MOST_MS 20    /* a deadline is never missed by more */
+#define FAREWELL_MS 200    /* for a failure or a farewell to leave */
+
+enum frame_kind { FRAME_BLOCK = 1, FRAME_RESULT, FRAME_FAILURE, FRAME_MISSING, FRAME_BYE };
+
+struct frame {
+    uint32_t magic, kind;
+    uint64_t number; /* of the all-gather */
+    uint64_t bytes;  /* that follow */
+};
+
+struct failure {
+    int32_t status, rank;
+    char text[TEXT_BYTES];
+};
+
+struct missing {
+    int32_t n, first;
+    char list[LIST_BYTES];
+};
+
+/* One connection: of rank 0 to another rank, or of that one to rank 0. */
+struct conn {
+    int fd; /* -1: none */
+    struct tcp_address far;
+    struct frame frame; /* that is being read */
+    size_t frame_used;
+    union {
+        struct failure failure;
+        struct missing missing;
+    } small;             /* its payload, unless it is a block or a result */
+    unsigned char *into; /* where the payload goes */
+    size_t used;
+    bool came; /* rank 0: the block of this all-gather is there */
+    unsigned char out[sizeof(struct frame) + sizeof(struct failure)];
+    size_t out_used, out_at;
+    const unsigned char *big; /* behind that */
+    size_t big_bytes;
+};
+
+struct tcp_star {
+    const char *name;
+    int rank, nranks;
+    struct conn *conns; /* [nranks] on rank 0, else [1] */
+    struct tcp_acceptor *acceptor;
+    struct pollfd *polls;
+    uint64_t number;
+    uint64_t told_ns;
+    struct missing missing; /* as rank 0 said last */
+    uint64_t dropped;
+    char last_drop[TCP_WHY_BYTES + TCP_ADDRESS_TEXT];
+    tcp_star_poll_fn poll;
+    void *poll_context;
+    ep_status failed;
+    int culprit;
+    char text[TEXT_BYTES];
+};
+
+static int n_conns(const struct tcp_star *star)
+{
+    return star->rank == 0 ? star->nranks : 1;
+}
+
+static int rank_of(const struct tcp_star *star, const struct conn *conn)
+{
+    return star->rank == 0 ? (int)(conn - star->conns) : 0;
+}
+
+/* --- sending --- */
+
+static void queue_frame(struct tcp_star *star, struct conn *conn, enum frame_kind kind, const void *small,
+                        size_t small_bytes, const void *big, size_t big_bytes)
+{
+    struct frame frame = {
+        .magic = MAGIC, .kind = kind, .number = star->number, .bytes = (uint64_t)small_bytes + big_bytes};
+
+    memcpy(conn->out, &frame, sizeof(frame));
+    if (small_bytes)
+        memcpy(conn->out + sizeof(frame), small, small_bytes);
+    conn->out_used = sizeof(frame) + small_bytes;
+    conn->out_at = 0;
+    conn->big = big;
+    conn->big_bytes = big_bytes;
+}
+
+static bool is_idle(const struct conn *conn)
+{
+    return conn->out_at == conn->out_used && conn->big_bytes == 0;
+}
+
+/* EP_OK also when only a part has left; otherwise the connection is lost (errno). */
+static ep_status push(struct conn *conn)
+{
+    while (!is_idle(conn)) {
+        bool first = conn->out_at < conn->out_used;
+        const unsigned char *at = first ? conn->out + conn->out_at : conn->big;
+        size_t bytes = first ? conn->out_used - conn->out_at : conn->big_bytes;
+        ssize_t n = send(conn->fd, at, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
+
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return errno == EAGAIN || errno == EWOULDBLOCK ? EP_OK : EP_E_SYSTEM;
+        if (first) {
+            conn->out_at += (size_t)n;
+        } else {
+            conn->big += n;
+            conn->big_bytes -= (size_t)n;
+        }
+    }
+    return EP_OK;
+}
+
+static void close_conn(struct conn *conn)
+{
+    if (conn->fd >= 0)
+        close(conn->fd);
+    conn->fd = -1;
+    conn->out_at = conn->out_used = conn->big_bytes = 0;
+}
+
+static void print_conn(const struct tcp_star *star, const struct conn *conn, char *ret_text, size_t bytes)
+{
+    char address[TCP_ADDRESS_TEXT];
+
+    tcp_address_print(&conn->far, address);
+    snprintf(ret_text, bytes, "rank %d (%s)", rank_of(star, conn), address);
+}
+
+/* Has the kernel of the other side all of it? */
+static bool is_delivered(const struct conn *conn)
+{
+    int waiting = 0;
+
+    return is_idle(conn) && ioctl(conn->fd, SIOCOUTQ, &waiting) == 0 && waiting == 0;
+}
+
+/*
+ * Sends what is small, for a moment; then the connection closes anyway. What comes meanwhile is thrown away: a socket
+ * that is closed with something unread is reset, and what it has sent may be lost.
+ */
+static void drain(struct tcp_star *star)
+{
+    uint64_t deadline_ns = ep_deadline_ns(FAREWELL_MS);
+    struct timespec nap = {.tv_nsec = 1000000};
+    unsigned char bytes[4096];
+    bool open = true;
+
+    while (open && ep_now_ns() < deadline_ns) {
+        open = false;
+        for (int i = 0; i < n_conns(star); i++) {
+            struct conn *conn = &star->conns[i];
+
+            if (conn->fd < 0)
+                continue;
+            if (push(conn) != EP_OK) {
+                close_conn(conn);
+                continue;
+            }
+            while (recv(conn->fd, bytes, sizeof(bytes), MSG_DONTWAIT) > 0)
+                ;
+            open |= !is_delivered(conn);
+        }
+        if (open)
+            nanosleep(&nap, NULL);
+    }
+}
+
+/* --- failing --- */
+
+/* After ep_fail(): the star is void, and the others are told why. */
+static ep_status fail_star(struct tcp_star *star, ep_status status, int culprit)
+{
+    struct failure failure = {.status = (int32_t)status, .rank = culprit};
+
+    if (star->failed != EP_OK)
+        return ep_fail(star->failed, "%s", star->text);
+    star->failed = status;
+    star->culprit = culprit;
+    snprintf(star->text, sizeof(star->text), "%.*s", TEXT_BYTES - 1, ep_last_error());
+    memcpy(failure.text, star->text, sizeof(failure.text));
+    for (int i = 0; i < n_conns(star); i++) {
+        struct conn *conn = &star->conns[i];
+
+        /* In the middle of a result a frame would be taken for a part of it: then the end of the connection says it. */
+        if (conn->fd >= 0 && conn->big_bytes)
+            close_conn(conn);
+        else if (conn->fd >= 0 && is_idle(conn))
+            queue_frame(star, conn, FRAME_FAILURE, &failure, sizeof(failure), NULL, 0);
+    }
+    drain(star);
+    for (int i = 0; i < n_conns(star); i++)
+        close_conn(&star->conns[i]);
+    return ep_fail(status, "%s", star->text);
+}
+
+static ep_status fail_lost(struct tcp_star *star, struct conn *conn, int error)
+{
+    char who[TCP_ADDRESS_TEXT + 24];
+
+    print_conn(star, conn, who, sizeof(who));
+    ep_fail(EP_E_PEER_DEAD, "%s: the connection to %s ended before it came: %s", star->name, who,
+            error ? strerror(error) : "it died, or was cut off");
+    return fail_star(star, EP_E_PEER_DEAD, rank_of(star, conn));
+}
+
+static ep_status fail_damaged(struct tcp_star *star, struct conn *conn, const char *what)
+{
+    char who[TCP_ADDRESS_TEXT + 24];
+
+    print_conn(star, conn, who, sizeof(who));
+    ep_fail(EP_E_MISMATCH, "%s: what %s has sent is damaged: %s", star->name, who, what);
+    return fail_star(star, EP_E_MISMATCH, rank_of(star, conn));
+}
+
+/* What rank 0, or a rank that gave up, says. */
+static ep_status take_failure(struct tcp_star *star, struct conn *conn)
+{
+    struct failure failure = conn->small.failure;
+
+    if (!ep_status_is_failure(failure.status) || failure.rank < -1 || failure.rank >= star->nranks)
+        return fail_damaged(star, conn, "a failure of unknown kind");
+    failure.text[sizeof(failure.text) - 1] = '\0';
+    for (char *at = failure.text; *at; at++)
+        *at = *at < ' ' || *at > '~' ? '?' : *at;
+    ep_fail((ep_status)failure.status, "%s", failure.text);
+    return fail_star(star, (ep_status)failure.status, failure.rank);
+}
+
+/* --- who is missing --- */
+
+static bool is_missing(const struct tcp_star *star, int rank, bool rendezvous)
+{
+    return rank > 0 && (rendezvous ? star->conns[rank].fd < 0 : !star->conns[rank].came);
+}
+
+static void list_missing(const struct tcp_star *star, bool rendezvous, struct missing *ret_missing)
+{
+    struct missing missing = {.first = -1};
+    size_t used = 0;
+    int shown = 0;
+
+    for (int rank = 1; rank < star->nranks; rank++) {
+        char address[TCP_ADDRESS_TEXT] = "";
+
+        if (!is_missing(star, rank, rendezvous))
+            continue;
+        if (missing.n++ == 0)
+            missing.first = rank;
+        if (star->conns[rank].far.family)
+            tcp_address_print(&star->conns[rank].far, address);
+        if (used + 24 + strlen(address) >= sizeof(missing.list))
+            continue;
+        used += (size_t)snprintf(missing.list + used, sizeof(missing.list) - used, "%s%d%s%s%s", shown ? ", " : "",
+                                 rank, *address ? " (" : "", address, *address ? ")" : "");
+        shown++;
+    }
+    if (missing.n > shown)
+        snprintf(missing.list + used, sizeof(missing.list) - used, " and %d more", missing.n - shown);
+    *ret_missing = missing;
+}
+
+static ep_status fail_late(struct tcp_star *star, const struct missing *missing, int timeout_ms)
+{
+    uint64_t dropped = star->acceptor ? star->acceptor->dropped : star->dropped;
+    const char *last = star->acceptor ? star->acceptor->last_drop : star->last_drop;
+
+    ep_fail(EP_E_TIMEOUT, "%s: %d of %d ranks did not come within %d ms: rank%s %s%s%s", star->name, missing->n,
+            star->nranks, timeout_ms, missing->n == 1 ? "" : "s", missing->list,
+            dropped ? "; the last connection that was not taken: " : "", dropped ? last : "");
+    return fail_star(star, EP_E_TIMEOUT, missing->first);
+}
+
+/* Rank 0 to those that wait. */
+static void tell_missing(struct tcp_star *star, bool rendezvous)
+{
+    uint64_t now = ep_now_ns();
+    struct missing missing;
+
+    if (now < star->told_ns + TELL_NS)
+        return;
+    star->told_ns = now;
+    list_missing(star, rendezvous, &missing);
+    for (int rank = 1; rank < star->nranks; rank++) {
+        struct conn *conn = &star->conns[rank];
+
+        if (conn->fd >= 0 && !is_missing(star, rank, rendezvous) && is_idle(conn))
+            queue_frame(star, conn, FRAME_MISSING, &missing, sizeof(missing), NULL, 0);
+    }
+}
+
+/* --- receiving --- */
+
+/* Where the payload of the frame that has begun goes; NULL with a text: it is none that can come now. */
+static const char *check_frame(struct tcp_star *star, struct conn *conn, size_t bytes, unsigned char *ret_all)
+{
+    const struct frame *frame = &conn->frame;
+    bool root = star->rank == 0;
+
+    if (frame->magic != MAGIC)
+        return "no frame where one begins";
+    if (frame->kind == FRAME_FAILURE && frame->bytes == sizeof(conn->small.failure)) {
+        conn->into = (unsigned char *)&conn->small.failure;
+        return NULL;
+    }
+    if (frame->kind == FRAME_BYE && frame->bytes == 0)
+        return NULL;
+    if (frame->kind == FRAME_MISSING && !root && frame->bytes == sizeof(conn->small.missing)) {
+        conn->into = (unsigned char *)&conn->small.missing;
+        return NULL;
+    }
+    if (frame->kind == (root ? FRAME_BLOCK : FRAME_RESULT) && !conn->came && ret_all) {
+        if (frame->number != star->number)
+            return "a block of another all-gather";
+        if (frame->bytes != (root ? bytes : bytes * (size_t)star->nranks))
+            return root ? "size" : "a result of another size";
+        conn->into = root ? ret_all + (size_t)rank_of(star, conn) * bytes : ret_all;
+        return NULL;
+    }
+    return "a frame of unknown kind or size";
+}
+
+static ep_status take_frame(struct tcp_star *star, struct conn *conn)
+{
+    char who[TCP_ADDRESS_TEXT + 24];
+
+    conn->frame_used = conn->used = 0;
+    switch (conn->frame.kind) {
+    case FRAME_FAILURE:
+        return take_failure(star, conn);
+    case FRAME_BYE:
+        print_conn(star, conn, who, sizeof(who));
+        ep_fail(EP_E_PEER_LEFT, "%s: %s has freed its bootstrap and will not come", star->name, who);
+        return fail_star(star, EP_E_PEER_LEFT, rank_of(star, conn));
+    case FRAME_MISSING:
+        conn->small.missing.list[LIST_BYTES - 1] = '\0';
+        for (char *at = conn->small.missing.list; *at; at++)
+            *at = *at < ' ' || *at > '~' ? '?' : *at;
+        star->missing = conn->small.missing;
+        if (star->missing.first < 0 || star->missing.first >= star->nranks)
+            star->missing.first = 0;
+        return EP_OK;
+    default:
+        conn->came = true;
+        return EP_OK;
+    }
+}
+
+/* Reads `conn` while there is something; `ret_all` NULL: no all-gather is under way. */
+static ep_status pull(struct tcp_star *star, struct conn *conn, size_t bytes, unsigned char *ret_all)
+{
+    const char *wrong;
+
+    while (conn->fd >= 0) {
+        bool head = conn->frame_used < sizeof(conn->frame);
+        unsigned char *into = head ? (unsigned char *)&conn->frame + conn->frame_used : conn->into + conn->used;
+        size_t room = head ? sizeof(conn->frame) - conn->frame_used : (size_t)conn->frame.bytes - conn->used;
+        ssize_t n = recv(conn->fd, into, room, MSG_DONTWAIT);
+
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+            return EP_OK;
+        if (n <= 0)
+            return fail_lost(star, conn, n < 0 ? errno : 0);
+        if (!head) {
+            conn->used += (size_t)n;
+        } else {
+            conn->frame_used += (size_t)n;
+            if (conn->frame_used < sizeof(conn->frame))
+                continue;
+            wrong = check_frame(star, conn, bytes, ret_all);
+            if (wrong && strcmp(wrong, "size") == 0) {
+                ep_fail(EP_E_MISMATCH, "%s: ranks disagree: rank 0 gathers %zu bytes and rank %d gathers %llu",
+                        star->name, bytes, rank_of(star, conn), (unsigned long long)conn->frame.bytes);
+                return fail_star(star, EP_E_MISMATCH, rank_of(star, conn));
+            }
+            if (wrong)
+                return fail_damaged(star, conn, wrong);
+        }
+        if (conn->used == conn->frame.bytes) {
+            EP_TRY(take_frame(star, conn));
+            /* The next all-gather may have begun over there: its frames are for the next call. */
+            if (conn->came)
+                return EP_OK;
+        }
+    }
+    return EP_OK;
+}
+
+/* One turn over all connections. */
+static ep_status step(struct tcp_star *star, size_t bytes, unsigned char *ret_all, uint64_t deadline_ns)
+{
+    uint64_t now = ep_now_ns(), left_ms = deadline_ns > now ? (deadline_ns - now) / 1000000u + 1 : 0;
+    int n = 0, ready, lost, culprit = star->rank;
+
+    if (star->poll) {
+        ep_status status = star->poll(star->poll_context, &culprit);
+
+        if (status != EP_OK)
+            return fail_star(star, status, culprit);
+    }
+    for (int i = 0; i < n_conns(star); i++) {
+        struct conn *conn = &star->conns[i];
+        /* A rank whose block is there may already be in the next all-gather: no reading ahead. But it may die. */
+        short events = (short)((conn->came ? POLLRDHUP : POLLIN) | (is_idle(conn) ? 0 : POLLOUT));
+
+        star->polls[n++] = (struct pollfd){.fd = conn->fd, .events = events};
+    }
+    ready = poll(star->polls, (nfds_t)n, left_ms > POLL_MOST_MS ? POLL_MOST_MS : (int)left_ms);
+    if (ready < 0 && errno != EINTR) {
+        struct timespec nap = {.tv_nsec = 1000000};
+
+        nanosleep(&nap, NULL); /* more descriptors than RLIMIT_NOFILE allows now: all are tried */
+    }
+    for (int i = 0; i < n; i++) {
+        struct conn *conn = &star->conns[i];
+        short events = ready < 0 ? POLLIN | POLLOUT : star->polls[i].revents;
+
+        if (conn->fd < 0 || !events)
+            continue;
+        /* Where sending fails, the other side may have said why before it closed. */
+        lost = !is_idle(conn) && push(conn) != EP_OK ? errno : 0;
+        if (lost && !conn->came)
+            EP_TRY(pull(star, conn, bytes, ret_all));
+        if (lost)
+            return fail_lost(star, conn, lost);
+        if (!conn->came || (events & (POLLRDHUP | POLLHUP | POLLERR)))
+            EP_TRY(pull(star, conn, bytes, ret_all));
+    }
+    return EP_OK;
+}
+
+/* --- the all-gather --- */
+
+static bool all_came(const struct tcp_star *star)
+{
+    for (int i = star->rank == 0 ? 1 : 0; i < n_conns(star); i++)
+        if (!star->conns[i].came)
+            return false;
+    return true;
+}
+
+static bool all_idle(const struct tcp_star *star)
+{
+    for (int i = 0; i < n_conns(star); i++)
+        if (star->conns[i].fd >= 0 && !is_idle(&star->conns[i]))
+            return false;
+    return true;
+}
+
+static ep_status fail_late_root(struct tcp_star *star, int timeout_ms)
+{
+    struct missing missing;
+
+    list_missing(star, false, &missing);
+    for (int rank = 1; rank < star->nranks && missing.n == 0; rank++)
+        if (!is_idle(&star->conns[rank])) {
+            ep_fail(EP_E_TIMEOUT, "%s: rank %d did not take the result within %d ms", star->name, rank, timeout_ms);
+            return fail_star(star, EP_E_TIMEOUT, rank);
+        }
+    return fail_late(star, &missing, timeout_ms);
+}
+
+static ep_status fail_late_leaf(struct tcp_star *star, int timeout_ms)
+{
+    char who[TCP_ADDRESS_TEXT + 24];
+
+    if (star->missing.n > 0)
+        return fail_late(star, &star->missing, timeout_ms);
+    print_conn(star, &star->conns[0], who, sizeof(who));
+    ep_fail(EP_E_TIMEOUT, "%s: %s did not answer within %d ms", star->name, who, timeout_ms);
+    return fail_star(star, EP_E_TIMEOUT, 0);
+}
+
+static ep_status gather_root(struct tcp_star *star, size_t bytes, int timeout_ms, uint64_t deadline_ns,
+                             unsigned char *ret_all)
+{
+    star->told_ns = ep_now_ns();
+    while (!all_came(star)) {
+        EP_TRY(step(star, bytes, ret_all, deadline_ns));
+        tell_missing(star, false);
+        if (!all_came(star) && ep_now_ns() >= deadline_ns)
+            return fail_late_root(star, timeout_ms);
+    }
+    while (!all_idle(star)) { /* lists of who is missing */
+        EP_TRY(step(star, bytes, ret_all, deadline_ns));
+        if (ep_now_ns() >= deadline_ns)
+            return fail_late_root(star, timeout_ms);
+    }
+    for (int rank = 1; rank < star->nranks; rank++)
+        queue_frame(star, &star->conns[rank], FRAME_RESULT, NULL, 0, ret_all, bytes * (size_t)star->nranks);
+    while (!all_idle(star)) {
+        EP_TRY(step(star, bytes, ret_all, deadline_ns));
+        if (!all_idle(star) && ep_now_ns() >= deadline_ns)
+            return fail_late_root(star, timeout_ms);
+    }
+    return EP_OK;
+}
+
+ep_status tcp_star_allgather(struct tcp_star *star, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
+{
+    uint64_t deadline_ns = ep_deadline_ns(timeout_ms < 0 ? 0 : timeout_ms);
+    unsigned char nothing[1], *all = ret_all ? ret_all : nothing;
+
+    if ((!mine || !ret_all) && bytes)
+        return ep_fail(EP_E_ARG, "%s: all-gather of %zu bytes from or to NULL", star->name, bytes);
+    if (timeout_ms < 0 || bytes > INT32_MAX)
+        return ep_fail(EP_E_ARG, "%s: all-gather of %zu bytes with timeout_ms = %d", star->name, bytes, timeout_ms);
+    if (star->failed != EP_OK)
+        return ep_fail(star->failed, "%s", star->text);
+    star->number++;
+    star->missing.n = 0;
+    for (int i = 0; i < n_conns(star); i++)
+        star->conns[i].came = false;
+    if (star->rank == 0) {
+        star->conns[0].came = true;
+        if (bytes)
+            memcpy(all, mine, bytes);
+        return gather_root(star, bytes, timeout_ms, deadline_ns, all);
+    }
+    queue_frame(star, &star->conns[0], FRAME_BLOCK, NULL, 0, mine, bytes);
+    while (!star->conns[0].came) {
+        EP_TRY(step(star, bytes, all, deadline_ns));
+        if (!star->conns[0].came && ep_now_ns() >= deadline_ns)
+            return fail_late_leaf(star, timeout_ms);
+    }
+    return EP_OK;
+}
+
+/* --- opening --- */
+
+static ep_status star_new(const char *name, int rank, int nranks, struct tcp_star **ret_star)
+{
+    struct tcp_star *star = calloc(1, sizeof(*star));
+    size_t n = rank == 0 ? (size_t)nranks : 1;
+
+    if (star) {
+        star->name = name;
+        star->rank = rank;
+        star->nranks = nranks;
+        star->culprit = -1;
+        star->conns = calloc(n, sizeof(*star->conns));
+        star->polls = calloc(n + TCP_ACCEPTOR_POLLS, sizeof(*star->polls));
+    }
+    if (!star || !star->conns || !star->polls) {
+        if (star) {
+            free(star->conns);
+            free(star->polls);
+        }
+        free(star);
+        return ep_fail(EP_E_MEMORY, "%s: no memory for %d ranks", name, nranks);
+    }
+    for (size_t i = 0; i < n; i++)
+        star->conns[i].fd = -1;
+    *ret_star = star;
+    return EP_OK;
+}
+
+/* Has the far end gone without a word? */
+static bool is_closed(int fd)
+{
+    char byte;
+
+    return recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
+}
+
+static ep_status check_rank(void *context, const struct tcp_handshake *hs, char *ret_reason, size_t bytes)
+{
+    struct tcp_star *star = context;
+    const struct tcp_hello *hello = &hs->hello;
+    char address[TCP_ADDRESS_TEXT];
+
+    if (hello->kind != TCP_BOOTSTRAP || hello->rank < 1 || hello->rank >= star->nranks ||
+        hello->detail != (uint32_t)star->nranks) {
+        snprintf(ret_reason, bytes, "this job has %d ranks, and that is rank %d of %u", star->nranks, hello->rank,
+                 hello->detail);
+        return EP_E_MISMATCH;
+    }
+    if (star->conns[hello->rank].fd >= 0 && !is_closed(star->conns[hello->rank].fd)) {
+        tcp_address_print(&star->conns[hello->rank].far, address);
+        snprintf(ret_reason, bytes, "rank %d has come already, from %s", hello->rank, address);
+        return EP_E_MISMATCH;
+    }
+    return EP_OK;
+}
+
+static void take_rank(void *context, const struct tcp_handshake *hs, int fd)
+{
+    struct tcp_star *star = context;
+    struct conn *conn = &star->conns[hs->hello.rank];
+
+    close_conn(conn);
+    memset(conn, 0, sizeof(*conn));
+    conn->fd = fd;
+    conn->far = hs->from;
+}
+
+static int count_missing(const struct tcp_star *star)
+{
+    int n = 0;
+
+    for (int rank = 1; rank < star->nranks; rank++)
+        n += star->conns[rank].fd < 0;
+    return n;
+}
+
+static ep_status await_ranks(struct tcp_star *star, int timeout_ms, uint64_t deadline_ns)
+{
+    struct missing missing;
+
+    star->told_ns = ep_now_ns();
+    while (count_missing(star) > 0) {
+        uint64_t now = ep_now_ns(), left_ms = deadline_ns > now ? (deadline_ns - now) / 1000000u + 1 : 0;
+        int n = tcp_acceptor_get_polls(star->acceptor, star->polls);
+
+        if (now >= deadline_ns) {
+            list_missing(star, true, &missing);
+            return fail_late(star, &missing, timeout_ms);
+        }
+        (void)poll(star->polls, (nfds_t)n, left_ms > POLL_MOST_MS ? POLL_MOST_MS : (int)left_ms);
+        tcp_acceptor_step(star->acceptor, check_rank, take_rank, star);
+        tell_missing(star, true);
+        for (int rank = 1; rank < star->nranks; rank++) {
+            struct conn *conn = &star->conns[rank];
+
+            /* A rank that has come and died is missing again: it may be started once more. */
+            if (conn->fd >= 0 && (push(conn) != EP_OK || is_closed(conn->fd)))
+                close_conn(conn);
+        }
+    }
+    return EP_OK;
+}
+
+static ep_status open_root(struct tcp_star *star, const struct tcp_star_args *args, uint64_t deadline_ns)
+{
+    ep_status status;
+    uint16_t port;
+    int fd;
+
+    if (args->nranks == 1)
+        return EP_OK;
+    star->acceptor = calloc(1, sizeof(*star->acceptor));
+    if (!star->acceptor)
+        return ep_fail(EP_E_MEMORY, "%s: no memory", args->name);
+    star->acceptor->fd = -1;
+    status = tcp_listen(args->from, args->port, &fd, &port);
+    if (status != EP_OK)
+        return ep_fail_prefix(status, "%s: ", args->name);
+    tcp_acceptor_open(star->acceptor, fd, &args->key);
+    status = await_ranks(star, args->timeout_ms, deadline_ns);
+    /* Nobody else is expected: who connects from now on hears that nothing listens here. */
+    star->dropped = star->acceptor->dropped;
+    memcpy(star->last_drop, star->acceptor->last_drop, sizeof(star->last_drop));
+    tcp_acceptor_close(star->acceptor);
+    free(star->acceptor);
+    star->acceptor = NULL;
+    return status;
+}
+
+static void nap_until(uint64_t ns, uint64_t deadline_ns)
+{
+    uint64_t now = ep_now_ns(), span = deadline_ns > now && deadline_ns - now < ns ? deadline_ns - now : ns;
+    struct timespec nap = {.tv_sec = (time_t)(span / 1000000000u), .tv_nsec = (long)(span % 1000000000u)};
+
+    nanosleep(&nap, NULL);
+}
+
+/* One try at one address. */
+static ep_status try_address(struct tcp_star *star, const struct tcp_star_args *args, const struct tcp_address *to,
+                             uint64_t deadline_ns, struct tcp_handshake *hs)
+{
+    const struct tcp_hello hello = {
+        .kind = TCP_BOOTSTRAP, .rank = args->rank, .detail = (uint32_t)args->nranks, .session = 0};
+    enum tcp_handshake_result result = TCP_HANDSHAKE_PENDING;
+    int fd;
+
+    *hs = (struct tcp_handshake){.fd = -1};
+    EP_TRY(tcp_connect(to, args->from, &fd));
+    tcp_set_options(fd, args->timeout_ms);
+    EP_TRY(tcp_handshake_connect(hs, fd, &args->key, &hello, to, deadline_ns));
+    while (result == TCP_HANDSHAKE_PENDING) {
+        struct pollfd look = {.fd = hs->fd, .events = tcp_handshake_events(hs)};
+
+        (void)poll(&look, 1, 20);
+        result = tcp_handshake_step(hs);
+    }
+    if (result != TCP_HANDSHAKE_DONE)
+        return ep_fail(hs->status, "%s", hs->why);
+    star->conns[0].fd = hs->fd;
+    star->conns[0].far = *to;
+    return EP_OK;
+}
+
+/* Rank 0 may not have been started yet, or its name not be known yet: until the deadline everything is tried again. */
+static ep_status open_leaf(struct tcp_star *star, const struct tcp_star_args *args, uint64_t deadline_ns)
+{
+    uint64_t wait_ns = RETRY_FIRST_NS;
+    char why[TCP_WHY_BYTES] = "", at[TCP_ADDRESS_TEXT] = "";
+    struct tcp_handshake *hs = calloc(1, sizeof(*hs));
+    ep_status status = EP_E_TIMEOUT;
+
+    if (!hs)
+        return ep_fail(EP_E_MEMORY, "%s: no memory", args->name);
+    while (ep_now_ns() < deadline_ns) {
+        struct tcp_address addresses[TCP_ADDRESSES];
+        int n = 0;
+
+        if (tcp_resolve(args->host, args->port, deadline_ns, addresses, &n) != EP_OK)
+            snprintf(why, sizeof(why), "%.*s", TCP_WHY_BYTES - 1, ep_last_error());
+        for (int i = 0; i < n; i++) {
+            uint64_t now = ep_now_ns(), share = deadline_ns > now ? (deadline_ns - now) / (uint64_t)(n - i) : 0;
+
+            status = try_address(star, args, &addresses[i], now + share, hs);
+            if (status == EP_OK)
+                goto free;
+            snprintf(why, sizeof(why), "%.*s", TCP_WHY_BYTES - 1, ep_last_error());
+            tcp_address_print(&addresses[i], at);
+            if (hs->refused) {
+                star->culprit = 0;
+                status = ep_fail(hs->status, "%s: rank 0 at %s does not take rank %d: %s", args->name, at, args->rank,
+                                 hs->why);
+                goto free;
+            }
+        }
+        nap_until(wait_ns, deadline_ns);
+        wait_ns = wait_ns * 2 < RETRY_MOST_NS ? wait_ns * 2 : RETRY_MOST_NS;
+    }
+    star->culprit = 0;
+    status = ep_fail(EP_E_TIMEOUT, "%s: rank %d could not reach rank 0 at %s port %u within %d ms: %s%s%s", args->name,
+                     args->rank, args->host, args->port, args->timeout_ms, at, *at ? ": " : "", why);
+free:
+    free(hs);
+    return status;
+}
+
+ep_status tcp_star_open(const struct tcp_star_args *args, struct tcp_star **ret_star)
+{
+    uint64_t deadline_ns = ep_deadline_ns(args->timeout_ms);
+    struct tcp_star *star;
+    ep_status status;
+
+    EP_TRY(star_new(args->name, args->rank, args->nranks, &star));
+    status = args->rank == 0 ? open_root(star, args, deadline_ns) : open_leaf(star, args, deadline_ns);
+    if (status != EP_OK) {
+        tcp_star_free(star);
+        return status;
+    }
+    *ret_star = star;
+    return EP_OK;
+}
+
+ep_status tcp_star_adopt(const char *name, int rank, int nranks, const int *fds, struct tcp_star **ret_star)
+{
+    EP_TRY(star_new(name, rank, nranks, ret_star));
+    for (int i = rank == 0 ? 1 : 0; i < n_conns(*ret_star); i++)
+        (*ret_star)->conns[i].fd = fds[i];
+    return EP_OK;
+}
+
+void tcp_star_set_poll(struct tcp_star *star, tcp_star_poll_fn poll, void *context)
+{
+    star->poll = poll;
+    star->poll_context = context;
+}
+
+int tcp_star_culprit(const struct tcp_star *star)
+{
+    return star->culprit;
+}
+
+struct tcp_address tcp_star_local_address(const struct tcp_star *star)
+{
+    struct tcp_address none = {0};
+
+    for (int i = 0; i < n_conns(star); i++)
+        if (star->conns[i].fd >= 0)
+            return tcp_local_address(star->conns[i].fd);
+    return none;
+}
+
+uint64_t tcp_star_dropped(const struct tcp_star *star, const char **ret_last)
+{
+    if (ret_last)
+        *ret_last = star->last_drop;
+    return star->dropped;
+}
+
+void tcp_star_free(struct tcp_star *star)
+{
+    if (!star)
+        return;
+    for (int i = 0; i < n_conns(star); i++)
+        if (star->conns[i].fd >= 0 && is_idle(&star->conns[i]))
+            queue_frame(star, &star->conns[i], FRAME_BYE, NULL, 0, NULL, 0);
+    drain(star);
+    for (int i = 0; i < n_conns(star); i++)
+        close_conn(&star->conns[i]);
+    if (star->acceptor)
+        tcp_acceptor_close(star->acceptor);
+    free(star->acceptor);
+    free(star->conns);
+    free(star->polls);
+    free(star);
+}

@@ -1,0 +1,306 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The network over TCP on connections that misbehave: they lead through a relay, which the ranks' addresses are
+ * replaced by on their way through the boot. Ranks are threads; each node is a host of its own.
+ */
+#include "relay.h"
+#include "stream_traffic.h"
+
+#include "net/tcp_wire.h"
+
+/* This program's own copy, for the blocks that it sends through the boot. */
+#include "net/tcp_mesh.c"
+
+#include "backend/host/host.h"
+
+#include <epkit/epkit.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+
+#include <cmocka.h>
+
+enum { RANKS = 4, PER_NODE = 2 };
+#define TIMEOUT_MS 3000 /* where a deadline is met */
+#define PATIENT_MS 60000
+
+struct rank {
+    pthread_t thread;
+    ep_boot place, boot;
+    struct relay *relay;
+    struct group *group;
+    ep_status status;
+    char text[EP_ERROR_TEXT_BYTES];
+    struct traffic_result result;
+    int done;
+};
+
+struct group {
+    struct rank ranks[RANKS];
+    struct traffic_spec spec; /* of the traffic */
+    int timeout_ms;
+    _Atomic int rounds; /* of barriers that rank 0 has left */
+};
+
+/* Addresses of all ranks become those of the relay. */
+static ep_status relayed_allgather(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
+{
+    struct rank *rank = context;
+    struct introduction *all = ret_all;
+
+    EP_TRY(rank->place.allgather(rank->place.context, mine, bytes, timeout_ms, ret_all));
+    if (bytes != sizeof(*all))
+        return EP_OK;
+    for (int i = 0; i < rank->place.nranks; i++) {
+        if (all[i].n_addresses)
+            relay_set_target(rank->relay, i, all[i].addresses[0].port);
+        all[i].n_addresses = 1;
+        all[i].addresses[0] =
+            (struct tcp_address){.family = AF_INET, .port = relay_port(rank->relay, i), .bytes = {127, 0, 0, 1}};
+    }
+    return EP_OK;
+}
+
+static void run_ranks(struct group *group, void *(*run)(void *))
+{
+    struct relay *relay = relay_new(RANKS);
+    ep_boot_shm *place;
+
+    assert_non_null(relay);
+    assert_int_equal(ep_boot_shm_new(RANKS, &place), EP_OK);
+    for (int i = 0; i < RANKS; i++) {
+        struct rank *rank = &group->ranks[i];
+
+        rank->relay = relay;
+        rank->group = group;
+        assert_int_equal(ep_boot_shm_join(place, i, &rank->place), EP_OK);
+        rank->boot = rank->place;
+        rank->boot.allgather = relayed_allgather;
+        rank->boot.context = rank;
+        assert_int_equal(pthread_create(&rank->thread, NULL, run, rank), 0);
+    }
+    for (int i = 0; i < RANKS; i++)
+        pthread_join(group->ranks[i].thread, NULL);
+    assert_true(relay_bytes(relay) > 0);
+    relay_free(relay);
+    ep_boot_shm_free(place);
+}
+
+/* --- what changes nothing --- */
+
+static void *run_traffic(void *argument)
+{
+    struct rank *rank = argument;
+
+    rank->done = traffic_run(&rank->boot, &rank->group->spec, &rank->result);
+    return NULL;
+}
+
+static void *run_traffic_split(void *argument)
+{
+    struct rank *rank = argument;
+
+    relay_set_mode(rank->relay, RELAY_SPLIT, -1);
+    return run_traffic(rank);
+}
+
+static void *run_traffic_delayed(void *argument)
+{
+    struct rank *rank = argument;
+
+    relay_set_mode(rank->relay, RELAY_DELAY, -1);
+    return run_traffic(rank);
+}
+
+static void check_traffic(void *(*run)(void *), int messages)
+{
+    struct group group = {.spec = {.provider = &ep_net_tcp,
+                                   .ranks_per_node = PER_NODE,
+                                   .channels = 2,
+                                   .ring_bytes = 8192,
+                                   .messages = messages,
+                                   .seed = 11,
+                                   .slow_rank = 1,
+                                   .timeout_s = 100}};
+
+    run_ranks(&group, run);
+    for (int i = 0; i < RANKS; i++) {
+        if (group.ranks[i].done != 0)
+            print_error("%s\n", group.ranks[i].result.why);
+        assert_int_equal(group.ranks[i].done, 0);
+    }
+}
+
+static void test_split_and_delayed_streams(void **state)
+{
+    (void)state;
+    check_traffic(run_traffic_split, 15);
+    check_traffic(run_traffic_delayed, 60);
+}
+
+/* --- what a group does when hosts are cut off --- */
+
+static void record(struct rank *rank, ep_status status)
+{
+    rank->status = status;
+    snprintf(rank->text, sizeof(rank->text), "%s", ep_last_error());
+}
+
+/* Barriers until one fails; rank 0 makes the relay misbehave behind the tenth. */
+static void run_barriers(struct rank *rank, enum relay_mode mode, int victim)
+{
+    ep_comm_config config = EP_COMM_CONFIG_INIT;
+    ep_comm *comm;
+    ep_status status;
+
+    config.backend = "host";
+    config.network = "tcp";
+    config.ranks_per_node = PER_NODE;
+    config.timeout_ms = rank->group->timeout_ms;
+    status = ep_comm_new(&rank->boot, &config, &comm);
+    record(rank, status);
+    if (status != EP_OK)
+        return;
+    for (int i = 0; status == EP_OK; i++) {
+        if (i == 10 && rank->boot.rank == 0)
+            relay_set_mode(rank->relay, mode, victim);
+        status = ep_comm_barrier(comm);
+        if (status == EP_OK && rank->boot.rank == 0)
+            atomic_fetch_add(&rank->group->rounds, 1);
+    }
+    record(rank, status);
+    ep_comm_free(comm);
+}
+
+static void *run_stall(void *argument)
+{
+    run_barriers(argument, RELAY_STALL, -1);
+    return NULL;
+}
+
+static void *run_cut(void *argument)
+{
+    run_barriers(argument, RELAY_CUT, -1);
+    return NULL;
+}
+
+/* The first rank that a text names; -1: none. */
+static int rank_named(const char *text)
+{
+    const char *at = strstr(text, "rank ");
+
+    return at ? atoi(at + 5) : -1;
+}
+
+/* Each rank names one that is on the other node, as either may be the one that is cut off. */
+static void check_barriers(void *(*run)(void *), ep_status first, ep_status second)
+{
+    struct group group = {.timeout_ms = TIMEOUT_MS};
+
+    run_ranks(&group, run);
+    assert_true(atomic_load(&group.rounds) >= 10);
+    for (int i = 0; i < RANKS; i++) {
+        const struct rank *rank = &group.ranks[i];
+
+        print_message("    rank %d: %s\n", i, rank->text);
+        assert_true(rank->status == first || rank->status == second);
+        assert_int_not_equal(rank_named(rank->text), -1);
+        assert_int_not_equal(rank_named(rank->text) / PER_NODE, i / PER_NODE);
+    }
+}
+
+/* Half-open connections: nothing comes, nothing ends. */
+static void test_stalled_connections(void **state)
+{
+    (void)state;
+    check_barriers(run_stall, EP_E_TIMEOUT, EP_E_TIMEOUT);
+}
+
+static void test_cut_connections(void **state)
+{
+    (void)state;
+    check_barriers(run_cut, EP_E_PEER_DEAD, EP_E_PEER_DEAD);
+}
+
+/* --- connections that do not come about --- */
+
+static void *run_refused(void *argument)
+{
+    struct rank *rank = argument;
+    ep_comm_config config = EP_COMM_CONFIG_INIT;
+    ep_comm *comm;
+
+    relay_set_mode(rank->relay, RELAY_CUT, 1);
+    config.backend = "host";
+    config.network = "tcp";
+    config.ranks_per_node = PER_NODE;
+    config.timeout_ms = TIMEOUT_MS;
+    record(rank, ep_comm_new(&rank->boot, &config, &comm));
+    if (rank->status == EP_OK)
+        ep_comm_free(comm);
+    return NULL;
+}
+
+/* Rank 3 does not reach rank 1: creation fails on all, and all say who and where. */
+static void test_unreachable_rank(void **state)
+{
+    struct group group = {.timeout_ms = TIMEOUT_MS};
+
+    (void)state;
+    run_ranks(&group, run_refused);
+    for (int i = 0; i < RANKS; i++) {
+        print_message("    rank %d: %s\n", i, group.ranks[i].text);
+        assert_int_equal(group.ranks[i].status, EP_E_TIMEOUT);
+        assert_non_null(strstr(group.ranks[i].text, "rank 3"));
+        assert_non_null(strstr(group.ranks[i].text, "rank 1"));
+    }
+}
+
+/* --- what comes from a socket --- */
+
+static void test_records_are_checked(void **state)
+{
+    unsigned char region[64];
+    uint64_t signals[2] = {0};
+    struct {
+        struct tcp_wire_record head;
+        unsigned char data[8];
+    } good = {.head = {.kind = TCP_WIRE_PUT, .place = 56, .amount = 8}, .data = "payload"};
+    struct tcp_wire wire = {.region = region, .region_bytes = sizeof(region), .signals = signals, .n_signals = 2};
+    const struct tcp_wire_record bad[] = {
+        {.kind = TCP_WIRE_PUT, .number = 1, .place = 57, .amount = 8},
+        {.kind = TCP_WIRE_PUT, .number = 1, .place = 8, .amount = UINT64_MAX},
+        {.kind = TCP_WIRE_SIGNAL, .number = 1, .place = 2, .amount = 1},
+        {.kind = TCP_WIRE_SIGNAL, .number = 2, .place = 0, .amount = 1},
+        {.kind = 7, .number = 1},
+    };
+
+    (void)state;
+    /* In every piece. */
+    for (size_t step = 1; step <= sizeof(good); step++) {
+        struct tcp_wire once = wire;
+
+        memset(region, 0, sizeof(region));
+        for (size_t at = 0; at < sizeof(good); at += step)
+            assert_null(
+                tcp_wire_take(&once, (unsigned char *)&good + at, sizeof(good) - at < step ? sizeof(good) - at : step));
+        assert_memory_equal(region + 56, "payload", 8);
+    }
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        struct tcp_wire once = wire;
+
+        assert_null(tcp_wire_take(&once, (unsigned char *)&good, sizeof(good)));
+        assert_non_null(tcp_wire_take(&once, (const unsigned char *)&bad[i], sizeof(bad[i])));
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_records_are_checked), cmocka_unit_test(test_split_and_delayed_streams),
+        cmocka_unit_test(test_stalled_connections), cmocka_unit_test(test_cut_connections),
+        cmocka_unit_test(test_unreachable_rank),
+    };
+
+    return cmocka_run_group_tests_name("net_tcp", tests, NULL, NULL);
+}
