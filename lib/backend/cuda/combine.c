@@ -201,8 +201,10 @@ static ep_status start_combine(ep_plan *plan, const void *args, struct cuda_pend
     return combine_body(&c);
 }
 
-ep_status cuda_combine(ep_plan *plan, const ep_combine_args *args, ep_event **ret_event)
+ep_status cuda_combine(ep_plan *plan, const ep_combine_args *args, ep_stream stream)
 {
-    return cuda_submit(plan, start_combine, args, sizeof(*args), args->after,
-                       args->flags & EP_ASYNC ? ret_event : NULL);
+    if (args->flags)
+        return ep_fail(EP_E_UNSUPPORTED, "ep_combine: the CUDA backend has no EP_COMBINE_BY_CHOICE");
+    EP_TRY(cuda_use_stream(cuda_of(plan->comm), stream));
+    return cuda_submit(plan, start_combine, args);
 }

@@ -8,18 +8,18 @@
 #define SCRATCH_BYTES ((EP_MAX_EXPERTS + 2) * sizeof(int32_t))
 #define TOTALS_BYTES ((EP_MAX_EXPERTS + CUDA_MAX_RANKS) * sizeof(int32_t))
 
-/* device 0, the default, leaves the choice to the rank's place on the host. */
+/* -1, the default, leaves the choice to the rank's place on the host. */
 static ep_status choose_device(struct cuda_comm *cuda)
 {
     const ep_comm *comm = cuda->host.comm;
     int n = 0, device = comm->config.device, shared = 0, clusters = 0;
 
     CUDA_TRY(cudaGetDeviceCount(&n));
-    if (device < 0 || device >= n)
+    if (device < -1 || device >= n)
         return ep_fail(EP_E_ARG, "ep_comm_new: device is %d, but %d are visible", device, n);
     if (comm->keep_device)
         device = comm->keep_device - 1;
-    else if (device == 0)
+    else if (device < 0)
         device = cuda->host.local % n;
     CUDA_TRY(cudaDeviceGetAttribute(&clusters, cudaDevAttrComputeCapabilityMajor, device));
     if (clusters < CUDA_LEAST_MAJOR)

@@ -103,8 +103,6 @@ struct cuda_comm {
     uint64_t retired_at;          /* ... since this operation */
     struct cuda_block pool[CUDA_POOL];
 
-    _Atomic int waiting_jobs; /* operations in the queue that are not on the device yet */
-
     struct cuda_dispatch last_dispatch; /* for ep_cuda_repeat_bare() */
     struct cuda_combine last_combine;
     struct cuda_shape last_shape[2];
@@ -140,6 +138,8 @@ ep_status cuda_check_pointer(struct cuda_comm *cuda, const char *call, const cha
 ep_status cuda_count_usable(int *ret_gpus);
 /* Is the stream being captured into a graph? What is queued then runs only when the graph is launched. */
 bool cuda_is_capturing(const struct cuda_comm *cuda);
+/* The stream of the call that begins: it waits for the work of the call before. NULL: the communicator's own. */
+ep_status cuda_use_stream(struct cuda_comm *cuda, ep_stream stream);
 #define CUDA_TRY(call) EP_TRY(cuda_status((call), #call))
 
 /* The calling thread's current device becomes that of the communicator until cuda_leave(). */
@@ -204,7 +204,7 @@ struct cuda_plan {
     bool placed; /* the route is complete */
 };
 
-ep_status cuda_plan_open(ep_plan *plan, const void *topk_idx);
+ep_status cuda_plan_open(ep_plan *plan, const ep_plan_args *args);
 /* A copy of `bytes` of routing in host memory, in stream order; the caller frees it. */
 ep_status cuda_fetch_routing(struct cuda_comm *cuda, const void *topk_idx, size_t bytes, void **ret_copy);
 void cuda_plan_close(ep_plan *plan);
@@ -247,13 +247,11 @@ ep_status cuda_wait(void *pending);
 ep_status cuda_queued(struct cuda_pending *pending, bool more_behind);
 
 /*
- * Starts an operation with `start`, which queues it. With EP_ASYNC on the caller's thread too, so that what the caller
- * queues in the stream next comes behind it; but for an event to wait for first, or behind an operation that waits for
- * one, the queue's worker does all of it.
+ * Starts an operation with `start`, which queues it on the caller's thread, so that what the caller queues in the
+ * stream next comes behind it. The queue's worker waits for it, in a _sync call the caller.
  */
 typedef ep_status (*cuda_start_fn)(ep_plan *plan, const void *args, struct cuda_pending *ret_pending);
-ep_status cuda_submit(ep_plan *plan, cuda_start_fn start, const void *args, size_t args_bytes, ep_event *after,
-                      ep_event **ret_event);
+ep_status cuda_submit(ep_plan *plan, cuda_start_fn start, const void *args);
 /*
  * Waits until what is before `event` in the stream is complete. `lost`: NULL, or where ranks that have died are noted
  * instead of failing the group.
@@ -268,9 +266,9 @@ void cuda_fill_waits(struct cuda_comm *cuda, enum host_phase ready, enum host_ph
 /* lowlatency.c */
 ep_status cuda_ll_open(ep_ll *ll);
 void cuda_ll_close(ep_ll *ll);
-ep_status cuda_ll_dispatch(ep_ll *ll, const ep_ll_dispatch_args *args);
-ep_status cuda_ll_combine(ep_ll *ll, const ep_ll_combine_args *args);
-ep_status cuda_ll_finish(ep_ll *ll);
+ep_status cuda_ll_dispatch(ep_ll *ll, const ep_ll_dispatch_args *args, uint64_t number, ep_stream stream);
+ep_status cuda_ll_combine(ep_ll *ll, const ep_ll_combine_args *args, ep_stream stream);
+ep_status cuda_ll_finish(ep_ll *ll, uint64_t call, ep_stream stream);
 ep_status cuda_ll_combine_buffer(ep_ll *ll, void **ret_buffer);
 ep_status cuda_ll_get_mask(const ep_ll *ll, int32_t *ret_masked);
 /* Multiprocessors that a low-latency call takes: all, shared with the ranks that are threads on the same device. */
@@ -280,7 +278,7 @@ int cuda_ll_sms(const struct cuda_comm *cuda);
 void cuda_module_close(struct cuda_comm *cuda);
 
 /* dispatch.c, combine.c */
-ep_status cuda_dispatch(ep_plan *plan, const ep_dispatch_args *args, ep_event **ret_event);
-ep_status cuda_combine(ep_plan *plan, const ep_combine_args *args, ep_event **ret_event);
+ep_status cuda_dispatch(ep_plan *plan, const ep_dispatch_args *args, ep_stream stream);
+ep_status cuda_combine(ep_plan *plan, const ep_combine_args *args, ep_stream stream);
 
 #endif

@@ -51,15 +51,62 @@ ep_status cuda_check_pointer(struct cuda_comm *cuda, const char *call, const cha
     return EP_OK;
 }
 
-bool cuda_is_capturing(const struct cuda_comm *cuda)
+static bool is_captured(cudaStream_t stream)
 {
     enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
 
-    if (cuda->stream == cuda->own)
-        return false;
-    if (cudaStreamIsCapturing(cuda->stream, &capture) != cudaSuccess)
+    if (cudaStreamIsCapturing(stream, &capture) != cudaSuccess)
         cudaGetLastError();
     return capture == cudaStreamCaptureStatusActive;
+}
+
+bool cuda_is_capturing(const struct cuda_comm *cuda)
+{
+    return cuda->stream != cuda->own && is_captured(cuda->stream);
+}
+
+ep_status cuda_use_stream(struct cuda_comm *cuda, ep_stream given)
+{
+    cudaStream_t stream = given ? given : cuda->own;
+    struct cuda_scope scope;
+    ep_status status = EP_OK;
+    bool captured;
+
+    if (stream == cuda->stream)
+        return EP_OK;
+    EP_TRY(host_drain(&cuda->host));
+    EP_TRY(cuda_enter(cuda, &scope));
+    captured = is_captured(stream) || is_captured(cuda->stream);
+    /* Streams of one capture are ordered by who captures them. */
+    if (!captured)
+        status = cuda_status(cudaEventRecord(cuda->order, cuda->stream), "cudaEventRecord");
+    if (status == EP_OK && !captured)
+        status = cuda_status(cudaStreamWaitEvent(stream, cuda->order, 0), "cudaStreamWaitEvent");
+    if (status == EP_OK)
+        cuda->stream = stream;
+    cuda_leave(&scope);
+    return status;
+}
+
+static ep_status cuda_stream_sync(ep_comm *comm, ep_stream stream)
+{
+    struct cuda_comm *cuda = cuda_of(comm);
+    struct cuda_scope scope;
+    ep_status status;
+
+    EP_TRY(cuda_use_stream(cuda, stream));
+    EP_TRY(host_stream_sync(comm, NULL));
+    EP_TRY(cuda_enter(cuda, &scope));
+    /* Kernels have deadlines of their own. */
+    status = cuda_status(cudaStreamSynchronize(cuda->stream), "cudaStreamSynchronize");
+    cuda_leave(&scope);
+    return status == EP_OK ? cuda_check_reported(cuda) : status;
+}
+
+static ep_status cuda_event_record(ep_comm *comm, ep_stream stream, ep_event **ret_event)
+{
+    EP_TRY(cuda_use_stream(cuda_of(comm), stream));
+    return host_event_record(comm, NULL, ret_event);
 }
 
 /* A kernel that nobody waits for may have met its deadline. */
@@ -126,7 +173,8 @@ const struct ep_backend_ops ep_backend_module = {
     .dispatch = cuda_dispatch,
     .combine = cuda_combine,
     .event_new = host_event_new,
-    .event_record = host_event_record,
+    .stream_sync = cuda_stream_sync,
+    .event_record = cuda_event_record,
     .event_signal = host_event_signal,
     .event_wait = host_event_wait,
     .event_query = host_event_query,
@@ -147,27 +195,6 @@ static ep_status check_comm(const ep_comm *comm, const char *call)
     if (!comm || comm->ops != &ep_backend_module)
         return ep_fail(EP_E_ARG, "%s: comm is %s", call, comm ? "not of the backend cuda" : "NULL");
     return EP_OK;
-}
-
-ep_status ep_cuda_set_stream(ep_comm *comm, cudaStream_t stream)
-{
-    struct cuda_comm *cuda;
-    struct cuda_scope scope;
-    ep_status status;
-
-    EP_TRY(check_comm(comm, __func__));
-    cuda = cuda_of(comm);
-    EP_TRY(host_drain(&cuda->host));
-    EP_TRY(cuda_enter(cuda, &scope));
-    if (!stream)
-        stream = cuda->own;
-    status = cuda_status(cudaEventRecord(cuda->order, cuda->stream), "cudaEventRecord");
-    if (status == EP_OK)
-        status = cuda_status(cudaStreamWaitEvent(stream, cuda->order, 0), "cudaStreamWaitEvent");
-    if (status == EP_OK)
-        cuda->stream = stream;
-    cuda_leave(&scope);
-    return status;
 }
 
 /*

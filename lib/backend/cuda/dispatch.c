@@ -197,7 +197,7 @@ static ep_status finish_outputs(struct dispatch *d)
     const ep_plan *plan = d->plan;
     const struct host_plan *inner = plan->impl;
     bool expanded = plan->args.flags & EP_PLAN_EXPANDED, zero = plan->args.flags & EP_PLAN_ZERO_PADDING;
-    int64_t begin = plan->full.n_recv, end = plan->args.worst_rows;
+    int64_t begin = plan->full.n_recv, end = plan->args.max_recv_tokens;
 
     for (int i = 0; i < HOST_AT_COUNT; i++) {
         if (!expanded && !d->copies)
@@ -218,7 +218,7 @@ static ep_status check_pointers(const struct dispatch *d)
 {
     static const char call[] = "ep_dispatch";
     const ep_dispatch_args *args = d->args;
-    bool sends = d->plan->args.n_tokens, receives = d->plan->full.n_recv || d->plan->args.worst_rows;
+    bool sends = d->plan->args.n_tokens, receives = d->plan->full.n_recv || d->plan->args.max_recv_tokens;
 
     EP_TRY(cuda_check_pointer(d->cuda, call, "x", sends ? args->x : NULL));
     EP_TRY(cuda_check_pointer(d->cuda, call, "scales", sends ? args->scales : NULL));
@@ -261,8 +261,11 @@ static ep_status start_dispatch(ep_plan *plan, const void *args, struct cuda_pen
     return dispatch_body(&d);
 }
 
-ep_status cuda_dispatch(ep_plan *plan, const ep_dispatch_args *args, ep_event **ret_event)
+ep_status cuda_dispatch(ep_plan *plan, const ep_dispatch_args *args, ep_stream stream)
 {
-    return cuda_submit(plan, start_dispatch, args, sizeof(*args), args->after,
-                       args->flags & EP_ASYNC ? ret_event : NULL);
+    if (args->scale_type == EP_I32 || args->recv_scale_stride_token || args->recv_scale_stride_block)
+        return ep_fail(EP_E_UNSUPPORTED,
+                       "ep_dispatch: the CUDA backend has no opaque scales and no strides of outputs");
+    EP_TRY(cuda_use_stream(cuda_of(plan->comm), stream));
+    return cuda_submit(plan, start_dispatch, args);
 }

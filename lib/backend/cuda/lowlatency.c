@@ -25,6 +25,7 @@ struct inner {
     struct cuda_ll_dispatch dispatch;
     struct cuda_ll_combine combine;
     bool async;
+    uint64_t answered; /* last dispatch that a combine has named: the kernels take them in order */
 };
 
 /* --- opening ----------------------------------------------------------------------------------------------------- */
@@ -62,8 +63,7 @@ static size_t lay_out(const ep_ll *ll, struct cuda_ll *device)
     device->topk = ll->config.topk;
     device->n_local = ll->n_local;
     device->masking = ll->config.flags & EP_LL_MASK_DEAD ? 1 : 0;
-    device->sum_once = ll->config.flags & EP_LL_SUM_ONCE ? 1 : 0;
-    device->parts = parts_of(n * m * (device->sum_once ? k : 1), ll->config.hidden);
+    device->parts = parts_of(n * m, ll->config.hidden);
     device->scales_at = (k * 8 + 15) / 16 * 16;
     device->row_at = (device->scales_at + hidden / EP_SCALE_BLOCK * 4 + 127) / 128 * 128;
     device->slot_bytes = device->row_at + 2 * hidden;
@@ -335,7 +335,7 @@ static ep_status dispatch(ep_ll *ll, const ep_ll_dispatch_args *args)
 
     EP_TRY(check_dispatch_pointers(inner->cuda, args));
     inner->in_dispatch = true;
-    inner->async = args->flags & EP_LL_ASYNC;
+    inner->async = !ll->comm->blocking;
     inner->dispatch = (struct cuda_ll_dispatch){.ll = inner->device,
                                                 .x = args->x,
                                                 .topk_idx = args->topk_idx,
@@ -353,12 +353,20 @@ static ep_status dispatch(ep_ll *ll, const ep_ll_dispatch_args *args)
     return run_checked(ll, phases_of(args->flags), args->topk_idx, args->idx_type, args->n_tokens);
 }
 
-ep_status cuda_ll_dispatch(ep_ll *ll, const ep_ll_dispatch_args *args)
+ep_status cuda_ll_dispatch(ep_ll *ll, const ep_ll_dispatch_args *args, uint64_t number, ep_stream stream)
 {
     struct inner *inner = ll->impl;
     struct cuda_scope scope;
     ep_status status;
 
+    if (number > inner->answered + 2)
+        return ep_fail(EP_E_UNSUPPORTED, "ep_ll_dispatch: the CUDA backend wants each dispatch combined: %llu is not",
+                       (unsigned long long)inner->answered + 1);
+    if (args->max_tokens != ll->config.max_tokens || args->recv_scale_stride_token || args->recv_scale_stride_block ||
+        args->recv_stats_add || args->wait_cost_add)
+        return ep_fail(EP_E_UNSUPPORTED, "ep_ll_dispatch: the CUDA backend has no max_tokens of a call, no strides of "
+                                         "outputs, no recv_stats_add and no wait_cost_add");
+    EP_TRY(cuda_use_stream(inner->cuda, stream));
     EP_TRY(host_drain(&inner->cuda->host));
     EP_TRY(cuda_enter(inner->cuda, &scope));
     status = dispatch(ll, args);
@@ -388,7 +396,7 @@ static ep_status combine(ep_ll *ll, const ep_ll_combine_args *args)
         return ep_fail(EP_E_ARG, "ep_ll_combine: with EP_LL_ZERO_COPY x must be the buffer that "
                                  "ep_ll_get_combine_buffer gave for this combine");
     inner->in_dispatch = false;
-    inner->async = args->flags & EP_LL_ASYNC;
+    inner->async = !ll->comm->blocking;
     inner->combine = (struct cuda_ll_combine){.ll = inner->device,
                                               .x = args->x,
                                               .topk_idx = args->topk_idx,
@@ -396,6 +404,7 @@ static ep_status combine(ep_ll *ll, const ep_ll_combine_args *args)
                                               .out = args->out,
                                               .wide = args->idx_type == EP_I64,
                                               .n_tokens = args->n_tokens};
+    inner->combine.ll.sum_once = args->flags & EP_LL_NO_PARTIAL_REDUCE ? 1 : 0;
     inner->combine.ll.waits.ready_phase = HOST_LL_OFFER;
     inner->combine.ll.waits.done_phase = HOST_LL_COMBINE;
     status = run_checked(ll, phases_of(args->flags), args->topk_idx, args->idx_type, args->n_tokens);
@@ -404,25 +413,35 @@ static ep_status combine(ep_ll *ll, const ep_ll_combine_args *args)
     return status;
 }
 
-ep_status cuda_ll_combine(ep_ll *ll, const ep_ll_combine_args *args)
+ep_status cuda_ll_combine(ep_ll *ll, const ep_ll_combine_args *args, ep_stream stream)
 {
     struct inner *inner = ll->impl;
     struct cuda_scope scope;
     ep_status status;
 
+    if (args->call != inner->answered + 1 || args->wait_cost_add)
+        return ep_fail(EP_E_UNSUPPORTED, "ep_ll_combine: the CUDA backend answers dispatches in order, each once, and "
+                                         "has no wait_cost_add");
+    EP_TRY(cuda_use_stream(inner->cuda, stream));
     EP_TRY(host_drain(&inner->cuda->host));
     EP_TRY(cuda_enter(inner->cuda, &scope));
     status = combine(ll, args);
     cuda_leave(&scope);
+    if (status == EP_OK)
+        inner->answered = args->call;
     return status;
 }
 
-ep_status cuda_ll_finish(ep_ll *ll)
+ep_status cuda_ll_finish(ep_ll *ll, uint64_t call, ep_stream stream)
 {
     struct inner *inner = ll->impl;
     struct cuda_scope scope;
     ep_status status;
 
+    if (call != ll->last_open)
+        return ep_fail(EP_E_UNSUPPORTED, "ep_ll_finish: the CUDA backend finishes the last call alone");
+    inner->async = !ll->comm->blocking;
+    EP_TRY(cuda_use_stream(inner->cuda, stream));
     EP_TRY(host_drain(&inner->cuda->host));
     EP_TRY(cuda_enter(inner->cuda, &scope));
     status = run(ll, CUDA_LL_RECEIVE);

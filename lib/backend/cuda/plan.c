@@ -210,7 +210,7 @@ static ep_status open_expanded(struct cuda_comm *cuda, ep_plan *plan, const void
     ep_status status;
 
     EP_TRY(fetch_routing(cuda, &plan->args, topk_idx, &copy));
-    status = host_plan_open(plan, copy);
+    status = host_plan_open(plan, &(ep_plan_args){.size = sizeof(ep_plan_args), .topk_idx = copy});
     free(copy);
     if (status != EP_OK)
         return status;
@@ -220,18 +220,21 @@ static ep_status open_expanded(struct cuda_comm *cuda, ep_plan *plan, const void
     return status;
 }
 
-ep_status cuda_plan_open(ep_plan *plan, const void *topk_idx)
+ep_status cuda_plan_open(ep_plan *plan, const ep_plan_args *args)
 {
     struct cuda_comm *cuda = cuda_of(plan->comm);
     struct cuda_scope scope;
     ep_status status;
 
+    if (plan->from_mask)
+        return ep_fail(EP_E_UNSUPPORTED, "ep_plan_new: the CUDA backend has no plans from a mask");
+    EP_TRY(cuda_use_stream(cuda, args->stream));
     if (cuda_is_capturing(cuda))
         return ep_fail(EP_E_STATE, "ep_plan_new: the stream is being captured: make the plan before");
     EP_TRY(host_drain(&cuda->host));
     EP_TRY(cuda_enter(cuda, &scope));
-    status = plan->args.flags & EP_PLAN_EXPANDED ? open_expanded(cuda, plan, topk_idx)
-                                                 : open_rank_layout(cuda, plan, topk_idx);
+    status = plan->args.flags & EP_PLAN_EXPANDED ? open_expanded(cuda, plan, args->topk_idx)
+                                                 : open_rank_layout(cuda, plan, args->topk_idx);
     cuda_leave(&scope);
     return status;
 }
@@ -315,6 +318,17 @@ void cuda_plan_count(const ep_plan *plan, uint64_t row_bytes, ep_stats *stats)
     stats->bytes_self = stats->rows_self * row_bytes;
 }
 
+/* As a _sync call in the stream of the call before. */
+static ep_status dispatch_now(ep_plan *plan, const ep_dispatch_args *args)
+{
+    ep_status status;
+
+    plan->comm->blocking = true;
+    status = cuda_dispatch(plan, args, cuda_of(plan->comm)->stream);
+    plan->comm->blocking = false;
+    return status;
+}
+
 ep_status cuda_plan_sources(ep_plan *plan, int32_t *ret_rank, int32_t *ret_token)
 {
     /* Rows of one vector that say who they are, counted from 1 and sent like any others: padding rows stay 0. */
@@ -352,7 +366,7 @@ ep_status cuda_plan_sources(ep_plan *plan, int32_t *ret_rank, int32_t *ret_token
     args.recv_x = all.memory;
     args.out_rows = (int64_t)out;
     if (status == EP_OK)
-        status = cuda_dispatch(plan, &args, NULL);
+        status = dispatch_now(plan, &args);
     if (status == EP_OK)
         status = cuda_status(cudaMemcpyAsync(rows, all.memory, out * sizeof(*rows), cudaMemcpyDefault, cuda->stream),
                              "cudaMemcpyAsync");
@@ -380,6 +394,7 @@ ep_status cuda_plan_layout(ep_comm *comm, const ep_plan_args *args, ep_layout *l
     void *copy = NULL;
     ep_status status;
 
+    EP_TRY(cuda_use_stream(cuda, args->stream));
     EP_TRY(host_drain(&cuda->host));
     EP_TRY(cuda_enter(cuda, &scope));
     status = fetch_routing(cuda, args, args->topk_idx, &copy);

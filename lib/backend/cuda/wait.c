@@ -211,13 +211,6 @@ ep_status cuda_wait(void *argument)
 
 /* --- operations in the queue ------------------------------------------------------------------------------------ */
 
-struct job {
-    ep_plan *plan;
-    cuda_start_fn start;
-    bool counted;
-    max_align_t args[(sizeof(ep_dispatch_args) + sizeof(ep_combine_args)) / sizeof(max_align_t) + 1];
-};
-
 static ep_status start_on_device(ep_plan *plan, cuda_start_fn start, const void *args, struct cuda_pending *ret_pending)
 {
     struct cuda_comm *cuda = cuda_of(plan->comm);
@@ -237,33 +230,17 @@ static ep_status start_on_device(ep_plan *plan, cuda_start_fn start, const void 
     return status;
 }
 
-static ep_status run_job(void *argument)
-{
-    struct job *job = argument;
-    struct cuda_pending pending;
-    ep_status status = start_on_device(job->plan, job->start, job->args, &pending);
-
-    if (status == EP_OK)
-        status = cuda_wait(&pending);
-    if (job->counted)
-        atomic_fetch_sub(&cuda_of(job->plan->comm)->waiting_jobs, 1);
-    return status;
-}
-
 /*
  * Into a graph. What the hosts say to each other happens now, once; the kernels meet anew whenever the graph is
  * launched.
  */
-static ep_status capture(ep_plan *plan, cuda_start_fn start, const void *args, ep_event *after, ep_event **ret_event)
+static ep_status capture(ep_plan *plan, cuda_start_fn start, const void *args)
 {
     enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     struct cuda_comm *cuda = cuda_of(plan->comm);
     struct cuda_pending pending;
     ep_status status;
 
-    if (after || ret_event)
-        return ep_fail(EP_E_STATE, "%s: the stream is being captured: call it without EP_ASYNC and .after",
-                       cuda->host.comm->ops->name);
     EP_TRY(host_drain(&cuda->host));
     /* A peer's memory may have to be mapped, which is nothing of the stream's. */
     CUDA_TRY(cudaThreadExchangeStreamCaptureMode(&mode));
@@ -272,34 +249,15 @@ static ep_status capture(ep_plan *plan, cuda_start_fn start, const void *args, e
     return status;
 }
 
-ep_status cuda_submit(ep_plan *plan, cuda_start_fn start, const void *args, size_t args_bytes, ep_event *after,
-                      ep_event **ret_event)
+ep_status cuda_submit(ep_plan *plan, cuda_start_fn start, const void *args)
 {
     struct cuda_comm *cuda = cuda_of(plan->comm);
-    struct job job = {.plan = plan, .start = start, .counted = ret_event != NULL};
     struct cuda_pending pending;
-    ep_status status;
-    bool idle;
 
     if (cuda_is_capturing(cuda))
-        return capture(plan, start, args, after, ret_event);
-    pthread_mutex_lock(&cuda->host.queue_lock);
-    idle = !cuda->host.head;
-    pthread_mutex_unlock(&cuda->host.queue_lock);
-    /* A job whose event failed was not run, and has not counted itself down. */
-    if (idle)
-        atomic_store(&cuda->waiting_jobs, 0);
-    if (ret_event && !after && !atomic_load(&cuda->waiting_jobs)) {
-        EP_TRY(start_on_device(plan, start, args, &pending));
-        return host_submit(&cuda->host, cuda_wait, &pending, sizeof(pending), NULL, ret_event, false);
-    }
-    memcpy(job.args, args, args_bytes);
-    if (job.counted)
-        atomic_fetch_add(&cuda->waiting_jobs, 1);
-    status = host_submit(&cuda->host, run_job, &job, sizeof(job), after, ret_event, false);
-    if (status != EP_OK && job.counted)
-        atomic_fetch_sub(&cuda->waiting_jobs, 1);
-    return status;
+        return capture(plan, start, args);
+    EP_TRY(start_on_device(plan, start, args, &pending));
+    return host_submit(&cuda->host, NULL, cuda_wait, &pending, sizeof(pending));
 }
 
 ep_status cuda_wait_event(struct cuda_comm *cuda, cudaEvent_t event, enum host_phase phase, uint32_t *lost)
