@@ -7,7 +7,7 @@ ALIGNMENT = 16  # of every pointer that the library takes
 
 def aligned(tensor):
     """The tensor, or a copy of it where its first element is not at a multiple of 16 bytes (a slice may begin anywhere)."""
-    if tensor is None or not isinstance(tensor, torch.Tensor) or not tensor.data_ptr() % ALIGNMENT:
+    if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided or not tensor.data_ptr() % ALIGNMENT:
         return tensor
     return tensor.clone(memory_format=torch.contiguous_format)
 

@@ -77,6 +77,8 @@ class LowLatency:
             hook: only send; `finish` of the result receives.
         """
         max_tokens = max_tokens or self.max_tokens
+        if fp8 and ue8m0 and self.hidden % 512:
+            raise _native.ArgumentError(f"low_latency_dispatch: ue8m0 packs the scales of 512 elements, and hidden is {self.hidden}")
         device, rows = self.comm.device, self.comm.size * max_tokens
         # Rows beyond the counts stay as they are: on the CPU zeros, so that results are the same in every run.
         make = torch.empty if self.comm.is_cuda else torch.zeros

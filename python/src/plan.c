@@ -13,6 +13,7 @@ struct plan_object {
     enum tensor_type idx_type;
     int64_t out_rows;
     bool expanded;
+    bool fixed; /* capacity: rows of inputs may be more than those received */
 };
 
 /* Sets *ret to the pointer of a tensor argument. */
@@ -154,6 +155,7 @@ PyObject *plan_new(struct comm_object *comm, PyObject *const *args, Py_ssize_t n
     plan->plan = made;
     plan->member.close = plan_close;
     plan->idx_type = plan_args.idx_type == EP_I32 ? TYPE_I32 : TYPE_I64;
+    plan->fixed = values[3] > 0;
     member_add(comm, &plan->member);
     status = plan_fill(plan);
     if (status == EP_OK)
@@ -299,10 +301,11 @@ static PyObject *plan_combine(PyObject *self, PyObject *const *args, Py_ssize_t 
     if (!want_args("combine", nargs, 8) || !plan_begin(plan, "combine"))
         return NULL;
     comm->busy = false; /* until the tensors are known */
-    if (ep_plan_get_info(plan->plan, &info) == EP_OK && info.n_recv >= 0)
+    if (plan->fixed && ep_plan_get_info(plan->plan, &info) == EP_OK && info.n_recv >= 0)
         rows = info.n_recv;
-    GET(args[0], WANT("combine", "x", IS(BF16), 2, {AT_LEAST(rows), -1}, false, false), &x);
-    GET(args[1], WANT("combine", "topk_weights", IS(F32), dims, {AT_LEAST(rows), plan->topk}, false, true), &weights);
+    rows = plan->fixed ? AT_LEAST(rows) : rows;
+    GET(args[0], WANT("combine", "x", IS(BF16), 2, {rows, -1}, false, false), &x);
+    GET(args[1], WANT("combine", "topk_weights", IS(F32), dims, {rows, plan->topk}, false, true), &weights);
     for (int i = 0; i < 2; i++)
         GET(args[2 + i],
             WANT("combine", i ? "bias[1]" : "bias[0]", IS(BF16), 2, {plan->n_tokens, x.shape[1]}, false, true),

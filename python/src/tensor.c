@@ -89,6 +89,8 @@ static bool read_table(const struct dl_exchange *table, PyObject *object, struct
     }
     tensor->data = (char *)dl.data + dl.byte_offset;
     tensor->type = TYPE_OTHER;
+    tensor->code = dl.dtype.code;
+    tensor->bits = dl.dtype.bits;
     for (int t = 1; t < TYPES; t++)
         if (types[t].code == dl.dtype.code && types[t].bits == dl.dtype.bits && dl.dtype.lanes == 1)
             tensor->type = (enum tensor_type)t;
@@ -147,6 +149,7 @@ static bool read_attributes(PyObject *object, struct tensor *tensor)
     if (strides && read_device(object, tensor)) {
         tensor->data = PyLong_AsVoidPtr(address);
         tensor->type = TYPE_OTHER;
+        tensor->code = tensor->bits = 0;
         for (int t = 1; t < TYPES; t++)
             if (dtypes[t] == dtype)
                 tensor->type = (enum tensor_type)t;
@@ -185,15 +188,29 @@ static void write_shape(char *ret_text, size_t size, const int64_t *shape, int n
         snprintf(ret_text + at, size - at, "]");
 }
 
+/* "float64", also of a type that nothing here takes. */
+static void write_type(char *ret_text, size_t size, const struct tensor *tensor)
+{
+    static const char *const names[] = {"int", "uint", "float", "opaque", "bfloat", "complex"};
+
+    if (tensor->type != TYPE_OTHER || tensor->bits == 0)
+        snprintf(ret_text, size, "%s", types[tensor->type].name);
+    else if (tensor->code < sizeof(names) / sizeof(names[0]))
+        snprintf(ret_text, size, "%s%d", names[tensor->code], tensor->bits);
+    else
+        snprintf(ret_text, size, "another type of %d bits", tensor->bits);
+}
+
 static bool refuse_type(const struct want *want, const struct tensor *tensor)
 {
-    char text[128] = "";
+    char text[128] = "", is[32];
     size_t at = 0;
 
     for (int t = 1; t < TYPES; t++)
         if (want->types & 1u << t)
             at += (size_t)snprintf(text + at, sizeof(text) - at, "%s%s", at ? " or " : "", types[t].name);
-    raise_arg("%s: %s: dtype is %s, must be %s", want->call, want->name, types[tensor->type].name, text);
+    write_type(is, sizeof(is), tensor);
+    raise_arg("%s: %s: dtype is %s, must be %s", want->call, want->name, is, text);
     return false;
 }
 

@@ -27,6 +27,7 @@ enum tensor_type { TYPE_OTHER, TYPE_BF16, TYPE_F8, TYPE_F32, TYPE_I32, TYPE_I64,
 struct tensor {
     void *data; /* never NULL for a tensor, also without elements; NULL for None */
     enum tensor_type type;
+    uint8_t code, bits;      /* of DLPack; 0, 0 where they are not known */
     int device_type, device; /* DL_CPU, DL_CUDA */
     int ndim;                /* may be more than TENSOR_DIMS; then shape and stride are not set */
     int64_t shape[TENSOR_DIMS], stride[TENSOR_DIMS];

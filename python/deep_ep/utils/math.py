@@ -46,7 +46,7 @@ def per_token_cast_back(x_fp8: torch.Tensor, x_scales: torch.Tensor) -> torch.Te
     rows, columns = x_fp8.shape
     width = align(columns, BLOCK)
     if x_scales.dtype == torch.int32:
-        exponents = x_scales.contiguous().view(torch.uint8).to(torch.int32)
+        exponents = x_scales.clone(memory_format=torch.contiguous_format).view(torch.uint8).to(torch.int32)
         x_scales = (exponents << 23).view(torch.float32)
     values = torch.nn.functional.pad(x_fp8.float(), (0, width - columns)).view(rows, width // BLOCK, BLOCK)
     return (values * x_scales.reshape(rows, width // BLOCK, 1)).view(rows, width)[:, :columns].to(torch.bfloat16).contiguous()
