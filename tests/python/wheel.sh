@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # `pip wheel python/`, and what it makes: installed into a folder of its own, away from the source, it works by itself.
+# shellcheck disable=SC2317 # functions are called by report
 set -euo pipefail
 
 EPKIT_SOURCE=${EPKIT_SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
@@ -36,28 +37,24 @@ report() {
 build() {
     # A copy of what git would check out, so that nothing of this build is left in the source.
     mkdir "$work/source"
-    tar -C "$EPKIT_SOURCE" -cf - CMakeLists.txt LICENSE cmake include lib python | tar -C "$work/source" -xf -
-    "$python" -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir "$work/wheels" "$work/source/python"
+    tar -C "$EPKIT_SOURCE" -cf - CMakeLists.txt LICENSE cmake include lib python scripts | tar -C "$work/source" -xf -
+    PATH=$(dirname "$python"):$PATH "$work/source/scripts/wheel.sh" "$work/wheels" --no-build-isolation
 }
 
-# shellcheck disable=SC2317 # called by report
 one_abi3_wheel() {
-    [ "$(find "$work/wheels" -name 'epkit-*-cp310-abi3-linux_*.whl' | wc -l)" -eq 1 ]
+    [ "$(find "$work/wheels" -name 'epkit-*-cp310-abi3-manylinux_2_*.whl' | wc -l)" -eq 1 ]
 }
 
-# shellcheck disable=SC2317
 install() {
     "$python" -m pip install --quiet --no-deps --no-compile --target "$work/site" "$work"/wheels/*.whl
     rm -rf "$work/source"
 }
 
-# shellcheck disable=SC2317
 selftest() {
     (cd "$work" && PYTHONPATH=$work/site "$python" -m epkit.selftest 2 | tee "$work/said" && grep -q 'backend host.*all results are exact' "$work/said")
 }
 
 # Nothing of the build machine in the module: libepkit is found beside it, also after a move.
-# shellcheck disable=SC2317
 own_library() {
     mv "$work/site" "$work/moved" && PYTHONPATH=$work/moved "$python" -c '
 import epkit, deep_ep, deep_ep_cpp
@@ -67,19 +64,16 @@ assert deep_ep.Buffer is deep_ep_cpp.Buffer and deep_ep.__version__.endswith(epk
 }
 
 # says WORDS: importing epkit fails with an ImportError that has them
-# shellcheck disable=SC2317
 says() {
     PYTHONPATH=$work/moved "$python" -c 'import epkit' 2>"$work/said" && return 1
     grep -q "ImportError: epkit: .*$1" "$work/said" || { cat "$work/said" && return 1; }
 }
 
-# shellcheck disable=SC2317
 missing_library() {
     mv "$work/moved/epkit/libepkit.so.0" "$work/kept"
     says 'libepkit.so.0' && mv "$work/kept" "$work/moved/epkit/libepkit.so.0"
 }
 
-# shellcheck disable=SC2317
 other_version() {
     sed -i 's/^__version__ = .*/__version__ = "0.2.0"/' "$work/moved/epkit/_native.py"
     says 'this package is version 0.2.0.*libepkit 0.1.0 was loaded'
