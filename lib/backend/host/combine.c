@@ -69,7 +69,7 @@ static void sum_tokens(const struct host_sum *sum, int begin, int end)
 
 static ep_status sum_node(const struct host_sum *sum)
 {
-    int n = sum->plan->args.n_tokens;
+    int n = host_plan_of(sum->plan)->n_tokens;
 
     for (int t = 0; t < n; t += BATCH) {
         EP_TRY(host_check(sum->host));
@@ -165,7 +165,8 @@ static ep_status combine_body(struct host_sum *sum)
     n_recv = (size_t)sum->plan->full.n_recv;
     weights_per_row = sum->plan->args.flags & EP_PLAN_EXPANDED ? 1 : (size_t)sum->plan->args.topk;
     sum->row_bytes = (size_t)args->hidden * sizeof(uint16_t);
-    sum->stream = (size_t)sum->plan->args.n_tokens * sum->row_bytes * (size_t)host->nlocal > ep_rows_stream_threshold();
+    sum->stream =
+        (size_t)host_plan_of(sum->plan)->n_tokens * sum->row_bytes * (size_t)host->nlocal > ep_rows_stream_threshold();
     EP_TRY(check_values(sum));
     host_sweep(host);
     record.plan_number = ((struct host_plan *)sum->plan->impl)->number;
