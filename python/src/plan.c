@@ -132,7 +132,7 @@ PyObject *plan_new(struct comm_object *comm, PyObject *const *args, Py_ssize_t n
     plan_args.topk_idx = routing.n_tokens ? routing.topk_idx.data : NULL;
     plan_args.token_in_rank = args[0] == Py_None && routing.n_tokens ? routing.token_in_rank.data : NULL;
     plan_args.tokens_per_expert = args[0] == Py_None ? routing.tokens_per_expert.data : NULL;
-    plan_args.idx_type = routing.topk_idx.type == TYPE_I32 ? EP_I32 : EP_I64;
+    plan_args.idx_type = args[0] == Py_None ? 0 : routing.topk_idx.type == TYPE_I32 ? EP_I32 : EP_I64;
     plan_args.n_tokens = routing.n_tokens;
     plan_args.topk = routing.topk;
     plan_args.n_experts = narrow(values[0]);

@@ -17,6 +17,8 @@ if ! "$python" -c 'import sysconfig, os, sys; sys.exit(not os.path.exists(syscon
 fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+# Where the source lies is no reason to compile it again.
+export CCACHE_BASEDIR=$work CCACHE_NOHASHDIR=1
 export PYTHONDONTWRITEBYTECODE=1 EPKIT_BACKEND=host OMP_NUM_THREADS=1
 number=0
 
