@@ -562,7 +562,11 @@ struct host_sum {
     const float **weights;   /* [nlocal] or NULL */
     ep_stats *stats;
     bool stream;
+    uint16_t *scratch; /* with EP_COMBINE_BY_CHOICE: a row of zeros, then K rows */
 };
+
+/* combine_choice.c. The terms of token t in the order of its choices; returns their number, EP_MAX_TOPK at most. */
+int host_choice_terms(const struct host_sum *sum, const struct host_route *route, int t, const uint16_t **ret_terms);
 
 /* Adds the weights of token t of a route to sum[K]. */
 void host_sum_weights(const struct host_sum *sum, const struct host_route *route, int t, float *ret_sum);
