@@ -18,6 +18,9 @@ here = pathlib.Path(__file__).parent
 sys.path.insert(0, str(here))
 
 
+import torch._dynamo  # noqa: E402,F401 - optimizers and torch.compile want it: once, before ranks are forked
+
+
 class Skip(Exception):
     """Raised by a test that cannot run here."""
 
