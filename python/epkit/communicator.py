@@ -25,6 +25,18 @@ def _free_all():
             pass
 
 
+def _meaning(error):
+    """What torch.distributed raises for a lost peer has no type of its own: only its words tell it from other failures."""
+    words = str(error)
+    if "imed out" in words or "imeout" in words:
+        return TimeoutError(f"not all ranks came to the all-gather of the process group: {words}")
+    if "Connection closed by peer" in words or "Connection reset" in words or "Broken pipe" in words:
+        lost = _native.PeerError(f"a rank of the process group has ended: {words}")
+        lost.status = 302  # EP_E_PEER_DEAD
+        return lost
+    return error
+
+
 def _gather_of_group(group):
     """An all-gather of bytes over a process group of torch.distributed: what the library asks for while it is created."""
     size = dist.get_world_size(group)
@@ -33,11 +45,14 @@ def _gather_of_group(group):
     def gather(data, timeout_ms):
         mine = torch.tensor(list(data), dtype=torch.uint8, device=device)
         every = [torch.empty_like(mine) for _ in range(size)]
-        work = dist.all_gather(every, mine, group=group, async_op=True)
-        if device.type == "cuda":
-            work.wait()
-        else:
-            work.wait(datetime.timedelta(milliseconds=timeout_ms))
+        try:
+            work = dist.all_gather(every, mine, group=group, async_op=True)
+            if device.type == "cuda":
+                work.wait()
+            else:
+                work.wait(datetime.timedelta(milliseconds=timeout_ms))
+        except RuntimeError as error:
+            raise _meaning(error) from error
         return b"".join(bytes(block.tolist()) for block in every)
 
     return gather

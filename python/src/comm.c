@@ -234,12 +234,24 @@ struct gather {
     int nranks;
 };
 
+/* The exception that is set becomes a status; its text becomes part of the library's, and it itself the cause. */
 static ep_status keep_exception(struct gather *gather)
 {
     ep_status status = status_of_exception();
+    PyObject *text, *bytes;
 
-    if (!gather->type)
-        PyErr_Fetch(&gather->type, &gather->value, &gather->trace);
+    if (gather->type) {
+        PyErr_Clear();
+        return status;
+    }
+    PyErr_Fetch(&gather->type, &gather->value, &gather->trace);
+    PyErr_NormalizeException(&gather->type, &gather->value, &gather->trace);
+    text = gather->value ? PyObject_Str(gather->value) : NULL;
+    bytes = text ? PyUnicode_AsEncodedString(text, "utf-8", "replace") : NULL;
+    if (bytes)
+        ep_set_last_error(PyBytes_AsString(bytes));
+    Py_XDECREF(bytes);
+    Py_XDECREF(text);
     PyErr_Clear();
     return status;
 }

@@ -2,6 +2,8 @@
 """ElasticBuffer: what DeepEP's test of it asserts, on the CPU: 144 modes, everything bit for bit."""
 import itertools
 import os
+import shutil
+import socket
 
 import deep_ep
 import torch
@@ -12,7 +14,7 @@ from deep_ep.utils.math import align, per_token_cast_back, per_token_cast_to_fp8
 from deep_ep.utils.refs import combine as ref_combine
 from deep_ep.utils.refs import dispatch as ref_dispatch
 from deep_ep.utils.refs import generate_pre_combine_data, ordered_accumulate
-from ranks import raises, run
+from ranks import join, raises, run, start
 
 MOST, HIDDEN, TOPK = 24, 256, 4
 
@@ -239,3 +241,34 @@ def refusals(rank, size):
 
 def test_refusals():
     run(2, refusals)
+
+
+def as_its_test_does(rank, size, port):
+    """The surroundings of DeepEP's own test: its init_dist, bfloat16 as the default type, inference mode, measurements."""
+    from deep_ep.utils.envs import dist_print, init_dist
+    from deep_ep.utils.testing import bench_kineto
+
+    os.environ["MASTER_PORT"] = str(port)
+    with torch.inference_mode():
+        assert init_dist(rank, size, seed=9)[:2] == (rank, size)
+        buffer = new_buffer(deterministic=True)
+        one_mode(buffer, make_routing(size, 0.1), (1, 128, 1, 2, 1, 1, 1), True)
+        for precise in (False, True):
+            scores = get_unbalanced_scores(256, 8 * size, size, 2, 1.5, precise)
+            assert scores.shape == (256, 8 * size) and scores.dtype == torch.float32
+        times = bench_kineto(buffer.barrier, ("dispatch_impl", "dispatch_copy_epilogue_impl"), num_tests=2)
+        assert len(times) == 2 and min(times) > 0
+        dist_print("", once_in_node=True)
+        buffer.destroy()
+        dist.destroy_process_group()
+
+
+def test_as_deepep_tests_it():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    pids, folder = start(2, as_its_test_does, port, group=False)
+    try:
+        join(pids)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

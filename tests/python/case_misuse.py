@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
@@ -171,7 +172,7 @@ def creation(rank, size):
         def allgather(self, data):
             raise KeyError("no such store")
 
-    error = raises(epkit.Error, "EP_E_SYSTEM", epkit.Communicator, Broken())
+    error = raises(epkit.Error, "EP_E_SYSTEM no such store", epkit.Communicator, Broken())
     assert isinstance(error.__cause__, KeyError)
     comm = epkit.Communicator()
     comm.barrier()
@@ -179,6 +180,30 @@ def creation(rank, size):
 
 def test_creation_that_fails():
     run(2, creation)
+
+
+def ends_early(rank, size):
+    if rank == 1:
+        os._exit(5)
+    error = raises(epkit.PeerError, "EP_E_PEER_DEAD", epkit.Communicator)
+    assert error.status == 302
+
+
+def test_a_rank_ends_before_its_communicator_exists():
+    run(2, ends_early, expect=(0, 5))
+
+
+def stays_away(rank, size, marker):
+    if rank == 0:
+        raises(epkit.PeerError, "EP_E_TIMEOUT", epkit.Communicator, timeout=1)
+        open(marker, "w", encoding="ascii").close()
+    while not os.path.exists(marker):
+        time.sleep(0.01)
+
+
+def test_a_rank_makes_no_communicator():
+    with tempfile.TemporaryDirectory() as folder:
+        run(2, stays_away, os.path.join(folder, "marker"))
 
 
 def without_group(rank, size):
@@ -298,7 +323,7 @@ def test_interpreter_ends_in_any_order():
 
 def memory_of(pid="self"):
     with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:
-        return next(int(line.split()[1]) for line in file if line.startswith("Pss:"))
+        return next(int(line.split()[1]) for line in file if line.startswith("Rss:"))
 
 
 def many_steps(rank, size, steps):

@@ -188,3 +188,76 @@ def compiled(rank, size):
 
 def test_torch_compile():
     run(2, compiled)
+
+
+class Duck:
+    """A tensor of somebody else's: no table of DLPack's, but the attributes of one."""
+
+    def __init__(self, tensor):
+        self._tensor = tensor
+        self.dtype, self.shape, self.device = tensor.dtype, tuple(tensor.shape), tensor.device
+
+    def data_ptr(self):
+        return self._tensor.data_ptr()
+
+    def stride(self):
+        return self._tensor.stride()
+
+
+def ducks(rank, size):
+    comm = epkit.Communicator()
+    topk_idx, x, weights = torch.zeros(3, 1, dtype=torch.int64), torch.randn(3, 64).to(torch.bfloat16), torch.rand(3, 1)
+    plan = comm.plan(Duck(topk_idx), size)
+    assert plan.n_tokens == 3 and plan.topk == 1
+    out, more = torch.empty(plan.out_rows, 64, dtype=torch.bfloat16), torch.empty(plan.out_rows, 1)
+    plan._native.dispatch(Duck(x), None, Duck(weights), Duck(out), None, None, Duck(more), None)
+    want = plan.dispatch(x, weights)
+    assert torch.equal(out, want.x) and torch.equal(more, want.topk_weights)
+    raises(epkit.ArgumentError, "x float32", plan._native.dispatch, Duck(x.float()), None, None, out, None, None, None, None)
+    raises(epkit.ArgumentError, "x contiguous", plan._native.dispatch, Duck(x.t().contiguous().t()), None, None, out, None,
+           None, None, None)
+    raises(TypeError, "x", plan._native.dispatch, "x", None, None, out, None, None, None, None)
+
+
+def test_tensors_without_dlpack():
+    run(2, ducks)
+
+
+def views(rank, size):
+    """Slices that begin anywhere, and tensors that want gradients."""
+    comm = epkit.Communicator()
+    weights = torch.rand(5, 3)[1:]  # begins at 12 bytes
+    x = torch.randn(4, 40).to(torch.bfloat16).requires_grad_()
+    topk_idx = torch.stack([torch.randperm(4 * size)[:3] for _ in range(5)])[1:]
+    plan = comm.plan(topk_idx, 4 * size)
+    rows = plan.dispatch(x, weights)
+    assert torch.equal(plan.combine(rows.x, rows.topk_weights)[1], weights)
+    with torch.inference_mode():
+        assert torch.equal(plan.dispatch(x.detach().clone()).x, rows.x)
+
+
+def test_views_and_modes():
+    run(2, views)
+
+
+def opaque(rank, size):
+    """Scales of any width travel as words; strides of both sides are free."""
+    comm = epkit.Communicator()
+    torch.manual_seed(rank)
+    topk_idx = torch.rand(6, 2 * size).topk(2).indices
+    words = torch.randint(-2**31, 2**31 - 1, (6, 5), dtype=torch.int32)
+    x = torch.randn(6, 160).to(torch.bfloat16)
+    for expanded in (False, True):
+        plan = comm.plan(topk_idx, 2 * size, expanded=expanded)
+        a = plan.dispatch((x, words))
+        b = plan.dispatch((x, words.t().contiguous().t()), column_major_scales=True)
+        c = plan.dispatch((x, words[:1].expand(6, 5)))
+        assert torch.equal(a.scales, b.scales) and b.scales.stride(0) == 1
+        assert c.scales.shape == a.scales.shape
+        if not expanded:
+            assert torch.equal(a.scales, torch.cat([w[((t >= 2 * rank) & (t < 2 * rank + 2)).any(1)]
+                                                    for w, t in zip(gather(words, size), gather(topk_idx, size))]))
+
+
+def test_opaque_scales():
+    run(2, opaque)

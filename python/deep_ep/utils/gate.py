@@ -10,7 +10,7 @@ def _device() -> torch.device:
 def _loads(scores: torch.Tensor, num_ranks: int, num_topk: int) -> torch.Tensor:
     """Tokens that each rank receives: [R]."""
     ranks = scores.topk(num_topk, dim=1).indices // (scores.shape[1] // num_ranks)
-    return torch.zeros((scores.shape[0], num_ranks), device=scores.device).scatter_(1, ranks, 1).sum(0)
+    return torch.zeros((scores.shape[0], num_ranks), dtype=torch.float32, device=scores.device).scatter_(1, ranks, 1).sum(0)
 
 
 def _scaled(num_tokens: int, num_experts: int, num_local: int, factor: float) -> torch.Tensor:
