@@ -11,6 +11,8 @@ import contextlib
 
 import torch
 
+from epkit._tensors import aligned
+
 from .utils.event import EventHandle, EventOverlap
 
 
@@ -21,12 +23,19 @@ class Order:
     them can run beside the operation.
     """
 
-    def __init__(self, device, comm_stream, previous_event, allocate_on_comm_stream):
+    def __init__(self, device, comm_stream, previous_event, allocate_on_comm_stream, another_event=None):
         self._device = device
         self._stream = comm_stream
         self._previous = getattr(previous_event, "event", previous_event)
+        self._another = getattr(another_event, "event", another_event)
         self._on_comm = allocate_on_comm_stream
-        self._waited = False
+        self._waited = self._copied = False
+
+    def inputs(self, *tensors):
+        """The tensors as the library takes them: copies, made on the current stream, where one begins at an odd place."""
+        ready = tuple(aligned(tensor) for tensor in tensors)
+        self._copied |= any(one is not tensor for one, tensor in zip(ready, tensors))
+        return ready
 
     @property
     def stream(self):
@@ -37,9 +46,10 @@ class Order:
     def cuda_stream(self):
         if not self._waited:
             self._waited = True
-            if self._previous is not None:
-                self._stream.wait_event(self._previous.cuda_event)
-            else:
+            for event in (self._previous, self._another):
+                if event is not None and event.cuda_event is not None:
+                    self._stream.wait_event(event.cuda_event)
+            if self._previous is None or self._copied:
                 self._stream.wait_stream(torch.cuda.current_stream(self._device))
         return self._stream.cuda_stream
 
@@ -53,15 +63,25 @@ class Order:
             self._waited = True
         return torch.cuda.stream(self._stream)
 
-    def done(self, asynchronous, tensors):
-        """The end of the call: the current stream waits, or gets an event. Returns an EventOverlap."""
+    def on_stream(self):
+        """Work of torch that belongs to the call: with this it runs on the communication stream."""
+        if self._stream is None:
+            return contextlib.nullcontext()
+        _ = self.cuda_stream
+        return torch.cuda.stream(self._stream)
+
+    def done(self, asynchronous, tensors, made_on_stream=()):
+        """The end of the call: the current stream waits, or gets an event. Returns an EventOverlap.
+
+        tensors: of the call. made_on_stream: those that were allocated within on_stream().
+        """
         if self._stream is None:
             return EventOverlap(EventHandle.complete() if asynchronous else None)
         current = torch.cuda.current_stream(self._device)
-        tensors = [tensor for tensor in tensors if isinstance(tensor, torch.Tensor)]
-        if self._on_comm and not torch.cuda.is_current_stream_capturing():
-            for tensor in tensors:
+        if not torch.cuda.is_current_stream_capturing():
+            for tensor in list(made_on_stream) + (list(tensors) if self._on_comm else []):
                 tensor.record_stream(current)
+        tensors = list(tensors) + list(made_on_stream)
         if asynchronous:
             return EventOverlap(EventHandle(self._stream, tensors))
         current.wait_stream(self._stream)

@@ -173,16 +173,9 @@ class Buffer:
         Returns (num_tokens_per_rank int32 [R], None, num_tokens_per_expert int32 [E], is_token_in_rank bool [N, R], event).
         """
         order = self._order(previous_event, False)
-        if order.stream is not None:
-            _ = order.cuda_stream
-            with torch.cuda.stream(self._comm_stream):
-                per_rank, per_expert, in_rank = self._comm.layout(topk_idx, num_experts)
-            for tensor in (per_rank, per_expert, in_rank):
-                if not torch.cuda.is_current_stream_capturing():
-                    tensor.record_stream(torch.cuda.current_stream())
-        else:
+        with order.on_stream():
             per_rank, per_expert, in_rank = self._comm.layout(topk_idx, num_experts)
-        event = order.done(async_finish, (topk_idx, per_rank, per_expert, in_rank))
+        event = order.done(async_finish, (topk_idx,), (per_rank, per_expert, in_rank))
         return per_rank, None, per_expert, in_rank, event
 
     def _plan_of(self, handle, call: str) -> epkit.Plan:
@@ -246,16 +239,20 @@ class Buffer:
             if topk_idx is not None or topk_weights is not None:
                 raise AssertionError("dispatch: with a handle there is no topk_idx and no topk_weights")
             plan = self._plan_of(handle, "dispatch")
+            x = order.inputs(*x) if isinstance(x, tuple) else order.inputs(x)[0]
             with order.allocating():
                 rows = plan.dispatch(x, stream=order.stream)
             out = (rows.x, rows.scales) if isinstance(x, tuple) else rows.x
             return out, None, None, None, None, order.done(async_finish, _flat(x, rows))
+        x = order.inputs(*x) if isinstance(x, tuple) else order.inputs(x)[0]
+        topk_weights, = order.inputs(topk_weights)
         plan = self._new_plan(order, topk_idx, is_token_in_rank, num_tokens_per_expert, expert_alignment, num_worst_tokens)
         with order.allocating():
             rows = plan.dispatch(x, topk_weights, want_topk_idx=topk_idx is not None, stream=order.stream)
+        with order.on_stream():
             new = self._new_handle(plan, is_token_in_rank, topk_idx, order)
         out = (rows.x, rows.scales) if isinstance(x, tuple) else rows.x
-        event = order.done(async_finish, _flat(x, rows, new, topk_idx, topk_weights))
+        event = order.done(async_finish, _flat(x, rows, topk_idx, topk_weights), new)
         return out, rows.topk_idx, rows.topk_weights, list(plan.recv_per_expert), new, event
 
     def combine(self, x: torch.Tensor, handle: Handle, topk_weights: Optional[torch.Tensor] = None,
@@ -274,8 +271,9 @@ class Buffer:
         """
         plan = self._plan_of(handle, "combine")
         order = self._order(previous_event, allocate_on_comm_stream)
+        x, topk_weights, *bias = order.inputs(x, topk_weights, *_biases(bias))
         with order.allocating():
-            out, weights = plan.combine(x, topk_weights, bias, stream=order.stream)
+            out, weights = plan.combine(x, topk_weights, tuple(bias), stream=order.stream)
         return out, weights, order.done(async_finish, _flat(x, topk_weights, bias, out, weights))
 
     def internode_dispatch(self, *args, **kwargs):
@@ -328,6 +326,8 @@ class Buffer:
         if async_finish and return_recv_hook:
             raise AssertionError("low_latency_dispatch: async_finish and return_recv_hook exclude each other")
         most = num_max_dispatch_tokens_per_rank
+        if not 0 <= x.shape[0] <= most:
+            raise epkit.ArgumentError(f"low_latency_dispatch: x has {x.shape[0]} tokens, num_max_dispatch_tokens_per_rank is {most}")
         object_ = self._object(most, x.shape[-1], num_experts, topk_idx.shape[-1])
         order = Order(self._comm.device, None if return_recv_hook else self._comm_stream, None, False)
         rows = object_.dispatch(x, topk_idx, fp8=use_fp8, round_scale=round_scale, ue8m0=use_ue8m0, max_tokens=most,
@@ -413,6 +413,11 @@ class Buffer:
         self._masked.clear()
         for one in self._low_latency:
             one.clear_mask()
+
+
+def _biases(bias) -> tuple:
+    """None, one or several, as a tuple."""
+    return () if bias is None else (bias,) if isinstance(bias, torch.Tensor) else tuple(bias)
 
 
 def _flat(*values) -> list:

@@ -8,7 +8,7 @@ import torch
 import epkit
 
 from ._order import Order, new_comm_stream
-from .buffer import _flat
+from .buffer import _biases, _flat
 from .utils.envs import check_torch_deterministic
 from .utils.event import EventHandle, EventOverlap
 from .utils.math import align
@@ -41,6 +41,11 @@ class EPHandle:
         self.do_expand, self.num_experts, self.expert_alignment = do_expand, num_experts, expert_alignment
         self.num_max_tokens_per_rank, self.num_sms, self.topk_idx = num_max_tokens_per_rank, num_sms, topk_idx
         self.token_metadata_at_forward = self.channel_linked_list = None
+
+    def _tensors(self) -> tuple:
+        """Those that were made on the communication stream."""
+        return (self.topk_idx, self.recv_src_metadata, self.psum_num_recv_tokens_per_scaleup_rank, self.psum_num_recv_tokens_per_expert,
+                self.num_unaligned_recv_tokens_per_expert, self.dst_buffer_slot_idx)
 
     def _fill(self, data: epkit.Metadata) -> None:
         plan = self.plan
@@ -197,11 +202,12 @@ class ElasticBuffer:
                                  "ElasticBuffer()")
         if topk_idx.shape[0] > most:
             raise epkit.ArgumentError(f"dispatch: topk_idx has {topk_idx.shape[0]} tokens, num_max_tokens_per_rank is {most}")
-        if do_copy:
-            topk_idx = topk_idx.clone()
         worst = 0 if cpu_sync else self._worst_rows(topk_idx.shape[1], num_experts, most, alignment, expand)
         plan = self._comm.plan(topk_idx, num_experts, expanded=expand, alignment=alignment, zero_padding=True,
                                max_recv_tokens=worst, stream=order.stream)
+        if do_copy:
+            with order.on_stream():
+                topk_idx = topk_idx.clone()
         return EPHandle(plan, expand, num_experts, alignment, most,
                         num_sms or self.get_theoretical_num_sms(num_experts, topk_idx.shape[1]), topk_idx)
 
@@ -234,8 +240,10 @@ class ElasticBuffer:
         Returns (rows as x, local expert numbers [n, K] or None if expanded, weights [n, K] or [n] or None, handle, event).
         """
         check_torch_deterministic()
-        order = Order(self._comm.device, self._comm_stream, previous_event, allocate_on_comm_stream)
-        self._wait_before(previous_event_before_epilogue)
+        order = Order(self._comm.device, self._comm_stream, previous_event, allocate_on_comm_stream,
+                      previous_event_before_epilogue)
+        x = order.inputs(*x) if isinstance(x, tuple) else order.inputs(x)[0]
+        topk_weights, = order.inputs(topk_weights)
         if handle is None:
             if topk_idx is None:
                 raise AssertionError("dispatch: give topk_idx or a handle")
@@ -250,30 +258,15 @@ class ElasticBuffer:
         with order.allocating():
             rows = plan.dispatch(x, topk_weights, want_topk_idx=not handle.do_expand,
                                  column_major_scales=use_tma_aligned_col_major_sf, stream=order.stream)
+        with order.on_stream():
             if fresh:
-                data = plan.metadata(handle.num_max_tokens_per_rank, stream=order.stream)
-        event = order.done(async_with_compute_stream, _flat(x, rows, topk_weights, data if fresh else ()))
-        if fresh:
-            self._after(event, lambda: handle._fill(data))
-        if cumulative_local_expert_recv_stats is not None:
-            self._after(event, lambda: cumulative_local_expert_recv_stats.add_(handle.num_unaligned_recv_tokens_per_expert))
+                handle._fill(plan.metadata(handle.num_max_tokens_per_rank, stream=order.stream))
+            if cumulative_local_expert_recv_stats is not None:
+                cumulative_local_expert_recv_stats.add_(handle.num_unaligned_recv_tokens_per_expert)
+        event = order.done(async_with_compute_stream, _flat(x, rows, topk_weights, cumulative_local_expert_recv_stats),
+                           handle._tensors() if fresh else ())
         out = (rows.x, rows.scales) if isinstance(x, tuple) else rows.x
         return out, rows.topk_idx, rows.topk_weights, handle, event
-
-    def _after(self, event, function) -> None:
-        """Small work on what the operation wrote: on the communication stream if somebody has yet to wait for it."""
-        if event.event is None or self._comm_stream is None:
-            function()
-            return
-        with torch.cuda.stream(self._comm_stream):
-            function()
-        event.event = EventHandle(self._comm_stream, event.event._tensors)
-
-    @staticmethod
-    def _wait_before(event) -> None:
-        event = getattr(event, "event", event)
-        if event is not None:
-            event.current_stream_wait()
 
     @staticmethod
     def _check_again(handle, topk_idx, do_cpu_sync, do_expand, num_experts, most, alignment) -> None:
@@ -307,10 +300,11 @@ class ElasticBuffer:
         """
         check_torch_deterministic()
         plan = self._plan_of(handle, "combine")
-        order = Order(self._comm.device, self._comm_stream, previous_event, allocate_on_comm_stream)
-        self._wait_before(previous_event_before_epilogue)
+        order = Order(self._comm.device, self._comm_stream, previous_event, allocate_on_comm_stream,
+                      previous_event_before_epilogue)
+        x, topk_weights, *bias = order.inputs(x, topk_weights, *_biases(bias))
         with order.allocating():
-            out, weights = plan.combine(x, topk_weights, bias, by_choice=True,
+            out, weights = plan.combine(x, topk_weights, tuple(bias), by_choice=True,
                                         round_partial=handle.do_expand and self.allow_multiple_reduction,
                                         stream=order.stream)
         return out, weights, order.done(async_with_compute_stream, _flat(x, topk_weights, bias, out, weights))
