@@ -9,6 +9,7 @@ option(EPKIT_COMMAND "Build the command and its manual pages; without it only th
 option(EPKIT_EXAMPLES "Build the examples" ${PROJECT_IS_TOP_LEVEL})
 set(EPKIT_MPI AUTO CACHE STRING "libepkit-mpi: ON, OFF, or AUTO (when an MPI is found)")
 set(EPKIT_CUDA OFF CACHE STRING "libepkit-cuda: ON, OFF, or AUTO (when a CUDA compiler is found)")
+set(EPKIT_PYTHON AUTO CACHE STRING "The Python packages: ON, OFF, or AUTO (when Python's headers are found)")
 option(EPKIT_STATIC_DEPS "Libraries of others linked in or installed with the command: for a tree that runs elsewhere" OFF)
 option(EPKIT_WERROR "Warnings are errors" OFF)
 set(EPKIT_SANITIZE "" CACHE STRING "Sanitizers for everything: address,undefined or thread")
@@ -39,6 +40,9 @@ if(EPKIT_SANITIZE)
     target_compile_options(epkit-flags INTERFACE -fsanitize=${EPKIT_SANITIZE} -fno-omit-frame-pointer
         -fno-sanitize-recover=all)
     target_link_options(epkit-flags INTERFACE -fsanitize=${EPKIT_SANITIZE})
+endif()
+if(EPKIT_PYTHON STREQUAL "AUTO" AND (EPKIT_SANITIZE OR EPKIT_FUZZ OR NOT PROJECT_IS_TOP_LEVEL))
+    set(EPKIT_PYTHON OFF) # an interpreter without the sanitizer does not load such a module
 endif()
 if(EPKIT_FUZZ)
     if(NOT CMAKE_C_COMPILER_ID MATCHES Clang)

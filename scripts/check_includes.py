@@ -82,7 +82,7 @@ def main():
     directions, foreign = read_table(text, "directions"), read_table(text, "foreign")
     sources = [
         source
-        for folder in ("include", "lib", "machine", "ops", "tool", "examples")
+        for folder in ("include", "lib", "machine", "ops", "tool", "python", "examples")
         for source in sorted((root / folder).rglob("*"))
         if source.suffix in SUFFIXES
     ]

@@ -37,6 +37,8 @@ test   command:bats                        bats
 test   command:python3                     python3
 test   imports:numpy                       python3-numpy
 test   imports:yaml                        python3-yaml
+test   command:/usr/bin/python3-config     python3-dev
+test   imports:ensurepip                   python3-venv
 test   command:jq                          jq
 test   command:scdoc                       scdoc
 test   command:zsh                         zsh

@@ -35,6 +35,12 @@ static void dispatch_refuses_bad_arguments(void **state)
         {{D(scale_type, EP_UE8M0), D(hidden, 1152)},
          EP_E_ARG,
          "hidden 1152 with EP_UE8M0 scales is not a multiple of 512"},
+        {{D(scale_words, 8)}, EP_E_ARG, "scale_words is 8 with scale_type 3, not EP_I32"},
+        {{D(scale_type, EP_I32)}, EP_E_ARG, "scale_words is 0"},
+        {{D(scale_type, EP_I32), D(scale_words, EP_MAX_SCALE_WORDS + 1)}, EP_E_ARG, "scale_words is 16385"},
+        {{D(recv_scale_stride_token, 8)}, EP_E_ARG, "strides 8 (token) and 0 (block) of recv_scales"},
+        {{D(recv_scale_stride_token, 7), D(recv_scale_stride_block, 1)}, EP_E_ARG, "into one place"},
+        {{D(recv_scale_stride_token, 1), D(recv_scale_stride_block, INT64_MAX / 8)}, EP_E_OVERFLOW, "of recv_scales"},
         {{D(scale_stride_token, INT64_MAX)}, EP_E_OVERFLOW, "scale strides"},
         {{D(scale_stride_token, INT64_MIN)}, EP_E_OVERFLOW, "scale strides"},
         {{D(scale_stride_block, INT64_MAX / 2)}, EP_E_OVERFLOW, "scale strides"},
@@ -185,6 +191,7 @@ static void combine_refuses_bad_arguments(void **state)
         {{C(out, 0x109ff0)}, EP_E_ARG, "out overlaps x"},
         {{C(out, 0x100000 - 0x4ff0)}, EP_E_ARG, "out overlaps x"},
         {{C(flags, 2)}, EP_E_ARG, "flags has unknown bits 0x2"},
+        {{C(flags, EP_COMBINE_ROUND_PARTIAL)}, EP_E_ARG, "EP_COMBINE_ROUND_PARTIAL without EP_COMBINE_BY_CHOICE"},
     };
     ep_combine_args good = good_combine();
 

@@ -389,9 +389,9 @@ static void other_libraries_and_boots_are_found_out(void **state)
     expect_tampered((struct tamper){.offset = 4, .bytes = &rank, .n = 4}, EP_E_MISMATCH,
                     "ep_comm_new: the boot's all-gather put the block of rank 7 in the place of rank 1");
     expect_tampered((struct tamper){.status = EP_E_TIMEOUT, .text = "rank 1 is late"}, EP_E_TIMEOUT,
-                    "ep_comm_new: meeting: rank 1 is late");
+                    "ep_comm_new: bootstrap: rank 1 is late");
     expect_tampered((struct tamper){.status = EP_E_SYSTEM}, EP_E_SYSTEM,
-                    "ep_comm_new: meeting: the boot's all-gather failed with EP_E_SYSTEM");
+                    "ep_comm_new: bootstrap: the boot's all-gather failed with EP_E_SYSTEM");
 }
 
 #define CASE(name) cmocka_unit_test_setup(name, reset)

@@ -89,7 +89,7 @@ enum { HOST_AT_X, HOST_AT_SCALES, HOST_AT_INDEX, HOST_AT_WEIGHTS, HOST_AT_COUNT 
 struct host_record {
     int32_t phase; /* HOST_DISPATCH_READY or HOST_COMBINE_READY: tells two ranks in different calls apart */
     int32_t plan_number;
-    int32_t dtype, hidden, scale_type, outputs;
+    int32_t dtype, hidden, scale_type, scale_words, outputs;
     int64_t rows;   /* that the buffers below hold: all ranks compute the same number from the plan */
     int32_t copies; /* CUDA: its kernel copies rows between ordinary memory and `at`; ranks may differ */
     struct host_where at[HOST_AT_COUNT];
@@ -594,7 +594,11 @@ struct host_sum {
     const float **weights;   /* [nlocal] or NULL */
     ep_stats *stats;
     bool stream;
+    uint16_t *scratch; /* with EP_COMBINE_BY_CHOICE: a row of zeros, then K rows */
 };
+
+/* combine_choice.c. The terms of token t in the order of its choices; returns their number, EP_MAX_TOPK at most. */
+int host_choice_terms(const struct host_sum *sum, const struct host_route *route, int t, const uint16_t **ret_terms);
 
 /* Adds the weights of token t of a route to sum[K]. */
 void host_sum_weights(const struct host_sum *sum, const struct host_route *route, int t, float *ret_sum);

@@ -1,0 +1,432 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DeepEP V1: Buffer."""
+from typing import List, NamedTuple, Optional, Tuple, Union
+
+import torch
+
+import epkit
+
+from ._order import Order, new_comm_stream
+from .utils.envs import check_torch_deterministic
+from .utils.event import EventHandle, EventOverlap
+
+Rows = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
+
+_INTERNODE = ("epkit serves the ranks of one host: there Buffer.dispatch and Buffer.combine do it. For several hosts use "
+              "DeepEP itself")
+
+
+_STRIDE = 1 << 21  # of source ids: more tokens than a rank has, and 1024 ranks of them fit an int32
+
+
+class Config(NamedTuple):
+    """Sizes of DeepEP's buffers and its number of multiprocessors.
+
+    num_sms alone is of interest here, and only to who reads it; the buffers that the others describe do not exist.
+    """
+    num_sms: int = 20
+    num_max_nvl_chunked_send_tokens: int = 6
+    num_max_nvl_chunked_recv_tokens: int = 256
+    num_max_rdma_chunked_send_tokens: int = 6
+    num_max_rdma_chunked_recv_tokens: int = 256
+
+    def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
+        """A small number that grows with both: programs make a new Buffer when it is more than the old one's."""
+        return max(1, hidden_bytes) * num_ranks
+
+    def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
+        """0: nothing goes over RDMA."""
+        return 0
+
+
+class Handle(tuple):
+    """What a dispatch returns for later calls: the six tensors of DeepEP's handle, and the plan behind them.
+
+    rank_prefix_matrix int32 [R, R] (tokens of ranks 0..i for rank j), channel_prefix_matrix and
+    recv_channel_prefix_matrix int32 [R, 1], recv_src_idx int32 [n] (token index on its source rank), is_token_in_rank bool
+    [N, R], send_head int32 [N, R] (number of the token among those for that rank, or -1).
+    """
+    plan: epkit.Plan
+
+
+class LowLatencyHandle(tuple):
+    """(src_info int32 [L, R*M], layout_range int64 [L, R], M, H, E), and the call behind them."""
+    object: epkit.LowLatency
+    call: int
+
+
+class _Runtime:
+    """What some programs ask of DeepEP's C++ object."""
+
+    def __init__(self, comm: epkit.Communicator) -> None:
+        self._comm = comm
+
+    def is_available(self) -> bool:
+        return not self._comm.closed
+
+    def get_num_rdma_ranks(self) -> int:
+        return 1
+
+    def get_rdma_rank(self) -> int:
+        return 0
+
+    def get_root_rdma_rank(self, is_global: bool) -> int:
+        return 0
+
+    def get_local_device_id(self) -> int:
+        return self._comm.device.index or 0
+
+
+class Buffer:
+    """Expert-parallel communication of a group of ranks on one host: dispatch and combine, also with low latency.
+
+    Attributes: rank, group_size, group, num_nvl_bytes, num_rdma_bytes, low_latency_mode, num_sms (of the class), runtime.
+
+    Arguments:
+        group: process group (gloo or nccl). Its ranks use torch's current CUDA device, or the CPU where there is none
+            ($EPKIT_BACKEND=host: always).
+        comm: communicator of mpi4py in place of a group.
+        low_latency_mode: kept as an attribute; every buffer can do both.
+        explicitly_destroy: destroy() may be called; otherwise the buffer goes with its last reference.
+        enable_shrink: low-latency calls mask ranks that do not come, and go on.
+
+    Ignored: num_nvl_bytes and num_rdma_bytes (kept as attributes; buffers are made as calls need them), num_qps_per_rank,
+    allow_nvlink_for_low_latency_mode, allow_mnnvl, use_fabric.
+    """
+
+    num_sms: int = 20
+
+    def __init__(self, group=None, num_nvl_bytes: int = 0, num_rdma_bytes: int = 0, low_latency_mode: bool = False,
+                 num_qps_per_rank: int = 24, allow_nvlink_for_low_latency_mode: bool = True, allow_mnnvl: bool = False,
+                 use_fabric: bool = False, explicitly_destroy: bool = False, enable_shrink: bool = False, comm=None) -> None:
+        if group is None and comm is None:
+            raise ValueError("Buffer: give a process group, or a communicator of mpi4py as comm")
+        self._comm = epkit.Communicator(group if group is not None else comm)
+        self.group = group if group is not None else comm
+        self.rank, self.group_size = self._comm.rank, self._comm.size
+        self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
+        self.low_latency_mode = low_latency_mode
+        self.explicitly_destroy = explicitly_destroy
+        self.enable_shrink = enable_shrink
+        self.runtime = _Runtime(self._comm)
+        self._comm_stream = new_comm_stream(self._comm)
+        self._low_latency: List[epkit.LowLatency] = []
+        self._masked = {}
+
+    def destroy(self) -> None:
+        """Leaves the group and frees everything. Needs explicitly_destroy."""
+        if not self.explicitly_destroy:
+            raise AssertionError("destroy() needs Buffer(explicitly_destroy=True)")
+        self._comm.free()
+        self._low_latency.clear()
+        self.runtime = None
+
+    @staticmethod
+    def is_sm90_compiled() -> bool:
+        """True: kernels are for compute capability 9.0 and later."""
+        return True
+
+    @staticmethod
+    def set_num_sms(new_num_sms: int) -> None:
+        """Multiprocessors for high throughput; even. Read by get_dispatch_config()."""
+        if new_num_sms % 2:
+            raise AssertionError(f"the number of multiprocessors must be even, not {new_num_sms}")
+        Buffer.num_sms = new_num_sms
+
+    @staticmethod
+    def capture() -> EventOverlap:
+        """An event on the current stream."""
+        return EventOverlap(EventHandle())
+
+    @staticmethod
+    def get_low_latency_rdma_size_hint(num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int,
+                                       num_experts: int) -> int:
+        """Bytes of a low-latency buffer: each token once per rank, both ways, two calls at a time."""
+        return 4 * num_max_dispatch_tokens_per_rank * num_ranks * (2 * hidden + 128)
+
+    def get_comm_stream(self):
+        """The communication stream: a torch.cuda.Stream; None on the CPU, which has none."""
+        return self._comm_stream
+
+    def get_local_buffer_tensor(self, dtype: torch.dtype, size=None, offset: int = 0, use_rdma_buffer: bool = False):
+        raise NotImplementedError("epkit has no such buffer: Communicator.empty() makes tensors that peers reach directly, "
+                                  "get_next_low_latency_combine_buffer() those of a combine")
+
+    @staticmethod
+    def get_dispatch_config(num_ranks: int) -> Config:
+        """Any number of ranks."""
+        return Config(Buffer.num_sms)
+
+    @staticmethod
+    def get_combine_config(num_ranks: int) -> Config:
+        """Any number of ranks."""
+        return Config(Buffer.num_sms)
+
+    def _order(self, previous_event, allocate_on_comm_stream) -> Order:
+        check_torch_deterministic()
+        return Order(self._comm.device, self._comm_stream, previous_event, allocate_on_comm_stream)
+
+    def get_dispatch_layout(self, topk_idx: torch.Tensor, num_experts: int, previous_event: Optional[EventOverlap] = None,
+                            async_finish: bool = False, allocate_on_comm_stream: bool = False):
+        """What the routing topk_idx (int64 [N, K], -1: none) sends where.
+
+        Returns (num_tokens_per_rank int32 [R], None, num_tokens_per_expert int32 [E], is_token_in_rank bool [N, R], event).
+        """
+        order = self._order(previous_event, False)
+        with order.on_stream():
+            per_rank, per_expert, in_rank = self._comm.layout(topk_idx, num_experts)
+        event = order.done(async_finish, (topk_idx,), (per_rank, per_expert, in_rank))
+        return per_rank, None, per_expert, in_rank, event
+
+    def _plan_of(self, handle, call: str) -> epkit.Plan:
+        plan = getattr(handle, "plan", None)
+        if plan is None:
+            raise TypeError(f"{call}: handle is a {type(handle).__name__}, must be what Buffer.dispatch() returned")
+        if plan.comm is not self._comm:
+            raise epkit.ArgumentError(f"{call}: handle is of another Buffer: it belongs to a group of {plan.comm.size} ranks "
+                                      f"in which this is rank {plan.comm.rank}")
+        return plan
+
+    def _new_plan(self, order, topk_idx, is_token_in_rank, num_tokens_per_expert, alignment, worst) -> epkit.Plan:
+        if num_tokens_per_expert is None or (topk_idx is None and is_token_in_rank is None):
+            raise AssertionError("dispatch: without a handle give num_tokens_per_rank, is_token_in_rank and "
+                                 "num_tokens_per_expert of get_dispatch_layout()")
+        options = {} if topk_idx is not None else {"token_in_rank": is_token_in_rank,
+                                                   "tokens_per_expert": num_tokens_per_expert}
+        return self._comm.plan(topk_idx, num_tokens_per_expert.numel(), alignment=alignment, max_recv_tokens=worst,
+                               stream=order.stream, **options)
+
+    def _new_handle(self, plan, is_token_in_rank, topk_idx, order) -> Handle:
+        data = plan.metadata(_STRIDE, stream=order.stream)
+        if is_token_in_rank is None:
+            is_token_in_rank = self._comm.layout(topk_idx, plan.num_experts)[2]
+        in_rank = is_token_in_rank.to(torch.bool)
+        number = in_rank.cumsum(0, dtype=torch.int32) - 1
+        own = data.rank_prefix[:, self.rank]
+        counts = torch.diff(own, prepend=own.new_zeros(1))
+        n_recv = plan.n_recv if plan.n_recv is not None else plan.out_rows
+        handle = Handle((data.rank_prefix, in_rank.sum(0, dtype=torch.int32).view(-1, 1), counts.view(-1, 1),
+                         data.recv_source[:n_recv] % _STRIDE, is_token_in_rank,
+                         torch.where(in_rank, number, -1)))
+        handle.plan = plan
+        return handle
+
+    def dispatch(self, x: Rows, handle: Optional[Handle] = None, num_tokens_per_rank: Optional[torch.Tensor] = None,
+                 num_tokens_per_rdma_rank: Optional[torch.Tensor] = None, is_token_in_rank: Optional[torch.Tensor] = None,
+                 num_tokens_per_expert: Optional[torch.Tensor] = None, topk_idx: Optional[torch.Tensor] = None,
+                 topk_weights: Optional[torch.Tensor] = None, expert_alignment: int = 1, num_worst_tokens: int = 0,
+                 config: Optional[Config] = None, previous_event: Optional[EventOverlap] = None, async_finish: bool = False,
+                 allocate_on_comm_stream: bool = False):
+        """Sends each token to the ranks that own one of its experts. Collective.
+
+        Arguments:
+            x: bfloat16 [N, H], or (float8_e4m3fn [N, H], scales float32 [N, H/128] or int32 of any width, any strides).
+            handle: of an earlier dispatch: the same routing again, without top-k and without waiting on the host.
+            is_token_in_rank, num_tokens_per_expert: of get_dispatch_layout(); enough where there is no topk_idx.
+            topk_idx, topk_weights: int64 [N, K] (-1: none), float32 [N, K].
+            expert_alignment: counts per expert are rounded up to a multiple of it.
+            num_worst_tokens: > 0: outputs have that many rows, nothing waits on the host, the list is empty, and rows
+                beyond the received ones have the index -1.
+            previous_event, async_finish, allocate_on_comm_stream: see the stream rules in deep_ep/_order.py.
+
+        Ignored: config, num_tokens_per_rank, num_tokens_per_rdma_rank.
+
+        Returns (rows as x, local expert numbers int64 [n, K] with -1, weights [n, K], list of L counts, handle, event);
+        with a handle (rows, None, None, None, None, event).
+        """
+        order = self._order(previous_event, allocate_on_comm_stream)
+        if handle is not None:
+            if topk_idx is not None or topk_weights is not None:
+                raise AssertionError("dispatch: with a handle there is no topk_idx and no topk_weights")
+            plan = self._plan_of(handle, "dispatch")
+            x = order.inputs(*x) if isinstance(x, tuple) else order.inputs(x)[0]
+            with order.allocating():
+                rows = plan.dispatch(x, stream=order.stream)
+            out = (rows.x, rows.scales) if isinstance(x, tuple) else rows.x
+            return out, None, None, None, None, order.done(async_finish, _flat(x, rows))
+        x = order.inputs(*x) if isinstance(x, tuple) else order.inputs(x)[0]
+        topk_weights, = order.inputs(topk_weights)
+        plan = self._new_plan(order, topk_idx, is_token_in_rank, num_tokens_per_expert, expert_alignment, num_worst_tokens)
+        with order.allocating():
+            rows = plan.dispatch(x, topk_weights, want_topk_idx=topk_idx is not None, stream=order.stream)
+        with order.on_stream():
+            new = self._new_handle(plan, is_token_in_rank, topk_idx, order)
+        out = (rows.x, rows.scales) if isinstance(x, tuple) else rows.x
+        event = order.done(async_finish, _flat(x, rows, topk_idx, topk_weights), new)
+        return out, rows.topk_idx, rows.topk_weights, list(plan.recv_per_expert), new, event
+
+    def combine(self, x: torch.Tensor, handle: Handle, topk_weights: Optional[torch.Tensor] = None,
+                bias: Union[None, torch.Tensor, Tuple[torch.Tensor, torch.Tensor]] = None, config: Optional[Config] = None,
+                previous_event: Optional[EventOverlap] = None, async_finish: bool = False,
+                allocate_on_comm_stream: bool = False):
+        """Adds up each token's rows, without weights. Collective.
+
+        Arguments:
+            x: bfloat16 [n, H]: a row for each received one.
+            topk_weights: float32 [n, K]: added up, too.
+            bias: none, one or two bfloat16 [N, H], added first.
+
+        Ignored: config. Returns (bfloat16 [N, H], float32 [N, K] or None, event). The sum is made in float32 in rank order
+        and rounded once.
+        """
+        plan = self._plan_of(handle, "combine")
+        order = self._order(previous_event, allocate_on_comm_stream)
+        x, topk_weights, *bias = order.inputs(x, topk_weights, *_biases(bias))
+        with order.allocating():
+            out, weights = plan.combine(x, topk_weights, tuple(bias), stream=order.stream)
+        return out, weights, order.done(async_finish, _flat(x, topk_weights, bias, out, weights))
+
+    def internode_dispatch(self, *args, **kwargs):
+        raise NotImplementedError("internode_dispatch: " + _INTERNODE)
+
+    def internode_combine(self, *args, **kwargs):
+        raise NotImplementedError("internode_combine: " + _INTERNODE)
+
+    # --- low latency ---
+
+    def _object(self, most: int, hidden: int, num_experts: int, topk: int) -> epkit.LowLatency:
+        """The low-latency object for these sizes. The first call with new ones is collective and allocates."""
+        for one in self._low_latency:
+            if (one.hidden, one.num_experts, one.topk) == (hidden, num_experts, topk) and one.max_tokens >= most:
+                return one
+        new = self._comm.low_latency(most, hidden, num_experts, topk, mask_dead=self.enable_shrink)
+        for rank, masked in self._masked.items():
+            if masked:
+                new.set_mask(rank)
+        self._low_latency.append(new)
+        return new
+
+    def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
+        """Nothing has to be cleaned. With enable_shrink a barrier that masks the ranks which do not come."""
+        if self.enable_shrink:
+            for one in self._low_latency:
+                one.barrier()
+
+    def low_latency_dispatch(self, x: torch.Tensor, topk_idx: torch.Tensor, num_max_dispatch_tokens_per_rank: int,
+                             num_experts: int, cumulative_local_expert_recv_stats: Optional[torch.Tensor] = None,
+                             dispatch_wait_recv_cost_stats: Optional[torch.Tensor] = None, use_fp8: bool = True,
+                             round_scale: bool = False, use_ue8m0: bool = False, async_finish: bool = False,
+                             return_recv_hook: bool = False, use_nvfp4: bool = False, x_global_scale=None):
+        """Sends each token to the experts that it selects; fixed shapes. Collective.
+
+        Arguments:
+            x: bfloat16 [N, H], N at most num_max_dispatch_tokens_per_rank (M), the same M on all ranks.
+            topk_idx: int64 [N, K], -1: none.
+            cumulative_local_expert_recv_stats: int32 [L]: rows received are added to it.
+            dispatch_wait_recv_cost_stats: int64 [R] or [R, R] (then this rank's row): time of waiting is added, in ns.
+            use_fp8, round_scale, use_ue8m0: as in DeepEP.
+            return_recv_hook: only send; the hook that is returned receives.
+
+        Returns (rows, count int32 [L], handle, event, hook). rows: bfloat16 [L, R*M, H], or (float8_e4m3fn, scales): scales
+        float32 [L, R*M, H/128] or int32 [L, R*M, H/512], columns contiguous. Two results may be in use at a time.
+        """
+        if use_nvfp4 or x_global_scale is not None:
+            raise NotImplementedError("low_latency_dispatch: nvfp4 is not supported: use use_fp8=True, or bfloat16 and "
+                                      "quantise behind the dispatch")
+        if async_finish and return_recv_hook:
+            raise AssertionError("low_latency_dispatch: async_finish and return_recv_hook exclude each other")
+        most = num_max_dispatch_tokens_per_rank
+        if not 0 <= x.shape[0] <= most:
+            raise epkit.ArgumentError(f"low_latency_dispatch: x has {x.shape[0]} tokens, num_max_dispatch_tokens_per_rank is {most}")
+        object_ = self._object(most, x.shape[-1], num_experts, topk_idx.shape[-1])
+        order = Order(self._comm.device, None if return_recv_hook else self._comm_stream, None, False)
+        rows = object_.dispatch(x, topk_idx, fp8=use_fp8, round_scale=round_scale, ue8m0=use_ue8m0, max_tokens=most,
+                                recv_stats=cumulative_local_expert_recv_stats,
+                                wait_cost=self._own_row(dispatch_wait_recv_cost_stats), hook=return_recv_hook,
+                                stream=order.stream)
+        handle = LowLatencyHandle((rows.source, rows.range, most, x.shape[-1], num_experts))
+        handle.object, handle.call = object_, rows.call
+        out = (rows.x, rows.scales) if use_fp8 else rows.x
+        event = order.done(async_finish, _flat(x, topk_idx, out, rows.count, handle, cumulative_local_expert_recv_stats))
+        return out, rows.count, handle, event, rows.finish
+
+    def _own_row(self, stats):
+        return stats[self.rank] if stats is not None and stats.dim() == 2 else stats
+
+    def _low_latency_of(self, handle, call: str) -> epkit.LowLatency:
+        object_ = getattr(handle, "object", None)
+        if object_ is None:
+            raise TypeError(f"{call}: handle is a {type(handle).__name__}, must be what low_latency_dispatch() returned")
+        if object_.comm is not self._comm:
+            raise epkit.ArgumentError(f"{call}: handle is of another Buffer")
+        return object_
+
+    def low_latency_combine(self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor,
+                            handle: LowLatencyHandle, use_logfmt: bool = False, zero_copy: bool = False,
+                            async_finish: bool = False, return_recv_hook: bool = False, out: Optional[torch.Tensor] = None,
+                            combine_wait_recv_cost_stats: Optional[torch.Tensor] = None, **overlap):
+        """Adds up each token's rows with its weights. Collective.
+
+        Arguments:
+            x: bfloat16 [L, R*M, H]: the experts' outputs, rows as received.
+            topk_idx, topk_weights: int64 and float32 [N, K]: as dispatched; -1 leaves a row out.
+            zero_copy: x was written into get_next_low_latency_combine_buffer(handle).
+            return_recv_hook: only send; the hook that is returned receives.
+            out: bfloat16 [N, H] for the result.
+
+        Ignored: use_logfmt (rows travel as bfloat16, which is more exact). Returns (bfloat16 [N, H], event, hook).
+        """
+        if any(overlap.values()):
+            raise NotImplementedError(f"low_latency_combine: {', '.join(overlap)}: overlapping with single experts is not "
+                                      "supported: use return_recv_hook=True")
+        if async_finish and return_recv_hook:
+            raise AssertionError("low_latency_combine: async_finish and return_recv_hook exclude each other")
+        object_ = self._low_latency_of(handle, "low_latency_combine")
+        order = Order(self._comm.device, None if return_recv_hook else self._comm_stream, None, False)
+        if zero_copy:
+            x = object_.combine_buffer(handle[2])
+        result, hook = object_.combine(x, topk_idx, topk_weights, call=handle.call, max_tokens=handle[2], out=out,
+                                       zero_copy=zero_copy, wait_cost=self._own_row(combine_wait_recv_cost_stats),
+                                       hook=return_recv_hook, stream=order.stream)
+        return result, order.done(async_finish, _flat(x, topk_idx, topk_weights, result, handle)), hook
+
+    def get_next_low_latency_combine_buffer(self, handle: LowLatencyHandle) -> torch.Tensor:
+        """bfloat16 [L, R*M, H] to write the experts' outputs into, for a combine with zero_copy. Ask before each."""
+        return self._low_latency_of(handle, "get_next_low_latency_combine_buffer").combine_buffer(handle[2])
+
+    def _need_shrink(self, call: str) -> None:
+        if not self.enable_shrink:
+            raise AssertionError(f"{call} needs Buffer(enable_shrink=True)")
+
+    def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
+        """Leaves a rank out of low-latency calls from now on, or waits for it again."""
+        self._need_shrink("low_latency_update_mask_buffer")
+        if not 0 <= rank_to_mask < self.group_size:
+            raise epkit.ArgumentError(f"low_latency_update_mask_buffer: rank_to_mask is {rank_to_mask}, must be 0 to "
+                                      f"{self.group_size - 1}")
+        self._masked[rank_to_mask] = bool(mask)
+        for one in self._low_latency:
+            one.set_mask(rank_to_mask, mask)
+
+    def low_latency_query_mask_buffer(self, mask_status: torch.Tensor) -> None:
+        """mask_status int32 [R] becomes 1 for ranks that are masked, 0 for others."""
+        self._need_shrink("low_latency_query_mask_buffer")
+        mask_status.zero_()
+        for rank, masked in self._masked.items():
+            mask_status[rank] = int(masked)
+        for one in self._low_latency:
+            mask_status |= one.mask().to(mask_status.device)
+
+    def low_latency_clean_mask_buffer(self) -> None:
+        """Waits for all ranks again."""
+        self._need_shrink("low_latency_clean_mask_buffer")
+        self._masked.clear()
+        for one in self._low_latency:
+            one.clear_mask()
+
+
+def _biases(bias) -> tuple:
+    """None, one or several, as a tuple."""
+    return () if bias is None else (bias,) if isinstance(bias, torch.Tensor) else tuple(bias)
+
+
+def _flat(*values) -> list:
+    """All tensors in nested tuples."""
+    tensors: List[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            tensors.append(value)
+        elif isinstance(value, (tuple, list)):
+            tensors.extend(_flat(*value))
+    return tensors
+

@@ -1,0 +1,332 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DeepEP V2: ElasticBuffer."""
+import contextlib
+from typing import Optional, Tuple, Union
+
+import torch
+
+import epkit
+
+from ._order import Order, new_comm_stream
+from .buffer import _biases, _flat
+from .utils.envs import check_torch_deterministic
+from .utils.event import EventHandle, EventOverlap
+from .utils.math import align
+from .utils.semantic import value_or
+
+Rows = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
+
+_ALIGNMENT = 2 << 20  # of buffer sizes in DeepEP
+
+
+class EPHandle:
+    """What a dispatch returns: for further dispatches of the same routing, and for the combines that answer it.
+
+    Attributes:
+        do_expand, num_experts, expert_alignment, num_max_tokens_per_rank, num_sms: as dispatched.
+        topk_idx: int64 [N, K]: a copy, or the caller's own tensor with do_handle_copy=False.
+        psum_num_recv_tokens_per_scaleup_rank: int32 [R]: received tokens of this source rank and the ones before it.
+        psum_num_recv_tokens_per_expert: int32 [L]: sums of aligned counts; expanded: the row behind the expert's last one.
+        num_unaligned_recv_tokens_per_expert: int32 [L]: received tokens of each expert.
+        num_recv_tokens_per_expert_list: list of L aligned counts; empty without do_cpu_sync.
+        num_recv_tokens, num_expanded_tokens: received tokens, rows of the expanded layout; upper bounds without do_cpu_sync.
+        recv_src_metadata: int32 [n, 2 + K]: source rank * num_max_tokens_per_rank + token; row; rows of the expanded layout,
+            -1 where there is none.
+        dst_buffer_slot_idx: int32 [N, K]: the rank that each choice went to, or -1.
+    """
+
+    def __init__(self, plan: epkit.Plan, do_expand: bool, num_experts: int, expert_alignment: int,
+                 num_max_tokens_per_rank: int, num_sms: int, topk_idx: torch.Tensor) -> None:
+        self.plan = plan
+        self.do_expand, self.num_experts, self.expert_alignment = do_expand, num_experts, expert_alignment
+        self.num_max_tokens_per_rank, self.num_sms, self.topk_idx = num_max_tokens_per_rank, num_sms, topk_idx
+        self.token_metadata_at_forward = self.channel_linked_list = None
+
+    def _tensors(self) -> tuple:
+        """Those that were made on the communication stream."""
+        return (self.topk_idx, self.recv_src_metadata, self.psum_num_recv_tokens_per_scaleup_rank, self.psum_num_recv_tokens_per_expert,
+                self.num_unaligned_recv_tokens_per_expert, self.dst_buffer_slot_idx)
+
+    def _fill(self, data: epkit.Metadata) -> None:
+        plan = self.plan
+        if plan.fixed:
+            tokens = plan.comm.size * self.num_max_tokens_per_rank
+        else:
+            tokens = plan.n_recv if not self.do_expand else int(data.n_recv_tokens)
+        slots = data.recv_slot if data.recv_slot is not None else data.recv_source.new_full((tokens, plan.topk), -1)
+        source = data.recv_source[:tokens]
+        if source.shape[0] < tokens:  # the worst case of tokens is more than that of rows where K is cut by L
+            source = torch.nn.functional.pad(source, (0, tokens - source.shape[0]))
+            slots = torch.nn.functional.pad(slots, (0, 0, 0, tokens - slots.shape[0]))
+        slots = slots[:tokens]
+        place = torch.arange(tokens, dtype=torch.int32, device=source.device)
+        self.recv_src_metadata = torch.cat((source.unsqueeze(1), place.unsqueeze(1), slots), 1)
+        self.psum_num_recv_tokens_per_scaleup_rank = data.psum_rank
+        self.psum_num_recv_tokens_per_expert = data.psum_expert
+        self.num_unaligned_recv_tokens_per_expert = data.count_exact
+        self.num_recv_tokens_per_expert_list = list(plan.recv_per_expert)
+        self.num_recv_tokens = tokens
+        self.num_expanded_tokens = plan.out_rows if self.do_expand else sum(plan.recv_per_expert)
+        local = self.num_experts // plan.comm.size
+        self.dst_buffer_slot_idx = torch.where(self.topk_idx < 0, -1, self.topk_idx // local).to(torch.int32)
+
+
+def _not_here(name: str, instead: str):
+    def method(self, *args, **kwargs):
+        raise NotImplementedError(f"ElasticBuffer.{name} is not supported by epkit: {instead}")
+    method.__name__ = name
+    method.__doc__ = f"Not supported: {instead}."
+    return method
+
+
+_ENGRAM = "keep the table sharded and fetch rows by dispatch and combine, or use DeepEP itself"
+_PP = "use torch.distributed.send and recv (NCCL) between pipeline stages"
+_AGRS = "use torch.distributed.all_gather_into_tensor and reduce_scatter_tensor (NCCL)"
+
+
+class ElasticBuffer:
+    """Dispatch and combine of a group of ranks on one host.
+
+    Arguments:
+        group: process group (gloo or nccl). Its ranks use torch's current CUDA device, or the CPU where there is none
+            ($EPKIT_BACKEND=host: always).
+        num_max_tokens_per_rank: the default for dispatch().
+        allow_multiple_reduction: combine of the expanded layout: the rows of each rank are added up and rounded to
+            bfloat16 first. False: all of a token's rows are added up in float32 and rounded once.
+        num_cpu_timeout_secs: deadline of every wait.
+        explicitly_destroy: destroy() may be called.
+
+    Ignored: num_bytes, num_cpu_bytes, hidden, num_topk, use_fp8_dispatch (buffers are made as calls need them),
+    deterministic (always), allow_hybrid_mode, sl_idx, num_allocated_qps (no network), num_gpu_timeout_secs.
+
+    Attributes: group, rank_idx, num_ranks, num_scaleout_ranks (1), num_scaleup_ranks (R), scaleout_rank_idx,
+    scaleup_rank_idx, num_rdma_ranks (1), num_nvlink_ranks (R), num_allocated_qps, num_bytes, num_max_tokens_per_rank.
+    """
+
+    def __init__(self, group, num_bytes: Optional[int] = None, num_cpu_bytes: int = 0, num_max_tokens_per_rank: int = 0,
+                 hidden: int = 0, num_topk: int = 0, use_fp8_dispatch: bool = False, deterministic: bool = False,
+                 allow_hybrid_mode: bool = True, allow_multiple_reduction: bool = True,
+                 prefer_overlap_with_compute: bool = True, sl_idx: int = 3, num_allocated_qps: int = 0,
+                 num_cpu_timeout_secs: int = 300, num_gpu_timeout_secs: int = 100, explicitly_destroy: bool = False) -> None:
+        self._comm = epkit.Communicator(group, timeout=num_cpu_timeout_secs)
+        self._comm_stream = new_comm_stream(self._comm)
+        self.group = group
+        self.rank_idx, self.num_ranks = self._comm.rank, self._comm.size
+        self.num_max_tokens_per_rank = num_max_tokens_per_rank
+        if num_bytes is None:
+            num_bytes = self.get_buffer_size_hint(group, num_max_tokens_per_rank, hidden, num_topk, use_fp8_dispatch)
+        self.num_bytes = num_bytes
+        self.deterministic = deterministic
+        self.allow_hybrid_mode, self.allow_multiple_reduction = allow_hybrid_mode, bool(allow_multiple_reduction)
+        self.prefer_overlap_with_compute = prefer_overlap_with_compute
+        self.num_allocated_qps = num_allocated_qps or 17
+        self.explicitly_destroy = explicitly_destroy
+        self.num_scaleout_ranks, self.num_scaleup_ranks = self.get_logical_domain_size()
+        self.num_rdma_ranks, self.num_nvlink_ranks = self.get_physical_domain_size()
+        self.scaleout_rank_idx, self.scaleup_rank_idx = 0, self.rank_idx
+        self.runtime = self._comm
+
+    def destroy(self) -> None:
+        """Leaves the group and frees everything. Needs explicitly_destroy. Again: nothing."""
+        if not self.explicitly_destroy:
+            raise AssertionError("destroy() needs ElasticBuffer(explicitly_destroy=True)")
+        self._comm.free()
+        self.runtime = None
+
+    @staticmethod
+    def get_buffer_size_hint(group, num_max_tokens_per_rank: int, hidden: int, num_topk: int = 0,
+                             use_fp8_dispatch: bool = False, allow_hybrid_mode: bool = True,
+                             allow_multiple_reduction: bool = True) -> int:
+        """Bytes of the worst case of received rows, a multiple of 2 MiB."""
+        return align(max(1, group.size() * num_max_tokens_per_rank * hidden * 2), _ALIGNMENT)
+
+    @staticmethod
+    def capture() -> EventHandle:
+        """An event on the current stream."""
+        return EventHandle()
+
+    def get_comm_stream(self):
+        """The communication stream: a torch.cuda.Stream; None on the CPU, which has none."""
+        return self._comm_stream
+
+    def get_physical_domain_size(self) -> Tuple[int, int]:
+        """(hosts, ranks of each)."""
+        return 1, self.num_ranks
+
+    def get_logical_domain_size(self) -> Tuple[int, int]:
+        """(scale-out ranks, scale-up ranks)."""
+        return 1, self.num_ranks
+
+    def barrier(self, use_comm_stream: bool = True, with_cpu_sync: bool = False, sequential: bool = True) -> None:
+        """All ranks have come, in the order of the communication stream or the current one. Ignored: sequential."""
+        if with_cpu_sync and self._comm.is_cuda:
+            torch.cuda.synchronize(self._comm.device)
+        if use_comm_stream:
+            order = Order(self._comm.device, self._comm_stream, None, False)
+            self._comm.barrier(order.stream)
+            order.done(False, ())
+        else:
+            self._comm.barrier()
+        if with_cpu_sync and self._comm.is_cuda:
+            torch.cuda.synchronize(self._comm.device)
+
+    def get_theoretical_num_sms(self, num_experts: int, num_topk: int, num_scaleout_topk: int = 0, rdma_gbs: float = 0,
+                                nvlink_gbs: float = 0, sm_read_gbs: float = 200, sm_write_gbs: float = 50) -> int:
+        """Multiprocessors that the library takes: enough for the links. Arguments are accepted and ignored."""
+        if not self._comm.is_cuda:
+            return 4
+        most = torch.cuda.get_device_properties(self._comm.device).multi_processor_count
+        return min(24 if self.prefer_overlap_with_compute else 64, most)
+
+    def get_theoretical_num_qps(self, num_sms: int) -> int:
+        """Within num_allocated_qps; there are none."""
+        return min(num_sms, self.num_allocated_qps)
+
+    def _plan_of(self, handle, call: str) -> epkit.Plan:
+        if not isinstance(handle, EPHandle):
+            raise TypeError(f"{call}: handle is a {type(handle).__name__}, must be what ElasticBuffer.dispatch() returned")
+        if handle.plan.comm is not self._comm:
+            raise epkit.ArgumentError(f"{call}: handle is of another ElasticBuffer: it belongs to a group of "
+                                      f"{handle.plan.comm.size} ranks in which this is rank {handle.plan.comm.rank}")
+        return handle.plan
+
+    def _worst_rows(self, topk: int, num_experts: int, most: int, alignment: int, expanded: bool) -> int:
+        if not expanded:
+            return self.num_ranks * most
+        local = num_experts // self.num_ranks
+        return align(self.num_ranks * most * min(topk, local) + (alignment - 1) * local, alignment)
+
+    def _new_handle(self, order, topk_idx, num_experts, most, alignment, num_sms, do_copy, cpu_sync, expand) -> EPHandle:
+        if num_experts is None or not most:
+            raise AssertionError("dispatch: without a handle give num_experts, and num_max_tokens_per_rank here or to "
+                                 "ElasticBuffer()")
+        if topk_idx.shape[0] > most:
+            raise epkit.ArgumentError(f"dispatch: topk_idx has {topk_idx.shape[0]} tokens, num_max_tokens_per_rank is {most}")
+        worst = 0 if cpu_sync else self._worst_rows(topk_idx.shape[1], num_experts, most, alignment, expand)
+        plan = self._comm.plan(topk_idx, num_experts, expanded=expand, alignment=alignment, zero_padding=True,
+                               max_recv_tokens=worst, stream=order.stream)
+        if do_copy:
+            with order.on_stream():
+                topk_idx = topk_idx.clone()
+        return EPHandle(plan, expand, num_experts, alignment, most,
+                        num_sms or self.get_theoretical_num_sms(num_experts, topk_idx.shape[1]), topk_idx)
+
+    def dispatch(self, x: Rows, topk_idx: Optional[torch.Tensor] = None, topk_weights: Optional[torch.Tensor] = None,
+                 cumulative_local_expert_recv_stats: Optional[torch.Tensor] = None, num_experts: Optional[int] = None,
+                 num_max_tokens_per_rank: Optional[int] = None, expert_alignment: Optional[int] = None, num_sms: int = 0,
+                 num_qps: int = 0, previous_event: Optional[EventHandle] = None,
+                 previous_event_before_epilogue: Optional[EventHandle] = None, async_with_compute_stream: bool = False,
+                 allocate_on_comm_stream: bool = False, handle: Optional[EPHandle] = None, do_handle_copy: bool = True,
+                 do_cpu_sync: Optional[bool] = None, do_expand: bool = False, do_zero_padding: bool = False,
+                 use_tma_aligned_col_major_sf: bool = False):
+        """Sends each token to the ranks that own one of its experts. Collective.
+
+        Arguments:
+            x: bfloat16 [N, H], or (float8_e4m3fn [N, H], scales of 4 bytes [N, any], any strides).
+            topk_idx, topk_weights: int64 [N, K] (-1: none), float32 [N, K] or None.
+            cumulative_local_expert_recv_stats: int32 [L]: received tokens of each expert are added to it.
+            num_max_tokens_per_rank: at least N of every rank, the same on all: bounds outputs without do_cpu_sync.
+            expert_alignment: counts per expert (and starts, when expanded) are multiples of it. None: 1.
+            previous_event, previous_event_before_epilogue: both are waited for before the operation.
+            async_with_compute_stream, allocate_on_comm_stream: see the stream rules in deep_ep/_order.py.
+            handle: of an earlier dispatch: the same routing again. topk_idx must be None, topk_weights may be given.
+            do_handle_copy: the handle has a copy of topk_idx.
+            do_cpu_sync: exact sizes (the default without a handle); False: the worst case, nothing waits on the host.
+            do_expand: a row for each (token, local expert), grouped by expert.
+            use_tma_aligned_col_major_sf: scales with strides (1, multiple of 4).
+
+        Ignored: num_sms (kept in the handle), num_qps, do_zero_padding (padding is always zeroed).
+
+        Returns (rows as x, local expert numbers [n, K] or None if expanded, weights [n, K] or [n] or None, handle, event).
+        """
+        check_torch_deterministic()
+        order = Order(self._comm.device, self._comm_stream, previous_event, allocate_on_comm_stream,
+                      previous_event_before_epilogue)
+        x = order.inputs(*x) if isinstance(x, tuple) else order.inputs(x)[0]
+        topk_weights, = order.inputs(topk_weights)
+        if handle is None:
+            if topk_idx is None:
+                raise AssertionError("dispatch: give topk_idx or a handle")
+            handle = self._new_handle(order, topk_idx, num_experts, value_or(num_max_tokens_per_rank, self.num_max_tokens_per_rank),
+                                      value_or(expert_alignment, 1), num_sms, do_handle_copy, value_or(do_cpu_sync, True),
+                                      bool(do_expand))
+            fresh = True
+        else:
+            self._check_again(handle, topk_idx, do_cpu_sync, do_expand, num_experts, num_max_tokens_per_rank, expert_alignment)
+            fresh = False
+        plan = self._plan_of(handle, "dispatch")
+        with order.allocating():
+            rows = plan.dispatch(x, topk_weights, want_topk_idx=not handle.do_expand,
+                                 column_major_scales=use_tma_aligned_col_major_sf, stream=order.stream)
+        with order.on_stream():
+            if fresh:
+                handle._fill(plan.metadata(handle.num_max_tokens_per_rank, stream=order.stream))
+            if cumulative_local_expert_recv_stats is not None:
+                cumulative_local_expert_recv_stats.add_(handle.num_unaligned_recv_tokens_per_expert)
+        event = order.done(async_with_compute_stream, _flat(x, rows, topk_weights, cumulative_local_expert_recv_stats),
+                           handle._tensors() if fresh else ())
+        out = (rows.x, rows.scales) if isinstance(x, tuple) else rows.x
+        return out, rows.topk_idx, rows.topk_weights, handle, event
+
+    @staticmethod
+    def _check_again(handle, topk_idx, do_cpu_sync, do_expand, num_experts, most, alignment) -> None:
+        if not isinstance(handle, EPHandle):
+            return  # _plan_of() says so
+        if topk_idx is not None or do_cpu_sync:
+            raise AssertionError("dispatch: with a handle there is no topk_idx and no do_cpu_sync: both are its own")
+        if bool(do_expand) != handle.do_expand:
+            raise AssertionError(f"dispatch: do_expand is {bool(do_expand)}, but the handle's is {handle.do_expand}")
+        for name, given, own in (("num_experts", num_experts, handle.num_experts),
+                                 ("num_max_tokens_per_rank", most, handle.num_max_tokens_per_rank),
+                                 ("expert_alignment", alignment, handle.expert_alignment)):
+            if given is not None and given != own:
+                raise AssertionError(f"dispatch: {name} is {given}, but the handle's is {own}")
+
+    def combine(self, x: torch.Tensor, handle: EPHandle, topk_weights: Optional[torch.Tensor] = None,
+                bias: Union[None, torch.Tensor, Tuple[torch.Tensor, torch.Tensor]] = None, num_sms: int = 0, num_qps: int = 0,
+                previous_event: Optional[EventHandle] = None, previous_event_before_epilogue: Optional[EventHandle] = None,
+                async_with_compute_stream: bool = False, allocate_on_comm_stream: bool = False):
+        """Adds up each token's rows, without weights. Collective.
+
+        Arguments:
+            x: bfloat16 [n, H]: a row for each received one; expanded: for each row of that layout.
+            topk_weights: float32 [n, K], expanded [n]: added up, too.
+            bias: none, one or two bfloat16 [N, H], added first.
+
+        Ignored: num_sms, num_qps. Returns (bfloat16 [N, H], float32 [N, K] or None, event).
+
+        The sum is made in float32 on top of the biases, by the order of each token's choices: a rank's term stands at the
+        last choice that went there; rounded once. See allow_multiple_reduction for the expanded layout.
+        """
+        check_torch_deterministic()
+        plan = self._plan_of(handle, "combine")
+        order = Order(self._comm.device, self._comm_stream, previous_event, allocate_on_comm_stream,
+                      previous_event_before_epilogue)
+        x, topk_weights, *bias = order.inputs(x, topk_weights, *_biases(bias))
+        with order.allocating():
+            out, weights = plan.combine(x, topk_weights, tuple(bias), by_choice=True,
+                                        round_partial=handle.do_expand and self.allow_multiple_reduction,
+                                        stream=order.stream)
+        return out, weights, order.done(async_with_compute_stream, _flat(x, topk_weights, bias, out, weights))
+
+    engram_write = _not_here("engram_write", _ENGRAM)
+    engram_fetch = _not_here("engram_fetch", _ENGRAM)
+    get_engram_storage_size_hint = _not_here("get_engram_storage_size_hint", _ENGRAM)
+    pp_set_config = _not_here("pp_set_config", _PP)
+    pp_send = _not_here("pp_send", _PP)
+    pp_recv = _not_here("pp_recv", _PP)
+    get_pp_buffer_size_hint = _not_here("get_pp_buffer_size_hint", _PP)
+    create_agrs_session = _not_here("create_agrs_session", _AGRS)
+    destroy_agrs_session = _not_here("destroy_agrs_session", _AGRS)
+    agrs_set_config = _not_here("agrs_set_config", _AGRS)
+    agrs_get_inplace_tensor = _not_here("agrs_get_inplace_tensor", _AGRS)
+    all_gather = _not_here("all_gather", _AGRS)
+    get_agrs_num_max_session_bytes = _not_here("get_agrs_num_max_session_bytes", _AGRS)
+    get_agrs_buffer_size_hint = _not_here("get_agrs_buffer_size_hint", _AGRS)
+
+    @contextlib.contextmanager
+    def agrs_new_session(self, enabled: bool = True):
+        """Not supported, but for enabled=False, which does nothing."""
+        if enabled:
+            self.create_agrs_session()
+        yield

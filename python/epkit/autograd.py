@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Differentiable dispatch and combine, and a mixture-of-experts layer of the two.
+
+The gradient of a dispatch is a combine on the same plan, and the other way round, so that gradients are added up in the
+same order in every run, too. Rows are bfloat16.
+"""
+from typing import Callable, List, Optional
+
+import torch
+
+from .plan import Plan
+
+
+class _Dispatch(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, plan, x, topk_weights):
+        rows = plan.dispatch(x, topk_weights, want_topk_idx=topk_weights is not None)
+        ctx.plan, ctx.topk_idx = plan, rows.topk_idx
+        ctx.dtype = x.dtype
+        if rows.topk_weights is None:
+            return rows.x
+        return rows.x, rows.topk_weights
+
+    @staticmethod
+    def backward(ctx, grad_x, grad_weights=None):
+        plan = ctx.plan
+        if grad_weights is not None:
+            grad_weights = grad_weights.to(torch.float32).contiguous()
+            if ctx.topk_idx is not None:  # what was delivered there is a constant 0
+                grad_weights = grad_weights.masked_fill(ctx.topk_idx < 0, 0)
+        grad, weights = plan.combine(grad_x.to(torch.bfloat16).contiguous(), grad_weights)
+        return None, grad.to(ctx.dtype), weights
+
+
+class _Combine(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, plan, x):
+        ctx.plan, ctx.rows = plan, x.shape[0]
+        return plan.combine(x)[0]
+
+    @staticmethod
+    def backward(ctx, grad):
+        plan = ctx.plan
+        rows = plan.dispatch(grad.to(torch.bfloat16).contiguous()).x
+        if plan.expanded and plan.comm.is_cuda and plan.expert_start is not None:
+            _zero_padding(plan, rows)
+        return None, rows[:ctx.rows]
+
+
+def _zero_padding(plan, rows):
+    """Rows between experts are nobody's: their gradient is 0."""
+    counts = plan.metadata().count_exact.tolist()
+    for expert, count in enumerate(counts):
+        rows[plan.expert_start[expert] + count:plan.expert_start[expert + 1]].zero_()
+
+
+def dispatch(plan: Plan, x: torch.Tensor, topk_weights: Optional[torch.Tensor] = None):
+    """Plan.dispatch() with gradients for x and topk_weights. Returns (rows [n, H], weights or None)."""
+    if topk_weights is None:
+        return _Dispatch.apply(plan, x, None), None
+    return _Dispatch.apply(plan, x, topk_weights)
+
+
+def combine(plan: Plan, x: torch.Tensor) -> torch.Tensor:
+    """Plan.combine() with a gradient for x. Returns [N, H]."""
+    return _Combine.apply(plan, x)
+
+
+def moe(comm, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor, num_experts: int,
+        experts: Callable[[torch.Tensor, List[int]], torch.Tensor], *, alignment: int = 1) -> torch.Tensor:
+    """A mixture-of-experts layer: dispatch, this rank's experts, weighting, combine. Differentiable. Collective.
+
+    Arguments:
+        comm: a Communicator.
+        x: [N, H] bfloat16.
+        topk_idx: [N, K] int64 or int32, -1: none. topk_weights: [N, K] float32.
+        experts: takes rows [n, H] grouped by local expert and their counts [L] (multiples of `alignment`, sum n), and
+            returns [n, H].
+        alignment: of each expert's first row, for grouped GEMMs. Padding rows are zeros.
+
+    Returns [N, H] bfloat16.
+    """
+    plan = comm.plan(topk_idx, num_experts, expanded=True, alignment=alignment, zero_padding=True)
+    rows, weights = dispatch(plan, x, topk_weights)
+    y = experts(rows, plan.recv_per_expert)
+    return combine(plan, (y.float() * weights.unsqueeze(1)).to(torch.bfloat16))

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Communicator: this rank's membership of a group."""
+import atexit
+import datetime
+import os
+import weakref
+
+import torch
+import torch.distributed as dist
+
+from . import _native
+from ._native import _C
+from ._tensors import stream_pointer
+
+_live = weakref.WeakSet()
+
+
+@atexit.register
+def _free_all():
+    # While the interpreter still works: peers hear that this rank has left, instead of finding its process gone.
+    for comm in list(_live):
+        try:
+            comm.free()
+        except Exception:  # noqa: BLE001 - nobody can hear it any more, and others have to be freed, too
+            pass
+
+
+def _meaning(error):
+    """What torch.distributed raises for a lost peer has no type of its own: only its words tell it from other failures."""
+    words = str(error)
+    if "imed out" in words or "imeout" in words:
+        return TimeoutError(f"not all ranks came to the all-gather of the process group: {words}")
+    if "Connection closed by peer" in words or "Connection reset" in words or "Broken pipe" in words:
+        lost = _native.PeerError(f"a rank of the process group has ended: {words}")
+        lost.status = 302  # EP_E_PEER_DEAD
+        return lost
+    return error
+
+
+def _gather_of_group(group):
+    """An all-gather of bytes over a process group of torch.distributed: what the library asks for while it is created."""
+    size = dist.get_world_size(group)
+    device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend(group) == "nccl" else torch.device("cpu")
+
+    def gather(data, timeout_ms):
+        mine = torch.tensor(list(data), dtype=torch.uint8, device=device)
+        every = [torch.empty_like(mine) for _ in range(size)]
+        try:
+            work = dist.all_gather(every, mine, group=group, async_op=True)
+            if device.type == "cuda":
+                work.wait()
+            else:
+                work.wait(datetime.timedelta(milliseconds=timeout_ms))
+        except RuntimeError as error:
+            raise _meaning(error) from error
+        return b"".join(bytes(block.tolist()) for block in every)
+
+    return gather
+
+
+def _gather_of_mpi(comm):
+    return lambda data, timeout_ms: b"".join(comm.allgather(data))
+
+
+def _choose_backend(backend, device):
+    if device is not None and backend is None:
+        backend = "cuda" if torch.device(device).type == "cuda" else "host"
+    backend = backend or os.environ.get("EPKIT_BACKEND") or ("cuda" if torch.cuda.is_available() else "host")
+    if backend not in ("cuda", "host"):
+        raise ValueError(f"Communicator: backend is {backend!r}, neither 'cuda' nor 'host'")
+    return backend
+
+
+class Communicator:
+    """One rank's membership of a group of ranks on one host.
+
+    Arguments:
+        group: a process group of torch.distributed (gloo or nccl), None for the default one, or a communicator of
+            mpi4py. It is used while the communicator is made, and not afterwards.
+        backend: "cuda" or "host" (CPU). None: by `device`, else $EPKIT_BACKEND, else cuda where torch finds a device.
+        device: what tensors will be on. None: torch's current CUDA device, or the CPU.
+        timeout: seconds after which a wait ends with an exception that names who did not come. None: 30.
+        check_values: refuse NaN in weights and scales; costs a pass over them.
+
+    Creation is collective, as are plan(), low_latency(), barrier(), empty() and all operations: every rank makes the
+    same calls in the same order. A communicator and what belongs to it is used by one thread at a time; abort() and
+    check() by any.
+    """
+
+    def __init__(self, group=None, *, backend=None, device=None, timeout=None, check_values=False):
+        backend = _choose_backend(backend, device)
+        self.is_cuda = backend == "cuda"
+        if self.is_cuda:
+            index = torch.device(device).index if device is not None else None
+            self.device = torch.device("cuda", torch.cuda.current_device() if index is None else index)
+        else:
+            self.device = torch.device("cpu")
+        if hasattr(group, "allgather") and hasattr(group, "Get_rank"):
+            rank, size, gather = group.Get_rank(), group.Get_size(), _gather_of_mpi(group)
+        elif not dist.is_initialized():
+            raise RuntimeError("Communicator: call torch.distributed.init_process_group() first, or give a communicator of mpi4py")
+        else:
+            rank, size, gather = dist.get_rank(group), dist.get_world_size(group), _gather_of_group(group)
+            if rank < 0:
+                raise ValueError("Communicator: this process is no member of the group")
+        self._adopt(_C.Comm(rank, size, gather, backend, int((timeout or 0) * 1000),
+                            self.device.index if self.is_cuda else -1,
+                            _native.COMM_CHECK_VALUES if check_values else 0))
+        self.group = group
+
+    def _adopt(self, native):
+        info = native.info()
+        self._native = native
+        self.rank = info["rank"]
+        self.size = info["nranks"]
+        self.backend = info["backend"]
+        _live.add(self)
+
+    @property
+    def closed(self):
+        """Whether free() has been called."""
+        return self._native.closed
+
+    def free(self):
+        """Leave the group and free everything, also its plans. Not collective; again: nothing.
+
+        Memory of empty() and of combine buffers lives on while tensors show it.
+        """
+        self._native.free()
+
+    def barrier(self, stream=None):
+        """All ranks have come. On CUDA in the order of the stream (default: the current one), on the CPU on return."""
+        self._native.barrier(stream_pointer(self.is_cuda, self.device, stream))
+
+    def synchronize(self, stream=None):
+        """Waits on the host until what was called in the stream is complete, and raises what failed of it."""
+        self._native.sync(stream_pointer(self.is_cuda, self.device, stream) or 0)
+
+    def allgather_bytes(self, data):
+        """`bytes` of every rank, in rank order, as one `bytes`. The same length on all ranks, at most 4096 each."""
+        return self._native.allgather(bytes(data))
+
+    def abort(self):
+        """Wakes every wait of every rank of this host: they raise GroupError naming this rank. Any thread."""
+        self._native.abort()
+
+    def check(self):
+        """Raises what the communicator has failed with, also in work that nobody waited for. Never waits. Any thread."""
+        self._native.check()
+
+    def shrink(self):
+        """After a failure: a new communicator of the ranks that live, called by each of them. Free this one afterwards."""
+        native = self._native.shrink()
+        new = object.__new__(Communicator)
+        new.is_cuda, new.device, new.group = self.is_cuda, self.device, None
+        new._adopt(native)
+        return new
+
+    def info(self):
+        """rank, nranks, backend, network, timeout_ms, library_bytes (memory of the library for this rank), as a dict."""
+        return self._native.info()
+
+    def stats(self):
+        """What the last operation of this rank moved: rows and bytes to itself and to others, nanoseconds."""
+        return self._native.stats()
+
+    def empty(self, *shape, dtype=torch.bfloat16):
+        """A tensor in symmetric memory: as an output of dispatch or input of combine it needs no copy. Collective.
+
+        Each rank may give another shape. It lives as long as the communicator, or the last tensor that shows it.
+        """
+        if len(shape) == 1 and not isinstance(shape[0], int):
+            shape = tuple(shape[0])
+        count = 1
+        for size in shape:
+            count *= size
+        capsule = self._native.alloc(count * torch.empty((), dtype=dtype).element_size())
+        memory = torch.utils.dlpack.from_dlpack(capsule)
+        return memory.view(dtype).view(shape) if count else torch.empty(shape, dtype=dtype, device=self.device)
+
+    def plan(self, topk_idx=None, num_experts=0, *, token_in_rank=None, tokens_per_expert=None, expanded=False,
+             alignment=1, zero_padding=False, max_recv_tokens=0, max_tokens=0, stream=None):
+        """Where the tokens of one routing go. Collective; see `Plan`.
+
+        Arguments:
+            topk_idx: [N, K] int64 or int32 on the communicator's device, -1: no expert. Copied.
+            num_experts: E, a multiple of R.
+            token_in_rank, tokens_per_expert: in place of topk_idx: bool or uint8 [N, R] and int32 [E].
+            expanded: rows grouped by local expert, one for each choice, instead of one for each (token, rank).
+            alignment: counts per expert (and starts, when expanded) are rounded up to a multiple of it.
+            zero_padding: expanded: dispatch writes zeros between experts.
+            max_recv_tokens: > 0: fixed capacity. Nothing waits for the peers' counts, outputs have this many rows, and
+                Plan.update() gives new routing in stream order, also in a CUDA graph.
+            max_tokens: most tokens of a later update(); 0: N.
+        """
+        from .plan import Plan
+        return Plan(self, topk_idx, num_experts, token_in_rank, tokens_per_expert, expanded, alignment, zero_padding,
+                    max_recv_tokens, max_tokens, stream)
+
+    def low_latency(self, max_tokens, hidden, num_experts, topk, *, mask_dead=False):
+        """Dispatch and combine for decoding: few tokens, fixed shapes, no plan. Collective; see `LowLatency`."""
+        from .lowlatency import LowLatency
+        return LowLatency(self, max_tokens, hidden, num_experts, topk, mask_dead)
+
+    def layout(self, topk_idx, num_experts):
+        """What a routing alone says; needs no peer.
+
+        Returns (tokens_per_rank int32 [R], tokens_per_expert int32 [E], token_in_rank bool [N, R]).
+        """
+        if topk_idx.dim() != 2 or topk_idx.dtype not in (torch.int32, torch.int64):
+            raise _native.ArgumentError(f"layout: topk_idx: shape is {list(topk_idx.shape)} of {topk_idx.dtype}, must be [N, K] "
+                                        "of int64 or int32")
+        if num_experts < 1 or num_experts % self.size:
+            raise _native.ArgumentError(f"layout: num_experts is {num_experts}, no multiple of {self.size} ranks")
+        if topk_idx.numel() and not self.is_cuda:
+            low, high = int(topk_idx.min()), int(topk_idx.max())
+            if low < -1 or high >= num_experts:
+                raise _native.ArgumentError(f"layout: topk_idx has entries from {low} to {high}, must be -1 to {num_experts - 1}")
+        # One more column takes the -1.
+        ranks = torch.where(topk_idx < 0, self.size, topk_idx // (num_experts // self.size)).to(torch.int64)
+        token_in_rank = torch.zeros((topk_idx.shape[0], self.size + 1), dtype=torch.bool, device=topk_idx.device)
+        token_in_rank = token_in_rank.scatter_(1, ranks, True)[:, :self.size].contiguous()
+        experts = torch.where(topk_idx < 0, num_experts, topk_idx).flatten().to(torch.int64)
+        counts = torch.zeros(num_experts + 1, dtype=torch.int32, device=topk_idx.device)
+        counts.scatter_add_(0, experts, torch.ones_like(experts, dtype=torch.int32))
+        return token_in_rank.sum(0, dtype=torch.int32), counts[:num_experts].contiguous(), token_in_rank

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""LowLatency: dispatch and combine for decoding."""
+from typing import Callable, NamedTuple, Optional
+
+import torch
+
+from . import _native
+from ._tensors import aligned, stream_pointer
+
+
+class LowLatencyRows(NamedTuple):
+    """What a low-latency dispatch delivers: per local expert the first count[l] of its R*M rows."""
+    x: torch.Tensor  # [L, R*M, H] bfloat16 or float8_e4m3fn
+    scales: Optional[torch.Tensor]  # fp8: [L, R*M, H/128] float32 or [L, R*M, H/512] int32, columns contiguous
+    count: torch.Tensor  # int32 [L]
+    source: torch.Tensor  # int32 [L, R*M] token index on its source rank
+    range: torch.Tensor  # int64 [L, R] rows of each source: begin << 32 | count
+    call: int  # number of the dispatch: combine() names it
+    max_tokens: int  # M of this call
+    finish: Optional[Callable[[], None]]  # with hook: receives; the outputs are valid afterwards
+
+
+class LowLatency:
+    """Made by Communicator.low_latency(). Owns the buffers for two dispatches: dispatch n + 2 voids n.
+
+    Any number of combines may answer a dispatch, or none. Fixed shapes; may be captured into CUDA graphs.
+    """
+
+    def __init__(self, comm, max_tokens, hidden, num_experts, topk, mask_dead):
+        self.comm = comm
+        self.max_tokens, self.hidden, self.num_experts, self.topk = max_tokens, hidden, num_experts, topk
+        self.num_local = num_experts // comm.size
+        self._native = comm._native.low_latency(max_tokens, hidden, num_experts, topk,
+                                                _native.LL_MASK_DEAD if mask_dead else 0)
+        self._open = {}  # tensors of calls whose second half is still to come: the library writes to them
+
+    @property
+    def closed(self):
+        """Whether the object, or its communicator, has been freed."""
+        return self._native.closed
+
+    def free(self):
+        """Frees the buffers now instead of with the last reference. Again: nothing."""
+        self._native.free()
+        self._open.clear()
+
+    def _stream(self, stream):
+        return stream_pointer(self.comm.is_cuda, self.comm.device, stream)
+
+    def _finisher(self, call, tensors, stream):
+        """The second half of a call, once; in the stream of the first one."""
+        self._open[call] = tensors
+
+        def finish():
+            if call not in self._open:
+                raise _native.ArgumentError("the second half of this low-latency call has been received already")
+            del self._open[call]
+            self._native.finish(call, stream)
+
+        return finish
+
+    def _scales(self, rows, ue8m0):
+        columns = self.hidden // (512 if ue8m0 else 128)
+        dtype = torch.int32 if ue8m0 else torch.float32
+        return torch.empty((self.num_local, columns, rows), dtype=dtype, device=self.comm.device).transpose(1, 2)
+
+    def dispatch(self, x, topk_idx, *, fp8=False, round_scale=False, ue8m0=False, max_tokens=None, recv_stats=None,
+                 wait_cost=None, hook=False, stream=None) -> LowLatencyRows:
+        """Sends each token to the experts that it selects. Collective.
+
+        Arguments:
+            x: [N, H] bfloat16, N <= M.
+            topk_idx: [N, K] int64 or int32, -1: none.
+            fp8: rows become float8_e4m3fn with a scale per 128 elements; round_scale: powers of two; ue8m0: packed.
+            max_tokens: M of this call, at most that of the object.
+            recv_stats: int32 [L]: rows received are added to it. wait_cost: int64 [R]: nanoseconds of waiting.
+            hook: only send; `finish` of the result receives.
+        """
+        max_tokens = max_tokens or self.max_tokens
+        if fp8 and ue8m0 and self.hidden % 512:
+            raise _native.ArgumentError(f"low_latency_dispatch: ue8m0 packs the scales of 512 elements, and hidden is {self.hidden}")
+        device, rows = self.comm.device, self.comm.size * max_tokens
+        # Rows beyond the counts stay as they are: on the CPU zeros, so that results are the same in every run.
+        make = torch.empty if self.comm.is_cuda else torch.zeros
+        recv_x = make((self.num_local, rows, self.hidden), dtype=torch.float8_e4m3fn if fp8 else torch.bfloat16, device=device)
+        scales = self._scales(rows, ue8m0) if fp8 else None
+        if scales is not None and not self.comm.is_cuda:
+            scales.zero_()
+        count = torch.empty(self.num_local, dtype=torch.int32, device=device)
+        source = make((self.num_local, rows), dtype=torch.int32, device=device)
+        ranges = torch.empty((self.num_local, self.comm.size), dtype=torch.int64, device=device)
+        flags = (_native.LL_RECV_HOOK if hook else 0) | (_native.LL_ROUND_SCALE if fp8 and (round_scale or ue8m0) else 0)
+        stream = self._stream(stream)
+        x, topk_idx = aligned(x), aligned(topk_idx)
+        call = self._native.dispatch(x, topk_idx, max_tokens, recv_x, scales, count, source, ranges, recv_stats,
+                                     wait_cost, flags, stream)
+        finish = None
+        if hook:
+            finish = self._finisher(call, (x, topk_idx, recv_x, scales, count, source, ranges, recv_stats, wait_cost), stream)
+        return LowLatencyRows(recv_x, scales, count, source, ranges, call, max_tokens, finish)
+
+    def combine(self, x, topk_idx, topk_weights, *, call=0, max_tokens=None, out=None, zero_copy=False, exact=False,
+                wait_cost=None, hook=False, stream=None):
+        """The weighted sum of each token's rows. Collective.
+
+        Arguments:
+            x: [L, R*M, H] bfloat16: the experts' outputs, rows as received; with zero_copy that of combine_buffer().
+            topk_idx, topk_weights: [N, K], float32: as in the dispatch; -1 where that has an expert leaves its row out.
+            call: number of the dispatch that it answers; 0: the last one.
+            exact: every row travels by itself and the sum is rounded once.
+            hook: only send; the second result receives.
+
+        Returns (out [N, H] bfloat16, finish or None).
+        """
+        max_tokens = max_tokens or self.max_tokens
+        if out is None:
+            out = torch.empty((topk_idx.shape[0], self.hidden), dtype=torch.bfloat16, device=self.comm.device)
+        flags = ((_native.LL_RECV_HOOK if hook else 0) | (_native.LL_ZERO_COPY if zero_copy else 0) |
+                 (_native.LL_NO_PARTIAL_REDUCE if exact else 0))
+        stream = self._stream(stream)
+        x, topk_idx, topk_weights = aligned(x), aligned(topk_idx), aligned(topk_weights)
+        self._native.combine(x, topk_idx, topk_weights, out, call, max_tokens, wait_cost, flags, stream)
+        finish = self._finisher(call, (x, topk_idx, topk_weights, out, wait_cost), stream) if hook else None
+        return out, finish
+
+    def combine_buffer(self, max_tokens=None):
+        """[L, R*M, H] bfloat16 of the library, to write the experts' outputs into: the next combine needs no copy.
+
+        Valid until that combine: ask for it before each.
+        """
+        max_tokens = max_tokens or self.max_tokens
+        memory = torch.utils.dlpack.from_dlpack(self._native.combine_buffer(max_tokens))
+        return memory.view(torch.bfloat16).view(self.num_local, self.comm.size * max_tokens, self.hidden)
+
+    def set_mask(self, rank, masked=True, stream=None):
+        """With mask_dead: leave a rank out from now on, or wait for it again."""
+        if rank < 0:
+            raise _native.ArgumentError(f"set_mask: rank is {rank}")
+        self._native.set_mask(rank, int(masked), self._stream(stream))
+
+    def clear_mask(self, stream=None):
+        """Wait for all ranks again."""
+        self._native.set_mask(-1, 0, self._stream(stream))
+
+    def mask(self, out=None, stream=None):
+        """int32 [R]: 1 for ranks that are masked."""
+        if out is None:
+            out = torch.zeros(self.comm.size, dtype=torch.int32, device=self.comm.device)
+        self._native.query_mask(out, self._stream(stream))
+        return out
+
+    def barrier(self, stream=None):
+        """A barrier of the ranks that are not masked; with mask_dead one that does not come is masked."""
+        self._native.barrier(self._stream(stream) or 0)

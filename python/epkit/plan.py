@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plan: where the tokens of one routing go, and the two operations on it."""
+from typing import List, NamedTuple, Optional, Tuple, Union
+
+import torch
+
+from . import _native
+from ._tensors import aligned, column_major, stream_pointer
+
+
+class Rows(NamedTuple):
+    """What a dispatch delivers. n is the rows of the plan, or its capacity."""
+    x: torch.Tensor  # [n, H], the type of the input
+    scales: Optional[torch.Tensor]  # [n, H/128] or as the input has them
+    topk_idx: Optional[torch.Tensor]  # rank layout [n, K]: local expert number, -1 for experts of other ranks
+    topk_weights: Optional[torch.Tensor]  # rank layout [n, K], 0 where the index is -1; expanded [n]
+
+
+class Metadata(NamedTuple):
+    """Facts of a plan, on its device, int32. n is the number of tokens that this rank receives."""
+    recv_source: torch.Tensor  # [n] source rank * source_stride + token index there
+    recv_slot: Optional[torch.Tensor]  # expanded [n, K]: row of the token's k-th choice, -1: of another rank
+    n_recv_tokens: torch.Tensor  # [1] n
+    psum_rank: torch.Tensor  # [R] tokens of this source rank and the ones before it
+    psum_expert: torch.Tensor  # [L] rank layout: sums of aligned counts; expanded: row behind the expert's last one
+    count_exact: torch.Tensor  # [L] received tokens of each expert
+    rank_prefix: torch.Tensor  # [R, R] (i, j): tokens of the ranks 0..i for rank j
+
+
+class Plan:
+    """Made by Communicator.plan(). Depends on the routing alone: dispatch and combine may use it any number of times.
+
+    The backward pass of a dispatch is a combine on the same plan, that of a combine a dispatch. Rows are ordered by
+    (source rank, token index), in the expanded layout within each local expert: the same bits in every run.
+
+    Attributes:
+        n_recv: rows that this rank receives (expanded: with padding); None where the capacity is fixed.
+        out_rows: rows that outputs have.
+        recv_per_expert: list [L], received tokens of each local expert, rounded up to the alignment; [] where the
+            capacity is fixed.
+        expert_start: expanded: list [L + 1], first row of each local expert.
+        recv_from_rank: rank layout: list [R + 1], first row of each source rank.
+    """
+
+    def __init__(self, comm, topk_idx, num_experts, token_in_rank, tokens_per_expert, expanded, alignment, zero_padding,
+                 max_recv_tokens, max_tokens, stream):
+        flags = (_native.PLAN_EXPANDED if expanded else 0) | (_native.PLAN_ZERO_PADDING if expanded and zero_padding else 0)
+        self.comm = comm
+        self.expanded = bool(expanded)
+        self.num_experts = num_experts
+        self.alignment = alignment
+        self.fixed = max_recv_tokens > 0
+        self._native = comm._native.plan(topk_idx, token_in_rank, tokens_per_expert, num_experts, flags, alignment,
+                                         max_recv_tokens, max_tokens, stream_pointer(comm.is_cuda, comm.device, stream))
+        self.n_tokens = (token_in_rank if topk_idx is None else topk_idx).shape[0]
+        self.topk = 0 if topk_idx is None else topk_idx.shape[1]
+        self.idx_dtype = torch.int64 if topk_idx is None else topk_idx.dtype
+        n_recv, self.out_rows, self.n_send, self.n_wire, per_expert, from_rank, start = self._native.info()
+        self.n_recv = n_recv if n_recv >= 0 else None
+        self.recv_per_expert: List[int] = per_expert or []
+        self.recv_from_rank, self.expert_start = from_rank, start
+
+    @property
+    def closed(self):
+        """Whether the plan, or its communicator, has been freed."""
+        return self._native.closed
+
+    def free(self):
+        """Frees the plan now instead of with its last reference. Again: nothing."""
+        self._native.free()
+
+    def _new(self, *shape, dtype):
+        # On the CPU nothing is left uninitialised where rows may stay unwritten: results are the same in every run.
+        make = torch.zeros if not self.comm.is_cuda and (self.expanded or self.fixed) else torch.empty
+        return make(shape, dtype=dtype, device=self.comm.device)
+
+    def dispatch(self, x: Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]],
+                 topk_weights: Optional[torch.Tensor] = None, *, want_topk_idx: bool = False,
+                 column_major_scales: bool = False, out: Optional[torch.Tensor] = None, stream=None) -> Rows:
+        """Sends each token's row to the ranks of the plan. Collective.
+
+        Arguments:
+            x: [N, H] bfloat16 or float8_e4m3fn, or (x, scales): scales float32 [N, H/128], int32 [N, H/512] (packed
+                ue8m0), or int32 [N, any] (opaque words), with any strides.
+            topk_weights: [N, K] float32, travels with the row.
+            want_topk_idx: rank layout: also the local expert numbers of each row.
+            column_major_scales: scales with strides (1, multiple of 4), as TMA wants them.
+            out: where the rows go: [out_rows or more, H], for instance of Communicator.empty().
+        """
+        x, scales = x if isinstance(x, tuple) else (x, None)
+        hidden = x.shape[-1]
+        recv_x = self._new(self.out_rows, hidden, dtype=x.dtype) if out is None else out
+        recv_scales = recv_idx = recv_weights = None
+        if scales is not None:
+            if column_major_scales:
+                recv_scales = column_major(recv_x.shape[0], scales.shape[-1], scales, self.comm.device)
+            else:
+                recv_scales = self._new(recv_x.shape[0], scales.shape[-1], dtype=scales.dtype)
+            if scales.dim() == 2 and scales.shape[0] > 1 and not any(scales.stride()):
+                scales = scales.contiguous()
+        if want_topk_idx and not self.expanded and self.topk:
+            recv_idx = self._new(recv_x.shape[0], self.topk, dtype=self.idx_dtype)
+        if topk_weights is not None:
+            shape = (recv_x.shape[0],) if self.expanded else (recv_x.shape[0], self.topk)
+            recv_weights = self._new(*shape, dtype=torch.float32)
+        self._native.dispatch(aligned(x), aligned(scales), aligned(topk_weights), recv_x, recv_scales, recv_idx,
+                              recv_weights, stream_pointer(self.comm.is_cuda, self.comm.device, stream))
+        return Rows(recv_x, recv_scales, recv_idx, recv_weights)
+
+    def combine(self, x: torch.Tensor, topk_weights: Optional[torch.Tensor] = None,
+                bias: Union[None, torch.Tensor, Tuple[torch.Tensor, ...]] = None, *, by_choice: bool = False,
+                round_partial: bool = False, out: Optional[torch.Tensor] = None, stream=None):
+        """For each token the sum of its rows, unweighted, in fp32, rounded once to bfloat16. Collective.
+
+        Arguments:
+            x: [n, H] bfloat16, a row for each received one.
+            topk_weights: float32 [n, K] (expanded [n]): summed up per token and choice.
+            bias: none, one or two [N, H] bfloat16, added first.
+            by_choice: add up in the order of each token's choices, as DeepEP's ElasticBuffer does, instead of rank order.
+            round_partial: with by_choice, expanded: the sum of each rank is rounded to bfloat16 first.
+
+        Returns (out [N, H] bfloat16, weights float32 [N, K] or None).
+        """
+        biases = () if bias is None else (bias,) if isinstance(bias, torch.Tensor) else tuple(bias)
+        if len(biases) > 2:
+            raise _native.ArgumentError(f"combine: {len(biases)} biases, the most is 2")
+        biases = tuple(aligned(one) for one in biases) + (None,) * (2 - len(biases))
+        if out is None:
+            out = torch.empty((self.n_tokens, x.shape[-1]), dtype=torch.bfloat16, device=self.comm.device)
+        weights = None
+        if topk_weights is not None:
+            weights = torch.empty((self.n_tokens, self.topk), dtype=torch.float32, device=self.comm.device)
+        flags = (_native.COMBINE_BY_CHOICE if by_choice else 0) | (_native.COMBINE_ROUND_PARTIAL if round_partial else 0)
+        self._native.combine(aligned(x), aligned(topk_weights), *biases, out, weights, flags,
+                             stream_pointer(self.comm.is_cuda, self.comm.device, stream))
+        return out, weights
+
+    def update(self, topk_idx=None, *, token_in_rank=None, tokens_per_expert=None, stream=None):
+        """New routing for a plan of fixed capacity, in stream order; may be captured into a CUDA graph. Collective."""
+        self._native.update(topk_idx, token_in_rank, tokens_per_expert,
+                            stream_pointer(self.comm.is_cuda, self.comm.device, stream))
+        self.n_tokens = (token_in_rank if topk_idx is None else topk_idx).shape[0]
+
+    def metadata(self, source_stride: int = 0, stream=None) -> Metadata:
+        """Where the received tokens come from, in stream order. Collective.
+
+        With a fixed capacity, and in the expanded layout, recv_source and recv_slot have more entries than tokens were
+        received: n_recv_tokens says how many count; the others are 0.
+
+        Arguments:
+            source_stride: of recv_source: at least the most tokens of any rank, the same on all; 0: the plan's.
+        """
+        new = lambda *shape: torch.zeros(shape, dtype=torch.int32, device=self.comm.device)  # noqa: E731
+        ranks, local = self.comm.size, self.num_experts // self.comm.size
+        data = Metadata(new(self.out_rows), new(self.out_rows, self.topk) if self.expanded else None, new(1), new(ranks),
+                        new(local), new(local), new(ranks, ranks))
+        self._native.metadata(*data, source_stride, stream_pointer(self.comm.is_cuda, self.comm.device, stream))
+        return data

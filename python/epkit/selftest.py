@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""python -m epkit.selftest [RANKS]: proves an installation: loads the library, starts ranks, compares results.
+
+Runs on the GPUs that torch finds, otherwise on the CPU (as $EPKIT_BACKEND=host always does). Exit code 0: everything
+that was received and added up was exact. 1: something was not, or a rank ended; the text says what and where.
+"""
+import os
+import sys
+import tempfile
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+
+
+def _check(what, ok):
+    if not ok:
+        raise AssertionError(f"{what}: the result is not what it must be")
+
+
+def _work(comm):
+    """Plans, both layouts, weights, low latency: on small integers, so that every sum is exact."""
+    device, experts, topk, hidden = comm.device, comm.size * 4, 4, 256
+    torch.manual_seed(comm.rank)
+    tokens = 40 + comm.rank
+    topk_idx = torch.rand(tokens, experts).topk(topk).indices.to(device)
+    topk_idx[::7, 1] = -1
+    weights = torch.rand(tokens, topk, device=device)
+    x = torch.randint(-8, 8, (tokens, hidden), device=device).to(torch.bfloat16)
+    ranks = comm.layout(topk_idx, experts)[2].sum(1, keepdim=True)
+    choices = (topk_idx >= 0).sum(1, keepdim=True)
+    for expanded, times in ((False, ranks), (True, choices)):
+        plan = comm.plan(topk_idx, experts, expanded=expanded, alignment=8, zero_padding=True)
+        rows = plan.dispatch(x, weights)
+        out, back = plan.combine(rows.x, rows.topk_weights)
+        _check(f"combine, expanded={expanded}", torch.equal(out.float(), x.float() * times))
+        _check("weights", torch.equal(back, weights.masked_fill(topk_idx < 0, 0)))
+    calls = comm.low_latency(64, hidden, experts, topk)
+    got = calls.dispatch(x, topk_idx, hook=True)
+    got.finish()
+    out, _ = calls.combine(got.x, topk_idx, torch.ones_like(weights), call=got.call)
+    _check("low latency", torch.equal(out.float(), x.float() * choices))
+
+
+def _rank(rank, ranks, store):
+    import epkit
+
+    # A file, not a port: nothing else on the machine can be in the way.
+    dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=ranks)
+    if torch.cuda.is_available():
+        torch.cuda.set_device(rank % torch.cuda.device_count())
+    comm = epkit.Communicator(timeout=60)
+    _work(comm)
+    if comm.is_cuda:
+        torch.cuda.synchronize()
+    comm.barrier()
+    comm.synchronize()
+    backend = comm.backend
+    comm.free()
+    dist.destroy_process_group()
+    if rank == 0:
+        print(f"epkit {epkit.__version__}: {ranks} ranks, backend {backend}, torch {torch.__version__}: all results are exact")
+
+
+def main(argv):
+    """Starts the ranks; the number of GPUs, or 2."""
+    if len(argv) > 1 or (argv and not argv[0].isdigit()):
+        print(__doc__, file=sys.stderr)
+        return 2
+    host = os.environ.get("EPKIT_BACKEND") == "host" or not torch.cuda.is_available()
+    ranks = int(argv[0]) if argv else 2 if host else max(2, torch.cuda.device_count())
+    with tempfile.TemporaryDirectory(prefix="epkit-selftest-") as folder:
+        try:
+            torch.multiprocessing.spawn(_rank, args=(ranks, os.path.join(folder, "store")), nprocs=ranks)
+        except torch.multiprocessing.ProcessRaisedException as error:
+            print(f"epkit.selftest: a rank failed:\n{error}", file=sys.stderr)
+            return 1
+        except torch.multiprocessing.ProcessExitedException as error:
+            print(f"epkit.selftest: {error}", file=sys.stderr)
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * bind.h - what the files of the extension module share.
+ *
+ * The module is a thin layer: it checks that tensors are what a call needs (type, shape, strides, device, alignment),
+ * turns them into the pointers of libepkit's argument structs, releases the interpreter lock around every call that can
+ * wait, and turns a status into an exception. What is convenient is written in Python, above it.
+ *
+ * Lifetimes. A Comm owns its ep_comm. Plans and low-latency objects hold a reference to their Comm and are on its list:
+ * Comm.free() frees them first, and a method of a freed object raises. Memory of the library that became a tensor
+ * (export_memory()) is counted; while there are such tensors, Comm.free() only marks the communicator as freed, and the
+ * last tensor frees it. That may happen in any thread, without the interpreter.
+ */
+#ifndef EPKIT_PYTHON_BIND_H
+#define EPKIT_PYTHON_BIND_H
+
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030A0000
+#include <Python.h>
+
+#include "tensor.h"
+
+#include <epkit/epkit.h>
+#include <pthread.h>
+#include <stdbool.h>
+
+/* The library's side of a communicator, which may outlive the Python object: see above. */
+struct comm_box {
+    pthread_mutex_t lock;
+    ep_comm *comm;
+    int exports;  /* tensors that show memory of the library */
+    bool closed;  /* freed as far as Python is concerned */
+    ep_ll **kept; /* low-latency objects that tensors show memory of, freed with the communicator */
+    int n_kept;
+};
+
+/* Something that belongs to a communicator: the beginning of plans and low-latency objects. */
+struct member {
+    PyObject_HEAD struct comm_object *comm; /* a reference */
+    struct member *next, *prev, *next_late;
+    void (*close)(struct member *self); /* frees the library's object, once */
+};
+
+/* A communicator belongs to one thread at a time: another one that drops the last reference to a plan has to wait. */
+
+struct comm_object {
+    PyObject_HEAD struct comm_box *box; /* NULL: creation failed */
+    struct member members;              /* head of the list; not an object */
+    bool busy;                          /* a call is under way, with the interpreter lock released */
+    struct member *late;                /* members whose last reference went meanwhile: call_done() frees them */
+    bool cuda;
+    int rank, nranks, device;
+};
+
+extern PyTypeObject *comm_type, *plan_type, *ll_type;
+extern const PyMethodDef module_methods[];
+
+PyTypeObject *comm_type_new(PyObject *module);
+PyTypeObject *plan_type_new(PyObject *module);
+PyTypeObject *ll_type_new(PyObject *module);
+
+/* error.c: exceptions. Each returns NULL, for the caller to return. */
+int errors_init(PyObject *module);
+PyObject *raise_status(ep_status status); /* of a call of this thread that has just failed */
+PyObject *raise_arg(const char *format, ...) __attribute__((format(printf, 1, 2)));   /* EP_E_ARG */
+PyObject *raise_state(const char *format, ...) __attribute__((format(printf, 1, 2))); /* EP_E_STATE */
+ep_status status_of_exception(void); /* of the exception that is set; it stays set */
+
+/* comm.c */
+/* Begins a call: false, with an exception, when the communicator is freed or another thread is in a call on it. */
+bool call_begin(struct comm_object *comm, const char *call);
+/* Ends it. */
+void call_done(struct comm_object *comm);
+/* Ends it: None, or NULL with the exception of `status`. */
+PyObject *call_end(struct comm_object *comm, ep_status status);
+void member_add(struct comm_object *comm, struct member *member);
+void member_free(struct member *member); /* closes it; may be called again */
+void member_dealloc(PyObject *self);     /* the tp_dealloc of all members */
+PyObject *member_free_method(PyObject *self, PyObject *unused);
+/* A capsule "dltensor" of the library's memory, bytes [bytes] uint8. Counts as an export of the communicator. */
+PyObject *export_memory(struct comm_object *comm, void *memory, int64_t bytes);
+
+PyObject *plan_new(struct comm_object *comm, PyObject *const *args, Py_ssize_t nargs);
+PyObject *ll_new(struct comm_object *comm, PyObject *const *args, Py_ssize_t nargs);
+
+/* Number of positional arguments of a fast call. */
+bool want_args(const char *call, Py_ssize_t given, Py_ssize_t wanted);
+/* Integer arguments; on an error an exception is set and *ret_ok is false. */
+int64_t want_int(PyObject *value, const char *call, const char *name, bool *ret_ok);
+
+/* What tensors of this communicator must be on. */
+struct place place_of(const struct comm_object *comm);
+
+#endif

@@ -1,0 +1,616 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* comm.c - the type Comm: creation over an all-gather in Python, its own calls, memory, and what all calls begin with.
+ */
+#include "bind.h"
+
+#include "dlpack_abi.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+PyTypeObject *comm_type;
+
+/*
+ * --- the library's side ---
+ */
+
+/* Frees what nothing needs any more: the box itself, once it is closed and no tensor shows its memory. */
+static void box_release(struct comm_box *box, bool close)
+{
+    bool last;
+
+    pthread_mutex_lock(&box->lock);
+    if (close)
+        box->closed = true;
+    else
+        box->exports--;
+    last = box->closed && box->exports == 0;
+    pthread_mutex_unlock(&box->lock);
+    if (!last)
+        return;
+    for (int i = 0; i < box->n_kept; i++)
+        ep_ll_free(box->kept[i]);
+    free(box->kept);
+    ep_comm_free(box->comm);
+    pthread_mutex_destroy(&box->lock);
+    free(box);
+}
+
+static struct comm_box *box_new(void)
+{
+    struct comm_box *box = calloc(1, sizeof(*box));
+
+    if (box)
+        pthread_mutex_init(&box->lock, NULL);
+    else
+        PyErr_NoMemory();
+    return box;
+}
+
+/*
+ * --- memory of the library as a tensor ---
+ */
+
+struct export
+{
+    struct dl_managed managed; /* first, so that one is the other */
+    struct comm_box *box;
+    int64_t shape[1];
+};
+
+static void export_delete(struct dl_managed *managed)
+{
+    struct export *export = (struct export *)managed;
+
+    box_release(export->box, false);
+    free(export);
+}
+
+/* Of a capsule that nobody made a tensor of: its name is still the first one then. */
+static void capsule_delete(PyObject *capsule)
+{
+    struct dl_managed *managed;
+
+    if (!PyCapsule_IsValid(capsule, "dltensor"))
+        return;
+    managed = PyCapsule_GetPointer(capsule, "dltensor");
+    managed->deleter(managed);
+}
+
+PyObject *export_memory(struct comm_object *comm, void *memory, int64_t bytes)
+{
+    struct export *export = calloc(1, sizeof(*export));
+    PyObject *capsule;
+
+    if (!export)
+        return PyErr_NoMemory();
+    export->shape[0] = bytes;
+    export->managed.tensor.data = memory;
+    export->managed.tensor.device.type = comm->cuda ? DL_CUDA : DL_CPU;
+    export->managed.tensor.device.id = comm->cuda ? comm->device : 0;
+    export->managed.tensor.ndim = 1;
+    export->managed.tensor.dtype.code = DL_UINT;
+    export->managed.tensor.dtype.bits = 8;
+    export->managed.tensor.dtype.lanes = 1;
+    export->managed.tensor.shape = export->shape;
+    export->managed.deleter = export_delete;
+    export->box = comm->box;
+    capsule = PyCapsule_New(&export->managed, "dltensor", capsule_delete);
+    if (!capsule) {
+        free(export);
+        return NULL;
+    }
+    pthread_mutex_lock(&comm->box->lock);
+    comm->box->exports++;
+    pthread_mutex_unlock(&comm->box->lock);
+    return capsule;
+}
+
+/*
+ * --- what every call does ---
+ */
+
+bool call_begin(struct comm_object *comm, const char *call)
+{
+    if (!comm->box)
+        raise_state("%s: the communicator has been freed", call);
+    else if (comm->busy)
+        raise_state("%s: another thread is in a call on this communicator", call);
+    else
+        comm->busy = true;
+    return comm->busy && !PyErr_Occurred();
+}
+
+static void object_free(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+    Py_DECREF((PyObject *)type);
+}
+
+void call_done(struct comm_object *comm)
+{
+    struct member *late;
+
+    comm->busy = false;
+    while ((late = comm->late)) {
+        comm->late = late->next_late;
+        member_free(late);
+        object_free((PyObject *)late);
+    }
+}
+
+PyObject *call_end(struct comm_object *comm, ep_status status)
+{
+    call_done(comm);
+    if (status != EP_OK)
+        return raise_status(status);
+    Py_RETURN_NONE;
+}
+
+struct place place_of(const struct comm_object *comm)
+{
+    return (struct place){comm->cuda, comm->device};
+}
+
+bool want_args(const char *call, Py_ssize_t given, Py_ssize_t wanted)
+{
+    if (given == wanted)
+        return true;
+    PyErr_Format(PyExc_TypeError, "%s: takes %zd arguments, %zd given", call, wanted, given);
+    return false;
+}
+
+int64_t want_int(PyObject *value, const char *call, const char *name, bool *ret_ok)
+{
+    int64_t number = PyLong_AsLongLong(value);
+
+    if (number == -1 && PyErr_Occurred()) {
+        PyErr_Clear();
+        PyErr_Format(PyExc_TypeError, "%s: %s: %R is no integer of 64 bits", call, name, value);
+        *ret_ok = false;
+    }
+    return number;
+}
+
+void member_add(struct comm_object *comm, struct member *member)
+{
+    Py_INCREF((PyObject *)comm);
+    member->comm = comm;
+    member->next = comm->members.next;
+    member->prev = &comm->members;
+    if (member->next)
+        member->next->prev = member;
+    comm->members.next = member;
+}
+
+void member_free(struct member *member)
+{
+    struct comm_object *comm = member->comm;
+
+    if (!comm)
+        return;
+    member->close(member);
+    member->prev->next = member->next;
+    if (member->next)
+        member->next->prev = member->prev;
+    member->comm = NULL;
+    Py_DECREF((PyObject *)comm);
+}
+
+void member_dealloc(PyObject *self)
+{
+    struct member *member = (struct member *)self;
+    struct comm_object *comm = member->comm;
+
+    if (comm && comm->busy) {
+        member->next_late = comm->late;
+        comm->late = member;
+        return;
+    }
+    member_free(member);
+    object_free(self);
+}
+
+PyObject *member_free_method(PyObject *self, PyObject *unused)
+{
+    struct member *member = (struct member *)self;
+
+    (void)unused;
+    if (member->comm && member->comm->busy)
+        return raise_state("free: another thread is in a call on this communicator");
+    member_free(member);
+    Py_RETURN_NONE;
+}
+
+/*
+ * --- creation ---
+ */
+
+struct gather {
+    PyObject *function;             /* (bytes, timeout in ms) -> bytes of all ranks */
+    PyObject *type, *value, *trace; /* what it raised */
+    int nranks;
+};
+
+/* The exception that is set becomes a status; its text becomes part of the library's, and it itself the cause. */
+static ep_status keep_exception(struct gather *gather)
+{
+    ep_status status = status_of_exception();
+    PyObject *text, *bytes;
+
+    if (gather->type) {
+        PyErr_Clear();
+        return status;
+    }
+    PyErr_Fetch(&gather->type, &gather->value, &gather->trace);
+    PyErr_NormalizeException(&gather->type, &gather->value, &gather->trace);
+    text = gather->value ? PyObject_Str(gather->value) : NULL;
+    bytes = text ? PyUnicode_AsEncodedString(text, "utf-8", "replace") : NULL;
+    if (bytes)
+        ep_set_last_error(PyBytes_AsString(bytes));
+    Py_XDECREF(bytes);
+    Py_XDECREF(text);
+    PyErr_Clear();
+    return status;
+}
+
+/* Called by ep_comm_new() on the thread that has released the interpreter lock for it. */
+static ep_status gather_bytes(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
+{
+    struct gather *gather = context;
+    PyGILState_STATE lock = PyGILState_Ensure();
+    PyObject *all = PyObject_CallFunction(gather->function, "y#i", mine, (Py_ssize_t)bytes, timeout_ms);
+    ep_status status = EP_OK;
+    char *data = NULL;
+    Py_ssize_t size = 0;
+
+    if (all && PyBytes_AsStringAndSize(all, &data, &size) == 0 && size != (Py_ssize_t)bytes * gather->nranks)
+        PyErr_Format(PyExc_ValueError, "the all-gather returned %zd bytes, not %d times %zu", size, gather->nranks,
+                     bytes);
+    if (PyErr_Occurred())
+        status = keep_exception(gather);
+    else
+        memcpy(ret_all, data, (size_t)size);
+    Py_XDECREF(all);
+    PyGILState_Release(lock);
+    return status;
+}
+
+/* The exception of `status`, with what the all-gather raised as its cause. */
+static void raise_with_cause(ep_status status, struct gather *gather)
+{
+    PyObject *type, *value, *trace;
+
+    raise_status(status);
+    if (!gather->type)
+        return;
+    PyErr_NormalizeException(&gather->type, &gather->value, &gather->trace);
+    PyErr_Fetch(&type, &value, &trace);
+    PyErr_NormalizeException(&type, &value, &trace);
+    if (value && gather->value) {
+        Py_INCREF(gather->value);
+        PyException_SetCause(value, gather->value);
+    }
+    PyErr_Restore(type, value, trace);
+}
+
+static struct comm_object *comm_alloc(void)
+{
+    allocfunc alloc = (allocfunc)PyType_GetSlot(comm_type, Py_tp_alloc);
+
+    return (struct comm_object *)alloc(comm_type, 0);
+}
+
+/* Who, where, on what: asked once. */
+static ep_status comm_fill(struct comm_object *comm)
+{
+    ep_comm_info info = {.size = sizeof(info)};
+    ep_status status = ep_comm_get_info(comm->box->comm, &info);
+
+    if (status == EP_OK) {
+        comm->rank = info.rank;
+        comm->nranks = info.nranks;
+        comm->cuda = !strcmp(info.backend, "cuda");
+    }
+    return status;
+}
+
+/* Comm(rank, nranks, gather, backend or None, timeout in ms, device, flags) */
+static PyObject *comm_new(PyTypeObject *type, PyObject *args, PyObject *names)
+{
+    ep_comm_config config = EP_COMM_CONFIG_INIT;
+    ep_boot boot = {.size = sizeof(boot), .allgather = gather_bytes};
+    struct gather gather = {NULL, NULL, NULL, NULL, 0};
+    struct comm_object *comm;
+    ep_status status;
+    unsigned flags = 0;
+
+    (void)type;
+    if (names && PyDict_Size(names))
+        return PyErr_Format(PyExc_TypeError, "Comm: takes no keywords");
+    if (!PyArg_ParseTuple(args, "iiOziiI:Comm", &boot.rank, &boot.nranks, &gather.function, &config.backend,
+                          &config.timeout_ms, &config.device, &flags))
+        return NULL;
+    config.flags = flags;
+    boot.context = &gather;
+    gather.nranks = boot.nranks;
+    comm = comm_alloc();
+    if (!comm)
+        return NULL;
+    comm->device = config.device;
+    comm->box = box_new();
+    if (!comm->box) {
+        Py_DECREF((PyObject *)comm);
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS;
+    status = ep_comm_new(&boot, &config, &comm->box->comm);
+    Py_END_ALLOW_THREADS;
+    if (status == EP_OK)
+        status = comm_fill(comm);
+    if (status != EP_OK) {
+        raise_with_cause(status, &gather);
+        Py_DECREF((PyObject *)comm);
+        comm = NULL;
+    }
+    Py_XDECREF(gather.type);
+    Py_XDECREF(gather.value);
+    Py_XDECREF(gather.trace);
+    return (PyObject *)comm;
+}
+
+static void comm_close(struct comm_object *comm)
+{
+    struct comm_box *box = comm->box;
+
+    while (comm->members.next)
+        member_free(comm->members.next);
+    comm->box = NULL;
+    if (box) {
+        Py_BEGIN_ALLOW_THREADS;
+        box_release(box, true);
+        Py_END_ALLOW_THREADS;
+    }
+}
+
+static void comm_dealloc(PyObject *self)
+{
+    comm_close((struct comm_object *)self);
+    object_free(self);
+}
+
+/*
+ * --- methods ---
+ */
+
+static PyObject *comm_free(PyObject *self, PyObject *unused)
+{
+    struct comm_object *comm = (struct comm_object *)self;
+
+    (void)unused;
+    if (comm->busy)
+        return raise_state("free: another thread is in a call on this communicator");
+    comm_close(comm);
+    Py_RETURN_NONE;
+}
+
+static PyObject *comm_barrier(PyObject *self, PyObject *stream)
+{
+    struct comm_object *comm = (struct comm_object *)self;
+    void *on = stream == Py_None ? NULL : PyLong_AsVoidPtr(stream);
+    ep_status status;
+
+    if (PyErr_Occurred() || !call_begin(comm, "barrier"))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS;
+    status = stream == Py_None ? ep_comm_barrier(comm->box->comm) : ep_barrier_on(comm->box->comm, on);
+    if (status == EP_OK && stream != Py_None && !comm->cuda)
+        status = ep_stream_sync(comm->box->comm, NULL);
+    Py_END_ALLOW_THREADS;
+    return call_end(comm, status);
+}
+
+static PyObject *comm_sync(PyObject *self, PyObject *stream)
+{
+    struct comm_object *comm = (struct comm_object *)self;
+    void *on = PyLong_AsVoidPtr(stream);
+    ep_status status;
+
+    if (PyErr_Occurred() || !call_begin(comm, "sync"))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS;
+    status = ep_stream_sync(comm->box->comm, on);
+    Py_END_ALLOW_THREADS;
+    return call_end(comm, status);
+}
+
+static PyObject *comm_allgather(PyObject *self, PyObject *bytes)
+{
+    struct comm_object *comm = (struct comm_object *)self;
+    PyObject *all;
+    char *mine, *data;
+    Py_ssize_t size, unused;
+    ep_status status;
+
+    if (PyBytes_AsStringAndSize(bytes, &mine, &size) < 0 || !call_begin(comm, "allgather"))
+        return NULL;
+    all = PyBytes_FromStringAndSize(NULL, size * comm->nranks);
+    if (!all || PyBytes_AsStringAndSize(all, &data, &unused) < 0) {
+        comm->busy = false;
+        Py_XDECREF(all);
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS;
+    status = ep_comm_allgather(comm->box->comm, mine, (size_t)size, data);
+    Py_END_ALLOW_THREADS;
+    call_done(comm);
+    if (status == EP_OK)
+        return all;
+    Py_DECREF(all);
+    return raise_status(status);
+}
+
+static PyObject *comm_abort(PyObject *self, PyObject *unused)
+{
+    struct comm_object *comm = (struct comm_object *)self;
+
+    (void)unused;
+    if (!comm->box)
+        return raise_state("abort: the communicator has been freed");
+    ep_comm_abort(comm->box->comm);
+    Py_RETURN_NONE;
+}
+
+static PyObject *comm_check(PyObject *self, PyObject *unused)
+{
+    struct comm_object *comm = (struct comm_object *)self;
+    ep_status status;
+
+    (void)unused;
+    if (!comm->box)
+        return raise_state("check: the communicator has been freed");
+    status = ep_comm_async_error(comm->box->comm);
+    if (status != EP_OK)
+        return raise_status(status);
+    Py_RETURN_NONE;
+}
+
+static PyObject *comm_shrink(PyObject *self, PyObject *unused)
+{
+    struct comm_object *comm = (struct comm_object *)self, *next;
+    ep_status status;
+
+    (void)unused;
+    if (!call_begin(comm, "shrink"))
+        return NULL;
+    next = comm_alloc();
+    if (next)
+        next->box = box_new();
+    if (!next || !next->box) {
+        comm->busy = false;
+        Py_XDECREF((PyObject *)next);
+        return NULL;
+    }
+    next->device = comm->device;
+    Py_BEGIN_ALLOW_THREADS;
+    status = ep_comm_shrink(comm->box->comm, NULL, &next->box->comm);
+    Py_END_ALLOW_THREADS;
+    call_done(comm);
+    if (status == EP_OK)
+        status = comm_fill(next);
+    if (status == EP_OK)
+        return (PyObject *)next;
+    raise_status(status);
+    Py_DECREF((PyObject *)next);
+    return NULL;
+}
+
+static PyObject *comm_info(PyObject *self, PyObject *unused)
+{
+    struct comm_object *comm = (struct comm_object *)self;
+    ep_comm_info info = {.size = sizeof(info)};
+    ep_status status;
+
+    (void)unused;
+    if (!comm->box)
+        return raise_state("info: the communicator has been freed");
+    status = ep_comm_get_info(comm->box->comm, &info);
+    if (status != EP_OK)
+        return raise_status(status);
+    return Py_BuildValue("{s:i,s:i,s:i,s:i,s:i,s:s,s:s,s:K}", "rank", info.rank, "nranks", info.nranks, "node",
+                         info.node, "nnodes", info.nnodes, "timeout_ms", info.timeout_ms, "backend", info.backend,
+                         "network", info.network, "library_bytes", (unsigned long long)info.library_bytes);
+}
+
+static PyObject *comm_stats(PyObject *self, PyObject *unused)
+{
+    struct comm_object *comm = (struct comm_object *)self;
+    ep_stats stats = {.size = sizeof(stats)};
+    ep_status status;
+
+    (void)unused;
+    if (!comm->box)
+        return raise_state("stats: the communicator has been freed");
+    status = ep_comm_get_stats(comm->box->comm, &stats);
+    if (status != EP_OK)
+        return raise_status(status);
+    return Py_BuildValue("{s:K,s:K,s:K,s:K,s:K,s:K}", "rows_self", (unsigned long long)stats.rows_self, "rows_node",
+                         (unsigned long long)stats.rows_node, "bytes_self", (unsigned long long)stats.bytes_self,
+                         "bytes_node", (unsigned long long)stats.bytes_node, "ns_move",
+                         (unsigned long long)stats.ns_move, "ns_total", (unsigned long long)stats.ns_total);
+}
+
+static PyObject *comm_alloc_memory(PyObject *self, PyObject *size)
+{
+    struct comm_object *comm = (struct comm_object *)self;
+    bool ok = true;
+    int64_t bytes = want_int(size, "alloc", "bytes", &ok);
+    void *memory = NULL;
+    ep_status status;
+
+    if (!ok)
+        return NULL;
+    if (bytes < 0)
+        return raise_arg("alloc: bytes is %lld", (long long)bytes);
+    if (!call_begin(comm, "alloc"))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS;
+    status = ep_alloc(comm->box->comm, (size_t)bytes, &memory);
+    Py_END_ALLOW_THREADS;
+    call_done(comm);
+    return status == EP_OK ? export_memory(comm, memory, bytes) : raise_status(status);
+}
+
+static PyObject *comm_plan(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    return plan_new((struct comm_object *)self, args, nargs);
+}
+
+static PyObject *comm_low_latency(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    return ll_new((struct comm_object *)self, args, nargs);
+}
+
+static PyObject *get_closed(PyObject *self, void *unused)
+{
+    (void)unused;
+    return PyBool_FromLong(!((struct comm_object *)self)->box);
+}
+
+static PyMethodDef methods[] = {
+    {"free", comm_free, METH_NOARGS, "Leave the group and free everything. Again: nothing."},
+    {"barrier", comm_barrier, METH_O, "barrier(stream or None)"},
+    {"sync", comm_sync, METH_O, "sync(stream)"},
+    {"allgather", comm_allgather, METH_O, "allgather(bytes) -> bytes of all ranks"},
+    {"abort", comm_abort, METH_NOARGS, "Wake every wait of every rank. Any thread."},
+    {"check", comm_check, METH_NOARGS, "Raise what the communicator failed with. Never waits."},
+    {"shrink", comm_shrink, METH_NOARGS, "A new Comm of the ranks that live."},
+    {"info", comm_info, METH_NOARGS, "rank, nranks, backend, ... as a dict"},
+    {"stats", comm_stats, METH_NOARGS, "what the last operation moved"},
+    {"alloc", comm_alloc_memory, METH_O, "alloc(bytes) -> capsule of symmetric memory. Collective."},
+    {"plan", (PyCFunction)(void (*)(void))comm_plan, METH_FASTCALL, NULL},
+    {"low_latency", (PyCFunction)(void (*)(void))comm_low_latency, METH_FASTCALL, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef properties[] = {
+    {"closed", get_closed, NULL, "freed?", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot slots[] = {
+    {Py_tp_new, (void *)comm_new},
+    {Py_tp_dealloc, (void *)comm_dealloc},
+    {Py_tp_methods, methods},
+    {Py_tp_getset, properties},
+    {0, NULL},
+};
+
+static PyType_Spec spec = {"epkit._C.Comm", sizeof(struct comm_object), 0, Py_TPFLAGS_DEFAULT, slots};
+
+PyTypeObject *comm_type_new(PyObject *module)
+{
+    return (PyTypeObject *)PyType_FromModuleAndSpec(module, &spec, NULL);
+}

@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "bind.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+/* By the hundreds of a status: who must act. */
+enum { BASE, ARGUMENT, RESOURCE, PEER, GROUP, CLASSES };
+
+static PyObject *classes[CLASSES];
+
+static const struct {
+    const char *name, *doc;
+} texts[CLASSES] = {
+    {"epkit.Error",
+     "A call of libepkit failed. Attributes: status (number), name (\"EP_E_TIMEOUT\"), hint (what to do)."},
+    {"epkit.ArgumentError",
+     "An argument or the state of an object does not allow the call (status 1xx). Also a ValueError."},
+    {"epkit.ResourceError", "The machine or the device cannot do it: memory, system calls, driver (status 2xx)."},
+    {"epkit.PeerError", "Another rank is late, dead or has left (status 3xx). The text names it."},
+    {"epkit.GroupError", "The ranks disagree, or the group was aborted (status 4xx). The text names the rank."},
+};
+
+int errors_init(PyObject *module)
+{
+    for (int c = 0; c < CLASSES; c++) {
+        PyObject *bases = c == BASE       ? PyTuple_Pack(1, PyExc_RuntimeError)
+                          : c == ARGUMENT ? PyTuple_Pack(2, classes[BASE], PyExc_ValueError)
+                                          : PyTuple_Pack(1, classes[BASE]);
+
+        if (!bases)
+            return -1;
+        classes[c] = PyErr_NewExceptionWithDoc(texts[c].name, texts[c].doc, bases, NULL);
+        Py_DECREF(bases);
+        if (!classes[c])
+            return -1;
+        Py_INCREF(classes[c]);
+        if (PyModule_AddObject(module, strchr(texts[c].name, '.') + 1, classes[c]) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+static int set_attribute(PyObject *object, const char *name, PyObject *value)
+{
+    int failed = value ? PyObject_SetAttrString(object, name, value) : -1;
+
+    Py_XDECREF(value);
+    return failed;
+}
+
+static PyObject *raise_text(ep_status status, const char *reason)
+{
+    int hundreds = (int)status / 100;
+    PyObject *class = classes[hundreds >= ARGUMENT && hundreds < CLASSES ? hundreds : BASE];
+    const char *hint = ep_status_hint(status);
+    PyObject *text =
+        PyUnicode_FromFormat("%s: %s%s%s%s", ep_status_name(status), reason[0] ? reason : ep_status_text(status),
+                             hint[0] ? " (" : "", hint, hint[0] ? ")" : "");
+    PyObject *error = text ? PyObject_CallFunctionObjArgs(class, text, NULL) : NULL;
+
+    Py_XDECREF(text);
+    if (error && !set_attribute(error, "status", PyLong_FromLong(status)) &&
+        !set_attribute(error, "name", PyUnicode_FromString(ep_status_name(status))) &&
+        !set_attribute(error, "hint", PyUnicode_FromString(hint)))
+        PyErr_SetObject(class, error);
+    Py_XDECREF(error);
+    return NULL;
+}
+
+PyObject *raise_status(ep_status status)
+{
+    return raise_text(status, ep_last_error());
+}
+
+static PyObject *raise_format(ep_status status, const char *format, va_list args)
+{
+    char text[512];
+
+    vsnprintf(text, sizeof(text), format, args);
+    return raise_text(status, text);
+}
+
+PyObject *raise_arg(const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    raise_format(EP_E_ARG, format, args);
+    va_end(args);
+    return NULL;
+}
+
+PyObject *raise_state(const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    raise_format(EP_E_STATE, format, args);
+    va_end(args);
+    return NULL;
+}
+
+ep_status status_of_exception(void)
+{
+    PyObject *type, *value, *trace, *number;
+    ep_status status = EP_E_SYSTEM;
+
+    if (PyErr_ExceptionMatches(PyExc_TimeoutError))
+        return EP_E_TIMEOUT;
+    if (PyErr_ExceptionMatches(PyExc_MemoryError))
+        return EP_E_MEMORY;
+    if (!PyErr_ExceptionMatches(classes[BASE]))
+        return EP_E_SYSTEM;
+    PyErr_Fetch(&type, &value, &trace);
+    PyErr_NormalizeException(&type, &value, &trace);
+    number = value ? PyObject_GetAttrString(value, "status") : NULL;
+    if (number && PyLong_Check(number))
+        status = (ep_status)PyLong_AsLong(number);
+    Py_XDECREF(number);
+    PyErr_Clear();
+    PyErr_Restore(type, value, trace);
+    return status;
+}

@@ -1,0 +1,414 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* lowlatency.c - the type LowLatency: dispatch and combine for decoding. */
+#include "bind.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+PyTypeObject *ll_type;
+
+struct ll_object {
+    struct member member;
+    ep_ll *ll;     /* NULL: freed */
+    bool exported; /* a tensor showed its buffer: the communicator frees it */
+    int max_tokens, hidden, n_experts, n_local, topk;
+};
+
+static void *stream_of(PyObject *stream)
+{
+    return stream == Py_None ? NULL : PyLong_AsVoidPtr(stream);
+}
+
+/* Memory of an ep_ll that became a tensor lives as long as the tensor: it goes with the communicator then. */
+static void ll_close(struct member *member)
+{
+    struct ll_object *ll = (struct ll_object *)member;
+    struct comm_box *box = member->comm->box;
+    ep_ll **kept = NULL;
+
+    if (!ll->ll)
+        return;
+    if (ll->exported)
+        kept = realloc(box->kept, (size_t)(box->n_kept + 1) * sizeof(*kept));
+    if (kept) {
+        box->kept = kept;
+        box->kept[box->n_kept++] = ll->ll;
+    } else if (!ll->exported) {
+        ep_ll_free(ll->ll);
+    } /* else: no memory for a pointer. It stays until the process ends, which is better than a dangling tensor */
+    ll->ll = NULL;
+}
+
+static bool ll_begin(struct ll_object *ll, const char *call)
+{
+    if (!ll->ll) {
+        raise_state("%s: the low-latency object has been freed, or its communicator", call);
+        return false;
+    }
+    return call_begin(ll->member.comm, call);
+}
+
+/* Comm.low_latency(max_tokens, hidden, n_experts, topk, flags) */
+PyObject *ll_new(struct comm_object *comm, PyObject *const *args, Py_ssize_t nargs)
+{
+    static const char *const names[] = {"max_tokens", "hidden", "num_experts", "topk", "flags"};
+    ep_ll_config config = EP_LL_CONFIG_INIT;
+    struct ll_object *ll;
+    ep_ll *made = NULL;
+    int64_t values[5];
+    ep_status status;
+    bool ok = true;
+
+    if (!want_args("low_latency", nargs, 5))
+        return NULL;
+    for (int i = 0; i < 5 && ok; i++) {
+        values[i] = want_int(args[i], "low_latency", names[i], &ok);
+        if (ok && (values[i] < 0 || values[i] > INT32_MAX))
+            return raise_arg("low_latency: %s is %lld", names[i], (long long)values[i]);
+    }
+    if (!ok || !call_begin(comm, "low_latency"))
+        return NULL;
+    config.max_tokens = (int32_t)values[0];
+    config.hidden = (int32_t)values[1];
+    config.n_experts = (int32_t)values[2];
+    config.topk = (int32_t)values[3];
+    config.flags = (uint32_t)values[4];
+    Py_BEGIN_ALLOW_THREADS;
+    status = ep_ll_new(comm->box->comm, &config, &made);
+    Py_END_ALLOW_THREADS;
+    call_done(comm);
+    if (status != EP_OK)
+        return raise_status(status);
+    ll = (struct ll_object *)((allocfunc)PyType_GetSlot(ll_type, Py_tp_alloc))(ll_type, 0);
+    if (!ll) {
+        ep_ll_free(made);
+        return NULL;
+    }
+    ll->ll = made;
+    ll->max_tokens = config.max_tokens;
+    ll->hidden = config.hidden;
+    ll->n_experts = config.n_experts;
+    ll->n_local = config.n_experts / comm->nranks;
+    ll->topk = config.topk;
+    ll->member.close = ll_close;
+    member_add(comm, &ll->member);
+    return (PyObject *)ll;
+}
+
+/* One tensor of a call: reads it as `want` says. */
+static bool get(struct ll_object *ll, PyObject *object, const struct want want, struct tensor *ret_tensor)
+{
+    return tensor_get(object, &want, place_of(ll->member.comm), ret_tensor);
+}
+
+/* The scales of one expert may have any strides; experts follow each other without a gap. */
+static bool get_scales(struct ll_object *ll, PyObject *object, int64_t rows, ep_ll_dispatch_args *args)
+{
+    static const char call[] = "low_latency_dispatch";
+    int blocks = ll->hidden / EP_SCALE_BLOCK;
+    struct tensor scales;
+
+    if (object == Py_None && args->out_dtype == EP_BF16)
+        return true;
+    if (!get(ll, object, (struct want){call, "recv_scales", IS(F32) | IS(I32), 3, {ll->n_local, rows, -1}, true, false},
+             &scales))
+        return false;
+    if (scales.type == TYPE_I32)
+        blocks /= 4;
+    if (scales.shape[2] != blocks || (ll->n_local > 1 && scales.stride[0] != rows * blocks)) {
+        raise_arg("%s: recv_scales: %lld columns and a stride of %lld between experts, must be %d and %lld", call,
+                  (long long)scales.shape[2], (long long)scales.stride[0], blocks, (long long)(rows * blocks));
+        return false;
+    }
+    args->scale_type = scales.type == TYPE_I32 ? EP_UE8M0 : EP_F32;
+    args->recv_scales = scales.data;
+    args->recv_scale_stride_token = scales.stride[1];
+    args->recv_scale_stride_block = scales.stride[2];
+    return true;
+}
+
+static bool get_outputs(struct ll_object *ll, PyObject *const *args, int64_t rows, int nranks,
+                        ep_ll_dispatch_args *ret_args)
+{
+    static const char call[] = "low_latency_dispatch";
+    struct tensor tensor[6];
+
+    if (!get(ll, args[0],
+             (struct want){call, "recv_x", IS(BF16) | IS(F8), 3, {ll->n_local, rows, ll->hidden}, false, false},
+             &tensor[0]) ||
+        !get(ll, args[2], (struct want){call, "recv_count", IS(I32), 1, {ll->n_local}, false, false}, &tensor[1]) ||
+        !get(ll, args[3], (struct want){call, "recv_source", IS(I32), 2, {ll->n_local, rows}, false, true},
+             &tensor[2]) ||
+        !get(ll, args[4], (struct want){call, "recv_range", IS(I64), 2, {ll->n_local, nranks}, false, true},
+             &tensor[3]) ||
+        !get(ll, args[5], (struct want){call, "recv_stats", IS(I32), 1, {ll->n_local}, false, true}, &tensor[4]) ||
+        !get(ll, args[6], (struct want){call, "wait_cost", IS(I64), 1, {nranks}, false, true}, &tensor[5]))
+        return false;
+    ret_args->out_dtype = tensor[0].type == TYPE_BF16 ? EP_BF16 : EP_F8E4M3;
+    ret_args->recv_x = tensor[0].data;
+    ret_args->recv_count = tensor[1].data;
+    ret_args->recv_source = tensor[2].data;
+    ret_args->recv_range = tensor[3].data;
+    ret_args->recv_stats_add = tensor[4].data;
+    ret_args->wait_cost_add = tensor[5].data;
+    return get_scales(ll, args[1], rows, ret_args);
+}
+
+/*
+ * dispatch(x, topk_idx, max_tokens, recv_x, recv_scales, recv_count, recv_source, recv_range, recv_stats, wait_cost,
+ * flags, stream) -> number of the call
+ */
+static PyObject *ll_dispatch(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    static const char call[] = "low_latency_dispatch";
+    struct ll_object *ll = (struct ll_object *)self;
+    ep_ll_dispatch_args dispatch = EP_LL_DISPATCH_ARGS_INIT;
+    struct comm_object *comm = ll->member.comm;
+    struct tensor x, topk_idx;
+    uint64_t number = 0;
+    int64_t max_tokens;
+    ep_status status;
+    void *stream;
+    bool ok = true;
+
+    if (!want_args(call, nargs, 12) || !ll_begin(ll, call))
+        return NULL;
+    comm->busy = false; /* until the tensors are known */
+    max_tokens = want_int(args[2], call, "max_tokens", &ok);
+    if (ok && (max_tokens < 1 || max_tokens > ll->max_tokens))
+        return raise_arg("%s: max_tokens is %lld, must be 1 to %d", call, (long long)max_tokens, ll->max_tokens);
+    if (!ok || !get(ll, args[0], (struct want){call, "x", IS(BF16), 2, {-1, ll->hidden}, false, false}, &x) ||
+        !get(ll, args[1], (struct want){call, "topk_idx", IS(I32) | IS(I64), 2, {x.shape[0], ll->topk}, false, false},
+             &topk_idx) ||
+        !get_outputs(ll, args + 3, max_tokens * comm->nranks, comm->nranks, &dispatch))
+        return NULL;
+    if (x.shape[0] > max_tokens)
+        return raise_arg("%s: x has %lld tokens, the most is %lld", call, (long long)x.shape[0], (long long)max_tokens);
+    dispatch.flags = (uint32_t)want_int(args[10], call, "flags", &ok);
+    stream = stream_of(args[11]);
+    if (!ok || PyErr_Occurred())
+        return NULL;
+    dispatch.x = x.data;
+    dispatch.topk_idx = topk_idx.data;
+    dispatch.idx_type = topk_idx.type == TYPE_I32 ? EP_I32 : EP_I64;
+    dispatch.n_tokens = (int32_t)x.shape[0];
+    dispatch.max_tokens = (int32_t)max_tokens;
+    dispatch.ret_call = &number;
+    comm->busy = true;
+    Py_BEGIN_ALLOW_THREADS;
+    status = comm->cuda ? ep_ll_dispatch(ll->ll, &dispatch, stream) : ep_ll_dispatch_sync(ll->ll, &dispatch);
+    Py_END_ALLOW_THREADS;
+    call_done(comm);
+    return status == EP_OK ? PyLong_FromUnsignedLongLong(number) : raise_status(status);
+}
+
+/* combine(x, topk_idx, topk_weights, out, call, max_tokens, wait_cost, flags, stream) */
+static PyObject *ll_combine(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    static const char call[] = "low_latency_combine";
+    struct ll_object *ll = (struct ll_object *)self;
+    ep_ll_combine_args combine = EP_LL_COMBINE_ARGS_INIT;
+    struct comm_object *comm = ll->member.comm;
+    struct tensor x, topk_idx, weights, out, cost;
+    int64_t number, max_tokens;
+    ep_status status;
+    void *stream;
+    bool ok = true;
+
+    if (!want_args(call, nargs, 9) || !ll_begin(ll, call))
+        return NULL;
+    comm->busy = false; /* until the tensors are known */
+    number = want_int(args[4], call, "call", &ok);
+    max_tokens = want_int(args[5], call, "max_tokens", &ok);
+    combine.flags = (uint32_t)want_int(args[7], call, "flags", &ok);
+    stream = stream_of(args[8]);
+    if (!ok || PyErr_Occurred() ||
+        !get(ll, args[0],
+             (struct want){call, "x", IS(BF16), 3, {ll->n_local, max_tokens * comm->nranks, ll->hidden}, false, false},
+             &x) ||
+        !get(ll, args[1], (struct want){call, "topk_idx", IS(I32) | IS(I64), 2, {-1, ll->topk}, false, false},
+             &topk_idx) ||
+        !get(ll, args[2], (struct want){call, "topk_weights", IS(F32), 2, {topk_idx.shape[0], ll->topk}, false, false},
+             &weights) ||
+        !get(ll, args[3], (struct want){call, "out", IS(BF16), 2, {topk_idx.shape[0], ll->hidden}, false, false},
+             &out) ||
+        !get(ll, args[6], (struct want){call, "wait_cost", IS(I64), 1, {comm->nranks}, false, true}, &cost))
+        return NULL;
+    if (topk_idx.shape[0] > max_tokens)
+        return raise_arg("%s: topk_idx has %lld tokens, the most is %lld", call, (long long)topk_idx.shape[0],
+                         (long long)max_tokens);
+    combine.x = x.data;
+    combine.topk_idx = topk_idx.data;
+    combine.idx_type = topk_idx.type == TYPE_I32 ? EP_I32 : EP_I64;
+    combine.n_tokens = (int32_t)topk_idx.shape[0];
+    combine.topk_weights = weights.data;
+    combine.out = out.data;
+    combine.call = (uint64_t)number;
+    combine.wait_cost_add = cost.data;
+    comm->busy = true;
+    Py_BEGIN_ALLOW_THREADS;
+    status = comm->cuda ? ep_ll_combine(ll->ll, &combine, stream) : ep_ll_combine_sync(ll->ll, &combine);
+    Py_END_ALLOW_THREADS;
+    return call_end(comm, status);
+}
+
+/* finish(call, stream) */
+static PyObject *ll_finish(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    struct ll_object *ll = (struct ll_object *)self;
+    struct comm_object *comm = ll->member.comm;
+    bool ok = true;
+    int64_t number;
+    ep_status status;
+    void *stream;
+
+    if (!want_args("finish", nargs, 2))
+        return NULL;
+    number = want_int(args[0], "finish", "call", &ok);
+    stream = stream_of(args[1]);
+    if (!ok || PyErr_Occurred() || !ll_begin(ll, "finish"))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS;
+    status = comm->cuda ? ep_ll_finish(ll->ll, (uint64_t)number, stream) : ep_ll_finish_sync(ll->ll, (uint64_t)number);
+    Py_END_ALLOW_THREADS;
+    return call_end(comm, status);
+}
+
+/* combine_buffer(max_tokens) -> capsule of [n_local, nranks * max_tokens, hidden] bf16, as bytes */
+static PyObject *ll_combine_buffer(PyObject *self, PyObject *most)
+{
+    struct ll_object *ll = (struct ll_object *)self;
+    struct comm_object *comm = ll->member.comm;
+    bool ok = true;
+    int64_t max_tokens = want_int(most, "combine_buffer", "max_tokens", &ok);
+    void *buffer = NULL;
+    ep_status status;
+
+    if (!ok || !ll_begin(ll, "combine_buffer"))
+        return NULL;
+    if (max_tokens < 1 || max_tokens > ll->max_tokens) {
+        comm->busy = false;
+        return raise_arg("combine_buffer: max_tokens is %lld, must be 1 to %d", (long long)max_tokens, ll->max_tokens);
+    }
+    Py_BEGIN_ALLOW_THREADS;
+    status = ep_ll_get_combine_buffer(ll->ll, &buffer);
+    Py_END_ALLOW_THREADS;
+    call_done(comm);
+    if (status != EP_OK)
+        return raise_status(status);
+    ll->exported = true;
+    return export_memory(comm, buffer, (int64_t)ll->n_local * comm->nranks * max_tokens * ll->hidden * 2);
+}
+
+/* set_mask(rank, on, stream); a rank of -1 clears the mask of all */
+static PyObject *ll_set_mask(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    struct ll_object *ll = (struct ll_object *)self;
+    struct comm_object *comm = ll->member.comm;
+    bool ok = true;
+    int64_t rank, on;
+    ep_status status;
+    void *stream;
+
+    if (!want_args("set_mask", nargs, 3))
+        return NULL;
+    rank = want_int(args[0], "set_mask", "rank", &ok);
+    on = want_int(args[1], "set_mask", "mask", &ok);
+    stream = stream_of(args[2]);
+    if (!ok || PyErr_Occurred() || !ll_begin(ll, "set_mask"))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS;
+    if (rank == -1)
+        status = ep_ll_clear_mask(ll->ll, stream);
+    else
+        status = ep_ll_set_mask(ll->ll, rank > INT32_MAX || rank < 0 ? INT32_MAX : (int)rank, on != 0, stream);
+    if (status == EP_OK && !comm->cuda)
+        status = ep_stream_sync(comm->box->comm, NULL);
+    Py_END_ALLOW_THREADS;
+    return call_end(comm, status);
+}
+
+/* query_mask(out [nranks] int32, stream) */
+static PyObject *ll_query_mask(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    struct ll_object *ll = (struct ll_object *)self;
+    struct comm_object *comm = ll->member.comm;
+    struct tensor out;
+    ep_status status;
+    void *stream;
+
+    if (!want_args("query_mask", nargs, 2) || !ll_begin(ll, "query_mask"))
+        return NULL;
+    comm->busy = false; /* until the tensor is known */
+    stream = stream_of(args[1]);
+    if (PyErr_Occurred() ||
+        !get(ll, args[0], (struct want){"query_mask", "mask_status", IS(I32), 1, {comm->nranks}, false, false}, &out))
+        return NULL;
+    comm->busy = true;
+    Py_BEGIN_ALLOW_THREADS;
+    status = ep_ll_query_mask(ll->ll, out.data, stream);
+    if (status == EP_OK && !comm->cuda)
+        status = ep_stream_sync(comm->box->comm, NULL);
+    Py_END_ALLOW_THREADS;
+    return call_end(comm, status);
+}
+
+static PyObject *ll_barrier(PyObject *self, PyObject *on)
+{
+    struct ll_object *ll = (struct ll_object *)self;
+    struct comm_object *comm = ll->member.comm;
+    void *stream = stream_of(on);
+    ep_status status;
+
+    if (PyErr_Occurred() || !ll_begin(ll, "barrier"))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS;
+    status = ep_ll_barrier(ll->ll, stream);
+    if (status == EP_OK && !comm->cuda)
+        status = ep_stream_sync(comm->box->comm, NULL);
+    Py_END_ALLOW_THREADS;
+    return call_end(comm, status);
+}
+
+static PyObject *get_closed(PyObject *self, void *unused)
+{
+    (void)unused;
+    return PyBool_FromLong(!((struct ll_object *)self)->ll);
+}
+
+#define FAST(name, function)                                                                                           \
+    {                                                                                                                  \
+        name, (PyCFunction)(void (*)(void))function, METH_FASTCALL, NULL                                               \
+    }
+
+static PyMethodDef methods[] = {
+    FAST("dispatch", ll_dispatch),
+    FAST("combine", ll_combine),
+    FAST("finish", ll_finish),
+    FAST("set_mask", ll_set_mask),
+    FAST("query_mask", ll_query_mask),
+    {"combine_buffer", ll_combine_buffer, METH_O, NULL},
+    {"barrier", ll_barrier, METH_O, "barrier(stream)"},
+    {"free", member_free_method, METH_NOARGS, "Free the object. Again: nothing."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef properties[] = {
+    {"closed", get_closed, NULL, "freed?", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot slots[] = {
+    {Py_tp_dealloc, (void *)member_dealloc},
+    {Py_tp_methods, methods},
+    {Py_tp_getset, properties},
+    {0, NULL},
+};
+
+static PyType_Spec spec = {"epkit._C.LowLatency", sizeof(struct ll_object), 0,
+                           Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
+
+PyTypeObject *ll_type_new(PyObject *module)
+{
+    return (PyTypeObject *)PyType_FromModuleAndSpec(module, &spec, NULL);
+}

@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* module.c - the module epkit._C. */
+#include "bind.h"
+
+static PyObject *versions(PyObject *module, PyObject *unused)
+{
+    (void)module;
+    (void)unused;
+    return Py_BuildValue("(si)", ep_version(), EP_VERSION_MAJOR * 10000 + EP_VERSION_MINOR * 100 + EP_VERSION_PATCH);
+}
+
+static PyObject *know_dtype(PyObject *module, PyObject *args)
+{
+    PyObject *dtype;
+    const char *name;
+
+    (void)module;
+    if (!PyArg_ParseTuple(args, "Os:know_dtype", &dtype, &name) || tensor_know_dtype(dtype, name) < 0)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef functions[] = {
+    {"versions", versions, METH_NOARGS, "(version of libepkit as loaded, number of the version compiled for)"},
+    {"know_dtype", know_dtype, METH_VARARGS, "know_dtype(dtype object, name)"},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT,
+    "epkit._C",
+    "libepkit for Python; use the package epkit.",
+    -1,
+    functions,
+    NULL,
+    NULL,
+    NULL,
+    NULL,
+};
+
+static int add_type(PyObject *module, const char *name, PyTypeObject *type)
+{
+    if (!type)
+        return -1;
+    Py_INCREF((PyObject *)type);
+    return PyModule_AddObject(module, name, (PyObject *)type);
+}
+
+PyMODINIT_FUNC PyInit__C(void);
+
+PyMODINIT_FUNC PyInit__C(void)
+{
+    PyObject *module = PyModule_Create(&definition);
+
+    if (!module)
+        return NULL;
+    comm_type = comm_type_new(module);
+    plan_type = plan_type_new(module);
+    ll_type = ll_type_new(module);
+    if (errors_init(module) < 0 || add_type(module, "Comm", comm_type) < 0 || add_type(module, "Plan", plan_type) < 0 ||
+        add_type(module, "LowLatency", ll_type) < 0) {
+        Py_DECREF(module);
+        return NULL;
+    }
+    return module;
+}

@@ -1,0 +1,459 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* plan.c - the type Plan: where tokens go, dispatch and combine. */
+#include "bind.h"
+
+#include <string.h>
+
+PyTypeObject *plan_type;
+
+struct plan_object {
+    struct member member;
+    ep_plan *plan; /* NULL: freed */
+    int n_tokens, topk, n_experts, n_local;
+    enum tensor_type idx_type;
+    int64_t out_rows;
+    bool expanded;
+    bool fixed; /* capacity: rows of inputs may be more than those received */
+};
+
+/* Sets *ret to the pointer of a tensor argument. */
+#define GET(object, want_, tensor)                                                                                     \
+    do {                                                                                                               \
+        const struct want wanted_ = want_;                                                                             \
+        if (!tensor_get(object, &wanted_, place_of(comm), tensor))                                                     \
+            return NULL;                                                                                               \
+    } while (0)
+#define WANT(...) ((struct want){__VA_ARGS__})
+
+static void *stream_of(PyObject *stream)
+{
+    return stream == Py_None ? NULL : PyLong_AsVoidPtr(stream);
+}
+
+static void plan_close(struct member *member)
+{
+    struct plan_object *plan = (struct plan_object *)member;
+
+    ep_plan_free(plan->plan);
+    plan->plan = NULL;
+}
+
+static bool plan_begin(struct plan_object *plan, const char *call)
+{
+    if (!plan->plan) {
+        raise_state("%s: the plan has been freed, or its communicator", call);
+        return false;
+    }
+    return call_begin(plan->member.comm, call);
+}
+
+static ep_status plan_fill(struct plan_object *plan)
+{
+    ep_plan_info info = EP_PLAN_INFO_INIT;
+    ep_status status = ep_plan_get_info(plan->plan, &info);
+
+    if (status == EP_OK) {
+        plan->n_tokens = info.n_tokens;
+        plan->topk = info.topk;
+        plan->n_experts = info.n_experts;
+        plan->n_local = info.n_local_experts;
+        plan->out_rows = info.out_rows;
+        plan->expanded = info.flags & EP_PLAN_EXPANDED;
+    }
+    return status;
+}
+
+/* The routing as choices or as a mask; exactly one of the two. */
+struct routing {
+    struct tensor topk_idx, token_in_rank, tokens_per_expert;
+    int n_tokens, topk;
+};
+
+static bool want_size(int64_t size, const char *call, const char *name, int *ret_size)
+{
+    if (size > INT32_MAX)
+        raise_arg("%s: %s has %lld rows, the most is %d", call, name, (long long)size, INT32_MAX);
+    *ret_size = (int)size;
+    return size <= INT32_MAX;
+}
+
+static PyObject *get_routing(struct comm_object *comm, const char *call, PyObject *const *args, int64_t n_experts,
+                             int64_t topk, struct routing *ret_routing)
+{
+    bool mask = args[0] == Py_None;
+
+    memset(ret_routing, 0, sizeof(*ret_routing));
+    GET(args[0], WANT(call, "topk_idx", IS(I32) | IS(I64), 2, {-1, topk}, false, true), &ret_routing->topk_idx);
+    GET(args[1], WANT(call, "token_in_rank", IS(U8) | IS(BOOL), 2, {-1, comm->nranks}, false, !mask),
+        &ret_routing->token_in_rank);
+    GET(args[2], WANT(call, "tokens_per_expert", IS(I32), 1, {n_experts}, false, !mask),
+        &ret_routing->tokens_per_expert);
+    if (mask)
+        memset(&ret_routing->topk_idx, 0, sizeof(ret_routing->topk_idx));
+    else
+        ret_routing->topk = (int)ret_routing->topk_idx.shape[1];
+    if (!want_size(mask ? ret_routing->token_in_rank.shape[0] : ret_routing->topk_idx.shape[0], call,
+                   mask ? "token_in_rank" : "topk_idx", &ret_routing->n_tokens))
+        return NULL;
+    return Py_None;
+}
+
+static bool get_ints(const char *call, PyObject *const *args, const char *const *names, int n, int64_t *ret_values)
+{
+    bool ok = true;
+
+    for (int i = 0; i < n && ok; i++)
+        ret_values[i] = want_int(args[i], call, names[i], &ok);
+    return ok;
+}
+
+/* An argument of the library's 32 bits; out of range it becomes one that the library refuses and names. */
+static int32_t narrow(int64_t value)
+{
+    return value > INT32_MAX || value < INT32_MIN ? -1 : (int32_t)value;
+}
+
+/* Comm.plan(topk_idx, token_in_rank, tokens_per_expert, n_experts, flags, alignment, max_recv, max_tokens, stream) */
+PyObject *plan_new(struct comm_object *comm, PyObject *const *args, Py_ssize_t nargs)
+{
+    static const char *const names[] = {"num_experts", "flags", "alignment", "max_recv_tokens", "max_tokens"};
+    static const char call[] = "plan";
+    ep_plan_args plan_args = EP_PLAN_ARGS_INIT;
+    struct plan_object *plan;
+    struct routing routing;
+    ep_plan *made = NULL;
+    int64_t values[5];
+    ep_status status;
+
+    if (!want_args(call, nargs, 9) || !get_ints(call, args + 3, names, 5, values))
+        return NULL;
+    if (!get_routing(comm, call, args, values[0], -1, &routing) || !call_begin(comm, call))
+        return NULL;
+    plan_args.topk_idx = routing.n_tokens ? routing.topk_idx.data : NULL;
+    plan_args.token_in_rank = args[0] == Py_None && routing.n_tokens ? routing.token_in_rank.data : NULL;
+    plan_args.tokens_per_expert = args[0] == Py_None ? routing.tokens_per_expert.data : NULL;
+    plan_args.idx_type = args[0] == Py_None ? 0 : routing.topk_idx.type == TYPE_I32 ? EP_I32 : EP_I64;
+    plan_args.n_tokens = routing.n_tokens;
+    plan_args.topk = routing.topk;
+    plan_args.n_experts = narrow(values[0]);
+    plan_args.flags = (uint32_t)values[1];
+    plan_args.expert_alignment = narrow(values[2]);
+    plan_args.max_recv_tokens = values[3];
+    plan_args.max_tokens = narrow(values[4]);
+    plan_args.stream = stream_of(args[8]);
+    Py_BEGIN_ALLOW_THREADS;
+    status = ep_plan_new(comm->box->comm, &plan_args, &made);
+    Py_END_ALLOW_THREADS;
+    call_done(comm);
+    if (status != EP_OK)
+        return raise_status(status);
+    plan = (struct plan_object *)((allocfunc)PyType_GetSlot(plan_type, Py_tp_alloc))(plan_type, 0);
+    if (!plan) {
+        ep_plan_free(made);
+        return NULL;
+    }
+    plan->plan = made;
+    plan->member.close = plan_close;
+    plan->idx_type = plan_args.idx_type == EP_I32 ? TYPE_I32 : TYPE_I64;
+    plan->fixed = values[3] > 0;
+    member_add(comm, &plan->member);
+    status = plan_fill(plan);
+    if (status == EP_OK)
+        return (PyObject *)plan;
+    raise_status(status);
+    Py_DECREF((PyObject *)plan);
+    return NULL;
+}
+
+/* update(topk_idx, token_in_rank, tokens_per_expert, stream) */
+static PyObject *plan_update(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    struct plan_object *plan = (struct plan_object *)self;
+    ep_plan_update_args update = EP_PLAN_UPDATE_ARGS_INIT;
+    struct comm_object *comm = plan->member.comm;
+    struct routing routing;
+    ep_status status;
+
+    if (!want_args("update", nargs, 4) || !plan_begin(plan, "update"))
+        return NULL;
+    comm->busy = false; /* until the tensors are known */
+    if (!get_routing(comm, "update", args, plan->n_experts, plan->topk ? plan->topk : -1, &routing))
+        return NULL;
+    if (args[0] != Py_None && routing.topk_idx.type != plan->idx_type)
+        return raise_arg("update: topk_idx: dtype is %s, but the plan was made with %s",
+                         tensor_type_name(routing.topk_idx.type), tensor_type_name(plan->idx_type));
+    comm->busy = true;
+    update.topk_idx = routing.n_tokens ? routing.topk_idx.data : NULL;
+    update.token_in_rank = args[0] == Py_None && routing.n_tokens ? routing.token_in_rank.data : NULL;
+    update.tokens_per_expert = args[0] == Py_None ? routing.tokens_per_expert.data : NULL;
+    update.n_tokens = routing.n_tokens;
+    Py_BEGIN_ALLOW_THREADS;
+    status = ep_plan_update(plan->plan, &update, stream_of(args[3]));
+    if (status == EP_OK && !comm->cuda)
+        status = ep_stream_sync(comm->box->comm, NULL);
+    Py_END_ALLOW_THREADS;
+    if (status == EP_OK)
+        plan->n_tokens = routing.n_tokens;
+    return call_end(comm, status);
+}
+
+/* The scales of fp8 rows: floats or packed ue8m0 of their blocks, or words that the library does not interpret. */
+static PyObject *get_scales(struct plan_object *plan, PyObject *object, PyObject *output, const struct tensor *x,
+                            ep_dispatch_args *args)
+{
+    struct comm_object *comm = plan->member.comm;
+    struct tensor scales, recv;
+    int64_t words;
+
+    GET(object, WANT("dispatch", "scales", IS(F32) | IS(I32), 2, {plan->n_tokens, -1}, true, false), &scales);
+    words = scales.shape[1];
+    GET(output, WANT("dispatch", "recv_scales", 1u << scales.type, 2, {AT_LEAST(plan->out_rows), words}, true, false),
+        &recv);
+    if (plan->n_tokens > 1 && words > 1 && !scales.stride[0] && !scales.stride[1])
+        return raise_arg("dispatch: scales: both strides are 0: give a copy that is not expanded");
+    args->scales = scales.data;
+    args->scale_stride_token = scales.stride[0];
+    args->scale_stride_block = scales.stride[1];
+    args->recv_scales = recv.data;
+    args->recv_scale_stride_token = recv.stride[0];
+    args->recv_scale_stride_block = recv.stride[1];
+    if (x->type == TYPE_F8 && scales.type == TYPE_F32 && words * EP_SCALE_BLOCK == x->shape[1]) {
+        args->scale_type = EP_F32;
+    } else if (x->type == TYPE_F8 && scales.type == TYPE_I32 && words * 4 * EP_SCALE_BLOCK == x->shape[1]) {
+        args->scale_type = EP_UE8M0;
+    } else {
+        args->scale_type = EP_I32;
+        args->scale_words = narrow(words);
+    }
+    return Py_None;
+}
+
+static PyObject *get_topk(struct plan_object *plan, PyObject *const *args, ep_dispatch_args *ret_args)
+{
+    struct comm_object *comm = plan->member.comm;
+    struct tensor weights, recv_idx, recv_weights;
+    int dims = plan->expanded ? 1 : 2;
+
+    GET(args[2], WANT("dispatch", "topk_weights", IS(F32), 2, {plan->n_tokens, plan->topk}, false, true), &weights);
+    GET(args[5],
+        WANT("dispatch", "recv_topk_idx", 1u << plan->idx_type, 2, {AT_LEAST(plan->out_rows), plan->topk}, false, true),
+        &recv_idx);
+    GET(args[6],
+        WANT("dispatch", "recv_topk_weights", IS(F32), dims, {AT_LEAST(plan->out_rows), plan->topk}, false, true),
+        &recv_weights);
+    ret_args->topk_weights = weights.data;
+    ret_args->recv_topk_idx = recv_idx.data;
+    ret_args->recv_topk_weights = recv_weights.data;
+    return Py_None;
+}
+
+/* dispatch(x, scales, topk_weights, recv_x, recv_scales, recv_topk_idx, recv_topk_weights, stream) */
+static PyObject *plan_dispatch(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    struct plan_object *plan = (struct plan_object *)self;
+    ep_dispatch_args dispatch = EP_DISPATCH_ARGS_INIT;
+    struct comm_object *comm = plan->member.comm;
+    struct tensor x, recv_x;
+    void *stream;
+    ep_status status;
+
+    if (!want_args("dispatch", nargs, 8) || !plan_begin(plan, "dispatch"))
+        return NULL;
+    comm->busy = false; /* until the tensors are known */
+    GET(args[0], WANT("dispatch", "x", IS(BF16) | IS(F8), 2, {plan->n_tokens, -1}, false, false), &x);
+    GET(args[3], WANT("dispatch", "recv_x", 1u << x.type, 2, {AT_LEAST(plan->out_rows), x.shape[1]}, false, false),
+        &recv_x);
+    if (args[1] == Py_None && args[4] != Py_None)
+        return raise_arg("dispatch: recv_scales without scales");
+    if (args[1] != Py_None && !get_scales(plan, args[1], args[4], &x, &dispatch))
+        return NULL;
+    if (!get_topk(plan, args, &dispatch))
+        return NULL;
+    stream = stream_of(args[7]);
+    if (PyErr_Occurred())
+        return NULL;
+    dispatch.x = x.data;
+    dispatch.dtype = x.type == TYPE_BF16 ? EP_BF16 : EP_F8E4M3;
+    dispatch.hidden = narrow(x.shape[1]);
+    dispatch.recv_x = recv_x.data;
+    dispatch.out_rows = recv_x.shape[0];
+    comm->busy = true;
+    Py_BEGIN_ALLOW_THREADS;
+    status = comm->cuda ? ep_dispatch(plan->plan, &dispatch, stream) : ep_dispatch_sync(plan->plan, &dispatch);
+    Py_END_ALLOW_THREADS;
+    return call_end(comm, status);
+}
+
+/* combine(x, topk_weights, bias 0, bias 1, out, out_topk_weights, flags, stream) */
+static PyObject *plan_combine(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    struct plan_object *plan = (struct plan_object *)self;
+    ep_combine_args combine = EP_COMBINE_ARGS_INIT;
+    struct comm_object *comm = plan->member.comm;
+    int dims = plan->expanded ? 1 : 2;
+    struct tensor x, weights, bias[2], out, out_weights;
+    ep_plan_info info = EP_PLAN_INFO_INIT;
+    int64_t rows = plan->out_rows;
+    void *stream;
+    ep_status status;
+    bool ok = true;
+
+    if (!want_args("combine", nargs, 8) || !plan_begin(plan, "combine"))
+        return NULL;
+    comm->busy = false; /* until the tensors are known */
+    if (plan->fixed && ep_plan_get_info(plan->plan, &info) == EP_OK && info.n_recv >= 0)
+        rows = info.n_recv;
+    rows = plan->fixed ? AT_LEAST(rows) : rows;
+    GET(args[0], WANT("combine", "x", IS(BF16), 2, {rows, -1}, false, false), &x);
+    GET(args[1], WANT("combine", "topk_weights", IS(F32), dims, {rows, plan->topk}, false, true), &weights);
+    for (int i = 0; i < 2; i++)
+        GET(args[2 + i],
+            WANT("combine", i ? "bias[1]" : "bias[0]", IS(BF16), 2, {plan->n_tokens, x.shape[1]}, false, true),
+            &bias[i]);
+    GET(args[4], WANT("combine", "out", IS(BF16), 2, {plan->n_tokens, x.shape[1]}, false, false), &out);
+    GET(args[5], WANT("combine", "out_topk_weights", IS(F32), 2, {plan->n_tokens, plan->topk}, false, true),
+        &out_weights);
+    combine.flags = (uint32_t)want_int(args[6], "combine", "flags", &ok);
+    stream = stream_of(args[7]);
+    if (!ok || PyErr_Occurred())
+        return NULL;
+    combine.x = x.data;
+    combine.dtype = EP_BF16;
+    combine.hidden = narrow(x.shape[1]);
+    combine.topk_weights = weights.data;
+    combine.bias[0] = bias[0].data;
+    combine.bias[1] = bias[1].data;
+    combine.out = out.data;
+    combine.out_topk_weights = out_weights.data;
+    comm->busy = true;
+    Py_BEGIN_ALLOW_THREADS;
+    status = comm->cuda ? ep_combine(plan->plan, &combine, stream) : ep_combine_sync(plan->plan, &combine);
+    Py_END_ALLOW_THREADS;
+    return call_end(comm, status);
+}
+
+/* metadata(recv_source, recv_slot, n_recv_tokens, psum_rank, psum_expert, count_exact, rank_prefix, stride, stream) */
+static PyObject *plan_metadata(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    struct plan_object *plan = (struct plan_object *)self;
+    ep_plan_metadata metadata = EP_PLAN_METADATA_INIT;
+    struct comm_object *comm = plan->member.comm;
+    const int ranks = comm ? comm->nranks : 0;
+    const struct want wants[] = {
+        {"metadata", "recv_source", IS(I32), 1, {-1}, false, true},
+        {"metadata", "recv_slot", IS(I32), 2, {-1, plan->topk}, false, true},
+        {"metadata", "n_recv_tokens", IS(I32), 1, {1}, false, true},
+        {"metadata", "psum_rank", IS(I32), 1, {ranks}, false, true},
+        {"metadata", "psum_expert", IS(I32), 1, {plan->n_local}, false, true},
+        {"metadata", "count_exact", IS(I32), 1, {plan->n_local}, false, true},
+        {"metadata", "rank_prefix", IS(I32), 2, {ranks, ranks}, false, true},
+    };
+    int32_t **const fields[] = {&metadata.recv_source, &metadata.recv_slot,   &metadata.n_recv_tokens,
+                                &metadata.psum_rank,   &metadata.psum_expert, &metadata.count_exact,
+                                &metadata.rank_prefix};
+    struct tensor tensor;
+    ep_status status;
+    void *stream;
+    bool ok = true;
+
+    if (!want_args("metadata", nargs, 9) || !plan_begin(plan, "metadata"))
+        return NULL;
+    comm->busy = false; /* until the tensors are known */
+    for (int i = 0; i < 7; i++) {
+        if (!tensor_get(args[i], &wants[i], place_of(comm), &tensor))
+            return NULL;
+        *fields[i] = tensor.data;
+    }
+    metadata.source_stride = narrow(want_int(args[7], "metadata", "source_stride", &ok));
+    stream = stream_of(args[8]);
+    if (!ok || PyErr_Occurred())
+        return NULL;
+    comm->busy = true;
+    Py_BEGIN_ALLOW_THREADS;
+    status = ep_plan_get_metadata(plan->plan, &metadata, stream);
+    if (status == EP_OK && !comm->cuda)
+        status = ep_stream_sync(comm->box->comm, NULL);
+    Py_END_ALLOW_THREADS;
+    return call_end(comm, status);
+}
+
+/* A list of n integers, or None where the library has no array yet. */
+#define LIST_OF(array, n, ret_list)                                                                                    \
+    do {                                                                                                               \
+        if (!(array)) {                                                                                                \
+            Py_INCREF(Py_None);                                                                                        \
+            ret_list = Py_None;                                                                                        \
+            break;                                                                                                     \
+        }                                                                                                              \
+        ret_list = PyList_New(n);                                                                                      \
+        for (int i_ = 0; ret_list && i_ < (n); i_++)                                                                   \
+            PyList_SetItem(ret_list, i_, PyLong_FromLongLong((array)[i_]));                                            \
+    } while (0)
+
+/* info() -> (n_recv, out_rows, n_send, n_wire, recv_per_expert, recv_from_rank, expert_start) */
+static PyObject *plan_info(PyObject *self, PyObject *unused)
+{
+    struct plan_object *plan = (struct plan_object *)self;
+    PyObject *per_expert = NULL, *from_rank = NULL, *start = NULL;
+    ep_plan_info info = EP_PLAN_INFO_INIT;
+    ep_status status;
+
+    (void)unused;
+    if (!plan->plan)
+        return raise_state("info: the plan has been freed, or its communicator");
+    status = ep_plan_get_info(plan->plan, &info);
+    if (status != EP_OK)
+        return raise_status(status);
+    LIST_OF(info.recv_per_expert, info.n_local_experts, per_expert);
+    LIST_OF(info.recv_from_rank, plan->member.comm->nranks + 1, from_rank);
+    LIST_OF(info.expert_start, info.n_local_experts + 1, start);
+    if (!per_expert || !from_rank || !start) {
+        Py_XDECREF(per_expert);
+        Py_XDECREF(from_rank);
+        Py_XDECREF(start);
+        return NULL;
+    }
+    return Py_BuildValue("(LLLLNNN)", (long long)info.n_recv, (long long)info.out_rows, (long long)info.n_send,
+                         (long long)info.n_wire, per_expert, from_rank, start);
+}
+
+static PyObject *get_closed(PyObject *self, void *unused)
+{
+    (void)unused;
+    return PyBool_FromLong(!((struct plan_object *)self)->plan);
+}
+
+#define FAST(name, function)                                                                                           \
+    {                                                                                                                  \
+        name, (PyCFunction)(void (*)(void))function, METH_FASTCALL, NULL                                               \
+    }
+
+static PyMethodDef methods[] = {
+    FAST("dispatch", plan_dispatch),
+    FAST("combine", plan_combine),
+    FAST("update", plan_update),
+    FAST("metadata", plan_metadata),
+    {"info", plan_info, METH_NOARGS, NULL},
+    {"free", member_free_method, METH_NOARGS, "Free the plan. Again: nothing."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef properties[] = {
+    {"closed", get_closed, NULL, "freed?", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot slots[] = {
+    {Py_tp_dealloc, (void *)member_dealloc},
+    {Py_tp_methods, methods},
+    {Py_tp_getset, properties},
+    {0, NULL},
+};
+
+static PyType_Spec spec = {"epkit._C.Plan", sizeof(struct plan_object), 0,
+                           Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
+
+PyTypeObject *plan_type_new(PyObject *module)
+{
+    return (PyTypeObject *)PyType_FromModuleAndSpec(module, &spec, NULL);
+}

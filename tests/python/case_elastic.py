@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ElasticBuffer: what DeepEP's test of it asserts, on the CPU: 144 modes, everything bit for bit."""
+import itertools
+import os
+import shutil
+import socket
+
+import deep_ep
+import torch
+import torch.distributed as dist
+from deep_ep.utils.envs import init_seed
+from deep_ep.utils.gate import get_unbalanced_scores
+from deep_ep.utils.math import align, per_token_cast_back, per_token_cast_to_fp8
+from deep_ep.utils.refs import combine as ref_combine
+from deep_ep.utils.refs import dispatch as ref_dispatch
+from deep_ep.utils.refs import generate_pre_combine_data, ordered_accumulate
+from ranks import join, raises, run, start
+
+MOST, HIDDEN, TOPK = 24, 256, 4
+
+
+def modes():
+    for copy, alignment, fp8, biases, previous, asynchronous in itertools.product((1, 0), (128, 1), (1, 0), (0, 1, 2), (0, 1), (0, 1)):
+        for on_comm in ((1,) if previous else (0, 1)):
+            yield copy, alignment, fp8, biases, previous, asynchronous, on_comm
+
+
+def same(a, b):
+    return a.shape == b.shape and torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+
+
+def as_tuple(rows):
+    return rows if isinstance(rows, tuple) else (rows,)
+
+
+def bf16(rows):
+    return per_token_cast_back(*rows) if isinstance(rows, tuple) else rows
+
+
+class Mode:
+    """One mode: its inputs, its calls, and what they must give."""
+
+    def __init__(self, buffer, routing, mode, cpu_sync):
+        self.buffer, self.cpu_sync = buffer, cpu_sync
+        self.copy, self.alignment, self.fp8, biases, self.previous, self.asynchronous, self.on_comm = mode
+        self.topk_idx, self.weights, self.experts = routing
+        self.tokens = self.topk_idx.shape[0]
+        x = torch.randn(self.tokens, HIDDEN, dtype=torch.bfloat16)
+        self.x = per_token_cast_to_fp8(x) if self.fp8 else x
+        new = lambda: torch.randn(self.tokens, HIDDEN, dtype=torch.bfloat16)  # noqa: E731
+        self.bias = (None, new(), (new(), new()))[biases] if biases < 2 else (new(), new())
+        self.ref = ref_dispatch(self.x, self.topk_idx, self.weights, MOST, self.experts)
+
+    def call(self, name, **args):
+        if self.previous:
+            args["previous_event"] = self.buffer.capture()
+        result = getattr(self.buffer, name)(async_with_compute_stream=self.asynchronous, allocate_on_comm_stream=self.on_comm,
+                                            num_sms=4, num_qps=1, **args)
+        if self.asynchronous:
+            result[-1].current_stream_wait()
+        return result
+
+    def dispatch(self, **more):
+        return self.call("dispatch", x=self.x, topk_idx=self.topk_idx, topk_weights=self.weights, num_experts=self.experts,
+                         num_max_tokens_per_rank=MOST, expert_alignment=self.alignment, do_handle_copy=self.copy,
+                         do_cpu_sync=self.cpu_sync, **more)
+
+    def outputs(self):
+        """y of each (token, choice), and both sums of it."""
+        first = dist.get_rank() * MOST
+        y = generate_pre_combine_data(first + torch.arange(self.tokens), MOST, TOPK, HIDDEN)
+        y[self.topk_idx == -1] = 0
+        size, multiple = dist.get_world_size(), self.buffer.allow_multiple_reduction
+        plain = ref_combine(y, self.topk_idx, 1, size, self.experts, self.bias, True, False)
+        expanded = ref_combine(y, self.topk_idx, 1, size, self.experts, self.bias, multiple, False)
+        return plain, expanded
+
+
+def check_counts(mode, handle, expanded_handle):
+    ref_idx = mode.ref[1]
+    local = mode.experts // dist.get_world_size()
+    counts = [(ref_idx == e).sum().item() for e in range(local)]
+    aligned = [align(count, mode.alignment) for count in counts]
+    if mode.cpu_sync:
+        assert handle.num_recv_tokens_per_expert_list == aligned == expanded_handle.num_recv_tokens_per_expert_list
+    else:
+        assert handle.num_recv_tokens_per_expert_list == []
+    assert handle.psum_num_recv_tokens_per_expert.tolist() == list(itertools.accumulate(aligned))
+    start, ends = 0, expanded_handle.psum_num_recv_tokens_per_expert.tolist()
+    for count, end in zip(counts, ends):
+        assert end == start + count
+        start = align(end, mode.alignment)
+    per_rank = list(itertools.accumulate(mode.ref[4].tolist()))
+    for one in (handle, expanded_handle):
+        assert one.psum_num_recv_tokens_per_scaleup_rank.tolist() == per_rank
+        assert one.num_unaligned_recv_tokens_per_expert.tolist() == counts
+
+
+def check_rows(mode, n, rows, idx, weights, handle, expanded, expanded_weights, expanded_handle):
+    ref_rows, ref_idx, ref_weights, ref_source, _ = mode.ref
+    assert torch.equal(handle.recv_src_metadata[:n, 0], ref_source)
+    assert torch.equal(expanded_handle.recv_src_metadata[:n, 0], ref_source)
+    for got, want in zip(as_tuple(rows), as_tuple(ref_rows)):
+        assert same(got[:n], want)
+    assert torch.equal(idx[:n], ref_idx) and (mode.cpu_sync or (idx[n:] == -1).all())
+    assert torch.equal(weights[:n], ref_weights.masked_fill(ref_idx < 0, 0))
+    slots = expanded_handle.recv_src_metadata[:n, 2:]
+    assert torch.equal(slots >= 0, ref_idx >= 0)
+    token, choice = (slots >= 0).nonzero(as_tuple=True)
+    flat = slots[token, choice].long()
+    assert flat.unique().numel() == flat.numel()
+    for got, want in zip(as_tuple(expanded), as_tuple(ref_rows)):
+        assert same(got[flat], want[token])
+    assert torch.equal(expanded_weights[flat], ref_weights[token, choice])
+    return slots, flat
+
+
+def check_padding(mode, rows, weights, handle):
+    for end in handle.psum_num_recv_tokens_per_expert.tolist():
+        upto = align(end, mode.alignment)
+        assert (bf16(rows)[end:upto] == 0).all() and (weights[end:upto] == 0).all()
+
+
+def combine_inputs(handle, idx, slots, n, rows, expanded_rows):
+    y = generate_pre_combine_data(handle.recv_src_metadata[:n, 0], MOST, TOPK, HIDDEN)
+    y[idx[:n] == -1] = 0
+    plain = torch.zeros(rows, HIDDEN, dtype=torch.bfloat16)
+    plain[:n] = ordered_accumulate(y)
+    expanded = torch.zeros(expanded_rows + 1, HIDDEN, dtype=torch.bfloat16)
+    expanded[slots.flatten().long()] = y.view(-1, HIDDEN)  # -1 is the row behind the last one
+    return plain, expanded[:-1]
+
+
+def one_mode(buffer, routing, which, cpu_sync):
+    mode = Mode(buffer, routing, which, cpu_sync)
+    stats = torch.zeros(mode.experts // buffer.num_ranks, dtype=torch.int32)
+    rows, idx, weights, handle, _ = mode.dispatch(cumulative_local_expert_recv_stats=stats)
+    expanded, no_idx, expanded_weights, expanded_handle, _ = mode.dispatch(do_expand=True, use_tma_aligned_col_major_sf=True)
+    n = handle.psum_num_recv_tokens_per_scaleup_rank[-1].item()
+    assert no_idx is None and torch.equal(stats, handle.num_unaligned_recv_tokens_per_expert)
+    assert (mode.topk_idx.data_ptr() != handle.topk_idx.data_ptr()) == bool(mode.copy)
+    if cpu_sync:
+        assert expanded_handle.recv_src_metadata.size(0) == n == as_tuple(rows)[0].size(0)
+    if mode.fp8:
+        assert expanded[1].stride(0) == 1 and expanded[1].stride(1) % 4 == 0
+    check_counts(mode, handle, expanded_handle)
+    slots, flat = check_rows(mode, n, rows, idx, weights, handle, expanded, expanded_weights, expanded_handle)
+
+    again, again_idx, none, same_handle, _ = mode.call("dispatch", x=mode.x, handle=handle)
+    assert none is None and same_handle.topk_idx.data_ptr() == handle.topk_idx.data_ptr()
+    assert all(same(a[:n], b[:n]) for a, b in zip(as_tuple(again), as_tuple(rows))) and torch.equal(again_idx[:n], idx[:n])
+    again, _, again_weights, _, _ = mode.call("dispatch", x=mode.x, topk_weights=mode.weights, handle=expanded_handle,
+                                              do_expand=True, do_zero_padding=True, use_tma_aligned_col_major_sf=True)
+    assert all(same(a[flat], b[flat]) for a, b in zip(as_tuple(again), as_tuple(expanded)))
+    assert torch.equal(again_weights[flat], expanded_weights[flat])
+    check_padding(mode, again, again_weights, expanded_handle)
+
+    y, expanded_y = combine_inputs(handle, idx, slots, n, as_tuple(rows)[0].shape[0], as_tuple(expanded)[0].shape[0])
+    combined, combined_weights, _ = mode.call("combine", x=y, topk_weights=weights, bias=mode.bias, handle=handle)
+    reduced, reduced_weights, _ = mode.call("combine", x=expanded_y, topk_weights=expanded_weights, bias=mode.bias,
+                                            handle=expanded_handle)
+    want, want_reduced = mode.outputs()
+    assert torch.equal(combined, want), (combined != want).sum()
+    assert torch.equal(reduced, want_reduced), (reduced != want_reduced).sum()
+    assert torch.equal(combined_weights, mode.weights) and torch.equal(reduced_weights, mode.weights)
+
+
+def make_routing(size, masked):
+    experts = 4 * size
+    tokens = max(1, MOST - dist.get_rank())
+    weights, topk_idx = torch.topk(get_unbalanced_scores(tokens, experts, size, TOPK, 1.0, False), TOPK, sorted=False)
+    if masked:
+        topk_idx.masked_fill_(torch.rand(topk_idx.shape) < masked, -1)
+        weights.masked_fill_(topk_idx < 0, 0)
+    return topk_idx, weights, experts
+
+
+def new_buffer(**more):
+    return deep_ep.ElasticBuffer(dist.group.WORLD, num_max_tokens_per_rank=MOST, hidden=HIDDEN, num_topk=TOPK,
+                                 explicitly_destroy=True, **more)
+
+
+def all_modes(rank, size, cpu_sync, step):
+    init_seed(3)
+    buffer = new_buffer()
+    count = 0
+    for masked in (0, 0.3):
+        routing = make_routing(size, masked)
+        for which in itertools.islice(modes(), 0, None, step):
+            one_mode(buffer, routing, which, cpu_sync)
+            count += 1
+    assert step > 1 or count == 288
+    buffer.barrier()
+    buffer.destroy()
+
+
+def test_144_modes():
+    run(2, all_modes, True, 1 if os.environ.get("EPKIT_TEST_LONG") else 5)
+
+
+def test_modes_without_cpu_sync():
+    run(2, all_modes, False, 1 if os.environ.get("EPKIT_TEST_LONG") else 17)
+
+
+def test_modes_on_4_ranks():
+    run(4, all_modes, True, 1 if os.environ.get("EPKIT_TEST_LONG") else 29)
+
+
+def single_reduction(rank, size):
+    init_seed(4)
+    buffer = new_buffer(allow_multiple_reduction=False)
+    for which in ((1, 128, 0, 2, 0, 0, 0), (0, 1, 1, 1, 1, 1, 1)):
+        one_mode(buffer, make_routing(size, 0.2), which, True)
+    buffer.destroy()
+
+
+def test_single_reduction():
+    run(2, single_reduction)
+
+
+def refusals(rank, size):
+    buffer = new_buffer()
+    raises(NotImplementedError, "engram_write dispatch", buffer.engram_write, None)
+    raises(NotImplementedError, "pp_send torch.distributed", buffer.pp_send, None, 1)
+    raises(NotImplementedError, "all_gather all_gather_into_tensor", buffer.all_gather, None)
+    with buffer.agrs_new_session(enabled=False):
+        pass
+    assert buffer.get_logical_domain_size() == (1, size) == (buffer.num_scaleout_ranks, buffer.num_scaleup_ranks)
+    assert buffer.get_theoretical_num_qps(buffer.get_theoretical_num_sms(8, 2)) <= buffer.num_allocated_qps
+    topk_idx, weights, experts = make_routing(size, 0)
+    x = torch.zeros(topk_idx.shape[0], HIDDEN, dtype=torch.bfloat16)
+    raises(AssertionError, "num_experts", buffer.dispatch, x, topk_idx, weights)
+    handle = buffer.dispatch(x, topk_idx, weights, num_experts=experts)[3]
+    raises(AssertionError, "do_expand", buffer.dispatch, x, handle=handle, do_expand=True)
+    raises(AssertionError, "topk_idx", buffer.dispatch, x, topk_idx, handle=handle)
+    raises(TypeError, "handle tuple", buffer.combine, x, (1, 2))
+    buffer.destroy()
+    buffer.destroy()
+    raises(Exception, "freed", buffer.combine, x, handle)
+
+
+def test_refusals():
+    run(2, refusals)
+
+
+def as_its_test_does(rank, size, port):
+    """The surroundings of DeepEP's own test: its init_dist, bfloat16 as the default type, inference mode, measurements."""
+    from deep_ep.utils.envs import dist_print, init_dist
+    from deep_ep.utils.testing import bench_kineto
+
+    os.environ["MASTER_PORT"] = str(port)
+    with torch.inference_mode():
+        assert init_dist(rank, size, seed=9)[:2] == (rank, size)
+        buffer = new_buffer(deterministic=True)
+        one_mode(buffer, make_routing(size, 0.1), (1, 128, 1, 2, 1, 1, 1), True)
+        for precise in (False, True):
+            scores = get_unbalanced_scores(256, 8 * size, size, 2, 1.5, precise)
+            assert scores.shape == (256, 8 * size) and scores.dtype == torch.float32
+        times = bench_kineto(buffer.barrier, ("dispatch_impl", "dispatch_copy_epilogue_impl"), num_tests=2)
+        assert len(times) == 2 and min(times) > 0
+        dist_print("", once_in_node=True)
+        buffer.destroy()
+        dist.destroy_process_group()
+
+
+def test_as_deepep_tests_it():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    pids, folder = start(2, as_its_test_does, port, group=False)
+    try:
+        join(pids)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Buffer: what DeepEP's test of one node asserts, on the CPU."""
+import itertools
+
+import deep_ep
+import torch
+import torch.distributed as dist
+from deep_ep.utils.math import calc_diff, create_grouped_scores, inplace_unique, per_token_cast_back, per_token_cast_to_fp8
+from ranks import run
+
+TOKENS, HIDDEN, TOPK = 48, 256, 4
+
+
+def make_routing(rank, size, experts):
+    torch.manual_seed(rank)
+    scores = torch.randn(TOKENS, experts).abs() + 1
+    topk_idx = torch.topk(scores, TOPK, dim=-1, sorted=False).indices
+    topk_idx[3] = -1
+    topk_idx[::5, 2] = -1
+    rank_idx = topk_idx.div(experts // size, rounding_mode="floor")
+    rank_idx.masked_fill_(topk_idx == -1, -1)
+    inplace_unique(rank_idx, size)
+    in_rank = torch.stack([(rank_idx == to).any(1) for to in range(size)], 1)
+    return topk_idx, in_rank
+
+
+def check_layout(buffer, topk_idx, in_rank, experts, size):
+    per_rank, per_rdma_rank, per_expert, is_in_rank, event = buffer.get_dispatch_layout(topk_idx, experts)
+    assert torch.equal(per_rank, in_rank.sum(0, dtype=torch.int32)) and per_rank.dtype == torch.int32
+    assert per_rdma_rank is None and event.event is None
+    assert torch.equal(per_expert, torch.stack([(topk_idx == e).sum() for e in range(experts)]).to(torch.int32))
+    assert torch.equal(is_in_rank, in_rank) and is_in_rank.dtype == torch.bool
+    return per_rank, per_expert, is_in_rank
+
+
+def check_data(rows, prefix):
+    """Rows of source i are constant and i."""
+    assert torch.equal(rows.amin(1), rows.amax(1))
+    begin = 0
+    for source, end in enumerate(prefix.tolist()):
+        assert (rows[begin:end].int() - source).sum().item() == 0
+        begin = end
+    assert begin == rows.shape[0]
+
+
+class Call:
+    """Calls of one of the 24 combinations."""
+
+    def __init__(self, buffer, previous, asynchronous):
+        self.buffer, self.previous, self.asynchronous = buffer, previous, asynchronous
+
+    def __call__(self, name, **args):
+        if self.previous:
+            args["previous_event"] = self.buffer.capture()
+        result = getattr(self.buffer, name)(async_finish=self.asynchronous, **args)
+        if self.asynchronous:
+            assert result[-1].event is not None
+            result[-1].current_stream_wait()
+        return result
+
+
+def one_case(call, x, constant, with_topk, routing, layout, rank, size, experts):
+    topk_idx, in_rank = routing
+    per_rank, per_expert, is_in_rank = layout
+    weights = (torch.ones(TOKENS, TOPK) * rank) if constant else torch.rand(TOKENS, TOPK)
+    args = {"x": x, "num_tokens_per_rank": per_rank, "is_token_in_rank": is_in_rank, "num_tokens_per_expert": per_expert,
+            "config": deep_ep.Config(8, 8, 256)}
+    if with_topk:
+        args.update(topk_idx=topk_idx, topk_weights=weights)
+    recv, recv_idx, recv_weights, counts, handle, _ = call("dispatch", **args)
+    rows = per_token_cast_back(*recv) if isinstance(recv, tuple) else recv
+    prefix = handle[0]
+
+    all_per_rank = [torch.empty_like(per_rank) for _ in range(size)]
+    dist.all_gather(all_per_rank, per_rank)
+    assert prefix.shape == (size, size) and torch.equal(prefix, torch.stack(all_per_rank).cumsum(0, dtype=torch.int32))
+    total = per_expert.view(size, -1).clone()
+    dist.all_reduce(total)
+    assert counts == total[rank].tolist()
+    assert rows.shape[0] == sum(one[rank] for one in all_per_rank)
+    if constant:
+        check_data(rows, prefix[:, rank])
+    sources = handle[3].split(torch.diff(prefix[:, rank], prepend=prefix.new_zeros(1)).tolist())
+    assert torch.equal(sources[rank], in_rank[:, rank].nonzero().flatten().int())
+
+    if with_topk:
+        local = experts // size
+        assert ((recv_idx == -1) | ((recv_idx >= 0) & (recv_idx < local))).all()
+        assert [(recv_idx == e).sum().item() for e in range(local)] == counts
+        assert (recv_weights[recv_idx < 0] == 0).all()
+        if constant:
+            check_data(torch.where(recv_idx < 0, recv_weights.amax(1, keepdim=True), recv_weights), prefix[:, rank])
+        worst = size * TOKENS
+        more = call("dispatch", **args, num_worst_tokens=worst)
+        n = rows.shape[0]
+        assert more[3] == [] and more[1].shape[0] == worst
+        for a, b in zip(more[0] if isinstance(recv, tuple) else (more[0],), recv if isinstance(recv, tuple) else (recv,)):
+            assert a.shape[0] == worst and torch.equal(a[:n].view(torch.uint8), b.view(torch.uint8))
+        assert torch.equal(more[1][:n], recv_idx) and torch.equal(more[2][:n], recv_weights) and (more[1][n:] == -1).all()
+    else:
+        assert recv_idx is None and recv_weights is None
+        again = call("dispatch", x=x, handle=handle, config=None)
+        assert again[1:5] == (None, None, None, None)
+        same = per_token_cast_back(*again[0]) if isinstance(again[0], tuple) else again[0]
+        assert torch.equal(same, rows)
+
+    args = {"x": rows, "handle": handle}
+    if with_topk:
+        args["topk_weights"] = recv_weights
+    combined, combined_weights, _ = call("combine", **args)
+    fan_out = in_rank.sum(1, keepdim=True)
+    reference = per_token_cast_back(*x) if isinstance(x, tuple) else x
+    kept = fan_out[:, 0] > 0
+    assert calc_diff(combined[kept].float() / fan_out[kept], reference[kept]) < 5e-6
+    assert (combined[~kept] == 0).all()
+    if with_topk:
+        assert calc_diff(combined_weights, weights.masked_fill(topk_idx < 0, 0)) < 1e-9
+
+
+def cases(rank, size):
+    experts = 4 * size
+    buffer = deep_ep.Buffer(dist.group.WORLD, int(2e9), 0, low_latency_mode=False, num_qps_per_rank=1,
+                            explicitly_destroy=True)
+    routing = make_routing(rank, size, experts)
+    layout = check_layout(buffer, *routing, experts, size)
+    constant = torch.ones(TOKENS, HIDDEN, dtype=torch.bfloat16) * rank
+    random = torch.randn(TOKENS, HIDDEN, dtype=torch.bfloat16)
+    cast = per_token_cast_to_fp8(random)
+    fp8 = (cast[0], cast[1].T.contiguous().T)  # scales with strides
+    count = 0
+    for previous, asynchronous, x, with_topk in itertools.product((False, True), (False, True), (random, constant, fp8),
+                                                                  (False, True)):
+        one_case(Call(buffer, previous, asynchronous), x, x is constant, with_topk, routing, layout, rank, size, experts)
+        count += 1
+    assert count == 24
+    buffer.destroy()
+
+
+def test_24_combinations_2_ranks():
+    run(2, cases)
+
+
+def test_24_combinations_3_ranks():
+    run(3, cases)
+
+
+def bias(rank, size):
+    buffer = deep_ep.Buffer(dist.group.WORLD)
+    experts = 4 * size
+    topk_idx, in_rank = make_routing(rank, size, experts)
+    layout = buffer.get_dispatch_layout(topk_idx, experts)
+    x = torch.randn(TOKENS, HIDDEN, dtype=torch.bfloat16)
+    recv, _, _, _, handle, _ = buffer.dispatch(x, num_tokens_per_rank=layout[0], is_token_in_rank=layout[3],
+                                               num_tokens_per_expert=layout[2], topk_idx=topk_idx,
+                                               topk_weights=torch.rand(TOKENS, TOPK))
+    one, two = torch.randn_like(x), torch.randn_like(x)
+    for given in (one, (one, two)):
+        out = buffer.combine(recv, handle, bias=given)[0]
+        # By the contract: biases first, then a row of each rank in rank order, in float32, rounded once.
+        total = one.float() if given is one else one.float() + two.float()
+        for to in range(size):
+            total = torch.where(in_rank[:, to:to + 1], total + x.float(), total)
+        assert torch.equal(out, total.to(torch.bfloat16))
+
+
+def test_bias_is_exact():
+    run(2, bias)
+
+
+def grouped():
+    scores = torch.rand(5, 12)
+    masked = create_grouped_scores(scores, torch.tensor([[0], [1], [2], [3], [1]]), 4)
+    for row, group in enumerate((0, 1, 2, 3, 1)):
+        assert torch.equal(masked[row, 3 * group:3 * group + 3], scores[row, 3 * group:3 * group + 3])
+        assert (masked[row] != 0).sum() <= 3
+
+
+def test_helpers():
+    grouped()
+    x = torch.tensor([[3, 3, 1, -1], [0, 2, 2, 2], [-1, -1, -1, -1]])
+    inplace_unique(x, 4)
+    assert x.tolist() == [[3, 1, -1, -1], [2, 0, -1, -1], [-1, -1, -1, -1]]
+    y = torch.randn(7, 300).to(torch.bfloat16)
+    assert calc_diff(per_token_cast_back(*per_token_cast_to_fp8(y)), y) < 1e-3

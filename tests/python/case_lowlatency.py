@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Buffer with low latency: what DeepEP's test asserts, on the CPU, and shrinking."""
+import random
+
+import deep_ep
+import torch
+import torch.distributed as dist
+from deep_ep.utils.math import calc_diff, hash_tensor, per_token_cast_back
+from ranks import run
+
+TOKENS, HIDDEN, TOPK = 16, 512, 4
+OFFSET = 128
+MASK = 2 ** 32 - 1
+
+
+def make(rank, size, seed):
+    torch.manual_seed(seed + rank)
+    random.seed(seed + rank)
+    experts = 4 * size
+    x = torch.ones(TOKENS, HIDDEN, dtype=torch.bfloat16) * (rank - OFFSET)
+    x[:, -128:] = torch.arange(TOKENS).to(torch.bfloat16).view(-1, 1)
+    noise = torch.randn(TOKENS, HIDDEN, dtype=torch.bfloat16) * 0.1
+    topk_idx = torch.topk(torch.randn(TOKENS, experts).abs() + 1, TOPK).indices
+    for _ in range(6):
+        topk_idx[random.randint(0, TOKENS - 1), random.randint(0, TOPK - 1)] = -1
+    return x, noise, topk_idx, torch.randn(TOKENS, TOPK).abs(), experts
+
+
+def variants(x, noise):
+    for current in (x, noise):
+        for hook in (False, True):
+            for fp8, rounded, ue8m0 in ((0, 0, 0), (1, 0, 0), (1, 1, 0), (1, 1, 1)):
+                yield current, hook, bool(fp8), bool(rounded), bool(ue8m0)
+
+
+def dispatch(buffer, current, topk_idx, experts, hook, fp8, rounded, ue8m0, stats):
+    recv, count, handle, event, receive = buffer.low_latency_dispatch(
+        current, topk_idx, TOKENS, experts, use_fp8=fp8, round_scale=rounded, use_ue8m0=ue8m0,
+        cumulative_local_expert_recv_stats=stats, async_finish=not hook, return_recv_hook=hook)
+    receive() if hook else event.current_stream_wait()
+    return recv, count, handle
+
+
+def check_rows(recv_x, handle, expert, topk_all, rounded, size, valid):
+    source, ranges = handle[0][expert[1]], handle[1][expert[1]]
+    assert valid == (ranges & MASK).sum().item() == (topk_all == expert[0]).sum().item()
+    rows, source = recv_x[:valid], source[:valid]
+    low = rows[:, :-128].amin(-1)
+    assert torch.equal(low, rows[:, :-128].amax(-1))
+    if rounded:
+        assert not valid or calc_diff(rows[:, -1], source) < 0.007
+    else:
+        assert (rows[:, -128:] - source.view(-1, 1) % TOKENS).sum().item() == 0
+    for rank in range(size):
+        begin, count = (ranges[rank] >> 32).item(), (ranges[rank] & MASK).item()
+        assert count == (topk_all[rank] == expert[0]).sum().item()
+        if not rounded:
+            assert (low == rank - OFFSET).sum().item() == count
+            assert (low[begin:begin + count] == rank - OFFSET).all()
+
+
+def whole(buffer, rank, size, seed):
+    x, noise, topk_idx, weights, experts = make(rank, size, seed)
+    local = experts // size
+    gathered = [torch.empty_like(topk_idx) for _ in range(size)]
+    dist.all_gather(gathered, topk_idx)
+    topk_all = torch.stack(gathered)
+    value = 0
+    for number, (current, hook, fp8, rounded, ue8m0) in enumerate(variants(x, noise), 1):
+        for _ in range(number % 2 + 1):  # a dispatch may be dropped
+            stats = torch.zeros(local, dtype=torch.int32)
+            recv, count, handle = dispatch(buffer, current, topk_idx, experts, hook, fp8, rounded, ue8m0, stats)
+        assert torch.equal(stats, count)
+        if fp8:
+            columns = HIDDEN // (512 if ue8m0 else 128)
+            assert recv[1].shape == (local, size * TOKENS, columns) and recv[1].stride(1) == 1
+            simulated = torch.stack([per_token_cast_back(recv[0][i], recv[1][i].contiguous()) for i in range(local)])
+        else:
+            simulated = recv.clone()
+        for i in range(local):
+            valid = count[i].item()
+            if current is x:
+                check_rows(simulated[i], handle, (rank * local + i, i), topk_all, rounded, size, valid)
+            for tensor in recv if fp8 else (recv,):
+                value ^= hash_tensor(tensor[i, :valid])
+        for zero_copy in (False, True):  # two combines answer one dispatch
+            if zero_copy:
+                buffer.get_next_low_latency_combine_buffer(handle)[:, :, :] = simulated
+            out = torch.empty(TOKENS, HIDDEN, dtype=torch.bfloat16)
+            combined, event, receive = buffer.low_latency_combine(
+                simulated, topk_idx, weights, handle, async_finish=not hook, zero_copy=zero_copy,
+                return_recv_hook=hook, out=out)
+            receive() if hook else event.current_stream_wait()
+            assert combined.data_ptr() == out.data_ptr() and not torch.isnan(combined).any()
+            expected = current * weights.masked_fill(topk_idx == -1, 0).sum(1, keepdim=True)
+            assert calc_diff(expected, combined) < (9e-4 if fp8 else 1e-5)
+            value ^= hash_tensor(combined)
+    return value
+
+
+def repeated(rank, size, times):
+    buffer = deep_ep.Buffer(dist.group.WORLD, low_latency_mode=True, explicitly_destroy=True)
+    first = whole(buffer, rank, size, 1)
+    for _ in range(times):
+        assert whole(buffer, rank, size, 1) == first
+    buffer.destroy()
+
+
+def test_all_variants_2_ranks():
+    run(2, repeated, 2)
+
+
+def test_all_variants_4_ranks():
+    run(4, repeated, 1)
+
+
+def call_sizes(rank, size):
+    """M, H, E and K of a call may change from call to call."""
+    buffer = deep_ep.Buffer(dist.group.WORLD, low_latency_mode=True)
+    for most, hidden, topk in ((16, 256, 2), (8, 256, 2), (32, 256, 2), (16, 512, 3)):
+        torch.manual_seed(rank)
+        experts = 4 * size
+        topk_idx = torch.rand(most // 2, experts).topk(topk).indices
+        x = torch.randint(-4, 4, (most // 2, hidden)).to(torch.bfloat16)
+        recv, count, handle, _, hook = buffer.low_latency_dispatch(x, topk_idx, most, experts, use_fp8=False)
+        assert hook is None and recv.shape == (4, size * most, hidden)
+        out, _, _ = buffer.low_latency_combine(recv, topk_idx, torch.ones(most // 2, topk), handle)
+        assert torch.equal(out, x * topk)
+
+
+def test_sizes_change_between_calls():
+    run(2, call_sizes)
+
+
+def masked(rank, size):
+    """A rank ends; the others mask it and go on, with its choices at -1 from then on."""
+    import os
+
+    import epkit
+
+    os.environ["EPKIT_TIMEOUT_MS"] = "30000"
+    buffer = deep_ep.Buffer(dist.group.WORLD, low_latency_mode=True, enable_shrink=True)
+    x, _, topk_idx, weights, experts = make(rank, size, 7)
+    recv, count, handle = dispatch(buffer, x, topk_idx, experts, False, False, False, False, None)
+    if rank == size - 1:
+        os._exit(0)
+    status = torch.empty(size, dtype=torch.int32)
+    buffer.low_latency_query_mask_buffer(status)
+    while not status[size - 1]:
+        buffer.clean_low_latency_buffer(TOKENS, HIDDEN, experts)
+        buffer.low_latency_query_mask_buffer(status)
+    assert status.tolist() == [0] * (size - 1) + [1]
+    lives = topk_idx.masked_fill(topk_idx >= (size - 1) * (experts // size), -1)
+    recv, count, handle = dispatch(buffer, x, topk_idx, experts, False, False, False, False, None)
+    out, _, _ = buffer.low_latency_combine(recv.clone(), lives, weights, handle)
+    expected = x * weights.masked_fill(lives == -1, 0).sum(1, keepdim=True)
+    assert calc_diff(expected, out) < 1e-5
+    try:
+        buffer.low_latency_update_mask_buffer(size + 3, True)
+    except epkit.ArgumentError as error:
+        assert "rank_to_mask" in str(error)
+    else:
+        raise AssertionError("a rank that is none was masked")
+
+
+def test_a_rank_that_ends_is_masked():
+    run(3, masked)

@@ -1,0 +1,350 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Misuse: an exception that names it; no crash, no hang; and the right call works afterwards."""
+import gc
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+import deep_ep
+import epkit
+import torch
+import torch.distributed as dist
+from ranks import join, raises, run, start
+
+H = 128
+
+
+def setting(size):
+    topk_idx = torch.arange(12).view(6, 2) % (2 * size)
+    return topk_idx, torch.ones(6, H, dtype=torch.bfloat16), torch.rand(6, 2)
+
+
+def tensors(rank, size):
+    comm = epkit.Communicator()
+    topk_idx, x, weights = setting(size)
+    bad = epkit.ArgumentError
+    raises(bad, "plan topk_idx float32 int32 int64", comm.plan, topk_idx.float(), 2 * size)
+    raises(bad, "plan topk_idx shape", comm.plan, topk_idx.view(-1), 2 * size)
+    raises(bad, "plan topk_idx contiguous", comm.plan, topk_idx.t().contiguous().t(), 2 * size)
+    raises(TypeError, "plan topk_idx list", comm._native.plan, [1], None, None, 2 * size, 0, 1, 0, 0, None)
+    raises(bad, "EP_E_ROUTING", comm.plan, topk_idx + 100, 2 * size)
+    raises(bad, "EP_E_ROUTING", comm.plan, torch.zeros(2, 2, dtype=torch.int64), 2 * size)
+    raises(bad, "n_experts", comm.plan, topk_idx, 2 * size + 1)
+    raises(bad, "max_recv", comm.plan, topk_idx, 2 * size, max_recv_tokens=-5)
+    raises(TypeError, "num_experts integer", comm.plan, topk_idx, "eight")
+    plan = comm.plan(topk_idx, 2 * size)
+    raises(bad, "dispatch x float32 bfloat16", plan.dispatch, x.float())
+    raises(bad, "dispatch x shape 5 6", plan.dispatch, x[:5])
+    raises(bad, "dispatch x shape", plan.dispatch, x.view(6, H // 2, 2))
+    raises(bad, "dispatch x contiguous", plan.dispatch, x.t().contiguous().t())
+    raises(bad, "dispatch topk_weights float64", plan.dispatch, x, weights.double())
+    raises(bad, "dispatch topk_weights shape", plan.dispatch, x, weights[:, :1].contiguous())
+    raises(bad, "recv_x", plan.dispatch, x, out=torch.empty(0, H, dtype=torch.bfloat16))
+    raises((bad, TypeError), "dispatch x", plan.dispatch, x.to("meta"))
+    raises((bad, TypeError), "dispatch x", plan.dispatch, x.to_sparse())
+    raises(bad, "scales", plan.dispatch, (x.to(torch.float8_e4m3fn), torch.ones(6, 1, dtype=torch.float16)))
+    raises(bad, "scales shape", plan.dispatch, (x.to(torch.float8_e4m3fn), torch.ones(5, 1)))
+    raises(bad, "EP_E_ALIGN", plan.dispatch, torch.ones(6, 3, dtype=torch.bfloat16))
+    rows = plan.dispatch(x, weights)
+    raises(bad, "combine x shape", plan.combine, rows.x[1:])
+    raises(bad, "combine x shape", plan.combine, torch.cat((rows.x, rows.x)))
+    raises(bad, "combine x float16", plan.combine, rows.x.half())
+    raises(bad, "combine bias[0]", plan.combine, rows.x, bias=x[:2])
+    raises(bad, "combine 3", plan.combine, rows.x, bias=(x, x, x))
+    raises(bad, "out bias", plan.combine, rows.x, bias=x, out=x)
+    raises(bad, "combine topk_weights", plan.combine, rows.x, rows.topk_weights[:1])
+    out, _ = plan.combine(rows.x, rows.topk_weights)  # nothing of it has harmed the group
+    assert torch.equal(out.float(), x.float() * comm.layout(topk_idx, 2 * size)[2].sum(1, keepdim=True))
+
+
+def test_wrong_tensors():
+    run(2, tensors)
+
+
+def low_latency(rank, size):
+    comm = epkit.Communicator()
+    topk_idx, x, weights = setting(size)
+    bad = epkit.ArgumentError
+    raises(bad, "hidden 100", comm.low_latency, 8, 100, 2 * size, 2)
+    raises(bad, "max_tokens", comm.low_latency, -1, H, 2 * size, 2)
+    calls = comm.low_latency(8, H, 2 * size, 2)
+    raises(bad, "x 9 8", calls.dispatch, torch.ones(9, H, dtype=torch.bfloat16), torch.zeros(9, 2, dtype=torch.int64))
+    raises(bad, "max_tokens 20", calls.dispatch, x, topk_idx, max_tokens=20)
+    raises(bad, "topk_idx shape", calls.dispatch, x, topk_idx[:, :1].contiguous())
+    raises(bad, "x float32", calls.dispatch, x.float(), topk_idx)
+    raises(bad, "recv_stats int64", calls.dispatch, x, topk_idx, recv_stats=torch.zeros(2, dtype=torch.int64))
+    raises(bad, "512", calls.dispatch, x, topk_idx, fp8=True, ue8m0=True)
+    rows = calls.dispatch(x, topk_idx, hook=True)
+    rows.finish()
+    raises(bad, "received already", rows.finish)
+    raises(bad, "topk_weights shape", calls.combine, rows.x, topk_idx, weights[:3], call=rows.call)
+    raises(bad, "x shape", calls.combine, rows.x[:, :1], topk_idx, weights, call=rows.call)
+    raises(bad, "EP_E_STATE", calls.combine, rows.x, topk_idx, weights, call=rows.call + 7)
+    out, _ = calls.combine(rows.x, topk_idx, torch.ones_like(weights), call=rows.call)
+    assert torch.equal(out, x * 2)
+    raises(bad, "mask", calls.set_mask, 0)
+    calls.free()
+    raises(bad, "low_latency_dispatch freed", calls.dispatch, x, topk_idx)
+    raises(bad, "freed", calls.combine_buffer)
+
+
+def test_wrong_low_latency_calls():
+    run(2, low_latency)
+
+
+def handles(rank, size):
+    """Freed objects, and handles of another group."""
+    group = dist.new_group(list(range(size)))
+    one, two = (deep_ep.Buffer(group, explicitly_destroy=True) for _ in range(2))
+    topk_idx, x, weights = setting(size)
+    layout = one.get_dispatch_layout(topk_idx, 2 * size)
+    args = {"num_tokens_per_rank": layout[0], "is_token_in_rank": layout[3], "num_tokens_per_expert": layout[2],
+            "topk_idx": topk_idx, "topk_weights": weights}
+    recv, _, _, _, handle, _ = one.dispatch(x, **args)
+    raises(epkit.ArgumentError, "combine handle another Buffer", two.combine, recv, handle)
+    raises(epkit.ArgumentError, "dispatch handle another Buffer", two.dispatch, x, handle)
+    raises(TypeError, "combine handle tuple", one.combine, recv, tuple(handle))
+    ll_handle = one.low_latency_dispatch(x, topk_idx, 8, 2 * size)[2]
+    raises(epkit.ArgumentError, "low_latency_combine another", two.low_latency_combine, recv, topk_idx, weights, ll_handle)
+    raises(AssertionError, "enable_shrink", one.low_latency_clean_mask_buffer)
+    raises(NotImplementedError, "nvfp4 use_fp8", one.low_latency_dispatch, x, topk_idx, 8, 2 * size, use_nvfp4=True)
+    raises(NotImplementedError, "one host", one.internode_dispatch, x)
+    raises(NotImplementedError, "empty", one.get_local_buffer_tensor, torch.bfloat16)
+    raises(AssertionError, "even", deep_ep.Buffer.set_num_sms, 7)
+    handle.plan.free()
+    raises(epkit.ArgumentError, "combine plan freed", one.combine, recv, handle)
+    one.destroy()
+    raises(epkit.ArgumentError, "plan communicator freed", one.dispatch, x, **args)
+    handle = two.dispatch(x, **args)[4]
+    two._comm.free()
+    two._comm.free()
+    raises(epkit.ArgumentError, "freed", two.combine, recv, handle)
+    raises(AssertionError, "explicitly_destroy", deep_ep.Buffer(group).destroy)
+
+
+def test_freed_and_foreign_handles():
+    run(2, handles)
+
+
+def threads(rank, size):
+    """Two threads in one communicator: the second one is told; waits let other threads run."""
+    comm = epkit.Communicator()
+    ran, told = [], []
+    if rank == 0:
+        waiting = threading.Thread(target=comm.barrier)
+        waiting.start()
+        while not told:
+            try:
+                comm.allgather_bytes(b"")
+                time.sleep(0.01)
+            except epkit.ArgumentError as error:
+                told.append(str(error))
+            ran.append(1)
+        assert "another thread" in told[0]
+        dist.barrier()
+        waiting.join()
+    else:
+        dist.barrier()
+        comm.barrier()
+
+
+def test_two_threads_in_one_communicator():
+    run(2, threads)
+
+
+def creation(rank, size):
+    """Ranks that disagree, and an all-gather that fails: everybody is told, with the reason."""
+    error = raises(epkit.GroupError, "EP_E_MISMATCH flags", epkit.Communicator, check_values=rank == 0)
+    assert error.status == 401 and error.name == "EP_E_MISMATCH" and error.hint
+    raises(ValueError, "backend rocm", epkit.Communicator, backend="rocm")
+
+    class Broken:
+        def Get_rank(self):
+            return 0
+
+        def Get_size(self):
+            return 2
+
+        def allgather(self, data):
+            raise KeyError("no such store")
+
+    error = raises(epkit.Error, "EP_E_SYSTEM no such store", epkit.Communicator, Broken())
+    assert isinstance(error.__cause__, KeyError)
+    comm = epkit.Communicator()
+    comm.barrier()
+
+
+def test_creation_that_fails():
+    run(2, creation)
+
+
+def ends_early(rank, size):
+    if rank == 1:
+        os._exit(5)
+    error = raises(epkit.PeerError, "EP_E_PEER_DEAD", epkit.Communicator)
+    assert error.status == 302
+
+
+def test_a_rank_ends_before_its_communicator_exists():
+    run(2, ends_early, expect=(0, 5))
+
+
+def stays_away(rank, size, marker):
+    if rank == 0:
+        raises(epkit.PeerError, "EP_E_TIMEOUT", epkit.Communicator, timeout=1)
+        open(marker, "w", encoding="ascii").close()
+    while not os.path.exists(marker):
+        time.sleep(0.01)
+
+
+def test_a_rank_makes_no_communicator():
+    with tempfile.TemporaryDirectory() as folder:
+        run(2, stays_away, os.path.join(folder, "marker"))
+
+
+def without_group(rank, size):
+    raises(RuntimeError, "init_process_group", epkit.Communicator)
+
+
+def test_no_process_group():
+    pids, _ = start(1, without_group, group=False)
+    join(pids)
+
+
+def dies(rank, size, how):
+    comm = epkit.Communicator(timeout=60)
+    topk_idx, x, _ = setting(size)
+    plan = comm.plan(topk_idx, 2 * size)
+    rows = plan.dispatch(x).x
+    if rank == 1:
+        if how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        os._exit(3)
+    raises(epkit.PeerError, "rank 1", plan.combine, rows)
+    raises(epkit.PeerError, "rank 1", plan.dispatch, x)
+    plan.free()
+    comm.free()
+
+
+def test_a_rank_is_killed():
+    run(2, dies, "kill", expect=(0, -signal.SIGKILL))
+
+
+def test_a_rank_exits():
+    run(3, dies, "exit", expect=(0, 3, 0))
+
+
+def late(rank, size):
+    comm = epkit.Communicator(timeout=1)
+    if rank == 0:
+        raises(epkit.PeerError, "EP_E_TIMEOUT rank 1", comm.barrier)
+    dist.barrier()
+
+
+def test_a_late_rank_is_named():
+    run(2, late)
+
+
+def aborts(rank, size):
+    comm = epkit.Communicator()
+    if rank == 0:
+        threading.Timer(0.2, comm.abort).start()
+        raises(epkit.GroupError, "EP_E_ABORTED", comm.barrier)
+    dist.barrier()
+
+
+def test_abort_wakes_a_wait():
+    run(2, aborts)
+
+
+def forked(rank, size):
+    comm = epkit.Communicator()
+    plan = comm.plan(*(setting(size)[0], 2 * size))
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            raises(epkit.Error, "EP_E_STATE", comm.barrier)
+            raises(epkit.Error, "EP_E_STATE", plan.dispatch, setting(size)[1])
+            plan.free()
+            comm.free()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(pid, 0)[1] == 0
+    comm.barrier()
+
+
+def test_a_forked_child():
+    run(2, forked)
+
+
+ENDINGS = [
+    "",
+    "b = calls.combine_buffer(); del calls, plan, comm",
+    "comm.me = comm; plan.me = [plan, comm]; del comm, plan, calls",
+    "sys.modules['zz'] = plan; torch.zz = (calls, comm)",
+    "threading.Thread(target=lambda p: time.sleep(0.2), args=(plan,)).start(); del plan",
+]
+MORE_ENDINGS = ["del plan; del comm", "del comm; del plan", "comm.free()", "raise SystemExit(0)", "sys.exit(0)"]
+
+PROGRAM = """
+import gc, os, sys, threading, time, torch
+import torch.distributed as dist
+import epkit
+for ending in {endings!r}:
+    pid = os.fork()
+    if pid:
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        if status: print(ending, "ended with", status); os._exit(1)
+        continue
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    comm = epkit.Communicator()
+    plan = comm.plan(torch.zeros(1, 1, dtype=torch.int64), 2)
+    calls = comm.low_latency(4, 128, 2, 1)
+    kept = comm.empty(4, 4)
+    exec(ending)
+    break
+"""
+
+
+def test_interpreter_ends_in_any_order():
+    """Each ending in an interpreter of its own, whose real shutdown follows: exit code 0 and nothing said."""
+    program = PROGRAM.format(endings=ENDINGS + (MORE_ENDINGS if os.environ.get("EPKIT_TEST_LONG") else []))
+    done = subprocess.run([sys.executable, "-X", "faulthandler", "-c", program], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0 and not done.stdout, done.stdout + done.stderr
+    lines = [line for line in done.stderr.splitlines() if line and "Warning" not in line and "warn" not in line]
+    assert not lines, done.stderr
+
+
+def memory_of(pid="self"):
+    with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("Rss:"))
+
+
+def many_steps(rank, size, steps):
+    buffer = deep_ep.Buffer(dist.group.WORLD)
+    topk_idx, x, weights = setting(size)
+    layout = buffer.get_dispatch_layout(topk_idx, 2 * size)
+    marks = []
+    for step in range(steps):
+        recv, _, w, _, handle, _ = buffer.dispatch(x, topk_idx=topk_idx, topk_weights=weights,
+                                                   num_tokens_per_rank=layout[0], is_token_in_rank=layout[3],
+                                                   num_tokens_per_expert=layout[2])
+        buffer.combine(recv, handle, w)
+        got, _, ll_handle, _, _ = buffer.low_latency_dispatch(x, topk_idx, 8, 2 * size, use_fp8=False)
+        buffer.get_next_low_latency_combine_buffer(ll_handle)
+        buffer.low_latency_combine(got, topk_idx, weights, ll_handle)
+        if step in (steps // 2, steps - 1):
+            gc.collect()
+            marks.append((memory_of(), len(os.listdir("/proc/self/fd"))))
+    assert marks[1][1] <= marks[0][1], f"descriptors: {marks}"
+    assert marks[1][0] - marks[0][0] < 1024, f"KiB: {marks}"
+
+
+def test_memory_of_many_steps_is_flat():
+    run(2, many_steps, 10000 if os.environ.get("EPKIT_TEST_LONG") else 400)

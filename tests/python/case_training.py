@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A small mixture of experts trains the same loss curve on 1 and on 4 ranks, and that of a dense computation."""
+import json
+import os
+import shutil
+
+import epkit
+import torch
+import torch.distributed as dist
+from ranks import join, start
+
+TOKENS, HIDDEN, EXPERTS, TOPK, STEPS, INNER = 32, 64, 8, 2, 6, 32
+
+
+class Model:
+    """A router and experts of two matrices; this rank has experts first .. first + count - 1."""
+
+    def __init__(self, first, count):
+        torch.manual_seed(0)
+        router = torch.randn(HIDDEN, EXPERTS) * 0.3
+        up = torch.randn(EXPERTS, HIDDEN, INNER) * 0.2
+        down = torch.randn(EXPERTS, INNER, HIDDEN) * 0.2
+        self.router = router.requires_grad_()
+        self.up = up[first:first + count].clone().requires_grad_()
+        self.down = down[first:first + count].clone().requires_grad_()
+
+    def route(self, x):
+        weights, idx = torch.softmax(x.float() @ self.router, 1).topk(TOPK)
+        return idx, weights / weights.sum(1, keepdim=True)
+
+    def expert(self, number, rows):
+        return torch.relu(rows.float() @ self.up[number]) @ self.down[number]
+
+    def experts(self, rows, counts):
+        parts, begin = [], 0
+        for number, count in enumerate(counts):
+            parts.append(self.expert(number, rows[begin:begin + count]))
+            begin += count
+        return torch.cat(parts)
+
+    def step(self, rate=0.05):
+        with torch.no_grad():
+            for parameter in (self.router, self.up, self.down):
+                parameter -= rate * parameter.grad
+                parameter.grad = None
+
+
+def data(step):
+    torch.manual_seed(100 + step)
+    return torch.randn(TOKENS, HIDDEN).to(torch.bfloat16), torch.randn(TOKENS, HIDDEN)
+
+
+def train(rank, size, path):
+    comm = epkit.Communicator()
+    own = EXPERTS // size
+    model, losses = Model(rank * own, own), []
+    for step in range(STEPS):
+        x, target = (part.chunk(size)[rank] for part in data(step))
+        idx, weights = model.route(x)
+        out = epkit.moe(comm, x.contiguous(), idx, weights, EXPERTS, model.experts, alignment=4)
+        loss = (out.float() - target).square().sum() / TOKENS
+        loss.backward()
+        dist.all_reduce(model.router.grad)
+        total = loss.detach().clone()
+        dist.all_reduce(total)
+        losses.append(total.item())
+        model.step()
+    if rank == 0:
+        with open(path, "w", encoding="ascii") as file:
+            json.dump(losses, file)
+
+
+def dense():
+    """Every expert on every token, weighted, with the roundings of a layer: each weighted row to bfloat16."""
+    model, losses = Model(0, EXPERTS), []
+    for step in range(STEPS):
+        x, target = data(step)
+        idx, weights = model.route(x)
+        gate = torch.zeros(TOKENS, EXPERTS).scatter(1, idx, weights)
+        out = torch.zeros(TOKENS, HIDDEN)
+        for number in range(EXPERTS):
+            out = out + (model.expert(number, x) * gate[:, number:number + 1]).to(torch.bfloat16).float()
+        loss = (out.to(torch.bfloat16).float() - target).square().sum() / TOKENS
+        loss.backward()
+        losses.append(loss.item())
+        model.step()
+    return losses
+
+
+def curve(size):
+    pids, folder = start(size, train, os.path.join("/tmp", f"epkit-curve-{os.getpid()}-{size}"))
+    path = os.path.join("/tmp", f"epkit-curve-{os.getpid()}-{size}")
+    try:
+        join(pids)
+        with open(path, encoding="ascii") as file:
+            return json.load(file)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        if os.path.exists(path):
+            os.unlink(path)
+
+
+def test_loss_curve_of_1_and_4_ranks_and_dense():
+    one, four = curve(1), curve(4)
+    torch.set_num_threads(1)
+    reference = dense()
+    assert one[-1] < one[0] * 0.98, one
+    for a, b, c in zip(one, four, reference):
+        # Gradients travel as bfloat16: half a unit in the last place of each.
+        assert abs(a - b) < 1e-4 * abs(a) and abs(a - c) < 2e-3 * abs(a), (one, four, reference)
+
+
+def gradients(rank, size):
+    """Of dispatch and combine, against those of a dense computation with exact numbers."""
+    comm = epkit.Communicator()
+    experts, tokens, hidden = 2 * size, 10, 32
+    torch.manual_seed(rank)
+    topk_idx = torch.rand(tokens, experts).topk(2).indices
+    topk_idx[0, 1] = -1
+    x = torch.randint(-3, 4, (tokens, hidden)).to(torch.bfloat16).requires_grad_()
+    weights = torch.randint(1, 4, (tokens, 2)).float().requires_grad_()
+    for expanded in (False, True):
+        plan = comm.plan(topk_idx, experts, expanded=expanded, alignment=4, zero_padding=True)
+        rows, w = epkit.dispatch(plan, x, weights)
+        out = epkit.combine(plan, (rows.float() * (w.unsqueeze(1) if expanded else w.sum(1, keepdim=True))).to(torch.bfloat16))
+        total = weights.masked_fill(topk_idx < 0, 0).sum(1, keepdim=True)
+        assert torch.equal(out.float(), x.detach().float() * total)
+        gx, gw = torch.autograd.grad(out.float().sum(), (x, weights))
+        assert torch.equal(gx.float(), total.expand_as(x)), "gradient of x"
+        assert torch.equal(gw, x.detach().float().sum(1, keepdim=True).expand(-1, 2).masked_fill(topk_idx < 0, 0))
+
+
+def test_gradients_are_exact():
+    pids, folder = start(2, gradients)
+    try:
+        join(pids)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

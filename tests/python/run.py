@@ -1,0 +1,57 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the tests of python/ and prints TAP: run.py [NAME...]. Needs torch, and the packages in PYTHONPATH.
+
+A test is a function test_* of a module case_*.py here. EPKIT_TEST_LONG=1 makes some of them longer.
+"""
+import gc
+import importlib
+import os
+import pathlib
+import sys
+import traceback
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # ranks are many, processors few; and children are forked
+os.environ["EPKIT_BACKEND"] = "host"
+
+here = pathlib.Path(__file__).parent
+sys.path.insert(0, str(here))
+
+
+import torch._dynamo  # noqa: E402,F401 - optimizers and torch.compile want it: once, before ranks are forked
+
+
+class Skip(Exception):
+    """Raised by a test that cannot run here."""
+
+
+def tests():
+    for path in sorted(here.glob("case_*.py")):
+        module = importlib.import_module(path.stem)
+        for name, function in vars(module).items():
+            if name.startswith("test_"):
+                yield f"{path.stem[5:]}.{name[5:]}", function
+
+
+def main(wanted):
+    every = [(name, function) for name, function in tests() if not wanted or any(part in name for part in wanted)]
+    print(f"1..{len(every)}", flush=True)
+    failed = 0
+    for number, (name, function) in enumerate(every, 1):
+        try:
+            function()
+            print(f"ok {number} {name}", flush=True)
+        except Exception as error:  # noqa: BLE001 - a failed test is a line, and the next one follows
+            if type(error).__name__ == "Skip":
+                print(f"ok {number} {name} # skip {error}", flush=True)
+                continue
+            failed += 1
+            print("# " + "\n# ".join(traceback.format_exc().splitlines()))
+            print(f"not ok {number} {name}", flush=True)
+        gc.collect()
+    return 1 if failed or not every else 0
+
+
+if __name__ == "__main__":
+    sys.modules.setdefault("run", sys.modules["__main__"])
+    sys.exit(main(sys.argv[1:]))

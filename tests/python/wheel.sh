@@ -1,0 +1,93 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# `pip wheel python/`, and what it makes: installed into a folder of its own, away from the source, it works by itself.
+# shellcheck disable=SC2317 # functions are called by report
+set -euo pipefail
+
+EPKIT_SOURCE=${EPKIT_SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
+
+python=$("$EPKIT_SOURCE/scripts/torch_venv.sh" 2>&1) || {
+    printf '%s\n' "${python##*$'\n'}"
+    exit 77
+}
+python=${python##*$'\n'}
+if ! "$python" -c 'import sysconfig, os, sys; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))'; then
+    echo 'skipped: the headers of Python are not installed (package python3-dev)'
+    exit 77
+fi
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+# Where the source lies is no reason to compile it again.
+export CCACHE_BASEDIR=$work CCACHE_NOHASHDIR=1
+export PYTHONDONTWRITEBYTECODE=1 EPKIT_BACKEND=host OMP_NUM_THREADS=1
+number=0
+
+# report NAME COMMAND...: one line of TAP
+report() {
+    local name=$1
+    shift
+    number=$((number + 1))
+    if "$@" >"$work/log" 2>&1; then
+        echo "ok $number $name"
+    else
+        sed 's/^/# /' "$work/log"
+        echo "not ok $number $name"
+        failed=1
+    fi
+}
+
+build() {
+    # A copy of what git would check out, so that nothing of this build is left in the source.
+    mkdir "$work/source"
+    tar -C "$EPKIT_SOURCE" -cf - CMakeLists.txt LICENSE cmake include lib python scripts | tar -C "$work/source" -xf -
+    PATH=$(dirname "$python"):$PATH "$work/source/scripts/wheel.sh" "$work/wheels" --no-build-isolation
+}
+
+one_abi3_wheel() {
+    [ "$(find "$work/wheels" -name 'epkit-*-cp310-abi3-manylinux_2_*.whl' | wc -l)" -eq 1 ]
+}
+
+install() {
+    "$python" -m pip install --quiet --no-deps --no-compile --target "$work/site" "$work"/wheels/*.whl
+    rm -rf "$work/source"
+}
+
+selftest() {
+    (cd "$work" && PYTHONPATH=$work/site "$python" -m epkit.selftest 2 | tee "$work/said" && grep -q 'backend host.*all results are exact' "$work/said")
+}
+
+# Nothing of the build machine in the module: libepkit is found beside it, also after a move.
+own_library() {
+    mv "$work/site" "$work/moved" && PYTHONPATH=$work/moved "$python" -c '
+import epkit, deep_ep, deep_ep_cpp
+maps = [line.split()[-1] for line in open("/proc/self/maps") if "libepkit.so" in line]
+assert maps and all(name.startswith("'"$work"'/moved/epkit/") for name in maps), maps
+assert deep_ep.Buffer is deep_ep_cpp.Buffer and deep_ep.__version__.endswith(epkit.__version__)'
+}
+
+# says WORDS: importing epkit fails with an ImportError that has them
+says() {
+    PYTHONPATH=$work/moved "$python" -c 'import epkit' 2>"$work/said" && return 1
+    grep -q "ImportError: epkit: .*$1" "$work/said" || { cat "$work/said" && return 1; }
+}
+
+missing_library() {
+    mv "$work/moved/epkit/libepkit.so.0" "$work/kept"
+    says 'libepkit.so.0' && mv "$work/kept" "$work/moved/epkit/libepkit.so.0"
+}
+
+other_version() {
+    sed -i 's/^__version__ = .*/__version__ = "0.2.0"/' "$work/moved/epkit/_native.py"
+    says 'this package is version 0.2.0.*libepkit 0.1.0 was loaded'
+}
+
+failed=0
+echo 1..7
+report "a wheel is built" build
+report "it is one for every Python from 3.10 on" one_abi3_wheel
+report "it installs" install
+report "its selftest passes without the source" selftest
+report "it brings its own libepkit" own_library
+report "a missing libepkit is named at import" missing_library
+report "another version is named at import" other_version
+exit "$failed"
