@@ -289,6 +289,7 @@ static ep_status shrink(ep_comm *comm, const ep_comm_config *config, ep_comm *ne
         EP_TRY(ep_config_resolve(next, config, NULL, "ep_comm_shrink"));
     } else {
         next->config = comm->config;
+        next->emulation = comm->emulation;
         /* Survivors share a host, and the network of a boot may not outlive one of its ranks. */
         next->config.network = "emulated";
     }

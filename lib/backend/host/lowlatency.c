@@ -13,6 +13,7 @@
 #include "backend/host/lowlatency.h"
 
 #include "base/log.h"
+#include "core/quantize.h"
 #include "core/routing.h"
 
 #include <stdio.h>
