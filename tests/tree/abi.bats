@@ -35,7 +35,7 @@ abi() {
     echo "$output"
     [ "$status" -eq 1 ]
     [[ "$output" = *"
-+      24   8 n_experts"* ]]
++      16   8 n_experts"* ]]
     [[ "$output" = *"
 -constant EP_PLAN_EXPANDED 2"* ]]
     [[ "$output" = *"
