@@ -91,13 +91,13 @@ static ep_status raise_reported(struct cuda_comm *cuda, uint32_t failure)
         return host_raise(&cuda->host, EP_E_PEER_LEFT, rank, phase);
     case CUDA_FAILED_OWN_ROUTING:
         atomic_compare_exchange_strong(&cuda->host.comm->failed, &none, (int)EP_E_ROUTING);
-        return ep_fail(EP_E_ROUTING, "low latency: a call that nobody waited for (in a stream, or in a CUDA graph) had "
+        return ep_fail(EP_E_ROUTING, "low latency: a call that nobody waited for (EP_LL_ASYNC, or in a CUDA graph) had "
                                      "routing that is not valid; the other ranks go on without this one");
     case CUDA_FAILED_ROUTING:
         if (rank != me)
             return host_raise(&cuda->host, EP_E_ROUTING, rank, phase);
         ep_fail(EP_E_ROUTING,
-                "low latency: a call that nobody waited for (in a stream, or in a CUDA graph) had routing "
+                "low latency: a call that nobody waited for (EP_LL_ASYNC, or in a CUDA graph) had routing "
                 "that is not valid");
         return host_raise_own(&cuda->host, EP_E_ROUTING, me, phase);
     default:
