@@ -299,6 +299,7 @@ static ep_status shrink(ep_comm *comm, const ep_comm_config *config, ep_comm *ne
             next->config.network = ep_net_tcp.name;
     } else {
         next->config = comm->config;
+        next->emulation = comm->emulation;
         /* Survivors share a host, and the network of a boot may not outlive one of its ranks; sockets do. */
         next->config.network = over_tcp ? ep_net_tcp.name : ep_net_emulated.name;
     }
