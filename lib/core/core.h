@@ -11,6 +11,7 @@
 
 #include "base/args.h"
 #include "base/error.h"
+#include "net/emulation.h"
 
 #include <epkit/epkit.h>
 #include <pthread.h>
@@ -26,6 +27,7 @@ struct ep_comm {
     int rank, nranks;
     int node, nnodes, ranks_per_node; /* ranks_per_node resolved: never 0 */
     ep_comm_config config;            /* resolved: defaults filled in */
+    ep_net_emulation emulation;       /* of the emulated network between nodes */
     _Atomic int failed;               /* ep_status of the first failure; a backend may set one of any kind */
     char error[EP_ERROR_TEXT_BYTES];  /* of the last failure */
     ep_stats stats;

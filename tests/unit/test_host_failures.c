@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How failures reach ranks that are not in a collective call, and values that are refused. Ranks are threads. */
+#include "testing/launch.h"
+
 #include <epkit/epkit.h>
-#include <epkit/launch.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

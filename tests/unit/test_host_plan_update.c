@@ -5,8 +5,8 @@
  * with a plan of its own. Ranks are threads.
  */
 #include "backend/host/host.h"
+#include "testing/launch.h"
 
-#include <epkit/launch.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -164,8 +164,6 @@ static void fill(struct member *m, uint32_t seed, int which)
     for (int t = 0; t < MOST; t++)
         for (int i = 0; i < HIDDEN; i++)
             m->x[which][t * HIDDEN + i] = (uint16_t)(mix(seed, (uint32_t)(m->rank * MOST + t), (uint32_t)i) & 0x3fff);
-    for (int i = 0; i < MOST * TOPK; i++)
-        m->weights[i] = (float)(i + 1);
     make_routing(seed, m->rank, &m->routing[which]);
 }
 
@@ -334,6 +332,8 @@ static int play_rank(const ep_boot *boot, void *argument)
     wrong = story->wrong[boot->rank];
     m->rank = boot->rank;
     m->kind = story->kind;
+    for (int i = 0; i < MOST * TOPK; i++)
+        m->weights[i] = (float)(i + 1);
     config.backend = "host";
     config.timeout_ms = story->timeout_ms ? story->timeout_ms : 20000;
     SURE(ep_comm_new(boot, &config, &m->comm) == EP_OK);
@@ -554,6 +554,43 @@ static void plans_are_read_behind_their_stream(void **state)
     run((struct story){.play = plan_behind_a_stream});
 }
 
+/*
+ * Rank 0 queues a dispatch and then meets the others by a way of their own; they meet first and dispatch afterwards.
+ * Nobody's host waits for another one's in a call, so this is no deadlock. (With DeepEP it is a legal program, too.)
+ */
+static pthread_barrier_t elsewhere;
+
+static int meet_elsewhere(struct member *m)
+{
+    ep_plan_args args;
+    ep_plan_info info = EP_PLAN_INFO_INIT;
+    ep_plan *plan;
+
+    fill(m, 4, 0);
+    args = plan_args(m, &m->routing[0], 0);
+    SURE(ep_plan_new(m->comm, &args, &plan) == EP_OK);
+    SURE(ep_plan_get_info(plan, &info) == EP_OK);
+    for (int round = 0; round < 3; round++) {
+        if (m->rank != round)
+            pthread_barrier_wait(&elsewhere);
+        SURE(queue_all(m, plan, info.out_rows, 0, &m->fresh, NULL) == EP_OK);
+        if (m->rank == round)
+            pthread_barrier_wait(&elsewhere);
+        SURE(ep_stream_sync(m->comm, NULL) == EP_OK);
+        SURE(!check_tokens(m, 4, &m->fresh));
+    }
+    ep_plan_free(plan);
+    return 0;
+}
+
+static void hosts_do_not_wait_for_each_other_in_a_call(void **state)
+{
+    (void)state;
+    assert_int_equal(pthread_barrier_init(&elsewhere, NULL, RANKS), 0);
+    run((struct story){.play = meet_elsewhere, .timeout_ms = 30000});
+    pthread_barrier_destroy(&elsewhere);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -563,6 +600,7 @@ int main(void)
         cmocka_unit_test(bad_routing_of_an_update_fails_all),
         cmocka_unit_test(masks_are_checked),
         cmocka_unit_test(plans_are_read_behind_their_stream),
+        cmocka_unit_test(hosts_do_not_wait_for_each_other_in_a_call),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
