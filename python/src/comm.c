@@ -266,13 +266,17 @@ static ep_status gather_bytes(void *context, const void *mine, size_t bytes, int
     char *data = NULL;
     Py_ssize_t size = 0;
 
-    if (all && PyBytes_AsStringAndSize(all, &data, &size) == 0 && size != (Py_ssize_t)bytes * gather->nranks)
+    if (!all || PyBytes_AsStringAndSize(all, &data, &size) < 0)
+        data = NULL;
+    else if (size != (Py_ssize_t)bytes * gather->nranks) {
         PyErr_Format(PyExc_ValueError, "the all-gather returned %zd bytes, not %d times %zu", size, gather->nranks,
                      bytes);
-    if (PyErr_Occurred())
-        status = keep_exception(gather);
-    else
+        data = NULL;
+    }
+    if (data)
         memcpy(ret_all, data, (size_t)size);
+    else
+        status = keep_exception(gather);
     Py_XDECREF(all);
     PyGILState_Release(lock);
     return status;

@@ -105,7 +105,7 @@ static bool get(struct ll_object *ll, PyObject *object, const struct want want, 
 static bool get_scales(struct ll_object *ll, PyObject *object, int64_t rows, ep_ll_dispatch_args *args)
 {
     static const char call[] = "low_latency_dispatch";
-    int blocks = ll->hidden / EP_SCALE_BLOCK;
+    int64_t blocks = ll->hidden / EP_SCALE_BLOCK;
     struct tensor scales;
 
     if (object == Py_None && args->out_dtype == EP_BF16)
@@ -116,8 +116,9 @@ static bool get_scales(struct ll_object *ll, PyObject *object, int64_t rows, ep_
     if (scales.type == TYPE_I32)
         blocks /= 4;
     if (scales.shape[2] != blocks || (ll->n_local > 1 && scales.stride[0] != rows * blocks)) {
-        raise_arg("%s: recv_scales: %lld columns and a stride of %lld between experts, must be %d and %lld", call,
-                  (long long)scales.shape[2], (long long)scales.stride[0], blocks, (long long)(rows * blocks));
+        raise_arg("%s: recv_scales: %lld columns and a stride of %lld between experts, must be %lld and %lld", call,
+                  (long long)scales.shape[2], (long long)scales.stride[0], (long long)blocks,
+                  (long long)rows * (long long)blocks);
         return false;
     }
     args->scale_type = scales.type == TYPE_I32 ? EP_UE8M0 : EP_F32;

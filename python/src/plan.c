@@ -332,13 +332,9 @@ static PyObject *plan_combine(PyObject *self, PyObject *const *args, Py_ssize_t 
     return call_end(comm, status);
 }
 
-/* metadata(recv_source, recv_slot, n_recv_tokens, psum_rank, psum_expert, count_exact, rank_prefix, stride, stream) */
-static PyObject *plan_metadata(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+static bool get_metadata(struct plan_object *plan, PyObject *const *args, ep_plan_metadata *ret_metadata)
 {
-    struct plan_object *plan = (struct plan_object *)self;
-    ep_plan_metadata metadata = EP_PLAN_METADATA_INIT;
-    struct comm_object *comm = plan->member.comm;
-    const int ranks = comm ? comm->nranks : 0;
+    const int ranks = plan->member.comm->nranks;
     const struct want wants[] = {
         {"metadata", "recv_source", IS(I32), 1, {-1}, false, true},
         {"metadata", "recv_slot", IS(I32), 2, {-1, plan->topk}, false, true},
@@ -348,25 +344,42 @@ static PyObject *plan_metadata(PyObject *self, PyObject *const *args, Py_ssize_t
         {"metadata", "count_exact", IS(I32), 1, {plan->n_local}, false, true},
         {"metadata", "rank_prefix", IS(I32), 2, {ranks, ranks}, false, true},
     };
-    int32_t **const fields[] = {&metadata.recv_source, &metadata.recv_slot,   &metadata.n_recv_tokens,
-                                &metadata.psum_rank,   &metadata.psum_expert, &metadata.count_exact,
-                                &metadata.rank_prefix};
+    int32_t **const fields[] = {&ret_metadata->recv_source, &ret_metadata->recv_slot,   &ret_metadata->n_recv_tokens,
+                                &ret_metadata->psum_rank,   &ret_metadata->psum_expert, &ret_metadata->count_exact,
+                                &ret_metadata->rank_prefix};
     struct tensor tensor;
+    bool ok = true;
+
+    for (int i = 0; i < 7; i++) {
+        if (!tensor_get(args[i], &wants[i], place_of(plan->member.comm), &tensor))
+            return false;
+        if (i < 2 && tensor.data && tensor.shape[0] < plan->out_rows) {
+            raise_arg("metadata: %s: has room for %lld tokens, must have for %lld", wants[i].name,
+                      (long long)tensor.shape[0], (long long)plan->out_rows);
+            return false;
+        }
+        *fields[i] = tensor.data;
+    }
+    ret_metadata->source_stride = narrow(want_int(args[7], "metadata", "source_stride", &ok));
+    return ok;
+}
+
+/* metadata(recv_source, recv_slot, n_recv_tokens, psum_rank, psum_expert, count_exact, rank_prefix, stride, stream) */
+static PyObject *plan_metadata(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    struct plan_object *plan = (struct plan_object *)self;
+    ep_plan_metadata metadata = EP_PLAN_METADATA_INIT;
+    struct comm_object *comm = plan->member.comm;
     ep_status status;
     void *stream;
-    bool ok = true;
 
     if (!want_args("metadata", nargs, 9) || !plan_begin(plan, "metadata"))
         return NULL;
     comm->busy = false; /* until the tensors are known */
-    for (int i = 0; i < 7; i++) {
-        if (!tensor_get(args[i], &wants[i], place_of(comm), &tensor))
-            return NULL;
-        *fields[i] = tensor.data;
-    }
-    metadata.source_stride = narrow(want_int(args[7], "metadata", "source_stride", &ok));
+    if (!get_metadata(plan, args, &metadata))
+        return NULL;
     stream = stream_of(args[8]);
-    if (!ok || PyErr_Occurred())
+    if (PyErr_Occurred())
         return NULL;
     comm->busy = true;
     Py_BEGIN_ALLOW_THREADS;
