@@ -1,0 +1,87 @@
+#!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
+# Ranks that find each other by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and the network over TCP.
+#
+# shellcheck disable=SC2154 # $stderr is set by run
+
+load common
+
+setup() {
+    unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT EPKIT_ADDRESS TORCHELASTIC_RUN_ID
+    export EPKIT_SECRET=of-this-test
+}
+
+# world N PER_NODE ARGS...: as many epkits as ranks; outputs in rank.0 and so on, exit codes in code.0 and so on.
+world() {
+    local n=$1 per_node=$2 rank port=$((20000 + RANDOM % 12000))
+    shift 2
+    for rank in $(seq 0 $((n - 1))); do
+        (
+            code=0
+            RANK=$rank WORLD_SIZE=${size:-$n} LOCAL_RANK=$((rank % per_node)) LOCAL_WORLD_SIZE=$per_node \
+                MASTER_ADDR=127.0.0.1 MASTER_PORT=$port "$EPKIT" "$@" >"$BATS_TEST_TMPDIR/rank.$rank" \
+                2>"$BATS_TEST_TMPDIR/errors.$rank" 3>&- || code=$?
+            echo "$code" >"$BATS_TEST_TMPDIR/code.$rank"
+        ) &
+    done
+    wait
+}
+
+codes() {
+    cat "$BATS_TEST_TMPDIR"/code.* | tr '\n' ' '
+}
+
+@test "ranks that torchrun started: nodes by LOCAL_WORLD_SIZE, 32 of 32 cases, and rank 0 alone speaks" {
+    TORCHELASTIC_RUN_ID=1 world 4 2 test internode --tokens 8 --hidden 256
+    cat "$BATS_TEST_TMPDIR"/errors.* "$BATS_TEST_TMPDIR/rank.0"
+    [ "$(codes)" = "0 0 0 0 " ]
+    grep -q 'internode: 32/32 cases passed (4 ranks on 2 nodes' "$BATS_TEST_TMPDIR/rank.0"
+    for rank in 1 2 3; do [ ! -s "$BATS_TEST_TMPDIR/rank.$rank" ]; done
+}
+
+@test "without torchrun the command line asks for it, and one node needs no network" {
+    world 2 2 test intranode --boot tcp --tokens 8 --hidden 256 --json
+    cat "$BATS_TEST_TMPDIR"/errors.*
+    [ "$(codes)" = "0 0 " ]
+    [ "$(jq -c '[.result, .parameters.boot, .parameters.ranks]' "$BATS_TEST_TMPDIR/rank.0")" = '["passed","tcp",2]' ]
+}
+
+@test "variables that nobody meant: pods have them as well" {
+    RANK=0 WORLD_SIZE=16 MASTER_ADDR=nowhere.invalid MASTER_PORT=1 run --separate-stderr "$EPKIT" test intranode --ranks 2 \
+        --tokens 8 --hidden 256
+    echo "$output$stderr"
+    [ "$status" -eq 0 ]
+}
+
+@test "a rank that does not come is named" {
+    size=3 EPKIT_TIMEOUT_MS=3000 world 2 1 test internode --network tcp --nodes 3
+    cat "$BATS_TEST_TMPDIR"/errors.*
+    [ "$(codes)" = "1 1 " ]
+    grep -q '1 of 3 ranks did not come within 3000 ms: rank 2' "$BATS_TEST_TMPDIR/errors.0"
+    grep -q '1 of 3 ranks did not come within 3000 ms: rank 2' "$BATS_TEST_TMPDIR/errors.1"
+}
+
+@test "forked ranks over sockets of this host" {
+    run --separate-stderr "$EPKIT" bench --quick --no-yardsticks --ranks 4 --nodes 2 --network tcp --only dispatch --json
+    echo "$output$stderr"
+    [ "$status" -eq 0 ]
+    [ "$(jq -r .network <<<"$output")" = tcp ]
+}
+
+@test "options that contradict each other" {
+    run --separate-stderr "$EPKIT" test internode --boot tcp
+    [ "$status" -eq 2 ]
+    [[ "$stderr" == *"--boot tcp: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say which rank this is"* ]]
+    run --separate-stderr "$EPKIT" test internode --network mpi
+    [ "$status" -eq 2 ]
+    [[ "$stderr" == *"--network mpi needs --boot mpi"* ]]
+    run --separate-stderr "$EPKIT" test intranode --network tcp
+    [ "$status" -eq 2 ]
+    [[ "$stderr" == *"--network needs --nodes 2 or more"* ]]
+    run --separate-stderr "$EPKIT" test internode --network tcp --net-reorder
+    [ "$status" -eq 2 ]
+    [[ "$stderr" == *"--net-reorder is for the emulated network"* ]]
+    RANK=x WORLD_SIZE=2 MASTER_ADDR=h MASTER_PORT=1 run --separate-stderr "$EPKIT" test internode --network tcp
+    [ "$status" -eq 2 ]
+    [[ "$stderr" == *'RANK is "x"'* ]]
+}

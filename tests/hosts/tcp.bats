@@ -1,0 +1,125 @@
+#!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
+# The network over TCP between four hosts: what passes, and what becomes of the others when one fails or is cut off.
+#
+# shellcheck disable=SC2154 # $stderr is set by run
+
+load common
+
+setup_file() {
+    hosts_up 4
+}
+
+teardown_file() {
+    hosts_down
+}
+
+# start_ranks SECONDS: a rank on each host, in a test that ends when one of them fails; their deadline is SECONDS.
+start_ranks() {
+    local i
+    work="$HOSTS_DIR/work"
+    rm -rf "$work"
+    mkdir -p "$work"
+    for i in 1 2 3 4; do
+        on "h$i" env RANK=$((i - 1)) WORLD_SIZE=4 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 MASTER_ADDR=h1 MASTER_PORT=29517 \
+            EPKIT_SECRET=of-this-test timeout --kill-after=5 300 "$EPKIT" test internode --network tcp --nodes 4 \
+            --timeout "$1" --tokens 8 --hidden 256 --repeat 100000 >"$work/rank$i" 2>&1 3>&- &
+        echo $! >"$work/pid$i"
+    done
+    within 20 grep -q '^\[ *4/.*passed' "$work/rank1"
+}
+
+# ended HOST...: the ranks there have, and not well
+ended() {
+    local i
+    for i in "$@"; do
+        within 20 not_running "$i"
+        ! wait "$(cat "$work/pid$i")"
+    done
+}
+
+not_running() {
+    ! kill -0 "$(cat "$work/pid$1")" 2>/dev/null
+}
+
+# named RANK WORDS HOST...: the first failure that the ranks there tell of names that rank, in these words
+named() {
+    local rank=$1 words=$2 i
+    shift 2
+    for i in "$@"; do
+        cat "$work/rank$i" | grep -v passed
+        [[ "$(grep -m 1 'why:' "$work/rank$i")" =~ why:\ +rank\ $rank\ ($words) ]]
+    done
+}
+
+end_rank() { # HOST
+    "$HOSTS" on "$HOSTS_DIR" "h$1" pkill -9 -x epkit || true
+}
+
+@test "16 ranks on 4 hosts: 32 of 32 cases over sockets" {
+    run --separate-stderr launch --no-logs --hosts 'h[1-4]' --per-node 4 --checks skip epkit-test internode -- --tokens 8 --hidden 256
+    echo "$output$stderr"
+    [ "$status" -eq 0 ]
+    [[ "$output" == *"internode: 32/32 cases passed (16 ranks on 4 nodes"* ]]
+    all_clean 10 h1 h2 h3 h4
+}
+
+@test "the same with every routing, over links of 50 Mbit/s" {
+    local routing
+    long
+    for routing in zipf grouped one dropped empty; do
+        run --separate-stderr launch --no-logs --hosts 'h[1-4]' --per-node 4 --checks skip epkit-test internode -- \
+            --tokens 16 --hidden 512 --routing "$routing"
+        echo "$output$stderr"
+        [ "$status" -eq 0 ]
+        [[ "$output" == *"internode: 32/32 cases passed (16 ranks on 4 nodes"* ]]
+    done
+    for i in 1 2 3 4; do
+        on "h$i" tc qdisc add dev eth0 root tbf rate 50mbit burst 32k latency 200ms || skip "no tbf in this kernel"
+    done
+    run --separate-stderr launch --no-logs --hosts 'h[1-4]' --per-node 1 --checks skip epkit-test internode -- --tokens 64 --hidden 2048
+    for i in 1 2 3 4; do on "h$i" tc qdisc del dev eth0 root; done
+    echo "$output$stderr"
+    [ "$status" -eq 0 ]
+    [[ "$output" == *"internode: 32/32 cases passed (4 ranks on 4 nodes"* ]]
+}
+
+@test "a host whose cable is pulled: the others end by their deadline and name its rank" {
+    start_ranks 5
+    "$HOSTS" cut "$HOSTS_DIR" h3
+    ended 1 2 4
+    "$HOSTS" plug "$HOSTS_DIR" h3
+    named 2 "did not answer within 5000 ms|died or was cut off" 1 2 4
+    end_rank 3
+    ended 3
+    all_clean 10 h1 h2 h3 h4
+}
+
+@test "a rank that is killed: the others end at once and name it" {
+    start_ranks 60
+    end_rank 3
+    ended 1 2 3 4
+    named 2 "died or was cut off" 1 2 4
+    all_clean 10 h1 h2 h3 h4
+}
+
+@test "a rank that is stopped: the others end by their deadline and name it" {
+    long
+    start_ranks 5
+    on h3 pkill -STOP -x epkit
+    ended 1 2 4
+    named 2 "did not answer within 5000 ms" 1 2 4
+    end_rank 3
+    ended 3
+    all_clean 10 h1 h2 h3 h4
+}
+
+@test "a host that is switched off" {
+    long
+    start_ranks 5
+    "$HOSTS" kill "$HOSTS_DIR" h3
+    ended 1 2 3 4
+    "$HOSTS" start "$HOSTS_DIR" h3
+    named 2 "did not answer within 5000 ms|died or was cut off" 1 2 4
+    all_clean 10 h1 h2 h4
+}
