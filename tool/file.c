@@ -9,19 +9,27 @@
 
 #define PIPE_MS 60000
 
+/* 0, or the errno of what keeps it from being read. */
+static int prepare(int fd)
+{
+    struct stat info;
+
+    if (fstat(fd, &info) != 0 || fcntl(fd, F_SETFL, 0) != 0)
+        return errno;
+    if (S_ISFIFO(info.st_mode) && poll(&(struct pollfd){.fd = fd, .events = POLLIN}, 1, PIPE_MS) == 0)
+        return ENODATA;
+    return 0;
+}
+
 FILE *file_open(const char *path)
 {
-    int fd = open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC), number = 0;
-    struct stat info;
+    int fd = open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC), number;
     FILE *stream = NULL;
 
     if (fd < 0)
         return NULL;
-    if (fstat(fd, &info) != 0)
-        number = errno;
-    else if (S_ISFIFO(info.st_mode) && poll(&(struct pollfd){.fd = fd, .events = POLLIN}, 1, PIPE_MS) == 0)
-        number = ENODATA;
-    else if (fcntl(fd, F_SETFL, 0) != 0 || !(stream = fdopen(fd, "r")))
+    number = prepare(fd);
+    if (number == 0 && !(stream = fdopen(fd, "r")))
         number = errno;
     if (!stream) {
         close(fd);
