@@ -2,6 +2,7 @@
 /* cmd_deploy.c - epkit deploy check: what a cluster will say about a job, before it is submitted. */
 #include "cmd.h"
 #include "deploy/deploy.h"
+#include "file.h"
 #include "kubectl.h"
 #include "output.h"
 #include "source/root.h"
@@ -106,7 +107,7 @@ static char *read_stream(FILE *stream, size_t bytes_max, size_t *ret_bytes, cons
 
 static char *read_file(const char *path, size_t bytes_max, size_t *ret_bytes)
 {
-    FILE *stream = strcmp(path, "-") == 0 ? stdin : fopen(path, "re");
+    FILE *stream = strcmp(path, "-") == 0 ? stdin : file_open(path);
     const char *why = strerror(errno);
     char *text = stream ? read_stream(stream, bytes_max, ret_bytes, &why) : NULL;
 

@@ -326,6 +326,17 @@ static int parse_options(struct parser *parser, int argc, char **argv, bool *ret
     return CMD_FINE;
 }
 
+static int reject_choice(struct parser *parser, const char *word)
+{
+    const char *const *choices = parser->cmd->arg_choices;
+    char list[512] = "";
+    size_t n = 0;
+
+    for (size_t i = 0; choices[i] && n < sizeof(list); i++)
+        n += (size_t)snprintf(list + n, sizeof(list) - n, "%s%s", i ? ", " : "", choices[i]);
+    return reject(parser, "unknown argument '%s': it must be one of %s", word, list);
+}
+
 static int check_args(struct parser *parser)
 {
     const struct cmd *cmd = parser->cmd;
@@ -344,7 +355,7 @@ static int check_args(struct parser *parser)
     near = options_nearest(call->args[0], cmd->arg_choices);
     if (near)
         return reject(parser, "unknown argument '%s'; did you mean '%s'?", call->args[0], near);
-    return reject(parser, "unknown argument '%s': it must be one of %s", call->args[0], cmd->args);
+    return reject_choice(parser, call->args[0]);
 }
 
 int options_parse(const struct cmd *cmd, int argc, char **argv, struct cmd_call *ret_call, bool *ret_help,

@@ -31,11 +31,17 @@ static char *parent_of(const char *dest, const char **ret_base, int *ret_length)
     return at == 0 ? strdup(".") : strndup(dest, at);
 }
 
-static char *pattern_of(const char *parent, const char *base, int length)
+/* NULL: out of memory. */
+static char *pattern_of(const char *dest)
 {
-    char *pattern;
+    const char *base;
+    int length;
+    char *parent = parent_of(dest, &base, &length), *pattern = NULL;
 
-    return asprintf(&pattern, "%s/.%.*s.epkit-" RANDOM, parent, length, base) < 0 ? NULL : pattern;
+    if (parent && asprintf(&pattern, "%s/.%.*s.epkit-" RANDOM, parent, length, base) < 0)
+        pattern = NULL;
+    free(parent);
+    return pattern;
 }
 
 /* --- what dead processes have left --- */
@@ -126,18 +132,15 @@ static int make_once(char *path, bool is_folder, int *ret_fd)
     return number;
 }
 
-static int make(const char *dest, bool is_folder, struct temporary *ret_temporary)
+/* Consumes the pattern; NULL: there was no memory for it. */
+static int make(char *pattern, bool is_folder, struct temporary *ret_temporary)
 {
-    const char *base;
-    int length, number = ENOMEM;
-    char *parent = parent_of(dest, &base, &length), *pattern = parent ? pattern_of(parent, base, length) : NULL;
+    int number = pattern ? EAGAIN : ENOMEM;
     char *path = NULL;
 
     *ret_temporary = (struct temporary){.fd = -1, .is_folder = is_folder};
-    if (pattern) {
+    if (pattern)
         sweep(pattern);
-        number = EAGAIN;
-    }
     for (int i = 0; number == EAGAIN && i < TRIES; i++) {
         free(path);
         path = strdup(pattern);
@@ -147,19 +150,25 @@ static int make(const char *dest, bool is_folder, struct temporary *ret_temporar
         ret_temporary->path = path;
     else
         free(path);
-    free(parent);
     free(pattern);
     return number;
 }
 
 int temporary_file(const char *dest, struct temporary *ret_temporary)
 {
-    return make(dest, false, ret_temporary);
+    return make(pattern_of(dest), false, ret_temporary);
 }
 
 int temporary_folder(const char *dest, struct temporary *ret_temporary)
 {
-    return make(dest, true, ret_temporary);
+    return make(pattern_of(dest), true, ret_temporary);
+}
+
+int temporary_folder_in(const char *parent, const char *name, struct temporary *ret_temporary)
+{
+    char *pattern;
+
+    return make(asprintf(&pattern, "%s/%s-" RANDOM, parent, name) < 0 ? NULL : pattern, true, ret_temporary);
 }
 
 int temporary_write(const struct temporary *temporary, const char *text, size_t bytes)

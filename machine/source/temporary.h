@@ -24,6 +24,12 @@ struct temporary {
 int temporary_file(const char *dest, struct temporary *ret_temporary);
 int temporary_folder(const char *dest, struct temporary *ret_temporary);
 
+/*
+ * A folder for the time of a process, PARENT/NAME-XXXXXX, with files and no folders in it; it is never renamed. `name`
+ * is the program's own: what looks like it and has no lock is removed.
+ */
+int temporary_folder_in(const char *parent, const char *name, struct temporary *ret_temporary);
+
 /* All of the bytes. */
 int temporary_write(const struct temporary *temporary, const char *text, size_t bytes);
 

@@ -504,6 +504,28 @@ static ep_status sort_steps(struct recipe *recipe)
     return EP_OK;
 }
 
+/* Two steps that write the same thing would each find the other's there, and never be done. */
+static ep_status check_targets(const struct recipe *recipe)
+{
+    static const struct {
+        const char *type, *key;
+    } targets[] = {{"file", "path"}, {"modprobe", "module"}};
+
+    for (size_t i = 0; i < recipe->n_steps; i++)
+        for (size_t k = 0; k < i; k++)
+            for (size_t t = 0; t < sizeof(targets) / sizeof(targets[0]); t++) {
+                const struct recipe_step *one = &recipe->steps[k], *two = &recipe->steps[i];
+
+                if (one->skipped || two->skipped || strcmp(one->type->name, targets[t].type) != 0 ||
+                    strcmp(two->type->name, targets[t].type) != 0 ||
+                    strcmp(arg_text(one, targets[t].key), arg_text(two, targets[t].key)) != 0)
+                    continue;
+                return recipe_refuse(recipe, two->line, "steps '%s' and '%s' both write %s", one->id, two->id,
+                                     arg_text(two, targets[t].key));
+            }
+    return EP_OK;
+}
+
 ep_status steps_read(struct recipe *recipe)
 {
     const struct yaml_node *list = tree_get(recipe->tree, "steps");
@@ -521,7 +543,8 @@ ep_status steps_read(struct recipe *recipe)
         EP_TRY(read_step(recipe, &list->items[i]));
     for (size_t i = 0; i < list->n; i++)
         EP_TRY(read_needs(recipe, &list->items[i], &recipe->steps[i]));
-    return sort_steps(recipe);
+    EP_TRY(sort_steps(recipe));
+    return check_targets(recipe);
 }
 
 /* --- for the types --- */

@@ -90,7 +90,7 @@ static void do_hello(struct agent *agent, const json_t *request)
     }
     follow_tell(FOLLOW_ALIVE, 0);
     facts = agent_facts();
-    json_object_set_new(facts, "dir", json_string(agent->dir));
+    json_object_set_new(facts, "dir", json_string(agent->folder.path ? agent->folder.path : ""));
     agent_event("hello", facts);
 }
 

@@ -60,37 +60,26 @@ ep_status agent_write_files(struct agent *agent, const json_t *files)
     const char *base = getenv("TMPDIR"), *name;
     ep_status status;
     json_t *text;
+    int number;
 
-    snprintf(agent->dir, sizeof(agent->dir), "%.150s/epkit-launch-%s-XXXXXX", base && *base ? base : "/tmp", agent->id);
-    if (!mkdtemp(agent->dir)) {
-        int number = errno;
-
-        status = ep_fail_errno(EP_E_SYSTEM, number, "making the folder %s", agent->dir);
-        agent->dir[0] = '\0';
-        return status;
-    }
-    status = probe_disk(agent->dir);
+    if (!base || !*base)
+        base = "/tmp";
+    /* That of an agent that was killed goes with this, whatever became of its launcher. */
+    number = temporary_folder_in(base, "epkit-launch", &agent->folder);
+    if (number)
+        return ep_fail_errno(EP_E_SYSTEM, number, "making the folder %s/epkit-launch-...", base);
+    status = probe_disk(agent->folder.path);
     json_object_foreach((json_t *)files, name, text)
     {
         if (status == EP_OK)
-            status = write_file(agent->dir, name, json_string_value(text), json_string_length(text));
+            status = write_file(agent->folder.path, name, json_string_value(text), json_string_length(text));
     }
     if (status != EP_OK || json_object_size(files) == 0)
         agent_remove_files(agent);
     return status;
 }
 
-/* Only what agent_write_files() makes: no folders. */
 void agent_remove_files(struct agent *agent)
 {
-    char path[512];
-    const char *const names[] = {"probe", "workload"};
-
-    for (size_t i = 0; *agent->dir && i < sizeof(names) / sizeof(names[0]); i++) {
-        snprintf(path, sizeof(path), "%s/%s", agent->dir, names[i]);
-        unlink(path);
-    }
-    if (*agent->dir)
-        rmdir(agent->dir);
-    agent->dir[0] = '\0';
+    temporary_remove(&agent->folder);
 }

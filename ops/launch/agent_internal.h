@@ -6,6 +6,8 @@
 #include "launch/agent.h"
 #include "launch/job.h"
 
+#include "source/temporary.h"
+
 #include <jansson.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -28,7 +30,7 @@ struct agent_rank {
 
 struct agent {
     char id[JOB_ID_BYTES];
-    char dir[256]; /* for the files of the launch; "": none yet */
+    struct temporary folder; /* for the files of the launch */
     int lease_s;
     uint64_t heard_ns, sent_ns;
     json_t *spec;

@@ -380,7 +380,7 @@ static ep_status read_line(FILE *stream, const char *file, int number, char *ret
 ep_status hosts_add_file(const char *file, enum hosts_format format, struct hosts *hosts)
 {
     FILE *stream = open_file(file);
-    char line[LINE_BYTES];
+    char line[LINE_BYTES] = "";
     ep_status status = EP_OK;
     int before = hosts->n;
     bool is_last = false;

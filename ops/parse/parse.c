@@ -156,15 +156,15 @@ static int open_input(const char *path, int *ret_fd)
     struct stat info;
     int error = 0;
 
-    if (fd < 0 || fstat(fd, &info) != 0)
+    *ret_fd = fd;
+    if (fd < 0)
+        return errno;
+    if (fstat(fd, &info) != 0 || fcntl(fd, F_SETFL, 0) != 0)
         error = errno;
     else if (S_ISBLK(info.st_mode) || (S_ISCHR(info.st_mode) && !isatty(fd)))
         error = PARSE_DEVICE;
-    else if (fcntl(fd, F_SETFL, 0) != 0)
-        error = errno;
-    if (error && fd >= 0)
+    if (error)
         close(fd);
-    *ret_fd = fd;
     return error;
 }
 

@@ -21,6 +21,9 @@ setup() {
     [ "$output" = "Job j can run on this cluster (v1.33.5-gke.1162000): 2 pods." ]
     [ -z "$stderr" ]
     epkit deploy check -f - --from cluster.json <job.yaml
+    # What other programs write, and what other editors do.
+    epkit deploy check -f <(cat job.yaml) --from <(sleep 0.5; cat cluster.json)
+    epkit deploy check -f <(printf '\xef\xbb\xbf'; sed 's/$/\r/' job.yaml) --from cluster.json
     epkit deploy check -f job.yaml --from cluster.json --json | tee json | valid deploy
     [ "$(jq -c '[.will_run, .findings]' json)" = '[true,[]]' ]
 }

@@ -72,6 +72,15 @@ refused() {
     printf '%s\n%s\n    path: /etc/two\n' "$HEAD" "$STEP" | refused 11 "'path' is there twice"
 }
 
+@test "two steps that write the same, unless one of them is left out" {
+    two() { printf '%s\n  - {id: a, type: file, title: t, why: w, budget: 1s, path: /etc/a, content: x%s}\n  - {id: b, type: file, title: t, why: w, budget: 1s, path: /etc/a, content: y%s}\n' "$HEAD" "$1" "$2"; }
+    two '' '' | refused 5 "steps 'a' and 'b' both write /etc/a"
+    printf '%s\n  - {id: a, type: modprobe, title: t, why: w, budget: 1s, module: m, options: {a: "1"}}\n  - {id: b, type: modprobe, title: t, why: w, budget: 1s, module: m, options: {b: "1"}}\n' "$HEAD" |
+        refused 5 "steps 'a' and 'b' both write m"
+    { two ', when: v' ', when: "!v"' && printf 'variables: {v: {kind: flag, default: "1", help: h}}\n'; } >good.yaml
+    "$EPKIT" install plan ./good.yaml --root m || [ $? -eq 3 ]
+}
+
 @test "values that would be code" {
     for value in 'a;reboot' '$(reboot)' '`reboot`' 'a b' "a'b" 'a"b' 'a|b' 'a>b' '-rf' '../x' 'a&b' '*'; do
         printf 'variables:\n  v: {kind: word, default: %s}\n%s\n%s\n' "$(jq -n --arg v "$value" '$v')" "$HEAD" "$STEP" >v

@@ -72,7 +72,7 @@ refused() {
 }
 
 @test "no guess is better than a bad one" {
-    refused "unknown argument 'tcsh': it must be one of bash|zsh|fish" completion tcsh
+    refused "unknown argument 'tcsh': it must be one of bash, zsh, fish" completion tcsh
     [[ "$stderr" != *"did you mean"* ]]
 }
 

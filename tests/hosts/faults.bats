@@ -265,3 +265,20 @@ launcher() {
     grep -q '^epkit: h2: the connection was lost' "$HOSTS_DIR/output"
     all_clean 30 h1 h2
 }
+
+@test "the folder of an agent that was killed goes with the next launch on its node" {
+    printf '#!/bin/sh\nexec sleep 500\n' >"$HOSTS_DIR/sleeps"
+    launch --no-logs --checks skip --hosts h2 --workload "$HOSTS_DIR/sleeps" >"$HOSTS_DIR/output" 2>&1 3>&- &
+    within 60 is_running h2 'sleep 500'
+    folder=$(on h2 sh -c 'ls -d /tmp/epkit-launch-*')
+    # One whose agent lives stays.
+    run --separate-stderr launch --no-logs --checks skip --hosts h2 hostname
+    [ "$status" -eq 0 ]
+    [ -e "$folder/workload" ]
+    on h2 pkill -KILL -f __node
+    wait $! || true
+    run --separate-stderr launch --no-logs --checks skip --hosts h2 hostname
+    [ "$status" -eq 0 ]
+    [ ! -e "$folder" ]
+    all_clean 30 h2
+}

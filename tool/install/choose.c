@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* choose.c - finds the recipe that a command line means, and the values of its variables. */
+#include "file.h"
 #include "install/builtin.h"
 #include "output.h"
 #include "tool_install.h"
@@ -17,7 +18,7 @@
 /* Reads a regular file of at most `max` bytes; NULL with errno. */
 static char *read_file(const char *path, size_t max, size_t *ret_bytes)
 {
-    FILE *file = fopen(path, "re");
+    FILE *file = file_open(path);
     struct stat info;
     char *text;
 

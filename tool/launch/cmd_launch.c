@@ -3,6 +3,7 @@
 #include "cmd.h"
 
 #include "base/error.h"
+#include "file.h"
 #include "launch/hosts.h"
 #include "launch/jobs.h"
 #include "launch/launch.h"
@@ -120,7 +121,7 @@ static const struct opt launch_table[] = {
 /* NULL after reporting that it cannot be read. */
 static json_t *read_workload(const struct cmd *cmd, const char *file)
 {
-    FILE *stream = fopen(file, "re");
+    FILE *stream = file_open(file);
     struct stat info;
     char *text = NULL;
     json_t *files = NULL;
