@@ -3,6 +3,7 @@
 #include "diagnosis.h"
 
 #include "output.h"
+#include "topo_view.h"
 #include "software/variables.h"
 
 #include <stdio.h>
@@ -61,13 +62,6 @@ static json_t *gpu_facts(const struct topo *topo)
     return gpus;
 }
 
-static const char *role_name(enum topo_role role)
-{
-    static const char *const names[] = {"data", "management", "down", "virtual"};
-
-    return names[role];
-}
-
 static const char *link_layer_name(enum topo_link_layer layer)
 {
     static const char *const names[] = {"unknown", "InfiniBand", "Ethernet"};
@@ -91,7 +85,7 @@ static json_t *nic_facts(const struct topo *topo)
             json_array_append_new(nics, json_pack("{s:s, s:s, s:f, s:s, s:s, s:o}", "name", name, "state",
                                                   port->active ? "ACTIVE" : port->state, "rate_gbps", port->rate_gbps,
                                                   "link_layer", link_layer_name(port->link_layer), "role",
-                                                  role_name(nic->role), "firmware", or_null(nic->firmware)));
+                                                  topo_role_name(nic->role), "firmware", or_null(nic->firmware)));
         }
     }
     return nics;
