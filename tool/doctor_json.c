@@ -3,8 +3,8 @@
 #include "diagnosis.h"
 
 #include "output.h"
-#include "topo_view.h"
 #include "software/variables.h"
+#include "topo_view.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -33,6 +33,10 @@ static json_t *result_json(const struct doctor_result *result)
                             outcome_name(result->outcome), "text", result->text);
     json_t *evidence = json_array();
 
+    if (result->outcome == DOCTOR_UNKNOWN) {
+        json_object_set_new(row, "open", json_boolean(doctor_is_open(result)));
+        json_object_set_new(row, "would_tell", out_text(doctor_would_tell(result->tells)));
+    }
     if (result->outcome != DOCTOR_FOUND) {
         json_decref(evidence);
         return row;
@@ -47,6 +51,10 @@ static json_t *result_json(const struct doctor_result *result)
     /* Made safe line by line when it was said; its commands stay on lines of their own. */
     json_object_set_new(row, "fix", *result->fix ? out_text(result->fix) : json_null());
     json_object_set_new(row, "fix_is_safe", json_boolean(result->fix_is_safe));
+    json_object_set_new(row, "fix_class",
+                        result->fix_class == DOCTOR_FIX_NONE ? json_null()
+                                                             : out_text(diagnosis_fix_class(result->fix_class)));
+    json_object_set_new(row, "fix_cost", or_null(result->fix_cost));
     json_object_set_new(row, "advice", or_null(result->advice));
     return row;
 }
@@ -140,6 +148,11 @@ json_t *diagnosis_facts(const struct doctor_machine *machine)
 
 /* --- documents --- */
 
+static const char *state_name(int code)
+{
+    return code == CMD_FINE ? "healthy" : code == CMD_FINDINGS ? "findings" : "not-known";
+}
+
 json_t *diagnosis_json(const char *verb, const struct diagnosis *diagnosis)
 {
     json_t *document = out_document(verb), *checks = json_array();
@@ -150,6 +163,7 @@ json_t *diagnosis_json(const char *verb, const struct diagnosis *diagnosis)
         json_array_append_new(checks, result_json(&diagnosis->results[i]));
     json_object_set_new(document, "verdict", out_text(verdict));
     json_object_set_new(document, "healthy", json_boolean(diagnosis_exit(diagnosis) == CMD_FINE));
+    json_object_set_new(document, "state", json_string(state_name(diagnosis_exit(diagnosis))));
     json_object_set_new(document, "counts",
                         json_pack("{s:i, s:i, s:i, s:i, s:i}", "fine", diagnosis->n_fine, "found", diagnosis->n_found,
                                   "serious", diagnosis->n_errors, "not_here", diagnosis->n_not_here, "unknown",

@@ -190,10 +190,10 @@ static int left_out(const struct topo *topo, const struct elf_facts *facts)
 static void say_arch(const struct doctor_machine *machine, struct doctor_result *result, const char *path,
                      const struct elf_facts *facts, const struct topo_gpu *gpu)
 {
-    doctor_found(machine, result, DOCTOR_ERROR, "%s has no code for GPU %d (compute capability %d.%d)", path,
-                 gpu->index, gpu->cc_major, gpu->cc_minor);
+    doctor_found(machine, result, DOCTOR_ERROR, "%s has no code for %s (compute capability %d.%d)", path,
+                 look_gpu_name(machine, gpu->index), gpu->cc_major, gpu->cc_minor);
     doctor_evidence(machine, result, path, "%s", arch_names(machine, facts));
-    doctor_evidence(machine, result, root_printf(machine->root, "GPU %d", gpu->index), "%s, compute capability %d.%d",
+    doctor_evidence(machine, result, look_gpu_name(machine, gpu->index), "%s, compute capability %d.%d",
                     *gpu->name ? gpu->name : "name not known", gpu->cc_major, gpu->cc_minor);
     doctor_fix(machine, result, false, "TORCH_CUDA_ARCH_LIST=%d.%d NVSHMEM_DIR=%s python3 setup.py install",
                gpu->cc_major, gpu->cc_minor,
@@ -217,6 +217,7 @@ static void run_gpu_arch(const struct doctor_machine *machine, struct doctor_res
         is_known = is_known || topo->gpus[i].cc_major > 0;
     if (!is_known) {
         doctor_cannot_tell(machine, result, "the compute capability of the GPUs is not known: %s", topo->nvml_why);
+        result->tells = DOCTOR_TELLS_DRIVER;
         return;
     }
     if (nvshmem->host.state == ROOT_OK)

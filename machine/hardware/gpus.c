@@ -274,21 +274,43 @@ static bool add_answered(struct topo *topo, const json_t *answer)
  * does under Slurm's ConstrainDevices); and those that have fallen off the bus, whose device file is there as before.
  * The latter come last, where they shift no number.
  */
+/*
+ * Where NVML does not even start because no device file may be opened, its silence says nothing of GPUs off the bus:
+ * then all of them are others'.
+ */
+static bool are_all_denied(struct topo *topo, const json_t *answer)
+{
+    int n = 0;
+
+    for (int i = 0; i < topo->n_pci; i++) {
+        bool is_denied = false;
+
+        if (!is_gpu(topo, i, answer))
+            continue;
+        is_openable(topo, i, &is_denied);
+        if (!is_denied)
+            return false;
+        n++;
+    }
+    return n > 0;
+}
+
 ep_status gpus_read(struct topo *topo, const json_t *answer)
 {
-    bool has_answered;
+    bool has_answered, is_shut;
 
     topo->driver = driver_version(topo);
     topo->gpus = calloc(TOPO_MAX_GPUS, sizeof(*topo->gpus));
     if (!topo->gpus)
         return ep_fail(EP_E_MEMORY, "no memory for a list of GPUs");
     has_answered = add_answered(topo, answer);
+    is_shut = !has_answered && are_all_denied(topo, answer);
     for (int i = 0; i < topo->n_pci; i++) {
         bool is_denied = false;
 
         if (!is_gpu(topo, i, answer) || find_gpu_at(topo, topo->pci[i].address) >= 0)
             continue;
-        if (has_answered && !is_openable(topo, i, &is_denied))
+        if ((has_answered || is_shut) && !is_openable(topo, i, &is_denied))
             hide_gpu(topo, i, is_denied);
         else
             add_gpu(topo, i);
