@@ -58,7 +58,7 @@ static const char open_head[] =
     "case $_epkit_gpu in\n"
     "'') ;;\n"
     "*)\n"
-    "    _epkit_left=$_epkit_gpu _epkit_found='' _epkit_shut='' _epkit_open=0 _epkit_last=''\n"
+    "    _epkit_left=$_epkit_gpu _epkit_found='' _epkit_shut='' _epkit_open=0 _epkit_last='' _epkit_some=''\n"
     "    for _epkit_pair in";
 
 static const char open_tail[] =
@@ -72,19 +72,26 @@ static const char open_tail[] =
     "        fi\n"
     "    done\n"
     "    if [ \"$_epkit_open\" -eq 1 ]; then _epkit_found=$_epkit_last; fi\n"
-    "    if [ -n \"$_epkit_shut\" ] && [ \"$_epkit_open\" -gt 0 ]; then _epkit_gpu=$_epkit_found; fi\n"
+    "    if [ -n \"$_epkit_shut\" ] && [ \"$_epkit_open\" -gt 0 ] && [ \"$_epkit_gpu\" != \"$_epkit_found\" ]; then\n"
+    "        _epkit_gpu=$_epkit_found _epkit_some=1\n"
+    "    fi\n"
     "    unset _epkit_left _epkit_found _epkit_shut _epkit_open _epkit_pair _epkit_last\n"
     "    ;;\n"
     "esac\n";
 
-/* Only where the device files of all GPUs are known, and all are this process's: else their numbers are not the node's.
+/* Only where the device files of all GPUs are known, and all are this process's: else the numbers are not the node's.
  */
-static void write_open(FILE *stream, const struct topo *topo)
+static bool knows_files(const struct topo *topo)
 {
     for (int i = 0; i < topo->n_gpus; i++)
         if (topo->gpus[i].minor < 0)
-            return;
-    if (topo->n_gpus < 2 || topo->n_hidden_gpus > 0)
+            return false;
+    return topo->n_gpus >= 2 && topo->n_hidden_gpus == 0;
+}
+
+static void write_open(FILE *stream, const struct topo *topo)
+{
+    if (!knows_files(topo))
         return;
     fputs(open_head, stream);
     for (int i = 0; i < topo->n_gpus; i++)
@@ -144,7 +151,11 @@ static void write_ranks_sh(FILE *stream, const struct env_script *script)
         }
         fputs("esac\n", stream);
     }
-    fputs("unset _epkit_rank _epkit_size _epkit_part _epkit_gpu\n", stream);
+    if (knows_files(script->topo))
+        fputs("# The mapping counts by the numbers of the node.\n"
+              "if [ -n \"${_epkit_some-}\" ]; then unset DEEP_EP_DEVICE_TO_HCA_MAPPING; fi\n",
+              stream);
+    fputs("unset _epkit_rank _epkit_size _epkit_part _epkit_gpu _epkit_some\n", stream);
 }
 
 /* Launchers, which would load it too, and hand it to everything that they start. */
@@ -276,4 +287,8 @@ void env_write_slurm(FILE *stream, const struct env_script *script)
     for (int i = 0; i < script->advice->n; i++)
         if (env_has(script, &script->advice->rows[i]))
             write_row_slurm(stream, &script->advice->rows[i]);
+    if (env_first(script, ADVICE_RANK) && knows_files(script->topo))
+        fputs("# The mapping counts by the numbers of the node.\n"
+              "if [ -n \"${_epkit_some-}\" ]; then echo 'unset DEEP_EP_DEVICE_TO_HCA_MAPPING'; fi\n",
+              stream);
 }

@@ -59,6 +59,10 @@ static void run_gpu_access(const struct doctor_machine *machine, struct doctor_r
             look_has_gpus(machine, result);
         return;
     }
+    if (look_wrong_kind(machine) > 0) {
+        doctor_not_here(machine, result, "the driver does not drive them, which is the matter of open-driver");
+        return;
+    }
     if (topo->n_denied_gpus == 0 && machine->stack->os.in_container && !asks_for_gpus(machine)) {
         doctor_cannot_tell(machine, result, "this container was given none of the %d GPUs of the machine",
                            topo->n_hidden_gpus);

@@ -16,6 +16,9 @@
  * GB110, GB20x, GB10), and those on boards with Grace processors. And of those that the open ones do not: before Turing
  * (driver README, "Open Linux Kernel Modules": the GPU System Processor is needed).
  */
+#define NVIDIA 0x10de
+#define CLASS_DISPLAY 0x03
+
 struct device_range {
     unsigned first, last;
 };
@@ -37,6 +40,23 @@ static bool is_within(unsigned device, const struct device_range *ranges, size_t
 }
 
 #define WITHIN(device, ranges) is_within(device, ranges, sizeof(ranges) / sizeof((ranges)[0]))
+
+bool look_is_wrong_kind(const struct doctor_machine *machine, int pci)
+{
+    const struct topo_pci *self = &machine->topo->pci[pci];
+
+    return *machine->stack->driver.version && self->vendor == NVIDIA && self->class_code >> 16 == CLASS_DISPLAY &&
+           (machine->stack->driver.is_open ? WITHIN(self->device, closed_only) : WITHIN(self->device, open_only));
+}
+
+int look_wrong_kind(const struct doctor_machine *machine)
+{
+    int n = 0;
+
+    for (int p = 0; p < machine->topo->n_pci; p++)
+        n += look_is_wrong_kind(machine, p);
+    return n;
+}
 
 static void fix_kind(const struct doctor_machine *machine, struct doctor_result *result, bool needs_open)
 {
@@ -76,17 +96,12 @@ static void run_open_driver(const struct doctor_machine *machine, struct doctor_
         doctor_not_here(machine, result, "the NVIDIA driver is not loaded");
         return;
     }
-    for (int p = 0; p < topo->n_pci; p++) {
-        const struct topo_pci *pci = &topo->pci[p];
-
-        if (pci->vendor != 0x10de || pci->class_code >> 16 != 0x03 ||
-            !(driver->is_open ? WITHIN(pci->device, closed_only) : WITHIN(pci->device, open_only)))
-            continue;
-        n++;
-        doctor_evidence(machine, result, pci->address, "PCI device 10de:%04x", pci->device);
-    }
+    n = look_wrong_kind(machine);
     if (n == 0)
         return;
+    for (int p = 0; p < topo->n_pci; p++)
+        if (look_is_wrong_kind(machine, p))
+            doctor_evidence(machine, result, topo->pci[p].address, "PCI device 10de:%04x", topo->pci[p].device);
     doctor_found(machine, result, DOCTOR_ERROR,
                  "the loaded driver has the %s kernel modules, which do not drive %d of "
                  "the GPUs here",

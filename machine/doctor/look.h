@@ -43,6 +43,10 @@ bool look_knows_port(const struct topo_port *port);
  */
 const char *look_gpu_name(const struct doctor_machine *machine, int gpu);
 
+/* GPUs on the bus that the loaded kind of the driver's kernel modules, open or closed, does not drive. */
+int look_wrong_kind(const struct doctor_machine *machine);
+bool look_is_wrong_kind(const struct doctor_machine *machine, int pci);
+
 /*
  * PCI functions of NVIDIA's NICs without an RDMA device, where GPUs have fewer NICs than they could: all of them where
  * there is no NIC for data, else those like one. None where nothing asks for
