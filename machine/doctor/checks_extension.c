@@ -111,15 +111,17 @@ static void run_other_nvshmem(const struct doctor_machine *machine, struct docto
     if (!*linked) {
         /* Nothing compiled in: it takes what is loaded, which cannot be compared with what it was built with. */
         doctor_cannot_tell(machine, result, "%s does not lead to the NVSHMEM that it was built with", path);
+        result->tells = DOCTOR_TELLS_RUN;
         return;
     }
     if (strcmp(root_resolve(machine->root, "%s", linked).text, nvshmem->host.real) == 0)
         return;
     version = stack_nvshmem_version(machine->root, linked);
-    if (!*version || !*nvshmem->version)
+    if (!*version || !*nvshmem->version) {
         doctor_cannot_tell(machine, result, "whether %s and %s are of one version: they do not say theirs", linked,
                            nvshmem->host.path);
-    else if (libs_version_compare(version, nvshmem->version) != 0)
+        result->tells = DOCTOR_TELLS_RUN;
+    } else if (libs_version_compare(version, nvshmem->version) != 0)
         say_other_nvshmem(machine, result, path, linked, version);
 }
 
@@ -233,8 +235,10 @@ static void run_gpu_arch(const struct doctor_machine *machine, struct doctor_res
             return;
         }
     }
-    if (*not_understood)
+    if (*not_understood) {
         doctor_cannot_tell(machine, result, "for which GPUs there is code in %s", not_understood);
+        result->tells = DOCTOR_TELLS_RUN;
+    }
 }
 
 const struct doctor_check check_gpu_arch = {

@@ -49,9 +49,10 @@ enum doctor_tells {
     DOCTOR_TELLS_READING, /* a file or a device that could not be read, for whatever reason the text gives */
     DOCTOR_TELLS_DRIVER,  /* an answer of the driver */
     DOCTOR_TELLS_GPUS,    /* a process that was given GPUs */
-    /* These two leave a verdict as it is: an ordinary user, or a container, never sees it, sick or well. */
+    /* These leave a verdict as it is: such a user, container or file never shows it, sick or well. */
     DOCTOR_TELLS_ROOT, /* the rights of root */
-    DOCTOR_TELLS_NODE  /* to look from outside of the container */
+    DOCTOR_TELLS_NODE, /* to look from outside of the container */
+    DOCTOR_TELLS_RUN   /* a run of the program: its files do not say it, and are not at fault for that */
 };
 
 struct doctor_evidence {

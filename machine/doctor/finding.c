@@ -126,6 +126,7 @@ const char *doctor_would_tell(enum doctor_tells tells)
         [DOCTOR_TELLS_GPUS] = "Run epkit doctor in a job or a container that has GPUs.",
         [DOCTOR_TELLS_ROOT] = "Run epkit doctor as root.",
         [DOCTOR_TELLS_NODE] = "Run epkit doctor on the node, outside of this container.",
+        [DOCTOR_TELLS_RUN] = "Run the program's own test between two nodes: its files do not say it.",
     };
 
     return texts[tells];
@@ -133,8 +134,7 @@ const char *doctor_would_tell(enum doctor_tells tells)
 
 bool doctor_is_open(const struct doctor_result *result)
 {
-    return result->outcome == DOCTOR_UNKNOWN && result->tells != DOCTOR_TELLS_ROOT &&
-           result->tells != DOCTOR_TELLS_NODE;
+    return result->outcome == DOCTOR_UNKNOWN && result->tells < DOCTOR_TELLS_ROOT;
 }
 
 void doctor_advise(const struct doctor_machine *machine, struct doctor_result *result, const char *format, ...)
