@@ -72,7 +72,7 @@ static const char open_tail[] =
     "        fi\n"
     "    done\n"
     "    if [ \"$_epkit_open\" -eq 1 ]; then _epkit_found=$_epkit_last; fi\n"
-    "    if [ -n \"$_epkit_shut\" ] && [ \"$_epkit_open\" -gt 0 ] && [ \"$_epkit_gpu\" != \"$_epkit_found\" ]; then\n"
+    "    if [ -n \"$_epkit_shut\" ] && [ \"$_epkit_open\" -gt 0 ]; then\n"
     "        _epkit_gpu=$_epkit_found _epkit_some=1\n"
     "    fi\n"
     "    unset _epkit_left _epkit_found _epkit_shut _epkit_open _epkit_pair _epkit_last\n"

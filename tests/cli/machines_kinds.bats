@@ -234,3 +234,41 @@ role_is() {
     fault a4/provider-of-another-set
     [[ "$(said a4/provider-of-another-set provider-missing fix)" != *"ln -s"* ]]
 }
+
+@test "h100/gpu-lost-silently: gpu gone without an xid" {
+    fault h100/gpu-lost-silently
+    [[ "$(said h100/gpu-lost-silently gpu-errors text)" == "the GPU at 0000:61:00.0: "* ]]
+    map_is h100/gpu-lost-silently "0:mlx5_0 1:mlx5_1 2:mlx5_2 3:mlx5_6 4:mlx5_7 5:mlx5_8 6:mlx5_9"
+}
+
+@test "h100/nvml-dead-one: nvml hangs" {
+    fault h100/nvml-dead-one
+}
+
+@test "h100/container-without-gpus: container without gpus" {
+    fault h100/container-without-gpus
+}
+
+@test "h100/device-files: device files are not made" {
+    fault h100/device-files
+}
+
+@test "a4/one-task-uuid: mapping by number and uuids" {
+    fault a4/one-task-uuid
+}
+
+@test "a4/one-task-uuid-list: list and uuids" {
+    fault a4/one-task-uuid-list
+}
+
+@test "a4/one-task-mig-list: list of another and mig" {
+    fault a4/one-task-mig-list
+}
+
+@test "a4/one-task-visible: one visible of all" {
+    fault a4/one-task-visible
+}
+
+@test "a4/verbs-mixed-unloadable: transport that mixed sets keep from loading" {
+    fault a4/verbs-mixed-unloadable
+}

@@ -243,6 +243,12 @@ def gpu_3_off_the_bus(tree):
                 "name=<unknown>, GPU has fallen off the bus.\n")
 
 
+@fault("h100/gpu-lost-silently", "gpu-errors")
+def gpu_gone_without_an_xid(tree):
+    """Its minor number is 3 as before, NVML's index 3 is another GPU now."""
+    del tree.answers["nvml"]["gpus"][3]
+
+
 @fault("h100/gpu-ecc-renumbered", "gpu-errors")
 def error_of_a_gpu_whose_numbers_differ(tree):
     """A job with the last two GPUs, its 0 and 1: minor number 7 is its GPU 1."""
@@ -306,6 +312,31 @@ def job_that_may_not_even_ask(tree):
 @fault("h100/nvml-dead", "?gpu-errors", "?nvlink")
 def nvml_does_not_answer(tree):
     tree.answers["nvml"] = {"error": "NVML: Unknown Error"}
+
+
+@fault("h100/nvml-dead-one", "?gpu-errors", "?nvlink")
+def nvml_hangs(tree):
+    """What a sick driver does: there is no answer at all."""
+    del tree.answers["nvml"]
+
+
+@fault("h100/container-without-gpus", "?gpu-access")
+def container_without_gpus(tree):
+    """A container that was given none, and does not say that it wants any: nobody knows about the machine."""
+    in_container(tree)
+    tree.answers["nvml"] = {"driver": software.DRIVER, "gpus": []}
+    for minor in range(8):
+        tree.remove(f"/dev/nvidia{minor}")
+        del tree.stats[f"/dev/nvidia{minor}"]
+
+
+@fault("h100/device-files", "gpu-access")
+def device_files_are_not_made(tree):
+    """On the machine itself: nobody has made /dev/nvidia0 and its like since the start."""
+    tree.answers["nvml"] = {"driver": software.DRIVER, "gpus": []}
+    for minor in range(8):
+        tree.remove(f"/dev/nvidia{minor}")
+        del tree.stats[f"/dev/nvidia{minor}"]
 
 
 @fault("h100/mlx5-ib", "rdma-device")
@@ -485,6 +516,41 @@ def nothing_said_in_each_task(tree):
     del tree.environment["DEEP_EP_DEVICE_TO_HCA_MAPPING"]
 
 
+def by_uuid(tree):
+    """GPU 0: snapshots give UUIDs new numbers, from 1 upwards."""
+    one_task(tree, 0)
+    tree.environment["CUDA_VISIBLE_DEVICES"] = "GPU-00000000-0000-0000-0000-000000000001"
+
+
+@fault("a4/one-task-uuid", "visible-devices")
+def mapping_by_number_and_uuids(tree):
+    by_uuid(tree)
+
+
+@fault("a4/one-task-uuid-list")
+def list_and_uuids(tree):
+    """What is right: the GPU by its UUID, and a list of its one NIC."""
+    by_uuid(tree)
+    del tree.environment["DEEP_EP_DEVICE_TO_HCA_MAPPING"]
+    tree.environment["NVSHMEM_HCA_LIST"] = "mlx5_0:1"
+
+
+@fault("a4/one-task-mig-list", "shared-nic")
+def list_of_another_and_mig(tree):
+    """An instance of GPU 0, by the name that has its GPU's UUID in it."""
+    by_uuid(tree)
+    tree.environment["CUDA_VISIBLE_DEVICES"] = "MIG-" + tree.environment["CUDA_VISIBLE_DEVICES"] + "/1/0"
+    del tree.environment["DEEP_EP_DEVICE_TO_HCA_MAPPING"]
+    tree.environment["NVSHMEM_HCA_LIST"] = "mlx5_6:1"
+
+
+@fault("a4/one-task-visible")
+def one_visible_of_all(tree):
+    """What is right: no cgroup, and each task told its own GPU by the number of the node."""
+    tree.environment.update(CUDA_VISIBLE_DEVICES="5", LOCAL_RANK="5", LOCAL_WORLD_SIZE="8")
+    tree.replace("/proc/self/status", "Cpus_allowed_list:\t0-223", "Cpus_allowed_list:\t56-111")
+
+
 # --- fixes ---
 
 
@@ -501,6 +567,16 @@ def fabric_manager_of_another_version(tree):
 def locked_memory_below_a_hard_limit(tree):
     tree.replace("/proc/self/limits", "Max locked memory         unlimited            unlimited ",
                  "Max locked memory         8388608              16777216  ")
+
+
+@fault("a4/verbs-mixed-unloadable", "verbs-mixed")
+def transport_that_mixed_sets_keep_from_loading(tree):
+    """By what the files need and define, not by what the linker says about it."""
+    software.verbs(tree, X86_64, private=34, core="14.50.0", provider="24.50.0", folder="/usr/local/nvidia/lib64")
+    tree.remove("/usr/local/nvidia/lib64/libmlx5.so.1")
+    tree.environment["LD_LIBRARY_PATH"] = "/usr/local/nvidia/lib64:" + tree.environment["LD_LIBRARY_PATH"]
+    for name in ("nvshmem_transport_ibgda.so.3", "nvshmem_transport_ibgda.so.3.0.0"):
+        software.loads(tree, f"/opt/deepep/nvshmem/lib/{name}", "something that nobody has translated")
 
 
 @fault("a4/provider-of-another-set", "provider-missing")
