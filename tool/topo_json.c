@@ -126,8 +126,9 @@ static json_t *gpu_json(const struct topo *topo, const struct topo_gpu *gpu)
         if (gpu->nvlinks_gpu[i])
             json_array_append_new(peers, json_pack("{s:i, s:i}", "gpu", i, "links", gpu->nvlinks_gpu[i]));
     row =
-        json_pack("{s:i, s:s, s:s, s:o, s:o, s:b, s:o, s:o, s:o}", "index", gpu->index, "pci", pci_text(topo, gpu->pci),
-                  "name", name, "minor", number_or_null(gpu->minor, -1), "compute_capability",
+        json_pack("{s:o, s:s, s:s, s:o, s:o, s:b, s:o, s:o, s:o}", "index",
+                  gpu->index < topo_usable_gpus(topo) ? json_integer(gpu->index) : json_null(), "pci",
+                  pci_text(topo, gpu->pci), "name", name, "minor", number_or_null(gpu->minor, -1), "compute_capability",
                   gpu->cc_major ? json_sprintf("%d.%d", gpu->cc_major, gpu->cc_minor) : json_null(), "answered",
                   gpu->answered, "ecc_uncorrected", number_or_null(gpu->ecc_uncorrected, -1), "remap_pending",
                   truth_or_null(gpu->remap_pending), "remap_failed", truth_or_null(gpu->remap_failed));
@@ -195,7 +196,11 @@ static void describe_device(const struct topo *topo, int number, struct device *
     if (number < topo->n_gpus) {
         device.gpu = number;
         device.pci = topo->gpus[number].pci;
-        snprintf(device.name, sizeof(device.name), "GPU%d", number);
+        /* One that has fallen off the bus has no number any more. */
+        if (number < topo_usable_gpus(topo))
+            snprintf(device.name, sizeof(device.name), "GPU%d", number);
+        else
+            snprintf(device.name, sizeof(device.name), "%s", pci_text(topo, device.pci));
     } else {
         for (device.nic = 0; !topo_in_matrix(&topo->nics[device.nic]) || rest-- > 0;)
             device.nic++;

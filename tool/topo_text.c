@@ -105,6 +105,8 @@ static void add_gpus(struct text *text, const struct topo *topo)
         }
         add(text, "%s%d x %s", i ? ", " : "", n, name);
     }
+    if (topo_usable_gpus(topo) < topo->n_gpus)
+        add(text, " (%d of them the driver does not answer for)", topo->n_gpus - topo_usable_gpus(topo));
     if (topo->n_hidden_gpus)
         add(text, " (%d more on the PCI bus %s not offered to this process)", topo->n_hidden_gpus,
             topo->n_hidden_gpus == 1 ? "is" : "are");
@@ -253,7 +255,10 @@ static void print_device(const struct tree *tree, int pci, int indent)
     for (int i = 0; i < topo->n_gpus; i++)
         if (topo->gpus[i].pci == pci) {
             topo_gpu_name(topo, &topo->gpus[i], name, sizeof(name));
-            add(&text, "  GPU %d  %s", i, name);
+            if (i < topo_usable_gpus(topo))
+                add(&text, "  GPU %d  %s", i, name);
+            else
+                add(&text, "  GPU  %s, the driver does not answer for it", name);
         }
     for (int i = 0; i < topo->n_nics; i++)
         if (topo->nics[i].pci == pci)

@@ -49,14 +49,44 @@ static void say_denied(const struct doctor_machine *machine, struct doctor_resul
     }
 }
 
+/* NVML knows the GPUs, and CUDA may not open one of them. */
+static void find_shut(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct topo *topo = machine->topo;
+    int n = 0;
+
+    for (int i = 0; i < topo->n_gpus; i++) {
+        struct root_stat device = {.state = ROOT_UNASKED};
+
+        if (topo->gpus[i].minor >= 0)
+            device = root_stat(machine->root, "/dev/nvidia%d", topo->gpus[i].minor);
+        if (device.state != ROOT_DENIED && (device.state != ROOT_OK || (device.may_read && device.may_write)))
+            continue;
+        n++;
+        doctor_evidence(machine, result, look_gpu_name(machine, i), "/dev/nvidia%d may not be opened",
+                        topo->gpus[i].minor);
+    }
+    if (n == 0)
+        return;
+    doctor_found(machine, result, DOCTOR_ERROR, "%d of %d GPUs may not be used by this process", n, topo->n_gpus);
+    doctor_advise(
+        machine, result,
+        "Their device files have to be readable and writable: of Slurm, ask for GPUs (--gres), of a container, "
+        "give them to it; on the machine itself the driver makes them so for all unless it was told otherwise "
+        "(NVreg_DeviceFileMode).");
+}
+
 /* Runs where there is no GPU for this process: the other checks then say that there is none. */
 static void run_gpu_access(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct topo *topo = machine->topo;
 
-    if (topo->n_hidden_gpus == 0 || topo->n_gpus > 0) {
-        if (topo->n_gpus == 0)
-            look_has_gpus(machine, result);
+    if (topo->n_gpus > 0) {
+        find_shut(machine, result);
+        return;
+    }
+    if (topo->n_hidden_gpus == 0) {
+        look_has_gpus(machine, result);
         return;
     }
     if (look_wrong_kind(machine) > 0) {

@@ -264,7 +264,7 @@ bool look_is_function_without_rdma(const struct doctor_machine *machine, int pci
 int look_functions_without_rdma(const struct doctor_machine *machine)
 {
     const struct topo *topo = machine->topo;
-    int n = 0, n_data = 0;
+    int n = 0, n_data = 0, n_near = 0;
 
     for (int i = 0; i < topo->n_nics; i++) {
         n_data += look_is_data_nic(topo, i);
@@ -274,9 +274,15 @@ int look_functions_without_rdma(const struct doctor_machine *machine)
     }
     if (topo->n_gpus == 0 || n_data >= topo->n_gpus || (topo->n_gpus < 2 && !look_asks_for_rdma(machine)))
         return 0;
-    for (int p = 0; p < topo->n_pci; p++)
-        n += look_is_function_without_rdma(machine, p);
-    return n;
+    for (int p = 0; p < topo->n_pci; p++) {
+        if (!look_is_function_without_rdma(machine, p))
+            continue;
+        n++;
+        for (int g = 0; g < topo->n_gpus; g++)
+            n_near += topo_path(topo, topo->gpus[g].pci, p) <= TOPO_PXB;
+    }
+    /* A card that is used as a network interface needs no RDMA: elsewhere than beside a GPU somebody has to ask. */
+    return n_data > 0 || n_near > 0 || n >= topo->n_gpus || look_asks_for_rdma(machine) ? n : 0;
 }
 
 const char *look_gpu_name(const struct doctor_machine *machine, int gpu)

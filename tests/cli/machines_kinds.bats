@@ -128,6 +128,14 @@ role_is() {
     fault h100/no-gres
 }
 
+@test "h100/device-mode: device files of another user" {
+    fault h100/device-mode
+}
+
+@test "vm-flat/ethernet-only: card that is a network interface only" {
+    fault vm-flat/ethernet-only
+}
+
 @test "h100/no-gres-nvml: job that may not even ask" {
     fault h100/no-gres-nvml
 }

@@ -302,6 +302,12 @@ def job_without_gpus(tree):
     deny(tree, *range(8))
 
 
+@fault("h100/device-mode", "gpu-access")
+def device_files_of_another_user(tree):
+    """NVML answers, which takes less."""
+    deny(tree, *range(8))
+
+
 @fault("h100/no-gres-nvml", "gpu-access")
 def job_that_may_not_even_ask(tree):
     """The same where /dev/nvidiactl is kept shut as well, so that NVML does not start."""
@@ -356,6 +362,15 @@ def uplinks_without_rdma(tree):
     """What is right: RDMA is switched off for the uplinks, and all rails have it."""
     for name in ("mlx5_4", "mlx5_5"):
         without_rdma(tree, name)
+
+
+@fault("vm-flat/ethernet-only")
+def card_that_is_a_network_interface_only(tree):
+    """What is right: one card for the network, not beside a GPU, and nothing asks for RDMA of it."""
+    for i in (1, 2, 3):
+        remove_nic(tree, f"mlx5_{i}")
+    without_rdma(tree, "mlx5_0")
+    unload(tree, "mlx5_ib")
 
 
 def other_nics(tree, vendor, device, hca, names):
