@@ -53,6 +53,11 @@ role_is() {
     map_is vm-flat/uplink "0:mlx5_1 1:mlx5_1 2:mlx5_2 3:mlx5_2"
 }
 
+@test "vm-flat/uplink-ipv6: uplink by an IPv6 route" {
+    fault vm-flat/uplink-ipv6
+    map_is vm-flat/uplink-ipv6 "0:mlx5_1 1:mlx5_1 2:mlx5_2 3:mlx5_2"
+}
+
 @test "vm-flat/rail-with-route: rail that carries the default route" {
     fault vm-flat/rail-with-route
     map_is vm-flat/rail-with-route "0:mlx5_0 1:mlx5_1 2:mlx5_2 3:mlx5_3"

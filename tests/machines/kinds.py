@@ -139,6 +139,17 @@ def uplink_on_a_flat_bus(tree):
     tree.default_route("eth1")
 
 
+@fault("vm-flat/uplink-ipv6")
+def uplink_by_an_ipv6_route(tree):
+    """What is right: the same on a network with IPv6 alone."""
+    remove_nic(tree, "mlx5_3")
+    tree.remove("/proc/net/route")
+    zeros = "0" * 32
+    tree.put("/proc/net/ipv6_route",
+             f"{zeros} 00 {zeros} 00 20010db8000000000000000000000001 00000400 00000001 00000000 00000003     eth1\n"
+             f"{zeros} 00 {zeros} 00 {zeros} ffffffff 00000001 00000000 00200200       lo\n")
+
+
 @fault("vm-flat/rail-with-route")
 def rail_that_carries_the_default_route(tree):
     """What is right: as many alike NICs as GPUs; the default route goes over one of them."""
