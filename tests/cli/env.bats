@@ -111,7 +111,7 @@ ranks() {
 
 # In each task of Slurm its GPU is number 0; what the task may open tells which of the node it is.
 @test "one GPU a task: the script goes by the device files that may be opened" {
-    local shell format
+    local shell
     mkdir -p dev
     epkit env --from a4 | sed "s|/dev/nvidia|$PWD/dev/nvidia|g" >script
     epkit env --from a4 --format slurm | sed "s|/dev/nvidia|$PWD/dev/nvidia|g" >prolog
