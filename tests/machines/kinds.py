@@ -7,8 +7,8 @@ that could not tell: then the verdict is not known.
 """
 import software
 from software import X86_64
-from tree import DOWNSTREAM, BROADCOM, relative
-from variants import fault, nic_folder, nic_port, pci_folder, unload
+from tree import relative
+from variants import core_and_provider_of_different_sets, driver_not_loaded, fault, nic_folder, nic_port, unload
 
 AMAZON, BNXT = 0x1D0F, 0x14E4
 
@@ -179,10 +179,7 @@ def odd_port_with_an_address(tree):
 @fault("h100/rail-gone", "port-down")
 def rail_gone_from_the_bus(tree):
     """Storage as fast, of the same make and layer does not take its place."""
-    for name in ("mlx5_4", "mlx5_5"):
-        set_rate(tree, name, "400 Gb/sec (4X NDR)")
-        set_layer(tree, name, "InfiniBand")
-        set_make(tree, name, 0x15B3, 0x1021, "MT4129")
+    storage_of_the_same_make(tree)
     remove_nic(tree, "mlx5_7")
 
 
@@ -280,12 +277,9 @@ def closed(tree):
 def closed_driver_on_blackwell(tree):
     """The driver is loaded and drives none of them."""
     closed(tree)
-    tree.answers["nvml"] = {"driver": software.DRIVER, "gpus": []}
+    device_files_are_not_made(tree)
     for path in [path for path in tree.entries if path.startswith("/proc/driver/nvidia/gpus/")]:
         del tree.entries[path]
-    for minor in range(8):
-        tree.remove(f"/dev/nvidia{minor}")
-        del tree.stats[f"/dev/nvidia{minor}"]
 
 
 @fault("h100/closed-driver")
@@ -296,13 +290,11 @@ def closed_driver_on_hopper(tree):
 
 @fault("h100/nouveau", "driver-skew")
 def nouveau_has_all_gpus(tree):
-    for name in ("nvidia", "nvidia_uvm", "nvidia_peermem"):
-        unload(tree, name)
-    tree.remove("/proc/driver")
-    tree.answers["nvml"] = {"error": "Driver Not Loaded"}
-    for path in list(tree.entries):
-        if path.endswith("/driver") and tree.entries[path].target.endswith("/drivers/nvidia"):
-            tree.entries[path].target = tree.entries[path].target.replace("/drivers/nvidia", "/drivers/nouveau")
+    drivers = [path for path in tree.entries
+               if path.endswith("/driver") and tree.entries[path].target.endswith("/drivers/nvidia")]
+    driver_not_loaded(tree)
+    for path in drivers:
+        tree.link(path, relative(path.rsplit("/", 1)[0], "/sys/bus/pci/drivers/nouveau"))
     tree.folder("/sys/bus/pci/drivers/nouveau")
 
 
@@ -337,16 +329,6 @@ def nvml_hangs(tree):
     del tree.answers["nvml"]
 
 
-@fault("h100/container-without-gpus", "?gpu-access")
-def container_without_gpus(tree):
-    """A container that was given none, and does not say that it wants any: nobody knows about the machine."""
-    in_container(tree)
-    tree.answers["nvml"] = {"driver": software.DRIVER, "gpus": []}
-    for minor in range(8):
-        tree.remove(f"/dev/nvidia{minor}")
-        del tree.stats[f"/dev/nvidia{minor}"]
-
-
 @fault("h100/device-files", "gpu-access")
 def device_files_are_not_made(tree):
     """On the machine itself: nobody has made /dev/nvidia0 and its like since the start."""
@@ -354,6 +336,13 @@ def device_files_are_not_made(tree):
     for minor in range(8):
         tree.remove(f"/dev/nvidia{minor}")
         del tree.stats[f"/dev/nvidia{minor}"]
+
+
+@fault("h100/container-without-gpus", "?gpu-access")
+def container_without_gpus(tree):
+    """A container that was given none, and does not say that it wants any: nobody knows about the machine."""
+    in_container(tree)
+    device_files_are_not_made(tree)
 
 
 @fault("h100/mlx5-ib", "rdma-device")
@@ -446,11 +435,6 @@ def libcuda_on_the_path(tree):
 
 
 # --- what a process may use ---
-
-
-def no_stack(tree):
-    """a4 without what is set for all of its NICs."""
-    del tree.environment["DEEP_EP_DEVICE_TO_HCA_MAPPING"]
 
 
 @fault("h100/half-node")
@@ -598,9 +582,7 @@ def locked_memory_below_a_hard_limit(tree):
 @fault("a4/verbs-mixed-unloadable", "verbs-mixed")
 def transport_that_mixed_sets_keep_from_loading(tree):
     """By what the files need and define, not by what the linker says about it."""
-    software.verbs(tree, X86_64, private=34, core="14.50.0", provider="24.50.0", folder="/usr/local/nvidia/lib64")
-    tree.remove("/usr/local/nvidia/lib64/libmlx5.so.1")
-    tree.environment["LD_LIBRARY_PATH"] = "/usr/local/nvidia/lib64:" + tree.environment["LD_LIBRARY_PATH"]
+    core_and_provider_of_different_sets(tree)
     for name in ("nvshmem_transport_ibgda.so.3", "nvshmem_transport_ibgda.so.3.0.0"):
         software.loads(tree, f"/opt/deepep/nvshmem/lib/{name}", "something that nobody has translated")
 
