@@ -203,15 +203,13 @@ static void run_mapping(const struct doctor_machine *machine, const char *mappin
     const char *best = map_deepep(machine->topo, machine->map);
     struct map *map = NULL;
 
-    if (map_parse(machine->topo, mapping, &map) != EP_OK)
+    /* Whose NIC a number stands for where GPUs are hidden is the matter of visible-devices. */
+    if (map_parse(machine->topo, mapping, &map) != EP_OK) {
         doctor_found(machine, result, DOCTOR_ERROR, "DEEP_EP_DEVICE_TO_HCA_MAPPING does not fit this machine: %s",
                      ep_last_error());
-    /* Whose NIC a number stands for where GPUs are hidden is the matter of visible-devices. */
-    else if (machine->topo->n_hidden_gpus > 0) {
-        map_free(map);
-        return;
-    } else if (!find_gpu_without(machine, map, result) &&
-               !find_worse(machine, map, "DEEP_EP_DEVICE_TO_HCA_MAPPING", result)) {
+    } else if (machine->topo->n_hidden_gpus > 0 ||
+               (!find_gpu_without(machine, map, result) &&
+                !find_worse(machine, map, "DEEP_EP_DEVICE_TO_HCA_MAPPING", result))) {
         map_free(map);
         return;
     }

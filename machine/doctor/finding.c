@@ -120,8 +120,7 @@ void doctor_cost(const struct doctor_machine *machine, struct doctor_result *res
 const char *doctor_would_tell(enum doctor_tells tells)
 {
     static const char *const texts[] = {
-        [DOCTOR_TELLS_READING] = "Make readable what is named here and look again; of a snapshot, save it anew with "
-                                 "this epkit.",
+        [DOCTOR_TELLS_READING] = "Make readable what is named here, or save the snapshot anew, and look again.",
         [DOCTOR_TELLS_DRIVER] = "Run nvidia-smi: it says why the driver does not answer, and so does the kernel log.",
         [DOCTOR_TELLS_GPUS] = "Run epkit doctor in a job or a container that has GPUs.",
         [DOCTOR_TELLS_ROOT] = "Run epkit doctor as root.",
