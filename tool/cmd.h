@@ -31,7 +31,7 @@
 #include <stdint.h>
 
 /* Exit codes of every verb. A result above 128 is 128 + the signal that interrupted the verb: pass it on at once. */
-enum cmd_exit { CMD_FINE = 0, CMD_FAILED = 1, CMD_USAGE = 2, CMD_FINDINGS = 3, CMD_UNSUPPORTED = 4 };
+enum cmd_exit { CMD_FINE = 0, CMD_FAILED = 1, CMD_USAGE = 2, CMD_FINDINGS = 3, CMD_UNSUPPORTED = 4, CMD_NOT_KNOWN = 5 };
 
 enum opt_type {
     OPT_FLAG,    /* bool */

@@ -130,7 +130,8 @@ ep_status diagnosis_make(const struct doctor_machine *machine, const struct doct
             break;
         case DOCTOR_UNKNOWN:
             diagnosis.n_unknown++;
-            diagnosis.n_denied += strcasestr(result->text, "permi") || strstr(result->text, "root only");
+            diagnosis.n_open += doctor_is_open(result);
+            diagnosis.n_denied += result->tells == DOCTOR_TELLS_ROOT;
             break;
         }
     }
@@ -148,7 +149,7 @@ int diagnosis_exit(const struct diagnosis *diagnosis)
 {
     if (diagnosis->n_found)
         return CMD_FINDINGS;
-    return diagnosis->n_fine == 0 && diagnosis->n_unknown > 0 ? CMD_FAILED : CMD_FINE;
+    return diagnosis->n_open > 0 || (diagnosis->n_fine == 0 && diagnosis->n_unknown > 0) ? CMD_NOT_KNOWN : CMD_FINE;
 }
 
 static int read_machine(const struct cmd *cmd, const struct source_options *source, struct doctor_machine **ret_machine)
@@ -225,7 +226,8 @@ static int diagnose(const struct cmd *cmd, const struct doctor_options *options,
 
     if (code != CMD_FINE)
         return code;
-    if (source_is_empty(machine->topo)) {
+    /* GPUs that are there and not for this process are something to say. */
+    if (source_is_empty(machine->topo) && machine->topo->n_hidden_gpus == 0) {
         source_read();
         code = say_empty(cmd, options, machine);
         doctor_machine_free(machine);
@@ -330,6 +332,11 @@ const struct cmd verb_doctor = {
         "machine gets one line. A finding says what was seen, why it matters, and what to run.\n\n"
         "With --from it looks at a snapshot that 'epkit topo --save' wrote on another machine. With --pid it looks at "
         "the environment, the limits and the libraries of a running process instead of its own.\n\n"
+        "What could not be told is not healthy: the verdict is then \"Not known\", with an exit code of its own, and each "
+        "such check says what would tell. What only root can see, or only the node outside of a container, is named "
+        "and changes no verdict.\n\n"
+        "A command says what it costs: it is safe, costs a restart (of programs, services or the machine), or cuts off "
+        "(may take a network or a device away). The last is given only where the finding is certain.\n\n"
         "--fix runs the commands that a reboot undoes (loading a module, remounting /dev/shm), after showing them. "
         "Everything else is left to you.\n\n"
         "--hosts runs it on many nodes at once and prints first in what they differ: one node with another driver is "
@@ -350,10 +357,11 @@ const struct cmd verb_doctor = {
     .exits =
         (const struct cmd_exit_text[]){
             {CMD_FINE, "nothing was found"},
-            {CMD_FAILED, "the machine could not be read, no check could tell, a fix failed, or a node did not answer"},
+            {CMD_FAILED, "the machine could not be read, a fix failed, or a node did not answer"},
             {CMD_USAGE, "wrong usage"},
             {CMD_FINDINGS, "something was found, or nodes differ"},
             {CMD_UNSUPPORTED, "there is neither a GPU nor a NIC to look at"},
+            {CMD_NOT_KNOWN, "nothing was found, and what could not be told leaves open whether all is well"},
             {0, NULL},
         },
     .run = cmd_doctor,

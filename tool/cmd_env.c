@@ -242,9 +242,11 @@ static int cmd_env(const struct cmd *cmd, const struct cmd_call *call)
     else if (source_is_empty(machine->topo))
         result = say_empty(cmd, options, machine->topo, call->n_args > 0);
     else if (call->n_args > 0)
-        result = env_execute(&(struct env_script){machine->advice, root_name(root), groups}, machine->topo, call->args);
+        result = env_execute(&(struct env_script){machine->advice, root_name(root), machine->topo, groups},
+                             machine->topo, call->args);
     else
-        result = write_script(cmd, options, &(struct env_script){machine->advice, root_name(root), groups});
+        result =
+            write_script(cmd, options, &(struct env_script){machine->advice, root_name(root), machine->topo, groups});
     doctor_machine_free(machine);
     return result;
 }

@@ -22,7 +22,8 @@ struct diagnosis {
     int n;
     struct doctor_result *results; /* by check, in their order */
     int n_fine, n_found, n_errors, n_not_here, n_unknown;
-    int n_denied; /* of n_unknown: for lack of rights */
+    int n_open;   /* of n_unknown: doctor_is_open() */
+    int n_denied; /* of n_unknown: for root only */
 };
 
 /* Runs the checks of `checks` (ends with NULL). EP_E_MEMORY. */
@@ -30,7 +31,10 @@ ep_status diagnosis_make(const struct doctor_machine *machine, const struct doct
                          struct diagnosis *ret_diagnosis);
 void diagnosis_done(struct diagnosis *diagnosis);
 
-/* CMD_FINE, CMD_FINDINGS, or CMD_FAILED when checks apply and none of them could tell. */
+/*
+ * CMD_FINDINGS; or CMD_NOT_KNOWN where a check could not tell, except for what this user or this container can never
+ * see, or where none could; else CMD_FINE.
+ */
 int diagnosis_exit(const struct diagnosis *diagnosis);
 
 /* --- doctor_text.c --- */
@@ -48,6 +52,7 @@ void diagnosis_explain(const struct doctor_check *check);
 void diagnosis_print_block(const char *label, const char *text);
 
 const char *diagnosis_severity(enum doctor_severity severity); /* "serious", "warning" */
+const char *diagnosis_fix_class(enum doctor_fix_class class);  /* "safe", "restart", "cuts-off" */
 
 /* --- doctor_json.c; new references --- */
 

@@ -289,7 +289,8 @@ static void print_findings(const json_t *findings)
 
 struct outcome {
     int n, n_silent;
-    int n_empty; /* of those that answered: with neither GPU nor NIC */
+    int n_empty;     /* of those that answered: with neither GPU nor NIC */
+    int n_not_known; /* of those that answered: with checks that leave the verdict open */
     json_t *differences, *findings;
 };
 
@@ -308,6 +309,9 @@ static void make_verdict(const struct outcome *outcome, char *ret_text, size_t b
     else if (n_differences == 0 && n_answered == outcome->n_empty && outcome->n_silent == 0)
         snprintf(ret_text, bytes, "Nothing to look at: none of %d node%s has a GPU or an RDMA NIC.", n_answered,
                  plural((size_t)n_answered));
+    else if (n_differences == 0 && n_findings == 0 && outcome->n_silent == 0 && outcome->n_not_known > 0)
+        snprintf(ret_text, bytes, "Not known whether %d of %d node%s are healthy; nothing was found on the others.",
+                 outcome->n_not_known, n_answered, plural((size_t)n_answered));
     else if (n_differences == 0 && n_findings == 0 && outcome->n_silent == 0)
         snprintf(ret_text, bytes, "Healthy: %d node%s, nothing found%s.", n_answered, plural((size_t)n_answered),
                  n_answered > 1 ? ", no differences" : "");
@@ -340,7 +344,11 @@ static int report(const struct cmd *cmd, const struct answers *answers, const st
 {
     bool is_clean = json_array_size(outcome->differences) == 0 && json_array_size(outcome->findings) == 0;
     bool is_empty = outcome->n_empty == outcome->n;
-    int code = outcome->n_silent ? CMD_FAILED : !is_clean ? CMD_FINDINGS : is_empty ? CMD_UNSUPPORTED : CMD_FINE;
+    int code = outcome->n_silent      ? CMD_FAILED
+               : !is_clean            ? CMD_FINDINGS
+               : is_empty             ? CMD_UNSUPPORTED
+               : outcome->n_not_known ? CMD_NOT_KNOWN
+                                      : CMD_FINE;
     char verdict[256];
 
     make_verdict(outcome, verdict, sizeof(verdict));
@@ -367,6 +375,13 @@ static int read_hosts(const struct cmd *cmd, const struct hosts_how *how, struct
     return CMD_FINE;
 }
 
+static bool is_not_known(const json_t *document)
+{
+    const char *state = json_string_value(json_object_get(document, "state"));
+
+    return state && strcmp(state, "not-known") == 0;
+}
+
 int hosts_run(const struct cmd *cmd, const struct hosts_how *how)
 {
     struct answers answers = {.n_done = 0};
@@ -385,6 +400,7 @@ int hosts_run(const struct cmd *cmd, const struct hosts_how *how)
             document = answers.nodes[i].document;
             outcome.n_silent += document == NULL;
             outcome.n_empty += document && !json_is_array(json_object_get(document, "checks"));
+            outcome.n_not_known += is_not_known(document);
         }
         outcome.differences = compare_nodes(answers.nodes, outcome.n);
         outcome.findings = compare_findings(answers.nodes, outcome.n);

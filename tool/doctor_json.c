@@ -4,6 +4,7 @@
 
 #include "output.h"
 #include "software/variables.h"
+#include "topo_view.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -32,6 +33,10 @@ static json_t *result_json(const struct doctor_result *result)
                             outcome_name(result->outcome), "text", result->text);
     json_t *evidence = json_array();
 
+    if (result->outcome == DOCTOR_UNKNOWN) {
+        json_object_set_new(row, "open", json_boolean(doctor_is_open(result)));
+        json_object_set_new(row, "would_tell", out_text(doctor_would_tell(result->tells)));
+    }
     if (result->outcome != DOCTOR_FOUND) {
         json_decref(evidence);
         return row;
@@ -46,6 +51,10 @@ static json_t *result_json(const struct doctor_result *result)
     /* Made safe line by line when it was said; its commands stay on lines of their own. */
     json_object_set_new(row, "fix", *result->fix ? out_text(result->fix) : json_null());
     json_object_set_new(row, "fix_is_safe", json_boolean(result->fix_is_safe));
+    json_object_set_new(row, "fix_class",
+                        result->fix_class == DOCTOR_FIX_NONE ? json_null()
+                                                             : out_text(diagnosis_fix_class(result->fix_class)));
+    json_object_set_new(row, "fix_cost", or_null(result->fix_cost));
     json_object_set_new(row, "advice", or_null(result->advice));
     return row;
 }
@@ -59,13 +68,6 @@ static json_t *gpu_facts(const struct topo *topo)
     for (int i = 0; i < topo->n_gpus; i++)
         json_array_append_new(gpus, *topo->gpus[i].name ? out_text(topo->gpus[i].name) : json_string("NVIDIA GPU"));
     return gpus;
-}
-
-static const char *role_name(enum topo_role role)
-{
-    static const char *const names[] = {"data", "management", "down", "virtual"};
-
-    return names[role];
 }
 
 static const char *link_layer_name(enum topo_link_layer layer)
@@ -91,7 +93,7 @@ static json_t *nic_facts(const struct topo *topo)
             json_array_append_new(nics, json_pack("{s:s, s:s, s:f, s:s, s:s, s:o}", "name", name, "state",
                                                   port->active ? "ACTIVE" : port->state, "rate_gbps", port->rate_gbps,
                                                   "link_layer", link_layer_name(port->link_layer), "role",
-                                                  role_name(nic->role), "firmware", or_null(nic->firmware)));
+                                                  topo_role_name(nic->role), "firmware", or_null(nic->firmware)));
         }
     }
     return nics;
@@ -146,6 +148,11 @@ json_t *diagnosis_facts(const struct doctor_machine *machine)
 
 /* --- documents --- */
 
+static const char *state_name(int code)
+{
+    return code == CMD_FINE ? "healthy" : code == CMD_FINDINGS ? "findings" : "not-known";
+}
+
 json_t *diagnosis_json(const char *verb, const struct diagnosis *diagnosis)
 {
     json_t *document = out_document(verb), *checks = json_array();
@@ -156,6 +163,7 @@ json_t *diagnosis_json(const char *verb, const struct diagnosis *diagnosis)
         json_array_append_new(checks, result_json(&diagnosis->results[i]));
     json_object_set_new(document, "verdict", out_text(verdict));
     json_object_set_new(document, "healthy", json_boolean(diagnosis_exit(diagnosis) == CMD_FINE));
+    json_object_set_new(document, "state", json_string(state_name(diagnosis_exit(diagnosis))));
     json_object_set_new(document, "counts",
                         json_pack("{s:i, s:i, s:i, s:i, s:i}", "fine", diagnosis->n_fine, "found", diagnosis->n_found,
                                   "serious", diagnosis->n_errors, "not_here", diagnosis->n_not_here, "unknown",

@@ -17,6 +17,16 @@ const char *diagnosis_severity(enum doctor_severity severity)
     return severity == DOCTOR_ERROR ? "serious" : "warning";
 }
 
+const char *diagnosis_fix_class(enum doctor_fix_class class)
+{
+    static const char *const names[] = {[DOCTOR_FIX_NONE] = "",
+                                        [DOCTOR_FIX_SAFE] = "safe",
+                                        [DOCTOR_FIX_RESTART] = "restart",
+                                        [DOCTOR_FIX_CUTS_OFF] = "cuts-off"};
+
+    return names[class];
+}
+
 static void __attribute__((format(printf, 3, 4))) add(char *text, size_t bytes, const char *format, ...)
 {
     size_t used = strlen(text);
@@ -36,6 +46,20 @@ static const struct doctor_result *first_finding(const struct diagnosis *diagnos
         const struct doctor_result *result = &diagnosis->results[i];
 
         if (result->outcome == DOCTOR_FOUND && (!first || result->severity > first->severity))
+            first = result;
+    }
+    return first;
+}
+
+/* The first check that leaves the verdict open; where none does, the first that could not tell. */
+static const struct doctor_result *first_unknown(const struct diagnosis *diagnosis)
+{
+    const struct doctor_result *first = NULL;
+
+    for (int i = 0; i < diagnosis->n; i++) {
+        const struct doctor_result *result = &diagnosis->results[i];
+
+        if (result->outcome == DOCTOR_UNKNOWN && (!first || doctor_is_open(result) > doctor_is_open(first)))
             first = result;
     }
     return first;
@@ -66,16 +90,15 @@ void diagnosis_verdict(const struct diagnosis *diagnosis, char *ret_text, size_t
         add(ret_text, bytes, ": %s%s", first->text, diagnosis->n_found > 1 ? "; and more." : ".");
     } else if (n_applied == 0) {
         add(ret_text, bytes, "Nothing to find on %s: none of the %d checks applies to it.", name, diagnosis->n);
-    } else if (diagnosis->n_fine == 0) {
-        add(ret_text, bytes, "No verdict on %s: ", name);
+    } else if (diagnosis_exit(diagnosis) == CMD_NOT_KNOWN) {
+        first = first_unknown(diagnosis);
+        add(ret_text, bytes, "Not known whether %s is healthy: %d check%s found nothing, ", name, diagnosis->n_fine,
+            diagnosis->n_fine == 1 ? "" : "s");
         add_unknown(diagnosis, ret_text, bytes);
-        add(ret_text, bytes, ", and nothing else applies; --verbose says why.");
+        add(ret_text, bytes, "; %s: %s.", first->check->id, first->text);
     } else {
-        /* Where most of it is in the dark, that nothing was found does not mean much. */
-        add(ret_text, bytes,
-            diagnosis->n_fine >= diagnosis->n_unknown ? "Healthy: %d check%s, nothing found"
-                                                      : "Not seen well: %d check%s, nothing found",
-            diagnosis->n_fine, diagnosis->n_fine == 1 ? "" : "s");
+        add(ret_text, bytes, "Healthy: %d check%s, nothing found", diagnosis->n_fine,
+            diagnosis->n_fine == 1 ? "" : "s");
         if (diagnosis->n_unknown) {
             add(ret_text, bytes, "; ");
             add_unknown(diagnosis, ret_text, bytes);
@@ -139,6 +162,8 @@ static void print_finding(const struct doctor_result *result)
         out_line("  %-10s(and %d more)", "", result->n_evidence_left_out);
     diagnosis_print_block("why", result->check->cause);
     print_command("run", result->fix);
+    if (*result->fix_cost)
+        diagnosis_print_block("costs", result->fix_cost);
     if (*result->advice)
         diagnosis_print_block("do", result->advice);
     else if (!*result->fix)
@@ -167,6 +192,20 @@ static void print_findings_table(const struct diagnosis *diagnosis)
     json_decref(rows);
 }
 
+/* What could not be told, and what would tell. */
+static void print_unknown(const struct diagnosis *diagnosis)
+{
+    for (int i = 0; i < diagnosis->n; i++) {
+        const struct doctor_result *result = &diagnosis->results[i];
+
+        if (result->outcome != DOCTOR_UNKNOWN)
+            continue;
+        out_line("\n%s (%s): not known", result->check->id, result->check->group);
+        diagnosis_print_block("why", result->text);
+        diagnosis_print_block("tells", doctor_would_tell(result->tells));
+    }
+}
+
 static void print_all_checks(const struct diagnosis *diagnosis)
 {
     static const char *const outcomes[] = {"fine", "found", "does not apply", "could not tell"};
@@ -191,7 +230,10 @@ void diagnosis_print(const struct diagnosis *diagnosis, bool verbose)
     char verdict[4096];
 
     diagnosis_verdict(diagnosis, verdict, sizeof(verdict));
-    out_verdict(diagnosis->n_errors ? OUT_BAD : diagnosis->n_found ? OUT_WARN : OUT_GOOD, "%s", verdict);
+    out_verdict(diagnosis->n_errors                     ? OUT_BAD
+                : diagnosis_exit(diagnosis) == CMD_FINE ? OUT_GOOD
+                                                        : OUT_WARN,
+                "%s", verdict);
     if (diagnosis->n_found) {
         print_findings_table(diagnosis);
         for (int severity = DOCTOR_ERROR; severity >= DOCTOR_WARNING; severity--)
@@ -206,6 +248,8 @@ void diagnosis_print(const struct diagnosis *diagnosis, bool verbose)
     }
     if (verbose)
         print_all_checks(diagnosis);
+    if (verbose || diagnosis_exit(diagnosis) == CMD_NOT_KNOWN)
+        print_unknown(diagnosis);
 }
 
 void diagnosis_print_list(const struct doctor_check *const *checks)

@@ -18,6 +18,7 @@ extern const char *const env_group_names[];
 struct env_script {
     const struct advice *advice;
     const char *machine; /* root_name() */
+    const struct topo *topo;
     unsigned groups;     /* bit i: group i */
 };
 

@@ -52,8 +52,55 @@ static const char visible_case[] = "_epkit_gpu=$_epkit_rank\n"
                                    "*) _epkit_gpu=$CUDA_VISIBLE_DEVICES ;;\n"
                                    "esac\n";
 
+static const char open_head[] =
+    "# A task that may use some of the GPUs counts these alone, each task from 0: the device files tell which of the\n"
+    "# node they are. Numbers below are those of the node, with that of the device file behind.\n"
+    "case $_epkit_gpu in\n"
+    "'') ;;\n"
+    "*)\n"
+    "    _epkit_left=$_epkit_gpu _epkit_found='' _epkit_shut='' _epkit_open=0 _epkit_last='' _epkit_some=''\n"
+    "    for _epkit_pair in";
+
+static const char open_tail[] =
+    "; do\n"
+    "        if [ -r \"/dev/nvidia${_epkit_pair#*:}\" ] && [ -w \"/dev/nvidia${_epkit_pair#*:}\" ]; then\n"
+    "            _epkit_last=${_epkit_pair%%:*}\n"
+    "            if [ \"$_epkit_left\" -eq 0 ]; then _epkit_found=$_epkit_last; fi\n"
+    "            _epkit_left=$((_epkit_left - 1)) _epkit_open=$((_epkit_open + 1))\n"
+    "        else\n"
+    "            _epkit_shut=1\n"
+    "        fi\n"
+    "    done\n"
+    "    if [ \"$_epkit_open\" -eq 1 ]; then _epkit_found=$_epkit_last; fi\n"
+    "    if [ -n \"$_epkit_shut\" ] && [ \"$_epkit_open\" -gt 0 ]; then\n"
+    "        _epkit_gpu=$_epkit_found _epkit_some=1\n"
+    "    fi\n"
+    "    unset _epkit_left _epkit_found _epkit_shut _epkit_open _epkit_pair _epkit_last\n"
+    "    ;;\n"
+    "esac\n";
+
+/* Only where the device files of all GPUs are known, and all are this process's: else the numbers are not the node's.
+ */
+static bool knows_files(const struct topo *topo)
+{
+    for (int i = 0; i < topo->n_gpus; i++)
+        if (topo->gpus[i].minor < 0)
+            return false;
+    return topo->n_gpus >= 2 && topo->n_hidden_gpus == 0;
+}
+
+static void write_open(FILE *stream, const struct topo *topo)
+{
+    if (!knows_files(topo))
+        return;
+    fputs(open_head, stream);
+    for (int i = 0; i < topo->n_gpus; i++)
+        fprintf(stream, " %d:%d", i, topo->gpus[i].minor);
+    fputs(open_tail, stream);
+}
+
 /* Leaves the GPU of this rank in _epkit_gpu, '' when it is not known; the same rules as advice_gpu_of(). */
-static void write_rank(FILE *stream)
+static void write_rank(FILE *stream, const struct topo *topo)
 {
     const char *word = "if";
 
@@ -68,6 +115,7 @@ static void write_rank(FILE *stream)
     fputs("fi\n", stream);
     fputs(alone_loop, stream);
     fputs(visible_case, stream);
+    write_open(stream, topo);
 }
 
 static const char rank_text[] =
@@ -88,7 +136,7 @@ static void write_ranks_sh(FILE *stream, const struct env_script *script)
 {
     putc('\n', stream);
     env_comment(stream, "", rank_text);
-    write_rank(stream);
+    write_rank(stream, script->topo);
     for (int i = 0; i < script->advice->n; i++) {
         const struct advice_row *row = &script->advice->rows[i];
 
@@ -103,7 +151,11 @@ static void write_ranks_sh(FILE *stream, const struct env_script *script)
         }
         fputs("esac\n", stream);
     }
-    fputs("unset _epkit_rank _epkit_size _epkit_part _epkit_gpu\n", stream);
+    if (knows_files(script->topo))
+        fputs("# The mapping counts by the numbers of the node.\n"
+              "if [ -n \"${_epkit_some-}\" ]; then unset DEEP_EP_DEVICE_TO_HCA_MAPPING; fi\n",
+              stream);
+    fputs("unset _epkit_rank _epkit_size _epkit_part _epkit_gpu _epkit_some\n", stream);
 }
 
 /* Launchers, which would load it too, and hand it to everything that they start. */
@@ -231,8 +283,12 @@ void env_write_slurm(FILE *stream, const struct env_script *script)
     if (any_prepend(script))
         fputs(prepend_function, stream);
     if (env_first(script, ADVICE_RANK))
-        write_rank(stream);
+        write_rank(stream, script->topo);
     for (int i = 0; i < script->advice->n; i++)
         if (env_has(script, &script->advice->rows[i]))
             write_row_slurm(stream, &script->advice->rows[i]);
+    if (env_first(script, ADVICE_RANK) && knows_files(script->topo))
+        fputs("# The mapping counts by the numbers of the node.\n"
+              "if [ -n \"${_epkit_some-}\" ]; then echo 'unset DEEP_EP_DEVICE_TO_HCA_MAPPING'; fi\n",
+              stream);
 }

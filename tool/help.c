@@ -142,7 +142,7 @@ void help_all(FILE *stream)
         fprintf(stream, "  %-18s", env->name);
         print_wrapped(stream, env->text, 20, 20);
     }
-    fputs("\nExit codes: 0 fine, 1 failed, 2 wrong usage, 4 not supported here;\n"
+    fputs("\nExit codes: 0 fine, 1 failed, 2 wrong usage, 4 not supported here, 5 not known;\n"
           "3, findings, is kept for verbs to come.\n"
           "'epkit help VERB' or 'epkit VERB --help' explains a verb.\n",
           stream);

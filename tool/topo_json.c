@@ -35,7 +35,12 @@ static json_t *truth_or_null(int truth)
 
 const char *topo_role_name(enum topo_role role)
 {
-    static const char *const names[] = {"data", "management", "down", "virtual"};
+    static const char *const names[] = {
+        [TOPO_ROLE_DATA] = "data",           [TOPO_ROLE_UPLINK] = "uplink",
+        [TOPO_ROLE_STORAGE] = "storage",     [TOPO_ROLE_MANAGEMENT] = "management",
+        [TOPO_ROLE_NO_ACCESS] = "no-access", [TOPO_ROLE_DOWN] = "down",
+        [TOPO_ROLE_VIRTUAL] = "virtual",
+    };
 
     return names[role];
 }
@@ -78,6 +83,19 @@ static json_t *device_text(const struct topo *topo, const struct map_choice *cho
     return json_sprintf("%s:%d", topo->nics[choice->nic].name, choice->port);
 }
 
+/* All ports of a GPU, its own first: NCCL uses them all. */
+static json_t *devices_json(const struct topo *topo, const struct map_choice *choice)
+{
+    json_t *devices = json_array();
+
+    if (choice->nic >= 0)
+        json_array_append_new(devices, device_text(topo, choice));
+    for (int i = 0; i < choice->n_more; i++)
+        json_array_append_new(devices,
+                              json_sprintf("%s:%d", topo->nics[choice->more[i].nic].name, choice->more[i].port));
+    return devices;
+}
+
 /* --- tree --- */
 
 static json_t *pci_json(const struct topo *topo, const struct topo_pci *pci)
@@ -108,8 +126,9 @@ static json_t *gpu_json(const struct topo *topo, const struct topo_gpu *gpu)
         if (gpu->nvlinks_gpu[i])
             json_array_append_new(peers, json_pack("{s:i, s:i}", "gpu", i, "links", gpu->nvlinks_gpu[i]));
     row =
-        json_pack("{s:i, s:s, s:s, s:o, s:o, s:b, s:o, s:o, s:o}", "index", gpu->index, "pci", pci_text(topo, gpu->pci),
-                  "name", name, "minor", number_or_null(gpu->minor, -1), "compute_capability",
+        json_pack("{s:o, s:s, s:s, s:o, s:o, s:b, s:o, s:o, s:o}", "index",
+                  gpu->index < topo_usable_gpus(topo) ? json_integer(gpu->index) : json_null(), "pci",
+                  pci_text(topo, gpu->pci), "name", name, "minor", number_or_null(gpu->minor, -1), "compute_capability",
                   gpu->cc_major ? json_sprintf("%d.%d", gpu->cc_major, gpu->cc_minor) : json_null(), "answered",
                   gpu->answered, "ecc_uncorrected", number_or_null(gpu->ecc_uncorrected, -1), "remap_pending",
                   truth_or_null(gpu->remap_pending), "remap_failed", truth_or_null(gpu->remap_failed));
@@ -177,7 +196,11 @@ static void describe_device(const struct topo *topo, int number, struct device *
     if (number < topo->n_gpus) {
         device.gpu = number;
         device.pci = topo->gpus[number].pci;
-        snprintf(device.name, sizeof(device.name), "GPU%d", number);
+        /* One that has fallen off the bus has no number any more. */
+        if (number < topo_usable_gpus(topo))
+            snprintf(device.name, sizeof(device.name), "GPU%d", number);
+        else
+            snprintf(device.name, sizeof(device.name), "%s", pci_text(topo, device.pci));
     } else {
         for (device.nic = 0; !topo_in_matrix(&topo->nics[device.nic]) || rest-- > 0;)
             device.nic++;
@@ -234,14 +257,14 @@ json_t *topo_map_rows(const struct topo_view *view)
         const struct topo_port *port = find_port(topo, choice->nic, choice->port);
         int pci = topo->gpus[choice->gpu].pci;
 
-        json_array_append_new(rows, json_pack("{s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:i, s:s}", "gpu", choice->gpu,
-                                              "device", device_text(topo, choice), "nic",
-                                              choice->nic >= 0 ? out_text(topo->nics[choice->nic].name) : json_null(),
-                                              "port", number_or_null(choice->nic >= 0 ? choice->port : -1, -1), "path",
-                                              choice->nic >= 0 ? out_text(topo_path_name(choice->path)) : json_null(),
-                                              "numa_node", number_or_null(topo->pci[pci].numa_node, -1), "rate_gbps",
-                                              real_or_null(port ? port->rate_gbps : 0), "sharers", choice->sharers,
-                                              "why", choice->why));
+        json_array_append_new(
+            rows, json_pack("{s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:i, s:s}", "gpu", choice->gpu, "device",
+                            device_text(topo, choice), "devices", devices_json(topo, choice), "nic",
+                            choice->nic >= 0 ? out_text(topo->nics[choice->nic].name) : json_null(), "port",
+                            number_or_null(choice->nic >= 0 ? choice->port : -1, -1), "path",
+                            choice->nic >= 0 ? out_text(topo_path_name(choice->path)) : json_null(), "numa_node",
+                            number_or_null(topo->pci[pci].numa_node, -1), "rate_gbps",
+                            real_or_null(port ? port->rate_gbps : 0), "sharers", choice->sharers, "why", choice->why));
     }
     return rows;
 }
@@ -301,8 +324,7 @@ static void add_map(const struct topo_view *view, json_t *document)
     json_object_set_new(document, "forms",
                         json_pack("{s:o, s:o, s:o}", "DEEP_EP_DEVICE_TO_HCA_MAPPING",
                                   has_map ? out_text(map_deepep(topo, view->best)) : json_null(), "NCCL_IB_HCA",
-                                  has_map ? out_text(map_nccl(topo, view->best)) : json_null(), "ranks",
-                                  topo_rank_rows(view)));
+                                  has_map ? out_text(map_nccl(topo)) : json_null(), "ranks", topo_rank_rows(view)));
     json_object_set_new(document, "nvshmem",
                         json_pack("{s:o, s:i, s:o}", "map", topo_nvshmem_rows(view), "shared", view->nvshmem->n_shared,
                                   "idle", idle_names(topo, view->nvshmem)));

@@ -105,6 +105,8 @@ static void add_gpus(struct text *text, const struct topo *topo)
         }
         add(text, "%s%d x %s", i ? ", " : "", n, name);
     }
+    if (topo_usable_gpus(topo) < topo->n_gpus)
+        add(text, " (%d of them the driver does not answer for)", topo->n_gpus - topo_usable_gpus(topo));
     if (topo->n_hidden_gpus)
         add(text, " (%d more on the PCI bus %s not offered to this process)", topo->n_hidden_gpus,
             topo->n_hidden_gpus == 1 ? "is" : "are");
@@ -253,7 +255,10 @@ static void print_device(const struct tree *tree, int pci, int indent)
     for (int i = 0; i < topo->n_gpus; i++)
         if (topo->gpus[i].pci == pci) {
             topo_gpu_name(topo, &topo->gpus[i], name, sizeof(name));
-            add(&text, "  GPU %d  %s", i, name);
+            if (i < topo_usable_gpus(topo))
+                add(&text, "  GPU %d  %s", i, name);
+            else
+                add(&text, "  GPU  %s, the driver does not answer for it", name);
         }
     for (int i = 0; i < topo->n_nics; i++)
         if (topo->nics[i].pci == pci)
@@ -388,11 +393,22 @@ static void print_excluded(const struct topo *topo)
     }
 }
 
+/* "mlx5_0:1, mlx5_1:1" */
+static json_t *join_devices(const json_t *devices)
+{
+    char text[512] = "";
+    struct text all = {text, sizeof(text), 0};
+
+    for (size_t i = 0; i < json_array_size(devices); i++)
+        add(&all, "%s%s", i ? ", " : "", json_string_value(json_array_get(devices, i)));
+    return *text ? json_string(text) : json_null();
+}
+
 static int print_map_table(const struct topo_view *view)
 {
     static const struct out_column columns[] = {
-        {.title = "GPU", .key = "gpu"},        {.title = "NIC", .key = "device"}, {.title = "PATH", .key = "path"},
-        {.title = "NUMA", .key = "numa_node"}, {.title = "Gb/s", .key = "rate"},  {.title = "WHY", .key = "why"},
+        {.title = "GPU", .key = "gpu"},        {.title = "NIC", .key = "ports"}, {.title = "PATH", .key = "path"},
+        {.title = "NUMA", .key = "numa_node"}, {.title = "Gb/s", .key = "rate"}, {.title = "WHY", .key = "why"},
     };
     json_t *rows = topo_map_rows(view), *row;
     size_t i;
@@ -403,6 +419,7 @@ static int print_map_table(const struct topo_view *view)
         double rate = json_number_value(json_object_get(row, "rate_gbps"));
 
         json_object_set_new(row, "rate", rate > 0 ? json_sprintf("%g", rate) : json_null());
+        json_object_set_new(row, "ports", join_devices(json_object_get(row, "devices")));
     }
     result = out_table(stdout, columns, sizeof(columns) / sizeof(columns[0]), rows, OUT_TABLE);
     json_decref(rows);
@@ -420,7 +437,7 @@ static int print_forms(const struct topo_view *view)
     int result;
 
     out_line("\nFor all processes:\n    DEEP_EP_DEVICE_TO_HCA_MAPPING=%s\n    NCCL_IB_HCA=%s",
-             map_deepep(view->topo, view->best), map_nccl(view->topo, view->best));
+             map_deepep(view->topo, view->best), map_nccl(view->topo));
     out_line("\nFor each process, one for each GPU:");
     result = out_table(stdout, columns, sizeof(columns) / sizeof(columns[0]), rows, OUT_TABLE);
     json_decref(rows);

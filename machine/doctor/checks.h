@@ -15,13 +15,16 @@
 #define DOCTOR_CHECKS(X) \
     /* driver */ \
     X(peermem) X(driver_option) X(doca_kernel) X(driver_skew) X(iommu_gb200) X(gpu_errors) X(nvlink) \
+    X(gpu_access) X(open_driver) X(libcuda) \
     /* nic */ \
     X(slow_link) X(gid) X(port_down) X(link_layer) X(nic_access) \
+    X(rdma_device) \
     /* verbs */ \
     X(provider_missing) X(verbs_mixed) X(rdmav_drivers) X(verbs_from_gib) \
     /* nvshmem */ \
     X(one_nic) X(shared_nic) X(nic_handler) X(two_nvshmem) X(ibgda_transport) X(gdrcopy) X(home) X(hca_prefix) \
     X(void_variables) \
+    X(ibgda_nic) \
     /* nccl */ \
     X(net_plugin) X(gib_settings) X(two_nccl) \
     /* deepep */ \

@@ -244,12 +244,14 @@ static void run_deepep_too_old(const struct doctor_machine *machine, struct doct
     }
     if (!*nvshmem->version) {
         doctor_cannot_tell(machine, result, "%s does not tell its version", nvshmem->host.path);
+        result->tells = DOCTOR_TELLS_RUN;
         return;
     }
     if (libs_version_compare(nvshmem->version, NVSHMEM_NEW) < 0)
         return;
     if (!*copy->version) {
         doctor_cannot_tell(machine, result, "%s does not tell its version", copy->folder);
+        result->tells = DOCTOR_TELLS_RUN;
         return;
     }
     commit = strchr(copy->version, '+');
@@ -260,6 +262,7 @@ static void run_deepep_too_old(const struct doctor_machine *machine, struct doct
     if (libs_version_compare(base, DEEPEP_ENOUGH) == 0 && !is_commit(commit, too_old)) {
         doctor_cannot_tell(machine, result, "whether DeepEP %s comes after commit 29d31c0, which NVSHMEM %s needs",
                            copy->version, nvshmem->version);
+        result->tells = DOCTOR_TELLS_RUN;
         return;
     }
     doctor_found(machine, result, DOCTOR_ERROR, "DeepEP %s is too old for NVSHMEM %s", copy->version, nvshmem->version);

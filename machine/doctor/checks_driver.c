@@ -3,6 +3,7 @@
 #include "doctor/checks.h"
 #include "doctor/driver_fix.h"
 #include "doctor/look.h"
+#include "doctor/shell.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -199,6 +200,8 @@ static void run_doca_kernel(const struct doctor_machine *machine, struct doctor_
     if (built.state != ROOT_ABSENT) {
         doctor_cannot_tell(machine, result, "whether DOCA %s was built for kernel %s: %s", driver->doca, driver->kernel,
                            look_why(built.state, built.why));
+        if (machine->stack->os.in_container)
+            result->tells = DOCTOR_TELLS_NODE;
         return;
     }
     doctor_found(machine, result, DOCTOR_ERROR, "DOCA %s does not build for kernel %s: that takes DOCA %s or later",
@@ -235,9 +238,9 @@ static bool same_version(const char *a, const char *b)
 }
 
 /* "libnvidia-ml.so.570.124.06" has the version of the driver that it is for in its name; "" if it has none. */
-static const char *library_version(const struct doctor_machine *machine, struct lib_place *ret_place)
+static const char *library_version(const struct doctor_machine *machine, struct libs_setting setting,
+                                   struct lib_place *ret_place)
 {
-    struct libs_setting setting = libs_setting_of(machine->root);
     const char *base, *version;
 
     *ret_place = libs_find(machine->root, &setting, "libnvidia-ml.so.1");
@@ -249,37 +252,133 @@ static const char *library_version(const struct doctor_machine *machine, struct 
     return version && strchr(version + 4, '.') ? version + 4 : "";
 }
 
-/* GPUs on the bus, and nobody drives them. */
-static void without_driver(const struct doctor_machine *machine, struct doctor_result *result)
+struct undriven {
+    int n, n_nouveau, n_vfio;
+};
+
+/* GPUs that another driver than NVIDIA's has, or none: boards for computing; others may have their reasons. */
+static struct undriven count_undriven(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct topo *topo = machine->topo;
+    struct undriven count = {.n = 0};
+
+    for (int i = 0; i < topo->n_gpus; i++) {
+        const struct topo_pci *pci = topo->gpus[i].pci >= 0 ? &topo->pci[topo->gpus[i].pci] : NULL;
+        bool is_nouveau = pci && strcmp(pci->driver, "nouveau") == 0;
+
+        if (pci && strncmp(pci->driver, "vfio", 4) == 0)
+            count.n_vfio++;
+        /* 0x0302 is a 3D controller, and a board with it is for computing. */
+        if (!pci || (*pci->driver && !is_nouveau) || (!is_nouveau && pci->class_code >> 8 != 0x0302))
+            continue;
+        doctor_evidence(machine, result, pci->address, is_nouveau ? "driver nouveau" : "no driver");
+        count.n++;
+        count.n_nouveau += is_nouveau;
+    }
+    return count;
+}
+
+static void found_nouveau(const struct doctor_machine *machine, struct doctor_result *result, int n)
+{
+    const char *initramfs = os_initramfs(&machine->stack->os);
+
+    doctor_found(machine, result, DOCTOR_ERROR, "%d GPU%s driven by nouveau, with which no CUDA program runs", n,
+                 n == 1 ? " is" : "s are");
+    if (*initramfs)
+        doctor_fix(machine, result, false,
+                   "echo 'blacklist nouveau' | sudo tee /etc/modprobe.d/blacklist-nouveau.conf\n%s\nsudo reboot",
+                   initramfs);
+    doctor_cost(machine, result, DOCTOR_FIX_RESTART,
+                "The machine starts anew; a screen at the GPU stays dark where NVIDIA's driver is not installed.");
+    doctor_advise(
+        machine, result,
+        "NVIDIA's driver cannot take GPUs that nouveau has. Install it first; its packages keep nouveau away.");
+}
+
+/* GPUs on the bus, and NVIDIA's driver does not drive them. */
+static void without_driver(const struct doctor_machine *machine, struct doctor_result *result)
+{
     struct root_text version = root_line(machine->root, VERSION);
-    int n = 0;
+    struct undriven count;
 
     if (version.state != ROOT_ABSENT) {
         doctor_cannot_tell(machine, result, VERSION ": %s",
                            version.state == ROOT_OK ? "no version in it" : look_why(version.state, version.why));
         return;
     }
-    for (int i = 0; i < topo->n_gpus; i++) {
-        const struct topo_pci *pci = topo->gpus[i].pci >= 0 ? &topo->pci[topo->gpus[i].pci] : NULL;
-
-        /* 0x0302, a 3D controller, is a board for computing; a display controller may have its reasons. */
-        if (pci && !*pci->driver && pci->class_code >> 8 == 0x0302) {
-            doctor_evidence(machine, result, pci->address, "no driver");
-            n++;
-        }
+    count = count_undriven(machine, result);
+    if (count.n_nouveau) {
+        found_nouveau(machine, result, count.n_nouveau);
+        return;
     }
-    if (n == 0) {
+    if (count.n_vfio == machine->topo->n_gpus) {
+        doctor_cannot_tell(machine, result, "the GPUs are handed to virtual machines (driver vfio)");
+        return;
+    }
+    if (count.n == 0) {
         doctor_not_here(machine, result, "the NVIDIA driver is not in use");
         return;
     }
-    doctor_found(machine, result, DOCTOR_ERROR, "the NVIDIA driver is not loaded, and %d GPU%s on the bus", n,
-                 n == 1 ? " is" : "s are");
-    doctor_fix(machine, result, false, "sudo modprobe nvidia");
+    doctor_found(machine, result, DOCTOR_ERROR, "the NVIDIA driver is not loaded, and %d GPU%s on the bus", count.n,
+                 count.n == 1 ? " is" : "s are");
+    if (!machine->stack->os.in_container)
+        doctor_fix(machine, result, false, "sudo modprobe nvidia");
     doctor_advise(machine, result,
                   "If modprobe does not find it, install the driver; if it fails, the kernel log says why "
                   "(sudo dmesg | grep -i nvrm).");
+}
+
+/* LD_LIBRARY_PATH without one folder. */
+static const char *path_without(const struct doctor_machine *machine, const char *path, const char *folder)
+{
+    const char *kept = "";
+
+    for (const char *at = path; *at; at += strcspn(at, ":;"), at += *at != '\0') {
+        size_t n = strcspn(at, ":;"), bare = n;
+
+        while (bare > 1 && at[bare - 1] == '/')
+            bare--;
+        if (n > 0 && (bare != strlen(folder) || strncmp(at, folder, bare) != 0))
+            kept = root_printf(machine->root, "%s%s%.*s", kept, *kept ? ":" : "", (int)n, at);
+    }
+    return kept;
+}
+
+/*
+ * A library that LD_LIBRARY_PATH leads to, while the system's own is the right one: no reboot mends that. Else the
+ * right one is to be had by a reboot only where the driver on the disk is that of the library.
+ */
+static void fix_library(const struct doctor_machine *machine, struct doctor_result *result,
+                        const struct lib_place *place, const char *version)
+{
+    const struct stack_driver *driver = &machine->stack->driver;
+    struct libs_setting setting = libs_setting_of(machine->root), plain = {.library_path = "", .preload = ""};
+    const char *slash = strrchr(place->path, '/'), *folder, *kept;
+    struct lib_place own;
+
+    folder = root_printf(machine->root, "%.*s", slash ? (int)(slash - place->path) : 0, place->path);
+    if (same_version(driver->version, library_version(machine, plain, &own))) {
+        kept = path_without(machine, setting.library_path, folder);
+        if (*kept)
+            doctor_fix(machine, result, false, "export LD_LIBRARY_PATH=%s", shell_word(machine->root, kept));
+        else
+            doctor_fix(machine, result, false, "unset LD_LIBRARY_PATH");
+        doctor_advise(machine, result, "LD_LIBRARY_PATH leads to %s; without it %s is found, which is of the driver.",
+                      folder, own.path);
+        return;
+    }
+    if (!machine->stack->os.in_container &&
+        (same_version(version, driver->installed_version) ||
+         (!*driver->installed_version && libs_version_compare(version, driver->version) > 0))) {
+        doctor_fix(machine, result, false, "sudo reboot");
+        doctor_cost(machine, result, DOCTOR_FIX_RESTART, "The machine starts anew, and every job on it ends.");
+    }
+    doctor_advise(machine, result,
+                  machine->stack->os.in_container
+                      ? "The libraries of the driver are those of another node: mount the ones of this node, which "
+                        "NVIDIA's container toolkit does."
+                      : "Install the libraries and the kernel module of one version. A reboot helps where a newer "
+                        "module is installed than the one that is loaded.");
 }
 
 static void run_driver_skew(const struct doctor_machine *machine, struct doctor_result *result)
@@ -287,6 +386,7 @@ static void run_driver_skew(const struct doctor_machine *machine, struct doctor_
     const struct stack_driver *driver = &machine->stack->driver;
     const char *other = "", *what = "", *library;
     struct lib_place place;
+    bool is_library = false;
 
     if (!look_has_gpus(machine, result))
         return;
@@ -294,7 +394,7 @@ static void run_driver_skew(const struct doctor_machine *machine, struct doctor_
         without_driver(machine, result);
         return;
     }
-    library = library_version(machine, &place);
+    library = library_version(machine, libs_setting_of(machine->root), &place);
     if (*driver->module_version && !same_version(driver->version, driver->module_version)) {
         other = driver->module_version;
         what = "/sys/module/nvidia/version";
@@ -304,6 +404,7 @@ static void run_driver_skew(const struct doctor_machine *machine, struct doctor_
     } else if (*library && !same_version(driver->version, library)) {
         other = library;
         what = place.path;
+        is_library = true;
     }
     if (!*other)
         return;
@@ -311,13 +412,18 @@ static void run_driver_skew(const struct doctor_machine *machine, struct doctor_
                  driver->version, other);
     doctor_evidence(machine, result, VERSION, "%s", driver->version);
     doctor_evidence(machine, result, what, "%s", other);
-    if (!machine->topo->nvml && strstr(machine->topo->nvml_why, "mismatch"))
+    if (!machine->topo->nvml && *machine->topo->nvml_why)
         doctor_evidence(machine, result, "NVML", "%s", machine->topo->nvml_why);
-    if (!machine->stack->os.in_container)
+    if (is_library) {
+        fix_library(machine, result, &place, other);
+        return;
+    }
+    if (!machine->stack->os.in_container) {
         doctor_fix(machine, result, false, "sudo reboot");
-    doctor_advise(machine, result,
-                  "The driver was updated while the old one was loaded: a reboot loads the new one. In a container, "
-                  "its libraries are those of another node: mount the ones of this node.");
+        doctor_cost(machine, result, DOCTOR_FIX_RESTART, "The machine starts anew, and every job on it ends.");
+    }
+    doctor_advise(machine, result, "The driver was updated while the old one was loaded: a reboot%s loads the new one.",
+                  machine->stack->os.in_container ? " of the node" : "");
 }
 
 const struct doctor_check check_driver_skew = {

@@ -111,15 +111,17 @@ static void run_other_nvshmem(const struct doctor_machine *machine, struct docto
     if (!*linked) {
         /* Nothing compiled in: it takes what is loaded, which cannot be compared with what it was built with. */
         doctor_cannot_tell(machine, result, "%s does not lead to the NVSHMEM that it was built with", path);
+        result->tells = DOCTOR_TELLS_RUN;
         return;
     }
     if (strcmp(root_resolve(machine->root, "%s", linked).text, nvshmem->host.real) == 0)
         return;
     version = stack_nvshmem_version(machine->root, linked);
-    if (!*version || !*nvshmem->version)
+    if (!*version || !*nvshmem->version) {
         doctor_cannot_tell(machine, result, "whether %s and %s are of one version: they do not say theirs", linked,
                            nvshmem->host.path);
-    else if (libs_version_compare(version, nvshmem->version) != 0)
+        result->tells = DOCTOR_TELLS_RUN;
+    } else if (libs_version_compare(version, nvshmem->version) != 0)
         say_other_nvshmem(machine, result, path, linked, version);
 }
 
@@ -190,10 +192,10 @@ static int left_out(const struct topo *topo, const struct elf_facts *facts)
 static void say_arch(const struct doctor_machine *machine, struct doctor_result *result, const char *path,
                      const struct elf_facts *facts, const struct topo_gpu *gpu)
 {
-    doctor_found(machine, result, DOCTOR_ERROR, "%s has no code for GPU %d (compute capability %d.%d)", path,
-                 gpu->index, gpu->cc_major, gpu->cc_minor);
+    doctor_found(machine, result, DOCTOR_ERROR, "%s has no code for %s (compute capability %d.%d)", path,
+                 look_gpu_name(machine, gpu->index), gpu->cc_major, gpu->cc_minor);
     doctor_evidence(machine, result, path, "%s", arch_names(machine, facts));
-    doctor_evidence(machine, result, root_printf(machine->root, "GPU %d", gpu->index), "%s, compute capability %d.%d",
+    doctor_evidence(machine, result, look_gpu_name(machine, gpu->index), "%s, compute capability %d.%d",
                     *gpu->name ? gpu->name : "name not known", gpu->cc_major, gpu->cc_minor);
     doctor_fix(machine, result, false, "TORCH_CUDA_ARCH_LIST=%d.%d NVSHMEM_DIR=%s python3 setup.py install",
                gpu->cc_major, gpu->cc_minor,
@@ -217,6 +219,7 @@ static void run_gpu_arch(const struct doctor_machine *machine, struct doctor_res
         is_known = is_known || topo->gpus[i].cc_major > 0;
     if (!is_known) {
         doctor_cannot_tell(machine, result, "the compute capability of the GPUs is not known: %s", topo->nvml_why);
+        result->tells = DOCTOR_TELLS_DRIVER;
         return;
     }
     if (nvshmem->host.state == ROOT_OK)
@@ -232,8 +235,10 @@ static void run_gpu_arch(const struct doctor_machine *machine, struct doctor_res
             return;
         }
     }
-    if (*not_understood)
+    if (*not_understood) {
         doctor_cannot_tell(machine, result, "for which GPUs there is code in %s", not_understood);
+        result->tells = DOCTOR_TELLS_RUN;
+    }
 }
 
 const struct doctor_check check_gpu_arch = {

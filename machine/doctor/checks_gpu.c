@@ -2,6 +2,7 @@
 /* checks_gpu.c - what GPUs report of themselves: errors, and their NVLinks. In the group of the driver, which tells. */
 #include "doctor/checks.h"
 #include "doctor/look.h"
+#include "doctor/shell.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -20,6 +21,9 @@ struct xids {
     const char *time;  /* of that line, with blank behind it; "" where the log does not say it */
 };
 
+#define XID_OFF_THE_BUS 79
+#define RECOVERY_NONE 0 /* nvmlDeviceGpuRecoveryAction_t */
+#define RECOVERY_NODE_REBOOT 2
 #define XID_RECOVERY 154 /* "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)" */
 
 /*
@@ -110,12 +114,18 @@ static const char *recovery_action(const char *line, size_t *ret_length)
     return open + 1;
 }
 
+/* Its number, which is NVML's; -1: no such line. */
+static int recovery_code(const char *line)
+{
+    size_t n = strcspn(line, "\n");
+    const char *to = memmem(line, n, " to 0x", 6);
+
+    return to ? (int)strtol(to + 6, NULL, 16) : -1;
+}
+
 static bool has_ended(const char *line)
 {
-    size_t n;
-    const char *action = recovery_action(line, &n);
-
-    return action && n == 4 && memcmp(action, "None", 4) == 0;
+    return recovery_code(line) == RECOVERY_NONE;
 }
 
 /* Forgets the Xids of a GPU that has recovered; returns how many kinds are left. */
@@ -221,17 +231,20 @@ static int gpu_at(const struct topo *topo, const char *address)
 }
 
 struct gpu_errors {
-    int n, n_grave; /* kinds of errors */
-    int first_gpu;  /* of the first grave one, or of the first */
+    int n, n_grave;       /* kinds of errors */
+    int first_gpu;        /* of the first grave one, or of the first; -1: not among those of this process */
+    const char *first_at; /* its PCI address, as far as the log says it */
     const char *first;
-    bool in_log; /* one of them is a line of the kernel log */
-    bool reboot; /* the driver says that a reset does not suffice */
+    bool in_log;  /* one of them is a line of the kernel log */
+    bool reboot;  /* the driver says that a reset does not suffice */
+    bool is_lost; /* the first grave one is a GPU off the bus */
 };
 
-static void note_error(struct gpu_errors *errors, bool is_grave, int gpu, const char *what)
+static void note_error(struct gpu_errors *errors, bool is_grave, int gpu, const char *at, const char *what)
 {
     if (errors->n == 0 || (is_grave && errors->n_grave == 0)) {
         errors->first_gpu = gpu;
+        errors->first_at = at;
         errors->first = what;
     }
     errors->n++;
@@ -242,26 +255,26 @@ static void look_at_nvml(const struct doctor_machine *machine, struct doctor_res
 {
     for (int i = 0; i < machine->topo->n_gpus; i++) {
         const struct topo_gpu *gpu = &machine->topo->gpus[i];
-        const char *where = root_printf(machine->root, "GPU %d", i);
+        const char *where = look_gpu_name(machine, i);
 
         if (!gpu->answered) {
             if (machine->topo->nvml) {
-                note_error(errors, true, i, "it has a device file, and the driver does not answer for it");
+                note_error(errors, true, i, "", "it has a device file, and the driver does not answer for it");
                 doctor_evidence(machine, result, where, "NVML does not list it, as of a GPU off the bus");
             }
             continue;
         }
         if (gpu->ecc_uncorrected > 0) {
-            note_error(errors, true, i, "uncorrected ECC errors");
+            note_error(errors, true, i, "", "uncorrected ECC errors");
             doctor_evidence(machine, result, where, "%lld uncorrected ECC errors since the driver was loaded",
                             (long long)gpu->ecc_uncorrected);
         }
         if (gpu->remap_failed > 0) {
-            note_error(errors, true, i, "remapping a row of memory failed");
+            note_error(errors, true, i, "", "remapping a row of memory failed");
             doctor_evidence(machine, result, where, "remapping a row of memory failed: the board is to be replaced");
         }
         if (gpu->remap_pending > 0) {
-            note_error(errors, false, i, "a remapped row of memory waits for a reset");
+            note_error(errors, false, i, "", "a remapped row of memory waits for a reset");
             doctor_evidence(machine, result, where, "a remapped row of memory waits for a reset of the GPU");
         }
     }
@@ -280,10 +293,36 @@ static void look_at_log(const struct doctor_machine *machine, struct doctor_resu
         const char *text = action ? root_printf(machine->root, "%.*s", (int)length, action) : xid_text(kinds[k].number);
 
         errors->in_log = true;
-        errors->reboot = errors->reboot || (action && strstr(text, "Reboot"));
-        note_error(errors, !is_recovered(kinds[k].number), gpu,
+        errors->reboot = errors->reboot || recovery_code(kinds[k].first) == RECOVERY_NODE_REBOOT;
+        errors->is_lost = errors->is_lost || kinds[k].number == XID_OFF_THE_BUS;
+        note_error(errors, !is_recovered(kinds[k].number), gpu, root_printf(machine->root, "%s", kinds[k].address),
                    root_printf(machine->root, "Xid %d (%s)", kinds[k].number, text));
         doctor_evidence(machine, result, where, "%d x %s%s", kinds[k].n, kinds[k].time, kinds[k].first);
+    }
+}
+
+/*
+ * A reset goes by PCI address: numbers of NVML, of CUDA and of device files are three things once a GPU is missing. One
+ * that has fallen off the bus cannot be reset by the driver, which has lost it.
+ */
+static void fix_errors(const struct doctor_machine *machine, struct doctor_result *result,
+                       const struct gpu_errors *errors)
+{
+    const struct topo *topo = machine->topo;
+    const struct topo_gpu *gpu = errors->first_gpu >= 0 ? &topo->gpus[errors->first_gpu] : NULL;
+    bool is_lost = errors->is_lost || (gpu && topo->nvml && !gpu->answered);
+
+    if (machine->stack->os.in_container)
+        return;
+    if (errors->reboot || is_lost) {
+        doctor_fix(machine, result, false, "sudo reboot");
+        doctor_cost(machine, result, DOCTOR_FIX_RESTART, "The machine starts anew, and every job on it ends.");
+    } else if (gpu && gpu->pci >= 0) {
+        doctor_fix(machine, result, false, "sudo nvidia-smi --gpu-reset -i %s",
+                   shell_word(machine->root, topo->pci[gpu->pci].address));
+        doctor_cost(machine, result, DOCTOR_FIX_RESTART,
+                    "Every program on this GPU ends, and on those that NVLink ties to it; none may be running when it "
+                    "is reset.");
     }
 }
 
@@ -300,13 +339,11 @@ static void run_gpu_errors(const struct doctor_machine *machine, struct doctor_r
     if (log.state == ROOT_OK)
         look_at_log(machine, result, where, log.text, &errors);
     if (errors.n > 0) {
-        gpu = errors.first_gpu >= 0 ? root_printf(machine->root, "GPU %d", errors.first_gpu) : "a GPU";
+        gpu = errors.first_gpu >= 0 ? look_gpu_name(machine, errors.first_gpu)
+                                    : root_printf(machine->root, "the GPU at %s", errors.first_at);
         doctor_found(machine, result, errors.n_grave ? DOCTOR_ERROR : DOCTOR_WARNING, "%s: %s%s", gpu, errors.first,
                      errors.n > 1 ? ", and more" : "");
-        if (errors.reboot && !machine->stack->os.in_container)
-            doctor_fix(machine, result, false, "sudo reboot");
-        else if (errors.first_gpu >= 0 && !errors.reboot)
-            doctor_fix(machine, result, false, "sudo nvidia-smi --gpu-reset -i %d", errors.first_gpu);
+        fix_errors(machine, result, &errors);
         doctor_advise(machine, result,
                       "A reset ends every program on the GPU and on those that NVLink ties to it. If the error comes "
                       "back after it, take the node out of service and have the board replaced.%s",
@@ -315,10 +352,13 @@ static void run_gpu_errors(const struct doctor_machine *machine, struct doctor_r
                                     : "");
         return;
     }
-    if (log.state != ROOT_OK)
-        doctor_cannot_tell(machine, result, "the kernel log: /dev/kmsg: %s", look_why(log.state, log.why));
-    else if (!machine->topo->nvml)
+    if (!machine->topo->nvml) {
         doctor_cannot_tell(machine, result, "ECC errors: NVML does not answer: %s", machine->topo->nvml_why);
+        result->tells = DOCTOR_TELLS_DRIVER;
+    } else if (log.state != ROOT_OK) {
+        doctor_cannot_tell(machine, result, "the kernel log: /dev/kmsg: %s", look_why(log.state, log.why));
+        result->tells = machine->stack->os.in_container ? DOCTOR_TELLS_NODE : DOCTOR_TELLS_ROOT;
+    }
 }
 
 const struct doctor_check check_gpu_errors = {
@@ -429,9 +469,35 @@ static void say_nvlinks(const struct doctor_machine *machine, struct doctor_resu
                                                                    : "";
 
         if (gpu->answered && (gpu->nvlinks_up < links_due(machine->topo, i) || *fabric))
-            doctor_evidence(machine, result, root_printf(machine->root, "GPU %d", i), "%d of %d NVLinks up%s",
-                            gpu->nvlinks_up, gpu->nvlinks, fabric);
+            doctor_evidence(machine, result, look_gpu_name(machine, i), "%d of %d NVLinks up%s", gpu->nvlinks_up,
+                            gpu->nvlinks, fabric);
     }
+}
+
+/* The fabric manager runs with the driver of its own version only: another one is not to be started again. */
+static void fix_fabric(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct stack_driver *driver = &machine->stack->driver;
+    const struct os *os = &machine->stack->os;
+    const char *manager = driver->fabric_manager, *version = driver->version;
+    int n_major = (int)strcspn(version, ".");
+
+    if (*manager)
+        doctor_evidence(machine, result, "nvidia-fabricmanager", "%s is installed, the driver is %s", manager, version);
+    if (!os->in_container && strcmp(manager, version) == 0)
+        doctor_fix(machine, result, false, "sudo systemctl restart nvidia-fabricmanager");
+    else if (!os->in_container && *manager && *os_install(machine->root, os, "x", "x"))
+        doctor_fix(machine, result, false, "%s\nsudo systemctl restart nvidia-fabricmanager",
+                   os_install(machine->root, os,
+                              root_printf(machine->root, "nvidia-fabricmanager-%.*s=%s-1", n_major, version, version),
+                              root_printf(machine->root, "nvidia-fabricmanager-%s-1", version)));
+    doctor_cost(machine, result, DOCTOR_FIX_RESTART, "Programs that use the GPUs of this machine end.");
+    doctor_advise(
+        machine, result,
+        "nvidia-fabricmanager has to run, in the very version of the driver, %s (in a virtual machine: on the "
+        "host; in a container: on the node). 'nv-fabricmanager --version' says its own, and its journal why "
+        "it does not run.",
+        *version ? version : "which is not known");
 }
 
 static void run_nvlink(const struct doctor_machine *machine, struct doctor_result *result)
@@ -442,6 +508,7 @@ static void run_nvlink(const struct doctor_machine *machine, struct doctor_resul
         return;
     if (!machine->topo->nvml) {
         doctor_cannot_tell(machine, result, "NVML does not answer: %s", machine->topo->nvml_why);
+        result->tells = DOCTOR_TELLS_DRIVER;
         return;
     }
     count = count_nvlinks(machine);
@@ -463,29 +530,24 @@ static void run_nvlink(const struct doctor_machine *machine, struct doctor_resul
                      count.n_failed     ? "it has failed"
                      : count.n_starting ? "it is not ready"
                                         : "no link is up");
-        if (!machine->stack->os.in_container)
-            doctor_fix(machine, result, false, "sudo systemctl restart nvidia-fabricmanager");
-        doctor_advise(machine, result,
-                      "nvidia-fabricmanager has to run, in the very version of the driver (in a virtual machine: on "
-                      "the host; in a container: on the node). Restarting it ends programs that use the GPUs.");
+        fix_fabric(machine, result);
     } else if (count.without_bridge) {
-        doctor_found(machine, result, DOCTOR_WARNING,
-                     "no NVLink of GPU %d is up%s, and other GPUs of its kind have them", count.first_down,
-                     count.n_down > 1 ? ", nor of more GPUs" : "");
+        doctor_found(machine, result, DOCTOR_WARNING, "no NVLink of %s is up%s, and other GPUs of its kind have them",
+                     look_gpu_name(machine, count.first_down), count.n_down > 1 ? ", nor of more GPUs" : "");
         doctor_advise(machine, result,
-                      "The NVLinks of these GPUs lead to a bridge: look whether it is plugged between GPU %d and its "
+                      "The NVLinks of these GPUs lead to a bridge: look whether it is plugged between %s and its "
                       "neighbor, on both. Where there is meant to be none, this is as it has to be.",
-                      count.first_down);
+                      look_gpu_name(machine, count.first_down));
     } else {
-        doctor_found(machine, result, DOCTOR_ERROR, "%d of %d NVLinks of GPU %d are down%s",
+        doctor_found(machine, result, DOCTOR_ERROR, "%d of %d NVLinks of %s are down%s",
                      links_due(machine->topo, count.first_down) - machine->topo->gpus[count.first_down].nvlinks_up,
-                     links_due(machine->topo, count.first_down), count.first_down,
+                     links_due(machine->topo, count.first_down), look_gpu_name(machine, count.first_down),
                      count.n_down > 1 ? ", and of more GPUs" : "");
         doctor_advise(
             machine, result,
-            "Look at the links (nvidia-smi nvlink --status -i %d) and at the kernel log for Xid 74; reset the "
+            "Look at the links (nvidia-smi nvlink --status -i %s) and at the kernel log for Xid 74; reset the "
             "GPU when nothing runs on the node. If the link stays down, take the node out of service.",
-            count.first_down);
+            machine->topo->pci[machine->topo->gpus[count.first_down].pci].address);
     }
     say_nvlinks(machine, result);
 }

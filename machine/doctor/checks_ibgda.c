@@ -156,7 +156,7 @@ static void run_ibgda_transport(const struct doctor_machine *machine, struct doc
         doctor_cannot_tell(machine, result, "loading %s: %s", nvshmem->transport_ibgda, error);
         return;
     }
-    if (!*error || look_is_verbs_error(machine, error))
+    if (!*error || look_has_verbs_fault(machine, nvshmem->transport_ibgda))
         return;
     doctor_found(machine, result, DOCTOR_ERROR, "NVSHMEM's transport for IBGDA does not load: %s", error);
     doctor_evidence(machine, result, nvshmem->transport_ibgda, "%s", error);

@@ -20,22 +20,55 @@
 
 #define CAP_IPC_LOCK_BIT 14 /* capabilities(7) */
 
-/* The soft limit in bytes; -1 unlimited, -2 not to be read out. */
-static long long memlock_of(struct root *root, const char *limits)
+/* A limit in bytes; -1 unlimited, -2 none. */
+static long long parse_limit(const char *value, const char **ret_end)
 {
-    const char *line = strstr(limits, "Max locked memory");
-    const char *value;
-    char *end;
     long long bytes;
+    char *end;
 
+    value += strspn(value, " ");
+    if (strncmp(value, "unlimited", 9) == 0) {
+        *ret_end = value + 9;
+        return -1;
+    }
+    bytes = strtoll(value, &end, 10);
+    *ret_end = end;
+    return end == value || bytes < 0 ? -2 : bytes;
+}
+
+/* The soft limit; the hard one, which an ordinary user cannot pass, in *ret_hard. */
+static long long memlock_of(struct root *root, const char *limits, long long *ret_hard)
+{
+    const char *line = strstr(limits, "Max locked memory"), *rest;
+    long long soft;
+
+    *ret_hard = -2;
     if (!line)
         return -2;
-    value = root_printf(root, "%.64s", line + strlen("Max locked memory"));
-    value += strspn(value, " ");
-    if (strncmp(value, "unlimited", 9) == 0)
-        return -1;
-    bytes = strtoll(value, &end, 10);
-    return end == value || bytes < 0 ? -2 : bytes;
+    soft = parse_limit(root_printf(root, "%.64s", line + strlen("Max locked memory")), &rest);
+    if (soft != -2)
+        *ret_hard = parse_limit(rest, &rest);
+    return soft;
+}
+
+/* A shell may raise its limit up to the hard one; beyond that, who starts the process has to. */
+static void fix_memlock(const struct doctor_machine *machine, struct doctor_result *result, long long hard)
+{
+    const char *where = "\"* - memlock unlimited\" in /etc/security/limits.d and a new login; of a job of Slurm, "
+                        "LimitMEMLOCK=infinity for slurmd and PropagateResourceLimitsExcept=MEMLOCK in slurm.conf";
+
+    if (hard == -1)
+        doctor_fix(machine, result, false, "ulimit -l unlimited");
+    else if (hard >= MEMLOCK_LITTLE)
+        doctor_fix(machine, result, false, "ulimit -l %lld", hard / 1024);
+    if (machine->stack->os.in_container)
+        doctor_advise(machine, result,
+                      "Start the container with more: docker run --ulimit memlock=-1, in Kubernetes the capability "
+                      "IPC_LOCK.");
+    else if (hard == -1 || hard >= MEMLOCK_LITTLE)
+        doctor_advise(machine, result, "That holds for this shell. For all: %s.", where);
+    else
+        doctor_advise(machine, result, "The hard limit is as low, so that ulimit cannot raise it: %s.", where);
 }
 
 static bool may_lock_all(struct root *root)
@@ -49,12 +82,12 @@ static bool may_lock_all(struct root *root)
 static void run_memlock(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct root_text limits;
-    long long bytes;
+    long long bytes, hard = -2;
 
     if (!look_has_gpus(machine, result) || !look_has_data_nics(machine, result))
         return;
     limits = root_read(machine->root, "/proc/self/limits");
-    bytes = limits.state == ROOT_OK ? memlock_of(machine->root, limits.text) : -2;
+    bytes = limits.state == ROOT_OK ? memlock_of(machine->root, limits.text, &hard) : -2;
     if (bytes == -2) {
         doctor_cannot_tell(machine, result, "/proc/self/limits: %s",
                            limits.state == ROOT_OK ? "no line \"Max locked memory\""
@@ -66,12 +99,11 @@ static void run_memlock(const struct doctor_machine *machine, struct doctor_resu
     doctor_found(machine, result, bytes < MEMLOCK_TOO_LITTLE ? DOCTOR_ERROR : DOCTOR_WARNING,
                  "the process may lock %lld KiB of memory only, which does not suffice to register buffers with a NIC",
                  bytes / 1024);
-    doctor_evidence(machine, result, "/proc/self/limits", "Max locked memory %lld bytes", bytes);
-    doctor_fix(machine, result, false, "ulimit -l unlimited");
-    doctor_advise(
-        machine, result,
-        "In a container: docker run --ulimit memlock=-1, or in Kubernetes the capability IPC_LOCK. On a host: "
-        "\"* - memlock unlimited\" in /etc/security/limits.d, LimitMEMLOCK=infinity for slurmd and sshd.");
+    doctor_evidence(machine, result, "/proc/self/limits", "Max locked memory %lld bytes, hard limit %s", bytes,
+                    hard == -1   ? "unlimited"
+                    : hard == -2 ? "not known"
+                                 : root_printf(machine->root, "%lld bytes", hard));
+    fix_memlock(machine, result, hard);
 }
 
 const struct doctor_check check_memlock = {

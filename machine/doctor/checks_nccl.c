@@ -63,7 +63,7 @@ static void run_net_plugin(const struct doctor_machine *machine, struct doctor_r
         doctor_cannot_tell(machine, result, "loading %s: %s", nccl->plugin.path, error);
         return;
     }
-    if (!*error || look_is_verbs_error(machine, error))
+    if (!*error || look_has_verbs_fault(machine, nccl->plugin.path))
         return;
     doctor_found(machine, result, DOCTOR_ERROR, "NCCL's network plugin does not load: %s", error);
     doctor_evidence(machine, result, nccl->plugin.path, "%s", error);

@@ -161,7 +161,7 @@ static void find_narrow_gpus(const struct doctor_machine *machine, struct doctor
 
         if (pci && pci->link_width > 0 && pci->link_width < pci->link_width_max &&
             (pci->link_width < best || topo->n_gpus >= 4))
-            note_slow(machine, result, slow, false, root_printf(machine->root, "GPU %d", i),
+            note_slow(machine, result, slow, false, look_gpu_name(machine, i),
                       root_printf(machine->root, "PCIe link x%d, it can do x%d", pci->link_width, pci->link_width_max));
     }
 }
@@ -234,6 +234,44 @@ static void look_at_uverbs(const struct doctor_machine *machine, struct doctor_r
                     stat.state == ROOT_ABSENT ? "not there" : "not readable and writable for this user", nic->name);
 }
 
+/*
+ * Some NICs may be used and others not: a pod with a part of the machine, which is as it should be while it has as many
+ * NICs as GPUs, and while no GPU of its own is beside NICs of which it has none.
+ */
+static void look_at_share(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct topo *topo = machine->topo;
+    int n = 0, gpu = -1;
+
+    for (int i = 0; i < topo->n_nics; i++)
+        n += look_is_data_nic(topo, i);
+    for (int g = 0; g < topo_usable_gpus(topo) && gpu < 0; g++) {
+        bool has_own = false, has_shut = false;
+
+        for (int i = 0; i < topo->n_nics; i++) {
+            enum topo_path path = topo_gpu_nic_path(topo, g, i);
+
+            has_own = has_own || (look_is_data_nic(topo, i) && path <= TOPO_PXB);
+            has_shut = has_shut || (topo->nics[i].role == TOPO_ROLE_NO_ACCESS && path <= TOPO_PXB);
+        }
+        gpu = has_shut && !has_own ? g : -1;
+    }
+    /* Where no GPU is beside a NIC, numbers have to do. */
+    if (n >= topo_usable_gpus(topo) || (gpu < 0 && n * 2 <= topo_usable_gpus(topo)))
+        return;
+    for (int i = 0; i < topo->n_nics; i++)
+        if (topo->nics[i].role == TOPO_ROLE_NO_ACCESS)
+            doctor_evidence(machine, result, topo->nics[i].name, "%s", topo->nics[i].access_why);
+    if (result->n_evidence == 0)
+        return;
+    doctor_found(machine, result, DOCTOR_ERROR, "%d of the NICs may be used, for %d GPUs%s%s", n,
+                 topo_usable_gpus(topo), gpu >= 0 ? "; none that is beside " : "",
+                 gpu >= 0 ? look_gpu_name(machine, gpu) : "");
+    doctor_advise(machine, result,
+                  "Give the process as many NICs as GPUs: their devices in /dev/infiniband, and in a pod without the "
+                  "host's network their interfaces.");
+}
+
 static void run_nic_access(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct access_count count = {.first = "", .why = ""};
@@ -248,6 +286,8 @@ static void run_nic_access(const struct doctor_machine *machine, struct doctor_r
     if (n == 0) {
         if (count.n_unknown)
             doctor_cannot_tell(machine, result, "%d uverbs devices: %s", count.n_unknown, count.why);
+        else
+            look_at_share(machine, result);
         return;
     }
     /* sysfs shows the NICs of the machine in each container; one that was given none has lost none. */

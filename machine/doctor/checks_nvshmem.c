@@ -34,6 +34,21 @@ static void advise_ranks(const struct doctor_machine *machine, struct doctor_res
                       "login shell it sets no list, because such a shell has no rank.");
 }
 
+/*
+ * A shell that is no rank gets no NIC of its own: there only the mapping helps, which a DeepEP that reads it turns into
+ * one. Everything else has to be evaluated by each rank for itself.
+ */
+static void fix_ranks(const struct doctor_machine *machine, struct doctor_result *result, const char *first)
+{
+    const struct stack_deepep *deepep = &machine->stack->deepep;
+    bool is_rank = advice_gpu_of(machine->topo, advice_root_env, machine->root) >= 0;
+
+    if (is_rank || (deepep->imported >= 0 && deepep->mapping_active))
+        doctor_fix(machine, result, false, "%seval \"$(epkit env)\"", first);
+    else
+        doctor_fix(machine, result, false, "%sepkit env -- PROGRAM", first);
+}
+
 /* --- one-nic --- */
 
 static void run_one_nic(const struct doctor_machine *machine, struct doctor_result *result)
@@ -65,7 +80,7 @@ static void run_one_nic(const struct doctor_machine *machine, struct doctor_resu
         doctor_evidence(machine, result, "DEEP_EP_DEVICE_TO_HCA_MAPPING",
                         "read by %s, which makes a list of one NIC for each process",
                         machine->stack->deepep.copies[machine->stack->deepep.imported].folder);
-    doctor_fix(machine, result, false, "unset NVSHMEM_ENABLE_NIC_PE_MAPPING\neval \"$(epkit env)\"");
+    fix_ranks(machine, result, "unset NVSHMEM_ENABLE_NIC_PE_MAPPING\n");
     advise_ranks(machine, result);
     map_free(deepep);
     map_free(map);
@@ -188,11 +203,13 @@ static void run_mapping(const struct doctor_machine *machine, const char *mappin
     const char *best = map_deepep(machine->topo, machine->map);
     struct map *map = NULL;
 
-    if (map_parse(machine->topo, mapping, &map) != EP_OK)
+    /* Whose NIC a number stands for where GPUs are hidden is the matter of visible-devices. */
+    if (map_parse(machine->topo, mapping, &map) != EP_OK) {
         doctor_found(machine, result, DOCTOR_ERROR, "DEEP_EP_DEVICE_TO_HCA_MAPPING does not fit this machine: %s",
                      ep_last_error());
-    else if (!find_gpu_without(machine, map, result) &&
-             !find_worse(machine, map, "DEEP_EP_DEVICE_TO_HCA_MAPPING", result)) {
+    } else if (machine->topo->n_hidden_gpus > 0 ||
+               (!find_gpu_without(machine, map, result) &&
+                !find_worse(machine, map, "DEEP_EP_DEVICE_TO_HCA_MAPPING", result))) {
         map_free(map);
         return;
     }
@@ -201,14 +218,29 @@ static void run_mapping(const struct doctor_machine *machine, const char *mappin
     doctor_fix(machine, result, false, "export DEEP_EP_DEVICE_TO_HCA_MAPPING=%s", shell_word(machine->root, best));
 }
 
+/* One GPU a task: another task has the same nearest NIC, and each of them takes the first. */
+static bool find_neighbour(const struct doctor_machine *machine, const struct map *map, struct doctor_result *result)
+{
+    const struct map_choice *choice = &map->choices[0], *best = &machine->map->choices[0];
+
+    if (machine->topo->n_hidden_gpus == 0 || map->n != 1 || best->nic < 0 || choice->nic == best->nic)
+        return false;
+    doctor_found(machine, result, DOCTOR_WARNING,
+                 "%s takes %s, which is the NIC of a GPU that this process is not "
+                 "given; its own is %s",
+                 look_gpu_name(machine, 0), look_nic_name(machine, choice->nic), look_nic_name(machine, best->nic));
+    doctor_evidence(machine, result, "NVSHMEM's own choice", "%s", choice->why);
+    return true;
+}
+
 static void run_own_choice(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct stack_deepep *deepep = &machine->stack->deepep;
     const char *list = root_env(machine->root, "NVSHMEM_HCA_LIST");
     struct map *map = NULL;
 
-    if (look_nvshmem_map(machine, &map) == EP_OK && map->choices[0].nic >= 0 &&
-        find_worse(machine, map, "NVSHMEM's own choice", result)) {
+    if (look_nvshmem_map(machine, &map) == EP_OK && map->n > 0 && map->choices[0].nic >= 0 &&
+        (find_worse(machine, map, "NVSHMEM's own choice", result) || find_neighbour(machine, map, result))) {
         doctor_evidence(machine, result, "NVSHMEM_HCA_LIST", "%s", list ? list : "not set");
         if (deepep->imported >= 0 && deepep->mapping_active)
             doctor_evidence(machine, result, "DEEP_EP_DEVICE_TO_HCA_MAPPING", "not set, and read by %s",
@@ -216,10 +248,39 @@ static void run_own_choice(const struct doctor_machine *machine, struct doctor_r
         else if (deepep->imported >= 0)
             doctor_evidence(machine, result, deepep->copies[deepep->imported].folder,
                             "switches IBGDA on, and has no mapping of GPUs to NICs");
-        doctor_fix(machine, result, false, "eval \"$(epkit env)\"");
+        fix_ranks(machine, result, "");
         advise_ranks(machine, result);
     }
     map_free(map);
+}
+
+/*
+ * A list of one NIC is right for one process. A script that runs once hands the same to all: then it is far from the
+ * GPU of this one, while another NIC is near.
+ */
+static void run_single(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const char *list = root_env(machine->root, "NVSHMEM_HCA_LIST");
+    const struct topo *topo = machine->topo;
+    int gpu = look_own_gpu(machine), nic, best;
+
+    if (gpu < 0 || gpu >= machine->map->n)
+        return;
+    nic = topo_find_nic(topo, root_printf(machine->root, "%.*s", (int)strcspn(list, ":"), list));
+    best = machine->map->choices[gpu].nic;
+    if (nic < 0 || best < 0 || topo_gpu_nic_path(topo, gpu, nic) <= machine->map->choices[gpu].path)
+        return;
+    doctor_found(machine, result, DOCTOR_WARNING,
+                 "this process uses %s and NVSHMEM_HCA_LIST gives it %s, which is %s "
+                 "away; %s is %s",
+                 look_gpu_name(machine, gpu), look_nic_name(machine, nic),
+                 topo_path_name(topo_gpu_nic_path(topo, gpu, nic)), look_nic_name(machine, best),
+                 topo_path_name(machine->map->choices[gpu].path));
+    doctor_evidence(machine, result, "NVSHMEM_HCA_LIST", "%s", list);
+    doctor_fix(machine, result, false, "epkit env -- PROGRAM");
+    doctor_advise(machine, result,
+                  "Set in a script that runs once, the list is the same for all ranks. Started so by each rank, it is "
+                  "the NIC of its own GPU.");
 }
 
 static void run_shared_nic(const struct doctor_machine *machine, struct doctor_result *result)
@@ -227,12 +288,14 @@ static void run_shared_nic(const struct doctor_machine *machine, struct doctor_r
     const struct stack_deepep *deepep = &machine->stack->deepep;
     const char *mapping = root_env(machine->root, "DEEP_EP_DEVICE_TO_HCA_MAPPING");
 
-    if (machine->topo->n_gpus < 2 || look_data_ports(machine->topo) < 1) {
+    if (machine->topo->n_gpus + machine->topo->n_hidden_gpus < 2 || look_data_ports(machine->topo) < 1) {
         doctor_not_here(machine, result, "there are not two GPUs with a NIC");
         return;
     }
-    if (look_is_single_nic(root_env(machine->root, "NVSHMEM_HCA_LIST")))
+    if (look_is_single_nic(root_env(machine->root, "NVSHMEM_HCA_LIST"))) {
+        run_single(machine, result);
         return;
+    }
     if (mapping) {
         if (deepep->imported < 0 || deepep->mapping_active)
             run_mapping(machine, mapping, result);
@@ -270,7 +333,9 @@ static void check_list(const struct doctor_machine *machine, struct doctor_resul
         map->choices[0].nic < 0) {
         doctor_found(machine, result, DOCTOR_ERROR, "NVSHMEM_HCA_LIST leaves no NIC: none with an active port fits it");
         doctor_evidence(machine, result, "NVSHMEM_HCA_LIST", "%s", list);
-        doctor_fix(machine, result, false, "unset NVSHMEM_HCA_LIST\neval \"$(epkit env)\"");
+        doctor_fix(machine, result, false, "unset NVSHMEM_HCA_LIST");
+        doctor_advise(machine, result,
+                      "Then start each rank by 'epkit env -- PROGRAM', which gives it the NIC of its GPU.");
     }
     map_free(map);
 }

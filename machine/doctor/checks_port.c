@@ -7,8 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MELLANOX 0x15b3
-
 /* --- gid --- */
 
 static const char *const gid_variables[] = {"NVSHMEM_IB_GID_INDEX", "NCCL_IB_GID_INDEX", NULL};
@@ -67,6 +65,7 @@ static int gid_index(struct root *root, const char *name)
 
 struct gid_faults {
     int n_ports, n_unreadable, n_none, n_wrong;
+    int n_foreign; /* of n_none: their GIDs are of interfaces in another network namespace */
     enum root_state why;
     const char *port; /* the first without a GID, or with a wrong one */
     const char *variable, *fault;
@@ -107,6 +106,14 @@ static void found_no_gid(const struct doctor_machine *machine, struct doctor_res
         doctor_fix(machine, result, false, "export %s", family_missing(machine, "=AF_INET6"));
         doctor_advise(machine, result,
                       "NVSHMEM and NCCL look for an IPv4 address unless told otherwise. Or configure IPv4 addresses.");
+        return;
+    }
+    if (faults->n_foreign == faults->n_none) {
+        doctor_found(machine, result, DOCTOR_ERROR, "the interface of %s is in another network namespace%s",
+                     faults->port, faults->n_none > 1 ? ", and those of other ports too" : "");
+        doctor_advise(machine, result,
+                      "A queue pair needs a GID of an interface that this process has. Give the pod hostNetwork, or by "
+                      "its network annotations the interfaces of its NICs (Multus, GKE's multi-networking, DRANET).");
         return;
     }
     doctor_found(machine, result, DOCTOR_ERROR, "%s has no RoCE v2 GID with an IPv4 address%s", faults->port,
@@ -161,8 +168,11 @@ static void look_at_gids(const struct doctor_machine *machine, struct doctor_res
         if (faults->n_none++ == 0)
             faults->port = name;
         faults->only_ipv6 = faults->only_ipv6 && ipv6;
-        doctor_evidence(machine, result, name, "%d GIDs, %s", self->n_gids,
-                        ipv6 ? "of RoCE v2 with an IPv6 address only" : "none of RoCE v2 with an IPv4 address");
+        faults->n_foreign += self->n_gids == 0 && self->n_foreign_gids > 0;
+        doctor_evidence(machine, result, name, "%d GIDs, %s", self->n_gids + self->n_foreign_gids,
+                        self->n_foreign_gids ? "of interfaces that are not in /sys/class/net of this process"
+                        : ipv6               ? "of RoCE v2 with an IPv6 address only"
+                                             : "none of RoCE v2 with an IPv4 address");
         return;
     }
     look_at_indices(machine, result, nic, port, faults);
@@ -179,7 +189,12 @@ static void run_gid(const struct doctor_machine *machine, struct doctor_result *
         for (int p = 0; p < machine->topo->nics[i].n_ports; p++)
             if (is_roce_port(machine, i, p))
                 look_at_gids(machine, result, i, p, &faults);
-    if (faults.n_none) {
+    if (faults.n_none && faults.n_none == faults.n_foreign && !look_asks_for_rdma(machine)) {
+        doctor_not_here(machine, result,
+                        "the interfaces of the NICs are in another network namespace, and nothing here "
+                        "asks for RDMA");
+        result->n_evidence = 0;
+    } else if (faults.n_none) {
         found_no_gid(machine, result, &faults);
     } else if (faults.n_wrong) {
         doctor_found(machine, result, DOCTOR_ERROR, "%s=%d names a GID of %s that %s", faults.variable, faults.index,
@@ -342,30 +357,26 @@ static bool is_flat(const struct topo *topo)
     return true;
 }
 
-/* A PCI function like those of the NICs for data, without an RDMA device: its index in topo.pci, or -1. */
-static int function_without_rdma(const struct topo *topo)
-{
-    unsigned device = 0;
-
-    for (int i = 0; i < topo->n_nics && !device; i++)
-        if (look_is_data_nic(topo, i) && topo->pci[topo->nics[i].pci].vendor == MELLANOX)
-            device = topo->pci[topo->nics[i].pci].device;
-    for (int p = 0; p < topo->n_pci && device; p++) {
-        bool has_rdma = false;
-
-        if (topo->pci[p].vendor != MELLANOX || topo->pci[p].device != device)
-            continue;
-        for (int i = 0; i < topo->n_nics; i++)
-            has_rdma = has_rdma || topo->nics[i].pci == p;
-        if (!has_rdma)
-            return p;
-    }
-    return -1;
-}
-
 struct down_count {
     int n, n_grave, n_unknown, first;
+    int n_unmanaged; /* of n: they wait for a subnet manager */
 };
+
+/*
+ * InfiniBand Architecture Specification, 14.4: a port whose link is up is in state INIT until a subnet manager has
+ * given it an address, and ARMED until that one has activated it. Cable, transceiver and switch port are then in order.
+ */
+static bool is_unmanaged(const struct topo_nic *nic)
+{
+    for (int p = 0; p < nic->n_ports; p++) {
+        const struct topo_port *port = &nic->ports[p];
+
+        if (port->link_layer == TOPO_LINK_INFINIBAND && strcmp(port->phys_state, "LinkUp") == 0 &&
+            (strcmp(port->state, "INIT") == 0 || strcmp(port->state, "ARMED") == 0))
+            return true;
+    }
+    return false;
+}
 
 static struct down_count count_down(const struct doctor_machine *machine, struct doctor_result *result)
 {
@@ -382,6 +393,7 @@ static struct down_count count_down(const struct doctor_machine *machine, struct
         if (count.n++ == 0 || (count.n_grave == 0 && !is_left_unplugged(topo, i)))
             count.first = i;
         count.n_grave += !is_left_unplugged(topo, i);
+        count.n_unmanaged += is_unmanaged(&topo->nics[i]);
         for (int p = 0; p < topo->nics[i].n_ports; p++)
             doctor_evidence(machine, result, look_port_name(machine, i, p), "%s, %s", topo->nics[i].ports[p].state,
                             topo->nics[i].ports[p].phys_state);
@@ -394,19 +406,13 @@ static void find_missing(const struct doctor_machine *machine, struct doctor_res
 {
     const struct topo *topo = machine->topo;
     int n_data = n_data_nics(topo), has = 0, due = 0, gpu = gpu_without_its_nic(topo, &has, &due);
-    int function = n_data < topo->n_gpus ? function_without_rdma(topo) : -1;
 
-    if (function >= 0) {
-        doctor_found(machine, result, DOCTOR_ERROR, "the NIC at %s has no RDMA device", topo->pci[function].address);
-        doctor_evidence(machine, result, topo->pci[function].address, "%s%s",
-                        *topo->pci[function].driver ? "driver " : "no driver", topo->pci[function].driver);
-        doctor_advise(machine, result, "Load mlx5_ib, or give the pod this device too: it sees %d NICs for %d GPUs.",
-                      n_data, topo->n_gpus);
+    /* Those that are on the bus and have no RDMA device are the matter of rdma-device. */
+    if (look_functions_without_rdma(machine) > 0)
         return;
-    }
     if (gpu >= 0)
-        doctor_found(machine, result, DOCTOR_ERROR, "GPU %d has %d NIC%s beside it, most others have %d", gpu, has,
-                     has == 1 ? "" : "s", due);
+        doctor_found(machine, result, DOCTOR_ERROR, "%s has %d NIC%s beside it, most others have %d",
+                     look_gpu_name(machine, gpu), has, has == 1 ? "" : "s", due);
     else if (is_flat(topo) && n_data < topo->n_gpus && n_data * 2 > topo->n_gpus)
         doctor_found(machine, result, DOCTOR_WARNING, "there are %d NICs for %d GPUs", n_data, topo->n_gpus);
     else
@@ -425,7 +431,15 @@ static void run_port_down(const struct doctor_machine *machine, struct doctor_re
     if (!look_has_gpus(machine, result) || (topo->n_nics == 0 && !look_has_data_nics(machine, result)))
         return;
     count = count_down(machine, result);
-    if (count.n) {
+    if (count.n && count.n == count.n_unmanaged) {
+        doctor_found(machine, result, DOCTOR_ERROR, "%s has a link and no subnet manager that brings it up (%s)%s",
+                     topo->nics[count.first].name, topo->nics[count.first].ports[0].state,
+                     count.n > 1 ? ", and more NICs wait for one" : "");
+        doctor_advise(machine, result,
+                      "Cable and switch port are in order. Look at the subnet manager of this fabric, on a switch, in "
+                      "UFM or as opensm on a node (sudo sminfo -C %s), and whether it may reach this port.",
+                      shell_word(machine->root, topo->nics[count.first].name));
+    } else if (count.n) {
         doctor_found(machine, result, count.n_grave ? DOCTOR_ERROR : DOCTOR_WARNING, "%s has no active port%s",
                      topo->nics[count.first].name, count.n > 1 ? ", and more NICs have none" : "");
         doctor_advise(machine, result,
@@ -455,6 +469,68 @@ const struct doctor_check check_port_down = {
 
 /* --- link-layer --- */
 
+static bool has_routable_gid(const struct topo_port *port)
+{
+    for (int i = 0; i < port->n_gids; i++)
+        if (port->gids[i].kind != TOPO_GID_LINK_LOCAL)
+            return true;
+    return port->gids_state != ROOT_OK;
+}
+
+/* Other functions of the same card, whose options the command would name by another number. */
+static bool has_sibling(const struct topo *topo, int nic)
+{
+    for (int i = 0; i < topo->n_nics; i++)
+        if (i != nic && topo->nics[i].pci >= 0 && is_same_card(topo, i, nic))
+            return true;
+    return false;
+}
+
+/*
+ * Is it certain that the port is a rail that was set up wrongly? The command takes it out of the network that it is in:
+ * on an uplink the machine would be gone. So it has to be on a switch with a GPU, of the make of at least three others
+ * that are all of the other layer, a card with one function on bare metal, and nothing may be addressed to it.
+ */
+static bool is_certainly_odd(const struct doctor_machine *machine, int nic, enum topo_link_layer odd)
+{
+    const struct topo *topo = machine->topo;
+    int n_others = 0, n_odd = 0;
+
+    if (topo->nics[nic].is_uplink || topo->nics[nic].n_ports != 1 || look_gpu_distance(topo, nic) > TOPO_PXB ||
+        has_sibling(topo, nic) || look_virtual(machine->root) != LOOK_BARE || machine->stack->os.in_container ||
+        (odd == TOPO_LINK_ETHERNET && has_routable_gid(&topo->nics[nic].ports[0])))
+        return false;
+    for (int i = 0; i < topo->n_nics; i++) {
+        if (!look_is_data_nic(topo, i) || topo->pci[topo->nics[i].pci].device != topo->pci[topo->nics[nic].pci].device)
+            continue;
+        n_odd += topo->nics[i].ports[0].link_layer == odd;
+        n_others += topo->nics[i].ports[0].link_layer != odd;
+    }
+    return n_odd == 1 && n_others >= 3;
+}
+
+static void fix_link_layer(const struct doctor_machine *machine, struct doctor_result *result, int nic,
+                           enum topo_link_layer odd)
+{
+    const struct topo *topo = machine->topo;
+
+    if (nic >= 0 && is_certainly_odd(machine, nic, odd)) {
+        doctor_fix(machine, result, false, "sudo mlxconfig -d %s set LINK_TYPE_P1=%s",
+                   shell_word(machine->root, topo->pci[topo->nics[nic].pci].address),
+                   odd == TOPO_LINK_ETHERNET ? "IB" : "ETH");
+        doctor_cost(machine, result, DOCTOR_FIX_CUTS_OFF,
+                    "After the next start %s is no longer in the %s network that it is in now.", topo->nics[nic].name,
+                    odd == TOPO_LINK_ETHERNET ? "Ethernet" : "InfiniBand");
+        doctor_advise(machine, result,
+                      "The link type of a ConnectX port is an option of its firmware; a reboot brings it into effect.");
+        return;
+    }
+    doctor_advise(machine, result,
+                  "Find out what these NICs are for. Where one of them is an uplink or for storage, keep it out of "
+                  "NCCL_IB_HCA and NVSHMEM_HCA_LIST; where it is a rail, its link type is an option of its firmware "
+                  "(mlxconfig, LINK_TYPE). Never change that of a port over which this machine is reached.");
+}
+
 static void run_link_layer(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct topo *topo = machine->topo;
@@ -476,13 +552,7 @@ static void run_link_layer(const struct doctor_machine *machine, struct doctor_r
     doctor_found(machine, result, DOCTOR_ERROR, "NICs of GPUs are of two kinds: %s is %s, others are %s",
                  first >= 0 ? topo->nics[first].name : "one", odd == TOPO_LINK_ETHERNET ? "Ethernet" : "InfiniBand",
                  odd == TOPO_LINK_ETHERNET ? "InfiniBand" : "Ethernet");
-    doctor_fix(machine, result, false, "sudo mlxconfig -d %s set LINK_TYPE_P1=%s",
-               first >= 0 && topo->nics[first].pci >= 0
-                   ? shell_word(machine->root, topo->pci[topo->nics[first].pci].address)
-                   : "DEVICE",
-               odd == TOPO_LINK_ETHERNET ? "IB" : "ETH");
-    doctor_advise(machine, result,
-                  "The link type of a ConnectX port is an option of its firmware; a reboot brings it into effect.");
+    fix_link_layer(machine, result, first, odd);
 }
 
 const struct doctor_check check_link_layer = {
@@ -492,7 +562,7 @@ const struct doctor_check check_link_layer = {
     .title = "the NICs of all GPUs have one link layer",
     .symptom = "Some ranks cannot connect to others; queue pairs end in an error.",
     .cause = "Some ports run InfiniBand and some Ethernet: they are in different networks.",
-    .remedy = "Set the link type of the odd ports with mlxconfig and reboot, or leave them out.",
+    .remedy = "Find out what the odd ports are for; set the link type of a rail with mlxconfig, and leave others out.",
     .links = (const char *const[]){"/sys/class/infiniband/*/ports/*/link_layer", NULL},
     .run = run_link_layer,
 };

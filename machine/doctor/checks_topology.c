@@ -23,7 +23,7 @@ static bool has_joined(const struct doctor_machine *machine, struct doctor_resul
         if (!gpu->answered || (gpu->fabric != TOPO_FABRIC_STARTING && gpu->fabric != TOPO_FABRIC_FAILED))
             continue;
         n++;
-        doctor_evidence(machine, result, root_printf(machine->root, "GPU %d", i), "fabric %s",
+        doctor_evidence(machine, result, look_gpu_name(machine, i), "fabric %s",
                         gpu->fabric == TOPO_FABRIC_FAILED ? "failed" : "not ready");
     }
     if (n == 0)
@@ -133,6 +133,70 @@ static const char *mapping_fault(const struct look_visible *entries, int n)
     return NULL;
 }
 
+/* The number of a GPU among all of the machine, by PCI address: what a mapping that was made for all counts by. */
+static int number_on_node(const struct topo *topo, int gpu)
+{
+    int n = 0;
+
+    for (int i = 0; i < topo_usable_gpus(topo); i++)
+        n += topo->gpus[i].pci < topo->gpus[gpu].pci;
+    for (int i = 0; i < topo->n_hidden_gpus && i < TOPO_MAX_GPUS; i++)
+        n += topo->hidden_gpus[i] < topo->gpus[gpu].pci;
+    return n;
+}
+
+/* The NIC of entry `number` in a mapping: "mlx5_0" of "0:mlx5_0:1"; "" none. */
+static const char *mapped_nic(const struct doctor_machine *machine, const char *mapping, int number)
+{
+    for (const char *at = mapping; *at; at += strcspn(at, ","), at += *at == ',') {
+        size_t n = strspn(at, "0123456789");
+
+        if (n > 0 && n < 6 && at[n] == ':' && atoi(at) == number)
+            return root_printf(machine->root, "%.*s", (int)strcspn(at + n + 1, ":,"), at + n + 1);
+    }
+    return "";
+}
+
+/*
+ * One GPU a task: each task calls its own GPU 0, and a mapping by number gives all of them the NIC of one. What counts
+ * is where the GPU is: DeepEP takes the entry of the number, and the GPU is another one of the node.
+ */
+static bool find_renumbered(const struct doctor_machine *machine, struct doctor_result *result,
+                            const struct look_visible *entries, int n)
+{
+    const char *mapping = root_env(machine->root, MAPPING), *taken, *own;
+    const struct topo *topo = machine->topo;
+    int n_named = n > 0 ? n : topo_usable_gpus(topo);
+
+    for (int i = 0; i < n_named && mapping && topo->n_hidden_gpus > 0; i++) {
+        int gpu = n > 0 ? entries[i].gpu : i, named = n > 0 ? atoi(entries[i].text) : i, best;
+
+        if (gpu < 0 || gpu >= machine->map->n || (n > 0 && entries[i].kind != LOOK_VISIBLE_INDEX))
+            continue;
+        taken = mapped_nic(machine, mapping, named);
+        own = mapped_nic(machine, mapping, number_on_node(topo, gpu));
+        best = machine->map->choices[gpu].nic;
+        /* A mapping for this process alone has the right one under the number that it counts by. */
+        if (!*taken || strcmp(taken, own) == 0 || (best >= 0 && strcmp(taken, topo->nics[best].name) == 0))
+            continue;
+        doctor_found(machine, result, DOCTOR_ERROR,
+                     "GPU %d of this process is the one at %s, number %d of the node, and " MAPPING
+                     " gives it the NIC of another: %s",
+                     named, topo->pci[topo->gpus[gpu].pci].address, number_on_node(topo, gpu), taken);
+        doctor_evidence(machine, result, MAPPING, "%s", mapping);
+        doctor_evidence(machine, result, "CUDA_VISIBLE_DEVICES", "%s", n > 0 ? entries[i].text : "not set");
+        doctor_evidence(machine, result, topo->pci[topo->gpus[gpu].pci].address, "its NIC is %s",
+                        best >= 0 ? topo->nics[best].name : "none");
+        doctor_fix(machine, result, false, "epkit env -- PROGRAM");
+        doctor_advise(machine, result,
+                      "Each task sees its own GPU as number 0, so that a mapping by number sends all of them to one "
+                      "NIC. Started so by each task (srun ... epkit env -- PROGRAM), it gets the NIC of its GPU by PCI "
+                      "address.");
+        return true;
+    }
+    return false;
+}
+
 static bool has_unknown_uuid(const struct look_visible *entries, int n)
 {
     for (int i = 0; i < n; i++)
@@ -155,6 +219,8 @@ static void run_visible_devices(const struct doctor_machine *machine, struct doc
         return;
     }
     n = look_visible(machine, entries);
+    if (n < 0 && find_renumbered(machine, result, entries, 0))
+        return;
     if (n <= 0) {
         doctor_not_here(machine, result,
                         n < 0 ? "CUDA_VISIBLE_DEVICES is not set" : "CUDA_VISIBLE_DEVICES hides all GPUs");
@@ -168,6 +234,8 @@ static void run_visible_devices(const struct doctor_machine *machine, struct doc
                       machine->topo->n_gpus - 1);
         return;
     }
+    if (find_renumbered(machine, result, entries, n))
+        return;
     fault = root_env(machine->root, MAPPING) ? mapping_fault(entries, n) : NULL;
     if (fault) {
         doctor_found(machine, result, entries[0].kind == LOOK_VISIBLE_INDEX ? DOCTOR_WARNING : DOCTOR_ERROR,
@@ -180,8 +248,10 @@ static void run_visible_devices(const struct doctor_machine *machine, struct doc
             "the mapping (epkit env prints both).");
         return;
     }
-    if (has_unknown_uuid(entries, n))
+    if (has_unknown_uuid(entries, n)) {
         doctor_cannot_tell(machine, result, "the UUIDs of the GPUs: NVML does not answer: %s", machine->topo->nvml_why);
+        result->tells = DOCTOR_TELLS_DRIVER;
+    }
 }
 
 const struct doctor_check check_visible_devices = {
@@ -331,6 +401,8 @@ static void run_acs(const struct doctor_machine *machine, struct doctor_result *
             "%d of %d PCIe bridges above GPUs and NICs send traffic between devices through the processor (ACS)",
             count.n_redirecting, count.n);
         doctor_fix(machine, result, false, "%s", count.fix);
+        doctor_cost(machine, result, DOCTOR_FIX_SAFE,
+                    "It costs isolation: these devices are then no longer kept apart, as virtual machines need.");
         doctor_advise(
             machine, result,
             "Better: switch ACS off in the BIOS, or VT-d with it; setpci lasts until the next start. Keep it on a "
@@ -338,6 +410,7 @@ static void run_acs(const struct doctor_machine *machine, struct doctor_result *
     } else if (count.n_hidden) {
         doctor_cannot_tell(machine, result, "ACS of %d of %d bridges: their configuration space is for root only",
                            count.n_hidden, count.n);
+        result->tells = DOCTOR_TELLS_ROOT;
     } else if (count.n == 0) {
         doctor_not_here(machine, result, "there are no PCIe bridges above GPUs and NICs");
     }
@@ -456,23 +529,6 @@ const struct doctor_check check_iommu = {
 
 /* --- affinity --- */
 
-/*
- * The GPU that the process works with, -1 if nothing tells: that of its rank, by the rule that its NIC is chosen by; or
- * the only one that it sees, whatever started it.
- */
-static int own_gpu(const struct doctor_machine *machine)
-{
-    struct look_visible entries[LOOK_VISIBLE_MAX];
-    int gpu = advice_gpu_of(machine->topo, advice_root_env, machine->root), n;
-
-    if (gpu >= 0)
-        return gpu;
-    n = look_visible(machine, entries);
-    if (n == 1)
-        return entries[0].gpu;
-    return n < 0 && machine->topo->n_gpus == 1 ? 0 : -1;
-}
-
 #define MAX_CPUS 8192
 
 static void run_affinity(const struct doctor_machine *machine, struct doctor_result *result)
@@ -485,7 +541,7 @@ static void run_affinity(const struct doctor_machine *machine, struct doctor_res
 
     if (!look_has_gpus(machine, result))
         return;
-    gpu = own_gpu(machine);
+    gpu = look_own_gpu(machine);
     if (gpu < 0) {
         doctor_not_here(machine, result, "nothing tells which GPU this process uses");
         return;
@@ -499,14 +555,15 @@ static void run_affinity(const struct doctor_machine *machine, struct doctor_res
     }
     if (topo->gpus[gpu].pci < 0 || !*topo->pci[topo->gpus[gpu].pci].local_cpus ||
         !topo_parse_cpus(topo->pci[topo->gpus[gpu].pci].local_cpus, local, MAX_CPUS)) {
-        doctor_cannot_tell(machine, result, "which processors are near GPU %d", gpu);
+        doctor_cannot_tell(machine, result, "which processors are near %s", look_gpu_name(machine, gpu));
         return;
     }
     for (int i = 0; i < MAX_CPUS / 64; i++)
         if (allowed[i] & local[i])
             return;
     doctor_found(machine, result, DOCTOR_WARNING,
-                 "the process may run on processors %s, and none of them is near its GPU %d", list, gpu);
+                 "the process may run on processors %s, and none of them is near %s, which it uses", list,
+                 look_gpu_name(machine, gpu));
     doctor_evidence(machine, result, "/proc/self/status", "Cpus_allowed_list: %s", list);
     doctor_evidence(
         machine, result,

@@ -158,15 +158,36 @@ const struct doctor_check check_rdmav_drivers = {
 
 /* --- provider-missing --- */
 
-/* A command that puts the provider in place, where the libmlx5.so.1 of the same set is known. */
+/*
+ * Is libmlx5.so.1 of the same installation as libibverbs.so.1? The same number does not say it: a set that lies in
+ * another folder has its own provider folder, and a link from one into the other mixes them.
+ */
+static bool is_one_installation(const struct doctor_machine *machine)
+{
+    const struct stack_verbs *verbs = &machine->stack->verbs;
+
+    return verbs->mlx5.state == ROOT_OK && verbs->provider_wants == verbs->private_version &&
+           strcmp(folder_of(machine, verbs->mlx5.real), folder_of(machine, verbs->ibverbs.real)) == 0;
+}
+
+/* The folder beside libibverbs among those where it looks; "" none. */
+static const char *own_provider_folder(const struct doctor_machine *machine)
+{
+    const struct stack_verbs *verbs = &machine->stack->verbs;
+    const char *own = root_printf(machine->root, "%s/libibverbs", folder_of(machine, verbs->ibverbs.real));
+    const char *at = strstr(verbs->provider_folders, own);
+
+    return at && (at[strlen(own)] == ',' || at[strlen(own)] == '\0') ? own : "";
+}
+
+/* A command that puts the provider in place, where the libmlx5.so.1 of the same installation is known. */
 static void fix_provider(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct stack_verbs *verbs = &machine->stack->verbs;
-    const char *folder = verbs->provider_folders;
-    size_t n = strcspn(folder, ",");
+    const char *folder = own_provider_folder(machine);
 
-    if (verbs->mlx5.state == ROOT_OK && verbs->provider_wants == verbs->private_version && *folder == '/') {
-        folder = shell_word(machine->root, root_printf(machine->root, "%.*s", (int)n, folder));
+    if (is_one_installation(machine) && *folder) {
+        folder = shell_word(machine->root, folder);
         doctor_fix(machine, result, false, "sudo mkdir -p %s\nsudo ln -s %s %s/libmlx5-rdmav%d.so", folder,
                    shell_word(machine->root, verbs->mlx5.real), folder, verbs->private_version);
         doctor_advise(machine, result,

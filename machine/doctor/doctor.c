@@ -65,8 +65,13 @@ const struct doctor_check *doctor_find(const char *id)
 void doctor_run(const struct doctor_machine *machine, const struct doctor_check *check,
                 struct doctor_result *ret_result)
 {
-    struct doctor_result result = {
-        .check = check, .outcome = DOCTOR_FINE, .severity = DOCTOR_WARNING, .text = "", .fix = "", .advice = ""};
+    struct doctor_result result = {.check = check,
+                                   .outcome = DOCTOR_FINE,
+                                   .severity = DOCTOR_WARNING,
+                                   .text = "",
+                                   .fix = "",
+                                   .advice = "",
+                                   .fix_cost = ""};
 
     check->run(machine, &result);
     *ret_result = result;

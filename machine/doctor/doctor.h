@@ -36,6 +36,25 @@ enum doctor_severity {
 
 enum doctor_outcome { DOCTOR_FINE, DOCTOR_FOUND, DOCTOR_NOT_HERE, DOCTOR_UNKNOWN };
 
+/* What a command costs. Whoever pastes it has to know before. */
+enum doctor_fix_class {
+    DOCTOR_FIX_NONE,    /* there is no command */
+    DOCTOR_FIX_SAFE,    /* no program, service or device notices; what it changes can be changed back */
+    DOCTOR_FIX_RESTART, /* programs, services or the machine start anew */
+    DOCTOR_FIX_CUTS_OFF /* may take a network or a device away until somebody brings it back */
+};
+
+/* What would tell what a check could not. */
+enum doctor_tells {
+    DOCTOR_TELLS_READING, /* a file or a device that could not be read, for whatever reason the text gives */
+    DOCTOR_TELLS_DRIVER,  /* an answer of the driver */
+    DOCTOR_TELLS_GPUS,    /* a process that was given GPUs */
+    /* These leave a verdict as it is: such a user, container or file never shows it, sick or well. */
+    DOCTOR_TELLS_ROOT, /* the rights of root */
+    DOCTOR_TELLS_NODE, /* to look from outside of the container */
+    DOCTOR_TELLS_RUN   /* a run of the program: its files do not say it, and are not at fault for that */
+};
+
 struct doctor_evidence {
     const char *where, *what; /* a file, a variable, a device; and what it says */
 };
@@ -52,6 +71,9 @@ struct doctor_result {
     const char *advice; /* found: what to do, in words; "" when `fix` says it all */
     bool fix_is_safe; /* `fix` may be run by --fix: it changes nothing that a reboot or its own undo does not bring back
                        */
+    enum doctor_fix_class fix_class; /* DOCTOR_FIX_NONE without a `fix` */
+    const char *fix_cost;            /* what it costs, a sentence; "" where it is safe */
+    enum doctor_tells tells;         /* DOCTOR_UNKNOWN only */
 };
 
 struct doctor_check {
@@ -83,11 +105,24 @@ void doctor_evidence(const struct doctor_machine *machine, struct doctor_result 
                      const char *format, ...) __attribute__((format(printf, 4, 5)));
 void doctor_fix(const struct doctor_machine *machine, struct doctor_result *result, bool is_safe, const char *format,
                 ...) __attribute__((format(printf, 4, 5)));
+/*
+ * After doctor_fix(): it is not safe, for this reason. A command that cuts off, or that resets a device or the machine,
+ * is given only where the finding is certain, and names the device by its PCI address.
+ */
+void doctor_cost(const struct doctor_machine *machine, struct doctor_result *result, enum doctor_fix_class class,
+                 const char *format, ...) __attribute__((format(printf, 4, 5)));
 void doctor_advise(const struct doctor_machine *machine, struct doctor_result *result, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 void doctor_not_here(const struct doctor_machine *machine, struct doctor_result *result, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
+/* What would tell is DOCTOR_TELLS_READING, unless the check then sets result->tells. */
 void doctor_cannot_tell(const struct doctor_machine *machine, struct doctor_result *result, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
+
+/* What would tell, a sentence. */
+const char *doctor_would_tell(enum doctor_tells tells);
+
+/* Does what could not be told leave open whether the machine is healthy? */
+bool doctor_is_open(const struct doctor_result *result);
 
 #endif

@@ -28,12 +28,18 @@ static const char *reload_words(const struct doctor_machine *machine)
            "reboot.";
 }
 
+static void cost(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    doctor_cost(machine, result, DOCTOR_FIX_RESTART, "The machine starts anew, and every job on it ends.");
+}
+
 void driver_fix_reload(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const char *initramfs = os_initramfs(&machine->stack->os);
 
     if (*initramfs)
         doctor_fix(machine, result, false, "%s\nsudo reboot", initramfs);
+    cost(machine, result);
     doctor_advise(machine, result, "%s", reload_words(machine));
 }
 
@@ -51,6 +57,7 @@ static void merge(const struct doctor_machine *machine, struct doctor_result *re
         /* The file is a package's; one of its name in /etc/modprobe.d takes its place (modprobe.d(5)). */
         doctor_fix(machine, result, false, "sudo cp %s " MODPROBE_D "\nsudoedit %s\n%s\nsudo reboot",
                    shell_word(root, file), shell_word(root, root_printf(root, MODPROBE_D "%s", base)), initramfs);
+    cost(machine, result);
     doctor_advise(machine, result,
                   "Of several lines with NVreg_RegistryDwords only the last counts, which is that of %s: it has to say "
                   "NVreg_RegistryDwords=\"%s\". %s",
@@ -75,11 +82,13 @@ void driver_fix_peer_mapping(const struct doctor_machine *machine, struct doctor
                    "echo '" OPTIONS("PeerMappingOverride=1;") "' | sudo tee " MODPROBE_D
                                                               "nvidia-ibgda.conf\n%s\nsudo reboot",
                    initramfs);
+        cost(machine, result);
         doctor_advise(machine, result, "%s", reload_words(machine));
     } else if (os->family == OS_COS && !os->in_container) {
         doctor_fix(machine, result, false,
                    "sudo cos-extensions install gpu -- --module-arg nvidia.NVreg_EnableStreamMemOPs=1 --module-arg "
                    "'nvidia.NVreg_RegistryDwords=\"PeerMappingOverride=1;\"'");
+        doctor_cost(machine, result, DOCTOR_FIX_RESTART, "The driver is loaded anew, and every program on a GPU ends.");
         doctor_advise(machine, result, "%s", reload_words(machine));
     } else {
         doctor_advise(machine, result, "The driver needs the line %s in a file of /etc/modprobe.d. %s",

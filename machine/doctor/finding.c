@@ -100,6 +100,40 @@ void doctor_fix(const struct doctor_machine *machine, struct doctor_result *resu
     result->fix = format_text(machine, format, args);
     va_end(args);
     result->fix_is_safe = is_safe;
+    result->fix_class = *result->fix ? DOCTOR_FIX_SAFE : DOCTOR_FIX_NONE;
+}
+
+void doctor_cost(const struct doctor_machine *machine, struct doctor_result *result, enum doctor_fix_class class,
+                 const char *format, ...)
+{
+    va_list args;
+
+    if (!*result->fix)
+        return;
+    va_start(args, format);
+    result->fix_cost = format_text(machine, format, args);
+    va_end(args);
+    result->fix_class = class;
+    result->fix_is_safe = false;
+}
+
+const char *doctor_would_tell(enum doctor_tells tells)
+{
+    static const char *const texts[] = {
+        [DOCTOR_TELLS_READING] = "Make readable what is named here, or save the snapshot anew, and look again.",
+        [DOCTOR_TELLS_DRIVER] = "Run nvidia-smi: it says why the driver does not answer, and so does the kernel log.",
+        [DOCTOR_TELLS_GPUS] = "Run epkit doctor in a job or a container that has GPUs.",
+        [DOCTOR_TELLS_ROOT] = "Run epkit doctor as root.",
+        [DOCTOR_TELLS_NODE] = "Run epkit doctor on the node, outside of this container.",
+        [DOCTOR_TELLS_RUN] = "Run the program's own test between two nodes: its files do not say it.",
+    };
+
+    return texts[tells];
+}
+
+bool doctor_is_open(const struct doctor_result *result)
+{
+    return result->outcome == DOCTOR_UNKNOWN && result->tells < DOCTOR_TELLS_ROOT;
 }
 
 void doctor_advise(const struct doctor_machine *machine, struct doctor_result *result, const char *format, ...)

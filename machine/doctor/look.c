@@ -58,6 +58,8 @@ bool look_has_gpus(const struct doctor_machine *machine, struct doctor_result *r
     else if (n_mute > 0)
         doctor_cannot_tell(machine, result, "whether there is a GPU: %d of %zu PCI devices do not tell what they are",
                            n_mute, names.n);
+    else if (machine->topo->n_hidden_gpus > 0)
+        doctor_not_here(machine, result, "no GPU of this machine is given to this process");
     else
         doctor_not_here(machine, result, "there is no NVIDIA GPU");
     return false;
@@ -210,6 +212,91 @@ enum topo_path look_gpu_distance(const struct topo *topo, int nic)
     return best;
 }
 
+#define MELLANOX 0x15b3
+#define CLASS_NETWORK 0x02
+
+/* The device number of NICs for data of NVIDIA's; 0: there is none. */
+static unsigned data_device(const struct topo *topo)
+{
+    for (int i = 0; i < topo->n_nics; i++)
+        if (look_is_data_nic(topo, i) && topo->pci[topo->nics[i].pci].vendor == MELLANOX)
+            return topo->pci[topo->nics[i].pci].device;
+    return 0;
+}
+
+/* Is an interface of the function the one of a default route, or below it? Read of sysfs, as it has no RDMA device. */
+static bool carries_route(const struct doctor_machine *machine, const char *address)
+{
+    struct root_names names = root_list(machine->root, "/sys/bus/pci/devices/%s/net", address);
+    const char *routes = root_read(machine->root, "/proc/net/route").text;
+
+    for (size_t i = 0; i < names.n; i++)
+        for (const char *line = routes; line && *line; line = strchr(line, '\n') ? strchr(line, '\n') + 1 : NULL) {
+            size_t n = strcspn(line, " \t\n");
+            const char *route = root_printf(machine->root, "%.*s", (int)(n < 32 ? n : 32), line);
+
+            if (strncmp(line + n + strspn(line + n, " \t"), "00000000", 8) == 0 &&
+                (strcmp(route, names.names[i]) == 0 ||
+                 root_stat(machine->root, "/sys/class/net/%s/lower_%s", route, names.names[i]).state == ROOT_OK))
+                return true;
+        }
+    return false;
+}
+
+bool look_is_function_without_rdma(const struct doctor_machine *machine, int pci)
+{
+    const struct topo *topo = machine->topo;
+    const struct topo_pci *self = &topo->pci[pci];
+    unsigned device = data_device(topo);
+
+    if (self->vendor != MELLANOX || (self->class_code && self->class_code >> 16 != CLASS_NETWORK) ||
+        (device && self->device != device) || strncmp(self->driver, "vfio", 4) == 0)
+        return false;
+    for (int i = 0; i < topo->n_nics; i++)
+        if (topo->nics[i].pci == pci)
+            return false;
+    /* Virtual functions that nobody has bound wait for a machine or a pod that they are for. */
+    if (!*self->driver && root_resolve(machine->root, "/sys/bus/pci/devices/%s/physfn", self->address).state == ROOT_OK)
+        return false;
+    return !carries_route(machine, self->address);
+}
+
+int look_functions_without_rdma(const struct doctor_machine *machine)
+{
+    const struct topo *topo = machine->topo;
+    int n = 0, n_data = 0, n_near = 0;
+
+    for (int i = 0; i < topo->n_nics; i++) {
+        n_data += look_is_data_nic(topo, i);
+        /* A pod that has some of the NICs has not lost the others. */
+        if (topo->nics[i].role == TOPO_ROLE_NO_ACCESS)
+            return 0;
+    }
+    if (topo->n_gpus == 0 || n_data >= topo->n_gpus || (topo->n_gpus < 2 && !look_asks_for_rdma(machine)))
+        return 0;
+    for (int p = 0; p < topo->n_pci; p++) {
+        if (!look_is_function_without_rdma(machine, p))
+            continue;
+        n++;
+        for (int g = 0; g < topo->n_gpus; g++)
+            n_near += topo_path(topo, topo->gpus[g].pci, p) <= TOPO_PXB;
+    }
+    /* A card that is used as a network interface needs no RDMA: elsewhere than beside a GPU somebody has to ask. */
+    return n_data > 0 || n_near > 0 || n >= topo->n_gpus || look_asks_for_rdma(machine) ? n : 0;
+}
+
+const char *look_gpu_name(const struct doctor_machine *machine, int gpu)
+{
+    const struct topo *topo = machine->topo;
+    const char *address = topo->gpus[gpu].pci >= 0 ? topo->pci[topo->gpus[gpu].pci].address : "";
+
+    if (!*address)
+        return root_printf(machine->root, "GPU %d", gpu);
+    if (topo->nvml && topo->gpus[gpu].answered)
+        return root_printf(machine->root, "GPU %d (%s)", gpu, address);
+    return root_printf(machine->root, "the GPU at %s", address);
+}
+
 const char *look_port_name(const struct doctor_machine *machine, int nic, int port)
 {
     return root_printf(machine->root, "%s:%d", machine->topo->nics[nic].name,
@@ -309,6 +396,11 @@ static struct look_visible parse_visible(const struct doctor_machine *machine, c
         entry.gpu = topo_find_gpu_uuid(machine->topo, word);
     } else if (strncasecmp(word, "MIG-", 4) == 0) {
         entry.kind = LOOK_VISIBLE_MIG;
+        if (strncasecmp(word, "MIG-GPU-", 8) == 0)
+            entry.gpu = topo_find_gpu_uuid(machine->topo,
+                                           root_printf(machine->root, "%.*s", (int)strcspn(word + 4, "/"), word + 4));
+        else if (topo_usable_gpus(machine->topo) == 1)
+            entry.gpu = 0;
     } else if (isdigit((unsigned char)*word) && word[strspn(word, "0123456789")] == '\0' && strlen(word) < 6) {
         entry.kind = LOOK_VISIBLE_INDEX;
         entry.gpu = atoi(word) < machine->topo->n_gpus ? atoi(word) : -1;
@@ -340,4 +432,17 @@ int look_visible(const struct doctor_machine *machine, struct look_visible *ret_
         value += *value == ',';
     }
     return n;
+}
+
+int look_own_gpu(const struct doctor_machine *machine)
+{
+    struct look_visible entries[LOOK_VISIBLE_MAX];
+    int gpu = advice_gpu_of(machine->topo, advice_root_env, machine->root), n;
+
+    if (gpu >= 0)
+        return gpu;
+    n = look_visible(machine, entries);
+    if (n == 1)
+        return entries[0].gpu;
+    return n < 0 && machine->topo->n_gpus == 1 ? 0 : -1;
 }

@@ -37,6 +37,24 @@ bool look_has_ranks(const struct doctor_machine *machine);
 /* Is the state of a port one that the kernel has? Else it could not be read. */
 bool look_knows_port(const struct topo_port *port);
 
+/*
+ * "GPU 3 (0000:5e:00.0)": the number is NVML's, which CUDA counts by as well; the address is the device's own. "the GPU
+ * at 0000:5e:00.0" where NVML does not know it, or does not answer: its place in a list is then no number of anything.
+ */
+const char *look_gpu_name(const struct doctor_machine *machine, int gpu);
+
+/* GPUs on the bus that the loaded kind of the driver's kernel modules, open or closed, does not drive. */
+int look_wrong_kind(const struct doctor_machine *machine);
+bool look_is_wrong_kind(const struct doctor_machine *machine, int pci);
+
+/*
+ * PCI functions of NVIDIA's NICs without an RDMA device, where GPUs have fewer NICs than they could: all of them where
+ * there is no NIC for data, else those like one. None where nothing asks for
+ * RDMA and there is a single GPU, and never one that carries the default route or is handed to a virtual machine.
+ */
+int look_functions_without_rdma(const struct doctor_machine *machine);
+bool look_is_function_without_rdma(const struct doctor_machine *machine, int pci);
+
 /* "mlx5_0:1"; `port` is the index of the port in its NIC. */
 const char *look_port_name(const struct doctor_machine *machine, int nic, int port);
 
@@ -78,5 +96,11 @@ struct look_visible {
  * not set.
  */
 int look_visible(const struct doctor_machine *machine, struct look_visible *ret_entries);
+
+/*
+ * The GPU that the process works with, -1 if nothing tells: that of its rank, by the rule that its NIC is chosen by; or
+ * the only one that it sees, whatever started it.
+ */
+int look_own_gpu(const struct doctor_machine *machine);
 
 #endif

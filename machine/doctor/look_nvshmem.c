@@ -214,9 +214,20 @@ const char *look_lacking_verbs(const struct doctor_machine *machine)
     return verbs->mlx5.state == ROOT_ABSENT && uses_ibgda ? "libmlx5.so.1" : "";
 }
 
-bool look_is_verbs_error(const struct doctor_machine *machine, const char *error)
+bool look_has_verbs_fault(const struct doctor_machine *machine, const char *path)
 {
-    const char *lacking = look_lacking_verbs(machine);
+    struct libs_setting setting = libs_setting_of(machine->root);
+    struct libs_closure *closure = NULL;
+    bool has_fault = false;
 
-    return strstr(error, "IBVERBS_PRIVATE_") || (*lacking && strstr(error, lacking));
+    if (libs_load(machine->root, &setting, path, &closure) != EP_OK)
+        return false;
+    for (int i = 0; i < closure->n; i++)
+        has_fault = has_fault || (closure->libs[i].place.state == ROOT_ABSENT &&
+                                  (strcmp(closure->libs[i].name, "libibverbs.so.1") == 0 ||
+                                   strcmp(closure->libs[i].name, "libmlx5.so.1") == 0));
+    for (int i = 0; i < closure->n_gaps; i++)
+        has_fault = has_fault || strncmp(closure->gaps[i].version, "IBVERBS_PRIVATE_", 16) == 0;
+    libs_closure_free(closure);
+    return has_fault;
 }

@@ -68,9 +68,9 @@ enum root_state look_load(const struct doctor_machine *machine, const char *path
 const char *look_lacking_verbs(const struct doctor_machine *machine);
 
 /*
- * Is the linker's error about one of these, or about libraries of different sets? The checks of the group verbs report
- * both; any other library that is missing is a matter of what needs it.
+ * Does a library not load because libibverbs or libmlx5 is not found, or because the two are of different sets? By what
+ * its files say. The checks of the group verbs report both; any other reason is a matter of what does not load.
  */
-bool look_is_verbs_error(const struct doctor_machine *machine, const char *error);
+bool look_has_verbs_fault(const struct doctor_machine *machine, const char *path);
 
 #endif

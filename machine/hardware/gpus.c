@@ -208,8 +208,8 @@ static bool is_gpu(const struct topo *topo, int pci, const json_t *answer)
     return device->class_code == 0 && is_answered(topo, pci, answer);
 }
 
-/* Does the driver have the GPU, and this process its device file? */
-static bool is_openable(struct topo *topo, int pci)
+/* Does the driver have the GPU, and this process its device file? *ret_is_denied: it is there, but not for us. */
+static bool is_openable(struct topo *topo, int pci, bool *ret_is_denied)
 {
     const char *address = topo->pci[pci].address;
     struct root_text text = root_read(topo->root, "/proc/driver/nvidia/gpus/%s/information", address);
@@ -222,7 +222,17 @@ static bool is_openable(struct topo *topo, int pci)
     if (!*minor || strspn(minor, "0123456789") != strlen(minor))
         return false;
     device = root_stat(topo->root, "/dev/nvidia%s", minor);
-    return device.state == ROOT_OK && device.may_read && device.may_write;
+    *ret_is_denied =
+        device.state == ROOT_DENIED || (device.state == ROOT_OK && (!device.may_read || !device.may_write));
+    return device.state == ROOT_OK && !*ret_is_denied;
+}
+
+static void hide_gpu(struct topo *topo, int pci, bool is_denied)
+{
+    if (topo->n_hidden_gpus < TOPO_MAX_GPUS)
+        topo->hidden_gpus[topo->n_hidden_gpus] = pci;
+    topo->n_hidden_gpus++;
+    topo->n_denied_gpus += is_denied;
 }
 
 /* GPUs beyond the last one that fits are counted as cut. */
@@ -264,20 +274,44 @@ static bool add_answered(struct topo *topo, const json_t *answer)
  * does under Slurm's ConstrainDevices); and those that have fallen off the bus, whose device file is there as before.
  * The latter come last, where they shift no number.
  */
+/*
+ * Where NVML does not even start because no device file may be opened, its silence says nothing of GPUs off the bus:
+ * then all of them are others'.
+ */
+static bool are_all_denied(struct topo *topo, const json_t *answer)
+{
+    int n = 0;
+
+    for (int i = 0; i < topo->n_pci; i++) {
+        bool is_denied = false;
+
+        if (!is_gpu(topo, i, answer))
+            continue;
+        is_openable(topo, i, &is_denied);
+        if (!is_denied)
+            return false;
+        n++;
+    }
+    return n > 0;
+}
+
 ep_status gpus_read(struct topo *topo, const json_t *answer)
 {
-    bool has_answered;
+    bool has_answered, is_shut;
 
     topo->driver = driver_version(topo);
     topo->gpus = calloc(TOPO_MAX_GPUS, sizeof(*topo->gpus));
     if (!topo->gpus)
         return ep_fail(EP_E_MEMORY, "no memory for a list of GPUs");
     has_answered = add_answered(topo, answer);
+    is_shut = !has_answered && are_all_denied(topo, answer);
     for (int i = 0; i < topo->n_pci; i++) {
+        bool is_denied = false;
+
         if (!is_gpu(topo, i, answer) || find_gpu_at(topo, topo->pci[i].address) >= 0)
             continue;
-        if (has_answered && !is_openable(topo, i))
-            topo->n_hidden_gpus++;
+        if ((has_answered || is_shut) && !is_openable(topo, i, &is_denied))
+            hide_gpu(topo, i, is_denied);
         else
             add_gpu(topo, i);
     }

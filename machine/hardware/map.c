@@ -25,9 +25,9 @@
  * through the link between the sockets costs more than any number that go through their own host bridge: the number of
  * SYS paths is made as small as possible first, then that of NODE, PHB and PXB. On a machine whose paths are those of a
  * tree a sum of distances has the same best assignments; where NUMA nodes and bridges contradict each other it would
- * trade one SYS for two NODE. Each class weighs more than TOPO_MAX_GPUS paths of the one below, hence the powers.
+ * trade one SYS for two NODE. Each class weighs more than the paths of all GPUs of the one below, hence the powers.
  */
-#define STEP (TOPO_MAX_GPUS + 1)
+#define STEP (2 * TOPO_MAX_GPUS + 1)
 
 static int64_t path_cost(enum topo_path path)
 {
@@ -46,6 +46,12 @@ static int64_t path_cost(enum topo_path path)
 
 /* A place beyond those that have to be taken: dearer than all paths together. */
 #define EXTRA_COST ((int64_t)STEP * STEP * STEP * STEP * STEP)
+
+/* The GPUs of an assignment, by PCI address: indices into topo.pci, and into topo.gpus or -1 for one that is hidden. */
+struct rows {
+    int n;
+    int pci[2 * TOPO_MAX_GPUS], gpu[2 * TOPO_MAX_GPUS];
+};
 
 struct problem {
     int n_gpus, n_places;
@@ -92,14 +98,14 @@ static void problem_done(struct problem *problem)
     free(problem->usable);
 }
 
-static ep_status problem_init(const struct topo *topo, const struct map_port *ports, int n_ports,
-                              struct problem *ret_problem)
+static ep_status problem_init(const struct topo *topo, const struct rows *rows, const struct map_port *ports,
+                              int n_ports, struct problem *ret_problem)
 {
-    size_t gpus = (size_t)topo->n_gpus;
-    int base = topo->n_gpus / n_ports;
-    int per_port = topo->n_gpus % n_ports ? base + 1 : base;
+    size_t gpus = (size_t)rows->n;
+    int base = rows->n / n_ports;
+    int per_port = rows->n % n_ports ? base + 1 : base;
     size_t places = (size_t)n_ports * (size_t)per_port;
-    struct problem problem = {.n_gpus = topo->n_gpus, .n_places = (int)places};
+    struct problem problem = {.n_gpus = rows->n, .n_places = (int)places};
 
     problem.costs = calloc(gpus * places, sizeof(*problem.costs));
     problem.port_of = calloc(places, sizeof(*problem.port_of));
@@ -114,7 +120,7 @@ static ep_status problem_init(const struct topo *topo, const struct map_port *po
     if (!problem.costs || !problem.port_of || !problem.gpu_prices || !problem.place_prices || !problem.gpu_at ||
         !problem.place_of || !problem.slack || !problem.from || !problem.visited || !problem.usable) {
         problem_done(&problem);
-        return ep_fail(EP_E_MEMORY, "no memory to map %d GPUs to %d ports", topo->n_gpus, n_ports);
+        return ep_fail(EP_E_MEMORY, "no memory to map %d GPUs to %d ports", rows->n, n_ports);
     }
     for (size_t place = 0; place < places; place++) {
         int port = (int)place / per_port;
@@ -124,7 +130,8 @@ static ep_status problem_init(const struct topo *topo, const struct map_port *po
         problem.gpu_at[place] = -1;
         for (size_t gpu = 0; gpu < gpus; gpu++)
             problem.costs[gpu * places + place] =
-                path_cost(topo_gpu_nic_path(topo, (int)gpu, ports[port].nic)) + (is_extra ? EXTRA_COST : 0);
+                path_cost(topo_path(topo, rows->pci[gpu], topo->nics[ports[port].nic].pci)) +
+                (is_extra ? EXTRA_COST : 0);
     }
     *ret_problem = problem;
     return EP_OK;
@@ -283,14 +290,14 @@ ep_status map_new(const struct topo *topo, struct map **ret_map)
 
     if (!map)
         return ep_fail(EP_E_MEMORY, "no memory for a map of GPUs to NICs");
-    map->n = topo->n_gpus;
+    map->n = topo_usable_gpus(topo);
     map->choices = calloc((size_t)topo->n_gpus + 1, sizeof(*map->choices));
     map->idle = calloc((size_t)topo->n_nics + 1, sizeof(*map->idle));
     if (!map->choices || !map->idle) {
         map_free(map);
         return ep_fail(EP_E_MEMORY, "no memory for a map of %d GPUs", topo->n_gpus);
     }
-    for (int i = 0; i < map->n; i++)
+    for (int i = 0; i < topo->n_gpus; i++)
         map->choices[i] = (struct map_choice){.gpu = i, .nic = -1, .port = -1, .path = TOPO_SYS, .why = NULL};
     *ret_map = map;
     return EP_OK;
@@ -338,45 +345,150 @@ void map_finish(const struct topo *topo, struct map *map)
             choice->sharers += map->choices[k].nic == choice->nic && map->choices[k].port == choice->port;
     }
     for (int nic = 0; nic < topo->n_nics; nic++) {
+        bool is_more = false;
         int users = 0;
 
-        for (int i = 0; i < map->n; i++)
+        for (int i = 0; i < map->n; i++) {
             users += map->choices[i].nic == nic;
+            for (int k = 0; k < map->choices[i].n_more; k++)
+                is_more = is_more || map->choices[i].more[k].nic == nic;
+        }
         map->n_shared += users > 1;
-        if (users == 0 && topo->nics[nic].role == TOPO_ROLE_DATA)
+        if (users == 0 && !is_more && topo->nics[nic].role == TOPO_ROLE_DATA)
             map->idle[map->n_idle++] = nic;
     }
 }
 
-static ep_status assign(const struct topo *topo, const struct map_port *ports, int n_ports, struct map *map)
+/* --- who takes part --- */
+
+static void add_row(struct rows *rows, int pci, int gpu)
+{
+    int at = rows->n++;
+
+    /* A device without a place comes last. */
+    for (; at > 0 && (unsigned)rows->pci[at - 1] > (unsigned)pci; at--) {
+        rows->pci[at] = rows->pci[at - 1];
+        rows->gpu[at] = rows->gpu[at - 1];
+    }
+    rows->pci[at] = pci;
+    rows->gpu[at] = gpu;
+}
+
+/* Does this process have all rails of the machine? Then the GPUs of its neighbours use them as well. */
+static bool has_all_rails(const struct topo *topo)
+{
+    for (int i = 0; i < topo->n_nics; i++)
+        if (topo->nics[i].role == TOPO_ROLE_NO_ACCESS)
+            return false;
+    return true;
+}
+
+static void list_rows(const struct topo *topo, struct rows *ret_rows)
+{
+    struct rows rows = {.n = 0};
+
+    for (int i = 0; i < topo_usable_gpus(topo); i++)
+        add_row(&rows, topo->gpus[i].pci, i);
+    for (int i = 0; i < topo->n_hidden_gpus && i < TOPO_MAX_GPUS && rows.n > 0 && has_all_rails(topo); i++)
+        add_row(&rows, topo->hidden_gpus[i], -1);
+    *ret_rows = rows;
+}
+
+/* One port for each row; ret_ports[row] is an index into `ports`. */
+static ep_status assign_once(const struct topo *topo, const struct rows *rows, const struct map_port *ports,
+                             int n_ports, int *ret_ports)
 {
     struct problem problem = {0};
 
-    if (topo->n_gpus == 0 || n_ports == 0)
-        return EP_OK;
-    EP_TRY(problem_init(topo, ports, n_ports, &problem));
+    EP_TRY(problem_init(topo, rows, ports, n_ports, &problem));
     solve(&problem);
-    for (int gpu = 0; gpu < topo->n_gpus; gpu++) {
-        const struct map_port *port = &ports[problem.port_of[problem.place_of[gpu]]];
-
-        map->choices[gpu].nic = port->nic;
-        map->choices[gpu].port = port->port;
-    }
+    for (int row = 0; row < rows->n; row++)
+        ret_ports[row] = problem.port_of[problem.place_of[row]];
     problem_done(&problem);
     return EP_OK;
+}
+
+/* Takes the ports of the last round out of the list; returns how many are left. */
+static int drop_taken(struct map_port *ports, int n_ports, const int *taken, int n_taken)
+{
+    bool is_taken[MAX_PLACES] = {false};
+    int n = 0;
+
+    for (int i = 0; i < n_taken; i++)
+        is_taken[taken[i]] = true;
+    for (int i = 0; i < n_ports; i++)
+        if (!is_taken[i])
+            ports[n++] = ports[i];
+    return n;
+}
+
+static void note_port(struct map *map, int gpu, const struct map_port *port, bool is_first)
+{
+    struct map_choice *choice = &map->choices[gpu];
+
+    if (is_first) {
+        choice->nic = port->nic;
+        choice->port = port->port;
+    } else if (choice->n_more < MAP_MAX_MORE) {
+        choice->more[choice->n_more++] = *port;
+    }
+}
+
+/* Where there are several ports for each GPU, as many rounds: each takes from what the ones before have left. */
+static ep_status assign(const struct topo *topo, const struct rows *rows, const struct map_port *all, int n_all,
+                        struct map *map)
+{
+    struct map_port ports[MAX_PLACES];
+    int taken[2 * TOPO_MAX_GPUS], n_ports = n_all;
+    ep_status status = EP_OK;
+
+    memcpy(ports, all, (size_t)n_all * sizeof(*ports));
+    for (int round = 0; status == EP_OK && rows->n > 0 && n_ports > 0 && (round == 0 || n_ports >= rows->n); round++) {
+        status = assign_once(topo, rows, ports, n_ports, taken);
+        for (int row = 0; row < rows->n && status == EP_OK; row++)
+            if (rows->gpu[row] >= 0)
+                note_port(map, rows->gpu[row], &ports[taken[row]], round == 0);
+        if (status == EP_OK)
+            n_ports = drop_taken(ports, n_ports, taken, rows->n);
+    }
+    /* What is left, nobody uses; what GPUs of others use is gone from the list. */
+    map->n_idle = 0;
+    for (int i = 0; i < n_ports && status == EP_OK; i++)
+        if (map->n_idle == 0 || map->idle[map->n_idle - 1] != ports[i].nic)
+            map->idle[map->n_idle++] = ports[i].nic;
+    return status;
+}
+
+/* Of the idle NICs of assign() those that have no other port in use. */
+static void keep_idle(struct map *map, const int *left, int n_left)
+{
+    int n = 0;
+
+    for (int i = 0; i < map->n_idle; i++)
+        for (int k = 0; k < n_left; k++)
+            if (map->idle[i] == left[k]) {
+                map->idle[n++] = map->idle[i];
+                break;
+            }
+    map->n_idle = n;
 }
 
 ep_status map_best(const struct topo *topo, struct map **ret_map)
 {
     struct map_port ports[MAX_PLACES];
-    int n_ports = map_data_ports(topo, ports);
+    int left[TOPO_MAX_NICS], n_left, n_ports = map_data_ports(topo, ports);
+    struct rows rows;
     struct map *map;
     ep_status status;
 
     EP_TRY(map_new(topo, &map));
-    status = assign(topo, ports, n_ports, map);
+    list_rows(topo, &rows);
+    status = assign(topo, &rows, ports, n_ports, map);
     if (status == EP_OK) {
+        n_left = map->n_idle;
+        memcpy(left, map->idle, (size_t)n_left * sizeof(*left));
         map_finish(topo, map);
+        keep_idle(map, left, n_left);
         status = map_explain_best(topo, map, ports, n_ports);
     }
     if (status != EP_OK) {

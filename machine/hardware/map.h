@@ -7,24 +7,36 @@
 
 #include "hardware/topo.h"
 
+#define MAP_MAX_MORE 15
+
+/* A port of a NIC. */
+struct map_port {
+    int nic, port; /* index into topo.nics, port number */
+};
+
 struct map_choice {
     int gpu;       /* index into topo.gpus */
     int nic, port; /* index into topo.nics, port number; -1 when there is no NIC at all */
     enum topo_path path;
-    int sharers;     /* GPUs that use this NIC and port, itself included */
+    int sharers; /* GPUs that use this NIC and port, itself included */
+    int n_more;  /* further ports for it alone, where there are several for each GPU: NCCL uses all of them */
+    struct map_port more[MAP_MAX_MORE];
     const char *why; /* belongs to the map: "nearest, PIX; of those as near mlx5_1 goes to GPU 1" */
 };
 
 struct map {
-    int n;
+    int n;                      /* topo_usable_gpus() */
     struct map_choice *choices; /* by GPU */
     int n_idle;
-    int *idle;    /* NICs with role DATA that no GPU uses */
+    int *idle;    /* NICs with role DATA that no GPU uses, nor one that this process is not given */
     int distance; /* sum over the GPUs: PIX 0, PXB 1, PHB 2, NODE 3, SYS 4 */
     int n_shared; /* NICs that more than one GPU uses */
 };
 
 /*
+ * GPUs that this process is not given take part where it has all NICs: one task for each GPU, each by itself, then
+ * comes to the assignment that one process with all GPUs would make. Order is by PCI address.
+ *
  * The best assignment: GPUs are spread over the active ports of NICs with role DATA as evenly as their numbers allow
  * (each its own as long as there are enough), then as few as possible are SYS away, then NODE, PHB, PXB (an exchange
  * ends when its slowest GPU is done, so one far path is worse than several middling ones), then GPU 0 has the first NIC
@@ -60,8 +72,10 @@ void map_free(struct map *map);
 
 const char *map_deepep(const struct topo *topo, const struct map *map);            /* "0:mlx5_0:1,1:mlx5_1:1" */
 const char *map_hca_list(const struct topo *topo, const struct map *map, int gpu); /* "mlx5_0:1": NVSHMEM_HCA_LIST */
-const char *map_nccl(const struct topo *topo,
-                     const struct map *map); /* "=mlx5_0:1,mlx5_1:1": NCCL_IB_HCA, exact names */
+
+/* "=mlx5_0:1,mlx5_1:1": NCCL_IB_HCA, exact names, of all rails: NCCL spreads its channels over them itself. */
+const char *map_nccl(const struct topo *topo);
+
 const char *map_ucx(const struct topo *topo, const struct map *map, int gpu); /* "mlx5_0:1": UCX_NET_DEVICES */
 
 #endif

@@ -44,14 +44,14 @@ static int first_port(const struct topo_nic *nic)
     return nic->n_ports > 0 ? nic->ports[0].number : 1;
 }
 
-/* `entry` is "GPU:NIC" or "GPU:NIC:PORT", not longer than ENTRY_BYTES. */
+/* `entry` is "GPU:NIC" or "GPU:NIC:PORT", not longer than ENTRY_BYTES. One for a GPU of others is not looked at. */
 static ep_status parse_entry(const struct topo *topo, const char *entry, int n, struct map *map)
 {
     size_t gpu_length = strcspn(entry, ":");
     const char *name = entry + gpu_length + (entry[gpu_length] == ':');
     size_t name_length = strcspn(name, ":");
     const char *port_text = name[name_length] ? name + name_length + 1 : NULL;
-    int gpu = number(entry, gpu_length, topo->n_gpus - 1), nic, port;
+    int gpu = number(entry, gpu_length, topo->n_gpus + topo->n_hidden_gpus - 1), nic, port;
     char nic_name[ENTRY_BYTES], clean[ENTRY_BYTES];
 
     root_clean(entry, clean, sizeof(clean));
@@ -60,6 +60,8 @@ static ep_status parse_entry(const struct topo *topo, const char *entry, int n, 
     if (gpu < 0)
         return ep_fail(EP_E_ARG, "entry %d, '%s': no GPU has the number before the colon; there %s %d", n, clean,
                        topo->n_gpus == 1 ? "is" : "are", topo->n_gpus);
+    if (gpu >= topo->n_gpus)
+        return EP_OK;
     if (map->choices[gpu].nic >= 0)
         return ep_fail(EP_E_ARG, "entry %d, '%s': GPU %d has a NIC from an entry before", n, clean, gpu);
     snprintf(nic_name, sizeof(nic_name), "%.*s", (int)name_length, name);
@@ -138,21 +140,16 @@ const char *map_hca_list(const struct topo *topo, const struct map *map, int gpu
     return root_printf(topo->root, "%s:%d", name, choice->port);
 }
 
-/* NCCL takes the NICs of all ranks from one list, each of them once; "=" asks for exact names. */
-const char *map_nccl(const struct topo *topo, const struct map *map)
+const char *map_nccl(const struct topo *topo)
 {
+    struct map_port ports[TOPO_MAX_NICS * TOPO_MAX_PORTS];
+    int n = map_data_ports(topo, ports);
     const char *text = "";
+    char name[64];
 
-    for (int nic = 0; nic < topo->n_nics; nic++) {
-        for (int p = 0; p < topo->nics[nic].n_ports && p < TOPO_MAX_PORTS; p++) {
-            int gpu = 0;
-
-            while (gpu < map->n &&
-                   !(map->choices[gpu].nic == nic && map->choices[gpu].port == topo->nics[nic].ports[p].number))
-                gpu++;
-            if (gpu < map->n)
-                text = root_printf(topo->root, "%s%s%s", text, *text ? "," : "=", map_hca_list(topo, map, gpu));
-        }
+    for (int i = 0; i < n; i++) {
+        root_clean(topo->nics[ports[i].nic].name, name, sizeof(name));
+        text = root_printf(topo->root, "%s%s%s:%d", text, *text ? "," : "=", name, ports[i].port);
     }
     return text;
 }

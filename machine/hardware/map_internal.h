@@ -5,12 +5,7 @@
 
 #include "hardware/map.h"
 
-/* A port that GPUs may be given to, in the order of (NIC, port). */
-struct map_port {
-    int nic, port;
-};
-
-/* Active ports of NICs with role DATA. The result is their number. */
+/* Active ports of NICs with role DATA, in the order of (NIC, port). The result is their number. */
 int map_data_ports(const struct topo *topo, struct map_port ret_ports[TOPO_MAX_NICS * TOPO_MAX_PORTS]);
 
 /* A map of all GPUs in which none has a NIC. */

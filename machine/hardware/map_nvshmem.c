@@ -53,7 +53,7 @@ static int find_candidates(const struct topo *topo, const struct map_nvshmem *ho
     for (int i = 0; i < topo->n_nics && i < TOPO_MAX_NICS; i++) {
         const struct topo_nic *nic = &topo->nics[i];
 
-        if (!strstr(nic->name, how->hca_prefix))
+        if (!strstr(nic->name, how->hca_prefix) || nic->role == TOPO_ROLE_NO_ACCESS)
             continue;
         for (int p = 0; p < nic->n_ports && p < TOPO_MAX_PORTS; p++) {
             const struct topo_port *port = &nic->ports[p];

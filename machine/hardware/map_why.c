@@ -38,18 +38,29 @@ void map_port_name(const struct topo *topo, int nic, int port, char *ret_text, s
         snprintf(ret_text, bytes, "%s", name);
 }
 
+static bool is_own(const struct map_choice *choice, const struct map_port *port)
+{
+    for (int i = 0; i < choice->n_more; i++)
+        if (choice->more[i].nic == port->nic && choice->more[i].port == port->port)
+            return true;
+    return choice->nic == port->nic && choice->port == port->port;
+}
+
 /* First GPU other than `gpu` that has this port, -1 if none. */
 static int user_of(const struct map *map, const struct map_port *port, int gpu)
 {
     for (int i = 0; i < map->n; i++)
-        if (i != gpu && map->choices[i].nic == port->nic && map->choices[i].port == port->port)
+        if (i != gpu && is_own(&map->choices[i], port))
             return i;
     return -1;
 }
 
-static bool is_own(const struct map_choice *choice, const struct map_port *port)
+static bool is_idle(const struct map *map, int nic)
 {
-    return choice->nic == port->nic && choice->port == port->port;
+    for (int i = 0; i < map->n_idle; i++)
+        if (map->idle[i] == nic)
+            return true;
+    return false;
 }
 
 /* The other ports at distance `path`, and what they are used for. The result is their number. */
@@ -71,7 +82,9 @@ static int add_others(struct text *text, const struct topo *topo, const struct m
         if (user >= 0)
             add(text, "%s%s goes to GPU %d", n > 1 ? ", " : "", name, user);
         else
-            add(text, "%s%s comes later in order and stays idle", n > 1 ? ", " : "", name);
+            add(text, "%s%s %s", n > 1 ? ", " : "", name,
+                is_idle(map, ports[i].nic) ? "comes later in order and stays idle"
+                                           : "goes to a GPU that this process is not given");
     }
     if (n > NAMED)
         add(text, " and %d more", n - NAMED);
@@ -119,6 +132,12 @@ static ep_status explain(const struct topo *topo, struct map *map, struct map_ch
                                      : "the ports serve equally many GPUs, within one");
     }
     add_sharing(&text, map, choice, n_ports);
+    for (int i = 0; i < choice->n_more; i++) {
+        char name[80];
+
+        map_port_name(topo, choice->more[i].nic, choice->more[i].port, name, sizeof(name));
+        add(&text, "%s%s", i ? ", " : "; NCCL also uses ", name);
+    }
     return map_explain(map, choice->gpu, "%s", text.bytes);
 }
 

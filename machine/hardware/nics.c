@@ -8,6 +8,7 @@
 #include <string.h>
 
 #define CLASS "/sys/class/infiniband"
+#define NET "/sys/class/net"
 
 void nics_wish(struct root *root, struct pci_set *set)
 {
@@ -22,6 +23,20 @@ void nics_wish(struct root *root, struct pci_set *set)
 }
 
 /* --- ports --- */
+
+/*
+ * sysfs shows all GIDs of a device also where it is shared with a pod that has a network of its own; /sys/class/net
+ * has the interfaces of that network alone. A GID of another one cannot be used. Where no interface shows, nobody
+ * knows.
+ */
+static bool is_foreign(struct topo *topo, const struct topo_nic *nic, int port, int index)
+{
+    struct root_text ndev = root_line(topo->root, CLASS "/%s/ports/%d/gid_attrs/ndevs/%d", nic->name, port, index);
+
+    if (ndev.state != ROOT_OK || !*ndev.text || strchr(ndev.text, '/'))
+        return false;
+    return root_stat(topo->root, NET "/%s", ndev.text).state == ROOT_ABSENT && root_list(topo->root, NET).n > 0;
+}
 
 /* Reads the GIDs that are not empty. */
 static ep_status read_gids(struct topo *topo, const struct topo_nic *nic, struct topo_port *port)
@@ -47,6 +62,10 @@ static ep_status read_gids(struct topo *topo, const struct topo_nic *nic, struct
             port->gids_state = ROOT_DENIED;
         if (!parse_gid(text.text, bytes) || memcmp(bytes, empty, sizeof(empty)) == 0)
             continue;
+        if (port->link_layer == TOPO_LINK_ETHERNET && is_foreign(topo, nic, port->number, atoi(names.names[i]))) {
+            port->n_foreign_gids++;
+            continue;
+        }
         gid->index = atoi(names.names[i]);
         gid->kind = gid_kind(bytes);
         gid->type = parse_gid_type(
@@ -143,7 +162,7 @@ static ep_status read_nic(struct topo *topo, const char *name, struct topo_nic *
     struct pci_address address;
     char text[20];
 
-    *nic = (struct topo_nic){.name = topo_keep(topo, name), .pci = -1, .role_why = ""};
+    *nic = (struct topo_nic){.name = topo_keep(topo, name), .pci = -1, .role_why = "", .access_why = ""};
     if (pci_of_path(root_resolve(topo->root, CLASS "/%s/device", name).text, &address)) {
         print_pci_address(&address, text);
         nic->pci = topo_find_pci(topo, text);

@@ -38,6 +38,15 @@ static enum topo_path climb(const struct topo *topo, int a, int b)
     return steps_a <= 2 && steps_b <= 2 ? TOPO_PIX : TOPO_PXB;
 }
 
+int topo_usable_gpus(const struct topo *topo)
+{
+    int n = topo->n_gpus;
+
+    while (n > 0 && topo->nvml && !topo->gpus[n - 1].answered)
+        n--;
+    return n;
+}
+
 enum topo_path topo_path(const struct topo *topo, int a, int b)
 {
     const struct topo_pci *pci_a, *pci_b;

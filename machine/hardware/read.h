@@ -45,6 +45,10 @@ void nics_wish(struct root *root, struct pci_set *set);
 /* After pci_read() and gpus_read(). */
 ep_status nics_read(struct topo *topo);
 
+/* Before nics_judge(): which NICs default routes go over (.is_uplink), and which this process may use (.access). */
+void nics_find_uplinks(struct topo *topo);
+void nics_find_access(struct topo *topo);
+
 /* What each NIC is for, from everything else that is known: .role and .role_why. */
 void nics_judge(struct topo *topo);
 

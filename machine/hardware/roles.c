@@ -1,12 +1,37 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* roles.c - what each NIC is for: data, or one of the reasons why it should carry none. */
+/*
+ * roles.c - what each NIC is for: a rail for the traffic of GPUs, or one of the reasons why it should carry none.
+ *
+ * Nothing says it outright, so it is concluded from facts, in this order. Each step looks at what the steps before it
+ * have left as rails, and none depends on there being as many NICs as GPUs.
+ *
+ *   alone    virtual functions beside their physical one, no active port, software beside hardware
+ *   place    where NICs share PCIe switches with GPUs, these are the rails, and farther ones are for storage
+ *   layer    one link layer carries the rails: the one with the most bandwidth that no default route goes over
+ *   speed    less than half of the fastest rail was bought for something else
+ *   make     where some are near GPUs, a far one of another make is for storage
+ *   route    what the default route goes over, with its like
+ *   access   what this process may not use, while it may use others
+ *
+ * A NIC that is down counts for its place and its layer: one for storage does not become a rail in its stead.
+ */
 #include "hardware/read.h"
 
 #include <stdio.h>
 #include <string.h>
 
-/* Of the fastest NIC: one below that was bought for something else. */
-#define MUCH_SLOWER 0.5
+#define MUCH_SLOWER 0.5 /* of the fastest rail */
+#define N_LAYERS (TOPO_LINK_ETHERNET + 1)
+
+/* What the rules go by. GPUs are those of the bus, also those that this process is not given: NICs are theirs too. */
+struct view {
+    struct topo *topo;
+    int n_gpus;
+    enum topo_path distance[TOPO_MAX_NICS]; /* to the nearest GPU, by index in topo.nics */
+    bool is_down[TOPO_MAX_NICS];            /* a rail but for its ports */
+};
+
+/* --- one NIC --- */
 
 /* Rate of the fastest active port; 0 when it has none, or none that says its rate. */
 static double fastest_port(const struct topo_nic *nic)
@@ -27,8 +52,17 @@ static bool has_active_port(const struct topo_nic *nic)
     return false;
 }
 
-/* The RDMA device of the physical function, "" if this one is no virtual function or the other is not here. */
-static const char *physical_function(const struct topo *topo, const struct topo_nic *nic)
+/* Of the first active port, else of the first one. */
+static int layer_of(const struct topo_nic *nic)
+{
+    for (int p = 0; p < nic->n_ports; p++)
+        if (nic->ports[p].active)
+            return (int)nic->ports[p].link_layer;
+    return nic->n_ports > 0 ? (int)nic->ports[0].link_layer : TOPO_LINK_UNKNOWN;
+}
+
+/* The NIC of the physical function, -1 if this one is no virtual function or the other is not here. */
+static int physical_function(const struct topo *topo, const struct topo_nic *nic)
 {
     struct pci_address address;
     const char *path;
@@ -36,7 +70,7 @@ static const char *physical_function(const struct topo *topo, const struct topo_
     char text[20];
 
     if (nic->pci < 0)
-        return "";
+        return -1;
     path = root_resolve(topo->root, "/sys/bus/pci/devices/%s/physfn", topo->pci[nic->pci].address).text;
     if (pci_of_path(path, &address)) {
         print_pci_address(&address, text);
@@ -44,38 +78,8 @@ static const char *physical_function(const struct topo *topo, const struct topo_
     }
     for (int i = 0; i < topo->n_nics && pci >= 0; i++)
         if (topo->nics[i].pci == pci && pci != nic->pci)
-            return topo->nics[i].name;
-    return "";
-}
-
-/* The interface of the IPv4 default route in /proc/net/route: destination and mask are 0 there. "" without one. */
-static const char *default_route(struct topo *topo)
-{
-    const char *line = root_read(topo->root, "/proc/net/route").text;
-
-    for (; line && *line; line = strchr(line, '\n') ? strchr(line, '\n') + 1 : NULL) {
-        char name[32], destination[16], mask[16];
-
-        if (sscanf(line, "%31s %15s %*s %*s %*s %*s %*s %15s", name, destination, mask) == 3 &&
-            strcmp(destination, "00000000") == 0 && strcmp(mask, "00000000") == 0)
-            return topo_keep(topo, name);
-    }
-    return "";
-}
-
-/* Does the interface `route` run over this NIC, itself or as a bond, bridge or VLAN above it? */
-static bool carries(struct topo *topo, const struct topo_nic *nic, const char *route)
-{
-    if (!*route)
-        return false;
-    for (int i = 0; i < nic->n_ports; i++) {
-        const char *netdev = nic->ports[i].netdev;
-
-        if (*netdev && (strcmp(netdev, route) == 0 ||
-                        root_stat(topo->root, "/sys/class/net/%s/lower_%s", route, netdev).state == ROOT_OK))
-            return true;
-    }
-    return false;
+            return i;
+    return -1;
 }
 
 static void set_role(struct topo_nic *nic, enum topo_role role, const char *why)
@@ -84,72 +88,57 @@ static void set_role(struct topo_nic *nic, enum topo_role role, const char *why)
     nic->role_why = why;
 }
 
-/* Roles that a NIC has by itself. */
-static void judge_alone(struct topo *topo, struct topo_nic *nic)
+static const char *down_why(struct topo *topo, const struct topo_nic *nic)
 {
-    const char *physical = physical_function(topo, nic);
-
-    if (*physical)
-        set_role(nic, TOPO_ROLE_VIRTUAL, root_printf(topo->root, "a virtual function of %s", physical));
-    else if (nic->n_ports == 0)
-        set_role(nic, TOPO_ROLE_DOWN, "no port can be read");
-    else if (!has_active_port(nic))
-        set_role(nic, TOPO_ROLE_DOWN,
-                 nic->n_ports > 1 ? "no port is active"
-                                  : root_printf(topo->root, "port %d is %s (%s)", nic->ports[0].number,
-                                                *nic->ports[0].state ? nic->ports[0].state : "in an unknown state",
-                                                *nic->ports[0].phys_state ? nic->ports[0].phys_state : "link unknown"));
-    else
-        set_role(nic, TOPO_ROLE_DATA, "");
+    if (nic->n_ports == 0)
+        return "no port can be read";
+    if (nic->n_ports > 1)
+        return "no port is active";
+    return root_printf(topo->root, "port %d is %s (%s)", nic->ports[0].number,
+                       *nic->ports[0].state ? nic->ports[0].state : "in an unknown state",
+                       *nic->ports[0].phys_state ? nic->ports[0].phys_state : "link unknown");
 }
 
-/* Other data NICs at least as fast. */
-static int count_as_fast(const struct topo *topo, const struct topo_nic *nic)
+/* Roles that a NIC has by itself. A function that was handed to this process counts, its physical one does not. */
+static void judge_alone(struct topo *topo)
 {
-    int n = 0;
-
     for (int i = 0; i < topo->n_nics; i++) {
-        const struct topo_nic *other = &topo->nics[i];
+        struct topo_nic *nic = &topo->nics[i];
+        int physical = physical_function(topo, nic);
 
-        n += other != nic && other->role == TOPO_ROLE_DATA && other->pci >= 0 &&
-             fastest_port(other) >= fastest_port(nic);
+        if (physical >= 0 && (nic->access == TOPO_ACCESS_NO || topo->nics[physical].access != TOPO_ACCESS_NO))
+            set_role(nic, TOPO_ROLE_VIRTUAL,
+                     root_printf(topo->root, "a virtual function of %s", topo->nics[physical].name));
+        else if (!has_active_port(nic))
+            set_role(nic, TOPO_ROLE_DOWN, down_why(topo, nic));
+        else
+            set_role(nic, TOPO_ROLE_DATA, "");
     }
-    return n;
+    for (int i = 0; i < topo->n_nics; i++) {
+        int physical = topo->nics[i].role == TOPO_ROLE_VIRTUAL ? -1 : physical_function(topo, &topo->nics[i]);
+
+        if (physical >= 0)
+            set_role(&topo->nics[physical], TOPO_ROLE_NO_ACCESS, topo->nics[physical].access_why);
+    }
 }
 
-static void judge_beside(struct topo *topo, struct topo_nic *nic, const struct topo_nic *fastest)
+/* --- all NICs --- */
+
+static bool is_rail(const struct topo_nic *nic)
 {
-    double rate = fastest_port(nic), best = fastest_port(fastest);
-
-    if (nic->pci < 0 && fastest->pci >= 0)
-        set_role(nic, TOPO_ROLE_MANAGEMENT,
-                 root_printf(topo->root, "a software device, beside hardware such as %s", fastest->name));
-    else if (rate > 0 && rate < best * MUCH_SLOWER)
-        set_role(nic, TOPO_ROLE_MANAGEMENT,
-                 root_printf(topo->root, "%g Gb/s, less than half of the %g Gb/s of %s", rate, best, fastest->name));
+    return nic->role == TOPO_ROLE_DATA && nic->pci >= 0;
 }
 
-static void judge_route(struct topo *topo, struct topo_nic *nic, const char *route)
+/* A rail, or one whose ports are down. */
+static bool counts(const struct view *view, int nic)
 {
-    int needed = topo->n_gpus > 0 ? topo->n_gpus : 1, n_others = count_as_fast(topo, nic);
-
-    if (n_others >= needed && carries(topo, nic, route))
-        set_role(nic, TOPO_ROLE_MANAGEMENT,
-                 root_printf(topo->root, "carries the default route (%s), and %d other%s as fast", route, n_others,
-                             n_others == 1 ? " NIC is" : " NICs are"));
+    return is_rail(&view->topo->nics[nic]) || view->is_down[nic];
 }
 
-/* --- NICs for storage and management that are as fast: they show by their place and by what they speak --- */
-
-#define N_LAYERS (TOPO_LINK_ETHERNET + 1)
-
-/* The NICs by their distance to the nearest GPU of the bus. One that is down was bought for the same as its sisters. */
-struct places {
-    int needed; /* GPUs, also those that this process is not given: NICs are theirs too */
-    int n;
-    enum topo_path distance[TOPO_MAX_NICS]; /* by index in topo.nics */
-    bool counts[TOPO_MAX_NICS];
-};
+static bool is_near(const struct view *view, int nic)
+{
+    return view->distance[nic] <= TOPO_PXB;
+}
 
 static bool is_gpu_of_bus(const struct topo *topo, int pci)
 {
@@ -159,162 +148,395 @@ static bool is_gpu_of_bus(const struct topo *topo, int pci)
     return topo->pci[pci].vendor == PCI_VENDOR_NVIDIA && topo->pci[pci].class_code >> 16 == PCI_CLASS_DISPLAY;
 }
 
-static void find_places(const struct topo *topo, struct places *places)
+static void view_init(struct topo *topo, struct view *view)
 {
-    *places = (struct places){0};
+    *view = (struct view){.topo = topo};
     for (int i = 0; i < topo->n_nics; i++) {
-        const struct topo_nic *nic = &topo->nics[i];
-
-        places->distance[i] = TOPO_SYS;
-        places->counts[i] =
-            nic->pci >= 0 && nic->n_ports > 0 && (nic->role == TOPO_ROLE_DATA || nic->role == TOPO_ROLE_DOWN);
-        places->n += places->counts[i];
+        view->distance[i] = TOPO_SYS;
+        view->is_down[i] = topo->nics[i].role == TOPO_ROLE_DOWN && topo->nics[i].pci >= 0 && topo->nics[i].n_ports > 0;
     }
-    for (int p = 0; p < topo->n_pci && places->needed < TOPO_MAX_GPUS; p++) {
+    for (int p = 0; p < topo->n_pci && view->n_gpus < TOPO_MAX_GPUS; p++) {
         if (!is_gpu_of_bus(topo, p))
             continue;
-        places->needed++;
+        view->n_gpus++;
         for (int i = 0; i < topo->n_nics; i++) {
             enum topo_path path = topo_path(topo, p, topo->nics[i].pci);
 
-            if (path < places->distance[i])
-                places->distance[i] = path;
+            if (path < view->distance[i])
+                view->distance[i] = path;
         }
     }
 }
 
-/* Of the first active port, else of the first one. */
-static int layer_of(const struct topo_nic *nic)
-{
-    for (int p = 0; p < nic->n_ports; p++)
-        if (nic->ports[p].active)
-            return (int)nic->ports[p].link_layer;
-    return (int)nic->ports[0].link_layer;
-}
-
-/* NICs within a distance; of those that are up where `is_up`, of a link layer where it is not negative. */
-static int count_within(const struct topo *topo, const struct places *places, enum topo_path distance, bool is_up,
-                        int layer)
+static int count_within(const struct view *view, enum topo_path distance, bool is_up)
 {
     int n = 0;
 
-    for (int i = 0; i < topo->n_nics; i++)
-        n += places->counts[i] && places->distance[i] <= distance && (!is_up || topo->nics[i].role == TOPO_ROLE_DATA) &&
-             (layer < 0 || layer_of(&topo->nics[i]) == layer);
+    for (int i = 0; i < view->topo->n_nics; i++)
+        n += counts(view, i) && view->distance[i] <= distance && (!is_up || !view->is_down[i]);
     return n;
 }
 
-/* The distance within which there is a NIC for each GPU, at least half of them up. */
-static bool find_reach(const struct topo *topo, const struct places *places, enum topo_path *ret_reach)
+/* The fastest rail, hardware before software whatever a software device says of its rate; NULL if there is none. */
+static const struct topo_nic *fastest_rail(const struct topo *topo)
 {
-    for (enum topo_path reach = TOPO_PIX; reach <= TOPO_SYS; reach++)
-        if (count_within(topo, places, reach, false, -1) >= places->needed) {
-            *ret_reach = reach;
-            return count_within(topo, places, reach, true, -1) * 2 >= places->needed;
-        }
-    return false;
-}
+    const struct topo_nic *fastest = NULL;
 
-/* With more NICs than GPUs: one that is farther from every GPU than as many others as there are GPUs. */
-static void judge_distance(struct topo *topo, const struct places *places)
-{
-    enum topo_path reach;
-    int n_near;
+    for (int i = 0; i < topo->n_nics; i++) {
+        const struct topo_nic *nic = &topo->nics[i];
 
-    if (!find_reach(topo, places, &reach))
-        return;
-    n_near = count_within(topo, places, reach, false, -1);
-    for (int i = 0; i < topo->n_nics; i++)
-        if (places->counts[i] && topo->nics[i].role == TOPO_ROLE_DATA && places->distance[i] > reach)
-            set_role(&topo->nics[i], TOPO_ROLE_MANAGEMENT,
-                     root_printf(topo->root, "%s from the nearest GPU, and %d other NIC%s nearer to one",
-                                 topo_path_name(places->distance[i]), n_near, n_near == 1 ? " is" : "s are"));
-}
-
-/* The link layer that most NICs near GPUs have. */
-static int common_layer(const struct topo *topo, const struct places *places, enum topo_path reach)
-{
-    int best = 0, most = 0;
-
-    for (int layer = 0; layer < N_LAYERS; layer++) {
-        int n = count_within(topo, places, reach, false, layer);
-
-        if (n > most) {
-            most = n;
-            best = layer;
-        }
+        if (nic->role == TOPO_ROLE_DATA &&
+            (!fastest || (nic->pci >= 0) > (fastest->pci >= 0) ||
+             ((nic->pci >= 0) == (fastest->pci >= 0) && fastest_port(nic) > fastest_port(fastest))))
+            fastest = nic;
     }
+    return fastest;
+}
+
+/* No rail, for a reason that is not its speed; one that is much slower than `best` anyway is for management. */
+static void leave_out(struct view *view, int nic, double best, const char *why)
+{
+    struct topo_nic *it = &view->topo->nics[nic];
+    double rate = fastest_port(it);
+
+    view->is_down[nic] = false;
+    if (it->role != TOPO_ROLE_DATA)
+        return;
+    if (it->is_uplink)
+        set_role(it, TOPO_ROLE_UPLINK, root_printf(view->topo->root, "the default route goes over it; %s", why));
+    else
+        set_role(it, rate > 0 && rate < best * MUCH_SLOWER ? TOPO_ROLE_MANAGEMENT : TOPO_ROLE_STORAGE, why);
+}
+
+static void judge_software(struct topo *topo)
+{
+    const struct topo_nic *fastest = fastest_rail(topo);
+
+    for (int i = 0; i < topo->n_nics && fastest && fastest->pci >= 0; i++)
+        if (topo->nics[i].role == TOPO_ROLE_DATA && topo->nics[i].pci < 0)
+            set_role(&topo->nics[i], TOPO_ROLE_MANAGEMENT,
+                     root_printf(topo->root, "a software device, beside hardware such as %s", fastest->name));
+}
+
+/* --- place --- */
+
+/*
+ * The distance that rails have: within it there is a NIC for each GPU; or, on switches with GPUs, for most of them, so
+ * that one that has gone from the bus is not replaced by one for storage; for half of them only where that makes not
+ * as many as there are GPUs with those beyond. Of PIX and PXB the first counts alone only where most rails are so near
+ * and there are more than enough of both.
+ */
+static bool find_reach(const struct view *view, enum topo_path *ret_reach)
+{
+    int n_pix = count_within(view, TOPO_PIX, false), n_near = count_within(view, TOPO_PXB, false);
+    bool is_whole = count_within(view, TOPO_SYS, false) == view->n_gpus;
+    enum topo_path reach;
+
+    if (n_pix >= view->n_gpus || (n_pix * 2 > view->n_gpus && n_near > view->n_gpus))
+        reach = TOPO_PIX;
+    else if (n_near * 2 > view->n_gpus || (n_near * 2 == view->n_gpus && !is_whole))
+        reach = TOPO_PXB;
+    else
+        for (reach = TOPO_PHB; reach <= TOPO_SYS; reach++)
+            if (count_within(view, reach, false) >= view->n_gpus)
+                break;
+    /* With most near ones down the others are better than nothing. */
+    if (reach > TOPO_SYS || count_within(view, reach, true) * 2 < count_within(view, reach, false))
+        return false;
+    *ret_reach = reach;
+    return true;
+}
+
+static double fastest_within(const struct view *view, enum topo_path reach)
+{
+    double best = 0;
+
+    for (int i = 0; i < view->topo->n_nics; i++)
+        if (is_rail(&view->topo->nics[i]) && view->distance[i] <= reach && fastest_port(&view->topo->nics[i]) > best)
+            best = fastest_port(&view->topo->nics[i]);
     return best;
 }
 
-/*
- * With more NICs than GPUs: one that speaks something else than most of the NICs nearest to GPUs, when these are enough
- * or when it is farther than all of them. Where there are too few, GPUs may have NICs of both kinds, which is a fault
- * that the doctor tells of.
- */
-static void judge_layer(struct topo *topo, const struct places *places)
+static void judge_place(struct view *view)
 {
-    static const char *const names[N_LAYERS] = {"", "InfiniBand", "Ethernet"};
     enum topo_path reach;
-    int common, n_common;
+    double best;
+    int n_near;
 
-    if (!find_reach(topo, places, &reach))
+    if (!find_reach(view, &reach))
         return;
-    common = common_layer(topo, places, reach);
-    n_common = count_within(topo, places, reach, false, common);
-    if (count_within(topo, places, reach, true, common) * 2 < places->needed)
-        return;
-    for (int i = 0; i < topo->n_nics; i++) {
-        struct topo_nic *nic = &topo->nics[i];
-        int layer = layer_of(nic);
+    n_near = count_within(view, reach, false);
+    best = fastest_within(view, reach);
+    for (int i = 0; i < view->topo->n_nics; i++)
+        if (counts(view, i) && view->distance[i] > reach)
+            leave_out(view, i, best,
+                      root_printf(view->topo->root, "%s from the nearest GPU, and %d other NIC%s nearer to one",
+                                  topo_path_name(view->distance[i]), n_near, n_near == 1 ? " is" : "s are"));
+}
 
-        if (!places->counts[i] || nic->role != TOPO_ROLE_DATA || layer == common || layer == TOPO_LINK_UNKNOWN)
-            continue;
-        if (n_common >= places->needed ||
-            count_within(topo, places, places->distance[i] - 1, false, common) == n_common)
-            set_role(nic, TOPO_ROLE_MANAGEMENT,
-                     root_printf(topo->root, "%s, and %d other NIC%s as near to a GPU %s", names[layer], n_common,
-                                 n_common == 1 ? "" : "s",
-                                 common == TOPO_LINK_UNKNOWN ? "speak something else"
-                                                             : root_printf(topo->root, "speak %s", names[common])));
+/* --- link layer --- */
+
+static bool is_same_make(const struct topo *topo, int a, int b)
+{
+    const struct topo_pci *pci_a = &topo->pci[topo->nics[a].pci], *pci_b = &topo->pci[topo->nics[b].pci];
+
+    return pci_a->vendor == pci_b->vendor && pci_a->device == pci_b->device;
+}
+
+/* The bandwidth of a layer, of NICs that no default route goes over; one that is down was as fast as the others. */
+static double bandwidth_of(const struct view *view, int layer, double best)
+{
+    double sum = 0;
+
+    for (int i = 0; i < view->topo->n_nics; i++) {
+        const struct topo_nic *nic = &view->topo->nics[i];
+
+        if (counts(view, i) && layer_of(nic) == layer && !nic->is_uplink)
+            sum += view->is_down[i] ? best : fastest_port(nic) > 0 ? fastest_port(nic) : 1;
+    }
+    return sum;
+}
+
+static int count_layer(const struct view *view, int layer)
+{
+    int n = 0;
+
+    for (int i = 0; i < view->topo->n_nics; i++)
+        n += counts(view, i) && layer_of(&view->topo->nics[i]) == layer;
+    return n;
+}
+
+/* Of two layers with the same bandwidth InfiniBand is the one that was bought for it. */
+static int main_layer(const struct view *view)
+{
+    static const int order[] = {TOPO_LINK_INFINIBAND, TOPO_LINK_ETHERNET, TOPO_LINK_UNKNOWN};
+    double best = fastest_within(view, TOPO_SYS), most = 0;
+    int layer = order[0];
+
+    for (size_t i = 0; i < sizeof(order) / sizeof(order[0]); i++)
+        if (bandwidth_of(view, order[i], best) > most) {
+            most = bandwidth_of(view, order[i], best);
+            layer = order[i];
+        }
+    return layer;
+}
+
+static bool is_alike(const struct view *view, int a, int b);
+
+/* Does a default route go over this NIC, or over one that is like it? */
+static bool has_uplink_like(const struct view *view, int nic)
+{
+    for (int i = 0; i < view->topo->n_nics; i++)
+        if (view->topo->nics[i].is_uplink && view->topo->nics[i].pci >= 0 && is_alike(view, i, nic))
+            return true;
+    return false;
+}
+
+/*
+ * A port of a ConnectX may speak either layer. One that is of the rails' make, as near to a GPU and as fast is a rail
+ * that was set up wrongly where the rails would not be complete without it: for the doctor to tell of.
+ */
+static bool is_odd_rail(const struct view *view, int nic, int layer, double best)
+{
+    const struct topo *topo = view->topo;
+    int n_rails = count_layer(view, layer);
+    bool is_like_rail = false;
+
+    if (has_uplink_like(view, nic) || fastest_port(&topo->nics[nic]) < best * 0.95)
+        return false;
+    for (int i = 0; i < topo->n_nics; i++)
+        is_like_rail = is_like_rail || (i != nic && counts(view, i) && layer_of(&topo->nics[i]) == layer &&
+                                        is_same_make(topo, i, nic) && is_near(view, i) == is_near(view, nic));
+    return is_like_rail &&
+           (count_within(view, TOPO_SYS, false) == view->n_gpus || (is_near(view, nic) && n_rails < view->n_gpus));
+}
+
+static void judge_layer(struct view *view)
+{
+    static const char *const names[N_LAYERS] = {"another link layer", "InfiniBand", "Ethernet"};
+    double best = fastest_within(view, TOPO_SYS);
+    int layer = main_layer(view), n_main = count_layer(view, layer);
+    bool is_odd[TOPO_MAX_NICS];
+
+    for (int i = 0; i < view->topo->n_nics; i++)
+        is_odd[i] = counts(view, i) && layer_of(&view->topo->nics[i]) != layer &&
+                    (view->is_down[i] || !is_odd_rail(view, i, layer, best));
+    for (int i = 0; i < view->topo->n_nics; i++) {
+        int own = layer_of(&view->topo->nics[i]);
+
+        if (is_odd[i])
+            leave_out(view, i, best,
+                      root_printf(view->topo->root, "%s, and %d other NIC%s as near to a GPU speak%s %s", names[own],
+                                  n_main, n_main == 1 ? "" : "s", n_main == 1 ? "s" : "", names[layer]));
     }
 }
 
-static void judge_places(struct topo *topo)
-{
-    struct places places;
+/* --- speed and make --- */
 
-    find_places(topo, &places);
-    if (places.needed == 0 || places.n <= places.needed)
+static void judge_speed(struct view *view)
+{
+    const struct topo_nic *fastest = fastest_rail(view->topo);
+
+    for (int i = 0; i < view->topo->n_nics; i++) {
+        struct topo_nic *nic = &view->topo->nics[i];
+        double rate = fastest_port(nic), best = fastest_port(fastest ? fastest : nic);
+
+        if (is_rail(nic) && rate > 0 && rate < best * MUCH_SLOWER)
+            leave_out(view, i, best,
+                      root_printf(view->topo->root, "%g Gb/s, less than half of the %g Gb/s of %s", rate, best,
+                                  fastest->name));
+    }
+}
+
+/* The bandwidth of all rails of a make, that of rail `nic`. */
+static double bandwidth_of_make(const struct view *view, int nic, double best)
+{
+    double sum = 0;
+
+    for (int i = 0; i < view->topo->n_nics; i++)
+        if (counts(view, i) && is_same_make(view->topo, i, nic))
+            sum += view->is_down[i] ? best : fastest_port(&view->topo->nics[i]);
+    return sum;
+}
+
+static bool is_like_near_one(const struct view *view, int nic)
+{
+    for (int i = 0; i < view->topo->n_nics; i++)
+        if (counts(view, i) && is_near(view, i) && is_same_make(view->topo, i, nic))
+            return true;
+    return false;
+}
+
+/* A far NIC of another make than those on switches with GPUs; where none is on one, than those with most bandwidth. */
+static bool is_of_other_make(const struct view *view, int nic, double best)
+{
+    double most = 0;
+
+    if (count_within(view, TOPO_PXB, true) > 0)
+        return !is_near(view, nic) && !is_like_near_one(view, nic);
+    for (int i = 0; i < view->topo->n_nics; i++)
+        if (counts(view, i) && bandwidth_of_make(view, i, best) > most)
+            most = bandwidth_of_make(view, i, best);
+    return bandwidth_of_make(view, nic, best) < most;
+}
+
+/* As many NICs as GPUs are rails, whatever their makes. */
+static void judge_make(struct view *view)
+{
+    double best = fastest_within(view, TOPO_SYS);
+    bool is_other[TOPO_MAX_NICS];
+
+    if (count_within(view, TOPO_SYS, false) == view->n_gpus)
         return;
-    judge_distance(topo, &places);
-    find_places(topo, &places);
-    if (places.n > places.needed)
-        judge_layer(topo, &places);
+    for (int i = 0; i < view->topo->n_nics; i++)
+        is_other[i] = counts(view, i) && is_of_other_make(view, i, best);
+    for (int i = 0; i < view->topo->n_nics; i++)
+        if (is_other[i])
+            leave_out(view, i, best, "of another make than the NICs that GPUs use");
+}
+
+/* --- the default route --- */
+
+/* Of one make, link layer and distance: what was bought together. */
+static bool is_alike(const struct view *view, int a, int b)
+{
+    return is_same_make(view->topo, a, b) && is_near(view, a) == is_near(view, b) &&
+           layer_of(&view->topo->nics[a]) == layer_of(&view->topo->nics[b]);
+}
+
+/* The bandwidth of the rails that are like `nic`, and of those that are not. */
+static void weigh(const struct view *view, int nic, double *ret_alike, double *ret_others)
+{
+    double best = fastest_within(view, TOPO_SYS);
+
+    *ret_alike = *ret_others = 0;
+    for (int i = 0; i < view->topo->n_nics; i++) {
+        double rate = view->is_down[i] ? best : fastest_port(&view->topo->nics[i]);
+
+        if (counts(view, i))
+            *(is_alike(view, i, nic) ? ret_alike : ret_others) += rate;
+    }
+}
+
+/* An uplink of another make than other rails with as much bandwidth takes its like along: the second of a pair. */
+static void judge_uplink_make(struct view *view)
+{
+    struct topo *topo = view->topo;
+
+    for (int i = 0; i < topo->n_nics; i++) {
+        double alike, others;
+
+        if (!is_rail(&topo->nics[i]) || !topo->nics[i].is_uplink)
+            continue;
+        weigh(view, i, &alike, &others);
+        if (others <= 0 || others < alike)
+            continue;
+        for (int k = 0; k < topo->n_nics; k++) {
+            if (k == i || !counts(view, k) || !is_alike(view, k, i))
+                continue;
+            view->is_down[k] = false;
+            if (topo->nics[k].role == TOPO_ROLE_DATA)
+                set_role(&topo->nics[k], TOPO_ROLE_UPLINK,
+                         root_printf(topo->root, "of the make of %s, which the default route goes over",
+                                     topo->nics[i].name));
+        }
+        set_role(&topo->nics[i], TOPO_ROLE_UPLINK, "the default route goes over it, and the rails are of another make");
+    }
+}
+
+/*
+ * Among rails that are all alike an uplink is none when the others are enough: as many as GPUs, or a number that serves
+ * equally many GPUs each, which the whole number does not. Else it is a rail that carries the default route, too.
+ */
+static void judge_uplink_number(struct view *view)
+{
+    struct topo *topo = view->topo;
+    int needed = view->n_gpus > 0 ? view->n_gpus : 1, n = count_within(view, TOPO_SYS, false), n_uplinks = 0, n_others;
+
+    for (int i = 0; i < topo->n_nics; i++)
+        n_uplinks += is_rail(&topo->nics[i]) && topo->nics[i].is_uplink;
+    n_others = n - n_uplinks;
+    if (n_uplinks == 0 || n_others < 1)
+        return;
+    if (n_others < needed && (needed % n == 0 || needed % n_others != 0))
+        return;
+    for (int i = 0; i < topo->n_nics; i++)
+        if (is_rail(&topo->nics[i]) && topo->nics[i].is_uplink)
+            set_role(&topo->nics[i], TOPO_ROLE_UPLINK,
+                     root_printf(topo->root, "the default route goes over it, and %d other NIC%s as fast", n_others,
+                                 n_others == 1 ? " is" : "s are"));
+}
+
+/* --- access --- */
+
+static void judge_access(struct topo *topo)
+{
+    bool has_any = false;
+
+    for (int i = 0; i < topo->n_nics; i++)
+        has_any = has_any || (is_rail(&topo->nics[i]) && topo->nics[i].access != TOPO_ACCESS_NO);
+    for (int i = 0; i < topo->n_nics && has_any; i++)
+        if (is_rail(&topo->nics[i]) && topo->nics[i].access == TOPO_ACCESS_NO)
+            set_role(&topo->nics[i], TOPO_ROLE_NO_ACCESS, topo->nics[i].access_why);
 }
 
 void nics_judge(struct topo *topo)
 {
-    const char *route = default_route(topo);
-    const struct topo_nic *fastest = NULL;
+    struct view view;
 
-    for (int i = 0; i < topo->n_nics; i++)
-        judge_alone(topo, &topo->nics[i]);
-    for (int i = 0; i < topo->n_nics; i++) {
-        const struct topo_nic *nic = &topo->nics[i];
-
-        if (nic->role != TOPO_ROLE_DATA)
-            continue;
-        /* Hardware before software, whatever a software device says of its rate. */
-        if (!fastest || (nic->pci >= 0) > (fastest->pci >= 0) ||
-            ((nic->pci >= 0) == (fastest->pci >= 0) && fastest_port(nic) > fastest_port(fastest)))
-            fastest = nic;
+    nics_find_uplinks(topo);
+    nics_find_access(topo);
+    judge_alone(topo);
+    judge_software(topo);
+    view_init(topo, &view);
+    if (view.n_gpus > 0) {
+        judge_place(&view);
+        judge_layer(&view);
     }
-    for (int i = 0; i < topo->n_nics; i++)
-        if (topo->nics[i].role == TOPO_ROLE_DATA)
-            judge_beside(topo, &topo->nics[i], fastest);
-    judge_places(topo);
-    for (int i = 0; i < topo->n_nics; i++)
-        if (topo->nics[i].role == TOPO_ROLE_DATA)
-            judge_route(topo, &topo->nics[i], route);
+    judge_speed(&view);
+    if (view.n_gpus > 0)
+        judge_make(&view);
+    judge_uplink_make(&view);
+    judge_uplink_number(&view);
+    judge_access(topo);
 }

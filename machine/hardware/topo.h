@@ -92,22 +92,23 @@ struct topo_port {
     enum topo_link_layer link_layer;
     const char *netdev; /* of Ethernet ports */
     int n_gids;
-    struct topo_gid *gids;      /* those that are not empty, by index */
+    struct topo_gid *gids;      /* those that are not empty and that this process may use, by index */
+    int n_foreign_gids;         /* those whose interface is in another network namespace: not in `gids` */
     enum root_state gids_state; /* could they be read? */
 };
 
-/* What a NIC is for, as far as the machine shows it. */
+/* What a NIC is for, as far as the machine shows it; roles.c has the rules. */
 enum topo_role {
-    TOPO_ROLE_DATA,
-    /*
-     * For management or storage: much slower than the fastest ones; where there are more NICs than GPUs (on the bus,
-     * and counting NICs that are down), farther from every GPU than as many others as there are GPUs, or of another
-     * link layer than these; or it carries the default route beside others as fast.
-     */
-    TOPO_ROLE_MANAGEMENT,
-    TOPO_ROLE_DOWN,   /* no active port */
-    TOPO_ROLE_VIRTUAL /* a virtual function whose physical function is here as well */
+    TOPO_ROLE_DATA,       /* a rail: traffic of GPUs goes over it */
+    TOPO_ROLE_UPLINK,     /* carries the default route, or belongs to those that do */
+    TOPO_ROLE_STORAGE,    /* as fast, but by its place, its make or its link layer not one of the rails */
+    TOPO_ROLE_MANAGEMENT, /* much slower than the rails, or software beside hardware */
+    TOPO_ROLE_NO_ACCESS,  /* a rail that this process may not use, while it may use others */
+    TOPO_ROLE_DOWN,       /* no active port */
+    TOPO_ROLE_VIRTUAL     /* a virtual function whose physical function is here as well */
 };
+
+enum topo_access { TOPO_ACCESS_UNKNOWN, TOPO_ACCESS_YES, TOPO_ACCESS_NO };
 
 struct topo_nic {
     const char *name; /* of the RDMA device: mlx5_0, rocep5s0f0 */
@@ -118,6 +119,10 @@ struct topo_nic {
     struct topo_port ports[TOPO_MAX_PORTS];
     enum topo_role role;
     const char *role_why; /* in words */
+    bool is_uplink;       /* the default route goes over it, whatever its role */
+    /* May this process use it: is its uverbs device here, may it be opened, is its interface in this namespace? */
+    enum topo_access access;
+    const char *access_why; /* in words; "" */
 };
 
 struct topo_numa {
@@ -138,6 +143,8 @@ struct topo {
     bool nvml;                          /* did the driver answer? */
     const char *nvml_why;               /* else why not */
     int n_hidden_gpus;                  /* on the bus, but not offered to this process (a container, a job of Slurm) */
+    int n_denied_gpus;                  /* of these: the device file is there, and this process may not open it */
+    int hidden_gpus[TOPO_MAX_GPUS];     /* of these as many as fit: indices into `pci`, by address */
     bool cut;                           /* more devices than fit */
     const char *not_read;               /* lists of devices that are there and could not be read, and why; "" */
     const char *why_empty; /* when there is neither GPU nor NIC: where was looked and what was found, for people */
@@ -146,6 +153,12 @@ struct topo {
 /* Reads it. Fails for lack of memory only: a machine without anything is an empty one. */
 ep_status topo_read(struct root *root, struct topo **ret_topo);
 void topo_free(struct topo *topo);
+
+/*
+ * GPUs that can be used: all, less those that the driver does not answer for while it answers for others. These have
+ * fallen off the bus, and come last in the list.
+ */
+int topo_usable_gpus(const struct topo *topo);
 
 /* Path between two PCI devices (indices). A device without a place (-1) is TOPO_SYS away from everything. */
 enum topo_path topo_path(const struct topo *topo, int a, int b);

@@ -344,40 +344,25 @@ static void advise_gib(struct advice_work *work)
           "gIB's shim wants it unset, with any value, and stops with a mismatch otherwise.");
 }
 
-/* Ports of NICs for data, in the form of NCCL_IB_HCA; "" when no other NIC is there to be kept out. */
-static const char *nccl_hcas(struct advice_work *work)
+/* Is there an active NIC to be kept out? */
+static bool has_others(const struct topo *topo)
 {
-    const struct topo *topo = work->topo;
-    bool others = false;
-    const char *list = "";
-    char name[64];
-
-    for (int i = 0; i < topo->n_nics; i++) {
-        for (int p = 0; p < topo->nics[i].n_ports; p++) {
-            if (!topo->nics[i].ports[p].active)
-                continue;
-            others = others || topo->nics[i].role != TOPO_ROLE_DATA;
-            root_clean(topo->nics[i].name, name, sizeof(name));
-            if (topo->nics[i].role == TOPO_ROLE_DATA)
-                list =
-                    root_printf(work->root, "%s%s%s:%d", list, *list ? "," : "=", name, topo->nics[i].ports[p].number);
-        }
-    }
-    return others ? list : "";
+    for (int i = 0; i < topo->n_nics; i++)
+        for (int p = 0; p < topo->nics[i].n_ports; p++)
+            if (topo->nics[i].ports[p].active && topo->nics[i].role != TOPO_ROLE_DATA)
+                return true;
+    return false;
 }
 
 static void advise_nccl(struct advice_work *work)
 {
-    const char *list;
-
     if (*work->stack->nccl.gib) {
         advise_gib(work);
         return;
     }
     advise_family(work, "NCCL_IB_ADDR_FAMILY");
-    list = nccl_hcas(work);
-    if (*list)
-        set(work, "NCCL_IB_HCA", list,
+    if (has_others(work->topo))
+        set(work, "NCCL_IB_HCA", map_nccl(work->topo),
             "NCCL would use all NICs, also those for management and storage, which are not in this list.");
 }
 

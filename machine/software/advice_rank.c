@@ -2,6 +2,7 @@
 /* advice_rank.c - which rank of its node a process is, by the variables of its launcher. */
 #include "software/advice.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -79,17 +80,40 @@ static int local_rank(advice_getenv *get, void *context)
     return -1;
 }
 
+/*
+ * The GPU of an entry of CUDA_VISIBLE_DEVICES: a number counts those that the process may use, whatever they are on the
+ * node; a UUID names one; "MIG-GPU-<UUID>/1/0" names the one that the instance is of, "MIG-<UUID>" does not say it.
+ */
+static int gpu_of_entry(const struct topo *topo, const char *text)
+{
+    char uuid[96];
+    int gpu;
+
+    if (strncmp(text, "MIG-GPU-", 8) == 0) {
+        snprintf(uuid, sizeof(uuid), "%.*s", (int)strcspn(text + 4, "/"), text + 4);
+        return topo_find_gpu_uuid(topo, uuid);
+    }
+    gpu = whole_number(text);
+    if (gpu < 0)
+        gpu = topo_find_gpu_uuid(topo, text);
+    /* The only one that the process may use is the one that is meant. */
+    if (gpu < 0 && strncmp(text, "MIG-", 4) == 0 && topo_usable_gpus(topo) == 1)
+        gpu = 0;
+    return gpu < topo_usable_gpus(topo) ? gpu : -1;
+}
+
 int advice_gpu_of(const struct topo *topo, advice_getenv *get, void *context)
 {
-    int rank = local_rank(get, context), n = 1, entry, gpu;
+    int rank = local_rank(get, context), n = 1, entry;
     const char *visible = get(context, "CUDA_VISIBLE_DEVICES");
     char text[96];
     size_t length;
 
     if (rank < 0)
         return -1;
+    /* A task that was given one GPU of several uses that one, whatever its number on the node. */
     if (!visible || !*visible)
-        return rank < topo->n_gpus ? rank : -1;
+        return topo_usable_gpus(topo) == 1 && topo->n_hidden_gpus > 0 ? 0 : rank < topo_usable_gpus(topo) ? rank : -1;
     for (const char *p = visible; *p; p++)
         n += *p == ',';
     /* With a single entry the launcher has already given each rank its own GPU. */
@@ -103,8 +127,5 @@ int advice_gpu_of(const struct topo *topo, advice_getenv *get, void *context)
         return -1;
     memcpy(text, visible, length);
     text[length] = '\0';
-    gpu = whole_number(text);
-    if (gpu < 0)
-        gpu = topo_find_gpu_uuid(topo, text);
-    return gpu < topo->n_gpus ? gpu : -1;
+    return gpu_of_entry(topo, text);
 }

@@ -165,6 +165,21 @@ static const char *installed_driver(struct root *root, const char *kernel)
     return "";
 }
 
+/* Its packages are nvidia-fabricmanager-580, and nvidia-fabricmanager of NVIDIA's own repository. */
+static const char *fabric_manager_version(struct root *root)
+{
+    static const char name[] = "nvidia-fabricmanager";
+    const char *at = root_read(root, DPKG).text;
+    struct parse_package package;
+
+    while (parse_package_next(&at, &package))
+        if (package.installed && piece_begins(package.name, name) &&
+            (package.name.n == strlen(name) ||
+             (package.name.n > strlen(name) + 1 && strchr("0123456789", package.name.text[strlen(name) + 1]))))
+            return upstream_version(root, package.version);
+    return "";
+}
+
 /* --- DOCA --- */
 
 static const char *doca_by_package(struct root *root)
@@ -303,5 +318,6 @@ void stack_read_driver(struct root *root, const struct topo *topo, struct stack_
     driver->peermem = peermem_state(root);
     driver->gdrdrv = module_state(root, "gdrdrv");
     driver->doca = doca_version(root);
+    driver->fabric_manager = fabric_manager_version(root);
     judge_dmabuf(root, topo, driver);
 }

@@ -34,8 +34,9 @@ struct stack_driver {
     enum root_state dmabuf;           /* GPU memory as dma-buf: kernel, driver and GPU can; ROOT_ABSENT: cannot */
     const char *dmabuf_why;
     enum root_state gdrdrv;
-    const char *kernel; /* release of the running one */
-    const char *doca;   /* version of DOCA-OFED */
+    const char *kernel;         /* release of the running one */
+    const char *doca;           /* version of DOCA-OFED */
+    const char *fabric_manager; /* version of the package nvidia-fabricmanager; "" not installed, or not known */
 };
 
 struct stack_verbs {

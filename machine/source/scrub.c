@@ -103,6 +103,7 @@ static const struct row file_rows[] = {
     {"/proc/cmdline", scrub_cmdline},
     {"/proc/version", scrub_versions},
     {"/proc/net/route", scrub_route},
+    {"/proc/net/ipv6_route", scrub_ipv6_route},
     {"/proc/sys/kernel/osrelease", scrub_release},
     {"/proc/sys/kernel/ostype", scrub_attribute},
     {"/proc/sys/kernel/version", scrub_words},

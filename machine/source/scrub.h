@@ -134,6 +134,7 @@ scrub_rule scrub_environ;     /* variables that are known by name or prefix; of 
 scrub_rule scrub_cmdline;     /* parameters that are known */
 scrub_rule scrub_mounts;      /* without sources, places that are known, options that are known */
 scrub_rule scrub_route;       /* /proc/net/route */
+scrub_rule scrub_ipv6_route;  /* /proc/net/ipv6_route */
 scrub_rule scrub_maps;        /* files of libraries, no addresses */
 scrub_rule scrub_status;      /* /proc/self/status without names and numbers of processes */
 scrub_rule scrub_modules;     /* /proc/modules without addresses */

@@ -491,6 +491,24 @@ void scrub_route(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
     }
 }
 
+/* Default routes alone, without their gateways: "0{32} 00 source prefix gateway metric references use flags device". */
+void scrub_ipv6_route(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
+{
+    static const char zeros[] = "00000000000000000000000000000000";
+    const char *end = text + bytes, *line;
+    size_t n;
+
+    while (scrub_line(&text, end, &line, &n)) {
+        const char *device = memrchr(line, ' ', n);
+
+        if (n < 36 || !device || strncmp(line, zeros, 32) != 0 || strncmp(line + 32, " 00 ", 4) != 0)
+            continue;
+        fprintf(out, "%s 00 %s 00 %s 00000000 00000000 00000000 00000003 ", zeros, zeros, zeros);
+        scrub_text(scrub, device + 1, n - (size_t)(device + 1 - line), SCRUB_NAME, out);
+        fputc('\n', out);
+    }
+}
+
 /* "address permissions offset device inode path", of libraries alone. */
 void scrub_maps(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
 {

@@ -109,6 +109,36 @@ ranks() {
     ranks mlx5_5:1 LOCAL_RANK=1 CUDA_VISIBLE_DEVICES=5
 }
 
+# In each task of Slurm its GPU is number 0; what the task may open tells which of the node it is.
+@test "one GPU a task: the script goes by the device files that may be opened" {
+    local shell
+    mkdir -p dev
+    epkit env --from a4 | sed "s|/dev/nvidia|$PWD/dev/nvidia|g" >script
+    epkit env --from a4 --format slurm | sed "s|/dev/nvidia|$PWD/dev/nvidia|g" >prolog
+    grep -q "$PWD/dev/nvidia" script
+    for shell in "${SHELLS[@]}"; do
+        command -v "$shell" >/dev/null || continue
+        rm -f dev/*
+        touch dev/nvidia5
+        for visible in CUDA_VISIBLE_DEVICES=0 UNUSED=1; do
+            run clean LOCAL_RANK=5 LOCAL_WORLD_SIZE=8 "$visible" "$shell" -euc \
+                '. ./script; echo "$NVSHMEM_HCA_LIST ${DEEP_EP_DEVICE_TO_HCA_MAPPING-none}"'
+            echo "$shell $visible: $output"
+            [ "$output" = "mlx5_5:1 none" ]
+        done
+        run clean SLURM_LOCALID=5 SLURM_STEP_TASKS_PER_NODE=8 CUDA_VISIBLE_DEVICES=0 "$shell" ./prolog
+        [[ "$output" == *"export NVSHMEM_HCA_LIST=mlx5_5:1"* ]]
+        [[ "$output" == *"unset DEEP_EP_DEVICE_TO_HCA_MAPPING"* ]]
+        # Two of the GPUs, and all of them.
+        touch dev/nvidia2
+        run clean LOCAL_RANK=1 CUDA_VISIBLE_DEVICES=0,1 "$shell" -euc '. ./script; echo "$NVSHMEM_HCA_LIST"'
+        [ "$output" = mlx5_5:1 ]
+        touch dev/nvidia{0..7}
+        run clean LOCAL_RANK=3 "$shell" -euc '. ./script; echo "$NVSHMEM_HCA_LIST ${DEEP_EP_DEVICE_TO_HCA_MAPPING%%,*}"'
+        [ "$output" = "mlx5_3:1 0:mlx5_0:1" ]
+    done
+}
+
 @test "no NIC is chosen for a program that starts its ranks itself" {
     epkit env --from a4 >script
     ranks none OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_LOCAL_SIZE=1

@@ -44,6 +44,10 @@ setup_file() {
 
 @test "a4/driver-skew-library: libraries of another node" {
     fault a4/driver-skew-library
+    # No reboot mends LD_LIBRARY_PATH.
+    jq --exit-status '.checks[] | select(.id == "driver-skew")
+        | (.fix | startswith("export LD_LIBRARY_PATH=")) and (.fix | contains("/usr/local/nvidia") | not)
+            and .fix_class == "safe"' a4.driver-skew-library.doctor.tree
 }
 
 @test "h100/driver-absent: driver not loaded" {

@@ -68,8 +68,10 @@ path() {
 @test "fewer NICs than GPUs, more, management NICs" {
     run epkit topo --from h100-4nic
     [[ "${lines[0]}" == *"4 of the NICs shared by up to 2 GPUs." ]]
-    [[ "$output" == *"mlx5_2  management: 100 Gb/s, less than half of the 400 Gb/s of mlx5_0"* ]]
-    [ "$(query h100-16nic '.map_idle | length')" -eq 8 ]
+    [[ "$output" == *"mlx5_2  uplink: the default route goes over it; NODE from the nearest GPU, and 4 other NICs are nearer to one"* ]]
+    [[ "$output" == *"mlx5_3  management: NODE from the nearest GPU, and 4 other NICs are nearer to one"* ]]
+    # Each GPU has two, and none is idle.
+    [ "$(query h100-16nic '[.map_idle, .map[7].devices]')" = '[[],["mlx5_16:1","mlx5_17:1"]]' ]
     run epkit topo --from h100 --only nics
     [[ "${lines[0]}" == *"(mlx5_0..mlx5_3 and mlx5_6..mlx5_9, 400 Gb/s InfiniBand)"* ]]
     [ "$(query h100 '[.excluded[].nic]')" = '["mlx5_4","mlx5_5"]' ]

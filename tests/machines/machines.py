@@ -17,6 +17,7 @@ sys.dont_write_bytecode = True
 import golden  # noqa: E402
 import hostile  # noqa: E402
 import identifiers  # noqa: E402
+import kinds  # noqa: E402,F401
 import variants  # noqa: E402
 
 

@@ -411,7 +411,7 @@ static const struct doctor_case rows[] = {
     CASE("driver-skew", package_of_another_version, FOUND, "580.140.02"),
     CASE("driver-skew", package_revision, OK, ""),
     CASE("driver-skew", nobody_drives_gpus, FOUND, "4 GPUs"),
-    CASE("driver-skew", nouveau_drives_gpus, ABSENT, "not in use"),
+    CASE("driver-skew", nouveau_drives_gpus, FOUND, "4 GPUs are driven by nouveau"),
     CASE("driver-skew", driver_version_hidden, UNKNOWN, "made so"),
 
     CASE("iommu-gb200", nothing, ABSENT, "no board with Grace"),
@@ -422,7 +422,7 @@ static const struct doctor_case rows[] = {
     CASE("iommu-gb200", grace_without_command_line, UNKNOWN, "/proc/cmdline"),
 
     CASE("gpu-errors", nothing, OK, ""),
-    CASE("gpu-errors", ecc, FOUND, "GPU 2: uncorrected ECC"),
+    CASE("gpu-errors", ecc, FOUND, "GPU 2 (0000:0d:00.0): uncorrected ECC"),
     CASE("gpu-errors", ecc_not_known, OK, ""),
     CASE("gpu-errors", remap_pending, FOUND, "GPU 1"),
     CASE("gpu-errors", xid, FOUND, "Xid 79"),

@@ -413,8 +413,8 @@ static const struct doctor_case rows[] = {
     CASE("port-down", one_gpu_and_no_cable, OK, ""),
     CASE("port-down", one_gpu_and_no_cable_for_nccl, FOUND, "mlx5_0"),
     CASE("port-down", storage_far_away_down, OK, ""),
-    CASE("port-down", one_nic_missing, FOUND, "GPU 3 has 1 NIC"),
-    CASE("port-down", function_without_rdma, FOUND, "no RDMA device"),
+    CASE("port-down", one_nic_missing, FOUND, "GPU 3 (0000:11:00.0) has 1 NIC"),
+    CASE("port-down", function_without_rdma, OK, ""),
     CASE("port-down", half_as_many_nics, OK, ""),
     CASE("port-down", flat, OK, ""),
     CASE("port-down", flat_bus_one_nic_missing, FOUND, "3 NICs for 4 GPUs"),
@@ -423,6 +423,9 @@ static const struct doctor_case rows[] = {
     CASE("link-layer", nothing, OK, ""),
     CASE("link-layer", infiniband, OK, ""),
     CASE("link-layer", one_port_ethernet, FOUND, "mlx5_3 is Ethernet"),
+
+    CASE("rdma-device", nothing, OK, ""),
+    CASE("rdma-device", function_without_rdma, FOUND, "has no RDMA device"),
 
     CASE("nic-access", nothing, OK, ""),
     CASE("nic-access", uverbs_denied, FOUND, "uverbs1 is not accessible"),

@@ -166,6 +166,7 @@ static inline void made_software(struct made *made)
     driver->dmabuf_why = "";
     driver->kernel = "6.8.0-87-generic";
     driver->doca = "";
+    driver->fabric_manager = "";
     made->stack.nvshmem.version = made->stack.nccl.version = "";
     made->stack.deepep.imported = -1;
 }

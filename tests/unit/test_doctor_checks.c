@@ -37,6 +37,23 @@ static void (*change_of(const char *check, const char *name))(struct made *made)
 }
 
 /* What every result has to be, whatever the check. */
+/* A command that stops something says so, and one for a device names it by its PCI address. */
+static void assert_classified(const struct doctor_result *result)
+{
+    static const char *const restarts[] = {"reboot", "gpu-reset", "systemctl restart", "cos-extensions install"};
+    bool stops = strstr(result->fix, "mlxconfig") != NULL;
+
+    for (size_t i = 0; i < sizeof(restarts) / sizeof(restarts[0]); i++)
+        stops = stops || strstr(result->fix, restarts[i]);
+    assert_int_equal(result->fix_class == DOCTOR_FIX_NONE, !*result->fix);
+    assert_int_equal(result->fix_class > DOCTOR_FIX_SAFE, stops);
+    assert_false(result->fix_class > DOCTOR_FIX_SAFE && !*result->fix_cost);
+    assert_false(result->fix_class > DOCTOR_FIX_SAFE && result->fix_is_safe);
+    assert_int_equal(result->fix_class == DOCTOR_FIX_CUTS_OFF, strstr(result->fix, "mlxconfig") != NULL);
+    if (strstr(result->fix, "gpu-reset") || strstr(result->fix, "mlxconfig"))
+        assert_non_null(strstr(result->fix, ".0"));
+}
+
 static void assert_whole(const struct doctor_result *result)
 {
     if (result->outcome == DOCTOR_FINE)
@@ -50,6 +67,7 @@ static void assert_whole(const struct doctor_result *result)
         return;
     assert_true(result->n_evidence > 0);
     assert_true(*result->fix || *result->advice);
+    assert_classified(result);
     assert_false(result->fix_is_safe && !*result->fix);
 }
 

@@ -297,6 +297,7 @@ static void fabric_off(struct made *m)
 {
     of_os(m);
     gpu(m, 1)->fabric = TOPO_FABRIC_FAILED;
+    m->stack.driver.fabric_manager = m->stack.driver.version;
 }
 
 static void no_peermem(struct made *m)

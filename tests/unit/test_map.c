@@ -146,10 +146,82 @@ static void more_nics(void **state)
     }
     map = best();
     assert_string_equal(shown(map), "mlx5_0:1 mlx5_2:1 mlx5_4:1 mlx5_6:1 mlx5_8:1 mlx5_10:1 mlx5_12:1 mlx5_14:1");
-    assert_int_equal(map->n_idle, 8);
-    assert_int_equal(map->idle[7], 15);
-    assert_string_equal(map->choices[0].why,
-                        "nearest, PIX; of those as near mlx5_1 comes later in order and stays idle");
+    /* None is idle: the second of each pair is its GPU's as well. */
+    assert_int_equal(map->n_idle, 0);
+    assert_int_equal(map->choices[7].n_more, 1);
+    assert_int_equal(map->choices[7].more[0].nic, 15);
+    assert_string_equal(map->choices[0].why, "nearest, PIX; no other is as near; NCCL also uses mlx5_1");
+    map_free(map);
+}
+
+/* EFA: 32 for 8 GPUs, four on the switch of each; a GPU that another process has keeps its four. */
+static void four_for_each(void **state)
+{
+    struct map *map;
+
+    (void)state;
+    machine_init(&machine);
+    for (int s = 0; s < 8; s++) {
+        int at = machine_switch(&machine, s, s / 4);
+        char name[24];
+
+        machine_gpu(&machine, at, s, s / 4);
+        for (int i = 0; i < 4; i++) {
+            snprintf(name, sizeof(name), "rdmap%d", 4 * s + i);
+            machine_nic(&machine, name, 1, at, s, s / 4);
+        }
+    }
+    map = best();
+    assert_int_equal(map->n_idle, 0);
+    for (int gpu = 0; gpu < 8; gpu++) {
+        assert_int_equal(map->choices[gpu].nic, 4 * gpu);
+        assert_int_equal(map->choices[gpu].n_more, 3);
+        for (int i = 0; i < 3; i++)
+            assert_int_equal(map->choices[gpu].more[i].nic, 4 * gpu + i + 1);
+    }
+    map_free(map);
+    machine.topo.n_hidden_gpus = 7;
+    for (int i = 0; i < 7; i++)
+        machine.topo.hidden_gpus[i] = machine.gpus[i].pci;
+    machine.gpus[0] = machine.gpus[7];
+    machine.topo.n_gpus = 1;
+    map = best();
+    assert_int_equal(map->n, 1);
+    assert_int_equal(map->n_idle, 0);
+    assert_int_equal(map->choices[0].nic, 28);
+    assert_int_equal(map->choices[0].n_more, 3);
+    map_free(map);
+}
+
+/* One GPU a task, two of them on a switch with two NICs: each task, by itself, comes to the NIC of its own GPU. */
+static void one_gpu_a_task(void **state)
+{
+    int first, second;
+    struct map *map;
+
+    (void)state;
+    for (int own = 0; own < 2; own++) {
+        int at;
+
+        machine_init(&machine);
+        at = machine_switch(&machine, 0, 0);
+        first = machine_leaf(&machine, at, 0, 0);
+        second = machine_leaf(&machine, at, 0, 0);
+        machine_nic(&machine, "mlx5_0", 1, at, 0, 0);
+        machine_nic(&machine, "mlx5_1", 1, at, 0, 0);
+        machine.gpus[0] = (struct topo_gpu){.pci = own ? second : first};
+        machine.topo.n_gpus = 1;
+        machine.topo.n_hidden_gpus = 1;
+        machine.topo.hidden_gpus[0] = own ? first : second;
+        map = best();
+        assert_int_equal(map->choices[0].nic, own);
+        assert_non_null(strstr(map->choices[0].why, "goes to a GPU that this process is not given"));
+        map_free(map);
+    }
+    /* A pod that has one of the NICs uses it, whatever its neighbours have. */
+    machine.nics[1].role = TOPO_ROLE_NO_ACCESS;
+    map = best();
+    assert_int_equal(map->choices[0].nic, 0);
     map_free(map);
 }
 
@@ -636,7 +708,7 @@ static void forms(void **state)
     assert_int_equal(root_open(folder, &machine.topo.root), EP_OK);
     map = best();
     assert_string_equal(map_deepep(&machine.topo, map), "0:mlx5_0:1,1:mlx5_1:1,2:mlx5_2:2,3:mlx5_2:2");
-    assert_string_equal(map_nccl(&machine.topo, map), "=mlx5_0:1,mlx5_1:1,mlx5_2:2");
+    assert_string_equal(map_nccl(&machine.topo), "=mlx5_0:1,mlx5_1:1,mlx5_2:2");
     assert_string_equal(map_hca_list(&machine.topo, map, 3), "mlx5_2:2");
     assert_string_equal(map_ucx(&machine.topo, map, 0), "mlx5_0:1");
     map_free(map);
@@ -647,7 +719,7 @@ static void forms(void **state)
     machine.topo.n_nics = 0;
     map = best();
     assert_string_equal(map_deepep(&machine.topo, map), "");
-    assert_string_equal(map_nccl(&machine.topo, map), "");
+    assert_string_equal(map_nccl(&machine.topo), "");
     assert_string_equal(map_hca_list(&machine.topo, map, 0), "");
     map_free(map);
     root_free(machine.topo.root);
@@ -661,6 +733,8 @@ int main(void)
         cmocka_unit_test(names_do_not_count),
         cmocka_unit_test(fewer_nics),
         cmocka_unit_test(more_nics),
+        cmocka_unit_test(four_for_each),
+        cmocka_unit_test(one_gpu_a_task),
         cmocka_unit_test(one_and_four),
         cmocka_unit_test(nothing),
         cmocka_unit_test(only_active_data_ports),

@@ -489,8 +489,8 @@ static void test_default_route(void **state)
     (void)state;
     nics_with_route(ROUTES("eth0"), 1);
     read_tree();
-    assert_int_equal(nic("mlx5_0")->role, TOPO_ROLE_MANAGEMENT);
-    assert_string_equal(nic("mlx5_0")->role_why, "carries the default route (eth0), and 1 other NIC is as fast");
+    assert_int_equal(nic("mlx5_0")->role, TOPO_ROLE_UPLINK);
+    assert_string_equal(nic("mlx5_0")->role_why, "the default route goes over it, and 1 other NIC is as fast");
     assert_int_equal(nic("mlx5_1")->role, TOPO_ROLE_DATA);
 }
 
@@ -510,7 +510,7 @@ static void test_default_route_over_a_bond(void **state)
     tree_put(&tree, "/sys/class/net/bond0/lower_eth1", "");
     read_tree();
     assert_int_equal(nic("mlx5_0")->role, TOPO_ROLE_DATA);
-    assert_int_equal(nic("mlx5_1")->role, TOPO_ROLE_MANAGEMENT);
+    assert_int_equal(nic("mlx5_1")->role, TOPO_ROLE_UPLINK);
 }
 
 /* Two GPUs, each with its NIC on a switch, and two more NICs elsewhere, as fast. `storage` is their link layer. */
@@ -543,7 +543,7 @@ static void test_storage_shows_by_its_place(void **state)
     read_tree();
     assert_int_equal(nic("mlx5_0")->role, TOPO_ROLE_DATA);
     assert_int_equal(nic("mlx5_1")->role, TOPO_ROLE_DATA);
-    assert_int_equal(nic("mlx5_8")->role, TOPO_ROLE_MANAGEMENT);
+    assert_int_equal(nic("mlx5_8")->role, TOPO_ROLE_STORAGE);
     assert_string_equal(nic("mlx5_9")->role_why, "NODE from the nearest GPU, and 2 other NICs are nearer to one");
 }
 
@@ -556,7 +556,7 @@ static void test_a_nic_that_is_down_counts(void **state)
     read_tree();
     assert_int_equal(nic("mlx5_0")->role, TOPO_ROLE_DATA);
     assert_int_equal(nic("mlx5_1")->role, TOPO_ROLE_DOWN);
-    assert_int_equal(nic("mlx5_8")->role, TOPO_ROLE_MANAGEMENT);
+    assert_int_equal(nic("mlx5_8")->role, TOPO_ROLE_STORAGE);
 }
 
 /* With all near ones down the others are better than nothing. */
@@ -610,7 +610,7 @@ static void test_storage_shows_by_its_link_layer(void **state)
     flat_nics(2, 1);
     assert_int_equal(nic("mlx5_0")->role, TOPO_ROLE_DATA);
     assert_int_equal(nic("mlx5_1")->role, TOPO_ROLE_DATA);
-    assert_int_equal(nic("mlx5_2")->role, TOPO_ROLE_MANAGEMENT);
+    assert_int_equal(nic("mlx5_2")->role, TOPO_ROLE_STORAGE);
     assert_string_equal(nic("mlx5_2")->role_why, "Ethernet, and 2 other NICs as near to a GPU speak InfiniBand");
 }
 

@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * checks_access.c - devices that are on the bus and that this process cannot use: GPUs that it was not given, functions
+ * of NICs that have no RDMA device.
+ */
+#include "doctor/checks.h"
+#include "doctor/look.h"
+#include "doctor/look_nvshmem.h"
+
+#include <string.h>
+
+/* --- gpu-access --- */
+
+/* Was the process meant to have GPUs? A launcher's or a container's word for none says no. */
+static bool asks_for_gpus(const struct doctor_machine *machine)
+{
+    const char *visible = root_env(machine->root, "CUDA_VISIBLE_DEVICES");
+    const char *given = root_env(machine->root, "NVIDIA_VISIBLE_DEVICES");
+
+    if ((visible && strcmp(visible, "NoDevFiles") == 0) || (given && strcmp(given, "none") == 0))
+        return false;
+    return (visible && *visible && strcmp(visible, "-1") != 0) || (given && *given && strcmp(given, "void") != 0) ||
+           look_sets_nvshmem(machine) || machine->stack->deepep.imported >= 0;
+}
+
+static void say_denied(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct topo *topo = machine->topo;
+
+    doctor_found(machine, result, DOCTOR_ERROR, "none of the %d GPUs of this machine may be used by this process",
+                 topo->n_hidden_gpus);
+    for (int i = 0; i < topo->n_hidden_gpus && i < TOPO_MAX_GPUS; i++)
+        doctor_evidence(machine, result, topo->pci[topo->hidden_gpus[i]].address, "%s",
+                        topo->n_denied_gpus == topo->n_hidden_gpus
+                            ? "its device file may not be opened"
+                            : "its device file is not here, or not to be opened");
+    if (topo->n_denied_gpus > 0)
+        doctor_advise(machine, result,
+                      "A job has the GPUs that it asks for: of Slurm, srun --gres=gpu:8 or --gpus-per-task=1 (a device "
+                      "cgroup keeps the others shut). Outside of a job, /dev/nvidia* has to be readable and writable.");
+    else if (machine->stack->os.in_container)
+        doctor_advise(machine, result,
+                      "Give the container GPUs: docker run --gpus all, in Kubernetes a limit of nvidia.com/gpu.");
+    else {
+        doctor_fix(machine, result, true, "sudo nvidia-modprobe -u -c 0");
+        doctor_advise(machine, result,
+                      "The device files are made when the driver is first used; nvidia-persistenced does that at the "
+                      "start of the machine.");
+    }
+}
+
+/* NVML knows the GPUs, and CUDA may not open one of them. */
+static void find_shut(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct topo *topo = machine->topo;
+    int n = 0;
+
+    for (int i = 0; i < topo->n_gpus; i++) {
+        struct root_stat device = {.state = ROOT_UNASKED};
+
+        if (topo->gpus[i].minor >= 0)
+            device = root_stat(machine->root, "/dev/nvidia%d", topo->gpus[i].minor);
+        if (device.state != ROOT_DENIED && (device.state != ROOT_OK || (device.may_read && device.may_write)))
+            continue;
+        n++;
+        doctor_evidence(machine, result, look_gpu_name(machine, i), "/dev/nvidia%d may not be opened",
+                        topo->gpus[i].minor);
+    }
+    if (n == 0)
+        return;
+    doctor_found(machine, result, DOCTOR_ERROR, "%d of %d GPUs may not be used by this process", n, topo->n_gpus);
+    doctor_advise(
+        machine, result,
+        "Their device files have to be readable and writable: of Slurm, ask for GPUs (--gres), of a container, "
+        "give them to it; on the machine itself the driver makes them so for all unless it was told otherwise "
+        "(NVreg_DeviceFileMode).");
+}
+
+/* Runs where there is no GPU for this process: the other checks then say that there is none. */
+static void run_gpu_access(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct topo *topo = machine->topo;
+
+    if (topo->n_gpus > 0) {
+        find_shut(machine, result);
+        return;
+    }
+    if (topo->n_hidden_gpus == 0) {
+        look_has_gpus(machine, result);
+        return;
+    }
+    if (look_wrong_kind(machine) > 0) {
+        doctor_not_here(machine, result, "the driver does not drive them, which is the matter of open-driver");
+        return;
+    }
+    if (topo->n_denied_gpus == 0 && machine->stack->os.in_container && !asks_for_gpus(machine)) {
+        doctor_cannot_tell(machine, result, "this container was given none of the %d GPUs of the machine",
+                           topo->n_hidden_gpus);
+        result->tells = DOCTOR_TELLS_GPUS;
+        return;
+    }
+    say_denied(machine, result);
+}
+
+const struct doctor_check check_gpu_access = {
+    .id = "gpu-access",
+    .group = "driver",
+    .mode = 21,
+    .title = "the process may use the GPUs that it needs",
+    .symptom = "\"no CUDA-capable device is detected\", \"No devices were found\", although the machine has GPUs.",
+    .cause = "The device files /dev/nvidia* are missing, belong to somebody else, or a device cgroup keeps them shut: "
+             "the job or the container has not asked for GPUs.",
+    .remedy = "Ask for GPUs when the job or the container is started.",
+    .links = (const char *const[]){"/dev/nvidia0", "/dev/nvidiactl", "CUDA_VISIBLE_DEVICES", NULL},
+    .run = run_gpu_access,
+};
+
+/* --- rdma-device --- */
+
+static void run_rdma_device(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct topo *topo = machine->topo;
+    enum root_state module = root_stat(machine->root, "/sys/module/mlx5_ib").state;
+    int n = look_functions_without_rdma(machine), n_unbound = 0, first = -1;
+
+    if (!look_has_gpus(machine, result))
+        return;
+    if (n == 0) {
+        if (topo->n_nics == 0)
+            look_has_data_nics(machine, result);
+        return;
+    }
+    /* In a container that was given no RDMA device the node may have bound them all. */
+    if (machine->stack->os.in_container && !look_asks_for_rdma(machine)) {
+        doctor_not_here(machine, result, "a container without RDMA devices, and nothing in it asks for one");
+        return;
+    }
+    for (int p = 0; p < topo->n_pci; p++) {
+        if (!look_is_function_without_rdma(machine, p))
+            continue;
+        first = first < 0 ? p : first;
+        n_unbound += !*topo->pci[p].driver;
+        doctor_evidence(machine, result, topo->pci[p].address, "%s%s, no RDMA device",
+                        *topo->pci[p].driver ? "driver " : "no driver", topo->pci[p].driver);
+    }
+    doctor_found(machine, result, DOCTOR_ERROR, "the NIC at %s has no RDMA device%s", topo->pci[first].address,
+                 n > 1 ? ", and more have none" : "");
+    doctor_evidence(machine, result, "/sys/module/mlx5_ib", "%s",
+                    module == ROOT_OK ? "loaded" : look_why(module, NULL));
+    if (machine->stack->os.in_container)
+        doctor_advise(machine, result,
+                      "Give the pod this device too, or load mlx5_ib on the node: GPUs here have fewer NICs than there "
+                      "are.");
+    else if (n_unbound > 0) {
+        doctor_fix(machine, result, true, "sudo modprobe mlx5_core\nsudo modprobe mlx5_ib");
+        doctor_advise(machine, result,
+                      "If they stay without a driver, the kernel log says why (sudo dmesg | grep mlx5).");
+    } else if (module == ROOT_ABSENT) {
+        doctor_fix(machine, result, true, "sudo modprobe mlx5_ib");
+        doctor_advise(machine, result,
+                      "If modprobe does not find it, it is of a package of its own (linux-modules-extra), or DOCA-OFED "
+                      "was built without it.");
+    } else {
+        doctor_advise(
+            machine, result,
+            "mlx5_ib is loaded and not bound to it: look at 'devlink dev param show pci/%s name enable_roce', "
+            "at 'devlink dev param show pci/%s name enable_rdma', and at /sys/bus/auxiliary/drivers.",
+            topo->pci[first].address, topo->pci[first].address);
+    }
+}
+
+const struct doctor_check check_rdma_device = {
+    .id = "rdma-device",
+    .group = "nic",
+    .mode = 21,
+    .title = "the NICs of GPUs have RDMA devices",
+    .symptom = "\"No IB devices found\", or NCCL goes over sockets, although lspci shows ConnectX cards.",
+    .cause = "mlx5_core drives a card as a network interface; RDMA devices come from mlx5_ib, which is not loaded, or "
+             "not bound to the function.",
+    .remedy = "Load mlx5_ib, or switch RDMA on for the function with devlink.",
+    .links = (const char *const[]){"/sys/class/infiniband", "/sys/module/mlx5_ib", NULL},
+    .run = run_rdma_device,
+};

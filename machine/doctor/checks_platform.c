@@ -1,0 +1,281 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* checks_platform.c - what goes together at all: GPU and kind of driver, NIC and IBGDA, programs and libcuda. */
+#include "doctor/checks.h"
+#include "doctor/look.h"
+#include "doctor/look_nvshmem.h"
+#include "doctor/shell.h"
+#include "software/variables.h"
+
+#include <string.h>
+#include <strings.h>
+
+/* --- open-driver --- */
+
+/*
+ * PCI device numbers (pci.ids) of GPUs that NVIDIA's closed kernel modules do not drive: Blackwell (GB100, GB102,
+ * GB110, GB20x, GB10), and those on boards with Grace processors. And of those that the open ones do not: before Turing
+ * (driver README, "Open Linux Kernel Modules": the GPU System Processor is needed).
+ */
+#define NVIDIA 0x10de
+#define CLASS_DISPLAY 0x03
+
+struct device_range {
+    unsigned first, last;
+};
+
+static const struct device_range open_only[] = {
+    {0x2342, 0x2342}, {0x2348, 0x2348}, {0x2900, 0x29ff}, {0x2b80, 0x2dff},
+    {0x2e00, 0x2eff}, {0x2f00, 0x2fff}, {0x3180, 0x32ff},
+};
+static const struct device_range closed_only[] = {
+    {0x0fc0, 0x1dff},
+};
+
+static bool is_within(unsigned device, const struct device_range *ranges, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (device >= ranges[i].first && device <= ranges[i].last)
+            return true;
+    return false;
+}
+
+#define WITHIN(device, ranges) is_within(device, ranges, sizeof(ranges) / sizeof((ranges)[0]))
+
+bool look_is_wrong_kind(const struct doctor_machine *machine, int pci)
+{
+    const struct topo_pci *self = &machine->topo->pci[pci];
+
+    return *machine->stack->driver.version && self->vendor == NVIDIA && self->class_code >> 16 == CLASS_DISPLAY &&
+           (machine->stack->driver.is_open ? WITHIN(self->device, closed_only) : WITHIN(self->device, open_only));
+}
+
+int look_wrong_kind(const struct doctor_machine *machine)
+{
+    int n = 0;
+
+    for (int p = 0; p < machine->topo->n_pci; p++)
+        n += look_is_wrong_kind(machine, p);
+    return n;
+}
+
+static void fix_kind(const struct doctor_machine *machine, struct doctor_result *result, bool needs_open)
+{
+    const struct os *os = &machine->stack->os;
+    int n_major = (int)strcspn(machine->stack->driver.version, ".");
+    const char *major = root_printf(machine->root, "%.*s", n_major, machine->stack->driver.version);
+    const char *install = "";
+
+    if (!os->in_container && os->family == OS_DEBIAN)
+        install = os_install(machine->root, os,
+                             root_printf(machine->root, "nvidia-driver-%s%s", major, needs_open ? "-open" : ""), "");
+    else if (!os->in_container && os->family == OS_RHEL)
+        install = root_printf(machine->root,
+                              "sudo dnf module reset nvidia-driver\nsudo dnf module install "
+                              "nvidia-driver:%s%s",
+                              major, needs_open ? "-open" : "-dkms");
+    if (*install)
+        doctor_fix(machine, result, false, "%s\nsudo reboot", install);
+    doctor_cost(machine, result, DOCTOR_FIX_RESTART, "The machine starts anew, and every job on it ends.");
+    doctor_advise(machine, result,
+                  needs_open ? "Install the open kernel modules of the same driver (packages with -open; of the "
+                               "runfile --kernel-module-type=open; of gpu-operator driver.kernelModuleType=open)."
+                             : "Install the closed kernel modules of the same driver.");
+}
+
+static void run_open_driver(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct stack_driver *driver = &machine->stack->driver;
+    const struct topo *topo = machine->topo;
+    int n = 0;
+
+    if (topo->n_gpus + topo->n_hidden_gpus == 0) {
+        look_has_gpus(machine, result);
+        return;
+    }
+    if (!*driver->version) {
+        doctor_not_here(machine, result, "the NVIDIA driver is not loaded");
+        return;
+    }
+    n = look_wrong_kind(machine);
+    if (n == 0)
+        return;
+    for (int p = 0; p < topo->n_pci; p++)
+        if (look_is_wrong_kind(machine, p))
+            doctor_evidence(machine, result, topo->pci[p].address, "PCI device 10de:%04x", topo->pci[p].device);
+    doctor_found(machine, result, DOCTOR_ERROR,
+                 "the loaded driver has the %s kernel modules, which do not drive %d of "
+                 "the GPUs here",
+                 driver->is_open ? "open" : "closed", n);
+    doctor_evidence(machine, result, "/proc/driver/nvidia/version", "%s, %s kernel modules", driver->version,
+                    driver->is_open ? "open" : "closed");
+    fix_kind(machine, result, !driver->is_open);
+}
+
+const struct doctor_check check_open_driver = {
+    .id = "open-driver",
+    .group = "driver",
+    .mode = 26,
+    .title = "the kind of the driver's kernel modules, open or closed, is one for these GPUs",
+    .symptom = "\"No devices were found\"; the kernel log says that the GPU requires the open kernel modules.",
+    .cause = "GPUs from Blackwell on, and those beside Grace processors, work with the open kernel modules only; GPUs "
+             "before Turing with the closed ones only.",
+    .remedy = "Install the other kind of the same driver.",
+    .links = (const char *const[]){"/proc/driver/nvidia/version", NULL},
+    .run = run_open_driver,
+};
+
+/* --- libcuda --- */
+
+/* Where installers and container runtimes put it, when they leave it to others to make the path known. */
+static const char *const cuda_folders[] = {
+    "/usr/local/nvidia/lib64",                     /* GKE, and NVIDIA's images */
+    "/home/kubernetes/bin/nvidia/lib64",           /* a node of GKE */
+    "/run/nvidia/driver/usr/lib/x86_64-linux-gnu", /* gpu-operator */
+    "/run/nvidia/driver/usr/lib64",
+    "/usr/lib/x86_64-linux-gnu/nvidia/current", /* Debian */
+    "/usr/lib/wsl/lib",
+    "/var/lib/nvidia/lib64", /* Container-Optimized OS */
+};
+
+static const char *other_place(const struct doctor_machine *machine)
+{
+    for (size_t i = 0; i < sizeof(cuda_folders) / sizeof(cuda_folders[0]); i++)
+        if (root_stat(machine->root, "%s/libcuda.so.1", cuda_folders[i]).state == ROOT_OK)
+            return cuda_folders[i];
+    return "";
+}
+
+static void run_libcuda(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    struct libs_setting setting = libs_setting_of(machine->root);
+    const struct os *os = &machine->stack->os;
+    struct lib_place place;
+    const char *folder;
+
+    if (!look_has_driver(machine, result) || !look_has_environment(machine, result))
+        return;
+    place = libs_find(machine->root, &setting, "libcuda.so.1");
+    if (place.state == ROOT_OK)
+        return;
+    if (place.state != ROOT_ABSENT) {
+        doctor_cannot_tell(machine, result, "libcuda.so.1: %s", look_why(place.state, NULL));
+        return;
+    }
+    /* There only containers run programs, and get it mounted. */
+    if (os->family == OS_COS && !os->in_container) {
+        doctor_not_here(machine, result,
+                        "Container-Optimized OS: programs run in containers, which get libcuda mounted");
+        return;
+    }
+    folder = other_place(machine);
+    doctor_found(machine, result, DOCTOR_ERROR, "libcuda.so.1 is not found%s%s",
+                 *folder ? " by the linker, though it is in " : ": no CUDA program starts", folder);
+    doctor_evidence(machine, result, "LD_LIBRARY_PATH", "%s", *setting.library_path ? setting.library_path : "not set");
+    if (*folder)
+        doctor_fix(machine, result, false, "%s", shell_prepend(machine->root, "LD_LIBRARY_PATH", folder));
+    doctor_advise(
+        machine, result,
+        *folder ? "Or have ld.so know the folder for all programs: a file in /etc/ld.so.conf.d, and ldconfig."
+        : os->in_container
+            ? "NVIDIA's container toolkit mounts it (NVIDIA_DRIVER_CAPABILITIES has to have compute in it); on "
+              "GKE it is mounted at /usr/local/nvidia/lib64 in containers with a limit of nvidia.com/gpu."
+            : "Install the libraries of the driver in its version, %s.",
+        machine->stack->driver.version);
+}
+
+const struct doctor_check check_libcuda = {
+    .id = "libcuda",
+    .group = "driver",
+    .mode = 18,
+    .title = "the linker finds libcuda.so.1",
+    .symptom = "\"libcuda.so.1: cannot open shared object file\"; torch.cuda.is_available() is false.",
+    .cause = "The library comes with the driver, and in a container from the node. It is mounted at a place that the "
+             "linker does not look at, or not at all.",
+    .remedy = "Put its folder into LD_LIBRARY_PATH, or have it mounted.",
+    .links = (const char *const[]){"LD_LIBRARY_PATH", "/usr/local/nvidia/lib64", NULL},
+    .run = run_libcuda,
+};
+
+/* --- ibgda-nic --- */
+
+#define MELLANOX 0x15b3
+#define AMAZON 0x1d0f
+#define BROADCOM 0x14e4
+
+static const char *maker_name(unsigned vendor)
+{
+    switch (vendor) {
+    case AMAZON:
+        return "EFA";
+    case BROADCOM:
+        return "Broadcom";
+    case 0x8086:
+        return "Intel";
+    case 0x1022:
+    case 0x1dd8:
+        return "AMD";
+    default:
+        return "another maker";
+    }
+}
+
+/* DeepEP before version 2 goes between nodes by IBGDA alone: it has a buffer.py of its own and an NVSHMEM. */
+static bool needs_ibgda(const struct doctor_machine *machine)
+{
+    const struct stack_deepep *deepep = &machine->stack->deepep;
+    bool is_first = deepep->imported >= 0 && deepep->copies[deepep->imported].buffer == ROOT_OK;
+
+    return variable_is_true(root_env(machine->root, "NVSHMEM_IB_ENABLE_IBGDA")) ||
+           (is_first && look_has_deepep(machine) && machine->topo->n_gpus > 1);
+}
+
+static void run_ibgda_nic(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const char *transport = root_env(machine->root, "NVSHMEM_REMOTE_TRANSPORT");
+    const struct topo *topo = machine->topo;
+    int first = -1, n = 0;
+
+    if (!look_has_gpus(machine, result) || !look_has_environment(machine, result) ||
+        !look_has_data_nics(machine, result))
+        return;
+    for (int i = 0; i < topo->n_nics; i++) {
+        if (!look_is_data_nic(topo, i))
+            continue;
+        if (topo->pci[topo->nics[i].pci].vendor == MELLANOX)
+            return;
+        first = first < 0 ? i : first;
+        n++;
+    }
+    if (!needs_ibgda(machine)) {
+        doctor_not_here(machine, result, "nothing asks for IBGDA");
+        return;
+    }
+    doctor_found(machine, result, DOCTOR_ERROR, "IBGDA works with NVIDIA's NICs only, and the %d here are of %s", n,
+                 maker_name(topo->pci[topo->nics[first].pci].vendor));
+    doctor_evidence(machine, result, topo->nics[first].name, "PCI device %04x:%04x at %s",
+                    topo->pci[topo->nics[first].pci].vendor, topo->pci[topo->nics[first].pci].device,
+                    topo->pci[topo->nics[first].pci].address);
+    if (machine->stack->deepep.imported >= 0)
+        doctor_evidence(machine, result, machine->stack->deepep.copies[machine->stack->deepep.imported].folder,
+                        "goes between nodes by IBGDA alone");
+    doctor_evidence(machine, result, "NVSHMEM_REMOTE_TRANSPORT", "%s", transport ? transport : "not set");
+    doctor_advise(machine, result,
+                  "Within a node all works. Between nodes take what has a transport for these NICs: epkit, UCCL-EP, "
+                  "DeepEP version 2 over NCCL%s. NVSHMEM_REMOTE_TRANSPORT=libfabric does not make DeepEP's kernels use "
+                  "it.",
+                  topo->pci[topo->nics[first].pci].vendor == AMAZON ? " with aws-ofi-nccl" : "");
+}
+
+const struct doctor_check check_ibgda_nic = {
+    .id = "ibgda-nic",
+    .group = "nvshmem",
+    .mode = 9,
+    .title = "the NICs are ones that IBGDA drives, where something needs it",
+    .symptom = "DeepEP works within a node, and between nodes it stops when it initialises: no device for ibgda.",
+    .cause =
+        "IBGDA has GPUs write to the registers of NVIDIA's NICs (mlx5). There is none for EFA, Broadcom's and other "
+        "NICs, and DeepEP before version 2 knows no other way between nodes.",
+    .remedy = "Use a library with a transport for these NICs between nodes.",
+    .links = (const char *const[]){"NVSHMEM_IB_ENABLE_IBGDA", "/sys/class/infiniband", NULL},
+    .run = run_ibgda_nic,
+};

@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* nic_facts.c - what is known of a NIC beside its ports: does the default route go over it, may this process use it? */
+#include "hardware/read.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define NET "/sys/class/net"
+
+/* --- the default routes --- */
+
+#define MAX_INTERFACES 64
+#define MAX_STACK 4 /* VLAN on bridge on bond on NIC */
+
+/* Interfaces that default routes go over: those of the routes themselves, then those below them. */
+struct interfaces {
+    int n;
+    const char *names[MAX_INTERFACES];
+};
+
+static void add_interface(struct interfaces *interfaces, const char *name)
+{
+    for (int i = 0; i < interfaces->n; i++)
+        if (strcmp(interfaces->names[i], name) == 0)
+            return;
+    if (interfaces->n < MAX_INTERFACES && *name && !strchr(name, '/'))
+        interfaces->names[interfaces->n++] = name;
+}
+
+/* IPv4: destination and mask are 0 in /proc/net/route. */
+static void add_ipv4_routes(struct topo *topo, struct interfaces *interfaces)
+{
+    const char *line = root_read(topo->root, "/proc/net/route").text;
+
+    for (; line && *line; line = strchr(line, '\n') ? strchr(line, '\n') + 1 : NULL) {
+        char name[32], destination[16], mask[16];
+
+        if (sscanf(line, "%31s %15s %*s %*s %*s %*s %*s %15s", name, destination, mask) == 3 &&
+            strcmp(destination, "00000000") == 0 && strcmp(mask, "00000000") == 0)
+            add_interface(interfaces, topo_keep(topo, name));
+    }
+}
+
+/*
+ * IPv6: the destination in /proc/net/ipv6_route is 32 zeros with a prefix of 00. The kernel has such lines on lo as
+ * well: what is not routed is rejected there.
+ */
+static void add_ipv6_routes(struct topo *topo, struct interfaces *interfaces)
+{
+    const char *line = root_read(topo->root, "/proc/net/ipv6_route").text;
+
+    for (; line && *line; line = strchr(line, '\n') ? strchr(line, '\n') + 1 : NULL) {
+        char destination[40], prefix[8], name[32];
+
+        if (sscanf(line, "%39s %7s %*s %*s %*s %*s %*s %*s %*s %31s", destination, prefix, name) == 3 &&
+            strspn(destination, "0") == 32 && strcmp(prefix, "00") == 0 && strcmp(name, "lo") != 0)
+            add_interface(interfaces, topo_keep(topo, name));
+    }
+}
+
+/* What a bond, a bridge or a VLAN lies upon: its folder has a link lower_<interface> for each. */
+static void add_lower(struct topo *topo, struct interfaces *interfaces)
+{
+    int begin = 0;
+
+    for (int level = 0; level < MAX_STACK; level++) {
+        int end = interfaces->n;
+
+        for (int i = begin; i < end; i++) {
+            struct root_names names = root_list(topo->root, NET "/%s", interfaces->names[i]);
+
+            for (size_t k = 0; k < names.n; k++)
+                if (strncmp(names.names[k], "lower_", 6) == 0)
+                    add_interface(interfaces, names.names[k] + 6);
+        }
+        begin = end;
+    }
+}
+
+void nics_find_uplinks(struct topo *topo)
+{
+    struct interfaces interfaces = {.n = 0};
+
+    add_ipv4_routes(topo, &interfaces);
+    add_ipv6_routes(topo, &interfaces);
+    add_lower(topo, &interfaces);
+    for (int i = 0; i < topo->n_nics; i++)
+        for (int p = 0; p < topo->nics[i].n_ports; p++)
+            for (int k = 0; k < interfaces.n; k++)
+                if (strcmp(topo->nics[i].ports[p].netdev, interfaces.names[k]) == 0)
+                    topo->nics[i].is_uplink = true;
+}
+
+/* --- access --- */
+
+/* Every GID of every active port is one of another network namespace. RoCE cannot do without; InfiniBand can. */
+static bool is_in_other_network(const struct topo_nic *nic)
+{
+    int n_active = 0;
+
+    for (int p = 0; p < nic->n_ports; p++) {
+        const struct topo_port *port = &nic->ports[p];
+
+        if (!port->active)
+            continue;
+        n_active++;
+        if (port->link_layer != TOPO_LINK_ETHERNET || port->n_gids > 0 || port->n_foreign_gids == 0)
+            return false;
+    }
+    return n_active > 0;
+}
+
+static void find_access(struct topo *topo, struct topo_nic *nic)
+{
+    struct root_stat device = {.state = ROOT_UNASKED};
+
+    if (*nic->uverbs)
+        device = root_stat(topo->root, "%s", nic->uverbs);
+    if (device.state == ROOT_ABSENT) {
+        nic->access = TOPO_ACCESS_NO;
+        nic->access_why = root_printf(topo->root, "%s is not here", nic->uverbs);
+    } else if (device.state == ROOT_DENIED || (device.state == ROOT_OK && (!device.may_read || !device.may_write))) {
+        nic->access = TOPO_ACCESS_NO;
+        nic->access_why = root_printf(topo->root, "%s may not be opened", nic->uverbs);
+    } else if (is_in_other_network(nic)) {
+        nic->access = TOPO_ACCESS_NO;
+        nic->access_why = "its interface is in another network namespace";
+    } else if (device.state == ROOT_OK) {
+        nic->access = TOPO_ACCESS_YES;
+    }
+}
+
+void nics_find_access(struct topo *topo)
+{
+    for (int i = 0; i < topo->n_nics; i++)
+        find_access(topo, &topo->nics[i]);
+}
