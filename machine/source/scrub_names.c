@@ -54,7 +54,7 @@ static const char *const common_names[] = {
     "nvidia-nvswitch#", "nvidia-nvswitchctl",
     /* Libraries and programs. */
     "lib*.so", "lib*.so.*", "nvshmem_*.so", "nvshmem_*.so.*", "lib*.a", "*.ko", "*.ko.*", "python", "python#",
-    "ld-linux-x86-64.so.#", "ld-linux-aarch64.so.#", "nvidia-smi", "nvcc", "ofed_info", "plugins",
+    "ld-linux-x86-64.so.#", "ld-linux-aarch64.so.#", "nvidia-smi", "nvidia-modprobe", "nvcc", "ofed_info", "plugins",
     /* The stack. */
     "nvidia", "nvidia-#", "nvidia-imex", "nodes_config.cfg", "cuda", "cuda-#", "cuda#", "cu#", "version.json",
     "version.txt", "nvshmem", "nvshmem-#", "nvshmem_#", "libnvshmem", "non_abi", "device", "host", "nvshmem*.h", "nccl",

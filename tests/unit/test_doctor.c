@@ -4,7 +4,7 @@
 
 #include <ctype.h>
 
-static const char *const groups[] = {"driver", "nic", "verbs", "nvshmem", "nccl", "deepep", "limits", "topology"};
+static const char *const groups[] = {"driver", "nic", "verbs", "nvshmem", "nccl", "deepep", "limits", "topology", "job"};
 
 static int group_index(const char *group)
 {
