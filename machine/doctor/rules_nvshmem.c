@@ -177,6 +177,20 @@ static const char *list_fault(const struct doctor_machine *machine, const char *
     return "";
 }
 
+/* Where no NIC is left at all, hca-prefix says so. */
+static bool leaves_a_nic(const struct doctor_machine *machine)
+{
+    struct map *map;
+    bool any = false;
+
+    if (look_nvshmem_map(machine, &map) != EP_OK)
+        return true;
+    for (int i = 0; i < map->n; i++)
+        any = any || map->choices[i].nic >= 0;
+    map_free(map);
+    return any;
+}
+
 static void run_hca_lists(const struct doctor_machine *machine, struct doctor_result *result)
 {
     static const char *const names[] = {"NVSHMEM_HCA_LIST", "NVSHMEM_HCA_PE_MAPPING"};
@@ -189,7 +203,7 @@ static void run_hca_lists(const struct doctor_machine *machine, struct doctor_re
         if (!list || (i == 1 && !is_mapped))
             continue;
         fault = list_fault(machine, list);
-        if (!*fault)
+        if (!*fault || !leaves_a_nic(machine))
             continue;
         doctor_found(machine, result, DOCTOR_ERROR, "%s: %s", names[i], fault);
         doctor_evidence(machine, result, names[i], "%s", list);

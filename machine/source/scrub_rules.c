@@ -280,6 +280,11 @@ static void write_host_value(struct scrub *scrub, const char *value, FILE *out)
     const char *port = strchr(value, ':');
     char host[256];
 
+    /* The loopback is the same everywhere. */
+    if (strcmp(value, "localhost") == 0 || strncmp(value, "127.", 4) == 0 || strcmp(value, "::1") == 0) {
+        fputs(value[0] == 'l' ? "localhost" : value[0] == ':' ? "::1" : "127.0.0.1", out);
+        return;
+    }
     /* An address is one for the general pass. */
     if (value[strspn(value, "0123456789.:[]abcdefABCDEF")] == '\0' && strpbrk(value, ".:")) {
         scrub_text(scrub, value, strlen(value), 0, out);
