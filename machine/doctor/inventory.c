@@ -124,7 +124,7 @@ ep_status doctor_expect(struct doctor_machine *machine, const char *file)
     json_error_t error;
     const char *key;
 
-    document = json_load_file(file, JSON_REJECT_DUPLICATES, &error);
+    document = json_load_file(file, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &error);
     if (!document)
         return ep_fail(EP_E_ARG, "--expect: %s: line %d: %s", file, error.line, error.text);
     if (!json_is_object(document) || json_object_size(document) == 0) {

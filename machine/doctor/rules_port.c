@@ -6,15 +6,18 @@
 #include "doctor/checks.h"
 #include "doctor/look.h"
 #include "doctor/shell.h"
+#include "hardware/counters.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 /* --- what the rules share --- */
 
+#define RAIL_VALUES 4
+
 struct rail {
     int nic, port; /* indices */
-    int64_t values[4];
+    int64_t values[RAIL_VALUES];
 };
 
 #define RAILS_MAX (TOPO_MAX_NICS * TOPO_MAX_PORTS)
@@ -74,41 +77,30 @@ static const char *rail_name(const struct doctor_machine *machine, const struct 
 
 /* --- link-errors --- */
 
-/* A start of the switch or of the driver brings a link down once; ten times more than the others is another matter. */
-static const struct {
-    const char *file, *text;
-    int64_t least, always; /* worth a word; worth one whatever the others have */
-} link_counters[] = {
-    {"counters/link_downed", "the link went down %lld times", 10, 200},
-    {"counters/symbol_error", "%lld symbols were damaged", 1000, 10000000},
-    {"counters/link_error_recovery", "the link recovered from errors %lld times", 10, 200},
-};
-
-#define N_LINK_COUNTERS (sizeof(link_counters) / sizeof(link_counters[0]))
-
 static void run_link_errors(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct rail rails[RAILS_MAX];
+    const struct counter_limit *limits;
     int n = list_rails(machine, TOPO_LINK_UNKNOWN, rails), first = -1;
+    size_t n_limits;
+    char text[128];
 
+    limits = counter_limits(&n_limits);
     for (int i = 0; i < n; i++)
-        for (size_t k = 0; k < N_LINK_COUNTERS; k++)
-            rails[i].values[k] = counter(machine, &rails[i], link_counters[k].file);
+        for (size_t k = 0; k < n_limits && k < RAIL_VALUES; k++)
+            rails[i].values[k] = counter(machine, &rails[i], root_printf(machine->root, "counters/%s", limits[k].file));
     for (int i = 0; i < n; i++) {
-        for (size_t k = 0; k < N_LINK_COUNTERS; k++) {
-            int64_t value = rails[i].values[k], others = median_of_others(rails, n, i, (int)k);
-            const char *name = rail_name(machine, &rails[i]), *text;
+        for (size_t k = 0; k < n_limits && k < RAIL_VALUES; k++) {
+            const char *name = rail_name(machine, &rails[i]);
+            int64_t value = rails[i].values[k];
 
-            if (value < link_counters[k].least || (value < 5 * others && value < link_counters[k].always))
+            if (!counter_stands_out(&limits[k], value, median_of_others(rails, n, i, (int)k)))
                 continue;
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wformat-nonliteral"
-            text = root_printf(machine->root, link_counters[k].text, (long long)value);
-#pragma GCC diagnostic pop
+            counter_limit_text(&limits[k], value, text, sizeof(text));
             if (first < 0)
                 doctor_found(machine, result, DOCTOR_WARNING, "%s has a bad link: %s", name, text);
             first = first < 0 ? i : first;
-            doctor_evidence(machine, result, root_printf(machine->root, "%s %s", name, link_counters[k].file), "%lld",
+            doctor_evidence(machine, result, root_printf(machine->root, "%s %s", name, limits[k].file), "%lld",
                             (long long)value);
         }
     }
@@ -137,14 +129,6 @@ const struct doctor_check check_link_errors = {
 
 /* --- roce-loss --- */
 
-/*
- * A receiver asks for a packet again when one is missing. out_of_sequence alone says little: adaptive routing lets
- * packets overtake each other on healthy networks. One in 100000 halves the throughput of a long way (go-back-N).
- */
-#define LOSS_LEAST 10000
-#define LOSS_RATIO 1e-5
-#define LOSS_RATIO_GRAVE 1e-3
-
 static bool sees_congestion_notices(const struct doctor_machine *machine, const struct rail *rail)
 {
     return counter(machine, rail, "hw_counters/np_cnp_sent") > 0 ||
@@ -164,11 +148,11 @@ static void run_roce_loss(const struct doctor_machine *machine, struct doctor_re
         return;
     }
     for (int i = 0; i < n; i++) {
-        int64_t lost = counter(machine, &rails[i], "hw_counters/packet_seq_err");
+        int64_t lost = counter(machine, &rails[i], COUNTER_LOST);
         int64_t sent = counter(machine, &rails[i], "counters/port_xmit_packets");
         double ratio = sent > 0 ? (double)lost / (double)sent : 0;
 
-        if (lost < LOSS_LEAST || ratio < LOSS_RATIO)
+        if (lost < COUNTER_LOST_LEAST || ratio < COUNTER_LOST_RATIO)
             continue;
         has_notices = has_notices || sees_congestion_notices(machine, &rails[i]);
         doctor_evidence(machine, result, rail_name(machine, &rails[i]),
@@ -178,7 +162,7 @@ static void run_roce_loss(const struct doctor_machine *machine, struct doctor_re
                         (long long)counter(machine, &rails[i], "hw_counters/local_ack_timeout_err"));
         if (n_lossy++ == 0 || ratio > worst) {
             worst = ratio;
-            doctor_found(machine, result, ratio >= LOSS_RATIO_GRAVE ? DOCTOR_ERROR : DOCTOR_WARNING,
+            doctor_found(machine, result, ratio >= COUNTER_LOST_RATIO_GRAVE ? DOCTOR_ERROR : DOCTOR_WARNING,
                          "the network loses packets of %s: one in %.0f", rail_name(machine, &rails[i]), 1 / ratio);
         }
     }
