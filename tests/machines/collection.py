@@ -27,8 +27,8 @@ import planted  # noqa: E402
 import rules  # noqa: E402
 import variants  # noqa: E402
 
-# Not yet right for a reason that is known: one name a line in this file, when it is given.
-WAITING = os.environ.get("EPKIT_MACHINES_WAITING", "")
+# Machines that are not yet judged rightly, for a reason that is known: "NAME: reason" a line.
+WAITING = os.path.join(os.path.dirname(os.path.abspath(__file__)), "waiting.txt")
 
 
 def expectations(which):
@@ -120,9 +120,9 @@ def main(arguments):
     if len(arguments) not in (2, 4) or arguments[1] not in ("field", "rules", "all"):
         sys.exit(__doc__)
     epkit = os.path.abspath(arguments[0])
-    n = n_wrong = 0
+    n = n_wrong = n_waiting = 0
     waiting = set()
-    if WAITING:
+    if os.path.exists(WAITING):
         with open(WAITING, encoding="utf-8") as file:
             waiting = {line.split(":")[0] for line in file if line.strip()}
     for name, expected in expectations(arguments[1]).items():
@@ -137,10 +137,15 @@ def main(arguments):
         finally:
             shutil.rmtree(folder)
         n += 1
-        if wrong and name not in waiting:
+        if wrong and name in waiting:
+            n_waiting += 1
+            continue
+        if not wrong and name in waiting:
+            wrong = ["is right now: take it out of waiting.txt"]
+        if wrong:
             n_wrong += 1
             print("\n".join(f"{name}: {line}" for line in wrong), flush=True)
-    print(f"{n} machines, {n_wrong} not as they should be")
+    print(f"{n} machines, {n_wrong} not as they should be, {n_waiting} known to be judged wrongly (waiting.txt)")
     return 1 if n_wrong or n == 0 else 0
 
 
