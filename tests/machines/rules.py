@@ -242,10 +242,15 @@ def list_with_a_port_that_is_not_there(tree):
 
 @change("dgx-h200-deepep/hca-list-right")
 def list_of_a_rank(tree):
-    """What is right: one NIC, with its port, for the rank that it belongs to; a mapping by PE that nobody reads."""
+    """What is right: one NIC, with its port, for the rank that it belongs to."""
     tree.environment["NVSHMEM_HCA_LIST"] = "mlx5_2:1"
-    tree.environment["NVSHMEM_HCA_PE_MAPPING"] = "mlx5_90:1:2"
     tree.environment["LOCAL_RANK"], tree.environment["LOCAL_WORLD_SIZE"] = "2", "8"
+
+
+@change("dgx-h200-deepep/stale-mapping", "void-variables")
+def stale_mapping_by_pe(tree):
+    """Left over from another machine, and nobody reads it: no NIC is missed, but the variable does nothing."""
+    tree.environment["NVSHMEM_HCA_PE_MAPPING"] = "mlx5_90:1:2"
 
 
 def without_peermem(tree):
