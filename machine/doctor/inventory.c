@@ -5,7 +5,6 @@
 #include "base/error.h"
 #include "doctor/look.h"
 
-#include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -2,49 +2,30 @@
 /* rules_job.c - what a job is given and told: files, processors, its peers; and what starts it again and again. */
 #include "doctor/checks.h"
 #include "doctor/look.h"
+#include "doctor/look_job.h"
 #include "doctor/shell.h"
-#include "software/advice.h"
 #include "software/libs.h"
 #include "source/scrub.h"
 
-#include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
 
 /* --- what the rules share --- */
 
-/* A variable that is a whole number; -1 if it is not set or no number. */
-static long number_of(const struct doctor_machine *machine, const char *name)
+/* Ranks of the job, by the variables of its launchers; -1 nobody says. */
+static long ranks_of_job(const struct doctor_machine *machine)
 {
-    const char *value = root_env(machine->root, name);
-    char *end;
-    long number;
+    static const char *const names[] = {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS",
+                                        "SLURM_NTASKS"};
+    long ranks = -1;
 
-    if (!value || !*value)
-        return -1;
-    number = strtol(value, &end, 10);
-    return *end || number < 0 ? -1 : number;
-}
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        long value = look_job_number(machine, names[i], -1);
 
-/* The largest of several variables that say the same; -1 none is set. */
-static long largest_of(const struct doctor_machine *machine, const char *const *names, const char **ret_name)
-{
-    long largest = -1;
-
-    for (; *names; names++) {
-        long value = number_of(machine, *names);
-
-        if (value > largest) {
-            largest = value;
-            *ret_name = *names;
-        }
+        ranks = value > ranks ? value : ranks;
     }
-    return largest;
+    return ranks;
 }
-
-static const char *const node_variables[] = {"SLURM_JOB_NUM_NODES", "SLURM_NNODES", "NNODES", "GROUP_WORLD_SIZE", NULL};
-static const char *const rank_variables[] = {"WORLD_SIZE",           "OMPI_COMM_WORLD_SIZE", "PMI_SIZE",
-                                             "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS",         NULL};
 
 /* --- nofile --- */
 
@@ -56,9 +37,9 @@ static const char *const rank_variables[] = {"WORLD_SIZE",           "OMPI_COMM_
 static void run_nofile(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct root_text limits = root_read(machine->root, "/proc/self/limits");
-    const char *line = strstr(limits.text, "Max open files"), *unused = "";
+    const char *line = strstr(limits.text, "Max open files");
     long long soft = -1, hard = -1;
-    long ranks = largest_of(machine, rank_variables, &unused);
+    long ranks = ranks_of_job(machine);
     char *end;
 
     if (!look_has_ranks(machine)) {
@@ -135,21 +116,11 @@ static double quota_of(struct root *root)
     return quota / period;
 }
 
-static int gpus_of_process(const struct doctor_machine *machine)
-{
-    struct look_visible entries[LOOK_VISIBLE_MAX];
-    int n = look_visible(machine, entries);
-
-    if (advice_gpu_of(machine->topo, advice_root_env, machine->root) >= 0)
-        return 1;
-    return n < 0 || n > machine->topo->n_gpus ? machine->topo->n_gpus : n;
-}
-
 static void run_processors(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct root_text status = root_read(machine->root, "/proc/self/status");
     const char *list = look_field(machine->root, status.text, "Cpus_allowed_list");
-    int n = count_list(list), gpus = gpus_of_process(machine);
+    int n = count_list(list), gpus = look_job_gpus(machine);
     double quota = quota_of(machine->root);
     bool is_quota = quota > 0 && quota < n;
     double has = is_quota ? quota : n;
@@ -202,11 +173,11 @@ static bool is_loopback(const char *address)
 /* What contradicts itself in what the job is told; NULL when nothing does. */
 static const char *contradiction(const struct doctor_machine *machine, const char **ret_name)
 {
-    long world = number_of(machine, "WORLD_SIZE"), rank = number_of(machine, "RANK");
-    long local_world = number_of(machine, "LOCAL_WORLD_SIZE"), local_rank = number_of(machine, "LOCAL_RANK");
+    long world = look_job_number(machine, "WORLD_SIZE", -1), rank = look_job_number(machine, "RANK", -1);
+    long local_world = look_job_number(machine, "LOCAL_WORLD_SIZE", -1),
+         local_rank = look_job_number(machine, "LOCAL_RANK", -1);
     const char *address = root_env(machine->root, "MASTER_ADDR"), *port = root_env(machine->root, "MASTER_PORT");
-    const char *unused = "";
-    long nodes = largest_of(machine, node_variables, &unused);
+    long nodes = look_job_nodes(machine);
 
     *ret_name = "RANK";
     if (world > 0 && rank >= world)
@@ -218,7 +189,8 @@ static const char *contradiction(const struct doctor_machine *machine, const cha
     if (world > 0 && local_world > world)
         return root_printf(machine->root, "WORLD_SIZE=%ld is less than LOCAL_WORLD_SIZE=%ld", world, local_world);
     *ret_name = "MASTER_PORT";
-    if (port && (number_of(machine, "MASTER_PORT") < 1 || number_of(machine, "MASTER_PORT") > 65535))
+    if (port &&
+        (look_job_number(machine, "MASTER_PORT", -1) < 1 || look_job_number(machine, "MASTER_PORT", -1) > 65535))
         return "MASTER_PORT is no port";
     *ret_name = "MASTER_ADDR";
     if (address && !*address)
@@ -288,11 +260,11 @@ static const char *loaded_mpi(struct root *root)
 
 static void run_single_ranks(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    long tasks = number_of(machine, "SLURM_STEP_NUM_TASKS"), of_mpi;
+    long tasks = look_job_number(machine, "SLURM_STEP_NUM_TASKS", -1), of_mpi;
     bool is_openmpi = root_env(machine->root, "OMPI_COMM_WORLD_SIZE") != NULL;
     const char *name = is_openmpi ? "OMPI_COMM_WORLD_SIZE" : "PMI_SIZE", *mpi = loaded_mpi(machine->root);
 
-    of_mpi = number_of(machine, name);
+    of_mpi = look_job_number(machine, name, -1);
     if (of_mpi < 1) {
         doctor_not_here(machine, result, "the process was not started by a launcher of MPI");
         return;

@@ -5,8 +5,8 @@
  */
 #include "doctor/checks.h"
 #include "doctor/look.h"
+#include "doctor/look_job.h"
 #include "doctor/look_nvshmem.h"
-#include "software/advice.h"
 
 #include <ctype.h>
 #include <stdlib.h>
@@ -30,28 +30,13 @@ static bool uses_ib(const struct doctor_machine *machine)
     return !is_on(machine, "NCCL_IB_DISABLE") && !(net && strcasecmp(net, "Socket") == 0);
 }
 
-static long number_of(const struct doctor_machine *machine, const char *name, long without)
-{
-    const char *value = root_env(machine->root, name);
-    char *end;
-    long number;
-
-    if (!value)
-        return without;
-    number = strtol(value, &end, 10);
-    return end == value || *end ? without : number;
-}
-
 /* Do the launcher's variables say that there are other nodes? */
 static bool has_other_nodes(const struct doctor_machine *machine)
 {
-    static const char *const nodes[] = {"SLURM_JOB_NUM_NODES", "SLURM_NNODES", "NNODES"};
-
-    for (size_t i = 0; i < sizeof(nodes) / sizeof(nodes[0]); i++)
-        if (number_of(machine, nodes[i], 0) > 1)
-            return true;
-    return number_of(machine, "WORLD_SIZE", 0) > number_of(machine, "LOCAL_WORLD_SIZE", 1 << 20) ||
-           number_of(machine, "OMPI_COMM_WORLD_SIZE", 0) > number_of(machine, "OMPI_COMM_WORLD_LOCAL_SIZE", 1 << 20);
+    return look_job_nodes(machine) > 1 ||
+           look_job_number(machine, "WORLD_SIZE", 0) > look_job_number(machine, "LOCAL_WORLD_SIZE", 1 << 20) ||
+           look_job_number(machine, "OMPI_COMM_WORLD_SIZE", 0) >
+               look_job_number(machine, "OMPI_COMM_WORLD_LOCAL_SIZE", 1 << 20);
 }
 
 struct names {
@@ -123,21 +108,10 @@ static int count_named(const struct topo *topo, const struct names *names, int *
     return n_named;
 }
 
-/* GPUs that this process may use. */
-static int gpus_of_process(const struct doctor_machine *machine)
-{
-    struct look_visible entries[LOOK_VISIBLE_MAX];
-    int n = look_visible(machine, entries);
-
-    if (advice_gpu_of(machine->topo, advice_root_env, machine->root) >= 0)
-        return 1;
-    return n < 0 || n > machine->topo->n_gpus ? machine->topo->n_gpus : n;
-}
-
 static void run_nccl_hca(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const char *value = root_env(machine->root, HCA);
-    int n, n_named, left_out = -1, n_gpus = gpus_of_process(machine);
+    int n, n_named, left_out = -1, n_gpus = look_job_gpus(machine);
     struct names names;
 
     if (!value || !*value || !uses_ib(machine)) {
@@ -412,7 +386,7 @@ static void run_traffic_class(const struct doctor_machine *machine, struct docto
         return;
     }
     for (size_t i = 0; i < 2; i++) {
-        if (number_of(machine, names[i][0], 0) <= 0 || (i == 0 && !uses_ib(machine)))
+        if (look_job_number(machine, names[i][0], 0) <= 0 || (i == 0 && !uses_ib(machine)))
             continue;
         doctor_found(machine, result, DOCTOR_WARNING, "%s=%s does nothing: the NICs are InfiniBand", names[i][0],
                      root_env(machine->root, names[i][0]));
