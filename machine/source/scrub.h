@@ -140,6 +140,7 @@ scrub_rule scrub_route;       /* /proc/net/route */
 scrub_rule scrub_maps;        /* files of libraries, no addresses */
 scrub_rule scrub_status;      /* /proc/self/status without names and numbers of processes */
 scrub_rule scrub_modules;     /* /proc/modules without addresses */
+scrub_rule scrub_modules_dep; /* modules.dep: lines of files of modules alone */
 scrub_rule scrub_modprobe;    /* options and modules that are known */
 scrub_rule scrub_paths;       /* lists of paths, without comments: ld.so.conf */
 scrub_rule scrub_dpkg;        /* packages that matter */

@@ -170,6 +170,40 @@ void scrub_modprobe(struct scrub *scrub, const char *text, size_t bytes, FILE *o
     }
 }
 
+/* --- modules.dep --- */
+
+/* "updates/dkms/mlx5_ib.ko: updates/dkms/mlx5_core.ko kernel/...": files below the folders that depmod looks in. */
+static bool is_module_line(const char *line, size_t n)
+{
+    static const char *const folders[] = {"kernel/", "updates/", "extra/", "weak-updates/"};
+    size_t at = 0;
+
+    while (at < n) {
+        bool known = false;
+
+        for (size_t i = 0; i < sizeof(folders) / sizeof(folders[0]); i++)
+            known = known || begins(line + at, n - at, folders[i]);
+        if (!known)
+            return false;
+        at += strcspn(line + at, " \n");
+        at += strspn(line + at, " ");
+    }
+    return n > 0;
+}
+
+void scrub_modules_dep(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
+{
+    const char *end = text + bytes, *line;
+    size_t n;
+
+    while (next_line(&text, end, &line, &n)) {
+        if (!is_module_line(line, n))
+            continue;
+        scrub_text(scrub, line, n, SCRUB_VERSIONS, out);
+        fputc('\n', out);
+    }
+}
+
 /* --- ld.so.conf --- */
 
 /* A folder, "include" with patterns of files, "driver" with a provider, a module: such lines stay, and no others. */
