@@ -37,7 +37,7 @@ refused() {
 @test "a healthy machine gets one line, and exit code 0" {
     run --separate-stderr epkit doctor --from a4
     [ "$status" -eq 0 ]
-    [[ "$output" =~ ^"Healthy: "[0-9]+" checks, nothing found."$ ]]
+    [[ "$output" =~ ^"Healthy: 8 x B200, 8 x 400 Gb/s RoCE, "[0-9]+" checks, nothing found."$ ]]
     [ -z "$stderr" ]
 }
 
@@ -121,11 +121,11 @@ refused() {
 }
 
 @test "--only takes ids and groups" {
-    [ "$(epkit doctor --only limits,acs --list --json | jq -c '[.list[].id]')" = '["memlock","shm","acs"]' ]
+    [ "$(epkit doctor --only limits,acs --list --json | jq -c '[.list[].id]')" = '["memlock","shm","nofile","processors","acs"]' ]
     [ "$(epkit doctor --only nic --from a4 --json | jq -c '[.checks[].group] | unique')" = '["nic"]' ]
     run --separate-stderr epkit doctor --only gid --from a4.shm
     [ "$status" -eq 0 ]
-    [ "$output" = "Healthy: 1 check, nothing found." ]
+    [ "$output" = "Healthy: 8 x B200, 8 x 400 Gb/s RoCE, 1 check, nothing found." ]
 }
 
 @test "JSON fits its schema" {
