@@ -110,7 +110,7 @@ __device__ inline bool wait_or_mask(const cuda_ll &ll, const uint64_t *word, uin
     wait_end end = WAIT_MET;
 
     if (!(*(const volatile uint32_t *)&mine->mask >> rank & 1))
-        end = wait_for(ll.waits, has_reached{word, value}, &ll.report->lost, rank);
+        end = wait_for(ll.waits, has_reached{word, value}, &ll.waits.report->lost, rank);
     if (end == WAIT_STOPPED) {
         give_up(ll.waits, 0, rank, phase);
         return false;

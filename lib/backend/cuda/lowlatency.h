@@ -47,7 +47,6 @@ struct cuda_ll_segment {
 
 /* In host memory that the device sees, one for each ep_ll. */
 struct cuda_ll_report {
-    uint32_t lost; /* host: ranks that have died; only with masking */
     uint32_t mask; /* device: as in the segment */
     uint32_t bad;  /* device: the routing is not valid, or not that of the dispatch; nothing was sent. Only where the
                       host waits for the call */
