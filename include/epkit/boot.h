@@ -21,18 +21,21 @@ extern "C" {
  * Gather `bytes` from every rank: rank r's block lands at ret_all + r * bytes on every rank. Called by all ranks in the
  * same order, from one thread a rank, only inside ep_comm_new(). Must return within timeout_ms, with EP_E_TIMEOUT if
  * not all ranks came. A boot that notices the end of a rank should return EP_E_PEER_DEAD at once, because
- * ep_comm_new() itself notices it no earlier than the deadline. May be called several times.
+ * ep_comm_new() itself notices it no earlier than the deadline. May be called several times. Its reason for a failure
+ * becomes part of that of ep_comm_new() when it leaves one with ep_set_last_error().
  */
 typedef ep_status (*ep_allgather_fn)(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all);
 
 typedef struct ep_boot {
-    size_t size; /* sizeof(ep_boot) */
+    size_t size; /* EP_BOOT_INIT sets it */
     int32_t rank;
     int32_t nranks;
     ep_allgather_fn allgather;
     void *context;       /* handed to allgather */
     const void *network; /* NULL; a boot that brings its own network between hosts (epkit/mpi.h) sets it */
 } ep_boot;
+
+#define EP_BOOT_INIT EP_INIT(ep_boot)
 
 /*
  * A meeting place in shared anonymous memory. Create it once before the ranks exist (before fork(), before the threads

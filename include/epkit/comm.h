@@ -3,11 +3,12 @@
  * epkit/comm.h - the communicator: one rank's membership of a group.
  *
  * Threads. A communicator belongs to one thread at a time: calls on it (and on its plans) must not overlap, except for
- * ep_comm_abort(), ep_comm_async_error() and the ep_event calls, which any thread may make at any time.
+ * ep_comm_abort(), ep_comm_async_error(), ep_event_signal(), _wait() and _query(), which any thread may make at any
+ * time.
  *
  * Collective calls. Creation, ep_alloc, ep_free, plans, dispatch, combine, barrier: every rank makes the same calls in
- * the same order. Who comes late is waited for until the deadline (timeout_ms), then the others get EP_E_TIMEOUT with
- * the late rank and the phase in the error text.
+ * the same order, whatever the streams. Who comes late is waited for until the deadline (timeout_ms), then the others
+ * get EP_E_TIMEOUT with the late rank and the phase in the error text.
  *
  * Processes. A communicator belongs to the process that made it. In a forked child every call on it, and on its plans,
  * events and low-latency objects, is EP_E_STATE, and those without a status do nothing: other threads of the parent may
@@ -25,8 +26,8 @@
  * the survivors; ep_comm_free() is always allowed. A status of the 3xx or 4xx kind means that it has failed. One of the
  * 1xx or 2xx kind found before anything was sent leaves it as it was - but the peers, had they made the call correctly,
  * are waiting: correct and repeat the call, or abort. Found when the ranks have already met (a kernel that fails,
- * memory that cannot be had or mapped, invalid routing of a call that is only queued), it fails the communicator, and
- * the peers get a status that names this rank.
+ * memory that cannot be had or mapped), or in a call that was only queued (invalid routing, a NaN), it fails the
+ * communicator, and the peers get a status that names this rank.
  *
  * Damage. What a rank publishes for the others is checked before it is used. A peer that lives but whose memory is
  * overwritten makes calls fail with EP_E_MISMATCH ("what rank N has published is damaged"), or with the status of a
@@ -74,12 +75,25 @@ typedef struct ep_comm_config {
     int32_t channels;       /* independent ordered streams per network peer, 1..16; 0: 4 */
     int32_t
         partial_type; /* network combine: EP_F32 (exact, default when 0) or EP_BF16 (half the bytes, rounded twice) */
-    int32_t device; /* CUDA device; 0: by the rank's place on the node, modulo the devices that are visible. Ignored by
-                       the host backend */
+    int32_t device;   /* CUDA device; -1 (EP_COMM_CONFIG_INIT): by the rank's place on the node, modulo the devices that
+                         are visible. Ignored by the host backend */
     ep_net_emulation emulation;
 } ep_comm_config;
 
-#define EP_COMM_CONFIG_INIT EP_INIT(ep_comm_config)
+#ifdef __cplusplus
+#define EP_COMM_CONFIG_INIT                                                                                            \
+    ([] {                                                                                                              \
+        ep_comm_config init_{};                                                                                        \
+        init_.size = sizeof(ep_comm_config);                                                                           \
+        init_.device = -1;                                                                                             \
+        return init_;                                                                                                  \
+    }())
+#else
+#define EP_COMM_CONFIG_INIT                                                                                            \
+    {                                                                                                                  \
+        .size = sizeof(ep_comm_config), .device = -1                                                                   \
+    }
+#endif
 
 /*
  * Creates this rank's communicator. Collective over the boot. Configurations are compared: a field that must agree
@@ -108,7 +122,7 @@ EP_API ep_status ep_comm_new(const ep_boot *boot, const ep_comm_config *config, 
 EP_API void ep_comm_free(ep_comm *comm);
 
 typedef struct ep_comm_info {
-    size_t size; /* sizeof(ep_comm_info), set by the caller */
+    size_t size; /* EP_COMM_INFO_INIT sets it */
     int32_t rank, nranks;
     int32_t node, nnodes;
     int32_t ranks_per_node;
@@ -117,6 +131,8 @@ typedef struct ep_comm_info {
     const char *network;  /* "none" on one node */
     size_t library_bytes; /* memory the library holds for this rank beyond memory of ep_alloc, now */
 } ep_comm_info;
+
+#define EP_COMM_INFO_INIT EP_INIT(ep_comm_info)
 
 EP_API ep_status ep_comm_get_info(const ep_comm *comm, ep_comm_info *ret_info);
 
@@ -171,7 +187,7 @@ EP_API ep_status ep_comm_shrink(ep_comm *comm, const ep_comm_config *config, ep_
 
 /* What the last dispatch or combine on this rank moved and where the time went. All counts are this rank's own. */
 typedef struct ep_stats {
-    size_t size;           /* sizeof(ep_stats), set by the caller */
+    size_t size;           /* EP_STATS_INIT sets it */
     uint64_t rows_self;    /* rows placed in (dispatch) or read from (combine) this rank's own memory */
     uint64_t rows_node;    /* the same for other ranks of this node, this rank's tokens only */
     uint64_t rows_net;     /* rows (dispatch) or partial sums (combine) that this rank put on the network */
@@ -183,6 +199,8 @@ typedef struct ep_stats {
     uint64_t ns_copy;      /* copies for buffers outside symmetric memory */
     uint64_t ns_total;
 } ep_stats;
+
+#define EP_STATS_INIT EP_INIT(ep_stats)
 
 EP_API ep_status ep_comm_get_stats(const ep_comm *comm, ep_stats *ret_stats);
 

@@ -9,12 +9,12 @@
  * processes to leave, too. What they or threads of this process still reach then is freed by the ep_comm_free() of the
  * last of them, by a later ep_comm_new() or ep_alloc() on the device, or when the process ends.
  *
- * Graphs. While the stream of ep_cuda_set_stream() is being captured, ep_dispatch, ep_combine and the calls of
- * lowlatency.h go into the graph and return without having run; all ranks capture the same calls in the same order and
- * launch their graphs equally often, mixed with other calls as they like. Plans are made before (an expanded one is
- * also used once before, and ep_ll_get_combine_buffer() asked once), calls are made without EP_ASYNC and .after, and
- * outputs of dispatch and inputs of combine lie in memory of ep_alloc(). Plans and memory that a graph names must not
- * be freed before it. When a launched graph fails, ep_comm_async_error() tells.
+ * Graphs. While a stream is being captured, ep_dispatch, ep_combine and the calls of lowlatency.h in it go into the
+ * graph and return without having run; all ranks capture the same calls in the same order and launch their graphs
+ * equally often, mixed with other calls as they like. Plans are made before (an expanded one is also used once before,
+ * and ep_ll_get_combine_buffer() asked once), and outputs of dispatch and inputs of combine lie in memory of
+ * ep_alloc(). Plans and memory that a graph names must not be freed before it. When a launched graph fails,
+ * ep_comm_async_error() tells.
  */
 #ifndef EPKIT_CUDA_H
 #define EPKIT_CUDA_H
@@ -26,15 +26,6 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-/*
- * The stream that plans, dispatch and combine run in from now on; it is of the communicator's device and stays the
- * caller's. So an operation sees what was queued in it before the call, and what is queued in it afterwards sees the
- * result: with EP_ASYNC, too, unless the operation was given an event to wait for (.after) or follows one that waits;
- * then only once its event is complete. NULL: the communicator's own stream, which waits for nothing (the default).
- * Work queued in the stream before is waited for by the new one. Waits for queued asynchronous operations.
- */
-EP_API ep_status ep_cuda_set_stream(ep_comm *comm, cudaStream_t stream);
 
 /*
  * Multiprocessors that an operation occupies, 1 to those that the device has; 0: the default for its links. Where the

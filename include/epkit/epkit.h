@@ -5,13 +5,13 @@
 
 #include <epkit/boot.h>
 #include <epkit/comm.h>
-#include <epkit/event.h>
 #include <epkit/lowlatency.h>
 #include <epkit/memory.h>
 #include <epkit/numeric.h>
 #include <epkit/ops.h>
 #include <epkit/plan.h>
 #include <epkit/status.h>
+#include <epkit/stream.h>
 #include <epkit/types.h>
 
 #endif

@@ -18,15 +18,22 @@
  * that has a byte in common with an input or with another output of its call is EP_E_ARG naming both fields, where what
  * counts is the shape of each field (recv_x: all of [L, R*M, H]). With EP_LL_RECV_HOOK that holds for both halves.
  *
- * An ep_ll owns the buffers for two results at a time: the outputs of a dispatch must have been consumed by its combine
- * before the second next dispatch. Collective rules, threads and failure as in comm.h. On communicators of several
- * nodes: EP_E_UNSUPPORTED on the host backend. The CUDA backend serves one node and a topk of up to 32.
+ * Dispatches are numbered from 1. Combines name the dispatch that they answer: any number of them may, or none. An
+ * ep_ll owns the buffers for two dispatches: dispatch n+2 voids n, and a combine of n is EP_E_STATE from then on.
+ *
+ * Calls queue in their stream and return (epkit/stream.h). What the kernels or the worker find wrong later, such as
+ * invalid routing, fails the communicator: EP_E_ROUTING here, and naming this rank on its peers, whatever call they are
+ * in (with EP_LL_MASK_DEAD they mask it). The _sync forms queue in the stream NULL and wait; on the host backend they
+ * find invalid routing before anything is sent, as a status that changes nothing.
+ *
+ * Collective rules, threads and failure as in comm.h. On communicators of several nodes: EP_E_UNSUPPORTED on the host
+ * backend. The CUDA backend serves one node and a topk of up to 32.
  */
 #ifndef EPKIT_LOWLATENCY_H
 #define EPKIT_LOWLATENCY_H
 
-#include <epkit/event.h>
 #include <epkit/memory.h>
+#include <epkit/stream.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -38,16 +45,12 @@ enum {
     /* A peer that dies or misses its deadline is masked: it counts as a rank without tokens, its experts contribute
      * nothing, the group goes on. See ep_ll_get_mask(). A rank that others have masked, but that was only late, gets
      * EP_E_EXCLUDED from its next call. */
-    EP_LL_MASK_DEAD = 1u << 0,
-
-    /* Combine: every row travels by itself, and a token's rows are added up at its rank and rounded once. More exact,
-     * more bytes on the links. See ep_ll_combine_args. */
-    EP_LL_SUM_ONCE = 1u << 1
+    EP_LL_MASK_DEAD = 1u << 8
 };
 
 typedef struct ep_ll_config {
     size_t size;        /* EP_LL_CONFIG_INIT sets it */
-    int32_t max_tokens; /* M; all fields the same on all ranks */
+    int32_t max_tokens; /* M, the most of any call; all fields the same on all ranks */
     int32_t hidden;     /* H, a multiple of 128 (512 for EP_UE8M0) */
     int32_t n_experts;  /* E, a multiple of R */
     int32_t topk;       /* K */
@@ -63,23 +66,18 @@ EP_API void ep_ll_free(ep_ll *ll);
 enum {
     /* Only send; ep_ll_finish() receives. On the CUDA backend the sending half of a combine lasts until the ranks whose
      * tokens are added up here have begun theirs, with EP_LL_MASK_DEAD all ranks, because it takes their weights; not
-     * with EP_LL_SUM_ONCE. */
-    EP_LL_RECV_HOOK = 1u << 0,
+     * with EP_LL_NO_PARTIAL_REDUCE. */
+    EP_LL_RECV_HOOK = 1u << 9,
 
     /* Dispatch fp8: scales are powers of two (implied by EP_UE8M0). */
-    EP_LL_ROUND_SCALE = 1u << 1,
+    EP_LL_ROUND_SCALE = 1u << 10,
 
     /* Combine: x is the buffer of ep_ll_get_combine_buffer(). */
-    EP_LL_ZERO_COPY = 1u << 2,
+    EP_LL_ZERO_COPY = 1u << 11,
 
-    /* CUDA backend: return when the call is queued in the communicator's stream, where its outputs are valid in order.
-     * It counts for the ep_ll_finish() of the call, too. Every call is queued like that while the stream is being
-     * captured into a CUDA graph. The host backend takes the flag without effect.
-     *
-     * What fails after the return is the status of a later call, or of ep_comm_async_error(). Routing that is not valid
-     * then fails the communicator: EP_E_ROUTING here, and naming this rank on its peers, whatever call they are in
-     * (with EP_LL_MASK_DEAD they mask it). */
-    EP_LL_ASYNC = 1u << 3
+    /* Combine: every row travels by itself, and a token's rows are added up at its rank and rounded once. More exact,
+     * more bytes on the links. See ep_ll_combine_args. */
+    EP_LL_NO_PARTIAL_REDUCE = 1u << 12
 };
 
 typedef struct ep_ll_dispatch_args {
@@ -96,8 +94,17 @@ typedef struct ep_ll_dispatch_args {
     int32_t *recv_count;  /* [L] */
     int32_t *recv_source; /* [L, R*M] token index on its source rank; NULL: not wanted */
     int64_t *recv_range;  /* [L,R] rows of each source: begin << 32 | count; NULL: not wanted */
-    uint32_t flags;       /* EP_LL_RECV_HOOK, EP_LL_ASYNC; EP_LL_ROUND_SCALE, the same on all ranks */
-    uint32_t reserved;    /* 0 */
+    uint32_t flags;       /* EP_LL_RECV_HOOK; EP_LL_ROUND_SCALE, the same on all ranks */
+    int32_t max_tokens; /* M of this call, the same on all ranks: N is not more, and outputs are [L, R*M, ...] with it.
+                           0: that of ep_ll_new(), which is the most */
+    int64_t recv_scale_stride_token; /* strides of recv_scales within an expert, in elements of 4 bytes, > 0; experts
+                                        are R*M * (elements of a row) apart. Both 0: contiguous rows. May differ between
+                                        ranks */
+    int64_t recv_scale_stride_block;
+    int32_t *recv_stats_add; /* [L] rows received are added to it; NULL: not wanted */
+    int64_t
+        *wait_cost_add; /* [R] nanoseconds until the rows of each rank were here are added to it; NULL: not wanted */
+    uint64_t *ret_call; /* host memory: the number of this dispatch, written before the call returns; may be NULL */
 } ep_ll_dispatch_args;
 
 #define EP_LL_DISPATCH_ARGS_INIT EP_INIT(ep_ll_dispatch_args)
@@ -106,7 +113,8 @@ typedef struct ep_ll_dispatch_args {
  * Scale rule, per block of 128 elements of a row: amax = max(|x|, 1e-4), factor = amax / 448, with rounding on the next
  * power of two not below it; stored value = x / factor rounded to nearest even e4m3; `recv_scales` holds factor.
  */
-EP_API ep_status ep_ll_dispatch(ep_ll *ll, const ep_ll_dispatch_args *args);
+EP_API ep_status ep_ll_dispatch(ep_ll *ll, const ep_ll_dispatch_args *args, ep_stream stream);
+EP_API ep_status ep_ll_dispatch_sync(ep_ll *ll, const ep_ll_dispatch_args *args);
 
 /*
  * A token's rows are added up in two steps, so that one row of it travels from each rank:
@@ -118,37 +126,62 @@ EP_API ep_status ep_ll_dispatch(ep_ll *ll, const ep_ll_dispatch_args *args);
  * - out: s = 0; s = fma(weight, row, s) over the terms, in the order of each group's first k; rounded to bf16.
  *
  * All of it in fp32, rounded to nearest even. The rounding of partial sums adds an error of up to 2^-8 of each: half a
- * unit in the last place of a bf16. With EP_LL_SUM_ONCE every choice is a group of its own, and only out is rounded.
+ * unit in the last place of a bf16. With EP_LL_NO_PARTIAL_REDUCE every choice is a group of its own, and only out is
+ * rounded.
  */
 typedef struct ep_ll_combine_args {
     size_t size;
     const void *x;        /* [L, R*M, H] bf16: the experts' outputs, rows as received */
-    const void *topk_idx; /* as in the dispatch that it answers */
+    const void *topk_idx; /* as in the dispatch that it answers, but -1 where that has an expert leaves its row out */
     int32_t idx_type;
     int32_t n_tokens;
     const float *topk_weights; /* [N,K]; NaN: EP_E_VALUE with EP_COMM_CHECK_VALUES */
     void *out;                 /* [N,H] bf16: the weighted sum of each token's rows, see above; 0 without any */
-    uint32_t flags;            /* EP_LL_RECV_HOOK, EP_LL_ZERO_COPY, EP_LL_ASYNC */
+    uint32_t flags;            /* EP_LL_RECV_HOOK, EP_LL_ZERO_COPY; EP_LL_NO_PARTIAL_REDUCE, the same on all ranks */
     uint32_t reserved;         /* 0 */
+    uint64_t call;             /* number of the dispatch that it answers, the same on all ranks; 0: the last one */
+    int64_t
+        *wait_cost_add; /* [R] nanoseconds until the rows of each rank were here are added to it; NULL: not wanted */
 } ep_ll_combine_args;
 
 #define EP_LL_COMBINE_ARGS_INIT EP_INIT(ep_ll_combine_args)
 
-/* Answers the oldest dispatch that no combine has answered yet. */
-EP_API ep_status ep_ll_combine(ep_ll *ll, const ep_ll_combine_args *args);
-
-/* The second half of the last call made with EP_LL_RECV_HOOK; its outputs are valid after it. EP_E_STATE if none is
- * open. */
-EP_API ep_status ep_ll_finish(ep_ll *ll);
+/* n_tokens and M are those of the dispatch that it answers. */
+EP_API ep_status ep_ll_combine(ep_ll *ll, const ep_ll_combine_args *args, ep_stream stream);
+EP_API ep_status ep_ll_combine_sync(ep_ll *ll, const ep_ll_combine_args *args);
 
 /*
- * Buffer [L, R*M, H] bf16 that needs no copy to be read from, to write the experts' outputs into, for the next combine.
- * Valid until that combine: to be asked for before each, because peers may still read the rows of an earlier one.
+ * The second half of a call with EP_LL_RECV_HOOK: of dispatch number `call`, or of the combine that answers it; 0: the
+ * last that is open. Its outputs are valid after it, in the order of `stream`. A call with a hook is finished before
+ * the next one that names the same dispatch, a dispatch before the second next dispatch, a combine before the second
+ * next combine; so two may be open, and all ranks finish them in the same order. EP_E_STATE otherwise, or if none is
+ * open.
+ */
+EP_API ep_status ep_ll_finish(ep_ll *ll, uint64_t call, ep_stream stream);
+EP_API ep_status ep_ll_finish_sync(ep_ll *ll, uint64_t call);
+
+/*
+ * Buffer [L, R*M, H] bf16 that needs no copy to be read from, to write the experts' outputs into, for the next combine;
+ * M is that of the dispatch that it answers. Valid until that combine: to be asked for before each, because peers may
+ * still read the rows of an earlier one. The host backend waits until they have, and for what is queued.
  */
 EP_API ep_status ep_ll_get_combine_buffer(ep_ll *ll, void **ret_buffer);
 
-/* ret_masked [R]: 1 for ranks that are masked, 0 otherwise. */
+/* ret_masked [R], host memory: 1 for ranks that are masked, 0 otherwise, when what is queued is complete. */
 EP_API ep_status ep_ll_get_mask(const ep_ll *ll, int32_t *ret_masked);
+
+/*
+ * Masks in the order of the stream, with EP_LL_MASK_DEAD (else EP_E_STATE). Not collective. set: `rank`, another one
+ * than this, is masked (on: 1) or is waited for again (0), which it must be able to follow: one that has missed a call
+ * is masked again at the deadline. clear: all ranks are waited for again. query: `out` [R], in memory as other outputs,
+ * becomes 1 for ranks that are masked, 0 for others.
+ */
+EP_API ep_status ep_ll_set_mask(ep_ll *ll, int rank, int on, ep_stream stream);
+EP_API ep_status ep_ll_clear_mask(ep_ll *ll, ep_stream stream);
+EP_API ep_status ep_ll_query_mask(ep_ll *ll, int32_t *out, ep_stream stream);
+
+/* A barrier of the ranks that are not masked; with EP_LL_MASK_DEAD one that does not come is masked. Collective. */
+EP_API ep_status ep_ll_barrier(ep_ll *ll, ep_stream stream);
 
 #ifdef __cplusplus
 }

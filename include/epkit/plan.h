@@ -13,11 +13,14 @@
  *   expanded layout  one row per (token, local expert), grouped by local expert, within one by (source rank, token
  *                    index). Each expert's first row is a multiple of expert_alignment: the layout of grouped GEMMs.
  * Both are the same bits in every run and on every backend.
+ *
+ * A plan of fixed capacity (max_recv_tokens > 0) can be given new routing in stream order by ep_plan_update(): nothing
+ * waits for the host, and its counts stay where the data is.
  */
 #ifndef EPKIT_PLAN_H
 #define EPKIT_PLAN_H
 
-#include <epkit/comm.h>
+#include <epkit/stream.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -26,8 +29,8 @@ extern "C" {
 typedef struct ep_plan ep_plan;
 
 enum {
-    EP_PLAN_EXPANDED = 1u << 0,    /* expanded layout */
-    EP_PLAN_ZERO_PADDING = 1u << 1 /* expanded layout: dispatch writes zeros into the rows between experts */
+    EP_PLAN_EXPANDED = 1u << 1,    /* expanded layout */
+    EP_PLAN_ZERO_PADDING = 1u << 2 /* expanded layout: dispatch writes zeros into the rows between experts */
 };
 
 typedef struct ep_plan_args {
@@ -40,7 +43,15 @@ typedef struct ep_plan_args {
     uint32_t flags;       /* EP_PLAN_*; the same on all ranks */
     int32_t expert_alignment; /* counts per local expert (and starts, when expanded) are rounded up to a multiple of it;
                                  0: 1 */
-    int64_t worst_rows; /* > 0: do not wait for the counts of the peers; outputs have this many rows (see below) */
+    int64_t max_recv_tokens; /* > 0: do not wait for the counts of the peers; outputs have this many rows (see below) */
+
+    /* In place of topk_idx (NULL, topk 0): which ranks each token goes to. Rank layout only, R <= EP_MAX_TOPK. */
+    const uint8_t *token_in_rank;     /* [N,R], 0 or 1; NULL if N = 0 */
+    const int32_t *tokens_per_expert; /* [E] of this rank's tokens; counts alone follow from it */
+
+    int32_t max_tokens; /* most tokens of a later ep_plan_update(); 0: n_tokens */
+    int32_t reserved;   /* 0 */
+    ep_stream stream;   /* where the arrays above are written: they are read behind what is queued in it */
 } ep_plan_args;
 
 #define EP_PLAN_ARGS_INIT EP_INIT(ep_plan_args)
@@ -49,11 +60,15 @@ typedef struct ep_plan_args {
  * Creates a plan from this rank's routing. Collective. Bad routing (expert out of range, the same expert twice in a
  * token) is EP_E_ROUTING with token and position in the error text, before anything is sent.
  *
- * worst_rows > 0 ("worst case"): returns without waiting for any peer, as long as no more than four such plans await
- * their first use; the counts of ep_plan_get_info() stay -1 until the first dispatch has completed; dispatch marks rows
- * beyond the received ones with recv_topk_idx = -1 and weight 0 and leaves their data untouched. When some rank would
- * receive more rows than its worst_rows, the first operation gives every rank EP_E_CAPACITY naming it; nothing is sent,
- * the plan is of no use and the group goes on. May differ between ranks, > 0 on all or on none.
+ * max_recv_tokens > 0 (fixed capacity): returns without waiting for any peer, as long as no more than four such plans
+ * await their first use; the counts of ep_plan_get_info() stay -1 until the first dispatch has completed; dispatch
+ * marks rows beyond the received ones with recv_topk_idx = -1 and weight 0 and leaves their data untouched. When some
+ * rank would receive more rows than its max_recv_tokens (in the expanded layout rows with padding), the first operation
+ * gives every rank EP_E_CAPACITY naming it; nothing is sent, the plan is of no use until its next update, and the group
+ * goes on. May differ between ranks, > 0 on all or on none.
+ *
+ * A mask whose tokens_per_expert cannot belong to it (a count below 0 or above the tokens of the rank that owns the
+ * expert, less choices for a rank than tokens) is EP_E_ROUTING, too.
  */
 EP_API ep_status ep_plan_new(ep_comm *comm, const ep_plan_args *args, ep_plan **ret_plan);
 
@@ -61,9 +76,9 @@ EP_API ep_status ep_plan_new(ep_comm *comm, const ep_plan_args *args, ep_plan **
 EP_API void ep_plan_free(ep_plan *plan);
 
 typedef struct ep_plan_info {
-    size_t size;      /* sizeof(ep_plan_info), set by the caller */
+    size_t size;      /* EP_PLAN_INFO_INIT sets it */
     int64_t n_recv;   /* rows this rank receives (expanded: including padding rows); -1: not yet known */
-    int64_t out_rows; /* rows the outputs must have: worst_rows if given, else n_recv */
+    int64_t out_rows; /* rows the outputs must have: max_recv_tokens if given, else n_recv */
     int64_t n_send;   /* rows that this rank's tokens become, over all ranks, own included */
     int64_t n_wire;   /* of n_send: rows for other ranks */
     int64_t n_net;    /* (token, other node) pairs: network transfers of one dispatch */
@@ -76,8 +91,60 @@ typedef struct ep_plan_info {
     const int64_t *expert_start;   /* [L+1] expanded layout: first row of each local expert; NULL otherwise */
 } ep_plan_info;
 
-/* Never blocks. The arrays belong to the plan. */
+#define EP_PLAN_INFO_INIT EP_INIT(ep_plan_info)
+
+/*
+ * Never blocks. The arrays belong to the plan. Of a plan that was updated n_tokens is that of the update; n_recv,
+ * n_send, n_wire and n_net are -1 and the arrays NULL for ever: ep_plan_get_metadata() has the counts.
+ */
 EP_API ep_status ep_plan_get_info(const ep_plan *plan, ep_plan_info *ret_info);
+
+/* New routing for a plan. Fields as in ep_plan_args; what the plan was made from (choices or mask) stays. */
+typedef struct ep_plan_update_args {
+    size_t size;                      /* EP_PLAN_UPDATE_ARGS_INIT sets it */
+    const void *topk_idx;             /* [N,K] of the plan's idx_type */
+    const uint8_t *token_in_rank;     /* [N,R] */
+    const int32_t *tokens_per_expert; /* [E] */
+    int32_t n_tokens;                 /* N <= max_tokens of ep_plan_new() */
+    int32_t reserved;                 /* 0 */
+} ep_plan_update_args;
+
+#define EP_PLAN_UPDATE_ARGS_INIT EP_INIT(ep_plan_update_args)
+
+/*
+ * Gives a plan of fixed capacity (else EP_E_STATE) new routing, for the operations that are called afterwards.
+ * Collective. The arrays are read in the order of the stream and must stay valid until then. Routing that is not valid
+ * fails the communicator: EP_E_ROUTING, with this rank named on its peers. Rows beyond a capacity: as for
+ * ep_plan_new().
+ */
+EP_API ep_status ep_plan_update(ep_plan *plan, const ep_plan_update_args *args, ep_stream stream);
+
+/*
+ * Where the facts of a plan go, in memory of the caller: host memory on the host backend, device memory on the CUDA
+ * backend. Any may be NULL: not wanted. None may overlap another one (EP_E_ARG).
+ *
+ * n is the number of tokens that this rank receives; a token counts once in both layouts. They are ordered by (source
+ * rank, token index): in the rank layout token i is row i. Arrays of n must have room for all that may come: out_rows.
+ */
+typedef struct ep_plan_metadata {
+    size_t size;            /* EP_PLAN_METADATA_INIT sets it */
+    int32_t *recv_source;   /* [n] source rank * source_stride + token index there */
+    int32_t *recv_slot;     /* [n,K] expanded layout: the row of the token's k-th choice, -1 where that is of another
+                               rank. Rank layout: must be NULL */
+    int32_t *n_recv_tokens; /* [1] n */
+    int32_t *psum_rank;     /* [R] received tokens of this source and the ones before it */
+    int32_t *psum_expert;   /* [L] rank layout: aligned counts of this expert and the ones before it, added up;
+                               expanded: the row behind the expert's last one, padding not counted */
+    int32_t *count_exact;   /* [L] received tokens of each expert, not rounded up */
+    int32_t *rank_prefix;   /* [R,R] (i, j): tokens of the ranks 0..i for rank j */
+    int32_t source_stride;  /* at least the most tokens of any rank, the same on all; 0: the plan's max_tokens */
+    int32_t reserved;       /* 0 */
+} ep_plan_metadata;
+
+#define EP_PLAN_METADATA_INIT EP_INIT(ep_plan_metadata)
+
+/* Copies the facts as they are in the order of the stream. Collective: all ranks ask for the same set of arrays. */
+EP_API ep_status ep_plan_get_metadata(ep_plan *plan, const ep_plan_metadata *dst, ep_stream stream);
 
 /*
  * Which token each received row is: source rank and token index there, -1 / -1 for padding rows. Arrays of

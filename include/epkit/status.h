@@ -63,6 +63,20 @@ EP_API const char *ep_status_hint(ep_status status);
  */
 EP_API const char *ep_last_error(void);
 
+/* For a callback of the caller's that fails, as that of an ep_boot: sets the reason of the calling thread. Any thread.
+ */
+EP_API void ep_set_last_error(const char *reason);
+
+/*
+ * What the library has to tell beyond the status of a call: a communicator that opens or fails, a rank that is masked,
+ * a group that shrinks. One line without its end. Called on the thread where it happens, which may be one of the
+ * library's, and on several at a time; it may call nothing of the library. NULL: nobody is told, as in the beginning.
+ * For all of the process; returns when no call of the former function is under way.
+ */
+typedef enum ep_log_level { EP_LOG_INFO = 1, EP_LOG_WARNING = 2, EP_LOG_ERROR = 3 } ep_log_level;
+typedef void (*ep_log_fn)(void *context, ep_log_level level, const char *line);
+EP_API void ep_set_log(ep_log_fn function, void *context);
+
 #ifdef __cplusplus
 }
 #endif

@@ -33,8 +33,9 @@ struct ep_comm {
     int keep_device;                  /* 1 + the device of the group that this one continues; 0: it may choose */
     _Atomic int live;                 /* plans, events and low-latency objects not yet freed */
     char reason[EP_ERROR_TEXT_BYTES]; /* of the failure in `failed` */
-    char shown[EP_ERROR_TEXT_BYTES];  /* what ep_comm_last_error() handed out: workers may change `error` meanwhile */
-    pthread_mutex_t error_lock;       /* guards error, reason and stats */
+    bool blocking; /* the call under way is a _sync one: nothing need be queued if it can run at once */
+    char shown[EP_ERROR_TEXT_BYTES]; /* what ep_comm_last_error() handed out: workers may change `error` meanwhile */
+    pthread_mutex_t error_lock;      /* guards error, reason and stats */
 };
 
 struct ep_plan {
@@ -44,22 +45,35 @@ struct ep_plan {
     ep_plan_info info; /* as far as it is known without the peers */
     ep_plan_info full; /* with their counts, once `counted` is set: maybe by a worker while the caller looks on */
     _Atomic bool counted;
+    bool from_mask; /* made from token_in_rank: args.topk is then the number of ranks */
+    bool updated;   /* info tells no counts any more */
 };
 
 /* What is known of the plan now. Read all of a plan's info through this. */
 static inline const ep_plan_info *ep_plan_info_now(const ep_plan *plan)
 {
-    return atomic_load_explicit(&plan->counted, memory_order_acquire) ? &plan->full : &plan->info;
+    return !plan->updated && atomic_load_explicit(&plan->counted, memory_order_acquire) ? &plan->full : &plan->info;
 }
+
+/* A dispatch that combines may name, as the caller's thread has called it. */
+enum ep_ll_open { EP_LL_CLOSED, EP_LL_OPEN_DISPATCH, EP_LL_OPEN_COMBINE };
+
+struct ep_ll_call {
+    uint64_t number;      /* 0: none */
+    int32_t n_tokens;     /* N of the dispatch */
+    int32_t max_tokens;   /* M of the dispatch */
+    enum ep_ll_open open; /* which half awaits ep_ll_finish() */
+    uint64_t combine;     /* number of the combine that is open, counted from 1 */
+};
 
 struct ep_ll {
     ep_comm *comm;
     void *impl;
     ep_ll_config config;
-    int n_local;         /* experts on this rank */
-    int unanswered;      /* dispatches without combine: 0..2 */
-    bool open_hook;      /* a call with EP_LL_RECV_HOOK awaits ep_ll_finish */
-    int32_t n_tokens[2]; /* of the unanswered dispatches, oldest first */
+    int n_local; /* experts on this rank */
+    uint64_t dispatches, combines;
+    uint64_t last_open;        /* dispatch that the last call with EP_LL_RECV_HOOK was of */
+    struct ep_ll_call call[2]; /* dispatch n at n % 2 */
 };
 
 /*
@@ -78,7 +92,8 @@ struct ep_backend_ops {
     ep_status (*comm_open)(ep_comm *comm, const ep_boot *boot);
     void (*comm_close)(ep_comm *comm);
     size_t (*comm_bytes)(const ep_comm *comm);
-    ep_status (*barrier)(ep_comm *comm);
+    ep_status (*barrier)(ep_comm *comm); /* returns when all have come */
+    ep_status (*barrier_on)(ep_comm *comm, ep_stream stream);
     ep_status (*allgather)(ep_comm *comm, const void *mine, size_t bytes, void *ret_all);
     void (*abort)(ep_comm *comm);
     /* Has a peer failed or aborted? Never blocks, any thread. EP_OK or the failure, with `failed` of comm set. */
@@ -92,17 +107,30 @@ struct ep_backend_ops {
     ep_status (*alloc)(ep_comm *comm, size_t bytes, void **ret_memory);
     ep_status (*free)(ep_comm *comm, void *memory);
 
-    /* plan->args and plan->comm are set, impl and info are the backend's. `topk_idx` may be device memory. */
-    ep_status (*plan_open)(ep_plan *plan, const void *topk_idx);
+    /*
+     * plan->args and plan->comm are set, impl and info are the backend's. The arrays are those of `args` (device memory
+     * on a device backend): topk_idx, or the mask and counts when plan->from_mask.
+     */
+    ep_status (*plan_open)(ep_plan *plan, const ep_plan_args *args);
     void (*plan_close)(ep_plan *plan);
+    /* plan->args.n_tokens is that of the update, for the caller's next calls: work that is queued has its own. */
+    ep_status (*plan_update)(ep_plan *plan, const ep_plan_update_args *args, ep_stream stream);
+    ep_status (*plan_metadata)(ep_plan *plan, const ep_plan_metadata *dst, ep_stream stream);
     ep_status (*plan_sources)(ep_plan *plan, int32_t *ret_rank, int32_t *ret_token);
     ep_status (*plan_layout)(ep_comm *comm, const ep_plan_args *args, ep_layout *layout);
 
-    ep_status (*dispatch)(ep_plan *plan, const ep_dispatch_args *args, ep_event **ret_event);
-    ep_status (*combine)(ep_plan *plan, const ep_combine_args *args, ep_event **ret_event);
+    /* Queue in the stream and return. */
+    ep_status (*dispatch)(ep_plan *plan, const ep_dispatch_args *args, ep_stream stream);
+    ep_status (*combine)(ep_plan *plan, const ep_combine_args *args, ep_stream stream);
+
+    ep_status (*queue_new)(ep_comm *comm, ep_queue **ret_queue);
+    void (*queue_free)(ep_queue *queue);
+    ep_status (*stream_sync)(ep_comm *comm, ep_stream stream);
+    ep_status (*stream_wait)(ep_comm *comm, ep_stream stream, ep_event *event);
+    ep_status (*stream_call)(ep_comm *comm, ep_stream stream, ep_stream_fn function, void *context);
 
     ep_status (*event_new)(ep_comm *comm, ep_event **ret_event);
-    ep_status (*event_record)(ep_comm *comm, ep_event **ret_event);
+    ep_status (*event_record)(ep_comm *comm, ep_stream stream, ep_event **ret_event);
     ep_status (*event_signal)(ep_event *event);
     /* timeout_ms < 0: as long as the work's own deadlines last. */
     ep_status (*event_wait)(ep_event *event, int timeout_ms);
@@ -111,17 +139,30 @@ struct ep_backend_ops {
 
     ep_status (*ll_open)(ep_ll *ll);
     void (*ll_close)(ep_ll *ll);
-    ep_status (*ll_dispatch)(ep_ll *ll, const ep_ll_dispatch_args *args);
-    ep_status (*ll_combine)(ep_ll *ll, const ep_ll_combine_args *args);
-    ep_status (*ll_finish)(ep_ll *ll);
+    /*
+     * Queue in the stream and return. `number` is that of this dispatch; ll->dispatches becomes it when the call has
+     * succeeded. args->max_tokens, args->call and `call` are resolved, never 0; ll->call[call % 2] has what the core
+     * knows of that dispatch. The combine is number ll->combines + 1.
+     */
+    ep_status (*ll_dispatch)(ep_ll *ll, const ep_ll_dispatch_args *args, uint64_t number, ep_stream stream);
+    ep_status (*ll_combine)(ep_ll *ll, const ep_ll_combine_args *args, ep_stream stream);
+    ep_status (*ll_finish)(ep_ll *ll, uint64_t call, ep_stream stream);
     ep_status (*ll_combine_buffer)(ep_ll *ll, void **ret_buffer);
     ep_status (*ll_get_mask)(const ep_ll *ll, int32_t *ret_masked);
+    /* rank -1: all of them. */
+    ep_status (*ll_set_mask)(ep_ll *ll, int rank, bool on, ep_stream stream);
+    ep_status (*ll_query_mask)(ep_ll *ll, int32_t *out, ep_stream stream);
+    ep_status (*ll_barrier)(ep_ll *ll, ep_stream stream);
 };
 
-#define EP_BACKEND_ABI 1u
+#define EP_BACKEND_ABI 2u
 
-/* Backends put this first in their event. */
+/* Backends put these first in their event and queue. */
 struct ep_event {
+    ep_comm *comm;
+};
+
+struct ep_queue {
     ep_comm *comm;
 };
 
