@@ -303,8 +303,8 @@ __device__ void sum_weights(const cuda_combine &c, const targets &from, int64_t 
 
 /* All that the warp adds up, from its first unit on. STAGED: some rank of the group copies. */
 template <bool STAGED>
-__device__ __forceinline__ bool sum_units(const cuda_combine &c, const targets &from, const ring &r, feed &f, bool sound,
-                                          uint64_t number)
+__device__ __forceinline__ bool sum_units(const cuda_combine &c, const targets &from, const ring &r, feed &f,
+                                          bool sound, uint64_t number)
 {
     int lane = (int)threadIdx.x % WARP, stages = r.stages, slot = 0, next = 0, loaded = 0;
     uint32_t parity = 0, copying = STAGED ? from.copying : 0;
@@ -366,7 +366,8 @@ __device__ __forceinline__ bool sum_block(const cuda_combine &c, targets &from, 
         f.token = -1;
     /* What the peers wrote before may be read by the copy engine now. */
     bulk_fence_global();
-    return from.copying ? sum_units<true>(c, from, r, f, sound, number) : sum_units<false>(c, from, r, f, sound, number);
+    return from.copying ? sum_units<true>(c, from, r, f, sound, number)
+                        : sum_units<false>(c, from, r, f, sound, number);
 }
 
 /* Rows of a source that the parts before `part` have. */

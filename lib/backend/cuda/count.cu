@@ -170,6 +170,8 @@ cudaError_t cuda_kernels_load(int shared_bytes)
     if (error == cudaSuccess)
         error = cudaFuncGetAttributes(&attributes, add_blocks_kernel);
     if (error == cudaSuccess)
+        error = cuda_barrier_load();
+    if (error == cudaSuccess)
         error = cuda_dispatch_load(shared_bytes);
     if (error == cudaSuccess)
         error = cuda_combine_load(shared_bytes);

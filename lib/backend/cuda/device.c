@@ -51,18 +51,6 @@ ep_status cuda_check_pointer(struct cuda_comm *cuda, const char *call, const cha
     return EP_OK;
 }
 
-bool cuda_is_capturing(const struct cuda_comm *cuda)
-{
-    enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-
-    if (cuda->stream == cuda->own)
-        return false;
-    if (cudaStreamIsCapturing(cuda->stream, &capture) != cudaSuccess)
-        cudaGetLastError();
-    return capture == cudaStreamCaptureStatusActive;
-}
-
-/* A kernel that nobody waits for may have met its deadline. */
 static ep_status cuda_poll(ep_comm *comm)
 {
     EP_TRY(cuda_check_reported(cuda_of(comm)));
@@ -113,6 +101,7 @@ const struct ep_backend_ops ep_backend_module = {
     .comm_close = cuda_comm_close,
     .comm_bytes = cuda_comm_bytes,
     .barrier = host_barrier,
+    .barrier_on = cuda_barrier_on,
     .allgather = host_allgather,
     .abort = cuda_abort,
     .poll = cuda_poll,
@@ -125,12 +114,15 @@ const struct ep_backend_ops ep_backend_module = {
     .plan_layout = cuda_plan_layout,
     .dispatch = cuda_dispatch,
     .combine = cuda_combine,
-    .event_new = host_event_new,
-    .event_record = host_event_record,
-    .event_signal = host_event_signal,
-    .event_wait = host_event_wait,
-    .event_query = host_event_query,
-    .event_free = host_event_free,
+    .stream_sync = cuda_stream_sync,
+    .stream_wait = cuda_stream_wait,
+    .stream_call = cuda_stream_call,
+    .event_new = cuda_event_new,
+    .event_record = cuda_event_record,
+    .event_signal = cuda_event_signal,
+    .event_wait = cuda_event_wait,
+    .event_query = cuda_event_query,
+    .event_free = cuda_event_free,
     .ll_open = cuda_ll_open,
     .ll_close = cuda_ll_close,
     .ll_dispatch = cuda_ll_dispatch,
@@ -147,27 +139,6 @@ static ep_status check_comm(const ep_comm *comm, const char *call)
     if (!comm || comm->ops != &ep_backend_module)
         return ep_fail(EP_E_ARG, "%s: comm is %s", call, comm ? "not of the backend cuda" : "NULL");
     return EP_OK;
-}
-
-ep_status ep_cuda_set_stream(ep_comm *comm, cudaStream_t stream)
-{
-    struct cuda_comm *cuda;
-    struct cuda_scope scope;
-    ep_status status;
-
-    EP_TRY(check_comm(comm, __func__));
-    cuda = cuda_of(comm);
-    EP_TRY(host_drain(&cuda->host));
-    EP_TRY(cuda_enter(cuda, &scope));
-    if (!stream)
-        stream = cuda->own;
-    status = cuda_status(cudaEventRecord(cuda->order, cuda->stream), "cudaEventRecord");
-    if (status == EP_OK)
-        status = cuda_status(cudaStreamWaitEvent(stream, cuda->order, 0), "cudaStreamWaitEvent");
-    if (status == EP_OK)
-        cuda->stream = stream;
-    cuda_leave(&scope);
-    return status;
 }
 
 /*
@@ -194,10 +165,10 @@ ep_status ep_cuda_set_sms(ep_comm *comm, int sms)
     cuda = cuda_of(comm);
     if (sms < 0 || sms > cuda->all_sms)
         return ep_fail(EP_E_ARG, "%s: sms is %d, not in 0..%d", __func__, sms, cuda->all_sms);
-    EP_TRY(host_drain(&cuda->host));
     if (!cuda->default_sms)
         cuda->default_sms = find_default_sms(cuda);
     cuda->sms = sms ? sms : cuda->default_sms;
+    cuda->sms_given = sms != 0;
     return EP_OK;
 }
 
@@ -224,8 +195,8 @@ ep_status ep_cuda_repeat_bare(ep_comm *comm, int combine, int repeat)
     EP_TRY(cuda_enter(cuda, &scope));
     cuda->last_dispatch.waits.bare = cuda->last_combine.waits.bare = 1;
     for (int i = 0; i < repeat && status == EP_OK; i++)
-        status = cuda_status(combine ? cuda_launch_combine(&cuda->last_combine, &cuda->last_shape[1], cuda->stream)
-                                     : cuda_launch_dispatch(&cuda->last_dispatch, &cuda->last_shape[0], cuda->stream),
+        status = cuda_status(combine ? cuda_launch_combine(&cuda->last_combine, &cuda->last_shape[1], cuda->standard)
+                                     : cuda_launch_dispatch(&cuda->last_dispatch, &cuda->last_shape[0], cuda->standard),
                              "kernel launch");
     cuda_leave(&scope);
     return status;

@@ -18,10 +18,10 @@ struct dispatch {
     struct cuda_comm *cuda;
     ep_plan *plan;
     const ep_dispatch_args *args;
+    cudaStream_t stream;
     struct output output[HOST_AT_COUNT];
     bool copies; /* the kernel copies out of staging */
-    bool finish; /* there is work behind it */
-    struct cuda_pending *pending;
+    bool queued; /* something is in the stream */
 };
 
 static size_t scale_row_bytes(const ep_dispatch_args *args)
@@ -47,59 +47,50 @@ static void describe_outputs(struct dispatch *d)
 }
 
 /*
- * Fills the record with where peers are to write: in place if the output is symmetric memory, else in staging. What
- * travels with rows is little: only with ordinary memory of the rows themselves is it copied by the kernel.
+ * Says where peers are to write: in place if the output is symmetric memory, else in staging. What travels with rows is
+ * little: only with ordinary memory of the rows themselves is it copied by the kernel.
  */
-static ep_status publish_outputs(struct dispatch *d, struct host_record *record)
+static ep_status place_outputs(struct dispatch *d, struct cuda_terms *terms)
 {
     size_t rows = (size_t)d->plan->full.n_recv;
 
     for (int i = 0; i < HOST_AT_COUNT; i++) {
         struct output *output = &d->output[i];
+        uint32_t *place = &terms->tell[CUDA_TELL_PLACES + 2 * i];
         size_t bytes = rows * output->bytes;
 
-        record->at[i].slot = HOST_NOWHERE;
-        if (!output->wanted || !bytes)
+        /* A rank that receives nothing knows of the others' rows and scales all the same. */
+        if (!output->wanted && i >= HOST_AT_INDEX)
             continue;
+        terms->row_bytes[i] = (int64_t)output->bytes;
         output->placed = output->wanted;
-        if (cuda_find(d->cuda, output->wanted, bytes, &record->at[i]))
+        if (!bytes || cuda_tell_place(d->cuda, output->wanted, bytes, place))
             continue;
         if (i == HOST_AT_X)
             d->copies = cuda_copies_along(d->cuda, d->plan, output->bytes);
-        if (!d->copies)
-            d->finish = true;
         EP_TRY(cuda_stage(d->cuda, i, bytes, &output->placed));
-        if (!cuda_find(d->cuda, output->placed, bytes, &record->at[i]))
+        if (!cuda_tell_place(d->cuda, output->placed, bytes, place))
             return ep_fail(EP_E_STATE, "dispatch: staging buffer of %zu bytes is not where it was", bytes);
     }
-    record->copies = d->copies;
+    /* Own rows need no detour. */
+    for (int i = 0; i < HOST_AT_COUNT; i++)
+        terms->own.at[i] = d->copies ? d->output[i].wanted : d->output[i].placed;
+    terms->tell[CUDA_TELL_COPIES] = d->copies;
     return EP_OK;
 }
 
-static ep_status map_outputs(struct dispatch *d, struct cuda_dispatch *move)
+static ep_status fill_terms(struct dispatch *d, struct cuda_terms *terms)
 {
-    struct host_comm *host = &d->cuda->host;
+    const ep_dispatch_args *args = d->args;
 
-    for (int rank = 0; rank < host->comm->nranks; rank++) {
-        const struct host_record *record = &host->records[rank];
-        void *at[HOST_AT_COUNT];
-
-        for (int i = 0; i < HOST_AT_COUNT; i++) {
-            size_t bytes = d->output[i].wanted ? (size_t)record->rows * d->output[i].bytes : 0;
-            ep_status status = cuda_map(d->cuda, rank, &record->at[i], bytes, &at[i]);
-
-            if (status != EP_OK)
-                return host_raise_own(host, status, rank, HOST_DISPATCH_READY);
-            /* Own rows need no detour. */
-            if (rank == host->comm->rank && d->copies)
-                at[i] = d->output[i].placed ? d->output[i].wanted : NULL;
-        }
-        move->out_x[rank] = at[HOST_AT_X];
-        move->out_scales[rank] = at[HOST_AT_SCALES];
-        move->out_index[rank] = at[HOST_AT_INDEX];
-        move->out_weights[rank] = at[HOST_AT_WEIGHTS];
-    }
-    return EP_OK;
+    terms->kind = CUDA_DISPATCH;
+    terms->tell[CUDA_TELL_PHASE] = HOST_DISPATCH_READY;
+    terms->tell[CUDA_TELL_PLAN] = (uint32_t)((struct host_plan *)d->plan->impl)->number;
+    terms->tell[CUDA_TELL_DTYPE] = (uint32_t)args->dtype;
+    terms->tell[CUDA_TELL_HIDDEN] = (uint32_t)args->hidden;
+    terms->tell[CUDA_TELL_SCALE_TYPE] = (uint32_t)args->scale_type;
+    terms->tell[CUDA_TELL_OUTPUTS] = (args->recv_topk_idx ? 1 : 0) | (args->recv_topk_weights ? 2 : 0);
+    return place_outputs(d, terms);
 }
 
 /* Chunks of a row, and rings of them that fit the shared memory. */
@@ -124,7 +115,6 @@ static void fit(const struct cuda_comm *cuda, struct cuda_dispatch *move, struct
     }
     move->chunk_bytes = (int32_t)chunk;
     move->n_chunks = (int32_t)((row_bytes + chunk - 1) / chunk);
-    shape.blocks = cuda->sms;
     shape.shared_bytes = cuda_shared_bytes(&shape, chunk);
     *ret_shape = shape;
 }
@@ -158,16 +148,19 @@ static ep_status launch(struct dispatch *d, const struct cuda_route *route)
     }
     move->extras = move->scale_words || args->recv_topk_idx || args->recv_topk_weights;
     cuda_fill_waits(cuda, HOST_DISPATCH_READY, HOST_DISPATCH_DONE, &move->waits);
-    EP_TRY(map_outputs(d, move));
+    EP_TRY(fill_terms(d, &move->terms));
     fit(cuda, move, shape);
     cuda_fill_stage(cuda, d->plan, d->copies, &move->stage);
+    shape->blocks = move->stage.movers;
     if (d->copies) {
         cuda_fit_copiers(cuda, (size_t)move->chunk_bytes, &move->stage, shape);
         move->stage.x = copy_of(&d->output[HOST_AT_X]);
         for (int i = 0; i < 3; i++)
             move->stage.beside[i] = copy_of(&d->output[HOST_AT_SCALES + i]);
     }
-    return cuda_status(cuda_launch_dispatch(move, shape, cuda->stream), "dispatch kernel");
+    EP_TRY(cuda_status(cuda_launch_dispatch(move, shape, d->stream), "dispatch kernel"));
+    d->queued = true;
+    return EP_OK;
 }
 
 static ep_status copy_range(const struct dispatch *d, const struct output *output, int64_t begin, int64_t end)
@@ -177,27 +170,27 @@ static ep_status copy_range(const struct dispatch *d, const struct output *outpu
     if (!output->wanted || !output->placed || output->placed == output->wanted || end <= begin)
         return EP_OK;
     CUDA_TRY(cudaMemcpyAsync((char *)output->wanted + at, (char *)output->placed + at, bytes, cudaMemcpyDeviceToDevice,
-                             d->cuda->stream));
+                             d->stream));
     return EP_OK;
 }
 
-static ep_status fill_range(struct dispatch *d, const struct output *output, int64_t begin, int64_t end, int value)
+static ep_status fill_range(const struct dispatch *d, const struct output *output, int64_t begin, int64_t end,
+                            int value)
 {
     if (!output->wanted || end <= begin || !output->bytes)
         return EP_OK;
-    d->finish = true;
     CUDA_TRY(cudaMemsetAsync((char *)output->wanted + (size_t)begin * output->bytes, value,
-                             (size_t)(end - begin) * output->bytes, d->cuda->stream));
+                             (size_t)(end - begin) * output->bytes, d->stream));
     return EP_OK;
 }
 
 /* Out of staging, padding, and the marks behind the last row. */
-static ep_status finish_outputs(struct dispatch *d)
+static ep_status finish_outputs(const struct dispatch *d)
 {
     const ep_plan *plan = d->plan;
     const struct host_plan *inner = plan->impl;
     bool expanded = plan->args.flags & EP_PLAN_EXPANDED, zero = plan->args.flags & EP_PLAN_ZERO_PADDING;
-    int64_t begin = plan->full.n_recv, end = plan->args.worst_rows;
+    int64_t begin = plan->full.n_recv, end = plan->args.max_recv_tokens;
 
     for (int i = 0; i < HOST_AT_COUNT; i++) {
         if (!expanded && !d->copies)
@@ -218,7 +211,7 @@ static ep_status check_pointers(const struct dispatch *d)
 {
     static const char call[] = "ep_dispatch";
     const ep_dispatch_args *args = d->args;
-    bool sends = d->plan->args.n_tokens, receives = d->plan->full.n_recv || d->plan->args.worst_rows;
+    bool sends = d->plan->args.n_tokens, receives = d->plan->full.n_recv || d->plan->args.max_recv_tokens;
 
     EP_TRY(cuda_check_pointer(d->cuda, call, "x", sends ? args->x : NULL));
     EP_TRY(cuda_check_pointer(d->cuda, call, "scales", sends ? args->scales : NULL));
@@ -229,40 +222,27 @@ static ep_status check_pointers(const struct dispatch *d)
     return cuda_check_pointer(d->cuda, call, "recv_topk_weights", receives ? args->recv_topk_weights : NULL);
 }
 
-static ep_status dispatch_body(struct dispatch *d)
+static ep_status dispatch_body(struct dispatch *d, bool capturing)
 {
-    struct host_record record = {.phase = HOST_DISPATCH_READY, .dtype = d->args->dtype, .hidden = d->args->hidden};
-    struct host_comm *host = &d->cuda->host;
     const struct cuda_route *route;
 
-    EP_TRY(cuda_plan_ready(d->cuda, d->plan, &route));
+    EP_TRY(cuda_plan_ready(d->cuda, d->plan, capturing, &route));
     EP_TRY(check_pointers(d));
     describe_outputs(d);
-    cuda_sweep(d->cuda);
-    record.plan_number = ((struct host_plan *)d->plan->impl)->number;
-    record.scale_type = d->args->scale_type;
-    record.outputs = (d->args->recv_topk_idx ? 1 : 0) | (d->args->recv_topk_weights ? 2 : 0);
-    EP_TRY(publish_outputs(d, &record));
-    record.rows = d->plan->full.n_recv;
-    EP_TRY(host_enter(host, d->plan, &record));
-    d->pending->phase = HOST_DISPATCH_DONE;
-    d->pending->operation = host->operation;
-    d->pending->stats.ns_wait_ready = ep_now_ns() - d->pending->begin_ns;
     EP_TRY(launch(d, route));
     EP_TRY(finish_outputs(d));
-    cuda_plan_count(d->plan, d->output[HOST_AT_X].bytes + d->output[HOST_AT_SCALES].bytes, &d->pending->stats);
-    return cuda_queued(d->pending, d->finish);
+    cuda_plan_count(d->plan, d->output[HOST_AT_X].bytes + d->output[HOST_AT_SCALES].bytes);
+    return EP_OK;
 }
 
-static ep_status start_dispatch(ep_plan *plan, const void *args, struct cuda_pending *ret_pending)
+ep_status cuda_dispatch(ep_plan *plan, const ep_dispatch_args *args, ep_stream stream)
 {
-    struct dispatch d = {.cuda = cuda_of(plan->comm), .plan = plan, .args = args, .pending = ret_pending};
+    struct dispatch d = {.cuda = cuda_of(plan->comm), .plan = plan, .args = args};
+    struct cuda_call call;
+    ep_status status;
 
-    return dispatch_body(&d);
-}
-
-ep_status cuda_dispatch(ep_plan *plan, const ep_dispatch_args *args, ep_event **ret_event)
-{
-    return cuda_submit(plan, start_dispatch, args, sizeof(*args), args->after,
-                       args->flags & EP_ASYNC ? ret_event : NULL);
+    EP_TRY(cuda_call_begin(d.cuda, stream, true, &call));
+    d.stream = call.stream;
+    status = dispatch_body(&d, call.capture != 0);
+    return cuda_call_end(&call, status, d.queued);
 }

@@ -229,8 +229,8 @@ __device__ bool await_rows(const cuda_dispatch &d, arrival &a, uint64_t number, 
         uint64_t now;
 
         if (open)
-            a.known = min(a.total, (int64_t)rows_of_word(load_acquire(&w.mine->progress[lane]), number) *
-                                       d.stage.x.row_bytes);
+            a.known = min(a.total,
+                          (int64_t)rows_of_word(load_acquire(&w.mine->progress[lane]), number) * d.stage.x.row_bytes);
         if (__any_sync(ALL_LANES, has_piece(a, d.stage)))
             break;
         if (spins % SPINS)

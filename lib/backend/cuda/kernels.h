@@ -44,7 +44,7 @@ enum {
     CUDA_TELL_HIDDEN,
     CUDA_TELL_SCALE_TYPE,
     CUDA_TELL_OUTPUTS,
-    CUDA_TELL_COMPARED, /* the words before this one are the same on all ranks */
+    CUDA_TELL_COMPARED,                    /* the words before this one are the same on all ranks */
     CUDA_TELL_COPIES = CUDA_TELL_COMPARED, /* its kernel copies between ordinary memory and staging */
     CUDA_TELL_UNUSED,
     CUDA_TELL_PLACES /* two words for each buffer: CUDA_TELL_SLOT(), then its offset / CUDA_TELL_GRAIN */
@@ -82,11 +82,11 @@ enum { CUDA_DISPATCH, CUDA_COMBINE, CUDA_KINDS };
  * numbers are counted here, because a captured CUDA graph runs an operation again that the host has called once.
  */
 struct cuda_signals {
-    uint64_t told[CUDA_MAX_RANKS][CUDA_TELL_WORDS]; /* [source] CUDA_TELL_...: it is ready for the operation */
+    uint64_t told[CUDA_MAX_RANKS][CUDA_TELL_WORDS];      /* [source] CUDA_TELL_...: it is ready for the operation */
     struct cuda_target last[CUDA_KINDS][CUDA_MAX_RANKS]; /* of the last operation; the owner's own */
-    uint64_t done[CUDA_MAX_RANKS]; /* [source] it has moved all that it moves in it */
-    uint64_t operation;             /* the last that is complete; the owner's own */
-    uint32_t blocks;                /* of the running kernel that have finished; the owner's own */
+    uint64_t done[CUDA_MAX_RANKS];                       /* [source] it has moved all that it moves in it */
+    uint64_t operation;                                  /* the last that is complete; the owner's own */
+    uint32_t blocks;                                     /* of the running kernel that have finished; the owner's own */
     uint32_t next; /* unit of the running kernel that no warp has taken; 0 between kernels; the owner's own */
     uint64_t progress[CUDA_MAX_RANKS]; /* [rank] CUDA_WORD(): how far its rows are, for the owner; stage.cuh */
     uint32_t part[CUDA_MOST_PARTS];    /* warps that are through with the part; 0 between kernels; the owner's own */
@@ -116,9 +116,9 @@ enum {
 
 /* In host memory that the device sees: what kernels report, and how they are stopped. */
 struct cuda_report {
-    uint32_t abort;     /* host writes 1: running kernels end soon, without result */
-    uint32_t failure;   /* 0, or CUDA_FAILURE(CUDA_FAILED_..., culprit, phase) */
-    uint32_t lost;      /* host: ranks that have died or left. What they had to send is here; no more comes */
+    uint32_t abort;   /* host writes 1: running kernels end soon, without result */
+    uint32_t failure; /* 0, or CUDA_FAILURE(CUDA_FAILED_..., culprit, phase) */
+    uint32_t lost;    /* host: ranks that have died or left. What they had to send is here; no more comes */
     uint32_t unused;
     uint32_t detail[4]; /* of CUDA_FAILED_DISAGREE: CUDA_TELL_..., the rank, the word of this rank, that of the other */
     uint64_t counted;   /* number of the last routing counted */
@@ -153,8 +153,8 @@ struct cuda_entry {
 
 /* Counts of a plan, in device memory. */
 struct cuda_counts {
-    int64_t base[CUDA_MAX_RANKS];    /* where this rank's rows begin on each rank; 0 in the expanded layout */
-    int64_t rows_on[CUDA_MAX_RANKS]; /* rows that each rank receives */
+    int64_t base[CUDA_MAX_RANKS];      /* where this rank's rows begin on each rank; 0 in the expanded layout */
+    int64_t rows_on[CUDA_MAX_RANKS];   /* rows that each rank receives */
     int64_t first[CUDA_MAX_RANKS + 1]; /* [source] its first row on this rank; rank layout */
 };
 
@@ -262,6 +262,11 @@ cudaError_t cuda_launch_dispatch(const struct cuda_dispatch *dispatch, const str
                                  cudaStream_t stream);
 cudaError_t cuda_launch_combine(const struct cuda_combine *combine, const struct cuda_shape *shape,
                                 cudaStream_t stream);
+cudaError_t cuda_barrier_load(void);
+/* All ranks meet; terms: what each of them tells. */
+cudaError_t cuda_launch_barrier(const struct cuda_waits *waits, const struct cuda_terms *terms, cudaStream_t stream);
+/* Until the word is not 0. */
+cudaError_t cuda_launch_wait(const struct cuda_waits *waits, const uint32_t *word, cudaStream_t stream);
 /* Counts and assigns rows; then, behind it, adds what the blocks before each block have. */
 cudaError_t cuda_launch_count(const struct cuda_count *count, cudaStream_t stream);
 

@@ -26,7 +26,7 @@ __device__ bool answers_dispatch(const cuda_ll_combine &c, const ll_call &call)
 {
     const cuda_ll &ll = c.ll;
     const int32_t *index =
-        ll_at<int32_t>(ll, ll.waits.rank, ll.index_at) + (call.dispatch & 1) * ((int64_t)ll.max_tokens * ll.topk);
+        ll_at<int32_t>(ll, ll.waits.rank, ll.index_at) + (call.dispatch & 1) * ((int64_t)ll.most_tokens * ll.topk);
     bool same = true;
 
 #pragma unroll 2
@@ -442,7 +442,7 @@ __global__ void __launch_bounds__(CUDA_LL_THREADS, 1) ll_combine_kernel(const __
     __shared__ terms terms;
     const cuda_ll &ll = c.ll;
     const cuda_ll_segment *mine = ll.peer[ll.waits.rank];
-    ll_call call = {mine->call + 1, mine->combines + 1, mine->mask};
+    ll_call call = {mine->call + 1, mine->dispatches - (uint32_t)c.age, mine->mask};
 
     if (c.phases & CUDA_LL_SEND) {
         int lane = (int)threadIdx.x % WARP;

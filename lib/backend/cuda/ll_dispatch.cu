@@ -117,7 +117,7 @@ __device__ void look_at_token(const cuda_ll_dispatch &d, const ll_call &call, in
     const cuda_ll &ll = d.ll;
     int k = by.thread, topk = ll.topk;
     int32_t *index =
-        ll_at<int32_t>(ll, ll.waits.rank, ll.index_at) + (call.dispatch & 1) * ((int64_t)ll.max_tokens * topk);
+        ll_at<int32_t>(ll, ll.waits.rank, ll.index_at) + (call.dispatch & 1) * ((int64_t)ll.most_tokens * topk);
 
     if (k < WARP) {
         int rank = expert < 0 ? -1 : expert / ll.n_local;

@@ -52,7 +52,8 @@ __device__ inline bool await_word(const cuda_ll &ll, const ll_call &call, const 
 /* Of the K choices of a source's token, where their rows are on this rank. */
 __device__ __forceinline__ int32_t *origins_of(const cuda_ll &ll, const ll_call &call, int source, int t)
 {
-    int64_t slot = (call.dispatch & 1) * (int64_t)ll.waits.nranks * ll.max_tokens + (int64_t)source * ll.max_tokens + t;
+    int64_t slot =
+        (call.dispatch & 1) * (int64_t)ll.waits.nranks * ll.most_tokens + (int64_t)source * ll.max_tokens + t;
 
     return ll_at<int32_t>(ll, ll.waits.rank, ll.origin_at) + slot * ll.topk;
 }

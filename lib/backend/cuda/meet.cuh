@@ -143,7 +143,7 @@ __device__ __noinline__ bool hear_rank(const cuda_waits &waits, const cuda_terms
     ret_copies = told[CUDA_TELL_COPIES] && rank != waits.rank;
 #pragma unroll
     for (int i = 0; i < CUDA_BUFFERS; i++) {
-        int64_t row = terms.row_bytes[i], bytes = row * counts->rows_on[rank];
+        int64_t row = terms.row_bytes[i], bytes = row ? row * counts->rows_on[rank] : 0;
         unsigned char *at = nullptr;
 
         if (bytes) {

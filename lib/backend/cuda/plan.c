@@ -30,13 +30,14 @@ static ep_status new_route(struct cuda_comm *cuda, ep_plan *plan, int32_t **ret_
     size_t width = expanded || topk < nranks ? topk : nranks;
     size_t entries = align16(n * width * sizeof(struct cuda_entry)), counts = align16(n * sizeof(int32_t));
     size_t indices = align16(n * topk * sizeof(int32_t)), blocks = n / CUDA_COUNT_TOKENS + 1;
+    size_t rows = align16(blocks * nranks * sizeof(int32_t));
     struct cuda_plan *device = calloc(1, sizeof(*device));
     char *memory;
     ep_status status;
 
     if (!device)
         return ep_fail(EP_E_MEMORY, "ep_plan_new: no memory");
-    status = cuda_take(cuda, entries + counts + indices + blocks * nranks * sizeof(int32_t), &device->block);
+    status = cuda_take(cuda, entries + counts + indices + rows + sizeof(struct cuda_counts), &device->block);
     if (status != EP_OK) {
         free(device);
         return status;
@@ -54,6 +55,7 @@ static ep_status new_route(struct cuda_comm *cuda, ep_plan *plan, int32_t **ret_
                                         .wide = plan->args.idx_type == EP_I64};
     *ret_block_rows = (int32_t *)(memory + entries + counts + indices);
     device->route.block_rows = expanded ? NULL : *ret_block_rows;
+    device->route.counts = (const struct cuda_counts *)(memory + entries + counts + indices + rows);
     return EP_OK;
 }
 
@@ -74,7 +76,7 @@ static size_t routing_bytes(const ep_plan_args *args)
     return (size_t)args->n_tokens * (size_t)args->topk * ep_dtype_bytes((ep_dtype)args->idx_type);
 }
 
-ep_status cuda_fetch_routing(struct cuda_comm *cuda, const void *topk_idx, size_t bytes, void **ret_copy)
+ep_status cuda_fetch_routing(const void *topk_idx, size_t bytes, cudaStream_t stream, void **ret_copy)
 {
     void *copy = malloc(bytes + 1);
     ep_status status = EP_OK;
@@ -82,10 +84,9 @@ ep_status cuda_fetch_routing(struct cuda_comm *cuda, const void *topk_idx, size_
     if (!copy)
         return ep_fail(EP_E_MEMORY, "routing: no memory for %zu bytes", bytes);
     if (bytes)
-        status =
-            cuda_status(cudaMemcpyAsync(copy, topk_idx, bytes, cudaMemcpyDefault, cuda->stream), "cudaMemcpyAsync");
+        status = cuda_status(cudaMemcpyAsync(copy, topk_idx, bytes, cudaMemcpyDefault, stream), "cudaMemcpyAsync");
     if (status == EP_OK)
-        status = cuda_status(cudaStreamSynchronize(cuda->stream), "cudaStreamSynchronize");
+        status = cuda_status(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
     if (status == EP_OK)
         *ret_copy = copy;
     else
@@ -95,7 +96,7 @@ ep_status cuda_fetch_routing(struct cuda_comm *cuda, const void *topk_idx, size_
 
 static ep_status fetch_routing(struct cuda_comm *cuda, const ep_plan_args *args, const void *topk_idx, void **ret_copy)
 {
-    return cuda_fetch_routing(cuda, topk_idx, routing_bytes(args), ret_copy);
+    return cuda_fetch_routing(topk_idx, routing_bytes(args), cuda_stream_of(cuda, args->stream), ret_copy);
 }
 
 /* What the host would say about a routing that the device has found wanting. */
@@ -132,13 +133,15 @@ static ep_status to_device(struct cuda_comm *cuda, const ep_plan_args *args, con
         return EP_OK;
     EP_TRY(cuda_take(cuda, routing_bytes(args), ret_copy));
     *ret_routing = ret_copy->memory;
-    CUDA_TRY(cudaMemcpyAsync(ret_copy->memory, topk_idx, routing_bytes(args), cudaMemcpyDefault, cuda->stream));
+    CUDA_TRY(cudaMemcpyAsync(ret_copy->memory, topk_idx, routing_bytes(args), cudaMemcpyDefault,
+                             cuda_stream_of(cuda, args->stream)));
     return EP_OK;
 }
 
 static ep_status count(struct cuda_comm *cuda, ep_plan *plan, const void *routing, int32_t *block_rows)
 {
     const struct cuda_route *route = &device_part(plan)->route;
+    cudaStream_t stream = cuda_stream_of(cuda, plan->args.stream);
     struct host_plan *inner = plan->impl;
     size_t nranks = (size_t)plan->comm->nranks, experts = (size_t)plan->args.n_experts;
     struct cuda_count c = {
@@ -161,13 +164,30 @@ static ep_status count(struct cuda_comm *cuda, ep_plan *plan, const void *routin
         .width = route->width,
     };
 
-    CUDA_TRY(cuda_launch_count(&c, cuda->stream));
-    EP_TRY(cuda_wait_counted(cuda));
+    CUDA_TRY(cuda_launch_count(&c, stream));
+    EP_TRY(cuda_wait_counted(cuda, stream));
     if (*(volatile uint64_t *)&cuda->report->bad)
         return explain(cuda, plan, routing);
     memcpy(inner->tokens_per_rank, cuda->totals, nranks * sizeof(int32_t));
     memcpy(inner->tokens_per_expert, cuda->totals + nranks, experts * sizeof(int32_t));
     return EP_OK;
+}
+
+static ep_status place_route(struct cuda_comm *cuda, ep_plan *plan);
+
+/* Plans of a fixed capacity are complete with their first operation. */
+static ep_status place_if_complete(struct cuda_comm *cuda, ep_plan *plan)
+{
+    ep_status status;
+
+    if (!((struct host_plan *)plan->impl)->complete)
+        return EP_OK;
+    status = place_route(cuda, plan);
+    if (status == EP_OK)
+        return EP_OK;
+    free_route(cuda, plan);
+    host_plan_close(plan);
+    return status;
 }
 
 static ep_status open_rank_layout(struct cuda_comm *cuda, ep_plan *plan, const void *topk_idx)
@@ -196,10 +216,10 @@ static ep_status open_rank_layout(struct cuda_comm *cuda, ep_plan *plan, const v
     }
     device = inner->device;
     status = host_plan_publish(plan);
-    if (status != EP_OK) {
-        cuda_give(cuda, &device->block);
-        free(device);
-    }
+    if (status == EP_OK)
+        return place_if_complete(cuda, plan);
+    cuda_give(cuda, &device->block);
+    free(device);
     return status;
 }
 
@@ -215,33 +235,41 @@ static ep_status open_expanded(struct cuda_comm *cuda, ep_plan *plan, const void
     if (status != EP_OK)
         return status;
     status = new_route(cuda, plan, &block_rows);
-    if (status != EP_OK)
-        host_plan_close(plan);
+    if (status == EP_OK)
+        return place_if_complete(cuda, plan);
+    host_plan_close(plan);
     return status;
 }
 
-ep_status cuda_plan_open(ep_plan *plan, const void *topk_idx)
+static ep_status open_plan(struct cuda_comm *cuda, ep_plan *plan, const ep_plan_args *args)
 {
-    struct cuda_comm *cuda = cuda_of(plan->comm);
-    struct cuda_scope scope;
+    if (plan->from_mask)
+        return ep_fail(EP_E_UNSUPPORTED,
+                       "ep_plan_new: the CUDA backend makes plans from topk_idx, not from a mask yet");
+    return plan->args.flags & EP_PLAN_EXPANDED ? open_expanded(cuda, plan, args->topk_idx)
+                                               : open_rank_layout(cuda, plan, args->topk_idx);
+}
+
+/* Behind what the caller's stream holds; the plan itself waits for no operation. */
+ep_status cuda_plan_open(ep_plan *plan, const ep_plan_args *args)
+{
+    struct cuda_call call;
     ep_status status;
 
-    if (cuda_is_capturing(cuda))
-        return ep_fail(EP_E_STATE, "ep_plan_new: the stream is being captured: make the plan before");
-    EP_TRY(host_drain(&cuda->host));
-    EP_TRY(cuda_enter(cuda, &scope));
-    status = plan->args.flags & EP_PLAN_EXPANDED ? open_expanded(cuda, plan, topk_idx)
-                                                 : open_rank_layout(cuda, plan, topk_idx);
-    cuda_leave(&scope);
-    return status;
+    EP_TRY(cuda_call_begin(cuda_of(plan->comm), args->stream, false, &call));
+    if (call.capture)
+        status = ep_fail(EP_E_STATE, "ep_plan_new: the stream is being captured: make the plan before");
+    else
+        status = open_plan(call.cuda, plan, args);
+    return cuda_call_end(&call, status, false);
 }
 
+/* What is queued keeps what it needs of the plan: its memory is given to another plan only behind that. */
 void cuda_plan_close(ep_plan *plan)
 {
     struct cuda_comm *cuda = cuda_of(plan->comm);
     struct cuda_scope scope;
 
-    host_drain(&cuda->host);
     if (cuda_enter(cuda, &scope) == EP_OK) {
         free_route(cuda, plan);
         cuda_leave(&scope);
@@ -272,47 +300,74 @@ static ep_status upload(struct cuda_comm *cuda, const ep_plan *plan)
         }
     }
     status = cuda_status(cudaMemcpyAsync((void *)(uintptr_t)route->entry, entries, n * width * sizeof(*entries),
-                                         cudaMemcpyHostToDevice, cuda->stream),
+                                         cudaMemcpyHostToDevice, cuda->own),
                          "cudaMemcpyAsync");
     if (status == EP_OK)
         status = cuda_status(cudaMemcpyAsync((void *)(uintptr_t)route->count, counts, n * sizeof(*counts),
-                                             cudaMemcpyHostToDevice, cuda->stream),
+                                             cudaMemcpyHostToDevice, cuda->own),
                              "cudaMemcpyAsync");
     if (status == EP_OK)
         status = cuda_status(cudaMemcpyAsync((void *)(uintptr_t)route->index, own->index, n * topk * sizeof(int32_t),
-                                             cudaMemcpyHostToDevice, cuda->stream),
+                                             cudaMemcpyHostToDevice, cuda->own),
                              "cudaMemcpyAsync");
     if (status == EP_OK)
-        status = cuda_status(cudaStreamSynchronize(cuda->stream), "cudaStreamSynchronize");
+        status = cuda_status(cudaStreamSynchronize(cuda->own), "cudaStreamSynchronize");
 free_all:
     free(entries);
     free(counts);
     return status;
 }
 
-ep_status cuda_plan_ready(struct cuda_comm *cuda, ep_plan *plan, const struct cuda_route **ret_route)
+static ep_status upload_counts(struct cuda_comm *cuda, const ep_plan *plan)
+{
+    const struct host_plan *inner = plan->impl;
+    const struct cuda_route *route = &device_part(plan)->route;
+    struct cuda_counts counts = {.base = {0}};
+
+    for (int rank = 0; rank < plan->comm->nranks; rank++) {
+        counts.base[rank] = route->expanded ? 0 : inner->first_row[rank];
+        counts.rows_on[rank] = inner->rows_on[rank];
+        counts.first[rank + 1] = inner->recv_from_rank[rank + 1];
+    }
+    CUDA_TRY(
+        cudaMemcpyAsync((void *)(uintptr_t)route->counts, &counts, sizeof(counts), cudaMemcpyHostToDevice, cuda->own));
+    CUDA_TRY(cudaStreamSynchronize(cuda->own));
+    return EP_OK;
+}
+
+static ep_status place_route(struct cuda_comm *cuda, ep_plan *plan)
 {
     struct cuda_plan *device = device_part(plan);
-    struct host_plan *inner = plan->impl;
 
-    EP_TRY(host_plan_complete(&cuda->host, plan));
-    if (!device->placed && device->route.expanded && cuda_is_capturing(cuda))
-        return ep_fail(EP_E_STATE, "the stream is being captured: use an expanded plan once before");
-    if (!device->placed && device->route.expanded)
+    if (device->route.expanded)
         EP_TRY(upload(cuda, plan));
-    for (int rank = 0; !device->placed && !device->route.expanded && rank < plan->comm->nranks; rank++)
-        device->route.base[rank] = inner->first_row[rank];
+    EP_TRY(upload_counts(cuda, plan));
     device->placed = true;
+    return EP_OK;
+}
+
+ep_status cuda_plan_ready(struct cuda_comm *cuda, ep_plan *plan, bool capturing, const struct cuda_route **ret_route)
+{
+    struct cuda_plan *device = device_part(plan);
+
+    if (!device->placed && capturing)
+        return ep_fail(EP_E_STATE, "the stream is being captured: use the plan once before");
+    EP_TRY(host_plan_complete(&cuda->host, plan));
+    if (!device->placed)
+        EP_TRY(place_route(cuda, plan));
     *ret_route = &device->route;
     return EP_OK;
 }
 
-void cuda_plan_count(const ep_plan *plan, uint64_t row_bytes, ep_stats *stats)
+void cuda_plan_count(const ep_plan *plan, uint64_t row_bytes)
 {
-    stats->rows_node = (uint64_t)plan->info.n_wire;
-    stats->rows_self = (uint64_t)(plan->info.n_send - plan->info.n_wire);
-    stats->bytes_node = stats->rows_node * row_bytes;
-    stats->bytes_self = stats->rows_self * row_bytes;
+    ep_stats stats = {.size = sizeof(stats)};
+
+    stats.rows_node = (uint64_t)plan->info.n_wire;
+    stats.rows_self = (uint64_t)(plan->info.n_send - plan->info.n_wire);
+    stats.bytes_node = stats.rows_node * row_bytes;
+    stats.bytes_self = stats.rows_self * row_bytes;
+    ep_comm_set_stats(plan->comm, &stats);
 }
 
 ep_status cuda_plan_sources(ep_plan *plan, int32_t *ret_rank, int32_t *ret_token)
@@ -341,11 +396,11 @@ ep_status cuda_plan_sources(ep_plan *plan, int32_t *ret_rank, int32_t *ret_token
     if (status == EP_OK)
         status = cuda_take(cuda, (out + 1) * sizeof(*rows), &all);
     if (status == EP_OK)
-        status = cuda_status(cudaMemcpyAsync(mine.memory, rows, n * sizeof(*rows), cudaMemcpyDefault, cuda->stream),
+        status = cuda_status(cudaMemcpyAsync(mine.memory, rows, n * sizeof(*rows), cudaMemcpyDefault, cuda->standard),
                              "cudaMemcpyAsync");
     if (status == EP_OK)
         status =
-            cuda_status(cudaMemsetAsync(all.memory, 0, (out + 1) * sizeof(*rows), cuda->stream), "cudaMemsetAsync");
+            cuda_status(cudaMemsetAsync(all.memory, 0, (out + 1) * sizeof(*rows), cuda->standard), "cudaMemsetAsync");
     args.x = mine.memory;
     args.dtype = EP_BF16;
     args.hidden = HIDDEN;
@@ -354,10 +409,12 @@ ep_status cuda_plan_sources(ep_plan *plan, int32_t *ret_rank, int32_t *ret_token
     if (status == EP_OK)
         status = cuda_dispatch(plan, &args, NULL);
     if (status == EP_OK)
-        status = cuda_status(cudaMemcpyAsync(rows, all.memory, out * sizeof(*rows), cudaMemcpyDefault, cuda->stream),
+        status = cuda_stream_sync(plan->comm, NULL);
+    if (status == EP_OK)
+        status = cuda_status(cudaMemcpyAsync(rows, all.memory, out * sizeof(*rows), cudaMemcpyDefault, cuda->standard),
                              "cudaMemcpyAsync");
     if (status == EP_OK)
-        status = cuda_status(cudaStreamSynchronize(cuda->stream), "cudaStreamSynchronize");
+        status = cuda_status(cudaStreamSynchronize(cuda->standard), "cudaStreamSynchronize");
     for (int64_t row = 0; status == EP_OK && row < plan->full.n_recv; row++) {
         if (ret_rank)
             ret_rank[row] = rows[row].rank - 1;
@@ -380,7 +437,6 @@ ep_status cuda_plan_layout(ep_comm *comm, const ep_plan_args *args, ep_layout *l
     void *copy = NULL;
     ep_status status;
 
-    EP_TRY(host_drain(&cuda->host));
     EP_TRY(cuda_enter(cuda, &scope));
     status = fetch_routing(cuda, args, args->topk_idx, &copy);
     cuda_leave(&scope);
