@@ -61,7 +61,7 @@ static int run_rank(const ep_boot *boot, void *argument)
     dispatch.hidden = HIDDEN;
     dispatch.recv_x = received;
     dispatch.out_rows = info.out_rows;
-    TRY(ep_dispatch(plan, &dispatch, NULL));
+    TRY(ep_dispatch_sync(plan, &dispatch));
 
     /* Here the experts of this rank would compute on `received`. */
 
@@ -70,7 +70,7 @@ static int run_rank(const ep_boot *boot, void *argument)
     combine.dtype = EP_BF16;
     combine.hidden = HIDDEN;
     combine.out = out;
-    TRY(ep_combine(plan, &combine, NULL));
+    TRY(ep_combine_sync(plan, &combine));
 
     for (int t = 0; t < TOKENS; t++) {
         int visited = topk_idx[t][0] / LOCAL_EXPERTS == topk_idx[t][1] / LOCAL_EXPERTS ? 1 : 2;

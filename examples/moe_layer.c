@@ -142,7 +142,7 @@ static ep_status layer_forward(struct layer *layer, const struct batch *batch, c
     dispatch.recv_x = layer->recv_x;
     dispatch.recv_topk_weights = layer->weights;
     dispatch.out_rows = layer->rows;
-    TRY(ep_dispatch(layer->plan, &dispatch, NULL));
+    TRY(ep_dispatch_sync(layer->plan, &dispatch));
 
     to_f32(layer->x, layer->recv_x, (int64_t)layer->rows * HIDDEN);
     for (int e = 0; e < LOCAL_EXPERTS; e++) {
@@ -161,7 +161,7 @@ static ep_status layer_forward(struct layer *layer, const struct batch *batch, c
     combine.dtype = EP_BF16;
     combine.hidden = HIDDEN;
     combine.out = results->out;
-    return ep_combine(layer->plan, &combine, NULL);
+    return ep_combine_sync(layer->plan, &combine);
 }
 
 /* The backward pass of the last forward. */
@@ -177,7 +177,7 @@ static ep_status layer_backward(struct layer *layer, const struct batch *batch, 
     dispatch.hidden = HIDDEN;
     dispatch.recv_x = layer->recv_grad;
     dispatch.out_rows = layer->rows;
-    TRY(ep_dispatch(layer->plan, &dispatch, NULL));
+    TRY(ep_dispatch_sync(layer->plan, &dispatch));
 
     to_f32(layer->grad, layer->recv_grad, (int64_t)layer->rows * HIDDEN);
     for (int i = 0; i < layer->rows; i++) {
@@ -206,7 +206,7 @@ static ep_status layer_backward(struct layer *layer, const struct batch *batch, 
     combine.topk_weights = layer->grad_weights;
     combine.out = results->grad_x_rows;
     combine.out_topk_weights = results->grad_weights[0];
-    TRY(ep_combine(layer->plan, &combine, NULL));
+    TRY(ep_combine_sync(layer->plan, &combine));
 
     to_f32(results->grad_x[0], results->grad_x_rows[0], TOKENS * HIDDEN);
     gate_backward(&layer->gate, batch, routing, results->grad_weights, results->grad_x, &results->grad_gate);

@@ -45,7 +45,7 @@ static const struct opt bench_table[] = {
      .help = "tokens of each rank, low latency"},
     {"sum-once", 0, NULL, OPT_FLAG, offsetof(struct bench_options, sum_once),
      .help = "low-latency combine: have every row travel by itself and be added up by the token's rank "
-             "(EP_LL_SUM_ONCE), instead of one row for each token and rank"},
+             "(EP_LL_NO_PARTIAL_REDUCE), instead of one row for each token and rank"},
     {"dtype", 'd', "TYPE", OPT_CHOICE, offsetof(struct bench_options, dtype), .choices = dtypes, .value = "all",
      .help = "element type of the dispatched rows"},
     {"routing", 0, "NAME", OPT_STRING, offsetof(struct bench_options, routing), .value = "uniform",

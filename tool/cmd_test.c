@@ -44,7 +44,7 @@ static const struct opt test_table[] = {
      .help = "which experts the tokens select: uniform, zipf, grouped, one, dropped, empty, or a .npy file with the "
              "top-k indices, [tokens,topk] or [ranks,tokens,topk]"},
     {"sum-once", 0, NULL, OPT_FLAG, offsetof(struct test_options, sum_once),
-     .help = "lowlatency: have every row travel by itself and be added up by the token's rank (EP_LL_SUM_ONCE)"},
+     .help = "lowlatency: have every row travel by itself and be added up by the token's rank (EP_LL_NO_PARTIAL_REDUCE)"},
     {"seed", 's', "N", OPT_INT, offsetof(struct test_options, seed), .min = 0, .max = SUITE_MAX_SEED,
      .help = "of all random choices; without it a new one is drawn, and printed"},
     {"only", 'o', "N", OPT_INT, offsetof(struct test_options, only), .min = 1, .max = 1000,

@@ -19,7 +19,7 @@ struct suite_request {
     uint64_t seed;
     const char *routing; /* a name or a file */
     int64_t only;        /* one case, from 1; 0: all */
-    bool sum_once;       /* low latency: EP_LL_SUM_ONCE */
+    bool sum_once;       /* low latency: EP_LL_NO_PARTIAL_REDUCE */
 };
 
 struct suite_result {

@@ -28,14 +28,16 @@ ep_status ep_args_store(void *ret_args, const void *ours, size_t our_bytes, size
 #define EP_ARGS_LAST_ep_comm_config emulation
 #define EP_ARGS_LAST_ep_comm_info library_bytes
 #define EP_ARGS_LAST_ep_stats ns_total
-#define EP_ARGS_LAST_ep_plan_args worst_rows
+#define EP_ARGS_LAST_ep_plan_args stream
 #define EP_ARGS_LAST_ep_plan_info expert_start
 #define EP_ARGS_LAST_ep_layout token_in_rank
-#define EP_ARGS_LAST_ep_dispatch_args after
+#define EP_ARGS_LAST_ep_dispatch_args reserved
 #define EP_ARGS_LAST_ep_combine_args reserved
 #define EP_ARGS_LAST_ep_ll_config reserved
-#define EP_ARGS_LAST_ep_ll_dispatch_args reserved
-#define EP_ARGS_LAST_ep_ll_combine_args reserved
+#define EP_ARGS_LAST_ep_ll_dispatch_args ret_call
+#define EP_ARGS_LAST_ep_ll_combine_args wait_cost_add
+#define EP_ARGS_LAST_ep_plan_update_args reserved
+#define EP_ARGS_LAST_ep_plan_metadata reserved
 #define EP_ARGS_LAST_ep_launch_args reserved
 
 #endif

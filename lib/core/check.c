@@ -91,9 +91,28 @@ ep_status ep_check_apart(const char *call, const struct ep_buffer *buffers, int 
     return EP_OK;
 }
 
-ep_status ep_check_after(const char *call, const ep_comm *comm, const ep_event *after)
+ep_status ep_check_out_strides(const char *call, int64_t token, int64_t block, int64_t rows, int64_t words,
+                               int64_t room)
 {
-    if (after && after->comm != comm)
-        return ep_fail(EP_E_ARG, "%s: after is an event of another communicator", call);
+    /* One stride counts the elements of a run, the other one steps over whole runs. */
+    bool apart = token > 0 && block > 0 &&
+                 (token < block ? rows == 0 || (rows - 1) <= (block - 1) / token
+                                : words == 0 || (words - 1) <= (token - 1) / block);
+    int64_t over_rows, over_words, last;
+
+    if (!apart)
+        return ep_fail(EP_E_ARG,
+                       "%s: strides %lld (token) and %lld (block) of recv_scales put two of %lld x %lld "
+                       "elements into one place",
+                       call, (long long)token, (long long)block, (long long)rows, (long long)words);
+    if (!rows || !words)
+        return EP_OK;
+    if (!ep_mul(token, rows - 1, &over_rows) || !ep_mul(block, words - 1, &over_words) ||
+        __builtin_add_overflow(over_rows, over_words, &last) || last > INT64_MAX / 8)
+        return ep_fail(EP_E_OVERFLOW, "%s: strides %lld and %lld of recv_scales over %lld rows", call, (long long)token,
+                       (long long)block, (long long)rows);
+    if (room && last >= room)
+        return ep_fail(EP_E_ARG, "%s: strides %lld and %lld of recv_scales reach element %lld of the %lld of an expert",
+                       call, (long long)token, (long long)block, (long long)last, (long long)room);
     return EP_OK;
 }

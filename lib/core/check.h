@@ -42,6 +42,16 @@
     ((comm)->ops->op ? (comm)->ops->op(__VA_ARGS__)                                                                    \
                      : ep_fail(EP_E_UNSUPPORTED, "%s: backend %s does not provide it", __func__, (comm)->ops->name))
 
+/* A _sync form: the call in the stream NULL, then what has become of it. */
+#define EP_SYNC(comm, call)                                                                                            \
+    do {                                                                                                               \
+        ep_status sync_status_;                                                                                        \
+        (comm)->blocking = true;                                                                                       \
+        sync_status_ = (call);                                                                                         \
+        (comm)->blocking = false;                                                                                      \
+        return sync_status_ == EP_OK ? ep_stream_sync((comm), NULL) : sync_status_;                                    \
+    } while (0)
+
 /* Made by this process, not by a parent that it was forked from. Async-signal-safe. */
 static inline bool ep_comm_is_own(const ep_comm *comm)
 {
@@ -68,6 +78,13 @@ ep_status ep_check_buffer(const char *call, const char *name, const void *buffer
 /* a * b * c fits int64 (all are >= 0); *ret_product may be NULL. */
 ep_status ep_check_product(const char *call, const char *name, int64_t a, int64_t b, int64_t c, int64_t *ret_product);
 
+/*
+ * Strides of an output of `rows` rows of `words` elements in elements: positive, so that no two elements coincide, and
+ * the last element is below `room`; 0: as far as int64 bytes reach.
+ */
+ep_status ep_check_out_strides(const char *call, int64_t token, int64_t block, int64_t rows, int64_t words,
+                               int64_t room);
+
 /* One buffer of a call. Sizes as ep_check_product() gave them; NULL or 0 bytes: not there. */
 struct ep_buffer {
     const char *name;
@@ -80,8 +97,5 @@ struct ep_buffer {
  * `n_outputs` of the `n` buffers are outputs; EP_E_ARG names the two fields, the output first.
  */
 ep_status ep_check_apart(const char *call, const struct ep_buffer *buffers, int n_outputs, int n);
-
-/* An event to wait for: of the same communicator, or NULL. */
-ep_status ep_check_after(const char *call, const ep_comm *comm, const ep_event *after);
 
 #endif

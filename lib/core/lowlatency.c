@@ -3,12 +3,10 @@
 
 #include <stdlib.h>
 
-#define LIVE_RESULTS 2
-
-/* Rows of [L, R*M, H]; times a row in bytes it still fits, see ep_ll_new(). */
-static int64_t result_rows(const ep_ll *ll)
+/* Rows of [L, R*M, H] of a call; times a row in bytes it still fits, see ep_ll_new(). */
+static int64_t result_rows(const ep_ll *ll, int max_tokens)
 {
-    return (int64_t)ll->n_local * ll->comm->nranks * ll->config.max_tokens;
+    return (int64_t)ll->n_local * ll->comm->nranks * max_tokens;
 }
 
 static ep_status check_config(const ep_comm *comm, const ep_ll_config *config)
@@ -22,7 +20,7 @@ static ep_status check_config(const ep_comm *comm, const ep_ll_config *config)
         return ep_fail(EP_E_ARG, "%s: hidden %d is not a multiple of %d", call, config->hidden, EP_SCALE_BLOCK);
     EP_TRY(ep_check_experts(call, comm, config->n_experts));
     EP_TRY(ep_check_range(call, "topk", config->topk, 1, EP_MAX_TOPK));
-    EP_TRY(ep_check_flags(call, config->flags, EP_LL_MASK_DEAD | EP_LL_SUM_ONCE));
+    EP_TRY(ep_check_flags(call, config->flags, EP_LL_MASK_DEAD));
     EP_TRY(ep_check_reserved(call, config->reserved));
     /* Ranges and counts are 32-bit row numbers within one expert. */
     rows = (int64_t)comm->nranks * config->max_tokens;
@@ -83,17 +81,17 @@ void ep_ll_free(ep_ll *ll)
     free(ll);
 }
 
-static ep_status check_no_hook(const ep_ll *ll, const char *call)
+/* The second half of an earlier call that has to come first. */
+static ep_status fail_open(const char *call, const struct ep_ll_call *open)
 {
-    if (ll->open_hook)
-        return ep_fail(EP_E_STATE, "%s: the last call was made with EP_LL_RECV_HOOK: call ep_ll_finish() first", call);
-    return EP_OK;
+    return ep_fail(EP_E_STATE, "%s: the %s of call %llu was made with EP_LL_RECV_HOOK: call ep_ll_finish() first", call,
+                   open->open == EP_LL_OPEN_DISPATCH ? "dispatch" : "combine", (unsigned long long)open->number);
 }
 
 /* What both operations say about this rank's tokens. */
-static ep_status check_tokens(const ep_ll *ll, const char *call, int n_tokens, const void *topk_idx, int idx_type)
+static ep_status check_tokens(const char *call, int n_tokens, int max_tokens, const void *topk_idx, int idx_type)
 {
-    EP_TRY(ep_check_range(call, "n_tokens", n_tokens, 0, ll->config.max_tokens));
+    EP_TRY(ep_check_range(call, "n_tokens", n_tokens, 0, max_tokens));
     EP_TRY(ep_check_idx_type(call, idx_type));
     return ep_check_buffer(call, "topk_idx", topk_idx, n_tokens == 0, ep_dtype_bytes((ep_dtype)idx_type));
 }
@@ -129,82 +127,152 @@ static ep_status check_format(const ep_ll *ll, const ep_ll_dispatch_args *args)
     return ep_check_buffer(call, "recv_scales", args->recv_scales, false, EP_ROW_ALIGN);
 }
 
-static ep_status check_dispatch(const ep_ll *ll, const ep_ll_dispatch_args *args)
+/* What the scales of all experts span: a little less where they are strided, because the last ones end earlier. */
+static ep_status check_scale_strides(const ep_ll *ll, const ep_ll_dispatch_args *args, int64_t rows, int64_t words)
 {
     static const char call[] = "ep_ll_dispatch";
-    int64_t out_row = (int64_t)ll->config.hidden * (args->out_dtype == EP_BF16 ? 2 : 1), rows = result_rows(ll);
+    int64_t token = args->recv_scale_stride_token, block = args->recv_scale_stride_block;
+    int64_t in_expert = rows / ll->n_local;
+
+    if (!token && !block)
+        return EP_OK;
+    if (args->out_dtype == EP_BF16)
+        return ep_fail(EP_E_ARG, "%s: strides of recv_scales with bf16", call);
+    return ep_check_out_strides(call, token, block, in_expert, words, in_expert * words);
+}
+
+static ep_status check_dispatch(const ep_ll *ll, ep_ll_dispatch_args *args)
+{
+    static const char call[] = "ep_ll_dispatch";
+    const struct ep_ll_call *before = &ll->call[(ll->dispatches + 1) & 1];
+    int64_t out_row = (int64_t)ll->config.hidden * (args->out_dtype == EP_BF16 ? 2 : 1), rows;
     int64_t scale_row = (int64_t)ll->config.hidden / EP_SCALE_BLOCK * (args->scale_type == EP_UE8M0 ? 1 : 4);
 
-    EP_TRY(check_no_hook(ll, call));
-    if (ll->unanswered >= LIVE_RESULTS)
-        return ep_fail(EP_E_STATE, "%s: two dispatches are not combined yet: call ep_ll_combine() first", call);
-    EP_TRY(ep_check_flags(call, args->flags, EP_LL_RECV_HOOK | EP_LL_ROUND_SCALE | EP_LL_ASYNC));
-    EP_TRY(ep_check_reserved(call, args->reserved));
-    EP_TRY(check_tokens(ll, call, args->n_tokens, args->topk_idx, args->idx_type));
+    if (before->open)
+        return fail_open(call, before);
+    EP_TRY(ep_check_flags(call, args->flags, EP_LL_RECV_HOOK | EP_LL_ROUND_SCALE));
+    EP_TRY(ep_check_range(call, "max_tokens", args->max_tokens, 0, ll->config.max_tokens));
+    if (!args->max_tokens)
+        args->max_tokens = ll->config.max_tokens;
+    rows = result_rows(ll, args->max_tokens);
+    EP_TRY(check_tokens(call, args->n_tokens, args->max_tokens, args->topk_idx, args->idx_type));
     EP_TRY(check_format(ll, args));
+    EP_TRY(check_scale_strides(ll, args, rows, scale_row / 4));
     EP_TRY(ep_check_buffer(call, "x", args->x, args->n_tokens == 0, EP_ROW_ALIGN));
     EP_TRY(ep_check_buffer(call, "recv_x", args->recv_x, false, EP_ROW_ALIGN));
     EP_TRY(ep_check_buffer(call, "recv_count", args->recv_count, false, sizeof(int32_t)));
     EP_TRY(ep_check_buffer(call, "recv_source", args->recv_source, true, sizeof(int32_t)));
     EP_TRY(ep_check_buffer(call, "recv_range", args->recv_range, true, sizeof(int64_t)));
+    EP_TRY(ep_check_buffer(call, "recv_stats_add", args->recv_stats_add, true, sizeof(int32_t)));
+    EP_TRY(ep_check_buffer(call, "wait_cost_add", args->wait_cost_add, true, sizeof(int64_t)));
+    EP_TRY(ep_check_buffer(call, "ret_call", args->ret_call, true, sizeof(uint64_t)));
     const struct ep_buffer buffers[] = {
         {"recv_x", args->recv_x, rows * out_row},
         {"recv_scales", args->recv_scales, rows * scale_row},
         {"recv_count", args->recv_count, (int64_t)ll->n_local * (int64_t)sizeof(int32_t)},
         {"recv_source", args->recv_source, rows * (int64_t)sizeof(int32_t)},
         {"recv_range", args->recv_range, (int64_t)ll->n_local * ll->comm->nranks * (int64_t)sizeof(int64_t)},
+        {"recv_stats_add", args->recv_stats_add, (int64_t)ll->n_local * (int64_t)sizeof(int32_t)},
+        {"wait_cost_add", args->wait_cost_add, (int64_t)ll->comm->nranks * (int64_t)sizeof(int64_t)},
         {"x", args->x, (int64_t)args->n_tokens * ll->config.hidden * 2},
         {"topk_idx", args->topk_idx, index_bytes(ll, args->n_tokens, args->idx_type)},
     };
-    return ep_check_apart(call, buffers, 5, sizeof(buffers) / sizeof(buffers[0]));
+    return ep_check_apart(call, buffers, 7, sizeof(buffers) / sizeof(buffers[0]));
 }
 
-ep_status ep_ll_dispatch(ep_ll *ll, const ep_ll_dispatch_args *args)
+static void note_dispatch(ep_ll *ll, const ep_ll_dispatch_args *args, uint64_t number)
+{
+    bool open = args->flags & EP_LL_RECV_HOOK;
+
+    ll->dispatches = number;
+    ll->call[number & 1] = (struct ep_ll_call){.number = number,
+                                               .n_tokens = args->n_tokens,
+                                               .max_tokens = args->max_tokens,
+                                               .open = open ? EP_LL_OPEN_DISPATCH : EP_LL_CLOSED};
+    if (open)
+        ll->last_open = number;
+    if (args->ret_call)
+        *args->ret_call = number;
+}
+
+ep_status ep_ll_dispatch(ep_ll *ll, const ep_ll_dispatch_args *args, ep_stream stream)
 {
     ep_ll_dispatch_args mine;
+    uint64_t number;
     ep_status status;
 
     EP_CHECK_COMM(ll, ll->comm);
+    number = ll->dispatches + 1;
     status = ep_comm_usable(ll->comm, __func__);
     if (status == EP_OK)
         status = EP_CHECK_LOAD("ep_ll_dispatch", &mine, args, ep_ll_dispatch_args);
     if (status == EP_OK)
         status = check_dispatch(ll, &mine);
     if (status == EP_OK)
-        status = EP_BACKEND_CALL(ll->comm, ll_dispatch, ll, &mine);
-    if (status == EP_OK) {
-        ll->n_tokens[ll->unanswered++] = mine.n_tokens;
-        ll->open_hook = mine.flags & EP_LL_RECV_HOOK;
-    }
+        status = EP_BACKEND_CALL(ll->comm, ll_dispatch, ll, &mine, number, stream);
+    if (status == EP_OK)
+        note_dispatch(ll, &mine, number);
     return ep_comm_record(ll->comm, status);
 }
 
-static ep_status check_combine(const ep_ll *ll, const ep_ll_combine_args *args)
+ep_status ep_ll_dispatch_sync(ep_ll *ll, const ep_ll_dispatch_args *args)
+{
+    EP_CHECK_COMM(ll, ll->comm);
+    EP_SYNC(ll->comm, ep_ll_dispatch(ll, args, NULL));
+}
+
+/* The dispatch that a combine names. */
+static ep_status find_call(const ep_ll *ll, uint64_t number, const struct ep_ll_call **ret_call)
 {
     static const char call[] = "ep_ll_combine";
+    const struct ep_ll_call *found;
 
-    EP_TRY(check_no_hook(ll, call));
-    if (!ll->unanswered)
-        return ep_fail(EP_E_STATE, "%s: no dispatch waits for its combine", call);
-    EP_TRY(ep_check_flags(call, args->flags, EP_LL_RECV_HOOK | EP_LL_ZERO_COPY | EP_LL_ASYNC));
+    if (!number)
+        number = ll->dispatches;
+    found = &ll->call[number & 1];
+    if (!ll->dispatches || number > ll->dispatches)
+        return ep_fail(EP_E_STATE, "%s: call is %llu, but there were %llu dispatches", call, (unsigned long long)number,
+                       (unsigned long long)ll->dispatches);
+    if (found->number != number)
+        return ep_fail(EP_E_STATE, "%s: dispatch %llu is void: there were %llu, and the last two count", call,
+                       (unsigned long long)number, (unsigned long long)ll->dispatches);
+    if (found->open)
+        return fail_open(call, found);
+    *ret_call = found;
+    return EP_OK;
+}
+
+static ep_status check_combine(const ep_ll *ll, ep_ll_combine_args *args)
+{
+    static const char call[] = "ep_ll_combine";
+    const struct ep_ll_call *answers = NULL, *other;
+
+    EP_TRY(ep_check_flags(call, args->flags, EP_LL_RECV_HOOK | EP_LL_ZERO_COPY | EP_LL_NO_PARTIAL_REDUCE));
     EP_TRY(ep_check_reserved(call, args->reserved));
-    EP_TRY(check_tokens(ll, call, args->n_tokens, args->topk_idx, args->idx_type));
-    if (args->n_tokens != ll->n_tokens[0])
+    EP_TRY(find_call(ll, args->call, &answers));
+    args->call = answers->number;
+    other = &ll->call[(answers->number + 1) & 1];
+    if (other->open == EP_LL_OPEN_COMBINE && other->combine + 2 <= ll->combines + 1)
+        return fail_open(call, other);
+    EP_TRY(check_tokens(call, args->n_tokens, answers->max_tokens, args->topk_idx, args->idx_type));
+    if (args->n_tokens != answers->n_tokens)
         return ep_fail(EP_E_ARG, "%s: n_tokens is %d, but the dispatch that it answers had %d", call, args->n_tokens,
-                       ll->n_tokens[0]);
+                       answers->n_tokens);
     EP_TRY(ep_check_buffer(call, "x", args->x, false, EP_ROW_ALIGN));
     EP_TRY(ep_check_buffer(call, "topk_weights", args->topk_weights, args->n_tokens == 0, sizeof(float)));
     EP_TRY(ep_check_buffer(call, "out", args->out, args->n_tokens == 0, EP_ROW_ALIGN));
+    EP_TRY(ep_check_buffer(call, "wait_cost_add", args->wait_cost_add, true, sizeof(int64_t)));
     const struct ep_buffer buffers[] = {
         {"out", args->out, (int64_t)args->n_tokens * ll->config.hidden * 2},
-        {"x", args->x, result_rows(ll) * ll->config.hidden * 2},
+        {"wait_cost_add", args->wait_cost_add, (int64_t)ll->comm->nranks * (int64_t)sizeof(int64_t)},
+        {"x", args->x, result_rows(ll, answers->max_tokens) * ll->config.hidden * 2},
         {"topk_idx", args->topk_idx, index_bytes(ll, args->n_tokens, args->idx_type)},
         {"topk_weights", args->topk_weights, (int64_t)args->n_tokens * ll->config.topk * (int64_t)sizeof(float)},
     };
-    return ep_check_apart(call, buffers, 1, sizeof(buffers) / sizeof(buffers[0]));
+    return ep_check_apart(call, buffers, 2, sizeof(buffers) / sizeof(buffers[0]));
 }
 
-ep_status ep_ll_combine(ep_ll *ll, const ep_ll_combine_args *args)
+ep_status ep_ll_combine(ep_ll *ll, const ep_ll_combine_args *args, ep_stream stream)
 {
     ep_ll_combine_args mine;
     ep_status status;
@@ -216,28 +284,59 @@ ep_status ep_ll_combine(ep_ll *ll, const ep_ll_combine_args *args)
     if (status == EP_OK)
         status = check_combine(ll, &mine);
     if (status == EP_OK)
-        status = EP_BACKEND_CALL(ll->comm, ll_combine, ll, &mine);
+        status = EP_BACKEND_CALL(ll->comm, ll_combine, ll, &mine, stream);
     if (status == EP_OK) {
-        ll->unanswered--;
-        ll->n_tokens[0] = ll->n_tokens[1];
-        ll->open_hook = mine.flags & EP_LL_RECV_HOOK;
+        struct ep_ll_call *call = &ll->call[mine.call & 1];
+
+        call->combine = ++ll->combines;
+        if (mine.flags & EP_LL_RECV_HOOK) {
+            call->open = EP_LL_OPEN_COMBINE;
+            ll->last_open = mine.call;
+        }
     }
     return ep_comm_record(ll->comm, status);
 }
 
-ep_status ep_ll_finish(ep_ll *ll)
+ep_status ep_ll_combine_sync(ep_ll *ll, const ep_ll_combine_args *args)
+{
+    EP_CHECK_COMM(ll, ll->comm);
+    EP_SYNC(ll->comm, ep_ll_combine(ll, args, NULL));
+}
+
+/* The one whose second half is open: with 0 the one that was left open last. */
+static ep_status find_open(const ep_ll *ll, uint64_t number, uint64_t *ret_number)
+{
+    const struct ep_ll_call *call = &ll->call[(number ? number : ll->last_open) & 1];
+
+    if (!number && !call->open)
+        call = &ll->call[(call->number + 1) & 1];
+    if (!call->open || (number && call->number != number))
+        return number ? ep_fail(EP_E_STATE, "ep_ll_finish: no call with EP_LL_RECV_HOOK is open for dispatch %llu",
+                                (unsigned long long)number)
+                      : ep_fail(EP_E_STATE, "ep_ll_finish: no call with EP_LL_RECV_HOOK is open");
+    *ret_number = call->number;
+    return EP_OK;
+}
+
+ep_status ep_ll_finish(ep_ll *ll, uint64_t call, ep_stream stream)
 {
     ep_status status;
 
     EP_CHECK_COMM(ll, ll->comm);
     status = ep_comm_usable(ll->comm, __func__);
-    if (status == EP_OK && !ll->open_hook)
-        status = ep_fail(EP_E_STATE, "%s: no call with EP_LL_RECV_HOOK is open", __func__);
     if (status == EP_OK)
-        status = EP_BACKEND_CALL(ll->comm, ll_finish, ll);
+        status = find_open(ll, call, &call);
     if (status == EP_OK)
-        ll->open_hook = false;
+        status = EP_BACKEND_CALL(ll->comm, ll_finish, ll, call, stream);
+    if (status == EP_OK)
+        ll->call[call & 1].open = EP_LL_CLOSED;
     return ep_comm_record(ll->comm, status);
+}
+
+ep_status ep_ll_finish_sync(ep_ll *ll, uint64_t call)
+{
+    EP_CHECK_COMM(ll, ll->comm);
+    EP_SYNC(ll->comm, ep_ll_finish(ll, call, NULL));
 }
 
 ep_status ep_ll_get_combine_buffer(ep_ll *ll, void **ret_buffer)
@@ -259,5 +358,68 @@ ep_status ep_ll_get_mask(const ep_ll *ll, int32_t *ret_masked)
     status = EP_CHECK_PTR(__func__, ret_masked);
     if (status == EP_OK)
         status = EP_BACKEND_CALL(ll->comm, ll_get_mask, ll, ret_masked);
+    return ep_comm_record(ll->comm, status);
+}
+
+static ep_status check_masking(const ep_ll *ll, const char *call)
+{
+    return ll->config.flags & EP_LL_MASK_DEAD
+               ? EP_OK
+               : ep_fail(EP_E_STATE, "%s: the ep_ll was made without EP_LL_MASK_DEAD: no rank is masked", call);
+}
+
+ep_status ep_ll_set_mask(ep_ll *ll, int rank, int on, ep_stream stream)
+{
+    ep_status status;
+
+    EP_CHECK_COMM(ll, ll->comm);
+    status = ep_comm_usable(ll->comm, __func__);
+    if (status == EP_OK)
+        status = check_masking(ll, __func__);
+    if (status == EP_OK)
+        status = ep_check_range(__func__, "rank", rank, 0, ll->comm->nranks - 1);
+    if (status == EP_OK && rank == ll->comm->rank)
+        status = ep_fail(EP_E_ARG, "%s: rank %d is this one", __func__, rank);
+    if (status == EP_OK)
+        status = EP_BACKEND_CALL(ll->comm, ll_set_mask, ll, rank, on != 0, stream);
+    return ep_comm_record(ll->comm, status);
+}
+
+ep_status ep_ll_clear_mask(ep_ll *ll, ep_stream stream)
+{
+    ep_status status;
+
+    EP_CHECK_COMM(ll, ll->comm);
+    status = ep_comm_usable(ll->comm, __func__);
+    if (status == EP_OK)
+        status = check_masking(ll, __func__);
+    if (status == EP_OK)
+        status = EP_BACKEND_CALL(ll->comm, ll_set_mask, ll, -1, false, stream);
+    return ep_comm_record(ll->comm, status);
+}
+
+ep_status ep_ll_query_mask(ep_ll *ll, int32_t *out, ep_stream stream)
+{
+    ep_status status;
+
+    EP_CHECK_COMM(ll, ll->comm);
+    status = ep_comm_usable(ll->comm, __func__);
+    if (status == EP_OK)
+        status = EP_CHECK_PTR(__func__, out);
+    if (status == EP_OK)
+        status = ep_check_buffer(__func__, "out", out, false, sizeof(int32_t));
+    if (status == EP_OK)
+        status = EP_BACKEND_CALL(ll->comm, ll_query_mask, ll, out, stream);
+    return ep_comm_record(ll->comm, status);
+}
+
+ep_status ep_ll_barrier(ep_ll *ll, ep_stream stream)
+{
+    ep_status status;
+
+    EP_CHECK_COMM(ll, ll->comm);
+    status = ep_comm_usable(ll->comm, __func__);
+    if (status == EP_OK)
+        status = EP_BACKEND_CALL(ll->comm, ll_barrier, ll, stream);
     return ep_comm_record(ll->comm, status);
 }

@@ -40,6 +40,11 @@ const char *ep_version(void)
     return VERSION_TEXT(EP_VERSION_MAJOR, EP_VERSION_MINOR, EP_VERSION_PATCH);
 }
 
+int ep_version_number(void)
+{
+    return EP_VERSION_MAJOR * 10000 + EP_VERSION_MINOR * 100 + EP_VERSION_PATCH;
+}
+
 size_t ep_dtype_bytes(ep_dtype type)
 {
     return dtype_known(type) ? dtypes[type].bytes : 0;

@@ -17,16 +17,6 @@ static ep_status check_rows(const char *call, int dtype, int hidden, int64_t *re
     return EP_OK;
 }
 
-static ep_status check_event(const char *call, uint32_t flags, ep_event **ret_event)
-{
-    EP_TRY(ep_check_flags(call, flags, EP_ASYNC));
-    if ((flags & EP_ASYNC) && !ret_event)
-        return ep_fail(EP_E_ARG, "%s: EP_ASYNC needs ret_event", call);
-    if (!(flags & EP_ASYNC) && ret_event)
-        return ep_fail(EP_E_ARG, "%s: ret_event without EP_ASYNC", call);
-    return EP_OK;
-}
-
 /*
  * --- dispatch ---
  */
@@ -164,13 +154,14 @@ static ep_status check_topk(const ep_plan *plan, const ep_dispatch_args *args, s
     return EP_OK;
 }
 
-static ep_status check_dispatch(const ep_plan *plan, const ep_dispatch_args *args, ep_event **ret_event)
+static ep_status check_dispatch(const ep_plan *plan, const ep_dispatch_args *args)
 {
     int n_tokens = plan->args.n_tokens;
     int64_t row_bytes = 0, x_bytes = 0, out_bytes = 0;
     struct ep_buffer buffers[BUFFERS] = {{.name = NULL}};
 
-    EP_TRY(check_event(DISPATCH, args->flags, ret_event));
+    EP_TRY(ep_check_flags(DISPATCH, args->flags, 0));
+    EP_TRY(ep_check_reserved(DISPATCH, args->reserved));
     if (args->dtype != EP_BF16 && args->dtype != EP_F8E4M3)
         return ep_fail(EP_E_ARG, DISPATCH ": dtype is %d (%s), neither EP_BF16 nor EP_F8E4M3", args->dtype,
                        ep_dtype_name((ep_dtype)args->dtype));
@@ -192,11 +183,10 @@ static ep_status check_dispatch(const ep_plan *plan, const ep_dispatch_args *arg
         EP_TRY(check_strided_scales(args, n_tokens, buffers));
         buffers[SCALES].bytes = 0;
     }
-    EP_TRY(ep_check_apart(DISPATCH, buffers, DISPATCH_OUTPUTS, BUFFERS));
-    return ep_check_after(DISPATCH, plan->comm, args->after);
+    return ep_check_apart(DISPATCH, buffers, DISPATCH_OUTPUTS, BUFFERS);
 }
 
-ep_status ep_dispatch(ep_plan *plan, const ep_dispatch_args *args, ep_event **ret_event)
+ep_status ep_dispatch(ep_plan *plan, const ep_dispatch_args *args, ep_stream stream)
 {
     ep_dispatch_args mine;
     ep_status status;
@@ -206,12 +196,16 @@ ep_status ep_dispatch(ep_plan *plan, const ep_dispatch_args *args, ep_event **re
     if (status == EP_OK)
         status = EP_CHECK_LOAD(DISPATCH, &mine, args, ep_dispatch_args);
     if (status == EP_OK)
-        status = check_dispatch(plan, &mine, ret_event);
+        status = check_dispatch(plan, &mine);
     if (status == EP_OK)
-        status = EP_BACKEND_CALL(plan->comm, dispatch, plan, &mine, ret_event);
-    if (status == EP_OK && ret_event)
-        plan->comm->live++;
+        status = EP_BACKEND_CALL(plan->comm, dispatch, plan, &mine, stream);
     return ep_comm_record(plan->comm, status);
+}
+
+ep_status ep_dispatch_sync(ep_plan *plan, const ep_dispatch_args *args)
+{
+    EP_CHECK_COMM(plan, plan->comm);
+    EP_SYNC(plan->comm, ep_dispatch(plan, args, NULL));
 }
 
 /*
@@ -240,7 +234,7 @@ static ep_status check_combine_weights(const ep_plan *plan, const ep_combine_arg
     return EP_OK;
 }
 
-static ep_status check_combine(const ep_plan *plan, const ep_combine_args *args, ep_event **ret_event)
+static ep_status check_combine(const ep_plan *plan, const ep_combine_args *args)
 {
     int n_tokens = plan->args.n_tokens;
     int64_t rows =
@@ -248,7 +242,7 @@ static ep_status check_combine(const ep_plan *plan, const ep_combine_args *args,
     int64_t row_bytes = 0, x_bytes = 0, out_bytes = 0;
     struct ep_buffer weights, out_weights;
 
-    EP_TRY(check_event(COMBINE, args->flags, ret_event));
+    EP_TRY(ep_check_flags(COMBINE, args->flags, 0));
     EP_TRY(ep_check_reserved(COMBINE, args->reserved));
     if (args->dtype != EP_BF16)
         return ep_fail(EP_E_ARG, COMBINE ": dtype is %d (%s), not EP_BF16", args->dtype,
@@ -267,11 +261,10 @@ static ep_status check_combine(const ep_plan *plan, const ep_combine_args *args,
                                         weights,
                                         {"bias[0]", args->bias[0], out_bytes},
                                         {"bias[1]", args->bias[1], out_bytes}};
-    EP_TRY(ep_check_apart(COMBINE, buffers, 2, sizeof(buffers) / sizeof(buffers[0])));
-    return ep_check_after(COMBINE, plan->comm, args->after);
+    return ep_check_apart(COMBINE, buffers, 2, sizeof(buffers) / sizeof(buffers[0]));
 }
 
-ep_status ep_combine(ep_plan *plan, const ep_combine_args *args, ep_event **ret_event)
+ep_status ep_combine(ep_plan *plan, const ep_combine_args *args, ep_stream stream)
 {
     ep_combine_args mine;
     ep_status status;
@@ -281,10 +274,14 @@ ep_status ep_combine(ep_plan *plan, const ep_combine_args *args, ep_event **ret_
     if (status == EP_OK)
         status = EP_CHECK_LOAD(COMBINE, &mine, args, ep_combine_args);
     if (status == EP_OK)
-        status = check_combine(plan, &mine, ret_event);
+        status = check_combine(plan, &mine);
     if (status == EP_OK)
-        status = EP_BACKEND_CALL(plan->comm, combine, plan, &mine, ret_event);
-    if (status == EP_OK && ret_event)
-        plan->comm->live++;
+        status = EP_BACKEND_CALL(plan->comm, combine, plan, &mine, stream);
     return ep_comm_record(plan->comm, status);
+}
+
+ep_status ep_combine_sync(ep_plan *plan, const ep_combine_args *args)
+{
+    EP_CHECK_COMM(plan, plan->comm);
+    EP_SYNC(plan->comm, ep_combine(plan, args, NULL));
 }

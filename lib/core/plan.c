@@ -27,7 +27,7 @@ static ep_status check_plan_args(const char *call, const ep_comm *comm, ep_plan_
     EP_TRY(ep_check_range(call, "expert_alignment", args->expert_alignment, 0, INT32_MAX));
     if (!args->expert_alignment)
         args->expert_alignment = 1;
-    EP_TRY(ep_check_range(call, "worst_rows", args->worst_rows, 0, INT64_MAX));
+    EP_TRY(ep_check_range(call, "max_recv_tokens", args->max_recv_tokens, 0, INT64_MAX));
     /* Entries of a routing are counted in int32. */
     if ((int64_t)args->n_tokens * args->topk > INT32_MAX)
         return ep_fail(EP_E_OVERFLOW, "%s: %d tokens of %d experts each do not fit an int32 count", call,
@@ -50,7 +50,7 @@ static ep_status open_plan(ep_comm *comm, const ep_plan_args *args, ep_plan **re
     plan->comm = comm;
     plan->args = *args;
     plan->args.topk_idx = NULL;
-    status = comm->ops->plan_open(plan, args->topk_idx);
+    status = comm->ops->plan_open(plan, args);
     if (status != EP_OK) {
         free(plan);
         return status;

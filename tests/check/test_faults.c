@@ -67,18 +67,22 @@ ep_status __real_ep_plan_get_info(const ep_plan *plan, ep_plan_info *ret_info);
 ep_status __wrap_ep_plan_get_info(const ep_plan *plan, ep_plan_info *ret_info);
 ep_status __real_ep_plan_get_sources(ep_plan *plan, int32_t *ret_rank, int32_t *ret_token);
 ep_status __wrap_ep_plan_get_sources(ep_plan *plan, int32_t *ret_rank, int32_t *ret_token);
-ep_status __real_ep_dispatch(ep_plan *plan, const ep_dispatch_args *args, ep_event **ret_event);
-ep_status __wrap_ep_dispatch(ep_plan *plan, const ep_dispatch_args *args, ep_event **ret_event);
-ep_status __real_ep_combine(ep_plan *plan, const ep_combine_args *args, ep_event **ret_event);
-ep_status __wrap_ep_combine(ep_plan *plan, const ep_combine_args *args, ep_event **ret_event);
+ep_status __real_ep_dispatch_sync(ep_plan *plan, const ep_dispatch_args *args);
+ep_status __wrap_ep_dispatch_sync(ep_plan *plan, const ep_dispatch_args *args);
+ep_status __real_ep_combine_sync(ep_plan *plan, const ep_combine_args *args);
+ep_status __wrap_ep_combine_sync(ep_plan *plan, const ep_combine_args *args);
+ep_status __real_ep_stream_wait(ep_comm *comm, ep_stream stream, ep_event *event);
+ep_status __wrap_ep_stream_wait(ep_comm *comm, ep_stream stream, ep_event *event);
+ep_status __real_ep_event_record(ep_comm *comm, ep_stream stream, ep_event **ret_event);
+ep_status __wrap_ep_event_record(ep_comm *comm, ep_stream stream, ep_event **ret_event);
 ep_status __real_ep_event_query(const ep_event *event, int *ret_done);
 ep_status __wrap_ep_event_query(const ep_event *event, int *ret_done);
 ep_status __real_ep_ll_new(ep_comm *comm, const ep_ll_config *config, ep_ll **ret_ll);
 ep_status __wrap_ep_ll_new(ep_comm *comm, const ep_ll_config *config, ep_ll **ret_ll);
-ep_status __real_ep_ll_dispatch(ep_ll *ll, const ep_ll_dispatch_args *args);
-ep_status __wrap_ep_ll_dispatch(ep_ll *ll, const ep_ll_dispatch_args *args);
-ep_status __real_ep_ll_combine(ep_ll *ll, const ep_ll_combine_args *args);
-ep_status __wrap_ep_ll_combine(ep_ll *ll, const ep_ll_combine_args *args);
+ep_status __real_ep_ll_dispatch_sync(ep_ll *ll, const ep_ll_dispatch_args *args);
+ep_status __wrap_ep_ll_dispatch_sync(ep_ll *ll, const ep_ll_dispatch_args *args);
+ep_status __real_ep_ll_combine_sync(ep_ll *ll, const ep_ll_combine_args *args);
+ep_status __wrap_ep_ll_combine_sync(ep_ll *ll, const ep_ll_combine_args *args);
 /* clang-format on */
 
 /* Is it this fault's turn, on this rank? */
@@ -169,34 +173,43 @@ static void spoil_dispatch(const ep_plan *plan, const ep_dispatch_args *args)
         flip(x, info.n_recv * row_bytes - 1);
 }
 
-ep_status __wrap_ep_dispatch(ep_plan *plan, const ep_dispatch_args *args, ep_event **ret_event)
+ep_status __wrap_ep_dispatch_sync(ep_plan *plan, const ep_dispatch_args *args)
 {
-    ep_dispatch_args changed = *args;
     ep_status status;
 
     if (is_turn(FAULT_CALL))
         return EP_E_ARG;
-    if (is_turn(FAULT_NO_WAIT))
-        changed.after = NULL;
-    status = __real_ep_dispatch(plan, &changed, ret_event);
-    if (is_turn(FAULT_NO_WAIT) && ret_event)
-        ep_event_wait(*ret_event, -1);
-    if (status == EP_OK && !ret_event)
+    status = __real_ep_dispatch_sync(plan, args);
+    if (status == EP_OK)
         spoil_dispatch(plan, args);
     return status;
 }
 
-ep_status __wrap_ep_combine(ep_plan *plan, const ep_combine_args *args, ep_event **ret_event)
+ep_status __wrap_ep_stream_wait(ep_comm *comm, ep_stream stream, ep_event *event)
+{
+    return is_turn(FAULT_NO_WAIT) ? EP_OK : __real_ep_stream_wait(comm, stream, event);
+}
+
+ep_status __wrap_ep_event_record(ep_comm *comm, ep_stream stream, ep_event **ret_event)
+{
+    ep_status status = __real_ep_event_record(comm, stream, ret_event);
+
+    if (is_turn(FAULT_NO_WAIT) && status == EP_OK)
+        ep_event_wait(*ret_event, -1);
+    return status;
+}
+
+ep_status __wrap_ep_combine_sync(ep_plan *plan, const ep_combine_args *args)
 {
     ep_combine_args changed = *args;
-    ep_plan_info info = {.size = sizeof(info)};
+    ep_plan_info info = EP_PLAN_INFO_INIT;
     int64_t bytes = args->hidden * (int64_t)sizeof(uint16_t);
     ep_status status;
 
     if (is_turn(FAULT_BIAS))
         changed.bias[1] = NULL;
-    status = __real_ep_combine(plan, &changed, ret_event);
-    if (status != EP_OK || ret_event)
+    status = __real_ep_combine_sync(plan, &changed);
+    if (status != EP_OK)
         return status;
     __real_ep_plan_get_info(plan, &info);
     if (is_turn(FAULT_OUT_BIT))
@@ -224,9 +237,9 @@ ep_status __wrap_ep_ll_new(ep_comm *comm, const ep_ll_config *config, ep_ll **re
     return __real_ep_ll_new(comm, config, ret_ll);
 }
 
-ep_status __wrap_ep_ll_dispatch(ep_ll *ll, const ep_ll_dispatch_args *args)
+ep_status __wrap_ep_ll_dispatch_sync(ep_ll *ll, const ep_ll_dispatch_args *args)
 {
-    ep_status status = __real_ep_ll_dispatch(ll, args);
+    ep_status status = __real_ep_ll_dispatch_sync(ll, args);
 
     if (status != EP_OK || args->flags & EP_LL_RECV_HOOK)
         return status;
@@ -245,9 +258,9 @@ ep_status __wrap_ep_ll_dispatch(ep_ll *ll, const ep_ll_dispatch_args *args)
     return status;
 }
 
-ep_status __wrap_ep_ll_combine(ep_ll *ll, const ep_ll_combine_args *args)
+ep_status __wrap_ep_ll_combine_sync(ep_ll *ll, const ep_ll_combine_args *args)
 {
-    ep_status status = __real_ep_ll_combine(ll, args);
+    ep_status status = __real_ep_ll_combine_sync(ll, args);
 
     if (status == EP_OK && is_turn(FAULT_LL_OUT_BIT))
         flip(args->out, 0);

@@ -34,7 +34,6 @@ struct bench {
     unsigned char *ordinary; /* as recv_x, not symmetric */
     unsigned char *flush;
     ep_plan *plan;
-    ep_event *done;
     ep_plan_info plan_info;
     char device[64];
     float us[MAX_REPEAT];
@@ -174,8 +173,7 @@ static int operate(struct bench *b, enum what what)
         sum.dtype = EP_BF16;
         sum.hidden = options.hidden;
         sum.out = b->out;
-        sum.flags = EP_ASYNC;
-        CALL(ep_combine(b->plan, &sum, &b->done));
+        CALL(ep_combine(b->plan, &sum, b->stream));
         return 0;
     }
     if (what == PLAN_DISPATCH) {
@@ -198,8 +196,7 @@ static int operate(struct bench *b, enum what what)
         args.recv_topk_idx = b->recv_index;
         args.recv_topk_weights = (float *)(void *)b->recv_weights;
     }
-    args.flags = EP_ASYNC;
-    CALL(ep_dispatch(b->plan, &args, &b->done));
+    CALL(ep_dispatch(b->plan, &args, b->stream));
     return 0;
 }
 
@@ -245,9 +242,7 @@ static int measure(struct bench *b, enum what what, bool bare, bool queued, int 
             return 1;
         CUDA(cudaEventRecord(b->end, b->stream));
         if (!bare)
-            CALL(ep_event_wait(b->done, -1));
-        if (!bare)
-            ep_event_free(b->done);
+            CALL(ep_stream_sync(b->comm, b->stream));
         CUDA(cudaEventSynchronize(b->end));
         if (i >= 0)
             CUDA(cudaEventElapsedTime(&b->us[i], b->begin, b->end));
@@ -312,7 +307,6 @@ static int run_bench(struct bench *b)
     CUDA(cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking));
     CUDA(cudaEventCreate(&b->begin));
     CUDA(cudaEventCreate(&b->end));
-    CALL(ep_cuda_set_stream(b->comm, b->stream));
     if (make_routing(b) || new_plan(b) || make_buffers(b))
         return 1;
     CUDA(cudaMalloc((void **)&b->flush, FLUSH_BYTES));

@@ -194,7 +194,7 @@ static int make_plans(struct state *s)
     s->info = (ep_plan_info){.size = sizeof(s->info)};
     CALL(ep_plan_get_info(s->host_plan, &s->info));
     if (shape->worst) {
-        args.worst_rows = s->info.n_recv + shape->spare_rows + 1; /* above 0 on all ranks or on none */
+        args.max_recv_tokens = s->info.n_recv + shape->spare_rows + 1; /* above 0 on all ranks or on none */
         ep_plan_free(s->host_plan);
         s->host_plan = NULL;
         CALL(ep_plan_new(s->group->host, &args, &s->host_plan));
@@ -221,11 +221,32 @@ static int compare_sources(struct state *s)
     return at < n - 1 ? DIFFERS : PASSED;
 }
 
-/* The event to wait for is completed only after the call. */
-static int finish(const char *call, ep_status status, ep_event *after, ep_event *event)
+static ep_stream stream_of(const struct state *s, bool device)
 {
+    return device && !s->shape->own_stream ? s->group->stream : NULL;
+}
+
+/* The event that the stream waits for before the call, if the shape has one. */
+static int wait_first(struct state *s, bool device, ep_event **ret_after)
+{
+    ep_comm *comm = device ? s->group->cuda : s->group->host;
+
+    if (!s->shape->async || !s->shape->after)
+        return 0;
+    CALL(ep_event_new(comm, ret_after));
+    CALL(ep_stream_wait(comm, stream_of(s, device), *ret_after));
+    return 0;
+}
+
+/* The event to wait for is completed only after the call. */
+static int finish(struct state *s, bool device, const char *call, ep_status status, ep_event *after)
+{
+    ep_comm *comm = device ? s->group->cuda : s->group->host;
+    ep_event *event = NULL;
     int done = 0;
 
+    if (status == EP_OK && s->shape->async)
+        status = ep_event_record(comm, stream_of(s, device), &event);
     if (status == EP_OK && after) {
         CALL(ep_event_query(event, &done));
         EXPECT(!done, "%s was complete before the event that it is to wait for", call);
@@ -234,6 +255,8 @@ static int finish(const char *call, ep_status status, ep_event *after, ep_event 
     if (status == EP_OK && event)
         status = ep_event_wait(event, -1);
     ep_event_free(event);
+    if (status == EP_OK)
+        status = ep_stream_sync(comm, stream_of(s, device));
     ep_event_free(after);
     if (status != EP_OK)
         test_say("%s: %s: %s", call, ep_status_name(status), ep_last_error());
@@ -245,7 +268,7 @@ static int dispatch(struct state *s, bool device)
     const struct shape *shape = s->shape;
     ep_dispatch_args args = EP_DISPATCH_ARGS_INIT;
     unsigned char *at[N_BUFFERS];
-    ep_event *event = NULL, *after = NULL;
+    ep_event *after = NULL;
     ep_status status;
 
     for (int i = 0; i < N_BUFFERS; i++)
@@ -269,12 +292,9 @@ static int dispatch(struct state *s, bool device)
         args.recv_topk_weights = (float *)(void *)at[RECV_WEIGHTS];
     }
     args.out_rows = s->info.out_rows;
-    args.flags = shape->async ? EP_ASYNC : 0;
-    if (shape->async && shape->after)
-        CALL(ep_event_new(device ? s->group->cuda : s->group->host, &after));
-    args.after = after;
-    status = ep_dispatch(device ? s->cuda_plan : s->host_plan, &args, shape->async ? &event : NULL);
-    return finish(device ? "ep_dispatch" : "ep_dispatch of the host backend", status, after, event);
+    TRY(wait_first(s, device, &after));
+    status = ep_dispatch(device ? s->cuda_plan : s->host_plan, &args, stream_of(s, device));
+    return finish(s, device, device ? "ep_dispatch" : "ep_dispatch of the host backend", status, after);
 }
 
 static int combine(struct state *s, bool device)
@@ -282,7 +302,7 @@ static int combine(struct state *s, bool device)
     const struct shape *shape = s->shape;
     ep_combine_args args = EP_COMBINE_ARGS_INIT;
     unsigned char *at[N_BUFFERS];
-    ep_event *event = NULL, *after = NULL;
+    ep_event *after = NULL;
     ep_status status;
 
     for (int i = 0; i < N_BUFFERS; i++)
@@ -297,12 +317,9 @@ static int combine(struct state *s, bool device)
         args.topk_weights = (const float *)(const void *)at[RECV_WEIGHTS];
         args.out_topk_weights = (float *)(void *)at[OUT_WEIGHTS];
     }
-    args.flags = shape->async ? EP_ASYNC : 0;
-    if (shape->async && shape->after)
-        CALL(ep_event_new(device ? s->group->cuda : s->group->host, &after));
-    args.after = after;
-    status = ep_combine(device ? s->cuda_plan : s->host_plan, &args, shape->async ? &event : NULL);
-    return finish(device ? "ep_combine" : "ep_combine of the host backend", status, after, event);
+    TRY(wait_first(s, device, &after));
+    status = ep_combine(device ? s->cuda_plan : s->host_plan, &args, stream_of(s, device));
+    return finish(s, device, device ? "ep_combine" : "ep_combine of the host backend", status, after);
 }
 
 /* Of a received buffer. */
@@ -352,7 +369,6 @@ static int run_all(struct state *s)
 {
     int code;
 
-    CALL(ep_cuda_set_stream(s->group->cuda, s->shape->own_stream ? NULL : s->group->stream));
     TRY(make_inputs(s));
     code = make_plans(s);
     if (code & FAILED)

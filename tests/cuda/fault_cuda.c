@@ -59,33 +59,34 @@ struct state {
     int victim;
     ep_plan *plan;
     void *x, *recv, *out;
+    ep_stream stream; /* of the operations */
     int64_t n_recv;
 };
 
-static int call_operation(struct state *s, bool combines, ep_event **ret_event, ep_status *ret_status)
+static int call_operation(struct state *s, bool combines, bool waits, ep_status *ret_status)
 {
     ep_dispatch_args dispatch = EP_DISPATCH_ARGS_INIT;
     ep_combine_args combine = EP_COMBINE_ARGS_INIT;
 
     dispatch.dtype = combine.dtype = EP_BF16;
     dispatch.hidden = combine.hidden = s->kind->hidden;
-    dispatch.flags = combine.flags = ret_event ? EP_ASYNC : 0;
     dispatch.x = s->x;
     dispatch.recv_x = s->recv;
     dispatch.out_rows = s->n_recv;
     combine.x = s->recv;
     combine.out = s->out;
-    *ret_status = combines ? ep_combine(s->plan, &combine, ret_event) : ep_dispatch(s->plan, &dispatch, ret_event);
+    *ret_status = combines ? ep_combine(s->plan, &combine, s->stream) : ep_dispatch(s->plan, &dispatch, s->stream);
+    if (waits && *ret_status == EP_OK)
+        *ret_status = ep_stream_sync(s->group.cuda, s->stream);
     return 0;
 }
 
-/* With EP_ASYNC the call returns when the rows are about to move. */
+/* The call returns when the rows are about to move. */
 static int die_amid(struct state *s)
 {
-    ep_event *event = NULL;
     ep_status status;
 
-    TRY(call_operation(s, s->kind->combines, &event, &status));
+    TRY(call_operation(s, s->kind->combines, false, &status));
     CALL(status);
     sleep_ms(KILL_AFTER);
     kill(getpid(), SIGKILL);
@@ -113,7 +114,7 @@ static int suffer(struct state *s)
         /* Too long for the others, and over before they give up waiting for it in the new group. */
         hold = (struct hold){.ms = TIMEOUT_MS + TIMEOUT_MS / 2};
         CUDA(cudaStreamCreateWithFlags(&stuck, cudaStreamNonBlocking));
-        CALL(ep_cuda_set_stream(s->group.cuda, stuck));
+        s->stream = stuck;
         TRY(hold_stream(stuck, &hold));
         break;
     case AMID:
@@ -181,10 +182,10 @@ static int meet_fault(struct state *s)
 
     TRY(make_plan(s));
     TRY(make_buffers(s));
-    TRY(call_operation(s, false, NULL, &status));
+    TRY(call_operation(s, false, true, &status));
     CALL(status);
     if (s->kind->combines) {
-        TRY(call_operation(s, true, NULL, &status));
+        TRY(call_operation(s, true, true, &status));
         CALL(status);
     }
     if (s->kind->fault == AMID)
@@ -192,12 +193,12 @@ static int meet_fault(struct state *s)
     begin = now_ms();
     if (s->group.rank == s->victim)
         TRY(suffer(s));
-    TRY(call_operation(s, s->kind->combines, NULL, &status));
+    TRY(call_operation(s, s->kind->combines, true, &status));
     if (s->kind->fault == AMID && status == EP_OK) {
         /* What a process has started on its GPU may outlive it by some ms: then all that it owed has come. */
         printf("%s: the rows of rank %d were complete; the next call tells\n", s->kind->name, s->victim);
         begin = now_ms();
-        TRY(call_operation(s, s->kind->combines, NULL, &status));
+        TRY(call_operation(s, s->kind->combines, true, &status));
     }
     TRY(check_status(s, status, now_ms() - begin));
     ep_plan_free(s->plan);

@@ -30,7 +30,7 @@ struct state {
     struct group group;
     int experts;
     ep_plan *plan;
-    ep_ll *ll[2]; /* the second with EP_LL_SUM_ONCE */
+    ep_ll *ll[2]; /* the second is combined with EP_LL_NO_PARTIAL_REDUCE */
     int64_t n_recv;
     void *at[N_BUFFERS];
     size_t bytes[N_BUFFERS];
@@ -74,14 +74,15 @@ static int call_low_latency(struct state *s, ep_ll *ll, void *out)
     const ep_ll_dispatch_args dispatch = dispatch_of(s, s->at[IDX]);
     ep_ll_combine_args combine = EP_LL_COMBINE_ARGS_INIT;
 
-    CALL(ep_ll_dispatch(ll, &dispatch));
+    CALL(ep_ll_dispatch(ll, &dispatch, s->group.stream));
     combine.x = s->at[LL_RECV];
     combine.topk_idx = s->at[IDX];
     combine.idx_type = EP_I64;
     combine.n_tokens = TOKENS;
     combine.topk_weights = s->at[WEIGHTS];
     combine.out = out;
-    CALL(ep_ll_combine(ll, &combine));
+    combine.flags = ll == s->ll[1] ? EP_LL_NO_PARTIAL_REDUCE : 0;
+    CALL(ep_ll_combine(ll, &combine, s->group.stream));
     return 0;
 }
 
@@ -96,12 +97,12 @@ static int call_all(struct state *s)
     dispatch.hidden = HIDDEN;
     dispatch.recv_x = s->at[RECV];
     dispatch.out_rows = s->n_recv;
-    CALL(ep_dispatch(s->plan, &dispatch, NULL));
+    CALL(ep_dispatch(s->plan, &dispatch, s->group.stream));
     combine.x = s->at[RECV];
     combine.dtype = EP_BF16;
     combine.hidden = HIDDEN;
     combine.out = s->at[OUT];
-    CALL(ep_combine(s->plan, &combine, NULL));
+    CALL(ep_combine(s->plan, &combine, s->group.stream));
     TRY(call_low_latency(s, s->ll[0], s->at[LL_OUT]));
     return call_low_latency(s, s->ll[1], s->at[LL_ONCE_OUT]);
 }
@@ -201,13 +202,14 @@ static int check_refusals(struct state *s)
     CUDA(cudaStreamBeginCapture(s->group.stream, cudaStreamCaptureModeGlobal));
     TRY(make_plan(s, &plan, &status));
     TRY(expect_status("ep_plan_new in a capture", status, EP_E_STATE, NULL));
-    TRY(expect_status("ep_combine of ordinary memory in a capture", ep_combine(s->plan, &combine, NULL), EP_E_ARG,
-                      "ep_alloc"));
+    TRY(expect_status("ep_combine of ordinary memory in a capture", ep_combine(s->plan, &combine, s->group.stream),
+                      EP_E_ARG, "ep_alloc"));
     CUDA(cudaStreamEndCapture(s->group.stream, &graph));
     CUDA(cudaGraphDestroy(graph));
     combine.x = symmetric;
     combine.out = (void *)((uintptr_t)(host_memory + 15) / 16 * 16);
-    TRY(expect_status("ep_combine into host memory", ep_combine(s->plan, &combine, NULL), EP_E_ARG, "host memory"));
+    TRY(expect_status("ep_combine into host memory", ep_combine(s->plan, &combine, s->group.stream), EP_E_ARG,
+                      "host memory"));
     CUDA(cudaFree(ordinary));
     return 0;
 }
@@ -229,7 +231,7 @@ static int check_other_gpu(struct state *s)
     combine.dtype = EP_BF16;
     combine.hidden = HIDDEN;
     combine.out = elsewhere;
-    TRY(expect_status("ep_combine into another GPU", ep_combine(s->plan, &combine, NULL), EP_E_ARG,
+    TRY(expect_status("ep_combine into another GPU", ep_combine(s->plan, &combine, s->group.stream), EP_E_ARG,
                       "is memory of GPU"));
     CUDA(cudaFree(elsewhere));
     return 0;
@@ -246,7 +248,8 @@ static int check_routing(struct state *s)
     CUDA(cudaMalloc(&bad, sizeof(index)));
     CUDA(cudaMemcpy(bad, index, sizeof(index), cudaMemcpyDefault));
     args = dispatch_of(s, bad);
-    TRY(expect_status("ep_ll_dispatch of an expert twice", ep_ll_dispatch(s->ll[0], &args), EP_E_ROUTING, "token 5"));
+    TRY(expect_status("ep_ll_dispatch of an expert twice", ep_ll_dispatch_sync(s->ll[0], &args), EP_E_ROUTING,
+                      "token 5"));
     CUDA(cudaFree(bad));
     return 0;
 }
@@ -258,7 +261,6 @@ static int run_all(struct state *s)
     cudaGraphExec_t exec;
     ep_status status;
 
-    CALL(ep_cuda_set_stream(s->group.cuda, s->group.stream));
     TRY(new_buffers(s));
     TRY(make_plan(s, &s->plan, &status));
     CALL(status);
@@ -269,7 +271,6 @@ static int run_all(struct state *s)
     config.n_experts = s->experts;
     config.topk = TOPK;
     CALL(ep_ll_new(s->group.cuda, &config, &s->ll[0]));
-    config.flags = EP_LL_SUM_ONCE;
     CALL(ep_ll_new(s->group.cuda, &config, &s->ll[1]));
     TRY(capture_begin(&s->group));
     TRY(call_all(s));
@@ -277,6 +278,7 @@ static int run_all(struct state *s)
     for (int launch = 0; launch < LAUNCHES; launch++) {
         TRY(fill(s, (uint64_t)launch));
         TRY(call_all(s));
+        CALL(ep_stream_sync(s->group.cuda, s->group.stream));
         for (int i = RECV; i < N_BUFFERS; i++)
             TRY(fetch(s, i, s->expected[i]));
         TRY(fill(s, (uint64_t)launch));

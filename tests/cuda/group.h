@@ -16,6 +16,15 @@
 #define MAX_RANKS 32 /* of the CUDA backend */
 #define SKIPPED 77   /* exit code of a program that could not run anything */
 
+/* Beside the flags of a call, none of which has this bit: it is only queued. */
+#define TEST_ASYNC (1u << 31)
+
+/* What has become of a call that was queued in `stream` with `status`; waits for it without TEST_ASYNC in `flags`. */
+static inline ep_status test_settle(ep_comm *comm, ep_status status, ep_stream stream, uint32_t flags)
+{
+    return status == EP_OK && !(flags & TEST_ASYNC) ? ep_stream_sync(comm, stream) : status;
+}
+
 /* --- options ---------------------------------------------------------------------------------------------------- */
 
 /* Sets *ret_number; false, after saying so, when `text` is no number in least..most. */

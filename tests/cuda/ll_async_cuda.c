@@ -47,7 +47,7 @@ struct scene {
     _Atomic int *go; /* [2 * PASSES] */
     uint64_t seed;
     int culprit;
-    uint32_t sum; /* EP_LL_SUM_ONCE or 0; flight and hooks take both */
+    uint32_t sum; /* EP_LL_NO_PARTIAL_REDUCE or 0; flight and hooks take both */
 };
 
 static const char *sum_name(uint32_t sum)
@@ -77,14 +77,14 @@ static uint64_t seed_of(const struct group *g, const struct scene *scene, int pa
 static int new_flight(const struct group *g, const struct scene *scene, const struct ll_pair *pair, struct exchange **x)
 {
     static const struct ll_round rounds[IN_FLIGHT] = {
-        {.format = LL_BF16, .echo = true, .dispatch_flags = EP_LL_ASYNC, .combine_flags = EP_LL_ASYNC, .sources = true},
-        {.format = LL_F32, .dispatch_flags = EP_LL_ASYNC, .combine_flags = EP_LL_ASYNC | EP_LL_ZERO_COPY},
+        {.format = LL_BF16, .echo = true, .dispatch_flags = TEST_ASYNC, .combine_flags = TEST_ASYNC, .sources = true},
+        {.format = LL_F32, .dispatch_flags = TEST_ASYNC, .combine_flags = TEST_ASYNC | EP_LL_ZERO_COPY},
         {.format = LL_BF16,
          .echo = true,
-         .dispatch_flags = EP_LL_ASYNC | EP_LL_RECV_HOOK,
-         .combine_flags = EP_LL_ASYNC | EP_LL_RECV_HOOK | EP_LL_ZERO_COPY,
+         .dispatch_flags = TEST_ASYNC | EP_LL_RECV_HOOK,
+         .combine_flags = TEST_ASYNC | EP_LL_RECV_HOOK | EP_LL_ZERO_COPY,
          .holes = true},
-        {.format = LL_UE8M0, .dispatch_flags = EP_LL_ASYNC, .combine_flags = EP_LL_ASYNC | EP_LL_RECV_HOOK},
+        {.format = LL_UE8M0, .dispatch_flags = TEST_ASYNC, .combine_flags = TEST_ASYNC | EP_LL_RECV_HOOK},
     };
 
     for (int i = 0; i < IN_FLIGHT; i++) {
@@ -174,7 +174,7 @@ static int use_hooks(struct group *g, struct scene *scene, struct exchange *x)
     int code = PASSED;
 
     for (int pass = 0; pass < 2 * PASSES; pass++) {
-        uint32_t flags = EP_LL_RECV_HOOK | (pass % 2 ? EP_LL_ASYNC : 0);
+        uint32_t flags = EP_LL_RECV_HOOK | (pass % 2 ? TEST_ASYNC : 0);
 
         test_where("rank %d of %d, hooks, %s, pass %d%s (seed %llu)", g->rank, g->nranks, sum_name(scene->sum), pass,
                    pass % 2 ? ", asynchronous" : "", (unsigned long long)scene->seed);
@@ -260,7 +260,7 @@ static int must_know(struct attempt *a, const char *call, ep_status status)
 static int queue_half(struct attempt *a, bool dispatches)
 {
     enum how how = a->scene->bad->how;
-    uint32_t flags = EP_LL_ASYNC | (how == HOOKS ? EP_LL_RECV_HOOK : 0);
+    uint32_t flags = TEST_ASYNC | (how == HOOKS ? EP_LL_RECV_HOOK : 0);
 
     if (how == GRAPHS) {
         CUDA(cudaGraphLaunch(dispatches ? a->dispatch : a->combine, a->group->stream));
@@ -297,7 +297,7 @@ static int check_failed(struct attempt *a)
         if (a->open)
             TRY(must_know(a, "ep_ll_finish once more", exchange_finish(a->x)));
         else
-            TRY(must_know(a, "the next ep_ll_dispatch", exchange_dispatch(a->x, i ? EP_LL_ASYNC : 0)));
+            TRY(must_know(a, "the next ep_ll_dispatch", exchange_dispatch(a->x, i ? TEST_ASYNC : 0)));
         TRY(must_know(a, "ep_comm_barrier", ep_comm_barrier(a->group->cuda)));
     }
     return 0;
@@ -364,7 +364,7 @@ static int with_exchange(struct group *g, const struct scene *scene, const char 
 
     test_where("rank %d of %d, %s %s, %s (seed %llu), the culprit is rank %d", g->rank, g->nranks, scene->bad->name,
                phase, sum_name(scene->sum), (unsigned long long)scene->seed, scene->culprit);
-    round.dispatch_flags = round.combine_flags = EP_LL_ASYNC;
+    round.dispatch_flags = round.combine_flags = TEST_ASYNC;
     round.seed = scene->seed + (uint64_t)g->rank;
     if (!code)
         code = exchange_new(&pair, &round, &attempt.x);
@@ -422,7 +422,7 @@ static int run_sums(struct group *g, struct scene *scene)
     if (scene->bad)
         return scene->run(g, scene);
     for (int i = 0; i < 2 && !(code & FAILED); i++) {
-        scene->sum = i ? EP_LL_SUM_ONCE : 0;
+        scene->sum = i ? EP_LL_NO_PARTIAL_REDUCE : 0;
         code |= scene->run(g, scene);
     }
     return code;
@@ -447,7 +447,7 @@ static int run_scene(struct options *options, int index)
     int code = 1;
 
     scene.bad = index < N_BADS ? &bads[index] : NULL;
-    scene.sum = index % 2 ? EP_LL_SUM_ONCE : 0;
+    scene.sum = index % 2 ? EP_LL_NO_PARTIAL_REDUCE : 0;
     scene.run = scene.bad ? run_bad : index == N_BADS ? run_flight : run_hooks;
     launch.name = scene.bad ? scene.bad->name : index == N_BADS ? "flight" : "hooks";
     if (!options_want(options, launch.name))

@@ -24,6 +24,7 @@ const char *const spoil_names[N_SPOILS] = {
 };
 
 struct exchange {
+    uint32_t flags; /* of the last call: whether it is waited for counts for its second half, too */
     const struct ll_pair *pair;
     struct ll_round round;
     struct twin b[N_BUFFERS];
@@ -31,10 +32,13 @@ struct exchange {
 
 int ll_pair_open(const struct group *group, const ep_ll_config *config, struct ll_pair *ret_pair)
 {
+    ep_ll_config mine = *config;
+
     *ret_pair = (struct ll_pair){.group = group, .config = *config};
-    CALL(ep_cuda_set_stream(group->cuda, group->stream));
-    CALL(ep_ll_new(group->host, config, &ret_pair->host));
-    CALL(ep_ll_new(group->cuda, config, &ret_pair->cuda));
+    /* The test keeps EP_LL_NO_PARTIAL_REDUCE, which is one of the combine, with those of the layout. */
+    mine.flags &= ~EP_LL_NO_PARTIAL_REDUCE;
+    CALL(ep_ll_new(group->host, &mine, &ret_pair->host));
+    CALL(ep_ll_new(group->cuda, &mine, &ret_pair->cuda));
     return 0;
 }
 
@@ -134,6 +138,17 @@ static void fill_answer(struct exchange *x)
 
 /* --- calls ------------------------------------------------------------------------------------------------------ */
 
+static ep_stream stream_of(const struct exchange *x, bool device)
+{
+    return device ? x->pair->group->stream : NULL;
+}
+
+static ep_status settle(struct exchange *x, bool device, ep_status status, uint32_t flags)
+{
+    x->flags = flags;
+    return test_settle(device ? x->pair->group->cuda : x->pair->group->host, status, stream_of(x, device), flags);
+}
+
 static ep_status dispatch(struct exchange *x, ep_ll *ll, bool device, uint32_t flags)
 {
     const struct ll_round *round = &x->round;
@@ -155,8 +170,8 @@ static ep_status dispatch(struct exchange *x, ep_ll *ll, bool device, uint32_t f
     args.recv_count = (int32_t *)(void *)at[RECV_COUNT];
     args.recv_source = round->sources ? (int32_t *)(void *)at[RECV_SOURCE] : NULL;
     args.recv_range = round->sources ? (int64_t *)(void *)at[RECV_RANGE] : NULL;
-    args.flags = flags | (round->format == LL_ROUNDED ? EP_LL_ROUND_SCALE : 0);
-    return ep_ll_dispatch(ll, &args);
+    args.flags = (flags & ~TEST_ASYNC) | (round->format == LL_ROUNDED ? EP_LL_ROUND_SCALE : 0);
+    return settle(x, device, ep_ll_dispatch(ll, &args, stream_of(x, device)), flags);
 }
 
 static ep_status combine(struct exchange *x, ep_ll *ll, bool device, const void *rows, uint32_t flags)
@@ -172,8 +187,8 @@ static ep_status combine(struct exchange *x, ep_ll *ll, bool device, const void 
     args.n_tokens = x->round.n_tokens;
     args.topk_weights = (const float *)(const void *)at[WEIGHTS];
     args.out = at[OUT];
-    args.flags = flags;
-    return ep_ll_combine(ll, &args);
+    args.flags = (flags & ~TEST_ASYNC) | (x->pair->config.flags & EP_LL_NO_PARTIAL_REDUCE);
+    return settle(x, device, ep_ll_combine(ll, &args, stream_of(x, device)), flags);
 }
 
 ep_status exchange_dispatch(struct exchange *x, uint32_t flags)
@@ -202,7 +217,7 @@ ep_status exchange_combine(struct exchange *x, uint32_t flags)
 
 ep_status exchange_finish(struct exchange *x)
 {
-    return ep_ll_finish(x->pair->cuda);
+    return settle(x, true, ep_ll_finish(x->pair->cuda, 0, stream_of(x, true)), x->flags);
 }
 
 static int call_dispatch(struct exchange *x)

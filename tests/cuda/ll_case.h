@@ -19,7 +19,7 @@ struct ll_round {
     bool symmetric; /* received rows in memory of ep_alloc() */
     bool echo;      /* the combine is given what the dispatch has received, as it lies there. bf16 alone */
     bool skewed, holes;
-    uint32_t dispatch_flags, combine_flags; /* EP_LL_RECV_HOOK, EP_LL_ASYNC, EP_LL_ZERO_COPY */
+    uint32_t dispatch_flags, combine_flags; /* EP_LL_RECV_HOOK, TEST_ASYNC, EP_LL_ZERO_COPY */
     uint64_t seed;                          /* of this rank */
 };
 

@@ -34,7 +34,7 @@ struct edge {
 struct trial {
     struct group *group; /* whose communicator is that of the trial */
     struct model model;
-    uint32_t sum;          /* EP_LL_SUM_ONCE or 0 */
+    uint32_t sum;          /* EP_LL_NO_PARTIAL_REDUCE or 0 */
     bool in_combine, late; /* `late`: this rank is */
     double delay_ms;
     uint32_t lost; /* ranks that this one has missed */
@@ -145,7 +145,7 @@ static int run_trials(struct group *g, const struct shared *shared)
 
     for (int i = 0; i < shared->trials; i++) {
         struct edge *edge = &edges[i % 2];
-        struct trial trial = {.sum = i / 2 % 2 ? EP_LL_SUM_ONCE : 0,
+        struct trial trial = {.sum = i / 2 % 2 ? EP_LL_NO_PARTIAL_REDUCE : 0,
                               .in_combine = i % 2,
                               .late = g->rank == g->nranks - 1,
                               .delay_ms = edge->delay_ms};

@@ -31,12 +31,12 @@ enum fault { KILL, LATE, STOP, MIDWAY, STUCK, ROUTING, LEAVE };
 enum way {
     MASKS = 1,
     GRAPH = 2,  /* the calls are in one, which is launched instead */
-    ONCE = 4,   /* EP_LL_SUM_ONCE */
+    ONCE = 4,   /* EP_LL_NO_PARTIAL_REDUCE */
     REFUSED = 8 /* the fault comes behind a combine of the victim that was refused */
 };
 
 #define HOOK EP_LL_RECV_HOOK
-#define ASYNC EP_LL_ASYNC
+#define ASYNC TEST_ASYNC
 
 static const struct scene {
     const char *name;
@@ -111,7 +111,7 @@ static int call_dispatch(struct state *s)
 {
     CALL(model_dispatch(&s->model, s->scene->flags));
     if (s->scene->flags & HOOK)
-        CALL(ep_ll_finish(s->model.ll));
+        CALL(model_finish(&s->model));
     if (in_way(s, REFUSED))
         atomic_fetch_add(&s->page->begun, 1);
     return 0;
@@ -123,7 +123,7 @@ static int call_both(struct state *s)
     TRY(call_dispatch(s));
     CALL(model_combine(&s->model, s->scene->flags));
     if (s->scene->flags & HOOK)
-        CALL(ep_ll_finish(s->model.ll));
+        CALL(model_finish(&s->model));
     return 0;
 }
 
@@ -151,7 +151,7 @@ static int run_round(struct state *s, int round, uint32_t senders, uint32_t expe
 
 static int begin(struct state *s)
 {
-    uint32_t flags = (in_way(s, MASKS) ? EP_LL_MASK_DEAD : 0) | (in_way(s, ONCE) ? EP_LL_SUM_ONCE : 0);
+    uint32_t flags = (in_way(s, MASKS) ? EP_LL_MASK_DEAD : 0) | (in_way(s, ONCE) ? EP_LL_NO_PARTIAL_REDUCE : 0);
 
     TRY(model_open(&s->group, TOKENS, HIDDEN, flags, NULL, &s->model));
     if (in_way(s, GRAPH))
@@ -189,7 +189,7 @@ static int check_told(struct state *s, const char *call, ep_status status)
 static int hear_by_call(struct state *s)
 {
     if (s->scene->fault == MIDWAY)
-        return check_told(s, "ep_ll_finish", ep_ll_finish(s->model.ll));
+        return check_told(s, "ep_ll_finish", model_finish(&s->model));
     if (in_way(s, REFUSED))
         return check_told(s, "ep_ll_combine", model_combine(&s->model, s->scene->flags));
     return check_told(s, "ep_ll_dispatch", model_dispatch(&s->model, s->scene->flags));
@@ -286,7 +286,7 @@ static int suffer(struct state *s)
     }
     /* And is told again. */
     if (fault == MIDWAY)
-        TRY(check_told(s, "a second ep_ll_finish", ep_ll_finish(s->model.ll)));
+        TRY(check_told(s, "a second ep_ll_finish", model_finish(&s->model)));
     else
         TRY(check_told(s, "the next ep_ll_dispatch", model_dispatch(&s->model, 0)));
     atomic_store(&s->page->back, 1);
@@ -398,7 +398,7 @@ static int make_anew(struct state *s)
     EXPECT(info.nranks == s->group.nranks - 1, "%d ranks in the new group", info.nranks);
     next.rank = info.rank;
     next.nranks = info.nranks;
-    code = model_open(&next, TOKENS, HIDDEN, in_way(s, ONCE) ? EP_LL_SUM_ONCE : 0, NULL, &model);
+    code = model_open(&next, TOKENS, HIDDEN, in_way(s, ONCE) ? EP_LL_NO_PARTIAL_REDUCE : 0, NULL, &model);
     for (int round = 0; round < MASKED && !code; round++)
         code = model_round(&model, round, s->scene->flags, s->others);
     model_close(&model);

@@ -5,10 +5,10 @@
  * must find it there. What rank 0 has sent counts, for all others.
  *
  *   during, during-threads   the late combine begins at some time around the end of rank 0's, with either sum: in turn
- *                            they add up on each rank, and once (EP_LL_SUM_ONCE)
- *   after, after-threads     only when rank 0 has freed everything, which does not wait for it. With EP_LL_SUM_ONCE,
- *                            because else rank 0 needs the weights of the late rank
- *   exit                     as after, but only when the process of rank 0 has ended
+ *                            they add up on each rank, and once (EP_LL_NO_PARTIAL_REDUCE)
+ *   after, after-threads     only when rank 0 has freed everything, which does not wait for it. With
+ * EP_LL_NO_PARTIAL_REDUCE, because else rank 0 needs the weights of the late rank exit                     as after,
+ * but only when the process of rank 0 has ended
  *
  * Exit 77 when there is no GPU.
  */
@@ -85,7 +85,7 @@ static int call_last(struct trial *trial)
     if (late)
         TRY(hold_up(trial));
     begin = now_ms();
-    CALL(model_combine(m, late ? EP_LL_ASYNC : 0));
+    CALL(model_combine(m, late ? TEST_ASYNC : 0));
     took = now_ms() - begin;
     /* Else the late combine has begun before rank 0 is gone, and nothing is tested. */
     EXPECT(trial->group->rank || trial->start->scene->when == DURING || took < FREE_MS,
@@ -131,7 +131,7 @@ static int run_trial(struct trial *trial)
 
     for (int rank = 0; rank < g->nranks; rank++)
         tokens[rank] = rank ? TOKENS - rank % 3 : 0;
-    code = model_open(g, TOKENS, HIDDEN, once ? EP_LL_SUM_ONCE : 0, tokens, &trial->model);
+    code = model_open(g, TOKENS, HIDDEN, once ? EP_LL_NO_PARTIAL_REDUCE : 0, tokens, &trial->model);
     for (int round = 0; round < LAST_ROUND && !code; round++)
         code = model_round(&trial->model, round, 0, all);
     if (!code)

@@ -19,7 +19,7 @@
 
 #define TIMEOUT_MS 10000
 #define HOOK EP_LL_RECV_HOOK
-#define ASYNC EP_LL_ASYNC
+#define ASYNC TEST_ASYNC
 #define ZERO EP_LL_ZERO_COPY
 
 enum { LAUNCHES = 6, TURNS = 8, REOPENS = 24, MOST = 2 };
@@ -31,7 +31,7 @@ struct scene {
     bool masking, overlap;
     int n; /* exchanges in it */
     uint32_t dispatch_flags, combine_flags;
-    uint32_t sum; /* EP_LL_SUM_ONCE or 0: both, one after the other */
+    uint32_t sum; /* EP_LL_NO_PARTIAL_REDUCE or 0: both, one after the other */
     ep_boot_shm *second;
     uint64_t seed;
 };
@@ -148,7 +148,7 @@ static int run_graph(struct group *g, const struct scene *scene)
     int code = run_graph_summed(g, scene);
     struct scene once = *scene;
 
-    once.sum = EP_LL_SUM_ONCE;
+    once.sum = EP_LL_NO_PARTIAL_REDUCE;
     return code & FAILED ? code : code | run_graph_summed(g, &once);
 }
 
@@ -195,7 +195,7 @@ static int use_objects(struct group *g, const struct scene *scene, struct exchan
 static int run_objects(struct group *g, const struct scene *scene)
 {
     const ep_ll_config configs[2] = {config_for(g, 24, 1024, 8, 0),
-                                     config_for(g, 40, 512, 6, EP_LL_MASK_DEAD | EP_LL_SUM_ONCE)};
+                                     config_for(g, 40, 512, 6, EP_LL_MASK_DEAD | EP_LL_NO_PARTIAL_REDUCE)};
     struct ll_pair pairs[2] = {{.group = g}, {.group = g}};
     struct exchange *x[2] = {NULL};
     int code = 0;

@@ -79,7 +79,6 @@ int model_open(const struct group *group, int max_tokens, int hidden, uint32_t l
     m->host_weights = malloc(n * MODEL_TOPK * sizeof(*m->host_weights));
     m->host_source = malloc(rows * sizeof(*m->host_source));
     EXPECT(m->copy && m->host_index && m->host_weights && m->host_source, "no memory");
-    CALL(ep_cuda_set_stream(group->cuda, group->stream));
     CUDA(cudaMalloc(&m->x, n * row));
     CUDA(cudaMalloc(&m->index, n * MODEL_TOPK * sizeof(int64_t)));
     CUDA(cudaMalloc(&m->weights, n * MODEL_TOPK * sizeof(float)));
@@ -92,7 +91,8 @@ int model_open(const struct group *group, int max_tokens, int hidden, uint32_t l
     config.hidden = hidden;
     config.n_experts = group->nranks * MODEL_LOCAL;
     config.topk = MODEL_TOPK;
-    config.flags = ll_flags;
+    config.flags = ll_flags & ~EP_LL_NO_PARTIAL_REDUCE;
+    m->sum = ll_flags & EP_LL_NO_PARTIAL_REDUCE;
     CALL(ep_ll_new(group->cuda, &config, &m->ll));
     return 0;
 }
@@ -153,8 +153,9 @@ ep_status model_dispatch(struct model *m, uint32_t flags)
     args.recv_count = m->count;
     args.recv_source = m->source;
     args.recv_range = m->range;
-    args.flags = flags;
-    return ep_ll_dispatch(m->ll, &args);
+    args.flags = flags & ~TEST_ASYNC;
+    m->flags = flags;
+    return test_settle(m->group->cuda, ep_ll_dispatch(m->ll, &args, m->group->stream), m->group->stream, flags);
 }
 
 ep_status model_combine(struct model *m, uint32_t flags)
@@ -167,8 +168,14 @@ ep_status model_combine(struct model *m, uint32_t flags)
     args.n_tokens = m->n_tokens;
     args.topk_weights = m->weights;
     args.out = m->out;
-    args.flags = flags;
-    return ep_ll_combine(m->ll, &args);
+    args.flags = (flags & ~TEST_ASYNC) | m->sum;
+    m->flags = flags;
+    return test_settle(m->group->cuda, ep_ll_combine(m->ll, &args, m->group->stream), m->group->stream, flags);
+}
+
+ep_status model_finish(struct model *m)
+{
+    return test_settle(m->group->cuda, ep_ll_finish(m->ll, 0, m->group->stream), m->group->stream, m->flags);
 }
 
 /* --- what has arrived ------------------------------------------------------------------------------------------- */
@@ -345,9 +352,9 @@ int model_round(struct model *m, int round, uint32_t flags, uint32_t ranks)
     TRY(model_load(m, round));
     CALL(model_dispatch(m, flags));
     if (flags & EP_LL_RECV_HOOK)
-        CALL(ep_ll_finish(m->ll));
+        CALL(model_finish(m));
     CALL(model_combine(m, flags));
     if (flags & EP_LL_RECV_HOOK)
-        CALL(ep_ll_finish(m->ll));
+        CALL(model_finish(m));
     return model_check(m, ranks, ranks);
 }

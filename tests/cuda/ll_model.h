@@ -6,7 +6,8 @@
  * The routing changes from round to round: the place of a choice then belongs to another rank, and what a rank writes
  * that the others have given up shows. On any number of ranks there are tokens with one row on a rank, and with several
  * that it adds up. Values are small integers and weights are powers of two, so that a sum tells which experts have
- * answered. All sums are exact in bf16, also those of one rank's rows, so they are the same with EP_LL_SUM_ONCE.
+ * answered. All sums are exact in bf16, also those of one rank's rows, so they are the same with
+ * EP_LL_NO_PARTIAL_REDUCE.
  */
 #ifndef EP_TESTS_CUDA_LL_MODEL_H
 #define EP_TESTS_CUDA_LL_MODEL_H
@@ -21,6 +22,8 @@ struct model {
     int max_tokens, hidden, n_tokens; /* n_tokens: this rank's, the same in each round */
     int tokens[MAX_RANKS];            /* of each rank */
     int round;                        /* that is loaded */
+    uint32_t sum;                     /* EP_LL_NO_PARTIAL_REDUCE or 0: flag of every combine */
+    uint32_t flags;                   /* of the last call */
     void *x, *index, *weights, *recv, *count, *source, *range, *out;
     /* On the host. */
     unsigned char *copy; /* of rows */
@@ -40,6 +43,8 @@ int model_load(struct model *model, int round);
 /* Calls with the flags of lowlatency.h; the combine is given what the dispatch has received, as it lies there. */
 ep_status model_dispatch(struct model *model, uint32_t flags);
 ep_status model_combine(struct model *model, uint32_t flags);
+/* The second half of the last call with EP_LL_RECV_HOOK. */
+ep_status model_finish(struct model *model);
 
 /*
  * Waits for the stream and looks at everything that the dispatch, or the combine, has written and must not have. Which

@@ -32,9 +32,9 @@ static const struct variant {
 } variants[] = {
     {"summed by rank", 0, 24, 1024},
     {"summed by rank, many tokens", 0, 1100, 256},
-    {"summed once", EP_LL_SUM_ONCE, 24, 1024},
+    {"summed once", EP_LL_NO_PARTIAL_REDUCE, 24, 1024},
     {"summed by rank, masking", EP_LL_MASK_DEAD, 24, 1024},
-    {"summed once, masking", EP_LL_SUM_ONCE | EP_LL_MASK_DEAD, 24, 1024},
+    {"summed once, masking", EP_LL_NO_PARTIAL_REDUCE | EP_LL_MASK_DEAD, 24, 1024},
 };
 enum { N_VARIANTS = sizeof(variants) / sizeof(variants[0]) };
 
@@ -247,8 +247,8 @@ static int use_series(struct group *g, const struct scene *scene, int number, st
 
 static const struct scene scenes[] = {
     {.name = "refused", .run = use_refused},
-    {.name = "calls", .run = use_series, .flags = EP_LL_ASYNC},
-    {.name = "hooks", .run = use_series, .flags = EP_LL_ASYNC | EP_LL_RECV_HOOK},
+    {.name = "calls", .run = use_series, .flags = TEST_ASYNC},
+    {.name = "hooks", .run = use_series, .flags = TEST_ASYNC | EP_LL_RECV_HOOK},
     {.name = "waited", .run = use_series},
     {.name = "graph", .run = use_series, .graph = true},
     {.name = "graph-hooks", .run = use_series, .graph = true, .flags = EP_LL_RECV_HOOK},

@@ -134,7 +134,7 @@ void shape_print(const struct shape *s, char *ret_text, size_t bytes)
 /* --- low latency ------------------------------------------------------------------------------------------------ */
 
 #define HOOK EP_LL_RECV_HOOK
-#define ASYNC EP_LL_ASYNC
+#define ASYNC TEST_ASYNC
 #define ZERO EP_LL_ZERO_COPY
 
 /* Bytes of all rows of all experts of a rank, as bf16. */
@@ -217,7 +217,7 @@ void ll_shape_edge(const struct shape_of *of, int index, struct ll_shape *ret_sh
     shape.config.hidden = of->small ? least(edge->hidden, 1024) : edge->hidden;
     shape.config.n_experts = experts_of(of, of->small ? least(n_experts, 64) : n_experts);
     shape.config.topk = edge->topk;
-    shape.config.flags = index % 2 ? EP_LL_SUM_ONCE : 0;
+    shape.config.flags = index % 2 ? EP_LL_NO_PARTIAL_REDUCE : 0;
     for (int i = 0; i < shape.n_rounds; i++)
         shape.round[i] = (struct ll_round){.n_tokens = least(n_tokens, shape.config.max_tokens),
                                            .format = edge->format,
@@ -271,7 +271,7 @@ void ll_shape_random(const struct shape_of *of, int index, uint64_t *random, str
         shape.config.max_tokens = 1;
     shape.n_rounds = 1 + (int)draw(random, LL_MOST_ROUNDS);
     shape.overlap = one_of(random, 2);
-    shape.config.flags = one_of(random, 2) ? EP_LL_SUM_ONCE : 0;
+    shape.config.flags = one_of(random, 2) ? EP_LL_NO_PARTIAL_REDUCE : 0;
     for (int i = 0; i < shape.n_rounds; i++) {
         shape.round[i] = draw_round(of, &shape.config, random);
         shape.round[i].seed = seed_of(of, index) + (uint64_t)i;
@@ -296,7 +296,7 @@ void ll_shape_print(const struct ll_shape *shape, char *ret_text, size_t bytes)
 {
     int at = snprintf(ret_text, bytes, "low latency, max_tokens %d, hidden %d, top-%d of %d experts, %s, %d rounds%s",
                       shape->config.max_tokens, shape->config.hidden, shape->config.topk, shape->config.n_experts,
-                      shape->config.flags & EP_LL_SUM_ONCE ? "summed once" : "summed by rank", shape->n_rounds,
+                      shape->config.flags & EP_LL_NO_PARTIAL_REDUCE ? "summed once" : "summed by rank", shape->n_rounds,
                       shape->overlap ? " that overlap" : "");
 
     for (int i = 0; i < shape->n_rounds && at >= 0 && (size_t)at < bytes; i++) {

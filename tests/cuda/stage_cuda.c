@@ -71,6 +71,7 @@ struct state {
     int experts;
     struct twin x, weights, arena[N_ARENAS];
     size_t used[N_ARENAS];
+    bool capturing; /* calls go into a graph: nobody waits for them */
 };
 
 /* --- pairs ------------------------------------------------------------------------------------------------------- */
@@ -151,9 +152,22 @@ static unsigned char *memory_on(const struct twin *twin, int side)
     return side == DEVICE ? twin->device : twin->host;
 }
 
-/* ret_event: NULL for a call that is complete when it returns. */
+/* ret_event: NULL for a call that is waited for, unless it is captured. */
+static int finish_call(struct state *s, int side, ep_event **ret_event)
+{
+    ep_comm *comm = side == DEVICE ? s->group.cuda : s->group.host;
+    ep_stream stream = side == DEVICE ? s->group.stream : NULL;
+
+    if (ret_event)
+        CALL(ep_event_record(comm, stream, ret_event));
+    else if (!s->capturing)
+        CALL(ep_stream_sync(comm, stream));
+    return 0;
+}
+
 static int call_dispatch(struct state *s, const struct pair *p, int side, ep_event **ret_event)
 {
+    ep_stream stream = side == DEVICE ? s->group.stream : NULL;
     unsigned char *arena = memory_on(p->arena, side);
     ep_dispatch_args args = EP_DISPATCH_ARGS_INIT;
 
@@ -165,13 +179,13 @@ static int call_dispatch(struct state *s, const struct pair *p, int side, ep_eve
     args.recv_topk_idx = arena + p->at[RECV_INDEX];
     args.recv_topk_weights = (float *)(void *)(arena + p->at[RECV_WEIGHTS]);
     args.out_rows = p->work->n_recv;
-    args.flags = ret_event ? EP_ASYNC : 0;
-    CALL(ep_dispatch(p->work->plan[side], &args, ret_event));
-    return 0;
+    CALL(ep_dispatch(p->work->plan[side], &args, stream));
+    return finish_call(s, side, ret_event);
 }
 
-static int call_combine(const struct pair *p, int side, ep_event **ret_event)
+static int call_combine(struct state *s, const struct pair *p, int side, ep_event **ret_event)
 {
+    ep_stream stream = side == DEVICE ? s->group.stream : NULL;
     unsigned char *arena = memory_on(p->arena, side);
     ep_combine_args args = EP_COMBINE_ARGS_INIT;
 
@@ -181,9 +195,8 @@ static int call_combine(const struct pair *p, int side, ep_event **ret_event)
     args.topk_weights = (const float *)(const void *)(arena + p->at[RECV_WEIGHTS]);
     args.out = arena + p->at[OUT];
     args.out_topk_weights = (float *)(void *)(arena + p->at[OUT_WEIGHTS]);
-    args.flags = ret_event ? EP_ASYNC : 0;
-    CALL(ep_combine(p->work->plan[side], &args, ret_event));
-    return 0;
+    CALL(ep_combine(p->work->plan[side], &args, stream));
+    return finish_call(s, side, ret_event);
 }
 
 static int wait_and_free(ep_event *event, int number)
@@ -237,7 +250,7 @@ static int queue_pairs(struct state *s, const struct pair *pairs, ep_event **ret
         TRY(hold_stream(s->group.stream, &hold));
     for (int i = 0; i < PAIRS; i++) {
         TRY(call_dispatch(s, &pairs[i], DEVICE, &ret_events[2 * i]));
-        TRY(call_combine(&pairs[i], DEVICE, &ret_events[2 * i + 1]));
+        TRY(call_combine(s, &pairs[i], DEVICE, &ret_events[2 * i + 1]));
     }
     for (int i = 0; i < 2 * PAIRS; i++)
         TRY(wait_and_free(ret_events[i], i));
@@ -264,7 +277,7 @@ static int run_async(struct state *s)
     TRY(queue_pairs(s, pairs, events));
     for (int i = 0; i < PAIRS; i++) {
         TRY(call_dispatch(s, &pairs[i], HOST, NULL));
-        TRY(call_combine(&pairs[i], HOST, NULL));
+        TRY(call_combine(s, &pairs[i], HOST, NULL));
     }
     code = compare_pairs(s, pairs, PAIRS);
     for (int i = 0; i < PLANS; i++)
@@ -281,11 +294,11 @@ static int run_round(struct state *s, const struct pair *ordinary, cudaGraphExec
         at[i] = &events[i];
     TRY(call_dispatch(s, &ordinary[0], DEVICE, at[0]));
     CUDA(cudaGraphLaunch(exec, s->group.stream));
-    TRY(call_combine(&ordinary[0], DEVICE, at[1]));
+    TRY(call_combine(s, &ordinary[0], DEVICE, at[1]));
     for (int i = 0; i < round % 3; i++)
         CUDA(cudaGraphLaunch(exec, s->group.stream));
     TRY(call_dispatch(s, &ordinary[1], DEVICE, at[2]));
-    TRY(call_combine(&ordinary[1], DEVICE, at[3]));
+    TRY(call_combine(s, &ordinary[1], DEVICE, at[3]));
     for (int i = 0; i < 4 && round % 2; i++)
         TRY(wait_and_free(events[i], i));
     CUDA(cudaStreamSynchronize(s->group.stream));
@@ -306,8 +319,10 @@ static int run_graph(struct state *s)
     TRY(new_inputs(s, (size_t)work.n_tokens + 3));
     TRY(new_arenas(s));
     TRY(capture_begin(&s->group));
+    s->capturing = true;
     TRY(call_dispatch(s, &pairs[2], DEVICE, NULL));
-    TRY(call_combine(&pairs[2], DEVICE, NULL));
+    TRY(call_combine(s, &pairs[2], DEVICE, NULL));
+    s->capturing = false;
     TRY(capture_end(&s->group, &exec));
     for (int round = 0; round < LAUNCHES; round++) {
         TRY(fill_x(s, s->seed + (uint64_t)round));
@@ -316,7 +331,7 @@ static int run_graph(struct state *s)
         TRY(run_round(s, pairs, exec, round));
         for (int i = 0; i < 3; i++) {
             TRY(call_dispatch(s, &pairs[i], HOST, NULL));
-            TRY(call_combine(&pairs[i], HOST, NULL));
+            TRY(call_combine(s, &pairs[i], HOST, NULL));
         }
         differs = compare_pairs(s, pairs, 3);
         if (differs)
@@ -402,7 +417,7 @@ static int run_rank(const ep_boot *boot, void *argument)
     if (!code) {
         test_where("rank %d of %d, %s (seed %llu)", boot->rank, boot->nranks, job->scene->name,
                    (unsigned long long)job->seed);
-        code = ep_cuda_set_stream(s.group.cuda, s.group.stream) == EP_OK ? job->scene->run(&s) : FAILED;
+        code = job->scene->run(&s);
     }
     group_close(&s.group, code & FAILED);
     return code;

@@ -248,7 +248,7 @@ static void check_repeats(struct life *life, ep_status status)
         {STEP_GATHER, "ep_comm_allgather", false},
         {STEP_DISPATCH, "ep_dispatch", true},
         {STEP_COMBINE, "ep_combine", true},
-        {STEP_ASYNC_DISPATCH, "ep_dispatch with EP_ASYNC", true},
+        {STEP_ASYNC_DISPATCH, "ep_dispatch in a stream", true},
         {STEP_PLAN, "ep_plan_new", false},
     };
     void *memory;

@@ -138,19 +138,9 @@ static ep_status make_plan(struct traffic *traffic)
     return ep_plan_new(traffic->comm, &args, &traffic->plan);
 }
 
-static ep_status finish_event(ep_status status, ep_event *event)
-{
-    if (status != EP_OK)
-        return status;
-    status = ep_event_wait(event, -1);
-    ep_event_free(event);
-    return status;
-}
-
 static ep_status dispatch(struct traffic *traffic, bool async)
 {
     ep_dispatch_args args = EP_DISPATCH_ARGS_INIT;
-    ep_event *event = NULL;
     ep_status status;
 
     args.x = traffic->buffer[BUFFER_X].memory;
@@ -158,10 +148,9 @@ static ep_status dispatch(struct traffic *traffic, bool async)
     args.hidden = HIDDEN;
     args.recv_x = traffic->buffer[BUFFER_RECV].memory;
     args.out_rows = (int64_t)traffic->nranks * TOKENS;
-    args.flags = async ? EP_ASYNC : 0;
-    status = ep_dispatch(traffic->plan, &args, async ? &event : NULL);
-    if (async)
-        status = finish_event(status, event);
+    status = async ? ep_dispatch(traffic->plan, &args, NULL) : ep_dispatch_sync(traffic->plan, &args);
+    if (async && status == EP_OK)
+        status = ep_stream_sync(traffic->comm, NULL);
     if (status == EP_OK)
         check_dispatch(traffic);
     return status;
@@ -170,17 +159,15 @@ static ep_status dispatch(struct traffic *traffic, bool async)
 static ep_status combine(struct traffic *traffic, bool async)
 {
     ep_combine_args args = EP_COMBINE_ARGS_INIT;
-    ep_event *event = NULL;
     ep_status status;
 
     args.x = traffic->buffer[BUFFER_RECV].memory;
     args.dtype = EP_BF16;
     args.hidden = HIDDEN;
     args.out = traffic->buffer[BUFFER_OUT].memory;
-    args.flags = async ? EP_ASYNC : 0;
-    status = ep_combine(traffic->plan, &args, async ? &event : NULL);
-    if (async)
-        status = finish_event(status, event);
+    status = async ? ep_combine(traffic->plan, &args, NULL) : ep_combine_sync(traffic->plan, &args);
+    if (async && status == EP_OK)
+        status = ep_stream_sync(traffic->comm, NULL);
     if (status == EP_OK)
         check_combine(traffic);
     return status;

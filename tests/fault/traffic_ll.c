@@ -100,12 +100,12 @@ ep_status traffic_ll_send(struct traffic *traffic)
     args.recv_x = traffic->buffer[BUFFER_LL_RECV].memory;
     args.recv_count = traffic->ll_count;
     args.flags = EP_LL_RECV_HOOK;
-    return ep_ll_dispatch(traffic->ll, &args);
+    return ep_ll_dispatch_sync(traffic->ll, &args);
 }
 
 ep_status traffic_ll_finish(struct traffic *traffic)
 {
-    ep_status status = ep_ll_finish(traffic->ll);
+    ep_status status = ep_ll_finish_sync(traffic->ll, 0);
 
     if (status == EP_OK)
         check_dispatch(traffic);
@@ -126,7 +126,7 @@ ep_status traffic_ll_combine(struct traffic *traffic)
     args.n_tokens = LL_TOKENS;
     args.topk_weights = weights;
     args.out = traffic->buffer[BUFFER_OUT].memory;
-    status = ep_ll_combine(traffic->ll, &args);
+    status = ep_ll_combine_sync(traffic->ll, &args);
     if (status == EP_OK)
         check_combine(traffic);
     return status;

@@ -17,7 +17,8 @@ struct ll_shape {
 };
 
 struct result {
-    uint64_t use; /* key of its rows */
+    uint64_t use;  /* key of its rows */
+    uint64_t call; /* number of its dispatch */
     struct buffer x, recv, scales, index, out, replies;
     int32_t *count, *source;
     int64_t *range;
@@ -134,7 +135,7 @@ static bool finish(struct lowlatency *low, ep_status status, bool hook, const ch
 {
     if (!passed(low->run, status, what))
         return false;
-    return !hook || passed(low->run, ep_ll_finish(low->ll), "ep_ll_finish");
+    return !hook || passed(low->run, ep_ll_finish_sync(low->ll, 0), "ep_ll_finish");
 }
 
 static bool dispatch(struct lowlatency *low, struct result *result)
@@ -152,6 +153,7 @@ static bool dispatch(struct lowlatency *low, struct result *result)
     args.recv_scales = low->shape.scale_type ? result->scales.at : NULL;
     args.recv_count = result->count;
     args.recv_source = random_below(&low->run->local, 4) ? result->source : NULL;
+    args.ret_call = &result->call;
     args.recv_range = random_below(&low->run->local, 4) ? result->range : NULL;
     args.flags = (hook ? EP_LL_RECV_HOOK : 0u) | (low->shape.round_scale ? EP_LL_ROUND_SCALE : 0u);
     if (!args.recv_source) {
@@ -162,7 +164,7 @@ static bool dispatch(struct lowlatency *low, struct result *result)
         free(result->range);
         result->range = NULL;
     }
-    return finish(low, ep_ll_dispatch(low->ll, &args), hook, "ep_ll_dispatch");
+    return finish(low, ep_ll_dispatch_sync(low->ll, &args), hook, "ep_ll_dispatch");
 }
 
 static void check_row(struct lowlatency *low, const struct result *result, int64_t i)
@@ -241,8 +243,10 @@ static bool combine(struct lowlatency *low, struct result *result)
     args.n_tokens = low->group.n_tokens[run->rank];
     args.topk_weights = result->weights;
     args.out = result->out.at;
-    args.flags = (hook ? EP_LL_RECV_HOOK : 0u) | (zero_copy ? EP_LL_ZERO_COPY : 0u);
-    return finish(low, ep_ll_combine(low->ll, &args), hook, "ep_ll_combine");
+    args.flags = (hook ? EP_LL_RECV_HOOK : 0u) | (zero_copy ? EP_LL_ZERO_COPY : 0u) |
+                 (low->shape.sum_once ? EP_LL_NO_PARTIAL_REDUCE : 0u);
+    args.call = result->call;
+    return finish(low, ep_ll_combine_sync(low->ll, &args), hook, "ep_ll_combine");
 }
 
 static void check_combine(struct lowlatency *low, const struct result *result)
@@ -287,7 +291,6 @@ static bool open_group(struct lowlatency *low, int plan)
     config.hidden = low->shape.hidden;
     config.n_experts = run->shape->n_experts;
     config.topk = run->shape->topk;
-    config.flags = low->shape.sum_once ? EP_LL_SUM_ONCE : 0;
     return passed(run, ep_ll_new(run->comm, &config, &low->ll), "ep_ll_new");
 }
 

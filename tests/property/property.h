@@ -108,7 +108,7 @@ struct buffer {
     bool symmetric;
 };
 
-enum { N_ARENAS = 3 };
+enum { N_ARENAS = 3, N_QUEUES = 3 };
 enum { UNTOUCHED = 0xee, GUARD = 0xc5 };
 
 struct arena {
@@ -121,7 +121,7 @@ struct plan_state {
     ep_plan *plan;
     struct reference_group group;
     struct reference_layout layout;
-    int64_t worst_rows;
+    int64_t max_recv_tokens;
     bool used;
 };
 
@@ -151,7 +151,8 @@ struct use {
     int64_t stride_token, stride_block;
     const struct use *echo; /* the dispatch whose rows are combined */
     ep_event *event;        /* NULL: it was synchronous */
-    ep_event *signal;       /* of .after: the filler completes it */
+    ep_event *signal;       /* that the stream waits for: the filler completes it */
+    ep_stream stream;
     pthread_t filler;
     bool filling;
 };
@@ -161,6 +162,7 @@ struct run {
     int rank, node;
     ep_comm *comm;
     struct random local;
+    ep_queue *queues[N_QUEUES]; /* the first is NULL */
     struct arena arena[N_ARENAS];
     struct plan_state plans[MOST_PLANS];
     struct use uses[MOST_USES];

@@ -91,7 +91,7 @@ static void check_info(struct run *run, const struct plan_state *state, bool kno
         fail_check(run, "n_send %lld, n_wire %lld, n_net %lld, should be %lld, %lld, %lld", (long long)info.n_send,
                    (long long)info.n_wire, (long long)info.n_net, (long long)layout->n_send, (long long)layout->n_wire,
                    (long long)layout->n_net);
-    if (info.out_rows != (state->worst_rows ? state->worst_rows : layout->n_rows))
+    if (info.out_rows != (state->max_recv_tokens ? state->max_recv_tokens : layout->n_rows))
         fail_check(run, "out_rows is %lld", (long long)info.out_rows);
     if (!known) {
         if (info.n_recv != -1 || info.recv_per_expert || info.recv_from_rank || info.expert_start)
@@ -132,7 +132,7 @@ static void make_plan(struct run *run, const struct op *op)
             ((int32_t *)index)[i] = state->group.experts[run->rank][i];
     }
     if (shape->worst)
-        state->worst_rows = state->layout.n_rows + 1 + random_below(&run->local, 5);
+        state->max_recv_tokens = state->layout.n_rows + 1 + random_below(&run->local, 5);
     args.topk_idx = n ? index : NULL;
     args.idx_type = shape->idx_type;
     args.n_tokens = shape->n_tokens[run->rank];
@@ -140,7 +140,7 @@ static void make_plan(struct run *run, const struct op *op)
     args.n_experts = run->shape->n_experts;
     args.flags = shape->flags;
     args.expert_alignment = shape->alignment;
-    args.worst_rows = state->worst_rows;
+    args.max_recv_tokens = state->max_recv_tokens;
     if (random_below(&run->local, 3) == 0)
         check_layout_call(run, &args, state);
     if (passed(run, ep_plan_new(run->comm, &args, &state->plan), "ep_plan_new"))
@@ -156,7 +156,7 @@ static void check_sources(struct run *run, const struct op *op)
     int32_t *rank = calloc((size_t)layout->n_rows + 1, sizeof(*rank));
     int32_t *token = calloc((size_t)layout->n_rows + 1, sizeof(*token));
     ep_plan_info info = {.size = sizeof(info)};
-    bool known = !state->worst_rows || state->used;
+    bool known = !state->max_recv_tokens || state->used;
     ep_status status;
 
     drain(run);
@@ -274,6 +274,9 @@ int run_rank(const ep_boot *boot, void *argument)
     run.local = stream_of(shape, STREAM_LOCAL, (uint64_t)boot->rank, 0);
     if (!passed(&run, ep_comm_new(boot, &shape->config, &run.comm), "ep_comm_new"))
         return 1;
+    for (int i = 1; i < N_QUEUES; i++)
+        if (!passed(&run, ep_queue_new(run.comm, &run.queues[i]), "ep_queue_new"))
+            return 1;
     ready = new_arena(&run, 0, ARENA_BYTES) && new_arena(&run, 1, ARENA_BYTES) && new_arena(&run, 2, ARENA_BYTES);
     for (run.op = 0; ready && !run.wrong && run.op < shape->n_ops; run.op++)
         do_op(&run, &shape->ops[run.op]);
@@ -286,6 +289,8 @@ int run_rank(const ep_boot *boot, void *argument)
         reference_layout_done(&run.plans[i].layout);
         reference_group_done(&run.plans[i].group);
     }
+    for (int i = 1; i < N_QUEUES; i++)
+        ep_queue_free(run.queues[i]);
     ep_comm_free(run.comm);
     return run.wrong;
 }

@@ -161,6 +161,11 @@ static bool prepare(struct use *use, ep_event **ret_after)
     return true;
 }
 
+static ep_status start_wait(const struct use *use, ep_event *after)
+{
+    return after ? ep_stream_wait(use->run->comm, use->stream, after) : EP_OK;
+}
+
 /* --- the calls -------------------------------------------------------------------------------------------------- */
 
 static bool take_buffer(struct use *use, enum slot slot, size_t bytes)
@@ -214,10 +219,14 @@ bool use_dispatch(struct run *run, const struct op *op, struct use *use)
     struct plan_state *state = &run->plans[op->plan];
     ep_dispatch_args args = EP_DISPATCH_ARGS_INIT;
     bool async = random_below(&run->local, 2);
+    ep_event *after;
 
     *use = (struct use){.run = run, .op = op, .number = run->op, .state = state};
-    use->out_rows = (state->worst_rows ? state->worst_rows : state->layout.n_rows) + random_below(&run->local, 3);
-    if (!take_dispatch_buffers(use) || !prepare(use, &args.after))
+    if (async)
+        use->stream = run->queues[random_below(&run->local, N_QUEUES)];
+    use->out_rows =
+        (state->max_recv_tokens ? state->max_recv_tokens : state->layout.n_rows) + random_below(&run->local, 3);
+    if (!take_dispatch_buffers(use) || !prepare(use, &after))
         return false;
     args.x = use->buffer[SLOT_X].at;
     args.dtype = op->dtype;
@@ -232,9 +241,13 @@ bool use_dispatch(struct run *run, const struct op *op, struct use *use)
     args.recv_topk_idx = use->buffer[SLOT_RECV_INDEX].at;
     args.recv_topk_weights = (float *)(void *)use->buffer[SLOT_RECV_WEIGHTS].at;
     args.out_rows = use->out_rows;
-    args.flags = async ? EP_ASYNC : 0;
     state->used = true;
-    return passed(run, ep_dispatch(state->plan, &args, async ? &use->event : NULL), "ep_dispatch");
+    if (!passed(run, start_wait(use, after), "ep_stream_wait"))
+        return false;
+    if (!async)
+        return passed(run, ep_dispatch_sync(state->plan, &args), "ep_dispatch_sync");
+    return passed(run, ep_dispatch(state->plan, &args, use->stream), "ep_dispatch") &&
+           passed(run, ep_event_record(run->comm, use->stream, &use->event), "ep_event_record");
 }
 
 static bool take_combine_buffers(struct use *use)
@@ -256,11 +269,14 @@ bool use_combine(struct run *run, const struct op *op, struct use *use)
     struct plan_state *state = &run->plans[op->plan];
     ep_combine_args args = EP_COMBINE_ARGS_INIT;
     bool async = random_below(&run->local, 2);
+    ep_event *after;
 
     *use = (struct use){.run = run, .op = op, .number = run->op, .state = state};
-    use->out_rows = state->worst_rows ? state->worst_rows : state->layout.n_rows;
+    if (async)
+        use->stream = run->queues[random_below(&run->local, N_QUEUES)];
+    use->out_rows = state->max_recv_tokens ? state->max_recv_tokens : state->layout.n_rows;
     use->echo = op->echo ? &run->uses[run->n_uses - 1] : NULL;
-    if (!take_combine_buffers(use) || !prepare(use, &args.after))
+    if (!take_combine_buffers(use) || !prepare(use, &after))
         return false;
     args.x = use->echo ? use->echo->buffer[SLOT_RECV].at : use->buffer[SLOT_X].at;
     args.dtype = EP_BF16;
@@ -275,9 +291,13 @@ bool use_combine(struct run *run, const struct op *op, struct use *use)
     }
     args.out = use->buffer[SLOT_RECV].at;
     args.out_topk_weights = (float *)(void *)use->buffer[SLOT_RECV_WEIGHTS].at;
-    args.flags = async ? EP_ASYNC : 0;
     state->used = true;
-    return passed(run, ep_combine(state->plan, &args, async ? &use->event : NULL), "ep_combine");
+    if (!passed(run, start_wait(use, after), "ep_stream_wait"))
+        return false;
+    if (!async)
+        return passed(run, ep_combine_sync(state->plan, &args), "ep_combine_sync");
+    return passed(run, ep_combine(state->plan, &args, use->stream), "ep_combine") &&
+           passed(run, ep_event_record(run->comm, use->stream, &use->event), "ep_event_record");
 }
 
 /* --- the checks ------------------------------------------------------------------------------------------------- */
@@ -339,10 +359,10 @@ static void check_received_row(struct use *use, int64_t i)
         fail_check(use->run, "weight of received row %lld is %g", (long long)i, (double)weight[i]);
 }
 
-/* Behind the last row: marks as far as worst_rows, nothing behind them. */
+/* Behind the last row: marks as far as max_recv_tokens, nothing behind them. */
 static void check_rest(struct use *use)
 {
-    int64_t n = use->state->layout.n_rows, marked = use->state->worst_rows ? use->state->worst_rows : n;
+    int64_t n = use->state->layout.n_rows, marked = use->state->max_recv_tokens ? use->state->max_recv_tokens : n;
     size_t topk = (size_t)use->run->shape->topk, index_row = topk * index_bytes(use);
     size_t weight_row = (is_expanded(use) ? 1 : topk) * sizeof(float), row = row_bytes(use->op);
     const unsigned char *index = use->buffer[SLOT_RECV_INDEX].at, *weights = use->buffer[SLOT_RECV_WEIGHTS].at;
@@ -355,7 +375,7 @@ static void check_rest(struct use *use)
         fail_check(use->run, "recv_topk_weights behind the last row are not 0");
     if (index &&
         !all_bytes(index + (size_t)marked * index_row, (size_t)(use->out_rows - marked) * index_row, UNTOUCHED))
-        fail_check(use->run, "recv_topk_idx behind worst_rows was touched");
+        fail_check(use->run, "recv_topk_idx behind max_recv_tokens was touched");
 }
 
 static float expected_weight(const struct use *use, int token, int k)

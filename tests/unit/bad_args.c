@@ -49,7 +49,7 @@ void run_cases(const char *call, ep_status (*run)(const void *args), const void 
         ep_status status;
 
         memcpy(args, good, bytes);
-        for (size_t j = 0; j < 3; j++)
+        for (size_t j = 0; j < sizeof(cases[i].sets) / sizeof(cases[i].sets[0]); j++)
             memcpy(args + cases[i].sets[j].offset, &cases[i].sets[j].value, cases[i].sets[j].bytes);
         mock.calls = 0;
         status = run(args);

@@ -23,7 +23,7 @@ struct set {
 };
 
 struct bad {
-    struct set sets[3];
+    struct set sets[4];
     ep_status status;
     const char *text; /* in the error text, behind the name of the call */
 };

@@ -107,9 +107,9 @@ static ep_status mock_free(ep_comm *comm, void *memory)
     return count_call();
 }
 
-static ep_status mock_plan_open(ep_plan *plan, const void *topk_idx)
+static ep_status mock_plan_open(ep_plan *plan, const ep_plan_args *args)
 {
-    (void)topk_idx;
+    (void)args;
     EP_TRY(count_call());
     mock.plan = plan->args;
     plan->info = mock.info;
@@ -146,24 +146,53 @@ static ep_status make_event(ep_comm *comm, ep_event **ret_event)
     return EP_OK;
 }
 
-static ep_status mock_dispatch(ep_plan *plan, const ep_dispatch_args *args, ep_event **ret_event)
+static ep_status mock_dispatch(ep_plan *plan, const ep_dispatch_args *args, ep_stream stream)
 {
     EP_TRY(count_call());
     mock.dispatch = *args;
-    return ret_event ? make_event(plan->comm, ret_event) : EP_OK;
+    mock.stream = stream;
+    mock.was_blocking = plan->comm->blocking;
+    return EP_OK;
 }
 
-static ep_status mock_combine(ep_plan *plan, const ep_combine_args *args, ep_event **ret_event)
+static ep_status mock_combine(ep_plan *plan, const ep_combine_args *args, ep_stream stream)
 {
     EP_TRY(count_call());
     mock.combine = *args;
-    return ret_event ? make_event(plan->comm, ret_event) : EP_OK;
+    mock.stream = stream;
+    mock.was_blocking = plan->comm->blocking;
+    return EP_OK;
 }
 
 static ep_status mock_event_new(ep_comm *comm, ep_event **ret_event)
 {
     EP_TRY(count_call());
     return make_event(comm, ret_event);
+}
+
+static ep_status mock_event_record(ep_comm *comm, ep_stream stream, ep_event **ret_event)
+{
+    mock.stream = stream;
+    return mock_event_new(comm, ret_event);
+}
+
+static ep_status mock_stream_sync(ep_comm *comm, ep_stream stream)
+{
+    (void)comm;
+    mock.stream = stream;
+    return count_call();
+}
+
+static ep_status mock_stream_wait(ep_comm *comm, ep_stream stream, ep_event *event)
+{
+    (void)event;
+    return mock_stream_sync(comm, stream);
+}
+
+static ep_status mock_stream_call(ep_comm *comm, ep_stream stream, ep_stream_fn function, void *context)
+{
+    function(context);
+    return mock_stream_sync(comm, stream);
 }
 
 static ep_status mock_event_signal(ep_event *event)
@@ -202,23 +231,28 @@ static void mock_ll_close(ep_ll *ll)
     (void)ll;
 }
 
-static ep_status mock_ll_dispatch(ep_ll *ll, const ep_ll_dispatch_args *args)
+static ep_status mock_ll_dispatch(ep_ll *ll, const ep_ll_dispatch_args *args, uint64_t number, ep_stream stream)
 {
     (void)ll;
+    mock.stream = stream;
+    mock.ll_number = number;
     mock.ll_dispatch = *args;
     return count_call();
 }
 
-static ep_status mock_ll_combine(ep_ll *ll, const ep_ll_combine_args *args)
+static ep_status mock_ll_combine(ep_ll *ll, const ep_ll_combine_args *args, ep_stream stream)
 {
     (void)ll;
-    (void)args;
+    mock.stream = stream;
+    mock.ll_number = args->call;
     return count_call();
 }
 
-static ep_status mock_ll_finish(ep_ll *ll)
+static ep_status mock_ll_finish(ep_ll *ll, uint64_t call, ep_stream stream)
 {
     (void)ll;
+    mock.stream = stream;
+    mock.ll_number = call;
     return count_call();
 }
 
@@ -258,7 +292,10 @@ const struct ep_backend_ops ep_backend_host = {
     .dispatch = mock_dispatch,
     .combine = mock_combine,
     .event_new = mock_event_new,
-    .event_record = mock_event_new,
+    .stream_sync = mock_stream_sync,
+    .stream_wait = mock_stream_wait,
+    .stream_call = mock_stream_call,
+    .event_record = mock_event_record,
     .event_signal = mock_event_signal,
     .event_wait = mock_event_wait,
     .event_query = mock_event_query,

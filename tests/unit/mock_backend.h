@@ -20,6 +20,9 @@ struct mock {
     ep_dispatch_args dispatch;
     ep_combine_args combine;
     ep_ll_dispatch_args ll_dispatch;
+    uint64_t ll_number; /* of the last dispatch; the call that the last combine or finish named */
+    ep_stream stream;   /* of the last call that had one */
+    bool was_blocking;  /* so was the last dispatch or combine */
     int event_timeout_ms;
     int survivors, survivors_per_node; /* what shrink agrees on */
 };

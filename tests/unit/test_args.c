@@ -5,6 +5,7 @@
 #include "base/process.h"
 
 #include <limits.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* --- args.c --- */
@@ -97,6 +98,7 @@ static void null_handles_are_named(void **state)
     void *memory = NULL;
     ep_event *event = NULL;
     int done = 0;
+    ep_queue *queue;
     int32_t mask[RANKS];
 
 #define EXPECT_NULL(call, text)                                                                                        \
@@ -120,9 +122,17 @@ static void null_handles_are_named(void **state)
     EXPECT_NULL(ep_alloc(comm, 1, NULL), "ep_alloc: ret_memory");
     EXPECT_NULL(ep_free(NULL, NULL), "ep_free: comm");
     EXPECT_NULL(ep_event_new(NULL, &event), "ep_event_new: comm");
+    EXPECT_NULL(ep_barrier_on(NULL, NULL), "ep_barrier_on: comm");
+    EXPECT_NULL(ep_queue_new(NULL, &queue), "ep_queue_new: comm");
+    EXPECT_NULL(ep_queue_new(comm, NULL), "ep_queue_new: ret_queue");
+    EXPECT_NULL(ep_stream_sync(NULL, NULL), "ep_stream_sync: comm");
+    EXPECT_NULL(ep_stream_wait(NULL, NULL, event), "ep_stream_wait: comm");
+    EXPECT_NULL(ep_stream_wait(comm, NULL, NULL), "ep_stream_wait: event");
+    EXPECT_NULL(ep_stream_call(NULL, NULL, free, NULL), "ep_stream_call: comm");
+    EXPECT_NULL(ep_stream_call(comm, NULL, NULL, NULL), "ep_stream_call: function");
     EXPECT_NULL(ep_event_new(comm, NULL), "ep_event_new: ret_event");
-    EXPECT_NULL(ep_event_record(NULL, &event), "ep_event_record: comm");
-    EXPECT_NULL(ep_event_record(comm, NULL), "ep_event_record: ret_event");
+    EXPECT_NULL(ep_event_record(NULL, NULL, &event), "ep_event_record: comm");
+    EXPECT_NULL(ep_event_record(comm, NULL, NULL), "ep_event_record: ret_event");
     EXPECT_NULL(ep_event_signal(NULL), "ep_event_signal: event");
     EXPECT_NULL(ep_event_wait(NULL, 0), "ep_event_wait: event");
     EXPECT_NULL(ep_event_query(NULL, &done), "ep_event_query: event");
@@ -138,9 +148,18 @@ static void null_handles_are_named(void **state)
     EXPECT_NULL(ep_ll_new(NULL, NULL, NULL), "ep_ll_new: comm");
     EXPECT_NULL(ep_ll_new(comm, NULL, NULL), "ep_ll_new: ret_ll");
     EXPECT_NULL(ep_ll_new(comm, NULL, &ll), "ep_ll_new: config");
-    EXPECT_NULL(ep_ll_dispatch(NULL, NULL), "ep_ll_dispatch: ll");
-    EXPECT_NULL(ep_ll_combine(NULL, NULL), "ep_ll_combine: ll");
-    EXPECT_NULL(ep_ll_finish(NULL), "ep_ll_finish: ll");
+    EXPECT_NULL(ep_ll_dispatch(NULL, NULL, NULL), "ep_ll_dispatch: ll");
+    EXPECT_NULL(ep_ll_combine(NULL, NULL, NULL), "ep_ll_combine: ll");
+    EXPECT_NULL(ep_ll_finish(NULL, 0, NULL), "ep_ll_finish: ll");
+    EXPECT_NULL(ep_dispatch_sync(NULL, NULL), "ep_dispatch_sync: plan");
+    EXPECT_NULL(ep_combine_sync(NULL, NULL), "ep_combine_sync: plan");
+    EXPECT_NULL(ep_ll_dispatch_sync(NULL, NULL), "ep_ll_dispatch_sync: ll");
+    EXPECT_NULL(ep_ll_combine_sync(NULL, NULL), "ep_ll_combine_sync: ll");
+    EXPECT_NULL(ep_ll_finish_sync(NULL, 0), "ep_ll_finish_sync: ll");
+    EXPECT_NULL(ep_ll_set_mask(NULL, 0, 1, NULL), "ep_ll_set_mask: ll");
+    EXPECT_NULL(ep_ll_clear_mask(NULL, NULL), "ep_ll_clear_mask: ll");
+    EXPECT_NULL(ep_ll_query_mask(NULL, mask, NULL), "ep_ll_query_mask: ll");
+    EXPECT_NULL(ep_ll_barrier(NULL, NULL), "ep_ll_barrier: ll");
     EXPECT_NULL(ep_ll_get_combine_buffer(NULL, &memory), "ep_ll_get_combine_buffer: ll");
     EXPECT_NULL(ep_ll_get_mask(NULL, mask), "ep_ll_get_mask: ll");
     assert_non_null(strstr(ep_comm_last_error(NULL), "NULL"));
@@ -217,12 +236,12 @@ static void plans_refuse_bad_arguments(void **state)
         {{P(n_experts, -4)}, EP_E_ARG, "n_experts is -4"},
         {{P(n_experts, EP_MAX_EXPERTS + RANKS)}, EP_E_ARG, "n_experts is 4100"},
         {{P(n_experts, 255)}, EP_E_ARG, "n_experts 255 is not a multiple of the 4 ranks"},
-        {{P(flags, 4)}, EP_E_ARG, "flags has unknown bits 0x4"},
+        {{P(flags, 8)}, EP_E_ARG, "flags has unknown bits 0x8"},
         {{P(flags, 1u << 31 | EP_PLAN_EXPANDED)}, EP_E_ARG, "flags has unknown bits 0x80000000"},
         {{P(flags, EP_PLAN_ZERO_PADDING)}, EP_E_ARG, "EP_PLAN_ZERO_PADDING without EP_PLAN_EXPANDED"},
         {{P(expert_alignment, -1)}, EP_E_ARG, "expert_alignment is -1"},
-        {{P(worst_rows, -1)}, EP_E_ARG, "worst_rows is -1"},
-        {{P(worst_rows, INT64_MIN)}, EP_E_ARG, "worst_rows"},
+        {{P(max_recv_tokens, -1)}, EP_E_ARG, "max_recv_tokens is -1"},
+        {{P(max_recv_tokens, INT64_MIN)}, EP_E_ARG, "max_recv_tokens"},
     };
     ep_plan_args good = good_plan();
 
@@ -238,7 +257,7 @@ static void plans_refuse_bad_arguments(void **state)
     good.n_experts = EP_MAX_EXPERTS;
     good.flags = EP_PLAN_EXPANDED | EP_PLAN_ZERO_PADDING;
     good.expert_alignment = 128;
-    good.worst_rows = 1;
+    good.max_recv_tokens = 1;
     assert_int_equal(run_plan_new(&good), EP_OK);
     assert_int_equal(mock.plan.expert_alignment, 128);
 }
@@ -284,8 +303,9 @@ static void missing_operations_are_named(void **state)
                     .ranks_per_node = RANKS,
                     .nnodes = 1};
     ep_plan bare_plan = {.comm = &bare, .args = {.idx_type = EP_I64, .topk = 8, .n_tokens = 10}};
-    ep_ll bare_ll = {.comm = &bare, .config = good_ll(), .n_local = 4, .open_hook = true};
+    ep_ll bare_ll = {.comm = &bare, .config = good_ll(), .n_local = 4};
     ep_event bare_event = {.comm = &bare}, *event;
+    ep_queue *queue;
     ep_plan_args plan_args = good_plan();
     ep_dispatch_args dispatch = good_dispatch();
     ep_combine_args combine = good_combine();
@@ -312,8 +332,13 @@ static void missing_operations_are_named(void **state)
     EXPECT_MISSING(ep_comm_shrink(&bare, NULL, &next), "ep_comm_shrink");
     EXPECT_MISSING(ep_alloc(&bare, 1, &memory), "ep_alloc");
     EXPECT_MISSING(ep_free(&bare, mask), "ep_free");
+    EXPECT_MISSING(ep_barrier_on(&bare, NULL), "ep_barrier_on");
+    EXPECT_MISSING(ep_queue_new(&bare, &queue), "ep_queue_new");
+    EXPECT_MISSING(ep_stream_sync(&bare, NULL), "ep_stream_sync");
+    EXPECT_MISSING(ep_stream_wait(&bare, NULL, &bare_event), "ep_stream_wait");
+    EXPECT_MISSING(ep_stream_call(&bare, NULL, free, NULL), "ep_stream_call");
     EXPECT_MISSING(ep_event_new(&bare, &event), "ep_event_new");
-    EXPECT_MISSING(ep_event_record(&bare, &event), "ep_event_record");
+    EXPECT_MISSING(ep_event_record(&bare, NULL, &event), "ep_event_record");
     EXPECT_MISSING(ep_event_signal(&bare_event), "ep_event_signal");
     EXPECT_MISSING(ep_event_wait(&bare_event, 1), "ep_event_wait");
     EXPECT_MISSING(ep_event_query(&bare_event, &done), "ep_event_query");
@@ -323,12 +348,13 @@ static void missing_operations_are_named(void **state)
     EXPECT_MISSING(ep_dispatch(&bare_plan, &dispatch, NULL), "ep_dispatch");
     EXPECT_MISSING(ep_combine(&bare_plan, &combine, NULL), "ep_combine");
     EXPECT_MISSING(ep_ll_new(&bare, &config, &made_ll), "ep_ll_new");
-    EXPECT_MISSING(ep_ll_finish(&bare_ll), "ep_ll_finish");
-    bare_ll.open_hook = false;
-    EXPECT_MISSING(ep_ll_dispatch(&bare_ll, &ll_dispatch), "ep_ll_dispatch");
-    bare_ll.unanswered = 1;
-    bare_ll.n_tokens[0] = ll_combine.n_tokens;
-    EXPECT_MISSING(ep_ll_combine(&bare_ll, &ll_combine), "ep_ll_combine");
+    bare_ll.dispatches = 1;
+    bare_ll.call[1] = (struct ep_ll_call){
+        .number = 1, .n_tokens = ll_combine.n_tokens, .max_tokens = 128, .open = EP_LL_OPEN_DISPATCH};
+    EXPECT_MISSING(ep_ll_finish(&bare_ll, 0, NULL), "ep_ll_finish");
+    bare_ll.call[1].open = EP_LL_CLOSED;
+    EXPECT_MISSING(ep_ll_dispatch(&bare_ll, &ll_dispatch, NULL), "ep_ll_dispatch");
+    EXPECT_MISSING(ep_ll_combine(&bare_ll, &ll_combine, NULL), "ep_ll_combine");
     EXPECT_MISSING(ep_ll_get_combine_buffer(&bare_ll, &memory), "ep_ll_get_combine_buffer");
     EXPECT_MISSING(ep_ll_get_mask(&bare_ll, mask), "ep_ll_get_mask");
     assert_string_equal(ep_comm_last_error(&bare), "ep_ll_get_mask: backend empty does not provide it");

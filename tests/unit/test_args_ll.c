@@ -34,7 +34,7 @@ static void ll_refuses_bad_configurations(void **state)
         {{L(topk, 0)}, EP_E_ARG, "topk is 0"},
         {{L(topk, 65)}, EP_E_ARG, "topk is 65"},
         {{L(reserved, 1)}, EP_E_ARG, "reserved is 1"},
-        {{L(flags, EP_LL_SUM_ONCE | 4)}, EP_E_ARG, "flags has unknown bits 0x4"},
+        {{L(flags, EP_LL_MASK_DEAD | EP_LL_NO_PARTIAL_REDUCE)}, EP_E_ARG, "flags has unknown bits 0x1000"},
     };
     ep_ll_config good = good_ll();
 
@@ -44,10 +44,11 @@ static void ll_refuses_bad_configurations(void **state)
 
 static ep_status run_ll_dispatch(const void *args)
 {
-    ep_status status = ep_ll_dispatch(ll, args);
+    ep_status status = ep_ll_dispatch(ll, args, NULL);
 
     /* As if it had been combined, so that the next case starts from the same state. */
-    ll->unanswered = 0;
+    ll->dispatches = 0;
+    memset(ll->call, 0, sizeof(ll->call));
     return status;
 }
 
@@ -81,8 +82,21 @@ static void ll_dispatch_refuses_bad_arguments(void **state)
         {{LD(recv_count, 0x5000002)}, EP_E_ALIGN, "recv_count"},
         {{LD(recv_source, 0x6000001)}, EP_E_ALIGN, "recv_source"},
         {{LD(recv_range, 0x7000004)}, EP_E_ALIGN, "recv_range"},
-        {{LD(reserved, 1)}, EP_E_ARG, "reserved is 1"},
-        {{LD(flags, EP_LL_ZERO_COPY)}, EP_E_ARG, "flags has unknown bits 0x4"},
+        {{LD(flags, EP_LL_ZERO_COPY)}, EP_E_ARG, "flags has unknown bits 0x800"},
+        {{LD(max_tokens, -1)}, EP_E_ARG, "max_tokens is -1, not in 0..128"},
+        {{LD(max_tokens, 129)}, EP_E_ARG, "max_tokens is 129, not in 0..128"},
+        {{LD(max_tokens, 99)}, EP_E_ARG, "n_tokens is 100, not in 0..99"},
+        {{LD(recv_stats_add, 0x8000002)}, EP_E_ALIGN, "recv_stats_add"},
+        {{LD(wait_cost_add, 0x8000004)}, EP_E_ALIGN, "wait_cost_add"},
+        {{LD(recv_stats_add, 0x5000000)}, EP_E_ARG, "recv_count overlaps recv_stats_add"},
+        {{LD(recv_scale_stride_token, 1)}, EP_E_ARG, "strides 1 (token) and 0 (block)"},
+        {{LD(recv_scale_stride_token, -1), LD(recv_scale_stride_block, 1)}, EP_E_ARG, "strides -1 (token)"},
+        {{LD(recv_scale_stride_token, 4), LD(recv_scale_stride_block, 1)}, EP_E_ARG, "into one place"},
+        {{LD(recv_scale_stride_token, 1), LD(recv_scale_stride_block, 511)}, EP_E_ARG, "into one place"},
+        {{LD(recv_scale_stride_token, 6), LD(recv_scale_stride_block, 1)}, EP_E_ARG, "reach element"},
+        {{LD(out_dtype, EP_BF16), LD(scale_type, 0), LD(recv_scales, 0), LD(recv_scale_stride_token, 1)},
+         EP_E_ARG,
+         "strides of recv_scales with bf16"},
     };
     ep_ll_config config = good_ll();
     ep_ll_dispatch_args good = good_ll_dispatch();
@@ -101,10 +115,11 @@ static ep_status run_ll_combine(const void *args)
 {
     ep_status status;
 
-    ll->unanswered = 1;
-    ll->n_tokens[0] = 100;
-    status = ep_ll_combine(ll, args);
-    assert_int_equal(ll->unanswered, status == EP_OK ? 0 : 1);
+    ll->dispatches = 1;
+    ll->combines = 0;
+    ll->call[1] = (struct ep_ll_call){.number = 1, .n_tokens = 100, .max_tokens = 128};
+    status = ep_ll_combine(ll, args, NULL);
+    assert_int_equal(ll->combines, status == EP_OK ? 1 : 0);
     return status;
 }
 
@@ -126,7 +141,9 @@ static void ll_combine_refuses_bad_arguments(void **state)
         {{LC(out, 0x4000008)}, EP_E_ALIGN, "out is"},
         {{LC(out, 0x127fff0)}, EP_E_ARG, "out overlaps x"},
         {{LC(reserved, 1)}, EP_E_ARG, "reserved is 1"},
-        {{LC(flags, EP_LL_ROUND_SCALE)}, EP_E_ARG, "flags has unknown bits 0x2"},
+        {{LC(flags, EP_LL_ROUND_SCALE)}, EP_E_ARG, "flags has unknown bits 0x400"},
+        {{LC(call, 2)}, EP_E_STATE, "call is 2, but there were 1 dispatches"},
+        {{LC(wait_cost_add, 0x8000004)}, EP_E_ALIGN, "wait_cost_add"},
     };
     ep_ll_config config = good_ll();
     ep_ll_combine_args good = good_ll_combine();
@@ -136,49 +153,115 @@ static void ll_combine_refuses_bad_arguments(void **state)
     RUN_CASES("ep_ll_combine", run_ll_combine, &good, cases);
 }
 
-/* Dispatches without combine: two at most, answered in order; a hook is finished before anything else. */
-static void ll_calls_come_in_order(void **state)
+/* Combines name dispatches: of the last two, as often as they like, or never. */
+static void ll_calls_are_named(void **state)
 {
     ep_ll_config config = good_ll();
     ep_ll_dispatch_args dispatch = good_ll_dispatch();
     ep_ll_combine_args combine = good_ll_combine();
-    void *buffer;
-    int32_t mask[RANKS];
+    uint64_t call = 0;
 
     (void)state;
     assert_int_equal(ep_ll_new(comm, &config, &ll), EP_OK);
     assert_int_equal(ll->n_local, 4);
     mock.calls = 0;
-    assert_int_equal(ep_ll_combine(ll, &combine), EP_E_STATE);
-    assert_int_equal(ep_ll_finish(ll), EP_E_STATE);
+    assert_int_equal(ep_ll_combine(ll, &combine, NULL), EP_E_STATE);
+    assert_int_equal(ep_ll_finish(ll, 0, NULL), EP_E_STATE);
     assert_int_equal(mock.calls, 0);
-    dispatch.n_tokens = 7;
-    assert_int_equal(ep_ll_dispatch(ll, &dispatch), EP_OK);
-    dispatch.n_tokens = 9;
+    dispatch.ret_call = &call;
+    for (int n = 1; n <= 3; n++) {
+        dispatch.n_tokens = 10 * n;
+        assert_int_equal(ep_ll_dispatch(ll, &dispatch, NULL), EP_OK);
+        assert_int_equal(call, n);
+        assert_int_equal(mock.ll_number, n);
+    }
+    for (int i = 0; i < 3; i++) {
+        combine.call = i ? 2 : 0;
+        combine.n_tokens = i ? 20 : 30;
+        assert_int_equal(ep_ll_combine(ll, &combine, NULL), EP_OK);
+        assert_int_equal(mock.ll_number, i ? 2 : 3);
+    }
+    combine.n_tokens = 30;
+    assert_int_equal(ep_ll_combine(ll, &combine, NULL), EP_E_ARG);
+    assert_non_null(strstr(ep_last_error(), "n_tokens is 30, but the dispatch that it answers had 20"));
+    combine.call = 1;
+    combine.n_tokens = 10;
+    assert_int_equal(ep_ll_combine(ll, &combine, NULL), EP_E_STATE);
+    assert_non_null(strstr(ep_last_error(), "dispatch 1 is void: there were 3"));
+    /* A dispatch that fails is none. */
+    mock.answer = EP_E_MEMORY;
+    call = 0;
+    assert_int_equal(ep_ll_dispatch(ll, &dispatch, NULL), EP_E_MEMORY);
+    assert_int_equal(call, 0);
+    mock.answer = EP_OK;
+    assert_int_equal(ep_ll_dispatch(ll, &dispatch, NULL), EP_OK);
+    assert_int_equal(call, 4);
+}
+
+/* Halves of two calls may be open, each is finished by its name, and before what would take its place. */
+static void ll_hooks_are_finished_by_name(void **state)
+{
+    ep_ll_config config = good_ll();
+    ep_ll_dispatch_args dispatch = good_ll_dispatch();
+    ep_ll_combine_args combine = good_ll_combine();
+
+    (void)state;
+    assert_int_equal(ep_ll_new(comm, &config, &ll), EP_OK);
     dispatch.flags = EP_LL_RECV_HOOK;
-    assert_int_equal(ep_ll_dispatch(ll, &dispatch), EP_OK);
-    combine.n_tokens = 7;
-    assert_int_equal(ep_ll_combine(ll, &combine), EP_E_STATE);
+    combine.n_tokens = dispatch.n_tokens;
+    assert_int_equal(ep_ll_dispatch(ll, &dispatch, NULL), EP_OK);
+    assert_int_equal(ep_ll_combine(ll, &combine, NULL), EP_E_STATE);
     assert_non_null(strstr(ep_last_error(), "ep_ll_finish() first"));
-    assert_int_equal(ep_ll_finish(ll), EP_OK);
-    assert_int_equal(ep_ll_finish(ll), EP_E_STATE);
-    assert_int_equal(ep_ll_dispatch(ll, &dispatch), EP_E_STATE);
-    assert_non_null(strstr(ep_last_error(), "two dispatches"));
-    combine.n_tokens = 9;
-    assert_int_equal(ep_ll_combine(ll, &combine), EP_E_ARG);
-    combine.n_tokens = 7;
+    assert_int_equal(ep_ll_dispatch(ll, &dispatch, NULL), EP_OK);
+    assert_int_equal(ep_ll_dispatch(ll, &dispatch, NULL), EP_E_STATE);
+    assert_int_equal(ep_ll_finish(ll, 3, NULL), EP_E_STATE);
+    assert_int_equal(ep_ll_finish(ll, 1, NULL), EP_OK);
+    assert_int_equal(mock.ll_number, 1);
+    assert_int_equal(ep_ll_finish(ll, 1, NULL), EP_E_STATE);
+    /* A combine of the one while the other is open; then none of the two names is needed. */
+    combine.call = 1;
     combine.flags = EP_LL_RECV_HOOK;
-    assert_int_equal(ep_ll_combine(ll, &combine), EP_OK);
-    assert_int_equal(ep_ll_dispatch(ll, &dispatch), EP_E_STATE);
-    assert_int_equal(ep_ll_finish(ll), EP_OK);
-    combine.n_tokens = 9;
+    assert_int_equal(ep_ll_combine(ll, &combine, NULL), EP_OK);
+    assert_int_equal(ep_ll_combine(ll, &combine, NULL), EP_E_STATE);
+    assert_int_equal(ep_ll_dispatch(ll, &dispatch, NULL), EP_E_STATE);
+    assert_int_equal(ep_ll_finish(ll, 0, NULL), EP_OK);
+    assert_int_equal(mock.ll_number, 1);
+    assert_int_equal(ep_ll_finish(ll, 0, NULL), EP_OK);
+    assert_int_equal(mock.ll_number, 2);
+    assert_int_equal(ep_ll_finish(ll, 0, NULL), EP_E_STATE);
+    /* The buffers of a combine are those of the second next one. */
+    assert_int_equal(ep_ll_combine(ll, &combine, NULL), EP_OK);
+    combine.call = 2;
     combine.flags = 0;
-    assert_int_equal(ep_ll_combine(ll, &combine), EP_OK);
-    assert_int_equal(ep_ll_combine(ll, &combine), EP_E_STATE);
+    assert_int_equal(ep_ll_combine(ll, &combine, NULL), EP_OK);
+    assert_int_equal(ep_ll_combine(ll, &combine, NULL), EP_E_STATE);
+    assert_int_equal(ep_ll_finish(ll, 1, NULL), EP_OK);
+    assert_int_equal(ep_ll_combine(ll, &combine, NULL), EP_OK);
+}
+
+static void ll_masks_have_arguments(void **state)
+{
+    ep_ll_config config = good_ll();
+    int32_t mask[RANKS];
+    void *buffer;
+
+    (void)state;
+    assert_int_equal(ep_ll_new(comm, &config, &ll), EP_OK);
     assert_int_equal(ep_ll_get_combine_buffer(ll, NULL), EP_E_ARG);
     assert_int_equal(ep_ll_get_combine_buffer(ll, &buffer), EP_OK);
     assert_int_equal(ep_ll_get_mask(ll, NULL), EP_E_ARG);
     assert_int_equal(ep_ll_get_mask(ll, mask), EP_OK);
+    assert_int_equal(ep_ll_query_mask(ll, NULL, NULL), EP_E_ARG);
+    ll->config.flags = 0;
+    assert_int_equal(ep_ll_set_mask(ll, comm->rank ? 0 : 1, 1, NULL), EP_E_STATE);
+    assert_int_equal(ep_ll_clear_mask(ll, NULL), EP_E_STATE);
+    ll->config.flags = EP_LL_MASK_DEAD;
+    assert_int_equal(ep_ll_set_mask(ll, comm->rank, 1, NULL), EP_E_ARG);
+    assert_int_equal(ep_ll_set_mask(ll, RANKS, 1, NULL), EP_E_ARG);
+    assert_int_equal(ep_ll_set_mask(ll, -1, 1, NULL), EP_E_ARG);
+    /* What this backend has not got. */
+    assert_int_equal(ep_ll_barrier(ll, NULL), EP_E_UNSUPPORTED);
+    assert_int_equal(ep_ll_clear_mask(ll, NULL), EP_E_UNSUPPORTED);
 }
 
 #define CASE(name) cmocka_unit_test_setup_teardown(name, open_comm, close_comm)
@@ -186,10 +269,9 @@ static void ll_calls_come_in_order(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        CASE(ll_refuses_bad_configurations),
-        CASE(ll_dispatch_refuses_bad_arguments),
-        CASE(ll_combine_refuses_bad_arguments),
-        CASE(ll_calls_come_in_order),
+        CASE(ll_refuses_bad_configurations),    CASE(ll_dispatch_refuses_bad_arguments),
+        CASE(ll_combine_refuses_bad_arguments), CASE(ll_calls_are_named),
+        CASE(ll_hooks_are_finished_by_name),    CASE(ll_masks_have_arguments),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

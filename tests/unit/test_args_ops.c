@@ -59,7 +59,7 @@ static void dispatch_refuses_bad_arguments(void **state)
         {{D(out_rows, INT64_MAX)}, EP_E_OVERFLOW, "recv_x"},
         {{D(out_rows, INT64_MAX / 1024 + 1)}, EP_E_OVERFLOW, "recv_x"},
         {{D(flags, 2)}, EP_E_ARG, "flags has unknown bits 0x2"},
-        {{D(flags, EP_ASYNC)}, EP_E_ARG, "EP_ASYNC needs ret_event"},
+        {{D(reserved, 1)}, EP_E_ARG, "reserved is 1"},
     };
     ep_dispatch_args good = good_dispatch();
 
@@ -185,7 +185,6 @@ static void combine_refuses_bad_arguments(void **state)
         {{C(out, 0x109ff0)}, EP_E_ARG, "out overlaps x"},
         {{C(out, 0x100000 - 0x4ff0)}, EP_E_ARG, "out overlaps x"},
         {{C(flags, 2)}, EP_E_ARG, "flags has unknown bits 0x2"},
-        {{C(flags, EP_ASYNC)}, EP_E_ARG, "EP_ASYNC needs ret_event"},
     };
     ep_combine_args good = good_combine();
 
@@ -210,7 +209,6 @@ static void combine_refuses_bad_arguments(void **state)
 static void events_belong_to_their_communicator(void **state)
 {
     ep_dispatch_args dispatch = good_dispatch();
-    ep_combine_args combine = good_combine();
     ep_comm stranger = {.nranks = 1};
     ep_event foreign = {.comm = &stranger}, *event = NULL, *own = NULL;
     int done = 0;
@@ -218,21 +216,19 @@ static void events_belong_to_their_communicator(void **state)
     (void)state;
     open_plan(0, 10, 20, 20);
     mock.calls = 0;
-    dispatch.after = combine.after = &foreign;
-    assert_int_equal(ep_dispatch(plan, &dispatch, NULL), EP_E_ARG);
-    assert_non_null(strstr(ep_last_error(), "ep_dispatch: after is an event of another communicator"));
-    assert_int_equal(ep_combine(plan, &combine, NULL), EP_E_ARG);
-    dispatch.after = combine.after = NULL;
-    assert_int_equal(ep_dispatch(plan, &dispatch, &event), EP_E_ARG);
-    assert_non_null(strstr(ep_last_error(), "ret_event without EP_ASYNC"));
-    assert_int_equal(ep_combine(plan, &combine, &event), EP_E_ARG);
-    assert_null(event);
+    assert_int_equal(ep_stream_wait(comm, NULL, &foreign), EP_E_ARG);
+    assert_non_null(strstr(ep_last_error(), "ep_stream_wait: event is of another communicator"));
+    assert_int_equal(ep_stream_wait(comm, NULL, NULL), EP_E_ARG);
+    assert_int_equal(ep_stream_call(comm, NULL, NULL, NULL), EP_E_ARG);
     assert_int_equal(mock.calls, 0);
 
     assert_int_equal(ep_event_new(comm, &own), EP_OK);
-    dispatch.after = own;
-    dispatch.flags = EP_ASYNC;
-    assert_int_equal(ep_dispatch(plan, &dispatch, &event), EP_OK);
+    assert_int_equal(ep_stream_wait(comm, &mock, own), EP_OK);
+    assert_ptr_equal(mock.stream, &mock);
+    assert_int_equal(ep_dispatch(plan, &dispatch, own), EP_OK);
+    assert_ptr_equal(mock.stream, own);
+    assert_int_equal(ep_event_record(comm, comm, &event), EP_OK);
+    assert_ptr_equal(mock.stream, comm);
     assert_int_equal(comm->live, 3);
     assert_int_equal(ep_event_query(event, NULL), EP_E_ARG);
     assert_int_equal(ep_event_query(event, &done), EP_OK);
@@ -246,6 +242,32 @@ static void events_belong_to_their_communicator(void **state)
     assert_int_equal(comm->live, 1);
 }
 
+/* A blocking form is the call in the stream NULL and a wait; the backend knows that nobody does anything between. */
+static void blocking_forms_wait(void **state)
+{
+    ep_dispatch_args dispatch = good_dispatch();
+    ep_combine_args combine = good_combine();
+
+    (void)state;
+    open_plan(0, 10, 20, 20);
+    mock.calls = 0;
+    assert_int_equal(ep_dispatch_sync(plan, &dispatch), EP_OK);
+    assert_int_equal(mock.calls, 2);
+    assert_true(mock.was_blocking);
+    assert_false(comm->blocking);
+    assert_int_equal(ep_combine(plan, &combine, NULL), EP_OK);
+    assert_int_equal(mock.calls, 3);
+    assert_false(mock.was_blocking);
+    assert_int_equal(ep_combine_sync(plan, &combine), EP_OK);
+    assert_int_equal(mock.calls, 5);
+    /* What cannot be queued is not waited for. */
+    mock.answer = EP_E_MEMORY;
+    assert_int_equal(ep_combine_sync(plan, &combine), EP_E_MEMORY);
+    assert_int_equal(mock.calls, 6);
+    assert_false(comm->blocking);
+    mock.answer = EP_OK;
+}
+
 #define CASE(name) cmocka_unit_test_setup_teardown(name, open_comm, close_comm)
 
 int main(void)
@@ -254,7 +276,7 @@ int main(void)
         CASE(dispatch_refuses_bad_arguments),      CASE(bf16_dispatch_takes_no_scales),
         CASE(expanded_dispatch_has_no_index),      CASE(nothing_needs_no_buffers),
         CASE(odd_scale_strides_are_fine),          CASE(combine_refuses_bad_arguments),
-        CASE(events_belong_to_their_communicator),
+        CASE(events_belong_to_their_communicator), CASE(blocking_forms_wait),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -207,10 +207,10 @@ static void combine_buffers_are_apart(void **state)
 
 static ep_status run_ll_dispatch(const void *args)
 {
-    ep_status status = ep_ll_dispatch(ll, args);
+    ep_status status = ep_ll_dispatch(ll, args, NULL);
 
-    ll->unanswered = 0;
-    ll->open_hook = false;
+    ll->dispatches = 0;
+    memset(ll->call, 0, sizeof(ll->call));
     return status;
 }
 
@@ -261,10 +261,9 @@ static ep_status run_ll_combine(const void *args)
 {
     ep_status status;
 
-    ll->unanswered = 1;
-    ll->n_tokens[0] = 100;
-    status = ep_ll_combine(ll, args);
-    ll->open_hook = false;
+    ll->dispatches = 1;
+    ll->call[1] = (struct ep_ll_call){.number = 1, .n_tokens = 100, .max_tokens = 128};
+    status = ep_ll_combine(ll, args, NULL);
     return status;
 }
 
@@ -282,7 +281,6 @@ static void ll_combine_buffers_are_apart(void **state)
     TRY_PAIRS("ep_ll_combine", run_ll_combine, &good, buffers, 1);
     good.flags = EP_LL_RECV_HOOK;
     TRY_PAIRS("ep_ll_combine", run_ll_combine, &good, buffers, 1);
-    ll->unanswered = 0;
 }
 
 /* --- calls on plans --- */

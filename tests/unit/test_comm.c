@@ -104,7 +104,7 @@ static void a_fatal_error_is_for_ever(void **state)
     ep_ll_dispatch_args ll_dispatch = EP_LL_DISPATCH_ARGS_INIT;
     ep_ll_combine_args ll_combine = EP_LL_COMBINE_ARGS_INIT;
     ep_plan plan = {.comm = comm}, *made;
-    ep_ll ll = {.comm = comm, .open_hook = true}, *made_ll;
+    ep_ll ll = {.comm = comm, .dispatches = 1}, *made_ll;
     char block[4 * 4] = {0};
     void *memory;
 
@@ -127,12 +127,12 @@ static void a_fatal_error_is_for_ever(void **state)
     EXPECT_FAILED(ep_free(comm, block), "ep_free");
     EXPECT_FAILED(ep_plan_new(comm, &plan_args, &made), "ep_plan_new");
     EXPECT_FAILED(ep_plan_get_sources(&plan, NULL, NULL), "ep_plan_get_sources");
-    EXPECT_FAILED(ep_dispatch(&plan, &dispatch, NULL), "ep_dispatch");
-    EXPECT_FAILED(ep_combine(&plan, &combine, NULL), "ep_combine");
+    EXPECT_FAILED(ep_dispatch_sync(&plan, &dispatch), "ep_dispatch");
+    EXPECT_FAILED(ep_combine_sync(&plan, &combine), "ep_combine");
     EXPECT_FAILED(ep_ll_new(comm, &config, &made_ll), "ep_ll_new");
-    EXPECT_FAILED(ep_ll_dispatch(&ll, &ll_dispatch), "ep_ll_dispatch");
-    EXPECT_FAILED(ep_ll_combine(&ll, &ll_combine), "ep_ll_combine");
-    EXPECT_FAILED(ep_ll_finish(&ll), "ep_ll_finish");
+    EXPECT_FAILED(ep_ll_dispatch_sync(&ll, &ll_dispatch), "ep_ll_dispatch");
+    EXPECT_FAILED(ep_ll_combine_sync(&ll, &ll_combine), "ep_ll_combine");
+    EXPECT_FAILED(ep_ll_finish_sync(&ll, 0), "ep_ll_finish");
     assert_int_equal(mock.calls, 0);
 }
 

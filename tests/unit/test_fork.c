@@ -197,17 +197,17 @@ static int use_all(void *argument)
     REFUSED(ep_plan_layout(o->comm, &plan_args, &layout));
     REFUSED(ep_plan_get_info(o->plan, &plan_info));
     REFUSED(ep_plan_get_sources(o->plan, &one, &one));
-    REFUSED(ep_dispatch(o->plan, &dispatch, NULL));
-    REFUSED(ep_combine(o->plan, &combine, NULL));
+    REFUSED(ep_dispatch_sync(o->plan, &dispatch));
+    REFUSED(ep_combine_sync(o->plan, &combine));
     REFUSED(ep_event_new(o->comm, &event));
-    REFUSED(ep_event_record(o->comm, &event));
+    REFUSED(ep_event_record(o->comm, NULL, &event));
     REFUSED(ep_event_signal(o->event));
     REFUSED(ep_event_wait(o->event, 0));
     REFUSED(ep_event_query(o->event, &done));
     REFUSED(ep_ll_new(o->comm, &ll_config, &ll));
-    REFUSED(ep_ll_dispatch(o->ll, &ll_dispatch));
-    REFUSED(ep_ll_combine(o->ll, &ll_combine));
-    REFUSED(ep_ll_finish(o->ll));
+    REFUSED(ep_ll_dispatch_sync(o->ll, &ll_dispatch));
+    REFUSED(ep_ll_combine_sync(o->ll, &ll_combine));
+    REFUSED(ep_ll_finish_sync(o->ll, 0));
     REFUSED(ep_ll_get_combine_buffer(o->ll, &memory));
     REFUSED(ep_ll_get_mask(o->ll, mask));
     if (!strstr(ep_comm_last_error(o->comm), "forked child"))

@@ -153,7 +153,7 @@ static const struct {
 } bad_counts[] = {
     {offsetof(struct counts, head.n_tokens), -1, "its number of tokens"},
     {offsetof(struct counts, head.n_tokens), INT32_MAX, "its number of tokens"},
-    {offsetof(struct counts, head.worst_rows) + 4, INT32_MIN, "its worst_rows"},
+    {offsetof(struct counts, head.max_recv_tokens) + 4, INT32_MIN, "its max_recv_tokens"},
     {offsetof(struct counts, counts[0]), -1, "its number of tokens for a rank"},
     {offsetof(struct counts, counts[0]), TOKENS + 1, "its number of tokens for a rank"},
     {offsetof(struct counts, counts[1]), INT32_MIN, "its number of tokens for a rank"},
@@ -245,7 +245,7 @@ static ep_status dispatch(struct scene *scene, ep_comm *comm)
     call.hidden = HIDDEN;
     call.recv_x = out;
     call.out_rows = RANKS * TOKENS;
-    status = keep(scene, ep_dispatch(plan, &call, NULL));
+    status = keep(scene, ep_dispatch_sync(plan, &call));
     ep_plan_free(plan);
     return status;
 }
@@ -377,11 +377,11 @@ static ep_status use_ll(struct scene *scene, ep_comm *comm, void (*between)(stru
     combine.topk_weights = weights;
     combine.out = out;
     if (status == EP_OK)
-        status = ep_ll_dispatch(ll, &send);
+        status = ep_ll_dispatch_sync(ll, &send);
     if (status == EP_OK && between)
         between(scene, ll);
     else if (status == EP_OK)
-        status = ep_ll_combine(ll, &combine);
+        status = ep_ll_combine_sync(ll, &combine);
     if (!between)
         keep(scene, status); /* of the victim */
     while (between && host_check(host_of(comm)) == EP_OK)
@@ -407,6 +407,8 @@ static const struct {
     {-1, offsetof(struct ll_block, count), TOKENS + 1, "its number of tokens"},
     {-1, offsetof(struct ll_block, count), INT32_MAX, "its number of tokens"},
     {-1, offsetof(struct ll_block, format), EP_BF16 | 1 << 24, "the format of its rows"},
+    {-1, offsetof(struct ll_block, max_tokens), 0, "its max_tokens"},
+    {-1, offsetof(struct ll_block, max_tokens), TOKENS + 1, "its max_tokens"},
     {0, offsetof(struct ll_slot, token), -1, "the number of a token"},
     {0, offsetof(struct ll_slot, token), TOKENS, "the number of a token"},
     {1, offsetof(struct ll_slot, token), 0, "the number of a token"},
@@ -431,7 +433,7 @@ static void send_bad_slots(struct scene *scene, ep_comm *comm)
         return;
     inner = ll->impl;
     block = ll_block_of(ll, 0, 1, 1);
-    *block = (struct ll_block){.count = TOKENS, .format = EP_BF16};
+    *block = (struct ll_block){.count = TOKENS, .format = EP_BF16, .max_tokens = TOKENS};
     for (int t = 0; t < TOKENS; t++) {
         struct ll_slot *slot = ll_slot_of(inner, block, t);
 
@@ -469,11 +471,12 @@ static void offer_badly(struct scene *scene, ep_ll *ll)
 {
     struct host_ll *inner = ll->impl;
     struct ll_range *range = &ll_ranges_of(ll, 1, 1)[0];
-    struct host_where *offer = &ll_shared_of(inner, 1)->offer[1];
+    struct host_where *offer = &ll_shared_of(inner, 1)->offer[1].where;
     void *buffer;
 
     if (ep_ll_get_combine_buffer(ll, &buffer) != EP_OK)
         return;
+    ll_shared_of(inner, 1)->offer[1].call = 1;
     host_find(inner->host, buffer, 1, offer);
     switch (scene->number) {
     case RANGE_BEGIN:

@@ -218,9 +218,9 @@ static int send_bad_values(const ep_boot *boot, void *argument)
     dispatch.recv_x = out;
     dispatch.recv_scales = out_scales;
     dispatch.out_rows = 1;
-    seen->status[boot->rank] = ep_dispatch(plan, &dispatch, NULL);
+    seen->status[boot->rank] = ep_dispatch_sync(plan, &dispatch);
     scales[2] = 127;
-    if (seen->status[boot->rank] == EP_E_VALUE && ep_dispatch(plan, &dispatch, NULL) != EP_OK)
+    if (seen->status[boot->rank] == EP_E_VALUE && ep_dispatch_sync(plan, &dispatch) != EP_OK)
         return 2;
     combine.x = row;
     combine.dtype = EP_BF16;
@@ -228,10 +228,10 @@ static int send_bad_values(const ep_boot *boot, void *argument)
     combine.topk_weights = weights;
     combine.out = sum;
     combine.out_topk_weights = out_weights;
-    if (ep_combine(plan, &combine, NULL) != EP_E_VALUE)
+    if (ep_combine_sync(plan, &combine) != EP_E_VALUE)
         return 3;
     weights[0] = 1;
-    if (ep_combine(plan, &combine, NULL) != EP_OK || out_weights[0] != 1)
+    if (ep_combine_sync(plan, &combine) != EP_OK || out_weights[0] != 1)
         return 4;
     ep_plan_free(plan);
     ep_comm_free(comm);

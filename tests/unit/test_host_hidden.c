@@ -76,7 +76,7 @@ static ep_status exchange(ep_comm *comm, int me)
     args.recv_x = memory;
     args.out_rows = NRANKS;
     if (status == EP_OK)
-        status = ep_dispatch(plan, &args, NULL);
+        status = ep_dispatch_sync(plan, &args);
     for (int from = 0; status == EP_OK && from < NRANKS; from++)
         for (int i = 0; i < HIDDEN; i++)
             if (((uint16_t *)memory)[from * HIDDEN + i] != pattern(from, me, i))

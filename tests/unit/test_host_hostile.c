@@ -234,7 +234,7 @@ static ep_status use_plan(struct life *life, bool worst)
     args.n_tokens = TOKENS;
     args.topk = TOPK;
     args.n_experts = EXPERTS;
-    args.worst_rows = worst ? ROWS : 0;
+    args.max_recv_tokens = worst ? ROWS : 0;
     EP_TRY(ep_plan_new(life->comm, &args, &plan));
     ep_plan_get_info(plan, &info);
     dispatch.x = life->x;
@@ -246,7 +246,7 @@ static ep_status use_plan(struct life *life, bool worst)
     dispatch.recv_topk_weights = (float *)(void *)life->buffer[OUT_WEIGHTS].memory;
     dispatch.out_rows = ROWS;
     status = info.out_rows > ROWS ? ep_fail(EP_E_MISMATCH, "more rows than there are tokens: rank %d damaged", HOSTILE)
-                                  : ep_dispatch(plan, &dispatch, NULL);
+                                  : ep_dispatch_sync(plan, &dispatch);
     combine.x = dispatch.recv_x;
     combine.dtype = EP_BF16;
     combine.hidden = HIDDEN;
@@ -254,7 +254,7 @@ static ep_status use_plan(struct life *life, bool worst)
     combine.out = life->buffer[OUT_SUM].memory;
     combine.out_topk_weights = (float *)(void *)life->buffer[OUT_SUM_WEIGHTS].memory;
     if (status == EP_OK)
-        status = ep_combine(plan, &combine, NULL);
+        status = ep_combine_sync(plan, &combine);
     ep_plan_free(plan);
     return status;
 }
@@ -274,9 +274,9 @@ static ep_status use_ll(struct life *life, bool hook)
     dispatch.recv_source = (int32_t *)(void *)life->buffer[LL_SOURCE].memory;
     dispatch.recv_range = (int64_t *)(void *)life->buffer[LL_RANGE].memory;
     dispatch.flags = hook ? EP_LL_RECV_HOOK : 0;
-    EP_TRY(ep_ll_dispatch(life->ll, &dispatch));
+    EP_TRY(ep_ll_dispatch_sync(life->ll, &dispatch));
     if (hook)
-        EP_TRY(ep_ll_finish(life->ll));
+        EP_TRY(ep_ll_finish_sync(life->ll, 0));
     combine.x = dispatch.recv_x;
     combine.topk_idx = life->index;
     combine.idx_type = EP_I64;
@@ -284,8 +284,8 @@ static ep_status use_ll(struct life *life, bool hook)
     combine.topk_weights = life->weights;
     combine.out = life->buffer[LL_SUM].memory;
     combine.flags = dispatch.flags;
-    EP_TRY(ep_ll_combine(life->ll, &combine));
-    return hook ? ep_ll_finish(life->ll) : EP_OK;
+    EP_TRY(ep_ll_combine_sync(life->ll, &combine));
+    return hook ? ep_ll_finish_sync(life->ll, 0) : EP_OK;
 }
 
 static ep_status one_round(struct life *life, int round)

@@ -87,8 +87,8 @@ static ep_status member_round(struct member *member, uint16_t value)
 {
     for (int i = 0; i < TOKENS * HIDDEN; i++)
         member->x[i] = value;
-    EP_TRY(ep_ll_dispatch(member->ll, &member->dispatch));
-    return ep_ll_combine(member->ll, &member->combine);
+    EP_TRY(ep_ll_dispatch_sync(member->ll, &member->dispatch));
+    return ep_ll_combine_sync(member->ll, &member->combine);
 }
 
 static void nap_ms(int ms)
@@ -179,10 +179,10 @@ static int come_late_for_the_second_half(const ep_boot *boot, void *argument)
 
     if (!member_init(&member, boot, 1500, 0, 0))
         return 1;
-    if (ep_ll_dispatch(member.ll, &member.dispatch) != EP_OK)
+    if (ep_ll_dispatch_sync(member.ll, &member.dispatch) != EP_OK)
         return 2;
     member.combine.flags = boot->rank == 0 ? EP_LL_RECV_HOOK : 0;
-    if (ep_ll_combine(member.ll, &member.combine) != EP_OK)
+    if (ep_ll_combine_sync(member.ll, &member.combine) != EP_OK)
         return 3;
     if (boot->rank != 0) {
         member_done(&member);
@@ -191,7 +191,7 @@ static int come_late_for_the_second_half(const ep_boot *boot, void *argument)
     }
     for (int i = 0; i < 60000 && atomic_load(&story->gone) < boot->nranks - 1; i++)
         nap_ms(1);
-    story->status = ep_ll_finish(member.ll);
+    story->status = ep_ll_finish_sync(member.ll, 0);
     snprintf(story->text, sizeof(story->text), "%s", ep_comm_last_error(member.comm));
     story->again = ep_comm_barrier(member.comm);
     member_done(&member);
@@ -234,17 +234,17 @@ static int refuse(const ep_boot *boot, void *argument)
     for (int round = 0; round < 4 && !code; round++) {
         for (int i = 0; i < TOKENS * HIDDEN; i++)
             member.x[i] = 0x3f80;
-        if (ep_ll_dispatch(member.ll, &member.dispatch) != EP_OK)
+        if (ep_ll_dispatch_sync(member.ll, &member.dispatch) != EP_OK)
             code = 2;
         if (boot->rank == 1 && round == 1) {
             refusal->spoil(&member);
-            refusal->status = ep_ll_combine(member.ll, &member.combine);
+            refusal->status = ep_ll_combine_sync(member.ll, &member.combine);
             snprintf(refusal->text, sizeof(refusal->text), "%s", ep_comm_last_error(member.comm));
             refusal->mend(&member);
         }
-        if (!code && ep_ll_combine(member.ll, &member.combine) != EP_OK)
+        if (!code && ep_ll_combine_sync(member.ll, &member.combine) != EP_OK)
             code = 3;
-        if (!code && (member.combine.flags & EP_LL_RECV_HOOK) && ep_ll_finish(member.ll) != EP_OK)
+        if (!code && (member.combine.flags & EP_LL_RECV_HOOK) && ep_ll_finish_sync(member.ll, 0) != EP_OK)
             code = 4;
         /* The experts answer the rows as they are: each element is 1.0 from each of two ranks. */
         for (int i = 0; i < TOKENS * HIDDEN && !code; i++)
@@ -313,14 +313,14 @@ static int ask_for_more(const ep_boot *boot, void *argument)
     if (!member_init(&member, boot, 3000, 0, 0))
         return 1;
     member.index[3] = -1;
-    status = ep_ll_dispatch(member.ll, &member.dispatch);
+    status = ep_ll_dispatch_sync(member.ll, &member.dispatch);
     if (boot->rank == 1) {
         member.index[3] = 1;
-        refusal->status = ep_ll_combine(member.ll, &member.combine);
+        refusal->status = ep_ll_combine_sync(member.ll, &member.combine);
         member.index[3] = -1;
     }
     if (status == EP_OK)
-        status = ep_ll_combine(member.ll, &member.combine);
+        status = ep_ll_combine_sync(member.ll, &member.combine);
     member_done(&member);
     return status == EP_OK ? 0 : 2;
 }
@@ -346,17 +346,19 @@ static int answer_two(const ep_boot *boot, void *argument)
         return 1;
     for (int i = 0; i < TOKENS * HIDDEN; i++)
         member.x[i] = 0x3f80;
-    status = ep_ll_dispatch(member.ll, &member.dispatch);
+    status = ep_ll_dispatch_sync(member.ll, &member.dispatch);
     member.index[2] = member.index[3] = -1;
     if (status == EP_OK)
-        status = ep_ll_dispatch(member.ll, &member.dispatch);
+        status = ep_ll_dispatch_sync(member.ll, &member.dispatch);
     use_own_routing(&member);
+    member.combine.call = 1;
     if (status == EP_OK)
-        status = ep_ll_combine(member.ll, &member.combine);
+        status = ep_ll_combine_sync(member.ll, &member.combine);
     first = member.out[HIDDEN];
     member.index[2] = member.index[3] = -1;
+    member.combine.call = 2;
     if (status == EP_OK)
-        status = ep_ll_combine(member.ll, &member.combine);
+        status = ep_ll_combine_sync(member.ll, &member.combine);
     member_done(&member);
     return status == EP_OK && first == 0x4000 && member.out[HIDDEN] == 0 ? 0 : 2;
 }
@@ -379,15 +381,15 @@ static int keep_buffer(const ep_boot *boot, void *argument)
         return 1;
     member.combine.flags = EP_LL_ZERO_COPY;
     for (int round = 0; round < 3 && !code; round++) {
-        if (ep_ll_dispatch(member.ll, &member.dispatch) != EP_OK)
+        if (ep_ll_dispatch_sync(member.ll, &member.dispatch) != EP_OK)
             code = 2;
         member.combine.x = buffers[0];
-        if (!code && round == 2 && ep_ll_combine(member.ll, &member.combine) != EP_E_ARG)
+        if (!code && round == 2 && ep_ll_combine_sync(member.ll, &member.combine) != EP_E_ARG)
             code = 3;
         if (!code && ep_ll_get_combine_buffer(member.ll, &buffers[round]) != EP_OK)
             code = 4;
         member.combine.x = buffers[round];
-        if (!code && ep_ll_combine(member.ll, &member.combine) != EP_OK)
+        if (!code && ep_ll_combine_sync(member.ll, &member.combine) != EP_OK)
             code = 5;
     }
     if (!code && buffers[0] != buffers[2])
@@ -428,9 +430,9 @@ static int disagree(const ep_boot *boot, void *argument)
     member.dispatch.scale_type = format->scale_type;
     member.dispatch.recv_scales = format->scale_type ? member.scales : NULL;
     member.dispatch.flags = format->flags;
-    story->status[rank] = ep_ll_dispatch(member.ll, &member.dispatch);
+    story->status[rank] = ep_ll_dispatch_sync(member.ll, &member.dispatch);
     if (format->flags & EP_LL_RECV_HOOK)
-        story->status[rank] = ep_ll_finish(member.ll);
+        story->status[rank] = ep_ll_finish_sync(member.ll, 0);
     snprintf(story->text[rank], sizeof(story->text[rank]), "%s", ep_comm_last_error(member.comm));
     story->later[rank] = ep_comm_barrier(member.comm);
     member_done(&member);
@@ -486,17 +488,15 @@ static int free_with_queued_job(const ep_boot *boot, void *argument)
 {
     struct member member;
     _Atomic int done = 0, *job = &done;
-    ep_event *event;
     int seen;
 
     (void)argument;
     if (!member_init(&member, boot, 3000, 0, 0))
         return 1;
-    if (host_submit(host_of(member.comm), slow_job, &job, sizeof(job), NULL, &event, true) != EP_OK)
+    if (host_submit(host_of(member.comm), NULL, slow_job, &job, sizeof(job)) != EP_OK)
         return 2;
     ep_ll_free(member.ll);
     seen = atomic_load(&done);
-    ep_event_free(event);
     ep_comm_free(member.comm);
     return seen ? 0 : 3;
 }

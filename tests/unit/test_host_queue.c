@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The communication stream and its events, on a group of one rank. */
+/* Queues of a communicator and events, on a group of one rank. */
 #include "host_ranks.h"
 
 #include <setjmp.h>
@@ -37,9 +37,27 @@ static ep_status run_job(void *arguments)
     return job->status == EP_OK ? EP_OK : ep_fail(job->status, "job %d fails", job->number);
 }
 
-static ep_status submit(ep_comm *comm, const struct job *job, ep_event *after, ep_event **ret_event)
+/* Queues a job and, behind it, a record of it. */
+static ep_status submit_in(ep_comm *comm, ep_stream stream, const struct job *job, ep_event **ret_event)
 {
-    return host_submit(host_of(comm), run_job, job, sizeof(*job), after, ret_event, false);
+    EP_TRY(host_submit(host_of(comm), stream, run_job, job, sizeof(*job)));
+    return ret_event ? ep_event_record(comm, stream, ret_event) : EP_OK;
+}
+
+static ep_status submit(ep_comm *comm, const struct job *job, ep_event **ret_event)
+{
+    return submit_in(comm, NULL, job, ret_event);
+}
+
+/* As a call of a _sync form. */
+static ep_status submit_sync(ep_comm *comm, const struct job *job)
+{
+    ep_status status;
+
+    comm->blocking = true;
+    status = submit(comm, job, NULL);
+    comm->blocking = false;
+    return status == EP_OK ? ep_stream_sync(comm, NULL) : status;
 }
 
 static int set_up(void **state)
@@ -66,7 +84,7 @@ static void jobs_run_in_order_of_submission(void **state)
     for (int i = 0; i < MOST_JOBS; i++) {
         struct job job = {.number = i, .sleep_us = i % 8 ? 0 : 300};
 
-        assert_int_equal(submit(comm, &job, NULL, &events[i]), EP_OK);
+        assert_int_equal(submit(comm, &job, &events[i]), EP_OK);
     }
     for (int i = MOST_JOBS - 1; i >= 0; i--) {
         assert_int_equal(ep_event_wait(events[i], -1), EP_OK);
@@ -76,7 +94,7 @@ static void jobs_run_in_order_of_submission(void **state)
     }
     for (int i = 0; i < MOST_JOBS; i++) {
         assert_int_equal(log_of_jobs.order[i], i);
-        host_event_free(events[i]);
+        ep_event_free(events[i]);
     }
 }
 
@@ -87,14 +105,14 @@ static void synchronous_jobs_wait_for_the_queue(void **state)
     struct job slow = {.number = 1, .sleep_us = 20000}, after = {.number = 2};
     ep_event *event;
 
-    assert_int_equal(submit(comm, &slow, NULL, &event), EP_OK);
-    assert_int_equal(submit(comm, &after, NULL, NULL), EP_OK);
+    assert_int_equal(submit(comm, &slow, &event), EP_OK);
+    assert_int_equal(submit_sync(comm, &after), EP_OK);
     assert_int_equal(log_of_jobs.n, 2);
     assert_int_equal(log_of_jobs.order[0], 1);
     assert_int_equal(log_of_jobs.order[1], 2);
     assert_false(pthread_equal(log_of_jobs.thread[0], pthread_self()));
     assert_true(pthread_equal(log_of_jobs.thread[1], pthread_self()));
-    host_event_free(event);
+    ep_event_free(event);
 }
 
 static void *signal_later(void *argument)
@@ -104,36 +122,37 @@ static void *signal_later(void *argument)
     return (void *)(uintptr_t)ep_event_signal(argument);
 }
 
+/* Also those in other queues: the order of the calls is the same on all ranks, and all of them keep it. */
 static void jobs_wait_for_the_users_event(void **state)
 {
     ep_comm *comm = *(ep_comm **)*state;
-    struct job first = {.number = 1}, second = {.number = 2};
+    struct job first = {.number = 1}, second = {.number = 2}, third = {.number = 3};
     ep_event *signal, *event;
+    ep_queue *queue;
     pthread_t thread;
     void *result;
     int done;
 
-    for (int async = 0; async < 2; async++) {
-        log_of_jobs.n = 0;
-        assert_int_equal(ep_event_new(comm, &signal), EP_OK);
-        assert_int_equal(pthread_create(&thread, NULL, signal_later, signal), 0);
-        assert_int_equal(submit(comm, &first, signal, async ? &event : NULL), EP_OK);
-        if (async) {
-            assert_int_equal(ep_event_query(event, &done), EP_OK);
-            assert_int_equal(done, 0);
-        }
-        /* Behind the one that waits, although it waits for nothing itself. */
-        assert_int_equal(submit(comm, &second, NULL, NULL), EP_OK);
-        assert_int_equal(log_of_jobs.order[0], 100);
-        assert_int_equal(log_of_jobs.order[1], 1);
-        assert_int_equal(log_of_jobs.order[2], 2);
-        pthread_join(thread, &result);
-        assert_int_equal((uintptr_t)result, EP_OK);
-        if (async)
-            host_event_free(event);
-        ep_event_free(signal);
-        comm->live = 0;
-    }
+    assert_int_equal(ep_queue_new(comm, &queue), EP_OK);
+    assert_int_equal(ep_event_new(comm, &signal), EP_OK);
+    assert_int_equal(ep_stream_wait(comm, queue, signal), EP_OK);
+    assert_int_equal(submit_in(comm, queue, &first, &event), EP_OK);
+    assert_int_equal(submit(comm, &second, NULL), EP_OK);
+    assert_int_equal(ep_event_query(event, &done), EP_OK);
+    assert_int_equal(done, 0);
+    assert_int_equal(pthread_create(&thread, NULL, signal_later, signal), 0);
+    assert_int_equal(submit_sync(comm, &third), EP_OK);
+    assert_int_equal(log_of_jobs.order[0], 100);
+    for (int i = 1; i < 4; i++)
+        assert_int_equal(log_of_jobs.order[i], i);
+    pthread_join(thread, &result);
+    assert_int_equal((uintptr_t)result, EP_OK);
+    assert_int_equal(ep_event_query(event, &done), EP_OK);
+    assert_int_equal(done, 1);
+    ep_event_free(event);
+    ep_event_free(signal);
+    ep_queue_free(queue);
+    assert_int_equal(comm->live, 0);
 }
 
 static void events_may_be_freed_before_the_work_is_done(void **state)
@@ -142,33 +161,46 @@ static void events_may_be_freed_before_the_work_is_done(void **state)
     struct job first = {.number = 1, .sleep_us = 10000}, second = {.number = 2};
     ep_event *event, *other;
 
-    assert_int_equal(submit(comm, &first, NULL, &event), EP_OK);
-    assert_int_equal(submit(comm, &second, event, &other), EP_OK);
-    host_event_free(event);
-    host_event_free(other);
-    assert_int_equal(host_drain(host_of(comm)), EP_OK);
+    assert_int_equal(submit(comm, &first, &event), EP_OK);
+    assert_int_equal(ep_stream_wait(comm, NULL, event), EP_OK);
+    assert_int_equal(submit(comm, &second, &other), EP_OK);
+    ep_event_free(event);
+    ep_event_free(other);
+    assert_int_equal(ep_stream_sync(comm, NULL), EP_OK);
     assert_int_equal(log_of_jobs.n, 2);
 }
 
-static void failures_pass_on_to_what_waits_for_them(void **state)
+/* The first failure of a queue is its status until somebody has asked; other queues have nothing to do with it. */
+static void failures_are_those_of_the_queue(void **state)
 {
     ep_comm *comm = *(ep_comm **)*state;
-    struct job bad = {.number = 1, .status = EP_E_VALUE}, dependent = {.number = 2}, other = {.number = 3};
+    struct job bad = {.number = 1, .status = EP_E_VALUE}, worse = {.number = 2, .status = EP_E_MEMORY},
+               good = {.number = 3};
     ep_event *failed, *waiting;
+    ep_queue *queue;
 
-    assert_int_equal(submit(comm, &bad, NULL, &failed), EP_OK);
-    assert_int_equal(submit(comm, &dependent, failed, &waiting), EP_OK);
-    assert_int_equal(submit(comm, &other, NULL, NULL), EP_OK);
-    assert_int_equal(ep_event_wait(waiting, -1), EP_E_VALUE);
-    assert_string_equal(ep_last_error(), "the event in .after failed: job 1 fails");
+    assert_int_equal(ep_queue_new(comm, &queue), EP_OK);
+    assert_int_equal(submit_in(comm, queue, &bad, NULL), EP_OK);
+    assert_int_equal(submit_in(comm, queue, &worse, &failed), EP_OK);
+    assert_int_equal(submit(comm, &good, NULL), EP_OK);
+    assert_int_equal(ep_stream_sync(comm, NULL), EP_OK);
     assert_int_equal(ep_event_wait(failed, -1), EP_E_VALUE);
     assert_string_equal(ep_last_error(), "job 1 fails");
-    /* Nobody ran the dependent job; a status of the 1xx kind fails nothing else. */
-    assert_int_equal(log_of_jobs.n, 2);
-    assert_int_equal(log_of_jobs.order[1], 3);
+    /* What waits for it says why it is in vain, and runs: the other ranks count on it. */
+    assert_int_equal(ep_stream_wait(comm, NULL, failed), EP_OK);
+    assert_int_equal(submit(comm, &good, &waiting), EP_OK);
+    assert_int_equal(ep_stream_sync(comm, NULL), EP_E_VALUE);
+    assert_string_equal(ep_last_error(), "the event of ep_stream_wait() failed: job 1 fails");
+    assert_int_equal(ep_event_wait(waiting, -1), EP_E_VALUE);
+    assert_int_equal(log_of_jobs.n, 4);
+    /* Told once. */
+    assert_int_equal(ep_stream_sync(comm, NULL), EP_OK);
+    assert_int_equal(ep_stream_sync(comm, queue), EP_E_VALUE);
+    assert_int_equal(ep_stream_sync(comm, queue), EP_OK);
     assert_int_equal(ep_comm_async_error(comm), EP_OK);
-    host_event_free(failed);
-    host_event_free(waiting);
+    ep_event_free(failed);
+    ep_event_free(waiting);
+    ep_queue_free(queue);
 }
 
 static void an_event_that_never_comes_fails_the_group(void **state)
@@ -176,23 +208,28 @@ static void an_event_that_never_comes_fails_the_group(void **state)
     ep_comm *comm = *(ep_comm **)*state;
     struct job first = {.number = 1}, second = {.number = 2};
     ep_event *never, *event, *behind;
+    ep_queue *queue;
 
+    assert_int_equal(ep_queue_new(comm, &queue), EP_OK);
     assert_int_equal(ep_event_new(comm, &never), EP_OK);
-    assert_int_equal(submit(comm, &first, never, &event), EP_OK);
-    assert_int_equal(submit(comm, &second, NULL, &behind), EP_OK);
+    assert_int_equal(ep_stream_wait(comm, NULL, never), EP_OK);
+    assert_int_equal(submit(comm, &first, &event), EP_OK);
+    assert_int_equal(submit_in(comm, queue, &second, &behind), EP_OK);
     assert_int_equal(ep_event_wait(event, 10), EP_E_TIMEOUT);
     assert_string_equal(ep_last_error(), "ep_event_wait: not complete after 10 ms");
     assert_int_equal(ep_event_wait(event, -1), EP_E_TIMEOUT);
     assert_non_null(strstr(ep_last_error(), "rank 0"));
-    assert_non_null(strstr(ep_last_error(), ".after"));
+    assert_non_null(strstr(ep_last_error(), "the event of ep_stream_wait"));
     assert_int_equal(ep_event_wait(behind, -1), EP_E_TIMEOUT);
+    assert_int_equal(ep_stream_sync(comm, queue), EP_E_TIMEOUT);
     assert_int_equal(log_of_jobs.n, 0);
     assert_int_equal(ep_comm_async_error(comm), EP_E_TIMEOUT);
-    assert_non_null(strstr(ep_comm_last_error(comm), ".after"));
+    assert_non_null(strstr(ep_comm_last_error(comm), "ep_stream_wait"));
     assert_int_equal(ep_comm_barrier(comm), EP_E_TIMEOUT);
-    host_event_free(event);
-    host_event_free(behind);
+    ep_event_free(event);
+    ep_event_free(behind);
     ep_event_free(never);
+    ep_queue_free(queue);
 }
 
 static void *abort_later(void *argument)
@@ -211,8 +248,9 @@ static void abort_ends_the_wait_for_an_event(void **state)
 
     assert_int_equal(ep_event_new(comm, &never), EP_OK);
     assert_int_equal(pthread_create(&thread, NULL, abort_later, comm), 0);
+    assert_int_equal(ep_stream_wait(comm, NULL, never), EP_OK);
     /* And not EP_E_TIMEOUT. */
-    assert_int_equal(submit(comm, &job, never, NULL), EP_E_ABORTED);
+    assert_int_equal(submit_sync(comm, &job), EP_E_ABORTED);
     pthread_join(thread, NULL);
     ep_event_free(never);
 }
@@ -230,14 +268,15 @@ static void signals_are_for_users_events_and_once(void **state)
     assert_int_equal(ep_event_signal(user), EP_E_STATE);
     assert_int_equal(ep_event_query(user, &done), EP_OK);
     assert_int_equal(done, 1);
-    assert_int_equal(submit(comm, &job, user, &event), EP_OK);
+    assert_int_equal(ep_stream_wait(comm, NULL, user), EP_OK);
+    assert_int_equal(submit(comm, &job, &event), EP_OK);
     assert_int_equal(ep_event_signal(event), EP_E_STATE);
     assert_int_equal(ep_event_wait(event, -1), EP_OK);
-    assert_int_equal(ep_event_record(comm, &record), EP_OK);
+    assert_int_equal(ep_event_record(comm, NULL, &record), EP_OK);
     assert_int_equal(ep_event_wait(record, -1), EP_OK);
     assert_int_equal(ep_event_signal(record), EP_E_STATE);
     ep_event_free(user);
-    host_event_free(event);
+    ep_event_free(event);
     ep_event_free(record);
 }
 
@@ -248,16 +287,16 @@ static void records_complete_with_what_was_called_before(void **state)
     ep_event *event, *record, *idle;
     int done;
 
-    assert_int_equal(ep_event_record(comm, &idle), EP_OK);
+    assert_int_equal(ep_event_record(comm, NULL, &idle), EP_OK);
     assert_int_equal(ep_event_query(idle, &done), EP_OK);
     assert_int_equal(done, 1);
-    assert_int_equal(submit(comm, &slow, NULL, &event), EP_OK);
-    assert_int_equal(ep_event_record(comm, &record), EP_OK);
+    assert_int_equal(submit(comm, &slow, &event), EP_OK);
+    assert_int_equal(ep_event_record(comm, NULL, &record), EP_OK);
     assert_int_equal(ep_event_query(record, &done), EP_OK);
     assert_int_equal(done, 0);
     assert_int_equal(ep_event_wait(record, -1), EP_OK);
     assert_int_equal(log_of_jobs.n, 1);
-    host_event_free(event);
+    ep_event_free(event);
     ep_event_free(record);
     ep_event_free(idle);
 }
@@ -276,11 +315,10 @@ static void the_worker_blocks_all_but_its_own_faults(void **state)
 {
     ep_comm *comm = *(ep_comm **)*state;
     sigset_t before, after;
-    ep_event *event;
 
     pthread_sigmask(SIG_SETMASK, NULL, &before);
-    assert_int_equal(host_submit(host_of(comm), read_mask, NULL, 0, NULL, &event, false), EP_OK);
-    assert_int_equal(ep_event_wait(event, -1), EP_OK);
+    assert_int_equal(host_submit(host_of(comm), NULL, read_mask, NULL, 0), EP_OK);
+    assert_int_equal(ep_stream_sync(comm, NULL), EP_OK);
     pthread_sigmask(SIG_SETMASK, NULL, &after);
     assert_int_equal(sigismember(&worker_mask, SIGINT), 1);
     assert_int_equal(sigismember(&worker_mask, SIGCHLD), 1);
@@ -288,7 +326,63 @@ static void the_worker_blocks_all_but_its_own_faults(void **state)
     assert_int_equal(sigismember(&worker_mask, SIGBUS), 0);
     assert_int_equal(sigismember(&worker_mask, SIGFPE), 0);
     assert_int_equal(sigismember(&after, SIGINT), sigismember(&before, SIGINT));
-    host_event_free(event);
+}
+
+static void add_number(void *context)
+{
+    log_of_jobs.order[log_of_jobs.n++] = *(const int *)context;
+}
+
+/* A function of the caller's in its turn: what it writes is there for the work behind it. */
+static void calls_run_in_the_order_of_the_stream(void **state)
+{
+    ep_comm *comm = *(ep_comm **)*state;
+    struct job first = {.number = 1, .sleep_us = 3000}, last = {.number = 3};
+    int two = 2;
+
+    assert_int_equal(submit(comm, &first, NULL), EP_OK);
+    assert_int_equal(ep_stream_call(comm, NULL, add_number, &two), EP_OK);
+    assert_int_equal(submit(comm, &last, NULL), EP_OK);
+    assert_int_equal(ep_barrier_on(comm, NULL), EP_OK);
+    assert_int_equal(ep_stream_sync(comm, NULL), EP_OK);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(log_of_jobs.order[i], i + 1);
+}
+
+static void queues_belong_to_their_communicator(void **state)
+{
+    ep_comm *comm = *(ep_comm **)*state, *other;
+    struct job job = {.number = 1};
+    ep_event *event;
+    ep_queue *queue;
+
+    assert_true(host_ranks_new(1, &other));
+    assert_int_equal(ep_queue_new(other, &queue), EP_OK);
+    assert_int_equal(submit_in(comm, queue, &job, NULL), EP_E_ARG);
+    assert_string_equal(ep_last_error(), "stream is not a queue of this communicator");
+    assert_int_equal(ep_stream_sync(comm, queue), EP_E_ARG);
+    assert_int_equal(ep_event_record(comm, queue, &event), EP_E_ARG);
+    assert_int_equal(ep_event_new(comm, &event), EP_OK);
+    assert_int_equal(ep_stream_wait(comm, queue, event), EP_E_ARG);
+    assert_int_equal(log_of_jobs.n, 0);
+    ep_event_free(event);
+    ep_queue_free(queue);
+    ep_queue_free(NULL);
+    ep_comm_free(other);
+}
+
+/* Freeing a queue waits for its work; what is queued elsewhere goes on. */
+static void a_queue_is_freed_when_its_work_is_done(void **state)
+{
+    ep_comm *comm = *(ep_comm **)*state;
+    struct job slow = {.number = 1, .sleep_us = 20000};
+    ep_queue *queue;
+
+    assert_int_equal(ep_queue_new(comm, &queue), EP_OK);
+    assert_int_equal(submit_in(comm, queue, &slow, NULL), EP_OK);
+    ep_queue_free(queue);
+    assert_int_equal(log_of_jobs.n, 1);
+    assert_int_equal(comm->live, 0);
 }
 
 int main(void)
@@ -298,11 +392,14 @@ int main(void)
         cmocka_unit_test_setup_teardown(synchronous_jobs_wait_for_the_queue, set_up, tear_down),
         cmocka_unit_test_setup_teardown(jobs_wait_for_the_users_event, set_up, tear_down),
         cmocka_unit_test_setup_teardown(events_may_be_freed_before_the_work_is_done, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(failures_pass_on_to_what_waits_for_them, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(failures_are_those_of_the_queue, set_up, tear_down),
         cmocka_unit_test_setup_teardown(an_event_that_never_comes_fails_the_group, set_up, tear_down),
         cmocka_unit_test_setup_teardown(abort_ends_the_wait_for_an_event, set_up, tear_down),
         cmocka_unit_test_setup_teardown(signals_are_for_users_events_and_once, set_up, tear_down),
         cmocka_unit_test_setup_teardown(records_complete_with_what_was_called_before, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(calls_run_in_the_order_of_the_stream, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(queues_belong_to_their_communicator, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(a_queue_is_freed_when_its_work_is_done, set_up, tear_down),
         cmocka_unit_test_setup_teardown(the_worker_blocks_all_but_its_own_faults, set_up, tear_down),
     };
 

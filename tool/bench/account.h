@@ -17,9 +17,10 @@
 
 /* Rows of one rank, or added up over ranks. */
 struct bench_counts {
-    int64_t recv;      /* rows received, own included; low latency: one per (token, expert) */
-    int64_t wire;      /* rows sent to other ranks: one per (token, rank); EP_LL_SUM_ONCE: one per (token, expert) */
-    int64_t net;       /* (token, other node) pairs */
+    int64_t recv; /* rows received, own included; low latency: one per (token, expert) */
+    int64_t
+        wire;    /* rows sent to other ranks: one per (token, rank); EP_LL_NO_PARTIAL_REDUCE: one per (token, expert) */
+    int64_t net; /* (token, other node) pairs */
     int64_t own_node;  /* tokens that go to their own node */
     int64_t net_bytes; /* put on the network */
 };

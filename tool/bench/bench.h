@@ -52,7 +52,7 @@ struct bench_request {
     bool
         yardsticks; /* memcpy, and MPI_Alltoallv where the ranks run under MPI; on GPUs the copy engine and bare rows */
     int sms;        /* multiprocessors of an operation on GPUs; 0: the backend's default */
-    bool sum_once;  /* low latency: EP_LL_SUM_ONCE */
+    bool sum_once;  /* low latency: EP_LL_NO_PARTIAL_REDUCE */
 };
 
 /* DeepSeek-V3's shape: hidden 7168, top-8 of 256 experts, uniform, bf16, 512 tokens (low latency 128), all of

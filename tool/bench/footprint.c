@@ -86,8 +86,8 @@ static ep_status take_plan(struct bench_case *bench)
 
     bench_dispatch_args(bench, false, &dispatch);
     EP_TRY(bench_plan_new(bench, &bench->twins, &bench->route, &bench->plan));
-    EP_TRY(ep_dispatch(bench->plan, &dispatch, NULL));
-    return ep_combine(bench->plan, &combine, NULL);
+    EP_TRY(ep_dispatch_sync(bench->plan, &dispatch));
+    return ep_combine_sync(bench->plan, &combine);
 }
 
 static ep_status take_footprint(struct bench_case *bench, struct footprint *ret_footprint)

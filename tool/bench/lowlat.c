@@ -52,10 +52,9 @@ static ep_status run_dispatch(void *context)
         .recv_x = twins_place(&lowlat->twins, lowlat->recv_x),
         .recv_scales = lowlat->is_fp8 ? twins_place(&lowlat->twins, lowlat->recv_scales) : NULL,
         .recv_count = twins_place(&lowlat->twins, lowlat->recv_count),
-        .flags = lowlat->bench.ctx->gpu ? EP_LL_ASYNC : 0,
     };
 
-    return ep_ll_dispatch(lowlat->ll, &args);
+    return lowlat->bench.ctx->gpu ? ep_ll_dispatch(lowlat->ll, &args, NULL) : ep_ll_dispatch_sync(lowlat->ll, &args);
 }
 
 static ep_status run_combine(void *context)
@@ -70,10 +69,10 @@ static ep_status run_combine(void *context)
         .n_tokens = route->n_tokens,
         .topk_weights = twins_place(&lowlat->twins, route->weights),
         .out = twins_place(&lowlat->twins, lowlat->out),
-        .flags = lowlat->bench.ctx->gpu ? EP_LL_ASYNC : 0,
+        .flags = lowlat->bench.request->sum_once ? EP_LL_NO_PARTIAL_REDUCE : 0,
     };
 
-    return ep_ll_combine(lowlat->ll, &args);
+    return lowlat->bench.ctx->gpu ? ep_ll_combine(lowlat->ll, &args, NULL) : ep_ll_combine_sync(lowlat->ll, &args);
 }
 
 /* On GPUs calls are only queued: waits until the stream is there. */
@@ -483,7 +482,6 @@ static ep_status open_layout(struct lowlat *lowlat)
         .hidden = request->hidden,
         .n_experts = request->experts,
         .topk = request->topk,
-        .flags = request->sum_once ? EP_LL_SUM_ONCE : 0,
     };
 
     EP_TRY(take_memory(lowlat));

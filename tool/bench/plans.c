@@ -64,7 +64,7 @@ static ep_status run_first(void *context)
     struct plans *plans = context;
 
     EP_TRY(bench_plan_new(plans->bench, &plans->twins, &plans->route[plans->next], &plans->plan));
-    return ep_dispatch(plans->plan, &plans->dispatch, NULL);
+    return ep_dispatch_sync(plans->plan, &plans->dispatch);
 }
 
 static ep_status after_new(void *context, int round)
@@ -83,7 +83,7 @@ static ep_status run_cached(void *context)
     ep_dispatch_args args = plans->dispatch;
 
     args.topk_weights = twins_place(&plans->bench->twins, plans->bench->route.weights);
-    return ep_dispatch(plans->bench->plan, &args, NULL);
+    return ep_dispatch_sync(plans->bench->plan, &args);
 }
 
 static int check_first(struct plans *plans, int variant)

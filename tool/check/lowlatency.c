@@ -155,7 +155,6 @@ static ep_status begin(struct check_run *run, void **ret_state)
     config.hidden = hidden;
     config.n_experts = group->n_experts;
     config.topk = group->topk;
-    config.flags = run->parameters.sum_once ? EP_LL_SUM_ONCE : 0;
     CHECK_CALL(run, ep_ll_new, run->ctx->comm, &config, &state->ll);
     return new_buffers(state, max_tokens);
 }
@@ -319,9 +318,9 @@ static ep_status start_dispatch(const struct ll_step *step)
     args.recv_range = c->sources ? (int64_t *)state->ranges.place : NULL;
     /* ue8m0 scales are powers of two without being told. */
     args.flags = (c->hook ? EP_LL_RECV_HOOK : 0) | (c->format == LL_FP8_ROUNDED ? EP_LL_ROUND_SCALE : 0);
-    CHECK_CALL(state->run, ep_ll_dispatch, state->ll, &args);
+    CHECK_CALL(state->run, ep_ll_dispatch_sync, state->ll, &args);
     if (c->hook)
-        CHECK_CALL(state->run, ep_ll_finish, state->ll);
+        CHECK_CALL(state->run, ep_ll_finish_sync, state->ll, 0);
     return EP_OK;
 }
 
@@ -478,10 +477,11 @@ static ep_status start_combine(const struct ll_step *step)
     args.n_tokens = state->n_tokens;
     args.topk_weights = (const float *)state->x_weights.place;
     args.out = state->out.place;
-    args.flags = (c->hook ? EP_LL_RECV_HOOK : 0) | (c->zero_copy ? EP_LL_ZERO_COPY : 0);
-    CHECK_CALL(state->run, ep_ll_combine, state->ll, &args);
+    args.flags = (c->hook ? EP_LL_RECV_HOOK : 0) | (c->zero_copy ? EP_LL_ZERO_COPY : 0) |
+                 (state->run->parameters.sum_once ? EP_LL_NO_PARTIAL_REDUCE : 0);
+    CHECK_CALL(state->run, ep_ll_combine_sync, state->ll, &args);
     if (c->hook)
-        CHECK_CALL(state->run, ep_ll_finish, state->ll);
+        CHECK_CALL(state->run, ep_ll_finish_sync, state->ll, 0);
     return EP_OK;
 }
 

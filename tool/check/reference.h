@@ -93,7 +93,7 @@ struct reference_combine {
     int hidden;
     bool expanded;
     bool bf16_partials; /* the communicator's partial_type is EP_BF16 */
-    bool sum_once;      /* low latency: EP_LL_SUM_ONCE */
+    bool sum_once;      /* low latency: EP_LL_NO_PARTIAL_REDUCE */
     reference_reply_fn reply;
     void *context;
 };

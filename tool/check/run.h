@@ -17,7 +17,7 @@ struct check_parameters {
     uint64_t seed;
     bool bf16, fp8; /* element types to run */
     int only;       /* case number from 1; 0: all */
-    bool sum_once;  /* low latency: EP_LL_SUM_ONCE */
+    bool sum_once;  /* low latency: EP_LL_NO_PARTIAL_REDUCE */
     enum check_where where;
 };
 

@@ -214,7 +214,7 @@ static ep_status load_topk_idx(struct throughput *state)
     return check_buffer_push(state->run, &state->topk_idx, 0, n * (wide ? 8 : 4));
 }
 
-static ep_plan_args plan_args(const struct throughput *state, bool expanded, int64_t worst_rows)
+static ep_plan_args plan_args(const struct throughput *state, bool expanded, int64_t max_recv_tokens)
 {
     ep_plan_args args = EP_PLAN_ARGS_INIT;
 
@@ -226,15 +226,15 @@ static ep_plan_args plan_args(const struct throughput *state, bool expanded, int
     if (expanded)
         args.flags = EP_PLAN_EXPANDED | (state->c.zero_padding ? EP_PLAN_ZERO_PADDING : 0);
     args.expert_alignment = state->c.alignment;
-    args.worst_rows = worst_rows;
+    args.max_recv_tokens = max_recv_tokens;
     return args;
 }
 
 /* The routing is copied: it is destroyed at once. */
-static ep_status new_plan(struct throughput *state, bool expanded, int64_t worst_rows, ep_plan **ret_plan)
+static ep_status new_plan(struct throughput *state, bool expanded, int64_t max_recv_tokens, ep_plan **ret_plan)
 {
     struct check_run *run = state->run;
-    ep_plan_args args = plan_args(state, expanded, worst_rows);
+    ep_plan_args args = plan_args(state, expanded, max_recv_tokens);
 
     CHECK_TRY(load_topk_idx(state));
     CHECK_CALL(run, ep_plan_new, run->ctx->comm, &args, ret_plan);
@@ -243,7 +243,7 @@ static ep_status new_plan(struct throughput *state, bool expanded, int64_t worst
 
 /* What a plan says of itself. `known`: the counts have been exchanged. */
 static ep_status verify_info(struct throughput *state, const ep_plan *plan, const struct reference_layout *layout,
-                             bool known, int64_t worst_rows)
+                             bool known, int64_t max_recv_tokens)
 {
     struct check_run *run = state->run;
     const struct reference_group *group = &run->group;
@@ -251,7 +251,7 @@ static ep_status verify_info(struct throughput *state, const ep_plan *plan, cons
 
     CHECK_CALL(run, ep_plan_get_info, plan, &info);
     check_equal(run, "n_recv", known ? layout->n_rows : -1, info.n_recv);
-    check_equal(run, "out_rows", worst_rows ? worst_rows : layout->n_rows, info.out_rows);
+    check_equal(run, "out_rows", max_recv_tokens ? max_recv_tokens : layout->n_rows, info.out_rows);
     check_equal(run, "n_send", layout->n_send, info.n_send);
     check_equal(run, "n_wire", layout->n_wire, info.n_wire);
     check_equal(run, "n_net", layout->n_net, info.n_net);
@@ -364,17 +364,17 @@ static ep_status run_rank_layout(struct throughput *state, ep_plan *plan)
     return throughput_combine(&step);
 }
 
-static ep_status run_worst_case(struct throughput *state, ep_plan *plan, int64_t worst_rows)
+static ep_status run_worst_case(struct throughput *state, ep_plan *plan, int64_t max_recv_tokens)
 {
     struct check_run *run = state->run;
     const struct reference_layout *layout = &state->rank_layout;
-    struct throughput_step step = {.state = state, .plan = plan, .layout = layout, .out_rows = worst_rows};
+    struct throughput_step step = {.state = state, .plan = plan, .layout = layout, .out_rows = max_recv_tokens};
 
     run->phase = "worst-case plan";
-    CHECK_TRY(verify_info(state, plan, layout, false, worst_rows));
+    CHECK_TRY(verify_info(state, plan, layout, false, max_recv_tokens));
     run->phase = "worst-case dispatch";
     CHECK_TRY(throughput_dispatch(&step));
-    CHECK_TRY(verify_info(state, plan, layout, true, worst_rows));
+    CHECK_TRY(verify_info(state, plan, layout, true, max_recv_tokens));
     run->phase = "worst-case combine";
     step.n_bias = state->c.n_bias[1];
     return throughput_combine(&step);
@@ -399,7 +399,7 @@ static ep_status run_expanded(struct throughput *state, ep_plan *plan)
 static ep_status run_plans(struct throughput *state)
 {
     struct check_run *run = state->run;
-    int64_t worst_rows = state->rank_layout.n_rows + SPARE_ROWS;
+    int64_t max_recv_tokens = state->rank_layout.n_rows + SPARE_ROWS;
     ep_plan *plan = NULL;
     ep_status status;
 
@@ -411,8 +411,8 @@ static ep_status run_plans(struct throughput *state)
     ep_plan_free(plan);
     if (status == EP_OK && state->c.topk) {
         run->phase = "worst-case plan";
-        CHECK_TRY(new_plan(state, false, worst_rows, &plan));
-        status = run_worst_case(state, plan, worst_rows);
+        CHECK_TRY(new_plan(state, false, max_recv_tokens, &plan));
+        status = run_worst_case(state, plan, max_recv_tokens);
         ep_plan_free(plan);
     }
     if (status == EP_OK && state->c.expanded) {

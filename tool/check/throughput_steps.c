@@ -10,7 +10,7 @@
 #define DISTANCE_LIMIT 5e-6
 
 typedef ep_status (*step_fn)(struct throughput_step *step);
-typedef ep_status (*step_start_fn)(struct throughput_step *step, uint32_t flags, ep_event **ret_done);
+typedef ep_status (*step_start_fn)(struct throughput_step *step, bool async);
 
 static size_t row_at(int64_t row, size_t bytes)
 {
@@ -34,11 +34,14 @@ static ep_status start_and_wait(struct throughput_step *step, step_fn load, step
     } else {
         CHECK_TRY(load(step));
         if (c->previous)
-            CHECK_CALL(run, ep_event_record, run->ctx->comm, &step->after);
+            CHECK_CALL(run, ep_event_record, run->ctx->comm, NULL, &step->after);
     }
-    status = start(step, c->async ? EP_ASYNC : 0, c->async ? &step->done : NULL);
+    if (step->after)
+        CHECK_CALL(run, ep_stream_wait, run->ctx->comm, NULL, step->after);
+    status = start(step, c->async);
     if (status != EP_OK || !c->async)
         return status;
+    CHECK_CALL(run, ep_event_record, run->ctx->comm, NULL, &step->done);
     if (late) {
         CHECK_CALL(run, ep_event_query, step->done, &is_done);
         if (is_done)
@@ -101,7 +104,7 @@ static size_t weight_bytes_of(const struct throughput_step *step)
     return sizeof(float) * (step->layout->expanded ? 1 : (size_t)step->state->run->group.topk);
 }
 
-static ep_status start_dispatch(struct throughput_step *step, uint32_t flags, ep_event **ret_done)
+static ep_status start_dispatch(struct throughput_step *step, bool async)
 {
     struct throughput *state = step->state;
     const struct throughput_case *c = &state->c;
@@ -128,9 +131,10 @@ static ep_status start_dispatch(struct throughput_step *step, uint32_t flags, ep
             args.recv_topk_idx = state->indices[c->symmetric].place;
     }
     args.out_rows = step->out_rows;
-    args.after = step->after;
-    args.flags = flags;
-    CHECK_CALL(state->run, ep_dispatch, step->plan, &args, ret_done);
+    if (async)
+        CHECK_CALL(state->run, ep_dispatch, step->plan, &args, NULL);
+    else
+        CHECK_CALL(state->run, ep_dispatch_sync, step->plan, &args);
     return EP_OK;
 }
 
@@ -306,7 +310,7 @@ static ep_status load_combine(struct throughput_step *step)
     return check_buffer_push(state->run, &state->rows[c->symmetric], 0, row_at(layout->n_rows, row_bytes));
 }
 
-static ep_status start_combine(struct throughput_step *step, uint32_t flags, ep_event **ret_done)
+static ep_status start_combine(struct throughput_step *step, bool async)
 {
     struct throughput *state = step->state;
     const struct throughput_case *c = &state->c;
@@ -322,9 +326,10 @@ static ep_status start_combine(struct throughput_step *step, uint32_t flags, ep_
         args.topk_weights = (const float *)state->weights[c->symmetric].place;
         args.out_topk_weights = (float *)state->out_weights.place;
     }
-    args.after = step->after;
-    args.flags = flags;
-    CHECK_CALL(state->run, ep_combine, step->plan, &args, ret_done);
+    if (async)
+        CHECK_CALL(state->run, ep_combine, step->plan, &args, NULL);
+    else
+        CHECK_CALL(state->run, ep_combine_sync, step->plan, &args);
     return EP_OK;
 }
 

@@ -223,14 +223,17 @@ static ep_status open_rank_layout(struct cuda_comm *cuda, ep_plan *plan, const v
     return status;
 }
 
-static ep_status open_expanded(struct cuda_comm *cuda, ep_plan *plan, const void *topk_idx)
+static ep_status open_expanded(struct cuda_comm *cuda, ep_plan *plan, const ep_plan_args *args)
 {
+    ep_plan_args mine = *args;
     void *copy = NULL;
     int32_t *block_rows;
     ep_status status;
 
-    EP_TRY(fetch_routing(cuda, &plan->args, topk_idx, &copy));
-    status = host_plan_open(plan, copy);
+    EP_TRY(fetch_routing(cuda, args, args->topk_idx, &copy));
+    mine.topk_idx = copy;
+    mine.stream = NULL; /* the copy is complete */
+    status = host_plan_open(plan, &mine);
     free(copy);
     if (status != EP_OK)
         return status;
@@ -246,7 +249,7 @@ static ep_status open_plan(struct cuda_comm *cuda, ep_plan *plan, const ep_plan_
     if (plan->from_mask)
         return ep_fail(EP_E_UNSUPPORTED,
                        "ep_plan_new: the CUDA backend makes plans from topk_idx, not from a mask yet");
-    return plan->args.flags & EP_PLAN_EXPANDED ? open_expanded(cuda, plan, args->topk_idx)
+    return plan->args.flags & EP_PLAN_EXPANDED ? open_expanded(cuda, plan, args)
                                                : open_rank_layout(cuda, plan, args->topk_idx);
 }
 

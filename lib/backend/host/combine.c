@@ -210,13 +210,12 @@ static ep_status run_combine(void *arguments)
         status = ep_fail(EP_E_MEMORY, "ep_combine: no memory for %d ranks", host->nlocal);
     free(sum.x);
     free(sum.weights);
-    return status;
+    return host_plan_is_refused(job->plan) ? status : host_fail_queued(host, status, HOST_COMBINE_READY, false);
 }
 
-ep_status host_combine(ep_plan *plan, const ep_combine_args *args, ep_event **ret_event)
+ep_status host_combine(ep_plan *plan, const ep_combine_args *args, ep_stream stream)
 {
     struct combine_job job = {.plan = plan, .args = *args};
 
-    return host_submit(host_of(plan->comm), run_combine, &job, sizeof(job), args->after,
-                       args->flags & EP_ASYNC ? ret_event : NULL, false);
+    return host_submit(host_of(plan->comm), stream, run_combine, &job, sizeof(job));
 }

@@ -379,6 +379,7 @@ static ep_status prepare(struct host_comm *host, ep_comm *comm)
     pthread_condattr_t attributes;
 
     host->comm = comm;
+    host->queue.base.comm = comm;
     comm->impl = host;
     host->first = comm->node * comm->ranks_per_node;
     host->nlocal = comm->ranks_per_node;

@@ -304,7 +304,7 @@ static void finish_outputs(struct dispatch *d)
     const ep_plan *plan = d->plan;
     const struct host_plan *inner = plan->impl;
     bool expanded = plan->args.flags & EP_PLAN_EXPANDED, zero = plan->args.flags & EP_PLAN_ZERO_PADDING;
-    int64_t begin = plan->full.n_recv, end = plan->args.worst_rows;
+    int64_t begin = plan->full.n_recv, end = plan->args.max_recv_tokens;
 
     for (int i = 0; i < HOST_AT_COUNT; i++) {
         if (!expanded)
@@ -396,13 +396,12 @@ static ep_status run_dispatch(void *arguments)
     status = dispatch_body(&d);
     free(d.gathered_scales);
     free(d.move.out);
-    return status;
+    return host_plan_is_refused(job->plan) ? status : host_fail_queued(host, status, HOST_DISPATCH_READY, false);
 }
 
-ep_status host_dispatch(ep_plan *plan, const ep_dispatch_args *args, ep_event **ret_event)
+ep_status host_dispatch(ep_plan *plan, const ep_dispatch_args *args, ep_stream stream)
 {
     struct dispatch_job job = {.plan = plan, .args = *args};
 
-    return host_submit(host_of(plan->comm), run_dispatch, &job, sizeof(job), args->after,
-                       args->flags & EP_ASYNC ? ret_event : NULL, false);
+    return host_submit(host_of(plan->comm), stream, run_dispatch, &job, sizeof(job));
 }

@@ -6,7 +6,7 @@
  *   wait.c      every wait: doorbell, deadline, liveness, failure and who is to blame
  *   exchange.c  all-gather of small rows over control blocks (and rails between nodes); barrier
  *   memory.c    symmetric memory: this rank's allocations, mappings of the peers'
- *   queue.c     the communication stream: worker thread, events
+ *   queue.c     queues of work: worker thread, events
  *   route.c     where each token's rows go; plan.c makes it with the peers
  *   dispatch.c, combine.c   within a node;  hop.c  between nodes;  lowlatency.c
  *   shrink.c    agreement of the survivors;  shrink_group.c  the new group of them
@@ -63,8 +63,9 @@
     X(HOST_LL_OFFER, "low-latency combine: buffer free")                                                               \
     X(HOST_LL_COMBINE, "low-latency combine: inputs ready")                                                            \
     X(HOST_LL_DONE, "low-latency combine: inputs read")                                                                \
+    X(HOST_LL_BARRIER, "low-latency barrier")                                                                          \
     X(HOST_SHRINK, "shrink: survivors")                                                                                \
-    X(HOST_AFTER, "waiting for the event named in .after")
+    X(HOST_AFTER, "waiting for the event of ep_stream_wait")
 
 enum host_phase {
 #define HOST_PHASE_ENUM(name, text) name,
@@ -162,6 +163,14 @@ struct host_allocation {
 
 struct host_job; /* queue.c */
 
+/* An ep_queue. With jobs only the worker touches what has become of them, without any the caller's thread. */
+struct host_queue {
+    struct ep_queue base;
+    int jobs;         /* queued or running; under queue_lock */
+    ep_status status; /* the first failure since the last ep_stream_sync() */
+    char text[EP_ERROR_TEXT_BYTES];
+};
+
 struct host_comm {
     ep_comm *comm;
     struct ep_shm shm; /* of the own control block */
@@ -194,8 +203,9 @@ struct host_comm {
     pthread_cond_t queue_changed;
     pthread_t worker;
     bool worker_started, worker_stop;
-    struct host_job *head, *tail; /* queued and running jobs */
-    bool running;
+    bool on_worker;               /* a job runs on the worker: only who runs jobs looks */
+    struct host_job *head, *tail; /* queued and running jobs of all queues */
+    struct host_queue queue;      /* the stream NULL */
 };
 
 /* Copies from memory that a peer may change meanwhile: what follows works on the copy, the compiler reads no more. */
@@ -369,6 +379,7 @@ ep_status host_exchange_complete(struct host_comm *host, uint64_t number, enum h
 void host_exchange_read(const struct host_comm *host, uint64_t number, int rank, void *ret_row, size_t bytes);
 void host_exchange_release(struct host_comm *host, uint64_t number);
 ep_status host_barrier(ep_comm *comm);
+ep_status host_barrier_on(ep_comm *comm, ep_stream stream);
 ep_status host_allgather(ep_comm *comm, const void *mine, size_t bytes, void *ret_all);
 
 /* memory.c */
@@ -398,16 +409,30 @@ ep_status host_stage(struct host_comm *host, int which, size_t bytes, void **ret
 /* queue.c */
 typedef ep_status (*host_job_fn)(void *arguments);
 /*
- * Runs a job on the communication stream: inline when the queue is idle and neither ret_event nor `detached` asks for
- * the worker, else on the worker. `arguments` (bytes of them) are copied. after: see ep_dispatch_args.
+ * Queues a job in `stream`; `arguments` (bytes of them) are copied. In a _sync call it runs on the caller's thread, and
+ * its status is that of this function.
  */
-ep_status host_submit(struct host_comm *host, host_job_fn run, const void *arguments, size_t bytes, ep_event *after,
-                      ep_event **ret_event, bool detached);
-/* Waits until the queue is empty. */
+ep_status host_submit(struct host_comm *host, ep_stream stream, host_job_fn run, const void *arguments, size_t bytes);
+/* Runs a job on the caller's thread, behind all that is queued. */
+ep_status host_run(struct host_comm *host, host_job_fn run, void *arguments);
+bool host_is_idle(struct host_comm *host);
+/* Waits until all queues are empty. */
 ep_status host_drain(struct host_comm *host);
+/* Waits until the queue is empty, whatever has become of its jobs. */
+ep_status host_stream_ready(ep_comm *comm, ep_stream stream);
+ep_status host_stream_sync(ep_comm *comm, ep_stream stream);
+ep_status host_stream_wait(ep_comm *comm, ep_stream stream, ep_event *event);
+ep_status host_stream_call(ep_comm *comm, ep_stream stream, ep_stream_fn function, void *context);
+/*
+ * A status of the 1xx or 2xx kind of a job that nobody waits for on the spot: the caller cannot correct the call and
+ * repeat it, so it fails the communicator. `alone`: of this rank only, its peers find it missing.
+ */
+ep_status host_fail_queued(struct host_comm *host, ep_status status, enum host_phase phase, bool alone);
+ep_status host_queue_new(ep_comm *comm, ep_queue **ret_queue);
+void host_queue_free(ep_queue *queue);
 void host_queue_close(struct host_comm *host);
 ep_status host_event_new(ep_comm *comm, ep_event **ret_event);
-ep_status host_event_record(ep_comm *comm, ep_event **ret_event);
+ep_status host_event_record(ep_comm *comm, ep_stream stream, ep_event **ret_event);
 ep_status host_event_signal(ep_event *event);
 ep_status host_event_wait(ep_event *event, int timeout_ms);
 ep_status host_event_query(const ep_event *event, int *ret_done);
@@ -462,7 +487,7 @@ struct host_plan {
     int64_t *first_row;  /* [R] rank layout: where this rank's rows begin on each rank */
 };
 
-ep_status host_plan_open(ep_plan *plan, const void *topk_idx);
+ep_status host_plan_open(ep_plan *plan, const ep_plan_args *args);
 /*
  * The same in two steps for a backend that counts by itself: prepare makes plan->impl, whose tokens_per_rank and
  * tokens_per_expert the caller fills; publish does the rest. With inner->index freed and NULL no routes are made: the
@@ -480,10 +505,17 @@ ep_status host_plan_complete(struct host_comm *host, ep_plan *plan);
 void host_plan_drop_pending(struct host_comm *host);
 /* The verdict of a plan: EP_OK when it may be used. */
 ep_status host_plan_verdict(const ep_plan *plan);
+/* Does every rank refuse it? Then an operation on it concerns nobody else. */
+static inline bool host_plan_is_refused(const ep_plan *plan)
+{
+    ep_status verdict = ((const struct host_plan *)plan->impl)->verdict;
+
+    return verdict != EP_OK && verdict / 100 != EP_E_MEMORY / 100;
+}
 
 /* dispatch.c, combine.c */
-ep_status host_dispatch(ep_plan *plan, const ep_dispatch_args *args, ep_event **ret_event);
-ep_status host_combine(ep_plan *plan, const ep_combine_args *args, ep_event **ret_event);
+ep_status host_dispatch(ep_plan *plan, const ep_dispatch_args *args, ep_stream stream);
+ep_status host_combine(ep_plan *plan, const ep_combine_args *args, ep_stream stream);
 
 /* Rows on their way into the final outputs of this node: dispatch.c, and hop.c for the tokens of rail peers. */
 struct host_move {
@@ -539,9 +571,12 @@ ep_status host_leave(struct host_comm *host, enum host_phase phase);
 /* lowlatency.c */
 ep_status host_ll_open(ep_ll *ll);
 void host_ll_close(ep_ll *ll);
-ep_status host_ll_dispatch(ep_ll *ll, const ep_ll_dispatch_args *args);
-ep_status host_ll_combine(ep_ll *ll, const ep_ll_combine_args *args);
-ep_status host_ll_finish(ep_ll *ll);
+ep_status host_ll_dispatch(ep_ll *ll, const ep_ll_dispatch_args *args, uint64_t number, ep_stream stream);
+ep_status host_ll_combine(ep_ll *ll, const ep_ll_combine_args *args, ep_stream stream);
+ep_status host_ll_finish(ep_ll *ll, uint64_t call, ep_stream stream);
+ep_status host_ll_set_mask(ep_ll *ll, int rank, bool on, ep_stream stream);
+ep_status host_ll_query_mask(ep_ll *ll, int32_t *out, ep_stream stream);
+ep_status host_ll_barrier(ep_ll *ll, ep_stream stream);
 ep_status host_ll_combine_buffer(ep_ll *ll, void **ret_buffer);
 ep_status host_ll_get_mask(const ep_ll *ll, int32_t *ret_masked);
 /*

@@ -6,7 +6,9 @@
  * offered, and each rank reads, weighs and adds up those of its tokens, in the groups that the contract wants. No sum
  * travels here: reading a row costs the same wherever it is.
  *
- * Dispatches and combines are numbered; number n uses buffer n % 2, so a sender may be one result ahead of a receiver.
+ * Dispatches and combines are numbered, each by themselves; number n uses buffer n % 2, so a sender may be one result
+ * ahead of a receiver. A combine names a dispatch, whose ranges it reads in the peers' segments: nobody overwrites them
+ * before all ranks have sent dispatch n + 2, and they do that behind their combines of n.
  */
 #include "backend/host/lowlatency.h"
 
@@ -62,11 +64,36 @@ static ep_status check_masks(const ep_ll *ll, enum host_phase phase)
     return EP_OK;
 }
 
+/* When each rank came to what is waited for. */
+struct ll_cost {
+    uint64_t begin_ns;
+    int64_t *add; /* [R] NULL: nobody wants to know */
+    bool came[EP_MAX_RANKS];
+};
+
+static _Atomic uint64_t *counter_of(const ep_ll *ll, int rank, size_t word)
+{
+    return (_Atomic uint64_t *)(void *)((char *)ll_shared_of(ll->impl, rank) + word);
+}
+
+static void note_arrivals(const ep_ll *ll, size_t word, uint64_t value, struct ll_cost *cost)
+{
+    const struct host_ll *inner = ll->impl;
+
+    for (int rank = 0; cost && rank < ll->comm->nranks; rank++) {
+        if (cost->came[rank] || inner->masked[rank] || rank == ll->comm->rank ||
+            atomic_load_explicit(counter_of(ll, rank, word), memory_order_acquire) < value)
+            continue;
+        cost->came[rank] = true;
+        cost->add[rank] += (int64_t)(ep_now_ns() - cost->begin_ns);
+    }
+}
+
 /* Waits until the counter at `word` of a rank's head has reached `value`; masks it if it does not come, if allowed. */
-static ep_status wait_one(ep_ll *ll, int rank, size_t word, uint64_t value, enum host_phase phase)
+static ep_status wait_one(ep_ll *ll, int rank, size_t word, uint64_t value, enum host_phase phase, struct ll_cost *cost)
 {
     struct host_ll *inner = ll->impl;
-    _Atomic uint64_t *counter = (_Atomic uint64_t *)(void *)((char *)ll_shared_of(inner, rank) + word);
+    _Atomic uint64_t *counter = counter_of(ll, rank, word);
     bool mask = ll->config.flags & EP_LL_MASK_DEAD;
     struct host_pause pause;
     uint64_t at = 0;
@@ -78,6 +105,7 @@ static ep_status wait_one(ep_ll *ll, int rank, size_t word, uint64_t value, enum
         uint32_t seen = host_doorbell(inner->host);
 
         at = atomic_load_explicit(counter, memory_order_acquire);
+        note_arrivals(ll, word, value, cost);
         if (at >= value)
             break;
         status = host_pause(&pause, seen, rank);
@@ -95,18 +123,39 @@ static ep_status wait_one(ep_ll *ll, int rank, size_t word, uint64_t value, enum
     return EP_OK;
 }
 
-/* The same for all ranks that are not masked. */
-static ep_status wait_all(ep_ll *ll, size_t word, uint64_t value, enum host_phase phase)
+/* The same for all ranks that are not masked. `add` [R]: NULL, or nanoseconds until each of them came are added to it.
+ */
+static ep_status wait_timed(ep_ll *ll, size_t word, uint64_t value, enum host_phase phase, int64_t *add)
 {
     const struct host_ll *inner = ll->impl;
+    struct ll_cost cost = {.add = add};
+
+    if (add)
+        cost.begin_ns = ep_now_ns();
 
     for (int i = 1; i < ll->comm->nranks; i++) {
         int rank = (ll->comm->rank + i) % ll->comm->nranks;
 
         if (!inner->masked[rank])
-            EP_TRY(wait_one(ll, rank, word, value, phase));
+            EP_TRY(wait_one(ll, rank, word, value, phase, add ? &cost : NULL));
     }
     return EP_OK;
+}
+
+static ep_status wait_all(ep_ll *ll, size_t word, uint64_t value, enum host_phase phase)
+{
+    return wait_timed(ll, word, value, phase, NULL);
+}
+
+/* Words of the calls of a parity. */
+static size_t taken_word(uint64_t number)
+{
+    return offsetof(struct ll_shared, taken) + (number & 1) * sizeof(_Atomic uint64_t);
+}
+
+static size_t pulled_word(uint64_t number)
+{
+    return offsetof(struct ll_shared, pulled) + (number & 1) * sizeof(_Atomic uint64_t);
 }
 
 static void publish(ep_ll *ll, _Atomic uint64_t *counter, uint64_t value)
@@ -159,24 +208,34 @@ static ep_status damaged(ep_ll *ll, int rank, enum host_phase phase, const char 
     return host_raise_damage(((struct host_ll *)ll->impl)->host, rank, phase, what, value);
 }
 
-static ep_status check_format(ep_ll *ll, int rank, int32_t theirs)
+static ep_status fail_field(ep_ll *ll, int rank, const char *field, int mine, int theirs)
+{
+    return ep_fail(host_raise(((struct host_ll *)ll->impl)->host, EP_E_MISMATCH, rank, HOST_LL_RECV),
+                   "ep_ll_dispatch: ranks disagree: %s is %d on rank %d and %d on rank %d", field, mine, ll->comm->rank,
+                   theirs, rank);
+}
+
+static ep_status check_format(ep_ll *ll, const ep_ll_dispatch_args *args, int rank, const struct ll_block *head)
 {
     static const struct {
         const char *name;
         int shift;
     } fields[] = {{"out_dtype", 0}, {"scale_type", 8}, {"rounding of scales", 16}};
-    const struct host_ll *inner = ll->impl;
-    int32_t mine = format_of(&inner->dispatch);
+    int32_t mine = format_of(args), theirs = head->format;
 
     for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
         int a = mine >> fields[i].shift & 0xff, b = theirs >> fields[i].shift & 0xff;
 
         if (a != b)
-            return ep_fail(host_raise(inner->host, EP_E_MISMATCH, rank, HOST_LL_RECV),
-                           "ep_ll_dispatch: ranks disagree: %s is %d on rank %d and %d on rank %d", fields[i].name, a,
-                           ll->comm->rank, b, rank);
+            return fail_field(ll, rank, fields[i].name, a, b);
     }
-    return mine == theirs ? EP_OK : damaged(ll, rank, HOST_LL_RECV, "the format of its rows", theirs);
+    if (mine != theirs)
+        return damaged(ll, rank, HOST_LL_RECV, "the format of its rows", theirs);
+    if (head->max_tokens < 1 || head->max_tokens > ll->config.max_tokens)
+        return damaged(ll, rank, HOST_LL_RECV, "its max_tokens", head->max_tokens);
+    return head->max_tokens == args->max_tokens
+               ? EP_OK
+               : fail_field(ll, rank, "max_tokens", args->max_tokens, head->max_tokens);
 }
 
 /* The row as it travels: as it is, or quantised once for all destinations. */
@@ -196,10 +255,11 @@ static const void *encode_row(ep_ll *ll, const ep_ll_dispatch_args *args, const 
     return inner->row;
 }
 
-static void send_token(ep_ll *ll, const ep_ll_dispatch_args *args, int t)
+static void send_token(ep_ll *ll, const struct ll_dispatch *dispatch, int t)
 {
     struct host_ll *inner = ll->impl;
-    const int32_t *index = inner->index[inner->dispatches & 1] + (size_t)t * (size_t)ll->config.topk;
+    const ep_ll_dispatch_args *args = &dispatch->args;
+    const int32_t *index = inner->index[dispatch->number & 1] + (size_t)t * (size_t)ll->config.topk;
     const void *scales, *row = NULL;
     struct ll_slot *slots[EP_MAX_TOPK];
     int ranks[EP_MAX_TOPK], n_experts[EP_MAX_TOPK], n = 0;
@@ -212,7 +272,7 @@ static void send_token(ep_ll *ll, const ep_ll_dispatch_args *args, int t)
         while (i < n && ranks[i] != rank)
             i++;
         if (i == n) {
-            struct ll_block *block = ll_block_of(ll, rank, inner->dispatches, ll->comm->rank);
+            struct ll_block *block = ll_block_of(ll, rank, dispatch->number, ll->comm->rank);
 
             ranks[n] = rank;
             slots[n] = ll_slot_of(inner, block, inner->n_slots[rank]++);
@@ -232,21 +292,22 @@ static void send_token(ep_ll *ll, const ep_ll_dispatch_args *args, int t)
 }
 
 /* Copies the heads of the slots of one source and checks them: they say where its rows will be written. */
-static ep_status read_heads(ep_ll *ll, int source)
+static ep_status read_heads(ep_ll *ll, const struct ll_dispatch *dispatch, int source)
 {
     struct host_ll *inner = ll->impl;
-    struct ll_block *block = ll_block_of(ll, ll->comm->rank, inner->dispatches, source), head;
+    struct ll_block *block = ll_block_of(ll, ll->comm->rank, dispatch->number, source), head;
+    int max_tokens = dispatch->args.max_tokens;
     int topk = ll->config.topk, last = -1;
 
     host_read_shared(&head, block, sizeof(head));
-    EP_TRY(check_format(ll, source, head.format));
-    if (head.count < 0 || head.count > ll->config.max_tokens)
+    EP_TRY(check_format(ll, &dispatch->args, source, &head));
+    if (head.count < 0 || head.count > max_tokens)
         return damaged(ll, source, HOST_LL_RECV, "its number of tokens", head.count);
     for (int i = 0; i < head.count; i++) {
         struct ll_slot *slot = ll_head_of(ll, source, i);
 
         host_read_shared(slot, ll_slot_of(inner, block, i), sizeof(*slot) + (size_t)topk * sizeof(int32_t));
-        if (slot->token <= last || slot->token >= ll->config.max_tokens)
+        if (slot->token <= last || slot->token >= max_tokens)
             return damaged(ll, source, HOST_LL_RECV, "the number of a token", slot->token);
         if (slot->n_experts < 1 || slot->n_experts > topk)
             return damaged(ll, source, HOST_LL_RECV, "the number of experts of a token", slot->n_experts);
@@ -257,7 +318,7 @@ static ep_status read_heads(ep_ll *ll, int source)
 }
 
 /* First rows per (expert, source): counts, then prefix sums within each expert. */
-static ep_status make_ranges(ep_ll *ll, struct ll_range *ranges)
+static ep_status make_ranges(ep_ll *ll, const struct ll_dispatch *dispatch, struct ll_range *ranges)
 {
     struct host_ll *inner = ll->impl;
     int nranks = ll->comm->nranks;
@@ -266,7 +327,7 @@ static ep_status make_ranges(ep_ll *ll, struct ll_range *ranges)
     for (int source = 0; source < nranks; source++) {
         inner->n_slots[source] = 0;
         if (!inner->masked[source])
-            EP_TRY(read_heads(ll, source));
+            EP_TRY(read_heads(ll, dispatch, source));
         for (int i = 0; i < inner->n_slots[source]; i++) {
             const struct ll_slot *slot = ll_head_of(ll, source, i);
 
@@ -292,101 +353,133 @@ static ep_status make_ranges(ep_ll *ll, struct ll_range *ranges)
     return EP_OK;
 }
 
+/* The scales of row `row` of an expert, wherever the caller wants each. */
+static void place_scales(const ep_ll *ll, const ep_ll_dispatch_args *args, int expert, int32_t row, const void *scales)
+{
+    size_t bytes = out_scale_bytes(ll, args), rows = (size_t)ll->comm->nranks * (size_t)args->max_tokens;
+    uint32_t *out = (uint32_t *)args->recv_scales + (size_t)expert * rows * (bytes / 4);
+
+    if (!args->recv_scale_stride_token) {
+        memcpy(out + (size_t)row * (bytes / 4), scales, bytes);
+        return;
+    }
+    for (size_t word = 0; word < bytes / 4; word++)
+        out[row * args->recv_scale_stride_token + (int64_t)word * args->recv_scale_stride_block] =
+            ((const uint32_t *)scales)[word];
+}
+
 /* `head` is the copy, `slot` where the row is. */
 static void pack_slot(ep_ll *ll, const ep_ll_dispatch_args *args, const struct ll_slot *head,
                       const struct ll_slot *slot, int32_t *next)
 {
     const struct host_ll *inner = ll->impl;
-    size_t rows = (size_t)ll->comm->nranks * (size_t)ll->config.max_tokens;
+    size_t rows = (size_t)ll->comm->nranks * (size_t)args->max_tokens;
 
     for (int e = 0; e < head->n_experts; e++) {
-        size_t at = (size_t)head->expert[e] * rows + (size_t)next[head->expert[e]]++;
+        int32_t row = next[head->expert[e]]++;
+        size_t at = (size_t)head->expert[e] * rows + (size_t)row;
 
         memcpy((char *)args->recv_x + at * out_row_bytes(ll, args), (const char *)slot + inner->row_at,
                out_row_bytes(ll, args));
         if (args->out_dtype != EP_BF16)
-            memcpy((char *)args->recv_scales + at * out_scale_bytes(ll, args), (const char *)slot + inner->scales_at,
-                   out_scale_bytes(ll, args));
+            place_scales(ll, args, head->expert[e], row, (const char *)slot + inner->scales_at);
         if (args->recv_source)
             args->recv_source[at] = head->token;
     }
 }
 
-static ep_status receive(ep_ll *ll)
+/* What is told of the rows besides them. `count` [L]. */
+static void tell_counts(const ep_ll *ll, const ep_ll_dispatch_args *args, const struct ll_range *ranges,
+                        const int32_t *count)
 {
-    struct host_ll *inner = ll->impl;
-    const ep_ll_dispatch_args *args = &inner->dispatch;
-    int nranks = ll->comm->nranks, me = ll->comm->rank;
-    struct ll_range *ranges = inner->ranges[inner->dispatches & 1];
-    int32_t *next = inner->seen; /* [L] used here */
+    int nranks = ll->comm->nranks;
 
-    EP_TRY(wait_all(ll, offsetof(struct ll_shared, sent), inner->dispatches, HOST_LL_RECV));
-    EP_TRY(make_ranges(ll, ranges));
-    memcpy(ll_ranges_of(ll, me, inner->dispatches), ranges, (size_t)ll->n_local * (size_t)nranks * sizeof(*ranges));
-    memset(next, 0, (size_t)ll->n_local * sizeof(*next));
-    for (int source = 0; source < nranks; source++) {
-        struct ll_block *block = ll_block_of(ll, me, inner->dispatches, source);
-
-        for (int i = 0; i < inner->n_slots[source]; i++)
-            pack_slot(ll, args, ll_head_of(ll, source, i), ll_slot_of(inner, block, i), next);
-    }
     for (int expert = 0; expert < ll->n_local; expert++) {
-        args->recv_count[expert] = next[expert];
+        args->recv_count[expert] = count[expert];
+        if (args->recv_stats_add)
+            args->recv_stats_add[expert] += count[expert];
         for (int source = 0; args->recv_range && source < nranks; source++) {
             const struct ll_range *range = &ranges[expert * nranks + source];
 
             args->recv_range[expert * nranks + source] = (int64_t)range->begin << 32 | (uint32_t)range->count;
         }
     }
-    publish(ll, &ll_shared_of(inner, me)->taken, inner->dispatches);
+}
+
+static ep_status receive(ep_ll *ll, const struct ll_dispatch *dispatch)
+{
+    struct host_ll *inner = ll->impl;
+    const ep_ll_dispatch_args *args = &dispatch->args;
+    int nranks = ll->comm->nranks, me = ll->comm->rank;
+    struct ll_range *ranges = inner->ranges[dispatch->number & 1];
+    int32_t *next = inner->seen; /* [L] used here */
+
+    EP_TRY(wait_timed(ll, offsetof(struct ll_shared, sent), dispatch->number, HOST_LL_RECV, args->wait_cost_add));
+    EP_TRY(make_ranges(ll, dispatch, ranges));
+    memcpy(ll_ranges_of(ll, me, dispatch->number), ranges, (size_t)ll->n_local * (size_t)nranks * sizeof(*ranges));
+    memset(next, 0, (size_t)ll->n_local * sizeof(*next));
+    for (int source = 0; source < nranks; source++) {
+        struct ll_block *block = ll_block_of(ll, me, dispatch->number, source);
+
+        for (int i = 0; i < inner->n_slots[source]; i++)
+            pack_slot(ll, args, ll_head_of(ll, source, i), ll_slot_of(inner, block, i), next);
+    }
+    tell_counts(ll, args, ranges, next);
+    publish(ll, counter_of(ll, me, taken_word(dispatch->number)), dispatch->number);
     return EP_OK;
 }
 
-ep_status host_ll_dispatch(ep_ll *ll, const ep_ll_dispatch_args *args)
+static ep_status start_dispatch(ep_ll *ll, const struct ll_dispatch *wanted)
 {
     struct host_ll *inner = ll->impl;
+    struct ll_dispatch *dispatch = &inner->dispatch[wanted->number & 1];
+    const ep_ll_dispatch_args *args = &dispatch->args;
+    uint64_t number = wanted->number;
 
-    EP_TRY(host_drain(inner->host));
-    EP_TRY(load_index(ll, args->topk_idx, args->idx_type, args->n_tokens, inner->index[(inner->dispatches + 1) & 1]));
+    EP_TRY(
+        load_index(ll, wanted->args.topk_idx, wanted->args.idx_type, wanted->args.n_tokens, inner->index[number & 1]));
     /* The slots of two dispatches ago must have been packed. */
-    if (inner->dispatches >= 2)
-        EP_TRY(wait_all(ll, offsetof(struct ll_shared, taken), inner->dispatches - 1, HOST_LL_SEND));
-    inner->dispatches++;
-    inner->dispatch = *args;
-    inner->in_dispatch = true;
+    if (number > 2)
+        EP_TRY(wait_all(ll, taken_word(number), number - 2, HOST_LL_SEND));
+    *dispatch = *wanted;
     memset(inner->n_slots, 0, (size_t)ll->comm->nranks * sizeof(*inner->n_slots));
     for (int t = 0; t < args->n_tokens; t++)
-        send_token(ll, args, t);
+        send_token(ll, dispatch, t);
     for (int rank = 0; rank < ll->comm->nranks; rank++) {
-        struct ll_block *block = ll_block_of(ll, rank, inner->dispatches, ll->comm->rank);
+        struct ll_block *block = ll_block_of(ll, rank, number, ll->comm->rank);
 
         if (inner->masked[rank])
             continue;
         block->count = inner->n_slots[rank];
         block->format = format_of(args);
+        block->max_tokens = args->max_tokens;
     }
-    publish(ll, &ll_shared_of(inner, ll->comm->rank)->sent, inner->dispatches);
-    return args->flags & EP_LL_RECV_HOOK ? EP_OK : receive(ll);
+    publish(ll, &ll_shared_of(inner, ll->comm->rank)->sent, number);
+    return args->flags & EP_LL_RECV_HOOK ? EP_OK : receive(ll, dispatch);
 }
 
 /* --- combine ---------------------------------------------------------------------------------------------------- */
 
-static size_t combine_bytes(const ep_ll *ll)
+static size_t combine_bytes(const ep_ll *ll, int max_tokens)
 {
-    return (size_t)ll->config.n_experts * (size_t)ll->config.max_tokens * (size_t)ll->config.hidden * 2;
+    return (size_t)ll->config.n_experts * (size_t)max_tokens * (size_t)ll->config.hidden * 2;
 }
 
 /*
  * Pages for the first rows of an expert in a combine buffer. It has room for all tokens of all ranks on each expert, of
  * which few come: only those that do take memory, and are refused here if there is none.
  */
-static ep_status reserve_rows(ep_ll *ll, uint64_t number, int expert, int32_t n_rows)
+static ep_status reserve_rows(ep_ll *ll, uint64_t number, int max_tokens, int expert, int32_t n_rows)
 {
     struct host_ll *inner = ll->impl;
     size_t row = (size_t)ll->config.hidden * 2;
-    size_t rows = (size_t)ll->comm->nranks * (size_t)ll->config.max_tokens;
+    size_t rows = (size_t)ll->comm->nranks * (size_t)max_tokens;
     int32_t *reserved = &inner->reserved[number & 1][expert];
 
+    /* Experts are elsewhere: what has its pages is asked for once more. */
+    if (inner->reserved_for[number & 1] != max_tokens)
+        memset(inner->reserved[number & 1], 0, (size_t)ll->n_local * sizeof(*reserved));
+    inner->reserved_for[number & 1] = max_tokens;
     if (n_rows <= *reserved)
         return EP_OK;
     EP_TRY(host_reserve(inner->host, inner->combine_buffer[number & 1],
@@ -395,57 +488,61 @@ static ep_status reserve_rows(ep_ll *ll, uint64_t number, int expert, int32_t n_
     return EP_OK;
 }
 
-/* Library's buffer for combine number n, once nobody reads the one before in it. */
+/* Library's buffer for combine number n. Nobody reads the one before in it any more. */
 static ep_status combine_buffer(ep_ll *ll, uint64_t number, void **ret_buffer)
 {
     struct host_ll *inner = ll->impl;
 
     if (!inner->combine_buffer[number & 1])
-        EP_TRY(host_alloc_sparse(inner->host, combine_bytes(ll), &inner->combine_buffer[number & 1]));
-    if (number > 2)
-        EP_TRY(wait_all(ll, offsetof(struct ll_shared, pulled), number - 2, HOST_LL_OFFER));
+        EP_TRY(host_alloc_sparse(inner->host, combine_bytes(ll, ll->config.max_tokens),
+                                 &inner->combine_buffer[number & 1]));
     *ret_buffer = inner->combine_buffer[number & 1];
     return EP_OK;
 }
 
+/* Until what combine number n uses is no longer read by the one before it there. */
+static ep_status wait_unused(ep_ll *ll, uint64_t number)
+{
+    return number > 2 ? wait_all(ll, pulled_word(number), number - 2, HOST_LL_OFFER) : EP_OK;
+}
+
 /* The rows that were received, copied to where peers can read them. */
-static ep_status copy_rows(ep_ll *ll, const void *x, void *buffer)
+static ep_status copy_rows(ep_ll *ll, const struct ll_combine *combine, void *buffer)
 {
     const struct host_ll *inner = ll->impl;
     int nranks = ll->comm->nranks;
-    const struct ll_range *ranges = inner->ranges[inner->combines & 1];
-    size_t row = (size_t)ll->config.hidden * 2, rows = (size_t)nranks * (size_t)ll->config.max_tokens;
+    const struct ll_range *ranges = inner->ranges[combine->call & 1];
+    size_t row = (size_t)ll->config.hidden * 2, rows = (size_t)nranks * (size_t)combine->max_tokens;
 
     for (int expert = 0; expert < ll->n_local; expert++) {
         const struct ll_range *last = &ranges[expert * nranks + nranks - 1];
         size_t at = (size_t)expert * rows * row;
 
-        EP_TRY(reserve_rows(ll, inner->combines, expert, last->begin + last->count));
-        memcpy((char *)buffer + at, (const char *)x + at, (size_t)(last->begin + last->count) * row);
+        EP_TRY(reserve_rows(ll, combine->number, combine->max_tokens, expert, last->begin + last->count));
+        memcpy((char *)buffer + at, (const char *)combine->args.x + at, (size_t)(last->begin + last->count) * row);
     }
     return EP_OK;
 }
 
-static ep_status offer(ep_ll *ll, const ep_ll_combine_args *args)
+static ep_status offer(ep_ll *ll, struct ll_combine *combine)
 {
     struct host_ll *inner = ll->impl;
-    struct host_where *where = &ll_shared_of(inner, ll->comm->rank)->offer[inner->combines & 1];
+    struct ll_offer *mine = &ll_shared_of(inner, ll->comm->rank)->offer[combine->number & 1];
+    size_t bytes = combine_bytes(ll, combine->max_tokens);
     void *buffer;
 
-    if (args->flags & EP_LL_ZERO_COPY) {
-        /* The buffer is the same every second time, but only asking for it waits for those who still read it. */
-        if (inner->handed_out != inner->combines || args->x != inner->combine_buffer[inner->combines & 1])
-            return ep_fail(EP_E_ARG, "ep_ll_combine: with EP_LL_ZERO_COPY x must be the buffer that "
-                                     "ep_ll_get_combine_buffer gave for this combine");
-        buffer = inner->combine_buffer[inner->combines & 1];
-    } else if (host_find(inner->host, args->x, combine_bytes(ll), where)) {
-        inner->in_place = true;
+    mine->call = combine->call;
+    mine->no_partial_reduce = combine->args.flags & EP_LL_NO_PARTIAL_REDUCE ? 1 : 0;
+    if (combine->args.flags & EP_LL_ZERO_COPY) {
+        buffer = inner->combine_buffer[combine->number & 1];
+    } else if (host_find(inner->host, combine->args.x, bytes, &mine->where)) {
+        combine->in_place = true;
         return EP_OK;
     } else {
-        EP_TRY(combine_buffer(ll, inner->combines, &buffer));
-        EP_TRY(copy_rows(ll, args->x, buffer));
+        EP_TRY(combine_buffer(ll, combine->number, &buffer));
+        EP_TRY(copy_rows(ll, combine, buffer));
     }
-    if (!host_find(inner->host, buffer, combine_bytes(ll), where))
+    if (!host_find(inner->host, buffer, bytes, &mine->where))
         return ep_fail(EP_E_STATE, "ep_ll_combine: the combine buffer is not where it was");
     return EP_OK;
 }
@@ -459,14 +556,15 @@ struct ll_terms {
 };
 
 /* In the order of k. */
-static ep_status find_terms(ep_ll *ll, const ep_ll_combine_args *args, int t, void *const *offers,
+static ep_status find_terms(ep_ll *ll, const struct ll_combine *combine, int t, void *const *offers,
                             struct ll_terms *ret_terms)
 {
     struct host_ll *inner = ll->impl;
     int nranks = ll->comm->nranks, me = ll->comm->rank, n = 0;
     size_t topk = (size_t)ll->config.topk, row = (size_t)ll->config.hidden * 2;
-    size_t rows = (size_t)nranks * (size_t)ll->config.max_tokens;
-    const int32_t *index = inner->index[inner->combines & 1] + (size_t)t * topk;
+    size_t rows = (size_t)nranks * (size_t)combine->max_tokens;
+    const int32_t *index = inner->index[combine->call & 1] + (size_t)t * topk;
+    const int32_t *given = combine->given + (size_t)t * topk;
 
     for (size_t k = 0; k < topk; k++) {
         int rank = index[k] < 0 ? -1 : index[k] / ll->n_local, local = index[k] < 0 ? 0 : index[k] % ll->n_local;
@@ -476,9 +574,9 @@ static ep_status find_terms(ep_ll *ll, const ep_ll_combine_args *args, int t, vo
         if (rank < 0)
             continue;
         i = inner->seen[index[k]]++;
-        if (inner->masked[rank])
+        if (inner->masked[rank] || given[k] < 0)
             continue;
-        host_read_shared(&range, &ll_ranges_of(ll, rank, inner->combines)[local * nranks + me], sizeof(range));
+        host_read_shared(&range, &ll_ranges_of(ll, rank, combine->call)[local * nranks + me], sizeof(range));
         if (range.begin < 0 || range.count < 0 || (size_t)range.begin + (size_t)range.count > rows)
             return damaged(ll, rank, HOST_LL_COMBINE, "where the rows of this rank are",
                            (int64_t)((uint64_t)(uint32_t)range.begin << 32 | (uint32_t)range.count));
@@ -490,7 +588,7 @@ static ep_status find_terms(ep_ll *ll, const ep_ll_combine_args *args, int t, vo
         }
         ret_terms->rows[n] = (const uint16_t *)(const void *)((const char *)offers[rank] +
                                                               ((size_t)local * rows + (size_t)(range.begin + i)) * row);
-        ret_terms->weights[n] = args->topk_weights[(size_t)t * topk + k];
+        ret_terms->weights[n] = combine->args.topk_weights[(size_t)t * topk + k];
         ret_terms->rank[n++] = rank;
     }
     ret_terms->n = n;
@@ -521,15 +619,15 @@ static int group_terms(const struct ll_terms *terms, struct ll_terms *ret_terms,
 }
 
 /* Weighted sum of the rows of token t. */
-static ep_status pull_token(ep_ll *ll, const ep_ll_combine_args *args, int t, void *const *offers)
+static ep_status pull_token(ep_ll *ll, const struct ll_combine *combine, int t, void *const *offers)
 {
     const struct ep_rows_ops *ops = ((struct host_ll *)ll->impl)->host->rows;
     int hidden = ll->config.hidden, n_groups, sizes[EP_MAX_TOPK];
-    uint16_t *out = (uint16_t *)args->out + (size_t)t * (size_t)hidden;
+    uint16_t *out = (uint16_t *)combine->args.out + (size_t)t * (size_t)hidden;
     struct ll_terms terms, groups;
 
-    EP_TRY(find_terms(ll, args, t, offers, &terms));
-    n_groups = ll->config.flags & EP_LL_SUM_ONCE ? terms.n : group_terms(&terms, &groups, sizes);
+    EP_TRY(find_terms(ll, combine, t, offers, &terms));
+    n_groups = combine->args.flags & EP_LL_NO_PARTIAL_REDUCE ? terms.n : group_terms(&terms, &groups, sizes);
     if (n_groups == terms.n)
         ops->weighted_sum_bf16(out, terms.rows, terms.weights, terms.n, hidden);
     else
@@ -537,14 +635,35 @@ static ep_status pull_token(ep_ll *ll, const ep_ll_combine_args *args, int t, vo
     return EP_OK;
 }
 
+/* Ranks must be in the same call, and it is the same in all ranks' arguments. */
+static ep_status check_offer(ep_ll *ll, const struct ll_combine *combine, int rank, const struct ll_offer *theirs)
+{
+    struct host_comm *host = ((struct host_ll *)ll->impl)->host;
+    bool once = combine->args.flags & EP_LL_NO_PARTIAL_REDUCE;
+
+    if (theirs->call == combine->call && theirs->no_partial_reduce == (once ? 1 : 0))
+        return EP_OK;
+    EP_TRY(check_masks(ll, HOST_LL_COMBINE));
+    if (theirs->call != combine->call)
+        return ep_fail(host_raise(host, EP_E_MISMATCH, rank, HOST_LL_COMBINE),
+                       "ep_ll_combine: ranks disagree: call is %llu on rank %d and %llu on rank %d",
+                       (unsigned long long)combine->call, ll->comm->rank, (unsigned long long)theirs->call, rank);
+    return ep_fail(host_raise(host, EP_E_MISMATCH, rank, HOST_LL_COMBINE),
+                   "ep_ll_combine: ranks disagree: EP_LL_NO_PARTIAL_REDUCE is %d on rank %d and %u on rank %d", once,
+                   ll->comm->rank, theirs->no_partial_reduce, rank);
+}
+
 /* Where the rows of `rank` are. With masking, a rank that is no longer there is masked. */
-static ep_status map_offer(ep_ll *ll, int rank, void **ret_offer)
+static ep_status map_offer(ep_ll *ll, const struct ll_combine *combine, int rank, void **ret_offer)
 {
     struct host_ll *inner = ll->impl;
-    ep_status status = host_map(inner->host, rank, &ll_shared_of(inner, rank)->offer[inner->combines & 1],
-                                combine_bytes(ll), ret_offer);
+    struct ll_offer theirs;
     char reason[EP_ERROR_TEXT_BYTES];
+    ep_status status;
 
+    host_read_shared(&theirs, &ll_shared_of(inner, rank)->offer[combine->number & 1], sizeof(theirs));
+    EP_TRY(check_offer(ll, combine, rank, &theirs));
+    status = host_map(inner->host, rank, &theirs.where, combine_bytes(ll, combine->max_tokens), ret_offer);
     if (status == EP_OK)
         return EP_OK;
     snprintf(reason, sizeof(reason), "%s", ep_last_error());
@@ -558,27 +677,27 @@ static ep_status map_offer(ep_ll *ll, int rank, void **ret_offer)
     return host_raise_own(inner->host, status, rank, HOST_LL_COMBINE);
 }
 
-static ep_status pull(ep_ll *ll)
+static ep_status pull(ep_ll *ll, const struct ll_combine *combine)
 {
     struct host_ll *inner = ll->impl;
-    const ep_ll_combine_args *args = &inner->combine;
+    const ep_ll_combine_args *args = &combine->args;
     int nranks = ll->comm->nranks;
     void *offers[EP_MAX_RANKS];
     ep_status status = EP_OK;
 
-    EP_TRY(wait_all(ll, offsetof(struct ll_shared, offered), inner->combines, HOST_LL_COMBINE));
+    EP_TRY(wait_timed(ll, offsetof(struct ll_shared, offered), combine->number, HOST_LL_COMBINE, args->wait_cost_add));
     host_sweep(inner->host);
     for (int rank = 0; rank < nranks; rank++)
         if (!inner->masked[rank])
-            EP_TRY(map_offer(ll, rank, &offers[rank]));
+            EP_TRY(map_offer(ll, combine, rank, &offers[rank]));
     memset(inner->seen, 0, (size_t)ll->config.n_experts * sizeof(*inner->seen));
     for (int t = 0; status == EP_OK && t < args->n_tokens; t++)
-        status = pull_token(ll, args, t, offers);
+        status = pull_token(ll, combine, t, offers);
     if (status == EP_OK)
         status = check_masks(ll, HOST_LL_COMBINE);
-    publish(ll, &ll_shared_of(inner, ll->comm->rank)->pulled, inner->combines);
-    if (status == EP_OK && inner->in_place)
-        status = wait_all(ll, offsetof(struct ll_shared, pulled), inner->combines, HOST_LL_DONE);
+    publish(ll, counter_of(ll, ll->comm->rank, pulled_word(combine->number)), combine->number);
+    if (status == EP_OK && combine->in_place)
+        status = wait_all(ll, pulled_word(combine->number), combine->number, HOST_LL_DONE);
     return status;
 }
 
@@ -590,60 +709,193 @@ static ep_status check_weights(const ep_ll *ll, const ep_ll_combine_args *args)
     return EP_OK;
 }
 
-/* Combine number n answers dispatch number n. */
-static ep_status check_answer(const ep_ll *ll, const ep_ll_combine_args *args)
+/* The choices of the dispatch that it answers, less those that it leaves out. */
+static ep_status check_answer(const ep_ll *ll, const struct ll_combine *combine)
 {
     const struct host_ll *inner = ll->impl;
-    const int32_t *sent = inner->index[(inner->combines + 1) & 1];
-    size_t topk = (size_t)ll->config.topk, entries = (size_t)args->n_tokens * topk, i = 0;
+    const ep_ll_combine_args *args = &combine->args;
+    const int32_t *sent = inner->index[combine->call & 1], *given = combine->given;
+    size_t topk = (size_t)ll->config.topk, entries = (size_t)args->n_tokens * topk;
 
-    EP_TRY(load_index(ll, args->topk_idx, args->idx_type, args->n_tokens, inner->given));
-    if (memcmp(inner->given, sent, entries * sizeof(*sent)) == 0)
-        return EP_OK;
-    while (inner->given[i] == sent[i])
-        i++;
-    return ep_fail(EP_E_ROUTING,
-                   "ep_ll_combine: token %zu: topk_idx is %d at position %zu, but the dispatch that it answers had %d",
-                   i / topk, inner->given[i], i % topk, sent[i]);
+    EP_TRY(load_index(ll, args->topk_idx, args->idx_type, args->n_tokens, combine->given));
+    for (size_t i = 0; i < entries; i++)
+        if (given[i] != sent[i] && given[i] >= 0)
+            return ep_fail(
+                EP_E_ROUTING,
+                "ep_ll_combine: token %zu: topk_idx is %d at position %zu, but the dispatch that it answers had %d",
+                i / topk, given[i], i % topk, sent[i]);
+    return EP_OK;
 }
 
-ep_status host_ll_combine(ep_ll *ll, const ep_ll_combine_args *args)
+static ep_status start_combine(ep_ll *ll, const struct ll_combine *wanted)
 {
     struct host_ll *inner = ll->impl;
-    ep_status status;
+    struct ll_combine *combine = &inner->combine[wanted->number & 1];
+    int32_t *given = combine->given;
 
-    EP_TRY(host_drain(inner->host));
-    EP_TRY(check_answer(ll, args));
-    EP_TRY(check_weights(ll, args));
-    inner->combines++;
-    inner->combine = *args;
-    inner->in_dispatch = false;
-    inner->in_place = false;
-    status = offer(ll, args);
-    if (status != EP_OK) {
-        inner->combines--;
-        return status;
+    *combine = *wanted;
+    combine->given = given;
+    EP_TRY(check_answer(ll, combine));
+    EP_TRY(check_weights(ll, &combine->args));
+    EP_TRY(wait_unused(ll, combine->number));
+    EP_TRY(offer(ll, combine));
+    publish(ll, &ll_shared_of(inner, ll->comm->rank)->offered, combine->number);
+    return combine->args.flags & EP_LL_RECV_HOOK ? EP_OK : pull(ll, combine);
+}
+
+/* --- calls ------------------------------------------------------------------------------------------------------- */
+
+enum ll_step { LL_DISPATCH, LL_COMBINE, LL_RECEIVE, LL_PULL, LL_SET_MASK, LL_QUERY_MASK, LL_BARRIER };
+
+struct ll_job {
+    ep_ll *ll;
+    enum ll_step step;
+    union {
+        struct ll_dispatch dispatch;
+        struct ll_combine combine;
+        uint64_t number; /* of the dispatch or combine to be finished */
+        struct {
+            int rank; /* -1: all */
+            bool on;
+        } mask;
+        int32_t *out;
+    };
+};
+
+static void set_mask(ep_ll *ll, int rank, bool on)
+{
+    struct host_ll *inner = ll->impl;
+    _Atomic uint64_t *masks = ll_shared_of(inner, ll->comm->rank)->masks;
+
+    if (on) {
+        mask_rank(ll, rank);
+        return;
     }
-    publish(ll, &ll_shared_of(inner, ll->comm->rank)->offered, inner->combines);
-    return args->flags & EP_LL_RECV_HOOK ? EP_OK : pull(ll);
+    inner->masked[rank] = 0;
+    atomic_fetch_and_explicit(&masks[rank / 64], ~(UINT64_C(1) << rank % 64), memory_order_acq_rel);
 }
 
-ep_status host_ll_finish(ep_ll *ll)
+static ep_status run_barrier(ep_ll *ll)
 {
     struct host_ll *inner = ll->impl;
+    uint64_t number = ++inner->barriers;
 
-    return inner->in_dispatch ? receive(ll) : pull(ll);
+    publish(ll, &ll_shared_of(inner, ll->comm->rank)->barriers, number);
+    return wait_all(ll, offsetof(struct ll_shared, barriers), number, HOST_LL_BARRIER);
+}
+
+static ep_status run_step(const struct ll_job *job)
+{
+    ep_ll *ll = job->ll;
+    struct host_ll *inner = ll->impl;
+
+    switch (job->step) {
+    case LL_DISPATCH:
+        return start_dispatch(ll, &job->dispatch);
+    case LL_COMBINE:
+        return start_combine(ll, &job->combine);
+    case LL_RECEIVE:
+        return receive(ll, &inner->dispatch[job->number & 1]);
+    case LL_PULL:
+        return pull(ll, &inner->combine[job->number & 1]);
+    case LL_SET_MASK:
+        for (int rank = 0; rank < ll->comm->nranks; rank++)
+            if (job->mask.rank < 0 || job->mask.rank == rank)
+                set_mask(ll, rank, job->mask.on);
+        return EP_OK;
+    case LL_QUERY_MASK:
+        memcpy(job->out, inner->masked, (size_t)ll->comm->nranks * sizeof(*job->out));
+        return EP_OK;
+    case LL_BARRIER:
+        return run_barrier(ll);
+    }
+    return EP_OK;
+}
+
+static ep_status run_job(void *arguments)
+{
+    const struct ll_job *job = arguments;
+    const struct host_ll *inner = job->ll->impl;
+
+    /* With masking this rank's own failure is not one of the group: it is missed, and masked. */
+    return host_fail_queued(inner->host, run_step(job), HOST_LL_SEND, job->ll->config.flags & EP_LL_MASK_DEAD);
+}
+
+static ep_status submit(const struct ll_job *job, ep_stream stream)
+{
+    return host_submit(host_of(job->ll->comm), stream, run_job, job, sizeof(*job));
+}
+
+ep_status host_ll_dispatch(ep_ll *ll, const ep_ll_dispatch_args *args, uint64_t number, ep_stream stream)
+{
+    struct ll_job job = {.ll = ll, .step = LL_DISPATCH, .dispatch = {.number = number, .args = *args}};
+
+    return submit(&job, stream);
+}
+
+ep_status host_ll_combine(ep_ll *ll, const ep_ll_combine_args *args, ep_stream stream)
+{
+    const struct host_ll *inner = ll->impl;
+    uint64_t number = ll->combines + 1;
+    struct ll_job job = {
+        .ll = ll,
+        .step = LL_COMBINE,
+        .combine = {
+            .number = number, .call = args->call, .max_tokens = ll->call[args->call & 1].max_tokens, .args = *args}};
+
+    /* The buffer is the same every second time, but only asking for it waits for those who still read it. */
+    if ((args->flags & EP_LL_ZERO_COPY) &&
+        (inner->handed_out != number || args->x != inner->combine_buffer[number & 1]))
+        return ep_fail(EP_E_ARG, "ep_ll_combine: with EP_LL_ZERO_COPY x must be the buffer that "
+                                 "ep_ll_get_combine_buffer gave for this combine");
+    return submit(&job, stream);
+}
+
+ep_status host_ll_finish(ep_ll *ll, uint64_t call, ep_stream stream)
+{
+    const struct ep_ll_call *open = &ll->call[call & 1];
+    struct ll_job job = {.ll = ll};
+
+    job.step = open->open == EP_LL_OPEN_DISPATCH ? LL_RECEIVE : LL_PULL;
+    job.number = open->open == EP_LL_OPEN_DISPATCH ? call : open->combine;
+    return submit(&job, stream);
+}
+
+ep_status host_ll_set_mask(ep_ll *ll, int rank, bool on, ep_stream stream)
+{
+    struct ll_job job = {.ll = ll, .step = LL_SET_MASK, .mask = {.rank = rank, .on = on}};
+
+    return submit(&job, stream);
+}
+
+ep_status host_ll_query_mask(ep_ll *ll, int32_t *out, ep_stream stream)
+{
+    struct ll_job job = {.ll = ll, .step = LL_QUERY_MASK, .out = out};
+
+    return submit(&job, stream);
+}
+
+ep_status host_ll_barrier(ep_ll *ll, ep_stream stream)
+{
+    struct ll_job job = {.ll = ll, .step = LL_BARRIER};
+
+    return submit(&job, stream);
 }
 
 ep_status host_ll_combine_buffer(ep_ll *ll, void **ret_buffer)
 {
     struct host_ll *inner = ll->impl;
+    uint64_t number = ll->combines + 1;
+    int max_tokens = ll->config.max_tokens;
 
-    EP_TRY(combine_buffer(ll, inner->combines + 1, ret_buffer));
-    /* The caller may write all of it. */
+    /* The caller may write to it at once. */
+    EP_TRY(host_drain(inner->host));
+    EP_TRY(wait_unused(ll, number));
+    EP_TRY(combine_buffer(ll, number, ret_buffer));
+    /* All of it: whichever dispatch is answered. */
     for (int expert = 0; expert < ll->n_local; expert++)
-        EP_TRY(reserve_rows(ll, inner->combines + 1, expert, ll->comm->nranks * ll->config.max_tokens));
-    inner->handed_out = inner->combines + 1;
+        EP_TRY(reserve_rows(ll, number, max_tokens, expert, ll->comm->nranks * max_tokens));
+    inner->handed_out = number;
     return EP_OK;
 }
 
@@ -651,6 +903,7 @@ ep_status host_ll_get_mask(const ep_ll *ll, int32_t *ret_masked)
 {
     const struct host_ll *inner = ll->impl;
 
+    host_drain(inner->host);
     memcpy(ret_masked, inner->masked, (size_t)ll->comm->nranks * sizeof(*ret_masked));
     return EP_OK;
 }

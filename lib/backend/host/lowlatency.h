@@ -10,13 +10,22 @@ struct ll_range {
     int32_t begin, count;
 };
 
+/* The input of a combine, and what all ranks must say alike of it. */
+struct ll_offer {
+    struct host_where where;
+    uint64_t call;
+    uint32_t no_partial_reduce, unused;
+};
+
 /* Head of a rank's shared segment. Then: ranges [2][L*R], then blocks [2][R]. */
 struct ll_shared {
     alignas(HOST_CACHE_LINE) _Atomic uint64_t sent; /* dispatches whose rows this rank has sent */
-    _Atomic uint64_t taken;                         /* dispatches that this rank has packed: their buffer is free */
     _Atomic uint64_t offered;                       /* combines whose input this rank has offered */
-    _Atomic uint64_t pulled;                        /* combines that this rank has read from all */
-    struct host_where offer[2];
+    _Atomic uint64_t taken[2];                      /* last dispatch n at n % 2 that this rank has packed ... */
+    _Atomic uint64_t pulled[2];                     /* ... and combine that it has read from all: halves of calls may be
+                                                       finished out of order */
+    _Atomic uint64_t barriers;
+    struct ll_offer offer[2];
     alignas(HOST_CACHE_LINE) _Atomic uint64_t masks[EP_MAX_RANKS / 64]; /* ranks that this rank has masked */
 };
 
@@ -25,7 +34,8 @@ struct ll_shared {
 struct ll_block {
     int32_t count;
     int32_t format; /* format_of() the sender's arguments */
-    int32_t unused[14];
+    int32_t max_tokens;
+    int32_t unused[13];
 };
 
 struct ll_slot {
@@ -34,30 +44,42 @@ struct ll_slot {
     int32_t expert[]; /* local numbers, topk of them at most; then scales, then the row, each aligned to 16 */
 };
 
+/* A dispatch until its rows are packed, a combine until its rows are read. */
+struct ll_dispatch {
+    uint64_t number;
+    ep_ll_dispatch_args args;
+};
+
+struct ll_combine {
+    uint64_t number, call;
+    int32_t max_tokens;
+    bool in_place;  /* reads the caller's memory, which it gets back only when all have read it */
+    int32_t *given; /* [M,K] that it comes with */
+    ep_ll_combine_args args;
+};
+
 struct host_ll {
     struct host_comm *host;
     unsigned char **peer; /* [R] segments */
     struct ep_shm *shm;   /* [R] our mappings of the peers': as long as we are there, whenever they free theirs */
     void *segment;
     void *combine_buffer[2]; /* [L, R*M, H] bf16, made on first use; its pages when rows come that need them */
-    int32_t *reserved[2];    /* [L] rows of each expert that have their pages */
-    uint64_t dispatches, combines;
-    uint64_t handed_out; /* combine that ep_ll_get_combine_buffer has last given a buffer for */
+    int32_t *reserved[2];    /* [L] rows of each expert that have their pages ... */
+    int32_t reserved_for[2]; /* ... where each has room for this many tokens of a rank */
+    uint64_t handed_out;     /* combine that ep_ll_get_combine_buffer has last given a buffer for */
+    uint64_t barriers;
     size_t scales_at, row_at, slot_bytes, block_bytes, ranges_at, blocks_at;
     int32_t *masked;            /* [R] */
-    int32_t *index[2];          /* [M,K] of dispatch n at n % 2, until its combine */
-    int32_t *given;             /* [M,K] that a combine comes with */
-    int32_t *n_slots;           /* [R] written for each rank by the open dispatch; then: received from each */
+    int32_t *index[2];          /* [M,K] of dispatch n at n % 2 */
+    int32_t *n_slots;           /* [R] written for each rank, or received from each */
     int32_t *heads;             /* [R*M] copies of the heads of the slots received: struct ll_slot and K experts each */
     struct ll_range *ranges[2]; /* [L*R] of dispatch n at n % 2: what the segment holds for the peers */
     int32_t *seen;              /* [E] tokens of this rank so far, per expert */
     uint8_t *row;               /* one quantised row */
     float *scales;
     int32_t *packed_scales;
-    bool in_dispatch;
-    bool in_place; /* the open combine reads the caller's memory, which it gets back only when all have read it */
-    ep_ll_dispatch_args dispatch;
-    ep_ll_combine_args combine;
+    struct ll_dispatch dispatch[2]; /* number n at n % 2 */
+    struct ll_combine combine[2];
 };
 
 static inline struct ll_shared *ll_shared_of(const struct host_ll *inner, int rank)

@@ -138,7 +138,8 @@ static void free_inner(struct host_ll *inner, int nranks)
     free(inner->reserved[1]);
     free(inner->index[0]);
     free(inner->index[1]);
-    free(inner->given);
+    free(inner->combine[0].given);
+    free(inner->combine[1].given);
     free(inner->n_slots);
     free(inner->heads);
     free(inner->ranges[0]);
@@ -174,20 +175,21 @@ ep_status host_ll_open(ep_ll *ll)
     inner->masked = calloc(nranks, sizeof(*inner->masked));
     for (int i = 0; i < 2; i++) {
         inner->index[i] = malloc((entries + 1) * sizeof(*inner->index[i]));
+        inner->combine[i].given = malloc((entries + 1) * sizeof(*inner->combine[i].given));
         inner->reserved[i] = calloc((size_t)ll->n_local, sizeof(*inner->reserved[i]));
         inner->ranges[i] = calloc((size_t)ll->n_local * nranks, sizeof(*inner->ranges[i]));
     }
     inner->n_slots = calloc(nranks, sizeof(*inner->n_slots));
     inner->heads = malloc(nranks * (size_t)ll->config.max_tokens *
                           (sizeof(struct ll_slot) + (size_t)ll->config.topk * sizeof(int32_t)));
-    inner->given = malloc((entries + 1) * sizeof(*inner->given));
     inner->seen = malloc((size_t)ll->config.n_experts * sizeof(*inner->seen));
     inner->row = aligned_alloc(16, align16((size_t)ll->config.hidden));
     inner->scales = malloc((blocks + 1) * sizeof(*inner->scales));
     inner->packed_scales = malloc((blocks + 4) * sizeof(*inner->packed_scales));
     if (!inner->peer || !inner->shm || !inner->masked || !inner->index[0] || !inner->index[1] || !inner->reserved[0] ||
-        !inner->reserved[1] || !inner->given || !inner->n_slots || !inner->heads || !inner->ranges[0] ||
-        !inner->ranges[1] || !inner->seen || !inner->row || !inner->scales || !inner->packed_scales)
+        !inner->reserved[1] || !inner->combine[0].given || !inner->combine[1].given || !inner->n_slots ||
+        !inner->heads || !inner->ranges[0] || !inner->ranges[1] || !inner->seen || !inner->row || !inner->scales ||
+        !inner->packed_scales)
         status = ep_fail(EP_E_MEMORY, "ep_ll_new: no memory for %zu entries", entries);
     else
         status = host_alloc_internal(host, segment_bytes(ll, inner), &inner->segment);
@@ -197,6 +199,15 @@ ep_status host_ll_open(ep_ll *ll)
         ll->impl = NULL;
     }
     return status;
+}
+
+static bool has_read(const ep_ll *ll, int rank, uint64_t combine)
+{
+    _Atomic uint64_t *pulled = ll_shared_of(ll->impl, rank)->pulled;
+
+    /* Of each parity the last one. */
+    return atomic_load_explicit(&pulled[combine & 1], memory_order_acquire) >= combine &&
+           (combine < 2 || atomic_load_explicit(&pulled[(combine - 1) & 1], memory_order_acquire) >= combine - 1);
 }
 
 /*
@@ -217,8 +228,7 @@ static void wait_for_readers(ep_ll *ll)
         while (!inner->masked[rank] && status == EP_OK) {
             uint32_t seen = host_doorbell(inner->host);
 
-            if (atomic_load_explicit(&ll_shared_of(inner, rank)->pulled, memory_order_acquire) >= inner->combines ||
-                host_pause(&pause, seen, rank) != EP_OK)
+            if (has_read(ll, rank, ll->combines) || host_pause(&pause, seen, rank) != EP_OK)
                 break;
             status = ep_comm_record(ll->comm, host_check(inner->host));
         }

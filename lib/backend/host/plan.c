@@ -5,7 +5,7 @@
  *
  * opening:     check the routing, count, publish (does not wait)
  * completion:  read all rows, compute positions; between nodes send each rail peer the rows on its node. At once, or
- *              with the first operation for plans with worst_rows.
+ *              with the first operation for plans with max_recv_tokens.
  */
 #include "backend/host/plan.h"
 #include "core/routing.h"
@@ -37,7 +37,7 @@ static void fill_row(const ep_plan *plan, struct plan_row *row)
     row->idx_type = plan->args.idx_type;
     row->flags = plan->args.flags;
     row->expert_alignment = plan->args.expert_alignment;
-    row->worst_rows = plan->args.worst_rows;
+    row->max_recv_tokens = plan->args.max_recv_tokens;
     memcpy(row->counts, inner->tokens_per_rank, nranks * sizeof(int32_t));
     memcpy(row->counts + nranks, inner->tokens_per_node, nnodes * sizeof(int32_t));
     memcpy(row->counts + nranks + nnodes, inner->tokens_per_expert, (size_t)row->n_experts * sizeof(int32_t));
@@ -117,10 +117,10 @@ static ep_status compare_rows(const struct host_completion *c)
                 return ep_fail(EP_E_MISMATCH, "ep_plan_new: ranks disagree: %s is %d on rank 0 and %d on rank %d",
                                fields[i].name, first, other, rank);
         }
-        if ((c->rows[0]->worst_rows > 0) != (c->rows[rank]->worst_rows > 0))
+        if ((c->rows[0]->max_recv_tokens > 0) != (c->rows[rank]->max_recv_tokens > 0))
             return ep_fail(EP_E_MISMATCH,
-                           "ep_plan_new: ranks disagree: worst_rows is %lld on rank 0 and %lld on rank %d",
-                           (long long)c->rows[0]->worst_rows, (long long)c->rows[rank]->worst_rows, rank);
+                           "ep_plan_new: ranks disagree: max_recv_tokens is %lld on rank 0 and %lld on rank %d",
+                           (long long)c->rows[0]->max_recv_tokens, (long long)c->rows[rank]->max_recv_tokens, rank);
     }
     return EP_OK;
 }
@@ -135,9 +135,9 @@ static const char *check_counts(const struct host_completion *c, int rank, int64
     *ret_value = row->n_tokens;
     if (row->n_tokens < 0 || (int64_t)row->n_tokens * c->plan->args.topk > INT32_MAX)
         return "its number of tokens";
-    *ret_value = row->worst_rows;
-    if (row->worst_rows < 0)
-        return "its worst_rows";
+    *ret_value = row->max_recv_tokens;
+    if (row->max_recv_tokens < 0)
+        return "its max_recv_tokens";
     for (int to = 0; to < c->plan->comm->nranks; to++) {
         int64_t sum = 0;
 
@@ -207,18 +207,18 @@ static ep_status place_all(struct host_completion *c)
 
     for (int rank = 0; rank < plan->comm->nranks; rank++) {
         int64_t total = place_on_rank(c, rank);
-        int64_t worst = c->rows[rank]->worst_rows;
+        int64_t worst = c->rows[rank]->max_recv_tokens;
 
         if (total > INT32_MAX)
             return ep_fail(EP_E_OVERFLOW, "plan: rank %d would receive %lld rows", rank, (long long)total);
         if (worst > 0 && total > worst)
-            return ep_fail(EP_E_CAPACITY, "plan: rank %d receives %lld rows but its worst_rows is %lld", rank,
+            return ep_fail(EP_E_CAPACITY, "plan: rank %d receives %lld rows but its max_recv_tokens is %lld", rank,
                            (long long)total, (long long)worst);
         c->inner->rows_on[rank] = total;
         if (rank == plan->comm->rank)
             plan->full.n_recv = total;
     }
-    plan->full.out_rows = plan->args.worst_rows > 0 ? plan->args.worst_rows : plan->full.n_recv;
+    plan->full.out_rows = plan->args.max_recv_tokens > 0 ? plan->args.max_recv_tokens : plan->full.n_recv;
     return EP_OK;
 }
 
@@ -416,7 +416,7 @@ static void fill_info(ep_plan *plan)
     const ep_comm *comm = plan->comm;
     ep_plan_info *info = &plan->info;
 
-    *info = (ep_plan_info){.size = sizeof(*info), .n_recv = -1, .out_rows = plan->args.worst_rows};
+    *info = (ep_plan_info){.size = sizeof(*info), .n_recv = -1, .out_rows = plan->args.max_recv_tokens};
     info->n_tokens = plan->args.n_tokens;
     info->topk = plan->args.topk;
     info->n_experts = plan->args.n_experts;
@@ -490,24 +490,29 @@ ep_status host_plan_publish(ep_plan *plan)
 
     inner->number = ++host->plans;
     fill_info(plan);
-    status = host_submit(host, publish, &plan, sizeof(plan), NULL, NULL, plan->args.worst_rows > 0);
-    if (status == EP_OK && plan->args.worst_rows == 0)
+    /* A plan of fixed capacity waits for nobody, not even for its turn. */
+    if (plan->args.max_recv_tokens > 0 && !host_is_idle(host))
+        status = host_submit(host, NULL, publish, &plan, sizeof(plan));
+    else
+        status = host_run(host, publish, &plan);
+    if (status == EP_OK && plan->args.max_recv_tokens == 0)
         status = host_plan_complete(host, plan);
     if (status != EP_OK)
         host_plan_discard(plan);
     return status;
 }
 
-ep_status host_plan_open(ep_plan *plan, const void *topk_idx)
+ep_status host_plan_open(ep_plan *plan, const ep_plan_args *args)
 {
     struct ep_routing_shape shape;
     struct host_plan *inner;
     ep_status status;
 
+    EP_TRY(host_stream_ready(plan->comm, args->stream));
     EP_TRY(host_plan_prepare(plan));
     inner = plan->impl;
     shape = ep_routing_shape_of(plan->comm, &plan->args);
-    status = ep_routing_check(&shape, topk_idx, plan->args.idx_type, inner->index);
+    status = ep_routing_check(&shape, args->topk_idx, plan->args.idx_type, inner->index);
     if (status == EP_OK)
         status = ep_routing_count(&shape, inner->index,
                                   &(struct ep_routing_counts){.per_rank = inner->tokens_per_rank,
@@ -592,7 +597,9 @@ ep_status host_plan_sources(ep_plan *plan, int32_t *ret_rank, int32_t *ret_token
     args.recv_x = all;
     args.out_rows = (int64_t)out;
     stats = plan->comm->stats;
+    plan->comm->blocking = true;
     status = host_dispatch(plan, &args, NULL);
+    plan->comm->blocking = false;
     ep_comm_set_stats(plan->comm, &stats); /* of the caller's last operation, not of this one */
     for (int64_t row = 0; status == EP_OK && row < plan->full.n_recv; row++) {
         if (ret_rank)

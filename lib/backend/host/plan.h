@@ -10,7 +10,7 @@ struct plan_row {
     int32_t n_tokens, topk, n_experts, idx_type;
     uint32_t flags;
     int32_t expert_alignment;
-    int64_t worst_rows;
+    int64_t max_recv_tokens;
     int32_t counts[];
 };
 

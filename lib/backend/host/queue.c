@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The communication stream. Jobs run one at a time in the order of submission: on the caller's thread when nothing is
- * queued and the caller waits for the result anyway, else on a worker thread that is started on first use.
+ * The queues of a communicator. One worker thread runs all jobs one at a time, in the order of the calls, because that
+ * is the order that the ranks agree on; a queue knows its last job and the first failure among its jobs. The thread is
+ * started on first use and sleeps when there is no job. What waits for its result anyway runs on the caller's thread.
  *
  * Events carry their own lock, so that any thread may wait on them while the worker completes them.
  */
@@ -28,8 +29,9 @@ struct host_event {
 
 struct host_job {
     struct host_job *next;
+    struct host_queue *queue;
     host_job_fn run;
-    struct host_event *after, *event;
+    struct host_event *after, *event; /* NULL: none. To wait for first; to complete */
     alignas(max_align_t) unsigned char arguments[];
 };
 
@@ -78,21 +80,20 @@ static void event_unref(struct host_event *event)
 }
 
 /* Under the event's lock. */
-static void complete_locked(struct host_event *event, ep_status status)
+static void complete_locked(struct host_event *event, ep_status status, const char *text)
 {
     event->done = true;
     event->status = status;
     if (status != EP_OK)
-        snprintf(event->text, sizeof(event->text), "%s", ep_last_error());
+        snprintf(event->text, sizeof(event->text), "%s", text);
     pthread_cond_broadcast(&event->changed);
 }
 
-static void event_complete(struct host_event *event, ep_status status)
+/* With what has become of the work before it in its queue, which only the worker changes while there is a job. */
+static void complete_event(struct host_event *event, const struct host_queue *queue)
 {
-    if (!event)
-        return;
     pthread_mutex_lock(&event->lock);
-    complete_locked(event, status);
+    complete_locked(event, queue->status, queue->text);
     pthread_mutex_unlock(&event->lock);
 }
 
@@ -101,7 +102,7 @@ static struct timespec to_timespec(uint64_t ns)
     return (struct timespec){.tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u)};
 }
 
-/* Waits for the event of .after before a job: until the deadline, and no longer than the group is sound. */
+/* Waits for the event of ep_stream_wait(): until the deadline, and no longer than the group is sound. */
 static ep_status wait_after(struct host_comm *host, struct host_event *event)
 {
     uint64_t deadline = ep_deadline_ns(host->comm->config.timeout_ms);
@@ -120,7 +121,7 @@ static ep_status wait_after(struct host_comm *host, struct host_event *event)
         status = host_check(host);
     }
     if (status == EP_OK && event->status != EP_OK)
-        status = ep_fail(event->status, "the event in .after failed: %s", event->text);
+        status = ep_fail(event->status, "the event of ep_stream_wait() failed: %s", event->text);
     pthread_mutex_unlock(&event->lock);
     return status;
 }
@@ -131,6 +132,25 @@ static ep_status run_job(struct host_comm *host, host_job_fn run, void *argument
     if (after)
         EP_TRY(wait_after(host, after));
     return run(arguments);
+}
+
+static void finish_job(struct host_comm *host, struct host_job *job, ep_status status)
+{
+    struct host_queue *queue = job->queue;
+
+    status = ep_comm_record(host->comm, status);
+    pthread_mutex_lock(&host->queue_lock);
+    if (status != EP_OK && queue->status == EP_OK) {
+        queue->status = status;
+        snprintf(queue->text, sizeof(queue->text), "%s", ep_last_error());
+    }
+    if (job->event)
+        complete_event(job->event, queue);
+    host->head = job->next;
+    if (!host->head)
+        host->tail = NULL;
+    queue->jobs--;
+    pthread_cond_broadcast(&host->queue_changed);
 }
 
 static void *worker_main(void *argument)
@@ -148,12 +168,9 @@ static void *worker_main(void *argument)
             continue;
         }
         pthread_mutex_unlock(&host->queue_lock);
-        event_complete(job->event, ep_comm_record(host->comm, run_job(host, job->run, job->arguments, job->after)));
-        pthread_mutex_lock(&host->queue_lock);
-        host->head = job->next;
-        if (!host->head)
-            host->tail = NULL;
-        pthread_cond_broadcast(&host->queue_changed);
+        host->on_worker = true;
+        finish_job(host, job, run_job(host, job->run, job->arguments, job->after));
+        host->on_worker = false;
         event_unref(job->event);
         event_unref(job->after);
         free(job);
@@ -181,48 +198,68 @@ static ep_status start_worker(struct host_comm *host)
     error = pthread_create(&host->worker, NULL, worker_main, host);
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     if (error)
-        return ep_fail_errno(EP_E_SYSTEM, error, "communication stream: pthread_create");
+        return ep_fail_errno(EP_E_SYSTEM, error, "worker of the queues: pthread_create");
     host->worker_started = true;
     return EP_OK;
 }
 
-ep_status host_submit(struct host_comm *host, host_job_fn run, const void *arguments, size_t bytes, ep_event *after,
-                      ep_event **ret_event, bool detached)
+static ep_status find_queue(struct host_comm *host, ep_stream stream, struct host_queue **ret_queue)
 {
-    struct host_event *event = NULL;
+    struct host_queue *queue = stream ? stream : &host->queue;
+
+    if (queue->base.comm != host->comm)
+        return ep_fail(EP_E_ARG, "stream is not a queue of this communicator");
+    *ret_queue = queue;
+    return EP_OK;
+}
+
+/* References to the events become the job's when it is queued. */
+static ep_status enqueue(struct host_comm *host, struct host_queue *queue, const struct host_job *what,
+                         const void *arguments, size_t bytes)
+{
     struct host_job *job;
-    ep_status status;
+
+    EP_TRY(start_worker(host));
+    job = malloc(sizeof(*job) + bytes);
+    if (!job)
+        return ep_fail(EP_E_MEMORY, "no memory for a job of a queue");
+    *job = *what;
+    job->queue = queue;
+    if (bytes)
+        memcpy(job->arguments, arguments, bytes);
+    pthread_mutex_lock(&host->queue_lock);
+    *(host->tail ? &host->tail->next : &host->head) = job;
+    host->tail = job;
+    queue->jobs++;
+    pthread_cond_broadcast(&host->queue_changed);
+    pthread_mutex_unlock(&host->queue_lock);
+    return EP_OK;
+}
+
+ep_status host_submit(struct host_comm *host, ep_stream stream, host_job_fn run, const void *arguments, size_t bytes)
+{
+    struct host_queue *queue = NULL;
+
+    EP_TRY(find_queue(host, stream, &queue));
+    if (host->comm->blocking)
+        return host_run(host, run, (void *)(uintptr_t)arguments);
+    return enqueue(host, queue, &(struct host_job){.run = run}, arguments, bytes);
+}
+
+ep_status host_run(struct host_comm *host, host_job_fn run, void *arguments)
+{
+    EP_TRY(host_drain(host));
+    return run_job(host, run, arguments, NULL);
+}
+
+bool host_is_idle(struct host_comm *host)
+{
     bool idle;
 
     pthread_mutex_lock(&host->queue_lock);
     idle = !host->head;
     pthread_mutex_unlock(&host->queue_lock);
-    if (!ret_event && (idle || !detached)) {
-        EP_TRY(host_drain(host));
-        return run_job(host, run, (void *)(uintptr_t)arguments, (struct host_event *)after);
-    }
-    EP_TRY(start_worker(host));
-    job = malloc(sizeof(*job) + bytes);
-    if (!job)
-        return ep_fail(EP_E_MEMORY, "communication stream: no memory for a job");
-    if (ret_event) {
-        status = event_new(host->comm, &event);
-        if (status != EP_OK) {
-            free(job);
-            return status;
-        }
-    }
-    *job = (struct host_job){.run = run, .after = event_ref((struct host_event *)after), .event = event_ref(event)};
-    if (bytes)
-        memcpy(job->arguments, arguments, bytes);
-    if (ret_event)
-        *ret_event = &event->base;
-    pthread_mutex_lock(&host->queue_lock);
-    *(host->tail ? &host->tail->next : &host->head) = job;
-    host->tail = job;
-    pthread_cond_broadcast(&host->queue_changed);
-    pthread_mutex_unlock(&host->queue_lock);
-    return EP_OK;
+    return idle;
 }
 
 ep_status host_drain(struct host_comm *host)
@@ -234,6 +271,68 @@ ep_status host_drain(struct host_comm *host)
     pthread_mutex_unlock(&host->queue_lock);
     /* Recorded here, because some callers can only free: the reason must not be lost with them. */
     return ep_comm_record(host->comm, host_check(host));
+}
+
+static void wait_for_queue(struct host_comm *host, const struct host_queue *queue)
+{
+    pthread_mutex_lock(&host->queue_lock);
+    while (queue->jobs)
+        pthread_cond_wait(&host->queue_changed, &host->queue_lock);
+    pthread_mutex_unlock(&host->queue_lock);
+}
+
+ep_status host_stream_ready(ep_comm *comm, ep_stream stream)
+{
+    struct host_queue *queue = NULL;
+
+    EP_TRY(find_queue(host_of(comm), stream, &queue));
+    wait_for_queue(host_of(comm), queue);
+    return EP_OK;
+}
+
+ep_status host_stream_sync(ep_comm *comm, ep_stream stream)
+{
+    struct host_comm *host = host_of(comm);
+    struct host_queue *queue = NULL;
+    ep_status status;
+
+    EP_TRY(find_queue(host, stream, &queue));
+    wait_for_queue(host, queue);
+    /* Without jobs the queue is the caller's alone. */
+    status = queue->status;
+    queue->status = EP_OK;
+    return status == EP_OK ? host_check(host) : ep_fail(status, "%s", queue->text);
+}
+
+ep_status host_fail_queued(struct host_comm *host, ep_status status, enum host_phase phase, bool alone)
+{
+    int none = EP_OK;
+
+    if (status == EP_OK || ep_status_is_fatal(status) || !host->on_worker || atomic_load(&host->comm->failed))
+        return status;
+    if (!alone)
+        return host_raise_own(host, status, host->comm->rank, phase);
+    atomic_compare_exchange_strong(&host->comm->failed, &none, (int)status);
+    return status;
+}
+
+ep_status host_queue_new(ep_comm *comm, ep_queue **ret_queue)
+{
+    struct host_queue *queue = calloc(1, sizeof(*queue));
+
+    if (!queue)
+        return ep_fail(EP_E_MEMORY, "ep_queue_new: no memory");
+    queue->base.comm = comm;
+    *ret_queue = &queue->base;
+    return EP_OK;
+}
+
+void host_queue_free(ep_queue *base)
+{
+    struct host_queue *queue = (struct host_queue *)base;
+
+    wait_for_queue(host_of(base->comm), queue);
+    free(queue);
 }
 
 void host_queue_close(struct host_comm *host)
@@ -264,21 +363,64 @@ static ep_status nothing(void *arguments)
     return EP_OK;
 }
 
-ep_status host_event_record(ep_comm *comm, ep_event **ret_event)
+ep_status host_event_record(ep_comm *comm, ep_stream stream, ep_event **ret_event)
 {
     struct host_comm *host = host_of(comm);
     struct host_event *event = NULL;
-    bool idle;
+    struct host_queue *queue = NULL;
+    ep_status status = EP_OK;
+    bool busy;
 
-    pthread_mutex_lock(&host->queue_lock);
-    idle = !host->head;
-    pthread_mutex_unlock(&host->queue_lock);
-    if (!idle)
-        return host_submit(host, nothing, NULL, 0, NULL, ret_event, false);
+    EP_TRY(find_queue(host, stream, &queue));
     EP_TRY(event_new(comm, &event));
-    event->done = true;
+    pthread_mutex_lock(&host->queue_lock);
+    busy = queue->jobs > 0;
+    pthread_mutex_unlock(&host->queue_lock);
+    if (busy)
+        status = enqueue(host, queue, &(struct host_job){.run = nothing, .event = event_ref(event)}, NULL, 0);
+    else
+        complete_event(event, queue);
+    if (status != EP_OK) {
+        event->refs = 1;
+        event_unref(event);
+        return status;
+    }
     *ret_event = &event->base;
     return EP_OK;
+}
+
+ep_status host_stream_wait(ep_comm *comm, ep_stream stream, ep_event *base)
+{
+    struct host_comm *host = host_of(comm);
+    struct host_event *event = (struct host_event *)base;
+    struct host_queue *queue = NULL;
+    ep_status status;
+
+    EP_TRY(find_queue(host, stream, &queue));
+    status = enqueue(host, queue, &(struct host_job){.run = nothing, .after = event_ref(event)}, NULL, 0);
+    if (status != EP_OK)
+        event_unref(event);
+    return status;
+}
+
+struct call {
+    ep_stream_fn function;
+    void *context;
+};
+
+static ep_status run_call(void *arguments)
+{
+    const struct call *call = arguments;
+
+    call->function(call->context);
+    return EP_OK;
+}
+
+ep_status host_stream_call(ep_comm *comm, ep_stream stream, ep_stream_fn function, void *context)
+{
+    struct call call = {.function = function, .context = context};
+
+    return host_submit(host_of(comm), stream, run_call, &call, sizeof(call));
 }
 
 ep_status host_event_signal(ep_event *base)
@@ -289,7 +431,7 @@ ep_status host_event_signal(ep_event *base)
     pthread_mutex_lock(&event->lock);
     fresh = event->user && !event->done;
     if (fresh)
-        complete_locked(event, EP_OK);
+        complete_locked(event, EP_OK, NULL);
     pthread_mutex_unlock(&event->lock);
     if (fresh)
         return EP_OK;

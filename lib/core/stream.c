@@ -1,0 +1,141 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "core/check.h"
+
+/*
+ * What an event reports is the business of who asks: the work behind it has already told the communicator when it
+ * failed, and a wait that the caller cut short is no failure of the group. So waits and queries record nothing.
+ */
+
+/* An event that the backend has made, or not. */
+static ep_status count_event(ep_comm *comm, ep_status status)
+{
+    if (status == EP_OK)
+        comm->live++;
+    return ep_comm_record(comm, status);
+}
+
+/* A wait that only its caller's limit ended says nothing about the group. */
+static ep_status settle(const ep_event *event, ep_status status)
+{
+    return status == EP_E_TIMEOUT ? status : ep_comm_settle(event->comm, status);
+}
+
+ep_status ep_event_new(ep_comm *comm, ep_event **ret_event)
+{
+    ep_status status;
+
+    EP_CHECK_COMM(comm, comm);
+    status = EP_CHECK_PTR(__func__, ret_event);
+    if (status == EP_OK)
+        status = EP_BACKEND_CALL(comm, event_new, comm, ret_event);
+    return count_event(comm, status);
+}
+
+ep_status ep_event_record(ep_comm *comm, ep_stream stream, ep_event **ret_event)
+{
+    ep_status status;
+
+    EP_CHECK_COMM(comm, comm);
+    status = EP_CHECK_PTR(__func__, ret_event);
+    if (status == EP_OK)
+        status = EP_BACKEND_CALL(comm, event_record, comm, stream, ret_event);
+    return count_event(comm, status);
+}
+
+ep_status ep_event_signal(ep_event *event)
+{
+    EP_CHECK_COMM(event, event->comm);
+    return EP_BACKEND_CALL(event->comm, event_signal, event);
+}
+
+ep_status ep_event_wait(ep_event *event, int timeout_ms)
+{
+    EP_CHECK_COMM(event, event->comm);
+    return settle(event, EP_BACKEND_CALL(event->comm, event_wait, event, timeout_ms));
+}
+
+ep_status ep_event_query(const ep_event *event, int *ret_done)
+{
+    EP_CHECK_COMM(event, event->comm);
+    EP_CHECK_HANDLE(ret_done);
+    return settle(event, EP_BACKEND_CALL(event->comm, event_query, event, ret_done));
+}
+
+void ep_event_free(ep_event *event)
+{
+    ep_comm *comm;
+
+    if (!event || !ep_comm_is_own(event->comm))
+        return;
+    comm = event->comm;
+    if (comm->ops->event_free)
+        comm->ops->event_free(event);
+    comm->live--;
+}
+
+ep_status ep_queue_new(ep_comm *comm, ep_queue **ret_queue)
+{
+    ep_status status;
+
+    EP_CHECK_COMM(comm, comm);
+    status = EP_CHECK_PTR(__func__, ret_queue);
+    if (status == EP_OK)
+        status = EP_BACKEND_CALL(comm, queue_new, comm, ret_queue);
+    return count_event(comm, status);
+}
+
+void ep_queue_free(ep_queue *queue)
+{
+    ep_comm *comm;
+
+    if (!queue || !ep_comm_is_own(queue->comm))
+        return;
+    comm = queue->comm;
+    comm->ops->queue_free(queue);
+    comm->live--;
+}
+
+ep_status ep_stream_sync(ep_comm *comm, ep_stream stream)
+{
+    EP_CHECK_COMM(comm, comm);
+    return ep_comm_record(comm, EP_BACKEND_CALL(comm, stream_sync, comm, stream));
+}
+
+ep_status ep_stream_wait(ep_comm *comm, ep_stream stream, ep_event *event)
+{
+    ep_status status;
+
+    EP_CHECK_COMM(comm, comm);
+    status = ep_comm_usable(comm, __func__);
+    if (status == EP_OK)
+        status = EP_CHECK_PTR(__func__, event);
+    if (status == EP_OK && event->comm != comm)
+        status = ep_fail(EP_E_ARG, "%s: event is of another communicator", __func__);
+    if (status == EP_OK)
+        status = EP_BACKEND_CALL(comm, stream_wait, comm, stream, event);
+    return ep_comm_record(comm, status);
+}
+
+ep_status ep_stream_call(ep_comm *comm, ep_stream stream, ep_stream_fn function, void *context)
+{
+    ep_status status;
+
+    EP_CHECK_COMM(comm, comm);
+    status = ep_comm_usable(comm, __func__);
+    if (status == EP_OK)
+        status = EP_CHECK_PTR(__func__, function);
+    if (status == EP_OK)
+        status = EP_BACKEND_CALL(comm, stream_call, comm, stream, function, context);
+    return ep_comm_record(comm, status);
+}
+
+ep_status ep_barrier_on(ep_comm *comm, ep_stream stream)
+{
+    ep_status status;
+
+    EP_CHECK_COMM(comm, comm);
+    status = ep_comm_usable(comm, __func__);
+    if (status == EP_OK)
+        status = EP_BACKEND_CALL(comm, barrier_on, comm, stream);
+    return ep_comm_record(comm, status);
+}
