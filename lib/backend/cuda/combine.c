@@ -183,6 +183,8 @@ ep_status cuda_combine(ep_plan *plan, const ep_combine_args *args, ep_stream str
     struct cuda_call call;
     ep_status status;
 
+    if (args->flags)
+        return ep_fail(EP_E_UNSUPPORTED, "ep_combine: the CUDA backend has no EP_COMBINE_BY_CHOICE");
     EP_TRY(cuda_call_begin(c.cuda, stream, true, &call));
     c.stream = call.stream;
     status = combine_body(&c, call.capture != 0);

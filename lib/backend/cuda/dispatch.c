@@ -28,6 +28,8 @@ static size_t scale_row_bytes(const ep_dispatch_args *args)
 {
     size_t blocks = (size_t)args->hidden / EP_SCALE_BLOCK;
 
+    if (args->scale_type == EP_I32)
+        return (size_t)args->scale_words * 4;
     return !args->scale_type ? 0 : args->scale_type == EP_F32 ? blocks * 4 : blocks;
 }
 
@@ -89,6 +91,7 @@ static ep_status fill_terms(struct dispatch *d, struct cuda_terms *terms)
     terms->tell[CUDA_TELL_DTYPE] = (uint32_t)args->dtype;
     terms->tell[CUDA_TELL_HIDDEN] = (uint32_t)args->hidden;
     terms->tell[CUDA_TELL_SCALE_TYPE] = (uint32_t)args->scale_type;
+    terms->tell[CUDA_TELL_SCALE_WORDS] = (uint32_t)args->scale_words;
     terms->tell[CUDA_TELL_OUTPUTS] = (args->recv_topk_idx ? 1 : 0) | (args->recv_topk_weights ? 2 : 0);
     return place_outputs(d, terms);
 }
@@ -241,6 +244,8 @@ ep_status cuda_dispatch(ep_plan *plan, const ep_dispatch_args *args, ep_stream s
     struct cuda_call call;
     ep_status status;
 
+    if (args->recv_scale_stride_token || args->recv_scale_stride_block)
+        return ep_fail(EP_E_UNSUPPORTED, "ep_dispatch: the CUDA backend has no strides of outputs");
     EP_TRY(cuda_call_begin(d.cuda, stream, true, &call));
     d.stream = call.stream;
     status = dispatch_body(&d, call.capture != 0);

@@ -43,10 +43,10 @@ enum {
     CUDA_TELL_DTYPE,
     CUDA_TELL_HIDDEN,
     CUDA_TELL_SCALE_TYPE,
+    CUDA_TELL_SCALE_WORDS,
     CUDA_TELL_OUTPUTS,
     CUDA_TELL_COMPARED,                    /* the words before this one are the same on all ranks */
     CUDA_TELL_COPIES = CUDA_TELL_COMPARED, /* its kernel copies between ordinary memory and staging */
-    CUDA_TELL_UNUSED,
     CUDA_TELL_PLACES /* two words for each buffer: CUDA_TELL_SLOT(), then its offset / CUDA_TELL_GRAIN */
 };
 #define CUDA_BUFFERS 4 /* HOST_AT_X ... of each rank */

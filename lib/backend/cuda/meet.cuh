@@ -129,8 +129,9 @@ __device__ inline unsigned char *find_place(const cuda_waits &waits, const uint3
 }
 
 /* Waits for what a rank tells, and finds where this rank's rows begin there. By one thread; false: leave. */
-__device__ __noinline__ static bool hear_rank(const cuda_waits &waits, const cuda_terms &terms, const cuda_counts *counts,
-                                       uint64_t number, int rank, cuda_target &ret_target, bool &ret_copies)
+__device__ __noinline__ static bool hear_rank(const cuda_waits &waits, const cuda_terms &terms,
+                                              const cuda_counts *counts, uint64_t number, int rank,
+                                              cuda_target &ret_target, bool &ret_copies)
 {
     uint32_t told[CUDA_TELL_WORDS];
 

@@ -14,6 +14,7 @@ static ep_status fail_disagree(const struct cuda_comm *cuda)
                                          [CUDA_TELL_DTYPE] = "dtype",
                                          [CUDA_TELL_HIDDEN] = "hidden",
                                          [CUDA_TELL_SCALE_TYPE] = "scale_type",
+                                         [CUDA_TELL_SCALE_WORDS] = "scale_words",
                                          [CUDA_TELL_OUTPUTS] = "the set of outputs"};
     const volatile uint32_t *detail = cuda->report->detail;
     uint32_t word = detail[0], rank = detail[1], mine = detail[2], theirs = detail[3];

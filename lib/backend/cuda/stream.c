@@ -272,7 +272,7 @@ ep_status cuda_event_new(ep_comm *comm, ep_event **ret_event)
 {
     struct cuda_comm *cuda = cuda_of(comm);
     struct cuda_scope scope;
-    struct event *event;
+    struct event *event = NULL;
     ep_status status;
 
     EP_TRY(new_event(comm, &event));
@@ -299,7 +299,7 @@ ep_status cuda_event_record(ep_comm *comm, ep_stream stream, ep_event **ret_even
 {
     struct cuda_comm *cuda = cuda_of(comm);
     struct cuda_scope scope;
-    struct event *event;
+    struct event *event = NULL;
     ep_status status;
 
     EP_TRY(new_event(comm, &event));
