@@ -80,7 +80,7 @@ typedef struct ep_combine_args {
     void *out;               /* [N,H] bf16; may overlap no input, no bias either */
     float *out_topk_weights; /* [N,K]: per token and k the sum over its rows; NULL exactly if topk_weights is NULL */
 
-    uint32_t flags;    /* EP_COMBINE_*, the same on all ranks */
+    uint32_t flags;    /* EP_COMBINE_*; may differ between ranks: each adds up its own tokens */
     uint32_t reserved; /* 0 */
 } ep_combine_args;
 

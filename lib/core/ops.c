@@ -135,6 +135,11 @@ static ep_status check_topk(const ep_plan *plan, const ep_dispatch_args *args, s
     bool expanded = plan->args.flags & EP_PLAN_EXPANDED;
     int64_t index_bytes = (int64_t)ep_dtype_bytes((ep_dtype)plan->args.idx_type), bytes = 0;
 
+    if (plan->from_mask && (args->recv_topk_idx || args->topk_weights || args->recv_topk_weights))
+        return ep_fail(EP_E_ARG, DISPATCH ": %s, but a plan from a mask knows no choices",
+                       args->recv_topk_idx  ? "recv_topk_idx"
+                       : args->topk_weights ? "topk_weights"
+                                            : "recv_topk_weights");
     if (args->recv_topk_idx && expanded)
         return ep_fail(EP_E_ARG, DISPATCH ": recv_topk_idx must be NULL in the expanded layout");
     if (args->recv_topk_weights && !args->topk_weights && plan->args.n_tokens)
@@ -220,6 +225,9 @@ static ep_status check_combine_weights(const ep_plan *plan, const ep_combine_arg
     bool expanded = plan->args.flags & EP_PLAN_EXPANDED;
     int64_t bytes = 0;
 
+    if (plan->from_mask && (args->topk_weights || args->out_topk_weights))
+        return ep_fail(EP_E_ARG, COMBINE ": %s, but a plan from a mask knows no choices",
+                       args->topk_weights ? "topk_weights" : "out_topk_weights");
     if (!args->topk_weights != !args->out_topk_weights)
         return ep_fail(EP_E_ARG, COMBINE ": %s",
                        args->topk_weights ? "topk_weights without out_topk_weights"
@@ -242,7 +250,12 @@ static ep_status check_combine(const ep_plan *plan, const ep_combine_args *args)
     int64_t row_bytes = 0, x_bytes = 0, out_bytes = 0;
     struct ep_buffer weights, out_weights;
 
-    EP_TRY(ep_check_flags(COMBINE, args->flags, 0));
+    EP_TRY(ep_check_flags(COMBINE, args->flags, EP_COMBINE_BY_CHOICE | EP_COMBINE_ROUND_PARTIAL));
+    if ((args->flags & EP_COMBINE_ROUND_PARTIAL) && !(args->flags & EP_COMBINE_BY_CHOICE))
+        return ep_fail(EP_E_ARG, COMBINE ": EP_COMBINE_ROUND_PARTIAL without EP_COMBINE_BY_CHOICE");
+    if ((args->flags & EP_COMBINE_BY_CHOICE) && plan->comm->nnodes > 1)
+        return ep_fail(EP_E_UNSUPPORTED, COMBINE ": EP_COMBINE_BY_CHOICE on %d nodes, which send sums of their rows",
+                       plan->comm->nnodes);
     EP_TRY(ep_check_reserved(COMBINE, args->reserved));
     if (args->dtype != EP_BF16)
         return ep_fail(EP_E_ARG, COMBINE ": dtype is %d (%s), not EP_BF16", args->dtype,

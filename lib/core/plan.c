@@ -5,6 +5,37 @@
 
 #define KNOWN_FLAGS (EP_PLAN_EXPANDED | EP_PLAN_ZERO_PADDING)
 
+/* What a routing is made of: choices, or a mask and its counts. A rank without tokens may have no arrays of them. */
+static ep_status check_arrays(const char *call, bool from_mask, int n_tokens, int idx_type, const void *topk_idx,
+                              const uint8_t *token_in_rank, const int32_t *tokens_per_expert)
+{
+    if (!from_mask) {
+        if (token_in_rank)
+            return ep_fail(EP_E_ARG, "%s: token_in_rank without tokens_per_expert", call);
+        return ep_check_buffer(call, "topk_idx", topk_idx, n_tokens == 0, ep_dtype_bytes((ep_dtype)idx_type));
+    }
+    if (topk_idx)
+        return ep_fail(EP_E_ARG, "%s: both topk_idx and tokens_per_expert", call);
+    EP_TRY(ep_check_buffer(call, "token_in_rank", token_in_rank, n_tokens == 0, 1));
+    return ep_check_buffer(call, "tokens_per_expert", tokens_per_expert, false, sizeof(int32_t));
+}
+
+/* A mask has no choices: inside it is a routing of one for each rank. */
+static ep_status check_mask(const char *call, const ep_comm *comm, ep_plan_args *args)
+{
+    if (args->topk)
+        return ep_fail(EP_E_ARG, "%s: topk is %d with token_in_rank", call, args->topk);
+    if (args->idx_type)
+        return ep_fail(EP_E_ARG, "%s: idx_type is %d with token_in_rank", call, args->idx_type);
+    if (args->flags & EP_PLAN_EXPANDED)
+        return ep_fail(EP_E_ARG, "%s: EP_PLAN_EXPANDED with token_in_rank, which tells no expert", call);
+    if (comm->nranks > EP_MAX_TOPK)
+        return ep_fail(EP_E_UNSUPPORTED, "%s: token_in_rank is for groups of up to %d ranks", call, EP_MAX_TOPK);
+    args->topk = comm->nranks;
+    args->idx_type = EP_I32;
+    return EP_OK;
+}
+
 /* The arguments that a routing has with or without a plan. */
 static ep_status check_routing_args(const char *call, const ep_comm *comm, const ep_plan_args *args)
 {
@@ -12,15 +43,21 @@ static ep_status check_routing_args(const char *call, const ep_comm *comm, const
     EP_TRY(ep_check_range(call, "n_tokens", args->n_tokens, 0, INT32_MAX));
     EP_TRY(ep_check_range(call, "topk", args->topk, 1, EP_MAX_TOPK));
     EP_TRY(ep_check_experts(call, comm, args->n_experts));
-    return ep_check_buffer(call, "topk_idx", args->topk_idx, args->n_tokens == 0,
-                           ep_dtype_bytes((ep_dtype)args->idx_type));
+    return check_arrays(call, args->tokens_per_expert, args->n_tokens, args->idx_type, args->topk_idx,
+                        args->token_in_rank, args->tokens_per_expert);
 }
 
 static ep_status check_plan_args(const char *call, const ep_comm *comm, ep_plan_args *args)
 {
     int64_t most;
+    int n_most = args->max_tokens > args->n_tokens ? args->max_tokens : args->n_tokens;
 
+    if (args->tokens_per_expert)
+        EP_TRY(check_mask(call, comm, args));
     EP_TRY(check_routing_args(call, comm, args));
+    EP_TRY(ep_check_reserved(call, (uint32_t)args->reserved));
+    if (args->max_tokens)
+        EP_TRY(ep_check_range(call, "max_tokens", args->max_tokens, args->n_tokens, INT32_MAX));
     EP_TRY(ep_check_flags(call, args->flags, KNOWN_FLAGS));
     if ((args->flags & EP_PLAN_ZERO_PADDING) && !(args->flags & EP_PLAN_EXPANDED))
         return ep_fail(EP_E_ARG, "%s: EP_PLAN_ZERO_PADDING without EP_PLAN_EXPANDED: there is no padding", call);
@@ -29,14 +66,14 @@ static ep_status check_plan_args(const char *call, const ep_comm *comm, ep_plan_
         args->expert_alignment = 1;
     EP_TRY(ep_check_range(call, "max_recv_tokens", args->max_recv_tokens, 0, INT64_MAX));
     /* Entries of a routing are counted in int32. */
-    if ((int64_t)args->n_tokens * args->topk > INT32_MAX)
-        return ep_fail(EP_E_OVERFLOW, "%s: %d tokens of %d experts each do not fit an int32 count", call,
-                       args->n_tokens, args->topk);
+    if ((int64_t)n_most * args->topk > INT32_MAX)
+        return ep_fail(EP_E_OVERFLOW, "%s: %d tokens of %d experts each do not fit an int32 count", call, n_most,
+                       args->topk);
     /* All ranks may choose the same expert, and its count is an int32 even when rounded up. */
-    EP_TRY(ep_check_product(call, "n_tokens * ranks", args->n_tokens, comm->nranks, 1, &most));
+    EP_TRY(ep_check_product(call, "n_tokens * ranks", n_most, comm->nranks, 1, &most));
     if (most + args->expert_alignment > INT32_MAX)
         return ep_fail(EP_E_OVERFLOW, "%s: %d tokens on each of %d ranks, rounded up to %d, do not fit an int32 count",
-                       call, args->n_tokens, comm->nranks, args->expert_alignment);
+                       call, n_most, comm->nranks, args->expert_alignment);
     return EP_OK;
 }
 
@@ -49,7 +86,10 @@ static ep_status open_plan(ep_comm *comm, const ep_plan_args *args, ep_plan **re
         return ep_fail(EP_E_MEMORY, "ep_plan_new: no memory");
     plan->comm = comm;
     plan->args = *args;
+    plan->from_mask = args->tokens_per_expert;
     plan->args.topk_idx = NULL;
+    plan->args.token_in_rank = NULL;
+    plan->args.tokens_per_expert = NULL;
     status = comm->ops->plan_open(plan, args);
     if (status != EP_OK) {
         free(plan);
@@ -92,8 +132,118 @@ void ep_plan_free(ep_plan *plan)
 
 ep_status ep_plan_get_info(const ep_plan *plan, ep_plan_info *ret_info)
 {
+    ep_plan_info info;
+
     EP_CHECK_COMM(plan, plan->comm);
-    return EP_CHECK_STORE("ep_plan_get_info", ret_info, ep_plan_info_now(plan), ep_plan_info);
+    info = *ep_plan_info_now(plan);
+    if (plan->updated) {
+        info.n_tokens = plan->args.n_tokens;
+        info.n_send = info.n_wire = info.n_net = -1;
+    }
+    return EP_CHECK_STORE("ep_plan_get_info", ret_info, &info, ep_plan_info);
+}
+
+/* Most tokens of a routing of this plan. */
+static int most_tokens(const ep_plan *plan)
+{
+    return plan->args.max_tokens > plan->info.n_tokens ? plan->args.max_tokens : plan->info.n_tokens;
+}
+
+static ep_status check_update(const ep_plan *plan, const ep_plan_update_args *args)
+{
+    static const char call[] = "ep_plan_update";
+
+    if (plan->args.max_recv_tokens <= 0)
+        return ep_fail(EP_E_STATE, "%s: the plan was made without max_recv_tokens: its capacity is not fixed", call);
+    EP_TRY(ep_check_reserved(call, (uint32_t)args->reserved));
+    EP_TRY(ep_check_range(call, "n_tokens", args->n_tokens, 0, most_tokens(plan)));
+    if (plan->from_mask && !args->tokens_per_expert)
+        return ep_fail(EP_E_ARG, "%s: tokens_per_expert is NULL, but the plan was made with token_in_rank", call);
+    if (!plan->from_mask && args->tokens_per_expert)
+        return ep_fail(EP_E_ARG, "%s: tokens_per_expert, but the plan was made with topk_idx", call);
+    return check_arrays(call, plan->from_mask, args->n_tokens, plan->args.idx_type, args->topk_idx, args->token_in_rank,
+                        args->tokens_per_expert);
+}
+
+ep_status ep_plan_update(ep_plan *plan, const ep_plan_update_args *args, ep_stream stream)
+{
+    ep_plan_update_args mine;
+    ep_status status;
+
+    EP_CHECK_COMM(plan, plan->comm);
+    status = ep_comm_usable(plan->comm, __func__);
+    if (status == EP_OK)
+        status = EP_CHECK_LOAD("ep_plan_update", &mine, args, ep_plan_update_args);
+    if (status == EP_OK)
+        status = check_update(plan, &mine);
+    if (status == EP_OK)
+        status = EP_BACKEND_CALL(plan->comm, plan_update, plan, &mine, stream);
+    if (status == EP_OK) {
+        plan->args.n_tokens = mine.n_tokens;
+        plan->updated = true;
+    }
+    return ep_comm_record(plan->comm, status);
+}
+
+/* Tokens of each rank have numbers of their own. */
+static ep_status check_stride(const ep_plan *plan, ep_plan_metadata *dst)
+{
+    static const char call[] = "ep_plan_get_metadata";
+    int nranks = plan->comm->nranks;
+
+    if (!dst->source_stride)
+        dst->source_stride = plan->args.max_tokens;
+    if (!dst->source_stride)
+        return ep_fail(EP_E_ARG, "%s: source_stride is 0, and the plan was made without max_tokens", call);
+    EP_TRY(ep_check_range(call, "source_stride", dst->source_stride, plan->args.n_tokens, INT32_MAX));
+    if ((int64_t)dst->source_stride * nranks > INT32_MAX)
+        return ep_fail(EP_E_OVERFLOW, "%s: %d ranks of source_stride %d tokens do not fit an int32", call, nranks,
+                       dst->source_stride);
+    return EP_OK;
+}
+
+static ep_status check_metadata(const ep_plan *plan, ep_plan_metadata *dst)
+{
+    static const char call[] = "ep_plan_get_metadata";
+    const int64_t each = (int64_t)sizeof(int32_t), ranks = plan->comm->nranks;
+    int64_t rows = ep_plan_info_now(plan)->out_rows, slots = 0, local = plan->args.n_experts / ranks;
+
+    EP_TRY(ep_check_reserved(call, (uint32_t)dst->reserved));
+    if (dst->recv_slot && !(plan->args.flags & EP_PLAN_EXPANDED))
+        return ep_fail(EP_E_ARG, "%s: recv_slot must be NULL in the rank layout, where token i is row i", call);
+    if (dst->recv_source || dst->recv_slot)
+        EP_TRY(check_stride(plan, dst));
+    if (dst->recv_slot)
+        EP_TRY(ep_check_product(call, "recv_slot", rows, plan->args.topk, each, &slots));
+    const struct ep_buffer buffers[] = {
+        {"recv_source", dst->recv_source, rows * each},
+        {"recv_slot", dst->recv_slot, slots},
+        {"n_recv_tokens", dst->n_recv_tokens, each},
+        {"psum_rank", dst->psum_rank, ranks * each},
+        {"psum_expert", dst->psum_expert, local * each},
+        {"count_exact", dst->count_exact, local * each},
+        {"rank_prefix", dst->rank_prefix, ranks * ranks * each},
+    };
+    for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]); i++)
+        EP_TRY(ep_check_buffer(call, buffers[i].name, buffers[i].at, true, sizeof(int32_t)));
+    return ep_check_apart(call, buffers, (int)(sizeof(buffers) / sizeof(buffers[0])),
+                          (int)(sizeof(buffers) / sizeof(buffers[0])));
+}
+
+ep_status ep_plan_get_metadata(ep_plan *plan, const ep_plan_metadata *dst, ep_stream stream)
+{
+    ep_plan_metadata mine;
+    ep_status status;
+
+    EP_CHECK_COMM(plan, plan->comm);
+    status = ep_comm_usable(plan->comm, __func__);
+    if (status == EP_OK)
+        status = EP_CHECK_LOAD("ep_plan_get_metadata", &mine, dst, ep_plan_metadata);
+    if (status == EP_OK)
+        status = check_metadata(plan, &mine);
+    if (status == EP_OK)
+        status = EP_BACKEND_CALL(plan->comm, plan_metadata, plan, &mine, stream);
+    return ep_comm_record(plan->comm, status);
 }
 
 static ep_status check_sources(const ep_plan *plan, const int32_t *ret_rank, const int32_t *ret_token)
@@ -150,6 +300,8 @@ ep_status ep_plan_layout(ep_comm *comm, const ep_plan_args *args, ep_layout *lay
     status = EP_CHECK_LOAD("ep_plan_layout", &mine, args, ep_plan_args);
     if (status == EP_OK)
         status = EP_CHECK_LOAD("ep_plan_layout", &outputs, layout, ep_layout);
+    if (status == EP_OK && mine.tokens_per_expert)
+        status = ep_fail(EP_E_ARG, "%s: tokens_per_expert: the layout is that of choices", __func__);
     if (status == EP_OK)
         status = check_plan_args(__func__, comm, &mine);
     if (status == EP_OK)

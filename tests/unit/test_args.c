@@ -363,11 +363,137 @@ static void missing_operations_are_named(void **state)
     pthread_mutex_destroy(&bare.error_lock);
 }
 
+/* --- plans from masks, updates, metadata --- */
+
+static ep_status run_mask(const void *args)
+{
+    ep_plan *made = NULL;
+    ep_status status = ep_plan_new(comm, args, &made);
+
+    ep_plan_free(made);
+    return status;
+}
+
+static void masks_refuse_bad_arguments(void **state)
+{
+    const struct bad cases[] = {
+        {{P(topk_idx, 0x100000)}, EP_E_ARG, "both topk_idx and tokens_per_expert"},
+        {{P(token_in_rank, 0)}, EP_E_ARG, "token_in_rank is NULL"},
+        {{P(tokens_per_expert, 0x300002)}, EP_E_ALIGN, "tokens_per_expert"},
+        {{P(topk, 8)}, EP_E_ARG, "topk is 8 with token_in_rank"},
+        {{P(idx_type, EP_I64)}, EP_E_ARG, "idx_type is 5 with token_in_rank"},
+        {{P(flags, EP_PLAN_EXPANDED)}, EP_E_ARG, "EP_PLAN_EXPANDED with token_in_rank"},
+        {{P(tokens_per_expert, 0), P(topk, 8), P(idx_type, EP_I64)}, EP_E_ARG, "token_in_rank without"},
+        {{P(max_tokens, 9)}, EP_E_ARG, "max_tokens is 9, not in 10.."},
+        {{P(max_tokens, INT32_MAX)}, EP_E_OVERFLOW, "do not fit an int32"},
+        {{P(reserved, 1)}, EP_E_ARG, "reserved is 1"},
+    };
+    ep_plan_args good = good_plan();
+    ep_layout layout = EP_LAYOUT_INIT;
+
+    (void)state;
+    good.topk_idx = NULL;
+    good.topk = good.idx_type = 0;
+    good.flags = 0;
+    good.n_tokens = 10;
+    good.token_in_rank = (const uint8_t *)AT(0x200001);
+    good.tokens_per_expert = (const int32_t *)AT(0x300000);
+    RUN_CASES("ep_plan_new", run_mask, &good, cases);
+    assert_int_equal(mock.plan.topk, RANKS);
+    assert_int_equal(ep_plan_layout(comm, &good, &layout), EP_E_ARG);
+}
+
+static void updates_refuse_bad_arguments(void **state)
+{
+    ep_plan_update_args update = EP_PLAN_UPDATE_ARGS_INIT;
+    ep_plan_info info = EP_PLAN_INFO_INIT;
+
+    (void)state;
+    open_plan(0, 10, -1, 20);
+    plan->info.n_tokens = 10;
+    update.topk_idx = (const void *)AT(0x100000);
+    update.n_tokens = 11;
+    assert_int_equal(ep_plan_update(NULL, &update, NULL), EP_E_ARG);
+    assert_int_equal(ep_plan_update(plan, &update, NULL), EP_E_STATE);
+    plan->args.max_recv_tokens = 20;
+    assert_int_equal(ep_plan_update(plan, &update, NULL), EP_E_ARG);
+    assert_non_null(strstr(ep_last_error(), "n_tokens is 11, not in 0..10"));
+    plan->args.max_tokens = 12;
+    update.tokens_per_expert = (const int32_t *)AT(0x300000);
+    assert_int_equal(ep_plan_update(plan, &update, NULL), EP_E_ARG);
+    update.tokens_per_expert = NULL;
+    update.topk_idx = NULL;
+    assert_int_equal(ep_plan_update(plan, &update, NULL), EP_E_ARG);
+    update.topk_idx = (const void *)AT(0x100000);
+    update.reserved = 1;
+    assert_int_equal(ep_plan_update(plan, &update, NULL), EP_E_ARG);
+    update.reserved = 0;
+    /* All that is refused, and what the backend has not got, leaves the plan as it was. */
+    assert_int_equal(ep_plan_update(plan, &update, NULL), EP_E_UNSUPPORTED);
+    assert_int_equal(ep_plan_get_info(plan, &info), EP_OK);
+    assert_int_equal(info.n_tokens, 10);
+}
+
+static void metadata_refuse_bad_arguments(void **state)
+{
+    ep_plan_metadata metadata = EP_PLAN_METADATA_INIT;
+
+    (void)state;
+    open_plan(0, 10, 20, 20);
+    assert_int_equal(ep_plan_get_metadata(NULL, &metadata, NULL), EP_E_ARG);
+    metadata.recv_source = (int32_t *)AT(0x100000);
+    assert_int_equal(ep_plan_get_metadata(plan, &metadata, NULL), EP_E_ARG);
+    assert_non_null(strstr(ep_last_error(), "source_stride is 0"));
+    metadata.source_stride = 9;
+    assert_int_equal(ep_plan_get_metadata(plan, &metadata, NULL), EP_E_ARG);
+    metadata.source_stride = INT32_MAX;
+    assert_int_equal(ep_plan_get_metadata(plan, &metadata, NULL), EP_E_OVERFLOW);
+    metadata.source_stride = 10;
+    metadata.recv_slot = (int32_t *)AT(0x200000);
+    assert_int_equal(ep_plan_get_metadata(plan, &metadata, NULL), EP_E_ARG);
+    assert_non_null(strstr(ep_last_error(), "rank layout"));
+    metadata.recv_slot = NULL;
+    metadata.psum_rank = (int32_t *)AT(0x100000 + 76);
+    assert_int_equal(ep_plan_get_metadata(plan, &metadata, NULL), EP_E_ARG);
+    assert_non_null(strstr(ep_last_error(), "recv_source overlaps psum_rank"));
+    metadata.psum_rank = (int32_t *)AT(0x100000 + 82);
+    assert_int_equal(ep_plan_get_metadata(plan, &metadata, NULL), EP_E_ALIGN);
+    metadata.psum_rank = (int32_t *)AT(0x100000 + 80);
+    assert_int_equal(ep_plan_get_metadata(plan, &metadata, NULL), EP_E_UNSUPPORTED);
+}
+
+/* A mask has no choices that could be sent or come back. */
+static void masks_have_no_choices(void **state)
+{
+    ep_dispatch_args dispatch = good_dispatch();
+    ep_combine_args combine = good_combine();
+
+    (void)state;
+    open_plan(0, 10, 20, 20);
+    plan->from_mask = true;
+    assert_int_equal(ep_dispatch(plan, &dispatch, NULL), EP_E_ARG);
+    assert_non_null(strstr(ep_last_error(), "recv_topk_idx, but a plan from a mask"));
+    dispatch.recv_topk_idx = NULL;
+    assert_int_equal(ep_dispatch(plan, &dispatch, NULL), EP_E_ARG);
+    dispatch.topk_weights = NULL;
+    assert_int_equal(ep_dispatch(plan, &dispatch, NULL), EP_E_ARG);
+    dispatch.recv_topk_weights = NULL;
+    assert_int_equal(ep_dispatch(plan, &dispatch, NULL), EP_OK);
+    assert_int_equal(ep_combine(plan, &combine, NULL), EP_E_ARG);
+    combine.topk_weights = NULL;
+    combine.out_topk_weights = NULL;
+    assert_int_equal(ep_combine(plan, &combine, NULL), EP_OK);
+}
+
 #define CASE(name) cmocka_unit_test_setup_teardown(name, open_comm, close_comm)
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        CASE(masks_refuse_bad_arguments),
+        CASE(updates_refuse_bad_arguments),
+        CASE(metadata_refuse_bad_arguments),
+        CASE(masks_have_no_choices),
         cmocka_unit_test(structs_may_be_older_or_newer),
         cmocka_unit_test(structs_of_impossible_sizes_are_refused),
         cmocka_unit_test(outputs_fit_older_and_newer_callers),

@@ -185,6 +185,7 @@ static void combine_refuses_bad_arguments(void **state)
         {{C(out, 0x109ff0)}, EP_E_ARG, "out overlaps x"},
         {{C(out, 0x100000 - 0x4ff0)}, EP_E_ARG, "out overlaps x"},
         {{C(flags, 2)}, EP_E_ARG, "flags has unknown bits 0x2"},
+        {{C(flags, EP_COMBINE_ROUND_PARTIAL)}, EP_E_ARG, "EP_COMBINE_ROUND_PARTIAL without EP_COMBINE_BY_CHOICE"},
     };
     ep_combine_args good = good_combine();
 

@@ -53,7 +53,13 @@ static void sum_tokens(const struct host_sum *sum, int begin, int end)
             if (sum->args->bias[b])
                 terms[n++] = (const uint16_t *)(const void *)((const unsigned char *)sum->args->bias[b] +
                                                               (size_t)t * sum->row_bytes);
-        n += host_sum_rows(sum, route, t, terms + n);
+        if (!(sum->args->flags & EP_COMBINE_BY_CHOICE)) {
+            n += host_sum_rows(sum, route, t, terms + n);
+        } else {
+            if (n == 0)
+                terms[n++] = sum->scratch;
+            n += host_choice_terms(sum, route, t, terms + n);
+        }
         if (n == 0)
             memset(out, 0, sum->row_bytes);
         else
@@ -69,7 +75,7 @@ static void sum_tokens(const struct host_sum *sum, int begin, int end)
 
 static ep_status sum_node(const struct host_sum *sum)
 {
-    int n = sum->plan->args.n_tokens;
+    int n = host_plan_of(sum->plan)->n_tokens;
 
     for (int t = 0; t < n; t += BATCH) {
         EP_TRY(host_check(sum->host));
@@ -165,7 +171,8 @@ static ep_status combine_body(struct host_sum *sum)
     n_recv = (size_t)sum->plan->full.n_recv;
     weights_per_row = sum->plan->args.flags & EP_PLAN_EXPANDED ? 1 : (size_t)sum->plan->args.topk;
     sum->row_bytes = (size_t)args->hidden * sizeof(uint16_t);
-    sum->stream = (size_t)sum->plan->args.n_tokens * sum->row_bytes * (size_t)host->nlocal > ep_rows_stream_threshold();
+    sum->stream =
+        (size_t)host_plan_of(sum->plan)->n_tokens * sum->row_bytes * (size_t)host->nlocal > ep_rows_stream_threshold();
     EP_TRY(check_values(sum));
     host_sweep(host);
     record.plan_number = ((struct host_plan *)sum->plan->impl)->number;
@@ -204,12 +211,15 @@ static ep_status run_combine(void *arguments)
 
     sum.x = calloc((size_t)host->nlocal, sizeof(*sum.x));
     sum.weights = calloc((size_t)host->nlocal, sizeof(*sum.weights));
-    if (sum.x && sum.weights)
+    if (job->args.flags & EP_COMBINE_BY_CHOICE)
+        sum.scratch = calloc((size_t)job->plan->args.topk + 1, (size_t)job->args.hidden * sizeof(*sum.scratch));
+    if (sum.x && sum.weights && (sum.scratch || !(job->args.flags & EP_COMBINE_BY_CHOICE)))
         status = combine_body(&sum);
     else
         status = ep_fail(EP_E_MEMORY, "ep_combine: no memory for %d ranks", host->nlocal);
     free(sum.x);
     free(sum.weights);
+    free(sum.scratch);
     return host_plan_is_refused(job->plan) ? status : host_fail_queued(host, status, HOST_COMBINE_READY, false);
 }
 

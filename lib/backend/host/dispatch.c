@@ -147,7 +147,7 @@ void host_place_own(const struct host_move *move, int begin, int end)
 
 static ep_status place_node(const struct host_move *move)
 {
-    int n = move->plan->args.n_tokens;
+    int n = host_plan_of(move->plan)->n_tokens;
 
     for (int t = 0; t < n; t += BATCH) {
         EP_TRY(host_check(move->host));
@@ -247,7 +247,7 @@ static ep_status map_outputs(struct dispatch *d)
 
 static ep_status check_values(const struct dispatch *d)
 {
-    size_t n = (size_t)d->plan->args.n_tokens, topk = (size_t)d->plan->args.topk;
+    size_t n = (size_t)host_plan_of(d->plan)->n_tokens, topk = (size_t)d->plan->args.topk;
 
     if (!(d->host->comm->config.flags & EP_COMM_CHECK_VALUES))
         return EP_OK;
@@ -265,7 +265,7 @@ static ep_status check_values(const struct dispatch *d)
 static ep_status gather_scales(struct dispatch *d)
 {
     const ep_dispatch_args *args = d->args;
-    size_t words = d->move.scale_bytes / 4, n = (size_t)d->plan->args.n_tokens;
+    size_t words = d->move.scale_bytes / 4, n = (size_t)host_plan_of(d->plan)->n_tokens;
     int64_t by_token = args->scale_stride_token, by_block = args->scale_stride_block;
     const uint32_t *from = args->scales;
     uint32_t *to;
@@ -337,7 +337,7 @@ static void count_rows(struct dispatch *d)
 static ep_status move_rows(struct dispatch *d)
 {
     struct host_comm *host = d->host;
-    size_t total = (size_t)d->plan->info.n_send * d->move.row_bytes * (size_t)host->nlocal;
+    size_t total = (size_t)host_plan_of(d->plan)->n_send * d->move.row_bytes * (size_t)host->nlocal;
 
     d->move.host = host;
     d->move.plan = d->plan;
@@ -397,6 +397,16 @@ static ep_status run_dispatch(void *arguments)
     free(d.gathered_scales);
     free(d.move.out);
     return host_plan_is_refused(job->plan) ? status : host_fail_queued(host, status, HOST_DISPATCH_READY, false);
+}
+
+ep_status host_dispatch_inside(ep_plan *plan, const ep_dispatch_args *args)
+{
+    struct dispatch_job job = {.plan = plan, .args = *args};
+    ep_stats stats = plan->comm->stats;
+    ep_status status = run_dispatch(&job);
+
+    ep_comm_set_stats(plan->comm, &stats);
+    return status;
 }
 
 ep_status host_dispatch(ep_plan *plan, const ep_dispatch_args *args, ep_stream stream)

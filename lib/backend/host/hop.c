@@ -167,7 +167,7 @@ static ep_status forward_rows(struct hop *hop, const struct host_move *move, int
 /* One turn of everything; *ret_open: not finished. */
 static ep_status dispatch_turn(struct hop *hop, const struct host_move *move, bool *ret_moved, bool *ret_open)
 {
-    int n = hop->plan->args.n_tokens;
+    int n = host_plan_of(hop->plan)->n_tokens;
 
     hop->waiting_node = -1;
     EP_TRY(host_net_progress(hop->host, HOST_DISPATCH_MOVE, ret_moved));
@@ -387,7 +387,7 @@ static ep_status finish_tokens(struct hop_sum *hs, bool *ret_moved)
     const struct host_message *partials[EP_MAX_RANKS];
     int end = hop->own_done + BATCH;
 
-    while (hop->own_done < hop->plan->args.n_tokens && hop->own_done < end) {
+    while (hop->own_done < host_plan_of(hop->plan)->n_tokens && hop->own_done < end) {
         bool wait = false;
 
         for (int node = 0; node < hop->nnodes; node++) {
@@ -414,7 +414,7 @@ static ep_status combine_turn(struct hop_sum *hs, bool *ret_moved, bool *ret_ope
     hop->waiting_node = -1;
     EP_TRY(host_net_progress(hop->host, HOST_COMBINE_MOVE, ret_moved));
     EP_TRY(finish_tokens(hs, ret_moved));
-    *ret_open = hop->own_done < hop->plan->args.n_tokens;
+    *ret_open = hop->own_done < host_plan_of(hop->plan)->n_tokens;
     for (int node = 0; node < hop->nnodes; node++) {
         if (node == hop->node)
             continue;

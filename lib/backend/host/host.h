@@ -465,6 +465,8 @@ void host_route_done(struct host_route *route);
 /* plan.c */
 struct host_plan {
     int number;
+    int n_tokens;   /* of the routing that operations run with: the caller may have called an update meanwhile */
+    int64_t n_send; /* rows that its tokens become */
     uint64_t exchange;
     int32_t *index;             /* [N,K] as int32, until the route takes it over */
     int32_t *tokens_per_rank;   /* [R] */
@@ -485,7 +487,13 @@ struct host_plan {
     void *device;        /* a device backend's part, which it frees itself */
     int64_t *rows_on;    /* [R] rows that each rank receives */
     int64_t *first_row;  /* [R] rank layout: where this rank's rows begin on each rank */
+    int32_t *prefix;     /* [R,R] (i, j): tokens of the ranks 0..i for rank j */
 };
+
+static inline struct host_plan *host_plan_of(const ep_plan *plan)
+{
+    return plan->impl;
+}
 
 ep_status host_plan_open(ep_plan *plan, const ep_plan_args *args);
 /*
@@ -498,6 +506,9 @@ ep_status host_plan_prepare(ep_plan *plan);
 ep_status host_plan_publish(ep_plan *plan);
 void host_plan_discard(ep_plan *plan);
 void host_plan_close(ep_plan *plan);
+ep_status host_plan_update(ep_plan *plan, const ep_plan_update_args *args, ep_stream stream);
+/* plan_metadata.c */
+ep_status host_plan_metadata(ep_plan *plan, const ep_plan_metadata *dst, ep_stream stream);
 ep_status host_plan_sources(ep_plan *plan, int32_t *ret_rank, int32_t *ret_token);
 /* Completes the plans up to and including `plan` (NULL: all): exchanges counts and routes. */
 ep_status host_plan_complete(struct host_comm *host, ep_plan *plan);
@@ -516,6 +527,8 @@ static inline bool host_plan_is_refused(const ep_plan *plan)
 /* dispatch.c, combine.c */
 ep_status host_dispatch(ep_plan *plan, const ep_dispatch_args *args, ep_stream stream);
 ep_status host_combine(ep_plan *plan, const ep_combine_args *args, ep_stream stream);
+/* For the library's own rows, on the thread that runs jobs: leaves the statistics as they are. */
+ep_status host_dispatch_inside(ep_plan *plan, const ep_dispatch_args *args);
 
 /* Rows on their way into the final outputs of this node: dispatch.c, and hop.c for the tokens of rail peers. */
 struct host_move {
@@ -549,7 +562,11 @@ struct host_sum {
     const float **weights;   /* [nlocal] or NULL */
     ep_stats *stats;
     bool stream;
+    uint16_t *scratch; /* with EP_COMBINE_BY_CHOICE: a row of zeros, then K rows */
 };
+
+/* combine_choice.c. The terms of token t in the order of its choices; returns their number, EP_MAX_TOPK at most. */
+int host_choice_terms(const struct host_sum *sum, const struct host_route *route, int t, const uint16_t **ret_terms);
 
 /* Adds the weights of token t of a route to sum[K]. */
 void host_sum_weights(const struct host_sum *sum, const struct host_route *route, int t, float *ret_sum);

@@ -31,13 +31,15 @@ static void fill_row(const ep_plan *plan, struct plan_row *row)
     const struct host_plan *inner = plan->impl;
     size_t nranks = (size_t)plan->comm->nranks, nnodes = (size_t)plan->comm->nnodes;
 
-    row->n_tokens = plan->args.n_tokens;
+    row->n_tokens = inner->n_tokens;
     row->topk = plan->args.topk;
     row->n_experts = plan->args.n_experts;
     row->idx_type = plan->args.idx_type;
     row->flags = plan->args.flags;
     row->expert_alignment = plan->args.expert_alignment;
     row->max_recv_tokens = plan->args.max_recv_tokens;
+    row->from_mask = plan->from_mask;
+    row->unused = 0;
     memcpy(row->counts, inner->tokens_per_rank, nranks * sizeof(int32_t));
     memcpy(row->counts + nranks, inner->tokens_per_node, nnodes * sizeof(int32_t));
     memcpy(row->counts + nranks + nnodes, inner->tokens_per_expert, (size_t)row->n_experts * sizeof(int32_t));
@@ -63,16 +65,25 @@ static ep_status settle(struct host_plan *inner, ep_status status)
     return status;
 }
 
-static void free_inner(struct host_plan *inner, int nnodes)
+static void free_routes(struct host_plan *inner, int nnodes)
 {
     for (int node = 0; node < nnodes; node++) {
         if (inner->rail)
             host_route_done(&inner->rail[node]);
-        if (inner->net_tokens)
-            free(inner->net_tokens[node]);
+        if (!inner->net_tokens)
+            continue;
+        free(inner->net_tokens[node]);
+        inner->net_tokens[node] = NULL;
+        inner->n_net_tokens[node] = 0;
     }
     host_route_done(&inner->own);
     free(inner->index);
+    inner->index = NULL;
+}
+
+static void free_inner(struct host_plan *inner, int nnodes)
+{
+    free_routes(inner, nnodes);
     free(inner->tokens_per_rank);
     free(inner->tokens_per_node);
     free(inner->tokens_per_expert);
@@ -85,6 +96,7 @@ static void free_inner(struct host_plan *inner, int nnodes)
     free(inner->expert_start);
     free(inner->rows_on);
     free(inner->first_row);
+    free(inner->prefix);
     free(inner);
 }
 
@@ -106,6 +118,7 @@ static ep_status compare_rows(const struct host_completion *c)
         {"idx_type", offsetof(struct plan_row, idx_type)},
         {"flags", offsetof(struct plan_row, flags)},
         {"expert_alignment", offsetof(struct plan_row, expert_alignment)},
+        {"token_in_rank in place of topk_idx", offsetof(struct plan_row, from_mask)},
     };
 
     for (int rank = 1; rank < c->plan->comm->nranks; rank++) {
@@ -243,8 +256,13 @@ static void count_received(struct host_completion *c)
     }
     inner->expert_start[n_local] = start;
     inner->recv_from_rank[0] = 0;
-    for (int source = 0; source < nranks; source++)
+    for (int source = 0; source < nranks; source++) {
+        int32_t *prefix = inner->prefix + (size_t)source * (size_t)nranks;
+
         inner->recv_from_rank[source + 1] = inner->recv_from_rank[source] + c->rows[source]->counts[me];
+        for (int rank = 0; rank < nranks; rank++)
+            prefix[rank] = c->rows[source]->counts[rank] + (source ? prefix[rank - nranks] : 0);
+    }
     plan->full.recv_per_expert = inner->recv_per_expert;
     if (plan->args.flags & EP_PLAN_EXPANDED)
         plan->full.expert_start = inner->expert_start;
@@ -263,7 +281,7 @@ static void assign_rows(struct host_completion *c)
     int32_t seen_at[EP_MAX_RANKS];
 
     memset(seen_at, 0xff, sizeof(seen_at));
-    for (int32_t t = 0; t < plan->args.n_tokens; t++) {
+    for (int32_t t = 0; t < c->inner->n_tokens; t++) {
         for (int k = 0; k < topk; k++) {
             size_t at = (size_t)t * (size_t)topk + (size_t)k;
             int32_t expert = index[at];
@@ -294,7 +312,9 @@ static ep_status build(struct host_completion *c)
 
     EP_TRY(compare_rows(c));
     EP_TRY(check_rows(c));
-    plan->full = plan->info;
+    /* What the caller has been told of the plan is its business: an update changes what the worker knows alone. */
+    if (!atomic_load_explicit(&plan->counted, memory_order_relaxed))
+        plan->full = plan->info;
     EP_TRY(place_all(c));
     count_received(c);
     if (!expanded)
@@ -306,7 +326,7 @@ static ep_status build(struct host_completion *c)
     assign_rows(c);
     if (plan->comm->nnodes > 1)
         EP_TRY(host_plan_exchange_routes(c));
-    EP_TRY(host_route_init(&inner->own, plan->args.n_tokens, plan->args.topk, c->home, c->host->first, c->host->nlocal,
+    EP_TRY(host_route_init(&inner->own, inner->n_tokens, plan->args.topk, c->home, c->host->first, c->host->nlocal,
                            expanded, inner->index, c->row));
     inner->index = NULL; /* the route's now */
     atomic_store_explicit(&plan->counted, true, memory_order_release);
@@ -329,10 +349,10 @@ static ep_status complete(struct host_comm *host, ep_plan *plan)
     copies = malloc(nranks * row_bytes);
     c.rows = malloc(nranks * sizeof(*c.rows));
     c.base = malloc(bases * sizeof(*c.base));
-    c.row = malloc(((size_t)plan->args.n_tokens + 1) * (size_t)plan->args.topk * sizeof(*c.row));
+    c.row = malloc(((size_t)inner->n_tokens + 1) * (size_t)plan->args.topk * sizeof(*c.row));
     c.home = malloc((size_t)plan->args.n_experts * sizeof(*c.home));
     if (!copies || !c.rows || !c.base || !c.row || !c.home) {
-        status = ep_fail(EP_E_MEMORY, "plan: no memory for the rows of %d tokens", plan->args.n_tokens);
+        status = ep_fail(EP_E_MEMORY, "plan: no memory for the rows of %d tokens", inner->n_tokens);
         goto release;
     }
     for (size_t rank = 0; rank < nranks; rank++) {
@@ -410,6 +430,19 @@ static ep_status publish(void *arguments)
     return EP_OK;
 }
 
+/* Rows that this rank's tokens become. */
+static void count_sent(const ep_plan *plan)
+{
+    struct host_plan *inner = plan->impl;
+    bool expanded = plan->args.flags & EP_PLAN_EXPANDED;
+    const int32_t *counts = expanded ? inner->tokens_per_expert : inner->tokens_per_rank;
+    int n = expanded ? plan->args.n_experts : plan->comm->nranks;
+
+    inner->n_send = 0;
+    for (int i = 0; i < n; i++)
+        inner->n_send += counts[i];
+}
+
 static void fill_info(ep_plan *plan)
 {
     const struct host_plan *inner = plan->impl;
@@ -422,15 +455,14 @@ static void fill_info(ep_plan *plan)
     info->n_experts = plan->args.n_experts;
     info->n_local_experts = plan->args.n_experts / comm->nranks;
     info->flags = plan->args.flags;
+    info->n_send = inner->n_send;
     if (plan->args.flags & EP_PLAN_EXPANDED) {
         for (int expert = 0; expert < info->n_experts; expert++) {
-            info->n_send += inner->tokens_per_expert[expert];
             if (expert / info->n_local_experts != comm->rank)
                 info->n_wire += inner->tokens_per_expert[expert];
         }
     } else {
         for (int rank = 0; rank < comm->nranks; rank++) {
-            info->n_send += inner->tokens_per_rank[rank];
             if (rank != comm->rank)
                 info->n_wire += inner->tokens_per_rank[rank];
         }
@@ -461,9 +493,11 @@ static struct host_plan *new_inner(const ep_plan *plan)
     inner->expert_start = calloc(n_local + 1, sizeof(*inner->expert_start));
     inner->rows_on = calloc(nranks, sizeof(*inner->rows_on));
     inner->first_row = calloc(nranks, sizeof(*inner->first_row));
+    inner->prefix = calloc(nranks * nranks, sizeof(*inner->prefix));
+    inner->n_tokens = plan->args.n_tokens;
     if (inner->index && inner->tokens_per_rank && inner->tokens_per_node && inner->tokens_per_expert && inner->rail &&
         inner->net_tokens && inner->n_net_tokens && inner->recv_per_expert && inner->recv_exact &&
-        inner->recv_from_rank && inner->expert_start && inner->rows_on && inner->first_row)
+        inner->recv_from_rank && inner->expert_start && inner->rows_on && inner->first_row && inner->prefix)
         return inner;
     free_inner(inner, (int)nnodes);
     return NULL;
@@ -489,6 +523,7 @@ ep_status host_plan_publish(ep_plan *plan)
     ep_status status;
 
     inner->number = ++host->plans;
+    count_sent(plan);
     fill_info(plan);
     /* A plan of fixed capacity waits for nobody, not even for its turn. */
     if (plan->args.max_recv_tokens > 0 && !host_is_idle(host))
@@ -502,26 +537,132 @@ ep_status host_plan_publish(ep_plan *plan)
     return status;
 }
 
+/* --- routing ---------------------------------------------------------------------------------------------------- */
+
+/* A routing as the caller gives it: choices, or a mask with its counts. */
+struct routing {
+    const void *topk_idx;
+    const uint8_t *token_in_rank;
+    const int32_t *tokens_per_expert;
+};
+
+/* A mask as if each token had chosen the first expert of every rank that it goes to, with K = R. */
+static ep_status read_mask(const ep_plan *plan, const uint8_t *token_in_rank)
+{
+    struct host_plan *inner = plan->impl;
+    int nranks = plan->comm->nranks, n_local = plan->args.n_experts / nranks;
+    size_t n = (size_t)inner->n_tokens * (size_t)nranks;
+
+    for (size_t i = 0; i < n; i++) {
+        if (token_in_rank[i] > 1)
+            return ep_fail(EP_E_ROUTING, "routing: token %zu: token_in_rank is %u for rank %zu", i / (size_t)nranks,
+                           token_in_rank[i], i % (size_t)nranks);
+        inner->index[i] = token_in_rank[i] ? (int32_t)(i % (size_t)nranks) * n_local : -1;
+    }
+    return EP_OK;
+}
+
+/* The counts for experts, which the mask does not say. They must be such as a choice of experts could have made. */
+static ep_status read_counts(const ep_plan *plan, const int32_t *tokens_per_expert)
+{
+    struct host_plan *inner = plan->impl;
+    int n_local = plan->args.n_experts / plan->comm->nranks;
+
+    for (int rank = 0; rank < plan->comm->nranks; rank++) {
+        int64_t sum = 0;
+
+        for (int expert = rank * n_local; expert < (rank + 1) * n_local; expert++) {
+            int32_t n = tokens_per_expert[expert];
+
+            if (n < 0 || n > inner->tokens_per_rank[rank])
+                return ep_fail(EP_E_ROUTING,
+                               "routing: tokens_per_expert is %d for expert %d, but %d tokens go to its rank %d", n,
+                               expert, inner->tokens_per_rank[rank], rank);
+            sum += n;
+        }
+        if (sum < inner->tokens_per_rank[rank])
+            return ep_fail(EP_E_ROUTING,
+                           "routing: tokens_per_expert is %lld for the experts of rank %d together, but %d tokens go "
+                           "there",
+                           (long long)sum, rank, inner->tokens_per_rank[rank]);
+    }
+    memcpy(inner->tokens_per_expert, tokens_per_expert, (size_t)plan->args.n_experts * sizeof(int32_t));
+    return EP_OK;
+}
+
+/* Fills index and counts of the plan for inner->n_tokens tokens. */
+static ep_status read_routing(const ep_plan *plan, const struct routing *routing)
+{
+    struct host_plan *inner = plan->impl;
+    struct ep_routing_shape shape = ep_routing_shape_of(plan->comm, &plan->args);
+    struct ep_routing_counts counts = {
+        .per_rank = inner->tokens_per_rank, .per_node = inner->tokens_per_node, .per_expert = inner->tokens_per_expert};
+
+    shape.n_tokens = inner->n_tokens;
+    EP_TRY(plan->from_mask ? read_mask(plan, routing->token_in_rank)
+                           : ep_routing_check(&shape, routing->topk_idx, plan->args.idx_type, inner->index));
+    EP_TRY(ep_routing_count(&shape, inner->index, &counts));
+    return plan->from_mask ? read_counts(plan, routing->tokens_per_expert) : EP_OK;
+}
+
 ep_status host_plan_open(ep_plan *plan, const ep_plan_args *args)
 {
-    struct ep_routing_shape shape;
-    struct host_plan *inner;
+    struct routing routing = {args->topk_idx, args->token_in_rank, args->tokens_per_expert};
     ep_status status;
 
     EP_TRY(host_stream_ready(plan->comm, args->stream));
     EP_TRY(host_plan_prepare(plan));
-    inner = plan->impl;
-    shape = ep_routing_shape_of(plan->comm, &plan->args);
-    status = ep_routing_check(&shape, args->topk_idx, plan->args.idx_type, inner->index);
-    if (status == EP_OK)
-        status = ep_routing_count(&shape, inner->index,
-                                  &(struct ep_routing_counts){.per_rank = inner->tokens_per_rank,
-                                                              .per_node = inner->tokens_per_node,
-                                                              .per_expert = inner->tokens_per_expert});
+    status = read_routing(plan, &routing);
     if (status == EP_OK)
         return host_plan_publish(plan);
     host_plan_discard(plan);
     return status;
+}
+
+struct update_job {
+    ep_plan *plan;
+    ep_plan_update_args args;
+};
+
+/* The routes of what the plan was before go; its exchange is complete, as that of all plans before it. */
+static ep_status start_update(ep_plan *plan, const ep_plan_update_args *args)
+{
+    struct routing routing = {args->topk_idx, args->token_in_rank, args->tokens_per_expert};
+    struct host_plan *inner = plan->impl;
+
+    free_routes(inner, plan->comm->nnodes);
+    inner->complete = false;
+    inner->verdict = EP_OK;
+    inner->n_tokens = args->n_tokens;
+    inner->index = malloc(((size_t)args->n_tokens + 1) * (size_t)plan->args.topk * sizeof(*inner->index));
+    if (!inner->index)
+        return ep_fail(EP_E_MEMORY, "ep_plan_update: no memory for %d tokens", args->n_tokens);
+    EP_TRY(read_routing(plan, &routing));
+    count_sent(plan);
+    return publish(&plan);
+}
+
+static ep_status run_update(void *arguments)
+{
+    const struct update_job *job = arguments;
+    struct host_comm *host = host_of(job->plan->comm);
+    ep_status status;
+
+    EP_TRY(host_plan_complete(host, NULL));
+    status = start_update(job->plan, &job->args);
+    if (status == EP_OK)
+        status = host_plan_complete(host, NULL);
+    /* What all ranks refuse is told by the next operation. */
+    if (status == EP_OK && !host_plan_is_refused(job->plan))
+        status = host_plan_verdict(job->plan);
+    return host_fail_queued(host, status, HOST_PLAN_COUNTS, false);
+}
+
+ep_status host_plan_update(ep_plan *plan, const ep_plan_update_args *args, ep_stream stream)
+{
+    struct update_job job = {.plan = plan, .args = *args};
+
+    return host_submit(host_of(plan->comm), stream, run_update, &job, sizeof(job));
 }
 
 void host_plan_close(ep_plan *plan)
@@ -570,45 +711,4 @@ void host_plan_drop_pending(struct host_comm *host)
         free_inner(inner, plan->comm->nnodes);
         free(plan);
     }
-}
-
-ep_status host_plan_sources(ep_plan *plan, int32_t *ret_rank, int32_t *ret_token)
-{
-    /* Rows of one vector that say who they are, counted from 1 and sent like any others: padding rows stay 0. */
-    enum { HIDDEN = 8 };
-    struct source {
-        int32_t rank, token, unused[2];
-    };
-    size_t n = (size_t)plan->info.n_tokens, out = (size_t)plan->full.out_rows;
-    struct source *mine = calloc(n + 1, sizeof(*mine)), *all = calloc(out + 1, sizeof(*all));
-    ep_stats stats;
-    ep_status status;
-
-    if (!mine || !all) {
-        status = ep_fail(EP_E_MEMORY, "ep_plan_get_sources: no memory for %zu rows", out);
-        goto free_all;
-    }
-    for (size_t t = 0; t < n; t++)
-        mine[t] = (struct source){.rank = plan->comm->rank + 1, .token = (int32_t)t + 1};
-    ep_dispatch_args args = EP_DISPATCH_ARGS_INIT;
-    args.x = mine;
-    args.dtype = EP_BF16;
-    args.hidden = HIDDEN;
-    args.recv_x = all;
-    args.out_rows = (int64_t)out;
-    stats = plan->comm->stats;
-    plan->comm->blocking = true;
-    status = host_dispatch(plan, &args, NULL);
-    plan->comm->blocking = false;
-    ep_comm_set_stats(plan->comm, &stats); /* of the caller's last operation, not of this one */
-    for (int64_t row = 0; status == EP_OK && row < plan->full.n_recv; row++) {
-        if (ret_rank)
-            ret_rank[row] = all[row].rank - 1;
-        if (ret_token)
-            ret_token[row] = all[row].token - 1;
-    }
-free_all:
-    free(mine);
-    free(all);
-    return status;
 }

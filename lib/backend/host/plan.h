@@ -11,6 +11,7 @@ struct plan_row {
     uint32_t flags;
     int32_t expert_alignment;
     int64_t max_recv_tokens;
+    int32_t from_mask, unused;
     int32_t counts[];
 };
 

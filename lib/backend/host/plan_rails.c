@@ -28,7 +28,7 @@ static ep_status list_tokens(struct host_completion *c, int node, struct rail_ha
     c->inner->net_tokens[node] = tokens;
     if (!tokens || !send->data)
         return ep_fail(EP_E_MEMORY, "plan: no memory for the routes between nodes");
-    for (int32_t t = 0; t < plan->args.n_tokens && n < room; t++) {
+    for (int32_t t = 0; t < c->inner->n_tokens && n < room; t++) {
         const int32_t *index = c->inner->index + (size_t)t * topk;
         bool there = false;
 

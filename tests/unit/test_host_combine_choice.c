@@ -1,0 +1,281 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * EP_COMBINE_BY_CHOICE against a simulation that has nothing of the library's: own rounding, own routing, sums from the
+ * choices alone. Rows are random numbers of very different sizes, so that nearly every order gives other bits. A rank
+ * answers a token in a row that depends on nothing but source, token, and the rank or the expert.
+ *
+ * 10^5 tokens; with EPKIT_TEST_LONG=1 10^6.
+ */
+#include <epkit/epkit.h>
+#include <epkit/launch.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define RANKS 4
+#define LOCAL 8
+#define EXPERTS (RANKS * LOCAL)
+#define TOPK 8
+#define HIDDEN 8
+
+static uint64_t mix(uint64_t x)
+{
+    x += 0x9e3779b97f4a7c15u;
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+    return x ^ x >> 31;
+}
+
+/*
+ * A bf16 between 2^-6 and 2^5 of either sign, or in one of three +-2^27: when two of those cancel out, what was added
+ * between them has lost its last bits, so the order shows.
+ */
+static uint16_t number(uint64_t what, int i)
+{
+    uint64_t draw = mix(what * 64 + (uint64_t)i), sign = draw & 0x8000;
+
+    if (draw / 0x10000 % 3 == 0)
+        return (uint16_t)(sign | 154 << 7);
+    return (uint16_t)(sign | (121 + draw / 0x100000 % 11) << 7 | (draw & 0x7f));
+}
+
+static uint64_t name_of(int source, int token, int who)
+{
+    return ((uint64_t)source << 40 | (uint64_t)token) * 1024 + (uint64_t)who;
+}
+
+/* Distinct choices, some of them none. */
+static void choose(int source, int token, int32_t *ret_experts)
+{
+    uint64_t draw = mix(name_of(source, token, 999));
+    uint32_t step = 1 + 2 * (uint32_t)(draw >> 8 & 15); /* odd: all of 32 */
+
+    for (uint32_t k = 0; k < TOPK; k++)
+        ret_experts[k] = (draw >> (16 + k) & 7) == 0 ? -1 : (int32_t)(((uint32_t)draw + k * step) % EXPERTS);
+}
+
+static float widen(uint16_t bits)
+{
+    uint32_t wide = (uint32_t)bits << 16;
+    float value;
+
+    memcpy(&value, &wide, sizeof(value));
+    return value;
+}
+
+/* To nearest, ties to even; no infinities here. */
+static uint16_t narrow(float value)
+{
+    uint32_t bits, rest;
+
+    memcpy(&bits, &value, sizeof(bits));
+    rest = bits & 0xffff;
+    bits >>= 16;
+    return (uint16_t)(bits + (rest > 0x8000 || (rest == 0x8000 && (bits & 1))));
+}
+
+struct mode {
+    bool expanded;
+    uint32_t flags;
+    int n_bias;
+};
+
+static uint16_t simulate(const struct mode *mode, int source, int token, int i)
+{
+    int32_t experts[TOPK];
+    volatile float sum = 0; /* every addition is rounded to single precision */
+
+    choose(source, token, experts);
+    if (mode->n_bias)
+        sum = widen(number(name_of(source, token, 1001), i));
+    if (mode->n_bias == 2)
+        sum += widen(number(name_of(source, token, 1002), i));
+    for (int k = 0; k < TOPK; k++) {
+        int rank = experts[k] < 0 ? -1 : experts[k] / LOCAL;
+        bool again = false;
+
+        if (rank < 0)
+            continue;
+        for (int later = k + 1; later < TOPK; later++)
+            again |= experts[later] >= 0 && experts[later] / LOCAL == rank;
+        if (mode->expanded && !(mode->flags & EP_COMBINE_ROUND_PARTIAL)) {
+            sum += widen(number(name_of(source, token, experts[k]), i));
+        } else if (!again && !mode->expanded) {
+            sum += widen(number(name_of(source, token, 500 + rank), i));
+        } else if (!again) {
+            volatile float partial = 0;
+
+            for (int j = 0; j <= k; j++)
+                if (experts[j] >= 0 && experts[j] / LOCAL == rank)
+                    partial += widen(number(name_of(source, token, experts[j]), i));
+            sum += widen(narrow(partial));
+        }
+    }
+    return narrow(sum);
+}
+
+struct story {
+    struct mode mode;
+    int n_tokens; /* of each rank */
+    long long wrong[RANKS], other[RANKS];
+};
+
+struct buffers {
+    int64_t *index;
+    int32_t *rank, *token;
+    uint16_t *rows, *bias[2], *out, *plain;
+};
+
+/* What this rank returns for each row. In the expanded layout the row's expert follows from its place. */
+static void answer(const struct story *story, int me, const ep_plan_info *info, struct buffers *b)
+{
+    int local = 0;
+
+    for (int64_t row = 0; row < info->n_recv; row++) {
+        int who = 500 + me;
+
+        while (story->mode.expanded && info->expert_start[local + 1] <= row)
+            local++;
+        if (story->mode.expanded)
+            who = me * LOCAL + local;
+        for (int i = 0; i < HIDDEN; i++)
+            b->rows[row * HIDDEN + i] =
+                b->rank[row] < 0 ? 0x7fc0 : number(name_of(b->rank[row], b->token[row], who), i);
+    }
+}
+
+static ep_status combine(ep_plan *plan, const struct story *story, struct buffers *b)
+{
+    ep_combine_args args = EP_COMBINE_ARGS_INIT;
+
+    args.x = b->rows;
+    args.dtype = EP_BF16;
+    args.hidden = HIDDEN;
+    for (int i = 0; i < story->mode.n_bias; i++)
+        args.bias[i] = b->bias[i];
+    args.out = b->plain;
+    if (ep_combine(plan, &args, NULL) != EP_OK)
+        return EP_E_STATE;
+    args.out = b->out;
+    args.flags = story->mode.flags;
+    return ep_combine_sync(plan, &args);
+}
+
+static void compare(struct story *story, int me, const struct buffers *b)
+{
+    for (int t = 0; t < story->n_tokens; t++)
+        for (int i = 0; i < HIDDEN; i++) {
+            uint16_t expected = simulate(&story->mode, me, t, i);
+
+            story->wrong[me] += b->out[t * HIDDEN + i] != expected;
+            story->other[me] += b->plain[t * HIDDEN + i] != expected;
+        }
+}
+
+static void *take(size_t n, size_t bytes)
+{
+    return aligned_alloc(64, (n * bytes + 127) / 64 * 64);
+}
+
+static int run_rank(const ep_boot *boot, void *argument)
+{
+    struct story *story = argument;
+    size_t n = (size_t)story->n_tokens;
+    ep_comm_config config = EP_COMM_CONFIG_INIT;
+    ep_plan_args args = EP_PLAN_ARGS_INIT;
+    ep_plan_info info = EP_PLAN_INFO_INIT;
+    struct buffers b = {.index = take(n * TOPK, 8), .out = take(n * HIDDEN, 2), .plain = take(n * HIDDEN, 2)};
+    ep_comm *comm;
+    ep_plan *plan;
+    int me = boot->rank, code = 1;
+
+    config.backend = "host";
+    if (ep_comm_new(boot, &config, &comm) != EP_OK)
+        return 1;
+    for (int i = 0; i < 2; i++)
+        b.bias[i] = take(n * HIDDEN, 2);
+    for (int t = 0; t < story->n_tokens; t++) {
+        int32_t experts[TOPK];
+
+        choose(me, t, experts);
+        for (int k = 0; k < TOPK; k++)
+            b.index[t * TOPK + k] = experts[k];
+        for (int i = 0; i < HIDDEN; i++)
+            for (int which = 0; which < 2; which++)
+                b.bias[which][t * HIDDEN + i] = number(name_of(me, t, 1001 + which), i);
+    }
+    args.topk_idx = b.index;
+    args.idx_type = EP_I64;
+    args.n_tokens = story->n_tokens;
+    args.topk = TOPK;
+    args.n_experts = EXPERTS;
+    args.flags = story->mode.expanded ? EP_PLAN_EXPANDED : 0;
+    args.expert_alignment = 16;
+    if (ep_plan_new(comm, &args, &plan) == EP_OK && ep_plan_get_info(plan, &info) == EP_OK) {
+        b.rows = take((size_t)info.n_recv * HIDDEN, 2);
+        b.rank = take((size_t)info.n_recv, 4);
+        b.token = take((size_t)info.n_recv, 4);
+        if (ep_plan_get_sources(plan, b.rank, b.token) == EP_OK) {
+            answer(story, me, &info, &b);
+            code = combine(plan, story, &b) != EP_OK;
+        }
+        if (!code)
+            compare(story, me, &b);
+        ep_plan_free(plan);
+    }
+    ep_comm_free(comm);
+    free(b.index);
+    free(b.rank);
+    free(b.token);
+    free(b.rows);
+    free(b.bias[0]);
+    free(b.bias[1]);
+    free(b.out);
+    free(b.plain);
+    return code;
+}
+
+static void sums_are_those_of_the_simulation(void **state)
+{
+    static const struct mode modes[] = {
+        {false, EP_COMBINE_BY_CHOICE, 0},
+        {false, EP_COMBINE_BY_CHOICE | EP_COMBINE_ROUND_PARTIAL, 2},
+        {true, EP_COMBINE_BY_CHOICE, 1},
+        {true, EP_COMBINE_BY_CHOICE | EP_COMBINE_ROUND_PARTIAL, 0},
+        {true, EP_COMBINE_BY_CHOICE | EP_COMBINE_ROUND_PARTIAL, 2},
+    };
+    const char *length = getenv("EPKIT_TEST_LONG");
+    int n = length && strcmp(length, "1") == 0 ? 1000000 : 100000;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(modes) / sizeof(modes[0]); i++) {
+        struct story story = {.mode = modes[i], .n_tokens = n / RANKS};
+        ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
+        ep_rank_exit exits[RANKS];
+
+        launch.mode = EP_LAUNCH_THREADS;
+        launch.nranks = RANKS;
+        launch.run = run_rank;
+        launch.argument = &story;
+        assert_int_equal(ep_launch(&launch, exits), EP_OK);
+        for (int rank = 0; rank < RANKS; rank++) {
+            assert_int_equal(exits[rank].code, 0);
+            if (story.wrong[rank])
+                fail_msg("mode %zu: %lld elements of rank %d differ", i, story.wrong[rank], rank);
+            /* The order of the ranks or experts gives other bits, so the comparison tells orders apart. */
+            assert_true(story.other[rank] > story.n_tokens / 1000);
+        }
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(sums_are_those_of_the_simulation)};
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,508 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Low-latency calls by their numbers, on the host backend: combined again, dropped, in parts, halves of two calls open
+ * at a time, with fewer tokens than the most, masked by hand. Ranks are threads.
+ *
+ * Rank r's token t is 1 + t in all places and goes to expert (t + k) % R, k < 2, which returns (expert + 1) times what
+ * it got. All sums are exact.
+ */
+#include "backend/host/host.h"
+
+#include <epkit/launch.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include <cmocka.h>
+
+#define RANKS 3
+#define MOST 6
+#define HIDDEN 128
+#define TOPK 2
+#define ROWS (RANKS * MOST)
+
+struct member {
+    ep_comm *comm;
+    ep_ll *ll;
+    int rank, n_tokens;
+    alignas(16) uint16_t x[MOST * HIDDEN], out[MOST * HIDDEN], recv[ROWS * HIDDEN];
+    int64_t index[MOST * TOPK];
+    float weights[MOST * TOPK];
+    int32_t count, source[ROWS], stats;
+    int64_t cost[RANKS];
+    uint64_t call;
+};
+
+struct story {
+    int (*play)(struct member *m);
+    uint32_t ll_flags;
+    int timeout_ms, n_tokens;
+    char wrong[RANKS][300];
+};
+
+static _Thread_local char *wrong;
+
+/* Leaves the play with a line number. */
+#define SURE(condition)                                                                                                \
+    do {                                                                                                               \
+        if (!(condition)) {                                                                                            \
+            snprintf(wrong, 300, "line %d: %.120s (%.120s)", __LINE__, #condition, ep_last_error());                   \
+            return 1;                                                                                                  \
+        }                                                                                                              \
+    } while (0)
+
+static ep_ll_dispatch_args dispatch_of(struct member *m)
+{
+    ep_ll_dispatch_args args = EP_LL_DISPATCH_ARGS_INIT;
+
+    args.x = m->x;
+    args.topk_idx = m->index;
+    args.idx_type = EP_I64;
+    args.n_tokens = m->n_tokens;
+    args.out_dtype = EP_BF16;
+    args.recv_x = m->recv;
+    args.recv_count = &m->count;
+    args.recv_source = m->source;
+    args.ret_call = &m->call;
+    return args;
+}
+
+static ep_ll_combine_args combine_of(struct member *m, uint64_t call)
+{
+    ep_ll_combine_args args = EP_LL_COMBINE_ARGS_INIT;
+
+    args.x = m->recv;
+    args.topk_idx = m->index;
+    args.idx_type = EP_I64;
+    args.n_tokens = m->n_tokens;
+    args.topk_weights = m->weights;
+    args.out = m->out;
+    args.call = call;
+    memset(m->out, 0xee, sizeof(m->out));
+    return args;
+}
+
+static void answer(struct member *m)
+{
+    for (int i = 0; i < m->count * HIDDEN; i++)
+        m->recv[i] = ep_bf16_from_f32(ep_bf16_to_f32(m->recv[i]) * (float)(m->rank + 1));
+}
+
+/* Experts in `masked` have answered nothing. */
+static bool is_answered(const struct member *m, unsigned masked)
+{
+    for (int t = 0; t < m->n_tokens; t++) {
+        float sum = 0;
+
+        for (int k = 0; k < TOPK; k++) {
+            int64_t expert = m->index[t * TOPK + k];
+
+            if (expert >= 0 && !(masked >> expert & 1))
+                sum += (float)(1 + t) * (float)(expert + 1) * m->weights[t * TOPK + k];
+        }
+        for (int i = 0; i < HIDDEN; i++)
+            if (ep_bf16_to_f32(m->out[t * HIDDEN + i]) != sum)
+                return false;
+    }
+    return true;
+}
+
+static int play_rank(const ep_boot *boot, void *argument)
+{
+    struct story *story = argument;
+    ep_comm_config config = EP_COMM_CONFIG_INIT;
+    ep_ll_config ll = EP_LL_CONFIG_INIT;
+    static struct member members[RANKS];
+    struct member *m = &members[boot->rank];
+    int code;
+
+    wrong = story->wrong[boot->rank];
+    *m = (struct member){.rank = boot->rank, .n_tokens = story->n_tokens};
+    config.backend = "host";
+    config.timeout_ms = story->timeout_ms;
+    ll.max_tokens = MOST;
+    ll.hidden = HIDDEN;
+    ll.n_experts = RANKS;
+    ll.topk = TOPK;
+    ll.flags = story->ll_flags;
+    SURE(ep_comm_new(boot, &config, &m->comm) == EP_OK);
+    SURE(ep_ll_new(m->comm, &ll, &m->ll) == EP_OK);
+    for (int t = 0; t < m->n_tokens; t++) {
+        for (int i = 0; i < HIDDEN; i++)
+            m->x[t * HIDDEN + i] = ep_bf16_from_f32((float)(1 + t));
+        for (int k = 0; k < TOPK; k++) {
+            m->index[t * TOPK + k] = (t + k) % RANKS;
+            m->weights[t * TOPK + k] = (float)(1 + k);
+        }
+    }
+    code = story->play(m);
+    ep_ll_free(m->ll);
+    ep_comm_free(m->comm);
+    return code;
+}
+
+static void run(struct story story)
+{
+    ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
+    ep_rank_exit exits[RANKS];
+
+    launch.mode = EP_LAUNCH_THREADS;
+    launch.nranks = RANKS;
+    launch.run = play_rank;
+    launch.argument = &story;
+    story.timeout_ms = story.timeout_ms ? story.timeout_ms : 20000;
+    assert_int_equal(ep_launch(&launch, exits), EP_OK);
+    for (int rank = 0; rank < RANKS; rank++)
+        if (exits[rank].code)
+            fail_msg("rank %d: %s", rank, story.wrong[rank]);
+}
+
+/* --- handles ----------------------------------------------------------------------------------------------------- */
+
+static int combine_again(struct member *m)
+{
+    ep_ll_dispatch_args dispatch = dispatch_of(m);
+    ep_ll_combine_args combine;
+    void *buffer;
+
+    for (int round = 0; round < 4; round++) {
+        SURE(ep_ll_dispatch(m->ll, &dispatch, NULL) == EP_OK);
+        SURE(m->call == (uint64_t)round * 2 + 1);
+        /* Only queued: the next one may overwrite nothing of it. */
+        SURE(ep_stream_sync(m->comm, NULL) == EP_OK);
+        answer(m);
+        for (int again = 0; again < 3; again++) {
+            combine = combine_of(m, again ? m->call : 0);
+            if (again == 1) {
+                SURE(ep_ll_get_combine_buffer(m->ll, &buffer) == EP_OK);
+                memcpy(buffer, m->recv, sizeof(m->recv));
+                combine.x = buffer;
+                combine.flags = EP_LL_ZERO_COPY;
+            }
+            SURE(ep_ll_combine(m->ll, &combine, NULL) == EP_OK);
+            SURE(ep_stream_sync(m->comm, NULL) == EP_OK);
+            SURE(is_answered(m, 0));
+        }
+        /* Dropped. */
+        SURE(ep_ll_dispatch_sync(m->ll, &dispatch) == EP_OK);
+    }
+    return 0;
+}
+
+static void dispatches_are_combined_again_or_dropped(void **state)
+{
+    (void)state;
+    run((struct story){.play = combine_again, .n_tokens = MOST});
+}
+
+/* The first of two dispatches after the second one. */
+static int combine_the_one_before(struct member *m)
+{
+    static uint16_t later[RANKS][ROWS * HIDDEN];
+    ep_ll_dispatch_args dispatch = dispatch_of(m);
+    ep_ll_combine_args combine;
+
+    SURE(ep_ll_dispatch_sync(m->ll, &dispatch) == EP_OK);
+    answer(m);
+    dispatch.recv_x = later[m->rank];
+    SURE(ep_ll_dispatch_sync(m->ll, &dispatch) == EP_OK);
+    combine = combine_of(m, 1);
+    SURE(ep_ll_combine_sync(m->ll, &combine) == EP_OK);
+    SURE(is_answered(m, 0));
+    SURE(ep_ll_dispatch_sync(m->ll, &dispatch) == EP_OK);
+    SURE(ep_ll_combine_sync(m->ll, &combine) == EP_E_STATE);
+    return 0;
+}
+
+static void the_dispatch_before_the_last_is_combined(void **state)
+{
+    (void)state;
+    run((struct story){.play = combine_the_one_before, .n_tokens = 4});
+}
+
+/* Two micro-batches, each half at a time, finished in the order of the calls or the other way round. */
+static int interleave(struct member *m)
+{
+    static struct member others[RANKS];
+    struct member *o = &others[m->rank];
+    ep_ll_dispatch_args first = dispatch_of(m), second;
+    ep_ll_combine_args combine;
+
+    *o = *m;
+    second = dispatch_of(o);
+    first.flags = second.flags = EP_LL_RECV_HOOK;
+    for (int round = 0; round < 6; round++) {
+        struct member *late = round % 2 ? m : o, *early = round % 2 ? o : m;
+
+        SURE(ep_ll_dispatch(m->ll, &first, NULL) == EP_OK);
+        SURE(ep_ll_dispatch(m->ll, &second, NULL) == EP_OK);
+        SURE(ep_ll_finish(m->ll, early->call, NULL) == EP_OK);
+        SURE(ep_ll_finish(m->ll, late->call, NULL) == EP_OK);
+        SURE(ep_stream_sync(m->comm, NULL) == EP_OK);
+        answer(m);
+        answer(o);
+        combine = combine_of(m, m->call);
+        combine.flags = EP_LL_RECV_HOOK;
+        SURE(ep_ll_combine(m->ll, &combine, NULL) == EP_OK);
+        combine = combine_of(o, o->call);
+        combine.flags = EP_LL_RECV_HOOK;
+        SURE(ep_ll_combine(m->ll, &combine, NULL) == EP_OK);
+        SURE(ep_ll_finish(m->ll, late->call, NULL) == EP_OK);
+        SURE(ep_ll_finish(m->ll, early->call, NULL) == EP_OK);
+        SURE(ep_stream_sync(m->comm, NULL) == EP_OK);
+        SURE(is_answered(m, 0) && is_answered(o, 0));
+    }
+    return 0;
+}
+
+static void halves_of_two_calls_are_open(void **state)
+{
+    (void)state;
+    run((struct story){.play = interleave, .n_tokens = 5});
+}
+
+/* Parts of an answer: choices left out, all of a token left out; then the whole of it. */
+static int leave_out(struct member *m)
+{
+    ep_ll_dispatch_args dispatch = dispatch_of(m);
+    ep_ll_combine_args combine;
+    int64_t all[MOST * TOPK];
+
+    memcpy(all, m->index, sizeof(all));
+    SURE(ep_ll_dispatch_sync(m->ll, &dispatch) == EP_OK);
+    answer(m);
+    m->index[0] = m->index[3] = m->index[4] = m->index[5] = -1;
+    for (uint32_t flags = 0; flags <= EP_LL_NO_PARTIAL_REDUCE; flags += EP_LL_NO_PARTIAL_REDUCE) {
+        combine = combine_of(m, 0);
+        combine.flags = flags;
+        SURE(ep_ll_combine_sync(m->ll, &combine) == EP_OK);
+        SURE(is_answered(m, 0));
+    }
+    /* Another expert than the dispatch had is still none of its. */
+    m->index[0] = 2;
+    combine = combine_of(m, 0);
+    SURE(ep_ll_combine_sync(m->ll, &combine) == EP_E_ROUTING);
+    SURE(strstr(ep_last_error(), "topk_idx is 2 at position 0, but the dispatch that it answers had 0"));
+    memcpy(m->index, all, sizeof(all));
+    combine = combine_of(m, 0);
+    SURE(ep_ll_combine_sync(m->ll, &combine) == EP_OK);
+    SURE(is_answered(m, 0));
+    return 0;
+}
+
+static void a_combine_leaves_choices_out(void **state)
+{
+    (void)state;
+    run((struct story){.play = leave_out, .n_tokens = 4});
+}
+
+/* --- what a call says ---------------------------------------------------------------------------------------------*/
+
+static int use_fewer_tokens(struct member *m)
+{
+    ep_ll_dispatch_args dispatch = dispatch_of(m);
+    ep_ll_combine_args combine;
+
+    for (int most = MOST; most >= m->n_tokens; most -= 2) {
+        dispatch.max_tokens = most == MOST ? 0 : most;
+        m->stats = 100;
+        memset(m->cost, 0, sizeof(m->cost));
+        dispatch.recv_stats_add = &m->stats;
+        dispatch.wait_cost_add = m->cost;
+        memset(m->recv, 0xee, sizeof(m->recv));
+        SURE(ep_ll_dispatch_sync(m->ll, &dispatch) == EP_OK);
+        /* The one expert's rows: of every source those tokens that chose it. */
+        SURE(m->count > 0 && m->stats == 100 + m->count);
+        SURE(m->recv[(RANKS * most) * HIDDEN - (most == MOST ? 1 : 0)] == 0xeeee);
+        for (int rank = 0; rank < RANKS; rank++)
+            SURE(rank == m->rank ? m->cost[rank] == 0 : m->cost[rank] >= 0);
+        answer(m);
+        for (int i = 0; i < 2; i++) {
+            combine = combine_of(m, 0);
+            combine.wait_cost_add = m->cost;
+            SURE(ep_ll_combine_sync(m->ll, &combine) == EP_OK);
+            SURE(is_answered(m, 0));
+        }
+    }
+    dispatch.max_tokens = m->n_tokens - 1;
+    SURE(ep_ll_dispatch_sync(m->ll, &dispatch) == EP_E_ARG);
+    return 0;
+}
+
+static void calls_have_their_own_most_tokens(void **state)
+{
+    (void)state;
+    run((struct story){.play = use_fewer_tokens, .n_tokens = 2});
+}
+
+/* What others wait for a rank is counted there, and added to what was there. */
+static int wait_for_the_late_rank(struct member *m)
+{
+    ep_ll_dispatch_args dispatch = dispatch_of(m);
+    int64_t before;
+
+    dispatch.wait_cost_add = m->cost;
+    for (int round = 0; round < 2; round++) {
+        before = m->cost[1];
+        if (m->rank == 1)
+            nanosleep(&(struct timespec){.tv_nsec = 5000000L}, NULL);
+        SURE(ep_ll_dispatch_sync(m->ll, &dispatch) == EP_OK);
+        SURE(m->rank == 1 ? m->cost[1] == 0 : m->cost[1] > before);
+    }
+    return 0;
+}
+
+static void waiting_is_counted_for_who_is_waited_for(void **state)
+{
+    (void)state;
+    run((struct story){.play = wait_for_the_late_rank, .n_tokens = 2});
+}
+
+static int disagree_about_max_tokens(struct member *m)
+{
+    ep_ll_dispatch_args dispatch = dispatch_of(m);
+
+    dispatch.max_tokens = m->rank == 2 ? 4 : 5;
+    SURE(ep_ll_dispatch_sync(m->ll, &dispatch) == EP_E_MISMATCH);
+    SURE(strstr(ep_last_error(), "max_tokens is ") || strstr(ep_last_error(), "EP_E_MISMATCH"));
+    return 0;
+}
+
+static int disagree_about_the_call(struct member *m)
+{
+    ep_ll_dispatch_args dispatch = dispatch_of(m);
+    ep_ll_combine_args combine;
+
+    SURE(ep_ll_dispatch_sync(m->ll, &dispatch) == EP_OK);
+    SURE(ep_ll_dispatch_sync(m->ll, &dispatch) == EP_OK);
+    combine = combine_of(m, m->rank == 2 ? 1 : 2);
+    SURE(ep_ll_combine_sync(m->ll, &combine) == EP_E_MISMATCH);
+    SURE(strstr(ep_last_error(), "call is ") || strstr(ep_last_error(), "EP_E_MISMATCH"));
+    return 0;
+}
+
+static int disagree_about_the_sum(struct member *m)
+{
+    ep_ll_dispatch_args dispatch = dispatch_of(m);
+    ep_ll_combine_args combine;
+
+    SURE(ep_ll_dispatch_sync(m->ll, &dispatch) == EP_OK);
+    combine = combine_of(m, 0);
+    combine.flags = m->rank == 2 ? EP_LL_NO_PARTIAL_REDUCE : 0;
+    SURE(ep_ll_combine_sync(m->ll, &combine) == EP_E_MISMATCH);
+    SURE(strstr(ep_last_error(), "EP_LL_NO_PARTIAL_REDUCE is ") || strstr(ep_last_error(), "EP_E_MISMATCH"));
+    return 0;
+}
+
+static void ranks_have_to_name_the_same_call(void **state)
+{
+    (void)state;
+    run((struct story){.play = disagree_about_max_tokens, .n_tokens = 2});
+    run((struct story){.play = disagree_about_the_call, .n_tokens = 2});
+    run((struct story){.play = disagree_about_the_sum, .n_tokens = 2});
+}
+
+/* Of a call that is only queued nobody can correct the routing: all ranks hear of it, long before the deadline. */
+static int queue_bad_routing(struct member *m)
+{
+    ep_ll_dispatch_args dispatch = dispatch_of(m);
+    ep_status status;
+
+    if (m->rank == 1)
+        m->index[1] = m->index[0];
+    SURE(ep_ll_dispatch(m->ll, &dispatch, NULL) == EP_OK);
+    status = ep_stream_sync(m->comm, NULL);
+    SURE(status == EP_E_ROUTING);
+    SURE(strstr(ep_last_error(), "expert 0 twice"));
+    SURE(m->rank == 1 || strstr(ep_last_error(), "rank 1"));
+    SURE(ep_comm_async_error(m->comm) == EP_E_ROUTING);
+    SURE(ep_comm_barrier(m->comm) == EP_E_ROUTING);
+    return 0;
+}
+
+static void bad_routing_of_a_queued_call_fails_all(void **state)
+{
+    (void)state;
+    run((struct story){.play = queue_bad_routing, .n_tokens = 2, .timeout_ms = 600000});
+}
+
+/* --- masks ------------------------------------------------------------------------------------------------------- */
+
+static int mask_by_hand(struct member *m)
+{
+    ep_ll_dispatch_args dispatch = dispatch_of(m);
+    ep_ll_combine_args combine;
+    int32_t mask[RANKS];
+
+    /* Rank 2 takes no part in the calls in between, and nobody waits for it. */
+    if (m->rank != 2) {
+        SURE(ep_ll_set_mask(m->ll, 2, 1, NULL) == EP_OK);
+        SURE(ep_ll_query_mask(m->ll, mask, NULL) == EP_OK);
+        SURE(ep_stream_sync(m->comm, NULL) == EP_OK);
+        SURE(!mask[0] && !mask[1] && mask[2] == 1);
+        SURE(ep_ll_dispatch_sync(m->ll, &dispatch) == EP_OK);
+        answer(m);
+        combine = combine_of(m, 0);
+        SURE(ep_ll_combine_sync(m->ll, &combine) == EP_OK);
+        SURE(is_answered(m, 1u << 2));
+        SURE(ep_ll_barrier(m->ll, NULL) == EP_OK);
+        SURE(ep_ll_set_mask(m->ll, 2, 0, NULL) == EP_OK);
+        SURE(ep_ll_set_mask(m->ll, 2, 1, NULL) == EP_OK);
+        SURE(ep_ll_clear_mask(m->ll, NULL) == EP_OK);
+        SURE(ep_stream_sync(m->comm, NULL) == EP_OK);
+        SURE(ep_ll_get_mask(m->ll, mask) == EP_OK);
+        SURE(!mask[0] && !mask[1] && !mask[2]);
+    }
+    SURE(ep_comm_barrier(m->comm) == EP_OK);
+    return 0;
+}
+
+static void masks_are_set_and_cleared_in_order(void **state)
+{
+    (void)state;
+    run((struct story){.play = mask_by_hand, .n_tokens = 4, .ll_flags = EP_LL_MASK_DEAD, .timeout_ms = 600000});
+}
+
+/* All ranks are there in the first barrier; rank 2 is not in the second one, which then knows so. */
+static int miss_a_barrier(struct member *m)
+{
+    int32_t mask[RANKS];
+
+    SURE(ep_ll_barrier(m->ll, NULL) == EP_OK);
+    SURE(ep_ll_query_mask(m->ll, mask, NULL) == EP_OK);
+    SURE(ep_stream_sync(m->comm, NULL) == EP_OK);
+    SURE(!mask[0] && !mask[1] && !mask[2]);
+    if (m->rank == 2)
+        return 0;
+    SURE(ep_ll_barrier(m->ll, NULL) == EP_OK);
+    SURE(ep_ll_query_mask(m->ll, mask, NULL) == EP_OK);
+    SURE(ep_stream_sync(m->comm, NULL) == EP_OK);
+    SURE(!mask[0] && !mask[1] && mask[2]);
+    return 0;
+}
+
+static void a_barrier_masks_who_does_not_come(void **state)
+{
+    (void)state;
+    run((struct story){.play = miss_a_barrier, .ll_flags = EP_LL_MASK_DEAD, .timeout_ms = 5000});
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(dispatches_are_combined_again_or_dropped),
+        cmocka_unit_test(the_dispatch_before_the_last_is_combined),
+        cmocka_unit_test(halves_of_two_calls_are_open),
+        cmocka_unit_test(a_combine_leaves_choices_out),
+        cmocka_unit_test(calls_have_their_own_most_tokens),
+        cmocka_unit_test(waiting_is_counted_for_who_is_waited_for),
+        cmocka_unit_test(ranks_have_to_name_the_same_call),
+        cmocka_unit_test(bad_routing_of_a_queued_call_fails_all),
+        cmocka_unit_test(masks_are_set_and_cleared_in_order),
+        cmocka_unit_test(a_barrier_masks_who_does_not_come),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

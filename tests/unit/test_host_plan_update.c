@@ -1,0 +1,569 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Plans that get new routing in stream order, plans from a mask, and what ep_plan_get_metadata() tells, on the host
+ * backend. Everything is compared with what follows from the routing of all ranks, which every rank can compute, and
+ * with a plan of its own. Ranks are threads.
+ */
+#include "backend/host/host.h"
+
+#include <epkit/launch.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define RANKS 3
+#define LOCAL 4
+#define EXPERTS (RANKS * LOCAL)
+#define TOPK 3
+#define MOST 24 /* tokens */
+#define HIDDEN 16
+#define ALIGNMENT 4
+#define CAPACITY (RANKS * MOST * TOPK + LOCAL * ALIGNMENT)
+#define ROUNDS 40
+#define QUEUED 4
+
+static uint32_t mix(uint32_t a, uint32_t b, uint32_t c)
+{
+    uint32_t h = a * 2654435761u ^ (b + 77) * 2246822519u ^ (c + 3) * 3266489917u;
+
+    h = (h ^ h >> 15) * 2654435761u;
+    return h ^ h >> 13;
+}
+
+/* Round `seed`: the tokens of a rank, and their choices: distinct, some -1. */
+static int tokens_of(uint32_t seed, int rank)
+{
+    return seed % 7 == 3 && rank == 1 ? 0 : (int)(mix(seed, (uint32_t)rank, 1000) % (MOST + 1));
+}
+
+static int32_t expert_of(uint32_t seed, int rank, int token, int k)
+{
+    uint32_t draw = mix(seed, (uint32_t)(rank * MOST + token), 5);
+
+    if (mix(seed, (uint32_t)(rank * MOST + token), (uint32_t)(k + 50)) % 5 == 0)
+        return -1;
+    return (int32_t)((draw % EXPERTS + (uint32_t)k * (1 + 4 * (draw >> 8 & 1))) % EXPERTS);
+}
+
+static bool goes_to(uint32_t seed, int rank, int token, int to)
+{
+    for (int k = 0; k < TOPK; k++) {
+        int32_t expert = expert_of(seed, rank, token, k);
+
+        if (expert >= 0 && expert / LOCAL == to)
+            return true;
+    }
+    return false;
+}
+
+struct routing {
+    int n_tokens;
+    int64_t index[MOST * TOPK];
+    uint8_t in_rank[MOST * RANKS];
+    int32_t per_expert[EXPERTS];
+};
+
+static void make_routing(uint32_t seed, int rank, struct routing *ret)
+{
+    memset(ret, 0, sizeof(*ret));
+    ret->n_tokens = tokens_of(seed, rank);
+    for (int t = 0; t < ret->n_tokens; t++) {
+        for (int k = 0; k < TOPK; k++) {
+            int32_t expert = expert_of(seed, rank, t, k);
+
+            ret->index[t * TOPK + k] = expert;
+            if (expert >= 0)
+                ret->per_expert[expert]++;
+        }
+        for (int to = 0; to < RANKS; to++)
+            ret->in_rank[t * RANKS + to] = goes_to(seed, rank, t, to);
+    }
+}
+
+/* --- one rank ---------------------------------------------------------------------------------------------------- */
+
+enum kind { CHOICES, EXPANDED, MASK, KINDS };
+
+/* What a dispatch and a combine have given. */
+struct result {
+    alignas(16) uint16_t x[CAPACITY * HIDDEN], out[MOST * HIDDEN];
+    alignas(16) int64_t index[CAPACITY * TOPK];
+    alignas(16) float weights[CAPACITY * TOPK];
+    int32_t source[CAPACITY], slot[CAPACITY * TOPK], n, psum_rank[RANKS], psum_expert[LOCAL], exact[LOCAL],
+        prefix[RANKS * RANKS];
+};
+
+struct member {
+    ep_comm *comm;
+    int rank;
+    enum kind kind;
+    alignas(16) uint16_t x[QUEUED][MOST * HIDDEN];
+    alignas(16) float weights[MOST * TOPK];
+    struct routing routing[QUEUED];
+    struct result queued[QUEUED], fresh;
+};
+
+struct story {
+    int (*play)(struct member *m);
+    enum kind kind;
+    int timeout_ms;
+    char wrong[RANKS][300];
+};
+
+static _Thread_local char *wrong;
+
+#define SURE(condition)                                                                                                \
+    do {                                                                                                               \
+        if (!(condition)) {                                                                                            \
+            snprintf(wrong, 300, "line %d: %.120s (%.120s)", __LINE__, #condition, ep_last_error());                   \
+            return 1;                                                                                                  \
+        }                                                                                                              \
+    } while (0)
+
+static ep_plan_args plan_args(const struct member *m, const struct routing *routing, int64_t capacity)
+{
+    ep_plan_args args = EP_PLAN_ARGS_INIT;
+
+    if (m->kind == MASK) {
+        args.token_in_rank = routing->in_rank;
+        args.tokens_per_expert = routing->per_expert;
+    } else {
+        args.topk_idx = routing->index;
+        args.idx_type = EP_I64;
+        args.topk = TOPK;
+    }
+    args.n_tokens = routing->n_tokens;
+    args.n_experts = EXPERTS;
+    args.flags = m->kind == EXPANDED ? EP_PLAN_EXPANDED : 0;
+    args.expert_alignment = ALIGNMENT;
+    args.max_recv_tokens = capacity;
+    args.max_tokens = MOST;
+    return args;
+}
+
+static ep_plan_update_args update_args(const struct member *m, const struct routing *routing)
+{
+    ep_plan_update_args args = EP_PLAN_UPDATE_ARGS_INIT;
+
+    args.n_tokens = routing->n_tokens;
+    if (m->kind == MASK) {
+        args.token_in_rank = routing->in_rank;
+        args.tokens_per_expert = routing->per_expert;
+    } else {
+        args.topk_idx = routing->index;
+    }
+    return args;
+}
+
+static void fill(struct member *m, uint32_t seed, int which)
+{
+    for (int t = 0; t < MOST; t++)
+        for (int i = 0; i < HIDDEN; i++)
+            m->x[which][t * HIDDEN + i] = (uint16_t)(mix(seed, (uint32_t)(m->rank * MOST + t), (uint32_t)i) & 0x3fff);
+    for (int i = 0; i < MOST * TOPK; i++)
+        m->weights[i] = (float)(i + 1);
+    make_routing(seed, m->rank, &m->routing[which]);
+}
+
+/* Dispatch, combine and metadata, queued. Which choices a row has only a plan of choices knows. */
+static ep_status queue_all(struct member *m, ep_plan *plan, int64_t out_rows, int which, struct result *result,
+                           ep_stream stream)
+{
+    ep_dispatch_args dispatch = EP_DISPATCH_ARGS_INIT;
+    ep_combine_args combine = EP_COMBINE_ARGS_INIT;
+    ep_plan_metadata metadata = EP_PLAN_METADATA_INIT;
+
+    memset(result, 0x11, sizeof(*result));
+    dispatch.x = m->x[which];
+    dispatch.dtype = EP_BF16;
+    dispatch.hidden = HIDDEN;
+    dispatch.recv_x = result->x;
+    dispatch.out_rows = out_rows;
+    if (m->kind != MASK) {
+        dispatch.topk_weights = m->weights;
+        dispatch.recv_topk_weights = result->weights;
+        dispatch.recv_topk_idx = m->kind == CHOICES ? result->index : NULL;
+    }
+    EP_TRY(ep_dispatch(plan, &dispatch, stream));
+    combine.x = result->x;
+    combine.dtype = EP_BF16;
+    combine.hidden = HIDDEN;
+    combine.out = result->out;
+    EP_TRY(ep_combine(plan, &combine, stream));
+    metadata.recv_source = result->source;
+    metadata.recv_slot = m->kind == EXPANDED ? result->slot : NULL;
+    metadata.n_recv_tokens = &result->n;
+    metadata.psum_rank = result->psum_rank;
+    metadata.psum_expert = result->psum_expert;
+    metadata.count_exact = result->exact;
+    metadata.rank_prefix = result->prefix;
+    return ep_plan_get_metadata(plan, &metadata, stream);
+}
+
+/* The tokens that this rank receives, from the routing of all. */
+static int check_tokens(const struct member *m, uint32_t seed, const struct result *result)
+{
+    int n = 0, start = 0, sums[RANKS] = {0};
+
+    for (int rank = 0; rank < RANKS; rank++) {
+        for (int to = 0; to < RANKS; to++) {
+            for (int t = 0; t < tokens_of(seed, rank); t++)
+                sums[to] += goes_to(seed, rank, t, to);
+            SURE(result->prefix[rank * RANKS + to] == sums[to]);
+        }
+        SURE(result->psum_rank[rank] == sums[m->rank]);
+        for (int t = 0; t < tokens_of(seed, rank); t++)
+            if (goes_to(seed, rank, t, m->rank))
+                SURE(result->source[n++] == rank * MOST + t);
+    }
+    SURE(result->n == n);
+    for (int local = 0; local < LOCAL; local++) {
+        int count = 0;
+
+        for (int rank = 0; rank < RANKS; rank++)
+            for (int t = 0; t < tokens_of(seed, rank); t++)
+                for (int k = 0; k < TOPK; k++)
+                    count += expert_of(seed, rank, t, k) == m->rank * LOCAL + local;
+        SURE(result->exact[local] == count);
+        SURE(m->kind != EXPANDED || result->psum_expert[local] == start + count);
+        start += (count + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+        SURE(m->kind == EXPANDED || result->psum_expert[local] == start);
+    }
+    return 0;
+}
+
+/* Each choice of a received token has its row where the metadata say: the row holds the token, the weight the k. */
+static int check_slots(const struct member *m, uint32_t seed, const struct result *result)
+{
+    for (int i = 0; i < result->n; i++) {
+        int rank = result->source[i] / MOST, token = result->source[i] % MOST;
+
+        for (int k = 0; k < TOPK; k++) {
+            int32_t expert = expert_of(seed, rank, token, k), row = result->slot[i * TOPK + k];
+
+            SURE((row >= 0) == (expert >= 0 && expert / LOCAL == m->rank));
+            if (row < 0)
+                continue;
+            SURE(row < result->psum_expert[expert % LOCAL]);
+            SURE(result->weights[row] == (float)(token * TOPK + k + 1));
+            SURE(result->x[row * HIDDEN] == (mix(seed, (uint32_t)(rank * MOST + token), 0) & 0x3fff));
+        }
+    }
+    return 0;
+}
+
+/* A plan of its own gives the same bits; behind its rows are the marks. */
+static int check_rows(struct member *m, int which, const struct result *result)
+{
+    ep_plan_args args = plan_args(m, &m->routing[which], 0);
+    ep_plan_info info = EP_PLAN_INFO_INIT;
+    size_t n_out = (size_t)m->routing[which].n_tokens * HIDDEN * 2;
+    ep_plan *plan;
+
+    SURE(ep_plan_new(m->comm, &args, &plan) == EP_OK);
+    SURE(ep_plan_get_info(plan, &info) == EP_OK);
+    SURE(queue_all(m, plan, info.out_rows, which, &m->fresh, NULL) == EP_OK);
+    SURE(ep_stream_sync(m->comm, NULL) == EP_OK);
+    SURE(memcmp(result->x, m->fresh.x, (size_t)info.n_recv * HIDDEN * 2) == 0);
+    SURE(memcmp(result->out, m->fresh.out, n_out) == 0);
+    if (m->kind == CHOICES) {
+        SURE(memcmp(result->index, m->fresh.index, (size_t)info.n_recv * TOPK * 8) == 0);
+        SURE(memcmp(result->weights, m->fresh.weights, (size_t)info.n_recv * TOPK * 4) == 0);
+        for (int64_t i = info.n_recv * TOPK; i < CAPACITY * TOPK; i++)
+            SURE(result->index[i] == -1 && result->weights[i] == 0);
+    }
+    SURE(result->x[info.n_recv * HIDDEN] == 0x1111);
+    ep_plan_free(plan);
+    return 0;
+}
+
+/* Updates and operations, several of them before anybody waits, in two streams. */
+static int update_often(struct member *m)
+{
+    ep_plan_info info = EP_PLAN_INFO_INIT;
+    ep_plan_args args;
+    ep_queue *queue;
+    ep_plan *plan;
+
+    fill(m, 0, 0);
+    args = plan_args(m, &m->routing[0], CAPACITY);
+    SURE(ep_queue_new(m->comm, &queue) == EP_OK);
+    SURE(ep_plan_new(m->comm, &args, &plan) == EP_OK);
+    for (uint32_t round = 0; round < ROUNDS; round += QUEUED) {
+        for (uint32_t i = 0; i < QUEUED; i++) {
+            ep_stream stream = i % 2 ? queue : NULL;
+            ep_plan_update_args update;
+
+            fill(m, round + i, (int)i);
+            update = update_args(m, &m->routing[i]);
+            if (round + i)
+                SURE(ep_plan_update(plan, &update, stream) == EP_OK);
+            SURE(queue_all(m, plan, CAPACITY, (int)i, &m->queued[i], stream) == EP_OK);
+        }
+        SURE(ep_stream_sync(m->comm, NULL) == EP_OK);
+        SURE(ep_stream_sync(m->comm, queue) == EP_OK);
+        SURE(ep_plan_get_info(plan, &info) == EP_OK);
+        SURE(info.n_recv == -1 && info.n_send == -1 && !info.recv_per_expert && info.out_rows == CAPACITY);
+        SURE(info.n_tokens == m->routing[QUEUED - 1].n_tokens);
+        for (uint32_t i = 0; i < QUEUED; i++) {
+            SURE(!check_tokens(m, round + i, &m->queued[i]));
+            SURE(m->kind != EXPANDED || !check_slots(m, round + i, &m->queued[i]));
+            SURE(!check_rows(m, (int)i, &m->queued[i]));
+        }
+    }
+    SURE(ep_plan_get_sources(plan, NULL, NULL) == EP_E_STATE);
+    ep_plan_free(plan);
+    ep_queue_free(queue);
+    return 0;
+}
+
+/* --- running ----------------------------------------------------------------------------------------------------- */
+
+static int play_rank(const ep_boot *boot, void *argument)
+{
+    static struct member members[RANKS];
+    struct member *m = &members[boot->rank];
+    struct story *story = argument;
+    ep_comm_config config = EP_COMM_CONFIG_INIT;
+    int code;
+
+    wrong = story->wrong[boot->rank];
+    m->rank = boot->rank;
+    m->kind = story->kind;
+    config.backend = "host";
+    config.timeout_ms = story->timeout_ms ? story->timeout_ms : 20000;
+    SURE(ep_comm_new(boot, &config, &m->comm) == EP_OK);
+    code = story->play(m);
+    ep_comm_free(m->comm);
+    return code;
+}
+
+static void run(struct story story)
+{
+    ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
+    ep_rank_exit exits[RANKS];
+
+    launch.mode = EP_LAUNCH_THREADS;
+    launch.nranks = RANKS;
+    launch.run = play_rank;
+    launch.argument = &story;
+    assert_int_equal(ep_launch(&launch, exits), EP_OK);
+    for (int rank = 0; rank < RANKS; rank++)
+        if (exits[rank].code)
+            fail_msg("kind %d, rank %d: %s", story.kind, rank, story.wrong[rank]);
+}
+
+static void updates_are_plans_of_their_own(void **state)
+{
+    (void)state;
+    for (int kind = 0; kind < KINDS; kind++)
+        run((struct story){.play = update_often, .kind = (enum kind)kind});
+}
+
+/* A mask gives the rows and sums of the choices that it was made from. */
+static int mask_choices(struct member *m)
+{
+    ep_plan_info infos[2] = {EP_PLAN_INFO_INIT, EP_PLAN_INFO_INIT};
+    ep_plan *plans[2];
+
+    for (uint32_t seed = 0; seed < 8; seed++) {
+        fill(m, seed, 0);
+        for (int i = 0; i < 2; i++) {
+            ep_plan_args args;
+
+            m->kind = i ? MASK : CHOICES;
+            args = plan_args(m, &m->routing[0], 0);
+            SURE(ep_plan_new(m->comm, &args, &plans[i]) == EP_OK);
+            SURE(ep_plan_get_info(plans[i], &infos[i]) == EP_OK);
+            SURE(queue_all(m, plans[i], infos[i].out_rows, 0, &m->queued[i], NULL) == EP_OK);
+        }
+        SURE(ep_stream_sync(m->comm, NULL) == EP_OK);
+        SURE(infos[0].n_recv == infos[1].n_recv && infos[0].n_send == infos[1].n_send);
+        SURE(infos[0].n_wire == infos[1].n_wire);
+        SURE(memcmp(infos[0].recv_per_expert, infos[1].recv_per_expert, LOCAL * 4) == 0);
+        SURE(memcmp(infos[0].recv_from_rank, infos[1].recv_from_rank, (RANKS + 1) * 8) == 0);
+        SURE(memcmp(m->queued[0].x, m->queued[1].x, sizeof(m->queued[0].x)) == 0);
+        SURE(memcmp(m->queued[0].out, m->queued[1].out, sizeof(m->queued[0].out)) == 0);
+        ep_plan_free(plans[0]);
+        ep_plan_free(plans[1]);
+    }
+    return 0;
+}
+
+static void a_mask_is_as_good_as_the_choices(void **state)
+{
+    (void)state;
+    run((struct story){.play = mask_choices});
+}
+
+/* Too many rows for one rank: every rank hears of it in the next operation, and the plan is fit again for the next. */
+static int overflow(struct member *m)
+{
+    ep_plan_args args;
+    ep_plan_update_args update;
+    ep_plan *plan;
+
+    fill(m, 1, 0);
+    args = plan_args(m, &m->routing[0], m->rank == 2 ? 1 : CAPACITY);
+    args.n_tokens = 0;
+    SURE(ep_plan_new(m->comm, &args, &plan) == EP_OK);
+    update = update_args(m, &m->routing[0]);
+    for (int round = 0; round < 2; round++) {
+        update.n_tokens = m->routing[0].n_tokens;
+        SURE(ep_plan_update(plan, &update, NULL) == EP_OK);
+        SURE(ep_stream_sync(m->comm, NULL) == EP_OK);
+        SURE(queue_all(m, plan, CAPACITY, 0, &m->fresh, NULL) == EP_OK);
+        SURE(ep_stream_sync(m->comm, NULL) == EP_E_CAPACITY);
+        SURE(strstr(ep_last_error(), "rank 2 receives "));
+        SURE(ep_comm_async_error(m->comm) == EP_OK);
+        update.n_tokens = 0;
+        SURE(ep_plan_update(plan, &update, NULL) == EP_OK);
+        SURE(queue_all(m, plan, CAPACITY, 0, &m->fresh, NULL) == EP_OK);
+        SURE(ep_stream_sync(m->comm, NULL) == EP_OK);
+        SURE(m->fresh.n == 0);
+    }
+    SURE(ep_comm_barrier(m->comm) == EP_OK);
+    ep_plan_free(plan);
+    return 0;
+}
+
+static void an_update_beyond_the_capacity_is_refused_by_all(void **state)
+{
+    (void)state;
+    run((struct story){.play = overflow});
+}
+
+static int update_badly(struct member *m)
+{
+    ep_plan_args args;
+    ep_plan_update_args update;
+    ep_plan *plan;
+    ep_status status;
+
+    fill(m, 1, 0);
+    m->routing[0].n_tokens = 2;
+    for (int i = 0; i < 2 * TOPK; i++)
+        m->routing[0].index[i] = i;
+    args = plan_args(m, &m->routing[0], CAPACITY);
+    SURE(ep_plan_new(m->comm, &args, &plan) == EP_OK);
+    if (m->rank == 1)
+        m->routing[0].index[TOPK] = EXPERTS;
+    update = update_args(m, &m->routing[0]);
+    SURE(ep_plan_update(plan, &update, NULL) == EP_OK);
+    status = ep_stream_sync(m->comm, NULL);
+    SURE(status == EP_E_ROUTING);
+    SURE(strstr(ep_last_error(), "token 1: expert 12 at position 0 is not below n_experts 12"));
+    SURE(ep_comm_barrier(m->comm) == EP_E_ROUTING);
+    ep_plan_free(plan);
+    return 0;
+}
+
+static void bad_routing_of_an_update_fails_all(void **state)
+{
+    (void)state;
+    run((struct story){.play = update_badly, .timeout_ms = 600000});
+}
+
+/* Masks that no choice of experts can have made; the plan that is right comes after them. */
+static int mask_badly(struct member *m)
+{
+    ep_plan_args args;
+    ep_plan *plan;
+
+    fill(m, 2, 0);
+    m->kind = MASK;
+    args = plan_args(m, &m->routing[0], 0);
+    args.n_tokens = 1;
+    memset(m->routing[0].in_rank, 0, RANKS);
+    memset(m->routing[0].per_expert, 0, sizeof(m->routing[0].per_expert));
+    m->routing[0].in_rank[1] = 2;
+    SURE(ep_plan_new(m->comm, &args, &plan) == EP_E_ROUTING);
+    SURE(strstr(ep_last_error(), "token 0: token_in_rank is 2 for rank 1"));
+    m->routing[0].in_rank[1] = 1;
+    SURE(ep_plan_new(m->comm, &args, &plan) == EP_E_ROUTING);
+    SURE(strstr(ep_last_error(), "tokens_per_expert is 0 for the experts of rank 1 together, but 1 tokens go there"));
+    m->routing[0].per_expert[LOCAL] = 2;
+    SURE(ep_plan_new(m->comm, &args, &plan) == EP_E_ROUTING);
+    SURE(strstr(ep_last_error(), "tokens_per_expert is 2 for expert 4, but 1 tokens go to its rank 1"));
+    m->routing[0].per_expert[LOCAL] = 1;
+    m->routing[0].per_expert[0] = -1;
+    SURE(ep_plan_new(m->comm, &args, &plan) == EP_E_ROUTING);
+    m->routing[0].per_expert[0] = 0;
+    SURE(ep_plan_new(m->comm, &args, &plan) == EP_OK);
+    ep_plan_free(plan);
+    return 0;
+}
+
+static int mix_masks_and_choices(struct member *m)
+{
+    ep_plan_args args;
+    ep_plan *plan;
+
+    fill(m, 2, 0);
+    m->kind = m->rank == 1 ? MASK : CHOICES;
+    args = plan_args(m, &m->routing[0], 0);
+    SURE(ep_plan_new(m->comm, &args, &plan) == EP_E_MISMATCH);
+    return 0;
+}
+
+static void masks_are_checked(void **state)
+{
+    (void)state;
+    run((struct story){.play = mask_badly});
+    run((struct story){.play = mix_masks_and_choices});
+}
+
+/* What is read behind the stream: the routing that a function in it writes. */
+static void write_routing(void *context)
+{
+    struct member *m = context;
+
+    make_routing(9, m->rank, &m->routing[0]);
+}
+
+static int plan_behind_a_stream(struct member *m)
+{
+    ep_plan_info info = EP_PLAN_INFO_INIT;
+    ep_plan_args args;
+    ep_queue *queue;
+    ep_plan *plan;
+
+    fill(m, 1, 0);
+    SURE(ep_queue_new(m->comm, &queue) == EP_OK);
+    args = plan_args(m, &m->routing[0], 0);
+    args.n_tokens = tokens_of(9, m->rank);
+    args.stream = queue;
+    SURE(ep_stream_call(m->comm, queue, write_routing, m) == EP_OK);
+    SURE(ep_plan_new(m->comm, &args, &plan) == EP_OK);
+    SURE(ep_plan_get_info(plan, &info) == EP_OK);
+    SURE(queue_all(m, plan, info.out_rows, 0, &m->fresh, queue) == EP_OK);
+    SURE(ep_stream_sync(m->comm, queue) == EP_OK);
+    SURE(!check_tokens(m, 9, &m->fresh));
+    ep_plan_free(plan);
+    ep_queue_free(queue);
+    return 0;
+}
+
+static void plans_are_read_behind_their_stream(void **state)
+{
+    (void)state;
+    run((struct story){.play = plan_behind_a_stream});
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(updates_are_plans_of_their_own),
+        cmocka_unit_test(a_mask_is_as_good_as_the_choices),
+        cmocka_unit_test(an_update_beyond_the_capacity_is_refused_by_all),
+        cmocka_unit_test(bad_routing_of_an_update_fails_all),
+        cmocka_unit_test(masks_are_checked),
+        cmocka_unit_test(plans_are_read_behind_their_stream),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
