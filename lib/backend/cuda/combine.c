@@ -28,6 +28,18 @@ struct combine {
     struct cuda_copy copy[HOST_AT_COUNT];
 };
 
+/* In stream order, before the kernel. */
+static ep_status copy_before(const struct combine *c, const struct cuda_copy *copy, size_t bytes)
+{
+    const struct cuda_plan *device = cuda_plan_of(c->plan);
+    struct cuda_rows rows = {.counts = device->route.counts, .rank = c->plan->comm->rank, .copy = {*copy}};
+
+    if (device->fixed)
+        return cuda_status(cuda_launch_rows(&rows, c->stream), "rows kernel");
+    CUDA_TRY(cudaMemcpyAsync(copy->to, copy->from, bytes, cudaMemcpyDeviceToDevice, c->stream));
+    return EP_OK;
+}
+
 /*
  * Says where one input is: in place if it is symmetric memory, else a copy in staging, which the kernel makes if that
  * of the rows is worth it.
@@ -36,7 +48,7 @@ static ep_status place_input(struct combine *c, int which, const void *input, si
                              struct cuda_terms *terms)
 {
     uint32_t *place = &terms->tell[CUDA_TELL_PLACES + 2 * which];
-    size_t bytes = (size_t)c->plan->full.n_recv * row_bytes;
+    size_t bytes = (size_t)cuda_plan_rows(c->plan) * row_bytes;
     void *staged;
 
     terms->row_bytes[which] = (int64_t)row_bytes;
@@ -46,10 +58,9 @@ static ep_status place_input(struct combine *c, int which, const void *input, si
     EP_TRY(cuda_stage(c->cuda, which, bytes, &staged));
     if (which == HOST_AT_X)
         c->copies = cuda_copies_along(c->cuda, c->plan, row_bytes);
-    if (c->copies)
-        c->copy[which] = (struct cuda_copy){.from = input, .to = staged, .row_bytes = (int64_t)row_bytes};
-    else
-        CUDA_TRY(cudaMemcpyAsync(staged, input, bytes, cudaMemcpyDeviceToDevice, c->stream));
+    c->copy[which] = (struct cuda_copy){.from = input, .to = staged, .row_bytes = (int64_t)row_bytes};
+    if (!c->copies)
+        EP_TRY(copy_before(c, &c->copy[which], bytes));
     if (!cuda_tell_place(c->cuda, staged, bytes, place))
         return ep_fail(EP_E_STATE, "combine: staging buffer of %zu bytes is not where it was", bytes);
     return EP_OK;
@@ -152,7 +163,7 @@ static ep_status check_pointers(const struct combine *c)
     static const char call[] = "ep_combine";
     const ep_combine_args *args = c->args;
 
-    if (c->plan->full.n_recv) {
+    if (cuda_plan_rows(c->plan)) {
         EP_TRY(cuda_check_pointer(c->cuda, call, "x", args->x));
         EP_TRY(cuda_check_pointer(c->cuda, call, "topk_weights", args->topk_weights));
     }

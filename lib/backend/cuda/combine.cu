@@ -360,7 +360,7 @@ __device__ __forceinline__ bool sum_block(const cuda_combine &c, targets &from, 
     f.asked = me + blocks * warps;
     fetch_unit(c, f.next, me, lane);
     sound = operation_begin(c.waits, c.terms, c.route.counts, number, from);
-    if (sound)
+    if (sound && !is_refused(c.waits, c.route.counts))
         enter_unit(c, from, f, lane);
     else
         f.token = -1;

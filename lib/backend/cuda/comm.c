@@ -241,6 +241,7 @@ void cuda_comm_close(ep_comm *comm)
         cuda_module_close(cuda);
         cuda_memory_close(cuda);
         cuda_words_close(cuda);
+        cuda_facts_close(cuda);
         close_device(cuda);
         cuda_leave(&scope);
     }

@@ -106,9 +106,14 @@ __device__ void report_totals(const cuda_count &c)
     __syncthreads();
     if (i)
         return;
-    *(volatile uint64_t *)&c.report->bad = __ldcg(c.bad);
+    if (c.ret_bad)
+        *c.ret_bad = __ldcg(c.bad);
+    else
+        *(volatile uint64_t *)&c.report->bad = __ldcg(c.bad);
     *c.bad = 0;
     *c.blocks_done = 0;
+    if (c.ret_bad)
+        return;
     __threadfence_system();
     *(volatile uint64_t *)&c.report->counted = c.number;
 }
@@ -171,6 +176,8 @@ cudaError_t cuda_kernels_load(int shared_bytes)
         error = cudaFuncGetAttributes(&attributes, add_blocks_kernel);
     if (error == cudaSuccess)
         error = cuda_barrier_load();
+    if (error == cudaSuccess)
+        error = cuda_update_load();
     if (error == cudaSuccess)
         error = cuda_dispatch_load(shared_bytes);
     if (error == cudaSuccess)

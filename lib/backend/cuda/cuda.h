@@ -5,7 +5,7 @@
  *   device.c    the module's table; choice of the device, the wrapper of the CUDA runtime
  *   comm.c      opening and closing: signals, report, reaching the peers;  links.c   how fast the links are
  *   memory.c    symmetric memory: this rank's allocations, staging;  map.c  mappings of the peers';  leave.c  its end
- *   plan.c      counting on the device, routes in device memory
+ *   plan.c      counting on the device, routes in device memory;  update.c  plans of fixed capacity
  *   stream.c    calls in their streams, waits of the host for them, events
  *   monitor.c   what kernels cannot see: dead processes, failures of peers;  report.c  what kernels report
  *   dispatch.c, combine.c   one operation each;  stage.c  copies of ordinary memory while rows move
@@ -107,6 +107,10 @@ struct cuda_comm {
     uint64_t complete;          /* ... and so many are known to be complete */
     cudaEvent_t end;            /* for waits of the host */
     struct cuda_words *words;   /* of the caller's events: stream.c */
+
+    uint64_t updates;                /* of plans of fixed capacity */
+    struct cuda_plan *unsettled;     /* of which the host does not know the counts yet */
+    struct cuda_facts_place *facts;  /* all that there are: update.c */
 
     pthread_t monitor;
     bool monitored;
@@ -222,13 +226,47 @@ void cuda_settle(int own);
 /* A communicator is open on its device, or no longer. */
 void cuda_count_open(const struct cuda_comm *cuda, int change);
 
-/* plan.c */
 struct cuda_plan {
     struct cuda_block block; /* entries, counts, indices */
     struct cuda_route route;
     bool placed; /* the route is complete */
+
+    bool fixed; /* of fixed capacity: update.c. The device alone knows its counts */
+    int max_tokens;
+    bool copies_routing; /* that of the new plan is in the host's memory */
+    void *routing;
+    struct cuda_update update;
+    void *scratch;
+    size_t scratch_bytes;
+    ep_plan *plan;
+    struct cuda_facts_place *facts;
+    uint64_t expected; /* number of the facts that the host waits for */
+    struct cuda_plan *next_unsettled;
 };
 
+static inline struct cuda_plan *cuda_plan_of(const ep_plan *plan)
+{
+    return ((struct host_plan *)plan->impl)->device;
+}
+
+/* Rows that buffers of this rank have: those that it receives, or may receive. */
+static inline int64_t cuda_plan_rows(const ep_plan *plan)
+{
+    return cuda_plan_of(plan)->fixed ? plan->args.max_recv_tokens : plan->full.n_recv;
+}
+
+/* update.c */
+ep_status cuda_plan_open_fixed(struct cuda_comm *cuda, ep_plan *plan, const ep_plan_args *args, cudaStream_t stream,
+                               bool *ret_queued);
+void cuda_plan_close_fixed(struct cuda_comm *cuda, ep_plan *plan);
+ep_status cuda_plan_update(ep_plan *plan, const ep_plan_update_args *args, ep_stream stream);
+/* After a wait: plans whose counts are known by now say so. */
+void cuda_plans_settle(struct cuda_comm *cuda);
+/* EP_E_CAPACITY once, where an operation could not be done because a rank would have received too much. */
+ep_status cuda_check_refused(struct cuda_comm *cuda);
+void cuda_facts_close(struct cuda_comm *cuda);
+
+/* plan.c */
 ep_status cuda_plan_open(ep_plan *plan, const ep_plan_args *args);
 /* A copy of `bytes` of routing in host memory, in the order of `stream`; the caller frees it. */
 ep_status cuda_fetch_routing(const void *topk_idx, size_t bytes, cudaStream_t stream, void **ret_copy);

@@ -112,6 +112,7 @@ const struct ep_backend_ops ep_backend_module = {
     .plan_close = cuda_plan_close,
     .plan_sources = cuda_plan_sources,
     .plan_layout = cuda_plan_layout,
+    .plan_update = cuda_plan_update,
     .dispatch = cuda_dispatch,
     .combine = cuda_combine,
     .stream_sync = cuda_stream_sync,

@@ -54,7 +54,7 @@ static void describe_outputs(struct dispatch *d)
  */
 static ep_status place_outputs(struct dispatch *d, struct cuda_terms *terms)
 {
-    size_t rows = (size_t)d->plan->full.n_recv;
+    size_t rows = (size_t)cuda_plan_rows(d->plan);
 
     for (int i = 0; i < HOST_AT_COUNT; i++) {
         struct output *output = &d->output[i];
@@ -187,6 +187,36 @@ static ep_status fill_range(const struct dispatch *d, const struct output *outpu
     return EP_OK;
 }
 
+/* The same by counts that only the device knows. */
+static ep_status finish_by_counts(const struct dispatch *d)
+{
+    const struct cuda_plan *device = cuda_plan_of(d->plan);
+    bool expanded = device->route.expanded;
+    struct cuda_rows rows = {.counts = device->route.counts,
+                             .expert_start = expanded ? device->update.expert_start : NULL,
+                             .expert_exact = device->update.expert_exact,
+                             .rank = d->plan->comm->rank,
+                             .n_local = d->plan->info.n_local_experts,
+                             .zero = d->plan->args.flags & EP_PLAN_ZERO_PADDING ? 1 : 0,
+                             .index = d->output[HOST_AT_INDEX].wanted,
+                             .weights = d->output[HOST_AT_WEIGHTS].wanted,
+                             .index_bytes = (int64_t)d->output[HOST_AT_INDEX].bytes,
+                             .weight_bytes = (int64_t)d->output[HOST_AT_WEIGHTS].bytes,
+                             .capacity = d->plan->args.max_recv_tokens};
+
+    for (int i = 0; i < HOST_AT_COUNT; i++) {
+        const struct output *output = &d->output[i];
+
+        if (!output->wanted || !output->placed)
+            continue;
+        rows.zeroed[i] = output->wanted;
+        rows.row_bytes[i] = (int64_t)output->bytes;
+        if (!d->copies)
+            rows.copy[i] = copy_of(output);
+    }
+    return cuda_status(cuda_launch_rows(&rows, d->stream), "rows kernel");
+}
+
 /* Out of staging, padding, and the marks behind the last row. */
 static ep_status finish_outputs(const struct dispatch *d)
 {
@@ -214,7 +244,7 @@ static ep_status check_pointers(const struct dispatch *d)
 {
     static const char call[] = "ep_dispatch";
     const ep_dispatch_args *args = d->args;
-    bool sends = d->plan->args.n_tokens, receives = d->plan->full.n_recv || d->plan->args.max_recv_tokens;
+    bool sends = d->plan->args.n_tokens, receives = cuda_plan_rows(d->plan);
 
     EP_TRY(cuda_check_pointer(d->cuda, call, "x", sends ? args->x : NULL));
     EP_TRY(cuda_check_pointer(d->cuda, call, "scales", sends ? args->scales : NULL));
@@ -233,7 +263,7 @@ static ep_status dispatch_body(struct dispatch *d, bool capturing)
     EP_TRY(check_pointers(d));
     describe_outputs(d);
     EP_TRY(launch(d, route));
-    EP_TRY(finish_outputs(d));
+    EP_TRY(cuda_plan_of(d->plan)->fixed ? finish_by_counts(d) : finish_outputs(d));
     cuda_plan_count(d->plan, d->output[HOST_AT_X].bytes + d->output[HOST_AT_SCALES].bytes);
     return EP_OK;
 }

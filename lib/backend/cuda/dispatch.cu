@@ -308,7 +308,7 @@ __device__ __forceinline__ bool move_units(const cuda_dispatch &d, targets &targ
     int slot = 0, next_slot = stages - 1, ended = 0, passed = 0;
     uint32_t parity = 0, copying;
     unit u = {}, next = {};
-    bool sound;
+    bool sound, moves;
 
     for (int k = 0; k < t.given; k++)
         ask_turn(d, t, k, lane);
@@ -323,6 +323,7 @@ __device__ __forceinline__ bool move_units(const cuda_dispatch &d, targets &targ
     __syncwarp();
     sound = operation_begin(d.waits, d.terms, d.route.counts, number, targets);
     copying = targets.copying;
+    moves = sound && !is_refused(d.waits, d.route.counts);
     if (copying)
         passed = parts_before(d, t.me, units);
     for (int k = 0; unit_of_turn(t, k) < units; k++) {
@@ -333,12 +334,12 @@ __device__ __forceinline__ bool move_units(const cuda_dispatch &d, targets &targ
             next = fetch_unit(d, following, lane);
         ask_turn(d, t, k + t.given, lane);
         barrier_wait(r.full + slot, parity);
-        if (sound)
+        if (moves)
             place_unit(d, targets, r, u, slot, lane);
         else if (k == stages - 2 || following >= units)
             break; /* nothing more is on its way into shared memory */
         loading = unit_of_turn(t, k + stages - 1);
-        if (sound && loading < units) {
+        if (moves && loading < units) {
             /* The stores of the unit before have read the slot that is loaded next. */
             bulk_wait_read();
             __syncwarp();
@@ -346,7 +347,7 @@ __device__ __forceinline__ bool move_units(const cuda_dispatch &d, targets &targ
                 load_unit(d, r, loading, next_slot);
             next_slot = next_slot + 1 == stages ? 0 : next_slot + 1;
         }
-        if (sound && ended < passed) {
+        if (moves && ended < passed) {
             /* Behind the next load, because what has been read need not be written yet. */
             bulk_wait_older();
             end_parts(d, copying, number, ended, passed, lane);

@@ -70,6 +70,15 @@ struct cuda_place {
     uint32_t generation;
 };
 
+/* What a rank tells of its tokens when plans are updated: so many words, as those of CUDA_TELL_.... */
+#define CUDA_MAX_EXPERTS 4096
+enum {
+    CUDA_COUNT_RANKS = 0,                     /* [R] its tokens for each rank */
+    CUDA_COUNT_CAPACITY = CUDA_MAX_RANKS,     /* rows that it can receive */
+    CUDA_COUNT_EXPERTS,                       /* [E] its tokens for each expert */
+    CUDA_COUNT_WORDS = CUDA_COUNT_EXPERTS + CUDA_MAX_EXPERTS
+};
+
 /* Where the buffers of a rank begin for this rank's rows. */
 struct cuda_target {
     unsigned char *at[CUDA_BUFFERS];
@@ -84,6 +93,7 @@ enum { CUDA_DISPATCH, CUDA_COMBINE, CUDA_KINDS };
 struct cuda_signals {
     uint64_t told[CUDA_MAX_RANKS][CUDA_TELL_WORDS];      /* [source] CUDA_TELL_...: it is ready for the operation */
     struct cuda_target last[CUDA_KINDS][CUDA_MAX_RANKS]; /* of the last operation; the owner's own */
+    uint64_t counts[CUDA_MAX_RANKS][CUDA_COUNT_WORDS];   /* [source] of an update */
     uint64_t done[CUDA_MAX_RANKS];                       /* [source] it has moved all that it moves in it */
     uint64_t operation;                                  /* the last that is complete; the owner's own */
     uint32_t blocks;                                     /* of the running kernel that have finished; the owner's own */
@@ -121,6 +131,7 @@ struct cuda_report {
     uint32_t lost;    /* host: ranks that have died or left. What they had to send is here; no more comes */
     uint32_t unused;
     uint32_t detail[4]; /* of CUDA_FAILED_DISAGREE: CUDA_TELL_..., the rank, the word of this rank, that of the other */
+    int64_t refused[3]; /* 1 + a rank that would receive more rows than it can, how many, and how many it can */
     uint64_t counted;   /* number of the last routing counted */
     uint64_t bad;       /* not 0: it has entries that are not valid */
 };
@@ -155,6 +166,7 @@ struct cuda_entry {
 struct cuda_counts {
     int64_t base[CUDA_MAX_RANKS];      /* where this rank's rows begin on each rank; 0 in the expanded layout */
     int64_t rows_on[CUDA_MAX_RANKS];   /* rows that each rank receives */
+    int64_t refused[3];                /* as in struct cuda_report: then nothing moves */
     int64_t first[CUDA_MAX_RANKS + 1]; /* [source] its first row on this rank; rank layout */
 };
 
@@ -250,8 +262,43 @@ struct cuda_count {
     int32_t *totals;     /* host memory that the device sees: [R] per rank, [E] per expert */
     struct cuda_report *report;
     uint32_t *bad; /* zeroed; an entry was out of range or there twice */
+    uint32_t *ret_bad; /* device memory that learns of it; NULL: the host does, by the report */
     uint64_t number;
     int32_t wide, n_tokens, topk, n_experts, nranks, width;
+};
+
+/* What the host learns of an update, in its memory: as far as this rank is concerned. */
+struct cuda_facts {
+    uint64_t number; /* of the update; written last */
+    int64_t n_send, n_wire;
+    int64_t rows_on[CUDA_MAX_RANKS], first[CUDA_MAX_RANKS + 1];
+    int32_t exact[]; /* [L] */
+};
+
+/* New routing for a plan of fixed capacity, counted and exchanged on the device. */
+struct cuda_update {
+    struct cuda_waits waits;
+    struct cuda_terms terms;
+    struct cuda_count count;
+    struct cuda_counts *counts;
+    struct cuda_facts *facts; /* NULL: the host does not ask */
+    uint64_t number;          /* for the facts */
+    int32_t *block_experts;   /* expanded: [blocks,E] rows of each block, then where its rows begin */
+    int32_t *expert_base;     /* expanded: [E] where this rank's rows of each expert begin */
+    int32_t *expert_start, *expert_exact; /* [L+1], [L] of this rank */
+    int32_t expanded, alignment, capacity, blocks;
+};
+
+/* Rows of this rank by the counts of a plan, behind a dispatch or before a combine. */
+struct cuda_rows {
+    const struct cuda_counts *counts;
+    const int32_t *expert_start, *expert_exact; /* NULL: rows are one behind the other */
+    struct cuda_copy copy[CUDA_BUFFERS];
+    int32_t rank, n_local, zero; /* zero: rows between experts become 0 */
+    unsigned char *zeroed[CUDA_BUFFERS]; /* the same outputs whether copied or not, for zeros */
+    int64_t row_bytes[CUDA_BUFFERS];
+    unsigned char *index, *weights; /* behind the last row up to `capacity`: -1, and 0; NULL: not wanted */
+    int64_t index_bytes, weight_bytes, capacity;
 };
 
 /* Loads all kernels now (a first launch later would load them while a peer's kernel waits) and lifts their limits. */
@@ -267,6 +314,10 @@ cudaError_t cuda_barrier_load(void);
 cudaError_t cuda_launch_barrier(const struct cuda_waits *waits, const struct cuda_terms *terms, cudaStream_t stream);
 /* Until the word is not 0. */
 cudaError_t cuda_launch_wait(const struct cuda_waits *waits, const uint32_t *word, cudaStream_t stream);
+/* The kernels of an update, one behind the other. */
+cudaError_t cuda_launch_update(const struct cuda_update *update, cudaStream_t stream);
+cudaError_t cuda_launch_rows(const struct cuda_rows *rows, cudaStream_t stream);
+cudaError_t cuda_update_load(void);
 /* Counts and assigns rows; then, behind it, adds what the blocks before each block have. */
 cudaError_t cuda_launch_count(const struct cuda_count *count, cudaStream_t stream);
 

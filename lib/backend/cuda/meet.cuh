@@ -193,4 +193,23 @@ __device__ inline bool operation_begin(const cuda_waits &waits, const cuda_terms
     return __syncthreads_and(sound);
 }
 
+/*
+ * Would some rank receive more rows than it can? Then no rank moves any, and each tells its host. By all threads of
+ * every block that moves.
+ */
+__device__ inline bool is_refused(const cuda_waits &waits, const cuda_counts *counts)
+{
+    if (!counts->refused[0])
+        return false;
+    if (!waits.bare && threadIdx.x == 0) {
+        volatile int64_t *refused = waits.report->refused;
+
+        refused[1] = counts->refused[1];
+        refused[2] = counts->refused[2];
+        __threadfence_system();
+        refused[0] = counts->refused[0];
+    }
+    return true;
+}
+
 #endif

@@ -11,11 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static struct cuda_plan *device_part(const ep_plan *plan)
-{
-    return ((struct host_plan *)plan->impl)->device;
-}
-
 static size_t align16(size_t bytes)
 {
     return (bytes + 15) / 16 * 16;
@@ -140,7 +135,7 @@ static ep_status to_device(struct cuda_comm *cuda, const ep_plan_args *args, con
 
 static ep_status count(struct cuda_comm *cuda, ep_plan *plan, const void *routing, int32_t *block_rows)
 {
-    const struct cuda_route *route = &device_part(plan)->route;
+    const struct cuda_route *route = &cuda_plan_of(plan)->route;
     cudaStream_t stream = cuda_stream_of(cuda, plan->args.stream);
     struct host_plan *inner = plan->impl;
     size_t nranks = (size_t)plan->comm->nranks, experts = (size_t)plan->args.n_experts;
@@ -244,27 +239,31 @@ static ep_status open_expanded(struct cuda_comm *cuda, ep_plan *plan, const ep_p
     return status;
 }
 
-static ep_status open_plan(struct cuda_comm *cuda, ep_plan *plan, const ep_plan_args *args)
+static ep_status open_plan(struct cuda_comm *cuda, ep_plan *plan, const ep_plan_args *args, cudaStream_t stream,
+                           bool *ret_queued)
 {
     if (plan->from_mask)
         return ep_fail(EP_E_UNSUPPORTED,
                        "ep_plan_new: the CUDA backend makes plans from topk_idx, not from a mask yet");
+    if (args->max_recv_tokens > 0)
+        return cuda_plan_open_fixed(cuda, plan, args, stream, ret_queued);
     return plan->args.flags & EP_PLAN_EXPANDED ? open_expanded(cuda, plan, args)
                                                : open_rank_layout(cuda, plan, args->topk_idx);
 }
 
-/* Behind what the caller's stream holds; the plan itself waits for no operation. */
+/* Behind what the caller's stream holds. With a fixed capacity it is an operation, otherwise it waits for none. */
 ep_status cuda_plan_open(ep_plan *plan, const ep_plan_args *args)
 {
     struct cuda_call call;
+    bool queued = false;
     ep_status status;
 
-    EP_TRY(cuda_call_begin(cuda_of(plan->comm), args->stream, false, &call));
+    EP_TRY(cuda_call_begin(cuda_of(plan->comm), args->stream, args->max_recv_tokens > 0, &call));
     if (call.capture)
         status = ep_fail(EP_E_STATE, "ep_plan_new: the stream is being captured: make the plan before");
     else
-        status = open_plan(call.cuda, plan, args);
-    return cuda_call_end(&call, status, false);
+        status = open_plan(call.cuda, plan, args, call.stream, &queued);
+    return cuda_call_end(&call, status, queued);
 }
 
 /* What is queued keeps what it needs of the plan: its memory is given to another plan only behind that. */
@@ -274,7 +273,10 @@ void cuda_plan_close(ep_plan *plan)
     struct cuda_scope scope;
 
     if (cuda_enter(cuda, &scope) == EP_OK) {
-        free_route(cuda, plan);
+        if (cuda_plan_of(plan)->fixed)
+            cuda_plan_close_fixed(cuda, plan);
+        else
+            free_route(cuda, plan);
         cuda_leave(&scope);
     }
     host_plan_close(plan);
@@ -284,7 +286,7 @@ void cuda_plan_close(ep_plan *plan)
 static ep_status upload(struct cuda_comm *cuda, const ep_plan *plan)
 {
     const struct host_route *own = &((struct host_plan *)plan->impl)->own;
-    struct cuda_route *route = &device_part(plan)->route;
+    struct cuda_route *route = &cuda_plan_of(plan)->route;
     size_t n = (size_t)own->n_tokens, width = (size_t)route->width, topk = (size_t)route->topk;
     struct cuda_entry *entries = calloc(n * width + 1, sizeof(*entries));
     int32_t *counts = calloc(n + 1, sizeof(*counts));
@@ -324,7 +326,7 @@ free_all:
 static ep_status upload_counts(struct cuda_comm *cuda, const ep_plan *plan)
 {
     const struct host_plan *inner = plan->impl;
-    const struct cuda_route *route = &device_part(plan)->route;
+    const struct cuda_route *route = &cuda_plan_of(plan)->route;
     struct cuda_counts counts = {.base = {0}};
 
     for (int rank = 0; rank < plan->comm->nranks; rank++) {
@@ -340,7 +342,7 @@ static ep_status upload_counts(struct cuda_comm *cuda, const ep_plan *plan)
 
 static ep_status place_route(struct cuda_comm *cuda, ep_plan *plan)
 {
-    struct cuda_plan *device = device_part(plan);
+    struct cuda_plan *device = cuda_plan_of(plan);
 
     if (device->route.expanded)
         EP_TRY(upload(cuda, plan));
@@ -351,23 +353,29 @@ static ep_status place_route(struct cuda_comm *cuda, ep_plan *plan)
 
 ep_status cuda_plan_ready(struct cuda_comm *cuda, ep_plan *plan, bool capturing, const struct cuda_route **ret_route)
 {
-    struct cuda_plan *device = device_part(plan);
+    struct cuda_plan *device = cuda_plan_of(plan);
 
+    *ret_route = &device->route;
+    if (device->fixed)
+        return EP_OK;
     if (!device->placed && capturing)
         return ep_fail(EP_E_STATE, "the stream is being captured: use the plan once before");
     EP_TRY(host_plan_complete(&cuda->host, plan));
     if (!device->placed)
         EP_TRY(place_route(cuda, plan));
-    *ret_route = &device->route;
     return EP_OK;
 }
 
 void cuda_plan_count(const ep_plan *plan, uint64_t row_bytes)
 {
+    const ep_plan_info *info = ep_plan_info_now(plan);
     ep_stats stats = {.size = sizeof(stats)};
 
-    stats.rows_node = (uint64_t)plan->info.n_wire;
-    stats.rows_self = (uint64_t)(plan->info.n_send - plan->info.n_wire);
+    /* Of a plan whose counts the device alone knows nothing can be said. */
+    if (info->n_send >= 0) {
+        stats.rows_node = (uint64_t)info->n_wire;
+        stats.rows_self = (uint64_t)(info->n_send - info->n_wire);
+    }
     stats.bytes_node = stats.rows_node * row_bytes;
     stats.bytes_self = stats.rows_self * row_bytes;
     ep_comm_set_stats(plan->comm, &stats);

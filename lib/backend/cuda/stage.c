@@ -28,6 +28,8 @@ int64_t cuda_rows_of_others(const struct cuda_comm *cuda, const ep_plan *plan)
     const int64_t *first = ((const struct host_plan *)plan->impl)->recv_from_rank;
     int me = cuda->host.comm->rank;
 
+    if (cuda_plan_of(plan)->fixed)
+        return plan->args.max_recv_tokens;
     return plan->full.n_recv - (first[me + 1] - first[me]);
 }
 
@@ -61,7 +63,7 @@ bool cuda_copies_along(const struct cuda_comm *cuda, const ep_plan *plan, size_t
     int movers, copiers;
 
     /* In the expanded layout the rows of one source are not together. */
-    if (plan->args.flags & EP_PLAN_EXPANDED || rows * row_bytes < LEAST_BYTES || plan->full.n_recv >= CUDA_ALL_ROWS)
+    if (plan->args.flags & EP_PLAN_EXPANDED || rows * row_bytes < LEAST_BYTES || cuda_plan_rows(plan) >= CUDA_ALL_ROWS)
         return false;
     cuda_share_sms(cuda, true, &movers, &copiers);
     /* Blocks that wait must not keep those of another rank off the device. */
