@@ -10,7 +10,8 @@
  *
  * Nothing works in place: an output that has a byte in common with an input or with another output is EP_E_ARG naming
  * both fields. What counts is what each field holds by its shape (outputs of a dispatch: out_rows rows; strided scales:
- * the scales, not the gaps between them). Inputs may overlap each other.
+ * the scales, not the gaps between them; strided recv_scales: all from the first to the last). Inputs may overlap each
+ * other.
  */
 #ifndef EPKIT_OPS_H
 #define EPKIT_OPS_H
@@ -47,7 +48,7 @@ typedef struct ep_dispatch_args {
     int64_t recv_scale_stride_token; /* strides of `recv_scales` in elements of 4 bytes, > 0, so that no two elements
                                         coincide; both 0: contiguous rows. May differ between ranks */
     int64_t recv_scale_stride_block;
-    int32_t scale_words; /* with EP_I32: words of each row, 1..EP_MAX_HIDDEN, the same on all ranks; otherwise 0 */
+    int32_t scale_words; /* with EP_I32: words of each row, 1..EP_MAX_SCALE_WORDS, the same on all ranks; otherwise 0 */
     uint32_t reserved;   /* 0 */
 } ep_dispatch_args;
 

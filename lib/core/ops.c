@@ -31,9 +31,18 @@ static ep_status check_no_scales(const ep_dispatch_args *args, const char *why)
         return ep_fail(EP_E_ARG, DISPATCH ": scale_type is %d with %s", args->scale_type, why);
     if (args->recv_scales)
         return ep_fail(EP_E_ARG, DISPATCH ": recv_scales with %s", why);
-    if (args->scale_stride_token || args->scale_stride_block)
+    if (args->scale_stride_token || args->scale_stride_block || args->recv_scale_stride_token ||
+        args->recv_scale_stride_block)
         return ep_fail(EP_E_ARG, DISPATCH ": scale strides with %s", why);
     return EP_OK;
+}
+
+/* Elements of 4 bytes of a row. */
+static int64_t scale_words(const ep_dispatch_args *args)
+{
+    int64_t blocks = args->hidden / EP_SCALE_BLOCK;
+
+    return args->scale_type == EP_I32 ? args->scale_words : args->scale_type == EP_UE8M0 ? blocks / 4 : blocks;
 }
 
 /*
@@ -80,29 +89,43 @@ enum {
     BUFFERS
 };
 
+/* *ret_bytes: from the first one to the last, gaps included. */
+static ep_status check_recv_scales(const ep_dispatch_args *args, int64_t *ret_bytes)
+{
+    int64_t token = args->recv_scale_stride_token, block = args->recv_scale_stride_block, words = scale_words(args);
+
+    if (!token && !block)
+        return ep_check_product(DISPATCH, "recv_scales", args->out_rows, words, 4, ret_bytes);
+    EP_TRY(ep_check_out_strides(DISPATCH, token, block, args->out_rows, words, 0));
+    *ret_bytes = args->out_rows ? ((args->out_rows - 1) * token + (words - 1) * block + 1) * 4 : 0;
+    return EP_OK;
+}
+
 /* `scale_type` tells whether there are scales: a rank without tokens may have no pointer. */
 static ep_status check_scales(const ep_dispatch_args *args, int n_tokens, struct ep_buffer *buffers)
 {
-    int64_t per_row = args->hidden / EP_SCALE_BLOCK, bytes = 0;
+    int64_t bytes = 0;
 
-    if (args->dtype != EP_F8E4M3)
+    if (args->scale_type != EP_I32 && args->scale_words)
+        return ep_fail(EP_E_ARG, DISPATCH ": scale_words is %d with scale_type %d, not EP_I32", args->scale_words,
+                       args->scale_type);
+    if (args->dtype != EP_F8E4M3 && args->scale_type != EP_I32)
         return check_no_scales(args, "rows that are not fp8");
     if (!args->scales && (!args->scale_type || n_tokens))
         return check_no_scales(args, "no scales given");
-    if (args->scale_type != EP_F32 && args->scale_type != EP_UE8M0)
-        return ep_fail(EP_E_ARG, DISPATCH ": scale_type is %d (%s), neither EP_F32 nor EP_UE8M0", args->scale_type,
-                       ep_dtype_name((ep_dtype)args->scale_type));
-    if (args->scale_type == EP_UE8M0) {
-        if (args->hidden % (4 * EP_SCALE_BLOCK))
-            return ep_fail(EP_E_ARG, DISPATCH ": hidden %d with EP_UE8M0 scales is not a multiple of %d", args->hidden,
-                           4 * EP_SCALE_BLOCK);
-        per_row /= 4;
-    }
+    if (args->scale_type != EP_F32 && args->scale_type != EP_UE8M0 && args->scale_type != EP_I32)
+        return ep_fail(EP_E_ARG, DISPATCH ": scale_type is %d (%s), neither EP_F32 nor EP_UE8M0 nor EP_I32",
+                       args->scale_type, ep_dtype_name((ep_dtype)args->scale_type));
+    if (args->scale_type == EP_UE8M0 && args->hidden % (4 * EP_SCALE_BLOCK))
+        return ep_fail(EP_E_ARG, DISPATCH ": hidden %d with EP_UE8M0 scales is not a multiple of %d", args->hidden,
+                       4 * EP_SCALE_BLOCK);
+    if (args->scale_type == EP_I32)
+        EP_TRY(ep_check_range(DISPATCH, "scale_words", args->scale_words, 1, EP_MAX_SCALE_WORDS));
     EP_TRY(ep_check_buffer(DISPATCH, "scales", args->scales, n_tokens == 0, EP_ROW_ALIGN));
     EP_TRY(ep_check_buffer(DISPATCH, "recv_scales", args->recv_scales, args->out_rows == 0, EP_ROW_ALIGN));
-    EP_TRY(ep_check_product(DISPATCH, "recv_scales", args->out_rows, per_row, 4, &bytes));
+    EP_TRY(check_recv_scales(args, &bytes));
     buffers[RECV_SCALES] = (struct ep_buffer){"recv_scales", args->recv_scales, bytes};
-    return check_scale_extent(args, n_tokens, per_row, &buffers[SCALES]);
+    return check_scale_extent(args, n_tokens, scale_words(args), &buffers[SCALES]);
 }
 
 /*
@@ -111,7 +134,7 @@ static ep_status check_scales(const ep_dispatch_args *args, int n_tokens, struct
  */
 static ep_status check_strided_scales(const ep_dispatch_args *args, int n_tokens, const struct ep_buffer *buffers)
 {
-    int64_t per_row = args->hidden / EP_SCALE_BLOCK / (args->scale_type == EP_UE8M0 ? 4 : 1);
+    int64_t per_row = scale_words(args);
 
     for (int output = 0; output < DISPATCH_OUTPUTS; output++) {
         struct ep_buffer both[] = {buffers[output], buffers[SCALES]};

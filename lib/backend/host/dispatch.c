@@ -42,6 +42,7 @@ ep_status host_enter(struct host_comm *host, const ep_plan *plan, const struct h
         {"dtype", offsetof(struct host_record, dtype)},
         {"hidden", offsetof(struct host_record, hidden)},
         {"scale_type", offsetof(struct host_record, scale_type)},
+        {"scale_words", offsetof(struct host_record, scale_words)},
         {"the set of outputs", offsetof(struct host_record, outputs)},
     };
     enum host_phase phase = (enum host_phase)record->phase;
@@ -168,6 +169,7 @@ struct output {
     void *wanted;
     size_t bytes; /* of one row */
     void *placed;
+    int64_t by_row, by_word; /* strides where it is wanted, in elements of 4 bytes; 0: contiguous */
 };
 
 struct dispatch {
@@ -184,6 +186,8 @@ static size_t scale_row_bytes(const ep_dispatch_args *args)
 {
     if (!args->scale_type)
         return 0;
+    if (args->scale_type == EP_I32)
+        return (size_t)args->scale_words * 4;
     return args->scale_type == EP_F32 ? (size_t)args->hidden / EP_SCALE_BLOCK * 4
                                       : (size_t)args->hidden / EP_SCALE_BLOCK;
 }
@@ -197,7 +201,10 @@ static void describe_outputs(struct dispatch *d)
     d->move.row_bytes = (size_t)args->hidden * ep_dtype_bytes((ep_dtype)args->dtype);
     d->move.scale_bytes = scale_row_bytes(args);
     d->output[HOST_AT_X] = (struct output){.wanted = args->recv_x, .bytes = d->move.row_bytes};
-    d->output[HOST_AT_SCALES] = (struct output){.wanted = args->recv_scales, .bytes = d->move.scale_bytes};
+    d->output[HOST_AT_SCALES] = (struct output){.wanted = args->recv_scales,
+                                                .bytes = d->move.scale_bytes,
+                                                .by_row = args->recv_scale_stride_token,
+                                                .by_word = args->recv_scale_stride_block};
     d->output[HOST_AT_INDEX] = (struct output){.wanted = args->recv_topk_idx,
                                                .bytes = topk * ep_dtype_bytes((ep_dtype)d->plan->args.idx_type)};
     d->output[HOST_AT_WEIGHTS] =
@@ -217,7 +224,8 @@ static ep_status publish_outputs(struct dispatch *d, struct host_record *record)
         if (!output->wanted || !bytes)
             continue;
         output->placed = output->wanted;
-        if (host_find(d->host, output->wanted, bytes, &record->at[i]))
+        /* Peers place whole rows. */
+        if (!output->by_row && host_find(d->host, output->wanted, bytes, &record->at[i]))
             continue;
         EP_TRY(host_stage(d->host, i, bytes, &output->placed));
         if (!host_find(d->host, output->placed, bytes, &record->at[i]))
@@ -284,17 +292,34 @@ static ep_status gather_scales(struct dispatch *d)
     return EP_OK;
 }
 
+/* Rows with strides, from contiguous ones; NULL: zeros. */
+static void write_strided(const struct output *output, int64_t begin, int64_t end, const uint32_t *from)
+{
+    int64_t words = (int64_t)output->bytes / 4;
+    uint32_t *to = output->wanted;
+
+    for (int64_t row = begin; row < end; row++)
+        for (int64_t word = 0; word < words; word++)
+            to[row * output->by_row + word * output->by_word] = from ? from[row * words + word] : 0;
+}
+
 static void copy_range(const struct output *output, int64_t begin, int64_t end)
 {
     size_t at = (size_t)begin * output->bytes;
 
-    if (output->wanted && output->placed != output->wanted && end > begin)
+    if (!output->wanted || output->placed == output->wanted || end <= begin)
+        return;
+    if (output->by_row)
+        write_strided(output, begin, end, output->placed);
+    else
         memcpy((char *)output->wanted + at, (char *)output->placed + at, (size_t)(end - begin) * output->bytes);
 }
 
 static void zero_range(const struct output *output, int64_t begin, int64_t end)
 {
-    if (output->wanted && end > begin)
+    if (output->wanted && end > begin && output->by_row)
+        write_strided(output, begin, end, NULL);
+    else if (output->wanted && end > begin)
         memset((char *)output->wanted + (size_t)begin * output->bytes, 0, (size_t)(end - begin) * output->bytes);
 }
 
@@ -360,6 +385,7 @@ static ep_status dispatch_body(struct dispatch *d)
     host_sweep(d->host);
     record.plan_number = ((struct host_plan *)d->plan->impl)->number;
     record.scale_type = d->args->scale_type;
+    record.scale_words = d->args->scale_words;
     record.outputs = (d->args->recv_topk_idx ? 1 : 0) | (d->args->recv_topk_weights ? 2 : 0);
     record.rows = d->plan->full.n_recv;
     EP_TRY(publish_outputs(d, &record));

@@ -88,7 +88,7 @@ enum { HOST_AT_X, HOST_AT_SCALES, HOST_AT_INDEX, HOST_AT_WEIGHTS, HOST_AT_COUNT 
 struct host_record {
     int32_t phase; /* HOST_DISPATCH_READY or HOST_COMBINE_READY: tells two ranks in different calls apart */
     int32_t plan_number;
-    int32_t dtype, hidden, scale_type, outputs;
+    int32_t dtype, hidden, scale_type, scale_words, outputs;
     int64_t rows;   /* that the buffers below hold: all ranks compute the same number from the plan */
     int32_t copies; /* CUDA: its kernel copies rows between ordinary memory and `at`; ranks may differ */
     struct host_where at[HOST_AT_COUNT];
