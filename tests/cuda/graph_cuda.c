@@ -116,6 +116,7 @@ static int make_plan(struct state *s, ep_plan **ret_plan, ep_status *ret_status)
     args.n_tokens = TOKENS;
     args.topk = TOPK;
     args.n_experts = s->experts;
+    args.stream = s->group.stream;
     *ret_status = ep_plan_new(s->group.cuda, &args, ret_plan);
     return 0;
 }

@@ -461,14 +461,18 @@ ep_status cuda_ll_finish(ep_ll *ll, uint64_t number, ep_stream stream)
 /* One is enough: what the next combine's input is written over has been sent, in stream order. */
 ep_status cuda_ll_combine_buffer(ep_ll *ll, void **ret_buffer)
 {
+    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     struct inner *inner = ll->impl;
     struct cuda_scope scope;
     size_t bytes = (size_t)ll->config.n_experts * (size_t)ll->config.max_tokens * (size_t)ll->config.hidden * 2;
     ep_status status = EP_OK;
 
     EP_TRY(cuda_enter(inner->cuda, &scope));
+    /* Memory is nothing of a capture's. */
+    cudaThreadExchangeStreamCaptureMode(&mode);
     if (!inner->combine_buffer.memory)
         status = cuda_take(inner->cuda, bytes, &inner->combine_buffer);
+    cudaThreadExchangeStreamCaptureMode(&mode);
     cuda_leave(&scope);
     if (status != EP_OK)
         return status;
