@@ -163,9 +163,11 @@ static int compare_info(struct state *s, const char *phase)
     CALL(ep_plan_get_info(s->host_plan, &host));
     CALL(ep_plan_get_info(s->cuda_plan, &cuda));
     s->info = cuda;
-    bad = host.n_recv != cuda.n_recv || host.out_rows != cuda.out_rows || host.n_send != cuda.n_send ||
-          host.n_wire != cuda.n_wire || host.n_net != cuda.n_net || !host.recv_per_expert != !cuda.recv_per_expert ||
-          !host.recv_from_rank != !cuda.recv_from_rank || !host.expert_start != !cuda.expert_start;
+    bad = host.n_recv != cuda.n_recv || host.out_rows != cuda.out_rows || host.n_net != cuda.n_net ||
+          /* With a fixed capacity the device alone knows them at first. */
+          (host.n_recv >= 0 && (host.n_send != cuda.n_send || host.n_wire != cuda.n_wire)) ||
+          !host.recv_per_expert != !cuda.recv_per_expert || !host.recv_from_rank != !cuda.recv_from_rank ||
+          !host.expert_start != !cuda.expert_start;
     for (int i = 0; !bad && host.recv_per_expert && i < host.n_local_experts; i++)
         bad = host.recv_per_expert[i] != cuda.recv_per_expert[i];
     for (int i = 0; !bad && host.recv_from_rank && i <= s->group->nranks; i++)

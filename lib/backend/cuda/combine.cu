@@ -435,7 +435,13 @@ __device__ void copy_block(const cuda_combine &c, unsigned char *shared, int sta
     copier_end(c.waits, c.stage, number, true);
 }
 
-__global__ void __launch_bounds__(768, 1) combine_kernel(const __grid_constant__ cuda_combine c, int stages)
+} /* namespace */
+
+/* Profilers show the name. */
+namespace ep
+{
+
+__global__ void __launch_bounds__(768, 1) combine_rows(const __grid_constant__ cuda_combine c, int stages)
 {
     extern __shared__ __align__(128) unsigned char shared[];
     __shared__ targets from;
@@ -456,14 +462,14 @@ __global__ void __launch_bounds__(768, 1) combine_kernel(const __grid_constant__
     mover_end(c.waits, c.stage, number, sound);
 }
 
-} /* namespace */
+} /* namespace ep */
 
 cudaError_t cuda_launch_combine(const struct cuda_combine *combine, const struct cuda_shape *shape, cudaStream_t stream)
 {
-    return launch_mover(combine_kernel, *combine, *shape, stream);
+    return launch_mover(ep::combine_rows, *combine, *shape, stream);
 }
 
 cudaError_t cuda_combine_load(int shared_bytes)
 {
-    return cudaFuncSetAttribute(combine_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+    return cudaFuncSetAttribute(ep::combine_rows, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
 }

@@ -46,6 +46,29 @@ __device__ uint32_t look_at_token(const cuda_count &c, int token, int32_t *per_e
     return ranks;
 }
 
+__device__ uint32_t look_at_mask(const cuda_count &c, int token)
+{
+    uint32_t ranks = 0;
+
+    for (int rank = 0; rank < c.nranks; rank++)
+        ranks |= (uint32_t)(c.mask[(size_t)token * c.nranks + rank] != 0) << rank;
+    return ranks;
+}
+
+/* Can so many tokens for each expert be those of the `tokens` that go to the rank? */
+__device__ bool counts_are_possible(const cuda_count &c, int rank, int tokens)
+{
+    int n_local = c.n_experts / c.nranks;
+    int64_t sum = 0;
+
+    for (int expert = rank * n_local; expert < (rank + 1) * n_local; expert++) {
+        if (c.mask_experts[expert] < 0 || c.mask_experts[expert] > tokens)
+            return false;
+        sum += c.mask_experts[expert];
+    }
+    return sum >= tokens;
+}
+
 /* Entries of this thread's token in rank order, numbered within the block; rows of the block per rank. */
 __device__ void number_rows(const cuda_count &c, int token, uint32_t ranks)
 {
@@ -97,9 +120,11 @@ __device__ void report_totals(const cuda_count &c)
             total += n;
         }
         c.totals[i] = total;
+        if (c.mask_experts && !counts_are_possible(c, i, total))
+            atomicOr(c.bad, 1u);
     }
     for (int expert = i; expert < c.n_experts; expert += CUDA_COUNT_TOKENS) {
-        c.totals[c.nranks + expert] = __ldcg(&c.per_expert[expert]);
+        c.totals[c.nranks + expert] = c.mask_experts ? c.mask_experts[expert] : __ldcg(&c.per_expert[expert]);
         c.per_expert[expert] = 0;
     }
     __threadfence_system();
@@ -127,7 +152,10 @@ __global__ void __launch_bounds__(CUDA_COUNT_TOKENS) count_kernel(const __grid_c
     for (int expert = (int)threadIdx.x; expert < c.n_experts; expert += CUDA_COUNT_TOKENS)
         per_expert[expert] = 0;
     __syncthreads();
-    number_rows(c, token, token < c.n_tokens ? look_at_token(c, token, per_expert) : 0);
+    number_rows(c, token,
+                token >= c.n_tokens ? 0
+                : c.mask            ? look_at_mask(c, token)
+                                    : look_at_token(c, token, per_expert));
     __syncthreads();
     for (int expert = (int)threadIdx.x; expert < c.n_experts; expert += CUDA_COUNT_TOKENS)
         if (per_expert[expert])

@@ -108,9 +108,9 @@ struct cuda_comm {
     cudaEvent_t end;            /* for waits of the host */
     struct cuda_words *words;   /* of the caller's events: stream.c */
 
-    uint64_t updates;                /* of plans of fixed capacity */
-    struct cuda_plan *unsettled;     /* of which the host does not know the counts yet */
-    struct cuda_facts_place *facts;  /* all that there are: update.c */
+    uint64_t updates;               /* of plans of fixed capacity */
+    struct cuda_plan *unsettled;    /* of which the host does not know the counts yet */
+    struct cuda_facts_place *facts; /* all that there are: update.c */
 
     pthread_t monitor;
     bool monitored;

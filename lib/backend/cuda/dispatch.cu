@@ -365,7 +365,13 @@ __device__ __forceinline__ bool move_units(const cuda_dispatch &d, targets &targ
     return sound;
 }
 
-__global__ void __launch_bounds__(512, 1) dispatch_kernel(const __grid_constant__ cuda_dispatch d, int stages)
+} /* namespace */
+
+/* Profilers show the name. */
+namespace ep
+{
+
+__global__ void __launch_bounds__(512, 1) dispatch_rows(const __grid_constant__ cuda_dispatch d, int stages)
 {
     extern __shared__ __align__(128) unsigned char shared[];
     __shared__ targets targets;
@@ -385,15 +391,15 @@ __global__ void __launch_bounds__(512, 1) dispatch_kernel(const __grid_constant_
     mover_end(d.waits, d.stage, number, sound);
 }
 
-} /* namespace */
+} /* namespace ep */
 
 cudaError_t cuda_launch_dispatch(const struct cuda_dispatch *dispatch, const struct cuda_shape *shape,
                                  cudaStream_t stream)
 {
-    return launch_mover(dispatch_kernel, *dispatch, *shape, stream);
+    return launch_mover(ep::dispatch_rows, *dispatch, *shape, stream);
 }
 
 cudaError_t cuda_dispatch_load(int shared_bytes)
 {
-    return cudaFuncSetAttribute(dispatch_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+    return cudaFuncSetAttribute(ep::dispatch_rows, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
 }

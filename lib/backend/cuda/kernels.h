@@ -73,9 +73,9 @@ struct cuda_place {
 /* What a rank tells of its tokens when plans are updated: so many words, as those of CUDA_TELL_.... */
 #define CUDA_MAX_EXPERTS 4096
 enum {
-    CUDA_COUNT_RANKS = 0,                     /* [R] its tokens for each rank */
-    CUDA_COUNT_CAPACITY = CUDA_MAX_RANKS,     /* rows that it can receive */
-    CUDA_COUNT_EXPERTS,                       /* [E] its tokens for each expert */
+    CUDA_COUNT_RANKS = 0,                 /* [R] its tokens for each rank */
+    CUDA_COUNT_CAPACITY = CUDA_MAX_RANKS, /* rows that it can receive */
+    CUDA_COUNT_EXPERTS,                   /* [E] its tokens for each expert */
     CUDA_COUNT_WORDS = CUDA_COUNT_EXPERTS + CUDA_MAX_EXPERTS
 };
 
@@ -252,8 +252,10 @@ static inline size_t cuda_shared_bytes(const struct cuda_shape *shape, size_t sl
 }
 
 struct cuda_count {
-    const void *topk_idx; /* device memory */
-    int32_t *index;       /* [N,K] copy */
+    const void *topk_idx;        /* device memory; NULL: a mask */
+    const uint8_t *mask;         /* [N,R] */
+    const int32_t *mask_experts; /* [E] tokens for each expert, which do not follow from the mask */
+    int32_t *index;              /* [N,K] copy */
     struct cuda_entry *entry;
     int32_t *count;
     int32_t *block_rows; /* [blocks, R] rows of each block, then where its rows begin */
@@ -261,7 +263,7 @@ struct cuda_count {
     int32_t *per_expert; /* [E], zeroed */
     int32_t *totals;     /* host memory that the device sees: [R] per rank, [E] per expert */
     struct cuda_report *report;
-    uint32_t *bad; /* zeroed; an entry was out of range or there twice */
+    uint32_t *bad;     /* zeroed; an entry was out of range or there twice */
     uint32_t *ret_bad; /* device memory that learns of it; NULL: the host does, by the report */
     uint64_t number;
     int32_t wide, n_tokens, topk, n_experts, nranks, width;
@@ -281,10 +283,10 @@ struct cuda_update {
     struct cuda_terms terms;
     struct cuda_count count;
     struct cuda_counts *counts;
-    struct cuda_facts *facts; /* NULL: the host does not ask */
-    uint64_t number;          /* for the facts */
-    int32_t *block_experts;   /* expanded: [blocks,E] rows of each block, then where its rows begin */
-    int32_t *expert_base;     /* expanded: [E] where this rank's rows of each expert begin */
+    struct cuda_facts *facts;             /* NULL: the host does not ask */
+    uint64_t number;                      /* for the facts */
+    int32_t *block_experts;               /* expanded: [blocks,E] rows of each block, then where its rows begin */
+    int32_t *expert_base;                 /* expanded: [E] where this rank's rows of each expert begin */
     int32_t *expert_start, *expert_exact; /* [L+1], [L] of this rank */
     int32_t expanded, alignment, capacity, blocks;
 };
@@ -294,7 +296,7 @@ struct cuda_rows {
     const struct cuda_counts *counts;
     const int32_t *expert_start, *expert_exact; /* NULL: rows are one behind the other */
     struct cuda_copy copy[CUDA_BUFFERS];
-    int32_t rank, n_local, zero; /* zero: rows between experts become 0 */
+    int32_t rank, n_local, zero;         /* zero: rows between experts become 0 */
     unsigned char *zeroed[CUDA_BUFFERS]; /* the same outputs whether copied or not, for zeros */
     int64_t row_bytes[CUDA_BUFFERS];
     unsigned char *index, *weights; /* behind the last row up to `capacity`: -1, and 0; NULL: not wanted */

@@ -435,7 +435,13 @@ __device__ bool meet_to_send(const cuda_ll &ll, ll_call &call)
                    CUDA_LL_TO_SEND, ll.waits.ready_phase);
 }
 
-__global__ void __launch_bounds__(CUDA_LL_THREADS, 1) ll_combine_kernel(const __grid_constant__ cuda_ll_combine c)
+} /* namespace */
+
+/* Profilers show the name. */
+namespace ep
+{
+
+__global__ void __launch_bounds__(CUDA_LL_THREADS, 1) combine_ll(const __grid_constant__ cuda_ll_combine c)
 {
     extern __shared__ __align__(128) unsigned char slots[];
     __shared__ uint64_t barriers[CUDA_LL_THREADS / WARP * 2];
@@ -484,15 +490,15 @@ __global__ void __launch_bounds__(CUDA_LL_THREADS, 1) ll_combine_kernel(const __
     ll_end(ll, call, true);
 }
 
-} /* namespace */
+} /* namespace ep */
 
 cudaError_t cuda_launch_ll_combine(const struct cuda_ll_combine *combine, int blocks, cudaStream_t stream)
 {
-    ll_combine_kernel<<<(unsigned)blocks, CUDA_LL_THREADS, SHARED_BYTES, stream>>>(*combine);
+    ep::combine_ll<<<(unsigned)blocks, CUDA_LL_THREADS, SHARED_BYTES, stream>>>(*combine);
     return cudaGetLastError();
 }
 
 cudaError_t cuda_ll_combine_load(void)
 {
-    return cudaFuncSetAttribute(ll_combine_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
+    return cudaFuncSetAttribute(ep::combine_ll, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
 }

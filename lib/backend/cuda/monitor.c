@@ -96,7 +96,7 @@ ep_status cuda_monitor_start(struct cuda_comm *cuda)
     sigset_t all, old;
     int error;
 
-    cuda->stop = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    cuda->stop = ep_fd_keep(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     if (cuda->stop < 0)
         return ep_fail_errno(EP_E_SYSTEM, errno, "ep_comm_new: eventfd");
     /* Signals are the application's, but for those that the thread's own instructions cause. */

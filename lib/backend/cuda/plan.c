@@ -133,7 +133,14 @@ static ep_status to_device(struct cuda_comm *cuda, const ep_plan_args *args, con
     return EP_OK;
 }
 
-static ep_status count(struct cuda_comm *cuda, ep_plan *plan, const void *routing, int32_t *block_rows)
+static ep_status fail_mask(void)
+{
+    return ep_fail(EP_E_ROUTING, "routing: tokens_per_expert cannot be of the tokens of token_in_rank: a count below 0 "
+                                 "or above the tokens for its rank, or too few for a rank");
+}
+
+static ep_status count(struct cuda_comm *cuda, ep_plan *plan, const ep_plan_args *args, const void *routing,
+                       int32_t *block_rows)
 {
     const struct cuda_route *route = &cuda_plan_of(plan)->route;
     cudaStream_t stream = cuda_stream_of(cuda, plan->args.stream);
@@ -141,6 +148,8 @@ static ep_status count(struct cuda_comm *cuda, ep_plan *plan, const void *routin
     size_t nranks = (size_t)plan->comm->nranks, experts = (size_t)plan->args.n_experts;
     struct cuda_count c = {
         .topk_idx = routing,
+        .mask = plan->from_mask ? args->token_in_rank : NULL,
+        .mask_experts = plan->from_mask ? args->tokens_per_expert : NULL,
         .index = (int32_t *)(uintptr_t)route->index,
         .entry = (struct cuda_entry *)(uintptr_t)route->entry,
         .count = (int32_t *)(uintptr_t)route->count,
@@ -162,7 +171,7 @@ static ep_status count(struct cuda_comm *cuda, ep_plan *plan, const void *routin
     CUDA_TRY(cuda_launch_count(&c, stream));
     EP_TRY(cuda_wait_counted(cuda, stream));
     if (*(volatile uint64_t *)&cuda->report->bad)
-        return explain(cuda, plan, routing);
+        return plan->from_mask ? fail_mask() : explain(cuda, plan, routing);
     memcpy(inner->tokens_per_rank, cuda->totals, nranks * sizeof(int32_t));
     memcpy(inner->tokens_per_expert, cuda->totals + nranks, experts * sizeof(int32_t));
     return EP_OK;
@@ -185,7 +194,18 @@ static ep_status place_if_complete(struct cuda_comm *cuda, ep_plan *plan)
     return status;
 }
 
-static ep_status open_rank_layout(struct cuda_comm *cuda, ep_plan *plan, const void *topk_idx)
+/* What the counting kernel reads. */
+static ep_status place_routing(struct cuda_comm *cuda, const ep_plan *plan, const ep_plan_args *args,
+                               struct cuda_block *ret_copy, const void **ret_routing)
+{
+    *ret_routing = NULL;
+    if (!plan->from_mask)
+        return to_device(cuda, &plan->args, args->topk_idx, ret_copy, ret_routing);
+    EP_TRY(cuda_check_pointer(cuda, "ep_plan_new", "token_in_rank", args->n_tokens ? args->token_in_rank : NULL));
+    return cuda_check_pointer(cuda, "ep_plan_new", "tokens_per_expert", args->tokens_per_expert);
+}
+
+static ep_status open_rank_layout(struct cuda_comm *cuda, ep_plan *plan, const ep_plan_args *args)
 {
     struct cuda_block copy = {.memory = NULL};
     struct cuda_plan *device;
@@ -200,9 +220,9 @@ static ep_status open_rank_layout(struct cuda_comm *cuda, ep_plan *plan, const v
     inner->index = NULL;
     status = new_route(cuda, plan, &block_rows);
     if (status == EP_OK)
-        status = to_device(cuda, &plan->args, topk_idx, &copy, &routing);
+        status = place_routing(cuda, plan, args, &copy, &routing);
     if (status == EP_OK)
-        status = count(cuda, plan, routing, block_rows);
+        status = count(cuda, plan, args, routing, block_rows);
     cuda_give(cuda, &copy);
     if (status != EP_OK) {
         free_route(cuda, plan);
@@ -247,8 +267,7 @@ static ep_status open_plan(struct cuda_comm *cuda, ep_plan *plan, const ep_plan_
                        "ep_plan_new: the CUDA backend makes plans from topk_idx, not from a mask yet");
     if (args->max_recv_tokens > 0)
         return cuda_plan_open_fixed(cuda, plan, args, stream, ret_queued);
-    return plan->args.flags & EP_PLAN_EXPANDED ? open_expanded(cuda, plan, args)
-                                               : open_rank_layout(cuda, plan, args->topk_idx);
+    return plan->args.flags & EP_PLAN_EXPANDED ? open_expanded(cuda, plan, args) : open_rank_layout(cuda, plan, args);
 }
 
 /* Behind what the caller's stream holds. With a fixed capacity it is an operation, otherwise it waits for none. */

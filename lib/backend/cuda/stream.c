@@ -116,25 +116,6 @@ ep_status cuda_call_end(struct cuda_call *call, ep_status status, bool queued)
     return status;
 }
 
-#include <stdio.h>
-static void debug_dump(struct cuda_comm *cuda)
-{
-    static struct cuda_signals x;
-    int n = cuda->host.comm->nranks;
-    char line[4000]; int at = 0;
-    cudaMemcpyAsync(&x, cuda->signals, sizeof(x), cudaMemcpyDefault, cuda->own);
-    cudaStreamSynchronize(cuda->own);
-    at += snprintf(line + at, 4000 - at, "DUMP rank %d operations %llu operation %llu blocks %u next %u places %u shares %u gave_up %x failure %x abort %u lost %x\n", cuda->host.comm->rank, (unsigned long long)cuda->operations,
-            (unsigned long long)x.operation, x.blocks, x.next, x.places, x.shares, x.gave_up, cuda->report->failure, cuda->report->abort, cuda->report->lost);
-    for (int r = 0; r < n; r++) {
-        at += snprintf(line + at, 4000 - at, "  from %d: done %llu progress %llx told", r, (unsigned long long)x.done[r], (unsigned long long)x.progress[r]);
-        for (int i = 0; i < CUDA_TELL_WORDS; i++) at += snprintf(line + at, 4000 - at, " %llx", (unsigned long long)x.told[r][i]);
-        at += snprintf(line + at, 4000 - at, "\n");
-    }
-    for (int i = 0; i < CUDA_MOST_PARTS; i++) at += snprintf(line + at, 4000 - at, " part %u", x.part[i]);
-    fprintf(stderr, "%s\n", line);
-}
-
 /* --- waits of the host ------------------------------------------------------------------------------------------- */
 
 /* Ranks that low latency masks take deadlines of their own. */
@@ -166,7 +147,6 @@ ep_status cuda_wait_event(struct cuda_comm *cuda, cudaEvent_t event, enum host_p
                 now < limit ? cuda_check(cuda) : host_raise(&cuda->host, EP_E_TIMEOUT, cuda->host.comm->rank, phase);
             /* Kernels that it ends are given time for it, so that buffers are the caller's again. */
             if (status != EP_OK) {
-                debug_dump(cuda);
                 cuda_stop_kernels(cuda);
                 limit = now + END_NS;
             }
@@ -175,7 +155,6 @@ ep_status cuda_wait_event(struct cuda_comm *cuda, cudaEvent_t event, enum host_p
         }
     }
     cudaGetLastError();
-    if (cuda_check(cuda) != EP_OK) debug_dump(cuda);
     if (status == EP_OK && error != cudaSuccess)
         status = host_raise_own(&cuda->host, cuda_status(error, "kernel"), cuda->host.comm->rank, phase);
     return status == EP_OK ? cuda_check(cuda) : status;

@@ -126,17 +126,28 @@ static void fill_info(ep_plan *plan)
                                 .flags = plan->args.flags};
 }
 
+struct routing {
+    const void *topk_idx;
+    const uint8_t *mask;
+    const int32_t *experts; /* not NULL: by the mask */
+};
+
 /* Queues the kernels. The routing is in device memory, or the device reaches it. */
-static ep_status update(struct cuda_comm *cuda, ep_plan *plan, const void *topk_idx, int n_tokens,
+static ep_status update(struct cuda_comm *cuda, ep_plan *plan, const struct routing *routing, int n_tokens,
                         struct cuda_facts_place *facts, cudaStream_t stream)
 {
+    static const char call[] = "ep_plan_update";
     struct host_plan *inner = plan->impl;
     struct cuda_plan *device = inner->device;
     struct cuda_update *u = &device->update;
     struct cuda_terms *terms = &u->terms;
 
-    EP_TRY(cuda_check_pointer(cuda, "ep_plan_update", "topk_idx", n_tokens ? topk_idx : NULL));
-    u->count.topk_idx = topk_idx;
+    EP_TRY(cuda_check_pointer(cuda, call, "topk_idx", n_tokens ? routing->topk_idx : NULL));
+    EP_TRY(cuda_check_pointer(cuda, call, "token_in_rank", n_tokens ? routing->mask : NULL));
+    EP_TRY(cuda_check_pointer(cuda, call, "tokens_per_expert", routing->experts));
+    u->count.topk_idx = routing->topk_idx;
+    u->count.mask = routing->mask;
+    u->count.mask_experts = routing->experts;
     u->count.n_tokens = device->route.n_tokens = n_tokens;
     u->blocks = (n_tokens + CUDA_COUNT_TOKENS - 1) / CUDA_COUNT_TOKENS;
     u->blocks = u->blocks ? u->blocks : 1;
@@ -198,6 +209,7 @@ static ep_status open_device_part(struct cuda_comm *cuda, ep_plan *plan, const e
 ep_status cuda_plan_open_fixed(struct cuda_comm *cuda, ep_plan *plan, const ep_plan_args *args, cudaStream_t stream,
                                bool *ret_queued)
 {
+    struct routing routing = {args->topk_idx, args->token_in_rank, args->tokens_per_expert};
     struct host_plan *inner;
     struct cuda_plan *device;
     ep_status status;
@@ -211,9 +223,10 @@ ep_status cuda_plan_open_fixed(struct cuda_comm *cuda, ep_plan *plan, const ep_p
     fill_info(plan);
     status = open_device_part(cuda, plan, args, stream);
     device = inner->device;
+    if (status == EP_OK && device->copies_routing)
+        routing.topk_idx = device->routing;
     if (status == EP_OK)
-        status = update(cuda, plan, device->copies_routing ? device->routing : args->topk_idx, args->n_tokens,
-                        device->facts, stream);
+        status = update(cuda, plan, &routing, args->n_tokens, device->facts, stream);
     if (status == EP_OK) {
         device->expected = cuda->updates;
         device->next_unsettled = cuda->unsettled;
@@ -244,19 +257,17 @@ void cuda_plan_close_fixed(struct cuda_comm *cuda, ep_plan *plan)
 ep_status cuda_plan_update(ep_plan *plan, const ep_plan_update_args *args, ep_stream stream)
 {
     struct cuda_comm *cuda = cuda_of(plan->comm);
-    struct cuda_plan *device = ((struct host_plan *)plan->impl)->device;
+    const struct routing routing = {args->topk_idx, args->token_in_rank, args->tokens_per_expert};
+    struct cuda_plan *device = cuda_plan_of(plan);
     struct cuda_call call;
     ep_status status;
 
-    if (!device->fixed || plan->from_mask)
-        return ep_fail(EP_E_UNSUPPORTED, "ep_plan_update: the CUDA backend updates plans of fixed capacity that are "
-                                         "made from topk_idx");
     if (args->n_tokens > device->max_tokens)
         return ep_fail(EP_E_ARG, "ep_plan_update: n_tokens is %d, but the plan has room for %d", args->n_tokens,
                        device->max_tokens);
     EP_TRY(cuda_call_begin(cuda, stream, true, &call));
     forget(cuda, plan);
-    status = update(cuda, plan, args->topk_idx, args->n_tokens, NULL, call.stream);
+    status = update(cuda, plan, &routing, args->n_tokens, NULL, call.stream);
     return cuda_call_end(&call, status, status == EP_OK);
 }
 

@@ -176,7 +176,7 @@ __device__ bool take_count(const cuda_update &u, uint64_t number, int source, in
 
     if (!wait_until_met(u.waits, has_count{word, (uint32_t)number}, source, u.waits.ready_phase))
         return false;
-    ret_count = (int32_t)(uint32_t)*(const volatile uint64_t *)word;
+    ret_count = (int32_t)(uint32_t) * (const volatile uint64_t *)word;
     return true;
 }
 
@@ -379,8 +379,7 @@ __global__ void __launch_bounds__(CUDA_COUNT_TOKENS) add_experts_kernel(const __
 /* --- rows of this rank ------------------------------------------------------------------------------------------- */
 
 /* Words, or vectors where all is a multiple of them. By all threads of the grid. */
-template <typename T>
-__device__ void copy_as(unsigned char *to, const unsigned char *from, int64_t bytes, T value)
+template <typename T> __device__ void copy_as(unsigned char *to, const unsigned char *from, int64_t bytes, T value)
 {
     int64_t n = bytes / (int64_t)sizeof(T), step = (int64_t)gridDim.x * blockDim.x;
 
