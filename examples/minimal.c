@@ -5,8 +5,9 @@
  * Every rank sends each of its tokens to the ranks that own the experts it chose, and takes the rows back unchanged.
  * Combine adds up what comes back, so each token must return as itself times the number of ranks that it visited.
  */
+#include "ranks.h"
+
 #include <epkit/epkit.h>
-#include <epkit/launch.h>
 #include <stdalign.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,7 +24,7 @@ enum { RANKS = 4, TOKENS = 6, HIDDEN = 64, TOPK = 2, EXPERTS = 8, LOCAL_EXPERTS 
     } while (0)
 
 /* A rank's program. */
-static int run_rank(const ep_boot *boot, void *argument)
+static int run_rank(const ep_boot *boot)
 {
     alignas(16) uint16_t x[TOKENS][HIDDEN], out[TOKENS][HIDDEN];
     int32_t topk_idx[TOKENS][TOPK];
@@ -32,7 +33,6 @@ static int run_rank(const ep_boot *boot, void *argument)
     void *received;
     int wrong = 0;
 
-    (void)argument;
     for (int t = 0; t < TOKENS; t++) {
         /* Experts that differ from token to token; a real engine's gate chooses them. */
         topk_idx[t][0] = (boot->rank + t) % EXPERTS;
@@ -88,18 +88,5 @@ static int run_rank(const ep_boot *boot, void *argument)
 
 int main(void)
 {
-    ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
-    ep_rank_exit exits[RANKS];
-    int result = EXIT_SUCCESS;
-
-    launch.mode = EP_LAUNCH_FORK;
-    launch.nranks = RANKS;
-    launch.run = run_rank;
-    launch.timeout_ms = 60000;
-    TRY(ep_launch(&launch, exits));
-
-    for (int r = 0; r < RANKS; r++)
-        if (exits[r].code != EXIT_SUCCESS)
-            result = EXIT_FAILURE;
-    return result;
+    return run_ranks(RANKS, run_rank);
 }

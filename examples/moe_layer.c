@@ -13,9 +13,9 @@
  */
 #include "moe_dense.h"
 #include "moe_model.h"
+#include "ranks.h"
 
 #include <epkit/epkit.h>
-#include <epkit/launch.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -322,7 +322,7 @@ static int compare(int rank, const struct results *results, struct dense *dense,
 }
 
 /* A rank's program. */
-static int run_rank(const ep_boot *boot, void *argument)
+static int run_rank(const ep_boot *boot)
 {
     struct layer layer = {0};
     struct batch batch;
@@ -334,7 +334,6 @@ static int run_rank(const ep_boot *boot, void *argument)
     ep_status status = EP_E_MEMORY;
     int result = EXIT_FAILURE;
 
-    (void)argument;
     if (!results || !dense || !grad || !out)
         goto out;
 
@@ -367,22 +366,5 @@ out:
 
 int main(void)
 {
-    ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
-    ep_rank_exit exits[RANKS];
-    int result = EXIT_SUCCESS;
-
-    launch.mode = EP_LAUNCH_FORK;
-    launch.nranks = RANKS;
-    launch.run = run_rank;
-    launch.timeout_ms = 120000;
-    if (ep_launch(&launch, exits) != EP_OK) {
-        fprintf(stderr, "cannot start the ranks: %s\n", ep_last_error());
-        return EXIT_FAILURE;
-    }
-
-    for (int r = 0; r < RANKS; r++)
-        if (exits[r].code != EXIT_SUCCESS)
-            result = EXIT_FAILURE;
-    printf("%s\n", result == EXIT_SUCCESS ? "all ranks agree with the dense computation" : "FAILED");
-    return result;
+    return run_ranks(RANKS, run_rank);
 }

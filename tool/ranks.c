@@ -106,7 +106,7 @@ static ep_status open_comm(struct ranks_ctx *ctx, const ep_boot *boot)
     config.timeout_ms = spec->timeout_ms;
     config.channels = spec->channels;
     config.partial_type = spec->partial_type;
-    config.emulation = spec->emulation;
+    ep_net_emulate(&spec->emulation);
     /* Only the emulation can be told to misbehave; left alone, ranks of mpirun use the network of MPI. */
     if (spec->nnodes > 1 && is_misbehaving(&spec->emulation))
         config.network = "emulated";

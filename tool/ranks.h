@@ -9,6 +9,8 @@
 #ifndef EP_TOOL_RANKS_H
 #define EP_TOOL_RANKS_H
 
+#include "net/emulation.h"
+
 #include <epkit/epkit.h>
 #include <jansson.h>
 

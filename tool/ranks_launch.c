@@ -12,8 +12,8 @@
 #include "ranks_internal.h"
 
 #include "base/clock.h"
+#include "testing/launch.h"
 
-#include <epkit/launch.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>

@@ -50,10 +50,9 @@ EP_API ep_status ep_boot_shm_new(int nranks, ep_boot_shm **ret_place);
  * ep_comm_new() has returned. An all-gather that fails on any rank makes the place void: the others fail at once or
  * with their next one, because nobody could tell any more which all-gather a rank is in.
  *
- * A rank that dies before it has come to an all-gather fails it at once, with EP_E_PEER_DEAD and its number: one that
- * ep_launch() has forked from the beginning, any other one from its first all-gather on. A thread of ep_launch() that
- * returns without having come is EP_E_PEER_LEFT. Ranks that ep_launch() has not forked, in PID namespaces of their own
- * or without /proc, cannot be watched: the others meet their deadline.
+ * A rank that dies before it has come to an all-gather fails it at once, from its first all-gather on, with
+ * EP_E_PEER_DEAD and its number. Ranks in PID namespaces of their own or without /proc cannot be watched: the others
+ * meet their deadline.
  */
 EP_API ep_status ep_boot_shm_join(ep_boot_shm *place, int rank, ep_boot *ret_boot);
 

@@ -45,21 +45,6 @@ extern "C" {
 
 typedef struct ep_comm ep_comm;
 
-/*
- * The network between nodes when all ranks live on one host ("emulated"): how badly it behaves. Order holds only within
- * one (peer, channel). All zero is a well-behaved network.
- */
-typedef struct ep_net_emulation {
-    uint64_t seed;        /* of the random choices below; the same seed gives the same choices */
-    uint32_t delay_us;    /* each write lands up to this much later, drawn anew for each */
-    uint32_t ring_bytes;  /* capacity of the wire per (peer, channel), at least 256; 0: default. Tiny ones force
-                             back-pressure */
-    uint32_t split_bytes; /* writes land in pieces of at most this; 0: whole */
-    uint32_t reorder;     /* 1: channels are served in random order instead of in turn */
-    uint32_t stall_rank;  /* with stall_ms: this rank's network stops once for stall_ms */
-    uint32_t stall_ms;    /* 0: never */
-} ep_net_emulation;
-
 enum {
     EP_COMM_CHECK_VALUES = 1u << 0 /* refuse NaN in weights and scales (EP_E_VALUE); costs a pass over them */
 };
@@ -77,7 +62,6 @@ typedef struct ep_comm_config {
         partial_type; /* network combine: EP_F32 (exact, default when 0) or EP_BF16 (half the bytes, rounded twice) */
     int32_t device;   /* CUDA device; -1 (EP_COMM_CONFIG_INIT): by the rank's place on the node, modulo the devices that
                          are visible. Ignored by the host backend */
-    ep_net_emulation emulation;
 } ep_comm_config;
 
 #ifdef __cplusplus

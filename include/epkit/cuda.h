@@ -40,14 +40,6 @@ EP_API ep_status ep_cuda_set_sms(ep_comm *comm, int sms);
 /* The device of this rank and the multiprocessors that an operation occupies. Either may be NULL. */
 EP_API ep_status ep_cuda_get_device(ep_comm *comm, int *ret_device, int *ret_sms);
 
-/*
- * For measurements: with 1, dispatch and combine move their rows without waiting for the peers and without telling
- * them, in any number of repetitions `repeat`, on the buffers of the last operation of the same kind, which must be
- * unchanged and, on all ranks, of ep_alloc() where peers reach them. The practical limit that a whole operation is
- * compared with. Returns when queued in the stream.
- */
-EP_API ep_status ep_cuda_repeat_bare(ep_comm *comm, int combine, int repeat);
-
 #ifdef __cplusplus
 }
 #endif

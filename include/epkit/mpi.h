@@ -4,7 +4,7 @@
  *
  * Ranks of one node share memory; between nodes rows travel over MPI point-to-point messages on a duplicate of the
  * communicator. MPI must have been initialised with MPI_THREAD_SERIALIZED at least, and with MPI_THREAD_MULTIPLE if
- * EP_ASYNC operations run while the application itself calls MPI.
+ * operations that are only queued run while the application itself calls MPI.
  */
 #ifndef EPKIT_MPI_H
 #define EPKIT_MPI_H

@@ -26,18 +26,6 @@ EP_API float ep_e4m3_to_f32(uint8_t bits);
 EP_API uint8_t ep_ue8m0_from_f32(float value);
 EP_API float ep_ue8m0_to_f32(uint8_t bits); /* 2^(bits-127); 255 is NaN */
 
-/*
- * Quantise a row of `hidden` (a multiple of 128) bf16 elements to e4m3 with one factor per 128 elements; the rule is
- * that of ep_ll_dispatch(), each division an IEEE one in single precision. ret_scales: hidden/128 floats. Returns
- * nothing, so it checks nothing: none of the three may overlap another. An element that is NaN gives NaN and does not
- * count for the factor; an infinite one makes its block NaN, because the factor is infinite (with rounding: NaN) then.
- */
-EP_API void ep_quantize_row(const uint16_t *x, int hidden, int round_scale, uint8_t *ret_x, float *ret_scales);
-
-/* Pack n (a multiple of 4) power-of-two scales as ue8m0 bytes, four in each int32, lowest byte first. The two may not
- * overlap. */
-EP_API void ep_pack_ue8m0(const float *scales, int n, int32_t *ret_packed);
-
 #ifdef __cplusplus
 }
 #endif

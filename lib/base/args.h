@@ -25,7 +25,7 @@ ep_status ep_args_store(void *ret_args, const void *ours, size_t our_bytes, size
 #define EP_ARGS_FIRST_BYTES(type) (EP_ARGS_END(type, EP_ARGS_LAST_##type))
 #define EP_ARGS_END(type, field) (offsetof(type, field) + sizeof(((type *)0)->field))
 #define EP_ARGS_LAST_ep_boot network
-#define EP_ARGS_LAST_ep_comm_config emulation
+#define EP_ARGS_LAST_ep_comm_config device
 #define EP_ARGS_LAST_ep_comm_info library_bytes
 #define EP_ARGS_LAST_ep_stats ns_total
 #define EP_ARGS_LAST_ep_plan_args stream

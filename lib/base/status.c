@@ -54,6 +54,11 @@ const char *ep_last_error(void)
     return last_error;
 }
 
+void ep_set_last_error(const char *reason)
+{
+    ep_fail(EP_OK, "%s", reason ? reason : "");
+}
+
 ep_status ep_fail(ep_status status, const char *format, ...)
 {
     /* An argument may be the old text itself, so it is built aside. */

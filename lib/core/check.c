@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "core/check.h"
 
-#include <epkit/launch.h>
-
 /* A hole behind the last field would carry undefined bytes into a field of a later release. */
 #define NO_TAIL_PADDING(type) _Static_assert(EP_ARGS_FIRST_BYTES(type) == sizeof(type), "tail padding in " #type)
 NO_TAIL_PADDING(ep_boot);
@@ -13,7 +11,8 @@ NO_TAIL_PADDING(ep_combine_args);
 NO_TAIL_PADDING(ep_ll_config);
 NO_TAIL_PADDING(ep_ll_dispatch_args);
 NO_TAIL_PADDING(ep_ll_combine_args);
-NO_TAIL_PADDING(ep_launch_args);
+NO_TAIL_PADDING(ep_plan_update_args);
+NO_TAIL_PADDING(ep_plan_metadata);
 
 ep_status ep_check_range(const char *call, const char *name, int64_t value, int64_t least, int64_t most)
 {

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "base/log.h"
 #include "core/check.h"
 #include "core/config.h"
 
@@ -59,7 +60,7 @@ ep_status ep_comm_settle(ep_comm *comm, ep_status status)
 ep_status ep_comm_record(ep_comm *comm, ep_status status)
 {
     int none = EP_OK;
-    bool fatal;
+    bool fatal, first = false;
 
     if (status == EP_OK)
         return status;
@@ -73,7 +74,12 @@ ep_status ep_comm_record(ep_comm *comm, ep_status status)
     /* It may have been set before there were words for it (ep_comm_abort() in a signal handler). */
     if (fatal && !comm->reason[0] && (ep_status)atomic_load(&comm->failed) == status)
         memcpy(comm->reason, comm->error, sizeof(comm->reason));
+    first = fatal && !comm->told;
+    comm->told |= fatal;
     pthread_mutex_unlock(&comm->error_lock);
+    if (first)
+        ep_log(EP_LOG_ERROR, "rank %d of %d: the communicator has failed: %s: %s", comm->rank, comm->nranks,
+               ep_status_name(status), ep_last_error());
     return status;
 }
 
@@ -94,12 +100,12 @@ ep_status ep_comm_usable(ep_comm *comm, const char *call)
     pthread_mutex_lock(&comm->error_lock);
     memcpy(reason, comm->reason, sizeof(reason));
     pthread_mutex_unlock(&comm->error_lock);
-    /* A failure without words is one that a signal handler or another thread of this rank has set. */
-    if (!reason[0] && failed == EP_E_ABORTED)
-        return ep_fail(failed, "%s: rank %d, this one, called ep_comm_abort", call, comm->rank);
-    /* Nobody has recorded it yet; the backend knows. */
+    /* Without words: a signal handler or another thread of this rank has set it, and the backend knows what came first.
+     */
     if (!reason[0] && comm->ops->poll && comm->ops->poll(comm) == failed)
         snprintf(reason, sizeof(reason), "%s", ep_last_error());
+    else if (!reason[0] && failed == EP_E_ABORTED)
+        return ep_fail(failed, "%s: rank %d, this one, called ep_comm_abort", call, comm->rank);
     return ep_fail(failed, "%s: the communicator has failed before: %s", call,
                    reason[0] ? reason : ep_status_text(failed));
 }
@@ -133,12 +139,15 @@ static ep_status gather_with_reason(void *context, const void *mine, size_t byte
     ep_status status;
 
     snprintf(before, sizeof(before), "%s", ep_last_error());
+    ep_set_last_error("");
     status = boot->allgather(boot->context, mine, bytes, timeout_ms, ret_all);
-    if (status == EP_OK)
+    if (status == EP_OK) {
+        ep_set_last_error(before);
         return EP_OK;
-    if (strcmp(before, ep_last_error()) == 0)
-        return ep_fail(status, "ep_comm_new: meeting: the boot's all-gather failed with %s", ep_status_name(status));
-    return ep_fail_prefix(status, "ep_comm_new: meeting: ");
+    }
+    if (!ep_last_error()[0])
+        return ep_fail(status, "ep_comm_new: bootstrap: the boot's all-gather failed with %s", ep_status_name(status));
+    return ep_fail_prefix(status, "ep_comm_new: bootstrap: ");
 }
 
 ep_status ep_comm_new(const ep_boot *boot, const ep_comm_config *config, ep_comm **ret_comm)
@@ -164,6 +173,8 @@ ep_status ep_comm_new(const ep_boot *boot, const ep_comm_config *config, ep_comm
         return status;
     }
     *ret_comm = comm;
+    ep_log(EP_LOG_INFO, "rank %d of %d: communicator on backend %s, node %d of %d, network %s", comm->rank,
+           comm->nranks, comm->ops->name, comm->node, comm->nnodes, ep_config_network(comm));
     return EP_OK;
 }
 
@@ -278,6 +289,7 @@ static ep_status shrink(ep_comm *comm, const ep_comm_config *config, ep_comm *ne
         EP_TRY(ep_config_resolve(next, config, NULL, "ep_comm_shrink"));
     } else {
         next->config = comm->config;
+        next->emulation = comm->emulation;
         /* Survivors share a host, and the network of a boot may not outlive one of its ranks. */
         next->config.network = "emulated";
     }
@@ -317,5 +329,7 @@ ep_status ep_comm_shrink(ep_comm *comm, const ep_comm_config *config, ep_comm **
     }
     comm->shrunk = true;
     *ret_comm = next;
+    ep_log(EP_LOG_WARNING, "rank %d of %d: is rank %d of %d that are left", comm->rank, comm->nranks, next->rank,
+           next->nranks);
     return EP_OK;
 }

@@ -84,6 +84,18 @@ static ep_status resolve_network(ep_comm_config *config, const struct ep_net_pro
     return EP_OK;
 }
 
+static _Thread_local ep_net_emulation emulation_of_thread;
+
+void ep_net_emulate(const ep_net_emulation *emulation)
+{
+    emulation_of_thread = emulation ? *emulation : (ep_net_emulation){.seed = 0};
+}
+
+const ep_net_emulation *ep_net_emulation_get(void)
+{
+    return &emulation_of_thread;
+}
+
 static ep_status check_emulation(const ep_net_emulation *emulation, int nranks, const char *call)
 {
     EP_TRY(ep_check_range(call, "emulation.reorder", emulation->reorder, 0, 1));
@@ -109,7 +121,7 @@ static ep_status resolve_numbers(ep_comm_config *config, int nranks, const char 
     if (config->partial_type != EP_F32 && config->partial_type != EP_BF16)
         return ep_fail(EP_E_ARG, "%s: partial_type is %d (%s), neither EP_F32 nor EP_BF16", call, config->partial_type,
                        ep_dtype_name((ep_dtype)config->partial_type));
-    return check_emulation(&config->emulation, nranks, call);
+    return EP_OK;
 }
 
 ep_status ep_config_resolve(ep_comm *comm, const ep_comm_config *config, const void *network, const char *call)
@@ -126,6 +138,8 @@ ep_status ep_config_resolve(ep_comm *comm, const ep_comm_config *config, const v
     }
     EP_TRY(resolve_timeout(&comm->config, call));
     EP_TRY(resolve_numbers(&comm->config, comm->nranks, call));
+    comm->emulation = *ep_net_emulation_get();
+    EP_TRY(check_emulation(&comm->emulation, comm->nranks, call));
     EP_TRY(resolve_network(&comm->config, network, call));
     return resolve_backend(comm, call);
 }

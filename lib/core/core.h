@@ -11,6 +11,7 @@
 
 #include "base/args.h"
 #include "base/error.h"
+#include "net/emulation.h"
 
 #include <epkit/epkit.h>
 #include <pthread.h>
@@ -26,10 +27,12 @@ struct ep_comm {
     int rank, nranks;
     int node, nnodes, ranks_per_node; /* ranks_per_node resolved: never 0 */
     ep_comm_config config;            /* resolved: defaults filled in */
+    ep_net_emulation emulation;       /* of the emulated network between nodes */
     _Atomic int failed;               /* ep_status of the first failure; a backend may set one of any kind */
     char error[EP_ERROR_TEXT_BYTES];  /* of the last failure */
     ep_stats stats;
     bool shrunk;                      /* a newer group has replaced this one */
+    bool told;                        /* its failure is in the log; under error_lock */
     int keep_device;                  /* 1 + the device of the group that this one continues; 0: it may choose */
     _Atomic int live;                 /* plans, events and low-latency objects not yet freed */
     char reason[EP_ERROR_TEXT_BYTES]; /* of the failure in `failed` */

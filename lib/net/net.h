@@ -23,6 +23,8 @@
 #include "base/error.h"
 #include "base/shm.h"
 
+#include "net/emulation.h"
+
 #include <epkit/comm.h>
 #include <stdbool.h>
 #include <stddef.h>

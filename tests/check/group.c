@@ -82,7 +82,7 @@ static int run_rank(const ep_boot *boot, void *opaque)
     config.ranks_per_node = spec->n_nodes > 1 ? spec->n_ranks / spec->n_nodes : 0;
     config.partial_type = spec->partial_type;
     config.timeout_ms = 60000;
-    config.emulation = spec->emulation;
+    ep_net_emulate(&spec->emulation);
     status = ep_comm_new(boot, &config, &seat.ctx.comm);
     if (status == EP_OK && parameters)
         code = check_job(&seat.ctx, parameters);

@@ -7,8 +7,11 @@
 #ifndef EP_TEST_CHECK_GROUP_H
 #define EP_TEST_CHECK_GROUP_H
 
+#include "net/emulation.h"
+
+#include "testing/launch.h"
+
 #include <epkit/comm.h>
-#include <epkit/launch.h>
 
 /* What the ranks emitted. */
 struct group_report {

@@ -6,10 +6,11 @@
  * repetitions, the slowest rank. JSON lines, rank 0.
  */
 #include "call.h"
+#include "backend/cuda/module.h"
+#include "testing/launch.h"
 
 #include <epkit/cuda.h>
 #include <epkit/epkit.h>
-#include <epkit/launch.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -7,9 +7,9 @@
 #define EP_TESTS_CUDA_GROUP_H
 
 #include "call.h"
+#include "testing/launch.h"
 
 #include <epkit/epkit.h>
-#include <epkit/launch.h>
 #include <stdbool.h>
 #include <sys/types.h>
 

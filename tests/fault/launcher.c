@@ -3,8 +3,8 @@
  * ep_launch() is killed by SIGKILL: no rank may survive it, wherever it is.
  */
 #include "fault.h"
+#include "testing/launch.h"
 
-#include <epkit/launch.h>
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>

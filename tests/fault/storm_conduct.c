@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The conductor of a storm: a process of its own, the subreaper of everything that the storm starts. */
 #include "storm.h"
+#include "testing/launch.h"
 
-#include <epkit/launch.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/futex.h>

@@ -433,7 +433,7 @@ static void *work(void *argument)
     return NULL;
 }
 
-/* A thread moves the network while another one gathers, as with EP_ASYNC. */
+/* A thread moves the network while another one gathers, as with operations that are queued. */
 static void test_two_threads(const ep_boot *boot)
 {
     struct worker worker = {.net = open_net(boot, 2, 64)};

@@ -15,6 +15,8 @@
 #ifndef EP_TESTS_PROPERTY_H
 #define EP_TESTS_PROPERTY_H
 
+#include "net/emulation.h"
+
 #include "check/random.h"
 #include "check/reference.h"
 
@@ -75,6 +77,7 @@ struct shape {
     struct plan_shape plans[MOST_PLANS];
     struct op ops[MOST_OPS];
     ep_comm_config config;
+    ep_net_emulation emulation;
 };
 
 /* `modes`: bit 0 fork, bit 1 threads. */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* property_host - random cases against the reference. See property.h. */
 #include "property.h"
+#include "testing/launch.h"
 
-#include <epkit/launch.h>
 #include <getopt.h>
 #include <limits.h>
 #include <stdio.h>
@@ -14,7 +14,7 @@ static const char *const mode_names[] = {"", "fork", "threads", "both"};
 
 static void describe(const struct shape *shape)
 {
-    const ep_net_emulation *net = &shape->config.emulation;
+    const ep_net_emulation *net = &shape->emulation;
 
     printf("seed %llu: %d ranks (%s) on %d nodes, topk %d of %d experts, timeout %d ms\n",
            (unsigned long long)shape->seed, shape->nranks, shape->threads ? "threads" : "fork", shape->nnodes,

@@ -272,6 +272,7 @@ int run_rank(const ep_boot *boot, void *argument)
     bool ready;
 
     run.local = stream_of(shape, STREAM_LOCAL, (uint64_t)boot->rank, 0);
+    ep_net_emulate(&shape->emulation);
     if (!passed(&run, ep_comm_new(boot, &shape->config, &run.comm), "ep_comm_new"))
         return 1;
     for (int i = 1; i < N_QUEUES; i++)

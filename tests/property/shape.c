@@ -32,7 +32,7 @@ static int draw_nodes(struct random *random, int nranks)
 static void draw_network(struct random *random, struct shape *shape)
 {
     static const uint32_t rings[] = {0, 0, 0, 256, 320, 1024, 4096}, splits[] = {0, 0, 16, 48, 100, 1000};
-    ep_net_emulation *net = &shape->config.emulation;
+    ep_net_emulation *net = &shape->emulation;
 
     shape->config.channels = one_in(random, 3) ? 0 : between(random, 1, 16);
     shape->config.partial_type = between(random, 0, 2) == 0 ? EP_BF16 : EP_F32;
@@ -61,7 +61,7 @@ static void draw_plan(struct random *random, const struct shape *shape, struct p
     ret_plan->worst = shape->burst || one_in(random, 3);
     ret_plan->style = between(random, 0, 4);
     /* A tiny ring takes hundreds of turns for a large row. */
-    if (shape->nnodes > 1 && shape->config.emulation.ring_bytes)
+    if (shape->nnodes > 1 && shape->emulation.ring_bytes)
         most = most > 40 ? 40 : most;
     for (int rank = 0; rank < shape->nranks; rank++)
         ret_plan->n_tokens[rank] = one_in(random, 6) ? 0 : between(random, 0, most);

@@ -24,7 +24,7 @@ initialises() {
     shift 2
     command -v "$compiler" >/dev/null || skip "$compiler is not installed"
     echo '#include <epkit/epkit.h>
-#include <epkit/launch.h>' >"$BATS_TEST_TMPDIR/init"
+extern ep_comm_config config; ep_comm_config config = EP_COMM_CONFIG_INIT;' >"$BATS_TEST_TMPDIR/init"
     while read -r macro type; do
         echo "extern $type value_$type; $type value_$type = $macro;" >>"$BATS_TEST_TMPDIR/init"
     done < <(sed -n 's/^#define \(EP_[A-Z_]*_INIT\) EP_INIT(\(.*\))$/\1 \2/p' "$EPKIT_SOURCE"/include/epkit/*.h)

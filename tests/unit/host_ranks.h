@@ -4,8 +4,8 @@
 #define EP_TESTS_UNIT_HOST_RANKS_H
 
 #include "backend/host/host.h"
+#include "testing/launch.h"
 
-#include <epkit/launch.h>
 #include <stdlib.h>
 
 #define HOST_RANKS_MOST 4

@@ -3,8 +3,8 @@
 #include "base/clock.h"
 #include "mock_backend.h"
 #include "net/net.h"
+#include "testing/launch.h"
 
-#include <epkit/launch.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -136,9 +136,6 @@ static void bad_configurations_are_refused(void **state)
         {CONFIG(.network = "mpi"), EP_E_UNSUPPORTED,
          "network \"mpi\": there is \"emulated\", and the boot brings none"},
         {CONFIG(.network = ""), EP_E_UNSUPPORTED, "network \"\""},
-        {CONFIG(.emulation.reorder = 2), EP_E_ARG, "emulation.reorder is 2"},
-        {CONFIG(.emulation.ring_bytes = 255), EP_E_ARG, "emulation.ring_bytes is 255"},
-        {CONFIG(.emulation = {.stall_ms = 1, .stall_rank = 4}), EP_E_ARG, "emulation.stall_rank is 4"},
     };
 
     (void)state;
@@ -261,7 +258,6 @@ static void ranks_that_agree_get_communicators(void **state)
     init_meeting(&meeting);
     /* These may differ, and saying a default is the same as leaving it out. */
     meeting.config[1].timeout_ms = 9000;
-    meeting.config[2].emulation.delay_us = 5;
     meeting.config[2].device = 7;
     meeting.config[3].ranks_per_node = RANKS;
     meeting.config[3].channels = 4;
@@ -389,9 +385,40 @@ static void other_libraries_and_boots_are_found_out(void **state)
     expect_tampered((struct tamper){.offset = 4, .bytes = &rank, .n = 4}, EP_E_MISMATCH,
                     "ep_comm_new: the boot's all-gather put the block of rank 7 in the place of rank 1");
     expect_tampered((struct tamper){.status = EP_E_TIMEOUT, .text = "rank 1 is late"}, EP_E_TIMEOUT,
-                    "ep_comm_new: meeting: rank 1 is late");
+                    "ep_comm_new: bootstrap: rank 1 is late");
     expect_tampered((struct tamper){.status = EP_E_SYSTEM}, EP_E_SYSTEM,
-                    "ep_comm_new: meeting: the boot's all-gather failed with EP_E_SYSTEM");
+                    "ep_comm_new: bootstrap: the boot's all-gather failed with EP_E_SYSTEM");
+}
+
+/* --- the emulated network, which is no part of the public configuration --- */
+
+static void emulations_are_checked(void **state)
+{
+    static const struct {
+        ep_net_emulation emulation;
+        const char *text;
+    } cases[] = {
+        {{.reorder = 2}, "emulation.reorder is 2"},
+        {{.ring_bytes = 255}, "emulation.ring_bytes is 255"},
+        {{.stall_ms = 1, .stall_rank = 4}, "emulation.stall_rank is 4"},
+    };
+    ep_net_emulation good = {.seed = 7, .delay_us = 5};
+    ep_comm *comm;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        ep_net_emulate(&cases[i].emulation);
+        assert_int_equal(create(NULL, &comm), EP_E_ARG);
+        assert_non_null(strstr(ep_last_error(), cases[i].text));
+    }
+    ep_net_emulate(&good);
+    assert_int_equal(create(NULL, &comm), EP_OK);
+    assert_memory_equal(&comm->emulation, &good, sizeof(good));
+    ep_comm_free(comm);
+    ep_net_emulate(NULL);
+    assert_int_equal(create(NULL, &comm), EP_OK);
+    assert_int_equal(comm->emulation.delay_us, 0);
+    ep_comm_free(comm);
 }
 
 #define CASE(name) cmocka_unit_test_setup(name, reset)
@@ -399,6 +426,7 @@ static void other_libraries_and_boots_are_found_out(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        CASE(emulations_are_checked),
         CASE(defaults_are_filled_in),
         CASE(timeout_comes_from_the_environment),
         CASE(backend_comes_from_the_environment),

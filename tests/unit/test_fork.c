@@ -4,9 +4,9 @@
  * communicators of its own, and is refused those of its parent.
  */
 #include "sandbox.h"
+#include "testing/launch.h"
 
 #include <epkit/epkit.h>
-#include <epkit/launch.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>

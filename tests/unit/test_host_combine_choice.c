@@ -6,8 +6,9 @@
  *
  * 10^5 tokens; with EPKIT_TEST_LONG=1 10^6.
  */
+#include "testing/launch.h"
+
 #include <epkit/epkit.h>
-#include <epkit/launch.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdbool.h>

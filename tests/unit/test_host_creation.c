@@ -4,9 +4,9 @@
  * all-gather on, with its number and its reason, and not from their deadline.
  */
 #include "sandbox.h"
+#include "testing/launch.h"
 
 #include <epkit/epkit.h>
-#include <epkit/launch.h>
 #include <errno.h>
 #include <setjmp.h>
 #include <signal.h>

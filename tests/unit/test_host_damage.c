@@ -7,8 +7,8 @@
 #include "backend/host/lowlatency.h"
 #include "backend/host/plan.h"
 #include "core/routing.h"
+#include "testing/launch.h"
 
-#include <epkit/launch.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>

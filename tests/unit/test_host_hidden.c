@@ -4,9 +4,9 @@
  * their own, few descriptors. They work, or the status names what forbids it; a rank that lives is never called dead.
  */
 #include "sandbox.h"
+#include "testing/launch.h"
 
 #include <epkit/epkit.h>
-#include <epkit/launch.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <setjmp.h>

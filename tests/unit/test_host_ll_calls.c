@@ -7,8 +7,8 @@
  * it got. All sums are exact.
  */
 #include "backend/host/host.h"
+#include "testing/launch.h"
 
-#include <epkit/launch.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>

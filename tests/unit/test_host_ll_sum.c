@@ -3,8 +3,9 @@
  * The sum of a low-latency combine over the host backend, said by hand: what a rank adds up first and rounds, in which
  * order, and what EP_LL_NO_PARTIAL_REDUCE changes. Each case is a token, the same one on every rank; ranks are threads.
  */
+#include "testing/launch.h"
+
 #include <epkit/epkit.h>
-#include <epkit/launch.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

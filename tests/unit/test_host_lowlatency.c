@@ -4,8 +4,8 @@
  * verdicts, which the test looks at afterwards.
  */
 #include "backend/host/host.h"
+#include "testing/launch.h"
 
-#include <epkit/launch.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

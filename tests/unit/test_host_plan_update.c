@@ -5,8 +5,8 @@
  * with a plan of its own. Ranks are threads.
  */
 #include "backend/host/host.h"
+#include "testing/launch.h"
 
-#include <epkit/launch.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -164,8 +164,6 @@ static void fill(struct member *m, uint32_t seed, int which)
     for (int t = 0; t < MOST; t++)
         for (int i = 0; i < HIDDEN; i++)
             m->x[which][t * HIDDEN + i] = (uint16_t)(mix(seed, (uint32_t)(m->rank * MOST + t), (uint32_t)i) & 0x3fff);
-    for (int i = 0; i < MOST * TOPK; i++)
-        m->weights[i] = (float)(i + 1);
     make_routing(seed, m->rank, &m->routing[which]);
 }
 
@@ -334,6 +332,8 @@ static int play_rank(const ep_boot *boot, void *argument)
     wrong = story->wrong[boot->rank];
     m->rank = boot->rank;
     m->kind = story->kind;
+    for (int i = 0; i < MOST * TOPK; i++)
+        m->weights[i] = (float)(i + 1);
     config.backend = "host";
     config.timeout_ms = story->timeout_ms ? story->timeout_ms : 20000;
     SURE(ep_comm_new(boot, &config, &m->comm) == EP_OK);

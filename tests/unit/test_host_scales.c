@@ -5,8 +5,9 @@
  *
  * Word w of token t of rank r is a number that says so.
  */
+#include "testing/launch.h"
+
 #include <epkit/epkit.h>
-#include <epkit/launch.h>
 #include <setjmp.h>
 #include <stdalign.h>
 #include <stdarg.h>

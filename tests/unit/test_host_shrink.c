@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the survivors of a group want of the new one. Who may form it: test_host_shrink_votes.c. */
+#include "testing/launch.h"
+
 #include <epkit/epkit.h>
-#include <epkit/launch.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>

@@ -4,8 +4,8 @@
  */
 #include "base/clock.h"
 #include "temp.h"
+#include "testing/launch.h"
 
-#include <epkit/launch.h>
 #include <errno.h>
 #include <pthread.h>
 #include <setjmp.h>

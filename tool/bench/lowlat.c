@@ -10,6 +10,7 @@
 #include "backend/cuda/module.h"
 #include "base/error.h"
 #include "bench/pattern.h"
+#include "core/quantize.h"
 
 #include <epkit/lowlatency.h>
 #include <epkit/numeric.h>

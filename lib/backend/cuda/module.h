@@ -71,4 +71,12 @@ struct ep_cuda_module {
 #define EP_CUDA_LANES 8
 #define EP_CUDA_MODULE_SYMBOL "ep_cuda_module" /* const struct ep_cuda_module */
 
+/*
+ * For measurements: with 1, dispatch and combine move their rows without waiting for the peers and without telling
+ * them, in any number of repetitions `repeat`, on the buffers of the last operation of the same kind, which must be
+ * unchanged and, on all ranks, of ep_alloc() where peers reach them. The practical limit that a whole operation is
+ * compared with. Returns when queued in the stream.
+ */
+EP_API ep_status ep_cuda_repeat_bare(ep_comm *comm, int combine, int repeat);
+
 #endif

@@ -348,7 +348,7 @@ static ep_status open_network(struct host_comm *host, const ep_boot *boot)
         .ranks_per_node = comm->ranks_per_node,
         .channels = comm->config.channels,
         .timeout_ms = comm->config.timeout_ms,
-        .emulation = comm->config.emulation,
+        .emulation = comm->emulation,
         .boot = boot,
         .wake = wake_rank,
         .wake_context = host,

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "testing/launch.h"
+
 #include "base/args.h"
 #include "base/clock.h"
 #include "base/fd.h"
 #include "boot/place.h"
 
-#include <epkit/launch.h>
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>

@@ -1,16 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * epkit/launch.h - start ranks on this host: as forked processes or as threads. For tests, examples and benchmarks;
- * engines usually have their own processes and bring a boot.
+ * launch.h - start ranks on this host, as forked processes or as threads: for the tests and the command. Engines have
+ * processes of their own and bring a boot.
  */
-#ifndef EPKIT_LAUNCH_H
-#define EPKIT_LAUNCH_H
+#ifndef EP_TESTING_LAUNCH_H
+#define EP_TESTING_LAUNCH_H
 
 #include <epkit/boot.h>
-
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 /* A rank's program. Its result is the rank's exit code (0..255) in fork mode. */
 typedef int (*ep_rank_fn)(const ep_boot *boot, void *argument);
@@ -41,6 +37,9 @@ typedef struct ep_rank_exit {
  * ret_exits [nranks] tells how each ended. Children die with the launcher, also when it is killed by SIGKILL
  * (PR_SET_PDEATHSIG); the calling thread must therefore outlive the call. stdout and stderr are inherited.
  *
+ * The boot knows which processes are its ranks, also those that have not come to an all-gather yet: one that dies fails
+ * the all-gather at once, and a thread that returns without having come is EP_E_PEER_LEFT.
+ *
  * EP_E_PEER_DEAD when a rank was killed, EP_E_TIMEOUT when ranks were killed at the deadline; ret_exits is filled in
  * both cases. With any other error no rank runs any more and ret_exits is untouched. Fork mode: stdio is flushed before
  * the fork and at the end of a rank, which leaves by _exit() without running atexit handlers; a result outside of
@@ -49,10 +48,6 @@ typedef struct ep_rank_exit {
  * Children of the caller that are not ranks are left alone. Threads mode: a rank cannot be killed, so timeout_ms must
  * be 0.
  */
-EP_API ep_status ep_launch(const ep_launch_args *args, ep_rank_exit *ret_exits);
-
-#ifdef __cplusplus
-}
-#endif
+ep_status ep_launch(const ep_launch_args *args, ep_rank_exit *ret_exits);
 
 #endif

@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Who listens is one pointer, so that a call costs a load while nobody does. Former listeners are kept, a few bytes
+ * each, because a thread may still be about to look at one; there is no lock that a forked child could find taken.
+ */
+#include "base/log.h"
+
+#include "base/process.h"
+
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+struct listener {
+    ep_log_fn function;
+    void *context;
+    uint64_t process; /* ep_process_generation(): calls of threads that a forked child does not have never end */
+    _Atomic int calls;
+    struct listener *former;
+};
+
+static _Atomic(struct listener *) current;
+
+void ep_log(ep_log_level level, const char *format, ...)
+{
+    struct listener *listener = atomic_load(&current);
+    char line[EP_ERROR_TEXT_BYTES + 128];
+    va_list args;
+
+    if (!listener || !listener->function)
+        return;
+    va_start(args, format);
+    vsnprintf(line, sizeof(line), format, args);
+    va_end(args);
+    atomic_fetch_add(&listener->calls, 1);
+    if (atomic_load(&current) == listener)
+        listener->function(listener->context, level, line);
+    atomic_fetch_sub(&listener->calls, 1);
+}
+
+void ep_set_log(ep_log_fn function, void *context)
+{
+    struct listener *former, *listener = malloc(sizeof(*listener));
+
+    /* Without memory nobody listens: the former one must not be called any more. */
+    if (listener)
+        *listener = (struct listener){.function = function, .context = context, .process = ep_process_generation()};
+    former = atomic_exchange(&current, listener);
+    if (listener)
+        listener->former = former;
+    while (former && former->process == ep_process_generation() && atomic_load(&former->calls))
+        nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+}
