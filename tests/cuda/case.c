@@ -28,6 +28,7 @@ static const char *const names[N_BUFFERS] = {
     "recv_x", "recv_scales", "recv_topk_idx", "recv_topk_weights", "out",   "out_topk_weights"};
 
 struct state {
+    uint32_t combine_flags; /* EP_COMBINE_... */
     const struct group *group;
     const struct shape *shape;
     struct twin b[N_BUFFERS];
@@ -319,6 +320,7 @@ static int combine(struct state *s, bool device)
         args.topk_weights = (const float *)(const void *)at[RECV_WEIGHTS];
         args.out_topk_weights = (float *)(void *)at[OUT_WEIGHTS];
     }
+    args.flags = s->combine_flags;
     TRY(wait_first(s, device, &after));
     status = ep_combine(device ? s->cuda_plan : s->host_plan, &args, stream_of(s, device));
     return finish(s, device, device ? "ep_combine" : "ep_combine of the host backend", status, after);
@@ -384,9 +386,17 @@ static int run_all(struct state *s)
     if (code & FAILED)
         return code;
     TRY(answer(s));
-    TRY(combine(s, false));
-    TRY(combine(s, true));
-    return code | compare(s, OUT, "combine") | compare(s, OUT_WEIGHTS, "combine");
+    for (int by_choice = 0; by_choice < 2 && !(code & FAILED); by_choice++) {
+        s->combine_flags = !by_choice ? 0 : EP_COMBINE_BY_CHOICE | (s->shape->topk % 2 ? EP_COMBINE_ROUND_PARTIAL : 0);
+        TRY(twin_poison(s->group, &s->b[OUT]));
+        TRY(twin_poison(s->group, &s->b[OUT_WEIGHTS]));
+        CUDA(cudaStreamSynchronize(s->group->stream));
+        TRY(combine(s, false));
+        TRY(combine(s, true));
+        code |= compare(s, OUT, by_choice ? "combine by choice" : "combine");
+        code |= compare(s, OUT_WEIGHTS, by_choice ? "combine by choice" : "combine");
+    }
+    return code;
 }
 
 int case_run(const struct group *group, const struct shape *shape)

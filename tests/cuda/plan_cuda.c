@@ -243,7 +243,6 @@ static int run_bad(struct state *s)
         ((int32_t *)(void *)s->b[INDEX].host)[5] = s->experts;
     TRY(twin_push(&s->group, &s->b[INDEX]));
     CALL(call_update(s, 1));
-    call_pair(s, 1);
     TRY(expect_culprit("ep_stream_sync", ep_stream_sync(s->group.cuda, s->group.stream), EP_E_ROUTING, bad));
     return group_meet(&s->group);
 }
@@ -256,7 +255,7 @@ static int run_all(struct state *s)
     if (s->scene->expanded)
         s->capacity += (int64_t)s->experts * ALIGNMENT;
     if (s->scene->refused)
-        s->capacity -= s->group.nranks > 1 || s->scene->expanded ? s->capacity / 8 : 1;
+        s->capacity -= s->scene->expanded ? s->capacity / 8 : 1;
     TRY(make_buffers(s));
     code = s->scene->refused ? run_refused(s) : s->scene->bad ? run_bad(s) : run_rounds(s);
     for (int i = 0; i < N_BUFFERS; i++)

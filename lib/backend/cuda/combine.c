@@ -76,7 +76,7 @@ static ep_status fill_terms(struct combine *c, struct cuda_terms *terms)
     terms->tell[CUDA_TELL_PLAN] = (uint32_t)((struct host_plan *)c->plan->impl)->number;
     terms->tell[CUDA_TELL_DTYPE] = (uint32_t)args->dtype;
     terms->tell[CUDA_TELL_HIDDEN] = (uint32_t)args->hidden;
-    terms->tell[CUDA_TELL_OUTPUTS] = args->out_topk_weights ? 1 : 0;
+    terms->tell[CUDA_TELL_OUTPUTS] = (args->out_topk_weights ? 1 : 0) | args->flags << 1;
     EP_TRY(place_input(c, HOST_AT_X, args->x, c->row_bytes, terms));
     if (args->out_topk_weights)
         EP_TRY(place_input(c, HOST_AT_WEIGHTS, args->topk_weights, c->weight_bytes, terms));
@@ -128,6 +128,25 @@ static void divide(struct cuda_combine *sum, const struct cuda_shape *shape)
     sum->units = (uint32_t)sum->whole + (n - (uint32_t)sum->whole) * (uint32_t)sum->parts;
 }
 
+/* The order of the sum, in memory of the plan's: for each combine anew, because an update may have been before it. */
+static ep_status order_by_choice(struct combine *c, struct cuda_combine *sum)
+{
+    struct cuda_plan *device = cuda_plan_of(c->plan);
+    size_t tokens = (size_t)(device->fixed ? device->max_tokens : sum->route.n_tokens);
+    struct cuda_order order = {.route = sum->route, .from_mask = c->plan->from_mask};
+
+    if (!(c->args->flags & EP_COMBINE_BY_CHOICE))
+        return EP_OK;
+    sum->by_choice = 1;
+    sum->rounds_partial = order.by_rank = c->args->flags & EP_COMBINE_ROUND_PARTIAL && sum->route.expanded;
+    if (!device->ordered.memory)
+        EP_TRY(
+            cuda_take(c->cuda, (tokens * (size_t)sum->route.width + 1) * sizeof(struct cuda_entry), &device->ordered));
+    order.ret_entry = device->ordered.memory;
+    sum->route.entry = order.ret_entry;
+    return cuda_status(cuda_launch_order(&order, c->stream), "order kernel");
+}
+
 static ep_status launch(struct combine *c, const struct cuda_route *route)
 {
     const ep_combine_args *args = c->args;
@@ -141,6 +160,7 @@ static ep_status launch(struct combine *c, const struct cuda_route *route)
                                  .out_weights = args->out_topk_weights,
                                  .row_bytes = (int64_t)c->row_bytes};
     cuda_fill_waits(cuda, HOST_COMBINE_READY, HOST_COMBINE_DONE, &sum->waits);
+    EP_TRY(order_by_choice(c, sum));
     EP_TRY(fill_terms(c, &sum->terms));
     *shape = fit(cuda, (uint32_t)c->row_bytes, (uint32_t)route->width, &sum->slot_bytes);
     cuda_fill_stage(cuda, c->plan, c->copies, &sum->stage);
@@ -194,8 +214,6 @@ ep_status cuda_combine(ep_plan *plan, const ep_combine_args *args, ep_stream str
     struct cuda_call call;
     ep_status status;
 
-    if (args->flags)
-        return ep_fail(EP_E_UNSUPPORTED, "ep_combine: the CUDA backend has no EP_COMBINE_BY_CHOICE");
     EP_TRY(cuda_call_begin(c.cuda, stream, true, &call));
     c.stream = call.stream;
     status = combine_body(&c, call.capture != 0);

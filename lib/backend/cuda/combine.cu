@@ -218,9 +218,41 @@ __device__ void add_all(float (&sum)[8], const unsigned char *terms, int stride,
         add_few<false>(sum, terms, stride, min(n, 4));
 }
 
+/* The rows of each rank are added up and rounded first; bit i of `ends`: the i-th is the last one of its rank. */
+__device__ void add_partials(float (&sum)[8], const unsigned char *terms, int stride, int n, uint64_t ends)
+{
+    float part[8] = {};
+
+    for (int i = 0; i < n; i++) {
+        add_vector<false>(part, *reinterpret_cast<const uint4 *>(terms + (size_t)i * stride));
+        if (!(ends >> i & 1))
+            continue;
+        add_vector<false>(sum, round_vector(part));
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+            part[j] = 0.0f;
+    }
+}
+
+/* Which rows of a token are the last one of their rank. By all lanes. */
+__device__ uint64_t find_ends(const cuda_combine &c, const held &h, int lane)
+{
+    const cuda_entry *entries = c.route.entry + h.token * c.route.width;
+    uint64_t ends = 0;
+
+    for (int i = lane; i - lane < h.n; i += WARP) {
+        bool end = i < h.n && (i == h.n - 1 || entries[i].local != entries[i + 1].local);
+
+        ends |= (uint64_t)__ballot_sync(ALL_LANES, end) << (i - lane);
+    }
+    return ends;
+}
+
 /* Any number of terms, behind the biases. */
 __device__ void sum_behind_bias(const cuda_combine &c, const held &h, const unsigned char *terms, int64_t at, int lane)
 {
+    uint64_t ends = c.rounds_partial ? find_ends(c, h, lane) : 0;
+
     for (uint32_t offset = (uint32_t)lane * VECTOR; offset < h.bytes; offset += WARP * VECTOR) {
         float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
         bool first = true;
@@ -234,7 +266,11 @@ __device__ void sum_behind_bias(const cuda_combine &c, const held &h, const unsi
                 add_vector<false>(sum, *reinterpret_cast<const uint4 *>(c.bias[b] + at + offset));
             first = false;
         }
-        add_all(sum, terms + offset, (int)h.bytes, h.n, first);
+        /* By choice the first term is added to 0. */
+        if (ends)
+            add_partials(sum, terms + offset, (int)h.bytes, h.n, ends);
+        else
+            add_all(sum, terms + offset, (int)h.bytes, h.n, first && !c.by_choice);
         *reinterpret_cast<uint4 *>(c.out + at + offset) = round_vector(sum);
     }
 }
@@ -256,7 +292,7 @@ __device__ void sum_piece(const cuda_combine &c, const held &h, const unsigned c
     int64_t at = h.token * c.row_bytes + h.at;
     unsigned char *out = c.out + at;
 
-    switch (c.bias[0] || c.bias[1] ? 0 : h.n) {
+    switch (c.bias[0] || c.bias[1] || c.by_choice ? 0 : h.n) {
     case 1:
         return sum_rows<1>(out, terms, h.bytes, lane);
     case 2:

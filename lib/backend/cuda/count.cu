@@ -180,7 +180,55 @@ __global__ void __launch_bounds__(CUDA_COUNT_TOKENS) add_blocks_kernel(const __g
     }
 }
 
+/* The last choice of a token whose expert is on the rank. */
+__device__ int last_choice(const cuda_route &route, int token, int rank)
+{
+    int k = route.topk - 1;
+
+    for (; k > 0; k--) {
+        int expert = route.index[(size_t)token * route.topk + k];
+
+        if (expert >= 0 && expert / route.n_local_experts == rank)
+            break;
+    }
+    return k;
+}
+
+__global__ void __launch_bounds__(CUDA_COUNT_TOKENS) order_kernel(const __grid_constant__ cuda_order o)
+{
+    const cuda_route &route = o.route;
+    int token = (int)(blockIdx.x * CUDA_COUNT_TOKENS + threadIdx.x);
+    size_t start = (size_t)token * route.width;
+    uint32_t keys[EP_MAX_TOPK]; /* of what is sorted so far */
+
+    for (int n = 0; token < route.n_tokens && n < route.count[token]; n++) {
+        cuda_entry entry = route.entry[start + n];
+        uint32_t key = (uint32_t)n;
+        int at = n;
+
+        if (!o.from_mask && (!route.expanded || o.by_rank))
+            key = (uint32_t)last_choice(route, token, entry.local) << 8 | (route.expanded ? entry.k : 0u);
+        else if (!o.from_mask)
+            key = entry.k;
+        for (; at > 0 && keys[at - 1] > key; at--) {
+            keys[at] = keys[at - 1];
+            o.ret_entry[start + at] = o.ret_entry[start + at - 1];
+        }
+        keys[at] = key;
+        o.ret_entry[start + at] = entry;
+    }
+}
+
 } /* namespace */
+
+cudaError_t cuda_launch_order(const struct cuda_order *order, cudaStream_t stream)
+{
+    unsigned blocks = (unsigned)(order->route.n_tokens + CUDA_COUNT_TOKENS - 1) / CUDA_COUNT_TOKENS;
+
+    if (blocks)
+        order_kernel<<<blocks, CUDA_COUNT_TOKENS, 0, stream>>>(*order);
+    return cudaGetLastError();
+}
 
 cudaError_t cuda_launch_count(const struct cuda_count *count, cudaStream_t stream)
 {
@@ -202,6 +250,8 @@ cudaError_t cuda_kernels_load(int shared_bytes)
 
     if (error == cudaSuccess)
         error = cudaFuncGetAttributes(&attributes, add_blocks_kernel);
+    if (error == cudaSuccess)
+        error = cudaFuncGetAttributes(&attributes, order_kernel);
     if (error == cudaSuccess)
         error = cuda_barrier_load();
     if (error == cudaSuccess)

@@ -227,9 +227,12 @@ void cuda_settle(int own);
 void cuda_count_open(const struct cuda_comm *cuda, int change);
 
 struct cuda_plan {
-    struct cuda_block block; /* entries, counts, indices */
+    struct cuda_block block;   /* entries, counts, indices */
+    struct cuda_block ordered; /* entries in the order of EP_COMBINE_BY_CHOICE; made on first use */
     struct cuda_route route;
     bool placed; /* the route is complete */
+    /* Device memory. Expanded: [L+1] first rows of this rank's experts; [L] how many there are, without padding. */
+    int32_t *expert_start, *expert_exact;
 
     bool fixed; /* of fixed capacity: update.c. The device alone knows its counts */
     int max_tokens;

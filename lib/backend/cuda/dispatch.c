@@ -166,44 +166,30 @@ static ep_status launch(struct dispatch *d, const struct cuda_route *route)
     return EP_OK;
 }
 
-static ep_status copy_range(const struct dispatch *d, const struct output *output, int64_t begin, int64_t end)
-{
-    size_t at = (size_t)begin * output->bytes, bytes = (size_t)(end - begin) * output->bytes;
-
-    if (!output->wanted || !output->placed || output->placed == output->wanted || end <= begin)
-        return EP_OK;
-    CUDA_TRY(cudaMemcpyAsync((char *)output->wanted + at, (char *)output->placed + at, bytes, cudaMemcpyDeviceToDevice,
-                             d->stream));
-    return EP_OK;
-}
-
-static ep_status fill_range(const struct dispatch *d, const struct output *output, int64_t begin, int64_t end,
-                            int value)
-{
-    if (!output->wanted || end <= begin || !output->bytes)
-        return EP_OK;
-    CUDA_TRY(cudaMemsetAsync((char *)output->wanted + (size_t)begin * output->bytes, value,
-                             (size_t)(end - begin) * output->bytes, d->stream));
-    return EP_OK;
-}
-
-/* The same by counts that only the device knows. */
-static ep_status finish_by_counts(const struct dispatch *d)
+/*
+ * Out of staging, padding, and the marks behind the last row. By one kernel, whatever the number of experts is: a
+ * stream has room for so many launches, and the caller may have to come back before any of them can run.
+ */
+static ep_status finish_outputs(const struct dispatch *d)
 {
     const struct cuda_plan *device = cuda_plan_of(d->plan);
-    bool expanded = device->route.expanded;
+    bool expanded = device->route.expanded, wanted;
     struct cuda_rows rows = {.counts = device->route.counts,
-                             .expert_start = expanded ? device->update.expert_start : NULL,
-                             .expert_exact = device->update.expert_exact,
+                             .expert_start = expanded ? device->expert_start : NULL,
+                             .expert_exact = device->expert_exact,
                              .rank = d->plan->comm->rank,
                              .n_local = d->plan->info.n_local_experts,
                              .zero = d->plan->args.flags & EP_PLAN_ZERO_PADDING ? 1 : 0,
-                             .index = d->output[HOST_AT_INDEX].wanted,
-                             .weights = d->output[HOST_AT_WEIGHTS].wanted,
                              .index_bytes = (int64_t)d->output[HOST_AT_INDEX].bytes,
                              .weight_bytes = (int64_t)d->output[HOST_AT_WEIGHTS].bytes,
                              .capacity = d->plan->args.max_recv_tokens};
 
+    wanted = rows.zero;
+    if (rows.capacity) {
+        rows.index = d->output[HOST_AT_INDEX].wanted;
+        rows.weights = d->output[HOST_AT_WEIGHTS].wanted;
+        wanted |= rows.index || rows.weights;
+    }
     for (int i = 0; i < HOST_AT_COUNT; i++) {
         const struct output *output = &d->output[i];
 
@@ -213,31 +199,9 @@ static ep_status finish_by_counts(const struct dispatch *d)
         rows.row_bytes[i] = (int64_t)output->bytes;
         if (!d->copies)
             rows.copy[i] = copy_of(output);
+        wanted |= rows.copy[i].row_bytes != 0;
     }
-    return cuda_status(cuda_launch_rows(&rows, d->stream), "rows kernel");
-}
-
-/* Out of staging, padding, and the marks behind the last row. */
-static ep_status finish_outputs(const struct dispatch *d)
-{
-    const ep_plan *plan = d->plan;
-    const struct host_plan *inner = plan->impl;
-    bool expanded = plan->args.flags & EP_PLAN_EXPANDED, zero = plan->args.flags & EP_PLAN_ZERO_PADDING;
-    int64_t begin = plan->full.n_recv, end = plan->args.max_recv_tokens;
-
-    for (int i = 0; i < HOST_AT_COUNT; i++) {
-        if (!expanded && !d->copies)
-            EP_TRY(copy_range(d, &d->output[i], 0, plan->full.n_recv));
-        for (int local = 0; expanded && local < plan->info.n_local_experts; local++) {
-            int64_t start = inner->expert_start[local], last = start + inner->recv_exact[local];
-
-            EP_TRY(copy_range(d, &d->output[i], start, last));
-            if (zero)
-                EP_TRY(fill_range(d, &d->output[i], last, inner->expert_start[local + 1], 0));
-        }
-    }
-    EP_TRY(fill_range(d, &d->output[HOST_AT_WEIGHTS], begin, end, 0));
-    return fill_range(d, &d->output[HOST_AT_INDEX], begin, end, 0xff);
+    return wanted ? cuda_status(cuda_launch_rows(&rows, d->stream), "rows kernel") : EP_OK;
 }
 
 static ep_status check_pointers(const struct dispatch *d)
@@ -263,7 +227,7 @@ static ep_status dispatch_body(struct dispatch *d, bool capturing)
     EP_TRY(check_pointers(d));
     describe_outputs(d);
     EP_TRY(launch(d, route));
-    EP_TRY(cuda_plan_of(d->plan)->fixed ? finish_by_counts(d) : finish_outputs(d));
+    EP_TRY(finish_outputs(d));
     cuda_plan_count(d->plan, d->output[HOST_AT_X].bytes + d->output[HOST_AT_SCALES].bytes);
     return EP_OK;
 }

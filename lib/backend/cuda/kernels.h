@@ -223,7 +223,8 @@ struct cuda_combine {
     unsigned char *out;
     float *out_weights; /* NULL: none */
     int64_t row_bytes;
-    int32_t slot_bytes; /* of a stage: pieces of all rows of a token */
+    int32_t by_choice, rounds_partial; /* EP_COMBINE_BY_CHOICE; _ROUND_PARTIAL, of the expanded layout */
+    int32_t slot_bytes;                /* of a stage: pieces of all rows of a token */
     /* Units: a token each at first; the last tokens are divided, so that all warps end at about the same time. */
     int32_t whole; /* tokens that are a unit each */
     int32_t parts; /* units of each other token */
@@ -316,6 +317,15 @@ cudaError_t cuda_barrier_load(void);
 cudaError_t cuda_launch_barrier(const struct cuda_waits *waits, const struct cuda_terms *terms, cudaStream_t stream);
 /* Until the word is not 0. */
 cudaError_t cuda_launch_wait(const struct cuda_waits *waits, const uint32_t *word, cudaStream_t stream);
+/* Entries of a route in the order of EP_COMBINE_BY_CHOICE; `ret_entry` has room for as many. */
+struct cuda_order {
+    struct cuda_route route;
+    struct cuda_entry *ret_entry;
+    int32_t from_mask; /* the order stays that of the ranks */
+    int32_t by_rank;   /* rows of a rank follow each other; expanded layout */
+};
+
+cudaError_t cuda_launch_order(const struct cuda_order *order, cudaStream_t stream);
 /* The kernels of an update, one behind the other. */
 cudaError_t cuda_launch_update(const struct cuda_update *update, cudaStream_t stream);
 cudaError_t cuda_launch_rows(const struct cuda_rows *rows, cudaStream_t stream);

@@ -26,13 +26,15 @@ static ep_status new_route(struct cuda_comm *cuda, ep_plan *plan, int32_t **ret_
     size_t entries = align16(n * width * sizeof(struct cuda_entry)), counts = align16(n * sizeof(int32_t));
     size_t indices = align16(n * topk * sizeof(int32_t)), blocks = n / CUDA_COUNT_TOKENS + 1;
     size_t rows = align16(blocks * nranks * sizeof(int32_t));
+    size_t starts = expanded ? align16(((size_t)plan->args.n_experts / nranks + 1) * sizeof(int32_t)) : 0;
     struct cuda_plan *device = calloc(1, sizeof(*device));
     char *memory;
     ep_status status;
 
     if (!device)
         return ep_fail(EP_E_MEMORY, "ep_plan_new: no memory");
-    status = cuda_take(cuda, entries + counts + indices + rows + sizeof(struct cuda_counts), &device->block);
+    status = cuda_take(cuda, entries + counts + indices + rows + 2 * starts + align16(sizeof(struct cuda_counts)),
+                       &device->block);
     if (status != EP_OK) {
         free(device);
         return status;
@@ -50,7 +52,9 @@ static ep_status new_route(struct cuda_comm *cuda, ep_plan *plan, int32_t **ret_
                                         .wide = plan->args.idx_type == EP_I64};
     *ret_block_rows = (int32_t *)(memory + entries + counts + indices);
     device->route.block_rows = expanded ? NULL : *ret_block_rows;
-    device->route.counts = (const struct cuda_counts *)(memory + entries + counts + indices + rows);
+    device->expert_start = (int32_t *)(memory + entries + counts + indices + rows);
+    device->expert_exact = (int32_t *)(memory + entries + counts + indices + rows + starts);
+    device->route.counts = (const struct cuda_counts *)(memory + entries + counts + indices + rows + 2 * starts);
     return EP_OK;
 }
 
@@ -62,6 +66,7 @@ static void free_route(struct cuda_comm *cuda, ep_plan *plan)
     if (!device)
         return;
     cuda_give(cuda, &device->block);
+    cuda_give(cuda, &device->ordered);
     free(device);
     inner->device = NULL;
 }
@@ -359,12 +364,31 @@ static ep_status upload_counts(struct cuda_comm *cuda, const ep_plan *plan)
     return EP_OK;
 }
 
+static ep_status upload_experts(struct cuda_comm *cuda, const ep_plan *plan)
+{
+    const struct host_plan *inner = plan->impl;
+    const struct cuda_plan *device = inner->device;
+    size_t n_local = (size_t)plan->info.n_local_experts;
+    int32_t start[EP_MAX_EXPERTS + 1];
+
+    for (size_t i = 0; i <= n_local; i++)
+        start[i] = (int32_t)inner->expert_start[i];
+    CUDA_TRY(cudaMemcpyAsync(device->expert_start, start, (n_local + 1) * sizeof(*start), cudaMemcpyHostToDevice,
+                             cuda->own));
+    CUDA_TRY(cudaMemcpyAsync(device->expert_exact, inner->recv_exact, n_local * sizeof(*start), cudaMemcpyHostToDevice,
+                             cuda->own));
+    CUDA_TRY(cudaStreamSynchronize(cuda->own));
+    return EP_OK;
+}
+
 static ep_status place_route(struct cuda_comm *cuda, ep_plan *plan)
 {
     struct cuda_plan *device = cuda_plan_of(plan);
 
-    if (device->route.expanded)
+    if (device->route.expanded) {
         EP_TRY(upload(cuda, plan));
+        EP_TRY(upload_experts(cuda, plan));
+    }
     EP_TRY(upload_counts(cuda, plan));
     device->placed = true;
     return EP_OK;

@@ -15,7 +15,7 @@ static ep_status fail_disagree(const struct cuda_comm *cuda)
                                          [CUDA_TELL_HIDDEN] = "hidden",
                                          [CUDA_TELL_SCALE_TYPE] = "scale_type",
                                          [CUDA_TELL_SCALE_WORDS] = "scale_words",
-                                         [CUDA_TELL_OUTPUTS] = "the set of outputs"};
+                                         [CUDA_TELL_OUTPUTS] = "the set of outputs and flags"};
     const volatile uint32_t *detail = cuda->report->detail;
     uint32_t word = detail[0], rank = detail[1], mine = detail[2], theirs = detail[3];
     int me = cuda->host.comm->rank;
@@ -38,7 +38,13 @@ static ep_status raise_routing(struct cuda_comm *cuda, int rank, enum host_phase
 {
     if (rank != cuda->host.comm->rank)
         return host_raise(&cuda->host, EP_E_ROUTING, rank, phase);
-    ep_fail(EP_E_ROUTING, "low latency: a call that nobody waited for had routing that is not valid");
+    if (phase == HOST_PLAN_COUNTS)
+        ep_fail(EP_E_ROUTING,
+                "new routing of rank %d is not valid: an expert that is none or twice in a token, or "
+                "tokens_per_expert that cannot be of the mask",
+                rank);
+    else
+        ep_fail(EP_E_ROUTING, "low latency: a call that nobody waited for had routing that is not valid");
     return host_raise_own(&cuda->host, EP_E_ROUTING, rank, phase);
 }
 

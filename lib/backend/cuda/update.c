@@ -79,6 +79,8 @@ static size_t lay_out(const ep_plan *plan, char *memory, struct cuda_plan *devic
     update->counts = (struct cuda_counts *)(memory + carve(&at, sizeof(struct cuda_counts)));
     update->expert_start = (int32_t *)(memory + carve(&at, (experts / nranks + 1) * sizeof(int32_t)));
     update->expert_exact = (int32_t *)(memory + carve(&at, experts / nranks * sizeof(int32_t)));
+    device->expert_start = update->expert_start;
+    device->expert_exact = update->expert_exact;
     update->expert_base = (int32_t *)(memory + carve(&at, experts * sizeof(int32_t)));
     if (expanded)
         update->block_experts = (int32_t *)(memory + carve(&at, blocks * experts * sizeof(int32_t)));
@@ -250,6 +252,7 @@ void cuda_plan_close_fixed(struct cuda_comm *cuda, ep_plan *plan)
     if (device->facts)
         device->facts->used = false;
     cuda_give(cuda, &device->block);
+    cuda_give(cuda, &device->ordered);
     free(device);
     inner->device = NULL;
 }

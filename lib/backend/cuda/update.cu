@@ -378,53 +378,71 @@ __global__ void __launch_bounds__(CUDA_COUNT_TOKENS) add_experts_kernel(const __
 
 /* --- rows of this rank ------------------------------------------------------------------------------------------- */
 
-/* Words, or vectors where all is a multiple of them. By all threads of the grid. */
-template <typename T> __device__ void copy_as(unsigned char *to, const unsigned char *from, int64_t bytes, T value)
-{
-    int64_t n = bytes / (int64_t)sizeof(T), step = (int64_t)gridDim.x * blockDim.x;
+/* Threads that share a piece of work: those of some blocks. */
+struct share {
+    int64_t thread, threads;
+};
 
-    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step)
+/* Words, or vectors where all is a multiple of them. `from` NULL: the value. */
+template <typename T>
+__device__ void copy_as(unsigned char *to, const unsigned char *from, int64_t bytes, T value, const share &by)
+{
+    int64_t n = bytes / (int64_t)sizeof(T);
+
+    for (int64_t i = by.thread; i < n; i += by.threads)
         reinterpret_cast<T *>(to)[i] = from ? __ldcg(reinterpret_cast<const T *>(from) + i) : value;
 }
 
-__device__ void copy_bytes(unsigned char *to, const unsigned char *from, int64_t bytes, uint32_t word)
+__device__ void copy_bytes(unsigned char *to, const unsigned char *from, int64_t bytes, uint32_t word, const share &by)
 {
     if (((uintptr_t)to | (uintptr_t)from | (uintptr_t)bytes) % sizeof(uint4))
-        copy_as(to, from, bytes, word);
+        copy_as(to, from, bytes, word, by);
     else
-        copy_as(to, from, bytes, make_uint4(word, word, word, word));
+        copy_as(to, from, bytes, make_uint4(word, word, word, word), by);
 }
 
-__device__ void copy_rows(const cuda_rows &r, int64_t begin, int64_t end)
+__device__ void copy_rows(const cuda_rows &r, int64_t begin, int64_t end, const share &by)
 {
     for (int i = 0; i < CUDA_BUFFERS; i++) {
         const cuda_copy &copy = r.copy[i];
 
         if (copy.row_bytes)
             copy_bytes(copy.to + begin * copy.row_bytes, copy.from + begin * copy.row_bytes,
-                       (end - begin) * copy.row_bytes, 0);
+                       (end - begin) * copy.row_bytes, 0, by);
+    }
+}
+
+/* Experts are dealt to the blocks; where there are fewer of them, several blocks share one. */
+__device__ void copy_experts(const cuda_rows &r)
+{
+    int groups = min(r.n_local, (int)gridDim.x), group = (int)blockIdx.x % groups, member = (int)blockIdx.x / groups;
+    int members = ((int)gridDim.x - group + groups - 1) / groups;
+    share by = {(int64_t)member * blockDim.x + threadIdx.x, (int64_t)members * blockDim.x};
+
+    for (int local = group; local < r.n_local; local += groups) {
+        int64_t begin = r.expert_start[local], end = begin + r.expert_exact[local];
+
+        copy_rows(r, begin, end, by);
+        for (int i = 0; r.zero && i < CUDA_BUFFERS; i++)
+            if (r.zeroed[i])
+                copy_bytes(r.zeroed[i] + end * r.row_bytes[i], nullptr,
+                           (r.expert_start[local + 1] - end) * r.row_bytes[i], 0, by);
     }
 }
 
 __global__ void __launch_bounds__(ROWS_THREADS) rows_kernel(const __grid_constant__ cuda_rows r)
 {
     int64_t rows = r.counts->rows_on[r.rank];
+    share all = {(int64_t)blockIdx.x * blockDim.x + threadIdx.x, (int64_t)gridDim.x * blockDim.x};
 
     if (!r.expert_start)
-        copy_rows(r, 0, rows);
-    for (int local = 0; r.expert_start && local < r.n_local; local++) {
-        int64_t begin = r.expert_start[local], end = begin + r.expert_exact[local];
-
-        copy_rows(r, begin, end);
-        for (int i = 0; r.zero && rows && i < CUDA_BUFFERS; i++)
-            if (r.zeroed[i])
-                copy_bytes(r.zeroed[i] + end * r.row_bytes[i], nullptr,
-                           (r.expert_start[local + 1] - end) * r.row_bytes[i], 0);
-    }
+        copy_rows(r, 0, rows, all);
+    else if (rows)
+        copy_experts(r);
     if (r.index)
-        copy_bytes(r.index + rows * r.index_bytes, nullptr, (r.capacity - rows) * r.index_bytes, UINT32_MAX);
+        copy_bytes(r.index + rows * r.index_bytes, nullptr, (r.capacity - rows) * r.index_bytes, UINT32_MAX, all);
     if (r.weights)
-        copy_bytes(r.weights + rows * r.weight_bytes, nullptr, (r.capacity - rows) * r.weight_bytes, 0);
+        copy_bytes(r.weights + rows * r.weight_bytes, nullptr, (r.capacity - rows) * r.weight_bytes, 0, all);
 }
 
 } /* namespace */
