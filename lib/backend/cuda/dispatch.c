@@ -20,8 +20,9 @@ struct dispatch {
     const ep_dispatch_args *args;
     cudaStream_t stream;
     struct output output[HOST_AT_COUNT];
-    bool copies; /* the kernel copies out of staging */
-    bool queued; /* something is in the stream */
+    bool copies;    /* the kernel copies out of staging */
+    bool scattered; /* scales with strides: they go through staging, wherever they are wanted */
+    bool queued;    /* something is in the stream */
 };
 
 static size_t scale_row_bytes(const ep_dispatch_args *args)
@@ -39,6 +40,7 @@ static void describe_outputs(struct dispatch *d)
     size_t topk = (size_t)d->plan->args.topk;
     bool expanded = d->plan->args.flags & EP_PLAN_EXPANDED;
 
+    d->scattered = args->recv_scale_stride_token || args->recv_scale_stride_block;
     d->output[HOST_AT_X] =
         (struct output){.wanted = args->recv_x, .bytes = (size_t)args->hidden * ep_dtype_bytes((ep_dtype)args->dtype)};
     d->output[HOST_AT_SCALES] = (struct output){.wanted = args->recv_scales, .bytes = scale_row_bytes(args)};
@@ -46,6 +48,11 @@ static void describe_outputs(struct dispatch *d)
                                                .bytes = topk * ep_dtype_bytes((ep_dtype)d->plan->args.idx_type)};
     d->output[HOST_AT_WEIGHTS] =
         (struct output){.wanted = args->recv_topk_weights, .bytes = (expanded ? 1 : topk) * sizeof(float)};
+}
+
+static bool is_scattered(const struct dispatch *d, int output)
+{
+    return d->scattered && output == HOST_AT_SCALES;
 }
 
 /*
@@ -66,7 +73,7 @@ static ep_status place_outputs(struct dispatch *d, struct cuda_terms *terms)
             continue;
         terms->row_bytes[i] = (int64_t)output->bytes;
         output->placed = output->wanted;
-        if (!bytes || cuda_tell_place(d->cuda, output->wanted, bytes, place))
+        if (!bytes || (!is_scattered(d, i) && cuda_tell_place(d->cuda, output->wanted, bytes, place)))
             continue;
         if (i == HOST_AT_X)
             d->copies = cuda_copies_along(d->cuda, d->plan, output->bytes);
@@ -76,7 +83,7 @@ static ep_status place_outputs(struct dispatch *d, struct cuda_terms *terms)
     }
     /* Own rows need no detour. */
     for (int i = 0; i < HOST_AT_COUNT; i++)
-        terms->own.at[i] = d->copies ? d->output[i].wanted : d->output[i].placed;
+        terms->own.at[i] = d->copies && !is_scattered(d, i) ? d->output[i].wanted : d->output[i].placed;
     terms->tell[CUDA_TELL_COPIES] = d->copies;
     return EP_OK;
 }
@@ -159,7 +166,8 @@ static ep_status launch(struct dispatch *d, const struct cuda_route *route)
         cuda_fit_copiers(cuda, (size_t)move->chunk_bytes, &move->stage, shape);
         move->stage.x = copy_of(&d->output[HOST_AT_X]);
         for (int i = 0; i < 3; i++)
-            move->stage.beside[i] = copy_of(&d->output[HOST_AT_SCALES + i]);
+            if (!is_scattered(d, HOST_AT_SCALES + i))
+                move->stage.beside[i] = copy_of(&d->output[HOST_AT_SCALES + i]);
     }
     EP_TRY(cuda_status(cuda_launch_dispatch(move, shape, d->stream), "dispatch kernel"));
     d->queued = true;
@@ -195,6 +203,15 @@ static ep_status finish_outputs(const struct dispatch *d)
 
         if (!output->wanted || !output->placed)
             continue;
+        if (is_scattered(d, i)) {
+            rows.scatter = (struct cuda_scatter){.from = output->placed,
+                                                 .to = output->wanted,
+                                                 .words = (int64_t)output->bytes / 4,
+                                                 .stride_row = d->args->recv_scale_stride_token,
+                                                 .stride_word = d->args->recv_scale_stride_block};
+            wanted = true;
+            continue;
+        }
         rows.zeroed[i] = output->wanted;
         rows.row_bytes[i] = (int64_t)output->bytes;
         if (!d->copies)
@@ -238,8 +255,6 @@ ep_status cuda_dispatch(ep_plan *plan, const ep_dispatch_args *args, ep_stream s
     struct cuda_call call;
     ep_status status;
 
-    if (args->recv_scale_stride_token || args->recv_scale_stride_block)
-        return ep_fail(EP_E_UNSUPPORTED, "ep_dispatch: the CUDA backend has no strides of outputs");
     EP_TRY(cuda_call_begin(d.cuda, stream, true, &call));
     d.stream = call.stream;
     status = dispatch_body(&d, call.capture != 0);

@@ -292,6 +292,13 @@ struct cuda_update {
     int32_t expanded, alignment, capacity, blocks;
 };
 
+/* Words of rows to where strides say. */
+struct cuda_scatter {
+    const uint32_t *from; /* rows of so many words, one behind the other; NULL: there is nothing to scatter */
+    uint32_t *to;
+    int64_t words, stride_row, stride_word;
+};
+
 /* Rows of this rank by the counts of a plan, behind a dispatch or before a combine. */
 struct cuda_rows {
     const struct cuda_counts *counts;
@@ -300,6 +307,7 @@ struct cuda_rows {
     int32_t rank, n_local, zero;         /* zero: rows between experts become 0 */
     unsigned char *zeroed[CUDA_BUFFERS]; /* the same outputs whether copied or not, for zeros */
     int64_t row_bytes[CUDA_BUFFERS];
+    struct cuda_scatter scatter;
     unsigned char *index, *weights; /* behind the last row up to `capacity`: -1, and 0; NULL: not wanted */
     int64_t index_bytes, weight_bytes, capacity;
 };

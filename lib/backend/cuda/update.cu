@@ -412,6 +412,19 @@ __device__ void copy_rows(const cuda_rows &r, int64_t begin, int64_t end, const 
     }
 }
 
+/* Words to where strides say; 0 with `zero`. Neighbours in the output are written by neighbours. */
+__device__ void scatter_rows(const cuda_scatter &s, int64_t begin, int64_t end, bool zero, const share &by)
+{
+    int64_t rows = end - begin;
+
+    for (int64_t i = by.thread; s.from && i < rows * s.words; i += by.threads) {
+        bool by_row = s.stride_row < s.stride_word;
+        int64_t row = begin + (by_row ? i % rows : i / s.words), word = by_row ? i / rows : i % s.words;
+
+        s.to[row * s.stride_row + word * s.stride_word] = zero ? 0 : __ldcg(s.from + row * s.words + word);
+    }
+}
+
 /* Experts are dealt to the blocks; where there are fewer of them, several blocks share one. */
 __device__ void copy_experts(const cuda_rows &r)
 {
@@ -423,6 +436,9 @@ __device__ void copy_experts(const cuda_rows &r)
         int64_t begin = r.expert_start[local], end = begin + r.expert_exact[local];
 
         copy_rows(r, begin, end, by);
+        scatter_rows(r.scatter, begin, end, false, by);
+        if (r.zero)
+            scatter_rows(r.scatter, end, r.expert_start[local + 1], true, by);
         for (int i = 0; r.zero && i < CUDA_BUFFERS; i++)
             if (r.zeroed[i])
                 copy_bytes(r.zeroed[i] + end * r.row_bytes[i], nullptr,
@@ -435,10 +451,12 @@ __global__ void __launch_bounds__(ROWS_THREADS) rows_kernel(const __grid_constan
     int64_t rows = r.counts->rows_on[r.rank];
     share all = {(int64_t)blockIdx.x * blockDim.x + threadIdx.x, (int64_t)gridDim.x * blockDim.x};
 
-    if (!r.expert_start)
-        copy_rows(r, 0, rows, all);
-    else if (rows)
+    if (r.expert_start && rows)
         copy_experts(r);
+    if (!r.expert_start) {
+        copy_rows(r, 0, rows, all);
+        scatter_rows(r.scatter, 0, rows, false, all);
+    }
     if (r.index)
         copy_bytes(r.index + rows * r.index_bytes, nullptr, (r.capacity - rows) * r.index_bytes, UINT32_MAX, all);
     if (r.weights)
