@@ -101,7 +101,7 @@ EP_API ep_status ep_comm_new(const ep_boot *boot, const ep_comm_config *config, 
 /*
  * Leaves the group and frees everything of this rank, including memory of ep_alloc. Waits for queued asynchronous work
  * of this rank (within its deadline). Not collective; a peer that still waits for this rank gets EP_E_PEER_LEFT.
- * Plans and events of the communicator must have been freed before. In a forked child it does nothing. NULL is fine.
+ * Plans, events and queues of the communicator must have been freed before. In a forked child it does nothing. NULL is fine.
  */
 EP_API void ep_comm_free(ep_comm *comm);
 

@@ -60,12 +60,12 @@ typedef struct ep_plan_args {
  * Creates a plan from this rank's routing. Collective. Bad routing (expert out of range, the same expert twice in a
  * token) is EP_E_ROUTING with token and position in the error text, before anything is sent.
  *
- * max_recv_tokens > 0 (fixed capacity): returns without waiting for any peer, as long as no more than four such plans
- * await their first use; the counts of ep_plan_get_info() stay -1 until the first dispatch has completed; dispatch
- * marks rows beyond the received ones with recv_topk_idx = -1 and weight 0 and leaves their data untouched. When some
- * rank would receive more rows than its max_recv_tokens (in the expanded layout rows with padding), the first operation
- * gives every rank EP_E_CAPACITY naming it; nothing is sent, the plan is of no use until its next update, and the group
- * goes on. May differ between ranks, > 0 on all or on none.
+ * max_recv_tokens > 0 (fixed capacity): returns without waiting for any peer but what `stream` waits for, as long as no
+ * more than four such plans await their first use; the counts of ep_plan_get_info() stay -1 until the first dispatch
+ * has completed; dispatch marks rows beyond the received ones with recv_topk_idx = -1 and weight 0 and leaves their
+ * data untouched. When some rank would receive more rows than its max_recv_tokens (in the expanded layout rows with
+ * padding), the first operation gives every rank EP_E_CAPACITY naming it; nothing is sent, the plan is of no use until
+ * its next update, and the group goes on. May differ between ranks, > 0 on all or on none.
  *
  * A mask whose tokens_per_expert cannot belong to it (a count below 0 or above the tokens of the rank that owns the
  * expert, less choices for a rank than tokens) is EP_E_ROUTING, too.

@@ -19,6 +19,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#define EP_ARGS_LAST_ep_launch_args reserved
+
 #define NO_DEADLINE UINT64_MAX
 
 /* Between two looks at the children where the kernel gives no pidfd. */

@@ -151,6 +151,7 @@ static int look_later(struct state *s, ep_status *ret_status)
     CALL(*ret_status);
     sleep_ms(AWAY_MS);
     *ret_status = ep_comm_async_error(s->group.cuda);
+    ep_set_last_error(ep_comm_last_error(s->group.cuda));
     return 0;
 }
 

@@ -554,6 +554,43 @@ static void plans_are_read_behind_their_stream(void **state)
     run((struct story){.play = plan_behind_a_stream});
 }
 
+/*
+ * Rank 0 queues a dispatch and then meets the others by a way of their own; they meet first and dispatch afterwards.
+ * Nobody's host waits for another one's in a call, so this is no deadlock. (With DeepEP it is a legal program, too.)
+ */
+static pthread_barrier_t elsewhere;
+
+static int meet_elsewhere(struct member *m)
+{
+    ep_plan_args args;
+    ep_plan_info info = EP_PLAN_INFO_INIT;
+    ep_plan *plan;
+
+    fill(m, 4, 0);
+    args = plan_args(m, &m->routing[0], 0);
+    SURE(ep_plan_new(m->comm, &args, &plan) == EP_OK);
+    SURE(ep_plan_get_info(plan, &info) == EP_OK);
+    for (int round = 0; round < 3; round++) {
+        if (m->rank != round)
+            pthread_barrier_wait(&elsewhere);
+        SURE(queue_all(m, plan, info.out_rows, 0, &m->fresh, NULL) == EP_OK);
+        if (m->rank == round)
+            pthread_barrier_wait(&elsewhere);
+        SURE(ep_stream_sync(m->comm, NULL) == EP_OK);
+        SURE(!check_tokens(m, 4, &m->fresh));
+    }
+    ep_plan_free(plan);
+    return 0;
+}
+
+static void hosts_do_not_wait_for_each_other_in_a_call(void **state)
+{
+    (void)state;
+    assert_int_equal(pthread_barrier_init(&elsewhere, NULL, RANKS), 0);
+    run((struct story){.play = meet_elsewhere, .timeout_ms = 30000});
+    pthread_barrier_destroy(&elsewhere);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -563,6 +600,7 @@ int main(void)
         cmocka_unit_test(bad_routing_of_an_update_fails_all),
         cmocka_unit_test(masks_are_checked),
         cmocka_unit_test(plans_are_read_behind_their_stream),
+        cmocka_unit_test(hosts_do_not_wait_for_each_other_in_a_call),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -40,6 +40,8 @@ static ep_status run_job(void *arguments)
 /* Queues a job and, behind it, a record of it. */
 static ep_status submit_in(ep_comm *comm, ep_stream stream, const struct job *job, ep_event **ret_event)
 {
+    if (ret_event)
+        *ret_event = NULL;
     EP_TRY(host_submit(host_of(comm), stream, run_job, job, sizeof(*job)));
     return ret_event ? ep_event_record(comm, stream, ret_event) : EP_OK;
 }

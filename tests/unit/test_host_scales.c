@@ -269,8 +269,11 @@ static int transpose(const ep_boot *boot, void *argument)
     ll_config.n_experts = EXPERTS;
     ll_config.topk = TOPK;
     SURE(ep_ll_new(comm, &ll_config, &ll) == EP_OK);
-    for (int i = 0; i < TOKENS * HIDDEN; i++)
-        x[i] = ep_bf16_from_f32((float)(1 + i / 128 + boot->rank * 100));
+    for (int i = 0; i < TOKENS * HIDDEN; i++) {
+        int block = i / 128;
+
+        x[i] = ep_bf16_from_f32((float)(1 + block + boot->rank * 100));
+    }
     for (int i = 0; i < TOKENS * TOPK; i++)
         index[i] = (i + boot->rank) % EXPERTS;
     for (int packed = 0; packed < 2; packed++) {

@@ -155,6 +155,7 @@ static ep_status launch(struct combine *c, const struct cuda_route *route)
     struct cuda_shape *shape = &cuda->last_shape[1];
 
     *sum = (struct cuda_combine){.route = *route,
+                                 .by_rank = route->entry,
                                  .bias = {args->bias[0], args->bias[1]},
                                  .out = args->out,
                                  .out_weights = args->out_topk_weights,

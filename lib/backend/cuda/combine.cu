@@ -324,7 +324,7 @@ __device__ void sum_weights(const cuda_combine &c, const targets &from, int64_t 
         float sum = 0.0f;
 
         for (int i = 0; i < n; i++) {
-            cuda_entry entry = route.entry[token * route.width + i];
+            cuda_entry entry = c.by_rank[token * route.width + i];
             int64_t row = entry.row;
             const volatile float *weights = reinterpret_cast<const float *>(from.of[entry.local].at[AT_WEIGHTS]);
 

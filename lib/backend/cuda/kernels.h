@@ -220,6 +220,7 @@ struct cuda_combine {
     struct cuda_terms terms;
     struct cuda_route route;
     const unsigned char *bias[2];
+    const struct cuda_entry *by_rank; /* entries in the order in which weights are added up */
     unsigned char *out;
     float *out_weights; /* NULL: none */
     int64_t row_bytes;

@@ -7,8 +7,8 @@
  *   exchange.c  all-gather of small rows over control blocks (and rails between nodes); barrier
  *   memory.c    symmetric memory: this rank's allocations, mappings of the peers'
  *   queue.c     queues of work: worker thread, events
- *   route.c     where each token's rows go; plan.c makes it with the peers
- *   dispatch.c, combine.c   within a node;  hop.c  between nodes;  lowlatency.c
+ *   route.c     where each token's rows go; plan*.c make it with the peers
+ *   dispatch.c, combine.c   within a node;  hop.c  between nodes;  lowlatency*.c
  *   shrink.c    agreement of the survivors;  shrink_group.c  the new group of them
  *   rows*.c     the inner loops
  *

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* lowlatency.h - what lowlatency.c and lowlatency_open.c share: the segments that ranks write into. */
+/* lowlatency.h - what the files of low latency share: the segments that ranks write into, and how ranks wait. */
 #ifndef EP_HOST_LOWLATENCY_H
 #define EP_HOST_LOWLATENCY_H
 
@@ -117,5 +117,32 @@ static inline struct ll_slot *ll_slot_of(const struct host_ll *inner, struct ll_
 {
     return (struct ll_slot *)(void *)((unsigned char *)(block + 1) + (size_t)i * inner->slot_bytes);
 }
+
+/* lowlatency_wait.c. A masked rank is waited for no more, and finds out from what this one has published. */
+void ll_mask_rank(ep_ll *ll, int rank);
+/* To be called when what other ranks have has been read: has one of them masked this rank meanwhile? */
+ep_status ll_check_masks(const ep_ll *ll, enum host_phase phase);
+/* A value that no rank writes: failure of the group, unless its owner has masked this rank. */
+ep_status ll_damaged(ep_ll *ll, int rank, enum host_phase phase, const char *what, int64_t value);
+_Atomic uint64_t *ll_counter_of(const ep_ll *ll, int rank, size_t word);
+/* Words of the calls of a parity. */
+size_t ll_taken_word(uint64_t number);
+size_t ll_pulled_word(uint64_t number);
+/*
+ * Waits until the counter at `word` of all ranks that are not masked has reached `value`. `add` [R]: NULL, or
+ * nanoseconds until each of them came are added to it.
+ */
+ep_status ll_wait_timed(ep_ll *ll, size_t word, uint64_t value, enum host_phase phase, int64_t *add);
+ep_status ll_wait_all(ep_ll *ll, size_t word, uint64_t value, enum host_phase phase);
+void ll_publish(ep_ll *ll, _Atomic uint64_t *counter, uint64_t value);
+ep_status ll_load_index(const ep_ll *ll, const void *topk_idx, int idx_type, int n_tokens, int32_t *ret_index);
+
+/* lowlatency_combine.c */
+ep_status ll_start_combine(ep_ll *ll, const struct ll_combine *wanted);
+ep_status ll_pull(ep_ll *ll, const struct ll_combine *combine);
+/* Until what combine number n uses is no longer read by the one before it there. */
+ep_status ll_wait_unused(ep_ll *ll, uint64_t number);
+ep_status ll_take_combine_buffer(ep_ll *ll, uint64_t number, void **ret_buffer);
+ep_status ll_reserve_rows(ep_ll *ll, uint64_t number, int max_tokens, int expert, int32_t n_rows);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* plan.h - what plan.c and plan_rails.c share. */
+/* plan.h - what plan.c, plan_rails.c and plan_routing.c share. */
 #ifndef EP_HOST_PLAN_H
 #define EP_HOST_PLAN_H
 
@@ -30,5 +30,15 @@ struct host_completion {
  * makes routes of what it receives. Fills net_tokens and rail of the plan.
  */
 ep_status host_plan_exchange_routes(struct host_completion *c);
+
+/* A routing as the caller gives it: choices, or a mask with its counts. */
+struct host_routing {
+    const void *topk_idx;
+    const uint8_t *token_in_rank;
+    const int32_t *tokens_per_expert;
+};
+
+/* plan_routing.c. Fills index and counts of the plan for inner->n_tokens tokens, or says what is wrong with them. */
+ep_status host_plan_read_routing(const ep_plan *plan, const struct host_routing *routing);
 
 #endif

@@ -1,0 +1,290 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Low latency: the combine, which pulls. See lowlatency.c. */
+#include "backend/host/lowlatency.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static size_t combine_bytes(const ep_ll *ll, int max_tokens)
+{
+    return (size_t)ll->config.n_experts * (size_t)max_tokens * (size_t)ll->config.hidden * 2;
+}
+
+/*
+ * Pages for the first rows of an expert in a combine buffer. It has room for all tokens of all ranks on each expert, of
+ * which few come: only those that do take memory, and are refused here if there is none.
+ */
+ep_status ll_reserve_rows(ep_ll *ll, uint64_t number, int max_tokens, int expert, int32_t n_rows)
+{
+    struct host_ll *inner = ll->impl;
+    size_t row = (size_t)ll->config.hidden * 2;
+    size_t rows = (size_t)ll->comm->nranks * (size_t)max_tokens;
+    int32_t *reserved = &inner->reserved[number & 1][expert];
+
+    /* Experts are elsewhere: what has its pages is asked for once more. */
+    if (inner->reserved_for[number & 1] != max_tokens)
+        memset(inner->reserved[number & 1], 0, (size_t)ll->n_local * sizeof(*reserved));
+    inner->reserved_for[number & 1] = max_tokens;
+    if (n_rows <= *reserved)
+        return EP_OK;
+    EP_TRY(host_reserve(inner->host, inner->combine_buffer[number & 1],
+                        ((size_t)expert * rows + (size_t)*reserved) * row, (size_t)(n_rows - *reserved) * row));
+    *reserved = n_rows;
+    return EP_OK;
+}
+
+/* Library's buffer for combine number n. Nobody reads the one before in it any more. */
+ep_status ll_take_combine_buffer(ep_ll *ll, uint64_t number, void **ret_buffer)
+{
+    struct host_ll *inner = ll->impl;
+
+    if (!inner->combine_buffer[number & 1])
+        EP_TRY(host_alloc_sparse(inner->host, combine_bytes(ll, ll->config.max_tokens),
+                                 &inner->combine_buffer[number & 1]));
+    *ret_buffer = inner->combine_buffer[number & 1];
+    return EP_OK;
+}
+
+/* Until what combine number n uses is no longer read by the one before it there. */
+ep_status ll_wait_unused(ep_ll *ll, uint64_t number)
+{
+    return number > 2 ? ll_wait_all(ll, ll_pulled_word(number), number - 2, HOST_LL_OFFER) : EP_OK;
+}
+
+/* The rows that were received, copied to where peers can read them. */
+static ep_status copy_rows(ep_ll *ll, const struct ll_combine *combine, void *buffer)
+{
+    const struct host_ll *inner = ll->impl;
+    int nranks = ll->comm->nranks;
+    const struct ll_range *ranges = inner->ranges[combine->call & 1];
+    size_t row = (size_t)ll->config.hidden * 2, rows = (size_t)nranks * (size_t)combine->max_tokens;
+
+    for (int expert = 0; expert < ll->n_local; expert++) {
+        const struct ll_range *last = &ranges[expert * nranks + nranks - 1];
+        size_t at = (size_t)expert * rows * row;
+
+        EP_TRY(ll_reserve_rows(ll, combine->number, combine->max_tokens, expert, last->begin + last->count));
+        memcpy((char *)buffer + at, (const char *)combine->args.x + at, (size_t)(last->begin + last->count) * row);
+    }
+    return EP_OK;
+}
+
+static ep_status offer(ep_ll *ll, struct ll_combine *combine)
+{
+    struct host_ll *inner = ll->impl;
+    struct ll_offer *mine = &ll_shared_of(inner, ll->comm->rank)->offer[combine->number & 1];
+    size_t bytes = combine_bytes(ll, combine->max_tokens);
+    void *buffer;
+
+    mine->call = combine->call;
+    mine->no_partial_reduce = combine->args.flags & EP_LL_NO_PARTIAL_REDUCE ? 1 : 0;
+    if (combine->args.flags & EP_LL_ZERO_COPY) {
+        buffer = inner->combine_buffer[combine->number & 1];
+    } else if (host_find(inner->host, combine->args.x, bytes, &mine->where)) {
+        combine->in_place = true;
+        return EP_OK;
+    } else {
+        EP_TRY(ll_take_combine_buffer(ll, combine->number, &buffer));
+        EP_TRY(copy_rows(ll, combine, buffer));
+    }
+    if (!host_find(inner->host, buffer, bytes, &mine->where))
+        return ep_fail(EP_E_STATE, "ep_ll_combine: the combine buffer is not where it was");
+    return EP_OK;
+}
+
+/* The rows of a token, and the ranks that they are on. */
+struct ll_terms {
+    const uint16_t *rows[EP_MAX_TOPK];
+    float weights[EP_MAX_TOPK];
+    int rank[EP_MAX_TOPK];
+    int n;
+};
+
+/* In the order of k. */
+static ep_status find_terms(ep_ll *ll, const struct ll_combine *combine, int t, void *const *offers,
+                            struct ll_terms *ret_terms)
+{
+    struct host_ll *inner = ll->impl;
+    int nranks = ll->comm->nranks, me = ll->comm->rank, n = 0;
+    size_t topk = (size_t)ll->config.topk, row = (size_t)ll->config.hidden * 2;
+    size_t rows = (size_t)nranks * (size_t)combine->max_tokens;
+    const int32_t *index = inner->index[combine->call & 1] + (size_t)t * topk;
+    const int32_t *given = combine->given + (size_t)t * topk;
+
+    for (size_t k = 0; k < topk; k++) {
+        int rank = index[k] < 0 ? -1 : index[k] / ll->n_local, local = index[k] < 0 ? 0 : index[k] % ll->n_local;
+        struct ll_range range;
+        int32_t i;
+
+        if (rank < 0)
+            continue;
+        i = inner->seen[index[k]]++;
+        if (inner->masked[rank] || given[k] < 0)
+            continue;
+        host_read_shared(&range, &ll_ranges_of(ll, rank, combine->call)[local * nranks + me], sizeof(range));
+        if (range.begin < 0 || range.count < 0 || (size_t)range.begin + (size_t)range.count > rows)
+            return ll_damaged(ll, rank, HOST_LL_COMBINE, "where the rows of this rank are",
+                              (int64_t)((uint64_t)(uint32_t)range.begin << 32 | (uint32_t)range.count));
+        if (i >= range.count) {
+            EP_TRY(ll_check_masks(ll, HOST_LL_COMBINE));
+            return ep_fail(host_raise(inner->host, EP_E_MISMATCH, rank, HOST_LL_COMBINE),
+                           "ep_ll_combine: rank %d has %d rows of this rank for expert %d, but token %d is number %d",
+                           rank, range.count, index[k], t, i + 1);
+        }
+        ret_terms->rows[n] = (const uint16_t *)(const void *)((const char *)offers[rank] +
+                                                              ((size_t)local * rows + (size_t)(range.begin + i)) * row);
+        ret_terms->weights[n] = combine->args.topk_weights[(size_t)t * topk + k];
+        ret_terms->rank[n++] = rank;
+    }
+    ret_terms->n = n;
+    return EP_OK;
+}
+
+/* The same terms rank by rank, in the order of each rank's first. ret_sizes: of the groups, whose number it returns. */
+static int group_terms(const struct ll_terms *terms, struct ll_terms *ret_terms, int *ret_sizes)
+{
+    bool taken[EP_MAX_TOPK] = {false};
+    int n_groups = 0, n = 0;
+
+    for (int first = 0; first < terms->n; first++) {
+        int start = n;
+
+        if (taken[first])
+            continue;
+        for (int i = first; i < terms->n; i++) {
+            if (terms->rank[i] != terms->rank[first])
+                continue;
+            ret_terms->rows[n] = terms->rows[i];
+            ret_terms->weights[n++] = terms->weights[i];
+            taken[i] = true;
+        }
+        ret_sizes[n_groups++] = n - start;
+    }
+    return n_groups;
+}
+
+/* Weighted sum of the rows of token t. */
+static ep_status pull_token(ep_ll *ll, const struct ll_combine *combine, int t, void *const *offers)
+{
+    const struct ep_rows_ops *ops = ((struct host_ll *)ll->impl)->host->rows;
+    int hidden = ll->config.hidden, n_groups, sizes[EP_MAX_TOPK];
+    uint16_t *out = (uint16_t *)combine->args.out + (size_t)t * (size_t)hidden;
+    struct ll_terms terms, groups;
+
+    EP_TRY(find_terms(ll, combine, t, offers, &terms));
+    n_groups = combine->args.flags & EP_LL_NO_PARTIAL_REDUCE ? terms.n : group_terms(&terms, &groups, sizes);
+    if (n_groups == terms.n)
+        ops->weighted_sum_bf16(out, terms.rows, terms.weights, terms.n, hidden);
+    else
+        ops->grouped_sum_bf16(out, groups.rows, groups.weights, sizes, n_groups, hidden);
+    return EP_OK;
+}
+
+/* Ranks must be in the same call, and it is the same in all ranks' arguments. */
+static ep_status check_offer(ep_ll *ll, const struct ll_combine *combine, int rank, const struct ll_offer *theirs)
+{
+    struct host_comm *host = ((struct host_ll *)ll->impl)->host;
+    bool once = combine->args.flags & EP_LL_NO_PARTIAL_REDUCE;
+
+    if (theirs->call == combine->call && theirs->no_partial_reduce == (once ? 1 : 0))
+        return EP_OK;
+    EP_TRY(ll_check_masks(ll, HOST_LL_COMBINE));
+    if (theirs->call != combine->call)
+        return ep_fail(host_raise(host, EP_E_MISMATCH, rank, HOST_LL_COMBINE),
+                       "ep_ll_combine: ranks disagree: call is %llu on rank %d and %llu on rank %d",
+                       (unsigned long long)combine->call, ll->comm->rank, (unsigned long long)theirs->call, rank);
+    return ep_fail(host_raise(host, EP_E_MISMATCH, rank, HOST_LL_COMBINE),
+                   "ep_ll_combine: ranks disagree: EP_LL_NO_PARTIAL_REDUCE is %d on rank %d and %u on rank %d", once,
+                   ll->comm->rank, theirs->no_partial_reduce, rank);
+}
+
+/* Where the rows of `rank` are. With masking, a rank that is no longer there is masked. */
+static ep_status map_offer(ep_ll *ll, const struct ll_combine *combine, int rank, void **ret_offer)
+{
+    struct host_ll *inner = ll->impl;
+    struct ll_offer theirs;
+    char reason[EP_ERROR_TEXT_BYTES];
+    ep_status status;
+
+    host_read_shared(&theirs, &ll_shared_of(inner, rank)->offer[combine->number & 1], sizeof(theirs));
+    EP_TRY(check_offer(ll, combine, rank, &theirs));
+    status = host_map(inner->host, rank, &theirs.where, combine_bytes(ll, combine->max_tokens), ret_offer);
+    if (status == EP_OK)
+        return EP_OK;
+    snprintf(reason, sizeof(reason), "%s", ep_last_error());
+    /* Who has masked this rank may have freed it: no failure of the group. */
+    EP_TRY(ll_check_masks(ll, HOST_LL_COMBINE));
+    ep_fail(status, "%s", reason);
+    if ((status == EP_E_PEER_DEAD || status == EP_E_PEER_LEFT) && (ll->config.flags & EP_LL_MASK_DEAD)) {
+        ll_mask_rank(ll, rank);
+        return EP_OK;
+    }
+    return host_raise_own(inner->host, status, rank, HOST_LL_COMBINE);
+}
+
+ep_status ll_pull(ep_ll *ll, const struct ll_combine *combine)
+{
+    struct host_ll *inner = ll->impl;
+    const ep_ll_combine_args *args = &combine->args;
+    int nranks = ll->comm->nranks;
+    void *offers[EP_MAX_RANKS];
+    ep_status status = EP_OK;
+
+    EP_TRY(
+        ll_wait_timed(ll, offsetof(struct ll_shared, offered), combine->number, HOST_LL_COMBINE, args->wait_cost_add));
+    host_sweep(inner->host);
+    for (int rank = 0; rank < nranks; rank++)
+        if (!inner->masked[rank])
+            EP_TRY(map_offer(ll, combine, rank, &offers[rank]));
+    memset(inner->seen, 0, (size_t)ll->config.n_experts * sizeof(*inner->seen));
+    for (int t = 0; status == EP_OK && t < args->n_tokens; t++)
+        status = pull_token(ll, combine, t, offers);
+    if (status == EP_OK)
+        status = ll_check_masks(ll, HOST_LL_COMBINE);
+    ll_publish(ll, ll_counter_of(ll, ll->comm->rank, ll_pulled_word(combine->number)), combine->number);
+    if (status == EP_OK && combine->in_place)
+        status = ll_wait_all(ll, ll_pulled_word(combine->number), combine->number, HOST_LL_DONE);
+    return status;
+}
+
+static ep_status check_weights(const ep_ll *ll, const ep_ll_combine_args *args)
+{
+    if ((ll->comm->config.flags & EP_COMM_CHECK_VALUES) &&
+        host_has_nan(args->topk_weights, (size_t)args->n_tokens * (size_t)ll->config.topk))
+        return ep_fail(EP_E_VALUE, "ep_ll_combine: NaN in topk_weights of rank %d", ll->comm->rank);
+    return EP_OK;
+}
+
+/* The choices of the dispatch that it answers, less those that it leaves out. */
+static ep_status check_answer(const ep_ll *ll, const struct ll_combine *combine)
+{
+    const struct host_ll *inner = ll->impl;
+    const ep_ll_combine_args *args = &combine->args;
+    const int32_t *sent = inner->index[combine->call & 1], *given = combine->given;
+    size_t topk = (size_t)ll->config.topk, entries = (size_t)args->n_tokens * topk;
+
+    EP_TRY(ll_load_index(ll, args->topk_idx, args->idx_type, args->n_tokens, combine->given));
+    for (size_t i = 0; i < entries; i++)
+        if (given[i] != sent[i] && given[i] >= 0)
+            return ep_fail(
+                EP_E_ROUTING,
+                "ep_ll_combine: token %zu: topk_idx is %d at position %zu, but the dispatch that it answers had %d",
+                i / topk, given[i], i % topk, sent[i]);
+    return EP_OK;
+}
+
+ep_status ll_start_combine(ep_ll *ll, const struct ll_combine *wanted)
+{
+    struct host_ll *inner = ll->impl;
+    struct ll_combine *combine = &inner->combine[wanted->number & 1];
+    int32_t *given = combine->given;
+
+    *combine = *wanted;
+    combine->given = given;
+    EP_TRY(check_answer(ll, combine));
+    EP_TRY(check_weights(ll, &combine->args));
+    EP_TRY(ll_wait_unused(ll, combine->number));
+    EP_TRY(offer(ll, combine));
+    ll_publish(ll, &ll_shared_of(inner, ll->comm->rank)->offered, combine->number);
+    return combine->args.flags & EP_LL_RECV_HOOK ? EP_OK : ll_pull(ll, combine);
+}

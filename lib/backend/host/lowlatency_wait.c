@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Low latency: how ranks wait for each other, with or without masks. */
+#include "backend/host/lowlatency.h"
+
+#include "base/log.h"
+#include "core/routing.h"
+
+#include <stddef.h>
+
+/* Calls by which a counter may be ahead of who waits for it: less would do, more is damage. */
+#define MOST_AHEAD 8
+
+/*
+ * A masked rank may merely have overslept. It gets no rows any more, and buffers are reused without waiting for it, but
+ * the counters go on; so the mask is published before any of that happens, and who finds itself masked leaves.
+ */
+void ll_mask_rank(ep_ll *ll, int rank)
+{
+    struct host_ll *inner = ll->impl;
+
+    if (!inner->masked[rank])
+        ep_log(EP_LOG_WARNING, "rank %d of %d: low latency goes on without rank %d", ll->comm->rank, ll->comm->nranks,
+               rank);
+    inner->masked[rank] = 1;
+    atomic_fetch_or_explicit(&ll_shared_of(inner, ll->comm->rank)->masks[rank / 64], UINT64_C(1) << rank % 64,
+                             memory_order_acq_rel);
+}
+
+static ep_status fail_excluded(int rank, enum host_phase phase)
+{
+    return ep_fail(EP_E_EXCLUDED, "rank %d has masked this rank in \"%s\"", rank, host_phase_name(phase));
+}
+
+static bool is_masked_by(const ep_ll *ll, int rank)
+{
+    const _Atomic uint64_t *masks = ll_shared_of(ll->impl, rank)->masks;
+
+    return atomic_load_explicit(&masks[ll->comm->rank / 64], memory_order_acquire) >> ll->comm->rank % 64 & 1;
+}
+
+/* To be called when what other ranks have has been read: has one of them masked this rank meanwhile? */
+ep_status ll_check_masks(const ep_ll *ll, enum host_phase phase)
+{
+    const struct host_ll *inner = ll->impl;
+    int me = ll->comm->rank;
+
+    for (int rank = 0; (ll->config.flags & EP_LL_MASK_DEAD) && rank < ll->comm->nranks; rank++) {
+        _Atomic uint64_t *masks = ll_shared_of(inner, rank)->masks;
+
+        /* Written back unchanged, because only a write can order our reads before what the peer does once it masks. */
+        if (!inner->masked[rank] && atomic_fetch_or_explicit(&masks[me / 64], 0, memory_order_acq_rel) >> me % 64 & 1)
+            return fail_excluded(rank, phase);
+    }
+    return EP_OK;
+}
+
+/* When each rank came to what is waited for. */
+struct ll_cost {
+    uint64_t begin_ns;
+    int64_t *add; /* [R] NULL: nobody wants to know */
+    bool came[EP_MAX_RANKS];
+};
+
+_Atomic uint64_t *ll_counter_of(const ep_ll *ll, int rank, size_t word)
+{
+    return (_Atomic uint64_t *)(void *)((char *)ll_shared_of(ll->impl, rank) + word);
+}
+
+static void note_arrivals(const ep_ll *ll, size_t word, uint64_t value, struct ll_cost *cost)
+{
+    const struct host_ll *inner = ll->impl;
+
+    for (int rank = 0; cost && rank < ll->comm->nranks; rank++) {
+        if (cost->came[rank] || inner->masked[rank] || rank == ll->comm->rank ||
+            atomic_load_explicit(ll_counter_of(ll, rank, word), memory_order_acquire) < value)
+            continue;
+        cost->came[rank] = true;
+        cost->add[rank] += (int64_t)(ep_now_ns() - cost->begin_ns);
+    }
+}
+
+/* Waits until the counter at `word` of a rank's head has reached `value`; masks it if it does not come, if allowed. */
+static ep_status wait_one(ep_ll *ll, int rank, size_t word, uint64_t value, enum host_phase phase, struct ll_cost *cost)
+{
+    struct host_ll *inner = ll->impl;
+    _Atomic uint64_t *counter = ll_counter_of(ll, rank, word);
+    bool mask = ll->config.flags & EP_LL_MASK_DEAD;
+    struct host_pause pause;
+    uint64_t at = 0;
+    ep_status status = EP_OK;
+
+    host_pause_begin(&pause, inner->host, phase);
+    pause.tolerant = mask;
+    while (status == EP_OK) {
+        uint32_t seen = host_doorbell(inner->host);
+
+        at = atomic_load_explicit(counter, memory_order_acquire);
+        note_arrivals(ll, word, value, cost);
+        if (at >= value)
+            break;
+        status = host_pause(&pause, seen, rank);
+    }
+    host_pause_end(&pause);
+    if (status != EP_OK && (!mask || status == EP_E_ABORTED))
+        return status;
+    /* Two results at a time: without masking nobody is further ahead. */
+    if (!mask && at - value > MOST_AHEAD)
+        return host_raise_damage(inner->host, rank, phase, "a counter of its calls", (int64_t)at);
+    if (mask && is_masked_by(ll, rank))
+        return fail_excluded(rank, phase);
+    if (status != EP_OK)
+        ll_mask_rank(ll, rank);
+    return EP_OK;
+}
+
+/* The same for all ranks that are not masked. `add` [R]: NULL, or nanoseconds until each of them came are added to it.
+ */
+ep_status ll_wait_timed(ep_ll *ll, size_t word, uint64_t value, enum host_phase phase, int64_t *add)
+{
+    const struct host_ll *inner = ll->impl;
+    struct ll_cost cost = {.add = add};
+
+    if (add)
+        cost.begin_ns = ep_now_ns();
+
+    for (int i = 1; i < ll->comm->nranks; i++) {
+        int rank = (ll->comm->rank + i) % ll->comm->nranks;
+
+        if (!inner->masked[rank])
+            EP_TRY(wait_one(ll, rank, word, value, phase, add ? &cost : NULL));
+    }
+    return EP_OK;
+}
+
+ep_status ll_wait_all(ep_ll *ll, size_t word, uint64_t value, enum host_phase phase)
+{
+    return ll_wait_timed(ll, word, value, phase, NULL);
+}
+
+/* Words of the calls of a parity. */
+size_t ll_taken_word(uint64_t number)
+{
+    return offsetof(struct ll_shared, taken) + (number & 1) * sizeof(_Atomic uint64_t);
+}
+
+size_t ll_pulled_word(uint64_t number)
+{
+    return offsetof(struct ll_shared, pulled) + (number & 1) * sizeof(_Atomic uint64_t);
+}
+
+void ll_publish(ep_ll *ll, _Atomic uint64_t *counter, uint64_t value)
+{
+    ep_rows_stream_end();
+    atomic_store_explicit(counter, value, memory_order_release);
+    host_ring_node(((struct host_ll *)ll->impl)->host);
+}
+
+ep_status ll_load_index(const ep_ll *ll, const void *topk_idx, int idx_type, int n_tokens, int32_t *ret_index)
+{
+    struct ep_routing_shape shape = {.n_tokens = n_tokens,
+                                     .topk = ll->config.topk,
+                                     .n_experts = ll->config.n_experts,
+                                     .nranks = ll->comm->nranks,
+                                     .ranks_per_node = ll->comm->ranks_per_node};
+
+    return ep_routing_check(&shape, topk_idx, idx_type, ret_index);
+}
+
+/* Who has masked this rank writes to its memory without waiting for it: no failure of the group. */
+ep_status ll_damaged(ep_ll *ll, int rank, enum host_phase phase, const char *what, int64_t value)
+{
+    EP_TRY(ll_check_masks(ll, phase));
+    return host_raise_damage(((struct host_ll *)ll->impl)->host, rank, phase, what, value);
+}
