@@ -9,12 +9,15 @@
  * processes to leave, too. What they or threads of this process still reach then is freed by the ep_comm_free() of the
  * last of them, by a later ep_comm_new() or ep_alloc() on the device, or when the process ends.
  *
- * Graphs. While a stream is being captured, ep_dispatch, ep_combine and the calls of lowlatency.h in it go into the
- * graph and return without having run; all ranks capture the same calls in the same order and launch their graphs
- * equally often, mixed with other calls as they like. Plans are made before (an expanded one is also used once before,
- * and ep_ll_get_combine_buffer() asked once), and outputs of dispatch and inputs of combine lie in memory of
- * ep_alloc(). Plans and memory that a graph names must not be freed before it. When a launched graph fails,
- * ep_comm_async_error() tells.
+ * Streams. Operations of a communicator run on its device in the order of the calls, whatever their streams. The stream
+ * NULL is CUDA's default stream; but where ranks that are threads of one process share a device it is a stream of the
+ * communicator's, because the default stream would be the same one for all of them.
+ *
+ * Graphs. While a stream is being captured, ep_dispatch, ep_combine, ep_plan_update, ep_barrier_on and the calls of
+ * lowlatency.h in it go into the graph and return without having run; all ranks capture the same calls in the same
+ * order and launch their graphs equally often, mixed with other calls as they like. Among a launch and calls in other
+ * streams the order is the caller's: the same on all ranks. Plans are made before. Memory is any of the device; plans
+ * and memory that a graph names must not be freed before it. When a launched graph fails, ep_comm_async_error() tells.
  */
 #ifndef EPKIT_CUDA_H
 #define EPKIT_CUDA_H
@@ -28,8 +31,9 @@ extern "C" {
 #endif
 
 /*
- * Multiprocessors that an operation occupies, 1 to those that the device has; 0: the default for its links. Where the
- * rows of a dispatch or combine are not in memory of ep_alloc(), up to 24 more copy.
+ * Multiprocessors that a dispatch or combine occupies, 1 to those that the device has: all of its blocks, those among
+ * them that copy rows which are not in memory of ep_alloc(). 0: the default, as many as fill the links, and 24 more
+ * where rows are copied. May differ between ranks.
  */
 EP_API ep_status ep_cuda_set_sms(ep_comm *comm, int sms);
 

@@ -5,8 +5,8 @@
  * copy engine, in one run. One process per GPU. Times are of CUDA events around the call, the median of all
  * repetitions, the slowest rank. JSON lines, rank 0.
  */
-#include "call.h"
 #include "backend/cuda/module.h"
+#include "call.h"
 #include "testing/launch.h"
 
 #include <epkit/cuda.h>

@@ -28,6 +28,7 @@ static const char *const names[N_BUFFERS] = {
     "recv_x", "recv_scales", "recv_topk_idx", "recv_topk_weights", "out",   "out_topk_weights"};
 
 struct state {
+    uint32_t combine_flags; /* EP_COMBINE_... */
     const struct group *group;
     const struct shape *shape;
     struct twin b[N_BUFFERS];
@@ -163,9 +164,11 @@ static int compare_info(struct state *s, const char *phase)
     CALL(ep_plan_get_info(s->host_plan, &host));
     CALL(ep_plan_get_info(s->cuda_plan, &cuda));
     s->info = cuda;
-    bad = host.n_recv != cuda.n_recv || host.out_rows != cuda.out_rows || host.n_send != cuda.n_send ||
-          host.n_wire != cuda.n_wire || host.n_net != cuda.n_net || !host.recv_per_expert != !cuda.recv_per_expert ||
-          !host.recv_from_rank != !cuda.recv_from_rank || !host.expert_start != !cuda.expert_start;
+    bad = host.n_recv != cuda.n_recv || host.out_rows != cuda.out_rows || host.n_net != cuda.n_net ||
+          /* With a fixed capacity the device alone knows them at first. */
+          (host.n_recv >= 0 && (host.n_send != cuda.n_send || host.n_wire != cuda.n_wire)) ||
+          !host.recv_per_expert != !cuda.recv_per_expert || !host.recv_from_rank != !cuda.recv_from_rank ||
+          !host.expert_start != !cuda.expert_start;
     for (int i = 0; !bad && host.recv_per_expert && i < host.n_local_experts; i++)
         bad = host.recv_per_expert[i] != cuda.recv_per_expert[i];
     for (int i = 0; !bad && host.recv_from_rank && i <= s->group->nranks; i++)
@@ -283,6 +286,8 @@ static int dispatch(struct state *s, bool device)
         if (shape->strided) {
             args.scale_stride_token = 1;
             args.scale_stride_block = shape->n_tokens;
+            args.recv_scale_stride_token = 1;
+            args.recv_scale_stride_block = s->info.out_rows ? s->info.out_rows : 1;
         }
     }
     args.recv_x = at[RECV_X];
@@ -317,6 +322,7 @@ static int combine(struct state *s, bool device)
         args.topk_weights = (const float *)(const void *)at[RECV_WEIGHTS];
         args.out_topk_weights = (float *)(void *)at[OUT_WEIGHTS];
     }
+    args.flags = s->combine_flags;
     TRY(wait_first(s, device, &after));
     status = ep_combine(device ? s->cuda_plan : s->host_plan, &args, stream_of(s, device));
     return finish(s, device, device ? "ep_combine" : "ep_combine of the host backend", status, after);
@@ -382,9 +388,17 @@ static int run_all(struct state *s)
     if (code & FAILED)
         return code;
     TRY(answer(s));
-    TRY(combine(s, false));
-    TRY(combine(s, true));
-    return code | compare(s, OUT, "combine") | compare(s, OUT_WEIGHTS, "combine");
+    for (int by_choice = 0; by_choice < 2 && !(code & FAILED); by_choice++) {
+        s->combine_flags = !by_choice ? 0 : EP_COMBINE_BY_CHOICE | (s->shape->topk % 2 ? EP_COMBINE_ROUND_PARTIAL : 0);
+        TRY(twin_poison(s->group, &s->b[OUT]));
+        TRY(twin_poison(s->group, &s->b[OUT_WEIGHTS]));
+        CUDA(cudaStreamSynchronize(s->group->stream));
+        TRY(combine(s, false));
+        TRY(combine(s, true));
+        code |= compare(s, OUT, by_choice ? "combine by choice" : "combine");
+        code |= compare(s, OUT_WEIGHTS, by_choice ? "combine by choice" : "combine");
+    }
+    return code;
 }
 
 int case_run(const struct group *group, const struct shape *shape)

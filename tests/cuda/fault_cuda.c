@@ -22,7 +22,11 @@
 #define KILL_AFTER 5 /* ms after they began */
 #define LONG_TOKENS 65536
 
-enum fault { KILL, STOP, LATE, STUCK, AMID };
+#define AWAY_MS 500  /* that hosts do something else, with a call under way */
+#define REPLAYS 1000 /* of a graph; the victim is killed */
+#define KILL_AT 500  /* ... when it has launched so many */
+
+enum fault { KILL, STOP, LATE, STUCK, AMID, ELSEWHERE, REPLAYED };
 
 static const struct kind {
     const char *name;
@@ -44,7 +48,17 @@ static const struct kind {
     {"stuck-combine", STUCK, true, true, 1500, 7168},
     {"amid-dispatch", AMID, false, true, LONG_TOKENS, 7168},
     {"amid-combine", AMID, true, true, LONG_TOKENS, 7168},
+    {"elsewhere", ELSEWHERE, false, false, 64, 1024},
+    {"elsewhere-combine", ELSEWHERE, true, true, 1500, 7168},
+    {"replayed", REPLAYED, true, false, 64, 1024},
+    {"replayed-ordinary", REPLAYED, true, true, 1500, 1024},
 };
+
+/* By itself, without anybody's help. */
+static bool dies_of(enum fault fault)
+{
+    return fault == KILL || fault == AMID || fault == ELSEWHERE || fault == REPLAYED;
+}
 
 struct scene {
     ep_boot_shm *second;
@@ -120,13 +134,53 @@ static int suffer(struct state *s)
     case AMID:
         TRY(die_amid(s));
         break;
+    case ELSEWHERE:
+        sleep_ms(AWAY_MS / 4); /* the others' kernels wait by then */
+        kill(getpid(), SIGKILL);
+        break;
+    case REPLAYED:
+        break;
     }
+    return 0;
+}
+
+/* Nobody is in a call when the victim dies, nor later: what is under way ends, and the communicator tells. */
+static int look_later(struct state *s, ep_status *ret_status)
+{
+    TRY(call_operation(s, s->kind->combines, false, ret_status));
+    CALL(*ret_status);
+    sleep_ms(AWAY_MS);
+    *ret_status = ep_comm_async_error(s->group.cuda);
+    ep_set_last_error(ep_comm_last_error(s->group.cuda));
+    return 0;
+}
+
+/* A dispatch and a combine, launched over and over again. */
+static int replay(struct state *s, ep_status *ret_status)
+{
+    cudaGraphExec_t exec;
+
+    atomic_store(s->scene->victim_pid, (int)getpid());
+    s->stream = s->group.stream;
+    TRY(capture_begin(&s->group));
+    for (int combines = 0; combines < 2; combines++) {
+        TRY(call_operation(s, combines, false, ret_status));
+        CALL(*ret_status);
+    }
+    TRY(capture_end(&s->group, &exec));
+    for (int i = 0; i < REPLAYS; i++) {
+        if (s->group.rank == s->victim && i == KILL_AT)
+            kill(getpid(), SIGKILL);
+        CUDA(cudaGraphLaunch(exec, s->group.stream));
+    }
+    *ret_status = ep_stream_sync(s->group.cuda, s->group.stream);
+    CUDA(cudaGraphExecDestroy(exec));
     return 0;
 }
 
 static int check_status(struct state *s, ep_status status, double took)
 {
-    bool killed = s->kind->fault == KILL || s->kind->fault == AMID;
+    bool killed = dies_of(s->kind->fault);
 
     if (s->group.rank == 0)
         printf("%s: after %.0f ms: %s\n", s->kind->name, took, ep_last_error());
@@ -193,7 +247,12 @@ static int meet_fault(struct state *s)
     begin = now_ms();
     if (s->group.rank == s->victim)
         TRY(suffer(s));
-    TRY(call_operation(s, s->kind->combines, true, &status));
+    if (s->kind->fault == ELSEWHERE)
+        TRY(look_later(s, &status));
+    else if (s->kind->fault == REPLAYED)
+        TRY(replay(s, &status));
+    else
+        TRY(call_operation(s, s->kind->combines, true, &status));
     if (s->kind->fault == AMID && status == EP_OK) {
         /* What a process has started on its GPU may outlive it by some ms: then all that it owed has come. */
         printf("%s: the rows of rank %d were complete; the next call tells\n", s->kind->name, s->victim);
@@ -213,7 +272,7 @@ static int meet_fault(struct state *s)
 
 static int go_on(struct state *s)
 {
-    bool gone = s->kind->fault == KILL || s->kind->fault == STOP || s->kind->fault == AMID;
+    bool gone = s->kind->fault == STOP || dies_of(s->kind->fault);
     struct group next = s->group;
     ep_comm_info info = {.size = sizeof(info)};
     struct shape mine = {.n_tokens = s->kind->n_tokens < 1500 ? s->kind->n_tokens : 1500,
@@ -278,7 +337,7 @@ static int run_rank(const ep_boot *boot, void *argument)
 
 static int run_scene(struct options *options, const struct kind *kind)
 {
-    bool dies = kind->fault == KILL || kind->fault == STOP || kind->fault == AMID;
+    bool dies = kind->fault == STOP || dies_of(kind->fault);
     struct scene scene = {.kind = kind, .victim_pid = share(sizeof(*scene.victim_pid))};
     struct launch launch = {.name = kind->name,
                             .ranks = options->ranks,

@@ -19,10 +19,27 @@
 /* Beside the flags of a call, none of which has this bit: it is only queued. */
 #define TEST_ASYNC (1u << 31)
 
+static inline bool test_is_capturing(cudaStream_t stream)
+{
+    enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+
+    return stream && (cudaStreamIsCapturing(stream, &capture) != cudaSuccess || capture != cudaStreamCaptureStatusNone);
+}
+
+/*
+ * Is a call to be made by its _sync form? Without TEST_ASYNC in `flags`, outside of a capture; then what `stream` holds
+ * is complete. A low-latency call that is refused leaves the group as it was in this form alone.
+ */
+static inline bool test_waits(cudaStream_t stream, uint32_t flags)
+{
+    return !(flags & TEST_ASYNC) && !test_is_capturing(stream) && cudaStreamSynchronize(stream) == cudaSuccess;
+}
+
 /* What has become of a call that was queued in `stream` with `status`; waits for it without TEST_ASYNC in `flags`. */
 static inline ep_status test_settle(ep_comm *comm, ep_status status, ep_stream stream, uint32_t flags)
 {
-    return status == EP_OK && !(flags & TEST_ASYNC) ? ep_stream_sync(comm, stream) : status;
+    return status == EP_OK && !(flags & TEST_ASYNC) && !test_is_capturing(stream) ? ep_stream_sync(comm, stream)
+                                                                                  : status;
 }
 
 /* --- options ---------------------------------------------------------------------------------------------------- */

@@ -24,7 +24,8 @@ const char *const spoil_names[N_SPOILS] = {
 };
 
 struct exchange {
-    uint32_t flags; /* of the last call: whether it is waited for counts for its second half, too */
+    uint32_t flags;   /* of the last call: whether it is waited for counts for its second half, too */
+    uint64_t call[2]; /* number of the dispatch on the host and on the device */
     const struct ll_pair *pair;
     struct ll_round round;
     struct twin b[N_BUFFERS];
@@ -171,6 +172,10 @@ static ep_status dispatch(struct exchange *x, ep_ll *ll, bool device, uint32_t f
     args.recv_source = round->sources ? (int32_t *)(void *)at[RECV_SOURCE] : NULL;
     args.recv_range = round->sources ? (int64_t *)(void *)at[RECV_RANGE] : NULL;
     args.flags = (flags & ~TEST_ASYNC) | (round->format == LL_ROUNDED ? EP_LL_ROUND_SCALE : 0);
+    args.ret_call = &x->call[device];
+    x->flags = flags;
+    if (device && test_waits(stream_of(x, device), flags))
+        return ep_ll_dispatch_sync(ll, &args);
     return settle(x, device, ep_ll_dispatch(ll, &args, stream_of(x, device)), flags);
 }
 
@@ -188,6 +193,10 @@ static ep_status combine(struct exchange *x, ep_ll *ll, bool device, const void 
     args.topk_weights = (const float *)(const void *)at[WEIGHTS];
     args.out = at[OUT];
     args.flags = (flags & ~TEST_ASYNC) | (x->pair->config.flags & EP_LL_NO_PARTIAL_REDUCE);
+    args.call = x->call[device];
+    x->flags = flags;
+    if (device && test_waits(stream_of(x, device), flags))
+        return ep_ll_combine_sync(ll, &args);
     return settle(x, device, ep_ll_combine(ll, &args, stream_of(x, device)), flags);
 }
 
@@ -217,6 +226,8 @@ ep_status exchange_combine(struct exchange *x, uint32_t flags)
 
 ep_status exchange_finish(struct exchange *x)
 {
+    if (test_waits(stream_of(x, true), x->flags))
+        return ep_ll_finish_sync(x->pair->cuda, 0);
     return settle(x, true, ep_ll_finish(x->pair->cuda, 0, stream_of(x, true)), x->flags);
 }
 

@@ -155,6 +155,8 @@ ep_status model_dispatch(struct model *m, uint32_t flags)
     args.recv_range = m->range;
     args.flags = flags & ~TEST_ASYNC;
     m->flags = flags;
+    if (test_waits(m->group->stream, flags))
+        return ep_ll_dispatch_sync(m->ll, &args);
     return test_settle(m->group->cuda, ep_ll_dispatch(m->ll, &args, m->group->stream), m->group->stream, flags);
 }
 
@@ -170,11 +172,15 @@ ep_status model_combine(struct model *m, uint32_t flags)
     args.out = m->out;
     args.flags = (flags & ~TEST_ASYNC) | m->sum;
     m->flags = flags;
+    if (test_waits(m->group->stream, flags))
+        return ep_ll_combine_sync(m->ll, &args);
     return test_settle(m->group->cuda, ep_ll_combine(m->ll, &args, m->group->stream), m->group->stream, flags);
 }
 
 ep_status model_finish(struct model *m)
 {
+    if (test_waits(m->group->stream, m->flags))
+        return ep_ll_finish_sync(m->ll, 0);
     return test_settle(m->group->cuda, ep_ll_finish(m->ll, 0, m->group->stream), m->group->stream, m->flags);
 }
 

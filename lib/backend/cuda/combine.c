@@ -21,60 +21,66 @@ struct combine {
     struct cuda_comm *cuda;
     ep_plan *plan;
     const ep_combine_args *args;
+    cudaStream_t stream;
     size_t row_bytes, weight_bytes; /* of one row */
     bool copies;                    /* the kernel copies into staging */
+    bool queued;                    /* something is in the stream */
     struct cuda_copy copy[HOST_AT_COUNT];
-    struct cuda_pending *pending;
 };
 
-/*
- * Publishes one input: in place if it is symmetric memory, else a copy in staging, which the kernel makes if that of
- * the rows is worth it.
- */
-static ep_status publish_input(struct combine *c, int which, const void *input, size_t row_bytes,
-                               struct host_where *ret_where)
+/* In stream order, before the kernel. */
+static ep_status copy_before(const struct combine *c, const struct cuda_copy *copy, size_t bytes)
 {
-    size_t bytes = (size_t)c->plan->full.n_recv * row_bytes;
+    const struct cuda_plan *device = cuda_plan_of(c->plan);
+    struct cuda_rows rows = {.counts = device->route.counts, .rank = c->plan->comm->rank, .copy = {*copy}};
+
+    if (device->fixed)
+        return cuda_status(cuda_launch_rows(&rows, c->stream), "rows kernel");
+    CUDA_TRY(cudaMemcpyAsync(copy->to, copy->from, bytes, cudaMemcpyDeviceToDevice, c->stream));
+    return EP_OK;
+}
+
+/*
+ * Says where one input is: in place if it is symmetric memory, else a copy in staging, which the kernel makes if that
+ * of the rows is worth it.
+ */
+static ep_status place_input(struct combine *c, int which, const void *input, size_t row_bytes,
+                             struct cuda_terms *terms)
+{
+    uint32_t *place = &terms->tell[CUDA_TELL_PLACES + 2 * which];
+    size_t bytes = (size_t)cuda_plan_rows(c->plan) * row_bytes;
     void *staged;
 
-    ret_where->slot = HOST_NOWHERE;
-    if (!input || !bytes || cuda_find(c->cuda, input, bytes, ret_where))
+    terms->row_bytes[which] = (int64_t)row_bytes;
+    terms->own.at[which] = (unsigned char *)(uintptr_t)input;
+    if (!bytes || cuda_tell_place(c->cuda, input, bytes, place))
         return EP_OK;
     EP_TRY(cuda_stage(c->cuda, which, bytes, &staged));
     if (which == HOST_AT_X)
         c->copies = cuda_copies_along(c->cuda, c->plan, row_bytes);
-    if (c->copies)
-        c->copy[which] = (struct cuda_copy){.from = input, .to = staged, .row_bytes = (int64_t)row_bytes};
-    else
-        CUDA_TRY(cudaMemcpyAsync(staged, input, bytes, cudaMemcpyDeviceToDevice, c->cuda->stream));
-    if (!cuda_find(c->cuda, staged, bytes, ret_where))
+    c->copy[which] = (struct cuda_copy){.from = input, .to = staged, .row_bytes = (int64_t)row_bytes};
+    if (!c->copies)
+        EP_TRY(copy_before(c, &c->copy[which], bytes));
+    if (!cuda_tell_place(c->cuda, staged, bytes, place))
         return ep_fail(EP_E_STATE, "combine: staging buffer of %zu bytes is not where it was", bytes);
     return EP_OK;
 }
 
-static ep_status map_inputs(struct combine *c, struct cuda_combine *sum)
+/* A rank that receives nothing has no input, and wants to know of the others' as they do. */
+static ep_status fill_terms(struct combine *c, struct cuda_terms *terms)
 {
-    struct host_comm *host = &c->cuda->host;
+    const ep_combine_args *args = c->args;
 
-    for (int rank = 0; rank < host->comm->nranks; rank++) {
-        const struct host_record *record = &host->records[rank];
-        size_t rows = (size_t)record->rows;
-        void *x, *weights = NULL;
-        ep_status status = cuda_map(c->cuda, rank, &record->at[HOST_AT_X], rows * c->row_bytes, &x);
-
-        if (status == EP_OK && c->args->out_topk_weights)
-            status = cuda_map(c->cuda, rank, &record->at[HOST_AT_WEIGHTS], rows * c->weight_bytes, &weights);
-        if (status != EP_OK)
-            return host_raise_own(host, status, rank, HOST_COMBINE_READY);
-        /* Own rows need no detour. */
-        if (rank == host->comm->rank && c->copies) {
-            sum->x[rank] = c->args->x;
-            sum->weights[rank] = c->args->topk_weights;
-            continue;
-        }
-        sum->x[rank] = x;
-        sum->weights[rank] = weights;
-    }
+    terms->kind = CUDA_COMBINE;
+    terms->tell[CUDA_TELL_PHASE] = HOST_COMBINE_READY;
+    terms->tell[CUDA_TELL_PLAN] = (uint32_t)((struct host_plan *)c->plan->impl)->number;
+    terms->tell[CUDA_TELL_DTYPE] = (uint32_t)args->dtype;
+    terms->tell[CUDA_TELL_HIDDEN] = (uint32_t)args->hidden;
+    terms->tell[CUDA_TELL_OUTPUTS] = (args->out_topk_weights ? 1 : 0) | args->flags << 1;
+    EP_TRY(place_input(c, HOST_AT_X, args->x, c->row_bytes, terms));
+    if (args->out_topk_weights)
+        EP_TRY(place_input(c, HOST_AT_WEIGHTS, args->topk_weights, c->weight_bytes, terms));
+    terms->tell[CUDA_TELL_COPIES] = c->copies;
     return EP_OK;
 }
 
@@ -83,7 +89,7 @@ static struct cuda_shape fit(const struct cuda_comm *cuda, uint32_t row_bytes, u
 {
     uint32_t room = (uint32_t)cuda->shared_limit - CUDA_BARRIERS_MOST;
     uint32_t piece = row_bytes < LEAST_PIECE ? row_bytes : LEAST_PIECE, slot;
-    struct cuda_shape shape = {.blocks = cuda->sms, .warps = WARPS, .stages = STAGES};
+    struct cuda_shape shape = {.warps = WARPS, .stages = STAGES};
 
     while (shape.warps > LEAST_WARPS && room / (uint32_t)(shape.warps * shape.stages) < width * piece)
         shape.warps--;
@@ -122,6 +128,25 @@ static void divide(struct cuda_combine *sum, const struct cuda_shape *shape)
     sum->units = (uint32_t)sum->whole + (n - (uint32_t)sum->whole) * (uint32_t)sum->parts;
 }
 
+/* The order of the sum, in memory of the plan's: for each combine anew, because an update may have been before it. */
+static ep_status order_by_choice(struct combine *c, struct cuda_combine *sum)
+{
+    struct cuda_plan *device = cuda_plan_of(c->plan);
+    size_t tokens = (size_t)(device->fixed ? device->max_tokens : sum->route.n_tokens);
+    struct cuda_order order = {.route = sum->route, .from_mask = c->plan->from_mask};
+
+    if (!(c->args->flags & EP_COMBINE_BY_CHOICE))
+        return EP_OK;
+    sum->by_choice = 1;
+    sum->rounds_partial = order.by_rank = c->args->flags & EP_COMBINE_ROUND_PARTIAL && sum->route.expanded;
+    if (!device->ordered.memory)
+        EP_TRY(
+            cuda_take(c->cuda, (tokens * (size_t)sum->route.width + 1) * sizeof(struct cuda_entry), &device->ordered));
+    order.ret_entry = device->ordered.memory;
+    sum->route.entry = order.ret_entry;
+    return cuda_status(cuda_launch_order(&order, c->stream), "order kernel");
+}
+
 static ep_status launch(struct combine *c, const struct cuda_route *route)
 {
     const ep_combine_args *args = c->args;
@@ -130,22 +155,28 @@ static ep_status launch(struct combine *c, const struct cuda_route *route)
     struct cuda_shape *shape = &cuda->last_shape[1];
 
     *sum = (struct cuda_combine){.route = *route,
+                                 .by_rank = route->entry,
                                  .bias = {args->bias[0], args->bias[1]},
                                  .out = args->out,
                                  .out_weights = args->out_topk_weights,
                                  .row_bytes = (int64_t)c->row_bytes};
     cuda_fill_waits(cuda, HOST_COMBINE_READY, HOST_COMBINE_DONE, &sum->waits);
-    EP_TRY(map_inputs(c, sum));
+    EP_TRY(order_by_choice(c, sum));
+    EP_TRY(fill_terms(c, &sum->terms));
     *shape = fit(cuda, (uint32_t)c->row_bytes, (uint32_t)route->width, &sum->slot_bytes);
-    divide(sum, shape);
     cuda_fill_stage(cuda, c->plan, c->copies, &sum->stage);
+    shape->blocks = sum->stage.movers;
+    divide(sum, shape);
     if (c->copies) {
         cuda_fit_copiers(cuda, (size_t)sum->slot_bytes, &sum->stage, shape);
         sum->stage.x = c->copy[HOST_AT_X];
         sum->stage.beside[0] = c->copy[HOST_AT_WEIGHTS];
-        sum->stage.parts = cuda_parts_ahead(&sum->stage, shape);
+        sum->stage.parts =
+            cuda_parts_ahead(&sum->stage, shape, cuda_rows_of_others(cuda, c->plan) * (int64_t)c->row_bytes);
     }
-    return cuda_status(cuda_launch_combine(sum, shape, cuda->stream), "combine kernel");
+    EP_TRY(cuda_status(cuda_launch_combine(sum, shape, c->stream), "combine kernel"));
+    c->queued = true;
+    return EP_OK;
 }
 
 static ep_status check_pointers(const struct combine *c)
@@ -153,7 +184,7 @@ static ep_status check_pointers(const struct combine *c)
     static const char call[] = "ep_combine";
     const ep_combine_args *args = c->args;
 
-    if (c->plan->full.n_recv) {
+    if (cuda_plan_rows(c->plan)) {
         EP_TRY(cuda_check_pointer(c->cuda, call, "x", args->x));
         EP_TRY(cuda_check_pointer(c->cuda, call, "topk_weights", args->topk_weights));
     }
@@ -165,46 +196,27 @@ static ep_status check_pointers(const struct combine *c)
     return cuda_check_pointer(c->cuda, call, "out_topk_weights", args->out_topk_weights);
 }
 
-static ep_status combine_body(struct combine *c)
+static ep_status combine_body(struct combine *c, bool capturing)
 {
-    const ep_combine_args *args = c->args;
-    struct host_record record = {.phase = HOST_COMBINE_READY, .dtype = args->dtype, .hidden = args->hidden};
-    struct host_comm *host = &c->cuda->host;
     const struct cuda_route *route;
 
-    EP_TRY(cuda_plan_ready(c->cuda, c->plan, &route));
+    EP_TRY(cuda_plan_ready(c->cuda, c->plan, capturing, &route));
     EP_TRY(check_pointers(c));
     c->weight_bytes = (route->expanded ? 1 : (size_t)c->plan->args.topk) * sizeof(float);
-    c->row_bytes = (size_t)args->hidden * sizeof(uint16_t);
-    cuda_sweep(c->cuda);
-    record.plan_number = ((struct host_plan *)c->plan->impl)->number;
-    record.outputs = args->out_topk_weights ? 1 : 0;
-    for (int i = 0; i < HOST_AT_COUNT; i++)
-        record.at[i].slot = HOST_NOWHERE;
-    EP_TRY(publish_input(c, HOST_AT_X, args->x, c->row_bytes, &record.at[HOST_AT_X]));
-    EP_TRY(publish_input(c, HOST_AT_WEIGHTS, args->topk_weights, c->weight_bytes, &record.at[HOST_AT_WEIGHTS]));
-    record.copies = c->copies;
-    record.rows = c->plan->full.n_recv;
-    EP_TRY(host_enter(host, c->plan, &record));
-    c->pending->phase = HOST_COMBINE_DONE;
-    c->pending->operation = host->operation;
-    c->pending->stats.ns_wait_ready = ep_now_ns() - c->pending->begin_ns;
+    c->row_bytes = (size_t)c->args->hidden * sizeof(uint16_t);
     EP_TRY(launch(c, route));
-    cuda_plan_count(c->plan, c->row_bytes, &c->pending->stats);
-    return cuda_queued(c->pending, false);
-}
-
-static ep_status start_combine(ep_plan *plan, const void *args, struct cuda_pending *ret_pending)
-{
-    struct combine c = {.cuda = cuda_of(plan->comm), .plan = plan, .args = args, .pending = ret_pending};
-
-    return combine_body(&c);
+    cuda_plan_count(c->plan, c->row_bytes);
+    return EP_OK;
 }
 
 ep_status cuda_combine(ep_plan *plan, const ep_combine_args *args, ep_stream stream)
 {
-    if (args->flags)
-        return ep_fail(EP_E_UNSUPPORTED, "ep_combine: the CUDA backend has no EP_COMBINE_BY_CHOICE");
-    EP_TRY(cuda_use_stream(cuda_of(plan->comm), stream));
-    return cuda_submit(plan, start_combine, args);
+    struct combine c = {.cuda = cuda_of(plan->comm), .plan = plan, .args = args};
+    struct cuda_call call;
+    ep_status status;
+
+    EP_TRY(cuda_call_begin(c.cuda, stream, true, &call));
+    c.stream = call.stream;
+    status = combine_body(&c, call.capture != 0);
+    return cuda_call_end(&call, status, c.queued);
 }

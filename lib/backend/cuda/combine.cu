@@ -67,9 +67,12 @@ __device__ void fetch_unit(const cuda_combine &c, unit &u, uint32_t number, int 
         u.entry = c.route.entry[u.token * c.route.width + lane];
 }
 
-__device__ const unsigned char *row_of(const cuda_combine &c, cuda_entry entry)
+/* Indices of the buffers of a target: as HOST_AT_X ... */
+enum { AT_X, AT_WEIGHTS = 3 };
+
+__device__ const unsigned char *row_of(const cuda_combine &c, const targets &from, cuda_entry entry)
 {
-    return c.x[entry.local] + (c.route.base[entry.local] + entry.row) * c.row_bytes;
+    return from.of[entry.local].at[AT_X] + entry.row * c.row_bytes;
 }
 
 /* Equal pieces of a unit, as few as possible. */
@@ -83,10 +86,9 @@ __device__ uint32_t piece_of(const cuda_combine &c, uint32_t bytes, int n)
 }
 
 /* The next unit becomes that whose pieces are loaded. By all lanes. */
-template <bool STAGED> __device__ void enter_unit(const cuda_combine &c, feed &f, int lane)
+__device__ void enter_unit(const cuda_combine &c, const targets &from, feed &f, int lane)
 {
-    uint32_t blocks = STAGED ? (uint32_t)c.stage.movers : gridDim.x;
-    uint32_t all = blocks * (blockDim.x / WARP), number = __shfl_sync(ALL_LANES, f.asked, 0);
+    uint32_t all = (uint32_t)c.stage.movers * (blockDim.x / WARP), number = __shfl_sync(ALL_LANES, f.asked, 0);
 
     f.token = f.next.token;
     f.at = f.next.at;
@@ -96,7 +98,7 @@ template <bool STAGED> __device__ void enter_unit(const cuda_combine &c, feed &f
     f.here = false;
     if (f.token >= 0) {
         f.piece = piece_of(c, f.end - f.at, f.n);
-        f.row = lane < f.n ? row_of(c, f.next.entry) : nullptr;
+        f.row = lane < f.n ? row_of(c, from, f.next.entry) : nullptr;
     }
     fetch_unit(c, f.next, number, lane);
     if (lane == 0 && number < c.units)
@@ -107,9 +109,9 @@ template <bool STAGED> __device__ void enter_unit(const cuda_combine &c, feed &f
  * May the rows of the unit be read? By all lanes. `known`: lane i's, how many rows rank i has copied by its last word.
  * With `wait` it waits for those that are missing; after a wait in vain `sound` is false.
  */
-__device__ bool look_for_rows(const cuda_combine &c, feed &f, uint32_t &known, bool wait, bool &sound, int lane)
+__device__ bool look_for_rows(const cuda_combine &c, uint32_t copying, uint64_t number, feed &f, uint32_t &known,
+                              bool wait, bool &sound, int lane)
 {
-    const cuda_stage &s = c.stage;
     uint32_t row = (uint32_t)f.entry.row, said = __shfl_sync(ALL_LANES, known, f.entry.local);
     const cuda_signals *mine = c.waits.mine;
 
@@ -117,12 +119,12 @@ __device__ bool look_for_rows(const cuda_combine &c, feed &f, uint32_t &known, b
     if (f.here)
         return true;
     if (wait && lane < f.n && said <= row)
-        sound = wait_until(c.waits, &mine->progress[f.entry.local], CUDA_WORD(s.number, row + 1), f.entry.local,
+        sound = wait_until(c.waits, &mine->progress[f.entry.local], CUDA_WORD(number, row + 1), f.entry.local,
                            c.waits.ready_phase);
     sound = __all_sync(ALL_LANES, sound);
     __syncwarp();
-    if (s.told >> lane & 1)
-        known = rows_of_word(load_acquire(&mine->progress[lane]), s.number);
+    if (copying >> lane & 1)
+        known = rows_of_word(load_acquire(&mine->progress[lane]), number);
     /* What the peers wrote before may be read by the copy engine now. */
     __syncwarp();
     bulk_fence_global();
@@ -132,8 +134,8 @@ __device__ bool look_for_rows(const cuda_combine &c, feed &f, uint32_t &known, b
 }
 
 /* By all lanes. */
-template <bool STAGED>
-__device__ void load_piece(const cuda_combine &c, const ring &r, feed &f, held &h, int slot, int lane)
+__device__ void load_piece(const cuda_combine &c, const targets &from, const ring &r, feed &f, held &h, int slot,
+                           int lane)
 {
     uint32_t bytes = min(f.piece, f.end - f.at);
     unsigned char *to = r.slots + (size_t)slot * c.slot_bytes;
@@ -142,7 +144,7 @@ __device__ void load_piece(const cuda_combine &c, const ring &r, feed &f, held &
         barrier_expect(r.full + slot, (uint32_t)f.n * bytes);
     __syncwarp();
     for (int i = lane; i < f.n; i += WARP) {
-        const unsigned char *row = i < WARP ? f.row : row_of(c, c.route.entry[f.token * c.route.width + i]);
+        const unsigned char *row = i < WARP ? f.row : row_of(c, from, c.route.entry[f.token * c.route.width + i]);
 
         bulk_load(to + (size_t)i * bytes, row + f.at, bytes, r.full + slot);
     }
@@ -150,7 +152,7 @@ __device__ void load_piece(const cuda_combine &c, const ring &r, feed &f, held &
         h = {f.token, f.at, bytes, f.n};
     f.at += bytes;
     if (f.at == f.end)
-        enter_unit<STAGED>(c, f, lane);
+        enter_unit(c, from, f, lane);
 }
 
 __device__ held held_in(const held &h, int slot)
@@ -216,9 +218,41 @@ __device__ void add_all(float (&sum)[8], const unsigned char *terms, int stride,
         add_few<false>(sum, terms, stride, min(n, 4));
 }
 
+/* The rows of each rank are added up and rounded first; bit i of `ends`: the i-th is the last one of its rank. */
+__device__ void add_partials(float (&sum)[8], const unsigned char *terms, int stride, int n, uint64_t ends)
+{
+    float part[8] = {};
+
+    for (int i = 0; i < n; i++) {
+        add_vector<false>(part, *reinterpret_cast<const uint4 *>(terms + (size_t)i * stride));
+        if (!(ends >> i & 1))
+            continue;
+        add_vector<false>(sum, round_vector(part));
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+            part[j] = 0.0f;
+    }
+}
+
+/* Which rows of a token are the last one of their rank. By all lanes. */
+__device__ uint64_t find_ends(const cuda_combine &c, const held &h, int lane)
+{
+    const cuda_entry *entries = c.route.entry + h.token * c.route.width;
+    uint64_t ends = 0;
+
+    for (int i = lane; i - lane < h.n; i += WARP) {
+        bool end = i < h.n && (i == h.n - 1 || entries[i].local != entries[i + 1].local);
+
+        ends |= (uint64_t)__ballot_sync(ALL_LANES, end) << (i - lane);
+    }
+    return ends;
+}
+
 /* Any number of terms, behind the biases. */
 __device__ void sum_behind_bias(const cuda_combine &c, const held &h, const unsigned char *terms, int64_t at, int lane)
 {
+    uint64_t ends = c.rounds_partial ? find_ends(c, h, lane) : 0;
+
     for (uint32_t offset = (uint32_t)lane * VECTOR; offset < h.bytes; offset += WARP * VECTOR) {
         float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
         bool first = true;
@@ -232,7 +266,11 @@ __device__ void sum_behind_bias(const cuda_combine &c, const held &h, const unsi
                 add_vector<false>(sum, *reinterpret_cast<const uint4 *>(c.bias[b] + at + offset));
             first = false;
         }
-        add_all(sum, terms + offset, (int)h.bytes, h.n, first);
+        /* By choice the first term is added to 0. */
+        if (ends)
+            add_partials(sum, terms + offset, (int)h.bytes, h.n, ends);
+        else
+            add_all(sum, terms + offset, (int)h.bytes, h.n, first && !c.by_choice);
         *reinterpret_cast<uint4 *>(c.out + at + offset) = round_vector(sum);
     }
 }
@@ -254,7 +292,7 @@ __device__ void sum_piece(const cuda_combine &c, const held &h, const unsigned c
     int64_t at = h.token * c.row_bytes + h.at;
     unsigned char *out = c.out + at;
 
-    switch (c.bias[0] || c.bias[1] ? 0 : h.n) {
+    switch (c.bias[0] || c.bias[1] || c.by_choice ? 0 : h.n) {
     case 1:
         return sum_rows<1>(out, terms, h.bytes, lane);
     case 2:
@@ -277,7 +315,7 @@ __device__ void sum_piece(const cuda_combine &c, const held &h, const unsigned c
 }
 
 /* Volatile, because the peers write the weights before this kernel learns that they are ready. */
-__device__ void sum_weights(const cuda_combine &c, int64_t token, int lane)
+__device__ void sum_weights(const cuda_combine &c, const targets &from, int64_t token, int lane)
 {
     const cuda_route &route = c.route;
     int n = __ldg(route.count + token), topk = route.topk;
@@ -286,9 +324,9 @@ __device__ void sum_weights(const cuda_combine &c, int64_t token, int lane)
         float sum = 0.0f;
 
         for (int i = 0; i < n; i++) {
-            cuda_entry entry = route.entry[token * route.width + i];
-            int64_t row = route.base[entry.local] + entry.row;
-            const volatile float *weights = c.weights[entry.local];
+            cuda_entry entry = c.by_rank[token * route.width + i];
+            int64_t row = entry.row;
+            const volatile float *weights = reinterpret_cast<const float *>(from.of[entry.local].at[AT_WEIGHTS]);
 
             if (!route.expanded)
                 sum = __fadd_rn(sum, weights[row * topk + k]);
@@ -299,37 +337,21 @@ __device__ void sum_weights(const cuda_combine &c, int64_t token, int lane)
     }
 }
 
-/* All that the block, number `block` of `blocks`, adds up. STAGED: some rank of the group copies. */
+/* All that the warp adds up, from its first unit on. STAGED: some rank of the group copies. */
 template <bool STAGED>
-__device__ __forceinline__ bool sum_units(const cuda_combine &c, unsigned char *shared, int stages, uint32_t block,
-                                          uint32_t blocks, uint64_t number)
+__device__ __forceinline__ bool sum_units(const cuda_combine &c, const targets &from, const ring &r, feed &f,
+                                          bool sound, uint64_t number)
 {
-    int warps = (int)blockDim.x / WARP, warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
-    ring r(shared, stages, c.slot_bytes);
-    uint32_t me = (uint32_t)warp * blocks + block, parity = 0;
-    uint32_t known = STAGED && c.stage.told >> lane & 1 ? 0 : UINT32_MAX;
-    int slot = 0, next = 0, loaded = 0;
-    feed f = {};
+    int lane = (int)threadIdx.x % WARP, stages = r.stages, slot = 0, next = 0, loaded = 0;
+    uint32_t parity = 0, copying = STAGED ? from.copying : 0;
+    uint32_t known = STAGED && copying >> lane & 1 ? 0 : UINT32_MAX;
     held h = {};
-    bool sound;
 
-    if (lane == 0)
-        ring_init(r);
-    __syncwarp();
-    /* The first two units are a warp's by its place, the others it takes as it comes to them. */
-    f.asked = me + blocks * (uint32_t)warps;
-    fetch_unit(c, f.next, me, lane);
-    enter_unit<STAGED>(c, f, lane);
-    sound = operation_begin(c.waits, number);
-    /* What the peers wrote before may be read by the copy engine now. */
-    bulk_fence_global();
-    if (!sound)
-        f.token = -1;
     for (;;) {
         while (loaded < stages && f.token >= 0) {
-            if (STAGED && !look_for_rows(c, f, known, loaded == 0, sound, lane))
+            if (STAGED && !look_for_rows(c, copying, number, f, known, loaded == 0, sound, lane))
                 break;
-            load_piece<STAGED>(c, r, f, h, next, lane);
+            load_piece(c, from, r, f, h, next, lane);
             next = next + 1 == stages ? 0 : next + 1;
             loaded++;
         }
@@ -344,7 +366,7 @@ __device__ __forceinline__ bool sum_units(const cuda_combine &c, unsigned char *
         barrier_wait(r.full + slot, parity);
         sum_piece(c, here, r.slots + (size_t)slot * c.slot_bytes, lane);
         if (c.out_weights && here.at == 0)
-            sum_weights(c, here.token, lane);
+            sum_weights(c, from, here.token, lane);
         /* All lanes have read the slot before it is loaded again. */
         bulk_fence_shared();
         __syncwarp();
@@ -357,14 +379,42 @@ __device__ __forceinline__ bool sum_units(const cuda_combine &c, unsigned char *
     return sound;
 }
 
-/* Rows of a source that the parts before `part` have. */
-__device__ __forceinline__ int64_t rows_before(const cuda_stage &s, int source, int part)
+/* The first unit is a warp's by its place, and so is the second; the others it takes as it comes to them. */
+__device__ __forceinline__ bool sum_block(const cuda_combine &c, targets &from, unsigned char *shared, int stages,
+                                          uint32_t block, uint64_t number)
 {
-    return s.rows[source] * part / s.parts;
+    uint32_t warps = blockDim.x / WARP, blocks = (uint32_t)c.stage.movers;
+    uint32_t me = threadIdx.x / WARP * blocks + block;
+    int lane = (int)threadIdx.x % WARP;
+    ring r(shared, stages, c.slot_bytes);
+    feed f = {};
+    bool sound;
+
+    if (lane == 0)
+        ring_init(r);
+    __syncwarp();
+    f.asked = me + blocks * warps;
+    fetch_unit(c, f.next, me, lane);
+    sound = operation_begin(c.waits, c.terms, c.route.counts, number, from);
+    if (sound && !is_refused(c.waits, c.route.counts))
+        enter_unit(c, from, f, lane);
+    else
+        f.token = -1;
+    /* What the peers wrote before may be read by the copy engine now. */
+    bulk_fence_global();
+    return from.copying ? sum_units<true>(c, from, r, f, sound, number)
+                        : sum_units<false>(c, from, r, f, sound, number);
+}
+
+/* Rows of a source that the parts before `part` have. */
+__device__ __forceinline__ int64_t rows_before(const cuda_stage &s, int64_t rows, int part)
+{
+    return rows * part / s.parts;
 }
 
 /* What has been copied so far is in staging; who is the last of `all` warps tells those who read it. */
-__device__ void end_part(const cuda_combine &c, copier &r, int part, int64_t all, int lane)
+__device__ void end_part(const cuda_combine &c, copier &r, const sources &to, uint64_t number, int part, int64_t all,
+                         int lane)
 {
     const cuda_stage &s = c.stage;
     uint32_t rows;
@@ -374,22 +424,24 @@ __device__ void end_part(const cuda_combine &c, copier &r, int part, int64_t all
     bulk_wait_all();
     if (!count_part(c.waits, part, (uint32_t)all, lane))
         return;
-    if (lane >= c.waits.nranks || !s.rows[lane])
+    if (!to.rows)
         return;
-    rows = part + 1 == s.parts ? CUDA_ALL_ROWS : (uint32_t)rows_before(s, lane, part + 1);
-    store_release(&c.waits.peer[lane]->progress[c.waits.rank], CUDA_WORD(s.number, rows));
+    rows = part + 1 == s.parts ? CUDA_ALL_ROWS : (uint32_t)rows_before(s, to.rows, part + 1);
+    store_release(&c.waits.peer[lane]->progress[c.waits.rank], CUDA_WORD(number, rows));
 }
 
 /* Copies this rank's rows into staging, those of all sources at the same pace. By a warp, number `me` of `all`. */
-__device__ void copy_in(const cuda_combine &c, copier &r, int64_t me, int64_t all, int lane)
+__device__ void copy_in(const cuda_combine &c, copier &r, uint64_t number, int64_t me, int64_t all, int lane)
 {
     const cuda_stage &s = c.stage;
+    sources to = sources_of(c.waits, c.route.counts, lane);
     int64_t turn = me; /* of the pieces to come, the warp's next */
 
     for (int part = 0; part < s.parts; part++) {
         for (int source = 0; source < c.waits.nranks; source++) {
-            int64_t begin = rows_before(s, source, part) * s.x.row_bytes;
-            int64_t end = rows_before(s, source, part + 1) * s.x.row_bytes;
+            int64_t first = __shfl_sync(ALL_LANES, to.first, source), rows = __shfl_sync(ALL_LANES, to.rows, source);
+            int64_t begin = rows_before(s, rows, part) * s.x.row_bytes;
+            int64_t end = rows_before(s, rows, part + 1) * s.x.row_bytes;
             int64_t pieces = (end - begin + s.slot_bytes - 1) / s.slot_bytes;
 
             for (; turn < pieces; turn += all) {
@@ -397,11 +449,11 @@ __device__ void copy_in(const cuda_combine &c, copier &r, int64_t me, int64_t al
 
                 if (!copier_has_room(r))
                     copier_store(r, lane);
-                copier_take(r, s, s.first[source], at, min(at + s.slot_bytes, end), lane);
+                copier_take(r, s, first, at, min(at + s.slot_bytes, end), lane);
             }
             turn -= pieces;
         }
-        end_part(c, r, part, all, lane);
+        end_part(c, r, to, number, part, all, lane);
         __syncwarp();
     }
 }
@@ -414,42 +466,46 @@ __device__ void copy_block(const cuda_combine &c, unsigned char *shared, int sta
     /* A slow peer may still read what a kernel that gave up has left in staging. */
     if (!__syncthreads_and(threadIdx.x || may_begin(c.waits, c.waits.ready_phase)))
         return;
-    copy_in(c, r, (int64_t)warp * c.stage.copiers + block, (int64_t)warps * c.stage.copiers, (int)threadIdx.x % WARP);
+    copy_in(c, r, number, (int64_t)warp * c.stage.copiers + block, (int64_t)warps * c.stage.copiers,
+            (int)threadIdx.x % WARP);
     copier_end(c.waits, c.stage, number, true);
 }
 
-template <bool STAGED>
-__global__ void __launch_bounds__(768, 1) combine_kernel(const __grid_constant__ cuda_combine c, int stages)
+} /* namespace */
+
+/* Profilers show the name. */
+namespace ep
+{
+
+__global__ void __launch_bounds__(768, 1) combine_rows(const __grid_constant__ cuda_combine c, int stages)
 {
     extern __shared__ __align__(128) unsigned char shared[];
-    uint32_t block = blockIdx.x, blocks = gridDim.x;
-    uint64_t number = operation_signal(c.waits);
+    __shared__ targets from;
+    uint32_t block = blockIdx.x, copiers = copiers_of(c.waits, c.stage);
+    uint64_t number = operation_signal(c.waits, c.terms);
     bool sound;
 
-    if (STAGED) {
+    if (copiers) {
         /* Copiers first: those who add up wait for the peers' copiers, and these for nobody. */
         block = take_place(c.waits);
-        if (block < (uint32_t)c.stage.copiers) {
+        if (block < copiers) {
             copy_block(c, shared, stages, block, number);
             return;
         }
-        block -= (uint32_t)c.stage.copiers;
-        blocks = (uint32_t)c.stage.movers;
+        block -= copiers;
     }
-    sound = sum_units<STAGED>(c, shared, stages, block, blocks, number);
-    mover_end<STAGED>(c.waits, c.stage, number, sound, blocks);
+    sound = sum_block(c, from, shared, stages, block, number);
+    mover_end(c.waits, c.stage, number, sound);
 }
 
-const mover_kernels<cuda_combine> kernels = {combine_kernel<true>, combine_kernel<false>};
-
-} /* namespace */
+} /* namespace ep */
 
 cudaError_t cuda_launch_combine(const struct cuda_combine *combine, const struct cuda_shape *shape, cudaStream_t stream)
 {
-    return launch_mover(kernels, *combine, *shape, stream);
+    return launch_mover(ep::combine_rows, *combine, *shape, stream);
 }
 
 cudaError_t cuda_combine_load(int shared_bytes)
 {
-    return load_mover(kernels, shared_bytes);
+    return cudaFuncSetAttribute(ep::combine_rows, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
 }

@@ -6,9 +6,10 @@
 #include <string.h>
 
 #define SCRATCH_BYTES ((EP_MAX_EXPERTS + 2) * sizeof(int32_t))
+#define PLACES_BYTES(cuda) ((size_t)(cuda)->host.comm->nranks * CUDA_SLOTS * sizeof(struct cuda_place))
 #define TOTALS_BYTES ((EP_MAX_EXPERTS + CUDA_MAX_RANKS) * sizeof(int32_t))
 
-/* -1, the default, leaves the choice to the rank's place on the host. */
+/* device -1, the default, leaves the choice to the rank's place on the host. */
 static ep_status choose_device(struct cuda_comm *cuda)
 {
     const ep_comm *comm = cuda->host.comm;
@@ -31,8 +32,8 @@ static ep_status choose_device(struct cuda_comm *cuda)
         return ep_fail(EP_E_UNSUPPORTED, "ep_comm_new: GPU %d gives a block %d KiB of shared memory; %d are needed",
                        device, shared >> 10, CUDA_LEAST_SHARED >> 10);
     cuda->device = device;
-    /* 1 KiB for what the kernels declare themselves. */
-    cuda->shared_limit = (size_t)shared - 1024;
+    /* 2 KiB for what the kernels declare themselves. */
+    cuda->shared_limit = (size_t)shared - 2048;
     return EP_OK;
 }
 
@@ -42,8 +43,9 @@ static ep_status open_device(struct cuda_comm *cuda)
     CUDA_TRY(cuda_kernels_load((int)cuda->shared_limit));
     CUDA_TRY(cudaStreamCreateWithFlags(&cuda->own, cudaStreamNonBlocking));
     cuda_count_open(cuda, 1);
-    cuda->stream = cuda->own;
     CUDA_TRY(cudaEventCreateWithFlags(&cuda->order, cudaEventDisableTiming));
+    CUDA_TRY(cudaEventCreateWithFlags(&cuda->captured_order, cudaEventDisableTiming));
+    CUDA_TRY(cudaEventCreateWithFlags(&cuda->end, cudaEventDisableTiming));
     CUDA_TRY(cudaHostAlloc((void **)&cuda->report, sizeof(*cuda->report), cudaHostAllocMapped));
     CUDA_TRY(cudaHostGetDevicePointer((void **)&cuda->report_device, cuda->report, 0));
     memset(cuda->report, 0, sizeof(*cuda->report));
@@ -51,6 +53,8 @@ static ep_status open_device(struct cuda_comm *cuda)
     CUDA_TRY(cudaHostGetDevicePointer((void **)&cuda->totals_device, cuda->totals, 0));
     CUDA_TRY(cudaMalloc((void **)&cuda->signals, CUDA_GRANULE));
     CUDA_TRY(cudaMemset(cuda->signals, 0, sizeof(*cuda->signals)));
+    CUDA_TRY(cudaMalloc((void **)&cuda->places, PLACES_BYTES(cuda)));
+    CUDA_TRY(cudaMemset(cuda->places, 0, PLACES_BYTES(cuda)));
     CUDA_TRY(cudaMalloc(&cuda->scratch, SCRATCH_BYTES));
     CUDA_TRY(cudaMemset(cuda->scratch, 0, SCRATCH_BYTES));
     CUDA_TRY(cudaDeviceSynchronize());
@@ -109,13 +113,26 @@ static ep_status reach_signals(struct cuda_comm *cuda, int rank)
     ep_status status;
 
     EP_TRY(check_reach(cuda, rank, &hidden));
-    status = cuda_map_slot(cuda, rank, &peer->board->signals, 1, &peer->signals);
+    status = cuda_map_signals(cuda, rank);
     if (status == EP_OK || !hidden)
         return status;
     return ep_fail(EP_E_UNSUPPORTED,
                    "ep_comm_new: rank %d (GPU %s) cannot map memory of rank %d on GPU %s, which it does not see: let "
                    "each rank see all GPUs (CUDA_VISIBLE_DEVICES, the batch system), if they have P2P: %s",
                    cuda->host.comm->rank, cuda->board->bus_id, rank, peer->bus_id, ep_last_error());
+}
+
+static ep_status choose_standard_stream(struct cuda_comm *cuda)
+{
+    for (int rank = 0; rank < cuda->host.comm->nranks; rank++) {
+        const struct cuda_peer *peer = &cuda->peers[rank];
+
+        if (rank == cuda->host.comm->rank || !peer->same_process || strcmp(peer->bus_id, cuda->board->bus_id) != 0)
+            continue;
+        CUDA_TRY(cudaStreamCreateWithFlags(&cuda->standard, cudaStreamNonBlocking));
+        break;
+    }
+    return EP_OK;
 }
 
 static ep_status reach_peers(struct cuda_comm *cuda)
@@ -136,7 +153,7 @@ static ep_status reach_peers(struct cuda_comm *cuda)
         cuda_note_reach(cuda, rank, true);
         EP_TRY(reach_signals(cuda, rank));
     }
-    return EP_OK;
+    return choose_standard_stream(cuda);
 }
 
 static ep_status open_own(struct cuda_comm *cuda)
@@ -145,6 +162,8 @@ static ep_status open_own(struct cuda_comm *cuda)
     void *board;
 
     pthread_mutex_init(&cuda->memory_lock, NULL);
+    pthread_mutex_init(&cuda->map_lock, NULL);
+    cuda->stop = -1;
     if (comm->nnodes > 1 || comm->nranks > CUDA_MAX_RANKS)
         return ep_fail(EP_E_UNSUPPORTED, "ep_comm_new: the CUDA backend serves one node of up to %d ranks",
                        CUDA_MAX_RANKS);
@@ -174,6 +193,8 @@ ep_status cuda_comm_open(ep_comm *comm, const ep_boot *boot)
     status = host_agree(boot, timeout_ms, open_own(cuda));
     if (status == EP_OK)
         status = host_agree(boot, timeout_ms, reach_peers(cuda));
+    if (status == EP_OK)
+        status = host_agree(boot, timeout_ms, cuda_monitor_start(cuda));
     if (status != EP_OK)
         cuda_comm_close(comm);
     else
@@ -181,6 +202,22 @@ ep_status cuda_comm_open(ep_comm *comm, const ep_boot *boot)
     if (previous >= 0)
         cudaSetDevice(previous);
     return status;
+}
+
+static void close_device(struct cuda_comm *cuda)
+{
+    cudaEvent_t events[] = {cuda->order, cuda->captured_order, cuda->end};
+
+    cudaFree(cuda->scratch);
+    cudaFreeHost(cuda->totals);
+    cudaFreeHost(cuda->report);
+    for (size_t i = 0; i < sizeof(events) / sizeof(events[0]); i++)
+        if (events[i])
+            cudaEventDestroy(events[i]);
+    if (cuda->standard)
+        cudaStreamDestroy(cuda->standard);
+    cudaStreamDestroy(cuda->own);
+    cudaGetLastError();
 }
 
 void cuda_comm_close(ep_comm *comm)
@@ -194,30 +231,31 @@ void cuda_comm_close(ep_comm *comm)
     if (cuda->peers && cuda->own && cuda_enter(cuda, &scope) == EP_OK) {
         /* No kernel may be running when its memory goes; one that waits for a peer has a deadline. */
         if (cuda->report && atomic_load(&comm->failed))
-            *(volatile uint32_t *)&cuda->report->abort = 1;
-        cudaStreamSynchronize(cuda->stream);
+            cuda_stop_kernels(cuda);
+        if (cuda->operations)
+            cuda_drain(cuda);
+        cuda_monitor_stop(cuda);
+        cudaStreamSynchronize(cuda->own);
         host_leave_group(&cuda->host);
         cuda_count_open(cuda, -1);
         cuda_module_close(cuda);
         cuda_memory_close(cuda);
-        cudaFree(cuda->scratch);
-        cudaFreeHost(cuda->totals);
-        cudaFreeHost(cuda->report);
-        if (cuda->order)
-            cudaEventDestroy(cuda->order);
-        cudaStreamDestroy(cuda->own);
-        cudaGetLastError();
+        cuda_words_close(cuda);
+        cuda_facts_close(cuda);
+        close_device(cuda);
         cuda_leave(&scope);
     }
+    cuda_monitor_stop(cuda);
     free(cuda->peers);
     pthread_mutex_destroy(&cuda->memory_lock);
+    pthread_mutex_destroy(&cuda->map_lock);
     host_comm_close(comm);
 }
 
 size_t cuda_comm_bytes(const ep_comm *comm)
 {
     struct cuda_comm *cuda = cuda_of(comm);
-    size_t bytes = host_comm_bytes(comm) + sizeof(*cuda) + CUDA_GRANULE + SCRATCH_BYTES;
+    size_t bytes = host_comm_bytes(comm) + sizeof(*cuda) + CUDA_GRANULE + SCRATCH_BYTES + PLACES_BYTES(cuda);
 
     pthread_mutex_lock(&cuda->memory_lock);
     for (int slot = 0; slot < CUDA_SLOTS; slot++)
@@ -232,7 +270,7 @@ size_t cuda_comm_bytes(const ep_comm *comm)
 void cuda_abort(ep_comm *comm)
 {
     host_abort(comm);
-    *(volatile uint32_t *)&cuda_of(comm)->report->abort = 1;
+    cuda_stop_kernels(cuda_of(comm));
 }
 
 ep_status cuda_shrink(ep_comm *comm, ep_comm *next)
@@ -240,7 +278,7 @@ ep_status cuda_shrink(ep_comm *comm, ep_comm *next)
     struct cuda_comm *cuda = cuda_of(comm);
 
     /* Kernels that still wait for a lost rank would hold up the device for the new group. */
-    *(volatile uint32_t *)&cuda->report->abort = 1;
+    cuda_stop_kernels(cuda);
     /* The same device again, whatever this rank's number is among the survivors. */
     next->keep_device = cuda->device + 1;
     return host_shrink_into(comm, next, cuda_comm_open);

@@ -46,6 +46,29 @@ __device__ uint32_t look_at_token(const cuda_count &c, int token, int32_t *per_e
     return ranks;
 }
 
+__device__ uint32_t look_at_mask(const cuda_count &c, int token)
+{
+    uint32_t ranks = 0;
+
+    for (int rank = 0; rank < c.nranks; rank++)
+        ranks |= (uint32_t)(c.mask[(size_t)token * c.nranks + rank] != 0) << rank;
+    return ranks;
+}
+
+/* Can so many tokens for each expert be those of the `tokens` that go to the rank? */
+__device__ bool counts_are_possible(const cuda_count &c, int rank, int tokens)
+{
+    int n_local = c.n_experts / c.nranks;
+    int64_t sum = 0;
+
+    for (int expert = rank * n_local; expert < (rank + 1) * n_local; expert++) {
+        if (c.mask_experts[expert] < 0 || c.mask_experts[expert] > tokens)
+            return false;
+        sum += c.mask_experts[expert];
+    }
+    return sum >= tokens;
+}
+
 /* Entries of this thread's token in rank order, numbered within the block; rows of the block per rank. */
 __device__ void number_rows(const cuda_count &c, int token, uint32_t ranks)
 {
@@ -97,18 +120,25 @@ __device__ void report_totals(const cuda_count &c)
             total += n;
         }
         c.totals[i] = total;
+        if (c.mask_experts && !counts_are_possible(c, i, total))
+            atomicOr(c.bad, 1u);
     }
     for (int expert = i; expert < c.n_experts; expert += CUDA_COUNT_TOKENS) {
-        c.totals[c.nranks + expert] = __ldcg(&c.per_expert[expert]);
+        c.totals[c.nranks + expert] = c.mask_experts ? c.mask_experts[expert] : __ldcg(&c.per_expert[expert]);
         c.per_expert[expert] = 0;
     }
     __threadfence_system();
     __syncthreads();
     if (i)
         return;
-    *(volatile uint64_t *)&c.report->bad = __ldcg(c.bad);
+    if (c.ret_bad)
+        *c.ret_bad = __ldcg(c.bad);
+    else
+        *(volatile uint64_t *)&c.report->bad = __ldcg(c.bad);
     *c.bad = 0;
     *c.blocks_done = 0;
+    if (c.ret_bad)
+        return;
     __threadfence_system();
     *(volatile uint64_t *)&c.report->counted = c.number;
 }
@@ -122,7 +152,10 @@ __global__ void __launch_bounds__(CUDA_COUNT_TOKENS) count_kernel(const __grid_c
     for (int expert = (int)threadIdx.x; expert < c.n_experts; expert += CUDA_COUNT_TOKENS)
         per_expert[expert] = 0;
     __syncthreads();
-    number_rows(c, token, token < c.n_tokens ? look_at_token(c, token, per_expert) : 0);
+    number_rows(c, token,
+                token >= c.n_tokens ? 0
+                : c.mask            ? look_at_mask(c, token)
+                                    : look_at_token(c, token, per_expert));
     __syncthreads();
     for (int expert = (int)threadIdx.x; expert < c.n_experts; expert += CUDA_COUNT_TOKENS)
         if (per_expert[expert])
@@ -147,7 +180,55 @@ __global__ void __launch_bounds__(CUDA_COUNT_TOKENS) add_blocks_kernel(const __g
     }
 }
 
+/* The last choice of a token whose expert is on the rank. */
+__device__ int last_choice(const cuda_route &route, int token, int rank)
+{
+    int k = route.topk - 1;
+
+    for (; k > 0; k--) {
+        int expert = route.index[(size_t)token * route.topk + k];
+
+        if (expert >= 0 && expert / route.n_local_experts == rank)
+            break;
+    }
+    return k;
+}
+
+__global__ void __launch_bounds__(CUDA_COUNT_TOKENS) order_kernel(const __grid_constant__ cuda_order o)
+{
+    const cuda_route &route = o.route;
+    int token = (int)(blockIdx.x * CUDA_COUNT_TOKENS + threadIdx.x);
+    size_t start = (size_t)token * route.width;
+    uint32_t keys[EP_MAX_TOPK]; /* of what is sorted so far */
+
+    for (int n = 0; token < route.n_tokens && n < route.count[token]; n++) {
+        cuda_entry entry = route.entry[start + n];
+        uint32_t key = (uint32_t)n;
+        int at = n;
+
+        if (!o.from_mask && (!route.expanded || o.by_rank))
+            key = (uint32_t)last_choice(route, token, entry.local) << 8 | (route.expanded ? entry.k : 0u);
+        else if (!o.from_mask)
+            key = entry.k;
+        for (; at > 0 && keys[at - 1] > key; at--) {
+            keys[at] = keys[at - 1];
+            o.ret_entry[start + at] = o.ret_entry[start + at - 1];
+        }
+        keys[at] = key;
+        o.ret_entry[start + at] = entry;
+    }
+}
+
 } /* namespace */
+
+cudaError_t cuda_launch_order(const struct cuda_order *order, cudaStream_t stream)
+{
+    unsigned blocks = (unsigned)(order->route.n_tokens + CUDA_COUNT_TOKENS - 1) / CUDA_COUNT_TOKENS;
+
+    if (blocks)
+        order_kernel<<<blocks, CUDA_COUNT_TOKENS, 0, stream>>>(*order);
+    return cudaGetLastError();
+}
 
 cudaError_t cuda_launch_count(const struct cuda_count *count, cudaStream_t stream)
 {
@@ -169,6 +250,12 @@ cudaError_t cuda_kernels_load(int shared_bytes)
 
     if (error == cudaSuccess)
         error = cudaFuncGetAttributes(&attributes, add_blocks_kernel);
+    if (error == cudaSuccess)
+        error = cudaFuncGetAttributes(&attributes, order_kernel);
+    if (error == cudaSuccess)
+        error = cuda_barrier_load();
+    if (error == cudaSuccess)
+        error = cuda_update_load();
     if (error == cudaSuccess)
         error = cuda_dispatch_load(shared_bytes);
     if (error == cudaSuccess)

@@ -2,19 +2,20 @@
 /*
  * cuda.h - inside of the CUDA backend.
  *
- *   device.c    the module's table; choice of the device, streams, the wrapper of the CUDA runtime
+ *   device.c    the module's table; choice of the device, the wrapper of the CUDA runtime
  *   comm.c      opening and closing: signals, report, reaching the peers;  links.c   how fast the links are
- *   memory.c    symmetric memory: this rank's allocations, mappings of the peers', staging;  leave.c   its end
- *   plan.c      counting on the device, routes in device memory
- *   wait.c      the host's wait for a kernel
+ *   memory.c    symmetric memory: this rank's allocations, staging;  map.c  mappings of the peers';  leave.c  its end
+ *   plan.c      counting on the device, routes in device memory;  update.c  plans of fixed capacity
+ *   stream.c    calls in their streams, waits of the host for them, events
+ *   monitor.c   what kernels cannot see: dead processes, failures of peers;  report.c  what kernels report
  *   dispatch.c, combine.c   one operation each;  stage.c  copies of ordinary memory while rows move
  *   lowlatency.c            the low-latency calls
  *   module.c    device memory, clocks and yardsticks for the command
  *   *.cu        kernels and what launches them
  *
- * Control is the host backend's, compiled into this module: control blocks, exchanges, blame, shrink, the queue of
- * asynchronous work. The ranks of an operation meet twice: their hosts, to compare arguments and to tell where buffers
- * are (host_enter), and their kernels, which wait for each other's signals in stream order.
+ * Control is the host backend's, compiled into this module: control blocks, exchanges, blame, shrink. In an operation
+ * the kernels of the ranks meet, and their hosts do not: each call launches in its stream and returns. The kernels have
+ * the deadlines, and a thread that mostly sleeps, the monitor, tells them what they cannot see.
  */
 #ifndef EP_CUDA_CUDA_H
 #define EP_CUDA_CUDA_H
@@ -23,10 +24,7 @@
 #include "backend/cuda/module.h"
 #include "backend/host/host.h"
 
-#define CUDA_SLOTS 512
-/* Allocations are of whole 2 MiB pages of their own, because an exported one shares its pages with all who map it. */
-#define CUDA_GRANULE ((size_t)2 << 20)
-#define CUDA_POOL 8 /* blocks of freed plans that are kept */
+#define CUDA_POOL 64 /* blocks of freed plans that are kept: cudaFree() would wait for what runs */
 #define CUDA_GOOD_POINTERS 64
 #define CUDA_LL_PLACES 16
 #define CUDA_LEAST_MAJOR 9 /* compute capability: bulk copies */
@@ -46,8 +44,8 @@ struct cuda_slot {
 struct cuda_board {
     int32_t device;
     char bus_id[20];
-    _Atomic uint32_t reached_by; /* ranks that have memory of this one mapped, a bit for each: leave.c */
-    _Atomic uint32_t frees;
+    _Atomic uint32_t reached_by;         /* ranks that have memory of this one mapped, a bit for each: leave.c */
+    _Atomic uint32_t frees, allocations; /* so many there were */
     struct cuda_slot signals;
     struct cuda_slot slot[CUDA_SLOTS];
 };
@@ -69,7 +67,7 @@ struct cuda_peer {
     struct cuda_board *board;
     char bus_id[20]; /* a copy: a string whatever the board holds */
     bool same_process;
-    uint32_t frees_seen;
+    uint32_t frees_seen, allocations_seen;
     struct cuda_mapping signals;
     struct cuda_mapping mappings[CUDA_SLOTS];
 };
@@ -77,30 +75,55 @@ struct cuda_peer {
 struct cuda_block {
     void *memory;
     size_t bytes;
+    uint64_t behind; /* in the pool: free when so many operations are complete */
 };
 
 struct cuda_comm {
     struct host_comm host; /* first: comm->impl is both */
     int device, sms, all_sms;
     int default_sms;     /* 0: not asked for yet */
+    bool sms_given;      /* ep_cuda_set_sms() has said how many */
     size_t shared_limit; /* shared memory of a block */
-    cudaStream_t own, stream;
-    cudaEvent_t order; /* between streams, and for the end of copies */
+    cudaStream_t own;    /* for work of the library that no stream of the caller orders, and that waits for nothing */
+    /*
+     * What NULL is: CUDA's default stream; but where ranks that are threads share the device a stream of the
+     * communicator's, because the default one would be the same for all of them, and their kernels wait for each other.
+     */
+    cudaStream_t standard;
     struct cuda_board *board;
     struct cuda_peer *peers; /* [R] */
     struct cuda_signals *signals;
+    struct cuda_place *places; /* device: [R, CUDA_SLOTS] */
     struct cuda_report *report, *report_device;
     int32_t *totals, *totals_device;
     void *scratch; /* of the counting kernel: per expert, then two words */
     uint64_t counted;
 
-    pthread_mutex_t memory_lock;
+    /* Operations run in the order of their calls. */
+    cudaEvent_t order, captured_order; /* behind the last one, outside of captures and in one */
+    cudaStream_t stream, captured_stream;
+    unsigned long long capture; /* number of the last capture; 0: there was none */
+    uint64_t operations;        /* called, outside of captures ... */
+    uint64_t complete;          /* ... and so many are known to be complete */
+    cudaEvent_t end;            /* for waits of the host */
+    struct cuda_words *words;   /* of the caller's events: stream.c */
+
+    uint64_t updates;               /* of plans of fixed capacity */
+    struct cuda_plan *unsettled;    /* of which the host does not know the counts yet */
+    struct cuda_facts_place *facts; /* all that there are: update.c */
+
+    pthread_t monitor;
+    bool monitored;
+    int stop;            /* eventfd: ends the monitor */
+    _Atomic int masking; /* ep_ll with EP_LL_MASK_DEAD that are open */
+
+    pthread_mutex_t memory_lock; /* allocations */
     struct cuda_allocation allocations[CUDA_SLOTS];
+    int slots_used; /* slots from here on were never used */
     uint32_t next_generation;
+    pthread_mutex_t map_lock; /* mappings of the peers: the caller's thread and the monitor */
     void *stage[HOST_AT_COUNT];
     size_t stage_bytes[HOST_AT_COUNT];
-    void *retired[HOST_AT_COUNT]; /* old staging that peers may still have mapped ... */
-    uint64_t retired_at;          /* ... since this operation */
     struct cuda_block pool[CUDA_POOL];
 
     struct cuda_dispatch last_dispatch; /* for ep_cuda_repeat_bare() */
@@ -114,7 +137,7 @@ struct cuda_comm {
         bool used;
     } ll_places[CUDA_LL_PLACES]; /* segments; kept for the next ep_ll when one goes, because peers have them mapped */
 
-    cudaEvent_t clock[2]; /* module.c; made on first use */
+    cudaEvent_t clock[2], between; /* module.c; made on first use */
     cudaStream_t lane[EP_CUDA_LANES];
     void *flush;
 };
@@ -122,6 +145,11 @@ struct cuda_comm {
 static inline struct cuda_comm *cuda_of(const ep_comm *comm)
 {
     return comm->impl;
+}
+
+static inline cudaStream_t cuda_stream_of(const struct cuda_comm *cuda, ep_stream stream)
+{
+    return stream ? stream : cuda->standard;
 }
 
 /* device.c. The status of a call of the CUDA runtime. */
@@ -136,10 +164,6 @@ ep_status cuda_check_pointer(struct cuda_comm *cuda, const char *call, const cha
  * EP_E_UNSUPPORTED when there are none.
  */
 ep_status cuda_count_usable(int *ret_gpus);
-/* Is the stream being captured into a graph? What is queued then runs only when the graph is launched. */
-bool cuda_is_capturing(const struct cuda_comm *cuda);
-/* The stream of the call that begins: it waits for the work of the call before. NULL: the communicator's own. */
-ep_status cuda_use_stream(struct cuda_comm *cuda, ep_stream stream);
 #define CUDA_TRY(call) EP_TRY(cuda_status((call), #call))
 
 /* The calling thread's current device becomes that of the communicator until cuda_leave(). */
@@ -165,21 +189,26 @@ ep_status cuda_alloc(ep_comm *comm, size_t bytes, void **ret_memory);
 ep_status cuda_alloc_internal(struct cuda_comm *cuda, size_t bytes, void **ret_memory);
 ep_status cuda_free(ep_comm *comm, void *memory);
 bool cuda_find(struct cuda_comm *cuda, const void *memory, size_t bytes, struct host_where *ret_where);
+/* What the words CUDA_TELL_SLOT() and the next one say of `bytes` at `memory`; false if they are not symmetric. */
+bool cuda_tell_place(struct cuda_comm *cuda, const void *memory, size_t bytes, uint32_t ret_words[2]);
+void cuda_publish_slot(struct cuda_slot *slot, const struct cuda_mapping *allocation, const cudaIpcMemHandle_t *handle);
+
 /*
- * The address here of a place in a peer's memory that holds `bytes`: as host_map(). The size of a peer's allocation is
- * what the peer has published: CUDA tells no size with an IPC handle.
+ * map.c. The address here of a place in a peer's memory that holds `bytes`: as host_map(). The size of a peer's
+ * allocation is what the peer has published: CUDA tells no size with an IPC handle.
  */
 ep_status cuda_map(struct cuda_comm *cuda, int rank, const struct host_where *where, size_t bytes, void **ret_address);
-ep_status cuda_map_slot(struct cuda_comm *cuda, int rank, const struct cuda_slot *slot, uint32_t generation,
-                        struct cuda_mapping *mapping);
-void cuda_publish_slot(struct cuda_slot *slot, const struct cuda_mapping *allocation, const cudaIpcMemHandle_t *handle);
-/* Before an operation: unmaps what the peers have freed, frees what they have unmapped. */
-void cuda_sweep(struct cuda_comm *cuda);
+ep_status cuda_map_signals(struct cuda_comm *cuda, int rank);
+/* Maps what the peers have allocated since the last call, for the kernels. Any thread; quick where there is nothing. */
+ep_status cuda_map_new(struct cuda_comm *cuda);
+/* Unmaps what the peers have freed. Waits for what runs on the device. */
+void cuda_unmap_freed(struct cuda_comm *cuda);
+void cuda_unmap_all(struct cuda_comm *cuda);
 /* Staging buffer number `which` of at least `bytes`. */
 ep_status cuda_stage(struct cuda_comm *cuda, int which, size_t bytes, void **ret_memory);
 /* Everything of this rank's; nothing of it runs any more. What peers still reach is freed later. */
 void cuda_memory_close(struct cuda_comm *cuda);
-/* Device memory that is not symmetric, from the pool of freed blocks when one fits. */
+/* Device memory that is not symmetric, from the pool of freed blocks when one fits that nothing uses any more. */
 ep_status cuda_take(struct cuda_comm *cuda, size_t bytes, struct cuda_block *ret_block);
 void cuda_give(struct cuda_comm *cuda, const struct cuda_block *block);
 
@@ -197,70 +226,129 @@ void cuda_settle(int own);
 /* A communicator is open on its device, or no longer. */
 void cuda_count_open(const struct cuda_comm *cuda, int change);
 
-/* plan.c */
 struct cuda_plan {
-    struct cuda_block block; /* entries, counts, indices */
+    struct cuda_block block;   /* entries, counts, indices */
+    struct cuda_block ordered; /* entries in the order of EP_COMBINE_BY_CHOICE; made on first use */
     struct cuda_route route;
     bool placed; /* the route is complete */
+    /* Device memory. Expanded: [L+1] first rows of this rank's experts; [L] how many there are, without padding. */
+    int32_t *expert_start, *expert_exact;
+
+    bool fixed; /* of fixed capacity: update.c. The device alone knows its counts */
+    int max_tokens;
+    bool copies_routing; /* that of the new plan is in the host's memory */
+    void *routing;
+    struct cuda_update update;
+    void *scratch;
+    size_t scratch_bytes;
+    ep_plan *plan;
+    struct cuda_facts_place *facts;
+    uint64_t expected; /* number of the facts that the host waits for */
+    struct cuda_plan *next_unsettled;
 };
 
+static inline struct cuda_plan *cuda_plan_of(const ep_plan *plan)
+{
+    return ((struct host_plan *)plan->impl)->device;
+}
+
+/* Rows that buffers of this rank have: those that it receives, or may receive. */
+static inline int64_t cuda_plan_rows(const ep_plan *plan)
+{
+    return cuda_plan_of(plan)->fixed ? plan->args.max_recv_tokens : plan->full.n_recv;
+}
+
+/* update.c */
+ep_status cuda_plan_open_fixed(struct cuda_comm *cuda, ep_plan *plan, const ep_plan_args *args, cudaStream_t stream,
+                               bool *ret_queued);
+void cuda_plan_close_fixed(struct cuda_comm *cuda, ep_plan *plan);
+ep_status cuda_plan_update(ep_plan *plan, const ep_plan_update_args *args, ep_stream stream);
+/* After a wait: plans whose counts are known by now say so. */
+void cuda_plans_settle(struct cuda_comm *cuda);
+/* EP_E_CAPACITY once, where an operation could not be done because a rank would have received too much. */
+ep_status cuda_check_refused(struct cuda_comm *cuda);
+void cuda_facts_close(struct cuda_comm *cuda);
+
+/* plan.c */
 ep_status cuda_plan_open(ep_plan *plan, const ep_plan_args *args);
-/* A copy of `bytes` of routing in host memory, in stream order; the caller frees it. */
-ep_status cuda_fetch_routing(struct cuda_comm *cuda, const void *topk_idx, size_t bytes, void **ret_copy);
+/* A copy of `bytes` of routing in host memory, in the order of `stream`; the caller frees it. */
+ep_status cuda_fetch_routing(const void *topk_idx, size_t bytes, cudaStream_t stream, void **ret_copy);
 void cuda_plan_close(ep_plan *plan);
 ep_status cuda_plan_sources(ep_plan *plan, int32_t *ret_rank, int32_t *ret_token);
 ep_status cuda_plan_layout(ep_comm *comm, const ep_plan_args *args, ep_layout *layout);
-/* Completes the plan with its peers; the route is then ready in stream order. */
-ep_status cuda_plan_ready(struct cuda_comm *cuda, ep_plan *plan, const struct cuda_route **ret_route);
-/* Rows of this rank's tokens in its own memory and in that of the others. */
-void cuda_plan_count(const ep_plan *plan, uint64_t row_bytes, ep_stats *stats);
+/* Completes the plan with its peers, if that has not been done, and its route. */
+ep_status cuda_plan_ready(struct cuda_comm *cuda, ep_plan *plan, bool capturing, const struct cuda_route **ret_route);
+/* Rows of this rank's tokens in its own memory and in that of the others: the statistics of an operation. */
+void cuda_plan_count(const ep_plan *plan, uint64_t row_bytes);
 
 /*
  * stage.c. Is the ordinary memory of this rank, in rows of `row_bytes`, copied while the rows move? Else before or
  * behind the kernel.
  */
 bool cuda_copies_along(const struct cuda_comm *cuda, const ep_plan *plan, size_t row_bytes);
-/* What the kernel is told, but for the memory. After host_enter(). `copies`: what this rank's record says. */
+/* What the kernel is told, but for the memory. `copies`: blocks of it copy. */
 void cuda_fill_stage(const struct cuda_comm *cuda, const ep_plan *plan, bool copies, struct cuda_stage *ret_stage);
+/* Multiprocessors that move rows, and those that copy, of an operation. */
+void cuda_share_sms(const struct cuda_comm *cuda, bool copies, int *ret_movers, int *ret_copiers);
 /* Rings of the copying warps, in the shape that the movers have, with slots as theirs or larger. */
 void cuda_fit_copiers(const struct cuda_comm *cuda, size_t slot, struct cuda_stage *stage, struct cuda_shape *shape);
-/* Parts of a copy that is ahead of the movers, once its rings are known. */
-int32_t cuda_parts_ahead(const struct cuda_stage *stage, const struct cuda_shape *shape);
+/* Parts of a copy of `bytes` that is ahead of the movers, once its rings are known. */
+int32_t cuda_parts_ahead(const struct cuda_stage *stage, const struct cuda_shape *shape, int64_t bytes);
+/* Rows of other ranks' tokens on this rank. */
+int64_t cuda_rows_of_others(const struct cuda_comm *cuda, const ep_plan *plan);
 
-/* wait.c */
-/* An operation that is queued on the device. */
-struct cuda_pending {
+/* stream.c */
+/* A call that queues in a stream. */
+struct cuda_call {
     struct cuda_comm *cuda;
-    enum host_phase phase;
-    uint64_t operation;
-    cudaEvent_t behind; /* NULL, or after the kernel there is more: it is complete with this */
-    uint64_t begin_ns, launched_ns;
-    ep_stats stats;
+    cudaStream_t stream;
+    unsigned long long capture; /* not 0: the stream is being captured; what is queued runs when the graph does */
+    enum cudaStreamCaptureMode mode;
+    struct cuda_scope scope;
 };
 
 /*
- * Waits until the operation is complete, and then notes its statistics. Otherwise the failure, which all ranks then
- * have, with the kernel ended. Releases what `pending` holds. A job of the queue, too.
+ * Begins a call: the communicator is sound, and its device is the current one. operation: what is queued in the stream
+ * from now on comes behind the operations that were called before. end: `status` is that of the call; queued: something
+ * is.
  */
-ep_status cuda_wait(void *pending);
-/* Notes that everything of the operation is queued. */
-ep_status cuda_queued(struct cuda_pending *pending, bool more_behind);
+ep_status cuda_call_begin(struct cuda_comm *cuda, ep_stream stream, bool operation, struct cuda_call *ret_call);
+ep_status cuda_call_end(struct cuda_call *call, ep_status status, bool queued);
+/* EP_OK, or the failure that a kernel, this rank or a peer has found. */
+ep_status cuda_check(struct cuda_comm *cuda);
+/* Until the event is complete, or the communicator has failed and what runs has had time to end. Sleeps. */
+ep_status cuda_wait_event(struct cuda_comm *cuda, cudaEvent_t event, enum host_phase phase);
+/* Waits for all operations that were called. */
+ep_status cuda_drain(struct cuda_comm *cuda);
+ep_status cuda_stream_sync(ep_comm *comm, ep_stream stream);
+ep_status cuda_stream_wait(ep_comm *comm, ep_stream stream, ep_event *event);
+ep_status cuda_stream_call(ep_comm *comm, ep_stream stream, ep_stream_fn function, void *context);
+ep_status cuda_event_new(ep_comm *comm, ep_event **ret_event);
+ep_status cuda_event_record(ep_comm *comm, ep_stream stream, ep_event **ret_event);
+ep_status cuda_event_signal(ep_event *event);
+ep_status cuda_event_wait(ep_event *event, int timeout_ms);
+ep_status cuda_event_query(const ep_event *event, int *ret_done);
+void cuda_event_free(ep_event *event);
+void cuda_words_close(struct cuda_comm *cuda);
+ep_status cuda_barrier_on(ep_comm *comm, ep_stream stream);
 
-/*
- * Starts an operation with `start`, which queues it on the caller's thread, so that what the caller queues in the
- * stream next comes behind it. The queue's worker waits for it, in a _sync call the caller.
- */
-typedef ep_status (*cuda_start_fn)(ep_plan *plan, const void *args, struct cuda_pending *ret_pending);
-ep_status cuda_submit(ep_plan *plan, cuda_start_fn start, const void *args);
-/*
- * Waits until what is before `event` in the stream is complete. `lost`: NULL, or where ranks that have died are noted
- * instead of failing the group.
- */
-ep_status cuda_wait_event(struct cuda_comm *cuda, cudaEvent_t event, enum host_phase phase, uint32_t *lost);
-/* The failure that a kernel has reported, or EP_OK. */
+/* A host's wait for a word or an event: some microseconds awake, then naps that grow. */
+struct cuda_nap {
+    uint64_t begin_ns;
+    long ns;
+};
+void cuda_nap(struct cuda_nap *nap);
+
+/* monitor.c */
+ep_status cuda_monitor_start(struct cuda_comm *cuda);
+void cuda_monitor_stop(struct cuda_comm *cuda);
+/* Ends the kernels that run and those that are queued. */
+void cuda_stop_kernels(struct cuda_comm *cuda);
+
+/* report.c. The failure that a kernel has reported, or EP_OK. Any thread. */
 ep_status cuda_check_reported(struct cuda_comm *cuda);
-/* Waits until the routing number cuda->counted is counted. */
-ep_status cuda_wait_counted(struct cuda_comm *cuda);
+/* Waits until the routing number cuda->counted is counted, in `stream`. */
+ep_status cuda_wait_counted(struct cuda_comm *cuda, cudaStream_t stream);
 void cuda_fill_waits(struct cuda_comm *cuda, enum host_phase ready, enum host_phase done, struct cuda_waits *ret_waits);
 
 /* lowlatency.c */

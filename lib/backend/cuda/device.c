@@ -51,65 +51,6 @@ ep_status cuda_check_pointer(struct cuda_comm *cuda, const char *call, const cha
     return EP_OK;
 }
 
-static bool is_captured(cudaStream_t stream)
-{
-    enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-
-    if (cudaStreamIsCapturing(stream, &capture) != cudaSuccess)
-        cudaGetLastError();
-    return capture == cudaStreamCaptureStatusActive;
-}
-
-bool cuda_is_capturing(const struct cuda_comm *cuda)
-{
-    return cuda->stream != cuda->own && is_captured(cuda->stream);
-}
-
-ep_status cuda_use_stream(struct cuda_comm *cuda, ep_stream given)
-{
-    cudaStream_t stream = given ? given : cuda->own;
-    struct cuda_scope scope;
-    ep_status status = EP_OK;
-    bool captured;
-
-    if (stream == cuda->stream)
-        return EP_OK;
-    EP_TRY(host_drain(&cuda->host));
-    EP_TRY(cuda_enter(cuda, &scope));
-    captured = is_captured(stream) || is_captured(cuda->stream);
-    /* Streams of one capture are ordered by who captures them. */
-    if (!captured)
-        status = cuda_status(cudaEventRecord(cuda->order, cuda->stream), "cudaEventRecord");
-    if (status == EP_OK && !captured)
-        status = cuda_status(cudaStreamWaitEvent(stream, cuda->order, 0), "cudaStreamWaitEvent");
-    if (status == EP_OK)
-        cuda->stream = stream;
-    cuda_leave(&scope);
-    return status;
-}
-
-static ep_status cuda_stream_sync(ep_comm *comm, ep_stream stream)
-{
-    struct cuda_comm *cuda = cuda_of(comm);
-    struct cuda_scope scope;
-    ep_status status;
-
-    EP_TRY(cuda_use_stream(cuda, stream));
-    EP_TRY(host_stream_sync(comm, NULL));
-    EP_TRY(cuda_enter(cuda, &scope));
-    /* Kernels have deadlines of their own. */
-    status = cuda_status(cudaStreamSynchronize(cuda->stream), "cudaStreamSynchronize");
-    cuda_leave(&scope);
-    return status == EP_OK ? cuda_check_reported(cuda) : status;
-}
-
-static ep_status cuda_event_record(ep_comm *comm, ep_stream stream, ep_event **ret_event)
-{
-    EP_TRY(cuda_use_stream(cuda_of(comm), stream));
-    return host_event_record(comm, NULL, ret_event);
-}
-
-/* A kernel that nobody waits for may have met its deadline. */
 static ep_status cuda_poll(ep_comm *comm)
 {
     EP_TRY(cuda_check_reported(cuda_of(comm)));
@@ -160,6 +101,7 @@ const struct ep_backend_ops ep_backend_module = {
     .comm_close = cuda_comm_close,
     .comm_bytes = cuda_comm_bytes,
     .barrier = host_barrier,
+    .barrier_on = cuda_barrier_on,
     .allgather = host_allgather,
     .abort = cuda_abort,
     .poll = cuda_poll,
@@ -170,15 +112,18 @@ const struct ep_backend_ops ep_backend_module = {
     .plan_close = cuda_plan_close,
     .plan_sources = cuda_plan_sources,
     .plan_layout = cuda_plan_layout,
+    .plan_update = cuda_plan_update,
     .dispatch = cuda_dispatch,
     .combine = cuda_combine,
-    .event_new = host_event_new,
     .stream_sync = cuda_stream_sync,
+    .stream_wait = cuda_stream_wait,
+    .stream_call = cuda_stream_call,
+    .event_new = cuda_event_new,
     .event_record = cuda_event_record,
-    .event_signal = host_event_signal,
-    .event_wait = host_event_wait,
-    .event_query = host_event_query,
-    .event_free = host_event_free,
+    .event_signal = cuda_event_signal,
+    .event_wait = cuda_event_wait,
+    .event_query = cuda_event_query,
+    .event_free = cuda_event_free,
     .ll_open = cuda_ll_open,
     .ll_close = cuda_ll_close,
     .ll_dispatch = cuda_ll_dispatch,
@@ -221,10 +166,10 @@ ep_status ep_cuda_set_sms(ep_comm *comm, int sms)
     cuda = cuda_of(comm);
     if (sms < 0 || sms > cuda->all_sms)
         return ep_fail(EP_E_ARG, "%s: sms is %d, not in 0..%d", __func__, sms, cuda->all_sms);
-    EP_TRY(host_drain(&cuda->host));
     if (!cuda->default_sms)
         cuda->default_sms = find_default_sms(cuda);
     cuda->sms = sms ? sms : cuda->default_sms;
+    cuda->sms_given = sms != 0;
     return EP_OK;
 }
 
@@ -251,8 +196,8 @@ ep_status ep_cuda_repeat_bare(ep_comm *comm, int combine, int repeat)
     EP_TRY(cuda_enter(cuda, &scope));
     cuda->last_dispatch.waits.bare = cuda->last_combine.waits.bare = 1;
     for (int i = 0; i < repeat && status == EP_OK; i++)
-        status = cuda_status(combine ? cuda_launch_combine(&cuda->last_combine, &cuda->last_shape[1], cuda->stream)
-                                     : cuda_launch_dispatch(&cuda->last_dispatch, &cuda->last_shape[0], cuda->stream),
+        status = cuda_status(combine ? cuda_launch_combine(&cuda->last_combine, &cuda->last_shape[1], cuda->standard)
+                                     : cuda_launch_dispatch(&cuda->last_dispatch, &cuda->last_shape[0], cuda->standard),
                              "kernel launch");
     cuda_leave(&scope);
     return status;

@@ -202,10 +202,10 @@ __device__ inline void give_up(const cuda_waits &waits, uint32_t kind, int rank,
 template <typename Met>
 __device__ inline bool wait_until_met(const cuda_waits &waits, Met met, int rank, int phase, int deadlines = 1)
 {
-    wait_end end = wait_for(waits, met, &waits.report->left, rank, deadlines);
+    wait_end end = wait_for(waits, met, &waits.report->lost, rank, deadlines);
 
     if (end != WAIT_MET)
-        give_up(waits, end == WAIT_LATE ? CUDA_FAILED_LATE : end == WAIT_LOST ? CUDA_FAILED_LEFT : 0, rank, phase);
+        give_up(waits, end == WAIT_LATE ? CUDA_FAILED_LATE : end == WAIT_LOST ? CUDA_FAILED_LOST : 0, rank, phase);
     return end == WAIT_MET;
 }
 
@@ -214,19 +214,6 @@ __device__ inline bool wait_until(const cuda_waits &waits, const uint64_t *word,
                                   int deadlines = 1)
 {
     return wait_until_met(waits, has_reached{word, value}, rank, phase, deadlines);
-}
-
-/*
- * Says that this rank's buffers are ready: the kernels before this one have ended. First thing in a kernel. The number
- * of the operation: it is counted when all blocks have come to its end, so all read the same.
- */
-__device__ inline uint64_t operation_signal(const cuda_waits &waits)
-{
-    uint64_t number = waits.bare ? 0 : *(const volatile uint64_t *)&waits.mine->operation + 1;
-
-    if (!waits.bare && blockIdx.x == 0 && (int)threadIdx.x < waits.nranks)
-        store_release(&waits.peer[threadIdx.x]->ready[waits.rank], number);
-    return number;
 }
 
 /*
@@ -239,19 +226,6 @@ __device__ inline bool may_begin(const cuda_waits &waits, int phase)
         return true;
     give_up(waits, 0, waits.rank, phase);
     return false;
-}
-
-/* Waits until all ranks are ready. By all threads of every block; false: do nothing and leave. */
-__device__ inline bool operation_begin(const cuda_waits &waits, uint64_t number)
-{
-    int i = (int)threadIdx.x, n = waits.nranks;
-
-    if (waits.bare)
-        return true;
-    /* The look at gave_up by a thread that waits for nobody takes no time of its own. */
-    return __syncthreads_and(i < n    ? wait_until(waits, &waits.mine->ready[i], number, i, waits.ready_phase)
-                             : i == n ? may_begin(waits, waits.ready_phase)
-                                      : true);
 }
 
 /*
@@ -307,10 +281,6 @@ __device__ inline bool operation_meet(const cuda_waits &waits, uint64_t number, 
 __device__ inline void operation_complete(const cuda_waits &waits, uint64_t number)
 {
     waits.mine->operation = number;
-    if (!waits.ticket)
-        return;
-    __threadfence_system();
-    *(volatile uint64_t *)&waits.report->completed = waits.ticket;
 }
 
 #endif

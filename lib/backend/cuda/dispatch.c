@@ -18,16 +18,19 @@ struct dispatch {
     struct cuda_comm *cuda;
     ep_plan *plan;
     const ep_dispatch_args *args;
+    cudaStream_t stream;
     struct output output[HOST_AT_COUNT];
-    bool copies; /* the kernel copies out of staging */
-    bool finish; /* there is work behind it */
-    struct cuda_pending *pending;
+    bool copies;    /* the kernel copies out of staging */
+    bool scattered; /* scales with strides: they go through staging, wherever they are wanted */
+    bool queued;    /* something is in the stream */
 };
 
 static size_t scale_row_bytes(const ep_dispatch_args *args)
 {
     size_t blocks = (size_t)args->hidden / EP_SCALE_BLOCK;
 
+    if (args->scale_type == EP_I32)
+        return (size_t)args->scale_words * 4;
     return !args->scale_type ? 0 : args->scale_type == EP_F32 ? blocks * 4 : blocks;
 }
 
@@ -37,6 +40,7 @@ static void describe_outputs(struct dispatch *d)
     size_t topk = (size_t)d->plan->args.topk;
     bool expanded = d->plan->args.flags & EP_PLAN_EXPANDED;
 
+    d->scattered = args->recv_scale_stride_token || args->recv_scale_stride_block;
     d->output[HOST_AT_X] =
         (struct output){.wanted = args->recv_x, .bytes = (size_t)args->hidden * ep_dtype_bytes((ep_dtype)args->dtype)};
     d->output[HOST_AT_SCALES] = (struct output){.wanted = args->recv_scales, .bytes = scale_row_bytes(args)};
@@ -46,60 +50,57 @@ static void describe_outputs(struct dispatch *d)
         (struct output){.wanted = args->recv_topk_weights, .bytes = (expanded ? 1 : topk) * sizeof(float)};
 }
 
-/*
- * Fills the record with where peers are to write: in place if the output is symmetric memory, else in staging. What
- * travels with rows is little: only with ordinary memory of the rows themselves is it copied by the kernel.
- */
-static ep_status publish_outputs(struct dispatch *d, struct host_record *record)
+static bool is_scattered(const struct dispatch *d, int output)
 {
-    size_t rows = (size_t)d->plan->full.n_recv;
+    return d->scattered && output == HOST_AT_SCALES;
+}
+
+/*
+ * Says where peers are to write: in place if the output is symmetric memory, else in staging. What travels with rows is
+ * little: only with ordinary memory of the rows themselves is it copied by the kernel.
+ */
+static ep_status place_outputs(struct dispatch *d, struct cuda_terms *terms)
+{
+    size_t rows = (size_t)cuda_plan_rows(d->plan);
 
     for (int i = 0; i < HOST_AT_COUNT; i++) {
         struct output *output = &d->output[i];
+        uint32_t *place = &terms->tell[CUDA_TELL_PLACES + 2 * i];
         size_t bytes = rows * output->bytes;
 
-        record->at[i].slot = HOST_NOWHERE;
-        if (!output->wanted || !bytes)
+        /* A rank that receives nothing knows of the others' rows and scales all the same. */
+        if (!output->wanted && i >= HOST_AT_INDEX)
             continue;
+        terms->row_bytes[i] = (int64_t)output->bytes;
         output->placed = output->wanted;
-        if (cuda_find(d->cuda, output->wanted, bytes, &record->at[i]))
+        if (!bytes || (!is_scattered(d, i) && cuda_tell_place(d->cuda, output->wanted, bytes, place)))
             continue;
         if (i == HOST_AT_X)
             d->copies = cuda_copies_along(d->cuda, d->plan, output->bytes);
-        if (!d->copies)
-            d->finish = true;
         EP_TRY(cuda_stage(d->cuda, i, bytes, &output->placed));
-        if (!cuda_find(d->cuda, output->placed, bytes, &record->at[i]))
+        if (!cuda_tell_place(d->cuda, output->placed, bytes, place))
             return ep_fail(EP_E_STATE, "dispatch: staging buffer of %zu bytes is not where it was", bytes);
     }
-    record->copies = d->copies;
+    /* Own rows need no detour. */
+    for (int i = 0; i < HOST_AT_COUNT; i++)
+        terms->own.at[i] = d->copies && !is_scattered(d, i) ? d->output[i].wanted : d->output[i].placed;
+    terms->tell[CUDA_TELL_COPIES] = d->copies;
     return EP_OK;
 }
 
-static ep_status map_outputs(struct dispatch *d, struct cuda_dispatch *move)
+static ep_status fill_terms(struct dispatch *d, struct cuda_terms *terms)
 {
-    struct host_comm *host = &d->cuda->host;
+    const ep_dispatch_args *args = d->args;
 
-    for (int rank = 0; rank < host->comm->nranks; rank++) {
-        const struct host_record *record = &host->records[rank];
-        void *at[HOST_AT_COUNT];
-
-        for (int i = 0; i < HOST_AT_COUNT; i++) {
-            size_t bytes = d->output[i].wanted ? (size_t)record->rows * d->output[i].bytes : 0;
-            ep_status status = cuda_map(d->cuda, rank, &record->at[i], bytes, &at[i]);
-
-            if (status != EP_OK)
-                return host_raise_own(host, status, rank, HOST_DISPATCH_READY);
-            /* Own rows need no detour. */
-            if (rank == host->comm->rank && d->copies)
-                at[i] = d->output[i].placed ? d->output[i].wanted : NULL;
-        }
-        move->out_x[rank] = at[HOST_AT_X];
-        move->out_scales[rank] = at[HOST_AT_SCALES];
-        move->out_index[rank] = at[HOST_AT_INDEX];
-        move->out_weights[rank] = at[HOST_AT_WEIGHTS];
-    }
-    return EP_OK;
+    terms->kind = CUDA_DISPATCH;
+    terms->tell[CUDA_TELL_PHASE] = HOST_DISPATCH_READY;
+    terms->tell[CUDA_TELL_PLAN] = (uint32_t)((struct host_plan *)d->plan->impl)->number;
+    terms->tell[CUDA_TELL_DTYPE] = (uint32_t)args->dtype;
+    terms->tell[CUDA_TELL_HIDDEN] = (uint32_t)args->hidden;
+    terms->tell[CUDA_TELL_SCALE_TYPE] = (uint32_t)args->scale_type;
+    terms->tell[CUDA_TELL_SCALE_WORDS] = (uint32_t)args->scale_words;
+    terms->tell[CUDA_TELL_OUTPUTS] = (args->recv_topk_idx ? 1 : 0) | (args->recv_topk_weights ? 2 : 0);
+    return place_outputs(d, terms);
 }
 
 /* Chunks of a row, and rings of them that fit the shared memory. */
@@ -124,7 +125,6 @@ static void fit(const struct cuda_comm *cuda, struct cuda_dispatch *move, struct
     }
     move->chunk_bytes = (int32_t)chunk;
     move->n_chunks = (int32_t)((row_bytes + chunk - 1) / chunk);
-    shape.blocks = cuda->sms;
     shape.shared_bytes = cuda_shared_bytes(&shape, chunk);
     *ret_shape = shape;
 }
@@ -158,67 +158,74 @@ static ep_status launch(struct dispatch *d, const struct cuda_route *route)
     }
     move->extras = move->scale_words || args->recv_topk_idx || args->recv_topk_weights;
     cuda_fill_waits(cuda, HOST_DISPATCH_READY, HOST_DISPATCH_DONE, &move->waits);
-    EP_TRY(map_outputs(d, move));
+    EP_TRY(fill_terms(d, &move->terms));
     fit(cuda, move, shape);
     cuda_fill_stage(cuda, d->plan, d->copies, &move->stage);
+    shape->blocks = move->stage.movers;
     if (d->copies) {
         cuda_fit_copiers(cuda, (size_t)move->chunk_bytes, &move->stage, shape);
         move->stage.x = copy_of(&d->output[HOST_AT_X]);
         for (int i = 0; i < 3; i++)
-            move->stage.beside[i] = copy_of(&d->output[HOST_AT_SCALES + i]);
+            if (!is_scattered(d, HOST_AT_SCALES + i))
+                move->stage.beside[i] = copy_of(&d->output[HOST_AT_SCALES + i]);
     }
-    return cuda_status(cuda_launch_dispatch(move, shape, cuda->stream), "dispatch kernel");
-}
-
-static ep_status copy_range(const struct dispatch *d, const struct output *output, int64_t begin, int64_t end)
-{
-    size_t at = (size_t)begin * output->bytes, bytes = (size_t)(end - begin) * output->bytes;
-
-    if (!output->wanted || !output->placed || output->placed == output->wanted || end <= begin)
-        return EP_OK;
-    CUDA_TRY(cudaMemcpyAsync((char *)output->wanted + at, (char *)output->placed + at, bytes, cudaMemcpyDeviceToDevice,
-                             d->cuda->stream));
+    EP_TRY(cuda_status(cuda_launch_dispatch(move, shape, d->stream), "dispatch kernel"));
+    d->queued = true;
     return EP_OK;
 }
 
-static ep_status fill_range(struct dispatch *d, const struct output *output, int64_t begin, int64_t end, int value)
+/*
+ * Out of staging, padding, and the marks behind the last row. By one kernel, whatever the number of experts is: a
+ * stream has room for so many launches, and the caller may have to come back before any of them can run.
+ */
+static ep_status finish_outputs(const struct dispatch *d)
 {
-    if (!output->wanted || end <= begin || !output->bytes)
-        return EP_OK;
-    d->finish = true;
-    CUDA_TRY(cudaMemsetAsync((char *)output->wanted + (size_t)begin * output->bytes, value,
-                             (size_t)(end - begin) * output->bytes, d->cuda->stream));
-    return EP_OK;
-}
+    const struct cuda_plan *device = cuda_plan_of(d->plan);
+    bool expanded = device->route.expanded, wanted;
+    struct cuda_rows rows = {.counts = device->route.counts,
+                             .expert_start = expanded ? device->expert_start : NULL,
+                             .expert_exact = device->expert_exact,
+                             .rank = d->plan->comm->rank,
+                             .n_local = d->plan->info.n_local_experts,
+                             .zero = d->plan->args.flags & EP_PLAN_ZERO_PADDING ? 1 : 0,
+                             .index_bytes = (int64_t)d->output[HOST_AT_INDEX].bytes,
+                             .weight_bytes = (int64_t)d->output[HOST_AT_WEIGHTS].bytes,
+                             .capacity = d->plan->args.max_recv_tokens};
 
-/* Out of staging, padding, and the marks behind the last row. */
-static ep_status finish_outputs(struct dispatch *d)
-{
-    const ep_plan *plan = d->plan;
-    const struct host_plan *inner = plan->impl;
-    bool expanded = plan->args.flags & EP_PLAN_EXPANDED, zero = plan->args.flags & EP_PLAN_ZERO_PADDING;
-    int64_t begin = plan->full.n_recv, end = plan->args.max_recv_tokens;
-
+    wanted = rows.zero;
+    if (rows.capacity) {
+        rows.index = d->output[HOST_AT_INDEX].wanted;
+        rows.weights = d->output[HOST_AT_WEIGHTS].wanted;
+        wanted |= rows.index || rows.weights;
+    }
     for (int i = 0; i < HOST_AT_COUNT; i++) {
-        if (!expanded && !d->copies)
-            EP_TRY(copy_range(d, &d->output[i], 0, plan->full.n_recv));
-        for (int local = 0; expanded && local < plan->info.n_local_experts; local++) {
-            int64_t start = inner->expert_start[local], last = start + inner->recv_exact[local];
+        const struct output *output = &d->output[i];
 
-            EP_TRY(copy_range(d, &d->output[i], start, last));
-            if (zero)
-                EP_TRY(fill_range(d, &d->output[i], last, inner->expert_start[local + 1], 0));
+        if (!output->wanted || !output->placed)
+            continue;
+        if (is_scattered(d, i)) {
+            rows.scatter = (struct cuda_scatter){.from = output->placed,
+                                                 .to = output->wanted,
+                                                 .words = (int64_t)output->bytes / 4,
+                                                 .stride_row = d->args->recv_scale_stride_token,
+                                                 .stride_word = d->args->recv_scale_stride_block};
+            wanted = true;
+            continue;
         }
+        rows.zeroed[i] = output->wanted;
+        rows.row_bytes[i] = (int64_t)output->bytes;
+        if (!d->copies)
+            rows.copy[i] = copy_of(output);
+        wanted |= rows.copy[i].row_bytes != 0;
     }
-    EP_TRY(fill_range(d, &d->output[HOST_AT_WEIGHTS], begin, end, 0));
-    return fill_range(d, &d->output[HOST_AT_INDEX], begin, end, 0xff);
+    return wanted ? cuda_status(cuda_launch_rows(&rows, d->stream), "rows kernel") : EP_OK;
 }
 
 static ep_status check_pointers(const struct dispatch *d)
 {
     static const char call[] = "ep_dispatch";
     const ep_dispatch_args *args = d->args;
-    bool sends = d->plan->args.n_tokens, receives = d->plan->full.n_recv || d->plan->args.max_recv_tokens;
+    bool sends = d->plan->args.n_tokens, receives = cuda_plan_rows(d->plan);
 
     EP_TRY(cuda_check_pointer(d->cuda, call, "x", sends ? args->x : NULL));
     EP_TRY(cuda_check_pointer(d->cuda, call, "scales", sends ? args->scales : NULL));
@@ -229,43 +236,27 @@ static ep_status check_pointers(const struct dispatch *d)
     return cuda_check_pointer(d->cuda, call, "recv_topk_weights", receives ? args->recv_topk_weights : NULL);
 }
 
-static ep_status dispatch_body(struct dispatch *d)
+static ep_status dispatch_body(struct dispatch *d, bool capturing)
 {
-    struct host_record record = {.phase = HOST_DISPATCH_READY, .dtype = d->args->dtype, .hidden = d->args->hidden};
-    struct host_comm *host = &d->cuda->host;
     const struct cuda_route *route;
 
-    EP_TRY(cuda_plan_ready(d->cuda, d->plan, &route));
+    EP_TRY(cuda_plan_ready(d->cuda, d->plan, capturing, &route));
     EP_TRY(check_pointers(d));
     describe_outputs(d);
-    cuda_sweep(d->cuda);
-    record.plan_number = ((struct host_plan *)d->plan->impl)->number;
-    record.scale_type = d->args->scale_type;
-    record.outputs = (d->args->recv_topk_idx ? 1 : 0) | (d->args->recv_topk_weights ? 2 : 0);
-    EP_TRY(publish_outputs(d, &record));
-    record.rows = d->plan->full.n_recv;
-    EP_TRY(host_enter(host, d->plan, &record));
-    d->pending->phase = HOST_DISPATCH_DONE;
-    d->pending->operation = host->operation;
-    d->pending->stats.ns_wait_ready = ep_now_ns() - d->pending->begin_ns;
     EP_TRY(launch(d, route));
     EP_TRY(finish_outputs(d));
-    cuda_plan_count(d->plan, d->output[HOST_AT_X].bytes + d->output[HOST_AT_SCALES].bytes, &d->pending->stats);
-    return cuda_queued(d->pending, d->finish);
-}
-
-static ep_status start_dispatch(ep_plan *plan, const void *args, struct cuda_pending *ret_pending)
-{
-    struct dispatch d = {.cuda = cuda_of(plan->comm), .plan = plan, .args = args, .pending = ret_pending};
-
-    return dispatch_body(&d);
+    cuda_plan_count(d->plan, d->output[HOST_AT_X].bytes + d->output[HOST_AT_SCALES].bytes);
+    return EP_OK;
 }
 
 ep_status cuda_dispatch(ep_plan *plan, const ep_dispatch_args *args, ep_stream stream)
 {
-    if (args->scale_type == EP_I32 || args->recv_scale_stride_token || args->recv_scale_stride_block)
-        return ep_fail(EP_E_UNSUPPORTED,
-                       "ep_dispatch: the CUDA backend has no opaque scales and no strides of outputs");
-    EP_TRY(cuda_use_stream(cuda_of(plan->comm), stream));
-    return cuda_submit(plan, start_dispatch, args);
+    struct dispatch d = {.cuda = cuda_of(plan->comm), .plan = plan, .args = args};
+    struct cuda_call call;
+    ep_status status;
+
+    EP_TRY(cuda_call_begin(d.cuda, stream, true, &call));
+    d.stream = call.stream;
+    status = dispatch_body(&d, call.capture != 0);
+    return cuda_call_end(&call, status, d.queued);
 }

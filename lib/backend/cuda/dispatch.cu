@@ -60,27 +60,37 @@ __device__ unit fetch_unit(const cuda_dispatch &d, uint32_t number, int lane)
     return u;
 }
 
+/* Indices of the buffers of a target: as HOST_AT_X ... */
+enum { AT_X, AT_SCALES, AT_INDEX, AT_WEIGHTS };
+
+template <typename T> __device__ __forceinline__ T *buffer_of(const cuda_target &to, int buffer)
+{
+    return reinterpret_cast<T *>(to.at[buffer]);
+}
+
 /* One of the K choices of a token, as rank `local` sees it. */
-__device__ void place_choice(const cuda_dispatch &d, int local, int64_t at, int expert, float weight)
+__device__ void place_choice(const cuda_dispatch &d, const cuda_target &to, int local, int64_t at, int expert,
+                             float weight)
 {
     int own = expert - local * d.route.n_local_experts;
     bool mine = expert >= 0 && own >= 0 && own < d.route.n_local_experts;
 
-    if (d.out_index[local] && d.route.wide)
-        static_cast<int64_t *>(d.out_index[local])[at] = mine ? own : -1;
-    else if (d.out_index[local])
-        static_cast<int32_t *>(d.out_index[local])[at] = mine ? own : -1;
-    if (d.out_weights[local])
-        d.out_weights[local][at] = mine ? weight : 0.0f;
+    if (to.at[AT_INDEX] && d.route.wide)
+        buffer_of<int64_t>(to, AT_INDEX)[at] = mine ? own : -1;
+    else if (to.at[AT_INDEX])
+        buffer_of<int32_t>(to, AT_INDEX)[at] = mine ? own : -1;
+    if (to.at[AT_WEIGHTS])
+        buffer_of<float>(to, AT_WEIGHTS)[at] = mine ? weight : 0.0f;
 }
 
 /* Scales, indices and weights of a token on one destination. By all lanes. */
-__device__ void place_extras(const cuda_dispatch &d, const unit &u, cuda_entry entry, int lane)
+__device__ void place_extras(const cuda_dispatch &d, const targets &targets, const unit &u, cuda_entry entry, int lane)
 {
     const cuda_route &route = d.route;
+    const cuda_target &to = targets.of[entry.local];
     int local = entry.local, topk = route.topk;
-    int64_t row = route.base[local] + entry.row;
-    uint32_t *scales = d.out_scales[local] + row * d.scale_words;
+    int64_t row = entry.row;
+    uint32_t *scales = buffer_of<uint32_t>(to, AT_SCALES) + row * d.scale_words;
 
     for (int i = 0; i < 2; i++)
         if (lane + i * WARP < d.scale_words)
@@ -88,16 +98,16 @@ __device__ void place_extras(const cuda_dispatch &d, const unit &u, cuda_entry e
     for (int w = lane + 2 * WARP; w < d.scale_words; w += WARP)
         scales[w] = __ldg(d.scales + u.token * d.scale_stride_token + w * d.scale_stride_block);
     if (route.expanded) {
-        if (d.out_weights[local] && lane == 0)
-            d.out_weights[local][row] = __ldg(d.weights + u.token * topk + entry.k);
+        if (to.at[AT_WEIGHTS] && lane == 0)
+            buffer_of<float>(to, AT_WEIGHTS)[row] = __ldg(d.weights + u.token * topk + entry.k);
         return;
     }
-    if (!d.out_index[local] && !d.out_weights[local])
+    if (!to.at[AT_INDEX] && !to.at[AT_WEIGHTS])
         return;
     if (lane < topk)
-        place_choice(d, local, row * topk + lane, u.expert, u.weight);
+        place_choice(d, to, local, row * topk + lane, u.expert, u.weight);
     for (int k = lane + WARP; k < topk; k += WARP)
-        place_choice(d, local, row * topk + k, __ldg(route.index + u.token * topk + k),
+        place_choice(d, to, local, row * topk + k, __ldg(route.index + u.token * topk + k),
                      d.weights ? __ldg(d.weights + u.token * topk + k) : 0.0f);
 }
 
@@ -109,7 +119,8 @@ __device__ cuda_entry entry_of_lane(cuda_entry entry, int lane)
     return entry;
 }
 
-__device__ void place_unit(const cuda_dispatch &d, const ring &r, const unit &u, int slot, int lane)
+__device__ void place_unit(const cuda_dispatch &d, const targets &targets, const ring &r, const unit &u, int slot,
+                           int lane)
 {
     const cuda_route &route = d.route;
     uint32_t bytes = chunk_length(d.row_bytes, d.chunk_bytes, u.chunk);
@@ -118,7 +129,7 @@ __device__ void place_unit(const cuda_dispatch &d, const ring &r, const unit &u,
 
     for (int i = lane; i < u.n; i += WARP) {
         cuda_entry entry = i < WARP ? u.entry : entries[i];
-        unsigned char *to = d.out_x[entry.local] + (route.base[entry.local] + entry.row) * d.row_bytes;
+        unsigned char *to = targets.of[entry.local].at[AT_X] + entry.row * d.row_bytes;
 
         bulk_store(to + (int64_t)u.chunk * d.chunk_bytes, from, bytes);
     }
@@ -127,11 +138,11 @@ __device__ void place_unit(const cuda_dispatch &d, const ring &r, const unit &u,
         cuda_entry entry;
 
         if (i >= WARP) {
-            place_extras(d, u, entries[i], lane);
+            place_extras(d, targets, u, entries[i], lane);
             continue;
         }
         entry = entry_of_lane(u.entry, i);
-        place_extras(d, u, entry, lane);
+        place_extras(d, targets, u, entry, lane);
     }
 }
 
@@ -174,7 +185,7 @@ __device__ __forceinline__ int parts_before(const cuda_dispatch &d, uint32_t uni
  * This warp is through with the parts before `upto`. Who is the last tells each rank that copies how many of the rows
  * there are complete: as many as the counting kernel has found in the tokens so far.
  */
-__device__ void end_parts(const cuda_dispatch &d, int &ended, int upto, int lane)
+__device__ void end_parts(const cuda_dispatch &d, uint32_t copying, uint64_t number, int &ended, int upto, int lane)
 {
     const cuda_stage &s = d.stage;
     const cuda_waits &w = d.waits;
@@ -185,11 +196,11 @@ __device__ void end_parts(const cuda_dispatch &d, int &ended, int upto, int lane
 
         if (!count_part(w, ended, (uint32_t)s.movers * (blockDim.x / WARP), lane))
             continue;
-        if (lane >= w.nranks || !(s.told >> lane & 1))
+        if (lane >= w.nranks || !(copying >> lane & 1))
             continue;
         if (ended + 1 < s.parts)
             rows = (uint32_t)__ldg(d.route.block_rows + (int64_t)(ended + 1) * blocks * w.nranks + lane);
-        store_release(&w.peer[lane]->progress[w.rank], CUDA_WORD(s.number, rows));
+        store_release(&w.peer[lane]->progress[w.rank], CUDA_WORD(number, rows));
     }
 }
 
@@ -207,7 +218,7 @@ __device__ bool has_piece(const arrival &a, const cuda_stage &s)
  * Waits until some source is further. By all lanes. The deadline is twice that of others: the warps that move wait for
  * the peers to begin, then for them to end, and say who is late; this is for words that do not come in spite of that.
  */
-__device__ bool await_rows(const cuda_dispatch &d, arrival &a, int lane)
+__device__ bool await_rows(const cuda_dispatch &d, arrival &a, uint64_t number, int lane)
 {
     const cuda_waits &w = d.waits;
     bool open = a.next < a.total;
@@ -218,8 +229,8 @@ __device__ bool await_rows(const cuda_dispatch &d, arrival &a, int lane)
         uint64_t now;
 
         if (open)
-            a.known = min(a.total, (int64_t)rows_of_word(load_acquire(&w.mine->progress[lane]), d.stage.number) *
-                                       d.stage.x.row_bytes);
+            a.known = min(a.total,
+                          (int64_t)rows_of_word(load_acquire(&w.mine->progress[lane]), number) * d.stage.x.row_bytes);
         if (__any_sync(ALL_LANES, has_piece(a, d.stage)))
             break;
         if (spins % SPINS)
@@ -228,15 +239,15 @@ __device__ bool await_rows(const cuda_dispatch &d, arrival &a, int lane)
         if (!begin)
             begin = now;
         stopped = is_stopped(w);
-        lost = open && *(volatile uint32_t *)&w.report->left >> lane & 1;
+        lost = open && *(volatile uint32_t *)&w.report->lost >> lane & 1;
         if (lost) {
             /* What it had to send is here. */
             __threadfence_system();
-            lost = rows_of_word(load_acquire(&w.mine->progress[lane]), d.stage.number) != CUDA_ALL_ROWS;
+            lost = rows_of_word(load_acquire(&w.mine->progress[lane]), number) != CUDA_ALL_ROWS;
         }
         late = open && now - begin > 2 * w.deadline_ns;
         if (stopped || lost || late)
-            give_up(w, stopped ? 0 : lost ? CUDA_FAILED_LEFT : CUDA_FAILED_LATE, lane, w.done_phase);
+            give_up(w, stopped ? 0 : lost ? CUDA_FAILED_LOST : CUDA_FAILED_LATE, lane, w.done_phase);
         if (__any_sync(ALL_LANES, stopped || lost || late))
             return false;
     }
@@ -247,10 +258,11 @@ __device__ bool await_rows(const cuda_dispatch &d, arrival &a, int lane)
 }
 
 /* Copies what the peers have placed in staging, in the order in which it comes. By a warp, number `me` of `all`. */
-__device__ bool copy_out(const cuda_dispatch &d, copier &c, int64_t me, int64_t all, int lane)
+__device__ bool copy_out(const cuda_dispatch &d, copier &c, uint64_t number, int64_t me, int64_t all, int lane)
 {
     const cuda_stage &s = d.stage;
-    arrival a = {me * s.slot_bytes, 0, lane < d.waits.nranks ? s.rows[lane] * s.x.row_bytes : 0};
+    sources from = sources_of(d.waits, d.route.counts, lane);
+    arrival a = {me * s.slot_bytes, 0, from.rows * s.x.row_bytes};
     bool sound = true;
 
     while (sound) {
@@ -260,7 +272,7 @@ __device__ bool copy_out(const cuda_dispatch &d, copier &c, int64_t me, int64_t 
             int source = __ffs((int)ready) - 1;
             int64_t at = __shfl_sync(ALL_LANES, a.next, source), total = __shfl_sync(ALL_LANES, a.total, source);
 
-            copier_take(c, s, s.first[source], at, min(at + s.slot_bytes, total), lane);
+            copier_take(c, s, __shfl_sync(ALL_LANES, from.first, source), at, min(at + s.slot_bytes, total), lane);
             if (lane == source)
                 a.next += all * s.slot_bytes;
         } else if (c.loaded) {
@@ -268,7 +280,7 @@ __device__ bool copy_out(const cuda_dispatch &d, copier &c, int64_t me, int64_t 
         } else if (!__any_sync(ALL_LANES, a.next < a.total)) {
             break;
         } else {
-            sound = await_rows(d, a, lane);
+            sound = await_rows(d, a, number, lane);
         }
     }
     bulk_wait_all();
@@ -281,23 +293,22 @@ __device__ void copy_block(const cuda_dispatch &d, unsigned char *shared, int st
     copier c = copier_begin(shared, d.stage, stages);
 
     copier_end(d.waits, d.stage, number,
-               copy_out(d, c, (int64_t)warp * d.stage.copiers + block, (int64_t)warps * d.stage.copiers,
+               copy_out(d, c, number, (int64_t)warp * d.stage.copiers + block, (int64_t)warps * d.stage.copiers,
                         (int)threadIdx.x % WARP));
 }
 
-/* All that the block, number `block` of `blocks`, moves over the links. STAGED: some rank of the group copies. */
-template <bool STAGED>
-__device__ __forceinline__ bool move_units(const cuda_dispatch &d, unsigned char *shared, int stages, uint32_t block,
-                                           uint32_t blocks, uint64_t number)
+/* All that the block, number `block` of the movers, moves over the links. */
+__device__ __forceinline__ bool move_units(const cuda_dispatch &d, targets &targets, unsigned char *shared, int stages,
+                                           uint32_t block, uint64_t number)
 {
     int warps = (int)blockDim.x / WARP, warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
     ring r(shared, stages, d.chunk_bytes);
-    uint32_t units = (uint32_t)d.route.n_tokens * (uint32_t)d.n_chunks;
+    uint32_t units = (uint32_t)d.route.n_tokens * (uint32_t)d.n_chunks, blocks = (uint32_t)d.stage.movers;
     turns t = {0, (uint32_t)warp * blocks + block, blocks * (uint32_t)warps, stages + 1};
     int slot = 0, next_slot = stages - 1, ended = 0, passed = 0;
-    uint32_t parity = 0;
+    uint32_t parity = 0, copying;
     unit u = {}, next = {};
-    bool sound;
+    bool sound, moves;
 
     for (int k = 0; k < t.given; k++)
         ask_turn(d, t, k, lane);
@@ -310,8 +321,10 @@ __device__ __forceinline__ bool move_units(const cuda_dispatch &d, unsigned char
     if (t.me < units)
         next = fetch_unit(d, t.me, lane);
     __syncwarp();
-    sound = operation_begin(d.waits, number);
-    if (STAGED)
+    sound = operation_begin(d.waits, d.terms, d.route.counts, number, targets);
+    copying = targets.copying;
+    moves = sound && !is_refused(d.waits, d.route.counts);
+    if (copying)
         passed = parts_before(d, t.me, units);
     for (int k = 0; unit_of_turn(t, k) < units; k++) {
         uint32_t following = unit_of_turn(t, k + 1), loading;
@@ -321,12 +334,12 @@ __device__ __forceinline__ bool move_units(const cuda_dispatch &d, unsigned char
             next = fetch_unit(d, following, lane);
         ask_turn(d, t, k + t.given, lane);
         barrier_wait(r.full + slot, parity);
-        if (sound)
-            place_unit(d, r, u, slot, lane);
+        if (moves)
+            place_unit(d, targets, r, u, slot, lane);
         else if (k == stages - 2 || following >= units)
             break; /* nothing more is on its way into shared memory */
         loading = unit_of_turn(t, k + stages - 1);
-        if (sound && loading < units) {
+        if (moves && loading < units) {
             /* The stores of the unit before have read the slot that is loaded next. */
             bulk_wait_read();
             __syncwarp();
@@ -334,12 +347,12 @@ __device__ __forceinline__ bool move_units(const cuda_dispatch &d, unsigned char
                 load_unit(d, r, loading, next_slot);
             next_slot = next_slot + 1 == stages ? 0 : next_slot + 1;
         }
-        if (STAGED && sound && ended < passed) {
+        if (moves && ended < passed) {
             /* Behind the next load, because what has been read need not be written yet. */
             bulk_wait_older();
-            end_parts(d, ended, passed, lane);
+            end_parts(d, copying, number, ended, passed, lane);
         }
-        if (STAGED)
+        if (copying)
             passed = parts_before(d, following, units);
         if (++slot == stages) {
             slot = 0;
@@ -347,43 +360,46 @@ __device__ __forceinline__ bool move_units(const cuda_dispatch &d, unsigned char
         }
     }
     bulk_wait_all();
-    if (STAGED && sound)
-        end_parts(d, ended, d.stage.parts, lane);
+    if (copying && sound)
+        end_parts(d, copying, number, ended, d.stage.parts, lane);
     return sound;
 }
 
-template <bool STAGED>
-__global__ void __launch_bounds__(512, 1) dispatch_kernel(const __grid_constant__ cuda_dispatch d, int stages)
+} /* namespace */
+
+/* Profilers show the name. */
+namespace ep
+{
+
+__global__ void __launch_bounds__(512, 1) dispatch_rows(const __grid_constant__ cuda_dispatch d, int stages)
 {
     extern __shared__ __align__(128) unsigned char shared[];
-    uint32_t block = blockIdx.x, blocks = gridDim.x;
-    uint64_t number = operation_signal(d.waits);
+    __shared__ targets targets;
+    uint32_t block = blockIdx.x;
+    uint64_t number = operation_signal(d.waits, d.terms);
     bool sound;
 
-    if (STAGED) {
+    if (copiers_of(d.waits, d.stage)) {
         /* Movers first: copiers wait for those of the peers. */
         block = take_place(d.waits);
-        blocks = (uint32_t)d.stage.movers;
-        if (block >= blocks) {
-            copy_block(d, shared, stages, block - blocks, number);
+        if (block >= (uint32_t)d.stage.movers) {
+            copy_block(d, shared, stages, block - (uint32_t)d.stage.movers, number);
             return;
         }
     }
-    sound = move_units<STAGED>(d, shared, stages, block, blocks, number);
-    mover_end<STAGED>(d.waits, d.stage, number, sound, blocks);
+    sound = move_units(d, targets, shared, stages, block, number);
+    mover_end(d.waits, d.stage, number, sound);
 }
 
-const mover_kernels<cuda_dispatch> kernels = {dispatch_kernel<true>, dispatch_kernel<false>};
-
-} /* namespace */
+} /* namespace ep */
 
 cudaError_t cuda_launch_dispatch(const struct cuda_dispatch *dispatch, const struct cuda_shape *shape,
                                  cudaStream_t stream)
 {
-    return launch_mover(kernels, *dispatch, *shape, stream);
+    return launch_mover(ep::dispatch_rows, *dispatch, *shape, stream);
 }
 
 cudaError_t cuda_dispatch_load(int shared_bytes)
 {
-    return load_mover(kernels, shared_bytes);
+    return cudaFuncSetAttribute(ep::dispatch_rows, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
 }

@@ -34,14 +34,69 @@ extern "C" {
 #define CUDA_MOST_PARTS 8
 
 /*
+ * What a rank tells each peer at the beginning of an operation: which one it is, and where its buffers are. The hosts
+ * do not meet. Words of 32 bits, each below the low half of the number of the operation, so that no flag is needed.
+ */
+enum {
+    CUDA_TELL_PHASE,
+    CUDA_TELL_PLAN,
+    CUDA_TELL_DTYPE,
+    CUDA_TELL_HIDDEN,
+    CUDA_TELL_SCALE_TYPE,
+    CUDA_TELL_SCALE_WORDS,
+    CUDA_TELL_OUTPUTS,
+    CUDA_TELL_COMPARED,                    /* the words before this one are the same on all ranks */
+    CUDA_TELL_COPIES = CUDA_TELL_COMPARED, /* its kernel copies between ordinary memory and staging */
+    CUDA_TELL_PLACES /* two words for each buffer: CUDA_TELL_SLOT(), then its offset / CUDA_TELL_GRAIN */
+};
+#define CUDA_BUFFERS 4 /* HOST_AT_X ... of each rank */
+#define CUDA_TELL_WORDS (CUDA_TELL_PLACES + 2 * CUDA_BUFFERS)
+#define CUDA_TELL_GRAIN 16
+#define CUDA_GENERATION_BITS 23
+#define CUDA_GENERATION_MASK ((1u << CUDA_GENERATION_BITS) - 1)
+#define CUDA_TELL_SLOT(slot, generation) ((uint32_t)(slot) << CUDA_GENERATION_BITS | (generation)) /* 0: no buffer */
+
+#define CUDA_SLOTS 512
+/* Allocations are of whole 2 MiB pages of their own, because an exported one shares its pages with all who map it. */
+#define CUDA_GRANULE ((size_t)2 << 20)
+
+/*
+ * An allocation of a peer as it is mapped here, in device memory: the kernels find the address of what the peer tells.
+ * Read and written as a whole; all zero while nothing is mapped.
+ */
+struct cuda_place {
+    unsigned char *base;
+    uint32_t granules; /* bytes / CUDA_GRANULE */
+    uint32_t generation;
+};
+
+/* What a rank tells of its tokens when plans are updated: so many words, as those of CUDA_TELL_.... */
+#define CUDA_MAX_EXPERTS 4096
+enum {
+    CUDA_COUNT_RANKS = 0,                 /* [R] its tokens for each rank */
+    CUDA_COUNT_CAPACITY = CUDA_MAX_RANKS, /* rows that it can receive */
+    CUDA_COUNT_EXPERTS,                   /* [E] its tokens for each expert */
+    CUDA_COUNT_WORDS = CUDA_COUNT_EXPERTS + CUDA_MAX_EXPERTS
+};
+
+/* Where the buffers of a rank begin for this rank's rows. */
+struct cuda_target {
+    unsigned char *at[CUDA_BUFFERS];
+};
+
+enum { CUDA_DISPATCH, CUDA_COMBINE, CUDA_KINDS };
+
+/*
  * In device memory of each rank. Peers write, the owner polls: each word is set to the number of an operation. The
  * numbers are counted here, because a captured CUDA graph runs an operation again that the host has called once.
  */
 struct cuda_signals {
-    uint64_t ready[CUDA_MAX_RANKS]; /* [source] its buffers are ready for the operation */
-    uint64_t done[CUDA_MAX_RANKS];  /* [source] it has moved all that it moves in it */
-    uint64_t operation;             /* the last that is complete; the owner's own */
-    uint32_t blocks;                /* of the running kernel that have finished; the owner's own */
+    uint64_t told[CUDA_MAX_RANKS][CUDA_TELL_WORDS];      /* [source] CUDA_TELL_...: it is ready for the operation */
+    struct cuda_target last[CUDA_KINDS][CUDA_MAX_RANKS]; /* of the last operation; the owner's own */
+    uint64_t counts[CUDA_MAX_RANKS][CUDA_COUNT_WORDS];   /* [source] of an update */
+    uint64_t done[CUDA_MAX_RANKS];                       /* [source] it has moved all that it moves in it */
+    uint64_t operation;                                  /* the last that is complete; the owner's own */
+    uint32_t blocks;                                     /* of the running kernel that have finished; the owner's own */
     uint32_t next; /* unit of the running kernel that no warp has taken; 0 between kernels; the owner's own */
     uint64_t progress[CUDA_MAX_RANKS]; /* [rank] CUDA_WORD(): how far its rows are, for the owner; stage.cuh */
     uint32_t part[CUDA_MOST_PARTS];    /* warps that are through with the part; 0 between kernels; the owner's own */
@@ -59,19 +114,24 @@ enum {
     CUDA_FAILED_LATE = 1,
     CUDA_FAILED_MISMATCH,
     CUDA_FAILED_EXCLUDED,
-    CUDA_FAILED_LEFT,
+    CUDA_FAILED_LOST, /* the rank has died or left */
     CUDA_FAILED_ROUTING,
-    CUDA_FAILED_OWN_ROUTING /* the group goes on without this rank */
+    CUDA_FAILED_OWN_ROUTING, /* the group goes on without this rank */
+    CUDA_FAILED_DISAGREE,    /* ranks are in different calls, or gave different arguments: cuda_report.detail */
+    CUDA_FAILED_DAMAGE,      /* a place that the rank has told is none */
+    CUDA_FAILED_UNMAPPED     /* memory of the rank was not mapped here within the deadline */
 };
 #define CUDA_STOPPED 1u /* no CUDA_FAILED_... in it */
 #define CUDA_FAILURE(kind, rank, phase) ((uint32_t)(kind) << 16 | (uint32_t)(rank) << 8 | (uint32_t)(phase))
 
 /* In host memory that the device sees: what kernels report, and how they are stopped. */
 struct cuda_report {
-    uint32_t abort;     /* host writes 1: running kernels end soon, without result */
-    uint32_t failure;   /* 0, or CUDA_FAILURE(CUDA_FAILED_..., culprit, phase) */
-    uint32_t left;      /* host: ranks that have left the group. What they had to send is here; no more comes */
-    uint64_t completed; /* ticket of the last operation that is complete on this rank */
+    uint32_t abort;   /* host writes 1: running kernels end soon, without result */
+    uint32_t failure; /* 0, or CUDA_FAILURE(CUDA_FAILED_..., culprit, phase) */
+    uint32_t lost;    /* host: ranks that have died or left. What they had to send is here; no more comes */
+    uint32_t unused;
+    uint32_t detail[4]; /* of CUDA_FAILED_DISAGREE: CUDA_TELL_..., the rank, the word of this rank, that of the other */
+    int64_t refused[3]; /* 1 + a rank that would receive more rows than it can, how many, and how many it can */
     uint64_t counted;   /* number of the last routing counted */
     uint64_t bad;       /* not 0: it has entries that are not valid */
 };
@@ -81,17 +141,33 @@ struct cuda_waits {
     struct cuda_signals *mine;
     struct cuda_signals *peer[CUDA_MAX_RANKS]; /* [rank], as mapped here */
     struct cuda_report *report;                /* its address on the device */
-    uint64_t ticket;                           /* what the host waits for in `completed`; 0: nobody waits */
+    const struct cuda_place *places;           /* [R, CUDA_SLOTS] memory of the peers */
     uint64_t deadline_ns;
     int32_t rank, nranks;
     int32_t ready_phase, done_phase;
     int32_t bare; /* neither waits nor signals: the bare mover, as a yardstick */
 };
 
+/* What an operation tells, and what it takes to use what the peers tell. */
+struct cuda_terms {
+    int32_t kind;
+    uint32_t tell[CUDA_TELL_WORDS];
+    struct cuda_target own;          /* this rank's buffers for its own rows, which take no detour */
+    int64_t row_bytes[CUDA_BUFFERS]; /* 0: there is no such buffer in this operation */
+};
+
 /* A row that a token becomes: its place on `local` is base[local] + row. k as in struct host_entry. */
 struct cuda_entry {
     int32_t row;
     uint16_t local, k;
+};
+
+/* Counts of a plan, in device memory. */
+struct cuda_counts {
+    int64_t base[CUDA_MAX_RANKS];      /* where this rank's rows begin on each rank; 0 in the expanded layout */
+    int64_t rows_on[CUDA_MAX_RANKS];   /* rows that each rank receives */
+    int64_t refused[3];                /* as in struct cuda_report: then nothing moves */
+    int64_t first[CUDA_MAX_RANKS + 1]; /* [source] its first row on this rank; rank layout */
 };
 
 /* Where the rows of a rank's tokens go, in device memory. */
@@ -102,7 +178,7 @@ struct cuda_route {
     const int32_t *block_rows;      /* rank layout: [N / CUDA_COUNT_TOKENS, R] rows before those tokens */
     int32_t width, n_tokens, topk, n_local_experts;
     int32_t expanded, wide; /* indices are int64 */
-    int64_t base[CUDA_MAX_RANKS];
+    const struct cuda_counts *counts;
 };
 
 /* Rows to be copied within this rank's memory. */
@@ -117,19 +193,16 @@ struct cuda_copy {
  * copy between the two while the others move. Rows of this rank's own tokens take no detour.
  */
 struct cuda_stage {
-    uint64_t number;               /* of the operation, as the hosts count */
-    uint32_t told;                 /* other ranks that copy, a bit for each: dispatch tells them, combine is told */
     int32_t movers, copiers;       /* blocks that move rows; blocks that copy, 0: all is symmetric memory here */
     int32_t parts;                 /* each is followed by words: of this rank's tokens, combine: of its rows */
     int32_t part_tokens;           /* dispatch: whole blocks of the counting kernel */
     int32_t slot_bytes;            /* of a stage of a copying warp */
     struct cuda_copy x, beside[3]; /* rows, and what belongs to them */
-    int64_t first[CUDA_MAX_RANKS]; /* [source] its first row on this rank, */
-    int64_t rows[CUDA_MAX_RANKS];  /* ... and how many are copied */
 };
 
 struct cuda_dispatch {
     struct cuda_waits waits;
+    struct cuda_terms terms;
     struct cuda_route route;
     const unsigned char *x;
     const uint32_t *scales;
@@ -139,23 +212,20 @@ struct cuda_dispatch {
     int32_t scale_words; /* of one row */
     int32_t chunk_bytes, n_chunks;
     int32_t extras, unused; /* something travels with the rows */
-    unsigned char *out_x[CUDA_MAX_RANKS];
-    uint32_t *out_scales[CUDA_MAX_RANKS];
-    void *out_index[CUDA_MAX_RANKS];
-    float *out_weights[CUDA_MAX_RANKS];
     struct cuda_stage stage;
 };
 
 struct cuda_combine {
     struct cuda_waits waits;
+    struct cuda_terms terms;
     struct cuda_route route;
-    const unsigned char *x[CUDA_MAX_RANKS];
-    const float *weights[CUDA_MAX_RANKS];
     const unsigned char *bias[2];
+    const struct cuda_entry *by_rank; /* entries in the order in which weights are added up */
     unsigned char *out;
     float *out_weights; /* NULL: none */
     int64_t row_bytes;
-    int32_t slot_bytes; /* of a stage: pieces of all rows of a token */
+    int32_t by_choice, rounds_partial; /* EP_COMBINE_BY_CHOICE; _ROUND_PARTIAL, of the expanded layout */
+    int32_t slot_bytes;                /* of a stage: pieces of all rows of a token */
     /* Units: a token each at first; the last tokens are divided, so that all warps end at about the same time. */
     int32_t whole; /* tokens that are a unit each */
     int32_t parts; /* units of each other token */
@@ -184,8 +254,10 @@ static inline size_t cuda_shared_bytes(const struct cuda_shape *shape, size_t sl
 }
 
 struct cuda_count {
-    const void *topk_idx; /* device memory */
-    int32_t *index;       /* [N,K] copy */
+    const void *topk_idx;        /* device memory; NULL: a mask */
+    const uint8_t *mask;         /* [N,R] */
+    const int32_t *mask_experts; /* [E] tokens for each expert, which do not follow from the mask */
+    int32_t *index;              /* [N,K] copy */
     struct cuda_entry *entry;
     int32_t *count;
     int32_t *block_rows; /* [blocks, R] rows of each block, then where its rows begin */
@@ -193,9 +265,52 @@ struct cuda_count {
     int32_t *per_expert; /* [E], zeroed */
     int32_t *totals;     /* host memory that the device sees: [R] per rank, [E] per expert */
     struct cuda_report *report;
-    uint32_t *bad; /* zeroed; an entry was out of range or there twice */
+    uint32_t *bad;     /* zeroed; an entry was out of range or there twice */
+    uint32_t *ret_bad; /* device memory that learns of it; NULL: the host does, by the report */
     uint64_t number;
     int32_t wide, n_tokens, topk, n_experts, nranks, width;
+};
+
+/* What the host learns of an update, in its memory: as far as this rank is concerned. */
+struct cuda_facts {
+    uint64_t number; /* of the update; written last */
+    int64_t n_send, n_wire;
+    int64_t rows_on[CUDA_MAX_RANKS], first[CUDA_MAX_RANKS + 1];
+    int32_t exact[]; /* [L] */
+};
+
+/* New routing for a plan of fixed capacity, counted and exchanged on the device. */
+struct cuda_update {
+    struct cuda_waits waits;
+    struct cuda_terms terms;
+    struct cuda_count count;
+    struct cuda_counts *counts;
+    struct cuda_facts *facts;             /* NULL: the host does not ask */
+    uint64_t number;                      /* for the facts */
+    int32_t *block_experts;               /* expanded: [blocks,E] rows of each block, then where its rows begin */
+    int32_t *expert_base;                 /* expanded: [E] where this rank's rows of each expert begin */
+    int32_t *expert_start, *expert_exact; /* [L+1], [L] of this rank */
+    int32_t expanded, alignment, capacity, blocks;
+};
+
+/* Words of rows to where strides say. */
+struct cuda_scatter {
+    const uint32_t *from; /* rows of so many words, one behind the other; NULL: there is nothing to scatter */
+    uint32_t *to;
+    int64_t words, stride_row, stride_word;
+};
+
+/* Rows of this rank by the counts of a plan, behind a dispatch or before a combine. */
+struct cuda_rows {
+    const struct cuda_counts *counts;
+    const int32_t *expert_start, *expert_exact; /* NULL: rows are one behind the other */
+    struct cuda_copy copy[CUDA_BUFFERS];
+    int32_t rank, n_local, zero;         /* zero: rows between experts become 0 */
+    unsigned char *zeroed[CUDA_BUFFERS]; /* the same outputs whether copied or not, for zeros */
+    int64_t row_bytes[CUDA_BUFFERS];
+    struct cuda_scatter scatter;
+    unsigned char *index, *weights; /* behind the last row up to `capacity`: -1, and 0; NULL: not wanted */
+    int64_t index_bytes, weight_bytes, capacity;
 };
 
 /* Loads all kernels now (a first launch later would load them while a peer's kernel waits) and lifts their limits. */
@@ -206,6 +321,24 @@ cudaError_t cuda_launch_dispatch(const struct cuda_dispatch *dispatch, const str
                                  cudaStream_t stream);
 cudaError_t cuda_launch_combine(const struct cuda_combine *combine, const struct cuda_shape *shape,
                                 cudaStream_t stream);
+cudaError_t cuda_barrier_load(void);
+/* All ranks meet; terms: what each of them tells. */
+cudaError_t cuda_launch_barrier(const struct cuda_waits *waits, const struct cuda_terms *terms, cudaStream_t stream);
+/* Until the word is not 0. */
+cudaError_t cuda_launch_wait(const struct cuda_waits *waits, const uint32_t *word, cudaStream_t stream);
+/* Entries of a route in the order of EP_COMBINE_BY_CHOICE; `ret_entry` has room for as many. */
+struct cuda_order {
+    struct cuda_route route;
+    struct cuda_entry *ret_entry;
+    int32_t from_mask; /* the order stays that of the ranks */
+    int32_t by_rank;   /* rows of a rank follow each other; expanded layout */
+};
+
+cudaError_t cuda_launch_order(const struct cuda_order *order, cudaStream_t stream);
+/* The kernels of an update, one behind the other. */
+cudaError_t cuda_launch_update(const struct cuda_update *update, cudaStream_t stream);
+cudaError_t cuda_launch_rows(const struct cuda_rows *rows, cudaStream_t stream);
+cudaError_t cuda_update_load(void);
 /* Counts and assigns rows; then, behind it, adds what the blocks before each block have. */
 cudaError_t cuda_launch_count(const struct cuda_count *count, cudaStream_t stream);
 

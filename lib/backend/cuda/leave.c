@@ -19,7 +19,7 @@
 
 #define PATIENCE_NS 1000000000u /* ranks mostly leave at about the same time */
 #define MOST_DEVICES 256
-#define MOST_MEMORY (CUDA_SLOTS + HOST_AT_COUNT + 1)
+#define MOST_MEMORY (CUDA_SLOTS + 1)
 
 /* Memory of a rank that has left. */
 struct estate {
@@ -149,11 +149,6 @@ static void take_memory(struct cuda_comm *cuda, struct estate *estate)
         if (cuda->allocations[slot].base)
             estate->memory[estate->n++] = cuda->allocations[slot].base;
         cuda->allocations[slot].base = NULL;
-    }
-    for (int which = 0; which < HOST_AT_COUNT; which++) {
-        if (cuda->retired[which])
-            estate->memory[estate->n++] = cuda->retired[which];
-        cuda->retired[which] = NULL;
     }
     if (cuda->signals)
         estate->memory[estate->n++] = cuda->signals;

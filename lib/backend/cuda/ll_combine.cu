@@ -26,7 +26,7 @@ __device__ bool answers_dispatch(const cuda_ll_combine &c, const ll_call &call)
 {
     const cuda_ll &ll = c.ll;
     const int32_t *index =
-        ll_at<int32_t>(ll, ll.waits.rank, ll.index_at) + (call.dispatch & 1) * ((int64_t)ll.max_tokens * ll.topk);
+        ll_at<int32_t>(ll, ll.waits.rank, ll.index_at) + (call.dispatch & 1) * ((int64_t)ll.most_tokens * ll.topk);
     bool same = true;
 
 #pragma unroll 2
@@ -435,14 +435,20 @@ __device__ bool meet_to_send(const cuda_ll &ll, ll_call &call)
                    CUDA_LL_TO_SEND, ll.waits.ready_phase);
 }
 
-__global__ void __launch_bounds__(CUDA_LL_THREADS, 1) ll_combine_kernel(const __grid_constant__ cuda_ll_combine c)
+} /* namespace */
+
+/* Profilers show the name. */
+namespace ep
+{
+
+__global__ void __launch_bounds__(CUDA_LL_THREADS, 1) combine_ll(const __grid_constant__ cuda_ll_combine c)
 {
     extern __shared__ __align__(128) unsigned char slots[];
     __shared__ uint64_t barriers[CUDA_LL_THREADS / WARP * 2];
     __shared__ terms terms;
     const cuda_ll &ll = c.ll;
     const cuda_ll_segment *mine = ll.peer[ll.waits.rank];
-    ll_call call = {mine->call + 1, mine->combines + 1, mine->mask};
+    ll_call call = {mine->call + 1, mine->dispatches - (uint32_t)c.age, mine->mask};
 
     if (c.phases & CUDA_LL_SEND) {
         int lane = (int)threadIdx.x % WARP;
@@ -484,15 +490,15 @@ __global__ void __launch_bounds__(CUDA_LL_THREADS, 1) ll_combine_kernel(const __
     ll_end(ll, call, true);
 }
 
-} /* namespace */
+} /* namespace ep */
 
 cudaError_t cuda_launch_ll_combine(const struct cuda_ll_combine *combine, int blocks, cudaStream_t stream)
 {
-    ll_combine_kernel<<<(unsigned)blocks, CUDA_LL_THREADS, SHARED_BYTES, stream>>>(*combine);
+    ep::combine_ll<<<(unsigned)blocks, CUDA_LL_THREADS, SHARED_BYTES, stream>>>(*combine);
     return cudaGetLastError();
 }
 
 cudaError_t cuda_ll_combine_load(void)
 {
-    return cudaFuncSetAttribute(ll_combine_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
+    return cudaFuncSetAttribute(ep::combine_ll, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
 }

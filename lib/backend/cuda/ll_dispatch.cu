@@ -117,7 +117,7 @@ __device__ void look_at_token(const cuda_ll_dispatch &d, const ll_call &call, in
     const cuda_ll &ll = d.ll;
     int k = by.thread, topk = ll.topk;
     int32_t *index =
-        ll_at<int32_t>(ll, ll.waits.rank, ll.index_at) + (call.dispatch & 1) * ((int64_t)ll.max_tokens * topk);
+        ll_at<int32_t>(ll, ll.waits.rank, ll.index_at) + (call.dispatch & 1) * ((int64_t)ll.most_tokens * topk);
 
     if (k < WARP) {
         int rank = expert < 0 ? -1 : expert / ll.n_local;
@@ -333,7 +333,13 @@ __device__ bool prepare(const cuda_ll_dispatch &d, ll_call &call, choices &c, in
     return ll_meet(ll, call, mine->completed, mine->last_dispatch, CUDA_LL_TO_SEND, ll.waits.ready_phase);
 }
 
-__global__ void __launch_bounds__(CUDA_LL_THREADS, 1) ll_dispatch_kernel(const __grid_constant__ cuda_ll_dispatch d)
+} /* namespace */
+
+/* Profilers show the name. */
+namespace ep
+{
+
+__global__ void __launch_bounds__(CUDA_LL_THREADS, 1) dispatch_ll(const __grid_constant__ cuda_ll_dispatch d)
 {
     extern __shared__ __align__(128) unsigned char image[]; /* of a slot */
     __shared__ int32_t bins[EP_MAX_EXPERTS];
@@ -366,22 +372,22 @@ __global__ void __launch_bounds__(CUDA_LL_THREADS, 1) ll_dispatch_kernel(const _
     ll_end(ll, call, false);
 }
 
-} /* namespace */
+} /* namespace ep */
 
 cudaError_t cuda_launch_ll_dispatch(const struct cuda_ll_dispatch *dispatch, int blocks, cudaStream_t stream)
 {
-    ll_dispatch_kernel<<<(unsigned)blocks, CUDA_LL_THREADS, (size_t)image_bytes(*dispatch), stream>>>(*dispatch);
+    ep::dispatch_ll<<<(unsigned)blocks, CUDA_LL_THREADS, (size_t)image_bytes(*dispatch), stream>>>(*dispatch);
     return cudaGetLastError();
 }
 
 cudaError_t cuda_ll_dispatch_load(int shared_bytes)
 {
     struct cudaFuncAttributes kernel;
-    cudaError_t error = cudaFuncGetAttributes(&kernel, ll_dispatch_kernel);
+    cudaError_t error = cudaFuncGetAttributes(&kernel, ep::dispatch_ll);
 
     if (error != cudaSuccess)
         return error;
     /* Of which the kernel declares a part itself; an image begins at a multiple of 128. */
-    return cudaFuncSetAttribute(ll_dispatch_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+    return cudaFuncSetAttribute(ep::dispatch_ll, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                 shared_bytes - (int)kernel.sharedSizeBytes - 128);
 }

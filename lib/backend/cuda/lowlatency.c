@@ -22,10 +22,11 @@ struct inner {
     int blocks;
     size_t bytes;     /* of each rank's segment */
     bool in_dispatch; /* the call that ep_ll_finish() completes */
+    bool open;        /* it is to be completed */
     struct cuda_ll_dispatch dispatch;
     struct cuda_ll_combine combine;
-    bool async;
-    uint64_t answered; /* last dispatch that a combine has named: the kernels take them in order */
+    cudaStream_t stream; /* of the call under way, */
+    bool waits;          /* ... which the host waits for */
 };
 
 /* --- opening ----------------------------------------------------------------------------------------------------- */
@@ -58,12 +59,13 @@ static size_t lay_out(const ep_ll *ll, struct cuda_ll *device)
     int64_t n = ll->comm->nranks, m = ll->config.max_tokens, k = ll->config.topk, local = ll->n_local;
     int64_t hidden = ll->config.hidden, at = 0;
 
-    device->max_tokens = ll->config.max_tokens;
+    device->most_tokens = device->max_tokens = ll->config.max_tokens;
     device->hidden = ll->config.hidden;
     device->topk = ll->config.topk;
     device->n_local = ll->n_local;
     device->masking = ll->config.flags & EP_LL_MASK_DEAD ? 1 : 0;
-    device->parts = parts_of(n * m, ll->config.hidden);
+    /* With fewer rows than a call can have there are more parts, but never more than with those of a token alone. */
+    device->parts = CUDA_LL_MOST_PARTS;
     device->scales_at = (k * 8 + 15) / 16 * 16;
     device->row_at = (device->scales_at + hidden / EP_SCALE_BLOCK * 4 + 127) / 128 * 128;
     device->slot_bytes = device->row_at + 2 * hidden;
@@ -129,7 +131,7 @@ static ep_status open_own(const ep_ll *ll, struct inner *inner)
     bytes = lay_out(ll, &inner->device);
     /* Kernels number rows and what warps do by 32 bits. */
     if (rows * ll->config.n_experts > INT32_MAX ||
-        rows * ll->comm->nranks * ll->config.topk * inner->device.parts > INT32_MAX)
+        rows * ll->comm->nranks * ll->config.topk * CUDA_LL_MOST_PARTS > INT32_MAX)
         return ep_fail(EP_E_UNSUPPORTED,
                        "ep_ll_new: max_tokens is %d, which with %d experts and topk %d on %d ranks makes "
                        "more rows than the CUDA backend numbers",
@@ -143,8 +145,7 @@ static ep_status open_own(const ep_ll *ll, struct inner *inner)
     inner->device.report = report;
     inner->blocks = cuda_ll_sms(cuda);
     /* What an earlier ep_ll has queued is over before the peers hear of this one. */
-    CUDA_TRY(cudaStreamSynchronize(cuda->stream));
-    return EP_OK;
+    return cuda_drain(cuda);
 }
 
 /* Behind the first meeting nobody writes into the segment any more, and behind the second one somebody may. */
@@ -153,8 +154,8 @@ static ep_status clear_and_reach(struct inner *inner, const struct host_where *a
     struct cuda_comm *cuda = inner->cuda;
     int nranks = cuda->host.comm->nranks;
 
-    CUDA_TRY(cudaMemsetAsync(inner->place->memory, 0, (size_t)inner->device.slots_at, cuda->stream));
-    CUDA_TRY(cudaStreamSynchronize(cuda->stream));
+    CUDA_TRY(cudaMemsetAsync(inner->place->memory, 0, (size_t)inner->device.slots_at, cuda->own));
+    CUDA_TRY(cudaStreamSynchronize(cuda->own));
     cuda_fill_waits(cuda, HOST_LL_SEND, HOST_LL_RECV, &inner->device.waits);
     for (int rank = 0; rank < nranks; rank++) {
         void *segment;
@@ -187,12 +188,8 @@ ep_status cuda_ll_open(ep_ll *ll)
 
     if (!inner)
         return ep_fail(EP_E_MEMORY, "ep_ll_new: no memory");
-    if (cuda_is_capturing(cuda)) {
-        free(inner);
-        return ep_fail(EP_E_STATE, "ep_ll_new: the stream is being captured: make the ep_ll before");
-    }
     inner->cuda = cuda;
-    status = host_drain(&cuda->host);
+    status = cuda_check(cuda);
     if (status == EP_OK)
         status = cuda_enter(cuda, &scope);
     if (status != EP_OK) {
@@ -210,6 +207,8 @@ ep_status cuda_ll_open(ep_ll *ll)
         ll->impl = inner;
     else
         free_inner(inner);
+    if (status == EP_OK && inner->device.masking)
+        atomic_fetch_add(&cuda->masking, 1);
     cuda_leave(&scope);
     return status;
 }
@@ -217,16 +216,19 @@ ep_status cuda_ll_open(ep_ll *ll)
 void cuda_ll_close(ep_ll *ll)
 {
     struct inner *inner = ll->impl;
+    struct cuda_comm *cuda;
     struct cuda_scope scope;
 
     if (!inner)
         return;
-    host_drain(&inner->cuda->host);
-    if (cuda_enter(inner->cuda, &scope) == EP_OK) {
+    cuda = inner->cuda;
+    if (cuda_enter(cuda, &scope) == EP_OK) {
         /* Kernels that wait for a peer have a deadline; of a failed group many may be queued, each with its own. */
         if (atomic_load(&ll->comm->failed))
-            *(volatile uint32_t *)&inner->cuda->report->abort = 1;
-        cudaStreamSynchronize(inner->cuda->stream);
+            cuda_stop_kernels(cuda);
+        cuda_drain(cuda);
+        if (inner->device.masking)
+            atomic_fetch_sub(&cuda->masking, 1);
         free_inner(inner);
         cuda_leave(&scope);
     }
@@ -239,7 +241,6 @@ void cuda_ll_close(ep_ll *ll)
 static ep_status explain(const ep_ll *ll, const void *topk_idx, int idx_type, int n_tokens)
 {
     const struct inner *inner = ll->impl;
-    struct cuda_comm *cuda = inner->cuda;
     struct ep_routing_shape shape = {.n_tokens = n_tokens,
                                      .topk = ll->config.topk,
                                      .n_experts = ll->config.n_experts,
@@ -252,7 +253,7 @@ static ep_status explain(const ep_ll *ll, const void *topk_idx, int idx_type, in
 
     if (!index)
         return ep_fail(status, "routing: no memory");
-    status = cuda_fetch_routing(cuda, topk_idx, entries * ep_dtype_bytes((ep_dtype)idx_type), &copy);
+    status = cuda_fetch_routing(topk_idx, entries * ep_dtype_bytes((ep_dtype)idx_type), inner->stream, &copy);
     if (status == EP_OK)
         status = ep_routing_check(&shape, copy, idx_type, index);
     if (status == EP_OK)
@@ -270,29 +271,27 @@ static ep_status launch(struct inner *inner, int phases)
 
     if (inner->in_dispatch) {
         inner->dispatch.phases = phases;
-        error = cuda_launch_ll_dispatch(&inner->dispatch, inner->blocks, inner->cuda->stream);
+        error = cuda_launch_ll_dispatch(&inner->dispatch, inner->blocks, inner->stream);
     } else {
         inner->combine.phases = phases;
-        error = cuda_launch_ll_combine(&inner->combine, inner->blocks, inner->cuda->stream);
+        error = cuda_launch_ll_combine(&inner->combine, inner->blocks, inner->stream);
     }
     return cuda_status(error, "low-latency kernel");
 }
 
-/* Starts a part of the call and, unless it is asynchronous, waits for it. */
+/* Starts a part of the call and, for the forms that wait, waits for it. */
 static ep_status run(const ep_ll *ll, int phases)
 {
     struct inner *inner = ll->impl;
     struct cuda_comm *cuda = inner->cuda;
     enum host_phase phase = inner->in_dispatch ? HOST_LL_RECV : HOST_LL_COMBINE;
 
-    /* Of calls that nobody has waited for. */
-    EP_TRY(cuda_check_reported(cuda));
-    EP_TRY(inner->device.masking ? host_check_abort(&cuda->host) : host_check(&cuda->host));
-    if (inner->async || cuda_is_capturing(cuda))
-        return launch(inner, phases);
     EP_TRY(launch(inner, phases));
-    CUDA_TRY(cudaEventRecord(inner->done, cuda->stream));
-    return cuda_wait_event(cuda, inner->done, phase, inner->device.masking ? &inner->report->lost : NULL);
+    inner->open = !(phases & CUDA_LL_RECEIVE);
+    if (!inner->waits)
+        return EP_OK;
+    CUDA_TRY(cudaEventRecord(inner->done, inner->stream));
+    return cuda_wait_event(cuda, inner->done, phase);
 }
 
 /* The same, with the routing looked at when a kernel has refused it. */
@@ -301,12 +300,23 @@ static ep_status run_checked(const ep_ll *ll, int phases, const void *topk_idx, 
     struct inner *inner = ll->impl;
     volatile uint32_t *bad = &inner->report->bad;
 
-    inner->dispatch.queued = inner->combine.queued = inner->async || cuda_is_capturing(inner->cuda);
+    inner->dispatch.queued = inner->combine.queued = !inner->waits;
     EP_TRY(run(ll, phases));
     if (!*bad)
         return EP_OK;
     *bad = 0;
+    inner->open = false;
     return explain(ll, topk_idx, idx_type, n_tokens);
+}
+
+/* Kernels keep one call that is half done. */
+static ep_status check_closed(const struct inner *inner, const char *call)
+{
+    if (!inner->open)
+        return EP_OK;
+    return ep_fail(EP_E_UNSUPPORTED,
+                   "%s: the CUDA backend has one call with EP_LL_RECV_HOOK at a time: call ep_ll_finish() before",
+                   call);
 }
 
 static int phases_of(uint32_t flags)
@@ -333,9 +343,12 @@ static ep_status dispatch(ep_ll *ll, const ep_ll_dispatch_args *args)
     bool fp8 = args->out_dtype == EP_F8E4M3, packed = args->scale_type == EP_UE8M0;
     bool rounds = packed || (args->flags & EP_LL_ROUND_SCALE);
 
+    EP_TRY(check_closed(inner, "ep_ll_dispatch"));
+    if (args->recv_scale_stride_token || args->recv_scale_stride_block || args->recv_stats_add || args->wait_cost_add)
+        return ep_fail(EP_E_UNSUPPORTED, "ep_ll_dispatch: the CUDA backend has no recv_scale_stride_..., "
+                                         "recv_stats_add and wait_cost_add yet");
     EP_TRY(check_dispatch_pointers(inner->cuda, args));
     inner->in_dispatch = true;
-    inner->async = !ll->comm->blocking;
     inner->dispatch = (struct cuda_ll_dispatch){.ll = inner->device,
                                                 .x = args->x,
                                                 .topk_idx = args->topk_idx,
@@ -350,28 +363,34 @@ static ep_status dispatch(ep_ll *ll, const ep_ll_dispatch_args *args)
                                                 .recv_count = args->recv_count,
                                                 .recv_source = args->recv_source,
                                                 .recv_range = args->recv_range};
+    inner->dispatch.ll.max_tokens = args->max_tokens;
     return run_checked(ll, phases_of(args->flags), args->topk_idx, args->idx_type, args->n_tokens);
+}
+
+/* What the call has queued is behind the last operation, and the next one behind it. */
+static ep_status begin(ep_ll *ll, ep_stream stream, struct cuda_call *ret_call)
+{
+    struct inner *inner = ll->impl;
+
+    EP_TRY(cuda_call_begin(inner->cuda, stream, true, ret_call));
+    inner->stream = ret_call->stream;
+    inner->waits = ll->comm->blocking && !ret_call->capture;
+    return EP_OK;
+}
+
+/* A call that was refused leaves the group as it is. */
+static ep_status end(struct cuda_call *call, ep_status status)
+{
+    return cuda_call_end(call, EP_OK, true) == EP_OK ? status : status == EP_OK ? EP_E_DEVICE : status;
 }
 
 ep_status cuda_ll_dispatch(ep_ll *ll, const ep_ll_dispatch_args *args, uint64_t number, ep_stream stream)
 {
-    struct inner *inner = ll->impl;
-    struct cuda_scope scope;
-    ep_status status;
+    struct cuda_call call;
 
-    if (number > inner->answered + 2)
-        return ep_fail(EP_E_UNSUPPORTED, "ep_ll_dispatch: the CUDA backend wants each dispatch combined: %llu is not",
-                       (unsigned long long)inner->answered + 1);
-    if (args->max_tokens != ll->config.max_tokens || args->recv_scale_stride_token || args->recv_scale_stride_block ||
-        args->recv_stats_add || args->wait_cost_add)
-        return ep_fail(EP_E_UNSUPPORTED, "ep_ll_dispatch: the CUDA backend has no max_tokens of a call, no strides of "
-                                         "outputs, no recv_stats_add and no wait_cost_add");
-    EP_TRY(cuda_use_stream(inner->cuda, stream));
-    EP_TRY(host_drain(&inner->cuda->host));
-    EP_TRY(cuda_enter(inner->cuda, &scope));
-    status = dispatch(ll, args);
-    cuda_leave(&scope);
-    return status;
+    (void)number;
+    EP_TRY(begin(ll, stream, &call));
+    return end(&call, dispatch(ll, args));
 }
 
 static ep_status check_combine_pointers(struct cuda_comm *cuda, const ep_ll_combine_args *args)
@@ -388,25 +407,34 @@ static ep_status check_combine_pointers(struct cuda_comm *cuda, const ep_ll_comb
 
 static ep_status combine(ep_ll *ll, const ep_ll_combine_args *args)
 {
+    const struct ep_ll_call *answers = &ll->call[args->call % 2];
     struct inner *inner = ll->impl;
+    int64_t rows = (int64_t)ll->comm->nranks * answers->max_tokens;
+    struct cuda_ll *device;
     ep_status status;
 
+    EP_TRY(check_closed(inner, "ep_ll_combine"));
+    if (args->wait_cost_add)
+        return ep_fail(EP_E_UNSUPPORTED, "ep_ll_combine: the CUDA backend has no wait_cost_add yet");
     EP_TRY(check_combine_pointers(inner->cuda, args));
     if ((args->flags & EP_LL_ZERO_COPY) && (!inner->handed_out || args->x != inner->combine_buffer.memory))
         return ep_fail(EP_E_ARG, "ep_ll_combine: with EP_LL_ZERO_COPY x must be the buffer that "
                                  "ep_ll_get_combine_buffer gave for this combine");
     inner->in_dispatch = false;
-    inner->async = !ll->comm->blocking;
     inner->combine = (struct cuda_ll_combine){.ll = inner->device,
                                               .x = args->x,
                                               .topk_idx = args->topk_idx,
                                               .weights = args->topk_weights,
                                               .out = args->out,
                                               .wide = args->idx_type == EP_I64,
-                                              .n_tokens = args->n_tokens};
-    inner->combine.ll.sum_once = args->flags & EP_LL_NO_PARTIAL_REDUCE ? 1 : 0;
-    inner->combine.ll.waits.ready_phase = HOST_LL_OFFER;
-    inner->combine.ll.waits.done_phase = HOST_LL_COMBINE;
+                                              .n_tokens = args->n_tokens,
+                                              .age = (int32_t)(ll->dispatches - args->call)};
+    device = &inner->combine.ll;
+    device->max_tokens = answers->max_tokens;
+    device->sum_once = args->flags & EP_LL_NO_PARTIAL_REDUCE ? 1 : 0;
+    device->parts = parts_of(device->sum_once ? rows * ll->config.topk : rows, ll->config.hidden);
+    device->waits.ready_phase = HOST_LL_OFFER;
+    device->waits.done_phase = HOST_LL_COMBINE;
     status = run_checked(ll, phases_of(args->flags), args->topk_idx, args->idx_type, args->n_tokens);
     if (status == EP_OK)
         inner->handed_out = false;
@@ -415,53 +443,36 @@ static ep_status combine(ep_ll *ll, const ep_ll_combine_args *args)
 
 ep_status cuda_ll_combine(ep_ll *ll, const ep_ll_combine_args *args, ep_stream stream)
 {
-    struct inner *inner = ll->impl;
-    struct cuda_scope scope;
-    ep_status status;
+    struct cuda_call call;
 
-    if (args->call != inner->answered + 1 || args->wait_cost_add)
-        return ep_fail(EP_E_UNSUPPORTED, "ep_ll_combine: the CUDA backend answers dispatches in order, each once, and "
-                                         "has no wait_cost_add");
-    EP_TRY(cuda_use_stream(inner->cuda, stream));
-    EP_TRY(host_drain(&inner->cuda->host));
-    EP_TRY(cuda_enter(inner->cuda, &scope));
-    status = combine(ll, args);
-    cuda_leave(&scope);
-    if (status == EP_OK)
-        inner->answered = args->call;
-    return status;
+    EP_TRY(begin(ll, stream, &call));
+    return end(&call, combine(ll, args));
 }
 
-ep_status cuda_ll_finish(ep_ll *ll, uint64_t call, ep_stream stream)
+ep_status cuda_ll_finish(ep_ll *ll, uint64_t number, ep_stream stream)
 {
-    struct inner *inner = ll->impl;
-    struct cuda_scope scope;
-    ep_status status;
+    struct cuda_call call;
 
-    if (call != ll->last_open)
-        return ep_fail(EP_E_UNSUPPORTED, "ep_ll_finish: the CUDA backend finishes the last call alone");
-    inner->async = !ll->comm->blocking;
-    EP_TRY(cuda_use_stream(inner->cuda, stream));
-    EP_TRY(host_drain(&inner->cuda->host));
-    EP_TRY(cuda_enter(inner->cuda, &scope));
-    status = run(ll, CUDA_LL_RECEIVE);
-    cuda_leave(&scope);
-    return status;
+    (void)number;
+    EP_TRY(begin(ll, stream, &call));
+    return end(&call, run(ll, CUDA_LL_RECEIVE));
 }
 
 /* One is enough: what the next combine's input is written over has been sent, in stream order. */
 ep_status cuda_ll_combine_buffer(ep_ll *ll, void **ret_buffer)
 {
+    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     struct inner *inner = ll->impl;
     struct cuda_scope scope;
     size_t bytes = (size_t)ll->config.n_experts * (size_t)ll->config.max_tokens * (size_t)ll->config.hidden * 2;
     ep_status status = EP_OK;
 
-    if (!inner->combine_buffer.memory && cuda_is_capturing(inner->cuda))
-        return ep_fail(EP_E_STATE, "ep_ll_get_combine_buffer: the stream is being captured: ask for it once before");
     EP_TRY(cuda_enter(inner->cuda, &scope));
+    /* Memory is nothing of a capture's. */
+    cudaThreadExchangeStreamCaptureMode(&mode);
     if (!inner->combine_buffer.memory)
         status = cuda_take(inner->cuda, bytes, &inner->combine_buffer);
+    cudaThreadExchangeStreamCaptureMode(&mode);
     cuda_leave(&scope);
     if (status != EP_OK)
         return status;
@@ -473,8 +484,11 @@ ep_status cuda_ll_combine_buffer(ep_ll *ll, void **ret_buffer)
 ep_status cuda_ll_get_mask(const ep_ll *ll, int32_t *ret_masked)
 {
     const struct inner *inner = ll->impl;
-    uint32_t mask = *(const volatile uint32_t *)&inner->report->mask;
+    uint32_t mask;
 
+    /* Whatever its status is: the masks tell. */
+    cuda_drain(inner->cuda);
+    mask = *(const volatile uint32_t *)&inner->report->mask;
     for (int rank = 0; rank < ll->comm->nranks; rank++)
         ret_masked[rank] = (int32_t)(mask >> rank & 1);
     return EP_OK;

@@ -52,7 +52,8 @@ __device__ inline bool await_word(const cuda_ll &ll, const ll_call &call, const 
 /* Of the K choices of a source's token, where their rows are on this rank. */
 __device__ __forceinline__ int32_t *origins_of(const cuda_ll &ll, const ll_call &call, int source, int t)
 {
-    int64_t slot = (call.dispatch & 1) * (int64_t)ll.waits.nranks * ll.max_tokens + (int64_t)source * ll.max_tokens + t;
+    int64_t slot =
+        (call.dispatch & 1) * (int64_t)ll.waits.nranks * ll.most_tokens + (int64_t)source * ll.max_tokens + t;
 
     return ll_at<int32_t>(ll, ll.waits.rank, ll.origin_at) + slot * ll.topk;
 }
@@ -110,7 +111,7 @@ __device__ inline bool wait_or_mask(const cuda_ll &ll, const uint64_t *word, uin
     wait_end end = WAIT_MET;
 
     if (!(*(const volatile uint32_t *)&mine->mask >> rank & 1))
-        end = wait_for(ll.waits, has_reached{word, value}, &ll.report->lost, rank);
+        end = wait_for(ll.waits, has_reached{word, value}, &ll.waits.report->lost, rank);
     if (end == WAIT_STOPPED) {
         give_up(ll.waits, 0, rank, phase);
         return false;

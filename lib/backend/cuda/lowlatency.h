@@ -47,7 +47,6 @@ struct cuda_ll_segment {
 
 /* In host memory that the device sees, one for each ep_ll. */
 struct cuda_ll_report {
-    uint32_t lost; /* host: ranks that have died; only with masking */
     uint32_t mask; /* device: as in the segment */
     uint32_t bad;  /* device: the routing is not valid, or not that of the dispatch; nothing was sent. Only where the
                       host waits for the call */
@@ -58,7 +57,9 @@ struct cuda_ll {
     struct cuda_waits waits; /* operation and peers in it are not used */
     struct cuda_ll_segment *peer[CUDA_MAX_RANKS];
     struct cuda_ll_report *report;
-    int32_t max_tokens, hidden, topk, n_local;
+    int32_t most_tokens; /* M of ep_ll_new() */
+    int32_t max_tokens;  /* M of the call */
+    int32_t hidden, topk, n_local;
     int32_t masking, sum_once;
     int32_t parts; /* of a row that a combine returns: a warp, and a flag, for each */
     /* Offsets in every segment, and sizes. */
@@ -97,6 +98,7 @@ struct cuda_ll_combine {
     unsigned char *out;
     int32_t wide, n_tokens, phases;
     int32_t queued; /* nobody waits for this call */
+    int32_t age;    /* it answers the last dispatch but so many */
 };
 
 cudaError_t cuda_ll_dispatch_load(int shared_bytes);

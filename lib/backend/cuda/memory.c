@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Symmetric memory of the CUDA backend. As on the host, an allocation is put into the owner's slot table, and a peer
- * maps it when an operation first names it: by its IPC handle, or as it is when both are of one process.
+ * Symmetric memory of the CUDA backend: this rank's own. As on the host, an allocation is put into the owner's slot
+ * table, where the peers find it (map.c). Nothing here waits for a kernel, but for what frees memory.
  */
 #include "backend/cuda/cuda.h"
 
@@ -44,11 +44,17 @@ static ep_status alloc_symmetric(struct cuda_comm *cuda, size_t bytes, bool inte
     if (slot == CUDA_SLOTS) {
         status = ep_fail(EP_E_MEMORY, "ep_alloc: this rank already has %d allocations", CUDA_SLOTS);
     } else {
+        /* What the peers are told of it is never 0. */
+        while (!(++cuda->next_generation & CUDA_GENERATION_MASK))
+            ;
         cuda->allocations[slot] = (struct cuda_allocation){
-            .base = base, .bytes = whole, .generation = ++cuda->next_generation, .internal = internal};
+            .base = base, .bytes = whole, .generation = cuda->next_generation, .internal = internal};
+        if (slot >= cuda->slots_used)
+            cuda->slots_used = slot + 1;
         cuda_publish_slot(&cuda->board->slot[slot],
                           &(struct cuda_mapping){.base = base, .bytes = whole, .generation = cuda->next_generation},
                           &handle);
+        atomic_fetch_add_explicit(&cuda->board->allocations, 1, memory_order_release);
     }
     pthread_mutex_unlock(&cuda->memory_lock);
     if (status == EP_OK) {
@@ -77,15 +83,14 @@ ep_status cuda_alloc(ep_comm *comm, size_t bytes, void **ret_memory)
     return status;
 }
 
-/* Takes the allocation that begins at `memory` out of the table; false if there is none of that kind. */
-static bool withdraw(struct cuda_comm *cuda, const void *memory, bool internal)
+/* Takes the caller's allocation that begins at `memory` out of the table; false if there is none. */
+static bool withdraw(struct cuda_comm *cuda, const void *memory)
 {
     bool found = false;
 
     pthread_mutex_lock(&cuda->memory_lock);
     for (int slot = 0; slot < CUDA_SLOTS && !found; slot++) {
-        if (!cuda->allocations[slot].base || cuda->allocations[slot].base != memory ||
-            cuda->allocations[slot].internal != internal)
+        if (!cuda->allocations[slot].base || cuda->allocations[slot].base != memory || cuda->allocations[slot].internal)
             continue;
         atomic_store_explicit(&cuda->board->slot[slot].generation, 0, memory_order_release);
         cuda->allocations[slot] = (struct cuda_allocation){.base = NULL};
@@ -97,27 +102,18 @@ static bool withdraw(struct cuda_comm *cuda, const void *memory, bool internal)
     return found;
 }
 
-static void unmap(const struct cuda_peer *peer, struct cuda_mapping *mapping)
+static ep_status free_memory(struct cuda_comm *cuda, void *memory)
 {
-    if (mapping->generation && !peer->same_process)
-        cudaIpcCloseMemHandle(mapping->base);
-    *mapping = (struct cuda_mapping){.base = NULL};
-}
-
-static void unmap_stale(struct cuda_comm *cuda)
-{
-    for (int rank = 0; rank < cuda->host.comm->nranks; rank++) {
-        struct cuda_peer *peer = &cuda->peers[rank];
-        uint32_t frees = atomic_load_explicit(&peer->board->frees, memory_order_acquire);
-
-        if (frees == peer->frees_seen)
-            continue;
-        peer->frees_seen = frees;
-        for (int slot = 0; slot < CUDA_SLOTS; slot++)
-            if (peer->mappings[slot].generation &&
-                peer->mappings[slot].generation != atomic_load(&peer->board->slot[slot].generation))
-                unmap(peer, &peer->mappings[slot]);
-    }
+    /* What was called before may name it. */
+    EP_TRY(cuda_drain(cuda));
+    if (!withdraw(cuda, memory))
+        return ep_fail(EP_E_ARG, "ep_free: memory %p is not from ep_alloc of this communicator", memory);
+    /* An exported allocation may be freed only when nobody has it mapped. */
+    EP_TRY(host_barrier(cuda->host.comm));
+    cuda_unmap_freed(cuda);
+    EP_TRY(host_barrier(cuda->host.comm));
+    CUDA_TRY(cudaFree(memory));
+    return EP_OK;
 }
 
 ep_status cuda_free(ep_comm *comm, void *memory)
@@ -126,16 +122,8 @@ ep_status cuda_free(ep_comm *comm, void *memory)
     struct cuda_scope scope;
     ep_status status;
 
-    if (!withdraw(cuda, memory, false))
-        return ep_fail(EP_E_ARG, "ep_free: memory %p is not from ep_alloc of this communicator", memory);
     EP_TRY(cuda_enter(cuda, &scope));
-    /* An exported allocation may be freed only when nobody has it mapped. */
-    status = host_barrier(comm);
-    unmap_stale(cuda);
-    if (status == EP_OK)
-        status = host_barrier(comm);
-    if (status == EP_OK)
-        status = cuda_status(cudaFree(memory), "cudaFree");
+    status = free_memory(cuda, memory);
     cuda_leave(&scope);
     return status;
 }
@@ -146,7 +134,7 @@ bool cuda_find(struct cuda_comm *cuda, const void *memory, size_t bytes, struct 
     bool found = false;
 
     pthread_mutex_lock(&cuda->memory_lock);
-    for (int slot = 0; slot < CUDA_SLOTS && !found; slot++) {
+    for (int slot = 0; slot < cuda->slots_used && !found; slot++) {
         const struct cuda_allocation *allocation = &cuda->allocations[slot];
         uintptr_t base = (uintptr_t)allocation->base;
 
@@ -160,100 +148,31 @@ bool cuda_find(struct cuda_comm *cuda, const void *memory, size_t bytes, struct 
     return found;
 }
 
-ep_status cuda_map_slot(struct cuda_comm *cuda, int rank, const struct cuda_slot *slot, uint32_t generation,
-                        struct cuda_mapping *mapping)
+bool cuda_tell_place(struct cuda_comm *cuda, const void *memory, size_t bytes, uint32_t ret_words[2])
 {
-    struct cuda_peer *peer = &cuda->peers[rank];
-    ep_status status = EP_OK;
-    cudaIpcMemHandle_t handle;
-    uint64_t bytes;
-    void *base;
+    struct host_where where;
 
-    if (mapping->generation == generation)
-        return EP_OK;
-    host_read_shared(&base, &slot->base, sizeof(base));
-    host_read_shared(&bytes, &slot->bytes, sizeof(bytes));
-    host_read_shared(&handle, &slot->handle, sizeof(handle));
-    unmap(peer, mapping);
-    if (!peer->same_process)
-        status =
-            cuda_status(cudaIpcOpenMemHandle(&base, handle, cudaIpcMemLazyEnablePeerAccess), "cudaIpcOpenMemHandle");
-    if (status != EP_OK)
-        return ep_fail_prefix(status, "symmetric memory of rank %d: ", rank);
-    *mapping = (struct cuda_mapping){.base = base, .bytes = bytes, .generation = generation};
-    return EP_OK;
+    if ((uintptr_t)memory % CUDA_TELL_GRAIN || !cuda_find(cuda, memory, bytes, &where) ||
+        where.offset / CUDA_TELL_GRAIN > UINT32_MAX)
+        return false;
+    ret_words[0] = CUDA_TELL_SLOT(where.slot, where.generation & CUDA_GENERATION_MASK);
+    ret_words[1] = (uint32_t)(where.offset / CUDA_TELL_GRAIN);
+    return true;
 }
 
-static ep_status fail_place(int rank, const struct host_where *where, size_t bytes)
-{
-    return ep_fail(EP_E_MISMATCH,
-                   "what rank %d has published is damaged: %zu bytes at offset %llu of allocation %u, generation %u",
-                   rank, bytes, (unsigned long long)where->offset, where->slot, where->generation);
-}
-
-ep_status cuda_map(struct cuda_comm *cuda, int rank, const struct host_where *where, size_t bytes, void **ret_address)
-{
-    struct cuda_peer *peer = &cuda->peers[rank];
-    struct cuda_mapping own, *mapping = &own;
-    struct host_where place;
-
-    host_read_shared(&place, where, sizeof(place));
-    *ret_address = NULL;
-    if (!bytes)
-        return EP_OK;
-    if (place.slot >= CUDA_SLOTS || !place.generation)
-        return fail_place(rank, &place, bytes);
-    if (rank == cuda->host.comm->rank) {
-        pthread_mutex_lock(&cuda->memory_lock);
-        own = (struct cuda_mapping){.base = cuda->allocations[place.slot].base,
-                                    .bytes = cuda->allocations[place.slot].bytes};
-        pthread_mutex_unlock(&cuda->memory_lock);
-    } else {
-        mapping = &peer->mappings[place.slot];
-        EP_TRY(cuda_map_slot(cuda, rank, &peer->board->slot[place.slot], place.generation, mapping));
-    }
-    if (!mapping->base || place.offset > mapping->bytes || bytes > mapping->bytes - place.offset || place.offset % 16)
-        return fail_place(rank, &place, bytes);
-    *ret_address = (char *)mapping->base + place.offset;
-    return EP_OK;
-}
-
-void cuda_sweep(struct cuda_comm *cuda)
-{
-    /* A graph that is being made may name what would go. */
-    if (cuda_is_capturing(cuda))
-        return;
-    unmap_stale(cuda);
-    /* Everybody has swept in the operation after the one in which staging was replaced. */
-    if (!cuda->retired_at || cuda->host.operation < cuda->retired_at + 1)
-        return;
-    for (int which = 0; which < HOST_AT_COUNT; which++) {
-        cudaFree(cuda->retired[which]);
-        cuda->retired[which] = NULL;
-    }
-    cuda->retired_at = 0;
-}
-
+/*
+ * The former buffer stays until the communicator closes: operations that are queued use it, and graphs. Each is at
+ * least twice as large as the one before, so all of them together are not larger than the last one.
+ */
 ep_status cuda_stage(struct cuda_comm *cuda, int which, size_t bytes, void **ret_memory)
 {
-    if (cuda_is_capturing(cuda))
-        return ep_fail(EP_E_ARG,
-                       "the stream is being captured: outputs of ep_dispatch and inputs of ep_combine must be "
-                       "memory of ep_alloc(), because staging memory may move before the graph is launched");
-    if (cuda->stage_bytes[which] < bytes) {
-        void *old = cuda->stage[which];
+    size_t larger = 2 * cuda->stage_bytes[which];
 
-        cuda->stage[which] = NULL;
-        cuda->stage_bytes[which] = 0;
-        if (old) {
-            withdraw(cuda, old, true);
-            /* What waits there already is older, so it may wait no longer than this. */
-            cudaFree(cuda->retired[which]);
-            cuda->retired[which] = old;
-            cuda->retired_at = cuda->host.operation + 1;
-        }
-        EP_TRY(alloc_symmetric(cuda, bytes, true, &cuda->stage[which]));
-        cuda->stage_bytes[which] = bytes;
+    if (cuda->stage_bytes[which] < bytes) {
+        if (larger < bytes)
+            larger = bytes;
+        EP_TRY(alloc_symmetric(cuda, larger, true, &cuda->stage[which]));
+        cuda->stage_bytes[which] = larger;
     }
     *ret_memory = cuda->stage[which];
     return EP_OK;
@@ -263,9 +182,13 @@ ep_status cuda_take(struct cuda_comm *cuda, size_t bytes, struct cuda_block *ret
 {
     int best = -1;
 
+    if (cuda->complete < cuda->operations && cudaEventQuery(cuda->order) == cudaSuccess)
+        cuda->complete = cuda->operations;
+    cudaGetLastError();
     pthread_mutex_lock(&cuda->memory_lock);
     for (int i = 0; i < CUDA_POOL; i++)
-        if (cuda->pool[i].bytes >= bytes && (best < 0 || cuda->pool[i].bytes < cuda->pool[best].bytes))
+        if (cuda->pool[i].bytes >= bytes && cuda->pool[i].behind <= cuda->complete &&
+            (best < 0 || cuda->pool[i].bytes < cuda->pool[best].bytes))
             best = i;
     if (best >= 0) {
         *ret_block = cuda->pool[best];
@@ -285,6 +208,7 @@ void cuda_give(struct cuda_comm *cuda, const struct cuda_block *block)
 
     if (!block->memory)
         return;
+    out.behind = cuda->operations;
     pthread_mutex_lock(&cuda->memory_lock);
     for (int i = 0; i < CUDA_POOL && out.memory; i++)
         if (!cuda->pool[i].memory) {
@@ -297,15 +221,9 @@ void cuda_give(struct cuda_comm *cuda, const struct cuda_block *block)
 
 void cuda_memory_close(struct cuda_comm *cuda)
 {
-    for (int rank = 0; rank < cuda->host.comm->nranks; rank++) {
-        struct cuda_peer *peer = &cuda->peers[rank];
-
-        for (int slot = 0; slot < CUDA_SLOTS; slot++)
-            unmap(peer, &peer->mappings[slot]);
-        unmap(peer, &peer->signals);
-        cuda_note_reach(cuda, rank, false);
-    }
+    cuda_unmap_all(cuda);
     for (int i = 0; i < CUDA_POOL; i++)
         cudaFree(cuda->pool[i].memory);
+    cudaFree(cuda->places);
     cuda_leave_memory(cuda);
 }

@@ -147,7 +147,7 @@ static ep_status mark(struct cuda_comm *cuda, int which)
 {
     if (!cuda->clock[which])
         CUDA_TRY(cudaEventCreate(&cuda->clock[which]));
-    CUDA_TRY(cudaEventRecord(cuda->clock[which], cuda->stream));
+    CUDA_TRY(cudaEventRecord(cuda->clock[which], cuda->standard));
     return EP_OK;
 }
 
@@ -156,7 +156,7 @@ static ep_status start_clock(struct cuda_comm *cuda, bool queued)
     if (queued && !cuda->flush)
         CUDA_TRY(cudaMalloc(&cuda->flush, FLUSH_BYTES));
     if (queued)
-        CUDA_TRY(cudaMemsetAsync(cuda->flush, 1, FLUSH_BYTES, cuda->stream));
+        CUDA_TRY(cudaMemsetAsync(cuda->flush, 1, FLUSH_BYTES, cuda->standard));
     return mark(cuda, 0);
 }
 
@@ -223,10 +223,12 @@ static ep_status reach(ep_comm *comm, int rank, const struct ep_cuda_place *plac
 
 static ep_status copy_in_lane(struct cuda_comm *cuda, int lane, void *to, const void *from, size_t bytes)
 {
+    if (!cuda->between)
+        CUDA_TRY(cudaEventCreateWithFlags(&cuda->between, cudaEventDisableTiming));
     if (!cuda->lane[lane])
         CUDA_TRY(cudaStreamCreateWithFlags(&cuda->lane[lane], cudaStreamNonBlocking));
-    CUDA_TRY(cudaEventRecord(cuda->order, cuda->stream));
-    CUDA_TRY(cudaStreamWaitEvent(cuda->lane[lane], cuda->order, 0));
+    CUDA_TRY(cudaEventRecord(cuda->between, cuda->standard));
+    CUDA_TRY(cudaStreamWaitEvent(cuda->lane[lane], cuda->between, 0));
     CUDA_TRY(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, cuda->lane[lane]));
     return EP_OK;
 }
@@ -245,8 +247,8 @@ static ep_status join_lanes(struct cuda_comm *cuda)
     for (int lane = 0; lane < EP_CUDA_LANES; lane++) {
         if (!cuda->lane[lane])
             continue;
-        CUDA_TRY(cudaEventRecord(cuda->order, cuda->lane[lane]));
-        CUDA_TRY(cudaStreamWaitEvent(cuda->stream, cuda->order, 0));
+        CUDA_TRY(cudaEventRecord(cuda->between, cuda->lane[lane]));
+        CUDA_TRY(cudaStreamWaitEvent(cuda->standard, cuda->between, 0));
     }
     return EP_OK;
 }
@@ -265,6 +267,8 @@ void cuda_module_close(struct cuda_comm *cuda)
     for (int lane = 0; lane < EP_CUDA_LANES; lane++)
         if (cuda->lane[lane])
             cudaStreamDestroy(cuda->lane[lane]);
+    if (cuda->between)
+        cudaEventDestroy(cuda->between);
 }
 
 EP_PRIVATE_API extern const struct ep_cuda_module ep_cuda_module;

@@ -44,7 +44,7 @@ struct ep_cuda_module {
     ep_status (*fill)(ep_comm *comm, void *to, int byte, size_t bytes);
 
     /*
-     * Marks in the stream of the communicator: start and stop return at once, read waits until the stream is there.
+     * Marks in CUDA's default stream: start and stop return at once, read waits until the stream is there.
      * `queued`: the first mark comes behind a fill of more memory than the cache holds, so that what follows is waiting
      * in the stream when its turn comes, as in a running model; else on an idle device, where the launch counts.
      */
@@ -61,9 +61,9 @@ struct ep_cuda_module {
     /* Symmetric memory of a peer: it offers a place, which reaches the other rank by an all-gather, and is mapped. */
     ep_status (*offer)(ep_comm *comm, const void *memory, size_t bytes, struct ep_cuda_place *ret_place);
     ep_status (*reach)(ep_comm *comm, int rank, const struct ep_cuda_place *place, void **ret_memory);
-    /* A copy by the copy engine in stream `lane` (0..EP_CUDA_LANES-1), behind what the communicator's stream holds. */
+    /* A copy by the copy engine in stream `lane` (0..EP_CUDA_LANES-1), behind what the default stream holds. */
     ep_status (*engine_copy)(ep_comm *comm, int lane, void *to, const void *from, size_t bytes);
-    /* What the communicator's stream gets next comes behind the copies of all lanes. */
+    /* What the default stream gets next comes behind the copies of all lanes. */
     ep_status (*engine_join)(ep_comm *comm);
 };
 

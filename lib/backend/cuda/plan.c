@@ -11,11 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static struct cuda_plan *device_part(const ep_plan *plan)
-{
-    return ((struct host_plan *)plan->impl)->device;
-}
-
 static size_t align16(size_t bytes)
 {
     return (bytes + 15) / 16 * 16;
@@ -30,13 +25,16 @@ static ep_status new_route(struct cuda_comm *cuda, ep_plan *plan, int32_t **ret_
     size_t width = expanded || topk < nranks ? topk : nranks;
     size_t entries = align16(n * width * sizeof(struct cuda_entry)), counts = align16(n * sizeof(int32_t));
     size_t indices = align16(n * topk * sizeof(int32_t)), blocks = n / CUDA_COUNT_TOKENS + 1;
+    size_t rows = align16(blocks * nranks * sizeof(int32_t));
+    size_t starts = expanded ? align16(((size_t)plan->args.n_experts / nranks + 1) * sizeof(int32_t)) : 0;
     struct cuda_plan *device = calloc(1, sizeof(*device));
     char *memory;
     ep_status status;
 
     if (!device)
         return ep_fail(EP_E_MEMORY, "ep_plan_new: no memory");
-    status = cuda_take(cuda, entries + counts + indices + blocks * nranks * sizeof(int32_t), &device->block);
+    status = cuda_take(cuda, entries + counts + indices + rows + 2 * starts + align16(sizeof(struct cuda_counts)),
+                       &device->block);
     if (status != EP_OK) {
         free(device);
         return status;
@@ -54,6 +52,9 @@ static ep_status new_route(struct cuda_comm *cuda, ep_plan *plan, int32_t **ret_
                                         .wide = plan->args.idx_type == EP_I64};
     *ret_block_rows = (int32_t *)(memory + entries + counts + indices);
     device->route.block_rows = expanded ? NULL : *ret_block_rows;
+    device->expert_start = (int32_t *)(memory + entries + counts + indices + rows);
+    device->expert_exact = (int32_t *)(memory + entries + counts + indices + rows + starts);
+    device->route.counts = (const struct cuda_counts *)(memory + entries + counts + indices + rows + 2 * starts);
     return EP_OK;
 }
 
@@ -65,6 +66,7 @@ static void free_route(struct cuda_comm *cuda, ep_plan *plan)
     if (!device)
         return;
     cuda_give(cuda, &device->block);
+    cuda_give(cuda, &device->ordered);
     free(device);
     inner->device = NULL;
 }
@@ -74,7 +76,7 @@ static size_t routing_bytes(const ep_plan_args *args)
     return (size_t)args->n_tokens * (size_t)args->topk * ep_dtype_bytes((ep_dtype)args->idx_type);
 }
 
-ep_status cuda_fetch_routing(struct cuda_comm *cuda, const void *topk_idx, size_t bytes, void **ret_copy)
+ep_status cuda_fetch_routing(const void *topk_idx, size_t bytes, cudaStream_t stream, void **ret_copy)
 {
     void *copy = malloc(bytes + 1);
     ep_status status = EP_OK;
@@ -82,10 +84,9 @@ ep_status cuda_fetch_routing(struct cuda_comm *cuda, const void *topk_idx, size_
     if (!copy)
         return ep_fail(EP_E_MEMORY, "routing: no memory for %zu bytes", bytes);
     if (bytes)
-        status =
-            cuda_status(cudaMemcpyAsync(copy, topk_idx, bytes, cudaMemcpyDefault, cuda->stream), "cudaMemcpyAsync");
+        status = cuda_status(cudaMemcpyAsync(copy, topk_idx, bytes, cudaMemcpyDefault, stream), "cudaMemcpyAsync");
     if (status == EP_OK)
-        status = cuda_status(cudaStreamSynchronize(cuda->stream), "cudaStreamSynchronize");
+        status = cuda_status(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
     if (status == EP_OK)
         *ret_copy = copy;
     else
@@ -95,7 +96,7 @@ ep_status cuda_fetch_routing(struct cuda_comm *cuda, const void *topk_idx, size_
 
 static ep_status fetch_routing(struct cuda_comm *cuda, const ep_plan_args *args, const void *topk_idx, void **ret_copy)
 {
-    return cuda_fetch_routing(cuda, topk_idx, routing_bytes(args), ret_copy);
+    return cuda_fetch_routing(topk_idx, routing_bytes(args), cuda_stream_of(cuda, args->stream), ret_copy);
 }
 
 /* What the host would say about a routing that the device has found wanting. */
@@ -132,17 +133,28 @@ static ep_status to_device(struct cuda_comm *cuda, const ep_plan_args *args, con
         return EP_OK;
     EP_TRY(cuda_take(cuda, routing_bytes(args), ret_copy));
     *ret_routing = ret_copy->memory;
-    CUDA_TRY(cudaMemcpyAsync(ret_copy->memory, topk_idx, routing_bytes(args), cudaMemcpyDefault, cuda->stream));
+    CUDA_TRY(cudaMemcpyAsync(ret_copy->memory, topk_idx, routing_bytes(args), cudaMemcpyDefault,
+                             cuda_stream_of(cuda, args->stream)));
     return EP_OK;
 }
 
-static ep_status count(struct cuda_comm *cuda, ep_plan *plan, const void *routing, int32_t *block_rows)
+static ep_status fail_mask(void)
 {
-    const struct cuda_route *route = &device_part(plan)->route;
+    return ep_fail(EP_E_ROUTING, "routing: tokens_per_expert cannot be of the tokens of token_in_rank: a count below 0 "
+                                 "or above the tokens for its rank, or too few for a rank");
+}
+
+static ep_status count(struct cuda_comm *cuda, ep_plan *plan, const ep_plan_args *args, const void *routing,
+                       int32_t *block_rows)
+{
+    const struct cuda_route *route = &cuda_plan_of(plan)->route;
+    cudaStream_t stream = cuda_stream_of(cuda, plan->args.stream);
     struct host_plan *inner = plan->impl;
     size_t nranks = (size_t)plan->comm->nranks, experts = (size_t)plan->args.n_experts;
     struct cuda_count c = {
         .topk_idx = routing,
+        .mask = plan->from_mask ? args->token_in_rank : NULL,
+        .mask_experts = plan->from_mask ? args->tokens_per_expert : NULL,
         .index = (int32_t *)(uintptr_t)route->index,
         .entry = (struct cuda_entry *)(uintptr_t)route->entry,
         .count = (int32_t *)(uintptr_t)route->count,
@@ -161,16 +173,44 @@ static ep_status count(struct cuda_comm *cuda, ep_plan *plan, const void *routin
         .width = route->width,
     };
 
-    CUDA_TRY(cuda_launch_count(&c, cuda->stream));
-    EP_TRY(cuda_wait_counted(cuda));
+    CUDA_TRY(cuda_launch_count(&c, stream));
+    EP_TRY(cuda_wait_counted(cuda, stream));
     if (*(volatile uint64_t *)&cuda->report->bad)
-        return explain(cuda, plan, routing);
+        return plan->from_mask ? fail_mask() : explain(cuda, plan, routing);
     memcpy(inner->tokens_per_rank, cuda->totals, nranks * sizeof(int32_t));
     memcpy(inner->tokens_per_expert, cuda->totals + nranks, experts * sizeof(int32_t));
     return EP_OK;
 }
 
-static ep_status open_rank_layout(struct cuda_comm *cuda, ep_plan *plan, const void *topk_idx)
+static ep_status place_route(struct cuda_comm *cuda, ep_plan *plan);
+
+/* Plans of a fixed capacity are complete with their first operation. */
+static ep_status place_if_complete(struct cuda_comm *cuda, ep_plan *plan)
+{
+    ep_status status;
+
+    if (!((struct host_plan *)plan->impl)->complete)
+        return EP_OK;
+    status = place_route(cuda, plan);
+    if (status == EP_OK)
+        return EP_OK;
+    free_route(cuda, plan);
+    host_plan_close(plan);
+    return status;
+}
+
+/* What the counting kernel reads. */
+static ep_status place_routing(struct cuda_comm *cuda, const ep_plan *plan, const ep_plan_args *args,
+                               struct cuda_block *ret_copy, const void **ret_routing)
+{
+    *ret_routing = NULL;
+    if (!plan->from_mask)
+        return to_device(cuda, &plan->args, args->topk_idx, ret_copy, ret_routing);
+    EP_TRY(cuda_check_pointer(cuda, "ep_plan_new", "token_in_rank", args->n_tokens ? args->token_in_rank : NULL));
+    return cuda_check_pointer(cuda, "ep_plan_new", "tokens_per_expert", args->tokens_per_expert);
+}
+
+static ep_status open_rank_layout(struct cuda_comm *cuda, ep_plan *plan, const ep_plan_args *args)
 {
     struct cuda_block copy = {.memory = NULL};
     struct cuda_plan *device;
@@ -185,9 +225,9 @@ static ep_status open_rank_layout(struct cuda_comm *cuda, ep_plan *plan, const v
     inner->index = NULL;
     status = new_route(cuda, plan, &block_rows);
     if (status == EP_OK)
-        status = to_device(cuda, &plan->args, topk_idx, &copy, &routing);
+        status = place_routing(cuda, plan, args, &copy, &routing);
     if (status == EP_OK)
-        status = count(cuda, plan, routing, block_rows);
+        status = count(cuda, plan, args, routing, block_rows);
     cuda_give(cuda, &copy);
     if (status != EP_OK) {
         free_route(cuda, plan);
@@ -196,57 +236,71 @@ static ep_status open_rank_layout(struct cuda_comm *cuda, ep_plan *plan, const v
     }
     device = inner->device;
     status = host_plan_publish(plan);
-    if (status != EP_OK) {
-        cuda_give(cuda, &device->block);
-        free(device);
-    }
+    if (status == EP_OK)
+        return place_if_complete(cuda, plan);
+    cuda_give(cuda, &device->block);
+    free(device);
     return status;
 }
 
-static ep_status open_expanded(struct cuda_comm *cuda, ep_plan *plan, const void *topk_idx)
+static ep_status open_expanded(struct cuda_comm *cuda, ep_plan *plan, const ep_plan_args *args)
 {
+    ep_plan_args mine = *args;
     void *copy = NULL;
     int32_t *block_rows;
     ep_status status;
 
-    EP_TRY(fetch_routing(cuda, &plan->args, topk_idx, &copy));
-    status = host_plan_open(plan, &(ep_plan_args){.size = sizeof(ep_plan_args), .topk_idx = copy});
+    EP_TRY(fetch_routing(cuda, args, args->topk_idx, &copy));
+    mine.topk_idx = copy;
+    mine.stream = NULL; /* the copy is complete */
+    status = host_plan_open(plan, &mine);
     free(copy);
     if (status != EP_OK)
         return status;
     status = new_route(cuda, plan, &block_rows);
-    if (status != EP_OK)
-        host_plan_close(plan);
+    if (status == EP_OK)
+        return place_if_complete(cuda, plan);
+    host_plan_close(plan);
     return status;
 }
 
+static ep_status open_plan(struct cuda_comm *cuda, ep_plan *plan, const ep_plan_args *args, cudaStream_t stream,
+                           bool *ret_queued)
+{
+    if (plan->from_mask)
+        return ep_fail(EP_E_UNSUPPORTED,
+                       "ep_plan_new: the CUDA backend makes plans from topk_idx, not from a mask yet");
+    if (args->max_recv_tokens > 0)
+        return cuda_plan_open_fixed(cuda, plan, args, stream, ret_queued);
+    return plan->args.flags & EP_PLAN_EXPANDED ? open_expanded(cuda, plan, args) : open_rank_layout(cuda, plan, args);
+}
+
+/* Behind what the caller's stream holds. With a fixed capacity it is an operation, otherwise it waits for none. */
 ep_status cuda_plan_open(ep_plan *plan, const ep_plan_args *args)
 {
-    struct cuda_comm *cuda = cuda_of(plan->comm);
-    struct cuda_scope scope;
+    struct cuda_call call;
+    bool queued = false;
     ep_status status;
 
-    if (plan->from_mask)
-        return ep_fail(EP_E_UNSUPPORTED, "ep_plan_new: the CUDA backend has no plans from a mask");
-    EP_TRY(cuda_use_stream(cuda, args->stream));
-    if (cuda_is_capturing(cuda))
-        return ep_fail(EP_E_STATE, "ep_plan_new: the stream is being captured: make the plan before");
-    EP_TRY(host_drain(&cuda->host));
-    EP_TRY(cuda_enter(cuda, &scope));
-    status = plan->args.flags & EP_PLAN_EXPANDED ? open_expanded(cuda, plan, args->topk_idx)
-                                                 : open_rank_layout(cuda, plan, args->topk_idx);
-    cuda_leave(&scope);
-    return status;
+    EP_TRY(cuda_call_begin(cuda_of(plan->comm), args->stream, args->max_recv_tokens > 0, &call));
+    if (call.capture)
+        status = ep_fail(EP_E_STATE, "ep_plan_new: the stream is being captured: make the plan before");
+    else
+        status = open_plan(call.cuda, plan, args, call.stream, &queued);
+    return cuda_call_end(&call, status, queued);
 }
 
+/* What is queued keeps what it needs of the plan: its memory is given to another plan only behind that. */
 void cuda_plan_close(ep_plan *plan)
 {
     struct cuda_comm *cuda = cuda_of(plan->comm);
     struct cuda_scope scope;
 
-    host_drain(&cuda->host);
     if (cuda_enter(cuda, &scope) == EP_OK) {
-        free_route(cuda, plan);
+        if (cuda_plan_of(plan)->fixed)
+            cuda_plan_close_fixed(cuda, plan);
+        else
+            free_route(cuda, plan);
         cuda_leave(&scope);
     }
     host_plan_close(plan);
@@ -256,7 +310,7 @@ void cuda_plan_close(ep_plan *plan)
 static ep_status upload(struct cuda_comm *cuda, const ep_plan *plan)
 {
     const struct host_route *own = &((struct host_plan *)plan->impl)->own;
-    struct cuda_route *route = &device_part(plan)->route;
+    struct cuda_route *route = &cuda_plan_of(plan)->route;
     size_t n = (size_t)own->n_tokens, width = (size_t)route->width, topk = (size_t)route->topk;
     struct cuda_entry *entries = calloc(n * width + 1, sizeof(*entries));
     int32_t *counts = calloc(n + 1, sizeof(*counts));
@@ -275,58 +329,99 @@ static ep_status upload(struct cuda_comm *cuda, const ep_plan *plan)
         }
     }
     status = cuda_status(cudaMemcpyAsync((void *)(uintptr_t)route->entry, entries, n * width * sizeof(*entries),
-                                         cudaMemcpyHostToDevice, cuda->stream),
+                                         cudaMemcpyHostToDevice, cuda->own),
                          "cudaMemcpyAsync");
     if (status == EP_OK)
         status = cuda_status(cudaMemcpyAsync((void *)(uintptr_t)route->count, counts, n * sizeof(*counts),
-                                             cudaMemcpyHostToDevice, cuda->stream),
+                                             cudaMemcpyHostToDevice, cuda->own),
                              "cudaMemcpyAsync");
     if (status == EP_OK)
         status = cuda_status(cudaMemcpyAsync((void *)(uintptr_t)route->index, own->index, n * topk * sizeof(int32_t),
-                                             cudaMemcpyHostToDevice, cuda->stream),
+                                             cudaMemcpyHostToDevice, cuda->own),
                              "cudaMemcpyAsync");
     if (status == EP_OK)
-        status = cuda_status(cudaStreamSynchronize(cuda->stream), "cudaStreamSynchronize");
+        status = cuda_status(cudaStreamSynchronize(cuda->own), "cudaStreamSynchronize");
 free_all:
     free(entries);
     free(counts);
     return status;
 }
 
-ep_status cuda_plan_ready(struct cuda_comm *cuda, ep_plan *plan, const struct cuda_route **ret_route)
+static ep_status upload_counts(struct cuda_comm *cuda, const ep_plan *plan)
 {
-    struct cuda_plan *device = device_part(plan);
-    struct host_plan *inner = plan->impl;
+    const struct host_plan *inner = plan->impl;
+    const struct cuda_route *route = &cuda_plan_of(plan)->route;
+    struct cuda_counts counts = {.base = {0}};
 
-    EP_TRY(host_plan_complete(&cuda->host, plan));
-    if (!device->placed && device->route.expanded && cuda_is_capturing(cuda))
-        return ep_fail(EP_E_STATE, "the stream is being captured: use an expanded plan once before");
-    if (!device->placed && device->route.expanded)
-        EP_TRY(upload(cuda, plan));
-    for (int rank = 0; !device->placed && !device->route.expanded && rank < plan->comm->nranks; rank++)
-        device->route.base[rank] = inner->first_row[rank];
-    device->placed = true;
-    *ret_route = &device->route;
+    for (int rank = 0; rank < plan->comm->nranks; rank++) {
+        counts.base[rank] = route->expanded ? 0 : inner->first_row[rank];
+        counts.rows_on[rank] = inner->rows_on[rank];
+        counts.first[rank + 1] = inner->recv_from_rank[rank + 1];
+    }
+    CUDA_TRY(
+        cudaMemcpyAsync((void *)(uintptr_t)route->counts, &counts, sizeof(counts), cudaMemcpyHostToDevice, cuda->own));
+    CUDA_TRY(cudaStreamSynchronize(cuda->own));
     return EP_OK;
 }
 
-void cuda_plan_count(const ep_plan *plan, uint64_t row_bytes, ep_stats *stats)
+static ep_status upload_experts(struct cuda_comm *cuda, const ep_plan *plan)
 {
-    stats->rows_node = (uint64_t)plan->info.n_wire;
-    stats->rows_self = (uint64_t)(plan->info.n_send - plan->info.n_wire);
-    stats->bytes_node = stats->rows_node * row_bytes;
-    stats->bytes_self = stats->rows_self * row_bytes;
+    const struct host_plan *inner = plan->impl;
+    const struct cuda_plan *device = inner->device;
+    size_t n_local = (size_t)plan->info.n_local_experts;
+    int32_t start[EP_MAX_EXPERTS + 1];
+
+    for (size_t i = 0; i <= n_local; i++)
+        start[i] = (int32_t)inner->expert_start[i];
+    CUDA_TRY(cudaMemcpyAsync(device->expert_start, start, (n_local + 1) * sizeof(*start), cudaMemcpyHostToDevice,
+                             cuda->own));
+    CUDA_TRY(cudaMemcpyAsync(device->expert_exact, inner->recv_exact, n_local * sizeof(*start), cudaMemcpyHostToDevice,
+                             cuda->own));
+    CUDA_TRY(cudaStreamSynchronize(cuda->own));
+    return EP_OK;
 }
 
-/* As a _sync call in the stream of the call before. */
-static ep_status dispatch_now(ep_plan *plan, const ep_dispatch_args *args)
+static ep_status place_route(struct cuda_comm *cuda, ep_plan *plan)
 {
-    ep_status status;
+    struct cuda_plan *device = cuda_plan_of(plan);
 
-    plan->comm->blocking = true;
-    status = cuda_dispatch(plan, args, cuda_of(plan->comm)->stream);
-    plan->comm->blocking = false;
-    return status;
+    if (device->route.expanded) {
+        EP_TRY(upload(cuda, plan));
+        EP_TRY(upload_experts(cuda, plan));
+    }
+    EP_TRY(upload_counts(cuda, plan));
+    device->placed = true;
+    return EP_OK;
+}
+
+ep_status cuda_plan_ready(struct cuda_comm *cuda, ep_plan *plan, bool capturing, const struct cuda_route **ret_route)
+{
+    struct cuda_plan *device = cuda_plan_of(plan);
+
+    *ret_route = &device->route;
+    if (device->fixed)
+        return EP_OK;
+    if (!device->placed && capturing)
+        return ep_fail(EP_E_STATE, "the stream is being captured: use the plan once before");
+    EP_TRY(host_plan_complete(&cuda->host, plan));
+    if (!device->placed)
+        EP_TRY(place_route(cuda, plan));
+    return EP_OK;
+}
+
+void cuda_plan_count(const ep_plan *plan, uint64_t row_bytes)
+{
+    const ep_plan_info *info = ep_plan_info_now(plan);
+    ep_stats stats = {.size = sizeof(stats)};
+
+    /* Of a plan whose counts the device alone knows nothing can be said. */
+    if (info->n_send >= 0) {
+        stats.rows_node = (uint64_t)info->n_wire;
+        stats.rows_self = (uint64_t)(info->n_send - info->n_wire);
+    }
+    stats.bytes_node = stats.rows_node * row_bytes;
+    stats.bytes_self = stats.rows_self * row_bytes;
+    ep_comm_set_stats(plan->comm, &stats);
 }
 
 ep_status cuda_plan_sources(ep_plan *plan, int32_t *ret_rank, int32_t *ret_token)
@@ -355,23 +450,25 @@ ep_status cuda_plan_sources(ep_plan *plan, int32_t *ret_rank, int32_t *ret_token
     if (status == EP_OK)
         status = cuda_take(cuda, (out + 1) * sizeof(*rows), &all);
     if (status == EP_OK)
-        status = cuda_status(cudaMemcpyAsync(mine.memory, rows, n * sizeof(*rows), cudaMemcpyDefault, cuda->stream),
+        status = cuda_status(cudaMemcpyAsync(mine.memory, rows, n * sizeof(*rows), cudaMemcpyDefault, cuda->standard),
                              "cudaMemcpyAsync");
     if (status == EP_OK)
         status =
-            cuda_status(cudaMemsetAsync(all.memory, 0, (out + 1) * sizeof(*rows), cuda->stream), "cudaMemsetAsync");
+            cuda_status(cudaMemsetAsync(all.memory, 0, (out + 1) * sizeof(*rows), cuda->standard), "cudaMemsetAsync");
     args.x = mine.memory;
     args.dtype = EP_BF16;
     args.hidden = HIDDEN;
     args.recv_x = all.memory;
     args.out_rows = (int64_t)out;
     if (status == EP_OK)
-        status = dispatch_now(plan, &args);
+        status = cuda_dispatch(plan, &args, NULL);
     if (status == EP_OK)
-        status = cuda_status(cudaMemcpyAsync(rows, all.memory, out * sizeof(*rows), cudaMemcpyDefault, cuda->stream),
+        status = cuda_stream_sync(plan->comm, NULL);
+    if (status == EP_OK)
+        status = cuda_status(cudaMemcpyAsync(rows, all.memory, out * sizeof(*rows), cudaMemcpyDefault, cuda->standard),
                              "cudaMemcpyAsync");
     if (status == EP_OK)
-        status = cuda_status(cudaStreamSynchronize(cuda->stream), "cudaStreamSynchronize");
+        status = cuda_status(cudaStreamSynchronize(cuda->standard), "cudaStreamSynchronize");
     for (int64_t row = 0; status == EP_OK && row < plan->full.n_recv; row++) {
         if (ret_rank)
             ret_rank[row] = rows[row].rank - 1;
@@ -394,8 +491,6 @@ ep_status cuda_plan_layout(ep_comm *comm, const ep_plan_args *args, ep_layout *l
     void *copy = NULL;
     ep_status status;
 
-    EP_TRY(cuda_use_stream(cuda, args->stream));
-    EP_TRY(host_drain(&cuda->host));
     EP_TRY(cuda_enter(cuda, &scope));
     status = fetch_routing(cuda, args, args->topk_idx, &copy);
     cuda_leave(&scope);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Whether ordinary memory is copied while the rows move (stage.cuh), and what the kernel is told for it. Each rank
- * decides for itself and says so in its record, because the others send it words.
+ * decides for itself, and its kernel tells the others, because they send it words.
  */
 #include "backend/cuda/cuda.h"
 
@@ -23,9 +23,14 @@
 
 #define LEAST_SLOT 4096u /* bytes: a row may be shorter, a piece should not be */
 
-static int64_t rows_of(const struct host_plan *inner, int source)
+int64_t cuda_rows_of_others(const struct cuda_comm *cuda, const ep_plan *plan)
 {
-    return inner->recv_from_rank[source + 1] - inner->recv_from_rank[source];
+    const int64_t *first = ((const struct host_plan *)plan->impl)->recv_from_rank;
+    int me = cuda->host.comm->rank;
+
+    if (cuda_plan_of(plan)->fixed)
+        return plan->args.max_recv_tokens;
+    return plan->full.n_recv - (first[me + 1] - first[me]);
 }
 
 /* Ranks of the group that work on this one's device, in other threads or processes. */
@@ -38,38 +43,41 @@ static int count_sharing(const struct cuda_comm *cuda)
     return n;
 }
 
+/*
+ * A number that the caller has given holds for all of the operation: the larger part of it copies, as by default. Of
+ * one multiprocessor nothing is left for that.
+ */
+void cuda_share_sms(const struct cuda_comm *cuda, bool copies, int *ret_movers, int *ret_copiers)
+{
+    *ret_movers = cuda->sms;
+    *ret_copiers = copies ? COPIERS : 0;
+    if (!copies || !cuda->sms_given)
+        return;
+    *ret_copiers = cuda->sms * 3 / 5 < COPIERS ? cuda->sms * 3 / 5 : COPIERS;
+    *ret_movers = cuda->sms - *ret_copiers;
+}
+
 bool cuda_copies_along(const struct cuda_comm *cuda, const ep_plan *plan, size_t row_bytes)
 {
-    const struct host_plan *inner = plan->impl;
-    size_t rows = (size_t)(plan->full.n_recv - rows_of(inner, cuda->host.comm->rank));
+    size_t rows = (size_t)cuda_rows_of_others(cuda, plan);
+    int movers, copiers;
 
     /* In the expanded layout the rows of one source are not together. */
-    if (plan->args.flags & EP_PLAN_EXPANDED || rows * row_bytes < LEAST_BYTES || plan->full.n_recv >= CUDA_ALL_ROWS)
+    if (plan->args.flags & EP_PLAN_EXPANDED || rows * row_bytes < LEAST_BYTES || cuda_plan_rows(plan) >= CUDA_ALL_ROWS)
         return false;
+    cuda_share_sms(cuda, true, &movers, &copiers);
     /* Blocks that wait must not keep those of another rank off the device. */
-    return count_sharing(cuda) * (cuda->sms + COPIERS) <= cuda->all_sms;
+    return copiers > 0 && count_sharing(cuda) * (movers + copiers) <= cuda->all_sms;
 }
 
 void cuda_fill_stage(const struct cuda_comm *cuda, const ep_plan *plan, bool copies, struct cuda_stage *ret_stage)
 {
-    const struct host_comm *host = &cuda->host;
-    const struct host_plan *inner = plan->impl;
     int32_t blocks = (plan->args.n_tokens + CUDA_COUNT_TOKENS - 1) / CUDA_COUNT_TOKENS, of_part;
 
-    *ret_stage = (struct cuda_stage){.number = host->operation, .movers = cuda->sms, .copiers = copies ? COPIERS : 0};
-    for (int rank = 0; rank < host->comm->nranks; rank++) {
-        if (rank == host->comm->rank)
-            continue;
-        if (host->records[rank].copies)
-            ret_stage->told |= 1u << rank;
-        ret_stage->first[rank] = inner->recv_from_rank[rank];
-        ret_stage->rows[rank] = rows_of(inner, rank);
-    }
+    *ret_stage = (struct cuda_stage){.movers = 0};
+    cuda_share_sms(cuda, copies, &ret_stage->movers, &ret_stage->copiers);
     of_part = (blocks + CUDA_MOST_PARTS - 1) / CUDA_MOST_PARTS;
-    if (!ret_stage->told)
-        of_part = blocks;
-    if (of_part && ret_stage->told)
-        ret_stage->parts = (blocks + of_part - 1) / of_part;
+    ret_stage->parts = of_part ? (blocks + of_part - 1) / of_part : 0;
     ret_stage->part_tokens = (of_part ? of_part : 1) * CUDA_COUNT_TOKENS;
 }
 
@@ -86,12 +94,9 @@ void cuda_fit_copiers(const struct cuda_comm *cuda, size_t slot, struct cuda_sta
         shape->shared_bytes = bytes;
 }
 
-int32_t cuda_parts_ahead(const struct cuda_stage *stage, const struct cuda_shape *shape)
+int32_t cuda_parts_ahead(const struct cuda_stage *stage, const struct cuda_shape *shape, int64_t bytes)
 {
-    int64_t bytes = 0, part = (int64_t)stage->copiers * shape->warps * stage->slot_bytes * PART_PIECES, parts;
+    int64_t part = (int64_t)stage->copiers * shape->warps * stage->slot_bytes * PART_PIECES, parts = bytes / part;
 
-    for (int rank = 0; rank < CUDA_MAX_RANKS; rank++)
-        bytes += stage->rows[rank] * stage->x.row_bytes;
-    parts = bytes / part;
     return (int32_t)(parts < 1 ? 1 : parts > CUDA_MOST_PARTS ? CUDA_MOST_PARTS : parts);
 }

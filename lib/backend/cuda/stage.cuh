@@ -8,7 +8,7 @@
 #ifndef EP_CUDA_STAGE_CUH
 #define EP_CUDA_STAGE_CUH
 
-#include "backend/cuda/device.cuh"
+#include "backend/cuda/meet.cuh"
 
 /*
  * Blocks take their roles in the order in which they begin, whatever their numbers are: so those that others wait for
@@ -39,14 +39,18 @@ __device__ inline void share_end(const cuda_waits &waits, const cuda_stage &s, u
     operation_complete(waits, number);
 }
 
-/* At the end of each of the `blocks` that move rows; by all threads. STAGED: others of the kernel copy. */
-template <bool STAGED>
-__device__ __forceinline__ void mover_end(const cuda_waits &waits, const cuda_stage &s, uint64_t number, bool sound,
-                                          uint32_t blocks)
+/* Blocks of this kernel that copy. */
+__device__ __forceinline__ uint32_t copiers_of(const cuda_waits &waits, const cuda_stage &s)
 {
-    if (!operation_meet(waits, number, sound, blocks))
+    return waits.bare ? 0 : (uint32_t)s.copiers;
+}
+
+/* At the end of each of the blocks that move rows; by all threads. */
+__device__ __forceinline__ void mover_end(const cuda_waits &waits, const cuda_stage &s, uint64_t number, bool sound)
+{
+    if (!operation_meet(waits, number, sound, (uint32_t)s.movers))
         return;
-    if (STAGED)
+    if (s.copiers)
         share_end(waits, s, number);
     else
         operation_complete(waits, number);
@@ -89,6 +93,22 @@ __device__ __forceinline__ uint32_t rows_of_word(uint64_t word, uint64_t number)
     uint64_t of = word >> CUDA_ROWS_BITS;
 
     return of == number ? (uint32_t)word & CUDA_ALL_ROWS : of > number ? CUDA_ALL_ROWS : 0;
+}
+
+/* Rows of each rank's tokens on this rank that are copied; lane i knows those of rank i. */
+struct sources {
+    int64_t first, rows;
+};
+
+__device__ inline sources sources_of(const cuda_waits &waits, const cuda_counts *counts, int lane)
+{
+    sources s = {0, 0};
+
+    if (lane >= waits.nranks || lane == waits.rank)
+        return s;
+    s.first = counts->first[lane];
+    s.rows = counts->first[lane + 1] - s.first;
+    return s;
 }
 
 /* A warp's slots in the block's shared memory, and the barriers that tell when they are full. */
@@ -201,31 +221,14 @@ __device__ inline void copier_take(copier &c, const cuda_stage &s, int64_t first
             copy_words(s.beside[i], first + (at + row - 1) / row, first + (end + row - 1) / row, lane);
 }
 
-/* The kernel of an operation twice: `staged` where some rank of the group copies, else `plain`. */
-template <typename OPERATION> struct mover_kernels {
-    void (*staged)(OPERATION, int), (*plain)(OPERATION, int);
-};
-
 template <typename OPERATION>
-cudaError_t launch_mover(const mover_kernels<OPERATION> &kernels, const OPERATION &operation, const cuda_shape &shape,
+cudaError_t launch_mover(void (*kernel)(OPERATION, int), const OPERATION &operation, const cuda_shape &shape,
                          cudaStream_t stream)
 {
-    const cuda_stage &stage = operation.stage;
-    bool staged = !operation.waits.bare && (stage.told || stage.copiers);
-    unsigned blocks = (unsigned)(shape.blocks + (staged ? stage.copiers : 0));
-    void (*kernel)(OPERATION, int) = staged ? kernels.staged : kernels.plain;
+    unsigned blocks = (unsigned)(shape.blocks + (operation.waits.bare ? 0 : operation.stage.copiers));
 
     kernel<<<blocks, (unsigned)shape.warps * WARP, shape.shared_bytes, stream>>>(operation, shape.stages);
     return cudaGetLastError();
-}
-
-template <typename OPERATION> cudaError_t load_mover(const mover_kernels<OPERATION> &kernels, int shared_bytes)
-{
-    cudaError_t error = cudaFuncSetAttribute(kernels.plain, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
-
-    if (error == cudaSuccess)
-        error = cudaFuncSetAttribute(kernels.staged, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
-    return error;
 }
 
 #endif

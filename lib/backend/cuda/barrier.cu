@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Small kernels that only wait: for all ranks, for a word of the host. */
+#include "backend/cuda/meet.cuh"
+
+namespace
+{
+
+__global__ void __launch_bounds__(2 * WARP)
+    barrier_kernel(const __grid_constant__ cuda_waits waits, const __grid_constant__ cuda_terms terms)
+{
+    __shared__ targets targets;
+    uint64_t number = operation_signal(waits, terms);
+    bool sound = operation_begin(waits, terms, nullptr, number, targets);
+
+    if (operation_meet(waits, number, sound, 1))
+        operation_complete(waits, number);
+}
+
+struct is_set {
+    const uint32_t *word;
+
+    __device__ __forceinline__ bool operator()() const
+    {
+        __nanosleep(200);
+        return *(const volatile uint32_t *)word;
+    }
+};
+
+/* The event is this rank's own: it is to blame where nobody signals it. */
+__global__ void wait_kernel(const __grid_constant__ cuda_waits waits, const uint32_t *word)
+{
+    if (may_begin(waits, waits.ready_phase))
+        wait_until_met(waits, is_set{word}, waits.rank, waits.ready_phase);
+    __threadfence_system();
+}
+
+} /* namespace */
+
+cudaError_t cuda_launch_barrier(const struct cuda_waits *waits, const struct cuda_terms *terms, cudaStream_t stream)
+{
+    barrier_kernel<<<1, 2 * WARP, 0, stream>>>(*waits, *terms);
+    return cudaGetLastError();
+}
+
+cudaError_t cuda_launch_wait(const struct cuda_waits *waits, const uint32_t *word, cudaStream_t stream)
+{
+    wait_kernel<<<1, 1, 0, stream>>>(*waits, word);
+    return cudaGetLastError();
+}
+
+cudaError_t cuda_barrier_load(void)
+{
+    cudaFuncAttributes attributes;
+    cudaError_t error = cudaFuncGetAttributes(&attributes, barrier_kernel);
+
+    return error == cudaSuccess ? cudaFuncGetAttributes(&attributes, wait_kernel) : error;
+}

@@ -1,0 +1,195 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Memory of the peers, mapped here: by its IPC handle, or as it is when both are of one process. What a peer allocates
+ * is mapped as soon as this rank's caller or its monitor sees it, and its address is put into a table in device memory.
+ * A kernel that is told of memory which is not in the table yet waits for it; nothing here waits for a kernel, but for
+ * unmapping, which the CUDA runtime does when the device is idle.
+ */
+#include "backend/cuda/cuda.h"
+
+#include <string.h>
+
+static void unmap(const struct cuda_peer *peer, struct cuda_mapping *mapping)
+{
+    if (mapping->generation && !peer->same_process)
+        cudaIpcCloseMemHandle(mapping->base);
+    *mapping = (struct cuda_mapping){.base = NULL};
+}
+
+static ep_status map_slot(struct cuda_comm *cuda, int rank, const struct cuda_slot *slot, uint32_t generation,
+                          struct cuda_mapping *mapping)
+{
+    struct cuda_peer *peer = &cuda->peers[rank];
+    ep_status status = EP_OK;
+    cudaIpcMemHandle_t handle;
+    uint64_t bytes;
+    void *base;
+
+    if (mapping->generation == generation)
+        return EP_OK;
+    host_read_shared(&base, &slot->base, sizeof(base));
+    host_read_shared(&bytes, &slot->bytes, sizeof(bytes));
+    host_read_shared(&handle, &slot->handle, sizeof(handle));
+    unmap(peer, mapping);
+    if (!peer->same_process)
+        status =
+            cuda_status(cudaIpcOpenMemHandle(&base, handle, cudaIpcMemLazyEnablePeerAccess), "cudaIpcOpenMemHandle");
+    if (status != EP_OK)
+        return ep_fail_prefix(status, "symmetric memory of rank %d: ", rank);
+    *mapping = (struct cuda_mapping){.base = base, .bytes = bytes, .generation = generation};
+    return EP_OK;
+}
+
+ep_status cuda_map_signals(struct cuda_comm *cuda, int rank)
+{
+    struct cuda_peer *peer = &cuda->peers[rank];
+
+    return map_slot(cuda, rank, &peer->board->signals, 1, &peer->signals);
+}
+
+/* For the kernels. In the order of a stream of the library's own, where nothing waits. */
+static ep_status tell_kernels(struct cuda_comm *cuda, int rank, int slot, const struct cuda_mapping *mapping)
+{
+    struct cuda_place place = {.base = mapping->base,
+                               .granules = (uint32_t)(mapping->bytes / CUDA_GRANULE),
+                               .generation = mapping->generation};
+
+    return cuda_status(cudaMemcpyAsync(&cuda->places[rank * CUDA_SLOTS + slot], &place, sizeof(place),
+                                       cudaMemcpyHostToDevice, cuda->own),
+                       "cudaMemcpyAsync");
+}
+
+/* Under the lock. */
+static ep_status map_peer_slot(struct cuda_comm *cuda, int rank, int slot, uint32_t generation)
+{
+    struct cuda_peer *peer = &cuda->peers[rank];
+    struct cuda_mapping *mapping = &peer->mappings[slot];
+    const struct cuda_mapping none = {.base = NULL};
+
+    if (mapping->generation == generation)
+        return EP_OK;
+    if (mapping->generation)
+        EP_TRY(tell_kernels(cuda, rank, slot, &none));
+    EP_TRY(map_slot(cuda, rank, &peer->board->slot[slot], generation, mapping));
+    return tell_kernels(cuda, rank, slot, mapping);
+}
+
+/* A rank that has gone needs no mapping: who waits for it hears that it is lost. */
+static bool is_gone(const struct cuda_comm *cuda, int rank)
+{
+    return atomic_load(&cuda->host.peers[rank].control->left) || host_peer_dead(&cuda->host, rank);
+}
+
+static ep_status map_new_of(struct cuda_comm *cuda, int rank, uint32_t allocations)
+{
+    struct cuda_peer *peer = &cuda->peers[rank];
+
+    for (int slot = 0; slot < CUDA_SLOTS; slot++) {
+        uint32_t generation = atomic_load_explicit(&peer->board->slot[slot].generation, memory_order_acquire);
+        ep_status status = generation ? map_peer_slot(cuda, rank, slot, generation) : EP_OK;
+
+        /* Freed meanwhile, or its owner is no more. */
+        if (status != EP_OK && (is_gone(cuda, rank) || atomic_load(&peer->board->slot[slot].generation) != generation))
+            continue;
+        EP_TRY(status);
+    }
+    peer->allocations_seen = allocations;
+    return EP_OK;
+}
+
+ep_status cuda_map_new(struct cuda_comm *cuda)
+{
+    ep_status status = EP_OK;
+
+    for (int rank = 0; rank < cuda->host.comm->nranks && status == EP_OK; rank++) {
+        struct cuda_peer *peer = &cuda->peers[rank];
+        uint32_t allocations = atomic_load_explicit(&peer->board->allocations, memory_order_acquire);
+
+        if (rank == cuda->host.comm->rank || __atomic_load_n(&peer->allocations_seen, __ATOMIC_RELAXED) == allocations)
+            continue;
+        pthread_mutex_lock(&cuda->map_lock);
+        status = map_new_of(cuda, rank, allocations);
+        pthread_mutex_unlock(&cuda->map_lock);
+    }
+    return status;
+}
+
+static ep_status fail_place(int rank, const struct host_where *where, size_t bytes)
+{
+    return ep_fail(EP_E_MISMATCH,
+                   "what rank %d has published is damaged: %zu bytes at offset %llu of allocation %u, generation %u",
+                   rank, bytes, (unsigned long long)where->offset, where->slot, where->generation);
+}
+
+/* Where the allocation is here. */
+static ep_status find_mapping(struct cuda_comm *cuda, int rank, const struct host_where *place,
+                              struct cuda_mapping *ret_mapping)
+{
+    ep_status status;
+
+    if (rank == cuda->host.comm->rank) {
+        pthread_mutex_lock(&cuda->memory_lock);
+        *ret_mapping = (struct cuda_mapping){.base = cuda->allocations[place->slot].base,
+                                             .bytes = cuda->allocations[place->slot].bytes};
+        pthread_mutex_unlock(&cuda->memory_lock);
+        return EP_OK;
+    }
+    pthread_mutex_lock(&cuda->map_lock);
+    status = map_peer_slot(cuda, rank, (int)place->slot, place->generation);
+    *ret_mapping = cuda->peers[rank].mappings[place->slot];
+    pthread_mutex_unlock(&cuda->map_lock);
+    return status;
+}
+
+ep_status cuda_map(struct cuda_comm *cuda, int rank, const struct host_where *where, size_t bytes, void **ret_address)
+{
+    struct cuda_mapping mapping;
+    struct host_where place;
+
+    host_read_shared(&place, where, sizeof(place));
+    *ret_address = NULL;
+    if (!bytes)
+        return EP_OK;
+    if (place.slot >= CUDA_SLOTS || !place.generation)
+        return fail_place(rank, &place, bytes);
+    EP_TRY(find_mapping(cuda, rank, &place, &mapping));
+    if (!mapping.base || place.offset > mapping.bytes || bytes > mapping.bytes - place.offset || place.offset % 16)
+        return fail_place(rank, &place, bytes);
+    *ret_address = (char *)mapping.base + place.offset;
+    return EP_OK;
+}
+
+void cuda_unmap_freed(struct cuda_comm *cuda)
+{
+    const struct cuda_mapping none = {.base = NULL};
+
+    pthread_mutex_lock(&cuda->map_lock);
+    for (int rank = 0; rank < cuda->host.comm->nranks; rank++) {
+        struct cuda_peer *peer = &cuda->peers[rank];
+        uint32_t frees = atomic_load_explicit(&peer->board->frees, memory_order_acquire);
+
+        if (frees == peer->frees_seen)
+            continue;
+        peer->frees_seen = frees;
+        for (int slot = 0; slot < CUDA_SLOTS; slot++) {
+            if (!peer->mappings[slot].generation ||
+                peer->mappings[slot].generation == atomic_load(&peer->board->slot[slot].generation))
+                continue;
+            tell_kernels(cuda, rank, slot, &none);
+            unmap(peer, &peer->mappings[slot]);
+        }
+    }
+    pthread_mutex_unlock(&cuda->map_lock);
+}
+
+void cuda_unmap_all(struct cuda_comm *cuda)
+{
+    for (int rank = 0; rank < cuda->host.comm->nranks; rank++) {
+        struct cuda_peer *peer = &cuda->peers[rank];
+
+        for (int slot = 0; slot < CUDA_SLOTS; slot++)
+            unmap(peer, &peer->mappings[slot]);
+        unmap(peer, &peer->signals);
+        cuda_note_reach(cuda, rank, false);
+    }
+}

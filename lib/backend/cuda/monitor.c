@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The monitor: a thread for each communicator, which sleeps. Kernels have deadlines of their own; it tells them what
+ * they cannot see - processes that have died, ranks that have left, failures that peers have raised - and the peers
+ * what a kernel has reported, whatever the caller's thread is doing. And it maps what the peers allocate.
+ */
+#include "backend/cuda/cuda.h"
+
+#include "base/fd.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+/* Between two looks. A process that dies is noticed at once where there are pidfds. */
+#define LOOK_MS 20
+
+void cuda_stop_kernels(struct cuda_comm *cuda)
+{
+    __atomic_store_n(&cuda->report->abort, 1, __ATOMIC_RELEASE);
+}
+
+/* What a rank has sent arrives before it is lost: whether that is enough the kernels know alone. */
+static void look_for_lost(struct cuda_comm *cuda)
+{
+    struct host_comm *host = &cuda->host;
+
+    for (int rank = 0; rank < host->comm->nranks; rank++) {
+        if (rank == host->comm->rank || __atomic_load_n(&cuda->report->lost, __ATOMIC_RELAXED) >> rank & 1)
+            continue;
+        if (atomic_load(&host->peers[rank].control->left) || host_peer_dead(host, rank))
+            __atomic_fetch_or(&cuda->report->lost, 1u << rank, __ATOMIC_RELEASE);
+    }
+}
+
+static void look_around(struct cuda_comm *cuda, bool *failed)
+{
+    struct host_comm *host = &cuda->host;
+    ep_status status = cuda_check_reported(cuda);
+
+    /* Low latency with masking outlives the failures of others, but no abort. */
+    if (status == EP_OK)
+        status = atomic_load(&cuda->masking) ? host_check_abort(host) : host_check(host);
+    if (status == EP_OK) {
+        status = cuda_map_new(cuda);
+        if (status != EP_OK)
+            status = host_raise_own(host, status, host->comm->rank, HOST_IDLE);
+    }
+    if (status != EP_OK && !*failed) {
+        *failed = true;
+        cuda_stop_kernels(cuda);
+        ep_comm_record(host->comm, status);
+    }
+    look_for_lost(cuda);
+}
+
+/* Processes that live, and the descriptor that ends the monitor. Returns their number. */
+static nfds_t list_watched(const struct cuda_comm *cuda, struct pollfd *fds)
+{
+    nfds_t n = 0;
+
+    fds[n++] = (struct pollfd){.fd = cuda->stop, .events = POLLIN};
+    for (int rank = 0; rank < cuda->host.comm->nranks; rank++) {
+        int pidfd = cuda->host.peers[rank].process.pidfd;
+
+        if (pidfd >= 0 && !(__atomic_load_n(&cuda->report->lost, __ATOMIC_RELAXED) >> rank & 1))
+            fds[n++] = (struct pollfd){.fd = pidfd, .events = POLLIN};
+    }
+    return n;
+}
+
+static void *monitor_main(void *argument)
+{
+    struct cuda_comm *cuda = argument;
+    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    struct pollfd fds[CUDA_MAX_RANKS + 1];
+    bool failed = false;
+
+    cudaSetDevice(cuda->device);
+    /* What it does concerns no capture of other threads. */
+    cudaThreadExchangeStreamCaptureMode(&mode);
+    for (;;) {
+        int n = poll(fds, list_watched(cuda, fds), LOOK_MS);
+
+        if (n > 0 && fds[0].revents)
+            return NULL;
+        look_around(cuda, &failed);
+    }
+}
+
+ep_status cuda_monitor_start(struct cuda_comm *cuda)
+{
+    static const int own[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS};
+    sigset_t all, old;
+    int error;
+
+    cuda->stop = ep_fd_keep(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    if (cuda->stop < 0)
+        return ep_fail_errno(EP_E_SYSTEM, errno, "ep_comm_new: eventfd");
+    /* Signals are the application's, but for those that the thread's own instructions cause. */
+    sigfillset(&all);
+    for (size_t i = 0; i < sizeof(own) / sizeof(own[0]); i++)
+        sigdelset(&all, own[i]);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    error = pthread_create(&cuda->monitor, NULL, monitor_main, cuda);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    if (error)
+        return ep_fail_errno(EP_E_SYSTEM, error, "ep_comm_new: pthread_create");
+    cuda->monitored = true;
+    return EP_OK;
+}
+
+void cuda_monitor_stop(struct cuda_comm *cuda)
+{
+    uint64_t one = 1;
+
+    if (cuda->monitored && write(cuda->stop, &one, sizeof(one)) == sizeof(one))
+        pthread_join(cuda->monitor, NULL);
+    if (cuda->stop >= 0)
+        close(cuda->stop);
+    cuda->monitored = false;
+    cuda->stop = -1;
+}

@@ -1,0 +1,131 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What kernels report, in words of the host; and what they are told of the group. */
+#include "backend/cuda/cuda.h"
+
+static uint32_t read_failure(const struct cuda_comm *cuda)
+{
+    return __atomic_load_n(&cuda->report->failure, __ATOMIC_ACQUIRE);
+}
+
+/* The words that a kernel has compared: in the order of CUDA_TELL_.... */
+static ep_status fail_disagree(const struct cuda_comm *cuda)
+{
+    static const char *const fields[] = {[CUDA_TELL_PLAN] = "the plan (in order of creation)",
+                                         [CUDA_TELL_DTYPE] = "dtype",
+                                         [CUDA_TELL_HIDDEN] = "hidden",
+                                         [CUDA_TELL_SCALE_TYPE] = "scale_type",
+                                         [CUDA_TELL_SCALE_WORDS] = "scale_words",
+                                         [CUDA_TELL_OUTPUTS] = "the set of outputs and flags"};
+    const volatile uint32_t *detail = cuda->report->detail;
+    uint32_t word = detail[0], rank = detail[1], mine = detail[2], theirs = detail[3];
+    int me = cuda->host.comm->rank;
+
+    if (word == CUDA_TELL_PHASE || word >= CUDA_TELL_COMPARED)
+        return ep_fail(EP_E_MISMATCH, "ranks are in different calls: rank %d in \"%s\", rank %u in \"%s\"", me,
+                       host_phase_name((enum host_phase)mine), rank, host_phase_name((enum host_phase)theirs));
+    return ep_fail(EP_E_MISMATCH, "ranks disagree: %s is %d on rank %d and %d on rank %u", fields[word], (int)mine, me,
+                   (int)theirs, rank);
+}
+
+static ep_status raise_lost(struct cuda_comm *cuda, int rank, enum host_phase phase)
+{
+    bool left = atomic_load(&cuda->host.peers[rank].control->left);
+
+    return host_raise(&cuda->host, left ? EP_E_PEER_LEFT : EP_E_PEER_DEAD, rank, phase);
+}
+
+static ep_status raise_routing(struct cuda_comm *cuda, int rank, enum host_phase phase)
+{
+    if (rank != cuda->host.comm->rank)
+        return host_raise(&cuda->host, EP_E_ROUTING, rank, phase);
+    if (phase == HOST_PLAN_COUNTS)
+        ep_fail(EP_E_ROUTING,
+                "new routing of rank %d is not valid: an expert that is none or twice in a token, or "
+                "tokens_per_expert that cannot be of the mask",
+                rank);
+    else
+        ep_fail(EP_E_ROUTING, "low latency: a call that nobody waited for had routing that is not valid");
+    return host_raise_own(&cuda->host, EP_E_ROUTING, rank, phase);
+}
+
+static ep_status raise_reported(struct cuda_comm *cuda, uint32_t failure)
+{
+    int rank = (int)(failure >> 8 & 0xff), me = cuda->host.comm->rank;
+    enum host_phase phase = (enum host_phase)(failure & 0xff);
+    int none = EP_OK;
+
+    if (rank >= cuda->host.comm->nranks)
+        rank = me;
+    switch (failure >> 16) {
+    case CUDA_FAILED_MISMATCH:
+        return ep_fail(
+            host_raise(&cuda->host, EP_E_MISMATCH, rank, phase),
+            "ep_ll_dispatch: ranks disagree: out_dtype, scale_type or the rounding of scales is not the same "
+            "on rank %d and rank %d, or what rank %d has sent is damaged",
+            me, rank, rank);
+    case CUDA_FAILED_DISAGREE:
+        return host_raise_own(&cuda->host, fail_disagree(cuda), rank, phase);
+    case CUDA_FAILED_DAMAGE:
+        return host_raise_own(&cuda->host,
+                              ep_fail(EP_E_MISMATCH, "what rank %d has told is damaged: the place of a buffer", rank),
+                              rank, phase);
+    case CUDA_FAILED_UNMAPPED:
+        return host_raise_own(&cuda->host,
+                              ep_fail(EP_E_TIMEOUT, "rank %d has not mapped memory of rank %d within %d ms", me, rank,
+                                      cuda->host.comm->config.timeout_ms),
+                              me, phase);
+    case CUDA_FAILED_EXCLUDED:
+        return ep_fail(EP_E_EXCLUDED, "rank %d has masked this rank in \"%s\"", rank, host_phase_name(phase));
+    case CUDA_FAILED_LOST:
+        return raise_lost(cuda, rank, phase);
+    case CUDA_FAILED_OWN_ROUTING:
+        atomic_compare_exchange_strong(&cuda->host.comm->failed, &none, (int)EP_E_ROUTING);
+        return ep_fail(EP_E_ROUTING, "low latency: a call that nobody waited for had routing that is not valid; the "
+                                     "other ranks go on without this one");
+    case CUDA_FAILED_ROUTING:
+        return raise_routing(cuda, rank, phase);
+    default:
+        return host_raise(&cuda->host, EP_E_TIMEOUT, rank, phase);
+    }
+}
+
+ep_status cuda_check_reported(struct cuda_comm *cuda)
+{
+    uint32_t failure = read_failure(cuda);
+
+    return failure ? raise_reported(cuda, failure) : EP_OK;
+}
+
+ep_status cuda_wait_counted(struct cuda_comm *cuda, cudaStream_t stream)
+{
+    uint64_t limit = ep_deadline_ns(cuda->host.comm->config.timeout_ms);
+    struct cuda_nap nap = {.begin_ns = 0};
+
+    while (__atomic_load_n(&cuda->report->counted, __ATOMIC_ACQUIRE) < cuda->counted) {
+        cudaError_t error = cudaStreamQuery(stream);
+
+        if (error != cudaErrorNotReady && error != cudaSuccess)
+            return cuda_status(error, "kernel");
+        EP_TRY(cuda_check(cuda));
+        if (ep_now_ns() >= limit)
+            return host_raise(&cuda->host, EP_E_TIMEOUT, cuda->host.comm->rank, HOST_PLAN_COUNTS);
+        cuda_nap(&nap);
+    }
+    return EP_OK;
+}
+
+void cuda_fill_waits(struct cuda_comm *cuda, enum host_phase ready, enum host_phase done, struct cuda_waits *ret_waits)
+{
+    const ep_comm *comm = cuda->host.comm;
+
+    *ret_waits = (struct cuda_waits){.mine = cuda->signals,
+                                     .report = cuda->report_device,
+                                     .places = cuda->places,
+                                     .deadline_ns = (uint64_t)comm->config.timeout_ms * 1000000u,
+                                     .rank = comm->rank,
+                                     .nranks = comm->nranks,
+                                     .ready_phase = (int32_t)ready,
+                                     .done_phase = (int32_t)done};
+    for (int rank = 0; rank < comm->nranks; rank++)
+        ret_waits->peer[rank] = rank == comm->rank ? cuda->signals : cuda->peers[rank].signals.base;
+}

@@ -1,0 +1,427 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Calls in their streams. An operation is launched in the stream of its call; one that is called after it in another
+ * stream waits for it on the device, because the kernels of the ranks meet in the order of the calls. The host waits in
+ * ep_stream_sync() and for events alone, asleep.
+ */
+#include "backend/cuda/cuda.h"
+
+#include "base/futex.h"
+
+#include <stdlib.h>
+#include <time.h>
+
+#define AWAKE_NS 20000u    /* before the first nap */
+#define LEAST_NAP_NS 10000 /* a nap takes some 50 us more */
+#define MOST_NAP_NS 400000
+#define LOOK_NS 2000000u   /* between looks at the group */
+#define END_NS 2000000000u /* a stopped kernel ends sooner by far */
+/* Deadlines of kernels that an operation takes, and what the caller has queued before it. */
+#define DEADLINES 6
+
+ep_status cuda_check(struct cuda_comm *cuda)
+{
+    EP_TRY(cuda_check_reported(cuda));
+    return atomic_load(&cuda->masking) ? host_check_abort(&cuda->host) : host_check(&cuda->host);
+}
+
+void cuda_nap(struct cuda_nap *nap)
+{
+    struct timespec span = {.tv_nsec = nap->ns};
+
+    if (!nap->begin_ns)
+        nap->begin_ns = ep_now_ns();
+    if (!nap->ns && ep_now_ns() - nap->begin_ns < AWAKE_NS) {
+        ep_cpu_relax();
+        return;
+    }
+    nap->ns = !nap->ns ? LEAST_NAP_NS : nap->ns < MOST_NAP_NS ? nap->ns * 5 / 4 : MOST_NAP_NS;
+    nanosleep(&span, NULL);
+}
+
+/* --- calls ------------------------------------------------------------------------------------------------------- */
+
+static ep_status find_capture(cudaStream_t stream, unsigned long long *ret_capture)
+{
+    enum cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone;
+    unsigned long long number = 0;
+
+    /* The runtime's signature grows a parameter with CUDA 13. */
+#if CUDART_VERSION >= 13000
+    CUDA_TRY(cudaStreamGetCaptureInfo(stream, &capturing, &number, NULL, NULL, NULL, NULL));
+#else
+    CUDA_TRY(cudaStreamGetCaptureInfo(stream, &capturing, &number, NULL, NULL, NULL));
+#endif
+    if (capturing == cudaStreamCaptureStatusInvalidated)
+        return ep_fail(EP_E_STATE, "the capture of the stream is invalid");
+    *ret_capture = capturing == cudaStreamCaptureStatusActive ? number + 1 : 0;
+    return EP_OK;
+}
+
+/*
+ * Behind the last operation. Between a capture and what is not in it the order is that in which the caller launches the
+ * graph.
+ */
+static ep_status follow(const struct cuda_call *call)
+{
+    const struct cuda_comm *cuda = call->cuda;
+
+    if (!call->capture && cuda->operations && call->stream != cuda->stream)
+        CUDA_TRY(cudaStreamWaitEvent(call->stream, cuda->order, 0));
+    if (call->capture && call->capture == cuda->capture && call->stream != cuda->captured_stream)
+        CUDA_TRY(cudaStreamWaitEvent(call->stream, cuda->captured_order, 0));
+    return EP_OK;
+}
+
+ep_status cuda_call_begin(struct cuda_comm *cuda, ep_stream stream, bool operation, struct cuda_call *ret_call)
+{
+    struct cuda_call *call = ret_call;
+    ep_status status;
+
+    *call =
+        (struct cuda_call){.cuda = cuda, .stream = cuda_stream_of(cuda, stream), .mode = cudaStreamCaptureModeRelaxed};
+    EP_TRY(cuda_check(cuda));
+    EP_TRY(cuda_enter(cuda, &call->scope));
+    /* Memory that is allocated or mapped on the way is nothing of a capture's. */
+    cudaThreadExchangeStreamCaptureMode(&call->mode);
+    status = find_capture(call->stream, &call->capture);
+    if (status == EP_OK && operation)
+        status = follow(call);
+    if (status == EP_OK && operation)
+        status = cuda_map_new(cuda);
+    return status == EP_OK ? EP_OK : cuda_call_end(call, status, false);
+}
+
+ep_status cuda_call_end(struct cuda_call *call, ep_status status, bool queued)
+{
+    struct cuda_comm *cuda = call->cuda;
+    cudaError_t error = cudaSuccess;
+
+    if (queued && call->capture) {
+        error = cudaEventRecord(cuda->captured_order, call->stream);
+        cuda->capture = call->capture;
+        cuda->captured_stream = call->stream;
+    } else if (queued) {
+        error = cudaEventRecord(cuda->order, call->stream);
+        cuda->stream = call->stream;
+        cuda->operations++;
+    }
+    if (status == EP_OK)
+        status = cuda_status(error, "cudaEventRecord");
+    /* The peers' kernels wait for what this rank has begun: they need not do so until the deadline. */
+    if (status != EP_OK && queued && !call->capture)
+        status = host_raise_own(&cuda->host, status, cuda->host.comm->rank, HOST_IDLE);
+    cudaThreadExchangeStreamCaptureMode(&call->mode);
+    cuda_leave(&call->scope);
+    return status;
+}
+
+/* --- waits of the host ------------------------------------------------------------------------------------------- */
+
+/* Ranks that low latency masks take deadlines of their own. */
+static uint64_t limit_of(const struct cuda_comm *cuda)
+{
+    uint64_t deadline_ns = (uint64_t)cuda->host.comm->config.timeout_ms * 1000000u, deadlines = DEADLINES;
+
+    if (atomic_load(&cuda->masking))
+        deadlines += 2 * (uint64_t)cuda->host.comm->nranks;
+    return ep_now_ns() + deadlines * deadline_ns;
+}
+
+ep_status cuda_wait_event(struct cuda_comm *cuda, cudaEvent_t event, enum host_phase phase)
+{
+    uint64_t limit = limit_of(cuda), look = ep_now_ns() + LOOK_NS;
+    struct cuda_nap nap = {.begin_ns = 0};
+    ep_status status = EP_OK;
+    cudaError_t error;
+
+    while ((error = cudaEventQuery(event)) == cudaErrorNotReady) {
+        uint64_t now = ep_now_ns();
+
+        cuda_nap(&nap);
+        if (now < look)
+            continue;
+        look = now + LOOK_NS;
+        if (status == EP_OK) {
+            status =
+                now < limit ? cuda_check(cuda) : host_raise(&cuda->host, EP_E_TIMEOUT, cuda->host.comm->rank, phase);
+            /* Kernels that it ends are given time for it, so that buffers are the caller's again. */
+            if (status != EP_OK) {
+                cuda_stop_kernels(cuda);
+                limit = now + END_NS;
+            }
+        } else if (now >= limit) {
+            break;
+        }
+    }
+    cudaGetLastError();
+    if (status == EP_OK && error != cudaSuccess)
+        status = host_raise_own(&cuda->host, cuda_status(error, "kernel"), cuda->host.comm->rank, phase);
+    return status == EP_OK ? cuda_check(cuda) : status;
+}
+
+ep_status cuda_drain(struct cuda_comm *cuda)
+{
+    ep_status status = EP_OK;
+
+    if (cuda->complete < cuda->operations)
+        status = cuda_wait_event(cuda, cuda->order, HOST_IDLE);
+    else
+        status = cuda_check(cuda);
+    cuda->complete = cuda->operations;
+    return status;
+}
+
+static ep_status sync_stream(struct cuda_comm *cuda, cudaStream_t stream)
+{
+    unsigned long long capture = 0;
+
+    EP_TRY(find_capture(stream, &capture));
+    if (capture)
+        return ep_fail(EP_E_STATE, "ep_stream_sync: the stream is being captured");
+    /* What the caller has queued behind the last operation is nothing of ours. */
+    if (cuda->operations && stream == cuda->stream)
+        return cuda_drain(cuda);
+    CUDA_TRY(cudaEventRecord(cuda->end, stream));
+    return cuda_wait_event(cuda, cuda->end, HOST_IDLE);
+}
+
+ep_status cuda_stream_sync(ep_comm *comm, ep_stream stream)
+{
+    struct cuda_comm *cuda = cuda_of(comm);
+    struct cuda_scope scope;
+    ep_status status;
+
+    EP_TRY(cuda_enter(cuda, &scope));
+    status = sync_stream(cuda, cuda_stream_of(cuda, stream));
+    cuda_leave(&scope);
+    cuda_plans_settle(cuda);
+    return status == EP_OK ? cuda_check_refused(cuda) : status;
+}
+
+/* --- events ------------------------------------------------------------------------------------------------------ */
+
+/*
+ * An event of the caller is a word in host memory that the device sees: streams wait for it by a kernel, which has a
+ * deadline. Its memory stays as long as the communicator, because work that waits keeps it.
+ */
+struct event {
+    struct ep_event base;
+    cudaEvent_t event; /* NULL: the caller's */
+    _Atomic uint32_t *word;
+};
+
+struct cuda_words {
+    struct cuda_words *next;
+    uint32_t *word, *word_device;
+    int used;
+};
+
+#define WORDS 1024
+
+static ep_status take_word(struct cuda_comm *cuda, _Atomic uint32_t **ret_word)
+{
+    struct cuda_words *words = cuda->words;
+
+    if (!words || words->used == WORDS) {
+        words = calloc(1, sizeof(*words));
+        if (!words)
+            return ep_fail(EP_E_MEMORY, "ep_event_new: no memory");
+        words->next = cuda->words;
+        cuda->words = words;
+        words->used = WORDS;
+        CUDA_TRY(cudaHostAlloc((void **)&words->word, WORDS * sizeof(uint32_t), cudaHostAllocMapped));
+        CUDA_TRY(cudaHostGetDevicePointer((void **)&words->word_device, words->word, 0));
+        words->used = 0;
+    }
+    words->word[words->used] = 0;
+    *ret_word = (_Atomic uint32_t *)&words->word[words->used++];
+    return EP_OK;
+}
+
+void cuda_words_close(struct cuda_comm *cuda)
+{
+    while (cuda->words) {
+        struct cuda_words *next = cuda->words->next;
+
+        cudaFreeHost(cuda->words->word);
+        free(cuda->words);
+        cuda->words = next;
+    }
+}
+
+static const uint32_t *word_on_device(const struct cuda_comm *cuda, const _Atomic uint32_t *word)
+{
+    const struct cuda_words *words = cuda->words;
+    uintptr_t at = (uintptr_t)word;
+
+    while (words && (at < (uintptr_t)words->word || at >= (uintptr_t)(words->word + WORDS)))
+        words = words->next;
+    return words ? words->word_device + (at - (uintptr_t)words->word) / sizeof(uint32_t) : NULL;
+}
+
+static ep_status new_event(ep_comm *comm, struct event **ret_event)
+{
+    struct event *event = calloc(1, sizeof(*event));
+
+    if (!event)
+        return ep_fail(EP_E_MEMORY, "no memory for an event");
+    event->base.comm = comm;
+    *ret_event = event;
+    return EP_OK;
+}
+
+ep_status cuda_event_new(ep_comm *comm, ep_event **ret_event)
+{
+    struct cuda_comm *cuda = cuda_of(comm);
+    struct cuda_scope scope;
+    struct event *event = NULL;
+    ep_status status;
+
+    EP_TRY(new_event(comm, &event));
+    status = cuda_enter(cuda, &scope);
+    if (status == EP_OK) {
+        status = take_word(cuda, &event->word);
+        cuda_leave(&scope);
+    }
+    if (status == EP_OK)
+        *ret_event = &event->base;
+    else
+        free(event);
+    return status;
+}
+
+static ep_status record_event(struct event *event, cudaStream_t stream)
+{
+    CUDA_TRY(cudaEventCreateWithFlags(&event->event, cudaEventDisableTiming));
+    CUDA_TRY(cudaEventRecord(event->event, stream));
+    return EP_OK;
+}
+
+ep_status cuda_event_record(ep_comm *comm, ep_stream stream, ep_event **ret_event)
+{
+    struct cuda_comm *cuda = cuda_of(comm);
+    struct cuda_scope scope;
+    struct event *event = NULL;
+    ep_status status;
+
+    EP_TRY(new_event(comm, &event));
+    status = cuda_enter(cuda, &scope);
+    if (status == EP_OK) {
+        status = record_event(event, cuda_stream_of(cuda, stream));
+        cuda_leave(&scope);
+    }
+    if (status == EP_OK)
+        *ret_event = &event->base;
+    else
+        cuda_event_free(&event->base);
+    return status;
+}
+
+ep_status cuda_event_signal(ep_event *base)
+{
+    struct event *event = (struct event *)base;
+    uint32_t open = 0;
+
+    if (event->word && atomic_compare_exchange_strong(event->word, &open, 1))
+        return EP_OK;
+    return ep_fail(EP_E_STATE, "ep_event_signal: %s",
+                   event->word ? "the event was signalled before" : "the event is not from ep_event_new");
+}
+
+static ep_status query(const struct event *event, bool *ret_done)
+{
+    cudaError_t error = cudaSuccess;
+
+    if (event->word)
+        *ret_done = atomic_load(event->word);
+    else
+        *ret_done = (error = cudaEventQuery(event->event)) == cudaSuccess;
+    cudaGetLastError();
+    return error == cudaErrorNotReady ? EP_OK : cuda_status(error, "cudaEventQuery");
+}
+
+ep_status cuda_event_query(const ep_event *base, int *ret_done)
+{
+    bool done = false;
+
+    EP_TRY(query((const struct event *)base, &done));
+    *ret_done = done;
+    return done ? cuda_check(cuda_of(base->comm)) : EP_OK;
+}
+
+ep_status cuda_event_wait(ep_event *base, int timeout_ms)
+{
+    const struct event *event = (struct event *)base;
+    struct cuda_comm *cuda = cuda_of(base->comm);
+    int limit_ms = timeout_ms >= 0 || !event->word ? timeout_ms : base->comm->config.timeout_ms;
+    uint64_t limit = limit_ms < 0 ? limit_of(cuda) : ep_deadline_ns(limit_ms);
+    struct cuda_nap nap = {.begin_ns = 0};
+    bool done = false;
+
+    for (;;) {
+        EP_TRY(query(event, &done));
+        if (done)
+            return cuda_check(cuda);
+        /* Work that a failure ends is over soon. */
+        EP_TRY(cuda_check(cuda));
+        if (ep_now_ns() >= limit)
+            return ep_fail(EP_E_TIMEOUT, "ep_event_wait: not complete after %d ms", limit_ms);
+        cuda_nap(&nap);
+    }
+}
+
+void cuda_event_free(ep_event *base)
+{
+    struct event *event = (struct event *)base;
+
+    if (event->event)
+        cudaEventDestroy(event->event);
+    free(event);
+}
+
+ep_status cuda_stream_wait(ep_comm *comm, ep_stream stream, ep_event *base)
+{
+    const struct event *event = (struct event *)base;
+    struct cuda_comm *cuda = cuda_of(comm);
+    struct cuda_waits waits;
+    struct cuda_scope scope;
+    cudaError_t error;
+
+    EP_TRY(cuda_enter(cuda, &scope));
+    if (event->event) {
+        error = cudaStreamWaitEvent(cuda_stream_of(cuda, stream), event->event, 0);
+    } else {
+        cuda_fill_waits(cuda, HOST_AFTER, HOST_AFTER, &waits);
+        error = cuda_launch_wait(&waits, word_on_device(cuda, event->word), cuda_stream_of(cuda, stream));
+    }
+    cuda_leave(&scope);
+    return cuda_status(error, "cudaStreamWaitEvent");
+}
+
+ep_status cuda_stream_call(ep_comm *comm, ep_stream stream, ep_stream_fn function, void *context)
+{
+    struct cuda_comm *cuda = cuda_of(comm);
+    struct cuda_scope scope;
+    cudaError_t error;
+
+    EP_TRY(cuda_enter(cuda, &scope));
+    error = cudaLaunchHostFunc(cuda_stream_of(cuda, stream), function, context);
+    cuda_leave(&scope);
+    return cuda_status(error, "cudaLaunchHostFunc");
+}
+
+/* --- barrier ----------------------------------------------------------------------------------------------------- */
+
+ep_status cuda_barrier_on(ep_comm *comm, ep_stream stream)
+{
+    struct cuda_terms terms = {.kind = CUDA_DISPATCH, .tell = {[CUDA_TELL_PHASE] = HOST_BARRIER}};
+    struct cuda_waits waits;
+    struct cuda_call call;
+    cudaError_t error;
+
+    EP_TRY(cuda_call_begin(cuda_of(comm), stream, true, &call));
+    cuda_fill_waits(call.cuda, HOST_BARRIER, HOST_BARRIER, &waits);
+    error = cuda_launch_barrier(&waits, &terms, call.stream);
+    return cuda_call_end(&call, cuda_status(error, "barrier kernel"), error == cudaSuccess);
+}

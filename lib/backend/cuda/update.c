@@ -1,0 +1,337 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Plans of fixed capacity: the device counts their routing, exchanges the counts and finds the rows, for a new plan as
+ * for an update, in the order of the stream. The host learns the counts of a new plan when it next waits for it.
+ */
+#include "backend/cuda/cuda.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* What the host learns of one plan: memory that stays with the communicator, because kernels may still write it. */
+struct cuda_facts_place {
+    struct cuda_facts_place *next;
+    struct cuda_facts *facts, *facts_device;
+    int n_local;
+    bool used;
+};
+
+static size_t carve(size_t *at, size_t bytes)
+{
+    size_t begin = *at;
+
+    *at += (bytes + 15) / 16 * 16;
+    return begin;
+}
+
+static ep_status take_facts(struct cuda_comm *cuda, int n_local, struct cuda_facts_place **ret_place)
+{
+    struct cuda_facts_place *place = cuda->facts;
+
+    while (place && (place->used || place->n_local < n_local))
+        place = place->next;
+    if (!place) {
+        place = calloc(1, sizeof(*place));
+        if (!place)
+            return ep_fail(EP_E_MEMORY, "ep_plan_new: no memory");
+        place->next = cuda->facts;
+        cuda->facts = place;
+        place->used = true;
+        CUDA_TRY(cudaHostAlloc((void **)&place->facts,
+                               sizeof(struct cuda_facts) + (size_t)n_local * sizeof(place->facts->exact[0]),
+                               cudaHostAllocMapped));
+        CUDA_TRY(cudaHostGetDevicePointer((void **)&place->facts_device, place->facts, 0));
+        place->n_local = n_local;
+    }
+    place->used = true;
+    place->facts->number = 0;
+    *ret_place = place;
+    return EP_OK;
+}
+
+void cuda_facts_close(struct cuda_comm *cuda)
+{
+    while (cuda->facts) {
+        struct cuda_facts_place *next = cuda->facts->next;
+
+        cudaFreeHost(cuda->facts->facts);
+        free(cuda->facts);
+        cuda->facts = next;
+    }
+}
+
+/* Where everything is in the plan's block; NULL: only the size is asked for. */
+static size_t lay_out(const ep_plan *plan, char *memory, struct cuda_plan *device)
+{
+    const ep_plan_args *args = &plan->args;
+    struct cuda_update *update = &device->update;
+    size_t n = (size_t)device->max_tokens, topk = (size_t)args->topk, nranks = (size_t)plan->comm->nranks;
+    size_t blocks = n / CUDA_COUNT_TOKENS + 1, experts = (size_t)args->n_experts, width, at = 0;
+    bool expanded = args->flags & EP_PLAN_EXPANDED;
+    struct cuda_route *route = &device->route;
+    struct cuda_count *count = &update->count;
+
+    width = expanded || topk < nranks ? topk : nranks;
+    count->entry = (struct cuda_entry *)(memory + carve(&at, n * width * sizeof(struct cuda_entry)));
+    count->count = (int32_t *)(memory + carve(&at, n * sizeof(int32_t)));
+    count->index = (int32_t *)(memory + carve(&at, n * topk * sizeof(int32_t)));
+    count->block_rows = (int32_t *)(memory + carve(&at, blocks * nranks * sizeof(int32_t)));
+    update->counts = (struct cuda_counts *)(memory + carve(&at, sizeof(struct cuda_counts)));
+    update->expert_start = (int32_t *)(memory + carve(&at, (experts / nranks + 1) * sizeof(int32_t)));
+    update->expert_exact = (int32_t *)(memory + carve(&at, experts / nranks * sizeof(int32_t)));
+    device->expert_start = update->expert_start;
+    device->expert_exact = update->expert_exact;
+    update->expert_base = (int32_t *)(memory + carve(&at, experts * sizeof(int32_t)));
+    if (expanded)
+        update->block_experts = (int32_t *)(memory + carve(&at, blocks * experts * sizeof(int32_t)));
+    count->totals = (int32_t *)(memory + carve(&at, (nranks + experts) * sizeof(int32_t)));
+    count->ret_bad = (uint32_t *)(memory + carve(&at, sizeof(uint32_t)));
+    if (device->copies_routing)
+        device->routing = memory + carve(&at, n * topk * sizeof(int64_t));
+    device->scratch = memory + at;
+    count->per_expert = (int32_t *)(memory + carve(&at, (experts + CUDA_MAX_RANKS) * sizeof(int32_t)));
+    count->blocks_done = (uint32_t *)(memory + carve(&at, sizeof(uint32_t)));
+    count->bad = (uint32_t *)(memory + carve(&at, sizeof(uint32_t)));
+    device->scratch_bytes = (size_t)(memory + at - (char *)device->scratch);
+    *route = (struct cuda_route){.entry = count->entry,
+                                 .count = count->count,
+                                 .index = count->index,
+                                 .block_rows = expanded ? NULL : count->block_rows,
+                                 .width = (int32_t)width,
+                                 .topk = args->topk,
+                                 .n_local_experts = (int32_t)(experts / nranks),
+                                 .expanded = expanded,
+                                 .wide = args->idx_type == EP_I64,
+                                 .counts = update->counts};
+    count->width = route->width;
+    count->wide = route->wide;
+    count->topk = args->topk;
+    count->n_experts = args->n_experts;
+    count->nranks = plan->comm->nranks;
+    update->expanded = expanded;
+    update->alignment = args->expert_alignment;
+    update->capacity = (int32_t)(args->max_recv_tokens < INT32_MAX ? args->max_recv_tokens : INT32_MAX);
+    return at;
+}
+
+static void fill_info(ep_plan *plan)
+{
+    plan->info = (ep_plan_info){.size = sizeof(plan->info),
+                                .n_recv = -1,
+                                .out_rows = plan->args.max_recv_tokens,
+                                .n_send = -1,
+                                .n_wire = -1,
+                                .n_tokens = plan->args.n_tokens,
+                                .topk = plan->args.topk,
+                                .n_experts = plan->args.n_experts,
+                                .n_local_experts = plan->args.n_experts / plan->comm->nranks,
+                                .flags = plan->args.flags};
+}
+
+struct routing {
+    const void *topk_idx;
+    const uint8_t *mask;
+    const int32_t *experts; /* not NULL: by the mask */
+};
+
+/* Queues the kernels. The routing is in device memory, or the device reaches it. */
+static ep_status update(struct cuda_comm *cuda, ep_plan *plan, const struct routing *routing, int n_tokens,
+                        struct cuda_facts_place *facts, cudaStream_t stream)
+{
+    static const char call[] = "ep_plan_update";
+    struct host_plan *inner = plan->impl;
+    struct cuda_plan *device = inner->device;
+    struct cuda_update *u = &device->update;
+    struct cuda_terms *terms = &u->terms;
+
+    EP_TRY(cuda_check_pointer(cuda, call, "topk_idx", n_tokens ? routing->topk_idx : NULL));
+    EP_TRY(cuda_check_pointer(cuda, call, "token_in_rank", n_tokens ? routing->mask : NULL));
+    EP_TRY(cuda_check_pointer(cuda, call, "tokens_per_expert", routing->experts));
+    u->count.topk_idx = routing->topk_idx;
+    u->count.mask = routing->mask;
+    u->count.mask_experts = routing->experts;
+    u->count.n_tokens = device->route.n_tokens = n_tokens;
+    u->blocks = (n_tokens + CUDA_COUNT_TOKENS - 1) / CUDA_COUNT_TOKENS;
+    u->blocks = u->blocks ? u->blocks : 1;
+    u->facts = facts ? facts->facts_device : NULL;
+    u->number = ++cuda->updates;
+    *terms = (struct cuda_terms){.kind = CUDA_DISPATCH};
+    terms->tell[CUDA_TELL_PHASE] = HOST_PLAN_COUNTS;
+    terms->tell[CUDA_TELL_PLAN] = (uint32_t)inner->number;
+    cuda_fill_waits(cuda, HOST_PLAN_COUNTS, HOST_PLAN_COUNTS, &u->waits);
+    return cuda_status(cuda_launch_update(u, stream), "update kernels");
+}
+
+/* A plan that was updated tells no counts. */
+static void forget(struct cuda_comm *cuda, ep_plan *plan)
+{
+    struct cuda_plan *device = ((struct host_plan *)plan->impl)->device;
+
+    for (struct cuda_plan **at = &cuda->unsettled; *at; at = &(*at)->next_unsettled)
+        if (*at == device) {
+            *at = device->next_unsettled;
+            break;
+        }
+    device->next_unsettled = NULL;
+}
+
+static ep_status is_host_memory(const void *memory, bool *ret_is)
+{
+    struct cudaPointerAttributes attributes = {.type = cudaMemoryTypeDevice};
+
+    if (memory)
+        CUDA_TRY(cudaPointerGetAttributes(&attributes, memory));
+    *ret_is = attributes.type != cudaMemoryTypeDevice && attributes.type != cudaMemoryTypeManaged;
+    return EP_OK;
+}
+
+/* The device reads the routing later than the caller keeps it: a copy, if it is in the host's memory. */
+static ep_status open_device_part(struct cuda_comm *cuda, ep_plan *plan, const ep_plan_args *args, cudaStream_t stream)
+{
+    struct host_plan *inner = plan->impl;
+    struct cuda_plan *device = calloc(1, sizeof(*device));
+
+    if (!device)
+        return ep_fail(EP_E_MEMORY, "ep_plan_new: no memory");
+    inner->device = device;
+    device->plan = plan;
+    device->fixed = true;
+    device->max_tokens = plan->args.max_tokens > plan->args.n_tokens ? plan->args.max_tokens : plan->args.n_tokens;
+    EP_TRY(is_host_memory(args->n_tokens ? args->topk_idx : NULL, &device->copies_routing));
+    EP_TRY(cuda_take(cuda, lay_out(plan, NULL, device), &device->block));
+    lay_out(plan, device->block.memory, device);
+    if (device->copies_routing)
+        CUDA_TRY(cudaMemcpyAsync(device->routing, args->topk_idx,
+                                 (size_t)args->n_tokens * (size_t)args->topk * ep_dtype_bytes((ep_dtype)args->idx_type),
+                                 cudaMemcpyDefault, stream));
+    CUDA_TRY(cudaMemsetAsync(device->scratch, 0, device->scratch_bytes, stream));
+    return take_facts(cuda, plan->info.n_local_experts, &device->facts);
+}
+
+ep_status cuda_plan_open_fixed(struct cuda_comm *cuda, ep_plan *plan, const ep_plan_args *args, cudaStream_t stream,
+                               bool *ret_queued)
+{
+    struct routing routing = {args->topk_idx, args->token_in_rank, args->tokens_per_expert};
+    struct host_plan *inner;
+    struct cuda_plan *device;
+    ep_status status;
+
+    EP_TRY(host_plan_prepare(plan));
+    inner = plan->impl;
+    free(inner->index);
+    inner->index = NULL;
+    inner->number = ++cuda->host.plans;
+    inner->complete = true;
+    fill_info(plan);
+    status = open_device_part(cuda, plan, args, stream);
+    device = inner->device;
+    if (status == EP_OK && device->copies_routing)
+        routing.topk_idx = device->routing;
+    if (status == EP_OK)
+        status = update(cuda, plan, &routing, args->n_tokens, device->facts, stream);
+    if (status == EP_OK) {
+        device->expected = cuda->updates;
+        device->next_unsettled = cuda->unsettled;
+        cuda->unsettled = device;
+        *ret_queued = true;
+        return EP_OK;
+    }
+    cuda_plan_close_fixed(cuda, plan);
+    host_plan_discard(plan);
+    return status;
+}
+
+void cuda_plan_close_fixed(struct cuda_comm *cuda, ep_plan *plan)
+{
+    struct host_plan *inner = plan->impl;
+    struct cuda_plan *device = inner->device;
+
+    if (!device)
+        return;
+    forget(cuda, plan);
+    if (device->facts)
+        device->facts->used = false;
+    cuda_give(cuda, &device->block);
+    cuda_give(cuda, &device->ordered);
+    free(device);
+    inner->device = NULL;
+}
+
+ep_status cuda_plan_update(ep_plan *plan, const ep_plan_update_args *args, ep_stream stream)
+{
+    struct cuda_comm *cuda = cuda_of(plan->comm);
+    const struct routing routing = {args->topk_idx, args->token_in_rank, args->tokens_per_expert};
+    struct cuda_plan *device = cuda_plan_of(plan);
+    struct cuda_call call;
+    ep_status status;
+
+    if (args->n_tokens > device->max_tokens)
+        return ep_fail(EP_E_ARG, "ep_plan_update: n_tokens is %d, but the plan has room for %d", args->n_tokens,
+                       device->max_tokens);
+    EP_TRY(cuda_call_begin(cuda, stream, true, &call));
+    forget(cuda, plan);
+    status = update(cuda, plan, &routing, args->n_tokens, NULL, call.stream);
+    return cuda_call_end(&call, status, status == EP_OK);
+}
+
+/* --- what the host learns ---------------------------------------------------------------------------------------- */
+
+static void settle(struct cuda_plan *device)
+{
+    ep_plan *plan = device->plan;
+    struct host_plan *inner = plan->impl;
+    const struct cuda_facts *facts = device->facts->facts;
+    int n_local = plan->info.n_local_experts, nranks = plan->comm->nranks, alignment = plan->args.expert_alignment;
+    bool expanded = plan->args.flags & EP_PLAN_EXPANDED;
+    int64_t start = 0;
+
+    plan->full = plan->info;
+    for (int local = 0; local < n_local; local++) {
+        inner->recv_exact[local] = facts->exact[local];
+        inner->recv_per_expert[local] = (facts->exact[local] + alignment - 1) / alignment * alignment;
+        inner->expert_start[local] = start;
+        start += inner->recv_per_expert[local];
+    }
+    inner->expert_start[n_local] = start;
+    for (int rank = 0; rank < nranks; rank++) {
+        inner->rows_on[rank] = facts->rows_on[rank];
+        inner->recv_from_rank[rank + 1] = facts->first[rank + 1];
+    }
+    plan->full.n_recv = facts->rows_on[plan->comm->rank];
+    plan->full.n_send = facts->n_send;
+    plan->full.n_wire = facts->n_wire;
+    plan->full.recv_per_expert = inner->recv_per_expert;
+    if (expanded)
+        plan->full.expert_start = inner->expert_start;
+    else
+        plan->full.recv_from_rank = inner->recv_from_rank;
+    atomic_store_explicit(&plan->counted, true, memory_order_release);
+}
+
+void cuda_plans_settle(struct cuda_comm *cuda)
+{
+    for (struct cuda_plan **at = &cuda->unsettled; *at;) {
+        struct cuda_plan *device = *at;
+
+        if (__atomic_load_n(&device->facts->facts->number, __ATOMIC_ACQUIRE) != device->expected) {
+            at = &device->next_unsettled;
+            continue;
+        }
+        *at = device->next_unsettled;
+        device->next_unsettled = NULL;
+        settle(device);
+    }
+}
+
+/* Told once: the operations that could not be done have left the group as it was. */
+ep_status cuda_check_refused(struct cuda_comm *cuda)
+{
+    volatile int64_t *refused = cuda->report->refused;
+    int64_t rank = __atomic_load_n(&cuda->report->refused[0], __ATOMIC_ACQUIRE);
+
+    if (!rank)
+        return EP_OK;
+    refused[0] = 0;
+    return ep_fail(EP_E_CAPACITY, "plan: rank %d receives %lld rows but its max_recv_tokens is %lld", (int)rank - 1,
+                   (long long)refused[1], (long long)refused[2]);
+}

@@ -1,0 +1,504 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * New routing for a plan of fixed capacity. The rank layout is counted as a new plan's (count.cu). In the expanded one
+ * a token becomes a row for each of its experts, in ascending order; the rows of an expert are numbered within a block
+ * by bits of shared memory, one for each token. Then the ranks exchange their counts, in an operation of its own, and
+ * each finds where its rows begin.
+ */
+#include "backend/cuda/meet.cuh"
+
+#define EXCHANGE_THREADS 1024
+#define MASK_WORDS (CUDA_COUNT_TOKENS / WARP)
+#define ROWS_THREADS 256
+#define ROWS_BLOCKS 64
+
+namespace
+{
+
+/* --- counting, expanded ------------------------------------------------------------------------------------------ */
+
+__device__ int64_t read_expert(const cuda_count &c, size_t at)
+{
+    return c.wide ? static_cast<const int64_t *>(c.topk_idx)[at] : static_cast<const int32_t *>(c.topk_idx)[at];
+}
+
+/* Sets a bit of each expert of the token, and keeps a copy of its choices; its ranks, a bit for each. */
+__device__ uint32_t mark_token(const cuda_count &c, int token, uint32_t *masks)
+{
+    size_t start = (size_t)token * c.topk;
+    uint32_t bit = 1u << threadIdx.x % WARP, ranks = 0, bad = 0;
+    int n_local = c.n_experts / c.nranks;
+
+    for (int k = 0; k < c.topk; k++) {
+        int64_t expert = read_expert(c, start + k);
+
+        bad |= expert < -1 || expert >= c.n_experts;
+        expert = expert < -1 || expert >= c.n_experts ? -1 : expert;
+        c.index[start + k] = (int32_t)expert;
+        if (expert < 0)
+            continue;
+        bad |= (atomicOr(&masks[expert * MASK_WORDS + threadIdx.x / WARP], bit) & bit) != 0;
+        ranks |= 1u << ((int)expert / n_local);
+    }
+    if (bad)
+        atomicOr(c.bad, 1u);
+    return ranks;
+}
+
+__device__ int rows_before(const uint32_t *mask)
+{
+    int word = (int)threadIdx.x / WARP, n = __popc(mask[word] & ((1u << threadIdx.x % WARP) - 1));
+
+    for (int i = 0; i < word; i++)
+        n += __popc(mask[i]);
+    return n;
+}
+
+/* The rows of this thread's token in the order of their experts, numbered within the block. */
+__device__ void list_rows(const cuda_count &c, int token, const uint32_t *masks)
+{
+    size_t start = (size_t)token * c.topk;
+    int n = 0, last = -1, n_local = c.n_experts / c.nranks;
+
+    for (;;) {
+        int next = INT32_MAX, choice = 0;
+
+        for (int k = 0; k < c.topk; k++) {
+            int expert = c.index[start + k];
+
+            if (expert > last && expert < next) {
+                next = expert;
+                choice = k;
+            }
+        }
+        if (next == INT32_MAX)
+            break;
+        c.entry[(size_t)token * c.width + n++] = {rows_before(masks + (size_t)next * MASK_WORDS),
+                                                  (uint16_t)(next / n_local), (uint16_t)choice};
+        last = next;
+    }
+    c.count[token] = n;
+}
+
+__global__ void __launch_bounds__(CUDA_COUNT_TOKENS) count_experts_kernel(const __grid_constant__ cuda_update u)
+{
+    extern __shared__ uint32_t masks[]; /* [E, MASK_WORDS] */
+    __shared__ int32_t per_rank[CUDA_MAX_RANKS];
+    const cuda_count &c = u.count;
+    int token = (int)(blockIdx.x * CUDA_COUNT_TOKENS + threadIdx.x);
+    uint32_t ranks = 0;
+
+    for (int i = (int)threadIdx.x; i < c.n_experts * MASK_WORDS; i += CUDA_COUNT_TOKENS)
+        masks[i] = 0;
+    if (threadIdx.x < CUDA_MAX_RANKS)
+        per_rank[threadIdx.x] = 0;
+    __syncthreads();
+    if (token < c.n_tokens)
+        ranks = mark_token(c, token, masks);
+    for (; ranks; ranks &= ranks - 1)
+        atomicAdd(&per_rank[__ffs((int)ranks) - 1], 1);
+    __syncthreads();
+    if (token < c.n_tokens)
+        list_rows(c, token, masks);
+    for (int expert = (int)threadIdx.x; expert < c.n_experts; expert += CUDA_COUNT_TOKENS) {
+        int n = 0;
+
+        for (int i = 0; i < MASK_WORDS; i++)
+            n += __popc(masks[expert * MASK_WORDS + i]);
+        u.block_experts[(size_t)blockIdx.x * c.n_experts + expert] = n;
+    }
+    if ((int)threadIdx.x < c.nranks && per_rank[threadIdx.x])
+        atomicAdd(&c.per_expert[threadIdx.x], per_rank[threadIdx.x]);
+}
+
+/* --- exchange ---------------------------------------------------------------------------------------------------- */
+
+/* Where the rows of each block begin, and the totals. Expanded. By all threads. */
+__device__ void sum_blocks(const cuda_update &u)
+{
+    const cuda_count &c = u.count;
+
+    for (int expert = (int)threadIdx.x; expert < c.n_experts; expert += (int)blockDim.x) {
+        int total = 0;
+
+#pragma unroll 4
+        for (int block = 0; block < u.blocks; block++) {
+            int32_t *rows = &u.block_experts[(size_t)block * c.n_experts + expert];
+            int n = *rows;
+
+            *rows = total;
+            total += n;
+        }
+        c.totals[c.nranks + expert] = total;
+    }
+    if ((int)threadIdx.x < c.nranks) {
+        c.totals[threadIdx.x] = c.per_expert[threadIdx.x];
+        c.per_expert[threadIdx.x] = 0;
+    }
+    if (threadIdx.x == 0) {
+        *c.ret_bad = *c.bad;
+        *c.bad = 0;
+    }
+    __syncthreads();
+}
+
+/* Each rank learns the counts of this one. */
+__device__ void push_counts(const cuda_update &u, uint64_t number)
+{
+    const cuda_count &c = u.count;
+    int n = c.nranks, words = n + 1 + c.n_experts;
+
+    for (int i = (int)threadIdx.x; i < n * words; i += (int)blockDim.x) {
+        int word = i % words;
+        uint32_t value = word < n    ? (uint32_t)c.totals[word]
+                         : word == n ? (uint32_t)u.capacity
+                                     : (uint32_t)c.totals[word - 1];
+        int at = word < n ? CUDA_COUNT_RANKS + word : CUDA_COUNT_CAPACITY + word - n;
+
+        *(volatile uint64_t *)&u.waits.peer[i / words]->counts[u.waits.rank][at] = number << 32 | value;
+    }
+}
+
+struct has_count {
+    const uint64_t *word;
+    uint32_t number;
+
+    __device__ __forceinline__ bool operator()() const
+    {
+        return (uint32_t)(*(const volatile uint64_t *)word >> 32) == number;
+    }
+};
+
+/* False: leave. */
+__device__ bool take_count(const cuda_update &u, uint64_t number, int source, int at, int32_t &ret_count)
+{
+    const uint64_t *word = &u.waits.mine->counts[source][at];
+
+    if (!wait_until_met(u.waits, has_count{word, (uint32_t)number}, source, u.waits.ready_phase))
+        return false;
+    ret_count = (int32_t)(uint32_t) * (const volatile uint64_t *)word;
+    return true;
+}
+
+struct exchange {
+    int32_t total[CUDA_MAX_EXPERTS], before[CUDA_MAX_EXPERTS]; /* tokens for each expert: all, and of lower ranks */
+    int32_t of[CUDA_MAX_RANKS][CUDA_MAX_RANKS + 1];            /* [source][rank] tokens, then its capacity */
+    int64_t base[CUDA_MAX_RANKS], rows_on[CUDA_MAX_RANKS];
+    int refused; /* the first rank that cannot take its rows; R: none */
+};
+
+__device__ bool take_counts(const cuda_update &u, uint64_t number, exchange &x)
+{
+    int n = u.count.nranks, me = u.waits.rank;
+    bool sound = true;
+
+    for (int i = (int)threadIdx.x; i < n * (n + 1) && sound; i += (int)blockDim.x) {
+        int source = i / (n + 1), rank = i % (n + 1);
+
+        sound = take_count(u, number, source, rank < n ? CUDA_COUNT_RANKS + rank : CUDA_COUNT_CAPACITY,
+                           x.of[source][rank < n ? rank : CUDA_MAX_RANKS]);
+    }
+    for (int expert = (int)threadIdx.x; expert < u.count.n_experts && sound; expert += (int)blockDim.x) {
+        int total = 0, before = 0, count = 0;
+
+        for (int source = 0; source < n && sound; source++) {
+            sound = take_count(u, number, source, CUDA_COUNT_EXPERTS + expert, count);
+            before += source < me ? count : 0;
+            total += count;
+        }
+        x.total[expert] = total;
+        x.before[expert] = before;
+    }
+    return __syncthreads_and(sound);
+}
+
+/* Where the rows of each of a rank's experts begin. By one thread; returns how many rows there are. */
+__device__ int64_t place_experts(const cuda_update &u, const exchange &x, int rank)
+{
+    int n_local = u.count.n_experts / u.count.nranks;
+    bool mine = rank == u.waits.rank;
+    int64_t start = 0;
+
+    for (int local = 0; local < n_local; local++) {
+        int expert = rank * n_local + local;
+
+        if (mine) {
+            u.expert_start[local] = (int32_t)start;
+            u.expert_exact[local] = x.total[expert];
+        }
+        u.expert_base[expert] = (int32_t)start + x.before[expert];
+        start = (start + x.total[expert] + u.alignment - 1) / u.alignment * u.alignment;
+    }
+    if (mine)
+        u.expert_start[n_local] = (int32_t)start;
+    return start;
+}
+
+/* What each rank receives. By a thread for each. */
+__device__ void place_ranks(const cuda_update &u, exchange &x)
+{
+    int n = u.count.nranks, rank = (int)threadIdx.x;
+    int64_t total = 0, base = 0;
+
+    if (rank == 0)
+        x.refused = n;
+    __syncthreads();
+    if (rank < n) {
+        for (int source = 0; source < n; source++) {
+            base += source < u.waits.rank ? x.of[source][rank] : 0;
+            total += x.of[source][rank];
+        }
+        if (u.expanded) {
+            total = place_experts(u, x, rank);
+            base = 0;
+        } else if (rank == u.waits.rank) {
+            int n_local = u.count.n_experts / n;
+
+            for (int local = 0; local < n_local; local++)
+                u.expert_exact[local] = x.total[rank * n_local + local];
+        }
+        x.base[rank] = base;
+        x.rows_on[rank] = total;
+        if (total > x.of[rank][CUDA_MAX_RANKS])
+            atomicMin(&x.refused, rank);
+    }
+    __syncthreads();
+}
+
+/* The counts of the plan. Where a rank cannot take its rows nothing is to move, on any rank: all see the same. */
+__device__ void write_counts(const cuda_update &u, const exchange &x)
+{
+    int n = u.count.nranks, i = (int)threadIdx.x, refused = x.refused;
+    cuda_counts *counts = u.counts;
+
+    if (i < n) {
+        counts->base[i] = x.base[i];
+        counts->rows_on[i] = refused < n ? 0 : x.rows_on[i];
+    }
+    if (i == 0) {
+        int64_t first = 0;
+
+        for (int source = 0; source < n; source++) {
+            counts->first[source] = first;
+            first += refused < n ? 0 : x.of[source][u.waits.rank];
+        }
+        counts->first[n] = first;
+        counts->refused[0] = refused < n ? refused + 1 : 0;
+        counts->refused[1] = refused < n ? x.rows_on[refused] : 0;
+        counts->refused[2] = refused < n ? x.of[refused][CUDA_MAX_RANKS] : 0;
+    }
+    if (refused < n && u.expanded)
+        for (int local = i; local < u.count.n_experts / n; local += (int)blockDim.x)
+            u.expert_exact[local] = 0;
+    __syncthreads();
+}
+
+__device__ void tell_host(const cuda_update &u, const exchange &x)
+{
+    int n = u.count.nranks, n_local = u.count.n_experts / n, i = (int)threadIdx.x;
+    volatile cuda_facts *facts = u.facts;
+
+    if (!facts || x.refused < n)
+        return;
+    for (int local = i; local < n_local; local += (int)blockDim.x)
+        facts->exact[local] = u.expert_exact[local];
+    if (i < n)
+        facts->rows_on[i] = x.rows_on[i];
+    if (i <= n)
+        facts->first[i] = u.counts->first[i];
+    if (i == 0) {
+        int64_t send = 0, self = 0;
+
+        for (int rank = 0; rank < n && !u.expanded; rank++)
+            send += u.count.totals[rank];
+        self = u.expanded ? 0 : u.count.totals[u.waits.rank];
+        for (int expert = 0; expert < u.count.n_experts && u.expanded; expert++) {
+            send += u.count.totals[n + expert];
+            self += expert / n_local == u.waits.rank ? u.count.totals[n + expert] : 0;
+        }
+        facts->n_send = send;
+        facts->n_wire = send - self;
+    }
+    __threadfence_system();
+    __syncthreads();
+    if (i == 0)
+        facts->number = u.number;
+}
+
+/* Routing that is not valid fails the group: the ranks could not come together again. */
+__device__ bool routing_is_valid(const cuda_update &u)
+{
+    int i = (int)threadIdx.x, me = u.waits.rank, phase = u.waits.ready_phase;
+
+    if (!*u.count.ret_bad)
+        return true;
+    if (i == me)
+        give_up(u.waits, CUDA_FAILED_ROUTING, me, phase);
+    else if (i < u.waits.nranks)
+        *(volatile uint32_t *)&u.waits.peer[i]->gave_up = CUDA_FAILURE(CUDA_FAILED_ROUTING, me, phase);
+    return false;
+}
+
+__global__ void __launch_bounds__(EXCHANGE_THREADS, 1) exchange_kernel(const __grid_constant__ cuda_update u)
+{
+    __shared__ exchange x;
+    __shared__ targets targets;
+    uint64_t number;
+    bool sound;
+
+    if (u.expanded)
+        sum_blocks(u);
+    if (!routing_is_valid(u))
+        return;
+    number = operation_signal(u.waits, u.terms);
+    push_counts(u, number);
+    sound = operation_begin(u.waits, u.terms, nullptr, number, targets) && take_counts(u, number, x);
+    if (sound) {
+        place_ranks(u, x);
+        write_counts(u, x);
+        tell_host(u, x);
+    }
+    if (operation_meet(u.waits, number, sound, 1))
+        operation_complete(u.waits, number);
+}
+
+/* Rows of a block behind those of the blocks before it, and on their expert behind those of lower ranks. */
+__global__ void __launch_bounds__(CUDA_COUNT_TOKENS) add_experts_kernel(const __grid_constant__ cuda_update u)
+{
+    const cuda_count &c = u.count;
+    int token = (int)(blockIdx.x * CUDA_COUNT_TOKENS + threadIdx.x);
+
+    for (int i = 0; token < c.n_tokens && i < c.count[token]; i++) {
+        cuda_entry *entry = &c.entry[(size_t)token * c.width + i];
+        int expert = c.index[(size_t)token * c.topk + entry->k];
+
+        entry->row += u.expert_base[expert] + u.block_experts[(size_t)blockIdx.x * c.n_experts + expert];
+    }
+}
+
+/* --- rows of this rank ------------------------------------------------------------------------------------------- */
+
+/* Threads that share a piece of work: those of some blocks. */
+struct share {
+    int64_t thread, threads;
+};
+
+/* Words, or vectors where all is a multiple of them. `from` NULL: the value. */
+template <typename T>
+__device__ void copy_as(unsigned char *to, const unsigned char *from, int64_t bytes, T value, const share &by)
+{
+    int64_t n = bytes / (int64_t)sizeof(T);
+
+    for (int64_t i = by.thread; i < n; i += by.threads)
+        reinterpret_cast<T *>(to)[i] = from ? __ldcg(reinterpret_cast<const T *>(from) + i) : value;
+}
+
+__device__ void copy_bytes(unsigned char *to, const unsigned char *from, int64_t bytes, uint32_t word, const share &by)
+{
+    if (((uintptr_t)to | (uintptr_t)from | (uintptr_t)bytes) % sizeof(uint4))
+        copy_as(to, from, bytes, word, by);
+    else
+        copy_as(to, from, bytes, make_uint4(word, word, word, word), by);
+}
+
+__device__ void copy_rows(const cuda_rows &r, int64_t begin, int64_t end, const share &by)
+{
+    for (int i = 0; i < CUDA_BUFFERS; i++) {
+        const cuda_copy &copy = r.copy[i];
+
+        if (copy.row_bytes)
+            copy_bytes(copy.to + begin * copy.row_bytes, copy.from + begin * copy.row_bytes,
+                       (end - begin) * copy.row_bytes, 0, by);
+    }
+}
+
+/* Words to where strides say; 0 with `zero`. Neighbours in the output are written by neighbours. */
+__device__ void scatter_rows(const cuda_scatter &s, int64_t begin, int64_t end, bool zero, const share &by)
+{
+    int64_t rows = end - begin;
+
+    for (int64_t i = by.thread; s.from && i < rows * s.words; i += by.threads) {
+        bool by_row = s.stride_row < s.stride_word;
+        int64_t row = begin + (by_row ? i % rows : i / s.words), word = by_row ? i / rows : i % s.words;
+
+        s.to[row * s.stride_row + word * s.stride_word] = zero ? 0 : __ldcg(s.from + row * s.words + word);
+    }
+}
+
+/* Experts are dealt to the blocks; where there are fewer of them, several blocks share one. */
+__device__ void copy_experts(const cuda_rows &r)
+{
+    int groups = min(r.n_local, (int)gridDim.x), group = (int)blockIdx.x % groups, member = (int)blockIdx.x / groups;
+    int members = ((int)gridDim.x - group + groups - 1) / groups;
+    share by = {(int64_t)member * blockDim.x + threadIdx.x, (int64_t)members * blockDim.x};
+
+    for (int local = group; local < r.n_local; local += groups) {
+        int64_t begin = r.expert_start[local], end = begin + r.expert_exact[local];
+
+        copy_rows(r, begin, end, by);
+        scatter_rows(r.scatter, begin, end, false, by);
+        if (r.zero)
+            scatter_rows(r.scatter, end, r.expert_start[local + 1], true, by);
+        for (int i = 0; r.zero && i < CUDA_BUFFERS; i++)
+            if (r.zeroed[i])
+                copy_bytes(r.zeroed[i] + end * r.row_bytes[i], nullptr,
+                           (r.expert_start[local + 1] - end) * r.row_bytes[i], 0, by);
+    }
+}
+
+__global__ void __launch_bounds__(ROWS_THREADS) rows_kernel(const __grid_constant__ cuda_rows r)
+{
+    int64_t rows = r.counts->rows_on[r.rank];
+    share all = {(int64_t)blockIdx.x * blockDim.x + threadIdx.x, (int64_t)gridDim.x * blockDim.x};
+
+    if (r.expert_start && rows)
+        copy_experts(r);
+    if (!r.expert_start) {
+        copy_rows(r, 0, rows, all);
+        scatter_rows(r.scatter, 0, rows, false, all);
+    }
+    if (r.index)
+        copy_bytes(r.index + rows * r.index_bytes, nullptr, (r.capacity - rows) * r.index_bytes, UINT32_MAX, all);
+    if (r.weights)
+        copy_bytes(r.weights + rows * r.weight_bytes, nullptr, (r.capacity - rows) * r.weight_bytes, 0, all);
+}
+
+} /* namespace */
+
+cudaError_t cuda_launch_update(const struct cuda_update *update, cudaStream_t stream)
+{
+    unsigned blocks = (unsigned)update->blocks;
+    size_t masks = (size_t)update->count.n_experts * MASK_WORDS * sizeof(uint32_t);
+    cudaError_t error;
+
+    if (update->expanded)
+        count_experts_kernel<<<blocks, CUDA_COUNT_TOKENS, masks, stream>>>(*update);
+    error = update->expanded ? cudaGetLastError() : cuda_launch_count(&update->count, stream);
+    if (error != cudaSuccess)
+        return error;
+    exchange_kernel<<<1, EXCHANGE_THREADS, 0, stream>>>(*update);
+    if (update->expanded)
+        add_experts_kernel<<<blocks, CUDA_COUNT_TOKENS, 0, stream>>>(*update);
+    return cudaGetLastError();
+}
+
+cudaError_t cuda_launch_rows(const struct cuda_rows *rows, cudaStream_t stream)
+{
+    rows_kernel<<<ROWS_BLOCKS, ROWS_THREADS, 0, stream>>>(*rows);
+    return cudaGetLastError();
+}
+
+cudaError_t cuda_update_load(void)
+{
+    cudaFuncAttributes attributes;
+    cudaError_t error = cudaFuncSetAttribute(count_experts_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                             CUDA_MAX_EXPERTS * MASK_WORDS * (int)sizeof(uint32_t));
+
+    if (error == cudaSuccess)
+        error = cudaFuncGetAttributes(&attributes, exchange_kernel);
+    if (error == cudaSuccess)
+        error = cudaFuncGetAttributes(&attributes, add_experts_kernel);
+    if (error == cudaSuccess)
+        error = cudaFuncGetAttributes(&attributes, rows_kernel);
+    return error;
+}

@@ -1,0 +1,180 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * layer_cuda [--ranks N] [--rounds LAYERS] [--seed N]: a loop of layers as an engine makes them - cached dispatch,
+ * something to compute, combine, on ordinary memory - with hosts that are late by a random time before each layer. One
+ * JSON line for each case: microseconds of a layer, of the host's time for its calls, and processors that the rank
+ * keeps busy. A measurement; it judges nothing. Exit 77 when there is no GPU.
+ */
+#include "case.h"
+
+#include <epkit/cuda.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/resource.h>
+
+enum { HIDDEN = 7168, TOPK = 8, EXPERTS = 256, TIMEOUT_MS = 20000, WARM_UP = 10 };
+#define COMPUTE_BYTES ((size_t)128 << 20) /* of a fill that stands for the experts: some 60 us */
+
+static const int token_steps[] = {512, 4096}, jitter_steps[] = {0, 100, 300};
+
+struct state {
+    struct group group;
+    uint64_t seed;
+    int layers, n_tokens;
+    ep_plan *plan;
+    int64_t n_recv;
+    void *x, *recv, *out, *scratch;
+};
+
+static int prepare(struct state *s)
+{
+    struct routing routing = {.n_tokens = s->n_tokens,
+                              .topk = TOPK,
+                              .n_experts = EXPERTS / s->group.nranks * s->group.nranks,
+                              .nranks = s->group.nranks,
+                              .idx_type = EP_I64};
+    uint64_t random = s->seed * 64 + (uint64_t)s->group.rank;
+    size_t row = (size_t)HIDDEN * 2, n = (size_t)s->n_tokens;
+    ep_plan_info info = EP_PLAN_INFO_INIT;
+    ep_plan_args args = EP_PLAN_ARGS_INIT;
+    int64_t *index = malloc(n * TOPK * sizeof(*index));
+
+    EXPECT(index, "no memory for the routing");
+    fill_routing(&routing, &random, index);
+    args.topk_idx = index;
+    args.idx_type = EP_I64;
+    args.n_tokens = s->n_tokens;
+    args.topk = TOPK;
+    args.n_experts = routing.n_experts;
+    CALL(ep_plan_new(s->group.cuda, &args, &s->plan));
+    free(index);
+    CALL(ep_plan_get_info(s->plan, &info));
+    s->n_recv = info.n_recv;
+    CUDA(cudaMalloc(&s->x, n * row));
+    CUDA(cudaMemset(s->x, 0, n * row));
+    CUDA(cudaMalloc(&s->recv, (size_t)s->n_recv * row));
+    CUDA(cudaMalloc(&s->out, n * row));
+    return 0;
+}
+
+static int release(struct state *s)
+{
+    ep_plan_free(s->plan);
+    CUDA(cudaFree(s->x));
+    CUDA(cudaFree(s->recv));
+    CUDA(cudaFree(s->out));
+    return 0;
+}
+
+static int call_layer(struct state *s)
+{
+    ep_dispatch_args dispatch = EP_DISPATCH_ARGS_INIT;
+    ep_combine_args combine = EP_COMBINE_ARGS_INIT;
+
+    dispatch.dtype = combine.dtype = EP_BF16;
+    dispatch.hidden = combine.hidden = HIDDEN;
+    dispatch.x = s->x;
+    dispatch.recv_x = s->recv;
+    dispatch.out_rows = s->n_recv;
+    combine.x = s->recv;
+    combine.out = s->out;
+    CALL(ep_dispatch(s->plan, &dispatch, s->group.stream));
+    CUDA(cudaMemsetAsync(s->scratch, 1, COMPUTE_BYTES, s->group.stream));
+    CALL(ep_combine(s->plan, &combine, s->group.stream));
+    return 0;
+}
+
+static double cpu_ms(void)
+{
+    struct rusage usage;
+
+    getrusage(RUSAGE_SELF, &usage);
+    return (double)(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) * 1e3 +
+           (double)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) / 1e3;
+}
+
+/* The host does something else: it is busy. */
+static void be_late(int jitter_us, uint64_t *random)
+{
+    double until = now_ms() + (double)(next_random(random) % (uint64_t)(jitter_us + 1)) / 1e3;
+
+    while (now_ms() < until)
+        ;
+}
+
+static int run_case(struct state *s, int jitter_us)
+{
+    uint64_t random = s->seed * 977 + (uint64_t)s->group.rank;
+    double begin, calls = 0, cpu, wall;
+
+    for (int i = 0; i < WARM_UP; i++)
+        TRY(call_layer(s));
+    CALL(ep_stream_sync(s->group.cuda, s->group.stream));
+    TRY(group_meet(&s->group));
+    cpu = cpu_ms();
+    begin = now_ms();
+    for (int i = 0; i < s->layers; i++) {
+        double call;
+
+        if (jitter_us)
+            be_late(jitter_us, &random);
+        call = now_ms();
+        TRY(call_layer(s));
+        calls += now_ms() - call;
+    }
+    CALL(ep_stream_sync(s->group.cuda, s->group.stream));
+    wall = now_ms() - begin;
+    cpu = cpu_ms() - cpu;
+    printf("{\"rank\": %d, \"ranks\": %d, \"tokens\": %d, \"jitter_us\": %d, \"layer_us\": %.1f, \"calls_us\": %.1f, "
+           "\"processors\": %.2f}\n",
+           s->group.rank, s->group.nranks, s->n_tokens, jitter_us, wall * 1e3 / s->layers, calls * 1e3 / s->layers,
+           cpu / wall);
+    return 0;
+}
+
+static int run_all(struct state *s)
+{
+    CUDA(cudaMalloc(&s->scratch, COMPUTE_BYTES));
+    for (size_t i = 0; i < sizeof(token_steps) / sizeof(token_steps[0]); i++) {
+        s->n_tokens = token_steps[i];
+        TRY(prepare(s));
+        for (size_t j = 0; j < sizeof(jitter_steps) / sizeof(jitter_steps[0]); j++)
+            TRY(run_case(s, jitter_steps[j]));
+        TRY(group_meet(&s->group));
+        TRY(release(s));
+    }
+    CUDA(cudaFree(s->scratch));
+    return 0;
+}
+
+struct job {
+    ep_boot_shm *second;
+    uint64_t seed;
+    int layers;
+};
+
+static int run_rank(const ep_boot *boot, void *argument)
+{
+    const struct job *job = argument;
+    struct state s = {.seed = job->seed, .layers = job->layers};
+    int code = group_open(boot, job->second, TIMEOUT_MS, &s.group);
+
+    if (!code)
+        code = run_all(&s);
+    group_close(&s.group, code & FAILED);
+    return code;
+}
+
+int main(int argc, char **argv)
+{
+    struct options options = {.ranks = 2, .rounds = 200, .seed = 1};
+    struct job job = {.second = NULL};
+    struct launch launch = {.name = "layers", .seconds = 120, .victim = -1, .run = run_rank, .argument = &job};
+
+    if (!options_read(argc, argv, 1, &options))
+        return 2;
+    job.seed = options.seed;
+    job.layers = options.rounds;
+    launch.ranks = options.ranks;
+    return options_code(&options, launch_scene(&options, "layer_cuda", &launch, &job.second));
+}

@@ -1,0 +1,309 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * plan_cuda [--ranks N] [--rounds N] [--seed N] [--only SCENE]: plans of fixed capacity that are updated in stream
+ * order, with new routing each round, against the host backend. Rank and expanded layout, in calls and in a graph that
+ * is captured once; ordinary and symmetric memory. And updates that must not be: too many rows, bad routing.
+ *
+ * Exit 77 when there is no GPU.
+ */
+#include "case.h"
+#include "twin.h"
+
+#include <epkit/cuda.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { HIDDEN = 256, TOPK = 4, ROW = HIDDEN * 2, TOKENS = 600, ALIGNMENT = 8, TIMEOUT_MS = 10000 };
+
+enum { X, WEIGHTS, INDEX, RECV, RECV_INDEX, RECV_WEIGHTS, OUT, OUT_WEIGHTS, N_BUFFERS };
+
+struct scene {
+    const char *name;
+    bool expanded, graph, symmetric, refused, bad;
+};
+
+static const struct scene scenes[] = {
+    {"rank", false, false, false, false, false},
+    {"rank-symmetric", false, false, true, false, false},
+    {"rank-graph", false, true, false, false, false},
+    {"expanded", true, false, false, false, false},
+    {"expanded-symmetric", true, false, true, false, false},
+    {"expanded-graph", true, true, true, false, false},
+    {"refused", false, false, false, true, false},
+    {"refused-expanded", true, false, true, true, false},
+    {"bad", true, false, false, false, true},
+};
+
+struct state {
+    struct group group;
+    const struct scene *scene;
+    uint64_t seed;
+    int rounds, experts, n_tokens;
+    int64_t capacity;
+    ep_plan *plan[2]; /* on the host, on the device */
+    struct twin b[N_BUFFERS];
+};
+
+static int make_buffers(struct state *s)
+{
+    bool expanded = s->scene->expanded;
+    enum memory memory = s->scene->symmetric ? SYMMETRIC : ORDINARY;
+    size_t rows = (size_t)s->capacity, choices = expanded ? 1 : TOPK;
+
+    TRY(twin_new(&s->group, "x", TOKENS * ROW, ORDINARY, &s->b[X]));
+    TRY(twin_new(&s->group, "topk_weights", TOKENS * TOPK * 4, ORDINARY, &s->b[WEIGHTS]));
+    TRY(twin_new(&s->group, "topk_idx", TOKENS * TOPK * 4, ORDINARY, &s->b[INDEX]));
+    TRY(twin_new(&s->group, "recv_x", rows * ROW, memory, &s->b[RECV]));
+    TRY(twin_new(&s->group, "recv_topk_idx", rows * TOPK * 4, memory, &s->b[RECV_INDEX]));
+    TRY(twin_new(&s->group, "recv_topk_weights", rows * choices * 4, memory, &s->b[RECV_WEIGHTS]));
+    TRY(twin_new(&s->group, "out", TOKENS * ROW, ORDINARY, &s->b[OUT]));
+    TRY(twin_new(&s->group, "out_topk_weights", TOKENS * TOPK * 4, ORDINARY, &s->b[OUT_WEIGHTS]));
+    return 0;
+}
+
+/* New routing, of fewer tokens in most rounds but always as many in a graph; new rows; poisoned outputs. */
+static int load(struct state *s, int round)
+{
+    uint64_t random = (s->seed * 4096 + (uint64_t)round) * 64 + (uint64_t)s->group.rank;
+    struct routing routing = {.n_tokens = TOKENS,
+                              .topk = TOPK,
+                              .n_experts = s->experts,
+                              .nranks = s->group.nranks,
+                              .idx_type = EP_I32,
+                              .skewed = round % 3 == 1,
+                              .holes = round % 4 >= 2};
+
+    s->n_tokens = s->scene->graph || round % 5 == 0 ? TOKENS : (int)(next_random(&random) % (TOKENS + 1));
+    fill_routing(&routing, &random, s->b[INDEX].host);
+    fill_bf16((uint16_t *)(void *)s->b[X].host, (size_t)TOKENS * HIDDEN, &random);
+    for (int i = 0; i < TOKENS * TOPK; i++)
+        ((float *)(void *)s->b[WEIGHTS].host)[i] = (float)(next_random(&random) % 1000) / 999.0f;
+    for (int i = X; i <= INDEX; i++)
+        TRY(twin_push(&s->group, &s->b[i]));
+    for (int i = RECV; i < N_BUFFERS; i++)
+        TRY(twin_poison(&s->group, &s->b[i]));
+    return 0;
+}
+
+static unsigned char *at(const struct state *s, int buffer, int device)
+{
+    return device ? s->b[buffer].device : s->b[buffer].host;
+}
+
+static ep_stream stream_on(const struct state *s, int device)
+{
+    return device ? (ep_stream)s->group.stream : NULL;
+}
+
+static ep_status call_update(struct state *s, int device)
+{
+    ep_plan_update_args args = EP_PLAN_UPDATE_ARGS_INIT;
+
+    args.topk_idx = at(s, INDEX, device);
+    args.n_tokens = s->n_tokens;
+    return ep_plan_update(s->plan[device], &args, stream_on(s, device));
+}
+
+static int call_pair(struct state *s, int device)
+{
+    ep_dispatch_args dispatch = EP_DISPATCH_ARGS_INIT;
+    ep_combine_args combine = EP_COMBINE_ARGS_INIT;
+
+    dispatch.dtype = combine.dtype = EP_BF16;
+    dispatch.hidden = combine.hidden = HIDDEN;
+    dispatch.x = at(s, X, device);
+    dispatch.topk_weights = (const float *)(const void *)at(s, WEIGHTS, device);
+    dispatch.recv_x = at(s, RECV, device);
+    dispatch.recv_topk_idx = s->scene->expanded ? NULL : at(s, RECV_INDEX, device);
+    dispatch.recv_topk_weights = (float *)(void *)at(s, RECV_WEIGHTS, device);
+    dispatch.out_rows = s->capacity;
+    CALL(ep_dispatch(s->plan[device], &dispatch, stream_on(s, device)));
+    combine.x = at(s, RECV, device);
+    combine.topk_weights = (const float *)(const void *)at(s, RECV_WEIGHTS, device);
+    combine.out = at(s, OUT, device);
+    combine.out_topk_weights = (float *)(void *)at(s, OUT_WEIGHTS, device);
+    CALL(ep_combine(s->plan[device], &combine, stream_on(s, device)));
+    return 0;
+}
+
+static int sync(struct state *s, int device)
+{
+    CALL(ep_stream_sync(device ? s->group.cuda : s->group.host, stream_on(s, device)));
+    return 0;
+}
+
+static int make_plans(struct state *s)
+{
+    for (int device = 0; device < 2; device++) {
+        ep_plan_args args = EP_PLAN_ARGS_INIT;
+
+        args.topk_idx = at(s, INDEX, device);
+        args.idx_type = EP_I32;
+        args.n_tokens = s->n_tokens;
+        args.topk = TOPK;
+        args.n_experts = s->experts;
+        args.max_recv_tokens = s->capacity;
+        args.max_tokens = TOKENS;
+        args.expert_alignment = s->scene->expanded ? ALIGNMENT : 1;
+        args.flags = s->scene->expanded ? EP_PLAN_EXPANDED | EP_PLAN_ZERO_PADDING : 0;
+        args.stream = stream_on(s, device);
+        CALL(ep_plan_new(device ? s->group.cuda : s->group.host, &args, &s->plan[device]));
+    }
+    return 0;
+}
+
+static int compare(struct state *s, int round)
+{
+    int code = PASSED;
+    char phase[40];
+
+    snprintf(phase, sizeof(phase), "round %d, %d tokens", round, s->n_tokens);
+    for (int i = RECV; i < N_BUFFERS; i++)
+        code |= twin_compare(&s->group, &s->b[i], phase);
+    return code;
+}
+
+/* The plan is made, and used as it is; then it is updated each round. */
+static int run_rounds(struct state *s)
+{
+    cudaGraphExec_t exec = NULL;
+    int code = PASSED;
+
+    TRY(load(s, 0));
+    TRY(make_plans(s));
+    if (s->scene->graph) {
+        TRY(capture_begin(&s->group));
+        CALL(call_update(s, 1));
+        TRY(call_pair(s, 1));
+        TRY(capture_end(&s->group, &exec));
+    }
+    for (int round = 0; round < s->rounds && !code; round++) {
+        if (round)
+            TRY(load(s, round));
+        if (round)
+            CALL(call_update(s, 0));
+        TRY(call_pair(s, 0));
+        TRY(sync(s, 0));
+        if (exec) {
+            CUDA(cudaGraphLaunch(exec, s->group.stream));
+        } else {
+            if (round)
+                CALL(call_update(s, 1));
+            TRY(call_pair(s, 1));
+        }
+        TRY(sync(s, 1));
+        code = compare(s, round);
+        TRY(group_worst(&s->group, code, &code));
+    }
+    if (exec)
+        CUDA(cudaGraphExecDestroy(exec));
+    return code;
+}
+
+/* All tokens to the experts of rank 0, which has room for less; the group goes on with the next routing. */
+static int run_refused(struct state *s)
+{
+    int32_t *index;
+    ep_status status;
+
+    TRY(load(s, 0));
+    TRY(make_plans(s));
+    TRY(call_pair(s, 1));
+    TRY(sync(s, 1));
+    TRY(load(s, 5));
+    index = (int32_t *)(void *)s->b[INDEX].host;
+    for (int i = 0; i < TOKENS * TOPK; i++)
+        index[i] = i % TOPK;
+    TRY(twin_push(&s->group, &s->b[INDEX]));
+    CALL(call_update(s, 1));
+    TRY(call_pair(s, 1));
+    status = ep_stream_sync(s->group.cuda, s->group.stream);
+    TRY(expect_status("ep_stream_sync", status, EP_E_CAPACITY, "rank 0"));
+    CALL(ep_comm_async_error(s->group.cuda));
+    TRY(load(s, 6));
+    for (int device = 0; device < 2; device++) {
+        CALL(call_update(s, device));
+        TRY(call_pair(s, device));
+        TRY(sync(s, device));
+    }
+    return compare(s, 6);
+}
+
+/* Fails the communicator: the last thing that it does. */
+static int run_bad(struct state *s)
+{
+    int bad = s->group.nranks - 1;
+
+    TRY(load(s, 0));
+    TRY(make_plans(s));
+    TRY(call_pair(s, 1));
+    TRY(sync(s, 1));
+    if (s->group.rank == bad)
+        ((int32_t *)(void *)s->b[INDEX].host)[5] = s->experts;
+    TRY(twin_push(&s->group, &s->b[INDEX]));
+    CALL(call_update(s, 1));
+    TRY(expect_culprit("ep_stream_sync", ep_stream_sync(s->group.cuda, s->group.stream), EP_E_ROUTING, bad));
+    return group_meet(&s->group);
+}
+
+static int run_all(struct state *s)
+{
+    int code;
+
+    s->capacity = (int64_t)s->group.nranks * TOKENS * (s->scene->expanded ? TOPK : 1);
+    if (s->scene->expanded)
+        s->capacity += (int64_t)s->experts * ALIGNMENT;
+    if (s->scene->refused)
+        s->capacity -= s->scene->expanded ? s->capacity / 8 : 1;
+    TRY(make_buffers(s));
+    code = s->scene->refused ? run_refused(s) : s->scene->bad ? run_bad(s) : run_rounds(s);
+    for (int i = 0; i < N_BUFFERS; i++)
+        code |= twin_free(&s->group, s->scene->bad || code & FAILED, &s->b[i]);
+    ep_plan_free(s->plan[1]);
+    ep_plan_free(s->plan[0]);
+    return code;
+}
+
+struct job {
+    const struct scene *scene;
+    ep_boot_shm *second;
+    uint64_t seed;
+    int rounds;
+};
+
+static int run_rank(const ep_boot *boot, void *argument)
+{
+    const struct job *job = argument;
+    struct state s = {.scene = job->scene, .seed = job->seed, .rounds = job->rounds, .experts = boot->nranks * 12};
+    int code = group_open(boot, job->second, TIMEOUT_MS, &s.group);
+
+    if (!code) {
+        test_where("rank %d of %d, %s (seed %llu)", boot->rank, boot->nranks, job->scene->name,
+                   (unsigned long long)job->seed);
+        code = run_all(&s);
+    }
+    group_close(&s.group, code & FAILED);
+    return code;
+}
+
+static int run_scene(struct options *options, const struct scene *scene)
+{
+    struct job job = {.scene = scene, .seed = options->seed, .rounds = options->rounds};
+    struct launch launch = {
+        .name = scene->name, .ranks = options->ranks, .seconds = 120, .victim = -1, .run = run_rank, .argument = &job};
+
+    return launch_scene(options, "plan_cuda", &launch, &job.second);
+}
+
+int main(int argc, char **argv)
+{
+    struct options options = {.ranks = 2, .rounds = 30, .seed = 1};
+    int code = SKIPPED;
+
+    if (!options_read(argc, argv, 1, &options))
+        return 2;
+    for (size_t i = 0; i < sizeof(scenes) / sizeof(scenes[0]); i++)
+        code = worse_of(code, run_scene(&options, &scenes[i]));
+    return options_code(&options, code);
+}

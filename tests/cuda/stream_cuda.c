@@ -1,0 +1,459 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * stream_cuda [--ranks N] [--seed N] [--only SCENE]: calls launch in their stream and return, whatever the hosts of the
+ * peers do; and what comes of it is what the host backend gives.
+ *
+ *   legal      one rank dispatches and then starts a collective in another stream, the others wait for that collective
+ *              before they dispatch. Only hosts that do not wait for each other get through.
+ *   ahead      all ranks but one queue all of their calls before that one makes its first
+ *   streams    calls in turn in three streams that nothing else orders
+ *   events     events of the library and of the caller between two streams; a barrier in a stream
+ *   disagree   ranks that give different arguments, or are in different calls, are told so behind the calls
+ *   graph      dispatch and combine of ordinary memory in a graph, launched again with new data
+ *   time       how long a call takes the host (printed, not judged)
+ *
+ * Exit 77 when there is no GPU.
+ */
+#include "case.h"
+#include "twin.h"
+
+#include <epkit/cuda.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { HIDDEN = 1024, TOPK = 4, ROW = HIDDEN * 2, TOKENS = 700, TIMEOUT_MS = 20000, PATIENCE_MS = 15000 };
+enum { ROUNDS = 5, PAIRS = 40, STREAMS = 3, CALLS = 400, LAUNCHES = 5 };
+
+enum { X, RECV, OUT, N_BUFFERS };
+
+/* Words that all ranks share. */
+struct shared {
+    _Atomic int come[2 * ROUNDS]; /* to each collective */
+    _Atomic int queued;           /* ranks that have made all of their calls */
+};
+
+struct state {
+    struct group group;
+    struct shared *shared;
+    uint64_t seed;
+    ep_plan *host_plan, *plan;
+    int64_t n_recv;
+    struct twin b[N_BUFFERS];
+    cudaStream_t streams[STREAMS];
+};
+
+/* --- calls ------------------------------------------------------------------------------------------------------- */
+
+static int make_plans(struct state *s)
+{
+    struct routing routing = {.n_tokens = TOKENS,
+                              .topk = TOPK,
+                              .n_experts = s->group.nranks * 12,
+                              .nranks = s->group.nranks,
+                              .idx_type = EP_I32};
+    uint64_t random = s->seed * 4096 + (uint64_t)s->group.rank;
+    ep_plan_info info = EP_PLAN_INFO_INIT;
+    ep_plan_args args = EP_PLAN_ARGS_INIT;
+    int32_t *index = malloc(sizeof(*index) * TOKENS * TOPK);
+
+    EXPECT(index, "no memory for the routing");
+    fill_routing(&routing, &random, index);
+    args.topk_idx = index;
+    args.idx_type = EP_I32;
+    args.n_tokens = TOKENS;
+    args.topk = TOPK;
+    args.n_experts = routing.n_experts;
+    CALL(ep_plan_new(s->group.host, &args, &s->host_plan));
+    CALL(ep_plan_new(s->group.cuda, &args, &s->plan));
+    free(index);
+    CALL(ep_plan_get_info(s->host_plan, &info));
+    s->n_recv = info.n_recv;
+    return 0;
+}
+
+static int make_buffers(struct state *s, enum memory memory)
+{
+    TRY(twin_new(&s->group, "x", TOKENS * ROW, ORDINARY, &s->b[X]));
+    TRY(twin_new(&s->group, "recv_x", (size_t)s->n_recv * ROW, memory, &s->b[RECV]));
+    TRY(twin_new(&s->group, "out", TOKENS * ROW, ORDINARY, &s->b[OUT]));
+    return 0;
+}
+
+static int free_all(struct state *s, int code)
+{
+    for (int i = 0; i < N_BUFFERS; i++)
+        code |= twin_free(&s->group, code & FAILED, &s->b[i]);
+    ep_plan_free(s->plan);
+    ep_plan_free(s->host_plan);
+    return code;
+}
+
+static int new_data(struct state *s, uint64_t seed)
+{
+    uint64_t random = (s->seed * 977 + seed) * 64 + (uint64_t)s->group.rank;
+
+    fill_bf16((uint16_t *)(void *)s->b[X].host, (size_t)TOKENS * HIDDEN, &random);
+    TRY(twin_push(&s->group, &s->b[X]));
+    TRY(twin_poison(&s->group, &s->b[RECV]));
+    TRY(twin_poison(&s->group, &s->b[OUT]));
+    CUDA(cudaStreamSynchronize(s->group.stream));
+    return 0;
+}
+
+static ep_dispatch_args dispatch_args(const struct state *s, bool device)
+{
+    ep_dispatch_args args = EP_DISPATCH_ARGS_INIT;
+
+    args.x = device ? s->b[X].device : s->b[X].host;
+    args.dtype = EP_BF16;
+    args.hidden = HIDDEN;
+    args.recv_x = device ? s->b[RECV].device : s->b[RECV].host;
+    args.out_rows = s->n_recv;
+    return args;
+}
+
+static ep_combine_args combine_args(const struct state *s, bool device)
+{
+    ep_combine_args args = EP_COMBINE_ARGS_INIT;
+
+    args.x = device ? s->b[RECV].device : s->b[RECV].host;
+    args.dtype = EP_BF16;
+    args.hidden = HIDDEN;
+    args.out = device ? s->b[OUT].device : s->b[OUT].host;
+    return args;
+}
+
+static int call_dispatch(struct state *s, cudaStream_t stream)
+{
+    const ep_dispatch_args args = dispatch_args(s, true);
+
+    CALL(ep_dispatch(s->plan, &args, stream));
+    return 0;
+}
+
+static int call_combine(struct state *s, cudaStream_t stream)
+{
+    const ep_combine_args args = combine_args(s, true);
+
+    CALL(ep_combine(s->plan, &args, stream));
+    return 0;
+}
+
+/* What the host backend makes of the same data, and whether the device has it. */
+static int check(struct state *s, const char *phase)
+{
+    const ep_dispatch_args dispatch = dispatch_args(s, false);
+    const ep_combine_args combine = combine_args(s, false);
+
+    CALL(ep_dispatch_sync(s->host_plan, &dispatch));
+    CALL(ep_combine_sync(s->host_plan, &combine));
+    return twin_compare(&s->group, &s->b[RECV], phase) | twin_compare(&s->group, &s->b[OUT], phase);
+}
+
+/* --- legal ------------------------------------------------------------------------------------------------------- */
+
+/* The collective of another library: it is over when all ranks have come. */
+struct collective {
+    _Atomic int *come;
+    int nranks;
+    _Atomic int failed;
+};
+
+static void CUDART_CB meet_in_stream(void *argument)
+{
+    struct collective *c = argument;
+    double limit = now_ms() + PATIENCE_MS;
+
+    atomic_fetch_add(c->come, 1);
+    while (atomic_load(c->come) < c->nranks && now_ms() < limit)
+        sleep_ms(1);
+    atomic_store(&c->failed, atomic_load(c->come) < c->nranks);
+}
+
+static int legal_round(struct state *s, int round)
+{
+    static struct collective collectives[2 * ROUNDS]; /* which outlive a failure */
+    cudaStream_t stream = s->streams[0], other = s->streams[1];
+
+    TRY(new_data(s, (uint64_t)round));
+    TRY(group_meet(&s->group));
+    for (int combines = 0; combines < 2; combines++) {
+        struct collective *c = &collectives[2 * round + combines];
+        bool early = s->group.rank == (round + combines) % s->group.nranks;
+
+        *c = (struct collective){.come = &s->shared->come[2 * round + combines], .nranks = s->group.nranks};
+        if (early)
+            TRY(combines ? call_combine(s, stream) : call_dispatch(s, stream));
+        CUDA(cudaLaunchHostFunc(other, meet_in_stream, c));
+        CUDA(cudaStreamSynchronize(other));
+        EXPECT(!atomic_load(&c->failed), "round %d: not all ranks came to the collective within %d ms", round,
+               PATIENCE_MS);
+        if (!early)
+            TRY(combines ? call_combine(s, stream) : call_dispatch(s, stream));
+    }
+    CALL(ep_stream_sync(s->group.cuda, stream));
+    return check(s, "legal");
+}
+
+static int run_legal(struct state *s)
+{
+    int code = PASSED;
+
+    for (int memory = 0; memory < 2 && !(code & FAILED); memory++) {
+        TRY(make_plans(s));
+        TRY(make_buffers(s, memory ? SYMMETRIC : ORDINARY));
+        for (int round = 0; round < ROUNDS && !(code & FAILED); round++)
+            code |= legal_round(s, round);
+        TRY(group_meet(&s->group));
+        for (int i = 0; i < 2 * ROUNDS; i++)
+            atomic_store(&s->shared->come[i], 0);
+        code = free_all(s, code);
+    }
+    return code;
+}
+
+/* --- ahead ------------------------------------------------------------------------------------------------------- */
+
+static int run_ahead(struct state *s)
+{
+    int code;
+
+    TRY(make_plans(s));
+    TRY(make_buffers(s, ORDINARY));
+    TRY(new_data(s, 0));
+    /* Staging is there, and mapped. */
+    TRY(call_dispatch(s, NULL));
+    TRY(call_combine(s, NULL));
+    CALL(ep_stream_sync(s->group.cuda, NULL));
+    TRY(new_data(s, 1));
+    TRY(group_meet(&s->group));
+    if (s->group.rank == s->group.nranks - 1)
+        TRY(await(&s->shared->queued, s->group.nranks - 1, PATIENCE_MS, "the other ranks' calls"));
+    for (int i = 0; i < PAIRS; i++) {
+        TRY(call_dispatch(s, s->streams[0]));
+        TRY(call_combine(s, s->streams[0]));
+    }
+    atomic_fetch_add(&s->shared->queued, 1);
+    CALL(ep_stream_sync(s->group.cuda, s->streams[0]));
+    code = check(s, "ahead");
+    return free_all(s, code);
+}
+
+/* --- streams, events --------------------------------------------------------------------------------------------- */
+
+static int run_streams(struct state *s)
+{
+    int code = PASSED;
+
+    TRY(make_plans(s));
+    TRY(make_buffers(s, ORDINARY));
+    for (int round = 0; round < ROUNDS && !(code & FAILED); round++) {
+        TRY(new_data(s, (uint64_t)round));
+        for (int i = 0; i < PAIRS; i++) {
+            TRY(call_dispatch(s, s->streams[2 * i % STREAMS]));
+            TRY(call_combine(s, s->streams[(2 * i + 1) % STREAMS]));
+        }
+        for (int i = 0; i < STREAMS; i++)
+            CALL(ep_stream_sync(s->group.cuda, s->streams[i]));
+        code |= check(s, "streams");
+    }
+    return free_all(s, code);
+}
+
+static int run_events(struct state *s)
+{
+    ep_event *data, *end;
+    int code, done = 1;
+
+    TRY(make_plans(s));
+    TRY(make_buffers(s, SYMMETRIC));
+    TRY(new_data(s, 0));
+    CALL(ep_event_new(s->group.cuda, &data));
+    CALL(ep_stream_wait(s->group.cuda, s->streams[0], data));
+    TRY(call_dispatch(s, s->streams[0]));
+    CALL(ep_barrier_on(s->group.cuda, s->streams[0]));
+    TRY(call_combine(s, s->streams[0]));
+    CALL(ep_event_record(s->group.cuda, s->streams[0], &end));
+    CALL(ep_event_query(end, &done));
+    EXPECT(!done, "%d: a call is complete before the event that it waits for", done);
+    TRY(expect_status("ep_event_wait", ep_event_wait(end, 50), EP_E_TIMEOUT, NULL));
+    CALL(ep_event_signal(data));
+    CALL(ep_stream_wait(s->group.cuda, s->streams[1], end));
+    CALL(ep_stream_sync(s->group.cuda, s->streams[1]));
+    CALL(ep_event_wait(end, -1));
+    ep_event_free(data);
+    ep_event_free(end);
+    code = check(s, "events");
+    return free_all(s, code);
+}
+
+/* --- disagree ---------------------------------------------------------------------------------------------------- */
+
+/* The communicator fails in this scene: it is the last thing that it does. */
+static int run_disagree(struct state *s, bool phase)
+{
+    ep_dispatch_args args;
+
+    TRY(make_plans(s));
+    TRY(make_buffers(s, SYMMETRIC));
+    TRY(new_data(s, 0));
+    args = dispatch_args(s, true);
+    args.hidden = !phase && s->group.rank == 0 ? HIDDEN / 2 : HIDDEN;
+    if (phase && s->group.rank == 0)
+        TRY(call_combine(s, NULL));
+    else
+        CALL(ep_dispatch(s->plan, &args, NULL));
+    TRY(expect_status("ep_stream_sync", ep_stream_sync(s->group.cuda, NULL), EP_E_MISMATCH, NULL));
+    EXPECT(strstr(ep_comm_last_error(s->group.cuda), phase ? "in different calls" : "hidden is"), "%s",
+           ep_comm_last_error(s->group.cuda));
+    TRY(expect_status("ep_comm_async_error", ep_comm_async_error(s->group.cuda), EP_E_MISMATCH, NULL));
+    TRY(group_meet(&s->group));
+    return free_all(s, FAILED) & ~FAILED;
+}
+
+static int run_different_arguments(struct state *s)
+{
+    return s->group.nranks > 1 ? run_disagree(s, false) : 0;
+}
+
+static int run_different_calls(struct state *s)
+{
+    return s->group.nranks > 1 ? run_disagree(s, true) : 0;
+}
+
+/* --- graph ------------------------------------------------------------------------------------------------------- */
+
+static int run_graph(struct state *s)
+{
+    cudaGraphExec_t exec;
+    int code = PASSED;
+
+    TRY(make_plans(s));
+    TRY(make_buffers(s, ORDINARY));
+    /* Nothing was called before: staging comes to be in the capture. */
+    TRY(capture_begin(&s->group));
+    TRY(call_dispatch(s, s->group.stream));
+    TRY(call_combine(s, s->group.stream));
+    TRY(capture_end(&s->group, &exec));
+    for (int launch = 0; launch < LAUNCHES && !(code & FAILED); launch++) {
+        TRY(new_data(s, (uint64_t)launch));
+        for (int i = 0; i <= launch; i++)
+            CUDA(cudaGraphLaunch(exec, s->group.stream));
+        CALL(ep_stream_sync(s->group.cuda, s->group.stream));
+        code |= check(s, "graph");
+        TRY(new_data(s, (uint64_t)(100 + launch)));
+        TRY(call_dispatch(s, s->group.stream));
+        CUDA(cudaGraphLaunch(exec, s->group.stream));
+        TRY(call_combine(s, s->group.stream));
+        CALL(ep_stream_sync(s->group.cuda, s->group.stream));
+        code |= check(s, "graph among calls");
+    }
+    CUDA(cudaGraphExecDestroy(exec));
+    return free_all(s, code);
+}
+
+/* --- time -------------------------------------------------------------------------------------------------------- */
+
+static int compare_doubles(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+
+    return x < y ? -1 : x > y;
+}
+
+static int run_time(struct state *s)
+{
+    static double us[2][CALLS];
+
+    for (int memory = 0; memory < 2; memory++) {
+        TRY(make_plans(s));
+        TRY(make_buffers(s, memory ? SYMMETRIC : ORDINARY));
+        TRY(new_data(s, 0));
+        for (int i = 0; i < CALLS; i++) {
+            double begin = now_ms(), middle;
+
+            TRY(call_dispatch(s, s->streams[0]));
+            middle = now_ms();
+            TRY(call_combine(s, s->streams[0]));
+            us[0][i] = (middle - begin) * 1e3;
+            us[1][i] = (now_ms() - middle) * 1e3;
+            /* The queue of a stream has room for so many. */
+            if (i % 50 == 49)
+                CALL(ep_stream_sync(s->group.cuda, s->streams[0]));
+        }
+        for (int i = 0; i < 2; i++)
+            qsort(us[i], CALLS, sizeof(us[i][0]), compare_doubles);
+        printf("rank %d: host time of a call on %s memory: dispatch %.1f us (p90 %.1f), combine %.1f us (p90 %.1f)\n",
+               s->group.rank, memory ? "symmetric" : "ordinary", us[0][CALLS / 2], us[0][CALLS * 9 / 10],
+               us[1][CALLS / 2], us[1][CALLS * 9 / 10]);
+        TRY(free_all(s, PASSED));
+    }
+    return 0;
+}
+
+/* --- program ----------------------------------------------------------------------------------------------------- */
+
+static const struct scene {
+    const char *name;
+    int (*run)(struct state *s);
+} scenes[] = {{"legal", run_legal},
+              {"ahead", run_ahead},
+              {"streams", run_streams},
+              {"events", run_events},
+              {"graph", run_graph},
+              {"time", run_time},
+              {"disagree-arguments", run_different_arguments},
+              {"disagree-calls", run_different_calls}};
+
+struct job {
+    const struct scene *scene;
+    ep_boot_shm *second;
+    struct shared *shared;
+    uint64_t seed;
+};
+
+static int run_rank(const ep_boot *boot, void *argument)
+{
+    const struct job *job = argument;
+    struct state s = {.seed = job->seed, .shared = job->shared};
+    int code = group_open(boot, job->second, TIMEOUT_MS, &s.group);
+
+    if (code) {
+        group_close(&s.group, code & FAILED);
+        return code;
+    }
+    test_where("rank %d of %d, %s (seed %llu)", boot->rank, boot->nranks, job->scene->name,
+               (unsigned long long)job->seed);
+    for (int i = 0; i < STREAMS; i++)
+        if (cudaStreamCreateWithFlags(&s.streams[i], cudaStreamNonBlocking) != cudaSuccess)
+            code = FAILED;
+    if (!code)
+        code = job->scene->run(&s);
+    group_close(&s.group, code & FAILED);
+    return code;
+}
+
+static int run_scene(struct options *options, const struct scene *scene)
+{
+    struct job job = {.scene = scene, .seed = options->seed, .shared = share(sizeof(*job.shared))};
+    struct launch launch = {
+        .name = scene->name, .ranks = options->ranks, .seconds = 60, .victim = -1, .run = run_rank, .argument = &job};
+
+    if (!job.shared)
+        return 1;
+    return launch_scene(options, "stream_cuda", &launch, &job.second);
+}
+
+int main(int argc, char **argv)
+{
+    struct options options = {.ranks = 2, .seed = 1};
+    int code = SKIPPED;
+
+    if (!options_read(argc, argv, 1, &options))
+        return 2;
+    for (size_t i = 0; i < sizeof(scenes) / sizeof(scenes[0]); i++)
+        code = worse_of(code, run_scene(&options, &scenes[i]));
+    return options_code(&options, code);
+}
