@@ -141,7 +141,7 @@ static const char *entry_fault(const struct doctor_machine *machine, const char 
     int nic;
 
     snprintf(name, sizeof(name), "%.*s", (int)(n < sizeof(name) ? n : sizeof(name) - 1), entry);
-    if (name[strspn(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-.")])
+    if (entry[strcspn(entry, "; |\t")])
         return root_printf(machine->root, "'%s' is no list with ',' between its entries", entry);
     nic = topo_find_nic(topo, name);
     if (nic < 0)

@@ -160,7 +160,7 @@ static void run_roce_loss(const struct doctor_machine *machine, struct doctor_re
                         (long long)lost, (long long)sent,
                         (long long)counter(machine, &rails[i], "hw_counters/out_of_sequence"),
                         (long long)counter(machine, &rails[i], "hw_counters/local_ack_timeout_err"));
-        if (n_lossy++ == 0 || ratio > worst) {
+        if (n_lossy++ == 0 || ratio > worst * 1.1) {
             worst = ratio;
             doctor_found(machine, result, ratio >= COUNTER_LOST_RATIO_GRAVE ? DOCTOR_ERROR : DOCTOR_WARNING,
                          "the network loses packets of %s: one in %.0f", rail_name(machine, &rails[i]), 1 / ratio);

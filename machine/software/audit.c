@@ -142,7 +142,7 @@ static bool judge_hca(struct audit_work *work, const struct root_variable *varia
     int nic;
 
     snprintf(name, sizeof(name), "%.*s", (int)n, entry);
-    if (name[strcspn(name, "; |\t")])
+    if (entry[strcspn(entry, "; |\t")])
         return report(work, AUDIT_HARMFUL, variable, "Entries are divided by ',', and '%s' is one entry.",
                       clean(work, entry));
     nic = topo_find_nic(work->topo, name);

@@ -66,3 +66,47 @@ collection() {
     run epkit doctor --expect not-there
     [ "$status" -eq 2 ]
 }
+
+# kind_of TREE VARIABLE: how env --check calls a variable there
+kind_of() {
+    epkit env --check --from "$1" --json >audit || [ $? -eq 3 ]
+    valid env audit
+    jq -r --arg name "$2" '(.audit + .advice)[] | select(.name == $name).kind' audit
+}
+
+@test "env --check judges lists of NICs by separators and ports, stale mappings, and what switches dma-buf off" {
+    cd "$BATS_TEST_TMPDIR" || return 1
+    local name
+    for name in hca-list hca-port stale-mapping dmabuf dmabuf-peermem hca-list-right; do
+        python3 "$MACHINES/machines.py" "dgx-h200-deepep/$name" "$name"
+    done
+    [ "$(kind_of hca-list NVSHMEM_HCA_LIST)" = harmful ]
+    [ "$(kind_of hca-port NVSHMEM_HCA_LIST)" = harmful ]
+    [ "$(kind_of stale-mapping NVSHMEM_HCA_PE_MAPPING)" = void ]
+    [ "$(kind_of dmabuf NVSHMEM_IB_DISABLE_DMABUF)" = harmful ]
+    [ -z "$(kind_of dmabuf-peermem NVSHMEM_IB_DISABLE_DMABUF)" ]
+    [ -z "$(kind_of hca-list-right NVSHMEM_HCA_LIST)" ]
+    printf 'NVSHMEM_HCA_LIST=\0' >>stale-mapping/proc/self/environ
+    [ "$(kind_of stale-mapping NVSHMEM_HCA_LIST)" = void ]
+}
+
+@test "epkit nics finds a flapping link, damaged symbols and loss; what all ports have alike is no finding" {
+    cd "$BATS_TEST_TMPDIR" || return 1
+    local name
+    for name in hgx-h100-worn/flaps dgx-b200/symbols hgx-h100-worn/loss hgx-h100-worn dgx-b200/switch-restarts; do
+        python3 "$MACHINES/machines.py" "$name" "${name/\//.}"
+        epkit topo --from "${name/\//.}" --save saved >/dev/null
+        run --separate-stderr epkit nics --from saved --json
+        echo "$output" >"${name/\//.}.json"
+        valid nics "${name/\//.}.json"
+        echo "$name $status $(jq -r '.faults | length' "${name/\//.}.json")" >>said
+    done
+    cat said
+    diff said - <<'END'
+hgx-h100-worn/flaps 3 1
+dgx-b200/symbols 3 1
+hgx-h100-worn/loss 3 8
+hgx-h100-worn 0 0
+dgx-b200/switch-restarts 0 0
+END
+}
