@@ -69,7 +69,7 @@ struct tcp_star {
     uint64_t told_ns;
     struct missing missing; /* as rank 0 said last */
     uint64_t dropped;
-    char last_drop[TCP_WHY_BYTES + TCP_ADDRESS_TEXT];
+    char last_drop[TCP_WHY_BYTES + TCP_ADDRESS_TEXT + 4];
     tcp_star_poll_fn poll;
     void *poll_context;
     ep_status failed;

@@ -47,7 +47,7 @@ named() {
     local rank=$1 words=$2 i
     shift 2
     for i in "$@"; do
-        cat "$work/rank$i" | grep -v passed
+        grep -v passed "$work/rank$i"
         [[ "$(grep -m 1 'why:' "$work/rank$i")" =~ why:\ +rank\ $rank\ ($words) ]]
     done
 }

@@ -461,7 +461,7 @@ static void test_environment_of_torchrun(void **state)
     pid_t children[4];
     struct tcp_address any = {.family = AF_INET, .bytes = {127, 0, 0, 1}};
     uint16_t store;
-    char text[8], number[8];
+    char text[16], number[16];
     int code, fd;
 
     (void)state;
