@@ -75,7 +75,7 @@ suites() {
 run_tests=()
 
 format() {
-    find include lib machine ops tool tests examples bench -name '*.[ch]' -print0 | xargs -0 clang-format --dry-run --Werror
+    find include lib machine ops tool python tests examples bench -name '*.[ch]' -print0 | xargs -0 clang-format --dry-run --Werror
 }
 
 shell_scripts() {

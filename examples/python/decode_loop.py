@@ -8,14 +8,10 @@
 Shapes are fixed and nothing waits on the host, so a graph can hold the whole step. Each rank launches its graph equally
 often.
 """
-import os
-import tempfile
-
 import torch
-import torch.distributed as dist
-import torch.multiprocessing
 
 import epkit
+from launch import launch
 
 TOKENS, HIDDEN, EXPERTS, TOPK, STEPS = 16, 512, 8, 4, 10
 
@@ -71,20 +67,5 @@ def decode():
     comm.free()
 
 
-def rank_of_two(rank, store):
-    dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=2)
-    decode()
-    dist.destroy_process_group()
-
-
 if __name__ == "__main__":
-    if "RANK" in os.environ:
-        if torch.cuda.is_available():
-            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-        decode()
-        dist.destroy_process_group()
-    else:
-        os.environ["EPKIT_BACKEND"] = "host"
-        with tempfile.TemporaryDirectory() as folder:
-            torch.multiprocessing.spawn(rank_of_two, args=(os.path.join(folder, "store"),), nprocs=2)
+    launch(decode)

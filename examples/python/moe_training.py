@@ -8,15 +8,13 @@
 Each rank has its share of the tokens and of the experts. The shared experts of the layer (here a dense matrix) need no
 communication: on GPUs they run on the current stream while the dispatch runs on another one.
 """
-import os
 import sys
-import tempfile
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing
 
 import epkit
+from launch import launch
 
 TOKENS, HIDDEN, INNER, EXPERTS, TOPK, STEPS = 64, 128, 64, 8, 2, 20
 
@@ -84,20 +82,5 @@ def train():
     comm.free()
 
 
-def rank_of_two(rank, store):
-    dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=2)
-    train()
-    dist.destroy_process_group()
-
-
 if __name__ == "__main__":
-    if "RANK" in os.environ:
-        if torch.cuda.is_available():
-            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-        train()
-        dist.destroy_process_group()
-    else:
-        os.environ["EPKIT_BACKEND"] = "host"
-        with tempfile.TemporaryDirectory() as folder:
-            torch.multiprocessing.spawn(rank_of_two, args=(os.path.join(folder, "store"),), nprocs=2)
+    launch(train)

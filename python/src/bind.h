@@ -77,6 +77,16 @@ void member_add(struct comm_object *comm, struct member *member);
 void member_free(struct member *member); /* closes it; may be called again */
 void member_dealloc(PyObject *self);     /* the tp_dealloc of all members */
 PyObject *member_free_method(PyObject *self, PyObject *unused);
+extern PyGetSetDef member_properties[]; /* closed */
+
+/* A row of a table of methods that take positional arguments as an array. */
+#define FAST(name, function)                                                                                           \
+    {                                                                                                                  \
+        name, (PyCFunction)(void (*)(void))function, METH_FASTCALL, NULL                                               \
+    }
+
+/* What the library takes as a stream: NULL for None, else the pointer that an integer is. PyErr_Occurred() tells. */
+void *stream_of(PyObject *stream);
 /* A capsule "dltensor" of the library's memory, bytes [bytes] uint8. Counts as an export of the communicator. */
 PyObject *export_memory(struct comm_object *comm, void *memory, int64_t bytes);
 

@@ -224,6 +224,22 @@ PyObject *member_free_method(PyObject *self, PyObject *unused)
     Py_RETURN_NONE;
 }
 
+static PyObject *member_get_closed(PyObject *self, void *unused)
+{
+    (void)unused;
+    return PyBool_FromLong(!((struct member *)self)->comm);
+}
+
+PyGetSetDef member_properties[] = {
+    {"closed", member_get_closed, NULL, "freed?", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+void *stream_of(PyObject *stream)
+{
+    return stream == Py_None ? NULL : PyLong_AsVoidPtr(stream);
+}
+
 /*
  * --- creation ---
  */
@@ -403,7 +419,7 @@ static PyObject *comm_free(PyObject *self, PyObject *unused)
 static PyObject *comm_barrier(PyObject *self, PyObject *stream)
 {
     struct comm_object *comm = (struct comm_object *)self;
-    void *on = stream == Py_None ? NULL : PyLong_AsVoidPtr(stream);
+    void *on = stream_of(stream);
     ep_status status;
 
     if (PyErr_Occurred() || !call_begin(comm, "barrier"))
@@ -594,8 +610,8 @@ static PyMethodDef methods[] = {
     {"info", comm_info, METH_NOARGS, "rank, nranks, backend, ... as a dict"},
     {"stats", comm_stats, METH_NOARGS, "what the last operation moved"},
     {"alloc", comm_alloc_memory, METH_O, "alloc(bytes) -> capsule of symmetric memory. Collective."},
-    {"plan", (PyCFunction)(void (*)(void))comm_plan, METH_FASTCALL, NULL},
-    {"low_latency", (PyCFunction)(void (*)(void))comm_low_latency, METH_FASTCALL, NULL},
+    FAST("plan", comm_plan),
+    FAST("low_latency", comm_low_latency),
     {NULL, NULL, 0, NULL},
 };
 

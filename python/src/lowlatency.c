@@ -14,11 +14,6 @@ struct ll_object {
     int max_tokens, hidden, n_experts, n_local, topk;
 };
 
-static void *stream_of(PyObject *stream)
-{
-    return stream == Py_None ? NULL : PyLong_AsVoidPtr(stream);
-}
-
 /* Memory of an ep_ll that became a tensor lives as long as the tensor: it goes with the communicator then. */
 static void ll_close(struct member *member)
 {
@@ -371,17 +366,6 @@ static PyObject *ll_barrier(PyObject *self, PyObject *on)
     return call_end(comm, status);
 }
 
-static PyObject *get_closed(PyObject *self, void *unused)
-{
-    (void)unused;
-    return PyBool_FromLong(!((struct ll_object *)self)->ll);
-}
-
-#define FAST(name, function)                                                                                           \
-    {                                                                                                                  \
-        name, (PyCFunction)(void (*)(void))function, METH_FASTCALL, NULL                                               \
-    }
-
 static PyMethodDef methods[] = {
     FAST("dispatch", ll_dispatch),
     FAST("combine", ll_combine),
@@ -394,15 +378,10 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static PyGetSetDef properties[] = {
-    {"closed", get_closed, NULL, "freed?", NULL},
-    {NULL, NULL, NULL, NULL, NULL},
-};
-
 static PyType_Slot slots[] = {
     {Py_tp_dealloc, (void *)member_dealloc},
     {Py_tp_methods, methods},
-    {Py_tp_getset, properties},
+    {Py_tp_getset, member_properties},
     {0, NULL},
 };
 

@@ -25,11 +25,6 @@ struct plan_object {
     } while (0)
 #define WANT(...) ((struct want){__VA_ARGS__})
 
-static void *stream_of(PyObject *stream)
-{
-    return stream == Py_None ? NULL : PyLong_AsVoidPtr(stream);
-}
-
 static void plan_close(struct member *member)
 {
     struct plan_object *plan = (struct plan_object *)member;
@@ -430,17 +425,6 @@ static PyObject *plan_info(PyObject *self, PyObject *unused)
                          (long long)info.n_wire, per_expert, from_rank, start);
 }
 
-static PyObject *get_closed(PyObject *self, void *unused)
-{
-    (void)unused;
-    return PyBool_FromLong(!((struct plan_object *)self)->plan);
-}
-
-#define FAST(name, function)                                                                                           \
-    {                                                                                                                  \
-        name, (PyCFunction)(void (*)(void))function, METH_FASTCALL, NULL                                               \
-    }
-
 static PyMethodDef methods[] = {
     FAST("dispatch", plan_dispatch),
     FAST("combine", plan_combine),
@@ -451,15 +435,10 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static PyGetSetDef properties[] = {
-    {"closed", get_closed, NULL, "freed?", NULL},
-    {NULL, NULL, NULL, NULL, NULL},
-};
-
 static PyType_Slot slots[] = {
     {Py_tp_dealloc, (void *)member_dealloc},
     {Py_tp_methods, methods},
-    {Py_tp_getset, properties},
+    {Py_tp_getset, member_properties},
     {0, NULL},
 };
 

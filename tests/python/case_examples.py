@@ -2,10 +2,12 @@
 """The programs in examples/python, which check themselves."""
 import importlib.util
 import pathlib
+import sys
 
 from ranks import run
 
 FOLDER = pathlib.Path(__file__).resolve().parents[2] / "examples" / "python"
+sys.path.append(str(FOLDER))
 
 
 def load(name):

@@ -182,3 +182,16 @@ def test_helpers():
     assert x.tolist() == [[3, 1, -1, -1], [2, 0, -1, -1], [-1, -1, -1, -1]]
     y = torch.randn(7, 300).to(torch.bfloat16)
     assert calc_diff(per_token_cast_back(*per_token_cast_to_fp8(y)), y) < 1e-3
+
+
+def test_events():
+    event = deep_ep.EventOverlap()
+    assert event.event is None
+    with event:  # nothing to wait for
+        pass
+    event, order = deep_ep.EventOverlap(deep_ep.EventHandle()), []
+    event.register_hook_after_wait(lambda: order.append("hook") or 7)
+    with event(release_handle=True):
+        order.append("work")
+    assert order == ["work", "hook"] and event.event is None
+    assert deep_ep.EventOverlap(deep_ep.EventHandle()).current_stream_wait() is None

@@ -122,14 +122,36 @@ def call_sizes(rank, size):
         experts = 4 * size
         topk_idx = torch.rand(most // 2, experts).topk(topk).indices
         x = torch.randint(-4, 4, (most // 2, hidden)).to(torch.bfloat16)
-        recv, count, handle, _, hook = buffer.low_latency_dispatch(x, topk_idx, most, experts, use_fp8=False)
+        cost, matrix = torch.zeros(size, dtype=torch.int64), torch.zeros(size, size, dtype=torch.int64)
+        recv, count, handle, _, hook = buffer.low_latency_dispatch(x, topk_idx, most, experts, use_fp8=False,
+                                                                   dispatch_wait_recv_cost_stats=cost)
         assert hook is None and recv.shape == (4, size * most, hidden)
-        out, _, _ = buffer.low_latency_combine(recv, topk_idx, torch.ones(most // 2, topk), handle)
+        out, _, _ = buffer.low_latency_combine(recv, topk_idx, torch.ones(most // 2, topk), handle, use_logfmt=True,
+                                               combine_wait_recv_cost_stats=matrix)
         assert torch.equal(out, x * topk)
+        assert (cost >= 0).all() and (matrix >= 0).all() and (matrix[1 - rank] == 0).all()
 
 
 def test_sizes_change_between_calls():
     run(2, call_sizes)
+
+
+def no_tokens(rank, size):
+    """A rank without tokens, and one whose choices are all -1."""
+    buffer = deep_ep.Buffer(dist.group.WORLD, low_latency_mode=True)
+    x, _, topk_idx, weights, experts = make(rank, size, 3)
+    x, topk_idx, weights = (x[:0], topk_idx[:0], weights[:0]) if rank == 0 else (x, torch.full_like(topk_idx, -1), weights)
+    recv, count, handle, _, hook = buffer.low_latency_dispatch(x, topk_idx, TOKENS, experts, return_recv_hook=True)
+    hook()
+    assert (count == 0).all() and (handle[1] & MASK == 0).all()
+    out, _, hook = buffer.low_latency_combine(torch.ones(recv[0].shape, dtype=torch.bfloat16), topk_idx, weights, handle,
+                                              return_recv_hook=True)
+    hook()
+    assert out.shape == x.shape and (out == 0).all()
+
+
+def test_no_tokens():
+    run(2, no_tokens)
 
 
 def masked(rank, size):
