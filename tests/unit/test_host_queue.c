@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -351,6 +352,36 @@ static void calls_run_in_the_order_of_the_stream(void **state)
         assert_int_equal(log_of_jobs.order[i], i + 1);
 }
 
+static double processor_seconds(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+}
+
+/* Neither a worker without jobs, nor one whose job waits, nor who waits for it takes processor time. */
+static void nobody_spins(void **state)
+{
+    ep_comm *comm = *(ep_comm **)*state;
+    struct job job = {.number = 1, .sleep_us = 300000};
+    ep_event *signal;
+    double begin;
+
+    assert_int_equal(submit(comm, &(struct job){.number = 0}, NULL), EP_OK);
+    assert_int_equal(ep_stream_sync(comm, NULL), EP_OK);
+    begin = processor_seconds();
+    usleep(300000);
+    assert_int_equal(ep_event_new(comm, &signal), EP_OK);
+    assert_int_equal(ep_stream_wait(comm, NULL, signal), EP_OK);
+    usleep(300000);
+    assert_int_equal(ep_event_signal(signal), EP_OK);
+    assert_int_equal(submit(comm, &job, NULL), EP_OK);
+    assert_int_equal(ep_stream_sync(comm, NULL), EP_OK);
+    assert_true(processor_seconds() - begin < 0.2);
+    ep_event_free(signal);
+}
+
 static void queues_belong_to_their_communicator(void **state)
 {
     ep_comm *comm = *(ep_comm **)*state, *other;
@@ -400,6 +431,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(signals_are_for_users_events_and_once, set_up, tear_down),
         cmocka_unit_test_setup_teardown(records_complete_with_what_was_called_before, set_up, tear_down),
         cmocka_unit_test_setup_teardown(calls_run_in_the_order_of_the_stream, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(nobody_spins, set_up, tear_down),
         cmocka_unit_test_setup_teardown(queues_belong_to_their_communicator, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_queue_is_freed_when_its_work_is_done, set_up, tear_down),
         cmocka_unit_test_setup_teardown(the_worker_blocks_all_but_its_own_faults, set_up, tear_down),
