@@ -173,7 +173,11 @@ EP_API const char *ep_comm_last_error(const ep_comm *comm);
  */
 EP_API ep_status ep_comm_shrink(ep_comm *comm, const ep_comm_config *config, ep_comm **ret_comm);
 
-/* What the last dispatch or combine on this rank moved and where the time went. All counts are this rank's own. */
+/*
+ * What the last dispatch or combine on this rank moved and where the time went. All counts are this rank's own. On the
+ * CUDA backend they are those of the last call, which returns before the rows move: all times are 0, and so are the
+ * counts of a plan whose own the device alone knows.
+ */
 typedef struct ep_stats {
     size_t size;           /* EP_STATS_INIT sets it */
     uint64_t rows_self;    /* rows placed in (dispatch) or read from (combine) this rank's own memory */

@@ -286,8 +286,8 @@ static int dispatch(struct state *s, bool device)
         if (shape->strided) {
             args.scale_stride_token = 1;
             args.scale_stride_block = shape->n_tokens;
-            args.recv_scale_stride_token = 1;
-            args.recv_scale_stride_block = s->info.out_rows ? s->info.out_rows : 1;
+            args.recv_scale_stride_token = s->info.out_rows ? 1 : 0;
+            args.recv_scale_stride_block = s->info.out_rows;
         }
     }
     args.recv_x = at[RECV_X];

@@ -196,8 +196,8 @@ ep_status ep_cuda_repeat_bare(ep_comm *comm, int combine, int repeat)
     EP_TRY(cuda_enter(cuda, &scope));
     cuda->last_dispatch.waits.bare = cuda->last_combine.waits.bare = 1;
     for (int i = 0; i < repeat && status == EP_OK; i++)
-        status = cuda_status(combine ? cuda_launch_combine(&cuda->last_combine, &cuda->last_shape[1], cuda->standard)
-                                     : cuda_launch_dispatch(&cuda->last_dispatch, &cuda->last_shape[0], cuda->standard),
+        status = cuda_status(combine ? cuda_launch_combine(&cuda->last_combine, &cuda->last_shape[1], cuda->stream)
+                                     : cuda_launch_dispatch(&cuda->last_dispatch, &cuda->last_shape[0], cuda->stream),
                              "kernel launch");
     cuda_leave(&scope);
     return status;

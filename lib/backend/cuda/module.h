@@ -55,7 +55,8 @@ struct ep_cuda_module {
     /* Multiprocessors of an operation: 0 sets the default. Never without effect on a measurement, so told beside it. */
     ep_status (*set_sms)(ep_comm *comm, int sms);
     ep_status (*get_sms)(ep_comm *comm, int low_latency, int *ret_sms);
-    /* The rows of the last dispatch or combine once more, without plan and waits. Queued in the stream. */
+    /* The rows of the last dispatch or combine once more, without plan and waits. Queued in the stream of the last
+     * call. */
     ep_status (*repeat_bare)(ep_comm *comm, int combine);
 
     /* Symmetric memory of a peer: it offers a place, which reaches the other rank by an all-gather, and is mapped. */
