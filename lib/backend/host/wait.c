@@ -307,7 +307,8 @@ static int find_culprit(struct host_comm *host, int rank)
         if (!control || host_peer_dead(host, rank))
             return rank;
         waiting = atomic_load(&control->waiting);
-        if (!waiting || now - atomic_load(&control->beat_ns) > stale_ns)
+        /* Its last look may be later than our clock. */
+        if (!waiting || atomic_load(&control->beat_ns) + stale_ns < now)
             return rank;
         next = (int)(waiting >> 8) - 1;
         if (next < 0 || next >= host->comm->nranks)
