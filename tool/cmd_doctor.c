@@ -15,7 +15,7 @@
 
 struct doctor_options {
     struct source_options source;
-    const char *only, *explain, *hosts, *ssh, *remote_command;
+    const char *only, *explain, *expect, *hosts, *ssh, *remote_command;
     bool list, json, fix, yes, verbose;
 };
 
@@ -26,6 +26,9 @@ static const struct opt doctor_table[] = {
     {"list", 0, NULL, OPT_FLAG, offsetof(struct doctor_options, list), .help = "list the checks and run none"},
     {"explain", 0, "ID", OPT_STRING, offsetof(struct doctor_options, explain),
      .help = "print symptom, cause and remedy of what a check looks for"},
+    {"expect", 0, "FILE", OPT_FILE, offsetof(struct doctor_options, expect),
+     .help = "what the machine is to have, as JSON (gpus, gpu, nics, nic_gbps, link_layer, driver, firmware), or the "
+             "snapshot of one that is as it should be"},
     {"verbose", 'v', NULL, OPT_FLAG, offsetof(struct doctor_options, verbose),
      .help = "list every check with its outcome, and why some could not tell"},
     OPT_JSON_ROW(struct doctor_options, json),
@@ -152,18 +155,26 @@ int diagnosis_exit(const struct diagnosis *diagnosis)
     return diagnosis->n_open > 0 || (diagnosis->n_fine == 0 && diagnosis->n_unknown > 0) ? CMD_NOT_KNOWN : CMD_FINE;
 }
 
-static int read_machine(const struct cmd *cmd, const struct source_options *source, struct doctor_machine **ret_machine)
+static int read_machine(const struct cmd *cmd, const struct source_options *source, const char *expect,
+                        struct doctor_machine **ret_machine)
 {
+    struct doctor_machine *machine = NULL;
     struct root *root;
     int code = source_open(cmd, source, &root);
 
     if (code != CMD_FINE)
         return code;
-    if (doctor_machine_read(root, ret_machine) != EP_OK) {
+    if (doctor_machine_read(root, &machine) != EP_OK) {
         source_read();
         out_error("reading the machine: %s", ep_last_error());
         return CMD_FAILED;
     }
+    if (expect && doctor_expect(machine, expect) != EP_OK) {
+        source_read();
+        doctor_machine_free(machine);
+        return cmd_usage(cmd, "%s", ep_last_error());
+    }
+    *ret_machine = machine;
     return CMD_FINE;
 }
 
@@ -172,14 +183,15 @@ static int read_machine(const struct cmd *cmd, const struct source_options *sour
 struct again {
     const struct cmd *cmd;
     const struct source_options *source;
+    const char *expect;
 };
 
 static int look_again(const struct doctor_check *check, struct doctor_result *ret_result, char *ret_text, size_t bytes,
                       void *context)
 {
     const struct again *again = context;
-    struct doctor_machine *machine;
-    int code = read_machine(again->cmd, again->source, &machine);
+    struct doctor_machine *machine = NULL;
+    int code = read_machine(again->cmd, again->source, again->expect, &machine);
 
     if (code != CMD_FINE)
         return code;
@@ -204,7 +216,7 @@ static int say_empty(const struct cmd *cmd, const struct doctor_options *options
 
 static int report(const struct cmd *cmd, const struct doctor_options *options, const struct diagnosis *diagnosis)
 {
-    struct again again = {cmd, &options->source};
+    struct again again = {cmd, &options->source, options->expect};
     struct fix_how how = {.yes = options->yes, .timeout_ms = FIX_TIMEOUT_MS, .look = look_again, .context = &again};
     int code = diagnosis_exit(diagnosis);
 
@@ -219,15 +231,15 @@ static int report(const struct cmd *cmd, const struct doctor_options *options, c
 static int diagnose(const struct cmd *cmd, const struct doctor_options *options,
                     const struct doctor_check *const *checks)
 {
-    struct doctor_machine *machine;
+    struct doctor_machine *machine = NULL;
     struct diagnosis diagnosis;
     ep_status status;
-    int code = read_machine(cmd, &options->source, &machine);
+    int code = read_machine(cmd, &options->source, options->expect, &machine);
 
     if (code != CMD_FINE)
         return code;
-    /* GPUs that are there and not for this process are something to say. */
-    if (source_is_empty(machine->topo) && machine->topo->n_hidden_gpus == 0) {
+    /* GPUs that are there and not for this process, and devices that are expected, are something to say. */
+    if (source_is_empty(machine->topo) && machine->topo->n_hidden_gpus == 0 && !options->expect) {
         source_read();
         code = say_empty(cmd, options, machine);
         doctor_machine_free(machine);
@@ -249,7 +261,8 @@ static int diagnose(const struct cmd *cmd, const struct doctor_options *options,
 /* Options that do not go together. */
 static int check_options(const struct cmd *cmd, const struct cmd_call *call, const struct doctor_options *options)
 {
-    static const char *const not_with_hosts[] = {"from", "pid", "fix", "yes", "list", "explain", "verbose", NULL};
+    static const char *const not_with_hosts[] = {"from",    "pid",     "fix",    "yes", "list",
+                                                 "explain", "verbose", "expect", NULL};
 
     for (int i = 0; options->hosts && not_with_hosts[i]; i++)
         if (cmd_given(cmd, call, not_with_hosts[i]))
@@ -327,9 +340,9 @@ const struct cmd verb_doctor = {
     .summary = "find what is wrong with a machine, and say what to do",
     .description =
         "Looks for the known failure modes of expert-parallel communication: in the driver, the NICs, the verbs "
-        "libraries, NVSHMEM, NCCL, DeepEP, the limits and the topology. It reads files, the environment and the "
+        "libraries, NVSHMEM, NCCL, DeepEP, the limits, the topology and the environment of a job. It reads files, the environment and the "
         "driver's answers; it needs no root, changes nothing, and loads no suspicious library into itself. A healthy "
-        "machine gets one line. A finding says what was seen, why it matters, and what to run.\n\n"
+        "machine gets one line, which says what was looked at. A finding says what was seen, why it matters, and what to run.\n\n"
         "With --from it looks at a snapshot that 'epkit topo --save' wrote on another machine. With --pid it looks at "
         "the environment, the limits and the libraries of a running process instead of its own.\n\n"
         "What could not be told is not healthy: the verdict is then \"Not known\", with an exit code of its own, and each "
@@ -350,6 +363,7 @@ const struct cmd verb_doctor = {
             {"epkit doctor --only nic,driver --verbose", "Run two groups of checks and list each."},
             {"epkit doctor --explain one-nic", "Explain a failure mode."},
             {"epkit doctor --from snapshot.json --json", "Look at a machine that somebody saved, as JSON."},
+            {"epkit doctor --expect node.json", "Say also what is missing of what the node should have."},
             {"epkit doctor --fix", "Mend what can be mended safely."},
             {"epkit doctor --hosts hostfile", "Compare the nodes of a job."},
             {NULL, NULL},

@@ -2,6 +2,7 @@
 /* cmd_env.c - epkit env: the environment that is right for a machine, and what is wrong with one. */
 #include "cmd.h"
 #include "doctor/doctor.h"
+#include "doctor/look_nvshmem.h"
 #include "env.h"
 #include "output.h"
 #include "source.h"
@@ -46,69 +47,84 @@ static bool is_asked(unsigned groups, const char *name)
     return groups & 1u << env_group_of(&(struct advice_row){.name = name});
 }
 
-/*
- * What is missing, or put better, counts where others of the stack are set, or a DeepEP that reads them is imported:
- * else nobody has claimed that the environment is for it.
- */
-static bool counts(const struct audit *audit, const struct audit_row *row)
+/* Would GPUs share NICs by NVSHMEM's own choice, or find none, although there are as many as GPUs? */
+static bool lacks_nics(const struct doctor_machine *machine)
 {
-    return audit->uses_stack || (row->kind != AUDIT_MISSING && row->kind != AUDIT_DIFFERS);
+    struct map *map;
+    bool lacks;
+
+    if (look_nvshmem_map(machine, &map) != EP_OK)
+        return false;
+    lacks = map->n_shared > machine->map->n_shared;
+    for (int i = 0; i < map->n; i++)
+        lacks = lacks || (map->choices[i].nic < 0 && machine->map->choices[i].nic >= 0);
+    map_free(map);
+    return lacks;
 }
 
-static json_t *audit_json(const struct doctor_machine *machine, unsigned groups, int *ret_findings)
+/*
+ * What is missing, or could be put better, is advice: an environment works without it, or is not for this at all. Only
+ * where the stack is used, and GPUs get the wrong NICs because nobody says which, that is a fault.
+ */
+static bool is_advice(const struct doctor_machine *machine, const struct audit_row *row)
+{
+    static const char *const of_nics[] = {"DEEP_EP_DEVICE_TO_HCA_MAPPING", "NVSHMEM_HCA_LIST", "NVSHMEM_HCA_PREFIX"};
+
+    if (row->kind == AUDIT_DIFFERS)
+        return true;
+    if (row->kind != AUDIT_MISSING)
+        return false;
+    for (size_t i = 0; i < sizeof(of_nics) / sizeof(of_nics[0]); i++)
+        if (strcmp(row->name, of_nics[i]) == 0)
+            return !machine->audit->uses_stack || !lacks_nics(machine);
+    return true;
+}
+
+static json_t *row_json(const struct audit_row *row)
+{
+    return json_pack("{s:s, s:o, s:s, s:s, s:o, s:s}", "name", row->name, "value",
+                     row->kind == AUDIT_MISSING ? json_null() : out_text(row->value), "kind", kinds[row->kind].key,
+                     "verdict", kinds[row->kind].text, "advised", *row->advised ? out_text(row->advised) : json_null(),
+                     "text", row->text);
+}
+
+/* The rows of one sort: faults, or advice. */
+static json_t *audit_json(const struct doctor_machine *machine, unsigned groups, bool advice)
 {
     json_t *rows = json_array();
 
-    *ret_findings = 0;
-    for (int i = 0; i < machine->audit->n; i++) {
-        const struct audit_row *row = &machine->audit->rows[i];
-
-        if (!is_asked(groups, row->name))
-            continue;
-        *ret_findings += counts(machine->audit, row);
-        json_array_append_new(rows, json_pack("{s:s, s:o, s:s, s:s, s:o, s:s}", "name", row->name, "value",
-                                              row->kind == AUDIT_MISSING ? json_null() : out_text(row->value), "kind",
-                                              kinds[row->kind].key, "verdict", kinds[row->kind].text, "advised",
-                                              *row->advised ? out_text(row->advised) : json_null(), "text", row->text));
-    }
+    for (int i = 0; i < machine->audit->n; i++)
+        if (is_asked(groups, machine->audit->rows[i].name) && is_advice(machine, &machine->audit->rows[i]) == advice)
+            json_array_append_new(rows, row_json(&machine->audit->rows[i]));
     return rows;
 }
 
-/* The index of the first row that counts, by its kind's key; 0 if there is none. */
-static size_t first_fault(const struct audit *audit, const json_t *rows)
+static void audit_verdict(const struct doctor_machine *machine, const json_t *faults, const json_t *advice,
+                          char *ret_text, size_t bytes)
 {
-    for (size_t i = 0; i < json_array_size(rows); i++) {
-        const char *kind = json_string_value(json_object_get(json_array_get(rows, i), "kind"));
+    const json_t *first = json_array_get(faults, 0);
+    size_t n = json_array_size(faults), n_advice = json_array_size(advice), used;
 
-        if (audit->uses_stack ||
-            (strcmp(kind, kinds[AUDIT_MISSING].key) != 0 && strcmp(kind, kinds[AUDIT_DIFFERS].key) != 0))
-            return i;
-    }
-    return 0;
-}
-
-static void audit_verdict(const struct doctor_machine *machine, const json_t *rows, int findings, char *ret_text,
-                          size_t bytes)
-{
-    const json_t *first = json_array_get(rows, first_fault(machine->audit, rows));
-    const char *name = json_string_value(json_object_get(first, "name"));
-
-    if (findings > 1)
-        snprintf(ret_text, bytes, "The environment has %d faults; the first is %s (%s).", findings, name,
+    if (n > 0) {
+        used = (size_t)snprintf(
+            ret_text, bytes,
+            n == 1 ? "The environment has one fault: " : "The environment has %zu faults; the first is ", n);
+        snprintf(ret_text + used, bytes - used, "%s (%s).", json_string_value(json_object_get(first, "name")),
                  json_string_value(json_object_get(first, "verdict")));
-    else if (findings == 1)
-        snprintf(ret_text, bytes, "The environment has one fault: %s (%s).", name,
-                 json_string_value(json_object_get(first, "verdict")));
-    else if (json_array_size(rows) > 0)
+    } else if (n_advice > 0 && !machine->audit->uses_stack) {
         snprintf(ret_text, bytes, "The environment sets nothing of NVSHMEM, DeepEP or NCCL; %zu variable%s advised.",
-                 json_array_size(rows), json_array_size(rows) == 1 ? " is" : "s are");
-    else
-        snprintf(ret_text, bytes, "The environment is right for %s.",
+                 n_advice, n_advice == 1 ? " is" : "s are");
+        return;
+    } else {
+        snprintf(ret_text, bytes, n_advice ? "The environment has no fault." : "The environment is right for %s.",
                  machine->topo->n_gpus + machine->topo->n_nics ? "this machine" : "a machine without GPUs and NICs");
+    }
+    used = strlen(ret_text);
+    if (n_advice > 0 && used < bytes)
+        snprintf(ret_text + used, bytes - used, " %zu variable%s could be better.", n_advice, n_advice == 1 ? "" : "s");
 }
 
-static int print_audit(const struct cmd *cmd, const struct env_options *options, const struct doctor_machine *machine,
-                       unsigned groups)
+static void print_rows(const char *title, const json_t *rows)
 {
     static const struct out_column columns[] = {
         {"VARIABLE", "name", 0, 0},
@@ -116,32 +132,45 @@ static int print_audit(const struct cmd *cmd, const struct env_options *options,
         {"VERDICT", "verdict", 0, 0},
         {"WHY, AND WHAT TO DO", "text", 0, OUT_TRUNC},
     };
-    char verdict[512];
-    json_t *rows, *document;
-    int findings;
 
-    rows = audit_json(machine, groups, &findings);
+    if (json_array_size(rows) == 0)
+        return;
+    out_line("\n%s", title);
+    out_table(stdout, columns, sizeof(columns) / sizeof(columns[0]), rows, OUT_TABLE);
+}
+
+static int print_audit(const struct cmd *cmd, const struct env_options *options, const struct doctor_machine *machine,
+                       unsigned groups)
+{
+    json_t *faults = audit_json(machine, groups, false), *advice = audit_json(machine, groups, true), *document;
+    int code = json_array_size(faults) > 0 ? CMD_FINDINGS : CMD_FINE;
+    char verdict[512];
+
     /* Without hardware there is little to judge by: only what no machine would read. */
-    if (source_is_empty(machine->topo) && json_array_size(rows) == 0) {
-        json_decref(rows);
-        return source_say_empty(machine->topo, options->json ? out_document(cmd->name) : NULL);
+    if (source_is_empty(machine->topo) && json_array_size(faults) == 0) {
+        code = source_say_empty(machine->topo, options->json ? out_document(cmd->name) : NULL);
+        goto done;
     }
-    audit_verdict(machine, rows, findings, verdict, sizeof(verdict));
+    audit_verdict(machine, faults, advice, verdict, sizeof(verdict));
     if (options->json) {
         document = out_document(cmd->name);
         json_object_set_new(document, "verdict", out_text(verdict));
-        json_object_set_new(document, "findings", json_integer(findings));
-        json_object_set_new(document, "audit", rows);
-        return out_json(document) == 0 ? findings ? CMD_FINDINGS : CMD_FINE : CMD_FAILED;
+        json_object_set_new(document, "findings", json_integer((json_int_t)json_array_size(faults)));
+        json_object_set(document, "audit", faults);
+        json_object_set(document, "advice", advice);
+        if (out_json(document) != 0)
+            code = CMD_FAILED;
+        goto done;
     }
-    out_verdict(findings ? OUT_BAD : OUT_GOOD, "%s", verdict);
-    if (json_array_size(rows) > 0) {
-        out_line("%s", "");
-        out_table(stdout, columns, sizeof(columns) / sizeof(columns[0]), rows, OUT_TABLE);
+    out_verdict(code == CMD_FINDINGS ? OUT_BAD : OUT_GOOD, "%s", verdict);
+    print_rows("Faults:", faults);
+    print_rows("Advice:", advice);
+    if (json_array_size(faults) + json_array_size(advice) > 0)
         out_line("\n'epkit env' writes the environment that is right for it.");
-    }
-    json_decref(rows);
-    return findings ? CMD_FINDINGS : CMD_FINE;
+done:
+    json_decref(faults);
+    json_decref(advice);
+    return code;
 }
 
 static int check(const struct cmd *cmd, const struct env_options *options, const struct doctor_machine *machine,
@@ -267,8 +296,8 @@ const struct cmd verb_env = {
         "torchrun, ssh, ...) are started without it, with a warning: put 'epkit env --' between the launcher and the "
         "program.\n\n"
         "--check judges the environment that is set, or that of a process: what does nothing, what is no value, what "
-        "causes a fault, which paths are not there, and what is missing. A variable that is missing is a fault where "
-        "others of the stack are set, or where Python finds a DeepEP.",
+        "causes a fault, and which paths are not there: these are faults, and so is a missing choice of NICs "
+        "where GPUs would share them. What else is missing or could be better is listed apart, as advice.",
     .options = env_table,
     .options_bytes = sizeof(struct env_options),
     .examples =

@@ -53,10 +53,10 @@ static const struct cmd_example nics_examples[] = {
 };
 
 static const struct cmd_exit_text nics_exits[] = {
-    {CMD_FINE, "the traffic was even, or there was too little of it to judge"},
+    {CMD_FINE, "the traffic was even, or there was too little of it to judge, and the links are well"},
     {CMD_FAILED, "the report could not be written"},
     {CMD_USAGE, "wrong usage; no such machine or device"},
-    {CMD_FINDINGS, "the traffic was uneven"},
+    {CMD_FINDINGS, "the traffic was uneven, a link went down or damaged data, or packets were lost"},
     {CMD_UNSUPPORTED, "there is no RDMA port that carries data, and --devices names no other; CMD was not run"},
     {126, "with CMD the exit code is that of CMD; here: it could not be executed"},
     {127, "CMD was not found"},
@@ -92,13 +92,13 @@ static int close_output(FILE *stream, const char *file)
 }
 
 static int report(FILE *stream, const struct nics_options *options, const struct nics *nics, enum nics_mode mode,
-                  const struct nics_command *command, bool *ret_is_uneven)
+                  const struct nics_command *command, bool *ret_is_finding)
 {
     struct nics_verdict verdict;
     int failed = 0;
 
     nics_conclude(nics, mode, &verdict);
-    *ret_is_uneven = verdict.is_finding;
+    *ret_is_finding = nics_is_finding(&verdict);
     if (options->prometheus) {
         nics_print_prometheus(stream, nics);
     } else if (options->json) {
@@ -135,7 +135,7 @@ static bool is_snapshot(const struct nics_options *options)
 
 static int show_totals(FILE *stream, const struct nics_options *options, struct nics *nics)
 {
-    bool is_uneven;
+    bool is_finding;
     int result;
 
     /* Prometheus works out rates by itself. */
@@ -150,21 +150,22 @@ static int show_totals(FILE *stream, const struct nics_options *options, struct 
             return 128 + signal;
         nics_look(nics);
     }
-    result = report(stream, options, nics, NICS_BOOT, NULL, &is_uneven);
+    result = report(stream, options, nics, NICS_BOOT, NULL, &is_finding);
     if (result != CMD_FINE || options->prometheus)
         return result;
-    return is_uneven ? CMD_FINDINGS : CMD_FINE;
+    return is_finding ? CMD_FINDINGS : CMD_FINE;
 }
 
 static int watch(FILE *stream, const struct nics_options *options, struct nics *nics)
 {
     int64_t until = nics->begin_ns;
+    bool has_faults = false;
     sigset_t signals;
     siginfo_t info;
 
     block_interrupts(&signals);
     for (int64_t i = 0; options->count == 0 || i < options->count; i++) {
-        bool is_uneven;
+        bool is_finding;
         int signal, result;
 
         until += options->interval * 1000000000;
@@ -174,24 +175,25 @@ static int watch(FILE *stream, const struct nics_options *options, struct nics *
         nics_look(nics);
         if (i > 0 && !options->json)
             fputc('\n', stream);
-        result = report(stream, options, nics, NICS_WATCH, NULL, &is_uneven);
+        result = report(stream, options, nics, NICS_WATCH, NULL, &is_finding);
         if (result != CMD_FINE)
             return result;
+        has_faults = has_faults || nics_has_faults(nics);
         nics_next_period(nics);
     }
-    return nics_was_uneven(nics) ? CMD_FINDINGS : CMD_FINE;
+    return has_faults || nics_was_uneven(nics) ? CMD_FINDINGS : CMD_FINE;
 }
 
 /* A command that failed by itself is not to be covered up by what epkit has to say. */
 static int run_command(FILE *stream, const struct nics_options *options, struct nics *nics, char **args)
 {
     struct nics_command command = {.args = args};
-    bool is_uneven;
+    bool is_finding;
     int result = nics_run_command(nics, &command);
 
     if (result != CMD_FINE || !command.has_started)
         return result != CMD_FINE ? result : command.code;
-    result = report(stream, options, nics, NICS_COMMAND, &command, &is_uneven);
+    result = report(stream, options, nics, NICS_COMMAND, &command, &is_finding);
     return command.code ? command.code : result;
 }
 
@@ -316,6 +318,10 @@ const struct cmd verb_nics = {
         "or the busiest one more than 1.5 times the average. NICs that no GPU uses by the map of 'epkit topo' do not "
         "count, unless --devices names them. Without CMD uneven traffic is a finding: of the interval, or since boot if "
         "nothing moves meanwhile.\n"
+        "\n"
+        "A port whose link went down, damaged symbols or recovered from errors is a finding: of the period with --watch "
+        "or CMD, else since boot if it has far more than the other ports. So are lost RoCE packets from one in 100000 "
+        "on. Other errors are shown and not judged: adaptive routing, for one, brings packets out of sequence.\n"
         "\n"
         "CMD has epkit's standard input, output and error to itself, and signals are passed on to it. The report comes "
         "after it on standard output; --output FILE keeps the two apart. Data counters of RDMA ports count words of 4 "

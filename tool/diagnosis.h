@@ -4,6 +4,7 @@
  *
  *   cmd_doctor.c      the verb: options, which checks, exit code
  *   doctor_text.c     a diagnosis for people
+ *   doctor_inventory.c  what was looked at, in a few words
  *   doctor_json.c     the same as JSON, with the facts that nodes are compared by
  *   doctor_fix.c      --fix: runs commands that are safe, and looks again
  *   doctor_hosts.c    --hosts: runs epkit doctor on other nodes
@@ -36,6 +37,11 @@ void diagnosis_done(struct diagnosis *diagnosis);
  * see, or where none could; else CMD_FINE.
  */
 int diagnosis_exit(const struct diagnosis *diagnosis);
+
+/* --- doctor_inventory.c --- */
+
+/* GPUs and ports for data in a few words, with ", " behind them: "8 x H200, 8 x 400 Gb/s RoCE, "; "" for none. */
+void diagnosis_inventory(const struct topo *topo, char *ret_text, size_t bytes);
 
 /* --- doctor_text.c --- */
 

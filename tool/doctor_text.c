@@ -79,7 +79,9 @@ void diagnosis_verdict(const struct diagnosis *diagnosis, char *ret_text, size_t
     const char *name = root_name(diagnosis->machine->root);
     const struct doctor_result *first = first_finding(diagnosis);
     int n_applied = diagnosis->n - diagnosis->n_not_here;
+    char inventory[512];
 
+    diagnosis_inventory(diagnosis->machine->topo, inventory, sizeof(inventory));
     *ret_text = '\0';
     if (first) {
         add(ret_text, bytes, "%d finding%s on %s", diagnosis->n_found, diagnosis->n_found == 1 ? "" : "s", name);
@@ -97,7 +99,7 @@ void diagnosis_verdict(const struct diagnosis *diagnosis, char *ret_text, size_t
         add_unknown(diagnosis, ret_text, bytes);
         add(ret_text, bytes, "; %s: %s.", first->check->id, first->text);
     } else {
-        add(ret_text, bytes, "Healthy: %d check%s, nothing found", diagnosis->n_fine,
+        add(ret_text, bytes, "Healthy: %s%d check%s, nothing found", inventory, diagnosis->n_fine,
             diagnosis->n_fine == 1 ? "" : "s");
         if (diagnosis->n_unknown) {
             add(ret_text, bytes, "; ");

@@ -98,15 +98,25 @@ int nics_run_command(struct nics *nics, struct nics_command *command);
 
 struct nics_verdict {
     char text[768];
-    bool is_finding;
+    bool is_uneven;
+    int n_faults;        /* of links and of the network */
+    char faults[8][160]; /* the first of them: "mlx5_3: the link went down 4 times within 1.0 s" */
 };
 
 enum nics_mode { NICS_BOOT, NICS_WATCH, NICS_COMMAND };
 
 void nics_conclude(const struct nics *nics, enum nics_mode mode, struct nics_verdict *ret_verdict);
 
+static inline bool nics_is_finding(const struct nics_verdict *verdict)
+{
+    return verdict->is_uneven || verdict->n_faults > 0;
+}
+
 /* Was the traffic of all periods together uneven? */
 bool nics_was_uneven(const struct nics *nics);
+
+/* Was there a fault in this period? */
+bool nics_has_faults(const struct nics *nics);
 
 /* "12.3 GB" */
 void nics_bytes_text(double bytes, char *ret_text, size_t text_bytes);

@@ -129,7 +129,7 @@ static void say_balance(const struct nics *nics, const struct balance *balance, 
     char bytes[32];
 
     nics_bytes_text(balance->sum, bytes, sizeof(bytes));
-    verdict->is_finding = is_uneven(balance);
+    verdict->is_uneven = is_uneven(balance);
     if (balance->n == 1) {
         say(verdict, "%s carried %s %s.", nics->devices[balance->busiest].label, bytes, when);
     } else if (balance->sum < NICS_JUDGED_BYTES) {
@@ -139,7 +139,7 @@ static void say_balance(const struct nics *nics, const struct balance *balance, 
             bytes);
         say_carriers(nics, balance, verdict);
         say(verdict, ".");
-    } else if (verdict->is_finding) {
+    } else if (verdict->is_uneven) {
         say(verdict, "%zu of %zu %s carried %s %s, unevenly: %s carried %.1f times the average.", balance->n,
             balance->n, noun(nics), bytes, when, nics->devices[balance->busiest].label, spread(balance));
     } else {
@@ -164,6 +164,117 @@ static void say_errors(const struct nics *nics, struct nics_verdict *verdict)
         say(verdict, ".");
 }
 
+/* --- faults of links, and loss --- */
+
+static void __attribute__((format(printf, 3, 4)))
+add_fault(const struct nics_device *device, struct nics_verdict *verdict, const char *format, ...)
+{
+    char text[64];
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
+    if (verdict->n_faults++ < (int)(sizeof(verdict->faults) / sizeof(verdict->faults[0])))
+        snprintf(verdict->faults[verdict->n_faults - 1], sizeof(verdict->faults[0]), "%s: %s", device->label, text);
+}
+
+/* The row of a counter of RDMA ports. */
+static size_t row_of(const char *file)
+{
+    const struct counter_row *rows;
+    size_t n, i = 0;
+
+    rows = counter_rows(true, &n);
+    while (i < n && strcmp(rows[i].file, file) != 0)
+        i++;
+    return i;
+}
+
+static int64_t total_of(const struct nics *nics, size_t device, size_t row)
+{
+    double total;
+
+    return nics->devices[device].counter.rdma && nics_total(nics, device, row, &total) && total < 9e18 ? (int64_t)total
+                                                                                                       : 0;
+}
+
+static int compare_numbers(const void *left, const void *right)
+{
+    int64_t a = *(const int64_t *)left, b = *(const int64_t *)right;
+
+    return a < b ? -1 : a > b;
+}
+
+/* The median of what the other ports have; 0 without others. */
+static int64_t median_of_others(const struct nics *nics, size_t self, size_t row)
+{
+    int64_t *values = calloc(nics->n + 1, sizeof(*values)), median = 0;
+    size_t n = 0;
+
+    for (size_t i = 0; values && i < nics->n; i++)
+        if (i != self && nics->devices[i].counter.rdma && nics->devices[i].is_judged)
+            values[n++] = total_of(nics, i, row);
+    if (n > 0) {
+        qsort(values, n, sizeof(*values), compare_numbers);
+        median = values[n / 2];
+    }
+    free(values);
+    return median;
+}
+
+static void judge_links(const struct nics *nics, size_t device, bool since_boot, const char *when,
+                        struct nics_verdict *verdict)
+{
+    const struct counter_limit *limits;
+    size_t n;
+
+    limits = counter_limits(&n);
+    for (size_t k = 0; k < n; k++) {
+        size_t row = row_of(limits[k].file);
+        uint64_t moved = row < COUNTER_ROWS_MAX ? nics->tallies[device].moved[row] : 0;
+        int64_t total = total_of(nics, device, row);
+        char text[40];
+
+        if (moved > 0 && moved <= INT64_MAX) {
+            counter_limit_text(&limits[k], (int64_t)moved, text, sizeof(text));
+            add_fault(&nics->devices[device], verdict, "%s %s", text, when);
+        } else if (since_boot && counter_stands_out(&limits[k], total, median_of_others(nics, device, row))) {
+            counter_limit_text(&limits[k], total, text, sizeof(text));
+            add_fault(&nics->devices[device], verdict, "%s since boot", text);
+        }
+    }
+}
+
+static void judge_loss(const struct nics *nics, size_t device, bool since_boot, const char *when,
+                       struct nics_verdict *verdict)
+{
+    size_t row = row_of(COUNTER_LOST), row_sent = row_of("port_xmit_packets");
+    double lost = since_boot ? (double)total_of(nics, device, row) : (double)nics->tallies[device].moved[row];
+    double sent = since_boot ? (double)total_of(nics, device, row_sent) : (double)nics->tallies[device].moved[row_sent];
+    double least = since_boot ? COUNTER_LOST_LEAST : COUNTER_LOST_LEAST / 100.0;
+
+    if (sent > 0 && lost >= least && lost / sent >= COUNTER_LOST_RATIO)
+        add_fault(&nics->devices[device], verdict, "one packet in %.0f was lost %s", sent / lost,
+                  since_boot ? "since boot" : when);
+}
+
+/* `when` is the period; `since_boot`: what was counted before it counts as well, compared with the other ports. */
+static void judge_faults(const struct nics *nics, bool since_boot, const char *when, struct nics_verdict *verdict)
+{
+    for (size_t i = 0; i < nics->n; i++) {
+        if (!nics->devices[i].counter.rdma || !nics->devices[i].is_judged)
+            continue;
+        judge_links(nics, i, since_boot, when, verdict);
+        judge_loss(nics, i, since_boot, when, verdict);
+    }
+    if (verdict->n_faults == 1)
+        say(verdict, "%s%s.", *verdict->text ? " " : "", verdict->faults[0]);
+    else if (verdict->n_faults > 1)
+        say(verdict, "%s%s; and %d more fault%s.", *verdict->text ? " " : "", verdict->faults[0], verdict->n_faults - 1,
+            verdict->n_faults == 2 ? "" : "s");
+}
+
 static void moved_bytes(const struct nics *nics, struct balance *balance)
 {
     for (size_t i = 0; i < nics->n; i++)
@@ -174,7 +285,7 @@ static void moved_bytes(const struct nics *nics, struct balance *balance)
 void nics_conclude(const struct nics *nics, enum nics_mode mode, struct nics_verdict *ret_verdict)
 {
     struct balance balance = {.bytes = calloc(nics->n + 1, sizeof(double))};
-    struct nics_verdict verdict = {.is_finding = false};
+    struct nics_verdict verdict = {.is_uneven = false};
     bool has_period = nics->end_ns > nics->begin_ns;
     char when[48];
 
@@ -203,6 +314,7 @@ void nics_conclude(const struct nics *nics, enum nics_mode mode, struct nics_ver
         if (balance.sum > 0)
             say_balance(nics, &balance, "since boot", &verdict);
     }
+    judge_faults(nics, mode == NICS_BOOT, when, &verdict);
     free(balance.bytes);
     *ret_verdict = verdict;
 }
@@ -220,4 +332,12 @@ bool nics_was_uneven(const struct nics *nics)
     result = is_uneven(&balance);
     free(balance.bytes);
     return result;
+}
+
+bool nics_has_faults(const struct nics *nics)
+{
+    struct nics_verdict verdict = {.n_faults = 0};
+
+    judge_faults(nics, false, "meanwhile", &verdict);
+    return verdict.n_faults > 0;
 }

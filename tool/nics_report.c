@@ -137,6 +137,15 @@ static json_t *counters_of(const struct nics *nics, size_t device)
     return list;
 }
 
+static json_t *faults_of(const struct nics_verdict *verdict)
+{
+    json_t *list = json_array();
+
+    for (int i = 0; i < verdict->n_faults && i < (int)(sizeof(verdict->faults) / sizeof(verdict->faults[0])); i++)
+        json_array_append_new(list, text(verdict->faults[i]));
+    return list;
+}
+
 static json_t *rate(const struct nics *nics, size_t device, enum counter_kind kind)
 {
     return has_period(nics) ? json_real(gigabytes_per_second(nics, device, kind)) : json_null();
@@ -206,7 +215,8 @@ json_t *nics_document(const struct nics *nics, enum nics_mode mode, const struct
         json_array_append_new(devices, device_document(nics, i));
     json_object_set_new(document, "mode", out_text(modes[mode]));
     json_object_set_new(document, "verdict", text(verdict->text));
-    json_object_set_new(document, "uneven", json_boolean(verdict->is_finding));
+    json_object_set_new(document, "uneven", json_boolean(verdict->is_uneven));
+    json_object_set_new(document, "faults", faults_of(verdict));
     json_object_set_new(document, "seconds", has_period(nics) ? json_real(seconds(nics)) : json_null());
     json_object_set_new(document, "command", command ? command_document(command) : json_null());
     json_object_set_new(document, "devices", devices);
@@ -355,7 +365,7 @@ int nics_print(FILE *stream, const struct nics *nics, enum nics_mode mode, const
     json_t *notes, *line;
     size_t i;
 
-    out_tone(stream, verdict->is_finding ? OUT_BAD : OUT_PLAIN);
+    out_tone(stream, nics_is_finding(verdict) ? OUT_BAD : OUT_PLAIN);
     fputs(verdict->text, stream);
     out_tone(stream, OUT_PLAIN);
     fputs("\n\n", stream);
@@ -367,7 +377,7 @@ int nics_print(FILE *stream, const struct nics *nics, enum nics_mode mode, const
         fprintf(stream, "%s%s\n", i ? "" : "\n", json_string_value(line));
     }
     json_decref(notes);
-    if (verdict->is_finding)
+    if (nics_is_finding(verdict))
         fputs(
             "\n'epkit topo' shows which GPU should use which NIC; 'epkit doctor' looks for what keeps it from that.\n",
             stream);

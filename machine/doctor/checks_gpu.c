@@ -3,6 +3,7 @@
 #include "doctor/checks.h"
 #include "doctor/look.h"
 #include "doctor/shell.h"
+#include "doctor/xid.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -27,54 +28,9 @@ struct xids {
 #define XID_RECOVERY 154 /* "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)" */
 
 /*
- * NVIDIA's Xid catalogue. Errors that a program makes (an access out of bounds, a kill) are no business of the machine,
- * and 63 and 94 are recoveries that worked: what remains of them, a reset that is due, NVML knows. 154 comes with
- * another one, and says what the driver wants done about it.
+ * Errors that a program makes (an access out of bounds, a kill) are no business of the machine, and of recoveries that
+ * worked NVML knows what remains, a reset that is due. 154 comes with another one, and says what the driver wants done.
  */
-static bool is_of_program(int number)
-{
-    static const int programs[] = {8, 11, 12, 13, 31, 32, 37, 43, 45, 66, 69};
-
-    for (size_t i = 0; i < sizeof(programs) / sizeof(programs[0]); i++)
-        if (programs[i] == number)
-            return true;
-    return false;
-}
-
-static bool is_recovered(int number)
-{
-    return number == 63 || number == 94 || number == XID_RECOVERY;
-}
-
-static const char *xid_text(int number)
-{
-    switch (number) {
-    case 48:
-        return "double bit ECC error";
-    case 63:
-        return "a row of memory was remapped";
-    case 64:
-        return "remapping a row of memory failed";
-    case 74:
-        return "NVLink error";
-    case 79:
-        return "the GPU has fallen off the bus";
-    case 92:
-        return "many single bit ECC errors";
-    case 94:
-        return "contained memory error";
-    case 95:
-        return "uncontained memory error";
-    case XID_RECOVERY:
-        return "the driver waits for a recovery of the GPU";
-    case 119:
-    case 120:
-        return "the GPU's own processor (GSP) does not answer";
-    default:
-        return "see NVIDIA's Xid catalogue";
-    }
-}
-
 /* Parses "NVRM: Xid (PCI:0000:0f:00): 79, pid=..." at `at`. */
 static bool parse_xid(const char *at, struct xids *ret_xid)
 {
@@ -167,7 +123,7 @@ static int count_xids(const struct doctor_machine *machine, const char *log, str
         struct xids xid = {.n = 1};
         int k;
 
-        if (!parse_xid(at, &xid) || is_of_program(xid.number))
+        if (!parse_xid(at, &xid) || xid_find(xid.number)->action == XID_OF_PROGRAM)
             continue;
         if (xid.number == XID_RECOVERY && has_ended(at)) {
             n = forget_xids(kinds, n, xid.address);
@@ -236,8 +192,9 @@ struct gpu_errors {
     const char *first_at; /* its PCI address, as far as the log says it */
     const char *first;
     bool in_log;  /* one of them is a line of the kernel log */
-    bool reboot;  /* the driver says that a reset does not suffice */
+    bool reboot;  /* the driver says that a reset does not suffice, or the Xid is one that a reset does not cure */
     bool is_lost; /* the first grave one is a GPU off the bus */
+    bool is_link; /* an NVLink is what is faulty */
 };
 
 static void note_error(struct gpu_errors *errors, bool is_grave, int gpu, const char *at, const char *what)
@@ -290,12 +247,15 @@ static void look_at_log(const struct doctor_machine *machine, struct doctor_resu
         int gpu = gpu_at(machine->topo, kinds[k].address);
         size_t length = 0;
         const char *action = kinds[k].number == XID_RECOVERY ? recovery_action(kinds[k].first, &length) : NULL;
-        const char *text = action ? root_printf(machine->root, "%.*s", (int)length, action) : xid_text(kinds[k].number);
+        const struct xid *xid = xid_find(kinds[k].number);
+        const char *text = action ? root_printf(machine->root, "%.*s", (int)length, action) : xid->text;
 
         errors->in_log = true;
-        errors->reboot = errors->reboot || recovery_code(kinds[k].first) == RECOVERY_NODE_REBOOT;
+        errors->reboot =
+            errors->reboot || recovery_code(kinds[k].first) == RECOVERY_NODE_REBOOT || xid->action == XID_RESTART;
         errors->is_lost = errors->is_lost || kinds[k].number == XID_OFF_THE_BUS;
-        note_error(errors, !is_recovered(kinds[k].number), gpu, root_printf(machine->root, "%s", kinds[k].address),
+        errors->is_link = errors->is_link || xid->action == XID_LINK;
+        note_error(errors, xid->action != XID_RECOVERED, gpu, root_printf(machine->root, "%s", kinds[k].address),
                    root_printf(machine->root, "Xid %d (%s)", kinds[k].number, text));
         doctor_evidence(machine, result, where, "%d x %s%s", kinds[k].n, kinds[k].time, kinds[k].first);
     }
@@ -344,12 +304,15 @@ static void run_gpu_errors(const struct doctor_machine *machine, struct doctor_r
         doctor_found(machine, result, errors.n_grave ? DOCTOR_ERROR : DOCTOR_WARNING, "%s: %s%s", gpu, errors.first,
                      errors.n > 1 ? ", and more" : "");
         fix_errors(machine, result, &errors);
-        doctor_advise(machine, result,
-                      "A reset ends every program on the GPU and on those that NVLink ties to it. If the error comes "
-                      "back after it, take the node out of service and have the board replaced.%s",
-                      errors.in_log ? " Lines of the kernel log stay until the next start, and this finding with them: "
-                                      "after a reset look for newer ones (sudo dmesg --ctime | grep Xid)."
-                                    : "");
+        doctor_advise(
+            machine, result,
+            "%s If the error comes back after it, take the node out of service and have the board replaced.%s",
+            xid_action_text(errors.reboot || errors.is_lost ? XID_RESTART
+                            : errors.is_link                ? XID_LINK
+                                                            : XID_RESET),
+            errors.in_log ? " Lines of the kernel log stay until the next start, and this finding with them: "
+                            "after a reset look for newer ones (sudo dmesg --ctime | grep Xid)."
+                          : "");
         return;
     }
     if (!machine->topo->nvml) {

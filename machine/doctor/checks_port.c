@@ -178,23 +178,31 @@ static void look_at_gids(const struct doctor_machine *machine, struct doctor_res
     look_at_indices(machine, result, nic, port, faults);
 }
 
+/* sysfs shows the NICs of the machine also in a container that was given none of them. */
+static bool may_use_none(const struct topo *topo)
+{
+    for (int i = 0; i < topo->n_nics; i++)
+        if (look_is_data_nic(topo, i) && topo->nics[i].access != TOPO_ACCESS_NO)
+            return false;
+    return true;
+}
+
 static void run_gid(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct gid_faults faults = {.only_ipv6 = true};
 
     if (!look_has_data_nics(machine, result))
         return;
+    if (may_use_none(machine->topo) && !look_asks_for_rdma(machine)) {
+        doctor_not_here(machine, result, "none of the NICs is given to this process, and nothing here asks for RDMA");
+        return;
+    }
     /* A port that speaks Ethernet among those that speak InfiniBand is the matter of link-layer. */
     for (int i = 0; i < machine->topo->n_nics && look_odd_layer(machine) != TOPO_LINK_ETHERNET; i++)
         for (int p = 0; p < machine->topo->nics[i].n_ports; p++)
             if (is_roce_port(machine, i, p))
                 look_at_gids(machine, result, i, p, &faults);
-    if (faults.n_none && faults.n_none == faults.n_foreign && !look_asks_for_rdma(machine)) {
-        doctor_not_here(machine, result,
-                        "the interfaces of the NICs are in another network namespace, and nothing here "
-                        "asks for RDMA");
-        result->n_evidence = 0;
-    } else if (faults.n_none) {
+    if (faults.n_none) {
         found_no_gid(machine, result, &faults);
     } else if (faults.n_wrong) {
         doctor_found(machine, result, DOCTOR_ERROR, "%s=%d names a GID of %s that %s", faults.variable, faults.index,

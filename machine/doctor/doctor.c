@@ -2,6 +2,7 @@
 /* doctor.c - the machine that checks look at, and how a check is run. */
 #include "doctor/doctor.h"
 #include "base/error.h"
+#include "doctor/look.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -45,6 +46,7 @@ void doctor_machine_free(struct doctor_machine *machine)
 {
     if (!machine)
         return;
+    free(machine->expected);
     audit_free(machine->audit);
     advice_free(machine->advice);
     stack_free(machine->stack);
@@ -62,6 +64,23 @@ const struct doctor_check *doctor_find(const char *id)
     return NULL;
 }
 
+static bool has_nvml(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    if (machine->topo->nvml)
+        return true;
+    doctor_cannot_tell(machine, result, "NVML does not answer: %s", machine->topo->nvml_why);
+    return false;
+}
+
+static bool has_needs(const struct doctor_machine *machine, unsigned needs, struct doctor_result *result)
+{
+    return (!(needs & DOCTOR_NEEDS_GPUS) || look_has_gpus(machine, result)) &&
+           (!(needs & (DOCTOR_NEEDS_DRIVER | DOCTOR_NEEDS_NVML)) || look_has_driver(machine, result)) &&
+           (!(needs & DOCTOR_NEEDS_NVML) || has_nvml(machine, result)) &&
+           (!(needs & DOCTOR_NEEDS_DATA_NICS) || look_has_data_nics(machine, result)) &&
+           (!(needs & DOCTOR_NEEDS_ENVIRONMENT) || look_has_environment(machine, result));
+}
+
 void doctor_run(const struct doctor_machine *machine, const struct doctor_check *check,
                 struct doctor_result *ret_result)
 {
@@ -73,6 +92,7 @@ void doctor_run(const struct doctor_machine *machine, const struct doctor_check 
                                    .advice = "",
                                    .fix_cost = ""};
 
-    check->run(machine, &result);
+    if (has_needs(machine, check->needs, &result))
+        check->run(machine, &result);
     *ret_result = result;
 }

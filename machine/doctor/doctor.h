@@ -22,8 +22,29 @@ struct doctor_machine {
     struct stack *stack;
     struct map *map; /* the best one */
     struct advice *advice;
-    struct audit *audit; /* of the environment that is looked at */
+    struct audit *audit;               /* of the environment that is looked at */
+    struct doctor_inventory *expected; /* of --expect; NULL: nobody said */
 };
+
+/*
+ * What a machine is to have. Numbers are 0, texts "" where nothing is said. In a file of --expect:
+ *
+ *     {"gpus": 8, "gpu": "H200", "nics": 8, "nic_gbps": 400, "link_layer": "Ethernet", "driver": "580.126.09",
+ *      "firmware": "28.43.2026"}
+ *
+ * "gpu" is a part of the name that the driver gives; "nics" counts NICs for data; "driver" and "firmware" may be the
+ * beginning of a version. Or the file is a snapshot of a machine that is as it should be: then it is counted there.
+ */
+struct doctor_inventory {
+    int gpus, nics;
+    double nic_gbps;
+    enum topo_link_layer link_layer;
+    char gpu[128], driver[64], firmware[64];
+    const char *source; /* the file, for people */
+};
+
+/* Reads the file of --expect. EP_E_ARG with the reason: no such file, no JSON, a key that does not exist. */
+ep_status doctor_expect(struct doctor_machine *machine, const char *file);
 
 /* Takes over `root`, also when it fails. */
 ep_status doctor_machine_read(struct root *root, struct doctor_machine **ret_machine);
@@ -76,13 +97,26 @@ struct doctor_result {
     enum doctor_tells tells;         /* DOCTOR_UNKNOWN only */
 };
 
+/*
+ * What has to be there before a check is run. Where it is not, the check "does not apply"; where the machine does not
+ * let it be seen, the check "could not tell": doctor_run() says so in the check's place.
+ */
+enum doctor_needs {
+    DOCTOR_NEEDS_GPUS = 1,
+    DOCTOR_NEEDS_DRIVER = 2,      /* GPUs, and the NVIDIA driver is loaded */
+    DOCTOR_NEEDS_NVML = 4,        /* the driver, and NVML answers */
+    DOCTOR_NEEDS_DATA_NICS = 8,   /* an RDMA NIC for data */
+    DOCTOR_NEEDS_ENVIRONMENT = 16 /* it can be read */
+};
+
 struct doctor_check {
     const char *id;    /* "one-nic" */
-    const char *group; /* "driver", "nic", "verbs", "nvshmem", "nccl", "deepep", "limits", "topology" */
+    const char *group; /* "driver", "nic", "verbs", "nvshmem", "nccl", "deepep", "limits", "topology", "job" */
     int mode;          /* number of the failure mode in docs/failure-modes.md */
     const char *title; /* what is checked: "each process has a NIC of its own" */
     /* For --explain; full sentences. */
     const char *symptom, *cause, *remedy;
+    unsigned needs;           /* of enum doctor_needs */
     const char *const *links; /* variables and files that it is about; ends with NULL */
     void (*run)(const struct doctor_machine *machine, struct doctor_result *result);
 };

@@ -4,6 +4,7 @@
 
 #include "base/clock.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #define TWO_32 (UINT64_C(1) << 32)
@@ -83,6 +84,30 @@ const struct counter_row *counter_rows(bool rdma, size_t *ret_n)
 {
     *ret_n = rdma ? sizeof(rdma_rows) / sizeof(rdma_rows[0]) : sizeof(net_rows) / sizeof(net_rows[0]);
     return rdma ? rdma_rows : net_rows;
+}
+
+static const struct counter_limit limits[] = {
+    {"link_downed", "the link went down %lld times", 10, 200},
+    {"symbol_error", "%lld symbols were damaged on the link", 1000, 10000000},
+    {"link_error_recovery", "the link recovered from errors %lld times", 10, 200},
+};
+
+const struct counter_limit *counter_limits(size_t *ret_n)
+{
+    *ret_n = sizeof(limits) / sizeof(limits[0]);
+    return limits;
+}
+
+bool counter_stands_out(const struct counter_limit *limit, int64_t value, int64_t median_of_others)
+{
+    return value >= limit->always || (value >= limit->least && value / 5 >= median_of_others);
+}
+
+void counter_limit_text(const struct counter_limit *limit, int64_t value, char *ret_text, size_t bytes)
+{
+    const char *place = strstr(limit->text, "%lld");
+
+    snprintf(ret_text, bytes, "%.*s%lld%s", (int)(place - limit->text), limit->text, (long long)value, place + 4);
 }
 
 static enum root_state read_row(struct root *root, const struct counter_device *device, const char *file,

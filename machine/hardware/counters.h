@@ -36,6 +36,32 @@ struct counter_row {
 /* The counters of RDMA ports, or of network interfaces. */
 const struct counter_row *counter_rows(bool rdma, size_t *ret_n);
 
+/*
+ * Counters that tell of a fault of the link itself. Since boot a port has seen its switch restart, and what all ports
+ * have alike is no fault of one: one stands out that has at least `least` and five times what the others have, or
+ * `always` whatever they have. While somebody watches, any movement is a fault.
+ */
+struct counter_limit {
+    const char *file, *text; /* a phrase with the place for a number: "the link went down %lld times" */
+    int64_t least, always;
+};
+
+const struct counter_limit *counter_limits(size_t *ret_n);
+bool counter_stands_out(const struct counter_limit *limit, int64_t value, int64_t median_of_others);
+
+/* "the link went down 73 times" */
+void counter_limit_text(const struct counter_limit *limit, int64_t value, char *ret_text, size_t bytes);
+
+/*
+ * RoCE: packets that a receiver asks for again (COUNTER_LOST), of those sent. From one in 100000 on the way back to the
+ * lost one (go-back-N) costs more than a few per cent. out_of_sequence says less: adaptive routing lets packets
+ * overtake each other on healthy networks.
+ */
+#define COUNTER_LOST "hw_counters/packet_seq_err"
+#define COUNTER_LOST_LEAST 10000
+#define COUNTER_LOST_RATIO 1e-5
+#define COUNTER_LOST_RATIO_GRAVE 1e-3
+
 struct counter_sample {
     int64_t at_ns; /* of the monotonic clock */
     bool known[COUNTER_ROWS_MAX];

@@ -125,6 +125,8 @@ static void read_gpu(struct topo *topo, struct topo_gpu *gpu, const json_t *answ
     gpu->ecc_uncorrected = get_number(json_object_get(answer, "ecc_uncorrected"), 0, INT64_MAX, -1);
     gpu->remap_pending = get_truth(answer, "remap_pending");
     gpu->remap_failed = get_truth(answer, "remap_failed");
+    gpu->mig = get_truth(answer, "mig");
+    gpu->memory_bytes = get_number(json_object_get(answer, "memory_bytes"), 0, INT64_MAX, -1);
     gpu->fabric = fabric_number(get_text(answer, "fabric"));
     read_links(topo, gpu, json_object_get(answer, "nvlinks"));
 }
@@ -247,6 +249,8 @@ static void add_gpu(struct topo *topo, int pci)
                                                  .ecc_uncorrected = -1,
                                                  .remap_pending = -1,
                                                  .remap_failed = -1,
+                                                 .mig = -1,
+                                                 .memory_bytes = -1,
                                                  .fabric = TOPO_FABRIC_UNKNOWN};
     read_files(topo, &topo->gpus[topo->n_gpus++]);
 }

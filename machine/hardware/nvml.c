@@ -47,6 +47,11 @@ struct nvml_fabric {
     unsigned health;
 };
 
+/* nvmlMemory_t, in bytes. */
+struct nvml_memory {
+    unsigned long long total, free, used;
+};
+
 #define NVML_FABRIC_VERSION ((unsigned)sizeof(struct nvml_fabric) | 2u << 24)
 
 struct nvml {
@@ -63,6 +68,8 @@ struct nvml {
     nvml_return (*ecc_errors)(nvml_device device, int error, int counter, unsigned long long *ret_n);
     nvml_return (*remapped)(nvml_device device, unsigned *ret_corrected, unsigned *ret_uncorrected,
                             unsigned *ret_pending, unsigned *ret_failed);
+    nvml_return (*mig_mode)(nvml_device device, unsigned *ret_current, unsigned *ret_pending);
+    nvml_return (*memory)(nvml_device device, struct nvml_memory *ret_memory);
     nvml_return (*link_state)(nvml_device device, unsigned link, unsigned *ret_active);
     nvml_return (*link_pci)(nvml_device device, unsigned link, struct nvml_pci *ret_pci);
     nvml_return (*link_type)(nvml_device device, unsigned link, int *ret_type);
@@ -88,6 +95,8 @@ static const struct nvml_symbol nvml_symbols[] = {
     {"nvmlDeviceGetCudaComputeCapability", offsetof(struct nvml, capability), false},
     {"nvmlDeviceGetTotalEccErrors", offsetof(struct nvml, ecc_errors), false},
     {"nvmlDeviceGetRemappedRows", offsetof(struct nvml, remapped), false},
+    {"nvmlDeviceGetMigMode", offsetof(struct nvml, mig_mode), false},
+    {"nvmlDeviceGetMemoryInfo", offsetof(struct nvml, memory), false},
     {"nvmlDeviceGetNvLinkState", offsetof(struct nvml, link_state), false},
     {"nvmlDeviceGetNvLinkRemotePciInfo_v2", offsetof(struct nvml, link_pci), false},
     {"nvmlDeviceGetNvLinkRemoteDeviceType", offsetof(struct nvml, link_type), false},
@@ -204,6 +213,8 @@ static void ask_health(const struct nvml *nvml, nvml_device device, json_t *gpu)
 {
     struct nvml_fabric fabric = {.version = NVML_FABRIC_VERSION};
     unsigned corrected, uncorrected, pending, failed;
+    struct nvml_memory memory = {0};
+    unsigned mig, mig_pending;
     unsigned long long errors;
 
     if (nvml->ecc_errors &&
@@ -213,6 +224,10 @@ static void ask_health(const struct nvml *nvml, nvml_device device, json_t *gpu)
         json_object_set_new(gpu, "remap_pending", json_boolean(pending));
         json_object_set_new(gpu, "remap_failed", json_boolean(failed));
     }
+    if (nvml->mig_mode && nvml->mig_mode(device, &mig, &mig_pending) == NVML_SUCCESS)
+        json_object_set_new(gpu, "mig", json_boolean(mig));
+    if (nvml->memory && nvml->memory(device, &memory) == NVML_SUCCESS && memory.total <= INT64_MAX)
+        json_object_set_new(gpu, "memory_bytes", json_integer((json_int_t)memory.total));
     json_object_set_new(gpu, "nvlinks", ask_links(nvml, device));
     if (nvml->fabric && nvml->fabric(device, &fabric) == NVML_SUCCESS && fabric_name(&fabric))
         json_object_set_new(gpu, "fabric", json_string(fabric_name(&fabric)));

@@ -18,6 +18,8 @@
  *           "ecc_uncorrected": 0,
  *           "remap_pending": false,
  *           "remap_failed": false,
+ *           "mig": false,
+ *           "memory_bytes": 192265846784,
  *           "nvlinks": ["switch", "switch", "down", "0000:10:00.0", "up"],
  *           "fabric": "ready"
  *         }
@@ -29,6 +31,8 @@
  *     cc                compute capability, major and minor
  *     ecc_uncorrected   uncorrected ECC errors since the driver was loaded (volatile)
  *     remap_*           rows of memory: a remap waits for a reset; a remap has failed
+ *     mig               MIG mode is on: the GPU is divided into instances; left out where it has no such mode
+ *     memory_bytes      of the whole GPU
  *     nvlinks           the links of the board in their order: "down"; up and leading to an NVSwitch ("switch"), to the
  *                       GPU at this PCI address, or to what is not known ("up")
  *     fabric            "none" (the board needs no fabric), "starting", "ready", "failed"

@@ -58,6 +58,8 @@ struct topo_gpu {
     bool answered;                   /* NVML knows it; what follows is only then known */
     int64_t ecc_uncorrected;         /* since the driver was loaded; -1 not known */
     int remap_pending, remap_failed; /* of memory rows; 0, 1, -1 not known */
+    int mig;                         /* MIG mode is on; 0, 1, -1 not known or no such mode */
+    int64_t memory_bytes;            /* -1 not known */
     int nvlinks, nvlinks_up;         /* links that the board has, and those that are up */
     int nvlinks_switch;              /* those up that lead to an NVSwitch */
     int nvlinks_gpu[TOPO_MAX_GPUS];  /* those up that lead straight to the GPU of this index */

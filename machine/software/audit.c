@@ -133,14 +133,31 @@ static bool judge_prefix(struct audit_work *work, const struct root_variable *va
                          "unset it where they are called mlx5_N.");
 }
 
+/* "mlx5_0", "mlx5_0:1", in a mapping by PE "mlx5_0:1:2": the NIC and its port have to be there. */
 static bool judge_hca(struct audit_work *work, const struct root_variable *variable, const char *entry)
 {
-    char name[64];
+    size_t n = strcspn(entry, ":");
+    char name[64], *end;
+    long port = 1;
+    int nic;
 
-    snprintf(name, sizeof(name), "%.*s", (int)strcspn(entry, ":"), entry);
-    if (topo_find_nic(work->topo, name) >= 0)
-        return false;
-    return report(work, AUDIT_HARMFUL, variable, "It names %s, and no NIC here is called that.", clean(work, name));
+    snprintf(name, sizeof(name), "%.*s", (int)n, entry);
+    if (name[strcspn(name, "; |\t")])
+        return report(work, AUDIT_HARMFUL, variable, "Entries are divided by ',', and '%s' is one entry.",
+                      clean(work, entry));
+    nic = topo_find_nic(work->topo, name);
+    if (nic < 0)
+        return report(work, AUDIT_HARMFUL, variable, "It names %s, and no NIC here is called that.", clean(work, name));
+    if (entry[n] == ':') {
+        port = strtol(entry + n + 1, &end, 10);
+        if (end == entry + n + 1 || (*end && *end != ':'))
+            return report(work, AUDIT_HARMFUL, variable, "'%s' names no port by its number.", clean(work, entry));
+    }
+    for (int p = 0; p < work->topo->nics[nic].n_ports; p++)
+        if (work->topo->nics[nic].ports[p].number == port)
+            return false;
+    return report(work, AUDIT_HARMFUL, variable, "It names port %ld of %s, which has no such port.", port,
+                  clean(work, name));
 }
 
 /* "mlx5_0" stands for "mlx5_0:1". */
@@ -165,6 +182,24 @@ static bool judge_hca_list(struct audit_work *work, const struct root_variable *
     if (!row || gpu < 0 || gpu >= row->n_values || is_same_hca(variable->value, row->values[gpu]))
         return true;
     return report(work, AUDIT_DIFFERS, variable, "This rank uses GPU %d, whose NIC is %s.", gpu, row->values[gpu]);
+}
+
+/* The mapping by PE: read only where it is switched on, and written for one machine. */
+static bool judge_hca_pe_mapping(struct audit_work *work, const struct root_variable *variable)
+{
+    if (!variable_is_true(root_env(work->root, "NVSHMEM_ENABLE_NIC_PE_MAPPING")))
+        return report(work, AUDIT_VOID, variable,
+                      "It does nothing: NVSHMEM_ENABLE_NIC_PE_MAPPING is not on. Unset it.");
+    return work->topo->n_nics > 0 && any_entry(work, variable, ",", judge_hca);
+}
+
+static bool judge_dmabuf(struct audit_work *work, const struct root_variable *variable)
+{
+    if (!variable_is_true(variable->value) || work->stack->driver.peermem != ROOT_ABSENT ||
+        work->stack->driver.dmabuf == ROOT_ABSENT)
+        return false;
+    return report(work, AUDIT_HARMFUL, variable,
+                  "NICs reach GPU memory by dma-buf alone here: nvidia_peermem is not loaded. Unset it.");
 }
 
 static bool judge_mapping(struct audit_work *work, const struct root_variable *variable)
@@ -298,6 +333,8 @@ static const struct {
     {"NVSHMEM_IBGDA_NIC_HANDLER", judge_handler},
     {"NVSHMEM_HCA_PREFIX", judge_prefix},
     {"NVSHMEM_HCA_LIST", judge_hca_list},
+    {"NVSHMEM_HCA_PE_MAPPING", judge_hca_pe_mapping},
+    {"NVSHMEM_IB_DISABLE_DMABUF", judge_dmabuf},
     {"NVSHMEM_IB_GID_INDEX", judge_gid_index},
     {"NVSHMEM_DISABLE_CUDA_VMM", judge_vmm},
     {"DEEP_EP_DEVICE_TO_HCA_MAPPING", judge_mapping},
@@ -346,6 +383,9 @@ static bool judge_by_table(struct audit_work *work, const struct variable *known
     if (!variable_takes(known, variable->value, why, sizeof(why)) &&
         (variable_is_theirs(known->name) || known->effect != VARIABLE_WORKS))
         return report(work, AUDIT_VALUE, variable, "Its value %s. Correct it, or unset it: %s.", why, known->text);
+    if (!*variable->value && variable_is_theirs(known->name) && known->values && strcmp(known->values, "bool") != 0)
+        return report(work, AUDIT_VOID, variable,
+                      "It is set, and empty: that does nothing. Unset it, or give it a value.");
     return judge_file(work, known, variable);
 }
 

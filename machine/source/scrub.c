@@ -87,6 +87,10 @@ static const struct row file_rows[] = {
     {NET "type", scrub_attribute},
     {NET "dev_port", scrub_attribute},
     {NET "address", scrub_words},
+    {NET "bonding/slaves", scrub_words},
+    {NET "bonding_slave/mii_status", scrub_attribute},
+    {"/sys/class/net/bonding_masters", scrub_words},
+    {"/sys/fs/cgroup/cpu.max", scrub_attribute},
     {"/proc/driver/nvidia/version", scrub_table},
     {"/proc/driver/nvidia/params", scrub_table},
     {"/proc/driver/nvidia/gpus/*/information", scrub_information},
@@ -120,13 +124,14 @@ static const struct row file_rows[] = {
     {"/etc/ld.so.preload", scrub_paths},
     {"**/ld.so.conf.d/*.conf", scrub_paths},
     {"/etc/libibverbs.d/*.driver", scrub_paths},
+    {"/var/lib/epkit/install/*/journal.jsonl", scrub_journal},
     {"/lib/modules/*/modules.dep", scrub_versions},
     {"/usr/lib/modules/*/modules.dep", scrub_versions},
     {"/lib/modules/*/modules.builtin", scrub_versions},
     {"/var/lib/dpkg/status", scrub_dpkg},
     {"/usr/local/cuda**/version.json", scrub_versions},
     {"/usr/local/gib/**/*.txtpb", scrub_words},
-    {"/usr/local/gib/scripts/set_nccl_env.sh", scrub_versions},
+    {"/usr/local/gib/scripts/set_nccl_env.sh", scrub_gib},
     {"**/nvshmem_version.h", scrub_defines},
     {"**/nvshmem*.h", scrub_defines},
     {"**/nccl.h", scrub_defines},
@@ -142,14 +147,20 @@ static const struct row line_rows[] = {
     {"/var/log/dmesg", scrub_kernel_log},
     {"/var/log/messages", scrub_kernel_log},
     {"/var/log/syslog", scrub_kernel_log},
+    {"/etc/profile", scrub_start_file},
+    {"/etc/bash.bashrc", scrub_start_file},
+    {"/etc/bashrc", scrub_start_file},
+    {"/etc/environment", scrub_start_file},
+    {"/etc/ssh/sshrc", scrub_start_file},
+    {"/root/**", scrub_start_file},
     {"/proc/cpuinfo", scrub_as_is}, /* model and flags; x86 and Arm show no serial number there */
 };
 
 /* Folders all of whose names stay, as scrub_name() has them; of others those of common software. */
 static const char *const folder_rows[] = {
-    "/sys/**",         "/proc/driver/nvidia/**", "/dev/infiniband",     "/dev/nvidia-caps-imex-channels",
-    "/etc/modprobe.d", "/lib/modprobe.d",        "/usr/lib/modprobe.d", "/run/modprobe.d",
-    "**/ld.so.conf.d", "/lib/modules/**",        "/usr/lib/modules/**"};
+    "/sys/**",         "/proc/driver/nvidia/**", "/dev/infiniband", "/dev/nvidia-caps-imex-channels", "/etc/modprobe.d",
+    "/lib/modprobe.d", "/usr/lib/modprobe.d",    "/run/modprobe.d", "/var/lib/epkit/install",         "**/ld.so.conf.d",
+    "/lib/modules/**", "/usr/lib/modules/**"};
 
 /* Answers whose strings stay, after the general pass. */
 static const char *const answer_rows[] = {"nvml", "load:**", "hash:**"};

@@ -78,6 +78,9 @@ size_t scrub_library_bytes(const char *text, size_t bytes);
 /* Would it stay as it is? */
 bool scrub_is_common(const char *folder, const char *name);
 
+/* Does this line of a shell evaluate /proc/1/environ? To read one variable of it with grep is another matter. */
+bool scrub_evaluates_environ(const char *line, size_t bytes);
+
 /*
  * A rule writes what stays of `text`, which is as long as it is and has a NUL behind it. Unless a rule says otherwise,
  * the general pass is part of it.
@@ -144,7 +147,10 @@ scrub_rule scrub_dpkg;        /* packages that matter */
 scrub_rule scrub_metadata;    /* Python's: name and version */
 scrub_rule scrub_python;      /* the shape of DeepEP, no code */
 scrub_rule scrub_information; /* /proc/driver/nvidia/gpus/<address>/information */
-scrub_rule scrub_kernel_log;  /* NVRM lines: Xid and its number */
+scrub_rule scrub_kernel_log;  /* Xids and SXids with their numbers, the start of the driver */
+scrub_rule scrub_journal;     /* of epkit install: kinds of events, steps, boots */
+scrub_rule scrub_start_file;  /* of a shell: whether a line evaluates the environment of process 1, no line itself */
+scrub_rule scrub_gib;         /* script of gIB: its variables, of values the words that are known */
 scrub_rule scrub_defines;     /* C headers: #define NAME number */
 
 /*

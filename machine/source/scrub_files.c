@@ -172,6 +172,22 @@ void scrub_modprobe(struct scrub *scrub, const char *text, size_t bytes, FILE *o
 
 /* --- ld.so.conf --- */
 
+/* A folder, "include" with patterns of files, "driver" with a provider, a module: such lines stay, and no others. */
+static void write_path_line(struct scrub *scrub, const char *line, size_t n, FILE *out)
+{
+    static const char include[] = "include ", driver[] = "driver ";
+    const char *name = line + sizeof(driver) - 1;
+
+    if (n > 0 && *line == '/')
+        scrub_text(scrub, line, n, SCRUB_VERSIONS, out);
+    else if (begins(line, n, include) && memchr(line, '/', n))
+        scrub_text(scrub, line, n, SCRUB_VERSIONS, out);
+    else if (begins(line, n, driver) && scrub_is_plain(name, n - (sizeof(driver) - 1)))
+        fprintf(out, "%.*s", (int)n, line);
+    else if (is_known_module(line, n))
+        fprintf(out, "%.*s", (int)n, line);
+}
+
 void scrub_paths(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
 {
     const char *end = text + bytes, *line;
@@ -180,7 +196,62 @@ void scrub_paths(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
     while (next_line(&text, end, &line, &n)) {
         const char *comment = memchr(line, '#', n);
 
-        scrub_text(scrub, line, comment ? (size_t)(comment - line) : n, SCRUB_VERSIONS, out);
+        n = comment ? (size_t)(comment - line) : n;
+        while (n > 0 && isspace((unsigned char)line[n - 1]))
+            n--;
+        write_path_line(scrub, line, n, out);
+        fputc('\n', out);
+    }
+}
+
+/* --- gIB --- */
+
+/* "NAME=VALUE", of which a value that is not plain becomes one that is none; what is no variable of NCCL's is left out.
+ */
+static void write_setting(struct scrub *scrub, const char *word, size_t n, FILE *out)
+{
+    static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_";
+    size_t n_name = strspn(word, letters), n_value;
+    const char *value = word + n_name + 1;
+    bool is_quoted;
+
+    n_name = n_name < n ? n_name : n;
+    if (!begins(word, n, "NCCL_") && !begins(word, n, "TORCH_NCCL_"))
+        return;
+    fprintf(out, " %.*s", (int)n_name, word);
+    if (n_name == n || word[n_name] != '=')
+        return;
+    n_value = n - n_name - 1;
+    is_quoted = n_value >= 2 && (*value == '"' || *value == '\'') && value[n_value - 1] == *value;
+    value += is_quoted;
+    n_value -= is_quoted ? 2 : 0;
+    fputc('=', out);
+    if (n_value > 0 && memchr(value, '$', n_value))
+        fputs("$word", out);
+    else
+        scrub_text(scrub, value, n_value, SCRUB_VERSIONS | SCRUB_WORDS, out);
+}
+
+void scrub_gib(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
+{
+    const char *end = text + bytes, *line;
+    size_t n;
+
+    while (next_line(&text, end, &line, &n)) {
+        bool is_export = begins(line, n, "export "), is_unset = begins(line, n, "unset ");
+        const char *at = line + (is_export ? 7 : 6), *stop = line + n;
+
+        if (!is_export && !is_unset)
+            continue;
+        fputs(is_export ? "export" : "unset", out);
+        while (at < stop && *at != '#') {
+            size_t length = strcspn(at, " \t\n");
+
+            length = length < (size_t)(stop - at) ? length : (size_t)(stop - at);
+            write_setting(scrub, at, length, out);
+            at += length;
+            at += strspn(at, " \t");
+        }
         fputc('\n', out);
     }
 }

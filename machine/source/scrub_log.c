@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* scrub_log.c - what stays of the kernel log: the driver's start, and its Xids. */
+/* scrub_log.c - what stays of logs: of the kernel's the driver's start, Xids and SXids. */
 #include "source/scrub.h"
 
 #include <ctype.h>
+#include <jansson.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* The time in front of a line, before the name of the host: "[  12.345678]", RFC 3339, or "Nov 21 12:00:00". */
@@ -78,10 +80,30 @@ static void write_xid(const char *line, const char *xid, size_t bytes, FILE *out
     fputc('\n', out);
 }
 
+/* "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 24007, Fatal, Link 44 ...": the number, and how grave it is. */
+static void write_sxid(const char *line, const char *sxid, size_t bytes, FILE *out)
+{
+    static const char *const kinds[] = {", Fatal", ", Non-fatal"};
+    size_t used = sizeof("SXid (PCI:") - 1, kind;
+
+    used += strspn(sxid + used, "0123456789abcdefABCDEF:.");
+    if (used + 3 >= bytes || strncmp(sxid + used, "): ", 3) != 0)
+        return;
+    used += 3;
+    used += strspn(sxid + used, "0123456789");
+    if (used > bytes || used >= 64)
+        return;
+    for (kind = 0; kind < 2; kind++)
+        if (bytes - used >= strlen(kinds[kind]) && strncmp(sxid + used, kinds[kind], strlen(kinds[kind])) == 0)
+            break;
+    write_time(line, (size_t)(sxid - line), out);
+    fprintf(out, "%.*s%s\n", (int)used, sxid, kind < 2 ? kinds[kind] : "");
+}
+
 /* Of other lines only the one with which a driver starts matters. */
 void scrub_kernel_log(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
 {
-    static const char xid[] = "NVRM: Xid (PCI:", loading[] = "NVRM: loading NVIDIA";
+    static const char xid[] = "NVRM: Xid (PCI:", loading[] = "NVRM: loading NVIDIA", sxid[] = "SXid (PCI:";
     const char *end = text + bytes, *line, *found;
     size_t n;
 
@@ -91,10 +113,77 @@ void scrub_kernel_log(struct scrub *scrub, const char *text, size_t bytes, FILE 
             write_xid(line, found, n - (size_t)(found - line), out);
             continue;
         }
+        found = memmem(line, n, sxid, sizeof(sxid) - 1);
+        if (found) {
+            write_sxid(line, found, n - (size_t)(found - line), out);
+            continue;
+        }
         found = memmem(line, n, loading, sizeof(loading) - 1);
         if (found) {
+            write_time(line, (size_t)(found - line), out);
             scrub_text(scrub, found, n - (size_t)(found - line), SCRUB_VERSIONS, out);
             fputc('\n', out);
         }
     }
+}
+
+/* --- journal of epkit install --- */
+
+void scrub_journal(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
+{
+    static const char *const events[] = {"begin",   "start",    "end",  "failed",      "reboot", "stopped", "finished",
+                                         "rebuilt", "repaired", "undo", "uninstalled", "undone", "again"};
+    const char *end = text + bytes, *line;
+    size_t n;
+
+    while (scrub_line(&text, end, &line, &n)) {
+        json_t *value = n < 65536 ? json_loadb(line, n, 0, NULL) : NULL;
+        const char *event = json_string_value(json_object_get(value, "event"));
+        const char *boot = json_string_value(json_object_get(value, "boot"));
+        const char *step = json_string_value(json_object_get(value, "step"));
+
+        for (size_t i = 0; event && i < sizeof(events) / sizeof(events[0]); i++) {
+            if (strcmp(event, events[i]) != 0)
+                continue;
+            fprintf(out, "{\"v\": 1, \"event\": \"%s\", \"boot\": \"", event);
+            scrub_text(scrub, boot ? boot : "", boot ? strcspn(boot, "\"\\") : 0, SCRUB_NAME | SCRUB_WORDS, out);
+            fputc('"', out);
+            if (step && !step[strcspn(step, "\"\\")]) {
+                fputs(", \"step\": \"", out);
+                scrub_text(scrub, step, strlen(step), SCRUB_NAME | SCRUB_WORDS, out);
+                fputc('"', out);
+            }
+            fputs("}\n", out);
+        }
+        json_decref(value);
+    }
+}
+
+/* --- start files of shells --- */
+
+bool scrub_evaluates_environ(const char *line, size_t n)
+{
+    static const char *const words[] = {"source ", ". ", "eval ", "export ", "xargs"};
+    size_t skip = strspn(line, " \t");
+
+    if ((skip < n && line[skip] == '#') || !memmem(line, n, "/proc/1/environ", 15))
+        return false;
+    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) {
+        const char *at = memmem(line, n, words[i], strlen(words[i]));
+
+        if (at && (at == line || strchr(" \t;&|($`", at[-1])))
+            return true;
+    }
+    return false;
+}
+
+void scrub_start_file(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
+{
+    const char *end = text + bytes, *line;
+    size_t n;
+
+    (void)scrub;
+    while (scrub_line(&text, end, &line, &n))
+        if (scrub_evaluates_environ(line, n))
+            fputs("source /proc/1/environ\n", out);
 }

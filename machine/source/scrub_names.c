@@ -47,14 +47,16 @@ static const char *const common_names[] = {
     "ld.so.conf.d", "ld.so.conf", "ld.so.cache", "ld.so.preload", "os-release", "security", "limits.d", "dpkg",
     "status", "kern.log", "dmesg", "hostname", "syslog", "messages", "pts", "mqueue", "hugepages", "x86_64-linux",
     "x86_64-linux-gnu", "aarch64-linux-gnu", "sbsa-linux", "extras", "modules.dep", "modules.builtin", "libibverbs.d",
-    "memory_peers", ".dockerenv", ".containerenv", ".singularity.d",
+    "memory_peers", ".dockerenv", ".containerenv", ".bashrc", ".profile", ".bash_profile", "bash.bashrc", "bashrc",
+    "profile", "environment", "ssh", ".ssh", "sshrc", "cgroup", "cpu.max", "epkit", "journal.jsonl", "debian-tools",
+    "epkit-only", "gcp-b200-ubuntu2404", "gcp-h200-ubuntu2404", "gke-driver-copy", ".singularity.d",
     /* Devices. */
     "infiniband", "uverbs#", "umad#", "rdma_cm", "nvidia#", "nvidiactl", "nvidia-uvm", "nvidia-uvm-tools",
     "nvidia-modeset", "nvidia-caps", "nvidia-cap#", "nvidia-caps-imex-channels", "channel#", "gdrdrv", "kmsg", "null",
     "nvidia-nvswitch#", "nvidia-nvswitchctl",
     /* Libraries and programs. */
     "lib*.so", "lib*.so.*", "nvshmem_*.so", "nvshmem_*.so.*", "lib*.a", "*.ko", "*.ko.*", "python", "python#",
-    "ld-linux-x86-64.so.#", "ld-linux-aarch64.so.#", "nvidia-smi", "nvcc", "ofed_info", "plugins",
+    "ld-linux-x86-64.so.#", "ld-linux-aarch64.so.#", "nvidia-smi", "nvidia-modprobe", "nvcc", "ofed_info", "plugins",
     /* The stack. */
     "nvidia", "nvidia-#", "nvidia-imex", "nodes_config.cfg", "cuda", "cuda-#", "cuda#", "cu#", "version.json",
     "version.txt", "nvshmem", "nvshmem-#", "nvshmem_#", "libnvshmem", "non_abi", "device", "host", "nvshmem*.h", "nccl",

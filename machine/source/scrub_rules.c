@@ -224,6 +224,23 @@ static const char *const variables_kept[] = {"NVSHMEM_*",
                                              "NODE_RANK",
                                              "MASTER_ADDR",
                                              "MASTER_PORT",
+                                             "NNODES",
+                                             "GROUP_WORLD_SIZE",
+                                             "OMPI_COMM_WORLD_*",
+                                             "MPI_LOCAL*",
+                                             "PMI_SIZE",
+                                             "PMI_LOCAL_SIZE",
+                                             "PMI_RANK",
+                                             "PMI_LOCAL_RANK",
+                                             "SLURM_JOB_NUM_NODES",
+                                             "SLURM_NNODES",
+                                             "SLURM_NTASKS",
+                                             "SLURM_STEP_NUM_TASKS",
+                                             "SLURM_STEP_TASKS_PER_NODE",
+                                             "SLURM_LOCALID",
+                                             "SLURM_NODEID",
+                                             "SLURM_PROCID",
+                                             "GLOO_SOCKET_IFNAME",
                                              "USE_NVPEERMEM",
                                              "DISABLE_SM90_FEATURES",
                                              "OMP_NUM_THREADS",
@@ -263,6 +280,11 @@ static void write_host_value(struct scrub *scrub, const char *value, FILE *out)
     const char *port = strchr(value, ':');
     char host[256];
 
+    /* The loopback is the same everywhere. */
+    if (strcmp(value, "localhost") == 0 || strncmp(value, "127.", 4) == 0 || strcmp(value, "::1") == 0) {
+        fputs(value[0] == 'l' ? "localhost" : value[0] == ':' ? "::1" : "127.0.0.1", out);
+        return;
+    }
     /* An address is one for the general pass. */
     if (value[strspn(value, "0123456789.:[]abcdefABCDEF")] == '\0' && strpbrk(value, ".:")) {
         scrub_text(scrub, value, strlen(value), 0, out);
@@ -470,6 +492,19 @@ static void write_route_address(struct scrub *scrub, const char *word, size_t n,
         fprintf(out, "%08X", __builtin_bswap32(scrub_ipv4(scrub, __builtin_bswap32(address))));
 }
 
+/* An interface, then at least seven numbers. */
+static bool is_route(const char *line, const char *end)
+{
+    const char *word;
+    int column = 0;
+    size_t n;
+
+    for (; next_word(&line, end, &word, &n); column++)
+        if (column > 0 && strspn(word, "0123456789abcdefABCDEF") < n)
+            return false;
+    return column >= 8;
+}
+
 void scrub_route(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
 {
     const char *end = text + bytes, *line, *line_end, *word;
@@ -478,6 +513,8 @@ void scrub_route(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
 
     while (scrub_line(&text, end, &line, &n)) {
         line_end = line + n;
+        if (!is_title && !is_route(line, line_end))
+            continue;
         for (int column = 0; next_word(&line, line_end, &word, &n); column++) {
             if (column > 0)
                 fputc('\t', out);

@@ -47,8 +47,8 @@ static const char *const vocabulary[] = {
     "sysctls", "gds", "fs", "nfs", "fakeroot", "gnu", "linux", "libc", "openmpi", "hpcx", "doca", "mellanox", "core",
     "cm", "umad", "uverbs", "ucm", "iser", "isert", "srp", "srpt", "srpconnect", "fwctl", "mofed", "ofed",
     "persistence", "fabricmanager", "nvswitch", "smi", "caps", "vga", "switcheroo", "pcspkr", "softdep", "pre", "post",
-    "modules", "sbsa", "platform", "vga", "pro", "open", "kernel", "common", "i#", "infiniband", "efa", "ice", "ixgbe",
-    "i#e", "peers", "registry", "dwords", "rm", "bind", "hmm",
+    "modprobe", "modules", "sbsa", "platform", "vga", "pro", "open", "kernel", "common", "i#", "infiniband", "efa",
+    "ice", "ixgbe", "i#e", "peers", "registry", "dwords", "rm", "bind", "hmm",
     /* What takes the place of others. */
     "custom#", "word#", "host#", "user#", "dir#", "secret#",
     /* Flavours of kernels: Debian, Ubuntu, RHEL, SUSE, Amazon, Google, Microsoft, and boards. */

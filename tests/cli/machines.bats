@@ -99,7 +99,8 @@ healthy() {
     diff <(python3 "$MACHINES/machines.py" --variants | cut -d' ' -f1 | sort) \
         <(for file in "$EPKIT_SOURCE"/tests/cli/machines_*.bats; do variants_of_file "$file"; done | sort)
     diff <(epkit doctor --list | tail --lines=+2 | cut -d' ' -f1 | sort) \
-        <(python3 "$MACHINES/machines.py" --variants | cut -s -d' ' -f2- | tr -d '?' | xargs -n1 | sort -u)
+        <({ python3 "$MACHINES/machines.py" --variants && python3 "$MACHINES/machines.py" --rules; } |
+            cut -s -d' ' -f2- | tr -d '?' | xargs -n1 | sort -u)
 }
 
 @test "A4: each GPU has the NIC of its own number" {

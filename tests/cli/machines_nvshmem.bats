@@ -121,5 +121,7 @@ setup_file() {
     cd "$BATS_FILE_TMPDIR" || return 1
     run epkit env --check --from a4.no-env
     [ "$status" -eq 3 ]
-    [[ "${lines[0]}" == *"faults; the first is DEEP_EP_DEVICE_TO_HCA_MAPPING (missing)." ]]
+    [[ "${lines[0]}" == "The environment has one fault: DEEP_EP_DEVICE_TO_HCA_MAPPING (missing). "*" could be better." ]]
+    epkit env --check --from a4.no-env --json >env.json || [ $? -eq 3 ]
+    jq -e '.findings == 1 and (.audit | length) == 1 and (.advice | length) > 1' env.json
 }

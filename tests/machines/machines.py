@@ -3,6 +3,8 @@
 """Write golden machines as file trees that epkit reads with --from.
 
 usage: machines.py --list                     names of the machines, one a line
+       machines.py --field                    names of the healthy machines as the field has them
+       machines.py --rules                    changes for the checks of machine/doctor/rules_*.c, as --variants
        machines.py --variants [NAME]          variants with the findings expected of them: NAME/VARIANT ID...
        machines.py --hostile                  variants that no kernel would make: damaged, endless, circular
        machines.py --identifiers              what a4/identifiers holds and no snapshot may: a text a line
@@ -14,10 +16,12 @@ import sys
 
 sys.dont_write_bytecode = True
 
+import field  # noqa: E402
 import golden  # noqa: E402
 import hostile  # noqa: E402
 import identifiers  # noqa: E402
 import kinds  # noqa: E402,F401
+import rules  # noqa: E402
 import variants  # noqa: E402
 
 
@@ -26,9 +30,10 @@ variants.register("a4/identifiers", identifiers.mark)
 
 def build(name):
     machine, _, variant = name.partition("/")
-    if machine not in golden.MACHINES:
-        sys.exit(f"machines.py: no machine '{machine}'; --list names them")
-    tree = golden.MACHINES[machine]()
+    known = {**golden.MACHINES, **field.machines}
+    if machine not in known:
+        sys.exit(f"machines.py: no machine '{machine}'; --list and --field name them")
+    tree = known[machine]()
     if variant:
         if name not in variants.by_name:
             sys.exit(f"machines.py: no variant '{name}'; --variants names them")
@@ -43,6 +48,11 @@ def main(arguments):
         arguments = arguments[1:]
     if arguments == ["--list"]:
         print("\n".join(golden.MACHINES))
+    elif arguments == ["--field"]:
+        print("\n".join(field.machines))
+    elif arguments == ["--rules"]:
+        for variant in rules.changes:
+            print(variant.name, *variant.findings)
     elif arguments and arguments[0] in ("--variants", "--hostile") and len(arguments) <= 2:
         wanted = hostile.hostile if arguments[0] == "--hostile" else variants.faults
         for variant in wanted:

@@ -15,7 +15,8 @@ import sys
 import identifiers
 
 KINDS = ("host name", "user name", "mail address", "token", "access key", "IPv4 address", "IPv6 address", "MAC address",
-         "GID", "UUID", "second user")
+         "GID", "UUID", "second user", "domain", "secret key", "private key", "GUID", "GUID without colons", "IPv6 GID",
+         "file system", "company", "hosts of a list")
 FORMS = ("# {}", "{}", "KEY={}", "KEY=\"{}\"", "key: {}", "\"key\": \"{}\",", "export key='/home/{}/lib'", "a {} b",
          "path=/data/{}/x:{}", "<{}>", "({})", "{}: 1")
 

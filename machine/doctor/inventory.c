@@ -1,0 +1,206 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* inventory.c - what a machine is to have: the file of --expect, and boards that are known. */
+#include "doctor/inventory.h"
+
+#include "base/error.h"
+#include "doctor/look.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define NVIDIA 0x10de
+#define CLASS_SWITCH                                                                                                   \
+    0x0680 /* PCI Code and ID Assignment Specification: bridge of another kind, as which NVSwitch shows */
+
+/* --- the file of --expect --- */
+
+static ep_status wrong_key(const char *file, const char *key, const char *what)
+{
+    char shown[128];
+
+    root_clean(key, shown, sizeof(shown));
+    return ep_fail(EP_E_ARG, "--expect: %s: '%s' %s", file, shown, what);
+}
+
+static ep_status read_count(const char *file, const char *key, const json_t *value, int *ret_n)
+{
+    if (!json_is_integer(value) || json_integer_value(value) < 1 || json_integer_value(value) > TOPO_MAX_NICS)
+        return wrong_key(file, key, "is no number from 1 to 128");
+    *ret_n = (int)json_integer_value(value);
+    return EP_OK;
+}
+
+static ep_status read_name(const char *file, const char *key, const json_t *value, char *ret_text, size_t bytes)
+{
+    const char *text = json_string_value(value);
+
+    if (!text || !*text || strlen(text) >= bytes)
+        return wrong_key(file, key, "is no text of this length");
+    memcpy(ret_text, text, strlen(text) + 1);
+    return EP_OK;
+}
+
+static ep_status read_layer(const char *file, const json_t *value, enum topo_link_layer *ret_layer)
+{
+    const char *text = json_string_value(value);
+
+    if (text && strcmp(text, "InfiniBand") == 0)
+        *ret_layer = TOPO_LINK_INFINIBAND;
+    else if (text && strcmp(text, "Ethernet") == 0)
+        *ret_layer = TOPO_LINK_ETHERNET;
+    else
+        return wrong_key(file, "link_layer", "is neither \"InfiniBand\" nor \"Ethernet\"");
+    return EP_OK;
+}
+
+static ep_status read_key(const char *file, const char *key, const json_t *value, struct doctor_inventory *inventory)
+{
+    if (strcmp(key, "gpus") == 0)
+        return read_count(file, key, value, &inventory->gpus);
+    if (strcmp(key, "nics") == 0)
+        return read_count(file, key, value, &inventory->nics);
+    if (strcmp(key, "gpu") == 0)
+        return read_name(file, key, value, inventory->gpu, sizeof(inventory->gpu));
+    if (strcmp(key, "driver") == 0)
+        return read_name(file, key, value, inventory->driver, sizeof(inventory->driver));
+    if (strcmp(key, "firmware") == 0)
+        return read_name(file, key, value, inventory->firmware, sizeof(inventory->firmware));
+    if (strcmp(key, "link_layer") == 0)
+        return read_layer(file, value, &inventory->link_layer);
+    if (strcmp(key, "nic_gbps") != 0)
+        return wrong_key(file, key,
+                         "is not known; known are gpus, gpu, nics, nic_gbps, link_layer, driver and firmware");
+    if (!json_is_number(value) || json_number_value(value) <= 0 || json_number_value(value) > 1e6)
+        return wrong_key(file, key, "is no rate in Gb/s");
+    inventory->nic_gbps = json_number_value(value);
+    return EP_OK;
+}
+
+/* Counts a machine that is as it should be. */
+static void count_machine(const struct topo *topo, struct doctor_inventory *inventory)
+{
+    inventory->gpus = topo->n_gpus;
+    snprintf(inventory->gpu, sizeof(inventory->gpu), "%s", topo->n_gpus ? topo->gpus[0].name : "");
+    snprintf(inventory->driver, sizeof(inventory->driver), "%s", topo->driver);
+    for (int i = 0; i < topo->n_nics; i++) {
+        const struct topo_nic *nic = &topo->nics[i];
+
+        if (!look_is_data_nic(topo, i))
+            continue;
+        if (inventory->nics++ == 0)
+            snprintf(inventory->firmware, sizeof(inventory->firmware), "%s", nic->firmware);
+        for (int p = 0; p < nic->n_ports; p++) {
+            if (!nic->ports[p].active)
+                continue;
+            inventory->link_layer = nic->ports[p].link_layer;
+            if (nic->ports[p].rate_gbps > inventory->nic_gbps)
+                inventory->nic_gbps = nic->ports[p].rate_gbps;
+        }
+    }
+}
+
+static ep_status read_snapshot(const char *file, struct doctor_inventory *inventory)
+{
+    struct root *root;
+    struct topo *topo = NULL;
+    ep_status status = root_open(file, &root);
+
+    if (status != EP_OK)
+        return status;
+    status = topo_read(root, &topo);
+    if (status == EP_OK)
+        count_machine(topo, inventory);
+    topo_free(topo);
+    root_free(root);
+    return status;
+}
+
+ep_status doctor_expect(struct doctor_machine *machine, const char *file)
+{
+    struct doctor_inventory *inventory;
+    json_t *document, *value;
+    ep_status status = EP_OK;
+    json_error_t error;
+    const char *key;
+
+    document = json_load_file(file, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &error);
+    if (!document)
+        return ep_fail(EP_E_ARG, "--expect: %s: line %d: %s", file, error.line, error.text);
+    if (!json_is_object(document) || json_object_size(document) == 0) {
+        json_decref(document);
+        return ep_fail(EP_E_ARG, "--expect: %s: no JSON object with what is expected", file);
+    }
+    inventory = calloc(1, sizeof(*inventory));
+    if (!inventory) {
+        json_decref(document);
+        return ep_fail(EP_E_MEMORY, "--expect: no memory");
+    }
+    if (json_object_get(document, "epkit_snapshot"))
+        status = read_snapshot(file, inventory);
+    else
+        json_object_foreach(document, key, value) if (status == EP_OK) status = read_key(file, key, value, inventory);
+    json_decref(document);
+    if (status != EP_OK) {
+        free(inventory);
+        return status;
+    }
+    inventory->source = root_printf(machine->root, "%s", file);
+    free(machine->expected);
+    machine->expected = inventory;
+    return EP_OK;
+}
+
+/* --- boards --- */
+
+/*
+ * Machines whose number of GPUs is a matter of their name (SMBIOS, type 1): NVIDIA's DGX systems, and Amazon's
+ * instances ("EC2 Instance Types, Accelerated computing").
+ */
+static const struct {
+    const char *product;
+    int gpus;
+} boards[] = {
+    {"DGX-2", 16},        {"DGXA100", 8},          {"DGX A100", 8},      {"DGXH100", 8},     {"DGX H100", 8},
+    {"DGXH200", 8},       {"DGX H200", 8},         {"DGXB200", 8},       {"DGX B200", 8},    {"DGXB300", 8},
+    {"DGX B300", 8},      {"p4d.24xlarge", 8},     {"p4de.24xlarge", 8}, {"p5.48xlarge", 8}, {"p5e.48xlarge", 8},
+    {"p5en.48xlarge", 8}, {"p6-b200.48xlarge", 8},
+};
+
+int inventory_nvswitches(const struct doctor_machine *machine)
+{
+    struct root_names names = root_list(machine->root, "/sys/bus/pci/devices");
+    int n = 0;
+
+    for (size_t i = 0; i < names.n; i++) {
+        int64_t vendor, class_code;
+
+        if (root_number(machine->root, &vendor, "/sys/bus/pci/devices/%s/vendor", names.names[i]) == ROOT_OK &&
+            vendor == NVIDIA &&
+            root_number(machine->root, &class_code, "/sys/bus/pci/devices/%s/class", names.names[i]) == ROOT_OK)
+            n += class_code >> 8 == CLASS_SWITCH;
+    }
+    return n;
+}
+
+int inventory_of_board(const struct doctor_machine *machine, const char **ret_board)
+{
+    struct root_text product = root_line(machine->root, "/sys/class/dmi/id/product_name");
+    int n_switches;
+
+    for (size_t i = 0; product.state == ROOT_OK && i < sizeof(boards) / sizeof(boards[0]); i++) {
+        if (!strstr(product.text, boards[i].product))
+            continue;
+        *ret_board = root_printf(machine->root, "a %s", boards[i].product);
+        return boards[i].gpus;
+    }
+    /* What a hypervisor hands to a guest is its own choice. */
+    if (look_virtual(machine->root) != LOOK_BARE)
+        return 0;
+    n_switches = inventory_nvswitches(machine);
+    /* HGX A100 has six NVSwitches for 8 GPUs, HGX H100 and H200 four; boards with 4 GPUs have none (their data sheets).
+     */
+    if (n_switches != 4 && n_switches != 6)
+        return 0;
+    *ret_board = root_printf(machine->root, "an HGX board with %d NVSwitches", n_switches);
+    return 8;
+}

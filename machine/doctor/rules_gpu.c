@@ -1,0 +1,420 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* rules_gpu.c - GPUs as a set: how many there are, whether they are whole, the driver's second module, the switches. */
+#include "doctor/checks.h"
+#include "doctor/inventory.h"
+#include "doctor/look.h"
+#include "software/libs.h"
+#include "software/parse.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* --- inventory --- */
+
+#define NVIDIA 0x10de
+#define CLASS_DISPLAY 0x03
+
+/* GPUs on the bus, those of other containers and jobs as well. */
+static int gpus_on_bus(const struct topo *topo)
+{
+    int n = 0;
+
+    for (int i = 0; i < topo->n_pci; i++)
+        n += topo->pci[i].vendor == NVIDIA && topo->pci[i].class_code >> 16 == CLASS_DISPLAY;
+    return n > topo->n_gpus ? n : topo->n_gpus;
+}
+
+static void __attribute__((format(printf, 5, 6)))
+differs(const struct doctor_machine *machine, struct doctor_result *result, const char *where, const char *what,
+        const char *format, ...)
+{
+    char text[512];
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
+    if (result->outcome != DOCTOR_FOUND)
+        doctor_found(machine, result, DOCTOR_ERROR, "%s: %s", what, text);
+    doctor_evidence(machine, result, where, "%s: %s", what, text);
+}
+
+/* The beginning of a version: "580" and "580.126" are of "580.126.09", "58" is not. */
+static bool is_version(const char *expected, const char *is)
+{
+    size_t n = strlen(expected);
+
+    return strncmp(expected, is, n) == 0 && (is[n] == '\0' || is[n] == '.' || is[n] == '-');
+}
+
+static void expect_nics(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct doctor_inventory *expected = machine->expected;
+    const struct topo *topo = machine->topo;
+    int n = 0;
+
+    for (int i = 0; i < topo->n_nics; i++) {
+        const struct topo_nic *nic = &topo->nics[i];
+
+        if (!look_is_data_nic(topo, i))
+            continue;
+        n++;
+        if (*expected->firmware && *nic->firmware && !is_version(expected->firmware, nic->firmware))
+            differs(machine, result, nic->name, "firmware of a NIC", "%s, and %s is expected", nic->firmware,
+                    expected->firmware);
+        for (int p = 0; p < nic->n_ports; p++) {
+            const struct topo_port *port = &nic->ports[p];
+
+            if (!port->active)
+                continue;
+            if (expected->nic_gbps > 0 && port->rate_gbps > 0 && port->rate_gbps != expected->nic_gbps)
+                differs(machine, result, nic->name, "rate of a NIC", "%g Gb/s, and %g Gb/s is expected",
+                        port->rate_gbps, expected->nic_gbps);
+            if (expected->link_layer != TOPO_LINK_UNKNOWN && port->link_layer != expected->link_layer)
+                differs(machine, result, nic->name, "link layer of a NIC", "not %s, as is expected",
+                        expected->link_layer == TOPO_LINK_ETHERNET ? "Ethernet" : "InfiniBand");
+        }
+    }
+    if (expected->nics && n != expected->nics)
+        differs(machine, result, "/sys/class/infiniband", "NICs for data", "%d, and %d are expected", n,
+                expected->nics);
+}
+
+static void expect(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct doctor_inventory *expected = machine->expected;
+    const struct topo *topo = machine->topo;
+
+    if (expected->gpus && topo->n_gpus != expected->gpus)
+        differs(machine, result, "/sys/bus/pci/devices", "GPUs", "%d, and %d are expected", topo->n_gpus,
+                expected->gpus);
+    for (int i = 0; *expected->gpu && i < topo->n_gpus; i++)
+        if (*topo->gpus[i].name && !strstr(topo->gpus[i].name, expected->gpu))
+            differs(machine, result, topo->pci[topo->gpus[i].pci].address, "kind of a GPU", "%s, and %s is expected",
+                    topo->gpus[i].name, expected->gpu);
+    if (*expected->driver && !is_version(expected->driver, topo->driver))
+        differs(machine, result, "/proc/driver/nvidia/version", "NVIDIA driver", "%s, and %s is expected",
+                *topo->driver ? topo->driver : "none", expected->driver);
+    expect_nics(machine, result);
+    if (result->outcome == DOCTOR_FOUND)
+        doctor_advise(machine, result,
+                      "%s says so. Look for a missing device on the bus (lspci -d 10de:, lspci -d 15b3:) and in the "
+                      "kernel log; a device that is not even on the bus needs the node's power cycled, or the vendor.",
+                      expected->source);
+}
+
+static void run_inventory(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const char *board = "";
+    int due, n = gpus_on_bus(machine->topo);
+
+    if (machine->expected) {
+        expect(machine, result);
+        return;
+    }
+    due = machine->topo->n_gpus ? inventory_of_board(machine, &board) : 0;
+    if (due == 0) {
+        doctor_not_here(machine, result, "nobody says what is expected: --expect FILE does");
+        return;
+    }
+    if (n >= due)
+        return;
+    doctor_found(machine, result, DOCTOR_ERROR, "%d of %d GPUs are on the PCI bus of %s", n, due, board);
+    for (int i = 0; i < machine->topo->n_gpus; i++)
+        doctor_evidence(machine, result, machine->topo->pci[machine->topo->gpus[i].pci].address, "GPU %d", i);
+    doctor_advise(machine, result,
+                  "A GPU that is not on the bus is not seen by the driver either: take the node out of service, cycle "
+                  "its power, and have the board looked at if the GPU stays away.");
+}
+
+const struct doctor_check check_inventory = {
+    .id = "inventory",
+    .group = "driver",
+    .mode = 43,
+    .title = "the machine has the devices that it should have",
+    .symptom = "A job finds fewer GPUs or NICs than on other nodes, and waits or fails at its start.",
+    .cause = "A device has left the PCI bus for good, or the node is of another kind than the job expects.",
+    .remedy = "Cycle the power of the node, and have it repaired if the device stays away.",
+    .links = (const char *const[]){"/sys/bus/pci/devices", "/sys/class/dmi/id/product_name", NULL},
+    .run = run_inventory,
+};
+
+/* --- mig --- */
+
+static void run_mig(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct topo *topo = machine->topo;
+    int n = 0, first = -1;
+
+    for (int i = 0; i < topo->n_gpus; i++) {
+        n += topo->gpus[i].mig == 1;
+        first = first < 0 && topo->gpus[i].mig == 1 ? i : first;
+    }
+    if (n == 0)
+        return;
+    if (!look_has_ranks(machine)) {
+        doctor_not_here(machine, result, "one GPU, and nothing asks for several ranks");
+        return;
+    }
+    doctor_found(machine, result, DOCTOR_ERROR,
+                 "MIG is on for %d of %d GPUs, and instances have neither NVLink nor access to other GPUs", n,
+                 topo->n_gpus);
+    for (int i = 0; i < topo->n_gpus; i++)
+        if (topo->gpus[i].mig == 1)
+            doctor_evidence(machine, result, topo->pci[topo->gpus[i].pci].address, "GPU %d: MIG mode is on", i);
+    doctor_advise(machine, result,
+                  "On the node, with nothing running on GPU %d: sudo nvidia-smi -i %s -mig 0. It removes the instances "
+                  "and resets the GPU, which ends every program on it.%s",
+                  first, topo->pci[topo->gpus[first].pci].address,
+                  machine->stack->os.in_container ? " In Kubernetes the MIG manager does it, by the label "
+                                                    "nvidia.com/mig.config=all-disabled."
+                                                  : "");
+}
+
+const struct doctor_check check_mig = {
+    .id = "mig",
+    .group = "driver",
+    .mode = 44,
+    .title = "GPUs are whole: MIG is off",
+    .symptom = "NCCL and NVSHMEM see no peer access between GPUs; memory and SMs are a fraction of what is expected.",
+    .cause = "A GPU in MIG mode is divided into instances. They do not use NVLink, and cannot map memory of other "
+             "GPUs.",
+    .remedy = "Switch MIG off on nodes for expert parallelism.",
+    .needs = DOCTOR_NEEDS_NVML,
+    .links = (const char *const[]){"nvidia-smi -mig", "CUDA_VISIBLE_DEVICES", NULL},
+    .run = run_mig,
+};
+
+/* --- uvm --- */
+
+#define UVM "/dev/nvidia-uvm"
+
+/* Does the process have any GPU at all? One that has none needs no memory of one either. */
+static bool has_open_gpu(const struct doctor_machine *machine)
+{
+    for (int i = 0; i < machine->topo->n_gpus; i++) {
+        struct root_stat device = root_stat(machine->root, "/dev/nvidia%d", machine->topo->gpus[i].minor);
+
+        if (machine->topo->gpus[i].minor >= 0 && device.state == ROOT_OK && device.may_read && device.may_write)
+            return true;
+    }
+    return false;
+}
+
+static void run_uvm(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    bool in_container = machine->stack->os.in_container;
+    struct root_stat device;
+
+    if (!has_open_gpu(machine)) {
+        doctor_not_here(machine, result, "this process may not open any GPU");
+        return;
+    }
+    device = root_stat(machine->root, UVM);
+    if (device.state != ROOT_OK && device.state != ROOT_ABSENT) {
+        doctor_cannot_tell(machine, result, UVM ": %s", look_why(device.state, device.why));
+        return;
+    }
+    if (device.state == ROOT_OK && device.may_read && device.may_write)
+        return;
+    /* On a host the first CUDA program makes it, by way of nvidia-modprobe, which is setuid root. */
+    if (device.state == ROOT_ABSENT && !in_container &&
+        root_stat(machine->root, "/usr/bin/nvidia-modprobe").state == ROOT_OK)
+        return;
+    doctor_found(machine, result, DOCTOR_ERROR, "CUDA cannot start: " UVM " %s",
+                 device.state == ROOT_OK ? "may not be opened" : "is not there");
+    doctor_evidence(machine, result, UVM, "%s",
+                    device.state == ROOT_OK ? "not readable and writable for this user" : "not there");
+    if (device.state == ROOT_ABSENT && !in_container)
+        doctor_fix(machine, result, true, "sudo nvidia-modprobe --unified-memory --create-nvidia-device-file=0");
+    doctor_advise(machine, result, "%s",
+                  in_container ? "Hand the device to the container: the NVIDIA container toolkit does it, and so does "
+                                 "the device plugin; without them it is --device " UVM " beside those of the GPUs."
+                  : device.state == ROOT_OK
+                      ? "Its mode is to be 0666, as the driver makes it (NVreg_DeviceFileMode); a job of Slurm needs "
+                        "it in cgroup_allowed_devices_file.conf."
+                      : "nvidia-persistenced or nvidia-modprobe at the start of the machine makes it for good.");
+}
+
+const struct doctor_check check_uvm = {
+    .id = "uvm",
+    .group = "driver",
+    .mode = 45,
+    .title = "CUDA can open nvidia-uvm",
+    .symptom = "cuInit fails with CUDA_ERROR_UNKNOWN (999) or \"no CUDA-capable device\", while nvidia-smi works.",
+    .cause = "CUDA manages memory by the module nvidia_uvm, whose device file is missing or not accessible. nvidia-smi "
+             "does not need it.",
+    .remedy = "Load the module and make its device file, or hand it to the container.",
+    .needs = DOCTOR_NEEDS_DRIVER,
+    .links = (const char *const[]){UVM, "/sys/module/nvidia_uvm", NULL},
+    .run = run_uvm,
+};
+
+/* --- fabric-manager --- */
+
+#define DPKG "/var/lib/dpkg/status"
+
+/* The upstream version of an installed package whose name begins with `prefix`; "" none. */
+static const char *package_version(const struct doctor_machine *machine, const char *prefix)
+{
+    struct root_text status = root_read(machine->root, DPKG);
+    const char *at = status.text;
+    struct parse_package package;
+
+    while (parse_package_next(&at, &package)) {
+        const char *version;
+
+        if (!package.installed || !piece_begins(package.name, prefix))
+            continue;
+        version = piece_keep(machine->root, package.version);
+        version = strchr(version, ':') ? strchr(version, ':') + 1 : version;
+        return root_printf(machine->root, "%.*s", (int)strcspn(version, "-+~"), version);
+    }
+    return "";
+}
+
+/* A fabric that is not up is the matter of nvlink, which looks at the versions as well. */
+static bool is_fabric_up(const struct topo *topo)
+{
+    bool is_up = false;
+
+    for (int i = 0; i < topo->n_gpus; i++) {
+        if (topo->gpus[i].fabric == TOPO_FABRIC_STARTING || topo->gpus[i].fabric == TOPO_FABRIC_FAILED)
+            return false;
+        is_up = is_up || topo->gpus[i].nvlinks_up > 0;
+    }
+    return is_up;
+}
+
+static void run_fabric_manager(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const char *version, *driver = machine->stack->driver.version;
+
+    if (inventory_nvswitches(machine) == 0) {
+        doctor_not_here(machine, result, "no NVSwitch on the PCI bus");
+        return;
+    }
+    if (machine->stack->os.in_container || !is_fabric_up(machine->topo)) {
+        doctor_not_here(machine, result, "%s",
+                        machine->stack->os.in_container ? "a container: the fabric manager runs on the node"
+                                                        : "the fabric is not up, which the check nvlink is about");
+        return;
+    }
+    version = package_version(machine, "nvidia-fabricmanager");
+    if (!*version) {
+        doctor_not_here(machine, result, "no package of the fabric manager tells its version");
+        return;
+    }
+    if (strcmp(version, driver) == 0)
+        return;
+    doctor_found(machine, result, DOCTOR_WARNING,
+                 "the installed fabric manager is of version %s, the driver of %s: it will not start again", version,
+                 driver);
+    doctor_evidence(machine, result, DPKG, "nvidia-fabricmanager %s", version);
+    doctor_evidence(machine, result, "/proc/driver/nvidia/version", "%s", driver);
+    doctor_advise(machine, result,
+                  "Do not restart it now: the fabric that is up would go down. Install both in one version (the "
+                  "package is called after the driver's branch), hold them together against updates of one alone, and "
+                  "restart the node when it is drained.");
+}
+
+const struct doctor_check check_fabric_manager = {
+    .id = "fabric-manager",
+    .group = "driver",
+    .mode = 35,
+    .title = "the fabric manager is of the driver's version",
+    .symptom = "After the next start CUDA fails with \"system not yet initialized\" (802), on this node alone.",
+    .cause = "The fabric manager works with the very version of the driver only. One of the two was updated while the "
+             "machine ran.",
+    .remedy = "Install both in one version, and restart the node.",
+    .needs = DOCTOR_NEEDS_NVML,
+    .links = (const char *const[]){"nvidia-fabricmanager", DPKG, NULL},
+    .run = run_fabric_manager,
+};
+
+/* --- sxid --- */
+
+#define SXID "SXid (PCI:"
+#define KERN_LOG "/var/log/kern.log"
+
+/* RFC 3339 up to the seconds, which compares as text; "" for another form. */
+static const char *stamp_of(struct root *root, const char *text, const char *at)
+{
+    while (at > text && at[-1] != '\n')
+        at--;
+    return strlen(at) > 19 && at[4] == '-' && at[10] == 'T' ? root_printf(root, "%.19s", at) : "";
+}
+
+/* When the driver was loaded for the last time, by the same log. */
+static const char *last_start(struct root *root)
+{
+    struct root_text text = root_lines(root, "NVRM: ", KERN_LOG);
+    const char *last = NULL;
+
+    for (const char *at = strstr(text.text, "NVRM: loading NVIDIA"); at; at = strstr(at + 1, "NVRM: loading NVIDIA"))
+        last = at;
+    return last ? stamp_of(root, text.text, last) : "";
+}
+
+/* "12028, Fatal, Link 32 ...": the number, and whether the switch gave up. */
+static bool is_fatal(const char *line, int *ret_number)
+{
+    size_t n = strcspn(line, "\n");
+    const char *close = memchr(line, ')', n);
+
+    if (!close || strncmp(close, "): ", 3) != 0)
+        return false;
+    *ret_number = atoi(close + 3);
+    return *ret_number > 0 && memmem(line, n, ", Fatal", 7);
+}
+
+static void run_sxid(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    struct root_text log = root_lines(machine->root, "SXid", "/dev/kmsg");
+    const char *where = "/dev/kmsg", *since = "";
+    int n = 0, number, first = 0;
+
+    if (inventory_nvswitches(machine) == 0) {
+        doctor_not_here(machine, result, "no NVSwitch on the PCI bus");
+        return;
+    }
+    if (log.state != ROOT_OK) {
+        where = KERN_LOG;
+        log = root_lines(machine->root, "SXid", KERN_LOG);
+        since = last_start(machine->root);
+    }
+    if (log.state != ROOT_OK) {
+        doctor_not_here(machine, result, "no kernel log is to be read here, as gpu-errors says");
+        return;
+    }
+    for (const char *at = strstr(log.text, SXID); at; at = strstr(at + 1, SXID)) {
+        size_t length = strcspn(at, "\n");
+
+        /* A file holds earlier starts too, of which this driver knows nothing. */
+        if (!is_fatal(at, &number) || (*since && strcmp(stamp_of(machine->root, log.text, at), since) < 0))
+            continue;
+        first = n++ == 0 ? number : first;
+        doctor_evidence(machine, result, where, "%.*s", (int)(length < 300 ? length : 300), at);
+    }
+    if (n == 0)
+        return;
+    doctor_found(machine, result, DOCTOR_ERROR, "an NVSwitch reported a fatal error: SXid %d%s", first,
+                 n > 1 ? ", and more" : "");
+    doctor_advise(machine, result,
+                  "Drain the node and restart it: after a fatal SXid the fabric manager takes ports or the switch out "
+                  "of use, and all GPUs have to be reset together with the switches. If it comes back, have the board "
+                  "repaired. \"SXid Errors\" of NVIDIA's fabric manager guide tells what the number means.");
+}
+
+const struct doctor_check check_sxid = {
+    .id = "sxid",
+    .group = "driver",
+    .mode = 35,
+    .title = "NVSwitches report no fatal errors",
+    .symptom = "Programs that use NVLink end with an error or hang; GPUs report Xid 74 at the same time.",
+    .cause = "A switch or one of its links has failed: its driver writes an SXid to the kernel log.",
+    .remedy = "Restart the node, and have the board repaired if it comes back.",
+    .needs = DOCTOR_NEEDS_DRIVER,
+    .links = (const char *const[]){"/dev/kmsg", KERN_LOG, NULL},
+    .run = run_sxid,
+};

@@ -1,0 +1,361 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * rules_import.c - would "import deep_ep" load its extension? Told by ELF headers alone: nothing is loaded.
+ *
+ * deep_ep imports torch first, so libraries of PyTorch and of the wheels that it loads are there when the extension
+ * comes. What is wrong with libibverbs and libmlx5 is the matter of the group verbs, and libcuda is the driver's.
+ */
+#include "doctor/checks.h"
+#include "doctor/look.h"
+#include "software/libs.h"
+#include "software/read.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define NVSHMEM "libnvshmem_host.so"
+
+/* --- what the rules share --- */
+
+/* The extension that Python imports; "" ends the check with the reason. */
+static const char *extension_of(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct stack_deepep *deepep = &machine->stack->deepep;
+    const char *path = deepep->imported >= 0 ? deepep->copies[deepep->imported].extension : "";
+    struct elf_facts facts;
+
+    if (!*path) {
+        doctor_not_here(machine, result,
+                        deepep->imported < 0 ? "no deep_ep is on Python's path"
+                                             : "there is no extension beside deep_ep");
+        return "";
+    }
+    facts = root_elf(machine->root, "%s", path);
+    if (facts.state == ROOT_OK)
+        return path;
+    doctor_cannot_tell(machine, result, "%s: %s", path, look_why(facts.state, facts.why));
+    return "";
+}
+
+/* The folder of the torch that Python imports: ".../python3.12/dist-packages/torch"; "" none. */
+static const char *torch_of(struct root *root)
+{
+    struct python *python = calloc(1, sizeof(*python));
+    const char *folder = "";
+
+    if (python) {
+        stack_read_python(root, python);
+        folder = python_find(root, python, "torch/lib");
+    }
+    free(python);
+    return *folder ? root_printf(root, "%.*s", (int)(strlen(folder) - strlen("/lib")), folder) : "";
+}
+
+/* Wheels of NVIDIA's that PyTorch loads libraries from: torch/__init__.py, _preload_cuda_deps(). */
+static const char *const wheels[] = {"cuda_runtime", "cublas", "cudnn",   "cufft",     "curand", "cusolver",
+                                     "cusparse",     "nccl",   "nvshmem", "nvjitlink", "nvtx",   "cuda_nvrtc",
+                                     "cuda_cupti",   "cufile", "cu13",    "cusparselt"};
+
+/* Does PyTorch bring this library along? */
+static bool comes_with_torch(struct root *root, const char *torch, const char *name)
+{
+    if (!*torch || strchr(name, '/'))
+        return false;
+    if (root_stat(root, "%s/lib/%s", torch, name).state == ROOT_OK)
+        return true;
+    for (size_t i = 0; i < sizeof(wheels) / sizeof(wheels[0]); i++)
+        if (root_stat(root, "%s/../nvidia/%s/lib/%s", torch, wheels[i], name).state == ROOT_OK)
+            return true;
+    return false;
+}
+
+static bool begins(const char *text, const char *prefix)
+{
+    return strncmp(text, prefix, strlen(prefix)) == 0;
+}
+
+/* --- import-libraries --- */
+
+/* Reported by others. */
+static bool is_of_others(const char *name)
+{
+    static const char *const names[] = {"libibverbs.so", "libmlx5.so", "libcuda.so", "libnvidia-ml.so"};
+
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+        if (begins(name, names[i]))
+            return true;
+    return false;
+}
+
+/* The extension itself, or its NVSHMEM: what PyTorch needs is PyTorch's affair. */
+static bool is_judged(const struct libs_closure *closure, int user)
+{
+    return user == 0 || (user > 0 && begins(closure->libs[user].name, NVSHMEM));
+}
+
+static void say_missing(const struct doctor_machine *machine, struct doctor_result *result, const struct lib *lib,
+                        const char *user, const char *torch)
+{
+    doctor_found(machine, result, DOCTOR_ERROR, "deep_ep cannot be imported: %s needs %s, which is not found", user,
+                 lib->name);
+    doctor_evidence(machine, result, user, "NEEDED %s", lib->name);
+    if (begins(lib->name, NVSHMEM))
+        doctor_advise(machine, result,
+                      "The NVSHMEM that it was built with is gone from where its RUNPATH leads. Put the folder with "
+                      "%s into LD_LIBRARY_PATH, or build DeepEP again with NVSHMEM_DIR.",
+                      lib->name);
+    else if (begins(lib->name, "libtorch") || begins(lib->name, "libc10"))
+        doctor_advise(machine, result, "%s",
+                      *torch ? "The PyTorch that Python finds has no such library: the extension was built for another "
+                               "one. Build it again in this environment."
+                             : "Python finds no PyTorch here: activate the environment that has it.");
+    else if (begins(lib->name, "libcudart"))
+        doctor_advise(machine, result,
+                      "The extension was built with CUDA %.4s. Install that runtime (the wheel "
+                      "nvidia-cuda-runtime-cu%.2s), or build it again with the CUDA of PyTorch.",
+                      lib->name + strlen("libcudart.so."), lib->name + strlen("libcudart.so."));
+    else
+        doctor_advise(machine, result, "Install what has %s, or add its folder to LD_LIBRARY_PATH.", lib->name);
+}
+
+static bool find_missing(const struct doctor_machine *machine, struct doctor_result *result,
+                         const struct libs_closure *closure, const char *torch)
+{
+    const char *unasked = "";
+
+    for (int i = 1; i < closure->n; i++) {
+        const struct lib *lib = &closure->libs[i];
+
+        if (lib->place.state == ROOT_OK || !is_judged(closure, lib->needed_by) || is_of_others(lib->name) ||
+            comes_with_torch(machine->root, torch, lib->name))
+            continue;
+        if (lib->place.state == ROOT_UNASKED) {
+            unasked = lib->name;
+            continue;
+        }
+        if (lib->place.state == ROOT_FAILED) {
+            doctor_found(machine, result, DOCTOR_ERROR, "deep_ep cannot be imported: %s is damaged", lib->place.path);
+            doctor_evidence(machine, result, lib->place.path, "no library that can be read, found by %s",
+                            lib->place.found_by);
+            doctor_advise(machine, result, "Install it again.");
+            return true;
+        }
+        say_missing(machine, result, lib, closure->libs[lib->needed_by].place.path, torch);
+        return true;
+    }
+    if (*unasked)
+        doctor_cannot_tell(machine, result, "where %s is: the snapshot does not say", unasked);
+    return *unasked;
+}
+
+/* Conda's Python has its own libstdc++ loaded before any module comes. */
+static bool conda_defines(const struct doctor_machine *machine, const char *version)
+{
+    const char *prefix = root_env(machine->root, "CONDA_PREFIX");
+    struct elf_facts facts;
+
+    if (!prefix || *prefix != '/')
+        return false;
+    facts = root_elf(machine->root, "%s/lib/libstdc++.so.6", prefix);
+    for (size_t i = 0; i < facts.n_definitions; i++)
+        if (strcmp(facts.definitions[i].name, version) == 0)
+            return true;
+    return facts.state == ROOT_OK && facts.n_definitions == 0;
+}
+
+static void find_gap(const struct doctor_machine *machine, struct doctor_result *result,
+                     const struct libs_closure *closure)
+{
+    for (int i = 0; i < closure->n_gaps; i++) {
+        const struct lib_version_gap *gap = &closure->gaps[i];
+        const char *user = closure->libs[gap->user].place.path, *provider = closure->libs[gap->provider].place.path;
+        bool is_c = begins(gap->version, "GLIBC_");
+
+        if (!is_judged(closure, gap->user) ||
+            !(is_c || begins(gap->version, "GLIBCXX_") || begins(gap->version, "CXXABI_")) ||
+            (!is_c && conda_defines(machine, gap->version)))
+            continue;
+        doctor_found(machine, result, DOCTOR_ERROR, "deep_ep cannot be imported: %s needs %s, which %s does not have",
+                     user, gap->version, provider);
+        doctor_evidence(machine, result, user, "needs %s", gap->version);
+        doctor_evidence(machine, result, provider, "does not define it");
+        doctor_advise(machine, result,
+                      is_c ? "It was built on a newer system: build DeepEP again on this one, or in the image that it "
+                             "runs in. The C library is no part to be replaced."
+                           : "It was built with a newer compiler: build DeepEP again on this system, or put the folder "
+                             "of a newer libstdc++ (conda has one) in front in LD_LIBRARY_PATH.");
+        return;
+    }
+}
+
+static void run_import_libraries(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    struct libs_setting setting = libs_setting_of(machine->root);
+    const char *path = extension_of(machine, result);
+    struct libs_closure *closure;
+
+    if (!*path)
+        return;
+    if (libs_load(machine->root, &setting, path, &closure) != EP_OK) {
+        doctor_cannot_tell(machine, result, "no memory for the list of libraries");
+        return;
+    }
+    if (!find_missing(machine, result, closure, torch_of(machine->root)))
+        find_gap(machine, result, closure);
+    libs_closure_free(closure);
+}
+
+const struct doctor_check check_import_libraries = {
+    .id = "import-libraries",
+    .group = "deepep",
+    .mode = 53,
+    .title = "all libraries that DeepEP's extension needs are found, in versions that it takes",
+    .symptom = "\"ImportError: libnvshmem_host.so.3: cannot open shared object file\", \"version `GLIBCXX_3.4.32' not "
+               "found\".",
+    .cause = "The extension was built on another system or in another environment, or a library has gone since.",
+    .remedy = "Install what is missing, or build DeepEP again where it runs.",
+    .needs = DOCTOR_NEEDS_GPUS | DOCTOR_NEEDS_ENVIRONMENT,
+    .links = (const char *const[]){"LD_LIBRARY_PATH", "deep_ep_cpp*.so", NULL},
+    .run = run_import_libraries,
+};
+
+/* --- import-python --- */
+
+/* The tag of a module for one Python: 312 of "deep_ep_cpp.cpython-312-x86_64-linux-gnu.so"; 0: for any. */
+static int tag_of(const char *path)
+{
+    const char *slash = strrchr(path, '/'), *tag = strstr(slash ? slash : path, ".cpython-");
+
+    return tag ? atoi(tag + strlen(".cpython-")) : 0;
+}
+
+/* The Python that has PyTorch: 312 of ".../python3.12/dist-packages/torch"; 0 not known. */
+static int python_of(const char *torch)
+{
+    const char *at = strstr(torch, "/python3.");
+    int minor = at ? atoi(at + strlen("/python3.")) : 0;
+
+    return minor > 0 && minor < 100 ? 300 + minor : 0;
+}
+
+static void run_import_python(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const char *path = extension_of(machine, result), *torch;
+    int tag, python;
+    struct root_names names;
+    const char *folder;
+
+    if (!*path)
+        return;
+    torch = torch_of(machine->root);
+    tag = tag_of(path);
+    python = python_of(torch);
+    if (tag == 0 || python == 0) {
+        doctor_not_here(machine, result, "%s",
+                        tag == 0 ? "the extension is for any Python" : "nothing tells which Python has PyTorch");
+        return;
+    }
+    if (tag == python)
+        return;
+    /* Several may lie side by side, one for each Python. */
+    folder = root_printf(machine->root, "%.*s", (int)(strrchr(path, '/') - path), path);
+    names = root_list(machine->root, "%s", folder);
+    for (size_t i = 0; i < names.n; i++)
+        if (begins(names.names[i], "deep_ep_cpp.") && tag_of(names.names[i]) == python)
+            return;
+    doctor_found(machine, result, DOCTOR_ERROR,
+                 "deep_ep cannot be imported: its extension is for Python 3.%d, and PyTorch is in Python 3.%d",
+                 tag - 300, python - 300);
+    doctor_evidence(machine, result, path, "for Python 3.%d", tag - 300);
+    doctor_evidence(machine, result, torch, "in Python 3.%d", python - 300);
+    doctor_advise(machine, result,
+                  "Start Python 3.%d if that is the one which is meant, or build DeepEP again with "
+                  "Python 3.%d.",
+                  tag - 300, python - 300);
+}
+
+const struct doctor_check check_import_python = {
+    .id = "import-python",
+    .group = "deepep",
+    .mode = 53,
+    .title = "DeepEP's extension is for the Python that has PyTorch",
+    .symptom = "\"ModuleNotFoundError: No module named 'deep_ep_cpp'\", although the file is there.",
+    .cause = "A module for one version of Python is not seen by another: the version is in the file's name.",
+    .remedy = "Build DeepEP with the Python that runs it.",
+    .needs = DOCTOR_NEEDS_GPUS | DOCTOR_NEEDS_ENVIRONMENT,
+    .links = (const char *const[]){"deep_ep_cpp*.so", "PYTHONPATH", NULL},
+    .run = run_import_python,
+};
+
+/* --- cuda-major --- */
+
+/* "CUDA Compatibility", table of minor version compatibility: the oldest driver for each CUDA. */
+static const struct {
+    int cuda, driver;
+} oldest_drivers[] = {{11, 450}, {12, 525}, {13, 580}};
+
+/* The major number of the libcudart that a library needs; 0 none. */
+static int cuda_of(const struct elf_facts *facts)
+{
+    static const char name[] = "libcudart.so.";
+
+    for (size_t i = 0; i < facts->n_needed; i++)
+        if (begins(facts->needed[i], name))
+            return atoi(facts->needed[i] + sizeof(name) - 1);
+    return 0;
+}
+
+static void run_cuda_major(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const char *path = extension_of(machine, result), *torch, *libraries = root_env(machine->root, "LD_LIBRARY_PATH");
+    int cuda, cuda_torch, driver = atoi(machine->stack->driver.version);
+    struct elf_facts facts;
+
+    if (!*path)
+        return;
+    facts = root_elf(machine->root, "%s", path);
+    cuda = cuda_of(&facts);
+    torch = torch_of(machine->root);
+    if (cuda == 0) {
+        doctor_not_here(machine, result, "the extension needs no CUDA runtime of its own");
+        return;
+    }
+    facts = root_elf(machine->root, "%s/lib/libtorch_cuda.so", torch);
+    cuda_torch = *torch && facts.state == ROOT_OK ? cuda_of(&facts) : 0;
+    if (cuda_torch && cuda_torch != cuda) {
+        doctor_found(machine, result, DOCTOR_ERROR, "DeepEP's extension is for CUDA %d, and PyTorch for CUDA %d", cuda,
+                     cuda_torch);
+        doctor_evidence(machine, result, path, "NEEDED libcudart.so.%d", cuda);
+        doctor_evidence(machine, result, torch, "NEEDED libcudart.so.%d", cuda_torch);
+        doctor_advise(machine, result, "Build DeepEP again with the toolkit of CUDA %d.", cuda_torch);
+        return;
+    }
+    for (size_t i = 0; i < sizeof(oldest_drivers) / sizeof(oldest_drivers[0]); i++) {
+        /* The package cuda-compat brings a newer libcuda for older drivers of data centers. */
+        if (oldest_drivers[i].cuda != cuda || driver >= oldest_drivers[i].driver ||
+            (libraries && strstr(libraries, "/compat")))
+            continue;
+        doctor_found(machine, result, DOCTOR_ERROR, "CUDA %d needs driver %d or later, and %s is loaded", cuda,
+                     oldest_drivers[i].driver, machine->stack->driver.version);
+        doctor_evidence(machine, result, path, "NEEDED libcudart.so.%d", cuda);
+        doctor_evidence(machine, result, "/proc/driver/nvidia/version", "%s", machine->stack->driver.version);
+        doctor_advise(machine, result,
+                      "Update the driver of the node; on GPUs for data centers the package cuda-compat-%d-<minor> and "
+                      "its folder in LD_LIBRARY_PATH help as well. Or use a PyTorch and a DeepEP for CUDA %d.",
+                      cuda, cuda - 1);
+    }
+}
+
+const struct doctor_check check_cuda_major = {
+    .id = "cuda-major",
+    .group = "deepep",
+    .mode = 54,
+    .title = "DeepEP, PyTorch and the driver are for one CUDA",
+    .symptom = "\"CUDA driver version is insufficient for CUDA runtime version\", or two CUDA runtimes in a process.",
+    .cause = "The extension was built with another major version of CUDA than PyTorch, or with one that the driver is "
+             "too old for.",
+    .remedy = "Build DeepEP with PyTorch's CUDA; update the driver.",
+    .needs = DOCTOR_NEEDS_DRIVER | DOCTOR_NEEDS_ENVIRONMENT,
+    .links = (const char *const[]){"/proc/driver/nvidia/version", "deep_ep_cpp*.so", NULL},
+    .run = run_cuda_major,
+};

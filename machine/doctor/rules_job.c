@@ -1,0 +1,427 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* rules_job.c - what a job is given and told: files, processors, its peers; and what starts it again and again. */
+#include "doctor/checks.h"
+#include "doctor/look.h"
+#include "doctor/look_job.h"
+#include "doctor/shell.h"
+#include "software/libs.h"
+#include "source/scrub.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* --- what the rules share --- */
+
+/* Ranks of the job, by the variables of its launchers; -1 nobody says. */
+static long ranks_of_job(const struct doctor_machine *machine)
+{
+    static const char *const names[] = {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS",
+                                        "SLURM_NTASKS"};
+    long ranks = -1;
+
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        long value = look_job_number(machine, names[i], -1);
+
+        ranks = value > ranks ? value : ranks;
+    }
+    return ranks;
+}
+
+/* --- nofile --- */
+
+/* Connections of NCCL and NVSHMEM, shared memory and data loaders: about 2 for each peer, hundreds for a start. */
+#define FILES_TOO_FEW 1024
+#define FILES_HARD_FEW 4096
+#define RANKS_MANY 256
+
+static void run_nofile(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    struct root_text limits = root_read(machine->root, "/proc/self/limits");
+    const char *line = strstr(limits.text, "Max open files");
+    long long soft = -1, hard = -1;
+    long ranks = ranks_of_job(machine);
+    char *end;
+
+    if (!look_has_ranks(machine)) {
+        doctor_not_here(machine, result, "one GPU, and nothing asks for several ranks");
+        return;
+    }
+    if (line) {
+        line += strlen("Max open files");
+        soft = strtoll(line, &end, 10);
+        soft = end == line ? INT64_MAX : soft; /* "unlimited" */
+        line = end + strspn(end, " ");
+        hard = strtoll(line, &end, 10);
+        hard = end == line ? INT64_MAX : hard;
+    }
+    if (soft < 0) {
+        doctor_cannot_tell(machine, result, "/proc/self/limits: %s",
+                           limits.state == ROOT_OK ? "no line \"Max open files\"" : look_why(limits.state, limits.why));
+        return;
+    }
+    if (soft >= FILES_TOO_FEW && hard >= FILES_HARD_FEW && !(soft <= FILES_TOO_FEW && ranks >= RANKS_MANY))
+        return;
+    doctor_found(machine, result, soft < FILES_TOO_FEW ? DOCTOR_ERROR : DOCTOR_WARNING,
+                 "the process may open %lld files, and at most %lld if it asks", soft, hard);
+    doctor_evidence(machine, result, "/proc/self/limits", "Max open files %lld %lld", soft, hard);
+    if (hard > soft)
+        doctor_fix(machine, result, false, "ulimit -n %lld", hard < 1048576 ? hard : 1048576LL);
+    doctor_advise(machine, result,
+                  "The hard limit is set where the job is started: docker run --ulimit nofile=1048576, "
+                  "LimitNOFILE=1048576 for slurmd, containerd and sshd, \"* - nofile 1048576\" in "
+                  "/etc/security/limits.d.");
+}
+
+const struct doctor_check check_nofile = {
+    .id = "nofile",
+    .group = "limits",
+    .mode = 38,
+    .title = "the process may open enough files",
+    .symptom = "\"Too many open files\" at the start of a large job, or when data loaders begin.",
+    .cause = "Each connection, each piece of shared memory and each data file takes a descriptor, and the limit for "
+             "them is low.",
+    .remedy = "Raise the limit where the job is started.",
+    .needs = DOCTOR_NEEDS_GPUS,
+    .links = (const char *const[]){"/proc/self/limits", "/etc/security/limits.d", NULL},
+    .run = run_nofile,
+};
+
+/* --- processors --- */
+
+/* How many processors a list has, "0-3,8"; 0 when it is none. */
+static int count_list(const char *list)
+{
+    int n = 0;
+
+    while (*list >= '0' && *list <= '9' && n < 1 << 20) {
+        char *end;
+        long first = strtol(list, &end, 10), last = first;
+
+        if (*end == '-')
+            last = strtol(end + 1, &end, 10);
+        n += last >= first && last - first < 1 << 16 ? (int)(last - first) + 1 : 0;
+        list = end + (*end == ',');
+    }
+    return n;
+}
+
+/* The quota of the control group, in processors: "200000 100000" is 2. Negative: none, or not known. */
+static double quota_of(struct root *root)
+{
+    struct root_text text = root_line(root, "/sys/fs/cgroup/cpu.max");
+    double quota, period;
+
+    if (text.state != ROOT_OK || sscanf(text.text, "%lf %lf", &quota, &period) != 2 || period <= 0)
+        return -1;
+    return quota / period;
+}
+
+static void run_processors(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    struct root_text status = root_read(machine->root, "/proc/self/status");
+    const char *list = look_field(machine->root, status.text, "Cpus_allowed_list");
+    int n = count_list(list), gpus = look_job_gpus(machine);
+    double quota = quota_of(machine->root);
+    bool is_quota = quota > 0 && quota < n;
+    double has = is_quota ? quota : n;
+
+    if (!look_has_ranks(machine) || gpus == 0) {
+        doctor_not_here(machine, result, "no GPU for this process, or one GPU and nothing that asks for several ranks");
+        return;
+    }
+    if (n == 0) {
+        doctor_cannot_tell(machine, result, "/proc/self/status: %s",
+                           status.state == ROOT_OK ? "no line \"Cpus_allowed_list\""
+                                                   : look_why(status.state, status.why));
+        return;
+    }
+    if (has >= (gpus > 1 ? gpus : 2))
+        return;
+    doctor_found(machine, result, has < gpus ? DOCTOR_ERROR : DOCTOR_WARNING,
+                 "the process has %g processor%s for %d GPU%s", has, has == 1 ? "" : "s", gpus, gpus == 1 ? "" : "s");
+    if (is_quota)
+        doctor_evidence(machine, result, "/sys/fs/cgroup/cpu.max", "%s",
+                        root_line(machine->root, "/sys/fs/cgroup/cpu.max").text);
+    else
+        doctor_evidence(machine, result, "/proc/self/status", "Cpus_allowed_list %s", list);
+    doctor_advise(machine, result,
+                  "Each rank needs a processor for itself and one for the threads of NCCL and NVSHMEM, better four: "
+                  "srun --cpus-per-task=8, mpirun --bind-to none or --map-by numa:PE=8, in Kubernetes a larger limit "
+                  "for cpu (or none).");
+}
+
+const struct doctor_check check_processors = {
+    .id = "processors",
+    .group = "limits",
+    .mode = 55,
+    .title = "there are processors enough for the GPUs of the process",
+    .symptom = "Everything is slow and varies: kernels are launched late, NCCL's proxy waits for its turn.",
+    .cause = "The launcher bound the rank to a single core, or the container has a small quota.",
+    .remedy = "Give each rank more processors.",
+    .needs = DOCTOR_NEEDS_GPUS | DOCTOR_NEEDS_ENVIRONMENT,
+    .links = (const char *const[]){"/proc/self/status", "/sys/fs/cgroup/cpu.max", NULL},
+    .run = run_processors,
+};
+
+/* --- rendezvous --- */
+
+static bool is_loopback(const char *address)
+{
+    return strncmp(address, "127.", 4) == 0 || strcmp(address, "localhost") == 0 || strcmp(address, "::1") == 0;
+}
+
+/* What contradicts itself in what the job is told; NULL when nothing does. */
+static const char *contradiction(const struct doctor_machine *machine, const char **ret_name)
+{
+    long world = look_job_number(machine, "WORLD_SIZE", -1), rank = look_job_number(machine, "RANK", -1);
+    long local_world = look_job_number(machine, "LOCAL_WORLD_SIZE", -1),
+         local_rank = look_job_number(machine, "LOCAL_RANK", -1);
+    const char *address = root_env(machine->root, "MASTER_ADDR"), *port = root_env(machine->root, "MASTER_PORT");
+    long nodes = look_job_nodes(machine);
+
+    *ret_name = "RANK";
+    if (world > 0 && rank >= world)
+        return root_printf(machine->root, "RANK=%ld is beyond WORLD_SIZE=%ld", rank, world);
+    *ret_name = "LOCAL_RANK";
+    if (local_world > 0 && local_rank >= local_world)
+        return root_printf(machine->root, "LOCAL_RANK=%ld is beyond LOCAL_WORLD_SIZE=%ld", local_rank, local_world);
+    *ret_name = "WORLD_SIZE";
+    if (world > 0 && local_world > world)
+        return root_printf(machine->root, "WORLD_SIZE=%ld is less than LOCAL_WORLD_SIZE=%ld", world, local_world);
+    *ret_name = "MASTER_PORT";
+    if (port &&
+        (look_job_number(machine, "MASTER_PORT", -1) < 1 || look_job_number(machine, "MASTER_PORT", -1) > 65535))
+        return "MASTER_PORT is no port";
+    *ret_name = "MASTER_ADDR";
+    if (address && !*address)
+        return "MASTER_ADDR is empty";
+    if (address && is_loopback(address) && (nodes > 1 || (local_world > 0 && world > local_world)))
+        return "MASTER_ADDR is the loopback, and there are other nodes: each waits for itself";
+    return NULL;
+}
+
+static void run_rendezvous(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    static const char *const shown[] = {"RANK",        "WORLD_SIZE",  "LOCAL_RANK",          "LOCAL_WORLD_SIZE",
+                                        "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_NUM_NODES", "NNODES"};
+    const char *name, *fault;
+    bool any = false;
+
+    for (size_t i = 0; i < sizeof(shown) / sizeof(shown[0]); i++)
+        any = any || root_env(machine->root, shown[i]);
+    if (!any) {
+        doctor_not_here(machine, result, "the environment is not that of a rank");
+        return;
+    }
+    fault = contradiction(machine, &name);
+    if (!fault)
+        return;
+    doctor_found(machine, result, DOCTOR_ERROR, "the ranks cannot find each other: %s", fault);
+    for (size_t i = 0; i < sizeof(shown) / sizeof(shown[0]); i++)
+        if (root_env(machine->root, shown[i]))
+            doctor_evidence(machine, result, shown[i], "%s", root_env(machine->root, shown[i]));
+    doctor_advise(
+        machine, result,
+        "All ranks take one MASTER_ADDR, the address of the node that has rank 0, and count alike: "
+        "WORLD_SIZE are all ranks for PyTorch, but the nodes for DeepEP's own tests, which start the ranks of "
+        "a node themselves. 'epkit launch' sets all of them.");
+}
+
+const struct doctor_check check_rendezvous = {
+    .id = "rendezvous",
+    .group = "job",
+    .mode = 29,
+    .title = "what a rank is told about the others fits together",
+    .symptom = "init_process_group hangs until its timeout, or stops because of a rank beyond the world.",
+    .cause =
+        "Numbers of ranks contradict each other, or the address of the first rank is one that others do not reach.",
+    .remedy = "Let one launcher set all of them.",
+    .needs = DOCTOR_NEEDS_ENVIRONMENT,
+    .links = (const char *const[]){"MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
+                                   NULL},
+    .run = run_rendezvous,
+};
+
+/* --- single-ranks --- */
+
+/* The MPI that a process has loaded, by the number of its interface: Open MPI 4 and 5, MPICH and Intel MPI. */
+static const char *loaded_mpi(struct root *root)
+{
+    struct root_names mapped = libs_mapped(root, "libmpi.so");
+
+    for (size_t i = 0; i < mapped.n; i++) {
+        if (strstr(mapped.names[i], "libmpi.so.40") || strstr(mapped.names[i], "libmpi.so.80"))
+            return "Open MPI";
+        if (strstr(mapped.names[i], "libmpi.so.12"))
+            return "MPICH or Intel MPI";
+    }
+    return "";
+}
+
+static void run_single_ranks(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    long tasks = look_job_number(machine, "SLURM_STEP_NUM_TASKS", -1), of_mpi;
+    bool is_openmpi = root_env(machine->root, "OMPI_COMM_WORLD_SIZE") != NULL;
+    const char *name = is_openmpi ? "OMPI_COMM_WORLD_SIZE" : "PMI_SIZE", *mpi = loaded_mpi(machine->root);
+
+    of_mpi = look_job_number(machine, name, -1);
+    if (of_mpi < 1) {
+        doctor_not_here(machine, result, "the process was not started by a launcher of MPI");
+        return;
+    }
+    if (tasks > 1 && of_mpi == 1) {
+        doctor_found(machine, result, DOCTOR_ERROR, "%ld tasks were started, and each is a run of one rank of its own",
+                     tasks);
+        doctor_evidence(machine, result, "SLURM_STEP_NUM_TASKS", "%ld", tasks);
+        doctor_evidence(machine, result, name, "1");
+        doctor_advise(machine, result,
+                      "Use one launcher, not two: srun with an MPI that knows Slurm (srun --mpi=pmix), or one mpirun "
+                      "for all ranks within the allocation.");
+    } else if (of_mpi > 1 && *mpi && is_openmpi != (strcmp(mpi, "Open MPI") == 0)) {
+        doctor_found(machine, result, DOCTOR_ERROR,
+                     "the process was started by %s and has loaded %s: each rank believes to be alone",
+                     is_openmpi ? "Open MPI" : "MPICH or Intel MPI", mpi);
+        doctor_evidence(machine, result, name, "%ld", of_mpi);
+        doctor_evidence(machine, result, "/proc/self/maps", "%s", libs_mapped(machine->root, "libmpi.so").names[0]);
+        doctor_advise(machine, result,
+                      "Start it with the mpirun of the MPI that it was built with, or build it again "
+                      "with the MPI of this mpirun.");
+    }
+}
+
+const struct doctor_check check_single_ranks = {
+    .id = "single-ranks",
+    .group = "job",
+    .mode = 30,
+    .title = "a run of N ranks is one run, not N of one",
+    .symptom = "The output appears N times, each with one rank; nothing is exchanged, and all is fast.",
+    .cause = "The program was started by a launcher that its MPI does not know, so each process starts an MPI of its "
+             "own.",
+    .remedy = "Start it with the launcher of its MPI.",
+    .needs = DOCTOR_NEEDS_ENVIRONMENT,
+    .links = (const char *const[]){"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", NULL},
+    .run = run_single_ranks,
+};
+
+/* --- environ-sourced --- */
+
+#define ENVIRON "/proc/1/environ"
+
+/* Start files of shells whose names are the same everywhere. */
+static const char *const start_files[] = {"/etc/profile",        "/etc/bash.bashrc", "/etc/bashrc",
+                                          "/etc/environment",    "/root/.bashrc",    "/root/.profile",
+                                          "/root/.bash_profile", "/etc/ssh/sshrc",   "/root/.ssh/environment"};
+
+static void run_environ_sourced(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    for (size_t i = 0; i < sizeof(start_files) / sizeof(start_files[0]); i++) {
+        struct root_text lines = root_lines(machine->root, ENVIRON, "%s", start_files[i]);
+
+        for (const char *at = lines.text; lines.state == ROOT_OK && *at; at += strcspn(at, "\n"), at += *at == '\n') {
+            if (!scrub_evaluates_environ(at, strcspn(at, "\n")))
+                continue;
+            if (result->outcome != DOCTOR_FOUND)
+                doctor_found(machine, result, DOCTOR_WARNING, "%s evaluates " ENVIRON " in every shell",
+                             start_files[i]);
+            doctor_evidence(machine, result, start_files[i], "a line that evaluates " ENVIRON);
+        }
+    }
+    if (result->outcome == DOCTOR_FOUND)
+        doctor_advise(machine, result,
+                      "Values with quotes, spaces or line ends are run as commands or torn apart, and tokens get into "
+                      "logs and into each child. Hand over the variables that are needed by name: sshd's SetEnv, or a "
+                      "file with 'export NAME=VALUE' that the container writes with printf %%q.");
+}
+
+const struct doctor_check check_environ_sourced = {
+    .id = "environ-sourced",
+    .group = "job",
+    .mode = 42,
+    .title = "no shell evaluates the environment of process 1",
+    .symptom = "Tokens and keys stand in logs, variables are cut, or a login prints errors and hangs.",
+    .cause = "A start file of the shell evaluates " ENVIRON ", so that sessions of ssh have a container's variables.",
+    .remedy = "Hand over single variables.",
+    .needs = DOCTOR_NEEDS_GPUS,
+    .links = (const char *const[]){ENVIRON, "/root/.bashrc", NULL},
+    .run = run_environ_sourced,
+};
+
+/* --- install-stuck --- */
+
+#define INSTALL "/var/lib/epkit/install" /* INSTALL_STATE of epkit install: a folder for each recipe */
+#define RESTARTS_MANY 3
+
+struct journal {
+    int reboots;              /* since the installation was begun or taken up again */
+    const char *event, *step; /* the last one */
+};
+
+static struct journal read_journal(struct root *root, const char *text)
+{
+    struct journal journal = {.event = "", .step = ""};
+
+    while (*text) {
+        size_t n = strcspn(text, "\n");
+        json_t *line = n < 65536 && text[n] == '\n' ? json_loadb(text, n, 0, NULL) : NULL;
+        const char *event = json_string_value(json_object_get(line, "event"));
+        const char *step = json_string_value(json_object_get(line, "step"));
+
+        if (event) {
+            journal.event = root_printf(root, "%s", event);
+            journal.step = root_printf(root, "%s", step ? step : "");
+            journal.reboots += strcmp(event, "reboot") == 0;
+            if (strcmp(event, "finished") == 0 || strcmp(event, "uninstalled") == 0 || strcmp(event, "again") == 0)
+                journal.reboots = 0;
+        }
+        json_decref(line);
+        text += n + (text[n] == '\n');
+    }
+    return journal;
+}
+
+static void judge_journal(const struct doctor_machine *machine, struct doctor_result *result, const char *recipe)
+{
+    const char *path = root_printf(machine->root, INSTALL "/%s/journal.jsonl", recipe);
+    struct journal journal = read_journal(machine->root, root_read(machine->root, "%s", path).text);
+    bool is_stopped = strcmp(journal.event, "stopped") == 0;
+
+    if (!is_stopped && journal.reboots < RESTARTS_MANY)
+        return;
+    if (is_stopped)
+        doctor_found(machine, result, DOCTOR_ERROR,
+                     "the installation of %s was given up after %d restart%s of the node", recipe, journal.reboots,
+                     journal.reboots == 1 ? "" : "s");
+    else
+        doctor_found(machine, result, DOCTOR_ERROR,
+                     "the installation of %s has restarted the node %d times and is not done", recipe, journal.reboots);
+    doctor_evidence(machine, result, path, "last event: %s%s%s", journal.event, *journal.step ? ", step " : "",
+                    journal.step);
+    doctor_advise(machine, result,
+                  "epkit install status %s says which step is not done and why. When its cause is gone, epkit install "
+                  "apply %s --again takes it up.",
+                  shell_word(machine->root, recipe), shell_word(machine->root, recipe));
+}
+
+static void run_install_stuck(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    struct root_names recipes = root_list(machine->root, INSTALL);
+
+    if (recipes.state == ROOT_ABSENT || recipes.state == ROOT_UNASKED)
+        doctor_not_here(machine, result, "nothing was installed by epkit install");
+    else if (recipes.state != ROOT_OK)
+        doctor_cannot_tell(machine, result, INSTALL ": %s", look_why(recipes.state, recipes.why));
+    for (size_t i = 0; recipes.state == ROOT_OK && i < recipes.n && result->outcome != DOCTOR_FOUND; i++)
+        judge_journal(machine, result, recipes.names[i]);
+}
+
+const struct doctor_check check_install_stuck = {
+    .id = "install-stuck",
+    .group = "job",
+    .mode = 27,
+    .title = "no installation restarts the node again and again",
+    .symptom = "A node is never ready: it restarts, installs, and restarts.",
+    .cause = "A step of the installation asks for a restart that does not bring what it waits for.",
+    .remedy = "Look at the step, then take the installation up again.",
+    .links = (const char *const[]){INSTALL, NULL},
+    .run = run_install_stuck,
+};

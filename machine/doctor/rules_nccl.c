@@ -1,0 +1,411 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * rules_nccl.c - NCCL's variables against the machine. Their meaning is that of "Environment Variables" in the NCCL
+ * user guide; lists of names are prefixes, '=' in front makes them exact, '^' leaves them out.
+ */
+#include "doctor/checks.h"
+#include "doctor/look.h"
+#include "doctor/look_job.h"
+#include "doctor/look_nvshmem.h"
+
+#include <ctype.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+/* --- what the rules share --- */
+
+static bool is_on(const struct doctor_machine *machine, const char *name)
+{
+    const char *value = root_env(machine->root, name);
+
+    return value && isdigit((unsigned char)*value) && strtol(value, NULL, 10) != 0;
+}
+
+/* NCCL goes over sockets, or not at all: then variables of InfiniBand are not read. */
+static bool uses_ib(const struct doctor_machine *machine)
+{
+    const char *net = root_env(machine->root, "NCCL_NET");
+
+    return !is_on(machine, "NCCL_IB_DISABLE") && !(net && strcasecmp(net, "Socket") == 0);
+}
+
+/* Do the launcher's variables say that there are other nodes? */
+static bool has_other_nodes(const struct doctor_machine *machine)
+{
+    return look_job_nodes(machine) > 1 ||
+           look_job_number(machine, "WORLD_SIZE", 0) > look_job_number(machine, "LOCAL_WORLD_SIZE", 1 << 20) ||
+           look_job_number(machine, "OMPI_COMM_WORLD_SIZE", 0) >
+               look_job_number(machine, "OMPI_COMM_WORLD_LOCAL_SIZE", 1 << 20);
+}
+
+struct names {
+    bool is_exclusion, is_exact;
+    const char *list;
+};
+
+static struct names parse_names(const char *value)
+{
+    struct names names = {.list = value};
+
+    names.is_exclusion = *names.list == '^';
+    names.list += names.is_exclusion;
+    names.is_exact = *names.list == '=';
+    names.list += names.is_exact;
+    return names;
+}
+
+/* Does an entry of the list, "name" or "name:port", stand for this one? Port -1: interfaces have none. */
+static bool stands_for(const char *entry, size_t n, bool is_exact, const char *name, int port)
+{
+    const char *colon = memchr(entry, ':', n);
+    size_t n_name = colon ? (size_t)(colon - entry) : n;
+
+    if (n_name == 0 || strncmp(name, entry, n_name) != 0 || (is_exact && name[n_name]))
+        return false;
+    return !colon || port < 0 || strtol(colon + 1, NULL, 10) == port;
+}
+
+static bool names_it(const struct names *names, const char *name, int port)
+{
+    for (const char *at = names->list; *at;) {
+        size_t n = strcspn(at, ",");
+
+        if (stands_for(at, n, names->is_exact, name, port))
+            return !names->is_exclusion;
+        at += n + (at[n] != '\0');
+    }
+    return names->is_exclusion;
+}
+
+static void found_value(const struct doctor_machine *machine, struct doctor_result *result, const char *name)
+{
+    doctor_evidence(machine, result, name, "%s", root_env(machine->root, name));
+    doctor_fix(machine, result, false, "unset %s", name);
+}
+
+/* --- nccl-hca --- */
+
+#define HCA "NCCL_IB_HCA"
+
+/* Ports of NICs for data that the list stands for, and all of them. */
+static int count_named(const struct topo *topo, const struct names *names, int *ret_n, int *ret_left_out)
+{
+    int n_named = 0;
+
+    *ret_n = 0;
+    for (int i = 0; i < topo->n_nics; i++) {
+        for (int p = 0; p < topo->nics[i].n_ports; p++) {
+            if (!look_is_data_nic(topo, i) || !topo->nics[i].ports[p].active)
+                continue;
+            ++*ret_n;
+            if (names_it(names, topo->nics[i].name, topo->nics[i].ports[p].number))
+                n_named++;
+            else
+                *ret_left_out = i;
+        }
+    }
+    return n_named;
+}
+
+static void run_nccl_hca(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const char *value = root_env(machine->root, HCA);
+    int n, n_named, left_out = -1, n_gpus = look_job_gpus(machine);
+    struct names names;
+
+    if (!value || !*value || !uses_ib(machine)) {
+        doctor_not_here(machine, result, value && *value ? "NCCL is told to use sockets" : HCA " is not set");
+        return;
+    }
+    names = parse_names(value);
+    n_named = count_named(machine->topo, &names, &n, &left_out);
+    if (n_named == 0) {
+        doctor_found(machine, result, DOCTOR_ERROR, HCA " stands for no NIC for data: NCCL goes over sockets");
+        found_value(machine, result, HCA);
+        doctor_advise(machine, result,
+                      "Entries are divided by ',' and are beginnings of names; '=' in front of the "
+                      "list makes them whole names, and :1 behind one is its port. 'epkit topo' shows "
+                      "the NICs.");
+    } else if (n_named < n && n_named < n_gpus) {
+        doctor_found(machine, result, DOCTOR_WARNING, HCA " leaves out %d of %d NICs for data, %s among them",
+                     n - n_named, n, machine->topo->nics[left_out].name);
+        found_value(machine, result, HCA);
+        doctor_advise(machine, result,
+                      "NCCL takes the nearest NIC of each GPU by itself; without the list all take "
+                      "part.");
+    }
+}
+
+const struct doctor_check check_nccl_hca = {
+    .id = "nccl-hca",
+    .group = "nccl",
+    .mode = 51,
+    .title = "NCCL_IB_HCA stands for the NICs of the GPUs",
+    .symptom = "NCCL says \"No device found\" and goes over sockets, or some NICs carry nothing.",
+    .cause = "The list was written for names of another machine, or for fewer NICs.",
+    .remedy = "Unset it, or write it for this machine.",
+    .needs = DOCTOR_NEEDS_GPUS | DOCTOR_NEEDS_DATA_NICS | DOCTOR_NEEDS_ENVIRONMENT,
+    .links = (const char *const[]){HCA, NULL},
+    .run = run_nccl_hca,
+};
+
+/* --- socket-interface --- */
+
+/* Variables that name the interfaces of a bootstrap: NCCL's, Gloo's, NVSHMEM's. */
+static const char *const interface_variables[] = {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME",
+                                                  "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", NULL};
+
+static bool is_up(const struct doctor_machine *machine, const char *interface)
+{
+    struct root_text state = root_line(machine->root, "/sys/class/net/%s/operstate", interface);
+
+    /* The loopback, and drivers that do not tell, say "unknown". */
+    return state.state != ROOT_OK || strcmp(state.text, "down") != 0;
+}
+
+static void judge_interfaces(const struct doctor_machine *machine, struct doctor_result *result, const char *name,
+                             const struct root_names *interfaces)
+{
+    struct names names = parse_names(root_env(machine->root, name));
+    const char *down = "";
+    int n_up = 0, n_loopback = 0;
+
+    for (size_t i = 0; i < interfaces->n; i++) {
+        const char *interface = interfaces->names[i];
+
+        if (strcmp(interface, "bonding_masters") == 0 || !names_it(&names, interface, -1))
+            continue;
+        if (!is_up(machine, interface))
+            down = interface;
+        else if (strcmp(interface, "lo") == 0)
+            n_loopback++;
+        else
+            n_up++;
+    }
+    if (n_up > 0 || (n_loopback > 0 && !has_other_nodes(machine)))
+        return;
+    if (n_loopback > 0)
+        doctor_found(machine, result, DOCTOR_ERROR, "%s names the loopback, which no other node reaches", name);
+    else if (*down)
+        doctor_found(machine, result, DOCTOR_ERROR, "%s names %s, which is down", name, down);
+    else
+        doctor_found(machine, result, DOCTOR_ERROR, "%s stands for no interface of this machine", name);
+    found_value(machine, result, name);
+    for (size_t i = 0; i < interfaces->n && i < 6; i++)
+        if (strcmp(interfaces->names[i], "bonding_masters") != 0)
+            doctor_evidence(machine, result, "/sys/class/net", "%s", interfaces->names[i]);
+    doctor_advise(machine, result, "Without it the interface of the default route is taken in most cases.");
+}
+
+static void run_socket_interface(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    struct root_names interfaces = root_list(machine->root, "/sys/class/net");
+    bool any = false;
+
+    for (int i = 0; interface_variables[i]; i++) {
+        const char *value = root_env(machine->root, interface_variables[i]);
+
+        if (!value || !*value)
+            continue;
+        any = true;
+        if (interfaces.state != ROOT_OK) {
+            doctor_cannot_tell(machine, result, "/sys/class/net: %s", look_why(interfaces.state, interfaces.why));
+            return;
+        }
+        judge_interfaces(machine, result, interface_variables[i], &interfaces);
+        if (result->outcome == DOCTOR_FOUND)
+            return;
+    }
+    if (!any)
+        doctor_not_here(machine, result, "no variable names an interface");
+}
+
+const struct doctor_check check_socket_interface = {
+    .id = "socket-interface",
+    .group = "nccl",
+    .mode = 51,
+    .title = "variables name interfaces that are there and up",
+    .symptom = "\"Bootstrap: no socket interface found\", or the start of a job hangs.",
+    .cause = "NCCL_SOCKET_IFNAME or its like names an interface of another machine, one that is down, or the loopback.",
+    .remedy = "Unset it, or name the interface that other nodes reach.",
+    .needs = DOCTOR_NEEDS_GPUS | DOCTOR_NEEDS_ENVIRONMENT,
+    .links =
+        (const char *const[]){"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", NULL},
+    .run = run_socket_interface,
+};
+
+/* --- nccl-disabled --- */
+
+static bool has_nvlink(const struct topo *topo)
+{
+    int n = 0;
+
+    for (int i = 0; i < topo->n_gpus; i++)
+        n += topo->gpus[i].nvlinks_up > 0;
+    return n > 1;
+}
+
+static void run_nccl_disabled(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const char *level = root_env(machine->root, "NCCL_P2P_LEVEL");
+    bool no_p2p =
+        is_on(machine, "NCCL_P2P_DISABLE") || (level && (strcasecmp(level, "LOC") == 0 || strcmp(level, "0") == 0));
+    struct doctor_result unused = {.text = ""};
+
+    if (no_p2p && has_nvlink(machine->topo)) {
+        const char *name = is_on(machine, "NCCL_P2P_DISABLE") ? "NCCL_P2P_DISABLE" : "NCCL_P2P_LEVEL";
+
+        doctor_found(machine, result, DOCTOR_ERROR, "%s=%s keeps NCCL from NVLink", name,
+                     root_env(machine->root, name));
+        found_value(machine, result, name);
+        doctor_advise(machine, result,
+                      "It is a setting for machines whose PCIe does not let GPUs talk to each other. "
+                      "Here they have NVLink.");
+    } else if (is_on(machine, "NCCL_IB_DISABLE") && look_has_data_nics(machine, &unused) && machine->topo->n_gpus > 1) {
+        doctor_found(machine, result, has_other_nodes(machine) ? DOCTOR_ERROR : DOCTOR_WARNING,
+                     "NCCL_IB_DISABLE=%s sends everything between nodes over sockets",
+                     root_env(machine->root, "NCCL_IB_DISABLE"));
+        found_value(machine, result, "NCCL_IB_DISABLE");
+        doctor_advise(machine, result, "This machine has RDMA NICs for data.");
+    } else if (!no_p2p && !is_on(machine, "NCCL_IB_DISABLE")) {
+        doctor_not_here(machine, result, "nothing is switched off");
+    }
+}
+
+const struct doctor_check check_nccl_disabled = {
+    .id = "nccl-disabled",
+    .group = "nccl",
+    .mode = 51,
+    .title = "NCCL may use the NVLinks and NICs that are there",
+    .symptom = "Collectives run at a small part of what NVLink or the NICs carry.",
+    .cause = "A variable that helps on other machines, or helped once in a search for an error, is still set.",
+    .remedy = "Unset it.",
+    .needs = DOCTOR_NEEDS_GPUS | DOCTOR_NEEDS_ENVIRONMENT,
+    .links = (const char *const[]){"NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_IB_DISABLE", NULL},
+    .run = run_nccl_disabled,
+};
+
+/* --- nccl-gdr --- */
+
+#define GDR_LEVEL "NCCL_NET_GDR_LEVEL"
+
+/* As NCCL compares: LOC, PIX, PXB, PHB, SYS; numbers are those of older versions. -1: not known. */
+static int gdr_rank(const char *level)
+{
+    static const char *const names[] = {"LOC", "PIX", "PXB", "PHB", "NODE", "SYS"};
+
+    if (isdigit((unsigned char)*level) && !level[1])
+        return *level - '0';
+    for (int i = 0; i < 6; i++)
+        if (strcasecmp(level, names[i]) == 0)
+            return i == 4 ? 3 : i;
+    return -1;
+}
+
+static int path_rank(enum topo_path path)
+{
+    static const int ranks[] = {[TOPO_PIX] = 1, [TOPO_PXB] = 2, [TOPO_PHB] = 3, [TOPO_NODE] = 3, [TOPO_SYS] = 5};
+
+    return path < TOPO_PIX ? 0 : ranks[path];
+}
+
+static void run_nccl_gdr(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const char *level = root_env(machine->root, GDR_LEVEL);
+    int limit, n_beyond = 0, first = -1;
+
+    if (!level || !*level || !uses_ib(machine) || look_is_grace(machine->topo)) {
+        doctor_not_here(machine, result, "%s",
+                        level && *level ? "NCCL is told to use sockets, or the board has its own rule (Grace)"
+                                        : GDR_LEVEL " is not set");
+        return;
+    }
+    limit = gdr_rank(level);
+    for (int g = 0; g < machine->map->n && limit >= 0; g++) {
+        const struct map_choice *choice = &machine->map->choices[g];
+
+        if (choice->nic < 0 || path_rank(choice->path) <= limit)
+            continue;
+        first = n_beyond++ == 0 ? g : first;
+    }
+    if (n_beyond == 0)
+        return;
+    doctor_found(machine, result, DOCTOR_WARNING,
+                 GDR_LEVEL "=%s makes %d of %d GPUs send through host memory: their NICs are farther away", level,
+                 n_beyond, machine->topo->n_gpus);
+    found_value(machine, result, GDR_LEVEL);
+    doctor_evidence(machine, result, root_printf(machine->root, "GPU %d", first), "its NIC %s is %s away",
+                    machine->topo->nics[machine->map->choices[first].nic].name,
+                    topo_path_name(machine->map->choices[first].path));
+    doctor_advise(machine, result,
+                  "It is the largest distance at which NCCL lets a NIC read GPU memory. Where the "
+                  "distance shown is right for this machine, set the level to it.");
+}
+
+const struct doctor_check check_nccl_gdr = {
+    .id = "nccl-gdr",
+    .group = "nccl",
+    .mode = 51,
+    .title = "NCCL_NET_GDR_LEVEL reaches the NICs of the GPUs",
+    .symptom = "Collectives between nodes use host memory and reach a part of the bandwidth; NCCL says \"GDR 0\".",
+    .cause = "The level is lower than the distance between GPUs and NICs on this machine.",
+    .remedy = "Unset it, or set it to the distance that 'epkit topo' shows.",
+    .needs = DOCTOR_NEEDS_GPUS | DOCTOR_NEEDS_DATA_NICS | DOCTOR_NEEDS_ENVIRONMENT,
+    .links = (const char *const[]){GDR_LEVEL, NULL},
+    .run = run_nccl_gdr,
+};
+
+/* --- traffic-class --- */
+
+/* The one link layer of all NICs for data; unknown when there are both. */
+static enum topo_link_layer common_layer(const struct topo *topo)
+{
+    enum topo_link_layer layer = TOPO_LINK_UNKNOWN;
+
+    for (int i = 0; i < topo->n_nics; i++) {
+        for (int p = 0; p < topo->nics[i].n_ports; p++) {
+            if (!look_is_data_nic(topo, i) || !topo->nics[i].ports[p].active)
+                continue;
+            if (layer != TOPO_LINK_UNKNOWN && topo->nics[i].ports[p].link_layer != layer)
+                return TOPO_LINK_UNKNOWN;
+            layer = topo->nics[i].ports[p].link_layer;
+        }
+    }
+    return layer;
+}
+
+/* Routers between subnets aside, InfiniBand carries no traffic class: it is a field of the header of RoCE's IP packets.
+ */
+static void run_traffic_class(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    static const char *const names[][2] = {{"NCCL_IB_TC", "NCCL_IB_SL"}, {"NVSHMEM_IB_TRAFFIC_CLASS", "NVSHMEM_IB_SL"}};
+
+    if (common_layer(machine->topo) != TOPO_LINK_INFINIBAND) {
+        doctor_not_here(machine, result, "the NICs for data are not InfiniBand alone");
+        return;
+    }
+    for (size_t i = 0; i < 2; i++) {
+        if (look_job_number(machine, names[i][0], 0) <= 0 || (i == 0 && !uses_ib(machine)))
+            continue;
+        doctor_found(machine, result, DOCTOR_WARNING, "%s=%s does nothing: the NICs are InfiniBand", names[i][0],
+                     root_env(machine->root, names[i][0]));
+        found_value(machine, result, names[i][0]);
+        doctor_advise(machine, result, "On InfiniBand the service level says how switches treat traffic: %s.",
+                      names[i][1]);
+        return;
+    }
+}
+
+const struct doctor_check check_traffic_class = {
+    .id = "traffic-class",
+    .group = "nccl",
+    .mode = 51,
+    .title = "traffic classes are not set on InfiniBand",
+    .symptom = "Traffic does not get the priority that was asked for, and loses or waits beside other traffic.",
+    .cause = "The traffic class is for RoCE; InfiniBand has service levels.",
+    .remedy = "Unset it, or set the service level.",
+    .needs = DOCTOR_NEEDS_DATA_NICS | DOCTOR_NEEDS_ENVIRONMENT,
+    .links = (const char *const[]){"NCCL_IB_TC", "NCCL_IB_SL", "NVSHMEM_IB_TRAFFIC_CLASS", "NVSHMEM_IB_SL", NULL},
+    .run = run_traffic_class,
+};

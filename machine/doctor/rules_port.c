@@ -1,0 +1,513 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * rules_port.c - ports compared with each other: errors on the link, loss, MTU, firmware, bonds, the way to the
+ * processor. A counter counts since the driver was loaded, so what all rails have alike is no fault of one of them.
+ */
+#include "doctor/checks.h"
+#include "doctor/look.h"
+#include "doctor/shell.h"
+#include "hardware/counters.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* --- what the rules share --- */
+
+#define RAIL_VALUES 4
+
+struct rail {
+    int nic, port; /* indices */
+    int64_t values[RAIL_VALUES];
+};
+
+#define RAILS_MAX (TOPO_MAX_NICS * TOPO_MAX_PORTS)
+
+/* The active ports that GPUs use; those of one link layer, or of any. */
+static int list_rails(const struct doctor_machine *machine, enum topo_link_layer layer, struct rail *ret_rails)
+{
+    const struct topo *topo = machine->topo;
+    int n = 0;
+
+    for (int i = 0; i < topo->n_nics; i++)
+        for (int p = 0; p < topo->nics[i].n_ports && look_serves_gpus(machine, i); p++)
+            if (topo->nics[i].ports[p].active &&
+                (layer == TOPO_LINK_UNKNOWN || topo->nics[i].ports[p].link_layer == layer))
+                ret_rails[n++] = (struct rail){.nic = i, .port = p};
+    return n;
+}
+
+/* A counter of a port; 0 where it has none. */
+static int64_t counter(const struct doctor_machine *machine, const struct rail *rail, const char *file)
+{
+    const struct topo_nic *nic = &machine->topo->nics[rail->nic];
+    int64_t value;
+
+    return root_number(machine->root, &value, "/sys/class/infiniband/%s/ports/%d/%s", nic->name,
+                       nic->ports[rail->port].number, file) == ROOT_OK
+               ? value
+               : 0;
+}
+
+static int compare_numbers(const void *left, const void *right)
+{
+    int64_t a = *(const int64_t *)left, b = *(const int64_t *)right;
+
+    return a < b ? -1 : a > b;
+}
+
+/* What the others have: the median of value `k` over all rails but one. 0 without others. */
+static int64_t median_of_others(const struct rail *rails, int n, int self, int k)
+{
+    int64_t values[RAILS_MAX];
+    int n_others = 0;
+
+    for (int i = 0; i < n; i++)
+        if (i != self)
+            values[n_others++] = rails[i].values[k];
+    if (n_others == 0)
+        return 0;
+    qsort(values, (size_t)n_others, sizeof(values[0]), compare_numbers);
+    return values[n_others / 2];
+}
+
+static const char *rail_name(const struct doctor_machine *machine, const struct rail *rail)
+{
+    return look_port_name(machine, rail->nic, rail->port);
+}
+
+/* --- link-errors --- */
+
+static void run_link_errors(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    struct rail rails[RAILS_MAX];
+    const struct counter_limit *limits;
+    int n = list_rails(machine, TOPO_LINK_UNKNOWN, rails), first = -1;
+    size_t n_limits;
+    char text[128];
+
+    limits = counter_limits(&n_limits);
+    for (int i = 0; i < n; i++)
+        for (size_t k = 0; k < n_limits && k < RAIL_VALUES; k++)
+            rails[i].values[k] = counter(machine, &rails[i], root_printf(machine->root, "counters/%s", limits[k].file));
+    for (int i = 0; i < n; i++) {
+        for (size_t k = 0; k < n_limits && k < RAIL_VALUES; k++) {
+            const char *name = rail_name(machine, &rails[i]);
+            int64_t value = rails[i].values[k];
+
+            if (!counter_stands_out(&limits[k], value, median_of_others(rails, n, i, (int)k)))
+                continue;
+            counter_limit_text(&limits[k], value, text, sizeof(text));
+            if (first < 0)
+                doctor_found(machine, result, DOCTOR_WARNING, "%s has a bad link: %s", name, text);
+            first = first < 0 ? i : first;
+            doctor_evidence(machine, result, root_printf(machine->root, "%s %s", name, limits[k].file), "%lld",
+                            (long long)value);
+        }
+    }
+    if (first >= 0)
+        doctor_advise(machine, result,
+                      "Counted since the driver was loaded. Look whether it goes on (epkit nics), then at cable, "
+                      "transceiver and switch port (mlxlink -d %s -m -c): clean or change them. A job ends with an "
+                      "error when a link is away for longer than its timeout.",
+                      shell_word(machine->root, machine->topo->nics[rails[first].nic].name));
+}
+
+const struct doctor_check check_link_errors = {
+    .id = "link-errors",
+    .group = "nic",
+    .mode = 46,
+    .title = "links of NICs stay up and carry data undamaged",
+    .symptom = "Jobs end with a timeout or \"transport retry counter exceeded\", on one rail and now and then.",
+    .cause = "The link of a port goes down and comes back, or damages what it carries: a dirty or bad cable or "
+             "transceiver, or the switch port at the other end.",
+    .remedy = "Clean or change cable and transceiver; else change the port or the NIC.",
+    .needs = DOCTOR_NEEDS_DATA_NICS,
+    .links = (const char *const[]){"/sys/class/infiniband/*/ports/*/counters/link_downed",
+                                   "/sys/class/infiniband/*/ports/*/counters/symbol_error", NULL},
+    .run = run_link_errors,
+};
+
+/* --- roce-loss --- */
+
+static bool sees_congestion_notices(const struct doctor_machine *machine, const struct rail *rail)
+{
+    return counter(machine, rail, "hw_counters/np_cnp_sent") > 0 ||
+           counter(machine, rail, "hw_counters/rp_cnp_handled") > 0 ||
+           counter(machine, rail, "hw_counters/np_ecn_marked_roce_packets") > 0;
+}
+
+static void run_roce_loss(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    struct rail rails[RAILS_MAX];
+    int n = list_rails(machine, TOPO_LINK_ETHERNET, rails), n_lossy = 0;
+    bool has_notices = false;
+    double worst = 0;
+
+    if (n == 0) {
+        doctor_not_here(machine, result, "no RoCE port is active");
+        return;
+    }
+    for (int i = 0; i < n; i++) {
+        int64_t lost = counter(machine, &rails[i], COUNTER_LOST);
+        int64_t sent = counter(machine, &rails[i], "counters/port_xmit_packets");
+        double ratio = sent > 0 ? (double)lost / (double)sent : 0;
+
+        if (lost < COUNTER_LOST_LEAST || ratio < COUNTER_LOST_RATIO)
+            continue;
+        has_notices = has_notices || sees_congestion_notices(machine, &rails[i]);
+        doctor_evidence(machine, result, rail_name(machine, &rails[i]),
+                        "%lld of %lld packets were asked for again; out_of_sequence %lld, local_ack_timeout_err %lld",
+                        (long long)lost, (long long)sent,
+                        (long long)counter(machine, &rails[i], "hw_counters/out_of_sequence"),
+                        (long long)counter(machine, &rails[i], "hw_counters/local_ack_timeout_err"));
+        if (n_lossy++ == 0 || ratio > worst) {
+            worst = ratio;
+            doctor_found(machine, result, ratio >= COUNTER_LOST_RATIO_GRAVE ? DOCTOR_ERROR : DOCTOR_WARNING,
+                         "the network loses packets of %s: one in %.0f", rail_name(machine, &rails[i]), 1 / ratio);
+        }
+    }
+    if (n_lossy)
+        doctor_advise(machine, result,
+                      "%s The traffic class of the job (NVSHMEM_IB_TRAFFIC_CLASS, NCCL_IB_TC) has to "
+                      "be one for which the switches do it. %s",
+                      has_notices ? "Congestion notices are seen, so ECN works, and comes too late or is not obeyed: "
+                                    "look at the thresholds of ECN, and at flow control (PFC) for the priority."
+                                  : "Neither an ECN mark nor a congestion notice was ever seen: configure ECN (DCQCN) "
+                                    "or flow control (PFC) for the priority of this traffic, on NICs and switches "
+                                    "alike (mlnx_qos -i <interface> shows the NIC's side).",
+                      n_lossy == 1 && n > 1 ? "It is one rail alone: its switch or cable may be at fault." : "");
+}
+
+const struct doctor_check check_roce_loss = {
+    .id = "roce-loss",
+    .group = "nic",
+    .mode = 47,
+    .title = "the RoCE network loses no packets",
+    .symptom = "Bandwidth between nodes varies and drops as soon as several ranks send to one.",
+    .cause = "Packets are dropped where streams meet. RoCE then sends again from the lost packet on, and waits.",
+    .remedy = "Configure PFC or ECN for the priority of the traffic, end to end.",
+    .needs = DOCTOR_NEEDS_DATA_NICS,
+    .links = (const char *const[]){"/sys/class/infiniband/*/ports/*/hw_counters/packet_seq_err", "NCCL_IB_TC",
+                                   "NVSHMEM_IB_TRAFFIC_CLASS", NULL},
+    .run = run_roce_loss,
+};
+
+/* --- mtu --- */
+
+/*
+ * The packet size that RDMA uses on an interface: the largest power of two from 256 to 4096 that fits with the headers
+ * (iboe_get_mtu() of Linux, include/rdma/ib_addr.h: GRH, UDP, BTH, XRC and atomic headers, ICRC: 96 bytes).
+ */
+static int rdma_mtu(int64_t mtu)
+{
+    for (int size = 4096; size >= 256; size /= 2)
+        if (mtu - 96 >= size)
+            return size;
+    return 0;
+}
+
+static void run_mtu(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    struct rail rails[RAILS_MAX];
+    int n = list_rails(machine, TOPO_LINK_ETHERNET, rails), largest = 0, n_known = 0;
+
+    for (int i = 0; i < n; i++) {
+        const char *netdev = machine->topo->nics[rails[i].nic].ports[rails[i].port].netdev;
+
+        rails[i].values[0] = 0;
+        if (*netdev && root_number(machine->root, &rails[i].values[0], "/sys/class/net/%s/mtu", netdev) != ROOT_OK)
+            rails[i].values[0] = 0;
+        n_known += rails[i].values[0] > 0;
+        if (rdma_mtu(rails[i].values[0]) > largest)
+            largest = rdma_mtu(rails[i].values[0]);
+    }
+    if (n_known < 2) {
+        doctor_not_here(machine, result, "fewer than two RoCE ports whose interface tells its MTU");
+        return;
+    }
+    for (int i = 0; i < n; i++) {
+        const char *netdev = machine->topo->nics[rails[i].nic].ports[rails[i].port].netdev;
+
+        if (rails[i].values[0] <= 0 || rdma_mtu(rails[i].values[0]) == largest)
+            continue;
+        if (result->outcome != DOCTOR_FOUND) {
+            doctor_found(
+                machine, result, DOCTOR_WARNING, "%s sends packets of %d bytes, other rails of %d: its MTU is %lld",
+                rail_name(machine, &rails[i]), rdma_mtu(rails[i].values[0]), largest, (long long)rails[i].values[0]);
+            doctor_advise(machine, result,
+                          "Give all rails one MTU, of 4200 at least, where the switches allow it: ip link set %s mtu "
+                          "<MTU of the others>, and the same in the network's configuration, which outlasts a restart. "
+                          "The link is away for a moment.",
+                          shell_word(machine->root, netdev));
+        }
+        doctor_evidence(machine, result, root_printf(machine->root, "/sys/class/net/%s/mtu", netdev), "%lld",
+                        (long long)rails[i].values[0]);
+    }
+}
+
+const struct doctor_check check_mtu = {
+    .id = "mtu",
+    .group = "nic",
+    .mode = 48,
+    .title = "all RoCE rails send packets of one size",
+    .symptom = "One rail is slower than the others; large messages between two nodes hang where the other side has "
+               "another MTU.",
+    .cause = "The MTU of an interface differs, so RDMA on it uses smaller packets than on the others.",
+    .remedy = "Set one MTU on all rails and their switch ports.",
+    .needs = DOCTOR_NEEDS_DATA_NICS,
+    .links = (const char *const[]){"/sys/class/net/*/mtu", NULL},
+    .run = run_mtu,
+};
+
+/* --- firmware --- */
+
+static bool is_same_make(const struct topo *topo, int a, int b)
+{
+    return topo->pci[topo->nics[a].pci].vendor == topo->pci[topo->nics[b].pci].vendor &&
+           topo->pci[topo->nics[a].pci].device == topo->pci[topo->nics[b].pci].device &&
+           strcmp(topo->nics[a].hca, topo->nics[b].hca) == 0;
+}
+
+/* The version that more than half of the NICs of this make have; NULL when there is none. */
+static const char *usual_firmware(const struct doctor_machine *machine, int nic)
+{
+    const struct topo *topo = machine->topo;
+
+    for (int i = 0; i < topo->n_nics; i++) {
+        int n = 0, n_same = 0;
+
+        if (!look_serves_gpus(machine, i) || !is_same_make(topo, i, nic) || !*topo->nics[i].firmware)
+            continue;
+        for (int k = 0; k < topo->n_nics; k++) {
+            if (!look_serves_gpus(machine, k) || !is_same_make(topo, k, nic) || !*topo->nics[k].firmware)
+                continue;
+            n++;
+            n_same += strcmp(topo->nics[k].firmware, topo->nics[i].firmware) == 0;
+        }
+        if (n >= 3 && n_same * 2 > n)
+            return topo->nics[i].firmware;
+    }
+    return NULL;
+}
+
+static void run_firmware(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct topo *topo = machine->topo;
+
+    for (int i = 0; i < topo->n_nics; i++) {
+        const char *usual, *place = topo->nics[i].pci >= 0 ? topo->pci[topo->nics[i].pci].address : "";
+
+        if (!look_serves_gpus(machine, i) || !*topo->nics[i].firmware)
+            continue;
+        usual = usual_firmware(machine, i);
+        if (!usual || strcmp(usual, topo->nics[i].firmware) == 0)
+            continue;
+        if (result->outcome != DOCTOR_FOUND) {
+            doctor_found(machine, result, DOCTOR_WARNING, "%s has firmware %s, others of its make have %s",
+                         topo->nics[i].name, topo->nics[i].firmware, usual);
+            doctor_advise(machine, result,
+                          "Bring the NIC at %s to the version of the others (mlxfwmanager, or the vendor's tool) when "
+                          "the node is drained: the new firmware runs after a reset of the NIC, which ends its links.",
+                          place);
+        }
+        doctor_evidence(machine, result, place, "%s: firmware %s", topo->nics[i].name, topo->nics[i].firmware);
+    }
+}
+
+const struct doctor_check check_firmware = {
+    .id = "firmware",
+    .group = "nic",
+    .mode = 49,
+    .title = "NICs of one make have one firmware",
+    .symptom = "One rail behaves differently: other features, other errors, a link that comes up slower.",
+    .cause = "A NIC was replaced, or an update of its firmware failed or was left out.",
+    .remedy = "Update the odd one.",
+    .needs = DOCTOR_NEEDS_DATA_NICS,
+    .links = (const char *const[]){"/sys/class/infiniband/*/fw_ver", NULL},
+    .run = run_firmware,
+};
+
+/* --- bond --- */
+
+#define BONDS "/sys/class/net/bonding_masters"
+
+/* Does RDMA run over this interface, or the default route? Other bonds are nobody's business here. */
+static bool matters(const struct doctor_machine *machine, const char *name)
+{
+    const struct topo *topo = machine->topo;
+    const char *route = root_read(machine->root, "/proc/net/route").text;
+    size_t n = strlen(name);
+
+    for (int i = 0; i < topo->n_nics; i++)
+        for (int p = 0; p < topo->nics[i].n_ports; p++)
+            if (strcmp(topo->nics[i].ports[p].netdev, name) == 0)
+                return true;
+    for (const char *line = route; line && *line; line = strchr(line, '\n')) {
+        line += *line == '\n';
+        if (strncmp(line, name, n) == 0 && strncmp(line + n, "\t00000000\t", 10) == 0)
+            return true;
+    }
+    return false;
+}
+
+static void look_at_bond(const struct doctor_machine *machine, struct doctor_result *result, const char *bond)
+{
+    struct root_text slaves = root_line(machine->root, "/sys/class/net/%s/bonding/slaves", bond);
+    bool is_wanted = matters(machine, bond);
+    int n = 0, n_dead = 0;
+    const char *dead[16];
+
+    for (const char *at = slaves.text; *at; at += strcspn(at, " "), at += strspn(at, " ")) {
+        const char *name = root_printf(machine->root, "%.*s", (int)(strcspn(at, " ") & 63), at);
+        struct root_text state = root_line(machine->root, "/sys/class/net/%s/bonding_slave/mii_status", name);
+
+        n++;
+        is_wanted = is_wanted || matters(machine, name);
+        if (state.state == ROOT_OK && strcmp(state.text, "up") != 0 && n_dead < 16)
+            dead[n_dead++] = name;
+    }
+    if (!is_wanted || n_dead == 0)
+        return;
+    if (result->outcome != DOCTOR_FOUND) {
+        doctor_found(machine, result, n_dead == n ? DOCTOR_ERROR : DOCTOR_WARNING,
+                     "%d of %d members of %s are down: %s", n_dead, n, bond, dead[0]);
+        doctor_advise(
+            machine, result,
+            "Look at cable, transceiver and switch port of %s, and at the configuration of the switch (LACP): "
+            "until it is back, the bond carries less, and nothing else stands in when the next one fails.",
+            dead[0]);
+    }
+    for (int i = 0; i < n_dead; i++)
+        doctor_evidence(machine, result, root_printf(machine->root, "%s, a member of %s", dead[i], bond), "%s",
+                        root_line(machine->root, "/sys/class/net/%s/bonding_slave/mii_status", dead[i]).text);
+}
+
+static void run_bond(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    struct root_text bonds = root_line(machine->root, BONDS);
+
+    if (bonds.state != ROOT_OK || !*bonds.text) {
+        doctor_not_here(machine, result, "there is no bond");
+        return;
+    }
+    for (const char *at = bonds.text; *at; at += strcspn(at, " "), at += strspn(at, " "))
+        look_at_bond(machine, result, root_printf(machine->root, "%.*s", (int)(strcspn(at, " ") & 63), at));
+}
+
+const struct doctor_check check_bond = {
+    .id = "bond",
+    .group = "nic",
+    .mode = 50,
+    .title = "all members of bonds are up",
+    .symptom = "RDMA over a bond, or the way to storage and to other nodes, has half of its bandwidth.",
+    .cause = "A member of the bond is down, and the others carry on alone.",
+    .remedy = "Repair the link of the member.",
+    .links = (const char *const[]){BONDS, "/sys/class/net/*/bonding_slave/mii_status", NULL},
+    .run = run_bond,
+};
+
+/* --- pci-uplink --- */
+
+static double link_rate(const struct topo_pci *pci)
+{
+    return pci->link_gts * pci->link_width;
+}
+
+static bool has_bridge_below(const struct topo *topo, int device)
+{
+    for (int i = 0; i < topo->n_pci; i++)
+        if (topo->pci[i].parent == device && topo->pci[i].class_code >> 8 == 0x0604)
+            return true;
+    return false;
+}
+
+/* Slower than it can be, while another of the same make and maximum is not? */
+static bool is_degraded(const struct topo *topo, int device, bool by_speed)
+{
+    const struct topo_pci *self = &topo->pci[device];
+
+    if (self->link_width <= 0 || self->link_gts <= 0)
+        return false;
+    if (self->link_width >= self->link_width_max && !(by_speed && self->link_gts < self->link_gts_max))
+        return false;
+    for (int i = 0; i < topo->n_pci; i++) {
+        const struct topo_pci *other = &topo->pci[i];
+
+        if (i != device && other->vendor == self->vendor && other->device == self->device &&
+            other->link_width_max == self->link_width_max && other->link_gts_max == self->link_gts_max &&
+            (other->link_width > self->link_width || (by_speed && link_rate(other) > link_rate(self))))
+            return true;
+    }
+    return false;
+}
+
+static void note_uplink(const struct doctor_machine *machine, struct doctor_result *result, int device,
+                        const char *what)
+{
+    const struct topo_pci *pci = &machine->topo->pci[device];
+
+    if (result->outcome != DOCTOR_FOUND)
+        doctor_found(machine, result, DOCTOR_ERROR, "the PCIe link of %s at %s has %d of %d lanes at %g of %g GT/s",
+                     what, pci->address, pci->link_width, pci->link_width_max, pci->link_gts, pci->link_gts_max);
+    doctor_evidence(machine, result, pci->address, "%d lanes at %g GT/s; it can %d at %g", pci->link_width,
+                    pci->link_gts, pci->link_width_max, pci->link_gts_max);
+}
+
+/*
+ * A GPU lowers the speed of its own link when it is idle, and never its width; the link above a switch changes neither.
+ * A NIC's own link is the matter of slow-link.
+ */
+static void look_above(const struct doctor_machine *machine, struct doctor_result *result, int device, bool is_gpu,
+                       unsigned char *seen)
+{
+    const struct topo *topo = machine->topo;
+    int below = device, guard = 0;
+
+    if (is_gpu && device >= 0 && !seen[device] && is_degraded(topo, device, false))
+        note_uplink(machine, result, device, "the GPU");
+    for (int p = device >= 0 ? topo->pci[device].parent : -1; p >= 0 && guard < 64; p = topo->pci[p].parent, guard++) {
+        bool is_uplink = below != device;
+
+        below = p;
+        if (seen[p])
+            continue;
+        seen[p] = 1;
+        if ((is_uplink && has_bridge_below(topo, p) && is_degraded(topo, p, true)) ||
+            (!is_uplink && is_gpu && is_degraded(topo, p, false)))
+            note_uplink(machine, result, p, "the bridge");
+    }
+}
+
+static void run_pci_uplink(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    unsigned char seen[TOPO_MAX_PCI] = {0};
+    const struct topo *topo = machine->topo;
+
+    if (topo->n_gpus < 2) {
+        doctor_not_here(machine, result, "a single GPU: there is none to compare it with");
+        return;
+    }
+    for (int i = 0; i < topo->n_gpus; i++)
+        look_above(machine, result, topo->gpus[i].pci, true, seen);
+    for (int i = 0; i < topo->n_nics; i++)
+        if (look_serves_gpus(machine, i))
+            look_above(machine, result, topo->nics[i].pci, false, seen);
+    if (result->outcome == DOCTOR_FOUND)
+        doctor_advise(machine, result,
+                      "Others of its make have all of it. Take the node out of service when it is convenient and have "
+                      "the slot, the riser or its cable seated again; a restart trains the link anew.");
+}
+
+const struct doctor_check check_pci_uplink = {
+    .id = "pci-uplink",
+    .group = "nic",
+    .mode = 4,
+    .title = "PCIe links of GPUs and above switches are as wide and fast as others of their make",
+    .symptom = "One GPU, or all behind one switch, reach half of the bandwidth to NICs and host memory.",
+    .cause = "A link came up with fewer lanes or at a lower speed: a contact, a riser cable, a slot.",
+    .remedy = "Seat it again, or have it repaired.",
+    .needs = DOCTOR_NEEDS_GPUS,
+    .links = (const char *const[]){"/sys/bus/pci/devices/*/current_link_width",
+                                   "/sys/bus/pci/devices/*/current_link_speed", NULL},
+    .run = run_pci_uplink,
+};

@@ -1,0 +1,68 @@
+#!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
+# shellcheck disable=SC2154 # $stderr is set by run
+# The doctor on the whole collection of machines: healthy ones as the field has them, each check's fault and its
+# neighbours, live and from snapshots, and no snapshot with an identifier in it. tests/machines/collection.py does it.
+
+load common
+load machines
+
+# collection WHICH
+collection() {
+    python3 "$MACHINES/collection.py" "$EPKIT" "$1"
+}
+
+@test "healthy machines of clouds, makers, schedulers and containers have no finding" {
+    local n
+    n=$(python3 "$MACHINES/machines.py" --field | wc --lines)
+    [ "$n" -ge 30 ]
+    collection field
+}
+
+@test "each rule finds its fault, and leaves its neighbours alone" {
+    collection rules
+}
+
+@test "every rule has a fault and a neighbour that looks like it" {
+    local checks
+    checks=$(sed -n 's/^ *\.id = "\(.*\)",$/\1/p' "$EPKIT_SOURCE"/machine/doctor/rules_*.c | sort)
+    [ "$(wc --lines <<<"$checks")" -ge 25 ]
+    diff <(echo "$checks") <(python3 "$MACHINES/machines.py" --rules | cut -s -d' ' -f2- | xargs -n1 | sort -u |
+        grep --invert-match --line-regexp --regexp gpu-errors --regexp void-variables)
+    [ "$(python3 "$MACHINES/machines.py" --rules | grep --count --invert-match ' ')" -ge 20 ]
+}
+
+@test "every other machine, live and from its snapshot" {
+    [ -n "${EPKIT_TEST_LONG-}" ] || skip "long tier; the tests of single machines compare their snapshots as well"
+    collection all
+}
+
+@test "an expected inventory: what is missing is found, what is right is not, what is no inventory is refused" {
+    cd "$BATS_TEST_TMPDIR" || return 1
+    python3 "$MACHINES/machines.py" h100 h100
+    echo '{"gpus": 8, "gpu": "H100", "nics": 8, "nic_gbps": 400, "link_layer": "InfiniBand", "driver": "580.126"}' >right
+    epkit doctor --from h100 --expect right
+    epkit topo --from h100 --save h100.json >/dev/null
+    epkit doctor --from h100 --expect h100.json
+    echo '{"gpus": 8, "nics": 9, "driver": "580.12"}' >wrong
+    run --separate-stderr epkit doctor --from h100 --expect wrong --json
+    [ "$status" -eq 3 ]
+    echo "$output" >said
+    valid doctor said
+    [ "$(ids said)" = inventory ]
+    [ "$(jq '[.checks[] | select(.id == "inventory").evidence[]] | length' said)" -eq 2 ]
+    mkdir empty
+    run epkit doctor --from empty --expect h100.json --only inventory
+    [ "$status" -eq 3 ]
+    local bad
+    for bad in '[]' '{}' '{"gpus": 0}' '{"gpus": "8"}' '{"cpus": 8}' '{"link_layer": "RoCE"}' '{"nic_gbps": -1}' '{'; do
+        echo "$bad" >bad
+        run --separate-stderr epkit doctor --from h100 --expect bad
+        echo "$bad: $status: $stderr"
+        [ "$status" -eq 2 ]
+        [ -z "$output" ]
+        [[ "$stderr" == *"--expect: bad: "* ]]
+    done
+    run epkit doctor --expect not-there
+    [ "$status" -eq 2 ]
+}

@@ -1,0 +1,153 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Holds epkit doctor to what it has to say about every machine of the collection, live and from its snapshot.
+
+usage: collection.py EPKIT field|rules|all [--only TEXT]
+
+For each machine: the findings are those expected, and no check could not tell; a snapshot says the very same; and
+after identifiers of every kind were planted into each file that was read, the snapshot holds none of them and still
+says what the machine says. Prints a line for each machine that is not as it should be; fails if there is any.
+"""
+import contextlib
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+sys.dont_write_bytecode = True
+
+import field  # noqa: E402
+import golden  # noqa: E402
+import identifiers  # noqa: E402
+import machines  # noqa: E402
+import planted  # noqa: E402
+import rules  # noqa: E402
+import variants  # noqa: E402
+
+# Machines that are not yet judged rightly, for a reason that is known: "NAME: reason" a line.
+WAITING = os.path.join(os.path.dirname(os.path.abspath(__file__)), "waiting.txt")
+
+
+def expectations(which):
+    """Name -> ids that must be found."""
+    expected = {}
+    if which in ("field", "all"):
+        expected.update({name: () for name in field.machines})
+    if which in ("rules", "all"):
+        expected.update({variant.name: variant.findings for variant in rules.changes})
+    if which == "all":
+        expected.update({name: () for name in golden.MACHINES if name != "empty"})
+        expected.update({variant.name: variant.findings for variant in variants.faults})
+    return expected
+
+
+def doctor(epkit, machine, folder):
+    """What it says about `machine`, a name in `folder`: the document and the exit code."""
+    run = subprocess.run([epkit, "doctor", "--json", "--from", machine], cwd=folder, stdout=subprocess.PIPE,
+                         stderr=subprocess.PIPE, timeout=120, check=False)
+    if run.returncode not in (0, 3) or run.stderr:
+        raise ValueError(f"ends with {run.returncode}: {run.stderr.decode(errors='replace').strip()}")
+    return json.loads(run.stdout), run.returncode
+
+
+def save(epkit, machine, folder):
+    """A snapshot, which has the name of the machine in a folder of its own."""
+    os.makedirs(f"{folder}/saved", exist_ok=True)
+    subprocess.run([epkit, "topo", "--from", machine, "--save", f"saved/{machine}"], cwd=folder, check=True,
+                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=120)
+    return f"{folder}/saved"
+
+
+def without_names(check):
+    """Evidence quotes names and lines of the machine, of which a snapshot has pseudonyms, or the part that is known."""
+    return {**check, "evidence": len(check.get("evidence", []))}
+
+
+def differences(live, saved):
+    for one, other in zip(live["checks"], saved["checks"]):
+        if without_names(one) != without_names(other):
+            yield f"{one['id']}: {one['outcome']} ({one['text']}), and {other['outcome']} ({other['text']}) when saved"
+    if live["verdict"] != saved["verdict"]:
+        yield f"verdict: '{live['verdict']}' and '{saved['verdict']}'"
+
+
+def judge(epkit, name, expected, folder):
+    machine = name.replace("/", ".")
+    tree = machines.build(name)
+    tree.write(f"{folder}/{machine}")
+    live, code = doctor(epkit, machine, folder)
+    found = {check["id"]: check["text"] for check in live["checks"] if check["outcome"] == "found"}
+    for check in live["checks"]:
+        # A container does not see the kernel's log.
+        has_log = tree.has("/dev/kmsg") or tree.has("/var/log/kern.log")
+        if check["outcome"] == "unknown" and (has_log or check["id"] not in ("gpu-errors", "sxid")):
+            yield f"{check['id']} could not tell: {check['text']}"
+    for missing in sorted(set(expected) - set(found)):
+        yield f"{missing} is not found"
+    for more in sorted(set(found) - set(expected)):
+        yield f"{more} is found: {found[more]}"
+    if code != (3 if found else 0):
+        yield f"exit code {code}"
+    where = save(epkit, machine, folder)
+    yield from differences(live, doctor(epkit, machine, where)[0])
+    yield from judge_planted(epkit, machine, folder, where)
+
+
+def judge_planted(epkit, machine, folder, where):
+    marks = io.StringIO()
+    # A process knows the names of its host and of its user, which look like any other words.
+    with open(f"{folder}/{machine}/proc/self/environ", "ab") as environ:
+        for variable, kind in (("HOSTNAME", "host name"), ("USER", "user name"), ("SUDO_USER", "second user")):
+            environ.write(f"{variable}={identifiers.MARKS[kind]}\0".encode())
+    with open(f"{where}/{machine}", encoding="utf-8") as snapshot, contextlib.redirect_stdout(marks):
+        planted.plant(f"{folder}/{machine}", snapshot)
+    live = doctor(epkit, machine, folder)[0]
+    where = save(epkit, machine, folder)
+    with open(f"{where}/{machine}", encoding="utf-8") as snapshot:
+        text = snapshot.read().lower()
+    for mark in marks.getvalue().splitlines():
+        if mark.lower() in text:
+            yield f"the snapshot holds what was planted: {mark}"
+    for difference in differences(live, doctor(epkit, machine, where)[0]):
+        yield f"with planted identifiers: {difference}"
+
+
+def main(arguments):
+    only = arguments[3] if arguments[2:3] == ["--only"] else ""
+    if len(arguments) not in (2, 4) or arguments[1] not in ("field", "rules", "all"):
+        sys.exit(__doc__)
+    epkit = os.path.abspath(arguments[0])
+    n = n_wrong = n_waiting = 0
+    waiting = set()
+    if os.path.exists(WAITING):
+        with open(WAITING, encoding="utf-8") as file:
+            waiting = {line.split(":")[0] for line in file if line.strip()}
+    for name, expected in expectations(arguments[1]).items():
+        if only not in name:
+            continue
+        # Trees are thousands of small files: in memory, where there is room.
+        folder = tempfile.mkdtemp(prefix="epkit-collection-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None)
+        try:
+            wrong = list(judge(epkit, name, expected, folder))
+        except (ValueError, subprocess.SubprocessError) as error:
+            wrong = [str(error)]
+        finally:
+            shutil.rmtree(folder)
+        n += 1
+        if wrong and name in waiting:
+            n_waiting += 1
+            continue
+        if not wrong and name in waiting:
+            wrong = ["is right now: take it out of waiting.txt"]
+        if wrong:
+            n_wrong += 1
+            print("\n".join(f"{name}: {line}" for line in wrong), flush=True)
+    print(f"{n} machines, {n_wrong} not as they should be, {n_waiting} known to be judged wrongly (waiting.txt)")
+    return 1 if n_wrong or n == 0 else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

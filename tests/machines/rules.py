@@ -1,0 +1,533 @@
+# SPDX-License-Identifier: Apache-2.0
+"""For each check of machine/doctor/rules_*.c a machine that has exactly its fault, and neighbours that have not.
+
+A neighbour is what looks like the fault and is none; its docstring begins with "What is right".
+"""
+import json
+
+import software
+import variants
+from field import bond
+from software import X86_64
+from variants import nic_port, pci_folder
+
+changes = []
+
+
+def change(name, *findings):
+    def decorate(function):
+        changes.append(variants.register(name, function, findings))
+        return function
+    return decorate
+
+
+def gpus(tree):
+    return tree.answers["nvml"]["gpus"]
+
+
+def off_the_bus(tree, address, minor):
+    """As if it had never been there: neither the bus nor the driver knows it."""
+    tree.remove(pci_folder(tree, address))
+    tree.remove(f"/sys/bus/pci/devices/{address}")
+    tree.remove(f"/proc/driver/nvidia/gpus/{address}")
+    tree.answers["nvml"]["gpus"] = [gpu for gpu in gpus(tree) if gpu["pci"] != address]
+    del tree.entries[f"/dev/nvidia{minor}"]
+    del tree.stats[f"/dev/nvidia{minor}"]
+
+
+def log(tree, *lines):
+    for line in lines:
+        tree.append("/var/log/kern.log", f"1970-01-01T00:10:00.000000+00:00 node kernel: {line}\n")
+
+
+def limits(tree, soft, hard):
+    tree.replace("/proc/self/limits", "Max open files            1048576              1048576",
+                 f"Max open files            {soft:<20} {hard:<7}")
+
+
+# --- GPUs as a set ---
+
+
+@change("dgx-h100-superpod/gpu-gone", "inventory")
+def gpu_gone(tree):
+    off_the_bus(tree, "0000:1b:00.0", 0)
+    # Its NIC is there and idle: one NIC more than GPUs.
+
+
+@change("hgx-h200-snc4/gpu-gone", "inventory")
+def gpu_gone_from_a_board_without_name(tree):
+    """The four NVSwitches say that it is a board of eight."""
+    off_the_bus(tree, "0000:df:00.0", 7)
+
+
+@change("gcp-a4-mig-off/half")
+def four_gpus_of_a_virtual_machine(tree):
+    """What is right: a virtual machine has what its type has, and nothing here says eight."""
+    for address, minor in (("0000:c4:00.0", 4), ("0000:c5:00.0", 5), ("0000:cb:00.0", 6), ("0000:cc:00.0", 7)):
+        off_the_bus(tree, address, minor)
+    tree.environment = {name: tree.environment[name] for name in ("PATH", "HOME", "LANG")}
+    for nic in range(4, 8):
+        folder = variants.nic_folder(tree, f"mlx5_{nic}").split("/infiniband/")[0]
+        tree.remove(folder)
+        tree.remove(f"/sys/class/infiniband/mlx5_{nic}")
+        tree.remove(f"/sys/class/infiniband_verbs/uverbs{nic}")
+        tree.remove(f"/sys/class/net/gpu{nic}rdma0")
+        tree.remove(f"/sys/bus/pci/devices/{folder.rsplit('/', 1)[1]}")
+
+
+@change("gcp-a4-mig-off/mig", "mig")
+def mig_on(tree):
+    gpus(tree)[2]["mig"] = True
+
+
+@change("cloud-vm-one-gpu/mig")
+def mig_on_a_lone_gpu(tree):
+    """What is right: one GPU in instances, and nothing that would join several."""
+    gpus(tree)[0]["mig"] = True
+
+
+@change("docker-host-network/uvm", "uvm")
+def no_uvm_in_the_container(tree):
+    del tree.entries["/dev/nvidia-uvm"]
+    del tree.stats["/dev/nvidia-uvm"]
+
+
+@change("dgx-b200/uvm", "uvm")
+def uvm_not_for_this_user(tree):
+    tree.stats["/dev/nvidia-uvm"]["access"] = "---"
+
+
+@change("dgx-h100-superpod/fabric-manager", "fabric-manager")
+def fabric_manager_updated_alone(tree):
+    tree.replace("/var/lib/dpkg/status", f"Package: nvidia-fabricmanager-580\nStatus: install ok installed\n"
+                 f"Architecture: amd64\nVersion: {software.DRIVER}-1",
+                 "Package: nvidia-fabricmanager-580\nStatus: install ok installed\n"
+                 "Architecture: amd64\nVersion: 580.140.02-1")
+
+
+@change("hgx-a100-mesh/fabric-manager")
+def fabric_manager_without_switches(tree):
+    """What is right: a package that nobody needs here."""
+    tree.append("/var/lib/dpkg/status", software.package("nvidia-fabricmanager-535", "535.230.02-1"))
+
+
+@change("dgx-h100-superpod/sxid", "sxid")
+def fatal_sxid(tree):
+    log(tree, "nvidia-nvswitch2: SXid (PCI:0000:07:00.0): 24007, Fatal, Link 44 sourcetrack timeout error (First)")
+
+
+@change("dgx-h100-superpod/xid-149", "gpu-errors")
+def nvlink_error(tree):
+    log(tree, "NVRM: Xid (PCI:0000:1b:00): 149, NETIR Nonfatal XC0 i0 Link 03 (0x004a80c6)")
+
+
+@change("dgx-h100-superpod/xid-94")
+def contained_error(tree):
+    """What is right: programs did it, or the driver has dealt with it, which the log tells by a recovery."""
+    log(tree, "NVRM: Xid (PCI:0000:1b:00): 31, pid=77, name=python3, MMU Fault: ENGINE GRAPHICS",
+        "NVRM: Xid (PCI:0000:1b:00): 43, pid=77, name=python3, Ch 00000008",
+        "NVRM: Xid (PCI:0000:1b:00): 45, pid=77, name=python3, Ch 00000009")
+
+
+# --- ports and links ---
+
+
+@change("dgx-h200-deepep/uplink-width", "pci-uplink")
+def switch_with_half_of_its_lanes(tree):
+    tree.put(f"{pci_folder(tree, '0000:3d:00.0')}/current_link_width", "8\n")
+    tree.put(f"{pci_folder(tree, '0000:3c:01.0')}/current_link_width", "8\n")
+
+
+@change("dgx-h200-deepep/uplink-speed", "pci-uplink")
+def switch_of_an_older_generation(tree):
+    for address in ("0000:3d:00.0", "0000:3c:01.0"):
+        tree.put(f"{pci_folder(tree, address)}/current_link_speed", "16.0 GT/s PCIe\n")
+
+
+@change("dgx-h200-deepep/gpu-idle")
+def gpu_at_rest(tree):
+    """What is right: GPUs that nothing uses lower the speed of their own link."""
+    for gpu in gpus(tree)[:5]:
+        folder = pci_folder(tree, gpu["pci"])
+        tree.put(f"{folder}/current_link_speed", "2.5 GT/s PCIe\n")
+        tree.put(f"{folder.rsplit('/', 1)[0]}/current_link_speed", "2.5 GT/s PCIe\n")
+
+
+@change("hgx-h100-worn/flaps", "link-errors")
+def flapping_link(tree):
+    tree.put(f"{nic_port(tree, 'mlx5_3')}/counters/link_downed", "73\n")
+
+
+@change("dgx-b200/symbols", "link-errors")
+def damaged_symbols(tree):
+    tree.put(f"{nic_port(tree, 'mlx5_6')}/counters/symbol_error", "184467\n")
+
+
+@change("dgx-b200/switch-restarts")
+def switch_restarts(tree):
+    """What is right: all ports have seen the same, so it was not theirs; the worst is within what chance makes."""
+    for i in range(8):
+        tree.put(f"{nic_port(tree, f'mlx5_{i}')}/counters/link_downed", f"{30 + 9 * (i % 2)}\n")
+
+
+@change("hgx-h100-worn/loss", "roce-loss")
+def loss_on_all_rails(tree):
+    for i in range(8):
+        port = nic_port(tree, f"mlx5_{i}")
+        tree.put(f"{port}/hw_counters/packet_seq_err", f"{5_000_000 + i}\n")
+        tree.put(f"{port}/counters/port_xmit_packets", "900000000\n")
+
+
+@change("dgx-b200/loss")
+def counters_of_infiniband(tree):
+    """What is right: InfiniBand loses nothing by congestion, and counts other things under these names."""
+    port = nic_port(tree, "mlx5_1")
+    tree.put(f"{port}/hw_counters/packet_seq_err", "5000000\n")
+    tree.put(f"{port}/counters/port_xmit_packets", "900000000\n")
+
+
+@change("hgx-h100-worn/mtu", "mtu")
+def one_rail_with_a_small_mtu(tree):
+    tree.put(f"{tree.real('/sys/class/net/ens2np0')}/mtu", "1500\n")
+
+
+@change("hgx-h100-worn/mtu-alike")
+def mtus_of_one_size_of_packets(tree):
+    """What is right: 4200, 8896 and 9000 are all of 4096 bytes to RDMA."""
+    tree.put(f"{tree.real('/sys/class/net/ens2np0')}/mtu", "4200\n")
+    tree.put(f"{tree.real('/sys/class/net/ens3np0')}/mtu", "9000\n")
+
+
+@change("hgx-h100-worn/firmware", "firmware")
+def odd_firmware(tree):
+    tree.put(f"{variants.nic_folder(tree, 'mlx5_5')}/fw_ver", "28.39.1002\n")
+
+
+@change("dgx-b200/firmware")
+def firmware_of_management(tree):
+    """What is right: ports for management are of another make, and have what they have."""
+    tree.put(f"{variants.nic_folder(tree, 'mlx5_20')}/fw_ver", "22.36.1010\n")
+
+
+@change("hgx-h100-bonded-management/bond", "bond")
+def dead_member(tree):
+    tree.put(f"{tree.real('/sys/class/net/eno2np1')}/bonding_slave/mii_status", "down\n")
+
+
+@change("workstation-4090/bond")
+def bond_of_others(tree):
+    """What is right: a bond that is neither for RDMA nor for the default route."""
+    bond(tree, "enp5s0")
+    tree.put(f"{tree.real('/sys/class/net/enp5s0')}/bonding_slave/mii_status", "down\n")
+    tree.remove("/sys/class/net/bond0")
+    tree.put_all("/sys/class/net/bond0", {"operstate": "down\n", "bonding/slaves": "dummy0 dummy1\n"})
+    tree.put("/sys/class/net/dummy0/bonding_slave/mii_status", "down\n")
+    tree.default_route("enp5s0")
+
+
+# --- NVSHMEM ---
+
+
+@change("dgx-h200-deepep/hca-list", "hca-lists")
+def list_with_a_wrong_separator(tree):
+    tree.environment["NVSHMEM_HCA_LIST"] = "mlx5_0:1;mlx5_1:1"
+    tree.environment["LOCAL_RANK"], tree.environment["LOCAL_WORLD_SIZE"] = "0", "8"
+
+
+@change("dgx-h200-deepep/hca-port", "hca-lists")
+def list_with_a_port_that_is_not_there(tree):
+    tree.environment["NVSHMEM_HCA_LIST"] = "mlx5_0:1,mlx5_1:2"
+    tree.environment["LOCAL_RANK"], tree.environment["LOCAL_WORLD_SIZE"] = "0", "8"
+
+
+@change("dgx-h200-deepep/hca-list-right")
+def list_of_a_rank(tree):
+    """What is right: one NIC, with its port, for the rank that it belongs to."""
+    tree.environment["NVSHMEM_HCA_LIST"] = "mlx5_2:1"
+    tree.environment["LOCAL_RANK"], tree.environment["LOCAL_WORLD_SIZE"] = "2", "8"
+
+
+@change("dgx-h200-deepep/stale-mapping", "void-variables")
+def stale_mapping_by_pe(tree):
+    """Left over from another machine, and nobody reads it: no NIC is missed, but the variable does nothing."""
+    tree.environment["NVSHMEM_HCA_PE_MAPPING"] = "mlx5_90:1:2"
+
+
+def without_peermem(tree):
+    variants.unload(tree, "nvidia_peermem")
+    tree.remove("/sys/kernel/mm/memory_peers")
+
+
+@change("dgx-h200-deepep/dmabuf", "dmabuf-off")
+def dmabuf_off_without_peermem(tree):
+    without_peermem(tree)
+    tree.environment["NVSHMEM_IB_DISABLE_DMABUF"] = "1"
+
+
+@change("dgx-h200-deepep/dmabuf-peermem")
+def dmabuf_off_with_peermem(tree):
+    """What is right: the older way is there."""
+    tree.environment["NVSHMEM_IB_DISABLE_DMABUF"] = "1"
+
+
+@change("dgx-h200-deepep/heap", "heap-size")
+def heap_larger_than_the_gpu(tree):
+    tree.environment["NVSHMEM_DISABLE_CUDA_VMM"] = "1"
+    tree.environment["NVSHMEM_SYMMETRIC_SIZE"] = "200G"
+
+
+@change("dgx-h200-deepep/heap-small", "heap-size")
+def heap_too_small(tree):
+    tree.environment["NVSHMEM_DISABLE_CUDA_VMM"] = "1"
+    tree.environment["NVSHMEM_SYMMETRIC_SIZE"] = "128M"
+
+
+@change("dgx-h200-deepep/heap-right")
+def heap_that_fits(tree):
+    """What is right: a static heap with room for DeepEP; without VMM off the size says nothing."""
+    tree.environment["NVSHMEM_DISABLE_CUDA_VMM"] = "1"
+    tree.environment["NVSHMEM_SYMMETRIC_SIZE"] = "4g"
+
+
+# --- NCCL ---
+
+
+@change("dgx-b200/nccl-hca", "nccl-hca")
+def hca_of_another_machine(tree):
+    tree.environment["NCCL_IB_HCA"] = "=rocep0s0,rocep1s0"
+
+
+@change("dgx-b200/nccl-hca-some", "nccl-hca")
+def hca_list_with_half_of_them(tree):
+    tree.environment["NCCL_IB_HCA"] = "=mlx5_0,mlx5_1,mlx5_2,mlx5_3"
+
+
+@change("dgx-b200/nccl-hca-separator", "nccl-hca")
+def hca_list_with_a_wrong_separator(tree):
+    tree.environment["NCCL_IB_HCA"] = "=mlx5_0;mlx5_1;mlx5_2"
+
+
+@change("dgx-b200/nccl-hca-rank")
+def hca_of_one_rank(tree):
+    """What is right: a rank that uses one GPU has its one NIC."""
+    tree.environment.update({"NCCL_IB_HCA": "=mlx5_3:1", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "8"})
+
+
+@change("dgx-b200/socket", "socket-interface")
+def interface_of_another_machine(tree):
+    tree.environment["NCCL_SOCKET_IFNAME"] = "eth0"
+
+
+@change("dgx-b200/socket-down", "socket-interface")
+def interface_that_is_down(tree):
+    tree.environment["GLOO_SOCKET_IFNAME"] = "eno2np1"
+    tree.put(f"{tree.real('/sys/class/net/eno2np1')}/operstate", "down\n")
+
+
+@change("dgx-b200/socket-loopback")
+def loopback_of_one_node(tree):
+    """What is right: a job of one node, which needs no other interface."""
+    tree.put_all("/sys/class/net/lo", {"operstate": "unknown\n", "mtu": "65536\n"})
+    tree.environment.update({"NCCL_SOCKET_IFNAME": "lo", "RANK": "0", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"})
+
+
+@change("dgx-b200/p2p", "nccl-disabled")
+def nvlink_off(tree):
+    tree.environment["NCCL_P2P_DISABLE"] = "1"
+
+
+@change("dgx-b200/ib-off", "nccl-disabled")
+def infiniband_off(tree):
+    tree.environment["NCCL_IB_DISABLE"] = "1"
+
+
+@change("workstation-4090/ib-off")
+def infiniband_off_without_any(tree):
+    """What is right: switched off, and there is none."""
+    tree.environment.update({"NCCL_IB_DISABLE": "1", "NCCL_P2P_DISABLE": "1"})
+
+
+@change("rtx-6000-server/gdr", "nccl-gdr")
+def level_below_the_distance(tree):
+    tree.environment["NCCL_NET_GDR_LEVEL"] = "PIX"
+
+
+@change("dgx-b200/gdr")
+def level_of_the_distance(tree):
+    """What is right: each GPU has its NIC on its switch."""
+    tree.environment["NCCL_NET_GDR_LEVEL"] = "PIX"
+
+
+@change("dgx-b200/traffic-class", "traffic-class")
+def traffic_class_on_infiniband(tree):
+    tree.environment["NCCL_IB_TC"] = "106"
+
+
+@change("hgx-h100-worn/traffic-class")
+def traffic_class_on_roce(tree):
+    """What is right."""
+    tree.environment["NCCL_IB_TC"] = "106"
+
+
+# --- the import of deep_ep ---
+
+EXTENSION = f"/opt/deepep/python/{software.DEEPEP_EXTENSION}"
+NEEDED = ["libnvshmem_host.so.3", "libc10.so", "libtorch.so", "libtorch_python.so", "libcudart.so.12", "libmlx5.so.1",
+          "libstdc++.so.6", "libc.so.6"]
+
+
+def extension(tree, path=EXTENSION, *, needed=(), **facts):
+    tree.library(path, archs=[90], machine=X86_64.machine,
+                 **{"runpath": "/opt/deepep/nvshmem/lib", "needed": NEEDED + list(needed), **facts})
+
+
+@change("dgx-h200-deepep/import-missing", "import-libraries")
+def library_of_the_build_image(tree):
+    extension(tree, needed=["libgomp-custom.so.1"])
+
+
+@change("dgx-h200-deepep/import-glibc", "import-libraries")
+def built_on_a_newer_system(tree):
+    extension(tree, needs={"libc.so.6": ["GLIBC_2.34", "GLIBC_2.41"]})
+
+
+@change("dgx-h200-deepep/import-glibcxx", "import-libraries")
+def built_with_a_newer_compiler(tree):
+    software.library(tree, X86_64, "libstdc++.so.6", "0.33", defines=[f"GLIBCXX_3.4.{i}" for i in range(34)])
+    extension(tree, needs={"libstdc++.so.6": ["GLIBCXX_3.4.34"]})
+
+
+@change("conda/newer-libstdc")
+def conda_has_a_newer_libstdc(tree):
+    """What is right: the system's is too old, and Python has conda's in memory before the extension comes."""
+    software.library(tree, X86_64, "libstdc++.so.6", "0.30", defines=[f"GLIBCXX_3.4.{i}" for i in range(31)])
+
+
+@change("dgx-h200-deepep/import-nvshmem", "import-libraries")
+def nvshmem_lost(tree):
+    """Moved after the build, and PyTorch without one."""
+    tree.remove("/opt/deepep/nvshmem")
+    tree.remove(f"{software.PYTHON}/nvidia/nvshmem")
+    for question in [name for name in tree.answers if name.startswith("load:/opt/deepep/nvshmem")]:
+        del tree.answers[question]
+    for name in ("NVSHMEM_HOME", "LD_PRELOAD", "LD_LIBRARY_PATH"):
+        del tree.environment[name]
+
+
+@change("dgx-h200-deepep/import-python", "import-python")
+def extension_for_another_python(tree):
+    tree.remove(EXTENSION)
+    extension(tree, "/opt/deepep/python/deep_ep_cpp.cpython-310-x86_64-linux-gnu.so")
+
+
+@change("dgx-h200-deepep/import-pythons")
+def extensions_for_two_pythons(tree):
+    """What is right: one of the two is for this Python."""
+    extension(tree, "/opt/deepep/python/deep_ep_cpp.cpython-310-x86_64-linux-gnu.so")
+
+
+@change("dgx-h200-deepep/cuda-13", "cuda-major")
+def extension_for_another_cuda(tree):
+    extension(tree, needed=["libcudart.so.13"])
+    tree.library(EXTENSION, archs=[90], machine=X86_64.machine, runpath="/opt/deepep/nvshmem/lib",
+                 needed=[name.replace("libcudart.so.12", "libcudart.so.13") for name in NEEDED])
+    tree.library("/usr/local/cuda-13.0/lib64/libcudart.so.13", soname="libcudart.so.13", machine=X86_64.machine,
+                 needed=["libc.so.6"])
+    tree.append("/etc/ld.so.conf.d/000_cuda.conf", "/usr/local/cuda-13.0/lib64\n")
+
+
+# --- limits ---
+
+
+@change("dgx-b200/nofile", "nofile")
+def few_files(tree):
+    limits(tree, 256, 1024)
+
+
+@change("dgx-b200/nofile-default")
+def default_of_a_shell(tree):
+    """What is right: a shell's default, which a process may raise."""
+    limits(tree, 1024, 524288)
+
+
+@change("slurm-one-gpu-a-task/one-cpu", "processors")
+def one_processor(tree):
+    tree.replace("/proc/self/status", "Cpus_allowed_list:\t42-55,154-167", "Cpus_allowed_list:\t42")
+
+
+@change("docker-host-network/quota", "processors")
+def small_quota(tree):
+    tree.put("/sys/fs/cgroup/cpu.max", "200000 100000\n")
+
+
+@change("docker-host-network/no-quota")
+def no_quota(tree):
+    """What is right."""
+    tree.put("/sys/fs/cgroup/cpu.max", "max 100000\n")
+
+
+# --- jobs ---
+
+
+@change("torchrun-two-nodes/loopback", "rendezvous")
+def address_that_nobody_reaches(tree):
+    tree.environment["MASTER_ADDR"] = "localhost"
+
+
+@change("torchrun-two-nodes/rank", "rendezvous")
+def rank_beyond_the_world(tree):
+    tree.environment["WORLD_SIZE"] = "8"
+
+
+@change("dgx-b200/nodes")
+def world_of_nodes(tree):
+    """What is right: DeepEP's tests count nodes, and start the ranks of a node themselves."""
+    tree.environment.update({"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "192.0.2.10", "MASTER_PORT": "8361"})
+
+
+@change("dgx-b200/single-ranks", "single-ranks")
+def a_run_for_each_task(tree):
+    tree.environment.update({"SLURM_STEP_NUM_TASKS": "16", "SLURM_STEP_TASKS_PER_NODE": "8(x2)", "SLURM_LOCALID": "1",
+                             "OMPI_COMM_WORLD_SIZE": "1"})
+
+
+@change("mpirun-nccl-tests/other-mpi", "single-ranks")
+def mpi_of_another_launcher(tree):
+    tree.library("/opt/mpich/lib/libmpi.so.12", soname="libmpi.so.12", needed=["libc.so.6"])
+    tree.put("/proc/self/maps", "7f0000000000-7f0000100000 r-xp 00000000 08:01 77 /opt/mpich/lib/libmpi.so.12\n")
+
+
+@change("mpirun-nccl-tests/its-mpi")
+def mpi_of_its_launcher(tree):
+    """What is right."""
+    tree.library("/opt/openmpi/lib/libmpi.so.40", soname="libmpi.so.40", needed=["libc.so.6"])
+    tree.put("/proc/self/maps", "7f0000000000-7f0000100000 r-xp 00000000 08:01 77 /opt/openmpi/lib/libmpi.so.40\n")
+
+
+@change("docker-host-network/environ", "environ-sourced")
+def environment_of_process_1(tree):
+    tree.put("/root/.bashrc", "# made up\nexport $(cat /proc/1/environ | tr '\\0' '\\n' | xargs)\n")
+
+
+@change("docker-host-network/environ-read")
+def one_variable_of_process_1(tree):
+    """What is right: one variable is taken out of it, nothing is evaluated."""
+    tree.put("/root/.bashrc", "# export /proc/1/environ is wrong\n"
+             "tr '\\0' '\\n' </proc/1/environ | grep ^NCCL_ >/tmp/nccl\n")
+
+
+def journal(tree, *events):
+    lines = [{"v": 1, "time": "2026-02-03T10:00:00Z", "boot": f"00000000-0000-4000-8000-{i:012d}", "event": event,
+              "step": "driver"} for i, event in enumerate(events)]
+    tree.put("/var/lib/epkit/install/gcp-b200-ubuntu2404/journal.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+
+
+@change("gcp-a4-mig-off/install", "install-stuck")
+def restarts_again_and_again(tree):
+    journal(tree, "begin", *["start", "end", "reboot"] * 4)
+
+
+@change("gcp-a4-mig-off/install-done")
+def installation_that_is_done(tree):
+    """What is right: it restarted the node twice, and finished."""
+    journal(tree, "begin", *["start", "end", "reboot"] * 2, "finished")
