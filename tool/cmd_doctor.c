@@ -238,8 +238,7 @@ static int diagnose(const struct cmd *cmd, const struct doctor_options *options,
 
     if (code != CMD_FINE)
         return code;
-    /* GPUs that are there and not for this process are something to say. Where devices are expected, none at all is a
-     * finding like any other. */
+    /* GPUs that are there and not for this process, and devices that are expected, are something to say. */
     if (source_is_empty(machine->topo) && machine->topo->n_hidden_gpus == 0 && !options->expect) {
         source_read();
         code = say_empty(cmd, options, machine);

@@ -251,8 +251,8 @@ static void look_at_log(const struct doctor_machine *machine, struct doctor_resu
         const char *text = action ? root_printf(machine->root, "%.*s", (int)length, action) : xid->text;
 
         errors->in_log = true;
-        errors->reboot = errors->reboot || recovery_code(kinds[k].first) == RECOVERY_NODE_REBOOT ||
-                         xid->action == XID_RESTART;
+        errors->reboot =
+            errors->reboot || recovery_code(kinds[k].first) == RECOVERY_NODE_REBOOT || xid->action == XID_RESTART;
         errors->is_lost = errors->is_lost || kinds[k].number == XID_OFF_THE_BUS;
         errors->is_link = errors->is_link || xid->action == XID_LINK;
         note_error(errors, xid->action != XID_RECOVERED, gpu, root_printf(machine->root, "%s", kinds[k].address),
