@@ -263,16 +263,43 @@ ep_status ep_reserve_check(size_t bytes)
     return EP_OK;
 }
 
-ep_status ep_reserve_check_file(size_t bytes)
+/*
+ * ftruncate() without SIGXFSZ, with which the kernel answers beyond RLIMIT_FSIZE. Comparing before would not do:
+ * another thread or prlimit() may lower the limit in between.
+ */
+static int truncate_blocked(int fd, size_t bytes)
 {
-    struct rlimit limit;
+    const struct timespec no_wait = {0};
+    sigset_t too_large, pending, old;
+    int result, error;
 
-    if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && limit.rlim_cur < bytes)
-        return ep_fail(EP_E_MEMORY,
-                       "%zu bytes of shared memory are more than RLIMIT_FSIZE (ulimit -f) allows, which is %llu bytes: "
-                       "shared memory is a file to the kernel",
-                       bytes, (unsigned long long)limit.rlim_cur);
-    return EP_OK;
+    sigemptyset(&too_large);
+    sigaddset(&too_large, SIGXFSZ);
+    pthread_sigmask(SIG_BLOCK, &too_large, &old);
+    sigpending(&pending);
+    result = ftruncate(fd, (off_t)bytes);
+    error = errno;
+    /* Ours alone: it goes to the thread that made the call. One that was pending before stays. */
+    if (result != 0 && error == EFBIG && !sigismember(&pending, SIGXFSZ))
+        sigtimedwait(&too_large, NULL, &no_wait);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    errno = error;
+    return result;
+}
+
+ep_status ep_reserve_resize(int fd, size_t bytes)
+{
+    struct rlimit limit = {.rlim_cur = RLIM_INFINITY};
+
+    if (truncate_blocked(fd, bytes) == 0)
+        return EP_OK;
+    if (errno != EFBIG)
+        return ep_fail_errno(EP_E_MEMORY, errno, "shared memory: ftruncate to %zu bytes", bytes);
+    getrlimit(RLIMIT_FSIZE, &limit);
+    return ep_fail(EP_E_MEMORY,
+                   "%zu bytes of shared memory are more than RLIMIT_FSIZE (ulimit -f) allows, which is %llu bytes: "
+                   "shared memory is a file to the kernel",
+                   bytes, (unsigned long long)limit.rlim_cur);
 }
 
 ep_status ep_reserve_fail_map(int error_number, size_t bytes)

@@ -18,8 +18,9 @@
  */
 EP_PRIVATE_API ep_status ep_reserve_check(size_t bytes);
 
-/* May a file of `bytes` be made (RLIMIT_FSIZE)? Asked before, because the kernel answers with SIGXFSZ. */
-ep_status ep_reserve_check_file(size_t bytes);
+/* Gives a new memfd its size. EP_E_MEMORY names RLIMIT_FSIZE; the signal that goes with it does not reach the caller.
+ */
+ep_status ep_reserve_resize(int fd, size_t bytes);
 
 /* Makes the pages [offset, offset + bytes) of a memfd exist. On failure some of them may. */
 ep_status ep_reserve_file(int fd, size_t offset, size_t bytes);

@@ -192,14 +192,12 @@ static ep_status new_segment(size_t bytes, bool sparse, struct ep_shm *ret_shm)
 
     if (mapped < bytes || mapped > (size_t)INT64_MAX)
         return ep_fail(EP_E_OVERFLOW, "shared memory: %zu bytes", bytes);
-    EP_TRY(ep_reserve_check_file(mapped));
     shm.fd = ep_fd_keep(memfd_create("epkit", MFD_CLOEXEC | MFD_ALLOW_SEALING));
     if (shm.fd < 0)
         return ep_fail_errno(EP_E_SYSTEM, errno, "shared memory: memfd_create");
-    if (ftruncate(shm.fd, (off_t)mapped) != 0) {
-        status = ep_fail_errno(EP_E_MEMORY, errno, "shared memory: ftruncate to %zu bytes", mapped);
+    status = ep_reserve_resize(shm.fd, mapped);
+    if (status != EP_OK)
         goto close_fd;
-    }
     /* Peers rely on its size. */
     if (fcntl(shm.fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0) {
         status = ep_fail_errno(EP_E_SYSTEM, errno, "shared memory: F_ADD_SEALS");

@@ -95,12 +95,12 @@ ep_status ep_comm_usable(ep_comm *comm, const char *call)
     pthread_mutex_lock(&comm->error_lock);
     memcpy(reason, comm->reason, sizeof(reason));
     pthread_mutex_unlock(&comm->error_lock);
-    /* A failure without words is one that a signal handler or another thread of this rank has set. */
-    if (!reason[0] && failed == EP_E_ABORTED)
-        return ep_fail(failed, "%s: rank %d, this one, called ep_comm_abort", call, comm->rank);
-    /* Nobody has recorded it yet; the backend knows. */
+    /* Without words: a signal handler or another thread of this rank has set it, and the backend knows what came first.
+     */
     if (!reason[0] && comm->ops->poll && comm->ops->poll(comm) == failed)
         snprintf(reason, sizeof(reason), "%s", ep_last_error());
+    else if (!reason[0] && failed == EP_E_ABORTED)
+        return ep_fail(failed, "%s: rank %d, this one, called ep_comm_abort", call, comm->rank);
     return ep_fail(failed, "%s: the communicator has failed before: %s", call,
                    reason[0] ? reason : ep_status_text(failed));
 }

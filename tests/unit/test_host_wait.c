@@ -128,6 +128,18 @@ static void who_has_stopped_while_waiting_is_blamed(void **state)
     assert_non_null(strstr(ep_last_error(), "rank 2 did not answer"));
 }
 
+/* A rank looks around while its last look is compared with a time taken before. */
+static void a_look_after_ours_is_not_old(void **state)
+{
+    struct group *group = *state;
+
+    pretend_to_wait(group, 1, 2);
+    group->beats[1] = false;
+    atomic_store(&control_of(group, 1)->beat_ns, ep_now_ns() + 10000000000u);
+    assert_int_equal(wait_for(group, 1), EP_E_TIMEOUT);
+    assert_non_null(strstr(ep_last_error(), "rank 2 did not answer"));
+}
+
 static void who_waits_for_us_is_merely_late(void **state)
 {
     struct group *group = *state;
@@ -334,12 +346,26 @@ static void unknown_phases_have_a_name(void **state)
     assert_string_equal(host_phase_name((enum host_phase)200), "?");
 }
 
+/* Of two aborts the first counts, also in the words of the rank that called the second. */
+static void the_first_abort_is_named(void **state)
+{
+    struct group *group = *state;
+
+    ep_comm_abort(group->comms[2]);
+    ep_comm_abort(group->comms[1]);
+    for (int rank = 0; rank < RANKS; rank++) {
+        assert_int_equal(ep_comm_barrier(group->comms[rank]), EP_E_ABORTED);
+        assert_non_null(strstr(ep_last_error(), "rank 2 called ep_comm_abort"));
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(who_does_not_come_is_blamed, set_up, tear_down),
         cmocka_unit_test_setup_teardown(who_waits_for_another_is_not_blamed, set_up, tear_down),
         cmocka_unit_test_setup_teardown(who_has_stopped_while_waiting_is_blamed, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(a_look_after_ours_is_not_old, set_up, tear_down),
         cmocka_unit_test_setup_teardown(who_waits_for_us_is_merely_late, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_circle_ends, set_up, tear_down),
         cmocka_unit_test_setup_teardown(who_has_left_is_looked_at_once_more, set_up, tear_down),
@@ -352,6 +378,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(own_words_are_kept, set_up, tear_down),
         cmocka_unit_test_setup_teardown(abort_wakes_a_sleeper, set_up, tear_down),
         cmocka_unit_test(unknown_phases_have_a_name),
+        cmocka_unit_test_setup_teardown(the_first_abort_is_named, set_up, tear_down),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

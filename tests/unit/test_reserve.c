@@ -9,9 +9,11 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -84,6 +86,39 @@ static void limit_of_files(void)
     refused(1, 0, "RLIMIT_FSIZE (ulimit -f)");
 }
 
+static _Atomic bool done;
+
+static void *lower_and_raise(void *argument)
+{
+    while (!done) {
+        set_limit(RLIMIT_FSIZE, 4096);
+        set_limit(RLIMIT_FSIZE, RLIM_INFINITY);
+    }
+    return argument;
+}
+
+/* It may change at any time: an allocation is refused or given, and the process goes on. */
+static void limit_of_files_that_changes(void)
+{
+    int n_given = 0, n_refused = 0;
+    pthread_t thread;
+
+    CHECK(pthread_create(&thread, NULL, lower_and_raise, NULL) == 0);
+    for (int i = 0; i < 20000 && (i < 2000 || !n_given || !n_refused); i++) {
+        struct ep_shm shm = {.fd = -1};
+        ep_status status = ep_shm_new(65536, &shm);
+
+        CHECK(status == EP_OK || status == EP_E_MEMORY);
+        n_given += status == EP_OK;
+        n_refused += status != EP_OK;
+        if (status == EP_OK)
+            ep_shm_done(&shm);
+    }
+    done = true;
+    CHECK(pthread_join(thread, NULL) == 0);
+    CHECK(n_given > 0 && n_refused > 0);
+}
+
 static void limit_of_address_space(void)
 {
     set_limit(RLIMIT_AS, 256 * MIB);
@@ -119,6 +154,7 @@ static void limits_are_named(void **state)
 {
     (void)state;
     assert_int_equal(in_child(limit_of_files), 0);
+    assert_int_equal(in_child(limit_of_files_that_changes), 0);
     assert_int_equal(in_child(limit_of_descriptors), 0);
     assert_int_equal(in_child(memory_of_the_machine), 0);
 }

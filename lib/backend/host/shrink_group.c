@@ -209,17 +209,23 @@ static ep_status form_group(struct shrink *s, struct shrink_group *g, ep_comm *n
     ep_comm *comm = s->host->comm;
     ep_status status;
     int culprit;
+    bool self = false;
 
     EP_TRY(shrink_agree(s));
     g->ranks = malloc((size_t)comm->nranks * sizeof(*g->ranks));
     if (!g->ranks)
         return confirm(s, next, ep_fail(EP_E_MEMORY, "ep_comm_shrink: no memory for %d ranks", comm->nranks), -1);
     for (int rank = 0; rank < comm->nranks; rank++)
-        if (!shrink_is_out(s, rank))
+        if (!shrink_is_out(s, rank)) {
             g->ranks[g->n++] = rank;
+            self |= rank == comm->rank;
+        }
     host_take_blamed();
-    status = shrink_open_next(g, comm, next);
-    culprit = find_culprit(g);
+    /* Nobody passes a view that leaves itself out, but the view is in shared memory. */
+    status = self ? shrink_open_next(g, comm, next)
+                  : ep_fail(EP_E_MISMATCH, "ep_comm_shrink: the view of rank %d is damaged: it leaves out itself",
+                            comm->rank);
+    culprit = self ? find_culprit(g) : comm->rank;
     free(g->ranks);
     return confirm(s, next, status, culprit);
 }
