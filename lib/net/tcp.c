@@ -562,7 +562,7 @@ static ep_status tcp_open(const struct ep_net_provider *provider, const struct e
     lines = calloc((size_t)(t->net.nnodes - 1) * ((size_t)params->channels + 1), sizeof(*lines));
     status = lines ? prepare(t) : ep_fail(EP_E_MEMORY, "network tcp: no memory");
     status = tcp_mesh_open(params, context, status, lines, &t->rendezvous);
-    if (status == EP_OK)
+    if (status == EP_OK && lines)
         status = start(t, lines);
     free(lines);
     if (status != EP_OK) {

@@ -348,7 +348,7 @@ static void plan_connectors(struct mesh *mesh)
 
 static ep_status prepare(struct mesh *mesh, struct introduction *mine)
 {
-    size_t n = (size_t)(mesh->npeers * mesh->per_peer);
+    size_t n = (size_t)mesh->npeers * (size_t)mesh->per_peer;
 
     mesh->acceptor = calloc(1, sizeof(*mesh->acceptor));
     mesh->connectors = calloc(n, sizeof(*mesh->connectors));
@@ -386,7 +386,7 @@ static void mesh_done(struct mesh *mesh, ep_status status)
     for (int i = 0; i < mesh->n_connectors; i++)
         if (mesh->connectors[i].under_way)
             tcp_handshake_drop(&mesh->connectors[i].hs);
-    for (int slot = 0; status != EP_OK && slot < mesh->npeers * mesh->per_peer; slot++) {
+    for (int slot = 0; status != EP_OK && mesh->lines && slot < mesh->npeers * mesh->per_peer; slot++) {
         if (mesh->lines[slot].fd >= 0)
             close(mesh->lines[slot].fd);
         mesh->lines[slot].fd = -1;

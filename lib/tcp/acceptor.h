@@ -25,7 +25,7 @@ struct tcp_acceptor {
     struct tcp_key key;
     struct tcp_handshake pending[TCP_ACCEPTOR_PENDING];
     int n;
-    uint64_t dropped;                                 /* connections that were not taken */
+    uint64_t dropped;                                     /* connections that were not taken */
     char last_drop[TCP_WHY_BYTES + TCP_ADDRESS_TEXT + 4]; /* "10.0.0.9:4242 has another secret" */
 };
 

@@ -267,7 +267,8 @@ static int connect_stranger(const struct tcp_address *to, size_t bytes, int seed
     for (size_t i = 0; i < sizeof(rubbish); i++)
         rubbish[i] = (unsigned char)((i * 131 + (size_t)seed * 7919) >> 3);
     if (seed % 2)
-        memcpy(rubbish, "EPT1\1\0\1\0", 8); /* the magic number, and a hello that nobody can prove */
+        memcpy(rubbish, (const unsigned char[]){'E', 'P', 'T', '1', 1, 0, 1, 0},
+               8); /* the magic number, and a hello that nobody can prove */
     assert_int_equal(tcp_connect(to, NULL, &fd), EP_OK);
     (void)poll(&(struct pollfd){.fd = fd, .events = POLLOUT}, 1, 10000);
     if (bytes)

@@ -338,8 +338,8 @@ static int find_culprit(struct host_comm *host, int rank)
             return rank;
         waiting = atomic_load(control ? &control->waiting : &host->remote[rank].waiting);
         beat_ns = atomic_load(control ? &control->beat_ns : &host->remote[rank].beat_ns);
-        /* One that has looked around since `now` was read is not late. */
-        if (!waiting || (now > beat_ns && now - beat_ns > stale_ns))
+        /* Its last look may be later than our clock. */
+        if (!waiting || beat_ns + stale_ns < now)
             return rank;
         next = (int)(waiting >> 8) - 1;
         if (next < 0 || next >= host->comm->nranks)
