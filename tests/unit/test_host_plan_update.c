@@ -554,6 +554,30 @@ static void plans_are_read_behind_their_stream(void **state)
     run((struct story){.play = plan_behind_a_stream});
 }
 
+/* More plans than exchanges can be under way, each freed before its first use: the peers count on all of them. */
+static int free_unused(struct member *m)
+{
+    ep_plan_args args;
+    ep_plan *plan;
+
+    fill(m, 5, 0);
+    args = plan_args(m, &m->routing[0], CAPACITY);
+    for (int i = 0; i < 3 * HOST_BOARDS; i++) {
+        SURE(ep_plan_new(m->comm, &args, &plan) == EP_OK);
+        if (i % 5 == 4)
+            SURE(queue_all(m, plan, CAPACITY, 0, &m->fresh, NULL) == EP_OK);
+        ep_plan_free(plan);
+    }
+    SURE(!check_tokens(m, 5, &m->fresh));
+    return 0;
+}
+
+static void plans_are_freed_before_their_use(void **state)
+{
+    (void)state;
+    run((struct story){.play = free_unused});
+}
+
 /*
  * Rank 0 queues a dispatch and then meets the others by a way of their own; they meet first and dispatch afterwards.
  * Nobody's host waits for another one's in a call, so this is no deadlock. (With DeepEP it is a legal program, too.)
@@ -600,6 +624,7 @@ int main(void)
         cmocka_unit_test(bad_routing_of_an_update_fails_all),
         cmocka_unit_test(masks_are_checked),
         cmocka_unit_test(plans_are_read_behind_their_stream),
+        cmocka_unit_test(plans_are_freed_before_their_use),
         cmocka_unit_test(hosts_do_not_wait_for_each_other_in_a_call),
     };
 

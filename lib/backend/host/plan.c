@@ -382,25 +382,31 @@ ep_status host_plan_verdict(const ep_plan *plan)
     return inner->verdict == EP_OK ? EP_OK : ep_fail(inner->verdict, "%s", inner->verdict_text);
 }
 
+/* Of the plans whose exchange is under way. One whose user has freed it goes with that. */
+static void complete_oldest(struct host_comm *host)
+{
+    ep_plan *oldest = host->pending[0];
+
+    host->n_pending--;
+    memmove(host->pending, host->pending + 1, (size_t)host->n_pending * sizeof(host->pending[0]));
+    complete(host, oldest);
+    if (!host_plan_of(oldest)->orphaned)
+        return;
+    free_inner(oldest->impl, host->comm->nnodes);
+    free(oldest);
+}
+
 ep_status host_plan_complete(struct host_comm *host, ep_plan *plan)
 {
-    while (host->n_pending > 0) {
-        ep_plan *oldest = host->pending[0];
+    while (host->n_pending > 0 && !(plan && host_plan_of(plan)->complete)) {
+        bool is_wanted = plan && plan == host->pending[0];
         ep_status status;
 
-        if (plan && ((struct host_plan *)plan->impl)->complete)
-            break;
-        host->n_pending--;
-        memmove(host->pending, host->pending + 1, (size_t)host->n_pending * sizeof(host->pending[0]));
-        complete(host, oldest);
-        if (((struct host_plan *)oldest->impl)->orphaned) {
-            free_inner(oldest->impl, host->comm->nnodes);
-            free(oldest);
-        }
+        complete_oldest(host);
         /* A plan that cannot be used says so to its users; only a failed group concerns the others. */
         status = host_check(host);
         if (status != EP_OK)
-            return plan == oldest && host_plan_verdict(plan) == status ? status : host_check(host);
+            return is_wanted && host_plan_verdict(plan) == status ? status : host_check(host);
     }
     return plan ? host_plan_verdict(plan) : EP_OK;
 }
@@ -417,7 +423,7 @@ static ep_status publish(void *arguments)
     ep_status status;
 
     if (host->n_pending == HOST_BOARDS)
-        host_plan_complete(host, host->pending[0]);
+        complete_oldest(host);
     row = malloc(bytes);
     if (!row)
         return settle(inner, ep_fail(EP_E_MEMORY, "plan: no memory for %zu bytes", bytes));
