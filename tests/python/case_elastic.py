@@ -2,7 +2,6 @@
 """ElasticBuffer: what DeepEP's test of it asserts, on the CPU: 144 modes, everything bit for bit."""
 import itertools
 import os
-import shutil
 import socket
 
 import deep_ep
@@ -14,7 +13,7 @@ from deep_ep.utils.math import align, per_token_cast_back, per_token_cast_to_fp8
 from deep_ep.utils.refs import combine as ref_combine
 from deep_ep.utils.refs import dispatch as ref_dispatch
 from deep_ep.utils.refs import generate_pre_combine_data, ordered_accumulate
-from ranks import join, raises, run, start
+from ranks import raises, run
 
 MOST, HIDDEN, TOPK = 24, 256, 4
 
@@ -267,8 +266,4 @@ def test_as_deepep_tests_it():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    pids, folder = start(2, as_its_test_does, port, group=False)
-    try:
-        join(pids)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    run(2, as_its_test_does, port, group=False)

@@ -2,12 +2,12 @@
 """A small mixture of experts trains the same loss curve on 1 and on 4 ranks, and that of a dense computation."""
 import json
 import os
-import shutil
+import tempfile
 
 import epkit
 import torch
 import torch.distributed as dist
-from ranks import join, start
+from ranks import run
 
 TOKENS, HIDDEN, EXPERTS, TOPK, STEPS, INNER = 32, 64, 8, 2, 6, 32
 
@@ -88,16 +88,11 @@ def dense():
 
 
 def curve(size):
-    pids, folder = start(size, train, os.path.join("/tmp", f"epkit-curve-{os.getpid()}-{size}"))
-    path = os.path.join("/tmp", f"epkit-curve-{os.getpid()}-{size}")
-    try:
-        join(pids)
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "losses")
+        run(size, train, path)
         with open(path, encoding="ascii") as file:
             return json.load(file)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        if os.path.exists(path):
-            os.unlink(path)
 
 
 def test_loss_curve_of_1_and_4_ranks_and_dense():
@@ -131,8 +126,4 @@ def gradients(rank, size):
 
 
 def test_gradients_are_exact():
-    pids, folder = start(2, gradients)
-    try:
-        join(pids)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    run(2, gradients)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks for tests: forked children of one process that has imported torch once, which costs more than most tests do."""
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -65,11 +66,9 @@ def join(pids, expect=None):
         raise Failed(f"exit codes {[codes[rank] for rank in range(len(pids))]}, not {list(expect)}")
 
 
-def run(size, function, *args, expect=None):
-    """Runs function(rank, size, *args) on forked ranks with a gloo group of all of them."""
-    import shutil
-
-    pids, folder = start(size, function, *args)
+def run(size, function, *args, expect=None, group=True):
+    """Runs function(rank, size, *args) on forked ranks, with a gloo group of all of them or without."""
+    pids, folder = start(size, function, *args, group=group)
     try:
         join(pids, expect)
     finally:
