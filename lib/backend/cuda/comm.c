@@ -1,10 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "backend/cuda/cuda.h"
 
+#include <assert.h>
 #include <epkit/cuda.h>
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
+static_assert(sizeof(struct cuda_report) <= 4096, "a report is of one page");
+
+#define REPORT_BYTES 4096
 #define SCRATCH_BYTES ((EP_MAX_EXPERTS + 2) * sizeof(int32_t))
 #define PLACES_BYTES(cuda) ((size_t)(cuda)->host.comm->nranks * CUDA_SLOTS * sizeof(struct cuda_place))
 #define TOTALS_BYTES ((EP_MAX_EXPERTS + CUDA_MAX_RANKS) * sizeof(int32_t))
@@ -37,6 +43,31 @@ static ep_status choose_device(struct cuda_comm *cuda)
     return EP_OK;
 }
 
+/*
+ * Memory of the process, which CUDA only maps: the monitor may still look at it when a program ends without freeing its
+ * communicators, and CUDA's own has gone by then.
+ */
+static ep_status open_report(struct cuda_comm *cuda)
+{
+    void *memory = mmap(NULL, REPORT_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+
+    if (memory == MAP_FAILED)
+        return ep_fail_errno(EP_E_MEMORY, errno, "ep_comm_new: mmap of %d bytes", (int)REPORT_BYTES);
+    cuda->report = memory;
+    CUDA_TRY(cudaHostRegister(memory, REPORT_BYTES, cudaHostRegisterMapped));
+    CUDA_TRY(cudaHostGetDevicePointer((void **)&cuda->report_device, memory, 0));
+    return EP_OK;
+}
+
+static void close_report(struct cuda_comm *cuda)
+{
+    if (!cuda->report)
+        return;
+    cudaHostUnregister(cuda->report);
+    munmap(cuda->report, REPORT_BYTES);
+    cuda->report = NULL;
+}
+
 static ep_status open_device(struct cuda_comm *cuda)
 {
     CUDA_TRY(cudaSetDevice(cuda->device));
@@ -46,9 +77,7 @@ static ep_status open_device(struct cuda_comm *cuda)
     CUDA_TRY(cudaEventCreateWithFlags(&cuda->order, cudaEventDisableTiming));
     CUDA_TRY(cudaEventCreateWithFlags(&cuda->captured_order, cudaEventDisableTiming));
     CUDA_TRY(cudaEventCreateWithFlags(&cuda->end, cudaEventDisableTiming));
-    CUDA_TRY(cudaHostAlloc((void **)&cuda->report, sizeof(*cuda->report), cudaHostAllocMapped));
-    CUDA_TRY(cudaHostGetDevicePointer((void **)&cuda->report_device, cuda->report, 0));
-    memset(cuda->report, 0, sizeof(*cuda->report));
+    EP_TRY(open_report(cuda));
     CUDA_TRY(cudaHostAlloc((void **)&cuda->totals, TOTALS_BYTES, cudaHostAllocMapped));
     CUDA_TRY(cudaHostGetDevicePointer((void **)&cuda->totals_device, cuda->totals, 0));
     CUDA_TRY(cudaMalloc((void **)&cuda->signals, CUDA_GRANULE));
@@ -210,7 +239,7 @@ static void close_device(struct cuda_comm *cuda)
 
     cudaFree(cuda->scratch);
     cudaFreeHost(cuda->totals);
-    cudaFreeHost(cuda->report);
+    close_report(cuda);
     for (size_t i = 0; i < sizeof(events) / sizeof(events[0]); i++)
         if (events[i])
             cudaEventDestroy(events[i]);
