@@ -19,7 +19,7 @@ struct env_script {
     const struct advice *advice;
     const char *machine; /* root_name() */
     const struct topo *topo;
-    unsigned groups;     /* bit i: group i */
+    unsigned groups; /* bit i: group i */
 };
 
 enum env_group env_group_of(const struct advice_row *row);

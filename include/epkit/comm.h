@@ -103,7 +103,8 @@ EP_API ep_status ep_comm_new(const ep_boot *boot, const ep_comm_config *config, 
 /*
  * Leaves the group and frees everything of this rank, including memory of ep_alloc. Waits for queued asynchronous work
  * of this rank (within its deadline). Not collective; a peer that still waits for this rank gets EP_E_PEER_LEFT.
- * Plans, events and queues of the communicator must have been freed before. In a forked child it does nothing. NULL is fine.
+ * Plans, events and queues of the communicator must have been freed before. In a forked child it does nothing. NULL is
+ * fine.
  */
 EP_API void ep_comm_free(ep_comm *comm);
 
@@ -133,8 +134,8 @@ EP_API ep_status ep_comm_allgather(ep_comm *comm, const void *mine, size_t bytes
 
 /*
  * Wakes every wait of every rank of this host, now: they return EP_E_ABORTED naming this rank. Ranks on other hosts are
- * told over the network "tcp"; over MPI they are not, and meet their own deadline. Any thread, any time, repeatedly; async-signal-safe on the host
- * backend, errno is kept. Returns at once.
+ * told over the network "tcp"; over MPI they are not, and meet their own deadline. Any thread, any time, repeatedly;
+ * async-signal-safe on the host backend, errno is kept. Returns at once.
  */
 EP_API void ep_comm_abort(ep_comm *comm);
 
