@@ -434,6 +434,12 @@ void host_nap(struct host_comm *host, uint32_t seen)
     sleep_on_doorbell(&pause, seen, now);
 }
 
+void host_note_wait(struct host_comm *host, int rank, enum host_phase phase)
+{
+    atomic_store(&host->control->beat_ns, ep_now_ns());
+    atomic_store(&host->control->waiting, rank < 0 ? 0 : (uint32_t)(rank + 1) << 8 | (uint32_t)phase);
+}
+
 ep_status host_pause(struct host_pause *pause, uint32_t seen, int rank)
 {
     struct host_comm *host = pause->host;
