@@ -228,8 +228,8 @@ void cuda_settle(int own);
 void cuda_count_open(const struct cuda_comm *cuda, int change);
 
 struct cuda_plan {
-    struct cuda_block block;   /* entries, counts, indices */
-    struct cuda_block ordered; /* entries in the order of EP_COMBINE_BY_CHOICE; made on first use */
+    struct cuda_block block;       /* entries, counts, indices */
+    struct cuda_block ordered;     /* entries in the order of EP_COMBINE_BY_CHOICE; made on first use */
     struct cuda_block facts_block; /* counts for metadata of a plan of exact counts; made on first use */
     struct cuda_block sources;     /* rows of metadata on their way; made on first use */
     struct cuda_route route;
