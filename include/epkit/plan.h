@@ -168,7 +168,10 @@ typedef struct ep_layout {
 
 #define EP_LAYOUT_INIT EP_INIT(ep_layout)
 
-/* Not collective, needs no peer. Same checks as ep_plan_new. Uses topk_idx, idx_type, n_tokens, topk, n_experts. */
+/*
+ * Not collective, needs no peer. Same checks as ep_plan_new. Uses topk_idx, idx_type, n_tokens, topk, n_experts,
+ * stream. The outputs are host memory, and complete when it returns.
+ */
 EP_API ep_status ep_plan_layout(ep_comm *comm, const ep_plan_args *args, ep_layout *layout);
 
 #ifdef __cplusplus

@@ -257,6 +257,8 @@ cudaError_t cuda_kernels_load(int shared_bytes)
     if (error == cudaSuccess)
         error = cuda_update_load();
     if (error == cudaSuccess)
+        error = cuda_metadata_load();
+    if (error == cudaSuccess)
         error = cuda_dispatch_load(shared_bytes);
     if (error == cudaSuccess)
         error = cuda_combine_load(shared_bytes);

@@ -5,7 +5,8 @@
  *   device.c    the module's table; choice of the device, the wrapper of the CUDA runtime
  *   comm.c      opening and closing: signals, report, reaching the peers;  links.c   how fast the links are
  *   memory.c    symmetric memory: this rank's allocations, staging;  map.c  mappings of the peers';  leave.c  its end
- *   plan.c      counting on the device, routes in device memory;  update.c  plans of fixed capacity
+ *   plan.c      counting on the device, routes in device memory;  update.c  plans of fixed capacity;
+ *               metadata.c  their facts for the caller
  *   stream.c    calls in their streams, waits of the host for them, events
  *   monitor.c   what kernels cannot see: dead processes, failures of peers;  report.c  what kernels report
  *   dispatch.c, combine.c   one operation each;  stage.c  copies of ordinary memory while rows move
@@ -227,8 +228,10 @@ void cuda_settle(int own);
 void cuda_count_open(const struct cuda_comm *cuda, int change);
 
 struct cuda_plan {
-    struct cuda_block block;   /* entries, counts, indices */
-    struct cuda_block ordered; /* entries in the order of EP_COMBINE_BY_CHOICE; made on first use */
+    struct cuda_block block;       /* entries, counts, indices */
+    struct cuda_block ordered;     /* entries in the order of EP_COMBINE_BY_CHOICE; made on first use */
+    struct cuda_block facts_block; /* counts for metadata of a plan of exact counts; made on first use */
+    struct cuda_block sources;     /* rows of metadata on their way; made on first use */
     struct cuda_route route;
     bool placed; /* the route is complete */
     /* Device memory. Expanded: [L+1] first rows of this rank's experts; [L] how many there are, without padding. */
@@ -268,6 +271,9 @@ void cuda_plans_settle(struct cuda_comm *cuda);
 /* EP_E_CAPACITY once, where an operation could not be done because a rank would have received too much. */
 ep_status cuda_check_refused(struct cuda_comm *cuda);
 void cuda_facts_close(struct cuda_comm *cuda);
+
+/* metadata.c */
+ep_status cuda_plan_metadata(ep_plan *plan, const ep_plan_metadata *dst, ep_stream stream);
 
 /* plan.c */
 ep_status cuda_plan_open(ep_plan *plan, const ep_plan_args *args);

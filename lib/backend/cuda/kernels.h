@@ -119,7 +119,8 @@ enum {
     CUDA_FAILED_OWN_ROUTING, /* the group goes on without this rank */
     CUDA_FAILED_DISAGREE,    /* ranks are in different calls, or gave different arguments: cuda_report.detail */
     CUDA_FAILED_DAMAGE,      /* a place that the rank has told is none */
-    CUDA_FAILED_UNMAPPED     /* memory of the rank was not mapped here within the deadline */
+    CUDA_FAILED_UNMAPPED,    /* memory of the rank was not mapped here within the deadline */
+    CUDA_FAILED_STRIDE       /* metadata: the rank has more tokens than source_stride */
 };
 #define CUDA_STOPPED 1u /* no CUDA_FAILED_... in it */
 #define CUDA_FAILURE(kind, rank, phase) ((uint32_t)(kind) << 16 | (uint32_t)(rank) << 8 | (uint32_t)(phase))
@@ -290,6 +291,7 @@ struct cuda_update {
     int32_t *block_experts;               /* expanded: [blocks,E] rows of each block, then where its rows begin */
     int32_t *expert_base;                 /* expanded: [E] where this rank's rows of each expert begin */
     int32_t *expert_start, *expert_exact; /* [L+1], [L] of this rank */
+    int32_t *prefix;                      /* [R,R] (i, j): tokens of the ranks 0..i for rank j */
     int32_t expanded, alignment, capacity, blocks;
 };
 
@@ -333,6 +335,28 @@ struct cuda_order {
     int32_t from_mask; /* the order stays that of the ranks */
     int32_t by_rank;   /* rows of a rank follow each other; expanded layout */
 };
+
+/*
+ * The facts of a plan to where the caller wants them (ep_plan_metadata; NULL: not wanted). Which token each row is the
+ * ranks tell each other by rows that say who they are, sent like any others: rank and token, each + 1, then in the
+ * expanded layout the token's number among those that each rank receives.
+ */
+struct cuda_metadata {
+    struct cuda_waits waits;
+    struct cuda_route route;
+    const int32_t *exact, *prefix; /* [L], [R,R] */
+    int32_t *rows;                 /* [N, row_words] what this rank says of its tokens; NULL: nobody asks */
+    int32_t *recv_rows;            /* [received rows, row_words] */
+    float *choices, *recv_choices; /* [N,K], [received rows] expanded: which choice; NULL: nobody asks */
+    int32_t row_words, alignment, stride, unused;
+    int64_t most_rows; /* that this rank can receive */
+    int32_t *recv_source, *recv_slot, *n_recv_tokens, *psum_rank, *psum_expert, *count_exact, *rank_prefix;
+};
+
+/* The counts, and the rows to be dispatched; then, behind their dispatch, what depends on them. */
+cudaError_t cuda_launch_facts(const struct cuda_metadata *metadata, cudaStream_t stream);
+cudaError_t cuda_launch_sources(const struct cuda_metadata *metadata, cudaStream_t stream);
+cudaError_t cuda_metadata_load(void);
 
 cudaError_t cuda_launch_order(const struct cuda_order *order, cudaStream_t stream);
 /* The kernels of an update, one behind the other. */

@@ -67,6 +67,8 @@ static void free_route(struct cuda_comm *cuda, ep_plan *plan)
         return;
     cuda_give(cuda, &device->block);
     cuda_give(cuda, &device->ordered);
+    cuda_give(cuda, &device->facts_block);
+    cuda_give(cuda, &device->sources);
     free(device);
     inner->device = NULL;
 }
@@ -267,9 +269,6 @@ static ep_status open_expanded(struct cuda_comm *cuda, ep_plan *plan, const ep_p
 static ep_status open_plan(struct cuda_comm *cuda, ep_plan *plan, const ep_plan_args *args, cudaStream_t stream,
                            bool *ret_queued)
 {
-    if (plan->from_mask)
-        return ep_fail(EP_E_UNSUPPORTED,
-                       "ep_plan_new: the CUDA backend makes plans from topk_idx, not from a mask yet");
     if (args->max_recv_tokens > 0)
         return cuda_plan_open_fixed(cuda, plan, args, stream, ret_queued);
     return plan->args.flags & EP_PLAN_EXPANDED ? open_expanded(cuda, plan, args) : open_rank_layout(cuda, plan, args);

@@ -81,6 +81,7 @@ static size_t lay_out(const ep_plan *plan, char *memory, struct cuda_plan *devic
     update->expert_exact = (int32_t *)(memory + carve(&at, experts / nranks * sizeof(int32_t)));
     device->expert_start = update->expert_start;
     device->expert_exact = update->expert_exact;
+    update->prefix = (int32_t *)(memory + carve(&at, nranks * nranks * sizeof(int32_t)));
     update->expert_base = (int32_t *)(memory + carve(&at, experts * sizeof(int32_t)));
     if (expanded)
         update->block_experts = (int32_t *)(memory + carve(&at, blocks * experts * sizeof(int32_t)));
@@ -253,6 +254,8 @@ void cuda_plan_close_fixed(struct cuda_comm *cuda, ep_plan *plan)
         device->facts->used = false;
     cuda_give(cuda, &device->block);
     cuda_give(cuda, &device->ordered);
+    cuda_give(cuda, &device->facts_block);
+    cuda_give(cuda, &device->sources);
     free(device);
     inner->device = NULL;
 }

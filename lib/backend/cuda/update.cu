@@ -247,6 +247,7 @@ __device__ void place_ranks(const cuda_update &u, exchange &x)
         for (int source = 0; source < n; source++) {
             base += source < u.waits.rank ? x.of[source][rank] : 0;
             total += x.of[source][rank];
+            u.prefix[source * n + rank] = (int32_t)total;
         }
         if (u.expanded) {
             total = place_experts(u, x, rank);

@@ -1,0 +1,170 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Facts of a plan in memory of the caller, in the order of the stream. The counts of a plan of fixed capacity are on
+ * the device; those of another one the host has, and uploads once.
+ */
+#include "backend/cuda/cuda.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static size_t carve(size_t *at, size_t bytes)
+{
+    size_t begin = *at;
+
+    *at += (bytes + 15) / 16 * 16;
+    return begin;
+}
+
+/* [L] exact counts, then [R,R] the prefix. */
+static ep_status upload_facts(struct cuda_comm *cuda, const ep_plan *plan)
+{
+    const struct host_plan *inner = plan->impl;
+    struct cuda_plan *device = inner->device;
+    size_t n_local = (size_t)plan->info.n_local_experts, nranks = (size_t)plan->comm->nranks;
+    size_t bytes = (n_local + nranks * nranks) * sizeof(int32_t);
+    struct cuda_block block = {.memory = NULL};
+    int32_t *facts;
+    ep_status status;
+
+    if (device->facts_block.memory)
+        return EP_OK;
+    facts = malloc(bytes);
+    if (!facts)
+        return ep_fail(EP_E_MEMORY, "ep_plan_get_metadata: no memory");
+    memcpy(facts, inner->recv_exact, n_local * sizeof(*facts));
+    memcpy(facts + n_local, inner->prefix, nranks * nranks * sizeof(*facts));
+    status = cuda_take(cuda, bytes, &block);
+    if (status == EP_OK)
+        status = cuda_status(cudaMemcpyAsync(block.memory, facts, bytes, cudaMemcpyHostToDevice, cuda->own),
+                             "cudaMemcpyAsync");
+    if (status == EP_OK)
+        status = cuda_status(cudaStreamSynchronize(cuda->own), "cudaStreamSynchronize");
+    free(facts);
+    if (status == EP_OK)
+        device->facts_block = block;
+    else
+        cuda_give(cuda, &block);
+    return status;
+}
+
+/* Where everything is in the block; NULL: only the size is asked for. */
+static size_t lay_out(const ep_plan *plan, char *memory, struct cuda_metadata *m)
+{
+    const struct cuda_plan *device = cuda_plan_of(plan);
+    size_t n = (size_t)(device->fixed ? device->max_tokens : plan->args.n_tokens), topk = (size_t)plan->args.topk;
+    size_t rows = (size_t)cuda_plan_rows(plan), row_bytes = (size_t)m->row_words * sizeof(int32_t), at = 0;
+
+    m->rows = (int32_t *)(memory + carve(&at, (n + 1) * row_bytes));
+    m->recv_rows = (int32_t *)(memory + carve(&at, (rows + 1) * row_bytes));
+    if (!device->route.expanded)
+        return at;
+    m->choices = (float *)(memory + carve(&at, (n * topk + 1) * sizeof(float)));
+    m->recv_choices = (float *)(memory + carve(&at, (rows + 1) * sizeof(float)));
+    return at;
+}
+
+static ep_status place_sources(struct cuda_comm *cuda, const ep_plan *plan, struct cuda_metadata *m)
+{
+    struct cuda_plan *device = cuda_plan_of(plan);
+    int words = device->route.expanded ? 4 + plan->comm->nranks : 4;
+
+    m->row_words = (words + 3) / 4 * 4;
+    if (!device->sources.memory)
+        EP_TRY(cuda_take(cuda, lay_out(plan, NULL, m), &device->sources));
+    lay_out(plan, device->sources.memory, m);
+    if (!m->recv_slot)
+        m->choices = m->recv_choices = NULL;
+    return EP_OK;
+}
+
+static ep_status fill(struct cuda_comm *cuda, const ep_plan *plan, const ep_plan_metadata *dst,
+                      const struct cuda_route *route, struct cuda_metadata *ret_metadata)
+{
+    const struct cuda_plan *device = cuda_plan_of(plan);
+    struct cuda_metadata *m = ret_metadata;
+
+    *m = (struct cuda_metadata){.route = *route,
+                                .exact = device->expert_exact,
+                                .prefix = device->update.prefix,
+                                .alignment = plan->args.expert_alignment,
+                                .stride = dst->source_stride,
+                                .most_rows = cuda_plan_rows(plan),
+                                .recv_source = dst->recv_source,
+                                .recv_slot = dst->recv_slot,
+                                .n_recv_tokens = dst->n_recv_tokens,
+                                .psum_rank = dst->psum_rank,
+                                .psum_expert = dst->psum_expert,
+                                .count_exact = dst->count_exact,
+                                .rank_prefix = dst->rank_prefix};
+    if (!device->fixed) {
+        EP_TRY(upload_facts(cuda, plan));
+        m->exact = device->facts_block.memory;
+        m->prefix = m->exact + plan->info.n_local_experts;
+    }
+    cuda_fill_waits(cuda, HOST_DISPATCH_READY, HOST_DISPATCH_DONE, &m->waits);
+    return dst->recv_source || dst->recv_slot ? place_sources(cuda, plan, m) : EP_OK;
+}
+
+static ep_status check_pointers(struct cuda_comm *cuda, const ep_plan *plan, const ep_plan_metadata *dst)
+{
+    static const char call[] = "ep_plan_get_metadata";
+    bool receives = cuda_plan_rows(plan);
+
+    EP_TRY(cuda_check_pointer(cuda, call, "recv_source", receives ? dst->recv_source : NULL));
+    EP_TRY(cuda_check_pointer(cuda, call, "recv_slot", receives ? dst->recv_slot : NULL));
+    EP_TRY(cuda_check_pointer(cuda, call, "n_recv_tokens", dst->n_recv_tokens));
+    EP_TRY(cuda_check_pointer(cuda, call, "psum_rank", dst->psum_rank));
+    EP_TRY(cuda_check_pointer(cuda, call, "psum_expert", dst->psum_expert));
+    EP_TRY(cuda_check_pointer(cuda, call, "count_exact", dst->count_exact));
+    return cuda_check_pointer(cuda, call, "rank_prefix", dst->rank_prefix);
+}
+
+/* The rows that say who they are; the statistics stay those of the caller's last operation. */
+static ep_status send_sources(ep_plan *plan, const struct cuda_metadata *m, ep_stream stream)
+{
+    ep_dispatch_args args = EP_DISPATCH_ARGS_INIT;
+    ep_stats stats = EP_STATS_INIT;
+    ep_status status;
+
+    args.x = m->rows;
+    args.dtype = EP_BF16;
+    args.hidden = 2 * m->row_words;
+    args.recv_x = m->recv_rows;
+    args.out_rows = m->most_rows;
+    args.topk_weights = m->choices;
+    args.recv_topk_weights = m->recv_choices;
+    EP_TRY(ep_comm_get_stats(plan->comm, &stats));
+    status = cuda_dispatch(plan, &args, stream);
+    ep_comm_set_stats(plan->comm, &stats);
+    return status;
+}
+
+static ep_status metadata(const struct cuda_call *call, ep_plan *plan, const ep_plan_metadata *dst, ep_stream stream,
+                          bool *ret_queued)
+{
+    const struct cuda_route *route;
+    struct cuda_metadata m;
+
+    EP_TRY(cuda_plan_ready(call->cuda, plan, call->capture != 0, &route));
+    EP_TRY(check_pointers(call->cuda, plan, dst));
+    EP_TRY(fill(call->cuda, plan, dst, route, &m));
+    EP_TRY(cuda_status(cuda_launch_facts(&m, call->stream), "metadata kernel"));
+    *ret_queued = true;
+    if (!m.rows)
+        return EP_OK;
+    EP_TRY(send_sources(plan, &m, stream));
+    return cuda_status(cuda_launch_sources(&m, call->stream), "metadata kernel");
+}
+
+/* An operation that holds another one: what is called after it comes behind both. */
+ep_status cuda_plan_metadata(ep_plan *plan, const ep_plan_metadata *dst, ep_stream stream)
+{
+    struct cuda_call call;
+    bool queued = false;
+    ep_status status;
+
+    EP_TRY(cuda_call_begin(cuda_of(plan->comm), stream, true, &call));
+    status = metadata(&call, plan, dst, stream, &queued);
+    return cuda_call_end(&call, status, queued);
+}

@@ -1,0 +1,208 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The facts of a plan into memory of the caller. Which token a row is travels as a row: one block says what this rank's
+ * tokens are, and numbers them for each rank that receives them, so that a receiver has nothing to sort.
+ */
+#include "backend/cuda/meet.cuh"
+
+#define FACTS_THREADS 1024
+#define FACTS_WARPS (FACTS_THREADS / WARP)
+#define FILL_BLOCKS 32
+#define SOURCES_THREADS 256
+#define SOURCES_BLOCKS 64
+
+namespace
+{
+
+enum { WORD_RANK, WORD_TOKEN, WORD_NUMBERS = 4 };
+
+__device__ __forceinline__ bool has_given_up(const cuda_metadata &m)
+{
+    return *(const volatile uint32_t *)&m.waits.mine->gave_up;
+}
+
+__device__ __forceinline__ int64_t rows_here(const cuda_metadata &m)
+{
+    return min(m.route.counts->rows_on[m.waits.rank], m.most_rows);
+}
+
+/* --- counts ------------------------------------------------------------------------------------------------------ */
+
+__device__ void tell_experts(const cuda_metadata &m)
+{
+    int64_t start = 0;
+
+    for (int local = 0; local < m.route.n_local_experts; local++) {
+        int64_t exact = m.exact[local], end = (start + exact + m.alignment - 1) / m.alignment * m.alignment;
+
+        if (m.psum_expert)
+            m.psum_expert[local] = (int32_t)(m.route.expanded ? start + exact : end);
+        if (m.count_exact)
+            m.count_exact[local] = (int32_t)exact;
+        start = end;
+    }
+}
+
+__device__ void tell_counts(const cuda_metadata &m)
+{
+    const cuda_counts &counts = *m.route.counts;
+    int n = m.waits.nranks, i = (int)threadIdx.x;
+
+    if (i == 0 && m.n_recv_tokens)
+        *m.n_recv_tokens = (int32_t)counts.first[n];
+    if (i < n && m.psum_rank)
+        m.psum_rank[i] = (int32_t)counts.first[i + 1];
+    if (i == WARP && (m.psum_expert || m.count_exact))
+        tell_experts(m);
+    for (; i < n * n && m.rank_prefix; i += (int)blockDim.x)
+        m.rank_prefix[i] = m.prefix[i];
+}
+
+/* --- rows that say who they are ---------------------------------------------------------------------------------- */
+
+/* The ranks of a token, one bit each. */
+__device__ uint32_t ranks_of(const cuda_metadata &m, int token)
+{
+    const int32_t *index = m.route.index + (size_t)token * m.route.topk;
+    uint32_t ranks = 0;
+
+    for (int k = 0; k < m.route.topk; k++)
+        if (index[k] >= 0)
+            ranks |= 1u << (index[k] / m.route.n_local_experts);
+    return ranks;
+}
+
+/* Numbers the tokens of this round of the block for each of their ranks; `next` [R]: of the first. By all threads. */
+__device__ void number_tokens(const cuda_metadata &m, int32_t *row, uint32_t ranks, int32_t *next)
+{
+    __shared__ int32_t tokens[FACTS_WARPS][CUDA_MAX_RANKS];
+    int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP, n = m.waits.nranks;
+
+    for (int rank = 0; rank < n; rank++) {
+        uint32_t votes = __ballot_sync(ALL_LANES, ranks >> rank & 1);
+
+        if (lane == 0)
+            tokens[warp][rank] = __popc(votes);
+    }
+    __syncthreads();
+    for (int rank = 0; rank < n; rank++) {
+        uint32_t votes = __ballot_sync(ALL_LANES, ranks >> rank & 1);
+        int number = next[rank] + __popc(votes & ((1u << lane) - 1));
+
+        for (int w = 0; w < warp; w++)
+            number += tokens[w][rank];
+        if (row)
+            row[WORD_NUMBERS + rank] = ranks >> rank & 1 ? number : -1;
+    }
+    __syncthreads();
+    for (int w = 0; w < FACTS_WARPS && (int)threadIdx.x < n; w++)
+        next[threadIdx.x] += tokens[w][threadIdx.x];
+    __syncthreads();
+}
+
+__device__ void describe_tokens(const cuda_metadata &m)
+{
+    __shared__ int32_t next[CUDA_MAX_RANKS];
+    int i = (int)threadIdx.x, n = m.waits.nranks, me = m.waits.rank;
+
+    if (i < n)
+        next[i] = me ? m.prefix[(me - 1) * n + i] : 0;
+    __syncthreads();
+    for (int first = 0; first < m.route.n_tokens; first += FACTS_THREADS) {
+        int token = first + i;
+        bool active = token < m.route.n_tokens;
+        int32_t *row = active ? m.rows + (size_t)token * m.row_words : nullptr;
+
+        if (active) {
+            row[WORD_RANK] = me + 1;
+            row[WORD_TOKEN] = token + 1;
+        }
+        for (int k = 0; k < m.route.topk && active && m.choices; k++)
+            m.choices[(size_t)token * m.route.topk + k] = (float)k;
+        if (m.route.expanded)
+            number_tokens(m, row, active ? ranks_of(m, token) : 0, next);
+    }
+}
+
+/* No row has come, and no choice has one. By the other blocks. */
+__device__ void clear_outputs(const cuda_metadata &m)
+{
+    int64_t thread = (int64_t)(blockIdx.x - 1) * blockDim.x + threadIdx.x, threads = (gridDim.x - 1) * blockDim.x;
+    int64_t rows = rows_here(m), slots = m.route.counts->first[m.waits.nranks] * m.route.topk;
+
+    for (int64_t i = thread; i < rows && m.rows; i += threads)
+        m.recv_rows[i * m.row_words + WORD_RANK] = 0;
+    for (int64_t i = thread; i < slots && m.recv_slot; i += threads)
+        m.recv_slot[i] = -1;
+}
+
+__global__ void __launch_bounds__(FACTS_THREADS) facts_kernel(const __grid_constant__ cuda_metadata m)
+{
+    if (has_given_up(m) || is_refused(m.waits, m.route.counts))
+        return;
+    if (blockIdx.x) {
+        clear_outputs(m);
+        return;
+    }
+    tell_counts(m);
+    if (m.rows)
+        describe_tokens(m);
+}
+
+/* What a row says of its token. False: it cannot be so. */
+__device__ bool place_row(const cuda_metadata &m, int64_t at)
+{
+    const int32_t *row = m.recv_rows + at * m.row_words;
+    int rank = row[WORD_RANK] - 1, token = row[WORD_TOKEN] - 1, n = m.waits.nranks;
+    int64_t number = m.route.expanded ? row[WORD_NUMBERS + m.waits.rank] : at;
+    float choice = m.recv_slot ? m.recv_choices[at] : 0.0f;
+
+    if (rank < 0 || rank >= n || token < 0 || number < 0 || number >= m.route.counts->first[n] ||
+        !(choice >= 0.0f && choice < (float)m.route.topk)) {
+        give_up(m.waits, CUDA_FAILED_DAMAGE, rank >= 0 && rank < n ? rank : m.waits.rank, m.waits.done_phase);
+        return false;
+    }
+    if (token >= m.stride) {
+        give_up(m.waits, CUDA_FAILED_STRIDE, rank, m.waits.done_phase);
+        return false;
+    }
+    if (m.recv_source)
+        m.recv_source[number] = rank * m.stride + token;
+    if (m.recv_slot)
+        m.recv_slot[number * m.route.topk + (int)choice] = (int32_t)at;
+    return true;
+}
+
+__global__ void __launch_bounds__(SOURCES_THREADS) sources_kernel(const __grid_constant__ cuda_metadata m)
+{
+    int64_t rows = rows_here(m), threads = (int64_t)gridDim.x * blockDim.x;
+
+    /* The one before this kernel has told that nothing moves. */
+    if (has_given_up(m) || m.route.counts->refused[0])
+        return;
+    for (int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; at < rows; at += threads)
+        if (m.recv_rows[at * m.row_words + WORD_RANK] && !place_row(m, at))
+            break;
+}
+
+} /* namespace */
+
+cudaError_t cuda_launch_facts(const struct cuda_metadata *metadata, cudaStream_t stream)
+{
+    facts_kernel<<<metadata->rows ? 1 + FILL_BLOCKS : 1, FACTS_THREADS, 0, stream>>>(*metadata);
+    return cudaGetLastError();
+}
+
+cudaError_t cuda_launch_sources(const struct cuda_metadata *metadata, cudaStream_t stream)
+{
+    sources_kernel<<<SOURCES_BLOCKS, SOURCES_THREADS, 0, stream>>>(*metadata);
+    return cudaGetLastError();
+}
+
+cudaError_t cuda_metadata_load(void)
+{
+    cudaFuncAttributes attributes;
+    cudaError_t error = cudaFuncGetAttributes(&attributes, facts_kernel);
+
+    return error == cudaSuccess ? cudaFuncGetAttributes(&attributes, sources_kernel) : error;
+}

@@ -1,0 +1,414 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * metadata_cuda [--ranks N] [--rounds N] [--seed N] [--only SCENE]: the facts of plans in device memory, against the
+ * host backend: all arrays, and sets of them. Plans of exact counts and of fixed capacity, updated each round, in calls
+ * and in a captured graph, from choices and from a mask; rank and expanded layout. A dispatch and a combine before and
+ * behind must not be disturbed. And a source_stride that is too small.
+ *
+ * Exit 77 when there is no GPU.
+ */
+#include "case.h"
+#include "twin.h"
+
+#include <epkit/cuda.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { HIDDEN = 256, TOPK = 4, ROW = HIDDEN * 2, TOKENS = 1500, ALIGNMENT = 8, TIMEOUT_MS = 10000 };
+
+enum {
+    X,
+    INDEX,
+    MASK,
+    EXPERTS,
+    RECV,
+    OUT,
+    SOURCE,
+    SLOT,
+    N_RECV,
+    PSUM_RANK,
+    PSUM_EXPERT,
+    COUNT_EXACT,
+    PREFIX,
+    N_BUFFERS
+};
+
+struct scene {
+    const char *name;
+    bool expanded, fixed, graph, mask, refused, stride;
+};
+
+static const struct scene scenes[] = {
+    {"rank", false, false, false, false, false, false},
+    {"rank-mask", false, false, false, true, false, false},
+    {"rank-fixed", false, true, false, false, false, false},
+    {"rank-fixed-mask", false, true, false, true, false, false},
+    {"rank-graph", false, true, true, false, false, false},
+    {"expanded", true, false, false, false, false, false},
+    {"expanded-fixed", true, true, false, false, false, false},
+    {"expanded-graph", true, true, true, false, false, false},
+    {"exact-graph", true, false, true, false, false, false},
+    {"refused", true, true, false, false, true, false},
+    {"stride", true, false, false, false, false, true},
+};
+
+struct state {
+    struct group group;
+    const struct scene *scene;
+    uint64_t seed;
+    int rounds, experts, n_tokens;
+    int64_t capacity;
+    ep_plan *plan[2]; /* on the host, on the device */
+    struct twin b[N_BUFFERS];
+};
+
+static int make_buffers(struct state *s)
+{
+    size_t rows = (size_t)s->capacity, ranks = (size_t)s->group.nranks, local = (size_t)s->experts / ranks;
+    const struct {
+        const char *name;
+        size_t bytes;
+    } of[N_BUFFERS] = {[X] = {"x", TOKENS * ROW},
+                       [INDEX] = {"topk_idx", TOKENS * TOPK * 4},
+                       [MASK] = {"token_in_rank", TOKENS * ranks},
+                       [EXPERTS] = {"tokens_per_expert", (size_t)s->experts * 4},
+                       [RECV] = {"recv_x", rows * ROW},
+                       [OUT] = {"out", TOKENS * ROW},
+                       [SOURCE] = {"recv_source", rows * 4},
+                       [SLOT] = {"recv_slot", rows * TOPK * 4},
+                       [N_RECV] = {"n_recv_tokens", 4},
+                       [PSUM_RANK] = {"psum_rank", ranks * 4},
+                       [PSUM_EXPERT] = {"psum_expert", local * 4},
+                       [COUNT_EXACT] = {"count_exact", local * 4},
+                       [PREFIX] = {"rank_prefix", ranks * ranks * 4}};
+
+    for (int i = 0; i < N_BUFFERS; i++)
+        TRY(twin_new(&s->group, of[i].name, of[i].bytes, ORDINARY, &s->b[i]));
+    return 0;
+}
+
+static unsigned char *at(const struct state *s, int buffer, int device)
+{
+    return device ? s->b[buffer].device : s->b[buffer].host;
+}
+
+static int32_t *words(const struct state *s, int buffer, int device)
+{
+    return (int32_t *)(void *)at(s, buffer, device);
+}
+
+/* The mask of the choices, and how many tokens each expert has. */
+static void fill_mask(struct state *s)
+{
+    const int32_t *index = words(s, INDEX, 0);
+    int32_t *experts = words(s, EXPERTS, 0), ranks = s->group.nranks;
+    unsigned char *mask = at(s, MASK, 0);
+
+    memset(mask, 0, (size_t)TOKENS * (size_t)ranks);
+    memset(experts, 0, (size_t)s->experts * 4);
+    for (int i = 0; i < s->n_tokens * TOPK; i++) {
+        if (index[i] < 0)
+            continue;
+        mask[i / TOPK * ranks + index[i] / (s->experts / ranks)] = 1;
+        experts[index[i]]++;
+    }
+}
+
+static int load(struct state *s, int round)
+{
+    uint64_t random = (s->seed * 4096 + (uint64_t)round) * 64 + (uint64_t)s->group.rank;
+    struct routing routing = {.n_tokens = TOKENS,
+                              .topk = TOPK,
+                              .n_experts = s->experts,
+                              .nranks = s->group.nranks,
+                              .idx_type = EP_I32,
+                              .skewed = round % 3 == 1,
+                              .holes = round % 4 >= 2};
+
+    s->n_tokens = s->scene->graph || round % 3 == 0 ? TOKENS : (int)(next_random(&random) % (TOKENS + 1));
+    fill_routing(&routing, &random, s->b[INDEX].host);
+    fill_mask(s);
+    fill_bf16((uint16_t *)(void *)s->b[X].host, (size_t)TOKENS * HIDDEN, &random);
+    for (int i = X; i <= EXPERTS; i++)
+        TRY(twin_push(&s->group, &s->b[i]));
+    for (int i = RECV; i < N_BUFFERS; i++)
+        TRY(twin_poison(&s->group, &s->b[i]));
+    return 0;
+}
+
+static ep_stream stream_on(const struct state *s, int device)
+{
+    return device ? (ep_stream)s->group.stream : NULL;
+}
+
+static ep_comm *comm_on(const struct state *s, int device)
+{
+    return device ? s->group.cuda : s->group.host;
+}
+
+static int make_plan(struct state *s, int device)
+{
+    ep_plan_args args = EP_PLAN_ARGS_INIT;
+
+    if (s->scene->mask) {
+        args.token_in_rank = at(s, MASK, device);
+        args.tokens_per_expert = words(s, EXPERTS, device);
+    } else {
+        args.topk_idx = at(s, INDEX, device);
+        args.idx_type = EP_I32;
+        args.topk = TOPK;
+    }
+    args.n_tokens = s->n_tokens;
+    args.n_experts = s->experts;
+    args.max_recv_tokens = s->scene->fixed ? s->capacity : 0;
+    args.max_tokens = TOKENS;
+    args.expert_alignment = ALIGNMENT;
+    args.flags = s->scene->expanded ? EP_PLAN_EXPANDED | EP_PLAN_ZERO_PADDING : 0;
+    args.stream = stream_on(s, device);
+    CALL(ep_plan_new(comm_on(s, device), &args, &s->plan[device]));
+    return 0;
+}
+
+static int update(struct state *s, int device)
+{
+    ep_plan_update_args args = EP_PLAN_UPDATE_ARGS_INIT;
+
+    if (s->scene->mask) {
+        args.token_in_rank = at(s, MASK, device);
+        args.tokens_per_expert = words(s, EXPERTS, device);
+    } else {
+        args.topk_idx = at(s, INDEX, device);
+    }
+    args.n_tokens = s->n_tokens;
+    CALL(ep_plan_update(s->plan[device], &args, stream_on(s, device)));
+    return 0;
+}
+
+/* Which arrays are asked for: all, or fewer by the round. */
+static ep_status ask(struct state *s, int device, int round, int stride)
+{
+    ep_plan_metadata dst = EP_PLAN_METADATA_INIT;
+    bool all = round % 4 == 0;
+
+    dst.recv_source = all || round % 4 == 1 ? words(s, SOURCE, device) : NULL;
+    dst.recv_slot = s->scene->expanded && (all || round % 4 == 2) ? words(s, SLOT, device) : NULL;
+    dst.n_recv_tokens = all || round % 4 == 3 ? words(s, N_RECV, device) : NULL;
+    dst.psum_rank = all || round % 4 == 2 ? words(s, PSUM_RANK, device) : NULL;
+    dst.psum_expert = all || round % 4 == 3 ? words(s, PSUM_EXPERT, device) : NULL;
+    dst.count_exact = all || round % 4 == 2 ? words(s, COUNT_EXACT, device) : NULL;
+    dst.rank_prefix = all || round % 4 == 3 ? words(s, PREFIX, device) : NULL;
+    dst.source_stride = stride;
+    return ep_plan_get_metadata(s->plan[device], &dst, stream_on(s, device));
+}
+
+/* Between a dispatch and its combine: neither may be disturbed. */
+static int call_all(struct state *s, int device, int round)
+{
+    ep_dispatch_args dispatch = EP_DISPATCH_ARGS_INIT;
+    ep_combine_args combine = EP_COMBINE_ARGS_INIT;
+
+    dispatch.dtype = combine.dtype = EP_BF16;
+    dispatch.hidden = combine.hidden = HIDDEN;
+    dispatch.x = at(s, X, device);
+    dispatch.recv_x = at(s, RECV, device);
+    dispatch.out_rows = s->capacity;
+    CALL(ep_dispatch(s->plan[device], &dispatch, stream_on(s, device)));
+    CALL(ask(s, device, round, round % 2 ? TOKENS : 0));
+    combine.x = at(s, RECV, device);
+    combine.out = at(s, OUT, device);
+    CALL(ep_combine(s->plan[device], &combine, stream_on(s, device)));
+    return 0;
+}
+
+static int sync(struct state *s, int device)
+{
+    CALL(ep_stream_sync(comm_on(s, device), stream_on(s, device)));
+    return 0;
+}
+
+static int compare(struct state *s, int round)
+{
+    int code = PASSED;
+    char phase[40];
+
+    snprintf(phase, sizeof(phase), "round %d, %d tokens", round, s->n_tokens);
+    for (int i = RECV; i < N_BUFFERS; i++)
+        code |= twin_compare(&s->group, &s->b[i], phase);
+    return code;
+}
+
+static void free_plans(struct state *s)
+{
+    for (int device = 1; device >= 0; device--) {
+        ep_plan_free(s->plan[device]);
+        s->plan[device] = NULL;
+    }
+}
+
+static int run_round(struct state *s, int round, int device)
+{
+    if (round && !s->scene->fixed)
+        TRY(make_plan(s, device));
+    else if (round)
+        TRY(update(s, device));
+    TRY(call_all(s, device, round));
+    return sync(s, device);
+}
+
+static int run_rounds(struct state *s)
+{
+    int code = PASSED;
+
+    for (int round = 0; round < s->rounds && !code; round++) {
+        if (round && !s->scene->fixed)
+            free_plans(s);
+        TRY(load(s, round));
+        for (int device = 0; device < 2; device++) {
+            if (!round)
+                TRY(make_plan(s, device));
+            TRY(run_round(s, round, device));
+        }
+        code = compare(s, round);
+        TRY(group_worst(&s->group, code, &code));
+    }
+    return code;
+}
+
+/* One capture; where the plan can be updated that is in it, too. */
+static int run_graph(struct state *s)
+{
+    cudaGraphExec_t exec;
+    int code = PASSED;
+
+    TRY(load(s, 0));
+    for (int device = 0; device < 2; device++) {
+        TRY(make_plan(s, device));
+        TRY(call_all(s, device, 0));
+        TRY(sync(s, device));
+    }
+    TRY(capture_begin(&s->group));
+    if (s->scene->fixed)
+        TRY(update(s, 1));
+    TRY(call_all(s, 1, 0));
+    TRY(capture_end(&s->group, &exec));
+    for (int round = 0; round < s->rounds && !code; round++) {
+        TRY(load(s, s->scene->fixed ? round : 0));
+        if (s->scene->fixed)
+            TRY(update(s, 0));
+        TRY(call_all(s, 0, 0));
+        TRY(sync(s, 0));
+        CUDA(cudaGraphLaunch(exec, s->group.stream));
+        TRY(sync(s, 1));
+        code = compare(s, round);
+        TRY(group_worst(&s->group, code, &code));
+    }
+    CUDA(cudaGraphExecDestroy(exec));
+    return code;
+}
+
+/* Rank 0 would receive too much: nothing is told, and the group goes on with the next routing. */
+static int run_refused(struct state *s)
+{
+    TRY(load(s, 0));
+    for (int device = 0; device < 2; device++)
+        TRY(make_plan(s, device));
+    TRY(sync(s, 1));
+    for (int i = 0; i < TOKENS * TOPK; i++)
+        words(s, INDEX, 0)[i] = i % TOPK;
+    TRY(twin_push(&s->group, &s->b[INDEX]));
+    for (int device = 0; device < 2; device++) {
+        TRY(update(s, device));
+        CALL(ask(s, device, 0, TOKENS));
+        TRY(expect_status("ep_stream_sync", ep_stream_sync(comm_on(s, device), stream_on(s, device)), EP_E_CAPACITY,
+                          "rank 0"));
+    }
+    TRY(compare(s, 0));
+    TRY(load(s, 4));
+    for (int device = 0; device < 2; device++) {
+        TRY(update(s, device));
+        TRY(call_all(s, device, 0));
+        TRY(sync(s, device));
+    }
+    return compare(s, 4);
+}
+
+/* The last rank has more tokens than the others allow: they learn of it from its rows. Fails the communicator. */
+static int run_stride(struct state *s)
+{
+    int last = s->group.nranks - 1, few = TOKENS / 2;
+    bool has_many = s->group.rank == last;
+
+    TRY(load(s, 0));
+    s->n_tokens = has_many ? TOKENS : few;
+    TRY(make_plan(s, 1));
+    CALL(ask(s, 1, 0, has_many ? TOKENS : few));
+    if (has_many)
+        ep_stream_sync(s->group.cuda, s->group.stream); /* whatever it hears of the others' failure */
+    else
+        TRY(expect_culprit("ep_stream_sync", ep_stream_sync(s->group.cuda, s->group.stream), EP_E_ARG, last));
+    return group_meet(&s->group);
+}
+
+static int run_all(struct state *s)
+{
+    int code;
+
+    s->capacity = (int64_t)s->group.nranks * TOKENS * (s->scene->expanded ? TOPK : 1);
+    if (s->scene->expanded)
+        s->capacity += (int64_t)s->experts * ALIGNMENT;
+    if (s->scene->refused)
+        s->capacity -= s->capacity / 8;
+    TRY(make_buffers(s));
+    code = s->scene->refused  ? run_refused(s)
+           : s->scene->stride ? run_stride(s)
+           : s->scene->graph  ? run_graph(s)
+                              : run_rounds(s);
+    for (int i = 0; i < N_BUFFERS; i++)
+        code |= twin_free(&s->group, s->scene->stride || code & FAILED, &s->b[i]);
+    free_plans(s);
+    return code;
+}
+
+struct job {
+    const struct scene *scene;
+    ep_boot_shm *second;
+    uint64_t seed;
+    int rounds;
+};
+
+static int run_rank(const ep_boot *boot, void *argument)
+{
+    const struct job *job = argument;
+    struct state s = {.scene = job->scene, .seed = job->seed, .rounds = job->rounds, .experts = boot->nranks * 12};
+    int code = group_open(boot, job->second, TIMEOUT_MS, &s.group);
+
+    if (!code) {
+        test_where("rank %d of %d, %s (seed %llu)", boot->rank, boot->nranks, job->scene->name,
+                   (unsigned long long)job->seed);
+        code = run_all(&s);
+    }
+    group_close(&s.group, code & FAILED);
+    return code;
+}
+
+static int run_scene(struct options *options, const struct scene *scene)
+{
+    struct job job = {.scene = scene, .seed = options->seed, .rounds = options->rounds};
+    struct launch launch = {
+        .name = scene->name, .ranks = options->ranks, .seconds = 120, .victim = -1, .run = run_rank, .argument = &job};
+
+    return launch_scene(options, "metadata_cuda", &launch, &job.second);
+}
+
+int main(int argc, char **argv)
+{
+    struct options options = {.ranks = 2, .rounds = 12, .seed = 1};
+    int code = SKIPPED;
+
+    if (!options_read(argc, argv, 1, &options))
+        return 2;
+    for (size_t i = 0; i < sizeof(scenes) / sizeof(scenes[0]); i++)
+        code = worse_of(code, run_scene(&options, &scenes[i]));
+    return options_code(&options, code);
+}
