@@ -21,8 +21,8 @@ os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # CUDA works in for
 here = pathlib.Path(__file__).parent
 sys.path.insert(0, str(here))
 
-
-import torch._dynamo  # noqa: E402,F401 - optimizers and torch.compile want it: once, before ranks are forked
+if not cuda:  # which nothing may touch before ranks are forked
+    import torch._dynamo  # noqa: E402,F401 - optimizers and torch.compile want it: once
 
 
 class Skip(Exception):
