@@ -51,13 +51,13 @@ class Plan:
         self.alignment = alignment
         self.fixed = max_recv_tokens > 0
         self.zero_padding = bool(expanded and zero_padding)
+        self._routing = self._exact = self._counts = None  # what _compose works on
+        self._make((topk_idx, token_in_rank, tokens_per_expert), (flags, alignment, max_recv_tokens, max_tokens),
+                   stream_pointer(comm.is_cuda, comm.device, stream))
         self.n_tokens = (token_in_rank if topk_idx is None else topk_idx).shape[0]
         self.topk = 0 if topk_idx is None else topk_idx.shape[1]
         self.idx_dtype = torch.int64 if topk_idx is None else topk_idx.dtype
         self.most_tokens = max(max_tokens, self.n_tokens)
-        self._routing = self._exact = self._counts = None  # what _compose works on
-        self._make((topk_idx, token_in_rank, tokens_per_expert), (flags, alignment, max_recv_tokens, max_tokens),
-                   stream_pointer(comm.is_cuda, comm.device, stream))
         n_recv, self.out_rows, self.n_send, self.n_wire, per_expert, from_rank, start = self._native.info()
         self.n_recv = n_recv if n_recv >= 0 else None
         self.recv_per_expert: List[int] = self._counts or per_expert or []

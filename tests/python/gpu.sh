@@ -12,6 +12,10 @@ if [ ! -e "$packages/epkit/_C.abi3.so" ]; then
     echo 'skipped: python/ is not built: it needs the headers of Python 3.10 or later (package python3-dev)'
     exit 77
 fi
+if [ ! -e "$packages/epkit/libepkit-cuda.so" ] && [ ! -e "$packages/../libepkit-cuda.so" ]; then
+    echo 'skipped: libepkit-cuda is not built: it needs nvcc (EPKIT_CUDA=ON says what is missing)'
+    exit 77
+fi
 if ! why=$("$python" -c 'import torch, sys; sys.exit(None if torch.cuda.is_available() else "torch finds no GPU")' 2>&1); then
     echo "skipped: ${why##*$'\n'}"
     exit 77
