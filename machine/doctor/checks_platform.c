@@ -45,6 +45,9 @@ bool look_is_wrong_kind(const struct doctor_machine *machine, int pci)
 {
     const struct topo_pci *self = &machine->topo->pci[pci];
 
+    /* A card for a screen may be nouveau's, and one that vfio has is a virtual machine's. */
+    if (*self->driver && strcmp(self->driver, "nvidia") != 0)
+        return false;
     return *machine->stack->driver.version && self->vendor == NVIDIA && self->class_code >> 16 == CLASS_DISPLAY &&
            (machine->stack->driver.is_open ? WITHIN(self->device, closed_only) : WITHIN(self->device, open_only));
 }
