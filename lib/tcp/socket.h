@@ -29,6 +29,7 @@ void tcp_address_print(const struct tcp_address *address, char ret_text[TCP_ADDR
 socklen_t tcp_address_to_socket(const struct tcp_address *address, struct sockaddr_storage *ret_socket);
 bool tcp_address_from_socket(const struct sockaddr_storage *socket_address, struct tcp_address *ret_address);
 bool tcp_address_is_loopback(const struct tcp_address *address);
+bool tcp_address_is_link_local(const struct tcp_address *address);
 
 /* The local and the far end of a connection; family 0 where it cannot be told. */
 struct tcp_address tcp_local_address(int fd);
