@@ -244,6 +244,9 @@ static ep_status open_star(ep_boot_tcp *boot, const struct plan *plan)
 
     tcp_key_make(plan->secret, "bootstrap", NULL, 0, &args.key);
     if (plan->interface) {
+        if (strlen(plan->interface) >= sizeof(boot->network.interface))
+            return ep_fail(EP_E_ARG, "ep_boot_tcp_new: the interfaces \"%.64s...\" are more than %zu characters",
+                           plan->interface, sizeof(boot->network.interface) - 1);
         EP_TRY(tcp_find_interfaces(plan->interface, local, &n));
         /* Rank 0 listens everywhere: the others may know it by another name. */
         args.from = plan->rank ? &local[0] : NULL;

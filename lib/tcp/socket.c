@@ -467,10 +467,14 @@ int tcp_accept(int listener, struct tcp_address *ret_from)
 void tcp_set_options(int fd, int timeout_ms)
 {
     unsigned limit = (unsigned)timeout_ms;
-    int on = 1;
+    int on = 1, idle_s = 10, interval_s = 5, probes = 4;
 
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
     setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
+    /* The kernel's own are two hours. */
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof(idle_s));
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval_s, sizeof(interval_s));
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof(probes));
     if (timeout_ms > 0)
         setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &limit, sizeof(limit));
 }

@@ -66,7 +66,10 @@ int tcp_connect_error(int fd);
 /* A connection that has come, -1: none, with errno. */
 int tcp_accept(int listener, struct tcp_address *ret_from);
 
-/* What every connection of ours wants: small messages leave at once, a far end that is silent is given up. */
+/*
+ * What every connection of ours wants: small messages leave at once, and a far end that has gone without a word, as a
+ * host that is switched off, is given up, within half a minute also while nothing is sent.
+ */
 void tcp_set_options(int fd, int timeout_ms);
 
 #endif
