@@ -318,8 +318,7 @@ static ep_status fail_late(const struct mesh *mesh)
     }
     /* Those that did not connect may stand at the door: then it is this rank that lacks something. */
     if (mesh->acceptor->error)
-        return ep_fail_errno(EP_E_SYSTEM, mesh->acceptor->error,
-                             "network tcp: rank %d cannot take connections (limit of open files: ulimit -n)",
+        return ep_fail_errno(EP_E_SYSTEM, mesh->acceptor->error, "network tcp: rank %d cannot take connections",
                              mesh->params->rank);
     for (int slot = 0; slot < mesh->npeers * mesh->per_peer; slot++)
         if (mesh->lines[slot].fd < 0)
