@@ -92,25 +92,15 @@ bool tcp_address_is_link_local(const struct tcp_address *address)
     return address->family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(address->bytes);
 }
 
-static struct tcp_address find_end(int fd, int (*get)(int, struct sockaddr *, socklen_t *))
+struct tcp_address tcp_local_address(int fd)
 {
     struct sockaddr_storage storage = {0};
     struct tcp_address address = {0};
     socklen_t bytes = sizeof(storage);
 
-    if (get(fd, (struct sockaddr *)&storage, &bytes) == 0)
+    if (getsockname(fd, (struct sockaddr *)&storage, &bytes) == 0)
         tcp_address_from_socket(&storage, &address);
     return address;
-}
-
-struct tcp_address tcp_local_address(int fd)
-{
-    return find_end(fd, getsockname);
-}
-
-struct tcp_address tcp_far_address(int fd)
-{
-    return find_end(fd, getpeername);
 }
 
 ep_status tcp_parse_endpoint(const char *text, char *ret_host, size_t host_bytes, uint16_t *port)

@@ -31,9 +31,8 @@ bool tcp_address_from_socket(const struct sockaddr_storage *socket_address, stru
 bool tcp_address_is_loopback(const struct tcp_address *address);
 bool tcp_address_is_link_local(const struct tcp_address *address);
 
-/* The local and the far end of a connection; family 0 where it cannot be told. */
+/* The local end of a connection; family 0 where it cannot be told. */
 struct tcp_address tcp_local_address(int fd);
-struct tcp_address tcp_far_address(int fd);
 
 /*
  * Splits "host", "host:port", "[v6]:port" or a bare IPv6 address. `port` stays what it is where the text names none.

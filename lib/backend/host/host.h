@@ -317,8 +317,9 @@ void host_pause_end(struct host_pause *pause);
 /* Sleeps until the doorbell rings or a while passes, whatever has become of the group. */
 void host_nap(struct host_comm *host, uint32_t seen);
 
-/* For waits of another kind: says for whom this rank waits, and that it looks around; rank -1: it waits no more. */
-void host_note_wait(struct host_comm *host, int rank, enum host_phase phase);
+/* Says for whom this rank waits, and that it looks around; returns the time. For waits without a host_pause, too. */
+uint64_t host_note_wait(struct host_comm *host, int rank, enum host_phase phase);
+void host_note_wait_end(struct host_comm *host);
 
 static inline uint32_t host_doorbell(const struct host_comm *host)
 {
