@@ -19,7 +19,7 @@
  * call needs of it. Everything else - no pidfd, a /proc that hides it (hidepid, another user, another PID namespace) -
  * tells nothing: such a peer is waited for until the deadline, then it is late (EP_E_TIMEOUT), and the error text adds
  * that nobody can tell here whether it lives. A rank that lives is never reported dead; of a rank of another host only
- * the end of its connections can be seen (network "tcp"), and the text says that it died or was cut off.
+ * the end of its connections can be seen (networks "tcp" and "verbs"), and the text says that it died or was cut off.
  *
  * Failure. When a communicator has failed, each later collective call returns the same status at once, on every rank,
  * as does ep_comm_async_error(); the text names the rank that failed first. Ranks of one host report the same failure:
@@ -54,8 +54,11 @@ typedef struct ep_comm_config {
     size_t size;         /* sizeof(ep_comm_config); EP_COMM_CONFIG_INIT sets it */
     const char *backend; /* "host", "cuda", or NULL: $EPKIT_BACKEND, else the best one that works here. It
                             decides where pointers must point, so name it if the CUDA backend may be installed */
-    const char *network; /* between nodes: "emulated" (ranks of one host), "tcp", "mpi", or NULL: what the boot brings,
-                            else "emulated". With "tcp" nodes share no memory, also on one host */
+    /*
+     * Between nodes: "emulated" (ranks of one host), "tcp", "verbs" (RDMA NICs), "mpi", or NULL: what the boot brings,
+     * else "emulated". With "tcp" and "verbs" nodes share no memory, also on one host.
+     */
+    const char *network;
     int32_t ranks_per_node; /* node = rank / ranks_per_node; must divide R; 0: what the boot says, else all ranks */
     int32_t timeout_ms;     /* deadline of every wait; 0: $EPKIT_TIMEOUT_MS, else 30000 */
     uint32_t flags;         /* EP_COMM_* */
@@ -134,8 +137,8 @@ EP_API ep_status ep_comm_allgather(ep_comm *comm, const void *mine, size_t bytes
 
 /*
  * Wakes every wait of every rank of this host, now: they return EP_E_ABORTED naming this rank. Ranks on other hosts are
- * told over the network "tcp"; over MPI they are not, and meet their own deadline. Any thread, any time, repeatedly;
- * async-signal-safe on the host backend, errno is kept. Returns at once.
+ * told over the networks "tcp" and "verbs"; over MPI they are not, and meet their own deadline. Any thread, any time,
+ * repeatedly; async-signal-safe on the host backend, errno is kept. Returns at once.
  */
 EP_API void ep_comm_abort(ep_comm *comm);
 
@@ -168,9 +171,9 @@ EP_API const char *ep_comm_last_error(const ep_comm *comm);
  *
  * `config` NULL keeps the old one (ranks_per_node becomes 0 when the survivors no longer fill their nodes evenly). The
  * old communicator stays failed and must still be freed; its memory of ep_alloc is not part of the new group.
- * With the network "tcp" it works across hosts, too. A rank of another host counts as dead when its connections have
- * ended; one whose host is only silent counts as living. The ranks of a new node are then as many as divide the
- * survivors of each host. EP_E_UNSUPPORTED over MPI when the ranks are on several hosts.
+ * With the networks "tcp" and "verbs" it works across hosts, too. A rank of another host counts as dead when its
+ * connections have ended; one whose host is only silent counts as living. The ranks of a new node are then as many as
+ * divide the survivors of each host. EP_E_UNSUPPORTED over MPI when the ranks are on several hosts.
  */
 EP_API ep_status ep_comm_shrink(ep_comm *comm, const ep_comm_config *config, ep_comm **ret_comm);
 

@@ -290,18 +290,18 @@ const char *ep_comm_last_error(const ep_comm *comm)
 
 static ep_status shrink(ep_comm *comm, const ep_comm_config *config, ep_comm *next)
 {
-    bool over_tcp = strcmp(comm->config.network, ep_net_tcp.name) == 0;
+    bool linked = ep_net_is_linked(comm->config.network);
 
     next->ops = comm->ops;
     if (config) {
         EP_TRY(ep_config_resolve(next, config, NULL, "ep_comm_shrink"));
-        if (!config->network && over_tcp)
-            next->config.network = ep_net_tcp.name;
+        if (!config->network && linked)
+            next->config.network = comm->config.network;
     } else {
         next->config = comm->config;
         next->emulation = comm->emulation;
         /* Survivors share a host, and the network of a boot may not outlive one of its ranks; sockets do. */
-        next->config.network = over_tcp ? ep_net_tcp.name : ep_net_emulated.name;
+        next->config.network = linked ? comm->config.network : ep_net_emulated.name;
     }
     next->ranks_per_node = next->config.ranks_per_node;
     return comm->ops->shrink(comm, next);

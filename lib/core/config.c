@@ -68,6 +68,7 @@ static ep_status resolve_backend(ep_comm *comm, const char *call)
 static ep_status resolve_network(ep_comm_config *config, const struct ep_net_provider *brought, const char *call)
 {
     const char *asked = config->network;
+    const struct ep_net_provider *own = ep_net_find(asked ? asked : ep_net_emulated.name);
 
     if (brought && brought->abi != EP_NET_ABI)
         return ep_fail(EP_E_ABI, "%s: the boot's network is of another build (abi %u, this library has %u)", call,
@@ -75,14 +76,12 @@ static ep_status resolve_network(ep_comm_config *config, const struct ep_net_pro
     /* Our strings, because the caller's may not outlive the call. */
     if (brought && (!asked || strcmp(asked, brought->name) == 0))
         config->network = brought->name;
-    else if (!asked || strcmp(asked, ep_net_emulated.name) == 0)
-        config->network = ep_net_emulated.name;
-    else if (strcmp(asked, ep_net_tcp.name) == 0)
-        config->network = ep_net_tcp.name;
+    else if (own)
+        config->network = own->name;
     else
         return ep_fail(EP_E_UNSUPPORTED,
-                       "%s: network \"%.32s\": there is \"emulated\", \"tcp\"%s%s%s, and the boot brings %s", call,
-                       asked, brought ? ", \"" : "", brought ? brought->name : "", brought ? "\"" : "",
+                       "%s: network \"%.32s\": there is \"emulated\", \"tcp\", \"verbs\"%s%s%s, and the boot brings %s",
+                       call, asked, brought ? ", \"" : "", brought ? brought->name : "", brought ? "\"" : "",
                        brought ? "no other" : "none");
     return EP_OK;
 }

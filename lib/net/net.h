@@ -15,8 +15,8 @@
  *
  * Nothing blocks: put and signal say "again" when the executor has no room; the caller goes on with something else and
  * calls progress(). All calls on one endpoint come from one thread at a time. This is the subset that queue pairs of a
- * NIC, NVSHMEM and a CPU proxy can all provide; the engines here are "emulated" (emulated.c), "tcp" (tcp.c) and "mpi"
- * (lib/mpi).
+ * NIC, NVSHMEM and a CPU proxy can all provide; the engines here are "emulated" (emulated.c), "tcp" (tcp.c), "verbs"
+ * (verbs.c) and "mpi" (lib/mpi).
  */
 #ifndef EP_NET_NET_H
 #define EP_NET_NET_H
@@ -98,7 +98,14 @@ struct ep_net_provider {
 #define EP_NET_ABI 2u
 
 extern const struct ep_net_provider ep_net_emulated;
-extern const struct ep_net_provider ep_net_tcp; /* tcp.c */
+extern const struct ep_net_provider ep_net_tcp;   /* tcp.h */
+extern const struct ep_net_provider ep_net_verbs; /* verbs.h */
+
+/* The one of these with that name; NULL: there is none. */
+const struct ep_net_provider *ep_net_find(const char *name);
+
+/* Whether nodes are hosts of their own on that network, with a control link between them, and share no memory. */
+bool ep_net_is_linked(const char *name);
 
 /* node -> rank of the rail peer, given any rank of the rail. */
 static inline int ep_net_rail_rank(int rank, int ranks_per_node, int node)

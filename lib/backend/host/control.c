@@ -120,7 +120,7 @@ static bool same_node(const struct host_comm *host, int rank)
 /* Over sockets each node is a host of its own, also where two of them are on one machine: one set of rules for all. */
 static bool is_apart(const struct host_comm *host, int rank)
 {
-    return !same_node(host, rank) && strcmp(host->comm->config.network, ep_net_tcp.name) == 0;
+    return !same_node(host, rank) && ep_net_is_linked(host->comm->config.network);
 }
 
 /* A host that cannot be told from another one, because a rank has no /proc, is tried as the same one. */
@@ -325,38 +325,39 @@ static void wake_rank(void *context, int rank)
 }
 
 /* Which network the configuration asks for, of those that are there. */
-static ep_status find_network(struct host_comm *host, const ep_boot *boot, const struct ep_net_provider **ret_provider)
+static ep_status find_network(struct host_comm *host, const ep_boot *boot, struct ep_net_provider *ret_provider)
 {
-    const struct ep_net_provider *brought = boot->network;
+    const struct ep_net_provider *brought = boot->network, *own;
     const char *name = host->comm->config.network;
+    bool has_brought = brought && brought->abi == EP_NET_ABI;
 
     if (!name)
         name = brought ? brought->name : ep_net_emulated.name;
-    if (brought && brought->abi == EP_NET_ABI && strcmp(name, brought->name) == 0) {
-        *ret_provider = brought;
+    own = ep_net_find(name);
+    if (has_brought && strcmp(name, brought->name) == 0) {
+        *ret_provider = *brought;
         return EP_OK;
     }
-    if (strcmp(name, ep_net_tcp.name) == 0) {
-        *ret_provider = &ep_net_tcp;
-        return EP_OK;
-    }
-    if (strcmp(name, ep_net_emulated.name) != 0)
-        return ep_fail(EP_E_UNSUPPORTED, "ep_comm_new: no network \"%s\" here: there is \"%s\", \"%s\"%s%s", name,
-                       ep_net_emulated.name, ep_net_tcp.name, brought ? " and, from the boot, " : "",
-                       brought ? brought->name : "");
-    if (!host->one_host)
+    if (!own)
+        return ep_fail(EP_E_UNSUPPORTED, "ep_comm_new: no network \"%s\" here: there is \"%s\", \"%s\", \"%s\"%s%s",
+                       name, ep_net_emulated.name, ep_net_tcp.name, ep_net_verbs.name,
+                       brought ? " and, from the boot, " : "", brought ? brought->name : "");
+    if (own == &ep_net_emulated && !host->one_host)
         return ep_fail(
             EP_E_UNSUPPORTED,
             "ep_comm_new: the emulated network needs all ranks on one host: take the network \"tcp\", or start them with "
             "MPI (epkit/mpi.h)");
-    *ret_provider = &ep_net_emulated;
+    *ret_provider = *own;
+    /* The secret of a bootstrap over TCP is that of both networks that connect by it. */
+    if (has_brought && ep_net_is_linked(brought->name) && ep_net_is_linked(name))
+        ret_provider->context = brought->context;
     return EP_OK;
 }
 
 static ep_status open_network(struct host_comm *host, const ep_boot *boot)
 {
     ep_comm *comm = host->comm;
-    const struct ep_net_provider *provider = NULL;
+    struct ep_net_provider provider = {0};
     struct ep_net_params params = {
         .rank = comm->rank,
         .nranks = comm->nranks,
@@ -373,8 +374,8 @@ static ep_status open_network(struct host_comm *host, const ep_boot *boot)
 
     status = host_agree(boot, comm->config.timeout_ms, status);
     if (status == EP_OK)
-        status = ep_streams_open(provider, &params, HOST_RING_BYTES, &host->streams);
-    if (status == EP_OK && provider->open == ep_net_tcp.open)
+        status = ep_streams_open(&provider, &params, HOST_RING_BYTES, &host->streams);
+    if (status == EP_OK && ep_net_is_linked(provider.name))
         status = host_link_open(host);
     return host_agree(boot, comm->config.timeout_ms, status);
 }

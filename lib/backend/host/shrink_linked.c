@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A shrink across hosts, over the network "tcp".
+ * A shrink across hosts, over the networks "tcp" and "verbs".
  *
  * Survivors connect to the lowest rank that is not known to have died, at the listener that its endpoint has kept; who
  * finds no one below itself leads. Each says whom it knows to have died or left. The leader waits for all others until
@@ -18,6 +18,7 @@
  */
 #include "backend/host/shrink.h"
 #include "net/tcp.h"
+#include "net/verbs.h"
 #include "tcp/star.h"
 
 #include <errno.h>
@@ -521,7 +522,7 @@ static void publish(struct linked *l)
 static ep_status form_group(struct linked *l, ep_comm *next, ep_status (*open)(ep_comm *comm, const ep_boot *boot))
 {
     struct ep_net_tcp_context context = l->rendezvous->context;
-    struct ep_net_provider provider = ep_net_tcp;
+    struct ep_net_provider provider = *ep_net_find(l->host->comm->config.network);
     struct shrink_group g = {.allgather = gather, .open = open, .network = &provider, .culprit = -1};
     struct tcp_star *star = NULL;
     int leader, fd = -1;
@@ -573,8 +574,10 @@ static ep_status prepare(struct linked *l)
 
 ep_status shrink_linked(struct host_comm *host, ep_comm *next, ep_status (*open)(ep_comm *comm, const ep_boot *boot))
 {
+    struct ep_net *net = ep_streams_get_net(host->streams);
     struct linked l = {.host = host,
-                       .rendezvous = ep_net_tcp_get_rendezvous(ep_streams_get_net(host->streams)),
+                       .rendezvous = ep_net_tcp_get_rendezvous(
+                           strcmp(net->ops->name, ep_net_verbs.name) == 0 ? ep_net_verbs_get_tcp(net) : net),
                        .nranks = host->comm->nranks,
                        .me = host->comm->rank,
                        .timeout_ms = host->comm->config.timeout_ms,
