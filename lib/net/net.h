@@ -101,6 +101,9 @@ extern const struct ep_net_provider ep_net_emulated;
 extern const struct ep_net_provider ep_net_tcp;   /* tcp.h */
 extern const struct ep_net_provider ep_net_verbs; /* verbs.h */
 
+/* What no engine takes: EP_E_ARG. */
+ep_status ep_net_check_params(const char *name, const struct ep_net_params *params);
+
 /* The one of these with that name; NULL: there is none. */
 const struct ep_net_provider *ep_net_find(const char *name);
 

@@ -456,20 +456,6 @@ static const struct ep_net_ops tcp_ops = {
     .take_link = tcp_take_link,
 };
 
-static ep_status check_params(const struct ep_net_params *params)
-{
-    if (params->ranks_per_node < 1 || params->nranks < 2 * params->ranks_per_node ||
-        params->nranks % params->ranks_per_node || params->rank < 0 || params->rank >= params->nranks)
-        return ep_fail(EP_E_ARG, "network tcp: rank %d of %d with %d ranks per node", params->rank, params->nranks,
-                       params->ranks_per_node);
-    if (params->channels < 1 || params->channels > EP_NET_MAX_CHANNELS)
-        return ep_fail(EP_E_ARG, "network tcp: %d channels, of 1..%d", params->channels, EP_NET_MAX_CHANNELS);
-    if (params->region_bytes == 0 || params->region_bytes > SIZE_MAX / 2 || params->n_signals == 0)
-        return ep_fail(EP_E_ARG, "network tcp: region of %zu bytes, %u signals", params->region_bytes,
-                       params->n_signals);
-    return EP_OK;
-}
-
 /* Everything that needs no peer. */
 static ep_status prepare(struct tcp_net *t)
 {
@@ -539,7 +525,7 @@ static ep_status tcp_open(const struct ep_net_provider *provider, const struct e
     struct tcp_net *t;
     ep_status status;
 
-    EP_TRY(check_params(params));
+    EP_TRY(ep_net_check_params(provider->name, params));
     if (!context) {
         make_context(&own);
         context = &own;

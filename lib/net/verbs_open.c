@@ -321,12 +321,14 @@ static ep_status verbs_open(const struct ep_net_provider *provider, const struct
 {
     const struct ep_net_provider tcp = {.abi = EP_NET_ABI, .name = ep_net_tcp.name, .context = provider->context};
     struct ep_net_params beside = *params;
-    struct verbs_net *v = calloc(1, sizeof(*v));
+    struct verbs_net *v;
     ep_status status;
 
+    EP_TRY(ep_net_check_params(provider->name, params));
     beside.channels = 1;
     beside.region_bytes = 64;
     beside.n_signals = 1;
+    v = calloc(1, sizeof(*v));
     if (!v)
         return ep_fail(EP_E_MEMORY, "network verbs: no memory");
     status = ep_net_tcp.open(&tcp, &beside, &v->tcp);

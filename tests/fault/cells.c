@@ -3,6 +3,8 @@
 
 #include <stdio.h>
 
+const char *linked_network = "tcp";
+
 static const struct track meeting = {.name = "new", .nnodes = 1};
 static const struct track plain = {.name = "plain",
                                    .nnodes = 1,
@@ -24,7 +26,7 @@ static const struct track hop = {.name = "hop",
 /* Over sockets: each node is a host of its own, and what crosses hosts goes over the control links. */
 static const struct track tcp = {.name = "tcp",
                                  .nnodes = 2,
-                                 .network = "tcp",
+                                 .linked = true,
                                  .steps = {STEP_BARRIER, STEP_GATHER, STEP_PLAN, STEP_DISPATCH, STEP_COMBINE},
                                  .n_steps = 5};
 static const struct track shrinking = {.name = "shrink", .nnodes = 1, .steps = {STEP_BARRIER}, .n_steps = 1};

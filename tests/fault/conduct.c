@@ -53,6 +53,7 @@ bool same_surroundings(const struct surroundings *before, char *ret_why, size_t 
 /* --- how busy the machine is ------------------------------------------------------------------------------------ */
 
 int load_factor = 1;
+int slow_factor = 1;
 
 void measure_load(void)
 {
@@ -69,7 +70,7 @@ void measure_load(void)
             fclose(file);
         sleep_us(1000);
     }
-    load_factor = 1 + (most - 1) / (processors > 0 ? 2 * processors : 2);
+    load_factor = slow_factor * (1 + (most - 1) / (processors > 0 ? 2 * processors : 2));
 }
 
 /* --- a cell ----------------------------------------------------------------------------------------------------- */

@@ -41,6 +41,7 @@ enum { SLOWNESS = 1, SANITIZED = 0 };
  * stays.
  */
 extern int load_factor;
+extern int slow_factor; /* how much slower this machine is than one of its kind: an emulated one */
 
 #define TIMEOUT_MS (600 * load_factor)            /* of the communicators */
 #define NOTICE_MS (300 * SLOWNESS * load_factor)  /* to notice what needs no deadline: well below TIMEOUT_MS */
@@ -73,8 +74,8 @@ enum step {
 struct track {
     const char *name;
     int nnodes;
-    const char *network; /* NULL: the emulated one */
-    bool masking;        /* low latency that goes on without who dies */
+    bool linked;  /* over a network between hosts, which --network names; else the emulated one */
+    bool masking; /* low latency that goes on without who dies */
     enum step steps[8];
     int n_steps;
 };
@@ -110,6 +111,7 @@ struct cell {
 };
 
 /* --- cells.c --- */
+extern const char *linked_network; /* of tracks that are linked */
 extern const struct point points[];
 extern const int n_points;
 

@@ -78,9 +78,11 @@ static void isolate(void)
 
 static int usage(void)
 {
-    fputs("Usage: fault_matrix [--list] [--cell PREFIX]... [--rounds N] [--seed N] [--part I/N]\n"
-          "Without --cell and --rounds: the whole matrix once, then random cells. --part: every Nth of them.\n",
-          stderr);
+    fputs(
+        "Usage: fault_matrix [--list] [--cell PREFIX]... [--rounds N] [--seed N] [--part I/N] [--network NAME] [--slow N]\n"
+        "Without --cell and --rounds: the whole matrix once, then random cells. --part: every Nth of them. --network:\n"
+        "between hosts in the cells whose names begin with tcp.; verbs instead of tcp. --slow: all times by N.\n",
+        stderr);
     return 2;
 }
 
@@ -89,7 +91,8 @@ int main(int argc, char **argv)
     static const struct option options[] = {
         {"list", no_argument, NULL, 'l'},         {"cell", required_argument, NULL, 'c'},
         {"rounds", required_argument, NULL, 'r'}, {"seed", required_argument, NULL, 's'},
-        {"part", required_argument, NULL, 'p'},   {NULL, 0, NULL, 0}};
+        {"part", required_argument, NULL, 'p'},   {"network", required_argument, NULL, 'n'},
+        {"slow", required_argument, NULL, 'f'},   {NULL, 0, NULL, 0}};
     uint64_t seed = (uint64_t)time(NULL);
     int rounds = -1, option;
     bool some = false;
@@ -109,6 +112,12 @@ int main(int argc, char **argv)
             break;
         case 's':
             seed = strtoull(optarg, NULL, 0);
+            break;
+        case 'f':
+            slow_factor = atoi(optarg) > 0 ? atoi(optarg) : 1;
+            break;
+        case 'n':
+            linked_network = optarg;
             break;
         case 'p':
             if (sscanf(optarg, "%d/%d", &part.i, &part.n) != 2 || part.n < 1 || part.i < 1 || part.i-- > part.n)

@@ -82,7 +82,7 @@ static ep_status create(struct life *life, const ep_boot *boot)
     config.backend = "host";
     config.timeout_ms = TIMEOUT_MS;
     config.ranks_per_node = RANKS / point->track->nnodes;
-    config.network = point->track->network;
+    config.network = point->track->linked ? linked_network : NULL;
     if (life->victim && point->step == STEP_NEW) {
         if (point->where == WHERE_BEFORE) {
             strike_now();
