@@ -133,7 +133,7 @@ static void test_laps(void **state)
     spec.ring_bytes = 4096;
     spec.messages = engine == &ep_net_verbs ? 1200 : 12000; /* its devices are emulated */
     run_threads(spec, 2, &total);
-    assert_true(total.laps > spec.messages / 6);
+    assert_true(total.laps > (uint64_t)spec.messages / 6);
 }
 
 static void test_tiny_wire(void **state)
