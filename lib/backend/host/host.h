@@ -102,10 +102,10 @@ struct host_slot {
 };
 
 /*
- * Votes of ep_comm_shrink, in the lowest byte; see shrink.c. Besides doorbells the only words that peers write: those
- * against the group, by compare-exchange from OPEN.
+ * Votes of ep_comm_shrink, in the lowest byte; see shrink_vote.c. Besides doorbells the only words that peers write:
+ * those against the group, by compare-exchange from OPEN.
  */
-enum { HOST_VOTE_OPEN = 0, HOST_VOTE_LOCKED, HOST_VOTE_VETO, HOST_VOTE_BANNED, HOST_VOTE_GIVEN_UP };
+enum { HOST_VOTE_OPEN = 0, HOST_VOTE_LOCKED, HOST_VOTE_VETO, HOST_VOTE_BANNED, HOST_VOTE_GIVEN_UP, HOST_VOTE_LEFT_OUT };
 
 struct host_shrink {
     _Atomic uint32_t attempt;                               /* 0: not come yet; else the attempt this rank is in */

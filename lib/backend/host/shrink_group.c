@@ -169,22 +169,22 @@ ep_status shrink_open_next(struct shrink_group *g, ep_comm *comm, ep_comm *next)
 static ep_status confirm(struct shrink *s, ep_comm *next, ep_status opened, int culprit)
 {
     char reason[EP_ERROR_TEXT_BYTES];
-    int me = s->host->comm->rank, owner = me;
-    uint32_t against;
+    int me = s->host->comm->rank;
+    struct shrink_outcome outcome;
 
     snprintf(reason, sizeof(reason), "%s", ep_last_error());
-    if (culprit < 0)
-        culprit = me;
-    shrink_vote_with_all(s, true,
-                         opened == EP_OK ? HOST_VOTE_LOCKED : shrink_pack_vote(HOST_VOTE_VETO, opened, culprit),
-                         &against, &owner);
-    if (!against)
+    outcome = shrink_vote(s, true, me,
+                          opened == EP_OK ? HOST_VOTE_LOCKED
+                                          : shrink_pack_vote(HOST_VOTE_VETO, opened, culprit < 0 ? me : culprit));
+    if (outcome.result == SHRINK_PASSED)
         return EP_OK;
     if (opened == EP_OK)
         next->ops->comm_close(next);
-    if (opened != EP_OK && opened == (ep_status)(against >> 8 & 0xfff))
+    /* Our own text says more than the word, unless it names another rank. */
+    if (opened != EP_OK && shrink_pack_vote(0, opened, 0) == (outcome.word & 0xfff00) &&
+        (culprit < 0 || culprit == (int)(outcome.word >> 20)))
         return ep_fail(opened, "%s", reason);
-    return shrink_fail_with_vote(s, owner, against);
+    return shrink_fail_with_vote(s, outcome.owner, outcome.word);
 }
 
 /* The counts of ep_comm_abort() that do not concern this call. */
