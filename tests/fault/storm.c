@@ -89,6 +89,7 @@ static void finish_storm(struct run *run, int place)
         storm_describe(&storm, text, sizeof(text));
         printf("%-4s storm %d (%d ms of processor time): %s%s\n", verdict->text[0] ? "FAIL" : "ok", verdict->number,
                verdict->cpu_ms, text, verdict->text);
+        fputs(verdict->history, stdout);
         if (verdict->text[0])
             printf("     again: --seed %llu --storm %d\n", (unsigned long long)run->seed, verdict->number);
         fflush(stdout);

@@ -21,7 +21,14 @@
 
 #include "fault.h"
 
-enum { STORM_FAULTS = 5, STORM_OUTCOMES = 24, STORM_GENERATIONS = 12, STORM_TEXT = 320, STORM_COMPLAINTS = 2500 };
+enum {
+    STORM_FAULTS = 5,
+    STORM_OUTCOMES = 24,
+    STORM_GENERATIONS = 12,
+    STORM_TEXT = 320,
+    STORM_COMPLAINTS = 2500,
+    STORM_HISTORY = 12000
+};
 
 enum strike {
     STRIKE_KILL = 0,    /* SIGKILL */
@@ -141,6 +148,7 @@ struct storm_verdict {
     int number, faults, void_faults, starved, unseen, cpu_ms;
     int hangs, leftovers, names, changes, wrong, others;
     char text[STORM_COMPLAINTS];
+    char history[STORM_HISTORY]; /* what each rank was told, and when: to explain the complaints */
 };
 
 enum storm_kind { WRONG_HANG, WRONG_LEFTOVER, WRONG_NAME, WRONG_CHANGE, WRONG_RESULT, WRONG_OTHER };
@@ -196,5 +204,8 @@ struct storm_watch {
     uint64_t run_delay_ns[MOST_RANKS]; /* how long the rank could have run and was not let */
 };
 void storm_judge(const struct storm_table *table, const struct storm_watch *watch, struct storm_verdict *verdict);
+/* What was done to each rank and what it was told, by the time since the first of it. */
+void storm_list_outcomes(const struct storm_table *table, const struct storm_watch *watch, char *ret_text,
+                         size_t bytes);
 
 #endif

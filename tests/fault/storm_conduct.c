@@ -565,6 +565,7 @@ void storm_conduct(const struct storm *storm, const struct storm_programs *progr
         storm_complain(ret_verdict, WRONG_OTHER, "the launcher died of signal %d", WTERMSIG(c.launcher_how));
     if (!c.watch.hung)
         storm_judge(c.table, &c.watch, ret_verdict);
+    storm_list_outcomes(c.table, &c.watch, ret_verdict->history, sizeof(ret_verdict->history));
     getrusage(RUSAGE_CHILDREN, &usage);
     ret_verdict->cpu_ms = (int)((usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) * 1000 +
                                 (usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) / 1000);

@@ -361,3 +361,54 @@ void storm_judge(const struct storm_table *table, const struct storm_watch *watc
     for (int rank = 0; rank < j.storm->nranks; rank++)
         judge_end(&j, rank);
 }
+
+static uint64_t first_instant(const struct storm_table *table)
+{
+    uint64_t first = UINT64_MAX;
+
+    for (int rank = 0; rank < table->storm.nranks; rank++) {
+        const struct storm_seat *seat = &table->seat[rank];
+
+        for (int strike = 0; strike < STRIKES; strike++)
+            if (atomic_load(&seat->struck_ns[strike]) && atomic_load(&seat->struck_ns[strike]) < first)
+                first = atomic_load(&seat->struck_ns[strike]);
+        if (seat->n_outcomes && seat->outcomes[0].begin_ns < first)
+            first = seat->outcomes[0].begin_ns;
+    }
+    return first;
+}
+
+static double ms_since(uint64_t from_ns, uint64_t ns)
+{
+    return (double)(int64_t)(ns - from_ns) / 1e6;
+}
+
+void storm_list_outcomes(const struct storm_table *table, const struct storm_watch *watch, char *ret_text, size_t bytes)
+{
+    uint64_t first = first_instant(table);
+    size_t used = 0;
+
+    ret_text[0] = '\0';
+    for (int rank = 0; rank < table->storm.nranks && used < bytes; rank++) {
+        const struct storm_seat *seat = &table->seat[rank];
+
+        used += (size_t)snprintf(ret_text + used, bytes - used, "       rank %d, not let run for %.1f ms:", rank,
+                                 (double)watch->run_delay_ns[rank] / 1e6);
+        for (int strike = 0; strike < STRIKES && used < bytes; strike++)
+            if (atomic_load(&seat->struck_ns[strike]))
+                used +=
+                    (size_t)snprintf(ret_text + used, bytes - used, " %s at %.3f ms", strike_name((enum strike)strike),
+                                     ms_since(first, atomic_load(&seat->struck_ns[strike])));
+        for (int i = 0; i < seat->n_outcomes && used < bytes; i++) {
+            const struct outcome *outcome = &seat->outcomes[i];
+
+            used += (size_t)snprintf(ret_text + used, bytes - used,
+                                     "\n         group %d, %.3f to %.3f ms, %s: %s, then %s: \"%s\"",
+                                     outcome->generation, ms_since(first, outcome->begin_ns),
+                                     ms_since(first, outcome->end_ns), call_name(outcome->call),
+                                     ep_status_name(outcome->status), ep_status_name(outcome->async), outcome->text);
+        }
+        if (used < bytes)
+            used += (size_t)snprintf(ret_text + used, bytes - used, "\n");
+    }
+}
