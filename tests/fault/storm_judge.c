@@ -63,7 +63,26 @@ static bool any_starved(const struct judge *j)
     for (int rank = 0; rank < j->storm->nranks; rank++)
         if (was_starved(j, rank))
             return true;
-    return false;
+    return j->watch->own_delay_ns > (uint64_t)j->storm->timeout_ms * 1000000u / STARVED_PART;
+}
+
+/*
+ * "Each waits for the others within the deadline. Who has not come then is left out" (ep_comm_shrink): so much time at
+ * least lies between the first that came and the answer to one that is excluded.
+ */
+static bool deadline_passed(const struct judge *j, const struct outcome *outcome)
+{
+    uint64_t first_ns = UINT64_MAX;
+
+    for (int rank = 0; rank < j->storm->nranks; rank++) {
+        uint64_t came_ns = outcome->generation < STORM_GENERATIONS
+                               ? atomic_load(&j->table->seat[rank].came_ns[outcome->generation])
+                               : 0;
+
+        if (came_ns && came_ns < first_ns)
+            first_ns = came_ns;
+    }
+    return first_ns <= outcome->end_ns && outcome->end_ns - first_ns >= (uint64_t)j->storm->timeout_ms * 1000000u;
 }
 
 /* Dead and gone ranks are not late; one that ended without ever making the call is. */
@@ -115,6 +134,13 @@ static const char *misfit(const struct judge *j, int rank, const struct outcome 
             return NULL;
         if (died_before(j, named, ns))
             return "a dead rank is called late";
+        /*
+         * "While a communicator is created, a rank of the same host that has died is noticed at once" (epkit/mpi.h):
+         * one that lives and has given up has no communicator yet by which it could say so. ep_launch() tells its
+         * ranks.
+         */
+        if (left_before(j, named, ns) && j->storm->mode == MODE_MPI && outcome->call == CALL_NEW)
+            return NULL;
         if (left_before(j, named, ns))
             return "a rank that left is called late";
         if (was_starved(j, named) || was_starved(j, rank)) {
@@ -140,13 +166,15 @@ static const char *misfit(const struct judge *j, int rank, const struct outcome 
     case EP_E_EXCLUDED:
         if (outcome->call != CALL_SHRINK)
             return "excluded by another call than ep_comm_shrink";
+        if (!deadline_passed(j, outcome))
+            return "a rank is excluded before the deadline has passed";
         if (!is_well(j, rank))
             return NULL;
         if (any_starved(j)) {
             j->verdict->starved++;
             return NULL;
         }
-        return "a healthy rank is excluded";
+        return "a healthy rank is excluded, and the machine let it run";
     case EP_E_SYSTEM:
     case EP_E_MEMORY:
         if (exhausted_before(j, named < 0 ? rank : named, ns) || exhausted_before(j, rank, ns))
