@@ -83,8 +83,11 @@ EP_PRIVATE_API void ep_shm_done(struct ep_shm *shm);
 EP_PRIVATE_API ep_status ep_shm_serve(struct ep_shm_address *ret_address);
 EP_PRIVATE_API void ep_shm_serve_end(void);
 
-/* A pidfd of the process behind `address`, for process->pidfd where pidfd_open() does not reach it. -1: none. */
-EP_PRIVATE_API int ep_shm_request_pidfd(const struct ep_shm_address *address, int timeout_ms);
+/*
+ * A pidfd of the process behind owner->address, for process->pidfd where pidfd_open() does not reach it. Statuses as
+ * ep_shm_attach(); EP_E_UNSUPPORTED with *owner->ret_at_owner: its kernel or a filter of system calls has none.
+ */
+EP_PRIVATE_API ep_status ep_shm_request_pidfd(const struct ep_shm_owner *owner, int *ret_fd);
 
 /* shm_serve.c for shm.c: the descriptor of a segment over the socket, 0: a pidfd. Statuses as ep_shm_attach(). */
 ep_status ep_shm_request(const struct ep_shm_owner *owner, uint64_t serial, int *ret_fd);

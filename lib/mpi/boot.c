@@ -209,14 +209,15 @@ static ep_status allgather(void *context, const void *mine, size_t bytes, int ti
         if (status != EP_OK || done)
             break;
         now = ep_now_ns();
-        if (now >= deadline_ns) {
-            status = fail_late(gather, timeout_ms);
-        } else if (now >= look_ns) {
-            status = look_for_dead(boot, gather);
-            look_ns = ep_now_ns() + LOOK_NS;
-        } else {
+        if (now < look_ns && now < deadline_ns) {
             ep_mpi_pause(&tries);
+            continue;
         }
+        /* Also at the deadline: a rank that was stopped itself may meet it with its first look. */
+        status = look_for_dead(boot, gather);
+        if (status == EP_OK && now >= deadline_ns)
+            status = fail_late(gather, timeout_ms);
+        look_ns = ep_now_ns() + LOOK_NS;
     }
     if (status == EP_OK && bytes)
         memcpy(ret_all, gather->blocks, (size_t)gather->nranks * bytes);

@@ -458,6 +458,10 @@ static ep_status compare(const struct emulated *e, const struct introduction *mi
     if (theirs->status != EP_OK && !ep_status_is_failure((int64_t)theirs->status))
         return ep_fail(EP_E_MISMATCH, "network emulated: what rank %d has published is damaged: status %llu", rank,
                        (unsigned long long)theirs->status);
+    /* A peer of that rank may have failed, which its reason names: that comes first. */
+    if (theirs->status != EP_OK && mine->status == EP_OK && strncmp(theirs->reason, "rank ", 5) == 0)
+        return ep_fail((ep_status)theirs->status, "network emulated: %.*s (seen by rank %d)",
+                       (int)sizeof(theirs->reason), theirs->reason, rank);
     if (theirs->status != EP_OK && mine->status == EP_OK)
         return ep_fail((ep_status)theirs->status, "network emulated: rank %d could not open its endpoint: %.*s", rank,
                        (int)sizeof(theirs->reason), theirs->reason);

@@ -22,7 +22,7 @@ enum {
 };
 
 struct sums {
-    int storms, passed, faults, starved, unseen;
+    int storms, passed, faults, starved, unseen, mpirun_crashes;
     int hangs, leftovers, names, changes, wrong, others;
 };
 
@@ -35,6 +35,7 @@ static void add_up(struct sums *sums, const struct storm_verdict *verdict)
     sums->faults += verdict->faults;
     sums->starved += verdict->starved;
     sums->unseen += verdict->unseen;
+    sums->mpirun_crashes += verdict->mpirun_crashes;
     sums->hangs += verdict->hangs;
     sums->leftovers += verdict->leftovers;
     sums->names += verdict->names;
@@ -89,6 +90,7 @@ static void finish_storm(struct run *run, int place)
         storm_describe(&storm, text, sizeof(text));
         printf("%-4s storm %d (%d ms of processor time): %s%s\n", verdict->text[0] ? "FAIL" : "ok", verdict->number,
                verdict->cpu_ms, text, verdict->text);
+        fputs(verdict->history, stdout);
         if (verdict->text[0])
             printf("     again: --seed %llu --storm %d\n", (unsigned long long)run->seed, verdict->number);
         fflush(stdout);
@@ -148,6 +150,8 @@ static int report(const struct run *run)
                s->unseen);
     if (s->starved)
         printf("%d times a rank was late because the machine did not let it run\n", s->starved);
+    if (s->mpirun_crashes)
+        printf("%d times mpirun itself died of a signal that nobody had sent\n", s->mpirun_crashes);
     printf("%d passed, %d failed\n", s->passed, s->storms - s->passed);
     return s->passed != s->storms || s->storms == 0;
 }

@@ -63,7 +63,26 @@ static bool any_starved(const struct judge *j)
     for (int rank = 0; rank < j->storm->nranks; rank++)
         if (was_starved(j, rank))
             return true;
-    return false;
+    return j->watch->own_delay_ns > (uint64_t)j->storm->timeout_ms * 1000000u / STARVED_PART;
+}
+
+/*
+ * "Each waits for the others within the deadline. Who has not come then is left out" (ep_comm_shrink): so much time at
+ * least lies between the first that came and the answer to one that is excluded.
+ */
+static bool deadline_passed(const struct judge *j, const struct outcome *outcome)
+{
+    uint64_t first_ns = UINT64_MAX;
+
+    for (int rank = 0; rank < j->storm->nranks; rank++) {
+        uint64_t came_ns = outcome->generation < STORM_GENERATIONS
+                               ? atomic_load(&j->table->seat[rank].came_ns[outcome->generation])
+                               : 0;
+
+        if (came_ns && came_ns < first_ns)
+            first_ns = came_ns;
+    }
+    return first_ns <= outcome->end_ns && outcome->end_ns - first_ns >= (uint64_t)j->storm->timeout_ms * 1000000u;
 }
 
 /* Dead and gone ranks are not late; one that ended without ever making the call is. */
@@ -115,6 +134,13 @@ static const char *misfit(const struct judge *j, int rank, const struct outcome 
             return NULL;
         if (died_before(j, named, ns))
             return "a dead rank is called late";
+        /*
+         * "While a communicator is created, a rank of the same host that has died is noticed at once" (epkit/mpi.h):
+         * one that lives and has given up has no communicator yet by which it could say so. ep_launch() tells its
+         * ranks.
+         */
+        if (left_before(j, named, ns) && j->storm->mode == MODE_MPI && outcome->call == CALL_NEW)
+            return NULL;
         if (left_before(j, named, ns))
             return "a rank that left is called late";
         if (was_starved(j, named) || was_starved(j, rank)) {
@@ -140,13 +166,15 @@ static const char *misfit(const struct judge *j, int rank, const struct outcome 
     case EP_E_EXCLUDED:
         if (outcome->call != CALL_SHRINK)
             return "excluded by another call than ep_comm_shrink";
+        if (!deadline_passed(j, outcome))
+            return "a rank is excluded before the deadline has passed";
         if (!is_well(j, rank))
             return NULL;
         if (any_starved(j)) {
             j->verdict->starved++;
             return NULL;
         }
-        return "a healthy rank is excluded";
+        return "a healthy rank is excluded, and the machine let it run";
     case EP_E_SYSTEM:
     case EP_E_MEMORY:
         if (exhausted_before(j, named < 0 ? rank : named, ns) || exhausted_before(j, rank, ns))
@@ -360,4 +388,55 @@ void storm_judge(const struct storm_table *table, const struct storm_watch *watc
     judge_members(&j);
     for (int rank = 0; rank < j.storm->nranks; rank++)
         judge_end(&j, rank);
+}
+
+static uint64_t first_instant(const struct storm_table *table)
+{
+    uint64_t first = UINT64_MAX;
+
+    for (int rank = 0; rank < table->storm.nranks; rank++) {
+        const struct storm_seat *seat = &table->seat[rank];
+
+        for (int strike = 0; strike < STRIKES; strike++)
+            if (atomic_load(&seat->struck_ns[strike]) && atomic_load(&seat->struck_ns[strike]) < first)
+                first = atomic_load(&seat->struck_ns[strike]);
+        if (seat->n_outcomes && seat->outcomes[0].begin_ns < first)
+            first = seat->outcomes[0].begin_ns;
+    }
+    return first;
+}
+
+static double ms_since(uint64_t from_ns, uint64_t ns)
+{
+    return (double)(int64_t)(ns - from_ns) / 1e6;
+}
+
+void storm_list_outcomes(const struct storm_table *table, const struct storm_watch *watch, char *ret_text, size_t bytes)
+{
+    uint64_t first = first_instant(table);
+    size_t used = 0;
+
+    ret_text[0] = '\0';
+    for (int rank = 0; rank < table->storm.nranks && used < bytes; rank++) {
+        const struct storm_seat *seat = &table->seat[rank];
+
+        used += (size_t)snprintf(ret_text + used, bytes - used, "       rank %d, not let run for %.1f ms:", rank,
+                                 (double)watch->run_delay_ns[rank] / 1e6);
+        for (int strike = 0; strike < STRIKES && used < bytes; strike++)
+            if (atomic_load(&seat->struck_ns[strike]))
+                used +=
+                    (size_t)snprintf(ret_text + used, bytes - used, " %s at %.3f ms", strike_name((enum strike)strike),
+                                     ms_since(first, atomic_load(&seat->struck_ns[strike])));
+        for (int i = 0; i < seat->n_outcomes && used < bytes; i++) {
+            const struct outcome *outcome = &seat->outcomes[i];
+
+            used += (size_t)snprintf(ret_text + used, bytes - used,
+                                     "\n         group %d, %.3f to %.3f ms, %s: %s, then %s: \"%s\"",
+                                     outcome->generation, ms_since(first, outcome->begin_ns),
+                                     ms_since(first, outcome->end_ns), call_name(outcome->call),
+                                     ep_status_name(outcome->status), ep_status_name(outcome->async), outcome->text);
+        }
+        if (used < bytes)
+            used += (size_t)snprintf(ret_text + used, bytes - used, "\n");
+    }
 }

@@ -47,8 +47,17 @@ static uint16_t pattern(int from, int to, int i)
     return (uint16_t)(0x3f80 + from * 16 + to * 4 + i % 4);
 }
 
-/* One token from each rank to each, straight into symmetric memory. */
-static ep_status exchange(ep_comm *comm, int me)
+static void forbid_descriptors(void)
+{
+    struct rlimit limit;
+
+    getrlimit(RLIMIT_NOFILE, &limit);
+    limit.rlim_cur = 1;
+    setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+/* One token from each rank to each, straight into symmetric memory. `forbids`: this rank may open nothing any more. */
+static ep_status exchange(ep_comm *comm, int me, bool forbids)
 {
     ep_plan_args plan_args = EP_PLAN_ARGS_INIT;
     ep_dispatch_args args = EP_DISPATCH_ARGS_INIT;
@@ -70,6 +79,8 @@ static ep_status exchange(ep_comm *comm, int me)
     status = ep_alloc(comm, NRANKS * HIDDEN * 2, &memory);
     if (status == EP_OK)
         status = ep_plan_new(comm, &plan_args, &plan);
+    if (forbids)
+        forbid_descriptors();
     args.x = x;
     args.dtype = EP_BF16;
     args.hidden = HIDDEN;
@@ -112,7 +123,7 @@ static int work(const ep_boot *boot, struct scene *scene)
     config.ranks_per_node = scene->ranks_per_node;
     status = ep_comm_new(boot, &config, &comm);
     for (int i = 0; status == EP_OK && i < 3; i++)
-        status = exchange(comm, me);
+        status = exchange(comm, me, false);
     scene->created[me] = status == EP_OK;
     if (status == EP_OK && me == VICTIM && scene->what == DIE)
         die(scene);
@@ -409,16 +420,13 @@ static int lower_and_wait(const ep_boot *boot, void *argument)
     struct scene *scene = argument;
     ep_comm_config config = EP_COMM_CONFIG_INIT;
     ep_comm *comm = NULL;
-    struct rlimit limit;
 
     alarm(100);
     config.backend = "host";
     config.timeout_ms = 60000;
-    if (ep_comm_new(boot, &config, &comm) != EP_OK || exchange(comm, boot->rank) != EP_OK)
+    if (ep_comm_new(boot, &config, &comm) != EP_OK || exchange(comm, boot->rank, false) != EP_OK)
         return 1;
-    getrlimit(RLIMIT_NOFILE, &limit);
-    limit.rlim_cur = 1;
-    setrlimit(RLIMIT_NOFILE, &limit);
+    forbid_descriptors();
     if (boot->rank == VICTIM)
         raise(SIGKILL);
     scene->status[boot->rank] = ep_comm_barrier(comm);
@@ -443,6 +451,68 @@ static void descriptors_forbidden_later(void **state)
     munmap(scene, sizeof(*scene));
 }
 
+static int forbid_and_exchange(const ep_boot *boot, void *argument)
+{
+    struct scene *scene = argument;
+    ep_comm_config config = EP_COMM_CONFIG_INIT;
+    ep_comm *comm = NULL;
+    int me = boot->rank;
+
+    alarm(100);
+    if (scene->enter && !scene->enter(me))
+        return SANDBOX_SKIP;
+    config.backend = "host";
+    config.timeout_ms = LONG_MS;
+    if (ep_comm_new(boot, &config, &comm) != EP_OK)
+        return 1;
+    scene->status[me] = exchange(comm, me, me == VICTIM);
+    snprintf(scene->text[me], sizeof(scene->text[0]), "%s", ep_last_error());
+    scene->again[me] = ep_comm_barrier(comm);
+    ep_comm_free(comm);
+    return 0;
+}
+
+/*
+ * It can neither map a peer's memory nor, where only sockets lead there, hand out its own. Whoever finds that first,
+ * all name the rank that has no descriptors before they name another one, itself as well.
+ */
+static void run_out(bool (*enter)(int rank))
+{
+    struct scene *scene = new_scene(enter, WORK);
+    ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
+    ep_rank_exit exits[NRANKS];
+
+    launch.nranks = NRANKS;
+    launch.run = forbid_and_exchange;
+    launch.argument = scene;
+    assert_int_equal(ep_launch(&launch, exits), EP_OK);
+    if (exits[0].code == SANDBOX_SKIP) {
+        munmap(scene, sizeof(*scene));
+        SKIP_IF(true);
+    }
+    expect_all(scene, EP_E_SYSTEM, "RLIMIT_NOFILE");
+    for (int rank = 0; rank < NRANKS; rank++) {
+        const char *named = strstr(scene->text[rank], "rank ");
+
+        assert_non_null(named);
+        if (strncmp(named, "rank 1", 6) != 0)
+            fail_msg("rank %d says: %s", rank, scene->text[rank]);
+    }
+    munmap(scene, sizeof(*scene));
+}
+
+static void who_runs_out_of_descriptors_is_named(void **state)
+{
+    (void)state;
+    run_out(NULL);
+}
+
+static void who_runs_out_of_descriptors_is_named_over_sockets(void **state)
+{
+    (void)state;
+    run_out(without_proc);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -457,6 +527,8 @@ int main(void)
         cmocka_unit_test(nodes_behind_hidepid),
         cmocka_unit_test(closed_standard_streams),
         cmocka_unit_test(descriptors_forbidden_later),
+        cmocka_unit_test(who_runs_out_of_descriptors_is_named),
+        cmocka_unit_test(who_runs_out_of_descriptors_is_named_over_sockets),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -311,7 +311,7 @@ static void own_words_are_kept(void **state)
 
     ep_fail(EP_E_SYSTEM, "open: too many files");
     assert_int_equal(host_raise_own(host_of(group->comms[0]), EP_E_SYSTEM, 1, HOST_COMBINE_READY), EP_E_SYSTEM);
-    assert_string_equal(ep_last_error(), "open: too many files (in \"combine: inputs ready\")");
+    assert_string_equal(ep_last_error(), "rank 0 failed: open: too many files (in \"combine: inputs ready\")");
     assert_int_equal(host_check(host_of(group->comms[3])), EP_E_SYSTEM);
 }
 

@@ -76,6 +76,7 @@ ep_status host_attach(struct host_comm *host, int rank, const struct ep_shm_name
     ep_status status, fate;
     bool at_owner = false;
 
+    host->owner_failed = 0;
     /* A name of another process would be memory of that one, or of this. */
     if (name->process != host->peers[rank].key)
         return ep_fail(EP_E_MISMATCH, "what rank %d has published is damaged: a segment is not of its process", rank);
@@ -90,6 +91,8 @@ ep_status host_attach(struct host_comm *host, int rank, const struct ep_shm_name
     } while (status == EP_E_TIMEOUT && ep_now_ns() < deadline_ns && !host_peer_dead(host, rank) &&
              !atomic_load(&host_arbiter(host)->group_failure));
     host_note_wait_end(host);
+    if (status != EP_OK && at_owner)
+        host->owner_failed = rank + 1;
     /* The segment says nothing about its owner: a rank may live and have released it, or be out of sight. */
     if (status != EP_E_STATE && status != EP_E_UNSUPPORTED && status != EP_E_TIMEOUT)
         return status != EP_OK && at_owner ? ep_fail_prefix(status, "rank %d: ", rank) : status;
@@ -166,7 +169,8 @@ static ep_status attach_peer(struct introduction *meeting, int rank, const struc
     peer->same_process = theirs->process.key == meeting->mine->process.key;
     status = peer->same_process ? EP_OK : ep_process_open(&theirs->process, &peer->process);
     if (status != EP_OK)
-        return ep_fail_prefix(status, "ep_comm_new: each rank needs a descriptor for each other, for rank %d: ", rank);
+        return ep_fail_prefix(status, "ep_comm_new: rank %d needs a descriptor for each other rank, for rank %d: ",
+                              meeting->host->comm->rank, rank);
     status = ep_shm_attach(&theirs->control, &owner, &peer->shm);
     if (status == EP_OK) {
         took_control(peer);
@@ -177,7 +181,8 @@ static ep_status attach_peer(struct introduction *meeting, int rank, const struc
         return ep_fail(EP_E_PEER_DEAD, "ep_comm_new: rank %d died", rank);
     }
     if (status != EP_E_UNSUPPORTED && status != EP_E_STATE)
-        return ep_fail_prefix(status, "ep_comm_new: control block of rank %d: ", rank);
+        return ep_fail_prefix(
+            status, "ep_comm_new: rank %d cannot map the control block of rank %d: ", meeting->host->comm->rank, rank);
     /* One that is just ending, too: the next all-gather knows. */
     meeting->asks = true;
     return EP_OK;
@@ -209,9 +214,18 @@ static ep_status attach_by_socket(struct introduction *meeting, int rank, const 
     status = ep_shm_attach(&theirs->control, &owner, &peer->shm);
     if (status == EP_OK) {
         took_control(peer);
-        if (peer->process.pidfd < 0)
-            peer->process.pidfd = ep_shm_request_pidfd(&peer->address, left_ms(meeting->deadline_ns));
-        return EP_OK;
+        if (peer->process.pidfd >= 0)
+            return EP_OK;
+        owner.timeout_ms = left_ms(meeting->deadline_ns);
+        status = ep_shm_request_pidfd(&owner, &peer->process.pidfd);
+        /* It has none: then nobody can tell whether it lives. */
+        if (status == EP_OK || (status == EP_E_UNSUPPORTED && at_owner))
+            return EP_OK;
+        if (status == EP_E_UNSUPPORTED) {
+            meeting->culprit = rank;
+            return ep_fail(EP_E_PEER_DEAD, "ep_comm_new: rank %d died: the socket that handed out its memory is gone",
+                           rank);
+        }
     }
     snprintf(text, sizeof(text), "%s", ep_last_error());
     if ((status == EP_E_STATE || status == EP_E_UNSUPPORTED || status == EP_E_TIMEOUT) &&
@@ -223,7 +237,10 @@ static ep_status attach_by_socket(struct introduction *meeting, int rank, const 
         meeting->culprit = rank;
     if (status == EP_E_UNSUPPORTED)
         return set_apart(meeting, rank, text);
-    return ep_fail_prefix(status, "ep_comm_new: control block of rank %d: ", rank);
+    if (meeting->culprit == rank)
+        return ep_fail_prefix(status, "ep_comm_new: control block of rank %d: ", rank);
+    return ep_fail_prefix(
+        status, "ep_comm_new: rank %d cannot map the control block of rank %d: ", meeting->host->comm->rank, rank);
 }
 
 /* All ranks hand out their segments, because some rank can get at some segment in no other way. */

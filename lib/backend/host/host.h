@@ -102,10 +102,10 @@ struct host_slot {
 };
 
 /*
- * Votes of ep_comm_shrink, in the lowest byte; see shrink.c. Besides doorbells the only words that peers write: those
- * against the group, by compare-exchange from OPEN.
+ * Votes of ep_comm_shrink, in the lowest byte; see shrink_vote.c. Besides doorbells the only words that peers write:
+ * those against the group, by compare-exchange from OPEN.
  */
-enum { HOST_VOTE_OPEN = 0, HOST_VOTE_LOCKED, HOST_VOTE_VETO, HOST_VOTE_BANNED, HOST_VOTE_GIVEN_UP };
+enum { HOST_VOTE_OPEN = 0, HOST_VOTE_LOCKED, HOST_VOTE_VETO, HOST_VOTE_BANNED, HOST_VOTE_GIVEN_UP, HOST_VOTE_LEFT_OUT };
 
 struct host_shrink {
     _Atomic uint32_t attempt;                               /* 0: not come yet; else the attempt this rank is in */
@@ -195,6 +195,7 @@ struct host_comm {
     struct host_peer *peers; /* [R]; the own entry has control set */
     int arbiter;             /* lowest rank on this host: its control block holds the failure of all */
     bool serves;             /* a thread of this process hands out its segments */
+    int owner_failed;        /* 1 + the peer that could not hand out a segment when this rank asked last, 0: none */
     int first;               /* first rank of this node */
     int nlocal, local;       /* ranks on this node, own index among them */
     bool one_host;
@@ -283,8 +284,6 @@ void host_verdict_make(struct host_verdict *verdict, const char *call, ep_status
  */
 ep_status host_verdict_judge(const char *call, const struct host_verdict *mine, int nranks, const void *all,
                              size_t stride);
-/* The rank that the last failure of these in this thread is laid to; -1: none since it was asked for. */
-int host_take_blamed(void);
 /* All ranks learn whether all have succeeded; `mine` is this rank's own status. */
 ep_status host_agree(const ep_boot *boot, int timeout_ms, ep_status mine);
 /* The same for a status that is about `rank`. *asks: this rank wants something; afterwards: some rank does. */
@@ -338,7 +337,8 @@ ep_status host_wait_node(struct host_comm *host, size_t word, uint64_t value, en
 ep_status host_raise(struct host_comm *host, ep_status status, int culprit, enum host_phase phase);
 /*
  * The same for a status whose text is the thread's last error: keeps that text, which the peers hear as well, unless
- * another failure was first. A status of the 1xx or 2xx kind is this rank's own failure, whoever `culprit` is.
+ * another failure was first. A status of the 1xx or 2xx kind is this rank's own failure, whoever `culprit` is, unless
+ * that is a peer that could not hand out its segment. The text names the rank that failed before any other.
  */
 ep_status host_raise_own(struct host_comm *host, ep_status status, int culprit, enum host_phase phase);
 

@@ -70,11 +70,11 @@ static ep_status attach_segment(ep_ll *ll, struct host_ll *inner, int rank, cons
 
 ep_status host_ll_agree(ep_ll *ll, ep_status mine)
 {
-    int nranks = ll->comm->nranks;
+    int nranks = ll->comm->nranks, owner_failed = host_of(ll->comm)->owner_failed;
     struct host_verdict own, *all = calloc((size_t)nranks, sizeof(*all));
     ep_status status;
 
-    host_verdict_make(&own, "ep_ll_new", mine, ll->comm->rank);
+    host_verdict_make(&own, "ep_ll_new", mine, owner_failed ? owner_failed - 1 : ll->comm->rank);
     if (!all)
         return ep_fail(EP_E_MEMORY, "ep_ll_new: no memory for %d ranks", nranks);
     status = host_allgather(ll->comm, &own, sizeof(own), all);
@@ -93,6 +93,7 @@ ep_status host_ll_meet(ep_ll *ll, ep_status mine, const struct host_where *where
 
     if (!all)
         return ep_fail(EP_E_MEMORY, "ep_ll_new: no memory for %d ranks", nranks);
+    host_of(ll->comm)->owner_failed = 0;
     host_verdict_make(&hello.verdict, "ep_ll_new", mine, ll->comm->rank);
     status = host_allgather(ll->comm, &hello, sizeof(hello), all);
     if (status == EP_OK)

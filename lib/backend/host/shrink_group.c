@@ -90,13 +90,27 @@ static int nodes_of_survivors(const struct shrink_group *g, int old_per_node)
     return per_node;
 }
 
+/* The number behind "rank " at `at`, and where it ends; -1: there is none. */
+static long rank_at(const char *at, const char **ret_end)
+{
+    static const char word[] = "rank ";
+    char *end;
+    long rank;
+
+    if (strncmp(at, word, sizeof(word) - 1) != 0 || at[sizeof(word) - 1] < '0' || at[sizeof(word) - 1] > '9')
+        return -1;
+    rank = strtol(at + sizeof(word) - 1, &end, 10);
+    *ret_end = end;
+    return rank;
+}
+
 /*
  * What fails while the new group is made names its ranks by the numbers that they would have had there; the caller
  * knows the old ones. What a failed all-gather says has them already.
  */
 static ep_status name_by_old_ranks(const struct shrink_group *g, ep_status status)
 {
-    static const char word[] = "rank ", old[] = " of the old group";
+    static const char old[] = " of the old group";
     char text[EP_ERROR_TEXT_BYTES], renamed[EP_ERROR_TEXT_BYTES];
     size_t used = 0;
 
@@ -104,11 +118,11 @@ static ep_status name_by_old_ranks(const struct shrink_group *g, ep_status statu
     if (status == EP_OK || (g->text[0] && strstr(text, g->text)))
         return status;
     for (const char *at = text; *at && used + 1 < sizeof(renamed);) {
-        char *end = NULL;
-        long rank = strncmp(at, word, sizeof(word) - 1) == 0 ? strtol(at + sizeof(word) - 1, &end, 10) : -1;
+        const char *end = NULL;
+        long rank = rank_at(at, &end);
 
-        if (end && end > at + sizeof(word) - 1 && rank >= 0 && rank < g->n && strncmp(end, old, sizeof(old) - 1) != 0) {
-            used += (size_t)snprintf(renamed + used, sizeof(renamed) - used, "%s%d", word, g->ranks[rank]);
+        if (rank >= 0 && rank < g->n && strncmp(end, old, sizeof(old) - 1) != 0) {
+            used += (size_t)snprintf(renamed + used, sizeof(renamed) - used, "rank %d", g->ranks[rank]);
             at = end;
         } else {
             renamed[used++] = *at++;
@@ -118,14 +132,21 @@ static ep_status name_by_old_ranks(const struct shrink_group *g, ep_status statu
     return ep_fail(status, "%s", renamed);
 }
 
-/* The old number of the rank that the last failure is laid to; -1: not known. */
-static int find_culprit(const struct shrink_group *g)
+/*
+ * The old number of the rank that has failed, so that all votes name the same one: as the all-gather says, else the
+ * first that the text names. One that names nobody is this rank's own.
+ */
+static int find_failed_rank(const struct shrink_group *g, const ep_comm *comm)
 {
-    int blamed = host_take_blamed();
-
-    if (g->text[0] && strstr(ep_last_error(), g->text))
+    if (g->text[0] && strstr(ep_last_error(), g->text) && g->culprit >= 0)
         return g->culprit;
-    return blamed >= 0 && blamed < g->n ? g->ranks[blamed] : -1;
+    for (const char *at = ep_last_error(), *end; *at; at++) {
+        long rank = rank_at(at, &end);
+
+        if (rank >= 0 && rank < comm->nranks)
+            return (int)rank;
+    }
+    return comm->rank;
 }
 
 ep_status shrink_open_next(struct shrink_group *g, ep_comm *comm, ep_comm *next)
@@ -166,25 +187,23 @@ ep_status shrink_open_next(struct shrink_group *g, ep_comm *comm, ep_comm *next)
  * that it waited for, although the others have given it up. Where it is none, all get the status of the lowest rank
  * that is against it.
  */
-static ep_status confirm(struct shrink *s, ep_comm *next, ep_status opened, int culprit)
+static ep_status confirm(struct shrink *s, ep_comm *next, ep_status opened, int failed_rank)
 {
     char reason[EP_ERROR_TEXT_BYTES];
-    int me = s->host->comm->rank, owner = me;
-    uint32_t against;
+    int me = s->host->comm->rank;
+    struct shrink_outcome outcome;
 
     snprintf(reason, sizeof(reason), "%s", ep_last_error());
-    if (culprit < 0)
-        culprit = me;
-    shrink_vote_with_all(s, true,
-                         opened == EP_OK ? HOST_VOTE_LOCKED : shrink_pack_vote(HOST_VOTE_VETO, opened, culprit),
-                         &against, &owner);
-    if (!against)
+    outcome = shrink_vote(s, true, me,
+                          opened == EP_OK ? HOST_VOTE_LOCKED : shrink_pack_vote(HOST_VOTE_VETO, opened, failed_rank));
+    if (outcome.result == SHRINK_PASSED)
         return EP_OK;
     if (opened == EP_OK)
         next->ops->comm_close(next);
-    if (opened != EP_OK && opened == (ep_status)(against >> 8 & 0xfff))
+    /* Our own text says more than the word, unless it names another rank. */
+    if (opened != EP_OK && shrink_pack_vote(0, opened, failed_rank) == (outcome.word & ~0xffu))
         return ep_fail(opened, "%s", reason);
-    return shrink_fail_with_vote(s, owner, against);
+    return shrink_fail_with_vote(s, outcome.owner, outcome.word);
 }
 
 /* The counts of ep_comm_abort() that do not concern this call. */
@@ -207,27 +226,27 @@ static ep_status note_aborts(struct shrink *s)
 static ep_status form_group(struct shrink *s, struct shrink_group *g, ep_comm *next)
 {
     ep_comm *comm = s->host->comm;
+    int failed_rank;
     ep_status status;
-    int culprit;
     bool self = false;
 
     EP_TRY(shrink_agree(s));
     g->ranks = malloc((size_t)comm->nranks * sizeof(*g->ranks));
     if (!g->ranks)
-        return confirm(s, next, ep_fail(EP_E_MEMORY, "ep_comm_shrink: no memory for %d ranks", comm->nranks), -1);
+        return confirm(s, next, ep_fail(EP_E_MEMORY, "ep_comm_shrink: no memory for %d ranks", comm->nranks),
+                       comm->rank);
     for (int rank = 0; rank < comm->nranks; rank++)
         if (!shrink_is_out(s, rank)) {
             g->ranks[g->n++] = rank;
             self |= rank == comm->rank;
         }
-    host_take_blamed();
     /* Nobody passes a view that leaves itself out, but the view is in shared memory. */
     status = self ? shrink_open_next(g, comm, next)
                   : ep_fail(EP_E_MISMATCH, "ep_comm_shrink: the view of rank %d is damaged: it leaves out itself",
                             comm->rank);
-    culprit = self ? find_culprit(g) : comm->rank;
+    failed_rank = self && status != EP_OK ? find_failed_rank(g, comm) : comm->rank;
     free(g->ranks);
-    return confirm(s, next, status, culprit);
+    return confirm(s, next, status, failed_rank);
 }
 
 ep_status host_shrink_into(ep_comm *comm, ep_comm *next, ep_status (*open)(ep_comm *comm, const ep_boot *boot))
