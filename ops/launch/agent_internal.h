@@ -76,7 +76,8 @@ socklen_t agent_address(const char *id, struct sockaddr_un *ret_address);
 /* --- agent_files.c --- */
 
 /*
- * Makes a folder for the launch in TMPDIR, checks that it takes data, and writes `files` ({name: text}) into it.
+ * Checks that TMPDIR takes data. Where there are `files` ({name: text}), makes a folder for the launch there and writes
+ * them into it.
  */
 ep_status agent_write_files(struct agent *agent, const json_t *files);
 void agent_remove_files(struct agent *agent);

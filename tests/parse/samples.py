@@ -341,6 +341,13 @@ def low_latency_samples():
             continue
         way = plain if i % 8 in (5, 6) else WAYS[(5 * i) % len(WAYS)]
         yield f"{i:02}", way(lines, rng), [expected]
+    # Each writer has a prefix of its own: the first process of a node, or every rank; nobody prints all ranks.
+    for name, tag, writers in (("hosts", lambda r: f"gpu-{r // 8}: ", 2), ("files", lambda r: f"[pod/w-0-{r // 8}-x/w] ", 2),
+                               ("torchrun", lambda r: f"[default{r % 8}]:", 8), ("mpirun", lambda r: f"[1,{r}]<stdout>:", 16)):
+        lines, expected = low_latency(random.Random(2500 + writers), 16, 1)
+        expected["writers"] = writers
+        text = "".join(tag(int(line[6:line.index("]")]) if line.startswith("[rank") else 0) + line + "\n" for line in lines)
+        yield f"each-{name}", text, [expected]
 
 
 # --- DeepEP 2: tests/elastic/test_ep.py ---
@@ -397,6 +404,15 @@ def v2_samples():
         elif i % 8 == 7:  # every line of a case comes once for each node
             lines = [line for line in lines for _ in range(2 if line.startswith(" > Testing") else 1)]
         yield f"{i:02}", (plain if i % 8 == 6 else WAYS[(7 * i) % len(WAYS)])(lines, rng), [expected]
+    # Every rank by itself: only the first one of a node prints cases.
+    for n_cases in (144, 13):
+        lines, expected = v2(random.Random(3500 + n_cases), 2, n_cases)
+        expected["writers"] = 16
+        text = ""
+        for line in lines:
+            rank = int(line.split("EP:")[1].split("/")[0]) if " EP: " in line else 0
+            text += f"[1,{rank}]<stdout>:{line}\n"
+        yield f"each-rank-{n_cases}", text, [expected]
 
 
 # --- nccl-tests ---
@@ -479,6 +495,24 @@ def nccl_samples():
             expected.update(result="slow", cause="net-plugin")
         text = (plain if i % 8 in (3, 5) else WAYS[(3 * i) % len(WAYS)])(lines, rng)
         yield f"{i:02}", "\ufeff" + text if i == 0 else text, [expected]
+    # mpirun of a program without MPI: each process runs the whole test, here line by line at the same time.
+    for ranks in (1, 8):
+        lines, expected = nccl(random.Random(4500 + ranks), 1, ranks)
+        expected.update(result="failed", writers=2, nodes=None, measures={}, average=None)
+        yield f"without-mpi-{ranks}", "".join(f"{line}\n{line}\n" for line in lines), [expected]
+    # Without '#', as the first versions print it, and as a page shows it.
+    lines, expected = nccl(random.Random(4600), 2, 8)
+    yield "no-hash", plain([line.lstrip("# ") if line.startswith("#") else line for line in lines], None), [expected]
+    lines, expected = nccl(random.Random(4601), 2, 8)
+    lines = [line.lstrip("# ") if line.startswith("#") else line for line in lines]
+    lines = [line.replace("values : 0 OK", "values : 248 FAILED") for line in lines]
+    yield "no-hash-wrong", plain(lines, None), [dict(expected, result="failed", wrong=248)]
+    # Failed before the table, and started once more.
+    lines, expected = nccl(random.Random(4602), 1, 8)
+    k = next(k for k, line in enumerate(lines) if "device  7" in line or "Rank  7" in line)
+    text = plain(lines[:k + 1] + ["node-0: Test NCCL failure common.cu:958 'unhandled system error / '",
+                                  " .. node-0 pid 4001: Test failure common.cu:842"] + lines, None)
+    yield "again", text, [dict(expected, result="failed", measures={}, average=None), expected]
 
 
 # --- perftest ---
@@ -539,6 +573,22 @@ def perftest_samples():
             yield f"{i:02}-eight", text, runs
             continue
         yield f"{i:02}", (plain if i % 8 in (5, 6) else WAYS[(3 * i) % len(WAYS)])(lines, rng), [expected]
+    # Every kind of test by its title.
+    for i, (title, program, op) in enumerate([
+            ("RDMA_Write Bidirectional Post List BW Test", "ib_write_bw -b", "write (both ways)"),
+            ("Send Post List BW Test", "ib_send_bw", "send"), ("RDMA_Read BW Test", "ib_read_bw", "read"),
+            ("Atomic FETCH_AND_ADD BW Test", "ib_atomic_bw", "atomic"),
+            ("RDMA_Write_Imm BW Test", "ib_write_imm_bw", "write with immediate"),
+            ("Raw Eth BW Test", "raw_ethernet_bw", "raw Ethernet")]):
+        lines, expected = perftest(random.Random(5500 + i), i % 2, False)
+        lines[1] = " " * 20 + title
+        expected["title"] = program
+        expected["measures"] = {(op, ""): next(iter(expected["measures"].values()))}
+        yield f"title-{i}", plain(lines, None), [expected]
+    # Of two links the slower one is slow, whatever they are.
+    fast, first = perftest(random.Random(5600), 1, False, "mlx5_0", 45.0)
+    slow, second = perftest(random.Random(5601), 1, False, "mlx5_1", 20.0)
+    yield "two-links", plain(fast + slow, None), [first, dict(second, result="slow")]
 
 
 # --- epkit ---
