@@ -338,6 +338,7 @@ int ranks_world_run(const struct ranks_spec *spec, const char *job, const json_t
                     void *context)
 {
     struct hearing hearing = {on_event, context, NULL};
+    bool was_broken = world.is_broken;
     char *text, *copy = NULL;
     json_t *message;
     ep_status status;
@@ -350,7 +351,9 @@ int ranks_world_run(const struct ranks_spec *spec, const char *job, const json_t
     if (status == EP_OK) {
         result = serve(spec, job, parameters, &hearing);
     } else {
-        out_problem("announcing the job to the ranks", NULL, ep_last_error(), ep_status_hint(status));
+        /* The end of the job before has told of what went wrong there. */
+        if (!was_broken)
+            out_problem("announcing the job to the ranks", NULL, ep_last_error(), ep_status_hint(status));
         result = CMD_FAILED;
     }
     free(copy);
