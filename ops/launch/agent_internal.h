@@ -84,7 +84,7 @@ void agent_remove_files(struct agent *agent);
 
 /* --- agent_facts.c --- */
 
-/* {"host", "epkit", "kernel", "driver", "gpu", "gpus", "protocol"} */
+/* {"host", "machine", "epkit", "kernel", "driver", "gpu", "gpus", "protocol"} */
 json_t *agent_facts(void);
 
 /* [{"device", "port", "tx_bytes", "rx_bytes"}] of all RDMA ports. */
