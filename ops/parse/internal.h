@@ -83,6 +83,9 @@ void prefix_read(const char *line, struct prefix *ret_prefix);
 /* One prefix that may be a host or may be text: "[x] ", "x: ", "x | ". 0: there is none. Appends to the key. */
 size_t prefix_guess(const char *line, char *key, size_t key_bytes);
 
+/* Any first word or bracket, as loggers put in front: what is behind it has to be known. 0: there is none. */
+size_t prefix_word(const char *line, char *key, size_t key_bytes);
+
 /* Where in `line`, behind its begin, another writer's tag of mpirun begins; NULL: nowhere. */
 const char *prefix_next_tag(const char *line);
 
@@ -155,6 +158,7 @@ bool deepep_ll_line(struct parser *parser, const char *line);
 bool deepep_v2_line(struct parser *parser, const char *line);
 bool nccl_line(struct parser *parser, const char *line);
 bool perftest_line(struct parser *parser, const char *line);
+bool perftest_is_title(const char *line);
 bool epkit_line(struct parser *parser, const char *line);
 
 /* Lines of a JSON document. */

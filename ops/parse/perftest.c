@@ -58,6 +58,13 @@ static bool read_title(const char *line, char *ret_program, size_t bytes)
     return false;
 }
 
+bool perftest_is_title(const char *line)
+{
+    char program[64];
+
+    return read_title(line, program, sizeof(program));
+}
+
 /* From the program: "write", "send (both ways)", "read latency". */
 static void op_of(const struct parse_run *run, char *ret_op, size_t bytes)
 {

@@ -110,6 +110,36 @@ def noisy(lines, rng):
     return text
 
 
+# What loggers and collectors put in front that epkit knows no form of.
+IN_FRONT = {
+    "syslog": lambda rng: f"Nov {rng.randrange(10, 28)} 10:00:{rng.randrange(60):02} node1 train[123]: ",
+    "journal": lambda rng: f"Nov  3 10:00:{rng.randrange(60):02}.{rng.randrange(10**6):06} node1 python3[123]: ",
+    "iso-syslog": lambda rng: f"2026-11-22T10:00:{rng.randrange(60):02}.123456+00:00 node1 train[1]: ",
+    "stern": lambda rng: "me-deepep-workload-0-0-abc workload ",
+    "logging": lambda rng: "INFO:root:",
+    "logging-time": lambda rng: f"2026-11-22 10:00:{rng.randrange(60):02},123 INFO ",
+    "logging-place": lambda rng: f"[2026-11-22 10:00:00,{rng.randrange(1000):03}] [INFO] [launch.py:45] ",
+    "ray": lambda rng: "\x1b[36m(RayWorker pid=123, ip=10.0.0.1)\x1b[0m ",
+    "glog": lambda rng: f"I1122 10:00:00.{rng.randrange(10**6):06} 12345 main.cc:12] ",
+    "process": lambda rng: "[node1:12345] ",
+    "seconds": lambda rng: f"17322692{rng.randrange(100):02}.123 ",
+    "zone": lambda rng: f"2026-11-22 10:00:{rng.randrange(60):02}.123 PST ",
+    "angle": lambda rng: "<node1> ",
+    "two": lambda rng: "worker-1: [default0]:",
+    "tab": lambda rng: "\t",
+}
+
+
+def in_front(make):
+    """A log as make() has it, behind each of these."""
+    for name, front in IN_FRONT.items():
+        rng = random.Random(name)
+        lines, expected = make(rng)
+        yield f"front-{name}", "".join(front(rng) + line + "\n" for line in lines), [expected]
+    lines, expected = make(rng)
+    yield "behind", "".join(line + "   \n" for line in lines), [expected]
+
+
 WAYS = [plain, crlf, coloured, kubectl, kubectl_times, runtime_file, ompi4, ompi5, ompi_times, ompi_both, srun, host,
         host_colon, compose, logger, noisy]
 
@@ -269,10 +299,12 @@ def v1_samples(make, n_cases):
 
 
 def intranode_samples():
+    yield from in_front(lambda rng: intranode(rng, 1))
     yield from v1_samples(lambda rng, i: intranode(rng, i % 3), lambda i: 24)
 
 
 def internode_samples():
+    yield from in_front(lambda rng: internode(rng, 1, 2, 32))
     yield from v1_samples(lambda rng, i: internode(rng, i % 4, 2 if i % 2 else 4, 32 if i % 5 else 24,
                                                    {1: "one-nic", 9: "one-nic"}.get(i)), lambda i: 32 if i % 5 else 24)
     for i in range(4):
@@ -320,6 +352,7 @@ def low_latency(rng, ranks, style):
 
 
 def low_latency_samples():
+    yield from in_front(lambda rng: low_latency(rng, 8, 1))
     for i in range(PER_DIALECT):
         rng = random.Random(2000 + i)
         lines, expected = low_latency(rng, 8 if i % 3 else 16, i % 4)
@@ -392,6 +425,7 @@ def v2(rng, nodes, n_cases, with_rates=True):
 
 
 def v2_samples():
+    yield from in_front(lambda rng: v2(rng, 2, 144))
     for i in range(PER_DIALECT):
         rng = random.Random(3000 + i)
         lines, expected = v2(rng, 1 + i % 2, [144, 1, 144, 77, 144, 13, 144, 144][i % 8])
@@ -471,6 +505,7 @@ def nccl(rng, style, ranks=16, gpu="NVIDIA B200", peak=None):
 
 
 def nccl_samples():
+    yield from in_front(lambda rng: nccl(rng, 1))
     for i in range(PER_DIALECT):
         rng = random.Random(4000 + i)
         lines, expected = nccl(rng, i % 5, 16 if i % 2 else 8)
@@ -554,6 +589,7 @@ def perftest(rng, gbits, sweep, device="mlx5_0", rate=None):
 
 
 def perftest_samples():
+    yield from in_front(lambda rng: perftest(rng, 1, True))
     for i in range(PER_DIALECT):
         rng = random.Random(5000 + i)
         lines, expected = perftest(rng, i % 2, i % 3 == 0, f"mlx5_{i % 8}" if i % 4 else f"rocep{i}s0f0")
@@ -612,6 +648,7 @@ def epkit_test(rng, total, style, failed=0):
 
 
 def epkit_test_samples():
+    yield from in_front(lambda rng: epkit_test(rng, 32, rng.randrange(3)))
     for i in range(PER_DIALECT):
         rng = random.Random(6000 + i)
         lines, expected = epkit_test(rng, rng.choice([24, 32]), i % 3, 2 if i % 5 == 2 else 0)
