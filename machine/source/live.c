@@ -318,9 +318,14 @@ int keep_open(struct root *root, const char *path, int64_t *ret_bytes, json_t **
 static ssize_t read_text(int fd, size_t most, char **ret_text)
 {
     size_t room = 4096, used = 0;
-    char *text = malloc(room), *larger;
+    struct stat info;
+    char *text, *larger;
     ssize_t n = 1;
 
+    /* Files of /proc and /sys have no size or a wrong one: it only saves copies of large files. */
+    if (fstat(fd, &info) == 0 && info.st_size >= (off_t)room)
+        room = (size_t)info.st_size < most ? (size_t)info.st_size + 1 : most;
+    text = malloc(room);
     while (text && n > 0 && used < most) {
         if (used == room) {
             larger = realloc(text, room * 2);

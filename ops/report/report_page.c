@@ -321,6 +321,9 @@ static void print_nics(FILE *stream, const json_t *document)
             }
         }
     }
+    if (json_array_size(hosts) > MAX_HOST_PLOTS)
+        fprintf(stream, "<p class=\"soft\">Plots of %d of %zu nodes; report.json has all counters.</p>\n", plots,
+                json_array_size(hosts));
     fputs("</section>\n", stream);
 }
 

@@ -140,7 +140,7 @@ epkit_version() {
     on h3 sh -c 'umount -R /tmp && umount -R /run/tmp && rmdir /run/tmp'
     echo "$output$stderr"
     [ "$status" -eq 1 ]
-    [[ "$stderr" == *"h3: disk: writing 65536 bytes to /tmp/epkit-launch-"*"No space left on device"* ]]
+    [[ "$stderr" == *"h3: disk: writing 65536 bytes to /tmp: No space left on device"* ]]
     all_clean 20 h1 h3
 }
 
