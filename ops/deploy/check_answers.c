@@ -138,7 +138,24 @@ static const char *reason_of(const char *text)
 
     if (!reason)
         reason = behind(text, " is invalid: ");
-    return reason ? reason : text;
+    reason = reason ? reason : text;
+    return reason + strspn(reason, " \n");
+}
+
+/* kubectl puts each of several causes on a line of its own, behind "* "; a controller has the API server's list. */
+static void say_reason(const char *text, char *ret_text, size_t bytes)
+{
+    const char *reason = reason_of(text);
+    bool is_list = strncmp(reason, "* ", 2) == 0;
+    size_t at = (size_t)snprintf(ret_text, bytes, "%s", is_list ? "[" : "");
+
+    for (const char *line = reason; line && at + 1 < bytes; line = strchr(line, '\n')) {
+        line += *line == '\n';
+        line += is_list && strncmp(line, "* ", 2) == 0 ? 2 : 0;
+        at += (size_t)snprintf(ret_text + at, bytes - at, "%s%.*s", at > 1 ? ", " : "", (int)strcspn(line, "\n"), line);
+    }
+    if (is_list && at + 1 < bytes)
+        snprintf(ret_text + at, bytes - at, "]");
 }
 
 static const char *fix_for(const char *text)
@@ -186,7 +203,23 @@ static json_t *known_finding(const struct check *check, const char *answer)
     return NULL;
 }
 
-static void take_answer(struct check *check, const json_t *question, const char *answer)
+/* What the API server says to a controller. */
+static void say_derived(const char *object, const char *answer, char *ret_text, size_t bytes)
+{
+    int at = 0;
+
+    if (strncmp(object, "Job ", 4) == 0 && strstr(answer, " is invalid: "))
+        at = snprintf(ret_text, bytes, "Job.batch \"%.250s\" is invalid: ", object + 4);
+    else if (strncmp(object, "Pod ", 4) != 0)
+        at = -1;
+    if (at < 0)
+        snprintf(ret_text, bytes, "%s", answer);
+    else
+        say_reason(answer, ret_text + at, bytes - (size_t)at);
+}
+
+/* True if the API server refuses the object. */
+static bool take_answer(struct check *check, const json_t *question, const char *answer)
 {
     bool is_derived = json_is_true(get_key(question, "derived"));
     const char *object = get_text(question, "object");
@@ -195,19 +228,23 @@ static void take_answer(struct check *check, const json_t *question, const char 
 
     /* A controller's right is not the user's. */
     if (!*answer || (is_derived && strstr(answer, "is forbidden: User \"")))
-        return;
-    CHECK_SAY(text.says, "%s", strncmp(object, "Pod ", 4) == 0 ? reason_of(answer) : answer);
+        return false;
+    if (is_derived)
+        say_derived(object, answer, text.says, sizeof(text.says));
+    else
+        CHECK_SAY(text.says, "%s", answer);
     known = known_finding(check, text.says);
     if (known) {
         /* A prediction of one of several reasons becomes all of them. */
-        if (strlen(text.says) > strlen(get_text(known, "says")))
+        if (strlen(reason_of(text.says)) > strlen(reason_of(get_text(known, "says"))))
             json_object_set_new(known, "says", json_string(text.says));
-        return;
+        return true;
     }
     CHECK_SAY(text.why, "asked about %s%s, the API server refuses it", object,
               is_derived ? ", as a controller makes it" : "");
     CHECK_SAY(text.fix, "%s", fix_for(answer));
     check_add(check, CHECK_ERROR, "refused", "the API server", object, &text);
+    return true;
 }
 
 /* The same words twice are one finding. */
@@ -228,13 +265,25 @@ void check_answers(struct check *check, const struct deploy_job *job)
 {
     const json_t *answers = get_key(check->snapshot, "answers"), *question;
     json_t *questions;
+    bool has_job = true, is_held = false;
     size_t i;
 
     if (!json_is_object(answers))
         return;
+    json_array_foreach(check->findings, i, question) is_held |=
+        strcmp(get_text(question, "by"), "Kueue") == 0 && strcmp(get_text(question, "severity"), "error") == 0;
     questions = deploy_questions(job);
     json_array_foreach(questions, i, question)
-        take_answer(check, question, get_text(answers, get_text(question, "digest")));
+    {
+        bool is_refused = false;
+
+        /* Of a job that is refused a controller makes nothing, and no pods of one that Kueue does not admit. */
+        if (json_is_true(get_key(question, "derived")) &&
+            (!has_job || (is_held && strncmp(get_text(question, "object"), "Pod ", 4) == 0)))
+            continue;
+        is_refused = take_answer(check, question, get_text(answers, get_text(question, "digest")));
+        has_job = has_job && !(is_refused && json_equal(get_key(question, "document"), job->object));
+    }
     json_decref(questions);
     drop_repeated(check);
 }

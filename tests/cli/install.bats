@@ -389,10 +389,56 @@ END
     head -1 "$journal" | grep -q '"event":"rebuilt"'
     grep -q rubbish "$journal.unreadable"
     rm "$journal"
+    mkfifo "$journal"
+    run timeout 300 epkit install apply ./files.yaml --root m
+    [ "$status" -eq 1 ]
+    [[ "$output" == *"not a regular file"* ]]
+    rm "$journal"
     mkdir "$journal"
     run epkit install apply ./files.yaml --root m
     [ "$status" -eq 1 ]
     [[ "$output" == *journal.jsonl* ]]
+}
+
+@test "below a folder no link leads to the disk of this machine" {
+    files_recipe >files.yaml
+    mkdir -p m/etc outside/er
+    ln -s "$PWD/outside" m/etc/deep
+    echo mine >outside/er/one
+    run epkit install apply files.yaml --root m
+    [ "$status" -eq 1 ]
+    [[ "$output" == *"leads out of $PWD/m by a link"* ]]
+    epkit install uninstall files --root m || true
+    [ "$(cat outside/er/one)" = mine ]
+    # A link that stays inside is followed.
+    ln -sfn ../usr m/etc/deep
+    mkdir m/usr
+    epkit install apply files.yaml --root m
+    [ -x m/usr/er/one ]
+    epkit install uninstall files --root m
+    [ ! -e m/usr/er ]
+}
+
+@test "a full disk: said so, what is known of the recipe stays whole, and the next run goes on" {
+    files_recipe >files.yaml
+    mkdir m
+    unshare -m mount -t tmpfs -o size=96k none m 2>/dev/null || skip "nothing can be mounted here"
+    cat >inside.sh <<'END'
+set -eu
+mount -t tmpfs -o size=96k none m
+"$EPKIT" install apply files.yaml --root m --set word=first --reboot never >/dev/null
+rm -r m/etc
+head -c 200k /dev/zero >m/full 2>/dev/null || true
+"$EPKIT" install resume files --root m && exit 1
+cmp files.yaml m/var/lib/epkit/install/files/recipe.yaml
+rm m/full
+"$EPKIT" install resume files --root m >/dev/null
+grep -q '"first"' m/etc/deep/er/one
+END
+    run --separate-stderr unshare -m sh inside.sh
+    echo "$output $stderr"
+    [ "$status" -eq 0 ]
+    [[ "$stderr" == *"o space left on"* ]]
 }
 
 @test "copies: a set that is not whole is not copied, a second run nests nothing, another set replaces the first" {
