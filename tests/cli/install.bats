@@ -390,7 +390,7 @@ END
     grep -q rubbish "$journal.unreadable"
     rm "$journal"
     mkfifo "$journal"
-    run timeout 300 epkit install apply ./files.yaml --root m
+    run timeout 300 "$EPKIT" install apply ./files.yaml --root m
     [ "$status" -eq 1 ]
     [[ "$output" == *"not a regular file"* ]]
     rm "$journal"

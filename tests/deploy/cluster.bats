@@ -49,6 +49,15 @@ predict_manifest() {
     [ -n "$says" ]
 }
 
+# As `predict`, with pods that no scheduler takes: one that has completed would give its quota back before the next comes.
+predict_waiting() {
+    local id=$1
+    shift
+    template "$@" | sed 's/^\( *\)restartPolicy: Never/&\n\1schedulerName: nobody/' >"$M"
+    grep -q 'schedulerName: nobody' "$M"
+    predict_manifest "$id"
+}
+
 # What the Workloads of a namespace, the events, and the pods say.
 kueue_says() { kubectl get workloads -A -o json | jq -r '.items[].status.conditions[]?.message' | grep -F -- "$says"; }
 events_say() { kubectl get events -A -o json | jq -r '.items[].message' | grep -F -- "$says"; }
@@ -246,7 +255,7 @@ admit() {
     kubectl create namespace small
     kubectl create quota tight -n small --hard=requests.nvidia.com/gpu=8 >/dev/null
     within 60 sh -c 'kubectl get quota tight -n small -o jsonpath={.status.used} | grep -q gpu'
-    predict namespace-quota --namespace small
+    predict_waiting namespace-quota --namespace small
     confirm events_say
     kubectl create namespace unstated
     kubectl create quota mem -n unstated --hard=limits.memory=8Ti,requests.cpu=100 >/dev/null
@@ -316,7 +325,7 @@ limits() {
     kubectl delete -f "$M" >/dev/null
     kubectl create quota four -n given --hard=requests.memory=4Gi >/dev/null
     within 60 sh -c 'kubectl get quota four -n given -o jsonpath={.status.used} | grep -q memory'
-    predict namespace-quota --namespace given
+    predict_waiting namespace-quota --namespace given
     confirm events_say
 }
 
