@@ -182,6 +182,28 @@ int inventory_nvswitches(const struct doctor_machine *machine)
     return n;
 }
 
+/*
+ * GPUs whose NVLinks lead to switches are modules of a board, and those have 4, 8 or 16 (data sheets of HGX and of
+ * GB200 NVL72, whose trays have 2 or 4). An odd one out is missed on whatever board. 0: nothing tells.
+ */
+static int modules_due(const struct topo *topo)
+{
+    static const int sizes[] = {4, 8, 16};
+    int n = 0;
+
+    for (int i = 0; i < topo->n_gpus; i++)
+        if (topo->gpus[i].nvlinks_switch == 0 || topo->gpus[i].pci < 0)
+            return 0;
+    /* Those of jobs and virtual machines too; functions of one GPU are one. */
+    for (int p = 0; p < topo->n_pci; p++)
+        n += topo->pci[p].vendor == NVIDIA && topo->pci[p].device == topo->pci[topo->gpus[0].pci].device &&
+             (p == 0 || !topo_is_same_card(topo, p - 1, p));
+    for (size_t i = 0; n > 2 && i < sizeof(sizes) / sizeof(sizes[0]); i++)
+        if (n <= sizes[i])
+            return sizes[i];
+    return 0;
+}
+
 int inventory_of_board(const struct doctor_machine *machine, const char **ret_board)
 {
     struct root_text product = root_line(machine->root, "/sys/class/dmi/id/product_name");
@@ -199,8 +221,10 @@ int inventory_of_board(const struct doctor_machine *machine, const char **ret_bo
     n_switches = inventory_nvswitches(machine);
     /* HGX A100 has six NVSwitches for 8 GPUs, HGX H100 and H200 four; boards with 4 GPUs have none (their data sheets).
      */
-    if (n_switches != 4 && n_switches != 6)
-        return 0;
+    if (n_switches != 4 && n_switches != 6) {
+        *ret_board = "a board of modules with NVSwitches";
+        return modules_due(machine->topo);
+    }
     *ret_board = root_printf(machine->root, "an HGX board with %d NVSwitches", n_switches);
     return 8;
 }

@@ -23,6 +23,8 @@ struct stack_option {
     const char *live;                       /* "" not known */
 };
 
+#define STACK_FABRIC_LOG "/var/log/fabricmanager.log"
+
 struct stack_driver {
     const char *version;                       /* /proc/driver/nvidia/version; "" not loaded */
     bool is_open;                              /* the open kernel modules */
@@ -34,9 +36,10 @@ struct stack_driver {
     enum root_state dmabuf;           /* GPU memory as dma-buf: kernel, driver and GPU can; ROOT_ABSENT: cannot */
     const char *dmabuf_why;
     enum root_state gdrdrv;
-    const char *kernel;         /* release of the running one */
-    const char *doca;           /* version of DOCA-OFED */
-    const char *fabric_manager; /* version of the package nvidia-fabricmanager; "" not installed, or not known */
+    const char *kernel;              /* release of the running one */
+    const char *doca;                /* version of DOCA-OFED */
+    const char *fabric_manager;      /* version of nvidia-fabricmanager; "" not installed, or not known */
+    const char *fabric_manager_from; /* the file that says so; STACK_FABRIC_LOG: of the one that was started last */
 };
 
 struct stack_verbs {

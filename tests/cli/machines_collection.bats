@@ -23,6 +23,10 @@ collection() {
     collection rules
 }
 
+@test "more machines of clouds, makers and sites, healthy and with a fault" {
+    collection sites
+}
+
 @test "every rule has a fault and a neighbour that looks like it" {
     local checks
     checks=$(sed -n 's/^ *\.id = "\(.*\)",$/\1/p' "$EPKIT_SOURCE"/machine/doctor/rules_*.c | sort)

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Holds epkit doctor to what it has to say about every machine of the collection, live and from its snapshot.
 
-usage: collection.py EPKIT field|rules|all [--only TEXT]
+usage: collection.py EPKIT field|rules|sites|all [--only TEXT]
 
 For each machine: the findings are those expected, and on a healthy one no check could not tell; a snapshot says the
-very same; and (not with "rules", whose machines are variants of the others) after identifiers of every kind were planted
+very same; and (not with "rules" and "sites") after identifiers of every kind were planted
 into each file that was read, the snapshot holds none of them and still says what the machine says. Prints a line for each machine that is not as it should be; fails if there is any.
 """
 import contextlib
@@ -25,6 +25,7 @@ import identifiers  # noqa: E402
 import machines  # noqa: E402
 import planted  # noqa: E402
 import rules  # noqa: E402
+import sites  # noqa: E402
 import variants  # noqa: E402
 
 # Machines that are not yet judged rightly, for a reason that is known: "NAME: reason" a line.
@@ -38,6 +39,9 @@ def expectations(which):
         expected.update({name: () for name in field.machines})
     if which in ("rules", "all"):
         expected.update({variant.name: variant.findings for variant in rules.changes})
+    if which in ("sites", "all"):
+        expected.update({name: () for name in sites.machines})
+        expected.update({variant.name: variant.findings for variant in sites.changes})
     if which == "all":
         expected.update({name: () for name in golden.MACHINES if name != "empty"})
         expected.update({variant.name: variant.findings for variant in variants.faults})
@@ -118,7 +122,7 @@ def judge_planted(epkit, machine, folder, where):
 
 def main(arguments):
     only = arguments[3] if arguments[2:3] == ["--only"] else ""
-    if len(arguments) not in (2, 4) or arguments[1] not in ("field", "rules", "all"):
+    if len(arguments) not in (2, 4) or arguments[1] not in ("field", "rules", "sites", "all"):
         sys.exit(__doc__)
     epkit = os.path.abspath(arguments[0])
     n = n_wrong = n_waiting = 0
@@ -132,7 +136,7 @@ def main(arguments):
         # Trees are thousands of small files: in memory, where there is room.
         folder = tempfile.mkdtemp(prefix="epkit-collection-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None)
         try:
-            wrong = list(judge(epkit, name, expected, folder, arguments[1] != "rules"))
+            wrong = list(judge(epkit, name, expected, folder, arguments[1] in ("field", "all")))
         except (ValueError, subprocess.SubprocessError) as error:
             wrong = [str(error)]
         finally:
