@@ -108,10 +108,12 @@ def handles(rank, size):
     recv, _, _, _, handle, _ = one.dispatch(x, **args)
     raises(epkit.ArgumentError, "combine handle another Buffer", two.combine, recv, handle)
     raises(epkit.ArgumentError, "dispatch handle another Buffer", two.dispatch, x, handle)
-    raises(TypeError, "combine handle tuple", one.combine, recv, tuple(handle))
+    raises(TypeError, "combine handle tuple", one.combine, recv, (1, 2, 3))
+    raises(TypeError, "combine handle tuple", one.combine, recv, tuple(part.clone() for part in handle))
     ll_handle = one.low_latency_dispatch(x, topk_idx, 8, 2 * size)[2]
     raises(epkit.ArgumentError, "low_latency_combine another", two.low_latency_combine, recv, topk_idx, weights, ll_handle)
     raises(AssertionError, "enable_shrink", one.low_latency_clean_mask_buffer)
+    raises(TypeError, "low_latency_combine tuple", one.low_latency_combine, recv, topk_idx, weights, tuple(handle))
     raises(NotImplementedError, "nvfp4 use_fp8", one.low_latency_dispatch, x, topk_idx, 8, 2 * size, use_nvfp4=True)
     raises(NotImplementedError, "one host", one.internode_dispatch, x)
     raises(NotImplementedError, "empty", one.get_local_buffer_tensor, torch.bfloat16)

@@ -187,11 +187,69 @@ def compiled(rank, size):
         results.append((out.detach(), x.grad, weights.grad, scale.grad))
     assert all(torch.equal(a, b) for a, b in zip(*results))
     assert results[0][2].abs().sum() > 0
-    # A plan that is gone says so.
-    plan = torch.ops.epkit.moe_dispatch(x.detach(), topk_idx, weights.detach(), slot, size * tokens)[3]
-    for _ in range(8):
-        torch.ops.epkit.moe_dispatch(x.detach(), topk_idx, weights.detach(), slot, size * tokens)
-    raises(epkit.ArgumentError, "plan gone register", torch.ops.epkit.moe_combine, x.detach(), plan, slot, tokens)
+    # A plan that is not kept any more, or whose tensor is a copy, is made again.
+    first = torch.ops.epkit.moe_dispatch(x.detach(), topk_idx, weights.detach(), slot, size * tokens)
+    want = torch.ops.epkit.moe_combine(first[0], first[3], slot, tokens)
+    for step in range(8):
+        torch.ops.epkit.moe_dispatch(x.detach(), (topk_idx + step) % experts, weights.detach(), slot, size * tokens)
+    assert torch.equal(torch.ops.epkit.moe_combine(first[0], first[3], slot, tokens), want)
+    assert torch.equal(torch.ops.epkit.moe_combine(first[0], first[3].clone(), slot, tokens), want)
+    epkit.ops.unregister(slot)
+    raises(epkit.ArgumentError, "slot register", torch.ops.epkit.moe_combine, first[0], first[3], slot, tokens)
+
+
+def symbolic(rank, size):
+    """One graph for all numbers of tokens, none among them, and without gradients; ranks differ in theirs."""
+    import epkit.ops
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    comm = epkit.Communicator()
+    experts, hidden, topk = 4 * size, 64, 2
+    slot = epkit.ops.register(comm, experts)
+    counter = CompileCounterWithBackend("aot_eager")
+
+    def layer(x, topk_idx, weights, capacity):
+        rows, idx, w, plan = torch.ops.epkit.moe_dispatch(x, topk_idx, weights, slot, capacity)
+        return torch.ops.epkit.moe_combine(rows, plan, slot, x.shape[0]), torch.where(idx >= 0, w, 0).sum()
+
+    fast = torch.compile(layer, backend=counter, dynamic=True, fullgraph=True)
+    for mode in (torch.enable_grad, torch.inference_mode):
+        with mode():
+            for most in (12, 20, 31):
+                tokens = most - 7 * rank
+                torch.manual_seed(most + rank)
+                topk_idx = torch.rand(tokens, experts).topk(topk).indices
+                x, weights = torch.randn(tokens, hidden).to(torch.bfloat16), torch.rand(tokens, topk)
+                a, b = layer(x, topk_idx, weights, size * most), fast(x, topk_idx, weights, size * most)
+                assert all(torch.equal(one, other) for one, other in zip(a, b))
+    assert counter.frame_count <= 2, counter.frame_count
+    nothing = torch.empty(0, hidden, dtype=torch.bfloat16), torch.empty(0, topk, dtype=torch.int64), torch.empty(0, topk)
+    assert layer(*nothing, size)[0].shape == (0, hidden)
+
+
+def test_torch_compile_with_symbolic_sizes():
+    run(2, symbolic)
+
+
+def opchecks(rank, size):
+    """torch.library.opcheck: schema, registration of gradients, fake kernels, and AOT dispatch with symbolic sizes."""
+    import epkit.ops
+
+    ops, tokens, topk = torch.ops.epkit, 6, 2
+    slot = epkit.ops.register(epkit.Communicator(), 8)
+    topk_idx = torch.rand(tokens, 8).topk(topk).indices
+    x, weights = torch.randn(tokens, 64).to(torch.bfloat16), torch.rand(tokens, topk)
+    rows, _, w, plan = ops.moe_dispatch(x, topk_idx, weights, slot, tokens)
+    for op, args in ((ops.moe_dispatch, (x.clone().requires_grad_(), topk_idx, weights.clone().requires_grad_(), slot, tokens)),
+                     (ops.moe_combine, (rows.clone().requires_grad_(), plan, slot, tokens)),
+                     (ops.moe_dispatch_again, (x, plan, slot, tokens)),
+                     (ops.moe_combine_weighted, (rows, w, plan, slot, tokens, topk))):
+        done = torch.library.opcheck(op.default, args)
+        assert set(done.values()) == {"SUCCESS"} and len(done) == 4, done
+
+
+def test_opcheck():
+    run(1, opchecks)
 
 
 def test_torch_compile():
@@ -242,6 +300,8 @@ def views(rank, size):
     assert torch.equal(plan.combine(rows.x, rows.topk_weights)[1], weights)
     with torch.inference_mode():
         assert torch.equal(plan.dispatch(x.detach().clone()).x, rows.x)
+    negated = torch._neg_view(torch.rand(4, 3))  # memory holds the opposite
+    assert negated.is_neg() and torch.equal(plan.combine(rows.x, plan.dispatch(x, negated).topk_weights)[1], negated)
 
 
 def test_views_and_modes():
@@ -269,40 +329,3 @@ def opaque(rank, size):
 
 def test_opaque_scales():
     run(2, opaque)
-
-
-def composed(rank, size):
-    """What is composed where a backend lacks it is what a backend that has it gives."""
-    from epkit import _compose
-
-    comm = epkit.Communicator()
-    for number in range(16):
-        expanded, fixed, alignment = bool(number & 1), bool(number & 2), (1, 8)[number >> 2 & 1]
-        torch.manual_seed(number * size + rank)
-        topk_idx = torch.rand((number * 5 + rank) % 23, 4 * size).topk(3).indices
-        topk_idx[torch.rand(topk_idx.shape) < 0.3] = -1
-        plan = comm.plan(topk_idx, 4 * size, expanded=expanded, alignment=alignment, zero_padding=expanded,
-                         max_recv_tokens=400 if fixed else 0, max_tokens=30)
-        plan._routing = topk_idx
-        want, got = plan.metadata(50), epkit.Metadata(*_compose.metadata(plan, 50, None))
-        n = want.n_recv_tokens.item()
-        for name, a, b in zip(want._fields, want, got):
-            cut = slice(n) if name in ("recv_source", "recv_slot") else slice(None)
-            assert (a is b is None) or torch.equal(a[cut], b[cut]), (number, name)
-    in_rank, per_expert = comm.layout(topk_idx, 4 * size)[2], comm.layout(topk_idx, 4 * size)[1]
-    want = comm.plan(None, 4 * size, token_in_rank=in_rank, tokens_per_expert=per_expert)
-    got = comm.plan(want._choices(in_rank, per_expert, None), 4 * size)
-    got._exact, got._routing = want._exact, want._routing
-    assert want._exact.tolist() == want.recv_per_expert and got.recv_from_rank == want.recv_from_rank
-    want._exact = None
-    for name, a, b in zip(epkit.Metadata._fields, want.metadata(50), _compose.metadata(got, 50, None)):
-        assert (a is b is None) or torch.equal(a, b), name
-    comm.barrier()
-
-
-def test_composed_facts():
-    run(2, composed)
-
-
-def test_composed_facts_3_ranks():
-    run(3, composed)
