@@ -16,7 +16,7 @@ def _load() -> None:
     except ImportError as error:
         here = os.path.dirname(__file__)
         if not any(name.startswith("_C.") for name in os.listdir(here)):
-            text = f"epkit: {here} has no extension module: it is the source tree. Install the package (pip wheel python/)"
+            text = f"epkit: {here} has no extension module: it is the source tree. Install the package (pip wheel . in the folder above)"
         else:
             text = (f"epkit: the extension module in {here} does not load: {error}. It needs Linux, Python 3.10 or later "
                     f"(this is {sys.version.split()[0]}) and the libepkit that was built with it, in the same folder")
