@@ -18,7 +18,7 @@ python=${EPKIT_PYTHON:-python3}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-"$python" -m pip wheel --quiet --no-deps --wheel-dir "$work/wheels" "$@" "$source/python"
+"$python" -m pip wheel --quiet --no-deps --wheel-dir "$work/wheels" "$@" "$source"
 wheel=$(find "$work/wheels" -name '*.whl')
 "$python" -m zipfile -e "$wheel" "$work/files"
 
