@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "backend/host/host.h"
 
+#include "net/tcp.h"
+
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -353,27 +355,46 @@ static ep_status find_network(struct host_comm *host, const ep_boot *boot, const
     return EP_OK;
 }
 
-static ep_status open_network(struct host_comm *host, const ep_boot *boot)
+static void make_params(struct host_comm *host, struct ep_net_params *ret_params)
 {
-    ep_comm *comm = host->comm;
-    const struct ep_net_provider *provider = NULL;
-    struct ep_net_params params = {
+    const ep_comm *comm = host->comm;
+
+    *ret_params = (struct ep_net_params){
         .rank = comm->rank,
         .nranks = comm->nranks,
         .ranks_per_node = comm->ranks_per_node,
         .channels = comm->config.channels,
         .timeout_ms = comm->config.timeout_ms,
         .emulation = comm->emulation,
-        .boot = boot,
         .wake = wake_rank,
         .wake_context = host,
         .attach = attach_segment,
     };
+}
+
+void host_net_describe(struct host_comm *host, struct ep_net_provider *ret_provider, struct ep_net_params *ret_params)
+{
+    *ret_provider = host->provider;
+    /* The bootstrap may be gone: the endpoint has kept what it knew. */
+    if (host->provider.open == ep_net_tcp.open)
+        ret_provider->context = (void *)&ep_net_tcp_get_rendezvous(ep_streams_get_net(host->streams))->context;
+    make_params(host, ret_params);
+}
+
+static ep_status open_network(struct host_comm *host, const ep_boot *boot)
+{
+    ep_comm *comm = host->comm;
+    const struct ep_net_provider *provider = NULL;
+    struct ep_net_params params;
     ep_status status = find_network(host, boot, &provider);
 
+    make_params(host, &params);
+    params.boot = boot;
     status = host_agree(boot, comm->config.timeout_ms, status);
-    if (status == EP_OK)
+    if (status == EP_OK) {
+        host->provider = *provider;
         status = ep_streams_open(provider, &params, HOST_RING_BYTES, &host->streams);
+    }
     if (status == EP_OK && provider->open == ep_net_tcp.open)
         status = host_link_open(host);
     return host_agree(boot, comm->config.timeout_ms, status);
