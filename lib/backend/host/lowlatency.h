@@ -198,8 +198,14 @@ size_t ll_pulled_word(uint64_t number);
  */
 ep_status ll_wait_timed(ep_ll *ll, size_t word, uint64_t value, enum host_phase phase, int64_t *add);
 ep_status ll_wait_all(ep_ll *ll, size_t word, uint64_t value, enum host_phase phase);
+/* What others wait for while this rank waits. Its failure ends the wait. */
+struct ll_meanwhile {
+    ep_status (*run)(void *context);
+    void *context;
+};
 /* The same for one rank, which may be masked afterwards. */
-ep_status ll_wait_rank(ep_ll *ll, int rank, size_t word, uint64_t value, enum host_phase phase);
+ep_status ll_wait_rank(ep_ll *ll, int rank, size_t word, uint64_t value, enum host_phase phase,
+                       const struct ll_meanwhile *meanwhile);
 /* One step of a wait for `rank`: lets the network move, then as host_pause() where nothing has. */
 ep_status ll_pause(ep_ll *ll, struct host_pause *pause, uint32_t seen, int rank);
 void ll_publish(ep_ll *ll, _Atomic uint64_t *counter, uint64_t value);

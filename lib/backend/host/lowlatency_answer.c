@@ -245,19 +245,48 @@ static ep_status answer_rank(ep_ll *ll, const struct ll_combine *combine, int ra
     return EP_OK;
 }
 
+/* Ranks that have their answers. */
+struct answered {
+    ep_ll *ll;
+    const struct ll_combine *combine;
+    bool rank[EP_MAX_RANKS];
+};
+
+/* Who has asked does not wait for who has not: it would take this rank for late. */
+static ep_status answer_all(void *context)
+{
+    struct answered *answered = context;
+    ep_ll *ll = answered->ll;
+    const struct host_ll *inner = ll->impl;
+
+    for (int i = 1; i < ll->comm->nranks; i++) {
+        int rank = (ll->comm->rank + i) % ll->comm->nranks;
+        uint64_t asked;
+
+        if (!ll_is_remote(ll, rank) || inner->masked[rank] || answered->rank[rank])
+            continue;
+        asked = atomic_load_explicit(&ll_shared_of(inner, rank)->asked, memory_order_acquire);
+        if (asked < answered->combine->number)
+            continue;
+        EP_TRY(answer_rank(ll, answered->combine, rank));
+        answered->rank[rank] = true;
+    }
+    return EP_OK;
+}
+
 ep_status ll_answer(ep_ll *ll, const struct ll_combine *combine)
 {
     const struct host_ll *inner = ll->impl;
+    struct answered answered = {.ll = ll, .combine = combine};
+    const struct ll_meanwhile meanwhile = {answer_all, &answered};
     int nranks = ll->comm->nranks;
 
     for (int i = 1; inner->net && i < nranks; i++) {
         int rank = (ll->comm->rank + i) % nranks;
 
-        if (!ll_is_remote(ll, rank) || inner->masked[rank])
-            continue;
-        EP_TRY(ll_wait_rank(ll, rank, offsetof(struct ll_shared, asked), combine->number, HOST_LL_ANSWER));
-        if (!inner->masked[rank])
-            EP_TRY(answer_rank(ll, combine, rank));
+        if (ll_is_remote(ll, rank) && !inner->masked[rank])
+            EP_TRY(
+                ll_wait_rank(ll, rank, offsetof(struct ll_shared, asked), combine->number, HOST_LL_ANSWER, &meanwhile));
     }
-    return EP_OK;
+    return inner->net ? answer_all(&answered) : EP_OK;
 }

@@ -87,7 +87,9 @@ ep_status ll_pause(ep_ll *ll, struct host_pause *pause, uint32_t seen, int rank)
 
     EP_TRY(ll_net_progress(ll, pause->phase, &moved));
     if (moved) {
-        host_pause_reset(pause);
+        /* With masking the rank waited for counts alone: others wait for this one meanwhile, who would mask it. */
+        if (!pause->tolerant)
+            host_pause_reset(pause);
         return pause->tolerant ? host_check_abort(inner->host) : host_check(inner->host);
     }
     pause->polls = ll_net_polls(ll);
@@ -96,18 +98,19 @@ ep_status ll_pause(ep_ll *ll, struct host_pause *pause, uint32_t seen, int rank)
 }
 
 /* Waits until the counter at `word` of a rank's head has reached `value`; masks it if it does not come, if allowed. */
-static ep_status wait_one(ep_ll *ll, int rank, size_t word, uint64_t value, enum host_phase phase, struct ll_cost *cost)
+static ep_status wait_one(ep_ll *ll, int rank, size_t word, uint64_t value, enum host_phase phase, struct ll_cost *cost,
+                          const struct ll_meanwhile *meanwhile)
 {
     struct host_ll *inner = ll->impl;
     _Atomic uint64_t *counter = ll_counter_of(ll, rank, word);
     bool mask = ll->config.flags & EP_LL_MASK_DEAD;
     struct host_pause pause;
     uint64_t at = 0;
-    ep_status status = EP_OK;
+    ep_status status = EP_OK, failed = EP_OK;
 
     host_pause_begin(&pause, inner->host, phase);
     pause.tolerant = mask;
-    while (status == EP_OK) {
+    while (status == EP_OK && failed == EP_OK) {
         uint32_t seen = host_doorbell(inner->host);
 
         at = atomic_load_explicit(counter, memory_order_acquire);
@@ -115,9 +118,14 @@ static ep_status wait_one(ep_ll *ll, int rank, size_t word, uint64_t value, enum
         /* A rank of another node that has masked this one does not answer it. */
         if (at >= value || (mask && is_masked_by(ll, rank)))
             break;
-        status = ll_pause(ll, &pause, seen, rank);
+        if (meanwhile)
+            failed = meanwhile->run(meanwhile->context);
+        if (failed == EP_OK)
+            status = ll_pause(ll, &pause, seen, rank);
     }
     host_pause_end(&pause);
+    if (failed != EP_OK)
+        return failed;
     if (status != EP_OK && (!mask || status == EP_E_ABORTED))
         return status;
     /* Two results at a time: without masking nobody is further ahead. */
@@ -144,7 +152,7 @@ ep_status ll_wait_timed(ep_ll *ll, size_t word, uint64_t value, enum host_phase 
         int rank = (ll->comm->rank + i) % ll->comm->nranks;
 
         if (!inner->masked[rank])
-            EP_TRY(wait_one(ll, rank, word, value, phase, add ? &cost : NULL));
+            EP_TRY(wait_one(ll, rank, word, value, phase, add ? &cost : NULL, NULL));
     }
     return EP_OK;
 }
@@ -154,9 +162,10 @@ ep_status ll_wait_all(ep_ll *ll, size_t word, uint64_t value, enum host_phase ph
     return ll_wait_timed(ll, word, value, phase, NULL);
 }
 
-ep_status ll_wait_rank(ep_ll *ll, int rank, size_t word, uint64_t value, enum host_phase phase)
+ep_status ll_wait_rank(ep_ll *ll, int rank, size_t word, uint64_t value, enum host_phase phase,
+                       const struct ll_meanwhile *meanwhile)
 {
-    return wait_one(ll, rank, word, value, phase, NULL);
+    return wait_one(ll, rank, word, value, phase, NULL, meanwhile);
 }
 
 /* Words of the calls of a parity. */
