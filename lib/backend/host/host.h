@@ -9,7 +9,8 @@
  *   memory.c    symmetric memory: this rank's allocations, mappings of the peers'
  *   queue.c     queues of work: worker thread, events
  *   route.c     where each token's rows go; plan*.c make it with the peers
- *   dispatch.c, combine.c   within a node;  hop.c  between nodes;  lowlatency*.c
+ *   dispatch.c, combine.c   within a node;  hop.c  between nodes
+ *   lowlatency*.c  low latency; lowlatency_net.c, lowlatency_answer.c  between nodes
  *   shrink.c    agreement of the survivors;  shrink_group.c  the new group of them
  *   rows*.c     the inner loops
  *
