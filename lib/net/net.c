@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "net/net.h"
 
+#include "net/verbs.h"
+
 #include <string.h>
 
 ep_status ep_net_check_params(const char *name, const struct ep_net_params *params)
@@ -30,4 +32,11 @@ const struct ep_net_provider *ep_net_find(const char *name)
 bool ep_net_is_linked(const char *name)
 {
     return strcmp(name, ep_net_tcp.name) == 0 || strcmp(name, ep_net_verbs.name) == 0;
+}
+
+struct ep_net *ep_net_get_tcp(struct ep_net *net)
+{
+    if (strcmp(net->ops->name, ep_net_tcp.name) == 0)
+        return net;
+    return strcmp(net->ops->name, ep_net_verbs.name) == 0 ? ep_net_verbs_get_tcp(net) : NULL;
 }

@@ -52,6 +52,8 @@ struct ep_net_ops {
     bool (*ended)(struct ep_net *net, int peer);
     /* NULL: none. The connected socket of the control link to `peer`, which is the caller's from now on; -1: taken. */
     int (*take_link)(struct ep_net *net, int peer);
+    /* NULL: not known here. With ep_net_params.tolerant: the connection to `peer` has ended without a farewell. */
+    bool (*lost)(struct ep_net *net, int peer);
 };
 
 struct ep_net {
@@ -74,6 +76,9 @@ struct ep_net_params {
     size_t region_bytes; /* the same on all ranks */
     uint32_t n_signals;  /* the same on all ranks */
     int timeout_ms;      /* of the exchanges during creation */
+    int apart; /* 0, or: ranks in blocks of so many do not talk to each other here. No links then; an engine may open
+                  what nobody uses */
+    bool tolerant; /* a peer that is lost does not break the network for the others */
     ep_net_emulation emulation;
     const ep_boot *boot; /* for all-gathers during creation; collective over all ranks of the group */
     /*
@@ -95,7 +100,7 @@ struct ep_net_provider {
     void *context;
 };
 
-#define EP_NET_ABI 2u
+#define EP_NET_ABI 3u
 
 extern const struct ep_net_provider ep_net_emulated;
 extern const struct ep_net_provider ep_net_tcp;   /* tcp.h */
@@ -109,6 +114,9 @@ const struct ep_net_provider *ep_net_find(const char *name);
 
 /* Whether nodes are hosts of their own on that network, with a control link between them, and share no memory. */
 bool ep_net_is_linked(const char *name);
+
+/* Of an endpoint of such a network: itself, or the endpoint of tcp beside it, borrowed. */
+struct ep_net *ep_net_get_tcp(struct ep_net *net);
 
 /* node -> rank of the rail peer, given any rank of the rail. */
 static inline int ep_net_rail_rank(int rank, int ranks_per_node, int node)

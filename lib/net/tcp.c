@@ -60,6 +60,7 @@ struct tcp_net {
     struct ep_net net;
     int rank, ranks_per_node, n; /* streams */
     int timeout_ms;
+    bool tolerant;
     int epoll;
     struct stream *streams; /* [npeers][channels] */
     int *links;             /* [npeers] control links that nobody has taken yet */
@@ -301,11 +302,17 @@ static void look(struct tcp_net *t)
 }
 
 /* Cut off by something in between: its process would have said farewell, or its death be known by now. */
+static bool is_cut(const struct stream *stream)
+{
+    return stream->fd >= 0 && stream->ended && !stream->in.bye &&
+           ep_now_ns() - stream->ended_ns >= CUT_MS * UINT64_C(1000000);
+}
+
 static ep_status check_cut(struct tcp_net *t, const struct stream *stream)
 {
     char what[128];
 
-    if (!stream->ended || stream->in.bye || ep_now_ns() - stream->ended_ns < CUT_MS * UINT64_C(1000000))
+    if (t->tolerant || !is_cut(stream))
         return EP_OK;
     snprintf(what, sizeof(what), "the connection was cut: %s",
              stream->error ? strerror(stream->error) : "it ended without a farewell");
@@ -347,6 +354,16 @@ static bool tcp_ended(struct ep_net *net, int peer)
             return false;
     }
     return true;
+}
+
+static bool tcp_lost(struct ep_net *net, int peer)
+{
+    struct tcp_net *t = tcp_of(net);
+
+    for (int channel = 0; channel < net->channels; channel++)
+        if (is_cut(stream_of(t, peer, channel)))
+            return true;
+    return false;
 }
 
 const struct ep_net_tcp_rendezvous *ep_net_tcp_get_rendezvous(struct ep_net *net)
@@ -454,6 +471,7 @@ static const struct ep_net_ops tcp_ops = {
     .free = tcp_free,
     .ended = tcp_ended,
     .take_link = tcp_take_link,
+    .lost = tcp_lost,
 };
 
 /* Everything that needs no peer. */
@@ -480,13 +498,13 @@ static ep_status prepare(struct tcp_net *t)
 }
 
 /* After the connections have come about: only what cannot fail on one rank alone, or is this rank's failure later. */
-static ep_status start(struct tcp_net *t, const struct tcp_mesh_line *lines)
+static ep_status start(struct tcp_net *t, const struct ep_net_params *params, const struct tcp_mesh_line *lines)
 {
-    int channels = t->net.channels;
+    int channels = t->net.channels, per_peer = tcp_mesh_per_peer(params);
     ep_status status = EP_OK;
 
     for (int i = 0; i < t->n; i++) {
-        const struct tcp_mesh_line *line = &lines[i / channels * (channels + 1) + i % channels];
+        const struct tcp_mesh_line *line = &lines[i / channels * per_peer + i % channels];
         struct epoll_event event = {.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, .data.u32 = (uint32_t)i};
         struct stream *stream = &t->streams[i];
 
@@ -498,11 +516,13 @@ static ep_status start(struct tcp_net *t, const struct tcp_mesh_line *lines)
                                        .region_bytes = t->net.region_bytes,
                                        .signals = t->net.signals,
                                        .n_signals = t->net.n_signals};
-        if (status == EP_OK && epoll_ctl(t->epoll, EPOLL_CTL_ADD, stream->fd, &event) != 0)
+        if (stream->fd < 0)
+            end_stream(stream, 0); /* a rank that this one does not talk to here */
+        else if (status == EP_OK && epoll_ctl(t->epoll, EPOLL_CTL_ADD, stream->fd, &event) != 0)
             status = ep_fail_errno(EP_E_SYSTEM, errno, "network tcp: epoll_ctl");
     }
-    for (int peer = 0; peer < t->net.nnodes - 1; peer++)
-        t->links[peer] = lines[peer * (channels + 1) + channels].fd;
+    for (int peer = 0; per_peer > channels && peer < t->net.nnodes - 1; peer++)
+        t->links[peer] = lines[peer * per_peer + channels].fd;
     return status;
 }
 
@@ -543,13 +563,14 @@ static ep_status tcp_open(const struct ep_net_provider *provider, const struct e
     t->rank = params->rank;
     t->ranks_per_node = params->ranks_per_node;
     t->timeout_ms = params->timeout_ms;
+    t->tolerant = params->tolerant;
     t->epoll = t->rendezvous.listener = -1;
     t->n = (t->net.nnodes - 1) * params->channels;
-    lines = calloc((size_t)(t->net.nnodes - 1) * ((size_t)params->channels + 1), sizeof(*lines));
+    lines = calloc((size_t)(t->net.nnodes - 1) * (size_t)tcp_mesh_per_peer(params), sizeof(*lines));
     status = lines ? prepare(t) : ep_fail(EP_E_MEMORY, "network tcp: no memory");
     status = tcp_mesh_open(params, context, status, lines, &t->rendezvous);
     if (status == EP_OK && lines)
-        status = start(t, lines);
+        status = start(t, params, lines);
     free(lines);
     if (status != EP_OK) {
         tcp_free(&t->net);

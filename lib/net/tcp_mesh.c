@@ -62,6 +62,14 @@ static int rank_of_slot(const struct mesh *mesh, int slot)
     return ep_net_rail_rank(mesh->params->rank, mesh->params->ranks_per_node, node);
 }
 
+/* Does this rank talk to the one at that end? */
+static bool is_wanted(const struct mesh *mesh, int rank)
+{
+    int apart = mesh->params->apart;
+
+    return !apart || rank / apart != mesh->params->rank / apart;
+}
+
 /* --- addresses --- */
 
 static bool same_host_address(const struct tcp_address *a, const struct tcp_address *b)
@@ -210,11 +218,13 @@ static ep_status check_line(void *context, const struct tcp_handshake *hs, char 
     if (hello->session != mesh->session || hello->to != params->rank || hello->rank < 0 ||
         hello->rank >= params->nranks ||
         hello->rank % params->ranks_per_node != params->rank % params->ranks_per_node ||
-        hello->rank / params->ranks_per_node <= mesh->node)
+        hello->rank / params->ranks_per_node <= mesh->node || !is_wanted(mesh, hello->rank))
         return EP_E_MISMATCH;
     if (hello->kind == TCP_STREAM && hello->detail < (uint32_t)params->channels)
         return EP_OK;
-    return hello->kind == TCP_LINK && hello->detail == (uint32_t)params->channels ? EP_OK : EP_E_MISMATCH;
+    return hello->kind == TCP_LINK && mesh->per_peer > params->channels && hello->detail == (uint32_t)params->channels
+               ? EP_OK
+               : EP_E_MISMATCH;
 }
 
 static void take_line(void *context, const struct tcp_handshake *hs, int fd)
@@ -300,7 +310,7 @@ static int count_open(const struct mesh *mesh)
     int n = 0;
 
     for (int slot = 0; slot < mesh->npeers * mesh->per_peer; slot++)
-        n += mesh->lines[slot].fd < 0;
+        n += mesh->lines[slot].fd < 0 && is_wanted(mesh, rank_of_slot(mesh, slot));
     return n;
 }
 
@@ -321,7 +331,7 @@ static ep_status fail_late(const struct mesh *mesh)
         return ep_fail_errno(EP_E_SYSTEM, mesh->acceptor->error, "network tcp: rank %d cannot take connections",
                              mesh->params->rank);
     for (int slot = 0; slot < mesh->npeers * mesh->per_peer; slot++)
-        if (mesh->lines[slot].fd < 0)
+        if (mesh->lines[slot].fd < 0 && is_wanted(mesh, rank_of_slot(mesh, slot)))
             return ep_fail(EP_E_TIMEOUT, "network tcp: rank %d did not connect to rank %d within %d ms%s%s",
                            rank_of_slot(mesh, slot), mesh->params->rank, timeout_ms,
                            mesh->acceptor->dropped ? "; the last connection that was not taken: " : "",
@@ -356,11 +366,11 @@ static ep_status connect_all(struct mesh *mesh)
 static void plan_connectors(struct mesh *mesh)
 {
     for (int slot = 0; slot < mesh->npeers * mesh->per_peer; slot++) {
-        if (ep_net_peer(mesh->node, slot / mesh->per_peer) >= mesh->node)
+        if (ep_net_peer(mesh->node, slot / mesh->per_peer) >= mesh->node || !is_wanted(mesh, rank_of_slot(mesh, slot)))
             continue;
         mesh->connectors[mesh->n_connectors++] =
             (struct connector){.slot = slot,
-                               .kind = slot % mesh->per_peer == mesh->per_peer - 1 ? TCP_LINK : TCP_STREAM,
+                               .kind = slot % mesh->per_peer == mesh->params->channels ? TCP_LINK : TCP_STREAM,
                                .rank = rank_of_slot(mesh, slot),
                                .hs.fd = -1};
     }
@@ -426,7 +436,7 @@ ep_status tcp_mesh_open(const struct ep_net_params *params, const struct ep_net_
                         .context = context,
                         .node = params->rank / params->ranks_per_node,
                         .npeers = params->nranks / params->ranks_per_node - 1,
-                        .per_peer = params->channels + 1,
+                        .per_peer = tcp_mesh_per_peer(params),
                         .lines = ret_lines};
     struct introduction self;
     struct ep_process_id process;

@@ -29,8 +29,28 @@ static const struct track tcp = {.name = "tcp",
                                  .linked = true,
                                  .steps = {STEP_BARRIER, STEP_GATHER, STEP_PLAN, STEP_DISPATCH, STEP_COMBINE},
                                  .n_steps = 5};
+/* Low latency over nodes: every rank talks to every rank of the other one. */
+static const struct track ll_hop = {
+    .name = "ll.hop", .nnodes = 2, .steps = {STEP_LL_NEW, STEP_LL_SEND, STEP_LL_FINISH, STEP_LL_COMBINE}, .n_steps = 4};
+static const struct track ll_tcp = {.name = "ll.tcp",
+                                    .nnodes = 2,
+                                    .network = "tcp",
+                                    .steps = {STEP_LL_NEW, STEP_LL_SEND, STEP_LL_FINISH, STEP_LL_COMBINE},
+                                    .n_steps = 4};
+static const struct track mask_hop = {.name = "mask.hop",
+                                      .nnodes = 2,
+                                      .masking = true,
+                                      .steps = {STEP_LL_SEND, STEP_LL_FINISH, STEP_LL_COMBINE},
+                                      .n_steps = 3};
+static const struct track mask_tcp = {.name = "mask.tcp",
+                                      .nnodes = 2,
+                                      .network = "tcp",
+                                      .masking = true,
+                                      .steps = {STEP_LL_SEND, STEP_LL_FINISH, STEP_LL_COMBINE},
+                                      .n_steps = 3};
 static const struct track shrinking = {.name = "shrink", .nnodes = 1, .steps = {STEP_BARRIER}, .n_steps = 1};
 
+#define KILL (1u << FAULT_KILL)
 #define KILLS (1u << FAULT_KILL | 1u << FAULT_CRASH)
 #define STOPS (1u << FAULT_STOP)
 #define ABORTS (1u << FAULT_ABORT)
@@ -103,6 +123,19 @@ const struct point points[] = {
     {"tcp.combine.before", &tcp, STEP_COMBINE, WHERE_BEFORE, 0, 0, STOPS | EXITS},
     {"tcp.combine.middle", &tcp, STEP_COMBINE, WHERE_MIDDLE, BUFFER_OUT, 50, INSIDE},
     {"tcp.combine.end", &tcp, STEP_COMBINE, WHERE_END, BUFFER_OUT, 50, INSIDE},
+
+    {"ll.hop.finish.waiting", &ll_hop, STEP_LL_FINISH, WHERE_WAITING, 0, 0, KILL},
+    {"ll.hop.combine.middle", &ll_hop, STEP_LL_COMBINE, WHERE_MIDDLE, BUFFER_OUT, 10, KILL | STOPS | ABORTS},
+    {"ll.tcp.new.before", &ll_tcp, STEP_LL_NEW, WHERE_BEFORE, 0, 0, KILL | STOPS},
+    {"ll.tcp.send.before", &ll_tcp, STEP_LL_SEND, WHERE_BEFORE, 0, 0, KILL | STOPS | ABORTS | EXITS},
+    {"ll.tcp.finish.waiting", &ll_tcp, STEP_LL_FINISH, WHERE_WAITING, 0, 0, KILL | STOPS | ABORTS},
+    {"ll.tcp.combine.before", &ll_tcp, STEP_LL_COMBINE, WHERE_BEFORE, 0, 0, KILL | STOPS | EXITS},
+    {"ll.tcp.combine.middle", &ll_tcp, STEP_LL_COMBINE, WHERE_MIDDLE, BUFFER_OUT, 10, KILL | STOPS | ABORTS},
+    {"mask.hop.send.before", &mask_hop, STEP_LL_SEND, WHERE_BEFORE, 0, 0, KILL | STOPS},
+    {"mask.tcp.send.before", &mask_tcp, STEP_LL_SEND, WHERE_BEFORE, 0, 0, KILL | STOPS | EXITS},
+    {"mask.tcp.finish.middle", &mask_tcp, STEP_LL_FINISH, WHERE_MIDDLE, BUFFER_LL_RECV, 50, KILL},
+    {"mask.tcp.combine.before", &mask_tcp, STEP_LL_COMBINE, WHERE_BEFORE, 0, 0, KILL | STOPS},
+    {"mask.tcp.combine.middle", &mask_tcp, STEP_LL_COMBINE, WHERE_MIDDLE, BUFFER_OUT, 10, KILL | STOPS},
 
     {"shrink.before", &shrinking, STEP_SHRINK, WHERE_BEFORE, 0, 0, KILLS | STOPS | EXITS},
     {"shrink.waiting", &shrinking, STEP_SHRINK, WHERE_WAITING, 0, 0, KILLS | STOPS},

@@ -64,6 +64,14 @@ end_rank() { # HOST
     all_clean 10 h1 h2 h3 h4
 }
 
+@test "16 ranks on 4 hosts: low latency, 32 of 32 cases over sockets" {
+    run --separate-stderr launch --no-logs --hosts 'h[1-4]' --per-node 4 --checks skip epkit-test lowlatency -- --tokens 8 --hidden 512
+    echo "$output$stderr"
+    [ "$status" -eq 0 ]
+    [[ "$output" == *"lowlatency: 32/32 cases passed (16 ranks on 4 nodes"* ]]
+    all_clean 10 h1 h2 h3 h4
+}
+
 @test "the same with every routing, over links of 50 Mbit/s" {
     local routing
     long

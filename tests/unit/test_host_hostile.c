@@ -120,9 +120,9 @@ static volatile uint32_t *find_word(const struct target *target)
         break;
     default:
         /* Heads of the first slots that rank 0 has of this rank, of both results. */
-        base = inner ? (char *)ll_block_of(target->ll, 0, at / 8 % 2, HOSTILE) : NULL;
+        base = inner ? (char *)ll_local_block(target->ll, 0, at / 8 % 2, HOSTILE) : NULL;
         if (inner && at / 16 % 4)
-            base = (char *)ll_slot_of(inner, (struct ll_block *)(void *)base, (int)(at / 16 % 4) - 1);
+            base = (char *)ll_slot_of((struct ll_block *)(void *)base, inner->slot_bytes, (int)(at / 16 % 4) - 1);
         at = at % 16;
     }
     return base ? (volatile uint32_t *)(void *)(base + at) : NULL;

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "backend/host/host.h"
 
+#include "net/tcp.h"
+
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -371,28 +373,45 @@ static ep_status find_network(struct host_comm *host, const ep_boot *boot, struc
     return EP_OK;
 }
 
-static ep_status open_network(struct host_comm *host, const ep_boot *boot)
+static void make_params(struct host_comm *host, struct ep_net_params *ret_params)
 {
-    ep_comm *comm = host->comm;
-    struct ep_net_provider provider = {0};
-    struct ep_net_params params = {
+    const ep_comm *comm = host->comm;
+
+    *ret_params = (struct ep_net_params){
         .rank = comm->rank,
         .nranks = comm->nranks,
         .ranks_per_node = comm->ranks_per_node,
         .channels = comm->config.channels,
         .timeout_ms = comm->config.timeout_ms,
         .emulation = comm->emulation,
-        .boot = boot,
         .wake = wake_rank,
         .wake_context = host,
         .attach = attach_segment,
     };
-    ep_status status = find_network(host, boot, &provider);
+}
 
+void host_net_describe(struct host_comm *host, struct ep_net_provider *ret_provider, struct ep_net_params *ret_params)
+{
+    *ret_provider = host->provider;
+    /* The bootstrap may be gone: the endpoint has kept what it knew. */
+    if (ep_net_is_linked(host->provider.name))
+        ret_provider->context =
+            (void *)&ep_net_tcp_get_rendezvous(ep_net_get_tcp(ep_streams_get_net(host->streams)))->context;
+    make_params(host, ret_params);
+}
+
+static ep_status open_network(struct host_comm *host, const ep_boot *boot)
+{
+    ep_comm *comm = host->comm;
+    struct ep_net_params params;
+    ep_status status = find_network(host, boot, &host->provider);
+
+    make_params(host, &params);
+    params.boot = boot;
     status = host_agree(boot, comm->config.timeout_ms, status);
     if (status == EP_OK)
-        status = ep_streams_open(&provider, &params, HOST_RING_BYTES, &host->streams);
-    if (status == EP_OK && ep_net_is_linked(provider.name))
+        status = ep_streams_open(&host->provider, &params, HOST_RING_BYTES, &host->streams);
+    if (status == EP_OK && ep_net_is_linked(host->provider.name))
         status = host_link_open(host);
     return host_agree(boot, comm->config.timeout_ms, status);
 }

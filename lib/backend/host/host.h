@@ -9,7 +9,8 @@
  *   memory.c    symmetric memory: this rank's allocations, mappings of the peers'
  *   queue.c     queues of work: worker thread, events
  *   route.c     where each token's rows go; plan*.c make it with the peers
- *   dispatch.c, combine.c   within a node;  hop.c  between nodes;  lowlatency*.c
+ *   dispatch.c, combine.c   within a node;  hop.c  between nodes
+ *   lowlatency*.c  low latency; lowlatency_net.c, lowlatency_answer.c  between nodes
  *   shrink.c    agreement of the survivors;  shrink_group.c  the new group of them
  *   rows*.c     the inner loops
  *
@@ -62,6 +63,7 @@
     X(HOST_LL_SEND, "low-latency dispatch: buffer free")                                                               \
     X(HOST_LL_RECV, "low-latency dispatch: rows")                                                                      \
     X(HOST_LL_OFFER, "low-latency combine: buffer free")                                                               \
+    X(HOST_LL_ANSWER, "low-latency combine: weights of other nodes")                                                   \
     X(HOST_LL_COMBINE, "low-latency combine: inputs ready")                                                            \
     X(HOST_LL_DONE, "low-latency combine: inputs read")                                                                \
     X(HOST_LL_BARRIER, "low-latency barrier")                                                                          \
@@ -209,6 +211,7 @@ struct host_comm {
     struct ep_plan *pending[HOST_BOARDS]; /* plans whose exchange is not complete, oldest first */
     int n_pending;
     struct ep_streams *streams; /* NULL on one node */
+    struct ep_net_provider provider;
     struct host_remote *remote; /* [R]; NULL unless nodes are hosts of their own that are linked */
     struct host_link *link;
     const struct ep_rows_ops *rows;
@@ -258,6 +261,11 @@ ep_status host_comm_open(ep_comm *comm, const ep_boot *boot);
 ep_status host_comm_open_sized(ep_comm *comm, const ep_boot *boot, size_t bytes);
 void host_comm_close(ep_comm *comm);
 /*
+ * For another endpoint on the network of a communicator between nodes: the provider, and the parameters that do not
+ * depend on what it is for. Both are good as long as the communicator.
+ */
+void host_net_describe(struct host_comm *host, struct ep_net_provider *ret_provider, struct ep_net_params *ret_params);
+/*
  * Maps a segment of a peer, by whatever way the machine allows. EP_E_PEER_DEAD when it has died, EP_E_PEER_LEFT when it
  * lives and has left the group or released the segment, EP_E_MISMATCH when the name is not of a segment of its process.
  * `name` is a copy that no peer changes.
@@ -298,7 +306,10 @@ struct host_pause {
     int gone;      /* 1 + the rank that the last look found dead or gone */
     bool tolerant; /* report the rank waited for, but do not fail the group: low latency with masking */
     bool polls;    /* the network needs polling: no long sleeps */
+    int held;      /* HOST_HELD_*: whether something of the rank waited for may still be on its way */
 };
+
+enum { HOST_HELD_UNKNOWN = 0, HOST_HELD, HOST_NOT_HELD }; /* unknown: as the streams of the communicator say */
 
 /* Starts a wait. The deadline is the communicator's. */
 void host_pause_begin(struct host_pause *pause, struct host_comm *host, enum host_phase phase);

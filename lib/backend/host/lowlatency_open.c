@@ -54,11 +54,15 @@ static ep_status compare_configs(const ep_ll *ll, const struct ll_hello *all)
 
 static size_t segment_bytes(const ep_ll *ll, const struct host_ll *inner)
 {
-    return inner->blocks_at + 2 * (size_t)ll->comm->nranks * inner->block_bytes;
+    return inner->blocks_at + 2 * (size_t)ll->comm->ranks_per_node * inner->block_bytes;
 }
 
 static ep_status attach_segment(ep_ll *ll, struct host_ll *inner, int rank, const struct host_where *where)
 {
+    if (ll_is_remote(ll, rank)) {
+        inner->peer[rank] = (unsigned char *)&inner->copies[rank];
+        return EP_OK;
+    }
     if (rank == ll->comm->rank) {
         inner->peer[rank] = inner->segment;
         return EP_OK;
@@ -132,6 +136,8 @@ static void free_inner(struct host_ll *inner, int nranks)
     host_free_internal(inner->host, inner->segment);
     host_free_internal(inner->host, inner->combine_buffer[0]);
     host_free_internal(inner->host, inner->combine_buffer[1]);
+    free(inner->copies);
+    free(inner->block);
     free(inner->peer);
     free(inner->shm);
     free(inner->masked);
@@ -160,11 +166,6 @@ ep_status host_ll_open(ep_ll *ll)
     size_t blocks = (size_t)ll->config.hidden / EP_SCALE_BLOCK;
     ep_status status = EP_OK;
 
-    if (ll->comm->nnodes > 1)
-        return ep_fail(EP_E_UNSUPPORTED,
-                       "ep_ll_new: the host backend has no low-latency path between nodes (this group has "
-                       "%d); use ep_plan_new and ep_dispatch",
-                       ll->comm->nnodes);
     inner = calloc(1, sizeof(*inner));
     if (!inner)
         return meet_peers(ll, NULL, ep_fail(EP_E_MEMORY, "ep_ll_new: no memory"));
@@ -173,6 +174,11 @@ ep_status host_ll_open(ep_ll *ll)
     lay_out(ll, inner);
     inner->peer = calloc(nranks, sizeof(*inner->peer));
     inner->shm = calloc(nranks, sizeof(*inner->shm));
+    inner->block = calloc(nranks, sizeof(struct ll_block *));
+    /* A multiple of its alignment, as its size is. */
+    inner->copies = aligned_alloc(HOST_CACHE_LINE, nranks * sizeof(*inner->copies));
+    if (inner->copies)
+        memset(inner->copies, 0, nranks * sizeof(*inner->copies));
     inner->masked = calloc(nranks, sizeof(*inner->masked));
     for (int i = 0; i < 2; i++) {
         inner->index[i] = malloc((entries + 1) * sizeof(*inner->index[i]));
@@ -187,15 +193,20 @@ ep_status host_ll_open(ep_ll *ll)
     inner->row = aligned_alloc(16, align16((size_t)ll->config.hidden));
     inner->scales = malloc((blocks + 1) * sizeof(*inner->scales));
     inner->packed_scales = malloc((blocks + 4) * sizeof(*inner->packed_scales));
-    if (!inner->peer || !inner->shm || !inner->masked || !inner->index[0] || !inner->index[1] || !inner->reserved[0] ||
-        !inner->reserved[1] || !inner->combine[0].given || !inner->combine[1].given || !inner->n_slots ||
-        !inner->heads || !inner->ranges[0] || !inner->ranges[1] || !inner->seen || !inner->row || !inner->scales ||
-        !inner->packed_scales)
+    if (!inner->peer || !inner->shm || !inner->block || !inner->copies || !inner->masked || !inner->index[0] ||
+        !inner->index[1] || !inner->reserved[0] || !inner->reserved[1] || !inner->combine[0].given ||
+        !inner->combine[1].given || !inner->n_slots || !inner->heads || !inner->ranges[0] || !inner->ranges[1] ||
+        !inner->seen || !inner->row || !inner->scales || !inner->packed_scales)
         status = ep_fail(EP_E_MEMORY, "ep_ll_new: no memory for %zu entries", entries);
     else
         status = host_alloc_internal(host, segment_bytes(ll, inner), &inner->segment);
+    if (status == EP_OK && ll->comm->nnodes > 1)
+        status = ll_net_prepare(ll);
     status = meet_peers(ll, inner, status);
+    if (status == EP_OK && inner->net)
+        status = host_ll_agree(ll, ll_net_open(ll));
     if (status != EP_OK) {
+        ll_net_close(ll);
         free_inner(inner, ll->comm->nranks);
         ll->impl = NULL;
     }
@@ -229,7 +240,7 @@ static void wait_for_readers(ep_ll *ll)
         while (!inner->masked[rank] && status == EP_OK) {
             uint32_t seen = host_doorbell(inner->host);
 
-            if (has_read(ll, rank, ll->combines) || host_pause(&pause, seen, rank) != EP_OK)
+            if (has_read(ll, rank, ll->combines) || ll_pause(ll, &pause, seen, rank) != EP_OK)
                 break;
             status = ep_comm_record(ll->comm, host_check(inner->host));
         }
@@ -242,6 +253,7 @@ void host_ll_close(ep_ll *ll)
     if (!ll->impl)
         return;
     wait_for_readers(ll);
+    ll_net_close(ll);
     free_inner(ll->impl, ll->comm->nranks);
     ll->impl = NULL;
 }

@@ -18,7 +18,6 @@
  */
 #include "backend/host/shrink.h"
 #include "net/tcp.h"
-#include "net/verbs.h"
 #include "tcp/star.h"
 
 #include <errno.h>
@@ -576,8 +575,7 @@ ep_status shrink_linked(struct host_comm *host, ep_comm *next, ep_status (*open)
 {
     struct ep_net *net = ep_streams_get_net(host->streams);
     struct linked l = {.host = host,
-                       .rendezvous = ep_net_tcp_get_rendezvous(
-                           strcmp(net->ops->name, ep_net_verbs.name) == 0 ? ep_net_verbs_get_tcp(net) : net),
+                       .rendezvous = ep_net_tcp_get_rendezvous(ep_net_get_tcp(net)),
                        .nranks = host->comm->nranks,
                        .me = host->comm->rank,
                        .timeout_ms = host->comm->config.timeout_ms,

@@ -248,6 +248,9 @@ ep_status host_check_abort(struct host_comm *host)
         if (control && atomic_load(&control->aborts))
             return host_check(host);
     }
+    /* One of another host comes as a failure. */
+    if (host->remote && host_aborted_by(host) >= 0)
+        return host_check(host);
     return EP_OK;
 }
 
@@ -381,6 +384,8 @@ static bool is_held_back(const struct host_pause *pause, int rank)
 {
     const struct host_comm *host = pause->host;
 
+    if (pause->held != HOST_HELD_UNKNOWN)
+        return pause->held == HOST_HELD;
     if (!pause->polls || !host->remote)
         return pause->polls;
     return !host->peers[rank].control && rank % host->nlocal == host->local &&
