@@ -56,10 +56,12 @@ typedef struct ep_comm_config {
                             decides where pointers must point, so name it if the CUDA backend may be installed */
     /*
      * Between nodes: "emulated" (ranks of one host), "tcp", "verbs" (RDMA NICs), "mpi", or NULL: what the boot brings,
-     * else "emulated". With "tcp" and "verbs" nodes share no memory, also on one host.
+     * else "emulated" where all ranks share one host, "tcp" where they do not. With "tcp" and "verbs" nodes share no
+     * memory, also on one host.
      */
     const char *network;
-    int32_t ranks_per_node; /* node = rank / ranks_per_node; must divide R; 0: what the boot says, else all ranks */
+    int32_t ranks_per_node; /* node = rank / ranks_per_node; must divide R; 0: what the boot says, else the ranks that
+                               share a host (see ep_comm_new) */
     int32_t timeout_ms;     /* deadline of every wait; 0: $EPKIT_TIMEOUT_MS, else 30000 */
     uint32_t flags;         /* EP_COMM_* */
     int32_t channels;       /* independent ordered streams per network peer, 1..16; 0: 4 */
@@ -88,6 +90,11 @@ typedef struct ep_comm_config {
  * Creates this rank's communicator. Collective over the boot. Configurations are compared: a field that must agree
  * (backend, network, ranks_per_node, flags, channels, partial_type, library version) and does not gives EP_E_MISMATCH
  * on every rank, with the field, both ranks and both values in ep_last_error(). `config` NULL means all defaults.
+ *
+ * Nodes that neither the configuration nor the boot knows are found from the hosts: ranks share one when they run under
+ * one kernel and in one PID or network namespace, because only those can share memory. Each host must then have equally
+ * many ranks, numbered in a row; otherwise EP_E_ARG names ranks that are in the way, and ranks_per_node has to be set.
+ * Ranks that cannot tell their host (no /proc) are taken for one node. ep_comm_get_info() has the result.
  *
  * A rank whose own arguments are bad, or whose backend does not work there, says so in that comparison, so nobody waits
  * for it: the others get its status, with its number and its reason in the text. So it is with all that a rank finds

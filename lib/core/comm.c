@@ -131,7 +131,7 @@ static ep_status resolve_new(ep_comm *comm, const ep_boot *boot, const ep_comm_c
         return ep_fail(EP_E_MEMORY, "ep_comm_new: no memory");
     comm->nranks = boot->nranks;
     EP_TRY(ep_config_resolve(comm, config, boot->network, "ep_comm_new"));
-    ep_config_place(comm, boot->rank, boot->nranks, boot->ranks_per_node);
+    ep_config_take_nodes(comm, boot->ranks_per_node);
     if (!comm->ops->comm_open)
         return ep_fail(EP_E_UNSUPPORTED, "ep_comm_new: backend %s cannot open a communicator", comm->ops->name);
     return EP_OK;
@@ -295,8 +295,8 @@ static ep_status shrink(ep_comm *comm, const ep_comm_config *config, ep_comm *ne
     next->ops = comm->ops;
     if (config) {
         EP_TRY(ep_config_resolve(next, config, NULL, "ep_comm_shrink"));
-        if (!config->network && linked)
-            next->config.network = comm->config.network;
+        if (!next->config.network)
+            next->config.network = linked ? comm->config.network : ep_net_emulated.name;
     } else {
         next->config = comm->config;
         next->emulation = comm->emulation;

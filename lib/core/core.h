@@ -25,7 +25,8 @@ struct ep_comm {
     void *impl;
     uint64_t process; /* ep_process_generation() of the one that made it: a forked child must not use it */
     int rank, nranks;
-    int node, nnodes, ranks_per_node; /* ranks_per_node resolved: never 0 */
+    int node, nnodes, ranks_per_node; /* ranks_per_node resolved: never 0 once the ranks have agreed */
+    bool boot_has_nodes;              /* config.ranks_per_node is what the boot says */
     ep_comm_config config;            /* resolved: defaults filled in */
     ep_net_emulation emulation;       /* of the emulated network between nodes */
     _Atomic int failed;               /* ep_status of the first failure; a backend may set one of any kind */

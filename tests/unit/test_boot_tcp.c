@@ -169,6 +169,31 @@ static void check_gather(const char *host, int n)
     }
 }
 
+/* What is asked for has to be the same; what LOCAL_WORLD_SIZE says may differ, and then the hosts count. */
+static void test_ranks_per_node(void **state)
+{
+    struct rank ranks[4];
+    char address[64];
+
+    (void)state;
+    snprintf(address, sizeof(address), "127.0.0.1:%u", free_port());
+    prepare(ranks, 4, address, PATIENT_MS);
+    for (int i = 0; i < 4; i++)
+        ranks[i].args.ranks_per_node = 2;
+    run_all(ranks, 4);
+    for (int i = 0; i < 4; i++) {
+        assert_int_equal(ranks[i].status, EP_OK);
+        assert_int_equal(ranks[i].ranks_per_node, 2);
+    }
+    ranks[3].args.ranks_per_node = 0;
+    run_all(ranks, 4);
+    for (int i = 0; i < 4; i++) {
+        assert_int_equal(ranks[i].status, EP_E_MISMATCH);
+        assert_string_equal(ranks[i].text,
+                            "ep_boot_tcp_new: ranks disagree: ranks_per_node is 2 on rank 0 and 0 on rank 3");
+    }
+}
+
 static void test_gather(void **state)
 {
     struct tcp_address v6 = {.family = AF_INET6, .bytes[15] = 1};
@@ -766,6 +791,7 @@ int main(void)
         cmocka_unit_test(test_bad_environment),
         cmocka_unit_test(test_endpoints),
         cmocka_unit_test(test_gather),
+        cmocka_unit_test(test_ranks_per_node),
         cmocka_unit_test(test_missing_ranks_are_named_on_all),
         cmocka_unit_test(test_no_rank_0),
         cmocka_unit_test(test_other_secret),

@@ -111,6 +111,14 @@ static void die(const struct scene *scene)
     raise(SIGKILL);
 }
 
+/* What hides ranks from each other does not make them hosts of their own. */
+static bool is_one_node(const ep_comm *comm)
+{
+    ep_comm_info info = EP_COMM_INFO_INIT;
+
+    return ep_comm_get_info(comm, &info) == EP_OK && info.nnodes == 1;
+}
+
 static int work(const ep_boot *boot, struct scene *scene)
 {
     ep_comm_config config = EP_COMM_CONFIG_INIT;
@@ -122,6 +130,8 @@ static int work(const ep_boot *boot, struct scene *scene)
     config.timeout_ms = scene->timeout_ms;
     config.ranks_per_node = scene->ranks_per_node;
     status = ep_comm_new(boot, &config, &comm);
+    if (status == EP_OK && !scene->ranks_per_node && !is_one_node(comm))
+        status = EP_E_STATE;
     for (int i = 0; status == EP_OK && i < 3; i++)
         status = exchange(comm, me, false);
     scene->created[me] = status == EP_OK;
@@ -358,6 +368,22 @@ static void pid_namespaces_of_their_own(void **state)
     all_of_it(own_pid_namespace, true, true);
 }
 
+static bool own_ipc_and_mounts(int rank)
+{
+    (void)rank;
+    return unshare(CLONE_NEWIPC | CLONE_NEWNS | CLONE_NEWUTS) == 0;
+}
+
+static void namespaces_that_do_not_matter(void **state)
+{
+    struct scene *scene = new_scene(own_ipc_and_mounts, WORK);
+
+    (void)state;
+    SKIP_IF(!run(scene));
+    expect_all(scene, EP_OK, "");
+    munmap(scene, sizeof(*scene));
+}
+
 static bool own_namespaces(int rank)
 {
     (void)rank;
@@ -371,10 +397,18 @@ static void no_way_is_named(void **state)
 
     (void)state;
     scene->forks = true;
+    scene->ranks_per_node = NRANKS;
     SKIP_IF(!run(scene));
     for (int rank = 0; rank < NRANKS; rank++) {
         assert_true(scene->status[rank] == EP_E_ARG);
         assert_non_null(strstr(scene->text[rank], "must share the PID or the network namespace"));
+    }
+    /* Left to themselves they are nodes over TCP, of which there is none in a new network namespace. */
+    scene->ranks_per_node = 0;
+    assert_true(run(scene));
+    for (int rank = 0; rank < NRANKS; rank++) {
+        assert_int_equal(scene->status[rank], EP_E_ARG);
+        assert_string_equal(scene->text[rank], "ep_comm_new: network tcp: no interface that is up and has an address");
     }
     munmap(scene, sizeof(*scene));
 }
@@ -524,6 +558,7 @@ int main(void)
         cmocka_unit_test(one_rank_without_proc),
         cmocka_unit_test(pid_namespaces_of_their_own),
         cmocka_unit_test(no_way_is_named),
+        cmocka_unit_test(namespaces_that_do_not_matter),
         cmocka_unit_test(nodes_behind_hidepid),
         cmocka_unit_test(closed_standard_streams),
         cmocka_unit_test(descriptors_forbidden_later),
