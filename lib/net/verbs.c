@@ -250,6 +250,12 @@ static ep_status poll_all(struct verbs_net *v, bool *ret_moved)
     return n < 0 ? ep_fail(EP_E_SYSTEM, "network verbs: ibv_poll_cq on %s failed", v->device.name) : EP_OK;
 }
 
+/* Failed, and neither a farewell nor the endpoint beside this one has explained it in time. */
+static bool is_cut(const struct verbs_line *line)
+{
+    return line->failed_ns && !line->bye && ep_now_ns() - line->failed_ns >= CUT_MS * UINT64_C(1000000);
+}
+
 /* Queue pairs that failed, and the endpoint beside this one. */
 static ep_status check_ends(struct verbs_net *v)
 {
@@ -268,10 +274,10 @@ static ep_status check_ends(struct verbs_net *v)
         snprintf(v->reason, sizeof(v->reason), "%s", ep_last_error());
         return status;
     }
-    for (int i = 0; any && i < v->n; i++) {
+    for (int i = 0; any && !v->tolerant && i < v->n; i++) {
         const struct verbs_line *line = &v->lines[i];
 
-        if (!line->failed_ns || line->bye || ep_now_ns() - line->failed_ns < CUT_MS * UINT64_C(1000000))
+        if (!is_cut(line))
             continue;
         snprintf(what, sizeof(what), "the queue pair failed: %s", v->device.library->wc_status_str(line->why));
         return break_net(v, line, EP_E_PEER_DEAD, what);
@@ -305,6 +311,16 @@ static bool verbs_ended(struct ep_net *net, int peer)
             return false;
     }
     return true;
+}
+
+static bool verbs_lost(struct ep_net *net, int peer)
+{
+    struct verbs_net *v = verbs_of(net);
+
+    for (int channel = 0; channel < net->channels; channel++)
+        if (is_cut(line_of(v, peer, channel)))
+            return true;
+    return v->tcp->ops->lost(v->tcp, peer);
 }
 
 static int verbs_take_link(struct ep_net *net, int peer)
@@ -391,4 +407,5 @@ const struct ep_net_ops verbs_ops = {
     .free = verbs_free,
     .ended = verbs_ended,
     .take_link = verbs_take_link,
+    .lost = verbs_lost,
 };

@@ -46,6 +46,7 @@ struct verbs_net {
     struct ep_net *tcp; /* beside it */
     struct verbs_device device;
     int rank, ranks_per_node, timeout_ms, n; /* n: lines */
+    bool tolerant;
     struct verbs_line *lines;
     size_t ring_bytes;     /* of a line: as much as its share of a region, so that any put fits */
     unsigned char *copies; /* the rings and the arrivals of all lines */

@@ -346,6 +346,7 @@ static ep_status verbs_open(const struct ep_net_provider *provider, const struct
     v->rank = params->rank;
     v->ranks_per_node = params->ranks_per_node;
     v->timeout_ms = params->timeout_ms;
+    v->tolerant = params->tolerant;
     v->n = (v->net.nnodes - 1) * params->channels;
     v->lines = calloc((size_t)v->n, sizeof(*v->lines));
     for (int i = 0; v->lines && i < v->n; i++)

@@ -34,7 +34,7 @@ static const struct track ll_hop = {
     .name = "ll.hop", .nnodes = 2, .steps = {STEP_LL_NEW, STEP_LL_SEND, STEP_LL_FINISH, STEP_LL_COMBINE}, .n_steps = 4};
 static const struct track ll_tcp = {.name = "ll.tcp",
                                     .nnodes = 2,
-                                    .network = "tcp",
+                                    .linked = true,
                                     .steps = {STEP_LL_NEW, STEP_LL_SEND, STEP_LL_FINISH, STEP_LL_COMBINE},
                                     .n_steps = 4};
 static const struct track mask_hop = {.name = "mask.hop",
@@ -44,7 +44,7 @@ static const struct track mask_hop = {.name = "mask.hop",
                                       .n_steps = 3};
 static const struct track mask_tcp = {.name = "mask.tcp",
                                       .nnodes = 2,
-                                      .network = "tcp",
+                                      .linked = true,
                                       .masking = true,
                                       .steps = {STEP_LL_SEND, STEP_LL_FINISH, STEP_LL_COMBINE},
                                       .n_steps = 3};
