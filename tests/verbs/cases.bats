@@ -38,6 +38,13 @@ no_queue_pairs() {
     within 20 no_queue_pairs
 }
 
+@test "low latency between two nodes: 32 of 32 cases" {
+    run "$EPKIT" test lowlatency --nodes 2 --ranks 2 --network verbs --tokens 4 --hidden 512 --timeout 60
+    echo "$output"
+    [ "$status" -eq 0 ]
+    [[ "$output" == *"lowlatency: 32/32 cases passed (2 ranks on 2 nodes"* ]]
+}
+
 @test "ranks that are started by themselves, without MPI" {
     local rank
     for rank in 0 1; do
@@ -80,7 +87,8 @@ no_queue_pairs() {
 @test "ranks that die, stop and leave: named, and a group without them" {
     run "$EPKIT_BUILD/tests/fault/fault_matrix" --network verbs --slow 12 --cell tcp.barrier.before/kill \
         --cell tcp.dispatch.forwarder/kill --cell tcp.plan.waiting/stop --cell tcp.combine.middle/crash \
-        --cell tcp.combine.end/abort --cell tcp.combine.before/exit
+        --cell tcp.combine.end/abort --cell tcp.combine.before/exit --cell ll.tcp.finish.waiting/kill \
+        --cell ll.tcp.combine.before/exit
     echo "$output"
     [ "$status" -eq 0 ]
     within 20 no_queue_pairs

@@ -27,6 +27,7 @@ $B mount -t overlay -o lowerdir=/host,upperdir=/top/upper,workdir=/top/work over
 for folder in proc sys dev; do
     $B mount --move /$folder /root/$folder
 done
+$B ln -s /proc/self/fd /root/dev/fd
 $B mkdir -p /root/dev/shm /root/dev/pts /root/run /root/tmp
 $B mount -t tmpfs tmpfs /root/dev/shm
 $B mount -t devpts devpts /root/dev/pts
