@@ -10,6 +10,7 @@
 #include <sys/mount.h>
 #include <sys/prctl.h>
 #include <time.h>
+#include <unistd.h>
 
 enum { RANDOM_ROUNDS = 24, LONG_ROUNDS = 400 };
 
@@ -71,8 +72,11 @@ static void run_random(uint64_t seed, int rounds)
 /* A /dev/shm of our own, where that is allowed: what others do there at the same time is not ours to count. */
 static void isolate(void)
 {
-    if (unshare(CLONE_NEWUSER | CLONE_NEWNS) == 0)
-        (void)!mount("fault", "/dev/shm", "tmpfs", 0, NULL);
+    int flags = geteuid() == 0 ? CLONE_NEWNS : CLONE_NEWNS | CLONE_NEWUSER;
+
+    /* Private, or what is mounted here would be mounted for everybody. */
+    shm_is_ours = unshare(flags) == 0 && mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0 &&
+                  mount("fault", "/dev/shm", "tmpfs", 0, NULL) == 0;
     prctl(PR_SET_CHILD_SUBREAPER, 1);
 }
 
