@@ -344,7 +344,7 @@ static void live(ep_boot_shm *place, int rank, struct scene *scene)
         life.weights[i] = 1.0f;
     }
     config.backend = "host";
-    config.timeout_ms = 20000;
+    config.timeout_ms = 60000;
     if (ep_boot_shm_join(place, rank, &boot) != EP_OK || ep_comm_new(&boot, &config, &life.comm) != EP_OK)
         _exit(10);
     ll_config.max_tokens = TOKENS;
