@@ -54,6 +54,8 @@ bool same_surroundings(const struct surroundings *before, char *ret_why, size_t 
 
 /* --- how busy the machine is ------------------------------------------------------------------------------------ */
 
+enum { MOST_LOAD_FACTOR = 6 }; /* beyond which waiting takes minutes: cells that need more are run again */
+
 int load_factor = 1;
 
 void measure_load(void)
@@ -72,6 +74,8 @@ void measure_load(void)
         sleep_us(1000);
     }
     load_factor = 1 + (most - 1) / (processors > 0 ? 2 * processors : 2);
+    if (load_factor > MOST_LOAD_FACTOR)
+        load_factor = MOST_LOAD_FACTOR;
 }
 
 /* How long the first thread of a process could have run and was not let, by the kernel's account; 0: not known. */
