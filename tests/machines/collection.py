@@ -2,11 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Holds epkit doctor to what it has to say about every machine of the collection, live and from its snapshot.
 
-usage: collection.py EPKIT field|rules|all [--only TEXT]
+usage: collection.py EPKIT field|rules|all [--live] [--only TEXT]
 
 For each machine: the findings are those expected, and on a healthy one no check could not tell; a snapshot says the
 very same; and (not with "rules", whose machines are variants of the others) after identifiers of every kind were planted
-into each file that was read, the snapshot holds none of them and still says what the machine says. Prints a line for each machine that is not as it should be; fails if there is any.
+into each file that was read, the snapshot holds none of them and still says what the machine says. With --live no snapshots:
+the findings alone, which is what an epkit with sanitizers is to be taken through. Prints a line for each machine that is not as it should be; fails if there is any.
 """
 import contextlib
 import io
@@ -74,7 +75,7 @@ def differences(live, saved):
         yield f"verdict: '{live['verdict']}' and '{saved['verdict']}'"
 
 
-def judge(epkit, name, expected, folder, plants):
+def judge(epkit, name, expected, folder, plants, live_only):
     machine = name.replace("/", ".")
     tree = machines.build(name)
     tree.write(f"{folder}/{machine}")
@@ -91,6 +92,8 @@ def judge(epkit, name, expected, folder, plants):
         yield f"{more} is found: {found[more]}"
     if code != (3 if found else 0):
         yield f"exit code {code}"
+    if live_only:
+        return
     where = save(epkit, machine, folder)
     yield from differences(live, doctor(epkit, machine, where)[0])
     if plants:
@@ -117,6 +120,8 @@ def judge_planted(epkit, machine, folder, where):
 
 
 def main(arguments):
+    live_only = "--live" in arguments
+    arguments = [argument for argument in arguments if argument != "--live"]
     only = arguments[3] if arguments[2:3] == ["--only"] else ""
     if len(arguments) not in (2, 4) or arguments[1] not in ("field", "rules", "all"):
         sys.exit(__doc__)
@@ -132,7 +137,7 @@ def main(arguments):
         # Trees are thousands of small files: in memory, where there is room.
         folder = tempfile.mkdtemp(prefix="epkit-collection-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None)
         try:
-            wrong = list(judge(epkit, name, expected, folder, arguments[1] != "rules"))
+            wrong = list(judge(epkit, name, expected, folder, arguments[1] != "rules", live_only))
         except (ValueError, subprocess.SubprocessError) as error:
             wrong = [str(error)]
         finally:

@@ -30,7 +30,7 @@
 /* What ranks leave for the test to see; shared with children. */
 static struct board {
     _Atomic int pids[MOST_RANKS];
-    _Atomic int runs; /* ranks whose program has begun */
+    _Atomic int runs;   /* ranks whose program has begun */
     _Atomic int alarms; /* signals that the launcher has handled */
 } * board;
 
@@ -263,8 +263,8 @@ static void late_ranks_are_killed(void **state)
     (void)state;
     timeout_ms = launch_some_that_never_end(NULL, exits, &status);
     assert_int_equal(status, EP_E_TIMEOUT);
-    snprintf(expected, sizeof(expected),
-             "ep_launch: 2 of 5 ranks still ran after %d ms and were killed, rank 1 first", timeout_ms);
+    snprintf(expected, sizeof(expected), "ep_launch: 2 of 5 ranks still ran after %d ms and were killed, rank 1 first",
+             timeout_ms);
     assert_string_equal(ep_last_error(), expected);
     assert_true(ep_now_ns() - start >= (uint64_t)timeout_ms * 1000000u);
     assert_int_equal(exits[0].code, 20);

@@ -262,7 +262,8 @@ static void test_unreachable_rank(void **state)
         run_ranks(&group, run_refused);
         all_name_both = true;
         for (int i = 0; i < RANKS; i++)
-            all_name_both = all_name_both && strstr(group.ranks[i].text, "rank 3") && strstr(group.ranks[i].text, "rank 1");
+            all_name_both =
+                all_name_both && strstr(group.ranks[i].text, "rank 3") && strstr(group.ranks[i].text, "rank 1");
     }
     for (int i = 0; i < RANKS; i++) {
         print_message("    rank %d: %s\n", i, group.ranks[i].text);
