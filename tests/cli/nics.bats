@@ -317,7 +317,7 @@ EOF
 @test "a command that ends by the signal: so does epkit" {
     machine 1
     local code=0 launched
-    "$EPKIT" nics --from "$ROOT" --output "$BATS_TEST_TMPDIR/report" -- sleep 50 2>/dev/null &
+    "$EPKIT" nics --from "$ROOT" --output "$BATS_TEST_TMPDIR/report" -- sleep 2400 2>/dev/null 3>&- &
     launched=$!
     within 10 pgrep --parent "$launched"
     kill -TERM "$launched"

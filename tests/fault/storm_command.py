@@ -248,6 +248,7 @@ def main():
     parser.add_argument("--jobs", type=int, default=3)
     parser.add_argument("--verbose", action="store_true")
     options = parser.parse_args()
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests may ignore it, as nohup does
     numbers = [options.storm] if options.storm is not None else list(range(options.faults))
     running, failed, passed = {}, 0, 0
     print(f"storms of the command, --seed {options.seed}", flush=True)
