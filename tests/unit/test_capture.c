@@ -178,7 +178,8 @@ static void test_many_side_by_side(void **state)
     assert_non_null(mkdtemp(folder));
     for (int i = 0; i < N; i++) {
         snprintf(texts[i], sizeof(texts[i]),
-                 "cd '%s'; : >%d; until [ $(ls | wc -l) -ge %d ]; do sleep 0.05; done; echo %d", folder, i, BESIDE, i);
+                 "cd '%s'; : >%d; set -- *; until [ $# -ge %d ]; do sleep 0.2; set -- *; done; echo %d", folder, i,
+                 BESIDE, i);
         argvs[i][0] = shell;
         argvs[i][1] = option;
         argvs[i][2] = texts[i];
