@@ -300,6 +300,7 @@ def until(done):
 
 process, terminal = pty.fork()
 if process == 0:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # whoever runs the tests may ignore it, as shells do in the background
     os.execv(sys.argv[1], sys.argv[1:])
 until(lambda: os.path.exists("$BATS_TEST_TMPDIR/ready"))
 os.write(terminal, b"\x03")
