@@ -7,19 +7,26 @@
 load common
 load machines
 
-# collection WHICH
+# collection WHICH [--live]
 collection() {
-    python3 "$MACHINES/collection.py" "$EPKIT" "$1"
+    python3 "$MACHINES/collection.py" "$EPKIT" "$@"
+}
+
+# With sanitizers one look at each machine is enough: what is said of it is compared without them.
+unless_sanitized() {
+    [ -z "${EPKIT_SANITIZED-}" ] || [ -n "${EPKIT_TEST_LONG-}" ] || skip "long tier with sanitizers; each machine is looked at once"
 }
 
 @test "healthy machines of clouds, makers, schedulers and containers have no finding" {
     local n
     n=$(python3 "$MACHINES/machines.py" --field | wc --lines)
     [ "$n" -ge 30 ]
+    unless_sanitized
     collection field
 }
 
 @test "each rule finds its fault, and leaves its neighbours alone" {
+    unless_sanitized
     collection rules
 }
 
@@ -34,6 +41,11 @@ collection() {
     diff <(echo "$checks") <(python3 "$MACHINES/machines.py" --rules | cut -s -d' ' -f2- | xargs -n1 | sort -u |
         grep --invert-match --line-regexp --regexp gpu-errors --regexp void-variables)
     [ "$(python3 "$MACHINES/machines.py" --rules | grep --count --invert-match ' ')" -ge 20 ]
+}
+
+@test "every machine, live, with sanitizers" {
+    [ -n "${EPKIT_SANITIZED-}" ] || skip "for builds with sanitizers"
+    collection all --live
 }
 
 @test "every other machine, live and from its snapshot" {

@@ -54,11 +54,16 @@ codes() {
 }
 
 @test "a rank that does not come is named" {
-    size=3 EPKIT_TIMEOUT_MS=3000 world 2 1 test internode --network tcp --nodes 3
-    cat "$BATS_TEST_TMPDIR"/errors.*
-    [ "$(codes)" = "1 1 " ]
-    grep -q '1 of 3 ranks did not come within 3000 ms: rank 2' "$BATS_TEST_TMPDIR/errors.0"
-    grep -q '1 of 3 ranks did not come within 3000 ms: rank 2' "$BATS_TEST_TMPDIR/errors.1"
+    local ms
+    # Where much else runs, the deadline may pass before both are there: then once more with a longer one.
+    for ms in 2000 10000 50000; do
+        size=3 EPKIT_TIMEOUT_MS=$ms world 2 1 test internode --network tcp --nodes 3
+        cat "$BATS_TEST_TMPDIR"/errors.*
+        [ "$(codes)" = "1 1 " ]
+        ! grep -q "1 of 3 ranks did not come within $ms ms: rank 2" "$BATS_TEST_TMPDIR/errors.0" || break
+    done
+    grep -q "1 of 3 ranks did not come within $ms ms: rank 2" "$BATS_TEST_TMPDIR/errors.0"
+    grep -q "1 of 3 ranks did not come within $ms ms: rank 2" "$BATS_TEST_TMPDIR/errors.1"
     grep -q 'have all ranks been started' "$BATS_TEST_TMPDIR/errors.1"
 }
 
@@ -104,10 +109,10 @@ END
 # Run in a network namespace with another one beside it: two hosts that know no more than link-local addresses.
 link_local() {
     local address
-    unshare -n sleep 120 3>&- &
+    unshare -n sleep 2400 3>&- &
     other=$!
     trap 'kill "$other"' EXIT
-    for _ in $(seq 100); do
+    for _ in $(seq 600); do
         ip link add d0 type veth peer name d1 netns "$other" && break
         sleep 0.1
     done
@@ -115,7 +120,7 @@ link_local() {
     nsenter -t "$other" -n ip link set d1 name zz9 # another name and another number than here
     ip link set d0 up
     nsenter -t "$other" -n ip link set zz9 up
-    for _ in $(seq 200); do
+    for _ in $(seq 1200); do
         [ -z "$(ip -6 -o addr show dev d0 tentative)$(nsenter -t "$other" -n ip -6 -o addr show dev zz9 tentative)" ] &&
             [ -n "$(ip -6 -o addr show dev d0 scope link)" ] && break
         sleep 0.1

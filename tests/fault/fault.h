@@ -38,7 +38,8 @@ enum { SLOWNESS = 1, SANITIZED = 0 };
 /*
  * What a cell may take depends on what else runs: 1 on an idle machine, and one more for each two runnable threads
  * of a processor when the cell begins. Deadlines and limits grow alike, so that their order, which is what is tested,
- * stays.
+ * stays. What comes in between is found in the kernel's account: a cell that fails while one of its processes was not
+ * let run is run again with twice the deadlines, some times. A defect fails each time.
  */
 extern int load_factor;
 extern int slow_factor; /* how much slower this machine is than one of its kind: an emulated one */
@@ -49,7 +50,7 @@ extern int slow_factor; /* how much slower this machine is than one of its kind:
 #define AT_ONCE_MS (150 * SLOWNESS * load_factor) /* for a call on a communicator that has failed */
 #define LATE_MS (150 * load_factor)               /* how late a survivor is where the victim is to be found waiting */
 #define STRIKE_MS (60 * load_factor)              /* when the victim is struck then */
-#define CELL_MS (15000 + 10000 * SLOWNESS * load_factor)
+#define CELL_MS (110000 + 10000 * SLOWNESS * load_factor) /* ends what hangs */
 
 enum fault { FAULT_KILL = 0, FAULT_STOP, FAULT_CRASH, FAULT_ABORT, FAULT_EXIT, FAULTS, FAULT_DELAY };
 
@@ -173,6 +174,7 @@ void show_process(int pid, const char *what);
 struct surroundings {
     int fds, threads, shm;
 };
+extern bool shm_is_ours; /* /dev/shm is this program's alone; else what others do there is not counted */
 struct surroundings look_around(void);
 bool same_surroundings(const struct surroundings *before, char *ret_why, size_t bytes);
 void print_result(bool passed, const char *name, uint64_t begin_ns, const char *why);

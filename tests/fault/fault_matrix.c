@@ -4,14 +4,18 @@
 
 #include <getopt.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
+#include <sys/wait.h>
 #include <time.h>
+#include <unistd.h>
 
-enum { RANDOM_ROUNDS = 24, LONG_ROUNDS = 400 };
+enum { RANDOM_ROUNDS = 24, LONG_ROUNDS = 400, MOST_JOBS = 16 };
 
 static int n_passed, n_failed;
 
@@ -71,30 +75,87 @@ static void run_random(uint64_t seed, int rounds)
 /* A /dev/shm of our own, where that is allowed: what others do there at the same time is not ours to count. */
 static void isolate(void)
 {
-    if (unshare(CLONE_NEWUSER | CLONE_NEWNS) == 0)
-        (void)!mount("fault", "/dev/shm", "tmpfs", 0, NULL);
+    int flags = geteuid() == 0 ? CLONE_NEWNS : CLONE_NEWNS | CLONE_NEWUSER;
+
+    /* Private, or what is mounted here would be mounted for everybody. */
+    shm_is_ours = unshare(flags) == 0 && mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0 &&
+                  mount("fault", "/dev/shm", "tmpfs", 0, NULL) == 0;
     prctl(PR_SET_CHILD_SUBREAPER, 1);
+}
+
+/* The whole matrix, if not only random cells are wanted, then these. */
+static void run_all(int rounds, uint64_t seed)
+{
+    if (rounds < 0) {
+        run_matrix(NULL);
+        rounds = getenv("EPKIT_TEST_LONG") ? LONG_ROUNDS : RANDOM_ROUNDS;
+    }
+    if (rounds > 0)
+        run_random(seed, rounds);
+}
+
+/* Parts side by side, each by a process of its own, which has its own children, descriptors and /dev/shm to look at. */
+static void run_jobs(int jobs, int rounds, uint64_t seed)
+{
+    int(*counts)[2] =
+        mmap(NULL, sizeof(*counts) * (size_t)jobs, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    pid_t pids[MOST_JOBS];
+
+    if (counts == MAP_FAILED) {
+        count(false);
+        return;
+    }
+    fflush(NULL);
+    for (int job = 0; job < jobs; job++) {
+        pids[job] = fork();
+        if (pids[job] == 0) {
+            prctl(PR_SET_PDEATHSIG, SIGKILL);
+            isolate();
+            part.i += job * part.n;
+            part.n *= jobs;
+            run_all(rounds, seed);
+            counts[job][0] = n_passed;
+            counts[job][1] = n_failed;
+            exit(0);
+        }
+    }
+    for (int job = 0; job < jobs; job++) {
+        int how = 0;
+
+        n_passed += waitpid(pids[job], &how, 0) == pids[job] ? counts[job][0] : 0;
+        n_failed += counts[job][1];
+        if (pids[job] < 0 || how != 0) {
+            printf("FAIL job %d of %d ended with %#x\n", job, jobs, (unsigned)how);
+            count(false);
+        }
+    }
 }
 
 static int usage(void)
 {
     fputs(
-        "Usage: fault_matrix [--list] [--cell PREFIX]... [--rounds N] [--seed N] [--part I/N] [--network NAME] [--slow N]\n"
-        "Without --cell and --rounds: the whole matrix once, then random cells. --part: every Nth of them. --network:\n"
-        "between hosts in the cells whose names begin with tcp.; verbs instead of tcp. --slow: all times by N.\n",
+        "Usage: fault_matrix [--list] [--cell PREFIX]... [--rounds N] [--seed N] [--part I/N] [--jobs N]\n"
+        "           [--network NAME] [--slow N]\n"
+        "Without --cell and --rounds: the whole matrix once, then random cells. --part: every Nth of them.\n"
+        "--jobs: so many at the same time; most of a cell is waiting. --network: between hosts in the cells that have\n"
+        "\"tcp.\" in their names; verbs instead of tcp. --slow: all times by N.\n",
         stderr);
     return 2;
 }
 
 int main(int argc, char **argv)
 {
-    static const struct option options[] = {
-        {"list", no_argument, NULL, 'l'},         {"cell", required_argument, NULL, 'c'},
-        {"rounds", required_argument, NULL, 'r'}, {"seed", required_argument, NULL, 's'},
-        {"part", required_argument, NULL, 'p'},   {"network", required_argument, NULL, 'n'},
-        {"slow", required_argument, NULL, 'f'},   {NULL, 0, NULL, 0}};
+    static const struct option options[] = {{"list", no_argument, NULL, 'l'},
+                                            {"cell", required_argument, NULL, 'c'},
+                                            {"rounds", required_argument, NULL, 'r'},
+                                            {"seed", required_argument, NULL, 's'},
+                                            {"part", required_argument, NULL, 'p'},
+                                            {"jobs", required_argument, NULL, 'j'},
+                                            {"network", required_argument, NULL, 'n'},
+                                            {"slow", required_argument, NULL, 'f'},
+                                            {NULL, 0, NULL, 0}};
     uint64_t seed = (uint64_t)time(NULL);
-    int rounds = -1, option;
+    int rounds = -1, jobs = 1, option;
     bool some = false;
 
     isolate();
@@ -123,19 +184,20 @@ int main(int argc, char **argv)
             if (sscanf(optarg, "%d/%d", &part.i, &part.n) != 2 || part.n < 1 || part.i < 1 || part.i-- > part.n)
                 return usage();
             break;
+        case 'j':
+            jobs = atoi(optarg);
+            if (jobs < 1 || jobs > MOST_JOBS)
+                return usage();
+            break;
         default:
             return usage();
         }
     }
     if (optind < argc)
         return usage();
-    if (!some && rounds < 0) {
-        run_matrix(NULL);
-        rounds = getenv("EPKIT_TEST_LONG") ? LONG_ROUNDS : RANDOM_ROUNDS;
-    }
-    if (rounds > 0) {
-        printf("random cells, --seed %llu\n", (unsigned long long)seed);
-        run_random(seed, rounds);
+    if (!some || rounds > 0) {
+        printf("random cells: --seed %llu\n", (unsigned long long)seed);
+        run_jobs(jobs, rounds, seed);
     }
     printf("%d passed, %d failed\n", n_passed, n_failed);
     return n_failed > 0 || n_passed == 0;

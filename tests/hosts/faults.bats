@@ -274,11 +274,11 @@ launcher() {
     # One whose agent lives stays.
     run --separate-stderr launch --no-logs --checks skip --hosts h2 hostname
     [ "$status" -eq 0 ]
-    [ -e "$folder/workload" ]
+    on h2 test -e "$folder/workload"
     on h2 pkill -KILL -f __node
     wait $! || true
     run --separate-stderr launch --no-logs --checks skip --hosts h2 hostname
     [ "$status" -eq 0 ]
-    [ ! -e "$folder" ]
+    on h2 test ! -e "$folder"
     all_clean 30 h2
 }

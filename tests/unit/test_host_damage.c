@@ -48,7 +48,7 @@ static int run_rank(const ep_boot *boot, void *argument)
     ep_comm *comm;
 
     config.backend = "host";
-    config.timeout_ms = 20000;
+    config.timeout_ms = 60000;
     config.ranks_per_node = scene->ranks_per_node;
     if (ep_comm_new(boot, &config, &comm) != EP_OK)
         return 1;

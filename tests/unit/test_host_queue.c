@@ -25,6 +25,7 @@ static struct {
 struct job {
     int number, sleep_us;
     ep_status status;
+    _Atomic int *gate; /* it waits until this is not 0 */
 };
 
 static ep_status run_job(void *arguments)
@@ -33,6 +34,8 @@ static ep_status run_job(void *arguments)
 
     if (job->sleep_us)
         usleep((useconds_t)job->sleep_us);
+    while (job->gate && !atomic_load(job->gate))
+        usleep(1000);
     log_of_jobs.thread[log_of_jobs.n] = pthread_self();
     log_of_jobs.order[log_of_jobs.n++] = job->number;
     return job->status == EP_OK ? EP_OK : ep_fail(job->status, "job %d fails", job->number);
@@ -69,7 +72,10 @@ static int set_up(void **state)
 
     log_of_jobs.n = 0;
     *state = &comm;
-    return host_ranks_new(1, &comm) ? 0 : -1;
+    if (!host_ranks_new(1, &comm))
+        return -1;
+    comm->config.timeout_ms = HOST_RANKS_PATIENT_MS;
+    return 0;
 }
 
 static int tear_down(void **state)
@@ -213,6 +219,7 @@ static void an_event_that_never_comes_fails_the_group(void **state)
     ep_event *never, *event, *behind;
     ep_queue *queue;
 
+    comm->config.timeout_ms = 500;
     assert_int_equal(ep_queue_new(comm, &queue), EP_OK);
     assert_int_equal(ep_event_new(comm, &never), EP_OK);
     assert_int_equal(ep_stream_wait(comm, NULL, never), EP_OK);
@@ -286,7 +293,8 @@ static void signals_are_for_users_events_and_once(void **state)
 static void records_complete_with_what_was_called_before(void **state)
 {
     ep_comm *comm = *(ep_comm **)*state;
-    struct job slow = {.number = 1, .sleep_us = 20000};
+    _Atomic int gate = 0;
+    struct job slow = {.number = 1, .gate = &gate};
     ep_event *event, *record, *idle;
     int done;
 
@@ -297,6 +305,7 @@ static void records_complete_with_what_was_called_before(void **state)
     assert_int_equal(ep_event_record(comm, NULL, &record), EP_OK);
     assert_int_equal(ep_event_query(record, &done), EP_OK);
     assert_int_equal(done, 0);
+    atomic_store(&gate, 1);
     assert_int_equal(ep_event_wait(record, -1), EP_OK);
     assert_int_equal(log_of_jobs.n, 1);
     ep_event_free(event);

@@ -24,7 +24,7 @@ static int shrink_without_first(const ep_boot *boot, void *argument)
     ep_comm *comm, *next = NULL;
     int rank = boot->rank;
 
-    config.timeout_ms = 20000;
+    config.timeout_ms = 60000;
     if (ep_comm_new(boot, &config, &comm) != EP_OK)
         return 1;
     config.channels = rank == 2 ? 3 : 5;
@@ -69,7 +69,7 @@ static int shrink_twice(const ep_boot *boot, void *argument)
     ep_comm *comm, *next = NULL;
     int rank = boot->rank;
 
-    config.timeout_ms = 20000;
+    config.timeout_ms = 60000;
     if (ep_comm_new(boot, &config, &comm) != EP_OK)
         return 1;
     config.ranks_per_node = NRANKS / 2;
