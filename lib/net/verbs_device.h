@@ -5,7 +5,7 @@
  * Candidates are the active ports. An Ethernet port has to have an address for RoCE v2: one of IPv4 is taken before one
  * of IPv6, and a link-local one last. InfiniBand ports are addressed by their LID. The candidates, in the order of
  * their names or as $EPKIT_VERBS_DEVICE lists them ("mlx5_0", "mlx5_0:1,mlx5_3"), are dealt to the ranks of a node in
- * turn. `epkit env` prints that variable for the GPUs of a machine.
+ * turn.
  *
  *   EPKIT_VERBS_DEVICE          which ports, by local rank
  *   EPKIT_VERBS_GID_INDEX       the address, by its index in the port's table; -1: as above
