@@ -96,12 +96,17 @@ static size_t post_piece(struct verbs_net *v, struct verbs_line *line, enum ibv_
     return post(v, line, opcode, line->ring + at, piece, offset, line->tail) ? piece : 0;
 }
 
+/* The most that so many bytes take: the last piece, and one at the end of the ring. */
+static size_t operations_of(const struct verbs_net *v, size_t bytes)
+{
+    return bytes / v->device.max_message + 3;
+}
+
 /* Whether there is room for so many bytes now, in as many operations as they may take. */
 static bool has_room(const struct verbs_net *v, const struct verbs_line *line, size_t bytes)
 {
-    size_t operations = bytes / v->device.max_message + 3; /* the last piece, one at the end of the ring */
-
-    return bytes <= v->ring_bytes - (size_t)(line->tail - line->head) && line->count + operations <= VERBS_SENDS;
+    return bytes <= v->ring_bytes - (size_t)(line->tail - line->head) &&
+           line->count + operations_of(v, bytes) <= VERBS_SENDS;
 }
 
 static bool verbs_put(struct ep_net *net, int peer, int channel, uint64_t offset, const void *src, size_t bytes)
@@ -114,7 +119,8 @@ static bool verbs_put(struct ep_net *net, int peer, int channel, uint64_t offset
         return false;
     if (line->discards)
         return true; /* it has left or died: whoever waits for it hears so */
-    if (offset > net->region_bytes || bytes > net->region_bytes - offset || bytes > v->ring_bytes) {
+    if (offset > net->region_bytes || bytes > net->region_bytes - offset || bytes > v->ring_bytes ||
+        operations_of(v, bytes) > VERBS_SENDS) {
         break_net(v, line, EP_E_OVERFLOW, "a put that no region and no ring has room for");
         return false;
     }
