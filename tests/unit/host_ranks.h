@@ -9,7 +9,7 @@
 #include <stdlib.h>
 
 #define HOST_RANKS_MOST 4
-#define HOST_RANKS_TIMEOUT "2000" /* ms; with much other work on the machine, less passes before anything is late */
+#define HOST_RANKS_TIMEOUT "2000"   /* ms; with much other work on the machine, less passes before anything is late */
 #define HOST_RANKS_PATIENT_MS 60000 /* for the creation, in which nobody is to be late */
 
 /* Creates comm[0..n): each is made by a thread of its own and may then be used by any one thread. */
