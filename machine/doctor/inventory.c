@@ -5,8 +5,12 @@
 #include "base/error.h"
 #include "doctor/look.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #define NVIDIA 0x10de
 #define CLASS_SWITCH                                                                                                   \
@@ -121,9 +125,21 @@ ep_status doctor_expect(struct doctor_machine *machine, const char *file)
     json_t *document, *value;
     ep_status status = EP_OK;
     json_error_t error;
+    struct stat info;
     const char *key;
+    int fd;
 
-    document = json_load_file(file, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &error);
+    /* Without waiting for the writer of a FIFO. */
+    fd = open(file, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+    if (fd < 0 || fstat(fd, &info) != 0)
+        status = ep_fail(EP_E_ARG, "--expect: %s: %s", file, strerror(errno));
+    else if (!S_ISREG(info.st_mode))
+        status = ep_fail(EP_E_ARG, "--expect: %s: not a regular file", file);
+    document = status == EP_OK ? json_loadfd(fd, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &error) : NULL;
+    if (fd >= 0)
+        close(fd);
+    if (status != EP_OK)
+        return status;
     if (!document)
         return ep_fail(EP_E_ARG, "--expect: %s: line %d: %s", file, error.line, error.text);
     if (!json_is_object(document) || json_object_size(document) == 0) {

@@ -237,13 +237,14 @@ static double higher(double a, double b)
     return isnan(a) || b > a ? b : a;
 }
 
-/* The slower of two figures of the same thing is the one that counts. */
-static void join_measure(struct parse_measure *into, const struct parse_measure *from)
+/* The slower of two figures of the same thing is the one that counts: by time where ranks print, by rate where nodes
+ * do. */
+static void join_measure(struct parse_measure *into, const struct parse_measure *from, bool is_by_time)
 {
     bool is_slower =
-        isnan(from->time_us) || isnan(into->time_us)
-            ? from->rdma_gbps < into->rdma_gbps || (isnan(into->rdma_gbps) && from->nvl_gbps < into->nvl_gbps)
-            : from->time_us > into->time_us;
+        is_by_time && !isnan(from->time_us) && !isnan(into->time_us)
+            ? from->time_us > into->time_us
+            : from->rdma_gbps < into->rdma_gbps || (isnan(into->rdma_gbps) && from->nvl_gbps < into->nvl_gbps);
 
     if (is_slower) {
         struct parse_measure kept = *into;
@@ -319,7 +320,7 @@ static void join(struct run *whole, const struct run *other)
             measure->points = NULL;
             measure->n_points = 0;
         } else {
-            join_measure(measure, &from->measures[i]);
+            join_measure(measure, &from->measures[i], into->dialect != PARSE_DEEPEP_INTERNODE);
         }
     }
     for (size_t i = 0; i < from->n_problems; i++)

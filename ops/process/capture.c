@@ -11,7 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define TICK_MS 20 /* how late the end of a program may be noticed where there is no pidfd */
+#define TICK_MS 20      /* how late the end of a program may be noticed where there is no pidfd */
 #define WAIT_MS 3600000 /* the longest wait at once */
 #define WIDTH_MAX 64
 #define DRAIN_READS 64

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Ranks that find each other by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and the network over TCP.
 #
-# shellcheck disable=SC2154 # $stderr is set by run
+# shellcheck disable=SC2154,SC2016 # $stderr is set by run; programs of inner shells
 
 load common
 

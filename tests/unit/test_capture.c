@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <signal.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -78,6 +79,36 @@ static void test_a_program_that_is_not_there(void **state)
     (void)state;
     assert_int_equal(capture_run(&capture, 1, 1, PATIENT_MS, NULL, NULL), 0);
     assert_int_equal(capture.start_error, ENOENT);
+    capture_done(&capture);
+}
+
+static void speak(const void *context)
+{
+    dprintf(STDOUT_FILENO, "%s", (const char *)context);
+    _exit(3);
+}
+
+/* What runs in a child without being executed is heard and waited for as a program is. */
+static void test_a_child(void **state)
+{
+    struct capture capture = {.execute = speak, .context = "from the child"};
+
+    (void)state;
+    assert_int_equal(capture_run(&capture, 1, 1, 10000, NULL, NULL), 0);
+    assert_string_equal(capture.output.text, "from the child");
+    assert_int_equal(WEXITSTATUS(capture.status), 3);
+    capture_done(&capture);
+}
+
+/* It closes its output long before it ends: its end is what counts. */
+static void test_closed_output(void **state)
+{
+    struct capture capture = run("echo early; exec >&- 2>&-; sleep 0.3; exit 5", 60000);
+
+    (void)state;
+    assert_string_equal(capture.output.text, "early\n");
+    assert_false(capture.late);
+    assert_int_equal(WEXITSTATUS(capture.status), 5);
     capture_done(&capture);
 }
 
@@ -224,6 +255,8 @@ int main(void)
         cmocka_unit_test(test_both_streams_and_status),
         cmocka_unit_test(test_standard_input_is_empty),
         cmocka_unit_test(test_a_program_that_is_not_there),
+        cmocka_unit_test(test_a_child),
+        cmocka_unit_test(test_closed_output),
         cmocka_unit_test(test_deadline),
         cmocka_unit_test(test_deadline_of_the_loud_and_of_the_silent),
         cmocka_unit_test(test_output_is_bounded),
