@@ -44,10 +44,15 @@ static void add_jobs(json_t *questions, const struct deploy_job *job)
         return;
     json_array_foreach(get(job->object, "spec/replicatedJobs"), i, replicated)
     {
+        json_t *labels = json_deep_copy(get(replicated, "template/metadata/labels")) ?: json_object();
+
         snprintf(name, sizeof(name), "%.120s-%.120s-0", job->name, get_text(replicated, "name"));
+        /* A Job without labels of its own gets those of its pods. */
+        json_object_set_new(labels, "jobset.sigs.k8s.io/jobset-name", json_string(job->name));
         add_question(questions, "Job", name, true,
-                     json_pack("{s:s, s:s, s:{s:s, s:s}, s:O?}", "apiVersion", "batch/v1", "kind", "Job", "metadata",
-                               "name", name, "namespace", job->space, "spec", get(replicated, "template/spec")));
+                     json_pack("{s:s, s:s, s:{s:s, s:s, s:o}, s:O?}", "apiVersion", "batch/v1", "kind", "Job",
+                               "metadata", "name", name, "namespace", job->space, "labels", labels, "spec",
+                               get(replicated, "template/spec")));
     }
 }
 

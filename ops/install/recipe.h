@@ -22,8 +22,8 @@
  *
  * @{NAME} stands for a version or a variable. In text that a shell runs (run, check, undo, script, verify) it is
  * refused: there each of them is a shell variable, "$prefix". No value can become code: values consist of the
- * characters of their kind (variables.c), and shell variables are set from quoted text. In `expect` a value matches itself
- * alone. A build whose script uses other values than before is done again.
+ * characters of their kind (variables.c), and shell variables are set from quoted text. In `expect` a value matches
+ * itself alone. A build whose script uses other values than before is done again.
  *
  * Everything is checked when a recipe is read; what is wrong is said as FILE:LINE: reason.
  */
@@ -72,7 +72,7 @@ struct recipe_step {
     const char *when;
     size_t n_needs;
     size_t needs[RECIPE_STEPS_MAX]; /* indices of steps */
-    json_t *args;                   /* keys of the type, variables replaced */
+    json_t *args;                   /* keys of the type, variables replaced; "values" that a build's script uses */
     size_t n_verify;
     struct step_verify *verify;
 };
