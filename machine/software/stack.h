@@ -112,6 +112,9 @@ struct stack {
     const char *python_paths; /* folders that were searched, for people */
 };
 
+/* Is it one of NCCL's own networks, which take no plugin (NCCL user guide, NCCL_NET)? */
+bool stack_is_internal_net(const char *net);
+
 /* Version of the libnvshmem_host at `path`: by its file name, the header beside it, or its wheel; "" not known. */
 const char *stack_nvshmem_version(struct root *root, const char *path);
 

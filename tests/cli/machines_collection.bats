@@ -34,6 +34,14 @@ unless_sanitized() {
     collection sites
 }
 
+@test "commands that findings give help, and bring no other finding" {
+    local names=()
+    # One for each kind of command; all of them in the long tier.
+    [ -n "${EPKIT_TEST_LONG-}" ] || names=(a4/net-plugin-missing a4/libcuda-stub a4/one-nic a4/rdmav-drivers h100/acs
+        h100/peermem a4/provider-missing a4/stale-copy dgx-h200-deepep/heap dgx-b200/nccl-hca dgx-b200/p2p a3u/hca-prefix)
+    python3 "$MACHINES/fixes.py" "$EPKIT" "${names[@]}"
+}
+
 @test "every rule has a fault and a neighbour that looks like it" {
     local checks
     checks=$(sed -n 's/^ *\.id = "\(.*\)",$/\1/p' "$EPKIT_SOURCE"/machine/doctor/rules_*.c | sort)
