@@ -68,6 +68,19 @@ typedef struct ep_ll_config {
 
 #define EP_LL_CONFIG_INIT EP_INIT(ep_ll_config)
 
+/* What an ep_ll would take, before there is one. */
+typedef struct ep_ll_sizes {
+    size_t size;           /* EP_LL_SIZES_INIT sets it */
+    int64_t rows;          /* L*R*M: rows of recv_x, recv_scales, recv_source and of a combine's x */
+    int64_t library_bytes; /* what ep_ll_new() takes of this rank's memory at once; -1: the backend does not tell */
+    int64_t combine_bytes; /* the most that combine buffers take besides, as rows come */
+} ep_ll_sizes;
+
+#define EP_LL_SIZES_INIT EP_INIT(ep_ll_sizes)
+
+/* Not collective. The checks of ep_ll_new(), but for what only the peers can tell. */
+EP_API ep_status ep_ll_get_sizes(const ep_comm *comm, const ep_ll_config *config, ep_ll_sizes *ret_sizes);
+
 EP_API ep_status ep_ll_new(ep_comm *comm, const ep_ll_config *config, ep_ll **ret_ll);
 EP_API void ep_ll_free(ep_ll *ll);
 

@@ -4,6 +4,8 @@
 #include "base/fd.h"
 #include "base/reserve.h"
 
+#include <dirent.h>
+#include <inttypes.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -12,6 +14,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/sysmacros.h>
 
 /* --- the segments of this process -------------------------------------------------------------------------------- */
 
@@ -26,6 +29,7 @@ struct local_segment {
     size_t mapped;
     int fd; /* the owner's; -1: the owner has released it, others still borrow the mapping */
     int refs;
+    bool adopted; /* the mapping is the program's, see ep_shm_adopt() */
 };
 
 /*
@@ -66,7 +70,7 @@ static struct registry *get_registry(void)
     return registry;
 }
 
-static ep_status register_local(void *base, size_t mapped, int fd, uint64_t *ret_serial)
+static ep_status register_local(void *base, size_t mapped, int fd, bool adopted, uint64_t *ret_serial)
 {
     struct local_segment *segment = malloc(sizeof(*segment));
     struct registry *registry = get_registry();
@@ -81,7 +85,8 @@ static ep_status register_local(void *base, size_t mapped, int fd, uint64_t *ret
                                       .base = base,
                                       .mapped = mapped,
                                       .fd = fd,
-                                      .refs = 1};
+                                      .refs = 1,
+                                      .adopted = adopted};
     registry->first = segment;
     *ret_serial = segment->serial;
     pthread_mutex_unlock(&registry->lock);
@@ -159,10 +164,9 @@ static void release_local(uint64_t serial, int fd)
         gone = segment;
     }
     pthread_mutex_unlock(&registry->lock);
-    if (gone) {
+    if (gone && !gone->adopted)
         munmap(gone->base, gone->mapped);
-        free(gone);
-    }
+    free(gone);
 }
 
 /* --- making segments --------------------------------------------------------------------------------------------- */
@@ -208,7 +212,7 @@ static ep_status new_segment(size_t bytes, bool sparse, struct ep_shm *ret_shm)
         status = map_fd(shm.fd, mapped, &shm.base);
     if (status != EP_OK)
         goto close_fd;
-    status = register_local(shm.base, mapped, shm.fd, &shm.serial);
+    status = register_local(shm.base, mapped, shm.fd, false, &shm.serial);
     if (status != EP_OK)
         goto unmap;
     *ret_shm = shm;
@@ -228,6 +232,120 @@ ep_status ep_shm_new(size_t bytes, struct ep_shm *ret_shm)
 ep_status ep_shm_new_sparse(size_t bytes, struct ep_shm *ret_shm)
 {
     return new_segment(bytes, true, ret_shm);
+}
+
+/* --- segments of the program's own ------------------------------------------------------------------------------- */
+
+/* A line of /proc/self/maps. */
+struct map_line {
+    uintptr_t begin, end;
+    char rights[5];
+    uint64_t offset;
+    unsigned major, minor;
+    uint64_t inode;
+};
+
+static bool read_map_line(FILE *maps, struct map_line *ret_line)
+{
+    char *text = NULL;
+    size_t room = 0;
+    bool got =
+        getline(&text, &room, maps) > 0 &&
+        sscanf(text, "%" SCNxPTR "-%" SCNxPTR " %4s %" SCNx64 " %x:%x %" SCNu64, &ret_line->begin, &ret_line->end,
+               ret_line->rights, &ret_line->offset, &ret_line->major, &ret_line->minor, &ret_line->inode) == 7;
+
+    free(text);
+    return got;
+}
+
+/* The file that is mapped at all of the memory, shared, from its beginning: *ret_file, its offset behind the end. */
+static ep_status find_file(const void *memory, size_t bytes, struct map_line *ret_file)
+{
+    uintptr_t at = (uintptr_t)memory, end = at + bytes;
+    struct map_line line;
+    FILE *maps = fopen("/proc/self/maps", "re");
+
+    if (!maps)
+        return ep_fail_errno(EP_E_UNSUPPORTED, errno, "/proc/self/maps, which tells what is mapped there");
+    while (at < end && read_map_line(maps, &line)) {
+        if (line.end <= at)
+            continue;
+        if (line.begin > at || strncmp(line.rights, "rw", 2) != 0 || line.rights[3] != 's' || !line.inode ||
+            line.offset + (at - line.begin) != at - (uintptr_t)memory ||
+            (at != (uintptr_t)memory &&
+             (line.inode != ret_file->inode || line.major != ret_file->major || line.minor != ret_file->minor)))
+            break;
+        *ret_file = line;
+        at = line.end;
+    }
+    fclose(maps);
+    return at >= end ? EP_OK
+                     : ep_fail(EP_E_UNSUPPORTED,
+                               "peers can map shared memory alone: it must be a MAP_SHARED mapping of a memfd from its "
+                               "beginning, to be read and written");
+}
+
+/* A copy of this process's descriptor of a file; -1: it has none. */
+static int find_descriptor(const struct map_line *file)
+{
+    DIR *folder = opendir("/proc/self/fd");
+    const struct dirent *entry;
+    struct stat info;
+    int found = -1;
+
+    while (folder && found < 0 && (entry = readdir(folder))) {
+        int fd = atoi(entry->d_name);
+
+        if (fstat(fd, &info) == 0 && S_ISREG(info.st_mode) && (uint64_t)info.st_ino == file->inode &&
+            major(info.st_dev) == file->major && minor(info.st_dev) == file->minor &&
+            (fcntl(fd, F_GETFL) & O_ACCMODE) == O_RDWR)
+            found = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+    }
+    if (folder)
+        closedir(folder);
+    return found;
+}
+
+/* Peers rely on its size. */
+static ep_status seal(int fd, size_t mapped)
+{
+    struct stat info;
+    int seals = fcntl(fd, F_GET_SEALS);
+
+    if (seals < 0 || (!(seals & F_SEAL_SHRINK) && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK) != 0))
+        return ep_fail(EP_E_UNSUPPORTED, "it cannot be sealed against shrinking: it must be of memfd_create() with "
+                                         "MFD_ALLOW_SEALING");
+    if (fstat(fd, &info) != 0)
+        return ep_fail_errno(EP_E_SYSTEM, errno, "fstat of descriptor %d", fd);
+    if ((uint64_t)info.st_size < mapped)
+        return ep_fail(EP_E_ARG, "the file behind it has only %lld bytes", (long long)info.st_size);
+    if (mapped % (size_t)info.st_blksize)
+        return ep_fail(EP_E_ALIGN, "its bytes are not a multiple of its pages of %lld", (long long)info.st_blksize);
+    return EP_OK;
+}
+
+ep_status ep_shm_adopt(void *memory, size_t bytes, struct ep_shm *ret_shm)
+{
+    struct ep_shm shm = {.base = memory, .bytes = bytes};
+    struct map_line file = {.inode = 0};
+    size_t mapped = mapped_bytes(bytes);
+    ep_status status;
+
+    if (mapped < bytes || (uintptr_t)memory + mapped < (uintptr_t)memory)
+        return ep_fail(EP_E_OVERFLOW, "%zu bytes at %p", bytes, memory);
+    EP_TRY(find_file(memory, mapped, &file));
+    shm.fd = find_descriptor(&file);
+    if (shm.fd < 0)
+        return ep_fail(EP_E_UNSUPPORTED, "this process has no open descriptor of the memfd that is mapped there");
+    status = seal(shm.fd, mapped);
+    if (status == EP_OK)
+        status = register_local(memory, mapped, shm.fd, true, &shm.serial);
+    if (status != EP_OK) {
+        close(shm.fd);
+        return status;
+    }
+    *ret_shm = shm;
+    return EP_OK;
 }
 
 ep_status ep_shm_reserve(const struct ep_shm *shm, size_t offset, size_t bytes)

@@ -58,6 +58,13 @@ EP_PRIVATE_API ep_status ep_shm_new(size_t bytes, struct ep_shm *ret_shm);
 EP_PRIVATE_API ep_status ep_shm_new_sparse(size_t bytes, struct ep_shm *ret_shm);
 EP_PRIVATE_API ep_status ep_shm_reserve(const struct ep_shm *shm, size_t offset, size_t bytes);
 
+/*
+ * Memory that this process has mapped itself, at a page, from the beginning of a memfd whose descriptor is still open.
+ * Seals it against shrinking. The mapping stays the caller's: ep_shm_done() lets it be. EP_E_UNSUPPORTED says what
+ * such memory would have to be.
+ */
+EP_PRIVATE_API ep_status ep_shm_adopt(void *memory, size_t bytes, struct ep_shm *ret_shm);
+
 EP_PRIVATE_API ep_status ep_shm_get_name(const struct ep_shm *shm, struct ep_shm_name *ret_name);
 
 /*

@@ -186,8 +186,14 @@ ep_status ep_comm_new(const ep_boot *boot, const ep_comm_config *config, ep_comm
 
 void ep_comm_free(ep_comm *comm)
 {
-    if (!comm || !ep_comm_is_own(comm))
+    if (!comm || !ep_comm_may_free(comm))
         return;
+    if (atomic_load(&comm->live))
+        ep_log(EP_LOG_WARNING,
+               "rank %d of %d: ep_comm_free: %d plans, events, queues or low-latency objects of it are "
+               "left, and must not be used any more",
+               comm->rank, comm->nranks, atomic_load(&comm->live));
+    ep_pool_detach(comm);
     if (comm->ops->comm_close)
         comm->ops->comm_close(comm);
     free_comm(comm);
@@ -268,7 +274,7 @@ void ep_comm_abort(ep_comm *comm)
 
 ep_status ep_comm_async_error(const ep_comm *comm)
 {
-    EP_CHECK_COMM(comm, comm);
+    EP_CHECK_OWN(comm, comm);
     if (atomic_load(&comm->failed) == EP_OK && comm->ops->poll)
         return ep_comm_record((ep_comm *)comm, comm->ops->poll((ep_comm *)comm)); /* as the next call would */
     return (ep_status)atomic_load(&comm->failed);

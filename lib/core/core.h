@@ -110,6 +110,11 @@ struct ep_backend_ops {
 
     ep_status (*alloc)(ep_comm *comm, size_t bytes, void **ret_memory);
     ep_status (*free)(ep_comm *comm, void *memory);
+    /* By this rank alone, on any thread, also when the communicator has failed (but for alloc_local). */
+    ep_status (*alloc_local)(ep_comm *comm, size_t bytes, void **ret_memory);
+    ep_status (*free_local)(ep_comm *comm, void *memory);
+    ep_status (*register_memory)(ep_comm *comm, void *memory, size_t bytes);
+    ep_status (*unregister_memory)(ep_comm *comm, void *memory);
 
     /*
      * plan->args and plan->comm are set, impl and info are the backend's. The arrays are those of `args` (device memory
@@ -157,9 +162,15 @@ struct ep_backend_ops {
     ep_status (*ll_set_mask)(ep_ll *ll, int rank, bool on, ep_stream stream);
     ep_status (*ll_query_mask)(ep_ll *ll, int32_t *out, ep_stream stream);
     ep_status (*ll_barrier)(ep_ll *ll, ep_stream stream);
+    /* What ll_open would take for this rank, and with it combine buffers in ret_combine_bytes. */
+    int64_t (*ll_bytes)(const ep_comm *comm, const ep_ll_config *config, int64_t *ret_combine_bytes);
 };
 
-#define EP_BACKEND_ABI 2u
+#define EP_BACKEND_ABI 3u
+
+/* The communicator whose function of ep_stream_call() this thread runs; a backend says so around that function. */
+extern _Thread_local const ep_comm *ep_comm_calling;
+EP_PRIVATE_API void ep_comm_note_calling(const ep_comm *comm);
 
 /* Backends put these first in their event and queue. */
 struct ep_event {
@@ -182,6 +193,9 @@ EP_PRIVATE_API void ep_comm_set_stats(ep_comm *comm, const ep_stats *stats);
 
 /* As ep_comm_record() for a status that the communicator has nothing to do with by itself: remembers nothing. */
 ep_status ep_comm_settle(ep_comm *comm, ep_status status);
+
+/* memory.c: no allocator callback takes memory of it any more. */
+void ep_pool_detach(ep_comm *comm);
 
 static inline bool ep_status_is_fatal(ep_status status)
 {

@@ -162,10 +162,13 @@ struct host_peer {
     struct host_mapping *mappings; /* [HOST_SLOTS], made on first use; peers of this node only */
 };
 
+/* Whose an allocation is: staging of the library, of ep_alloc(), of ep_alloc_local(), of ep_register(). */
+enum host_memory { HOST_MEMORY_INTERNAL, HOST_MEMORY_SYMMETRIC, HOST_MEMORY_LOCAL, HOST_MEMORY_REGISTERED };
+
 struct host_allocation {
     struct ep_shm shm;
     uint32_t generation;
-    bool internal; /* staging of the library: counts as its memory */
+    enum host_memory kind;
 };
 
 /* What is known of a rank of another host, by the control link of its node. Written by the thread of the links. */
@@ -185,8 +188,9 @@ struct host_job;  /* queue.c */
 /* An ep_queue. With jobs only the worker touches what has become of them, without any the caller's thread. */
 struct host_queue {
     struct ep_queue base;
-    int jobs;         /* queued or running; under queue_lock */
-    ep_status status; /* the first failure since the last ep_stream_sync() */
+    struct host_queue *next; /* of the communicator's; only the caller's thread looks */
+    int jobs;                /* queued or running; under queue_lock */
+    ep_status status;        /* the first failure since the last ep_stream_sync() */
     char text[EP_ERROR_TEXT_BYTES];
 };
 
@@ -228,7 +232,7 @@ struct host_comm {
     bool worker_started, worker_stop;
     bool on_worker;               /* a job runs on the worker: only who runs jobs looks */
     struct host_job *head, *tail; /* queued and running jobs of all queues */
-    struct host_queue queue;      /* the stream NULL */
+    struct host_queue queue;      /* the stream NULL, and the first of all queues */
 };
 
 /* Copies from memory that a peer may change meanwhile: what follows works on the copy, the compiler reads no more. */
@@ -433,6 +437,10 @@ ep_status host_allgather(ep_comm *comm, const void *mine, size_t bytes, void *re
 /* memory.c */
 ep_status host_alloc(ep_comm *comm, size_t bytes, void **ret_memory);
 ep_status host_free(ep_comm *comm, void *memory);
+ep_status host_alloc_local(ep_comm *comm, size_t bytes, void **ret_memory);
+ep_status host_free_local(ep_comm *comm, void *memory);
+ep_status host_register(ep_comm *comm, void *memory, size_t bytes);
+ep_status host_unregister(ep_comm *comm, void *memory);
 ep_status host_alloc_internal(struct host_comm *host, size_t bytes, void **ret_memory);
 /* Without pages: host_reserve() has to be called for each part of it before anybody touches it. */
 ep_status host_alloc_sparse(struct host_comm *host, size_t bytes, void **ret_memory);
@@ -635,6 +643,7 @@ ep_status host_leave(struct host_comm *host, enum host_phase phase);
 
 /* lowlatency.c */
 ep_status host_ll_open(ep_ll *ll);
+int64_t host_ll_bytes(const ep_comm *comm, const ep_ll_config *config, int64_t *ret_combine_bytes);
 void host_ll_close(ep_ll *ll);
 ep_status host_ll_dispatch(ep_ll *ll, const ep_ll_dispatch_args *args, uint64_t number, ep_stream stream);
 ep_status host_ll_combine(ep_ll *ll, const ep_ll_combine_args *args, ep_stream stream);

@@ -213,6 +213,19 @@ ep_status host_ll_open(ep_ll *ll)
     return status;
 }
 
+int64_t host_ll_bytes(const ep_comm *comm, const ep_ll_config *config, int64_t *ret_combine_bytes)
+{
+    ep_ll ll = {.comm = (ep_comm *)comm, .config = *config, .n_local = config->n_experts / comm->nranks};
+    struct host_ll inner = {.host = host_of(comm)};
+    int64_t slots = (int64_t)comm->nranks * config->max_tokens, choices = (int64_t)config->max_tokens * config->topk;
+
+    lay_out(&ll, &inner);
+    *ret_combine_bytes = 2 * ll.n_local * slots * config->hidden * (int64_t)sizeof(uint16_t);
+    return (int64_t)segment_bytes(&ll, &inner) +
+           slots * (int64_t)(sizeof(struct ll_slot) + (size_t)config->topk * sizeof(int32_t)) +
+           2 * choices * (int64_t)(sizeof(*inner.index[0]) + sizeof(*inner.combine[0].given));
+}
+
 static bool has_read(const ep_ll *ll, int rank, uint64_t combine)
 {
     _Atomic uint64_t *pulled = ll_shared_of(ll->impl, rank)->pulled;

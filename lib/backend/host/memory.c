@@ -10,47 +10,51 @@
 #include <string.h>
 #include <sys/stat.h>
 
-static ep_status alloc(struct host_comm *host, size_t bytes, bool sparse, void **ret_memory)
+/* Tells the peers of a segment, in a slot of its own. Under the lock. */
+static ep_status publish(struct host_comm *host, const struct ep_shm *shm, enum host_memory kind)
 {
-    struct ep_shm shm;
-    struct host_slot *slot = NULL;
-    ep_status status;
+    struct host_slot *slot;
     int index;
 
-    status = sparse ? ep_shm_new_sparse(bytes, &shm) : ep_shm_new(bytes, &shm);
-    if (status != EP_OK)
-        return ep_fail_prefix(status, "ep_alloc: ");
-    pthread_mutex_lock(&host->memory_lock);
     for (index = 0; index < HOST_SLOTS; index++)
         if (!host->allocations[index].shm.base)
             break;
-    if (index == HOST_SLOTS) {
-        status = ep_fail(EP_E_MEMORY, "ep_alloc: this rank already has %d allocations", HOST_SLOTS);
-        goto unlock;
-    }
+    if (index == HOST_SLOTS)
+        return ep_fail(EP_E_MEMORY, "this rank already has %d allocations", HOST_SLOTS);
     slot = &host->control->slot[index];
-    status = ep_shm_get_name(&shm, &slot->name);
-    if (status != EP_OK)
-        goto unlock;
+    EP_TRY(ep_shm_get_name(shm, &slot->name));
     host->allocations[index] =
-        (struct host_allocation){.shm = shm, .generation = ++host->next_generation, .internal = true};
+        (struct host_allocation){.shm = *shm, .generation = ++host->next_generation, .kind = kind};
     atomic_store_explicit(&slot->generation, host->next_generation, memory_order_release);
-    *ret_memory = shm.base;
-unlock:
-    pthread_mutex_unlock(&host->memory_lock);
+    return EP_OK;
+}
+
+static ep_status alloc(struct host_comm *host, size_t bytes, bool sparse, enum host_memory kind, void **ret_memory)
+{
+    struct ep_shm shm;
+    ep_status status = sparse ? ep_shm_new_sparse(bytes, &shm) : ep_shm_new(bytes, &shm);
+
     if (status != EP_OK)
+        return ep_fail_prefix(status, "ep_alloc: ");
+    pthread_mutex_lock(&host->memory_lock);
+    status = publish(host, &shm, kind);
+    pthread_mutex_unlock(&host->memory_lock);
+    if (status != EP_OK) {
         ep_shm_done(&shm);
-    return status;
+        return ep_fail_prefix(status, "ep_alloc: ");
+    }
+    *ret_memory = shm.base;
+    return EP_OK;
 }
 
 ep_status host_alloc_internal(struct host_comm *host, size_t bytes, void **ret_memory)
 {
-    return alloc(host, bytes, false, ret_memory);
+    return alloc(host, bytes, false, HOST_MEMORY_INTERNAL, ret_memory);
 }
 
 ep_status host_alloc_sparse(struct host_comm *host, size_t bytes, void **ret_memory)
 {
-    return alloc(host, bytes, true, ret_memory);
+    return alloc(host, bytes, true, HOST_MEMORY_INTERNAL, ret_memory);
 }
 
 /* Index of the allocation that begins at `memory`, -1 if there is none. Under the lock. */
@@ -98,30 +102,77 @@ void host_free_internal(struct host_comm *host, void *memory)
 
 ep_status host_alloc(ep_comm *comm, size_t bytes, void **ret_memory)
 {
-    struct host_comm *host = host_of(comm);
-
-    EP_TRY(host_alloc_internal(host, bytes, ret_memory));
-    pthread_mutex_lock(&host->memory_lock);
-    host->allocations[find_start(host, *ret_memory)].internal = false;
-    pthread_mutex_unlock(&host->memory_lock);
-    return EP_OK;
+    return alloc(host_of(comm), bytes, false, HOST_MEMORY_SYMMETRIC, ret_memory);
 }
 
-ep_status host_free(ep_comm *comm, void *memory)
+ep_status host_alloc_local(ep_comm *comm, size_t bytes, void **ret_memory)
+{
+    return alloc(host_of(comm), bytes, false, HOST_MEMORY_LOCAL, ret_memory);
+}
+
+static ep_status free_kind(ep_comm *comm, void *memory, enum host_memory kind, const char *call, const char *origin)
 {
     struct host_comm *host = host_of(comm);
     int index;
 
     pthread_mutex_lock(&host->memory_lock);
     index = find_start(host, memory);
-    if (index >= 0 && !host->allocations[index].internal)
+    if (index >= 0 && host->allocations[index].kind == kind)
         release(host, index);
     else
         index = -1;
     pthread_mutex_unlock(&host->memory_lock);
     if (index < 0)
-        return ep_fail(EP_E_ARG, "ep_free: memory %p is not from ep_alloc of this communicator", memory);
+        return ep_fail(EP_E_ARG, "%s: memory %p is not from %s of this communicator", call, memory, origin);
     return EP_OK;
+}
+
+ep_status host_free(ep_comm *comm, void *memory)
+{
+    return free_kind(comm, memory, HOST_MEMORY_SYMMETRIC, "ep_free", "ep_alloc");
+}
+
+ep_status host_free_local(ep_comm *comm, void *memory)
+{
+    return free_kind(comm, memory, HOST_MEMORY_LOCAL, "ep_free_local", "ep_alloc_local");
+}
+
+/* Is a byte of it in an allocation? Under the lock. */
+static bool is_taken(const struct host_comm *host, const void *memory, size_t bytes)
+{
+    uintptr_t at = (uintptr_t)memory;
+
+    for (int index = 0; index < HOST_SLOTS; index++) {
+        const struct ep_shm *shm = &host->allocations[index].shm;
+        uintptr_t base = (uintptr_t)shm->base;
+
+        if (base && (at < base ? base - at < bytes : at - base < shm->bytes))
+            return true;
+    }
+    return false;
+}
+
+ep_status host_register(ep_comm *comm, void *memory, size_t bytes)
+{
+    struct host_comm *host = host_of(comm);
+    struct ep_shm shm;
+    ep_status status = ep_shm_adopt(memory, bytes, &shm);
+
+    if (status != EP_OK)
+        return ep_fail_prefix(status, "ep_register: memory %p: ", memory);
+    pthread_mutex_lock(&host->memory_lock);
+    status = is_taken(host, memory, bytes) ? ep_fail(EP_E_ARG, "part of it is registered or allocated already")
+                                           : publish(host, &shm, HOST_MEMORY_REGISTERED);
+    pthread_mutex_unlock(&host->memory_lock);
+    if (status == EP_OK)
+        return EP_OK;
+    ep_shm_done(&shm);
+    return ep_fail_prefix(status, "ep_register: memory %p: ", memory);
+}
+
+ep_status host_unregister(ep_comm *comm, void *memory)
+{
+    return free_kind(comm, memory, HOST_MEMORY_REGISTERED, "ep_unregister", "ep_register");
 }
 
 bool host_find(struct host_comm *host, const void *memory, size_t bytes, struct host_where *ret_where)
@@ -279,7 +330,7 @@ size_t host_comm_bytes(const ep_comm *comm)
     for (int index = 0; index < HOST_SLOTS; index++) {
         struct stat info;
 
-        if (host->allocations[index].internal && fstat(host->allocations[index].shm.fd, &info) == 0)
+        if (host->allocations[index].kind == HOST_MEMORY_INTERNAL && fstat(host->allocations[index].shm.fd, &info) == 0)
             bytes += (size_t)info.st_blocks * 512;
     }
     pthread_mutex_unlock(&host->memory_lock);
