@@ -42,9 +42,12 @@ def aligned(tensor: Optional[torch.Tensor]) -> Optional[torch.Tensor]: ...
 def aligned(tensor: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
     """The tensor, or a copy of it: where its first element is not at a multiple of 16 bytes (a slice may begin anywhere),
     and where memory holds the negated values (torch.Tensor.is_neg(), of the imaginary part of a conjugate)."""
-    if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
+    if not isinstance(tensor, torch.Tensor):
         return tensor
-    if not tensor.data_ptr() % ALIGNMENT and not tensor.is_neg():
+    try:
+        if not tensor.data_ptr() % ALIGNMENT and not tensor.is_neg():
+            return tensor
+    except RuntimeError:  # nothing that is in memory: the call says so
         return tensor
     return tensor.clone(memory_format=torch.contiguous_format)
 

@@ -80,7 +80,8 @@ class Plan(OfThisProcess):
         return make(shape, dtype=dtype, device=self.comm.device)
 
     def dispatch(self, x: Floats, topk_weights: Optional[torch.Tensor] = None, *, want_topk_idx: bool = False,
-                 column_major_scales: bool = False, out: Optional[torch.Tensor] = None, stream: Stream = None) -> Rows:
+                 column_major_scales: bool = False, out: Union[None, torch.Tensor, Rows] = None,
+                 stream: Stream = None) -> Rows:
         """Sends each token's row to the ranks of the plan. Collective.
 
         Arguments:
@@ -89,25 +90,32 @@ class Plan(OfThisProcess):
             topk_weights: [N, K] float32, travels with the row.
             want_topk_idx: rank layout: also the local expert numbers of each row.
             column_major_scales: scales with strides (1, multiple of 4), as TMA wants them.
-            out: where the rows go: [out_rows or more, H], for instance of Communicator.empty().
+            out: where the rows go: [out_rows or more, H], for instance of Communicator.empty(). Or where everything goes:
+                what an earlier dispatch of the same sizes returned; nothing is allocated then.
         """
         rows, scales = x if isinstance(x, tuple) else (x, None)
-        recv_x = self._new(self.out_rows, rows.shape[-1], dtype=rows.dtype) if out is None else out
+        if scales is not None and self.n_tokens > 1 and not any(scales.stride()):
+            scales = scales.contiguous()
+        if not isinstance(out, Rows):
+            out = self._outputs(rows, scales, topk_weights is not None, want_topk_idx, column_major_scales, out)
+        self._native.dispatch(aligned(rows), aligned(scales), aligned(topk_weights), *out,
+                              stream_pointer(True, self.comm.device, stream) if self.comm.is_cuda else None)
+        return out
+
+    def _outputs(self, rows: torch.Tensor, scales: Optional[torch.Tensor], want_weights: bool, want_topk_idx: bool,
+                 column_major_scales: bool, recv_x: Optional[torch.Tensor]) -> Rows:
         recv_scales = recv_idx = recv_weights = None
-        if scales is not None:
-            if column_major_scales:
-                recv_scales = column_major(recv_x.shape[0], scales.shape[-1], scales.dtype, self.comm.device)
-            else:
-                recv_scales = self._new(recv_x.shape[0], scales.shape[-1], dtype=scales.dtype)
-            if scales.dim() == 2 and scales.shape[0] > 1 and not any(scales.stride()):
-                scales = scales.contiguous()
+        if recv_x is None:
+            recv_x = self._new(self.out_rows, rows.shape[-1], dtype=rows.dtype)
+        n = recv_x.shape[0]
+        if scales is not None and column_major_scales:
+            recv_scales = column_major(n, scales.shape[-1], scales.dtype, self.comm.device)
+        elif scales is not None:
+            recv_scales = self._new(n, scales.shape[-1], dtype=scales.dtype)
         if want_topk_idx and not self.expanded and self.topk:
-            recv_idx = self._new(recv_x.shape[0], self.topk, dtype=self.idx_dtype)
-        if topk_weights is not None:
-            shape = (recv_x.shape[0],) if self.expanded else (recv_x.shape[0], self.topk)
-            recv_weights = self._new(*shape, dtype=torch.float32)
-        self._native.dispatch(aligned(rows), aligned(scales), aligned(topk_weights), recv_x, recv_scales, recv_idx,
-                              recv_weights, stream_pointer(self.comm.is_cuda, self.comm.device, stream))
+            recv_idx = self._new(n, self.topk, dtype=self.idx_dtype)
+        if want_weights:
+            recv_weights = self._new(*((n,) if self.expanded else (n, self.topk)), dtype=torch.float32)
         return Rows(recv_x, recv_scales, recv_idx, recv_weights)
 
     def combine(self, x: torch.Tensor, topk_weights: Optional[torch.Tensor] = None,

@@ -78,6 +78,8 @@ def one_shape(comm, draw, number):
     plan = comm.plan(topk_idx, experts, expanded=bool(alignment), alignment=alignment or 1, zero_padding=True,
                      max_recv_tokens=size * 30 * topk + experts * 16 if fixed else 0)
     rows = plan.dispatch((x, scales) if fp8 else x, weights, want_topk_idx=True)
+    again = plan.dispatch((x, scales) if fp8 else x, weights, out=epkit.Rows(*(one.clone() if one is not None else one for one in rows)))
+    assert all(a is b is None or torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(rows, again))
     where = [naive_rows(idx_all, to, size, experts, alignment) for to in range(size)]
     own = where[rank]
     n = own.shape[0]

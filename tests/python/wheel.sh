@@ -74,8 +74,8 @@ PYTHON
 subfolder() {
     (cd "$work/source/python" && PYTHONPATH=. "$python" -c '
 import sys
-import above
-print(above.prepare_metadata_for_build_wheel(sys.argv[1]))' "$work/metadata") || return 1
+import backend
+print(backend.prepare_metadata_for_build_wheel(sys.argv[1]))' "$work/metadata") || return 1
     "$python" -m zipfile -e "$work"/wheels/*.whl "$work/unpacked" &&
         diff "$work"/unpacked/*.dist-info/METADATA "$work"/metadata/*.dist-info/METADATA
 }
