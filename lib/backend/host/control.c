@@ -70,9 +70,10 @@ static ep_status find_fate(const struct host_comm *host, int rank)
     }
 }
 
-ep_status host_attach(struct host_comm *host, int rank, const struct ep_shm_name *name, struct ep_shm *ret_shm)
+ep_status host_attach(struct host_comm *host, int rank, const struct ep_shm_name *name, int timeout_ms,
+                      struct ep_shm *ret_shm)
 {
-    uint64_t deadline_ns = ep_deadline_ns(host->comm->config.timeout_ms);
+    uint64_t deadline_ns = ep_deadline_ns(timeout_ms);
     char text[EP_ERROR_TEXT_BYTES];
     struct ep_shm_owner owner;
     ep_status status, fate;
@@ -105,6 +106,9 @@ ep_status host_attach(struct host_comm *host, int rank, const struct ep_shm_name
     if (status == EP_E_STATE)
         return ep_fail(EP_E_PEER_LEFT, "rank %d has freed memory that rank %d has not read yet: %s", rank,
                        host->comm->rank, text);
+    if (status == EP_E_TIMEOUT)
+        return ep_fail(EP_E_TIMEOUT, "rank %d did not hand out its memory within %d ms%s", rank, timeout_ms,
+                       host_blindness(host, rank));
     return ep_fail(status, "%s", text);
 }
 
@@ -333,9 +337,12 @@ static int find_arbiter(const struct host_comm *host)
     return rank;
 }
 
+/* For the network, in creation: the peers wait for this rank, and must not blame it for one that is stopped. */
 static ep_status attach_segment(void *context, int rank, const struct ep_shm_name *name, struct ep_shm *ret_shm)
 {
-    return host_attach(context, rank, name, ret_shm);
+    const struct host_comm *host = context;
+
+    return host_attach(context, rank, name, host->comm->config.timeout_ms / 2, ret_shm);
 }
 
 static void wake_rank(void *context, int rank)

@@ -272,9 +272,10 @@ void host_net_describe(struct host_comm *host, struct ep_net_provider *ret_provi
 /*
  * Maps a segment of a peer, by whatever way the machine allows. EP_E_PEER_DEAD when it has died, EP_E_PEER_LEFT when it
  * lives and has left the group or released the segment, EP_E_MISMATCH when the name is not of a segment of its process.
- * `name` is a copy that no peer changes.
+ * `name` is a copy that no peer changes. timeout_ms: for an owner that has to answer, EP_E_TIMEOUT.
  */
-ep_status host_attach(struct host_comm *host, int rank, const struct ep_shm_name *name, struct ep_shm *ret_shm);
+ep_status host_attach(struct host_comm *host, int rank, const struct ep_shm_name *name, int timeout_ms,
+                      struct ep_shm *ret_shm);
 /* Tells the peers that no more comes from this rank. Part of host_comm_close(); earlier where the rest takes time. */
 void host_leave_group(struct host_comm *host);
 size_t host_comm_bytes(const ep_comm *comm);

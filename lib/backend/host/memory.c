@@ -214,7 +214,7 @@ ep_status host_attach_slot(struct host_comm *host, int rank, const struct host_w
     host_read_shared(&name, &peer->control->slot[where->slot].name, sizeof(name));
     if (name.bytes < bytes)
         return fail_place(rank, where, bytes, "the segment is shorter");
-    return host_attach(host, rank, &name, ret_shm);
+    return host_attach(host, rank, &name, host->comm->config.timeout_ms, ret_shm);
 }
 
 /* The mapping of a peer's allocation, made anew when the slot has another one than last time. */

@@ -17,7 +17,7 @@ struct shrink_group {
     int *ranks;          /* old rank of each survivor */
     int n;
     uint32_t calls;
-    int culprit;                    /* whom a failure of the all-gather names, -1: none has failed */
+    int failed_rank;                /* whom a failure of the all-gather names, -1: none has failed */
     char text[EP_ERROR_TEXT_BYTES]; /* of that failure, if it has the old numbers */
     ep_status (*open)(ep_comm *comm, const ep_boot *boot);
 };

@@ -28,7 +28,7 @@ static ep_status gather_all(struct shrink_group *g, const void *mine, size_t byt
 
             if (atomic_load_explicit(&theirs->gathered, memory_order_acquire) >= number)
                 break;
-            g->culprit = abort >= 0 ? abort : g->ranks[i];
+            g->failed_rank = abort >= 0 ? abort : g->ranks[i];
             if (abort >= 0)
                 return shrink_fail_with_vote(s, s->host->comm->rank,
                                              shrink_pack_vote(HOST_VOTE_GIVEN_UP, EP_E_ABORTED, abort));
@@ -42,7 +42,7 @@ static ep_status gather_all(struct shrink_group *g, const void *mine, size_t byt
                                g->ranks[i], timeout_ms, host_blindness(s->host, g->ranks[i]));
             host_nap(s->host, seen);
         }
-        g->culprit = -1;
+        g->failed_rank = -1;
         memcpy((char *)ret_all + (size_t)i * bytes, theirs->block[number & 1], bytes);
     }
     return EP_OK;
@@ -138,8 +138,8 @@ static ep_status name_by_old_ranks(const struct shrink_group *g, ep_status statu
  */
 static int find_failed_rank(const struct shrink_group *g, const ep_comm *comm)
 {
-    if (g->text[0] && strstr(ep_last_error(), g->text) && g->culprit >= 0)
-        return g->culprit;
+    if (g->text[0] && strstr(ep_last_error(), g->text) && g->failed_rank >= 0)
+        return g->failed_rank;
     for (const char *at = ep_last_error(), *end; *at; at++) {
         long rank = rank_at(at, &end);
 
@@ -253,7 +253,7 @@ ep_status host_shrink_into(ep_comm *comm, ep_comm *next, ep_status (*open)(ep_co
 {
     struct host_comm *host = host_of(comm);
     struct shrink s = {.host = host, .mine = &host->control->shrink, .timeout_ms = comm->config.timeout_ms};
-    struct shrink_group g = {.s = &s, .allgather = gather, .context = &g, .open = open, .culprit = -1};
+    struct shrink_group g = {.s = &s, .allgather = gather, .context = &g, .open = open, .failed_rank = -1};
     ep_status status;
 
     if (host->remote) {
