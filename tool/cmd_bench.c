@@ -169,8 +169,6 @@ static int make_specs(const struct cmd *cmd, const struct cmd_call *call, const 
         wrong = bench_check(request, ret_specs[i].nranks, buffer, sizeof(buffer));
         if (wrong)
             return cmd_usage(cmd, "%s", wrong);
-        if (options->only.n && request->ops & BENCH_LL && ret_specs[i].nnodes > 1)
-            return cmd_usage(cmd, "--only ll: low latency runs on one node only");
     }
     if (group_choose(&options->group, ret_specs, options->ranks.n))
         group_tell(&ret_specs[0]);
@@ -327,6 +325,8 @@ const struct cmd verb_bench = {
         "On the host backend two yardsticks take turns with them, on the same ranks: memcpy of as many bytes as a rank receives, and, where "
         "MPI is installed, dispatch and combine written by hand around MPI_Alltoallv. On a machine that is shared, "
         "or that has fewer processors than ranks, the ratios to these are what to quote, not GB/s.\n\n"
+        "Between nodes two more stand beside: bare puts, the bytes that a rank puts on the network in puts of 256 KiB "
+        "over the same streams, and over sockets the same by send() and recv().\n\n"
         "The time of an operation is from the first rank's start to the last rank's end, the median over rounds; P10 "
         "and P90 are percentiles. Logical GB/s count all rows that a rank receives, as DeepEP does; wire GB/s only "
         "those that travel from one rank to another: one for each token and rank, but each for itself in a low-latency "
