@@ -145,3 +145,14 @@ valid() {
         and (.puts_vs_sockets - .puts.gbps / .sockets.gbps | fabs) < 1e-6' "$BATS_TEST_TMPDIR/out.json"
     jq -e '[.rows[] | select(.op | startswith("ll-"))] | length > 0 and all(.nodes == 2)' "$BATS_TEST_TMPDIR/out.json"
 }
+
+@test "--model: ideal machines of 2 to 4096 nodes, without a rank" {
+    epkit bench --model 2,4,4096 --tokens 4096 --only dispatch --dtype bf16 --json >"$BATS_TEST_TMPDIR/out.json"
+    valid bench-model "$BATS_TEST_TMPDIR/out.json"
+    # The table of docs/model.md.
+    [ "$(jq -r '.model[] | [.nodes, (.time_us | round), (.net_printed_gbps * 10 | round)] | join(" ")' "$BATS_TEST_TMPDIR/out.json" | xargs)" = \
+        "2 1395 839 4 3632 584 4096 10524 446" ]
+    run --separate-stderr epkit bench --model 2 --machines pdp11
+    [ "$status" -eq 2 ]
+    [[ "$stderr" == *"--machines pdp11: not known; there are b200"* ]]
+}
