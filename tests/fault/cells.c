@@ -48,7 +48,7 @@ static const struct track mask_tcp = {.name = "mask.tcp",
                                       .n_steps = 3};
 static const struct track shrinking = {.name = "shrink", .nnodes = 1, .steps = {STEP_BARRIER}, .n_steps = 1};
 
-/* The first two to fail are the leader of the shrink and the next one. */
+/* The leader of the shrink dies in it. */
 static const struct track shrinking_tcp = {
     .name = "tcp.shrink", .nnodes = 2, .network = "tcp", .steps = {STEP_BARRIER}, .n_steps = 1};
 
@@ -142,8 +142,7 @@ const struct point points[] = {
     {"shrink.before", &shrinking, STEP_SHRINK, WHERE_BEFORE, 0, 0, KILLS | STOPS | EXITS},
     {"shrink.waiting", &shrinking, STEP_SHRINK, WHERE_WAITING, 0, 0, KILLS | STOPS},
     {"shrink.any", &shrinking, STEP_SHRINK, WHERE_ANY, 0, 0, KILLS | STOPS},
-    {"tcp.shrink.before", &shrinking_tcp, STEP_SHRINK, WHERE_BEFORE, 0, 0, KILL},
-    {"tcp.shrink.waiting", &shrinking_tcp, STEP_SHRINK, WHERE_WAITING, 0, 0, KILL | STOPS},
+    {"tcp.shrink.waiting", &shrinking_tcp, STEP_SHRINK, WHERE_WAITING, 0, 0, KILL},
 };
 const int n_points = (int)(sizeof(points) / sizeof(points[0]));
 

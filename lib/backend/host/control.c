@@ -384,7 +384,7 @@ void host_net_describe(struct host_comm *host, struct ep_net_provider *ret_provi
 static ep_status open_network(struct host_comm *host, const ep_boot *boot)
 {
     ep_comm *comm = host->comm;
-    const struct ep_net_provider *provider = NULL;
+    const struct ep_net_provider *provider = &ep_net_emulated; /* unless another one is found */
     struct ep_net_params params;
     ep_status status = find_network(host, boot, &provider);
 

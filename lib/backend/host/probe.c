@@ -92,7 +92,7 @@ static ep_status puts_pass(struct ep_net_probe *probe, struct flow *flows, bool 
 ep_status ep_net_probe_puts(struct ep_net_probe *probe)
 {
     struct host_comm *host = probe->host;
-    struct flow *flows = calloc((size_t)(probe->npeers * probe->channels), sizeof(*flows));
+    struct flow *flows = calloc((size_t)probe->npeers * (size_t)probe->channels, sizeof(*flows));
     struct host_pause pause;
     ep_status status = flows ? EP_OK : ep_fail(EP_E_MEMORY, "network probe: no memory");
 
@@ -207,7 +207,7 @@ static ep_status allgather(void *context, const void *mine, size_t bytes, int ti
 
 static ep_status prepare(struct ep_net_probe *probe)
 {
-    size_t n = (size_t)(probe->npeers * probe->channels), lines = (size_t)(probe->npeers * (probe->channels + 1));
+    size_t peers = (size_t)probe->npeers, n = peers * (size_t)probe->channels, lines = n + peers;
 
     probe->data = malloc(probe->bytes);
     probe->sink = malloc(EP_NET_PROBE_CHUNK);
