@@ -28,10 +28,10 @@
  *
  * Collective rules, threads and failure as in comm.h.
  *
- * Host backend between nodes: the same bits as on one node, over whatever network the communicator has. Each ep_ll opens
- * an endpoint of its own there, with a connection to each rank of the other nodes over the network "tcp", and a thread
- * that sends what has not left when a call returns. A combine, and the sending half of one, lasts until all ranks of
- * other nodes that are not masked have begun theirs, because it takes their weights.
+ * Host backend between nodes: the same bits as on one node, over whatever network the communicator has. Each ep_ll
+ * opens an endpoint of its own there, with a connection to each rank of the other nodes over the network "tcp", and a
+ * thread that sends what has not left when a call returns. A combine, and the sending half of one, lasts until all
+ * ranks of other nodes that are not masked have begun theirs, because it takes their weights.
  *
  * The CUDA backend serves one node and a topk of up to 32. It has one call with EP_LL_RECV_HOOK open at a time, and
  * does not have yet: recv_scale_stride_..., recv_stats_add, wait_cost_add, ep_ll_set_mask(), ep_ll_clear_mask(),

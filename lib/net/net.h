@@ -64,6 +64,7 @@ struct ep_net {
     uint64_t *signals; /* of this rank; plain loads, change only inside progress() */
     uint32_t n_signals;
     size_t wire_bytes; /* memory the executor holds besides region and signals */
+    uint64_t n_puts;   /* counted by who makes them */
     int broken_by;     /* 1 + the node whose damage broke the network, 0: none */
     bool sleeps;  /* the wake callback of the peers announces new work: waiting for it without polling is allowed */
     bool hurries; /* set by the user before free: the group has failed, and nobody needs what is still on its way */

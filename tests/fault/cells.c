@@ -50,6 +50,10 @@ static const struct track mask_tcp = {.name = "mask.tcp",
                                       .n_steps = 3};
 static const struct track shrinking = {.name = "shrink", .nnodes = 1, .steps = {STEP_BARRIER}, .n_steps = 1};
 
+/* The leader of the shrink dies in it. */
+static const struct track shrinking_tcp = {
+    .name = "tcp.shrink", .nnodes = 2, .linked = true, .steps = {STEP_BARRIER}, .n_steps = 1};
+
 #define KILL (1u << FAULT_KILL)
 #define KILLS (1u << FAULT_KILL | 1u << FAULT_CRASH)
 #define STOPS (1u << FAULT_STOP)
@@ -140,6 +144,7 @@ const struct point points[] = {
     {"shrink.before", &shrinking, STEP_SHRINK, WHERE_BEFORE, 0, 0, KILLS | STOPS | EXITS},
     {"shrink.waiting", &shrinking, STEP_SHRINK, WHERE_WAITING, 0, 0, KILLS | STOPS},
     {"shrink.any", &shrinking, STEP_SHRINK, WHERE_ANY, 0, 0, KILLS | STOPS},
+    {"tcp.shrink.waiting", &shrinking_tcp, STEP_SHRINK, WHERE_WAITING, 0, 0, KILL},
 };
 const int n_points = (int)(sizeof(points) / sizeof(points[0]));
 
@@ -157,8 +162,12 @@ void cell_name(const struct cell *cell, char *ret_name, size_t bytes)
 
 static struct cell cell_of(const struct point *point, enum fault fault)
 {
-    return (struct cell){
+    struct cell cell = {
         .point = point, .fault = fault, .victim = 2, .warm = 1, .percent = point->percent, .delay_us = 300};
+    /* Over links the lowest rank leads. */
+    if (point->track == &shrinking_tcp)
+        cell.victim = 0;
+    return cell;
 }
 
 bool cell_at(int i, struct cell *ret_cell)

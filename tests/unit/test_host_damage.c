@@ -441,8 +441,9 @@ static void send_bad_slots(struct scene *scene, ep_comm *comm)
         slot->n_experts = 1;
         slot->expert[0] = t % (EXPERTS / RANKS);
     }
-    at = bad_slots[scene->number].slot < 0 ? (unsigned char *)block
-                                           : (unsigned char *)ll_slot_of(block, inner->slot_bytes, bad_slots[scene->number].slot);
+    at = bad_slots[scene->number].slot < 0
+             ? (unsigned char *)block
+             : (unsigned char *)ll_slot_of(block, inner->slot_bytes, bad_slots[scene->number].slot);
     memcpy(at + bad_slots[scene->number].offset, &bad_slots[scene->number].value, sizeof(int32_t));
     atomic_store(&ll_shared_of(inner, 1)->sent, 1);
     host_ring_all(host);

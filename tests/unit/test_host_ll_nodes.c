@@ -7,11 +7,13 @@
 #include "net/emulation.h"
 #include "testing/launch.h"
 
+#include <fcntl.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include <cmocka.h>
 
@@ -141,6 +143,19 @@ static ep_status use(ep_ll *ll, int rank, struct result *result)
     return ep_ll_barrier(ll, NULL);
 }
 
+/* A program that a rank starts inherits nothing: a socket that lives on there would hide the death of the rank. */
+static ep_status check_inheritance(void)
+{
+    for (int fd = 3; fd < 1024; fd++) {
+        int flags = fcntl(fd, F_GETFD);
+        struct stat what;
+
+        if (flags >= 0 && !(flags & FD_CLOEXEC) && fstat(fd, &what) == 0 && S_ISSOCK(what.st_mode))
+            return ep_fail(EP_E_STATE, "a socket, descriptor %d, is inherited", fd);
+    }
+    return EP_OK;
+}
+
 static int run_equal(const ep_boot *boot, void *argument)
 {
     struct story *story = argument;
@@ -150,6 +165,8 @@ static int run_equal(const ep_boot *boot, void *argument)
 
     if (status == EP_OK)
         status = new_ll(comm, TOKENS, &ll);
+    if (status == EP_OK)
+        status = check_inheritance();
     if (status == EP_OK)
         status = use(ll, boot->rank, &story->results[boot->rank]);
     if (status == EP_OK)

@@ -117,6 +117,22 @@ ep_status host_agree_about(const ep_boot *boot, int timeout_ms, ep_status mine, 
     return status;
 }
 
+ep_status host_agree_within(ep_comm *comm, const char *call, ep_status mine)
+{
+    int nranks = comm->nranks, owner_failed = host_of(comm)->owner_failed;
+    struct host_verdict own, *all = calloc((size_t)nranks, sizeof(*all));
+    ep_status status;
+
+    host_verdict_make(&own, call, mine, owner_failed ? owner_failed - 1 : comm->rank);
+    if (!all)
+        return ep_fail(EP_E_MEMORY, "%s: no memory for %d ranks", call, nranks);
+    status = host_allgather(comm, &own, sizeof(own), all);
+    if (status == EP_OK)
+        status = host_verdict_judge(call, &own, nranks, all, sizeof(*all));
+    free(all);
+    return status;
+}
+
 ep_status host_agree(const ep_boot *boot, int timeout_ms, ep_status mine)
 {
     bool asks = false;

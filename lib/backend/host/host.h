@@ -299,6 +299,8 @@ ep_status host_verdict_judge(const char *call, const struct host_verdict *mine, 
                              size_t stride);
 /* All ranks learn whether all have succeeded; `mine` is this rank's own status. */
 ep_status host_agree(const ep_boot *boot, int timeout_ms, ep_status mine);
+/* The same among the ranks of a communicator that is there. */
+ep_status host_agree_within(ep_comm *comm, const char *call, ep_status mine);
 /* The same for a status that is about `rank`. *asks: this rank wants something; afterwards: some rank does. */
 ep_status host_agree_about(const ep_boot *boot, int timeout_ms, ep_status mine, int rank, bool *asks);
 

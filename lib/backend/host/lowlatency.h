@@ -68,8 +68,8 @@ struct ll_slot {
 /*
  * Between nodes a combine begins with the weights: the owner of the tokens sends to each rank a request, whose choices
  * are those of its dispatch there, by token and k. The answer is one row for each (token, rank), or one for each choice
- * with EP_LL_NO_PARTIAL_REDUCE; choices that are left out have none. Both ends count the rows, so the owner says where
- * they go.
+ * with EP_LL_NO_PARTIAL_REDUCE; choices that are left out have none. Each rank has a place of its own for its rows at
+ * the owner: what one that was masked sends late overwrites nothing that is used.
  */
 struct ll_choice {
     int32_t token;
@@ -81,8 +81,7 @@ struct ll_choice {
 struct ll_request {
     struct ll_offer offer; /* what both must say alike */
     int32_t n_choices, n_rows;
-    uint64_t first_row; /* among the rows of all ranks that answer */
-    uint64_t unused[2];
+    uint64_t unused[3];
     struct ll_choice choices[];
 };
 
@@ -245,15 +244,20 @@ enum ll_parcel {
     LL_PARCELS
 };
 ep_status ll_net_get_parcel(ep_ll *ll, int rank, uint64_t number, enum ll_parcel what, size_t bytes, void **ret_memory);
-/* `offset`: into the place, of LL_PARCEL_ROWS alone. */
-ep_status ll_net_send(ep_ll *ll, int rank, uint64_t number, enum ll_parcel what, size_t offset, size_t bytes);
-/* What has come from `rank`. LL_PARCEL_ROWS: one place for all ranks. */
+ep_status ll_net_send(ep_ll *ll, int rank, uint64_t number, enum ll_parcel what, size_t bytes);
+/* What has come from `rank`. */
 void *ll_net_get_received(const ep_ll *ll, int rank, uint64_t number, enum ll_parcel what);
 
 /* lowlatency_answer.c: combines between nodes. ask sends the weights, answer waits for those of the others and sends
  * them their rows. */
 ep_status ll_ask(ep_ll *ll, const struct ll_combine *combine);
 ep_status ll_answer(ep_ll *ll, const struct ll_combine *combine);
+/* The most rows that one rank answers. */
+static inline int64_t ll_most_rows(const ep_ll *ll, int max_tokens)
+{
+    return (int64_t)max_tokens * (ll->config.topk < ll->n_local ? ll->config.topk : ll->n_local);
+}
+
 /* For the owner of the tokens: rows of each rank of another node in the order in which they are used. */
 struct ll_answers {
     const unsigned char *next[EP_MAX_RANKS];

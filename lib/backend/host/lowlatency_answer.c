@@ -57,7 +57,6 @@ static ep_status prepare_requests(ep_ll *ll, const struct ll_combine *combine, c
                                   struct ll_request **ret_requests)
 {
     const struct host_ll *inner = ll->impl;
-    uint64_t first_row = 0;
 
     for (int rank = 0; rank < ll->comm->nranks; rank++) {
         size_t bytes = sizeof(struct ll_request) + (size_t)counts->choices[rank] * sizeof(struct ll_choice);
@@ -69,10 +68,8 @@ static ep_status prepare_requests(ep_ll *ll, const struct ll_combine *combine, c
         if (!inner->masked[rank]) {
             EP_TRY(ll_net_get_parcel(ll, rank, combine->number, LL_PARCEL_REQUEST, bytes, &memory));
             ret_requests[rank] = memory;
-            *ret_requests[rank] =
-                (struct ll_request){.offer = make_offer(combine), .n_rows = counts->rows[rank], .first_row = first_row};
+            *ret_requests[rank] = (struct ll_request){.offer = make_offer(combine), .n_rows = counts->rows[rank]};
         }
-        first_row += (uint64_t)counts->rows[rank];
     }
     return EP_OK;
 }
@@ -82,7 +79,7 @@ ep_status ll_ask(ep_ll *ll, const struct ll_combine *combine)
     const struct host_ll *inner = ll->impl;
     const int32_t *index = inner->index[combine->call & 1];
     size_t topk = (size_t)ll->config.topk;
-    struct ll_request *requests[EP_MAX_RANKS];
+    struct ll_request *requests[EP_MAX_RANKS] = {NULL};
     struct counts counts;
 
     if (!inner->net)
@@ -103,7 +100,7 @@ ep_status ll_ask(ep_ll *ll, const struct ll_combine *combine)
     for (int rank = 0; rank < ll->comm->nranks; rank++) {
         if (!requests[rank])
             continue;
-        EP_TRY(ll_net_send(ll, rank, combine->number, LL_PARCEL_REQUEST, 0,
+        EP_TRY(ll_net_send(ll, rank, combine->number, LL_PARCEL_REQUEST,
                            sizeof(struct ll_request) + (size_t)counts.choices[rank] * sizeof(struct ll_choice)));
         ll_net_signal(ll, rank, LL_SIGNAL_ASKED, combine->number);
     }
@@ -112,21 +109,9 @@ ep_status ll_ask(ep_ll *ll, const struct ll_combine *combine)
 
 void ll_find_answers(const ep_ll *ll, const struct ll_combine *combine, struct ll_answers *ret_answers)
 {
-    const struct host_ll *inner = ll->impl;
-    struct counts counts;
-    size_t at = 0;
-
-    if (!inner->net)
-        return;
-    count(ll, combine, &counts);
-    for (int rank = 0; rank < ll->comm->nranks; rank++) {
-        if (!ll_is_remote(ll, rank))
-            continue;
-        ret_answers->next[rank] =
-            (const unsigned char *)ll_net_get_received(ll, rank, combine->number, LL_PARCEL_ROWS) +
-            at * (size_t)ll->config.hidden * 2;
-        at += (size_t)counts.rows[rank];
-    }
+    for (int rank = 0; rank < ll->comm->nranks; rank++)
+        if (ll_is_remote(ll, rank))
+            ret_answers->next[rank] = ll_net_get_received(ll, rank, combine->number, LL_PARCEL_ROWS);
 }
 
 /* --- the rank that has the rows --- */
@@ -224,7 +209,7 @@ static ep_status answer_rank(ep_ll *ll, const struct ll_combine *combine, int ra
     EP_TRY(ll_check_offer(ll, combine, rank, &head.offer));
     if (head.n_choices < 0 || head.n_choices > entries)
         return ll_damaged(ll, rank, HOST_LL_ANSWER, "the number of its choices", head.n_choices);
-    if (head.n_rows < 0 || head.n_rows > entries || head.first_row > (uint64_t)(entries - head.n_rows))
+    if (head.n_rows < 0 || head.n_rows > ll_most_rows(ll, combine->max_tokens))
         return ll_damaged(ll, rank, HOST_LL_ANSWER, "the rows that it asks for", head.n_rows);
     a.choices = request->choices;
     a.n_choices = head.n_choices;
@@ -236,11 +221,10 @@ static ep_status answer_rank(ep_ll *ll, const struct ll_combine *combine, int ra
         EP_TRY(answer_token(&a, i, &i));
     if (a.made != a.n_rows)
         return ll_damaged(ll, rank, HOST_LL_ANSWER, "the number of rows that it asks for", a.n_rows);
-    EP_TRY(ll_net_send(ll, rank, combine->number, LL_PARCEL_ROWS, (size_t)head.first_row * row_bytes,
-                       (size_t)a.n_rows * row_bytes));
+    EP_TRY(ll_net_send(ll, rank, combine->number, LL_PARCEL_ROWS, (size_t)a.n_rows * row_bytes));
     EP_TRY(ll_net_get_parcel(ll, rank, combine->number, LL_PARCEL_ANSWER, sizeof(struct ll_offer), &memory));
     *(struct ll_offer *)memory = make_offer(combine);
-    EP_TRY(ll_net_send(ll, rank, combine->number, LL_PARCEL_ANSWER, 0, sizeof(struct ll_offer)));
+    EP_TRY(ll_net_send(ll, rank, combine->number, LL_PARCEL_ANSWER, sizeof(struct ll_offer)));
     ll_net_signal(ll, rank, LL_SIGNAL_OFFERED, combine->number);
     return EP_OK;
 }

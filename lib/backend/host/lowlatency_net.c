@@ -5,10 +5,10 @@
  * a rank that dies takes nobody else along, which is what masks promise, and no rank depends on when another one calls.
  * The order of sums in a combine makes a row for each (token, rank) travel anyway.
  *
- * Region of an endpoint, for calls of both parities: from each rank of another node a block of slots, a request and an
- * answer; then the rows of its own combines, of all ranks together. Counters are signals. What a rank puts lies in
- * memory of the ep_ll until it has left, so the caller's memory is free when its call returns. A thread sends what has
- * not left by then.
+ * Region of an endpoint, for calls of both parities, from each rank of another node: a block of slots, a request, an
+ * answer and its rows. Only what comes takes pages of it. Counters are signals. What a rank puts lies in memory of the
+ * ep_ll until it has left, so the caller's memory is free when its call returns. A thread sends what has not left by
+ * then.
  *
  * A lock keeps that thread and the caller's apart; it protects the endpoint and all of struct ll_net.
  */
@@ -93,11 +93,10 @@ static size_t place_of(const struct ll_net *n, int rank, int first)
 
 static size_t offset_of(const struct ll_net *n, int from, int to, uint64_t number, enum ll_parcel what)
 {
-    size_t parity = number & 1, first = (size_t)(to / n->nlocal * n->nlocal);
+    size_t parity = number & 1;
+    int first = to - to % n->nlocal;
 
-    if (what == LL_PARCEL_ROWS)
-        return n->at[what] + parity * n->bytes[what];
-    return n->at[what] + (parity * (size_t)n->nremote + place_of(n, from, (int)first)) * n->bytes[what];
+    return n->at[what] + (parity * (size_t)n->nremote + place_of(n, from, first)) * n->bytes[what];
 }
 
 /* --- sending, under the lock --- */
@@ -373,11 +372,11 @@ static bool add_put(struct ll_net *n, int me, int rank, const struct put *put)
     return room;
 }
 
-ep_status ll_net_send(ep_ll *ll, int rank, uint64_t number, enum ll_parcel what, size_t offset, size_t bytes)
+ep_status ll_net_send(ep_ll *ll, int rank, uint64_t number, enum ll_parcel what, size_t bytes)
 {
     struct ll_net *n = net_of(ll);
     int me = ll->comm->rank;
-    struct put put = {.bytes = bytes, .offset = offset + offset_of(n, me, rank, number, what)};
+    struct put put = {.bytes = bytes, .offset = offset_of(n, me, rank, number, what)};
     struct host_pause pause;
     ep_status status = EP_OK;
 
@@ -494,11 +493,11 @@ static size_t lay_out(const ep_ll *ll, struct ll_net *n)
     n->bytes[LL_PARCEL_BLOCK] = inner->block_bytes;
     n->bytes[LL_PARCEL_REQUEST] = sizeof(struct ll_request) + entries * sizeof(struct ll_choice);
     n->bytes[LL_PARCEL_ANSWER] = sizeof(struct ll_offer);
-    n->bytes[LL_PARCEL_ROWS] = entries * (size_t)ll->config.hidden * 2;
+    n->bytes[LL_PARCEL_ROWS] = (size_t)ll_most_rows(ll, ll->config.max_tokens) * (size_t)ll->config.hidden * 2;
     for (int what = 0; what < LL_PARCELS; what++) {
         n->bytes[what] = (n->bytes[what] + 63) & ~(size_t)63;
         n->at[what] = at;
-        at += 2 * (what == LL_PARCEL_ROWS ? 1 : (size_t)n->nremote) * n->bytes[what];
+        at += 2 * (size_t)n->nremote * n->bytes[what];
     }
     return at;
 }

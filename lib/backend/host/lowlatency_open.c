@@ -74,18 +74,7 @@ static ep_status attach_segment(ep_ll *ll, struct host_ll *inner, int rank, cons
 
 ep_status host_ll_agree(ep_ll *ll, ep_status mine)
 {
-    int nranks = ll->comm->nranks, owner_failed = host_of(ll->comm)->owner_failed;
-    struct host_verdict own, *all = calloc((size_t)nranks, sizeof(*all));
-    ep_status status;
-
-    host_verdict_make(&own, "ep_ll_new", mine, owner_failed ? owner_failed - 1 : ll->comm->rank);
-    if (!all)
-        return ep_fail(EP_E_MEMORY, "ep_ll_new: no memory for %d ranks", nranks);
-    status = host_allgather(ll->comm, &own, sizeof(own), all);
-    if (status == EP_OK)
-        status = host_verdict_judge("ep_ll_new", &own, nranks, all, sizeof(*all));
-    free(all);
-    return status;
+    return host_agree_within(ll->comm, "ep_ll_new", mine);
 }
 
 ep_status host_ll_meet(ep_ll *ll, ep_status mine, const struct host_where *where, struct host_where *ret_all)
