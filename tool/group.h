@@ -56,7 +56,7 @@ extern const char *const group_backends[]; /* "auto", "host", "cuda" */
     {"backend", 0, "NAME", OPT_CHOICE, offsetof(owner, member.backend), .choices = group_backends, .value = "auto",    \
      .help = GROUP_BACKEND_HELP},                                                                                      \
     {"timeout", 0, "SECONDS", OPT_INT, offsetof(owner, member.timeout_s), .min = 1, .max = 86400, .value = "30",       \
-     .help = "deadline of every wait for a peer"},                                                                     \
+     .help = "deadline of every wait for a peer; ranks that a launcher started wait a minute more between jobs"},       \
     {"channels", 0, "N", OPT_INT, offsetof(owner, member.channels), .min = 1, .max = 16, .value = "4",                 \
      .help = "independent streams per network peer"},                                                                  \
     {"partial", 0, "TYPE", OPT_CHOICE, offsetof(owner, member.partial), .choices = group_partials, .value = "f32",     \

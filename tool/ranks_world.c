@@ -22,7 +22,7 @@
 #define AGREE_MS 60000
 /* What ranks wait for each other beyond the deadline of their jobs (--timeout): */
 #define IDLE_MORE_MS 60000  /* followers, between two jobs: rank 0 prints results */
-#define FINE_MORE_MS 10000  /* at the end of a job, a rank that has done its part */
+#define FINE_MORE_MS 30000  /* at the end of a job, a rank that has done its part: others may have more to check */
 #define FAILED_MORE_MS 2000 /* and one that has not: the others meet their deadline as well */
 #define TIMEOUT_MS 30000    /* of a command without that option */
 
