@@ -284,12 +284,17 @@ static void test_many(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_variables),         cmocka_unit_test(test_order),
-        cmocka_unit_test(test_mapping_with_list), cmocka_unit_test(test_ranks),
-        cmocka_unit_test(test_advised),           cmocka_unit_test(test_gib),
+        cmocka_unit_test(test_variables),
+        cmocka_unit_test(test_order),
+        cmocka_unit_test(test_mapping_with_list),
+        cmocka_unit_test(test_ranks),
+        cmocka_unit_test(test_advised),
+        cmocka_unit_test(test_gib),
         cmocka_unit_test(test_net_without_its_plugin),
-        cmocka_unit_test(test_mapping),           cmocka_unit_test(test_later_nvshmem),
-        cmocka_unit_test(test_hostile),           cmocka_unit_test(test_many),
+        cmocka_unit_test(test_mapping),
+        cmocka_unit_test(test_later_nvshmem),
+        cmocka_unit_test(test_hostile),
+        cmocka_unit_test(test_many),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
