@@ -398,7 +398,7 @@ static ep_status open_network(struct host_comm *host, const ep_boot *boot)
     status = host_agree(boot, comm->config.timeout_ms, status);
     if (status == EP_OK)
         status = ep_streams_open(provider, &params, HOST_RING_BYTES, &host->streams);
-    if (status == EP_OK && provider->open == ep_net_tcp.open)
+    if (status == EP_OK && provider && provider->open == ep_net_tcp.open)
         status = host_link_open(host);
     return host_agree(boot, comm->config.timeout_ms, status);
 }
