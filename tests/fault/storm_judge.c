@@ -39,6 +39,10 @@ static bool exhausted_before(const struct judge *j, int rank, uint64_t ns)
 
 static bool died_before(const struct judge *j, int rank, uint64_t ns)
 {
+    /* mpirun ends all ranks when one has died. */
+    for (int other = 0; j->storm->mode == MODE_MPI && other < j->storm->nranks; other++)
+        if (struck_before(j, other, STRIKE_KILL, ns) || struck_before(j, other, STRIKE_CRASH, ns))
+            return true;
     return struck_before(j, rank, STRIKE_KILL, ns) || struck_before(j, rank, STRIKE_CRASH, ns) ||
            struck_before(j, rank, STRIKE_LAUNCHER, ns) ||
            /* judge_exit() complains of that; of mpirun's ranks nobody tells how they ended. */
