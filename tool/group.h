@@ -28,7 +28,8 @@ extern const char *const group_backends[]; /* "auto", "host", "cuda" */
 #define GROUP_BOOT_HELP                                                                                                \
     "forked processes, mpirun, threads of one process, or tcp: each rank is an epkit of its own, started with RANK, "  \
     "WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torchrun and 'epkit launch' set them"
-#define GROUP_NETWORK_HELP "network between nodes: emulated, tcp (sockets), verbs (RDMA NICs), mpi; auto: that of --boot, else emulated"
+#define GROUP_NETWORK_HELP                                                                                             \
+    "network between nodes: emulated, tcp (sockets), verbs (RDMA NICs), mpi; auto: that of --boot, else emulated"
 
 #define GROUP_BACKEND_HELP                                                                                             \
     "backend of the library; auto takes cuda where each rank gets a GPU of its own and these reach each other, else "  \
