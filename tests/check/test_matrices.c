@@ -175,18 +175,6 @@ static void test_refuses_parameters(void **state)
     }
 }
 
-/* What the library does not support is told apart from a failure. */
-static void test_unsupported(void **state)
-{
-    struct group_report report;
-
-    (void)state;
-    group_run(&(struct group_spec){.n_ranks = 2, .n_nodes = 2, .parameters = "{\"matrix\": \"lowlatency\"}"}, &report);
-    assert_int_equal(report.code, 4);
-    assert_true(report.errors > 0);
-    assert_non_null(strstr(report.error, "ep_ll_new"));
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -198,7 +186,6 @@ int main(void)
         cmocka_unit_test(test_routings),
         cmocka_unit_test(test_shapes),
         cmocka_unit_test(test_refuses_parameters),
-        cmocka_unit_test(test_unsupported),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

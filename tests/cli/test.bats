@@ -150,3 +150,12 @@ load common
     [ "$status" -eq 0 ]
     [[ "${lines[-1]}" == "intranode: 1/1 cases passed (48 ranks,"* ]]
 }
+
+@test "a network that this machine does not have: exit code 4, and why" {
+    [ -z "$(ls /sys/class/infiniband 2>/dev/null)" ] || skip "this machine has RDMA devices"
+    run --separate-stderr epkit test internode --ranks 2 --nodes 2 --network verbs
+    echo "$output$stderr"
+    [ "$status" -eq 4 ]
+    [[ "$stderr" == *"why:   ep_comm_new: network verbs: "* ]]
+    [[ "$output$stderr" == *"internode: 0/32 cases passed, 32 did not run"* ]]
+}

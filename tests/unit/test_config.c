@@ -156,7 +156,7 @@ static void bad_configurations_are_refused(void **state)
         {CONFIG(.backend = "rocm"), EP_E_ARG, "backend \"rocm\" is not one of"},
         {CONFIG(.backend = ""), EP_E_ARG, "backend \"\" is not one of"},
         {CONFIG(.network = "mpi"), EP_E_UNSUPPORTED,
-         "network \"mpi\": there is \"emulated\", \"tcp\", and the boot brings none"},
+         "network \"mpi\": there is \"emulated\", \"tcp\", \"verbs\", and the boot brings none"},
         {CONFIG(.network = ""), EP_E_UNSUPPORTED, "network \"\""},
     };
 
