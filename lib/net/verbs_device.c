@@ -267,7 +267,7 @@ ep_status verbs_device_open(int local_rank, struct verbs_device *ret_device)
     list_ports(&search, devices);
     qsort(search.ports, (size_t)search.n, sizeof(search.ports[0]), compare_ports);
     status = choose(&search, local_rank, &port);
-    if (status == EP_OK)
+    if (status == EP_OK && port)
         status = open_port(&search, port, ret_device);
     search.library->free_device_list(devices);
     return status;
