@@ -39,7 +39,7 @@ report() {
 }
 
 @test "a case that is skipped the second time has not passed" {
-    sed -i 's/echo ok 2 late ||/echo "ok 2 late # skip not here" ||/' CMakeLists.txt
+    sed -i "s/echo ok 2 late ||/echo 'ok 2 late # skip not here' ||/" CMakeLists.txt
     cmake -B build . >/dev/null
     report -R once
     [ "$(cat counts)" = "1 1 0" ]
