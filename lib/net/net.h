@@ -32,6 +32,8 @@
 #include <stdint.h>
 
 #define EP_NET_MAX_CHANNELS 16
+/* Bytes of one put, at most. */
+#define EP_NET_MAX_PUT (1u << 20)
 
 /* Capacity of the emulated wire per (peer, channel): ep_net_emulation.ring_bytes, rounded up to a multiple of 64. */
 #define EP_NET_WIRE_BYTES (256u << 10)

@@ -109,6 +109,13 @@ static bool has_room(const struct verbs_net *v, const struct verbs_line *line, s
            line->count + operations_of(v, bytes) <= VERBS_SENDS;
 }
 
+/* The end of the ring that a record did not fit into comes free with what is under way: here nothing is. */
+static void forget_padding(struct verbs_line *line)
+{
+    if (line->count == 0)
+        line->head = line->tail;
+}
+
 static bool verbs_put(struct ep_net *net, int peer, int channel, uint64_t offset, const void *src, size_t bytes)
 {
     struct verbs_net *v = verbs_of(net);
@@ -119,6 +126,7 @@ static bool verbs_put(struct ep_net *net, int peer, int channel, uint64_t offset
         return false;
     if (line->discards)
         return true; /* it has left or died: whoever waits for it hears so */
+    forget_padding(line);
     if (offset > net->region_bytes || bytes > net->region_bytes - offset || bytes > v->ring_bytes ||
         operations_of(v, bytes) > VERBS_SENDS) {
         break_net(v, line, EP_E_OVERFLOW, "a put that no region and no ring has room for");
@@ -142,16 +150,20 @@ static bool send_record(struct verbs_net *v, struct verbs_line *line, enum verbs
                         uint64_t add)
 {
     struct verbs_record record = {.kind = kind, .index = index, .add = add};
+    size_t left = v->ring_bytes - line->tail % v->ring_bytes, padding = 0;
 
     if (v->broken != EP_OK)
         return false;
     if (line->discards)
         return true;
+    forget_padding(line);
     /* In one piece: not across the end of the ring. */
-    if (v->ring_bytes - line->tail % v->ring_bytes < sizeof(record) && line->inline_bytes < sizeof(record))
-        line->tail += v->ring_bytes - line->tail % v->ring_bytes;
-    return has_room(v, line, sizeof(record)) &&
-           post_piece(v, line, IBV_WR_SEND, (const unsigned char *)&record, sizeof(record), 0) != 0;
+    if (left < sizeof(record) && line->inline_bytes < sizeof(record))
+        padding = left;
+    if (!has_room(v, line, padding + sizeof(record)))
+        return false;
+    line->tail += padding;
+    return post_piece(v, line, IBV_WR_SEND, (const unsigned char *)&record, sizeof(record), 0) != 0;
 }
 
 static bool verbs_signal(struct ep_net *net, int peer, int channel, uint32_t index, uint64_t add)
@@ -182,17 +194,36 @@ static void fail_line(struct verbs_line *line, enum ibv_wc_status why)
     line->discards = true;
 }
 
-static void take_sent(struct verbs_net *v, const struct ibv_wc *done)
+/* What a peer that has died or left brings about; all else is a fault of this rank or of epkit. */
+static bool is_of_peer(enum ibv_wc_status why)
+{
+    return why == IBV_WC_RETRY_EXC_ERR || why == IBV_WC_RNR_RETRY_EXC_ERR || why == IBV_WC_WR_FLUSH_ERR ||
+           why == IBV_WC_REM_ABORT_ERR || why == IBV_WC_REM_OP_ERR;
+}
+
+static ep_status take_failure(struct verbs_net *v, struct verbs_line *line, enum ibv_wc_status why)
+{
+    char what[128];
+
+    fail_line(line, why);
+    if (is_of_peer(why))
+        return EP_OK;
+    snprintf(what, sizeof(what), "an operation failed: %s", v->device.library->wc_status_str(why));
+    return break_net(v, line, EP_E_SYSTEM, what);
+}
+
+static ep_status take_sent(struct verbs_net *v, const struct ibv_wc *done)
 {
     struct verbs_line *line = &v->lines[done->wr_id];
 
     if (done->status != IBV_WC_SUCCESS)
-        fail_line(line, done->status);
+        EP_TRY(take_failure(v, line, done->status));
     if (!line->count)
-        return;
+        return EP_OK;
     line->head = line->ends[line->first];
     line->first = (line->first + 1) % VERBS_SENDS;
     line->count--;
+    return EP_OK;
 }
 
 int verbs_post_receive(struct verbs_net *v, struct verbs_line *line, unsigned slot)
@@ -213,10 +244,8 @@ static ep_status take_arrival(struct verbs_net *v, const struct ibv_wc *done)
     char what[96];
     int error;
 
-    if (done->status != IBV_WC_SUCCESS) {
-        fail_line(line, done->status);
-        return EP_OK;
-    }
+    if (done->status != IBV_WC_SUCCESS)
+        return take_failure(v, line, done->status);
     if (done->byte_len != sizeof(*record))
         return break_net(v, line, EP_E_MISMATCH, "a message that is no record");
     if (record->kind == VERBS_BYE)
@@ -250,16 +279,43 @@ static ep_status poll_all(struct verbs_net *v, bool *ret_moved)
     for (int batch = 0; batch < BATCHES && n == BATCH; batch++) {
         n = ibv_poll_cq(v->sends, BATCH, done);
         for (int i = 0; i < n; i++)
-            take_sent(v, &done[i]);
+            EP_TRY(take_sent(v, &done[i]));
         *ret_moved |= n > 0;
     }
-    return n < 0 ? ep_fail(EP_E_SYSTEM, "network verbs: ibv_poll_cq on %s failed", v->device.name) : EP_OK;
+    return n < 0 ? break_net(v, &v->lines[0], EP_E_SYSTEM, "ibv_poll_cq failed") : EP_OK;
 }
 
 /* Failed, and neither a farewell nor the endpoint beside this one has explained it in time. */
 static bool is_cut(const struct verbs_line *line)
 {
-    return line->failed_ns && !line->bye && ep_now_ns() - line->failed_ns >= CUT_MS * UINT64_C(1000000);
+    return line->failed_ns && !line->bye && !line->gone_ns &&
+           ep_now_ns() - line->failed_ns >= CUT_MS * UINT64_C(1000000);
+}
+
+/* A queue pair cannot tell the peer's end of the cable from this one. */
+static ep_status fail_cut(struct verbs_net *v, const struct verbs_line *line)
+{
+    struct ibv_port_attr port;
+    char what[160];
+
+    memset(&port, 0, sizeof(port));
+    if (v->device.library->query_port(v->device.context, v->device.port, &port) == 0 && port.state != IBV_PORT_ACTIVE) {
+        snprintf(what, sizeof(what), "the port of this rank is down: %s", v->device.library->wc_status_str(line->why));
+        return break_net(v, line, EP_E_SYSTEM, what);
+    }
+    snprintf(what, sizeof(what), "the queue pair failed: %s", v->device.library->wc_status_str(line->why));
+    return break_net(v, line, EP_E_PEER_DEAD, what);
+}
+
+/* Peers whose connection beside the queue pairs has ended: what they had put is there a while later at most. */
+static void note_gone(struct verbs_net *v)
+{
+    for (int i = 0; i < v->n; i++) {
+        struct verbs_line *line = &v->lines[i];
+
+        if (line->qp && !line->gone_ns && v->tcp->ops->ended(v->tcp, peer_of(v, line)))
+            line->gone_ns = ep_now_ns();
+    }
 }
 
 /* Queue pairs that failed, and the endpoint beside this one. */
@@ -267,7 +323,6 @@ static ep_status check_ends(struct verbs_net *v)
 {
     bool moved, any = false;
     ep_status status;
-    char what[160];
 
     for (int i = 0; i < v->n; i++)
         any |= v->lines[i].failed_ns && !v->lines[i].bye;
@@ -280,14 +335,10 @@ static ep_status check_ends(struct verbs_net *v)
         snprintf(v->reason, sizeof(v->reason), "%s", ep_last_error());
         return status;
     }
-    for (int i = 0; any && !v->tolerant && i < v->n; i++) {
-        const struct verbs_line *line = &v->lines[i];
-
-        if (!is_cut(line))
-            continue;
-        snprintf(what, sizeof(what), "the queue pair failed: %s", v->device.library->wc_status_str(line->why));
-        return break_net(v, line, EP_E_PEER_DEAD, what);
-    }
+    note_gone(v);
+    for (int i = 0; any && !v->tolerant && i < v->n; i++)
+        if (is_cut(&v->lines[i]))
+            return fail_cut(v, &v->lines[i]);
     return EP_OK;
 }
 
@@ -313,7 +364,8 @@ static bool verbs_ended(struct ep_net *net, int peer)
     for (int channel = 0; channel < net->channels; channel++) {
         const struct verbs_line *line = line_of(v, peer, channel);
 
-        if (!line->failed_ns && !line->bye)
+        if (!line->failed_ns && !line->bye &&
+            (!line->gone_ns || ep_now_ns() - line->gone_ns < CUT_MS * UINT64_C(1000000)))
             return false;
     }
     return true;
@@ -347,21 +399,23 @@ struct ep_net *ep_net_verbs_get_tcp(struct ep_net *net)
 static void say_farewell(struct verbs_net *v)
 {
     uint64_t deadline_ns = ep_deadline_ns(v->timeout_ms < FREE_MS ? v->timeout_ms : FREE_MS);
-    struct timespec nap = {.tv_nsec = 50000};
-    int said = 0;
-    bool waits = true, moved = false;
+    struct timespec backoff = {.tv_nsec = 50000};
+    bool waits = true, moved;
 
     while (waits && ep_now_ns() < deadline_ns) {
+        moved = waits = false;
         if (poll_all(v, &moved) != EP_OK)
             return;
-        while (said < v->n && send_record(v, &v->lines[said], VERBS_BYE, 0, 0))
-            said++;
-        waits = said < v->n;
-        for (int i = 0; i < v->n; i++)
-            waits |= v->lines[i].count > 0 && !v->lines[i].failed_ns;
+        for (int i = 0; i < v->n; i++) {
+            struct verbs_line *line = &v->lines[i];
+
+            if (!line->said)
+                line->said = send_record(v, line, VERBS_BYE, 0, 0);
+            /* One that has said farewell itself may have closed its end before it acknowledged ours. */
+            waits |= !line->said || (line->count > 0 && !line->failed_ns && !line->bye);
+        }
         if (waits && !moved)
-            nanosleep(&nap, NULL);
-        moved = false;
+            nanosleep(&backoff, NULL);
     }
 }
 

@@ -7,9 +7,9 @@
  * the caller's memory needs no registration, and is free again when put() returns. A receiver that does not look holds
  * its senders back: its NIC has no room for signals.
  *
- * An endpoint of the tcp network beside it brings what a NIC does not have: proof of the shared secret, over which the
- * ranks exchange the keys of their regions; the control link; and the end of a process at once, where a queue pair
- * shows it after seconds. InfiniBand and RoCE themselves prove nothing: the fabric has to be one whose members are
+ * An endpoint of the tcp network beside it brings what a NIC does not have: proof of the shared secret, the control
+ * link, and the end of a process at once, where a queue pair shows it after seconds. The keys of the regions go through
+ * the boot's all-gather. InfiniBand and RoCE themselves prove nothing: the fabric has to be one whose members are
  * trusted.
  *
  * ep_net_verbs.open: `context` as of ep_net_tcp. verbs_device.h has the choice of the NIC.

@@ -64,7 +64,7 @@ static int rate_gid(const struct ibv_gid_entry *entry)
     if (entry->ndev_ifindex && !if_indextoname(entry->ndev_ifindex, interface))
         return -1;
     if (memcmp(raw, mapped, sizeof(mapped)) == 0)
-        return 0;
+        return raw[12] == 169 && raw[13] == 254 ? 2 : 0;
     return raw[0] == 0xfe && (raw[1] & 0xc0) == 0x80 ? 2 : 1;
 }
 
@@ -79,7 +79,7 @@ static bool find_gid(const struct search *search, struct port *port, struct ibv_
     for (ssize_t i = 0; i < n; i++) {
         int rating = rate_gid(&entries[i]);
 
-        if (entries[i].port_num != port->number)
+        if (entries[i].port_num != port->number || entries[i].gid_index > UINT8_MAX)
             continue;
         if (search->gid_index >= 0)
             rating = (int)entries[i].gid_index == search->gid_index ? 0 : -1;
@@ -92,6 +92,10 @@ static bool find_gid(const struct search *search, struct port *port, struct ibv_
     free(entries);
     if (best >= 0)
         return true;
+    if (n < 0) {
+        snprintf(port->why, sizeof(port->why), "its table of addresses cannot be read: %s", strerror((int)-n));
+        return false;
+    }
     if (search->gid_index >= 0)
         snprintf(port->why, sizeof(port->why), "no address at index %d (" ENV_GID_INDEX ")", search->gid_index);
     else

@@ -23,7 +23,7 @@ struct verbs_record {
 
 /* A queue pair: a channel to a rail peer, both ways. */
 struct verbs_line {
-    struct ibv_qp *qp;
+    struct ibv_qp *qp; /* NULL: this rank does not talk to that one here (ep_net_params.apart) */
     int index;
     uint32_t inline_bytes;
     /* Where the peer is. */
@@ -36,7 +36,9 @@ struct verbs_line {
     unsigned first, count;
     struct verbs_record *arrivals; /* [VERBS_RECEIVES] */
     bool bye;                      /* the peer has said farewell: nothing comes any more */
+    bool said;                     /* this rank has said its own */
     bool discards;                 /* the peer takes nothing any more: what is put is thrown away */
+    uint64_t gone_ns;              /* when the connection beside it has ended, 0: it has not */
     uint64_t failed_ns;            /* when the queue pair failed, 0: it has not */
     enum ibv_wc_status why;
 };
@@ -48,7 +50,7 @@ struct verbs_net {
     int rank, ranks_per_node, timeout_ms, n; /* n: lines */
     bool tolerant;
     struct verbs_line *lines;
-    size_t ring_bytes;     /* of a line: as much as its share of a region, so that any put fits */
+    size_t ring_bytes;     /* of a line: any put fits */
     unsigned char *copies; /* the rings and the arrivals of all lines */
     size_t copies_bytes;
     struct ibv_pd *pd;

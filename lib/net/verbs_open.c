@@ -79,7 +79,8 @@ static ep_status make_memory(struct verbs_net *v)
     struct ep_net *net = &v->net;
     size_t arrivals = VERBS_RECEIVES * sizeof(struct verbs_record), stride;
 
-    v->ring_bytes = (net->region_bytes / (size_t)v->n + 4095) & ~(size_t)4095;
+    v->ring_bytes = net->region_bytes < EP_NET_MAX_PUT ? net->region_bytes : EP_NET_MAX_PUT;
+    v->ring_bytes = (v->ring_bytes + 4095) & ~(size_t)4095;
     stride = v->ring_bytes + arrivals;
     v->copies_bytes = (stride * (size_t)v->n + 4095) & ~(size_t)4095;
     net->signals = calloc(net->n_signals, sizeof(*net->signals));
@@ -106,7 +107,7 @@ static ep_status make_queues(struct verbs_net *v)
     if (receives > v->device.limits.max_cqe || v->n > v->device.limits.max_qp)
         return ep_fail(EP_E_UNSUPPORTED,
                        "network verbs: %d rail peers and %d channels need %d queue pairs and a completion queue of %d "
-                       "entries, %s has %d and %d: take fewer channels",
+                       "entries, %s has %d and %d: take fewer channels or fewer ranks",
                        v->net.nnodes - 1, v->net.channels, v->n, receives, v->device.name, v->device.limits.max_qp,
                        v->device.limits.max_cqe);
     v->sends = library->create_cq(v->device.context, sends, NULL, NULL, 0);
@@ -115,6 +116,15 @@ static ep_status make_queues(struct verbs_net *v)
         return ep_fail_errno(EP_E_SYSTEM, errno, "network verbs: completion queues of %d and %d entries on %s", sends,
                              receives, v->device.name);
     return EP_OK;
+}
+
+/* Does this rank talk to the one at that end? */
+static bool is_wanted(const struct opening *o, const struct verbs_line *line)
+{
+    const struct verbs_net *v = o->v;
+    int rank = ep_net_rail_rank(v->rank, v->ranks_per_node, ep_net_peer(v->net.node, line->index / v->net.channels));
+
+    return !o->params->apart || rank / o->params->apart != v->rank / o->params->apart;
 }
 
 /* Ready to receive, as far as that goes without knowing the peer. */
@@ -139,7 +149,7 @@ static ep_status make_line(struct verbs_net *v, struct verbs_line *line)
                                                  .max_inline_data = bytes}};
         line->qp = library->create_qp(v->pd, &init);
         line->inline_bytes = bytes;
-        if (!line->qp && bytes == 0)
+        if (!line->qp && (bytes == 0 || (errno != EINVAL && errno != ENOMEM)))
             return ep_fail_errno(EP_E_SYSTEM, errno, "network verbs: a queue pair on %s", v->device.name);
     }
     error =
@@ -154,7 +164,9 @@ static ep_status prepare(struct opening *o)
     struct verbs_net *v = o->v;
     struct introduction *mine = o->mine;
 
-    EP_TRY(verbs_device_open(v->rank % v->ranks_per_node, &v->device));
+    int ranks_per_node = o->params->apart ? o->params->apart : v->ranks_per_node;
+
+    EP_TRY(verbs_device_open(v->rank % ranks_per_node, &v->device));
     v->pd = v->device.library->alloc_pd(v->device.context);
     if (!v->pd)
         return ep_fail_errno(EP_E_SYSTEM, errno, "network verbs: a protection domain on %s", v->device.name);
@@ -163,6 +175,10 @@ static ep_status prepare(struct opening *o)
     for (int i = 0; i < v->n; i++) {
         struct address *address = &addresses_of(mine)[i];
 
+        if (!is_wanted(o, &v->lines[i])) {
+            v->lines[i].bye = v->lines[i].said = v->lines[i].discards = true;
+            continue;
+        }
         EP_TRY(make_line(v, &v->lines[i]));
         address->number = v->lines[i].qp->qp_num;
         if (getrandom(&address->psn, sizeof(address->psn), GRND_NONBLOCK) != sizeof(address->psn))
@@ -284,7 +300,8 @@ static ep_status connect_all(struct opening *o)
     struct verbs_net *v = o->v;
 
     for (int i = 0; i < v->n; i++)
-        EP_TRY(connect_line(o, &v->lines[i], ep_net_peer(v->net.node, i / v->net.channels), i % v->net.channels));
+        if (v->lines[i].qp)
+            EP_TRY(connect_line(o, &v->lines[i], ep_net_peer(v->net.node, i / v->net.channels), i % v->net.channels));
     return EP_OK;
 }
 

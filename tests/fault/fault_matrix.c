@@ -15,7 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { RANDOM_ROUNDS = 24, LONG_ROUNDS = 400, MOST_JOBS = 16 };
+enum { RANDOM_ROUNDS = 24, LONG_ROUNDS = 400, MOST_JOBS = 16, MOST_CELLS = 64 };
 
 static int n_passed, n_failed;
 
@@ -155,8 +155,8 @@ int main(int argc, char **argv)
                                             {"slow", required_argument, NULL, 'f'},
                                             {NULL, 0, NULL, 0}};
     uint64_t seed = (uint64_t)time(NULL);
-    int rounds = -1, jobs = 1, option;
-    bool some = false;
+    const char *cells[MOST_CELLS];
+    int rounds = -1, jobs = 1, n_cells = 0, option;
 
     isolate();
     while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
@@ -165,8 +165,9 @@ int main(int argc, char **argv)
             list();
             return 0;
         case 'c':
-            run_matrix(optarg);
-            some = true;
+            if (n_cells == MOST_CELLS)
+                return usage();
+            cells[n_cells++] = optarg;
             break;
         case 'r':
             rounds = atoi(optarg);
@@ -175,10 +176,14 @@ int main(int argc, char **argv)
             seed = strtoull(optarg, NULL, 0);
             break;
         case 'f':
-            slow_factor = atoi(optarg) > 0 ? atoi(optarg) : 1;
+            slow_factor = atoi(optarg);
+            if (slow_factor < 1)
+                return usage();
             break;
         case 'n':
             linked_network = optarg;
+            if (strcmp(optarg, "tcp") != 0 && strcmp(optarg, "verbs") != 0)
+                return usage();
             break;
         case 'p':
             if (sscanf(optarg, "%d/%d", &part.i, &part.n) != 2 || part.n < 1 || part.i < 1 || part.i-- > part.n)
@@ -195,7 +200,9 @@ int main(int argc, char **argv)
     }
     if (optind < argc)
         return usage();
-    if (!some || rounds > 0) {
+    for (int i = 0; i < n_cells; i++)
+        run_matrix(cells[i]);
+    if (!n_cells || rounds > 0) {
         printf("random cells: --seed %llu\n", (unsigned long long)seed);
         run_jobs(jobs, rounds, seed);
     }

@@ -48,9 +48,19 @@ static void test_tcp(void **state)
     run(&ep_net_tcp);
 }
 
+static void test_verbs(void **state)
+{
+    (void)state;
+    run(&ep_net_verbs);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_emulated), cmocka_unit_test(test_tcp)};
+    const struct CMUnitTest verbs_tests[] = {cmocka_unit_test(test_verbs)};
 
+    /* Where there is an RDMA device: tests/verbs. */
+    if (getenv("EPKIT_TEST_VERBS"))
+        return cmocka_run_group_tests(verbs_tests, NULL, NULL);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
