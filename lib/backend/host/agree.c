@@ -119,7 +119,7 @@ ep_status host_agree_about(const ep_boot *boot, int timeout_ms, ep_status mine, 
 
 ep_status host_agree_within(ep_comm *comm, const char *call, ep_status mine)
 {
-    int nranks = comm->nranks, owner_failed = host_of(comm)->owner_failed;
+    int nranks = comm->nranks, owner_failed = host_owner_failed;
     struct host_verdict own, *all = calloc((size_t)nranks, sizeof(*all));
     ep_status status;
 

@@ -70,6 +70,8 @@ static ep_status find_fate(const struct host_comm *host, int rank)
     }
 }
 
+_Thread_local int host_owner_failed;
+
 ep_status host_attach(struct host_comm *host, int rank, const struct ep_shm_name *name, int timeout_ms,
                       struct ep_shm *ret_shm)
 {
@@ -79,7 +81,7 @@ ep_status host_attach(struct host_comm *host, int rank, const struct ep_shm_name
     ep_status status, fate;
     bool at_owner = false;
 
-    host->owner_failed = 0;
+    host_owner_failed = 0;
     /* A name of another process would be memory of that one, or of this. */
     if (name->process != host->peers[rank].key)
         return ep_fail(EP_E_MISMATCH, "what rank %d has published is damaged: a segment is not of its process", rank);
@@ -95,7 +97,7 @@ ep_status host_attach(struct host_comm *host, int rank, const struct ep_shm_name
              !atomic_load(&host_arbiter(host)->group_failure));
     host_note_wait_end(host);
     if (status != EP_OK && at_owner)
-        host->owner_failed = rank + 1;
+        host_owner_failed = rank + 1;
     /* The segment says nothing about its owner: a rank may live and have released it, or be out of sight. */
     if (status != EP_E_STATE && status != EP_E_UNSUPPORTED && status != EP_E_TIMEOUT)
         return status != EP_OK && at_owner ? ep_fail_prefix(status, "rank %d: ", rank) : status;

@@ -201,7 +201,6 @@ struct host_comm {
     struct host_peer *peers; /* [R]; the own entry has control set */
     int arbiter;             /* lowest rank on this host: its control block holds the failure of all */
     bool serves;             /* a thread of this process hands out its segments */
-    int owner_failed;        /* 1 + the peer that could not hand out a segment when this rank asked last, 0: none */
     int first;               /* first rank of this node */
     int nlocal, local;       /* ranks on this node, own index among them */
     bool one_host;
@@ -276,6 +275,9 @@ void host_net_describe(struct host_comm *host, struct ep_net_provider *ret_provi
  */
 ep_status host_attach(struct host_comm *host, int rank, const struct ep_shm_name *name, int timeout_ms,
                       struct ep_shm *ret_shm);
+/* 1 + the peer that could not hand out a segment when this thread asked last, 0: none. Jobs of a queue ask beside the
+ * caller's thread. */
+extern _Thread_local int host_owner_failed;
 /* Tells the peers that no more comes from this rank. Part of host_comm_close(); earlier where the rest takes time. */
 void host_leave_group(struct host_comm *host);
 size_t host_comm_bytes(const ep_comm *comm);

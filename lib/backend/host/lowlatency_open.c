@@ -86,7 +86,7 @@ ep_status host_ll_meet(ep_ll *ll, ep_status mine, const struct host_where *where
 
     if (!all)
         return ep_fail(EP_E_MEMORY, "ep_ll_new: no memory for %d ranks", nranks);
-    host_of(ll->comm)->owner_failed = 0;
+    host_owner_failed = 0;
     host_verdict_make(&hello.verdict, "ep_ll_new", mine, ll->comm->rank);
     status = host_allgather(ll->comm, &hello, sizeof(hello), all);
     if (status == EP_OK)

@@ -250,7 +250,7 @@ ep_status host_map(struct host_comm *host, int rank, const struct host_where *wh
 
     host_read_shared(&place, where, sizeof(place));
     *ret_address = NULL;
-    host->owner_failed = 0;
+    host_owner_failed = 0;
     if (!bytes)
         return EP_OK;
     if (place.slot >= HOST_SLOTS || !place.generation)

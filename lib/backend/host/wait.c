@@ -207,7 +207,7 @@ ep_status host_raise_own(struct host_comm *host, ep_status status, int culprit, 
     snprintf(text, sizeof(text), "%s", ep_last_error());
     /* What we have met may be the consequence of a failure that a peer has seen already. */
     EP_TRY(host_check(host));
-    if (!ep_status_is_fatal(status) && host->owner_failed != culprit + 1)
+    if (!ep_status_is_fatal(status) && host_owner_failed != culprit + 1)
         culprit = host->comm->rank;
     publish_reason(host, pack_failure(status, culprit, phase, host->comm->rank), text);
     raised = host_raise(host, status, culprit, phase);
