@@ -164,9 +164,10 @@ ep_status shrink_open_next(struct shrink_group *g, ep_comm *comm, ep_comm *next)
             boot.rank = i;
     next->rank = boot.rank;
     next->nranks = g->n;
-    if (next->config.ranks_per_node == 0)
+    /* Without control links all survivors share this host. */
+    if (next->config.ranks_per_node == 0 && g->s)
         next->ranks_per_node = g->n;
-    else if (next->config.ranks_per_node == comm->ranks_per_node)
+    else if (next->config.ranks_per_node == 0 || next->config.ranks_per_node == comm->ranks_per_node)
         next->ranks_per_node = nodes_of_survivors(g, comm->ranks_per_node);
     else
         next->ranks_per_node = next->config.ranks_per_node;
