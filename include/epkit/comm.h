@@ -167,20 +167,22 @@ EP_API const char *ep_comm_last_error(const ep_comm *comm);
  *
  * Each waits for the others within the deadline. Who has not come then is left out, if those who have come are more
  * than half of the ranks that are known to live (neither dead nor gone by ep_comm_free(); one of which nobody can tell
- * counts as living); a rank that is left out gets EP_E_EXCLUDED when it comes. Are they not, they wait for one more
- * deadline, and then the call fails with EP_E_TIMEOUT naming a rank that did not come, also on ranks that come later.
- * So there are never two groups, and a single slow rank never forms one alone; where half of the ranks are stopped, end
- * them first. Takes at most two deadlines, and two more for each rank that stops answering while it runs.
+ * counts as living); a rank that is left out gets EP_E_EXCLUDED when it comes, and each time. Are they not, they wait
+ * for one more deadline, and then the call fails with EP_E_TIMEOUT naming a rank that did not come, also on ranks that
+ * come later. So there are never two groups, and a single slow rank never forms one alone; where half of the ranks are
+ * stopped, end them first. Takes at most two deadlines, and two more for each rank that stops answering while it runs.
  *
  * The new group is there on all of its ranks, or the call fails on all with the same status, naming the same rank: then
  * it may be called again, by all. ep_comm_abort() on the old communicator wakes it: EP_E_ABORTED, for an abort that was
  * called after this rank or a peer that it waits for began the call.
  *
- * `config` NULL keeps the old one (ranks_per_node becomes 0 when the survivors no longer fill their nodes evenly). The
- * old communicator stays failed and must still be freed; its memory of ep_alloc is not part of the new group.
+ * `config` NULL keeps the old one; when the survivors no longer fill their nodes evenly, they become one node. So they
+ * do with a `config` whose ranks_per_node is 0: they share a host. The old communicator stays failed and must still be
+ * freed; its memory of ep_alloc is not part of the new group.
  * With the networks "tcp" and "verbs" it works across hosts, too. A rank of another host counts as dead when its
  * connections have ended; one whose host is only silent counts as living. The ranks of a new node are then as many as
- * divide the survivors of each host. EP_E_UNSUPPORTED over MPI when the ranks are on several hosts.
+ * divide the survivors of each old node, unless `config` has another ranks_per_node than 0 and the old one.
+ * EP_E_UNSUPPORTED over MPI when the ranks are on several hosts.
  */
 EP_API ep_status ep_comm_shrink(ep_comm *comm, const ep_comm_config *config, ep_comm **ret_comm);
 

@@ -33,6 +33,7 @@ struct ep_comm {
     char error[EP_ERROR_TEXT_BYTES];  /* of the last failure */
     ep_stats stats;
     bool shrunk;                      /* a newer group has replaced this one */
+    bool excluded;                    /* the others have formed a newer group without this rank */
     bool told;                        /* its failure is in the log; under error_lock */
     int keep_device;                  /* 1 + the device of the group that this one continues; 0: it may choose */
     _Atomic int live;                 /* plans, events and low-latency objects not yet freed */

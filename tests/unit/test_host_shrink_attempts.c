@@ -19,8 +19,10 @@ enum { NRANKS = 3, LATE = 2 };
 struct history {
     uint32_t late_vote;    /* of rank 2 in attempt 2 */
     uint32_t late_attempt; /* that rank 2 is in */
+    uint32_t late_opened;  /* its vote in attempt 2 on whether the new group is there; OPEN: it has cast none */
     bool late_joins;       /* it calls ep_comm_shrink() beside the others, else when they have returned */
     bool again;            /* all call it a second time */
+    bool others_leave;     /* they free the old group before rank 2 calls */
     _Atomic int returned;  /* calls */
     ep_status first[NRANKS], second[NRANKS];
     int members[NRANKS]; /* of the group that the last call gave, 0: none */
@@ -34,6 +36,11 @@ static void write_history(const struct history *history, struct host_shrink *min
                                               : shrink_pack_vote(HOST_VOTE_VETO, EP_E_TIMEOUT, rank));
     if (rank == LATE)
         atomic_store(&mine->vote[1], history->late_vote);
+    if (rank == LATE && history->late_opened) {
+        /* It was late for nobody. */
+        atomic_store(&mine->vote[0], shrink_pack_vote(HOST_VOTE_VETO, EP_E_TIMEOUT, LATE));
+        atomic_store(&mine->opened[1], history->late_opened);
+    }
 }
 
 static ep_status shrink_once(ep_comm *comm, struct history *history, int rank)
@@ -81,12 +88,16 @@ static int live(const ep_boot *boot, void *argument)
         wait_for_others(host_of(comm));
     else if (rank == LATE)
         wait_until(&history->returned, LATE);
-    /* A rank that has given up has returned already. */
-    if (rank != LATE || shrink_kind(history->late_vote) != HOST_VOTE_GIVEN_UP)
+    /* A rank that has given up or failed has returned already. */
+    if (rank != LATE || (shrink_kind(history->late_vote) != HOST_VOTE_GIVEN_UP && !history->late_opened))
         history->first[rank] = shrink_once(comm, history, rank);
+    if (rank != LATE && history->others_leave) {
+        ep_comm_free(comm);
+        comm = NULL;
+    }
     atomic_fetch_add(&history->returned, 1);
     wait_until(&history->returned, NRANKS);
-    if (history->again)
+    if (history->again && comm)
         history->second[rank] = shrink_once(comm, history, rank);
     /* Who leaves is gone to the others. */
     atomic_fetch_add(&history->returned, 1);
@@ -160,12 +171,43 @@ static void who_comes_after_the_others_is_excluded(void **state)
     }
 }
 
+/* It sees none of them in its old group any more, and yet forms no second group of itself. */
+static void who_was_excluded_stays_so_when_the_others_have_left(void **state)
+{
+    struct history history = {.late_vote = HOST_VOTE_OPEN, .late_attempt = 1, .others_leave = true, .again = true};
+
+    (void)state;
+    go_on_from(&history);
+    for (int rank = 0; rank < LATE; rank++)
+        assert_int_equal(history.members[rank], LATE);
+    assert_int_equal(history.first[LATE], EP_E_EXCLUDED);
+    assert_int_equal(history.second[LATE], EP_E_EXCLUDED);
+    assert_string_equal(history.text[LATE], "ep_comm_shrink: the other ranks went on without rank 2");
+}
+
+/* It has locked the view, and failed before it came to an all-gather of the new group: nobody is late there. */
+static void who_failed_before_an_all_gather_is_not_waited_for(void **state)
+{
+    struct history history = {.late_vote = HOST_VOTE_LOCKED,
+                              .late_attempt = 2,
+                              .late_opened = shrink_pack_vote(HOST_VOTE_VETO, EP_E_MEMORY, LATE)};
+
+    (void)state;
+    go_on_from(&history);
+    for (int rank = 0; rank < LATE; rank++) {
+        assert_int_equal(history.first[rank], EP_E_MEMORY);
+        assert_non_null(strstr(history.text[rank], "rank 2 failed with EP_E_MEMORY"));
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(who_gave_up_before_the_others_came_fails_them_too),
         cmocka_unit_test(who_voted_before_the_others_came_is_waited_for),
         cmocka_unit_test(who_comes_after_the_others_is_excluded),
+        cmocka_unit_test(who_was_excluded_stays_so_when_the_others_have_left),
+        cmocka_unit_test(who_failed_before_an_all_gather_is_not_waited_for),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -7,6 +7,25 @@
 #include <stdlib.h>
 #include <string.h>
 
+/*
+ * A word of `rank` on the new group that is against it: that one has failed, or was given up, so it does not come to an
+ * all-gather any more. OPEN: there is none.
+ */
+static uint32_t find_objection(const struct shrink *s, int rank)
+{
+    uint32_t word = atomic_load(&shrink_state_of(s, rank)->opened[s->attempt - 1]);
+
+    return shrink_kind(word) == HOST_VOTE_LOCKED ? HOST_VOTE_OPEN : word;
+}
+
+static ep_status fail_with_objection(struct shrink_group *g, int owner, uint32_t word)
+{
+    int rank = (int)(word >> 20);
+
+    g->failed_rank = rank < g->s->host->comm->nranks ? rank : owner;
+    return shrink_fail_with_vote(g->s, owner, word);
+}
+
 static ep_status gather_all(struct shrink_group *g, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
 {
     struct shrink *s = g->s;
@@ -22,8 +41,7 @@ static ep_status gather_all(struct shrink_group *g, const void *mine, size_t byt
         struct host_shrink *theirs = shrink_state_of(s, g->ranks[i]);
 
         for (;;) {
-            uint32_t seen = host_doorbell(s->host);
-
+            uint32_t seen = host_doorbell(s->host), objection = find_objection(s, g->ranks[i]);
             int abort = shrink_aborted_by(s);
 
             if (atomic_load_explicit(&theirs->gathered, memory_order_acquire) >= number)
@@ -32,6 +50,9 @@ static ep_status gather_all(struct shrink_group *g, const void *mine, size_t byt
             if (abort >= 0)
                 return shrink_fail_with_vote(s, s->host->comm->rank,
                                              shrink_pack_vote(HOST_VOTE_GIVEN_UP, EP_E_ABORTED, abort));
+            /* Read before the count, so that it did not come and fail later. */
+            if (objection != HOST_VOTE_OPEN)
+                return fail_with_objection(g, g->ranks[i], objection);
             /* Looked at again, because it may have come between the two looks: all must see the same. */
             if (host_peer_dead(s->host, g->ranks[i]) &&
                 atomic_load_explicit(&theirs->gathered, memory_order_acquire) < number)
@@ -164,9 +185,10 @@ ep_status shrink_open_next(struct shrink_group *g, ep_comm *comm, ep_comm *next)
             boot.rank = i;
     next->rank = boot.rank;
     next->nranks = g->n;
-    if (next->config.ranks_per_node == 0)
+    /* Without control links all survivors share this host. */
+    if (next->config.ranks_per_node == 0 && g->s)
         next->ranks_per_node = g->n;
-    else if (next->config.ranks_per_node == comm->ranks_per_node)
+    else if (next->config.ranks_per_node == 0 || next->config.ranks_per_node == comm->ranks_per_node)
         next->ranks_per_node = nodes_of_survivors(g, comm->ranks_per_node);
     else
         next->ranks_per_node = next->config.ranks_per_node;
