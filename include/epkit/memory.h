@@ -54,9 +54,17 @@ EP_API ep_status ep_unregister(ep_comm *comm, void *memory);
 
 /*
  * ep_alloc_local() and ep_free_local() as callbacks of an allocator, in the form that torch.cuda.MemPool takes
- * (CUDAPluggableAllocator): what is allocated for `device` comes from the communicator that was attached to it last.
- * alloc gives NULL when it fails, with the reason in ep_last_error(). Memory goes away with its communicator, which
- * detaches it; free then does nothing. Any thread; attach is not to be called beside ep_comm_free().
+ * (CUDAPluggableAllocator): what is allocated for `device` comes from the communicator that was attached to it last,
+ * and free gives it back to the one that it came from, whichever is attached then (`bytes`, `device` and `stream` do
+ * not count). alloc gives NULL when it fails, with the reason in ep_last_error(). free takes NULL and what is not from
+ * alloc, and does nothing.
+ *
+ * ep_comm_free() detaches the communicator and takes the memory away. Its addresses stay reserved until free, which
+ * gives those back, so that no other memory comes to lie at an address that the allocator still has to free.
+ *
+ * Any thread, also beside ep_comm_free(), which waits for callbacks under way; attach alone is not to be called beside
+ * it. free does not wait for `stream`: no operation may be using the memory. In a forked child nothing is attached, and
+ * free does nothing with memory of the parent. attach: EP_E_MEMORY when this process has no memory for its table.
  */
 #define EP_MAX_POOLS 64 /* devices */
 EP_API ep_status ep_pool_attach(ep_comm *comm, int device);

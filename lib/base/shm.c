@@ -27,9 +27,10 @@ struct local_segment {
     uint64_t serial;
     void *base;
     size_t mapped;
-    int fd; /* the owner's; -1: the owner has released it, others still borrow the mapping */
-    int refs;
+    int fd;       /* the owner's; -1: the owner has released it, others still borrow the mapping */
+    int refs;     /* 0: its addresses alone are left, because they are held */
     bool adopted; /* the mapping is the program's, see ep_shm_adopt() */
+    bool held;    /* see ep_shm_hold() */
 };
 
 /*
@@ -97,9 +98,29 @@ static struct local_segment *find_local(struct registry *registry, uint64_t seri
 {
     struct local_segment *segment = registry->first;
 
-    while (segment && segment->serial != serial)
+    while (segment && (segment->serial != serial || !segment->refs))
         segment = segment->next;
     return segment;
+}
+
+/* The segment that this process has made and that begins at `base`. Under the lock. */
+static struct local_segment *find_base(struct registry *registry, const void *base)
+{
+    struct local_segment *segment = registry->first;
+
+    while (segment && (segment->base != base || segment->adopted))
+        segment = segment->next;
+    return segment;
+}
+
+/* Under the lock. */
+static void unlink_local(struct registry *registry, struct local_segment *segment)
+{
+    struct local_segment **at = &registry->first;
+
+    while (*at != segment)
+        at = &(*at)->next;
+    *at = segment->next;
 }
 
 static ep_status fail_size(const struct ep_shm_name *name, uint64_t bytes, const char *what)
@@ -156,15 +177,53 @@ static void release_local(uint64_t serial, int fd)
     if (segment && fd >= 0)
         segment->fd = -1;
     if (segment && --segment->refs == 0) {
-        struct local_segment **at = &registry->first;
-
-        while (*at != segment)
-            at = &(*at)->next;
-        *at = segment->next;
-        gone = segment;
+        if (segment->held) {
+            /* In one step, so that nothing else gets the addresses in between. If it fails, the pages stay as well. */
+            (void)mmap(segment->base, segment->mapped, PROT_NONE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+        } else {
+            unlink_local(registry, segment);
+            gone = segment;
+        }
     }
     pthread_mutex_unlock(&registry->lock);
     if (gone && !gone->adopted)
+        munmap(gone->base, gone->mapped);
+    free(gone);
+}
+
+void ep_shm_hold(const void *base)
+{
+    struct registry *registry = get_registry();
+    struct local_segment *segment;
+
+    if (!registry)
+        return;
+    pthread_mutex_lock(&registry->lock);
+    segment = find_base(registry, base);
+    if (segment)
+        segment->held = true;
+    pthread_mutex_unlock(&registry->lock);
+}
+
+void ep_shm_let_go(const void *base)
+{
+    struct registry *registry = get_registry();
+    struct local_segment *gone = NULL, *segment;
+
+    if (!registry)
+        return;
+    pthread_mutex_lock(&registry->lock);
+    segment = find_base(registry, base);
+    if (segment && segment->held) {
+        segment->held = false;
+        if (!segment->refs) {
+            unlink_local(registry, segment);
+            gone = segment;
+        }
+    }
+    pthread_mutex_unlock(&registry->lock);
+    if (gone)
         munmap(gone->base, gone->mapped);
     free(gone);
 }

@@ -65,6 +65,13 @@ EP_PRIVATE_API ep_status ep_shm_reserve(const struct ep_shm *shm, size_t offset,
  */
 EP_PRIVATE_API ep_status ep_shm_adopt(void *memory, size_t bytes, struct ep_shm *ret_shm);
 
+/*
+ * Keeps the addresses of an own segment when it is released: nothing else comes to lie there until ep_shm_let_go().
+ * `base` is where it begins. A forked child keeps the addresses of what its parent held.
+ */
+void ep_shm_hold(const void *base);
+void ep_shm_let_go(const void *base);
+
 EP_PRIVATE_API ep_status ep_shm_get_name(const struct ep_shm *shm, struct ep_shm_name *ret_name);
 
 /*

@@ -11,11 +11,13 @@
 #include <setjmp.h>
 #include <stdalign.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -205,6 +207,125 @@ static void allocators_call_from_any_thread(void **state)
 {
     (void)state;
     run_both(pools);
+}
+
+static bool is_mapped(void *memory)
+{
+    unsigned char resident;
+
+    return mincore(memory, 4096, &resident) == 0;
+}
+
+/* The first communicator, whose block is freed when it is no longer the one of the device. */
+static int freed_late(ep_comm *first, ep_comm *second, int device)
+{
+    char *early, *late, *other;
+
+    SURE(ep_pool_attach(first, device) == EP_OK);
+    early = ep_pool_alloc((ptrdiff_t)BYTES, device, NULL);
+    late = ep_pool_alloc((ptrdiff_t)BYTES, device, NULL);
+    SURE(early && late && ep_pool_attach(second, device) == EP_OK);
+    ep_pool_free(early, (ptrdiff_t)BYTES, device, NULL);
+    SURE(ep_free_local(first, early) == EP_E_ARG); /* it has gone back already */
+    SURE(!is_mapped(early));
+    memset(late, 1, BYTES);
+    SURE(ep_comm_barrier(first) == EP_OK);
+    ep_comm_free(first);
+    other = ep_pool_alloc((ptrdiff_t)BYTES, device, NULL);
+    SURE(other && (other + BYTES <= late || late + BYTES <= other));
+    memset(other, 2, BYTES);
+    ep_pool_free(late, (ptrdiff_t)BYTES, device, NULL);
+    SURE(!is_mapped(late));
+    SURE(other[0] == 2 && other[BYTES - 1] == 2);
+    ep_pool_free(other, (ptrdiff_t)BYTES, device, NULL);
+    return 0;
+}
+
+/* A forked child gives nothing back of what its parent has. */
+static int freed_by_child(ep_comm *comm, int device)
+{
+    char *memory = ep_pool_alloc(5000, device, NULL);
+    int code = -1;
+    pid_t child;
+
+    SURE(memory);
+    memory[0] = 7;
+    child = fork();
+    SURE(child >= 0);
+    if (child == 0) {
+        ep_pool_free(memory, 5000, device, NULL);
+        _exit(memory[0] == 7 && !ep_pool_alloc(10, device, NULL) ? 0 : 1);
+    }
+    SURE(waitpid(child, &code, 0) == child && code == 0);
+    ep_pool_free(memory, 5000, device, NULL);
+    SURE(ep_free_local(comm, memory) == EP_E_ARG);
+    return 0;
+}
+
+static int pools_change(const ep_boot *boot, void *argument)
+{
+    ep_comm *first = NULL, *second = NULL;
+
+    (void)argument;
+    SURE(new_comm(boot, &first) == EP_OK && new_comm(boot, &second) == EP_OK);
+    SURE(freed_late(first, second, 0) == 0);
+    SURE(freed_by_child(second, 0) == 0);
+    ep_comm_free(second);
+    return 0;
+}
+
+static void blocks_go_back_to_the_communicator_they_are_of(void **state)
+{
+    (void)state;
+    run_mode(EP_LAUNCH_FORK, pools_change);
+}
+
+struct allocator {
+    atomic_bool stop;
+    int device;
+};
+
+/* An allocator's thread, which keeps some blocks for a while and knows nothing of communicators. */
+static void *allocate_on(void *argument)
+{
+    struct allocator *allocator = argument;
+    void *kept[4] = {NULL};
+
+    for (size_t i = 0; !atomic_load(&allocator->stop); i++) {
+        ep_pool_free(kept[i % 4], 5000, allocator->device, NULL);
+        kept[i % 4] = ep_pool_alloc(5000, allocator->device, NULL);
+    }
+    for (int i = 0; i < 4; i++)
+        ep_pool_free(kept[i], 5000, allocator->device, NULL);
+    return NULL;
+}
+
+static int pools_end(const ep_boot *boot, void *argument)
+{
+    struct allocator allocator = {.device = boot->rank};
+    pthread_t threads[2];
+
+    (void)argument;
+    for (int i = 0; i < 2; i++)
+        SURE(pthread_create(&threads[i], NULL, allocate_on, &allocator) == 0);
+    for (int round = 0; round < 20; round++) {
+        ep_comm *comm = NULL;
+
+        SURE(new_comm(boot, &comm) == EP_OK);
+        SURE(ep_pool_attach(comm, allocator.device) == EP_OK);
+        SURE(ep_comm_barrier(comm) == EP_OK);
+        ep_comm_free(comm);
+    }
+    atomic_store(&allocator.stop, true);
+    for (int i = 0; i < 2; i++)
+        SURE(pthread_join(threads[i], NULL) == 0);
+    return 0;
+}
+
+static void a_communicator_ends_beside_its_allocator(void **state)
+{
+    (void)state;
+    run_both(pools_end);
 }
 
 /* --- ep_register --- */
@@ -432,6 +553,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_rank_allocates_alone),
         cmocka_unit_test(allocators_call_from_any_thread),
+        cmocka_unit_test(blocks_go_back_to_the_communicator_they_are_of),
+        cmocka_unit_test(a_communicator_ends_beside_its_allocator),
         cmocka_unit_test(memory_of_the_caller_is_used_in_place),
         cmocka_unit_test(memory_that_peers_cannot_map_is_refused),
         cmocka_unit_test(rows_can_be_asked_for),
