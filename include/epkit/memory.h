@@ -46,8 +46,10 @@ EP_API ep_status ep_free_local(ep_comm *comm, void *memory);
  * then. EP_E_ARG where part of it is registered or from this header.
  *
  * Host backend: memory of a memfd (MFD_ALLOW_SEALING) that the caller has mapped with MAP_SHARED from its beginning and
- * whose descriptor is still open; it is sealed against shrinking, because peers map it. All else is EP_E_UNSUPPORTED:
- * other processes cannot map private memory, and operations copy from and to it as they do without a window.
+ * whose descriptor is still open. Pages that it does not have yet are taken as ep_alloc() takes them (EP_E_MEMORY), and
+ * contents are kept; do not punch holes into it afterwards. Then it is sealed against shrinking, because peers map it;
+ * what is refused is not sealed. All else is EP_E_UNSUPPORTED: other processes cannot map private memory, and
+ * operations copy from and to it as they do without a window.
  */
 EP_API ep_status ep_register(ep_comm *comm, void *memory, size_t bytes);
 EP_API ep_status ep_unregister(ep_comm *comm, void *memory);

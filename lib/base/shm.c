@@ -365,22 +365,40 @@ static int find_descriptor(const struct map_line *file)
     return found;
 }
 
+/* Changes nothing. */
+static ep_status check_file(int fd, size_t mapped, struct stat *info)
+{
+    int seals = fcntl(fd, F_GET_SEALS);
+
+    if (seals < 0 || (seals & (F_SEAL_SEAL | F_SEAL_SHRINK)) == F_SEAL_SEAL)
+        return ep_fail(EP_E_UNSUPPORTED, "it cannot be sealed against shrinking: it must be of memfd_create() with "
+                                         "MFD_ALLOW_SEALING");
+    if (fstat(fd, info) != 0)
+        return ep_fail_errno(EP_E_SYSTEM, errno, "fstat of descriptor %d", fd);
+    if ((uint64_t)info->st_size < mapped)
+        return ep_fail(EP_E_ARG, "the file behind it has only %lld bytes", (long long)info->st_size);
+    return EP_OK;
+}
+
+/* A page that does not exist is SIGBUS for the peer that writes to it. */
+static ep_status fill_holes(int fd, void *memory, size_t mapped, const struct stat *info)
+{
+    uint64_t present = (uint64_t)info->st_blocks * 512, size = (uint64_t)info->st_size;
+    /* Pages behind what is mapped count as well: this is for the limits, and fallocate() finds each hole. */
+    uint64_t missing = present < size ? size - present : 0;
+
+    return ep_reserve_missing(fd, memory, mapped, missing < mapped ? (size_t)missing : mapped);
+}
+
 /* Peers rely on its size. */
 static ep_status seal(int fd, size_t mapped)
 {
     struct stat info;
-    int seals = fcntl(fd, F_GET_SEALS);
 
-    if (seals < 0 || (!(seals & F_SEAL_SHRINK) && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK) != 0))
-        return ep_fail(EP_E_UNSUPPORTED, "it cannot be sealed against shrinking: it must be of memfd_create() with "
-                                         "MFD_ALLOW_SEALING");
-    if (fstat(fd, &info) != 0)
-        return ep_fail_errno(EP_E_SYSTEM, errno, "fstat of descriptor %d", fd);
-    if ((uint64_t)info.st_size < mapped)
-        return ep_fail(EP_E_ARG, "the file behind it has only %lld bytes", (long long)info.st_size);
-    if (mapped % (size_t)info.st_blksize)
-        return ep_fail(EP_E_ALIGN, "its bytes are not a multiple of its pages of %lld", (long long)info.st_blksize);
-    return EP_OK;
+    EP_TRY(check_file(fd, mapped, &info));
+    if (!(fcntl(fd, F_GET_SEALS) & F_SEAL_SHRINK) && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK) != 0)
+        return ep_fail_errno(EP_E_UNSUPPORTED, errno, "it cannot be sealed against shrinking");
+    return check_file(fd, mapped, &info); /* another thread may have cut it off before */
 }
 
 ep_status ep_shm_adopt(void *memory, size_t bytes, struct ep_shm *ret_shm)
@@ -388,6 +406,7 @@ ep_status ep_shm_adopt(void *memory, size_t bytes, struct ep_shm *ret_shm)
     struct ep_shm shm = {.base = memory, .bytes = bytes};
     struct map_line file = {.inode = 0};
     size_t mapped = mapped_bytes(bytes);
+    struct stat info;
     ep_status status;
 
     if (mapped < bytes || (uintptr_t)memory + mapped < (uintptr_t)memory)
@@ -396,7 +415,12 @@ ep_status ep_shm_adopt(void *memory, size_t bytes, struct ep_shm *ret_shm)
     shm.fd = find_descriptor(&file);
     if (shm.fd < 0)
         return ep_fail(EP_E_UNSUPPORTED, "this process has no open descriptor of the memfd that is mapped there");
-    status = seal(shm.fd, mapped);
+    status = check_file(shm.fd, mapped, &info);
+    if (status == EP_OK)
+        status = fill_holes(shm.fd, memory, mapped, &info);
+    /* Last of what can be refused, because it cannot be taken back. */
+    if (status == EP_OK)
+        status = seal(shm.fd, mapped);
     if (status == EP_OK)
         status = register_local(memory, mapped, shm.fd, true, &shm.serial);
     if (status != EP_OK) {

@@ -60,8 +60,9 @@ EP_PRIVATE_API ep_status ep_shm_reserve(const struct ep_shm *shm, size_t offset,
 
 /*
  * Memory that this process has mapped itself, at a page, from the beginning of a memfd whose descriptor is still open.
- * Seals it against shrinking. The mapping stays the caller's: ep_shm_done() lets it be. EP_E_UNSUPPORTED says what
- * such memory would have to be.
+ * Makes its missing pages exist (EP_E_MEMORY names the limit), and seals it against shrinking, last of all: what is
+ * refused is not sealed. The mapping stays the caller's: ep_shm_done() lets it be. EP_E_UNSUPPORTED says what such
+ * memory would have to be.
  */
 EP_PRIVATE_API ep_status ep_shm_adopt(void *memory, size_t bytes, struct ep_shm *ret_shm);
 

@@ -17,6 +17,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/sysinfo.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -349,6 +351,7 @@ static int windows(const ep_boot *boot, void *argument)
     size_t whole = (BYTES + 4095) / 4096 * 4096, before;
     int fd = open_memfd(whole);
     unsigned char *memory = map(fd, whole, MAP_SHARED, 0);
+    struct stat info;
     ep_comm *comm = NULL;
 
     (void)argument;
@@ -359,6 +362,7 @@ static int windows(const ep_boot *boot, void *argument)
     if (boot->rank != 1)
         SURE(ep_register(comm, memory, BYTES) == EP_OK);
     SURE(memory[7] == 42);
+    SURE(fstat(fd, &info) == 0 && (info.st_blocks * 512 >= (off_t)whole) == (boot->rank != 1)); /* every page exists */
     for (int round = 0; round < 3; round++)
         SURE(exchange(comm, boot->rank, (uint16_t *)(void *)memory) == 0);
     SURE((library_bytes(comm) < before + BYTES) == (boot->rank != 1));
@@ -399,6 +403,26 @@ static int refused(ep_comm *comm, void *memory, size_t bytes, ep_status status, 
     return 0;
 }
 
+/* Of what does not exist yet, as much as never fits. */
+static int too_large(ep_comm *comm)
+{
+    struct sysinfo machine;
+    unsigned char *memory;
+    size_t bytes;
+    int fd;
+
+    SURE(sysinfo(&machine) == 0);
+    bytes = 2 * (machine.totalram + machine.totalswap) * machine.mem_unit / 4096 * 4096;
+    fd = open_memfd(bytes);
+    memory = map(fd, bytes, MAP_SHARED, 0);
+    SURE(fd >= 0 && memory);
+    memory[5] = 3;
+    SURE(refused(comm, memory, bytes, EP_E_MEMORY, "do not fit") == 0);
+    SURE(memory[5] == 3 && fcntl(fd, F_GET_SEALS) == 0); /* as it was */
+    SURE(munmap(memory, bytes) == 0 && close(fd) == 0);
+    return 0;
+}
+
 static int bad_windows(const ep_boot *boot, void *argument)
 {
     int fd = open_memfd(8192), unsealable = memfd_create("plain", MFD_CLOEXEC), closed = open_memfd(8192);
@@ -425,6 +449,8 @@ static int bad_windows(const ep_boot *boot, void *argument)
     SURE(refused(comm, good, SIZE_MAX / 4, EP_E_UNSUPPORTED, "") == 0);
     SURE(ep_register(comm, NULL, 8) == EP_E_ARG && ep_register(comm, good, 0) == EP_E_ARG);
     SURE(ep_register(comm, good, SIZE_MAX) == EP_E_OVERFLOW);
+    SURE(fcntl(fd, F_GET_SEALS) == 0); /* what is refused is not sealed */
+    SURE(too_large(comm) == 0);
     SURE(ep_alloc_local(comm, 8192, &own) == EP_OK);
     SURE(refused(comm, own, 8192, EP_E_ARG, "registered or allocated already") == 0);
     SURE(ep_register(comm, good, 8192) == EP_OK);
