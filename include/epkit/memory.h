@@ -48,7 +48,8 @@ EP_API ep_status ep_free_local(ep_comm *comm, void *memory);
  * Host backend: memory of a memfd (MFD_ALLOW_SEALING) that the caller has mapped with MAP_SHARED from its beginning and
  * whose descriptor is still open. Pages that it does not have yet are taken as ep_alloc() takes them (EP_E_MEMORY), and
  * contents are kept; do not punch holes into it afterwards. Then it is sealed against shrinking, because peers map it;
- * what is refused is not sealed. All else is EP_E_UNSUPPORTED: other processes cannot map private memory, and
+ * what is refused is not sealed. Of a memfd with MFD_HUGETLB `bytes` must be whole huge pages (EP_E_ALIGN). A memfd
+ * sealed against writing and all else is EP_E_UNSUPPORTED: other processes cannot map private memory, and
  * operations copy from and to it as they do without a window.
  */
 EP_API ep_status ep_register(ep_comm *comm, void *memory, size_t bytes);

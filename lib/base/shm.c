@@ -6,6 +6,7 @@
 
 #include <dirent.h>
 #include <inttypes.h>
+#include <linux/magic.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -15,6 +16,7 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/sysmacros.h>
+#include <sys/vfs.h>
 
 /* --- the segments of this process -------------------------------------------------------------------------------- */
 
@@ -365,6 +367,14 @@ static int find_descriptor(const struct map_line *file)
     return found;
 }
 
+/* Of memfd_create() with MFD_HUGETLB: there are no smaller pages in it. */
+static bool has_huge_pages(int fd)
+{
+    struct statfs info;
+
+    return fstatfs(fd, &info) == 0 && info.f_type == HUGETLBFS_MAGIC;
+}
+
 /* Changes nothing. */
 static ep_status check_file(int fd, size_t mapped, struct stat *info)
 {
@@ -373,10 +383,15 @@ static ep_status check_file(int fd, size_t mapped, struct stat *info)
     if (seals < 0 || (seals & (F_SEAL_SEAL | F_SEAL_SHRINK)) == F_SEAL_SEAL)
         return ep_fail(EP_E_UNSUPPORTED, "it cannot be sealed against shrinking: it must be of memfd_create() with "
                                          "MFD_ALLOW_SEALING");
+    if (seals & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE))
+        return ep_fail(EP_E_UNSUPPORTED, "it is sealed against writing, so that peers cannot map it to write to it");
     if (fstat(fd, info) != 0)
         return ep_fail_errno(EP_E_SYSTEM, errno, "fstat of descriptor %d", fd);
     if ((uint64_t)info->st_size < mapped)
         return ep_fail(EP_E_ARG, "the file behind it has only %lld bytes", (long long)info->st_size);
+    /* Elsewhere st_blksize may be that of huge pages too, but the kernel splits those. */
+    if (has_huge_pages(fd) && mapped % (size_t)info->st_blksize)
+        return ep_fail(EP_E_ALIGN, "its bytes are not a multiple of its pages of %lld", (long long)info->st_blksize);
     return EP_OK;
 }
 
@@ -387,6 +402,9 @@ static ep_status fill_holes(int fd, void *memory, size_t mapped, const struct st
     /* Pages behind what is mapped count as well: this is for the limits, and fallocate() finds each hole. */
     uint64_t missing = present < size ? size - present : 0;
 
+    /* Huge pages are set aside: the limits say nothing of them. */
+    if (has_huge_pages(fd))
+        missing = 0;
     return ep_reserve_missing(fd, memory, mapped, missing < mapped ? (size_t)missing : mapped);
 }
 

@@ -423,6 +423,44 @@ static int too_large(ep_comm *comm)
     return 0;
 }
 
+/* A seal that lets this mapping be, and forbids the one that a peer would make. */
+static int sealed_against_writing(ep_comm *comm)
+{
+    int fd = open_memfd(8192);
+    unsigned char *memory = map(fd, 8192, MAP_SHARED, 0);
+
+    SURE(fd >= 0 && memory && fcntl(fd, F_ADD_SEALS, F_SEAL_FUTURE_WRITE) == 0);
+    SURE(refused(comm, memory, 8192, EP_E_UNSUPPORTED, "is sealed against writing") == 0);
+    SURE(fcntl(fd, F_GET_SEALS) == F_SEAL_FUTURE_WRITE);
+    SURE(munmap(memory, 8192) == 0 && close(fd) == 0);
+    return 0;
+}
+
+/* Where the machine has huge pages set aside: those are taken as a whole. */
+static int huge_pages(ep_comm *comm)
+{
+    int fd = memfd_create("of-the-test", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_HUGETLB);
+    unsigned char *memory = NULL;
+    struct stat info;
+    size_t bytes = 0;
+
+    if (fd >= 0 && fstat(fd, &info) == 0) {
+        bytes = (size_t)info.st_blksize;
+        memory = ftruncate(fd, (off_t)bytes) == 0 ? map(fd, bytes, MAP_SHARED, 0) : NULL;
+    }
+    if (!memory) {
+        fprintf(stderr, "no huge pages here: a window of them is not tried\n");
+        if (fd >= 0)
+            close(fd);
+        return 0;
+    }
+    SURE(refused(comm, memory, 8192, EP_E_ALIGN, "not a multiple of its pages") == 0);
+    SURE(fcntl(fd, F_GET_SEALS) == 0);
+    SURE(ep_register(comm, memory, bytes) == EP_OK && ep_unregister(comm, memory) == EP_OK);
+    SURE(munmap(memory, bytes) == 0 && close(fd) == 0);
+    return 0;
+}
+
 static int bad_windows(const ep_boot *boot, void *argument)
 {
     int fd = open_memfd(8192), unsealable = memfd_create("plain", MFD_CLOEXEC), closed = open_memfd(8192);
@@ -451,6 +489,8 @@ static int bad_windows(const ep_boot *boot, void *argument)
     SURE(ep_register(comm, good, SIZE_MAX) == EP_E_OVERFLOW);
     SURE(fcntl(fd, F_GET_SEALS) == 0); /* what is refused is not sealed */
     SURE(too_large(comm) == 0);
+    SURE(sealed_against_writing(comm) == 0);
+    SURE(huge_pages(comm) == 0);
     SURE(ep_alloc_local(comm, 8192, &own) == EP_OK);
     SURE(refused(comm, own, 8192, EP_E_ARG, "registered or allocated already") == 0);
     SURE(ep_register(comm, good, 8192) == EP_OK);
