@@ -493,8 +493,13 @@ static int bad_windows(const ep_boot *boot, void *argument)
     SURE(huge_pages(comm) == 0);
     SURE(ep_alloc_local(comm, 8192, &own) == EP_OK);
     SURE(refused(comm, own, 8192, EP_E_ARG, "registered or allocated already") == 0);
+    SURE(refused(comm, (char *)own + 4096, 4096, EP_E_ARG, "registered or allocated already") == 0);
+    SURE(refused(comm, (char *)own + 64, 8192, EP_E_ARG, "registered or allocated already") == 0);
+    SURE(ep_alloc_local(comm, 0, &own) == EP_OK);
+    SURE(refused(comm, own, 64, EP_E_ARG, "registered or allocated already") == 0);
     SURE(ep_register(comm, good, 8192) == EP_OK);
     SURE(refused(comm, good, 4096, EP_E_ARG, "registered or allocated already") == 0);
+    SURE(refused(comm, good + 4096, 4096, EP_E_ARG, "registered or allocated already") == 0);
     SURE(ep_comm_async_error(comm) == EP_OK && ep_comm_barrier(comm) == EP_OK);
     ep_comm_free(comm);
     free(heap);
