@@ -6,6 +6,7 @@
 
 #include <dirent.h>
 #include <inttypes.h>
+#include <linux/magic.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -15,6 +16,7 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/sysmacros.h>
+#include <sys/vfs.h>
 
 /* --- the segments of this process -------------------------------------------------------------------------------- */
 
@@ -27,9 +29,10 @@ struct local_segment {
     uint64_t serial;
     void *base;
     size_t mapped;
-    int fd; /* the owner's; -1: the owner has released it, others still borrow the mapping */
-    int refs;
+    int fd;       /* the owner's; -1: the owner has released it, others still borrow the mapping */
+    int refs;     /* 0: its addresses alone are left, because they are held */
     bool adopted; /* the mapping is the program's, see ep_shm_adopt() */
+    bool held;    /* see ep_shm_hold() */
 };
 
 /*
@@ -97,9 +100,29 @@ static struct local_segment *find_local(struct registry *registry, uint64_t seri
 {
     struct local_segment *segment = registry->first;
 
-    while (segment && segment->serial != serial)
+    while (segment && (segment->serial != serial || !segment->refs))
         segment = segment->next;
     return segment;
+}
+
+/* The segment that this process has made and that begins at `base`. Under the lock. */
+static struct local_segment *find_base(struct registry *registry, const void *base)
+{
+    struct local_segment *segment = registry->first;
+
+    while (segment && (segment->base != base || segment->adopted))
+        segment = segment->next;
+    return segment;
+}
+
+/* Under the lock. */
+static void unlink_local(struct registry *registry, struct local_segment *segment)
+{
+    struct local_segment **at = &registry->first;
+
+    while (*at != segment)
+        at = &(*at)->next;
+    *at = segment->next;
 }
 
 static ep_status fail_size(const struct ep_shm_name *name, uint64_t bytes, const char *what)
@@ -156,15 +179,53 @@ static void release_local(uint64_t serial, int fd)
     if (segment && fd >= 0)
         segment->fd = -1;
     if (segment && --segment->refs == 0) {
-        struct local_segment **at = &registry->first;
-
-        while (*at != segment)
-            at = &(*at)->next;
-        *at = segment->next;
-        gone = segment;
+        if (segment->held) {
+            /* In one step, so that nothing else gets the addresses in between. If it fails, the pages stay as well. */
+            (void)mmap(segment->base, segment->mapped, PROT_NONE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+        } else {
+            unlink_local(registry, segment);
+            gone = segment;
+        }
     }
     pthread_mutex_unlock(&registry->lock);
     if (gone && !gone->adopted)
+        munmap(gone->base, gone->mapped);
+    free(gone);
+}
+
+void ep_shm_hold(const void *base)
+{
+    struct registry *registry = get_registry();
+    struct local_segment *segment;
+
+    if (!registry)
+        return;
+    pthread_mutex_lock(&registry->lock);
+    segment = find_base(registry, base);
+    if (segment)
+        segment->held = true;
+    pthread_mutex_unlock(&registry->lock);
+}
+
+void ep_shm_let_go(const void *base)
+{
+    struct registry *registry = get_registry();
+    struct local_segment *gone = NULL, *segment;
+
+    if (!registry)
+        return;
+    pthread_mutex_lock(&registry->lock);
+    segment = find_base(registry, base);
+    if (segment && segment->held) {
+        segment->held = false;
+        if (!segment->refs) {
+            unlink_local(registry, segment);
+            gone = segment;
+        }
+    }
+    pthread_mutex_unlock(&registry->lock);
+    if (gone)
         munmap(gone->base, gone->mapped);
     free(gone);
 }
@@ -306,22 +367,56 @@ static int find_descriptor(const struct map_line *file)
     return found;
 }
 
+/* Of memfd_create() with MFD_HUGETLB: there are no smaller pages in it. */
+static bool has_huge_pages(int fd)
+{
+    struct statfs info;
+
+    return fstatfs(fd, &info) == 0 && info.f_type == HUGETLBFS_MAGIC;
+}
+
+/* Changes nothing. */
+static ep_status check_file(int fd, size_t mapped, struct stat *info)
+{
+    int seals = fcntl(fd, F_GET_SEALS);
+
+    if (seals < 0 || (seals & (F_SEAL_SEAL | F_SEAL_SHRINK)) == F_SEAL_SEAL)
+        return ep_fail(EP_E_UNSUPPORTED, "it cannot be sealed against shrinking: it must be of memfd_create() with "
+                                         "MFD_ALLOW_SEALING");
+    if (seals & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE))
+        return ep_fail(EP_E_UNSUPPORTED, "it is sealed against writing, so that peers cannot map it to write to it");
+    if (fstat(fd, info) != 0)
+        return ep_fail_errno(EP_E_SYSTEM, errno, "fstat of descriptor %d", fd);
+    if ((uint64_t)info->st_size < mapped)
+        return ep_fail(EP_E_ARG, "the file behind it has only %lld bytes", (long long)info->st_size);
+    /* Elsewhere st_blksize may be that of huge pages too, but the kernel splits those. */
+    if (has_huge_pages(fd) && mapped % (size_t)info->st_blksize)
+        return ep_fail(EP_E_ALIGN, "its bytes are not a multiple of its pages of %lld", (long long)info->st_blksize);
+    return EP_OK;
+}
+
+/* A page that does not exist is SIGBUS for the peer that writes to it. */
+static ep_status fill_holes(int fd, void *memory, size_t mapped, const struct stat *info)
+{
+    uint64_t present = (uint64_t)info->st_blocks * 512, size = (uint64_t)info->st_size;
+    /* Pages behind what is mapped count as well: this is for the limits, and fallocate() finds each hole. */
+    uint64_t missing = present < size ? size - present : 0;
+
+    /* Huge pages are set aside: the limits say nothing of them. */
+    if (has_huge_pages(fd))
+        missing = 0;
+    return ep_reserve_missing(fd, memory, mapped, missing < mapped ? (size_t)missing : mapped);
+}
+
 /* Peers rely on its size. */
 static ep_status seal(int fd, size_t mapped)
 {
     struct stat info;
-    int seals = fcntl(fd, F_GET_SEALS);
 
-    if (seals < 0 || (!(seals & F_SEAL_SHRINK) && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK) != 0))
-        return ep_fail(EP_E_UNSUPPORTED, "it cannot be sealed against shrinking: it must be of memfd_create() with "
-                                         "MFD_ALLOW_SEALING");
-    if (fstat(fd, &info) != 0)
-        return ep_fail_errno(EP_E_SYSTEM, errno, "fstat of descriptor %d", fd);
-    if ((uint64_t)info.st_size < mapped)
-        return ep_fail(EP_E_ARG, "the file behind it has only %lld bytes", (long long)info.st_size);
-    if (mapped % (size_t)info.st_blksize)
-        return ep_fail(EP_E_ALIGN, "its bytes are not a multiple of its pages of %lld", (long long)info.st_blksize);
-    return EP_OK;
+    EP_TRY(check_file(fd, mapped, &info));
+    if (!(fcntl(fd, F_GET_SEALS) & F_SEAL_SHRINK) && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK) != 0)
+        return ep_fail_errno(EP_E_UNSUPPORTED, errno, "it cannot be sealed against shrinking");
+    return check_file(fd, mapped, &info); /* another thread may have cut it off before */
 }
 
 ep_status ep_shm_adopt(void *memory, size_t bytes, struct ep_shm *ret_shm)
@@ -329,6 +424,7 @@ ep_status ep_shm_adopt(void *memory, size_t bytes, struct ep_shm *ret_shm)
     struct ep_shm shm = {.base = memory, .bytes = bytes};
     struct map_line file = {.inode = 0};
     size_t mapped = mapped_bytes(bytes);
+    struct stat info;
     ep_status status;
 
     if (mapped < bytes || (uintptr_t)memory + mapped < (uintptr_t)memory)
@@ -337,7 +433,12 @@ ep_status ep_shm_adopt(void *memory, size_t bytes, struct ep_shm *ret_shm)
     shm.fd = find_descriptor(&file);
     if (shm.fd < 0)
         return ep_fail(EP_E_UNSUPPORTED, "this process has no open descriptor of the memfd that is mapped there");
-    status = seal(shm.fd, mapped);
+    status = check_file(shm.fd, mapped, &info);
+    if (status == EP_OK)
+        status = fill_holes(shm.fd, memory, mapped, &info);
+    /* Last of what can be refused, because it cannot be taken back. */
+    if (status == EP_OK)
+        status = seal(shm.fd, mapped);
     if (status == EP_OK)
         status = register_local(memory, mapped, shm.fd, true, &shm.serial);
     if (status != EP_OK) {

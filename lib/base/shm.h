@@ -60,10 +60,18 @@ EP_PRIVATE_API ep_status ep_shm_reserve(const struct ep_shm *shm, size_t offset,
 
 /*
  * Memory that this process has mapped itself, at a page, from the beginning of a memfd whose descriptor is still open.
- * Seals it against shrinking. The mapping stays the caller's: ep_shm_done() lets it be. EP_E_UNSUPPORTED says what
- * such memory would have to be.
+ * Makes its missing pages exist (EP_E_MEMORY names the limit), and seals it against shrinking, last of all: what is
+ * refused is not sealed. The mapping stays the caller's: ep_shm_done() lets it be. EP_E_UNSUPPORTED says what such
+ * memory would have to be.
  */
 EP_PRIVATE_API ep_status ep_shm_adopt(void *memory, size_t bytes, struct ep_shm *ret_shm);
+
+/*
+ * Keeps the addresses of an own segment when it is released: nothing else comes to lie there until ep_shm_let_go().
+ * `base` is where it begins. A forked child keeps the addresses of what its parent held.
+ */
+void ep_shm_hold(const void *base);
+void ep_shm_let_go(const void *base);
 
 EP_PRIVATE_API ep_status ep_shm_get_name(const struct ep_shm *shm, struct ep_shm_name *ret_name);
 

@@ -41,6 +41,7 @@ struct ep_comm {
     bool blocking; /* the call under way is a _sync one: nothing need be queued if it can run at once */
     char shown[EP_ERROR_TEXT_BYTES]; /* what ep_comm_last_error() handed out: workers may change `error` meanwhile */
     pthread_mutex_t error_lock;      /* guards error, reason and stats */
+    int pool_calls;                  /* allocator callbacks that use it now; under the lock of the pools in memory.c */
 };
 
 struct ep_plan {
@@ -195,7 +196,10 @@ EP_PRIVATE_API void ep_comm_set_stats(ep_comm *comm, const ep_stats *stats);
 /* As ep_comm_record() for a status that the communicator has nothing to do with by itself: remembers nothing. */
 ep_status ep_comm_settle(ep_comm *comm, ep_status status);
 
-/* memory.c: no allocator callback takes memory of it any more. */
+/*
+ * memory.c: no allocator callback uses it any more; waits for those that are at it. The addresses of what they have
+ * taken of it stay reserved until the allocator frees them.
+ */
 void ep_pool_detach(ep_comm *comm);
 
 static inline bool ep_status_is_fatal(ep_status status)

@@ -11,11 +11,15 @@
 #include <setjmp.h>
 #include <stdalign.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/sysinfo.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -207,6 +211,125 @@ static void allocators_call_from_any_thread(void **state)
     run_both(pools);
 }
 
+static bool is_mapped(void *memory)
+{
+    unsigned char resident;
+
+    return mincore(memory, 4096, &resident) == 0;
+}
+
+/* The first communicator, whose block is freed when it is no longer the one of the device. */
+static int freed_late(ep_comm *first, ep_comm *second, int device)
+{
+    char *early, *late, *other;
+
+    SURE(ep_pool_attach(first, device) == EP_OK);
+    early = ep_pool_alloc((ptrdiff_t)BYTES, device, NULL);
+    late = ep_pool_alloc((ptrdiff_t)BYTES, device, NULL);
+    SURE(early && late && ep_pool_attach(second, device) == EP_OK);
+    ep_pool_free(early, (ptrdiff_t)BYTES, device, NULL);
+    SURE(ep_free_local(first, early) == EP_E_ARG); /* it has gone back already */
+    SURE(!is_mapped(early));
+    memset(late, 1, BYTES);
+    SURE(ep_comm_barrier(first) == EP_OK);
+    ep_comm_free(first);
+    other = ep_pool_alloc((ptrdiff_t)BYTES, device, NULL);
+    SURE(other && (other + BYTES <= late || late + BYTES <= other));
+    memset(other, 2, BYTES);
+    ep_pool_free(late, (ptrdiff_t)BYTES, device, NULL);
+    SURE(!is_mapped(late));
+    SURE(other[0] == 2 && other[BYTES - 1] == 2);
+    ep_pool_free(other, (ptrdiff_t)BYTES, device, NULL);
+    return 0;
+}
+
+/* A forked child gives nothing back of what its parent has. */
+static int freed_by_child(ep_comm *comm, int device)
+{
+    char *memory = ep_pool_alloc(5000, device, NULL);
+    int code = -1;
+    pid_t child;
+
+    SURE(memory);
+    memory[0] = 7;
+    child = fork();
+    SURE(child >= 0);
+    if (child == 0) {
+        ep_pool_free(memory, 5000, device, NULL);
+        _exit(memory[0] == 7 && !ep_pool_alloc(10, device, NULL) ? 0 : 1);
+    }
+    SURE(waitpid(child, &code, 0) == child && code == 0);
+    ep_pool_free(memory, 5000, device, NULL);
+    SURE(ep_free_local(comm, memory) == EP_E_ARG);
+    return 0;
+}
+
+static int pools_change(const ep_boot *boot, void *argument)
+{
+    ep_comm *first = NULL, *second = NULL;
+
+    (void)argument;
+    SURE(new_comm(boot, &first) == EP_OK && new_comm(boot, &second) == EP_OK);
+    SURE(freed_late(first, second, 0) == 0);
+    SURE(freed_by_child(second, 0) == 0);
+    ep_comm_free(second);
+    return 0;
+}
+
+static void blocks_go_back_to_the_communicator_they_are_of(void **state)
+{
+    (void)state;
+    run_mode(EP_LAUNCH_FORK, pools_change);
+}
+
+struct allocator {
+    atomic_bool stop;
+    int device;
+};
+
+/* An allocator's thread, which keeps some blocks for a while and knows nothing of communicators. */
+static void *allocate_on(void *argument)
+{
+    struct allocator *allocator = argument;
+    void *kept[4] = {NULL};
+
+    for (size_t i = 0; !atomic_load(&allocator->stop); i++) {
+        ep_pool_free(kept[i % 4], 5000, allocator->device, NULL);
+        kept[i % 4] = ep_pool_alloc(5000, allocator->device, NULL);
+    }
+    for (int i = 0; i < 4; i++)
+        ep_pool_free(kept[i], 5000, allocator->device, NULL);
+    return NULL;
+}
+
+static int pools_end(const ep_boot *boot, void *argument)
+{
+    struct allocator allocator = {.device = boot->rank};
+    pthread_t threads[2];
+
+    (void)argument;
+    for (int i = 0; i < 2; i++)
+        SURE(pthread_create(&threads[i], NULL, allocate_on, &allocator) == 0);
+    for (int round = 0; round < 20; round++) {
+        ep_comm *comm = NULL;
+
+        SURE(new_comm(boot, &comm) == EP_OK);
+        SURE(ep_pool_attach(comm, allocator.device) == EP_OK);
+        SURE(ep_comm_barrier(comm) == EP_OK);
+        ep_comm_free(comm);
+    }
+    atomic_store(&allocator.stop, true);
+    for (int i = 0; i < 2; i++)
+        SURE(pthread_join(threads[i], NULL) == 0);
+    return 0;
+}
+
+static void a_communicator_ends_beside_its_allocator(void **state)
+{
+    (void)state;
+    run_both(pools_end);
+}
+
 /* --- ep_register --- */
 
 static int open_memfd(size_t bytes)
@@ -228,6 +351,7 @@ static int windows(const ep_boot *boot, void *argument)
     size_t whole = (BYTES + 4095) / 4096 * 4096, before;
     int fd = open_memfd(whole);
     unsigned char *memory = map(fd, whole, MAP_SHARED, 0);
+    struct stat info;
     ep_comm *comm = NULL;
 
     (void)argument;
@@ -238,6 +362,7 @@ static int windows(const ep_boot *boot, void *argument)
     if (boot->rank != 1)
         SURE(ep_register(comm, memory, BYTES) == EP_OK);
     SURE(memory[7] == 42);
+    SURE(fstat(fd, &info) == 0 && (info.st_blocks * 512 >= (off_t)whole) == (boot->rank != 1)); /* every page exists */
     for (int round = 0; round < 3; round++)
         SURE(exchange(comm, boot->rank, (uint16_t *)(void *)memory) == 0);
     SURE((library_bytes(comm) < before + BYTES) == (boot->rank != 1));
@@ -278,6 +403,64 @@ static int refused(ep_comm *comm, void *memory, size_t bytes, ep_status status, 
     return 0;
 }
 
+/* Of what does not exist yet, as much as never fits. */
+static int too_large(ep_comm *comm)
+{
+    struct sysinfo machine;
+    unsigned char *memory;
+    size_t bytes;
+    int fd;
+
+    SURE(sysinfo(&machine) == 0);
+    bytes = 2 * (machine.totalram + machine.totalswap) * machine.mem_unit / 4096 * 4096;
+    fd = open_memfd(bytes);
+    memory = map(fd, bytes, MAP_SHARED, 0);
+    SURE(fd >= 0 && memory);
+    memory[5] = 3;
+    SURE(refused(comm, memory, bytes, EP_E_MEMORY, "do not fit") == 0);
+    SURE(memory[5] == 3 && fcntl(fd, F_GET_SEALS) == 0); /* as it was */
+    SURE(munmap(memory, bytes) == 0 && close(fd) == 0);
+    return 0;
+}
+
+/* A seal that lets this mapping be, and forbids the one that a peer would make. */
+static int sealed_against_writing(ep_comm *comm)
+{
+    int fd = open_memfd(8192);
+    unsigned char *memory = map(fd, 8192, MAP_SHARED, 0);
+
+    SURE(fd >= 0 && memory && fcntl(fd, F_ADD_SEALS, F_SEAL_FUTURE_WRITE) == 0);
+    SURE(refused(comm, memory, 8192, EP_E_UNSUPPORTED, "is sealed against writing") == 0);
+    SURE(fcntl(fd, F_GET_SEALS) == F_SEAL_FUTURE_WRITE);
+    SURE(munmap(memory, 8192) == 0 && close(fd) == 0);
+    return 0;
+}
+
+/* Where the machine has huge pages set aside: those are taken as a whole. */
+static int huge_pages(ep_comm *comm)
+{
+    int fd = memfd_create("of-the-test", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_HUGETLB);
+    unsigned char *memory = NULL;
+    struct stat info;
+    size_t bytes = 0;
+
+    if (fd >= 0 && fstat(fd, &info) == 0) {
+        bytes = (size_t)info.st_blksize;
+        memory = ftruncate(fd, (off_t)bytes) == 0 ? map(fd, bytes, MAP_SHARED, 0) : NULL;
+    }
+    if (!memory) {
+        fprintf(stderr, "no huge pages here: a window of them is not tried\n");
+        if (fd >= 0)
+            close(fd);
+        return 0;
+    }
+    SURE(refused(comm, memory, 8192, EP_E_ALIGN, "not a multiple of its pages") == 0);
+    SURE(fcntl(fd, F_GET_SEALS) == 0);
+    SURE(ep_register(comm, memory, bytes) == EP_OK && ep_unregister(comm, memory) == EP_OK);
+    SURE(munmap(memory, bytes) == 0 && close(fd) == 0);
+    return 0;
+}
+
 static int bad_windows(const ep_boot *boot, void *argument)
 {
     int fd = open_memfd(8192), unsealable = memfd_create("plain", MFD_CLOEXEC), closed = open_memfd(8192);
@@ -304,10 +487,19 @@ static int bad_windows(const ep_boot *boot, void *argument)
     SURE(refused(comm, good, SIZE_MAX / 4, EP_E_UNSUPPORTED, "") == 0);
     SURE(ep_register(comm, NULL, 8) == EP_E_ARG && ep_register(comm, good, 0) == EP_E_ARG);
     SURE(ep_register(comm, good, SIZE_MAX) == EP_E_OVERFLOW);
+    SURE(fcntl(fd, F_GET_SEALS) == 0); /* what is refused is not sealed */
+    SURE(too_large(comm) == 0);
+    SURE(sealed_against_writing(comm) == 0);
+    SURE(huge_pages(comm) == 0);
     SURE(ep_alloc_local(comm, 8192, &own) == EP_OK);
     SURE(refused(comm, own, 8192, EP_E_ARG, "registered or allocated already") == 0);
+    SURE(refused(comm, (char *)own + 4096, 4096, EP_E_ARG, "registered or allocated already") == 0);
+    SURE(refused(comm, (char *)own + 64, 8192, EP_E_ARG, "registered or allocated already") == 0);
+    SURE(ep_alloc_local(comm, 0, &own) == EP_OK);
+    SURE(refused(comm, own, 64, EP_E_ARG, "registered or allocated already") == 0);
     SURE(ep_register(comm, good, 8192) == EP_OK);
     SURE(refused(comm, good, 4096, EP_E_ARG, "registered or allocated already") == 0);
+    SURE(refused(comm, good + 4096, 4096, EP_E_ARG, "registered or allocated already") == 0);
     SURE(ep_comm_async_error(comm) == EP_OK && ep_comm_barrier(comm) == EP_OK);
     ep_comm_free(comm);
     free(heap);
@@ -432,6 +624,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_rank_allocates_alone),
         cmocka_unit_test(allocators_call_from_any_thread),
+        cmocka_unit_test(blocks_go_back_to_the_communicator_they_are_of),
+        cmocka_unit_test(a_communicator_ends_beside_its_allocator),
         cmocka_unit_test(memory_of_the_caller_is_used_in_place),
         cmocka_unit_test(memory_that_peers_cannot_map_is_refused),
         cmocka_unit_test(rows_can_be_asked_for),

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 /* Tells the peers of a segment, in a slot of its own. Under the lock. */
 static ep_status publish(struct host_comm *host, const struct ep_shm *shm, enum host_memory kind)
@@ -137,32 +138,47 @@ ep_status host_free_local(ep_comm *comm, void *memory)
     return free_kind(comm, memory, HOST_MEMORY_LOCAL, "ep_free_local", "ep_alloc_local");
 }
 
-/* Is a byte of it in an allocation? Under the lock. */
+/* Is a byte of it in a page of an allocation? Under the lock. */
 static bool is_taken(const struct host_comm *host, const void *memory, size_t bytes)
 {
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
     uintptr_t at = (uintptr_t)memory;
 
     for (int index = 0; index < HOST_SLOTS; index++) {
         const struct ep_shm *shm = &host->allocations[index].shm;
         uintptr_t base = (uintptr_t)shm->base;
+        size_t pages = shm->bytes / page + (shm->bytes % page || !shm->bytes);
 
-        if (base && (at < base ? base - at < bytes : at - base < shm->bytes))
+        if (base && (at < base ? base - at < bytes : (at - base) / page < pages))
             return true;
     }
     return false;
+}
+
+/* Under the lock. */
+static ep_status check_free(const struct host_comm *host, const void *memory, size_t bytes)
+{
+    return is_taken(host, memory, bytes) ? ep_fail(EP_E_ARG, "part of it is registered or allocated already") : EP_OK;
 }
 
 ep_status host_register(ep_comm *comm, void *memory, size_t bytes)
 {
     struct host_comm *host = host_of(comm);
     struct ep_shm shm;
-    ep_status status = ep_shm_adopt(memory, bytes, &shm);
+    ep_status status;
 
+    /* Before it is looked at, so that it is not sealed in vain; and again, because that is done without the lock. */
+    pthread_mutex_lock(&host->memory_lock);
+    status = check_free(host, memory, bytes);
+    pthread_mutex_unlock(&host->memory_lock);
+    if (status == EP_OK)
+        status = ep_shm_adopt(memory, bytes, &shm);
     if (status != EP_OK)
         return ep_fail_prefix(status, "ep_register: memory %p: ", memory);
     pthread_mutex_lock(&host->memory_lock);
-    status = is_taken(host, memory, bytes) ? ep_fail(EP_E_ARG, "part of it is registered or allocated already")
-                                           : publish(host, &shm, HOST_MEMORY_REGISTERED);
+    status = check_free(host, memory, bytes);
+    if (status == EP_OK)
+        status = publish(host, &shm, HOST_MEMORY_REGISTERED);
     pthread_mutex_unlock(&host->memory_lock);
     if (status == EP_OK)
         return EP_OK;
