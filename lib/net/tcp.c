@@ -283,6 +283,9 @@ static ep_status receive(struct tcp_net *t, struct stream *stream, bool *ret_mov
         EP_TRY(read_once(t, stream, &bytes));
         turn += bytes;
     }
+    /* Who has said farewell takes nothing any more, and what was put may be freed. */
+    if (stream->in.bye && !stream->discards)
+        discard_output(stream);
     *ret_moved |= turn > 0;
     return EP_OK;
 }
@@ -406,9 +409,9 @@ static void throw_away_input(struct stream *stream)
  * A socket that is closed with something unread resets the connection, and what is still on its way to the peer is
  * lost. So what comes is read, until the peer's kernel has all of ours, or a while has passed.
  */
-static void say_farewell(struct tcp_net *t)
+static void say_farewell(struct tcp_net *t, int timeout_ms)
 {
-    uint64_t deadline_ns = ep_deadline_ns(t->timeout_ms < FREE_MS ? t->timeout_ms : FREE_MS);
+    uint64_t deadline_ns = ep_deadline_ns(timeout_ms);
     struct timespec nap = {.tv_nsec = 200000};
     bool all;
 
@@ -439,8 +442,9 @@ static void tcp_free(struct ep_net *net)
 
     if (!t)
         return;
-    if (t->broken == EP_OK && !net->hurries)
-        say_farewell(t);
+    /* In a hurry it is said all the same: a rank that only closes this endpoint shall not be taken for dead. */
+    if (t->broken == EP_OK)
+        say_farewell(t, net->hurries ? 0 : t->timeout_ms < FREE_MS ? t->timeout_ms : FREE_MS);
     for (int i = 0; t->streams && i < t->n; i++)
         if (t->streams[i].fd >= 0)
             close(t->streams[i].fd);

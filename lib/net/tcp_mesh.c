@@ -394,6 +394,8 @@ static ep_status prepare(struct mesh *mesh, struct introduction *mine)
 /* For a shrink: the listener stays, with nobody who accepts. */
 static ep_status keep_rendezvous(const struct mesh *mesh, struct ep_net_tcp_rendezvous *rendezvous)
 {
+    if (mesh->params->apart)
+        return EP_OK; /* groups form anew by the endpoint of the communicator alone */
     rendezvous->context = *mesh->context;
     rendezvous->key = mesh->key;
     rendezvous->session = mesh->session;

@@ -513,6 +513,7 @@ void host_comm_close(ep_comm *comm)
     host_queue_close(host);
     host_plan_drop_pending(host);
     host_leave_group(host);
+    host_ll_stop_threads(host); /* of objects that were not freed: nobody else ends what uses this communicator */
     host_link_close(host);
     if (atomic_load(&comm->failed) != EP_OK)
         ep_streams_abandon(host->streams);

@@ -232,6 +232,7 @@ struct host_comm {
     bool on_worker;               /* a job runs on the worker: only who runs jobs looks */
     struct host_job *head, *tail; /* queued and running jobs of all queues */
     struct host_queue queue;      /* the stream NULL, and the first of all queues */
+    struct host_ll *lls;          /* with a network, that are not freed */
 };
 
 /* Copies from memory that a peer may change meanwhile: what follows works on the copy, the compiler reads no more. */
@@ -263,6 +264,8 @@ ep_status host_comm_open(ep_comm *comm, const ep_boot *boot);
    share this control plane. host_comm_close() frees all of it. */
 ep_status host_comm_open_sized(ep_comm *comm, const ep_boot *boot, size_t bytes);
 void host_comm_close(ep_comm *comm);
+/* The threads of low-latency objects with a network: lowlatency_net.c. */
+void host_ll_stop_threads(struct host_comm *host);
 /*
  * For another endpoint on the network of a communicator between nodes: the provider, and the parameters that do not
  * depend on what it is for. Both are good as long as the communicator.

@@ -402,7 +402,7 @@ ep_status ll_net_send(ep_ll *ll, int rank, uint64_t number, enum ll_parcel what,
             break;
     }
     host_pause_end(&pause);
-    if (status == EP_OK || status == EP_E_ABORTED || !pause.tolerant)
+    if (status == EP_OK || !pause.tolerant || !ll_may_mask(status))
         return status;
     ll_mask_rank(ll, rank);
     return EP_OK;
@@ -520,7 +520,6 @@ ep_status ll_net_open(ep_ll *ll)
     struct ep_net_provider provider;
     struct ep_net_params params;
     struct ll_net *n;
-    ep_status status;
 
     host_net_describe(host, &provider, &params);
     params.boot = &boot;
@@ -532,8 +531,11 @@ ep_status ll_net_open(ep_ll *ll)
     n = inner->net;
     params.region_bytes = lay_out(ll, n);
     params.n_signals = (uint32_t)ll->comm->nranks * LL_SIGNALS;
-    status = provider.open(&provider, &params, &n->net);
-    return status == EP_OK ? start_thread(ll, n) : status;
+    EP_TRY(provider.open(&provider, &params, &n->net));
+    EP_TRY(start_thread(ll, n));
+    inner->next = host->lls;
+    host->lls = inner;
+    return EP_OK;
 }
 
 ep_status ll_net_prepare(ep_ll *ll)
@@ -561,7 +563,7 @@ static void flush(ep_ll *ll, struct ll_net *n)
     uint64_t deadline_ns = ep_deadline_ns(ll->comm->config.timeout_ms);
     struct timespec nap = {.tv_nsec = NAP_LEAST_NS};
 
-    while (atomic_load(&ll->comm->failed) == EP_OK && ep_now_ns() < deadline_ns) {
+    while (host_check(inner->host) == EP_OK && ep_now_ns() < deadline_ns) {
         bool all = true, moved;
 
         if (progress(ll, n, &moved) != EP_OK)
@@ -575,6 +577,34 @@ static void flush(ep_ll *ll, struct ll_net *n)
     }
 }
 
+static void stop_thread(struct ll_net *n)
+{
+    if (!n->started)
+        return;
+    pthread_mutex_lock(&n->lock);
+    n->stops = true;
+    pthread_cond_signal(&n->changed);
+    pthread_mutex_unlock(&n->lock);
+    pthread_join(n->thread, NULL);
+    n->started = false;
+}
+
+void host_ll_stop_threads(struct host_comm *host)
+{
+    for (struct host_ll *inner = host->lls; inner; inner = inner->next)
+        stop_thread(inner->net);
+}
+
+static void unlink_from_host(struct host_ll *inner)
+{
+    struct host_ll **at = &inner->host->lls;
+
+    while (*at && *at != inner)
+        at = &(*at)->next;
+    if (*at)
+        *at = inner->next;
+}
+
 void ll_net_close(ep_ll *ll)
 {
     struct host_ll *inner = ll->impl;
@@ -582,12 +612,9 @@ void ll_net_close(ep_ll *ll)
 
     if (!n)
         return;
+    unlink_from_host(inner);
     if (n->started) {
-        pthread_mutex_lock(&n->lock);
-        n->stops = true;
-        pthread_cond_signal(&n->changed);
-        pthread_mutex_unlock(&n->lock);
-        pthread_join(n->thread, NULL);
+        stop_thread(n);
         flush(ll, n);
     }
     if (n->net) {
