@@ -94,7 +94,8 @@ typedef struct ep_comm_config {
  * Nodes that neither the configuration nor the boot knows are found from the hosts: ranks share one when they run under
  * one kernel and in one PID or network namespace, because only those can share memory. Each host must then have equally
  * many ranks, numbered in a row; otherwise EP_E_ARG names ranks that are in the way, and ranks_per_node has to be set.
- * Ranks that cannot tell their host (no /proc) are taken for one node. ep_comm_get_info() has the result.
+ * Where a rank cannot tell its host (no /proc), all are taken for one node, unless others are on several hosts: then
+ * EP_E_ARG names that rank. ep_comm_get_info() has the result.
  *
  * A rank whose own arguments are bad, or whose backend does not work there, says so in that comparison, so nobody waits
  * for it: the others get its status, with its number and its reason in the text. So it is with all that a rank finds
