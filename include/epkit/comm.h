@@ -172,6 +172,9 @@ EP_API const char *ep_comm_last_error(const ep_comm *comm);
  * for one more deadline, and then the call fails with EP_E_TIMEOUT naming a rank that did not come, also on ranks that
  * come later. So there are never two groups, and a single slow rank never forms one alone; where half of the ranks are
  * stopped, end them first. Takes at most two deadlines, and two more for each rank that stops answering while it runs.
+ * A rank that is left out while it waits learns the outcome within three deadlines, and ten more while the others make
+ * their group. Without sockets between nodes the ranks make at most 32 attempts on one communicator, in all calls; each
+ * call makes at least one, and one that finds none left fails with EP_E_TIMEOUT.
  *
  * The new group is there on all of its ranks, or the call fails on all with the same status, naming the same rank: then
  * it may be called again, by all. ep_comm_abort() on the old communicator wakes it: EP_E_ABORTED, for an abort that was
