@@ -94,7 +94,8 @@ typedef struct ep_comm_config {
  * Nodes that neither the configuration nor the boot knows are found from the hosts: ranks share one when they run under
  * one kernel and in one PID or network namespace, because only those can share memory. Each host must then have equally
  * many ranks, numbered in a row; otherwise EP_E_ARG names ranks that are in the way, and ranks_per_node has to be set.
- * Ranks that cannot tell their host (no /proc) are taken for one node. ep_comm_get_info() has the result.
+ * Where a rank cannot tell its host (no /proc), all are taken for one node, unless others are on several hosts: then
+ * EP_E_ARG names that rank. ep_comm_get_info() has the result.
  *
  * A rank whose own arguments are bad, or whose backend does not work there, says so in that comparison, so nobody waits
  * for it: the others get its status, with its number and its reason in the text. So it is with all that a rank finds
@@ -171,6 +172,9 @@ EP_API const char *ep_comm_last_error(const ep_comm *comm);
  * for one more deadline, and then the call fails with EP_E_TIMEOUT naming a rank that did not come, also on ranks that
  * come later. So there are never two groups, and a single slow rank never forms one alone; where half of the ranks are
  * stopped, end them first. Takes at most two deadlines, and two more for each rank that stops answering while it runs.
+ * A rank that is left out while it waits learns the outcome within three deadlines, and ten more while the others make
+ * their group. Without sockets between nodes the ranks make at most 32 attempts on one communicator, in all calls; each
+ * call makes at least one, and one that finds none left fails with EP_E_TIMEOUT.
  *
  * The new group is there on all of its ranks, or the call fails on all with the same status, naming the same rank: then
  * it may be called again, by all. ep_comm_abort() on the old communicator wakes it: EP_E_ABORTED, for an abort that was

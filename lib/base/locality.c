@@ -32,16 +32,25 @@ static const struct ep_locality *get(const void *all, size_t stride, int rank)
     return (const void *)((const char *)all + (size_t)rank * stride);
 }
 
-/* A row of ranks that share a host. */
+/* A row of ranks that share a host: each with each, because one may share its PIDs with a second, and that one its
+   network with a third. */
 struct row {
     int first, n;
 };
+
+static bool is_of_host(const void *all, size_t stride, const struct row *row, int rank)
+{
+    for (int i = 0; i < row->n; i++)
+        if (!ep_locality_is_shared(get(all, stride, row->first + i), get(all, stride, rank)))
+            return false;
+    return true;
+}
 
 static struct row find_row(const void *all, size_t stride, int nranks, int first)
 {
     struct row row = {.first = first, .n = 1};
 
-    while (first + row.n < nranks && ep_locality_is_shared(get(all, stride, first), get(all, stride, first + row.n)))
+    while (first + row.n < nranks && is_of_host(all, stride, &row, first + row.n))
         row.n++;
     return row;
 }
@@ -66,7 +75,7 @@ static void explain_sizes(const struct row *a, const struct row *b, char *why)
 static bool is_torn(const void *all, size_t stride, int nranks, const struct row *row, char *why)
 {
     for (int rank = row->first + row->n; rank < nranks; rank++) {
-        if (!ep_locality_is_shared(get(all, stride, row->first), get(all, stride, rank)))
+        if (!is_of_host(all, stride, row, rank))
             continue;
         if (why)
             snprintf(why, EP_ERROR_TEXT_BYTES,

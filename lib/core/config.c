@@ -279,12 +279,11 @@ static ep_status compare_nodes(const struct digest *all, int nranks, const char 
 /* Do all ranks share one host, as far as anybody can tell? */
 static bool is_one_host(const struct digest *all, int nranks)
 {
-    for (int rank = 0; rank < nranks; rank++)
-        if (!ep_locality_is_known(&all[rank].locality))
-            return true;
-    for (int rank = 1; rank < nranks; rank++)
-        if (!ep_locality_is_shared(&all[0].locality, &all[rank].locality))
-            return false;
+    for (int a = 0; a < nranks; a++)
+        for (int b = a + 1; b < nranks; b++)
+            if (ep_locality_is_known(&all[a].locality) && ep_locality_is_known(&all[b].locality) &&
+                !ep_locality_is_shared(&all[a].locality, &all[b].locality))
+                return false;
     return true;
 }
 

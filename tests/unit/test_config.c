@@ -377,8 +377,12 @@ static void nodes_are_found_from_the_hosts(void **state)
         {{"axa", "axb", "axc", "axd"}, 4, "none"},
         {{"app", "app", "aqq", "aqq"}, 2, "tcp"},
         /* Nothing is known of some rank, or of its namespaces. */
-        {{"app", "app", "?pp", "bpp"}, 4, "none"},
+        {{"app", "app", "?pp", "app"}, 4, "none"},
+        {{"?pp", "?pp", "?pp", "?pp"}, 4, "none"},
         {{"a\0\0", "a\0\0", "a\0\0", "a\0\0"}, 4, "none"},
+        /* Rank 1 shares memory with rank 0 and with rank 2, but these do not with each other. */
+        {{"apx", "apn", "aqn", "aqy"}, 2, "tcp"},
+        {{"apn", "apx", "aqn", "arn"}, 2, "tcp"},
     };
     struct meeting meeting;
 
@@ -432,6 +436,7 @@ static void hosts_that_make_no_nodes_are_named(void **state)
         {{"app", "app", "app", "bpp"}, "ranks 0 to 2 share a host and rank 3 another one"},
         {{"app", "bpp", "app", "bpp"}, "ranks 0 and 2 share a host and rank 1 between them is on another one"},
         {{"app", "bpp", "cpp", "bpp"}, "ranks 1 and 3 share a host and rank 2 between them is on another one"},
+        {{"app", "app", "?pp", "bpp"}, "rank 2 cannot tell its host"},
     };
     struct meeting meeting;
     char text[EP_ERROR_TEXT_BYTES];

@@ -479,6 +479,36 @@ static void functions_of_a_stream_may_not_wait(void **state)
     ep_queue_free(m.queue);
 }
 
+struct nested {
+    ep_comm *outer, *inner;
+    ep_status call, sync;
+    int number;
+};
+
+/* The call on the other communicator runs on this thread, inside of this function. */
+static void call_another(void *context)
+{
+    struct nested *n = context;
+
+    n->inner->blocking = true;
+    n->call = ep_stream_call(n->inner, NULL, add_number, &n->number);
+    n->inner->blocking = false;
+    n->sync = ep_stream_sync(n->outer, NULL);
+}
+
+static void functions_may_not_wait_after_a_call_on_another_communicator(void **state)
+{
+    struct nested n = {.outer = *(ep_comm **)*state, .number = 7};
+
+    assert_true(host_ranks_new(1, &n.inner));
+    assert_int_equal(ep_stream_call(n.outer, NULL, call_another, &n), EP_OK);
+    assert_int_equal(ep_stream_sync(n.outer, NULL), EP_OK);
+    assert_int_equal(n.call, EP_OK);
+    assert_int_equal(log_of_jobs.order[0], n.number);
+    assert_int_equal(n.sync, EP_E_STATE);
+    ep_comm_free(n.inner);
+}
+
 /* Freeing a queue waits for its work; what is queued elsewhere goes on. */
 static void a_queue_is_freed_when_its_work_is_done(void **state)
 {
@@ -510,6 +540,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(queues_belong_to_their_communicator, set_up, tear_down),
         cmocka_unit_test_setup_teardown(other_streams_are_not_looked_into, set_up, tear_down),
         cmocka_unit_test_setup_teardown(functions_of_a_stream_may_not_wait, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(functions_may_not_wait_after_a_call_on_another_communicator, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_queue_is_freed_when_its_work_is_done, set_up, tear_down),
         cmocka_unit_test_setup_teardown(the_worker_blocks_all_but_its_own_faults, set_up, tear_down),
     };

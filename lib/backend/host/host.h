@@ -40,7 +40,7 @@
 #define HOST_CACHE_LINE 64
 #define HOST_SLOTS 512   /* symmetric allocations of one rank, staging included */
 #define HOST_BOARDS 4    /* exchanges in flight: plans whose counts nobody has asked for yet */
-#define HOST_ATTEMPTS 32 /* of one ep_comm_shrink */
+#define HOST_ATTEMPTS 32 /* of all calls of ep_comm_shrink on one communicator */
 #define HOST_GATHER_BYTES 4096
 #define HOST_REASON_BYTES 256      /* of a failure, as its peers hear it; longer ones are cut */
 #define HOST_RING_BYTES (1u << 20) /* stream between nodes: several of the largest rows (EP_MAX_HIDDEN) */

@@ -32,17 +32,20 @@ static ep_status publish(struct host_comm *host, const struct ep_shm *shm, enum 
 
 static ep_status alloc(struct host_comm *host, size_t bytes, bool sparse, enum host_memory kind, void **ret_memory)
 {
+    static const char *const calls[] = {[HOST_MEMORY_INTERNAL] = "memory of the library",
+                                        [HOST_MEMORY_SYMMETRIC] = "ep_alloc",
+                                        [HOST_MEMORY_LOCAL] = "ep_alloc_local"};
     struct ep_shm shm;
     ep_status status = sparse ? ep_shm_new_sparse(bytes, &shm) : ep_shm_new(bytes, &shm);
 
     if (status != EP_OK)
-        return ep_fail_prefix(status, "ep_alloc: ");
+        return ep_fail_prefix(status, "%s: ", calls[kind]);
     pthread_mutex_lock(&host->memory_lock);
     status = publish(host, &shm, kind);
     pthread_mutex_unlock(&host->memory_lock);
     if (status != EP_OK) {
         ep_shm_done(&shm);
-        return ep_fail_prefix(status, "ep_alloc: ");
+        return ep_fail_prefix(status, "%s: ", calls[kind]);
     }
     *ret_memory = shm.base;
     return EP_OK;

@@ -422,10 +422,11 @@ struct call {
 static ep_status run_call(void *arguments)
 {
     const struct call *call = arguments;
+    const ep_comm *outer = ep_comm_calling; /* whose function has made a _sync call on this communicator, NULL: none */
 
     ep_comm_note_calling(call->comm);
     call->function(call->context);
-    ep_comm_note_calling(NULL);
+    ep_comm_note_calling(outer);
     return EP_OK;
 }
 

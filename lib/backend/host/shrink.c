@@ -220,7 +220,8 @@ static ep_status begin_attempt(struct shrink *s, uint32_t attempt)
     int nranks = s->host->comm->nranks, me = s->host->comm->rank, n_banned = 0, n_remain = 0;
 
     if (attempt > HOST_ATTEMPTS)
-        return ep_fail(EP_E_TIMEOUT, "ep_comm_shrink: no agreement after %d attempts: ranks keep dying", HOST_ATTEMPTS);
+        return ep_fail(EP_E_TIMEOUT, "ep_comm_shrink: no agreement after %d attempts, all that one communicator has",
+                       HOST_ATTEMPTS);
     s->attempt = attempt;
     for (int rank = 0; rank < nranks; rank++) {
         bool gone = shrink_is_gone(s, rank), banned = was_banned(s, rank);

@@ -31,8 +31,12 @@
  */
 #include "backend/host/shrink.h"
 
-/* How long a rank that is left out waits for those that vote: each of them has deadlines of its own. */
-#define LEFT_OUT_DEADLINES 10
+/*
+ * How many deadlines a rank that is left out waits for those that vote: on who is left each of them has at most three
+ * (shrink.c), on the new group the many of its creation. The attempt fails if this rank is too early.
+ */
+#define LEFT_OUT_VOTE_DEADLINES 3
+#define LEFT_OUT_OPENED_DEADLINES 10
 
 static ep_status status_in(uint32_t word)
 {
@@ -231,15 +235,17 @@ struct shrink_outcome shrink_vote(struct shrink *s, bool on_opened, int member, 
 {
     int nranks = s->host->comm->nranks, me = s->host->comm->rank;
     struct reading r = {.on_opened = on_opened, .member = member};
-    uint64_t begin_ns = ep_now_ns(), timeout_ns = (uint64_t)s->timeout_ms * 1000000u;
+    uint64_t begin_ns = ep_now_ns(), timeout_ns = (uint64_t)s->timeout_ms * 1000000u, deadlines = 1;
 
     vote = decide(s, me, on_opened, vote);
     r.outsider = on_opened ? member != me : shrink_kind(vote) == HOST_VOTE_LEFT_OUT;
+    if (r.outsider)
+        deadlines = on_opened ? LEFT_OUT_OPENED_DEADLINES : LEFT_OUT_VOTE_DEADLINES;
     for (;;) {
         uint32_t seen = host_doorbell(s->host);
         int n_open = 0;
 
-        r.late = ep_now_ns() - begin_ns >= (r.outsider ? LEFT_OUT_DEADLINES : 1) * timeout_ns;
+        r.late = ep_now_ns() - begin_ns >= deadlines * timeout_ns;
         r.aborted_by = shrink_aborted_by(s);
         read_words(s, &r);
         for (int rank = 0; rank < nranks; rank++) {
