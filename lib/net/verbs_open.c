@@ -313,7 +313,8 @@ static ep_status connect_ranks(struct verbs_net *v, const struct ep_net_params *
     struct opening o = {.v = v, .params = params, .bytes = sizeof(struct introduction)};
     ep_status status;
 
-    o.bytes += (size_t)v->n * sizeof(struct address);
+    /* The same on all ranks, also where they disagree about the channels. */
+    o.bytes += (size_t)(v->net.nnodes - 1) * EP_NET_MAX_CHANNELS * sizeof(struct address);
     o.mine = calloc(1, o.bytes);
     o.all = calloc((size_t)params->nranks, o.bytes);
     if (!o.mine || !o.all) {
