@@ -126,6 +126,7 @@ struct storm_seat {
     _Atomic uint64_t struck_ns[STRIKES];
     _Atomic int unseen;                  /* dead before its first all-gather: nobody had heard of it */
     _Atomic int created;                 /* 1 + status of ep_comm_new() */
+    _Atomic uint32_t gathers;            /* of its ep_comm_new(), begun */
     unsigned members[STORM_GENERATIONS]; /* of its groups, as a mask of first ranks; 0: not known */
     int n_outcomes;
     struct outcome outcomes[STORM_OUTCOMES];
@@ -147,6 +148,8 @@ struct storm_table {
 struct storm_verdict {
     _Atomic int done;
     int number, faults, void_faults, starved, unseen, mpirun_crashes, cpu_ms;
+    int exclusions, excused; /* ranks that were left out; those of them that nobody had struck, but that were late */
+    bool loaded;             /* the machine has reason to let ranks be late: more than MOST_LOAD */
     int hangs, leftovers, names, changes, wrong, others;
     char text[STORM_COMPLAINTS];
     char history[STORM_HISTORY]; /* what each rank was told, and when: to explain the complaints */
@@ -198,12 +201,20 @@ bool storm_isolate(void);
 bool storm_become_user(int rank);
 
 /* --- storm_judge.c --- */
+enum { STORM_DELAYS = 1500 };
+/* How long a thread could have run and was not let, since it began, at instants that follow each other. */
+struct storm_delays {
+    int n;
+    struct {
+        uint64_t at_ns, delay_ns;
+    } sample[STORM_DELAYS];
+};
 struct storm_watch {
     bool launcher_killed;
     bool hung;
-    int how[MOST_RANKS];               /* as waitpid() said of orphans of the launcher */
-    uint64_t run_delay_ns[MOST_RANKS]; /* how long the rank could have run and was not let */
-    uint64_t own_delay_ns;             /* the same of the conductor, whatever held it up */
+    int how[MOST_RANKS]; /* as waitpid() said of orphans of the launcher */
+    struct storm_delays delays[MOST_RANKS];
+    struct storm_delays own_delays; /* the same of the conductor, whatever held it up */
 };
 void storm_judge(const struct storm_table *table, const struct storm_watch *watch, struct storm_verdict *verdict);
 /* What was done to each rank and what it was told, by the time since the first of it. */

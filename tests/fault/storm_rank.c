@@ -286,6 +286,7 @@ static ep_status counted_allgather(void *context, const void *mine, size_t bytes
     struct weather *w = counted->weather;
     ep_status status;
 
+    atomic_fetch_add(&w->seat->gathers, 1);
     begin_call(w->table, w->seat, CALL_GATHER_OF_NEW);
     status = counted->boot->allgather(counted->boot->context, mine, bytes, timeout_ms, ret_all);
     atomic_store(&w->seat->call, CALL_NEW);
