@@ -3,9 +3,12 @@
 
 _Thread_local const ep_comm *ep_comm_calling;
 
-void ep_comm_note_calling(const ep_comm *comm)
+const ep_comm *ep_comm_note_calling(const ep_comm *comm)
 {
+    const ep_comm *before = ep_comm_calling;
+
     ep_comm_calling = comm;
+    return before;
 }
 
 /*

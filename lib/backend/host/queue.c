@@ -422,9 +422,8 @@ struct call {
 static ep_status run_call(void *arguments)
 {
     const struct call *call = arguments;
-    const ep_comm *outer = ep_comm_calling; /* whose function has made a _sync call on this communicator, NULL: none */
+    const ep_comm *outer = ep_comm_note_calling(call->comm);
 
-    ep_comm_note_calling(call->comm);
     call->function(call->context);
     ep_comm_note_calling(outer);
     return EP_OK;
