@@ -171,8 +171,8 @@ struct ep_backend_ops {
 #define EP_BACKEND_ABI 3u
 
 /*
- * The communicator whose function of ep_stream_call() this thread runs; a backend says so around that function, and gets
- * the one before: a function may make a call that waits on another communicator.
+ * The communicator whose function of ep_stream_call() this thread runs; a backend says so around that function, and
+ * gets the one before: a function may make a call that waits on another communicator.
  */
 extern _Thread_local const ep_comm *ep_comm_calling;
 EP_PRIVATE_API const ep_comm *ep_comm_note_calling(const ep_comm *comm);
