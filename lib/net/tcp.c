@@ -442,7 +442,13 @@ static void tcp_free(struct ep_net *net)
 
     if (!t)
         return;
-    /* In a hurry it is said all the same: a rank that only closes this endpoint shall not be taken for dead. */
+    /*
+     * In a hurry it is said all the same: a rank that only closes this endpoint shall not be taken for dead. But what
+     * is queued may be memory that nobody keeps any more.
+     */
+    for (int i = 0; net->hurries && t->streams && i < t->n; i++)
+        if (t->streams[i].count)
+            discard_output(&t->streams[i]);
     if (t->broken == EP_OK)
         say_farewell(t, net->hurries ? 0 : t->timeout_ms < FREE_MS ? t->timeout_ms : FREE_MS);
     for (int i = 0; t->streams && i < t->n; i++)

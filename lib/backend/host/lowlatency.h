@@ -185,7 +185,7 @@ static inline struct ll_slot *ll_slot_of(struct ll_block *block, size_t slot_byt
 /* lowlatency_wait.c. A masked rank is waited for no more, and finds out from what this one has published. */
 void ll_mask_rank(ep_ll *ll, int rank);
 /* Whether that is a reason to mask the rank that was waited for; a failure of this rank's own is none. */
-bool ll_may_mask(ep_status status);
+bool ll_may_mask(const ep_ll *ll, ep_status status);
 /* To be called when what other ranks have has been read: has one of them masked this rank meanwhile? */
 ep_status ll_check_masks(const ep_ll *ll, enum host_phase phase);
 /* A value that no rank writes: failure of the group, unless its owner has masked this rank. */

@@ -402,7 +402,7 @@ ep_status ll_net_send(ep_ll *ll, int rank, uint64_t number, enum ll_parcel what,
             break;
     }
     host_pause_end(&pause);
-    if (status == EP_OK || !pause.tolerant || !ll_may_mask(status))
+    if (status == EP_OK || !pause.tolerant || !ll_may_mask(ll, status))
         return status;
     ll_mask_rank(ll, rank);
     return EP_OK;

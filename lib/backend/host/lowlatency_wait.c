@@ -97,9 +97,11 @@ ep_status ll_pause(ep_ll *ll, struct host_pause *pause, uint32_t seen, int rank)
     return host_pause(pause, seen, rank);
 }
 
-bool ll_may_mask(ep_status status)
+bool ll_may_mask(const ep_ll *ll, ep_status status)
 {
-    return status == EP_E_TIMEOUT || status == EP_E_PEER_DEAD || status == EP_E_PEER_LEFT;
+    /* A failure of the group, which comes with any of these statuses, is no reason either. */
+    return (status == EP_E_TIMEOUT || status == EP_E_PEER_DEAD || status == EP_E_PEER_LEFT) &&
+           atomic_load(&ll->comm->failed) == EP_OK;
 }
 
 /* Waits until the counter at `word` of a rank's head has reached `value`; masks it if it does not come, if allowed. */
@@ -131,7 +133,7 @@ static ep_status wait_one(ep_ll *ll, int rank, size_t word, uint64_t value, enum
     host_pause_end(&pause);
     if (failed != EP_OK)
         return failed;
-    if (status != EP_OK && (!mask || !ll_may_mask(status)))
+    if (status != EP_OK && (!mask || !ll_may_mask(ll, status)))
         return status;
     /* Two results at a time: without masking nobody is further ahead. */
     if (!mask && at - value > MOST_AHEAD)
