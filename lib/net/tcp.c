@@ -449,7 +449,7 @@ static void tcp_free(struct ep_net *net)
     for (int i = 0; net->hurries && t->streams && i < t->n; i++)
         if (t->streams[i].count)
             discard_output(&t->streams[i]);
-    if (t->broken == EP_OK)
+    if (t->streams && t->broken == EP_OK)
         say_farewell(t, net->hurries ? 0 : t->timeout_ms < FREE_MS ? t->timeout_ms : FREE_MS);
     for (int i = 0; t->streams && i < t->n; i++)
         if (t->streams[i].fd >= 0)
