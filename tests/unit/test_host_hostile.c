@@ -64,6 +64,7 @@ struct report {
 };
 
 struct scene {
+    _Atomic int ready; /* ranks whose creation is behind them */
     struct attack attack;
     struct report report[RANKS];
 };
@@ -356,6 +357,10 @@ static void live(ep_boot_shm *place, int rank, struct scene *scene)
         _exit(10);
     life.comm->config.timeout_ms = TIMEOUT_MS;
     target = (struct target){life.comm, life.ll};
+    /* What is attacked are the rounds, and no rank that still leaves the barrier. */
+    atomic_fetch_add(&scene->ready, 1);
+    while (rank == HOSTILE && atomic_load(&scene->ready) < RANKS)
+        usleep(100);
     if (rank == HOSTILE && pthread_create(&thread, NULL, write_rubbish, &target) != 0)
         _exit(10);
     for (int round = 0; round < ROUNDS; round++) {
