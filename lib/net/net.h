@@ -121,6 +121,12 @@ bool ep_net_is_linked(const char *name);
 /* Of an endpoint of such a network: itself, or the endpoint of tcp beside it, borrowed. */
 struct ep_net *ep_net_get_tcp(struct ep_net *net);
 
+/* Whether this rank talks to `rank` on that endpoint: see `apart`. */
+static inline bool ep_net_is_wanted(const struct ep_net_params *params, int rank)
+{
+    return !params->apart || rank / params->apart != params->rank / params->apart;
+}
+
 /* node -> rank of the rail peer, given any rank of the rail. */
 static inline int ep_net_rail_rank(int rank, int ranks_per_node, int node)
 {

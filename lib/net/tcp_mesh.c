@@ -62,14 +62,6 @@ static int rank_of_slot(const struct mesh *mesh, int slot)
     return ep_net_rail_rank(mesh->params->rank, mesh->params->ranks_per_node, node);
 }
 
-/* Does this rank talk to the one at that end? */
-static bool is_wanted(const struct mesh *mesh, int rank)
-{
-    int apart = mesh->params->apart;
-
-    return !apart || rank / apart != mesh->params->rank / apart;
-}
-
 /* --- addresses --- */
 
 static bool same_host_address(const struct tcp_address *a, const struct tcp_address *b)
@@ -218,7 +210,7 @@ static ep_status check_line(void *context, const struct tcp_handshake *hs, char 
     if (hello->session != mesh->session || hello->to != params->rank || hello->rank < 0 ||
         hello->rank >= params->nranks ||
         hello->rank % params->ranks_per_node != params->rank % params->ranks_per_node ||
-        hello->rank / params->ranks_per_node <= mesh->node || !is_wanted(mesh, hello->rank))
+        hello->rank / params->ranks_per_node <= mesh->node || !ep_net_is_wanted(mesh->params, hello->rank))
         return EP_E_MISMATCH;
     if (hello->kind == TCP_STREAM && hello->detail < (uint32_t)params->channels)
         return EP_OK;
@@ -310,7 +302,7 @@ static int count_open(const struct mesh *mesh)
     int n = 0;
 
     for (int slot = 0; slot < mesh->npeers * mesh->per_peer; slot++)
-        n += mesh->lines[slot].fd < 0 && is_wanted(mesh, rank_of_slot(mesh, slot));
+        n += mesh->lines[slot].fd < 0 && ep_net_is_wanted(mesh->params, rank_of_slot(mesh, slot));
     return n;
 }
 
@@ -331,7 +323,7 @@ static ep_status fail_late(const struct mesh *mesh)
         return ep_fail_errno(EP_E_SYSTEM, mesh->acceptor->error, "network tcp: rank %d cannot take connections",
                              mesh->params->rank);
     for (int slot = 0; slot < mesh->npeers * mesh->per_peer; slot++)
-        if (mesh->lines[slot].fd < 0 && is_wanted(mesh, rank_of_slot(mesh, slot)))
+        if (mesh->lines[slot].fd < 0 && ep_net_is_wanted(mesh->params, rank_of_slot(mesh, slot)))
             return ep_fail(EP_E_TIMEOUT, "network tcp: rank %d did not connect to rank %d within %d ms%s%s",
                            rank_of_slot(mesh, slot), mesh->params->rank, timeout_ms,
                            mesh->acceptor->dropped ? "; the last connection that was not taken: " : "",
@@ -366,7 +358,8 @@ static ep_status connect_all(struct mesh *mesh)
 static void plan_connectors(struct mesh *mesh)
 {
     for (int slot = 0; slot < mesh->npeers * mesh->per_peer; slot++) {
-        if (ep_net_peer(mesh->node, slot / mesh->per_peer) >= mesh->node || !is_wanted(mesh, rank_of_slot(mesh, slot)))
+        if (ep_net_peer(mesh->node, slot / mesh->per_peer) >= mesh->node ||
+            !ep_net_is_wanted(mesh->params, rank_of_slot(mesh, slot)))
             continue;
         mesh->connectors[mesh->n_connectors++] =
             (struct connector){.slot = slot,

@@ -124,7 +124,7 @@ static bool is_wanted(const struct opening *o, const struct verbs_line *line)
     const struct verbs_net *v = o->v;
     int rank = ep_net_rail_rank(v->rank, v->ranks_per_node, ep_net_peer(v->net.node, line->index / v->net.channels));
 
-    return !o->params->apart || rank / o->params->apart != v->rank / o->params->apart;
+    return ep_net_is_wanted(o->params, rank);
 }
 
 /* Ready to receive, as far as that goes without knowing the peer. */
@@ -163,7 +163,6 @@ static ep_status prepare(struct opening *o)
 {
     struct verbs_net *v = o->v;
     struct introduction *mine = o->mine;
-
     int ranks_per_node = o->params->apart ? o->params->apart : v->ranks_per_node;
 
     EP_TRY(verbs_device_open(v->rank % ranks_per_node, &v->device));
