@@ -195,6 +195,7 @@ static void reuse_pools(struct traffic *t)
         t->lanes[i].pool_used = 0;
     }
     t->wants_flush = false;
+    t->result->flushes++;
 }
 
 /* One round over all lanes. 1: all done, 0: not yet, -1: failed. */
@@ -248,9 +249,27 @@ static int make_lanes(struct traffic *t)
     return 0;
 }
 
+/* Grows with every step of this rank. */
+static uint64_t count_steps(const struct traffic *t)
+{
+    uint64_t steps = t->result->flushes;
+
+    for (int i = 0; i < t->n_lanes; i++)
+        steps += (uint64_t)t->lanes[i].sent + (uint64_t)t->lanes[i].received;
+    return steps;
+}
+
+static int complain_of_standstill(struct traffic *t)
+{
+    for (int i = 0; i < t->n_lanes; i++)
+        if (t->lanes[i].sent < t->spec->messages || t->lanes[i].received < t->spec->messages)
+            return complain(t, &t->lanes[i], "nothing sent or received for too long");
+    return complain(t, &t->lanes[0], "not flushed for too long");
+}
+
 static int exchange(struct traffic *t)
 {
-    uint64_t deadline = ep_now_ns() + (uint64_t)t->spec->timeout_s * 1000000000u;
+    uint64_t idle_ns = (uint64_t)t->spec->idle_s * 1000000000u, steps = 0, deadline = ep_now_ns() + idle_ns;
     int done = 0;
 
     t->most = ep_streams_max_message(t->streams);
@@ -261,12 +280,11 @@ static int exchange(struct traffic *t)
     }
     while (done == 0) {
         done = step(t);
-        if (done == 0 && ep_now_ns() > deadline) {
-            for (int i = 0; i < t->n_lanes && done == 0; i++)
-                if (t->lanes[i].sent < t->spec->messages || t->lanes[i].received < t->spec->messages)
-                    done = complain(t, &t->lanes[i], "not done in time");
-            if (done == 0)
-                done = complain(t, &t->lanes[0], "not flushed in time");
+        if (count_steps(t) != steps) {
+            steps = count_steps(t);
+            deadline = ep_now_ns() + idle_ns;
+        } else if (done == 0 && ep_now_ns() > deadline) {
+            done = complain_of_standstill(t);
         }
     }
     for (int i = 0; i < t->n_lanes; i++)
@@ -281,7 +299,7 @@ int traffic_run(const ep_boot *boot, const struct traffic_spec *spec, struct tra
                                    .nranks = boot->nranks,
                                    .ranks_per_node = spec->ranks_per_node,
                                    .channels = spec->channels,
-                                   .timeout_ms = spec->timeout_s * 1000,
+                                   .timeout_ms = spec->idle_s * 1000,
                                    .emulation = spec->emulation,
                                    .boot = boot,
                                    .wake = spec->bells ? wake : NULL,

@@ -26,7 +26,7 @@ struct traffic_spec {
     int messages; /* of each stream, each way */
     uint64_t seed;
     int slow_rank; /* -1: none; this one reads a message now and then only */
-    int timeout_s;
+    int idle_s;    /* the run fails when this rank has sent and received nothing for so long */
     ep_net_emulation emulation;
     struct traffic_bells *bells; /* NULL: only for executors that do not sleep */
 };
@@ -35,12 +35,13 @@ struct traffic_result {
     uint64_t messages, bytes; /* received */
     uint64_t laps;            /* of the ring that went round most often */
     uint64_t refused;         /* sends */
+    uint64_t flushes;         /* times that everything sent had left */
     uint64_t naps;            /* times it slept until somebody woke it */
     uint64_t lost_wakes;      /* something moved after a sleep that nobody had ended */
     char why[512];            /* "" or what went wrong */
 };
 
-/* 0, or -1 with result->why. Runs until everything has been sent and received, or the time is over. */
+/* 0, or -1 with result->why. Runs until everything has been sent and received, or nothing moves any more. */
 int traffic_run(const ep_boot *boot, const struct traffic_spec *spec, struct traffic_result *result);
 
 #endif

@@ -121,7 +121,7 @@ static void check_traffic(void *(*run)(void *), int messages)
                                    .messages = messages,
                                    .seed = 11,
                                    .slow_rank = 1,
-                                   .timeout_s = 100}};
+                                   .idle_s = 300}};
 
     run_ranks(&group, run);
     for (int i = 0; i < RANKS; i++) {
