@@ -193,9 +193,14 @@ static uint32_t find_vote(struct shrink *s)
         if (views.spoilt)
             return shrink_pack_vote(HOST_VOTE_VETO, EP_E_TIMEOUT, me);
         count = count_ranks(s);
+        /*
+         * Our view may have grown behind the comparison with a rank that has not seen this yet: as long as our word is
+         * open that needs another reading, not another attempt, which would cost a deadline. Who adds to its view last
+         * sees that all agree; its vote rings the others.
+         */
+        views.agreed = views.agreed && all_agree(s);
         if (views.agreed && !shrink_is_out(s, me) && 2 * count.remain > count.live)
-            /* Somebody may have changed its view since. */
-            return all_agree(s) ? HOST_VOTE_LOCKED : shrink_pack_vote(HOST_VOTE_VETO, EP_E_TIMEOUT, me);
+            return HOST_VOTE_LOCKED;
         if ((views.agreed && !shrink_is_out(s, me)) || stale || (late && !enough))
             return give_up(EP_E_TIMEOUT, count.missing < 0 ? me : count.missing);
         host_nap(s->host, seen);
