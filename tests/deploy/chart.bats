@@ -124,6 +124,12 @@ refused() {
         --set 'tasSettings.topologyRequest.kueue\.x-k8s\.io/podset-required-topology=kubernetes.io/hostname'
     refused "workload.envs sets NNODES" --set-json 'workload.envs=[{"name":"NNODES","value":"1"}]'
     refused "is the port of the node's own sshd" --set network.mode=host --set ssh.port=22
+    refused "workload.labels sets app.kubernetes.io/name" --set 'workload.labels.app\.kubernetes\.io/name=x'
+    refused "workload.envs sets A twice" --set-json 'workload.envs=[{"name":"A","value":"1"},{"name":"A","value":"2"}]'
+    refused "network.nccl sets MASTER_ADDR" --set network.nccl.MASTER_ADDR=a
+    refused "workload.resources.limits sets nvidia.com/gpu" --set 'workload.resources.limits.nvidia\.com/gpu=4'
+    refused "accelerator is nvidia-b200, and nodeSelector wants nvidia-h200-141gb" --set accelerator=nvidia-b200 \
+        --set 'nodeSelector.cloud\.google\.com/gke-accelerator=nvidia-h200-141gb'
     run --separate-stderr helm template r "$CHART"
     [ "$status" -ne 0 ]
     [[ "$stderr" == *"workload.image is empty: name the image"* ]]
@@ -137,14 +143,33 @@ refused() {
     run --separate-stderr helm template "${name}a" "$CHART" --set workload.image="$IMAGE"
     [ "$status" -ne 0 ]
     [[ "$stderr" == *"at most 44 fit into the names of the pods"* ]]
+    run --separate-stderr helm template 0x10 "$CHART" --set workload.image="$IMAGE"
+    [ "$status" -ne 0 ]
+    [[ "$stderr" == *"the release name '0x10' begins with a digit"* ]]
 }
 
 @test "all names belong to the release, all objects to its namespace" {
     template --namespace team-a --set queue=a4 --set HF_TOKEN=t --set network.mode=dranet --set networkPolicy.create=true \
         --set volumes.nfs.ip=192.0.2.1,volumes.nfs.volume=v | yaml_to_json >"$BATS_TEST_TMPDIR/json"
     jq -se 'length == 8 and all(.metadata.namespace == "team-a" or .kind == "PersistentVolume") and
-        all(.metadata.name | test("^(team-a-)?r(-|$)"))' "$BATS_TEST_TMPDIR/json"
+        all(.metadata.name | test("^(r|r-.*|team-a\\.r\\.nfs)$"))' "$BATS_TEST_TMPDIR/json"
     run ! grep -E '"default"' <(jq -c '.metadata' "$BATS_TEST_TMPDIR/json")
+}
+
+# Releases b-c of namespace a and c of namespace a-b would share a volume that is named with hyphens alone.
+@test "two releases never share an object that has no namespace" {
+    local names
+    names=$(for at in 'a b-c' 'a-b c'; do
+        helm template "${at#* }" "$CHART" --namespace "${at% *}" --set workload.image="$IMAGE" \
+            --set volumes.nfs.ip=192.0.2.1,volumes.nfs.volume=v | yaml_to_json |
+            jq -r 'select(.kind == "PersistentVolume").metadata.name'
+    done)
+    [ "$(wc -l <<<"$names")" -eq 2 ]
+    [ "$(sort -u <<<"$names" | wc -l)" -eq 2 ]
+}
+
+@test "names that look like numbers or truth values stay text, and numbers of a file keep their digits" {
+    python3 "$EPKIT_SOURCE/tests/deploy/values.py" odd "$CHART"
 }
 
 @test "every value changes what is rendered, and there is a case for each" {
