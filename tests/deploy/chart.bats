@@ -181,6 +181,60 @@ refused() {
     helm lint --strict "$CHART" --set workload.image="$IMAGE"
 }
 
+# Each page's blocks, run from its first line to its last: helm renders what it would install, kubectl stops where it asks
+# for a cluster, and what only a cloud or a node has does nothing. Flags, paths, values and patches are real.
+@test "the commands of the deployment pages are taken by helm and kubectl, one after the other" {
+    command -v jq >/dev/null || skip "jq is not installed"
+    need kubectl
+    local page
+    cp -r "$EPKIT_SOURCE/deploy" "$BATS_TEST_TMPDIR/"
+    cat >"$BATS_TEST_TMPDIR/head" <<'END'
+set -eu
+helm() {
+    local verb=$1
+    shift
+    echo "helm $verb $*" >>"$ASKED"
+    case $verb in
+    install | upgrade | template) command helm template "$@" ;;
+    *) command helm "$verb" --help | grep -q "^  helm $verb" ;;
+    esac
+}
+kubectl() {
+    local said=0 word words=(--kubeconfig=/dev/null --server=http://127.0.0.1:1 --request-timeout=1s)
+    echo "kubectl $*" >>"$ASKED"
+    if [ "$1 ${2:-}" = 'apply -k' ] || [ "$1 ${2:-}" = 'delete -k' ]; then command kubectl kustomize "$3" >"$ASKED.kustomize"; fi
+    for word in "$@"; do
+        case $word in
+        https://*) words+=(/dev/null) ;; # nothing is fetched here
+        *) words+=("$word") ;;
+        esac
+    done
+    said=$(command kubectl "${words[@]}" 2>&1 </dev/null) || true
+    case $said in
+    *'refused'* | *'no objects passed'*) ;; # there is no cluster; the file was not fetched
+    *)
+        echo "kubectl $*: $said" >>"$ASKED.refused" # the command may be in a pipe
+        ;;
+    esac
+}
+for program in epkit gcloud srun sbatch sudo; do eval "$program() { cat >/dev/null <&0 || true; }"; done
+exec </dev/null
+END
+    for page in "$EPKIT_SOURCE"/docs/deploy-gke-*.md; do
+        export ASKED="$BATS_TEST_TMPDIR/asked" USER=somebody WORKLOAD_IMAGE=$IMAGE ARTIFACT_REGISTRY=registry.example \
+            GCS_BUCKET=logs-bucket COORD_POD=pod-0 CLUSTER=c REGION=r RESERVATION=v
+        : >"$ASKED"
+        : >"$ASKED.refused"
+        { cat "$BATS_TEST_TMPDIR/head"; awk '/^```/ { block = /^```sh$/; next } block' "$page"; } >"$BATS_TEST_TMPDIR/page.sh"
+        echo "$page"
+        (cd "$BATS_TEST_TMPDIR" && bash page.sh >page.out)
+        cat "$ASKED.refused"
+        [ ! -s "$ASKED.refused" ]
+        grep -q '^helm' "$ASKED"
+        grep -q '^kubectl' "$ASKED"
+    done
+}
+
 @test "what a user's environment variable sets wins over the chart's own" {
     template --set-json 'workload.envs=[{"name":"RUN_DEEPEP_TEST","value":"true"},{"name":"NCCL_SOCKET_IFNAME","value":"eth9"}]' |
         yaml_to_json | jq -se 'map(select(.kind == "JobSet"))[0].spec.replicatedJobs[0].template.spec.template.spec

@@ -379,7 +379,7 @@ END
     predict priority-missing --set queue=plain --set workload.priorityClassName=urgent "${plain[@]}"
     confirm log_says
     kubectl delete -f "$M" >/dev/null
-    template --set queue=plain "${plain[@]}" | sed 's,kueue.x-k8s.io/queue-name: plain,&\n    kueue.x-k8s.io/priority-class: vip,' >"$M"
+    template --set queue=plain "${plain[@]}" | sed 's,kueue.x-k8s.io/queue-name: "plain",&\n    kueue.x-k8s.io/priority-class: vip,' >"$M"
     predict_manifest workload-priority-missing
     confirm log_says
     kubectl delete -f "$M" >/dev/null
