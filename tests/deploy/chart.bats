@@ -91,6 +91,10 @@ refused() {
     refused "additional properties 'gpu' not allowed" --set workload.gpu=16
     refused "additional properties 'hostNetwork' not allowed" --set network.hostNetwork=true
     refused "additional properties 'quue' not allowed" --set quue=a4
+    refused "'/workload/image': " --set workload.image=registry.example/Team/nemo:1
+    refused "'/workload/image': " --set workload.image=registry.example/nemo:
+    refused "'/network/gibImage': " --set network.gibImage=registry.example//gib
+    template --set workload.image=R.example:5000/a/b__c-d.e:V1@sha256:"$(printf 'a%.0s' $(seq 64))" >/dev/null
     refused "'/stack': value must be one of 'image', 'host', 'managed'" --set stack=docker
     refused "'/network/mode'" --set network.mode=bridge
     refused "'/orchestrator'" --set orchestrator=job
