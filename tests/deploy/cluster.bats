@@ -281,14 +281,6 @@ admit() {
     confirm pods_say
     kubectl delete -f "$M" >/dev/null
     kubectl delete pvc unbound --wait=false >/dev/null
-    kubectl create -f - >/dev/null <<<'{"apiVersion": "v1", "kind": "List", "items": [
-        {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": "alone"}, "spec": {"storageClassName": "none", "accessModes": ["ReadWriteOncePod"], "capacity": {"storage": "1Gi"}, "csi": {"driver": "d", "volumeHandle": "h"}}},
-        {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "alone", "namespace": "default"}, "spec": {"storageClassName": "none", "accessModes": ["ReadWriteOncePod"], "resources": {"requests": {"storage": "1Gi"}}}}]}'
-    within 60 sh -c 'kubectl get pvc alone -o jsonpath={.status.phase} | grep -q Bound'
-    predict claim-access --set 'volumes.pvcMounts[0].claimName=alone,volumes.pvcMounts[0].mountPath=/data'
-    confirm pods_say
-    kubectl delete -f "$M" >/dev/null
-    kubectl delete pvc,pv alone --wait=false >/dev/null
     template --set network.mode=dranet | yaml_to_json | grep -v '"kind": "ResourceClaimTemplate"' | sed 's/^/---\n/' >"$M"
     predict_manifest claim-template-missing
     confirm events_say
