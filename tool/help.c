@@ -139,11 +139,11 @@ void help_all(FILE *stream)
     }
     fputs("\nEnvironment:\n", stream);
     for (const struct env_text *env = env_texts; env->name; env++) {
-        fprintf(stream, "  %-18s", env->name);
+        fprintf(stream, strlen(env->name) < 18 ? "  %-18s" : "  %s\n                    ", env->name);
         print_wrapped(stream, env->text, 20, 20);
     }
-    fputs("\nExit codes: 0 fine, 1 failed, 2 wrong usage, 4 not supported here, 5 not known;\n"
-          "3, findings, is kept for verbs to come.\n"
+    fputs("\nExit codes: 0 fine, 1 failed, 2 wrong usage, 3 findings, 4 not supported here,\n"
+          "5 not known.\n"
           "'epkit help VERB' or 'epkit VERB --help' explains a verb.\n",
           stream);
 }

@@ -38,14 +38,15 @@ bool check_tolerates(const struct deploy_set *set, const json_t *extra_toleratio
            tolerates(get_key(set->spec, "tolerations"), taint) || tolerates(extra_tolerations, taint);
 }
 
-static bool taints_fit(const json_t *node, const struct deploy_set *set, const json_t *extra_tolerations)
+/* The first taint of a node that pods do not tolerate; NULL if there is none. */
+static const json_t *find_taint(const json_t *node, const struct deploy_set *set, const json_t *extra_tolerations)
 {
     const json_t *taint;
     size_t i;
 
     json_array_foreach(get(node, "spec/taints"), i,
-                       taint) if (!check_tolerates(set, extra_tolerations, taint)) return false;
-    return true;
+                       taint) if (!check_tolerates(set, extra_tolerations, taint)) return taint;
+    return NULL;
 }
 
 /* Terms are alternatives, the expressions of one term must all hold. */
@@ -97,7 +98,7 @@ long long check_node_room(const struct check *check, const json_t *node, const s
     if (get_flag(node, "spec/unschedulable") || strcmp(get_condition(node, "Ready", "status"), "True") != 0)
         return 0;
     if (!get_labels_match(labels, get_key(set->spec, "nodeSelector")) || !get_labels_match(labels, extra_labels) ||
-        !affinity_fits(labels, set->spec) || !taints_fit(node, set, extra_tolerations))
+        !affinity_fits(labels, set->spec) || find_taint(node, set, extra_tolerations))
         return 0;
     return room_for(check, node, set);
 }
@@ -105,12 +106,13 @@ long long check_node_room(const struct check *check, const json_t *node, const s
 /* Why nodes were no use, counted, for the text. */
 struct reasons {
     int closed, labels, taints, resources, n;
+    const json_t *taint; /* one that is not tolerated */
 };
 
 static struct reasons count_reasons(const struct check *check, const struct deploy_set *set)
 {
     struct reasons reasons = {0};
-    const json_t *node;
+    const json_t *node, *taint;
     size_t i;
 
     json_array_foreach(get_items(check->snapshot, "nodes"), i, node)
@@ -122,9 +124,10 @@ static struct reasons count_reasons(const struct check *check, const struct depl
             reasons.closed++;
         else if (!get_labels_match(labels, get_key(set->spec, "nodeSelector")) || !affinity_fits(labels, set->spec))
             reasons.labels++;
-        else if (!taints_fit(node, set, NULL))
+        else if ((taint = find_taint(node, set, NULL)) != NULL) {
             reasons.taints++;
-        else if (room_for(check, node, set) == 0)
+            reasons.taint = taint;
+        } else if (room_for(check, node, set) == 0)
             reasons.resources++;
     }
     return reasons;
@@ -135,7 +138,7 @@ static void check_set(struct check *check, const struct deploy_set *set)
     const json_t *node;
     struct reasons reasons;
     struct check_text text = {0};
-    char coming[80] = "";
+    char coming[80] = "", taint[160] = "";
     long long room = 0;
     size_t i;
 
@@ -151,11 +154,14 @@ static void check_set(struct check *check, const struct deploy_set *set)
     if (check->usage.n_coming > 0)
         CHECK_SAY(coming, " (%lld pods of jobs that are admitted are still to come)", check->usage.n_coming);
     CHECK_SAY(text.says, "0/%d nodes are available", reasons.n);
+    if (reasons.taint)
+        CHECK_SAY(taint, " that is not tolerated (%.90s:%.20s)", get_text(reasons.taint, "key"),
+                  get_text(reasons.taint, "effect"));
     CHECK_SAY(
         text.why,
-        "%lld of %lld pods find a node: %d nodes are closed or not ready, %d have other labels, %d have a taint, %d "
+        "%lld of %lld pods find a node: %d nodes are closed or not ready, %d have other labels, %d have a taint%s, %d "
         "have too little left%s",
-        room, set->count, reasons.closed, reasons.labels, reasons.taints, reasons.resources, coming);
+        room, set->count, reasons.closed, reasons.labels, reasons.taints, taint, reasons.resources, coming);
     CHECK_SAY(text.fix, "kubectl get nodes -L cloud.google.com/gke-nodepool,cloud.google.com/gke-accelerator; add "
                         "nodes, or wait for other jobs");
     /* With a queue, nodes may be made once the job is admitted. */

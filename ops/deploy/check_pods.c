@@ -4,6 +4,9 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+
+#define TAG_LETTERS "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-"
 
 static const char *const container_lists[] = {"initContainers", "containers", NULL};
 
@@ -118,7 +121,56 @@ static void check_bound(struct check *check, const json_t *claim)
     check_add(check, has_maker ? CHECK_WARNING : CHECK_ERROR, "claim-unbound", "the scheduler", get_name(claim), &text);
 }
 
-static void check_claim(struct check *check, const char *claim)
+static bool has_mode(const json_t *claim, const char *mode)
+{
+    const json_t *entry;
+    size_t i;
+
+    json_array_foreach(get(claim, "spec/accessModes"), i,
+                       entry) if (json_is_string(entry) && strcmp(json_string_value(entry), mode) == 0) return true;
+    return false;
+}
+
+/* Does a driver attach volumes of this claim to one node after the other? -1 if its StorageClass does not tell. */
+static int is_attached(const struct check *check, const json_t *claim)
+{
+    const json_t *class_name = get(claim, "spec/storageClassName"), *driver;
+    const json_t *class = get_item(check->snapshot, "storageclasses", NULL,
+                                   json_is_string(class_name) ? json_string_value(class_name) : "");
+
+    driver = get_item(check->snapshot, "csidrivers", NULL, get_text(class, "provisioner"));
+    return driver ? !json_is_false(get(driver, "spec/attachRequired")) : -1;
+}
+
+/* A volume for one node or one pod, and several pods on several nodes. */
+static void check_shared(struct check *check, const struct deploy_set *set, const json_t *claim)
+{
+    struct check_text text = {0};
+    const char *name = get_name(claim);
+    int attached;
+
+    CHECK_SAY(text.fix, "use a claim with ReadWriteMany (Filestore, Parallelstore) or ReadOnlyMany, or a bucket");
+    if (set->count > 1 && has_mode(claim, "ReadWriteOncePod")) {
+        CHECK_SAY(text.says, "node has pod using PersistentVolumeClaim with the same name and ReadWriteOncePod access "
+                             "mode");
+        CHECK_SAY(text.why, "claim %s is for one pod, and the job has %lld", name, set->count);
+        check_add(check, CHECK_ERROR, "claim-access", "the scheduler", name, &text);
+        return;
+    }
+    /* Pods that take whole nodes are never on one. */
+    if (set->count <= 1 || check_gpus(set) < 8 || !has_mode(claim, "ReadWriteOnce") ||
+        has_mode(claim, "ReadWriteMany") || has_mode(claim, "ReadOnlyMany"))
+        return;
+    attached = is_attached(check, claim);
+    if (attached == 0)
+        return;
+    CHECK_SAY(text.says, "Multi-Attach error for volume");
+    CHECK_SAY(text.why, "claim %s is for one node (ReadWriteOnce), and the job has %lld pods on as many nodes%s", name,
+              set->count, attached < 0 ? "; volumes that nothing attaches, like NFS, would do" : "");
+    check_add(check, attached > 0 ? CHECK_ERROR : CHECK_WARNING, "claim-access", "the attach controller", name, &text);
+}
+
+static void check_claim(struct check *check, const struct deploy_set *set, const char *claim)
 {
     const json_t *there = get_item(check->snapshot, "persistentvolumeclaims", check->job->space, claim);
     struct check_text text = {0};
@@ -127,6 +179,7 @@ static void check_claim(struct check *check, const char *claim)
         return;
     if (there) {
         check_bound(check, there);
+        check_shared(check, set, there);
         return;
     }
     CHECK_SAY(text.says, "persistentvolumeclaim \"%s\" not found", claim);
@@ -233,7 +286,7 @@ static void check_volumes(struct check *check, const struct deploy_set *set)
     {
         if (!get_flag(volume, "configMap/optional"))
             check_config(check, get_text(volume, "configMap/name"), "pods stay in ContainerCreating");
-        check_claim(check, get_text(volume, "persistentVolumeClaim/claimName"));
+        check_claim(check, set, get_text(volume, "persistentVolumeClaim/claimName"));
         check_driver(check, get_text(volume, "csi/driver"));
         if (!get_flag(volume, "secret/optional"))
             check_secret(check, get_text(volume, "secret/secretName"), "pods stay in ContainerCreating");
@@ -258,40 +311,72 @@ static const char *pull_failure(const struct check *check, const char *image, co
     const json_t *pod, *state;
     size_t i, s, n = repository_of(image);
 
-    json_array_foreach(get_items(check->snapshot, "pods"), i, pod)
-        json_array_foreach(get(pod, "status/containerStatuses"), s, state)
-    {
-        const char *reason = get_text(state, "state/waiting/reason"), *other = get_text(state, "image");
+    for (int list = 0; list < 2; list++)
+        json_array_foreach(get_items(check->snapshot, "pods"), i, pod) json_array_foreach(
+            get(pod, list == 0 ? "status/containerStatuses" : "status/initContainerStatuses"), s, state)
+        {
+            const char *reason = get_text(state, "state/waiting/reason"), *other = get_text(state, "image");
 
-        if ((strcmp(reason, "ImagePullBackOff") == 0 || strcmp(reason, "ErrImagePull") == 0) &&
-            repository_of(other) == n && strncmp(other, image, n) == 0) {
-            *ret_pod = pod;
-            return get_text(state, "state/waiting/message");
+            if ((strcmp(reason, "ImagePullBackOff") == 0 || strcmp(reason, "ErrImagePull") == 0) &&
+                repository_of(other) == n && strncmp(other, image, n) == 0) {
+                *ret_pod = pod;
+                return get_text(state, "state/waiting/message");
+            }
         }
-    }
     return NULL;
+}
+
+/* What the kubelet refuses to read: [HOST[:PORT]/]PATH[:TAG][@DIGEST], whose path has no capital letters. */
+static bool is_image(const char *image)
+{
+    const char *slash = strchr(image, '/'), *path = image;
+    size_t host = slash ? (size_t)(slash - image) : 0, n;
+
+    /* The first part is a host if it could not be part of a path. */
+    if (slash && (memchr(image, '.', host) || memchr(image, ':', host) || strncmp(image, "localhost/", 10) == 0))
+        path = slash + 1;
+    n = repository_of(path);
+    if (n == 0 || !strchr("abcdefghijklmnopqrstuvwxyz0123456789", *path) ||
+        strspn(path, "abcdefghijklmnopqrstuvwxyz0123456789._/-") < n || strstr(path, "//"))
+        return false;
+    path += n;
+    if (*path == ':') {
+        n = strcspn(path + 1, "@");
+        if (n == 0 || n > 128 || strspn(path + 1, TAG_LETTERS) < n || strchr(".-", path[1]))
+            return false;
+        path += 1 + n;
+    }
+    return *path == '\0' || (*path == '@' && strchr(path, ':'));
 }
 
 static void check_image(struct check *check, const struct deploy_set *set)
 {
     const json_t *container, *pod = NULL;
-    struct check_text text = {0};
     size_t i;
 
-    json_array_foreach(get_key(set->spec, "containers"), i, container)
-    {
-        const char *image = get_text(container, "image"), *message = pull_failure(check, image, &pod);
+    for (size_t n = 0; container_lists[n]; n++)
+        json_array_foreach(get_key(set->spec, container_lists[n]), i, container)
+        {
+            const char *image = get_text(container, "image"), *message = pull_failure(check, image, &pod);
+            struct check_text text = {0};
 
-        if (!message)
-            continue;
-        CHECK_SAY(text.says, "ImagePullBackOff: %s", message);
-        CHECK_SAY(text.why, "pod %s/%s cannot pull from that repository right now", get_space(pod), get_name(pod));
-        CHECK_SAY(
-            text.fix,
-            "give the nodes' service account roles/artifactregistry.reader on the repository, or name a Secret in "
-            "workload.imagePullSecrets");
-        check_add(check, CHECK_ERROR, "image-pull", "the kubelet", image, &text);
-    }
+            if (*image && !is_image(image)) {
+                CHECK_SAY(text.says, "couldn't parse image name \"%.200s\"", image);
+                CHECK_SAY(text.why, "container %.63s has no name of an image: pods stay in InvalidImageName",
+                          get_text(container, "name"));
+                CHECK_SAY(text.fix, "write HOST/PATH:TAG; the path has small letters, digits, '.', '_' and '-' alone");
+                check_add(check, CHECK_ERROR, "image-name", "the kubelet", image, &text);
+            }
+            if (!message)
+                continue;
+            CHECK_SAY(text.says, "ImagePullBackOff: %s", message);
+            CHECK_SAY(text.why, "pod %s/%s cannot pull from that repository right now", get_space(pod), get_name(pod));
+            CHECK_SAY(
+                text.fix,
+                "give the nodes' service account roles/artifactregistry.reader on the repository, or name a Secret in "
+                "workload.imagePullSecrets");
+            check_add(check, CHECK_ERROR, "image-pull", "the kubelet", image, &text);
+        }
 }
 
 /* Interfaces by GKE's annotation: each network must be there. */

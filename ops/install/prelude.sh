@@ -33,6 +33,11 @@ epkit_packages() {
         sed -n 's/^.[^cn][^ ]* *\([^ ]*\) \([^ ]*\)$/\1 \2/p' | sort
 }
 
+# Names of packages of which configuration files alone are left: removed, and not purged.
+epkit_packages_residue() {
+    dpkg-query -W -f='${db:Status-Abbrev} ${binary:Package}\n' | sed -n 's/^.c[^ ]* *\([^ ]*\)$/\1/p' | sort
+}
+
 # What packages change besides their own files: accounts, and books that apt and dpkg keep in an order of their own.
 epkit_accounts='etc/passwd etc/group etc/shadow etc/gshadow'
 epkit_books='etc/passwd- etc/group- etc/shadow- etc/gshadow- etc/subuid etc/subgid etc/subuid- etc/subgid-
@@ -54,6 +59,7 @@ epkit_packages_keep() {
     # shellcheck disable=SC2086 # lists of words
     epkit_copy_files "$EPKIT_BEFORE/books" $epkit_accounts $epkit_books
     epkit_apt_mark showauto | sort >"$EPKIT_BEFORE/auto"
+    epkit_packages_residue >"$EPKIT_BEFORE/residue"
     epkit_packages >"$EPKIT_BEFORE/packages.new"
     sync
     mv "$EPKIT_BEFORE/packages.new" "$EPKIT_BEFORE/packages"
@@ -78,6 +84,7 @@ epkit_packages_repair() {
         if ! { epkit_apt update && epkit_apt install -y --reinstall --no-install-recommends $broken; }; then
             # shellcheck disable=SC2086
             dpkg --remove --force-remove-reinstreq --force-depends $broken
+            if [ -d "$EPKIT_BEFORE" ]; then printf '%s\n' "$broken" >>"$EPKIT_BEFORE/removed"; fi
         fi
     fi
     epkit_apt install -y --fix-broken
@@ -150,7 +157,25 @@ epkit_packages_revert() {
         echo "not undone: $package was installed later and needs what this step installed; remove it first" >&2
         return 1
     done
-    epkit_apt_install --purge "$@"
+    epkit_apt_install "$@"
+}
+
+# Purges what the step brought and has been removed: also by an undo that was killed between the two. What had been removed
+# and not purged before the step keeps its configuration files. epkit_packages_purge NAME...: those of the step, for when
+# nothing is known about before.
+epkit_packages_purge() {
+    if [ -e "$EPKIT_BEFORE/packages" ]; then
+        cut -d' ' -f1 "$EPKIT_BEFORE/after" | cat - "$EPKIT_BEFORE/removed" 2>/dev/null | sort -u >"$EPKIT_STATE/mine"
+        cut -d' ' -f1 "$EPKIT_BEFORE/packages" | cat - "$EPKIT_BEFORE/residue" 2>/dev/null | sort -u >"$EPKIT_STATE/theirs"
+    else
+        for package in "$@"; do printf '%s\n%s:%s\n' "$package" "$package" "$(dpkg --print-architecture)"; done |
+            sort -u >"$EPKIT_STATE/mine"
+        : >"$EPKIT_STATE/theirs"
+    fi
+    left=$(epkit_packages_residue | comm -12 - "$EPKIT_STATE/mine" | comm -23 - "$EPKIT_STATE/theirs")
+    rm -f "$EPKIT_STATE/mine" "$EPKIT_STATE/theirs"
+    # shellcheck disable=SC2086 # a list of words
+    if [ -n "$left" ]; then epkit_apt purge -y $left; fi
 }
 
 epkit_packages_undo() {
@@ -158,6 +183,7 @@ epkit_packages_undo() {
     changes=$(epkit_packages_changes "$@")
     # shellcheck disable=SC2086
     if [ -n "$changes" ]; then epkit_packages_revert $changes; fi
+    epkit_packages_purge "$@"
     if [ -e "$EPKIT_BEFORE/packages" ]; then epkit_books_restore; fi
     rm -f "$EPKIT_STATE/now"
 }

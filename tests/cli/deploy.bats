@@ -54,6 +54,47 @@ setup() {
     [ "$(jq .will_run json)" = null ]
 }
 
+# found FILTER [SED]: ids and words about a cluster that is changed by jq, and a job that is changed by sed
+found() {
+    jq "$1" cluster.json >changed.json
+    sed "${2:-}" job.yaml >changed.yaml
+    epkit deploy check -f changed.yaml --from changed.json --json >json || [ $? -eq 3 ]
+    jq -r '.findings[] | .severity + " " + .id + ": " + .says' json
+}
+
+@test "claims for one node or one pod, and several pods" {
+    mode() { echo "(.items.persistentvolumeclaims[] | select(.metadata.name == \"data\").spec) |= {accessModes: [\"$1\"], storageClassName: \"c\"} | .items.storageclasses = [{metadata: {name: \"c\"}, provisioner: \"p\"}]"; }
+    driver() { echo "| .items.csidrivers += [{metadata: {name: \"p\"}, spec: {attachRequired: $1}}]"; }
+    [ "$(found "$(mode ReadWriteOnce)$(driver true)")" = "error claim-access: Multi-Attach error for volume" ]
+    [ "$(found "$(mode ReadWriteOnce)")" = "warning claim-access: Multi-Attach error for volume" ]
+    [ -z "$(found "$(mode ReadWriteOnce)$(driver false)")" ]
+    [ -z "$(found "$(mode ReadWriteMany)$(driver true)")" ]
+    # One pod, or pods that may share a node.
+    [ -z "$(found "$(mode ReadWriteOnce)$(driver true)" 's/parallelism: 2/parallelism: 1/')" ]
+    [ -z "$(found "$(mode ReadWriteOnce)$(driver true)" 's,nvidia.com/gpu: 8,nvidia.com/gpu: 1,')" ]
+    [[ "$(found "$(mode ReadWriteOncePod)$(driver false)")" == "error claim-access: node has pod using PersistentVolumeClaim"* ]]
+}
+
+@test "images: what no kubelet can read, and what other pods cannot pull, also in init containers" {
+    image() { found . "s|image: .*|image: \"$1\"|"; }
+    local name
+    for name in r.example/Team/nemo:1 Nemo r.example//a:1 r.example/a: r.example/a:-1 a@sha256 -a; do
+        [ "$(image "$name")" = "error image-name: couldn't parse image name \"$name\"" ]
+    done
+    for name in nemo nemo:25.11 R.Example:5000/a/b-c_d.e:V1 localhost/a:1 r.example/a:1@sha256:$(printf 'a%.0s' $(seq 64)); do
+        [ -z "$(image "$name")" ]
+    done
+    [ "$(found '.items.pods += [{metadata: {name: "x", namespace: "y"}, status: {initContainerStatuses: [{image: "r.example/gib:2", state: {waiting: {reason: "ErrImagePull", message: "denied"}}}]}}]' \
+        's,^      containers:,      initContainers: [{name: i\, image: "r.example/gib:1"}]\n&,')" = "error image-pull: ImagePullBackOff: denied" ]
+}
+
+@test "nodes with a taint: the finding names it" {
+    found '.items.nodes[].spec.taints += [{key: "dedicated", value: "ml", effect: "NoExecute"}]' | grep '^error nodes: 0/'
+    jq -r '.findings[].why' json | grep -F 'have a taint that is not tolerated (dedicated:NoExecute)'
+    [ -z "$(found '.items.nodes[].spec.taints += [{key: "dedicated", value: "ml", effect: "NoExecute"}]' \
+        's,operator: Exists}\],operator: Exists}\, {key: dedicated\, value: ml}],')" ]
+}
+
 @test "quotas: what they count, what containers must state, scopes, defaults of the namespace" {
     # with FILTER: findings about a cluster that is changed so
     with() {

@@ -91,6 +91,10 @@ refused() {
     refused "additional properties 'gpu' not allowed" --set workload.gpu=16
     refused "additional properties 'hostNetwork' not allowed" --set network.hostNetwork=true
     refused "additional properties 'quue' not allowed" --set quue=a4
+    refused "'/workload/image': " --set workload.image=registry.example/Team/nemo:1
+    refused "'/workload/image': " --set workload.image=registry.example/nemo:
+    refused "'/network/gibImage': " --set network.gibImage=registry.example//gib
+    template --set workload.image=R.example:5000/a/b__c-d.e:V1@sha256:"$(printf 'a%.0s' $(seq 64))" >/dev/null
     refused "'/stack': value must be one of 'image', 'host', 'managed'" --set stack=docker
     refused "'/network/mode'" --set network.mode=bridge
     refused "'/orchestrator'" --set orchestrator=job
@@ -124,6 +128,12 @@ refused() {
         --set 'tasSettings.topologyRequest.kueue\.x-k8s\.io/podset-required-topology=kubernetes.io/hostname'
     refused "workload.envs sets NNODES" --set-json 'workload.envs=[{"name":"NNODES","value":"1"}]'
     refused "is the port of the node's own sshd" --set network.mode=host --set ssh.port=22
+    refused "workload.labels sets app.kubernetes.io/name" --set 'workload.labels.app\.kubernetes\.io/name=x'
+    refused "workload.envs sets A twice" --set-json 'workload.envs=[{"name":"A","value":"1"},{"name":"A","value":"2"}]'
+    refused "network.nccl sets MASTER_ADDR" --set network.nccl.MASTER_ADDR=a
+    refused "workload.resources.limits sets nvidia.com/gpu" --set 'workload.resources.limits.nvidia\.com/gpu=4'
+    refused "accelerator is nvidia-b200, and nodeSelector wants nvidia-h200-141gb" --set accelerator=nvidia-b200 \
+        --set 'nodeSelector.cloud\.google\.com/gke-accelerator=nvidia-h200-141gb'
     run --separate-stderr helm template r "$CHART"
     [ "$status" -ne 0 ]
     [[ "$stderr" == *"workload.image is empty: name the image"* ]]
@@ -137,14 +147,33 @@ refused() {
     run --separate-stderr helm template "${name}a" "$CHART" --set workload.image="$IMAGE"
     [ "$status" -ne 0 ]
     [[ "$stderr" == *"at most 44 fit into the names of the pods"* ]]
+    run --separate-stderr helm template 0x10 "$CHART" --set workload.image="$IMAGE"
+    [ "$status" -ne 0 ]
+    [[ "$stderr" == *"the release name '0x10' begins with a digit"* ]]
 }
 
 @test "all names belong to the release, all objects to its namespace" {
     template --namespace team-a --set queue=a4 --set HF_TOKEN=t --set network.mode=dranet --set networkPolicy.create=true \
         --set volumes.nfs.ip=192.0.2.1,volumes.nfs.volume=v | yaml_to_json >"$BATS_TEST_TMPDIR/json"
     jq -se 'length == 8 and all(.metadata.namespace == "team-a" or .kind == "PersistentVolume") and
-        all(.metadata.name | test("^(team-a-)?r(-|$)"))' "$BATS_TEST_TMPDIR/json"
+        all(.metadata.name | test("^(r|r-.*|team-a\\.r\\.nfs)$"))' "$BATS_TEST_TMPDIR/json"
     run ! grep -E '"default"' <(jq -c '.metadata' "$BATS_TEST_TMPDIR/json")
+}
+
+# Releases b-c of namespace a and c of namespace a-b would share a volume that is named with hyphens alone.
+@test "two releases never share an object that has no namespace" {
+    local names
+    names=$(for at in 'a b-c' 'a-b c'; do
+        helm template "${at#* }" "$CHART" --namespace "${at% *}" --set workload.image="$IMAGE" \
+            --set volumes.nfs.ip=192.0.2.1,volumes.nfs.volume=v | yaml_to_json |
+            jq -r 'select(.kind == "PersistentVolume").metadata.name'
+    done)
+    [ "$(wc -l <<<"$names")" -eq 2 ]
+    [ "$(sort -u <<<"$names" | wc -l)" -eq 2 ]
+}
+
+@test "names that look like numbers or truth values stay text, and numbers of a file keep their digits" {
+    python3 "$EPKIT_SOURCE/tests/deploy/values.py" odd "$CHART"
 }
 
 @test "every value changes what is rendered, and there is a case for each" {
@@ -154,6 +183,60 @@ refused() {
 
 @test "helm lint has no complaint" {
     helm lint --strict "$CHART" --set workload.image="$IMAGE"
+}
+
+# Each page's blocks, run from its first line to its last: helm renders what it would install, kubectl stops where it asks
+# for a cluster, and what only a cloud or a node has does nothing. Flags, paths, values and patches are real.
+@test "the commands of the deployment pages are taken by helm and kubectl, one after the other" {
+    command -v jq >/dev/null || skip "jq is not installed"
+    need kubectl
+    local page
+    cp -r "$EPKIT_SOURCE/deploy" "$BATS_TEST_TMPDIR/"
+    cat >"$BATS_TEST_TMPDIR/head" <<'END'
+set -eu
+helm() {
+    local verb=$1
+    shift
+    echo "helm $verb $*" >>"$ASKED"
+    case $verb in
+    install | upgrade | template) command helm template "$@" ;;
+    *) command helm "$verb" --help | grep -q "^  helm $verb" ;;
+    esac
+}
+kubectl() {
+    local said=0 word words=(--kubeconfig=/dev/null --server=http://127.0.0.1:1 --request-timeout=1s)
+    echo "kubectl $*" >>"$ASKED"
+    if [ "$1 ${2:-}" = 'apply -k' ] || [ "$1 ${2:-}" = 'delete -k' ]; then command kubectl kustomize "$3" >"$ASKED.kustomize"; fi
+    for word in "$@"; do
+        case $word in
+        https://*) words+=(/dev/null) ;; # nothing is fetched here
+        *) words+=("$word") ;;
+        esac
+    done
+    said=$(command kubectl "${words[@]}" 2>&1 </dev/null) || true
+    case $said in
+    *'refused'* | *'no objects passed'*) ;; # there is no cluster; the file was not fetched
+    *)
+        echo "kubectl $*: $said" >>"$ASKED.refused" # the command may be in a pipe
+        ;;
+    esac
+}
+for program in epkit gcloud srun sbatch sudo; do eval "$program() { cat >/dev/null <&0 || true; }"; done
+exec </dev/null
+END
+    for page in "$EPKIT_SOURCE"/docs/deploy-gke-*.md; do
+        export ASKED="$BATS_TEST_TMPDIR/asked" USER=somebody WORKLOAD_IMAGE=$IMAGE ARTIFACT_REGISTRY=registry.example \
+            GCS_BUCKET=logs-bucket COORD_POD=pod-0 CLUSTER=c REGION=r RESERVATION=v
+        : >"$ASKED"
+        : >"$ASKED.refused"
+        { cat "$BATS_TEST_TMPDIR/head"; awk '/^```/ { block = /^```sh$/; next } block' "$page"; } >"$BATS_TEST_TMPDIR/page.sh"
+        echo "$page"
+        (cd "$BATS_TEST_TMPDIR" && bash page.sh >page.out)
+        cat "$ASKED.refused"
+        [ ! -s "$ASKED.refused" ]
+        grep -q '^helm' "$ASKED"
+        grep -q '^kubectl' "$ASKED"
+    done
 }
 
 @test "what a user's environment variable sets wins over the chart's own" {

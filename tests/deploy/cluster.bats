@@ -150,7 +150,7 @@ admit() {
     local name=$1
     shift
     template "$@" >"$BATS_TEST_TMPDIR/$name.yaml"
-    sed -i "s/^  name: r\\b/  name: $name/; s/^\( *\)restartPolicy: Never/&\n\1schedulerName: nobody/" "$BATS_TEST_TMPDIR/$name.yaml"
+    sed -i "s/^\\(  name: \"\\?\\)r\\b/\\1$name/; s/^\( *\)restartPolicy: Never/&\n\1schedulerName: nobody/" "$BATS_TEST_TMPDIR/$name.yaml"
     grep -q 'schedulerName: nobody' "$BATS_TEST_TMPDIR/$name.yaml"
     kubectl create -f "$BATS_TEST_TMPDIR/$name.yaml" >/dev/null
     says="The workload is admitted"
@@ -330,7 +330,7 @@ limits() {
 }
 
 @test "the API server's own word, asked by dry runs: objects, what controllers make of them, and nothing is created" {
-    template | sed 's/^  name: r$/  name: Run_1/' >"$M"
+    template | sed 's/^  name: "r"$/  name: Run_1/' >"$M"
     predict_manifest refused
     refuse
     predict refused --set 'workload.labels.a=b c'
@@ -379,7 +379,7 @@ END
     predict priority-missing --set queue=plain --set workload.priorityClassName=urgent "${plain[@]}"
     confirm log_says
     kubectl delete -f "$M" >/dev/null
-    template --set queue=plain "${plain[@]}" | sed 's,kueue.x-k8s.io/queue-name: plain,&\n    kueue.x-k8s.io/priority-class: vip,' >"$M"
+    template --set queue=plain "${plain[@]}" | sed 's,kueue.x-k8s.io/queue-name: "plain",&\n    kueue.x-k8s.io/priority-class: vip,' >"$M"
     predict_manifest workload-priority-missing
     confirm log_says
     kubectl delete -f "$M" >/dev/null

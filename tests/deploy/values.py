@@ -7,6 +7,7 @@ values.py render CHART       each case rendered by helm, without and with the ch
 values.py objects CHART DIR  writes a list for kubectl, DIR/objects.json: a release without and one with each change,
                              all in the namespace "values"
 values.py compare FILE       what `kubectl get -A -o json` of those kinds says: again the two must differ
+values.py odd CHART          names and numbers that YAML takes for something else come out as they were given
 values.py matrix DIR CHART pairs|all   the same for stack x network x queue x volumes x orchestrator, namespace "matrix"
 """
 import itertools
@@ -218,9 +219,103 @@ def write_matrix(folder, chart):
     return True
 
 
+# Names that are numbers and truth values to YAML, and numbers as a file of values has them.
+ODD = """
+workload:
+  image: registry.example/1:1
+  imagePullSecrets: ["1e3", "true"]
+  arguments: [8388608, 0.5, true, 123456789012]
+  terminationGracePeriodSeconds: 86400000
+  ttlSecondsAfterFinished: 25920000
+  serviceAccountName: "0123"
+  priorityClassName: "1e3"
+  labels: {example.com/n: "1"}
+  annotations: {gke-gcsfuse/cpu-limit: "4", n: "true"}
+  resources: {limits: {memory: 1Gi}}
+queue: "1e3"
+dwsSettings: {maxRunDurationSeconds: 6048000}
+network:
+  mode: %s
+  deviceClass: "1e3"
+  gibImage: registry.example/gib:1
+  nccl: {NCCL_BUFFSIZE: 8388608, NCCL_PLUGIN_PATH: /plugin, NCCL_CROSS_NIC: true}
+networkPolicy: {create: true}
+HF_TOKEN: "1"
+ssh: {existingSecret: "%s"}
+volumes:
+  gcsMounts: [{bucketName: "123"}]
+  pvcMounts: [{claimName: "1e3", mountPath: "/1"}]
+  nfs: {ip: 192.0.2.1, volume: "1", storage: "1"}
+gpuOperator: {moduleConfig: {create: true, name: "1e3", namespace: "1e3"}}
+"""
+
+
+class Strict(yaml.SafeLoader):
+    """Refuses a map with a key twice, as an API server does."""
+
+    def construct_mapping(self, node, deep=False):
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        if len(set(keys)) != len(keys):
+            raise yaml.YAMLError(f"line {node.start_mark.line + 1}: a key is there twice: {sorted(map(str, keys))}")
+        return super().construct_mapping(node, deep)
+
+
+NUMBERS = ("parallelism", "completions", "size", "replicas", "backoffLimit", "maxRestarts", "ttlSecondsAfterFinished",
+           "terminationGracePeriodSeconds", "containerPort", "defaultMode", "nvidia.com/gpu", "count")
+
+
+def faults(value, path=""):
+    """Whatever is no text and should be, is half a number, or is there twice."""
+    if isinstance(value, dict):
+        for key, below in value.items():
+            if not isinstance(key, str):
+                yield f"{path}: the key {key!r} is no text"
+            yield from faults(below, f"{path}.{key}")
+    elif isinstance(value, list):
+        names = [item["name"] for item in value if isinstance(item, dict) and "name" in item]
+        if len(set(names)) != len(names):
+            yield f"{path}: a name is there twice: {sorted(map(str, names))}"
+        for item in value:
+            yield from faults(item, path + "[]")
+    elif isinstance(value, bool) or value is None:
+        if value is None and not path.endswith((".requests", ".limits", ".resources")):
+            yield f"{path} is null"
+    elif not isinstance(value, str) and (isinstance(value, float) or not path.endswith(NUMBERS)):
+        yield f"{path} is {value!r}"
+
+
+def check_odd(chart):
+    found = []
+    for release, kind, mode, secret in itertools.product(("true", "null", "on"), ("jobset", "leaderworkerset"),
+                                                         ("multi", "dranet"), ("", "1e3")):
+        text = subprocess.run(["helm", "template", release, chart, "--namespace", "1e3", "--set",
+                               f"orchestrator={kind}", "-f", "-"], input=(ODD % (mode, secret)).encode(), check=True,
+                              stdout=subprocess.PIPE).stdout
+        for document in yaml.load_all(text, Loader=Strict):
+            if document:
+                found += [f"{release} {kind} {mode}: {fault}" for fault in faults(document, document["kind"])]
+                found += [f"{document['kind']} is in {document['metadata']['namespace']!r}"
+                          for space in [document["metadata"].get("namespace", "1e3")] if space != "1e3"]
+    pod = next(document for document in yaml.safe_load_all(text) if document and document["kind"] == "LeaderWorkerSet")
+    pod = pod["spec"]["leaderWorkerTemplate"]["workerTemplate"]
+    container = pod["spec"]["containers"][0]
+    env = {entry["name"]: entry.get("value") for entry in container["env"]}
+    for what, got, wanted in (
+            ("arguments", container["args"], ["8388608", "0.5", "true", "123456789012"]),
+            ("NCCL_BUFFSIZE", env["NCCL_BUFFSIZE"], "8388608"),
+            ("NCCL_PLUGIN_PATH, which network.nccl sets, too", env["NCCL_PLUGIN_PATH"], "/plugin"),
+            ("the grace period", pod["spec"]["terminationGracePeriodSeconds"], 86400000),
+            ("an annotation of the user's", pod["metadata"]["annotations"]["gke-gcsfuse/cpu-limit"], "4"),
+            ("limits of the init container", pod["spec"]["initContainers"][0]["resources"]["limits"], {"memory": "1Gi"})):
+        if got != wanted:
+            found.append(f"{what}: {got!r} instead of {wanted!r}")
+    print("\n".join(sorted(set(found))))
+    return not found
+
+
 def main():
     actions = {"list": check_list, "render": check_render, "objects": write_objects, "compare": check_compare,
-               "matrix": write_matrix}
+               "matrix": write_matrix, "odd": check_odd}
     return 0 if actions[sys.argv[1]](*sys.argv[2:]) else 1
 
 

@@ -73,6 +73,14 @@ uninstall() {
     [ -s "$ROOT/var/log/epkit/install/debian-tools/perftest.log" ]
 }
 
+@test "an uninstall that was killed between removal and purge leaves no configuration files" {
+    on epkit install apply debian-tools
+    on dpkg --remove openmpi-bin >/dev/null 2>&1
+    [ -d "$ROOT/etc/openmpi" ]
+    uninstall
+    same "$BATS_FILE_TMPDIR/bare"
+}
+
 @test "killed at random instants, the end is the same" {
     local n=0
     while [ "$n" -lt "$KILLS" ]; do
@@ -135,8 +143,7 @@ uninstall() {
 }
 
 @test "a wrong version that was there before is replaced, and brought back" {
-    on sh -c 'apt-get -q update && apt-get -qy install --no-install-recommends perftest=0.9-1 libfabric1=0.9-1' \
-        >/dev/null 2>&1
+    on sh -c 'apt-get -q update && apt-get -qy install --no-install-recommends perftest=0.9-1 libfabric1=0.9-1'
     snapshot >"$BATS_TEST_TMPDIR/older"
     run on epkit install plan debian-tools
     [ "$status" -eq 3 ]
@@ -147,6 +154,21 @@ uninstall() {
     uninstall
     same "$BATS_TEST_TMPDIR/older"
     on sh -c 'apt-get -qy purge --autoremove perftest libfabric1' >/dev/null 2>&1
+}
+
+@test "configuration files of a package that had been removed before, and not purged, stay as they were" {
+    local file="$ROOT/etc/openmpi/openmpi-mca-params.conf"
+    on sh -c 'apt-get -q update && apt-get -qy install --no-install-recommends openmpi-bin'
+    echo '# of the site' >>"$file"
+    on sh -c 'apt-get -qy autoremove openmpi-bin' >/dev/null 2>&1
+    on epkit install apply debian-tools >/dev/null 2>&1
+    grep -q '# of the site' "$file"
+    uninstall
+    grep -q '# of the site' "$file"
+    run on dpkg-query -W -f='${db:Status-Abbrev} ' openmpi-bin
+    [ "$output" = 'rc  ' ]
+    on sh -c 'apt-get -qy purge --autoremove openmpi-bin' >/dev/null 2>&1
+    rm -rf "$ROOT"/var/lib/apt/lists/* "$ROOT"/var/cache/apt/*.bin
 }
 
 @test "a step that needs a reboot makes one, and the installation goes on by itself" {

@@ -52,12 +52,12 @@ event() {
     kube create -f - >/dev/null <<END || say "the event was not accepted"
 apiVersion: v1
 kind: Event
-metadata: {generateName: epkit-$node-, namespace: default}
-involvedObject: {kind: Node, name: $node, apiVersion: v1}
+metadata: {generateName: "epkit-$node-", namespace: default}
+involvedObject: {kind: Node, name: "$node", apiVersion: v1}
 reason: $1
 message: "$2"
 type: ${3:-Normal}
-source: {component: epkit-installer, host: $node}
+source: {component: epkit-installer, host: "$node"}
 firstTimestamp: $now
 lastTimestamp: $now
 count: 1
@@ -71,8 +71,8 @@ lease() {
     cat <<END
 apiVersion: coordination.k8s.io/v1
 kind: Lease
-metadata: {name: $1, namespace: $namespace${version:+, $version}}
-spec: {holderIdentity: $node, acquireTime: "$(date -u +%Y-%m-%dT%H:%M:%S.000000Z)"}
+metadata: {name: $1, namespace: "$namespace"${version:+, $version}}
+spec: {holderIdentity: "$node", acquireTime: "$(date -u +%Y-%m-%dT%H:%M:%S.000000Z)"}
 END
 }
 

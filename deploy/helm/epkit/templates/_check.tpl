@@ -14,6 +14,9 @@
 {{- if contains "." .Release.Name -}}
   {{- fail (printf "the release name '%s' has a dot, which the host names of the pods cannot have" .Release.Name) -}}
 {{- end -}}
+{{- if regexMatch "^[0-9]" .Release.Name -}}
+  {{- fail (printf "the release name '%s' begins with a digit, which the Service of its pods cannot" .Release.Name) -}}
+{{- end -}}
 {{- range $v.targetNodes -}}
   {{- if has . $v.avoidNodes -}}
     {{- fail (printf "node %s is both in targetNodes and in avoidNodes" .) -}}
@@ -55,6 +58,25 @@
 {{- if and $v.volumes.ssdHostPath (not $v.volumes.ssdMountPath) -}}
   {{- fail "volumes.ssdHostPath needs volumes.ssdMountPath, the folder in the container" -}}
 {{- end -}}
+{{- range $key, $value := ($v.workload.labels | default dict) -}}
+  {{- if hasKey (include "epkit.labels" $ | fromYaml) $key -}}
+    {{- fail (printf "workload.labels sets %s, which the chart sets itself" $key) -}}
+  {{- end -}}
+{{- end -}}
+{{- range $kind := tuple "requests" "limits" -}}
+  {{- if hasKey (get ($v.workload.resources | default dict) $kind | default dict) "nvidia.com/gpu" -}}
+    {{- fail (printf "workload.resources.%s sets nvidia.com/gpu: say workload.gpus, 8 for each pod" $kind) -}}
+  {{- end -}}
+{{- end -}}
+{{- $wanted := get ($v.nodeSelector | default dict) "cloud.google.com/gke-accelerator" -}}
+{{- if and $wanted $v.accelerator (ne $wanted $v.accelerator) -}}
+  {{- fail (printf "accelerator is %s, and nodeSelector wants %s: keep one" $v.accelerator $wanted) -}}
+{{- end -}}
+{{- $seen := dict -}}
+{{- range $v.workload.envs -}}
+  {{- if hasKey $seen .name -}}{{- fail (printf "workload.envs sets %s twice" .name) -}}{{- end -}}
+  {{- $_ := set $seen .name true -}}
+{{- end -}}
 {{- $paths := dict -}}
 {{- range (include "epkit.mounts" . | fromYamlArray) -}}
   {{- $path := trimSuffix "/" .mountPath -}}
@@ -68,6 +90,9 @@
     {{- if eq .name $name -}}
       {{- fail (printf "workload.envs sets %s, which the chart sets from other values" $name) -}}
     {{- end -}}
+  {{- end -}}
+  {{- if hasKey ($v.network.nccl | default dict) $name -}}
+    {{- fail (printf "network.nccl sets %s, which the chart sets from other values" $name) -}}
   {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -3,7 +3,7 @@
 
 {{- define "epkit.labels" -}}
 app.kubernetes.io/name: {{ .Chart.Name }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
@@ -20,6 +20,12 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 
 {{- define "epkit.sshSecret" -}}
 {{ .Values.ssh.existingSecret | default (printf "%s-ssh" .Release.Name) }}
+{{- end -}}
+
+{{/* A number, truth value or text of a user's, as text. A file of values has its numbers as floating point, which
+toString writes as 8.388608e+06. */}}
+{{- define "epkit.text" -}}
+{{ kindIs "string" . | ternary . (toJson .) }}
 {{- end -}}
 
 {{/* "true" when the job is over as soon as its first pod has succeeded. */}}
@@ -53,11 +59,11 @@ true
 - name: shared-memory
   emptyDir:
     medium: Memory
-    sizeLimit: {{ $v.workload.sharedMemory }}
+    sizeLimit: {{ $v.workload.sharedMemory | quote }}
 {{- if $v.ssh.enabled }}
 - name: ssh
   secret:
-    secretName: {{ include "epkit.sshSecret" . }}
+    secretName: {{ include "epkit.sshSecret" . | quote }}
     defaultMode: 0400
 {{- end }}
 {{- if $v.network.gibImage }}
@@ -140,7 +146,8 @@ true
 {{- end }}
 {{- end -}}
 
-{{/* Environment of the container, as an array. What workload.envs names is left out here, and added by the pod. */}}
+{{/* Environment of the container, as an array. What network.nccl and workload.envs name is left out by the pod, and comes
+after it: a list with a name twice is refused where objects are applied by the server. */}}
 {{- define "epkit.env" -}}
 {{- $v := .Values -}}
 - {name: JOB_IDENTIFIER, value: {{ .Release.Name | quote }}}
@@ -190,8 +197,5 @@ true
 {{- end }}
 {{- if ne $v.stack "image" }}
 - {name: LD_LIBRARY_PATH, value: "{{ if eq $v.stack "host" }}{{ $v.host.stackPath }}/nvshmem/lib:{{ end }}/usr/local/nvidia/lib64:/usr/local/nvidia/lib{{ if $v.network.gibImage }}:/usr/local/gib/lib64{{ end }}"}
-{{- end }}
-{{- range $name, $value := $v.network.nccl }}
-- {name: {{ $name }}, value: {{ $value | toString | quote }}}
 {{- end }}
 {{- end -}}

@@ -7,36 +7,39 @@ labels:
   {{- toYaml . | nindent 2 }}
   {{- end }}
 annotations:
-  kubectl.kubernetes.io/default-container: workload
-  {{- if $v.volumes.gcsMounts }}
-  gke-gcsfuse/volumes: "true"
-  gke-gcsfuse/cpu-limit: {{ $v.volumes.gcsSidecar.cpuLimit | quote }}
-  gke-gcsfuse/memory-limit: {{ $v.volumes.gcsSidecar.memoryLimit | quote }}
-  gke-gcsfuse/ephemeral-storage-limit: {{ $v.volumes.gcsSidecar.ephemeralStorageLimit | quote }}
-  {{- end }}
-  {{- if $v.volumes.psMounts }}
-  gke-parallelstore/volumes: "true"
-  gke-parallelstore/cpu-limit: "0"
-  gke-parallelstore/memory-limit: "0"
-  {{- end }}
-  {{- if $v.queue }}
-  {{- range $key, $value := ($v.tasSettings.topologyRequest | default dict) }}
-  {{- if $value }}
-  {{ $key }}: {{ $value | quote }}
-  {{- end }}
-  {{- end }}
-  {{- end }}
-  {{- if eq $v.network.mode "multi" }}
-  networking.gke.io/default-interface: eth0
-  {{- $interfaces := list }}
-  {{- range $i, $network := $v.network.networks }}
-  {{- $interfaces = append $interfaces (dict "interfaceName" (printf "eth%d" $i) "network" $network) }}
-  {{- end }}
-  networking.gke.io/interfaces: {{ toJson $interfaces | quote }}
-  {{- end }}
-  {{- with $v.workload.annotations }}
-  {{- toYaml . | nindent 2 }}
-  {{- end }}
+  {{- mergeOverwrite (include "epkit.annotations" . | fromYaml) ($v.workload.annotations | default dict) | toYaml | nindent 2 }}
+{{- end -}}
+
+{{/* The chart's own annotations of the pods. Those of workload.annotations win over them. */}}
+{{- define "epkit.annotations" -}}
+{{- $v := .Values -}}
+kubectl.kubernetes.io/default-container: workload
+{{- if $v.volumes.gcsMounts }}
+gke-gcsfuse/volumes: "true"
+gke-gcsfuse/cpu-limit: {{ $v.volumes.gcsSidecar.cpuLimit | quote }}
+gke-gcsfuse/memory-limit: {{ $v.volumes.gcsSidecar.memoryLimit | quote }}
+gke-gcsfuse/ephemeral-storage-limit: {{ $v.volumes.gcsSidecar.ephemeralStorageLimit | quote }}
+{{- end }}
+{{- if $v.volumes.psMounts }}
+gke-parallelstore/volumes: "true"
+gke-parallelstore/cpu-limit: "0"
+gke-parallelstore/memory-limit: "0"
+{{- end }}
+{{- if $v.queue }}
+{{- range $key, $value := ($v.tasSettings.topologyRequest | default dict) }}
+{{- if $value }}
+{{ $key }}: {{ $value | quote }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- if eq $v.network.mode "multi" }}
+networking.gke.io/default-interface: eth0
+{{- $interfaces := list }}
+{{- range $i, $network := $v.network.networks }}
+{{- $interfaces = append $interfaces (dict "interfaceName" (printf "eth%d" $i) "network" $network) }}
+{{- end }}
+networking.gke.io/interfaces: {{ toJson $interfaces | quote }}
+{{- end }}
 {{- end -}}
 
 {{- define "epkit.affinity" -}}
@@ -64,28 +67,29 @@ affinity:
 
 {{- define "epkit.podSpec" -}}
 {{- $v := .Values -}}
-{{- $own := list -}}
-{{- range $v.workload.envs }}{{ $own = append $own .name }}{{ end -}}
+{{- $envs := list -}}
+{{- range $v.workload.envs }}{{ $envs = append $envs .name }}{{ end -}}
+{{- $nccl := $v.network.nccl | default dict -}}
 {{- $selector := deepCopy ($v.nodeSelector | default dict) -}}
 {{- if $v.accelerator }}{{ $_ := set $selector "cloud.google.com/gke-accelerator" $v.accelerator }}{{ end -}}
 {{- if eq .Values.orchestrator "jobset" -}}
 restartPolicy: Never
 {{ end -}}
-terminationGracePeriodSeconds: {{ $v.workload.terminationGracePeriodSeconds }}
+terminationGracePeriodSeconds: {{ int64 $v.workload.terminationGracePeriodSeconds }}
 {{- if eq $v.network.mode "host" }}
 hostNetwork: true
 dnsPolicy: ClusterFirstWithHostNet
 {{- end }}
 {{- with $v.workload.serviceAccountName }}
-serviceAccountName: {{ . }}
+serviceAccountName: {{ . | quote }}
 {{- end }}
 {{- with $v.workload.priorityClassName }}
-priorityClassName: {{ . }}
+priorityClassName: {{ . | quote }}
 {{- end }}
 {{- with $v.workload.imagePullSecrets }}
 imagePullSecrets:
 {{- range . }}
-- name: {{ . }}
+- name: {{ . | quote }}
 {{- end }}
 {{- end }}
 {{- with $selector }}
@@ -103,7 +107,7 @@ tolerations:
 {{- end }}
 {{- if eq $v.network.mode "dranet" }}
 resourceClaims:
-- {name: nics, resourceClaimTemplateName: {{ .Release.Name }}-nics}
+- {name: nics, resourceClaimTemplateName: "{{ .Release.Name }}-nics"}
 {{- end }}
 volumes:
 {{- include "epkit.volumes" . | nindent 0 }}
@@ -118,6 +122,16 @@ initContainers:
     set -eu
     /scripts/container_entry.sh install --install-nccl
     cp -R /var/lib/gib/. /target/usr/local/gib/
+  # As the container after it: a namespace's quota of cpu or memory asks it of each.
+  resources:
+    {{- with $v.workload.resources.requests }}
+    requests:
+      {{- toYaml . | nindent 6 }}
+    {{- end }}
+    {{- with $v.workload.resources.limits }}
+    limits:
+      {{- toYaml . | nindent 6 }}
+    {{- end }}
   volumeMounts:
   - {name: gib, mountPath: /target/usr/local/gib}
 {{- end }}
@@ -134,13 +148,18 @@ containers:
   command: [bash, /workload/launcher/start.sh]
   {{- with $v.workload.arguments }}
   args: {{ range . }}
-  - {{ toString . | quote }}
+  - {{ include "epkit.text" . | quote }}
   {{- end }}
   {{- end }}
   env:
   {{- range (include "epkit.env" . | fromYamlArray) }}
-  {{- if not (has .name $own) }}
+  {{- if not (or (has .name $envs) (hasKey $nccl .name)) }}
   {{- list . | toYaml | nindent 2 }}
+  {{- end }}
+  {{- end }}
+  {{- range $name, $value := $nccl }}
+  {{- if not (has $name $envs) }}
+  - {name: {{ $name | quote }}, value: {{ include "epkit.text" $value | quote }}}
   {{- end }}
   {{- end }}
   {{- with $v.workload.envs }}
@@ -148,7 +167,7 @@ containers:
   {{- end }}
   {{- if $v.ssh.enabled }}
   ports:
-  - {name: ssh, containerPort: {{ $v.ssh.port }}}
+  - {name: ssh, containerPort: {{ int $v.ssh.port }}}
   {{- end }}
   volumeMounts:
   {{- include "epkit.mounts" . | nindent 2 }}

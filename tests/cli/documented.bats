@@ -1,0 +1,39 @@
+#!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
+# What the documents tell users to type: the command takes each line. And the check notices lines that it would not take.
+#
+# shellcheck disable=SC2154,SC2016,SC2030,SC2031 # set by run; text of documents
+
+load common
+
+documented() {
+    limited 60 python3 "$EPKIT_SOURCE/tests/cli/documented.py" "$EPKIT" "$@"
+}
+
+@test "every command line of the documents is one that epkit takes" {
+    cd "$EPKIT_SOURCE"
+    documented README.md README.zh-CN.md HACKING.md docs/*.md deploy/helm/epkit/templates/NOTES.txt
+}
+
+# noticed WHY LINE
+noticed() {
+    printf '```sh\n%s\n```\n' "$2" >"$BATS_TEST_TMPDIR/page.md"
+    run documented "$BATS_TEST_TMPDIR/page.md"
+    echo "$output"
+    [ "$status" -eq 1 ]
+    [[ "${lines[0]}" == *": $1" ]]
+}
+
+@test "lines that epkit does not take are noticed, with page and line" {
+    noticed "no verb tset" 'epkit tset internode'
+    noticed "test has no option --rnaks" 'epkit test internode --rnaks 2'
+    noticed "test has no othernode" 'epkit test othernode'
+    noticed "nothing explains two-nics" 'epkit doctor --explain two-nics'
+    noticed "no recipe gcp-b201" 'sudo epkit install apply gcp-b201'
+    noticed "doctor has no option --jsn" 'srun -N2 epkit doctor --jsn'
+    noticed "launch has no option --conect" 'kubectl exec -it $POD -- epkit launch --conect srun hostname'
+    noticed "--queue lacks its value" 'epkit deploy check --gpus 8 --queue'
+    printf 'One\n\nSee `epkit launch --hsots x`.\n' >"$BATS_TEST_TMPDIR/page.md"
+    run documented "$BATS_TEST_TMPDIR/page.md"
+    [[ "${lines[0]}" == *"page.md:3: epkit launch --hsots x: launch has no option --hsots" ]]
+}

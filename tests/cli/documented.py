@@ -1,0 +1,130 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Is each command of epkit that the documents name one that the command takes? Verbs, actions, options, recipes, and what
+`--explain` explains are asked of the command itself.
+
+documented.py EPKIT FILE...   prints each command that would be refused, with its place; the last line is their number
+"""
+import functools
+import re
+import shlex
+import subprocess
+import sys
+
+ACTIONS = {
+    "install": {"list", "show", "plan", "apply", "status", "verify", "resume", "uninstall", "export"},
+    "deploy": {"check"},
+    "test": {"intranode", "internode", "lowlatency"},
+}
+# Words that stand for something of the reader's: FILE, a4-[0-1], $COORD_POD, <host>, …
+PLACEHOLDER = re.compile(r"^[A-Z_|]+$|[$<\[…*]")
+
+
+@functools.cache
+def ask(epkit, *arguments):
+    return subprocess.run([epkit, *arguments], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False,
+                          timeout=600)
+
+
+@functools.cache
+def options(epkit, verb):
+    """Names of options, with what says whether they take a value."""
+    found = {}
+    for line in ask(epkit, "help", verb).stdout.splitlines():
+        match = re.match(r"^ +(?:(-\w), )?(--[a-z-]+)( [A-Z])?", line)
+        if match:
+            found[match[2]] = found[match[1] or match[2]] = bool(match[3])
+    return found
+
+
+def commands(text):
+    """(line number, in a block, what is behind "epkit") of fenced blocks and of `code` within lines."""
+    fenced, shell, pending, first = False, False, "", 0
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.lstrip().startswith("```"):
+            fenced = not fenced
+            shell = fenced and re.match(r"\s*```(sh|bash|yaml)", line) is not None
+            continue
+        if fenced and not shell:
+            # What a command prints, with the command itself behind a prompt.
+            pieces = [line[2:]] if line.startswith("$ ") else []
+        elif fenced:
+            first = first or number
+            pending += line
+            if pending.endswith("\\"):
+                pending = pending[:-1]
+                continue
+            pieces, pending = [pending], ""
+        else:
+            pieces = re.findall(r"`([^`]+)`", line.replace("\\|", "|"))
+        for piece in pieces:
+            for start in re.finditer(r"(?:^|[ (\"']|bin/|build/)epkit (?=[a-z-])", piece):
+                # A sentence about epkit is no command: what is before it must be able to run one.
+                before = piece[:start.start()].strip()
+                if not fenced and before and not re.search(r"(sudo|--|srun.*|exec.*|wrap|\$|bin|\||[A-Z_]+=\S*)$", before):
+                    continue
+                yield first or number, fenced, re.split(r"[|;)>]| #|&&|'\s*$", piece[start.end():])[0].strip().strip("\"'")
+        first = 0
+
+
+def fault(epkit, verbs, line, whole):
+    """Why the command would be refused, or None. One within a sentence may leave out the value of its last option."""
+    try:
+        words = shlex.split(line)
+    except ValueError:
+        return "quotes that do not match"
+    verb = words.pop(0)
+    if verb.startswith("-"):
+        return None if verb in ("--version", "--help", "-h") else f"no option {verb}"
+    if verb not in verbs:
+        return f"no verb {verb}"
+    known, positional = options(epkit, verb), []
+    while words:
+        word = words.pop(0)
+        if word == "--" or word in ("…", "..."):
+            break
+        name, equals, value = word.partition("=")
+        if word.startswith("-"):
+            if name not in known:
+                return f"{verb} has no option {name}"
+            if known[name] and not equals:
+                if not words and not whole:
+                    break
+                if not words:
+                    return f"{name} lacks its value"
+                value = words.pop(0)
+            if name == "--explain" and not PLACEHOLDER.search(value) and ask(epkit, verb, name, value).returncode != 0:
+                return f"nothing explains {value}"
+            continue
+        positional.append(word)
+        if verb in ("launch", "env") and not word.startswith("epkit-test"):
+            break  # options after a program are the program's
+    if positional and verb in ACTIONS and positional[0] not in ACTIONS[verb] and not PLACEHOLDER.search(positional[0]):
+        return f"{verb} has no {positional[0]}"
+    if verb == "install" and len(positional) > 1:
+        recipe = positional[-1]
+        if recipe in ("sh", "cloud-init", "ansible") or PLACEHOLDER.search(recipe) or "/" in recipe:
+            return None
+        if recipe not in ask(epkit, "install", "list").stdout.split():
+            return f"no recipe {recipe}"
+    return None
+
+
+def main():
+    epkit, files = sys.argv[1], sys.argv[2:]
+    verbs = set(re.findall(r"^  ([a-z]+) ", re.search(r"Verbs:\n(.*?)\n\n", ask(epkit, "help").stdout, re.S)[1], re.M))
+    n = n_bad = 0
+    for file in files:
+        with open(file, encoding="utf-8") as stream:
+            for number, whole, line in commands(stream.read()):
+                n += 1
+                why = fault(epkit, verbs, line, whole)
+                if why:
+                    n_bad += 1
+                    print(f"{file}:{number}: epkit {line}: {why}")
+    print(f"{n - n_bad} of {n} commands are taken")
+    return 1 if n_bad or n == 0 else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
