@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Which GPUs libepkit-cuda finds, by a CUDA runtime that is made up: four of its calls are wrapped by the linker. Needs
- * no GPU.
+ * Which GPUs libepkit-cuda finds, by a CUDA runtime that is made up: four of its calls are wrapped by the linker; and
+ * which groups it refuses before it opens anything. Needs no GPU.
  */
-#include "backend/cuda/module.h"
-
+#include "backend/cuda/cuda.h"
 #include "base/error.h"
 
 #include <cuda_runtime_api.h>
@@ -109,10 +108,39 @@ static bool run(const struct test *test)
     return good;
 }
 
+/* A refused group must not come so far as to exchange anything. */
+static ep_status gather_nothing(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
+{
+    (void)mine, (void)bytes, (void)timeout_ms, (void)ret_all;
+    *(bool *)context = true;
+    return ep_fail(EP_E_STATE, "the all-gather was called");
+}
+
+static bool run_group(const char *name, int nranks, int nnodes, ep_status expected, const char *says)
+{
+    bool gathered = false, good;
+    ep_comm comm = {
+        .nranks = nranks, .nnodes = nnodes, .ranks_per_node = nranks / nnodes, .config = {.timeout_ms = 1000}};
+    ep_boot boot = {.size = sizeof(boot), .nranks = nranks, .context = &gathered, .allgather = gather_nothing};
+    ep_status status = cuda_comm_open(&comm, &boot);
+
+    good = status == expected && strstr(ep_last_error(), says) && !comm.impl && gathered == (expected == EP_E_STATE);
+    printf("%s: %s\n", name, good ? "ok" : "FAILED");
+    if (!good)
+        printf("    %s, all-gather %s, impl %p: %s\n", ep_status_name(status), gathered ? "called" : "not called",
+               comm.impl, ep_last_error());
+    return good;
+}
+
 int main(void)
 {
     bool good = true;
 
+    good &= run_group("two nodes", 4, 2, EP_E_UNSUPPORTED, "these 4 ranks are on 2");
+    good &= run_group("a rank a node", 64, 64, EP_E_UNSUPPORTED, "these 64 ranks are on 64");
+    good &= run_group("too many ranks", CUDA_MAX_RANKS + 1, 1, EP_E_UNSUPPORTED, "up to 32 ranks, not 33");
+    /* One that is served gets as far as its first exchange. */
+    good &= run_group("as many as there may be", CUDA_MAX_RANKS, 1, EP_E_STATE, "the all-gather was called");
     for (size_t i = 0; i < sizeof(tests) / sizeof(tests[0]); i++)
         good &= run(&tests[i]);
     return good ? 0 : 1;

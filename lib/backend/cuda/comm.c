@@ -193,9 +193,6 @@ static ep_status open_own(struct cuda_comm *cuda)
     pthread_mutex_init(&cuda->memory_lock, NULL);
     pthread_mutex_init(&cuda->map_lock, NULL);
     cuda->stop = -1;
-    if (comm->nnodes > 1 || comm->nranks > CUDA_MAX_RANKS)
-        return ep_fail(EP_E_UNSUPPORTED, "ep_comm_new: the CUDA backend serves one node of up to %d ranks",
-                       CUDA_MAX_RANKS);
     if (comm->config.flags & EP_COMM_CHECK_VALUES)
         return ep_fail(EP_E_UNSUPPORTED, "ep_comm_new: the CUDA backend has no EP_COMM_CHECK_VALUES");
     cuda->peers = calloc((size_t)comm->nranks, sizeof(*cuda->peers));
@@ -209,12 +206,31 @@ static ep_status open_own(struct cuda_comm *cuda)
     return publish(cuda);
 }
 
+/*
+ * The ranks have agreed on these numbers, so each refuses by itself, before it opens a network: whose failure would be
+ * reported instead of the cause.
+ */
+static ep_status check_group(const ep_comm *comm)
+{
+    if (comm->nnodes > 1)
+        return ep_fail(
+            EP_E_UNSUPPORTED,
+            "ep_comm_new: the CUDA backend serves one node, and these %d ranks are on %d: make groups of one "
+            "node each, or name the backend \"host\", which needs rows in host memory",
+            comm->nranks, comm->nnodes);
+    if (comm->nranks > CUDA_MAX_RANKS)
+        return ep_fail(EP_E_UNSUPPORTED, "ep_comm_new: the CUDA backend serves groups of up to %d ranks, not %d",
+                       CUDA_MAX_RANKS, comm->nranks);
+    return EP_OK;
+}
+
 ep_status cuda_comm_open(ep_comm *comm, const ep_boot *boot)
 {
     int timeout_ms = comm->config.timeout_ms, previous = -1;
     struct cuda_comm *cuda;
     ep_status status;
 
+    EP_TRY(check_group(comm));
     EP_TRY(host_comm_open_sized(comm, boot, sizeof(*cuda)));
     cuda = cuda_of(comm);
     if (cudaGetDevice(&previous) != cudaSuccess)
