@@ -5,9 +5,9 @@
 
 bats_require_minimum_version 1.5.0
 
-# small ARGUMENT...: epkit test with few and short rows
+# small ARGUMENT...: epkit test with few and short rows, in place of the subshell that calls it
 small() {
-    "$EPKIT" test internode --nodes 2 --network verbs --tokens 16 --hidden 256 --timeout 60 "$@"
+    exec "$EPKIT" test internode --nodes 2 --network verbs --tokens 16 --hidden 256 --timeout 60 "$@"
 }
 
 within() { # SECONDS COMMAND...
@@ -124,12 +124,12 @@ teardown() {
 }
 
 @test "a link that goes down: this rank's port is named" {
+    local down='network verbs: rank [01], channel [0-9]+, over rxe1:1: the port of this rank is down: '
     EPKIT_VERBS_DEVICE=rxe1 small --ranks 2 --repeat 1000 >"$BATS_TEST_TMPDIR/out" 2>&1 3>&- &
     within 100 grep -q '^\[ *2/.*passed' "$BATS_TEST_TMPDIR/out"
     ip link set veth1 down
-    status=0
-    wait $! || status=$?
-    cat "$BATS_TEST_TMPDIR/out"
-    [ "$status" -eq 1 ]
-    grep -qE 'network verbs: rank [01], channel [0-9]+, over rxe1:1: the port of this rank is down: ' "$BATS_TEST_TMPDIR/out"
+    within 200 grep -qE "$down" "$BATS_TEST_TMPDIR/out" || { cat "$BATS_TEST_TMPDIR/out" && false; }
+    # The cases behind it each try anew.
+    kill $!
+    wait $! || true
 }
