@@ -30,7 +30,7 @@ static const struct opt doctor_table[] = {
      .help = "what the machine is to have, as JSON (gpus, gpu, nics, nic_gbps, link_layer, driver, firmware), or the "
              "snapshot of one that is as it should be"},
     {"verbose", 'v', NULL, OPT_FLAG, offsetof(struct doctor_options, verbose),
-     .help = "list every check with its outcome, and why some could not tell"},
+     .help = "list every check with its outcome, why some could not tell, and which network epkit uses between nodes"},
     OPT_JSON_ROW(struct doctor_options, json),
     SOURCE_OPTIONS(struct doctor_options, source),
     SOURCE_PID_OPTION(struct doctor_options, source),
@@ -209,8 +209,10 @@ static int say_empty(const struct cmd *cmd, const struct doctor_options *options
 {
     json_t *document = options->json ? out_document(cmd->name) : NULL;
 
-    if (document)
+    if (document) {
+        json_object_set_new(document, "network", diagnosis_network(machine));
         json_object_set_new(document, "facts", diagnosis_facts(machine));
+    }
     return source_say_empty(machine->topo, document);
 }
 

@@ -65,6 +65,7 @@ const char *diagnosis_fix_class(enum doctor_fix_class class);  /* "safe", "resta
 json_t *diagnosis_json(const char *verb, const struct diagnosis *diagnosis);
 json_t *diagnosis_list_json(const char *verb, const struct doctor_check *const *checks);
 json_t *diagnosis_facts(const struct doctor_machine *machine);
+json_t *diagnosis_network(const struct doctor_machine *machine); /* of struct network, machine/doctor/network.h */
 
 /* --- doctor_fix.c --- */
 

@@ -2,11 +2,13 @@
 /* doctor_json.c - a diagnosis as JSON, with the facts that nodes are compared by. */
 #include "diagnosis.h"
 
+#include "doctor/network.h"
 #include "output.h"
 #include "software/variables.h"
 #include "topo_view.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static const char *outcome_name(enum doctor_outcome outcome)
@@ -146,6 +148,31 @@ json_t *diagnosis_facts(const struct doctor_machine *machine)
     return facts;
 }
 
+/* --- between nodes --- */
+
+json_t *diagnosis_network(const struct doctor_machine *machine)
+{
+    static const char *const states[] = {
+        [NETWORK_USABLE] = "usable", [NETWORK_NOT_USABLE] = "not-usable", [NETWORK_NOT_KNOWN] = "not-known"};
+    struct network *network = calloc(1, sizeof(*network));
+    json_t *object = json_object(), *ports = json_array();
+
+    if (!network) {
+        json_decref(ports);
+        return object;
+    }
+    network_read(machine, network);
+    for (int i = 0; i < network->n_ports; i++)
+        json_array_append_new(ports, out_text(network->ports[i]));
+    json_object_set_new(object, "used", network->has_tcp ? json_string("tcp") : json_null());
+    json_object_set_new(object, "verbs", json_string(states[network->verbs]));
+    json_object_set_new(object, "why", or_null(network->why));
+    json_object_set_new(object, "ports", ports);
+    json_object_set_new(object, "text", or_null(network->text));
+    free(network);
+    return object;
+}
+
 /* --- documents --- */
 
 static const char *state_name(int code)
@@ -169,6 +196,7 @@ json_t *diagnosis_json(const char *verb, const struct diagnosis *diagnosis)
                                   "serious", diagnosis->n_errors, "not_here", diagnosis->n_not_here, "unknown",
                                   diagnosis->n_unknown));
     json_object_set_new(document, "checks", checks);
+    json_object_set_new(document, "network", diagnosis_network(diagnosis->machine));
     json_object_set_new(document, "facts", diagnosis_facts(diagnosis->machine));
     return document;
 }

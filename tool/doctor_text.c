@@ -2,6 +2,7 @@
 /* doctor_text.c - a diagnosis for people. */
 #include "diagnosis.h"
 
+#include "doctor/network.h"
 #include "output.h"
 
 #include <stdarg.h>
@@ -227,6 +228,16 @@ static void print_all_checks(const struct diagnosis *diagnosis)
     json_decref(rows);
 }
 
+/* What of this the library needs itself. */
+static void print_network(const struct diagnosis *diagnosis)
+{
+    struct network network;
+
+    network_read(diagnosis->machine, &network);
+    out_line("\nbetween nodes");
+    diagnosis_print_block("network", network.text);
+}
+
 void diagnosis_print(const struct diagnosis *diagnosis, bool verbose)
 {
     char verdict[4096];
@@ -248,8 +259,10 @@ void diagnosis_print(const struct diagnosis *diagnosis, bool verbose)
                      diagnosis->n_unknown == 1 ? "" : "s");
         }
     }
-    if (verbose)
+    if (verbose) {
         print_all_checks(diagnosis);
+        print_network(diagnosis);
+    }
     if (verbose || diagnosis_exit(diagnosis) == CMD_NOT_KNOWN)
         print_unknown(diagnosis);
 }

@@ -344,6 +344,7 @@ static const struct ep_net_ops mpi_ops = {
     .flush_test = mpi_flush_test,
     .progress = mpi_progress,
     .free = mpi_free,
+    .keeps_sources = true,
 };
 
 static ep_status check_params(const struct ep_net_params *params, const ep_boot_mpi *boot)

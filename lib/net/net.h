@@ -56,6 +56,8 @@ struct ep_net_ops {
     int (*take_link)(struct ep_net *net, int peer);
     /* NULL: not known here. With ep_net_params.tolerant: the connection to `peer` has ended without a farewell. */
     bool (*lost)(struct ep_net *net, int peer);
+    /* What has not left when the endpoint is freed may be read afterwards: its sources are never to be freed. */
+    bool keeps_sources;
 };
 
 struct ep_net {
@@ -103,7 +105,7 @@ struct ep_net_provider {
     void *context;
 };
 
-#define EP_NET_ABI 3u
+#define EP_NET_ABI 4u
 
 extern const struct ep_net_provider ep_net_emulated;
 extern const struct ep_net_provider ep_net_tcp;   /* tcp.h */

@@ -250,6 +250,8 @@ static ep_status take_arrival(struct verbs_net *v, const struct ibv_wc *done)
         return break_net(v, line, EP_E_MISMATCH, "a message that is no record");
     if (record->kind == VERBS_BYE)
         line->bye = line->discards = true;
+    else if (record->kind == VERBS_HELLO)
+        line->met = true;
     else if (record->kind != VERBS_SIGNAL)
         return break_net(v, line, EP_E_MISMATCH, "a record of unknown kind");
     else if (record->index >= v->net.n_signals)
@@ -391,6 +393,44 @@ static int verbs_take_link(struct ep_net *net, int peer)
 struct ep_net *ep_net_verbs_get_tcp(struct ep_net *net)
 {
     return verbs_of(net)->tcp;
+}
+
+/* --- opening --- */
+
+/* The first line that has not carried a message each way; one that failed before one that may still come. */
+static const struct verbs_line *find_absent(const struct verbs_net *v)
+{
+    const struct verbs_line *absent = NULL;
+
+    for (int i = 0; i < v->n; i++) {
+        const struct verbs_line *line = &v->lines[i];
+
+        if (line->failed_ns)
+            return line;
+        if (!absent && line->qp && (!line->met || line->count > 0))
+            absent = line;
+    }
+    return absent;
+}
+
+ep_status verbs_meet(struct verbs_net *v, uint64_t deadline_ns, const struct verbs_line **ret_absent)
+{
+    const struct timespec backoff = {.tv_nsec = 50000};
+    const struct verbs_line *absent;
+    bool moved;
+
+    for (int i = 0; i < v->n; i++)
+        if (v->lines[i].qp && !send_record(v, &v->lines[i], VERBS_HELLO, 0, 0))
+            return ep_fail(v->broken, "%s", v->reason);
+    do {
+        moved = false;
+        EP_TRY(poll_all(v, &moved));
+        absent = find_absent(v);
+        if (absent && !moved)
+            nanosleep(&backoff, NULL);
+    } while (absent && !absent->failed_ns && ep_now_ns() < deadline_ns);
+    *ret_absent = absent;
+    return EP_OK;
 }
 
 /* --- closing --- */

@@ -13,7 +13,7 @@
 #define VERBS_RECEIVES 128
 #define VERBS_INLINE_BYTES 64
 
-enum verbs_kind { VERBS_SIGNAL = 0x7669676e, VERBS_BYE = 0x76627965 };
+enum verbs_kind { VERBS_SIGNAL = 0x7669676e, VERBS_BYE = 0x76627965, VERBS_HELLO = 0x7668656c };
 
 /* A message, in the byte order of both: their processors are of one kind. */
 struct verbs_record {
@@ -35,6 +35,7 @@ struct verbs_line {
     uint64_t ends[VERBS_SENDS]; /* of the operations under way: `tail` behind each */
     unsigned first, count;
     struct verbs_record *arrivals; /* [VERBS_RECEIVES] */
+    bool met;                      /* the peer's first message has come */
     bool bye;                      /* the peer has said farewell: nothing comes any more */
     bool said;                     /* this rank has said its own */
     bool discards;                 /* the peer takes nothing any more: what is put is thrown away */
@@ -65,6 +66,12 @@ extern const struct ep_net_ops verbs_ops;
 
 /* Posts the receive of a slot of line->arrivals. 0 or errno. */
 int verbs_post_receive(struct verbs_net *v, struct verbs_line *line, unsigned slot);
+
+/*
+ * Sends a first message on every line and takes the peers': connecting a queue pair asks nobody, so two NICs that do
+ * not reach each other would show in the first operation only. *ret_absent: a line that has not carried both, or NULL.
+ */
+ep_status verbs_meet(struct verbs_net *v, uint64_t deadline_ns, const struct verbs_line **ret_absent);
 
 /* Also of one that is half made. */
 void verbs_release(struct verbs_net *v);

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How an endpoint of the verbs network comes about: everything that needs no peer, then two all-gathers. */
+/* How an endpoint of the verbs network comes about: everything that needs no peer, then three all-gathers, and a first
+ * message to each peer before the last. */
+#include "base/clock.h"
 #include "net/tcp.h"
 #include "net/verbs.h"
 #include "net/verbs_net.h"
@@ -30,6 +32,7 @@ struct introduction {
     uint16_t lid;
     uint8_t is_ethernet;
     uint8_t gid[16];
+    char device[VERBS_NAME_BYTES];
 };
 
 struct address {
@@ -190,6 +193,7 @@ static ep_status prepare(struct opening *o)
     mine->lid = v->device.lid;
     mine->is_ethernet = v->device.is_ethernet;
     memcpy(mine->gid, v->device.gid.raw, sizeof(mine->gid));
+    memcpy(mine->device, v->device.name, sizeof(mine->device));
     return EP_OK;
 }
 
@@ -304,6 +308,25 @@ static ep_status connect_all(struct opening *o)
     return EP_OK;
 }
 
+/* In half of the time: the ranks agree on it afterwards. */
+static ep_status meet_all(struct opening *o)
+{
+    struct verbs_net *v = o->v;
+    const struct verbs_line *absent = NULL;
+    int rank;
+
+    EP_TRY(verbs_meet(v, ep_deadline_ns(o->params->timeout_ms / 2), &absent));
+    if (!absent)
+        return EP_OK;
+    rank = ep_net_rail_rank(v->rank, v->ranks_per_node, ep_net_peer(v->net.node, absent->index / v->net.channels));
+    return ep_fail(EP_E_SYSTEM,
+                   "network verbs: rank %d with %s and rank %d with %.*s do not reach each other: %s: see that the "
+                   "network connects these ports, or name others in EPKIT_VERBS_DEVICE",
+                   v->rank, v->device.name, rank, (int)VERBS_NAME_BYTES, introduction_of(o, rank)->device,
+                   absent->failed_ns ? v->device.library->wc_status_str(absent->why)
+                                     : "no message has come before the deadline");
+}
+
 /* --- opening --- */
 
 /* Collective, whatever the status of this rank: nobody waits for one that has given up. */
@@ -327,6 +350,8 @@ static ep_status connect_ranks(struct verbs_net *v, const struct ep_net_params *
     status = agree(&o, v->lines ? prepare(&o) : ep_fail(EP_E_MEMORY, "network verbs: no memory"));
     if (status == EP_OK)
         status = agree(&o, connect_all(&o));
+    if (status == EP_OK)
+        status = agree(&o, meet_all(&o));
 free_all:
     free(o.mine);
     free(o.all);

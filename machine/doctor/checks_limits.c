@@ -79,6 +79,16 @@ static bool may_lock_all(struct root *root)
     return *effective && (strtoull(effective, NULL, 16) >> CAP_IPC_LOCK_BIT & 1);
 }
 
+long long look_memlock(const struct doctor_machine *machine)
+{
+    struct root_text limits = root_read(machine->root, "/proc/self/limits");
+    long long hard;
+
+    if (may_lock_all(machine->root))
+        return LOOK_MEMLOCK_ALL;
+    return limits.state == ROOT_OK ? memlock_of(machine->root, limits.text, &hard) : LOOK_MEMLOCK_NOT_KNOWN;
+}
+
 static void run_memlock(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct root_text limits;

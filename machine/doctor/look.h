@@ -34,6 +34,12 @@ bool look_asks_for_rdma(const struct doctor_machine *machine);
 /* Will there be several ranks: several GPUs, a launcher that says so, or something that asks for RDMA? */
 bool look_has_ranks(const struct doctor_machine *machine);
 
+#define LOOK_MEMLOCK_ALL (-1)
+#define LOOK_MEMLOCK_NOT_KNOWN (-2)
+
+/* Bytes that the process may lock, or one of these. */
+long long look_memlock(const struct doctor_machine *machine);
+
 /* Is the state of a port one that the kernel has? Else it could not be read. */
 bool look_knows_port(const struct topo_port *port);
 

@@ -41,6 +41,12 @@ refused() {
     [ -z "$stderr" ]
 }
 
+@test "with --verbose: which network epkit uses between nodes" {
+    run --separate-stderr epkit doctor --from a4 --verbose
+    [ "$status" -eq 0 ]
+    [[ "$output" == *$'\nbetween nodes\n  network   tcp (sockets) unless told; verbs (RDMA), which is faster, can be used: '* ]]
+}
+
 @test "findings: the sentence first, a table, and each with evidence, cause and command" {
     cp -r a4.shm two
     printf 'NVSHMEM_IBGDA_SUPPORT=1\0' >>two/proc/self/environ

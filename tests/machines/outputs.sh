@@ -36,3 +36,8 @@ json topo.json topo
 output env.txt env
 json env.json env
 output doctor.txt doctor
+
+# Which network epkit uses between nodes: of the document of doctor, whose checks doctor.txt has.
+output network.json doctor --json
+jq .network "$to/network.json" >"$to/json"
+mv "$to/json" "$to/network.json"

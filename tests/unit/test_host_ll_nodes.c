@@ -301,11 +301,52 @@ static void a_sending_half_needs_no_call_of_its_receiver(void **state)
     }
 }
 
+static int run_sizes(const ep_boot *boot, void *argument)
+{
+    int64_t bytes[2];
+
+    for (int i = 0; i < 2; i++) {
+        const struct shape *shape = &((const struct shape *)argument)[i];
+        ep_ll_config config = EP_LL_CONFIG_INIT;
+        ep_ll_sizes sizes = EP_LL_SIZES_INIT;
+        ep_comm *comm = NULL;
+
+        config.max_tokens = TOKENS;
+        config.hidden = HIDDEN;
+        config.n_experts = EXPERTS;
+        config.topk = TOPK;
+        if (new_comm(boot, shape, &comm) != EP_OK || ep_ll_get_sizes(comm, &config, &sizes) != EP_OK)
+            return 1;
+        bytes[i] = sizes.library_bytes;
+        ep_comm_free(comm);
+    }
+    /* Two calls, rows of two ranks for each of the most experts that a token has on one. */
+    return bytes[1] - bytes[0] < INT64_C(2) * 2 * TOKENS * LOCAL * HIDDEN * 2;
+}
+
+/* Slots of ranks of other nodes lie elsewhere than those of the node; rows of combines come on top. */
+static void sizes_tell_of_the_memory_between_nodes(void **state)
+{
+    static const struct shape sizes[] = {{NULL, RANKS, NULL}, {"emulated", 2, NULL}};
+    ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
+    ep_rank_exit exits[RANKS];
+
+    (void)state;
+    launch.mode = EP_LAUNCH_THREADS;
+    launch.nranks = RANKS;
+    launch.run = run_sizes;
+    launch.argument = (void *)sizes;
+    assert_int_equal(ep_launch(&launch, exits), EP_OK);
+    for (int rank = 0; rank < RANKS; rank++)
+        assert_int_equal(exits[rank].code, 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_network_gives_the_bits_of_one_node),
         cmocka_unit_test(a_sending_half_needs_no_call_of_its_receiver),
+        cmocka_unit_test(sizes_tell_of_the_memory_between_nodes),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -39,7 +39,11 @@ $B cat >/root/run/start <<'END'
 cd /
 ip link set lo up
 ip link add veth0 type veth peer name veth1
+# What comes over the cable is from an address of this host's own: without these the two devices do not reach each other.
+echo 0 >/proc/sys/net/ipv4/conf/all/rp_filter
 for i in 0 1; do
+    echo 0 >/proc/sys/net/ipv4/conf/veth$i/rp_filter
+    echo 1 >/proc/sys/net/ipv4/conf/veth$i/accept_local
     ip address add 10.9.$i.1/24 dev veth$i
     ip link set veth$i up mtu 4200
     rdma link add rxe$i type rxe netdev veth$i

@@ -488,10 +488,14 @@ ep_status host_ll_combine_buffer(ep_ll *ll, void **ret_buffer)
     struct host_ll *inner = ll->impl;
     uint64_t number = ll->combines + 1;
     int max_tokens = ll->config.max_tokens;
+    ep_status status;
 
     /* The caller may write to it at once. */
     EP_TRY(host_drain(inner->host));
-    EP_TRY(ll_wait_unused(ll, number));
+    ll_net_begin(ll);
+    status = ll_wait_unused(ll, number);
+    ll_net_end(ll);
+    EP_TRY(status);
     EP_TRY(ll_take_combine_buffer(ll, number, ret_buffer));
     /* All of it: whichever dispatch is answered. */
     for (int expert = 0; expert < ll->n_local; expert++)

@@ -217,6 +217,8 @@ ep_status ll_load_index(const ep_ll *ll, const void *topk_idx, int idx_type, int
  * lowlatency_net.c: the endpoint between nodes. What has no rank does nothing on one node. prepare needs no peer; open
  * is collective, and says on each rank what became of it there.
  */
+/* Of the region that ranks of other nodes write into; ll->impl: laid out, no more. */
+int64_t ll_net_bytes(const ep_ll *ll);
 ep_status ll_net_prepare(ep_ll *ll);
 ep_status ll_net_open(ep_ll *ll);
 /* Until what was sent has left, but no longer than the deadline; then frees it. */

@@ -287,8 +287,13 @@ ep_status ll_pull(ep_ll *ll, const struct ll_combine *combine)
     if (status == EP_OK)
         status = ll_check_masks(ll, HOST_LL_COMBINE);
     ll_publish(ll, ll_counter_of(ll, ll->comm->rank, ll_pulled_word(combine->number)), combine->number);
-    if (status == EP_OK && combine->in_place)
-        status = ll_wait_all(ll, ll_pulled_word(combine->number), combine->number, HOST_LL_DONE);
+    /* Ranks of other nodes were sent their rows. */
+    for (int i = 1; status == EP_OK && combine->in_place && i < nranks; i++) {
+        int rank = (ll->comm->rank + i) % nranks;
+
+        if (!inner->masked[rank] && !ll_is_remote(ll, rank))
+            status = ll_wait_rank(ll, rank, ll_pulled_word(combine->number), combine->number, HOST_LL_DONE, NULL);
+    }
     return status;
 }
 

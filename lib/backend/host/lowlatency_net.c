@@ -54,6 +54,7 @@ struct peer {
     struct parcel parcels[2][LL_PARCELS];
     struct retired *retired;
     bool ended;
+    uint64_t given_up_ns; /* masked: from then on nobody goes on sending for it alone; 0: not masked */
 };
 
 struct ll_net {
@@ -171,15 +172,23 @@ static bool is_remote(const struct ll_net *n, int rank)
     return rank < n->first || rank >= n->first + n->nlocal;
 }
 
+/* One that was masked long ago takes nothing, or has what it needs to know by now. */
+static bool is_given_up(const struct peer *peer)
+{
+    return peer->given_up_ns && ep_now_ns() >= peer->given_up_ns;
+}
+
 /* Something for a rank that is waited for has not left yet. */
 static bool is_outstanding(const ep_ll *ll)
 {
     const struct host_ll *inner = ll->impl;
 
-    if (atomic_load(&ll->comm->failed) != EP_OK)
+    /* The second one before any call of this rank has told of it. */
+    if (atomic_load(&ll->comm->failed) != EP_OK || atomic_load(&inner->host->control->failure))
         return false;
     for (int rank = 0; rank < ll->comm->nranks; rank++)
-        if (is_remote(inner->net, rank) && !flushed(inner->net, ll->comm->rank, rank))
+        if (is_remote(inner->net, rank) && !is_given_up(&inner->net->peers[rank]) &&
+            !flushed(inner->net, ll->comm->rank, rank))
             return true;
     return false;
 }
@@ -311,6 +320,7 @@ void ll_net_publish_mask(ep_ll *ll, int rank, bool on)
     due = &n->peers[rank].due[LL_SIGNAL_MASKED];
     if ((*due & 1) != on)
         ++*due;
+    n->peers[rank].given_up_ns = on ? ep_deadline_ns(ll->comm->config.timeout_ms) : 0;
     push_peer(n, ll->comm->rank, rank);
     pthread_mutex_unlock(&n->lock);
 }
@@ -502,6 +512,13 @@ static size_t lay_out(const ep_ll *ll, struct ll_net *n)
     return at;
 }
 
+int64_t ll_net_bytes(const ep_ll *ll)
+{
+    struct ll_net n = {.nremote = ll->comm->nranks - ll->comm->ranks_per_node};
+
+    return (int64_t)lay_out(ll, &n);
+}
+
 static ep_status allgather(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
 {
     (void)timeout_ms;
@@ -605,10 +622,21 @@ static void unlink_from_host(struct host_ll *inner)
         *at = inner->next;
 }
 
+/* `keeps`: the network may still read what has not left, which is left to it. */
+static void free_memory(struct peer *peer, bool keeps)
+{
+    if (keeps && peer->left < peer->sent)
+        return;
+    free_retired(peer);
+    for (int i = 0; i < 2 * LL_PARCELS; i++)
+        free(peer->parcels[i / LL_PARCELS][i % LL_PARCELS].memory);
+}
+
 void ll_net_close(ep_ll *ll)
 {
     struct host_ll *inner = ll->impl;
     struct ll_net *n = inner->net;
+    bool keeps = false;
 
     if (!n)
         return;
@@ -619,13 +647,11 @@ void ll_net_close(ep_ll *ll)
     }
     if (n->net) {
         n->net->hurries = atomic_load(&ll->comm->failed) != EP_OK;
+        keeps = n->net->ops->keeps_sources;
         n->net->ops->free(n->net);
     }
-    for (int rank = 0; n->peers && rank < ll->comm->nranks; rank++) {
-        free_retired(&n->peers[rank]);
-        for (int i = 0; i < 2 * LL_PARCELS; i++)
-            free(n->peers[rank].parcels[i / LL_PARCELS][i % LL_PARCELS].memory);
-    }
+    for (int rank = 0; n->peers && rank < ll->comm->nranks; rank++)
+        free_memory(&n->peers[rank], keeps);
     pthread_cond_destroy(&n->changed);
     pthread_mutex_destroy(&n->lock);
     free(n->peers);

@@ -209,8 +209,9 @@ int64_t host_ll_bytes(const ep_comm *comm, const ep_ll_config *config, int64_t *
     int64_t slots = (int64_t)comm->nranks * config->max_tokens, choices = (int64_t)config->max_tokens * config->topk;
 
     lay_out(&ll, &inner);
+    ll.impl = &inner;
     *ret_combine_bytes = 2 * ll.n_local * slots * config->hidden * (int64_t)sizeof(uint16_t);
-    return (int64_t)segment_bytes(&ll, &inner) +
+    return (int64_t)segment_bytes(&ll, &inner) + (comm->nnodes > 1 ? ll_net_bytes(&ll) : 0) +
            slots * (int64_t)(sizeof(struct ll_slot) + (size_t)config->topk * sizeof(int32_t)) +
            2 * choices * (int64_t)(sizeof(*inner.index[0]) + sizeof(*inner.combine[0].given));
 }
@@ -225,7 +226,8 @@ static bool has_read(const ep_ll *ll, int rank, uint64_t combine)
 }
 
 /*
- * Until the peers have read what the last combine offers them, as far as they will. Before that the queue, as every
+ * Until the peers of this node have read what the last combine offers them, as far as they will; those of other nodes
+ * were sent their rows. Before that the queue, as every
  * call: its worker waits and maps with the same state as this thread.
  */
 static void wait_for_readers(ep_ll *ll)
@@ -237,6 +239,8 @@ static void wait_for_readers(ep_ll *ll)
     for (int i = 1; status == EP_OK && i < ll->comm->nranks; i++) {
         int rank = (ll->comm->rank + i) % ll->comm->nranks;
 
+        if (ll_is_remote(ll, rank))
+            continue;
         host_pause_begin(&pause, inner->host, HOST_LL_DONE);
         pause.tolerant = true; /* that a peer does not come is not our failure: we are leaving */
         while (!inner->masked[rank] && status == EP_OK) {

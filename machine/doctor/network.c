@@ -1,0 +1,293 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "doctor/network.h"
+#include "doctor/look.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define AMAZON 0x1d0f
+
+/* A rail peer: four channels, each with a ring of 1 MiB on both sides. A limit of as much does not hold the rest. */
+#define PEER_BYTES (8LL << 20)
+
+/* A port of an RDMA device and what the library would say of it. */
+struct port {
+    const char *device, *name;
+    enum network_usable usable;
+    const char *why;
+};
+
+struct ports {
+    const struct doctor_machine *machine;
+    int gid_index; /* of EPKIT_VERBS_GID_INDEX; -1: by rule */
+    int n;
+    struct port all[NETWORK_PORTS_MAX];
+};
+
+static enum network_usable refuse(const char **ret_why, const char *why)
+{
+    *ret_why = why;
+    return NETWORK_NOT_USABLE;
+}
+
+static enum network_usable not_known(const char **ret_why, const char *why)
+{
+    *ret_why = why;
+    return NETWORK_NOT_KNOWN;
+}
+
+/* --- ports --- */
+
+static enum network_usable judge_gids(const struct ports *ports, const struct topo_port *port, const char **ret_why)
+{
+    struct root *root = ports->machine->root;
+
+    if (port->gids_state != ROOT_OK)
+        return not_known(ret_why, root_printf(root, "its addresses: %s", look_why(port->gids_state, NULL)));
+    for (int i = 0; i < port->n_gids; i++)
+        if (ports->gid_index >= 0 ? port->gids[i].index == ports->gid_index : port->gids[i].type == TOPO_GID_ROCE2)
+            return NETWORK_USABLE;
+    if (ports->gid_index >= 0)
+        return refuse(ret_why,
+                      root_printf(root, "no address at index %d, which EPKIT_VERBS_GID_INDEX names", ports->gid_index));
+    return refuse(ret_why, "no RoCE v2 address of an interface in this network namespace");
+}
+
+static enum network_usable judge_port(const struct ports *ports, const struct topo_nic *nic,
+                                      const struct topo_port *port, const char **ret_why)
+{
+    const struct topo *topo = ports->machine->topo;
+    struct root *root = ports->machine->root;
+
+    *ret_why = "";
+    if (nic->access == TOPO_ACCESS_NO)
+        return refuse(ret_why, nic->access_why);
+    if (nic->pci >= 0 && topo->pci[nic->pci].vendor == AMAZON)
+        return refuse(ret_why, "EFA has no reliable connections, which verbs is built on");
+    if (!port->active && !look_knows_port(port))
+        return not_known(ret_why, "the state of the port could not be read");
+    if (!port->active)
+        return refuse(ret_why, root_printf(root, "the port is %s", port->state));
+    if (port->link_layer == TOPO_LINK_UNKNOWN)
+        return not_known(ret_why, "its link layer could not be read");
+    if (nic->access == TOPO_ACCESS_UNKNOWN)
+        return not_known(ret_why, root_printf(root, "whether %s may be opened",
+                                              *nic->uverbs ? nic->uverbs : "its device in /dev/infiniband"));
+    return port->link_layer == TOPO_LINK_ETHERNET ? judge_gids(ports, port, ret_why) : NETWORK_USABLE;
+}
+
+static int compare_ports(const void *a, const void *b)
+{
+    return strverscmp(((const struct port *)a)->name, ((const struct port *)b)->name);
+}
+
+static void list_ports(struct ports *ports)
+{
+    const struct topo *topo = ports->machine->topo;
+
+    for (int i = 0; i < topo->n_nics; i++)
+        for (int p = 0; p < topo->nics[i].n_ports; p++) {
+            struct port *port = &ports->all[ports->n++];
+
+            port->device = topo->nics[i].name;
+            port->name = look_port_name(ports->machine, i, p);
+            port->usable = judge_port(ports, &topo->nics[i], &topo->nics[i].ports[p], &port->why);
+        }
+    qsort(ports->all, (size_t)ports->n, sizeof(ports->all[0]), compare_ports);
+}
+
+/* Is it an entry of EPKIT_VERBS_DEVICE, "NAME" or "NAME:PORT"? */
+static bool is_named(const struct port *port, const char *list)
+{
+    for (const char *at = list; at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL) {
+        size_t n = strcspn(at, ",");
+
+        if ((strlen(port->device) == n && strncmp(port->device, at, n) == 0) ||
+            (strlen(port->name) == n && strncmp(port->name, at, n) == 0))
+            return true;
+    }
+    return false;
+}
+
+/* Ports that a list names have to be usable; of all of them those that are not are left out. */
+static enum network_usable choose_ports(const struct ports *ports, struct network *network, const char **ret_why)
+{
+    const struct topo *topo = ports->machine->topo;
+    struct root *root = ports->machine->root;
+    const char *list = root_env(root, "EPKIT_VERBS_DEVICE");
+    const struct port *unknown = NULL, *refused = NULL;
+
+    if (list && !*list)
+        list = NULL;
+    for (int i = 0; i < ports->n; i++) {
+        const struct port *port = &ports->all[i];
+
+        if (list && !is_named(port, list))
+            continue;
+        if (port->usable == NETWORK_USABLE)
+            network->ports[network->n_ports++] = port->name;
+        else if (port->usable == NETWORK_NOT_KNOWN && !unknown)
+            unknown = port;
+        else if (port->usable == NETWORK_NOT_USABLE && !refused)
+            refused = port;
+    }
+    if (network->n_ports > 0 && !(list && (refused || unknown)))
+        return NETWORK_USABLE;
+    if (list && refused)
+        return refuse(ret_why, root_printf(root, "%s: %s", refused->name, refused->why));
+    if (unknown)
+        return not_known(ret_why, root_printf(root, "%s: %s", unknown->name, unknown->why));
+    if (refused)
+        return refuse(ret_why, root_printf(root, "%s: %s", refused->name, refused->why));
+    if (*topo->not_read)
+        return not_known(ret_why, topo->not_read);
+    if (list)
+        return refuse(ret_why, root_printf(root, "there is no device \"%.64s\", which EPKIT_VERBS_DEVICE names", list));
+    return refuse(ret_why, "there is no RDMA device");
+}
+
+/* --- what else verbs needs --- */
+
+static enum network_usable judge_library(const struct doctor_machine *machine, const char **ret_why)
+{
+    const struct stack_verbs *verbs = &machine->stack->verbs;
+
+    if (verbs->ibverbs.state == ROOT_ABSENT)
+        return refuse(ret_why, "libibverbs.so.1 is not installed; it comes with rdma-core");
+    if (verbs->ibverbs.state == ROOT_FAILED)
+        return refuse(ret_why, root_printf(machine->root, "%s is damaged", verbs->ibverbs.path));
+    if (verbs->ibverbs.state != ROOT_OK)
+        return not_known(ret_why,
+                         root_printf(machine->root, "libibverbs.so.1: %s", look_why(verbs->ibverbs.state, NULL)));
+    return NETWORK_USABLE;
+}
+
+static enum network_usable judge_memory(const struct doctor_machine *machine, const char **ret_why)
+{
+    long long bytes = look_memlock(machine);
+
+    if (bytes == LOOK_MEMLOCK_ALL || bytes > PEER_BYTES)
+        return NETWORK_USABLE;
+    if (bytes == LOOK_MEMLOCK_NOT_KNOWN)
+        return not_known(ret_why, "how much memory the process may lock: /proc/self/limits does not say");
+    return refuse(ret_why,
+                  root_printf(machine->root,
+                              "the process may lock %lld KiB of memory (ulimit -l), and a peer takes more than %lld",
+                              bytes / 1024, PEER_BYTES / 1024));
+}
+
+/* As the library: 0..255, -1 by rule. What is none is refused there. */
+static bool read_gid_index(struct root *root, int *ret_index)
+{
+    const char *text = root_env(root, "EPKIT_VERBS_GID_INDEX");
+    long value;
+    char *end;
+
+    *ret_index = -1;
+    if (!text || !*text)
+        return true;
+    value = strtol(text, &end, 10);
+    if (end == text || *end || value < -1 || value > 255)
+        return false;
+    *ret_index = (int)value;
+    return true;
+}
+
+/* What refuses comes before what is not known; of two alike the first. */
+static void take(struct network *network, enum network_usable usable, const char *why)
+{
+    if (usable == NETWORK_USABLE || network->verbs == NETWORK_NOT_USABLE ||
+        (network->verbs == NETWORK_NOT_KNOWN && usable == NETWORK_NOT_KNOWN))
+        return;
+    network->verbs = usable;
+    network->why = why;
+}
+
+static void judge_ports(const struct doctor_machine *machine, struct network *network)
+{
+    struct ports *ports = calloc(1, sizeof(*ports));
+    enum network_usable usable;
+    const char *why = "";
+
+    if (!ports) {
+        take(network, NETWORK_NOT_KNOWN, "no memory");
+        return;
+    }
+    ports->machine = machine;
+    if (!read_gid_index(machine->root, &ports->gid_index)) {
+        usable = refuse(&why, "EPKIT_VERBS_GID_INDEX is no number of 0..255");
+    } else {
+        list_ports(ports);
+        usable = choose_ports(ports, network, &why);
+    }
+    take(network, usable, why);
+    free(ports);
+}
+
+static void judge_verbs(const struct doctor_machine *machine, struct network *network)
+{
+    enum network_usable usable;
+    const char *why = "";
+
+    network->verbs = NETWORK_USABLE;
+    judge_ports(machine, network);
+    usable = judge_library(machine, &why);
+    take(network, usable, why);
+    usable = judge_memory(machine, &why);
+    take(network, usable, why);
+    if (network->verbs != NETWORK_USABLE)
+        network->n_ports = 0;
+}
+
+/* --- all of it --- */
+
+/* Interfaces besides the loopback; a driver that does not tell its state may be up. */
+static bool find_interface(const struct doctor_machine *machine, const char **ret_why)
+{
+    struct root_names names = root_list(machine->root, "/sys/class/net");
+    int n_down = 0;
+
+    *ret_why = "";
+    if (names.state != ROOT_OK)
+        return true;
+    for (size_t i = 0; i < names.n; i++) {
+        struct root_text state;
+
+        if (strcmp(names.names[i], "lo") == 0 || strcmp(names.names[i], "bonding_masters") == 0)
+            continue;
+        state = root_line(machine->root, "/sys/class/net/%s/operstate", names.names[i]);
+        if (state.state != ROOT_OK || strcmp(state.text, "down") != 0)
+            return true;
+        n_down++;
+    }
+    *ret_why = n_down > 0 ? "no interface besides the loopback is up" : "there is no interface besides the loopback";
+    return false;
+}
+
+static const char *describe(struct root *root, const struct network *network)
+{
+    const char *tcp = network->has_tcp ? "tcp (sockets)" : root_printf(root, "none: of tcp, %s", network->tcp);
+
+    if (network->verbs == NETWORK_NOT_USABLE)
+        return root_printf(root, "%s; verbs (RDMA), which is faster, cannot be used: %s", tcp, network->why);
+    if (network->verbs == NETWORK_NOT_KNOWN)
+        return root_printf(root, "%s; not known whether verbs (RDMA), which is faster, can be used: %s", tcp,
+                           network->why);
+    if (network->n_ports > 1)
+        return root_printf(root,
+                           "%s unless told; verbs (RDMA), which is faster, can be used: --network verbs, over %s "
+                           "and %d more",
+                           tcp, network->ports[0], network->n_ports - 1);
+    return root_printf(root, "%s unless told; verbs (RDMA), which is faster, can be used: --network verbs, over %s",
+                       tcp, network->ports[0]);
+}
+
+void network_read(const struct doctor_machine *machine, struct network *ret_network)
+{
+    struct network network = {.tcp = "", .why = ""};
+
+    network.has_tcp = find_interface(machine, &network.tcp);
+    judge_verbs(machine, &network);
+    network.text = describe(machine->root, &network);
+    *ret_network = network;
+}

@@ -1,0 +1,265 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which network epkit uses between nodes, on machines made by hand. */
+#include "doctor_cases.h"
+
+#include "doctor/network.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static void library(struct made *made, enum root_state state)
+{
+    made->stack.verbs.ibverbs.state = state;
+    made->stack.verbs.ibverbs.path = "/usr/lib/libibverbs.so.1";
+}
+
+static void no_library(struct made *made)
+{
+    library(made, ROOT_ABSENT);
+}
+
+static void damaged_library(struct made *made)
+{
+    library(made, ROOT_FAILED);
+}
+
+static void library_not_asked(struct made *made)
+{
+    library(made, ROOT_UNASKED);
+}
+
+static void no_device(struct made *made)
+{
+    no_nics(made);
+}
+
+static void lists_unreadable(struct made *made)
+{
+    no_nics(made);
+    made->hardware.topo.not_read = "/sys/class/infiniband: Permission denied";
+}
+
+static void access_to(struct made *made, enum topo_access access)
+{
+    for (int i = 0; i < 4; i++) {
+        nic(made, i)->access = access;
+        nic(made, i)->access_why = access == TOPO_ACCESS_NO ? "/dev/infiniband/uverbs0 is not here" : "";
+    }
+}
+
+static void devices_not_here(struct made *made)
+{
+    access_to(made, TOPO_ACCESS_NO);
+}
+
+static void access_not_known(struct made *made)
+{
+    access_to(made, TOPO_ACCESS_UNKNOWN);
+}
+
+static void one_device_left(struct made *made)
+{
+    access_to(made, TOPO_ACCESS_NO);
+    nic(made, 2)->access = TOPO_ACCESS_YES;
+}
+
+static void ports_down(struct made *made)
+{
+    for (int i = 0; i < 4; i++) {
+        nic(made, i)->ports[0].active = false;
+        nic(made, i)->ports[0].state = "DOWN";
+    }
+}
+
+static void ports_mute(struct made *made)
+{
+    all_states_unreadable(made);
+}
+
+static void no_addresses(struct made *made)
+{
+    for (int i = 0; i < 4; i++)
+        nic(made, i)->ports[0].n_gids = 1; /* RoCE v1 */
+}
+
+static void addresses_denied(struct made *made)
+{
+    for (int i = 0; i < 4; i++)
+        nic(made, i)->ports[0].gids_state = ROOT_DENIED;
+}
+
+static void infiniband(struct made *made)
+{
+    for (int i = 0; i < 4; i++) {
+        nic(made, i)->ports[0].link_layer = TOPO_LINK_INFINIBAND;
+        nic(made, i)->ports[0].n_gids = 0;
+    }
+}
+
+static void efa(struct made *made)
+{
+    for (int i = 0; i < 4; i++)
+        nic_pci(made, i)->vendor = 0x1d0f;
+}
+
+static void index_that_is_none(struct made *made)
+{
+    made_env(made, "EPKIT_VERBS_GID_INDEX=three");
+}
+
+static void index_without_address(struct made *made)
+{
+    made_env(made, "EPKIT_VERBS_GID_INDEX=7");
+}
+
+static void index_with_address(struct made *made)
+{
+    made_env(made, "EPKIT_VERBS_GID_INDEX=3");
+}
+
+static void named_device(struct made *made)
+{
+    made_env(made, "EPKIT_VERBS_DEVICE=mlx5_3,mlx5_1:1");
+}
+
+static void named_device_that_is_none(struct made *made)
+{
+    made_env(made, "EPKIT_VERBS_DEVICE=mlx5_7");
+}
+
+static void named_device_that_is_down(struct made *made)
+{
+    nic(made, 1)->ports[0].active = false;
+    nic(made, 1)->ports[0].state = "DOWN";
+    named_device(made);
+}
+
+static void limits(struct made *made, const char *soft)
+{
+    char text[256];
+
+    snprintf(text, sizeof(text),
+             "Limit                     Soft Limit           Hard Limit           Units     \n"
+             "Max locked memory         %-20s 67108864             bytes     \n",
+             soft);
+    made_file(made, "/proc/self/limits", text);
+}
+
+static void little_memory(struct made *made)
+{
+    limits(made, "8388608");
+}
+
+static void enough_memory(struct made *made)
+{
+    limits(made, "67108864");
+}
+
+static void little_memory_and_a_capability(struct made *made)
+{
+    little_memory(made);
+    made_file(made, "/proc/self/status", "Name:\tx\nCapEff:\t0000000000004000\n");
+}
+
+static void memory_not_known(struct made *made)
+{
+    made_state(made, "files", "/proc/self/limits", "denied");
+}
+
+/* What refuses is the answer, whatever else is not known. */
+static void little_memory_and_no_access_known(struct made *made)
+{
+    little_memory(made);
+    access_not_known(made);
+}
+
+static void interfaces_down(struct made *made)
+{
+    made_folder(made, "/sys/class/net", json_pack("[s, s]", "eth0", "lo"));
+    made_file(made, "/sys/class/net/eth0/operstate", "down\n");
+}
+
+static void only_loopback(struct made *made)
+{
+    made_folder(made, "/sys/class/net", json_pack("[s]", "lo"));
+}
+
+static const struct {
+    const char *name;
+    void (*change)(struct made *made);
+    bool has_tcp;
+    enum network_usable verbs;
+    int n_ports;
+    const char *text; /* part of it */
+} cases[] = {
+#define ROW(change, tcp, verbs, n, text)                                                                               \
+    {                                                                                                                  \
+#change, change, tcp, verbs, n, text                                                                           \
+    }
+    ROW(nothing, true, NETWORK_USABLE, 4, "can be used: --network verbs, over mlx5_0:1 and 3 more"),
+    ROW(infiniband, true, NETWORK_USABLE, 4, "over mlx5_0:1 and 3 more"),
+    ROW(one_device_left, true, NETWORK_USABLE, 1, "over mlx5_2:1"),
+    ROW(index_with_address, true, NETWORK_USABLE, 4, "over mlx5_0:1"),
+    ROW(named_device, true, NETWORK_USABLE, 2, "over mlx5_1:1 and 1 more"),
+    ROW(enough_memory, true, NETWORK_USABLE, 4, ""),
+    ROW(little_memory_and_a_capability, true, NETWORK_USABLE, 4, ""),
+    ROW(no_library, true, NETWORK_NOT_USABLE, 0,
+        "tcp (sockets); verbs (RDMA), which is faster, cannot be used: "
+        "libibverbs.so.1 is not installed"),
+    ROW(damaged_library, true, NETWORK_NOT_USABLE, 0, "/usr/lib/libibverbs.so.1 is damaged"),
+    ROW(no_device, true, NETWORK_NOT_USABLE, 0, "there is no RDMA device"),
+    ROW(devices_not_here, true, NETWORK_NOT_USABLE, 0, "mlx5_0:1: /dev/infiniband/uverbs0 is not here"),
+    ROW(ports_down, true, NETWORK_NOT_USABLE, 0, "mlx5_0:1: the port is DOWN"),
+    ROW(no_addresses, true, NETWORK_NOT_USABLE, 0, "mlx5_0:1: no RoCE v2 address"),
+    ROW(efa, true, NETWORK_NOT_USABLE, 0, "mlx5_0:1: EFA has no reliable connections"),
+    ROW(index_that_is_none, true, NETWORK_NOT_USABLE, 0, "EPKIT_VERBS_GID_INDEX is no number"),
+    ROW(index_without_address, true, NETWORK_NOT_USABLE, 0, "no address at index 7"),
+    ROW(named_device_that_is_none, true, NETWORK_NOT_USABLE, 0, "there is no device \"mlx5_7\""),
+    ROW(named_device_that_is_down, true, NETWORK_NOT_USABLE, 0, "mlx5_1:1: the port is DOWN"),
+    ROW(little_memory, true, NETWORK_NOT_USABLE, 0, "may lock 8192 KiB"),
+    ROW(little_memory_and_no_access_known, true, NETWORK_NOT_USABLE, 0, "may lock 8192 KiB"),
+    ROW(library_not_asked, true, NETWORK_NOT_KNOWN, 0,
+        "not known whether verbs (RDMA), which is faster, can be used: "
+        "libibverbs.so.1: the snapshot does not say"),
+    ROW(lists_unreadable, true, NETWORK_NOT_KNOWN, 0, "/sys/class/infiniband: Permission denied"),
+    ROW(access_not_known, true, NETWORK_NOT_KNOWN, 0, "mlx5_0:1: whether /dev/infiniband/uverbs0 may be opened"),
+    ROW(ports_mute, true, NETWORK_NOT_KNOWN, 0, "mlx5_0:1: the state of the port"),
+    ROW(addresses_denied, true, NETWORK_NOT_KNOWN, 0, "mlx5_0:1: its addresses: Permission denied"),
+    ROW(memory_not_known, true, NETWORK_NOT_KNOWN, 0, "how much memory the process may lock"),
+    ROW(interfaces_down, false, NETWORK_USABLE, 4, "none: of tcp, no interface besides the loopback is up"),
+    ROW(only_loopback, false, NETWORK_USABLE, 4, "there is no interface besides the loopback"),
+#undef ROW
+};
+
+static void test_each_machine_has_its_network(void **state)
+{
+    static struct made made;
+    static struct network network;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        made_init(&made);
+        made.hardware.topo.not_read = "";
+        library(&made, ROOT_OK);
+        access_to(&made, TOPO_ACCESS_YES);
+        cases[i].change(&made);
+        made_open(&made);
+        network_read(&made.doctor, &network);
+        if (network.has_tcp != cases[i].has_tcp || network.verbs != cases[i].verbs ||
+            network.n_ports != cases[i].n_ports || !strstr(network.text, cases[i].text))
+            fail_msg("%s: tcp %d, verbs %d, %d ports: %s", cases[i].name, network.has_tcp, (int)network.verbs,
+                     network.n_ports, network.text);
+        assert_true(!*network.why == (network.verbs == NETWORK_USABLE));
+        made_done(&made);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_each_machine_has_its_network)};
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
