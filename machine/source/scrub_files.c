@@ -56,9 +56,12 @@ static bool next_modprobe_word(const char **text, const char *end, const char **
     return *ret_bytes > 0;
 }
 
+/* Of 32 bits: in hexadecimal digits with 0x in front, or in so few decimal ones that it is no serial number. */
 static bool is_number(const char *text, size_t n)
 {
-    return n > 0 && n <= 10 && isdigit((unsigned char)*text) && strspn(text, "0123456789xabcdefABCDEF") >= n;
+    if (n > 2 && n <= 10 && text[0] == '0' && text[1] == 'x')
+        return strspn(text + 2, "0123456789abcdefABCDEF") >= n - 2;
+    return n > 0 && n <= 9 && strspn(text, "0123456789") >= n;
 }
 
 /* "PeerMappingOverride=1;RMNvLinkDisableLinks=0x0": keys of the driver's own, with numbers. */
@@ -170,40 +173,6 @@ void scrub_modprobe(struct scrub *scrub, const char *text, size_t bytes, FILE *o
     }
 }
 
-/* --- modules.dep --- */
-
-/* "updates/dkms/mlx5_ib.ko: updates/dkms/mlx5_core.ko kernel/...": files below the folders that depmod looks in. */
-static bool is_module_line(const char *line, size_t n)
-{
-    static const char *const folders[] = {"kernel/", "updates/", "extra/", "weak-updates/"};
-    size_t at = 0;
-
-    while (at < n) {
-        bool known = false;
-
-        for (size_t i = 0; i < sizeof(folders) / sizeof(folders[0]); i++)
-            known = known || begins(line + at, n - at, folders[i]);
-        if (!known)
-            return false;
-        at += strcspn(line + at, " \n");
-        at += strspn(line + at, " ");
-    }
-    return n > 0;
-}
-
-void scrub_modules_dep(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
-{
-    const char *end = text + bytes, *line;
-    size_t n;
-
-    while (next_line(&text, end, &line, &n)) {
-        if (!is_module_line(line, n))
-            continue;
-        scrub_text(scrub, line, n, SCRUB_VERSIONS, out);
-        fputc('\n', out);
-    }
-}
-
 /* --- ld.so.conf --- */
 
 /* A folder, "include" with patterns of files, "driver" with a provider, a module: such lines stay, and no others. */
@@ -215,7 +184,7 @@ static void write_path_line(struct scrub *scrub, const char *line, size_t n, FIL
     if ((n > 0 && *line == '/') || (begins(line, n, include) && memchr(line, '/', n)))
         scrub_text(scrub, line, n, SCRUB_VERSIONS, out);
     else if ((begins(line, n, driver) && scrub_is_plain(name, n - (sizeof(driver) - 1))) || is_known_module(line, n))
-        fprintf(out, "%.*s", (int)n, line);
+        scrub_text(scrub, line, n, SCRUB_NAME, out);
 }
 
 void scrub_paths(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
@@ -230,58 +199,6 @@ void scrub_paths(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
         while (n > 0 && isspace((unsigned char)line[n - 1]))
             n--;
         write_path_line(scrub, line, n, out);
-        fputc('\n', out);
-    }
-}
-
-/* --- gIB --- */
-
-/* "NAME=VALUE", of which a value that is not plain becomes one that is none; what is no variable of NCCL's is left out.
- */
-static void write_setting(struct scrub *scrub, const char *word, size_t n, FILE *out)
-{
-    static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_";
-    size_t n_name = strspn(word, letters), n_value;
-    const char *value = word + n_name + 1;
-    bool is_quoted;
-
-    n_name = n_name < n ? n_name : n;
-    if (!begins(word, n, "NCCL_") && !begins(word, n, "TORCH_NCCL_"))
-        return;
-    fprintf(out, " %.*s", (int)n_name, word);
-    if (n_name == n || word[n_name] != '=')
-        return;
-    n_value = n - n_name - 1;
-    is_quoted = n_value >= 2 && (*value == '"' || *value == '\'') && value[n_value - 1] == *value;
-    value += is_quoted;
-    n_value -= is_quoted ? 2 : 0;
-    fputc('=', out);
-    if (n_value > 0 && memchr(value, '$', n_value))
-        fputs("$word", out);
-    else
-        scrub_text(scrub, value, n_value, SCRUB_VERSIONS | SCRUB_WORDS, out);
-}
-
-void scrub_gib(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
-{
-    const char *end = text + bytes, *line;
-    size_t n;
-
-    while (next_line(&text, end, &line, &n)) {
-        bool is_export = begins(line, n, "export "), is_unset = begins(line, n, "unset ");
-        const char *at = line + (is_export ? 7 : 6), *stop = line + n;
-
-        if (!is_export && !is_unset)
-            continue;
-        fputs(is_export ? "export" : "unset", out);
-        while (at < stop && *at != '#') {
-            size_t length = strcspn(at, " \t\n");
-
-            length = length < (size_t)(stop - at) ? length : (size_t)(stop - at);
-            write_setting(scrub, at, length, out);
-            at += length;
-            at += strspn(at, " \t");
-        }
         fputc('\n', out);
     }
 }
@@ -341,53 +258,18 @@ void scrub_hypervisor(struct scrub *scrub, const char *text, size_t bytes, FILE 
         }
 }
 
-void scrub_venv(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
-{
-    static const char *const lines[] = {"include-system-site-packages = true", "include-system-site-packages = false"};
-    const char *end = text + bytes, *line;
-    size_t n;
+/* --- facts --- */
 
-    (void)scrub;
-    while (next_line(&text, end, &line, &n))
-        for (size_t i = 0; i < sizeof(lines) / sizeof(lines[0]); i++)
-            if (n == strlen(lines[i]) && begins(line, n, lines[i]))
-                fprintf(out, "%s\n", lines[i]);
+/* "1.2.1+29d31c0", "3.4.5", "2.8.0a0.post1" */
+void scrub_version(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
+{
+    static const char allowed[] = "0123456789.+_abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ!-";
+
+    if (bytes > 0 && bytes <= 64 && isdigit((unsigned char)*text) && strspn(text, allowed) >= bytes)
+        scrub_text(scrub, text, bytes, SCRUB_VERSIONS | SCRUB_NAME, out);
 }
 
-void scrub_metadata(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
+void scrub_setting(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
 {
-    static const char *const fields[] = {"Metadata-Version: ", "Name: ", "Version: "};
-    const char *end = text + bytes, *line;
-    size_t n;
-
-    /* The description begins behind an empty line, and may have lines of the same form. */
-    while (next_line(&text, end, &line, &n) && n > 0) {
-        for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
-            if (begins(line, n, fields[i])) {
-                scrub_text(scrub, line, n, SCRUB_VERSIONS | SCRUB_NAME, out);
-                fputc('\n', out);
-            }
-        }
-    }
-}
-
-/* --- programs --- */
-
-void scrub_defines(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
-{
-    const char *end = text + bytes, *line;
-    size_t n;
-
-    while (next_line(&text, end, &line, &n)) {
-        /* Numbers and strings of one line; no comments behind them. */
-        const char *comment = memmem(line, n, "/*", 2), *other = memmem(line, n, "//", 2);
-
-        if (comment)
-            n = (size_t)(comment - line);
-        if (other && other < line + n)
-            n = (size_t)(other - line);
-        if (begins(line, n, "#define "))
-            scrub_text(scrub, line, n, SCRUB_VERSIONS | SCRUB_CODE, out);
-        fputc('\n', out);
-    }
+    scrub_text(scrub, text, bytes, SCRUB_VERSIONS | SCRUB_WORDS, out);
 }

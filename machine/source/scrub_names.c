@@ -181,43 +181,6 @@ size_t scrub_library_bytes(const char *text, size_t bytes)
     return n;
 }
 
-/* Four numbers with points between them, which no version of a system is. */
-static bool has_address(const char *text, size_t n)
-{
-    int n_points = 0;
-
-    for (size_t i = 0; i < n; i++) {
-        if (text[i] == '.')
-            n_points++;
-        else if (!isdigit((unsigned char)text[i]))
-            n_points = 0;
-        if (n_points == 3 && i + 1 < n && isdigit((unsigned char)text[i + 1]))
-            return true;
-    }
-    return false;
-}
-
-void scrub_os_release(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
-{
-    static const char *const kept[] = {
-        "NAME=", "VERSION=", "ID=", "ID_LIKE=", "PRETTY_NAME=", "VERSION_ID=", "PLATFORM_ID=", "VERSION_CODENAME="};
-    const char *end = text + bytes, *line;
-    size_t n;
-
-    while (scrub_line(&text, end, &line, &n)) {
-        for (size_t i = 0; i < sizeof(kept) / sizeof(kept[0]); i++) {
-            size_t n_key = strlen(kept[i]);
-
-            if (n < n_key || strncmp(line, kept[i], n_key) != 0)
-                continue;
-            fputs(kept[i], out);
-            if (!has_address(line, n))
-                scrub_parts(scrub, line + n_key, n - n_key, out);
-            fputc('\n', out);
-        }
-    }
-}
-
 /* Folders whose names come from the kernel or from us, where every name stays. */
 static bool is_of_kernel(const char *path)
 {

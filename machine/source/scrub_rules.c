@@ -240,16 +240,6 @@ void scrub_versions(struct scrub *scrub, const char *text, size_t bytes, FILE *o
     scrub_text(scrub, text, bytes, SCRUB_VERSIONS, out);
 }
 
-void scrub_host(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
-{
-    char name[256];
-    size_t n = strcspn(text, "\n");
-
-    (void)bytes;
-    snprintf(name, sizeof(name), "%.*s", (int)n, text);
-    fprintf(out, "host%d\n", scrub_number(scrub, SCRUB_HOST, name));
-}
-
 /* --- hardware --- */
 
 /*
@@ -444,6 +434,17 @@ void scrub_path_list(struct scrub *scrub, const char *value, size_t bytes, FILE 
     }
 }
 
+/*
+ * A number says nothing about its owner while it is short, or where it is a size of memory: whole pages. A longer one
+ * may be a serial number or an account.
+ */
+static bool is_plain_count(const char *value)
+{
+    size_t n = strspn(value, "0123456789");
+
+    return !value[n] && (n <= 9 || (n <= 15 && strtoull(value, NULL, 10) % 4096 == 0));
+}
+
 static void write_variable(struct scrub *scrub, const char *name, const char *value, FILE *out)
 {
     static const char *const path_lists[] = {"LD_LIBRARY_PATH", "LD_PRELOAD", "LD_AUDIT", "PATH", "PYTHONPATH", NULL};
@@ -453,7 +454,7 @@ static void write_variable(struct scrub *scrub, const char *name, const char *va
         write_host_value(scrub, value, out);
     else if (is_among(name, strlen(name), path_lists))
         scrub_path_list(scrub, value, strlen(value), out);
-    else if (value[strspn(value, "0123456789")] == '\0' && strlen(value) <= 15)
+    else if (is_plain_count(value))
         fputs(value, out);
     else
         scrub_text(scrub, value, strlen(value), SCRUB_VERSIONS | SCRUB_WORDS, out);
@@ -709,24 +710,5 @@ void scrub_status(struct scrub *scrub, const char *text, size_t bytes, FILE *out
             fwrite(line, 1, n, out);
             fputc('\n', out);
         }
-    }
-}
-
-void scrub_modules(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
-{
-    const char *end = text + bytes, *line, *line_end, *word;
-    size_t n;
-
-    while (scrub_line(&text, end, &line, &n)) {
-        line_end = line + n;
-        for (int column = 0; next_word(&line, line_end, &word, &n); column++) {
-            if (column > 0)
-                fputc(' ', out);
-            if (n > 2 && word[0] == '0' && word[1] == 'x')
-                fputs("0x0000000000000000", out);
-            else
-                scrub_text(scrub, word, n, SCRUB_NAME | SCRUB_VERSIONS, out);
-        }
-        fputc('\n', out);
     }
 }

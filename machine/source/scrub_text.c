@@ -459,6 +459,20 @@ static bool is_prefix_length(const struct scan *scan, size_t at)
     return n > 1 && scan_before(scan, at) == ':' && !is_alnum(scan_at(scan, at + n)) && scan_at(scan, at + n) != '/';
 }
 
+/* "10:70:fd:31:82:9e" or "fe80::1" as a part of a path: a ':' does not end it. How long it is, 0 if there is none. */
+static size_t see_address_part(const struct scan *scan, size_t at)
+{
+    size_t n = 0, colons = 0, digits = 0;
+
+    for (; is_hex(scan_at(scan, at + n)) || scan_at(scan, at + n) == ':'; n++) {
+        digits = scan_at(scan, at + n) == ':' ? 0 : digits + 1;
+        colons += digits == 0;
+        if (digits > 4)
+            return 0;
+    }
+    return colons >= 2 ? n : 0;
+}
+
 static size_t see_path(struct scan *scan, size_t at)
 {
     size_t n = 0;
@@ -466,8 +480,11 @@ static size_t see_path(struct scan *scan, size_t at)
     if (scan_at(scan, at) != '/' || (scan->flags & SCRUB_NAME) || !begins_path(scan_before(scan, at)) ||
         is_prefix_length(scan, at))
         return 0;
-    while (at + n < scan->bytes && scan->text[at + n] && !strchr(" \t\r\n\"'=:,;()[]{}<>|`&", scan->text[at + n]))
+    while (at + n < scan->bytes && scan->text[at + n] && !strchr(" \t\r\n\"'=:,;()[]{}<>|`&", scan->text[at + n])) {
         n++;
+        if (scan->text[at + n - 1] == '/')
+            n += see_address_part(scan, at + n);
+    }
     scrub_path(scan->scrub, scan->text + at, n, scan->out);
     return n;
 }

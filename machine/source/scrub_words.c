@@ -90,7 +90,7 @@ static bool is_number(const char *word, size_t n)
     }
     while (digits < n && isdigit((unsigned char)word[digits]))
         digits++;
-    return digits > 0 && digits <= 15 && n - digits <= (digits > 6 ? 0u : 2u) &&
+    return digits > 0 && digits <= 9 && n - digits <= (digits > 6 ? 0u : 2u) &&
            (digits == n || isalpha((unsigned char)word[digits])) &&
            (n - digits < 2 || isalpha((unsigned char)word[n - 1]));
 }
@@ -163,13 +163,25 @@ bool scrub_is_known(const struct scrub *scrub, const char *word, size_t n)
 
 /* --- releases of kernels --- */
 
+static void write_custom(struct scrub *scrub, const char *text, size_t n, FILE *out)
+{
+    char key[256];
+
+    snprintf(key, sizeof(key), "%.*s", (int)(n < 255 ? n : 255), text);
+    fprintf(out, "custom%d", scrub_number(scrub, SCRUB_RELEASE, key));
+}
+
 void scrub_release(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
 {
     size_t at = 0;
 
+    /* "6.8": what does not begin so is no release. */
+    if (bytes < 3 || !isdigit((unsigned char)text[0]) || text[1] != '.') {
+        write_custom(scrub, text, strnlen(text, bytes), out);
+        return;
+    }
     while (at < bytes) {
         size_t n = 0, end;
-        char key[256];
 
         while (at + n < bytes && !strchr("-_.+~\n", text[at + n]))
             n++;
@@ -192,8 +204,7 @@ void scrub_release(struct scrub *scrub, const char *text, size_t bytes, FILE *ou
                 break;
             end = next;
         }
-        snprintf(key, sizeof(key), "%.*s", (int)(end - at < 255 ? end - at : 255), text + at);
-        fprintf(out, "custom%d", scrub_number(scrub, SCRUB_RELEASE, key));
+        write_custom(scrub, text + at, end - at, out);
         at = end;
     }
 }
