@@ -33,18 +33,18 @@ static const struct row file_rows[] = {
     {PCI "local_cpulist", scrub_attribute},
     {PCI "current_link_*", scrub_attribute},
     {PCI "max_link_*", scrub_attribute},
-    {"/sys/devices/system/node/**/meminfo", scrub_table},
+    {"/sys/devices/system/node/**/meminfo", scrub_numbers},
     {"/sys/devices/system/node/**", scrub_attribute},
     {"/sys/class/dmi/id/product_name", scrub_words},
     {"/sys/kernel/iommu_groups/*/type", scrub_attribute},
-    {"/sys/module/*/version", scrub_versions},
+    {"/sys/module/*/version", scrub_version},
     {RDMA "hca_type", scrub_words},
-    {RDMA "fw_ver", scrub_versions},
+    {RDMA "fw_ver", scrub_version},
     {RDMA "ports/*/state", scrub_attribute},
     {RDMA "ports/*/phys_state", scrub_attribute},
     {RDMA "ports/*/rate", scrub_attribute},
     {RDMA "ports/*/link_layer", scrub_attribute},
-    {RDMA "ports/*/gids/*", scrub_words},
+    {RDMA "ports/*/gids/*", scrub_gid},
     {RDMA "ports/*/gid_attrs/types/*", scrub_attribute},
     {RDMA "ports/*/gid_attrs/ndevs/*", scrub_words},
     {RDMA "ports/*/counters/*", scrub_counter},
@@ -61,15 +61,15 @@ static const struct row file_rows[] = {
     {"/sys/class/net/bonding_masters", scrub_words},
     {"/sys/fs/cgroup/cpu.max", scrub_attribute},
     {"/sys/fs/cgroup/cpu/cpu.cfs_*_us", scrub_attribute},
-    {"/proc/driver/nvidia/version", scrub_table},
-    {"/proc/driver/nvidia/params", scrub_table},
+    {"/proc/driver/nvidia/version", scrub_driver},
+    {"/proc/driver/nvidia/params", scrub_params},
     {"/proc/driver/nvidia/gpus/*/information", scrub_information},
     {"/proc/self/environ", scrub_environ},
-    {"/proc/self/limits", scrub_table},
+    {"/proc/self/limits", scrub_numbers},
     {"/proc/self/status", scrub_status},
     {"/proc/self/maps", scrub_maps},
     {"/proc/self/mounts", scrub_mounts},
-    {"/proc/meminfo", scrub_table},
+    {"/proc/meminfo", scrub_numbers},
     {"/proc/cmdline", scrub_cmdline},
     {"/proc/net/route", scrub_route},
     {"/proc/net/ipv6_route", scrub_ipv6_route},
@@ -100,7 +100,7 @@ static const struct row line_rows[] = {
 };
 
 /* Facts that are or hold text. Of all others truths and numbers stay, and no text. */
-static const struct row fact_rows[] = {{"version", scrub_version}, {"gib-settings", scrub_setting}};
+static const struct row fact_rows[] = {{"version", scrub_version}, {"gib-settings", scrub_words}};
 
 /* Folders all of whose names stay, as scrub_name() has them; of others those of common software. */
 static const char *const folder_rows[] = {"/sys/**",
@@ -287,7 +287,7 @@ static size_t bytes_that_count(const char *key, scrub_rule *rule, const json_t *
     const char *text = json_string_value(entry), *end;
     size_t bytes = json_string_length(entry);
 
-    if (rule == scrub_pci_config || rule == scrub_table ||
+    if (rule == scrub_pci_config || rule == scrub_numbers ||
         (strncmp(key, "/sys/", 5) != 0 && strncmp(key, "/proc/sys/", 10) != 0 && strcmp(key, "/proc/cmdline") != 0))
         return bytes;
     end = memchr(text, '\n', bytes);

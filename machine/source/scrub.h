@@ -127,9 +127,12 @@ bool scrub_line(const char **text, const char *end, const char **ret_line, size_
 scrub_rule scrub_as_is;       /* no general pass */
 scrub_rule scrub_attribute;   /* of sysfs: one line, of the kernel's words and numbers */
 scrub_rule scrub_counter;     /* of sysfs: one decimal number of 64 bits */
-scrub_rule scrub_table;       /* of /proc: lines as the kernel and the driver write them */
+scrub_rule scrub_numbers;     /* of /proc: lines of numbers and of the words that the kernel has with them */
+scrub_rule scrub_driver;      /* /proc/driver/nvidia/version */
+scrub_rule scrub_params;      /* /proc/driver/nvidia/params */
+scrub_rule scrub_gid;         /* of sysfs: a GID */
 scrub_rule scrub_path_list;   /* paths divided by ':', which need not be absolute */
-scrub_rule scrub_words;       /* general pass alone */
+scrub_rule scrub_words;       /* general pass, and of words those that are known */
 scrub_rule scrub_versions;    /* general pass for names and versions of software */
 scrub_rule scrub_pci_config;  /* header, PCI Express capability, ACS */
 scrub_rule scrub_environ;     /* variables that are known by name or prefix; of values the words that are known */
@@ -149,7 +152,6 @@ scrub_rule scrub_fabric_log;  /* the version of the fabric manager, behind the w
 scrub_rule scrub_journal;     /* of epkit install: kinds of events, steps, boots */
 scrub_rule scrub_start_file;  /* of a shell: whether a line evaluates the environment of process 1, no line itself */
 scrub_rule scrub_version;     /* a fact: the version of a package */
-scrub_rule scrub_setting;     /* a fact: the value of a variable, of which the words stay that are known */
 
 /* The patterns of paths whose contents a rule knows, for tests; NULL behind the last. Of files and lines alone. */
 const char *scrub_pattern(enum keep_kind kind, size_t i);

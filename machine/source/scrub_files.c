@@ -112,6 +112,23 @@ static void write_option(const char *word, size_t n, FILE *out)
     }
 }
 
+/* "RegistryDwords: "PeerMappingOverride=1;"", the one parameter of the driver that is looked at. */
+void scrub_params(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
+{
+    static const char name[] = "RegistryDwords: ";
+    const char *end = text + bytes, *line;
+    size_t n;
+
+    (void)scrub;
+    while (next_line(&text, end, &line, &n)) {
+        if (!begins(line, n, name))
+            continue;
+        fputs(name, out);
+        write_dwords(line + sizeof(name) - 1, n - (sizeof(name) - 1), out);
+        fputc('\n', out);
+    }
+}
+
 /* "install module command": what is run does not matter, but for the two that switch a module off. */
 static void write_command(const char *command, const char *end, FILE *out)
 {
@@ -181,9 +198,12 @@ static void write_path_line(struct scrub *scrub, const char *line, size_t n, FIL
     static const char include[] = "include ", driver[] = "driver ";
     const char *name = line + sizeof(driver) - 1;
 
-    if ((n > 0 && *line == '/') || (begins(line, n, include) && memchr(line, '/', n)))
-        scrub_text(scrub, line, n, SCRUB_VERSIONS, out);
-    else if ((begins(line, n, driver) && scrub_is_plain(name, n - (sizeof(driver) - 1))) || is_known_module(line, n))
+    if (begins(line, n, include) && memchr(line, '/', n)) {
+        fputs(include, out);
+        scrub_path_list(scrub, line + sizeof(include) - 1, n - (sizeof(include) - 1), out);
+    } else if (n > 0 && *line == '/') {
+        scrub_path_list(scrub, line, n, out);
+    } else if ((begins(line, n, driver) && scrub_is_plain(name, n - (sizeof(driver) - 1))) || is_known_module(line, n))
         scrub_text(scrub, line, n, SCRUB_NAME, out);
 }
 
@@ -224,7 +244,7 @@ static bool is_package_that_matters(const char *name, size_t bytes)
 void scrub_dpkg(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
 {
     static const char package[] = "Package: ";
-    static const char *const fields[] = {package, "Status: ", "Architecture: ", "Version: ", "Source: "};
+    static const char *const fields[] = {package, "Status: ", "Version: "};
     const char *end = text + bytes, *line;
     bool is_kept = false;
     size_t n;
@@ -237,10 +257,20 @@ void scrub_dpkg(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
         if (n == 0)
             is_kept = false;
         for (size_t i = 0; is_kept && i < sizeof(fields) / sizeof(fields[0]); i++) {
-            if (begins(line, n, fields[i])) {
-                scrub_text(scrub, line, n, SCRUB_VERSIONS | SCRUB_NAME, out);
-                fputc('\n', out);
-            }
+            size_t n_field = strlen(fields[i]);
+
+            if (!begins(line, n, fields[i]))
+                continue;
+            fputs(fields[i], out);
+            if (i == 1)
+                fputs(n > 13 && memcmp(line + n - 13, " ok installed", 13) == 0 ? "install ok installed"
+                                                                                : "deinstall ok config-files",
+                      out);
+            else if (i == 2)
+                scrub_version(scrub, line + n_field, n - n_field, out);
+            else
+                scrub_parts(scrub, line + n_field, n - n_field, out);
+            fputc('\n', out);
         }
     }
 }
@@ -260,16 +290,35 @@ void scrub_hypervisor(struct scrub *scrub, const char *text, size_t bytes, FILE 
 
 /* --- facts --- */
 
-/* "1.2.1+29d31c0", "3.4.5", "2.8.0a0.post1" */
-void scrub_version(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
+/* "+29d31c0": the beginning of a commit of Git. */
+static size_t commit_bytes(const char *text, size_t bytes)
 {
-    static const char allowed[] = "0123456789.+_abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ!-";
+    size_t n = bytes > 1 && *text == '+' ? strspn(text + 1, "0123456789abcdef") : 0;
 
-    if (bytes > 0 && bytes <= 64 && isdigit((unsigned char)*text) && strspn(text, allowed) >= bytes)
-        scrub_text(scrub, text, bytes, SCRUB_VERSIONS | SCRUB_NAME, out);
+    return (n == 7 || n == 8) && (n + 1 == bytes || text[n + 1] == '.' || text[n + 1] == '\n') ? n + 1 : 0;
 }
 
-void scrub_setting(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
+/* "1.2.1+29d31c0", "1:3.4.5-1+cuda12.8": numbers, and the words of software. */
+void scrub_version(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
 {
-    scrub_text(scrub, text, bytes, SCRUB_VERSIONS | SCRUB_WORDS, out);
+    static const char allowed[] = "0123456789.+_~:abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-";
+    bool is_line = bytes > 0 && text[bytes - 1] == '\n';
+    char *kept = NULL;
+    size_t n = bytes - is_line, n_kept = 0, n_plain = 0;
+    FILE *passed = open_memstream(&kept, &n_kept);
+
+    if (passed && n > 0 && n <= 64 && isdigit((unsigned char)*text) && strspn(text, allowed) >= n)
+        scrub_text(scrub, text, n, SCRUB_VERSIONS | SCRUB_NAME, passed);
+    if (!passed || fclose(passed) != 0) {
+        scrub->failed = true;
+    } else {
+        while (n_plain < n_kept && !commit_bytes(kept + n_plain, n_kept - n_plain))
+            n_plain++;
+        scrub_parts(scrub, kept, n_plain, out);
+        n = commit_bytes(kept + n_plain, n_kept - n_plain);
+        fwrite(kept + n_plain, 1, n, out);
+        scrub_parts(scrub, kept + n_plain + n, n_kept - n_plain - n, out);
+    }
+    fputs(is_line ? "\n" : "", out);
+    free(kept);
 }

@@ -121,7 +121,7 @@ void scrub_kernel_log(struct scrub *scrub, const char *text, size_t bytes, FILE 
         found = memmem(line, n, loading, sizeof(loading) - 1);
         if (found) {
             write_time(line, (size_t)(found - line), out);
-            scrub_text(scrub, found, n - (size_t)(found - line), SCRUB_VERSIONS, out);
+            scrub_text(scrub, found, n - (size_t)(found - line), SCRUB_VERSIONS | SCRUB_WORDS, out);
             fputc('\n', out);
         }
     }

@@ -44,23 +44,6 @@ static bool next_word(const char **text, const char *end, const char **ret_word,
     return *ret_bytes > 0;
 }
 
-/* Lines whose first word, before a colon, is among `words`. */
-static void keep_lines(struct scrub *scrub, const char *text, size_t bytes, const char *const *words, unsigned flags,
-                       FILE *out)
-{
-    const char *end = text + bytes, *line;
-    size_t n;
-
-    while (scrub_line(&text, end, &line, &n)) {
-        const char *colon = memchr(line, ':', n);
-
-        if (!colon || !is_among(line, (size_t)(colon - line), words))
-            continue;
-        scrub_text(scrub, line, n, flags, out);
-        fputc('\n', out);
-    }
-}
-
 /* --- any text --- */
 
 void scrub_as_is(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
@@ -69,36 +52,57 @@ void scrub_as_is(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
     fwrite(text, 1, bytes, out);
 }
 
-/* "MemTotal:  1 kB", "Node 0 MemFree: 1 kB", " 195 nvidia", "Max open files  1 1 files", "NVRM version: ...". */
-static bool is_table_line(const char *line, size_t n)
+/*
+ * Lines of numbers, of names that say nothing, and of no other words: "MemTotal:  1 kB", "Node 0 MemFree: 1 kB", "Max
+ * open files  1 1 files".
+ */
+static bool is_strict_line(const char *line, size_t n)
 {
-    static const char *const titles[] = {"Character devices:", "Block devices:", "Limit ", "Max ",
-                                         "NVRM version:",      "GCC version:"};
-    static const char letters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_()";
-    size_t at = 0;
+    static const char *const words[] = {"Node",
+                                        "kB",
+                                        "MemTotal:",
+                                        "MemFree:",
+                                        "MemAvailable:",
+                                        "HugePages_Total:",
+                                        "HugePages_Free:",
+                                        "Limit",
+                                        "Soft",
+                                        "Hard",
+                                        "Units",
+                                        "Max",
+                                        "open",
+                                        "files",
+                                        "locked",
+                                        "memory",
+                                        "processes",
+                                        "bytes",
+                                        "size",
+                                        "stack",
+                                        "core",
+                                        "file",
+                                        "unlimited",
+                                        NULL};
+    const char *end = line + n, *word;
+    size_t length, digits;
 
-    for (size_t i = 0; i < sizeof(titles) / sizeof(titles[0]); i++)
-        if (n >= strlen(titles[i]) && strncmp(line, titles[i], strlen(titles[i])) == 0)
-            return true;
-    if (n > 7 && strncmp(line, "Node ", 5) == 0)
-        at = 5 + strspn(line + 5, "0123456789") + 1;
-    if (at < n && line[at] >= 'A' && line[at] <= 'Z') {
-        at += strspn(line + at, letters);
-        return at < n && line[at] == ':';
+    while (next_word(&line, end, &word, &length)) {
+        digits = strspn(word, "0123456789");
+        if ((digits < length || length > 20) && !is_among(word, length, words))
+            return false;
     }
-    at = strspn(line, " ");
-    return at < n && line[at] >= '0' && line[at] <= '9' && line[at + strspn(line + at, "0123456789")] == ' ';
+    return true;
 }
 
-void scrub_table(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
+void scrub_numbers(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
 {
     const char *end = text + bytes, *line;
     size_t n;
 
+    (void)scrub;
     while (scrub_line(&text, end, &line, &n)) {
-        if (n > 0 && !is_table_line(line, n))
+        if (!is_strict_line(line, n))
             continue;
-        scrub_text(scrub, line, n, SCRUB_VERSIONS, out);
+        fwrite(line, 1, n, out);
         fputc('\n', out);
     }
 }
@@ -232,12 +236,37 @@ void scrub_attribute(struct scrub *scrub, const char *text, size_t bytes, FILE *
 
 void scrub_words(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
 {
-    scrub_text(scrub, text, bytes, 0, out);
+    scrub_text(scrub, text, bytes, SCRUB_VERSIONS | SCRUB_WORDS, out);
 }
 
 void scrub_versions(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
 {
     scrub_text(scrub, text, bytes, SCRUB_VERSIONS, out);
+}
+
+/* Eight groups of four digits. */
+void scrub_gid(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
+{
+    size_t n = strspn(text, "0123456789abcdef:");
+
+    if (n == 39 && n <= bytes)
+        scrub_text(scrub, text, n, 0, out);
+    fputc('\n', out);
+}
+
+/* What the driver says of itself; the names of who built it are words as any others. */
+void scrub_driver(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
+{
+    static const char version[] = "NVRM version:";
+    const char *end = text + bytes, *line;
+    size_t n;
+
+    while (scrub_line(&text, end, &line, &n)) {
+        if (n < sizeof(version) - 1 || memcmp(line, version, sizeof(version) - 1) != 0)
+            continue;
+        scrub_text(scrub, line, n, SCRUB_VERSIONS | SCRUB_WORDS, out);
+        fputc('\n', out);
+    }
 }
 
 /* --- hardware --- */
@@ -286,11 +315,29 @@ void scrub_pci_config(struct scrub *scrub, const char *text, size_t bytes, FILE 
 
 void scrub_information(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
 {
-    static const char *const words[] = {"Model",        "IRQ",          "GPU UUID",     "Video BIOS",
-                                        "Bus Type",     "DMA Size",     "DMA Mask",     "Bus Location",
-                                        "Device Minor", "GPU Firmware", "GPU Excluded", NULL};
+    static const char *const words[] = {"Model:", "Device Minor:", "GPU Excluded:"};
+    static const char uuid[] = "GPU UUID:";
+    const char *end = text + bytes, *line;
+    size_t n;
 
-    keep_lines(scrub, text, bytes, words, SCRUB_VERSIONS, out);
+    while (scrub_line(&text, end, &line, &n)) {
+        for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) {
+            if (n < strlen(words[i]) || memcmp(line, words[i], strlen(words[i])) != 0)
+                continue;
+            scrub_text(scrub, line, n, SCRUB_VERSIONS | SCRUB_WORDS, out);
+            fputc('\n', out);
+        }
+        if (n < sizeof(uuid) - 1 || memcmp(line, uuid, sizeof(uuid) - 1) != 0)
+            continue;
+        /* Until something has used the GPU there are question marks. */
+        if (memchr(line, '?', n) || n < sizeof(uuid) - 1 + 40 || memcmp(line + n - 40, "GPU-", 4) != 0)
+            fputs("GPU UUID: ?\n", out);
+        else {
+            fwrite(line, 1, n - 40, out);
+            scrub_text(scrub, line + n - 40, 40, 0, out);
+            fputc('\n', out);
+        }
+    }
 }
 
 /* --- process --- */
@@ -408,19 +455,21 @@ static void write_host_value(struct scrub *scrub, const char *value, FILE *out)
 /* Lists of files and folders, which need not be absolute. */
 void scrub_path_list(struct scrub *scrub, const char *value, size_t bytes, FILE *out)
 {
+    static const char *const own[] = {".", "$ORIGIN", "${ORIGIN}", "$LIB", "${LIB}", "$PLATFORM", "${PLATFORM}", NULL};
+    const char *end = value + bytes;
     char item[PATH_MAX], *name, *rest;
 
-    (void)bytes;
-    while (*value) {
+    while (value < end) {
         size_t n = strcspn(value, ": ");
 
+        n = n < (size_t)(end - value) ? n : (size_t)(end - value);
         if (n > 0 && value[0] == '/') {
             scrub_path(scrub, value, n, out);
         } else if (n > 0 && n < sizeof(item)) {
             memcpy(item, value, n);
             item[n] = '\0';
             for (rest = item; (name = strsep(&rest, "/"));) {
-                if (name[0] == '$' || strcmp(name, ".") == 0)
+                if (is_among(name, strlen(name), own))
                     fputs(name, out);
                 else
                     scrub_name(scrub, "", name, out);
@@ -429,7 +478,7 @@ void scrub_path_list(struct scrub *scrub, const char *value, size_t bytes, FILE 
             }
         }
         value += n;
-        if (*value)
+        if (value < end)
             fputc(*value++, out);
     }
 }
@@ -555,7 +604,22 @@ void scrub_cmdline(struct scrub *scrub, const char *text, size_t bytes, FILE *ou
 
 /* --- mounts --- */
 
-static void write_options(struct scrub *scrub, const char *options, size_t bytes, FILE *out)
+/* "nosuid", "size=65536k", "huge=within_size": a value is a number with its unit, or one of a few words. */
+static bool is_plain_option(const char *option, size_t n)
+{
+    static const char *const words[] = {"huge=always", "huge=never", "huge=advise", "huge=within_size", NULL};
+    const char *equals = memchr(option, '=', n), *value = equals + 1;
+    size_t n_value = equals ? n - (size_t)(value - option) : 0, digits;
+
+    if (!equals)
+        return true;
+    digits = strspn(value, "0123456789");
+    if (digits == 0)
+        return is_among(option, n, words);
+    return digits >= n_value ? n_value <= 9 : digits <= 12 && n_value == digits + 1 && strchr("kKmMgG%", value[digits]);
+}
+
+static void write_options(const char *options, size_t bytes, FILE *out)
 {
     static const char *const kept[] = {"rw",         "ro",        "nosuid",      "nodev",   "noexec", "relatime",
                                        "noatime",    "size=*",    "nr_inodes=*", "inode64", "mode=*", "huge=*",
@@ -566,9 +630,8 @@ static void write_options(struct scrub *scrub, const char *options, size_t bytes
     while (options < end) {
         size_t n = strcspn(options, ", \t\n");
 
-        if (is_among(options, n, kept)) {
-            fprintf(out, "%s", first ? "" : ",");
-            scrub_text(scrub, options, n, SCRUB_NAME, out);
+        if (is_among(options, n, kept) && is_plain_option(options, n)) {
+            fprintf(out, "%s%.*s", first ? "" : ",", (int)n, options);
             first = false;
         }
         options += n + 1;
@@ -580,6 +643,13 @@ static void write_options(struct scrub *scrub, const char *options, size_t bytes
 void scrub_mounts(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
 {
     const char *end = text + bytes, *line, *line_end;
+    static const char *const types[] = {"tmpfs",    "ramfs",  "hugetlbfs", "overlay",  "fuse.fuse-overlayfs",
+                                        "proc",     "sysfs",  "cgroup",    "cgroup2",  "devpts",
+                                        "devtmpfs", "mqueue", "ext4",      "xfs",      "btrfs",
+                                        "zfs",      "vfat",   "squashfs",  "nfs",      "nfs4",
+                                        "lustre",   "gpfs",   "beegfs",    "debugfs",  "tracefs",
+                                        "configfs", "bpf",    "autofs",    "iso9660",  "securityfs",
+                                        "efivarfs", "fuse",   "9p",        "virtiofs", NULL};
     const char *source, *place, *type, *options;
     size_t n, n_source, n_place, n_type, n_options;
 
@@ -592,9 +662,9 @@ void scrub_mounts(struct scrub *scrub, const char *text, size_t bytes, FILE *out
         fputs("none ", out);
         scrub_path(scrub, place, n_place == 1 ? 0 : n_place, out);
         fputs(n_place == 1 ? "/ " : " ", out);
-        scrub_text(scrub, type, n_type, SCRUB_NAME, out);
-        fputc(' ', out);
-        write_options(scrub, options, n_options, out);
+        fprintf(out, "%.*s ", is_among(type, n_type, types) ? (int)n_type : 1,
+                is_among(type, n_type, types) ? type : "-");
+        write_options(options, n_options, out);
         fputs(" 0 0\n", out);
     }
 }
@@ -633,15 +703,17 @@ void scrub_route(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
 
     while (scrub_line(&text, end, &line, &n)) {
         line_end = line + n;
-        if (!is_title && !is_route(line, line_end))
+        if (is_title ? n < 5 || memcmp(line, "Iface", 5) != 0 : !is_route(line, line_end))
             continue;
         for (int column = 0; next_word(&line, line_end, &word, &n); column++) {
             if (column > 0)
                 fputc('\t', out);
-            if (!is_title && (column == 1 || column == 2))
+            if (is_title)
+                fwrite(word, 1, n, out);
+            else if (column == 1 || column == 2)
                 write_route_address(scrub, word, n, out);
             else
-                scrub_text(scrub, word, n, SCRUB_NAME, out);
+                scrub_text(scrub, word, n, column == 0 ? SCRUB_NAME | SCRUB_WORDS : SCRUB_NAME, out);
         }
         fputc('\n', out);
         is_title = false;

@@ -49,6 +49,12 @@ static const char *const vocabulary[] = {
     "persistence", "fabricmanager", "nvswitch", "smi", "caps", "vga", "switcheroo", "pcspkr", "softdep", "pre", "post",
     "modprobe", "modules", "sbsa", "platform", "vga", "pro", "open", "kernel", "common", "i#", "infiniband", "efa",
     "ice", "ixgbe", "i#e", "peers", "registry", "dwords", "rm", "bind", "hmm",
+    /* Hardware, and what its makers and the driver call it. */
+    "google", "engine", "virtual", "machine", "vmware", "hvm", "domu", "pc", "bhyve", "openstack", "highgpu", "megagpu",
+    "ultragpu", "maxgpu", "dgx", "dgx#", "dgxa#", "dgxh#", "dgxb#", "hgx", "p#d", "p#de", "p#e", "p#en", "#xlarge",
+    "poweredge", "xe#", "proliant", "supermicro", "mt#", "bcm#", "xefa#", "tesla", "geforce", "rtx", "quadro", "titan",
+    "grace", "hopper", "blackwell", "hbm#", "hbm#e", "sxm#", "nvl", "pcie", "gh#", "l#", "l#s", "t#", "v#", "ada",
+    "generation", "laptop", "super", "ti", "ultra", "nvrm", "loading", "unix", "module", "for", "release",
     /* What takes the place of others. */
     "custom#", "word#", "host#", "user#", "dir#", "secret#",
     /* Flavours of kernels: Debian, Ubuntu, RHEL, SUSE, Amazon, Google, Microsoft, and boards. */
