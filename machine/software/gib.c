@@ -90,10 +90,15 @@ void stack_read_gib(struct root *root, struct stack_nccl *nccl)
     nccl->n_settings = 0;
     json_object_foreach((json_t *)(*nccl->gib ? script.value : NULL), name, value)
     {
-        bool is_unclear = json_is_false(value);
+        const char *text = json_string_value(value);
+        bool is_unclear = !text && !json_is_null(value);
 
+        /* A snapshot may come from anybody, and what is set here becomes lines of a shell. */
+        if (!is_theirs(name, strlen(name)) || name[strspn(name, NAME_LETTERS)] ||
+            (text && text[strspn(text, VALUE_LETTERS)]))
+            continue;
         if (nccl->n_settings < STACK_MAX_SETTINGS)
-            nccl->settings[nccl->n_settings++] = (struct stack_setting){name, json_string_value(value), is_unclear};
+            nccl->settings[nccl->n_settings++] = (struct stack_setting){name, text, is_unclear};
         n_clear += !is_unclear;
     }
     if (n_clear > 0)

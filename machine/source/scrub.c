@@ -2,8 +2,10 @@
 /*
  * scrub.c - which entries get into a snapshot, and by which rule.
  *
- * Who reads a file that no row names adds a row: until then a snapshot does not have it. tests/unit/test_root_scrub.c
- * holds a machine full of identifiers, to which the new place is to be added as well.
+ * Who reads a file that no row names adds a row: until then a snapshot does not have it. Of a text without a strict
+ * format a fact is kept (root_fact()), which needs a row only if it holds text. tests/unit/test_root_deny.c takes every
+ * row through identifiers of every type; tests/unit/test_root_scrub.c holds a machine full of them, to which the new
+ * place is to be added as well.
  */
 #include "source/scrub.h"
 

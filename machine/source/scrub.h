@@ -53,7 +53,6 @@ struct scrub {
 
 /* Flags of the general pass. */
 #define SCRUB_VERSIONS 1 /* names of software: 12.8.0.38 behind '-', '.' or a letter is a version */
-#define SCRUB_CODE 2     /* a program: "a.b.io" is no host, "token = 1" no secret */
 #define SCRUB_NAME 4     /* a name, not a text: no paths in it */
 #define SCRUB_WORDS 8    /* somebody chose the words: those that are not known become word<n> */
 

@@ -6,14 +6,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-static bool is_among(const char *word, size_t bytes, const char *const *words)
+/* Is it one of `words`, which have spaces between them? One that ends with '*' stands for all that begin like it. */
+static bool is_among(const char *word, size_t bytes, const char *words)
 {
-    for (; *words; words++) {
-        size_t n = strlen(*words);
-        bool is_prefix = n > 0 && (*words)[n - 1] == '*';
-
-        if (is_prefix ? bytes >= n - 1 && strncmp(word, *words, n - 1) == 0
-                      : bytes == n && strncmp(word, *words, n) == 0)
+    for (size_t n; *words; words += n, words += *words == ' ') {
+        n = strcspn(words, " ");
+        if (words[n - 1] == '*' ? bytes >= n - 1 && strncmp(word, words, n - 1) == 0
+                                : bytes == n && strncmp(word, words, n) == 0)
             return true;
     }
     return false;
@@ -58,30 +57,9 @@ void scrub_as_is(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
  */
 static bool is_strict_line(const char *line, size_t n)
 {
-    static const char *const words[] = {"Node",
-                                        "kB",
-                                        "MemTotal:",
-                                        "MemFree:",
-                                        "MemAvailable:",
-                                        "HugePages_Total:",
-                                        "HugePages_Free:",
-                                        "Limit",
-                                        "Soft",
-                                        "Hard",
-                                        "Units",
-                                        "Max",
-                                        "open",
-                                        "files",
-                                        "locked",
-                                        "memory",
-                                        "processes",
-                                        "bytes",
-                                        "size",
-                                        "stack",
-                                        "core",
-                                        "file",
-                                        "unlimited",
-                                        NULL};
+    static const char words[] =
+        "Node kB MemTotal: MemFree: MemAvailable: HugePages_Total: HugePages_Free: Limit Soft Hard Units Max open "
+        "files locked memory processes bytes size stack core file unlimited";
     const char *end = line + n, *word;
     size_t length, digits;
 
@@ -111,71 +89,11 @@ void scrub_numbers(struct scrub *scrub, const char *text, size_t bytes, FILE *ou
  * Words of the kernel's attributes: states of ports, links, interfaces and modules, rates, layers, kinds of GIDs and of
  * IOMMU groups.
  */
-static const char *const attribute_words[] = {"NOP",
-                                              "DOWN",
-                                              "INIT",
-                                              "ARMED",
-                                              "ACTIVE",
-                                              "ACTIVE_DEFER",
-                                              "Sleep",
-                                              "Polling",
-                                              "Disabled",
-                                              "LinkUp",
-                                              "PortConfigurationTraining",
-                                              "LinkErrorRecovery",
-                                              "Phy",
-                                              "Test",
-                                              "Gb/sec",
-                                              "SDR",
-                                              "DDR",
-                                              "QDR",
-                                              "FDR",
-                                              "FDR10",
-                                              "EDR",
-                                              "HDR",
-                                              "NDR",
-                                              "XDR",
-                                              "1X",
-                                              "2X",
-                                              "4X",
-                                              "8X",
-                                              "12X",
-                                              "InfiniBand",
-                                              "Ethernet",
-                                              "Unspecified",
-                                              "IB/RoCE",
-                                              "RoCE",
-                                              "v1",
-                                              "v2",
-                                              "GT/s",
-                                              "PCIe",
-                                              "Unknown",
-                                              "up",
-                                              "down",
-                                              "unknown",
-                                              "dormant",
-                                              "lowerlayerdown",
-                                              "notpresent",
-                                              "testing",
-                                              "going",
-                                              "back",
-                                              "live",
-                                              "coming",
-                                              "max",
-                                              "identity",
-                                              "DMA",
-                                              "DMA-FQ",
-                                              "blocked",
-                                              "auto",
-                                              "on",
-                                              "off",
-                                              "Linux",
-                                              "enabled",
-                                              "disabled",
-                                              "yes",
-                                              "no",
-                                              "none",
-                                              NULL};
+static const char attribute_words[] =
+    "NOP DOWN INIT ARMED ACTIVE ACTIVE_DEFER Sleep Polling Disabled LinkUp PortConfigurationTraining "
+    "LinkErrorRecovery Phy Test Gb/sec SDR DDR QDR FDR FDR10 EDR HDR NDR XDR 1X 2X 4X 8X 12X InfiniBand Ethernet "
+    "Unspecified IB/RoCE RoCE v1 v2 GT/s PCIe Unknown up down unknown dormant lowerlayerdown notpresent testing "
+    "going back live coming max identity DMA DMA-FQ blocked auto on off Linux enabled disabled yes no none";
 
 /*
  * A number as the kernel writes them: decimal of up to 9 digits, with a point or as a list ("0-3,8"), or up to 8
@@ -342,68 +260,15 @@ void scrub_information(struct scrub *scrub, const char *text, size_t bytes, FILE
 
 /* --- process --- */
 
-static const char *const variables_kept[] = {"NVSHMEM_*",
-                                             "NCCL_*",
-                                             "DEEP_EP_*",
-                                             "DEEPEP_*",
-                                             "GDRCOPY_*",
-                                             "UCX_*",
-                                             "MLX5_*",
-                                             "IBV_*",
-                                             "RDMAV_*",
-                                             "CUDA_*",
-                                             "TORCH_NCCL_*",
-                                             "TORCH_CUDA_ARCH_LIST",
-                                             "LD_LIBRARY_PATH",
-                                             "LD_PRELOAD",
-                                             "LD_AUDIT",
-                                             "PATH",
-                                             "PYTHONPATH",
-                                             "PYTHONHOME",
-                                             "VIRTUAL_ENV",
-                                             "CONDA_PREFIX",
-                                             "PYTHONNOUSERSITE",
-                                             "PYTHONUSERBASE",
-                                             "HOME",
-                                             "LANG",
-                                             "MPI_HOME",
-                                             "OMPI_MCA_btl*",
-                                             "OMPI_MCA_pml",
-                                             "NVIDIA_VISIBLE_DEVICES",
-                                             "container",
-                                             "KUBERNETES_SERVICE_HOST",
-                                             "NVIDIA_DRIVER_CAPABILITIES",
-                                             "WORLD_SIZE",
-                                             "RANK",
-                                             "LOCAL_RANK",
-                                             "LOCAL_WORLD_SIZE",
-                                             "NODE_RANK",
-                                             "MASTER_ADDR",
-                                             "MASTER_PORT",
-                                             "NNODES",
-                                             "GROUP_WORLD_SIZE",
-                                             "OMPI_COMM_WORLD_*",
-                                             "MPI_LOCAL*",
-                                             "PMI_SIZE",
-                                             "PMI_LOCAL_SIZE",
-                                             "PMI_RANK",
-                                             "PMI_LOCAL_RANK",
-                                             "SLURM_JOB_NUM_NODES",
-                                             "SLURM_NNODES",
-                                             "SLURM_NTASKS",
-                                             "SLURM_STEP_NUM_TASKS",
-                                             "SLURM_STEP_TASKS_PER_NODE",
-                                             "SLURM_LOCALID",
-                                             "SLURM_NODEID",
-                                             "SLURM_PROCID",
-                                             "GLOO_SOCKET_IFNAME",
-                                             "USE_NVPEERMEM",
-                                             "DISABLE_SM90_FEATURES",
-                                             "OMP_NUM_THREADS",
-                                             "PYTORCH_CUDA_ALLOC_CONF",
-                                             "EP_*",
-                                             "EPKIT_*",
-                                             NULL};
+static const char variables_kept[] =
+    "NVSHMEM_* NCCL_* DEEP_EP_* DEEPEP_* GDRCOPY_* UCX_* MLX5_* IBV_* RDMAV_* CUDA_* TORCH_NCCL_* "
+    "TORCH_CUDA_ARCH_LIST LD_LIBRARY_PATH LD_PRELOAD LD_AUDIT PATH PYTHONPATH PYTHONHOME VIRTUAL_ENV CONDA_PREFIX "
+    "PYTHONNOUSERSITE PYTHONUSERBASE HOME LANG MPI_HOME OMPI_MCA_btl* OMPI_MCA_pml NVIDIA_VISIBLE_DEVICES container "
+    "KUBERNETES_SERVICE_HOST NVIDIA_DRIVER_CAPABILITIES WORLD_SIZE RANK LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK "
+    "MASTER_ADDR MASTER_PORT NNODES GROUP_WORLD_SIZE OMPI_COMM_WORLD_* MPI_LOCAL* PMI_SIZE PMI_LOCAL_SIZE PMI_RANK "
+    "PMI_LOCAL_RANK SLURM_JOB_NUM_NODES SLURM_NNODES SLURM_NTASKS SLURM_STEP_NUM_TASKS SLURM_STEP_TASKS_PER_NODE "
+    "SLURM_LOCALID SLURM_NODEID SLURM_PROCID GLOO_SOCKET_IFNAME USE_NVPEERMEM DISABLE_SM90_FEATURES OMP_NUM_THREADS "
+    "PYTORCH_CUDA_ALLOC_CONF EP_* EPKIT_*";
 
 /* Of those: a secret, or a text that somebody chose for this machine. */
 static bool is_private_variable(const char *name)
@@ -420,8 +285,7 @@ static bool is_private_variable(const char *name)
 /* Values that name a host, where no pattern tells it from any other word. */
 static bool is_host_variable(const char *name)
 {
-    static const char *const names[] = {
-        "MASTER_ADDR", "NCCL_HOSTID", "NCCL_COMM_ID", "NCCL_RAS_ADDR", "NVSHMEM_BOOTSTRAP_UID_SESSION_ID", NULL};
+    static const char names[] = "MASTER_ADDR NCCL_HOSTID NCCL_COMM_ID NCCL_RAS_ADDR NVSHMEM_BOOTSTRAP_UID_SESSION_ID";
 
     return is_among(name, strlen(name), names);
 }
@@ -455,7 +319,7 @@ static void write_host_value(struct scrub *scrub, const char *value, FILE *out)
 /* Lists of files and folders, which need not be absolute. */
 void scrub_path_list(struct scrub *scrub, const char *value, size_t bytes, FILE *out)
 {
-    static const char *const own[] = {".", "$ORIGIN", "${ORIGIN}", "$LIB", "${LIB}", "$PLATFORM", "${PLATFORM}", NULL};
+    static const char own[] = ". $ORIGIN ${ORIGIN} $LIB ${LIB} $PLATFORM ${PLATFORM}";
     const char *end = value + bytes;
     char item[PATH_MAX], *name, *rest;
 
@@ -496,7 +360,7 @@ static bool is_plain_count(const char *value)
 
 static void write_variable(struct scrub *scrub, const char *name, const char *value, FILE *out)
 {
-    static const char *const path_lists[] = {"LD_LIBRARY_PATH", "LD_PRELOAD", "LD_AUDIT", "PATH", "PYTHONPATH", NULL};
+    static const char path_lists[] = "LD_LIBRARY_PATH LD_PRELOAD LD_AUDIT PATH PYTHONPATH";
 
     fprintf(out, "%s=", name);
     if (is_host_variable(name))
@@ -527,61 +391,13 @@ void scrub_environ(struct scrub *scrub, const char *text, size_t bytes, FILE *ou
 }
 
 /* Documentation/admin-guide/kernel-parameters.txt of Linux; what names a disk, a host or an address is not here. */
-static const char *const parameters_kept[] = {"ro",
-                                              "rw",
-                                              "quiet",
-                                              "splash",
-                                              "iommu",
-                                              "iommu.*",
-                                              "intel_iommu",
-                                              "amd_iommu",
-                                              "arm-smmu*",
-                                              "pci",
-                                              "pcie_*",
-                                              "pci.*",
-                                              "hugepages",
-                                              "hugepagesz",
-                                              "default_hugepagesz",
-                                              "transparent_hugepage",
-                                              "numa_balancing",
-                                              "isolcpus",
-                                              "nohz_full",
-                                              "nohz",
-                                              "rcu_nocbs",
-                                              "rcu_nocb_poll",
-                                              "mitigations",
-                                              "nosmt",
-                                              "nokaslr",
-                                              "kpti",
-                                              "nvidia*",
-                                              "nouveau*",
-                                              "modprobe.blacklist",
-                                              "module_blacklist",
-                                              "rd.driver.blacklist",
-                                              "cgroup_*",
-                                              "systemd.unified_cgroup_hierarchy",
-                                              "apparmor",
-                                              "selinux",
-                                              "security",
-                                              "processor.*",
-                                              "intel_idle.*",
-                                              "intel_pstate",
-                                              "cpufreq.*",
-                                              "idle",
-                                              "tsc",
-                                              "clocksource",
-                                              "console",
-                                              "panic",
-                                              "crashkernel",
-                                              "init_on_alloc",
-                                              "init_on_free",
-                                              "memhp_default_state",
-                                              "mlx5_core.*",
-                                              "ib_core.*",
-                                              "efi",
-                                              "noefi",
-                                              "acpi*",
-                                              NULL};
+static const char parameters_kept[] =
+    "ro rw quiet splash iommu iommu.* intel_iommu amd_iommu arm-smmu* pci pcie_* pci.* hugepages hugepagesz "
+    "default_hugepagesz transparent_hugepage numa_balancing isolcpus nohz_full nohz rcu_nocbs rcu_nocb_poll "
+    "mitigations nosmt nokaslr kpti nvidia* nouveau* modprobe.blacklist module_blacklist rd.driver.blacklist "
+    "cgroup_* systemd.unified_cgroup_hierarchy apparmor selinux security processor.* intel_idle.* intel_pstate "
+    "cpufreq.* idle tsc clocksource console panic crashkernel init_on_alloc init_on_free memhp_default_state "
+    "mlx5_core.* ib_core.* efi noefi acpi*";
 
 void scrub_cmdline(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
 {
@@ -607,7 +423,7 @@ void scrub_cmdline(struct scrub *scrub, const char *text, size_t bytes, FILE *ou
 /* "nosuid", "size=65536k", "huge=within_size": a value is a number with its unit, or one of a few words. */
 static bool is_plain_option(const char *option, size_t n)
 {
-    static const char *const words[] = {"huge=always", "huge=never", "huge=advise", "huge=within_size", NULL};
+    static const char words[] = "huge=always huge=never huge=advise huge=within_size";
     const char *equals = memchr(option, '=', n), *value = equals + 1;
     size_t n_value = equals ? n - (size_t)(value - option) : 0, digits;
 
@@ -621,9 +437,9 @@ static bool is_plain_option(const char *option, size_t n)
 
 static void write_options(const char *options, size_t bytes, FILE *out)
 {
-    static const char *const kept[] = {"rw",         "ro",        "nosuid",      "nodev",   "noexec", "relatime",
-                                       "noatime",    "size=*",    "nr_inodes=*", "inode64", "mode=*", "huge=*",
-                                       "pagesize=*", "hidepid=*", "nr_blocks=*", NULL};
+    static const char kept[] =
+        "rw ro nosuid nodev noexec relatime noatime size=* nr_inodes=* inode64 mode=* huge=* pagesize=* hidepid=* "
+        "nr_blocks=*";
     const char *end = options + bytes;
     bool first = true;
 
@@ -643,13 +459,10 @@ static void write_options(const char *options, size_t bytes, FILE *out)
 void scrub_mounts(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
 {
     const char *end = text + bytes, *line, *line_end;
-    static const char *const types[] = {"tmpfs",    "ramfs",  "hugetlbfs", "overlay",  "fuse.fuse-overlayfs",
-                                        "proc",     "sysfs",  "cgroup",    "cgroup2",  "devpts",
-                                        "devtmpfs", "mqueue", "ext4",      "xfs",      "btrfs",
-                                        "zfs",      "vfat",   "squashfs",  "nfs",      "nfs4",
-                                        "lustre",   "gpfs",   "beegfs",    "debugfs",  "tracefs",
-                                        "configfs", "bpf",    "autofs",    "iso9660",  "securityfs",
-                                        "efivarfs", "fuse",   "9p",        "virtiofs", NULL};
+    static const char types[] =
+        "tmpfs ramfs hugetlbfs overlay fuse.fuse-overlayfs proc sysfs cgroup cgroup2 devpts devtmpfs mqueue ext4 xfs "
+        "btrfs zfs vfat squashfs nfs nfs4 lustre gpfs beegfs debugfs tracefs configfs bpf autofs iso9660 securityfs "
+        "efivarfs fuse 9p virtiofs";
     const char *source, *place, *type, *options;
     size_t n, n_source, n_place, n_type, n_options;
 
@@ -765,7 +578,7 @@ void scrub_maps(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
 
 void scrub_status(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
 {
-    static const char *const lists[] = {"Cpus_allowed_list", "Mems_allowed_list", NULL};
+    static const char lists[] = "Cpus_allowed_list Mems_allowed_list";
     static const char capabilities[] = "CapEff:";
     const char *end = text + bytes, *line;
     size_t n;

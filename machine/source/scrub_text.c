@@ -179,8 +179,8 @@ static size_t see_host(struct scan *scan, size_t at)
     for (size_t i = 0; host[i]; i++)
         dots += host[i] == '.';
     for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++)
-        known = known || (ends_with(host, ends[i]) && dots >= (scan->flags & SCRUB_CODE ? 2 : 1));
-    for (size_t i = 0; !(scan->flags & (SCRUB_CODE | SCRUB_VERSIONS)) && i < sizeof(nets) / sizeof(nets[0]); i++)
+        known = known || (ends_with(host, ends[i]) && dots >= 1);
+    for (size_t i = 0; !(scan->flags & SCRUB_VERSIONS) && i < sizeof(nets) / sizeof(nets[0]); i++)
         known = known || ends_with(host, nets[i]);
     if (!known || n >= SCAN_NAME_BYTES)
         return 0;
@@ -335,8 +335,7 @@ static size_t see_assignment(struct scan *scan, size_t at)
     char word[SCAN_NAME_BYTES];
     bool known = false;
 
-    if (n == 0 || n > 64 || is_alnum(scan_before(scan, at)) || scan_before(scan, at) == '_' ||
-        (scan->flags & SCRUB_CODE))
+    if (n == 0 || n > 64 || is_alnum(scan_before(scan, at)) || scan_before(scan, at) == '_')
         return 0;
     scan_take(scan, at, n, word);
     for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++)
