@@ -242,7 +242,8 @@ void scrub_information(struct scrub *scrub, const char *text, size_t bytes, FILE
         for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) {
             if (n < strlen(words[i]) || memcmp(line, words[i], strlen(words[i])) != 0)
                 continue;
-            scrub_text(scrub, line, n, SCRUB_VERSIONS | SCRUB_WORDS, out);
+            fputs(words[i], out);
+            scrub_text(scrub, line + strlen(words[i]), n - strlen(words[i]), SCRUB_VERSIONS | SCRUB_WORDS, out);
             fputc('\n', out);
         }
         if (n < sizeof(uuid) - 1 || memcmp(line, uuid, sizeof(uuid) - 1) != 0)
