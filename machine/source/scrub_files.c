@@ -77,7 +77,8 @@ static void write_dwords(const char *value, size_t n, FILE *out)
         length = length < (size_t)(end - value) ? length : (size_t)(end - value);
         name = strcspn(value, "=");
         for (size_t i = 0; name < length && name <= 64 && i < sizeof(beginnings) / sizeof(beginnings[0]); i++) {
-            if (begins(value, name, beginnings[i]) && is_number(value + name + 1, length - name - 1)) {
+            if (begins(value, name, beginnings[i]) && strcspn(value, "-:./@ ") >= name &&
+                is_number(value + name + 1, length - name - 1)) {
                 fwrite(value, 1, length, out);
                 break;
             }
@@ -241,6 +242,15 @@ static bool is_package_that_matters(const char *name, size_t bytes)
     return false;
 }
 
+static int count_points(const char *text, size_t n)
+{
+    int n_points = 0;
+
+    for (size_t i = 0; i < n; i++)
+        n_points += text[i] == '.';
+    return n_points;
+}
+
 void scrub_dpkg(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
 {
     static const char package[] = "Package: ";
@@ -268,7 +278,8 @@ void scrub_dpkg(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
                       out);
             else if (i == 2)
                 scrub_version(scrub, line + n_field, n - n_field, out);
-            else
+            else if (strspn(line + n_field, "abcdefghijklmnopqrstuvwxyz0123456789+.-") >= n - n_field &&
+                     !memmem(line, n, "..", 2) && count_points(line + n_field, n - n_field) < 3)
                 scrub_parts(scrub, line + n_field, n - n_field, out);
             fputc('\n', out);
         }

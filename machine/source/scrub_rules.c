@@ -252,7 +252,7 @@ void scrub_information(struct scrub *scrub, const char *text, size_t bytes, FILE
         if (memchr(line, '?', n) || n < sizeof(uuid) - 1 + 40 || memcmp(line + n - 40, "GPU-", 4) != 0)
             fputs("GPU UUID: ?\n", out);
         else {
-            fwrite(line, 1, n - 40, out);
+            fputs("GPU UUID: \t ", out);
             scrub_text(scrub, line + n - 40, 40, 0, out);
             fputc('\n', out);
         }

@@ -518,11 +518,13 @@ static bool is_word_byte(char c)
 static size_t see_word(struct scan *scan, size_t at)
 {
     size_t n = 0;
+    uint32_t address;
 
     if (!(scan->flags & SCRUB_WORDS) || !is_word_byte(scan_at(scan, at)))
         return 0;
     /* "GPU-" and "MIG-" stand in front of a UUID, which is not part of the word. */
-    while (is_word_byte(scan_at(scan, at + n)) && !scan_is_uuid(scan->text + at + n, scan->bytes - at - n))
+    while (is_word_byte(scan_at(scan, at + n)) && !scan_is_uuid(scan->text + at + n, scan->bytes - at - n) &&
+           (n == 0 || is_alnum(scan_at(scan, at + n - 1)) || !scan_quad(scan, at + n, '.', &address)))
         n++;
     if (scrub_is_known(scan->scrub, scan->text + at, n))
         fwrite(scan->text + at, 1, n, scan->out);

@@ -51,7 +51,7 @@ def files_read(tree, read):
 
 def is_counter(path):
     """Its number may be any, so none identifies anybody."""
-    return "/counters/" in path or "/hw_counters/" in path or "/statistics/" in path
+    return any(part in path for part in ("/counters/", "/hw_counters/", "/statistics/", "/meminfo", "/proc/self/limits"))
 
 
 def replaced(text, marks):
