@@ -362,24 +362,36 @@ static bool lacks_cccl(const struct doctor_machine *machine, struct lack *ret_la
     return true;
 }
 
-/* Would the next build of the tree look for GDRCopy? What it was configured with last is in CMake's cache. */
-static bool wants_gdrcopy(const struct doctor_machine *machine, const char *source)
+/* In CMake's cache: was NVSHMEM configured without GDRCopy? */
+static json_t *read_without_gdrcopy(const char *text, size_t bytes)
 {
     static const char *const off[] = {"0", "OFF", "NO", "FALSE"};
-    struct root_text cache = root_read(machine->root, "%s/build/CMakeCache.txt", source);
-    const char *line = cache.state == ROOT_OK ? strstr(cache.text, "\nNVSHMEM_USE_GDRCOPY:") : NULL;
+    const char *line = strstr(text, "\nNVSHMEM_USE_GDRCOPY:");
     const char *value = line ? line + 1 + strcspn(line + 1, "=\n") : "";
 
-    if (is_switched_off(machine, "NVSHMEM_USE_GDRCOPY") || is_switched_off(machine, "USE_GDRCOPY") ||
-        cache.state == ROOT_DENIED || cache.state == ROOT_FAILED)
-        return false;
+    (void)bytes;
     for (size_t i = 0; *value == '=' && i < sizeof(off) / sizeof(off[0]); i++) {
         size_t n = strlen(off[i]);
 
         if (strncmp(value + 1, off[i], n) == 0 && strchr("\r\n", value[1 + n]))
-            return false;
+            return json_true();
     }
-    return true;
+    return json_false();
+}
+
+/* Would the next build of the tree look for GDRCopy? What it was configured with last is in CMake's cache. */
+static bool wants_gdrcopy(const struct doctor_machine *machine, const char *source)
+{
+    struct root_answer off =
+        root_fact(machine->root, "without-gdrcopy", read_without_gdrcopy, "%s/build/CMakeCache.txt", source);
+
+    return !is_switched_off(machine, "NVSHMEM_USE_GDRCOPY") && !is_switched_off(machine, "USE_GDRCOPY") &&
+           off.state != ROOT_DENIED && off.state != ROOT_FAILED && !root_fact_is(off);
+}
+
+static json_t *read_dmabuf(const char *text, size_t bytes)
+{
+    return json_boolean(memmem(text, bytes, "MLX5DV_REG_DMABUF", 17));
 }
 
 static int find_lacks(const struct doctor_machine *machine, const char *nvshmem, struct lack lacks[MAX_LACKS])
@@ -387,12 +399,12 @@ static int find_lacks(const struct doctor_machine *machine, const char *nvshmem,
     static const char header[] = "/usr/include/infiniband/mlx5dv.h";
     const char *install = os_install(machine->root, &machine->stack->os, "libibverbs-dev", "rdma-core-devel");
     struct libs_setting plain = {.library_path = "", .preload = ""};
-    struct root_text text = root_read(machine->root, header);
+    struct root_answer dmabuf = root_fact(machine->root, "dmabuf", read_dmabuf, header);
     int n = 0;
 
-    if (text.state == ROOT_ABSENT)
+    if (dmabuf.state == ROOT_ABSENT)
         lacks[n++] = (struct lack){header, "not there", install};
-    else if (*nvshmem && text.state == ROOT_OK && !strstr(text.text, "MLX5DV_REG_DMABUF"))
+    else if (*nvshmem && dmabuf.state == ROOT_OK && !root_fact_is(dmabuf))
         lacks[n++] = (struct lack){header, "without MLX5DV_REG_DMABUF: its rdma-core is too old", install};
     /* What ld takes for -lmlx5: a link that the development package brings. */
     if (libs_find(machine->root, &plain, "libmlx5.so").state == ROOT_ABSENT)

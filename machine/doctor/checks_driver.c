@@ -141,8 +141,9 @@ const struct doctor_check check_driver_option = {
  * Does modules.dep name an mlx5_core that is not the kernel's own? DKMS puts modules below updates/dkms, DOCA's built
  * packages below updates, extra or weak-updates; the kernel's own are below kernel.
  */
-static bool names_foreign_module(const char *dep)
+static json_t *read_foreign_module(const char *dep, size_t bytes)
 {
+    (void)bytes;
     for (const char *at = strstr(dep, "/mlx5_core.ko"); at; at = strstr(at + 1, "/mlx5_core.ko")) {
         const char *line = at;
 
@@ -150,16 +151,17 @@ static bool names_foreign_module(const char *dep)
             line--;
         /* Behind ':' stand the modules that another one needs. */
         if (!memchr(line, ':', (size_t)(at - line)) && strncmp(line, "kernel/", 7) != 0)
-            return true;
+            return json_true();
     }
-    return false;
+    return json_false();
 }
 
 /* Are the modules of DOCA-OFED there for the running kernel? ROOT_OK, ROOT_ABSENT, or why that cannot be seen. */
 static struct root_text built_modules(const struct doctor_machine *machine, const char *release)
 {
     struct root *root = machine->root;
-    struct root_text loaded = root_line(root, "/sys/module/mlx5_core/version"), dep;
+    struct root_text loaded = root_line(root, "/sys/module/mlx5_core/version");
+    struct root_answer dep;
     struct root_names names;
 
     /* OFED's modules tell a version of their own; those of a kernel of today none, of some distributions its release.
@@ -170,13 +172,13 @@ static struct root_text built_modules(const struct doctor_machine *machine, cons
     for (size_t i = 0; i < names.n; i++)
         if (strncmp(names.names[i], "mlx5_core.ko", 12) == 0)
             return (struct root_text){.state = ROOT_OK, .text = names.names[i]};
-    dep = root_read(root, "/lib/modules/%s/modules.dep", release);
-    if (dep.state == ROOT_OK && !names_foreign_module(dep.text))
+    dep = root_fact(root, "foreign-mlx5", read_foreign_module, "/lib/modules/%s/modules.dep", release);
+    if (dep.state == ROOT_OK && !root_fact_is(dep))
         dep.state = ROOT_ABSENT;
     else if (dep.state == ROOT_ABSENT && root_list(root, "/lib/modules/%s", release).state != ROOT_OK)
-        dep = (struct root_text){
+        return (struct root_text){
             .state = ROOT_FAILED, .text = "", .why = "the modules of the running kernel are not in this file system"};
-    return dep;
+    return (struct root_text){.state = dep.state, .text = "", .why = dep.why};
 }
 
 static void run_doca_kernel(const struct doctor_machine *machine, struct doctor_result *result)

@@ -3,6 +3,7 @@
 #include "software/parse.h"
 #include "software/read.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 /* The module that is compiled: deep_ep_cpp.cpython-312-x86_64-linux-gnu.so; "" none. */
@@ -21,13 +22,33 @@ static const char *find_extension(struct root *root, const char *folder)
 }
 
 /* "1.2.1" of a line __version__ = "1.2.1" */
-static const char *version_in_package(struct root *root, const char *folder)
+static json_t *read_version(const char *text, size_t bytes)
 {
-    struct piece value = parse_field(root_read(root, "%s/deep_ep/__init__.py", folder).text, "__version__", '=');
+    struct piece value = parse_field(text, "__version__", '=');
 
+    (void)bytes;
     if (value.n < 2 || (*value.text != '"' && *value.text != '\''))
-        return "";
-    return piece_keep(root, (struct piece){.text = value.text + 1, .n = strcspn(value.text + 1, "\"'\n")});
+        return json_string("");
+    return json_stringn_nocheck(value.text + 1, strcspn(value.text + 1, "\"'\n"));
+}
+
+static json_t *read_buffer(const char *text, size_t bytes)
+{
+    struct parse_buffer facts = parse_buffer_py(text);
+
+    return json_pack("{s:b, s:b, s:b, s:I}", "defines_mapping", facts.defines_mapping, "calls_mapping",
+                     facts.calls_mapping, "decorator_stolen", facts.decorator_stolen, "hash",
+                     (json_int_t)root_hash(text, bytes));
+}
+
+/* Snapshots that were saved before there were facts have the shape of the program, and the hash of its text apart. */
+static uint64_t hash_of(struct root *root, const char *path, const json_t *facts)
+{
+    const char *digits =
+        root_is_live(root) ? NULL
+                           : json_string_value(root_ask(root, root_printf(root, "hash:%s", path), NULL, NULL, 0).value);
+
+    return digits ? strtoull(digits, NULL, 16) : (uint64_t)json_integer_value(json_object_get(facts, "hash"));
 }
 
 static bool is_known(struct root *root, const struct stack_deepep *deepep, const char *real)
@@ -41,8 +62,8 @@ static bool is_known(struct root *root, const struct stack_deepep *deepep, const
 static void add_copy(struct root *root, struct stack_deepep *deepep, const struct python_folder *folder)
 {
     struct stack_copy *copy = &deepep->copies[deepep->n];
-    struct root_text buffer = root_read(root, "%s/deep_ep/buffer.py", folder->path);
-    struct parse_buffer facts = parse_buffer_py(buffer.text);
+    const char *path = root_printf(root, "%s/deep_ep/buffer.py", folder->path);
+    struct root_answer buffer = root_fact(root, "deepep-buffer", read_buffer, "%s", path);
 
     *copy = (struct stack_copy){
         .folder = root_printf(root, "%s/deep_ep", folder->path),
@@ -52,13 +73,14 @@ static void add_copy(struct root *root, struct stack_deepep *deepep, const struc
         .is_source = root_stat(root, "%s/setup.py", folder->path).state == ROOT_OK &&
                      root_is_folder(root_stat(root, "%s/csrc", folder->path)),
         .buffer = buffer.state,
-        .defines_mapping = facts.defines_mapping,
-        .calls_mapping = facts.calls_mapping,
-        .decorator_stolen = facts.decorator_stolen,
-        .hash = root_hash(root, root_printf(root, "%s/deep_ep/buffer.py", folder->path)),
+        .defines_mapping = json_is_true(json_object_get(buffer.value, "defines_mapping")),
+        .calls_mapping = json_is_true(json_object_get(buffer.value, "calls_mapping")),
+        .decorator_stolen = json_is_true(json_object_get(buffer.value, "decorator_stolen")),
+        .hash = hash_of(root, path, buffer.value),
     };
     if (!*copy->version)
-        copy->version = version_in_package(root, folder->path);
+        copy->version =
+            root_fact_text(root_fact(root, "version", read_version, "%s/deep_ep/__init__.py", folder->path));
     deepep->n++;
 }
 

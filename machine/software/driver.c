@@ -240,6 +240,15 @@ static const char *doca_by_folder(struct root *root)
     return n ? root_printf(root, "%.*s", (int)n, name + 10) : "";
 }
 
+static json_t *read_repository(const char *text, size_t bytes)
+{
+    const char *version = strstr(text, "/doca/");
+    size_t n = version ? strspn(version + 6, "0123456789.") : 0;
+
+    (void)bytes;
+    return n && version[6 + n] == '/' ? json_stringn(version + 6, n) : json_string("");
+}
+
 /*
  * dpkg's status grows beyond what is read of a file where much is installed. NVIDIA's instructions write a source for
  * apt with the version in its path; it counts where the source of OFED's modules shows that it was installed from.
@@ -251,11 +260,10 @@ static const char *doca_by_repository(struct root *root)
     if (!*stack_first_with(root, "/usr/src", "mlnx-ofed-kernel-"))
         return "";
     for (size_t i = 0; i < COUNT(files); i++) {
-        const char *version = strstr(root_read(root, "%s", files[i]).text, "/doca/");
-        size_t n = version ? strspn(version + 6, "0123456789.") : 0;
+        const char *version = root_fact_text(root_fact(root, "version", read_repository, "%s", files[i]));
 
-        if (n && version[6 + n] == '/')
-            return piece_keep(root, (struct piece){.text = version + 6, .n = n});
+        if (*version)
+            return version;
     }
     return "";
 }

@@ -7,6 +7,7 @@
  */
 #include "software/read.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #define SCRIPT "/scripts/set_nccl_env.sh"
@@ -18,52 +19,50 @@ static bool is_theirs(const char *name, size_t n)
     return n > 5 && n < 128 && (strncmp(name, "NCCL_", 5) == 0 || strncmp(name, "TORCH_NCCL_", 11) == 0);
 }
 
-static void note(struct stack_nccl *nccl, const char *name, const char *value)
+/* What a name is set to: a text; null, the script unsets it; false, nobody here can say. Takes `value`. */
+static void note(json_t *settings, const char *name, size_t n, json_t *value)
 {
-    for (int i = 0; i < nccl->n_settings; i++) {
-        struct stack_setting *setting = &nccl->settings[i];
+    char key[128];
+    const json_t *known;
 
-        if (strcmp(setting->name, name) != 0)
-            continue;
-        setting->is_unclear = setting->is_unclear || !value != !setting->value ||
-                              (value && setting->value && strcmp(setting->value, value) != 0);
-        return;
+    snprintf(key, sizeof(key), "%.*s", (int)n, name);
+    known = json_object_get(settings, key);
+    if (known && !json_equal(known, value)) {
+        json_decref(value);
+        value = json_false();
     }
-    if (nccl->n_settings < STACK_MAX_SETTINGS)
-        nccl->settings[nccl->n_settings++] = (struct stack_setting){name, value, false};
+    if (known || json_object_size(settings) < STACK_MAX_SETTINGS)
+        json_object_set_new_nocheck(settings, key, value);
+    else
+        json_decref(value);
 }
 
 /* One word behind `export` or `unset`; where the next one begins. */
-static const char *read_word(struct root *root, struct stack_nccl *nccl, const char *word, bool is_export)
+static const char *read_word(json_t *settings, const char *word, bool is_export)
 {
     size_t n = strspn(word, NAME_LETTERS), n_value = 0;
     const char *value = word + n + 1, quote = word[n] == '=' && word[n] ? *value : '\0';
-    bool is_quoted = quote == '"' || quote == '\'';
-    char end;
+    bool is_quoted = quote == '"' || quote == '\'', is_clear;
 
     if (!is_export || word[n] != '=') {
         if (!is_export && is_theirs(word, n) && strchr(" \t\r\n;", word[n]))
-            note(nccl, root_printf(root, "%.*s", (int)n, word), NULL);
+            note(settings, word, n, json_null());
         return word + n + strcspn(word + n, " \t\n");
     }
     value += is_quoted;
     n_value = strspn(value, VALUE_LETTERS);
-    end = value[n_value];
-    if (is_theirs(word, n) && (is_quoted ? end == quote : strchr(" \t\r\n;", end) != NULL))
-        note(nccl, root_printf(root, "%.*s", (int)n, word), root_printf(root, "%.*s", (int)n_value, value));
-    else if (is_theirs(word, n))
-        note(nccl, root_printf(root, "%.*s", (int)n, word), "?");
+    is_clear = is_quoted ? value[n_value] == quote : strchr(" \t\r\n;", value[n_value]) != NULL;
+    if (is_theirs(word, n))
+        note(settings, word, n, is_clear ? json_stringn(value, n_value) : json_false());
     return value + n_value + strcspn(value + n_value, " \t\n");
 }
 
-void stack_read_gib(struct root *root, struct stack_nccl *nccl)
+static json_t *read_script(const char *text, size_t bytes)
 {
-    struct root_text script = root_read(root, "%s" SCRIPT, nccl->gib);
-    int n_clear = 0;
+    json_t *settings = json_object();
 
-    nccl->script = "";
-    nccl->n_settings = 0;
-    for (const char *at = script.text; *nccl->gib && *at; at += strcspn(at, "\n"), at += *at == '\n') {
+    (void)bytes;
+    for (const char *at = text; *at; at += strcspn(at, "\n"), at += *at == '\n') {
         bool is_export;
         const char *word;
 
@@ -74,14 +73,33 @@ void stack_read_gib(struct root *root, struct stack_nccl *nccl)
         for (word = at + (is_export ? 7 : 6); *word && *word != '\n' && *word != '#';) {
             word += strspn(word, " \t");
             if (*word && *word != '\n' && *word != '#')
-                word = read_word(root, nccl, word, is_export);
+                word = read_word(settings, word, is_export);
         }
     }
-    for (int i = 0; i < nccl->n_settings; i++) {
-        struct stack_setting *setting = &nccl->settings[i];
+    return settings;
+}
 
-        setting->is_unclear = setting->is_unclear || (setting->value && strcmp(setting->value, "?") == 0);
-        n_clear += !setting->is_unclear;
+void stack_read_gib(struct root *root, struct stack_nccl *nccl)
+{
+    struct root_answer script = root_fact(root, "gib-settings", read_script, "%s" SCRIPT, nccl->gib);
+    const char *name;
+    json_t *value;
+    int n_clear = 0;
+
+    nccl->script = "";
+    nccl->n_settings = 0;
+    json_object_foreach((json_t *)(*nccl->gib ? script.value : NULL), name, value)
+    {
+        const char *text = json_string_value(value);
+        bool is_unclear = !text && !json_is_null(value);
+
+        /* A snapshot may come from anybody, and what is set here becomes lines of a shell. */
+        if (!is_theirs(name, strlen(name)) || name[strspn(name, NAME_LETTERS)] ||
+            (text && text[strspn(text, VALUE_LETTERS)]))
+            continue;
+        if (nccl->n_settings < STACK_MAX_SETTINGS)
+            nccl->settings[nccl->n_settings++] = (struct stack_setting){name, text, is_unclear};
+        n_clear += !is_unclear;
     }
     if (n_clear > 0)
         nccl->script = root_printf(root, "%s" SCRIPT, nccl->gib);

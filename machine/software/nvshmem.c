@@ -44,17 +44,21 @@ const char *stack_first_with(struct root *root, const char *folder, const char *
 }
 
 /* By the header that is installed with it: the file name of a wheel's library has the interface's number alone. */
-static const char *header_version(struct root *root, const char *home)
+static json_t *read_header(const char *text, size_t bytes)
 {
-    const char *text = root_read(root, "%s/include/non_abi/nvshmem_version.h", home).text;
     struct piece major = parse_define(text, "NVSHMEM_VENDOR_MAJOR_VERSION");
     struct piece minor = parse_define(text, "NVSHMEM_VENDOR_MINOR_VERSION");
     struct piece patch = parse_define(text, "NVSHMEM_VENDOR_PATCH_VERSION");
 
+    (void)bytes;
     if (!major.n || !minor.n || !patch.n || major.n + minor.n + patch.n > 30)
-        return "";
-    return root_printf(root, "%.*s.%.*s.%.*s", (int)major.n, major.text, (int)minor.n, minor.text, (int)patch.n,
-                       patch.text);
+        return json_string("");
+    return json_sprintf("%.*s.%.*s.%.*s", (int)major.n, major.text, (int)minor.n, minor.text, (int)patch.n, patch.text);
+}
+
+static const char *header_version(struct root *root, const char *home)
+{
+    return root_fact_text(root_fact(root, "version", read_header, "%s/include/non_abi/nvshmem_version.h", home));
 }
 
 /* By the wheel that it came with: <site>/nvidia/nvshmem/lib/<library> and <site>/nvidia_nvshmem_cu12-3.4.5.dist-info.

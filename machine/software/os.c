@@ -33,6 +33,9 @@ static struct piece release_field(const char *text, const char *name)
     return value;
 }
 
+static const char *const family_names[] = {
+    [OS_OTHER] = "other", [OS_DEBIAN] = "debian", [OS_RHEL] = "rhel", [OS_COS] = "cos"};
+
 static enum os_family family_of(struct piece ids)
 {
     static const char *const debian[] = {"debian", "ubuntu", NULL};
@@ -81,15 +84,26 @@ static bool is_in_container(struct root *root)
     return root_is_layered(root);
 }
 
+static json_t *read_family(const char *text, size_t bytes)
+{
+    enum os_family family = family_of(release_field(text, "ID"));
+
+    (void)bytes;
+    if (family == OS_OTHER)
+        family = family_of(release_field(text, "ID_LIKE"));
+    return json_pack("{s:b}", family_names[family], 1);
+}
+
 void os_read(struct root *root, struct os *ret_os)
 {
-    struct root_text text = root_read(root, "/etc/os-release");
+    struct root_answer release = root_fact(root, "os-family", read_family, "/etc/os-release");
 
-    if (text.state != ROOT_OK)
-        text = root_read(root, "/usr/lib/os-release");
-    ret_os->family = family_of(release_field(text.text, "ID"));
-    if (ret_os->family == OS_OTHER)
-        ret_os->family = family_of(release_field(text.text, "ID_LIKE"));
+    if (release.state != ROOT_OK)
+        release = root_fact(root, "os-family", read_family, "/usr/lib/os-release");
+    ret_os->family = OS_OTHER;
+    for (int family = OS_DEBIAN; family <= OS_COS; family++)
+        if (json_object_get(release.value, family_names[family]))
+            ret_os->family = (enum os_family)family;
     ret_os->in_container = is_in_container(root);
 }
 

@@ -7,9 +7,87 @@
  * there, is never called, and get_dispatch_config() has lost its decorator. No Python is needed to tell them apart.
  */
 #include "software/parse.h"
-#include "source/python.h"
 
 #include <string.h>
+
+#define MAPPING "_setup_device_hca_mapping" /* the method of DeepEP's pull request 466 */
+#define BLANK " \t\r\f\v"
+#define LINE_BYTES 4096 /* longer lines are cut */
+
+/* A decorator after which a method has no `self`? */
+static bool is_decorator(const char *text)
+{
+    static const char *const decorators[] = {"@staticmethod", "@classmethod", "@property"};
+
+    for (size_t i = 0; i < sizeof(decorators) / sizeof(decorators[0]); i++)
+        if (strncmp(text, decorators[i], strlen(decorators[i])) == 0)
+            return true;
+    return false;
+}
+
+static bool is_name_byte(char c)
+{
+    return c == '_' || (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+}
+
+/*
+ * Blanks out what is quoted, and ends the line at a comment. *quote is the quote of the text in triple quotes that goes
+ * on in the next line, 0 if none; 0 before the first line.
+ */
+static void strip_line(char *line, char *quote)
+{
+    char single = 0;
+
+    for (char *at = line; *at; at++) {
+        char triple[4] = {*quote, *quote, *quote, '\0'};
+
+        if (*quote && strncmp(at, triple, 3) == 0) {
+            memset(at, ' ', 3);
+            at += 2;
+            *quote = 0;
+        } else if (*quote || single) {
+            if (*at == '\\' && at[1])
+                *at++ = ' ';
+            else if (*at == single)
+                single = 0;
+            *at = ' ';
+        } else if (strncmp(at, "\"\"\"", 3) == 0 || strncmp(at, "'''", 3) == 0) {
+            *quote = *at;
+            memset(at, ' ', 3);
+            at += 2;
+        } else if (*at == '"' || *at == '\'') {
+            single = *at;
+            *at = ' ';
+        } else if (*at == '#') {
+            *at = '\0';
+            break;
+        }
+    }
+}
+
+/* What stands behind "def" or "async def" of a stripped line without its indent; NULL if it begins no function. */
+static const char *behind_def(const char *text)
+{
+    if (strncmp(text, "async", 5) == 0 && text[5] && strchr(BLANK, text[5]))
+        text += 5 + strspn(text + 5, BLANK);
+    return strncmp(text, "def", 3) == 0 && text[3] && strchr(BLANK, text[3]) ? text + 3 : NULL;
+}
+
+/* Is there "self.<MAPPING>(" with nothing that makes another name of it? */
+static bool calls_mapping(const char *line)
+{
+    static const char call[] = "self." MAPPING;
+
+    for (const char *at = strstr(line, call); at; at = strstr(at + 1, call)) {
+        const char *behind = at + strlen(call);
+
+        if (at > line && (is_name_byte(at[-1]) || at[-1] == '.'))
+            continue;
+        if (behind[strspn(behind, BLANK)] == '(')
+            return true;
+    }
+    return false;
+}
 
 struct reader {
     struct parse_buffer facts;
@@ -22,34 +100,34 @@ struct reader {
 /* `text` begins with "def": notes which function begins there. */
 static void note_function(struct reader *reader, const char *text, size_t indent)
 {
-    const char *name = text + strspn(text, PYTHON_BLANK), *behind;
+    const char *name = text + strspn(text, BLANK), *behind;
     size_t n = 0;
 
-    while (python_is_name_byte(name[n]))
+    while (is_name_byte(name[n]))
         n++;
-    behind = name + n + strspn(name + n, PYTHON_BLANK);
+    behind = name + n + strspn(name + n, BLANK);
     if (n == 8 && strncmp(name, "__init__", n) == 0) {
         reader->in_init = true;
         reader->init_indent = indent;
     } else if (indent <= reader->init_indent) {
         reader->in_init = false; /* a function within __init__ does not end it */
     }
-    if (n != strlen(PYTHON_MAPPING) || strncmp(name, PYTHON_MAPPING, n) != 0 || *behind != '(')
+    if (n != strlen(MAPPING) || strncmp(name, MAPPING, n) != 0 || *behind != '(')
         return;
-    behind += 1 + strspn(behind + 1, PYTHON_BLANK);
+    behind += 1 + strspn(behind + 1, BLANK);
     reader->facts.defines_mapping = true;
-    if (reader->below_decorator && strncmp(behind, "self", 4) == 0 && !python_is_name_byte(behind[4]))
+    if (reader->below_decorator && strncmp(behind, "self", 4) == 0 && !is_name_byte(behind[4]))
         reader->facts.decorator_stolen = true;
 }
 
 static void read_line(struct reader *reader, const char *line)
 {
-    size_t indent = strspn(line, PYTHON_BLANK);
-    const char *text = line + indent, *function = python_function(text);
+    size_t indent = strspn(line, BLANK);
+    const char *text = line + indent, *function = behind_def(text);
 
     if (!*text)
         return;
-    if (python_decorator(text)) {
+    if (is_decorator(text)) {
         reader->below_decorator = true;
         return;
     }
@@ -59,7 +137,7 @@ static void read_line(struct reader *reader, const char *line)
         note_function(reader, function, indent);
     else if (reader->in_init && indent <= reader->init_indent && *text != ')')
         reader->in_init = false;
-    if (reader->in_init && python_calls_mapping(line))
+    if (reader->in_init && calls_mapping(line))
         reader->facts.calls_mapping = true;
     reader->below_decorator = false;
 }
@@ -67,7 +145,7 @@ static void read_line(struct reader *reader, const char *line)
 struct parse_buffer parse_buffer_py(const char *text)
 {
     struct reader reader = {0};
-    char line[PYTHON_LINE_BYTES];
+    char line[LINE_BYTES];
 
     while (*text) {
         size_t n = strcspn(text, "\n");
@@ -75,7 +153,7 @@ struct parse_buffer parse_buffer_py(const char *text)
 
         memcpy(line, text, used);
         line[used] = '\0';
-        python_strip(line, &reader.quote);
+        strip_line(line, &reader.quote);
         read_line(&reader, line);
         text += n + (text[n] == '\n');
     }

@@ -93,6 +93,12 @@ static void add_pythonpath(struct root *root, struct python *python)
     }
 }
 
+static json_t *read_venv(const char *text, size_t bytes)
+{
+    (void)bytes;
+    return json_boolean(piece_is(parse_field(text, "include-system-site-packages", '='), "true"));
+}
+
 void stack_read_python(struct root *root, struct python *python)
 {
     const char *environment = root_env(root, "VIRTUAL_ENV"), *home = root_env(root, "HOME");
@@ -103,11 +109,9 @@ void stack_read_python(struct root *root, struct python *python)
     if (!environment || !*environment)
         environment = root_env(root, "CONDA_PREFIX");
     if (environment && *environment == '/') {
-        struct root_text config = root_read(root, "%s/pyvenv.cfg", environment);
-
         add_prefix(root, python, root_printf(root, "%s/lib", environment), "site-packages", true);
         /* A virtual environment hides the packages of the system unless it was made not to. */
-        is_system = piece_is(parse_field(config.text, "include-system-site-packages", '='), "true");
+        is_system = root_fact_is(root_fact(root, "with-system-packages", read_venv, "%s/pyvenv.cfg", environment));
     }
     if (home && *home == '/')
         add_prefix(root, python, root_printf(root, "%s/.local/lib", home), "site-packages", is_system);
@@ -146,9 +150,18 @@ static size_t find_version(const char *file, const char *name, const char *suffi
     return strcspn(*ret_version, "-") < n ? strcspn(*ret_version, "-") : n;
 }
 
+/* The description of the package begins behind an empty line, and may have lines of the same form. */
+static json_t *read_metadata(const char *text, size_t bytes)
+{
+    const char *end = memmem(text, bytes, "\n\n", 2);
+    struct piece version = parse_field(text, "Version", ':');
+
+    return end && version.text > end ? json_string("") : json_stringn_nocheck(version.n ? version.text : "", version.n);
+}
+
 static const char *metadata_version(struct root *root, const char *path)
 {
-    return piece_keep(root, parse_field(root_read(root, "%s", path).text, "Version", ':'));
+    return root_fact_text(root_fact(root, "version", read_metadata, "%s", path));
 }
 
 const char *python_version(struct root *root, const char *folder, const char *name)

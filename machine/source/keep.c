@@ -17,7 +17,8 @@ struct root_block {
     max_align_t data[];
 };
 
-const char *const keep_kind_names[KEEP_KINDS] = {"files", "folders", "links", "stats", "lines", "elf", "answers"};
+const char *const keep_kind_names[KEEP_KINDS] = {"files", "folders", "links",   "stats",
+                                                 "lines", "elf",     "answers", "facts"};
 
 static const char *const state_names[] = {
     [ROOT_OK] = "ok", [ROOT_ABSENT] = "absent", [ROOT_DENIED] = "denied", [ROOT_FAILED] = "failed"};

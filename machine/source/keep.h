@@ -15,6 +15,7 @@
  *     lines     "line\nline\n"; the key is the path, a tab and the needle
  *     elf       an object without "state" (elf.c)
  *     answers   {"value": anything}; the key is the name of the question
+ *     facts     {"value": anything}; the key is the path of the file, a tab and the name of the fact
  *
  * Keys are paths as keep_path() makes them. Strings and keys may hold any bytes (json_stringn_nocheck()); what is not
  * UTF-8 is turned into {"hex": "..."} in a snapshot, and back.
@@ -27,7 +28,17 @@
 #include <limits.h>
 #include <stdarg.h>
 
-enum keep_kind { KEEP_FILES, KEEP_FOLDERS, KEEP_LINKS, KEEP_STATS, KEEP_LINES, KEEP_ELF, KEEP_ANSWERS, KEEP_KINDS };
+enum keep_kind {
+    KEEP_FILES,
+    KEEP_FOLDERS,
+    KEEP_LINKS,
+    KEEP_STATS,
+    KEEP_LINES,
+    KEEP_ELF,
+    KEEP_ANSWERS,
+    KEEP_FACTS,
+    KEEP_KINDS
+};
 
 /* Names of the kinds in a snapshot: "files", ... */
 extern const char *const keep_kind_names[KEEP_KINDS];

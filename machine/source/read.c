@@ -17,7 +17,7 @@
 
 /* --- whole files --- */
 
-static json_t *make_file(struct root *root, const char *path)
+json_t *keep_file(struct root *root, const char *path)
 {
     json_t *entry;
     int64_t bytes;
@@ -35,7 +35,7 @@ static struct root_text read_path(struct root *root, const char *path)
 {
     const json_t *entry = keep_look_up(root, KEEP_FILES, path);
 
-    return keep_text(entry ? entry : keep_put(root, KEEP_FILES, path, make_file(root, path)));
+    return keep_text(entry ? entry : keep_put(root, KEEP_FILES, path, keep_file(root, path)));
 }
 
 struct root_text root_read(struct root *root, const char *path, ...)
@@ -52,33 +52,12 @@ struct root_text root_read(struct root *root, const char *path, ...)
 
 /* --- hashes --- */
 
-/* FNV-1a of 64 bits. */
-static uint64_t hash_of(const char *text, size_t bytes)
+uint64_t root_hash(const char *text, size_t bytes)
 {
     uint64_t hash = UINT64_C(0xcbf29ce484222325);
 
     for (size_t i = 0; i < bytes; i++)
         hash = (hash ^ (unsigned char)text[i]) * UINT64_C(0x100000001b3);
-    return hash;
-}
-
-uint64_t root_hash(struct root *root, const char *path)
-{
-    struct root_text text = root_read(root, "%s", path);
-    char key[PATH_MAX + 8], digits[17];
-    const char *known;
-    uint64_t hash;
-
-    if (text.state != ROOT_OK)
-        return 0;
-    snprintf(key, sizeof(key), "hash:%s", path);
-    known = json_string_value(json_object_get(json_object_get(root->kept[KEEP_ANSWERS], key), "value"));
-    if (known && strlen(known) == 16 && strspn(known, "0123456789abcdef") == 16)
-        return strtoull(known, NULL, 16);
-    hash = hash_of(text.text, text.bytes);
-    snprintf(digits, sizeof(digits), "%016llx", (unsigned long long)hash);
-    if (!root->is_full)
-        keep_put(root, KEEP_ANSWERS, key, json_pack("{s:s}", "value", digits));
     return hash;
 }
 
@@ -196,7 +175,7 @@ enum root_state root_number_now(struct root *root, uint64_t *ret_value, const ch
     if (why)
         return ROOT_FAILED;
     if (root->fd >= 0 && !json_object_get(root->given, full)) {
-        entry = make_file(root, full);
+        entry = keep_file(root, full);
         text = keep_text(entry ? entry : root->full);
     } else {
         text = read_path(root, full);

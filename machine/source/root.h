@@ -81,11 +81,8 @@ struct root_text {
 /* A whole file. */
 struct root_text root_read(struct root *root, const char *path, ...) __attribute__((format(printf, 2, 3)));
 
-/*
- * A number that tells texts apart, FNV-1a of 64 bits; 0 if the file cannot be read. A snapshot, which need not have all
- * of a program's lines, says what the machine said.
- */
-uint64_t root_hash(struct root *root, const char *path);
+/* A number that tells texts apart, FNV-1a of 64 bits. */
+uint64_t root_hash(const char *text, size_t bytes);
 
 /* The first line of a file without white space around it; characters that are not printable become '?'. */
 struct root_text root_line(struct root *root, const char *path, ...) __attribute__((format(printf, 2, 3)));
@@ -202,6 +199,22 @@ struct root_answer {
 
 struct root_answer root_ask(struct root *root, const char *name, json_t *(*ask)(void *argument), void *argument,
                             int deadline_ms);
+
+/* --- facts --- */
+
+/*
+ * What `read` finds in a file whose text says more than anybody needs to know of this machine: the fact is kept, and
+ * the text is not. `read` gets the whole text, with a NUL behind it, and returns a new JSON value; NULL for lack of
+ * memory. `name` names the kind of fact: of those that hold text a row in scrub.c says what it is. The answer is
+ * borrowed from the root.
+ */
+typedef json_t *root_reader(const char *text, size_t bytes);
+struct root_answer root_fact(struct root *root, const char *name, root_reader *read, const char *path, ...)
+    __attribute__((format(printf, 4, 5)));
+
+/* The fact as a truth, false if it is not known, and as a text, "" if it is not known. */
+bool root_fact_is(struct root_answer fact);
+const char *root_fact_text(struct root_answer fact);
 
 /* --- snapshots --- */
 

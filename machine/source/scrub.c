@@ -2,8 +2,10 @@
 /*
  * scrub.c - which entries get into a snapshot, and by which rule.
  *
- * Who reads a file that no row names adds a row: until then a snapshot does not have it. tests/unit/test_root_scrub.c
- * holds a machine full of identifiers, to which the new place is to be added as well.
+ * Who reads a file that no row names adds a row: until then a snapshot does not have it. Of a text without a strict
+ * format a fact is kept (root_fact()), which needs a row only if it holds text. tests/unit/test_root_deny.c takes every
+ * row through identifiers of every type; tests/unit/test_root_scrub.c holds a machine full of them, to which the new
+ * place is to be added as well.
  */
 #include "source/scrub.h"
 
@@ -20,7 +22,6 @@ struct row {
 };
 
 #define PCI "/sys/bus/pci/devices/*/"
-#define DEVICE "/sys/devices/**/"
 #define RDMA "/sys/class/infiniband/*/"
 #define NET "/sys/class/net/*/"
 
@@ -30,137 +31,92 @@ static const struct row file_rows[] = {
     {PCI "class", scrub_attribute},
     {PCI "vendor", scrub_attribute},
     {PCI "device", scrub_attribute},
-    {PCI "subsystem_vendor", scrub_attribute},
-    {PCI "subsystem_device", scrub_attribute},
-    {PCI "revision", scrub_attribute},
     {PCI "numa_node", scrub_attribute},
     {PCI "local_cpulist", scrub_attribute},
     {PCI "current_link_*", scrub_attribute},
     {PCI "max_link_*", scrub_attribute},
-    {DEVICE "config", scrub_pci_config},
-    {DEVICE "class", scrub_attribute},
-    {DEVICE "vendor", scrub_attribute},
-    {DEVICE "device", scrub_attribute},
-    {DEVICE "numa_node", scrub_attribute},
-    {DEVICE "local_cpulist", scrub_attribute},
-    {DEVICE "current_link_*", scrub_attribute},
-    {DEVICE "max_link_*", scrub_attribute},
-    {"/sys/devices/system/node/**/meminfo", scrub_table},
+    {"/sys/devices/system/node/**/meminfo", scrub_numbers},
     {"/sys/devices/system/node/**", scrub_attribute},
-    {"/sys/devices/system/cpu/**", scrub_attribute},
     {"/sys/class/dmi/id/product_name", scrub_words},
-    {"/sys/class/dmi/id/sys_vendor", scrub_words},
-    {"/sys/class/dmi/id/board_name", scrub_words},
-    {"/sys/class/dmi/id/board_vendor", scrub_words},
-    {"/sys/class/dmi/id/chassis_type", scrub_words},
     {"/sys/kernel/iommu_groups/*/type", scrub_attribute},
-    {"/sys/kernel/mm/memory_peers/**", scrub_versions},
-    {"/sys/module/*/version", scrub_versions},
-    {"/sys/module/*/initstate", scrub_attribute},
-    {"/sys/module/*/refcnt", scrub_attribute},
-    {"/sys/module/*/parameters/*", scrub_words},
+    {"/sys/module/*/version", scrub_version},
     {RDMA "hca_type", scrub_words},
-    {RDMA "fw_ver", scrub_versions},
-    {RDMA "hw_rev", scrub_words},
-    {RDMA "node_type", scrub_words},
-    {RDMA "node_guid", scrub_words},
-    {RDMA "sys_image_guid", scrub_words},
+    {RDMA "fw_ver", scrub_version},
     {RDMA "ports/*/state", scrub_attribute},
     {RDMA "ports/*/phys_state", scrub_attribute},
     {RDMA "ports/*/rate", scrub_attribute},
     {RDMA "ports/*/link_layer", scrub_attribute},
-    {RDMA "ports/*/gids/*", scrub_words},
+    {RDMA "ports/*/gids/*", scrub_gid},
     {RDMA "ports/*/gid_attrs/types/*", scrub_attribute},
     {RDMA "ports/*/gid_attrs/ndevs/*", scrub_words},
     {RDMA "ports/*/counters/*", scrub_counter},
     {RDMA "ports/*/hw_counters/*", scrub_counter},
-    {RDMA "hw_counters/*", scrub_counter},
     {RDMA "device/infiniband_verbs/*/ibdev", scrub_words},
-    {RDMA "device/net/*/address", scrub_words},
-    {"/sys/class/infiniband_verbs/*/ibdev", scrub_words},
+    {RDMA "device/net/*/dev_port", scrub_attribute},
     {NET "statistics/*", scrub_counter},
     {NET "operstate", scrub_attribute},
     {NET "mtu", scrub_attribute},
     {NET "speed", scrub_attribute},
     {NET "carrier", scrub_attribute},
-    {NET "type", scrub_attribute},
-    {NET "dev_port", scrub_attribute},
-    {NET "address", scrub_words},
     {NET "bonding/slaves", scrub_words},
     {NET "bonding_slave/mii_status", scrub_attribute},
     {"/sys/class/net/bonding_masters", scrub_words},
     {"/sys/fs/cgroup/cpu.max", scrub_attribute},
     {"/sys/fs/cgroup/cpu/cpu.cfs_*_us", scrub_attribute},
-    {"/proc/driver/nvidia/version", scrub_table},
-    {"/proc/driver/nvidia/params", scrub_table},
+    {"/proc/driver/nvidia/version", scrub_driver},
+    {"/proc/driver/nvidia/params", scrub_params},
     {"/proc/driver/nvidia/gpus/*/information", scrub_information},
-    {"/proc/driver/nvidia/capabilities/**", scrub_words},
     {"/proc/self/environ", scrub_environ},
-    {"/proc/self/limits", scrub_table},
+    {"/proc/self/limits", scrub_numbers},
     {"/proc/self/status", scrub_status},
     {"/proc/self/maps", scrub_maps},
     {"/proc/self/mounts", scrub_mounts},
-    {"/proc/mounts", scrub_mounts},
-    {"/proc/meminfo", scrub_table},
-    {"/proc/modules", scrub_modules},
-    {"/proc/devices", scrub_table},
+    {"/proc/meminfo", scrub_numbers},
     {"/proc/cmdline", scrub_cmdline},
-    {"/proc/version", scrub_versions},
     {"/proc/net/route", scrub_route},
     {"/proc/net/ipv6_route", scrub_ipv6_route},
     {"/proc/sys/kernel/osrelease", scrub_release},
-    {"/proc/sys/kernel/ostype", scrub_attribute},
-    {"/proc/sys/kernel/version", scrub_words},
-    {"/proc/sys/kernel/hostname", scrub_host},
-    {"/etc/hostname", scrub_host},
-    {"/etc/os-release", scrub_os_release},
-    {"/usr/lib/os-release", scrub_os_release},
-    {"/etc/modprobe.d/*.conf", scrub_modprobe},
-    {"/lib/modprobe.d/*.conf", scrub_modprobe},
-    {"/usr/lib/modprobe.d/*.conf", scrub_modprobe},
-    {"/run/modprobe.d/*.conf", scrub_modprobe},
-    {"/etc/modules-load.d/*.conf", scrub_paths},
+    {"**/modprobe.d/*.conf", scrub_modprobe},
     {"/etc/ld.so.conf", scrub_paths},
-    {"/etc/ld.so.preload", scrub_paths},
     {"**/ld.so.conf.d/*.conf", scrub_paths},
     {"/etc/libibverbs.d/*.driver", scrub_paths},
     {"/var/lib/epkit/install/*/journal.jsonl", scrub_journal},
-    {"/lib/modules/*/modules.dep", scrub_modules_dep},
-    {"/usr/lib/modules/*/modules.dep", scrub_modules_dep},
-    {"/lib/modules/*/modules.builtin", scrub_modules_dep},
     {"/var/lib/dpkg/status", scrub_dpkg},
-    {"/usr/local/cuda**/version.json", scrub_versions},
-    {"/usr/local/gib/**/*.txtpb", scrub_words},
-    {"/usr/local/gib/scripts/set_nccl_env.sh", scrub_gib},
-    {"**/nvshmem_version.h", scrub_defines},
-    {"**/nvshmem*.h", scrub_defines},
-    {"**/nccl.h", scrub_defines},
-    {"**/deep_ep/__init__.py", scrub_python},
-    {"**/deep_ep/buffer.py", scrub_python},
-    {"**/pyvenv.cfg", scrub_venv},
-    {"**.dist-info/METADATA", scrub_metadata},
-    {"**.egg-info/PKG-INFO", scrub_metadata},
-    {"**/EGG-INFO/PKG-INFO", scrub_metadata},
 };
 
 static const struct row line_rows[] = {
-    {"/dev/kmsg", scrub_kernel_log},          {"/var/log/kern.log", scrub_kernel_log},
-    {"/var/log/dmesg", scrub_kernel_log},     {"/var/log/messages", scrub_kernel_log},
-    {"/var/log/syslog", scrub_kernel_log},    {"/var/log/fabricmanager.log", scrub_versions},
-    {"/var/log/dnf.rpm.log", scrub_versions}, {"/etc/profile", scrub_start_file},
-    {"/etc/bash.bashrc", scrub_start_file},   {"/etc/bashrc", scrub_start_file},
-    {"/etc/environment", scrub_start_file},   {"/etc/ssh/sshrc", scrub_start_file},
-    {"/root/**", scrub_start_file},           {"/proc/cpuinfo", scrub_hypervisor},
+    {"/dev/kmsg", scrub_kernel_log},
+    {"/var/log/kern.log", scrub_kernel_log},
+    {"/var/log/dmesg", scrub_kernel_log},
+    {"/var/log/messages", scrub_kernel_log},
+    {"/var/log/syslog", scrub_kernel_log},
+    {"/var/log/fabricmanager.log", scrub_fabric_log},
+    {"/var/log/dnf.rpm.log", scrub_fabric_log},
+    {"/etc/profile", scrub_start_file},
+    {"/etc/bash.bashrc", scrub_start_file},
+    {"/etc/bashrc", scrub_start_file},
+    {"/etc/environment", scrub_start_file},
+    {"/etc/ssh/sshrc", scrub_start_file},
+    {"/root/**", scrub_start_file},
+    {"/proc/cpuinfo", scrub_hypervisor},
 };
 
+/* Facts that are or hold text. Of all others truths and numbers stay, and no text. */
+static const struct row fact_rows[] = {{"version", scrub_version}, {"gib-settings", scrub_words}};
+
 /* Folders all of whose names stay, as scrub_name() has them; of others those of common software. */
-static const char *const folder_rows[] = {
-    "/sys/**",         "/proc/driver/nvidia/**", "/dev/infiniband", "/dev/nvidia-caps-imex-channels", "/etc/modprobe.d",
-    "/lib/modprobe.d", "/usr/lib/modprobe.d",    "/run/modprobe.d", "/var/lib/epkit/install",         "**/ld.so.conf.d",
-    "/lib/modules/**", "/usr/lib/modules/**"};
+static const char *const folder_rows[] = {"/sys/**",
+                                          "/proc/driver/nvidia/**",
+                                          "/dev/infiniband",
+                                          "/dev/nvidia-caps-imex-channels",
+                                          "**/modprobe.d",
+                                          "/var/lib/epkit/install",
+                                          "**/ld.so.conf.d",
+                                          "/lib/modules/**",
+                                          "/usr/lib/modules/**"};
 
 /* Answers whose strings stay, after the general pass. */
-static const char *const answer_rows[] = {"nvml", "load:**", "hash:**"};
+static const char *const answer_rows[] = {"nvml", "load:**"};
 
 static bool matches_any(const char *const *patterns, size_t n, const char *text)
 {
@@ -168,6 +124,17 @@ static bool matches_any(const char *const *patterns, size_t n, const char *text)
         if (scrub_match(patterns[i], text))
             return true;
     return false;
+}
+
+const char *scrub_pattern(enum keep_kind kind, size_t i)
+{
+    if (kind == KEEP_FILES && i < sizeof(file_rows) / sizeof(file_rows[0]))
+        return file_rows[i].pattern;
+    if (kind == KEEP_LINES && i < sizeof(line_rows) / sizeof(line_rows[0]))
+        return line_rows[i].pattern;
+    if (kind == KEEP_FACTS && i < sizeof(fact_rows) / sizeof(fact_rows[0]))
+        return fact_rows[i].pattern;
+    return NULL;
 }
 
 static scrub_rule *rule_of(const struct row *rows, size_t n, const char *path)
@@ -294,24 +261,36 @@ static json_t *scrub_names(struct scrub *scrub, const char *folder, const json_t
     return copy;
 }
 
-static json_t *copy_hash(const json_t *entry)
+/* A fact, of whose texts only those stay that `rule` knows. */
+static json_t *scrub_fact(struct scrub *scrub, scrub_rule *rule, const json_t *value)
 {
-    const char *digits = json_string_value(json_object_get(entry, "value"));
+    json_t *copy, *item, *kept;
+    const char *key;
 
-    if (!digits || strlen(digits) != 16 || strspn(digits, "0123456789abcdef") != 16)
-        return NULL;
-    return json_pack("{s:s}", "value", digits);
+    if (json_is_string(value))
+        return rule ? apply(scrub, rule, json_string_value(value), json_string_length(value)) : json_null();
+    if (json_is_array(value))
+        return json_null();
+    if (!json_is_object(value))
+        return json_incref((json_t *)value);
+    copy = json_object();
+    json_object_foreach((json_t *)value, key, item)
+    {
+        kept = scrub_fact(scrub, rule, item);
+        if (json_object_set_new_nocheck(copy, key, kept) < 0)
+            scrub->failed = true;
+    }
+    return copy;
 }
 
-/* Attributes of the kernel, and the file with the name of the host, are one line: nothing behind it is anybody's. */
+/* Attributes of the kernel are one line: nothing behind it is anybody's. */
 static size_t bytes_that_count(const char *key, scrub_rule *rule, const json_t *entry)
 {
     const char *text = json_string_value(entry), *end;
     size_t bytes = json_string_length(entry);
 
-    if (rule == scrub_pci_config || rule == scrub_table ||
-        (strncmp(key, "/sys/", 5) != 0 && strncmp(key, "/proc/sys/", 10) != 0 && strcmp(key, "/etc/hostname") != 0 &&
-         strcmp(key, "/proc/version") != 0 && strcmp(key, "/proc/cmdline") != 0))
+    if (rule == scrub_pci_config || rule == scrub_numbers ||
+        (strncmp(key, "/sys/", 5) != 0 && strncmp(key, "/proc/sys/", 10) != 0 && strcmp(key, "/proc/cmdline") != 0))
         return bytes;
     end = memchr(text, '\n', bytes);
     return end ? (size_t)(end - text) + 1 : bytes;
@@ -331,12 +310,16 @@ static json_t *scrub_entry(struct scrub *scrub, enum keep_kind kind, const char 
         rule = rule_of(line_rows, sizeof(line_rows) / sizeof(line_rows[0]), path);
     } else if (kind == KEEP_FILES) {
         rule = rule_of(file_rows, sizeof(file_rows) / sizeof(file_rows[0]), key);
+    } else if (kind == KEEP_FACTS && key[n]) {
+        rule = rule_of(fact_rows, sizeof(fact_rows) / sizeof(fact_rows[0]), key + n + 1);
     } else if (kind == KEEP_ANSWERS && !matches_any(answer_rows, sizeof(answer_rows) / sizeof(answer_rows[0]), key)) {
         rule = NULL;
     }
     /* That something is not there, or why it could not be read, may be known of everything. */
     if (keep_state(entry, &why) != ROOT_OK)
         return scrub_value(scrub, entry);
+    if (kind == KEEP_FACTS)
+        return scrub_fact(scrub, rule, entry);
     if (!rule)
         return NULL;
     switch (kind) {
@@ -349,9 +332,6 @@ static json_t *scrub_entry(struct scrub *scrub, enum keep_kind kind, const char 
         return scrub_names(scrub, key, entry);
     case KEEP_STATS:
         return json_deep_copy(entry);
-    case KEEP_ANSWERS:
-        /* Digits of a hash, which the general pass would take for a secret. */
-        return strncmp(key, "hash:", 5) == 0 ? copy_hash(entry) : scrub_value(scrub, entry);
     default:
         return scrub_value(scrub, entry);
     }
@@ -364,9 +344,9 @@ static json_t *scrub_key(struct scrub *scrub, enum keep_kind kind, const char *k
 
     if (kind == KEEP_ANSWERS)
         return apply(scrub, scrub_versions, key, strlen(key));
-    if (kind != KEEP_LINES)
+    if (kind != KEEP_LINES && kind != KEEP_FACTS)
         return apply(scrub, path_rule, key, strlen(key));
-    /* The text that was searched is one of ours. */
+    /* The text that was searched, and the name of the fact, is one of ours. */
     scrubbed = apply(scrub, path_rule, key, n);
     joined = scrubbed ? json_sprintf("%s%s", json_string_value(scrubbed), key + n) : NULL;
     json_decref(scrubbed);
@@ -491,19 +471,12 @@ static void learn_names(struct scrub *scrub, json_t *const kept[KEEP_KINDS])
 static void learn(struct scrub *scrub, json_t *const kept[KEEP_KINDS], bool is_live)
 {
     const json_t *variables = json_object_get(kept[KEEP_FILES], "/proc/self/environ");
-    static const char *const host_files[] = {"/proc/sys/kernel/hostname", "/etc/hostname"};
     char host[256] = "";
     const char *user;
 
     for (int kind = 0; kind < KEEP_KINDS; kind++)
         learn_value(scrub, kept[kind]);
     learn_names(scrub, kept);
-    for (size_t i = 0; i < sizeof(host_files) / sizeof(host_files[0]); i++) {
-        const char *text = json_string_value(json_object_get(kept[KEEP_FILES], host_files[i]));
-
-        if (text)
-            learn_host(scrub, text);
-    }
     if (json_is_string(variables)) {
         const char *at = json_string_value(variables), *end = at + json_string_length(variables);
 

@@ -53,7 +53,6 @@ struct scrub {
 
 /* Flags of the general pass. */
 #define SCRUB_VERSIONS 1 /* names of software: 12.8.0.38 behind '-', '.' or a letter is a version */
-#define SCRUB_CODE 2     /* a program: "a.b.io" is no host, "token = 1" no secret */
 #define SCRUB_NAME 4     /* a name, not a text: no paths in it */
 #define SCRUB_WORDS 8    /* somebody chose the words: those that are not known become word<n> */
 
@@ -122,17 +121,18 @@ void scrub_learn_hosts(struct scrub *scrub, const char *list);
 /* The next line without its end, from *text on, which moves behind it; false when there is none left. */
 bool scrub_line(const char **text, const char *end, const char **ret_line, size_t *ret_bytes);
 
-/* Rules for the contents of files (scrub_rules.c, scrub_files.c, scrub_python.c). */
+/* Rules for the contents of files (scrub_rules.c, scrub_files.c, scrub_log.c). */
 
 scrub_rule scrub_as_is;       /* no general pass */
 scrub_rule scrub_attribute;   /* of sysfs: one line, of the kernel's words and numbers */
 scrub_rule scrub_counter;     /* of sysfs: one decimal number of 64 bits */
-scrub_rule scrub_table;       /* of /proc: lines as the kernel and the driver write them */
-scrub_rule scrub_os_release;  /* fields that name the system, of known words */
+scrub_rule scrub_numbers;     /* of /proc: lines of numbers and of the words that the kernel has with them */
+scrub_rule scrub_driver;      /* /proc/driver/nvidia/version */
+scrub_rule scrub_params;      /* /proc/driver/nvidia/params */
+scrub_rule scrub_gid;         /* of sysfs: a GID */
 scrub_rule scrub_path_list;   /* paths divided by ':', which need not be absolute */
-scrub_rule scrub_words;       /* general pass alone */
+scrub_rule scrub_words;       /* general pass, and of words those that are known */
 scrub_rule scrub_versions;    /* general pass for names and versions of software */
-scrub_rule scrub_host;        /* the name of a host */
 scrub_rule scrub_pci_config;  /* header, PCI Express capability, ACS */
 scrub_rule scrub_environ;     /* variables that are known by name or prefix; of values the words that are known */
 scrub_rule scrub_cmdline;     /* parameters that are known */
@@ -141,21 +141,19 @@ scrub_rule scrub_route;       /* /proc/net/route */
 scrub_rule scrub_ipv6_route;  /* /proc/net/ipv6_route */
 scrub_rule scrub_maps;        /* files of libraries, no addresses */
 scrub_rule scrub_status;      /* /proc/self/status without names and numbers of processes */
-scrub_rule scrub_modules;     /* /proc/modules without addresses */
-scrub_rule scrub_modules_dep; /* modules.dep: lines of files of modules alone */
 scrub_rule scrub_modprobe;    /* options and modules that are known */
 scrub_rule scrub_paths;       /* lists of paths, without comments: ld.so.conf */
 scrub_rule scrub_dpkg;        /* packages that matter */
 scrub_rule scrub_hypervisor;  /* /proc/cpuinfo: the flag of virtual machines, and no other */
-scrub_rule scrub_venv;        /* pyvenv.cfg: whether the packages of the system are seen */
-scrub_rule scrub_metadata;    /* Python's: name and version */
-scrub_rule scrub_python;      /* the shape of DeepEP, no code */
 scrub_rule scrub_information; /* /proc/driver/nvidia/gpus/<address>/information */
 scrub_rule scrub_kernel_log;  /* Xids and SXids with their numbers, the start of the driver */
+scrub_rule scrub_fabric_log;  /* the version of the fabric manager, behind the words that stand in front of it */
 scrub_rule scrub_journal;     /* of epkit install: kinds of events, steps, boots */
 scrub_rule scrub_start_file;  /* of a shell: whether a line evaluates the environment of process 1, no line itself */
-scrub_rule scrub_gib;         /* script of gIB: its variables, of values the words that are known */
-scrub_rule scrub_defines;     /* C headers: #define NAME number */
+scrub_rule scrub_version;     /* a fact: the version of a package */
+
+/* The patterns of paths whose contents a rule knows, for tests; NULL behind the last. Of files and lines alone. */
+const char *scrub_pattern(enum keep_kind kind, size_t i);
 
 /*
  * What is kept, scrubbed: an object of objects by keep_kind_names. Of the machine that runs here (`is_live`) the names

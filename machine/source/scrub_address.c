@@ -84,8 +84,11 @@ size_t scan_see_short_uuid(struct scan *scan, size_t at)
     if (scan_at(scan, at) != 'G' || scan->bytes - at < 6 || strncmp(scan->text + at, "GPU-", 4) != 0 ||
         is_alnum(scan_before(scan, at)))
         return 0;
-    while (is_hex(scan_at(scan, at + n)) || scan_at(scan, at + n) == '-')
+    /* An address behind "GPU-" is none of a UUID, and goes as a whole all the same. */
+    while (is_hex(scan_at(scan, at + n)) || (scan_at(scan, at + n) && strchr("-:.", scan_at(scan, at + n))))
         n++;
+    while (n > 4 && strchr(":.", scan_at(scan, at + n - 1)))
+        n--;
     if (n < 6 || scan_is_uuid(scan->text + at + 4, scan->bytes - at - 4) || is_alnum(scan_at(scan, at + n)))
         return 0;
     scan_take(scan, at + 4, n - 4, given);
@@ -166,12 +169,31 @@ static void write_mac(struct scan *scan, int number, char separator)
             fputc(*c == ':' ? separator : *c, scan->out);
 }
 
+/* "1070.fd31.829e", as switches write an address of Ethernet. Without a letter in it, it is a version or a number. */
+static size_t see_dotted_mac(struct scan *scan, size_t at)
+{
+    struct groups groups;
+    size_t letters = 0;
+
+    if (is_alnum(scan_before(scan, at)) || scan_before(scan, at) == '.')
+        return 0;
+    groups = see_groups(scan, at, '.');
+    for (size_t i = 0; i < groups.bytes; i++)
+        letters += isalpha((unsigned char)scan->text[at + i]) != 0;
+    if (groups.n != 3 || groups.least != 4 || groups.most != 4 || letters == 0)
+        return 0;
+    write_mac(scan, scan_number(scan, SCRUB_MAC, at, groups.bytes), '\0');
+    return groups.bytes;
+}
+
 /* Hardware addresses of Ethernet (6 bytes), of EUI-64 (8) and of IP over InfiniBand (20). */
 size_t scan_see_mac(struct scan *scan, size_t at)
 {
     struct groups groups;
     char separator = scan_at(scan, at + 2);
 
+    if (is_hex(scan_at(scan, at)) && scan_at(scan, at + 4) == '.')
+        return see_dotted_mac(scan, at);
     if (!is_hex(scan_at(scan, at)) || (separator != ':' && separator != '-') || is_hex(scan_before(scan, at)) ||
         (separator == ':' ? is_inside(scan, at) : scan_before(scan, at) == separator))
         return 0;

@@ -56,9 +56,12 @@ static bool next_modprobe_word(const char **text, const char *end, const char **
     return *ret_bytes > 0;
 }
 
+/* Of 32 bits: in hexadecimal digits with 0x in front, or in so few decimal ones that it is no serial number. */
 static bool is_number(const char *text, size_t n)
 {
-    return n > 0 && n <= 10 && isdigit((unsigned char)*text) && strspn(text, "0123456789xabcdefABCDEF") >= n;
+    if (n > 2 && n <= 10 && text[0] == '0' && text[1] == 'x')
+        return strspn(text + 2, "0123456789abcdefABCDEF") >= n - 2;
+    return n > 0 && n <= 9 && strspn(text, "0123456789") >= n;
 }
 
 /* "PeerMappingOverride=1;RMNvLinkDisableLinks=0x0": keys of the driver's own, with numbers. */
@@ -74,7 +77,8 @@ static void write_dwords(const char *value, size_t n, FILE *out)
         length = length < (size_t)(end - value) ? length : (size_t)(end - value);
         name = strcspn(value, "=");
         for (size_t i = 0; name < length && name <= 64 && i < sizeof(beginnings) / sizeof(beginnings[0]); i++) {
-            if (begins(value, name, beginnings[i]) && is_number(value + name + 1, length - name - 1)) {
+            if (begins(value, name, beginnings[i]) && strcspn(value, "-:./@ ") >= name &&
+                is_number(value + name + 1, length - name - 1)) {
                 fwrite(value, 1, length, out);
                 break;
             }
@@ -106,6 +110,23 @@ static void write_option(const char *word, size_t n, FILE *out)
         write_dwords(value, n_value, out);
     } else if (is_number(value, n_value)) {
         fprintf(out, " %.*s", (int)n, word);
+    }
+}
+
+/* "RegistryDwords: "PeerMappingOverride=1;"", the one parameter of the driver that is looked at. */
+void scrub_params(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
+{
+    static const char name[] = "RegistryDwords: ";
+    const char *end = text + bytes, *line;
+    size_t n;
+
+    (void)scrub;
+    while (next_line(&text, end, &line, &n)) {
+        if (!begins(line, n, name))
+            continue;
+        fputs(name, out);
+        write_dwords(line + sizeof(name) - 1, n - (sizeof(name) - 1), out);
+        fputc('\n', out);
     }
 }
 
@@ -170,40 +191,6 @@ void scrub_modprobe(struct scrub *scrub, const char *text, size_t bytes, FILE *o
     }
 }
 
-/* --- modules.dep --- */
-
-/* "updates/dkms/mlx5_ib.ko: updates/dkms/mlx5_core.ko kernel/...": files below the folders that depmod looks in. */
-static bool is_module_line(const char *line, size_t n)
-{
-    static const char *const folders[] = {"kernel/", "updates/", "extra/", "weak-updates/"};
-    size_t at = 0;
-
-    while (at < n) {
-        bool known = false;
-
-        for (size_t i = 0; i < sizeof(folders) / sizeof(folders[0]); i++)
-            known = known || begins(line + at, n - at, folders[i]);
-        if (!known)
-            return false;
-        at += strcspn(line + at, " \n");
-        at += strspn(line + at, " ");
-    }
-    return n > 0;
-}
-
-void scrub_modules_dep(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
-{
-    const char *end = text + bytes, *line;
-    size_t n;
-
-    while (next_line(&text, end, &line, &n)) {
-        if (!is_module_line(line, n))
-            continue;
-        scrub_text(scrub, line, n, SCRUB_VERSIONS, out);
-        fputc('\n', out);
-    }
-}
-
 /* --- ld.so.conf --- */
 
 /* A folder, "include" with patterns of files, "driver" with a provider, a module: such lines stay, and no others. */
@@ -212,10 +199,13 @@ static void write_path_line(struct scrub *scrub, const char *line, size_t n, FIL
     static const char include[] = "include ", driver[] = "driver ";
     const char *name = line + sizeof(driver) - 1;
 
-    if ((n > 0 && *line == '/') || (begins(line, n, include) && memchr(line, '/', n)))
-        scrub_text(scrub, line, n, SCRUB_VERSIONS, out);
-    else if ((begins(line, n, driver) && scrub_is_plain(name, n - (sizeof(driver) - 1))) || is_known_module(line, n))
-        fprintf(out, "%.*s", (int)n, line);
+    if (begins(line, n, include) && memchr(line, '/', n)) {
+        fputs(include, out);
+        scrub_path_list(scrub, line + sizeof(include) - 1, n - (sizeof(include) - 1), out);
+    } else if (n > 0 && *line == '/') {
+        scrub_path_list(scrub, line, n, out);
+    } else if ((begins(line, n, driver) && scrub_is_plain(name, n - (sizeof(driver) - 1))) || is_known_module(line, n))
+        scrub_text(scrub, line, n, SCRUB_NAME, out);
 }
 
 void scrub_paths(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
@@ -230,58 +220,6 @@ void scrub_paths(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
         while (n > 0 && isspace((unsigned char)line[n - 1]))
             n--;
         write_path_line(scrub, line, n, out);
-        fputc('\n', out);
-    }
-}
-
-/* --- gIB --- */
-
-/* "NAME=VALUE", of which a value that is not plain becomes one that is none; what is no variable of NCCL's is left out.
- */
-static void write_setting(struct scrub *scrub, const char *word, size_t n, FILE *out)
-{
-    static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_";
-    size_t n_name = strspn(word, letters), n_value;
-    const char *value = word + n_name + 1;
-    bool is_quoted;
-
-    n_name = n_name < n ? n_name : n;
-    if (!begins(word, n, "NCCL_") && !begins(word, n, "TORCH_NCCL_"))
-        return;
-    fprintf(out, " %.*s", (int)n_name, word);
-    if (n_name == n || word[n_name] != '=')
-        return;
-    n_value = n - n_name - 1;
-    is_quoted = n_value >= 2 && (*value == '"' || *value == '\'') && value[n_value - 1] == *value;
-    value += is_quoted;
-    n_value -= is_quoted ? 2 : 0;
-    fputc('=', out);
-    if (n_value > 0 && memchr(value, '$', n_value))
-        fputs("$word", out);
-    else
-        scrub_text(scrub, value, n_value, SCRUB_VERSIONS | SCRUB_WORDS, out);
-}
-
-void scrub_gib(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
-{
-    const char *end = text + bytes, *line;
-    size_t n;
-
-    while (next_line(&text, end, &line, &n)) {
-        bool is_export = begins(line, n, "export "), is_unset = begins(line, n, "unset ");
-        const char *at = line + (is_export ? 7 : 6), *stop = line + n;
-
-        if (!is_export && !is_unset)
-            continue;
-        fputs(is_export ? "export" : "unset", out);
-        while (at < stop && *at != '#') {
-            size_t length = strcspn(at, " \t\n");
-
-            length = length < (size_t)(stop - at) ? length : (size_t)(stop - at);
-            write_setting(scrub, at, length, out);
-            at += length;
-            at += strspn(at, " \t");
-        }
         fputc('\n', out);
     }
 }
@@ -304,10 +242,19 @@ static bool is_package_that_matters(const char *name, size_t bytes)
     return false;
 }
 
+static int count_points(const char *text, size_t n)
+{
+    int n_points = 0;
+
+    for (size_t i = 0; i < n; i++)
+        n_points += text[i] == '.';
+    return n_points;
+}
+
 void scrub_dpkg(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
 {
     static const char package[] = "Package: ";
-    static const char *const fields[] = {package, "Status: ", "Architecture: ", "Version: ", "Source: "};
+    static const char *const fields[] = {package, "Status: ", "Version: "};
     const char *end = text + bytes, *line;
     bool is_kept = false;
     size_t n;
@@ -320,10 +267,21 @@ void scrub_dpkg(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
         if (n == 0)
             is_kept = false;
         for (size_t i = 0; is_kept && i < sizeof(fields) / sizeof(fields[0]); i++) {
-            if (begins(line, n, fields[i])) {
-                scrub_text(scrub, line, n, SCRUB_VERSIONS | SCRUB_NAME, out);
-                fputc('\n', out);
-            }
+            size_t n_field = strlen(fields[i]);
+
+            if (!begins(line, n, fields[i]))
+                continue;
+            fputs(fields[i], out);
+            if (i == 1)
+                fputs(n > 13 && memcmp(line + n - 13, " ok installed", 13) == 0 ? "install ok installed"
+                                                                                : "deinstall ok config-files",
+                      out);
+            else if (i == 2)
+                scrub_version(scrub, line + n_field, n - n_field, out);
+            else if (strspn(line + n_field, "abcdefghijklmnopqrstuvwxyz0123456789+.-") >= n - n_field &&
+                     !memmem(line, n, "..", 2) && count_points(line + n_field, n - n_field) < 3)
+                scrub_parts(scrub, line + n_field, n - n_field, out);
+            fputc('\n', out);
         }
     }
 }
@@ -341,53 +299,37 @@ void scrub_hypervisor(struct scrub *scrub, const char *text, size_t bytes, FILE 
         }
 }
 
-void scrub_venv(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
-{
-    static const char *const lines[] = {"include-system-site-packages = true", "include-system-site-packages = false"};
-    const char *end = text + bytes, *line;
-    size_t n;
+/* --- facts --- */
 
-    (void)scrub;
-    while (next_line(&text, end, &line, &n))
-        for (size_t i = 0; i < sizeof(lines) / sizeof(lines[0]); i++)
-            if (n == strlen(lines[i]) && begins(line, n, lines[i]))
-                fprintf(out, "%s\n", lines[i]);
+/* "+29d31c0": the beginning of a commit of Git. */
+static size_t commit_bytes(const char *text, size_t bytes)
+{
+    size_t n = bytes > 1 && *text == '+' ? strspn(text + 1, "0123456789abcdef") : 0;
+
+    return (n == 7 || n == 8) && (n + 1 == bytes || text[n + 1] == '.' || text[n + 1] == '\n') ? n + 1 : 0;
 }
 
-void scrub_metadata(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
+/* "1.2.1+29d31c0", "1:3.4.5-1+cuda12.8": numbers, and the words of software. */
+void scrub_version(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
 {
-    static const char *const fields[] = {"Metadata-Version: ", "Name: ", "Version: "};
-    const char *end = text + bytes, *line;
-    size_t n;
+    static const char allowed[] = "0123456789.+_~:abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-";
+    bool is_line = bytes > 0 && text[bytes - 1] == '\n';
+    char *kept = NULL;
+    size_t n = bytes - is_line, n_kept = 0, n_plain = 0;
+    FILE *passed = open_memstream(&kept, &n_kept);
 
-    /* The description begins behind an empty line, and may have lines of the same form. */
-    while (next_line(&text, end, &line, &n) && n > 0) {
-        for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
-            if (begins(line, n, fields[i])) {
-                scrub_text(scrub, line, n, SCRUB_VERSIONS | SCRUB_NAME, out);
-                fputc('\n', out);
-            }
-        }
+    if (passed && n > 0 && n <= 64 && isdigit((unsigned char)*text) && strspn(text, allowed) >= n)
+        scrub_text(scrub, text, n, SCRUB_VERSIONS | SCRUB_NAME, passed);
+    if (!passed || fclose(passed) != 0) {
+        scrub->failed = true;
+    } else {
+        while (n_plain < n_kept && !commit_bytes(kept + n_plain, n_kept - n_plain))
+            n_plain++;
+        scrub_parts(scrub, kept, n_plain, out);
+        n = commit_bytes(kept + n_plain, n_kept - n_plain);
+        fwrite(kept + n_plain, 1, n, out);
+        scrub_parts(scrub, kept + n_plain + n, n_kept - n_plain - n, out);
     }
-}
-
-/* --- programs --- */
-
-void scrub_defines(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
-{
-    const char *end = text + bytes, *line;
-    size_t n;
-
-    while (next_line(&text, end, &line, &n)) {
-        /* Numbers and strings of one line; no comments behind them. */
-        const char *comment = memmem(line, n, "/*", 2), *other = memmem(line, n, "//", 2);
-
-        if (comment)
-            n = (size_t)(comment - line);
-        if (other && other < line + n)
-            n = (size_t)(other - line);
-        if (begins(line, n, "#define "))
-            scrub_text(scrub, line, n, SCRUB_VERSIONS | SCRUB_CODE, out);
-        fputc('\n', out);
-    }
+    fputs(is_line ? "\n" : "", out);
+    free(kept);
 }

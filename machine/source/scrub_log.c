@@ -121,8 +121,29 @@ void scrub_kernel_log(struct scrub *scrub, const char *text, size_t bytes, FILE 
         found = memmem(line, n, loading, sizeof(loading) - 1);
         if (found) {
             write_time(line, (size_t)(found - line), out);
-            scrub_text(scrub, found, n - (size_t)(found - line), SCRUB_VERSIONS, out);
+            scrub_text(scrub, found, n - (size_t)(found - line), SCRUB_VERSIONS | SCRUB_WORDS, out);
             fputc('\n', out);
+        }
+    }
+}
+
+/* --- logs that tell the version of the fabric manager --- */
+
+void scrub_fabric_log(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
+{
+    static const char *const words[] = {"Upgrade: nvidia-fabric-manager-", "Installed: nvidia-fabric-manager-",
+                                        "Fabric Manager version "};
+    const char *end = text + bytes, *line, *found;
+    size_t n, n_version;
+
+    (void)scrub;
+    while (scrub_line(&text, end, &line, &n)) {
+        for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) {
+            found = memmem(line, n, words[i], strlen(words[i]));
+            n_version = found ? strspn(found + strlen(words[i]), "0123456789.") : 0;
+            /* "580.126.09": an address has more points, a serial number more digits. */
+            if (n_version > 0 && n_version <= 10 && strspn(found + strlen(words[i]), "0123456789") == 3)
+                fprintf(out, "%s%.*s\n", words[i], (int)n_version, found + strlen(words[i]));
         }
     }
 }

@@ -78,23 +78,25 @@ static const char *const common_names[] = {
 /* What names of libraries, of versions of symbols and packages, and of distributions are made of, besides the words
  * that say nothing about their owner anyway. Compared without regard to case. */
 static const char *const software_words[] = {
-    "dl",        "pthread",   "rt",       "util",       "resolv",     "gcc",        "stdc",        "ssl",
-    "crypto",    "cudart",    "cublas",   "cublaslt",   "cudnn",      "cufft",      "cusparse",    "curand",
-    "cusolver",  "nvrtc",     "nvtx",     "nvtoolsext", "cupti",      "nvjitlink",  "nvvm",        "ml",
-    "torch",     "python",    "gomp",     "numa",       "nl",         "route",      "gdrapi",      "rte",
-    "pal",       "ucp",       "uct",      "ucs",        "ucm",        "tcmalloc",   "jemalloc",    "asan",
-    "tsan",      "ubsan",     "protobuf", "ibumad",     "internal",   "stub",       "stubs",       "ptxjitcompiler",
-    "opencl",    "allocator", "cfg",      "librdmacm",  "rdmacm",     "rdmav",      "ibverbs",     "private",
-    "glibc",     "glibcxx",   "cxxabi",   "openssl",    "zlib",       "cpp",        "hns",         "so",
-    "ld",        "musl",      "git",      "post",       "dev",        "alpha",      "beta",        "build",
-    "libmlx",    "rdma",      "ibacm",    "libcuda",    "libnvidia",  "libnvshmem", "image",       "headers",
-    "mft",       "hat",       "red",      "enterprise", "rocky",      "almalinux",  "centos",      "stream",
-    "fedora",    "amazon",    "amzn",     "suse",       "opensuse",   "leap",       "container",   "optimized",
-    "os",        "from",      "google",   "rhel",       "ol",         "noble",      "numbat",      "jammy",
-    "jellyfish", "focal",     "fossa",    "bookworm",   "trixie",     "bullseye",   "plow",        "blue",
-    "onyx",      "teal",      "serval",   "mariner",    "azurelinux", "nixos",      "alpine",      "gnu",
-    "el",        "mlnx",      "dfsg",     "really",     "tensorrt",   "nvjpeg",     "distributed", "linalg",
-    "shm",       "profiling", "tools",    "compiler",   "gpucomp",    "fabric",     "rail"};
+    "dl",         "pthread",   "rt",         "util",       "resolv",     "gcc",        "stdc",        "ssl",
+    "crypto",     "cudart",    "cublas",     "cublaslt",   "cudnn",      "cufft",      "cusparse",    "curand",
+    "cusolver",   "nvrtc",     "nvtx",       "nvtoolsext", "cupti",      "nvjitlink",  "nvvm",        "ml",
+    "torch",      "python",    "gomp",       "numa",       "nl",         "route",      "gdrapi",      "rte",
+    "pal",        "ucp",       "uct",        "ucs",        "ucm",        "tcmalloc",   "jemalloc",    "asan",
+    "tsan",       "ubsan",     "protobuf",   "ibumad",     "internal",   "stub",       "stubs",       "ptxjitcompiler",
+    "opencl",     "allocator", "cfg",        "librdmacm",  "rdmacm",     "rdmav",      "ibverbs",     "private",
+    "glibc",      "glibcxx",   "cxxabi",     "openssl",    "zlib",       "cpp",        "hns",         "so",
+    "ld",         "musl",      "git",        "post",       "dev",        "alpha",      "beta",        "build",
+    "libmlx",     "rdma",      "ibacm",      "libcuda",    "libnvidia",  "libnvshmem", "image",       "headers",
+    "mft",        "hat",       "red",        "enterprise", "rocky",      "almalinux",  "centos",      "stream",
+    "fedora",     "amazon",    "amzn",       "suse",       "opensuse",   "leap",       "container",   "optimized",
+    "os",         "from",      "google",     "rhel",       "ol",         "noble",      "numbat",      "jammy",
+    "jellyfish",  "focal",     "fossa",      "bookworm",   "trixie",     "bullseye",   "plow",        "blue",
+    "onyx",       "teal",      "serval",     "mariner",    "azurelinux", "nixos",      "alpine",      "gnu",
+    "el",         "mlnx",      "dfsg",       "really",     "tensorrt",   "nvjpeg",     "distributed", "linalg",
+    "networking", "source",    "datacenter", "manager",    "utils",      "headless",   "firmware",    "bin",
+    "binary",     "libs",      "toolkit",    "runtime",    "shm",        "profiling",  "tools",       "compiler",
+    "gpucomp",    "fabric",    "rail"};
 
 static bool is_software_word(const char *word, size_t n)
 {
@@ -108,7 +110,7 @@ static bool is_software_word(const char *word, size_t n)
     for (size_t i = 0; i < sizeof(software_words) / sizeof(software_words[0]); i++)
         if (strlen(software_words[i]) == letters && strncasecmp(word, software_words[i], letters) == 0)
             return true;
-    return scrub_is_plain(word, n);
+    return scrub_is_plain(word, n) || (n - letters <= 4 && scrub_is_plain(word, letters));
 }
 
 void scrub_parts(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
@@ -179,43 +181,6 @@ size_t scrub_library_bytes(const char *text, size_t bytes)
     while (n > end && strchr(others, text[n - 1]))
         n--;
     return n;
-}
-
-/* Four numbers with points between them, which no version of a system is. */
-static bool has_address(const char *text, size_t n)
-{
-    int n_points = 0;
-
-    for (size_t i = 0; i < n; i++) {
-        if (text[i] == '.')
-            n_points++;
-        else if (!isdigit((unsigned char)text[i]))
-            n_points = 0;
-        if (n_points == 3 && i + 1 < n && isdigit((unsigned char)text[i + 1]))
-            return true;
-    }
-    return false;
-}
-
-void scrub_os_release(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
-{
-    static const char *const kept[] = {
-        "NAME=", "VERSION=", "ID=", "ID_LIKE=", "PRETTY_NAME=", "VERSION_ID=", "PLATFORM_ID=", "VERSION_CODENAME="};
-    const char *end = text + bytes, *line;
-    size_t n;
-
-    while (scrub_line(&text, end, &line, &n)) {
-        for (size_t i = 0; i < sizeof(kept) / sizeof(kept[0]); i++) {
-            size_t n_key = strlen(kept[i]);
-
-            if (n < n_key || strncmp(line, kept[i], n_key) != 0)
-                continue;
-            fputs(kept[i], out);
-            if (!has_address(line, n))
-                scrub_parts(scrub, line + n_key, n - n_key, out);
-            fputc('\n', out);
-        }
-    }
 }
 
 /* Folders whose names come from the kernel or from us, where every name stays. */

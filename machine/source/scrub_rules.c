@@ -6,14 +6,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-static bool is_among(const char *word, size_t bytes, const char *const *words)
+/* Is it one of `words`, which have spaces between them? One that ends with '*' stands for all that begin like it. */
+static bool is_among(const char *word, size_t bytes, const char *words)
 {
-    for (; *words; words++) {
-        size_t n = strlen(*words);
-        bool is_prefix = n > 0 && (*words)[n - 1] == '*';
-
-        if (is_prefix ? bytes >= n - 1 && strncmp(word, *words, n - 1) == 0
-                      : bytes == n && strncmp(word, *words, n) == 0)
+    for (size_t n; *words; words += n, words += *words == ' ') {
+        n = strcspn(words, " ");
+        if (words[n - 1] == '*' ? bytes >= n - 1 && strncmp(word, words, n - 1) == 0
+                                : bytes == n && strncmp(word, words, n) == 0)
             return true;
     }
     return false;
@@ -44,23 +43,6 @@ static bool next_word(const char **text, const char *end, const char **ret_word,
     return *ret_bytes > 0;
 }
 
-/* Lines whose first word, before a colon, is among `words`. */
-static void keep_lines(struct scrub *scrub, const char *text, size_t bytes, const char *const *words, unsigned flags,
-                       FILE *out)
-{
-    const char *end = text + bytes, *line;
-    size_t n;
-
-    while (scrub_line(&text, end, &line, &n)) {
-        const char *colon = memchr(line, ':', n);
-
-        if (!colon || !is_among(line, (size_t)(colon - line), words))
-            continue;
-        scrub_text(scrub, line, n, flags, out);
-        fputc('\n', out);
-    }
-}
-
 /* --- any text --- */
 
 void scrub_as_is(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
@@ -69,36 +51,36 @@ void scrub_as_is(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
     fwrite(text, 1, bytes, out);
 }
 
-/* "MemTotal:  1 kB", "Node 0 MemFree: 1 kB", " 195 nvidia", "Max open files  1 1 files", "NVRM version: ...". */
-static bool is_table_line(const char *line, size_t n)
+/*
+ * Lines of numbers, of names that say nothing, and of no other words: "MemTotal:  1 kB", "Node 0 MemFree: 1 kB", "Max
+ * open files  1 1 files".
+ */
+static bool is_strict_line(const char *line, size_t n)
 {
-    static const char *const titles[] = {"Character devices:", "Block devices:", "Limit ", "Max ",
-                                         "NVRM version:",      "GCC version:"};
-    static const char letters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_()";
-    size_t at = 0;
+    static const char words[] =
+        "Node kB MemTotal: MemFree: MemAvailable: HugePages_Total: HugePages_Free: Limit Soft Hard Units Max open "
+        "files locked memory processes bytes size stack core file unlimited";
+    const char *end = line + n, *word;
+    size_t length, digits;
 
-    for (size_t i = 0; i < sizeof(titles) / sizeof(titles[0]); i++)
-        if (n >= strlen(titles[i]) && strncmp(line, titles[i], strlen(titles[i])) == 0)
-            return true;
-    if (n > 7 && strncmp(line, "Node ", 5) == 0)
-        at = 5 + strspn(line + 5, "0123456789") + 1;
-    if (at < n && line[at] >= 'A' && line[at] <= 'Z') {
-        at += strspn(line + at, letters);
-        return at < n && line[at] == ':';
+    while (next_word(&line, end, &word, &length)) {
+        digits = strspn(word, "0123456789");
+        if ((digits < length || length > 20) && !is_among(word, length, words))
+            return false;
     }
-    at = strspn(line, " ");
-    return at < n && line[at] >= '0' && line[at] <= '9' && line[at + strspn(line + at, "0123456789")] == ' ';
+    return true;
 }
 
-void scrub_table(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
+void scrub_numbers(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
 {
     const char *end = text + bytes, *line;
     size_t n;
 
+    (void)scrub;
     while (scrub_line(&text, end, &line, &n)) {
-        if (n > 0 && !is_table_line(line, n))
+        if (!is_strict_line(line, n))
             continue;
-        scrub_text(scrub, line, n, SCRUB_VERSIONS, out);
+        fwrite(line, 1, n, out);
         fputc('\n', out);
     }
 }
@@ -107,71 +89,11 @@ void scrub_table(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
  * Words of the kernel's attributes: states of ports, links, interfaces and modules, rates, layers, kinds of GIDs and of
  * IOMMU groups.
  */
-static const char *const attribute_words[] = {"NOP",
-                                              "DOWN",
-                                              "INIT",
-                                              "ARMED",
-                                              "ACTIVE",
-                                              "ACTIVE_DEFER",
-                                              "Sleep",
-                                              "Polling",
-                                              "Disabled",
-                                              "LinkUp",
-                                              "PortConfigurationTraining",
-                                              "LinkErrorRecovery",
-                                              "Phy",
-                                              "Test",
-                                              "Gb/sec",
-                                              "SDR",
-                                              "DDR",
-                                              "QDR",
-                                              "FDR",
-                                              "FDR10",
-                                              "EDR",
-                                              "HDR",
-                                              "NDR",
-                                              "XDR",
-                                              "1X",
-                                              "2X",
-                                              "4X",
-                                              "8X",
-                                              "12X",
-                                              "InfiniBand",
-                                              "Ethernet",
-                                              "Unspecified",
-                                              "IB/RoCE",
-                                              "RoCE",
-                                              "v1",
-                                              "v2",
-                                              "GT/s",
-                                              "PCIe",
-                                              "Unknown",
-                                              "up",
-                                              "down",
-                                              "unknown",
-                                              "dormant",
-                                              "lowerlayerdown",
-                                              "notpresent",
-                                              "testing",
-                                              "going",
-                                              "back",
-                                              "live",
-                                              "coming",
-                                              "max",
-                                              "identity",
-                                              "DMA",
-                                              "DMA-FQ",
-                                              "blocked",
-                                              "auto",
-                                              "on",
-                                              "off",
-                                              "Linux",
-                                              "enabled",
-                                              "disabled",
-                                              "yes",
-                                              "no",
-                                              "none",
-                                              NULL};
+static const char attribute_words[] =
+    "NOP DOWN INIT ARMED ACTIVE ACTIVE_DEFER Sleep Polling Disabled LinkUp PortConfigurationTraining "
+    "LinkErrorRecovery Phy Test Gb/sec SDR DDR QDR FDR FDR10 EDR HDR NDR XDR 1X 2X 4X 8X 12X InfiniBand Ethernet "
+    "Unspecified IB/RoCE RoCE v1 v2 GT/s PCIe Unknown up down unknown dormant lowerlayerdown notpresent testing "
+    "going back live coming max identity DMA DMA-FQ blocked auto on off Linux enabled disabled yes no none";
 
 /*
  * A number as the kernel writes them: decimal of up to 9 digits, with a point or as a list ("0-3,8"), or up to 8
@@ -232,7 +154,7 @@ void scrub_attribute(struct scrub *scrub, const char *text, size_t bytes, FILE *
 
 void scrub_words(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
 {
-    scrub_text(scrub, text, bytes, 0, out);
+    scrub_text(scrub, text, bytes, SCRUB_VERSIONS | SCRUB_WORDS, out);
 }
 
 void scrub_versions(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
@@ -240,14 +162,29 @@ void scrub_versions(struct scrub *scrub, const char *text, size_t bytes, FILE *o
     scrub_text(scrub, text, bytes, SCRUB_VERSIONS, out);
 }
 
-void scrub_host(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
+/* Eight groups of four digits. */
+void scrub_gid(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
 {
-    char name[256];
-    size_t n = strcspn(text, "\n");
+    size_t n = strspn(text, "0123456789abcdef:");
 
-    (void)bytes;
-    snprintf(name, sizeof(name), "%.*s", (int)n, text);
-    fprintf(out, "host%d\n", scrub_number(scrub, SCRUB_HOST, name));
+    if (n == 39 && n <= bytes)
+        scrub_text(scrub, text, n, 0, out);
+    fputc('\n', out);
+}
+
+/* What the driver says of itself; the names of who built it are words as any others. */
+void scrub_driver(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
+{
+    static const char version[] = "NVRM version:";
+    const char *end = text + bytes, *line;
+    size_t n;
+
+    while (scrub_line(&text, end, &line, &n)) {
+        if (n < sizeof(version) - 1 || memcmp(line, version, sizeof(version) - 1) != 0)
+            continue;
+        scrub_text(scrub, line, n, SCRUB_VERSIONS | SCRUB_WORDS, out);
+        fputc('\n', out);
+    }
 }
 
 /* --- hardware --- */
@@ -296,77 +233,43 @@ void scrub_pci_config(struct scrub *scrub, const char *text, size_t bytes, FILE 
 
 void scrub_information(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
 {
-    static const char *const words[] = {"Model",        "IRQ",          "GPU UUID",     "Video BIOS",
-                                        "Bus Type",     "DMA Size",     "DMA Mask",     "Bus Location",
-                                        "Device Minor", "GPU Firmware", "GPU Excluded", NULL};
+    static const char *const words[] = {"Model:", "Device Minor:", "GPU Excluded:"};
+    static const char uuid[] = "GPU UUID:";
+    const char *end = text + bytes, *line;
+    size_t n;
 
-    keep_lines(scrub, text, bytes, words, SCRUB_VERSIONS, out);
+    while (scrub_line(&text, end, &line, &n)) {
+        for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) {
+            if (n < strlen(words[i]) || memcmp(line, words[i], strlen(words[i])) != 0)
+                continue;
+            fputs(words[i], out);
+            scrub_text(scrub, line + strlen(words[i]), n - strlen(words[i]), SCRUB_VERSIONS | SCRUB_WORDS, out);
+            fputc('\n', out);
+        }
+        if (n < sizeof(uuid) - 1 || memcmp(line, uuid, sizeof(uuid) - 1) != 0)
+            continue;
+        /* Until something has used the GPU there are question marks. */
+        if (memchr(line, '?', n) || n < sizeof(uuid) - 1 + 40 || memcmp(line + n - 40, "GPU-", 4) != 0)
+            fputs("GPU UUID: ?\n", out);
+        else {
+            fputs("GPU UUID: \t ", out);
+            scrub_text(scrub, line + n - 40, 40, 0, out);
+            fputc('\n', out);
+        }
+    }
 }
 
 /* --- process --- */
 
-static const char *const variables_kept[] = {"NVSHMEM_*",
-                                             "NCCL_*",
-                                             "DEEP_EP_*",
-                                             "DEEPEP_*",
-                                             "GDRCOPY_*",
-                                             "UCX_*",
-                                             "MLX5_*",
-                                             "IBV_*",
-                                             "RDMAV_*",
-                                             "CUDA_*",
-                                             "TORCH_NCCL_*",
-                                             "TORCH_CUDA_ARCH_LIST",
-                                             "LD_LIBRARY_PATH",
-                                             "LD_PRELOAD",
-                                             "LD_AUDIT",
-                                             "PATH",
-                                             "PYTHONPATH",
-                                             "PYTHONHOME",
-                                             "VIRTUAL_ENV",
-                                             "CONDA_PREFIX",
-                                             "PYTHONNOUSERSITE",
-                                             "PYTHONUSERBASE",
-                                             "HOME",
-                                             "LANG",
-                                             "MPI_HOME",
-                                             "OMPI_MCA_btl*",
-                                             "OMPI_MCA_pml",
-                                             "NVIDIA_VISIBLE_DEVICES",
-                                             "container",
-                                             "KUBERNETES_SERVICE_HOST",
-                                             "NVIDIA_DRIVER_CAPABILITIES",
-                                             "WORLD_SIZE",
-                                             "RANK",
-                                             "LOCAL_RANK",
-                                             "LOCAL_WORLD_SIZE",
-                                             "NODE_RANK",
-                                             "MASTER_ADDR",
-                                             "MASTER_PORT",
-                                             "NNODES",
-                                             "GROUP_WORLD_SIZE",
-                                             "OMPI_COMM_WORLD_*",
-                                             "MPI_LOCAL*",
-                                             "PMI_SIZE",
-                                             "PMI_LOCAL_SIZE",
-                                             "PMI_RANK",
-                                             "PMI_LOCAL_RANK",
-                                             "SLURM_JOB_NUM_NODES",
-                                             "SLURM_NNODES",
-                                             "SLURM_NTASKS",
-                                             "SLURM_STEP_NUM_TASKS",
-                                             "SLURM_STEP_TASKS_PER_NODE",
-                                             "SLURM_LOCALID",
-                                             "SLURM_NODEID",
-                                             "SLURM_PROCID",
-                                             "GLOO_SOCKET_IFNAME",
-                                             "USE_NVPEERMEM",
-                                             "DISABLE_SM90_FEATURES",
-                                             "OMP_NUM_THREADS",
-                                             "PYTORCH_CUDA_ALLOC_CONF",
-                                             "EP_*",
-                                             "EPKIT_*",
-                                             NULL};
+static const char variables_kept[] =
+    "NVSHMEM_* NCCL_* DEEP_EP_* DEEPEP_* GDRCOPY_* UCX_* MLX5_* IBV_* RDMAV_* CUDA_* TORCH_NCCL_* "
+    "TORCH_CUDA_ARCH_LIST LD_LIBRARY_PATH LD_PRELOAD LD_AUDIT PATH PYTHONPATH PYTHONHOME VIRTUAL_ENV CONDA_PREFIX "
+    "PYTHONNOUSERSITE PYTHONUSERBASE HOME LANG MPI_HOME OMPI_MCA_btl* OMPI_MCA_pml NVIDIA_VISIBLE_DEVICES container "
+    "KUBERNETES_SERVICE_HOST NVIDIA_DRIVER_CAPABILITIES WORLD_SIZE RANK LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK "
+    "MASTER_ADDR MASTER_PORT NNODES GROUP_WORLD_SIZE OMPI_COMM_WORLD_* MPI_LOCAL* PMI_SIZE PMI_LOCAL_SIZE PMI_RANK "
+    "PMI_LOCAL_RANK SLURM_JOB_NUM_NODES SLURM_NNODES SLURM_NTASKS SLURM_STEP_NUM_TASKS SLURM_STEP_TASKS_PER_NODE "
+    "SLURM_LOCALID SLURM_NODEID SLURM_PROCID GLOO_SOCKET_IFNAME USE_NVPEERMEM DISABLE_SM90_FEATURES OMP_NUM_THREADS "
+    "PYTORCH_CUDA_ALLOC_CONF EP_* EPKIT_*";
 
 /* Of those: a secret, or a text that somebody chose for this machine. */
 static bool is_private_variable(const char *name)
@@ -383,8 +286,7 @@ static bool is_private_variable(const char *name)
 /* Values that name a host, where no pattern tells it from any other word. */
 static bool is_host_variable(const char *name)
 {
-    static const char *const names[] = {
-        "MASTER_ADDR", "NCCL_HOSTID", "NCCL_COMM_ID", "NCCL_RAS_ADDR", "NVSHMEM_BOOTSTRAP_UID_SESSION_ID", NULL};
+    static const char names[] = "MASTER_ADDR NCCL_HOSTID NCCL_COMM_ID NCCL_RAS_ADDR NVSHMEM_BOOTSTRAP_UID_SESSION_ID";
 
     return is_among(name, strlen(name), names);
 }
@@ -418,19 +320,21 @@ static void write_host_value(struct scrub *scrub, const char *value, FILE *out)
 /* Lists of files and folders, which need not be absolute. */
 void scrub_path_list(struct scrub *scrub, const char *value, size_t bytes, FILE *out)
 {
+    static const char own[] = ". $ORIGIN ${ORIGIN} $LIB ${LIB} $PLATFORM ${PLATFORM}";
+    const char *end = value + bytes;
     char item[PATH_MAX], *name, *rest;
 
-    (void)bytes;
-    while (*value) {
+    while (value < end) {
         size_t n = strcspn(value, ": ");
 
+        n = n < (size_t)(end - value) ? n : (size_t)(end - value);
         if (n > 0 && value[0] == '/') {
             scrub_path(scrub, value, n, out);
         } else if (n > 0 && n < sizeof(item)) {
             memcpy(item, value, n);
             item[n] = '\0';
             for (rest = item; (name = strsep(&rest, "/"));) {
-                if (name[0] == '$' || strcmp(name, ".") == 0)
+                if (is_among(name, strlen(name), own))
                     fputs(name, out);
                 else
                     scrub_name(scrub, "", name, out);
@@ -439,21 +343,32 @@ void scrub_path_list(struct scrub *scrub, const char *value, size_t bytes, FILE 
             }
         }
         value += n;
-        if (*value)
+        if (value < end)
             fputc(*value++, out);
     }
 }
 
+/*
+ * A number says nothing about its owner while it is short, or where it is a size of memory: whole pages. A longer one
+ * may be a serial number or an account.
+ */
+static bool is_plain_count(const char *value)
+{
+    size_t n = strspn(value, "0123456789");
+
+    return !value[n] && (n <= 9 || (n <= 15 && strtoull(value, NULL, 10) % 4096 == 0));
+}
+
 static void write_variable(struct scrub *scrub, const char *name, const char *value, FILE *out)
 {
-    static const char *const path_lists[] = {"LD_LIBRARY_PATH", "LD_PRELOAD", "LD_AUDIT", "PATH", "PYTHONPATH", NULL};
+    static const char path_lists[] = "LD_LIBRARY_PATH LD_PRELOAD LD_AUDIT PATH PYTHONPATH";
 
     fprintf(out, "%s=", name);
     if (is_host_variable(name))
         write_host_value(scrub, value, out);
     else if (is_among(name, strlen(name), path_lists))
         scrub_path_list(scrub, value, strlen(value), out);
-    else if (value[strspn(value, "0123456789")] == '\0' && strlen(value) <= 15)
+    else if (is_plain_count(value))
         fputs(value, out);
     else
         scrub_text(scrub, value, strlen(value), SCRUB_VERSIONS | SCRUB_WORDS, out);
@@ -477,61 +392,13 @@ void scrub_environ(struct scrub *scrub, const char *text, size_t bytes, FILE *ou
 }
 
 /* Documentation/admin-guide/kernel-parameters.txt of Linux; what names a disk, a host or an address is not here. */
-static const char *const parameters_kept[] = {"ro",
-                                              "rw",
-                                              "quiet",
-                                              "splash",
-                                              "iommu",
-                                              "iommu.*",
-                                              "intel_iommu",
-                                              "amd_iommu",
-                                              "arm-smmu*",
-                                              "pci",
-                                              "pcie_*",
-                                              "pci.*",
-                                              "hugepages",
-                                              "hugepagesz",
-                                              "default_hugepagesz",
-                                              "transparent_hugepage",
-                                              "numa_balancing",
-                                              "isolcpus",
-                                              "nohz_full",
-                                              "nohz",
-                                              "rcu_nocbs",
-                                              "rcu_nocb_poll",
-                                              "mitigations",
-                                              "nosmt",
-                                              "nokaslr",
-                                              "kpti",
-                                              "nvidia*",
-                                              "nouveau*",
-                                              "modprobe.blacklist",
-                                              "module_blacklist",
-                                              "rd.driver.blacklist",
-                                              "cgroup_*",
-                                              "systemd.unified_cgroup_hierarchy",
-                                              "apparmor",
-                                              "selinux",
-                                              "security",
-                                              "processor.*",
-                                              "intel_idle.*",
-                                              "intel_pstate",
-                                              "cpufreq.*",
-                                              "idle",
-                                              "tsc",
-                                              "clocksource",
-                                              "console",
-                                              "panic",
-                                              "crashkernel",
-                                              "init_on_alloc",
-                                              "init_on_free",
-                                              "memhp_default_state",
-                                              "mlx5_core.*",
-                                              "ib_core.*",
-                                              "efi",
-                                              "noefi",
-                                              "acpi*",
-                                              NULL};
+static const char parameters_kept[] =
+    "ro rw quiet splash iommu iommu.* intel_iommu amd_iommu arm-smmu* pci pcie_* pci.* hugepages hugepagesz "
+    "default_hugepagesz transparent_hugepage numa_balancing isolcpus nohz_full nohz rcu_nocbs rcu_nocb_poll "
+    "mitigations nosmt nokaslr kpti nvidia* nouveau* modprobe.blacklist module_blacklist rd.driver.blacklist "
+    "cgroup_* systemd.unified_cgroup_hierarchy apparmor selinux security processor.* intel_idle.* intel_pstate "
+    "cpufreq.* idle tsc clocksource console panic crashkernel init_on_alloc init_on_free memhp_default_state "
+    "mlx5_core.* ib_core.* efi noefi acpi*";
 
 void scrub_cmdline(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
 {
@@ -554,20 +421,34 @@ void scrub_cmdline(struct scrub *scrub, const char *text, size_t bytes, FILE *ou
 
 /* --- mounts --- */
 
-static void write_options(struct scrub *scrub, const char *options, size_t bytes, FILE *out)
+/* "nosuid", "size=65536k", "huge=within_size": a value is a number with its unit, or one of a few words. */
+static bool is_plain_option(const char *option, size_t n)
 {
-    static const char *const kept[] = {"rw",         "ro",        "nosuid",      "nodev",   "noexec", "relatime",
-                                       "noatime",    "size=*",    "nr_inodes=*", "inode64", "mode=*", "huge=*",
-                                       "pagesize=*", "hidepid=*", "nr_blocks=*", NULL};
+    static const char words[] = "huge=always huge=never huge=advise huge=within_size";
+    const char *equals = memchr(option, '=', n), *value = equals + 1;
+    size_t n_value = equals ? n - (size_t)(value - option) : 0, digits;
+
+    if (!equals)
+        return true;
+    digits = strspn(value, "0123456789");
+    if (digits == 0)
+        return is_among(option, n, words);
+    return digits >= n_value ? n_value <= 9 : digits <= 12 && n_value == digits + 1 && strchr("kKmMgG%", value[digits]);
+}
+
+static void write_options(const char *options, size_t bytes, FILE *out)
+{
+    static const char kept[] =
+        "rw ro nosuid nodev noexec relatime noatime size=* nr_inodes=* inode64 mode=* huge=* pagesize=* hidepid=* "
+        "nr_blocks=*";
     const char *end = options + bytes;
     bool first = true;
 
     while (options < end) {
         size_t n = strcspn(options, ", \t\n");
 
-        if (is_among(options, n, kept)) {
-            fprintf(out, "%s", first ? "" : ",");
-            scrub_text(scrub, options, n, SCRUB_NAME, out);
+        if (is_among(options, n, kept) && is_plain_option(options, n)) {
+            fprintf(out, "%s%.*s", first ? "" : ",", (int)n, options);
             first = false;
         }
         options += n + 1;
@@ -579,6 +460,10 @@ static void write_options(struct scrub *scrub, const char *options, size_t bytes
 void scrub_mounts(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
 {
     const char *end = text + bytes, *line, *line_end;
+    static const char types[] =
+        "tmpfs ramfs hugetlbfs overlay fuse.fuse-overlayfs proc sysfs cgroup cgroup2 devpts devtmpfs mqueue ext4 xfs "
+        "btrfs zfs vfat squashfs nfs nfs4 lustre gpfs beegfs debugfs tracefs configfs bpf autofs iso9660 securityfs "
+        "efivarfs fuse 9p virtiofs";
     const char *source, *place, *type, *options;
     size_t n, n_source, n_place, n_type, n_options;
 
@@ -591,9 +476,9 @@ void scrub_mounts(struct scrub *scrub, const char *text, size_t bytes, FILE *out
         fputs("none ", out);
         scrub_path(scrub, place, n_place == 1 ? 0 : n_place, out);
         fputs(n_place == 1 ? "/ " : " ", out);
-        scrub_text(scrub, type, n_type, SCRUB_NAME, out);
-        fputc(' ', out);
-        write_options(scrub, options, n_options, out);
+        fprintf(out, "%.*s ", is_among(type, n_type, types) ? (int)n_type : 1,
+                is_among(type, n_type, types) ? type : "-");
+        write_options(options, n_options, out);
         fputs(" 0 0\n", out);
     }
 }
@@ -632,15 +517,17 @@ void scrub_route(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
 
     while (scrub_line(&text, end, &line, &n)) {
         line_end = line + n;
-        if (!is_title && !is_route(line, line_end))
+        if (is_title ? n < 5 || memcmp(line, "Iface", 5) != 0 : !is_route(line, line_end))
             continue;
         for (int column = 0; next_word(&line, line_end, &word, &n); column++) {
             if (column > 0)
                 fputc('\t', out);
-            if (!is_title && (column == 1 || column == 2))
+            if (is_title)
+                fwrite(word, 1, n, out);
+            else if (column == 1 || column == 2)
                 write_route_address(scrub, word, n, out);
             else
-                scrub_text(scrub, word, n, SCRUB_NAME, out);
+                scrub_text(scrub, word, n, column == 0 ? SCRUB_NAME | SCRUB_WORDS : SCRUB_NAME, out);
         }
         fputc('\n', out);
         is_title = false;
@@ -692,7 +579,7 @@ void scrub_maps(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
 
 void scrub_status(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
 {
-    static const char *const lists[] = {"Cpus_allowed_list", "Mems_allowed_list", NULL};
+    static const char lists[] = "Cpus_allowed_list Mems_allowed_list";
     static const char capabilities[] = "CapEff:";
     const char *end = text + bytes, *line;
     size_t n;
@@ -709,24 +596,5 @@ void scrub_status(struct scrub *scrub, const char *text, size_t bytes, FILE *out
             fwrite(line, 1, n, out);
             fputc('\n', out);
         }
-    }
-}
-
-void scrub_modules(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
-{
-    const char *end = text + bytes, *line, *line_end, *word;
-    size_t n;
-
-    while (scrub_line(&text, end, &line, &n)) {
-        line_end = line + n;
-        for (int column = 0; next_word(&line, line_end, &word, &n); column++) {
-            if (column > 0)
-                fputc(' ', out);
-            if (n > 2 && word[0] == '0' && word[1] == 'x')
-                fputs("0x0000000000000000", out);
-            else
-                scrub_text(scrub, word, n, SCRUB_NAME | SCRUB_VERSIONS, out);
-        }
-        fputc('\n', out);
     }
 }

@@ -179,8 +179,8 @@ static size_t see_host(struct scan *scan, size_t at)
     for (size_t i = 0; host[i]; i++)
         dots += host[i] == '.';
     for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++)
-        known = known || (ends_with(host, ends[i]) && dots >= (scan->flags & SCRUB_CODE ? 2 : 1));
-    for (size_t i = 0; !(scan->flags & (SCRUB_CODE | SCRUB_VERSIONS)) && i < sizeof(nets) / sizeof(nets[0]); i++)
+        known = known || (ends_with(host, ends[i]) && dots >= 1);
+    for (size_t i = 0; !(scan->flags & SCRUB_VERSIONS) && i < sizeof(nets) / sizeof(nets[0]); i++)
         known = known || ends_with(host, nets[i]);
     if (!known || n >= SCAN_NAME_BYTES)
         return 0;
@@ -335,8 +335,7 @@ static size_t see_assignment(struct scan *scan, size_t at)
     char word[SCAN_NAME_BYTES];
     bool known = false;
 
-    if (n == 0 || n > 64 || is_alnum(scan_before(scan, at)) || scan_before(scan, at) == '_' ||
-        (scan->flags & SCRUB_CODE))
+    if (n == 0 || n > 64 || is_alnum(scan_before(scan, at)) || scan_before(scan, at) == '_')
         return 0;
     scan_take(scan, at, n, word);
     for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++)
@@ -459,6 +458,20 @@ static bool is_prefix_length(const struct scan *scan, size_t at)
     return n > 1 && scan_before(scan, at) == ':' && !is_alnum(scan_at(scan, at + n)) && scan_at(scan, at + n) != '/';
 }
 
+/* "10:70:fd:31:82:9e" or "fe80::1" as a part of a path: a ':' does not end it. How long it is, 0 if there is none. */
+static size_t see_address_part(const struct scan *scan, size_t at)
+{
+    size_t n = 0, colons = 0, digits = 0;
+
+    for (; is_hex(scan_at(scan, at + n)) || scan_at(scan, at + n) == ':'; n++) {
+        digits = scan_at(scan, at + n) == ':' ? 0 : digits + 1;
+        colons += digits == 0;
+        if (digits > 4)
+            return 0;
+    }
+    return colons >= 2 ? n : 0;
+}
+
 static size_t see_path(struct scan *scan, size_t at)
 {
     size_t n = 0;
@@ -466,8 +479,11 @@ static size_t see_path(struct scan *scan, size_t at)
     if (scan_at(scan, at) != '/' || (scan->flags & SCRUB_NAME) || !begins_path(scan_before(scan, at)) ||
         is_prefix_length(scan, at))
         return 0;
-    while (at + n < scan->bytes && scan->text[at + n] && !strchr(" \t\r\n\"'=:,;()[]{}<>|`&", scan->text[at + n]))
+    while (at + n < scan->bytes && scan->text[at + n] && !strchr(" \t\r\n\"'=:,;()[]{}<>|`&", scan->text[at + n])) {
         n++;
+        if (scan->text[at + n - 1] == '/')
+            n += see_address_part(scan, at + n);
+    }
     scrub_path(scan->scrub, scan->text + at, n, scan->out);
     return n;
 }
@@ -502,11 +518,13 @@ static bool is_word_byte(char c)
 static size_t see_word(struct scan *scan, size_t at)
 {
     size_t n = 0;
+    uint32_t address;
 
     if (!(scan->flags & SCRUB_WORDS) || !is_word_byte(scan_at(scan, at)))
         return 0;
     /* "GPU-" and "MIG-" stand in front of a UUID, which is not part of the word. */
-    while (is_word_byte(scan_at(scan, at + n)) && !scan_is_uuid(scan->text + at + n, scan->bytes - at - n))
+    while (is_word_byte(scan_at(scan, at + n)) && !scan_is_uuid(scan->text + at + n, scan->bytes - at - n) &&
+           (n == 0 || is_alnum(scan_at(scan, at + n - 1)) || !scan_quad(scan, at + n, '.', &address)))
         n++;
     if (scrub_is_known(scan->scrub, scan->text + at, n))
         fwrite(scan->text + at, 1, n, scan->out);

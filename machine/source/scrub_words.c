@@ -49,6 +49,12 @@ static const char *const vocabulary[] = {
     "persistence", "fabricmanager", "nvswitch", "smi", "caps", "vga", "switcheroo", "pcspkr", "softdep", "pre", "post",
     "modprobe", "modules", "sbsa", "platform", "vga", "pro", "open", "kernel", "common", "i#", "infiniband", "efa",
     "ice", "ixgbe", "i#e", "peers", "registry", "dwords", "rm", "bind", "hmm",
+    /* Hardware, and what its makers and the driver call it. */
+    "google", "engine", "virtual", "machine", "vmware", "hvm", "domu", "pc", "bhyve", "openstack", "highgpu", "megagpu",
+    "ultragpu", "maxgpu", "dgx", "dgx#", "dgxa#", "dgxh#", "dgxb#", "hgx", "p#d", "p#de", "p#e", "p#en", "#xlarge",
+    "poweredge", "xe#", "proliant", "supermicro", "mt#", "bcm#", "xefa#", "tesla", "geforce", "rtx", "quadro", "titan",
+    "grace", "hopper", "blackwell", "hbm#", "hbm#e", "sxm#", "nvl", "pcie", "gh#", "l#", "l#s", "t#", "v#", "ada",
+    "generation", "laptop", "super", "ti", "ultra", "nvrm", "loading", "unix", "module", "for", "release",
     /* What takes the place of others. */
     "custom#", "word#", "host#", "user#", "dir#", "secret#",
     /* Flavours of kernels: Debian, Ubuntu, RHEL, SUSE, Amazon, Google, Microsoft, and boards. */
@@ -90,7 +96,7 @@ static bool is_number(const char *word, size_t n)
     }
     while (digits < n && isdigit((unsigned char)word[digits]))
         digits++;
-    return digits > 0 && digits <= 15 && n - digits <= (digits > 6 ? 0u : 2u) &&
+    return digits > 0 && digits <= 9 && n - digits <= (digits > 6 ? 0u : 2u) &&
            (digits == n || isalpha((unsigned char)word[digits])) &&
            (n - digits < 2 || isalpha((unsigned char)word[n - 1]));
 }
@@ -163,13 +169,25 @@ bool scrub_is_known(const struct scrub *scrub, const char *word, size_t n)
 
 /* --- releases of kernels --- */
 
+static void write_custom(struct scrub *scrub, const char *text, size_t n, FILE *out)
+{
+    char key[256];
+
+    snprintf(key, sizeof(key), "%.*s", (int)(n < 255 ? n : 255), text);
+    fprintf(out, "custom%d", scrub_number(scrub, SCRUB_RELEASE, key));
+}
+
 void scrub_release(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
 {
     size_t at = 0;
 
+    /* "6.8": what does not begin so is no release. */
+    if (bytes < 3 || !isdigit((unsigned char)text[0]) || text[1] != '.') {
+        write_custom(scrub, text, strnlen(text, bytes), out);
+        return;
+    }
     while (at < bytes) {
         size_t n = 0, end;
-        char key[256];
 
         while (at + n < bytes && !strchr("-_.+~\n", text[at + n]))
             n++;
@@ -192,8 +210,7 @@ void scrub_release(struct scrub *scrub, const char *text, size_t bytes, FILE *ou
                 break;
             end = next;
         }
-        snprintf(key, sizeof(key), "%.*s", (int)(end - at < 255 ? end - at : 255), text + at);
-        fprintf(out, "custom%d", scrub_number(scrub, SCRUB_RELEASE, key));
+        write_custom(scrub, text + at, end - at, out);
         at = end;
     }
 }

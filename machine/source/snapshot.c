@@ -312,12 +312,13 @@ static const char *check_key(enum keep_kind kind, const char *key)
 {
     char path[PATH_MAX], plain[PATH_MAX];
     const char *tab = strchr(key, '\t');
-    size_t bytes = kind == KEEP_LINES && tab ? (size_t)(tab - key) : strlen(key);
+    bool has_two = kind == KEEP_LINES || kind == KEEP_FACTS;
+    size_t bytes = has_two && tab ? (size_t)(tab - key) : strlen(key);
 
     if (kind == KEEP_ANSWERS)
         return NULL;
-    if (kind == KEEP_LINES && !tab)
-        return "is no path, tab and text to search";
+    if (has_two && !tab)
+        return kind == KEEP_LINES ? "is no path, tab and text to search" : "is no path, tab and name of a fact";
     if (bytes >= sizeof(path))
         return "is too long for a path";
     memcpy(path, key, bytes);
@@ -330,9 +331,9 @@ static const char *check_key(enum keep_kind kind, const char *key)
 static const char *check_entry(enum keep_kind kind, const json_t *entry)
 {
     static const char *(*const checks[KEEP_KINDS])(const json_t *) = {
-        [KEEP_FILES] = check_text,    [KEEP_FOLDERS] = check_names, [KEEP_LINKS] = check_link,
-        [KEEP_STATS] = check_stat,    [KEEP_LINES] = check_text,    [KEEP_ELF] = check_object,
-        [KEEP_ANSWERS] = check_answer};
+        [KEEP_FILES] = check_text,     [KEEP_FOLDERS] = check_names, [KEEP_LINKS] = check_link,
+        [KEEP_STATS] = check_stat,     [KEEP_LINES] = check_text,    [KEEP_ELF] = check_object,
+        [KEEP_ANSWERS] = check_answer, [KEEP_FACTS] = check_answer};
 
     return json_object_get(entry, "state") ? check_failure(entry) : checks[kind](entry);
 }

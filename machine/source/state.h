@@ -45,6 +45,9 @@ const char *keep_plain_path(const char *path, char ret_path[PATH_MAX]);
 /* An entry that is a text, or a state. */
 struct root_text keep_text(const json_t *entry);
 
+/* The text of a file of the live side as an entry that is not kept; NULL for lack of memory. */
+json_t *keep_file(struct root *root, const char *path);
+
 /* For root_now_reading(). */
 void keep_now(struct root *root, const char *path);
 

@@ -108,12 +108,17 @@ struct comparison {
 static bool is_same(struct root *root, const char *path, const char *copy)
 {
     struct root_stat from = root_stat(root, "%s", path), to = root_stat(root, "%s", copy);
+    struct root_text text, text_to;
 
     if (from.kind == ROOT_FOLDER || to.kind == ROOT_FOLDER)
         return from.kind == to.kind;
     if (from.bytes != to.bytes)
         return false;
-    return from.bytes > (1 << 20) || root_hash(root, path) == root_hash(root, copy);
+    if (from.bytes > (1 << 20))
+        return true;
+    text = root_read(root, "%s", path);
+    text_to = root_read(root, "%s", copy);
+    return text.bytes == text_to.bytes && memcmp(text.text, text_to.text, text.bytes) == 0;
 }
 
 static bool compare_one(struct root *root, const char *path, const char *name, void *context)

@@ -178,6 +178,23 @@ sourced() {
     diff <(epkit topo --from a4.identifiers --only map) <(epkit topo --from identifiers.json --only map)
 }
 
+@test "options of a module in a folder that few sites have: the snapshot says what the machine says" {
+    python3 "$MACHINES/machines.py" a4 rare
+    mkdir -p rare/usr/local/lib/modprobe.d
+    echo 'options nvidia NVreg_RegistryDwords="RMNvLinkDisableLinks=0x0"' >rare/usr/local/lib/modprobe.d/zz-site.conf
+    same_from_snapshot rare doctor
+    jq --exit-status '.files["/usr/local/lib/modprobe.d/zz-site.conf"] | contains("RMNvLinkDisableLinks=0x0")' rare.snapshot/rare
+}
+
+@test "a program's text is not in a snapshot, and what was read from it is" {
+    python3 "$MACHINES/machines.py" a4 program
+    epkit topo --from program --save program.json >/dev/null
+    jq --exit-status '.facts | length >= 5' program.json
+    jq --exit-status '[.facts | to_entries[] | select(.key | endswith("deep_ep/buffer.py\tdeepep-buffer")).value.value
+        | .defines_mapping and .calls_mapping] | any' program.json
+    jq --exit-status '[.files | keys[] | select(endswith(".py") or endswith(".sh") or endswith("METADATA"))] == []' program.json
+}
+
 @test "identifiers in other forms, in the place of words of everything that was read: no snapshot holds one" {
     python3 "$MACHINES/machines.py" a4 replaced
     epkit topo --from replaced --save read.json >/dev/null

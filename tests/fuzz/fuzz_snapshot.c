@@ -47,6 +47,28 @@ static void ask_path(struct root *root, const char *path)
     root_number_now(root, &now, "%s", path);
 }
 
+static json_t *read_length(const char *text, size_t bytes)
+{
+    check(text[bytes] == '\0');
+    return json_integer((json_int_t)bytes);
+}
+
+/* A fact that is there, and one that a text is read for if there is any. */
+static void ask_fact(struct root *root, const char *key)
+{
+    const char *tab = strchr(key, '\t');
+    char path[PATH_MAX];
+    struct root_answer fact;
+
+    check(tab && tab - key < PATH_MAX);
+    snprintf(path, sizeof(path), "%.*s", (int)(tab - key), key);
+    fact = root_fact(root, tab + 1, read_length, "%s", path);
+    check(fact.why && (fact.state == ROOT_OK) == (fact.value != NULL));
+    check(root_fact_text(fact) && (!root_fact_is(fact) || fact.value));
+    fact = root_fact(root, "length", read_length, "%s", path);
+    check((fact.state == ROOT_OK) == (fact.value != NULL));
+}
+
 static void ask_everything(struct root *root)
 {
     struct root_environment environment = root_environment(root);
@@ -62,6 +84,8 @@ static void ask_everything(struct root *root)
             if (kind == KEEP_ANSWERS)
                 check((root_ask(root, key, NULL, NULL, 0).state == ROOT_OK) ==
                       (root_ask(root, key, NULL, NULL, 0).value != NULL));
+            else if (kind == KEEP_FACTS)
+                ask_fact(root, key);
             else if (kind != KEEP_LINES)
                 ask_path(root, key);
         }

@@ -52,6 +52,12 @@ FORMS = {
     "folder of a user": "/users/erikamuster2/.cache", "scratch": "/scratch/proj-akme99/run7",
     "file server": "10.9.8.7@o2ib:/akmefs", "full name": "node-17.akmedc.example.net", "mail": "e.muster@akme.example",
     "node": "akmegpu0017", "project": "akme-prod-123456", "public key": "AAAAB3NzaC1yc2EAAAADAQABAAABgQCexample",
+    "serial of digits": "1654321000043", "account": "132452100178", "number of an instance": "4567890123456789012",
+    "world wide name": "0x5000c500a1b2c3d4", "mail with a plus": "e.muster+gpu@akme.example",
+    "role": "arn:aws:iam::132452100179:role/akme-train", "asset": "akme-asset-004711",
+    "identifier of a cloud": "ocid1.instance.oc1.iad.anuwcljt5rg7akmeq3zy4w5x6v7u2t3s4r5q",
+    "resource": "/subscriptions/0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8fd/resourceGroups/akme-rg",
+    "token with a name": "github_pat_11AKMEAKME0_akmeAkmeAkme0123456789", "prefix": "fd77:8899:aabb::/48",
 }
 
 

@@ -215,6 +215,12 @@ static void make_machine(struct tree *tree)
     make_overlay(tree);
 }
 
+/* The longest fact that there can be: the whole text. */
+static json_t *read_all(const char *text, size_t bytes)
+{
+    return json_pack("{s:o, s:i}", "text", json_stringn_nocheck(text, bytes), "bytes", (int)bytes);
+}
+
 /* All that can be asked about a path, and about the folders above it. */
 static void ask_about(struct root *root, const char *path)
 {
@@ -222,6 +228,9 @@ static void ask_about(struct root *root, const char *path)
 
     root_read(root, "%s", path);
     root_lines(root, "", "%s", path);
+    root_fact(root, "version", read_all, "%s", path);
+    root_fact(root, "gib-settings", read_all, "%s", path);
+    root_fact(root, "all", read_all, "%s", path);
     root_elf(root, "%s", path);
     snprintf(folder, sizeof(folder), "%s", path);
     for (char *slash; (slash = strrchr(folder, '/'));) {
@@ -283,15 +292,13 @@ static void what_matters_stays(void **state)
     const json_t *gpu;
     struct tree tree;
     char *text;
-    const char *buffer;
+    struct root_answer fact;
     char list[128];
-    uint64_t hash;
 
     (void)state;
     make_machine(&tree);
     root = look(&tree);
     root_ask(root, "nvml", NULL, NULL, 0);
-    hash = root_hash(root, "/opt/deepep/python/deep_ep/buffer.py");
     mailed = mail(root, &text);
 
     /* An address of some kind stays one of that kind; the empty one stays empty. */
@@ -321,8 +328,6 @@ static void what_matters_stays(void **state)
     assert_non_null(strstr(root_read(mailed, "/proc/self/maps").text, "/lib/libnccl.so.2.25.1\n"));
     assert_non_null(strstr(root_read(mailed, "/var/lib/dpkg/status").text,
                            "Package: libnccl2\nStatus: install ok installed\nVersion: 2.25.1-1+cuda12.8\n"));
-    assert_string_equal(root_read(mailed, "/opt/deepep/python/deep_ep-1.2.1.dist-info/METADATA").text,
-                        "Metadata-Version: 2.1\nName: deep_ep\nVersion: 1.2.1+29d31c0\n");
     assert_string_equal(root_lines(mailed, "", "/var/log/kern.log").text,
                         "1970-01-01T00:10:00+00:00 NVRM: Xid (PCI:0000:c4:00): 79\n"
                         "[   12.345678] NVRM: Xid (PCI:0000:c4:00): 154, GPU recovery action changed from 0x0 (None) "
@@ -338,8 +343,6 @@ static void what_matters_stays(void **state)
                         "NVreg_EnableGpuFirmware=1\n\n\nsoftdep nvidia pre: post: nvidia-uvm\noptions nvidia "
                         "NVreg_RestrictProfilingToAdminUsers=0\n\n\n");
     assert_string_equal(root_line(mailed, "/proc/sys/kernel/osrelease").text, "6.8.0-1041-custom1");
-    assert_string_equal(root_read(mailed, "/lib/modules/6.8.0-1041-custom1/modules.dep").text,
-                        "updates/dkms/mlx5_core.ko:\n");
     assert_string_equal(root_read(mailed, "/etc/passwd").why, "the snapshot does not say");
 
     /* Of variables the words that say nothing, of networks the length of their prefix. */
@@ -355,16 +358,15 @@ static void what_matters_stays(void **state)
     assert_int_equal(strncmp(root_env(mailed, "NCCL_DEBUG_NOWARN"), "host", 4), 0);
     assert_int_equal(strncmp(root_env(mailed, "NCCL_NET"), "host", 4), 0);
 
-    /* Programs keep their lines and their shape, and copies can be compared. */
-    buffer = root_read(mailed, "/opt/deepep/python/deep_ep/buffer.py").text;
-    assert_string_equal(buffer, "\npass\npass\npass\npass\n\n\n\n    @staticmethod\n    def function():\n        pass\n"
-                                "pass\ndef function():\n    pass\n@decorator\npass\n    def __init__(self): "
-                                "self._setup_device_hca_mapping()\n");
-    assert_string_equal(root_read(mailed, "/opt/deepep/python/deep_ep/__init__.py").text,
-                        "pass\n__version__ = \"1.2.1\"\npass\n");
-    assert_int_equal(root_hash(mailed, "/opt/deepep/python/deep_ep/buffer.py"), hash);
-    assert_int_not_equal(hash, 0);
-    assert_int_equal(root_hash(mailed, "/opt/deepep/python/deep_ep/nothing.py"), 0);
+    /* Of a program no text, and of facts what is neither a truth nor a number only where a row knows it. */
+    assert_int_equal(root_read(mailed, "/opt/deepep/python/deep_ep/buffer.py").state, ROOT_UNASKED);
+    fact = root_fact(mailed, "all", read_all, "/opt/deepep/python/deep_ep/buffer.py");
+    assert_int_equal(fact.state, ROOT_OK);
+    assert_true(json_is_null(json_object_get(fact.value, "text")));
+    assert_int_equal(json_integer_value(json_object_get(fact.value, "bytes")),
+                     json_integer_value(json_object_get(
+                         root_fact(root, "all", read_all, "/opt/deepep/python/deep_ep/buffer.py").value, "bytes")));
+    assert_int_equal(root_fact(mailed, "all", read_all, "/opt/deepep/python/deep_ep/nothing.py").state, ROOT_UNASKED);
     free(text);
     root_free(root);
     /* A snapshot of a snapshot says the same. */
@@ -372,8 +374,6 @@ static void what_matters_stays(void **state)
     mailed = mail(root, &text);
     assert_string_equal(root_env(mailed, "NVSHMEM_HCA_LIST"), list);
     assert_string_equal(root_line(mailed, "/proc/sys/kernel/osrelease").text, "6.8.0-1041-custom1");
-    assert_string_equal(root_read(mailed, "/opt/deepep/python/deep_ep/buffer.py").text, buffer);
-    assert_int_equal(root_hash(mailed, "/opt/deepep/python/deep_ep/buffer.py"), hash);
     root_free(root);
     root_free(mailed);
     free(text);
@@ -455,13 +455,10 @@ static void the_general_pass_knows_identifiers(void **state)
         {SERIAL " 123456", "secret1 123456", 0},
         {MAIL, "user@host", 0},
         {"a@b.c, <x.y@z>", "user@host, <user@host>", 0},
-        {"    @staticmethod", "    @staticmethod", SCRUB_CODE},
         {"http://a:b@c.d:80/x https://github.com/NVIDIA/nccl http://10.1.2.3/x",
          "http://user@host1:80/dir1 https://github.com/dir2/nccl http://192.0.2.1/dir1", 0},
         {"node7.rack.internal and db.example.com", "host1 and host2", 0},
-        {"dist.all_reduce torch.io a.b.com", "dist.all_reduce torch.io a.b.com", SCRUB_CODE},
         {"password=abc token: \"xyz\" PASSWD='q w'", "password=secret1 token: \"secret2\" PASSWD='secret3 w'", 0},
-        {"num_tokens = 4", "num_tokens = 4", SCRUB_CODE},
         {TOKEN " x " AWS_ID, "secret1 x secret2", 0},
         {"--key=" AWS_SECRET, "--key=secret1", 0},
         {"_ZN3c1017RegisterOperatorsD1Ev", "_ZN3c1017RegisterOperatorsD1Ev", 0},
