@@ -6,7 +6,7 @@
  *   comm.c      opening and closing: signals, report, reaching the peers;  links.c   how fast the links are
  *   memory.c    symmetric memory: this rank's allocations, staging;  map.c  mappings of the peers';  leave.c  its end
  *   plan.c      counting on the device, routes in device memory;  update.c  plans of fixed capacity;
- *               metadata.c  their facts for the caller
+ *               metadata.c  their facts for the caller;  layout.c  that of a routing without a plan
  *   stream.c    calls in their streams, waits of the host for them, events
  *   monitor.c   what kernels cannot see: dead processes, failures of peers;  report.c  what kernels report
  *   dispatch.c, combine.c   one operation each;  stage.c  copies of ordinary memory while rows move
@@ -228,8 +228,8 @@ void cuda_settle(int own);
 void cuda_count_open(const struct cuda_comm *cuda, int change);
 
 struct cuda_plan {
-    struct cuda_block block;   /* entries, counts, indices */
-    struct cuda_block ordered; /* entries in the order of EP_COMBINE_BY_CHOICE; made on first use */
+    struct cuda_block block;       /* entries, counts, indices */
+    struct cuda_block ordered;     /* entries in the order of EP_COMBINE_BY_CHOICE; made on first use */
     struct cuda_block facts_block; /* counts for metadata of a plan of exact counts; made on first use */
     struct cuda_block sources;     /* rows of metadata on their way; made on first use */
     struct cuda_route route;
@@ -275,13 +275,15 @@ void cuda_facts_close(struct cuda_comm *cuda);
 /* metadata.c */
 ep_status cuda_plan_metadata(ep_plan *plan, const ep_plan_metadata *dst, ep_stream stream);
 
+/* layout.c */
+ep_status cuda_plan_layout(ep_comm *comm, const ep_plan_args *args, ep_layout *layout);
+
 /* plan.c */
 ep_status cuda_plan_open(ep_plan *plan, const ep_plan_args *args);
 /* A copy of `bytes` of routing in host memory, in the order of `stream`; the caller frees it. */
 ep_status cuda_fetch_routing(const void *topk_idx, size_t bytes, cudaStream_t stream, void **ret_copy);
 void cuda_plan_close(ep_plan *plan);
 ep_status cuda_plan_sources(ep_plan *plan, int32_t *ret_rank, int32_t *ret_token);
-ep_status cuda_plan_layout(ep_comm *comm, const ep_plan_args *args, ep_layout *layout);
 /* Completes the plan with its peers, if that has not been done, and its route. */
 ep_status cuda_plan_ready(struct cuda_comm *cuda, ep_plan *plan, bool capturing, const struct cuda_route **ret_route);
 /* Rows of this rank's tokens in its own memory and in that of the others: the statistics of an operation. */
@@ -363,6 +365,9 @@ void cuda_ll_close(ep_ll *ll);
 ep_status cuda_ll_dispatch(ep_ll *ll, const ep_ll_dispatch_args *args, uint64_t number, ep_stream stream);
 ep_status cuda_ll_combine(ep_ll *ll, const ep_ll_combine_args *args, ep_stream stream);
 ep_status cuda_ll_finish(ep_ll *ll, uint64_t call, ep_stream stream);
+ep_status cuda_ll_set_mask(ep_ll *ll, int rank, bool on, ep_stream stream);
+ep_status cuda_ll_query_mask(ep_ll *ll, int32_t *out, ep_stream stream);
+ep_status cuda_ll_barrier(ep_ll *ll, ep_stream stream);
 ep_status cuda_ll_combine_buffer(ep_ll *ll, void **ret_buffer);
 ep_status cuda_ll_get_mask(const ep_ll *ll, int32_t *ret_masked);
 /* Multiprocessors that a low-latency call takes: all, shared with the ranks that are threads on the same device. */

@@ -353,6 +353,18 @@ struct cuda_metadata {
     int32_t *recv_source, *recv_slot, *n_recv_tokens, *psum_rank, *psum_expert, *count_exact, *rank_prefix;
 };
 
+/* The layout of a routing; outputs as those of ep_layout, zeroed. */
+struct cuda_layout {
+    struct cuda_waits waits; /* for the report of routing that is not valid */
+    const void *topk_idx;
+    int32_t *per_rank, *per_node, *per_expert;
+    uint8_t *in_rank;
+    int32_t wide, n_tokens, topk, n_experts;
+};
+
+cudaError_t cuda_launch_layout(const struct cuda_layout *layout, cudaStream_t stream);
+cudaError_t cuda_layout_load(void);
+
 /* The counts, and the rows to be dispatched; then, behind their dispatch, what depends on them. */
 cudaError_t cuda_launch_facts(const struct cuda_metadata *metadata, cudaStream_t stream);
 cudaError_t cuda_launch_sources(const struct cuda_metadata *metadata, cudaStream_t stream);

@@ -481,21 +481,3 @@ free_rows:
     free(rows);
     return status;
 }
-
-ep_status cuda_plan_layout(ep_comm *comm, const ep_plan_args *args, ep_layout *layout)
-{
-    struct cuda_comm *cuda = cuda_of(comm);
-    ep_plan_args mine = *args;
-    struct cuda_scope scope;
-    void *copy = NULL;
-    ep_status status;
-
-    EP_TRY(cuda_enter(cuda, &scope));
-    status = fetch_routing(cuda, args, args->topk_idx, &copy);
-    cuda_leave(&scope);
-    mine.topk_idx = copy;
-    if (status == EP_OK)
-        status = ep_routing_layout(comm, &mine, layout);
-    free(copy);
-    return status;
-}

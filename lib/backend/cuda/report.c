@@ -66,19 +66,19 @@ static ep_status raise_reported(struct cuda_comm *cuda, uint32_t failure)
     case CUDA_FAILED_DISAGREE:
         return host_raise_own(&cuda->host, fail_disagree(cuda), rank, phase);
     case CUDA_FAILED_DAMAGE:
-        return host_raise_own(&cuda->host,
-                              ep_fail(EP_E_MISMATCH, "what rank %d has told is damaged: the place of a buffer or of a row", rank),
-                              rank, phase);
+        return host_raise_own(
+            &cuda->host,
+            ep_fail(EP_E_MISMATCH, "what rank %d has told is damaged: the place of a buffer or of a row", rank), rank,
+            phase);
     case CUDA_FAILED_UNMAPPED:
         return host_raise_own(&cuda->host,
                               ep_fail(EP_E_TIMEOUT, "rank %d has not mapped memory of rank %d within %d ms", me, rank,
                                       cuda->host.comm->config.timeout_ms),
                               me, phase);
     case CUDA_FAILED_STRIDE:
-        return host_raise_own(&cuda->host,
-                              ep_fail(EP_E_ARG, "ep_plan_get_metadata: rank %d has more tokens than source_stride",
-                                      rank),
-                              rank, phase);
+        return host_raise_own(
+            &cuda->host, ep_fail(EP_E_ARG, "ep_plan_get_metadata: rank %d has more tokens than source_stride", rank),
+            rank, phase);
     case CUDA_FAILED_EXCLUDED:
         return ep_fail(EP_E_EXCLUDED, "rank %d has masked this rank in \"%s\"", rank, host_phase_name(phase));
     case CUDA_FAILED_LOST:
