@@ -2,13 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Print what the tests of one ctest run did, and append their sums to a file.
 
-usage: count_results.py TITLE JUNIT COUNTS
+usage: count_results.py TITLE JUNIT AGAIN COUNTS FAILURES
 
 JUNIT is what `ctest --output-junit` wrote, with the whole output of passed tests. A ctest test is usually a suite, so
 its cases are counted from its output where that says how many there were: cmocka's summary, TAP (bats), or a line
-"N passed, N failed" with or without ", N skipped". Others count as one. One line for each suite, the skipped and failed cases below it;
-"passed failed skipped" is appended to COUNTS. Exits with 1 on a failure, and when nothing was run.
+"N passed, N failed" with or without ", N skipped". Others count as one. One line for each suite, the skipped and failed
+cases below it; "passed failed skipped" is appended to COUNTS.
+
+AGAIN, which need not be there, is the same of a second run of what failed, each suite alone. A suite that passes then
+counts as passed: its first failure is shown all the same. What failed, and what did so only once, is appended to
+FAILURES, for the end of the whole report.
 """
+import os
 import re
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -76,25 +81,46 @@ def count_case(case):
     )
     if status != "run" and failed == 0:
         failure = case.find("failure")
-        failed, notes = 1, notes + [f"failed: {failure.get('message') if failure is not None else status}"]
+        message = failure.get("message") if failure is not None else status
+        failed, notes = 1, notes + [f"failed: {message or 'ended by its time limit or a signal'}"]
     return passed, failed, skipped, notes
 
 
+def read(junit):
+    return {case.get("name"): case for case in ElementTree.parse(junit).getroot().iter("testcase")}
+
+
+def tail(case, lines):
+    output = (case.findtext("system-out") or "").splitlines()[-lines:]
+    return "".join(f"      | {line}\n" for line in output)
+
+
 def main():
-    title, junit, counts_path = sys.argv[1:]
-    totals = [0, 0, 0]
-    for case in ElementTree.parse(junit).getroot().iter("testcase"):
+    title, junit, again_junit, counts_path, failures_path = sys.argv[1:]
+    again = read(again_junit) if os.path.exists(again_junit) else {}
+    totals, failures = [0, 0, 0], ""
+    for name, case in read(junit).items():
         *numbers, notes = count_case(case)
+        remark = ""
+        if numbers[1]:
+            remark = "FAILED"
+            first_notes, report = notes, tail(case, 200)
+            if name in again:
+                *numbers, notes = count_case(again[name])
+                remark = "FAILED TWICE" if numbers[1] else "failed once, and passed when it ran again alone"
+                notes = [f"the first run: {note}" for note in first_notes] + notes
+            failures += f"  {title}: {name}: {remark}\n" + "".join(f"      {note}\n" for note in notes) + tail(case, 40)
         totals = [total + number for total, number in zip(totals, numbers)]
         counts_text = "{:5} passed {:3} failed {:3} skipped".format(*numbers)
-        print(f"  {title}: {case.get('name'):30} {counts_text} {float(case.get('time') or 0):7.1f} s")
+        print(f"  {title}: {name:30} {counts_text} {float(case.get('time') or 0):7.1f} s {remark}".rstrip())
         for note in notes:
             print(f"      {note}")
-        if numbers[1]:
-            print("\n".join("      | " + line for line in (case.findtext("system-out") or "").splitlines()[-200:]))
+        if remark:
+            print(report, end="")
     with open(counts_path, "a", encoding="utf-8") as file:
         print(*totals, file=file)
-    sys.exit(1 if totals[1] or not totals[0] else 0)
+    with open(failures_path, "a", encoding="utf-8") as file:
+        file.write(failures)
 
 
 if __name__ == "__main__":

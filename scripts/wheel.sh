@@ -22,8 +22,9 @@ trap 'rm -rf "$work"' EXIT
 wheel=$(find "$work/wheels" -name '*.whl')
 "$python" -m zipfile -e "$wheel" "$work/files"
 
-# Libraries that others bring: those of the C library, and the driver's on a machine with GPUs.
-allowed='^(libc|libm|libdl|libpthread|librt|ld-linux-.*|libcuda|libepkit)\.so'
+# Libraries that others bring: those of the C library; the driver's on a machine with GPUs, and the C++ ones, which every
+# build of torch needs as well.
+allowed='^(libc|libm|libdl|libpthread|librt|ld-linux-.*|libcuda|libgcc_s|libstdc\+\+|libepkit)\.so'
 find "$work/files" -name '*.so*' | while read -r file; do
     if wanted=$(readelf -d "$file" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' | grep -Ev "$allowed"); then
         printf 'wheel.sh: %s needs %s, which no machine has to have\n' "$(basename "$file")" "$wanted" >&2

@@ -60,16 +60,17 @@ static void count_ports(const struct topo *topo, struct kind *kinds, int *n_kind
 {
     for (int i = 0; i < topo->n_nics; i++) {
         const struct topo_nic *nic = &topo->nics[i];
+        const char *access = nic->access == TOPO_ACCESS_NO ? " (not accessible)" : "";
         char name[96];
 
         for (int p = 0; p < nic->n_ports && nic->role == TOPO_ROLE_DATA; p++) {
             if (!nic->ports[p].active)
                 continue;
             if (nic->ports[p].rate_gbps > 0)
-                snprintf(name, sizeof(name), "%g Gb/s %s", nic->ports[p].rate_gbps,
-                         network_name(topo, nic, &nic->ports[p]));
+                snprintf(name, sizeof(name), "%g Gb/s %s%s", nic->ports[p].rate_gbps,
+                         network_name(topo, nic, &nic->ports[p]), access);
             else
-                snprintf(name, sizeof(name), "%s", network_name(topo, nic, &nic->ports[p]));
+                snprintf(name, sizeof(name), "%s%s", network_name(topo, nic, &nic->ports[p]), access);
             count_kind(kinds, n_kinds, name);
         }
     }

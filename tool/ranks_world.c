@@ -147,14 +147,21 @@ static int join_tcp(void)
 {
     ep_boot_tcp_args args = EP_BOOT_TCP_ARGS_INIT;
     ep_status status = ep_boot_tcp_new(&args, &world.tcp);
+    const char *hint;
 
     if (status == EP_OK) {
         world.boot = ep_boot_tcp_get(world.tcp);
         return CMD_FINE;
     }
     world.tcp = NULL;
-    out_problem("joining the ranks that RANK, WORLD_SIZE and MASTER_ADDR speak of", NULL, ep_last_error(),
-                ep_status_hint(status));
+    if (status == EP_E_TIMEOUT)
+        hint = "have all ranks been started, with one MASTER_ADDR, MASTER_PORT, WORLD_SIZE and EPKIT_SECRET, and can "
+               "their hosts reach that port?";
+    else if (status == EP_E_STATE)
+        hint = "another program listens at that port of this host: choose another MASTER_PORT on all ranks";
+    else
+        hint = ep_status_hint(status);
+    out_problem("joining the ranks that RANK, WORLD_SIZE and MASTER_ADDR speak of", NULL, ep_last_error(), hint);
     return status == EP_E_ARG ? CMD_USAGE : CMD_FAILED;
 }
 

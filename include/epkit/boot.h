@@ -93,10 +93,13 @@ typedef struct ep_boot_tcp_args {
 
 /*
  * Collective. Returns when all ranks have come, or by the deadline with EP_E_TIMEOUT and the ranks that have not, with
- * addresses where they are known. Until then a rank tries again: rank 0 may come later, its host name may not be known
- * yet, and a rank that came and died may be started once more. EP_E_MISMATCH: another secret, another number of ranks,
- * or a rank that is there already. EP_E_STATE: rank 0 cannot listen at its port. Connections of strangers, silent ones
- * and those that send anything else are dropped and change nothing.
+ * addresses where they are known. The deadline of rank 0 counts for all that have reached it; one that hears nothing of
+ * rank 0 any more waits timeout_ms from when it reached it. Until then a rank tries again: rank 0 may come later, its
+ * host name may not be known yet or still lead elsewhere, and a rank that came and died may be started once more.
+ * EP_E_MISMATCH: another number of ranks, or a rank that is there already. With another secret a rank tries until its
+ * deadline, because what listens there may be of another job: EP_E_TIMEOUT, and the text says so. EP_E_STATE: rank 0
+ * cannot listen at its port. EP_E_SYSTEM: rank 0 lacks descriptors for the others. Connections of strangers, silent
+ * ones and those that send anything else are dropped and change nothing.
  */
 EP_API ep_status ep_boot_tcp_new(const ep_boot_tcp_args *args, ep_boot_tcp **ret_boot);
 

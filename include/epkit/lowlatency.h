@@ -27,7 +27,11 @@
  * find invalid routing before anything is sent, as a status that changes nothing.
  *
  * Collective rules, threads and failure as in comm.h. On communicators of several nodes: EP_E_UNSUPPORTED on the host
- * backend. The CUDA backend serves one node and a topk of up to 32.
+ * backend.
+ *
+ * The CUDA backend serves one node and a topk of up to 32. It has one call with EP_LL_RECV_HOOK open at a time, and
+ * does not have yet: recv_scale_stride_..., recv_stats_add, wait_cost_add, ep_ll_set_mask(), ep_ll_clear_mask(),
+ * ep_ll_query_mask() and ep_ll_barrier(): EP_E_UNSUPPORTED; and a combine that leaves rows out: EP_E_ROUTING.
  */
 #ifndef EPKIT_LOWLATENCY_H
 #define EPKIT_LOWLATENCY_H

@@ -80,16 +80,21 @@ static ep_status find_place(const ep_boot_tcp_args *args, struct plan *plan)
 static ep_status find_master(struct plan *plan)
 {
     const char *host = read_env("MASTER_ADDR"), *store = read_env("TORCHELASTIC_USE_AGENT_STORE");
-    int port = 0;
+    int port = 0, next;
+    ep_status status;
 
     if (!host)
         return ep_fail(EP_E_ARG, "ep_boot_tcp_new: MASTER_ADDR is not set: the host of rank 0");
-    EP_TRY(read_number("MASTER_PORT", 1, UINT16_MAX - 1, "a free port of the host of rank 0", &port));
-    if (strlen(host) >= sizeof(plan->host))
-        return ep_fail(EP_E_ARG, "ep_boot_tcp_new: MASTER_ADDR is longer than a host name");
-    snprintf(plan->host, sizeof(plan->host), "%s", host);
     /* torchrun's own store listens at that port. */
-    plan->port = (uint16_t)(port + (store && strcmp(store, "True") == 0));
+    next = store && strcmp(store, "True") == 0;
+    EP_TRY(read_number("MASTER_PORT", 1, UINT16_MAX - next, "a free port of the host of rank 0", &port));
+    status = tcp_parse_endpoint(host, plan->host, sizeof(plan->host), &plan->port);
+    if (status != EP_OK)
+        return ep_fail_prefix(status, "ep_boot_tcp_new: MASTER_ADDR: ");
+    if (plan->port && plan->port != port)
+        return ep_fail(EP_E_ARG, "ep_boot_tcp_new: MASTER_ADDR \"%.64s\" and MASTER_PORT %d name different ports", host,
+                       port);
+    plan->port = (uint16_t)(port + next);
     return EP_OK;
 }
 
@@ -108,6 +113,21 @@ static ep_status find_address(const ep_boot_tcp_args *args, struct plan *plan)
     return EP_OK;
 }
 
+/* It may differ between hosts, which find_ranks_per_node() sees. Beside nranks of the caller it may be of another job.
+ */
+static ep_status find_local_size(const ep_boot_tcp_args *args, struct plan *plan)
+{
+    int size = 0;
+    ep_status status;
+
+    if (plan->ranks_per_node || !read_env("LOCAL_WORLD_SIZE"))
+        return EP_OK;
+    status = read_number("LOCAL_WORLD_SIZE", 1, plan->nranks, "the ranks of this host", &size);
+    if (status == EP_OK)
+        plan->ranks_per_node = size;
+    return args->nranks ? EP_OK : status;
+}
+
 static ep_status make_plan(const ep_boot_tcp_args *args, struct plan *plan)
 {
     *plan = (struct plan){.timeout_ms = args->timeout_ms, .ranks_per_node = args->ranks_per_node};
@@ -122,6 +142,7 @@ static ep_status make_plan(const ep_boot_tcp_args *args, struct plan *plan)
     if (plan->ranks_per_node < 0 || (plan->ranks_per_node && plan->nranks % plan->ranks_per_node))
         return ep_fail(EP_E_ARG, "ep_boot_tcp_new: ranks_per_node %d does not divide the %d ranks",
                        plan->ranks_per_node, plan->nranks);
+    EP_TRY(find_local_size(args, plan));
     plan->secret = args->secret ? args->secret : read_env("EPKIT_SECRET");
     if (!plan->secret)
         plan->secret = "";
@@ -141,7 +162,6 @@ static void make_host_id(const struct plan *plan, struct host_id *ret_id)
 {
     struct ep_process_id self;
     struct stat entry;
-    int local = 0;
 
     memset(ret_id, 0, sizeof(*ret_id));
     ep_process_get_self(&self);
@@ -150,9 +170,6 @@ static void make_host_id(const struct plan *plan, struct host_id *ret_id)
     if (stat("/proc/self/ns/net", &entry) == 0)
         ret_id->net_namespace = (uint64_t)entry.st_ino;
     ret_id->asked = plan->ranks_per_node;
-    if (!ret_id->asked && read_env("LOCAL_WORLD_SIZE") &&
-        read_number("LOCAL_WORLD_SIZE", 1, plan->nranks, "", &local) == EP_OK)
-        ret_id->asked = local;
 }
 
 /*
@@ -227,6 +244,9 @@ static ep_status open_star(ep_boot_tcp *boot, const struct plan *plan)
 
     tcp_key_make(plan->secret, "bootstrap", NULL, 0, &args.key);
     if (plan->interface) {
+        if (strlen(plan->interface) >= sizeof(boot->network.interface))
+            return ep_fail(EP_E_ARG, "ep_boot_tcp_new: the interfaces \"%.64s...\" are more than %zu characters",
+                           plan->interface, sizeof(boot->network.interface) - 1);
         EP_TRY(tcp_find_interfaces(plan->interface, local, &n));
         /* Rank 0 listens everywhere: the others may know it by another name. */
         args.from = plan->rank ? &local[0] : NULL;

@@ -18,7 +18,7 @@
 struct ep_net_tcp_context {
     struct tcp_key key;
     struct tcp_address local; /* by which the bootstrap has reached this host; family 0: not known */
-    char interface[64];       /* as tcp_find_interfaces() takes it; "": none was named */
+    char interface[256];      /* as tcp_find_interfaces() takes it; "": none was named */
 };
 
 /* What an endpoint keeps so that its ranks can connect to each other once more, when the group shrinks. */

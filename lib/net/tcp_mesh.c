@@ -90,8 +90,12 @@ static ep_status find_addresses(struct mesh *mesh, struct introduction *mine)
     struct tcp_address found[TCP_ADDRESSES];
     uint16_t port = 0;
     int n = 0, fd;
+    ep_status status;
 
-    EP_TRY(tcp_find_interfaces(wanted, found, &n));
+    /* A host with no more than a link-local address can be reached by the one that the bootstrap came by. */
+    status = tcp_find_interfaces(wanted, found, &n);
+    if (status != EP_OK && (wanted || !local->family))
+        return status;
     if (wanted)
         mesh->from = found[0];
     EP_TRY(tcp_listen(wanted && n == 1 ? &found[0] : NULL, 0, &fd, &port));
@@ -161,6 +165,18 @@ static ep_status agree(struct mesh *mesh, struct introduction *mine, ep_status s
     for (int rank = 0; rank < mesh->params->nranks; rank++)
         EP_TRY(compare(mesh, mine, rank));
     return EP_OK;
+}
+
+/* A link-local address is one of the link that the bootstrap came by; the number of that interface is each host's own.
+ */
+static void complete_addresses(struct mesh *mesh)
+{
+    uint32_t scope = mesh->from.scope ? mesh->from.scope : mesh->context->local.scope;
+
+    for (int rank = 0; rank < mesh->params->nranks; rank++)
+        for (int i = 0; i < mesh->all[rank].n_addresses; i++)
+            if (tcp_address_is_link_local(&mesh->all[rank].addresses[i]))
+                mesh->all[rank].addresses[i].scope = scope;
 }
 
 /* The key of this endpoint, of what all ranks have drawn: connections of another one do not fit. */
@@ -300,6 +316,10 @@ static ep_status fail_late(const struct mesh *mesh)
                            mesh->params->rank, connector->rank, timeout_ms,
                            *connector->why ? connector->why : "it has no address that leads there");
     }
+    /* Those that did not connect may stand at the door: then it is this rank that lacks something. */
+    if (mesh->acceptor->error)
+        return ep_fail_errno(EP_E_SYSTEM, mesh->acceptor->error, "network tcp: rank %d cannot take connections",
+                             mesh->params->rank);
     for (int slot = 0; slot < mesh->npeers * mesh->per_peer; slot++)
         if (mesh->lines[slot].fd < 0)
             return ep_fail(EP_E_TIMEOUT, "network tcp: rank %d did not connect to rank %d within %d ms%s%s",
@@ -429,6 +449,7 @@ ep_status tcp_mesh_open(const struct ep_net_params *params, const struct ep_net_
     status = agree(&mesh, &self, status);
     if (status == EP_OK) {
         status = make_key(&mesh);
+        complete_addresses(&mesh);
         plan_connectors(&mesh);
         if (status == EP_OK)
             status = connect_all(&mesh);

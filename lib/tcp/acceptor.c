@@ -18,6 +18,7 @@ void tcp_acceptor_open(struct tcp_acceptor *acceptor, int fd, const struct tcp_k
     acceptor->key = *key;
     acceptor->n = 0;
     acceptor->dropped = 0;
+    acceptor->error = 0;
     acceptor->last_drop[0] = '\0';
 }
 
@@ -27,7 +28,9 @@ int tcp_acceptor_get_polls(const struct tcp_acceptor *acceptor, struct pollfd *r
 
     if (acceptor->fd < 0)
         return 0;
-    ret_polls[n++] = (struct pollfd){.fd = acceptor->fd, .events = POLLIN};
+    /* Who waits in the queue of the kernel and cannot be taken now would wake the caller for nothing. */
+    ret_polls[n++] = (struct pollfd){.fd = acceptor->error || acceptor->n == TCP_ACCEPTOR_PENDING ? -1 : acceptor->fd,
+                                     .events = POLLIN};
     for (int i = 0; i < acceptor->n; i++)
         ret_polls[n++] =
             (struct pollfd){.fd = acceptor->pending[i].fd, .events = tcp_handshake_events(&acceptor->pending[i])};
@@ -76,6 +79,7 @@ static void accept_all(struct tcp_acceptor *acceptor)
 
         if (fd < 0 && (errno == EINTR || errno == ECONNABORTED))
             continue;
+        acceptor->error = fd < 0 && errno != EAGAIN && errno != EWOULDBLOCK ? errno : 0;
         if (fd < 0)
             return; /* also without descriptors: it stays in the queue of the kernel */
         tcp_set_options(fd, 0);

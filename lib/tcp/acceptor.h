@@ -25,6 +25,7 @@ struct tcp_acceptor {
     struct tcp_key key;
     struct tcp_handshake pending[TCP_ACCEPTOR_PENDING];
     int n;
+    int error; /* errno with which the kernel gives out no connection now: descriptors or memory are used up; 0: none */
     uint64_t dropped;                                     /* connections that were not taken */
     char last_drop[TCP_WHY_BYTES + TCP_ADDRESS_TEXT + 4]; /* "10.0.0.9:4242 has another secret" */
 };

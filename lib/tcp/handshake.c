@@ -328,6 +328,11 @@ short tcp_handshake_events(const struct tcp_handshake *hs)
     return hs->state == CONNECTING || hs->out_at < hs->out_used ? POLLOUT : POLLIN;
 }
 
+bool tcp_handshake_is_answered(const struct tcp_handshake *hs)
+{
+    return hs->state == AWAITS_WELCOME;
+}
+
 void tcp_handshake_drop(struct tcp_handshake *hs)
 {
     if (hs->fd >= 0)

@@ -87,6 +87,8 @@ enum tcp_handshake_result tcp_handshake_step(struct tcp_handshake *hs);
 void tcp_handshake_reply(struct tcp_handshake *hs, ep_status status, const char *reason);
 /* For poll(). */
 short tcp_handshake_events(const struct tcp_handshake *hs);
+/* Connecting side: the other one speaks this protocol, and has the proof or will have it soon. */
+bool tcp_handshake_is_answered(const struct tcp_handshake *hs);
 /* Closes one that is not done. */
 void tcp_handshake_drop(struct tcp_handshake *hs);
 

@@ -87,25 +87,20 @@ bool tcp_address_is_loopback(const struct tcp_address *address)
     return address->family == AF_INET ? address->bytes[0] == 127 : memcmp(address->bytes, v6, sizeof(v6)) == 0;
 }
 
-static struct tcp_address find_end(int fd, int (*get)(int, struct sockaddr *, socklen_t *))
+bool tcp_address_is_link_local(const struct tcp_address *address)
+{
+    return address->family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(address->bytes);
+}
+
+struct tcp_address tcp_local_address(int fd)
 {
     struct sockaddr_storage storage = {0};
     struct tcp_address address = {0};
     socklen_t bytes = sizeof(storage);
 
-    if (get(fd, (struct sockaddr *)&storage, &bytes) == 0)
+    if (getsockname(fd, (struct sockaddr *)&storage, &bytes) == 0)
         tcp_address_from_socket(&storage, &address);
     return address;
-}
-
-struct tcp_address tcp_local_address(int fd)
-{
-    return find_end(fd, getsockname);
-}
-
-struct tcp_address tcp_far_address(int fd)
-{
-    return find_end(fd, getpeername);
 }
 
 ep_status tcp_parse_endpoint(const char *text, char *ret_host, size_t host_bytes, uint16_t *port)
@@ -130,6 +125,9 @@ ep_status tcp_parse_endpoint(const char *text, char *ret_host, size_t host_bytes
     }
     if (end == begin || (size_t)(end - begin) >= host_bytes)
         return ep_fail(EP_E_ARG, "address \"%.64s\": the host is missing or too long", text);
+    for (const char *at = begin; at < end; at++)
+        if (*at <= ' ' || *at == 127)
+            return ep_fail(EP_E_ARG, "address \"%.64s\": a host has no blanks or line ends in it", text);
     if (colon) {
         errno = 0;
         value = strtol(colon + 1, &rest, 10);
@@ -299,16 +297,22 @@ static bool names_interface(const char *words, const char *name)
     return false;
 }
 
-/* 0: wanted, 1: only if there is no better one, 2: not wanted. Bridges of containers lead to this host alone. */
+enum { WANTED, SECOND_CHOICE, LINK_LOCAL, UNWANTED };
+
+/* Second choice: bridges of containers lead to this host alone. */
 static int rank_interface(const struct ifaddrs *entry, const char *wanted, const struct tcp_address *address)
 {
-    if (!(entry->ifa_flags & IFF_UP) || (address->family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(address->bytes)))
-        return 2;
-    if (wanted && *wanted == '^')
-        return names_interface(wanted + 1, entry->ifa_name) ? 2 : 0;
+    bool named = wanted && names_interface(wanted + (*wanted == '^'), entry->ifa_name);
+
+    if (!(entry->ifa_flags & IFF_UP) || (wanted && named == (*wanted == '^')))
+        return UNWANTED;
+    if (tcp_address_is_link_local(address))
+        return wanted ? LINK_LOCAL : UNWANTED; /* it says nothing without its interface */
     if (wanted)
-        return names_interface(wanted, entry->ifa_name) ? 0 : 2;
-    return (entry->ifa_flags & IFF_LOOPBACK) || names_interface("docker,virbr,cni,veth", entry->ifa_name) ? 1 : 0;
+        return WANTED;
+    return (entry->ifa_flags & IFF_LOOPBACK) || names_interface("docker,virbr,cni,veth", entry->ifa_name)
+               ? SECOND_CHOICE
+               : WANTED;
 }
 
 static void take_interfaces(const struct ifaddrs *list, const char *wanted, int rank, struct tcp_address *ret_addresses,
@@ -340,8 +344,10 @@ ep_status tcp_find_interfaces(const char *wanted, struct tcp_address *ret_addres
         return tcp_resolve(wanted, 0, 0, ret_addresses, ret_n);
     if (getifaddrs(&list) != 0)
         return ep_fail_errno(EP_E_SYSTEM, errno, "network tcp: the list of interfaces");
-    for (int rank = 0; rank < 2; rank++)
+    for (int rank = WANTED; rank <= SECOND_CHOICE; rank++)
         take_interfaces(list, wanted, rank, ret_addresses, &n);
+    if (n == 0)
+        take_interfaces(list, wanted, LINK_LOCAL, ret_addresses, &n);
     freeifaddrs(list);
     if (n == 0)
         return ep_fail(EP_E_ARG, "network tcp: no interface that is up and has an address%s%.64s%s",
@@ -451,10 +457,14 @@ int tcp_accept(int listener, struct tcp_address *ret_from)
 void tcp_set_options(int fd, int timeout_ms)
 {
     unsigned limit = (unsigned)timeout_ms;
-    int on = 1;
+    int on = 1, idle_s = 10, interval_s = 5, probes = 4;
 
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
     setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
+    /* The kernel's own are two hours. */
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof(idle_s));
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval_s, sizeof(interval_s));
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof(probes));
     if (timeout_ms > 0)
         setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &limit, sizeof(limit));
 }

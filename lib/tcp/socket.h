@@ -29,10 +29,10 @@ void tcp_address_print(const struct tcp_address *address, char ret_text[TCP_ADDR
 socklen_t tcp_address_to_socket(const struct tcp_address *address, struct sockaddr_storage *ret_socket);
 bool tcp_address_from_socket(const struct sockaddr_storage *socket_address, struct tcp_address *ret_address);
 bool tcp_address_is_loopback(const struct tcp_address *address);
+bool tcp_address_is_link_local(const struct tcp_address *address);
 
-/* The local and the far end of a connection; family 0 where it cannot be told. */
+/* The local end of a connection; family 0 where it cannot be told. */
 struct tcp_address tcp_local_address(int fd);
-struct tcp_address tcp_far_address(int fd);
 
 /*
  * Splits "host", "host:port", "[v6]:port" or a bare IPv6 address. `port` stays what it is where the text names none.
@@ -65,7 +65,10 @@ int tcp_connect_error(int fd);
 /* A connection that has come, -1: none, with errno. */
 int tcp_accept(int listener, struct tcp_address *ret_from);
 
-/* What every connection of ours wants: small messages leave at once, a far end that is silent is given up. */
+/*
+ * What every connection of ours wants: small messages leave at once, and a far end that has gone without a word, as a
+ * host that is switched off, is given up, within half a minute also while nothing is sent.
+ */
 void tcp_set_options(int fd, int timeout_ms);
 
 #endif

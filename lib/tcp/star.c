@@ -18,9 +18,12 @@
 #define LIST_BYTES 160
 #define RETRY_FIRST_NS 20000000u /* between two tries to connect; doubles */
 #define RETRY_MOST_NS 500000000u
-#define TELL_NS 200000000u /* between two lists of who is missing */
-#define POLL_MOST_MS 20    /* a deadline is never missed by more */
-#define FAREWELL_MS 200    /* for a failure or a farewell to leave */
+#define TRY_FIRST_NS 1000000000u /* for one address to answer; doubles */
+#define TRY_MOST_NS 8000000000u
+#define TELL_NS 200000000u                  /* between two lists of who is missing */
+#define SILENCE_NS (10 * (uint64_t)TELL_NS) /* a rank 0 that has told nothing for so long does not run any more */
+#define POLL_MOST_MS 20                     /* a deadline is never missed by more */
+#define FAREWELL_MS 200                     /* for a failure or a farewell to leave */
 
 enum frame_kind { FRAME_BLOCK = 1, FRAME_RESULT, FRAME_FAILURE, FRAME_MISSING, FRAME_BYE };
 
@@ -68,6 +71,8 @@ struct tcp_star {
     uint64_t number;
     uint64_t told_ns;
     struct missing missing; /* as rank 0 said last */
+    uint64_t heard_ns;      /* when it did */
+    bool delivering;        /* rank 0: all blocks have come, the results leave */
     uint64_t dropped;
     char last_drop[TCP_WHY_BYTES + TCP_ADDRESS_TEXT + 4];
     tcp_star_poll_fn poll;
@@ -286,6 +291,15 @@ static ep_status fail_late(struct tcp_star *star, const struct missing *missing,
     uint64_t dropped = star->acceptor ? star->acceptor->dropped : star->dropped;
     const char *last = star->acceptor ? star->acceptor->last_drop : star->last_drop;
 
+    /* Those that are missing may stand at the door: then it is this rank that lacks something. */
+    if (star->acceptor && star->acceptor->error) {
+        ep_fail(EP_E_SYSTEM,
+                "%s: rank %d cannot take connections: %s (limit of open files: ulimit -n); %d of %d ranks were not "
+                "taken within %d ms: rank%s %s",
+                star->name, star->rank, strerror(star->acceptor->error), missing->n, star->nranks, timeout_ms,
+                missing->n == 1 ? "" : "s", missing->list);
+        return fail_star(star, EP_E_SYSTEM, star->rank);
+    }
     ep_fail(EP_E_TIMEOUT, "%s: %d of %d ranks did not come within %d ms: rank%s %s%s%s", star->name, missing->n,
             star->nranks, timeout_ms, missing->n == 1 ? "" : "s", missing->list,
             dropped ? "; the last connection that was not taken: " : "", dropped ? last : "");
@@ -358,6 +372,7 @@ static ep_status take_frame(struct tcp_star *star, struct conn *conn)
         for (char *at = conn->small.missing.list; *at; at++)
             *at = *at < ' ' || *at > '~' ? '?' : *at;
         star->missing = conn->small.missing;
+        star->heard_ns = ep_now_ns();
         if (star->missing.first < 0 || star->missing.first >= star->nranks)
             star->missing.first = 0;
         return EP_OK;
@@ -425,8 +440,9 @@ static ep_status step(struct tcp_star *star, size_t bytes, unsigned char *ret_al
         struct conn *conn = &star->conns[i];
         /* A rank whose block is there may already be in the next all-gather: no reading ahead. But it may die. */
         short events = (short)((conn->came ? POLLRDHUP : POLLIN) | (is_idle(conn) ? 0 : POLLOUT));
+        bool done = star->delivering && is_idle(conn);
 
-        star->polls[n++] = (struct pollfd){.fd = conn->fd, .events = events};
+        star->polls[n++] = (struct pollfd){.fd = done ? -1 : conn->fd, .events = events};
     }
     ready = poll(star->polls, (nfds_t)n, left_ms > POLL_MOST_MS ? POLL_MOST_MS : (int)left_ms);
     if (ready < 0 && errno != EINTR) {
@@ -438,7 +454,8 @@ static ep_status step(struct tcp_star *star, size_t bytes, unsigned char *ret_al
         struct conn *conn = &star->conns[i];
         short events = ready < 0 ? POLLIN | POLLOUT : star->polls[i].revents;
 
-        if (conn->fd < 0 || !events)
+        /* Who has its result may leave while others still take theirs. */
+        if (conn->fd < 0 || !events || (star->delivering && is_idle(conn)))
             continue;
         /* Where sending fails, the other side may have said why before it closed. */
         lost = !is_idle(conn) && push(conn) != EP_OK ? errno : 0;
@@ -485,11 +502,19 @@ static ep_status fail_late_root(struct tcp_star *star, int timeout_ms)
 
 static ep_status fail_late_leaf(struct tcp_star *star, int timeout_ms)
 {
+    uint64_t silence_ns = ep_now_ns() - star->heard_ns;
     char who[TCP_ADDRESS_TEXT + 24];
 
+    print_conn(star, &star->conns[0], who, sizeof(who));
+    /* Whom rank 0 missed when it was heard last says nothing about who is missing now. */
+    if (star->missing.n > 0 && silence_ns > SILENCE_NS) {
+        ep_fail(EP_E_TIMEOUT, "%s: %s has said nothing for %llu of %d ms; until then it waited for rank%s %s",
+                star->name, who, (unsigned long long)(silence_ns / 1000000u), timeout_ms,
+                star->missing.n == 1 ? "" : "s", star->missing.list);
+        return fail_star(star, EP_E_TIMEOUT, 0);
+    }
     if (star->missing.n > 0)
         return fail_late(star, &star->missing, timeout_ms);
-    print_conn(star, &star->conns[0], who, sizeof(who));
     ep_fail(EP_E_TIMEOUT, "%s: %s did not answer within %d ms", star->name, who, timeout_ms);
     return fail_star(star, EP_E_TIMEOUT, 0);
 }
@@ -509,6 +534,7 @@ static ep_status gather_root(struct tcp_star *star, size_t bytes, int timeout_ms
         if (ep_now_ns() >= deadline_ns)
             return fail_late_root(star, timeout_ms);
     }
+    star->delivering = true;
     for (int rank = 1; rank < star->nranks; rank++)
         queue_frame(star, &star->conns[rank], FRAME_RESULT, NULL, 0, ret_all, bytes * (size_t)star->nranks);
     while (!all_idle(star)) {
@@ -532,6 +558,7 @@ ep_status tcp_star_allgather(struct tcp_star *star, const void *mine, size_t byt
         return ep_fail(star->failed, "%s", star->text);
     star->number++;
     star->missing.n = 0;
+    star->delivering = false;
     for (int i = 0; i < n_conns(star); i++)
         star->conns[i].came = false;
     if (star->rank == 0) {
@@ -578,12 +605,12 @@ static ep_status star_new(const char *name, int rank, int nranks, struct tcp_sta
     return EP_OK;
 }
 
-/* Has the far end gone without a word? */
+/* Has the far end gone? Also when what it sent before is still unread: a rank sends its first block at once. */
 static bool is_closed(int fd)
 {
-    char byte;
+    struct pollfd look = {.fd = fd, .events = POLLRDHUP};
 
-    return recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
+    return poll(&look, 1, 0) == 1;
 }
 
 static ep_status check_rank(void *context, const struct tcp_handshake *hs, char *ret_reason, size_t bytes)
@@ -642,7 +669,8 @@ static ep_status await_ranks(struct tcp_star *star, int timeout_ms, uint64_t dea
         (void)poll(star->polls, (nfds_t)n, left_ms > POLL_MOST_MS ? POLL_MOST_MS : (int)left_ms);
         tcp_acceptor_step(star->acceptor, check_rank, take_rank, star);
         tell_missing(star, true);
-        for (int rank = 1; rank < star->nranks; rank++) {
+        /* The others' deadlines come right behind this one: who goes then has not been missing. */
+        for (int rank = 1; rank < star->nranks && ep_now_ns() < deadline_ns; rank++) {
             struct conn *conn = &star->conns[rank];
 
             /* A rank that has come and died is missing again: it may be started once more. */
@@ -687,9 +715,9 @@ static void nap_until(uint64_t ns, uint64_t deadline_ns)
     nanosleep(&nap, NULL);
 }
 
-/* One try at one address. */
+/* One try at one address, which has `try_ns` to answer. Who has answered has until the deadline to take this rank. */
 static ep_status try_address(struct tcp_star *star, const struct tcp_star_args *args, const struct tcp_address *to,
-                             uint64_t deadline_ns, struct tcp_handshake *hs)
+                             uint64_t try_ns, uint64_t deadline_ns, struct tcp_handshake *hs)
 {
     const struct tcp_hello hello = {
         .kind = TCP_BOOTSTRAP, .rank = args->rank, .detail = (uint32_t)args->nranks, .session = 0};
@@ -699,12 +727,14 @@ static ep_status try_address(struct tcp_star *star, const struct tcp_star_args *
     *hs = (struct tcp_handshake){.fd = -1};
     EP_TRY(tcp_connect(to, args->from, &fd));
     tcp_set_options(fd, args->timeout_ms);
-    EP_TRY(tcp_handshake_connect(hs, fd, &args->key, &hello, to, deadline_ns));
+    EP_TRY(tcp_handshake_connect(hs, fd, &args->key, &hello, to, ep_now_ns() + try_ns));
     while (result == TCP_HANDSHAKE_PENDING) {
         struct pollfd look = {.fd = hs->fd, .events = tcp_handshake_events(hs)};
 
         (void)poll(&look, 1, 20);
         result = tcp_handshake_step(hs);
+        if (result == TCP_HANDSHAKE_PENDING && tcp_handshake_is_answered(hs))
+            hs->deadline_ns = deadline_ns;
     }
     if (result != TCP_HANDSHAKE_DONE)
         return ep_fail(hs->status, "%s", hs->why);
@@ -713,10 +743,13 @@ static ep_status try_address(struct tcp_star *star, const struct tcp_star_args *
     return EP_OK;
 }
 
-/* Rank 0 may not have been started yet, or its name not be known yet: until the deadline everything is tried again. */
+/*
+ * Rank 0 may not have been started yet, or its name not be known yet, or lead to a host that is no more or to another
+ * program that says nothing: until the deadline everything is tried again, from the name on.
+ */
 static ep_status open_leaf(struct tcp_star *star, const struct tcp_star_args *args, uint64_t deadline_ns)
 {
-    uint64_t wait_ns = RETRY_FIRST_NS;
+    uint64_t wait_ns = RETRY_FIRST_NS, try_ns = TRY_FIRST_NS;
     char why[TCP_WHY_BYTES] = "", at[TCP_ADDRESS_TEXT] = "";
     struct tcp_handshake *hs = calloc(1, sizeof(*hs));
     ep_status status = EP_E_TIMEOUT;
@@ -725,6 +758,7 @@ static ep_status open_leaf(struct tcp_star *star, const struct tcp_star_args *ar
         return ep_fail(EP_E_MEMORY, "%s: no memory", args->name);
     while (ep_now_ns() < deadline_ns) {
         struct tcp_address addresses[TCP_ADDRESSES];
+        uint64_t began_ns = ep_now_ns();
         int n = 0;
 
         if (tcp_resolve(args->host, args->port, deadline_ns, addresses, &n) != EP_OK)
@@ -732,7 +766,7 @@ static ep_status open_leaf(struct tcp_star *star, const struct tcp_star_args *ar
         for (int i = 0; i < n; i++) {
             uint64_t now = ep_now_ns(), share = deadline_ns > now ? (deadline_ns - now) / (uint64_t)(n - i) : 0;
 
-            status = try_address(star, args, &addresses[i], now + share, hs);
+            status = try_address(star, args, &addresses[i], share < try_ns ? share : try_ns, now + share, hs);
             if (status == EP_OK)
                 goto free;
             snprintf(why, sizeof(why), "%.*s", TCP_WHY_BYTES - 1, ep_last_error());
@@ -746,6 +780,8 @@ static ep_status open_leaf(struct tcp_star *star, const struct tcp_star_args *ar
         }
         nap_until(wait_ns, deadline_ns);
         wait_ns = wait_ns * 2 < RETRY_MOST_NS ? wait_ns * 2 : RETRY_MOST_NS;
+        if (*at && ep_now_ns() - began_ns >= try_ns)
+            try_ns = try_ns * 2 < TRY_MOST_NS ? try_ns * 2 : TRY_MOST_NS;
     }
     star->culprit = 0;
     status = ep_fail(EP_E_TIMEOUT, "%s: rank %d could not reach rank 0 at %s port %u within %d ms: %s%s%s", args->name,

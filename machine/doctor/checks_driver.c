@@ -11,6 +11,7 @@
 
 #define PARAMS "/proc/driver/nvidia/params"
 #define VERSION "/proc/driver/nvidia/version"
+#define CLASS_DISPLAY 0x03 /* PCI Code and ID Assignment Specification */
 
 /* --- peermem --- */
 
@@ -328,22 +329,6 @@ static void without_driver(const struct doctor_machine *machine, struct doctor_r
                   "(sudo dmesg | grep -i nvrm).");
 }
 
-/* LD_LIBRARY_PATH without one folder. */
-static const char *path_without(const struct doctor_machine *machine, const char *path, const char *folder)
-{
-    const char *kept = "";
-
-    for (const char *at = path; *at; at += strcspn(at, ":;"), at += *at != '\0') {
-        size_t n = strcspn(at, ":;"), bare = n;
-
-        while (bare > 1 && at[bare - 1] == '/')
-            bare--;
-        if (n > 0 && (bare != strlen(folder) || strncmp(at, folder, bare) != 0))
-            kept = root_printf(machine->root, "%s%s%.*s", kept, *kept ? ":" : "", (int)n, at);
-    }
-    return kept;
-}
-
 /*
  * A library that LD_LIBRARY_PATH leads to, while the system's own is the right one: no reboot mends that. Else the
  * right one is to be had by a reboot only where the driver on the disk is that of the library.
@@ -353,16 +338,13 @@ static void fix_library(const struct doctor_machine *machine, struct doctor_resu
 {
     const struct stack_driver *driver = &machine->stack->driver;
     struct libs_setting setting = libs_setting_of(machine->root), plain = {.library_path = "", .preload = ""};
-    const char *slash = strrchr(place->path, '/'), *folder, *kept;
+    const char *slash = strrchr(place->path, '/'), *folder;
     struct lib_place own;
 
     folder = root_printf(machine->root, "%.*s", slash ? (int)(slash - place->path) : 0, place->path);
     if (same_version(driver->version, library_version(machine, plain, &own))) {
-        kept = path_without(machine, setting.library_path, folder);
-        if (*kept)
-            doctor_fix(machine, result, false, "export LD_LIBRARY_PATH=%s", shell_word(machine->root, kept));
-        else
-            doctor_fix(machine, result, false, "unset LD_LIBRARY_PATH");
+        doctor_fix(machine, result, false, "%s",
+                   shell_leave_out(machine->root, "LD_LIBRARY_PATH", setting.library_path, folder));
         doctor_advise(machine, result, "LD_LIBRARY_PATH leads to %s; without it %s is found, which is of the driver.",
                       folder, own.path);
         return;
@@ -379,6 +361,52 @@ static void fix_library(const struct doctor_machine *machine, struct doctor_resu
                         "NVIDIA's container toolkit does."
                       : "Install the libraries and the kernel module of one version. A reboot helps where a newer "
                         "module is installed than the one that is loaded.");
+}
+
+/* Is a GPU that NVIDIA's driver has of the same kind as this one? */
+static bool is_driven_elsewhere(const struct topo *topo, int pci)
+{
+    for (int i = 0; i < topo->n_pci; i++)
+        if (strcmp(topo->pci[i].driver, "nvidia") == 0 && topo->pci[i].vendor == topo->pci[pci].vendor &&
+            topo->pci[i].device == topo->pci[pci].device)
+            return true;
+    return false;
+}
+
+/*
+ * GPUs that nouveau has, or nobody, while NVIDIA's driver has others of their kind. A card of another kind may be for a
+ * screen, functions that a GPU is divided into wait for a virtual machine, and one that vfio has is handed to one.
+ */
+static void find_some_undriven(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct topo *topo = machine->topo;
+    int n = 0, n_nouveau = 0, first = -1;
+
+    if (look_wrong_kind(machine) > 0)
+        return;
+    for (int i = 0; i < topo->n_pci; i++) {
+        bool is_nouveau = strcmp(topo->pci[i].driver, "nouveau") == 0;
+
+        if ((*topo->pci[i].driver && !is_nouveau) || topo->pci[i].class_code >> 16 != CLASS_DISPLAY ||
+            !is_driven_elsewhere(topo, i) ||
+            root_resolve(machine->root, "/sys/bus/pci/devices/%s/physfn", topo->pci[i].address).state == ROOT_OK)
+            continue;
+        doctor_evidence(machine, result, topo->pci[i].address, is_nouveau ? "driver nouveau" : "no driver");
+        first = first < 0 ? i : first;
+        n++;
+        n_nouveau += is_nouveau;
+    }
+    if (n_nouveau > 0)
+        found_nouveau(machine, result, n_nouveau);
+    else if (n > 0) {
+        doctor_found(machine, result, DOCTOR_ERROR, "the GPU at %s has no driver%s, while others like it have NVIDIA's",
+                     topo->pci[first].address, n > 1 ? ", and more have none" : "");
+        doctor_advise(
+            machine, result,
+            "The driver did not start it, or somebody has unbound it: the kernel log says why (sudo dmesg | "
+            "grep -e NVRM -e %s). Where it says nothing: echo %s | sudo tee /sys/bus/pci/drivers/nvidia/bind.",
+            topo->pci[first].address, topo->pci[first].address);
+    }
 }
 
 static void run_driver_skew(const struct doctor_machine *machine, struct doctor_result *result)
@@ -406,8 +434,10 @@ static void run_driver_skew(const struct doctor_machine *machine, struct doctor_
         what = place.path;
         is_library = true;
     }
-    if (!*other)
+    if (!*other) {
+        find_some_undriven(machine, result);
         return;
+    }
     doctor_found(machine, result, DOCTOR_ERROR, "the loaded NVIDIA driver is %s, but another part of it is %s",
                  driver->version, other);
     doctor_evidence(machine, result, VERSION, "%s", driver->version);

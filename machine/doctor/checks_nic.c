@@ -234,6 +234,22 @@ static void look_at_uverbs(const struct doctor_machine *machine, struct doctor_r
                     stat.state == ROOT_ABSENT ? "not there" : "not readable and writable for this user", nic->name);
 }
 
+/* Is a NIC that this process may use beside a GPU that it may not? */
+static bool has_others_nic(const struct topo *topo)
+{
+    for (int i = 0; i < topo->n_nics; i++) {
+        bool has_own = false, has_other = false;
+
+        for (int g = 0; g < topo_usable_gpus(topo); g++)
+            has_own = has_own || topo_gpu_nic_path(topo, g, i) <= TOPO_PXB;
+        for (int h = 0; h < topo->n_hidden_gpus && h < TOPO_MAX_GPUS; h++)
+            has_other = has_other || topo_path(topo, topo->hidden_gpus[h], topo->nics[i].pci) <= TOPO_PXB;
+        if (look_is_data_nic(topo, i) && has_other && !has_own)
+            return true;
+    }
+    return false;
+}
+
 /*
  * Some NICs may be used and others not: a pod with a part of the machine, which is as it should be while it has as many
  * NICs as GPUs, and while no GPU of its own is beside NICs of which it has none.
@@ -257,13 +273,23 @@ static void look_at_share(const struct doctor_machine *machine, struct doctor_re
         gpu = has_shut && !has_own ? g : -1;
     }
     /* Where no GPU is beside a NIC, numbers have to do. */
-    if (n >= topo_usable_gpus(topo) || (gpu < 0 && n * 2 <= topo_usable_gpus(topo)))
+    if ((n >= topo_usable_gpus(topo) && (gpu < 0 || !has_others_nic(topo))) ||
+        (gpu < 0 && n * 2 <= topo_usable_gpus(topo)))
         return;
     for (int i = 0; i < topo->n_nics; i++)
         if (topo->nics[i].role == TOPO_ROLE_NO_ACCESS)
             doctor_evidence(machine, result, topo->nics[i].name, "%s", topo->nics[i].access_why);
     if (result->n_evidence == 0)
         return;
+    if (n >= topo_usable_gpus(topo)) {
+        doctor_found(machine, result, DOCTOR_WARNING, "NICs of other GPUs may be used, and none that is beside %s",
+                     look_gpu_name(machine, gpu));
+        doctor_advise(machine, result,
+                      "Its traffic crosses host bridges or sockets. Give the process the NICs beside its GPUs: in "
+                      "Kubernetes by the topology manager (policy restricted or single-numa-node) or DRA, in Slurm by "
+                      "binding to the GPUs.");
+        return;
+    }
     doctor_found(machine, result, DOCTOR_ERROR, "%d of the NICs may be used, for %d GPUs%s%s", n,
                  topo_usable_gpus(topo), gpu >= 0 ? "; none that is beside " : "",
                  gpu >= 0 ? look_gpu_name(machine, gpu) : "");

@@ -45,6 +45,9 @@ bool look_is_wrong_kind(const struct doctor_machine *machine, int pci)
 {
     const struct topo_pci *self = &machine->topo->pci[pci];
 
+    /* A card for a screen may be nouveau's, and one that vfio has is a virtual machine's. */
+    if (*self->driver && strcmp(self->driver, "nvidia") != 0)
+        return false;
     return *machine->stack->driver.version && self->vendor == NVIDIA && self->class_code >> 16 == CLASS_DISPLAY &&
            (machine->stack->driver.is_open ? WITHIN(self->device, closed_only) : WITHIN(self->device, open_only));
 }
@@ -145,6 +148,54 @@ static const char *other_place(const struct doctor_machine *machine)
     return "";
 }
 
+/* "580.126.09" of "/usr/lib/libcuda.so.580.126.09"; "" of a file whose name does not tell. */
+static const char *version_in_name(const char *path)
+{
+    const char *slash = strrchr(path, '/'), *version = strstr(slash ? slash : path, ".so.");
+
+    return version && strchr(version + 4, '.') ? version + 4 : "";
+}
+
+static const char *folder_of(const struct doctor_machine *machine, const char *path)
+{
+    const char *slash = strrchr(path, '/');
+
+    return root_printf(machine->root, "%.*s", slash ? (int)(slash - path) : 0, path);
+}
+
+/*
+ * One that is found and does not work: the toolkit's stub, which has the names alone; or one that is older than the
+ * driver, as of the package cuda-compat in an old image, which is for drivers older than itself ("CUDA Compatibility").
+ * Where libnvidia-ml is from the same folder, both are the matter of driver-skew.
+ */
+static void judge_found(const struct doctor_machine *machine, struct doctor_result *result,
+                        const struct libs_setting *setting, const struct lib_place *place)
+{
+    const char *folder = folder_of(machine, place->path), *version = version_in_name(place->real);
+    bool is_stub = strstr(place->path, "/stubs/") || strstr(place->real, "/stubs/");
+    struct lib_place ml = libs_find(machine->root, setting, "libnvidia-ml.so.1"), own;
+    struct libs_setting plain = {.library_path = "", .preload = ""};
+
+    if (!is_stub && (!*version || libs_version_compare(version, machine->stack->driver.version) >= 0 ||
+                     (ml.state == ROOT_OK && strcmp(folder_of(machine, ml.path), folder) == 0)))
+        return;
+    if (is_stub)
+        doctor_found(machine, result, DOCTOR_ERROR,
+                     "the libcuda.so.1 that programs find is the stub of the CUDA toolkit, which is for linking alone");
+    else
+        doctor_found(machine, result, DOCTOR_ERROR,
+                     "the libcuda.so.1 that programs find is of driver %s, older than the one that is loaded (%s)",
+                     version, machine->stack->driver.version);
+    doctor_evidence(machine, result, place->path, "found by %s", place->found_by);
+    own = libs_find(machine->root, &plain, "libcuda.so.1");
+    if (own.state == ROOT_OK && strcmp(own.path, place->path) != 0 && !strstr(own.real, "/stubs/"))
+        doctor_fix(machine, result, false, "%s",
+                   shell_leave_out(machine->root, "LD_LIBRARY_PATH", setting->library_path, folder));
+    doctor_advise(machine, result,
+                  "The right one comes with the driver%s: no search path may have %s in front of its folder.",
+                  machine->stack->os.in_container ? ", from the node" : "", folder);
+}
+
 static void run_libcuda(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct libs_setting setting = libs_setting_of(machine->root);
@@ -155,8 +206,10 @@ static void run_libcuda(const struct doctor_machine *machine, struct doctor_resu
     if (!look_has_driver(machine, result) || !look_has_environment(machine, result))
         return;
     place = libs_find(machine->root, &setting, "libcuda.so.1");
-    if (place.state == ROOT_OK)
+    if (place.state == ROOT_OK) {
+        judge_found(machine, result, &setting, &place);
         return;
+    }
     if (place.state != ROOT_ABSENT) {
         doctor_cannot_tell(machine, result, "libcuda.so.1: %s", look_why(place.state, NULL));
         return;
@@ -187,10 +240,12 @@ const struct doctor_check check_libcuda = {
     .id = "libcuda",
     .group = "driver",
     .mode = 18,
-    .title = "the linker finds libcuda.so.1",
-    .symptom = "\"libcuda.so.1: cannot open shared object file\"; torch.cuda.is_available() is false.",
+    .title = "the linker finds the driver's libcuda.so.1",
+    .symptom = "\"libcuda.so.1: cannot open shared object file\"; torch.cuda.is_available() is false; \"CUDA driver "
+               "is a stub library\"; \"unsupported display driver / cuda driver combination\".",
     .cause = "The library comes with the driver, and in a container from the node. It is mounted at a place that the "
-             "linker does not look at, or not at all.",
+             "linker does not look at, or not at all; or another one is found before it: the toolkit's stub, or that "
+             "of an older driver.",
     .remedy = "Put its folder into LD_LIBRARY_PATH, or have it mounted.",
     .links = (const char *const[]){"LD_LIBRARY_PATH", "/usr/local/nvidia/lib64", NULL},
     .run = run_libcuda,

@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define MELLANOX 0x15b3
+
 /* --- gid --- */
 
 static const char *const gid_variables[] = {"NVSHMEM_IB_GID_INDEX", "NCCL_IB_GID_INDEX", NULL};
@@ -414,6 +416,7 @@ static void find_missing(const struct doctor_machine *machine, struct doctor_res
 {
     const struct topo *topo = machine->topo;
     int n_data = n_data_nics(topo), has = 0, due = 0, gpu = gpu_without_its_nic(topo, &has, &due);
+    unsigned vendor = MELLANOX;
 
     /* Those that are on the bus and have no RDMA device are the matter of rdma-device. */
     if (look_functions_without_rdma(machine) > 0)
@@ -425,10 +428,18 @@ static void find_missing(const struct doctor_machine *machine, struct doctor_res
         doctor_found(machine, result, DOCTOR_WARNING, "there are %d NICs for %d GPUs", n_data, topo->n_gpus);
     else
         return;
+    for (int i = 0; i < topo->n_nics; i++)
+        if (look_is_data_nic(topo, i) && topo->nics[i].pci >= 0)
+            vendor = topo->pci[topo->nics[i].pci].vendor;
+    for (int p = 0; p < topo->n_pci; p++)
+        if (topo->pci[p].vendor == vendor && strncmp(topo->pci[p].driver, "vfio", 4) == 0)
+            doctor_evidence(machine, result, topo->pci[p].address, "driver %s: handed to a virtual machine",
+                            topo->pci[p].driver);
     doctor_evidence(machine, result, "/sys/class/infiniband", "%d NICs, %d of them for data", topo->n_nics, n_data);
     doctor_advise(machine, result,
-                  "A NIC seems to be missing: look for it on the bus (lspci -d 15b3:) and in the kernel log; of a pod, "
-                  "at its network annotations and devices. In a cloud, take the node out of service.");
+                  "A NIC seems to be missing: look for it on the bus (lspci -d %04x:) and in the kernel log; of a pod, "
+                  "at its network annotations and devices. In a cloud, take the node out of service.",
+                  vendor);
 }
 
 static void run_port_down(const struct doctor_machine *machine, struct doctor_result *result)

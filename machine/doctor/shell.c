@@ -37,3 +37,19 @@ const char *shell_prepend(struct root *root, const char *name, const char *folde
 {
     return root_printf(root, "export %s=%s${%s:+:$%s}", name, shell_word(root, folders), name, name);
 }
+
+const char *shell_leave_out(struct root *root, const char *name, const char *path, const char *folder)
+{
+    const char *kept = "";
+
+    for (const char *at = path; *at; at += strcspn(at, ":;"), at += *at != '\0') {
+        size_t n = strcspn(at, ":;"), bare = n;
+
+        while (bare > 1 && at[bare - 1] == '/')
+            bare--;
+        if (n > 0 && (bare != strlen(folder) || strncmp(at, folder, bare) != 0))
+            kept = root_printf(root, "%s%s%.*s", kept, *kept ? ":" : "", (int)n, at);
+    }
+    return *kept ? root_printf(root, "export %s=%s", name, shell_word(root, kept))
+                 : root_printf(root, "unset %s", name);
+}

@@ -20,4 +20,7 @@ bool shell_is_name(const char *name);
  */
 const char *shell_prepend(struct root *root, const char *name, const char *folders);
 
+/* A command that gives a search path without one folder, of which `path` is what it is now. */
+const char *shell_leave_out(struct root *root, const char *name, const char *path, const char *folder);
+
 #endif

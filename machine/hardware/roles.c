@@ -283,16 +283,17 @@ static bool is_same_make(const struct topo *topo, int a, int b)
     return pci_a->vendor == pci_b->vendor && pci_a->device == pci_b->device;
 }
 
-/* The bandwidth of a layer, of NICs that no default route goes over; one that is down was as fast as the others. */
-static double bandwidth_of(const struct view *view, int layer, double best)
+/* The bandwidth of a layer, with or without the NICs that a default route goes over; one that is down was as fast as
+ * the others. */
+static double bandwidth_of(const struct view *view, int layer, double best, bool has_uplinks)
 {
     double sum = 0;
 
     for (int i = 0; i < view->topo->n_nics; i++) {
         const struct topo_nic *nic = &view->topo->nics[i];
 
-        if (counts(view, i) && layer_of(nic) == layer && !nic->is_uplink)
-            sum += view->is_down[i] ? best : fastest_port(nic) > 0 ? fastest_port(nic) : 1;
+        if (counts(view, i) && layer_of(nic) == layer && (has_uplinks || !nic->is_uplink))
+            sum += view->is_down[i] && best > 0 ? best : fastest_port(nic) > 0 ? fastest_port(nic) : 1;
     }
     return sum;
 }
@@ -306,18 +307,22 @@ static int count_layer(const struct view *view, int layer)
     return n;
 }
 
-/* Of two layers with the same bandwidth InfiniBand is the one that was bought for it. */
+/*
+ * Of two layers with the same bandwidth InfiniBand is the one that was bought for it. Where default routes go over all
+ * NICs, as over the only one of a small node, they are the rails too.
+ */
 static int main_layer(const struct view *view)
 {
     static const int order[] = {TOPO_LINK_INFINIBAND, TOPO_LINK_ETHERNET, TOPO_LINK_UNKNOWN};
     double best = fastest_within(view, TOPO_SYS), most = 0;
     int layer = order[0];
 
-    for (size_t i = 0; i < sizeof(order) / sizeof(order[0]); i++)
-        if (bandwidth_of(view, order[i], best) > most) {
-            most = bandwidth_of(view, order[i], best);
-            layer = order[i];
-        }
+    for (int has_uplinks = 0; has_uplinks < 2 && most <= 0; has_uplinks++)
+        for (size_t i = 0; i < sizeof(order) / sizeof(order[0]); i++)
+            if (bandwidth_of(view, order[i], best, has_uplinks) > most) {
+                most = bandwidth_of(view, order[i], best, has_uplinks);
+                layer = order[i];
+            }
     return layer;
 }
 

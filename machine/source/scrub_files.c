@@ -212,13 +212,9 @@ static void write_path_line(struct scrub *scrub, const char *line, size_t n, FIL
     static const char include[] = "include ", driver[] = "driver ";
     const char *name = line + sizeof(driver) - 1;
 
-    if (n > 0 && *line == '/')
+    if ((n > 0 && *line == '/') || (begins(line, n, include) && memchr(line, '/', n)))
         scrub_text(scrub, line, n, SCRUB_VERSIONS, out);
-    else if (begins(line, n, include) && memchr(line, '/', n))
-        scrub_text(scrub, line, n, SCRUB_VERSIONS, out);
-    else if (begins(line, n, driver) && scrub_is_plain(name, n - (sizeof(driver) - 1)))
-        fprintf(out, "%.*s", (int)n, line);
-    else if (is_known_module(line, n))
+    else if ((begins(line, n, driver) && scrub_is_plain(name, n - (sizeof(driver) - 1))) || is_known_module(line, n))
         fprintf(out, "%.*s", (int)n, line);
 }
 

@@ -106,22 +106,36 @@ static void sweep(const char *pattern)
 
 /* --- making one --- */
 
+/*
+ * A descriptor, or -1 and errno. A process that sweeps may remove the folder before it is open, and so before it has a
+ * lock: EAGAIN.
+ */
+static int make_folder(char *path)
+{
+    int fd = -1;
+
+    if (!mkdtemp(path))
+        return -1;
+    if (chmod(path, 0700) == 0) /* umask may say otherwise */
+        fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0) {
+        int number = errno == ENOENT ? EAGAIN : errno;
+
+        rmdir(path);
+        errno = number;
+    }
+    return fd;
+}
+
 static int make_once(char *path, bool is_folder, int *ret_fd)
 {
     struct stat held, named;
-    int fd = -1, number;
+    int fd, number;
 
-    if (!is_folder)
-        fd = mkostemp(path, O_CLOEXEC);
-    else if (mkdtemp(path) && chmod(path, 0700) == 0) /* umask may say otherwise */
-        fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    if (fd < 0) {
-        number = errno;
-        if (is_folder)
-            rmdir(path);
-        return number;
-    }
-    /* Somebody who sweeps may have been faster, and takes it for left. */
+    fd = is_folder ? make_folder(path) : mkostemp(path, O_CLOEXEC);
+    if (fd < 0)
+        return errno;
+    /* A process that sweeps may have been faster, and take it for left. */
     number = flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK ? EAGAIN : 0;
     if (number == 0 && (fstat(fd, &held) != 0 || lstat(path, &named) != 0 || !is_same(&held, &named)))
         number = EAGAIN;

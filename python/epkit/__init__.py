@@ -23,7 +23,7 @@ valid in the order of that stream, and inputs must not be overwritten before. Pl
 counts on the host. On the CPU calls return when they are complete. All waits release the interpreter lock and have a
 deadline, after which an exception names the rank that did not come.
 """
-from ._native import Error, ArgumentError, GroupError, PeerError, ResourceError, __version__
+from ._native import Error, ArgumentError, GroupError, PeerError, ResourceError, UnsupportedError, __version__
 from .autograd import combine, dispatch, moe
 from .communicator import Communicator
 from .lowlatency import LowLatency, LowLatencyRows
@@ -31,5 +31,5 @@ from .plan import Metadata, Plan, Rows
 
 __all__ = [
     "ArgumentError", "Communicator", "Error", "GroupError", "LowLatency", "LowLatencyRows", "Metadata", "PeerError",
-    "Plan", "ResourceError", "Rows", "__version__", "combine", "dispatch", "moe",
+    "Plan", "ResourceError", "Rows", "UnsupportedError", "__version__", "combine", "dispatch", "moe",
 ]

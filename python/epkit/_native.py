@@ -43,6 +43,7 @@ ArgumentError = _C.ArgumentError
 ResourceError = _C.ResourceError
 PeerError = _C.PeerError
 GroupError = _C.GroupError
+UnsupportedError = _C.UnsupportedError
 
 # Flags of the library, as its headers number them.
 PLAN_EXPANDED = 1 << 1

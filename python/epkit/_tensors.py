@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small helpers around tensors that every call uses."""
+import contextlib
+
 import torch
 
 ALIGNMENT = 16  # of every pointer that the library takes
@@ -19,6 +21,13 @@ def stream_pointer(cuda, device, stream=None):
     if stream is None:
         stream = torch.cuda.current_stream(device)
     return stream.cuda_stream
+
+
+def in_stream(device, pointer):
+    """torch works in the stream that stream_pointer() gave. Nothing on the CPU."""
+    if pointer is None or torch.cuda.current_stream(device).cuda_stream == pointer:
+        return contextlib.nullcontext()
+    return torch.cuda.stream(torch.cuda.ExternalStream(pointer, device))
 
 
 def column_major(rows, columns, like, device, dtype=None):

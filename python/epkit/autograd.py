@@ -42,7 +42,7 @@ class _Combine(torch.autograd.Function):
     def backward(ctx, grad):
         plan = ctx.plan
         rows = plan.dispatch(grad.to(torch.bfloat16).contiguous()).x
-        if plan.expanded and plan.comm.is_cuda and plan.expert_start is not None:
+        if plan.expanded and plan.comm.is_cuda and plan.expert_start is not None and not plan.zero_padding:
             _zero_padding(plan, rows)
         return None, rows[:ctx.rows]
 

@@ -111,6 +111,8 @@ class Communicator:
     def _adopt(self, native):
         info = native.info()
         self._native = native
+        self._everyone = None  # a plan of which each rank sends a row to all: _compose.gather()
+        self._has_metadata = None  # whether the backend has ep_plan_get_metadata; None: not known yet
         self.rank = info["rank"]
         self.size = info["nranks"]
         self.backend = info["backend"]

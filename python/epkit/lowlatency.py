@@ -5,7 +5,7 @@ from typing import Callable, NamedTuple, Optional
 import torch
 
 from . import _native
-from ._tensors import aligned, stream_pointer
+from ._tensors import aligned, in_stream, stream_pointer
 
 
 class LowLatencyRows(NamedTuple):
@@ -32,6 +32,7 @@ class LowLatency:
         self.num_local = num_experts // comm.size
         self._native = comm._native.low_latency(max_tokens, hidden, num_experts, topk,
                                                 _native.LL_MASK_DEAD if mask_dead else 0)
+        self._plain = False  # the backend has no strides of scales and no statistics
         self._open = {}  # tensors of calls whose second half is still to come: the library writes to them
 
     @property
@@ -47,7 +48,7 @@ class LowLatency:
     def _stream(self, stream):
         return stream_pointer(self.comm.is_cuda, self.comm.device, stream)
 
-    def _finisher(self, call, tensors, stream):
+    def _finisher(self, call, tensors, stream, afterwards=None):
         """The second half of a call, once; in the stream of the first one."""
         self._open[call] = tensors
 
@@ -56,8 +57,37 @@ class LowLatency:
                 raise _native.ArgumentError("the second half of this low-latency call has been received already")
             del self._open[call]
             self._native.finish(call, stream)
+            if afterwards is not None:
+                afterwards()
 
         return finish
+
+    def _dispatch(self, x, topk_idx, max_tokens, recv_x, scales, count, source, ranges, recv_stats, wait_cost, flags, stream):
+        """The library's call. Where its backend has no strides of scales and no statistics, torch does these afterwards.
+
+        Returns (number of the call, what is to be done when its rows have come, or None).
+        """
+        if not self._plain:
+            try:
+                return self._native.dispatch(x, topk_idx, max_tokens, recv_x, scales, count, source, ranges, recv_stats,
+                                             wait_cost, flags, stream), None
+            except _native.UnsupportedError:
+                if wait_cost is not None or (scales is None and recv_stats is None):
+                    raise
+        with in_stream(self.comm.device, stream):  # so that its memory is used again behind what reads it
+            plain = torch.empty_like(scales, memory_format=torch.contiguous_format) if scales is not None else None
+        call = self._native.dispatch(x, topk_idx, max_tokens, recv_x, plain, count, source, ranges, None, wait_cost, flags,
+                                     stream)
+        self._plain = True
+
+        def afterwards():
+            with in_stream(self.comm.device, stream):
+                if scales is not None:
+                    scales.copy_(plain)
+                if recv_stats is not None:
+                    recv_stats.add_(count)
+
+        return call, afterwards if scales is not None or recv_stats is not None else None
 
     def _scales(self, rows, ue8m0):
         columns = self.hidden // (512 if ue8m0 else 128)
@@ -90,13 +120,16 @@ class LowLatency:
         source = make((self.num_local, rows), dtype=torch.int32, device=device)
         ranges = torch.empty((self.num_local, self.comm.size), dtype=torch.int64, device=device)
         flags = (_native.LL_RECV_HOOK if hook else 0) | (_native.LL_ROUND_SCALE if fp8 and (round_scale or ue8m0) else 0)
+        x, topk_idx = aligned(x), aligned(topk_idx)  # copies come before what waits for the current stream
         stream = self._stream(stream)
-        x, topk_idx = aligned(x), aligned(topk_idx)
-        call = self._native.dispatch(x, topk_idx, max_tokens, recv_x, scales, count, source, ranges, recv_stats,
-                                     wait_cost, flags, stream)
+        call, afterwards = self._dispatch(x, topk_idx, max_tokens, recv_x, scales, count, source, ranges, recv_stats,
+                                          wait_cost, flags, stream)
         finish = None
         if hook:
-            finish = self._finisher(call, (x, topk_idx, recv_x, scales, count, source, ranges, recv_stats, wait_cost), stream)
+            finish = self._finisher(call, (x, topk_idx, recv_x, scales, count, source, ranges, recv_stats, wait_cost), stream,
+                                    afterwards)
+        elif afterwards is not None:
+            afterwards()
         return LowLatencyRows(recv_x, scales, count, source, ranges, call, max_tokens, finish)
 
     def combine(self, x, topk_idx, topk_weights, *, call=0, max_tokens=None, out=None, zero_copy=False, exact=False,
@@ -117,8 +150,8 @@ class LowLatency:
             out = torch.empty((topk_idx.shape[0], self.hidden), dtype=torch.bfloat16, device=self.comm.device)
         flags = ((_native.LL_RECV_HOOK if hook else 0) | (_native.LL_ZERO_COPY if zero_copy else 0) |
                  (_native.LL_NO_PARTIAL_REDUCE if exact else 0))
-        stream = self._stream(stream)
         x, topk_idx, topk_weights = aligned(x), aligned(topk_idx), aligned(topk_weights)
+        stream = self._stream(stream)
         self._native.combine(x, topk_idx, topk_weights, out, call, max_tokens, wait_cost, flags, stream)
         finish = self._finisher(call, (x, topk_idx, topk_weights, out, wait_cost), stream) if hook else None
         return out, finish

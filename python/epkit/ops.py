@@ -7,7 +7,7 @@
     out = torch.ops.epkit.moe_combine(y, plan, slot, x.shape[0])
 
 Shapes are static: `capacity` is the rows of the result, at least those that any rank can receive (R * N of the fullest
-rank never is too few). Rows beyond the received ones have idx -1 and weight 0, and x is 0 there on the CPU.
+rank never is too few). Rows beyond the received ones have idx -1, weight 0, and x 0.
 
 Plans. `plan` is an int64 [1] on the CPU that names a plan of the communicator. The newest `plans` of each slot are kept
 (register()), so that a backward pass finds its own; one that is gone raises and says so.
@@ -60,10 +60,15 @@ def register(comm: Communicator, num_experts: int, plans: int = 64) -> int:
     return number
 
 
+def _zeros(x, capacity):
+    """Rows that nobody writes are factors of gradients: 0 times what was in memory may be NaN."""
+    return x.new_zeros((capacity, x.shape[1]))
+
+
 def _dispatch(x, topk_idx, topk_weights, slot, capacity):
     own = _slots[slot]
     plan = own.comm.plan(topk_idx.contiguous(), own.num_experts, max_recv_tokens=capacity)
-    rows = plan.dispatch(x.contiguous(), topk_weights.contiguous(), want_topk_idx=True)
+    rows = plan.dispatch(x.contiguous(), topk_weights.contiguous(), want_topk_idx=True, out=_zeros(x, capacity))
     return rows.x, rows.topk_idx, rows.topk_weights, torch.tensor([own.add(plan)], dtype=torch.int64, device="cpu")
 
 
@@ -72,7 +77,7 @@ def _combine(x, plan, slot, n_tokens):
 
 
 def _dispatch_again(x, plan, slot, capacity):
-    return _slots[slot].get(plan).dispatch(x.contiguous()).x
+    return _slots[slot].get(plan).dispatch(x.contiguous(), out=_zeros(x, capacity)).x
 
 
 def _combine_weighted(x, weights, plan, slot, n_tokens, topk):

@@ -4,8 +4,8 @@ from typing import List, NamedTuple, Optional, Tuple, Union
 
 import torch
 
-from . import _native
-from ._tensors import aligned, column_major, stream_pointer
+from . import _compose, _native
+from ._tensors import aligned, column_major, in_stream, stream_pointer
 
 
 class Rows(NamedTuple):
@@ -50,15 +50,43 @@ class Plan:
         self.num_experts = num_experts
         self.alignment = alignment
         self.fixed = max_recv_tokens > 0
-        self._native = comm._native.plan(topk_idx, token_in_rank, tokens_per_expert, num_experts, flags, alignment,
-                                         max_recv_tokens, max_tokens, stream_pointer(comm.is_cuda, comm.device, stream))
+        self.zero_padding = bool(expanded and zero_padding)
+        self._routing = self._exact = self._counts = None  # what _compose works on
+        self._make((topk_idx, token_in_rank, tokens_per_expert), (flags, alignment, max_recv_tokens, max_tokens),
+                   stream_pointer(comm.is_cuda, comm.device, stream))
         self.n_tokens = (token_in_rank if topk_idx is None else topk_idx).shape[0]
         self.topk = 0 if topk_idx is None else topk_idx.shape[1]
         self.idx_dtype = torch.int64 if topk_idx is None else topk_idx.dtype
+        self.most_tokens = max(max_tokens, self.n_tokens)
         n_recv, self.out_rows, self.n_send, self.n_wire, per_expert, from_rank, start = self._native.info()
         self.n_recv = n_recv if n_recv >= 0 else None
-        self.recv_per_expert: List[int] = per_expert or []
+        self.recv_per_expert: List[int] = self._counts or per_expert or []
         self.recv_from_rank, self.expert_start = from_rank, start
+
+    def _make(self, routing, sizes, stream):
+        try:
+            self._native = self.comm._native.plan(*routing, self.num_experts, *sizes, stream)
+        except _native.UnsupportedError:
+            if routing[0] is not None:
+                raise
+            with in_stream(self.comm.device, stream):
+                self._native = self.comm._native.plan(self._choices(*routing[1:], stream), None, None, self.num_experts,
+                                                      *sizes, stream)
+                if not self.fixed:
+                    self._counts = [-(-n // self.alignment) * self.alignment for n in self._exact.tolist()]
+        self._keep(routing[0], stream)
+
+    def _choices(self, token_in_rank, tokens_per_expert, stream):
+        """A mask as choices, for a backend without masks."""
+        self._exact = _compose.counts_of_mask(self.comm, tokens_per_expert, stream)
+        self._routing = _compose.choices_of_mask(token_in_rank, self.num_experts)
+        return self._routing
+
+    def _keep(self, topk_idx, stream):
+        """The caller may overwrite topk_idx when the call has returned."""
+        if self.comm.is_cuda and not self.comm._has_metadata and isinstance(topk_idx, torch.Tensor):
+            with in_stream(self.comm.device, stream):
+                self._routing = topk_idx.clone()
 
     @property
     def closed(self):
@@ -137,8 +165,13 @@ class Plan:
 
     def update(self, topk_idx=None, *, token_in_rank=None, tokens_per_expert=None, stream=None):
         """New routing for a plan of fixed capacity, in stream order; may be captured into a CUDA graph. Collective."""
-        self._native.update(topk_idx, token_in_rank, tokens_per_expert,
-                            stream_pointer(self.comm.is_cuda, self.comm.device, stream))
+        stream = stream_pointer(self.comm.is_cuda, self.comm.device, stream)
+        if self._exact is not None and token_in_rank is not None:
+            with in_stream(self.comm.device, stream):
+                self._native.update(self._choices(token_in_rank, tokens_per_expert, stream), None, None, stream)
+        else:
+            self._native.update(topk_idx, token_in_rank, tokens_per_expert, stream)
+        self._keep(topk_idx, stream)
         self.n_tokens = (token_in_rank if topk_idx is None else topk_idx).shape[0]
 
     def metadata(self, source_stride: int = 0, stream=None) -> Metadata:
@@ -150,9 +183,23 @@ class Plan:
         Arguments:
             source_stride: of recv_source: at least the most tokens of any rank, the same on all; 0: the plan's.
         """
+        stream = stream_pointer(self.comm.is_cuda, self.comm.device, stream)
+        with in_stream(self.comm.device, stream):
+            if self.comm._has_metadata is not False and self._exact is None:
+                try:
+                    data = self._ask(source_stride, stream)
+                    self.comm._has_metadata = True
+                    return data
+                except _native.UnsupportedError:
+                    if self._routing is None:
+                        raise
+                    self.comm._has_metadata = False
+            return Metadata(*_compose.metadata(self, source_stride, stream))
+
+    def _ask(self, source_stride, stream):
         new = lambda *shape: torch.zeros(shape, dtype=torch.int32, device=self.comm.device)  # noqa: E731
         ranks, local = self.comm.size, self.num_experts // self.comm.size
         data = Metadata(new(self.out_rows), new(self.out_rows, self.topk) if self.expanded else None, new(1), new(ranks),
                         new(local), new(local), new(ranks, ranks))
-        self._native.metadata(*data, source_stride, stream_pointer(self.comm.is_cuda, self.comm.device, stream))
+        self._native.metadata(*data, source_stride, stream)
         return data

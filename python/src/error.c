@@ -6,7 +6,7 @@
 #include <string.h>
 
 /* By the hundreds of a status: who must act. */
-enum { BASE, ARGUMENT, RESOURCE, PEER, GROUP, CLASSES };
+enum { BASE, ARGUMENT, RESOURCE, PEER, GROUP, UNSUPPORTED, CLASSES };
 
 static PyObject *classes[CLASSES];
 
@@ -20,14 +20,17 @@ static const struct {
     {"epkit.ResourceError", "The machine or the device cannot do it: memory, system calls, driver (status 2xx)."},
     {"epkit.PeerError", "Another rank is late, dead or has left (status 3xx). The text names it."},
     {"epkit.GroupError", "The ranks disagree, or the group was aborted (status 4xx). The text names the rank."},
+    {"epkit.UnsupportedError",
+     "This backend, or this machine, does not have what the call needs (status 203). Also a NotImplementedError."},
 };
 
 int errors_init(PyObject *module)
 {
     for (int c = 0; c < CLASSES; c++) {
-        PyObject *bases = c == BASE       ? PyTuple_Pack(1, PyExc_RuntimeError)
-                          : c == ARGUMENT ? PyTuple_Pack(2, classes[BASE], PyExc_ValueError)
-                                          : PyTuple_Pack(1, classes[BASE]);
+        PyObject *bases = c == BASE          ? PyTuple_Pack(1, PyExc_RuntimeError)
+                          : c == ARGUMENT    ? PyTuple_Pack(2, classes[BASE], PyExc_ValueError)
+                          : c == UNSUPPORTED ? PyTuple_Pack(2, classes[RESOURCE], PyExc_NotImplementedError)
+                                             : PyTuple_Pack(1, classes[BASE]);
 
         if (!bases)
             return -1;
@@ -53,7 +56,9 @@ static int set_attribute(PyObject *object, const char *name, PyObject *value)
 static PyObject *raise_text(ep_status status, const char *reason)
 {
     int hundreds = (int)status / 100;
-    PyObject *class = classes[hundreds >= ARGUMENT && hundreds < CLASSES ? hundreds : BASE];
+    PyObject *class = classes[status == EP_E_UNSUPPORTED                  ? UNSUPPORTED
+                              : hundreds >= ARGUMENT && hundreds <= GROUP ? hundreds
+                                                                          : BASE];
     const char *hint = ep_status_hint(status);
     PyObject *text =
         PyUnicode_FromFormat("%s: %s%s%s%s", ep_status_name(status), reason[0] ? reason : ep_status_text(status),

@@ -285,3 +285,65 @@ role_is() {
 @test "a4/verbs-mixed-unloadable: transport that mixed sets keep from loading" {
     fault a4/verbs-mixed-unloadable
 }
+
+@test "vm-flat/bond-of-all: bond of all nics" {
+    fault vm-flat/bond-of-all
+    role_is vm-flat/bond-of-all mlx5_0 data
+}
+
+@test "vm-flat/lone-down: lone nic is down" {
+    fault vm-flat/lone-down
+}
+
+@test "a4/libcuda-stub: stub in front" {
+    fault a4/libcuda-stub
+    [[ "$(said a4/libcuda-stub libcuda fix)" == "export LD_LIBRARY_PATH="* ]]
+    [[ "$(said a4/libcuda-stub libcuda fix)" != *stubs* ]]
+}
+
+@test "a4/libcuda-stub-behind: stub behind" {
+    fault a4/libcuda-stub-behind
+}
+
+@test "a4/libcuda-older: compat of an old image" {
+    fault a4/libcuda-older
+    [[ "$(said a4/libcuda-older libcuda text)" == *"535.104.05, older"* ]]
+    [[ "$(said a4/libcuda-older libcuda fix)" != *compat* ]]
+}
+
+@test "a4/libcuda-newer: compat for this driver" {
+    fault a4/libcuda-newer
+}
+
+@test "h100/nouveau-one: nouveau has one gpu" {
+    fault h100/nouveau-one
+    [ "$(said h100/nouveau-one driver-skew fix_class)" = restart ]
+}
+
+@test "h100/unbound-one: nobody has one gpu" {
+    fault h100/unbound-one
+    [[ "$(said h100/unbound-one driver-skew text)" == "the GPU at 0000:52:00.0 has no driver"* ]]
+    [ "$(said h100/unbound-one driver-skew fix)" = null ]
+}
+
+@test "h100/vfio-one: virtual machine has one gpu" {
+    fault h100/vfio-one
+}
+
+@test "h100/vgpu: functions of a gpu" {
+    fault h100/vgpu
+}
+
+@test "h100/screen: card for a screen" {
+    fault h100/screen
+}
+
+@test "h100/gpu-lost-minors: minor numbers are not indices" {
+    fault h100/gpu-lost-minors
+    [[ "$(said h100/gpu-lost-minors gpu-errors text)" == "the GPU at 0000:52:00.0: "* ]]
+}
+
+@test "h100/nics-of-others: pod with nics of other gpus" {
+    fault h100/nics-of-others
+    [[ "$(said h100/nics-of-others nic-access text)" == *"none that is beside GPU 0 (0000:1b:00.0)" ]]
+}

@@ -74,7 +74,7 @@ setup() {
 @test "wrong usage is said in words, and nothing is written" {
     run python3 "$MACHINES/machines.py" a5 nowhere
     [ "$status" -eq 1 ]
-    [ "$output" = "machines.py: no machine 'a5'; --list names them" ]
+    [ "$output" = "machines.py: no machine 'a5'; --list and --field name them" ]
     run python3 "$MACHINES/machines.py" a4/nothing nowhere
     [ "$status" -eq 1 ]
     [ "$output" = "machines.py: no variant 'a4/nothing'; --variants names them" ]

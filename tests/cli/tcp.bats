@@ -59,6 +59,43 @@ codes() {
     [ "$(codes)" = "1 1 " ]
     grep -q '1 of 3 ranks did not come within 3000 ms: rank 2' "$BATS_TEST_TMPDIR/errors.0"
     grep -q '1 of 3 ranks did not come within 3000 ms: rank 2' "$BATS_TEST_TMPDIR/errors.1"
+    grep -q 'have all ranks been started' "$BATS_TEST_TMPDIR/errors.1"
+}
+
+# Run in a network namespace with another one beside it: two hosts that know no more than link-local addresses.
+link_local() {
+    local address
+    unshare -n sleep 120 3>&- &
+    other=$!
+    trap 'kill "$other"' EXIT
+    for _ in $(seq 100); do
+        ip link add d0 type veth peer name d1 netns "$other" && break
+        sleep 0.1
+    done
+    ip link set lo up
+    nsenter -t "$other" -n ip link set d1 name zz9 # another name and another number than here
+    ip link set d0 up
+    nsenter -t "$other" -n ip link set zz9 up
+    for _ in $(seq 200); do
+        [ -z "$(ip -6 -o addr show dev d0 tentative)$(nsenter -t "$other" -n ip -6 -o addr show dev zz9 tentative)" ] &&
+            [ -n "$(ip -6 -o addr show dev d0 scope link)" ] && break
+        sleep 0.1
+    done
+    address=$(ip -6 -o addr show dev d0 scope link | awk '{sub("/.*", "", $4); print $4}')
+    export WORLD_SIZE=2 LOCAL_WORLD_SIZE=1 MASTER_PORT=29511
+    RANK=1 MASTER_ADDR=$address%zz9 nsenter -t "$other" -n "$EPKIT" test internode --network tcp --nodes 2 --tokens 8 \
+        --hidden 256 3>&- &
+    RANK=0 MASTER_ADDR=$address%d0 "$EPKIT" test internode --network tcp --nodes 2 --tokens 8 --hidden 256
+    wait $!
+}
+
+@test "two hosts with link-local addresses alone" {
+    unshare -n ip link add d0 type veth peer name d1 2>/dev/null || skip "no network namespaces or no veth here"
+    export -f link_local
+    EPKIT=$EPKIT run --separate-stderr unshare -n bash -euc link_local
+    echo "$output$stderr"
+    [ "$status" -eq 0 ]
+    [[ "$output" == *"internode: 32/32 cases passed (2 ranks on 2 nodes"* ]]
 }
 
 @test "forked ranks over sockets of this host" {

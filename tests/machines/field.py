@@ -7,6 +7,7 @@ documentation and of public lspci, sysfs and nvidia-smi listings; identifiers ar
 import golden
 import software
 import tree as trees
+import variants
 from golden import CPUS_H100, DGX_SWITCHES, iommu_groups
 from software import AARCH64, X86_64
 from tree import BROADCOM, DOWNSTREAM, INTEL, MELLANOX, NVIDIA, UNKNOWN_LINK, UPSTREAM, Tree, relative
@@ -687,6 +688,81 @@ def cloud_vm_one_gpu():
     software.cuda(tree, X86_64)
     product(tree, "Standard PC (Q35 + ICH9, 2009)", "QEMU")
     tree.environment = dict(PLAIN)
+    return tree
+
+
+@machine("dgx-b200-bluefield-bond")
+def dgx_b200_bluefield_bond():
+    """DGX B200 with two BlueField-3: of each a port for storage in InfiniBand, and one in the bond of the uplink."""
+    tree = hgx("B200")
+    for i, bus in enumerate((0x29, 0xAA)):
+        place = {"numa": i, "cpus": CPUS_H100[i]}
+        port = tree.bridge(f"0000:{bus - 1:02x}:01.0", f"/sys/devices/pci0000:{bus - 1:02x}", **place)
+        tree.nic(f"mlx5_{10 + 2 * i}", f"0000:{bus:02x}:00.0", port, netdev=f"ibs{i}", link_layer="InfiniBand",
+                 **BLUEFIELD3, **place)
+        tree.nic(f"mlx5_{11 + 2 * i}", f"0000:{bus:02x}:00.1", port, netdev=f"enp{bus}s0f1np1",
+                 rate="200 Gb/sec (4X HDR)", **BLUEFIELD3, **place)
+    for bus in (0x29, 0xAA):
+        tree.link(f"/sys/class/net/bond0/lower_enp{bus}s0f1np1", f"../enp{bus}s0f1np1")
+    tree.put("/sys/class/net/bond0/operstate", "up\n")
+    tree.default_route("bond0")
+    bare(tree)
+    product(tree, "DGX B200", "NVIDIA")
+    memory(tree, 180)
+    return tree
+
+
+@machine("hgx-h100-roce-vrf")
+def hgx_h100_roce_vrf():
+    """Each rail's addresses are those of a VLAN on it, in a VRF of its own."""
+    tree = hgx("H100", layer="Ethernet")
+    ethernet(tree)
+    nvswitches(tree, 4)
+    bare(tree)
+    for i in range(8):
+        vlan, folder = f"ens{i}np0.200", f"{variants.nic_port(tree, f'mlx5_{i}')}"
+        tree.put_all(f"/sys/class/net/{vlan}", {"operstate": "up\n", "mtu": "8896\n", "type": "1\n"})
+        tree.link(f"/sys/class/net/{vlan}/lower_ens{i}np0", f"../ens{i}np0")
+        tree.put_all(f"/sys/class/net/vrf-rail{i}", {"operstate": "up\n", "mtu": "65575\n"})
+        tree.link(f"/sys/class/net/vrf-rail{i}/lower_{vlan}", f"../{vlan}")
+        for old, new in ((2, 6), (3, 7)):
+            tree.put(f"{folder}/gids/{new}", tree.text(f"{folder}/gids/{old}"))
+            tree.put(f"{folder}/gids/{old}", f"{trees.EMPTY_GID}\n")
+            tree.put(f"{folder}/gid_attrs/types/{new}", tree.text(f"{folder}/gid_attrs/types/{old}"))
+            tree.put(f"{folder}/gid_attrs/ndevs/{new}", f"{vlan}\n")
+            tree.remove(f"{folder}/gid_attrs/types/{old}")
+            tree.remove(f"{folder}/gid_attrs/ndevs/{old}")
+    return tree
+
+
+@machine("gh200-one-nic")
+def gh200_one_nic():
+    """GH200 with one NIC, RoCE, which carries the default route as well."""
+    tree = Tree()
+    place = {"numa": 0, "cpus": "0-71"}
+    port = tree.bridge("0009:00:00.0", "/sys/devices/pci0009:00", vendor=NVIDIA, device=0x22B8, **place)
+    tree.gpu("0009:01:00.0", port, 0, "GH200", driver_version=software.DRIVER, **place)
+    tree.nvml(0)["nvlinks"] = ["down"] * 18
+    port = tree.bridge("0002:00:00.0", "/sys/devices/pci0002:00", vendor=NVIDIA, device=0x22B1, **place)
+    tree.nic("mlx5_0", "0002:01:00.0", port, netdev="enp1s0np0", **place)
+    tree.default_route("enp1s0np0")
+    system(tree, release="6.8.0-1021-nvidia-64k", n_cpus=72, memory=480, arch=AARCH64, nodes=1, cmdline="")
+    return tree
+
+
+@machine("gcp-a3-mega")
+def gcp_a3_mega():
+    """A pod on GCP A3 Mega: gVNICs for TCPX, and no RDMA at all."""
+    tree = hgx("H100", nics_per_gpu=0)
+    for i in range(9):
+        tree.interface(f"eth{i}", f"0000:00:{0x14 + i:02x}.0", "/sys/devices/pci0000:00", trees.GOOGLE, 0x0042,
+                       speed=200000, numa=0, cpus=CPUS_H100[0], driver="gve", link=UNKNOWN_LINK)
+    tree.default_route("eth0")
+    system(tree, release="6.1.112+", hypervisor=True, n_cpus=208, doca=False, peermem=False, cmdline="")
+    container(tree, kubernetes=True)
+    product(tree, "Google Compute Engine", "Google")
+    tree.environment.update({"NCCL_FASTRAK_CTRL_DEV": "eth0", "NCCL_SOCKET_IFNAME": "eth0", "NCCL_CROSS_NIC": "0",
+                             "NCCL_FASTRAK_IFNAME": ",".join(f"eth{i}" for i in range(1, 9))})
     return tree
 
 

@@ -7,8 +7,8 @@ that could not tell: then the verdict is not known.
 """
 import software
 from software import X86_64
-from tree import relative
-from variants import core_and_provider_of_different_sets, driver_not_loaded, fault, nic_folder, nic_port, unload
+from tree import NVIDIA, relative
+from variants import core_and_provider_of_different_sets, driver_not_loaded, fault, nic_folder, nic_port, pci_folder, unload
 
 AMAZON, BNXT = 0x1D0F, 0x14E4
 
@@ -154,6 +154,23 @@ def uplink_by_an_ipv6_route(tree):
 def rail_that_carries_the_default_route(tree):
     """What is right: as many alike NICs as GPUs; the default route goes over one of them."""
     tree.default_route("eth2")
+
+
+@fault("vm-flat/bond-of-all")
+def bond_of_all_nics(tree):
+    """What is right: there are two NICs, both in the bond with the default route, and GPUs use them."""
+    remove_nic(tree, "mlx5_2")
+    remove_nic(tree, "mlx5_3")
+    bond(tree, "bond0", "eth1", "eth2")
+
+
+@fault("vm-flat/lone-down", "port-down")
+def lone_nic_is_down(tree):
+    """The only NIC of four GPUs, which carries the default route as well."""
+    for i in (1, 2, 3):
+        remove_nic(tree, f"mlx5_{i}")
+    tree.default_route("eth1")
+    set_state(tree, "mlx5_0", "1: DOWN", "3: Disabled")
 
 
 @fault("h100/vlan-uplink")
@@ -434,7 +451,104 @@ def libcuda_on_the_path(tree):
     tree.environment["LD_LIBRARY_PATH"] = "/usr/local/nvidia/lib64"
 
 
+def cuda_library(tree, folder, version, where="front"):
+    """Another libcuda.so.1, in front of the driver's or behind it."""
+    tree.library(f"{folder}/libcuda.so.{version}" if version else f"{folder}/libcuda.so", link="libcuda.so.1",
+                 soname="libcuda.so.1", needed=["libc.so.6"])
+    path = tree.environment["LD_LIBRARY_PATH"]
+    tree.environment["LD_LIBRARY_PATH"] = f"{folder}:{path}" if where == "front" else f"{path}:{folder}"
+
+
+@fault("a4/libcuda-stub", "libcuda")
+def stub_in_front(tree):
+    """An image whose build gave the toolkit's stub the name that programs look for."""
+    cuda_library(tree, "/usr/local/cuda-12.9/lib64/stubs", "")
+
+
+@fault("a4/libcuda-stub-behind")
+def stub_behind(tree):
+    """What is right: the driver's is found before it."""
+    cuda_library(tree, "/usr/local/cuda-12.9/lib64/stubs", "", "behind")
+
+
+@fault("a4/libcuda-older", "libcuda")
+def compat_of_an_old_image(tree):
+    """cuda-compat for drivers of its time in front, and the node has a newer one."""
+    cuda_library(tree, "/usr/local/cuda-12.9/compat", "535.104.05")
+
+
+@fault("a4/libcuda-newer")
+def compat_for_this_driver(tree):
+    """What is right: what cuda-compat is for."""
+    cuda_library(tree, "/usr/local/cuda-12.9/compat", "590.10.01")
+
+
+def without_driver(tree, address, minor, driver=""):
+    """One GPU that NVIDIA's driver does not have, while it has the others."""
+    folder = pci_folder(tree, address)
+    del tree.entries[f"{folder}/driver"]
+    if driver:
+        tree.folder(f"/sys/bus/pci/drivers/{driver}")
+        tree.link(f"{folder}/driver", relative(folder, f"/sys/bus/pci/drivers/{driver}"))
+    tree.remove(f"/proc/driver/nvidia/gpus/{address}")
+    tree.answers["nvml"]["gpus"] = [gpu for gpu in tree.answers["nvml"]["gpus"] if gpu["pci"] != address]
+    tree.remove(f"/dev/nvidia{minor}")
+    del tree.stats[f"/dev/nvidia{minor}"]
+
+
+@fault("h100/nouveau-one", "driver-skew")
+def nouveau_has_one_gpu(tree):
+    without_driver(tree, "0000:52:00.0", 2, "nouveau")
+
+
+@fault("h100/unbound-one", "driver-skew")
+def nobody_has_one_gpu(tree):
+    """Its probe failed at the start of the machine."""
+    without_driver(tree, "0000:52:00.0", 2)
+
+
+@fault("h100/vfio-one")
+def virtual_machine_has_one_gpu(tree):
+    """What is right: somebody has handed it to a virtual machine."""
+    without_driver(tree, "0000:52:00.0", 2, "vfio-pci")
+
+
+@fault("h100/vgpu")
+def functions_of_a_gpu(tree):
+    """What is right: functions that a GPU is divided into, which wait for virtual machines without a driver."""
+    physical = pci_folder(tree, "0000:52:00.0")
+    for i in (4, 5):
+        function = tree.pci(f"0000:52:00.{i}", physical.rsplit("/", 1)[0], NVIDIA, 0x2330, 0x030200, numa=0)
+        tree.link(f"{function}/physfn", relative(function, physical))
+
+
+@fault("h100/screen")
+def card_for_a_screen(tree):
+    """What is right: an old card that the open kernel modules do not drive, and nouveau does."""
+    tree.pci("0000:00:1e.0", "/sys/devices/pci0000:00", NVIDIA, 0x128B, 0x030000, driver="nouveau")
+
+
+@fault("h100/gpu-lost-minors", "gpu-errors")
+def minor_numbers_are_not_indices(tree):
+    """The driver has counted by another order than NVML, and the GPU that is lost is 2 to one and 7 to the other."""
+    minors = (5, 6, 7, 4, 1, 2, 3, 0)
+    for gpu, minor in zip(tree.answers["nvml"]["gpus"], minors):
+        tree.replace(f"/proc/driver/nvidia/gpus/{gpu['pci']}/information", f"Device Minor: \t {gpu['minor']}\n",
+                     f"Device Minor: \t {minor}\n")
+        gpu["minor"] = minor
+    del tree.answers["nvml"]["gpus"][2]
+
+
 # --- what a process may use ---
+
+
+@fault("h100/nics-of-others", "nic-access")
+def pod_with_nics_of_other_gpus(tree):
+    """As many NICs as GPUs, and device plugins that know nothing of each other have chosen them."""
+    in_container(tree)
+    tree.answers["nvml"]["gpus"] = tree.answers["nvml"]["gpus"][:2]
+    deny(tree, *range(2, 8))
+    take_uverbs(tree, *[f"mlx5_{i}" for i in range(8)])
 
 
 @fault("h100/half-node")

@@ -16,6 +16,7 @@ from deep_ep.utils.refs import generate_pre_combine_data, ordered_accumulate
 from ranks import raises, run
 
 MOST, HIDDEN, TOPK = 24, 256, 4
+NOT_ON_CUDA = {"test_as_deepep_tests_it": "its group is NCCL, which wants a GPU for each rank"}
 
 
 def modes():

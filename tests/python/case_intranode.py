@@ -9,6 +9,7 @@ from deep_ep.utils.math import calc_diff, create_grouped_scores, inplace_unique,
 from ranks import run
 
 TOKENS, HIDDEN, TOPK = 48, 256, 4
+NOT_ON_CUDA = {"test_events": "events of the CPU"}
 
 
 def make_routing(rank, size, experts):

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from ranks import raises, run
 
 H = 128
+NOT_ON_CUDA = "what is refused is the same on every backend"
 
 
 def setting(size):

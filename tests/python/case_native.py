@@ -9,6 +9,9 @@ import torch.distributed as dist
 from ranks import raises, run
 
 
+NOT_ON_CUDA = {"test_facts": "the CUDA backend does not look for NaN"}
+
+
 def expect(x_all, idx_all, rank, size, experts):
     """Rows by (source, token) that come to `rank`, and their local expert numbers."""
     local = experts // size
@@ -110,7 +113,12 @@ def capacity(rank, size):
         plan.combine(rows.x)
     raises(epkit.ArgumentError, "topk_idx int32 int64", plan.update, topk_idx.to(torch.int32))
     small = comm.plan(topk_idx, experts, max_recv_tokens=1)
-    raises(epkit.ArgumentError, "EP_E_CAPACITY", small.dispatch, x)
+
+    def too_many():
+        small.dispatch(x)
+        comm.synchronize()  # on a GPU it is found there
+
+    raises(epkit.ArgumentError, "EP_E_CAPACITY", too_many)
     comm.barrier()
 
 
@@ -261,3 +269,40 @@ def opaque(rank, size):
 
 def test_opaque_scales():
     run(2, opaque)
+
+
+def composed(rank, size):
+    """What is composed where a backend lacks it is what a backend that has it gives."""
+    from epkit import _compose
+
+    comm = epkit.Communicator()
+    for number in range(16):
+        expanded, fixed, alignment = bool(number & 1), bool(number & 2), (1, 8)[number >> 2 & 1]
+        torch.manual_seed(number * size + rank)
+        topk_idx = torch.rand((number * 5 + rank) % 23, 4 * size).topk(3).indices
+        topk_idx[torch.rand(topk_idx.shape) < 0.3] = -1
+        plan = comm.plan(topk_idx, 4 * size, expanded=expanded, alignment=alignment, zero_padding=expanded,
+                         max_recv_tokens=400 if fixed else 0, max_tokens=30)
+        plan._routing = topk_idx
+        want, got = plan.metadata(50), epkit.Metadata(*_compose.metadata(plan, 50, None))
+        n = want.n_recv_tokens.item()
+        for name, a, b in zip(want._fields, want, got):
+            cut = slice(n) if name in ("recv_source", "recv_slot") else slice(None)
+            assert (a is b is None) or torch.equal(a[cut], b[cut]), (number, name)
+    in_rank, per_expert = comm.layout(topk_idx, 4 * size)[2], comm.layout(topk_idx, 4 * size)[1]
+    want = comm.plan(None, 4 * size, token_in_rank=in_rank, tokens_per_expert=per_expert)
+    got = comm.plan(want._choices(in_rank, per_expert, None), 4 * size)
+    got._exact, got._routing = want._exact, want._routing
+    assert want._exact.tolist() == want.recv_per_expert and got.recv_from_rank == want.recv_from_rank
+    want._exact = None
+    for name, a, b in zip(epkit.Metadata._fields, want.metadata(50), _compose.metadata(got, 50, None)):
+        assert (a is b is None) or torch.equal(a, b), name
+    comm.barrier()
+
+
+def test_composed_facts():
+    run(2, composed)
+
+
+def test_composed_facts_3_ranks():
+    run(3, composed)

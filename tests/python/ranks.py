@@ -11,7 +11,8 @@ import traceback
 import torch
 import torch.distributed as dist
 
-HANG = 600  # seconds; ends what hangs, and judges nothing
+HANG = int(os.environ.get("EPKIT_TEST_HANG", "600"))  # seconds; ends what hangs, and judges nothing
+CUDA = os.environ.get("EPKIT_TEST_DEVICE") == "cuda"
 
 
 class Failed(Exception):
@@ -22,6 +23,9 @@ def _child(function, rank, size, store, args, group):
     code = 1
     try:
         torch.set_num_threads(1)
+        if CUDA:  # ranks share a device where there are more of them
+            torch.cuda.set_device(rank % torch.cuda.device_count())
+            torch.set_default_device("cuda")
         if group:
             dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=size)
         function(rank, size, *args)

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -405,6 +406,244 @@ static void test_rank_that_dies(void **state)
     assert_int_equal(code, 0);
 }
 
+/* --- ranks and programs that are not what they seem --- */
+
+/* A connection that has proved itself as `rank`, with nothing behind it. */
+static int shake_hands(uint16_t port, int rank, int nranks)
+{
+    const struct tcp_address to = {.family = AF_INET, .port = port, .bytes = {127, 0, 0, 1}};
+    const struct tcp_hello hello = {.kind = TCP_BOOTSTRAP, .rank = rank, .detail = (uint32_t)nranks};
+    uint64_t deadline_ns = ep_deadline_ns(PATIENT_MS);
+    struct tcp_key key;
+
+    tcp_key_make("a secret of this test", "bootstrap", NULL, 0, &key);
+    while (ep_now_ns() < deadline_ns) { /* until rank 0 listens */
+        enum tcp_handshake_result result = TCP_HANDSHAKE_PENDING;
+        struct tcp_handshake hs;
+        int fd;
+
+        assert_int_equal(tcp_connect(&to, NULL, &fd), EP_OK);
+        assert_int_equal(tcp_handshake_connect(&hs, fd, &key, &hello, &to, deadline_ns), EP_OK);
+        while (result == TCP_HANDSHAKE_PENDING) {
+            (void)poll(&(struct pollfd){.fd = hs.fd, .events = tcp_handshake_events(&hs)}, 1, 20);
+            result = tcp_handshake_step(&hs);
+        }
+        if (result == TCP_HANDSHAKE_DONE)
+            return hs.fd;
+        nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+    }
+    fail_msg("rank 0 did not listen");
+    return -1;
+}
+
+/* What it sent before it died is still unread over there. */
+static void test_rank_that_died_is_started_again(void **state)
+{
+    struct rank ranks[3];
+    char address[64];
+    uint16_t port = free_port();
+    int fd;
+
+    (void)state;
+    snprintf(address, sizeof(address), "127.0.0.1:%u", port);
+    prepare(ranks, 3, address, PATIENT_MS);
+    start(&ranks[0]);
+    fd = shake_hands(port, 1, 3);
+    assert_int_equal(send(fd, "its block", 9, MSG_NOSIGNAL), 9);
+    close(fd);
+    start(&ranks[1]);
+    start(&ranks[2]);
+    for (int i = 0; i < 3; i++) {
+        pthread_join(ranks[i].thread, NULL);
+        if (ranks[i].status != EP_OK)
+            print_error("rank %d: %s\n", i, ranks[i].text);
+        assert_int_equal(ranks[i].status, EP_OK);
+    }
+}
+
+/* As an old address of rank 0's host name, or a proxy before its pod is ready: it takes connections and is silent. */
+static void test_silent_program_at_the_port_of_rank_0(void **state)
+{
+    struct tcp_address any = {.family = AF_INET, .bytes = {127, 0, 0, 1}}, from;
+    struct rank ranks[2];
+    char address[64];
+    uint16_t port;
+    int listener, fd;
+
+    (void)state;
+    assert_int_equal(tcp_listen(&any, 0, &listener, &port), EP_OK);
+    snprintf(address, sizeof(address), "127.0.0.1:%u", port);
+    prepare(ranks, 2, address, PATIENT_MS);
+    start(&ranks[1]);
+    assert_int_equal(poll(&(struct pollfd){.fd = listener, .events = POLLIN}, 1, PATIENT_MS), 1);
+    fd = tcp_accept(listener, &from);
+    assert_true(fd >= 0);
+    close(listener);
+    start(&ranks[0]);
+    for (int i = 0; i < 2; i++) {
+        pthread_join(ranks[i].thread, NULL);
+        if (ranks[i].status != EP_OK)
+            print_error("rank %d: %s\n", i, ranks[i].text);
+        assert_int_equal(ranks[i].status, EP_OK);
+    }
+    close(fd);
+}
+
+/* Rank 0 lacks descriptors: that is what it says, and not that the others did not come. */
+static void test_rank_0_without_descriptors(void **state)
+{
+    uint16_t port = free_port();
+    struct tcp_address to = {.family = AF_INET, .port = port, .bytes = {127, 0, 0, 1}};
+    struct pollfd look = {.fd = -1, .events = POLLOUT};
+    struct rank ranks[2];
+    char address[64];
+    pid_t child;
+    int code;
+
+    (void)state;
+    snprintf(address, sizeof(address), "127.0.0.1:%u", port);
+    prepare(ranks, 2, address, SHORT_MS);
+    child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        int next = dup(STDERR_FILENO); /* room for the listener alone */
+        struct rlimit limit = {.rlim_cur = (rlim_t)next + 1, .rlim_max = (rlim_t)next + 1};
+        ep_boot_tcp *boot;
+
+        close(next);
+        alarm(120);
+        if (setrlimit(RLIMIT_NOFILE, &limit) != 0)
+            _exit(3);
+        code = ep_boot_tcp_new(&ranks[0].args, &boot) == EP_E_SYSTEM && strstr(ep_last_error(), "Too many open files");
+        if (!code)
+            fprintf(stderr, "rank 0: %s\n", ep_last_error());
+        _exit(code ? 0 : 1);
+    }
+    for (int tries = 0; tries < SHORT_MS; tries++) { /* until it listens */
+        assert_int_equal(tcp_connect(&to, NULL, &look.fd), EP_OK);
+        if (poll(&look, 1, 1000) == 1 && tcp_connect_error(look.fd) == 0)
+            break;
+        close(look.fd);
+        look.fd = -1;
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    }
+    assert_int_equal(waitpid(child, &code, 0), child);
+    if (look.fd >= 0)
+        close(look.fd);
+    assert_int_equal(code, 0);
+}
+
+/* As lib/tcp/star.c sends it. */
+struct frame {
+    uint32_t magic, kind;
+    uint64_t number, bytes;
+};
+
+#define FRAME_MAGIC 0x31465045u
+
+static struct tcp_star *adopt(int rank, int nranks, int *ret_far)
+{
+    struct tcp_star *star;
+    int fds[MOST_RANKS] = {-1}, pair[2];
+
+    for (int i = rank == 0 ? 1 : 0; i < (rank == 0 ? nranks : 1); i++) {
+        assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
+        fds[i] = pair[0];
+        ret_far[i] = pair[1];
+    }
+    assert_int_equal(tcp_star_adopt("star", rank, nranks, fds, &star), EP_OK);
+    return star;
+}
+
+/* Rank 0 says once that rank 2 is missing, and stops: then it is rank 0 that does not answer. */
+static void test_rank_0_that_stops_is_named(void **state)
+{
+    struct {
+        struct frame frame;
+        struct {
+            int32_t n, first;
+            char list[160];
+        } missing;
+    } word = {{FRAME_MAGIC, 4, 1, sizeof(word.missing)}, {1, 2, "2 (192.0.2.9:77)"}};
+    int far, mine = 1, all[3];
+    struct tcp_star *star = adopt(1, 3, &far);
+
+    (void)state;
+    assert_int_equal(send(far, &word, sizeof(word), 0), sizeof(word));
+    assert_int_equal(tcp_star_allgather(star, &mine, sizeof(mine), SHORT_MS, all), EP_E_TIMEOUT);
+    print_message("    %s\n", ep_last_error());
+    assert_int_equal(tcp_star_culprit(star), 0);
+    assert_non_null(strstr(ep_last_error(), "rank 0 (an unknown address) has said nothing"));
+    assert_non_null(strstr(ep_last_error(), "waited for rank 2 (192.0.2.9:77)"));
+    tcp_star_free(star);
+    close(far);
+}
+
+struct leaves {
+    int far[MOST_RANKS];
+    size_t bytes;
+    bool ok;
+};
+
+static bool take_result(int fd, size_t bytes)
+{
+    unsigned char buffer[65536];
+    size_t left = sizeof(struct frame) + bytes;
+
+    while (left) {
+        ssize_t n = recv(fd, buffer, left < sizeof(buffer) ? left : sizeof(buffer), 0);
+
+        if (n <= 0)
+            return false;
+        left -= (size_t)n;
+    }
+    return true;
+}
+
+/* Rank 1 takes its result and says farewell; rank 2 begins to read its own when that is done. */
+static void *run_leaves(void *context)
+{
+    struct leaves *leaves = context;
+    struct frame bye = {FRAME_MAGIC, 5, 1, 0}, block = {FRAME_MAGIC, 1, 1, leaves->bytes};
+    unsigned char *mine = calloc(1, leaves->bytes);
+
+    for (int rank = 1; mine && rank < 3; rank++) {
+        leaves->ok = send(leaves->far[rank], &block, sizeof(block), MSG_NOSIGNAL) == sizeof(block) &&
+                     send(leaves->far[rank], mine, leaves->bytes, MSG_NOSIGNAL) == (ssize_t)leaves->bytes;
+        if (!leaves->ok)
+            break;
+    }
+    free(mine);
+    if (leaves->ok)
+        leaves->ok = take_result(leaves->far[1], 3 * leaves->bytes) &&
+                     send(leaves->far[1], &bye, sizeof(bye), MSG_NOSIGNAL) == sizeof(bye);
+    close(leaves->far[1]);
+    nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL); /* rank 0 has time to look */
+    leaves->ok = leaves->ok && take_result(leaves->far[2], 3 * leaves->bytes);
+    close(leaves->far[2]);
+    return NULL;
+}
+
+static void test_farewell_before_others_have_the_result(void **state)
+{
+    struct leaves leaves = {.bytes = 1u << 20};
+    unsigned char *mine = calloc(1, leaves.bytes), *all = calloc(3, leaves.bytes);
+    struct tcp_star *star = adopt(0, 3, leaves.far);
+    pthread_t thread;
+
+    (void)state;
+    assert_non_null(mine);
+    assert_non_null(all);
+    assert_int_equal(pthread_create(&thread, NULL, run_leaves, &leaves), 0);
+    if (tcp_star_allgather(star, mine, leaves.bytes, PATIENT_MS, all) != EP_OK)
+        fail_msg("%s", ep_last_error());
+    pthread_join(thread, NULL);
+    assert_true(leaves.ok);
+    tcp_star_free(star);
+    free(mine);
+    free(all);
+}
+
 /* --- the environment --- */
 
 struct setting {
@@ -441,6 +680,19 @@ static void test_bad_environment(void **state)
         {{{"WORLD_SIZE", "2"}, {"RANK", "0"}, {"EPKIT_ADDRESS", "h"}}, "names no port"},
         {{{"WORLD_SIZE", "2"}, {"RANK", "0"}, {"EPKIT_ADDRESS", "h:1"}, {"EPKIT_TIMEOUT_MS", "x"}},
          "EPKIT_TIMEOUT_MS is \"x\""},
+        {{{"WORLD_SIZE", "2"}, {"RANK", "0"}, {"MASTER_ADDR", "h "}, {"MASTER_PORT", "1"}}, "has no blanks"},
+        {{{"WORLD_SIZE", "2"}, {"RANK", "0"}, {"MASTER_ADDR", "[::1"}, {"MASTER_PORT", "1"}}, "ends with \"]\""},
+        {{{"WORLD_SIZE", "2"}, {"RANK", "0"}, {"MASTER_ADDR", "h:2"}, {"MASTER_PORT", "1"}}, "different ports"},
+        {{{"WORLD_SIZE", "2"}, {"RANK", "0"}, {"EPKIT_ADDRESS", "h:1"}, {"LOCAL_WORLD_SIZE", "x"}},
+         "LOCAL_WORLD_SIZE is \"x\""},
+        {{{"WORLD_SIZE", "2"}, {"RANK", "0"}, {"EPKIT_ADDRESS", "h:1"}, {"LOCAL_WORLD_SIZE", "3"}},
+         "LOCAL_WORLD_SIZE is \"3\", not a number in 1..2"},
+        {{{"WORLD_SIZE", "2"},
+          {"RANK", "0"},
+          {"MASTER_ADDR", "h"},
+          {"MASTER_PORT", "65535"},
+          {"TORCHELASTIC_USE_AGENT_STORE", "True"}},
+         "MASTER_PORT is \"65535\""},
     };
     ep_boot_tcp_args args = EP_BOOT_TCP_ARGS_INIT;
     ep_boot_tcp *boot = NULL;
@@ -453,6 +705,11 @@ static void test_bad_environment(void **state)
             print_error("%s\n", ep_last_error());
         assert_non_null(strstr(ep_last_error(), rows[i].text));
     }
+    /* The last port, and an address in brackets. */
+    set_environment((const struct setting[]){
+        {"WORLD_SIZE", "1"}, {"RANK", "0"}, {"MASTER_ADDR", "[::1]"}, {"MASTER_PORT", "65535"}, {0}});
+    assert_int_equal(ep_boot_tcp_new(&args, &boot), EP_OK);
+    ep_boot_tcp_free(boot);
     set_environment((const struct setting[]){{0}});
 }
 
@@ -505,6 +762,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_environment_of_torchrun), /* these fork, so before any thread */
         cmocka_unit_test(test_rank_that_dies),
+        cmocka_unit_test(test_rank_0_without_descriptors),
         cmocka_unit_test(test_bad_environment),
         cmocka_unit_test(test_endpoints),
         cmocka_unit_test(test_gather),
@@ -515,6 +773,10 @@ int main(void)
         cmocka_unit_test(test_strangers_change_nothing),
         cmocka_unit_test(test_rank_that_leaves),
         cmocka_unit_test(test_other_size),
+        cmocka_unit_test(test_rank_that_died_is_started_again),
+        cmocka_unit_test(test_silent_program_at_the_port_of_rank_0),
+        cmocka_unit_test(test_rank_0_that_stops_is_named),
+        cmocka_unit_test(test_farewell_before_others_have_the_result),
     };
 
     return cmocka_run_group_tests_name("boot_tcp", tests, NULL, NULL);

@@ -164,12 +164,43 @@ static void test_names(void **state)
     assert_int_equal(count("."), 0);
 }
 
+/* Processes that make and sweep the same names at once: none loses what another takes for left. */
+static void test_at_once(void **state)
+{
+    pid_t pids[8];
+
+    (void)state;
+    for (size_t i = 0; i < 8; i++) {
+        pids[i] = fork();
+        assert_true(pids[i] >= 0);
+        if (pids[i] > 0)
+            continue;
+        for (int round = 0; round < 400; round++) {
+            struct temporary temporary;
+            int number = round % 4 == 3 ? temporary_file("it", &temporary) : temporary_folder("it", &temporary);
+
+            if (number != 0)
+                _exit(number);
+            temporary_remove(&temporary);
+        }
+        _exit(0);
+    }
+    for (size_t i = 0; i < 8; i++) {
+        int status;
+
+        assert_int_equal(waitpid(pids[i], &status, 0), pids[i]);
+        assert_int_equal(status, 0);
+    }
+    assert_int_equal(count("."), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_killed),
         cmocka_unit_test(test_others),
         cmocka_unit_test(test_names),
+        cmocka_unit_test(test_at_once),
     };
 
     return cmocka_run_group_tests(tests, make_root, remove_root);

@@ -83,10 +83,13 @@ ep_status host_attach(struct host_comm *host, int rank, const struct ep_shm_name
     owner.ret_at_owner = &at_owner;
     if (owner.timeout_ms > ASK_MS)
         owner.timeout_ms = ASK_MS;
-    do
+    do {
+        /* The owner may have to answer, and may have stopped: who waits for us shall not take us for it. */
+        host_note_wait(host, rank, HOST_ATTACH);
         status = ep_shm_attach(name, &owner, ret_shm);
-    while (status == EP_E_TIMEOUT && ep_now_ns() < deadline_ns && !host_peer_dead(host, rank) &&
-           !atomic_load(&host_arbiter(host)->group_failure));
+    } while (status == EP_E_TIMEOUT && ep_now_ns() < deadline_ns && !host_peer_dead(host, rank) &&
+             !atomic_load(&host_arbiter(host)->group_failure));
+    host_note_wait_end(host);
     /* The segment says nothing about its owner: a rank may live and have released it, or be out of sight. */
     if (status != EP_E_STATE && status != EP_E_UNSUPPORTED && status != EP_E_TIMEOUT)
         return status != EP_OK && at_owner ? ep_fail_prefix(status, "rank %d: ", rank) : status;

@@ -66,7 +66,8 @@
     X(HOST_LL_DONE, "low-latency combine: inputs read")                                                                \
     X(HOST_LL_BARRIER, "low-latency barrier")                                                                          \
     X(HOST_SHRINK, "shrink: survivors")                                                                                \
-    X(HOST_AFTER, "waiting for the event of ep_stream_wait")
+    X(HOST_AFTER, "waiting for the event of ep_stream_wait")                                                           \
+    X(HOST_ATTACH, "mapping memory of a peer")
 
 enum host_phase {
 #define HOST_PHASE_ENUM(name, text) name,
@@ -315,6 +316,10 @@ void host_pause_end(struct host_pause *pause);
 
 /* Sleeps until the doorbell rings or a while passes, whatever has become of the group. */
 void host_nap(struct host_comm *host, uint32_t seen);
+
+/* Says for whom this rank waits, and that it looks around; returns the time. For waits without a host_pause, too. */
+uint64_t host_note_wait(struct host_comm *host, int rank, enum host_phase phase);
+void host_note_wait_end(struct host_comm *host);
 
 static inline uint32_t host_doorbell(const struct host_comm *host)
 {

@@ -434,6 +434,20 @@ void host_nap(struct host_comm *host, uint32_t seen)
     sleep_on_doorbell(&pause, seen, now);
 }
 
+uint64_t host_note_wait(struct host_comm *host, int rank, enum host_phase phase)
+{
+    uint64_t now = ep_now_ns();
+
+    atomic_store(&host->control->beat_ns, now);
+    atomic_store(&host->control->waiting, (uint32_t)(rank + 1) << 8 | (uint32_t)phase);
+    return now;
+}
+
+void host_note_wait_end(struct host_comm *host)
+{
+    atomic_store(&host->control->waiting, 0);
+}
+
 ep_status host_pause(struct host_pause *pause, uint32_t seen, int rank)
 {
     struct host_comm *host = pause->host;
@@ -450,9 +464,7 @@ ep_status host_pause(struct host_pause *pause, uint32_t seen, int rank)
     status = pause->tolerant ? host_check_abort(host) : host_check(host);
     if (status != EP_OK)
         goto done;
-    now = ep_now_ns();
-    atomic_store(&host->control->beat_ns, now);
-    atomic_store(&host->control->waiting, (uint32_t)(rank + 1) << 8 | (uint32_t)pause->phase);
+    now = host_note_wait(host, rank, pause->phase);
     if (now >= pause->next_look_ns || now >= pause->deadline_ns) {
         status = look_around(pause, rank, now);
         if (status != EP_OK)
@@ -467,7 +479,7 @@ done:
 
 void host_pause_end(struct host_pause *pause)
 {
-    atomic_store(&pause->host->control->waiting, 0);
+    host_note_wait_end(pause->host);
 }
 
 ep_status host_wait_node(struct host_comm *host, size_t word, uint64_t value, enum host_phase phase)

@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What only GPUs have: streams that really run beside each other, graphs, memory of a device; and the CPU's bits."""
+import itertools
+import os
+
+import deep_ep
+import epkit
+import torch
+import torch.distributed as dist
+from deep_ep.utils.math import per_token_cast_to_fp8
+from ranks import run
+
+ONLY_ON_CUDA = True
+TOPK, EXPERTS = 4, 16
+
+
+def poison():
+    """What the allocator hands out next is NaN, and no valid index."""
+    for words, count in ((1 << 22, 4), (1 << 16, 8), (1 << 12, 16), (128, 64)):
+        blocks = [torch.full((words,), 0x7fc07fc1, dtype=torch.int32) for _ in range(count)]
+        del blocks
+
+
+def same(a, b):
+    if a is None or b is None:
+        return a is b
+    a, b = a.cpu().contiguous(), b.cpu().contiguous()
+    return a.shape == b.shape and torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+
+
+def check(what, *pairs):
+    for name, a, b in pairs:
+        assert same(a, b), f"{what}: {name} differs from the CPU's" + (
+            "" if a is None or b is None or a.shape != b.shape else f" in {(a.cpu() != b.cpu()).sum().item()} elements")
+
+
+def cpu(value):
+    return tuple(cpu(one) for one in value) if isinstance(value, tuple) else None if value is None else value.cpu()
+
+
+def make(tokens, hidden, seed):
+    torch.manual_seed(seed)
+    topk_idx = torch.rand(tokens, EXPERTS).topk(TOPK).indices
+    topk_idx[torch.rand(topk_idx.shape) < 0.2] = -1
+    return topk_idx, torch.rand(tokens, TOPK), torch.randn(tokens, hidden).to(torch.bfloat16)
+
+
+def plans_of(comms, topk_idx, options):
+    return [comm.plan(topk_idx if comm.is_cuda else topk_idx.cpu(), EXPERTS, **options) for comm in comms]
+
+
+def operations(plans, x, weights, biases, options):
+    """A dispatch and combines on both plans; everything is equal."""
+    gpu, host = plans
+    out = []
+    for plan in plans:
+        poison()
+        own = (lambda value: value) if plan is gpu else cpu
+        rows = plan.dispatch(own(x), own(weights), want_topk_idx=True, column_major_scales=options["columns"])
+        out.append(rows)
+    n = host.metadata(500).n_recv_tokens.item() if host.fixed and not host.expanded else None
+    check(f"dispatch {options}", ("idx", out[0].topk_idx, out[1].topk_idx))
+    real = slice(0, n)
+    if host.expanded:
+        real = torch.cat([torch.arange(begin, end, device="cpu") for begin, end in spans(host)])
+    check(f"dispatch {options}", ("x", out[0].x.cpu()[real], out[1].x[real]), ("weights", out[0].topk_weights.cpu()[real],
+                                                                            out[1].topk_weights[real]))
+    if out[0].scales is not None:
+        check(f"dispatch {options}", ("scales", out[0].scales.cpu()[real], out[1].scales[real]))
+    torch.manual_seed(5)
+    y = torch.randn(out[0].x.shape, device="cpu").to(torch.bfloat16)
+    for by_choice, partial in ((False, False), (True, False), (True, True)):
+        poison()
+        a = gpu.combine(y.cuda(), out[1].topk_weights.cuda(), biases, by_choice=by_choice, round_partial=partial)
+        b = host.combine(y, out[1].topk_weights, cpu(biases), by_choice=by_choice, round_partial=partial)
+        check(f"combine {options} {by_choice} {partial}", ("out", a[0], b[0]), ("weights", a[1], b[1]))
+    a, b = gpu.metadata(500), host.metadata(500)
+    tokens = b.n_recv_tokens.item()
+    for name in epkit.Metadata._fields:
+        one, other = getattr(a, name), getattr(b, name)
+        if name in ("recv_source", "recv_slot") and one is not None:
+            one, other = one[:tokens], other[:tokens]
+        check(f"metadata {options}", (name, one, other))
+
+
+def spans(plan):
+    """First row and the one behind the last of each expert of an expanded plan."""
+    data = plan.metadata()
+    return [(end - count, end) for end, count in zip(data.psum_expert.tolist(), data.count_exact.tolist())]
+
+
+def like_the_cpu(rank, size):
+    comms = epkit.Communicator(), epkit.Communicator(backend="host")
+    number = 0
+    for expanded, alignment, fixed, fp8 in itertools.product((False, True), (1, 16), (False, True), (False, True)):
+        number += 1
+        tokens = (0, 1, 37, 150)[(number + rank) % 4]
+        topk_idx, weights, x = make(tokens, (256, 1024, 7168)[number % 3], 10 * number + rank)
+        given = per_token_cast_to_fp8(x) if fp8 else x
+        biases = tuple(torch.randn_like(x) for _ in range(number % 3))
+        options = {"expanded": expanded, "alignment": alignment, "zero_padding": expanded,
+                   "max_recv_tokens": size * 150 * TOPK + EXPERTS * 16 if fixed else 0, "max_tokens": 150}
+        plans = plans_of(comms, topk_idx, options)
+        assert plans[0].recv_per_expert == plans[1].recv_per_expert
+        operations(plans, given, weights, biases, {**options, "columns": bool(number % 2)})
+    for comm in comms:
+        comm.free()
+
+
+def test_bits_are_those_of_the_cpu():
+    run(2, like_the_cpu)
+
+
+def masks_like_the_cpu(rank, size):
+    comms = epkit.Communicator(), epkit.Communicator(backend="host")
+    topk_idx, _, x = make(40 + rank, 512, rank)
+    per_rank, per_expert, in_rank = comms[0].layout(topk_idx, EXPERTS)
+    a = comms[0].plan(None, EXPERTS, token_in_rank=in_rank, tokens_per_expert=per_expert, alignment=8)
+    b = comms[1].plan(None, EXPERTS, token_in_rank=in_rank.cpu(), tokens_per_expert=per_expert.cpu(), alignment=8)
+    assert a.recv_per_expert == b.recv_per_expert and a.recv_from_rank == b.recv_from_rank
+    got, want = a.dispatch(x).x, b.dispatch(x.cpu()).x
+    check("mask", ("x", got, want), ("combined", a.combine(got)[0], b.combine(want)[0]))
+    check("mask", *((name, getattr(a.metadata(100), name), getattr(b.metadata(100), name)) for name in epkit.Metadata._fields))
+
+
+def test_plans_from_masks():
+    run(2, masks_like_the_cpu)
+
+
+def low_latency_like_the_cpu(rank, size):
+    comms = epkit.Communicator(), epkit.Communicator(backend="host")
+    gpu, host = (comm.low_latency(64, 1024, EXPERTS, TOPK) for comm in comms)
+    for number, (fp8, ue8m0, hook, most, exact, zero_copy) in enumerate((
+            (False, False, False, 64, False, False), (True, False, True, 32, True, False), (True, True, False, 64, False, True),
+            (False, False, True, 48, False, True))):
+        topk_idx, weights, x = make(most - rank * 5, 1024, number + 7 * rank)
+        stats = torch.ones(EXPERTS // size, dtype=torch.int32)
+        results = []
+        for calls, own in ((gpu, lambda value: value), (host, cpu)):
+            poison()
+            rows = calls.dispatch(own(x), own(topk_idx), fp8=fp8, ue8m0=ue8m0, max_tokens=most, hook=hook,
+                                  recv_stats=stats if calls is gpu else None)
+            if hook:
+                rows.finish()
+            results.append(rows)
+        a, b = results
+        check(f"low latency {number}", ("count", a.count, b.count), ("range", a.range, b.range),
+              ("stats", stats, b.count + 1))
+        for expert, count in enumerate(b.count.tolist()):
+            check(f"low latency {number}", ("rows", a.x[expert, :count], b.x[expert, :count]),
+                  ("source", a.source[expert, :count], b.source[expert, :count]))
+            if fp8:
+                check(f"low latency {number}", ("scales", a.scales[expert, :count], b.scales[expert, :count]))
+                assert a.scales.stride() == b.scales.stride()
+        torch.manual_seed(3 + rank)
+        y = torch.randn(a.x.shape).to(torch.bfloat16)
+        sums = []
+        for calls, own, rows in ((gpu, lambda value: value, a), (host, cpu, b)):
+            given = own(y)
+            if zero_copy:
+                buffer = calls.combine_buffer(most)
+                buffer.copy_(given)
+                given = buffer
+            out, finish = calls.combine(given, own(topk_idx), own(weights), call=rows.call, max_tokens=most, exact=exact,
+                                        zero_copy=zero_copy, hook=hook)
+            if hook:
+                finish()
+            sums.append(out)
+        check(f"low latency {number}", ("combined", *sums))
+
+
+def test_low_latency_bits_are_those_of_the_cpu():
+    run(2, low_latency_like_the_cpu)
+
+
+def late(x, value):
+    """x becomes value, some milliseconds from now in the current stream."""
+    torch.cuda._sleep(3_000_000)
+    x.copy_(value)
+
+
+def stream_modes(rank, size):
+    """Inputs that are written late, memory that is used again at once: every mode waits for what it must."""
+    buffer = deep_ep.Buffer(dist.group.WORLD, explicitly_destroy=True)
+    topk_idx, weights, _ = make(100, 1024, rank)
+    per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(topk_idx, EXPERTS)
+    layout = {"num_tokens_per_rank": per_rank, "is_token_in_rank": in_rank, "num_tokens_per_expert": per_expert}
+    fan_out = in_rank.sum(1, keepdim=True)
+    for number, (previous, asynchronous, on_comm, cached) in enumerate(itertools.product((False, True), repeat=4)):
+        value = torch.randint(-8, 8, (100, 1024)).to(torch.bfloat16)
+        x = torch.full_like(value, float("nan"))
+        handle = buffer.dispatch(value, **layout, topk_idx=topk_idx, topk_weights=weights)[4] if cached else None
+        torch.cuda.synchronize()
+        poison()
+        late(x, value)
+        modes = lambda: {"previous_event": buffer.capture() if previous else None, "async_finish": asynchronous,  # noqa: E731
+                         "allocate_on_comm_stream": on_comm}
+        more = {"handle": handle} if cached else {**layout, "topk_idx": topk_idx, "topk_weights": weights}
+        rows, _, _, _, new, event = buffer.dispatch(x, **more, **modes())
+        if asynchronous:
+            event.current_stream_wait()
+        x.fill_(float("nan"))  # allowed from here on
+        y = torch.full_like(rows, float("nan"))
+        late(y, rows)
+        out, _, event = buffer.combine(y, handle or new, **modes())
+        if asynchronous:
+            event.current_stream_wait()
+        y.fill_(float("nan"))
+        del rows, event
+        poison()
+        assert torch.equal(out.float(), value.float() * fan_out), f"previous, asynchronous, on_comm, cached: {previous, asynchronous, on_comm, cached}"
+    buffer.destroy()
+
+
+def test_stream_modes():
+    run(2, stream_modes)
+
+
+def graphs(rank, size):
+    """Cached dispatch and combine of both interfaces, and new routing, captured and replayed."""
+    buffer, elastic = deep_ep.Buffer(dist.group.WORLD), deep_ep.ElasticBuffer(dist.group.WORLD, num_max_tokens_per_rank=64)
+    topk_idx, weights, x = make(64, 1024, rank)
+    per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(topk_idx, EXPERTS)
+    v1 = buffer.dispatch(x, num_tokens_per_rank=per_rank, is_token_in_rank=in_rank, num_tokens_per_expert=per_expert,
+                         topk_idx=topk_idx, topk_weights=weights)[4]
+    v2 = elastic.dispatch(x, topk_idx, weights, num_experts=EXPERTS, do_expand=True)[3]
+    comm = epkit.Communicator()
+    plan = comm.plan(topk_idx, EXPERTS, max_recv_tokens=64 * size, max_tokens=64)
+
+    def step():
+        one = buffer.combine(buffer.dispatch(x, handle=v1)[0], v1)[0]
+        two = elastic.combine(elastic.dispatch(x, handle=v2, do_expand=True)[0], v2)[0]
+        plan.update(topk_idx)
+        rows = plan.dispatch(x, weights, want_topk_idx=True)
+        return one, two, *plan.combine(rows.x, rows.topk_weights)
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step()
+        step()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    dist.barrier()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = step()
+    fan_out, choices = in_rank.sum(1, keepdim=True), (topk_idx >= 0).sum(1, keepdim=True)
+    for number in range(20):
+        torch.manual_seed(100 * number + rank)
+        x.copy_(torch.randint(-8, 8, x.shape))
+        topk_idx.copy_(torch.rand(64, EXPERTS).topk(TOPK).indices)
+        weights.copy_(torch.rand(64, TOPK))
+        for one in results:
+            one.fill_(float("nan"))
+        graph.replay()
+        now = comm.layout(topk_idx, EXPERTS)[2].sum(1, keepdim=True)
+        assert torch.equal(results[0].float(), x.float() * fan_out), "Buffer"
+        assert torch.equal(results[1].float(), x.float() * choices), "ElasticBuffer"
+        assert torch.equal(results[2].float(), x.float() * now), "Plan.update"
+        assert torch.equal(results[3], weights), "Plan.update, weights"
+    comm.check()
+    torch.cuda.synchronize()
+
+
+def test_graphs():
+    run(2, graphs)
+
+
+def steady(rank, size):
+    """Memory of the device is the same after many steps as after some."""
+    buffer = deep_ep.Buffer(dist.group.WORLD, explicitly_destroy=True)
+    most, marks = 10000 if os.environ.get("EPKIT_TEST_LONG") else 240, []
+    for step in range(most):
+        topk_idx, weights, x = make(64, 1024, step % 7 + rank)
+        per_rank, _, per_expert, in_rank, event = buffer.get_dispatch_layout(topk_idx, EXPERTS, async_finish=True)
+        rows, _, w, _, handle, event = buffer.dispatch(
+            x, num_tokens_per_rank=per_rank, is_token_in_rank=in_rank, num_tokens_per_expert=per_expert, topk_idx=topk_idx,
+            topk_weights=weights, previous_event=event, async_finish=True, allocate_on_comm_stream=True)
+        out, _, event = buffer.combine(rows, handle, w, previous_event=event, async_finish=True)
+        event.current_stream_wait()
+        if step % (most // 8) == most // 8 - 1:
+            del rows, w, handle, event, out, x, in_rank, per_expert, per_rank, topk_idx, weights
+            torch.cuda.synchronize()
+            free = torch.cuda.mem_get_info()[0] if size <= torch.cuda.device_count() else 0
+            torch.empty(1)  # looks which blocks are free again
+            marks.append((torch.cuda.memory_allocated(), torch.cuda.memory_reserved(), -free))
+    for early, late_on in zip(zip(*marks[:4]), zip(*marks[4:])):
+        assert max(late_on) <= max(early), marks
+    buffer.destroy()
+
+
+def test_memory_is_flat():
+    run(2, steady)
