@@ -26,6 +26,7 @@ build  pkg:smartcols                       libsmartcols-dev
 build  pkg:yaml-0.1                        libyaml-dev
 build  pkg:libelf                          libelf-dev
 build  compiles:#include<curl/curl.h>      libcurl4-openssl-dev
+build  compiles:#include<infiniband/verbs.h> libibverbs-dev
 test   command:make                        make
 test   command:ccache                      ccache
 test   command:g++                         g++
@@ -62,6 +63,12 @@ long   file:/usr/sbin/slurmd               slurmd
 long   command:srun                        slurm-client
 long   command:ansible-playbook            ansible-core
 long   file:/usr/sbin/munged               munge
+long   command:qemu-system-x86_64          qemu-system-x86
+long   command:busybox                     busybox-static
+long   command:cpio                        cpio
+long   command:modprobe                    kmod
+long   command:rdma                        iproute2
+long   file:/etc/libibverbs.d/rxe.driver   ibverbs-providers
 fuzz   fuzzes:                             libclang-rt-dev
 cluster command:etcd                        etcd-server
 cluster command:systemd-nspawn              systemd-container

@@ -2,6 +2,7 @@
 /* cmd_bench.c - epkit bench: how fast dispatch and combine are here, beside memcpy and MPI_Alltoallv. */
 #include "bench/bench.h"
 #include "bench/render.h"
+#include "bench_model.h"
 #include "cmd.h"
 #include "gpu.h"
 #include "group.h"
@@ -17,7 +18,8 @@
 
 struct bench_options {
     struct group_options group; /* its ranks: the entry of the list that is being measured */
-    struct opt_list ranks, tokens, only;
+    struct opt_list ranks, tokens, only, model;
+    const char *machines;
     int64_t hidden, topk, experts, ll_tokens, iters, seed, sms;
     int dtype;
     const char *routing;
@@ -60,6 +62,11 @@ static const struct opt bench_table[] = {
      .help = "do not measure memcpy and MPI_Alltoallv, or copy engine and bare rows, beside; takes less memory"},
     {"quick", 'q', NULL, OPT_FLAG, offsetof(struct bench_options, quick),
      .help = "a small shape and few rounds: whether it works, not how fast"},
+    {"model", 0, "LIST", OPT_LIST, offsetof(struct bench_options, model), .min = 2, .max = 4096,
+     .help = "start no ranks, but say what ideal machines of so many nodes would do, beside published figures",
+     .heading = "Model"},
+    {"machines", 0, "NAME", OPT_STRING, offsetof(struct bench_options, machines), .value = "b200",
+     .help = "what machines they are: b200, h200, h100, h800"},
     {"phases", 'p', NULL, OPT_FLAG, offsetof(struct bench_options, phases),
      .help = "show where the time of each operation goes", .heading = "Output"},
     {"csv", 0, NULL, OPT_FLAG, offsetof(struct bench_options, csv),
@@ -77,7 +84,8 @@ static const struct opt bench_table[] = {
     {"backend", 0, "NAME", OPT_CHOICE, offsetof(struct bench_options, group.backend), .choices = group_backends,
      .value = "auto", .help = GROUP_BACKEND_HELP ", and is one for all of --ranks"},
     {"timeout", 0, "SECONDS", OPT_INT, offsetof(struct bench_options, group.timeout_s), .min = 1, .max = 86400,
-     .value = "120", .help = "deadline of every wait for a peer"},
+     .value = "120",
+     .help = "deadline of every wait for a peer; ranks that a launcher started wait a minute more between jobs"},
     {"channels", 0, "N", OPT_INT, offsetof(struct bench_options, group.channels), .min = 1, .max = 16, .value = "4",
      .help = "independent streams per network peer"},
     {"partial", 0, "TYPE", OPT_CHOICE, offsetof(struct bench_options, group.partial), .choices = group_partials,
@@ -169,8 +177,6 @@ static int make_specs(const struct cmd *cmd, const struct cmd_call *call, const 
         wrong = bench_check(request, ret_specs[i].nranks, buffer, sizeof(buffer));
         if (wrong)
             return cmd_usage(cmd, "%s", wrong);
-        if (options->only.n && request->ops & BENCH_LL && ret_specs[i].nnodes > 1)
-            return cmd_usage(cmd, "--only ll: low latency runs on one node only");
     }
     if (group_choose(&options->group, ret_specs, options->ranks.n))
         group_tell(&ret_specs[0]);
@@ -279,6 +285,38 @@ static int print(const struct cmd *cmd, const struct bench_options *options, con
     return result == 0 ? CMD_FINE : CMD_FAILED;
 }
 
+/* --model: no rank is started. */
+static int run_model(const struct cmd *cmd, const struct bench_options *options, const struct bench_request *request)
+{
+    char title[128], known[128];
+    json_t *rows = bench_model(request, &options->model, options->machines, title, sizeof(title), known, sizeof(known));
+    json_t *document;
+    int result;
+
+    if (!(request->ops & (BENCH_DISPATCH | BENCH_COMBINE))) {
+        json_decref(rows);
+        return cmd_usage(cmd, "--model is about dispatch and combine, and --only leaves both out");
+    }
+    if (!rows)
+        return cmd_usage(cmd, "--machines %s: not known; there are %s", options->machines, known);
+    if (options->json) {
+        document = out_document(cmd->name);
+        json_object_set_new(document, "machines", json_string(title));
+        json_object_set_new(document, "request", bench_request_to_json(request));
+        json_object_set(document, "model", rows);
+        result = out_json(document);
+    } else {
+        if (!options->csv)
+            out_verdict(OUT_PLAIN, "Model, not measured: ideal nodes of %s.", title);
+        result = bench_model_print(rows, options->csv);
+        if (!options->csv && result == 0)
+            out_line(
+                "GB/s are of one rank. Measured: published figures of such machines. The formula is in docs/model.md.");
+    }
+    json_decref(rows);
+    return result == 0 ? CMD_FINE : CMD_FAILED;
+}
+
 static int cmd_bench(const struct cmd *cmd, const struct cmd_call *call)
 {
     struct bench_options options = *(const struct bench_options *)call->options;
@@ -289,6 +327,11 @@ static int cmd_bench(const struct cmd *cmd, const struct cmd_call *call)
 
     fill_defaults(cmd, call, &options);
     result = make_request(cmd, &options, &request);
+    if (options.model.n) {
+        json_decref(findings.rows);
+        json_decref(findings.memory);
+        return result == CMD_FINE ? run_model(cmd, &options, &request) : result;
+    }
     if (result == CMD_FINE)
         result = make_specs(cmd, call, &options, &request, specs);
     if (getloadavg(&findings.load, 1) != 1)
@@ -327,6 +370,8 @@ const struct cmd verb_bench = {
         "On the host backend two yardsticks take turns with them, on the same ranks: memcpy of as many bytes as a rank receives, and, where "
         "MPI is installed, dispatch and combine written by hand around MPI_Alltoallv. On a machine that is shared, "
         "or that has fewer processors than ranks, the ratios to these are what to quote, not GB/s.\n\n"
+        "Between nodes two more stand beside: bare puts, the bytes that a rank puts on the network in puts of 256 KiB "
+        "over the same streams, and over sockets the same by send() and recv().\n\n"
         "The time of an operation is from the first rank's start to the last rank's end, the median over rounds; P10 "
         "and P90 are percentiles. Logical GB/s count all rows that a rank receives, as DeepEP does; wire GB/s only "
         "those that travel from one rank to another: one for each token and rank, but each for itself in a low-latency "
@@ -340,6 +385,7 @@ const struct cmd verb_bench = {
             {"epkit bench --tokens 64,256,1024,4096 --only dispatch,combine", "How the rates grow with the tokens."},
             {"epkit bench --ranks 2,4,8,16,32,64 --tokens 64", "How the cost grows with the ranks."},
             {"epkit bench --nodes 2 --phases", "Over two nodes, and where the time goes."},
+            {"epkit bench --model 2,4,8,64,4096 --tokens 4096", "What ideal machines would do."},
             {"epkit bench --iters 50 --json >record.json", "A record to keep."},
             {NULL, NULL},
         },

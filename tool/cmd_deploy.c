@@ -352,6 +352,9 @@ static int cmd_deploy(const struct cmd *cmd, const struct cmd_call *call)
         code =
             options->from ? read_snapshot(options->from, &snapshot) : kubectl_snapshot(&kubectl, documents, &snapshot);
     }
+    /* A job of --gpus alone has no image: there is nothing to ask about. */
+    if (code == CMD_FINE && !options->from && options->file)
+        kubectl_ask(&kubectl, &job, snapshot);
     if (code == CMD_FINE && options->save)
         code = save_snapshot(snapshot, options->save);
     if (code == CMD_FINE)
@@ -377,8 +380,9 @@ const struct cmd verb_deploy = {
         "left on them; and what GKE needs for such work: version, dense placement, Workload Identity, who manages the "
         "driver. Each finding has the words in which the cluster will say it, the reason, and what to do.\n\n"
         "The job is a manifest ('helm template NAME deploy/helm/epkit ... | epkit deploy check -f -'), or --gpus with "
-        "--queue for one that asks for GPUs alone. The cluster is read by kubectl, with the rights of its user; nothing "
-        "is created. What the user may not read is listed, and nothing is said about it.\n\n"
+        "--queue for one that asks for GPUs alone. The cluster is read by kubectl, with the rights of its user, and the "
+        "API server is asked about each object of the manifest, and a pod of the job, by a dry run: nothing is created. "
+        "What the user may not read is listed, and nothing is said about it.\n\n"
         "Texts of Kueue are those of version 0.15. Jobs that Kueue has admitted and whose pods have no node yet are not "
         "counted as users of nodes.",
     .options = deploy_table,

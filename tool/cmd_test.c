@@ -61,12 +61,13 @@ static const struct opt test_table[] = {
 struct test_default {
     const char *matrix;
     int64_t ranks, nodes;
+    bool over_nodes; /* runs on the nodes that the ranks come with */
 };
 
 static const struct test_default test_defaults[] = {
-    {"intranode", 8, 1},
-    {"internode", 8, 2},
-    {"lowlatency", 4, 1},
+    {"intranode", 8, 1, false},
+    {"internode", 8, 2, true},
+    {"lowlatency", 4, 1, true},
 };
 
 static void fill_defaults(const struct test_options *given, const char *matrix, struct test_options *ret_options)
@@ -77,7 +78,7 @@ static void fill_defaults(const struct test_options *given, const char *matrix, 
 
         if (strcmp(row->matrix, matrix) != 0)
             continue;
-        if (!ret_options->group.nodes && row->nodes > 1 && ranks_world_nodes() > 1)
+        if (!ret_options->group.nodes && row->over_nodes && ranks_world_nodes() > 1)
             ret_options->group.nodes = ranks_world_nodes();
         if (!ret_options->group.nodes)
             ret_options->group.nodes = row->nodes;
@@ -90,11 +91,9 @@ static void fill_defaults(const struct test_options *given, const char *matrix, 
 
 static int check_matrix_nodes(const struct cmd *cmd, const char *matrix, int nnodes)
 {
-    bool over_nodes = strcmp(matrix, "internode") == 0;
-
-    if (over_nodes && nnodes < 2)
+    if (strcmp(matrix, "internode") == 0 && nnodes < 2)
         return cmd_usage(cmd, "internode needs --nodes 2 or more");
-    if (!over_nodes && nnodes > 1)
+    if (strcmp(matrix, "intranode") == 0 && nnodes > 1)
         return cmd_usage(cmd, "%s runs on one node only", matrix);
     return CMD_FINE;
 }
@@ -307,7 +306,7 @@ const struct cmd verb_test = {
         "with a reference that is computed without the library.\n\n"
         "intranode: 24 cases on one node (8 ranks unless said otherwise). internode: 32 cases over nodes (8 ranks on 2 "
         "nodes), which are emulated: rows between them travel through a network that can be told to misbehave. "
-        "lowlatency: 32 cases of the fixed-shape operations for decoding (4 ranks).\n\n" GROUP_BACKEND_TEXT
+        "lowlatency: 32 cases of the fixed-shape operations for decoding (4 ranks), on one node or on several.\n\n" GROUP_BACKEND_TEXT
         "On GPUs data is made on the host, copied to the GPU, and what comes out is compared on the host. internode "
         "takes the host backend by itself: that of GPUs serves one node.\n\n"
         "All random choices come from one seed, which is printed. When something fails, so is the command that repeats "

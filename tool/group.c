@@ -12,7 +12,7 @@
 #include <time.h>
 
 const char *const group_boots[] = {"fork", "mpi", "threads", "tcp", NULL};
-const char *const group_networks[] = {"auto", "emulated", "tcp", "mpi", NULL};
+const char *const group_networks[] = {"auto", "emulated", "tcp", "verbs", "mpi", NULL};
 const char *const group_partials[] = {"f32", "bf16", NULL};
 const char *const group_backends[] = {"auto", "host", "cuda", NULL};
 

@@ -21,14 +21,15 @@ struct group_options {
 };
 
 extern const char *const group_boots[];    /* "fork", "mpi", "threads", "tcp": in the order of enum ranks_boot */
-extern const char *const group_networks[]; /* "auto", "emulated", "tcp", "mpi" */
+extern const char *const group_networks[]; /* "auto", "emulated", "tcp", "verbs", "mpi" */
 extern const char *const group_partials[]; /* "f32", "bf16" */
 extern const char *const group_backends[]; /* "auto", "host", "cuda" */
 
 #define GROUP_BOOT_HELP                                                                                                \
     "forked processes, mpirun, threads of one process, or tcp: each rank is an epkit of its own, started with RANK, "  \
     "WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torchrun and 'epkit launch' set them"
-#define GROUP_NETWORK_HELP "network between nodes: emulated, tcp (sockets), mpi; auto: that of --boot, else emulated"
+#define GROUP_NETWORK_HELP                                                                                             \
+    "network between nodes: emulated, tcp (sockets), verbs (RDMA NICs), mpi; auto: that of --boot, else emulated"
 
 #define GROUP_BACKEND_HELP                                                                                             \
     "backend of the library; auto takes cuda where each rank gets a GPU of its own and these reach each other, else "  \
@@ -56,7 +57,7 @@ extern const char *const group_backends[]; /* "auto", "host", "cuda" */
     {"backend", 0, "NAME", OPT_CHOICE, offsetof(owner, member.backend), .choices = group_backends, .value = "auto",    \
      .help = GROUP_BACKEND_HELP},                                                                                      \
     {"timeout", 0, "SECONDS", OPT_INT, offsetof(owner, member.timeout_s), .min = 1, .max = 86400, .value = "30",       \
-     .help = "deadline of every wait for a peer"},                                                                     \
+     .help = "deadline of every wait for a peer; ranks that a launcher started wait a minute more between jobs"},       \
     {"channels", 0, "N", OPT_INT, offsetof(owner, member.channels), .min = 1, .max = 16, .value = "4",                 \
      .help = "independent streams per network peer"},                                                                  \
     {"partial", 0, "TYPE", OPT_CHOICE, offsetof(owner, member.partial), .choices = group_partials, .value = "f32",     \

@@ -8,6 +8,7 @@
 
 #include "deploy/deploy.h"
 #include "process/capture.h"
+#include "source/temporary.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -313,6 +314,92 @@ static int read_objects(const struct kubectl *kubectl, const json_t *documents, 
     calls_done(calls);
     free(calls);
     return code;
+}
+
+/* --- third round: the API server's own word --- */
+
+/* For kubectl to read: its owner's alone, since a manifest may hold keys. 0, or the errno. */
+static int write_question(const struct temporary *folder, int number, const json_t *question, char *ret_path,
+                          size_t bytes)
+{
+    char *text = json_dumps(json_object_get(question, "document"), JSON_COMPACT);
+    int error;
+
+    snprintf(ret_path, bytes, "%s/%d.json", folder->path, number);
+    error = text ? temporary_save(ret_path, text, strlen(text), 0600) : ENOMEM;
+    free(text);
+    return error;
+}
+
+static void keep_answer(json_t *snapshot, const json_t *question, const struct capture *capture)
+{
+    const char *error = capture->error.text ? capture->error.text : "";
+    char text[2048] = "";
+
+    if (succeeded(capture) || (!capture->start_error && !capture->late && deploy_refusal(error, text, sizeof(text)))) {
+        json_object_set_new(json_object_get(snapshot, "answers"),
+                            json_string_value(json_object_get(question, "digest")), json_string(text));
+        return;
+    }
+    failure(capture, text, sizeof(text));
+    json_object_set_new(json_object_get(snapshot, "unread"), "answers to dry runs",
+                        json_string(*text ? text : "kubectl failed without a word"));
+}
+
+static const char *namespace_of(const json_t *document)
+{
+    const char *space = json_string_value(json_object_get(json_object_get(document, "metadata"), "namespace"));
+
+    return space ? space : "";
+}
+
+static int ask(struct calls *calls, json_t *questions, const struct temporary *folder, json_t *snapshot)
+{
+    char(*paths)[512] = calloc(CALLS_MAX, sizeof(*paths));
+    const json_t *question;
+    int code = paths ? 0 : ENOMEM;
+    bool is_placed;
+    size_t i;
+
+    json_array_foreach(questions, i, question)
+    {
+        if (calls->n == CALLS_MAX || code)
+            break;
+        code = write_question(folder, (int)i, question, paths[i], sizeof(paths[i]));
+        /* kubectl refuses another namespace than that of the object. */
+        is_placed = *namespace_of(json_object_get(question, "document")) != '\0';
+        add_call(calls, (const char *const[]){"create", "--dry-run=server", "-o", "name", "-f", paths[i],
+                                              is_placed ? NULL : "-n", is_placed ? NULL : calls->kubectl->space, NULL});
+    }
+    if (!code && capture_run(calls->captures, calls->n, WIDTH, calls->kubectl->timeout_ms, on_end, calls) != 0)
+        code = ENOMEM;
+    for (int n = 0; n < calls->n && !code; n++)
+        keep_answer(snapshot, json_array_get(questions, (size_t)n), &calls->captures[n]);
+    free(paths);
+    return code;
+}
+
+void kubectl_ask(const struct kubectl *kubectl, const struct deploy_job *job, json_t *snapshot)
+{
+    const char *parent = getenv("TMPDIR");
+    struct calls *calls = calloc(1, sizeof(*calls));
+    json_t *questions = deploy_questions(job);
+    struct temporary folder = {0};
+    int code = calls ? temporary_folder_in(parent && *parent ? parent : "/tmp", "epkit-deploy", &folder) : ENOMEM;
+
+    json_object_set_new(snapshot, "answers", json_object());
+    if (!code) {
+        calls->kubectl = kubectl;
+        progress_start("asking the API server");
+        code = split_program(calls) == 0 ? ask(calls, questions, &folder, snapshot) : EINVAL;
+        progress_stop();
+        calls_done(calls);
+        temporary_remove(&folder);
+    }
+    if (code)
+        json_object_set_new(json_object_get(snapshot, "unread"), "answers to dry runs", json_string(strerror(code)));
+    json_decref(questions);
+    free(calls);
 }
 
 int kubectl_snapshot(const struct kubectl *kubectl, const json_t *documents, json_t **ret_snapshot)

@@ -3,6 +3,8 @@
 #ifndef EP_TOOL_KUBECTL_H
 #define EP_TOOL_KUBECTL_H
 
+#include "deploy/deploy.h"
+
 #include <jansson.h>
 #include <stdint.h>
 
@@ -19,5 +21,11 @@ struct kubectl {
  * error has been reported. A resource that cannot be read is noted in the snapshot.
  */
 int kubectl_snapshot(const struct kubectl *kubectl, const json_t *documents, json_t **ret_snapshot);
+
+/*
+ * Asks the API server about each object of the job by a server-side dry run, which stores nothing, and adds the answers
+ * to the snapshot. What cannot be asked is noted there.
+ */
+void kubectl_ask(const struct kubectl *kubectl, const struct deploy_job *job, json_t *snapshot);
 
 #endif

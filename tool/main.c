@@ -19,7 +19,8 @@ static int run_verb(const struct cmd *cmd, int argc, char **argv)
     char error[512];
     struct cmd_call call;
     bool help;
-    int result = options_parse(cmd, argc, argv, &call, &help, error, sizeof(error)), joined = CMD_FINE;
+    int result = options_parse(cmd, argc, argv, &call, &help, error, sizeof(error)), joined = CMD_FINE, first;
+    bool is_mistaken = result != CMD_FINE, follows;
 
     if (result == CMD_FINE && help) {
         help_verb(stdout, cmd);
@@ -28,18 +29,23 @@ static int run_verb(const struct cmd *cmd, int argc, char **argv)
     }
     if (cmd->flags & CMD_RANKS)
         joined = ranks_world_join(cmd, result == CMD_FINE ? &call : NULL);
+    follows = ranks_world_rank() > 0;
     if (joined != CMD_FINE)
         result = joined;
-    else if (ranks_world_rank() > 0)
+    else if (follows)
         /* Also with a mistake on the command line: rank 0 has made it as well, and tells when it is done. */
         result = ranks_worse(result, ranks_follow());
     else
         result = result == CMD_FINE ? cmd->run(cmd, &call) : cmd_usage(cmd, "%s", error);
-    ranks_world_done();
+    result = ranks_world_done(result, &first);
+    if (follows && is_mistaken && first != CMD_USAGE)
+        cmd_usage(cmd, "%s", error);
     progress_stop();
     options_done(&call);
     return result;
 }
+
+static int run_child(int argc, char **argv);
 
 static int run(int argc, char **argv)
 {
@@ -53,7 +59,7 @@ static int run(int argc, char **argv)
     if (strcmp(name, RANKS_VERB) == 0)
         return ranks_main(argc - 1, argv + 1);
     if (strcmp(name, AGENT_VERB) == 0)
-        return agent_main();
+        return agent_main(run_child);
     if (strcmp(name, AGENT_RANK) == 0)
         return agent_rank_main();
     if (strcmp(name, "-h") == 0 || strcmp(name, "--help") == 0)
@@ -66,13 +72,11 @@ static int run(int argc, char **argv)
     return run_verb(cmd, argc - 1, argv + 1);
 }
 
-int main(int argc, char **argv)
+/* All that main() does in a process whose streams are open. */
+static int run_command(int argc, char **argv)
 {
     int result, written;
 
-    inherited_settle();
-    if (stream_open() != 0)
-        return CMD_FAILED;
     /* Characters as the terminal has them; numbers stay those of the C locale, for JSON and plots. */
     setlocale(LC_CTYPE, "");
     result = run(argc, argv);
@@ -88,4 +92,19 @@ int main(int argc, char **argv)
     /* What nobody could read is no result. */
     return result == CMD_FINE || result == CMD_FINDINGS || result == CMD_UNSUPPORTED ? ranks_worse(result, written)
                                                                                      : result;
+}
+
+/* In a child process of an agent, as if epkit had been executed. */
+static int run_child(int argc, char **argv)
+{
+    inherited_settle();
+    return run_command(argc, argv);
+}
+
+int main(int argc, char **argv)
+{
+    inherited_settle();
+    if (stream_open() != 0)
+        return CMD_FAILED;
+    return run_command(argc, argv);
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "parse_input.h"
 
+#include "file.h"
 #include "output.h"
 #include "progress.h"
 
@@ -16,6 +17,20 @@ static void tick(uint64_t bytes)
     progress_update(0, 0, "reading %s, %.0f MB", reading, (double)bytes / 1e6);
 }
 
+static bool add_reference(struct reference *reference, const char *path, char *ret_error, size_t bytes)
+{
+    FILE *stream = file_open(path);
+    bool is_added;
+
+    if (!stream) {
+        snprintf(ret_error, bytes, "%s", errno == ENODATA ? "nobody writes to it" : strerror(errno));
+        return false;
+    }
+    is_added = reference_add(reference, stream, ret_error, bytes);
+    fclose(stream);
+    return is_added;
+}
+
 int input_reference(const struct cmd *cmd, const struct input_options *options, struct reference **ret_reference,
                     struct verdict_options *ret_options)
 {
@@ -26,7 +41,7 @@ int input_reference(const struct cmd *cmd, const struct input_options *options, 
         out_error("%s: the built-in reference data could not be read: out of memory", cmd->name);
         return CMD_FAILED;
     }
-    if (options->reference && !reference_add(reference, options->reference, error, sizeof(error))) {
+    if (options->reference && !add_reference(reference, options->reference, error, sizeof(error))) {
         out_error("%s: --reference %s: %s", cmd->name, options->reference, error);
         out_hint("recipes/reference.json shows the format");
         reference_free(reference);
@@ -162,7 +177,11 @@ static json_t *number_row(const json_t *run, const json_t *measure)
     }
     json_object_set_new(row, "expected", or_null(measure, "expected", "value"));
     json_object_set_new(row, "rating", or_null(measure, "rating", NULL));
-    json_object_set_new(row, "config", or_null(measure, "config", NULL));
+    /* Of links only the device tells one from the other. */
+    if (strcmp(json_string_value(json_object_get(run, "dialect")), "perftest") == 0)
+        json_object_set_new(row, "config", or_null(run, "device", NULL));
+    else
+        json_object_set_new(row, "config", or_null(measure, "config", NULL));
     return row;
 }
 

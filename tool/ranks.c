@@ -102,7 +102,7 @@ static ep_status open_comm(struct ranks_ctx *ctx, const ep_boot *boot)
     ep_comm_config config = EP_COMM_CONFIG_INIT;
 
     config.backend = spec->backend ? spec->backend : "host";
-    config.ranks_per_node = spec->nnodes > 1 ? spec->nranks / spec->nnodes : 0;
+    config.ranks_per_node = spec->nranks / (spec->nnodes > 1 ? spec->nnodes : 1);
     config.timeout_ms = spec->timeout_ms;
     config.channels = spec->channels;
     config.partial_type = spec->partial_type;

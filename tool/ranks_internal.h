@@ -118,8 +118,11 @@ int ranks_world_run(const struct ranks_spec *spec, const char *job, const json_t
 /* The other ranks: run the jobs that rank 0 announces until it is done. */
 int ranks_follow(void);
 
-/* Rank 0: lets the followers go and leaves MPI. Nothing where no world was joined. */
-void ranks_world_done(void);
+/*
+ * Rank 0 lets the followers go; then all ranks leave with one exit code, the worst of theirs, or CMD_FAILED where they
+ * have lost each other. *ret_first: the code of rank 0. Where no world was joined both are `code`.
+ */
+int ranks_world_done(int code, int *ret_first);
 
 /* --- ranks_report.c --- */
 

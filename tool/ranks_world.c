@@ -20,7 +20,11 @@
 #define CHUNK_BYTES 4096
 #define START_SECONDS 120
 #define AGREE_MS 60000
-#define IDLE_MS (24 * 3600 * 1000) /* a follower's patience between two jobs */
+/* What ranks wait for each other beyond the deadline of their jobs (--timeout): */
+#define IDLE_MORE_MS 60000  /* followers, between two jobs: rank 0 prints results */
+#define FINE_MORE_MS 30000  /* at the end of a job, a rank that has done its part: others may have more to check */
+#define FAILED_MORE_MS 2000 /* and one that has not: the others meet their deadline as well */
+#define TIMEOUT_MS 30000    /* of a command without that option */
 
 static struct {
     const ep_boot *boot; /* NULL: there is no world */
@@ -28,7 +32,9 @@ static struct {
     struct ep_boot_mpi *mpi; /* one of the two */
     ep_boot_tcp *tcp;
     bool is_starting;
-} world;
+    bool is_broken; /* an all-gather has failed: no rank waits for another any more */
+    int timeout_ms; /* --timeout of this rank, then that of the last job */
+} world = {.timeout_ms = TIMEOUT_MS};
 
 static void is_late(union sigval unused)
 {
@@ -176,17 +182,26 @@ static const char *find_choice(const struct cmd *cmd, const struct cmd_call *cal
     return "";
 }
 
+static int find_timeout_ms(const struct cmd *cmd, const struct cmd_call *call)
+{
+    for (const struct opt *opt = cmd->options; call && opt->name; opt++)
+        if (strcmp(opt->name, "timeout") == 0 && opt->type == OPT_INT)
+            return (int)(*(const int64_t *)(const void *)((const char *)call->options + opt->offset) * 1000);
+    return TIMEOUT_MS;
+}
+
 int ranks_world_join(const struct cmd *cmd, const struct cmd_call *call)
 {
     const char *boot = find_choice(cmd, call, "boot"), *network = find_choice(cmd, call, "network");
     bool asked = strcmp(boot, "tcp") == 0;
 
+    world.timeout_ms = find_timeout_ms(cmd, call);
     if (*boot && !asked && strcmp(boot, "mpi") != 0)
         return ranks_claims_any() ? join_mpi(cmd) : CMD_FINE;
     /* Where both have left variables, those of MPI's launchers are of the process that was started last. */
     if (!asked && ranks_claims_any())
         return join_mpi(cmd);
-    if (ranks_claims_tcp(asked || strcmp(network, "tcp") == 0))
+    if (ranks_claims_tcp(asked || strcmp(network, "tcp") == 0 || strcmp(network, "verbs") == 0))
         return join_tcp();
     return CMD_FINE;
 }
@@ -216,9 +231,16 @@ const char *ranks_world_starter(void)
     return world.tcp ? "RANK and WORLD_SIZE" : "mpirun";
 }
 
-static ep_status gather(const void *mine, size_t bytes, void *ret_all)
+/* Waits for all ranks for the time of a job, and a while longer. */
+static ep_status gather(const void *mine, size_t bytes, int more_ms, void *ret_all)
 {
-    return world.boot->allgather(world.boot->context, mine, bytes, IDLE_MS, ret_all);
+    int wait_ms = world.timeout_ms < INT_MAX - more_ms ? world.timeout_ms + more_ms : INT_MAX;
+    ep_status status = EP_E_STATE;
+
+    if (!world.is_broken)
+        status = world.boot->allgather(world.boot->context, mine, bytes, wait_ms, ret_all);
+    world.is_broken = status != EP_OK;
+    return status;
 }
 
 /* Rank 0's text on all ranks: its length, then its pieces. ret_text is the caller's to free. */
@@ -228,7 +250,7 @@ static ep_status broadcast(const char *text, char **ret_text)
     unsigned char *all = calloc((size_t)nranks, CHUNK_BYTES);
     uint64_t length = text ? strlen(text) : 0, *lengths = calloc((size_t)nranks, sizeof(*lengths));
     char chunk[CHUNK_BYTES] = "", *result = NULL;
-    ep_status status = all && lengths ? gather(&length, sizeof(length), lengths) : EP_E_MEMORY;
+    ep_status status = all && lengths ? gather(&length, sizeof(length), IDLE_MORE_MS, lengths) : EP_E_MEMORY;
 
     if (status == EP_OK) {
         result = calloc(1, lengths[0] + 1);
@@ -239,8 +261,9 @@ static ep_status broadcast(const char *text, char **ret_text)
 
         if (text)
             memcpy(chunk, text + at, n);
-        status = gather(chunk, CHUNK_BYTES, all);
-        memcpy(result + at, all, n);
+        status = gather(chunk, CHUNK_BYTES, IDLE_MORE_MS, all);
+        if (status == EP_OK)
+            memcpy(result + at, all, n);
     }
     if (status == EP_OK) {
         *ret_text = result;
@@ -253,22 +276,22 @@ static ep_status broadcast(const char *text, char **ret_text)
 }
 
 /*
- * The worst of all ranks' codes, on all ranks. Ranks that have failed have done so by their deadline, or a while after
- * it: a rank that is stopped keeps nobody longer.
+ * The worst of all ranks' codes, on all ranks; in *ret_first that of rank 0. Ranks that have failed have done so by
+ * their deadline: a rank that is stopped keeps nobody longer.
  */
-static int agree(int code, int timeout_ms)
+static int agree(int code, const char *what, int *ret_first)
 {
-    int wait_ms = timeout_ms < INT_MAX / 2 - AGREE_MS ? timeout_ms + AGREE_MS / (code == CMD_FINE ? 1 : 6) : INT_MAX;
     int nranks = ranks_world_size(), worst = code;
     int *codes = calloc((size_t)nranks, sizeof(*codes));
 
-    if (!codes || world.boot->allgather(world.boot->context, &code, sizeof(code), wait_ms, codes) != EP_OK) {
-        out_problem("hearing how the job ended on all ranks", NULL, codes ? ep_last_error() : "out of memory", NULL);
+    if (!codes || gather(&code, sizeof(code), code == CMD_FINE ? FINE_MORE_MS : FAILED_MORE_MS, codes) != EP_OK) {
+        out_problem(what, NULL, codes ? ep_last_error() : "out of memory", NULL);
         free(codes);
         return CMD_FAILED;
     }
     for (int rank = 0; rank < nranks; rank++)
         worst = ranks_worse(worst, codes[rank]);
+    *ret_first = codes[0];
     free(codes);
     return worst;
 }
@@ -300,20 +323,22 @@ static int serve(const struct ranks_spec *spec, const char *job, const json_t *p
                               .ctx.emit_fd = -1,
                               .on_event = take_event,
                               .context = hearing};
-    int code;
+    int code, first;
 
+    world.timeout_ms = spec->timeout_ms;
     hearing->problems = json_array();
     code = ranks_serve(&seat, world.boot, job, parameters);
     /* Before the ranks agree: if one of them is dead, the others end there. */
     ranks_problem_print(hearing->problems);
     json_decref(hearing->problems);
-    return agree(code, spec->timeout_ms);
+    return agree(code, "hearing how the job ended on all ranks", &first);
 }
 
 int ranks_world_run(const struct ranks_spec *spec, const char *job, const json_t *parameters, ranks_event_fn on_event,
                     void *context)
 {
     struct hearing hearing = {on_event, context, NULL};
+    bool was_broken = world.is_broken;
     char *text, *copy = NULL;
     json_t *message;
     ep_status status;
@@ -326,7 +351,9 @@ int ranks_world_run(const struct ranks_spec *spec, const char *job, const json_t
     if (status == EP_OK) {
         result = serve(spec, job, parameters, &hearing);
     } else {
-        out_problem("announcing the job to the ranks", NULL, ep_last_error(), ep_status_hint(status));
+        /* The end of the job before has told of what went wrong there. */
+        if (!was_broken)
+            out_problem("announcing the job to the ranks", NULL, ep_last_error(), ep_status_hint(status));
         result = CMD_FAILED;
     }
     free(copy);
@@ -339,15 +366,20 @@ int ranks_follow(void)
     for (;;) {
         struct hearing hearing = {0};
         struct ranks_spec spec;
+        bool was_broken = world.is_broken;
         char *text = NULL;
         json_t *message;
 
-        if (broadcast(NULL, &text) != EP_OK)
+        if (broadcast(NULL, &text) != EP_OK) {
+            /* The end of a job has told of what went wrong there. */
+            if (!was_broken)
+                out_problem("waiting for what rank 0 does next", NULL, ep_last_error(), NULL);
             return CMD_FAILED;
+        }
         message = json_loads(text, 0, NULL);
         free(text);
         if (ranks_spec_from_json(json_object_get(message, "spec"), &spec) != 0) {
-            /* An empty message: rank 0 is done. The exit code that counts is its own. */
+            /* An empty message: rank 0 is done. */
             json_decref(message);
             break;
         }
@@ -358,14 +390,22 @@ int ranks_follow(void)
     return CMD_FINE;
 }
 
-void ranks_world_done(void)
+int ranks_world_done(int code, int *ret_first)
 {
     char *text = NULL;
+    int worst = code;
 
+    *ret_first = code;
     if (!world.boot)
-        return;
+        return code;
     if (ranks_world_rank() == 0)
         broadcast("{}", &text);
     free(text);
+    if (world.is_broken)
+        worst = ranks_worse(code, CMD_FAILED);
+    else
+        worst = agree(code, "hearing how the command ended on all ranks", ret_first);
     leave();
+    /* A signal that interrupted this rank is its own end. */
+    return code > 128 ? code : worst;
 }

@@ -129,7 +129,7 @@ static json_t *read_history(const char *path, bool must_exist)
     if (!history && errno == ENOENT && !must_exist)
         return json_array();
     if (!history)
-        out_error("report: --history %s: %s", path, strerror(errno));
+        out_error("report: --history %s: %s", path, errno == EINVAL ? "not a regular file" : strerror(errno));
     else if (bad > 0)
         out_warning("report: --history %s: %d lines are no entries and left out", path, bad);
     return history;
@@ -159,7 +159,8 @@ static int add_past(const struct cmd *cmd, const struct report_options *options,
 
         error = report_history_add(options->history, entry);
         if (error) {
-            out_error("report: --history %s: %s", options->history, strerror(error));
+            out_error("report: --history %s: %s", options->history,
+                      error == EBUSY ? "another process holds its lock" : strerror(error));
             result = CMD_FAILED;
         }
         json_array_append(history, entry);

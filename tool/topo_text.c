@@ -169,6 +169,15 @@ static void add_map(struct text *text, const struct topo *topo, const struct map
         add(text, ", %d of the NICs shared by up to %d GPUs", map->n_shared, most);
 }
 
+/* May this process use one of them, as far as can be told? */
+static bool has_access(const struct topo *topo, const int *nics, int n)
+{
+    for (int i = 0; i < n; i++)
+        if (topo->nics[nics[i]].access != TOPO_ACCESS_NO)
+            return true;
+    return false;
+}
+
 void topo_sentence(const struct topo_view *view, char *ret_text, size_t bytes)
 {
     const struct topo *topo = view->topo;
@@ -189,6 +198,8 @@ void topo_sentence(const struct topo_view *view, char *ret_text, size_t bytes)
     add(&text, " and %d NIC%s (%s", n, n == 1 ? "" : "s", names);
     add_rates(&text, topo, nics, n);
     add(&text, ")");
+    if (!has_access(topo, nics, n))
+        add(&text, ", none of which this process may use");
     if (view->best->n > 0)
         add_map(&text, topo, view->best);
     add(&text, ".");

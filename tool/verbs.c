@@ -29,6 +29,11 @@ const struct env_text env_texts[] = {
     {"EPKIT_TCP_INTERFACE", "network interfaces for the connections between ranks: beginnings of names, '=eth0', "
                             "'^docker', or an address"},
     {"EPKIT_TIMEOUT_MS", "deadline of the library's waits where the caller sets none"},
+    {"EPKIT_VERBS_DEVICE", "RDMA ports of the network verbs, for the ranks of a node in turn: 'mlx5_0,mlx5_1:2'"},
+    {"EPKIT_VERBS_GID_INDEX",
+     "address of a RoCE port by its index, for the network verbs; default: RoCE v2, IPv4 first"},
+    {"EPKIT_VERBS_SERVICE_LEVEL", "service level of InfiniBand for the network verbs, 0..15"},
+    {"EPKIT_VERBS_TRAFFIC_CLASS", "traffic class of RoCE packets for the network verbs, 0..255"},
     {"NO_COLOR", "if not empty, output is never coloured"},
     {NULL, NULL},
 };

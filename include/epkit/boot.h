@@ -35,7 +35,7 @@ typedef struct ep_boot {
     ep_allgather_fn allgather;
     void *context;          /* handed to allgather */
     const void *network;    /* NULL; a boot that brings its own network between hosts (epkit/mpi.h) sets it */
-    int32_t ranks_per_node; /* what config.ranks_per_node = 0 means; 0: not known, all ranks are on one node */
+    int32_t ranks_per_node; /* what config.ranks_per_node = 0 means; 0: not known, ep_comm_new() finds the nodes */
     int32_t reserved;       /* 0 */
 } ep_boot;
 
@@ -75,18 +75,18 @@ EP_API void ep_boot_shm_free(ep_boot_shm *place);
 typedef struct ep_boot_tcp ep_boot_tcp;
 
 typedef struct ep_boot_tcp_args {
-    size_t size;           /* sizeof(ep_boot_tcp_args); EP_BOOT_TCP_ARGS_INIT sets it */
-    int32_t rank;          /* this one, where nranks is given */
-    int32_t nranks;        /* 0: $WORLD_SIZE, and the rank is $RANK */
-    const char *address;   /* of rank 0: "host", "host:port" or "[IPv6]:port"; NULL: $EPKIT_ADDRESS, else $MASTER_ADDR
-                              and $MASTER_PORT. Where torchrun holds that port itself (TORCHELASTIC_USE_AGENT_STORE),
-                              it is the next one */
-    const char *secret;    /* NULL: $EPKIT_SECRET; none: "" */
-    const char *interface; /* NULL: $EPKIT_TCP_INTERFACE; none: that of the way to rank 0. Names or beginnings of names
-                              ("eth0,ens"), "=eth0" for the whole name, "^docker" for all but those, or an address */
-    int32_t timeout_ms;    /* for all ranks to come; 0: $EPKIT_TIMEOUT_MS, else 30000 */
-    int32_t
-        ranks_per_node; /* 0: $LOCAL_WORLD_SIZE, else the ranks that share a host, where these are as many on each */
+    size_t size;            /* sizeof(ep_boot_tcp_args); EP_BOOT_TCP_ARGS_INIT sets it */
+    int32_t rank;           /* this one, where nranks is given */
+    int32_t nranks;         /* 0: $WORLD_SIZE, and the rank is $RANK */
+    const char *address;    /* of rank 0: "host", "host:port" or "[IPv6]:port"; NULL: $EPKIT_ADDRESS, else $MASTER_ADDR
+                               and $MASTER_PORT. Where torchrun holds that port itself (TORCHELASTIC_USE_AGENT_STORE),
+                               it is the next one */
+    const char *secret;     /* NULL: $EPKIT_SECRET; none: "" */
+    const char *interface;  /* NULL: $EPKIT_TCP_INTERFACE; none: that of the way to rank 0. Names or beginnings of names
+                               ("eth0,ens"), "=eth0" for the whole name, "^docker" for all but those, or an address */
+    int32_t timeout_ms;     /* for all ranks to come; 0: $EPKIT_TIMEOUT_MS, else 30000 */
+    int32_t ranks_per_node; /* the same on all ranks; 0: $LOCAL_WORLD_SIZE, if all have the same, else found from the
+                               hosts (epkit/comm.h, ep_comm_new) */
 } ep_boot_tcp_args;
 
 #define EP_BOOT_TCP_ARGS_INIT EP_INIT(ep_boot_tcp_args)
@@ -96,10 +96,10 @@ typedef struct ep_boot_tcp_args {
  * addresses where they are known. The deadline of rank 0 counts for all that have reached it; one that hears nothing of
  * rank 0 any more waits timeout_ms from when it reached it. Until then a rank tries again: rank 0 may come later, its
  * host name may not be known yet or still lead elsewhere, and a rank that came and died may be started once more.
- * EP_E_MISMATCH: another number of ranks, or a rank that is there already. With another secret a rank tries until its
- * deadline, because what listens there may be of another job: EP_E_TIMEOUT, and the text says so. EP_E_STATE: rank 0
- * cannot listen at its port. EP_E_SYSTEM: rank 0 lacks descriptors for the others. Connections of strangers, silent
- * ones and those that send anything else are dropped and change nothing.
+ * EP_E_MISMATCH: another number of ranks, another ranks_per_node, or a rank that is there already. With another secret
+ * a rank tries until its deadline, because what listens there may be of another job: EP_E_TIMEOUT, and the text says
+ * so. EP_E_STATE: rank 0 cannot listen at its port. EP_E_SYSTEM: rank 0 lacks descriptors for the others. Connections
+ * of strangers, silent ones and those that send anything else are dropped and change nothing.
  */
 EP_API ep_status ep_boot_tcp_new(const ep_boot_tcp_args *args, ep_boot_tcp **ret_boot);
 

@@ -19,7 +19,7 @@
  * call needs of it. Everything else - no pidfd, a /proc that hides it (hidepid, another user, another PID namespace) -
  * tells nothing: such a peer is waited for until the deadline, then it is late (EP_E_TIMEOUT), and the error text adds
  * that nobody can tell here whether it lives. A rank that lives is never reported dead; of a rank of another host only
- * the end of its connections can be seen (network "tcp"), and the text says that it died or was cut off.
+ * the end of its connections can be seen (networks "tcp" and "verbs"), and the text says that it died or was cut off.
  *
  * Failure. When a communicator has failed, each later collective call returns the same status at once, on every rank,
  * as does ep_comm_async_error(); the text names the rank that failed first. Ranks of one host report the same failure:
@@ -54,9 +54,14 @@ typedef struct ep_comm_config {
     size_t size;         /* sizeof(ep_comm_config); EP_COMM_CONFIG_INIT sets it */
     const char *backend; /* "host", "cuda", or NULL: $EPKIT_BACKEND, else the best one that works here. It
                             decides where pointers must point, so name it if the CUDA backend may be installed */
-    const char *network; /* between nodes: "emulated" (ranks of one host), "tcp", "mpi", or NULL: what the boot brings,
-                            else "emulated". With "tcp" nodes share no memory, also on one host */
-    int32_t ranks_per_node; /* node = rank / ranks_per_node; must divide R; 0: what the boot says, else all ranks */
+    /*
+     * Between nodes: "emulated" (ranks of one host), "tcp", "verbs" (RDMA NICs), "mpi", or NULL: what the boot brings,
+     * else "emulated" where all ranks share one host, "tcp" where they do not. With "tcp" and "verbs" nodes share no
+     * memory, also on one host.
+     */
+    const char *network;
+    int32_t ranks_per_node; /* node = rank / ranks_per_node; must divide R; 0: what the boot says, else the ranks that
+                               share a host (see ep_comm_new) */
     int32_t timeout_ms;     /* deadline of every wait; 0: $EPKIT_TIMEOUT_MS, else 30000 */
     uint32_t flags;         /* EP_COMM_* */
     int32_t channels;       /* independent ordered streams per network peer, 1..16; 0: 4 */
@@ -85,6 +90,12 @@ typedef struct ep_comm_config {
  * Creates this rank's communicator. Collective over the boot. Configurations are compared: a field that must agree
  * (backend, network, ranks_per_node, flags, channels, partial_type, library version) and does not gives EP_E_MISMATCH
  * on every rank, with the field, both ranks and both values in ep_last_error(). `config` NULL means all defaults.
+ *
+ * Nodes that neither the configuration nor the boot knows are found from the hosts: ranks share one when they run under
+ * one kernel and in one PID or network namespace, because only those can share memory. Each host must then have equally
+ * many ranks, numbered in a row; otherwise EP_E_ARG names ranks that are in the way, and ranks_per_node has to be set.
+ * Where a rank cannot tell its host (no /proc), all are taken for one node, unless others are on several hosts: then
+ * EP_E_ARG names that rank. ep_comm_get_info() has the result.
  *
  * A rank whose own arguments are bad, or whose backend does not work there, says so in that comparison, so nobody waits
  * for it: the others get its status, with its number and its reason in the text. So it is with all that a rank finds
@@ -134,8 +145,8 @@ EP_API ep_status ep_comm_allgather(ep_comm *comm, const void *mine, size_t bytes
 
 /*
  * Wakes every wait of every rank of this host, now: they return EP_E_ABORTED naming this rank. Ranks on other hosts are
- * told over the network "tcp"; over MPI they are not, and meet their own deadline. Any thread, any time, repeatedly;
- * async-signal-safe on the host backend, errno is kept. Returns at once.
+ * told over the networks "tcp" and "verbs"; over MPI they are not, and meet their own deadline. Any thread, any time,
+ * repeatedly; async-signal-safe on the host backend, errno is kept. Returns at once.
  */
 EP_API void ep_comm_abort(ep_comm *comm);
 
@@ -157,20 +168,25 @@ EP_API const char *ep_comm_last_error(const ep_comm *comm);
  *
  * Each waits for the others within the deadline. Who has not come then is left out, if those who have come are more
  * than half of the ranks that are known to live (neither dead nor gone by ep_comm_free(); one of which nobody can tell
- * counts as living); a rank that is left out gets EP_E_EXCLUDED when it comes. Are they not, they wait for one more
- * deadline, and then the call fails with EP_E_TIMEOUT naming a rank that did not come, also on ranks that come later.
- * So there are never two groups, and a single slow rank never forms one alone; where half of the ranks are stopped, end
- * them first. Takes at most two deadlines, and two more for each rank that stops answering while it runs.
+ * counts as living); a rank that is left out gets EP_E_EXCLUDED when it comes, and each time. Are they not, they wait
+ * for one more deadline, and then the call fails with EP_E_TIMEOUT naming a rank that did not come, also on ranks that
+ * come later. So there are never two groups, and a single slow rank never forms one alone; where half of the ranks are
+ * stopped, end them first. Takes at most two deadlines, and two more for each rank that stops answering while it runs.
+ * A rank that is left out while it waits learns the outcome within three deadlines, and ten more while the others make
+ * their group. Without sockets between nodes the ranks make at most 32 attempts on one communicator, in all calls; each
+ * call makes at least one, and one that finds none left fails with EP_E_TIMEOUT.
  *
  * The new group is there on all of its ranks, or the call fails on all with the same status, naming the same rank: then
  * it may be called again, by all. ep_comm_abort() on the old communicator wakes it: EP_E_ABORTED, for an abort that was
  * called after this rank or a peer that it waits for began the call.
  *
- * `config` NULL keeps the old one (ranks_per_node becomes 0 when the survivors no longer fill their nodes evenly). The
- * old communicator stays failed and must still be freed; its memory of ep_alloc is not part of the new group.
- * With the network "tcp" it works across hosts, too. A rank of another host counts as dead when its connections have
- * ended; one whose host is only silent counts as living. The ranks of a new node are then as many as divide the
- * survivors of each host. EP_E_UNSUPPORTED over MPI when the ranks are on several hosts.
+ * `config` NULL keeps the old one; when the survivors no longer fill their nodes evenly, they become one node. So they
+ * do with a `config` whose ranks_per_node is 0: they share a host. The old communicator stays failed and must still be
+ * freed; its memory of ep_alloc is not part of the new group.
+ * With the networks "tcp" and "verbs" it works across hosts, too. A rank of another host counts as dead when its
+ * connections have ended; one whose host is only silent counts as living. The ranks of a new node are then as many as
+ * divide the survivors of each old node, unless `config` has another ranks_per_node than 0 and the old one.
+ * EP_E_UNSUPPORTED over MPI when the ranks are on several hosts.
  */
 EP_API ep_status ep_comm_shrink(ep_comm *comm, const ep_comm_config *config, ep_comm **ret_comm);
 

@@ -26,8 +26,12 @@
  * in (with EP_LL_MASK_DEAD they mask it). The _sync forms queue in the stream NULL and wait; on the host backend they
  * find invalid routing before anything is sent, as a status that changes nothing.
  *
- * Collective rules, threads and failure as in comm.h. On communicators of several nodes: EP_E_UNSUPPORTED on the host
- * backend.
+ * Collective rules, threads and failure as in comm.h.
+ *
+ * Host backend between nodes: the same bits as on one node, over whatever network the communicator has. Each ep_ll
+ * opens an endpoint of its own there, with a connection to each rank of the other nodes over the network "tcp", and a
+ * thread that sends what has not left when a call returns. A combine, and the sending half of one, lasts until all
+ * ranks of other nodes that are not masked have begun theirs, because it takes their weights.
  *
  * The CUDA backend serves one node and a topk of up to 32. It has one call with EP_LL_RECV_HOOK open at a time, and
  * does not have yet: recv_scale_stride_..., recv_stats_add, wait_cost_add, ep_ll_set_mask(), ep_ll_clear_mask(),
@@ -63,6 +67,19 @@ typedef struct ep_ll_config {
 } ep_ll_config;
 
 #define EP_LL_CONFIG_INIT EP_INIT(ep_ll_config)
+
+/* What an ep_ll would take, before there is one. */
+typedef struct ep_ll_sizes {
+    size_t size;           /* EP_LL_SIZES_INIT sets it */
+    int64_t rows;          /* L*R*M: rows of recv_x, recv_scales, recv_source and of a combine's x */
+    int64_t library_bytes; /* what ep_ll_new() takes of this rank's memory at once; -1: the backend does not tell */
+    int64_t combine_bytes; /* the most that combine buffers take besides, as rows come */
+} ep_ll_sizes;
+
+#define EP_LL_SIZES_INIT EP_INIT(ep_ll_sizes)
+
+/* Not collective. The checks of ep_ll_new(), but for what only the peers can tell. */
+EP_API ep_status ep_ll_get_sizes(const ep_comm *comm, const ep_ll_config *config, ep_ll_sizes *ret_sizes);
 
 EP_API ep_status ep_ll_new(ep_comm *comm, const ep_ll_config *config, ep_ll **ret_ll);
 EP_API void ep_ll_free(ep_ll *ll);

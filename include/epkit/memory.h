@@ -32,6 +32,48 @@ EP_API ep_status ep_alloc(ep_comm *comm, size_t bytes, void **ret_memory);
 /* Collective. `memory` must come from ep_alloc of the same communicator; NULL is fine. No operation may be using it. */
 EP_API ep_status ep_free(ep_comm *comm, void *memory);
 
+/*
+ * The same by this rank alone, on any thread, at any time: peers map the memory when an operation first names it. So
+ * ranks need not allocate alike. free: no operation may be using the memory, also when the communicator has failed.
+ * EP_E_UNSUPPORTED on the CUDA backend, as are the calls below.
+ */
+EP_API ep_status ep_alloc_local(ep_comm *comm, size_t bytes, void **ret_memory);
+EP_API ep_status ep_free_local(ep_comm *comm, void *memory);
+
+/*
+ * Makes memory of the caller symmetric: a window that operations use in place. Any rank alone, any thread. It stays the
+ * caller's, and mapped, until ep_unregister() with the same address or ep_comm_free(); no operation may be using it
+ * then. EP_E_ARG where part of it is registered or from this header.
+ *
+ * Host backend: memory of a memfd (MFD_ALLOW_SEALING) that the caller has mapped with MAP_SHARED from its beginning and
+ * whose descriptor is still open. Pages that it does not have yet are taken as ep_alloc() takes them (EP_E_MEMORY), and
+ * contents are kept; do not punch holes into it afterwards. Then it is sealed against shrinking, because peers map it;
+ * what is refused is not sealed. Of a memfd with MFD_HUGETLB `bytes` must be whole huge pages (EP_E_ALIGN). A memfd
+ * sealed against writing and all else is EP_E_UNSUPPORTED: other processes cannot map private memory, and
+ * operations copy from and to it as they do without a window.
+ */
+EP_API ep_status ep_register(ep_comm *comm, void *memory, size_t bytes);
+EP_API ep_status ep_unregister(ep_comm *comm, void *memory);
+
+/*
+ * ep_alloc_local() and ep_free_local() as callbacks of an allocator, in the form that torch.cuda.MemPool takes
+ * (CUDAPluggableAllocator): what is allocated for `device` comes from the communicator that was attached to it last,
+ * and free gives it back to the one that it came from, whichever is attached then (`bytes`, `device` and `stream` do
+ * not count). alloc gives NULL when it fails, with the reason in ep_last_error(). free takes NULL and what is not from
+ * alloc, and does nothing.
+ *
+ * ep_comm_free() detaches the communicator and takes the memory away. Its addresses stay reserved until free, which
+ * gives those back, so that no other memory comes to lie at an address that the allocator still has to free.
+ *
+ * Any thread, also beside ep_comm_free(), which waits for callbacks under way; attach alone is not to be called beside
+ * it. free does not wait for `stream`: no operation may be using the memory. In a forked child nothing is attached, and
+ * free does nothing with memory of the parent. attach: EP_E_MEMORY when this process has no memory for its table.
+ */
+#define EP_MAX_POOLS 64 /* devices */
+EP_API ep_status ep_pool_attach(ep_comm *comm, int device);
+EP_API void *ep_pool_alloc(ptrdiff_t bytes, int device, ep_stream stream);
+EP_API void ep_pool_free(void *memory, ptrdiff_t bytes, int device, ep_stream stream);
+
 #ifdef __cplusplus
 }
 #endif

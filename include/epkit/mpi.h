@@ -19,7 +19,7 @@ extern "C" {
 
 typedef struct ep_boot_mpi ep_boot_mpi;
 
-/* Collective over `parent`, which it duplicates. */
+/* Collective over `parent`, which it duplicates. Nodes are found from the hosts, see ep_comm_new(). */
 EP_API ep_status ep_boot_mpi_new(MPI_Comm parent, ep_boot_mpi **ret_boot);
 
 /*

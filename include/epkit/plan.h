@@ -42,7 +42,7 @@ typedef struct ep_plan_args {
     int32_t n_experts;    /* E, a multiple of R; the same on all ranks */
     uint32_t flags;       /* EP_PLAN_*; the same on all ranks */
     int32_t expert_alignment; /* counts per local expert (and starts, when expanded) are rounded up to a multiple of it;
-                                 0: 1 */
+                                 at most EP_MAX_ALIGNMENT; 0: 1 */
     int64_t max_recv_tokens; /* > 0: do not wait for the counts of the peers; outputs have this many rows (see below) */
 
     /* In place of topk_idx (NULL, topk 0): which ranks each token goes to. Rank layout only, R <= EP_MAX_TOPK. */
@@ -74,6 +74,13 @@ EP_API ep_status ep_plan_new(ep_comm *comm, const ep_plan_args *args, ep_plan **
 
 /* Not collective. Waits for asynchronous work that uses the plan. NULL is fine. */
 EP_API void ep_plan_free(ep_plan *plan);
+
+/*
+ * Rows that suffice for every routing: what to take for max_recv_tokens, and to allocate. `args` as for ep_plan_new(),
+ * of which topk, n_experts, flags, expert_alignment and max_tokens (0: n_tokens) count; max_tokens must be the most of
+ * any rank, and whether tokens_per_expert is given tells a plan from a mask. Not collective.
+ */
+EP_API ep_status ep_plan_get_max_rows(const ep_comm *comm, const ep_plan_args *args, int64_t *ret_rows);
 
 typedef struct ep_plan_info {
     size_t size;      /* EP_PLAN_INFO_INIT sets it */

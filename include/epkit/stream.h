@@ -44,8 +44,9 @@ EP_API void ep_queue_free(ep_queue *queue);
 EP_API ep_status ep_stream_sync(ep_comm *comm, ep_stream stream);
 
 /*
- * Runs function(context) in the order of the stream, on a thread of the library. It may not call the library, but for
- * ep_event_signal(). What it writes is seen by the work behind it.
+ * Runs function(context) in the order of the stream, on a thread of the library. What it writes is seen by the work
+ * behind it. It may call nothing on this communicator but ep_event_signal(), ep_event_query(), ep_comm_abort() and
+ * ep_comm_async_error(): on the host backend all else is EP_E_STATE, and frees nothing.
  */
 typedef void (*ep_stream_fn)(void *context);
 EP_API ep_status ep_stream_call(ep_comm *comm, ep_stream stream, ep_stream_fn function, void *context);

@@ -58,6 +58,7 @@ typedef void *ep_stream;
 #define EP_MAX_TOPK 64
 #define EP_MAX_HIDDEN 65536
 #define EP_MAX_SCALE_WORDS 16384
+#define EP_MAX_ALIGNMENT 65536 /* expert_alignment */
 
 /* One scale covers this many consecutive elements of an fp8 row, as in the block-scaled formats of DeepSeek-V3. */
 #define EP_SCALE_BLOCK 128

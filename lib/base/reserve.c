@@ -366,18 +366,36 @@ static ep_status reserve_by_writing(int fd, size_t offset, size_t bytes)
     return EP_OK;
 }
 
-ep_status ep_reserve_file(int fd, size_t offset, size_t bytes)
+/* Takes the pages of a mapping, and keeps what is in them. */
+static ep_status populate(void *base, size_t bytes)
+{
+    int tries = 0;
+
+    while (madvise(base, bytes, MADV_POPULATE_WRITE) != 0) {
+        if ((errno == EINTR || errno == EAGAIN) && tries++ < 1000)
+            continue;
+        if (errno == EFAULT || errno == ENOMEM || errno == EHWPOISON)
+            return ep_fail_errno(EP_E_MEMORY, errno, "%zu bytes of shared memory cannot be had", bytes);
+        break; /* kernels before 5.14 do not know it: what the limits say has to do */
+    }
+    return EP_OK;
+}
+
+/*
+ * Pages of a memfd by fallocate(), which keeps contents. *ret_done: as far as it came. `ask`: look at the limits before
+ * each piece. EP_E_UNSUPPORTED, without a text: there is no fallocate() for memory here.
+ */
+static ep_status allocate_file(int fd, size_t offset, size_t bytes, bool ask, size_t *ret_done)
 {
     size_t done = 0, most = CHUNK_BYTES;
     bool blocked = false;
 
-    if (bytes > most)
-        EP_TRY(ep_reserve_check(bytes)); /* before anything is taken from others */
-    while (done < bytes) {
+    for (*ret_done = 0; done < bytes; *ret_done = done) {
         size_t piece = bytes - done < most ? bytes - done : most;
         int result;
 
-        EP_TRY(ep_reserve_check(piece));
+        if (ask)
+            EP_TRY(ep_reserve_check(piece));
         result = blocked ? allocate_blocked(fd, offset + done, piece)
                          : fallocate(fd, 0, (off_t)(offset + done), (off_t)piece);
         if (result == 0) {
@@ -392,7 +410,7 @@ ep_status ep_reserve_file(int fd, size_t offset, size_t bytes)
         }
         /* EPERM: a sandbox that does not know the call; the memory is ours and not sealed against it. */
         if (errno == EOPNOTSUPP || errno == ENOSYS || errno == EPERM)
-            return reserve_by_writing(fd, offset + done, bytes - done);
+            return EP_E_UNSUPPORTED;
         return ep_fail_errno(EP_E_MEMORY, errno,
                              "%zu bytes of shared memory cannot be had, %zu of them can (memory of the machine, its "
                              "cgroup, or the commit limit)",
@@ -401,17 +419,32 @@ ep_status ep_reserve_file(int fd, size_t offset, size_t bytes)
     return EP_OK;
 }
 
+ep_status ep_reserve_file(int fd, size_t offset, size_t bytes)
+{
+    ep_status status;
+    size_t done;
+
+    if (bytes > CHUNK_BYTES)
+        EP_TRY(ep_reserve_check(bytes)); /* before anything is taken from others */
+    status = allocate_file(fd, offset, bytes, true, &done);
+    return status == EP_E_UNSUPPORTED ? reserve_by_writing(fd, offset + done, bytes - done) : status;
+}
+
+ep_status ep_reserve_missing(int fd, void *base, size_t bytes, size_t missing)
+{
+    ep_status status;
+    size_t done;
+
+    EP_TRY(ep_reserve_check(missing));
+    status = allocate_file(fd, 0, bytes, false, &done);
+    if (status != EP_E_UNSUPPORTED)
+        return status;
+    /* Not by writing: the program may be writing as well. */
+    return populate((char *)base + done, bytes - done);
+}
+
 ep_status ep_reserve_mapping(void *base, size_t bytes)
 {
-    int tries = 0;
-
     EP_TRY(ep_reserve_check(bytes));
-    while (madvise(base, bytes, MADV_POPULATE_WRITE) != 0) {
-        if ((errno == EINTR || errno == EAGAIN) && tries++ < 1000)
-            continue;
-        if (errno == EFAULT || errno == ENOMEM || errno == EHWPOISON)
-            return ep_fail_errno(EP_E_MEMORY, errno, "%zu bytes of shared memory cannot be had", bytes);
-        break; /* kernels before 5.14 do not know it: what the limits say has to do */
-    }
-    return EP_OK;
+    return populate(base, bytes);
 }

@@ -25,7 +25,13 @@ ep_status ep_reserve_resize(int fd, size_t bytes);
 /* Makes the pages [offset, offset + bytes) of a memfd exist. On failure some of them may. */
 ep_status ep_reserve_file(int fd, size_t offset, size_t bytes);
 
-/* The same for anonymous shared memory at `base`. */
+/*
+ * The same for a memfd that holds something already and is mapped at `base`: contents are kept. The limits are asked
+ * for the `missing` pages alone, given in bytes.
+ */
+ep_status ep_reserve_missing(int fd, void *base, size_t bytes, size_t missing);
+
+/* As ep_reserve_file() for anonymous shared memory at `base`. */
 ep_status ep_reserve_mapping(void *base, size_t bytes);
 
 /* After mmap() of `bytes` has failed with `error_number`: records EP_E_MEMORY or EP_E_SYSTEM with the limits. */

@@ -4,6 +4,9 @@
 #include "base/fd.h"
 #include "base/reserve.h"
 
+#include <dirent.h>
+#include <inttypes.h>
+#include <linux/magic.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -12,6 +15,8 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/sysmacros.h>
+#include <sys/vfs.h>
 
 /* --- the segments of this process -------------------------------------------------------------------------------- */
 
@@ -24,8 +29,10 @@ struct local_segment {
     uint64_t serial;
     void *base;
     size_t mapped;
-    int fd; /* the owner's; -1: the owner has released it, others still borrow the mapping */
-    int refs;
+    int fd;       /* the owner's; -1: the owner has released it, others still borrow the mapping */
+    int refs;     /* 0: its addresses alone are left, because they are held */
+    bool adopted; /* the mapping is the program's, see ep_shm_adopt() */
+    bool held;    /* see ep_shm_hold() */
 };
 
 /*
@@ -66,7 +73,7 @@ static struct registry *get_registry(void)
     return registry;
 }
 
-static ep_status register_local(void *base, size_t mapped, int fd, uint64_t *ret_serial)
+static ep_status register_local(void *base, size_t mapped, int fd, bool adopted, uint64_t *ret_serial)
 {
     struct local_segment *segment = malloc(sizeof(*segment));
     struct registry *registry = get_registry();
@@ -81,7 +88,8 @@ static ep_status register_local(void *base, size_t mapped, int fd, uint64_t *ret
                                       .base = base,
                                       .mapped = mapped,
                                       .fd = fd,
-                                      .refs = 1};
+                                      .refs = 1,
+                                      .adopted = adopted};
     registry->first = segment;
     *ret_serial = segment->serial;
     pthread_mutex_unlock(&registry->lock);
@@ -92,9 +100,29 @@ static struct local_segment *find_local(struct registry *registry, uint64_t seri
 {
     struct local_segment *segment = registry->first;
 
-    while (segment && segment->serial != serial)
+    while (segment && (segment->serial != serial || !segment->refs))
         segment = segment->next;
     return segment;
+}
+
+/* The segment that this process has made and that begins at `base`. Under the lock. */
+static struct local_segment *find_base(struct registry *registry, const void *base)
+{
+    struct local_segment *segment = registry->first;
+
+    while (segment && (segment->base != base || segment->adopted))
+        segment = segment->next;
+    return segment;
+}
+
+/* Under the lock. */
+static void unlink_local(struct registry *registry, struct local_segment *segment)
+{
+    struct local_segment **at = &registry->first;
+
+    while (*at != segment)
+        at = &(*at)->next;
+    *at = segment->next;
 }
 
 static ep_status fail_size(const struct ep_shm_name *name, uint64_t bytes, const char *what)
@@ -151,18 +179,55 @@ static void release_local(uint64_t serial, int fd)
     if (segment && fd >= 0)
         segment->fd = -1;
     if (segment && --segment->refs == 0) {
-        struct local_segment **at = &registry->first;
-
-        while (*at != segment)
-            at = &(*at)->next;
-        *at = segment->next;
-        gone = segment;
+        if (segment->held) {
+            /* In one step, so that nothing else gets the addresses in between. If it fails, the pages stay as well. */
+            (void)mmap(segment->base, segment->mapped, PROT_NONE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+        } else {
+            unlink_local(registry, segment);
+            gone = segment;
+        }
     }
     pthread_mutex_unlock(&registry->lock);
-    if (gone) {
+    if (gone && !gone->adopted)
         munmap(gone->base, gone->mapped);
-        free(gone);
+    free(gone);
+}
+
+void ep_shm_hold(const void *base)
+{
+    struct registry *registry = get_registry();
+    struct local_segment *segment;
+
+    if (!registry)
+        return;
+    pthread_mutex_lock(&registry->lock);
+    segment = find_base(registry, base);
+    if (segment)
+        segment->held = true;
+    pthread_mutex_unlock(&registry->lock);
+}
+
+void ep_shm_let_go(const void *base)
+{
+    struct registry *registry = get_registry();
+    struct local_segment *gone = NULL, *segment;
+
+    if (!registry)
+        return;
+    pthread_mutex_lock(&registry->lock);
+    segment = find_base(registry, base);
+    if (segment && segment->held) {
+        segment->held = false;
+        if (!segment->refs) {
+            unlink_local(registry, segment);
+            gone = segment;
+        }
     }
+    pthread_mutex_unlock(&registry->lock);
+    if (gone)
+        munmap(gone->base, gone->mapped);
+    free(gone);
 }
 
 /* --- making segments --------------------------------------------------------------------------------------------- */
@@ -208,7 +273,7 @@ static ep_status new_segment(size_t bytes, bool sparse, struct ep_shm *ret_shm)
         status = map_fd(shm.fd, mapped, &shm.base);
     if (status != EP_OK)
         goto close_fd;
-    status = register_local(shm.base, mapped, shm.fd, &shm.serial);
+    status = register_local(shm.base, mapped, shm.fd, false, &shm.serial);
     if (status != EP_OK)
         goto unmap;
     *ret_shm = shm;
@@ -228,6 +293,160 @@ ep_status ep_shm_new(size_t bytes, struct ep_shm *ret_shm)
 ep_status ep_shm_new_sparse(size_t bytes, struct ep_shm *ret_shm)
 {
     return new_segment(bytes, true, ret_shm);
+}
+
+/* --- segments of the program's own ------------------------------------------------------------------------------- */
+
+/* A line of /proc/self/maps. */
+struct map_line {
+    uintptr_t begin, end;
+    char rights[5];
+    uint64_t offset;
+    unsigned major, minor;
+    uint64_t inode;
+};
+
+static bool read_map_line(FILE *maps, struct map_line *ret_line)
+{
+    char *text = NULL;
+    size_t room = 0;
+    bool got =
+        getline(&text, &room, maps) > 0 &&
+        sscanf(text, "%" SCNxPTR "-%" SCNxPTR " %4s %" SCNx64 " %x:%x %" SCNu64, &ret_line->begin, &ret_line->end,
+               ret_line->rights, &ret_line->offset, &ret_line->major, &ret_line->minor, &ret_line->inode) == 7;
+
+    free(text);
+    return got;
+}
+
+/* The file that is mapped at all of the memory, shared, from its beginning: *ret_file, its offset behind the end. */
+static ep_status find_file(const void *memory, size_t bytes, struct map_line *ret_file)
+{
+    uintptr_t at = (uintptr_t)memory, end = at + bytes;
+    struct map_line line;
+    FILE *maps = fopen("/proc/self/maps", "re");
+
+    if (!maps)
+        return ep_fail_errno(EP_E_UNSUPPORTED, errno, "/proc/self/maps, which tells what is mapped there");
+    while (at < end && read_map_line(maps, &line)) {
+        if (line.end <= at)
+            continue;
+        if (line.begin > at || strncmp(line.rights, "rw", 2) != 0 || line.rights[3] != 's' || !line.inode ||
+            line.offset + (at - line.begin) != at - (uintptr_t)memory ||
+            (at != (uintptr_t)memory &&
+             (line.inode != ret_file->inode || line.major != ret_file->major || line.minor != ret_file->minor)))
+            break;
+        *ret_file = line;
+        at = line.end;
+    }
+    fclose(maps);
+    return at >= end ? EP_OK
+                     : ep_fail(EP_E_UNSUPPORTED,
+                               "peers can map shared memory alone: it must be a MAP_SHARED mapping of a memfd from its "
+                               "beginning, to be read and written");
+}
+
+/* A copy of this process's descriptor of a file; -1: it has none. */
+static int find_descriptor(const struct map_line *file)
+{
+    DIR *folder = opendir("/proc/self/fd");
+    const struct dirent *entry;
+    struct stat info;
+    int found = -1;
+
+    while (folder && found < 0 && (entry = readdir(folder))) {
+        int fd = atoi(entry->d_name);
+
+        if (fstat(fd, &info) == 0 && S_ISREG(info.st_mode) && (uint64_t)info.st_ino == file->inode &&
+            major(info.st_dev) == file->major && minor(info.st_dev) == file->minor &&
+            (fcntl(fd, F_GETFL) & O_ACCMODE) == O_RDWR)
+            found = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+    }
+    if (folder)
+        closedir(folder);
+    return found;
+}
+
+/* Of memfd_create() with MFD_HUGETLB: there are no smaller pages in it. */
+static bool has_huge_pages(int fd)
+{
+    struct statfs info;
+
+    return fstatfs(fd, &info) == 0 && info.f_type == HUGETLBFS_MAGIC;
+}
+
+/* Changes nothing. */
+static ep_status check_file(int fd, size_t mapped, struct stat *info)
+{
+    int seals = fcntl(fd, F_GET_SEALS);
+
+    if (seals < 0 || (seals & (F_SEAL_SEAL | F_SEAL_SHRINK)) == F_SEAL_SEAL)
+        return ep_fail(EP_E_UNSUPPORTED, "it cannot be sealed against shrinking: it must be of memfd_create() with "
+                                         "MFD_ALLOW_SEALING");
+    if (seals & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE))
+        return ep_fail(EP_E_UNSUPPORTED, "it is sealed against writing, so that peers cannot map it to write to it");
+    if (fstat(fd, info) != 0)
+        return ep_fail_errno(EP_E_SYSTEM, errno, "fstat of descriptor %d", fd);
+    if ((uint64_t)info->st_size < mapped)
+        return ep_fail(EP_E_ARG, "the file behind it has only %lld bytes", (long long)info->st_size);
+    /* Elsewhere st_blksize may be that of huge pages too, but the kernel splits those. */
+    if (has_huge_pages(fd) && mapped % (size_t)info->st_blksize)
+        return ep_fail(EP_E_ALIGN, "its bytes are not a multiple of its pages of %lld", (long long)info->st_blksize);
+    return EP_OK;
+}
+
+/* A page that does not exist is SIGBUS for the peer that writes to it. */
+static ep_status fill_holes(int fd, void *memory, size_t mapped, const struct stat *info)
+{
+    uint64_t present = (uint64_t)info->st_blocks * 512, size = (uint64_t)info->st_size;
+    /* Pages behind what is mapped count as well: this is for the limits, and fallocate() finds each hole. */
+    uint64_t missing = present < size ? size - present : 0;
+
+    /* Huge pages are set aside: the limits say nothing of them. */
+    if (has_huge_pages(fd))
+        missing = 0;
+    return ep_reserve_missing(fd, memory, mapped, missing < mapped ? (size_t)missing : mapped);
+}
+
+/* Peers rely on its size. */
+static ep_status seal(int fd, size_t mapped)
+{
+    struct stat info;
+
+    EP_TRY(check_file(fd, mapped, &info));
+    if (!(fcntl(fd, F_GET_SEALS) & F_SEAL_SHRINK) && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK) != 0)
+        return ep_fail_errno(EP_E_UNSUPPORTED, errno, "it cannot be sealed against shrinking");
+    return check_file(fd, mapped, &info); /* another thread may have cut it off before */
+}
+
+ep_status ep_shm_adopt(void *memory, size_t bytes, struct ep_shm *ret_shm)
+{
+    struct ep_shm shm = {.base = memory, .bytes = bytes};
+    struct map_line file = {.inode = 0};
+    size_t mapped = mapped_bytes(bytes);
+    struct stat info;
+    ep_status status;
+
+    if (mapped < bytes || (uintptr_t)memory + mapped < (uintptr_t)memory)
+        return ep_fail(EP_E_OVERFLOW, "%zu bytes at %p", bytes, memory);
+    EP_TRY(find_file(memory, mapped, &file));
+    shm.fd = find_descriptor(&file);
+    if (shm.fd < 0)
+        return ep_fail(EP_E_UNSUPPORTED, "this process has no open descriptor of the memfd that is mapped there");
+    status = check_file(shm.fd, mapped, &info);
+    if (status == EP_OK)
+        status = fill_holes(shm.fd, memory, mapped, &info);
+    /* Last of what can be refused, because it cannot be taken back. */
+    if (status == EP_OK)
+        status = seal(shm.fd, mapped);
+    if (status == EP_OK)
+        status = register_local(memory, mapped, shm.fd, true, &shm.serial);
+    if (status != EP_OK) {
+        close(shm.fd);
+        return status;
+    }
+    *ret_shm = shm;
+    return EP_OK;
 }
 
 ep_status ep_shm_reserve(const struct ep_shm *shm, size_t offset, size_t bytes)

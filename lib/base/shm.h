@@ -58,6 +58,21 @@ EP_PRIVATE_API ep_status ep_shm_new(size_t bytes, struct ep_shm *ret_shm);
 EP_PRIVATE_API ep_status ep_shm_new_sparse(size_t bytes, struct ep_shm *ret_shm);
 EP_PRIVATE_API ep_status ep_shm_reserve(const struct ep_shm *shm, size_t offset, size_t bytes);
 
+/*
+ * Memory that this process has mapped itself, at a page, from the beginning of a memfd whose descriptor is still open.
+ * Makes its missing pages exist (EP_E_MEMORY names the limit), and seals it against shrinking, last of all: what is
+ * refused is not sealed. The mapping stays the caller's: ep_shm_done() lets it be. EP_E_UNSUPPORTED says what such
+ * memory would have to be.
+ */
+EP_PRIVATE_API ep_status ep_shm_adopt(void *memory, size_t bytes, struct ep_shm *ret_shm);
+
+/*
+ * Keeps the addresses of an own segment when it is released: nothing else comes to lie there until ep_shm_let_go().
+ * `base` is where it begins. A forked child keeps the addresses of what its parent held.
+ */
+void ep_shm_hold(const void *base);
+void ep_shm_let_go(const void *base);
+
 EP_PRIVATE_API ep_status ep_shm_get_name(const struct ep_shm *shm, struct ep_shm_name *ret_name);
 
 /*
@@ -83,8 +98,11 @@ EP_PRIVATE_API void ep_shm_done(struct ep_shm *shm);
 EP_PRIVATE_API ep_status ep_shm_serve(struct ep_shm_address *ret_address);
 EP_PRIVATE_API void ep_shm_serve_end(void);
 
-/* A pidfd of the process behind `address`, for process->pidfd where pidfd_open() does not reach it. -1: none. */
-EP_PRIVATE_API int ep_shm_request_pidfd(const struct ep_shm_address *address, int timeout_ms);
+/*
+ * A pidfd of the process behind owner->address, for process->pidfd where pidfd_open() does not reach it. Statuses as
+ * ep_shm_attach(); EP_E_UNSUPPORTED with *owner->ret_at_owner: its kernel or a filter of system calls has none.
+ */
+EP_PRIVATE_API ep_status ep_shm_request_pidfd(const struct ep_shm_owner *owner, int *ret_fd);
 
 /* shm_serve.c for shm.c: the descriptor of a segment over the socket, 0: a pidfd. Statuses as ep_shm_attach(). */
 ep_status ep_shm_request(const struct ep_shm_owner *owner, uint64_t serial, int *ret_fd);

@@ -335,15 +335,16 @@ ep_status ep_shm_request(const struct ep_shm_owner *owner, uint64_t serial, int 
         *owner->ret_at_owner = status == EP_OK && answer.error;
     if (status == EP_OK && answer.error == ENOENT)
         return ep_fail(EP_E_STATE, "shared memory: the owner has released the segment");
+    /* Of a pidfd: an old kernel, or a filter of system calls. */
+    if (status == EP_OK && (answer.error == ENOSYS || answer.error == EPERM))
+        return ep_fail_errno(EP_E_UNSUPPORTED, answer.error, "shared memory: the owner cannot hand out a pidfd");
     if (status == EP_OK && answer.error)
         return ep_fail_errno(EP_E_SYSTEM, answer.error, "shared memory: the owner cannot hand out its segment");
     return status;
 }
 
-int ep_shm_request_pidfd(const struct ep_shm_address *address, int timeout_ms)
+ep_status ep_shm_request_pidfd(const struct ep_shm_owner *owner, int *ret_fd)
 {
-    struct ep_shm_owner owner = {.address = address, .timeout_ms = timeout_ms};
-    int fd = -1;
-
-    return ep_shm_request(&owner, 0, &fd) == EP_OK ? fd : -1;
+    *ret_fd = -1;
+    return ep_shm_request(owner, 0, ret_fd);
 }

@@ -5,6 +5,7 @@
  */
 #include "net/tcp.h"
 #include "base/args.h"
+#include "base/locality.h"
 #include "base/process.h"
 #include "tcp/star.h"
 
@@ -15,7 +16,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #define DEFAULT_TIMEOUT_MS 30000
 #define HOST_BYTES 256
@@ -30,7 +30,7 @@ struct ep_boot_tcp {
 
 /* What is to be done, with the environment taken in. */
 struct plan {
-    int rank, nranks, timeout_ms, ranks_per_node;
+    int rank, nranks, timeout_ms, ranks_per_node, local_size;
     char host[HOST_BYTES];
     uint16_t port;
     const char *secret, *interface;
@@ -124,7 +124,7 @@ static ep_status find_local_size(const ep_boot_tcp_args *args, struct plan *plan
         return EP_OK;
     status = read_number("LOCAL_WORLD_SIZE", 1, plan->nranks, "the ranks of this host", &size);
     if (status == EP_OK)
-        plan->ranks_per_node = size;
+        plan->local_size = size;
     return args->nranks ? EP_OK : status;
 }
 
@@ -152,70 +152,47 @@ static ep_status make_plan(const ep_boot_tcp_args *args, struct plan *plan)
 
 /* --- which ranks share a host --- */
 
-struct host_id {
-    char host[40]; /* "": not known */
-    uint64_t pid_namespace, net_namespace;
-    int32_t asked, unused; /* ranks per node, by the arguments or by LOCAL_WORLD_SIZE; 0: nothing was said */
+struct node_facts {
+    struct ep_locality locality;
+    int32_t asked;      /* ranks per node, by the arguments; 0: nothing was said */
+    int32_t local_size; /* LOCAL_WORLD_SIZE; 0: not set. It may differ between hosts */
 };
 
-static void make_host_id(const struct plan *plan, struct host_id *ret_id)
+/* As asked for, or as all launchers say alike, or as found from the hosts; 0 where these make no equal nodes. */
+static ep_status find_ranks_per_node(const struct node_facts *all, int nranks, int *ret_n)
 {
-    struct ep_process_id self;
-    struct stat entry;
+    int n = all[0].local_size;
 
-    memset(ret_id, 0, sizeof(*ret_id));
-    ep_process_get_self(&self);
-    memcpy(ret_id->host, self.host, sizeof(ret_id->host));
-    ret_id->pid_namespace = self.pid_namespace;
-    if (stat("/proc/self/ns/net", &entry) == 0)
-        ret_id->net_namespace = (uint64_t)entry.st_ino;
-    ret_id->asked = plan->ranks_per_node;
-}
-
-/*
- * Descriptors of shared memory pass between processes of one PID namespace (/proc, pidfd_getfd) and of one network
- * namespace (abstract sockets). Ranks of which nothing is known are alone.
- */
-static bool share_host(const struct host_id *a, const struct host_id *b)
-{
-    if (!a->host[0] || memcmp(a->host, b->host, sizeof(a->host)) != 0)
-        return false;
-    return (a->pid_namespace && a->pid_namespace == b->pid_namespace) ||
-           (a->net_namespace && a->net_namespace == b->net_namespace);
-}
-
-/* Ranks of each node: as asked for, if all ask for the same; else as found, if hosts hold equally many in a row. */
-static int find_ranks_per_node(const struct host_id *all, int nranks)
-{
-    int n = all[0].asked;
-
-    for (int rank = 0; rank < nranks; rank++)
-        if (all[rank].asked != n)
+    for (int rank = 0; rank < nranks; rank++) {
+        if (all[rank].asked != all[0].asked)
+            return ep_fail(EP_E_MISMATCH,
+                           "ep_boot_tcp_new: ranks disagree: ranks_per_node is %d on rank 0 and %d on rank %d",
+                           all[0].asked, all[rank].asked, rank);
+        if (all[rank].local_size != n)
             n = 0;
-    if (n && nranks % n == 0)
-        return n;
-    for (n = 1; n < nranks && share_host(&all[0], &all[n]);)
-        n++;
-    if (nranks % n)
-        return 0;
-    for (int rank = 0; rank < nranks; rank++)
-        for (int other = 0; other < nranks; other++)
-            if (other != rank && share_host(&all[rank], &all[other]) != (other / n == rank / n))
-                return 0;
-    return n;
+    }
+    if (all[0].asked)
+        n = all[0].asked;
+    else if (!n || nranks % n)
+        n = ep_locality_find_nodes(&all[0].locality, sizeof(all[0]), nranks, NULL);
+    *ret_n = n;
+    return EP_OK;
 }
 
 static ep_status find_nodes(ep_boot_tcp *boot, const struct plan *plan)
 {
-    struct host_id mine, *all = calloc((size_t)plan->nranks, sizeof(*all));
+    struct node_facts mine, *all = calloc((size_t)plan->nranks, sizeof(*all));
     ep_status status;
 
     if (!all)
         return ep_fail(EP_E_MEMORY, "ep_boot_tcp_new: no memory for %d ranks", plan->nranks);
-    make_host_id(plan, &mine);
+    memset(&mine, 0, sizeof(mine));
+    ep_locality_get_self(&mine.locality);
+    mine.asked = plan->ranks_per_node;
+    mine.local_size = plan->local_size;
     status = tcp_star_allgather(boot->star, &mine, sizeof(mine), plan->timeout_ms, all);
     if (status == EP_OK)
-        boot->boot.ranks_per_node = find_ranks_per_node(all, plan->nranks);
+        status = find_ranks_per_node(all, plan->nranks, &boot->boot.ranks_per_node);
     free(all);
     return status;
 }

@@ -21,11 +21,22 @@
  * The same for the communicator behind a handle, and with EP_E_STATE in a forked child of the process that made it:
  * other threads of that process may have held its locks when it forked, so nothing of it may be touched.
  */
-#define EP_CHECK_COMM(handle, comm)                                                                                    \
+#define EP_CHECK_OWN(handle, comm)                                                                                     \
     do {                                                                                                               \
         EP_CHECK_HANDLE(handle);                                                                                       \
         if (!ep_comm_is_own(comm))                                                                                     \
             return ep_comm_fail_forked(__func__);                                                                      \
+    } while (0)
+
+/*
+ * The same, and with EP_E_STATE in a function of ep_stream_call(): the work that the call would queue or wait for comes
+ * behind that function.
+ */
+#define EP_CHECK_COMM(handle, comm)                                                                                    \
+    do {                                                                                                               \
+        EP_CHECK_OWN(handle, comm);                                                                                    \
+        if (ep_comm_calling == (comm))                                                                                 \
+            return ep_fail(EP_E_STATE, "%s: called in a function of ep_stream_call()", __func__);                      \
     } while (0)
 
 /* The same for other pointers: gives a status, so that it can be recorded in the communicator. */
@@ -51,6 +62,12 @@
         (comm)->blocking = false;                                                                                      \
         return sync_status_ == EP_OK ? ep_stream_sync((comm), NULL) : sync_status_;                                    \
     } while (0)
+
+/* May this thread free an object of `comm`? Not in a forked child, nor where it would wait for itself. */
+static inline bool ep_comm_may_free(const ep_comm *comm)
+{
+    return comm->process == ep_process_generation() && ep_comm_calling != comm;
+}
 
 /* Made by this process, not by a parent that it was forked from. Async-signal-safe. */
 static inline bool ep_comm_is_own(const ep_comm *comm)

@@ -131,7 +131,7 @@ static ep_status resolve_new(ep_comm *comm, const ep_boot *boot, const ep_comm_c
         return ep_fail(EP_E_MEMORY, "ep_comm_new: no memory");
     comm->nranks = boot->nranks;
     EP_TRY(ep_config_resolve(comm, config, boot->network, "ep_comm_new"));
-    ep_config_place(comm, boot->rank, boot->nranks, boot->ranks_per_node);
+    ep_config_take_nodes(comm, boot->ranks_per_node);
     if (!comm->ops->comm_open)
         return ep_fail(EP_E_UNSUPPORTED, "ep_comm_new: backend %s cannot open a communicator", comm->ops->name);
     return EP_OK;
@@ -186,8 +186,14 @@ ep_status ep_comm_new(const ep_boot *boot, const ep_comm_config *config, ep_comm
 
 void ep_comm_free(ep_comm *comm)
 {
-    if (!comm || !ep_comm_is_own(comm))
+    if (!comm || !ep_comm_may_free(comm))
         return;
+    if (atomic_load(&comm->live))
+        ep_log(EP_LOG_WARNING,
+               "rank %d of %d: ep_comm_free: %d plans, events, queues or low-latency objects of it are "
+               "left, and must not be used any more",
+               comm->rank, comm->nranks, atomic_load(&comm->live));
+    ep_pool_detach(comm);
     if (comm->ops->comm_close)
         comm->ops->comm_close(comm);
     free_comm(comm);
@@ -268,7 +274,7 @@ void ep_comm_abort(ep_comm *comm)
 
 ep_status ep_comm_async_error(const ep_comm *comm)
 {
-    EP_CHECK_COMM(comm, comm);
+    EP_CHECK_OWN(comm, comm);
     if (atomic_load(&comm->failed) == EP_OK && comm->ops->poll)
         return ep_comm_record((ep_comm *)comm, comm->ops->poll((ep_comm *)comm)); /* as the next call would */
     return (ep_status)atomic_load(&comm->failed);
@@ -290,18 +296,18 @@ const char *ep_comm_last_error(const ep_comm *comm)
 
 static ep_status shrink(ep_comm *comm, const ep_comm_config *config, ep_comm *next)
 {
-    bool over_tcp = strcmp(comm->config.network, ep_net_tcp.name) == 0;
+    bool linked = ep_net_is_linked(comm->config.network);
 
     next->ops = comm->ops;
     if (config) {
         EP_TRY(ep_config_resolve(next, config, NULL, "ep_comm_shrink"));
-        if (!config->network && over_tcp)
-            next->config.network = ep_net_tcp.name;
+        if (!next->config.network)
+            next->config.network = linked ? comm->config.network : ep_net_emulated.name;
     } else {
         next->config = comm->config;
         next->emulation = comm->emulation;
         /* Survivors share a host, and the network of a boot may not outlive one of its ranks; sockets do. */
-        next->config.network = over_tcp ? ep_net_tcp.name : ep_net_emulated.name;
+        next->config.network = linked ? comm->config.network : ep_net_emulated.name;
     }
     next->ranks_per_node = next->config.ranks_per_node;
     return comm->ops->shrink(comm, next);
@@ -327,11 +333,15 @@ ep_status ep_comm_shrink(ep_comm *comm, const ep_comm_config *config, ep_comm **
     status = EP_CHECK_PTR(__func__, ret_comm);
     if (status == EP_OK && comm->shrunk)
         status = ep_fail(EP_E_STATE, "%s: this communicator was shrunk before; shrink the newer one", __func__);
+    /* For good: when they have freed the old group, the backend may see nobody any more, and form one of this rank. */
+    if (status == EP_OK && comm->excluded)
+        status = ep_fail(EP_E_EXCLUDED, "%s: the other ranks went on without rank %d", __func__, comm->rank);
     if (status == EP_OK && !comm->ops->shrink)
         status = ep_fail(EP_E_UNSUPPORTED, "%s: backend %s does not provide it", __func__, comm->ops->name);
     if (status == EP_OK) {
         next = new_comm();
         status = next ? shrink(comm, config, next) : ep_fail(EP_E_MEMORY, "%s: no memory", __func__);
+        comm->excluded = status == EP_E_EXCLUDED;
     }
     if (status != EP_OK) {
         free_comm(next);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "core/config.h"
 #include "base/error.h"
+#include "base/locality.h"
 
 #include "core/check.h"
 #include "net/net.h"
@@ -12,6 +13,7 @@
 
 #define DEFAULT_TIMEOUT_MS 30000
 #define DEFAULT_CHANNELS 4
+#define NO_NETWORK "none"
 
 /* The value of an environment variable, NULL when it is unset or empty. */
 static const char *read_env(const char *name)
@@ -68,6 +70,7 @@ static ep_status resolve_backend(ep_comm *comm, const char *call)
 static ep_status resolve_network(ep_comm_config *config, const struct ep_net_provider *brought, const char *call)
 {
     const char *asked = config->network;
+    const struct ep_net_provider *own = asked ? ep_net_find(asked) : NULL;
 
     if (brought && brought->abi != EP_NET_ABI)
         return ep_fail(EP_E_ABI, "%s: the boot's network is of another build (abi %u, this library has %u)", call,
@@ -75,14 +78,14 @@ static ep_status resolve_network(ep_comm_config *config, const struct ep_net_pro
     /* Our strings, because the caller's may not outlive the call. */
     if (brought && (!asked || strcmp(asked, brought->name) == 0))
         config->network = brought->name;
-    else if (!asked || strcmp(asked, ep_net_emulated.name) == 0)
-        config->network = ep_net_emulated.name;
-    else if (strcmp(asked, ep_net_tcp.name) == 0)
-        config->network = ep_net_tcp.name;
+    else if (!asked)
+        config->network = NULL; /* follows from the hosts */
+    else if (own)
+        config->network = own->name;
     else
         return ep_fail(EP_E_UNSUPPORTED,
-                       "%s: network \"%.32s\": there is \"emulated\", \"tcp\"%s%s%s, and the boot brings %s", call,
-                       asked, brought ? ", \"" : "", brought ? brought->name : "", brought ? "\"" : "",
+                       "%s: network \"%.32s\": there is \"emulated\", \"tcp\", \"verbs\"%s%s%s, and the boot brings %s",
+                       call, asked, brought ? ", \"" : "", brought ? brought->name : "", brought ? "\"" : "",
                        brought ? "no other" : "none");
     return EP_OK;
 }
@@ -147,20 +150,17 @@ ep_status ep_config_resolve(ep_comm *comm, const ep_comm_config *config, const v
     return resolve_backend(comm, call);
 }
 
-void ep_config_place(ep_comm *comm, int rank, int nranks, int ranks_per_node)
+void ep_config_take_nodes(ep_comm *comm, int ranks_per_node)
 {
-    if (!comm->config.ranks_per_node)
-        comm->config.ranks_per_node = ranks_per_node ? ranks_per_node : nranks;
-    comm->rank = rank;
-    comm->nranks = nranks;
-    comm->ranks_per_node = comm->config.ranks_per_node;
-    comm->node = rank / comm->ranks_per_node;
-    comm->nnodes = nranks / comm->ranks_per_node;
+    if (comm->config.ranks_per_node || !ranks_per_node)
+        return;
+    comm->config.ranks_per_node = ranks_per_node;
+    comm->boot_has_nodes = true;
 }
 
 const char *ep_config_network(const ep_comm *comm)
 {
-    return comm->nnodes > 1 ? comm->config.network : "none";
+    return comm->nnodes > 1 ? comm->config.network : NO_NETWORK;
 }
 
 /*
@@ -171,15 +171,21 @@ struct digest {
     uint32_t format;
     int32_t rank;
     char version[32];
-    int32_t status; /* of this rank alone; the fields below mean nothing unless it is EP_OK */
-    int32_t ranks_per_node;
+    int32_t status;         /* of this rank alone; the fields below mean nothing unless it is EP_OK */
+    int32_t ranks_per_node; /* 0: as the hosts have it */
     uint32_t flags;
     int32_t channels, partial_type;
-    char backend[16], network[16];
-    char reason[420];
+    char backend[16], network[16]; /* network "": as the hosts have it */
+    int32_t nodes_from;            /* NODES_*: who says ranks_per_node */
+    union {
+        char reason[416]; /* of a failure */
+        struct ep_locality locality;
+    };
 };
 
-#define DIGEST_FORMAT 1u
+enum { NODES_FROM_CONFIG, NODES_FROM_BOOT, NODES_FROM_HOSTS };
+
+#define DIGEST_FORMAT 2u
 
 _Static_assert(sizeof(struct digest) == 512, "the digest has one size for ever");
 
@@ -199,12 +205,14 @@ static void make_digest(struct digest *digest, int rank, const ep_comm *comm, ep
         copy_text(digest->reason, sizeof(digest->reason), ep_last_error());
         return;
     }
-    digest->ranks_per_node = comm->ranks_per_node;
+    digest->ranks_per_node = comm->config.ranks_per_node;
+    digest->nodes_from = comm->boot_has_nodes ? NODES_FROM_BOOT : NODES_FROM_CONFIG;
+    ep_locality_get_self(&digest->locality);
     digest->flags = comm->config.flags;
     digest->channels = comm->config.channels;
     digest->partial_type = comm->config.partial_type;
     copy_text(digest->backend, sizeof(digest->backend), comm->ops->name);
-    copy_text(digest->network, sizeof(digest->network), ep_config_network(comm));
+    copy_text(digest->network, sizeof(digest->network), comm->config.network ? comm->config.network : "");
 }
 
 enum value_kind { VALUE_TEXT, VALUE_NUMBER, VALUE_BITS, VALUE_DTYPE };
@@ -216,7 +224,6 @@ static const struct field {
 } fields[] = {
     {"library version", offsetof(struct digest, version), VALUE_TEXT},
     {"backend", offsetof(struct digest, backend), VALUE_TEXT},
-    {"ranks_per_node", offsetof(struct digest, ranks_per_node), VALUE_NUMBER},
     {"network", offsetof(struct digest, network), VALUE_TEXT},
     {"flags", offsetof(struct digest, flags), VALUE_BITS},
     {"channels", offsetof(struct digest, channels), VALUE_NUMBER},
@@ -257,7 +264,59 @@ static ep_status compare_field(const struct field *field, const struct digest *a
     return EP_OK;
 }
 
-static ep_status compare(const struct digest *all, int nranks, const char *call)
+static ep_status compare_nodes(const struct digest *all, int nranks, const char *call)
+{
+    static const char *const from[] = {"", " by its boot", " by the hosts"};
+
+    for (int rank = 1; rank < nranks; rank++)
+        if (all[rank].ranks_per_node != all[0].ranks_per_node)
+            return ep_fail(EP_E_MISMATCH, "%s: ranks disagree: ranks_per_node is %d%s on rank 0 and %d%s on rank %d",
+                           call, all[0].ranks_per_node, from[all[0].nodes_from], all[rank].ranks_per_node,
+                           from[all[rank].nodes_from], rank);
+    return EP_OK;
+}
+
+/* Do all ranks share one host, as far as anybody can tell? */
+static bool is_one_host(const struct digest *all, int nranks)
+{
+    for (int a = 0; a < nranks; a++)
+        for (int b = a + 1; b < nranks; b++)
+            if (ep_locality_is_known(&all[a].locality) && ep_locality_is_known(&all[b].locality) &&
+                !ep_locality_is_shared(&all[a].locality, &all[b].locality))
+                return false;
+    return true;
+}
+
+/* Fills in what follows from the hosts of the ranks, for all of them alike. */
+static ep_status find_nodes(struct digest *all, int nranks, const char *call)
+{
+    bool one_host = is_one_host(all, nranks);
+    char why[EP_ERROR_TEXT_BYTES];
+    int found = 0;
+
+    for (int rank = 0; rank < nranks; rank++) {
+        if (all[rank].ranks_per_node)
+            continue;
+        if (!found)
+            found = one_host ? nranks : ep_locality_find_nodes(&all[0].locality, sizeof(all[0]), nranks, why);
+        if (!found)
+            return ep_fail(EP_E_ARG,
+                           "%s: the hosts of the ranks make no equal nodes: %s: start equally many on each host, "
+                           "numbered in a row, or set ranks_per_node (1: each rank is a node of its own)",
+                           call, why);
+        all[rank].ranks_per_node = found;
+        all[rank].nodes_from = NODES_FROM_HOSTS;
+    }
+    EP_TRY(compare_nodes(all, nranks, call));
+    for (int rank = 0; rank < nranks; rank++)
+        if (all[rank].ranks_per_node == nranks)
+            copy_text(all[rank].network, sizeof(all[rank].network), NO_NETWORK);
+        else if (!all[rank].network[0])
+            copy_text(all[rank].network, sizeof(all[rank].network), one_host ? ep_net_emulated.name : ep_net_tcp.name);
+    return EP_OK;
+}
+
+static ep_status compare(struct digest *all, int nranks, const char *call)
 {
     EP_TRY(compare_field(&fields[0], all, nranks, call));
     for (int rank = 0; rank < nranks; rank++) {
@@ -274,12 +333,30 @@ static ep_status compare(const struct digest *all, int nranks, const char *call)
         else if (all[rank].status != EP_OK)
             return ep_fail((ep_status)all[rank].status, "%s: rank %d failed: %.*s", call, rank,
                            (int)sizeof(all[rank].reason), all[rank].reason);
-    for (size_t i = 1; i < sizeof(fields) / sizeof(fields[0]); i++)
+        else if (all[rank].nodes_from < NODES_FROM_CONFIG || all[rank].nodes_from > NODES_FROM_HOSTS ||
+                 all[rank].ranks_per_node < 0 || all[rank].ranks_per_node > nranks)
+            return ep_fail(EP_E_MISMATCH, "%s: what rank %d has published is damaged: ranks_per_node %d", call, rank,
+                           all[rank].ranks_per_node);
+    EP_TRY(compare_field(&fields[1], all, nranks, call));
+    EP_TRY(find_nodes(all, nranks, call));
+    for (size_t i = 2; i < sizeof(fields) / sizeof(fields[0]); i++)
         EP_TRY(compare_field(&fields[i], all, nranks, call));
     return EP_OK;
 }
 
-ep_status ep_config_agree(const ep_boot *boot, const ep_comm *comm, ep_status local, const char *call)
+/* What the ranks have agreed on becomes this one's. */
+static void take_place(ep_comm *comm, const struct digest *agreed, int rank, int nranks)
+{
+    comm->rank = rank;
+    comm->nranks = nranks;
+    comm->ranks_per_node = comm->config.ranks_per_node = agreed->ranks_per_node;
+    comm->node = rank / comm->ranks_per_node;
+    comm->nnodes = nranks / comm->ranks_per_node;
+    if (!comm->config.network)
+        comm->config.network = strcmp(agreed->network, ep_net_tcp.name) == 0 ? ep_net_tcp.name : ep_net_emulated.name;
+}
+
+ep_status ep_config_agree(const ep_boot *boot, ep_comm *comm, ep_status local, const char *call)
 {
     struct digest mine, *all;
     char text[EP_ERROR_TEXT_BYTES];
@@ -294,6 +371,8 @@ ep_status ep_config_agree(const ep_boot *boot, const ep_comm *comm, ep_status lo
         boot->allgather(boot->context, &mine, sizeof(mine), comm ? comm->config.timeout_ms : DEFAULT_TIMEOUT_MS, all);
     if (status == EP_OK)
         status = compare(all, boot->nranks, call);
+    if (local == EP_OK && status == EP_OK)
+        take_place(comm, &all[boot->rank], boot->rank, boot->nranks);
     if (local != EP_OK || status == EP_OK)
         status = ep_fail(local, "%s", text);
     free(all);

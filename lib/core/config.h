@@ -14,8 +14,8 @@
  */
 ep_status ep_config_resolve(ep_comm *comm, const ep_comm_config *config, const void *network, const char *call);
 
-/* Sets rank, node and their numbers; 0 ranks_per_node in the configuration means one node. */
-void ep_config_place(ep_comm *comm, int rank, int nranks, int ranks_per_node);
+/* What the boot says of the ranks of each node (0: nothing) counts unless the configuration says otherwise. */
+void ep_config_take_nodes(ep_comm *comm, int ranks_per_node);
 
 /* "none" on one node, else the network in use. */
 const char *ep_config_network(const ep_comm *comm);
@@ -24,7 +24,10 @@ const char *ep_config_network(const ep_comm *comm);
  * Tells all ranks of `boot` this rank's configuration, or that it failed by itself with `local` (its reason recorded).
  * EP_OK when all agree. This rank's own failure comes first; then that of the lowest rank that failed, its status and
  * its reason; then EP_E_MISMATCH with the same text on every rank.
+ *
+ * Sets what follows from the hosts of the ranks where nobody has said it: ranks_per_node, and the network between
+ * nodes; then the node of this rank.
  */
-EP_PRIVATE_API ep_status ep_config_agree(const ep_boot *boot, const ep_comm *comm, ep_status local, const char *call);
+EP_PRIVATE_API ep_status ep_config_agree(const ep_boot *boot, ep_comm *comm, ep_status local, const char *call);
 
 #endif

@@ -25,13 +25,15 @@ struct ep_comm {
     void *impl;
     uint64_t process; /* ep_process_generation() of the one that made it: a forked child must not use it */
     int rank, nranks;
-    int node, nnodes, ranks_per_node; /* ranks_per_node resolved: never 0 */
+    int node, nnodes, ranks_per_node; /* ranks_per_node resolved: never 0 once the ranks have agreed */
+    bool boot_has_nodes;              /* config.ranks_per_node is what the boot says */
     ep_comm_config config;            /* resolved: defaults filled in */
     ep_net_emulation emulation;       /* of the emulated network between nodes */
     _Atomic int failed;               /* ep_status of the first failure; a backend may set one of any kind */
     char error[EP_ERROR_TEXT_BYTES];  /* of the last failure */
     ep_stats stats;
     bool shrunk;                      /* a newer group has replaced this one */
+    bool excluded;                    /* the others have formed a newer group without this rank */
     bool told;                        /* its failure is in the log; under error_lock */
     int keep_device;                  /* 1 + the device of the group that this one continues; 0: it may choose */
     _Atomic int live;                 /* plans, events and low-latency objects not yet freed */
@@ -39,6 +41,7 @@ struct ep_comm {
     bool blocking; /* the call under way is a _sync one: nothing need be queued if it can run at once */
     char shown[EP_ERROR_TEXT_BYTES]; /* what ep_comm_last_error() handed out: workers may change `error` meanwhile */
     pthread_mutex_t error_lock;      /* guards error, reason and stats */
+    int pool_calls;                  /* allocator callbacks that use it now; under the lock of the pools in memory.c */
 };
 
 struct ep_plan {
@@ -109,6 +112,11 @@ struct ep_backend_ops {
 
     ep_status (*alloc)(ep_comm *comm, size_t bytes, void **ret_memory);
     ep_status (*free)(ep_comm *comm, void *memory);
+    /* By this rank alone, on any thread, also when the communicator has failed (but for alloc_local). */
+    ep_status (*alloc_local)(ep_comm *comm, size_t bytes, void **ret_memory);
+    ep_status (*free_local)(ep_comm *comm, void *memory);
+    ep_status (*register_memory)(ep_comm *comm, void *memory, size_t bytes);
+    ep_status (*unregister_memory)(ep_comm *comm, void *memory);
 
     /*
      * plan->args and plan->comm are set, impl and info are the backend's. The arrays are those of `args` (device memory
@@ -156,9 +164,18 @@ struct ep_backend_ops {
     ep_status (*ll_set_mask)(ep_ll *ll, int rank, bool on, ep_stream stream);
     ep_status (*ll_query_mask)(ep_ll *ll, int32_t *out, ep_stream stream);
     ep_status (*ll_barrier)(ep_ll *ll, ep_stream stream);
+    /* What ll_open would take for this rank, and with it combine buffers in ret_combine_bytes. */
+    int64_t (*ll_bytes)(const ep_comm *comm, const ep_ll_config *config, int64_t *ret_combine_bytes);
 };
 
-#define EP_BACKEND_ABI 2u
+#define EP_BACKEND_ABI 3u
+
+/*
+ * The communicator whose function of ep_stream_call() this thread runs; a backend says so around that function, and
+ * gets the one before: a function may make a call that waits on another communicator.
+ */
+extern _Thread_local const ep_comm *ep_comm_calling;
+EP_PRIVATE_API const ep_comm *ep_comm_note_calling(const ep_comm *comm);
 
 /* Backends put these first in their event and queue. */
 struct ep_event {
@@ -181,6 +198,12 @@ EP_PRIVATE_API void ep_comm_set_stats(ep_comm *comm, const ep_stats *stats);
 
 /* As ep_comm_record() for a status that the communicator has nothing to do with by itself: remembers nothing. */
 ep_status ep_comm_settle(ep_comm *comm, ep_status status);
+
+/*
+ * memory.c: no allocator callback uses it any more; waits for those that are at it. The addresses of what they have
+ * taken of it stay reserved until the allocator frees them.
+ */
+void ep_pool_detach(ep_comm *comm);
 
 static inline bool ep_status_is_fatal(ep_status status)
 {

@@ -9,9 +9,8 @@ static int64_t result_rows(const ep_ll *ll, int max_tokens)
     return (int64_t)ll->n_local * ll->comm->nranks * max_tokens;
 }
 
-static ep_status check_config(const ep_comm *comm, const ep_ll_config *config)
+static ep_status check_config(const char *call, const ep_comm *comm, const ep_ll_config *config)
 {
-    static const char call[] = "ep_ll_new";
     int64_t rows, bytes;
 
     EP_TRY(ep_check_range(call, "max_tokens", config->max_tokens, 1, INT32_MAX));
@@ -29,6 +28,20 @@ static ep_status check_config(const ep_comm *comm, const ep_ll_config *config)
                        comm->nranks, config->max_tokens);
     return ep_check_product(call, "a result", rows, config->n_experts / comm->nranks, (int64_t)config->hidden * 2,
                             &bytes);
+}
+
+ep_status ep_ll_get_sizes(const ep_comm *comm, const ep_ll_config *config, ep_ll_sizes *ret_sizes)
+{
+    ep_ll_sizes sizes = {.size = sizeof(sizes), .library_bytes = -1, .combine_bytes = -1};
+    ep_ll_config mine;
+
+    EP_CHECK_COMM(comm, comm);
+    EP_TRY(EP_CHECK_LOAD("ep_ll_get_sizes", &mine, config, ep_ll_config));
+    EP_TRY(check_config("ep_ll_get_sizes", comm, &mine));
+    sizes.rows = (int64_t)mine.n_experts * mine.max_tokens;
+    if (comm->ops->ll_bytes)
+        sizes.library_bytes = comm->ops->ll_bytes(comm, &mine, &sizes.combine_bytes);
+    return EP_CHECK_STORE("ep_ll_get_sizes", ret_sizes, &sizes, ep_ll_sizes);
 }
 
 static ep_status open_ll(ep_comm *comm, const ep_ll_config *config, ep_ll **ret_ll)
@@ -63,7 +76,7 @@ ep_status ep_ll_new(ep_comm *comm, const ep_ll_config *config, ep_ll **ret_ll)
     if (status == EP_OK)
         status = EP_CHECK_LOAD("ep_ll_new", &mine, config, ep_ll_config);
     if (status == EP_OK)
-        status = check_config(comm, &mine);
+        status = check_config(__func__, comm, &mine);
     if (status == EP_OK && !comm->ops->ll_open)
         status = ep_fail(EP_E_UNSUPPORTED, "%s: backend %s does not provide it", __func__, comm->ops->name);
     if (status == EP_OK)
@@ -73,7 +86,7 @@ ep_status ep_ll_new(ep_comm *comm, const ep_ll_config *config, ep_ll **ret_ll)
 
 void ep_ll_free(ep_ll *ll)
 {
-    if (!ll || !ep_comm_is_own(ll->comm))
+    if (!ll || !ep_comm_may_free(ll->comm))
         return;
     if (ll->comm->ops->ll_close)
         ll->comm->ops->ll_close(ll);

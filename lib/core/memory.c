@@ -1,5 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "base/shm.h"
 #include "core/check.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+static ep_status check_bytes(const char *call, size_t bytes)
+{
+    return bytes > (size_t)INT64_MAX ? ep_fail(EP_E_OVERFLOW, "%s: bytes is %zu", call, bytes) : EP_OK;
+}
 
 ep_status ep_alloc(ep_comm *comm, size_t bytes, void **ret_memory)
 {
@@ -9,8 +19,8 @@ ep_status ep_alloc(ep_comm *comm, size_t bytes, void **ret_memory)
     status = ep_comm_usable(comm, __func__);
     if (status == EP_OK)
         status = EP_CHECK_PTR(__func__, ret_memory);
-    if (status == EP_OK && bytes > (size_t)INT64_MAX)
-        status = ep_fail(EP_E_OVERFLOW, "%s: bytes is %zu", __func__, bytes);
+    if (status == EP_OK)
+        status = check_bytes(__func__, bytes);
     if (status == EP_OK)
         status = EP_BACKEND_CALL(comm, alloc, comm, bytes, ret_memory);
     return ep_comm_record(comm, status);
@@ -27,4 +37,209 @@ ep_status ep_free(ep_comm *comm, void *memory)
     if (status == EP_OK)
         status = EP_BACKEND_CALL(comm, free, comm, memory);
     return ep_comm_record(comm, status);
+}
+
+/*
+ * --- by one rank alone: nobody else is concerned, so that a failure is none of the communicator's ---
+ */
+
+ep_status ep_alloc_local(ep_comm *comm, size_t bytes, void **ret_memory)
+{
+    EP_CHECK_OWN(comm, comm);
+    EP_TRY(ep_comm_usable(comm, __func__));
+    EP_TRY(EP_CHECK_PTR(__func__, ret_memory));
+    EP_TRY(check_bytes(__func__, bytes));
+    return EP_BACKEND_CALL(comm, alloc_local, comm, bytes, ret_memory);
+}
+
+ep_status ep_free_local(ep_comm *comm, void *memory)
+{
+    EP_CHECK_OWN(comm, comm);
+    return memory ? EP_BACKEND_CALL(comm, free_local, comm, memory) : EP_OK;
+}
+
+ep_status ep_register(ep_comm *comm, void *memory, size_t bytes)
+{
+    EP_CHECK_OWN(comm, comm);
+    EP_TRY(ep_comm_usable(comm, __func__));
+    EP_TRY(EP_CHECK_PTR(__func__, memory));
+    EP_TRY(check_bytes(__func__, bytes));
+    if (!bytes)
+        return ep_fail(EP_E_ARG, "%s: bytes is 0", __func__);
+    return EP_BACKEND_CALL(comm, register_memory, comm, memory, bytes);
+}
+
+ep_status ep_unregister(ep_comm *comm, void *memory)
+{
+    EP_CHECK_OWN(comm, comm);
+    return memory ? EP_BACKEND_CALL(comm, unregister_memory, comm, memory) : EP_OK;
+}
+
+/*
+ * --- allocator callbacks ---
+ */
+
+/* What an allocator has and has not freed yet. */
+struct pool_block {
+    struct pool_block *next;
+    void *memory;
+    ep_comm *owner; /* NULL: it has ended, and the addresses alone are left */
+};
+
+/*
+ * Made anew by a forked child: another thread of the parent may have held the lock when it forked, and the parent's
+ * communicators are none of the child's business.
+ */
+struct pools {
+    uint64_t generation; /* of the process that made it */
+    pthread_mutex_t lock;
+    pthread_cond_t idle;             /* some communicator's pool_calls are 0 */
+    ep_comm *attached[EP_MAX_POOLS]; /* the communicator that serves each device */
+    struct pool_block *first;
+};
+
+static _Atomic(struct pools *) current;
+
+/* NULL: this process has none. */
+static struct pools *find_pools(void)
+{
+    struct pools *pools = atomic_load(&current);
+
+    return pools && pools->generation == ep_process_generation() ? pools : NULL;
+}
+
+/* NULL: no memory. */
+static struct pools *get_pools(void)
+{
+    struct pools *former = atomic_load(&current), *fresh;
+
+    if (former && former->generation == ep_process_generation())
+        return former;
+    fresh = calloc(1, sizeof(*fresh));
+    if (!fresh)
+        return NULL;
+    fresh->generation = ep_process_generation();
+    pthread_mutex_init(&fresh->lock, NULL);
+    pthread_cond_init(&fresh->idle, NULL);
+    if (atomic_compare_exchange_strong(&current, &former, fresh))
+        return fresh;
+    pthread_cond_destroy(&fresh->idle);
+    pthread_mutex_destroy(&fresh->lock);
+    free(fresh);
+    return former;
+}
+
+ep_status ep_pool_attach(ep_comm *comm, int device)
+{
+    struct pools *pools;
+
+    EP_CHECK_OWN(comm, comm);
+    EP_TRY(ep_check_range(__func__, "device", device, 0, EP_MAX_POOLS - 1));
+    if (!comm->ops->alloc_local)
+        return ep_fail(EP_E_UNSUPPORTED, "%s: backend %s does not provide it", __func__, comm->ops->name);
+    pools = get_pools();
+    if (!pools)
+        return ep_fail(EP_E_MEMORY, "%s: no memory", __func__);
+    pthread_mutex_lock(&pools->lock);
+    pools->attached[device] = comm;
+    pthread_mutex_unlock(&pools->lock);
+    return EP_OK;
+}
+
+void ep_pool_detach(ep_comm *comm)
+{
+    struct pools *pools = find_pools();
+
+    if (!pools)
+        return;
+    pthread_mutex_lock(&pools->lock);
+    for (int device = 0; device < EP_MAX_POOLS; device++)
+        if (pools->attached[device] == comm)
+            pools->attached[device] = NULL;
+    /* Each of them allocates or frees once: none waits for a peer. */
+    while (comm->pool_calls)
+        pthread_cond_wait(&pools->idle, &pools->lock);
+    for (struct pool_block *block = pools->first; block; block = block->next)
+        if (block->owner == comm)
+            block->owner = NULL;
+    pthread_mutex_unlock(&pools->lock);
+}
+
+/* Of a call that has counted itself in comm->pool_calls. Under the lock. */
+static void end_call(struct pools *pools, ep_comm *comm)
+{
+    if (--comm->pool_calls == 0)
+        pthread_cond_broadcast(&pools->idle);
+}
+
+void *ep_pool_alloc(ptrdiff_t bytes, int device, ep_stream stream)
+{
+    struct pools *pools = device >= 0 && device < EP_MAX_POOLS ? find_pools() : NULL;
+    struct pool_block *block = NULL;
+    ep_comm *comm = NULL;
+    void *memory = NULL;
+
+    (void)stream;
+    if (pools && bytes >= 0) {
+        block = calloc(1, sizeof(*block));
+        if (!block) {
+            ep_fail(EP_E_MEMORY, "ep_pool_alloc: no memory for the table of blocks");
+            return NULL;
+        }
+        pthread_mutex_lock(&pools->lock);
+        comm = pools->attached[device];
+        if (comm)
+            comm->pool_calls++;
+        pthread_mutex_unlock(&pools->lock);
+    }
+    if (!comm) {
+        free(block);
+        ep_fail(EP_E_ARG, "ep_pool_alloc: %lld bytes on device %d, %s", (long long)bytes, device,
+                bytes < 0 ? "which are none" : "which no communicator serves: see ep_pool_attach()");
+        return NULL;
+    }
+    if (ep_alloc_local(comm, (size_t)bytes, &memory) == EP_OK)
+        ep_shm_hold(memory);
+    pthread_mutex_lock(&pools->lock);
+    if (memory) {
+        *block = (struct pool_block){.next = pools->first, .memory = memory, .owner = comm};
+        pools->first = block;
+        block = NULL;
+    }
+    end_call(pools, comm);
+    pthread_mutex_unlock(&pools->lock);
+    free(block);
+    return memory;
+}
+
+void ep_pool_free(void *memory, ptrdiff_t bytes, int device, ep_stream stream)
+{
+    struct pools *pools = find_pools();
+    struct pool_block **at, *block;
+
+    (void)bytes;
+    (void)device; /* another communicator may be attached to it now */
+    (void)stream;
+    if (!pools || !memory)
+        return;
+    pthread_mutex_lock(&pools->lock);
+    at = &pools->first;
+    while (*at && (*at)->memory != memory)
+        at = &(*at)->next;
+    block = *at;
+    if (block)
+        *at = block->next;
+    if (block && block->owner)
+        block->owner->pool_calls++;
+    pthread_mutex_unlock(&pools->lock);
+    if (!block)
+        return;
+    if (block->owner) {
+        ep_free_local(block->owner, memory);
+        pthread_mutex_lock(&pools->lock);
+        end_call(pools, block->owner);
+        pthread_mutex_unlock(&pools->lock);
+    }
+    ep_shm_let_go(memory);
+    free(block);
 }

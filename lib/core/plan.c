@@ -61,7 +61,7 @@ static ep_status check_plan_args(const char *call, const ep_comm *comm, ep_plan_
     EP_TRY(ep_check_flags(call, args->flags, KNOWN_FLAGS));
     if ((args->flags & EP_PLAN_ZERO_PADDING) && !(args->flags & EP_PLAN_EXPANDED))
         return ep_fail(EP_E_ARG, "%s: EP_PLAN_ZERO_PADDING without EP_PLAN_EXPANDED: there is no padding", call);
-    EP_TRY(ep_check_range(call, "expert_alignment", args->expert_alignment, 0, INT32_MAX));
+    EP_TRY(ep_check_range(call, "expert_alignment", args->expert_alignment, 0, EP_MAX_ALIGNMENT));
     if (!args->expert_alignment)
         args->expert_alignment = 1;
     EP_TRY(ep_check_range(call, "max_recv_tokens", args->max_recv_tokens, 0, INT64_MAX));
@@ -74,6 +74,37 @@ static ep_status check_plan_args(const char *call, const ep_comm *comm, ep_plan_
     if (most + args->expert_alignment > INT32_MAX)
         return ep_fail(EP_E_OVERFLOW, "%s: %d tokens on each of %d ranks, rounded up to %d, do not fit an int32 count",
                        call, n_most, comm->nranks, args->expert_alignment);
+    return EP_OK;
+}
+
+/* In the expanded layout as many choices as can meet on one rank, each expert's rows rounded up. */
+static int64_t max_rows(const ep_comm *comm, const ep_plan_args *args)
+{
+    int64_t tokens = (int64_t)comm->nranks * (args->max_tokens > args->n_tokens ? args->max_tokens : args->n_tokens);
+    int64_t local = args->n_experts / comm->nranks, align = args->expert_alignment, rows;
+
+    if (!(args->flags & EP_PLAN_EXPANDED))
+        return tokens;
+    rows = tokens * (args->topk < local ? args->topk : local);
+    rows += (align - 1) * (rows < local ? rows : local);
+    return rows / align * align;
+}
+
+ep_status ep_plan_get_max_rows(const ep_comm *comm, const ep_plan_args *args, int64_t *ret_rows)
+{
+    ep_plan_args mine;
+
+    EP_CHECK_COMM(comm, comm);
+    EP_CHECK_HANDLE(ret_rows);
+    EP_TRY(EP_CHECK_LOAD("ep_plan_get_max_rows", &mine, args, ep_plan_args));
+    /* No routing is needed yet. */
+    if (mine.max_tokens < mine.n_tokens)
+        mine.max_tokens = mine.n_tokens;
+    mine.n_tokens = 0;
+    if (!mine.tokens_per_expert && !mine.idx_type)
+        mine.idx_type = EP_I32;
+    EP_TRY(check_plan_args(__func__, comm, &mine));
+    *ret_rows = max_rows(comm, &mine);
     return EP_OK;
 }
 
@@ -122,7 +153,7 @@ ep_status ep_plan_new(ep_comm *comm, const ep_plan_args *args, ep_plan **ret_pla
 
 void ep_plan_free(ep_plan *plan)
 {
-    if (!plan || !ep_comm_is_own(plan->comm))
+    if (!plan || !ep_comm_may_free(plan->comm))
         return;
     if (plan->comm->ops->plan_close)
         plan->comm->ops->plan_close(plan);
@@ -206,17 +237,19 @@ static ep_status check_metadata(const ep_plan *plan, ep_plan_metadata *dst)
 {
     static const char call[] = "ep_plan_get_metadata";
     const int64_t each = (int64_t)sizeof(int32_t), ranks = plan->comm->nranks;
-    int64_t rows = ep_plan_info_now(plan)->out_rows, slots = 0, local = plan->args.n_experts / ranks;
+    int64_t rows = ep_plan_info_now(plan)->out_rows, sources = 0, slots = 0, local = plan->args.n_experts / ranks;
 
     EP_TRY(ep_check_reserved(call, (uint32_t)dst->reserved));
     if (dst->recv_slot && !(plan->args.flags & EP_PLAN_EXPANDED))
         return ep_fail(EP_E_ARG, "%s: recv_slot must be NULL in the rank layout, where token i is row i", call);
     if (dst->recv_source || dst->recv_slot)
         EP_TRY(check_stride(plan, dst));
+    if (dst->recv_source)
+        EP_TRY(ep_check_product(call, "recv_source", rows, each, 1, &sources));
     if (dst->recv_slot)
         EP_TRY(ep_check_product(call, "recv_slot", rows, plan->args.topk, each, &slots));
     const struct ep_buffer buffers[] = {
-        {"recv_source", dst->recv_source, rows * each},
+        {"recv_source", dst->recv_source, sources},
         {"recv_slot", dst->recv_slot, slots},
         {"n_recv_tokens", dst->n_recv_tokens, each},
         {"psum_rank", dst->psum_rank, ranks * each},
@@ -264,7 +297,9 @@ ep_status ep_plan_get_sources(ep_plan *plan, int32_t *ret_rank, int32_t *ret_tok
     EP_CHECK_COMM(plan, plan->comm);
     status = ep_comm_usable(plan->comm, __func__);
     if (status == EP_OK && ep_plan_info_now(plan)->n_recv < 0)
-        status = ep_fail(EP_E_STATE, "%s: the counts of this plan are not known before its first dispatch", __func__);
+        status = ep_fail(EP_E_STATE, "%s: the counts of this plan are not known %s", __func__,
+                         plan->updated ? "here since it was updated: ep_plan_get_metadata() writes them"
+                                       : "before its first dispatch");
     if (status == EP_OK)
         status = check_sources(plan, ret_rank, ret_token);
     if (status == EP_OK)

@@ -1,6 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "core/check.h"
 
+_Thread_local const ep_comm *ep_comm_calling;
+
+const ep_comm *ep_comm_note_calling(const ep_comm *comm)
+{
+    const ep_comm *before = ep_comm_calling;
+
+    ep_comm_calling = comm;
+    return before;
+}
+
 /*
  * What an event reports is the business of who asks: the work behind it has already told the communicator when it
  * failed, and a wait that the caller cut short is no failure of the group. So waits and queries record nothing.
@@ -44,7 +54,7 @@ ep_status ep_event_record(ep_comm *comm, ep_stream stream, ep_event **ret_event)
 
 ep_status ep_event_signal(ep_event *event)
 {
-    EP_CHECK_COMM(event, event->comm);
+    EP_CHECK_OWN(event, event->comm);
     return EP_BACKEND_CALL(event->comm, event_signal, event);
 }
 
@@ -56,7 +66,7 @@ ep_status ep_event_wait(ep_event *event, int timeout_ms)
 
 ep_status ep_event_query(const ep_event *event, int *ret_done)
 {
-    EP_CHECK_COMM(event, event->comm);
+    EP_CHECK_OWN(event, event->comm);
     EP_CHECK_HANDLE(ret_done);
     return settle(event, EP_BACKEND_CALL(event->comm, event_query, event, ret_done));
 }
@@ -65,7 +75,7 @@ void ep_event_free(ep_event *event)
 {
     ep_comm *comm;
 
-    if (!event || !ep_comm_is_own(event->comm))
+    if (!event || !ep_comm_may_free(event->comm))
         return;
     comm = event->comm;
     if (comm->ops->event_free)
@@ -88,7 +98,7 @@ void ep_queue_free(ep_queue *queue)
 {
     ep_comm *comm;
 
-    if (!queue || !ep_comm_is_own(queue->comm))
+    if (!queue || !ep_comm_may_free(queue->comm))
         return;
     comm = queue->comm;
     comm->ops->queue_free(queue);

@@ -140,7 +140,7 @@ static ep_status look_for_dead(const ep_boot_mpi *boot, struct gather *gather)
         int done = 0;
 
         if (gather->receives[peer] == MPI_REQUEST_NULL ||
-            ep_process_look_once(&boot->processes[peer]) != EP_PROCESS_DEAD)
+            ep_process_look_once(&boot->ranks[peer].process) != EP_PROCESS_DEAD)
             continue;
         /* Its block may have come between the two looks. */
         EP_TRY(test_receive(gather, peer, &done));
@@ -209,14 +209,15 @@ static ep_status allgather(void *context, const void *mine, size_t bytes, int ti
         if (status != EP_OK || done)
             break;
         now = ep_now_ns();
-        if (now >= deadline_ns) {
-            status = fail_late(gather, timeout_ms);
-        } else if (now >= look_ns) {
-            status = look_for_dead(boot, gather);
-            look_ns = ep_now_ns() + LOOK_NS;
-        } else {
+        if (now < look_ns && now < deadline_ns) {
             ep_mpi_pause(&tries);
+            continue;
         }
+        /* Also at the deadline: a rank that was stopped itself may meet it with its first look. */
+        status = look_for_dead(boot, gather);
+        if (status == EP_OK && now >= deadline_ns)
+            status = fail_late(gather, timeout_ms);
+        look_ns = ep_now_ns() + LOOK_NS;
     }
     if (status == EP_OK && bytes)
         memcpy(ret_all, gather->blocks, (size_t)gather->nranks * bytes);
@@ -252,13 +253,18 @@ static ep_status settle_comm(ep_boot_mpi *boot)
 }
 
 /* MPI_Comm_dup has just brought all ranks here, so nobody waits long. */
-static ep_status exchange_processes(ep_boot_mpi *boot)
+static ep_status exchange_ranks(ep_boot_mpi *boot)
 {
-    struct ep_process_id mine;
+    struct ep_mpi_rank mine;
 
-    ep_process_get_self(&mine);
-    return EP_MPI(MPI_Allgather,
-                  (&mine, (int)sizeof(mine), MPI_BYTE, boot->processes, (int)sizeof(mine), MPI_BYTE, boot->comm));
+    memset(&mine, 0, sizeof(mine));
+    ep_process_get_self(&mine.process);
+    ep_locality_get_self(&mine.locality);
+    EP_TRY(EP_MPI(MPI_Allgather,
+                  (&mine, (int)sizeof(mine), MPI_BYTE, boot->ranks, (int)sizeof(mine), MPI_BYTE, boot->comm)));
+    boot->boot.ranks_per_node =
+        ep_locality_find_nodes(&boot->ranks[0].locality, sizeof(boot->ranks[0]), boot->boot.nranks, NULL);
+    return EP_OK;
 }
 
 ep_status ep_boot_mpi_new(MPI_Comm parent, ep_boot_mpi **ret_boot)
@@ -281,8 +287,8 @@ ep_status ep_boot_mpi_new(MPI_Comm parent, ep_boot_mpi **ret_boot)
         return ep_fail(EP_E_MEMORY, "ep_boot_mpi_new: no memory");
     /* Nothing that one rank alone may lack comes behind the first collective call: the others would wait in the next.
      */
-    boot->processes = calloc((size_t)nranks, sizeof(*boot->processes));
-    if (!boot->processes) {
+    boot->ranks = calloc((size_t)nranks, sizeof(*boot->ranks));
+    if (!boot->ranks) {
         free(boot);
         return ep_fail(EP_E_MEMORY, "ep_boot_mpi_new: no memory for %d ranks", nranks);
     }
@@ -294,7 +300,7 @@ ep_status ep_boot_mpi_new(MPI_Comm parent, ep_boot_mpi **ret_boot)
     if (status == EP_OK)
         status = settle_comm(boot);
     if (status == EP_OK)
-        status = exchange_processes(boot);
+        status = exchange_ranks(boot);
     if (status != EP_OK) {
         ep_boot_mpi_free(boot);
         return status;
@@ -342,6 +348,6 @@ void ep_boot_mpi_free(ep_boot_mpi *boot)
         if (boot->comm != MPI_COMM_NULL)
             (void)EP_MPI(MPI_Comm_free, (&boot->comm));
     }
-    free(boot->processes);
+    free(boot->ranks);
     free(boot);
 }

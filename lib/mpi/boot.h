@@ -3,6 +3,7 @@
 #ifndef EP_MPI_BOOT_H
 #define EP_MPI_BOOT_H
 
+#include "base/locality.h"
 #include "base/process.h"
 #include "mpi/call.h"
 #include "net/net.h"
@@ -12,12 +13,17 @@
 
 struct gather;
 
+struct ep_mpi_rank {
+    struct ep_process_id process; /* a rank of this host that dies is noticed before the deadline */
+    struct ep_locality locality;
+};
+
 struct ep_boot_mpi {
     ep_boot boot;
     struct ep_net_provider network;
     MPI_Comm comm;
-    uint64_t generation;             /* of the process that made it: MPI does not survive a fork */
-    struct ep_process_id *processes; /* [R]: a rank of this host that dies is noticed before the deadline */
+    uint64_t generation;       /* of the process that made it: MPI does not survive a fork */
+    struct ep_mpi_rank *ranks; /* [R] */
     /*
      * Tags: all-gathers count through those below first_tag; above it each endpoint of the network has a block of
      * EP_NET_MAX_CHANNELS. What a freed endpoint or an all-gather that was given up leaves unread therefore never

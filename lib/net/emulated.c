@@ -401,15 +401,7 @@ static ep_status check_params(const struct ep_net_params *params)
 {
     uint32_t ring = params->emulation.ring_bytes;
 
-    if (params->ranks_per_node < 1 || params->nranks < 2 * params->ranks_per_node ||
-        params->nranks % params->ranks_per_node || params->rank < 0 || params->rank >= params->nranks)
-        return ep_fail(EP_E_ARG, "network emulated: rank %d of %d with %d ranks per node", params->rank, params->nranks,
-                       params->ranks_per_node);
-    if (params->channels < 1 || params->channels > EP_NET_MAX_CHANNELS)
-        return ep_fail(EP_E_ARG, "network emulated: %d channels, of 1..%d", params->channels, EP_NET_MAX_CHANNELS);
-    if (params->region_bytes == 0 || params->region_bytes > SIZE_MAX / 2 || params->n_signals == 0)
-        return ep_fail(EP_E_ARG, "network emulated: region of %zu bytes, %u signals", params->region_bytes,
-                       params->n_signals);
+    EP_TRY(ep_net_check_params(ep_net_emulated.name, params));
     if (ring && ring < EP_NET_WIRE_MIN_BYTES)
         return ep_fail(EP_E_ARG, "network emulated: emulation.ring_bytes = %u, at least %u", ring,
                        EP_NET_WIRE_MIN_BYTES);
@@ -466,6 +458,10 @@ static ep_status compare(const struct emulated *e, const struct introduction *mi
     if (theirs->status != EP_OK && !ep_status_is_failure((int64_t)theirs->status))
         return ep_fail(EP_E_MISMATCH, "network emulated: what rank %d has published is damaged: status %llu", rank,
                        (unsigned long long)theirs->status);
+    /* A peer of that rank may have failed, which its reason names: that comes first. */
+    if (theirs->status != EP_OK && mine->status == EP_OK && strncmp(theirs->reason, "rank ", 5) == 0)
+        return ep_fail((ep_status)theirs->status, "network emulated: %.*s (seen by rank %d)",
+                       (int)sizeof(theirs->reason), theirs->reason, rank);
     if (theirs->status != EP_OK && mine->status == EP_OK)
         return ep_fail((ep_status)theirs->status, "network emulated: rank %d could not open its endpoint: %.*s", rank,
                        (int)sizeof(theirs->reason), theirs->reason);

@@ -15,8 +15,8 @@
  *
  * Nothing blocks: put and signal say "again" when the executor has no room; the caller goes on with something else and
  * calls progress(). All calls on one endpoint come from one thread at a time. This is the subset that queue pairs of a
- * NIC, NVSHMEM and a CPU proxy can all provide; the engines here are "emulated" (emulated.c), "tcp" (tcp.c) and "mpi"
- * (lib/mpi).
+ * NIC, NVSHMEM and a CPU proxy can all provide; the engines here are "emulated" (emulated.c), "tcp" (tcp.c), "verbs"
+ * (verbs.c) and "mpi" (lib/mpi).
  */
 #ifndef EP_NET_NET_H
 #define EP_NET_NET_H
@@ -32,6 +32,8 @@
 #include <stdint.h>
 
 #define EP_NET_MAX_CHANNELS 16
+/* Bytes of one put, at most. */
+#define EP_NET_MAX_PUT (1u << 20)
 
 /* Capacity of the emulated wire per (peer, channel): ep_net_emulation.ring_bytes, rounded up to a multiple of 64. */
 #define EP_NET_WIRE_BYTES (256u << 10)
@@ -52,6 +54,8 @@ struct ep_net_ops {
     bool (*ended)(struct ep_net *net, int peer);
     /* NULL: none. The connected socket of the control link to `peer`, which is the caller's from now on; -1: taken. */
     int (*take_link)(struct ep_net *net, int peer);
+    /* NULL: not known here. With ep_net_params.tolerant: the connection to `peer` has ended without a farewell. */
+    bool (*lost)(struct ep_net *net, int peer);
 };
 
 struct ep_net {
@@ -62,6 +66,7 @@ struct ep_net {
     uint64_t *signals; /* of this rank; plain loads, change only inside progress() */
     uint32_t n_signals;
     size_t wire_bytes; /* memory the executor holds besides region and signals */
+    uint64_t n_puts;   /* counted by who makes them */
     int broken_by;     /* 1 + the node whose damage broke the network, 0: none */
     bool sleeps;  /* the wake callback of the peers announces new work: waiting for it without polling is allowed */
     bool hurries; /* set by the user before free: the group has failed, and nobody needs what is still on its way */
@@ -74,6 +79,9 @@ struct ep_net_params {
     size_t region_bytes; /* the same on all ranks */
     uint32_t n_signals;  /* the same on all ranks */
     int timeout_ms;      /* of the exchanges during creation */
+    int apart; /* 0, or: ranks in blocks of so many do not talk to each other here. No links then; an engine may open
+                  what nobody uses */
+    bool tolerant; /* a peer that is lost does not break the network for the others */
     ep_net_emulation emulation;
     const ep_boot *boot; /* for all-gathers during creation; collective over all ranks of the group */
     /*
@@ -95,10 +103,29 @@ struct ep_net_provider {
     void *context;
 };
 
-#define EP_NET_ABI 2u
+#define EP_NET_ABI 3u
 
 extern const struct ep_net_provider ep_net_emulated;
-extern const struct ep_net_provider ep_net_tcp; /* tcp.c */
+extern const struct ep_net_provider ep_net_tcp;   /* tcp.h */
+extern const struct ep_net_provider ep_net_verbs; /* verbs.h */
+
+/* What no engine takes: EP_E_ARG. */
+ep_status ep_net_check_params(const char *name, const struct ep_net_params *params);
+
+/* The one of these with that name; NULL: there is none. */
+const struct ep_net_provider *ep_net_find(const char *name);
+
+/* Whether nodes are hosts of their own on that network, with a control link between them, and share no memory. */
+bool ep_net_is_linked(const char *name);
+
+/* Of an endpoint of such a network: itself, or the endpoint of tcp beside it, borrowed. */
+struct ep_net *ep_net_get_tcp(struct ep_net *net);
+
+/* Whether this rank talks to `rank` on that endpoint: see `apart`. */
+static inline bool ep_net_is_wanted(const struct ep_net_params *params, int rank)
+{
+    return !params->apart || rank / params->apart != params->rank / params->apart;
+}
 
 /* node -> rank of the rail peer, given any rank of the rail. */
 static inline int ep_net_rail_rank(int rank, int ranks_per_node, int node)

@@ -166,7 +166,10 @@ static bool put(struct ep_streams *streams, int index, uint64_t position, const 
     int peer = peer_of(streams, index), channel = index % net->channels;
     uint64_t ring = (uint64_t)index_at_peer(streams, peer, channel) * streams->ring_bytes;
 
-    return net->ops->put(net, peer, channel, ring + position % streams->ring_bytes, src, bytes);
+    if (!net->ops->put(net, peer, channel, ring + position % streams->ring_bytes, src, bytes))
+        return false;
+    net->n_puts++;
+    return true;
 }
 
 static bool signal_peer(struct ep_streams *streams, int index, enum stream_signal which, uint64_t add)

@@ -60,6 +60,7 @@ struct tcp_net {
     struct ep_net net;
     int rank, ranks_per_node, n; /* streams */
     int timeout_ms;
+    bool tolerant;
     int epoll;
     struct stream *streams; /* [npeers][channels] */
     int *links;             /* [npeers] control links that nobody has taken yet */
@@ -282,6 +283,9 @@ static ep_status receive(struct tcp_net *t, struct stream *stream, bool *ret_mov
         EP_TRY(read_once(t, stream, &bytes));
         turn += bytes;
     }
+    /* Who has said farewell takes nothing any more, and what was put may be freed. */
+    if (stream->in.bye && !stream->discards)
+        discard_output(stream);
     *ret_moved |= turn > 0;
     return EP_OK;
 }
@@ -301,11 +305,17 @@ static void look(struct tcp_net *t)
 }
 
 /* Cut off by something in between: its process would have said farewell, or its death be known by now. */
+static bool is_cut(const struct stream *stream)
+{
+    return stream->fd >= 0 && stream->ended && !stream->in.bye &&
+           ep_now_ns() - stream->ended_ns >= CUT_MS * UINT64_C(1000000);
+}
+
 static ep_status check_cut(struct tcp_net *t, const struct stream *stream)
 {
     char what[128];
 
-    if (!stream->ended || stream->in.bye || ep_now_ns() - stream->ended_ns < CUT_MS * UINT64_C(1000000))
+    if (t->tolerant || !is_cut(stream))
         return EP_OK;
     snprintf(what, sizeof(what), "the connection was cut: %s",
              stream->error ? strerror(stream->error) : "it ended without a farewell");
@@ -349,6 +359,16 @@ static bool tcp_ended(struct ep_net *net, int peer)
     return true;
 }
 
+static bool tcp_lost(struct ep_net *net, int peer)
+{
+    struct tcp_net *t = tcp_of(net);
+
+    for (int channel = 0; channel < net->channels; channel++)
+        if (is_cut(stream_of(t, peer, channel)))
+            return true;
+    return false;
+}
+
 const struct ep_net_tcp_rendezvous *ep_net_tcp_get_rendezvous(struct ep_net *net)
 {
     return &tcp_of(net)->rendezvous;
@@ -389,9 +409,9 @@ static void throw_away_input(struct stream *stream)
  * A socket that is closed with something unread resets the connection, and what is still on its way to the peer is
  * lost. So what comes is read, until the peer's kernel has all of ours, or a while has passed.
  */
-static void say_farewell(struct tcp_net *t)
+static void say_farewell(struct tcp_net *t, int timeout_ms)
 {
-    uint64_t deadline_ns = ep_deadline_ns(t->timeout_ms < FREE_MS ? t->timeout_ms : FREE_MS);
+    uint64_t deadline_ns = ep_deadline_ns(timeout_ms);
     struct timespec nap = {.tv_nsec = 200000};
     bool all;
 
@@ -422,8 +442,15 @@ static void tcp_free(struct ep_net *net)
 
     if (!t)
         return;
-    if (t->broken == EP_OK && !net->hurries)
-        say_farewell(t);
+    /*
+     * In a hurry it is said all the same: a rank that only closes this endpoint shall not be taken for dead. But what
+     * is queued may be memory that nobody keeps any more.
+     */
+    for (int i = 0; net->hurries && t->streams && i < t->n; i++)
+        if (t->streams[i].count)
+            discard_output(&t->streams[i]);
+    if (t->streams && t->broken == EP_OK)
+        say_farewell(t, net->hurries ? 0 : t->timeout_ms < FREE_MS ? t->timeout_ms : FREE_MS);
     for (int i = 0; t->streams && i < t->n; i++)
         if (t->streams[i].fd >= 0)
             close(t->streams[i].fd);
@@ -454,21 +481,8 @@ static const struct ep_net_ops tcp_ops = {
     .free = tcp_free,
     .ended = tcp_ended,
     .take_link = tcp_take_link,
+    .lost = tcp_lost,
 };
-
-static ep_status check_params(const struct ep_net_params *params)
-{
-    if (params->ranks_per_node < 1 || params->nranks < 2 * params->ranks_per_node ||
-        params->nranks % params->ranks_per_node || params->rank < 0 || params->rank >= params->nranks)
-        return ep_fail(EP_E_ARG, "network tcp: rank %d of %d with %d ranks per node", params->rank, params->nranks,
-                       params->ranks_per_node);
-    if (params->channels < 1 || params->channels > EP_NET_MAX_CHANNELS)
-        return ep_fail(EP_E_ARG, "network tcp: %d channels, of 1..%d", params->channels, EP_NET_MAX_CHANNELS);
-    if (params->region_bytes == 0 || params->region_bytes > SIZE_MAX / 2 || params->n_signals == 0)
-        return ep_fail(EP_E_ARG, "network tcp: region of %zu bytes, %u signals", params->region_bytes,
-                       params->n_signals);
-    return EP_OK;
-}
 
 /* Everything that needs no peer. */
 static ep_status prepare(struct tcp_net *t)
@@ -494,13 +508,13 @@ static ep_status prepare(struct tcp_net *t)
 }
 
 /* After the connections have come about: only what cannot fail on one rank alone, or is this rank's failure later. */
-static ep_status start(struct tcp_net *t, const struct tcp_mesh_line *lines)
+static ep_status start(struct tcp_net *t, const struct ep_net_params *params, const struct tcp_mesh_line *lines)
 {
-    int channels = t->net.channels;
+    int channels = t->net.channels, per_peer = tcp_mesh_per_peer(params);
     ep_status status = EP_OK;
 
     for (int i = 0; i < t->n; i++) {
-        const struct tcp_mesh_line *line = &lines[i / channels * (channels + 1) + i % channels];
+        const struct tcp_mesh_line *line = &lines[i / channels * per_peer + i % channels];
         struct epoll_event event = {.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, .data.u32 = (uint32_t)i};
         struct stream *stream = &t->streams[i];
 
@@ -512,11 +526,13 @@ static ep_status start(struct tcp_net *t, const struct tcp_mesh_line *lines)
                                        .region_bytes = t->net.region_bytes,
                                        .signals = t->net.signals,
                                        .n_signals = t->net.n_signals};
-        if (status == EP_OK && epoll_ctl(t->epoll, EPOLL_CTL_ADD, stream->fd, &event) != 0)
+        if (stream->fd < 0)
+            end_stream(stream, 0); /* a rank that this one does not talk to here */
+        else if (status == EP_OK && epoll_ctl(t->epoll, EPOLL_CTL_ADD, stream->fd, &event) != 0)
             status = ep_fail_errno(EP_E_SYSTEM, errno, "network tcp: epoll_ctl");
     }
-    for (int peer = 0; peer < t->net.nnodes - 1; peer++)
-        t->links[peer] = lines[peer * (channels + 1) + channels].fd;
+    for (int peer = 0; per_peer > channels && peer < t->net.nnodes - 1; peer++)
+        t->links[peer] = lines[peer * per_peer + channels].fd;
     return status;
 }
 
@@ -539,7 +555,7 @@ static ep_status tcp_open(const struct ep_net_provider *provider, const struct e
     struct tcp_net *t;
     ep_status status;
 
-    EP_TRY(check_params(params));
+    EP_TRY(ep_net_check_params(provider->name, params));
     if (!context) {
         make_context(&own);
         context = &own;
@@ -557,13 +573,14 @@ static ep_status tcp_open(const struct ep_net_provider *provider, const struct e
     t->rank = params->rank;
     t->ranks_per_node = params->ranks_per_node;
     t->timeout_ms = params->timeout_ms;
+    t->tolerant = params->tolerant;
     t->epoll = t->rendezvous.listener = -1;
     t->n = (t->net.nnodes - 1) * params->channels;
-    lines = calloc((size_t)(t->net.nnodes - 1) * ((size_t)params->channels + 1), sizeof(*lines));
+    lines = calloc((size_t)(t->net.nnodes - 1) * (size_t)tcp_mesh_per_peer(params), sizeof(*lines));
     status = lines ? prepare(t) : ep_fail(EP_E_MEMORY, "network tcp: no memory");
     status = tcp_mesh_open(params, context, status, lines, &t->rendezvous);
     if (status == EP_OK && lines)
-        status = start(t, lines);
+        status = start(t, params, lines);
     free(lines);
     if (status != EP_OK) {
         tcp_free(&t->net);

@@ -210,11 +210,13 @@ static ep_status check_line(void *context, const struct tcp_handshake *hs, char 
     if (hello->session != mesh->session || hello->to != params->rank || hello->rank < 0 ||
         hello->rank >= params->nranks ||
         hello->rank % params->ranks_per_node != params->rank % params->ranks_per_node ||
-        hello->rank / params->ranks_per_node <= mesh->node)
+        hello->rank / params->ranks_per_node <= mesh->node || !ep_net_is_wanted(mesh->params, hello->rank))
         return EP_E_MISMATCH;
     if (hello->kind == TCP_STREAM && hello->detail < (uint32_t)params->channels)
         return EP_OK;
-    return hello->kind == TCP_LINK && hello->detail == (uint32_t)params->channels ? EP_OK : EP_E_MISMATCH;
+    return hello->kind == TCP_LINK && mesh->per_peer > params->channels && hello->detail == (uint32_t)params->channels
+               ? EP_OK
+               : EP_E_MISMATCH;
 }
 
 static void take_line(void *context, const struct tcp_handshake *hs, int fd)
@@ -300,7 +302,7 @@ static int count_open(const struct mesh *mesh)
     int n = 0;
 
     for (int slot = 0; slot < mesh->npeers * mesh->per_peer; slot++)
-        n += mesh->lines[slot].fd < 0;
+        n += mesh->lines[slot].fd < 0 && ep_net_is_wanted(mesh->params, rank_of_slot(mesh, slot));
     return n;
 }
 
@@ -321,7 +323,7 @@ static ep_status fail_late(const struct mesh *mesh)
         return ep_fail_errno(EP_E_SYSTEM, mesh->acceptor->error, "network tcp: rank %d cannot take connections",
                              mesh->params->rank);
     for (int slot = 0; slot < mesh->npeers * mesh->per_peer; slot++)
-        if (mesh->lines[slot].fd < 0)
+        if (mesh->lines[slot].fd < 0 && ep_net_is_wanted(mesh->params, rank_of_slot(mesh, slot)))
             return ep_fail(EP_E_TIMEOUT, "network tcp: rank %d did not connect to rank %d within %d ms%s%s",
                            rank_of_slot(mesh, slot), mesh->params->rank, timeout_ms,
                            mesh->acceptor->dropped ? "; the last connection that was not taken: " : "",
@@ -356,11 +358,12 @@ static ep_status connect_all(struct mesh *mesh)
 static void plan_connectors(struct mesh *mesh)
 {
     for (int slot = 0; slot < mesh->npeers * mesh->per_peer; slot++) {
-        if (ep_net_peer(mesh->node, slot / mesh->per_peer) >= mesh->node)
+        if (ep_net_peer(mesh->node, slot / mesh->per_peer) >= mesh->node ||
+            !ep_net_is_wanted(mesh->params, rank_of_slot(mesh, slot)))
             continue;
         mesh->connectors[mesh->n_connectors++] =
             (struct connector){.slot = slot,
-                               .kind = slot % mesh->per_peer == mesh->per_peer - 1 ? TCP_LINK : TCP_STREAM,
+                               .kind = slot % mesh->per_peer == mesh->params->channels ? TCP_LINK : TCP_STREAM,
                                .rank = rank_of_slot(mesh, slot),
                                .hs.fd = -1};
     }
@@ -384,6 +387,8 @@ static ep_status prepare(struct mesh *mesh, struct introduction *mine)
 /* For a shrink: the listener stays, with nobody who accepts. */
 static ep_status keep_rendezvous(const struct mesh *mesh, struct ep_net_tcp_rendezvous *rendezvous)
 {
+    if (mesh->params->apart)
+        return EP_OK; /* groups form anew by the endpoint of the communicator alone */
     rendezvous->context = *mesh->context;
     rendezvous->key = mesh->key;
     rendezvous->session = mesh->session;
@@ -426,7 +431,7 @@ ep_status tcp_mesh_open(const struct ep_net_params *params, const struct ep_net_
                         .context = context,
                         .node = params->rank / params->ranks_per_node,
                         .npeers = params->nranks / params->ranks_per_node - 1,
-                        .per_peer = params->channels + 1,
+                        .per_peer = tcp_mesh_per_peer(params),
                         .lines = ret_lines};
     struct introduction self;
     struct ep_process_id process;

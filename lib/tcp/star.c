@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tcp/star.h"
+#include "tcp/star_internal.h"
 
 #include "base/clock.h"
 
@@ -13,74 +13,10 @@
 #include <time.h>
 #include <unistd.h>
 
-#define MAGIC 0x31465045u /* "EPF1" */
-#define TEXT_BYTES 256
-#define LIST_BYTES 160
-#define RETRY_FIRST_NS 20000000u /* between two tries to connect; doubles */
-#define RETRY_MOST_NS 500000000u
-#define TRY_FIRST_NS 1000000000u /* for one address to answer; doubles */
-#define TRY_MOST_NS 8000000000u
+#define MAGIC 0x31465045u                   /* "EPF1" */
 #define TELL_NS 200000000u                  /* between two lists of who is missing */
 #define SILENCE_NS (10 * (uint64_t)TELL_NS) /* a rank 0 that has told nothing for so long does not run any more */
-#define POLL_MOST_MS 20                     /* a deadline is never missed by more */
 #define FAREWELL_MS 200                     /* for a failure or a farewell to leave */
-
-enum frame_kind { FRAME_BLOCK = 1, FRAME_RESULT, FRAME_FAILURE, FRAME_MISSING, FRAME_BYE };
-
-struct frame {
-    uint32_t magic, kind;
-    uint64_t number; /* of the all-gather */
-    uint64_t bytes;  /* that follow */
-};
-
-struct failure {
-    int32_t status, rank;
-    char text[TEXT_BYTES];
-};
-
-struct missing {
-    int32_t n, first;
-    char list[LIST_BYTES];
-};
-
-/* One connection: of rank 0 to another rank, or of that one to rank 0. */
-struct conn {
-    int fd; /* -1: none */
-    struct tcp_address far;
-    struct frame frame; /* that is being read */
-    size_t frame_used;
-    union {
-        struct failure failure;
-        struct missing missing;
-    } small;             /* its payload, unless it is a block or a result */
-    unsigned char *into; /* where the payload goes */
-    size_t used;
-    bool came; /* rank 0: the block of this all-gather is there */
-    unsigned char out[sizeof(struct frame) + sizeof(struct failure)];
-    size_t out_used, out_at;
-    const unsigned char *big; /* behind that */
-    size_t big_bytes;
-};
-
-struct tcp_star {
-    const char *name;
-    int rank, nranks;
-    struct conn *conns; /* [nranks] on rank 0, else [1] */
-    struct tcp_acceptor *acceptor;
-    struct pollfd *polls;
-    uint64_t number;
-    uint64_t told_ns;
-    struct missing missing; /* as rank 0 said last */
-    uint64_t heard_ns;      /* when it did */
-    bool delivering;        /* rank 0: all blocks have come, the results leave */
-    uint64_t dropped;
-    char last_drop[TCP_WHY_BYTES + TCP_ADDRESS_TEXT + 4];
-    tcp_star_poll_fn poll;
-    void *poll_context;
-    ep_status failed;
-    int culprit;
-    char text[TEXT_BYTES];
-};
 
 static int n_conns(const struct tcp_star *star)
 {
@@ -115,7 +51,7 @@ static bool is_idle(const struct conn *conn)
 }
 
 /* EP_OK also when only a part has left; otherwise the connection is lost (errno). */
-static ep_status push(struct conn *conn)
+ep_status tcp_star_push(struct conn *conn)
 {
     while (!is_idle(conn)) {
         bool first = conn->out_at < conn->out_used;
@@ -137,7 +73,7 @@ static ep_status push(struct conn *conn)
     return EP_OK;
 }
 
-static void close_conn(struct conn *conn)
+void tcp_star_close_conn(struct conn *conn)
 {
     if (conn->fd >= 0)
         close(conn->fd);
@@ -179,8 +115,8 @@ static void drain(struct tcp_star *star)
 
             if (conn->fd < 0)
                 continue;
-            if (push(conn) != EP_OK) {
-                close_conn(conn);
+            if (tcp_star_push(conn) != EP_OK) {
+                tcp_star_close_conn(conn);
                 continue;
             }
             while (recv(conn->fd, bytes, sizeof(bytes), MSG_DONTWAIT) > 0)
@@ -210,13 +146,13 @@ static ep_status fail_star(struct tcp_star *star, ep_status status, int culprit)
 
         /* In the middle of a result a frame would be taken for a part of it: then the end of the connection says it. */
         if (conn->fd >= 0 && conn->big_bytes)
-            close_conn(conn);
+            tcp_star_close_conn(conn);
         else if (conn->fd >= 0 && is_idle(conn))
             queue_frame(star, conn, FRAME_FAILURE, &failure, sizeof(failure), NULL, 0);
     }
     drain(star);
     for (int i = 0; i < n_conns(star); i++)
-        close_conn(&star->conns[i]);
+        tcp_star_close_conn(&star->conns[i]);
     return ep_fail(status, "%s", star->text);
 }
 
@@ -260,7 +196,7 @@ static bool is_missing(const struct tcp_star *star, int rank, bool rendezvous)
     return rank > 0 && (rendezvous ? star->conns[rank].fd < 0 : !star->conns[rank].came);
 }
 
-static void list_missing(const struct tcp_star *star, bool rendezvous, struct missing *ret_missing)
+void tcp_star_list_missing(const struct tcp_star *star, bool rendezvous, struct missing *ret_missing)
 {
     struct missing missing = {.first = -1};
     size_t used = 0;
@@ -286,7 +222,7 @@ static void list_missing(const struct tcp_star *star, bool rendezvous, struct mi
     *ret_missing = missing;
 }
 
-static ep_status fail_late(struct tcp_star *star, const struct missing *missing, int timeout_ms)
+ep_status tcp_star_fail_late(struct tcp_star *star, const struct missing *missing, int timeout_ms)
 {
     uint64_t dropped = star->acceptor ? star->acceptor->dropped : star->dropped;
     const char *last = star->acceptor ? star->acceptor->last_drop : star->last_drop;
@@ -307,7 +243,7 @@ static ep_status fail_late(struct tcp_star *star, const struct missing *missing,
 }
 
 /* Rank 0 to those that wait. */
-static void tell_missing(struct tcp_star *star, bool rendezvous)
+void tcp_star_tell_missing(struct tcp_star *star, bool rendezvous)
 {
     uint64_t now = ep_now_ns();
     struct missing missing;
@@ -315,7 +251,7 @@ static void tell_missing(struct tcp_star *star, bool rendezvous)
     if (now < star->told_ns + TELL_NS)
         return;
     star->told_ns = now;
-    list_missing(star, rendezvous, &missing);
+    tcp_star_list_missing(star, rendezvous, &missing);
     for (int rank = 1; rank < star->nranks; rank++) {
         struct conn *conn = &star->conns[rank];
 
@@ -458,7 +394,7 @@ static ep_status step(struct tcp_star *star, size_t bytes, unsigned char *ret_al
         if (conn->fd < 0 || !events || (star->delivering && is_idle(conn)))
             continue;
         /* Where sending fails, the other side may have said why before it closed. */
-        lost = !is_idle(conn) && push(conn) != EP_OK ? errno : 0;
+        lost = !is_idle(conn) && tcp_star_push(conn) != EP_OK ? errno : 0;
         if (lost && !conn->came)
             EP_TRY(pull(star, conn, bytes, ret_all));
         if (lost)
@@ -491,13 +427,13 @@ static ep_status fail_late_root(struct tcp_star *star, int timeout_ms)
 {
     struct missing missing;
 
-    list_missing(star, false, &missing);
+    tcp_star_list_missing(star, false, &missing);
     for (int rank = 1; rank < star->nranks && missing.n == 0; rank++)
         if (!is_idle(&star->conns[rank])) {
             ep_fail(EP_E_TIMEOUT, "%s: rank %d did not take the result within %d ms", star->name, rank, timeout_ms);
             return fail_star(star, EP_E_TIMEOUT, rank);
         }
-    return fail_late(star, &missing, timeout_ms);
+    return tcp_star_fail_late(star, &missing, timeout_ms);
 }
 
 static ep_status fail_late_leaf(struct tcp_star *star, int timeout_ms)
@@ -514,7 +450,7 @@ static ep_status fail_late_leaf(struct tcp_star *star, int timeout_ms)
         return fail_star(star, EP_E_TIMEOUT, 0);
     }
     if (star->missing.n > 0)
-        return fail_late(star, &star->missing, timeout_ms);
+        return tcp_star_fail_late(star, &star->missing, timeout_ms);
     ep_fail(EP_E_TIMEOUT, "%s: %s did not answer within %d ms", star->name, who, timeout_ms);
     return fail_star(star, EP_E_TIMEOUT, 0);
 }
@@ -525,7 +461,7 @@ static ep_status gather_root(struct tcp_star *star, size_t bytes, int timeout_ms
     star->told_ns = ep_now_ns();
     while (!all_came(star)) {
         EP_TRY(step(star, bytes, ret_all, deadline_ns));
-        tell_missing(star, false);
+        tcp_star_tell_missing(star, false);
         if (!all_came(star) && ep_now_ns() >= deadline_ns)
             return fail_late_root(star, timeout_ms);
     }
@@ -576,9 +512,9 @@ ep_status tcp_star_allgather(struct tcp_star *star, const void *mine, size_t byt
     return EP_OK;
 }
 
-/* --- opening --- */
+/* --- opening and closing --- */
 
-static ep_status star_new(const char *name, int rank, int nranks, struct tcp_star **ret_star)
+ep_status tcp_star_new(const char *name, int rank, int nranks, struct tcp_star **ret_star)
 {
     struct tcp_star *star = calloc(1, sizeof(*star));
     size_t n = rank == 0 ? (size_t)nranks : 1;
@@ -605,211 +541,9 @@ static ep_status star_new(const char *name, int rank, int nranks, struct tcp_sta
     return EP_OK;
 }
 
-/* Has the far end gone? Also when what it sent before is still unread: a rank sends its first block at once. */
-static bool is_closed(int fd)
-{
-    struct pollfd look = {.fd = fd, .events = POLLRDHUP};
-
-    return poll(&look, 1, 0) == 1;
-}
-
-static ep_status check_rank(void *context, const struct tcp_handshake *hs, char *ret_reason, size_t bytes)
-{
-    struct tcp_star *star = context;
-    const struct tcp_hello *hello = &hs->hello;
-    char address[TCP_ADDRESS_TEXT];
-
-    if (hello->kind != TCP_BOOTSTRAP || hello->rank < 1 || hello->rank >= star->nranks ||
-        hello->detail != (uint32_t)star->nranks) {
-        snprintf(ret_reason, bytes, "this job has %d ranks, and that is rank %d of %u", star->nranks, hello->rank,
-                 hello->detail);
-        return EP_E_MISMATCH;
-    }
-    if (star->conns[hello->rank].fd >= 0 && !is_closed(star->conns[hello->rank].fd)) {
-        tcp_address_print(&star->conns[hello->rank].far, address);
-        snprintf(ret_reason, bytes, "rank %d has come already, from %s", hello->rank, address);
-        return EP_E_MISMATCH;
-    }
-    return EP_OK;
-}
-
-static void take_rank(void *context, const struct tcp_handshake *hs, int fd)
-{
-    struct tcp_star *star = context;
-    struct conn *conn = &star->conns[hs->hello.rank];
-
-    close_conn(conn);
-    memset(conn, 0, sizeof(*conn));
-    conn->fd = fd;
-    conn->far = hs->from;
-}
-
-static int count_missing(const struct tcp_star *star)
-{
-    int n = 0;
-
-    for (int rank = 1; rank < star->nranks; rank++)
-        n += star->conns[rank].fd < 0;
-    return n;
-}
-
-static ep_status await_ranks(struct tcp_star *star, int timeout_ms, uint64_t deadline_ns)
-{
-    struct missing missing;
-
-    star->told_ns = ep_now_ns();
-    while (count_missing(star) > 0) {
-        uint64_t now = ep_now_ns(), left_ms = deadline_ns > now ? (deadline_ns - now) / 1000000u + 1 : 0;
-        int n = tcp_acceptor_get_polls(star->acceptor, star->polls);
-
-        if (now >= deadline_ns) {
-            list_missing(star, true, &missing);
-            return fail_late(star, &missing, timeout_ms);
-        }
-        (void)poll(star->polls, (nfds_t)n, left_ms > POLL_MOST_MS ? POLL_MOST_MS : (int)left_ms);
-        tcp_acceptor_step(star->acceptor, check_rank, take_rank, star);
-        tell_missing(star, true);
-        /* The others' deadlines come right behind this one: who goes then has not been missing. */
-        for (int rank = 1; rank < star->nranks && ep_now_ns() < deadline_ns; rank++) {
-            struct conn *conn = &star->conns[rank];
-
-            /* A rank that has come and died is missing again: it may be started once more. */
-            if (conn->fd >= 0 && (push(conn) != EP_OK || is_closed(conn->fd)))
-                close_conn(conn);
-        }
-    }
-    return EP_OK;
-}
-
-static ep_status open_root(struct tcp_star *star, const struct tcp_star_args *args, uint64_t deadline_ns)
-{
-    ep_status status;
-    uint16_t port;
-    int fd;
-
-    if (args->nranks == 1)
-        return EP_OK;
-    star->acceptor = calloc(1, sizeof(*star->acceptor));
-    if (!star->acceptor)
-        return ep_fail(EP_E_MEMORY, "%s: no memory", args->name);
-    star->acceptor->fd = -1;
-    status = tcp_listen(args->from, args->port, &fd, &port);
-    if (status != EP_OK)
-        return ep_fail_prefix(status, "%s: ", args->name);
-    tcp_acceptor_open(star->acceptor, fd, &args->key);
-    status = await_ranks(star, args->timeout_ms, deadline_ns);
-    /* Nobody else is expected: who connects from now on hears that nothing listens here. */
-    star->dropped = star->acceptor->dropped;
-    memcpy(star->last_drop, star->acceptor->last_drop, sizeof(star->last_drop));
-    tcp_acceptor_close(star->acceptor);
-    free(star->acceptor);
-    star->acceptor = NULL;
-    return status;
-}
-
-static void nap_until(uint64_t ns, uint64_t deadline_ns)
-{
-    uint64_t now = ep_now_ns(), span = deadline_ns > now && deadline_ns - now < ns ? deadline_ns - now : ns;
-    struct timespec nap = {.tv_sec = (time_t)(span / 1000000000u), .tv_nsec = (long)(span % 1000000000u)};
-
-    nanosleep(&nap, NULL);
-}
-
-/* One try at one address, which has `try_ns` to answer. Who has answered has until the deadline to take this rank. */
-static ep_status try_address(struct tcp_star *star, const struct tcp_star_args *args, const struct tcp_address *to,
-                             uint64_t try_ns, uint64_t deadline_ns, struct tcp_handshake *hs)
-{
-    const struct tcp_hello hello = {
-        .kind = TCP_BOOTSTRAP, .rank = args->rank, .detail = (uint32_t)args->nranks, .session = 0};
-    enum tcp_handshake_result result = TCP_HANDSHAKE_PENDING;
-    int fd;
-
-    *hs = (struct tcp_handshake){.fd = -1};
-    EP_TRY(tcp_connect(to, args->from, &fd));
-    tcp_set_options(fd, args->timeout_ms);
-    EP_TRY(tcp_handshake_connect(hs, fd, &args->key, &hello, to, ep_now_ns() + try_ns));
-    while (result == TCP_HANDSHAKE_PENDING) {
-        struct pollfd look = {.fd = hs->fd, .events = tcp_handshake_events(hs)};
-
-        (void)poll(&look, 1, 20);
-        result = tcp_handshake_step(hs);
-        if (result == TCP_HANDSHAKE_PENDING && tcp_handshake_is_answered(hs))
-            hs->deadline_ns = deadline_ns;
-    }
-    if (result != TCP_HANDSHAKE_DONE)
-        return ep_fail(hs->status, "%s", hs->why);
-    star->conns[0].fd = hs->fd;
-    star->conns[0].far = *to;
-    return EP_OK;
-}
-
-/*
- * Rank 0 may not have been started yet, or its name not be known yet, or lead to a host that is no more or to another
- * program that says nothing: until the deadline everything is tried again, from the name on.
- */
-static ep_status open_leaf(struct tcp_star *star, const struct tcp_star_args *args, uint64_t deadline_ns)
-{
-    uint64_t wait_ns = RETRY_FIRST_NS, try_ns = TRY_FIRST_NS;
-    char why[TCP_WHY_BYTES] = "", at[TCP_ADDRESS_TEXT] = "";
-    struct tcp_handshake *hs = calloc(1, sizeof(*hs));
-    ep_status status = EP_E_TIMEOUT;
-
-    if (!hs)
-        return ep_fail(EP_E_MEMORY, "%s: no memory", args->name);
-    while (ep_now_ns() < deadline_ns) {
-        struct tcp_address addresses[TCP_ADDRESSES];
-        uint64_t began_ns = ep_now_ns();
-        int n = 0;
-
-        if (tcp_resolve(args->host, args->port, deadline_ns, addresses, &n) != EP_OK)
-            snprintf(why, sizeof(why), "%.*s", TCP_WHY_BYTES - 1, ep_last_error());
-        for (int i = 0; i < n; i++) {
-            uint64_t now = ep_now_ns(), share = deadline_ns > now ? (deadline_ns - now) / (uint64_t)(n - i) : 0;
-
-            status = try_address(star, args, &addresses[i], share < try_ns ? share : try_ns, now + share, hs);
-            if (status == EP_OK)
-                goto free;
-            snprintf(why, sizeof(why), "%.*s", TCP_WHY_BYTES - 1, ep_last_error());
-            tcp_address_print(&addresses[i], at);
-            if (hs->refused) {
-                star->culprit = 0;
-                status = ep_fail(hs->status, "%s: rank 0 at %s does not take rank %d: %s", args->name, at, args->rank,
-                                 hs->why);
-                goto free;
-            }
-        }
-        nap_until(wait_ns, deadline_ns);
-        wait_ns = wait_ns * 2 < RETRY_MOST_NS ? wait_ns * 2 : RETRY_MOST_NS;
-        if (*at && ep_now_ns() - began_ns >= try_ns)
-            try_ns = try_ns * 2 < TRY_MOST_NS ? try_ns * 2 : TRY_MOST_NS;
-    }
-    star->culprit = 0;
-    status = ep_fail(EP_E_TIMEOUT, "%s: rank %d could not reach rank 0 at %s port %u within %d ms: %s%s%s", args->name,
-                     args->rank, args->host, args->port, args->timeout_ms, at, *at ? ": " : "", why);
-free:
-    free(hs);
-    return status;
-}
-
-ep_status tcp_star_open(const struct tcp_star_args *args, struct tcp_star **ret_star)
-{
-    uint64_t deadline_ns = ep_deadline_ns(args->timeout_ms);
-    struct tcp_star *star;
-    ep_status status;
-
-    EP_TRY(star_new(args->name, args->rank, args->nranks, &star));
-    status = args->rank == 0 ? open_root(star, args, deadline_ns) : open_leaf(star, args, deadline_ns);
-    if (status != EP_OK) {
-        tcp_star_free(star);
-        return status;
-    }
-    *ret_star = star;
-    return EP_OK;
-}
-
 ep_status tcp_star_adopt(const char *name, int rank, int nranks, const int *fds, struct tcp_star **ret_star)
 {
-    EP_TRY(star_new(name, rank, nranks, ret_star));
+    EP_TRY(tcp_star_new(name, rank, nranks, ret_star));
     for (int i = rank == 0 ? 1 : 0; i < n_conns(*ret_star); i++)
         (*ret_star)->conns[i].fd = fds[i];
     return EP_OK;
@@ -852,7 +586,7 @@ void tcp_star_free(struct tcp_star *star)
             queue_frame(star, &star->conns[i], FRAME_BYE, NULL, 0, NULL, 0);
     drain(star);
     for (int i = 0; i < n_conns(star); i++)
-        close_conn(&star->conns[i]);
+        tcp_star_close_conn(&star->conns[i]);
     if (star->acceptor)
         tcp_acceptor_close(star->acceptor);
     free(star->acceptor);

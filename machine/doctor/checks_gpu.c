@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* checks_gpu.c - what GPUs report of themselves: errors, and their NVLinks. In the group of the driver, which tells. */
 #include "doctor/checks.h"
+#include "doctor/inventory.h"
 #include "doctor/look.h"
 #include "doctor/shell.h"
 #include "doctor/xid.h"
@@ -437,6 +438,19 @@ static void say_nvlinks(const struct doctor_machine *machine, struct doctor_resu
     }
 }
 
+/*
+ * The fabric manager reaches the NVSwitches of Blackwell's boards, which are not on the PCI bus, by management
+ * datagrams of InfiniBand: its service does not start without the module ib_umad ("Fabric Manager User Guide").
+ */
+static bool misses_umad(const struct doctor_machine *machine)
+{
+    const struct topo *topo = machine->topo;
+
+    return topo->n_gpus > 0 && topo->gpus[0].cc_major == 10 && !look_is_grace(topo) &&
+           !machine->stack->os.in_container && look_virtual(machine->root) == LOOK_BARE &&
+           inventory_nvswitches(machine) == 0 && root_stat(machine->root, "/sys/module/ib_umad").state == ROOT_ABSENT;
+}
+
 /* The fabric manager runs with the driver of its own version only: another one is not to be started again. */
 static void fix_fabric(const struct doctor_machine *machine, struct doctor_result *result)
 {
@@ -446,8 +460,14 @@ static void fix_fabric(const struct doctor_machine *machine, struct doctor_resul
     int n_major = (int)strcspn(version, ".");
 
     if (*manager)
-        doctor_evidence(machine, result, "nvidia-fabricmanager", "%s is installed, the driver is %s", manager, version);
-    if (!os->in_container && strcmp(manager, version) == 0)
+        doctor_evidence(machine, result, "nvidia-fabricmanager", "%s is %s, the driver is %s", manager,
+                        strcmp(driver->fabric_manager_from, STACK_FABRIC_LOG) == 0 ? "what was started last"
+                                                                                   : "installed",
+                        version);
+    if (misses_umad(machine)) {
+        doctor_evidence(machine, result, "/sys/module/ib_umad", "not loaded");
+        doctor_fix(machine, result, false, "sudo modprobe ib_umad\nsudo systemctl restart nvidia-fabricmanager");
+    } else if (!os->in_container && strcmp(manager, version) == 0)
         doctor_fix(machine, result, false, "sudo systemctl restart nvidia-fabricmanager");
     else if (!os->in_container && *manager && *os_install(machine->root, os, "x", "x"))
         doctor_fix(machine, result, false, "%s\nsudo systemctl restart nvidia-fabricmanager",

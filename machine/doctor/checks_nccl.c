@@ -8,15 +8,8 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 
 #define TORCH_SWITCH "TORCH_NCCL_USE_COMM_NONBLOCKING"
-
-/* NCCL's own networks (NCCL user guide, NCCL_NET). */
-static bool is_internal_net(const char *net)
-{
-    return strcasecmp(net, "IB") == 0 || strcasecmp(net, "Socket") == 0;
-}
 
 /* --- net-plugin --- */
 
@@ -24,7 +17,7 @@ static void run_net_plugin(const struct doctor_machine *machine, struct doctor_r
 {
     const char *net = root_env(machine->root, "NCCL_NET"), *plugin = root_env(machine->root, "NCCL_NET_PLUGIN");
     const struct stack_nccl *nccl = &machine->stack->nccl;
-    bool wants_net = net && *net && !is_internal_net(net);
+    bool wants_net = net && *net && !stack_is_internal_net(net);
     bool is_none = plugin && strcmp(plugin, "none") == 0;
     enum root_state state;
     const char *error;
@@ -47,6 +40,8 @@ static void run_net_plugin(const struct doctor_machine *machine, struct doctor_r
         doctor_evidence(machine, result, nccl->plugin_name, "not found by the linker");
         if (*nccl->gib)
             doctor_fix(machine, result, false, "eval \"$(epkit env)\"");
+        else
+            doctor_fix(machine, result, false, "unset %s", wants_net ? "NCCL_NET" : "NCCL_NET_PLUGIN");
         doctor_advise(machine, result,
                       "Add its folder to LD_LIBRARY_PATH (gIB's is /usr/local/gib/lib64), install it, or unset %s.",
                       wants_net ? "NCCL_NET" : "NCCL_NET_PLUGIN");

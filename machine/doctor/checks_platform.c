@@ -129,12 +129,15 @@ const struct doctor_check check_open_driver = {
 
 /* --- libcuda --- */
 
+#define DRIVER_CONTAINER "/run/nvidia/driver" /* NVIDIA's GPU operator mounts its driver container there */
+
 /* Where installers and container runtimes put it, when they leave it to others to make the path known. */
 static const char *const cuda_folders[] = {
-    "/usr/local/nvidia/lib64",                     /* GKE, and NVIDIA's images */
-    "/home/kubernetes/bin/nvidia/lib64",           /* a node of GKE */
-    "/run/nvidia/driver/usr/lib/x86_64-linux-gnu", /* gpu-operator */
-    "/run/nvidia/driver/usr/lib64",
+    "/usr/local/nvidia/lib64",           /* GKE, and NVIDIA's images */
+    "/home/kubernetes/bin/nvidia/lib64", /* a node of GKE */
+    DRIVER_CONTAINER "/usr/lib/x86_64-linux-gnu",
+    DRIVER_CONTAINER "/usr/lib/aarch64-linux-gnu",
+    DRIVER_CONTAINER "/usr/lib64",
     "/usr/lib/x86_64-linux-gnu/nvidia/current", /* Debian */
     "/usr/lib/wsl/lib",
     "/var/lib/nvidia/lib64", /* Container-Optimized OS */
@@ -221,6 +224,12 @@ static void run_libcuda(const struct doctor_machine *machine, struct doctor_resu
         return;
     }
     folder = other_place(machine);
+    if (!os->in_container && strncmp(folder, DRIVER_CONTAINER, strlen(DRIVER_CONTAINER)) == 0) {
+        doctor_not_here(machine, result,
+                        "the GPU operator's container has the driver: programs run in containers, which get libcuda "
+                        "mounted");
+        return;
+    }
     doctor_found(machine, result, DOCTOR_ERROR, "libcuda.so.1 is not found%s%s",
                  *folder ? " by the linker, though it is in " : ": no CUDA program starts", folder);
     doctor_evidence(machine, result, "LD_LIBRARY_PATH", "%s", *setting.library_path ? setting.library_path : "not set");

@@ -236,20 +236,11 @@ const struct doctor_check check_gid = {
 
 /* --- port-down --- */
 
-/* Functions of one card: their addresses differ behind the dot only. */
-static bool is_same_card(const struct topo *topo, int a, int b)
-{
-    const char *address_a = topo->pci[topo->nics[a].pci].address, *address_b = topo->pci[topo->nics[b].pci].address;
-    const char *dot = strrchr(address_a, '.');
-
-    return dot && strncmp(address_a, address_b, (size_t)(dot - address_a)) == 0;
-}
-
 /* Another function of the same card with an active port. */
 static bool has_active_twin(const struct topo *topo, int nic)
 {
     for (int i = 0; i < topo->n_nics; i++)
-        if (i != nic && look_is_data_nic(topo, i) && is_same_card(topo, i, nic))
+        if (i != nic && look_is_data_nic(topo, i) && topo_is_same_card(topo, topo->nics[i].pci, topo->nics[nic].pci))
             return true;
     return false;
 }
@@ -500,7 +491,7 @@ static bool has_routable_gid(const struct topo_port *port)
 static bool has_sibling(const struct topo *topo, int nic)
 {
     for (int i = 0; i < topo->n_nics; i++)
-        if (i != nic && topo->nics[i].pci >= 0 && is_same_card(topo, i, nic))
+        if (i != nic && topo->nics[i].pci >= 0 && topo_is_same_card(topo, topo->nics[i].pci, topo->nics[nic].pci))
             return true;
     return false;
 }

@@ -5,8 +5,12 @@
 #include "base/error.h"
 #include "doctor/look.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #define NVIDIA 0x10de
 #define CLASS_SWITCH                                                                                                   \
@@ -121,9 +125,21 @@ ep_status doctor_expect(struct doctor_machine *machine, const char *file)
     json_t *document, *value;
     ep_status status = EP_OK;
     json_error_t error;
+    struct stat info;
     const char *key;
+    int fd;
 
-    document = json_load_file(file, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &error);
+    /* Without waiting for the writer of a FIFO. */
+    fd = open(file, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+    if (fd < 0 || fstat(fd, &info) != 0)
+        status = ep_fail(EP_E_ARG, "--expect: %s: %s", file, strerror(errno));
+    else if (!S_ISREG(info.st_mode))
+        status = ep_fail(EP_E_ARG, "--expect: %s: not a regular file", file);
+    document = status == EP_OK ? json_loadfd(fd, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &error) : NULL;
+    if (fd >= 0)
+        close(fd);
+    if (status != EP_OK)
+        return status;
     if (!document)
         return ep_fail(EP_E_ARG, "--expect: %s: line %d: %s", file, error.line, error.text);
     if (!json_is_object(document) || json_object_size(document) == 0) {
@@ -182,6 +198,28 @@ int inventory_nvswitches(const struct doctor_machine *machine)
     return n;
 }
 
+/*
+ * GPUs whose NVLinks lead to switches are modules of a board, and those have 4, 8 or 16 (data sheets of HGX and of
+ * GB200 NVL72, whose trays have 2 or 4). An odd one out is missed on whatever board. 0: nothing tells.
+ */
+static int modules_due(const struct topo *topo)
+{
+    static const int sizes[] = {4, 8, 16};
+    int n = 0;
+
+    for (int i = 0; i < topo->n_gpus; i++)
+        if (topo->gpus[i].nvlinks_switch == 0 || topo->gpus[i].pci < 0)
+            return 0;
+    /* Those of jobs and virtual machines too; functions of one GPU are one. */
+    for (int p = 0; p < topo->n_pci; p++)
+        n += topo->pci[p].vendor == NVIDIA && topo->pci[p].device == topo->pci[topo->gpus[0].pci].device &&
+             (p == 0 || !topo_is_same_card(topo, p - 1, p));
+    for (size_t i = 0; n > 2 && i < sizeof(sizes) / sizeof(sizes[0]); i++)
+        if (n <= sizes[i])
+            return sizes[i];
+    return 0;
+}
+
 int inventory_of_board(const struct doctor_machine *machine, const char **ret_board)
 {
     struct root_text product = root_line(machine->root, "/sys/class/dmi/id/product_name");
@@ -199,8 +237,10 @@ int inventory_of_board(const struct doctor_machine *machine, const char **ret_bo
     n_switches = inventory_nvswitches(machine);
     /* HGX A100 has six NVSwitches for 8 GPUs, HGX H100 and H200 four; boards with 4 GPUs have none (their data sheets).
      */
-    if (n_switches != 4 && n_switches != 6)
-        return 0;
+    if (n_switches != 4 && n_switches != 6) {
+        *ret_board = "a board of modules with NVSwitches";
+        return modules_due(machine->topo);
+    }
     *ret_board = root_printf(machine->root, "an HGX board with %d NVSwitches", n_switches);
     return 8;
 }

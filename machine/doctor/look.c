@@ -243,6 +243,36 @@ static bool carries_route(const struct doctor_machine *machine, const char *addr
     return false;
 }
 
+/* What the interfaces of a PCI function are members of: a bond, a bridge; "" none. */
+static const char *master_of(struct root *root, const char *address)
+{
+    struct root_names names = root_list(root, "/sys/bus/pci/devices/%s/net", address);
+
+    for (size_t i = 0; i < names.n; i++) {
+        struct root_text master = root_resolve(root, "/sys/class/net/%s/master", names.names[i]);
+
+        if (master.state == ROOT_OK)
+            return master.text;
+    }
+    return "";
+}
+
+/* mlx5 makes one RDMA device of two ports of a card that are in one bond: the function of the other port has none. */
+static bool is_bonded_with_rdma(const struct doctor_machine *machine, int pci)
+{
+    const struct topo *topo = machine->topo;
+    const char *master = "";
+
+    for (int i = 0; i < topo->n_nics; i++) {
+        if (topo->nics[i].pci < 0 || !topo_is_same_card(topo, topo->nics[i].pci, pci))
+            continue;
+        master = *master ? master : master_of(machine->root, topo->pci[pci].address);
+        if (*master && strcmp(master, master_of(machine->root, topo->pci[topo->nics[i].pci].address)) == 0)
+            return true;
+    }
+    return false;
+}
+
 bool look_is_function_without_rdma(const struct doctor_machine *machine, int pci)
 {
     const struct topo *topo = machine->topo;
@@ -258,7 +288,7 @@ bool look_is_function_without_rdma(const struct doctor_machine *machine, int pci
     /* Virtual functions that nobody has bound wait for a machine or a pod that they are for. */
     if (!*self->driver && root_resolve(machine->root, "/sys/bus/pci/devices/%s/physfn", self->address).state == ROOT_OK)
         return false;
-    return !carries_route(machine, self->address);
+    return !is_bonded_with_rdma(machine, pci) && !carries_route(machine, self->address);
 }
 
 int look_functions_without_rdma(const struct doctor_machine *machine)

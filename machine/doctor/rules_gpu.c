@@ -4,7 +4,6 @@
 #include "doctor/inventory.h"
 #include "doctor/look.h"
 #include "software/libs.h"
-#include "software/parse.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -252,27 +251,6 @@ const struct doctor_check check_uvm = {
 
 /* --- fabric-manager --- */
 
-#define DPKG "/var/lib/dpkg/status"
-
-/* The upstream version of an installed package whose name begins with `prefix`; "" none. */
-static const char *package_version(const struct doctor_machine *machine, const char *prefix)
-{
-    struct root_text status = root_read(machine->root, DPKG);
-    const char *at = status.text;
-    struct parse_package package;
-
-    while (parse_package_next(&at, &package)) {
-        const char *version;
-
-        if (!package.installed || !piece_begins(package.name, prefix))
-            continue;
-        version = piece_keep(machine->root, package.version);
-        version = strchr(version, ':') ? strchr(version, ':') + 1 : version;
-        return root_printf(machine->root, "%.*s", (int)strcspn(version, "-+~"), version);
-    }
-    return "";
-}
-
 /* A fabric that is not up is the matter of nvlink, which looks at the versions as well. */
 static bool is_fabric_up(const struct topo *topo)
 {
@@ -288,7 +266,8 @@ static bool is_fabric_up(const struct topo *topo)
 
 static void run_fabric_manager(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const char *version, *driver = machine->stack->driver.version;
+    const char *version = machine->stack->driver.fabric_manager, *driver = machine->stack->driver.version;
+    const char *from = machine->stack->driver.fabric_manager_from;
 
     if (inventory_nvswitches(machine) == 0) {
         doctor_not_here(machine, result, "no NVSwitch on the PCI bus");
@@ -300,9 +279,13 @@ static void run_fabric_manager(const struct doctor_machine *machine, struct doct
                                                         : "the fabric is not up, which the check nvlink is about");
         return;
     }
-    version = package_version(machine, "nvidia-fabricmanager");
     if (!*version) {
-        doctor_not_here(machine, result, "no package of the fabric manager tells its version");
+        doctor_not_here(machine, result, "neither a package of the fabric manager nor its log tells its version");
+        return;
+    }
+    /* The one that set up this fabric was of the driver's version, whatever an older log says. */
+    if (strcmp(from, STACK_FABRIC_LOG) == 0 && strcmp(version, driver) != 0) {
+        doctor_not_here(machine, result, "no package tells the version of the fabric manager, and its log is old");
         return;
     }
     if (strcmp(version, driver) == 0)
@@ -310,7 +293,7 @@ static void run_fabric_manager(const struct doctor_machine *machine, struct doct
     doctor_found(machine, result, DOCTOR_WARNING,
                  "the installed fabric manager is of version %s, the driver of %s: it will not start again", version,
                  driver);
-    doctor_evidence(machine, result, DPKG, "nvidia-fabricmanager %s", version);
+    doctor_evidence(machine, result, from, "nvidia-fabricmanager %s", version);
     doctor_evidence(machine, result, "/proc/driver/nvidia/version", "%s", driver);
     doctor_advise(machine, result,
                   "Do not restart it now: the fabric that is up would go down. Install both in one version (the "
@@ -328,7 +311,7 @@ const struct doctor_check check_fabric_manager = {
              "machine ran.",
     .remedy = "Install both in one version, and restart the node.",
     .needs = DOCTOR_NEEDS_NVML,
-    .links = (const char *const[]){"nvidia-fabricmanager", DPKG, NULL},
+    .links = (const char *const[]){"nvidia-fabricmanager", "/var/lib/dpkg/status", STACK_FABRIC_LOG, NULL},
     .run = run_fabric_manager,
 };
 

@@ -105,15 +105,31 @@ static int count_list(const char *list)
     return n;
 }
 
-/* The quota of the control group, in processors: "200000 100000" is 2. Negative: none, or not known. */
-static double quota_of(struct root *root)
-{
-    struct root_text text = root_line(root, "/sys/fs/cgroup/cpu.max");
-    double quota, period;
+#define CPU_MAX "/sys/fs/cgroup/cpu.max"
+#define CPU_V1 "/sys/fs/cgroup/cpu/"
+#define CPU_V1_QUOTA CPU_V1 "cpu.cfs_quota_us"
 
-    if (text.state != ROOT_OK || sscanf(text.text, "%lf %lf", &quota, &period) != 2 || period <= 0)
+/*
+ * The quota of the control group, in processors: "200000 100000" is 2. Negative: none, or not known. cgroups(7) of the
+ * second version, then of the first one.
+ */
+static double quota_of(struct root *root, const char **ret_where, const char **ret_text)
+{
+    struct root_text text = root_line(root, CPU_MAX);
+    double quota, period;
+    int64_t quota_us, period_us;
+
+    if (text.state == ROOT_OK) {
+        *ret_where = CPU_MAX;
+        *ret_text = text.text;
+        return sscanf(text.text, "%lf %lf", &quota, &period) == 2 && period > 0 ? quota / period : -1;
+    }
+    if (root_number(root, &quota_us, CPU_V1_QUOTA) != ROOT_OK || quota_us <= 0 ||
+        root_number(root, &period_us, CPU_V1 "cpu.cfs_period_us") != ROOT_OK || period_us <= 0)
         return -1;
-    return quota / period;
+    *ret_where = CPU_V1_QUOTA;
+    *ret_text = root_printf(root, "%lld of a period of %lld", (long long)quota_us, (long long)period_us);
+    return (double)quota_us / (double)period_us;
 }
 
 static void run_processors(const struct doctor_machine *machine, struct doctor_result *result)
@@ -121,7 +137,8 @@ static void run_processors(const struct doctor_machine *machine, struct doctor_r
     struct root_text status = root_read(machine->root, "/proc/self/status");
     const char *list = look_field(machine->root, status.text, "Cpus_allowed_list");
     int n = count_list(list), gpus = look_job_gpus(machine);
-    double quota = quota_of(machine->root);
+    const char *where = "", *text = "";
+    double quota = quota_of(machine->root, &where, &text);
     bool is_quota = quota > 0 && quota < n;
     double has = is_quota ? quota : n;
 
@@ -140,8 +157,7 @@ static void run_processors(const struct doctor_machine *machine, struct doctor_r
     doctor_found(machine, result, has < gpus ? DOCTOR_ERROR : DOCTOR_WARNING,
                  "the process has %g processor%s for %d GPU%s", has, has == 1 ? "" : "s", gpus, gpus == 1 ? "" : "s");
     if (is_quota)
-        doctor_evidence(machine, result, "/sys/fs/cgroup/cpu.max", "%s",
-                        root_line(machine->root, "/sys/fs/cgroup/cpu.max").text);
+        doctor_evidence(machine, result, where, "%s", text);
     else
         doctor_evidence(machine, result, "/proc/self/status", "Cpus_allowed_list %s", list);
     doctor_advise(machine, result,
@@ -159,7 +175,7 @@ const struct doctor_check check_processors = {
     .cause = "The launcher bound the rank to a single core, or the container has a small quota.",
     .remedy = "Give each rank more processors.",
     .needs = DOCTOR_NEEDS_GPUS | DOCTOR_NEEDS_ENVIRONMENT,
-    .links = (const char *const[]){"/proc/self/status", "/sys/fs/cgroup/cpu.max", NULL},
+    .links = (const char *const[]){"/proc/self/status", CPU_MAX, CPU_V1_QUOTA, NULL},
     .run = run_processors,
 };
 

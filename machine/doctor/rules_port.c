@@ -422,59 +422,50 @@ static bool has_bridge_below(const struct topo *topo, int device)
 }
 
 /* Slower than it can be, while another of the same make and maximum is not? */
-static bool is_degraded(const struct topo *topo, int device, bool by_speed)
+static bool is_degraded(const struct topo *topo, int device)
 {
     const struct topo_pci *self = &topo->pci[device];
 
     if (self->link_width <= 0 || self->link_gts <= 0)
         return false;
-    if (self->link_width >= self->link_width_max && !(by_speed && self->link_gts < self->link_gts_max))
+    if (self->link_width >= self->link_width_max && self->link_gts >= self->link_gts_max)
         return false;
     for (int i = 0; i < topo->n_pci; i++) {
         const struct topo_pci *other = &topo->pci[i];
 
         if (i != device && other->vendor == self->vendor && other->device == self->device &&
             other->link_width_max == self->link_width_max && other->link_gts_max == self->link_gts_max &&
-            (other->link_width > self->link_width || (by_speed && link_rate(other) > link_rate(self))))
+            (other->link_width > self->link_width || link_rate(other) > link_rate(self)))
             return true;
     }
     return false;
 }
 
-static void note_uplink(const struct doctor_machine *machine, struct doctor_result *result, int device,
-                        const char *what)
+static void note_uplink(const struct doctor_machine *machine, struct doctor_result *result, int device)
 {
     const struct topo_pci *pci = &machine->topo->pci[device];
 
     if (result->outcome != DOCTOR_FOUND)
-        doctor_found(machine, result, DOCTOR_ERROR, "the PCIe link of %s at %s has %d of %d lanes at %g of %g GT/s",
-                     what, pci->address, pci->link_width, pci->link_width_max, pci->link_gts, pci->link_gts_max);
+        doctor_found(machine, result, DOCTOR_ERROR,
+                     "the PCIe link of the bridge at %s has %d of %d lanes at %g of %g GT/s", pci->address,
+                     pci->link_width, pci->link_width_max, pci->link_gts, pci->link_gts_max);
     doctor_evidence(machine, result, pci->address, "%d lanes at %g GT/s; it can %d at %g", pci->link_width,
                     pci->link_gts, pci->link_width_max, pci->link_gts_max);
 }
 
-/*
- * A GPU lowers the speed of its own link when it is idle, and never its width; the link above a switch changes neither.
- * A NIC's own link is the matter of slow-link.
- */
-static void look_above(const struct doctor_machine *machine, struct doctor_result *result, int device, bool is_gpu,
+/* Links above switches. A device's own link, which the port above it tells as well, is the matter of slow-link. */
+static void look_above(const struct doctor_machine *machine, struct doctor_result *result, int device,
                        unsigned char *seen)
 {
     const struct topo *topo = machine->topo;
-    int below = device, guard = 0;
+    int guard = 0;
 
-    if (is_gpu && device >= 0 && !seen[device] && is_degraded(topo, device, false))
-        note_uplink(machine, result, device, "the GPU");
     for (int p = device >= 0 ? topo->pci[device].parent : -1; p >= 0 && guard < 64; p = topo->pci[p].parent, guard++) {
-        bool is_uplink = below != device;
-
-        below = p;
         if (seen[p])
             continue;
         seen[p] = 1;
-        if ((is_uplink && has_bridge_below(topo, p) && is_degraded(topo, p, true)) ||
-            (!is_uplink && is_gpu && is_degraded(topo, p, false)))
-            note_uplink(machine, result, p, "the bridge");
+        if (has_bridge_below(topo, p) && is_degraded(topo, p))
+            note_uplink(machine, result, p);
     }
 }
 
@@ -488,10 +479,10 @@ static void run_pci_uplink(const struct doctor_machine *machine, struct doctor_r
         return;
     }
     for (int i = 0; i < topo->n_gpus; i++)
-        look_above(machine, result, topo->gpus[i].pci, true, seen);
+        look_above(machine, result, topo->gpus[i].pci, seen);
     for (int i = 0; i < topo->n_nics; i++)
         if (look_serves_gpus(machine, i))
-            look_above(machine, result, topo->nics[i].pci, false, seen);
+            look_above(machine, result, topo->nics[i].pci, seen);
     if (result->outcome == DOCTOR_FOUND)
         doctor_advise(machine, result,
                       "Others of its make have all of it. Take the node out of service when it is convenient and have "
@@ -502,8 +493,8 @@ const struct doctor_check check_pci_uplink = {
     .id = "pci-uplink",
     .group = "nic",
     .mode = 4,
-    .title = "PCIe links of GPUs and above switches are as wide and fast as others of their make",
-    .symptom = "One GPU, or all behind one switch, reach half of the bandwidth to NICs and host memory.",
+    .title = "PCIe links above switches are as wide and fast as others of their make",
+    .symptom = "All GPUs behind one switch reach half of the bandwidth to host memory and to NICs elsewhere.",
     .cause = "A link came up with fewer lanes or at a lower speed: a contact, a riser cable, a slot.",
     .remedy = "Seat it again, or have it repaired.",
     .needs = DOCTOR_NEEDS_GPUS,

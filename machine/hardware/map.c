@@ -11,6 +11,7 @@
 #include "map_internal.h"
 
 #include "base/error.h"
+#include "hardware/read.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -374,11 +375,38 @@ static void add_row(struct rows *rows, int pci, int gpu)
     rows->gpu[at] = gpu;
 }
 
+/*
+ * A function of the make of the rails whose card shows no RDMA device at all: that one is in another network namespace
+ * (exclusive mode of rdma(8)), or is missing. The second port of a bond lacks one because the first has it for both.
+ */
+static bool is_rail_elsewhere(const struct topo *topo, int pci)
+{
+    const struct topo_pci *self = &topo->pci[pci];
+    bool is_of_the_make = false;
+
+    if (self->class_code >> 16 != PCI_CLASS_NETWORK)
+        return false;
+    for (int i = 0; i < topo->n_nics; i++) {
+        const struct topo_pci *other = topo->nics[i].pci >= 0 ? &topo->pci[topo->nics[i].pci] : NULL;
+
+        if (!other)
+            continue;
+        if (topo_is_same_card(topo, pci, topo->nics[i].pci))
+            return false;
+        is_of_the_make = is_of_the_make || (topo->nics[i].role == TOPO_ROLE_DATA && other->vendor == self->vendor &&
+                                            other->device == self->device);
+    }
+    return is_of_the_make;
+}
+
 /* Does this process have all rails of the machine? Then the GPUs of its neighbours use them as well. */
 static bool has_all_rails(const struct topo *topo)
 {
     for (int i = 0; i < topo->n_nics; i++)
         if (topo->nics[i].role == TOPO_ROLE_NO_ACCESS)
+            return false;
+    for (int p = 0; p < topo->n_pci; p++)
+        if (is_rail_elsewhere(topo, p))
             return false;
     return true;
 }

@@ -2,6 +2,8 @@
 /* path.c - how two devices of the PCI tree reach each other. */
 #include "hardware/topo.h"
 
+#include <string.h>
+
 /* A tree is never this deep; a parent that leads in a circle ends here. */
 #define MAX_DEPTH 64
 
@@ -79,6 +81,13 @@ enum topo_path topo_gpu_path(const struct topo *topo, int a, int b, int *ret_lin
         links = gpu_a->nvlinks_switch < gpu_b->nvlinks_switch ? gpu_a->nvlinks_switch : gpu_b->nvlinks_switch;
     *ret_links = a == b ? 0 : links;
     return *ret_links ? TOPO_NVLINK : topo_path(topo, gpu_a->pci, gpu_b->pci);
+}
+
+bool topo_is_same_card(const struct topo *topo, int a, int b)
+{
+    const char *address = topo->pci[a].address, *dot = strrchr(address, '.');
+
+    return dot && strncmp(address, topo->pci[b].address, (size_t)(dot + 1 - address)) == 0;
 }
 
 const char *topo_path_name(enum topo_path path)

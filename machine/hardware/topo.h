@@ -169,6 +169,9 @@ enum topo_path topo_gpu_nic_path(const struct topo *topo, int gpu, int nic);
 /* Between two GPUs (indices): TOPO_NVLINK with the number of links, that of the one with fewer behind an NVSwitch. */
 enum topo_path topo_gpu_path(const struct topo *topo, int a, int b, int *ret_links);
 
+/* Are two PCI devices (indices) functions of one card? */
+bool topo_is_same_card(const struct topo *topo, int a, int b);
+
 /* "PIX"; TOPO_NVLINK is "NV". */
 const char *topo_path_name(enum topo_path path);
 

@@ -324,6 +324,18 @@ static bool judge_path(struct audit_work *work, const struct root_variable *vari
     return true;
 }
 
+static bool judge_net(struct audit_work *work, const struct root_variable *variable)
+{
+    const struct stack_nccl *nccl = &work->stack->nccl;
+
+    if (!*variable->value || stack_is_internal_net(variable->value) || nccl->plugin.state != ROOT_ABSENT)
+        return false;
+    return report(
+        work, AUDIT_HARMFUL, variable,
+        "It takes a plugin, and the linker finds no %s: NCCL does not start. Unset it, or install the plugin.",
+        *nccl->plugin_name ? nccl->plugin_name : "libnccl-net.so");
+}
+
 /* A judge says true when it has said what there is to say, if anything. */
 static const struct {
     const char *name;
@@ -340,6 +352,7 @@ static const struct {
     {"DEEP_EP_DEVICE_TO_HCA_MAPPING", judge_mapping},
     {"RDMAV_DRIVERS", judge_drivers},
     {"IBV_DRIVERS", judge_drivers},
+    {"NCCL_NET", judge_net},
     {"LD_PRELOAD", judge_preload},
     {"LD_LIBRARY_PATH", judge_path},
     {"PYTHONPATH", judge_path},

@@ -165,8 +165,10 @@ static const char *installed_driver(struct root *root, const char *kernel)
     return "";
 }
 
-/* Its packages are nvidia-fabricmanager-580, and nvidia-fabricmanager of NVIDIA's own repository. */
-static const char *fabric_manager_version(struct root *root)
+/* --- fabric manager --- */
+
+/* NVIDIA's packages for Debian and Ubuntu: nvidia-fabricmanager-580, and nvidia-fabricmanager of its own repository. */
+static const char *fabric_manager_by_dpkg(struct root *root)
 {
     static const char name[] = "nvidia-fabricmanager";
     const char *at = root_read(root, DPKG).text;
@@ -178,6 +180,36 @@ static const char *fabric_manager_version(struct root *root)
              (package.name.n > strlen(name) + 1 && strchr("0123456789", package.name.text[strlen(name) + 1]))))
             return upstream_version(root, package.version);
     return "";
+}
+
+/* The version behind the last of the words in a log, "" if no line has it. */
+static const char *last_version(struct root *root, const char *words, const char *path)
+{
+    const char *text = root_lines(root, words, "%s", path).text, *last = NULL;
+
+    for (const char *at = strstr(text, words); at; at = strstr(at + 1, words))
+        last = at + strlen(words);
+    return last ? root_printf(root, "%.*s", (int)strspn(last, "0123456789."), last) : "";
+}
+
+/*
+ * Without dpkg: what dnf(8) has installed last, by its log; else what the fabric manager said of itself when it was
+ * started last. rpm's own database has no form that could be read without rpm.
+ */
+static void read_fabric_manager(struct root *root, struct stack_driver *driver)
+{
+    static const struct {
+        const char *path, *words;
+    } logs[] = {{"/var/log/dnf.rpm.log", "Upgrade: nvidia-fabric-manager-"},
+                {"/var/log/dnf.rpm.log", "Installed: nvidia-fabric-manager-"},
+                {STACK_FABRIC_LOG, "Fabric Manager version "}};
+
+    driver->fabric_manager_from = DPKG;
+    driver->fabric_manager = fabric_manager_by_dpkg(root);
+    for (size_t i = 0; !*driver->fabric_manager && i < COUNT(logs); i++) {
+        driver->fabric_manager_from = logs[i].path;
+        driver->fabric_manager = last_version(root, logs[i].words, logs[i].path);
+    }
 }
 
 /* --- DOCA --- */
@@ -318,6 +350,6 @@ void stack_read_driver(struct root *root, const struct topo *topo, struct stack_
     driver->peermem = peermem_state(root);
     driver->gdrdrv = module_state(root, "gdrdrv");
     driver->doca = doca_version(root);
-    driver->fabric_manager = fabric_manager_version(root);
+    read_fabric_manager(root, driver);
     judge_dmabuf(root, topo, driver);
 }

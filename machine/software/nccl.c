@@ -4,6 +4,7 @@
 #include "software/read.h"
 
 #include <string.h>
+#include <strings.h>
 
 #define LIB "libnccl.so.2"
 #define GIB "/usr/local/gib"
@@ -20,6 +21,11 @@ static const char *nccl_version(struct root *root, const char *path)
     if (!*version && n > n_suffix && strcmp(path + n - n_suffix, suffix) == 0)
         version = python_version(root, root_printf(root, "%.*s", (int)(n - n_suffix), path), "nvidia_nccl_cu");
     return version;
+}
+
+bool stack_is_internal_net(const char *net)
+{
+    return strcasecmp(net, "IB") == 0 || strcasecmp(net, "Socket") == 0;
 }
 
 /*
@@ -71,7 +77,10 @@ void stack_read_nccl(struct root *root, const struct topo *topo, const struct py
     nccl->version = nccl->lib.state == ROOT_OK ? nccl_version(root, nccl->lib.path) : "";
     nccl->bundled = python_find(root, python, "nvidia/nccl/lib/" LIB);
     nccl->bundled_version = *nccl->bundled ? nccl_version(root, nccl->bundled) : "";
-    nccl->gib = root_is_folder(root_stat(root, GIB)) ? GIB : "";
+    /* Settings for a plugin that is not there would keep NCCL from starting. */
+    nccl->gib =
+        root_is_folder(root_stat(root, GIB)) && root_stat(root, GIB "/lib64/libnccl-net.so").state != ROOT_ABSENT ? GIB
+                                                                                                                  : "";
     nccl->tuner_config = *nccl->gib ? find_tuner_config(root, topo) : "";
     stack_read_gib(root, nccl);
     find_plugin(root, nccl);

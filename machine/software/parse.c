@@ -40,7 +40,7 @@ static struct piece trim(struct piece piece)
 
 static struct piece take_line(const char **at)
 {
-    struct piece line = {.text = *at, .n = strcspn(*at, "\n")};
+    struct piece line = {.text = *at, .n = (size_t)(strchrnul(*at, '\n') - *at)};
 
     *at += line.n + (line.text[line.n] == '\n');
     return line;
@@ -214,7 +214,7 @@ static bool take_field(struct piece line, const char *name, struct piece *ret_va
 {
     size_t n = strlen(name);
 
-    if (line.n <= n || strncmp(line.text, name, n) != 0 || line.text[n] != ':')
+    if (line.n <= n || *line.text != *name || line.text[n] != ':' || strncmp(line.text, name, n) != 0)
         return false;
     *ret_value = trim((struct piece){.text = line.text + n + 1, .n = line.n - n - 1});
     return true;

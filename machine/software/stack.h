@@ -23,6 +23,8 @@ struct stack_option {
     const char *live;                       /* "" not known */
 };
 
+#define STACK_FABRIC_LOG "/var/log/fabricmanager.log"
+
 struct stack_driver {
     const char *version;                       /* /proc/driver/nvidia/version; "" not loaded */
     bool is_open;                              /* the open kernel modules */
@@ -34,9 +36,10 @@ struct stack_driver {
     enum root_state dmabuf;           /* GPU memory as dma-buf: kernel, driver and GPU can; ROOT_ABSENT: cannot */
     const char *dmabuf_why;
     enum root_state gdrdrv;
-    const char *kernel;         /* release of the running one */
-    const char *doca;           /* version of DOCA-OFED */
-    const char *fabric_manager; /* version of the package nvidia-fabricmanager; "" not installed, or not known */
+    const char *kernel;              /* release of the running one */
+    const char *doca;                /* version of DOCA-OFED */
+    const char *fabric_manager;      /* version of nvidia-fabricmanager; "" not installed, or not known */
+    const char *fabric_manager_from; /* the file that says so; STACK_FABRIC_LOG: of the one that was started last */
 };
 
 struct stack_verbs {
@@ -108,6 +111,9 @@ struct stack {
     const char *cuda_home;    /* folder of the toolkit or runtime that exists: "/usr/local/cuda"; "" */
     const char *python_paths; /* folders that were searched, for people */
 };
+
+/* Is it one of NCCL's own networks, which take no plugin (NCCL user guide, NCCL_NET)? */
+bool stack_is_internal_net(const char *net);
 
 /* Version of the libnvshmem_host at `path`: by its file name, the header beside it, or its wheel; "" not known. */
 const char *stack_nvshmem_version(struct root *root, const char *path);

@@ -169,6 +169,44 @@ static int walk_on(struct walk *walk, int flags)
     return step(walk, name, rest, flags);
 }
 
+/*
+ * Where a descriptor lies, as the kernel tells it (proc(5), /proc/self/fd); false where that is no path: /proc is not
+ * mounted, or the file has been removed meanwhile.
+ */
+static bool path_of(int fd, char ret_path[PATH_MAX])
+{
+    char link[32];
+    struct stat info;
+    ssize_t n;
+
+    snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+    n = readlink(link, ret_path, PATH_MAX - 1);
+    if (n <= 0 || ret_path[0] != '/' || fstat(fd, &info) < 0 || info.st_nlink == 0)
+        return false;
+    ret_path[n] = '\0';
+    return true;
+}
+
+int live_resolve(struct root *root, const char *path, char *ret_path)
+{
+    char below[PATH_MAX], real[PATH_MAX];
+    int fd = root->has_openat2 ? call_openat2(root, path, O_PATH) : -1;
+    size_t n;
+
+    /* Links of /proc that are more than a path are followed by what they say. */
+    if (fd < 0)
+        return root->has_openat2 && errno != ELOOP && errno != EAGAIN ? -1 : live_walk(root, path, 0, ret_path);
+    if (path_of(root->fd, below) && path_of(fd, real)) {
+        n = below[1] ? strlen(below) : 0;
+        if (strncmp(real, below, n) == 0 && (real[n] == '/' || !real[n])) {
+            memcpy(ret_path, real[n] ? real + n : "/", real[n] ? strlen(real + n) + 1 : 2);
+            return fd;
+        }
+    }
+    close(fd);
+    return live_walk(root, path, 0, ret_path);
+}
+
 int live_walk(struct root *root, const char *path, int flags, char *ret_path)
 {
     struct walk *walk = calloc(1, sizeof(*walk));
@@ -318,9 +356,14 @@ int keep_open(struct root *root, const char *path, int64_t *ret_bytes, json_t **
 static ssize_t read_text(int fd, size_t most, char **ret_text)
 {
     size_t room = 4096, used = 0;
-    char *text = malloc(room), *larger;
+    struct stat info;
+    char *text, *larger;
     ssize_t n = 1;
 
+    /* Files of /proc and /sys have no size or a wrong one: it only saves copies of large files. */
+    if (fstat(fd, &info) == 0 && info.st_size >= (off_t)room)
+        room = (size_t)info.st_size < most ? (size_t)info.st_size + 1 : most;
+    text = malloc(room);
     while (text && n > 0 && used < most) {
         if (used == room) {
             larger = realloc(text, room * 2);

@@ -352,7 +352,7 @@ static json_t *make_link(struct root *root, const char *path)
     int fd;
 
     keep_now(root, path);
-    fd = live_walk(root, live_own_path(root, path, own), 0, real);
+    fd = live_resolve(root, live_own_path(root, path, own), real);
     if (fd < 0) {
         entry = keep_failure_errno(errno);
     } else {

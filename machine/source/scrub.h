@@ -126,6 +126,7 @@ bool scrub_line(const char **text, const char *end, const char **ret_line, size_
 
 scrub_rule scrub_as_is;       /* no general pass */
 scrub_rule scrub_attribute;   /* of sysfs: one line, of the kernel's words and numbers */
+scrub_rule scrub_counter;     /* of sysfs: one decimal number of 64 bits */
 scrub_rule scrub_table;       /* of /proc: lines as the kernel and the driver write them */
 scrub_rule scrub_os_release;  /* fields that name the system, of known words */
 scrub_rule scrub_path_list;   /* paths divided by ':', which need not be absolute */
@@ -145,6 +146,8 @@ scrub_rule scrub_modules_dep; /* modules.dep: lines of files of modules alone */
 scrub_rule scrub_modprobe;    /* options and modules that are known */
 scrub_rule scrub_paths;       /* lists of paths, without comments: ld.so.conf */
 scrub_rule scrub_dpkg;        /* packages that matter */
+scrub_rule scrub_hypervisor;  /* /proc/cpuinfo: the flag of virtual machines, and no other */
+scrub_rule scrub_venv;        /* pyvenv.cfg: whether the packages of the system are seen */
 scrub_rule scrub_metadata;    /* Python's: name and version */
 scrub_rule scrub_python;      /* the shape of DeepEP, no code */
 scrub_rule scrub_information; /* /proc/driver/nvidia/gpus/<address>/information */

@@ -320,7 +320,9 @@ size_t scan_see_ipv4(struct scan *scan, size_t at)
     next = scan_at(scan, at + n);
     if (n == 0 || (next == '.' && is_digit(scan_at(scan, at + n + 1))))
         return 0;
-    if ((scan->flags & SCRUB_VERSIONS) && ((c && (is_alnum(c) || strchr("-_.+", c))) || (next && strchr("-_+", next))))
+    /* Before a port or the length of a network it is an address, whatever is in front. */
+    if ((scan->flags & SCRUB_VERSIONS) && !(next && strchr(":/", next) && is_digit(scan_at(scan, at + n + 1))) &&
+        ((c && (is_alnum(c) || strchr("-_.+", c))) || (next && strchr("-_+", next))))
         return 0;
     scan_write_quad(scan, scan_is_nobodys(address) ? address : scrub_ipv4(scan->scrub, address), '.');
     return n;

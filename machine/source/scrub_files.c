@@ -58,7 +58,7 @@ static bool next_modprobe_word(const char **text, const char *end, const char **
 
 static bool is_number(const char *text, size_t n)
 {
-    return n > 0 && n <= 18 && isdigit((unsigned char)*text) && strspn(text, "0123456789xabcdefABCDEF") >= n;
+    return n > 0 && n <= 10 && isdigit((unsigned char)*text) && strspn(text, "0123456789xabcdefABCDEF") >= n;
 }
 
 /* "PeerMappingOverride=1;RMNvLinkDisableLinks=0x0": keys of the driver's own, with numbers. */
@@ -326,6 +326,32 @@ void scrub_dpkg(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
             }
         }
     }
+}
+
+void scrub_hypervisor(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
+{
+    const char *end = text + bytes, *line;
+    size_t n;
+
+    (void)scrub;
+    while (next_line(&text, end, &line, &n))
+        if (begins(line, n, "flags") && memmem(line, n, " hypervisor", 11)) {
+            fputs("flags\t\t: hypervisor\n", out);
+            return;
+        }
+}
+
+void scrub_venv(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
+{
+    static const char *const lines[] = {"include-system-site-packages = true", "include-system-site-packages = false"};
+    const char *end = text + bytes, *line;
+    size_t n;
+
+    (void)scrub;
+    while (next_line(&text, end, &line, &n))
+        for (size_t i = 0; i < sizeof(lines) / sizeof(lines[0]); i++)
+            if (n == strlen(lines[i]) && begins(line, n, lines[i]))
+                fprintf(out, "%s\n", lines[i]);
 }
 
 void scrub_metadata(struct scrub *scrub, const char *text, size_t bytes, FILE *out)

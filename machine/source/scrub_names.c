@@ -48,8 +48,9 @@ static const char *const common_names[] = {
     "status", "kern.log", "dmesg", "hostname", "syslog", "messages", "pts", "mqueue", "hugepages", "x86_64-linux",
     "x86_64-linux-gnu", "aarch64-linux-gnu", "sbsa-linux", "extras", "modules.dep", "modules.builtin", "libibverbs.d",
     "memory_peers", ".dockerenv", ".containerenv", ".bashrc", ".profile", ".bash_profile", "bash.bashrc", "bashrc",
-    "profile", "environment", "ssh", ".ssh", "sshrc", "cgroup", "cpu.max", "epkit", "journal.jsonl", "debian-tools",
-    "epkit-only", "gcp-b200-ubuntu2404", "gcp-h200-ubuntu2404", "gke-driver-copy", ".singularity.d",
+    "profile", "environment", "ssh", ".ssh", "sshrc", "cgroup", "cpu", "cpu.max", "driver", "fabricmanager.log",
+    "dnf.rpm.log", "epkit", "journal.jsonl", "debian-tools", "epkit-only", "gcp-b200-ubuntu2404", "gcp-h200-ubuntu2404",
+    "gke-driver-copy", ".singularity.d",
     /* Devices. */
     "infiniband", "uverbs#", "umad#", "rdma_cm", "nvidia#", "nvidiactl", "nvidia-uvm", "nvidia-uvm-tools",
     "nvidia-modeset", "nvidia-caps", "nvidia-cap#", "nvidia-caps-imex-channels", "channel#", "gdrdrv", "kmsg", "null",
@@ -67,7 +68,7 @@ static const char *const common_names[] = {
     "sources.list.d", "doca.list", "yum.repos.d", "doca.repo", "default", "grub", "setup.py", "third-party", "patches",
     "cccl", "std", "tuple", "gpu", "nvidia_nvshmem_cu#*.dist-info", "nvidia_nccl_cu#*.dist-info", "nvidia_*.dist-info",
     "torch-*.dist-info", "deep_ep-*.dist-info", "deep_ep-*.egg", "deep_ep-*.egg-info", "__editable__*deep_ep*",
-    "METADATA", "PKG-INFO", "cuda_runtime", "cublas", "cudnn",
+    "METADATA", "PKG-INFO", "EGG-INFO", "pyvenv.cfg", ".local", "CMakeLists.txt", "cuda_runtime", "cublas", "cudnn",
     /* Python. */
     "site-packages", "dist-packages", "torch", "__init__.py", "buffer.py", "utils.py", "venv", ".venv", "env", "envs",
     "conda", "miniconda#", "miniforge#", "anaconda#", "base", "easy-install.pth", "*.egg-link"};
@@ -102,8 +103,8 @@ static bool is_software_word(const char *word, size_t n)
     /* "c10", "python3": a number stands behind the word. */
     while (letters > 0 && strchr("0123456789", word[letters - 1]))
         letters--;
-    if (letters <= 1)
-        return true;
+    if (letters <= 1) /* a longer number is that of a device */
+        return n <= 9;
     for (size_t i = 0; i < sizeof(software_words) / sizeof(software_words[0]); i++)
         if (strlen(software_words[i]) == letters && strncasecmp(word, software_words[i], letters) == 0)
             return true;
@@ -180,6 +181,22 @@ size_t scrub_library_bytes(const char *text, size_t bytes)
     return n;
 }
 
+/* Four numbers with points between them, which no version of a system is. */
+static bool has_address(const char *text, size_t n)
+{
+    int n_points = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        if (text[i] == '.')
+            n_points++;
+        else if (!isdigit((unsigned char)text[i]))
+            n_points = 0;
+        if (n_points == 3 && i + 1 < n && isdigit((unsigned char)text[i + 1]))
+            return true;
+    }
+    return false;
+}
+
 void scrub_os_release(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
 {
     static const char *const kept[] = {
@@ -194,7 +211,8 @@ void scrub_os_release(struct scrub *scrub, const char *text, size_t bytes, FILE 
             if (n < n_key || strncmp(line, kept[i], n_key) != 0)
                 continue;
             fputs(kept[i], out);
-            scrub_parts(scrub, line + n_key, n - n_key, out);
+            if (!has_address(line, n))
+                scrub_parts(scrub, line + n_key, n - n_key, out);
             fputc('\n', out);
         }
     }

@@ -103,12 +103,131 @@ void scrub_table(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
     }
 }
 
-void scrub_attribute(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
+/*
+ * Words of the kernel's attributes: states of ports, links, interfaces and modules, rates, layers, kinds of GIDs and of
+ * IOMMU groups.
+ */
+static const char *const attribute_words[] = {"NOP",
+                                              "DOWN",
+                                              "INIT",
+                                              "ARMED",
+                                              "ACTIVE",
+                                              "ACTIVE_DEFER",
+                                              "Sleep",
+                                              "Polling",
+                                              "Disabled",
+                                              "LinkUp",
+                                              "PortConfigurationTraining",
+                                              "LinkErrorRecovery",
+                                              "Phy",
+                                              "Test",
+                                              "Gb/sec",
+                                              "SDR",
+                                              "DDR",
+                                              "QDR",
+                                              "FDR",
+                                              "FDR10",
+                                              "EDR",
+                                              "HDR",
+                                              "NDR",
+                                              "XDR",
+                                              "1X",
+                                              "2X",
+                                              "4X",
+                                              "8X",
+                                              "12X",
+                                              "InfiniBand",
+                                              "Ethernet",
+                                              "Unspecified",
+                                              "IB/RoCE",
+                                              "RoCE",
+                                              "v1",
+                                              "v2",
+                                              "GT/s",
+                                              "PCIe",
+                                              "Unknown",
+                                              "up",
+                                              "down",
+                                              "unknown",
+                                              "dormant",
+                                              "lowerlayerdown",
+                                              "notpresent",
+                                              "testing",
+                                              "going",
+                                              "back",
+                                              "live",
+                                              "coming",
+                                              "max",
+                                              "identity",
+                                              "DMA",
+                                              "DMA-FQ",
+                                              "blocked",
+                                              "auto",
+                                              "on",
+                                              "off",
+                                              "Linux",
+                                              "enabled",
+                                              "disabled",
+                                              "yes",
+                                              "no",
+                                              "none",
+                                              NULL};
+
+/*
+ * A number as the kernel writes them: decimal of up to 9 digits, with a point or as a list ("0-3,8"), or up to 8
+ * hexadecimal digits behind 0x. Two dashes without a comma between them, or two points, are something else: an address.
+ */
+static bool is_attribute_number(const char *word, size_t n)
 {
-    const char *end = memchr(text, '\n', bytes);
+    size_t n_dashes = 0, n_points = 0, n_digits = 0;
+
+    if (n > 2 && n <= 10 && word[0] == '0' && word[1] == 'x') {
+        for (size_t i = 2; i < n; i++)
+            if (!isxdigit((unsigned char)word[i]))
+                return false;
+        return true;
+    }
+    for (size_t i = 0; i < n; i++) {
+        n_dashes = word[i] == ',' ? 0 : n_dashes + (word[i] == '-' && i > 0);
+        n_points += word[i] == '.';
+        n_digits = isdigit((unsigned char)word[i]) ? n_digits + 1 : 0;
+        if (!strchr("0123456789.,-", word[i]) || n_dashes > 1 || n_points > 1 || n_digits > 9)
+            return false;
+    }
+    return n > 0;
+}
+
+void scrub_counter(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
+{
+    size_t n = 0;
 
     (void)scrub;
-    fwrite(text, 1, end ? (size_t)(end - text) + 1 : bytes, out);
+    while (n < bytes && isdigit((unsigned char)text[n]))
+        n++;
+    fprintf(out, "%.*s\n", n <= 20 && (n == bytes || text[n] == '\n') ? (int)n : 0, text);
+}
+
+/* One line, of which every word is one of the kernel's: what else is there stands for nothing that anybody reads. */
+void scrub_attribute(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
+{
+    const char *newline = memchr(text, '\n', bytes), *end = newline ? newline : text + bytes;
+    bool is_strict = true;
+
+    (void)scrub;
+    for (const char *at = text; at < end && is_strict;) {
+        size_t n = 0;
+
+        while (at + n < end && !strchr(" \t()", at[n]))
+            n++;
+        /* "4: ACTIVE" */
+        is_strict = n == 0 || is_among(at, n, attribute_words) ||
+                    is_attribute_number(at, n > 1 && at[n - 1] == ':' ? n - 1 : n);
+        at += n + 1;
+    }
+    if (is_strict)
+        fwrite(text, 1, (size_t)(end - text), out);
+    if (newline)
+        fputc('\n', out);
 }
 
 void scrub_words(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
@@ -573,31 +692,20 @@ void scrub_maps(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
 
 void scrub_status(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
 {
-    static const char *const words[] = {"Threads",
-                                        "Cpus_allowed",
-                                        "Cpus_allowed_list",
-                                        "Mems_allowed",
-                                        "VmLck",
-                                        "VmPin",
-                                        "Mems_allowed_list",
-                                        "CapInh",
-                                        "CapPrm",
-                                        "CapEff",
-                                        "CapBnd",
-                                        "CapAmb",
-                                        "Seccomp",
-                                        "NoNewPrivs",
-                                        NULL};
+    static const char *const lists[] = {"Cpus_allowed_list", "Mems_allowed_list", NULL};
+    static const char capabilities[] = "CapEff:";
     const char *end = text + bytes, *line;
     size_t n;
 
     (void)scrub;
     while (scrub_line(&text, end, &line, &n)) {
-        size_t n_word = strcspn(line, ":\n");
+        size_t n_word = strcspn(line, ":\n"), n_blank = n_word < n ? 1 + strspn(line + n_word + 1, " \t") : 0;
 
-        /* Masks are long hexadecimal numbers, which the general pass would take for secrets. */
-        if (n_word < n && is_among(line, n_word, words) &&
-            strspn(line + n_word, ":\t ,-0123456789abcdefkB") >= n - n_word) {
+        /* Capabilities are a mask of 64 bits, of which the upper 16 are not in use (capabilities(7)). */
+        if (n_blank &&
+            ((is_among(line, n_word, lists) && is_attribute_number(line + n_word + n_blank, n - n_word - n_blank)) ||
+             (n == sizeof(capabilities) + 16 && strncmp(line, capabilities, strlen(capabilities)) == 0 &&
+              strncmp(line + n - 16, "0000", 4) == 0 && strspn(line + n - 16, "0123456789abcdef") >= 16))) {
             fwrite(line, 1, n, out);
             fputc('\n', out);
         }

@@ -78,12 +78,12 @@ static bool matches(const char *pattern, const char *word, size_t n)
     return i == n;
 }
 
-/* "8", "512M", "10a", "0x1f": a number with at most two letters for its unit. */
+/* "8", "512M", "10a", "0x1f": a number with at most two letters for its unit. GUIDs are longer. */
 static bool is_number(const char *word, size_t n)
 {
     size_t digits = 0;
 
-    if (n > 2 && n <= 18 && word[0] == '0' && tolower((unsigned char)word[1]) == 'x') {
+    if (n > 2 && n <= 12 && word[0] == '0' && tolower((unsigned char)word[1]) == 'x') {
         while (2 + digits < n && isxdigit((unsigned char)word[2 + digits]))
             digits++;
         return 2 + digits == n;

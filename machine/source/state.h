@@ -59,7 +59,10 @@ void live_probe(struct root *root);
  */
 int live_open(struct root *root, const char *path, int flags);
 
-/* As live_open() with O_PATH, and the path that it was; ret_path has PATH_MAX bytes. By own steps, one a component. */
+/* As live_open() with O_PATH, and the path that it was, without links; ret_path has PATH_MAX bytes. */
+int live_resolve(struct root *root, const char *path, char *ret_path);
+
+/* The same by own steps, one a component; with O_NOFOLLOW in `flags` a link at the end is not followed. */
 int live_walk(struct root *root, const char *path, int flags, char *ret_path);
 
 /*

@@ -16,6 +16,9 @@ const struct deploy_resource deploy_resources[] = {
     {"serviceaccounts", "serviceaccounts", "", DEPLOY_NAMESPACE, false},
     {"secrets", "secrets", "", DEPLOY_NAMESPACE, true},
     {"persistentvolumeclaims", "persistentvolumeclaims", "", DEPLOY_NAMESPACE, false},
+    {"configmaps", "configmaps", "", DEPLOY_NAMESPACE, true},
+    {"storageclasses", "storageclasses.storage.k8s.io", "", DEPLOY_CLUSTER, false},
+    {"resourceclaimtemplates", "resourceclaimtemplates.resource.k8s.io", "resource.k8s.io", DEPLOY_NAMESPACE, true},
     {"priorityclasses", "priorityclasses.scheduling.k8s.io", "", DEPLOY_CLUSTER, true},
     {"csidrivers", "csidrivers.storage.k8s.io", "", DEPLOY_CLUSTER, true},
     {"daemonsets", "daemonsets.apps", "", DEPLOY_EVERYWHERE, true},
@@ -28,6 +31,7 @@ const struct deploy_resource deploy_resources[] = {
     {"clusterqueues", "clusterqueues.kueue.x-k8s.io", "kueue.x-k8s.io", DEPLOY_CLUSTER, false},
     {"resourceflavors", "resourceflavors.kueue.x-k8s.io", "kueue.x-k8s.io", DEPLOY_CLUSTER, false},
     {"cohorts", "cohorts.kueue.x-k8s.io", "kueue.x-k8s.io", DEPLOY_CLUSTER, false},
+    {"workloadpriorityclasses", "workloadpriorityclasses.kueue.x-k8s.io", "kueue.x-k8s.io", DEPLOY_CLUSTER, true},
     {"workloads", "workloads.kueue.x-k8s.io", "kueue.x-k8s.io", DEPLOY_EVERYWHERE, false},
     {"topologies", "topologies.kueue.x-k8s.io", "kueue.x-k8s.io", DEPLOY_CLUSTER, false},
     {0},
@@ -134,10 +138,17 @@ static json_t *sorted(json_t *findings)
 
 json_t *deploy_check(const json_t *snapshot, const struct deploy_job *job)
 {
-    struct check check = {.snapshot = snapshot, .job = job, .findings = json_array()};
+    struct deploy_job filled = *job;
+    struct check check = {.snapshot = snapshot, .job = &filled, .findings = json_array()};
+    json_t *specs[DEPLOY_SETS_MAX] = {NULL};
 
     if (!check.findings)
         return NULL;
+    for (int s = 0; s < job->n_sets; s++) {
+        specs[s] = check_limits_apply(snapshot, job->sets[s].spec);
+        filled.sets[s].spec = specs[s];
+        check.no_memory |= job->sets[s].spec && !specs[s];
+    }
     check_usage_make(&check);
     check_api(&check);
     check_pods(&check);
@@ -145,7 +156,10 @@ json_t *deploy_check(const json_t *snapshot, const struct deploy_job *job)
         check_queue(&check);
     check_nodes(&check);
     check_site(&check);
+    check_answers(&check, job);
     check_usage_done(&check);
+    for (int s = 0; s < job->n_sets; s++)
+        json_decref(specs[s]);
     if (check.no_memory) {
         json_decref(check.findings);
         return NULL;

@@ -77,7 +77,23 @@ void check_quota_room(const struct check *check, const json_t *queue, const char
 /* The resource group of a ClusterQueue or Cohort that covers a resource; NULL if none does. */
 const json_t *check_group_for(const json_t *object, const char *resource);
 
+/* --- check_limits.c --- */
+
+/* The spec of a pod with what the API server and LimitRanges fill in, as a new object; NULL for lack of memory. */
+json_t *check_limits_apply(const json_t *snapshot, const json_t *spec);
+
+/* What LimitRanges refuse in a set: by Kueue's words where the job has a queue. True if nothing. */
+bool check_limits(struct check *check, size_t set);
+
+/* --- check_answers.c --- */
+
+/* Refusals by the API server itself, where it was asked. `job` as it is in the manifest. */
+void check_answers(struct check *check, const struct deploy_job *job);
+
 /* --- check_quota.c --- */
+
+/* As Kubernetes writes a quantity: "8", "500m", and memory "250Gi". */
+void check_say_amount(const char *resource, long long thousandths, char *ret_text, size_t bytes);
 void check_quotas(struct check *check, const struct deploy_set *set);
 
 void check_api(struct check *check);   /* what the API server will refuse */

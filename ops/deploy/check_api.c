@@ -92,9 +92,16 @@ static void check_priority(struct check *check, const struct deploy_set *set)
 
     if (!*name || !check_knows(check, "priorityclasses") || get_item(check->snapshot, "priorityclasses", NULL, name))
         return;
+    CHECK_SAY(text.fix, "kubectl get priorityclasses, and set workload.priorityClassName to one of them");
+    if (check->job->queue) {
+        CHECK_SAY(text.says, "PriorityClass.scheduling.k8s.io \"%s\" not found", name);
+        CHECK_SAY(text.why, "Kueue makes no Workload: the job stays suspended, and only the log of Kueue's controller "
+                            "says so");
+        check_add(check, CHECK_ERROR, "priority-missing", "Kueue", name, &text);
+        return;
+    }
     CHECK_SAY(text.says, "no PriorityClass with name %s was found", name);
     CHECK_SAY(text.why, "pods of a class that is not there are not created");
-    CHECK_SAY(text.fix, "kubectl get priorityclasses, and set workload.priorityClassName to one of them");
     check_add(check, CHECK_ERROR, "priority-missing", "the API server", name, &text);
 }
 

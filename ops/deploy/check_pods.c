@@ -5,24 +5,59 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+static const char *const container_lists[] = {"initContainers", "containers", NULL};
+
 /* What a pod wants that the levels baseline and restricted of Pod Security forbid. */
 static const char *unsafe(const json_t *spec)
 {
-    const json_t *container, *volume;
+    const json_t *container, *volume, *port;
+    size_t i, p;
+
+    if (get_flag(spec, "hostNetwork") || get_flag(spec, "hostPID") || get_flag(spec, "hostIPC"))
+        return "host namespaces (hostNetwork, hostPID or hostIPC)";
+    json_array_foreach(get_key(spec, "volumes"), i, volume) if (get_key(volume, "hostPath")) return "hostPath volumes";
+    for (size_t n = 0; container_lists[n]; n++)
+        json_array_foreach(get_key(spec, container_lists[n]), i, container)
+        {
+            if (get_flag(container, "securityContext/privileged"))
+                return "privileged";
+            if (json_array_size(get(container, "securityContext/capabilities/add")) > 0)
+                return "non-default capabilities";
+            json_array_foreach(get_key(container, "ports"), p,
+                               port) if (get_number(port, "hostPort", 0) > 0) return "hostPort";
+        }
+    return NULL;
+}
+
+static bool drops_all(const json_t *container)
+{
+    const json_t *entry;
     size_t i;
 
-    if (get_flag(spec, "hostNetwork"))
-        return "host namespaces (hostNetwork=true)";
-    json_array_foreach(get_key(spec, "volumes"), i, volume) if (get_key(volume, "hostPath")) return "hostPath volumes";
-    json_array_foreach(get_key(spec, "containers"), i, container)
-    {
-        const json_t *add = get(container, "securityContext/capabilities/add");
+    json_array_foreach(get(container, "securityContext/capabilities/drop"), i,
+                       entry) if (json_is_string(entry) && strcmp(json_string_value(entry), "ALL") == 0) return true;
+    return false;
+}
 
-        if (get_flag(container, "securityContext/privileged"))
-            return "privileged";
-        if (json_array_size(add) > 0)
-            return "non-default capabilities";
-    }
+/* What the level restricted wants stated besides, and a pod does not state. */
+static const char *unstated(const json_t *spec)
+{
+    const json_t *container;
+    size_t i;
+
+    for (size_t n = 0; container_lists[n]; n++)
+        json_array_foreach(get_key(spec, container_lists[n]), i, container)
+        {
+            if (!json_is_false(get(container, "securityContext/allowPrivilegeEscalation")))
+                return "privileges that may grow (allowPrivilegeEscalation is not false)";
+            if (!drops_all(container))
+                return "capabilities (not all are dropped)";
+            if (!get_flag(container, "securityContext/runAsNonRoot") && !get_flag(spec, "securityContext/runAsNonRoot"))
+                return "to run as root (runAsNonRoot is not true)";
+            if (!*get_text(container, "securityContext/seccompProfile/type") &&
+                !*get_text(spec, "securityContext/seccompProfile/type"))
+                return "all system calls (no seccompProfile)";
+        }
     return NULL;
 }
 
@@ -34,6 +69,8 @@ static void check_security(struct check *check, const struct deploy_set *set)
     const char *what = unsafe(set->spec);
     struct check_text text = {0};
 
+    if (!what && strcmp(level, "restricted") == 0)
+        what = unstated(set->spec);
     if (!what || (strcmp(level, "baseline") != 0 && strcmp(level, "restricted") != 0))
         return;
     CHECK_SAY(text.says, "violates PodSecurity \"%s:%s\"", level, *version ? version : "latest");
@@ -58,14 +95,40 @@ static void check_account(struct check *check, const struct deploy_set *set)
     check_add(check, CHECK_ERROR, "account-missing", "the API server", account, &text);
 }
 
-static void check_claim(struct check *check, const char *claim)
+/* A claim that is there, and has no volume. One that is bound when its first pod comes has to have none. */
+static void check_bound(struct check *check, const json_t *claim)
 {
+    const json_t *class_name = get(claim, "spec/storageClassName");
+    const char *name = json_is_string(class_name) ? json_string_value(class_name) : "";
+    const json_t *class = get_item(check->snapshot, "storageclasses", NULL, name);
+    bool has_maker = class && strcmp(get_text(class, "provisioner"), "kubernetes.io/no-provisioner") != 0;
     struct check_text text = {0};
 
-    if (!*claim || !check_knows(check, "persistentvolumeclaims") ||
-        check_brings(check, "PersistentVolumeClaim", claim) ||
-        get_item(check->snapshot, "persistentvolumeclaims", check->job->space, claim))
+    if (strcmp(get_text(claim, "status/phase"), "Pending") != 0 || !check_knows(check, "storageclasses") ||
+        strcmp(get_text(class, "volumeBindingMode"), "WaitForFirstConsumer") == 0)
         return;
+    CHECK_SAY(text.says, "pod has unbound immediate PersistentVolumeClaims");
+    if (class)
+        CHECK_SAY(text.why, "claim %s waits for a volume of StorageClass %s", get_name(claim), name);
+    else if (*name)
+        CHECK_SAY(text.why, "claim %s wants StorageClass %s, which is not there", get_name(claim), name);
+    else
+        CHECK_SAY(text.why, "claim %s has no StorageClass, and no volume fits it", get_name(claim));
+    CHECK_SAY(text.fix, "kubectl -n %s describe pvc %s", check->job->space, get_name(claim));
+    check_add(check, has_maker ? CHECK_WARNING : CHECK_ERROR, "claim-unbound", "the scheduler", get_name(claim), &text);
+}
+
+static void check_claim(struct check *check, const char *claim)
+{
+    const json_t *there = get_item(check->snapshot, "persistentvolumeclaims", check->job->space, claim);
+    struct check_text text = {0};
+
+    if (!*claim || !check_knows(check, "persistentvolumeclaims") || check_brings(check, "PersistentVolumeClaim", claim))
+        return;
+    if (there) {
+        check_bound(check, there);
+        return;
+    }
     CHECK_SAY(text.says, "persistentvolumeclaim \"%s\" not found", claim);
     CHECK_SAY(text.why, "a pod waits for its volumes before it gets a node");
     CHECK_SAY(text.fix, "create the claim in namespace %s, or name another one", check->job->space);
@@ -100,16 +163,80 @@ static void check_secret(struct check *check, const char *secret, const char *wh
     check_add(check, CHECK_ERROR, "secret-missing", "the kubelet", secret, &text);
 }
 
-static void check_volumes(struct check *check, const struct deploy_set *set)
+static void check_config(struct check *check, const char *config, const char *what)
 {
-    const json_t *volume, *secret, *claim;
+    struct check_text text = {0};
+
+    if (!*config || !check_knows(check, "configmaps") || check_brings(check, "ConfigMap", config) ||
+        get_item(check->snapshot, "configmaps", check->job->space, config))
+        return;
+    CHECK_SAY(text.says, "configmap \"%s\" not found", config);
+    CHECK_SAY(text.why, "%s", what);
+    CHECK_SAY(text.fix, "create the ConfigMap %s in namespace %s", config, check->job->space);
+    check_add(check, CHECK_ERROR, "config-missing", "the kubelet", config, &text);
+}
+
+/* Variables whose values are elsewhere. */
+static void check_variables(struct check *check, const json_t *container)
+{
+    static const char why[] = "the container is not started (CreateContainerConfigError)";
+    const json_t *variable;
     size_t i;
 
+    json_array_foreach(get_key(container, "env"), i, variable)
+    {
+        if (!get_flag(variable, "valueFrom/secretKeyRef/optional"))
+            check_secret(check, get_text(variable, "valueFrom/secretKeyRef/name"), why);
+        if (!get_flag(variable, "valueFrom/configMapKeyRef/optional"))
+            check_config(check, get_text(variable, "valueFrom/configMapKeyRef/name"), why);
+    }
+    json_array_foreach(get_key(container, "envFrom"), i, variable)
+    {
+        if (!get_flag(variable, "secretRef/optional"))
+            check_secret(check, get_text(variable, "secretRef/name"), why);
+        if (!get_flag(variable, "configMapRef/optional"))
+            check_config(check, get_text(variable, "configMapRef/name"), why);
+    }
+}
+
+static void check_templates(struct check *check, const struct deploy_set *set)
+{
+    const json_t *claim;
+    struct check_text text = {0};
+    size_t i;
+
+    json_array_foreach(get_key(set->spec, "resourceClaims"), i, claim)
+    {
+        const char *name = get_text(claim, "resourceClaimTemplateName");
+
+        if (!*name || !check_knows(check, "resourceclaimtemplates") ||
+            check_brings(check, "ResourceClaimTemplate", name) ||
+            get_item(check->snapshot, "resourceclaimtemplates", check->job->space, name))
+            continue;
+        CHECK_SAY(text.says, "resource claim template \"%s\": resourceclaimtemplate.resource.k8s.io \"%s\" not found",
+                  name, name);
+        CHECK_SAY(text.why, "no claim for devices can be made: pods stay pending");
+        CHECK_SAY(text.fix, "create the ResourceClaimTemplate %s in namespace %s", name, check->job->space);
+        check_add(check, CHECK_ERROR, "claim-template-missing", "the resource claim controller", name, &text);
+    }
+}
+
+static void check_volumes(struct check *check, const struct deploy_set *set)
+{
+    const json_t *volume, *secret, *claim, *container;
+    size_t i;
+
+    for (size_t n = 0; container_lists[n]; n++)
+        json_array_foreach(get_key(set->spec, container_lists[n]), i, container) check_variables(check, container);
+    check_templates(check, set);
     json_array_foreach(get_key(set->spec, "volumes"), i, volume)
     {
+        if (!get_flag(volume, "configMap/optional"))
+            check_config(check, get_text(volume, "configMap/name"), "pods stay in ContainerCreating");
         check_claim(check, get_text(volume, "persistentVolumeClaim/claimName"));
         check_driver(check, get_text(volume, "csi/driver"));
-        check_secret(check, get_text(volume, "secret/secretName"), "pods stay in ContainerCreating");
+        if (!get_flag(volume, "secret/optional"))
+            check_secret(check, get_text(volume, "secret/secretName"), "pods stay in ContainerCreating");
     }
     json_array_foreach(get_key(set->spec, "imagePullSecrets"), i, secret) check_secret(
         check, get_text(secret, "name"), "without it the image is pulled as nobody, and a private one not");
@@ -295,6 +422,8 @@ void check_pods(struct check *check)
         const struct deploy_set *set = &check->job->sets[s];
 
         check_quotas(check, set);
+        if (!check->job->queue)
+            check_limits(check, (size_t)s);
         check_security(check, set);
         check_account(check, set);
         check_volumes(check, set);

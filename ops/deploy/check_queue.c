@@ -43,21 +43,6 @@ __attribute__((format(printf, 3, 4))) static void reason(struct assign *assign, 
 
 /* --- quota --- */
 
-static void say_amount(const char *resource, long long thousandths, char *ret_text, size_t bytes)
-{
-    static const char *const units[] = {"", "Ki", "Mi", "Gi", "Ti"};
-    long long whole = thousandths / 1000;
-    int unit = 0;
-
-    if (strcmp(resource, "memory") == 0)
-        for (; unit < 4 && whole != 0 && whole % 1024 == 0; unit++)
-            whole /= 1024;
-    if (thousandths % 1000 != 0)
-        snprintf(ret_text, bytes, "%lldm", thousandths);
-    else
-        snprintf(ret_text, bytes, "%lld%s", whole, units[unit]);
-}
-
 /* Earlier pod sets of the job have been given this much of a flavor. */
 static long long assumed_of(const struct assign *assign, const char *flavor, const char *resource)
 {
@@ -72,24 +57,24 @@ static bool quota_fits(struct assign *assign, const char *flavor, const char *re
     struct check_quota room;
 
     check_quota_room(assign->check, assign->queue, flavor, resource, &room);
-    say_amount(resource, request, wanted, sizeof(wanted));
-    say_amount(resource, assumed, before, sizeof(before));
+    check_say_amount(resource, request, wanted, sizeof(wanted));
+    check_say_amount(resource, assumed, before, sizeof(before));
     if (__builtin_add_overflow(request, assumed, &all))
         all = LLONG_MAX;
     if (all > room.most) {
-        say_amount(resource, room.most, most, sizeof(most));
+        check_say_amount(resource, room.most, most, sizeof(most));
         reason(assign, "quota",
                "insufficient quota for %s in flavor %s, previously considered podsets requests (%s) + current podset "
                "request (%s) > maximum capacity (%s)",
                resource, flavor, before, wanted, most);
-        say_amount(resource, all, wanted, sizeof(wanted));
+        check_say_amount(resource, all, wanted, sizeof(wanted));
         CHECK_SAY(assign->why, "ClusterQueue %s can never give %s of %s", get_name(assign->queue), wanted, resource);
         CHECK_SAY(assign->fix, "raise nominalQuota of %s in clusterqueue/%s to at least %s, or ask for at most %s",
                   resource, get_name(assign->queue), wanted, most);
         return false;
     }
     if (all > room.free) {
-        say_amount(resource, all - room.free, most, sizeof(most));
+        check_say_amount(resource, all - room.free, most, sizeof(most));
         reason(assign, "quota-in-use", "insufficient unused quota for %s in flavor %s, %s more needed", resource,
                flavor, most);
         CHECK_SAY(assign->why, "other jobs of ClusterQueue %s use what is missing: this one waits for them",
@@ -416,11 +401,38 @@ static bool only_topologies(const struct assign *assign)
     return n > 0;
 }
 
+/* Do the pods ask for any resource of a group? Each is a pod, too. */
+static bool is_asked(const struct deploy_set *set, const json_t *group)
+{
+    const json_t *covered;
+    size_t i;
+
+    json_array_foreach(get_key(group, "coveredResources"), i, covered)
+    {
+        const char *resource = json_is_string(covered) ? json_string_value(covered) : "";
+
+        if (strcmp(resource, "pods") == 0 || get_pod_request(set->spec, resource) > 0)
+            return true;
+    }
+    return false;
+}
+
+static bool try_group(struct assign *assign, const json_t *group)
+{
+    const json_t *flavor;
+    size_t i;
+
+    assign->n_reasons = 0;
+    json_array_foreach(get_key(group, "flavors"), i,
+                       flavor) if (try_flavor(assign, group, get_text(flavor, "name"))) return true;
+    return false;
+}
+
 static void check_assignment(struct check *check, const struct deploy_set *set, const json_t *queue, json_t *assumed)
 {
     struct assign assign = {.check = check, .set = set, .queue = queue, .assumed = assumed};
-    const json_t *group = check_group_for(queue, check_gpus(set) > 0 ? "nvidia.com/gpu" : "cpu"), *flavor;
     const char *missing = uncovered(&assign);
+    const json_t *group;
     size_t i;
 
     read_topology_request(&assign);
@@ -434,10 +446,15 @@ static void check_assignment(struct check *check, const struct deploy_set *set, 
         report(&assign);
         return;
     }
-    json_array_foreach(get_key(group, "flavors"), i,
-                       flavor) if (try_flavor(&assign, group, get_text(flavor, "name"))) return;
-    if (assign.n_reasons > 0)
-        report(&assign);
+    /* The first group without a flavor for the pods decides. */
+    json_array_foreach(get(queue, "spec/resourceGroups"), i, group)
+    {
+        if (!is_asked(set, group) || try_group(&assign, group))
+            continue;
+        if (assign.n_reasons > 0)
+            report(&assign);
+        return;
+    }
 }
 
 /* --- queues --- */
@@ -501,6 +518,22 @@ static const json_t *find_cluster_queue(struct check *check)
     return queue;
 }
 
+/* Kueue makes no Workload without the class, and only its log says why. */
+static bool check_priority_class(struct check *check)
+{
+    const char *name = get_label(check->job->object, "kueue.x-k8s.io/priority-class");
+    char says[512];
+
+    if (!*name || !check_knows(check, "workloadpriorityclasses") ||
+        get_item(check->snapshot, "workloadpriorityclasses", NULL, name))
+        return true;
+    CHECK_SAY(says, "WorkloadPriorityClass.kueue.x-k8s.io \"%s\" not found", name);
+    add_queue(check, "workload-priority-missing", says,
+              "Kueue makes no Workload: the job stays suspended, and only the log of Kueue's controller says so",
+              "kubectl get workloadpriorityclasses, and use one of them", name);
+    return false;
+}
+
 void check_queue(struct check *check)
 {
     const json_t *queue, *selector, *space;
@@ -525,6 +558,11 @@ void check_queue(struct check *check)
                   get_name(queue));
         return;
     }
+    if (!check_priority_class(check))
+        return;
+    for (int s = 0; s < check->job->n_sets; s++)
+        if (!check_limits(check, (size_t)s))
+            return;
     assumed = json_object();
     for (int s = 0; s < check->job->n_sets && check_knows(check, "resourceflavors"); s++)
         check_assignment(check, &check->job->sets[s], queue, assumed);

@@ -4,38 +4,89 @@
 
 #include <stdio.h>
 
-static void say_quantity(long long thousandths, char *ret_text, size_t bytes)
+void check_say_amount(const char *resource, long long thousandths, char *ret_text, size_t bytes)
 {
-    if (thousandths % 1000 == 0)
-        snprintf(ret_text, bytes, "%lld", thousandths / 1000);
-    else
+    static const char *const units[] = {"", "Ki", "Mi", "Gi", "Ti"};
+    long long whole = thousandths / 1000;
+    int unit = 0;
+
+    if (strstr(resource, "memory") || strstr(resource, "storage"))
+        for (; unit < 4 && whole != 0 && whole % 1024 == 0; unit++)
+            whole /= 1024;
+    if (thousandths % 1000 != 0)
         snprintf(ret_text, bytes, "%lldm", thousandths);
+    else
+        snprintf(ret_text, bytes, "%lld%s", whole, units[unit]);
 }
 
-/* One resource of one ResourceQuota. The API server counts pod by pod: the first one that does not fit is refused. */
-static void check_quota(struct check *check, const struct deploy_set *set, const json_t *quota, const char *resource,
-                        long long request)
+/* What a pod takes of an entry of a ResourceQuota; 0 for entries that are not about pods. */
+static long long taken_by(const struct deploy_set *set, const char *entry)
 {
-    const json_t *hard = get_key(get(quota, "spec/hard"), resource),
-                 *used = get_key(get(quota, "status/used"), resource);
-    long long limit = get_quantity(hard), now = used ? get_quantity(used) : 0, fit;
-    struct check_text text = {0};
-    char requested[32], taken[32], limited[32];
+    if (strcmp(entry, "pods") == 0 || strcmp(entry, "count/pods") == 0)
+        return 1000;
+    if (strncmp(entry, "requests.", 9) == 0)
+        return get_pod_request(set->spec, entry + 9);
+    if (strncmp(entry, "limits.", 7) == 0)
+        return get_pod_limit(set->spec, entry + 7);
+    /* The short names mean requests. */
+    if (strcmp(entry, "cpu") == 0 || strcmp(entry, "memory") == 0 || strcmp(entry, "ephemeral-storage") == 0)
+        return get_pod_request(set->spec, entry);
+    return 0;
+}
 
-    if (!hard || limit < 0 || now < 0 || request <= 0)
-        return;
-    fit = limit > now ? (limit - now) / request : 0;
+/* Pods for which an entry has room; -1: it does not count them. */
+static long long room_in(const struct deploy_set *set, const json_t *quota, const char *entry, long long *ret_now)
+{
+    const json_t *used = get_key(get(quota, "status/used"), entry);
+    long long limit = get_quantity(get_key(get(quota, "spec/hard"), entry)), each = taken_by(set, entry);
+
+    *ret_now = used ? get_quantity(used) : 0;
+    if (limit < 0 || *ret_now < 0 || each <= 0)
+        return -1;
+    return limit > *ret_now ? (limit - *ret_now) / each : 0;
+}
+
+/* The API server counts pod by pod: the first one that does not fit is refused, with all entries that it exceeds. */
+static void check_amounts(struct check *check, const struct deploy_set *set, const json_t *quota)
+{
+    const json_t *hard = get(quota, "spec/hard");
+    long long fit = set->count, room, now;
+    char requested[200] = "", used[200] = "", limited[200] = "", amount[32];
+    size_t at_requested = 0, at_used = 0, at_limited = 0;
+    struct check_text text = {0};
+    const char *entry, *first = NULL;
+    json_t *value;
+
+    json_object_foreach((json_t *)hard, entry, value)
+    {
+        room = room_in(set, quota, entry, &now);
+        fit = room >= 0 && room < fit ? room : fit;
+    }
     if (fit >= set->count)
         return;
-    say_quantity(request, requested, sizeof(requested));
-    say_quantity(now + fit * request, taken, sizeof(taken));
-    say_quantity(limit, limited, sizeof(limited));
-    CHECK_SAY(text.says, "exceeded quota: %s, requested: %s=%s, used: %s=%s, limited: %s=%s", get_name(quota), resource,
-              requested, resource, taken, resource, limited);
+    json_object_foreach((json_t *)hard, entry, value)
+    {
+        const char *comma = first ? "," : "";
+
+        if (room_in(set, quota, entry, &now) != fit || at_requested >= sizeof(requested) || at_used >= sizeof(used) ||
+            at_limited >= sizeof(limited))
+            continue;
+        first = first ? first : entry;
+        check_say_amount(entry, taken_by(set, entry), amount, sizeof(amount));
+        at_requested += (size_t)snprintf(requested + at_requested, sizeof(requested) - at_requested, "%s%s=%s", comma,
+                                         entry, amount);
+        check_say_amount(entry, now + fit * taken_by(set, entry), amount, sizeof(amount));
+        at_used += (size_t)snprintf(used + at_used, sizeof(used) - at_used, "%s%s=%s", comma, entry, amount);
+        check_say_amount(entry, get_quantity(value), amount, sizeof(amount));
+        at_limited +=
+            (size_t)snprintf(limited + at_limited, sizeof(limited) - at_limited, "%s%s=%s", comma, entry, amount);
+    }
+    CHECK_SAY(text.says, "exceeded quota: %s, requested: %s, used: %s, limited: %s", get_name(quota), requested, used,
+              limited);
     CHECK_SAY(text.why,
               "%lld of %lld pods fit into the ResourceQuota of namespace %s; a job with some of its pods waits", fit,
               set->count, check->job->space);
-    CHECK_SAY(text.fix, "raise %s of resourcequota/%s, or ask for fewer GPUs", resource, get_name(quota));
+    CHECK_SAY(text.fix, "raise %s of resourcequota/%s, or ask for fewer GPUs", first ? first : "it", get_name(quota));
     check_add(check, CHECK_ERROR, "namespace-quota", "the API server", get_name(quota), &text);
 }
 
@@ -74,25 +125,6 @@ static bool counts(const json_t *quota, const struct deploy_set *set)
             return false;
     }
     return true;
-}
-
-/* What a LimitRange of the namespace gives to containers that state nothing. */
-static bool has_default(const struct check *check, const char *kind, const char *resource)
-{
-    const json_t *range, *limit;
-    size_t i, l;
-
-    json_array_foreach(get_items(check->snapshot, "limitranges"), i, range)
-        json_array_foreach(get(range, "spec/limits"), l, limit)
-    {
-        if (strcmp(get_text(limit, "type"), "Container") != 0)
-            continue;
-        /* The default of the limit is that of the request, too. */
-        if (get_key(get_key(limit, "default"), resource) ||
-            (strcmp(kind, "requests") == 0 && get_key(get_key(limit, "defaultRequest"), resource)))
-            return true;
-    }
-    return false;
 }
 
 static bool states(const json_t *container, const char *kind, const char *resource)
@@ -138,7 +170,7 @@ static void check_stated(struct check *check, const struct deploy_set *set, cons
     size_t at = 0;
 
     for (size_t r = 0; r < sizeof(rows) / sizeof(rows[0]); r++)
-        if (get_key(get(quota, "spec/hard"), rows[r].name) && !has_default(check, rows[r].kind, rows[r].resource) &&
+        if (get_key(get(quota, "spec/hard"), rows[r].name) &&
             list_silent(set, rows[r].kind, rows[r].resource, names, sizeof(names)) && at < sizeof(missing))
             at += (size_t)snprintf(missing + at, sizeof(missing) - at, "%s%s for: %s", at ? "; " : "", rows[r].name,
                                    names);
@@ -153,23 +185,14 @@ static void check_stated(struct check *check, const struct deploy_set *set, cons
 
 void check_quotas(struct check *check, const struct deploy_set *set)
 {
-    static const char *const resources[] = {"nvidia.com/gpu", "cpu", "memory", "ephemeral-storage"};
     const json_t *quota;
-    char name[64];
     size_t i;
 
     json_array_foreach(get_items(check->snapshot, "resourcequotas"), i, quota)
     {
         if (!counts(quota, set))
             continue;
-        for (size_t r = 0; r < sizeof(resources) / sizeof(resources[0]); r++) {
-            CHECK_SAY(name, "requests.%s", resources[r]);
-            check_quota(check, set, quota, name, get_pod_request(set->spec, resources[r]));
-            /* The short names of cpu, memory and ephemeral-storage mean requests as well. */
-            if (r > 0)
-                check_quota(check, set, quota, resources[r], get_pod_request(set->spec, resources[r]));
-        }
-        check_quota(check, set, quota, "pods", 1000);
+        check_amounts(check, set, quota);
         /* Without the defaults of LimitRanges nothing can be said. */
         if (check_knows(check, "limitranges"))
             check_stated(check, set, quota);

@@ -10,6 +10,7 @@
  *      "groups": ["v1", "apps/v1", ...],      what the API server serves
  *      "items": {"nodes": [...], ...},        objects by resource, as the API server gives them
  *      "rights": {"jobsets.jobset.x-k8s.io": true, ...},   may the user create them in the namespace?
+ *      "answers": {"<digest>": "why it is refused, or \"\"", ...},   of the API server to deploy_questions()
  *      "unread": {"networks": "why", ...}}    what could not be read, with the reason
  *
  * A resource that is neither in items nor in unread was not asked for. Findings are predictions: each has the text that
@@ -75,6 +76,16 @@ struct deploy_resource {
     bool names_only; /* the objects hold secrets: only names are kept */
 };
 extern const struct deploy_resource deploy_resources[];
+
+/*
+ * What the API server is to be asked by server-side dry runs: each document of the manifest, and what controllers make
+ * of the job, a Job of a JobSet and a pod of each set. An array of {"object": "Pod r-workload-", "digest": of the
+ * document, "derived": is it not in the manifest?, "document"}.
+ */
+json_t *deploy_questions(const struct deploy_job *job);
+
+/* The refusal in what a failed `kubectl create` wrote; false if it says nothing about the object. */
+bool deploy_refusal(const char *error, char *ret_text, size_t bytes);
 
 /* Resource and group of a kind as `kubectl auth can-i` wants them: "jobsets.jobset.x-k8s.io". "" if it is not known. */
 const char *deploy_plural(const char *kind);

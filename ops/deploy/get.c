@@ -163,18 +163,36 @@ static long long container_request(const json_t *container, const char *resource
     return amount > 0 ? amount : 0;
 }
 
-long long get_pod_request(const json_t *spec, const char *resource)
+static long long container_limit(const json_t *container, const char *resource)
+{
+    long long amount = get_quantity(get_key(get(container, "resources/limits"), resource));
+
+    return amount > 0 ? amount : 0;
+}
+
+static long long pod_sum(const json_t *spec, const char *resource,
+                         long long (*of)(const json_t *container, const char *resource))
 {
     const json_t *containers = get_key(spec, "containers"), *container;
     long long sum = 0, most = 0;
     size_t i;
 
-    json_array_foreach(containers, i, container) if (__builtin_add_overflow(sum, container_request(container, resource),
-                                                                            &sum)) return LLONG_MAX;
+    json_array_foreach(containers, i,
+                       container) if (__builtin_add_overflow(sum, of(container, resource), &sum)) return LLONG_MAX;
     /* Containers that run before the others need as much as the largest of them. */
-    json_array_foreach(get_key(spec, "initContainers"), i, container) if (container_request(container, resource) > most)
-        most = container_request(container, resource);
+    json_array_foreach(get_key(spec, "initContainers"), i, container) if (of(container, resource) > most) most =
+        of(container, resource);
     return sum > most ? sum : most;
+}
+
+long long get_pod_request(const json_t *spec, const char *resource)
+{
+    return pod_sum(spec, resource, container_request);
+}
+
+long long get_pod_limit(const json_t *spec, const char *resource)
+{
+    return pod_sum(spec, resource, container_limit);
 }
 
 static bool is_among(const json_t *values, const char *text)

@@ -39,6 +39,9 @@ long long get_quantity(const json_t *value);
 /* Requests of a pod's containers for one resource, in thousandths; limits count where there is no request. */
 long long get_pod_request(const json_t *spec, const char *resource);
 
+/* Their limits alone. */
+long long get_pod_limit(const json_t *spec, const char *resource);
+
 /* Do labels match a label selector (matchLabels, matchExpressions)? An empty one matches everything. */
 bool get_selected(const json_t *labels, const json_t *selector);
 

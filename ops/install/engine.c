@@ -17,6 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #define FETCH_TRIES 5
@@ -75,6 +76,15 @@ static void last_words(const struct install *install, const struct recipe_step *
     fclose(file);
 }
 
+/* Why a log may be empty: it could not be written either. */
+static void say_nothing(const struct install *install, char ret_text[200])
+{
+    struct statvfs stat;
+    bool is_full = statvfs(*install->root ? install->root : "/", &stat) == 0 && stat.f_bavail == 0;
+
+    snprintf(ret_text, 200, "%s", is_full ? "no space is left on the device" : "it wrote nothing");
+}
+
 /* --- one step --- */
 
 static enum install_result step_failed(struct install *install, const struct recipe_step *step, const char *what,
@@ -84,6 +94,8 @@ static enum install_result step_failed(struct install *install, const struct rec
     json_t *more;
 
     last_words(install, step, words);
+    if (!*words)
+        say_nothing(install, words);
     run_log_path(install, step, log);
     more = json_pack("{s:s,s:i,s:s}", "result", what, "exit", status, "said", words);
     journal_add(&install->journal, "failed", step->id, more);

@@ -60,7 +60,7 @@ bool journal_parse(const char *text, size_t bytes, json_t **ret_events, size_t *
 
 static ep_status read_all(const char *path, char **ret_text, size_t *ret_bytes)
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     struct stat stat;
     char *text;
     ssize_t n;

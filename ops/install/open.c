@@ -3,6 +3,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "install.h"
+#include "source/temporary.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -161,12 +162,23 @@ static enum install_result set_root(struct install *install, const char *root)
     return INSTALL_FINE;
 }
 
+/* A file of the state: whole, or as it was before. */
+static ep_status save(const struct install *install, const char *name, const char *text, size_t bytes)
+{
+    char path[1024];
+    int error;
+
+    snprintf(path, sizeof(path), "%.400s%.300s/%s", install->root, install->state, name);
+    error = text ? temporary_save(path, text, bytes, 0644) : ENOMEM;
+    return error ? ep_fail_errno(EP_E_SYSTEM, error, "%s", path) : EP_OK;
+}
+
 /* Keeps the recipe's text with its state, so that a resume needs nothing else. */
 static ep_status save_recipe(const struct install *install)
 {
-    char path[1024], fresh[1040];
     json_t *values = json_object();
-    FILE *file;
+    ep_status status;
+    char *text;
 
     for (size_t i = 0; i < install->recipe->n_variables; i++) {
         const struct recipe_variable *variable = &install->recipe->variables[i];
@@ -174,23 +186,13 @@ static ep_status save_recipe(const struct install *install)
         if (variable->value && (variable->source == FROM_ENVIRONMENT || variable->source == FROM_COMMAND_LINE))
             json_object_set_new(values, variable->name, json_string(variable->value));
     }
-    snprintf(path, sizeof(path), "%.400s%.300s/settings.json", install->root, install->state);
-    if (json_dump_file(values, path, JSON_INDENT(1) | JSON_SORT_KEYS) != 0) {
-        json_decref(values);
-        return ep_fail(EP_E_SYSTEM, "%s cannot be written", path);
-    }
+    text = json_dumps(values, JSON_INDENT(1) | JSON_SORT_KEYS);
     json_decref(values);
-    snprintf(path, sizeof(path), "%.400s%.300s/recipe.yaml", install->root, install->state);
-    snprintf(fresh, sizeof(fresh), "%s.new", path);
-    file = fopen(fresh, "we");
-    if (!file)
-        return ep_fail_errno(EP_E_SYSTEM, errno, "%s", fresh);
-    fwrite(install->recipe->text, 1, install->recipe->bytes, file);
-    fflush(file);
-    fsync(fileno(file));
-    if (fclose(file) != 0 || rename(fresh, path) != 0)
-        return ep_fail_errno(EP_E_SYSTEM, errno, "%s", path);
-    return EP_OK;
+    status = save(install, "settings.json", text, text ? strlen(text) : 0);
+    free(text);
+    if (status != EP_OK)
+        return status;
+    return save(install, "recipe.yaml", install->recipe->text, install->recipe->bytes);
 }
 
 static bool make_state_folder(struct install *install)

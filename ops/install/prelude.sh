@@ -190,9 +190,25 @@ epkit_books_restore() {
 
 # --- files ---
 
+# Below a folder that is another machine's disk, a link leads to where it would on that machine, or nothing is done: the
+# disk of this one is none of the step's business. epkit_inside FOLDER...
+epkit_inside() {
+    if [ -z "$EPKIT_ROOT" ]; then return 0; fi
+    for folder in "$@"; do
+        case $(realpath -m -- "$folder")/ in
+        "$(realpath -m -- "$EPKIT_ROOT")"/*) ;;
+        *)
+            echo "$folder leads out of $EPKIT_ROOT by a link: nothing is done there" >&2
+            exit 1
+            ;;
+        esac
+    done
+}
+
 # Keeps what is at a place, and notes which folders above it are missing. epkit_keep KEY PATH
 epkit_keep() {
     kept="$EPKIT_BEFORE/$1" target="$EPKIT_ROOT$2"
+    epkit_inside "${target%/*}"
     if [ -e "$kept.known" ]; then return 0; fi
     mkdir -p "$EPKIT_BEFORE"
     rm -rf "$kept.file" "$kept.folders"
@@ -205,6 +221,7 @@ epkit_keep() {
 # Brings it back. epkit_restore KEY PATH
 epkit_restore() {
     kept="$EPKIT_BEFORE/$1" target="$EPKIT_ROOT$2"
+    epkit_inside "${target%/*}"
     rm -rf "$target.epkit-new"
     if [ -e "$kept.file" ] || [ -L "$kept.file" ]; then
         cp -a "$kept.file" "$target.epkit-new"
@@ -234,6 +251,7 @@ epkit_remove_folders() {
 # Standard input becomes a file. epkit_write MODE PATH
 epkit_write() {
     target="$EPKIT_ROOT$2"
+    epkit_inside "${target%/*}"
     mkdir -p "${target%/*}"
     cat >"$target.epkit-new"
     chmod "$1" "$target.epkit-new"
@@ -259,6 +277,7 @@ epkit_initramfs() {
 # epkit_copies_begin TO: an empty folder beside the place, and what is there kept.
 epkit_copies_begin() {
     to="$EPKIT_ROOT$1" new="$EPKIT_ROOT$1/.epkit-$EPKIT_STEP" list="$EPKIT_STATE/copies/$EPKIT_STEP"
+    epkit_inside "$to"
     if [ ! -e "$EPKIT_BEFORE/known" ]; then
         mkdir -p "$EPKIT_BEFORE/kept"
         epkit_missing_folders "$to" >"$EPKIT_BEFORE/folders"
@@ -276,6 +295,7 @@ epkit_copy() {
         echo "$1 is not there: nothing of the set is copied" >&2
         exit 1
     fi
+    epkit_inside "${1%/*}"
     for file in "$@"; do
         cp -a "$file" "$new/${file##*/}"
         printf '%s\n' "${file##*/}" >>"$list.new"
@@ -309,6 +329,7 @@ epkit_copies_end() {
 # epkit_copies_undo TO
 epkit_copies_undo() {
     to="$EPKIT_ROOT$1"
+    epkit_inside "$to"
     rm -rf "$to/.epkit-$EPKIT_STEP" "$to.epkit-$EPKIT_STEP"
     for list in "$EPKIT_STATE/copies/$EPKIT_STEP" "$EPKIT_STATE/copies/$EPKIT_STEP.new"; do
         if [ ! -e "$list" ]; then continue; fi

@@ -22,7 +22,8 @@
  *
  * @{NAME} stands for a version or a variable. In text that a shell runs (run, check, undo, script, verify) it is
  * refused: there each of them is a shell variable, "$prefix". No value can become code: values consist of the
- * characters of their kind (variables.c), and shell variables are set from quoted text.
+ * characters of their kind (variables.c), and shell variables are set from quoted text. In `expect` a value matches
+ * itself alone. A build whose script uses other values than before is done again.
  *
  * Everything is checked when a recipe is read; what is wrong is said as FILE:LINE: reason.
  */
@@ -63,7 +64,7 @@ struct step_verify {
 struct step_type;
 
 struct recipe_step {
-    const char *id, *title, *why, *says; /* says: printed when the step is found done; "" if nothing */
+    const char *id, *title, *why, *says; /* says: printed when the step is found done, if the flag `says_when` holds */
     const struct step_type *type;
     int line, budget_s, deadline_s;
     enum step_reboot reboot;
@@ -71,7 +72,7 @@ struct recipe_step {
     const char *when;
     size_t n_needs;
     size_t needs[RECIPE_STEPS_MAX]; /* indices of steps */
-    json_t *args;                   /* keys of the type, variables replaced */
+    json_t *args;                   /* keys of the type, variables replaced; "values" that a build's script uses */
     size_t n_verify;
     struct step_verify *verify;
 };
@@ -121,6 +122,8 @@ const char *variable_source_name(enum variable_source source);
 
 /* `text` with each @{NAME} replaced, as a new string; `line` is for the message. */
 ep_status variables_replace(const struct recipe *recipe, const char *text, int line, char **ret_text);
+/* The same in an extended regular expression, where each value matches itself alone. */
+ep_status variables_replace_pattern(const struct recipe *recipe, const char *text, int line, char **ret_text);
 
 /* --- shapes of values, in steps.c --- */
 

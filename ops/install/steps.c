@@ -17,8 +17,8 @@
 const struct step_type *const step_types[] = {&type_apt, &type_deb,   &type_file,    &type_modprobe, &type_module,
                                               &type_pip, &type_build, &type_copyset, &type_command,  NULL};
 
-static const char *const common_keys[] = {"id",    "type",   "title",  "why",  "budget", "deadline",
-                                          "needs", "verify", "reboot", "when", "says",   NULL};
+static const char *const common_keys[] = {"id",     "type",   "title", "why",  "budget",    "deadline", "needs",
+                                          "verify", "reboot", "when",  "says", "says_when", NULL};
 
 ep_status(recipe_refuse)(const struct recipe *recipe, int line, const char *format, ...)
 {
@@ -243,6 +243,40 @@ static ep_status read_arg(const struct recipe *recipe, const struct step_arg *ar
     return EP_OK;
 }
 
+/* Does a text for a shell use a variable: $NAME or ${NAME...? */
+static bool uses_variable(const char *text, const char *name)
+{
+    size_t n = strlen(name);
+
+    for (const char *at = strchr(text, '$'); at; at = strchr(at + 1, '$')) {
+        const char *word = at + 1 + (at[1] == '{');
+
+        if (strncmp(word, name, n) == 0 && !isalnum((unsigned char)word[n]) && word[n] != '_')
+            return true;
+    }
+    return false;
+}
+
+/*
+ * What a build makes depends on the values that its script uses: another value is another step. Not those of the
+ * machine: a kernel that has to be the same is noted beside the digest (script_stamp()).
+ */
+static void note_values(const struct recipe *recipe, struct recipe_step *step)
+{
+    const char *script = arg_text(step, "script");
+    json_t *values = json_object();
+
+    for (size_t i = 0; i < recipe->n_variables; i++) {
+        const struct recipe_variable *variable = &recipe->variables[i];
+
+        if (variable->value && variable->source != FROM_MACHINE && uses_variable(script, variable->name))
+            json_object_set_new(values, variable->name, json_string(variable->value));
+    }
+    if (json_object_size(values) > 0)
+        json_object_set(step->args, "values", values);
+    json_decref(values);
+}
+
 static ep_status read_args(const struct recipe *recipe, const struct yaml_node *map, struct recipe_step *step)
 {
     for (const struct step_arg *arg = step->type->args; arg->key; arg++) {
@@ -257,6 +291,7 @@ static ep_status read_args(const struct recipe *recipe, const struct yaml_node *
         EP_TRY(read_arg(recipe, arg, node, &value));
         json_object_set_new(step->args, arg->key, value);
     }
+    note_values(recipe, step);
     return EP_OK;
 }
 
@@ -345,19 +380,35 @@ static ep_status read_reboot(const struct recipe *recipe, const struct yaml_node
     return EP_OK;
 }
 
-/* `when`: the name of a flag, or "!name". */
-static ep_status read_when(const struct recipe *recipe, const struct yaml_node *map, struct recipe_step *step)
+/* A key whose value is the name of a flag, or "!name". *ret_text: NULL if the key is not there; then it holds. */
+static ep_status read_flag(const struct recipe *recipe, const struct yaml_node *map, const char *key,
+                           const char **ret_text, bool *ret_holds)
 {
     const struct recipe_variable *variable;
     int line;
 
-    EP_TRY(recipe_scalar(recipe, map, "when", false, &step->when, &line));
-    if (!step->when)
+    *ret_holds = true;
+    EP_TRY(recipe_scalar(recipe, map, key, false, ret_text, &line));
+    if (!*ret_text)
         return EP_OK;
-    variable = recipe_variable_find(recipe, step->when + (*step->when == '!'));
+    variable = recipe_variable_find(recipe, *ret_text + (**ret_text == '!'));
     if (!variable || variable->kind != KIND_FLAG || !variable->value)
-        return recipe_refuse(recipe, line, "'when' must be a variable of kind flag with a default, or one behind '!'");
-    step->skipped = (strcmp(variable->value, "1") == 0) == (*step->when == '!');
+        return recipe_refuse(recipe, line, "'%s' must be a variable of kind flag with a default, or one behind '!'",
+                             key);
+    *ret_holds = (strcmp(variable->value, "1") == 0) != (**ret_text == '!');
+    return EP_OK;
+}
+
+static ep_status read_when(const struct recipe *recipe, const struct yaml_node *map, struct recipe_step *step)
+{
+    const char *unused;
+    bool holds;
+
+    EP_TRY(read_flag(recipe, map, "when", &step->when, &holds));
+    step->skipped = !holds;
+    EP_TRY(read_flag(recipe, map, "says_when", &unused, &holds));
+    if (!holds)
+        step->says = "";
     return EP_OK;
 }
 
@@ -382,7 +433,7 @@ static ep_status read_verify_item(const struct recipe *recipe, const struct yaml
     if (verify->expect) {
         char *pattern;
 
-        EP_TRY(variables_replace(recipe, verify->expect, line, &pattern));
+        EP_TRY(variables_replace_pattern(recipe, verify->expect, line, &pattern));
         if (regcomp(&regex, pattern, REG_EXTENDED | REG_NOSUB | REG_NEWLINE) != 0) {
             free(pattern);
             return recipe_refuse(recipe, line, "'expect' is no extended regular expression");

@@ -20,13 +20,14 @@
 
 #include <stdio.h>
 
-enum step_now {
-    STEP_DONE, /* In the place of what the machine says, in a recipe that is to be exported: its script asks the machine
-                  that it runs on. */
+/* In the place of what the machine says, in a recipe that is to be exported: its script asks the machine that it runs
+ * on.
+ */
 #define EXPORT_KERNEL "release-of-the-running-kernel"
 #define EXPORT_MACHINE "processor-of-this-machine"
 
-    /* in place and live */
+enum step_now {
+    STEP_DONE,    /* in place and live */
     STEP_TODO,    /* not there */
     STEP_PARTIAL, /* half there: an installation was interrupted */
     STEP_WRONG,   /* there in another version, or with other content */

@@ -293,7 +293,17 @@ ep_status variables_read(struct recipe *recipe, const struct recipe_input *input
     return EP_OK;
 }
 
-ep_status variables_replace(const struct recipe *recipe, const char *text, int line, char **ret_text)
+/* A value as it stands; in an extended regular expression as one that matches itself alone. */
+static void put_value(FILE *out, const char *value, bool is_pattern)
+{
+    for (; *value; value++) {
+        if (is_pattern && strchr(".[\\()*+?{|^$", *value))
+            fputc('\\', out);
+        fputc(*value, out);
+    }
+}
+
+static ep_status replace(const struct recipe *recipe, const char *text, int line, bool is_pattern, char **ret_text)
 {
     size_t bytes = 0;
     char *result = NULL;
@@ -320,7 +330,7 @@ ep_status variables_replace(const struct recipe *recipe, const char *text, int l
         }
         /* A value that is still missing stays visible in a plan; apply refuses it. */
         if (variable->value)
-            fputs(variable->value, out);
+            put_value(out, variable->value, is_pattern);
         else
             fprintf(out, "<%s>", variable->name);
         text = end + 1;
@@ -331,4 +341,14 @@ ep_status variables_replace(const struct recipe *recipe, const char *text, int l
     }
     *ret_text = result;
     return EP_OK;
+}
+
+ep_status variables_replace(const struct recipe *recipe, const char *text, int line, char **ret_text)
+{
+    return replace(recipe, text, line, false, ret_text);
+}
+
+ep_status variables_replace_pattern(const struct recipe *recipe, const char *text, int line, char **ret_text)
+{
+    return replace(recipe, text, line, true, ret_text);
 }

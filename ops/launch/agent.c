@@ -104,23 +104,40 @@ static void do_locate(const json_t *request)
                                       is_found || !*clean ? NULL : clean));
 }
 
-/* epkit itself where the command begins with "epkit": the one that is running, wherever it lies. */
+static agent_self own_main;
+
+struct command {
+    int argc;
+    char **argv;
+};
+
+static void become_epkit(const void *context)
+{
+    const struct command *command = context;
+
+    setenv("LC_ALL", "C", 1);
+    exit(own_main(command->argc, command->argv));
+}
+
+/* Where the command begins with "epkit" it is this one, wherever it lies: a copy of the process needs no start. */
 static void do_ask(const json_t *request)
 {
     json_t *words = json_object_get(request, "argv"), *word, *answer;
-    const char **argv = calloc(json_array_size(words) + 1, sizeof(*argv));
-    struct capture capture = {.argv = (char *const *)argv};
+    struct command command = {.argc = (int)json_array_size(words)};
+    struct capture capture = {.execute = become_epkit, .context = &command};
     size_t i;
 
-    if (!argv)
+    command.argv = calloc((size_t)command.argc + 1, sizeof(*command.argv));
+    if (!command.argv)
         return;
     json_array_foreach(words, i, word)
     {
-        argv[i] = json_string_value(word);
+        command.argv[i] = (char *)json_string_value(word);
     }
-    if (argv[0] && strcmp(argv[0], "epkit") == 0)
-        argv[0] = "/proc/self/exe";
-    if (argv[0] && capture_run(&capture, 1, 1, job_number(request, "timeout_s", 20) * INT64_C(1000), NULL, NULL) == 0) {
+    if (command.argc > 0 && strcmp(command.argv[0], "epkit") != 0)
+        capture.argv = command.argv;
+    if (command.argc > 0 &&
+        capture_run(&capture, 1, 1, job_number(request, "timeout_s", 20) * INT64_C(1000), NULL, NULL) == 0) {
         answer = json_pack("{s:i, s:b}", "status", capture.start_error || capture.late ? -1 : capture.status, "late",
                            capture.late);
         json_object_set_new(answer, "output",
@@ -128,7 +145,7 @@ static void do_ask(const json_t *request)
         agent_event("answer", answer);
     }
     capture_done(&capture);
-    free(argv);
+    free(command.argv);
 }
 
 static void do_run(struct agent *agent, json_t *request)
@@ -304,7 +321,7 @@ static int open_signals(void)
     return signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
 }
 
-int agent_main(void)
+int agent_main(agent_self self)
 {
     struct agent agent = {.listener = -1, .lease_s = AGENT_LEASE_S, .heard_ns = ep_now_ns()};
     int signals = open_signals(), n_polls = 0, left;
@@ -314,6 +331,7 @@ int agent_main(void)
         fprintf(stderr, "epkit: " AGENT_VERB " is what 'epkit launch' starts on a node\n");
         return 2;
     }
+    own_main = self;
     /* Daemons of the job become children of the agent, which reaps them. */
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     fcntl(STDIN_FILENO, F_SETFL, O_NONBLOCK);

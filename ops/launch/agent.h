@@ -26,8 +26,11 @@
 #define AGENT_BEAT_MS 5000 /* launcher and agent say this often that they are there */
 #define AGENT_LEASE_S 30   /* after so long without one, the other is lost */
 
-/* Both return an exit code. */
-int agent_main(void);
+/* A command line of epkit itself, as main() gets it; returns the exit code. */
+typedef int (*agent_self)(int argc, char **argv);
+
+/* Both return an exit code. `self` runs what the launcher asks epkit for, in child processes. */
+int agent_main(agent_self self);
 int agent_rank_main(void);
 
 #endif

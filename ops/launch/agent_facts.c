@@ -53,18 +53,31 @@ static int count_gpus(char *ret_name, size_t bytes)
     return n;
 }
 
+/* The network of a running kernel: what two names of one host have in common, and two containers have not. "": unknown.
+ */
+static void read_machine(char *ret_text, size_t bytes)
+{
+    char boot[64] = "", net[64];
+    ssize_t n = readlink("/proc/self/ns/net", net, sizeof(net) - 1);
+
+    *ret_text = '\0';
+    if (n > 0 && read_line("/proc/sys/kernel/random/boot_id", "", boot, sizeof(boot)))
+        snprintf(ret_text, bytes, "%s %.*s", boot, (int)n, net);
+}
+
 json_t *agent_facts(void)
 {
-    char host[256] = "", gpu[128] = "", driver[64] = "";
+    char host[256] = "", gpu[128] = "", driver[64] = "", machine[160];
     struct utsname system = {.release = ""};
     int gpus = count_gpus(gpu, sizeof(gpu));
 
     gethostname(host, sizeof(host) - 1);
     uname(&system);
     read_line("/sys/module/nvidia/version", "", driver, sizeof(driver));
-    return json_pack("{s:i, s:s, s:s, s:s, s:s?, s:s?, s:i}", "protocol", AGENT_PROTOCOL, "epkit", ep_version(), "host",
-                     host, "kernel", system.release, "driver", *driver ? driver : NULL, "gpu", *gpu ? gpu : NULL,
-                     "gpus", gpus);
+    read_machine(machine, sizeof(machine));
+    return json_pack("{s:i, s:s, s:s, s:s, s:s?, s:s?, s:i, s:s}", "protocol", AGENT_PROTOCOL, "epkit", ep_version(),
+                     "host", host, "kernel", system.release, "driver", *driver ? driver : NULL, "gpu",
+                     *gpu ? gpu : NULL, "gpus", gpus, "machine", machine);
 }
 
 /* A data counter, in bytes: the IB specification counts words of 4 bytes. */

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -12,6 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#define FOLDER "epkit-launch"
 #define PROBE_BYTES 65536 /* that the folder takes, or the disk counts as full */
 
 static bool write_all(int fd, const char *data, size_t bytes)
@@ -43,32 +45,67 @@ static ep_status write_file(const char *dir, const char *name, const char *data,
     return number ? ep_fail_errno(EP_E_SYSTEM, number, "writing %zu bytes to %s", bytes, path) : EP_OK;
 }
 
-/* A full disk shows now, not in the middle of the job. */
-static ep_status probe_disk(const char *dir)
+/* A full disk shows now, not in the middle of the job: the data goes to a file without a name. */
+static int probe_disk(const char *base)
 {
-    char *data = calloc(1, PROBE_BYTES), path[512];
-    ep_status status = data ? write_file(dir, "probe", data, PROBE_BYTES) : ep_fail(EP_E_MEMORY, "no memory");
+    static const char data[PROBE_BYTES];
+    int fd = open(base, O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600), number = 0;
+
+    if (fd < 0 || !write_all(fd, data, sizeof(data)))
+        number = errno;
+    if (fd >= 0 && close(fd) != 0 && number == 0)
+        number = errno;
+    return number;
+}
+
+/* Is there a folder of an agent, which may be dead? Making one sweeps what is left of such. */
+static bool has_folders(const char *base)
+{
+    DIR *stream = opendir(base);
+    struct dirent *item;
+    bool is_found = false;
+
+    while (stream && !is_found && (item = readdir(stream)))
+        is_found = strstr(item->d_name, FOLDER) != NULL;
+    if (stream)
+        closedir(stream);
+    return is_found;
+}
+
+/* The same as probe_disk() where the file system has no files without names. */
+static ep_status probe_folder(const char *dir)
+{
+    static const char data[PROBE_BYTES];
+    char path[512];
+    ep_status status = write_file(dir, "probe", data, sizeof(data));
 
     snprintf(path, sizeof(path), "%s/probe", dir);
     unlink(path);
-    free(data);
     return status;
 }
 
 ep_status agent_write_files(struct agent *agent, const json_t *files)
 {
     const char *base = getenv("TMPDIR"), *name;
+    int number;
     ep_status status;
     json_t *text;
-    int number;
 
     if (!base || !*base)
         base = "/tmp";
+    number = probe_disk(base);
+    /* A container may have no /tmp, or none that can be written: a job without files does not need it. */
+    if (json_object_size(files) == 0 && (number == ENOENT || number == EROFS || number == EACCES))
+        return EP_OK;
+    if (number == 0 && json_object_size(files) == 0 && !has_folders(base))
+        return EP_OK;
+    if (number && number != EOPNOTSUPP && number != EISDIR && number != EINVAL)
+        return ep_fail_errno(EP_E_SYSTEM, number, "writing %d bytes to %s", PROBE_BYTES, base);
     /* That of an agent that was killed goes with this, whatever became of its launcher. */
-    number = temporary_folder_in(base, "epkit-launch", &agent->folder);
+    number = temporary_folder_in(base, FOLDER, &agent->folder);
     if (number)
-        return ep_fail_errno(EP_E_SYSTEM, number, "making the folder %s/epkit-launch-...", base);
-    status = probe_disk(agent->folder.path);
+        return ep_fail_errno(EP_E_SYSTEM, number, "making the folder %s/" FOLDER "-...", base);
+    status = probe_folder(agent->folder.path);
     json_object_foreach((json_t *)files, name, text)
     {
         if (status == EP_OK)

@@ -76,14 +76,15 @@ socklen_t agent_address(const char *id, struct sockaddr_un *ret_address);
 /* --- agent_files.c --- */
 
 /*
- * Makes a folder for the launch in TMPDIR, checks that it takes data, and writes `files` ({name: text}) into it.
+ * Checks that TMPDIR takes data. Where there are `files` ({name: text}), makes a folder for the launch there and writes
+ * them into it.
  */
 ep_status agent_write_files(struct agent *agent, const json_t *files);
 void agent_remove_files(struct agent *agent);
 
 /* --- agent_facts.c --- */
 
-/* {"host", "epkit", "kernel", "driver", "gpu", "gpus", "protocol"} */
+/* {"host", "machine", "epkit", "kernel", "driver", "gpu", "gpus", "protocol"} */
 json_t *agent_facts(void);
 
 /* [{"device", "port", "tx_bytes", "rx_bytes"}] of all RDMA ports. */

@@ -334,8 +334,7 @@ static ep_status add_line(const char *file, int number, char *text, enum hosts_f
     return line.host ? add_line_host(file, number, &line, format, hosts) : EP_OK;
 }
 
-/* A regular file of a size that makes sense, as a stream. NULL after ep_fail(). */
-static FILE *open_file(const char *file)
+FILE *hosts_open(const char *file)
 {
     int fd = open(file, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
     struct stat info;
@@ -379,7 +378,7 @@ static ep_status read_line(FILE *stream, const char *file, int number, char *ret
 
 ep_status hosts_add_file(const char *file, enum hosts_format format, struct hosts *hosts)
 {
-    FILE *stream = open_file(file);
+    FILE *stream = hosts_open(file);
     char line[LINE_BYTES] = "";
     ep_status status = EP_OK;
     int before = hosts->n;

@@ -12,6 +12,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdio.h>
 
 #define HOSTS_MAX 4096
 
@@ -67,6 +68,9 @@ struct hosts_source {
  * MPI (hostfiles of Open MPI, PBS, LSF, Hydra), HOSTS_FILE. EP_E_STATE when nothing describes any.
  */
 ep_status hosts_discover(struct hosts *ret_hosts, struct hosts_source *ret_source);
+
+/* A regular file of a size that makes sense, as a stream. NULL after ep_fail(): a device or FIFO may have no end. */
+FILE *hosts_open(const char *file);
 
 /*
  * Writes a hostfile, atomically: to a file beside it that is renamed. `slots` a host (0: without). A link at `path` is

@@ -42,6 +42,8 @@ static void retry(struct launch *launch)
             remote_reset(node->remote);
             frame_reader_done(&node->reader);
             node->failed_at = NULL;
+            node->has_frames = false;
+            node->stray[0] = '\0';
             node->retry_ns = 0;
             node->state = NODE_CONNECTING;
         }
@@ -149,6 +151,38 @@ static void locate(struct launch *launch)
     launch_wait(launch, has_located, ep_now_ns() + (2 * LOCATION_SECONDS + 5) * UINT64_C(1000000000));
 }
 
+static int compare_machines(const void *a, const void *b)
+{
+    const struct node *left = *(struct node *const *)a, *right = *(struct node *const *)b;
+    int order = strcmp(job_text(left->facts, "machine", ""), job_text(right->facts, "machine", ""));
+
+    return order ? order : left->rank - right->rank;
+}
+
+/* Two names of one host: its GPUs and ports would be taken twice. */
+static void report_same(struct launch *launch)
+{
+    const struct node *first = NULL, *second = NULL;
+    int n_same = 0;
+
+    qsort(launch->order, (size_t)launch->n, sizeof(*launch->order), compare_machines);
+    for (int i = 1; i < launch->n; i++) {
+        const char *machine = job_text(launch->order[i]->facts, "machine", "");
+
+        if (!*machine || strcmp(machine, job_text(launch->order[i - 1]->facts, "machine", "")) != 0)
+            continue;
+        if (n_same++ == 0) {
+            first = launch->order[i - 1];
+            second = launch->order[i];
+        }
+    }
+    for (int i = 0; i < launch->n; i++)
+        launch->order[launch->nodes[i].rank] = &launch->nodes[i];
+    if (first && second)
+        launch_note(launch, "%s and %s%s are one host, %s: ranks of both share its GPUs and ports", first->name,
+                    second->name, n_same > 1 ? ", ..." : "", job_text(first->facts, "host", "?"));
+}
+
 static ep_status write_hostfiles(struct launch *launch)
 {
     const struct launch_options *options = launch->options;
@@ -207,6 +241,7 @@ ep_status launch_arrange(struct launch *launch)
     for (int i = 0; i < launch->n; i++)
         launch->order[i]->rank = i;
     report_unknown(launch);
+    report_same(launch);
     EP_TRY(count_gpus(launch));
     launch->per_node = job->per_node ? job->per_node : launch->gpus;
     if (!job->per_node && job->per_node_without_gpus && job_number(launch->order[0]->facts, "gpus", 0) == 0 &&

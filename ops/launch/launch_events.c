@@ -67,7 +67,8 @@ static void take_hello(struct node *node, json_t *event)
 static void take_exit(struct node *node, const json_t *event)
 {
     int code = job_number(event, "code", 0), signal = job_number(event, "signal", 0);
-    char why[200];
+    char why[300];
+    bool has_line;
 
     node->n_ended++;
     if ((!code && !signal) || node->code || node->signal)
@@ -78,6 +79,9 @@ static void take_exit(struct node *node, const json_t *event)
         snprintf(why, sizeof(why), "killed by signal %d (%s)", signal, strsignal(signal));
     else
         snprintf(why, sizeof(why), "exit status %d", code);
+    has_line = !signal && *node->last_line && node->last_rank == job_number(event, "rank", 0);
+    if (has_line)
+        snprintf(why + strlen(why), sizeof(why) - strlen(why), "; its last line: %s", node->last_line);
     /* What is killed because another one has failed is no failure of its own. */
     if (node->launch->is_ending || node->launch->reason)
         return;
@@ -146,10 +150,30 @@ static void take_event(struct node *node, json_t *event)
     }
 }
 
+/* Somebody else speaks in the place of the agent: what they say may be the reason. */
+static void keep_stray(struct node *node, const char *data, size_t bytes)
+{
+    const char *end = memchr(data, '\036', bytes);
+    size_t begin, n = end ? (size_t)(end - data) : bytes;
+    char line[sizeof(node->stray)];
+
+    while (n > 0 && strchr("\r\n\t ", data[n - 1]))
+        n--;
+    for (begin = n; begin > 0 && data[begin - 1] != '\n' && n - begin < sizeof(line) - 1; begin--)
+        ;
+    if (n == begin)
+        return;
+    memcpy(line, data + begin, n - begin);
+    line[n - begin] = '\0';
+    root_clean(line, node->stray, sizeof(node->stray));
+}
+
 static void take_frame(const struct frame *frame, void *context)
 {
     struct node *node = context;
     json_t *event;
+
+    node->has_frames = true;
 
     if (frame->kind != 'J') {
         if (frame->rank < node->launch->per_node)
@@ -167,6 +191,8 @@ void node_take_output(struct remote *remote, const char *data, size_t bytes)
     struct node *node = remote->context;
 
     node->heard_ns = ep_now_ns();
+    if (!node->has_frames)
+        keep_stray(node, data, bytes);
     if (frame_read(&node->reader, data, bytes, take_frame, node) != 0)
         remote_fail(remote, "memory", "no memory for its output");
 }
@@ -182,10 +208,10 @@ void node_take_end(struct remote *remote)
     if (node->is_clean || node->is_swept)
         return;
     if (before == NODE_CONNECTING) {
-        if (remote->failed_at)
-            set_failure(node, remote->failed_at, remote->why);
-        else
-            set_failure(node, "answer", "the connection ended without an answer of epkit");
+        snprintf(why, sizeof(why), "%.260s%s%s",
+                 remote->failed_at ? remote->why : "the connection ended without an answer of epkit",
+                 *node->stray && !node->has_frames ? "; it wrote: " : "", node->has_frames ? "" : node->stray);
+        set_failure(node, remote->failed_at ? remote->failed_at : "answer", why);
         return;
     }
     snprintf(why, sizeof(why), "the connection was lost%s%.300s", *remote->why ? ": " : "", remote->why);

@@ -48,6 +48,9 @@ struct node {
     int n_left; /* processes that could not be killed */
     json_t *answer, *nics_before, *nics_after;
 
+    bool has_frames;
+    char stray[120]; /* the last line on its standard output before any frame: of a login script, of nologin */
+
     const char *failed_at; /* layer, NULL: nothing failed */
     char why[400];
 
@@ -63,6 +66,7 @@ struct node {
     struct line_buffer *lines; /* two for each rank */
     int n_lines;
     char last_line[120];
+    int last_rank; /* that wrote it */
 };
 
 struct launch {

@@ -136,8 +136,10 @@ static void write_line(struct node *node, int rank, const char *text, size_t byt
     launch_queue(node->launch, prefix, text, bytes);
     if (node->launch->options->on_line)
         node->launch->options->on_line(node->launch->options->line_context, prefix, text, bytes);
-    if (bytes)
+    if (bytes) {
         snprintf(node->last_line, sizeof(node->last_line), "%.*s", (int)(bytes < 100 ? bytes : 100), text);
+        node->last_rank = rank;
+    }
 }
 
 static struct line_buffer *buffer_of(struct node *node, int rank, bool is_error)

@@ -107,11 +107,11 @@ static bool from_kubernetes(const char *file, char *ret_location, char *ret_why,
     static const char *const keys[] = {"topology.kubernetes.io/zone", "cloud.google.com/gce-topology-block",
                                        "cloud.google.com/gce-topology-subblock", "cloud.google.com/gce-topology-host",
                                        "kubernetes.io/hostname"};
-    FILE *stream = fopen(file, "re");
+    FILE *stream = hosts_open(file);
     char text[LOCATION_BYTES] = "", value[128];
 
     if (!stream) {
-        snprintf(ret_why, bytes, "%.100s: %s", file, strerror(errno));
+        snprintf(ret_why, bytes, "%.180s", ep_last_error());
         return false;
     }
     for (size_t i = 0; i < sizeof(keys) / sizeof(keys[0]); i++) {
@@ -245,12 +245,10 @@ static void name_switches(json_t *locations, const json_t *parents)
 json_t *location_read_file(const char *file)
 {
     json_t *locations = json_object(), *parents = json_object();
-    FILE *stream = fopen(file, "re");
-    ep_status status = EP_OK;
+    FILE *stream = hosts_open(file);
+    ep_status status = stream ? EP_OK : EP_E_ARG;
     char line[LINE_BYTES];
 
-    if (!stream)
-        status = ep_fail(EP_E_ARG, "%s: %s", file, strerror(errno));
     for (int number = 1; status == EP_OK && fgets(line, sizeof(line), stream); number++)
         status = take_line(file, number, line, locations, parents);
     if (stream)

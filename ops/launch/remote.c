@@ -222,22 +222,34 @@ void remote_fail(struct remote *remote, const char *layer, const char *why)
     end(remote);
 }
 
+/* A question that nobody answers has no newline. */
+static const char *last_words(struct remote *remote)
+{
+    remote->error_line[remote->error_used] = '\0';
+    if (remote->error_used && !remote->said_layer && strncmp(remote->error_line, "debug", 5) != 0)
+        root_clean(remote->error_line, remote->said, sizeof(remote->said));
+    return remote->said;
+}
+
 static void check_deadlines(struct remote *remote, uint64_t now_ns)
 {
     const struct remote_how *how = remote->pool->how;
     /* A program that tells no layers may have reached the command. */
     bool is_command = remote->layer == REMOTE_COMMAND || remote->layer == REMOTE_START;
     int64_t layer_ms = is_command && how->command_timeout_ms ? how->command_timeout_ms : how->layer_timeout_ms;
-    char why[200];
+    char why[400];
+    int n;
 
     if (remote->layer < REMOTE_UP && now_ns > remote->layer_ns + (uint64_t)layer_ms * 1000000u) {
-        snprintf(why, sizeof(why), "%s within %g s",
-                 remote->layer == REMOTE_NAME     ? "the name did not resolve"
-                 : remote->layer == REMOTE_TCP    ? "no TCP connection"
-                 : remote->layer == REMOTE_BANNER ? "TCP is connected, but the ssh server sent no banner"
-                 : remote->layer == REMOTE_LOGIN  ? "the ssh server sent its banner, but did not complete the login"
-                                                  : "no answer",
-                 (double)layer_ms / 1000);
+        n = snprintf(why, sizeof(why), "%s within %g s",
+                     remote->layer == REMOTE_NAME     ? "the name did not resolve"
+                     : remote->layer == REMOTE_TCP    ? "no TCP connection"
+                     : remote->layer == REMOTE_BANNER ? "TCP is connected, but the ssh server sent no banner"
+                     : remote->layer == REMOTE_LOGIN  ? "the ssh server sent its banner, but did not complete the login"
+                                                      : "no answer",
+                     (double)layer_ms / 1000);
+        if (*last_words(remote))
+            snprintf(why + n, sizeof(why) - (size_t)n, "; it said: %.250s", remote->said);
         remote->late = true;
         remote_fail(remote, remote_layer_name(remote->layer), why);
     } else if (how->timeout_ms && now_ns > remote->started_ns + (uint64_t)how->timeout_ms * 1000000u) {

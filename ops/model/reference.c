@@ -232,10 +232,10 @@ static bool add_document(struct reference *reference, const json_t *document, ch
     return take_document(reference, document, true, &report) && take_document(reference, document, false, &report);
 }
 
-bool reference_add(struct reference *reference, const char *path, char *ret_error, size_t bytes)
+bool reference_add(struct reference *reference, FILE *stream, char *ret_error, size_t bytes)
 {
     json_error_t error;
-    json_t *document = json_load_file(path, JSON_REJECT_DUPLICATES, &error);
+    json_t *document = json_loadf(stream, JSON_REJECT_DUPLICATES, &error);
     bool good;
 
     if (!document) {

@@ -6,6 +6,7 @@
 #include "model/model.h"
 
 #include <stddef.h>
+#include <stdio.h>
 
 /* Low and high of a published figure; both 0: not published. */
 struct reference_range {
@@ -32,7 +33,7 @@ void reference_free(struct reference *reference);
  * tokens, operation and type, replaces the one that is there. false: nothing was added, and ret_error says why, with
  * the place in the file.
  */
-bool reference_add(struct reference *reference, const char *path, char *ret_error, size_t bytes);
+bool reference_add(struct reference *reference, FILE *stream, char *ret_error, size_t bytes);
 
 size_t reference_n_hardware(const struct reference *reference);
 const struct model_hardware *reference_hardware(const struct reference *reference, size_t i);

@@ -5,8 +5,6 @@
 
 #include "parse/internal.h"
 
-#define LL_MAX_RANKS 4096
-
 /* DeepEP 1: throughput mode. */
 struct v1_scratch {
     int started[2][2][2][2]; /* fp8, top-k, async, previous */
@@ -17,16 +15,15 @@ struct v1_scratch {
     size_t n_sweep, dropped;
 };
 
-/* Low latency: which ranks have printed which kind of line. */
 struct ll_scratch {
-    uint8_t seen[3][LL_MAX_RANKS / 8];
-    bool has_lines;
+    bool has_lines; /* behind the one about the buffer */
 };
 
 /* DeepEP 2. */
 struct v2_scratch {
     uint32_t last_case;
-    bool has_case, case_fp8;
+    bool has_case;
+    const char *case_type;                        /* of the open case; NULL: none */
     unsigned copies, alignments, formats, biases; /* bit i: the i-th value was seen */
 };
 

@@ -16,9 +16,9 @@
 
 enum { LL_BOTH, LL_APART, LL_HOOK };
 
-static bool has_seen(struct ll_scratch *ll, int kind, int rank)
+static bool has_seen(struct parse_run *run, int kind, int rank)
 {
-    uint8_t bit = (uint8_t)(1u << (rank & 7)), *byte = &ll->seen[kind][rank / 8];
+    uint8_t bit = (uint8_t)(1u << (rank & 7)), *byte = &run_whole(run)->ll_seen[kind][rank / 8];
     bool seen = *byte & bit;
 
     *byte |= bit;
@@ -39,9 +39,10 @@ static struct parse_run *ll_run(struct parser *parser, int kind, int rank)
 
     if (!scratch)
         return NULL;
-    if (!run || has_seen(&scratch->ll, kind, rank)) {
+    if (!run || has_seen(run, kind, rank)) {
         run = ll_begin(parser, scratch);
-        (void)has_seen(&scratch->ll, kind, rank);
+        if (run)
+            (void)has_seen(run, kind, rank);
     }
     scratch->ll.has_lines = true;
     if (run && run->ranks < rank + 1)

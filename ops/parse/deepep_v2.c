@@ -55,7 +55,7 @@ static bool case_line(struct parser *parser, struct deepep_scratch *scratch, con
         run->started++;
     v2->has_case = true;
     v2->last_case = key;
-    v2->case_fp8 = lex_setting(at, "use_fp8_dispatch=") == 1;
+    v2->case_type = parser->v2_type = lex_setting(at, "use_fp8_dispatch=") == 1 ? "fp8" : "bf16";
     v2->copies |= value_bit(at, "do_handle_copy=");
     v2->alignments |= value_bit(at, "expert_alignment=");
     v2->formats |= value_bit(at, "use_fp8_dispatch=");
@@ -116,7 +116,7 @@ static bool figures(struct parser *parser, struct deepep_scratch *scratch, const
 {
     static const char *const ops[] = {"expanded dispatch", "cached dispatch", "reduced combine", "dispatch", "combine"};
     struct parse_run *run = run_need(parser, PARSE_DEEPEP_V2, "test_ep");
-    const char *op = NULL, *end;
+    const char *op = NULL, *type = "bf16", *end;
     double out, in, time_us, epilogue;
     struct parse_measure *measure;
 
@@ -133,7 +133,10 @@ static bool figures(struct parser *parser, struct deepep_scratch *scratch, const
         return true;
     if (run->ranks < 0)
         run->ranks = (int64_t)ranks;
-    measure = run_measure(run, op, strstr(op, "combine") || !scratch->v2.case_fp8 ? "bf16" : "fp8", NULL);
+    /* Only the first process of a node prints cases: where each has a prefix of its own, another one's counts. */
+    if (!strstr(op, "combine"))
+        type = scratch->v2.case_type ? scratch->v2.case_type : parser->v2_type ? parser->v2_type : "";
+    measure = run_measure(run, op, type, NULL);
     if (!measure)
         return true;
     measure_sample(measure, out > 0 ? out : in);

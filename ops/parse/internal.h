@@ -19,6 +19,8 @@
 #define MAX_FAULTS 64
 #define MAX_NCCL_HOSTS 512
 #define KEY_BYTES 96
+#define LL_MAX_RANKS 4096 /* of a low-latency run */
+#define LL_KINDS 3
 
 /* What the dialects remember of a stream between lines. */
 struct stream {
@@ -32,8 +34,7 @@ struct stream {
     uint32_t nccl_hosts[MAX_NCCL_HOSTS]; /* hashes of the names of the open run's hosts */
     int n_nccl_hosts;
     int perftest_unit; /* 0: no table yet */
-    bool bench_header;
-    char *document; /* JSON that is being collected */
+    char *document;    /* JSON that is being collected */
     size_t n_document, document_space;
     int depth;
     bool in_string, escaped;
@@ -42,10 +43,10 @@ struct stream {
 /* Beside the public part of a run. */
 struct run {
     struct parse_run public;
-    int stream;  /* index */
-    int source;  /* index */
-    int ordinal; /* which run of its dialect in its stream */
-    struct run *next;
+    int stream;                                  /* index */
+    int source;                                  /* index */
+    int ordinal;                                 /* which run of its dialect in its stream */
+    uint8_t ll_seen[LL_KINDS][LL_MAX_RANKS / 8]; /* low latency: bit set: the rank has printed this kind of line */
 };
 
 struct parser {
@@ -61,7 +62,8 @@ struct parser {
     int current_stream; /* index of the one that dialects work for */
     struct run **runs;
     size_t n_runs, runs_space;
-    char program[64]; /* last program name seen: all_reduce_perf ... */
+    char program[64];    /* last program name seen: all_reduce_perf ... */
+    const char *v2_type; /* of the last case of DeepEP 2 in this source, whoever printed it; NULL: none */
     struct parse_fault faults[MAX_FAULTS];
     size_t n_faults;
     bool has_failed_alloc;
@@ -80,6 +82,9 @@ void prefix_read(const char *line, struct prefix *ret_prefix);
 
 /* One prefix that may be a host or may be text: "[x] ", "x: ", "x | ". 0: there is none. Appends to the key. */
 size_t prefix_guess(const char *line, char *key, size_t key_bytes);
+
+/* Any first word or bracket, as loggers put in front: what is behind it has to be known. 0: there is none. */
+size_t prefix_word(const char *line, char *key, size_t key_bytes);
 
 /* Where in `line`, behind its begin, another writer's tag of mpirun begins; NULL: nowhere. */
 const char *prefix_next_tag(const char *line);
@@ -115,7 +120,10 @@ void measure_point(struct parse_measure *measure, double x, double gbps, double 
 void measure_sample(struct parse_measure *measure, double rate);
 
 void run_problem(struct parse_run *run, const char *line);
-void run_touch(struct parser *parser, struct parse_run *run);
+
+/* The run that `public` is a part of. */
+struct run *run_whole(struct parse_run *public);
+
 void run_clear(struct run *run);
 
 /* Joins what several writers printed of one run. */
@@ -150,6 +158,7 @@ bool deepep_ll_line(struct parser *parser, const char *line);
 bool deepep_v2_line(struct parser *parser, const char *line);
 bool nccl_line(struct parser *parser, const char *line);
 bool perftest_line(struct parser *parser, const char *line);
+bool perftest_is_title(const char *line);
 bool epkit_line(struct parser *parser, const char *line);
 
 /* Lines of a JSON document. */

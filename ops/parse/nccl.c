@@ -100,6 +100,9 @@ static bool rank_line(struct parser *parser, const char *line)
     run = head(parser);
     if (!run)
         return true;
+    /* One process prints all ranks: a second rank 0 is that of another run at the same time. */
+    if (rank == 0 && run->ranks > 0)
+        run->writers++;
     if (rank >= (double)run->ranks)
         run->ranks = (int64_t)rank + 1;
     run->nodes = count_host(stream_now(parser), lex_hash(on + 4, (size_t)(device - on) - 4));
@@ -128,13 +131,16 @@ static bool head_line(struct parser *parser, const char *line)
         return true;
     }
     if (strstr(line, "nThread ") && strstr(line, "minBytes ")) {
-        (void)head(parser);
+        run = run_open(parser, PARSE_NCCL_TESTS);
+        /* Another try after one that failed before its table. */
+        (void)(run && run->n_problems > 0 ? begin(parser) : head(parser));
         return true;
     }
-    if (strstr(line, "size") && strstr(line, "count") && strstr(line, "busbw")) {
+    if (strstr(line, "busbw") && strstr(line, "type") &&
+        ((strstr(line, "size") && strstr(line, "count")) || strstr(line, "bytes"))) {
         (void)head(parser);
         if (stream)
-            stream->nccl_has_error_column = strstr(line, "error") && !strstr(line, "#wrong");
+            stream->nccl_has_error_column = (strstr(line, "error") || strstr(line, " res")) && !strstr(line, "#wrong");
         return true;
     }
     if (strstr(line, "(elements)") && strstr(line, "(us)")) {
@@ -273,13 +279,25 @@ static bool row_line(struct parser *parser, const char *line)
     return true;
 }
 
+/* The first versions, and pages on which a '#' begins a heading, leave it out. */
+static bool is_bare_comment(const char *line)
+{
+    static const char *const begins[] = {
+        "Out of bounds values :", "Avg bus bandwidth    :", "nThread ", "size ", "(B) ", "bytes ", "Rank "};
+
+    for (size_t i = 0; i < sizeof(begins) / sizeof(begins[0]); i++)
+        if (lex_starts(line, begins[i]))
+            return true;
+    return false;
+}
+
 bool nccl_line(struct parser *parser, const char *line)
 {
     struct parse_run *run;
 
     while (*line == ' ')
         line++;
-    if (*line == '#')
+    if (*line == '#' || is_bare_comment(line))
         return rank_line(parser, line) || head_line(parser, line) || tail_line(parser, line);
     if (strstr(line, "Test NCCL failure") || strstr(line, "Test CUDA failure") || strstr(line, ": Test failure ")) {
         run = run_need(parser, PARSE_NCCL_TESTS, title_of(parser));

@@ -134,6 +134,7 @@ void parser_begin(struct parser *parser, const char *source)
     parser->n_sources++;
     parser->line_number = 0;
     parser->program[0] = '\0';
+    parser->v2_type = NULL;
 }
 
 static bool is_compressed(const char *block, size_t n)

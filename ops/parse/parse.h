@@ -72,7 +72,7 @@ struct parse_run {
     char device[64];                /* GPU as the log names it; "" */
     uint64_t first_line, last_line; /* in that file, from 1 */
     char stream[96];                /* prefix of its lines, which tells nodes apart; "" */
-    int writers;                    /* nodes (or streams) that printed the same run */
+    int writers; /* nodes (or streams) that printed the same run; nccl-tests: runs at once whose lines are mixed */
     /* Settings that the log names; -1: not named. */
     int64_t tokens, hidden, topk, topk_groups, experts, ranks, nodes, sms;
     /* Cases, of one writer. Expected is 0 where the dialect has none. */

@@ -20,39 +20,61 @@
 
 enum { UNIT_NONE, UNIT_MIB, UNIT_GBIT, UNIT_LATENCY, UNIT_LATENCY_SHORT, UNIT_QOS = 16 };
 
-struct name {
+/* "RDMA_Write BW Test", "Send Bidirectional Post List BW Test", "Atomic FETCH_AND_ADD Latency Test" ... */
+static const struct verb {
     const char *title, *program, *op;
+} verbs[] = {
+    {"RDMA_Write_Imm", "write_imm", "write with immediate"},
+    {"RDMA_Write", "write", "write"},
+    {"RDMA_Read", "read", "read"},
+    {"Send", "send", "send"},
+    {"Atomic FETCH_AND_ADD", "atomic", "atomic"},
+    {"Atomic CMP_AND_SWAP", "atomic", "atomic"},
+    {"Raw Eth", "raw_ethernet", "raw Ethernet"},
 };
 
-static const struct name names[] = {
-    {"RDMA_Write Bidirectional BW Test", "ib_write_bw -b", "write (both ways)"},
-    {"RDMA_Read Bidirectional BW Test", "ib_read_bw -b", "read (both ways)"},
-    {"Send Bidirectional BW Test", "ib_send_bw -b", "send (both ways)"},
-    {"RDMA_Write Post List BW Test", "ib_write_bw", "write"},
-    {"RDMA_Write BW Test", "ib_write_bw", "write"},
-    {"RDMA_Read BW Test", "ib_read_bw", "read"},
-    {"Send BW Test", "ib_send_bw", "send"},
-    {"RDMA_Write Latency Test", "ib_write_lat", "write latency"},
-    {"RDMA_Read Latency Test", "ib_read_lat", "read latency"},
-    {"Send Latency Test", "ib_send_lat", "send latency"},
-};
-
-static const struct name *find_name(const char *line)
+/* false: the line is no title. The program comes with the option that its title tells of. */
+static bool read_title(const char *line, char *ret_program, size_t bytes)
 {
     const char *text = line + strspn(line, " ");
+    bool is_both = false;
 
-    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
-        if (lex_starts(text, names[i].title))
-            return &names[i];
-    return NULL;
+    for (size_t i = 0; i < sizeof(verbs) / sizeof(verbs[0]); i++) {
+        if (!lex_starts(text, verbs[i].title) || text[strlen(verbs[i].title)] != ' ')
+            continue;
+        text += strlen(verbs[i].title) + 1;
+        if (lex_starts(text, "Bidirectional ")) {
+            is_both = true;
+            text += strlen("Bidirectional ");
+        }
+        if (lex_starts(text, "Post List "))
+            text += strlen("Post List ");
+        if (!lex_starts(text, "BW Test") && !lex_starts(text, "Latency Test"))
+            return false;
+        snprintf(ret_program, bytes, "%s%s_%s%s", strcmp(verbs[i].program, "raw_ethernet") == 0 ? "" : "ib_",
+                 verbs[i].program, *text == 'B' ? "bw" : "lat", is_both ? " -b" : "");
+        return true;
+    }
+    return false;
 }
 
-static const char *op_of(const struct parse_run *run)
+bool perftest_is_title(const char *line)
 {
-    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
-        if (strcmp(run->title, names[i].program) == 0)
-            return names[i].op;
-    return "write";
+    char program[64];
+
+    return read_title(line, program, sizeof(program));
+}
+
+/* From the program: "write", "send (both ways)", "read latency". */
+static void op_of(const struct parse_run *run, char *ret_op, size_t bytes)
+{
+    const char *op = "write", *name = run->title + (lex_starts(run->title, "ib_") ? 3 : 0);
+
+    for (size_t i = 0; i < sizeof(verbs) / sizeof(verbs[0]); i++)
+        if (lex_starts(name, verbs[i].program) && name[strlen(verbs[i].program)] == '_' &&
+            !strchr(name + strlen(verbs[i].program) + 1, '_'))
+            op = verbs[i].op;
+    snprintf(ret_op, bytes, "%s%s", op, strstr(name, "_lat") ? " latency" : strstr(name, " -b") ? " (both ways)" : "");
 }
 
 static bool header(struct parser *parser, const char *line)
@@ -84,9 +106,12 @@ static double to_gbps(double value, int unit)
 
 static void keep_row(struct parse_run *run, double bytes, double peak, double average, double time_us)
 {
-    struct parse_measure *measure = run_measure(run, op_of(run), "", NULL);
     bool is_latency = !isnan(time_us);
+    struct parse_measure *measure;
+    char op[40];
 
+    op_of(run, op, sizeof(op));
+    measure = run_measure(run, op, "", NULL);
     if (!measure)
         return;
     measure_point(measure, bytes, average, time_us);
@@ -177,16 +202,16 @@ static const char *device_of(const char *line)
 
 bool perftest_line(struct parser *parser, const char *line)
 {
-    const struct name *name = find_name(line);
     struct stream *stream = stream_now(parser);
     struct parse_run *run = stream ? stream->open[PARSE_PERFTEST] : NULL;
     const char *device = device_of(line);
+    char program[64];
 
     if (!stream)
         return false;
-    if (name) {
+    if (read_title(line, program, sizeof(program))) {
         stream->perftest_unit = UNIT_NONE;
-        (void)run_begin(parser, PARSE_PERFTEST, name->program);
+        (void)run_begin(parser, PARSE_PERFTEST, program);
         return true;
     }
     if (device && run) {

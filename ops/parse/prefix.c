@@ -8,6 +8,8 @@
  *     [1,0]<stdout>:text                                 mpirun --tag-output (Open MPI 4)
  *     [prterun-host-1234@1,0]<stdout>: text              mpirun --output tag (Open MPI 5)
  *     Tue Nov 22 14:05:01 2026<stdout>:text              mpirun --timestamp-output
+ *     Nov 22 14:05:01 host program[123]: text            syslog, journald
+ *     1732269600.123 text                                seconds since 1970
  *      3: text                                           srun --label
  *     [default0]:text  [rank0]:text                      torchrun
  *
@@ -43,12 +45,37 @@ static size_t clock_length(const char *at)
     return n;
 }
 
+/* "Nov 22 14:05:01.123 " or "1732269600.123 "; its length, or 0. */
+static size_t old_time_length(const char *line)
+{
+    static const char months[] = "JanFebMarAprMayJunJulAugSepOctNovDec";
+    size_t n = digits(line, 11), clock;
+
+    if (n == 10 && line[n] == '.' && digits(line + 11, 9) > 0) {
+        n += 1 + digits(line + 11, 9);
+        return line[n] == ' ' ? n + 1 : 0;
+    }
+    for (n = 0; n < 36 && strncmp(line, months + n, 3) != 0; n += 3)
+        ;
+    if (n == 36 || line[3] != ' ')
+        return 0;
+    n = 4 + (line[4] == ' ');
+    if (digits(line + n, 2) == 0)
+        return 0;
+    n += digits(line + n, 2);
+    clock = line[n] == ' ' ? clock_length(line + n + 1) : 0;
+    n += 1 + clock;
+    return clock && line[n] == ' ' ? n + 1 : 0;
+}
+
 /* A time in front, with the space behind it; its length, or 0. */
 static size_t time_length(const char *line)
 {
     size_t bracket = *line == '[', n = bracket, clock;
     const char *at = line + bracket;
 
+    if (old_time_length(line))
+        return old_time_length(line);
     if (digits(at, 4) == 4 && (at[4] == '-' || at[4] == '/') && digits(at + 5, 2) == 2 && at[7] == at[4] &&
         digits(at + 8, 2) == 2 && (at[10] == 'T' || at[10] == ' ')) {
         n += 11;
@@ -263,6 +290,38 @@ size_t prefix_guess(const char *line, char *key, size_t key_bytes)
     if (line[n] != ' ' && line[n] != '\t')
         return 0;
     add_key(key, key_bytes, line + begin, end - begin);
+    return n + 1;
+}
+
+size_t prefix_word(const char *line, char *key, size_t key_bytes)
+{
+    static const char opening[] = "([<", closing[] = ")]>";
+    const char *bracket = *line ? strchr(opening, *line) : NULL, *end = NULL;
+    size_t n = 0;
+
+    if (*line == '\t')
+        return 1;
+    if (bracket)
+        end = strchr(line, closing[bracket - opening]);
+    if (end && end - line < 120)
+        n = (size_t)(end - line) + 1;
+    while (line[n] >= 'A' && line[n] <= 'Z' && !bracket)
+        n++;
+    /* "INFO:name:", as Python's logging writes it. */
+    if (!bracket && n > 0 && line[n] == ':' && is_name(line[n + 1])) {
+        n++;
+        while (is_name(line[n]))
+            n++;
+        if (line[n] == ':') {
+            add_key(key, key_bytes, line, n);
+            return n + 1;
+        }
+    }
+    while (line[n] && line[n] != ' ' && line[n] != '\t' && n < 120)
+        n++;
+    if (n == 0 || (line[n] != ' ' && line[n] != '\t'))
+        return 0;
+    add_key(key, key_bytes, line, n);
     return n + 1;
 }
 

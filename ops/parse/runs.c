@@ -12,6 +12,11 @@ struct stream *stream_now(struct parser *parser)
     return parser->current_stream >= 0 ? parser->streams[parser->current_stream] : NULL;
 }
 
+struct run *run_whole(struct parse_run *public)
+{
+    return (struct run *)public;
+}
+
 void run_clear(struct run *run)
 {
     for (size_t i = 0; i < run->public.n_measures; i++)
@@ -195,6 +200,23 @@ static bool agree(int64_t a, int64_t b)
     return a < 0 || b < 0 || a == b;
 }
 
+/* Parts of one low-latency run were printed by different ranks; each knows of the ranks up to its own highest. */
+static bool have_common_ranks(const struct run *a, const struct run *b)
+{
+    for (int kind = 0; kind < LL_KINDS; kind++)
+        for (size_t i = 0; i < sizeof(a->ll_seen[kind]); i++)
+            if (a->ll_seen[kind][i] & b->ll_seen[kind][i])
+                return true;
+    return false;
+}
+
+static bool have_same_ranks(const struct run *a, const struct run *b)
+{
+    if (a->public.dialect == PARSE_DEEPEP_LOW_LATENCY)
+        return !have_common_ranks(a, b);
+    return agree(a->public.ranks, b->public.ranks);
+}
+
 static bool is_same_run(const struct run *a, const struct run *b)
 {
     const struct parse_run *x = &a->public, *y = &b->public;
@@ -202,7 +224,7 @@ static bool is_same_run(const struct run *a, const struct run *b)
     return x->dialect == y->dialect && is_joint(x->dialect) && a->ordinal == b->ordinal &&
            (a->stream != b->stream || a->source != b->source) && agree(x->tokens, y->tokens) &&
            agree(x->hidden, y->hidden) && agree(x->topk, y->topk) && agree(x->experts, y->experts) &&
-           agree(x->ranks, y->ranks) && strcmp(x->title, y->title) == 0;
+           strcmp(x->title, y->title) == 0 && have_same_ranks(a, b);
 }
 
 static double lower(double a, double b)
@@ -215,11 +237,14 @@ static double higher(double a, double b)
     return isnan(a) || b > a ? b : a;
 }
 
-/* The slower of two figures of the same thing is the one that counts. */
-static void join_measure(struct parse_measure *into, const struct parse_measure *from)
+/* The slower of two figures of the same thing is the one that counts: by time where ranks print, by rate where nodes
+ * do. */
+static void join_measure(struct parse_measure *into, const struct parse_measure *from, bool is_by_time)
 {
-    bool is_slower = from->time_us > into->time_us || from->rdma_gbps < into->rdma_gbps ||
-                     (isnan(into->rdma_gbps) && from->nvl_gbps < into->nvl_gbps);
+    bool is_slower =
+        is_by_time && !isnan(from->time_us) && !isnan(into->time_us)
+            ? from->time_us > into->time_us
+            : from->rdma_gbps < into->rdma_gbps || (isnan(into->rdma_gbps) && from->nvl_gbps < into->nvl_gbps);
 
     if (is_slower) {
         struct parse_measure kept = *into;
@@ -249,14 +274,33 @@ static int64_t known(int64_t a, int64_t b)
     return a >= 0 ? a : b;
 }
 
-static void join(struct parse_run *into, const struct parse_run *from)
+/* Of all processes of a node only the first one prints cases: the others say nothing about them. */
+static void join_cases(struct parse_run *into, const struct parse_run *from)
 {
-    into->writers += from->writers;
+    if (from->dialect == PARSE_DEEPEP_V2 && from->started == 0 && from->n_measures > 0)
+        return;
+    if (into->dialect == PARSE_DEEPEP_V2 && into->started == 0 && into->n_measures > 0) {
+        into->passed = from->passed;
+        into->expected = from->expected;
+        into->is_complete = from->is_complete;
+    }
     into->passed = least(into->passed, from->passed);
     into->started = into->started > from->started ? into->started : from->started;
     into->expected = into->expected > from->expected ? into->expected : from->expected;
-    into->failed += from->failed;
     into->is_complete = into->is_complete && from->is_complete;
+}
+
+static void join(struct run *whole, const struct run *other)
+{
+    struct parse_run *into = &whole->public;
+    const struct parse_run *from = &other->public;
+
+    for (int kind = 0; kind < LL_KINDS; kind++)
+        for (size_t i = 0; i < sizeof(whole->ll_seen[kind]); i++)
+            whole->ll_seen[kind][i] |= other->ll_seen[kind][i];
+    into->writers += from->writers;
+    join_cases(into, from);
+    into->failed += from->failed;
     into->tokens = known(into->tokens, from->tokens);
     into->hidden = known(into->hidden, from->hidden);
     into->topk = known(into->topk, from->topk);
@@ -276,7 +320,7 @@ static void join(struct parse_run *into, const struct parse_run *from)
             measure->points = NULL;
             measure->n_points = 0;
         } else {
-            join_measure(measure, &from->measures[i]);
+            join_measure(measure, &from->measures[i], into->dialect != PARSE_DEEPEP_INTERNODE);
         }
     }
     for (size_t i = 0; i < from->n_problems; i++)
@@ -306,7 +350,7 @@ void runs_merge(struct parser *parser)
         while (same < used && !is_same_run(parser->runs[same], run))
             same++;
         if (same < used) {
-            join(&parser->runs[same]->public, &run->public);
+            join(parser->runs[same], run);
             run_clear(run);
         } else {
             parser->runs[used++] = run;

@@ -16,18 +16,28 @@
 #include <stdlib.h>
 #include <string.h>
 
-static struct stream *find_stream(struct parser *parser, const char *key)
-{
-    struct stream *stream;
+#define MAX_GUESSES 7 /* words in front of a line: date, time zone, host, program, level, place */
 
+/* Its index, or -1. */
+static int look_up(const struct parser *parser, const char *key)
+{
     /* The one of the line before is the most likely. */
     if (parser->current_stream >= 0 && strcmp(parser->streams[parser->current_stream]->key, key) == 0)
-        return parser->streams[parser->current_stream];
-    for (size_t i = 0; i < parser->n_streams; i++) {
-        if (strcmp(parser->streams[i]->key, key) == 0) {
-            parser->current_stream = (int)i;
-            return parser->streams[i];
-        }
+        return parser->current_stream;
+    for (size_t i = 0; i < parser->n_streams; i++)
+        if (strcmp(parser->streams[i]->key, key) == 0)
+            return (int)i;
+    return -1;
+}
+
+static struct stream *find_stream(struct parser *parser, const char *key)
+{
+    int index = look_up(parser, key);
+    struct stream *stream;
+
+    if (index >= 0) {
+        parser->current_stream = index;
+        return parser->streams[index];
     }
     if (parser->n_streams >= MAX_STREAMS) { /* the last one takes what there is no room for */
         parser->current_stream = MAX_STREAMS - 1;
@@ -75,13 +85,31 @@ static void note_program(struct parser *parser, const char *text)
         snprintf(parser->program, sizeof(parser->program), "%.*s", (int)(at + 5 - begin), begin);
 }
 
+/* Does a run begin with this line? Then whatever is in front of it is in front of its other lines as well. */
+static bool begins_run(const char *text)
+{
+    static const char *const heads[] = {
+        "# nThread ",   "# Collective test starting:", "#  Rank ", "#   Rank ",
+        "#       size", "Running all test cases:",     "ON ",      "{\"schema_version\""};
+
+    for (size_t i = 0; i < sizeof(heads) / sizeof(heads[0]); i++)
+        if (lex_starts(text, heads[i]))
+            return true;
+    return strcmp(text, "Config:") == 0 || strcmp(text, "{") == 0 || lex_starts(text, "[ 1/") ||
+           lex_starts(text, "[1/") || lex_starts(text, "[  1/") || perftest_is_title(text);
+}
+
 /* A whole line of one writer. */
-static void logical_line(struct parser *parser, const char *text)
+static void logical_line(struct parser *parser, char *text)
 {
     const struct stream *stream = stream_now(parser);
     char key[KEY_BYTES];
     const char *at = text;
-    size_t skip;
+    size_t skip, n = strlen(text);
+    bool has_words = false;
+
+    while (n > 0 && (text[n - 1] == ' ' || text[n - 1] == '\t'))
+        text[--n] = '\0';
 
     if (*text == '\0' && !(stream && stream->document))
         return;
@@ -91,24 +119,30 @@ static void logical_line(struct parser *parser, const char *text)
         fault_line(parser, text);
         return;
     }
-    /* Perhaps there is a host in front, of a launcher that we do not know; there may be two. */
+    /* Perhaps there is a host in front, of a launcher that we do not know, or what a logger writes. */
     snprintf(key, sizeof(key), "%s", stream ? stream->key : "");
-    for (int round = 0; round < 2; round++) {
+    for (int round = 0; round < MAX_GUESSES; round++) {
         struct prefix prefix;
         int before = parser->current_stream;
 
-        skip = prefix_guess(at, key, sizeof(key));
+        skip = has_words || round >= 2 ? 0 : prefix_guess(at, key, sizeof(key));
+        if (skip == 0) {
+            has_words = true;
+            skip = prefix_word(at, key, sizeof(key));
+        }
         if (skip == 0)
             break;
         at += skip;
         prefix_read(at, &prefix); /* "host: 2026-02-03T10:00:00Z text" */
         at += prefix.bytes;
+        if (has_words && look_up(parser, key) < 0 && !begins_run(at))
+            continue;
         if (!find_stream(parser, key))
             break;
         if (recognise(parser, at)) {
             parser->totals.recognised++;
-            text = at;
-            break;
+            fault_line(parser, at);
+            return;
         }
         parser->current_stream = before;
     }

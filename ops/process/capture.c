@@ -7,10 +7,12 @@
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define TICK_MS 20 /* how late the end of a program may be noticed that has closed its output */
+#define TICK_MS 20      /* how late the end of a program may be noticed where there is no pidfd */
+#define WAIT_MS 3600000 /* the longest wait at once */
 #define WIDTH_MAX 64
 #define DRAIN_READS 64
 
@@ -70,12 +72,19 @@ static int drain(struct capture *capture, int which)
 static void start(struct capture *capture)
 {
     capture->started_ns = ep_now_ns();
-    capture->start_error = process_start(capture->argv, NULL, false, &capture->process);
+    capture->pidfd = -1;
+    if (capture->argv)
+        capture->start_error = process_start(capture->argv, NULL, false, &capture->process);
+    else
+        capture->start_error = process_fork(capture->execute, capture->context, false, &capture->process);
+    if (capture->start_error == 0)
+        capture->pidfd = (int)syscall(SYS_pidfd_open, capture->process.pid, 0);
 }
 
 static void end(struct capture *capture)
 {
     process_close(&capture->process);
+    process_close_fd(&capture->pidfd);
     capture->elapsed_ns = (int64_t)(ep_now_ns() - capture->started_ns);
     capture->process.pid = 0;
 }
@@ -111,16 +120,28 @@ struct crowd {
     int n;
 };
 
-static void wait_for_news(const struct crowd *crowd)
+/* Until one writes, ends or is late. */
+static void wait_for_news(const struct crowd *crowd, int64_t timeout_ms)
 {
-    struct pollfd polls[2 * WIDTH_MAX];
+    struct pollfd polls[3 * WIDTH_MAX];
+    uint64_t now_ns = ep_now_ns(), until_ns = now_ns + (crowd->n ? WAIT_MS * UINT64_C(1000000) : 0);
     nfds_t n = 0;
 
-    for (int i = 0; i < crowd->n; i++)
+    for (int i = 0; i < crowd->n; i++) {
+        struct capture *capture = crowd->members[i];
+        uint64_t late_ns = capture->started_ns + (uint64_t)timeout_ms * 1000000;
+
+        if (capture->pidfd < 0)
+            late_ns = now_ns + TICK_MS * UINT64_C(1000000);
+        else
+            polls[n++] = (struct pollfd){.fd = capture->pidfd, .events = POLLIN};
+        if (late_ns < until_ns)
+            until_ns = late_ns;
         for (int which = OUTPUT; which <= ERROR; which++)
-            if (*fd_of(crowd->members[i], which) >= 0)
-                polls[n++] = (struct pollfd){.fd = *fd_of(crowd->members[i], which), .events = POLLIN};
-    poll(polls, n, TICK_MS);
+            if (*fd_of(capture, which) >= 0)
+                polls[n++] = (struct pollfd){.fd = *fd_of(capture, which), .events = POLLIN};
+    }
+    poll(polls, n, until_ns > now_ns ? (int)((until_ns - now_ns) / 1000000 + 1) : 0);
 }
 
 int capture_run(struct capture *captures, int n, int width, int64_t timeout_ms,
@@ -131,8 +152,10 @@ int capture_run(struct capture *captures, int n, int width, int64_t timeout_ms,
 
     if (width > WIDTH_MAX)
         width = WIDTH_MAX;
-    for (int i = 0; i < n; i++)
+    for (int i = 0; i < n; i++) {
         captures[i].process = (struct process){.in = -1, .out = -1, .err = -1};
+        captures[i].pidfd = -1;
+    }
     while (result == 0 && (next < n || crowd.n > 0)) {
         while (next < n && crowd.n < width) {
             start(&captures[next]);
@@ -142,7 +165,7 @@ int capture_run(struct capture *captures, int n, int width, int64_t timeout_ms,
                 on_end(&captures[next], context);
             next++;
         }
-        wait_for_news(&crowd);
+        wait_for_news(&crowd, timeout_ms);
         for (int i = 0; i < crowd.n && result >= 0;) {
             result = look_after(crowd.members[i], timeout_ms);
             if (result == 1) {

@@ -19,8 +19,10 @@ struct capture_text {
 };
 
 struct capture {
-    char *const *argv; /* for execvp(); ends with NULL; the caller's */
-    size_t bytes_max;  /* of one stream; 0: CAPTURE_BYTES_MAX */
+    char *const *argv; /* for execvp(); ends with NULL; the caller's. NULL: `execute` runs in the child instead */
+    process_become execute;
+    const void *context; /* of `execute` */
+    size_t bytes_max;    /* of one stream; 0: CAPTURE_BYTES_MAX */
 
     /* Afterwards: */
     int start_error; /* errno of starting it, 0 if it ran */
@@ -31,6 +33,7 @@ struct capture {
 
     /* While it runs: */
     struct process process;
+    int pidfd; /* -1: none, and the end is noticed by polling */
     uint64_t started_ns;
 };
 

@@ -15,7 +15,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define TICK_NS 200000000 /* a signal may be lost to a thread of a preloaded library */
+#define TICK_NS 999000000 /* a signal may be lost to a thread of a preloaded library */
 #define TERM_GRACE_MS 3000
 #define KILL_GRACE_MS 5000 /* for processes that are stuck in the kernel: init gets them */
 #define PARENT_DIED SIGRTMAX

@@ -5,12 +5,17 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define MAX_ENTRIES 100000
+#define LOCK_MS 10000
+#define LOCK_POLL_MS 20
 
 json_t *report_history_entry(const json_t *document)
 {
@@ -29,9 +34,44 @@ json_t *report_history_entry(const json_t *document)
     return entry;
 }
 
+/* Without waiting for the writer of a FIFO. EINVAL: not a regular file. */
+static FILE *open_history(const char *path)
+{
+    int fd = open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC), error;
+    struct stat info;
+    FILE *file = NULL;
+
+    if (fd < 0)
+        return NULL;
+    if (fstat(fd, &info) != 0)
+        error = errno;
+    else if (!S_ISREG(info.st_mode))
+        error = EINVAL;
+    else
+        error = (file = fdopen(fd, "r")) ? 0 : errno;
+    if (!file) {
+        close(fd);
+        errno = error;
+    }
+    return file;
+}
+
+/* Others hold it for a moment; one that is stopped would hold it for ever. 0, or errno. */
+static int lock(int fd)
+{
+    for (int left_ms = LOCK_MS; flock(fd, LOCK_EX | LOCK_NB) != 0; left_ms -= LOCK_POLL_MS) {
+        if (errno != EWOULDBLOCK && errno != EINTR)
+            return errno;
+        if (left_ms <= 0)
+            return EBUSY;
+        poll(NULL, 0, LOCK_POLL_MS);
+    }
+    return 0;
+}
+
 json_t *report_history_read(const char *path, int *ret_bad)
 {
-    FILE *file = fopen(path, "re");
+    FILE *file = open_history(path);
     json_t *entries;
     char *line = NULL;
     size_t space = 0;
@@ -73,10 +113,9 @@ int report_history_add(const char *path, const json_t *entry)
         error = ENOMEM;
         goto end;
     }
-    if (flock(fd, LOCK_EX) != 0) {
-        error = errno;
+    error = lock(fd);
+    if (error)
         goto end;
-    }
     before = lseek(fd, 0, SEEK_END);
     if (write(fd, line, (size_t)n) != n) {
         error = errno ? errno : ENOSPC;

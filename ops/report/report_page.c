@@ -31,6 +31,11 @@ static const json_t *runs_of(const json_t *document)
 
 /* --- figures --- */
 
+static bool is_link(const json_t *run)
+{
+    return strcmp(page_text(run, "dialect"), "perftest") == 0;
+}
+
 static void print_measure(FILE *stream, const json_t *run, const json_t *measure)
 {
     const json_t *logical = json_object_get(measure, "logical_gbps"), *wire = json_object_get(measure, "wire_gbps");
@@ -52,7 +57,8 @@ static void print_measure(FILE *stream, const json_t *run, const json_t *measure
                      : json_is_number(json_object_get(percent, "bus")) ? json_object_get(percent, "bus")
                                                                        : json_object_get(percent, "nvl"),
                      0, 1);
-    page_text_cell(stream, "", page_text(measure, "config"));
+    /* Of links only the device tells one from the other. */
+    page_text_cell(stream, "", is_link(run) ? page_text(run, "device") : page_text(measure, "config"));
     fputs("</tr>\n", stream);
 }
 
@@ -161,7 +167,9 @@ static bool plot_sweep(FILE *stream, const json_t *run)
         }
         n++;
     }
-    snprintf(title, sizeof(title), "%.60s, %s", page_text(run, "title"), is_sized ? "by message size" : "sweep");
+    snprintf(title, sizeof(title), "%.40s%s%.30s, %s", page_text(run, "title"),
+             is_link(run) && *page_text(run, "device") ? " on " : "", is_link(run) ? page_text(run, "device") : "",
+             is_sized ? "by message size" : "sweep");
     return n > 0 && svg_lines(stream, &(struct svg_lines){.title = title,
                                                           .x_label = is_sized ? "bytes" : "number of the configuration",
                                                           .y_label = "GB/s",
@@ -321,6 +329,9 @@ static void print_nics(FILE *stream, const json_t *document)
             }
         }
     }
+    if (json_array_size(hosts) > MAX_HOST_PLOTS)
+        fprintf(stream, "<p class=\"soft\">Plots of %d of %zu nodes; report.json has all counters.</p>\n", plots,
+                json_array_size(hosts));
     fputs("</section>\n", stream);
 }
 

@@ -36,7 +36,7 @@ struct triangulate {
     int half;         /* how many of the group's members are suspects */
     bool second_half; /* spread: the first half was fast */
     int *slow, n_slow;
-    int runs, rounds;
+    int runs;
     double cut;
 };
 
@@ -458,7 +458,6 @@ bool triangulate_next(struct triangulate *t, struct triangulate_round *ret_round
         return false;
     }
     t->runs += t->n_groups;
-    t->rounds++;
     *ret_round = (struct triangulate_round){t->n_groups, t->groups, t->sizes, why};
     return true;
 }
@@ -483,9 +482,4 @@ enum triangulate_end triangulate_end(const struct triangulate *t, const int **re
 int triangulate_runs(const struct triangulate *t)
 {
     return t->runs;
-}
-
-int triangulate_rounds(const struct triangulate *t)
-{
-    return t->rounds;
 }

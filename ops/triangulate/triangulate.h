@@ -58,9 +58,8 @@ void triangulate_result(struct triangulate *triangulate, int group, double ratio
 
 enum triangulate_end triangulate_end(const struct triangulate *triangulate, const int **ret_slow, int *ret_n);
 
-/* Groups measured and rounds so far. */
+/* Groups measured so far. */
 int triangulate_runs(const struct triangulate *triangulate);
-int triangulate_rounds(const struct triangulate *triangulate);
 
 /* The most runs that one slow node takes among n, and the least that any method can do with: log2(n), rounded up. */
 int triangulate_worst_case(int n_nodes, enum triangulate_strategy strategy);

@@ -64,7 +64,8 @@ static json_t *percents(const struct judged *judged, const struct parse_measure 
     const struct model_hardware *hardware = judged->hardware;
     double nic = hardware ? hardware->nic_gbps : ASSUMED_NIC;
     double nics = hardware ? hardware->nics_per_node * nic : 8 * ASSUMED_NIC;
-    double share = judged->run->dialect == PARSE_PERFTEST ? nic : nics / (judged->gpus > 0 ? judged->gpus : 8);
+    double ways = strstr(measure->op, "(both ways)") ? 2 : 1;
+    double share = judged->run->dialect == PARSE_PERFTEST ? ways * nic : nics / (judged->gpus > 0 ? judged->gpus : 8);
     double rdma = json_number_value(json_object_get(wire, "rdma")),
            nvl = json_number_value(json_object_get(wire, "nvl"));
     double bus = NAN;
@@ -183,32 +184,14 @@ json_t *run_document(const struct context *context, const struct judged *judged)
 
 /* --- the whole --- */
 
-static int compare_doubles(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-
-    return (x > y) - (x < y);
-}
-
 /* What only several runs together tell. */
 static void survey(struct context *context)
 {
-    size_t n = parser_count(context->parser), n_rates = 0;
-    double *rates = calloc(n + 1, sizeof(*rates));
-
-    context->perftest_median = NAN;
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < parser_count(context->parser); i++) {
         const struct parse_run *run = parser_run(context->parser, i);
 
         context->single_ranks += run->dialect == PARSE_NCCL_TESTS && run->ranks == 1;
-        if (rates && run->dialect == PARSE_PERFTEST && run->n_measures > 0 && run->measures[0].rdma_gbps > 0)
-            rates[n_rates++] = run->measures[0].rdma_gbps;
     }
-    if (n_rates >= 3) {
-        qsort(rates, n_rates, sizeof(*rates), compare_doubles);
-        context->perftest_median = rates[n_rates / 2];
-    }
-    free(rates);
 }
 
 static json_t *faults_document(const struct parser *parser, bool *ret_is_fatal)

@@ -14,7 +14,7 @@ enum metric { METRIC_NONE, METRIC_RDMA, METRIC_NVL, METRIC_BUS, METRIC_TIME };
 struct expected {
     double value;     /* NAN: nothing to compare with */
     double ratio;     /* measured / expected; of times the other way round */
-    const char *from; /* "reference", "model", "lowest known" */
+    const char *from; /* "reference", "model", "lowest known", "the other links" */
     char source[160];
     const struct model_hardware *hardware;
 };
@@ -23,8 +23,7 @@ struct context {
     const struct parser *parser;
     const struct reference *reference;
     const struct verdict_options *options;
-    double perftest_median; /* of the first run of each device pair; NAN: fewer than three */
-    int single_ranks;       /* runs of nccl-tests with one rank each */
+    int single_ranks; /* runs of nccl-tests with one rank each */
 };
 
 /* One run, as far as it is judged. */

@@ -4,6 +4,7 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static void add_cause(struct judged *judged, const char *id, const char *text)
@@ -60,7 +61,13 @@ static void judge_tables(const struct context *context, struct judged *judged)
     const struct parse_run *run = judged->run;
 
     if (run->dialect == PARSE_NCCL_TESTS) {
-        if (run->wrong > 0 || run->failed > 0) {
+        if (run->writers > 1 || (run->ranks == 1 && context->single_ranks > 1)) {
+            say(judged, ": %d independent runs of %lld rank%s each instead of one",
+                run->writers > 1 ? run->writers : context->single_ranks, (long long)run->ranks,
+                run->ranks == 1 ? "" : "s");
+            fail(judged);
+            add_cause(judged, NULL, "the program was built without MPI, or with another MPI than mpirun's");
+        } else if (run->wrong > 0 || run->failed > 0) {
             say(judged, ": %llu values are wrong",
                 (unsigned long long)(run->wrong ? run->wrong : (uint64_t)run->failed));
             fail(judged);
@@ -71,10 +78,9 @@ static void judge_tables(const struct context *context, struct judged *judged)
             say(judged, ": the table was cut off");
             fail(judged);
         }
-        if (run->ranks == 1 && context->single_ranks > 1)
-            add_cause(judged, NULL,
-                      "several runs of one rank each instead of one of all: the program was built without MPI, or with "
-                      "another MPI than mpirun's");
+        if (run->ranks == 1)
+            json_array_append_new(
+                judged->notes, json_string("One rank alone sends nothing: its bus bandwidth is 0, and tells nothing."));
     }
     if (run->dialect == PARSE_PERFTEST && run->n_measures == 0) {
         say(judged, ": nothing was measured");
@@ -155,6 +161,34 @@ static void slow_causes(struct judged *judged)
     }
 }
 
+static int compare_doubles(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+
+    return (x > y) - (x < y);
+}
+
+/* Of all runs that measured the same on a link: the median rate, or of two the higher one. NAN: there is one alone. */
+static double rate_of_links(const struct parser *parser, const struct parse_measure *like)
+{
+    double *rates = calloc(parser_count(parser) + 1, sizeof(*rates)), rate = NAN;
+    size_t n = 0;
+
+    for (size_t i = 0; rates && i < parser_count(parser); i++) {
+        const struct parse_run *run = parser_run(parser, i);
+        const struct parse_measure *measure = parse_find(run, like->op, like->type);
+
+        if (run->dialect == PARSE_PERFTEST && measure && measure->rdma_gbps > 0 && measure->bytes == like->bytes)
+            rates[n++] = measure->rdma_gbps;
+    }
+    if (n >= 2) {
+        qsort(rates, n, sizeof(*rates), compare_doubles);
+        rate = rates[n / 2];
+    }
+    free(rates);
+    return rate;
+}
+
 static void find_worst(const struct context *context, struct judged *judged)
 {
     const struct parse_run *run = judged->run;
@@ -172,10 +206,14 @@ static void find_worst(const struct context *context, struct judged *judged)
         }
     }
     /* Links of one kind can be compared with each other, whatever they are. */
-    if (!judged->worst && run->dialect == PARSE_PERFTEST && run->n_measures > 0 && !isnan(context->perftest_median)) {
+    if (!judged->worst && run->dialect == PARSE_PERFTEST && run->n_measures > 0 && run->measures[0].rdma_gbps > 0) {
+        double value = rate_of_links(context->parser, &run->measures[0]);
+
+        if (isnan(value))
+            return;
         judged->worst = &run->measures[0];
-        judged->worst_ratio = run->measures[0].rdma_gbps / context->perftest_median;
-        judged->worst_expected = (struct expected){.value = context->perftest_median, .from = "the others' median"};
+        judged->worst_ratio = run->measures[0].rdma_gbps / value;
+        judged->worst_expected = (struct expected){.value = value, .from = "the other links"};
     }
 }
 
@@ -218,7 +256,9 @@ static void judge_speed(const struct context *context, struct judged *judged)
         say(judged, " where %.1f are expected", judged->worst_expected.value);
     else
         say(judged, " is %.0f%% of %s%.1f", percent,
-            strcmp(judged->worst_expected.from, "lowest known") == 0 ? "the slowest known machine's " : "the expected ",
+            strcmp(judged->worst_expected.from, "lowest known") == 0      ? "the slowest known machine's "
+            : strcmp(judged->worst_expected.from, "the other links") == 0 ? "the other links' "
+                                                                          : "the expected ",
             judged->worst_expected.value);
     if (judged->hardware)
         say(judged, " on %s", judged->hardware->name);

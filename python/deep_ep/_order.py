@@ -8,12 +8,22 @@ asynchronous, the returned event says when it is complete; it keeps the call's t
 On the CPU a call is complete when it returns, and all events are complete.
 """
 import contextlib
+from typing import Any, ContextManager, Optional, Sequence, Union, overload
 
 import torch
 
-from epkit._tensors import aligned
+import epkit
+from epkit._tensors import Floats, aligned
 
 from .utils.event import EventHandle, EventOverlap
+
+Event = Union[None, EventHandle, EventOverlap]
+
+
+def _handle_of(event: Event) -> Optional[EventHandle]:
+    own: Any = event
+    handle: Optional[EventHandle] = getattr(own, "event", own)
+    return handle
 
 
 class Order:
@@ -23,27 +33,38 @@ class Order:
     them can run beside the operation.
     """
 
-    def __init__(self, device, comm_stream, previous_event, allocate_on_comm_stream, another_event=None):
+    def __init__(self, device: torch.device, comm_stream: Optional[torch.cuda.Stream], previous_event: Event,
+                 allocate_on_comm_stream: bool, another_event: Event = None) -> None:
         self._device = device
         self._stream = comm_stream
-        self._previous = getattr(previous_event, "event", previous_event)
-        self._another = getattr(another_event, "event", another_event)
+        self._previous, self._another = _handle_of(previous_event), _handle_of(another_event)
         self._on_comm = allocate_on_comm_stream
         self._waited = self._copied = False
 
-    def inputs(self, *tensors):
-        """The tensors as the library takes them: copies, made on the current stream, where one begins at an odd place."""
-        ready = tuple(aligned(tensor) for tensor in tensors)
-        self._copied |= any(one is not tensor for one, tensor in zip(ready, tensors))
+    @overload
+    def input(self, tensor: torch.Tensor) -> torch.Tensor: ...
+    @overload
+    def input(self, tensor: Optional[torch.Tensor]) -> Optional[torch.Tensor]: ...
+
+    def input(self, tensor: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
+        """The tensor as the library takes it: a copy, made on the current stream, where it begins at an odd place."""
+        ready = aligned(tensor)
+        self._copied |= ready is not tensor
         return ready
 
+    def rows(self, x: Floats) -> Floats:
+        """The same for rows, alone or with scales."""
+        return (self.input(x[0]), self.input(x[1])) if isinstance(x, tuple) else self.input(x)
+
     @property
-    def stream(self):
+    def stream(self) -> Optional["Order"]:
         """What to hand to epkit as a stream: None on the CPU."""
         return self if self._stream is not None else None
 
     @property
-    def cuda_stream(self):
+    def cuda_stream(self) -> int:
+        """The pointer of the communication stream, which waits before."""
+        assert self._stream is not None
         if not self._waited:
             self._waited = True
             for event in (self._previous, self._another):
@@ -53,7 +74,7 @@ class Order:
                 self._stream.wait_stream(torch.cuda.current_stream(self._device))
         return self._stream.cuda_stream
 
-    def allocating(self):
+    def allocating(self) -> ContextManager[Any]:
         """Where outputs are allocated: with this, on the communication stream, if that was asked for."""
         if self._stream is None or not self._on_comm:
             return contextlib.nullcontext()
@@ -63,14 +84,15 @@ class Order:
             self._waited = True
         return torch.cuda.stream(self._stream)
 
-    def on_stream(self):
+    def on_stream(self) -> ContextManager[Any]:
         """Work of torch that belongs to the call: with this it runs on the communication stream."""
         if self._stream is None:
             return contextlib.nullcontext()
         _ = self.cuda_stream
         return torch.cuda.stream(self._stream)
 
-    def done(self, asynchronous, tensors, made_on_stream=()):
+    def done(self, asynchronous: bool, tensors: Sequence[torch.Tensor],
+             made_on_stream: Sequence[torch.Tensor] = ()) -> EventOverlap:
         """The end of the call: the current stream waits, or gets an event. Returns an EventOverlap.
 
         tensors: of the call. made_on_stream: those that were allocated within on_stream().
@@ -88,6 +110,6 @@ class Order:
         return EventOverlap(None)
 
 
-def new_comm_stream(comm):
+def new_comm_stream(comm: epkit.Communicator) -> Optional[torch.cuda.Stream]:
     """The communication stream of a buffer; None on the CPU."""
-    return torch.cuda.Stream(comm.device, priority=-1) if comm.is_cuda else None
+    return torch.cuda.Stream(comm.device, priority=-1) if comm.is_cuda else None  # type: ignore[no-untyped-call]

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """DeepEP V1: Buffer."""
-from typing import List, NamedTuple, Optional, Tuple, Union
+from typing import Any, Callable, Dict, List, NamedTuple, NoReturn, Optional, Sequence, Tuple, Union
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 import epkit
 
-from ._order import Order, new_comm_stream
+from ._order import Event, Order, new_comm_stream
 from .utils.envs import check_torch_deterministic
 from .utils.event import EventHandle, EventOverlap
 
@@ -16,13 +17,17 @@ _INTERNODE = ("epkit serves the ranks of one host: there Buffer.dispatch and Buf
               "DeepEP itself")
 
 
+# What is behind the tensors of a handle: programs save the tensors for a backward pass and make a tuple of them again.
+_origins: Any = WeakTensorKeyDictionary()
+
 _STRIDE = 1 << 21  # of source ids: more tokens than a rank has, and 1024 ranks of them fit an int32
 
 
 class Config(NamedTuple):
     """Sizes of DeepEP's buffers and its number of multiprocessors.
 
-    num_sms alone is of interest here, and only to who reads it; the buffers that the others describe do not exist.
+    num_sms is the number that an operation on CUDA takes, where it is another one than Buffer.num_sms or that was set; the
+    buffers that the others describe do not exist.
     """
     num_sms: int = 20
     num_max_nvl_chunked_send_tokens: int = 6
@@ -39,7 +44,7 @@ class Config(NamedTuple):
         return 0
 
 
-class Handle(tuple):
+class Handle(Tuple[torch.Tensor, ...]):
     """What a dispatch returns for later calls: the six tensors of DeepEP's handle, and the plan behind them.
 
     rank_prefix_matrix int32 [R, R] (tokens of ranks 0..i for rank j), channel_prefix_matrix and
@@ -49,10 +54,16 @@ class Handle(tuple):
     plan: epkit.Plan
 
 
-class LowLatencyHandle(tuple):
-    """(src_info int32 [L, R*M], layout_range int64 [L, R], M, H, E), and the call behind them."""
+class _Call(NamedTuple):
+    """A dispatch with low latency."""
     object: epkit.LowLatency
-    call: int
+    number: int
+    most: int
+
+
+class LowLatencyHandle(Tuple[Any, ...]):
+    """(src_info int32 [L, R*M], layout_range int64 [L, R], M, H, E), and the call behind them."""
+    behind: _Call
 
 
 class _Runtime:
@@ -95,10 +106,12 @@ class Buffer:
     """
 
     num_sms: int = 20
+    _num_sms_set = False
 
-    def __init__(self, group=None, num_nvl_bytes: int = 0, num_rdma_bytes: int = 0, low_latency_mode: bool = False,
+    def __init__(self, group: Any = None, num_nvl_bytes: int = 0, num_rdma_bytes: int = 0, low_latency_mode: bool = False,
                  num_qps_per_rank: int = 24, allow_nvlink_for_low_latency_mode: bool = True, allow_mnnvl: bool = False,
-                 use_fabric: bool = False, explicitly_destroy: bool = False, enable_shrink: bool = False, comm=None) -> None:
+                 use_fabric: bool = False, explicitly_destroy: bool = False, enable_shrink: bool = False,
+                 comm: Any = None) -> None:
         if group is None and comm is None:
             raise ValueError("Buffer: give a process group, or a communicator of mpi4py as comm")
         self._comm = epkit.Communicator(group if group is not None else comm)
@@ -108,10 +121,11 @@ class Buffer:
         self.low_latency_mode = low_latency_mode
         self.explicitly_destroy = explicitly_destroy
         self.enable_shrink = enable_shrink
-        self.runtime = _Runtime(self._comm)
+        self.runtime: Optional[_Runtime] = _Runtime(self._comm)
         self._comm_stream = new_comm_stream(self._comm)
         self._low_latency: List[epkit.LowLatency] = []
-        self._masked = {}
+        self._masked: Dict[int, bool] = {}
+        self._sms = 0  # that the library has been told; 0: its default
 
     def destroy(self) -> None:
         """Leaves the group and frees everything. Needs explicitly_destroy."""
@@ -128,10 +142,22 @@ class Buffer:
 
     @staticmethod
     def set_num_sms(new_num_sms: int) -> None:
-        """Multiprocessors for high throughput; even. Read by get_dispatch_config()."""
+        """Multiprocessors that dispatch and combine take on CUDA; even. Read by get_dispatch_config(), too.
+
+        Without it, and without another number in `config`, the library takes as many as fill the links.
+        """
         if new_num_sms % 2:
             raise AssertionError(f"the number of multiprocessors must be even, not {new_num_sms}")
-        Buffer.num_sms = new_num_sms
+        Buffer.num_sms, Buffer._num_sms_set = new_num_sms, True
+
+    def _take_sms(self, config: Optional[Config]) -> None:
+        """Tells the library how many multiprocessors the program wants, if it wants a number."""
+        sms = Buffer.num_sms if config is None else config.num_sms
+        if not Buffer._num_sms_set and sms == Buffer.num_sms:
+            sms = 0
+        if sms != self._sms:
+            self._comm.set_num_sms(sms)
+            self._sms = sms
 
     @staticmethod
     def capture() -> EventOverlap:
@@ -144,11 +170,13 @@ class Buffer:
         """Bytes of a low-latency buffer: each token once per rank, both ways, two calls at a time."""
         return 4 * num_max_dispatch_tokens_per_rank * num_ranks * (2 * hidden + 128)
 
-    def get_comm_stream(self):
+    def get_comm_stream(self) -> Optional[torch.cuda.Stream]:
         """The communication stream: a torch.cuda.Stream; None on the CPU, which has none."""
         return self._comm_stream
 
-    def get_local_buffer_tensor(self, dtype: torch.dtype, size=None, offset: int = 0, use_rdma_buffer: bool = False):
+    def get_local_buffer_tensor(self, dtype: torch.dtype, size: Optional[Sequence[int]] = None, offset: int = 0,
+                                use_rdma_buffer: bool = False) -> NoReturn:
+        """Not supported."""
         raise NotImplementedError("epkit has no such buffer: Communicator.empty() makes tensors that peers reach directly, "
                                   "get_next_low_latency_combine_buffer() those of a combine")
 
@@ -162,12 +190,13 @@ class Buffer:
         """Any number of ranks."""
         return Config(Buffer.num_sms)
 
-    def _order(self, previous_event, allocate_on_comm_stream) -> Order:
+    def _order(self, previous_event: Event, allocate_on_comm_stream: bool) -> Order:
         check_torch_deterministic()
         return Order(self._comm.device, self._comm_stream, previous_event, allocate_on_comm_stream)
 
     def get_dispatch_layout(self, topk_idx: torch.Tensor, num_experts: int, previous_event: Optional[EventOverlap] = None,
-                            async_finish: bool = False, allocate_on_comm_stream: bool = False):
+                            async_finish: bool = False, allocate_on_comm_stream: bool = False
+                            ) -> Tuple[torch.Tensor, None, torch.Tensor, torch.Tensor, EventOverlap]:
         """What the routing topk_idx (int64 [N, K], -1: none) sends where.
 
         Returns (num_tokens_per_rank int32 [R], None, num_tokens_per_expert int32 [E], is_token_in_rank bool [N, R], event).
@@ -178,27 +207,30 @@ class Buffer:
         event = order.done(async_finish, (topk_idx,), (per_rank, per_expert, in_rank))
         return per_rank, None, per_expert, in_rank, event
 
-    def _plan_of(self, handle, call: str) -> epkit.Plan:
-        plan = getattr(handle, "plan", None)
-        if plan is None:
-            raise TypeError(f"{call}: handle is a {type(handle).__name__}, must be what Buffer.dispatch() returned")
+    def _plan_of(self, handle: Any, call: str) -> epkit.Plan:
+        plan = getattr(handle, "plan", None) or _origin_of(handle, 6)
+        if not isinstance(plan, epkit.Plan):
+            raise TypeError(f"{call}: handle is a {type(handle).__name__}, must be what Buffer.dispatch() returned, or a tuple "
+                            "of its six tensors")
         if plan.comm is not self._comm:
             raise epkit.ArgumentError(f"{call}: handle is of another Buffer: it belongs to a group of {plan.comm.size} ranks "
                                       f"in which this is rank {plan.comm.rank}")
         return plan
 
-    def _new_plan(self, order, topk_idx, is_token_in_rank, num_tokens_per_expert, alignment, worst) -> epkit.Plan:
+    def _new_plan(self, order: Order, topk_idx: Optional[torch.Tensor], is_token_in_rank: Optional[torch.Tensor],
+                  num_tokens_per_expert: Optional[torch.Tensor], alignment: int, worst: int) -> epkit.Plan:
         if num_tokens_per_expert is None or (topk_idx is None and is_token_in_rank is None):
             raise AssertionError("dispatch: without a handle give num_tokens_per_rank, is_token_in_rank and "
                                  "num_tokens_per_expert of get_dispatch_layout()")
-        options = {} if topk_idx is not None else {"token_in_rank": is_token_in_rank,
-                                                   "tokens_per_expert": num_tokens_per_expert}
-        return self._comm.plan(topk_idx, num_tokens_per_expert.numel(), alignment=alignment, max_recv_tokens=worst,
-                               stream=order.stream, **options)
+        mask, counts = (is_token_in_rank, num_tokens_per_expert) if topk_idx is None else (None, None)
+        return self._comm.plan(topk_idx, num_tokens_per_expert.numel(), token_in_rank=mask, tokens_per_expert=counts,
+                               alignment=alignment, max_recv_tokens=worst, stream=order.stream)
 
-    def _new_handle(self, plan, is_token_in_rank, topk_idx, order) -> Handle:
+    def _new_handle(self, plan: epkit.Plan, is_token_in_rank: Optional[torch.Tensor], topk_idx: Optional[torch.Tensor],
+                    order: Order) -> Handle:
         data = plan.metadata(_STRIDE, stream=order.stream)
         if is_token_in_rank is None:
+            assert topk_idx is not None
             is_token_in_rank = self._comm.layout(topk_idx, plan.num_experts)[2]
         in_rank = is_token_in_rank.to(torch.bool)
         number = in_rank.cumsum(0, dtype=torch.int32) - 1
@@ -208,7 +240,7 @@ class Buffer:
         handle = Handle((data.rank_prefix, in_rank.sum(0, dtype=torch.int32).view(-1, 1), counts.view(-1, 1),
                          data.recv_source[:n_recv] % _STRIDE, is_token_in_rank,
                          torch.where(in_rank, number, -1)))
-        handle.plan = plan
+        handle.plan = _origins[handle[0]] = plan
         return handle
 
     def dispatch(self, x: Rows, handle: Optional[Handle] = None, num_tokens_per_rank: Optional[torch.Tensor] = None,
@@ -216,7 +248,9 @@ class Buffer:
                  num_tokens_per_expert: Optional[torch.Tensor] = None, topk_idx: Optional[torch.Tensor] = None,
                  topk_weights: Optional[torch.Tensor] = None, expert_alignment: int = 1, num_worst_tokens: int = 0,
                  config: Optional[Config] = None, previous_event: Optional[EventOverlap] = None, async_finish: bool = False,
-                 allocate_on_comm_stream: bool = False):
+                 allocate_on_comm_stream: bool = False
+                 ) -> Tuple[Rows, Optional[torch.Tensor], Optional[torch.Tensor], Optional[List[int]], Optional[Handle],
+                            EventOverlap]:
         """Sends each token to the ranks that own one of its experts. Collective.
 
         Arguments:
@@ -229,7 +263,7 @@ class Buffer:
                 beyond the received ones have the index -1.
             previous_event, async_finish, allocate_on_comm_stream: see the stream rules in deep_ep/_order.py.
 
-        Ignored: config, num_tokens_per_rank, num_tokens_per_rdma_rank.
+        Ignored: config but its num_sms, num_tokens_per_rank, num_tokens_per_rdma_rank.
 
         Returns (rows as x, local expert numbers int64 [n, K] with -1, weights [n, K], list of L counts, handle, event);
         with a handle (rows, None, None, None, None, event).
@@ -239,26 +273,25 @@ class Buffer:
             if topk_idx is not None or topk_weights is not None:
                 raise AssertionError("dispatch: with a handle there is no topk_idx and no topk_weights")
             plan = self._plan_of(handle, "dispatch")
-            x = order.inputs(*x) if isinstance(x, tuple) else order.inputs(x)[0]
+            self._take_sms(config)
+            x = order.rows(x)
             with order.allocating():
                 rows = plan.dispatch(x, stream=order.stream)
-            out = (rows.x, rows.scales) if isinstance(x, tuple) else rows.x
-            return out, None, None, None, None, order.done(async_finish, _flat(x, rows))
-        x = order.inputs(*x) if isinstance(x, tuple) else order.inputs(x)[0]
-        topk_weights, = order.inputs(topk_weights)
+            return _as_given(x, rows), None, None, None, None, order.done(async_finish, _flat(x, rows))
+        x, topk_weights = order.rows(x), order.input(topk_weights)
+        self._take_sms(config)
         plan = self._new_plan(order, topk_idx, is_token_in_rank, num_tokens_per_expert, expert_alignment, num_worst_tokens)
         with order.allocating():
             rows = plan.dispatch(x, topk_weights, want_topk_idx=topk_idx is not None, stream=order.stream)
         with order.on_stream():
             new = self._new_handle(plan, is_token_in_rank, topk_idx, order)
-        out = (rows.x, rows.scales) if isinstance(x, tuple) else rows.x
         event = order.done(async_finish, _flat(x, rows, topk_idx, topk_weights), new)
-        return out, rows.topk_idx, rows.topk_weights, list(plan.recv_per_expert), new, event
+        return _as_given(x, rows), rows.topk_idx, rows.topk_weights, list(plan.recv_per_expert), new, event
 
     def combine(self, x: torch.Tensor, handle: Handle, topk_weights: Optional[torch.Tensor] = None,
                 bias: Union[None, torch.Tensor, Tuple[torch.Tensor, torch.Tensor]] = None, config: Optional[Config] = None,
                 previous_event: Optional[EventOverlap] = None, async_finish: bool = False,
-                allocate_on_comm_stream: bool = False):
+                allocate_on_comm_stream: bool = False) -> Tuple[torch.Tensor, Optional[torch.Tensor], EventOverlap]:
         """Adds up each token's rows, without weights. Collective.
 
         Arguments:
@@ -266,20 +299,23 @@ class Buffer:
             topk_weights: float32 [n, K]: added up, too.
             bias: none, one or two bfloat16 [N, H], added first.
 
-        Ignored: config. Returns (bfloat16 [N, H], float32 [N, K] or None, event). The sum is made in float32 in rank order
+        Ignored: config but its num_sms. Returns (bfloat16 [N, H], float32 [N, K] or None, event). The sum is made in float32 in rank order
         and rounded once.
         """
         plan = self._plan_of(handle, "combine")
         order = self._order(previous_event, allocate_on_comm_stream)
-        x, topk_weights, *bias = order.inputs(x, topk_weights, *_biases(bias))
+        self._take_sms(config)
+        x, topk_weights, biases = order.input(x), order.input(topk_weights), tuple(order.input(one) for one in _biases(bias))
         with order.allocating():
-            out, weights = plan.combine(x, topk_weights, tuple(bias), stream=order.stream)
-        return out, weights, order.done(async_finish, _flat(x, topk_weights, bias, out, weights))
+            out, weights = plan.combine(x, topk_weights, biases, stream=order.stream)
+        return out, weights, order.done(async_finish, _flat(x, topk_weights, biases, out, weights))
 
-    def internode_dispatch(self, *args, **kwargs):
+    def internode_dispatch(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Not supported."""
         raise NotImplementedError("internode_dispatch: " + _INTERNODE)
 
-    def internode_combine(self, *args, **kwargs):
+    def internode_combine(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Not supported."""
         raise NotImplementedError("internode_combine: " + _INTERNODE)
 
     # --- low latency ---
@@ -306,7 +342,9 @@ class Buffer:
                              num_experts: int, cumulative_local_expert_recv_stats: Optional[torch.Tensor] = None,
                              dispatch_wait_recv_cost_stats: Optional[torch.Tensor] = None, use_fp8: bool = True,
                              round_scale: bool = False, use_ue8m0: bool = False, async_finish: bool = False,
-                             return_recv_hook: bool = False, use_nvfp4: bool = False, x_global_scale=None):
+                             return_recv_hook: bool = False, use_nvfp4: bool = False,
+                             x_global_scale: Optional[torch.Tensor] = None
+                             ) -> Tuple[Rows, torch.Tensor, LowLatencyHandle, EventOverlap, Optional[Callable[[], None]]]:
         """Sends each token to the experts that it selects; fixed shapes. Collective.
 
         Arguments:
@@ -317,10 +355,10 @@ class Buffer:
             use_fp8, round_scale, use_ue8m0: as in DeepEP.
             return_recv_hook: only send; the hook that is returned receives.
 
-        Returns (rows, count int32 [L], handle, event, hook). rows: bfloat16 [L, R*M, H], or (float8_e4m3fn, scales): scales
+        Ignored: x_global_scale, which is of nvfp4. Returns (rows, count int32 [L], handle, event, hook). rows: bfloat16 [L, R*M, H], or (float8_e4m3fn, scales): scales
         float32 [L, R*M, H/128] or int32 [L, R*M, H/512], columns contiguous. Two results may be in use at a time.
         """
-        if use_nvfp4 or x_global_scale is not None:
+        if use_nvfp4:
             raise NotImplementedError("low_latency_dispatch: nvfp4 is not supported: use use_fp8=True, or bfloat16 and "
                                       "quantise behind the dispatch")
         if async_finish and return_recv_hook:
@@ -335,26 +373,30 @@ class Buffer:
                                 wait_cost=self._own_row(dispatch_wait_recv_cost_stats), hook=return_recv_hook,
                                 stream=order.stream)
         handle = LowLatencyHandle((rows.source, rows.range, most, x.shape[-1], num_experts))
-        handle.object, handle.call = object_, rows.call
-        out = (rows.x, rows.scales) if use_fp8 else rows.x
+        handle.behind = _origins[rows.source] = _Call(object_, rows.call, most)
+        out = _as_given(rows if rows.scales is not None else rows.x, rows)
         event = order.done(async_finish, _flat(x, topk_idx, out, rows.count, handle, cumulative_local_expert_recv_stats))
         return out, rows.count, handle, event, rows.finish
 
-    def _own_row(self, stats):
+    def _own_row(self, stats: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
         return stats[self.rank] if stats is not None and stats.dim() == 2 else stats
 
-    def _low_latency_of(self, handle, call: str) -> epkit.LowLatency:
-        object_ = getattr(handle, "object", None)
-        if object_ is None:
+    def _low_latency_of(self, handle: Any, call: str) -> _Call:
+        known = getattr(handle, "behind", None) or _origin_of(handle, 5)
+        if not isinstance(known, _Call):
             raise TypeError(f"{call}: handle is a {type(handle).__name__}, must be what low_latency_dispatch() returned")
-        if object_.comm is not self._comm:
+        if known.object.comm is not self._comm:
             raise epkit.ArgumentError(f"{call}: handle is of another Buffer")
-        return object_
+        return known
 
     def low_latency_combine(self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor,
                             handle: LowLatencyHandle, use_logfmt: bool = False, zero_copy: bool = False,
                             async_finish: bool = False, return_recv_hook: bool = False, out: Optional[torch.Tensor] = None,
-                            combine_wait_recv_cost_stats: Optional[torch.Tensor] = None, **overlap):
+                            combine_wait_recv_cost_stats: Optional[torch.Tensor] = None, overlap: bool = False,
+                            packed_recv_count: Optional[torch.Tensor] = None, comp_signal: Optional[torch.Tensor] = None,
+                            block_m: int = 64, threshold: int = 0, num_sms: int = 3,
+                            src_signals: Optional[torch.Tensor] = None, src_signal_expect_value: int = 0
+                            ) -> Tuple[torch.Tensor, EventOverlap, Optional[Callable[[], None]]]:
         """Adds up each token's rows with its weights. Collective.
 
         Arguments:
@@ -364,25 +406,27 @@ class Buffer:
             return_recv_hook: only send; the hook that is returned receives.
             out: bfloat16 [N, H] for the result.
 
-        Ignored: use_logfmt (rows travel as bfloat16, which is more exact). Returns (bfloat16 [N, H], event, hook).
+        Ignored: use_logfmt (rows travel as bfloat16, which is more exact), and the arguments behind `overlap`, which is not
+        supported. Returns (bfloat16 [N, H], event, hook).
         """
-        if any(overlap.values()):
-            raise NotImplementedError(f"low_latency_combine: {', '.join(overlap)}: overlapping with single experts is not "
-                                      "supported: use return_recv_hook=True")
+        if overlap:
+            raise NotImplementedError("low_latency_combine: overlap with the GEMMs of single experts is not supported: call it "
+                                      "behind them, with return_recv_hook=True to overlap with what follows")
         if async_finish and return_recv_hook:
             raise AssertionError("low_latency_combine: async_finish and return_recv_hook exclude each other")
-        object_ = self._low_latency_of(handle, "low_latency_combine")
+        known = self._low_latency_of(handle, "low_latency_combine")
         order = Order(self._comm.device, None if return_recv_hook else self._comm_stream, None, False)
         if zero_copy:
-            x = object_.combine_buffer(handle[2])
-        result, hook = object_.combine(x, topk_idx, topk_weights, call=handle.call, max_tokens=handle[2], out=out,
-                                       zero_copy=zero_copy, wait_cost=self._own_row(combine_wait_recv_cost_stats),
-                                       hook=return_recv_hook, stream=order.stream)
+            x = known.object.combine_buffer(known.most)
+        result, hook = known.object.combine(x, topk_idx, topk_weights, call=known.number, max_tokens=known.most, out=out,
+                                            zero_copy=zero_copy, wait_cost=self._own_row(combine_wait_recv_cost_stats),
+                                            hook=return_recv_hook, stream=order.stream)
         return result, order.done(async_finish, _flat(x, topk_idx, topk_weights, result, handle)), hook
 
     def get_next_low_latency_combine_buffer(self, handle: LowLatencyHandle) -> torch.Tensor:
         """bfloat16 [L, R*M, H] to write the experts' outputs into, for a combine with zero_copy. Ask before each."""
-        return self._low_latency_of(handle, "get_next_low_latency_combine_buffer").combine_buffer(handle[2])
+        known = self._low_latency_of(handle, "get_next_low_latency_combine_buffer")
+        return known.object.combine_buffer(known.most)
 
     def _need_shrink(self, call: str) -> None:
         if not self.enable_shrink:
@@ -415,12 +459,24 @@ class Buffer:
             one.clear_mask()
 
 
-def _biases(bias) -> tuple:
+def _origin_of(handle: Any, size: int) -> Any:
+    """What made the tensors of a handle that a program has taken apart and put together again; None: not known."""
+    if not isinstance(handle, (tuple, list)) or len(handle) != size or not isinstance(handle[0], torch.Tensor):
+        return None
+    return _origins.get(handle[0])
+
+
+def _as_given(x: Any, rows: Any) -> Rows:
+    """Received rows, with scales if x came with some."""
+    return (rows.x, rows.scales) if isinstance(x, tuple) else rows.x
+
+
+def _biases(bias: Union[None, torch.Tensor, Sequence[torch.Tensor]]) -> Tuple[torch.Tensor, ...]:
     """None, one or several, as a tuple."""
     return () if bias is None else (bias,) if isinstance(bias, torch.Tensor) else tuple(bias)
 
 
-def _flat(*values) -> list:
+def _flat(*values: Any) -> List[torch.Tensor]:
     """All tensors in nested tuples."""
     tensors: List[torch.Tensor] = []
     for value in values:
@@ -429,4 +485,3 @@ def _flat(*values) -> list:
         elif isinstance(value, (tuple, list)):
             tensors.extend(_flat(*value))
     return tensors
-

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """DeepEP V2: ElasticBuffer."""
 import contextlib
-from typing import Optional, Tuple, Union
+from typing import Any, Iterator, List, NoReturn, Optional, Tuple, Union
 
 import torch
+import torch.distributed as dist
 
 import epkit
+from epkit._tensors import OfThisProcess
 
-from ._order import Order, new_comm_stream
-from .buffer import _biases, _flat
+from ._order import Event, Order, new_comm_stream
+from .buffer import _as_given, _biases, _flat
 from .utils.envs import check_torch_deterministic
 from .utils.event import EventHandle, EventOverlap
 from .utils.math import align
@@ -17,9 +19,10 @@ from .utils.semantic import value_or
 Rows = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
 
 _ALIGNMENT = 2 << 20  # of buffer sizes in DeepEP
+_COPY_SMS = 24  # that the library takes by itself for rows outside of its own memory (epkit/cuda.h)
 
 
-class EPHandle:
+class EPHandle(OfThisProcess):
     """What a dispatch returns: for further dispatches of the same routing, and for the combines that answer it.
 
     Attributes:
@@ -41,8 +44,16 @@ class EPHandle:
         self.do_expand, self.num_experts, self.expert_alignment = do_expand, num_experts, expert_alignment
         self.num_max_tokens_per_rank, self.num_sms, self.topk_idx = num_max_tokens_per_rank, num_sms, topk_idx
         self.token_metadata_at_forward = self.channel_linked_list = None
+        self.recv_src_metadata: torch.Tensor
+        self.psum_num_recv_tokens_per_scaleup_rank: torch.Tensor
+        self.psum_num_recv_tokens_per_expert: torch.Tensor
+        self.num_unaligned_recv_tokens_per_expert: torch.Tensor
+        self.dst_buffer_slot_idx: torch.Tensor
+        self.num_recv_tokens_per_expert_list: List[int]
+        self.num_recv_tokens: int
+        self.num_expanded_tokens: int
 
-    def _tensors(self) -> tuple:
+    def _tensors(self) -> Tuple[torch.Tensor, ...]:
         """Those that were made on the communication stream."""
         return (self.topk_idx, self.recv_src_metadata, self.psum_num_recv_tokens_per_scaleup_rank, self.psum_num_recv_tokens_per_expert,
                 self.num_unaligned_recv_tokens_per_expert, self.dst_buffer_slot_idx)
@@ -52,7 +63,7 @@ class EPHandle:
         if plan.fixed:
             tokens = plan.comm.size * self.num_max_tokens_per_rank
         else:
-            tokens = plan.n_recv if not self.do_expand else int(data.n_recv_tokens)
+            tokens = int(data.n_recv_tokens) if self.do_expand or plan.n_recv is None else plan.n_recv
         slots = data.recv_slot if data.recv_slot is not None else data.recv_source.new_full((tokens, plan.topk), -1)
         source = data.recv_source[:tokens]
         if source.shape[0] < tokens:  # the worst case of tokens is more than that of rows where K is cut by L
@@ -71,8 +82,8 @@ class EPHandle:
         self.dst_buffer_slot_idx = torch.where(self.topk_idx < 0, -1, self.topk_idx // local).to(torch.int32)
 
 
-def _not_here(name: str, instead: str):
-    def method(self, *args, **kwargs):
+def _not_here(name: str, instead: str) -> Any:
+    def method(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
         raise NotImplementedError(f"ElasticBuffer.{name} is not supported by epkit: {instead}")
     method.__name__ = name
     method.__doc__ = f"Not supported: {instead}."
@@ -103,7 +114,7 @@ class ElasticBuffer:
     scaleup_rank_idx, num_rdma_ranks (1), num_nvlink_ranks (R), num_allocated_qps, num_bytes, num_max_tokens_per_rank.
     """
 
-    def __init__(self, group, num_bytes: Optional[int] = None, num_cpu_bytes: int = 0, num_max_tokens_per_rank: int = 0,
+    def __init__(self, group: dist.ProcessGroup, num_bytes: Optional[int] = None, num_cpu_bytes: int = 0, num_max_tokens_per_rank: int = 0,
                  hidden: int = 0, num_topk: int = 0, use_fp8_dispatch: bool = False, deterministic: bool = False,
                  allow_hybrid_mode: bool = True, allow_multiple_reduction: bool = True,
                  prefer_overlap_with_compute: bool = True, sl_idx: int = 3, num_allocated_qps: int = 0,
@@ -124,7 +135,9 @@ class ElasticBuffer:
         self.num_scaleout_ranks, self.num_scaleup_ranks = self.get_logical_domain_size()
         self.num_rdma_ranks, self.num_nvlink_ranks = self.get_physical_domain_size()
         self.scaleout_rank_idx, self.scaleup_rank_idx = 0, self.rank_idx
-        self.runtime = self._comm
+        self.runtime: Optional[epkit.Communicator] = self._comm
+        self._sms = 0  # that the library has been told; 0: its default
+        self._default_sms = self._comm.num_sms
 
     def destroy(self) -> None:
         """Leaves the group and frees everything. Needs explicitly_destroy. Again: nothing."""
@@ -134,7 +147,7 @@ class ElasticBuffer:
         self.runtime = None
 
     @staticmethod
-    def get_buffer_size_hint(group, num_max_tokens_per_rank: int, hidden: int, num_topk: int = 0,
+    def get_buffer_size_hint(group: dist.ProcessGroup, num_max_tokens_per_rank: int, hidden: int, num_topk: int = 0,
                              use_fp8_dispatch: bool = False, allow_hybrid_mode: bool = True,
                              allow_multiple_reduction: bool = True) -> int:
         """Bytes of the worst case of received rows, a multiple of 2 MiB."""
@@ -145,7 +158,7 @@ class ElasticBuffer:
         """An event on the current stream."""
         return EventHandle()
 
-    def get_comm_stream(self):
+    def get_comm_stream(self) -> Optional[torch.cuda.Stream]:
         """The communication stream: a torch.cuda.Stream; None on the CPU, which has none."""
         return self._comm_stream
 
@@ -172,17 +185,26 @@ class ElasticBuffer:
 
     def get_theoretical_num_sms(self, num_experts: int, num_topk: int, num_scaleout_topk: int = 0, rdma_gbs: float = 0,
                                 nvlink_gbs: float = 0, sm_read_gbs: float = 200, sm_write_gbs: float = 50) -> int:
-        """Multiprocessors that the library takes: enough for the links. Arguments are accepted and ignored."""
+        """Multiprocessors that the library takes by itself: enough for the links, and those that copy rows of tensors.
+
+        Arguments are accepted and ignored.
+        """
         if not self._comm.is_cuda:
             return 4
-        most = torch.cuda.get_device_properties(self._comm.device).multi_processor_count
-        return min(24 if self.prefer_overlap_with_compute else 64, most)
+        most = int(torch.cuda.get_device_properties(self._comm.device).multi_processor_count)
+        return min(self._default_sms + _COPY_SMS if self.prefer_overlap_with_compute else 64, most)
+
+    def _take_sms(self, sms: int) -> None:
+        """Tells the library how many multiprocessors an operation may take; 0: its default."""
+        if sms != self._sms:
+            self._comm.set_num_sms(sms)
+            self._sms = sms
 
     def get_theoretical_num_qps(self, num_sms: int) -> int:
         """Within num_allocated_qps; there are none."""
         return min(num_sms, self.num_allocated_qps)
 
-    def _plan_of(self, handle, call: str) -> epkit.Plan:
+    def _plan_of(self, handle: Any, call: str) -> epkit.Plan:
         if not isinstance(handle, EPHandle):
             raise TypeError(f"{call}: handle is a {type(handle).__name__}, must be what ElasticBuffer.dispatch() returned")
         if handle.plan.comm is not self._comm:
@@ -196,7 +218,8 @@ class ElasticBuffer:
         local = num_experts // self.num_ranks
         return align(self.num_ranks * most * min(topk, local) + (alignment - 1) * local, alignment)
 
-    def _new_handle(self, order, topk_idx, num_experts, most, alignment, num_sms, do_copy, cpu_sync, expand) -> EPHandle:
+    def _new_handle(self, order: Order, topk_idx: torch.Tensor, num_experts: Optional[int], most: int, alignment: int,
+                    num_sms: int, do_copy: bool, cpu_sync: bool, expand: bool) -> EPHandle:
         if num_experts is None or not most:
             raise AssertionError("dispatch: without a handle give num_experts, and num_max_tokens_per_rank here or to "
                                  "ElasticBuffer()")
@@ -218,7 +241,8 @@ class ElasticBuffer:
                  previous_event_before_epilogue: Optional[EventHandle] = None, async_with_compute_stream: bool = False,
                  allocate_on_comm_stream: bool = False, handle: Optional[EPHandle] = None, do_handle_copy: bool = True,
                  do_cpu_sync: Optional[bool] = None, do_expand: bool = False, do_zero_padding: bool = False,
-                 use_tma_aligned_col_major_sf: bool = False):
+                 use_tma_aligned_col_major_sf: bool = False
+                 ) -> Tuple[Rows, Optional[torch.Tensor], Optional[torch.Tensor], EPHandle, EventOverlap]:
         """Sends each token to the ranks that own one of its experts. Collective.
 
         Arguments:
@@ -226,6 +250,7 @@ class ElasticBuffer:
             topk_idx, topk_weights: int64 [N, K] (-1: none), float32 [N, K] or None.
             cumulative_local_expert_recv_stats: int32 [L]: received tokens of each expert are added to it.
             num_max_tokens_per_rank: at least N of every rank, the same on all: bounds outputs without do_cpu_sync.
+            num_sms: multiprocessors that the call takes on CUDA; 0: the library's default.
             expert_alignment: counts per expert (and starts, when expanded) are multiples of it. None: 1.
             previous_event, previous_event_before_epilogue: both are waited for before the operation.
             async_with_compute_stream, allocate_on_comm_stream: see the stream rules in deep_ep/_order.py.
@@ -235,15 +260,14 @@ class ElasticBuffer:
             do_expand: a row for each (token, local expert), grouped by expert.
             use_tma_aligned_col_major_sf: scales with strides (1, multiple of 4).
 
-        Ignored: num_sms (kept in the handle), num_qps, do_zero_padding (padding is always zeroed).
+        Ignored: num_qps, do_zero_padding (padding is always zeroed).
 
         Returns (rows as x, local expert numbers [n, K] or None if expanded, weights [n, K] or [n] or None, handle, event).
         """
         check_torch_deterministic()
         order = Order(self._comm.device, self._comm_stream, previous_event, allocate_on_comm_stream,
                       previous_event_before_epilogue)
-        x = order.inputs(*x) if isinstance(x, tuple) else order.inputs(x)[0]
-        topk_weights, = order.inputs(topk_weights)
+        x, topk_weights = order.rows(x), order.input(topk_weights)
         if handle is None:
             if topk_idx is None:
                 raise AssertionError("dispatch: give topk_idx or a handle")
@@ -252,9 +276,11 @@ class ElasticBuffer:
                                       bool(do_expand))
             fresh = True
         else:
+            self._plan_of(handle, "dispatch")
             self._check_again(handle, topk_idx, do_cpu_sync, do_expand, num_experts, num_max_tokens_per_rank, expert_alignment)
             fresh = False
         plan = self._plan_of(handle, "dispatch")
+        self._take_sms(num_sms)
         with order.allocating():
             rows = plan.dispatch(x, topk_weights, want_topk_idx=not handle.do_expand,
                                  column_major_scales=use_tma_aligned_col_major_sf, stream=order.stream)
@@ -265,13 +291,11 @@ class ElasticBuffer:
                 cumulative_local_expert_recv_stats.add_(handle.num_unaligned_recv_tokens_per_expert)
         event = order.done(async_with_compute_stream, _flat(x, rows, topk_weights, cumulative_local_expert_recv_stats),
                            handle._tensors() if fresh else ())
-        out = (rows.x, rows.scales) if isinstance(x, tuple) else rows.x
-        return out, rows.topk_idx, rows.topk_weights, handle, event
+        return _as_given(x, rows), rows.topk_idx, rows.topk_weights, handle, event
 
     @staticmethod
-    def _check_again(handle, topk_idx, do_cpu_sync, do_expand, num_experts, most, alignment) -> None:
-        if not isinstance(handle, EPHandle):
-            return  # _plan_of() says so
+    def _check_again(handle: EPHandle, topk_idx: Optional[torch.Tensor], do_cpu_sync: Optional[bool], do_expand: bool,
+                     num_experts: Optional[int], most: Optional[int], alignment: Optional[int]) -> None:
         if topk_idx is not None or do_cpu_sync:
             raise AssertionError("dispatch: with a handle there is no topk_idx and no do_cpu_sync: both are its own")
         if bool(do_expand) != handle.do_expand:
@@ -285,7 +309,8 @@ class ElasticBuffer:
     def combine(self, x: torch.Tensor, handle: EPHandle, topk_weights: Optional[torch.Tensor] = None,
                 bias: Union[None, torch.Tensor, Tuple[torch.Tensor, torch.Tensor]] = None, num_sms: int = 0, num_qps: int = 0,
                 previous_event: Optional[EventHandle] = None, previous_event_before_epilogue: Optional[EventHandle] = None,
-                async_with_compute_stream: bool = False, allocate_on_comm_stream: bool = False):
+                async_with_compute_stream: bool = False, allocate_on_comm_stream: bool = False
+                ) -> Tuple[torch.Tensor, Optional[torch.Tensor], EventOverlap]:
         """Adds up each token's rows, without weights. Collective.
 
         Arguments:
@@ -293,7 +318,9 @@ class ElasticBuffer:
             topk_weights: float32 [n, K], expanded [n]: added up, too.
             bias: none, one or two bfloat16 [N, H], added first.
 
-        Ignored: num_sms, num_qps. Returns (bfloat16 [N, H], float32 [N, K] or None, event).
+        num_sms: multiprocessors that the call takes on CUDA; 0: those of the dispatch.
+
+        Ignored: num_qps. Returns (bfloat16 [N, H], float32 [N, K] or None, event).
 
         The sum is made in float32 on top of the biases, by the order of each token's choices: a rank's term stands at the
         last choice that went there; rounded once. See allow_multiple_reduction for the expanded layout.
@@ -302,12 +329,13 @@ class ElasticBuffer:
         plan = self._plan_of(handle, "combine")
         order = Order(self._comm.device, self._comm_stream, previous_event, allocate_on_comm_stream,
                       previous_event_before_epilogue)
-        x, topk_weights, *bias = order.inputs(x, topk_weights, *_biases(bias))
+        self._take_sms(num_sms or self._sms)
+        x, topk_weights, biases = order.input(x), order.input(topk_weights), tuple(order.input(one) for one in _biases(bias))
         with order.allocating():
-            out, weights = plan.combine(x, topk_weights, tuple(bias), by_choice=True,
+            out, weights = plan.combine(x, topk_weights, biases, by_choice=True,
                                         round_partial=handle.do_expand and self.allow_multiple_reduction,
                                         stream=order.stream)
-        return out, weights, order.done(async_with_compute_stream, _flat(x, topk_weights, bias, out, weights))
+        return out, weights, order.done(async_with_compute_stream, _flat(x, topk_weights, biases, out, weights))
 
     engram_write = _not_here("engram_write", _ENGRAM)
     engram_fetch = _not_here("engram_fetch", _ENGRAM)
@@ -325,7 +353,7 @@ class ElasticBuffer:
     get_agrs_buffer_size_hint = _not_here("get_agrs_buffer_size_hint", _AGRS)
 
     @contextlib.contextmanager
-    def agrs_new_session(self, enabled: bool = True):
+    def agrs_new_session(self, enabled: bool = True) -> Iterator[None]:
         """Not supported, but for enabled=False, which does nothing."""
         if enabled:
             self.create_agrs_session()

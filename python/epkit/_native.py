@@ -6,7 +6,7 @@ import sys
 __version__ = "0.1.0"
 
 
-def _load():
+def _load() -> None:
     try:
         import torch
     except ImportError as error:
@@ -16,7 +16,7 @@ def _load():
     except ImportError as error:
         here = os.path.dirname(__file__)
         if not any(name.startswith("_C.") for name in os.listdir(here)):
-            text = f"epkit: {here} has no extension module: it is the source tree. Install the package (pip wheel python/)"
+            text = f"epkit: {here} has no extension module: it is the source tree. Install the package (pip wheel . in the folder above)"
         else:
             text = (f"epkit: the extension module in {here} does not load: {error}. It needs Linux, Python 3.10 or later "
                     f"(this is {sys.version.split()[0]}) and the libepkit that was built with it, in the same folder")
@@ -29,21 +29,17 @@ def _load():
     for name in ("bfloat16", "float8_e4m3fn", "float32", "int32", "int64", "uint8", "bool"):
         if hasattr(torch, name):
             _C.know_dtype(getattr(torch, name), name)
-    return _C
 
 
-def _number(version):
+def _number(version: str) -> int:
     major, minor, patch = (int(part) for part in version.split("."))
     return major * 10000 + minor * 100 + patch
 
 
-_C = _load()
-Error = _C.Error
-ArgumentError = _C.ArgumentError
-ResourceError = _C.ResourceError
-PeerError = _C.PeerError
-GroupError = _C.GroupError
-UnsupportedError = _C.UnsupportedError
+_load()
+
+from . import _C  # noqa: E402 - loaded and of this version
+from ._C import ArgumentError, Error, GroupError, PeerError, ResourceError, UnsupportedError  # noqa: E402
 
 # Flags of the library, as its headers number them.
 PLAN_EXPANDED = 1 << 1
@@ -56,3 +52,5 @@ LL_ROUND_SCALE = 1 << 10
 LL_ZERO_COPY = 1 << 11
 LL_NO_PARTIAL_REDUCE = 1 << 12
 COMM_CHECK_VALUES = 1 << 0
+
+__all__ = ["ArgumentError", "Error", "GroupError", "PeerError", "ResourceError", "UnsupportedError", "_C", "__version__"]

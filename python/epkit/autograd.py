@@ -4,16 +4,17 @@
 The gradient of a dispatch is a combine on the same plan, and the other way round, so that gradients are added up in the
 same order in every run, too. Rows are bfloat16.
 """
-from typing import Callable, List, Optional
+from typing import Any, Callable, List, Optional, Tuple
 
 import torch
 
+from .communicator import Communicator
 from .plan import Plan
 
 
 class _Dispatch(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, plan, x, topk_weights):
+    def forward(ctx: Any, plan: Plan, x: torch.Tensor, topk_weights: Optional[torch.Tensor]) -> Any:
         rows = plan.dispatch(x, topk_weights, want_topk_idx=topk_weights is not None)
         ctx.plan, ctx.topk_idx = plan, rows.topk_idx
         ctx.dtype = x.dtype
@@ -22,8 +23,8 @@ class _Dispatch(torch.autograd.Function):
         return rows.x, rows.topk_weights
 
     @staticmethod
-    def backward(ctx, grad_x, grad_weights=None):
-        plan = ctx.plan
+    def backward(ctx: Any, grad_x: torch.Tensor, grad_weights: Optional[torch.Tensor] = None) -> Any:
+        plan: Plan = ctx.plan
         if grad_weights is not None:
             grad_weights = grad_weights.to(torch.float32).contiguous()
             if ctx.topk_idx is not None:  # what was delivered there is a constant 0
@@ -34,39 +35,43 @@ class _Dispatch(torch.autograd.Function):
 
 class _Combine(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, plan, x):
+    def forward(ctx: Any, plan: Plan, x: torch.Tensor) -> torch.Tensor:
         ctx.plan, ctx.rows = plan, x.shape[0]
         return plan.combine(x)[0]
 
     @staticmethod
-    def backward(ctx, grad):
-        plan = ctx.plan
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        plan: Plan = ctx.plan
         rows = plan.dispatch(grad.to(torch.bfloat16).contiguous()).x
         if plan.expanded and plan.comm.is_cuda and plan.expert_start is not None and not plan.zero_padding:
             _zero_padding(plan, rows)
         return None, rows[:ctx.rows]
 
 
-def _zero_padding(plan, rows):
+def _zero_padding(plan: Plan, rows: torch.Tensor) -> None:
     """Rows between experts are nobody's: their gradient is 0."""
-    counts = plan.metadata().count_exact.tolist()
+    counts: List[int] = plan.metadata().count_exact.tolist()
+    assert plan.expert_start is not None
     for expert, count in enumerate(counts):
         rows[plan.expert_start[expert] + count:plan.expert_start[expert + 1]].zero_()
 
 
-def dispatch(plan: Plan, x: torch.Tensor, topk_weights: Optional[torch.Tensor] = None):
+def dispatch(plan: Plan, x: torch.Tensor,
+             topk_weights: Optional[torch.Tensor] = None) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
     """Plan.dispatch() with gradients for x and topk_weights. Returns (rows [n, H], weights or None)."""
     if topk_weights is None:
-        return _Dispatch.apply(plan, x, None), None
-    return _Dispatch.apply(plan, x, topk_weights)
+        return _Dispatch.apply(plan, x, None), None  # type: ignore[no-untyped-call]
+    rows, weights = _Dispatch.apply(plan, x, topk_weights)  # type: ignore[no-untyped-call]
+    return rows, weights
 
 
 def combine(plan: Plan, x: torch.Tensor) -> torch.Tensor:
     """Plan.combine() with a gradient for x. Returns [N, H]."""
-    return _Combine.apply(plan, x)
+    out: torch.Tensor = _Combine.apply(plan, x)  # type: ignore[no-untyped-call]
+    return out
 
 
-def moe(comm, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor, num_experts: int,
+def moe(comm: Communicator, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor, num_experts: int,
         experts: Callable[[torch.Tensor, List[int]], torch.Tensor], *, alignment: int = 1) -> torch.Tensor:
     """A mixture-of-experts layer: dispatch, this rank's experts, weighting, combine. Differentiable. Collective.
 
@@ -82,5 +87,6 @@ def moe(comm, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tenso
     """
     plan = comm.plan(topk_idx, num_experts, expanded=True, alignment=alignment, zero_padding=True)
     rows, weights = dispatch(plan, x, topk_weights)
+    assert weights is not None
     y = experts(rows, plan.recv_per_expert)
     return combine(plan, (y.float() * weights.unsqueeze(1)).to(torch.bfloat16))

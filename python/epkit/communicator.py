@@ -4,19 +4,25 @@ import atexit
 import datetime
 import os
 import weakref
+from typing import TYPE_CHECKING, Any, Callable, Dict, NoReturn, Optional, Sequence, Tuple, Union
 
 import torch
 import torch.distributed as dist
 
 from . import _native
 from ._native import _C
-from ._tensors import stream_pointer
+from ._tensors import OfThisProcess, Stream, stream_pointer
 
-_live = weakref.WeakSet()
+if TYPE_CHECKING:
+    from .lowlatency import LowLatency
+    from .plan import Plan
+
+_Gather = Callable[[bytes, int], bytes]  # (this rank's, timeout in ms) -> those of all ranks
+_live: "weakref.WeakSet[Communicator]" = weakref.WeakSet()
 
 
 @atexit.register
-def _free_all():
+def _free_all() -> None:
     # While the interpreter still works: peers hear that this rank has left, instead of finding its process gone.
     for comm in list(_live):
         try:
@@ -25,7 +31,7 @@ def _free_all():
             pass
 
 
-def _meaning(error):
+def _meaning(error: RuntimeError) -> Exception:
     """What torch.distributed raises for a lost peer has no type of its own: only its words tell it from other failures."""
     words = str(error)
     if "imed out" in words or "imeout" in words:
@@ -37,12 +43,12 @@ def _meaning(error):
     return error
 
 
-def _gather_of_group(group):
+def _gather_of_group(group: Optional[dist.ProcessGroup]) -> _Gather:
     """An all-gather of bytes over a process group of torch.distributed: what the library asks for while it is created."""
     size = dist.get_world_size(group)
     device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend(group) == "nccl" else torch.device("cpu")
 
-    def gather(data, timeout_ms):
+    def gather(data: bytes, timeout_ms: int) -> bytes:
         mine = torch.tensor(list(data), dtype=torch.uint8, device=device)
         every = [torch.empty_like(mine) for _ in range(size)]
         try:
@@ -58,11 +64,11 @@ def _gather_of_group(group):
     return gather
 
 
-def _gather_of_mpi(comm):
+def _gather_of_mpi(comm: Any) -> _Gather:
     return lambda data, timeout_ms: b"".join(comm.allgather(data))
 
 
-def _choose_backend(backend, device):
+def _choose_backend(backend: Optional[str], device: Union[None, str, torch.device]) -> str:
     if device is not None and backend is None:
         backend = "cuda" if torch.device(device).type == "cuda" else "host"
     backend = backend or os.environ.get("EPKIT_BACKEND") or ("cuda" if torch.cuda.is_available() else "host")
@@ -71,7 +77,7 @@ def _choose_backend(backend, device):
     return backend
 
 
-class Communicator:
+class Communicator(OfThisProcess):
     """One rank's membership of a group of ranks on one host.
 
     Arguments:
@@ -87,7 +93,8 @@ class Communicator:
     check() by any.
     """
 
-    def __init__(self, group=None, *, backend=None, device=None, timeout=None, check_values=False):
+    def __init__(self, group: Any = None, *, backend: Optional[str] = None, device: Union[None, str, torch.device] = None,
+                 timeout: Optional[float] = None, check_values: bool = False) -> None:
         backend = _choose_backend(backend, device)
         self.is_cuda = backend == "cuda"
         if self.is_cuda:
@@ -108,49 +115,47 @@ class Communicator:
                             _native.COMM_CHECK_VALUES if check_values else 0))
         self.group = group
 
-    def _adopt(self, native):
+    def _adopt(self, native: _C.Comm) -> None:
         info = native.info()
         self._native = native
-        self._everyone = None  # a plan of which each rank sends a row to all: _compose.gather()
-        self._has_metadata = None  # whether the backend has ep_plan_get_metadata; None: not known yet
-        self.rank = info["rank"]
-        self.size = info["nranks"]
-        self.backend = info["backend"]
+        self.rank: int = info["rank"]
+        self.size: int = info["nranks"]
+        self.backend: str = info["backend"]
         _live.add(self)
 
     @property
-    def closed(self):
+    def closed(self) -> bool:
         """Whether free() has been called."""
         return self._native.closed
 
-    def free(self):
+    def free(self) -> None:
         """Leave the group and free everything, also its plans. Not collective; again: nothing.
 
         Memory of empty() and of combine buffers lives on while tensors show it.
         """
         self._native.free()
 
-    def barrier(self, stream=None):
+    def barrier(self, stream: Stream = None) -> None:
         """All ranks have come. On CUDA in the order of the stream (default: the current one), on the CPU on return."""
         self._native.barrier(stream_pointer(self.is_cuda, self.device, stream))
 
-    def synchronize(self, stream=None):
+    def synchronize(self, stream: Stream = None) -> None:
         """Waits on the host until what was called in the stream is complete, and raises what failed of it."""
         self._native.sync(stream_pointer(self.is_cuda, self.device, stream) or 0)
 
-    def allgather_bytes(self, data):
+    def allgather_bytes(self, data: bytes) -> bytes:
         """`bytes` of every rank, in rank order, as one `bytes`. The same length on all ranks, at most 4096 each."""
         return self._native.allgather(bytes(data))
 
-    def abort(self):
+    def abort(self) -> None:
         """Wakes every wait of every rank of this host: they raise GroupError naming this rank. Any thread."""
         self._native.abort()
 
-    def check(self):
+    def check(self) -> None:
         """Raises what the communicator has failed with, also in work that nobody waited for. Never waits. Any thread."""
         self._native.check()
 
-    def shrink(self):
+    def shrink(self) -> "Communicator":
         """After a failure: a new communicator of the ranks that live, called by each of them. Free this one afterwards."""
         native = self._native.shrink()
         new = object.__new__(Communicator)
@@ -158,30 +163,50 @@ class Communicator:
         new._adopt(native)
         return new
 
-    def info(self):
+    def info(self) -> Dict[str, Any]:
         """rank, nranks, backend, network, timeout_ms, library_bytes (memory of the library for this rank), as a dict."""
         return self._native.info()
 
-    def stats(self):
+    def stats(self) -> Dict[str, int]:
         """What the last operation of this rank moved: rows and bytes to itself and to others, nanoseconds."""
         return self._native.stats()
 
-    def empty(self, *shape, dtype=torch.bfloat16):
+    @property
+    def num_sms(self) -> int:
+        """Multiprocessors of an operation on CUDA, without those that copy rows outside of empty()'s memory; 0 on the CPU."""
+        return self._native.sms()
+
+    def set_num_sms(self, sms: int) -> None:
+        """Multiprocessors that a dispatch or combine occupies on CUDA, all of its blocks; 0: the library's default.
+
+        May differ between ranks. On the CPU there are none: nothing happens. A few of them cost speed: the default fills
+        the links.
+        """
+        self._native.set_sms(sms)
+
+    def mem_pool(self) -> NoReturn:
+        """Not supported: memory that peers reach is allocated by all ranks together, which torch's allocator does not do."""
+        raise NotImplementedError("Communicator.mem_pool: a torch.cuda.MemPool of symmetric memory is not supported: ranks "
+                                  "allocate it together, and torch's allocator asks on one rank when it needs more. Use "
+                                  "Communicator.empty(), and give that tensor as `out`, or as x of a combine")
+
+    def empty(self, *shape: Union[int, Sequence[int]], dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         """A tensor in symmetric memory: as an output of dispatch or input of combine it needs no copy. Collective.
 
         Each rank may give another shape. It lives as long as the communicator, or the last tensor that shows it.
         """
-        if len(shape) == 1 and not isinstance(shape[0], int):
-            shape = tuple(shape[0])
+        sizes: Tuple[Any, ...] = tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else shape
         count = 1
-        for size in shape:
+        for size in sizes:
             count *= size
-        capsule = self._native.alloc(count * torch.empty((), dtype=dtype).element_size())
-        memory = torch.utils.dlpack.from_dlpack(capsule)
-        return memory.view(dtype).view(shape) if count else torch.empty(shape, dtype=dtype, device=self.device)
+        capsule = self._native.alloc(count * dtype.itemsize)
+        memory: torch.Tensor = torch.utils.dlpack.from_dlpack(capsule)
+        return memory.view(dtype).view(sizes) if count else torch.empty(sizes, dtype=dtype, device=self.device)
 
-    def plan(self, topk_idx=None, num_experts=0, *, token_in_rank=None, tokens_per_expert=None, expanded=False,
-             alignment=1, zero_padding=False, max_recv_tokens=0, max_tokens=0, stream=None):
+    def plan(self, topk_idx: Optional[torch.Tensor] = None, num_experts: int = 0, *,
+             token_in_rank: Optional[torch.Tensor] = None, tokens_per_expert: Optional[torch.Tensor] = None,
+             expanded: bool = False, alignment: int = 1, zero_padding: bool = False, max_recv_tokens: int = 0,
+             max_tokens: int = 0, stream: Stream = None) -> "Plan":
         """Where the tokens of one routing go. Collective; see `Plan`.
 
         Arguments:
@@ -199,12 +224,13 @@ class Communicator:
         return Plan(self, topk_idx, num_experts, token_in_rank, tokens_per_expert, expanded, alignment, zero_padding,
                     max_recv_tokens, max_tokens, stream)
 
-    def low_latency(self, max_tokens, hidden, num_experts, topk, *, mask_dead=False):
+    def low_latency(self, max_tokens: int, hidden: int, num_experts: int, topk: int, *,
+                    mask_dead: bool = False) -> "LowLatency":
         """Dispatch and combine for decoding: few tokens, fixed shapes, no plan. Collective; see `LowLatency`."""
         from .lowlatency import LowLatency
         return LowLatency(self, max_tokens, hidden, num_experts, topk, mask_dead)
 
-    def layout(self, topk_idx, num_experts):
+    def layout(self, topk_idx: torch.Tensor, num_experts: int) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """What a routing alone says; needs no peer.
 
         Returns (tokens_per_rank int32 [R], tokens_per_expert int32 [E], token_in_rank bool [N, R]).

@@ -1,58 +1,65 @@
 # SPDX-License-Identifier: Apache-2.0
 """LowLatency: dispatch and combine for decoding."""
-from typing import Callable, NamedTuple, Optional
+from typing import TYPE_CHECKING, Callable, Dict, NamedTuple, Optional, Tuple
 
 import torch
 
 from . import _native
-from ._tensors import aligned, in_stream, stream_pointer
+from ._tensors import OfThisProcess, Stream, aligned, in_stream, stream_pointer
+
+if TYPE_CHECKING:
+    from .communicator import Communicator
+
+_Finish = Callable[[], None]
 
 
 class LowLatencyRows(NamedTuple):
     """What a low-latency dispatch delivers: per local expert the first count[l] of its R*M rows."""
     x: torch.Tensor  # [L, R*M, H] bfloat16 or float8_e4m3fn
     scales: Optional[torch.Tensor]  # fp8: [L, R*M, H/128] float32 or [L, R*M, H/512] int32, columns contiguous
-    count: torch.Tensor  # int32 [L]
+    count: torch.Tensor  # type: ignore[assignment]  # int32 [L]; not tuple.count()
     source: torch.Tensor  # int32 [L, R*M] token index on its source rank
     range: torch.Tensor  # int64 [L, R] rows of each source: begin << 32 | count
     call: int  # number of the dispatch: combine() names it
     max_tokens: int  # M of this call
-    finish: Optional[Callable[[], None]]  # with hook: receives; the outputs are valid afterwards
+    finish: Optional[_Finish]  # with hook: receives; the outputs are valid afterwards
 
 
-class LowLatency:
+class LowLatency(OfThisProcess):
     """Made by Communicator.low_latency(). Owns the buffers for two dispatches: dispatch n + 2 voids n.
 
     Any number of combines may answer a dispatch, or none. Fixed shapes; may be captured into CUDA graphs.
     """
 
-    def __init__(self, comm, max_tokens, hidden, num_experts, topk, mask_dead):
+    def __init__(self, comm: "Communicator", max_tokens: int, hidden: int, num_experts: int, topk: int,
+                 mask_dead: bool) -> None:
         self.comm = comm
         self.max_tokens, self.hidden, self.num_experts, self.topk = max_tokens, hidden, num_experts, topk
         self.num_local = num_experts // comm.size
         self._native = comm._native.low_latency(max_tokens, hidden, num_experts, topk,
                                                 _native.LL_MASK_DEAD if mask_dead else 0)
         self._plain = False  # the backend has no strides of scales and no statistics
-        self._open = {}  # tensors of calls whose second half is still to come: the library writes to them
+        self._open: Dict[int, Tuple[Optional[torch.Tensor], ...]] = {}  # tensors of calls whose second half is still to come: the library writes to them
 
     @property
-    def closed(self):
+    def closed(self) -> bool:
         """Whether the object, or its communicator, has been freed."""
         return self._native.closed
 
-    def free(self):
+    def free(self) -> None:
         """Frees the buffers now instead of with the last reference. Again: nothing."""
         self._native.free()
         self._open.clear()
 
-    def _stream(self, stream):
+    def _stream(self, stream: Stream) -> Optional[int]:
         return stream_pointer(self.comm.is_cuda, self.comm.device, stream)
 
-    def _finisher(self, call, tensors, stream, afterwards=None):
+    def _finisher(self, call: int, tensors: Tuple[Optional[torch.Tensor], ...], stream: Optional[int],
+                  afterwards: Optional[_Finish] = None) -> _Finish:
         """The second half of a call, once; in the stream of the first one."""
         self._open[call] = tensors
 
-        def finish():
+        def finish() -> None:
             if call not in self._open:
                 raise _native.ArgumentError("the second half of this low-latency call has been received already")
             del self._open[call]
@@ -62,7 +69,10 @@ class LowLatency:
 
         return finish
 
-    def _dispatch(self, x, topk_idx, max_tokens, recv_x, scales, count, source, ranges, recv_stats, wait_cost, flags, stream):
+    def _dispatch(self, x: torch.Tensor, topk_idx: torch.Tensor, max_tokens: int, recv_x: torch.Tensor,
+                  scales: Optional[torch.Tensor], count: torch.Tensor, source: torch.Tensor, ranges: torch.Tensor,
+                  recv_stats: Optional[torch.Tensor], wait_cost: Optional[torch.Tensor], flags: int,
+                  stream: Optional[int]) -> Tuple[int, Optional[_Finish]]:
         """The library's call. Where its backend has no strides of scales and no statistics, torch does these afterwards.
 
         Returns (number of the call, what is to be done when its rows have come, or None).
@@ -80,22 +90,23 @@ class LowLatency:
                                      stream)
         self._plain = True
 
-        def afterwards():
+        def afterwards() -> None:
             with in_stream(self.comm.device, stream):
-                if scales is not None:
+                if scales is not None and plain is not None:
                     scales.copy_(plain)
                 if recv_stats is not None:
                     recv_stats.add_(count)
 
         return call, afterwards if scales is not None or recv_stats is not None else None
 
-    def _scales(self, rows, ue8m0):
+    def _scales(self, rows: int, ue8m0: bool) -> torch.Tensor:
         columns = self.hidden // (512 if ue8m0 else 128)
         dtype = torch.int32 if ue8m0 else torch.float32
         return torch.empty((self.num_local, columns, rows), dtype=dtype, device=self.comm.device).transpose(1, 2)
 
-    def dispatch(self, x, topk_idx, *, fp8=False, round_scale=False, ue8m0=False, max_tokens=None, recv_stats=None,
-                 wait_cost=None, hook=False, stream=None) -> LowLatencyRows:
+    def dispatch(self, x: torch.Tensor, topk_idx: torch.Tensor, *, fp8: bool = False, round_scale: bool = False,
+                 ue8m0: bool = False, max_tokens: Optional[int] = None, recv_stats: Optional[torch.Tensor] = None,
+                 wait_cost: Optional[torch.Tensor] = None, hook: bool = False, stream: Stream = None) -> LowLatencyRows:
         """Sends each token to the experts that it selects. Collective.
 
         Arguments:
@@ -121,19 +132,21 @@ class LowLatency:
         ranges = torch.empty((self.num_local, self.comm.size), dtype=torch.int64, device=device)
         flags = (_native.LL_RECV_HOOK if hook else 0) | (_native.LL_ROUND_SCALE if fp8 and (round_scale or ue8m0) else 0)
         x, topk_idx = aligned(x), aligned(topk_idx)  # copies come before what waits for the current stream
-        stream = self._stream(stream)
+        pointer = self._stream(stream)
         call, afterwards = self._dispatch(x, topk_idx, max_tokens, recv_x, scales, count, source, ranges, recv_stats,
-                                          wait_cost, flags, stream)
+                                          wait_cost, flags, pointer)
         finish = None
         if hook:
-            finish = self._finisher(call, (x, topk_idx, recv_x, scales, count, source, ranges, recv_stats, wait_cost), stream,
+            finish = self._finisher(call, (x, topk_idx, recv_x, scales, count, source, ranges, recv_stats, wait_cost), pointer,
                                     afterwards)
         elif afterwards is not None:
             afterwards()
         return LowLatencyRows(recv_x, scales, count, source, ranges, call, max_tokens, finish)
 
-    def combine(self, x, topk_idx, topk_weights, *, call=0, max_tokens=None, out=None, zero_copy=False, exact=False,
-                wait_cost=None, hook=False, stream=None):
+    def combine(self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor, *, call: int = 0,
+                max_tokens: Optional[int] = None, out: Optional[torch.Tensor] = None, zero_copy: bool = False,
+                exact: bool = False, wait_cost: Optional[torch.Tensor] = None, hook: bool = False,
+                stream: Stream = None) -> Tuple[torch.Tensor, Optional[_Finish]]:
         """The weighted sum of each token's rows. Collective.
 
         Arguments:
@@ -151,37 +164,37 @@ class LowLatency:
         flags = ((_native.LL_RECV_HOOK if hook else 0) | (_native.LL_ZERO_COPY if zero_copy else 0) |
                  (_native.LL_NO_PARTIAL_REDUCE if exact else 0))
         x, topk_idx, topk_weights = aligned(x), aligned(topk_idx), aligned(topk_weights)
-        stream = self._stream(stream)
-        self._native.combine(x, topk_idx, topk_weights, out, call, max_tokens, wait_cost, flags, stream)
-        finish = self._finisher(call, (x, topk_idx, topk_weights, out, wait_cost), stream) if hook else None
+        pointer = self._stream(stream)
+        self._native.combine(x, topk_idx, topk_weights, out, call, max_tokens, wait_cost, flags, pointer)
+        finish = self._finisher(call, (x, topk_idx, topk_weights, out, wait_cost), pointer) if hook else None
         return out, finish
 
-    def combine_buffer(self, max_tokens=None):
+    def combine_buffer(self, max_tokens: Optional[int] = None) -> torch.Tensor:
         """[L, R*M, H] bfloat16 of the library, to write the experts' outputs into: the next combine needs no copy.
 
         Valid until that combine: ask for it before each.
         """
         max_tokens = max_tokens or self.max_tokens
-        memory = torch.utils.dlpack.from_dlpack(self._native.combine_buffer(max_tokens))
+        memory: torch.Tensor = torch.utils.dlpack.from_dlpack(self._native.combine_buffer(max_tokens))
         return memory.view(torch.bfloat16).view(self.num_local, self.comm.size * max_tokens, self.hidden)
 
-    def set_mask(self, rank, masked=True, stream=None):
+    def set_mask(self, rank: int, masked: bool = True, stream: Stream = None) -> None:
         """With mask_dead: leave a rank out from now on, or wait for it again."""
         if rank < 0:
             raise _native.ArgumentError(f"set_mask: rank is {rank}")
         self._native.set_mask(rank, int(masked), self._stream(stream))
 
-    def clear_mask(self, stream=None):
+    def clear_mask(self, stream: Stream = None) -> None:
         """Wait for all ranks again."""
         self._native.set_mask(-1, 0, self._stream(stream))
 
-    def mask(self, out=None, stream=None):
+    def mask(self, out: Optional[torch.Tensor] = None, stream: Stream = None) -> torch.Tensor:
         """int32 [R]: 1 for ranks that are masked."""
         if out is None:
             out = torch.zeros(self.comm.size, dtype=torch.int32, device=self.comm.device)
         self._native.query_mask(out, self._stream(stream))
         return out
 
-    def barrier(self, stream=None):
+    def barrier(self, stream: Stream = None) -> None:
         """A barrier of the ranks that are not masked; with mask_dead one that does not come is masked."""
         self._native.barrier(self._stream(stream) or 0)

@@ -6,120 +6,173 @@
     rows, idx, weights, plan = torch.ops.epkit.moe_dispatch(x, topk_idx, topk_weights, slot, capacity)
     out = torch.ops.epkit.moe_combine(y, plan, slot, x.shape[0])
 
-Shapes are static: `capacity` is the rows of the result, at least those that any rank can receive (R * N of the fullest
-rank never is too few). Rows beyond the received ones have idx -1, weight 0, and x 0.
+`capacity` is the rows of the result, at least those that any rank can receive (R * N of the fullest rank never is too
+few). Rows beyond the received ones have idx -1, weight 0, and x 0. Sizes may be symbolic. All ranks run the same graph.
 
-Plans. `plan` is an int64 [1] on the CPU that names a plan of the communicator. The newest `plans` of each slot are kept
-(register()), so that a backward pass finds its own; one that is gone raises and says so.
+Plans. The tensor `plan` is a copy of topk_idx: all that a plan depends on. The newest `plans` of them are kept with the
+plan that they were made with (register()); for an older one, or a copy of the tensor, it is made again.
 """
+import itertools
 from collections import OrderedDict
-from typing import Dict, List
+from typing import Any, Dict, List, Tuple
 
 import torch
 
 from ._native import ArgumentError
 from .communicator import Communicator
+from .plan import Plan
 
-_library = torch.library.Library("epkit", "DEF")
-_library.define("moe_dispatch(Tensor x, Tensor topk_idx, Tensor topk_weights, int slot, int capacity)"
+_library: Any = torch.library.Library("epkit", "DEF")  # type: ignore[no-untyped-call]
+_library.define("moe_dispatch(Tensor x, Tensor topk_idx, Tensor topk_weights, int slot, SymInt capacity)"
                 " -> (Tensor, Tensor, Tensor, Tensor)")
-_library.define("moe_combine(Tensor x, Tensor plan, int slot, int n_tokens) -> Tensor")
-_library.define("moe_dispatch_again(Tensor x, Tensor plan, int slot, int capacity) -> Tensor")
-_library.define("moe_combine_weighted(Tensor x, Tensor weights, Tensor plan, int slot, int n_tokens, int topk)"
+_library.define("moe_combine(Tensor x, Tensor plan, int slot, SymInt n_tokens) -> Tensor")
+_library.define("moe_dispatch_again(Tensor x, Tensor plan, int slot, SymInt capacity) -> Tensor")
+_library.define("moe_combine_weighted(Tensor x, Tensor weights, Tensor plan, int slot, SymInt n_tokens, int topk)"
                 " -> (Tensor, Tensor)")
 
 
 class _Slot:
+    """Plans by the storage of their tensor, which is kept, so that no other tensor gets that memory meanwhile.
+
+    Ranks find the same plans and make the same ones again, because they make the same calls in the same order.
+    """
+
     def __init__(self, comm: Communicator, num_experts: int, plans: int) -> None:
+        if plans < 1:
+            raise ArgumentError(f"epkit.ops.register: plans is {plans}, must be 1 or more")
         self.comm, self.num_experts, self.most = comm, num_experts, plans
-        self.plans: "OrderedDict[int, object]" = OrderedDict()
-        self.next = 0
+        self.plans: "OrderedDict[int, Tuple[torch.Tensor, int, Plan]]" = OrderedDict()
 
-    def add(self, plan) -> int:
-        self.next += 1
-        self.plans[self.next] = plan
+    def make(self, topk_idx: torch.Tensor, capacity: int) -> Plan:
+        plan = self.comm.plan(topk_idx, self.num_experts, max_recv_tokens=capacity)
+        self.plans[topk_idx.untyped_storage().data_ptr()] = topk_idx, _version(topk_idx), plan
         while len(self.plans) > self.most:
-            self.plans.popitem(last=False)[1].free()
-        return self.next
-
-    def get(self, number: torch.Tensor):
-        plan = self.plans.get(int(number))
-        if plan is None:
-            raise ArgumentError(f"moe_combine: plan {int(number)} is gone: {self.most} newer ones have been made since; "
-                                "give epkit.ops.register() more plans")
+            self.plans.popitem(last=False)[1][2].free()
         return plan
+
+    def get(self, topk_idx: torch.Tensor, capacity: int) -> Plan:
+        kept, version, plan = self.plans.get(topk_idx.untyped_storage().data_ptr(), (topk_idx, -1, None))
+        if plan is not None and _version(topk_idx) == version and kept.shape == topk_idx.shape and plan.out_rows == capacity:
+            return plan
+        return self.make(_copy(topk_idx), capacity)
+
+    def free(self) -> None:
+        for _, _, plan in self.plans.values():
+            plan.free()
+
+
+def _version(tensor: torch.Tensor) -> int:
+    """Another number after each write to the tensor; tensors of inference mode do not count."""
+    return -1 if tensor.is_inference() else tensor._version
+
+
+def _copy(topk_idx: torch.Tensor) -> torch.Tensor:
+    """A contiguous copy, whose storage has an address also where there are no tokens."""
+    memory = topk_idx.new_empty(max(1, topk_idx.numel()))
+    return memory[:topk_idx.numel()].view(topk_idx.shape).copy_(topk_idx)
 
 
 _slots: Dict[int, _Slot] = {}
+_numbers = itertools.count()
 
 
 def register(comm: Communicator, num_experts: int, plans: int = 64) -> int:
-    """A number for a communicator and its experts, for the operators. `plans`: how many of its plans are kept."""
-    number = len(_slots)
+    """A number for a communicator and its experts, for the operators. `plans`: how many of its plans are kept.
+
+    The communicator is kept, too, until unregister().
+    """
+    number = next(_numbers)
     _slots[number] = _Slot(comm, num_experts, plans)
     return number
 
 
-def _zeros(x, capacity):
+def unregister(slot: int) -> None:
+    """Forgets the communicator of `slot` and the plans that were kept for it. Again: nothing."""
+    own = _slots.pop(slot, None)
+    if own is not None:
+        own.free()
+
+
+def _zeros(x: torch.Tensor, capacity: int) -> torch.Tensor:
     """Rows that nobody writes are factors of gradients: 0 times what was in memory may be NaN."""
     return x.new_zeros((capacity, x.shape[1]))
 
 
-def _dispatch(x, topk_idx, topk_weights, slot, capacity):
-    own = _slots[slot]
-    plan = own.comm.plan(topk_idx.contiguous(), own.num_experts, max_recv_tokens=capacity)
+def _slot(number: int) -> _Slot:
+    if number not in _slots:
+        raise ArgumentError(f"moe_dispatch: there is no slot {number}: give what epkit.ops.register() returned")
+    return _slots[number]
+
+
+def _dispatch(x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor, slot: int,
+              capacity: int) -> Tuple[torch.Tensor, ...]:
+    own, topk_idx = _slot(slot), _copy(topk_idx)
+    plan = own.make(topk_idx, capacity)
     rows = plan.dispatch(x.contiguous(), topk_weights.contiguous(), want_topk_idx=True, out=_zeros(x, capacity))
-    return rows.x, rows.topk_idx, rows.topk_weights, torch.tensor([own.add(plan)], dtype=torch.int64, device="cpu")
+    assert rows.topk_idx is not None and rows.topk_weights is not None
+    return rows.x, rows.topk_idx, rows.topk_weights, topk_idx
 
 
-def _combine(x, plan, slot, n_tokens):
-    return _slots[slot].get(plan).combine(x.contiguous())[0]
+def _combine(x: torch.Tensor, plan: torch.Tensor, slot: int, n_tokens: int) -> torch.Tensor:
+    return _slot(slot).get(plan, x.shape[0]).combine(x.contiguous())[0]
 
 
-def _dispatch_again(x, plan, slot, capacity):
-    return _slots[slot].get(plan).dispatch(x.contiguous(), out=_zeros(x, capacity)).x
+def _dispatch_again(x: torch.Tensor, plan: torch.Tensor, slot: int, capacity: int) -> torch.Tensor:
+    return _slot(slot).get(plan, capacity).dispatch(x.contiguous(), out=_zeros(x, capacity)).x
 
 
-def _combine_weighted(x, weights, plan, slot, n_tokens, topk):
-    return _slots[slot].get(plan).combine(x.contiguous(), weights.contiguous())
+def _combine_weighted(x: torch.Tensor, weights: torch.Tensor, plan: torch.Tensor, slot: int, n_tokens: int,
+                      topk: int) -> Tuple[torch.Tensor, ...]:
+    out, summed = _slot(slot).get(plan, x.shape[0]).combine(x.contiguous(), weights.contiguous())
+    assert summed is not None
+    return out, summed
 
 
-def _fake_dispatch(x, topk_idx, topk_weights, slot, capacity):
+def _fake_dispatch(x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor, slot: int,
+                   capacity: int) -> Tuple[torch.Tensor, ...]:
     return (x.new_empty((capacity, x.shape[1])), topk_idx.new_empty((capacity, topk_idx.shape[1])),
-            topk_weights.new_empty((capacity, topk_idx.shape[1])), torch.empty(1, dtype=torch.int64, device="cpu"))
+            topk_weights.new_empty((capacity, topk_idx.shape[1])), torch.empty_like(topk_idx, memory_format=torch.contiguous_format))
 
 
-for _name, _kernel, _fake in (
-        ("moe_dispatch", _dispatch, _fake_dispatch),
-        ("moe_combine", _combine, lambda x, plan, slot, n_tokens: x.new_empty((n_tokens, x.shape[1]))),
-        ("moe_dispatch_again", _dispatch_again, lambda x, plan, slot, capacity: x.new_empty((capacity, x.shape[1]))),
-        ("moe_combine_weighted", _combine_weighted, lambda x, weights, plan, slot, n_tokens, topk:
-         (x.new_empty((n_tokens, x.shape[1])), weights.new_empty((n_tokens, topk))))):
+def _fake_rows(x: torch.Tensor, plan: torch.Tensor, slot: int, rows: int) -> torch.Tensor:
+    return x.new_empty((rows, x.shape[1]))
+
+
+def _fake_combine_weighted(x: torch.Tensor, weights: torch.Tensor, plan: torch.Tensor, slot: int, n_tokens: int,
+                           topk: int) -> Tuple[torch.Tensor, ...]:
+    return x.new_empty((n_tokens, x.shape[1])), weights.new_empty((n_tokens, topk))
+
+
+_kernels: Tuple[Tuple[str, Any, Any], ...] = (
+    ("moe_dispatch", _dispatch, _fake_dispatch), ("moe_combine", _combine, _fake_rows),
+    ("moe_dispatch_again", _dispatch_again, _fake_rows),
+    ("moe_combine_weighted", _combine_weighted, _fake_combine_weighted))
+for _name, _kernel, _fake in _kernels:
     _library.impl(_name, _kernel, "CompositeExplicitAutograd")
     torch.library.register_fake("epkit::" + _name, _fake, lib=_library)
 
 
-def _dispatch_setup(ctx, inputs, output):
+def _dispatch_setup(ctx: Any, inputs: Any, output: Any) -> None:
     x, topk_idx, _, ctx.slot, _ = inputs
     ctx.tokens, ctx.topk = topk_idx.shape
     ctx.mark_non_differentiable(output[1], output[3])
     ctx.save_for_backward(output[1], output[3])
 
 
-def _dispatch_backward(ctx, grad_x, grad_idx, grad_weights, grad_plan):
+def _dispatch_backward(ctx: Any, grad_x: Any, grad_idx: Any, grad_weights: Any, grad_plan: Any) -> Any:
     idx, plan = ctx.saved_tensors
     weights = grad_weights.masked_fill(idx < 0, 0)
     grad, weights = torch.ops.epkit.moe_combine_weighted(grad_x, weights, plan, ctx.slot, ctx.tokens, ctx.topk)
     return grad, None, weights, None, None
 
 
-def _combine_setup(ctx, inputs, output):
+def _combine_setup(ctx: Any, inputs: Any, output: Any) -> None:
     x, plan, ctx.slot, _ = inputs
     ctx.capacity = x.shape[0]
     ctx.save_for_backward(plan)
 
 
-def _combine_backward(ctx, grad):
+def _combine_backward(ctx: Any, grad: Any) -> Any:
     plan, = ctx.saved_tensors
     return torch.ops.epkit.moe_dispatch_again(grad, plan, ctx.slot, ctx.capacity), None, None, None
 
@@ -127,4 +180,4 @@ def _combine_backward(ctx, grad):
 torch.library.register_autograd("epkit::moe_dispatch", _dispatch_backward, setup_context=_dispatch_setup, lib=_library)
 torch.library.register_autograd("epkit::moe_combine", _combine_backward, setup_context=_combine_setup, lib=_library)
 
-__all__: List[str] = ["register"]
+__all__: List[str] = ["register", "unregister"]

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plan: where the tokens of one routing go, and the two operations on it."""
-from typing import List, NamedTuple, Optional, Tuple, Union
+from typing import TYPE_CHECKING, List, NamedTuple, Optional, Tuple, Union
 
 import torch
 
-from . import _compose, _native
-from ._tensors import aligned, column_major, in_stream, stream_pointer
+from . import _native
+from ._tensors import Floats, OfThisProcess, Stream, aligned, column_major, in_stream, stream_pointer
+
+if TYPE_CHECKING:
+    from .communicator import Communicator
 
 
 class Rows(NamedTuple):
@@ -27,7 +30,7 @@ class Metadata(NamedTuple):
     rank_prefix: torch.Tensor  # [R, R] (i, j): tokens of the ranks 0..i for rank j
 
 
-class Plan:
+class Plan(OfThisProcess):
     """Made by Communicator.plan(). Depends on the routing alone: dispatch and combine may use it any number of times.
 
     The backward pass of a dispatch is a combine on the same plan, that of a combine a dispatch. Rows are ordered by
@@ -42,69 +45,43 @@ class Plan:
         recv_from_rank: rank layout: list [R + 1], first row of each source rank.
     """
 
-    def __init__(self, comm, topk_idx, num_experts, token_in_rank, tokens_per_expert, expanded, alignment, zero_padding,
-                 max_recv_tokens, max_tokens, stream):
+    def __init__(self, comm: "Communicator", topk_idx: Optional[torch.Tensor], num_experts: int,
+                 token_in_rank: Optional[torch.Tensor], tokens_per_expert: Optional[torch.Tensor], expanded: bool,
+                 alignment: int, zero_padding: bool, max_recv_tokens: int, max_tokens: int, stream: Stream) -> None:
         flags = (_native.PLAN_EXPANDED if expanded else 0) | (_native.PLAN_ZERO_PADDING if expanded and zero_padding else 0)
         self.comm = comm
         self.expanded = bool(expanded)
         self.num_experts = num_experts
         self.alignment = alignment
-        self.fixed = max_recv_tokens > 0
         self.zero_padding = bool(expanded and zero_padding)
-        self._routing = self._exact = self._counts = None  # what _compose works on
-        self._make((topk_idx, token_in_rank, tokens_per_expert), (flags, alignment, max_recv_tokens, max_tokens),
-                   stream_pointer(comm.is_cuda, comm.device, stream))
-        self.n_tokens = (token_in_rank if topk_idx is None else topk_idx).shape[0]
+        self._native = comm._native.plan(topk_idx, token_in_rank, tokens_per_expert, num_experts, flags, alignment,
+                                         max_recv_tokens, max_tokens, stream_pointer(comm.is_cuda, comm.device, stream))
+        self.fixed = max_recv_tokens > 0
+        self.n_tokens = _tokens(topk_idx, token_in_rank)
         self.topk = 0 if topk_idx is None else topk_idx.shape[1]
         self.idx_dtype = torch.int64 if topk_idx is None else topk_idx.dtype
-        self.most_tokens = max(max_tokens, self.n_tokens)
         n_recv, self.out_rows, self.n_send, self.n_wire, per_expert, from_rank, start = self._native.info()
         self.n_recv = n_recv if n_recv >= 0 else None
-        self.recv_per_expert: List[int] = self._counts or per_expert or []
+        self.recv_per_expert: List[int] = per_expert or []
         self.recv_from_rank, self.expert_start = from_rank, start
 
-    def _make(self, routing, sizes, stream):
-        try:
-            self._native = self.comm._native.plan(*routing, self.num_experts, *sizes, stream)
-        except _native.UnsupportedError:
-            if routing[0] is not None:
-                raise
-            with in_stream(self.comm.device, stream):
-                self._native = self.comm._native.plan(self._choices(*routing[1:], stream), None, None, self.num_experts,
-                                                      *sizes, stream)
-                if not self.fixed:
-                    self._counts = [-(-n // self.alignment) * self.alignment for n in self._exact.tolist()]
-        self._keep(routing[0], stream)
-
-    def _choices(self, token_in_rank, tokens_per_expert, stream):
-        """A mask as choices, for a backend without masks."""
-        self._exact = _compose.counts_of_mask(self.comm, tokens_per_expert, stream)
-        self._routing = _compose.choices_of_mask(token_in_rank, self.num_experts)
-        return self._routing
-
-    def _keep(self, topk_idx, stream):
-        """The caller may overwrite topk_idx when the call has returned."""
-        if self.comm.is_cuda and not self.comm._has_metadata and isinstance(topk_idx, torch.Tensor):
-            with in_stream(self.comm.device, stream):
-                self._routing = topk_idx.clone()
-
     @property
-    def closed(self):
+    def closed(self) -> bool:
         """Whether the plan, or its communicator, has been freed."""
         return self._native.closed
 
-    def free(self):
+    def free(self) -> None:
         """Frees the plan now instead of with its last reference. Again: nothing."""
         self._native.free()
 
-    def _new(self, *shape, dtype):
+    def _new(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
         # On the CPU nothing is left uninitialised where rows may stay unwritten: results are the same in every run.
         make = torch.zeros if not self.comm.is_cuda and (self.expanded or self.fixed) else torch.empty
         return make(shape, dtype=dtype, device=self.comm.device)
 
-    def dispatch(self, x: Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]],
-                 topk_weights: Optional[torch.Tensor] = None, *, want_topk_idx: bool = False,
-                 column_major_scales: bool = False, out: Optional[torch.Tensor] = None, stream=None) -> Rows:
+    def dispatch(self, x: Floats, topk_weights: Optional[torch.Tensor] = None, *, want_topk_idx: bool = False,
+                 column_major_scales: bool = False, out: Union[None, torch.Tensor, Rows] = None,
+                 stream: Stream = None) -> Rows:
         """Sends each token's row to the ranks of the plan. Collective.
 
         Arguments:
@@ -113,31 +90,38 @@ class Plan:
             topk_weights: [N, K] float32, travels with the row.
             want_topk_idx: rank layout: also the local expert numbers of each row.
             column_major_scales: scales with strides (1, multiple of 4), as TMA wants them.
-            out: where the rows go: [out_rows or more, H], for instance of Communicator.empty().
+            out: where the rows go: [out_rows or more, H], for instance of Communicator.empty(). Or where everything goes:
+                what an earlier dispatch of the same sizes returned; nothing is allocated then.
         """
-        x, scales = x if isinstance(x, tuple) else (x, None)
-        hidden = x.shape[-1]
-        recv_x = self._new(self.out_rows, hidden, dtype=x.dtype) if out is None else out
+        rows, scales = x if isinstance(x, tuple) else (x, None)
+        if scales is not None and self.n_tokens > 1 and not any(scales.stride()):
+            scales = scales.contiguous()
+        if not isinstance(out, Rows):
+            out = self._outputs(rows, scales, topk_weights is not None, want_topk_idx, column_major_scales, out)
+        self._native.dispatch(aligned(rows), aligned(scales), aligned(topk_weights), *out,
+                              stream_pointer(True, self.comm.device, stream) if self.comm.is_cuda else None)
+        return out
+
+    def _outputs(self, rows: torch.Tensor, scales: Optional[torch.Tensor], want_weights: bool, want_topk_idx: bool,
+                 column_major_scales: bool, recv_x: Optional[torch.Tensor]) -> Rows:
         recv_scales = recv_idx = recv_weights = None
-        if scales is not None:
-            if column_major_scales:
-                recv_scales = column_major(recv_x.shape[0], scales.shape[-1], scales, self.comm.device)
-            else:
-                recv_scales = self._new(recv_x.shape[0], scales.shape[-1], dtype=scales.dtype)
-            if scales.dim() == 2 and scales.shape[0] > 1 and not any(scales.stride()):
-                scales = scales.contiguous()
+        if recv_x is None:
+            recv_x = self._new(self.out_rows, rows.shape[-1], dtype=rows.dtype)
+        n = recv_x.shape[0]
+        if scales is not None and column_major_scales:
+            recv_scales = column_major(n, scales.shape[-1], scales.dtype, self.comm.device)
+        elif scales is not None:
+            recv_scales = self._new(n, scales.shape[-1], dtype=scales.dtype)
         if want_topk_idx and not self.expanded and self.topk:
-            recv_idx = self._new(recv_x.shape[0], self.topk, dtype=self.idx_dtype)
-        if topk_weights is not None:
-            shape = (recv_x.shape[0],) if self.expanded else (recv_x.shape[0], self.topk)
-            recv_weights = self._new(*shape, dtype=torch.float32)
-        self._native.dispatch(aligned(x), aligned(scales), aligned(topk_weights), recv_x, recv_scales, recv_idx,
-                              recv_weights, stream_pointer(self.comm.is_cuda, self.comm.device, stream))
+            recv_idx = self._new(n, self.topk, dtype=self.idx_dtype)
+        if want_weights:
+            recv_weights = self._new(*((n,) if self.expanded else (n, self.topk)), dtype=torch.float32)
         return Rows(recv_x, recv_scales, recv_idx, recv_weights)
 
     def combine(self, x: torch.Tensor, topk_weights: Optional[torch.Tensor] = None,
                 bias: Union[None, torch.Tensor, Tuple[torch.Tensor, ...]] = None, *, by_choice: bool = False,
-                round_partial: bool = False, out: Optional[torch.Tensor] = None, stream=None):
+                round_partial: bool = False, out: Optional[torch.Tensor] = None,
+                stream: Stream = None) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
         """For each token the sum of its rows, unweighted, in fp32, rounded once to bfloat16. Collective.
 
         Arguments:
@@ -152,29 +136,25 @@ class Plan:
         biases = () if bias is None else (bias,) if isinstance(bias, torch.Tensor) else tuple(bias)
         if len(biases) > 2:
             raise _native.ArgumentError(f"combine: {len(biases)} biases, the most is 2")
-        biases = tuple(aligned(one) for one in biases) + (None,) * (2 - len(biases))
+        first, second = (aligned(biases[i]) if i < len(biases) else None for i in range(2))
         if out is None:
             out = torch.empty((self.n_tokens, x.shape[-1]), dtype=torch.bfloat16, device=self.comm.device)
         weights = None
         if topk_weights is not None:
             weights = torch.empty((self.n_tokens, self.topk), dtype=torch.float32, device=self.comm.device)
         flags = (_native.COMBINE_BY_CHOICE if by_choice else 0) | (_native.COMBINE_ROUND_PARTIAL if round_partial else 0)
-        self._native.combine(aligned(x), aligned(topk_weights), *biases, out, weights, flags,
+        self._native.combine(aligned(x), aligned(topk_weights), first, second, out, weights, flags,
                              stream_pointer(self.comm.is_cuda, self.comm.device, stream))
         return out, weights
 
-    def update(self, topk_idx=None, *, token_in_rank=None, tokens_per_expert=None, stream=None):
+    def update(self, topk_idx: Optional[torch.Tensor] = None, *, token_in_rank: Optional[torch.Tensor] = None,
+               tokens_per_expert: Optional[torch.Tensor] = None, stream: Stream = None) -> None:
         """New routing for a plan of fixed capacity, in stream order; may be captured into a CUDA graph. Collective."""
-        stream = stream_pointer(self.comm.is_cuda, self.comm.device, stream)
-        if self._exact is not None and token_in_rank is not None:
-            with in_stream(self.comm.device, stream):
-                self._native.update(self._choices(token_in_rank, tokens_per_expert, stream), None, None, stream)
-        else:
-            self._native.update(topk_idx, token_in_rank, tokens_per_expert, stream)
-        self._keep(topk_idx, stream)
-        self.n_tokens = (token_in_rank if topk_idx is None else topk_idx).shape[0]
+        self._native.update(topk_idx, token_in_rank, tokens_per_expert,
+                            stream_pointer(self.comm.is_cuda, self.comm.device, stream))
+        self.n_tokens = _tokens(topk_idx, token_in_rank)
 
-    def metadata(self, source_stride: int = 0, stream=None) -> Metadata:
+    def metadata(self, source_stride: int = 0, stream: Stream = None) -> Metadata:
         """Where the received tokens come from, in stream order. Collective.
 
         With a fixed capacity, and in the expanded layout, recv_source and recv_slot have more entries than tokens were
@@ -183,23 +163,20 @@ class Plan:
         Arguments:
             source_stride: of recv_source: at least the most tokens of any rank, the same on all; 0: the plan's.
         """
-        stream = stream_pointer(self.comm.is_cuda, self.comm.device, stream)
-        with in_stream(self.comm.device, stream):
-            if self.comm._has_metadata is not False and self._exact is None:
-                try:
-                    data = self._ask(source_stride, stream)
-                    self.comm._has_metadata = True
-                    return data
-                except _native.UnsupportedError:
-                    if self._routing is None:
-                        raise
-                    self.comm._has_metadata = False
-            return Metadata(*_compose.metadata(self, source_stride, stream))
-
-    def _ask(self, source_stride, stream):
-        new = lambda *shape: torch.zeros(shape, dtype=torch.int32, device=self.comm.device)  # noqa: E731
+        pointer = stream_pointer(self.comm.is_cuda, self.comm.device, stream)
         ranks, local = self.comm.size, self.num_experts // self.comm.size
-        data = Metadata(new(self.out_rows), new(self.out_rows, self.topk) if self.expanded else None, new(1), new(ranks),
-                        new(local), new(local), new(ranks, ranks))
-        self._native.metadata(*data, source_stride, stream)
+
+        def new(*shape: int) -> torch.Tensor:
+            return torch.zeros(shape, dtype=torch.int32, device=self.comm.device)
+
+        with in_stream(self.comm.device, pointer):
+            data = Metadata(new(self.out_rows), new(self.out_rows, self.topk) if self.expanded else None, new(1), new(ranks),
+                            new(local), new(local), new(ranks, ranks))
+            self._native.metadata(*data, source_stride, pointer)
         return data
+
+
+def _tokens(topk_idx: Optional[torch.Tensor], token_in_rank: Optional[torch.Tensor]) -> int:
+    """N of a routing; the library has refused one that is neither."""
+    one = token_in_rank if topk_idx is None else topk_idx
+    return 0 if one is None else int(one.shape[0])

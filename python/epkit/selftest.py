@@ -7,18 +7,22 @@ that was received and added up was exact. 1: something was not, or a rank ended;
 import os
 import sys
 import tempfile
+from typing import TYPE_CHECKING, List
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing
+from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, spawn
+
+if TYPE_CHECKING:
+    from .communicator import Communicator
 
 
-def _check(what, ok):
+def _check(what: str, ok: bool) -> None:
     if not ok:
         raise AssertionError(f"{what}: the result is not what it must be")
 
 
-def _work(comm):
+def _work(comm: "Communicator") -> None:
     """Plans, both layouts, weights, low latency: on small integers, so that every sum is exact."""
     device, experts, topk, hidden = comm.device, comm.size * 4, 4, 256
     torch.manual_seed(comm.rank)
@@ -33,16 +37,18 @@ def _work(comm):
         plan = comm.plan(topk_idx, experts, expanded=expanded, alignment=8, zero_padding=True)
         rows = plan.dispatch(x, weights)
         out, back = plan.combine(rows.x, rows.topk_weights)
+        assert back is not None
         _check(f"combine, expanded={expanded}", torch.equal(out.float(), x.float() * times))
         _check("weights", torch.equal(back, weights.masked_fill(topk_idx < 0, 0)))
     calls = comm.low_latency(64, hidden, experts, topk)
     got = calls.dispatch(x, topk_idx, hook=True)
+    assert got.finish is not None
     got.finish()
     out, _ = calls.combine(got.x, topk_idx, torch.ones_like(weights), call=got.call)
     _check("low latency", torch.equal(out.float(), x.float() * choices))
 
 
-def _rank(rank, ranks, store):
+def _rank(rank: int, ranks: int, store: str) -> None:
     import epkit
 
     # A file, not a port: nothing else on the machine can be in the way.
@@ -62,7 +68,7 @@ def _rank(rank, ranks, store):
         print(f"epkit {epkit.__version__}: {ranks} ranks, backend {backend}, torch {torch.__version__}: all results are exact")
 
 
-def main(argv):
+def main(argv: List[str]) -> int:
     """Starts the ranks; the number of GPUs, or 2."""
     if len(argv) > 1 or (argv and not argv[0].isdigit()):
         print(__doc__, file=sys.stderr)
@@ -71,11 +77,11 @@ def main(argv):
     ranks = int(argv[0]) if argv else 2 if host else max(2, torch.cuda.device_count())
     with tempfile.TemporaryDirectory(prefix="epkit-selftest-") as folder:
         try:
-            torch.multiprocessing.spawn(_rank, args=(ranks, os.path.join(folder, "store")), nprocs=ranks)
-        except torch.multiprocessing.ProcessRaisedException as error:
+            spawn(_rank, args=(ranks, os.path.join(folder, "store")), nprocs=ranks)  # type: ignore[no-untyped-call]
+        except ProcessRaisedException as error:
             print(f"epkit.selftest: a rank failed:\n{error}", file=sys.stderr)
             return 1
-        except torch.multiprocessing.ProcessExitedException as error:
+        except ProcessExitedException as error:
             print(f"epkit.selftest: {error}", file=sys.stderr)
             return 1
     return 0

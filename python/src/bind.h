@@ -39,6 +39,7 @@ struct member {
     PyObject_HEAD struct comm_object *comm; /* a reference */
     struct member *next, *prev, *next_late;
     void (*close)(struct member *self); /* frees the library's object, once */
+    const char *noun;                   /* "plan": what errors call it */
 };
 
 /* A communicator belongs to one thread at a time: another one that drops the last reference to a plan has to wait. */
@@ -62,6 +63,7 @@ PyTypeObject *ll_type_new(PyObject *module);
 /* error.c: exceptions. Each returns NULL, for the caller to return. */
 int errors_init(PyObject *module);
 PyObject *raise_status(ep_status status); /* of a call of this thread that has just failed */
+PyObject *result_of(ep_status status);    /* None, or that */
 PyObject *raise_arg(const char *format, ...) __attribute__((format(printf, 1, 2)));   /* EP_E_ARG */
 PyObject *raise_state(const char *format, ...) __attribute__((format(printf, 1, 2))); /* EP_E_STATE */
 ep_status status_of_exception(void); /* of the exception that is set; it stays set */
@@ -73,6 +75,12 @@ bool call_begin(struct comm_object *comm, const char *call);
 void call_done(struct comm_object *comm);
 /* Ends it: None, or NULL with the exception of `status`. */
 PyObject *call_end(struct comm_object *comm, ep_status status);
+/*
+ * A call on a member. It owns the communicator while `function` runs: code of Python that runs while tensors are read
+ * (a type of somebody else's may have any) can neither free what the call works on nor begin another one.
+ */
+PyObject *member_call(PyObject *self, const char *call, PyObject *const *args, Py_ssize_t nargs, Py_ssize_t wanted,
+                      PyObject *(*function)(PyObject *self, PyObject *const *args));
 void member_add(struct comm_object *comm, struct member *member);
 void member_free(struct member *member); /* closes it; may be called again */
 void member_dealloc(PyObject *self);     /* the tp_dealloc of all members */

@@ -5,6 +5,8 @@
 
 #include "dlpack_abi.h"
 
+#include <dlfcn.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -143,10 +145,28 @@ void call_done(struct comm_object *comm)
 
 PyObject *call_end(struct comm_object *comm, ep_status status)
 {
+    PyObject *result = result_of(status);
+
     call_done(comm);
-    if (status != EP_OK)
-        return raise_status(status);
-    Py_RETURN_NONE;
+    return result;
+}
+
+PyObject *member_call(PyObject *self, const char *call, PyObject *const *args, Py_ssize_t nargs, Py_ssize_t wanted,
+                      PyObject *(*function)(PyObject *self, PyObject *const *args))
+{
+    struct member *member = (struct member *)self;
+    struct comm_object *comm = member->comm;
+    PyObject *result;
+
+    if (!want_args(call, nargs, wanted))
+        return NULL;
+    if (!comm)
+        return raise_state("%s: the %s has been freed, or its communicator", call, member->noun);
+    if (!call_begin(comm, call))
+        return NULL;
+    result = function(self, args);
+    call_done(comm);
+    return result;
 }
 
 struct place place_of(const struct comm_object *comm)
@@ -583,6 +603,61 @@ static PyObject *comm_alloc_memory(PyObject *self, PyObject *size)
     return status == EP_OK ? export_memory(comm, memory, bytes) : raise_status(status);
 }
 
+/* A function of libepkit-cuda, which libepkit has loaded when there is a communicator of that backend. */
+static void *cuda_function(const char *name)
+{
+    char file[64];
+    void *module;
+
+    snprintf(file, sizeof(file), "libepkit-cuda.so.%d", EP_VERSION_MAJOR);
+    module = dlopen(file, RTLD_NOW | RTLD_NOLOAD);
+    return module ? dlsym(module, name) : NULL;
+}
+
+/* set_sms(n): epkit/cuda.h. A host backend has none. */
+static PyObject *comm_set_sms(PyObject *self, PyObject *number)
+{
+    struct comm_object *comm = (struct comm_object *)self;
+    static ep_status (*set_sms)(ep_comm * comm, int sms);
+    bool ok = true;
+    int64_t sms = want_int(number, "set_sms", "sms", &ok);
+    ep_status status;
+
+    if (!ok)
+        return NULL;
+    if (sms < 0 || sms > INT32_MAX)
+        return raise_arg("set_sms: sms is %lld", (long long)sms);
+    if (!call_begin(comm, "set_sms"))
+        return NULL;
+    if (!comm->cuda)
+        return call_end(comm, EP_OK);
+    if (!set_sms)
+        *(void **)&set_sms = cuda_function("ep_cuda_set_sms");
+    if (!set_sms) {
+        call_done(comm);
+        return raise_state("set_sms: libepkit-cuda has no ep_cuda_set_sms()");
+    }
+    status = set_sms(comm->box->comm, (int)sms);
+    return call_end(comm, status);
+}
+
+/* sms() -> multiprocessors of an operation, without those that copy; 0 without CUDA */
+static PyObject *comm_sms(PyObject *self, PyObject *unused)
+{
+    struct comm_object *comm = (struct comm_object *)self;
+    static ep_status (*get_device)(ep_comm * comm, int *ret_device, int *ret_sms);
+    ep_status status;
+    int sms = 0;
+
+    (void)unused;
+    if (!comm->box)
+        return raise_state("sms: the communicator has been freed");
+    if (comm->cuda && !get_device)
+        *(void **)&get_device = cuda_function("ep_cuda_get_device");
+    status = comm->cuda && get_device ? get_device(comm->box->comm, NULL, &sms) : EP_OK;
+    return status == EP_OK ? PyLong_FromLong(sms) : raise_status(status);
+}
+
 static PyObject *comm_plan(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     return plan_new((struct comm_object *)self, args, nargs);
@@ -610,6 +685,8 @@ static PyMethodDef methods[] = {
     {"info", comm_info, METH_NOARGS, "rank, nranks, backend, ... as a dict"},
     {"stats", comm_stats, METH_NOARGS, "what the last operation moved"},
     {"alloc", comm_alloc_memory, METH_O, "alloc(bytes) -> capsule of symmetric memory. Collective."},
+    {"set_sms", comm_set_sms, METH_O, "set_sms(n): multiprocessors of an operation, 0: the default"},
+    {"sms", comm_sms, METH_NOARGS, "sms() -> multiprocessors of an operation, without those that copy"},
     FAST("plan", comm_plan),
     FAST("low_latency", comm_low_latency),
     {NULL, NULL, 0, NULL},

@@ -24,19 +24,24 @@ static const struct {
      "This backend, or this machine, does not have what the call needs (status 203). Also a NotImplementedError."},
 };
 
+static int class_new(int c)
+{
+    PyObject *bases = c == BASE          ? PyTuple_Pack(1, PyExc_RuntimeError)
+                      : c == ARGUMENT    ? PyTuple_Pack(2, classes[BASE], PyExc_ValueError)
+                      : c == UNSUPPORTED ? PyTuple_Pack(2, classes[RESOURCE], PyExc_NotImplementedError)
+                                         : PyTuple_Pack(1, classes[BASE]);
+
+    if (!bases)
+        return -1;
+    classes[c] = PyErr_NewExceptionWithDoc(texts[c].name, texts[c].doc, bases, NULL);
+    Py_DECREF(bases);
+    return classes[c] ? 0 : -1;
+}
+
 int errors_init(PyObject *module)
 {
     for (int c = 0; c < CLASSES; c++) {
-        PyObject *bases = c == BASE          ? PyTuple_Pack(1, PyExc_RuntimeError)
-                          : c == ARGUMENT    ? PyTuple_Pack(2, classes[BASE], PyExc_ValueError)
-                          : c == UNSUPPORTED ? PyTuple_Pack(2, classes[RESOURCE], PyExc_NotImplementedError)
-                                             : PyTuple_Pack(1, classes[BASE]);
-
-        if (!bases)
-            return -1;
-        classes[c] = PyErr_NewExceptionWithDoc(texts[c].name, texts[c].doc, bases, NULL);
-        Py_DECREF(bases);
-        if (!classes[c])
+        if (!classes[c] && class_new(c) < 0)
             return -1;
         Py_INCREF(classes[c]);
         if (PyModule_AddObject(module, strchr(texts[c].name, '.') + 1, classes[c]) < 0)
@@ -77,6 +82,13 @@ static PyObject *raise_text(ep_status status, const char *reason)
 PyObject *raise_status(ep_status status)
 {
     return raise_text(status, ep_last_error());
+}
+
+PyObject *result_of(ep_status status)
+{
+    if (status != EP_OK)
+        return raise_status(status);
+    Py_RETURN_NONE;
 }
 
 static PyObject *raise_format(ep_status status, const char *format, va_list args)

@@ -34,15 +34,6 @@ static void ll_close(struct member *member)
     ll->ll = NULL;
 }
 
-static bool ll_begin(struct ll_object *ll, const char *call)
-{
-    if (!ll->ll) {
-        raise_state("%s: the low-latency object has been freed, or its communicator", call);
-        return false;
-    }
-    return call_begin(ll->member.comm, call);
-}
-
 /* Comm.low_latency(max_tokens, hidden, n_experts, topk, flags) */
 PyObject *ll_new(struct comm_object *comm, PyObject *const *args, Py_ssize_t nargs)
 {
@@ -86,6 +77,7 @@ PyObject *ll_new(struct comm_object *comm, PyObject *const *args, Py_ssize_t nar
     ll->n_local = config.n_experts / comm->nranks;
     ll->topk = config.topk;
     ll->member.close = ll_close;
+    ll->member.noun = "low-latency object";
     member_add(comm, &ll->member);
     return (PyObject *)ll;
 }
@@ -154,7 +146,7 @@ static bool get_outputs(struct ll_object *ll, PyObject *const *args, int64_t row
  * dispatch(x, topk_idx, max_tokens, recv_x, recv_scales, recv_count, recv_source, recv_range, recv_stats, wait_cost,
  * flags, stream) -> number of the call
  */
-static PyObject *ll_dispatch(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+static PyObject *run_dispatch(PyObject *self, PyObject *const *args)
 {
     static const char call[] = "low_latency_dispatch";
     struct ll_object *ll = (struct ll_object *)self;
@@ -167,9 +159,6 @@ static PyObject *ll_dispatch(PyObject *self, PyObject *const *args, Py_ssize_t n
     void *stream;
     bool ok = true;
 
-    if (!want_args(call, nargs, 12) || !ll_begin(ll, call))
-        return NULL;
-    comm->busy = false; /* until the tensors are known */
     max_tokens = want_int(args[2], call, "max_tokens", &ok);
     if (ok && (max_tokens < 1 || max_tokens > ll->max_tokens))
         return raise_arg("%s: max_tokens is %lld, must be 1 to %d", call, (long long)max_tokens, ll->max_tokens);
@@ -190,16 +179,19 @@ static PyObject *ll_dispatch(PyObject *self, PyObject *const *args, Py_ssize_t n
     dispatch.n_tokens = (int32_t)x.shape[0];
     dispatch.max_tokens = (int32_t)max_tokens;
     dispatch.ret_call = &number;
-    comm->busy = true;
     Py_BEGIN_ALLOW_THREADS;
     status = comm->cuda ? ep_ll_dispatch(ll->ll, &dispatch, stream) : ep_ll_dispatch_sync(ll->ll, &dispatch);
     Py_END_ALLOW_THREADS;
-    call_done(comm);
     return status == EP_OK ? PyLong_FromUnsignedLongLong(number) : raise_status(status);
 }
 
+static PyObject *ll_dispatch(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    return member_call(self, "low_latency_dispatch", args, nargs, 12, run_dispatch);
+}
+
 /* combine(x, topk_idx, topk_weights, out, call, max_tokens, wait_cost, flags, stream) */
-static PyObject *ll_combine(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+static PyObject *run_combine(PyObject *self, PyObject *const *args)
 {
     static const char call[] = "low_latency_combine";
     struct ll_object *ll = (struct ll_object *)self;
@@ -211,9 +203,6 @@ static PyObject *ll_combine(PyObject *self, PyObject *const *args, Py_ssize_t na
     void *stream;
     bool ok = true;
 
-    if (!want_args(call, nargs, 9) || !ll_begin(ll, call))
-        return NULL;
-    comm->busy = false; /* until the tensors are known */
     number = want_int(args[4], call, "call", &ok);
     max_tokens = want_int(args[5], call, "max_tokens", &ok);
     combine.flags = (uint32_t)want_int(args[7], call, "flags", &ok);
@@ -241,15 +230,19 @@ static PyObject *ll_combine(PyObject *self, PyObject *const *args, Py_ssize_t na
     combine.out = out.data;
     combine.call = (uint64_t)number;
     combine.wait_cost_add = cost.data;
-    comm->busy = true;
     Py_BEGIN_ALLOW_THREADS;
     status = comm->cuda ? ep_ll_combine(ll->ll, &combine, stream) : ep_ll_combine_sync(ll->ll, &combine);
     Py_END_ALLOW_THREADS;
-    return call_end(comm, status);
+    return result_of(status);
+}
+
+static PyObject *ll_combine(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    return member_call(self, "low_latency_combine", args, nargs, 9, run_combine);
 }
 
 /* finish(call, stream) */
-static PyObject *ll_finish(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+static PyObject *run_finish(PyObject *self, PyObject *const *args)
 {
     struct ll_object *ll = (struct ll_object *)self;
     struct comm_object *comm = ll->member.comm;
@@ -258,46 +251,51 @@ static PyObject *ll_finish(PyObject *self, PyObject *const *args, Py_ssize_t nar
     ep_status status;
     void *stream;
 
-    if (!want_args("finish", nargs, 2))
-        return NULL;
     number = want_int(args[0], "finish", "call", &ok);
     stream = stream_of(args[1]);
-    if (!ok || PyErr_Occurred() || !ll_begin(ll, "finish"))
+    if (!ok || PyErr_Occurred())
         return NULL;
     Py_BEGIN_ALLOW_THREADS;
     status = comm->cuda ? ep_ll_finish(ll->ll, (uint64_t)number, stream) : ep_ll_finish_sync(ll->ll, (uint64_t)number);
     Py_END_ALLOW_THREADS;
-    return call_end(comm, status);
+    return result_of(status);
+}
+
+static PyObject *ll_finish(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    return member_call(self, "finish", args, nargs, 2, run_finish);
 }
 
 /* combine_buffer(max_tokens) -> capsule of [n_local, nranks * max_tokens, hidden] bf16, as bytes */
-static PyObject *ll_combine_buffer(PyObject *self, PyObject *most)
+static PyObject *run_combine_buffer(PyObject *self, PyObject *const *args)
 {
     struct ll_object *ll = (struct ll_object *)self;
     struct comm_object *comm = ll->member.comm;
     bool ok = true;
-    int64_t max_tokens = want_int(most, "combine_buffer", "max_tokens", &ok);
+    int64_t max_tokens = want_int(args[0], "combine_buffer", "max_tokens", &ok);
     void *buffer = NULL;
     ep_status status;
 
-    if (!ok || !ll_begin(ll, "combine_buffer"))
+    if (!ok)
         return NULL;
-    if (max_tokens < 1 || max_tokens > ll->max_tokens) {
-        comm->busy = false;
+    if (max_tokens < 1 || max_tokens > ll->max_tokens)
         return raise_arg("combine_buffer: max_tokens is %lld, must be 1 to %d", (long long)max_tokens, ll->max_tokens);
-    }
     Py_BEGIN_ALLOW_THREADS;
     status = ep_ll_get_combine_buffer(ll->ll, &buffer);
     Py_END_ALLOW_THREADS;
-    call_done(comm);
     if (status != EP_OK)
         return raise_status(status);
     ll->exported = true;
     return export_memory(comm, buffer, (int64_t)ll->n_local * comm->nranks * max_tokens * ll->hidden * 2);
 }
 
+static PyObject *ll_combine_buffer(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    return member_call(self, "combine_buffer", args, nargs, 1, run_combine_buffer);
+}
+
 /* set_mask(rank, on, stream); a rank of -1 clears the mask of all */
-static PyObject *ll_set_mask(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+static PyObject *run_set_mask(PyObject *self, PyObject *const *args)
 {
     struct ll_object *ll = (struct ll_object *)self;
     struct comm_object *comm = ll->member.comm;
@@ -306,12 +304,10 @@ static PyObject *ll_set_mask(PyObject *self, PyObject *const *args, Py_ssize_t n
     ep_status status;
     void *stream;
 
-    if (!want_args("set_mask", nargs, 3))
-        return NULL;
     rank = want_int(args[0], "set_mask", "rank", &ok);
     on = want_int(args[1], "set_mask", "mask", &ok);
     stream = stream_of(args[2]);
-    if (!ok || PyErr_Occurred() || !ll_begin(ll, "set_mask"))
+    if (!ok || PyErr_Occurred())
         return NULL;
     Py_BEGIN_ALLOW_THREADS;
     if (rank == -1)
@@ -321,11 +317,16 @@ static PyObject *ll_set_mask(PyObject *self, PyObject *const *args, Py_ssize_t n
     if (status == EP_OK && !comm->cuda)
         status = ep_stream_sync(comm->box->comm, NULL);
     Py_END_ALLOW_THREADS;
-    return call_end(comm, status);
+    return result_of(status);
+}
+
+static PyObject *ll_set_mask(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    return member_call(self, "set_mask", args, nargs, 3, run_set_mask);
 }
 
 /* query_mask(out [nranks] int32, stream) */
-static PyObject *ll_query_mask(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+static PyObject *run_query_mask(PyObject *self, PyObject *const *args)
 {
     struct ll_object *ll = (struct ll_object *)self;
     struct comm_object *comm = ll->member.comm;
@@ -333,37 +334,43 @@ static PyObject *ll_query_mask(PyObject *self, PyObject *const *args, Py_ssize_t
     ep_status status;
     void *stream;
 
-    if (!want_args("query_mask", nargs, 2) || !ll_begin(ll, "query_mask"))
-        return NULL;
-    comm->busy = false; /* until the tensor is known */
     stream = stream_of(args[1]);
     if (PyErr_Occurred() ||
         !get(ll, args[0], (struct want){"query_mask", "mask_status", IS(I32), 1, {comm->nranks}, false, false}, &out))
         return NULL;
-    comm->busy = true;
     Py_BEGIN_ALLOW_THREADS;
     status = ep_ll_query_mask(ll->ll, out.data, stream);
     if (status == EP_OK && !comm->cuda)
         status = ep_stream_sync(comm->box->comm, NULL);
     Py_END_ALLOW_THREADS;
-    return call_end(comm, status);
+    return result_of(status);
 }
 
-static PyObject *ll_barrier(PyObject *self, PyObject *on)
+static PyObject *ll_query_mask(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    return member_call(self, "query_mask", args, nargs, 2, run_query_mask);
+}
+
+static PyObject *run_barrier(PyObject *self, PyObject *const *args)
 {
     struct ll_object *ll = (struct ll_object *)self;
     struct comm_object *comm = ll->member.comm;
-    void *stream = stream_of(on);
+    void *stream = stream_of(args[0]);
     ep_status status;
 
-    if (PyErr_Occurred() || !ll_begin(ll, "barrier"))
+    if (PyErr_Occurred())
         return NULL;
     Py_BEGIN_ALLOW_THREADS;
     status = ep_ll_barrier(ll->ll, stream);
     if (status == EP_OK && !comm->cuda)
         status = ep_stream_sync(comm->box->comm, NULL);
     Py_END_ALLOW_THREADS;
-    return call_end(comm, status);
+    return result_of(status);
+}
+
+static PyObject *ll_barrier(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    return member_call(self, "barrier", args, nargs, 1, run_barrier);
 }
 
 static PyMethodDef methods[] = {
@@ -372,8 +379,8 @@ static PyMethodDef methods[] = {
     FAST("finish", ll_finish),
     FAST("set_mask", ll_set_mask),
     FAST("query_mask", ll_query_mask),
-    {"combine_buffer", ll_combine_buffer, METH_O, NULL},
-    {"barrier", ll_barrier, METH_O, "barrier(stream)"},
+    FAST("combine_buffer", ll_combine_buffer),
+    FAST("barrier", ll_barrier),
     {"free", member_free_method, METH_NOARGS, "Free the object. Again: nothing."},
     {NULL, NULL, 0, NULL},
 };

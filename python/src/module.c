@@ -26,18 +26,6 @@ static PyMethodDef functions[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT,
-    "epkit._C",
-    "libepkit for Python; use the package epkit.",
-    -1,
-    functions,
-    NULL,
-    NULL,
-    NULL,
-    NULL,
-};
-
 static int add_type(PyObject *module, const char *name, PyTypeObject *type)
 {
     if (!type)
@@ -46,21 +34,47 @@ static int add_type(PyObject *module, const char *name, PyTypeObject *type)
     return PyModule_AddObject(module, name, (PyObject *)type);
 }
 
+/*
+ * Runs for each import of the module. Types and exceptions are made once for the process: libepkit has one state for
+ * it, and torch, whose tensors are taken here, lives in the main interpreter alone.
+ */
+static int fill_module(PyObject *module)
+{
+    if (PyInterpreterState_GetID(PyInterpreterState_Get()) != 0) {
+        PyErr_SetString(PyExc_ImportError,
+                        "epkit: subinterpreters are not supported: import it in the main interpreter");
+        return -1;
+    }
+    if (!comm_type) {
+        comm_type = comm_type_new(module);
+        plan_type = plan_type_new(module);
+        ll_type = ll_type_new(module);
+    }
+    if (errors_init(module) < 0 || add_type(module, "Comm", comm_type) < 0 || add_type(module, "Plan", plan_type) < 0)
+        return -1;
+    return add_type(module, "LowLatency", ll_type);
+}
+
+static PyModuleDef_Slot slots[] = {
+    {Py_mod_exec, (void *)fill_module},
+    {0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT,
+    "epkit._C",
+    "libepkit for Python; use the package epkit.",
+    0,
+    functions,
+    slots,
+    NULL,
+    NULL,
+    NULL,
+};
+
 PyMODINIT_FUNC PyInit__C(void);
 
 PyMODINIT_FUNC PyInit__C(void)
 {
-    PyObject *module = PyModule_Create(&definition);
-
-    if (!module)
-        return NULL;
-    comm_type = comm_type_new(module);
-    plan_type = plan_type_new(module);
-    ll_type = ll_type_new(module);
-    if (errors_init(module) < 0 || add_type(module, "Comm", comm_type) < 0 || add_type(module, "Plan", plan_type) < 0 ||
-        add_type(module, "LowLatency", ll_type) < 0) {
-        Py_DECREF(module);
-        return NULL;
-    }
-    return module;
+    return PyModuleDef_Init(&definition);
 }

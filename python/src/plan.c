@@ -33,15 +33,6 @@ static void plan_close(struct member *member)
     plan->plan = NULL;
 }
 
-static bool plan_begin(struct plan_object *plan, const char *call)
-{
-    if (!plan->plan) {
-        raise_state("%s: the plan has been freed, or its communicator", call);
-        return false;
-    }
-    return call_begin(plan->member.comm, call);
-}
-
 static ep_status plan_fill(struct plan_object *plan)
 {
     ep_plan_info info = EP_PLAN_INFO_INIT;
@@ -149,6 +140,7 @@ PyObject *plan_new(struct comm_object *comm, PyObject *const *args, Py_ssize_t n
     }
     plan->plan = made;
     plan->member.close = plan_close;
+    plan->member.noun = "plan";
     plan->idx_type = plan_args.idx_type == EP_I32 ? TYPE_I32 : TYPE_I64;
     plan->fixed = values[3] > 0;
     member_add(comm, &plan->member);
@@ -161,7 +153,7 @@ PyObject *plan_new(struct comm_object *comm, PyObject *const *args, Py_ssize_t n
 }
 
 /* update(topk_idx, token_in_rank, tokens_per_expert, stream) */
-static PyObject *plan_update(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+static PyObject *run_update(PyObject *self, PyObject *const *args)
 {
     struct plan_object *plan = (struct plan_object *)self;
     ep_plan_update_args update = EP_PLAN_UPDATE_ARGS_INIT;
@@ -169,15 +161,11 @@ static PyObject *plan_update(PyObject *self, PyObject *const *args, Py_ssize_t n
     struct routing routing;
     ep_status status;
 
-    if (!want_args("update", nargs, 4) || !plan_begin(plan, "update"))
-        return NULL;
-    comm->busy = false; /* until the tensors are known */
     if (!get_routing(comm, "update", args, plan->n_experts, plan->topk ? plan->topk : -1, &routing))
         return NULL;
     if (args[0] != Py_None && routing.topk_idx.type != plan->idx_type)
         return raise_arg("update: topk_idx: dtype is %s, but the plan was made with %s",
                          tensor_type_name(routing.topk_idx.type), tensor_type_name(plan->idx_type));
-    comm->busy = true;
     update.topk_idx = routing.n_tokens ? routing.topk_idx.data : NULL;
     update.token_in_rank = args[0] == Py_None && routing.n_tokens ? routing.token_in_rank.data : NULL;
     update.tokens_per_expert = args[0] == Py_None ? routing.tokens_per_expert.data : NULL;
@@ -189,7 +177,12 @@ static PyObject *plan_update(PyObject *self, PyObject *const *args, Py_ssize_t n
     Py_END_ALLOW_THREADS;
     if (status == EP_OK)
         plan->n_tokens = routing.n_tokens;
-    return call_end(comm, status);
+    return result_of(status);
+}
+
+static PyObject *plan_update(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    return member_call(self, "update", args, nargs, 4, run_update);
 }
 
 /* The scales of fp8 rows: floats or packed ue8m0 of their blocks, or words that the library does not interpret. */
@@ -243,7 +236,7 @@ static PyObject *get_topk(struct plan_object *plan, PyObject *const *args, ep_di
 }
 
 /* dispatch(x, scales, topk_weights, recv_x, recv_scales, recv_topk_idx, recv_topk_weights, stream) */
-static PyObject *plan_dispatch(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+static PyObject *run_dispatch(PyObject *self, PyObject *const *args)
 {
     struct plan_object *plan = (struct plan_object *)self;
     ep_dispatch_args dispatch = EP_DISPATCH_ARGS_INIT;
@@ -252,9 +245,6 @@ static PyObject *plan_dispatch(PyObject *self, PyObject *const *args, Py_ssize_t
     void *stream;
     ep_status status;
 
-    if (!want_args("dispatch", nargs, 8) || !plan_begin(plan, "dispatch"))
-        return NULL;
-    comm->busy = false; /* until the tensors are known */
     GET(args[0], WANT("dispatch", "x", IS(BF16) | IS(F8), 2, {plan->n_tokens, -1}, false, false), &x);
     GET(args[3], WANT("dispatch", "recv_x", 1u << x.type, 2, {AT_LEAST(plan->out_rows), x.shape[1]}, false, false),
         &recv_x);
@@ -272,15 +262,19 @@ static PyObject *plan_dispatch(PyObject *self, PyObject *const *args, Py_ssize_t
     dispatch.hidden = narrow(x.shape[1]);
     dispatch.recv_x = recv_x.data;
     dispatch.out_rows = recv_x.shape[0];
-    comm->busy = true;
     Py_BEGIN_ALLOW_THREADS;
     status = comm->cuda ? ep_dispatch(plan->plan, &dispatch, stream) : ep_dispatch_sync(plan->plan, &dispatch);
     Py_END_ALLOW_THREADS;
-    return call_end(comm, status);
+    return result_of(status);
+}
+
+static PyObject *plan_dispatch(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    return member_call(self, "dispatch", args, nargs, 8, run_dispatch);
 }
 
 /* combine(x, topk_weights, bias 0, bias 1, out, out_topk_weights, flags, stream) */
-static PyObject *plan_combine(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+static PyObject *run_combine(PyObject *self, PyObject *const *args)
 {
     struct plan_object *plan = (struct plan_object *)self;
     ep_combine_args combine = EP_COMBINE_ARGS_INIT;
@@ -293,9 +287,6 @@ static PyObject *plan_combine(PyObject *self, PyObject *const *args, Py_ssize_t 
     ep_status status;
     bool ok = true;
 
-    if (!want_args("combine", nargs, 8) || !plan_begin(plan, "combine"))
-        return NULL;
-    comm->busy = false; /* until the tensors are known */
     if (plan->fixed && ep_plan_get_info(plan->plan, &info) == EP_OK && info.n_recv >= 0)
         rows = info.n_recv;
     rows = plan->fixed ? AT_LEAST(rows) : rows;
@@ -320,11 +311,15 @@ static PyObject *plan_combine(PyObject *self, PyObject *const *args, Py_ssize_t 
     combine.bias[1] = bias[1].data;
     combine.out = out.data;
     combine.out_topk_weights = out_weights.data;
-    comm->busy = true;
     Py_BEGIN_ALLOW_THREADS;
     status = comm->cuda ? ep_combine(plan->plan, &combine, stream) : ep_combine_sync(plan->plan, &combine);
     Py_END_ALLOW_THREADS;
-    return call_end(comm, status);
+    return result_of(status);
+}
+
+static PyObject *plan_combine(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    return member_call(self, "combine", args, nargs, 8, run_combine);
 }
 
 static bool get_metadata(struct plan_object *plan, PyObject *const *args, ep_plan_metadata *ret_metadata)
@@ -360,7 +355,7 @@ static bool get_metadata(struct plan_object *plan, PyObject *const *args, ep_pla
 }
 
 /* metadata(recv_source, recv_slot, n_recv_tokens, psum_rank, psum_expert, count_exact, rank_prefix, stride, stream) */
-static PyObject *plan_metadata(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+static PyObject *run_metadata(PyObject *self, PyObject *const *args)
 {
     struct plan_object *plan = (struct plan_object *)self;
     ep_plan_metadata metadata = EP_PLAN_METADATA_INIT;
@@ -368,21 +363,22 @@ static PyObject *plan_metadata(PyObject *self, PyObject *const *args, Py_ssize_t
     ep_status status;
     void *stream;
 
-    if (!want_args("metadata", nargs, 9) || !plan_begin(plan, "metadata"))
-        return NULL;
-    comm->busy = false; /* until the tensors are known */
     if (!get_metadata(plan, args, &metadata))
         return NULL;
     stream = stream_of(args[8]);
     if (PyErr_Occurred())
         return NULL;
-    comm->busy = true;
     Py_BEGIN_ALLOW_THREADS;
     status = ep_plan_get_metadata(plan->plan, &metadata, stream);
     if (status == EP_OK && !comm->cuda)
         status = ep_stream_sync(comm->box->comm, NULL);
     Py_END_ALLOW_THREADS;
-    return call_end(comm, status);
+    return result_of(status);
+}
+
+static PyObject *plan_metadata(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    return member_call(self, "metadata", args, nargs, 9, run_metadata);
 }
 
 /* A list of n integers, or None where the library has no array yet. */

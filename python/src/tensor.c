@@ -48,7 +48,7 @@ int tensor_know_dtype(PyObject *dtype, const char *name)
 static const struct dl_exchange *table_of(PyTypeObject *type)
 {
     const struct dl_exchange *table = NULL;
-    PyObject *capsule;
+    PyObject *capsule, *before = (PyObject *)seen;
 
     if (type == seen)
         return seen_table;
@@ -60,10 +60,10 @@ static const struct dl_exchange *table_of(PyTypeObject *type)
     if (table && (table->header.version.major != DL_MAJOR || !table->tensor_from_object))
         table = NULL;
     /* A reference, so that no other type can come to lie at the same address. */
-    Py_XDECREF((PyObject *)seen);
     Py_INCREF((PyObject *)type);
     seen = type;
     seen_table = table;
+    Py_XDECREF(before);
     return table;
 }
 

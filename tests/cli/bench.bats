@@ -69,12 +69,12 @@ valid() {
     [ "${lines[6]}" = "host,dispatch,fp8,4,1,16" ]
 }
 
-@test "bench: two nodes have a network rate, and no low latency" {
+@test "bench: two nodes have a network rate, and low latency too" {
     bench --quick --nodes 2 --json >"$BATS_TEST_TMPDIR/bench.json"
     valid "$BATS_TEST_TMPDIR/bench.json"
     jq -e '[.rows[] | select(.op == "dispatch" or .op == "combine") | .net_gbps > 0 and .net_printed_gbps > 0] | all' \
         "$BATS_TEST_TMPDIR/bench.json"
-    jq -e '[.rows[] | select(.op | startswith("ll"))] | length == 0' "$BATS_TEST_TMPDIR/bench.json"
+    jq -e '[.rows[] | select(.op | startswith("ll"))] | length > 0' "$BATS_TEST_TMPDIR/bench.json"
 }
 
 @test "bench: the library holds little memory beside the data" {
@@ -115,8 +115,6 @@ valid() {
     usage "no routing of that name" --routing nonsense
     usage "exclude each other" --json --csv
     usage "--nodes" --ranks 8 --nodes 3
-    usage "one node only" --nodes 2 --only ll
-    usage "one node only" --nodes 2 --only ll,dispatch
     usage "--tokens: 0 is out of range 1..1048576" --tokens 0
     usage "--iters: 'many' is not a whole number" --iters many
     usage "--only: 'nothing' is none of dispatch, combine, plan, ll" --only nothing
@@ -137,4 +135,24 @@ valid() {
     valid "$BATS_TEST_TMPDIR/bench.json"
     jq -e '(.mpi | type) == "string" and ([.rows[] | select(.op == "dispatch" or .op == "combine") | .vs_alltoallv > 0]
         | length == 3 and all)' "$BATS_TEST_TMPDIR/bench.json"
+}
+
+@test "between nodes bare puts and plain sockets stand beside, with the bytes of the operation" {
+    epkit bench --quick --nodes 2 --network tcp --boot fork --only dispatch,ll --dtype bf16 --json >"$BATS_TEST_TMPDIR/out.json"
+    valid "$BATS_TEST_TMPDIR/out.json"
+    jq -e '.rows[0] | .puts_per_operation > 0 and .net_gbps > 0 and .puts.gbps > 0 and .sockets.gbps > 0
+        and (.net_vs_puts - .net_gbps / .puts.gbps | fabs) < 1e-6
+        and (.puts_vs_sockets - .puts.gbps / .sockets.gbps | fabs) < 1e-6' "$BATS_TEST_TMPDIR/out.json"
+    jq -e '[.rows[] | select(.op | startswith("ll-"))] | length > 0 and all(.nodes == 2)' "$BATS_TEST_TMPDIR/out.json"
+}
+
+@test "--model: ideal machines of 2 to 4096 nodes, without a rank" {
+    epkit bench --model 2,4,4096 --tokens 4096 --only dispatch --dtype bf16 --json >"$BATS_TEST_TMPDIR/out.json"
+    python3 "$EPKIT_SOURCE/tests/cli/validate.py" "$EPKIT_SOURCE/tool/schema/bench-model.json" "$BATS_TEST_TMPDIR/out.json"
+    # The table of docs/model.md.
+    [ "$(jq -r '.model[] | [.nodes, (.time_us | round), (.net_printed_gbps * 10 | round)] | join(" ")' "$BATS_TEST_TMPDIR/out.json" | xargs)" = \
+        "2 1395 839 4 3632 584 4096 10524 446" ]
+    run epkit bench --model 2 --machines pdp11
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"--machines pdp11: not known; there are b200"* ]]
 }

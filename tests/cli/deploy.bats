@@ -78,6 +78,53 @@ setup() {
     [ -z "$(with "$(quota '{hard: {memory: "8Gi"}}') | del(.items.limitranges)")" ]
 }
 
+@test "LimitRanges: bounds of containers and pods, and defaults that count as if the job stated them" {
+    with() {
+        jq ".items.limitranges = [{metadata: {name: \"l\", namespace: \"ns\"}, spec: {limits: [$1]}}] | ${2:-.}" cluster.json >changed.json
+        epkit deploy check -f job.yaml --from changed.json --json >json || [ $? -eq 3 ]
+        jq -r '.findings[] | .id + ": " + .says' json
+    }
+    [ -z "$(with '{type: "Container", max: {cpu: "1"}, min: {cpu: "100m"}}')" ]
+    [ "$(with '{type: "Container", max: {cpu: "400m"}}')" = "limit-range: maximum cpu usage per Container is 400m, but limit is 500m" ]
+    [ "$(with '{type: "Container", min: {cpu: "1"}}')" = "limit-range: minimum cpu usage per Container is 1, but request is 500m" ]
+    [ "$(with '{type: "Container", max: {memory: "1Gi"}}')" = "limit-range: maximum memory usage per Container is 1Gi.  No limit is specified" ]
+    [ -z "$(with '{type: "Container", max: {memory: "1Gi"}, default: {memory: "1Gi"}}')" ]
+    [ "$(with '{type: "Pod", max: {"nvidia.com/gpu": "4"}}')" = "limit-range: maximum nvidia.com/gpu usage per Pod is 4, but limit is 8" ]
+    # Two pods; the second one does not fit any more.
+    [ "$(with '{type: "Container", default: {memory: "3Gi"}}' \
+        '.items.resourcequotas = [{metadata: {name: "q", namespace: "ns"}, spec: {hard: {"limits.memory": "4Gi", "requests.cpu": "8"}}}]')" = \
+        "namespace-quota: exceeded quota: q, requested: limits.memory=3Gi, used: limits.memory=3Gi, limited: limits.memory=4Gi" ]
+}
+
+@test "answers of the API server belong to the object that was asked about, and replace what is known less exactly" {
+    # answered TEXT FILTER: the API server said that about a pod of the job
+    answered() {
+        python3 - "$1" >answers <<'END'
+import json, sys, yaml
+job = yaml.safe_load(open("job.yaml"))
+pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"generateName": "j-main-", "namespace": "ns",
+       **job["spec"]["template"]["metadata"]}, "spec": job["spec"]["template"]["spec"]}
+digest = 14695981039346656037
+for byte in json.dumps(pod, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode():
+    digest = (digest ^ byte) * 1099511628211 % (1 << 64)
+print(json.dumps({f"{digest:016x}": sys.argv[1]}))
+END
+        jq --slurpfile answers answers ".answers = \$answers[0] | ${2:-.}" cluster.json >changed.json
+        epkit deploy check -f "${3:-job.yaml}" --from changed.json --json >json || [ $? -eq 3 ]
+        jq -r '.findings[] | .id + ": " + .says' json
+    }
+    [ -z "$(answered '')" ]
+    [ "$(answered 'pods "j-main-x2z9k" is forbidden: pod rejected: RuntimeClass "r" not found')" = \
+        'refused: pod rejected: RuntimeClass "r" not found' ]
+    [ "$(answered 'pods "j-main-x2z9k" is forbidden: violates PodSecurity "restricted:latest": seccompProfile (pod must set it)' \
+        '.items.namespaces[0].metadata.labels["pod-security.kubernetes.io/enforce"] = "restricted"')" = \
+        'pod-security: violates PodSecurity "restricted:latest": seccompProfile (pod must set it)' ]
+    # Pods are created by a controller, whatever the user may do.
+    [ -z "$(answered 'pods is forbidden: User "me" cannot create resource "pods" in API group "" in the namespace "ns"')" ]
+    sed 's/8, cpu/4, cpu/' job.yaml >other.yaml
+    [ -z "$(answered 'pods "j-main-x2z9k" is forbidden: no' . other.yaml)" ]
+}
+
 # queues FILTER: the cluster with Kueue: queue q of ClusterQueue a, flavor f, 8 nodes with 8 GPUs, changed by FILTER
 queues() {
     jq --arg gpu nvidia.com/gpu '

@@ -148,7 +148,7 @@ refused() {
 
 @test "--pid looks at another process's environment" {
     # A process that has NVSHMEM's variable, on a machine without GPUs: there is nothing to find, but it is read.
-    NVSHMEM_IB_GID_INDEX=3 sleep 60 3>&- &
+    NVSHMEM_IB_GID_INDEX=3 sleep 2400 3>&- &
     local pid=$!
     run --separate-stderr epkit doctor --pid $pid --json
     kill $pid
@@ -345,13 +345,18 @@ compare() {
 
 @test "--hosts: a node that does not answer is named with the layer that failed" {
     printf '%s\n' good noname refused slow stranger bare old newer garbage torn other silent dying hanging >hosts
-    run --separate-stderr epkit doctor --hosts hosts --ssh ./ssh --timeout 20 --json
+    # The others answer in time, if not in this one then in a longer one: how fast they are is the machine's affair.
+    local seconds
+    for seconds in 5 30 180; do
+        run --separate-stderr epkit doctor --hosts hosts --ssh ./ssh --timeout "$seconds" --json
+        [ "$(jq '[.hosts[] | select(.failed_at == "timeout")] | length' <<<"$output")" -gt 2 ] || break
+    done
     [ "$status" -eq 1 ]
     valid doctor <<<"$output"
     [ "$(jq -r '.hosts[] | "\(.host) \(.failed_at)"' <<<"$output" | xargs)" = \
         "good null noname DNS refused TCP slow timeout stranger authentication bare epkit old version newer version garbage answer torn answer other answer silent answer dying answer hanging timeout" ]
-    [ "$(jq -r '.hosts[] | select(.host == "hanging").why' <<<"$output")" = "no answer within 20 s" ]
-    compare 20 good refused hanging
+    [ "$(jq -r '.hosts[] | select(.host == "hanging").why' <<<"$output")" = "no answer within $seconds s" ]
+    compare "$seconds" good refused hanging
     [ "$status" -eq 1 ]
     [[ "$output" == *"No answer from:"*"refused TCP"*"Connection refused"*"hanging timeout"* ]]
 }
@@ -379,7 +384,7 @@ compare() {
 @test "--hosts: what ssh is called with" {
     : >ssh.log
     printf '%s\n' '# the job' '' 'good1 slots=8 max_slots=8' ' root@good2:222 # second' '[2001:db8::1]:23' >hosts
-    EPKIT_SSH="./ssh -i key" run --separate-stderr epkit doctor --hosts hosts --timeout 7 --only nic,acs
+    EPKIT_SSH="./ssh -i key" run --separate-stderr epkit doctor --hosts hosts --timeout 600 --only nic,acs
     LC_ALL=C sort ssh.log >calls
     cat >expected <<'CALLS'
 -i key -o BatchMode=yes -o LogLevel=DEBUG1 -p 222 root@good2 epkit doctor --json --only nic,acs

@@ -292,7 +292,7 @@ PYTHON
     [ "$output" = '<a b><$x><--check><>' ]
     [ "$(echo text | epkit env --from a4 --only nvshmem -- cat)" = text ]
     # It is the same process, so that a signal to it is one to the command.
-    "$EPKIT" env --from a4 --only nvshmem -- sleep 100 &
+    "$EPKIT" env --from a4 --only nvshmem -- sleep 2400 3>&- &
     local process=$!
     within 10 sh -c "grep -q sleep /proc/$process/comm"
     kill -TERM "$process"
@@ -391,7 +391,7 @@ make_preloadable() {
 }
 
 @test "--check --pid judges the environment of a process" {
-    env -i PATH="$PATH" NVSHMEM_REMOTE_TRANSPORT=ibgda NVSHMEM_USE_GDRCOPY=1 NVSHMEM_HOME=/nowhere sleep 100 &
+    env -i PATH="$PATH" NVSHMEM_REMOTE_TRANSPORT=ibgda NVSHMEM_USE_GDRCOPY=1 NVSHMEM_HOME=/nowhere sleep 2400 3>&- &
     local process=$!
     within 10 sh -c "grep -q sleep /proc/$process/comm"
     run epkit env --check --json --pid "$process"

@@ -30,7 +30,7 @@ with() {
         shift
     done
     shift
-    timeout --kill-after=5 60 python3 "$EPKIT_SOURCE/tests/cli/inherited.py" "${states[@]}" -- "$EPKIT" "$@"
+    timeout --kill-after=5 1200 python3 "$EPKIT_SOURCE/tests/cli/inherited.py" "${states[@]}" -- "$EPKIT" "$@"
 }
 
 # start STATE... -- ARGUMENT...: the same in the background, without a limit. Its number is in $launcher.

@@ -199,6 +199,72 @@ END
     [[ "$output" == *"environment variable NVSHMEM_HOME"* ]]
 }
 
+@test "a build is done with the values that it was made with alone, and says only what is true" {
+    disk gcp-b200-ubuntu2404 "done" m
+    wrong() { jq -r '[.steps[] | select(.state == "wrong").id] | join(" ")'; }
+    [ -z "$(epkit install plan gcp-b200-ubuntu2404 --root m --json | wrong)" ]
+    [ "$(TORCH_CUDA_ARCH_LIST_B200=10.3 epkit install plan gcp-b200-ubuntu2404 --root m --json | wrong)" = deepep ]
+    NVSHMEM_IBGDA_SUPPORT=0 epkit install plan gcp-b200-ubuntu2404 --root m --json >out || [ $? -eq 3 ]
+    [ "$(wrong <out)" = nvshmem ]
+    NVSHMEM_IBGDA_SUPPORT=0 epkit install export sh gcp-b200-ubuntu2404 >out
+    run ! grep -q 'enabled correctly' out
+    # gdrcopy from elsewhere: asked for first, before anything is downloaded.
+    NVSHMEM_USE_GDRCOPY=1 epkit install plan gcp-b200-ubuntu2404 --root m --json >out || [ $? -eq 3 ]
+    [ "$(jq -r '.steps[0] | .id + " " + .state' out)" = "gdrcopy-there todo" ]
+}
+
+@test "versions are written once: tests of a recipe expect what it pins, character for character" {
+    epkit install export sh gcp-b200-ubuntu2404 >out
+    grep -qF 'grep -Eq -e '"'"'^580\.126\.09$'"'" out
+    grep -qF 'grep -Eq -e '"'"'^2\.10\.0\+cu129$'"'" out
+}
+
+@test "the pinned driver can be installed when newer ones are published, and all of it is of that version" {
+    command -v apt-get >/dev/null || skip "apt-get is not here"
+    mkdir -p apt/etc/apt/preferences.d apt/var/lib/apt/lists/partial apt/var/cache/apt/archives/partial apt/var/lib/dpkg repo
+    : >apt/var/lib/dpkg/status
+    package() {
+        printf 'Package: %s\nVersion: %s\nArchitecture: all\nMaintainer: t\nDescription: t\nFilename: ./%s_%s.deb\nSize: 1\n' \
+            "$1" "$2" "$1" "$2"
+        [ -z "${3:-}" ] || printf 'Depends: %s\n' "$3"
+        printf 'SHA256: %s\n\n' $SUM
+    }
+    for version in 580.126.09-1 580.999.1-1; do
+        package nvidia-open-580 $version "nvidia-dkms-580-open (= $version), libnvidia-compute-580"
+        package nvidia-dkms-580-open $version "nvidia-firmware-580 (= $version)"
+        package nvidia-firmware-580 $version
+        package libnvidia-compute-580 $version
+    done >repo/Packages
+    echo "deb [trusted=yes] file:$PWD/repo ./" >apt/etc/apt/sources.list
+    apt() {
+        apt-get -o Dir="$PWD/apt" -o Dir::State::status="$PWD/apt/var/lib/dpkg/status" -o APT::Architecture=amd64 \
+            -o APT::Sandbox::User=root -q "$@"
+    }
+    apt update >log 2>&1 || { cat log; false; }
+    for recipe in gcp-b200-ubuntu2404 gcp-h200-ubuntu2404 gdrcopy; do
+        disk $recipe "done" $recipe
+        rm -f apt/etc/apt/preferences.d/*
+        run ! apt install -s 'nvidia-open-580=580.126.09-*'
+        cp $recipe/etc/apt/preferences.d/epkit-nvidia-driver apt/etc/apt/preferences.d/
+        run -0 apt install -s 'nvidia-open-580=580.126.09-*'
+        [ "$(grep -c '^Inst .* (580[.]126[.]09-1 ' <<<"$output")" -eq 4 ]
+    done
+}
+
+@test "udev makes the device of gdrcopy's module, which does not do so itself" {
+    [ "$(id -u)" -eq 0 ] || skip "mknod needs root"
+    disk gdrcopy "done" m
+    rule=m/etc/udev/rules.d/60-epkit-gdrdrv.rules
+    grep -q '^ACTION=="add", SUBSYSTEM=="module", KERNEL=="gdrdrv", RUN+="/bin/sh -c ' $rule
+    # What udev runs, with other paths.
+    sed -n "s/.*sh -c '\(.*\)'\"\$/\1/p" $rule | sed "s,[$][$],$,g; s,/dev/,$PWD/,g; s,/proc/devices,devices," >made.sh
+    printf 'Character devices:\n  1 mem\n195 nvidia\n511 gdrdrv\n\nBlock devices:\n  8 sd\n' >devices
+    : >gdrdrv
+    sh made.sh || skip "no devices can be made here"
+    [ -c gdrdrv ]
+    [ "$(stat -c '%t %T %a' gdrdrv)" = "1ff 0 666" ]
+}
+
 @test "a value that only the user can know is asked for before anything changes" {
     unset EPKIT_DOCA_SHA256
     disk gcp-b200-ubuntu2404 bare m
@@ -323,10 +389,56 @@ END
     head -1 "$journal" | grep -q '"event":"rebuilt"'
     grep -q rubbish "$journal.unreadable"
     rm "$journal"
+    mkfifo "$journal"
+    run timeout 300 "$EPKIT" install apply ./files.yaml --root m
+    [ "$status" -eq 1 ]
+    [[ "$output" == *"not a regular file"* ]]
+    rm "$journal"
     mkdir "$journal"
     run epkit install apply ./files.yaml --root m
     [ "$status" -eq 1 ]
     [[ "$output" == *journal.jsonl* ]]
+}
+
+@test "below a folder no link leads to the disk of this machine" {
+    files_recipe >files.yaml
+    mkdir -p m/etc outside/er
+    ln -s "$PWD/outside" m/etc/deep
+    echo mine >outside/er/one
+    run epkit install apply files.yaml --root m
+    [ "$status" -eq 1 ]
+    [[ "$output" == *"leads out of $PWD/m by a link"* ]]
+    epkit install uninstall files --root m || true
+    [ "$(cat outside/er/one)" = mine ]
+    # A link that stays inside is followed.
+    ln -sfn ../usr m/etc/deep
+    mkdir m/usr
+    epkit install apply files.yaml --root m
+    [ -x m/usr/er/one ]
+    epkit install uninstall files --root m
+    [ ! -e m/usr/er ]
+}
+
+@test "a full disk: said so, what is known of the recipe stays whole, and the next run goes on" {
+    files_recipe >files.yaml
+    mkdir m
+    unshare -m mount -t tmpfs -o size=96k none m 2>/dev/null || skip "nothing can be mounted here"
+    cat >inside.sh <<'END'
+set -eu
+mount -t tmpfs -o size=96k none m
+"$EPKIT" install apply files.yaml --root m --set word=first --reboot never >/dev/null
+rm -r m/etc
+head -c 200k /dev/zero >m/full 2>/dev/null || true
+"$EPKIT" install resume files --root m && exit 1
+cmp files.yaml m/var/lib/epkit/install/files/recipe.yaml
+rm m/full
+"$EPKIT" install resume files --root m >/dev/null
+grep -q '"first"' m/etc/deep/er/one
+END
+    run --separate-stderr unshare -m sh inside.sh
+    echo "$output $stderr"
+    [ "$status" -eq 0 ]
+    [[ "$stderr" == *"o space left on"* ]]
 }
 
 @test "copies: a set that is not whole is not copied, a second run nests nothing, another set replaces the first" {

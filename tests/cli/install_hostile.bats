@@ -29,7 +29,7 @@ refused() {
     cat >bad.yaml
     for action in plan apply uninstall "export sh"; do
         # shellcheck disable=SC2086 # two words
-        run timeout 20 "$EPKIT" install $action ./bad.yaml --root m "$@"
+        run timeout 600 "$EPKIT" install $action ./bad.yaml --root m "$@"
         echo "$output"
         [ "$status" -eq 2 ]
         if [ "$line" -gt 0 ]; then [[ "$output" == *"./bad.yaml:$line: "* ]]; fi

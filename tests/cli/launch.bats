@@ -85,3 +85,29 @@ refused() {
     [ "$status" -eq 0 ]
     [ "$(tr -cd x <<<"$output" | wc -c)" -ge 100000 ]
 }
+
+@test "what a node says in the place of epkit is the reason, and each layer has its advice" {
+    printf '#!/bin/sh\necho "Welcome"; echo "This account is currently not available."\nexit 1\n' >nologin
+    printf '#!/bin/sh\nprintf "user@host password: " >&2\nexec sleep 100\n' >question
+    chmod +x nologin question
+    launch --ssh "$PWD/nologin" --hosts a,b nccl all_reduce
+    [ "$status" -eq 1 ]
+    [[ "${lines[0]}" == *"a: command: exit status 1; it wrote: This account is currently not available." ]]
+    [ "$(grep -c "'ssh NODE epkit version' shows what happens there" <<<"$output")" -eq 1 ]
+    run ! grep -q 'Nothing was recognised' <<<"$output"
+    launch --ssh "$PWD/question" --connect-timeout 8 --hosts a hostname
+    [ "$status" -eq 1 ]
+    [[ "$output" == *"no answer within 8 s; it said: user@host password:"* ]]
+    # The last words of a rank that fails, and of it alone.
+    launch --hosts a -- sh -c 'echo reason; exit 7'
+    [ "$status" -eq 7 ]
+    [[ "$output" == *"program failed on a first: exit status 7; its last line: reason"* ]]
+}
+
+@test "two names of one host are said" {
+    launch --hosts a,b,c hostname
+    [ "$status" -eq 0 ]
+    [[ "$stderr" == *"a and b, ... are one host, $(uname -n): ranks of both share its GPUs and ports"* ]]
+    launch --hosts a hostname
+    [ -z "$stderr" ]
+}

@@ -178,6 +178,16 @@ sourced() {
     diff <(epkit topo --from a4.identifiers --only map) <(epkit topo --from identifiers.json --only map)
 }
 
+@test "identifiers in other forms, in the place of words of everything that was read: no snapshot holds one" {
+    python3 "$MACHINES/machines.py" a4 replaced
+    epkit topo --from replaced --save read.json >/dev/null
+    python3 "$MACHINES/planted.py" --replace replaced read.json >marks
+    epkit topo --from replaced --save replaced.json >/dev/null
+    [ "$(wc --lines <marks)" -ge 30 ]
+    run grep --ignore-case --only-matching --fixed-strings --file marks replaced.json
+    [ "$status" -eq 1 ]
+}
+
 @test "identifiers planted in everything that was read: no snapshot holds one, and its verdict is the machine's" {
     local mark
     python3 "$MACHINES/machines.py" a4/identifiers planted

@@ -7,20 +7,39 @@
 load common
 load machines
 
-# collection WHICH
+# collection WHICH [--live]
 collection() {
-    python3 "$MACHINES/collection.py" "$EPKIT" "$1"
+    python3 "$MACHINES/collection.py" "$EPKIT" "$@"
+}
+
+# With sanitizers one look at each machine is enough: what is said of it is compared without them.
+unless_sanitized() {
+    [ -z "${EPKIT_SANITIZED-}" ] || [ -n "${EPKIT_TEST_LONG-}" ] || skip "long tier with sanitizers; each machine is looked at once"
 }
 
 @test "healthy machines of clouds, makers, schedulers and containers have no finding" {
     local n
     n=$(python3 "$MACHINES/machines.py" --field | wc --lines)
     [ "$n" -ge 30 ]
+    unless_sanitized
     collection field
 }
 
 @test "each rule finds its fault, and leaves its neighbours alone" {
+    unless_sanitized
     collection rules
+}
+
+@test "more machines of clouds, makers and sites, healthy and with a fault" {
+    collection sites
+}
+
+@test "commands that findings give help, and bring no other finding" {
+    local names=()
+    # One for each kind of command; all of them in the long tier.
+    [ -n "${EPKIT_TEST_LONG-}" ] || names=(a4/net-plugin-missing a4/libcuda-stub a4/one-nic a4/rdmav-drivers h100/acs
+        h100/peermem a4/provider-missing a4/stale-copy dgx-h200-deepep/heap dgx-b200/nccl-hca dgx-b200/p2p a3u/hca-prefix)
+    python3 "$MACHINES/fixes.py" "$EPKIT" "${names[@]}"
 }
 
 @test "every rule has a fault and a neighbour that looks like it" {
@@ -30,6 +49,11 @@ collection() {
     diff <(echo "$checks") <(python3 "$MACHINES/machines.py" --rules | cut -s -d' ' -f2- | xargs -n1 | sort -u |
         grep --invert-match --line-regexp --regexp gpu-errors --regexp void-variables)
     [ "$(python3 "$MACHINES/machines.py" --rules | grep --count --invert-match ' ')" -ge 20 ]
+}
+
+@test "every machine, live, with sanitizers" {
+    [ -n "${EPKIT_SANITIZED-}" ] || skip "for builds with sanitizers"
+    collection all --live
 }
 
 @test "every other machine, live and from its snapshot" {

@@ -50,7 +50,6 @@ refused() {
     refused "--ranks 9 cannot be spread evenly over --nodes 2" internode --ranks 9
     refused "--nodes 4: there are only 2 ranks" internode --ranks 2 --nodes 4
     refused "internode needs --nodes 2 or more" internode --nodes 1
-    refused "lowlatency runs on one node only" lowlatency --nodes 2
     refused "--experts 9 cannot be spread evenly over 8 ranks" intranode --experts 9
     refused "--topk 5: there are only 4 experts" intranode --ranks 2 --experts 4 --topk 5
     refused "--hidden 1002: hidden must be a multiple of 8" intranode --hidden 1002

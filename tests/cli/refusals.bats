@@ -19,7 +19,6 @@ refused() {
 
 @test "a matrix of one node over several" {
     refused "intranode runs on one node only" test intranode --nodes 2
-    refused "lowlatency runs on one node only" test lowlatency --nodes 2
     refused "--sum-once is for lowlatency, and intranode has no" test intranode --sum-once
 }
 

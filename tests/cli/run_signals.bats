@@ -25,7 +25,8 @@ interrupt() {
 }
 
 start() {
-    "$EPKIT" run --quick "$@" >out 2>err &
+    # The whole run, so that it cannot be over before the signal; whoever runs the tests may ignore SIGHUP.
+    env --default-signal=HUP "$EPKIT" run "$@" >out 2>err &
     launcher=$!
 }
 

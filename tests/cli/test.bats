@@ -47,6 +47,17 @@ load common
     [[ "${lines[-1]}" =~ ^lowlatency:\ 32/32\ cases\ passed ]]
 }
 
+@test "lowlatency: 32 cases over nodes, on a network that misbehaves and over sockets" {
+    local options
+    for options in "--ranks 6 --nodes 3 --net-delay-us 100 --net-reorder --net-ring 512" "--ranks 4 --nodes 2 --network tcp"; do
+        # shellcheck disable=SC2086 # words
+        run --separate-stderr epkit test lowlatency $options --tokens 8 --hidden 512
+        echo "$output$stderr"
+        [ "$status" -eq 0 ]
+        [[ "${lines[-1]}" =~ ^lowlatency:\ 32/32\ cases\ passed\ \([46]\ ranks\ on\ [23]\ nodes ]]
+    done
+}
+
 @test "ranks as threads" {
     run --separate-stderr epkit test intranode "${SMALL[@]}" --boot threads --dtype fp8
     echo "$output$stderr"
@@ -138,4 +149,13 @@ load common
     echo "$output$stderr"
     [ "$status" -eq 0 ]
     [[ "${lines[-1]}" == "intranode: 1/1 cases passed (48 ranks,"* ]]
+}
+
+@test "a network that this machine does not have: exit code 4, and why" {
+    [ -z "$(ls /sys/class/infiniband 2>/dev/null)" ] || skip "this machine has RDMA devices"
+    run --separate-stderr epkit test internode --ranks 2 --nodes 2 --network verbs
+    echo "$output$stderr"
+    [ "$status" -eq 4 ]
+    [[ "$stderr" == *"why:   ep_comm_new: network verbs: "* ]]
+    [[ "$output$stderr" == *"internode: 0/32 cases passed, 32 did not run"* ]]
 }

@@ -61,7 +61,7 @@ refused() {
     # shellcheck disable=SC2016 # is for the shells that are run
     for set in 'OMPI_COMM_WORLD_SIZE=2' 'OMPI_COMM_WORLD_SIZE=300' 'OMPI_COMM_WORLD_RANK=0 ' \
         'PMI_SIZE=2 PMI_RANK=$OMPI_COMM_WORLD_RANK'; do
-        run --separate-stderr timeout --kill-after=10 100 mpirun -n 3 --oversubscribe --bind-to none \
+        run --separate-stderr timeout --kill-after=10 1200 mpirun -n 3 --oversubscribe --bind-to none \
             sh -c "$set exec \"\$0\" \"\$@\"" "$EPKIT" test intranode --tokens 16 --hidden 512
         echo "$set: $status $output$stderr"
         [ "$status" -eq 2 ]
@@ -71,7 +71,7 @@ refused() {
 }
 
 @test "under mpirun: a mistake on the command line ends all ranks" {
-    run --separate-stderr timeout --kill-after=10 100 mpirun -n 2 --oversubscribe --bind-to none "$EPKIT" test --bad
+    run --separate-stderr timeout --kill-after=10 1200 mpirun -n 2 --oversubscribe --bind-to none "$EPKIT" test --bad
     [ "$status" -eq 2 ]
     [ "$(grep -c "unknown option" <<<"$stderr")" -eq 1 ]
 }

@@ -49,6 +49,15 @@ predict_manifest() {
     [ -n "$says" ]
 }
 
+# As `predict`, with pods that no scheduler takes: one that has completed would give its quota back before the next comes.
+predict_waiting() {
+    local id=$1
+    shift
+    template "$@" | sed 's/^\( *\)restartPolicy: Never/&\n\1schedulerName: nobody/' >"$M"
+    grep -q 'schedulerName: nobody' "$M"
+    predict_manifest "$id"
+}
+
 # What the Workloads of a namespace, the events, and the pods say.
 kueue_says() { kubectl get workloads -A -o json | jq -r '.items[].status.conditions[]?.message' | grep -F -- "$says"; }
 events_say() { kubectl get events -A -o json | jq -r '.items[].message' | grep -F -- "$says"; }
@@ -246,7 +255,7 @@ admit() {
     kubectl create namespace small
     kubectl create quota tight -n small --hard=requests.nvidia.com/gpu=8 >/dev/null
     within 60 sh -c 'kubectl get quota tight -n small -o jsonpath={.status.used} | grep -q gpu'
-    predict namespace-quota --namespace small
+    predict_waiting namespace-quota --namespace small
     confirm events_say
     kubectl create namespace unstated
     kubectl create quota mem -n unstated --hard=limits.memory=8Ti,requests.cpu=100 >/dev/null
@@ -267,11 +276,116 @@ admit() {
     predict claim-missing --set 'volumes.pvcMounts[0].claimName=data,volumes.pvcMounts[0].mountPath=/data'
     confirm pods_say
     kubectl delete -f "$M" >/dev/null
+    kubectl create -f - >/dev/null <<<'{"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "unbound"}, "spec": {"storageClassName": "absent", "accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}}'
+    predict claim-unbound --set 'volumes.pvcMounts[0].claimName=unbound,volumes.pvcMounts[0].mountPath=/data'
+    confirm pods_say
+    kubectl delete -f "$M" >/dev/null
+    kubectl delete pvc unbound --wait=false >/dev/null
+    template --set network.mode=dranet | yaml_to_json | grep -v '"kind": "ResourceClaimTemplate"' | sed 's/^/---\n/' >"$M"
+    predict_manifest claim-template-missing
+    confirm events_say
+    kubectl delete -f "$M" >/dev/null
     predict device-class-missing --set network.mode=dranet
     confirm pods_say
     kubectl delete -f "$M" >/dev/null
     predict nodes --set workload.gpus=80 --set nodeSelector.type=other
     confirm pods_say
+}
+
+# What only the log of JobSet's or Kueue's controller says.
+log_says() { sed 's/\\"/"/g' "$CLUSTER/jobset.log" "$CLUSTER/kueue.log" | grep -qF -- "$says"; }
+
+# limits NAMESPACE ENTRIES: a namespace with a LimitRange and a queue
+limits() {
+    kubectl create namespace "$1" >/dev/null
+    kubectl create -n "$1" -f - >/dev/null <<<"{\"apiVersion\": \"v1\", \"kind\": \"LimitRange\", \"metadata\": {\"name\": \"lr\"}, \"spec\": {\"limits\": $2}}"
+    kubectl create -n "$1" -f - >/dev/null <<<'{"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "LocalQueue", "metadata": {"name": "plain"}, "spec": {"clusterQueue": "plain"}}'
+}
+
+@test "LimitRanges: what they refuse, and what they give to containers that state nothing" {
+    local plain=(--set-json tasSettings.topologyRequest=null) large=workload.resources.limits.memory=2Gi
+    limits bounded '[{"type": "Container", "max": {"memory": "1Gi"}}]'
+    predict limit-range --namespace bounded --set $large
+    [ "$says" = "maximum memory usage per Container is 1Gi, but limit is 2Gi" ]
+    confirm events_say
+    kubectl delete -f "$M" >/dev/null
+    predict limit-range --namespace bounded --set queue=plain --set $large "${plain[@]}"
+    confirm kueue_says
+    kubectl delete -f "$M" >/dev/null
+    predict limit-range --set queue=plain --set $large,workload.resources.requests.memory=4Gi "${plain[@]}"
+    confirm kueue_says
+    kubectl delete -f "$M" >/dev/null
+    limits pods '[{"type": "Pod", "max": {"nvidia.com/gpu": "4"}}]'
+    predict limit-range --namespace pods
+    confirm events_say
+    kubectl delete -f "$M" >/dev/null
+    limits given '[{"type": "Container", "default": {"memory": "3Gi"}, "defaultRequest": {"memory": "3Gi"}}]'
+    predict resource-uncovered --namespace given --set queue=plain "${plain[@]}"
+    confirm kueue_says
+    kubectl delete -f "$M" >/dev/null
+    kubectl create quota four -n given --hard=requests.memory=4Gi >/dev/null
+    within 60 sh -c 'kubectl get quota four -n given -o jsonpath={.status.used} | grep -q memory'
+    predict_waiting namespace-quota --namespace given
+    confirm events_say
+}
+
+@test "the API server's own word, asked by dry runs: objects, what controllers make of them, and nothing is created" {
+    template | sed 's/^  name: r$/  name: Run_1/' >"$M"
+    predict_manifest refused
+    refuse
+    predict refused --set 'workload.labels.a=b c'
+    confirm log_says
+    kubectl delete -f "$M" >/dev/null
+    predict refused --set workload.resources.requests.memory=4Gi,workload.resources.limits.memory=2Gi
+    confirm log_says
+    kubectl delete -f "$M" >/dev/null
+    kubectl create namespace counted >/dev/null
+    kubectl create quota none -n counted --hard=count/jobs.batch=0 >/dev/null
+    within 60 sh -c 'kubectl get quota none -n counted -o jsonpath={.status.used} | grep -q jobs'
+    predict refused --namespace counted
+    confirm log_says
+    kubectl delete -f "$M" >/dev/null
+    kubectl create namespace taken >/dev/null
+    kubectl create configmap r-launcher -n taken >/dev/null
+    predict refused --namespace taken
+    [ "$(kubectl get jobsets,jobs,pods -n taken -o name | wc -l)" -eq 0 ]
+    refuse
+    template | sed 's/^\( *\)restartPolicy: Never/&\n\1runtimeClassName: absent/' >"$M"
+    predict_manifest refused
+    confirm events_say
+    kubectl delete -f "$M" >/dev/null
+    kubectl create namespace strict >/dev/null
+    kubectl label namespace strict pod-security.kubernetes.io/enforce=restricted >/dev/null
+    cat >"$M" <<'END'
+apiVersion: batch/v1
+kind: Job
+metadata: {name: r, namespace: strict}
+spec: {template: {spec: {restartPolicy: Never, tolerations: [{operator: Exists}], containers: [{name: a, image: x, resources: {limits: {nvidia.com/gpu: 8}}}]}}}
+END
+    predict_manifest pod-security
+    [[ "$says" == *'runAsNonRoot != true'* ]] # the server's own list
+    confirm events_say
+    kubectl delete -f "$M" >/dev/null
+    kubectl create namespace ending >/dev/null
+    kubectl create -n ending -f - >/dev/null <<<'{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "held", "finalizers": ["epkit.dev/test"]}}'
+    kubectl delete namespace ending --wait=false >/dev/null
+    predict refused --namespace ending
+    refuse
+    kubectl patch configmap held -n ending --type=merge -p '{"metadata": {"finalizers": null}}' >/dev/null
+}
+
+@test "Kueue: classes of priority that are not there, a group of resources beside that of the GPUs" {
+    local plain=(--set-json tasSettings.topologyRequest=null)
+    predict priority-missing --set queue=plain --set workload.priorityClassName=urgent "${plain[@]}"
+    confirm log_says
+    kubectl delete -f "$M" >/dev/null
+    template --set queue=plain "${plain[@]}" | sed 's,kueue.x-k8s.io/queue-name: plain,&\n    kueue.x-k8s.io/priority-class: vip,' >"$M"
+    predict_manifest workload-priority-missing
+    confirm log_says
+    kubectl delete -f "$M" >/dev/null
+    predict quota --set queue=few "${plain[@]}"
+    [[ "$says" == *"for pods in flavor"* ]]
+    confirm kueue_says
 }
 
 @test "a saved cluster gives the same answer" {

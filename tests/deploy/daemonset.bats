@@ -163,6 +163,49 @@ closed() { kubectl get node "$1" -o jsonpath='{.spec.unschedulable} {.metadata.a
     kubectl delete lease -n kube-system epkit-installer-0 >/dev/null
 }
 
+# kured LOCK: kured's DaemonSet, with what its lock says; nothing runs of it here
+kured() {
+    kubectl apply -f - >/dev/null <<END
+apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: kured, namespace: kube-system, annotations: {weave.works/kured-node-lock: '$1'}}
+spec:
+  selector: {matchLabels: {name: kured}}
+  template: {metadata: {labels: {name: kured}}, spec: {nodeSelector: {none: none}, containers: [{name: kured, image: kured}]}}
+END
+}
+
+@test "no node is closed while kured has another one down" {
+    api_up
+    node n1
+    waits() { grep -q 'kured has another node down' "$SHARED.log"; }
+    # Not: a lock of our own node, and one that is over.
+    for lock in '{"nodeID":"n2","metadata":{"unschedulable":false},"created":"2025-01-01T00:00:00Z","TTL":0}' \
+        '{"maxOwners":2,"locks":[{"nodeID":"n1","TTL":0},{"nodeID":"n2","TTL":0}]}'; do
+        kured "$lock"
+        agent n1
+        echo waiting >"$SHARED/phase"
+        within 600 waits
+        run ! granted
+        [ "$(closed n1)" = " " ]
+        [ -z "$(kubectl get leases -n kube-system -o name | grep epkit-installer || true)" ]
+        # It goes on when kured is done, and again where no kured is.
+        kured '{"nodeID":"n1","metadata":{"unschedulable":true},"created":"2025-01-01T00:00:00Z","TTL":0}'
+        within 600 granted
+        end_agent
+        rm -f "$SHARED"/* "$SHARED.log"
+        kubectl delete lease -n kube-system epkit-installer-0 >/dev/null
+        node n1
+    done
+    kured '{"nodeID":"n2","metadata":{},"created":"2025-01-01T00:00:00Z","TTL":60000000000}'
+    agent n1
+    echo waiting >"$SHARED/phase"
+    within 600 granted
+    run ! waits
+    kubectl delete daemonset -n kube-system kured >/dev/null
+    kubectl delete lease -n kube-system epkit-installer-0 >/dev/null
+}
+
 @test "a turn that MAX_UNAVAILABLE does not have any more is given back; a number that rights forbid is refused" {
     api_up
     node n1

@@ -3,6 +3,8 @@
 
 #include <stdio.h>
 
+const char *linked_network = "tcp";
+
 static const struct track meeting = {.name = "new", .nnodes = 1};
 static const struct track plain = {.name = "plain",
                                    .nnodes = 1,
@@ -24,11 +26,35 @@ static const struct track hop = {.name = "hop",
 /* Over sockets: each node is a host of its own, and what crosses hosts goes over the control links. */
 static const struct track tcp = {.name = "tcp",
                                  .nnodes = 2,
-                                 .network = "tcp",
+                                 .linked = true,
                                  .steps = {STEP_BARRIER, STEP_GATHER, STEP_PLAN, STEP_DISPATCH, STEP_COMBINE},
                                  .n_steps = 5};
+/* Low latency over nodes: every rank talks to every rank of the other one. */
+static const struct track ll_hop = {
+    .name = "ll.hop", .nnodes = 2, .steps = {STEP_LL_NEW, STEP_LL_SEND, STEP_LL_FINISH, STEP_LL_COMBINE}, .n_steps = 4};
+static const struct track ll_tcp = {.name = "ll.tcp",
+                                    .nnodes = 2,
+                                    .linked = true,
+                                    .steps = {STEP_LL_NEW, STEP_LL_SEND, STEP_LL_FINISH, STEP_LL_COMBINE},
+                                    .n_steps = 4};
+static const struct track mask_hop = {.name = "mask.hop",
+                                      .nnodes = 2,
+                                      .masking = true,
+                                      .steps = {STEP_LL_SEND, STEP_LL_FINISH, STEP_LL_COMBINE},
+                                      .n_steps = 3};
+static const struct track mask_tcp = {.name = "mask.tcp",
+                                      .nnodes = 2,
+                                      .linked = true,
+                                      .masking = true,
+                                      .steps = {STEP_LL_SEND, STEP_LL_FINISH, STEP_LL_COMBINE},
+                                      .n_steps = 3};
 static const struct track shrinking = {.name = "shrink", .nnodes = 1, .steps = {STEP_BARRIER}, .n_steps = 1};
 
+/* The leader of the shrink dies in it. */
+static const struct track shrinking_tcp = {
+    .name = "tcp.shrink", .nnodes = 2, .linked = true, .steps = {STEP_BARRIER}, .n_steps = 1};
+
+#define KILL (1u << FAULT_KILL)
 #define KILLS (1u << FAULT_KILL | 1u << FAULT_CRASH)
 #define STOPS (1u << FAULT_STOP)
 #define ABORTS (1u << FAULT_ABORT)
@@ -102,9 +128,23 @@ const struct point points[] = {
     {"tcp.combine.middle", &tcp, STEP_COMBINE, WHERE_MIDDLE, BUFFER_OUT, 50, INSIDE},
     {"tcp.combine.end", &tcp, STEP_COMBINE, WHERE_END, BUFFER_OUT, 50, INSIDE},
 
+    {"ll.hop.finish.waiting", &ll_hop, STEP_LL_FINISH, WHERE_WAITING, 0, 0, KILL},
+    {"ll.hop.combine.middle", &ll_hop, STEP_LL_COMBINE, WHERE_MIDDLE, BUFFER_OUT, 10, KILL | STOPS | ABORTS},
+    {"ll.tcp.new.before", &ll_tcp, STEP_LL_NEW, WHERE_BEFORE, 0, 0, KILL | STOPS},
+    {"ll.tcp.send.before", &ll_tcp, STEP_LL_SEND, WHERE_BEFORE, 0, 0, KILL | STOPS | ABORTS | EXITS},
+    {"ll.tcp.finish.waiting", &ll_tcp, STEP_LL_FINISH, WHERE_WAITING, 0, 0, KILL | STOPS | ABORTS},
+    {"ll.tcp.combine.before", &ll_tcp, STEP_LL_COMBINE, WHERE_BEFORE, 0, 0, KILL | STOPS | EXITS},
+    {"ll.tcp.combine.middle", &ll_tcp, STEP_LL_COMBINE, WHERE_MIDDLE, BUFFER_OUT, 10, KILL | STOPS | ABORTS},
+    {"mask.hop.send.before", &mask_hop, STEP_LL_SEND, WHERE_BEFORE, 0, 0, KILL | STOPS},
+    {"mask.tcp.send.before", &mask_tcp, STEP_LL_SEND, WHERE_BEFORE, 0, 0, KILL | STOPS | EXITS},
+    {"mask.tcp.finish.middle", &mask_tcp, STEP_LL_FINISH, WHERE_MIDDLE, BUFFER_LL_RECV, 50, KILL},
+    {"mask.tcp.combine.before", &mask_tcp, STEP_LL_COMBINE, WHERE_BEFORE, 0, 0, KILL | STOPS},
+    {"mask.tcp.combine.middle", &mask_tcp, STEP_LL_COMBINE, WHERE_MIDDLE, BUFFER_OUT, 10, KILL | STOPS},
+
     {"shrink.before", &shrinking, STEP_SHRINK, WHERE_BEFORE, 0, 0, KILLS | STOPS | EXITS},
     {"shrink.waiting", &shrinking, STEP_SHRINK, WHERE_WAITING, 0, 0, KILLS | STOPS},
     {"shrink.any", &shrinking, STEP_SHRINK, WHERE_ANY, 0, 0, KILLS | STOPS},
+    {"tcp.shrink.waiting", &shrinking_tcp, STEP_SHRINK, WHERE_WAITING, 0, 0, KILL},
 };
 const int n_points = (int)(sizeof(points) / sizeof(points[0]));
 
@@ -122,8 +162,12 @@ void cell_name(const struct cell *cell, char *ret_name, size_t bytes)
 
 static struct cell cell_of(const struct point *point, enum fault fault)
 {
-    return (struct cell){
+    struct cell cell = {
         .point = point, .fault = fault, .victim = 2, .warm = 1, .percent = point->percent, .delay_us = 300};
+    /* Over links the lowest rank leads. */
+    if (point->track == &shrinking_tcp)
+        cell.victim = 0;
+    return cell;
 }
 
 bool cell_at(int i, struct cell *ret_cell)

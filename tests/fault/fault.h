@@ -12,6 +12,7 @@
  *   rank.c      the program of a rank; masked.c that of a rank in a group that masks who fails
  *   conduct.c   the parent: starts the ranks of a cell, watches them, looks for what they left
  *   launcher.c  the launcher itself is killed
+ *   delay.c     how long threads were not let run
  *   watch.c     time, and what can be seen of processes
  *
  * There are no hooks in the library. To strike in the middle of moving rows, a buffer of the victim is made
@@ -38,9 +39,12 @@ enum { SLOWNESS = 1, SANITIZED = 0 };
 /*
  * What a cell may take depends on what else runs: 1 on an idle machine, and one more for each two runnable threads
  * of a processor when the cell begins. Deadlines and limits grow alike, so that their order, which is what is tested,
- * stays.
+ * stays. What comes in between is found in the kernel's account: a cell whose complaints are about time alone, while
+ * one of its threads was not let run for a part of the deadline, is run again with twice the deadlines, some times. A
+ * few cells of a hundred may need that (conduct.c).
  */
 extern int load_factor;
+extern int slow_factor; /* how much slower this machine is than one of its kind: an emulated one */
 
 #define TIMEOUT_MS (600 * load_factor)            /* of the communicators */
 #define NOTICE_MS (300 * SLOWNESS * load_factor)  /* to notice what needs no deadline: well below TIMEOUT_MS */
@@ -48,7 +52,7 @@ extern int load_factor;
 #define AT_ONCE_MS (150 * SLOWNESS * load_factor) /* for a call on a communicator that has failed */
 #define LATE_MS (150 * load_factor)               /* how late a survivor is where the victim is to be found waiting */
 #define STRIKE_MS (60 * load_factor)              /* when the victim is struck then */
-#define CELL_MS (15000 + 10000 * SLOWNESS * load_factor)
+#define CELL_MS (110000 + 10000 * SLOWNESS * load_factor) /* ends what hangs */
 
 enum fault { FAULT_KILL = 0, FAULT_STOP, FAULT_CRASH, FAULT_ABORT, FAULT_EXIT, FAULTS, FAULT_DELAY };
 
@@ -73,8 +77,8 @@ enum step {
 struct track {
     const char *name;
     int nnodes;
-    const char *network; /* NULL: the emulated one */
-    bool masking;        /* low latency that goes on without who dies */
+    bool linked;  /* over a network between hosts, which --network names; else the emulated one */
+    bool masking; /* low latency that goes on without who dies */
     enum step steps[8];
     int n_steps;
 };
@@ -110,6 +114,7 @@ struct cell {
 };
 
 /* --- cells.c --- */
+extern const char *linked_network; /* of tracks that are linked */
 extern const struct point points[];
 extern const int n_points;
 
@@ -134,8 +139,17 @@ static inline int first_rank(const struct cell *cell)
 /* --- conduct.c: what parent and ranks share --- */
 enum seat_state { SEAT_RUNNING = 0, SEAT_SHRUNK, SEAT_DONE };
 
+/* What a complaint is about, for the choice between a failure and another run. */
+enum flaw {
+    FLAW_WRONG = 1 << 0,    /* fails at once */
+    FLAW_SLOW = 1 << 1,     /* something took too long */
+    FLAW_FOLLOWS = 1 << 2,  /* may follow from FLAW_DEADLINE; wrong without */
+    FLAW_DEADLINE = 1 << 3, /* a rank that nobody had struck was late for a whole deadline */
+};
+
 struct seat {
     _Atomic int state; /* enum seat_state */
+    _Atomic unsigned flaws;
     char complaint[1024];
 };
 
@@ -147,10 +161,15 @@ struct table {
 };
 
 /* Adds to what is wrong on this rank. */
-void complain(struct seat *seat, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void complain(struct seat *seat, enum flaw flaw, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
 /* Sets load_factor to what the machine is like now. */
 void measure_load(void);
+
+/* Cells that were run again, and those of them on a machine that has no reason to be late: by the number of runnable
+ * threads and the load average. */
+enum { MOST_LOAD = 30 };
+extern int n_again, n_again_unloaded;
 
 /* Runs a cell and prints its line. */
 bool conduct(const struct cell *cell);
@@ -166,11 +185,28 @@ void sleep_us(int us);
 int count_entries(const char *directory);
 /* Tells on stderr what each thread of a process waits for. */
 void show_process(int pid, const char *what);
+/* --- delay.c --- */
+enum { DELAY_THREADS = 32, DELAY_SAMPLES = 16 /* of a window */ };
+
+/* How long threads of one process could have run and were not let, by the kernel's account. */
+struct delay {
+    struct {
+        int tid;
+        uint64_t delayed_ns;
+    } thread[DELAY_THREADS];
+    uint64_t sum_ns[DELAY_SAMPLES + 1]; /* at the last looks, a ring */
+    unsigned looks;
+    uint64_t most_ns; /* within DELAY_SAMPLES looks */
+};
+/* To be called about DELAY_SAMPLES times within the span of time that matters. */
+void delay_look(struct delay *delay, int pid);
+
 /* --- conduct.c --- */
 /* No child is left, /dev/shm is as before, as are descriptors and threads of this process. */
 struct surroundings {
     int fds, threads, shm;
 };
+extern bool shm_is_ours; /* /dev/shm is this program's alone; else what others do there is not counted */
 struct surroundings look_around(void);
 bool same_surroundings(const struct surroundings *before, char *ret_why, size_t bytes);
 void print_result(bool passed, const char *name, uint64_t begin_ns, const char *why);

@@ -83,7 +83,7 @@ static int launch(struct stage *stage)
 /* The ranks have become children of this process, a subreaper, and must have died of the launcher's death. */
 static bool all_died(struct stage *stage, char *ret_why, size_t bytes)
 {
-    uint64_t end_ns = now_ns() + (uint64_t)(2000 * SLOWNESS) * 1000000u;
+    uint64_t end_ns = now_ns() + (uint64_t)CELL_MS * 1000000u;
     int left = RANKS, how, pid;
 
     while (left > 0 && now_ns() < end_ns) {

@@ -33,12 +33,13 @@ static void check_mask(struct life *life)
     int32_t masked[RANKS];
 
     if (ep_ll_get_mask(life->traffic.ll, masked) != EP_OK) {
-        complain(life->seat, "ep_ll_get_mask: %s", ep_last_error());
+        complain(life->seat, FLAW_WRONG, "ep_ll_get_mask: %s", ep_last_error());
         return;
     }
     for (int rank = 0; rank < RANKS; rank++)
         if (masked[rank] != (rank == life->cell->victim))
-            complain(life->seat, "rank %d is %smasked", rank, masked[rank] ? "" : "not ");
+            complain(life->seat, masked[rank] ? FLAW_DEADLINE | FLAW_FOLLOWS : FLAW_WRONG, "rank %d is %smasked", rank,
+                     masked[rank] ? "" : "not ");
 }
 
 void live_masked(struct life *life)
@@ -57,13 +58,13 @@ void live_masked(struct life *life)
         return;
     took_ms = (int)((now_ns() - begin_ns) / 1000000u);
     if (status != EP_OK)
-        complain(life->seat, "%s: %s", ep_status_name(status), ep_last_error());
+        complain(life->seat, FLAW_FOLLOWS, "%s: %s", ep_status_name(status), ep_last_error());
     if (life->traffic.wrong[0])
-        complain(life->seat, "%s", life->traffic.wrong);
+        complain(life->seat, FLAW_FOLLOWS, "%s", life->traffic.wrong);
     if (took_ms > MARGIN_MS + (life->cell->fault == FAULT_STOP ? 2 * TIMEOUT_MS : 0))
-        complain(life->seat, "the rounds took %d ms", took_ms);
+        complain(life->seat, FLAW_SLOW, "the rounds took %d ms", took_ms);
     if (ep_comm_async_error(life->comm) != EP_OK)
-        complain(life->seat, "the communicator has failed: %s", ep_comm_last_error(life->comm));
+        complain(life->seat, FLAW_FOLLOWS, "the communicator has failed: %s", ep_comm_last_error(life->comm));
     check_mask(life);
     go_on_without(life);
 }

@@ -55,6 +55,16 @@ static bool is_lowlatency(const struct life *life)
     return life->cell->point->track->steps[0] == STEP_LL_NEW || life->cell->point->track->masking;
 }
 
+/* A rank that nobody had struck when it had to come was late for a whole deadline, or was left out for that. */
+static void note_deadline(struct life *life, ep_status status, int named)
+{
+    uint64_t struck_ns = atomic_load(&life->table->struck_ns);
+    bool early = !struck_ns || ms_since(struck_ns) < TIMEOUT_MS;
+
+    if (status == EP_E_EXCLUDED || (status == EP_E_TIMEOUT && named >= 0 && (named != culprit(life->cell) || early)))
+        atomic_fetch_or(&life->seat->flaws, FLAW_DEADLINE);
+}
+
 /* --- creation --------------------------------------------------------------------------------------------------- */
 
 /* The victim's boot: strikes before its all-gather number `left`. */
@@ -82,7 +92,7 @@ static ep_status create(struct life *life, const ep_boot *boot)
     config.backend = "host";
     config.timeout_ms = TIMEOUT_MS;
     config.ranks_per_node = RANKS / point->track->nnodes;
-    config.network = point->track->network;
+    config.network = point->track->linked ? linked_network : NULL;
     if (life->victim && point->step == STEP_NEW) {
         if (point->where == WHERE_BEFORE) {
             strike_now();
@@ -102,12 +112,15 @@ static void check_creation(struct life *life, ep_status status, uint64_t begin_n
 
     if (life->victim)
         return;
-    if (status != EP_E_TIMEOUT && !(status == EP_E_PEER_DEAD && life->cell->point->where == WHERE_MIDDLE))
-        complain(life->seat, "ep_comm_new: %s", ep_status_name(status));
     if (status != EP_OK && rank_named(ep_last_error()) != life->cell->victim)
-        complain(life->seat, "the text does not name rank %d: \"%s\"", life->cell->victim, ep_last_error());
+        note_deadline(life, status, rank_named(ep_last_error()));
+    if (status != EP_E_TIMEOUT && !(status == EP_E_PEER_DEAD && life->cell->point->where == WHERE_MIDDLE))
+        complain(life->seat, FLAW_FOLLOWS, "ep_comm_new: %s", ep_status_name(status));
+    if (status != EP_OK && rank_named(ep_last_error()) != life->cell->victim)
+        complain(life->seat, FLAW_FOLLOWS, "the text does not name rank %d: \"%s\"", life->cell->victim,
+                 ep_last_error());
     if (!in_time)
-        complain(life->seat, "ep_comm_new took %d ms", ms_since(begin_ns));
+        complain(life->seat, FLAW_SLOW, "ep_comm_new took %d ms", ms_since(begin_ns));
 }
 
 /* --- the track until it fails ----------------------------------------------------------------------------------- */
@@ -183,7 +196,7 @@ static ep_status run_track(struct life *life)
                 return status;
         }
     }
-    complain(life->seat, "no call has failed");
+    complain(life->seat, FLAW_WRONG, "no call has failed");
     return EP_OK;
 }
 
@@ -194,10 +207,10 @@ static void check_text(struct life *life)
     const char *text = ep_comm_last_error(life->comm);
 
     if (rank_named(text) != culprit(life->cell))
-        complain(life->seat, "the text does not name rank %d: \"%s\"", culprit(life->cell), text);
+        complain(life->seat, FLAW_FOLLOWS, "the text does not name rank %d: \"%s\"", culprit(life->cell), text);
     /* Who has called ep_comm_abort() between two calls is told that it was itself. */
     if (!strchr(text, '"') && !(life->victim && life->cell->fault == FAULT_ABORT))
-        complain(life->seat, "the text names no phase: \"%s\"", text);
+        complain(life->seat, FLAW_WRONG, "the text names no phase: \"%s\"", text);
 }
 
 static void check_failure(struct life *life, ep_status status)
@@ -210,20 +223,21 @@ static void check_failure(struct life *life, ep_status status)
     int took_ms = ms_since(struck_ns);
 
     if (life->traffic.wrong[0])
-        complain(life->seat, "before the fault: %s", life->traffic.wrong);
+        complain(life->seat, FLAW_WRONG, "before the fault: %s", life->traffic.wrong);
     /* The victim sees its own failure with other eyes: from the outside, or late. */
     if (life->victim && cell->fault == FAULT_STOP && cell->point->step != STEP_SHRINK)
         return;
+    note_deadline(life, status, rank_named(ep_comm_last_error(life->comm)));
     if (status != expected_status(cell))
-        complain(life->seat, "%s: %s", ep_status_name(status), ep_comm_last_error(life->comm));
+        complain(life->seat, FLAW_FOLLOWS, "%s: %s", ep_status_name(status), ep_comm_last_error(life->comm));
     if (!struck_ns)
-        complain(life->seat, "%s before anybody was struck: %s", ep_status_name(status),
+        complain(life->seat, FLAW_FOLLOWS, "%s before anybody was struck: %s", ep_status_name(status),
                  ep_comm_last_error(life->comm));
     else if (took_ms > limit_ms)
-        complain(life->seat, "the status came after %d ms", took_ms);
+        complain(life->seat, FLAW_SLOW, "the status came after %d ms", took_ms);
     if (ep_comm_async_error(life->comm) != status)
-        complain(life->seat, "ep_comm_async_error gives %s after %s", ep_status_name(ep_comm_async_error(life->comm)),
-                 ep_status_name(status));
+        complain(life->seat, FLAW_WRONG, "ep_comm_async_error gives %s after %s",
+                 ep_status_name(ep_comm_async_error(life->comm)), ep_status_name(status));
     check_text(life);
 }
 
@@ -232,9 +246,9 @@ static void check_repeat(struct life *life, const char *what, ep_status got, ep_
     int took_ms = ms_since(begin_ns);
 
     if (got != expected)
-        complain(life->seat, "%s gives %s after %s", what, ep_status_name(got), ep_status_name(expected));
+        complain(life->seat, FLAW_WRONG, "%s gives %s after %s", what, ep_status_name(got), ep_status_name(expected));
     if (took_ms > AT_ONCE_MS)
-        complain(life->seat, "%s took %d ms on a failed communicator", what, took_ms);
+        complain(life->seat, FLAW_SLOW, "%s took %d ms on a failed communicator", what, took_ms);
 }
 
 /* Each later collective call returns the same status at once. */
@@ -309,10 +323,10 @@ static ep_status settle(struct life *life)
             continue;
         for (int r = 0; r < info.nranks; r++)
             if (r > 0 && members[r] <= members[r - 1])
-                complain(life->seat, "rank %d of the new group was %d, rank %d was %d", r - 1, members[r - 1], r,
-                         members[r]);
+                complain(life->seat, FLAW_WRONG, "rank %d of the new group was %d, rank %d was %d", r - 1,
+                         members[r - 1], r, members[r]);
         if (info.nranks != survivors(life->cell) || members[info.rank] != life->rank)
-            complain(life->seat, "the new group has %d members", info.nranks);
+            complain(life->seat, FLAW_FOLLOWS, "the new group has %d members", info.nranks);
         return EP_OK;
     }
     return status;
@@ -330,15 +344,18 @@ static void shrink(struct life *life, ep_status *ret_status)
     if (life->victim && cell->fault == FAULT_STOP) {
         /* The clock ran on while the victim stood still, when it stood still in the shrink. */
         if (*ret_status == EP_OK)
-            complain(life->seat, "the stopped rank found a group that works");
+            complain(life->seat, FLAW_FOLLOWS, "the stopped rank found a group that works");
         if (cell->point->step != STEP_SHRINK && ms_since(begin_ns) > 2 * TIMEOUT_MS + MARGIN_MS)
-            complain(life->seat, "ep_comm_shrink kept the stopped rank for %d ms", ms_since(begin_ns));
+            complain(life->seat, FLAW_SLOW, "ep_comm_shrink kept the stopped rank for %d ms", ms_since(begin_ns));
         return;
     }
+    /* Where nobody of this group is stopped, it has no other reason to be late. */
+    if (*ret_status == EP_E_EXCLUDED || (*ret_status == EP_E_TIMEOUT && cell->fault != FAULT_STOP))
+        atomic_fetch_or(&life->seat->flaws, FLAW_DEADLINE);
     if (*ret_status != EP_OK)
-        complain(life->seat, "ep_comm_shrink: %s: %s", ep_status_name(*ret_status), ep_last_error());
+        complain(life->seat, FLAW_FOLLOWS, "ep_comm_shrink: %s: %s", ep_status_name(*ret_status), ep_last_error());
     if (ms_since(begin_ns) > limit_ms)
-        complain(life->seat, "ep_comm_shrink took %d ms", ms_since(begin_ns));
+        complain(life->seat, FLAW_SLOW, "ep_comm_shrink took %d ms", ms_since(begin_ns));
 }
 
 static void free_old(struct life *life)
@@ -378,10 +395,12 @@ static void use_new_group(struct life *life)
         status = traffic_step(&traffic, lowlatency[i]);
     if (status == EP_OK)
         status = ep_comm_barrier(traffic.comm);
+    if (status == EP_E_TIMEOUT)
+        atomic_fetch_or(&life->seat->flaws, FLAW_DEADLINE);
     if (status != EP_OK)
-        complain(life->seat, "the new group: %s: %s", ep_status_name(status), ep_last_error());
+        complain(life->seat, FLAW_FOLLOWS, "the new group: %s: %s", ep_status_name(status), ep_last_error());
     if (traffic.wrong[0])
-        complain(life->seat, "the new group: %s", traffic.wrong);
+        complain(life->seat, FLAW_WRONG, "the new group: %s", traffic.wrong);
     traffic_done(&traffic);
 }
 
@@ -412,7 +431,8 @@ static void live(struct life *life, const ep_boot *boot)
     if (status == EP_OK)
         status = traffic_init(&life->traffic, life->comm);
     if (status != EP_OK) {
-        complain(life->seat, "creation: %s: %s", ep_status_name(status), ep_last_error());
+        note_deadline(life, status, rank_named(ep_last_error()));
+        complain(life->seat, FLAW_FOLLOWS, "creation: %s: %s", ep_status_name(status), ep_last_error());
         return;
     }
     strike_set_comm(life->comm);
@@ -453,7 +473,7 @@ int rank_main(struct table *table, const ep_boot *boot)
     while (life.n_newer > 0)
         ep_comm_free(life.newer[--life.n_newer]);
     if (!same_surroundings(&before, why, sizeof(why)))
-        complain(life.seat, "left behind: %s", why);
+        complain(life.seat, FLAW_WRONG, "left behind: %s", why);
     atomic_store(&life.seat->state, SEAT_DONE);
     return life.seat->complaint[0] != '\0';
 }

@@ -21,7 +21,14 @@
 
 #include "fault.h"
 
-enum { STORM_FAULTS = 5, STORM_OUTCOMES = 24, STORM_GENERATIONS = 12, STORM_TEXT = 320, STORM_COMPLAINTS = 2500 };
+enum {
+    STORM_FAULTS = 5,
+    STORM_OUTCOMES = 24,
+    STORM_GENERATIONS = 12,
+    STORM_TEXT = 320,
+    STORM_COMPLAINTS = 2500,
+    STORM_HISTORY = 12000
+};
 
 enum strike {
     STRIKE_KILL = 0,    /* SIGKILL */
@@ -106,18 +113,20 @@ enum storm_state { STORM_BEFORE = 0, STORM_RUNS, STORM_DONE, STORM_GAVE_UP, STOR
 
 struct storm_seat {
     _Atomic int pid, tid;
-    _Atomic int state;        /* enum storm_state */
-    _Atomic uint32_t calls;   /* begun */
-    _Atomic uint32_t wake;    /* the conductor wants to know when it has begun so many */
-    _Atomic int call;         /* enum call, in which it is */
-    _Atomic uint32_t shrinks; /* begun */
-    _Atomic int generation;   /* shrinks that gave a group */
-    _Atomic uint32_t aborts;  /* times that the handler had a communicator to abort */
-    _Atomic uint64_t left_ns; /* when it began to leave by itself */
-    _Atomic int leave;        /* it is asked to */
+    _Atomic int state;                           /* enum storm_state */
+    _Atomic uint32_t calls;                      /* begun */
+    _Atomic uint32_t wake;                       /* the conductor wants to know when it has begun so many */
+    _Atomic int call;                            /* enum call, in which it is */
+    _Atomic uint32_t shrinks;                    /* begun */
+    _Atomic int generation;                      /* shrinks that gave a group */
+    _Atomic uint32_t aborts;                     /* times that the handler had a communicator to abort */
+    _Atomic uint64_t left_ns;                    /* when it began to leave by itself */
+    _Atomic uint64_t came_ns[STORM_GENERATIONS]; /* when it first began to shrink that group */
+    _Atomic int leave;                           /* it is asked to */
     _Atomic uint64_t struck_ns[STRIKES];
     _Atomic int unseen;                  /* dead before its first all-gather: nobody had heard of it */
     _Atomic int created;                 /* 1 + status of ep_comm_new() */
+    _Atomic uint32_t gathers;            /* of its ep_comm_new(), begun */
     unsigned members[STORM_GENERATIONS]; /* of its groups, as a mask of first ranks; 0: not known */
     int n_outcomes;
     struct outcome outcomes[STORM_OUTCOMES];
@@ -138,9 +147,12 @@ struct storm_table {
 /* What is wrong with a storm, and how many of what. */
 struct storm_verdict {
     _Atomic int done;
-    int number, faults, void_faults, starved, unseen, cpu_ms;
+    int number, faults, void_faults, starved, unseen, mpirun_crashes, cpu_ms;
+    int exclusions, excused; /* ranks that were left out; those of them that nobody had struck, but that were late */
+    bool loaded;             /* the machine has reason to let ranks be late: more than MOST_LOAD */
     int hangs, leftovers, names, changes, wrong, others;
     char text[STORM_COMPLAINTS];
+    char history[STORM_HISTORY]; /* what each rank was told, and when: to explain the complaints */
 };
 
 enum storm_kind { WRONG_HANG, WRONG_LEFTOVER, WRONG_NAME, WRONG_CHANGE, WRONG_RESULT, WRONG_OTHER };
@@ -189,12 +201,24 @@ bool storm_isolate(void);
 bool storm_become_user(int rank);
 
 /* --- storm_judge.c --- */
+enum { STORM_DELAYS = 1500 };
+/* How long a thread could have run and was not let, since it began, at instants that follow each other. */
+struct storm_delays {
+    int n;
+    struct {
+        uint64_t at_ns, delay_ns;
+    } sample[STORM_DELAYS];
+};
 struct storm_watch {
     bool launcher_killed;
     bool hung;
-    int how[MOST_RANKS];               /* as waitpid() said of orphans of the launcher */
-    uint64_t run_delay_ns[MOST_RANKS]; /* how long the rank could have run and was not let */
+    int how[MOST_RANKS]; /* as waitpid() said of orphans of the launcher */
+    struct storm_delays delays[MOST_RANKS];
+    struct storm_delays own_delays; /* the same of the conductor, whatever held it up */
 };
 void storm_judge(const struct storm_table *table, const struct storm_watch *watch, struct storm_verdict *verdict);
+/* What was done to each rank and what it was told, by the time since the first of it. */
+void storm_list_outcomes(const struct storm_table *table, const struct storm_watch *watch, char *ret_text,
+                         size_t bytes);
 
 #endif

@@ -113,6 +113,14 @@ def die_with_parent():
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
+def begin():
+    """In the command, before it is executed. Whoever runs the tests may ignore signals, as nohup and shells do."""
+    die_with_parent()
+    for number in SIGNALS:
+        if number != signal.SIGKILL:
+            signal.signal(number, signal.SIG_DFL)
+
+
 def wait_until(condition, limit_s=LIMIT_S):
     """Time counts in looks, so that a machine that stands still is no hang."""
     looks = 0
@@ -186,7 +194,7 @@ def strike(storm, epkit):
     scenario.prepare()
     with open("out", "wb") as out, open("err", "wb") as err:
         process = subprocess.Popen([epkit, *scenario.arguments], stdin=subprocess.DEVNULL, stdout=out, stderr=err,
-                                   start_new_session=True, preexec_fn=die_with_parent,
+                                   start_new_session=True, preexec_fn=begin,
                                    env={**os.environ, "EPKIT": epkit})
     instant(random_source, process)
     if process.poll() is not None:

@@ -45,7 +45,7 @@ struct conductor {
     bool stopped[MOST_RANKS];
     int stopped_generation[MOST_RANKS];
     bool dead[MOST_RANKS]; /* by a signal of ours */
-    uint64_t last_look_ns;
+    uint64_t last_look_ns, own_delay_ns;
     int in_call_ms[MOST_RANKS];
     uint32_t calls_seen[MOST_RANKS];
     uint32_t calls_at_last_strike[MOST_RANKS];
@@ -381,6 +381,19 @@ static void end_if_over(struct conductor *c)
 
 /* --- watching ----------------------------------------------------------------------------------------------------- */
 
+static void note_delay(struct storm_delays *delays, uint64_t delay_ns)
+{
+    int last = delays->n - 1;
+
+    /* An instant in the middle of a span without any says nothing new. */
+    if (last > 0 && delays->sample[last].delay_ns == delay_ns && delays->sample[last - 1].delay_ns == delay_ns)
+        delays->n--;
+    if (delays->n == STORM_DELAYS)
+        delays->n--;
+    delays->sample[delays->n].at_ns = now_ns();
+    delays->sample[delays->n++].delay_ns = delay_ns;
+}
+
 static void read_run_delay(struct conductor *c, int rank)
 {
     char path[64];
@@ -393,7 +406,7 @@ static void read_run_delay(struct conductor *c, int rank)
     if (!file)
         return;
     if (fscanf(file, "%llu %llu", &ran, &delayed) == 2)
-        c->watch.run_delay_ns[rank] = delayed;
+        note_delay(&c->watch.delays[rank], delayed);
     fclose(file);
 }
 
@@ -429,6 +442,9 @@ static void look_for_hangs(struct conductor *c)
     if (passed_ms == 0)
         return;
     c->last_look_ns = now;
+    if (passed_ms > MOST_TICK_MS)
+        c->own_delay_ns += (passed_ms - MOST_TICK_MS) * 1000000u;
+    note_delay(&c->watch.own_delays, c->own_delay_ns);
     for (int rank = 0; rank < c->storm->nranks && !c->watch.hung; rank++) {
         struct storm_seat *seat = &c->table->seat[rank];
         uint32_t calls = atomic_load(&seat->calls);
@@ -541,13 +557,28 @@ static void remove_folder(const struct conductor *c)
         storm_complain(c->verdict, WRONG_OTHER, "%s cannot be removed", c->folder);
 }
 
+static bool is_loaded(void)
+{
+    FILE *file = fopen("/proc/loadavg", "r");
+    double average = 0;
+    int runnable = 0;
+
+    if (file && fscanf(file, "%lf %*f %*f %d", &average, &runnable) != 2)
+        runnable = 0;
+    if (file)
+        fclose(file);
+    return average > MOST_LOAD || runnable > MOST_LOAD;
+}
+
 void storm_conduct(const struct storm *storm, const struct storm_programs *programs, struct storm_verdict *ret_verdict)
 {
-    struct conductor c = {.storm = storm, .programs = programs, .verdict = ret_verdict};
+    static struct conductor c; /* too large for a stack; one storm a process */
     bool own_shm = storm_isolate();
     struct rusage usage;
     int files;
 
+    c = (struct conductor){.storm = storm, .programs = programs, .verdict = ret_verdict};
+    ret_verdict->loaded = is_loaded();
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     files = count_entries("/dev/shm");
     if (!start(&c)) {
@@ -561,10 +592,14 @@ void storm_conduct(const struct storm *storm, const struct storm_programs *progr
     if (own_shm && storm->mode != MODE_MPI && count_entries("/dev/shm") != files)
         storm_complain(ret_verdict, WRONG_LEFTOVER, "%d entries in /dev/shm, %d before", count_entries("/dev/shm"),
                        files);
-    if (WIFSIGNALED(c.launcher_how) && !c.watch.launcher_killed && !c.watch.hung)
+    /* mpirun is not ours: Open MPI's at times crashes when two of its ranks are killed at once. */
+    if (WIFSIGNALED(c.launcher_how) && !c.watch.launcher_killed && !c.watch.hung && storm->mode == MODE_MPI)
+        ret_verdict->mpirun_crashes++;
+    else if (WIFSIGNALED(c.launcher_how) && !c.watch.launcher_killed && !c.watch.hung)
         storm_complain(ret_verdict, WRONG_OTHER, "the launcher died of signal %d", WTERMSIG(c.launcher_how));
     if (!c.watch.hung)
         storm_judge(c.table, &c.watch, ret_verdict);
+    storm_list_outcomes(c.table, &c.watch, ret_verdict->history, sizeof(ret_verdict->history));
     getrusage(RUSAGE_CHILDREN, &usage);
     ret_verdict->cpu_ms = (int)((usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) * 1000 +
                                 (usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) / 1000);

@@ -39,6 +39,10 @@ static bool exhausted_before(const struct judge *j, int rank, uint64_t ns)
 
 static bool died_before(const struct judge *j, int rank, uint64_t ns)
 {
+    /* mpirun ends all ranks when one has died. */
+    for (int other = 0; j->storm->mode == MODE_MPI && other < j->storm->nranks; other++)
+        if (struck_before(j, other, STRIKE_KILL, ns) || struck_before(j, other, STRIKE_CRASH, ns))
+            return true;
     return struck_before(j, rank, STRIKE_KILL, ns) || struck_before(j, rank, STRIKE_CRASH, ns) ||
            struck_before(j, rank, STRIKE_LAUNCHER, ns) ||
            /* judge_exit() complains of that; of mpirun's ranks nobody tells how they ended. */
@@ -52,18 +56,101 @@ static bool left_before(const struct judge *j, int rank, uint64_t ns)
     return at && at <= ns;
 }
 
-/* The machine did not let a rank run, although nobody had struck it. */
-static bool was_starved(const struct judge *j, int rank)
+static uint64_t timeout_ns(const struct judge *j)
 {
-    return j->watch->run_delay_ns[rank] > (uint64_t)j->storm->timeout_ms * 1000000u / STARVED_PART;
+    return (uint64_t)j->storm->timeout_ms * 1000000u;
 }
 
-static bool any_starved(const struct judge *j)
+/* How long was not let run whom these are the delays of, from the last look before a span to the first one after it. */
+static uint64_t delay_within(const struct storm_delays *delays, uint64_t from_ns, uint64_t to_ns)
+{
+    uint64_t before_ns = 0, after_ns = 0;
+
+    for (int i = 0; i < delays->n; i++) {
+        if (delays->sample[i].at_ns <= from_ns)
+            before_ns = delays->sample[i].delay_ns;
+        after_ns = delays->sample[i].delay_ns;
+        if (delays->sample[i].at_ns >= to_ns)
+            break;
+    }
+    return after_ns - before_ns;
+}
+
+/* The machine did not let a rank run, although nobody had struck it; or did not let the conductor end its pause. */
+static bool was_starved(const struct judge *j, int rank, uint64_t from_ns, uint64_t to_ns)
+{
+    uint64_t least_ns = timeout_ns(j) / STARVED_PART;
+
+    return delay_within(&j->watch->delays[rank], from_ns, to_ns) > least_ns ||
+           (struck_before(j, rank, STRIKE_PAUSE, to_ns) &&
+            delay_within(&j->watch->own_delays, from_ns, to_ns) > least_ns);
+}
+
+static uint64_t came_at(const struct judge *j, int rank, int generation)
+{
+    return generation < STORM_GENERATIONS ? atomic_load(&j->table->seat[rank].came_ns[generation]) : 0;
+}
+
+/* When the first one came to shrink that group; UINT64_MAX: nobody has. */
+static uint64_t first_came_at(const struct judge *j, int generation)
+{
+    uint64_t first_ns = UINT64_MAX;
+
+    for (int rank = 0; rank < j->storm->nranks; rank++)
+        if (came_at(j, rank, generation) && came_at(j, rank, generation) < first_ns)
+            first_ns = came_at(j, rank, generation);
+    return first_ns;
+}
+
+/* A rank that was left out or waited in vain: while that call lasted, the machine had not let those run whom it is
+ * about. Whoever came to that shrink may have made the others late. */
+static bool is_excused(const struct judge *j, int rank, const struct outcome *outcome)
+{
+    uint64_t to_ns = outcome->end_ns, from_ns = to_ns - timeout_ns(j);
+    bool all = outcome->call == CALL_SHRINK && outcome->named < 0;
+
+    if (outcome->status != EP_E_EXCLUDED && outcome->status != EP_E_TIMEOUT)
+        return false;
+    if (outcome->begin_ns < from_ns)
+        from_ns = outcome->begin_ns;
+    if (outcome->call == CALL_SHRINK && first_came_at(j, outcome->generation) < to_ns)
+        from_ns = first_came_at(j, outcome->generation);
+    for (int other = 0; other < j->storm->nranks; other++) {
+        bool concerned =
+            other == rank || other == outcome->named ||
+            (all && came_at(j, other, outcome->generation) && came_at(j, other, outcome->generation) < to_ns);
+
+        if (concerned && was_starved(j, other, from_ns, to_ns))
+            return true;
+    }
+    return false;
+}
+
+static const struct outcome *last_outcome(const struct judge *j, int rank)
+{
+    const struct storm_seat *seat = &j->table->seat[rank];
+
+    return seat->n_outcomes ? &seat->outcomes[seat->n_outcomes - 1] : NULL;
+}
+
+/* Each of these ranks was told at last that it, or somebody else, was too late, and could not help it. */
+static bool all_excused(const struct judge *j, unsigned ranks)
 {
     for (int rank = 0; rank < j->storm->nranks; rank++)
-        if (was_starved(j, rank))
-            return true;
-    return false;
+        if (ranks >> rank & 1 && (!last_outcome(j, rank) || !is_excused(j, rank, last_outcome(j, rank))))
+            return false;
+    return true;
+}
+
+/*
+ * "Each waits for the others within the deadline. Who has not come then is left out" (ep_comm_shrink): so much time at
+ * least lies between the first that came and the answer to one that is excluded.
+ */
+static bool deadline_passed(const struct judge *j, const struct outcome *outcome)
+{
+    uint64_t first_ns = first_came_at(j, outcome->generation);
+
+    return first_ns <= outcome->end_ns && outcome->end_ns - first_ns >= timeout_ns(j);
 }
 
 /* Dead and gone ranks are not late; one that ended without ever making the call is. */
@@ -115,9 +202,16 @@ static const char *misfit(const struct judge *j, int rank, const struct outcome 
             return NULL;
         if (died_before(j, named, ns))
             return "a dead rank is called late";
+        /*
+         * "While a communicator is created, a rank of the same host that has died is noticed at once" (epkit/mpi.h):
+         * one that lives and has given up has no communicator yet by which it could say so. ep_launch() tells its
+         * ranks.
+         */
+        if (left_before(j, named, ns) && j->storm->mode == MODE_MPI && outcome->call == CALL_NEW)
+            return NULL;
         if (left_before(j, named, ns))
             return "a rank that left is called late";
-        if (was_starved(j, named) || was_starved(j, rank)) {
+        if (is_excused(j, rank, outcome)) {
             j->verdict->starved++;
             return NULL;
         }
@@ -140,13 +234,16 @@ static const char *misfit(const struct judge *j, int rank, const struct outcome 
     case EP_E_EXCLUDED:
         if (outcome->call != CALL_SHRINK)
             return "excluded by another call than ep_comm_shrink";
+        if (!deadline_passed(j, outcome))
+            return "a rank is excluded before the deadline has passed";
+        j->verdict->exclusions++;
         if (!is_well(j, rank))
             return NULL;
-        if (any_starved(j)) {
-            j->verdict->starved++;
+        if (is_excused(j, rank, outcome)) {
+            j->verdict->excused++;
             return NULL;
         }
-        return "a healthy rank is excluded";
+        return "a healthy rank is excluded, and the machine let it run";
     case EP_E_SYSTEM:
     case EP_E_MEMORY:
         if (exhausted_before(j, named < 0 ? rank : named, ns) || exhausted_before(j, rank, ns))
@@ -208,12 +305,12 @@ static void judge_end(const struct judge *j, int rank)
 {
     const struct storm_seat *seat = &j->table->seat[rank];
     int state = atomic_load(&seat->state);
-    const struct outcome *last = seat->n_outcomes ? &seat->outcomes[seat->n_outcomes - 1] : NULL;
+    const struct outcome *last = last_outcome(j, rank);
 
     if (!is_well(j, rank) || state == STORM_DONE || no_group(j))
         return;
-    if (any_starved(j) && last && (last->status == EP_E_EXCLUDED || last->status == EP_E_TIMEOUT)) {
-        j->verdict->starved++;
+    if (last && is_excused(j, rank, last)) {
+        j->verdict->starved += last->status == EP_E_TIMEOUT;
         return;
     }
     storm_complain(j->verdict, WRONG_OTHER,
@@ -240,6 +337,7 @@ static void judge_exit(const struct judge *j, int rank)
 static void judge_creation(const struct judge *j)
 {
     int with = -1, without = -1;
+    bool excused = false;
 
     for (int rank = 0; rank < j->storm->nranks; rank++) {
         int created = atomic_load(&j->table->seat[rank].created);
@@ -250,8 +348,10 @@ static void judge_creation(const struct judge *j)
             with = rank;
         else
             without = rank;
+        /* The others may have been told that this one gave up. */
+        excused = excused || (created != 1 + EP_OK && all_excused(j, 1u << rank));
     }
-    if (with >= 0 && without >= 0 && !any_starved(j))
+    if (with >= 0 && without >= 0 && !excused)
         storm_complain(j->verdict, WRONG_OTHER, "ep_comm_new: rank %d has a group and rank %d has none", with, without);
 }
 
@@ -269,7 +369,7 @@ static void judge_members(const struct judge *j)
 
         if (!is_well(j, rank) || atomic_load(&seat->state) != STORM_DONE || !members)
             continue;
-        if ((members & well) != well && !any_starved(j))
+        if (!all_excused(j, well & ~members))
             storm_complain(j->verdict, WRONG_OTHER, "rank %d ends in a group of %#x, but the healthy ranks are %#x",
                            rank, members, well);
         if (members >> j->storm->nranks || !(members >> rank & 1))
@@ -282,7 +382,7 @@ static void judge_members(const struct judge *j)
             const struct storm_seat *seat = &j->table->seat[rank];
             unsigned members = seat->members[atomic_load(&seat->generation) % STORM_GENERATIONS];
 
-            if ((members & well) != well && !any_starved(j))
+            if (!all_excused(j, well & ~members))
                 storm_complain(j->verdict, WRONG_OTHER, "rank %d, which was stopped, ends in a group of %#x", rank,
                                members);
         }
@@ -360,4 +460,55 @@ void storm_judge(const struct storm_table *table, const struct storm_watch *watc
     judge_members(&j);
     for (int rank = 0; rank < j.storm->nranks; rank++)
         judge_end(&j, rank);
+}
+
+static uint64_t first_instant(const struct storm_table *table)
+{
+    uint64_t first = UINT64_MAX;
+
+    for (int rank = 0; rank < table->storm.nranks; rank++) {
+        const struct storm_seat *seat = &table->seat[rank];
+
+        for (int strike = 0; strike < STRIKES; strike++)
+            if (atomic_load(&seat->struck_ns[strike]) && atomic_load(&seat->struck_ns[strike]) < first)
+                first = atomic_load(&seat->struck_ns[strike]);
+        if (seat->n_outcomes && seat->outcomes[0].begin_ns < first)
+            first = seat->outcomes[0].begin_ns;
+    }
+    return first;
+}
+
+static double ms_since(uint64_t from_ns, uint64_t ns)
+{
+    return (double)(int64_t)(ns - from_ns) / 1e6;
+}
+
+void storm_list_outcomes(const struct storm_table *table, const struct storm_watch *watch, char *ret_text, size_t bytes)
+{
+    uint64_t first = first_instant(table);
+    size_t used = 0;
+
+    ret_text[0] = '\0';
+    for (int rank = 0; rank < table->storm.nranks && used < bytes; rank++) {
+        const struct storm_seat *seat = &table->seat[rank];
+
+        used += (size_t)snprintf(ret_text + used, bytes - used, "       rank %d, not let run for %.1f ms:", rank,
+                                 (double)delay_within(&watch->delays[rank], 0, UINT64_MAX) / 1e6);
+        for (int strike = 0; strike < STRIKES && used < bytes; strike++)
+            if (atomic_load(&seat->struck_ns[strike]))
+                used +=
+                    (size_t)snprintf(ret_text + used, bytes - used, " %s at %.3f ms", strike_name((enum strike)strike),
+                                     ms_since(first, atomic_load(&seat->struck_ns[strike])));
+        for (int i = 0; i < seat->n_outcomes && used < bytes; i++) {
+            const struct outcome *outcome = &seat->outcomes[i];
+
+            used += (size_t)snprintf(ret_text + used, bytes - used,
+                                     "\n         group %d, %.3f to %.3f ms, %s: %s, then %s: \"%s\"",
+                                     outcome->generation, ms_since(first, outcome->begin_ns),
+                                     ms_since(first, outcome->end_ns), call_name(outcome->call),
+                                     ep_status_name(outcome->status), ep_status_name(outcome->async), outcome->text);
+        }
+        if (used < bytes)
+            used += (size_t)snprintf(ret_text + used, bytes - used, "\n");
+    }
 }

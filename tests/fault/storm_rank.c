@@ -286,6 +286,7 @@ static ep_status counted_allgather(void *context, const void *mine, size_t bytes
     struct weather *w = counted->weather;
     ep_status status;
 
+    atomic_fetch_add(&w->seat->gathers, 1);
     begin_call(w->table, w->seat, CALL_GATHER_OF_NEW);
     status = counted->boot->allgather(counted->boot->context, mine, bytes, timeout_ms, ret_all);
     atomic_store(&w->seat->call, CALL_NEW);
@@ -357,10 +358,12 @@ static bool shrink(struct weather *w)
     int named = rank_in(ep_comm_last_error(w->comm));
 
     for (int i = 0; i < SHRINK_TRIES && status != EP_OK; i++) {
-        uint64_t begin_ns = now_ns();
+        uint64_t begin_ns = now_ns(), none = 0;
 
         if (atomic_load(&w->seat->leave))
             return false;
+        if (w->generation < STORM_GENERATIONS)
+            atomic_compare_exchange_strong(&w->seat->came_ns[w->generation], &none, begin_ns);
         atomic_fetch_add(&w->seat->shrinks, 1);
         begin_call(w->table, w->seat, CALL_SHRINK);
         status = ep_comm_shrink(w->comm, NULL, &next);

@@ -64,6 +64,29 @@ end_rank() { # HOST
     all_clean 10 h1 h2 h3 h4
 }
 
+@test "16 ranks on 4 hosts: low latency, 32 of 32 cases over sockets" {
+    run --separate-stderr launch --no-logs --hosts 'h[1-4]' --per-node 4 --checks skip epkit-test lowlatency -- --tokens 8 --hidden 512
+    echo "$output$stderr"
+    [ "$status" -eq 0 ]
+    [[ "$output" == *"lowlatency: 32/32 cases passed (16 ranks on 4 nodes"* ]]
+    all_clean 10 h1 h2 h3 h4
+}
+
+@test "nodes are found from the hosts when nobody names them" {
+    local i
+    work="$HOSTS_DIR/found"
+    mkdir -p "$work"
+    for i in 1 2 3 4; do
+        on "h$(((i + 1) / 2))" env -u LOCAL_WORLD_SIZE RANK=$((i - 1)) WORLD_SIZE=4 MASTER_ADDR=h1 MASTER_PORT=29518 \
+            EPKIT_SECRET=of-this-test timeout --kill-after=5 300 "$EPKIT" test internode --boot tcp --only 3 \
+            --tokens 8 --hidden 256 >"$work/rank$i" 2>&1 3>&- &
+        echo $! >"$work/pid$i"
+    done
+    for i in 1 2 3 4; do wait "$(cat "$work/pid$i")" || cat "$work/rank$i"; done
+    cat "$work/rank1"
+    grep -q "1/1 cases passed (4 ranks on 2 nodes" "$work/rank1"
+}
+
 @test "the same with every routing, over links of 50 Mbit/s" {
     local routing
     long

@@ -34,6 +34,26 @@ MARKS = {
     "hosts of a list": "akmerail17",
 }
 
+# The same things in other forms, as tools and logs write them.
+FORMS = {
+    "MAC with dashes": "00-00-5e-00-53-fb", "MAC without": "00005e0053fc", "MAC of a switch": "0000.5e00.53fd",
+    "MAC in capitals": "00:00:5E:00:53:BB", "EUI-64": "02:00:5e:ff:fe:00:53:fb",
+    "EUI-64 with dashes": "02-00-5e-ff-fe-00-53-fb", "GUID in one": "02005efffe0053fb",
+    "GUID without zeros": "0x2005efffe0053fb", "IPoIB": "80:00:02:08:fe:80:00:00:00:00:00:00:02:00:5e:ff:fe:00:53:f1",
+    "IPv6 with a zone": "fe80::200:5eff:fe00:53fb%eth0", "IPv6 with a port": "[2001:db8:43::17]:8080",
+    "IPv4 in IPv6": "::ffff:198.51.100.43", "network": "198.51.100.44/24", "IPv4 with a port": "198.51.100.45:29500",
+    "IPv4 of /proc": "2B6433C6", "UUID in one": "0a1b2c3d4e5f60718293a4b5c6d7e8fa",
+    "UUID in capitals": "0A1B2C3D-4E5F-6071-8293-A4B5C6D7E8FB",
+    "volume of a pod": "/var/lib/kubelet/pods/0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8fc/volumes/x",
+    "container": "4f1e9c" + "a7b8c9d0" * 7 + "a1", "instance": "i-0abcd1234ef567890",
+    "pod": "trainer-7d9f8b6c5d-x2x4z", "web token": "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.c2lnbmF0dXJlLWV4YW1wbGU",
+    "token of a forge": "ghp_exampleExampleExample0123456789abcd", "serial of a NIC": "MT2312X01234",
+    "serial of a GPU": "PN1324A00721", "program of a user": "/home/erikamuster/train.py",
+    "folder of a user": "/users/erikamuster2/.cache", "scratch": "/scratch/proj-akme99/run7",
+    "file server": "10.9.8.7@o2ib:/akmefs", "full name": "node-17.akmedc.example.net", "mail": "e.muster@akme.example",
+    "node": "akmegpu0017", "project": "akme-prod-123456", "public key": "AAAAB3NzaC1yc2EAAAADAQABAAABgQCexample",
+}
+
 
 def mark(tree):
     environment(tree)

@@ -22,6 +22,7 @@ import hostile  # noqa: E402
 import identifiers  # noqa: E402
 import kinds  # noqa: E402,F401
 import rules  # noqa: E402
+import sites  # noqa: E402
 import variants  # noqa: E402
 
 
@@ -30,7 +31,7 @@ variants.register("a4/identifiers", identifiers.mark)
 
 def build(name):
     machine, _, variant = name.partition("/")
-    known = {**golden.MACHINES, **field.machines}
+    known = {**golden.MACHINES, **field.machines, **sites.machines}
     if machine not in known:
         sys.exit(f"machines.py: no machine '{machine}'; --list and --field name them")
     tree = known[machine]()

@@ -3,6 +3,7 @@
  * The boot and the network over MPI, on four ranks. An argument "serialized" asks MPI for no more than
  * MPI_THREAD_SERIALIZED, so that the calls have to be locked.
  */
+#include "net_conformance.h"
 #include "stream_traffic.h"
 
 #include "base/clock.h"
@@ -157,7 +158,20 @@ static void test_slow_reader(const ep_boot *boot)
 
 /* --- the seam --- */
 
-enum { CHANNELS = 2, N_SIGNALS = 8, BLOCKS = 40, MOST = 150000, REGION = CHANNELS * BLOCKS * MOST };
+enum { CHANNELS = 2, N_SIGNALS = 8, MOST = 150000 };
+
+static void fail_conformance(int who, const char *test, int line, const char *condition)
+{
+    fprintf(stderr, "rank %d: conformance: %s: line %d: %s (last error: %s)\n", who, test, line, condition,
+            ep_last_error());
+    MPI_Abort(MPI_COMM_WORLD, 1);
+    exit(1);
+}
+
+static void test_conformance(const ep_boot *boot)
+{
+    net_conformance_run(boot->network, boot, fail_conformance);
+}
 
 static struct ep_net *open_net(const ep_boot *boot, int ranks_per_node, size_t region_bytes)
 {
@@ -176,99 +190,6 @@ static struct ep_net *open_net(const ep_boot *boot, int ranks_per_node, size_t r
     CHECK(provider->open(provider, &params, &net) == EP_OK);
     CHECK(!net->sleeps && net->wire_bytes > 0 && strcmp(net->ops->name, "mpi") == 0);
     return net;
-}
-
-static size_t block_bytes(int i)
-{
-    return i % 3 == 0 ? (size_t)i * 3700 + 1 : (size_t)i * 50 + 1;
-}
-
-static unsigned char block_value(int node, int channel, int i)
-{
-    return (unsigned char)(node * 90 + channel * 45 + i + 1);
-}
-
-static void check_block(const struct ep_net *net, int peer, int channel, int i)
-{
-    const unsigned char *block = net->region + ((size_t)channel * BLOCKS + (size_t)i) * MOST;
-
-    for (size_t k = 0; k < block_bytes(i); k++)
-        CHECK(block[k] == block_value(peer, channel, i));
-}
-
-/*
- * Two nodes, so one rail peer: blocks of all sizes, each followed by a signal. Behind a signal the block is complete;
- * the source is overwritten as soon as flush_test says that it has left.
- */
-static void test_order(const ep_boot *boot)
-{
-    static unsigned char sources[CHANNELS][MOST];
-    struct ep_net *net = open_net(boot, 2, REGION);
-    int peer = 1 - net->node, step[CHANNELS] = {0}, seen[CHANNELS] = {0}, open = 1, refused = 0;
-    uint64_t deadline = ep_deadline_ns(60000);
-    bool moved;
-
-    while (open) {
-        CHECK(ep_now_ns() < deadline);
-        CHECK(net->ops->progress(net, &moved) == EP_OK);
-        open = 0;
-        for (int c = 0; c < CHANNELS; c++) {
-            int i = step[c] / 3;
-            uint64_t offset = ((uint64_t)c * BLOCKS + (uint64_t)i) * MOST;
-
-            if (i < BLOCKS && step[c] % 3 == 0) {
-                memset(sources[c], block_value(net->node, c, i), block_bytes(i));
-                step[c] += net->ops->put(net, peer, c, offset, sources[c], block_bytes(i));
-            } else if (i < BLOCKS && step[c] % 3 == 1) {
-                step[c] += net->ops->signal(net, peer, c, (uint32_t)c, 1);
-            } else if (i < BLOCKS && net->ops->flush_test(net, peer, c)) {
-                memset(sources[c], 0, MOST);
-                step[c]++;
-            } else {
-                refused++;
-            }
-            for (; (uint64_t)seen[c] < net->signals[c]; seen[c]++)
-                check_block(net, peer, c, seen[c]);
-            open |= i < BLOCKS || seen[c] < BLOCKS;
-        }
-    }
-    CHECK(net->signals[0] == BLOCKS && net->signals[1] == BLOCKS && net->signals[2] == 0);
-    CHECK(refused > 0);
-    net->ops->free(net);
-}
-
-/* Two puts to one place take effect in the order of the calls, whichever of them travels in a message of its own. */
-static void test_overwriting(const ep_boot *boot)
-{
-    static unsigned char large[MOST], small[100];
-    struct ep_net *net = open_net(boot, 2, MOST);
-    int peer = 1 - net->node;
-    bool moved;
-
-    memset(large, 1, sizeof(large));
-    memset(small, 2, sizeof(small));
-    for (uint64_t round = 1; round <= 50; round++) {
-        uint64_t deadline = ep_deadline_ns(20000);
-        int step = 0;
-
-        while (step < 4 || net->signals[0] < round || !net->ops->flush_test(net, peer, 0)) {
-            CHECK(ep_now_ns() < deadline);
-            CHECK(net->ops->progress(net, &moved) == EP_OK);
-            if (step < 3)
-                step += step == 1 ? net->ops->put(net, peer, 0, 50, small, sizeof(small))
-                                  : net->ops->put(net, peer, 0, 0, large, step == 0 ? MOST : 80);
-            else if (step == 3)
-                step += net->ops->signal(net, peer, 0, 0, 1);
-        }
-        CHECK(net->region[79] == 1 && net->region[80] == 2 && net->region[149] == 2 && net->region[150] == 1);
-        /* So that the peer's next round does not run into the look at this one. */
-        while (!net->ops->signal(net, peer, 0, 1, 1))
-            CHECK(net->ops->progress(net, &moved) == EP_OK);
-        while (net->signals[1] < round && ep_now_ns() < deadline)
-            CHECK(net->ops->progress(net, &moved) == EP_OK);
-        CHECK(net->signals[1] >= round);
-    }
-    net->ops->free(net);
 }
 
 /* No more than a bounded number of operations is on the way; then it says "again". */
@@ -298,93 +219,6 @@ static void test_back_pressure(const ep_boot *boot)
         CHECK(net->ops->progress(net, &moved) == EP_OK);
     }
     net->ops->free(net);
-}
-
-/* What a freed endpoint has left unread does not reach the next one, nor one that lives beside it. */
-static void test_endpoints_apart(const ep_boot *boot)
-{
-    struct ep_net *nets[3];
-    uint64_t deadline = ep_deadline_ns(30000);
-    char mine = 0, all[NRANKS];
-    bool moved;
-
-    nets[0] = open_net(boot, 2, 64);
-    nets[1] = open_net(boot, 2, 64);
-    for (uint32_t i = 0; i < 5; i++)
-        CHECK(nets[0]->ops->signal(nets[0], 1 - nets[0]->node, 0, i, 1000));
-    CHECK(gather(boot, &mine, 1, 20000, all) == EP_OK);
-    nets[0]->ops->free(nets[0]); /* it never looked */
-    nets[2] = open_net(boot, 2, 64);
-    for (int n = 1; n < 3; n++)
-        CHECK(nets[n]->ops->signal(nets[n], 1 - nets[n]->node, 0, 7, (uint64_t)n));
-    while (nets[1]->signals[7] == 0 || nets[2]->signals[7] == 0) {
-        CHECK(ep_now_ns() < deadline);
-        for (int n = 1; n < 3; n++)
-            CHECK(nets[n]->ops->progress(nets[n], &moved) == EP_OK);
-    }
-    for (uint32_t i = 0; i < 7; i++)
-        CHECK(nets[1]->signals[i] == 0 && nets[2]->signals[i] == 0);
-    CHECK(nets[1]->signals[7] == 1 && nets[2]->signals[7] == 2);
-    nets[1]->ops->free(nets[1]);
-    nets[2]->ops->free(nets[2]);
-}
-
-/* Beyond the region or the signals: a status that names the rank, and it stays. */
-static void test_out_of_range(const ep_boot *boot)
-{
-    static unsigned char data[10000];
-    static const struct {
-        uint64_t offset;
-        size_t bytes;
-    } bad[] = {{1000, 25}, {UINT64_MAX, 2}, {0, 10000}, {0, 0}};
-
-    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
-        struct ep_net *net = open_net(boot, 2, 1024);
-        ep_status status = EP_OK;
-        uint64_t deadline = ep_deadline_ns(20000);
-        char mine = 0, all[NRANKS], name[32];
-        bool moved;
-
-        if (net->node == 0 && bad[i].bytes)
-            CHECK(net->ops->put(net, 1, 1, bad[i].offset, data, bad[i].bytes));
-        else if (net->node == 0)
-            CHECK(net->ops->signal(net, 1, 1, N_SIGNALS, 1));
-        while (net->node == 1 && status == EP_OK && ep_now_ns() < deadline)
-            status = net->ops->progress(net, &moved);
-        if (net->node == 1) {
-            snprintf(name, sizeof(name), "rank %d, channel 1", rank - 2);
-            CHECK(status == EP_E_MISMATCH && strstr(ep_last_error(), name));
-            CHECK(!net->ops->signal(net, 0, 0, 0, 1));
-            CHECK(net->ops->progress(net, &moved) == EP_E_MISMATCH && strstr(ep_last_error(), name));
-        }
-        CHECK(gather(boot, &mine, 1, 20000, all) == EP_OK);
-        net->ops->free(net);
-    }
-}
-
-static void test_disagreement(const ep_boot *boot)
-{
-    const struct ep_net_provider *provider = boot->network;
-    struct ep_net_params params = {.rank = rank,
-                                   .nranks = NRANKS,
-                                   .ranks_per_node = 1,
-                                   .channels = rank == 3 ? 2 : 1,
-                                   .region_bytes = 64,
-                                   .n_signals = 1,
-                                   .timeout_ms = 20000,
-                                   .boot = boot};
-    struct ep_net *net = NULL;
-
-    CHECK(provider->open(provider, &params, &net) == EP_E_MISMATCH && !net);
-    CHECK(strstr(ep_last_error(), "channels") && strstr(ep_last_error(), "rank 3"));
-    params.channels = EP_NET_MAX_CHANNELS + 1;
-    CHECK(provider->open(provider, &params, &net) == EP_E_ARG && !net);
-
-    /* One rank has no memory for its region: it says so, and the others do not wait for it. */
-    params.channels = 1;
-    params.region_bytes = rank == 1 ? (size_t)1 << 61 : 64;
-    CHECK(provider->open(provider, &params, &net) == EP_E_MEMORY && !net);
-    CHECK(rank == 1 || strstr(ep_last_error(), "rank 1"));
 }
 
 /* A peer that is gone does not keep anybody from leaving, even with a large put under way; nor MPI_Finalize later. */
@@ -464,12 +298,8 @@ static void run_tests(const ep_boot *boot)
         {"streams, two ranks per node", test_streams_two_ranks_per_node},
         {"small rings", test_small_rings},
         {"slow reader", test_slow_reader},
-        {"order", test_order},
-        {"overwriting", test_overwriting},
+        {"conformance", test_conformance},
         {"back-pressure", test_back_pressure},
-        {"endpoints apart", test_endpoints_apart},
-        {"out of range", test_out_of_range},
-        {"disagreement", test_disagreement},
         {"two threads", test_two_threads},
         {"gone peer", test_gone_peer},
     };

@@ -110,6 +110,36 @@ def noisy(lines, rng):
     return text
 
 
+# What loggers and collectors put in front that epkit knows no form of.
+IN_FRONT = {
+    "syslog": lambda rng: f"Nov {rng.randrange(10, 28)} 10:00:{rng.randrange(60):02} node1 train[123]: ",
+    "journal": lambda rng: f"Nov  3 10:00:{rng.randrange(60):02}.{rng.randrange(10**6):06} node1 python3[123]: ",
+    "iso-syslog": lambda rng: f"2026-11-22T10:00:{rng.randrange(60):02}.123456+00:00 node1 train[1]: ",
+    "stern": lambda rng: "me-deepep-workload-0-0-abc workload ",
+    "logging": lambda rng: "INFO:root:",
+    "logging-time": lambda rng: f"2026-11-22 10:00:{rng.randrange(60):02},123 INFO ",
+    "logging-place": lambda rng: f"[2026-11-22 10:00:00,{rng.randrange(1000):03}] [INFO] [launch.py:45] ",
+    "ray": lambda rng: "\x1b[36m(RayWorker pid=123, ip=10.0.0.1)\x1b[0m ",
+    "glog": lambda rng: f"I1122 10:00:00.{rng.randrange(10**6):06} 12345 main.cc:12] ",
+    "process": lambda rng: "[node1:12345] ",
+    "seconds": lambda rng: f"17322692{rng.randrange(100):02}.123 ",
+    "zone": lambda rng: f"2026-11-22 10:00:{rng.randrange(60):02}.123 PST ",
+    "angle": lambda rng: "<node1> ",
+    "two": lambda rng: "worker-1: [default0]:",
+    "tab": lambda rng: "\t",
+}
+
+
+def in_front(make):
+    """A log as make() has it, behind each of these."""
+    for name, front in IN_FRONT.items():
+        rng = random.Random(name)
+        lines, expected = make(rng)
+        yield f"front-{name}", "".join(front(rng) + line + "\n" for line in lines), [expected]
+    lines, expected = make(rng)
+    yield "behind", "".join(line + "   \n" for line in lines), [expected]
+
+
 WAYS = [plain, crlf, coloured, kubectl, kubectl_times, runtime_file, ompi4, ompi5, ompi_times, ompi_both, srun, host,
         host_colon, compose, logger, noisy]
 
@@ -269,10 +299,12 @@ def v1_samples(make, n_cases):
 
 
 def intranode_samples():
+    yield from in_front(lambda rng: intranode(rng, 1))
     yield from v1_samples(lambda rng, i: intranode(rng, i % 3), lambda i: 24)
 
 
 def internode_samples():
+    yield from in_front(lambda rng: internode(rng, 1, 2, 32))
     yield from v1_samples(lambda rng, i: internode(rng, i % 4, 2 if i % 2 else 4, 32 if i % 5 else 24,
                                                    {1: "one-nic", 9: "one-nic"}.get(i)), lambda i: 32 if i % 5 else 24)
     for i in range(4):
@@ -320,6 +352,7 @@ def low_latency(rng, ranks, style):
 
 
 def low_latency_samples():
+    yield from in_front(lambda rng: low_latency(rng, 8, 1))
     for i in range(PER_DIALECT):
         rng = random.Random(2000 + i)
         lines, expected = low_latency(rng, 8 if i % 3 else 16, i % 4)
@@ -341,6 +374,13 @@ def low_latency_samples():
             continue
         way = plain if i % 8 in (5, 6) else WAYS[(5 * i) % len(WAYS)]
         yield f"{i:02}", way(lines, rng), [expected]
+    # Each writer has a prefix of its own: the first process of a node, or every rank; nobody prints all ranks.
+    for name, tag, writers in (("hosts", lambda r: f"gpu-{r // 8}: ", 2), ("files", lambda r: f"[pod/w-0-{r // 8}-x/w] ", 2),
+                               ("torchrun", lambda r: f"[default{r % 8}]:", 8), ("mpirun", lambda r: f"[1,{r}]<stdout>:", 16)):
+        lines, expected = low_latency(random.Random(2500 + writers), 16, 1)
+        expected["writers"] = writers
+        text = "".join(tag(int(line[6:line.index("]")]) if line.startswith("[rank") else 0) + line + "\n" for line in lines)
+        yield f"each-{name}", text, [expected]
 
 
 # --- DeepEP 2: tests/elastic/test_ep.py ---
@@ -385,6 +425,7 @@ def v2(rng, nodes, n_cases, with_rates=True):
 
 
 def v2_samples():
+    yield from in_front(lambda rng: v2(rng, 2, 144))
     for i in range(PER_DIALECT):
         rng = random.Random(3000 + i)
         lines, expected = v2(rng, 1 + i % 2, [144, 1, 144, 77, 144, 13, 144, 144][i % 8])
@@ -397,6 +438,15 @@ def v2_samples():
         elif i % 8 == 7:  # every line of a case comes once for each node
             lines = [line for line in lines for _ in range(2 if line.startswith(" > Testing") else 1)]
         yield f"{i:02}", (plain if i % 8 == 6 else WAYS[(7 * i) % len(WAYS)])(lines, rng), [expected]
+    # Every rank by itself: only the first one of a node prints cases.
+    for n_cases in (144, 13):
+        lines, expected = v2(random.Random(3500 + n_cases), 2, n_cases)
+        expected["writers"] = 16
+        text = ""
+        for line in lines:
+            rank = int(line.split("EP:")[1].split("/")[0]) if " EP: " in line else 0
+            text += f"[1,{rank}]<stdout>:{line}\n"
+        yield f"each-rank-{n_cases}", text, [expected]
 
 
 # --- nccl-tests ---
@@ -455,6 +505,7 @@ def nccl(rng, style, ranks=16, gpu="NVIDIA B200", peak=None):
 
 
 def nccl_samples():
+    yield from in_front(lambda rng: nccl(rng, 1))
     for i in range(PER_DIALECT):
         rng = random.Random(4000 + i)
         lines, expected = nccl(rng, i % 5, 16 if i % 2 else 8)
@@ -479,6 +530,24 @@ def nccl_samples():
             expected.update(result="slow", cause="net-plugin")
         text = (plain if i % 8 in (3, 5) else WAYS[(3 * i) % len(WAYS)])(lines, rng)
         yield f"{i:02}", "\ufeff" + text if i == 0 else text, [expected]
+    # mpirun of a program without MPI: each process runs the whole test, here line by line at the same time.
+    for ranks in (1, 8):
+        lines, expected = nccl(random.Random(4500 + ranks), 1, ranks)
+        expected.update(result="failed", writers=2, nodes=None, measures={}, average=None)
+        yield f"without-mpi-{ranks}", "".join(f"{line}\n{line}\n" for line in lines), [expected]
+    # Without '#', as the first versions print it, and as a page shows it.
+    lines, expected = nccl(random.Random(4600), 2, 8)
+    yield "no-hash", plain([line.lstrip("# ") if line.startswith("#") else line for line in lines], None), [expected]
+    lines, expected = nccl(random.Random(4601), 2, 8)
+    lines = [line.lstrip("# ") if line.startswith("#") else line for line in lines]
+    lines = [line.replace("values : 0 OK", "values : 248 FAILED") for line in lines]
+    yield "no-hash-wrong", plain(lines, None), [dict(expected, result="failed", wrong=248)]
+    # Failed before the table, and started once more.
+    lines, expected = nccl(random.Random(4602), 1, 8)
+    k = next(k for k, line in enumerate(lines) if "device  7" in line or "Rank  7" in line)
+    text = plain(lines[:k + 1] + ["node-0: Test NCCL failure common.cu:958 'unhandled system error / '",
+                                  " .. node-0 pid 4001: Test failure common.cu:842"] + lines, None)
+    yield "again", text, [dict(expected, result="failed", measures={}, average=None), expected]
 
 
 # --- perftest ---
@@ -520,6 +589,7 @@ def perftest(rng, gbits, sweep, device="mlx5_0", rate=None):
 
 
 def perftest_samples():
+    yield from in_front(lambda rng: perftest(rng, 1, True))
     for i in range(PER_DIALECT):
         rng = random.Random(5000 + i)
         lines, expected = perftest(rng, i % 2, i % 3 == 0, f"mlx5_{i % 8}" if i % 4 else f"rocep{i}s0f0")
@@ -539,6 +609,22 @@ def perftest_samples():
             yield f"{i:02}-eight", text, runs
             continue
         yield f"{i:02}", (plain if i % 8 in (5, 6) else WAYS[(3 * i) % len(WAYS)])(lines, rng), [expected]
+    # Every kind of test by its title.
+    for i, (title, program, op) in enumerate([
+            ("RDMA_Write Bidirectional Post List BW Test", "ib_write_bw -b", "write (both ways)"),
+            ("Send Post List BW Test", "ib_send_bw", "send"), ("RDMA_Read BW Test", "ib_read_bw", "read"),
+            ("Atomic FETCH_AND_ADD BW Test", "ib_atomic_bw", "atomic"),
+            ("RDMA_Write_Imm BW Test", "ib_write_imm_bw", "write with immediate"),
+            ("Raw Eth BW Test", "raw_ethernet_bw", "raw Ethernet")]):
+        lines, expected = perftest(random.Random(5500 + i), i % 2, False)
+        lines[1] = " " * 20 + title
+        expected["title"] = program
+        expected["measures"] = {(op, ""): next(iter(expected["measures"].values()))}
+        yield f"title-{i}", plain(lines, None), [expected]
+    # Of two links the slower one is slow, whatever they are.
+    fast, first = perftest(random.Random(5600), 1, False, "mlx5_0", 45.0)
+    slow, second = perftest(random.Random(5601), 1, False, "mlx5_1", 20.0)
+    yield "two-links", plain(fast + slow, None), [first, dict(second, result="slow")]
 
 
 # --- epkit ---
@@ -562,6 +648,7 @@ def epkit_test(rng, total, style, failed=0):
 
 
 def epkit_test_samples():
+    yield from in_front(lambda rng: epkit_test(rng, 32, rng.randrange(3)))
     for i in range(PER_DIALECT):
         rng = random.Random(6000 + i)
         lines, expected = epkit_test(rng, rng.choice([24, 32]), i % 3, 2 if i % 5 == 2 else 0)

@@ -34,6 +34,8 @@ static void draw_network(struct random *random, struct shape *shape)
     static const uint32_t rings[] = {0, 0, 0, 256, 320, 1024, 4096}, splits[] = {0, 0, 16, 48, 100, 1000};
     ep_net_emulation *net = &shape->emulation;
 
+    if (one_in(random, 6))
+        shape->config.network = "tcp";
     shape->config.channels = one_in(random, 3) ? 0 : between(random, 1, 16);
     shape->config.partial_type = between(random, 0, 2) == 0 ? EP_BF16 : EP_F32;
     net->seed = random_next(random);
@@ -101,9 +103,7 @@ static enum op_kind draw_kind(struct random *random, const struct shape *shape, 
         return OP_BARRIER;
     if (lot < 94)
         return OP_GATHER;
-    if (lot < 97)
-        return OP_ARENA;
-    return shape->nnodes == 1 ? OP_LOWLATENCY : OP_BARRIER;
+    return lot < 96 ? OP_ARENA : OP_LOWLATENCY;
 }
 
 static void draw_ops(struct random *random, struct shape *shape)

@@ -108,13 +108,17 @@ def handles(rank, size):
     recv, _, _, _, handle, _ = one.dispatch(x, **args)
     raises(epkit.ArgumentError, "combine handle another Buffer", two.combine, recv, handle)
     raises(epkit.ArgumentError, "dispatch handle another Buffer", two.dispatch, x, handle)
-    raises(TypeError, "combine handle tuple", one.combine, recv, tuple(handle))
+    raises(TypeError, "combine handle tuple", one.combine, recv, (1, 2, 3))
+    raises(TypeError, "combine handle tuple", one.combine, recv, tuple(part.clone() for part in handle))
     ll_handle = one.low_latency_dispatch(x, topk_idx, 8, 2 * size)[2]
     raises(epkit.ArgumentError, "low_latency_combine another", two.low_latency_combine, recv, topk_idx, weights, ll_handle)
     raises(AssertionError, "enable_shrink", one.low_latency_clean_mask_buffer)
+    raises(TypeError, "low_latency_combine tuple", one.low_latency_combine, recv, topk_idx, weights, tuple(handle))
     raises(NotImplementedError, "nvfp4 use_fp8", one.low_latency_dispatch, x, topk_idx, 8, 2 * size, use_nvfp4=True)
     raises(NotImplementedError, "one host", one.internode_dispatch, x)
     raises(NotImplementedError, "empty", one.get_local_buffer_tensor, torch.bfloat16)
+    raises(NotImplementedError, "MemPool empty", one._comm.mem_pool)
+    raises(epkit.ArgumentError, "sms -1", one._comm.set_num_sms, -1)
     raises(AssertionError, "even", deep_ep.Buffer.set_num_sms, 7)
     handle.plan.free()
     raises(epkit.ArgumentError, "combine plan freed", one.combine, recv, handle)
@@ -239,7 +243,8 @@ def test_a_rank_exits():
 
 
 def late(rank, size):
-    comm = epkit.Communicator(timeout=1)
+    dist.barrier()  # the other one comes to the creation in time, however slow the machine is
+    comm = epkit.Communicator(timeout=4)
     if rank == 0:
         raises(epkit.PeerError, "EP_E_TIMEOUT rank 1", comm.barrier)
     dist.barrier()
@@ -283,6 +288,108 @@ def test_a_forked_child():
     run(2, forked)
 
 
+def interrupted(rank, size):
+    """A signal in a wait: its handler runs when the wait ends, at the deadline at the latest."""
+    comm, ran = epkit.Communicator(timeout=3), []
+    if rank == 1:
+        dist.barrier()
+        return
+    signal.signal(signal.SIGUSR1, lambda number, frame: ran.append(number))
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    threading.Timer(0.2, lambda: (os.kill(os.getpid(), signal.SIGUSR1), os.kill(os.getpid(), signal.SIGINT))).start()
+    try:
+        try:
+            comm.barrier()
+            raise AssertionError("no signal and no deadline")
+        except epkit.PeerError:
+            pass
+        time.sleep(0.01)
+        raise AssertionError("no KeyboardInterrupt")
+    except KeyboardInterrupt:
+        time.sleep(0.01)  # handlers run in the order of their numbers, and the first one raised
+        assert ran == [signal.SIGUSR1]
+    dist.barrier()
+    raises(epkit.PeerError, "rank 1", comm.check)
+    comm.free()
+
+
+def test_a_signal_in_a_wait():
+    run(2, interrupted)
+
+
+class Nosy:
+    """A tensor of somebody else's whose attributes do what they should not while a call reads them."""
+
+    def __init__(self, tensor, act):
+        self._tensor, self._act, self.said = tensor, act, []
+        self.dtype, self.shape, self.device = tensor.dtype, tuple(tensor.shape), tensor.device
+
+    def data_ptr(self):
+        for act in self._act:
+            try:
+                act()
+                self.said.append("")
+            except epkit.ArgumentError as error:
+                self.said.append(str(error))
+        return self._tensor.data_ptr()
+
+    def stride(self):
+        gc.collect()
+        return self._tensor.stride()
+
+
+def reentrant(rank, size):
+    comm = epkit.Communicator()
+    topk_idx, x, _ = setting(size)
+    plan, calls = comm.plan(topk_idx, 2 * size), comm.low_latency(8, H, 2 * size, 2)
+    out = torch.empty(plan.out_rows, H, dtype=torch.bfloat16)
+    late = [comm.plan(topk_idx, 2 * size)]
+    late[0].me = late[0]
+    nosy = Nosy(x, (plan.free, comm.free, lambda: plan.dispatch(x), calls.free, late.clear))
+    plan._native.dispatch(nosy, None, None, out, None, None, None, None)
+    assert all("another thread" in text for text in nosy.said[:4]) and not plan.closed and not comm.closed
+    assert torch.equal(out, plan.dispatch(x).x)
+    raises(TypeError, "x", plan._native.dispatch, Nosy(x, (lambda: 1 // 0,)), None, None, out, None, None, None, None)
+    assert torch.equal(plan.dispatch(x).x, out)  # the failed call has given the communicator back
+    plan.free()
+    raises(epkit.ArgumentError, "dispatch plan freed", plan._native.dispatch, nosy, None, None, out, None, None, None, None)
+    comm.barrier()
+
+
+def test_calls_from_within_a_call():
+    run(2, reentrant)
+
+
+SUBINTERPRETER = """
+import importlib.util, sys
+import epkit
+try:
+    import _interpreters as sub
+except ImportError:
+    import _xxsubinterpreters as sub
+code = f'''
+import importlib.util
+spec = importlib.util.spec_from_file_location("epkit._C", {epkit._native._C.__file__!r})
+try:
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    said = "loaded"
+except ImportError as error:
+    said = str(error)
+if "ubinterpreter" not in said:
+    raise SystemError(said)
+'''
+found = sub.run_string(sub.create("legacy") if sys.version_info >= (3, 13) else sub.create(isolated=False), code)
+assert not found, found
+again = importlib.util.module_from_spec(epkit._native._C.__spec__)
+epkit._native._C.__spec__.loader.exec_module(again)
+assert again.Error is epkit.Error and again.Comm is epkit._native._C.Comm
+"""
+
+
+def test_subinterpreters_are_refused():
+    run(1, lambda rank, size: exec(SUBINTERPRETER, {}), group=False)
+
+
 ENDINGS = [
     "",
     "b = calls.combine_buffer(); del calls, plan, comm",
@@ -315,7 +422,12 @@ for ending in {endings!r}:
 def test_interpreter_ends_in_any_order():
     """Each ending in an interpreter of its own, whose real shutdown follows: exit code 0 and nothing said."""
     program = PROGRAM.format(endings=ENDINGS + (MORE_ENDINGS if os.environ.get("EPKIT_TEST_LONG") else []))
-    done = subprocess.run([sys.executable, "-X", "faulthandler", "-c", program], capture_output=True, text=True, timeout=600)
+    # The destructor of a std::thread, which neither libepkit nor the extension has: torch leaves one of gloo's now and
+    # then (once in some hundred endings).
+    for _ in range(3):
+        done = subprocess.run([sys.executable, "-X", "faulthandler", "-c", program], capture_output=True, text=True, timeout=600)
+        if "terminate called without an active exception" not in done.stderr:
+            break
     assert done.returncode == 0 and not done.stdout, done.stdout + done.stderr
     lines = [line for line in done.stderr.splitlines() if line and "Warning" not in line and "warn" not in line]
     assert not lines, done.stderr

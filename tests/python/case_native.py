@@ -24,37 +24,96 @@ def expect(x_all, idx_all, rank, size, experts):
     return torch.cat(rows), torch.cat(idx)
 
 
+def naive_rows(idx_all, rank, size, experts, alignment):
+    """Where each row of `rank` comes from: [n, 3] source, token, choice (-1: any); -1 in all for padding.
+
+    alignment 0: rows by (source, token); otherwise by (local expert, source, token), experts at multiples of it.
+    """
+    local, rows = experts // size, []
+    if not alignment:
+        for source, idx in enumerate(idx_all):
+            tokens = (idx.div(local, rounding_mode="floor") == rank).any(1).nonzero()
+            rows.append(torch.cat((torch.full_like(tokens, source), tokens, torch.full_like(tokens, -1)), 1))
+        return torch.cat(rows)
+    for expert in range(rank * local, (rank + 1) * local):
+        begin = len(rows)
+        for source, idx in enumerate(idx_all):
+            rows.extend([source, *place] for place in (idx == expert).nonzero().tolist())
+        rows.extend([[-1] * 3] * (-(len(rows) - begin) % alignment))
+    return torch.tensor(rows, dtype=torch.int64).view(-1, 3)
+
+
+def naive_values(rows, tensors):
+    """Row (source, token) of the sources' tensors for each row; 0 for padding."""
+    out = torch.zeros((rows.shape[0], *tensors[0].shape[1:]), dtype=tensors[0].dtype)
+    for source, tensor in enumerate(tensors):
+        own = rows[:, 0] == source
+        out[own] = tensor[rows[own, 1]]
+    return out
+
+
 def gather(tensor, size):
     every = [None] * size
     dist.all_gather_object(every, tensor)
     return every
 
 
+def one_shape(comm, draw, number):
+    """A plan of a random shape and kind: rows, scales, weights, and the sum of other rows, against the naive reference.
+
+    Rows of a combine are small integers, so that a sum is exact in any order.
+    """
+    rank, size = comm.rank, comm.size
+    experts, alignment = size * draw.randint(1, 6), draw.choice((0, 0, 1, 4, 16))
+    topk, blocks = min(draw.randint(1, 9), experts), draw.randint(1, 4)
+    fp8, biases, fixed = draw.random() < 0.3, draw.randint(0, 2), draw.random() < 0.3
+    hidden, idx_type = (128 if fp8 else 8 * draw.randint(1, 15)) * blocks, draw.choice((torch.int32, torch.int64))
+    torch.manual_seed(number * size + rank)
+    tokens = int(torch.randint(0, 30, ()))
+    topk_idx = torch.rand(tokens, experts).topk(topk).indices.to(idx_type)
+    topk_idx[torch.rand(topk_idx.shape) < 0.2] = -1
+    x, scales, weights = torch.randn(tokens, hidden), torch.rand(tokens, blocks), torch.rand(tokens, topk)
+    x = x.to(torch.float8_e4m3fn if fp8 else torch.bfloat16)
+    idx_all = gather(topk_idx, size)
+    plan = comm.plan(topk_idx, experts, expanded=bool(alignment), alignment=alignment or 1, zero_padding=True,
+                     max_recv_tokens=size * 30 * topk + experts * 16 if fixed else 0)
+    rows = plan.dispatch((x, scales) if fp8 else x, weights, want_topk_idx=True)
+    again = plan.dispatch((x, scales) if fp8 else x, weights, out=epkit.Rows(*(one.clone() if one is not None else one for one in rows)))
+    assert all(a is b is None or torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(rows, again))
+    where = [naive_rows(idx_all, to, size, experts, alignment) for to in range(size)]
+    own = where[rank]
+    n = own.shape[0]
+    assert rows.x.shape[0] >= n if fixed else rows.x.shape[0] == n
+    assert torch.equal(rows.x[:n].float(), naive_values(own, gather(x.float(), size)))
+    assert not fp8 or torch.equal(rows.scales[:n][own[:, 0] >= 0], naive_values(own, gather(scales, size))[own[:, 0] >= 0])
+    got_weights = naive_values(own, gather(weights, size))
+    if alignment:
+        got_weights = torch.where(own[:, 2] < 0, 0, got_weights.gather(1, own[:, 2:].clamp(min=0))[:, 0])
+        assert torch.equal(rows.topk_weights[:n], got_weights)
+    else:
+        want_idx = expect(gather(x.float(), size), idx_all, rank, size, experts)[1]
+        assert torch.equal(rows.topk_idx[:n], want_idx)
+        assert torch.equal(rows.topk_weights[:n], got_weights.masked_fill(want_idx < 0, 0))
+    y = torch.randint(-4, 5, (rows.x.shape[0], hidden)).to(torch.bfloat16)
+    bias = tuple(torch.randint(-4, 5, (tokens, hidden)).to(torch.bfloat16) for _ in range(biases))
+    total = sum((one.float() for one in bias), torch.zeros(tokens, hidden))
+    for rows_there, values in zip(where, gather(y.float(), size)):
+        here = rows_there[:, 0] == rank
+        total.index_add_(0, rows_there[here, 1], values[:rows_there.shape[0]][here])
+    for by_choice in (False, True):
+        out, back = plan.combine(y, rows.topk_weights, bias, by_choice=by_choice)
+        assert torch.equal(out.float(), total)
+        assert torch.equal(back, weights.masked_fill(topk_idx < 0, 0))
+
+
 def shapes(rank, size, count):
     comm = epkit.Communicator()
     draw = random.Random(5)  # the same on all ranks
     for number in range(count):
-        experts, topk = size * draw.randint(1, 6), draw.randint(1, 9)
-        topk = min(topk, experts)
-        hidden, idx_type = 8 * draw.randint(1, 60), draw.choice((torch.int32, torch.int64))
-        torch.manual_seed(number * size + rank)
-        tokens = int(torch.randint(0, 30, ()))
-        topk_idx = torch.rand(tokens, experts).topk(topk).indices.to(idx_type)
-        topk_idx[torch.rand(topk_idx.shape) < 0.2] = -1
-        x = torch.randn(tokens, hidden).to(torch.bfloat16)
-        weights = torch.rand(tokens, topk)
-        want, want_idx = expect(gather(x, size), gather(topk_idx, size), rank, size, experts)
-        plan = comm.plan(topk_idx, experts)
-        rows = plan.dispatch(x, weights, want_topk_idx=True)
-        assert torch.equal(rows.x, want) and torch.equal(rows.topk_idx, want_idx)
-        out, back = plan.combine(rows.x, rows.topk_weights)
-        ranks = comm.layout(topk_idx, experts)[2].sum(1, keepdim=True)
-        total = torch.zeros(tokens, hidden)
-        for _ in range(size):  # equal terms: their order does not matter
-            total = torch.where(ranks > 0, total + x.float(), total)
-            ranks = ranks - 1
-        assert torch.equal(out, total.to(torch.bfloat16))
-        assert torch.equal(back, weights.masked_fill(topk_idx < 0, 0))
+        try:
+            one_shape(comm, draw, number)
+        except Exception as error:
+            raise AssertionError(f"shape {number}") from error
     comm.free()
 
 
@@ -187,11 +246,69 @@ def compiled(rank, size):
         results.append((out.detach(), x.grad, weights.grad, scale.grad))
     assert all(torch.equal(a, b) for a, b in zip(*results))
     assert results[0][2].abs().sum() > 0
-    # A plan that is gone says so.
-    plan = torch.ops.epkit.moe_dispatch(x.detach(), topk_idx, weights.detach(), slot, size * tokens)[3]
-    for _ in range(8):
-        torch.ops.epkit.moe_dispatch(x.detach(), topk_idx, weights.detach(), slot, size * tokens)
-    raises(epkit.ArgumentError, "plan gone register", torch.ops.epkit.moe_combine, x.detach(), plan, slot, tokens)
+    # A plan that is not kept any more, or whose tensor is a copy, is made again.
+    first = torch.ops.epkit.moe_dispatch(x.detach(), topk_idx, weights.detach(), slot, size * tokens)
+    want = torch.ops.epkit.moe_combine(first[0], first[3], slot, tokens)
+    for step in range(8):
+        torch.ops.epkit.moe_dispatch(x.detach(), (topk_idx + step) % experts, weights.detach(), slot, size * tokens)
+    assert torch.equal(torch.ops.epkit.moe_combine(first[0], first[3], slot, tokens), want)
+    assert torch.equal(torch.ops.epkit.moe_combine(first[0], first[3].clone(), slot, tokens), want)
+    epkit.ops.unregister(slot)
+    raises(epkit.ArgumentError, "slot register", torch.ops.epkit.moe_combine, first[0], first[3], slot, tokens)
+
+
+def symbolic(rank, size):
+    """One graph for all numbers of tokens, none among them, and without gradients; ranks differ in theirs."""
+    import epkit.ops
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    comm = epkit.Communicator()
+    experts, hidden, topk = 4 * size, 64, 2
+    slot = epkit.ops.register(comm, experts)
+    counter = CompileCounterWithBackend("aot_eager")
+
+    def layer(x, topk_idx, weights, capacity):
+        rows, idx, w, plan = torch.ops.epkit.moe_dispatch(x, topk_idx, weights, slot, capacity)
+        return torch.ops.epkit.moe_combine(rows, plan, slot, x.shape[0]), torch.where(idx >= 0, w, 0).sum()
+
+    fast = torch.compile(layer, backend=counter, dynamic=True, fullgraph=True)
+    for mode in (torch.enable_grad, torch.inference_mode):
+        with mode():
+            for most in (12, 20, 31):
+                tokens = most - 7 * rank
+                torch.manual_seed(most + rank)
+                topk_idx = torch.rand(tokens, experts).topk(topk).indices
+                x, weights = torch.randn(tokens, hidden).to(torch.bfloat16), torch.rand(tokens, topk)
+                a, b = layer(x, topk_idx, weights, size * most), fast(x, topk_idx, weights, size * most)
+                assert all(torch.equal(one, other) for one, other in zip(a, b))
+    assert counter.frame_count <= 2, counter.frame_count
+    nothing = torch.empty(0, hidden, dtype=torch.bfloat16), torch.empty(0, topk, dtype=torch.int64), torch.empty(0, topk)
+    assert layer(*nothing, size)[0].shape == (0, hidden)
+
+
+def test_torch_compile_with_symbolic_sizes():
+    run(2, symbolic)
+
+
+def opchecks(rank, size):
+    """torch.library.opcheck: schema, registration of gradients, fake kernels, and AOT dispatch with symbolic sizes."""
+    import epkit.ops
+
+    ops, tokens, topk = torch.ops.epkit, 6, 2
+    slot = epkit.ops.register(epkit.Communicator(), 8)
+    topk_idx = torch.rand(tokens, 8).topk(topk).indices
+    x, weights = torch.randn(tokens, 64).to(torch.bfloat16), torch.rand(tokens, topk)
+    rows, _, w, plan = ops.moe_dispatch(x, topk_idx, weights, slot, tokens)
+    for op, args in ((ops.moe_dispatch, (x.clone().requires_grad_(), topk_idx, weights.clone().requires_grad_(), slot, tokens)),
+                     (ops.moe_combine, (rows.clone().requires_grad_(), plan, slot, tokens)),
+                     (ops.moe_dispatch_again, (x, plan, slot, tokens)),
+                     (ops.moe_combine_weighted, (rows, w, plan, slot, tokens, topk))):
+        done = torch.library.opcheck(op.default, args)
+        assert set(done.values()) == {"SUCCESS"} and len(done) == 4, done
+
+
+def test_opcheck():
+    run(1, opchecks)
 
 
 def test_torch_compile():
@@ -242,6 +359,8 @@ def views(rank, size):
     assert torch.equal(plan.combine(rows.x, rows.topk_weights)[1], weights)
     with torch.inference_mode():
         assert torch.equal(plan.dispatch(x.detach().clone()).x, rows.x)
+    negated = torch._neg_view(torch.rand(4, 3))  # memory holds the opposite
+    assert negated.is_neg() and torch.equal(plan.combine(rows.x, plan.dispatch(x, negated).topk_weights)[1], negated)
 
 
 def test_views_and_modes():
@@ -269,40 +388,3 @@ def opaque(rank, size):
 
 def test_opaque_scales():
     run(2, opaque)
-
-
-def composed(rank, size):
-    """What is composed where a backend lacks it is what a backend that has it gives."""
-    from epkit import _compose
-
-    comm = epkit.Communicator()
-    for number in range(16):
-        expanded, fixed, alignment = bool(number & 1), bool(number & 2), (1, 8)[number >> 2 & 1]
-        torch.manual_seed(number * size + rank)
-        topk_idx = torch.rand((number * 5 + rank) % 23, 4 * size).topk(3).indices
-        topk_idx[torch.rand(topk_idx.shape) < 0.3] = -1
-        plan = comm.plan(topk_idx, 4 * size, expanded=expanded, alignment=alignment, zero_padding=expanded,
-                         max_recv_tokens=400 if fixed else 0, max_tokens=30)
-        plan._routing = topk_idx
-        want, got = plan.metadata(50), epkit.Metadata(*_compose.metadata(plan, 50, None))
-        n = want.n_recv_tokens.item()
-        for name, a, b in zip(want._fields, want, got):
-            cut = slice(n) if name in ("recv_source", "recv_slot") else slice(None)
-            assert (a is b is None) or torch.equal(a[cut], b[cut]), (number, name)
-    in_rank, per_expert = comm.layout(topk_idx, 4 * size)[2], comm.layout(topk_idx, 4 * size)[1]
-    want = comm.plan(None, 4 * size, token_in_rank=in_rank, tokens_per_expert=per_expert)
-    got = comm.plan(want._choices(in_rank, per_expert, None), 4 * size)
-    got._exact, got._routing = want._exact, want._routing
-    assert want._exact.tolist() == want.recv_per_expert and got.recv_from_rank == want.recv_from_rank
-    want._exact = None
-    for name, a, b in zip(epkit.Metadata._fields, want.metadata(50), _compose.metadata(got, 50, None)):
-        assert (a is b is None) or torch.equal(a, b), name
-    comm.barrier()
-
-
-def test_composed_facts():
-    run(2, composed)
-
-
-def test_composed_facts_3_ranks():
-    run(3, composed)

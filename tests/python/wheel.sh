@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# `pip wheel python/`, and what it makes: installed into a folder of its own, away from the source, it works by itself.
+# `pip wheel .`, and what it makes: installed into a folder of its own, away from the source, it works by itself.
 # shellcheck disable=SC2317 # functions are called by report
 set -euo pipefail
 
@@ -39,12 +39,55 @@ report() {
 build() {
     # A copy of what git would check out, so that nothing of this build is left in the source.
     mkdir "$work/source"
-    tar -C "$EPKIT_SOURCE" -cf - CMakeLists.txt LICENSE cmake include lib python scripts | tar -C "$work/source" -xf -
+    tar -C "$EPKIT_SOURCE" -cf - CMakeLists.txt LICENSE pyproject.toml cmake include lib python scripts | tar -C "$work/source" -xf -
     PATH=$(dirname "$python"):$PATH "$work/source/scripts/wheel.sh" "$work/wheels" --no-build-isolation
 }
 
 one_abi3_wheel() {
-    [ "$(find "$work/wheels" -name 'epkit-*-cp310-abi3-manylinux_2_*.whl' | wc -l)" -eq 1 ]
+    wheel=$(find "$work/wheels" -name 'epkit-*-cp310-abi3-manylinux_2_*.whl')
+    [ "$(printf '%s\n' "$wheel" | wc -l)" -eq 1 ] && [ -n "$wheel" ] || return 1
+    # Its own words agree with its name; the licence and the types are in it, and each file is the one that RECORD names.
+    "$python" - "$wheel" <<'PYTHON'
+import base64, csv, hashlib, io, sys, zipfile
+
+wheel = zipfile.ZipFile(sys.argv[1])
+names = set(wheel.namelist())
+info = next(name.split("/")[0] for name in names if ".dist-info/" in name)
+tag = "-".join(sys.argv[1].rsplit("/", 1)[1][:-4].rsplit("-", 3)[1:])
+said = wheel.read(info + "/WHEEL").decode()
+assert f"Tag: {tag}\n" in said and "Root-Is-Purelib: false" in said, said
+meta = wheel.read(info + "/METADATA").decode()
+assert "\nVersion: 0.1.0\n" in meta and "\nRequires-Python: >=3.10\n" in meta and "Requires-Dist" not in meta, meta
+wanted = {f"{info}/licenses/LICENSE", "epkit/_C.abi3.so", "epkit/_C.pyi", "epkit/libepkit.so.0"}
+wanted |= {f"{package}/py.typed" for package in ("epkit", "deep_ep", "deep_ep_cpp")}
+assert wanted <= names, wanted - names
+assert all(name.split("/")[0] in ("epkit", "deep_ep", "deep_ep_cpp", info) for name in names), names
+for name, digest, size in csv.reader(io.StringIO(wheel.read(info + "/RECORD").decode())):
+    if digest:
+        data = wheel.read(name)
+        assert digest == "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode(), name
+        assert int(size) == len(data), name
+PYTHON
+}
+
+# `pip wheel python/` is the same package: its metadata, which need no build.
+subfolder() {
+    (cd "$work/source/python" && PYTHONPATH=. "$python" -c '
+import sys
+import backend
+print(backend.prepare_metadata_for_build_wheel(sys.argv[1]))' "$work/metadata") || return 1
+    "$python" -m zipfile -e "$work"/wheels/*.whl "$work/unpacked" &&
+        diff "$work"/unpacked/*.dist-info/METADATA "$work"/metadata/*.dist-info/METADATA
+}
+
+# No path of the build machine is searched, and nothing but what every machine with torch has is needed.
+no_foreign_paths() {
+    for file in "$work"/site/epkit/*.so*; do
+        readelf -d "$file" | sed -n "s|.*(R[UN]*PATH).*\[\(.*\)\]|${file##*/} \1|p"
+    done >"$work/paths"
+    cat "$work/paths"
+    # shellcheck disable=SC2016
+    grep -q '^_C.abi3.so $ORIGIN$' "$work/paths" && ! grep -v ' $ORIGIN$' "$work/paths"
 }
 
 install() {
@@ -82,10 +125,12 @@ other_version() {
 }
 
 failed=0
-echo 1..7
+echo 1..9
 report "a wheel is built" build
-report "it is one for every Python from 3.10 on" one_abi3_wheel
+report "it is one for every Python from 3.10 on, with its licence" one_abi3_wheel
+report "the folder python/ makes the same one" subfolder
 report "it installs" install
+report "it searches no path but its own" no_foreign_paths
 report "its selftest passes without the source" selftest
 report "it brings its own libepkit" own_library
 report "a missing libepkit is named at import" missing_library

@@ -30,7 +30,7 @@ setup_file() {
 
 # The moved command with an empty environment.
 bare() {
-    timeout --kill-after=10 100 "$BATS_FILE_TMPDIR/bare" "$@"
+    timeout --kill-after=10 1200 "$BATS_FILE_TMPDIR/bare" "$@"
 }
 
 # copy: a dist that may be changed, in $COPY
@@ -240,7 +240,7 @@ libc_root() {
 # in_root PROGRAM ARGUMENT...
 in_root() {
     # shellcheck disable=SC2016
-    timeout --kill-after=10 100 "${IN_NAMESPACE[@]}" sh -c \
+    timeout --kill-after=10 1200 "${IN_NAMESPACE[@]}" sh -c \
         'mount --rbind /proc "$1/proc" && chroot=$(command -v chroot) && exec env -i "$chroot" "$@"' - "$BARE_ROOT" "$@"
 }
 

@@ -38,6 +38,14 @@ report() {
     run ! grep -q good failures
 }
 
+@test "a case that is skipped the second time has not passed" {
+    sed -i "s/echo ok 2 late ||/echo 'ok 2 late # skip not here' ||/" CMakeLists.txt
+    cmake -B build . >/dev/null
+    report -R once
+    [ "$(cat counts)" = "1 1 0" ]
+    grep -q 'it: once: FAILED TWICE' failures
+}
+
 @test "what fails twice has failed" {
     report -R 'good|bad|hangs'
     [ "$(cat counts)" = "4 2 1" ]

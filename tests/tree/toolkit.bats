@@ -25,7 +25,7 @@ END
 
 toolkit() {
     env -i PATH="$PWD/bin:/usr/bin:/bin" CALLS="$PWD/calls" FAIL="$PWD/fail" \
-        timeout --kill-after=5 60 scripts/cuda_toolkit.sh
+        timeout --kill-after=5 600 scripts/cuda_toolkit.sh
 }
 
 @test "two at once: one fetches, both get a compiler" {

@@ -167,6 +167,7 @@ static inline void made_software(struct made *made)
     driver->kernel = "6.8.0-87-generic";
     driver->doca = "";
     driver->fabric_manager = "";
+    driver->fabric_manager_from = "/var/lib/dpkg/status";
     made->stack.nvshmem.version = made->stack.nccl.version = "";
     made->stack.deepep.imported = -1;
 }

@@ -240,6 +240,7 @@ static void plans_refuse_bad_arguments(void **state)
         {{P(flags, 1u << 31 | EP_PLAN_EXPANDED)}, EP_E_ARG, "flags has unknown bits 0x80000000"},
         {{P(flags, EP_PLAN_ZERO_PADDING)}, EP_E_ARG, "EP_PLAN_ZERO_PADDING without EP_PLAN_EXPANDED"},
         {{P(expert_alignment, -1)}, EP_E_ARG, "expert_alignment is -1"},
+        {{P(expert_alignment, 65537)}, EP_E_ARG, "expert_alignment is 65537, not in 0..65536"},
         {{P(max_recv_tokens, -1)}, EP_E_ARG, "max_recv_tokens is -1"},
         {{P(max_recv_tokens, INT64_MIN)}, EP_E_ARG, "max_recv_tokens"},
     };
@@ -460,6 +461,9 @@ static void metadata_refuse_bad_arguments(void **state)
     assert_int_equal(ep_plan_get_metadata(plan, &metadata, NULL), EP_E_ALIGN);
     metadata.psum_rank = (int32_t *)AT(0x100000 + 80);
     assert_int_equal(ep_plan_get_metadata(plan, &metadata, NULL), EP_E_UNSUPPORTED);
+    open_plan(0, 10, 20, INT64_MAX);
+    assert_int_equal(ep_plan_get_metadata(plan, &metadata, NULL), EP_E_OVERFLOW);
+    assert_non_null(strstr(ep_last_error(), "recv_source has 9223372036854775807 * 4"));
 }
 
 /* A mask has no choices that could be sent or come back. */

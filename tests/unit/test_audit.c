@@ -160,11 +160,29 @@ static void test_advised(void **state)
     advised_done(&advised);
 }
 
+static void test_net_without_its_plugin(void **state)
+{
+    (void)state;
+    advised_init(&advised);
+    advised.stack.nccl.plugin.state = ROOT_ABSENT;
+    advised_env(&advised, "NCCL_NET=gIB");
+    advised_make(&advised);
+    assert_int_equal(find("NCCL_NET")->kind, AUDIT_HARMFUL);
+    advised_done(&advised);
+    advised_init(&advised);
+    advised.stack.nccl.plugin.state = ROOT_ABSENT;
+    advised_env(&advised, "NCCL_NET=Socket");
+    advised_make(&advised);
+    assert_null(find("NCCL_NET"));
+    advised_done(&advised);
+}
+
 static void test_gib(void **state)
 {
     (void)state;
     advised_init(&advised);
     advised.stack.nccl.gib = "/usr/local/gib";
+    advised.stack.nccl.plugin.state = ROOT_OK;
     advised_env(&advised, "NCCL_NET=gib");
     advised_env(&advised, "NCCL_IB_TC=0");
     advised_env(&advised, "TORCH_NCCL_USE_COMM_NONBLOCKING=0");
@@ -266,11 +284,17 @@ static void test_many(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_variables),         cmocka_unit_test(test_order),
-        cmocka_unit_test(test_mapping_with_list), cmocka_unit_test(test_ranks),
-        cmocka_unit_test(test_advised),           cmocka_unit_test(test_gib),
-        cmocka_unit_test(test_mapping),           cmocka_unit_test(test_later_nvshmem),
-        cmocka_unit_test(test_hostile),           cmocka_unit_test(test_many),
+        cmocka_unit_test(test_variables),
+        cmocka_unit_test(test_order),
+        cmocka_unit_test(test_mapping_with_list),
+        cmocka_unit_test(test_ranks),
+        cmocka_unit_test(test_advised),
+        cmocka_unit_test(test_gib),
+        cmocka_unit_test(test_net_without_its_plugin),
+        cmocka_unit_test(test_mapping),
+        cmocka_unit_test(test_later_nvshmem),
+        cmocka_unit_test(test_hostile),
+        cmocka_unit_test(test_many),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -18,7 +18,7 @@
 
 #define MOST_RANKS 8
 #define PATIENT_MS 60000 /* where everybody comes */
-#define SHORT_MS 4000    /* where somebody does not: a machine with much other work has to start the others in it */
+#define SHORT_MS 500     /* where somebody does not come, at first: see with_deadline() */
 
 struct rank {
     pthread_t thread;
@@ -82,6 +82,67 @@ static void run_all(struct rank *ranks, int n)
         start(&ranks[i]);
     for (int i = 0; i < n; i++)
         pthread_join(ranks[i].thread, NULL);
+}
+
+/*
+ * Where somebody does not come, a deadline passes, within which the machine has to bring all others so far as the test
+ * wants them. How long that takes is its affair: an attempt whose answers name ranks that were started as late, too,
+ * gets twice the time. Any other answer than the one that belongs there fails at once.
+ */
+enum answer { FITS, LATE, WRONG };
+
+static void with_deadline(enum answer (*attempt)(int timeout_ms))
+{
+    int timeout_ms = SHORT_MS;
+    enum answer answer;
+
+    while ((answer = attempt(timeout_ms)) == LATE) {
+        timeout_ms *= 2;
+        assert_true(timeout_ms <= PATIENT_MS);
+    }
+    assert_int_equal(answer, FITS);
+}
+
+#define RANK(n) (1u << (n))
+
+/* The ranks that a text names, as in "ranks 1 (10.0.0.2:7), 3" or "rank 0 at ...", as a mask. */
+static unsigned ranks_named(const char *text)
+{
+    unsigned named = 0;
+
+    for (const char *at = strstr(text, "rank"); at; at = strstr(at, "rank")) {
+        at += at[4] == 's' ? 5 : 4;
+        while (*at == ' ' && at[1] >= '0' && at[1] <= '9') {
+            char *end;
+            unsigned long rank = strtoul(at + 1, &end, 10);
+
+            named |= rank < MOST_RANKS ? RANK(rank) : 0;
+            if (strncmp(end, " (", 2) == 0)
+                end += strcspn(end, ")") + (strchr(end, ')') != NULL);
+            at = *end == ',' ? end + 1 : end;
+            if (*end != ',')
+                break;
+        }
+    }
+    return named;
+}
+
+/* May name `missing`, and itself. `started`: the ranks that were. */
+static enum answer answer_of(const struct rank *rank, ep_status status, const char *text, unsigned missing,
+                             unsigned started)
+{
+    unsigned others = ranks_named(rank->text) & ~RANK(rank->args.rank);
+
+    if (rank->status == status && strstr(rank->text, text) && !(others & ~missing))
+        return FITS;
+    print_message("    rank %d: %s: %s\n", rank->args.rank, ep_status_name(rank->status), rank->text);
+    return rank->status == EP_E_TIMEOUT && others & started ? LATE : WRONG;
+}
+
+/* Where rank 0 has missed somebody in time, what the others say follows from that. */
+static enum answer worst(enum answer root, enum answer others)
+{
+    return root == LATE || root > others ? root : others;
 }
 
 static void fail_rank(struct rank *rank, ep_status status)
@@ -169,6 +230,31 @@ static void check_gather(const char *host, int n)
     }
 }
 
+/* What is asked for has to be the same; what LOCAL_WORLD_SIZE says may differ, and then the hosts count. */
+static void test_ranks_per_node(void **state)
+{
+    struct rank ranks[4];
+    char address[64];
+
+    (void)state;
+    snprintf(address, sizeof(address), "127.0.0.1:%u", free_port());
+    prepare(ranks, 4, address, PATIENT_MS);
+    for (int i = 0; i < 4; i++)
+        ranks[i].args.ranks_per_node = 2;
+    run_all(ranks, 4);
+    for (int i = 0; i < 4; i++) {
+        assert_int_equal(ranks[i].status, EP_OK);
+        assert_int_equal(ranks[i].ranks_per_node, 2);
+    }
+    ranks[3].args.ranks_per_node = 0;
+    run_all(ranks, 4);
+    for (int i = 0; i < 4; i++) {
+        assert_int_equal(ranks[i].status, EP_E_MISMATCH);
+        assert_string_equal(ranks[i].text,
+                            "ep_boot_tcp_new: ranks disagree: ranks_per_node is 2 on rank 0 and 0 on rank 3");
+    }
+}
+
 static void test_gather(void **state)
 {
     struct tcp_address v6 = {.family = AF_INET6, .bytes[15] = 1};
@@ -189,23 +275,30 @@ static void test_gather(void **state)
 
 /* --- who is missing --- */
 
-static void test_missing_ranks_are_named_on_all(void **state)
+static enum answer miss_two_ranks(int timeout_ms)
 {
     struct rank ranks[5];
     char address[64];
+    enum answer answers[5] = {FITS};
 
-    (void)state;
     snprintf(address, sizeof(address), "127.0.0.1:%u", free_port());
-    prepare(ranks, 5, address, SHORT_MS);
+    prepare(ranks, 5, address, timeout_ms);
     for (int i = 0; i < 5; i += 2)
         start(&ranks[i]);
     for (int i = 0; i < 5; i += 2) {
         pthread_join(ranks[i].thread, NULL);
-        print_message("    rank %d: %s\n", i, ranks[i].text);
-        assert_int_equal(ranks[i].status, EP_E_TIMEOUT);
-        assert_non_null(strstr(ranks[i].text, "did not come"));
-        assert_non_null(strstr(ranks[i].text, "1, 3"));
+        answers[i] =
+            answer_of(&ranks[i], EP_E_TIMEOUT, "did not come within", RANK(1) | RANK(3), RANK(0) | RANK(2) | RANK(4));
+        if (answers[i] == FITS && !strstr(ranks[i].text, ": ranks 1, 3"))
+            answers[i] = WRONG;
     }
+    return worst(answers[0], answers[2] > answers[4] ? answers[2] : answers[4]);
+}
+
+static void test_missing_ranks_are_named_on_all(void **state)
+{
+    (void)state;
+    with_deadline(miss_two_ranks);
 }
 
 static void test_no_rank_0(void **state)
@@ -223,38 +316,45 @@ static void test_no_rank_0(void **state)
     assert_non_null(strstr(ranks[1].text, "could not reach rank 0"));
 }
 
-static void test_other_secret(void **state)
+static enum answer come_with_another_secret(int timeout_ms)
 {
     struct rank ranks[2];
     char address[64];
 
-    (void)state;
     snprintf(address, sizeof(address), "127.0.0.1:%u", free_port());
-    prepare(ranks, 2, address, SHORT_MS);
+    prepare(ranks, 2, address, timeout_ms);
     ranks[1].args.secret = "another one";
     run_all(ranks, 2);
-    for (int i = 0; i < 2; i++) {
-        print_message("    rank %d: %s\n", i, ranks[i].text);
-        assert_int_equal(ranks[i].status, EP_E_TIMEOUT);
-        assert_non_null(strstr(ranks[i].text, "another secret"));
-    }
+    return worst(answer_of(&ranks[0], EP_E_TIMEOUT, "another secret", RANK(1), RANK(1)),
+                 answer_of(&ranks[1], EP_E_TIMEOUT, "another secret", RANK(0), RANK(0)));
+}
+
+static void test_other_secret(void **state)
+{
+    (void)state;
+    with_deadline(come_with_another_secret);
+}
+
+static enum answer count_other_ranks(int timeout_ms)
+{
+    struct rank ranks[3];
+    char address[64];
+    enum answer root, leaf, other;
+
+    snprintf(address, sizeof(address), "127.0.0.1:%u", free_port());
+    prepare(ranks, 3, address, timeout_ms);
+    ranks[2].args.nranks = 4;
+    run_all(ranks, 3);
+    root = answer_of(&ranks[0], EP_E_TIMEOUT, "rank 2", RANK(2), RANK(1));
+    leaf = answer_of(&ranks[1], EP_E_TIMEOUT, "rank 2", RANK(2), RANK(0));
+    other = answer_of(&ranks[2], EP_E_MISMATCH, "this job has 3 ranks, and that is rank 2 of 4", RANK(0), RANK(0));
+    return worst(root, leaf > other ? leaf : other);
 }
 
 static void test_other_number_of_ranks(void **state)
 {
-    struct rank ranks[3];
-    char address[64];
-
     (void)state;
-    snprintf(address, sizeof(address), "127.0.0.1:%u", free_port());
-    prepare(ranks, 3, address, SHORT_MS);
-    ranks[2].args.nranks = 4;
-    run_all(ranks, 3);
-    assert_int_equal(ranks[2].status, EP_E_MISMATCH);
-    assert_non_null(strstr(ranks[2].text, "this job has 3 ranks, and that is rank 2 of 4"));
-    assert_int_equal(ranks[0].status, EP_E_TIMEOUT);
-    assert_non_null(strstr(ranks[0].text, "rank 2"));
-    assert_int_equal(ranks[1].status, EP_E_TIMEOUT);
+    with_deadline(count_other_ranks);
 }
 
 /* --- strangers --- */
@@ -490,7 +590,7 @@ static void test_silent_program_at_the_port_of_rank_0(void **state)
 }
 
 /* Rank 0 lacks descriptors: that is what it says, and not that the others did not come. */
-static void test_rank_0_without_descriptors(void **state)
+static enum answer lack_descriptors(int timeout_ms)
 {
     uint16_t port = free_port();
     struct tcp_address to = {.family = AF_INET, .port = port, .bytes = {127, 0, 0, 1}};
@@ -500,9 +600,9 @@ static void test_rank_0_without_descriptors(void **state)
     pid_t child;
     int code;
 
-    (void)state;
     snprintf(address, sizeof(address), "127.0.0.1:%u", port);
-    prepare(ranks, 2, address, SHORT_MS);
+    prepare(ranks, 2, address, timeout_ms);
+    fflush(stdout);
     child = fork();
     assert_true(child >= 0);
     if (child == 0) {
@@ -514,12 +614,12 @@ static void test_rank_0_without_descriptors(void **state)
         alarm(120);
         if (setrlimit(RLIMIT_NOFILE, &limit) != 0)
             _exit(3);
-        code = ep_boot_tcp_new(&ranks[0].args, &boot) == EP_E_SYSTEM && strstr(ep_last_error(), "Too many open files");
-        if (!code)
-            fprintf(stderr, "rank 0: %s\n", ep_last_error());
-        _exit(code ? 0 : 1);
+        fail_rank(&ranks[0], ep_boot_tcp_new(&ranks[0].args, &boot));
+        code = (int)answer_of(&ranks[0], EP_E_SYSTEM, "Too many open files", RANK(1), RANK(1));
+        fflush(stdout);
+        _exit(code);
     }
-    for (int tries = 0; tries < SHORT_MS; tries++) { /* until it listens */
+    for (int tries = 0; tries < timeout_ms; tries++) { /* until it listens */
         assert_int_equal(tcp_connect(&to, NULL, &look.fd), EP_OK);
         if (poll(&look, 1, 1000) == 1 && tcp_connect_error(look.fd) == 0)
             break;
@@ -530,7 +630,13 @@ static void test_rank_0_without_descriptors(void **state)
     assert_int_equal(waitpid(child, &code, 0), child);
     if (look.fd >= 0)
         close(look.fd);
-    assert_int_equal(code, 0);
+    return WIFEXITED(code) && WEXITSTATUS(code) <= LATE ? (enum answer)WEXITSTATUS(code) : WRONG;
+}
+
+static void test_rank_0_without_descriptors(void **state)
+{
+    (void)state;
+    with_deadline(lack_descriptors);
 }
 
 /* As lib/tcp/star.c sends it. */
@@ -570,7 +676,7 @@ static void test_rank_0_that_stops_is_named(void **state)
 
     (void)state;
     assert_int_equal(send(far, &word, sizeof(word), 0), sizeof(word));
-    assert_int_equal(tcp_star_allgather(star, &mine, sizeof(mine), SHORT_MS, all), EP_E_TIMEOUT);
+    assert_int_equal(tcp_star_allgather(star, &mine, sizeof(mine), 2000, all), EP_E_TIMEOUT);
     print_message("    %s\n", ep_last_error());
     assert_int_equal(tcp_star_culprit(star), 0);
     assert_non_null(strstr(ep_last_error(), "rank 0 (an unknown address) has said nothing"));
@@ -766,6 +872,7 @@ int main(void)
         cmocka_unit_test(test_bad_environment),
         cmocka_unit_test(test_endpoints),
         cmocka_unit_test(test_gather),
+        cmocka_unit_test(test_ranks_per_node),
         cmocka_unit_test(test_missing_ranks_are_named_on_all),
         cmocka_unit_test(test_no_rank_0),
         cmocka_unit_test(test_other_secret),

@@ -61,7 +61,7 @@ static void prepare_sides(struct side sides[2], const ep_net_emulation *emulatio
                                                .channels = CHANNELS,
                                                .region_bytes = REGION,
                                                .n_signals = N_SIGNALS,
-                                               .timeout_ms = 5000,
+                                               .timeout_ms = 60000,
                                                .wake = count_wake,
                                                .wake_context = sides}};
         if (emulation)
@@ -412,7 +412,7 @@ static void test_stall(void **state)
     unsigned char byte = 1;
 
     (void)state;
-    open_ok(sides, &(ep_net_emulation){.stall_rank = 1, .stall_ms = 500});
+    open_ok(sides, &(ep_net_emulation){.stall_rank = 1, .stall_ms = 1500});
     nap_ms(20);
     assert_false(progress(&sides[1]));
     assert_true(sides[1].net->sleeps); /* no traffic yet: it has not begun */
@@ -422,9 +422,9 @@ static void test_stall(void **state)
     assert_false(sides[1].net->sleeps);
     assert_false(put(&sides[1], 0, 0, &byte, 1));
     assert_false(add(&sides[1], 0, 0, 1));
-    while (!progress(&sides[1]) && ep_now_ns() - begin < 10000000000u)
+    while (!progress(&sides[1]) && ep_now_ns() - begin < 60000000000u)
         nap_ms(1);
-    assert_true(ep_now_ns() - begin >= 499000000);
+    assert_true(ep_now_ns() - begin >= 1499000000);
     assert_int_equal(sides[1].net->signals[0], 1);
     assert_true(sides[1].net->sleeps);
     for (int i = 0; i < 20; i++) { /* once only */
@@ -447,7 +447,7 @@ static void test_stall_by_sending(void **state)
     assert_true(add(&sides[1], 0, 0, 1)); /* the other rank is not concerned */
     assert_false(add(&sides[0], 0, 0, 1));
     assert_false(sides[0].net->sleeps);
-    while (!add(&sides[0], 0, 0, 1) && ep_now_ns() - begin < 10000000000u)
+    while (!add(&sides[0], 0, 0, 1) && ep_now_ns() - begin < 60000000000u)
         nap_ms(1);
     assert_true(ep_now_ns() - begin >= 49000000);
     close_sides(sides);
@@ -577,7 +577,7 @@ static void test_one_rank_without_memory(void **state)
     assert_int_equal(sides[1].status, EP_E_MEMORY);
     assert_int_equal(sides[0].status, EP_E_MEMORY);
     assert_non_null(strstr(sides[0].error, "rank 1"));
-    assert_true(ep_now_ns() - begin < 4000000000u);
+    assert_true(ep_now_ns() - begin < 60000000000u);
     close_sides(sides);
 }
 

@@ -48,7 +48,7 @@ static int run_rank(const ep_boot *boot, void *argument)
     ep_comm *comm;
 
     config.backend = "host";
-    config.timeout_ms = 20000;
+    config.timeout_ms = 60000;
     config.ranks_per_node = scene->ranks_per_node;
     if (ep_comm_new(boot, &config, &comm) != EP_OK)
         return 1;
@@ -432,17 +432,18 @@ static void send_bad_slots(struct scene *scene, ep_comm *comm)
     if (open_ll(comm, &ll) != EP_OK)
         return;
     inner = ll->impl;
-    block = ll_block_of(ll, 0, 1, 1);
+    block = ll_local_block(ll, 0, 1, 1);
     *block = (struct ll_block){.count = TOKENS, .format = EP_BF16, .max_tokens = TOKENS};
     for (int t = 0; t < TOKENS; t++) {
-        struct ll_slot *slot = ll_slot_of(inner, block, t);
+        struct ll_slot *slot = ll_slot_of(block, inner->slot_bytes, t);
 
         slot->token = t;
         slot->n_experts = 1;
         slot->expert[0] = t % (EXPERTS / RANKS);
     }
-    at = bad_slots[scene->number].slot < 0 ? (unsigned char *)block
-                                           : (unsigned char *)ll_slot_of(inner, block, bad_slots[scene->number].slot);
+    at = bad_slots[scene->number].slot < 0
+             ? (unsigned char *)block
+             : (unsigned char *)ll_slot_of(block, inner->slot_bytes, bad_slots[scene->number].slot);
     memcpy(at + bad_slots[scene->number].offset, &bad_slots[scene->number].value, sizeof(int32_t));
     atomic_store(&ll_shared_of(inner, 1)->sent, 1);
     host_ring_all(host);

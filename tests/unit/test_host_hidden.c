@@ -47,8 +47,17 @@ static uint16_t pattern(int from, int to, int i)
     return (uint16_t)(0x3f80 + from * 16 + to * 4 + i % 4);
 }
 
-/* One token from each rank to each, straight into symmetric memory. */
-static ep_status exchange(ep_comm *comm, int me)
+static void forbid_descriptors(void)
+{
+    struct rlimit limit;
+
+    getrlimit(RLIMIT_NOFILE, &limit);
+    limit.rlim_cur = 1;
+    setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+/* One token from each rank to each, straight into symmetric memory. `forbids`: this rank may open nothing any more. */
+static ep_status exchange(ep_comm *comm, int me, bool forbids)
 {
     ep_plan_args plan_args = EP_PLAN_ARGS_INIT;
     ep_dispatch_args args = EP_DISPATCH_ARGS_INIT;
@@ -70,6 +79,8 @@ static ep_status exchange(ep_comm *comm, int me)
     status = ep_alloc(comm, NRANKS * HIDDEN * 2, &memory);
     if (status == EP_OK)
         status = ep_plan_new(comm, &plan_args, &plan);
+    if (forbids)
+        forbid_descriptors();
     args.x = x;
     args.dtype = EP_BF16;
     args.hidden = HIDDEN;
@@ -100,6 +111,14 @@ static void die(const struct scene *scene)
     raise(SIGKILL);
 }
 
+/* What hides ranks from each other does not make them hosts of their own. */
+static bool is_one_node(const ep_comm *comm)
+{
+    ep_comm_info info = EP_COMM_INFO_INIT;
+
+    return ep_comm_get_info(comm, &info) == EP_OK && info.nnodes == 1;
+}
+
 static int work(const ep_boot *boot, struct scene *scene)
 {
     ep_comm_config config = EP_COMM_CONFIG_INIT;
@@ -111,8 +130,10 @@ static int work(const ep_boot *boot, struct scene *scene)
     config.timeout_ms = scene->timeout_ms;
     config.ranks_per_node = scene->ranks_per_node;
     status = ep_comm_new(boot, &config, &comm);
+    if (status == EP_OK && !scene->ranks_per_node && !is_one_node(comm))
+        status = EP_E_STATE;
     for (int i = 0; status == EP_OK && i < 3; i++)
-        status = exchange(comm, me);
+        status = exchange(comm, me, false);
     scene->created[me] = status == EP_OK;
     if (status == EP_OK && me == VICTIM && scene->what == DIE)
         die(scene);
@@ -347,6 +368,22 @@ static void pid_namespaces_of_their_own(void **state)
     all_of_it(own_pid_namespace, true, true);
 }
 
+static bool own_ipc_and_mounts(int rank)
+{
+    (void)rank;
+    return unshare(CLONE_NEWIPC | CLONE_NEWNS | CLONE_NEWUTS) == 0;
+}
+
+static void namespaces_that_do_not_matter(void **state)
+{
+    struct scene *scene = new_scene(own_ipc_and_mounts, WORK);
+
+    (void)state;
+    SKIP_IF(!run(scene));
+    expect_all(scene, EP_OK, "");
+    munmap(scene, sizeof(*scene));
+}
+
 static bool own_namespaces(int rank)
 {
     (void)rank;
@@ -360,10 +397,18 @@ static void no_way_is_named(void **state)
 
     (void)state;
     scene->forks = true;
+    scene->ranks_per_node = NRANKS;
     SKIP_IF(!run(scene));
     for (int rank = 0; rank < NRANKS; rank++) {
         assert_true(scene->status[rank] == EP_E_ARG);
         assert_non_null(strstr(scene->text[rank], "must share the PID or the network namespace"));
+    }
+    /* Left to themselves they are nodes over TCP, of which there is none in a new network namespace. */
+    scene->ranks_per_node = 0;
+    assert_true(run(scene));
+    for (int rank = 0; rank < NRANKS; rank++) {
+        assert_int_equal(scene->status[rank], EP_E_ARG);
+        assert_string_equal(scene->text[rank], "ep_comm_new: network tcp: no interface that is up and has an address");
     }
     munmap(scene, sizeof(*scene));
 }
@@ -409,16 +454,13 @@ static int lower_and_wait(const ep_boot *boot, void *argument)
     struct scene *scene = argument;
     ep_comm_config config = EP_COMM_CONFIG_INIT;
     ep_comm *comm = NULL;
-    struct rlimit limit;
 
     alarm(100);
     config.backend = "host";
     config.timeout_ms = 60000;
-    if (ep_comm_new(boot, &config, &comm) != EP_OK || exchange(comm, boot->rank) != EP_OK)
+    if (ep_comm_new(boot, &config, &comm) != EP_OK || exchange(comm, boot->rank, false) != EP_OK)
         return 1;
-    getrlimit(RLIMIT_NOFILE, &limit);
-    limit.rlim_cur = 1;
-    setrlimit(RLIMIT_NOFILE, &limit);
+    forbid_descriptors();
     if (boot->rank == VICTIM)
         raise(SIGKILL);
     scene->status[boot->rank] = ep_comm_barrier(comm);
@@ -443,6 +485,68 @@ static void descriptors_forbidden_later(void **state)
     munmap(scene, sizeof(*scene));
 }
 
+static int forbid_and_exchange(const ep_boot *boot, void *argument)
+{
+    struct scene *scene = argument;
+    ep_comm_config config = EP_COMM_CONFIG_INIT;
+    ep_comm *comm = NULL;
+    int me = boot->rank;
+
+    alarm(100);
+    if (scene->enter && !scene->enter(me))
+        return SANDBOX_SKIP;
+    config.backend = "host";
+    config.timeout_ms = LONG_MS;
+    if (ep_comm_new(boot, &config, &comm) != EP_OK)
+        return 1;
+    scene->status[me] = exchange(comm, me, me == VICTIM);
+    snprintf(scene->text[me], sizeof(scene->text[0]), "%s", ep_last_error());
+    scene->again[me] = ep_comm_barrier(comm);
+    ep_comm_free(comm);
+    return 0;
+}
+
+/*
+ * It can neither map a peer's memory nor, where only sockets lead there, hand out its own. Whoever finds that first,
+ * all name the rank that has no descriptors before they name another one, itself as well.
+ */
+static void run_out(bool (*enter)(int rank))
+{
+    struct scene *scene = new_scene(enter, WORK);
+    ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
+    ep_rank_exit exits[NRANKS];
+
+    launch.nranks = NRANKS;
+    launch.run = forbid_and_exchange;
+    launch.argument = scene;
+    assert_int_equal(ep_launch(&launch, exits), EP_OK);
+    if (exits[0].code == SANDBOX_SKIP) {
+        munmap(scene, sizeof(*scene));
+        SKIP_IF(true);
+    }
+    expect_all(scene, EP_E_SYSTEM, "RLIMIT_NOFILE");
+    for (int rank = 0; rank < NRANKS; rank++) {
+        const char *named = strstr(scene->text[rank], "rank ");
+
+        assert_non_null(named);
+        if (strncmp(named, "rank 1", 6) != 0)
+            fail_msg("rank %d says: %s", rank, scene->text[rank]);
+    }
+    munmap(scene, sizeof(*scene));
+}
+
+static void who_runs_out_of_descriptors_is_named(void **state)
+{
+    (void)state;
+    run_out(NULL);
+}
+
+static void who_runs_out_of_descriptors_is_named_over_sockets(void **state)
+{
+    (void)state;
+    run_out(without_proc);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -454,9 +558,12 @@ int main(void)
         cmocka_unit_test(one_rank_without_proc),
         cmocka_unit_test(pid_namespaces_of_their_own),
         cmocka_unit_test(no_way_is_named),
+        cmocka_unit_test(namespaces_that_do_not_matter),
         cmocka_unit_test(nodes_behind_hidepid),
         cmocka_unit_test(closed_standard_streams),
         cmocka_unit_test(descriptors_forbidden_later),
+        cmocka_unit_test(who_runs_out_of_descriptors_is_named),
+        cmocka_unit_test(who_runs_out_of_descriptors_is_named_over_sockets),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

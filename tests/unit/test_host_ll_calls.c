@@ -152,7 +152,7 @@ static void run(struct story story)
     launch.nranks = RANKS;
     launch.run = play_rank;
     launch.argument = &story;
-    story.timeout_ms = story.timeout_ms ? story.timeout_ms : 20000;
+    story.timeout_ms = story.timeout_ms ? story.timeout_ms : 60000;
     assert_int_equal(ep_launch(&launch, exits), EP_OK);
     for (int rank = 0; rank < RANKS; rank++)
         if (exits[rank].code)
@@ -341,16 +341,20 @@ static void calls_have_their_own_most_tokens(void **state)
 static int wait_for_the_late_rank(struct member *m)
 {
     ep_ll_dispatch_args dispatch = dispatch_of(m);
+    int rounds_waited = 0;
     int64_t before;
 
     dispatch.wait_cost_add = m->cost;
-    for (int round = 0; round < 2; round++) {
+    /* Where much else runs, another one may come even later: then it was not waited for. */
+    for (int round = 0; round < 8; round++) {
         before = m->cost[1];
         if (m->rank == 1)
-            nanosleep(&(struct timespec){.tv_nsec = 5000000L}, NULL);
+            nanosleep(&(struct timespec){.tv_nsec = 3000000L << round}, NULL);
         SURE(ep_ll_dispatch_sync(m->ll, &dispatch) == EP_OK);
-        SURE(m->rank == 1 ? m->cost[1] == 0 : m->cost[1] > before);
+        SURE(m->rank == 1 ? m->cost[1] == 0 : m->cost[1] >= before);
+        rounds_waited += m->cost[1] > before;
     }
+    SURE(m->rank == 1 || rounds_waited >= 2);
     return 0;
 }
 
@@ -486,7 +490,7 @@ static int miss_a_barrier(struct member *m)
 static void a_barrier_masks_who_does_not_come(void **state)
 {
     (void)state;
-    run((struct story){.play = miss_a_barrier, .ll_flags = EP_LL_MASK_DEAD, .timeout_ms = 5000});
+    run((struct story){.play = miss_a_barrier, .ll_flags = EP_LL_MASK_DEAD, .timeout_ms = 60000});
 }
 
 int main(void)

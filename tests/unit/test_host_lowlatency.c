@@ -18,6 +18,8 @@
 #define MAX_RANKS 3
 #define TOKENS 2
 #define HIDDEN 512
+#define PATIENT_MS 60000
+#define SHORT_MS 1500 /* where a deadline is met */
 
 /* One rank's low-latency object with one expert per rank; each token goes to all of them. */
 struct member {
@@ -128,12 +130,13 @@ static int oversleep(const ep_boot *boot, void *argument)
     struct member member;
     int rank = boot->rank;
 
-    if (!member_init(&member, boot, 1000, 0, EP_LL_MASK_DEAD))
+    if (!member_init(&member, boot, PATIENT_MS, 0, EP_LL_MASK_DEAD))
         return 1;
     for (int round = 0; round < 3; round++)
         if (member_round(&member, (uint16_t)(0x3f80 + round)) != EP_OK)
             return 2;
     if (rank != SLEEPER) {
+        member.comm->config.timeout_ms = SHORT_MS;
         /* Two rounds alone: the second one reuses the buffers that the sleeper has not read. */
         for (int round = 3; round < 5 && story->others[rank] == EP_OK; round++)
             story->others[rank] = member_round(&member, (uint16_t)(0x3f80 + round));
@@ -141,7 +144,7 @@ static int oversleep(const ep_boot *boot, void *argument)
             ep_ll_get_mask(member.ll, story->mask);
         atomic_fetch_add(&story->ahead, 1);
     } else {
-        for (int i = 0; i < 20000 && atomic_load(&story->ahead) < boot->nranks - 1; i++)
+        for (int i = 0; i < PATIENT_MS && atomic_load(&story->ahead) < boot->nranks - 1; i++)
             nap_ms(1);
         story->status = member_round(&member, 0x4000);
         snprintf(story->text, sizeof(story->text), "%s", ep_comm_last_error(member.comm));
@@ -177,10 +180,11 @@ static int come_late_for_the_second_half(const ep_boot *boot, void *argument)
     struct half_story *story = argument;
     struct member member;
 
-    if (!member_init(&member, boot, 1500, 0, 0))
+    if (!member_init(&member, boot, PATIENT_MS, 0, 0))
         return 1;
     if (ep_ll_dispatch_sync(member.ll, &member.dispatch) != EP_OK)
         return 2;
+    member.comm->config.timeout_ms = SHORT_MS;
     member.combine.flags = boot->rank == 0 ? EP_LL_RECV_HOOK : 0;
     if (ep_ll_combine_sync(member.ll, &member.combine) != EP_OK)
         return 3;
@@ -310,7 +314,7 @@ static int ask_for_more(const ep_boot *boot, void *argument)
     struct member member;
     ep_status status;
 
-    if (!member_init(&member, boot, 3000, 0, 0))
+    if (!member_init(&member, boot, PATIENT_MS, 0, 0))
         return 1;
     member.index[3] = -1;
     status = ep_ll_dispatch_sync(member.ll, &member.dispatch);
@@ -342,7 +346,7 @@ static int answer_two(const ep_boot *boot, void *argument)
     uint16_t first;
 
     (void)argument;
-    if (!member_init(&member, boot, 3000, 0, 0))
+    if (!member_init(&member, boot, PATIENT_MS, 0, 0))
         return 1;
     for (int i = 0; i < TOKENS * HIDDEN; i++)
         member.x[i] = 0x3f80;
@@ -377,7 +381,7 @@ static int keep_buffer(const ep_boot *boot, void *argument)
     int code = 0;
 
     (void)argument;
-    if (!member_init(&member, boot, 3000, 0, 0))
+    if (!member_init(&member, boot, PATIENT_MS, 0, 0))
         return 1;
     member.combine.flags = EP_LL_ZERO_COPY;
     for (int round = 0; round < 3 && !code; round++) {
@@ -424,7 +428,7 @@ static int disagree(const ep_boot *boot, void *argument)
     struct member member;
     int rank = boot->rank;
 
-    if (!member_init(&member, boot, 3000, 0, 0))
+    if (!member_init(&member, boot, PATIENT_MS, 0, 0))
         return 1;
     member.dispatch.out_dtype = format->out_dtype;
     member.dispatch.scale_type = format->scale_type;
@@ -491,7 +495,7 @@ static int free_with_queued_job(const ep_boot *boot, void *argument)
     int seen;
 
     (void)argument;
-    if (!member_init(&member, boot, 3000, 0, 0))
+    if (!member_init(&member, boot, PATIENT_MS, 0, 0))
         return 1;
     if (host_submit(host_of(member.comm), NULL, slow_job, &job, sizeof(job)) != EP_OK)
         return 2;

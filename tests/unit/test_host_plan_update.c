@@ -335,7 +335,7 @@ static int play_rank(const ep_boot *boot, void *argument)
     for (int i = 0; i < MOST * TOPK; i++)
         m->weights[i] = (float)(i + 1);
     config.backend = "host";
-    config.timeout_ms = story->timeout_ms ? story->timeout_ms : 20000;
+    config.timeout_ms = story->timeout_ms ? story->timeout_ms : 60000;
     SURE(ep_comm_new(boot, &config, &m->comm) == EP_OK);
     code = story->play(m);
     ep_comm_free(m->comm);

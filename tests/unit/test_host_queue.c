@@ -25,6 +25,7 @@ static struct {
 struct job {
     int number, sleep_us;
     ep_status status;
+    _Atomic int *gate; /* it waits until this is not 0 */
 };
 
 static ep_status run_job(void *arguments)
@@ -33,6 +34,8 @@ static ep_status run_job(void *arguments)
 
     if (job->sleep_us)
         usleep((useconds_t)job->sleep_us);
+    while (job->gate && !atomic_load(job->gate))
+        usleep(1000);
     log_of_jobs.thread[log_of_jobs.n] = pthread_self();
     log_of_jobs.order[log_of_jobs.n++] = job->number;
     return job->status == EP_OK ? EP_OK : ep_fail(job->status, "job %d fails", job->number);
@@ -69,7 +72,10 @@ static int set_up(void **state)
 
     log_of_jobs.n = 0;
     *state = &comm;
-    return host_ranks_new(1, &comm) ? 0 : -1;
+    if (!host_ranks_new(1, &comm))
+        return -1;
+    comm->config.timeout_ms = HOST_RANKS_PATIENT_MS;
+    return 0;
 }
 
 static int tear_down(void **state)
@@ -213,6 +219,7 @@ static void an_event_that_never_comes_fails_the_group(void **state)
     ep_event *never, *event, *behind;
     ep_queue *queue;
 
+    comm->config.timeout_ms = 500;
     assert_int_equal(ep_queue_new(comm, &queue), EP_OK);
     assert_int_equal(ep_event_new(comm, &never), EP_OK);
     assert_int_equal(ep_stream_wait(comm, NULL, never), EP_OK);
@@ -286,7 +293,8 @@ static void signals_are_for_users_events_and_once(void **state)
 static void records_complete_with_what_was_called_before(void **state)
 {
     ep_comm *comm = *(ep_comm **)*state;
-    struct job slow = {.number = 1, .sleep_us = 20000};
+    _Atomic int gate = 0;
+    struct job slow = {.number = 1, .gate = &gate};
     ep_event *event, *record, *idle;
     int done;
 
@@ -297,6 +305,7 @@ static void records_complete_with_what_was_called_before(void **state)
     assert_int_equal(ep_event_record(comm, NULL, &record), EP_OK);
     assert_int_equal(ep_event_query(record, &done), EP_OK);
     assert_int_equal(done, 0);
+    atomic_store(&gate, 1);
     assert_int_equal(ep_event_wait(record, -1), EP_OK);
     assert_int_equal(log_of_jobs.n, 1);
     ep_event_free(event);
@@ -392,7 +401,7 @@ static void queues_belong_to_their_communicator(void **state)
     assert_true(host_ranks_new(1, &other));
     assert_int_equal(ep_queue_new(other, &queue), EP_OK);
     assert_int_equal(submit_in(comm, queue, &job, NULL), EP_E_ARG);
-    assert_string_equal(ep_last_error(), "stream is not a queue of this communicator");
+    assert_non_null(strstr(ep_last_error(), "is not a queue of this communicator"));
     assert_int_equal(ep_stream_sync(comm, queue), EP_E_ARG);
     assert_int_equal(ep_event_record(comm, queue, &event), EP_E_ARG);
     assert_int_equal(ep_event_new(comm, &event), EP_OK);
@@ -402,6 +411,102 @@ static void queues_belong_to_their_communicator(void **state)
     ep_queue_free(queue);
     ep_queue_free(NULL);
     ep_comm_free(other);
+}
+
+/* Nothing of a stream is read before it is known: it may be a device's, or freed. */
+static void other_streams_are_not_looked_into(void **state)
+{
+    ep_comm *comm = *(ep_comm **)*state;
+    ep_queue *queue, *other;
+
+    assert_int_equal(ep_stream_sync(comm, (ep_stream)1), EP_E_ARG); /* cudaStreamLegacy */
+    assert_string_equal(ep_last_error(), "stream 0x1 is not a queue of this communicator");
+    assert_int_equal(ep_barrier_on(comm, state), EP_E_ARG);
+    assert_int_equal(ep_queue_new(comm, &queue), EP_OK);
+    assert_int_equal(ep_queue_new(comm, &other), EP_OK);
+    ep_queue_free(queue);
+    assert_int_equal(ep_stream_sync(comm, queue), EP_E_ARG);
+    assert_int_equal(ep_stream_sync(comm, other), EP_OK);
+    ep_queue_free(other);
+}
+
+/* --- functions of ep_stream_call() that do what they may not --- */
+
+struct misuse {
+    ep_comm *comm;
+    ep_event *event;
+    ep_queue *queue;
+    ep_status sync, wait, barrier, query, signal, error;
+    char text[EP_ERROR_TEXT_BYTES];
+};
+
+static void misuse(void *context)
+{
+    struct misuse *m = context;
+    int done;
+
+    m->sync = ep_stream_sync(m->comm, NULL);
+    snprintf(m->text, sizeof(m->text), "%s", ep_last_error());
+    m->barrier = ep_comm_barrier(m->comm);
+    m->wait = ep_event_wait(m->event, -1);
+    ep_queue_free(m->queue);
+    ep_comm_free(m->comm);
+    m->query = ep_event_query(m->event, &done);
+    m->error = ep_comm_async_error(m->comm);
+    m->signal = ep_event_signal(m->event);
+}
+
+/* What would wait for the function itself is refused, and not waited for. */
+static void functions_of_a_stream_may_not_wait(void **state)
+{
+    ep_comm *comm = *(ep_comm **)*state;
+    struct misuse m = {.comm = comm};
+
+    assert_int_equal(ep_event_new(comm, &m.event), EP_OK);
+    assert_int_equal(ep_queue_new(comm, &m.queue), EP_OK);
+    assert_int_equal(ep_stream_call(comm, m.queue, misuse, &m), EP_OK);
+    assert_int_equal(ep_stream_wait(comm, m.queue, m.event), EP_OK);
+    assert_int_equal(ep_stream_sync(comm, m.queue), EP_OK);
+    assert_int_equal(m.sync, EP_E_STATE);
+    assert_string_equal(m.text, "ep_stream_sync: called in a function of ep_stream_call()");
+    assert_int_equal(m.barrier, EP_E_STATE);
+    assert_int_equal(m.wait, EP_E_STATE);
+    assert_int_equal(m.query, EP_OK);
+    assert_int_equal(m.error, EP_OK);
+    assert_int_equal(m.signal, EP_OK);
+    assert_int_equal(ep_comm_barrier(comm), EP_OK);
+    ep_event_free(m.event);
+    ep_queue_free(m.queue);
+}
+
+struct nested {
+    ep_comm *outer, *inner;
+    ep_status call, sync;
+    int number;
+};
+
+/* The call on the other communicator runs on this thread, inside of this function. */
+static void call_another(void *context)
+{
+    struct nested *n = context;
+
+    n->inner->blocking = true;
+    n->call = ep_stream_call(n->inner, NULL, add_number, &n->number);
+    n->inner->blocking = false;
+    n->sync = ep_stream_sync(n->outer, NULL);
+}
+
+static void functions_may_not_wait_after_a_call_on_another_communicator(void **state)
+{
+    struct nested n = {.outer = *(ep_comm **)*state, .number = 7};
+
+    assert_true(host_ranks_new(1, &n.inner));
+    assert_int_equal(ep_stream_call(n.outer, NULL, call_another, &n), EP_OK);
+    assert_int_equal(ep_stream_sync(n.outer, NULL), EP_OK);
+    assert_int_equal(n.call, EP_OK);
+    assert_int_equal(log_of_jobs.order[0], n.number);
+    assert_int_equal(n.sync, EP_E_STATE);
+    ep_comm_free(n.inner);
 }
 
 /* Freeing a queue waits for its work; what is queued elsewhere goes on. */
@@ -433,6 +538,9 @@ int main(void)
         cmocka_unit_test_setup_teardown(calls_run_in_the_order_of_the_stream, set_up, tear_down),
         cmocka_unit_test_setup_teardown(nobody_spins, set_up, tear_down),
         cmocka_unit_test_setup_teardown(queues_belong_to_their_communicator, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(other_streams_are_not_looked_into, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(functions_of_a_stream_may_not_wait, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(functions_may_not_wait_after_a_call_on_another_communicator, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_queue_is_freed_when_its_work_is_done, set_up, tear_down),
         cmocka_unit_test_setup_teardown(the_worker_blocks_all_but_its_own_faults, set_up, tear_down),
     };

@@ -15,6 +15,7 @@
 struct verdicts {
     ep_status first[NRANKS], second[NRANKS], barrier[NRANKS];
     char text[NRANKS][256];
+    ep_comm_info info[NRANKS];
 };
 
 static int shrink_without_first(const ep_boot *boot, void *argument)
@@ -24,7 +25,7 @@ static int shrink_without_first(const ep_boot *boot, void *argument)
     ep_comm *comm, *next = NULL;
     int rank = boot->rank;
 
-    config.timeout_ms = 20000;
+    config.timeout_ms = 60000;
     if (ep_comm_new(boot, &config, &comm) != EP_OK)
         return 1;
     config.channels = rank == 2 ? 3 : 5;
@@ -69,7 +70,7 @@ static int shrink_twice(const ep_boot *boot, void *argument)
     ep_comm *comm, *next = NULL;
     int rank = boot->rank;
 
-    config.timeout_ms = 20000;
+    config.timeout_ms = 60000;
     if (ep_comm_new(boot, &config, &comm) != EP_OK)
         return 1;
     config.ranks_per_node = NRANKS / 2;
@@ -102,11 +103,58 @@ static void unequal_configurations_are_named_and_can_be_mended(void **state)
     }
 }
 
+static int shrink_linked_pairs(const ep_boot *boot, void *argument)
+{
+    struct verdicts *all = argument;
+    ep_comm_config config = EP_COMM_CONFIG_INIT;
+    ep_comm *comm, *next = NULL;
+    int rank = boot->rank;
+
+    config.timeout_ms = 60000;
+    config.backend = "host";
+    config.network = "tcp";
+    config.ranks_per_node = 2;
+    if (ep_comm_new(boot, &config, &comm) != EP_OK)
+        return 1;
+    config = (ep_comm_config)EP_COMM_CONFIG_INIT;
+    config.timeout_ms = 50000;
+    if (rank < NRANKS - 1) {
+        all->first[rank] = ep_comm_shrink(comm, &config, &next);
+        snprintf(all->text[rank], sizeof(all->text[rank]), "%s", ep_comm_last_error(comm));
+        all->info[rank] = (ep_comm_info)EP_COMM_INFO_INIT;
+        all->barrier[rank] = all->first[rank] == EP_OK ? ep_comm_barrier(next) : EP_E_STATE;
+        if (all->first[rank] == EP_OK)
+            ep_comm_get_info(next, &all->info[rank]);
+    }
+    ep_comm_free(next);
+    ep_comm_free(comm);
+    return 0;
+}
+
+/* Nodes may be hosts: a configuration that says nothing of nodes must not put all survivors on one. */
+static void nodes_of_linked_survivors_stay_apart(void **state)
+{
+    static struct verdicts all;
+    ep_rank_exit exits[NRANKS];
+
+    (void)state;
+    launch_ranks(shrink_linked_pairs, &all, exits);
+    for (int rank = 0; rank < NRANKS - 1; rank++) {
+        assert_int_equal(exits[rank].code, 0);
+        assert_int_equal(all.first[rank], EP_OK);
+        assert_int_equal(all.barrier[rank], EP_OK);
+        assert_int_equal(all.info[rank].ranks_per_node, 1); /* the nodes have 2 survivors and 1 */
+        assert_int_equal(all.info[rank].nnodes, NRANKS - 1);
+        assert_int_equal(all.info[rank].timeout_ms, 50000);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ranks_have_the_numbers_that_the_caller_knows),
         cmocka_unit_test(unequal_configurations_are_named_and_can_be_mended),
+        cmocka_unit_test(nodes_of_linked_survivors_stay_apart),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

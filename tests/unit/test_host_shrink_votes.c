@@ -6,7 +6,8 @@
  * Ranks are processes. None ends before all have an answer: an ended rank is a dead one to the others. No test goes by
  * the clock: deadlines of the communicators are short, and a load only changes which of the allowed results comes.
  */
-#include <epkit/epkit.h>
+#include "backend/host/host.h"
+
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -28,6 +29,11 @@
 #define RANKS_MOST 7
 #define CALLS_MOST 2
 #define HANG_MS 120000
+#if defined(__SANITIZE_THREAD__)
+#define STORMS 25 /* the order of events is the same there, at many times the cost */
+#else
+#define STORMS 100
+#endif
 
 /* What the parent tells a rank, and what it learns of it. */
 struct rank_state {
@@ -87,9 +93,11 @@ static void live(ep_boot_shm *place, struct run *run, int rank)
 
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     config.backend = "host";
-    config.timeout_ms = run->timeout_ms;
+    config.timeout_ms = HANG_MS;
     if (ep_boot_shm_join(place, rank, &boot) != EP_OK || ep_comm_new(&boot, &config, &comm) != EP_OK)
         _exit(1);
+    /* Short for the shrink alone: under a load a group would not come into being within it. */
+    comm->config.timeout_ms = run->timeout_ms;
     atomic_store(&mine->ready, 1);
     wait_for(&run->go, 1);
     if (mine->abort_ms) {
@@ -131,38 +139,26 @@ static struct run *new_run(int nranks, int timeout_ms)
     return run;
 }
 
-/* All ranks have their communicator, and wait for go. Creation has the same short deadline: again where it was missed.
- */
+/* All ranks have their communicator, and wait for go. */
 static void start(struct run *run)
 {
-    for (int tries = 0;; tries++) {
-        ep_boot_shm *place;
-        int ready = 0;
+    ep_boot_shm *place;
 
-        assert_int_equal(ep_boot_shm_new(run->nranks, &place), EP_OK);
-        for (int rank = 0; rank < run->nranks; rank++) {
-            pid_t child = fork();
+    assert_int_equal(ep_boot_shm_new(run->nranks, &place), EP_OK);
+    for (int rank = 0; rank < run->nranks; rank++) {
+        pid_t child = fork();
 
-            assert_true(child >= 0);
-            if (child == 0)
-                live(place, run, rank);
-            run->rank[rank].pid = child; /* by the parent alone: the ranks share it */
-        }
-        for (int rank = 0; rank < run->nranks; rank++) {
-            while (!atomic_load(&run->rank[rank].ready) && waitpid(run->rank[rank].pid, NULL, WNOHANG) == 0)
-                sleep_ms(1);
-            ready += atomic_load(&run->rank[rank].ready);
-        }
-        ep_boot_shm_free(place);
-        if (ready == run->nranks)
-            break;
-        for (int rank = 0; rank < run->nranks; rank++) {
-            kill(run->rank[rank].pid, SIGKILL);
-            waitpid(run->rank[rank].pid, NULL, 0);
-            atomic_store(&run->rank[rank].ready, 0);
-        }
-        assert_true(tries < 50);
+        assert_true(child >= 0);
+        if (child == 0)
+            live(place, run, rank);
+        run->rank[rank].pid = child; /* by the parent alone: the ranks share it */
     }
+    for (int rank = 0; rank < run->nranks; rank++) {
+        while (!atomic_load(&run->rank[rank].ready) && waitpid(run->rank[rank].pid, NULL, WNOHANG) == 0)
+            sleep_ms(1);
+        assert_true(atomic_load(&run->rank[rank].ready));
+    }
+    ep_boot_shm_free(place);
 }
 
 static void strike(struct run *run, int rank, int number)
@@ -260,7 +256,7 @@ static int check_outcome(struct run *run, int call, const char *name)
 
         if (!counts(run, rank) || status == EP_OK)
             continue;
-        if (nranks && status != EP_E_EXCLUDED && status != EP_E_ABORTED)
+        if (nranks && status != EP_E_EXCLUDED)
             fail_msg("%s: neither in the group nor excluded:%s", name, describe(run, call));
         if (!nranks && failure != EP_OK && status != failure)
             fail_msg("%s: two failures:%s", name, describe(run, call));
@@ -436,7 +432,7 @@ static void one_storm(int number)
 static void storms(void **state)
 {
     const char *is_long = getenv("EPKIT_TEST_LONG"), *seed = getenv("EPKIT_TEST_SEED");
-    int n = is_long && *is_long == '1' ? 3000 : 100;
+    int n = is_long && *is_long == '1' ? 3000 : STORMS;
 
     (void)state;
     for (int i = 0; i < n; i++) {

@@ -93,7 +93,7 @@ static void a_bad_module_says_why(void **state)
     } cases[] = {
         {ELSEWHERE, "EP_E_UNSUPPORTED|none|backend cuda: libepkit-cuda.so: cannot open shared object file"},
         {MODULES "/abi", "EP_E_UNSUPPORTED|none|backend cuda: libepkit-cuda.so is of another build (its abi is "
-                         "3, ours is 2)"},
+                         "4, ours is 3)"},
         {MODULES "/symbol", "EP_E_UNSUPPORTED|none|backend cuda: libepkit-cuda.so has no ep_backend_module"},
         {MODULES "/probe", "EP_E_UNSUPPORTED|none|backend cuda: no GPU answers"},
         {MODULES "/broken", "EP_E_UNSUPPORTED|none|backend cuda: " MODULES "/broken/libepkit-cuda.so: undefined "

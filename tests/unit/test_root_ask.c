@@ -12,6 +12,8 @@
 
 #include <cmocka.h>
 
+#define PATIENT_MS 60000 /* where no deadline is to be met */
+
 static int setup(void **state)
 {
     assert_int_equal(root_open(NULL, (struct root **)state), EP_OK);
@@ -176,7 +178,7 @@ static json_t *look_around(void *argument)
 static void answers_come_back(void **state)
 {
     char text[] = "of the child";
-    struct root_answer got = root_ask(*state, "question", answer, text, 5000);
+    struct root_answer got = root_ask(*state, "question", answer, text, PATIENT_MS);
     const json_t *raw;
 
     assert_int_equal(got.state, ROOT_OK);
@@ -184,15 +186,15 @@ static void answers_come_back(void **state)
     assert_string_equal(json_string_value(json_object_get(got.value, "text")), "of the child");
     assert_int_equal(json_integer_value(json_array_get(json_object_get(got.value, "list"), 0)), 7);
     /* It is asked once. */
-    assert_ptr_equal(root_ask(*state, "question", crash, NULL, 5000).value, got.value);
+    assert_ptr_equal(root_ask(*state, "question", crash, NULL, PATIENT_MS).value, got.value);
 
-    got = root_ask(*state, "bytes", answer_bytes, NULL, 5000);
+    got = root_ask(*state, "bytes", answer_bytes, NULL, PATIENT_MS);
     raw = json_object_get(got.value, "raw");
     assert_int_equal(json_string_length(raw), 3);
     assert_memory_equal(json_string_value(raw), "\xff\0x", 3);
     assert_string_equal(json_string_value(json_object_get(json_object_get(got.value, "hex"), "hex")), "00");
-    assert_int_equal(json_integer_value(root_ask(*state, "scalar", answer_scalar, NULL, 5000).value), 42);
-    got = root_ask(*state, "much", answer_much, NULL, 5000);
+    assert_int_equal(json_integer_value(root_ask(*state, "scalar", answer_scalar, NULL, PATIENT_MS).value), 42);
+    got = root_ask(*state, "much", answer_much, NULL, PATIENT_MS);
     assert_int_equal(json_string_length(got.value), 3u << 20);
 }
 
@@ -213,7 +215,7 @@ static void a_child_may_end_as_it_likes(void **state)
                  {"deaf", hang_deaf, "no answer within 200 ms"}};
 
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        int deadline_ms = strstr(cases[i].why, "200") ? 200 : 20000;
+        int deadline_ms = strstr(cases[i].why, "200") ? 200 : PATIENT_MS;
         uint64_t start = ep_now_ns();
         struct root_answer got = root_ask(*state, cases[i].name, cases[i].ask, NULL, deadline_ms);
 
@@ -221,11 +223,9 @@ static void a_child_may_end_as_it_likes(void **state)
         assert_null(got.value);
         assert_string_equal(got.why, cases[i].why);
         if (deadline_ms == 200)
-            assert_in_range(ep_now_ns() - start, 190 * 1000000ull, 5000 * 1000000ull);
-        /* The failure is kept: nobody waits for the deadline twice. */
-        start = ep_now_ns();
-        assert_string_equal(root_ask(*state, cases[i].name, cases[i].ask, NULL, deadline_ms).why, cases[i].why);
-        assert_in_range(ep_now_ns() - start, 0, 100 * 1000000ull);
+            assert_in_range(ep_now_ns() - start, 190 * 1000000ull, PATIENT_MS * 1000000ull);
+        /* The failure is kept: one that would answer now is not asked, and nobody waits for the deadline twice. */
+        assert_string_equal(root_ask(*state, cases[i].name, answer_scalar, NULL, PATIENT_MS).why, cases[i].why);
     }
     /* No child is left. */
     assert_int_equal(waitpid(-1, NULL, WNOHANG), -1);
@@ -238,8 +238,8 @@ static void an_answer_ends_where_it_says(void **state)
 
     /* What it leaves goes to this process, to be found here. */
     prctl(PR_SET_CHILD_SUBREAPER, 1);
-    assert_int_equal(root_ask(*state, "left", leave_a_process, NULL, 20000).state, ROOT_OK);
-    assert_in_range(ep_now_ns() - start, 0, 10000 * 1000000ull);
+    assert_int_equal(root_ask(*state, "left", leave_a_process, NULL, PATIENT_MS).state, ROOT_OK);
+    assert_in_range(ep_now_ns() - start, 0, PATIENT_MS * 1000000ull);
     prctl(PR_SET_CHILD_SUBREAPER, 0);
     for (int i = 0; i < 2000 && waitpid(-1, NULL, WNOHANG) == 0; i++) {
         char path[64], children[256] = "";
@@ -271,7 +271,7 @@ static void a_child_has_nothing_of_its_parent(void **state)
     sigemptyset(&blocked);
     sigaddset(&blocked, SIGUSR1);
     sigprocmask(SIG_BLOCK, &blocked, &old);
-    got = root_ask(*state, "around", look_around, NULL, 5000);
+    got = root_ask(*state, "around", look_around, NULL, PATIENT_MS);
     sigprocmask(SIG_SETMASK, &old, NULL);
     signal(SIGUSR2, SIG_DFL);
     close(fd);
@@ -288,8 +288,8 @@ static void children_may_be_ignored(void **state)
 {
     void (*old)(int) = signal(SIGCHLD, SIG_IGN);
 
-    assert_int_equal(root_ask(*state, "scalar", answer_scalar, NULL, 5000).state, ROOT_OK);
-    assert_string_equal(root_ask(*state, "crash", crash, NULL, 5000).why, "ended without an answer");
+    assert_int_equal(root_ask(*state, "scalar", answer_scalar, NULL, PATIENT_MS).state, ROOT_OK);
+    assert_string_equal(root_ask(*state, "crash", crash, NULL, PATIENT_MS).why, "ended without an answer");
     signal(SIGCHLD, old);
 }
 
@@ -301,14 +301,14 @@ static void only_the_live_machine_is_asked(void **state)
     (void)state;
     tree_init(&tree);
     assert_int_equal(root_open(tree.place, &root), EP_OK);
-    assert_int_equal(root_ask(root, "nvml", answer_scalar, NULL, 5000).state, ROOT_UNASKED);
+    assert_int_equal(root_ask(root, "nvml", answer_scalar, NULL, PATIENT_MS).state, ROOT_UNASKED);
     root_free(root);
     tree_put(&tree, "/" ROOT_OVERLAY,
              "{\"epkit_snapshot\": 1, \"answers\": {\"nvml\": {\"value\": 43},"
              " \"load:x\": {\"state\": \"failed\", \"why\": \"made up\"}}}");
     assert_int_equal(root_open(tree.place, &root), EP_OK);
-    assert_int_equal(json_integer_value(root_ask(root, "nvml", answer_scalar, NULL, 5000).value), 43);
-    assert_string_equal(root_ask(root, "load:x", answer_scalar, NULL, 5000).why, "made up");
+    assert_int_equal(json_integer_value(root_ask(root, "nvml", answer_scalar, NULL, PATIENT_MS).value), 43);
+    assert_string_equal(root_ask(root, "load:x", answer_scalar, NULL, PATIENT_MS).why, "made up");
     root_free(root);
     tree_done(&tree);
 }

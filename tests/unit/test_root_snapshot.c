@@ -18,7 +18,7 @@ static void make_machine(const struct tree *tree)
 
     tree_put(tree, PCI "class", "0x030200\n");
     tree_put(tree, PCI "numa_node", "-1\n");
-    tree_put_bytes(tree, PCI "vendor", "\xff\xfe\0binary", 9);
+    tree_put_bytes(tree, PCI "config", (const char[64]){"\xde\x10\xff\xfe"}, 64);
     tree_put_bytes(tree, "/sys/class/net/\xe4\xf6/mtu", "1500\n", 5);
     tree_put(tree, "/sys/class/net/eth0/mtu", "9000\n");
     tree_put(tree, "/sys/class/net/hex/mtu", "9001\n");
@@ -67,7 +67,7 @@ static void note_stat(FILE *notes, const char *what, struct root_stat stat)
 static char *ask_everything(struct root *root)
 {
     static const char *const files[] = {PCI "class",
-                                        PCI "vendor",
+                                        PCI "config",
                                         PCI "device",
                                         "/proc/modules",
                                         "/proc/self/limits",

@@ -218,6 +218,7 @@ static void the_server_ends_without_its_socket(void **state)
     struct route route;
     bool found = false;
     socklen_t bytes;
+    int pidfd;
 
     (void)state;
 #if defined(__SANITIZE_THREAD__)
@@ -226,7 +227,9 @@ static void the_server_ends_without_its_socket(void **state)
 #endif
     open_route(&route, BY_SOCKET);
     /* Answered: so the thread is about to wait for the next request, or does so by then. */
-    close(ep_shm_request_pidfd(&route.address, 60000));
+    assert_int_equal(
+        ep_shm_request_pidfd(&(struct ep_shm_owner){.address = &route.address, .timeout_ms = 60000}, &pidfd), EP_OK);
+    close(pidfd);
     usleep(100000);
     bytes = name_of(&route.address, &mine);
     for (int fd = 3; fd < 256 && !found; fd++) {

@@ -549,6 +549,7 @@ static void assert_settings(const char *script, const char *expected)
 
     world_init(&world);
     tree_put(&world.tree, "/usr/local/gib/scripts/set_nccl_env.sh", script);
+    tree_put(&world.tree, "/usr/local/gib/lib64/libnccl-net.so", "made up");
     stack = read_stack(&world);
     for (int i = 0; i < stack->nccl.n_settings; i++) {
         const struct stack_setting *setting = &stack->nccl.settings[i];

@@ -29,7 +29,7 @@ enum {
     BENCH_DISPATCH = 1u << 0, /* a routing whose plan exists */
     BENCH_COMBINE = 1u << 1,
     BENCH_PLAN = 1u << 2, /* creation of a plan, and a new routing's first dispatch with it */
-    BENCH_LL = 1u << 3,   /* low-latency dispatch and combine; one node only */
+    BENCH_LL = 1u << 3,   /* low-latency dispatch and combine */
     BENCH_ALL = BENCH_DISPATCH | BENCH_COMBINE | BENCH_PLAN | BENCH_LL
 };
 

@@ -117,6 +117,9 @@ struct bench_measurement {
     const struct bench_turn *ours, *copy, *byhand, *cached;            /* NULL: not measured */
     const struct bench_turn *queued, *bare, *engine_pair, *engine_all; /* on GPUs */
     double pair_bytes;                                                 /* of a turn of engine_pair */
+    const struct bench_turn *puts, *sockets; /* between nodes: the network by itself, plain sockets; NULL */
+    double net_bytes;                        /* of one rank in a turn of these */
+    double n_puts;                           /* of one operation of this rank */
 };
 
 /* Adds up over the ranks; rank 0 emits the row. Collective. */

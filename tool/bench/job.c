@@ -44,7 +44,7 @@ static int run_tokens(struct ranks_ctx *ctx, const struct bench_request *request
 
 static int run_request(struct ranks_ctx *ctx, const struct bench_request *request)
 {
-    bool low_latency = (request->ops & BENCH_LL) && ctx->nnodes < 2;
+    bool low_latency = request->ops & BENCH_LL;
     bool throughput = request->ops & ~(unsigned)BENCH_LL;
     int n_throughput = throughput ? request->n_token_counts : 0;
     int n_steps = n_throughput + (low_latency ? 1 : 0);

@@ -4,7 +4,9 @@
 
 #include "backend/cuda/module.h"
 #include "bench/pattern.h"
+#include "net/probe.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 struct op {
@@ -14,7 +16,10 @@ struct op {
     ep_combine_args combine;
     struct bench_phases phases;
     struct bench_ceilings ceilings;
-    size_t copy_bytes; /* the row bytes that this rank receives */
+    struct ep_net_probe *probe; /* between nodes, with yardsticks */
+    double probe_bytes;         /* of one rank in a turn of it */
+    double puts;                /* of one operation */
+    size_t copy_bytes;          /* the row bytes that this rank receives */
 };
 
 static ep_status run_dispatch(void *context)
@@ -87,6 +92,16 @@ static ep_status run_byhand_combine(void *context)
     return byhand_combine(&op->bench->hand, op->bench->recv_x, op->bench->out_byhand);
 }
 
+static ep_status run_puts(void *context)
+{
+    return ep_net_probe_puts(((struct op *)context)->probe);
+}
+
+static ep_status run_sockets(void *context)
+{
+    return ep_net_probe_sockets(((struct op *)context)->probe);
+}
+
 /*
  * A rank that is done must not sleep in our barrier while MPI still has something of it to deliver: it goes on only
  * when all are done.
@@ -102,12 +117,13 @@ static ep_status after_byhand(void *context, int round)
 static int run_checked(struct op *op, ep_status (*run)(void *), const char *what)
 {
     ep_status status = twins_status(&op->bench->twins);
+    uint64_t puts = ep_net_probe_count(op->bench->ctx->comm);
 
     if (status == EP_OK)
         status = run(op);
     if (status == EP_OK)
         status = finish_ours(op);
-
+    op->puts = (double)(ep_net_probe_count(op->bench->ctx->comm) - puts);
     return status == EP_OK ? 0 : ranks_emit_error(op->bench->ctx, status, what);
 }
 
@@ -146,6 +162,45 @@ static int check_byhand(struct op *op, bool is_combine)
     if (is_combine)
         return verify_combine(bench, bench->out_byhand, bench->ctx->nranks, "verifying MPI_Alltoallv");
     return verify_byhand_dispatch(bench, op->is_fp8);
+}
+
+/* As many bytes to each rail peer as the operation that was last made has sent on the mean. Collective. */
+static int probe_init(struct op *op)
+{
+    struct ranks_ctx *ctx = op->bench->ctx;
+    ep_stats stats = {.size = sizeof(stats)};
+    uint64_t mine, *all = calloc((size_t)ctx->nranks, sizeof(*all)), sum = 0;
+    ep_status status = all ? ep_comm_get_stats(ctx->comm, &stats) : EP_E_MEMORY;
+
+    mine = stats.bytes_net;
+    if (status == EP_OK)
+        status = ep_comm_allgather(ctx->comm, &mine, sizeof(mine), all);
+    for (int rank = 0; status == EP_OK && rank < ctx->nranks; rank++)
+        sum += all[rank];
+    free(all);
+    op->probe_bytes = 0;
+    if (status == EP_OK && sum > 0) {
+        size_t each = (size_t)(sum / (uint64_t)(ctx->nranks * (ctx->nnodes - 1))) + 1;
+
+        op->probe_bytes = (double)each * (ctx->nnodes - 1);
+        status = ep_net_probe_new(ctx->comm, each, &op->probe);
+    }
+    return status == EP_OK ? 0 : ranks_emit_error(ctx, status, "preparing the probe of the network");
+}
+
+/* The network by itself, and plain sockets with the same streams and chunks; behind the other turns. */
+static void net_turns(struct op *op, int *n_turns, struct bench_turn *turns, struct bench_measurement *measurement)
+{
+    if (!op->probe)
+        return;
+    turns[*n_turns] = (struct bench_turn){.what = "bare puts", .run = run_puts, .context = op};
+    measurement->puts = &turns[(*n_turns)++];
+    measurement->net_bytes = op->probe_bytes;
+    measurement->n_puts = op->puts;
+    if (!ep_net_probe_has_sockets(op->probe))
+        return;
+    turns[*n_turns] = (struct bench_turn){.what = "plain sockets", .run = run_sockets, .context = op};
+    measurement->sockets = &turns[(*n_turns)++];
 }
 
 static void host_turns(struct op *op, bool is_combine, struct bench_turn *turns, struct bench_measurement *measurement)
@@ -213,6 +268,9 @@ static int measure(struct op *op, bool is_combine)
     memset(&op->phases, 0, sizeof(op->phases));
     if (code == 0)
         code = is_combine ? check_combine(op) : check_dispatch(op);
+    if (code == 0 && !gpu && bench_has_yardsticks(bench) && bench->ctx->nnodes > 1)
+        code = probe_init(op);
+    net_turns(op, &n_turns, turns, &measurement);
     if (code == 0)
         code = bench_rounds(bench->ctx, turns, n_turns, bench->request->iters, bench->one_clock);
     if (code == 0)
@@ -222,6 +280,8 @@ static int measure(struct op *op, bool is_combine)
     if (code == 0)
         code = bench_emit_row(bench, &measurement);
     bench_ceilings_done(&op->ceilings);
+    ep_net_probe_free(op->probe);
+    op->probe = NULL;
     return code;
 }
 

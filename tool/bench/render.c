@@ -66,6 +66,11 @@ static const struct out_column net_columns[] = {
     {"TOKENS", "tokens", 0, 0},
     {"NET GB/s AS DeepEP PRINTS IT", "net_printed_gbps", 3, 0},
     {"NET GB/s ON THE WIRE", "net_gbps", 3, 0},
+    {"PUTS", "puts_per_operation", 0, OUT_GIVEN},
+    {"BARE PUTS GB/s", "puts_gbps", 3, OUT_GIVEN},
+    {"x bare puts", "net_vs_puts", 2, OUT_GIVEN},
+    {"PLAIN SOCKETS GB/s", "sockets_gbps", 3, OUT_GIVEN},
+    {"puts x sockets", "puts_vs_sockets", 2, OUT_GIVEN},
 };
 
 static const struct out_column phase_columns[] = {
@@ -101,6 +106,8 @@ static json_t *flatten(const json_t *row, const char *device)
     copy_member(flat, "engine_pair", "gbps", "engine_pair_gbps");
     copy_member(flat, "alltoallv", "time_us", "alltoallv_us");
     copy_member(flat, "alltoallv", "gbps", "alltoallv_gbps");
+    copy_member(flat, "puts", "gbps", "puts_gbps");
+    copy_member(flat, "sockets", "gbps", "sockets_gbps");
     json_object_update_missing(flat, json_object_get(row, "phases_us"));
     return flat;
 }

@@ -143,6 +143,24 @@ static void set_rates(json_t *row, const struct bench_case *bench, const struct 
     json_object_set_new(row, "net_gbps", json_real(rates.net));
 }
 
+/* net_vs_puts: what the operation gets of the network; puts_vs_sockets: what the network costs. */
+static void set_network(json_t *row, const struct bench_measurement *measurement)
+{
+    double net = json_number_value(json_object_get(row, "net_gbps")), puts;
+
+    if (!measurement->puts)
+        return;
+    puts = measurement->net_bytes * 1e-9 / measurement->puts->summary.median;
+    json_object_set_new(row, "puts_per_operation", json_real(measurement->n_puts));
+    set_yardstick(row, "puts", measurement->puts, measurement->puts, measurement->net_bytes);
+    json_object_set_new(row, "net_vs_puts", json_real(net / puts));
+    if (!measurement->sockets)
+        return;
+    set_yardstick(row, "sockets", measurement->sockets, measurement->sockets, measurement->net_bytes);
+    json_object_set_new(row, "puts_vs_sockets",
+                        json_real(measurement->sockets->summary.median / measurement->puts->summary.median));
+}
+
 int bench_emit_row(const struct bench_case *bench, const struct bench_measurement *measurement)
 {
     const struct bench_request *request = bench->request;
@@ -169,6 +187,7 @@ int bench_emit_row(const struct bench_case *bench, const struct bench_measuremen
     set_yardstick(row, "alltoallv", ours, measurement->byhand, bytes);
     if (measurement->cached)
         set_yardstick(row, "cached", ours, measurement->cached, bytes);
+    set_network(row, measurement);
     if (ctx->gpu)
         set_gpu(row, bench, measurement, bytes);
     ranks_emit(ctx, row);

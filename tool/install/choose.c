@@ -112,12 +112,15 @@ static int split_settings(const struct cmd *cmd, struct chosen_recipe *chosen, c
 static void add_saved_settings(const struct install_cmd_options *options, const char *name,
                                struct chosen_recipe *chosen)
 {
-    char path[PATH_MAX];
+    char path[PATH_MAX], *text;
     const char *key;
+    size_t bytes = 0;
     json_t *value;
 
     saved_path(options, name, "settings.json", path);
-    chosen->saved = json_load_file(path, 0, NULL);
+    text = read_file(path, YAML_BYTES_MAX, &bytes);
+    chosen->saved = text ? json_loadb(text, bytes, 0, NULL) : NULL;
+    free(text);
     json_object_foreach(chosen->saved, key, value)
     {
         if (chosen->n_settings == SETTINGS_MAX || !json_is_string(value))

@@ -160,16 +160,16 @@ static json_t *make_program(int n_args, char **args)
     return json_pack("{s:o}", "argv", argv);
 }
 
-/* epkit-test: internode is one group over all nodes; the other matrices run on each node by itself. */
+/* epkit-test: intranode runs on each node by itself; the other matrices are one group over all nodes. */
 static int adjust_epkit_test(const struct cmd *cmd, const struct cmd_call *call, int n_nodes, struct launch_job *job)
 {
     const struct launch_args *args = call->options;
     json_t *argv = json_object_get(job->spec, "argv");
     char count[16];
 
-    if (strcmp(call->args[1], "internode") == 0) {
-        if (n_nodes < 2)
-            return cmd_usage(cmd, "epkit-test internode needs two nodes or more");
+    if (n_nodes < 2 && strcmp(call->args[1], "internode") == 0)
+        return cmd_usage(cmd, "epkit-test internode needs two nodes or more");
+    if (n_nodes > 1 && strcmp(call->args[1], "intranode") != 0) {
         snprintf(count, sizeof(count), "%d", n_nodes);
         json_array_append_new(argv, json_string("--nodes"));
         json_array_append_new(argv, json_string(count));

@@ -28,6 +28,44 @@ bool show_was_interrupted(void)
     return was_interrupted;
 }
 
+/* What to do about a layer at which a node failed. */
+static void print_advice(const json_t *rows)
+{
+    static const struct {
+        const char *layer, *text;
+    } advice[] = {
+        {"DNS", "is the name right? 'getent hosts NAME' shows what is known here"},
+        {"TCP", "does the host run, and does its sshd listen at that port? --port N chooses another, --port 0 that of "
+                "ssh's configuration"},
+        {"banner", "something else than sshd listens there, or sshd takes no more connections (MaxStartups)"},
+        {"authentication",
+         "ssh has to get in without a question: 'ssh -o BatchMode=yes NODE true' shows why it does not"},
+        {"command", "'ssh NODE epkit version' shows what happens there"},
+        {"answer", "'ssh NODE epkit version' shows what happens there"},
+        {"timeout", "'ssh NODE epkit version' shows what happens there; --connect-timeout gives slow nodes more time"},
+        {"ssh", "'ssh -v NODE true' shows how far it gets; --ssh and EPKIT_SSH choose the program"},
+        {"epkit", "install epkit there in PATH, or say where it is: --remote-epkit FILE"},
+        {"version", "install one version on all nodes, or name it: --remote-epkit FILE"},
+        {"disk", "make room there, or let TMPDIR name another folder there"},
+        {"installation", "install it on the nodes; 'epkit help install' says what epkit can install"},
+    };
+
+    for (size_t i = 0; i < sizeof(advice) / sizeof(advice[0]); i++) {
+        const json_t *row;
+        size_t j;
+
+        json_array_foreach(rows, j, row)
+        {
+            const char *layer = json_string_value(json_object_get(row, "failed_at"));
+
+            if (strcmp(layer ? layer : "", advice[i].layer) == 0) {
+                printf("  %s: %s\n", layer, advice[i].text);
+                break;
+            }
+        }
+    }
+}
+
 static void print_failures(const json_t *hosts)
 {
     static const struct out_column columns[] = {
@@ -42,6 +80,7 @@ static void print_failures(const json_t *hosts)
     }
     if (json_array_size(rows))
         out_table(stdout, columns, sizeof(columns) / sizeof(columns[0]), rows, OUT_TABLE);
+    print_advice(rows);
     json_decref(rows);
 }
 
@@ -62,9 +101,12 @@ static void print_verdicts(const struct launch_options *options, const struct la
                            const json_t *parsed, int parsed_code)
 {
     const char *verdict = json_string_value(json_object_get(parsed, "verdict"));
+    bool has_begun =
+        json_array_size(json_object_get(parsed, "runs")) + json_array_size(json_object_get(parsed, "faults")) > 0;
 
     out_verdict(result->code == CMD_FINE ? OUT_GOOD : OUT_BAD, "%s", result->verdict);
-    if (verdict)
+    /* Of a test that never began nothing is to be said but why. */
+    if (verdict && (has_begun || result->code == CMD_FINE))
         out_verdict(parsed_code == CMD_FINE ? OUT_GOOD : OUT_BAD, "%s", verdict);
     if (result->code != CMD_FINE)
         print_failures(json_object_get(result->document, "hosts"));

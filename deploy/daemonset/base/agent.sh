@@ -82,6 +82,7 @@ holder_of() {
 
 # The name of the turn that this node has, if it has one: also one that there would not be with today's MAX_UNAVAILABLE.
 turn=
+waits= # said that kured is waited for
 find_turn() {
     local names=() list name holder i
     turn=
@@ -93,10 +94,30 @@ find_turn() {
     done <<<"$list"
 }
 
+# Does kured have another node down? It reboots the node whose name is in the lock, an annotation of its DaemonSet. A lock
+# with a time to live (nanoseconds) is over after it. No answer is not the answer that nobody has it.
+kured_is_busy() {
+    local lock ttl created
+    lock=$(kube -n "${KURED_NAMESPACE:-kube-system}" get daemonset "${KURED_NAME:-kured}" --ignore-not-found \
+        -o jsonpath='{.metadata.annotations.weave\.works/kured-node-lock}') || return 0
+    grep -oE '"nodeID":"[^"]*"' <<<"$lock" | grep -qvxF "\"nodeID\":\"$node\"" || return 1
+    ttl=$(grep -oE '"TTL":[0-9]+' <<<"$lock" | head -n 1 | cut -d: -f2) || ttl=0
+    created=$(grep -oE '"created":"[^"]*"' <<<"$lock" | head -n 1 | cut -d'"' -f4) || created=
+    [ "${ttl:-0}" -gt 0 ] && [ -n "$created" ] || return 0
+    created=$(date -d "$created" +%s) || return 0
+    [ "$(date +%s)" -lt $((created + ttl / 1000000000)) ]
+}
+
 take_turn() {
     local i name holder there
     find_turn || return 1
     [ -z "$turn" ] || return 0
+    if kured_is_busy; then
+        [ -n "$waits" ] || say "kured has another node down, or cannot be asked: waiting"
+        waits=yes
+        return 1
+    fi
+    waits=
     for i in $(seq 0 $((turns - 1))); do
         name=epkit-installer-$i
         if lease "$name" | kube create -f - >/dev/null 2>&1; then

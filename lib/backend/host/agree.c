@@ -35,17 +35,6 @@ void host_read_reason(char ret[HOST_REASON_BYTES], const char from[HOST_REASON_B
             *at = '?';
 }
 
-/* As errno: of the last verdict of this thread that failed. */
-static _Thread_local int last_blamed = -1;
-
-int host_take_blamed(void)
-{
-    int rank = last_blamed;
-
-    last_blamed = -1;
-    return rank;
-}
-
 static const struct host_verdict *find(const void *all, size_t stride, int rank)
 {
     return (const struct host_verdict *)(const void *)((const char *)all + (size_t)rank * stride);
@@ -57,10 +46,8 @@ ep_status host_verdict_judge(const char *call, const struct host_verdict *mine, 
     char reason[HOST_REASON_BYTES];
     int blamed = -1;
 
-    if (mine->status != EP_OK) {
-        last_blamed = mine->rank;
+    if (mine->status != EP_OK)
         return ep_fail((ep_status)mine->status, "%s: %s", call, mine->reason);
-    }
     for (int rank = 0; rank < nranks; rank++) {
         const struct host_verdict *theirs = find(all, stride, rank);
 
@@ -85,7 +72,6 @@ ep_status host_verdict_judge(const char *call, const struct host_verdict *mine, 
     if (blamed < 0)
         return EP_OK;
     mine = find(all, stride, blamed);
-    last_blamed = mine->rank;
     host_read_reason(reason, mine->reason);
     if (mine->rank == blamed)
         return ep_fail((ep_status)mine->status, "%s: rank %d failed: %s", call, blamed, reason);
@@ -124,11 +110,26 @@ ep_status host_agree_about(const ep_boot *boot, int timeout_ms, ep_status mine, 
             *asks |= all[i].asks != 0;
     } else if (mine != EP_OK && (rank == boot->rank || (mine == EP_E_PEER_DEAD && status == EP_E_TIMEOUT))) {
         /* Of a peer the boot may know more: that it has died, and is not only out of reach. */
-        last_blamed = rank;
         status = ep_fail(mine, "ep_comm_new: %s", own.reason);
     }
     if (all != few)
         free(all);
+    return status;
+}
+
+ep_status host_agree_within(ep_comm *comm, const char *call, ep_status mine)
+{
+    int nranks = comm->nranks, owner_failed = host_owner_failed;
+    struct host_verdict own, *all = calloc((size_t)nranks, sizeof(*all));
+    ep_status status;
+
+    host_verdict_make(&own, call, mine, owner_failed ? owner_failed - 1 : comm->rank);
+    if (!all)
+        return ep_fail(EP_E_MEMORY, "%s: no memory for %d ranks", call, nranks);
+    status = host_allgather(comm, &own, sizeof(own), all);
+    if (status == EP_OK)
+        status = host_verdict_judge(call, &own, nranks, all, sizeof(*all));
+    free(all);
     return status;
 }
 

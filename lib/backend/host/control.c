@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "backend/host/host.h"
 
+#include "net/tcp.h"
+
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -68,14 +70,18 @@ static ep_status find_fate(const struct host_comm *host, int rank)
     }
 }
 
-ep_status host_attach(struct host_comm *host, int rank, const struct ep_shm_name *name, struct ep_shm *ret_shm)
+_Thread_local int host_owner_failed;
+
+ep_status host_attach(struct host_comm *host, int rank, const struct ep_shm_name *name, int timeout_ms,
+                      struct ep_shm *ret_shm)
 {
-    uint64_t deadline_ns = ep_deadline_ns(host->comm->config.timeout_ms);
+    uint64_t deadline_ns = ep_deadline_ns(timeout_ms);
     char text[EP_ERROR_TEXT_BYTES];
     struct ep_shm_owner owner;
     ep_status status, fate;
     bool at_owner = false;
 
+    host_owner_failed = 0;
     /* A name of another process would be memory of that one, or of this. */
     if (name->process != host->peers[rank].key)
         return ep_fail(EP_E_MISMATCH, "what rank %d has published is damaged: a segment is not of its process", rank);
@@ -90,6 +96,8 @@ ep_status host_attach(struct host_comm *host, int rank, const struct ep_shm_name
     } while (status == EP_E_TIMEOUT && ep_now_ns() < deadline_ns && !host_peer_dead(host, rank) &&
              !atomic_load(&host_arbiter(host)->group_failure));
     host_note_wait_end(host);
+    if (status != EP_OK && at_owner)
+        host_owner_failed = rank + 1;
     /* The segment says nothing about its owner: a rank may live and have released it, or be out of sight. */
     if (status != EP_E_STATE && status != EP_E_UNSUPPORTED && status != EP_E_TIMEOUT)
         return status != EP_OK && at_owner ? ep_fail_prefix(status, "rank %d: ", rank) : status;
@@ -100,6 +108,9 @@ ep_status host_attach(struct host_comm *host, int rank, const struct ep_shm_name
     if (status == EP_E_STATE)
         return ep_fail(EP_E_PEER_LEFT, "rank %d has freed memory that rank %d has not read yet: %s", rank,
                        host->comm->rank, text);
+    if (status == EP_E_TIMEOUT)
+        return ep_fail(EP_E_TIMEOUT, "rank %d did not hand out its memory within %d ms%s", rank, timeout_ms,
+                       host_blindness(host, rank));
     return ep_fail(status, "%s", text);
 }
 
@@ -120,7 +131,7 @@ static bool same_node(const struct host_comm *host, int rank)
 /* Over sockets each node is a host of its own, also where two of them are on one machine: one set of rules for all. */
 static bool is_apart(const struct host_comm *host, int rank)
 {
-    return !same_node(host, rank) && strcmp(host->comm->config.network, ep_net_tcp.name) == 0;
+    return !same_node(host, rank) && ep_net_is_linked(host->comm->config.network);
 }
 
 /* A host that cannot be told from another one, because a rank has no /proc, is tried as the same one. */
@@ -166,7 +177,8 @@ static ep_status attach_peer(struct introduction *meeting, int rank, const struc
     peer->same_process = theirs->process.key == meeting->mine->process.key;
     status = peer->same_process ? EP_OK : ep_process_open(&theirs->process, &peer->process);
     if (status != EP_OK)
-        return ep_fail_prefix(status, "ep_comm_new: each rank needs a descriptor for each other, for rank %d: ", rank);
+        return ep_fail_prefix(status, "ep_comm_new: rank %d needs a descriptor for each other rank, for rank %d: ",
+                              meeting->host->comm->rank, rank);
     status = ep_shm_attach(&theirs->control, &owner, &peer->shm);
     if (status == EP_OK) {
         took_control(peer);
@@ -177,7 +189,8 @@ static ep_status attach_peer(struct introduction *meeting, int rank, const struc
         return ep_fail(EP_E_PEER_DEAD, "ep_comm_new: rank %d died", rank);
     }
     if (status != EP_E_UNSUPPORTED && status != EP_E_STATE)
-        return ep_fail_prefix(status, "ep_comm_new: control block of rank %d: ", rank);
+        return ep_fail_prefix(
+            status, "ep_comm_new: rank %d cannot map the control block of rank %d: ", meeting->host->comm->rank, rank);
     /* One that is just ending, too: the next all-gather knows. */
     meeting->asks = true;
     return EP_OK;
@@ -209,9 +222,18 @@ static ep_status attach_by_socket(struct introduction *meeting, int rank, const 
     status = ep_shm_attach(&theirs->control, &owner, &peer->shm);
     if (status == EP_OK) {
         took_control(peer);
-        if (peer->process.pidfd < 0)
-            peer->process.pidfd = ep_shm_request_pidfd(&peer->address, left_ms(meeting->deadline_ns));
-        return EP_OK;
+        if (peer->process.pidfd >= 0)
+            return EP_OK;
+        owner.timeout_ms = left_ms(meeting->deadline_ns);
+        status = ep_shm_request_pidfd(&owner, &peer->process.pidfd);
+        /* It has none: then nobody can tell whether it lives. */
+        if (status == EP_OK || (status == EP_E_UNSUPPORTED && at_owner))
+            return EP_OK;
+        if (status == EP_E_UNSUPPORTED) {
+            meeting->culprit = rank;
+            return ep_fail(EP_E_PEER_DEAD, "ep_comm_new: rank %d died: the socket that handed out its memory is gone",
+                           rank);
+        }
     }
     snprintf(text, sizeof(text), "%s", ep_last_error());
     if ((status == EP_E_STATE || status == EP_E_UNSUPPORTED || status == EP_E_TIMEOUT) &&
@@ -223,7 +245,10 @@ static ep_status attach_by_socket(struct introduction *meeting, int rank, const 
         meeting->culprit = rank;
     if (status == EP_E_UNSUPPORTED)
         return set_apart(meeting, rank, text);
-    return ep_fail_prefix(status, "ep_comm_new: control block of rank %d: ", rank);
+    if (meeting->culprit == rank)
+        return ep_fail_prefix(status, "ep_comm_new: control block of rank %d: ", rank);
+    return ep_fail_prefix(
+        status, "ep_comm_new: rank %d cannot map the control block of rank %d: ", meeting->host->comm->rank, rank);
 }
 
 /* All ranks hand out their segments, because some rank can get at some segment in no other way. */
@@ -314,9 +339,12 @@ static int find_arbiter(const struct host_comm *host)
     return rank;
 }
 
+/* For the network, in creation: the peers wait for this rank, and must not blame it for one that is stopped. */
 static ep_status attach_segment(void *context, int rank, const struct ep_shm_name *name, struct ep_shm *ret_shm)
 {
-    return host_attach(context, rank, name, ret_shm);
+    const struct host_comm *host = context;
+
+    return host_attach(context, rank, name, host->comm->config.timeout_ms / 2, ret_shm);
 }
 
 static void wake_rank(void *context, int rank)
@@ -325,56 +353,74 @@ static void wake_rank(void *context, int rank)
 }
 
 /* Which network the configuration asks for, of those that are there. */
-static ep_status find_network(struct host_comm *host, const ep_boot *boot, const struct ep_net_provider **ret_provider)
+static ep_status find_network(struct host_comm *host, const ep_boot *boot, struct ep_net_provider *ret_provider)
 {
-    const struct ep_net_provider *brought = boot->network;
+    const struct ep_net_provider *brought = boot->network, *own;
     const char *name = host->comm->config.network;
+    bool has_brought = brought && brought->abi == EP_NET_ABI;
 
     if (!name)
         name = brought ? brought->name : ep_net_emulated.name;
-    if (brought && brought->abi == EP_NET_ABI && strcmp(name, brought->name) == 0) {
-        *ret_provider = brought;
+    own = ep_net_find(name);
+    if (has_brought && strcmp(name, brought->name) == 0) {
+        *ret_provider = *brought;
         return EP_OK;
     }
-    if (strcmp(name, ep_net_tcp.name) == 0) {
-        *ret_provider = &ep_net_tcp;
-        return EP_OK;
-    }
-    if (strcmp(name, ep_net_emulated.name) != 0)
-        return ep_fail(EP_E_UNSUPPORTED, "ep_comm_new: no network \"%s\" here: there is \"%s\", \"%s\"%s%s", name,
-                       ep_net_emulated.name, ep_net_tcp.name, brought ? " and, from the boot, " : "",
-                       brought ? brought->name : "");
-    if (!host->one_host)
+    if (!own)
+        return ep_fail(EP_E_UNSUPPORTED, "ep_comm_new: no network \"%s\" here: there is \"%s\", \"%s\", \"%s\"%s%s",
+                       name, ep_net_emulated.name, ep_net_tcp.name, ep_net_verbs.name,
+                       brought ? " and, from the boot, " : "", brought ? brought->name : "");
+    if (own == &ep_net_emulated && !host->one_host)
         return ep_fail(
             EP_E_UNSUPPORTED,
             "ep_comm_new: the emulated network needs all ranks on one host: take the network \"tcp\", or start them with "
             "MPI (epkit/mpi.h)");
-    *ret_provider = &ep_net_emulated;
+    *ret_provider = *own;
+    /* The secret of a bootstrap over TCP is that of both networks that connect by it. */
+    if (has_brought && ep_net_is_linked(brought->name) && ep_net_is_linked(name))
+        ret_provider->context = brought->context;
     return EP_OK;
 }
 
-static ep_status open_network(struct host_comm *host, const ep_boot *boot)
+static void make_params(struct host_comm *host, struct ep_net_params *ret_params)
 {
-    ep_comm *comm = host->comm;
-    const struct ep_net_provider *provider = NULL;
-    struct ep_net_params params = {
+    const ep_comm *comm = host->comm;
+
+    *ret_params = (struct ep_net_params){
         .rank = comm->rank,
         .nranks = comm->nranks,
         .ranks_per_node = comm->ranks_per_node,
         .channels = comm->config.channels,
         .timeout_ms = comm->config.timeout_ms,
         .emulation = comm->emulation,
-        .boot = boot,
         .wake = wake_rank,
         .wake_context = host,
         .attach = attach_segment,
     };
-    ep_status status = find_network(host, boot, &provider);
+}
 
+void host_net_describe(struct host_comm *host, struct ep_net_provider *ret_provider, struct ep_net_params *ret_params)
+{
+    *ret_provider = host->provider;
+    /* The bootstrap may be gone: the endpoint has kept what it knew. */
+    if (ep_net_is_linked(host->provider.name))
+        ret_provider->context =
+            (void *)&ep_net_tcp_get_rendezvous(ep_net_get_tcp(ep_streams_get_net(host->streams)))->context;
+    make_params(host, ret_params);
+}
+
+static ep_status open_network(struct host_comm *host, const ep_boot *boot)
+{
+    ep_comm *comm = host->comm;
+    struct ep_net_params params;
+    ep_status status = find_network(host, boot, &host->provider);
+
+    make_params(host, &params);
+    params.boot = boot;
     status = host_agree(boot, comm->config.timeout_ms, status);
     if (status == EP_OK)
-        status = ep_streams_open(provider, &params, HOST_RING_BYTES, &host->streams);
-    if (status == EP_OK && provider->open == ep_net_tcp.open)
+        status = ep_streams_open(&host->provider, &params, HOST_RING_BYTES, &host->streams);
+    if (status == EP_OK && ep_net_is_linked(host->provider.name))
         status = host_link_open(host);
     return host_agree(boot, comm->config.timeout_ms, status);
 }
@@ -467,6 +513,7 @@ void host_comm_close(ep_comm *comm)
     host_queue_close(host);
     host_plan_drop_pending(host);
     host_leave_group(host);
+    host_ll_stop_threads(host); /* of objects that were not freed: nobody else ends what uses this communicator */
     host_link_close(host);
     if (atomic_load(&comm->failed) != EP_OK)
         ep_streams_abandon(host->streams);

@@ -42,6 +42,10 @@ const struct ep_backend_ops ep_backend_host = {
     .shrink = host_shrink,
     .alloc = host_alloc,
     .free = host_free,
+    .alloc_local = host_alloc_local,
+    .free_local = host_free_local,
+    .register_memory = host_register,
+    .unregister_memory = host_unregister,
     .plan_open = host_plan_open,
     .plan_close = host_plan_close,
     .plan_update = host_plan_update,
@@ -71,4 +75,5 @@ const struct ep_backend_ops ep_backend_host = {
     .ll_set_mask = host_ll_set_mask,
     .ll_query_mask = host_ll_query_mask,
     .ll_barrier = host_ll_barrier,
+    .ll_bytes = host_ll_bytes,
 };

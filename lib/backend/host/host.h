@@ -9,7 +9,8 @@
  *   memory.c    symmetric memory: this rank's allocations, mappings of the peers'
  *   queue.c     queues of work: worker thread, events
  *   route.c     where each token's rows go; plan*.c make it with the peers
- *   dispatch.c, combine.c   within a node;  hop.c  between nodes;  lowlatency*.c
+ *   dispatch.c, combine.c   within a node;  hop.c  between nodes
+ *   lowlatency*.c  low latency; lowlatency_net.c, lowlatency_answer.c  between nodes
  *   shrink.c    agreement of the survivors;  shrink_group.c  the new group of them
  *   rows*.c     the inner loops
  *
@@ -39,7 +40,7 @@
 #define HOST_CACHE_LINE 64
 #define HOST_SLOTS 512   /* symmetric allocations of one rank, staging included */
 #define HOST_BOARDS 4    /* exchanges in flight: plans whose counts nobody has asked for yet */
-#define HOST_ATTEMPTS 32 /* of one ep_comm_shrink */
+#define HOST_ATTEMPTS 32 /* of all calls of ep_comm_shrink on one communicator */
 #define HOST_GATHER_BYTES 4096
 #define HOST_REASON_BYTES 256      /* of a failure, as its peers hear it; longer ones are cut */
 #define HOST_RING_BYTES (1u << 20) /* stream between nodes: several of the largest rows (EP_MAX_HIDDEN) */
@@ -62,6 +63,7 @@
     X(HOST_LL_SEND, "low-latency dispatch: buffer free")                                                               \
     X(HOST_LL_RECV, "low-latency dispatch: rows")                                                                      \
     X(HOST_LL_OFFER, "low-latency combine: buffer free")                                                               \
+    X(HOST_LL_ANSWER, "low-latency combine: weights of other nodes")                                                   \
     X(HOST_LL_COMBINE, "low-latency combine: inputs ready")                                                            \
     X(HOST_LL_DONE, "low-latency combine: inputs read")                                                                \
     X(HOST_LL_BARRIER, "low-latency barrier")                                                                          \
@@ -102,10 +104,10 @@ struct host_slot {
 };
 
 /*
- * Votes of ep_comm_shrink, in the lowest byte; see shrink.c. Besides doorbells the only words that peers write: those
- * against the group, by compare-exchange from OPEN.
+ * Votes of ep_comm_shrink, in the lowest byte; see shrink_vote.c. Besides doorbells the only words that peers write:
+ * those against the group, by compare-exchange from OPEN.
  */
-enum { HOST_VOTE_OPEN = 0, HOST_VOTE_LOCKED, HOST_VOTE_VETO, HOST_VOTE_BANNED, HOST_VOTE_GIVEN_UP };
+enum { HOST_VOTE_OPEN = 0, HOST_VOTE_LOCKED, HOST_VOTE_VETO, HOST_VOTE_BANNED, HOST_VOTE_GIVEN_UP, HOST_VOTE_LEFT_OUT };
 
 struct host_shrink {
     _Atomic uint32_t attempt;                               /* 0: not come yet; else the attempt this rank is in */
@@ -160,10 +162,13 @@ struct host_peer {
     struct host_mapping *mappings; /* [HOST_SLOTS], made on first use; peers of this node only */
 };
 
+/* Whose an allocation is: staging of the library, of ep_alloc(), of ep_alloc_local(), of ep_register(). */
+enum host_memory { HOST_MEMORY_INTERNAL, HOST_MEMORY_SYMMETRIC, HOST_MEMORY_LOCAL, HOST_MEMORY_REGISTERED };
+
 struct host_allocation {
     struct ep_shm shm;
     uint32_t generation;
-    bool internal; /* staging of the library: counts as its memory */
+    enum host_memory kind;
 };
 
 /* What is known of a rank of another host, by the control link of its node. Written by the thread of the links. */
@@ -183,8 +188,9 @@ struct host_job;  /* queue.c */
 /* An ep_queue. With jobs only the worker touches what has become of them, without any the caller's thread. */
 struct host_queue {
     struct ep_queue base;
-    int jobs;         /* queued or running; under queue_lock */
-    ep_status status; /* the first failure since the last ep_stream_sync() */
+    struct host_queue *next; /* of the communicator's; only the caller's thread looks */
+    int jobs;                /* queued or running; under queue_lock */
+    ep_status status;        /* the first failure since the last ep_stream_sync() */
     char text[EP_ERROR_TEXT_BYTES];
 };
 
@@ -208,6 +214,7 @@ struct host_comm {
     struct ep_plan *pending[HOST_BOARDS]; /* plans whose exchange is not complete, oldest first */
     int n_pending;
     struct ep_streams *streams; /* NULL on one node */
+    struct ep_net_provider provider;
     struct host_remote *remote; /* [R]; NULL unless nodes are hosts of their own that are linked */
     struct host_link *link;
     const struct ep_rows_ops *rows;
@@ -224,7 +231,8 @@ struct host_comm {
     bool worker_started, worker_stop;
     bool on_worker;               /* a job runs on the worker: only who runs jobs looks */
     struct host_job *head, *tail; /* queued and running jobs of all queues */
-    struct host_queue queue;      /* the stream NULL */
+    struct host_queue queue;      /* the stream NULL, and the first of all queues */
+    struct host_ll *lls;          /* with a network, that are not freed */
 };
 
 /* Copies from memory that a peer may change meanwhile: what follows works on the copy, the compiler reads no more. */
@@ -256,12 +264,23 @@ ep_status host_comm_open(ep_comm *comm, const ep_boot *boot);
    share this control plane. host_comm_close() frees all of it. */
 ep_status host_comm_open_sized(ep_comm *comm, const ep_boot *boot, size_t bytes);
 void host_comm_close(ep_comm *comm);
+/* The threads of low-latency objects with a network: lowlatency_net.c. */
+void host_ll_stop_threads(struct host_comm *host);
+/*
+ * For another endpoint on the network of a communicator between nodes: the provider, and the parameters that do not
+ * depend on what it is for. Both are good as long as the communicator.
+ */
+void host_net_describe(struct host_comm *host, struct ep_net_provider *ret_provider, struct ep_net_params *ret_params);
 /*
  * Maps a segment of a peer, by whatever way the machine allows. EP_E_PEER_DEAD when it has died, EP_E_PEER_LEFT when it
  * lives and has left the group or released the segment, EP_E_MISMATCH when the name is not of a segment of its process.
- * `name` is a copy that no peer changes.
+ * `name` is a copy that no peer changes. timeout_ms: for an owner that has to answer, EP_E_TIMEOUT.
  */
-ep_status host_attach(struct host_comm *host, int rank, const struct ep_shm_name *name, struct ep_shm *ret_shm);
+ep_status host_attach(struct host_comm *host, int rank, const struct ep_shm_name *name, int timeout_ms,
+                      struct ep_shm *ret_shm);
+/* 1 + the peer that could not hand out a segment when this thread asked last, 0: none. Jobs of a queue ask beside the
+ * caller's thread. */
+extern _Thread_local int host_owner_failed;
 /* Tells the peers that no more comes from this rank. Part of host_comm_close(); earlier where the rest takes time. */
 void host_leave_group(struct host_comm *host);
 size_t host_comm_bytes(const ep_comm *comm);
@@ -283,10 +302,10 @@ void host_verdict_make(struct host_verdict *verdict, const char *call, ep_status
  */
 ep_status host_verdict_judge(const char *call, const struct host_verdict *mine, int nranks, const void *all,
                              size_t stride);
-/* The rank that the last failure of these in this thread is laid to; -1: none since it was asked for. */
-int host_take_blamed(void);
 /* All ranks learn whether all have succeeded; `mine` is this rank's own status. */
 ep_status host_agree(const ep_boot *boot, int timeout_ms, ep_status mine);
+/* The same among the ranks of a communicator that is there. */
+ep_status host_agree_within(ep_comm *comm, const char *call, ep_status mine);
 /* The same for a status that is about `rank`. *asks: this rank wants something; afterwards: some rank does. */
 ep_status host_agree_about(const ep_boot *boot, int timeout_ms, ep_status mine, int rank, bool *asks);
 
@@ -299,7 +318,10 @@ struct host_pause {
     int gone;      /* 1 + the rank that the last look found dead or gone */
     bool tolerant; /* report the rank waited for, but do not fail the group: low latency with masking */
     bool polls;    /* the network needs polling: no long sleeps */
+    int held;      /* HOST_HELD_*: whether something of the rank waited for may still be on its way */
 };
+
+enum { HOST_HELD_UNKNOWN = 0, HOST_HELD, HOST_NOT_HELD }; /* unknown: as the streams of the communicator say */
 
 /* Starts a wait. The deadline is the communicator's. */
 void host_pause_begin(struct host_pause *pause, struct host_comm *host, enum host_phase phase);
@@ -338,7 +360,8 @@ ep_status host_wait_node(struct host_comm *host, size_t word, uint64_t value, en
 ep_status host_raise(struct host_comm *host, ep_status status, int culprit, enum host_phase phase);
 /*
  * The same for a status whose text is the thread's last error: keeps that text, which the peers hear as well, unless
- * another failure was first. A status of the 1xx or 2xx kind is this rank's own failure, whoever `culprit` is.
+ * another failure was first. A status of the 1xx or 2xx kind is this rank's own failure, whoever `culprit` is, unless
+ * that is a peer that could not hand out its segment. The text names the rank that failed before any other.
  */
 ep_status host_raise_own(struct host_comm *host, ep_status status, int culprit, enum host_phase phase);
 
@@ -422,6 +445,10 @@ ep_status host_allgather(ep_comm *comm, const void *mine, size_t bytes, void *re
 /* memory.c */
 ep_status host_alloc(ep_comm *comm, size_t bytes, void **ret_memory);
 ep_status host_free(ep_comm *comm, void *memory);
+ep_status host_alloc_local(ep_comm *comm, size_t bytes, void **ret_memory);
+ep_status host_free_local(ep_comm *comm, void *memory);
+ep_status host_register(ep_comm *comm, void *memory, size_t bytes);
+ep_status host_unregister(ep_comm *comm, void *memory);
 ep_status host_alloc_internal(struct host_comm *host, size_t bytes, void **ret_memory);
 /* Without pages: host_reserve() has to be called for each part of it before anybody touches it. */
 ep_status host_alloc_sparse(struct host_comm *host, size_t bytes, void **ret_memory);
@@ -624,6 +651,7 @@ ep_status host_leave(struct host_comm *host, enum host_phase phase);
 
 /* lowlatency.c */
 ep_status host_ll_open(ep_ll *ll);
+int64_t host_ll_bytes(const ep_comm *comm, const ep_ll_config *config, int64_t *ret_combine_bytes);
 void host_ll_close(ep_ll *ll);
 ep_status host_ll_dispatch(ep_ll *ll, const ep_ll_dispatch_args *args, uint64_t number, ep_stream stream);
 ep_status host_ll_combine(ep_ll *ll, const ep_ll_combine_args *args, ep_stream stream);

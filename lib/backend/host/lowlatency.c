@@ -9,6 +9,9 @@
  * Dispatches and combines are numbered, each by themselves; number n uses buffer n % 2, so a sender may be one result
  * ahead of a receiver. A combine names a dispatch, whose ranges it reads in the peers' segments: nobody overwrites them
  * before all ranks have sent dispatch n + 2, and they do that behind their combines of n.
+ *
+ * Between nodes each block of slots is made here and put where the receiver would have it written; ranks there hear of
+ * the counters by signals. See lowlatency_net.c, and lowlatency_answer.c for the combine, where sums do travel.
  */
 #include "backend/host/lowlatency.h"
 
@@ -105,10 +108,8 @@ static void send_token(ep_ll *ll, const struct ll_dispatch *dispatch, int t)
         while (i < n && ranks[i] != rank)
             i++;
         if (i == n) {
-            struct ll_block *block = ll_block_of(ll, rank, dispatch->number, ll->comm->rank);
-
             ranks[n] = rank;
-            slots[n] = ll_slot_of(inner, block, inner->n_slots[rank]++);
+            slots[n] = ll_slot_of(inner->block[rank], ll_slot_bytes(ll, args->out_dtype), inner->n_slots[rank]++);
             n_experts[n++] = 0;
         }
         slots[i]->expert[n_experts[i]++] = index[k] % ll->n_local;
@@ -124,11 +125,19 @@ static void send_token(ep_ll *ll, const struct ll_dispatch *dispatch, int t)
     }
 }
 
+/* What `source` has sent to this rank. */
+static struct ll_block *received_block(const ep_ll *ll, uint64_t number, int source)
+{
+    return ll_is_remote(ll, source) ? ll_net_get_received(ll, source, number, LL_PARCEL_BLOCK)
+                                    : ll_local_block(ll, ll->comm->rank, number, source);
+}
+
 /* Copies the heads of the slots of one source and checks them: they say where its rows will be written. */
 static ep_status read_heads(ep_ll *ll, const struct ll_dispatch *dispatch, int source)
 {
     struct host_ll *inner = ll->impl;
-    struct ll_block *block = ll_block_of(ll, ll->comm->rank, dispatch->number, source), head;
+    struct ll_block *block = received_block(ll, dispatch->number, source), head;
+    size_t slot_bytes = ll_slot_bytes(ll, dispatch->args.out_dtype);
     int max_tokens = dispatch->args.max_tokens;
     int topk = ll->config.topk, last = -1;
 
@@ -139,7 +148,7 @@ static ep_status read_heads(ep_ll *ll, const struct ll_dispatch *dispatch, int s
     for (int i = 0; i < head.count; i++) {
         struct ll_slot *slot = ll_head_of(ll, source, i);
 
-        host_read_shared(slot, ll_slot_of(inner, block, i), sizeof(*slot) + (size_t)topk * sizeof(int32_t));
+        host_read_shared(slot, ll_slot_of(block, slot_bytes, i), sizeof(*slot) + (size_t)topk * sizeof(int32_t));
         if (slot->token <= last || slot->token >= max_tokens)
             return ll_damaged(ll, source, HOST_LL_RECV, "the number of a token", slot->token);
         if (slot->n_experts < 1 || slot->n_experts > topk)
@@ -246,19 +255,55 @@ static ep_status receive(ep_ll *ll, const struct ll_dispatch *dispatch)
     int nranks = ll->comm->nranks, me = ll->comm->rank;
     struct ll_range *ranges = inner->ranges[dispatch->number & 1];
     int32_t *next = inner->seen; /* [L] used here */
+    size_t slot_bytes = ll_slot_bytes(ll, args->out_dtype);
 
     EP_TRY(ll_wait_timed(ll, offsetof(struct ll_shared, sent), dispatch->number, HOST_LL_RECV, args->wait_cost_add));
     EP_TRY(make_ranges(ll, dispatch, ranges));
     memcpy(ll_ranges_of(ll, me, dispatch->number), ranges, (size_t)ll->n_local * (size_t)nranks * sizeof(*ranges));
     memset(next, 0, (size_t)ll->n_local * sizeof(*next));
     for (int source = 0; source < nranks; source++) {
-        struct ll_block *block = ll_block_of(ll, me, dispatch->number, source);
+        struct ll_block *block = received_block(ll, dispatch->number, source);
 
         for (int i = 0; i < inner->n_slots[source]; i++)
-            pack_slot(ll, args, ll_head_of(ll, source, i), ll_slot_of(inner, block, i), next);
+            pack_slot(ll, args, ll_head_of(ll, source, i), ll_slot_of(block, slot_bytes, i), next);
     }
     tell_counts(ll, args, ranges, next);
     ll_publish(ll, ll_counter_of(ll, me, ll_taken_word(dispatch->number)), dispatch->number);
+    return EP_OK;
+}
+
+/* Slots that each rank will get, and where they are written: at the receiver, or here when it is on another node. */
+static ep_status find_blocks(ep_ll *ll, const struct ll_dispatch *dispatch)
+{
+    struct host_ll *inner = ll->impl;
+    int nranks = ll->comm->nranks, topk = ll->config.topk;
+    const int32_t *index = inner->index[dispatch->number & 1];
+    size_t slot_bytes = ll_slot_bytes(ll, dispatch->args.out_dtype);
+
+    memset(inner->n_slots, 0, (size_t)nranks * sizeof(*inner->n_slots));
+    for (int t = 0; inner->net && t < dispatch->args.n_tokens; t++, index += topk)
+        for (int k = 0; k < topk; k++) {
+            int rank = index[k] < 0 ? -1 : index[k] / ll->n_local, before = 0;
+
+            while (before < k && (index[before] < 0 || index[before] / ll->n_local != rank))
+                before++;
+            if (rank >= 0 && before == k)
+                inner->n_slots[rank]++;
+        }
+    for (int rank = 0; rank < nranks; rank++) {
+        void *memory;
+
+        if (inner->masked[rank])
+            continue;
+        if (!ll_is_remote(ll, rank)) {
+            inner->block[rank] = ll_local_block(ll, rank, dispatch->number, ll->comm->rank);
+            continue;
+        }
+        EP_TRY(ll_net_get_parcel(ll, rank, dispatch->number, LL_PARCEL_BLOCK,
+                                 sizeof(struct ll_block) + (size_t)inner->n_slots[rank] * slot_bytes, &memory));
+        inner->block[rank] = memory;
+    }
+    memset(inner->n_slots, 0, (size_t)nranks * sizeof(*inner->n_slots));
     return EP_OK;
 }
 
@@ -275,17 +320,20 @@ static ep_status start_dispatch(ep_ll *ll, const struct ll_dispatch *wanted)
     if (number > 2)
         EP_TRY(ll_wait_all(ll, ll_taken_word(number), number - 2, HOST_LL_SEND));
     *dispatch = *wanted;
-    memset(inner->n_slots, 0, (size_t)ll->comm->nranks * sizeof(*inner->n_slots));
+    EP_TRY(find_blocks(ll, dispatch));
     for (int t = 0; t < args->n_tokens; t++)
         send_token(ll, dispatch, t);
     for (int rank = 0; rank < ll->comm->nranks; rank++) {
-        struct ll_block *block = ll_block_of(ll, rank, number, ll->comm->rank);
+        struct ll_block *block = inner->block[rank];
 
         if (inner->masked[rank])
             continue;
         block->count = inner->n_slots[rank];
         block->format = format_of(args);
         block->max_tokens = args->max_tokens;
+        if (ll_is_remote(ll, rank))
+            EP_TRY(ll_net_send(ll, rank, number, LL_PARCEL_BLOCK,
+                               sizeof(*block) + (size_t)inner->n_slots[rank] * ll_slot_bytes(ll, args->out_dtype)));
     }
     ll_publish(ll, &ll_shared_of(inner, ll->comm->rank)->sent, number);
     return args->flags & EP_LL_RECV_HOOK ? EP_OK : receive(ll, dispatch);
@@ -321,6 +369,7 @@ static void set_mask(ep_ll *ll, int rank, bool on)
     }
     inner->masked[rank] = 0;
     atomic_fetch_and_explicit(&masks[rank / 64], ~(UINT64_C(1) << rank % 64), memory_order_acq_rel);
+    ll_net_publish_mask(ll, rank, false);
 }
 
 static ep_status run_barrier(ep_ll *ll)
@@ -364,9 +413,13 @@ static ep_status run_job(void *arguments)
 {
     const struct ll_job *job = arguments;
     const struct host_ll *inner = job->ll->impl;
+    ep_status status;
 
+    ll_net_begin(job->ll);
+    status = run_step(job);
+    ll_net_end(job->ll);
     /* With masking this rank's own failure is not one of the group: it is missed, and masked. */
-    return host_fail_queued(inner->host, run_step(job), HOST_LL_SEND, job->ll->config.flags & EP_LL_MASK_DEAD);
+    return host_fail_queued(inner->host, status, HOST_LL_SEND, job->ll->config.flags & EP_LL_MASK_DEAD);
 }
 
 static ep_status submit(const struct ll_job *job, ep_stream stream)

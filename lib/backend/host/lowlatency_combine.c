@@ -92,13 +92,23 @@ static ep_status offer(ep_ll *ll, struct ll_combine *combine)
     return EP_OK;
 }
 
-/* The rows of a token, and the ranks that they are on. */
+/* The rows of a token, and the ranks that they are on. NULL: on another node, whose ranks send theirs in this order. */
 struct ll_terms {
     const uint16_t *rows[EP_MAX_TOPK];
     float weights[EP_MAX_TOPK];
     int rank[EP_MAX_TOPK];
     int n;
 };
+
+ep_status ll_fail_rows(ep_ll *ll, int owner, int rank, int32_t count, int expert, int token, int32_t i)
+{
+    struct host_comm *host = ((struct host_ll *)ll->impl)->host;
+
+    EP_TRY(ll_check_masks(ll, HOST_LL_COMBINE));
+    return ep_fail(host_raise(host, EP_E_MISMATCH, rank == ll->comm->rank ? owner : rank, HOST_LL_COMBINE),
+                   "ep_ll_combine: rank %d has %d rows of rank %d for expert %d, but token %d is number %d", rank,
+                   count, owner, expert, token, i + 1);
+}
 
 /* In the order of k. */
 static ep_status find_terms(ep_ll *ll, const struct ll_combine *combine, int t, void *const *offers,
@@ -121,27 +131,41 @@ static ep_status find_terms(ep_ll *ll, const struct ll_combine *combine, int t, 
         i = inner->seen[index[k]]++;
         if (inner->masked[rank] || given[k] < 0)
             continue;
+        ret_terms->weights[n] = combine->args.topk_weights[(size_t)t * topk + k];
+        ret_terms->rank[n] = rank;
+        if (ll_is_remote(ll, rank)) {
+            ret_terms->rows[n++] = NULL;
+            continue;
+        }
         host_read_shared(&range, &ll_ranges_of(ll, rank, combine->call)[local * nranks + me], sizeof(range));
         if (range.begin < 0 || range.count < 0 || (size_t)range.begin + (size_t)range.count > rows)
             return ll_damaged(ll, rank, HOST_LL_COMBINE, "where the rows of this rank are",
                               (int64_t)((uint64_t)(uint32_t)range.begin << 32 | (uint32_t)range.count));
-        if (i >= range.count) {
-            EP_TRY(ll_check_masks(ll, HOST_LL_COMBINE));
-            return ep_fail(host_raise(inner->host, EP_E_MISMATCH, rank, HOST_LL_COMBINE),
-                           "ep_ll_combine: rank %d has %d rows of this rank for expert %d, but token %d is number %d",
-                           rank, range.count, index[k], t, i + 1);
-        }
-        ret_terms->rows[n] = (const uint16_t *)(const void *)((const char *)offers[rank] +
-                                                              ((size_t)local * rows + (size_t)(range.begin + i)) * row);
-        ret_terms->weights[n] = combine->args.topk_weights[(size_t)t * topk + k];
-        ret_terms->rank[n++] = rank;
+        if (i >= range.count)
+            return ll_fail_rows(ll, me, rank, range.count, index[k], t, i);
+        ret_terms->rows[n++] =
+            (const uint16_t *)(const void *)((const char *)offers[rank] +
+                                             ((size_t)local * rows + (size_t)(range.begin + i)) * row);
     }
     ret_terms->n = n;
     return EP_OK;
 }
 
-/* The same terms rank by rank, in the order of each rank's first. ret_sizes: of the groups, whose number it returns. */
-static int group_terms(const struct ll_terms *terms, struct ll_terms *ret_terms, int *ret_sizes)
+/* The next row that a rank of another node has sent. */
+static const uint16_t *next_answer(const ep_ll *ll, struct ll_answers *answers, int rank)
+{
+    const unsigned char *row = answers->next[rank];
+
+    answers->next[rank] += (size_t)ll->config.hidden * 2;
+    return (const uint16_t *)(const void *)row;
+}
+
+/*
+ * The same terms rank by rank, in the order of each rank's first. ret_sizes: of the groups, whose number it returns. A
+ * group of another node is one row: its sum, or its only one.
+ */
+static int group_terms(const ep_ll *ll, const struct ll_terms *terms, struct ll_answers *answers,
+                       struct ll_terms *ret_terms, int *ret_sizes)
 {
     bool taken[EP_MAX_TOPK] = {false};
     int n_groups = 0, n = 0;
@@ -158,13 +182,21 @@ static int group_terms(const struct ll_terms *terms, struct ll_terms *ret_terms,
             ret_terms->weights[n++] = terms->weights[i];
             taken[i] = true;
         }
+        if (!terms->rows[first]) {
+            ret_terms->rows[start] = next_answer(ll, answers, terms->rank[first]);
+            if (n - start > 1)
+                ret_terms->weights[start] = 1;
+            n = start + 1;
+        }
         ret_sizes[n_groups++] = n - start;
     }
+    ret_terms->n = n;
     return n_groups;
 }
 
 /* Weighted sum of the rows of token t. */
-static ep_status pull_token(ep_ll *ll, const struct ll_combine *combine, int t, void *const *offers)
+static ep_status pull_token(ep_ll *ll, const struct ll_combine *combine, int t, void *const *offers,
+                            struct ll_answers *answers)
 {
     const struct ep_rows_ops *ops = ((struct host_ll *)ll->impl)->host->rows;
     int hidden = ll->config.hidden, n_groups, sizes[EP_MAX_TOPK];
@@ -172,16 +204,23 @@ static ep_status pull_token(ep_ll *ll, const struct ll_combine *combine, int t, 
     struct ll_terms terms, groups;
 
     EP_TRY(find_terms(ll, combine, t, offers, &terms));
-    n_groups = combine->args.flags & EP_LL_NO_PARTIAL_REDUCE ? terms.n : group_terms(&terms, &groups, sizes);
-    if (n_groups == terms.n)
+    if (combine->args.flags & EP_LL_NO_PARTIAL_REDUCE) {
+        for (int i = 0; i < terms.n; i++)
+            if (!terms.rows[i])
+                terms.rows[i] = next_answer(ll, answers, terms.rank[i]);
         ops->weighted_sum_bf16(out, terms.rows, terms.weights, terms.n, hidden);
+        return EP_OK;
+    }
+    n_groups = group_terms(ll, &terms, answers, &groups, sizes);
+    if (n_groups == groups.n)
+        ops->weighted_sum_bf16(out, groups.rows, groups.weights, groups.n, hidden);
     else
         ops->grouped_sum_bf16(out, groups.rows, groups.weights, sizes, n_groups, hidden);
     return EP_OK;
 }
 
 /* Ranks must be in the same call, and it is the same in all ranks' arguments. */
-static ep_status check_offer(ep_ll *ll, const struct ll_combine *combine, int rank, const struct ll_offer *theirs)
+ep_status ll_check_offer(ep_ll *ll, const struct ll_combine *combine, int rank, const struct ll_offer *theirs)
 {
     struct host_comm *host = ((struct host_ll *)ll->impl)->host;
     bool once = combine->args.flags & EP_LL_NO_PARTIAL_REDUCE;
@@ -206,8 +245,12 @@ static ep_status map_offer(ep_ll *ll, const struct ll_combine *combine, int rank
     char reason[EP_ERROR_TEXT_BYTES];
     ep_status status;
 
+    if (ll_is_remote(ll, rank)) {
+        host_read_shared(&theirs, ll_net_get_received(ll, rank, combine->number, LL_PARCEL_ANSWER), sizeof(theirs));
+        return ll_check_offer(ll, combine, rank, &theirs);
+    }
     host_read_shared(&theirs, &ll_shared_of(inner, rank)->offer[combine->number & 1], sizeof(theirs));
-    EP_TRY(check_offer(ll, combine, rank, &theirs));
+    EP_TRY(ll_check_offer(ll, combine, rank, &theirs));
     status = host_map(inner->host, rank, &theirs.where, combine_bytes(ll, combine->max_tokens), ret_offer);
     if (status == EP_OK)
         return EP_OK;
@@ -228,6 +271,7 @@ ep_status ll_pull(ep_ll *ll, const struct ll_combine *combine)
     const ep_ll_combine_args *args = &combine->args;
     int nranks = ll->comm->nranks;
     void *offers[EP_MAX_RANKS];
+    struct ll_answers answers;
     ep_status status = EP_OK;
 
     EP_TRY(
@@ -236,9 +280,10 @@ ep_status ll_pull(ep_ll *ll, const struct ll_combine *combine)
     for (int rank = 0; rank < nranks; rank++)
         if (!inner->masked[rank])
             EP_TRY(map_offer(ll, combine, rank, &offers[rank]));
+    ll_find_answers(ll, combine, &answers);
     memset(inner->seen, 0, (size_t)ll->config.n_experts * sizeof(*inner->seen));
     for (int t = 0; status == EP_OK && t < args->n_tokens; t++)
-        status = pull_token(ll, combine, t, offers);
+        status = pull_token(ll, combine, t, offers, &answers);
     if (status == EP_OK)
         status = ll_check_masks(ll, HOST_LL_COMBINE);
     ll_publish(ll, ll_counter_of(ll, ll->comm->rank, ll_pulled_word(combine->number)), combine->number);
@@ -286,5 +331,7 @@ ep_status ll_start_combine(ep_ll *ll, const struct ll_combine *wanted)
     EP_TRY(ll_wait_unused(ll, combine->number));
     EP_TRY(offer(ll, combine));
     ll_publish(ll, &ll_shared_of(inner, ll->comm->rank)->offered, combine->number);
+    EP_TRY(ll_ask(ll, combine));
+    EP_TRY(ll_answer(ll, combine));
     return combine->args.flags & EP_LL_RECV_HOOK ? EP_OK : ll_pull(ll, combine);
 }

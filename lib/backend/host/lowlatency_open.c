@@ -54,11 +54,15 @@ static ep_status compare_configs(const ep_ll *ll, const struct ll_hello *all)
 
 static size_t segment_bytes(const ep_ll *ll, const struct host_ll *inner)
 {
-    return inner->blocks_at + 2 * (size_t)ll->comm->nranks * inner->block_bytes;
+    return inner->blocks_at + 2 * (size_t)ll->comm->ranks_per_node * inner->block_bytes;
 }
 
 static ep_status attach_segment(ep_ll *ll, struct host_ll *inner, int rank, const struct host_where *where)
 {
+    if (ll_is_remote(ll, rank)) {
+        inner->peer[rank] = (unsigned char *)&inner->copies[rank];
+        return EP_OK;
+    }
     if (rank == ll->comm->rank) {
         inner->peer[rank] = inner->segment;
         return EP_OK;
@@ -70,18 +74,7 @@ static ep_status attach_segment(ep_ll *ll, struct host_ll *inner, int rank, cons
 
 ep_status host_ll_agree(ep_ll *ll, ep_status mine)
 {
-    int nranks = ll->comm->nranks;
-    struct host_verdict own, *all = calloc((size_t)nranks, sizeof(*all));
-    ep_status status;
-
-    host_verdict_make(&own, "ep_ll_new", mine, ll->comm->rank);
-    if (!all)
-        return ep_fail(EP_E_MEMORY, "ep_ll_new: no memory for %d ranks", nranks);
-    status = host_allgather(ll->comm, &own, sizeof(own), all);
-    if (status == EP_OK)
-        status = host_verdict_judge("ep_ll_new", &own, nranks, all, sizeof(*all));
-    free(all);
-    return status;
+    return host_agree_within(ll->comm, "ep_ll_new", mine);
 }
 
 ep_status host_ll_meet(ep_ll *ll, ep_status mine, const struct host_where *where, struct host_where *ret_all)
@@ -93,6 +86,7 @@ ep_status host_ll_meet(ep_ll *ll, ep_status mine, const struct host_where *where
 
     if (!all)
         return ep_fail(EP_E_MEMORY, "ep_ll_new: no memory for %d ranks", nranks);
+    host_owner_failed = 0;
     host_verdict_make(&hello.verdict, "ep_ll_new", mine, ll->comm->rank);
     status = host_allgather(ll->comm, &hello, sizeof(hello), all);
     if (status == EP_OK)
@@ -131,6 +125,8 @@ static void free_inner(struct host_ll *inner, int nranks)
     host_free_internal(inner->host, inner->segment);
     host_free_internal(inner->host, inner->combine_buffer[0]);
     host_free_internal(inner->host, inner->combine_buffer[1]);
+    free(inner->copies);
+    free(inner->block);
     free(inner->peer);
     free(inner->shm);
     free(inner->masked);
@@ -159,11 +155,6 @@ ep_status host_ll_open(ep_ll *ll)
     size_t blocks = (size_t)ll->config.hidden / EP_SCALE_BLOCK;
     ep_status status = EP_OK;
 
-    if (ll->comm->nnodes > 1)
-        return ep_fail(EP_E_UNSUPPORTED,
-                       "ep_ll_new: the host backend has no low-latency path between nodes (this group has "
-                       "%d); use ep_plan_new and ep_dispatch",
-                       ll->comm->nnodes);
     inner = calloc(1, sizeof(*inner));
     if (!inner)
         return meet_peers(ll, NULL, ep_fail(EP_E_MEMORY, "ep_ll_new: no memory"));
@@ -172,6 +163,11 @@ ep_status host_ll_open(ep_ll *ll)
     lay_out(ll, inner);
     inner->peer = calloc(nranks, sizeof(*inner->peer));
     inner->shm = calloc(nranks, sizeof(*inner->shm));
+    inner->block = calloc(nranks, sizeof(struct ll_block *));
+    /* A multiple of its alignment, as its size is. */
+    inner->copies = aligned_alloc(HOST_CACHE_LINE, nranks * sizeof(*inner->copies));
+    if (inner->copies)
+        memset(inner->copies, 0, nranks * sizeof(*inner->copies));
     inner->masked = calloc(nranks, sizeof(*inner->masked));
     for (int i = 0; i < 2; i++) {
         inner->index[i] = malloc((entries + 1) * sizeof(*inner->index[i]));
@@ -186,19 +182,37 @@ ep_status host_ll_open(ep_ll *ll)
     inner->row = aligned_alloc(16, align16((size_t)ll->config.hidden));
     inner->scales = malloc((blocks + 1) * sizeof(*inner->scales));
     inner->packed_scales = malloc((blocks + 4) * sizeof(*inner->packed_scales));
-    if (!inner->peer || !inner->shm || !inner->masked || !inner->index[0] || !inner->index[1] || !inner->reserved[0] ||
-        !inner->reserved[1] || !inner->combine[0].given || !inner->combine[1].given || !inner->n_slots ||
-        !inner->heads || !inner->ranges[0] || !inner->ranges[1] || !inner->seen || !inner->row || !inner->scales ||
-        !inner->packed_scales)
+    if (!inner->peer || !inner->shm || !inner->block || !inner->copies || !inner->masked || !inner->index[0] ||
+        !inner->index[1] || !inner->reserved[0] || !inner->reserved[1] || !inner->combine[0].given ||
+        !inner->combine[1].given || !inner->n_slots || !inner->heads || !inner->ranges[0] || !inner->ranges[1] ||
+        !inner->seen || !inner->row || !inner->scales || !inner->packed_scales)
         status = ep_fail(EP_E_MEMORY, "ep_ll_new: no memory for %zu entries", entries);
     else
         status = host_alloc_internal(host, segment_bytes(ll, inner), &inner->segment);
+    if (status == EP_OK && ll->comm->nnodes > 1)
+        status = ll_net_prepare(ll);
     status = meet_peers(ll, inner, status);
+    if (status == EP_OK && inner->net)
+        status = host_ll_agree(ll, ll_net_open(ll));
     if (status != EP_OK) {
+        ll_net_close(ll);
         free_inner(inner, ll->comm->nranks);
         ll->impl = NULL;
     }
     return status;
+}
+
+int64_t host_ll_bytes(const ep_comm *comm, const ep_ll_config *config, int64_t *ret_combine_bytes)
+{
+    ep_ll ll = {.comm = (ep_comm *)comm, .config = *config, .n_local = config->n_experts / comm->nranks};
+    struct host_ll inner = {.host = host_of(comm)};
+    int64_t slots = (int64_t)comm->nranks * config->max_tokens, choices = (int64_t)config->max_tokens * config->topk;
+
+    lay_out(&ll, &inner);
+    *ret_combine_bytes = 2 * ll.n_local * slots * config->hidden * (int64_t)sizeof(uint16_t);
+    return (int64_t)segment_bytes(&ll, &inner) +
+           slots * (int64_t)(sizeof(struct ll_slot) + (size_t)config->topk * sizeof(int32_t)) +
+           2 * choices * (int64_t)(sizeof(*inner.index[0]) + sizeof(*inner.combine[0].given));
 }
 
 static bool has_read(const ep_ll *ll, int rank, uint64_t combine)
@@ -228,7 +242,7 @@ static void wait_for_readers(ep_ll *ll)
         while (!inner->masked[rank] && status == EP_OK) {
             uint32_t seen = host_doorbell(inner->host);
 
-            if (has_read(ll, rank, ll->combines) || host_pause(&pause, seen, rank) != EP_OK)
+            if (has_read(ll, rank, ll->combines) || ll_pause(ll, &pause, seen, rank) != EP_OK)
                 break;
             status = ep_comm_record(ll->comm, host_check(inner->host));
         }
@@ -241,6 +255,7 @@ void host_ll_close(ep_ll *ll)
     if (!ll->impl)
         return;
     wait_for_readers(ll);
+    ll_net_close(ll);
     free_inner(ll->impl, ll->comm->nranks);
     ll->impl = NULL;
 }

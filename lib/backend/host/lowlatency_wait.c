@@ -24,6 +24,7 @@ void ll_mask_rank(ep_ll *ll, int rank)
     inner->masked[rank] = 1;
     atomic_fetch_or_explicit(&ll_shared_of(inner, ll->comm->rank)->masks[rank / 64], UINT64_C(1) << rank % 64,
                              memory_order_acq_rel);
+    ll_net_publish_mask(ll, rank, true);
 }
 
 static ep_status fail_excluded(int rank, enum host_phase phase)
@@ -79,29 +80,60 @@ static void note_arrivals(const ep_ll *ll, size_t word, uint64_t value, struct l
     }
 }
 
+ep_status ll_pause(ep_ll *ll, struct host_pause *pause, uint32_t seen, int rank)
+{
+    struct host_ll *inner = ll->impl;
+    bool moved = false;
+
+    EP_TRY(ll_net_progress(ll, pause->phase, &moved));
+    if (moved) {
+        /* With masking the rank waited for counts alone: others wait for this one meanwhile, who would mask it. */
+        if (!pause->tolerant)
+            host_pause_reset(pause);
+        return pause->tolerant ? host_check_abort(inner->host) : host_check(inner->host);
+    }
+    pause->polls = ll_net_polls(ll);
+    pause->held = inner->net ? ll_net_holds_back(ll, rank) ? HOST_HELD : HOST_NOT_HELD : HOST_HELD_UNKNOWN;
+    return host_pause(pause, seen, rank);
+}
+
+bool ll_may_mask(const ep_ll *ll, ep_status status)
+{
+    /* A failure of the group, which comes with any of these statuses, is no reason either. */
+    return (status == EP_E_TIMEOUT || status == EP_E_PEER_DEAD || status == EP_E_PEER_LEFT) &&
+           atomic_load(&ll->comm->failed) == EP_OK;
+}
+
 /* Waits until the counter at `word` of a rank's head has reached `value`; masks it if it does not come, if allowed. */
-static ep_status wait_one(ep_ll *ll, int rank, size_t word, uint64_t value, enum host_phase phase, struct ll_cost *cost)
+static ep_status wait_one(ep_ll *ll, int rank, size_t word, uint64_t value, enum host_phase phase, struct ll_cost *cost,
+                          const struct ll_meanwhile *meanwhile)
 {
     struct host_ll *inner = ll->impl;
     _Atomic uint64_t *counter = ll_counter_of(ll, rank, word);
     bool mask = ll->config.flags & EP_LL_MASK_DEAD;
     struct host_pause pause;
     uint64_t at = 0;
-    ep_status status = EP_OK;
+    ep_status status = EP_OK, failed = EP_OK;
 
     host_pause_begin(&pause, inner->host, phase);
     pause.tolerant = mask;
-    while (status == EP_OK) {
+    while (status == EP_OK && failed == EP_OK) {
         uint32_t seen = host_doorbell(inner->host);
 
         at = atomic_load_explicit(counter, memory_order_acquire);
         note_arrivals(ll, word, value, cost);
-        if (at >= value)
+        /* A rank of another node that has masked this one does not answer it. */
+        if (at >= value || (mask && is_masked_by(ll, rank)))
             break;
-        status = host_pause(&pause, seen, rank);
+        if (meanwhile)
+            failed = meanwhile->run(meanwhile->context);
+        if (failed == EP_OK)
+            status = ll_pause(ll, &pause, seen, rank);
     }
     host_pause_end(&pause);
-    if (status != EP_OK && (!mask || status == EP_E_ABORTED))
+    if (failed != EP_OK)
+        return failed;
+    if (status != EP_OK && (!mask || !ll_may_mask(ll, status)))
         return status;
     /* Two results at a time: without masking nobody is further ahead. */
     if (!mask && at - value > MOST_AHEAD)
@@ -127,7 +159,7 @@ ep_status ll_wait_timed(ep_ll *ll, size_t word, uint64_t value, enum host_phase 
         int rank = (ll->comm->rank + i) % ll->comm->nranks;
 
         if (!inner->masked[rank])
-            EP_TRY(wait_one(ll, rank, word, value, phase, add ? &cost : NULL));
+            EP_TRY(wait_one(ll, rank, word, value, phase, add ? &cost : NULL, NULL));
     }
     return EP_OK;
 }
@@ -135,6 +167,12 @@ ep_status ll_wait_timed(ep_ll *ll, size_t word, uint64_t value, enum host_phase 
 ep_status ll_wait_all(ep_ll *ll, size_t word, uint64_t value, enum host_phase phase)
 {
     return ll_wait_timed(ll, word, value, phase, NULL);
+}
+
+ep_status ll_wait_rank(ep_ll *ll, int rank, size_t word, uint64_t value, enum host_phase phase,
+                       const struct ll_meanwhile *meanwhile)
+{
+    return wait_one(ll, rank, word, value, phase, NULL, meanwhile);
 }
 
 /* Words of the calls of a parity. */
@@ -153,6 +191,7 @@ void ll_publish(ep_ll *ll, _Atomic uint64_t *counter, uint64_t value)
     ep_rows_stream_end();
     atomic_store_explicit(counter, value, memory_order_release);
     host_ring_node(((struct host_ll *)ll->impl)->host);
+    ll_net_publish(ll, (size_t)((char *)counter - (char *)ll_shared_of(ll->impl, ll->comm->rank)), value);
 }
 
 ep_status ll_load_index(const ep_ll *ll, const void *topk_idx, int idx_type, int n_tokens, int32_t *ret_index)

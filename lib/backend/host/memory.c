@@ -9,48 +9,56 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
-static ep_status alloc(struct host_comm *host, size_t bytes, bool sparse, void **ret_memory)
+/* Tells the peers of a segment, in a slot of its own. Under the lock. */
+static ep_status publish(struct host_comm *host, const struct ep_shm *shm, enum host_memory kind)
 {
-    struct ep_shm shm;
-    struct host_slot *slot = NULL;
-    ep_status status;
+    struct host_slot *slot;
     int index;
 
-    status = sparse ? ep_shm_new_sparse(bytes, &shm) : ep_shm_new(bytes, &shm);
-    if (status != EP_OK)
-        return ep_fail_prefix(status, "ep_alloc: ");
-    pthread_mutex_lock(&host->memory_lock);
     for (index = 0; index < HOST_SLOTS; index++)
         if (!host->allocations[index].shm.base)
             break;
-    if (index == HOST_SLOTS) {
-        status = ep_fail(EP_E_MEMORY, "ep_alloc: this rank already has %d allocations", HOST_SLOTS);
-        goto unlock;
-    }
+    if (index == HOST_SLOTS)
+        return ep_fail(EP_E_MEMORY, "this rank already has %d allocations", HOST_SLOTS);
     slot = &host->control->slot[index];
-    status = ep_shm_get_name(&shm, &slot->name);
-    if (status != EP_OK)
-        goto unlock;
+    EP_TRY(ep_shm_get_name(shm, &slot->name));
     host->allocations[index] =
-        (struct host_allocation){.shm = shm, .generation = ++host->next_generation, .internal = true};
+        (struct host_allocation){.shm = *shm, .generation = ++host->next_generation, .kind = kind};
     atomic_store_explicit(&slot->generation, host->next_generation, memory_order_release);
-    *ret_memory = shm.base;
-unlock:
-    pthread_mutex_unlock(&host->memory_lock);
+    return EP_OK;
+}
+
+static ep_status alloc(struct host_comm *host, size_t bytes, bool sparse, enum host_memory kind, void **ret_memory)
+{
+    static const char *const calls[] = {[HOST_MEMORY_INTERNAL] = "memory of the library",
+                                        [HOST_MEMORY_SYMMETRIC] = "ep_alloc",
+                                        [HOST_MEMORY_LOCAL] = "ep_alloc_local"};
+    struct ep_shm shm;
+    ep_status status = sparse ? ep_shm_new_sparse(bytes, &shm) : ep_shm_new(bytes, &shm);
+
     if (status != EP_OK)
+        return ep_fail_prefix(status, "%s: ", calls[kind]);
+    pthread_mutex_lock(&host->memory_lock);
+    status = publish(host, &shm, kind);
+    pthread_mutex_unlock(&host->memory_lock);
+    if (status != EP_OK) {
         ep_shm_done(&shm);
-    return status;
+        return ep_fail_prefix(status, "%s: ", calls[kind]);
+    }
+    *ret_memory = shm.base;
+    return EP_OK;
 }
 
 ep_status host_alloc_internal(struct host_comm *host, size_t bytes, void **ret_memory)
 {
-    return alloc(host, bytes, false, ret_memory);
+    return alloc(host, bytes, false, HOST_MEMORY_INTERNAL, ret_memory);
 }
 
 ep_status host_alloc_sparse(struct host_comm *host, size_t bytes, void **ret_memory)
 {
-    return alloc(host, bytes, true, ret_memory);
+    return alloc(host, bytes, true, HOST_MEMORY_INTERNAL, ret_memory);
 }
 
 /* Index of the allocation that begins at `memory`, -1 if there is none. Under the lock. */
@@ -98,30 +106,92 @@ void host_free_internal(struct host_comm *host, void *memory)
 
 ep_status host_alloc(ep_comm *comm, size_t bytes, void **ret_memory)
 {
-    struct host_comm *host = host_of(comm);
-
-    EP_TRY(host_alloc_internal(host, bytes, ret_memory));
-    pthread_mutex_lock(&host->memory_lock);
-    host->allocations[find_start(host, *ret_memory)].internal = false;
-    pthread_mutex_unlock(&host->memory_lock);
-    return EP_OK;
+    return alloc(host_of(comm), bytes, false, HOST_MEMORY_SYMMETRIC, ret_memory);
 }
 
-ep_status host_free(ep_comm *comm, void *memory)
+ep_status host_alloc_local(ep_comm *comm, size_t bytes, void **ret_memory)
+{
+    return alloc(host_of(comm), bytes, false, HOST_MEMORY_LOCAL, ret_memory);
+}
+
+static ep_status free_kind(ep_comm *comm, void *memory, enum host_memory kind, const char *call, const char *origin)
 {
     struct host_comm *host = host_of(comm);
     int index;
 
     pthread_mutex_lock(&host->memory_lock);
     index = find_start(host, memory);
-    if (index >= 0 && !host->allocations[index].internal)
+    if (index >= 0 && host->allocations[index].kind == kind)
         release(host, index);
     else
         index = -1;
     pthread_mutex_unlock(&host->memory_lock);
     if (index < 0)
-        return ep_fail(EP_E_ARG, "ep_free: memory %p is not from ep_alloc of this communicator", memory);
+        return ep_fail(EP_E_ARG, "%s: memory %p is not from %s of this communicator", call, memory, origin);
     return EP_OK;
+}
+
+ep_status host_free(ep_comm *comm, void *memory)
+{
+    return free_kind(comm, memory, HOST_MEMORY_SYMMETRIC, "ep_free", "ep_alloc");
+}
+
+ep_status host_free_local(ep_comm *comm, void *memory)
+{
+    return free_kind(comm, memory, HOST_MEMORY_LOCAL, "ep_free_local", "ep_alloc_local");
+}
+
+/* Is a byte of it in a page of an allocation? Under the lock. */
+static bool is_taken(const struct host_comm *host, const void *memory, size_t bytes)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    uintptr_t at = (uintptr_t)memory;
+
+    for (int index = 0; index < HOST_SLOTS; index++) {
+        const struct ep_shm *shm = &host->allocations[index].shm;
+        uintptr_t base = (uintptr_t)shm->base;
+        size_t pages = shm->bytes / page + (shm->bytes % page || !shm->bytes);
+
+        if (base && (at < base ? base - at < bytes : (at - base) / page < pages))
+            return true;
+    }
+    return false;
+}
+
+/* Under the lock. */
+static ep_status check_free(const struct host_comm *host, const void *memory, size_t bytes)
+{
+    return is_taken(host, memory, bytes) ? ep_fail(EP_E_ARG, "part of it is registered or allocated already") : EP_OK;
+}
+
+ep_status host_register(ep_comm *comm, void *memory, size_t bytes)
+{
+    struct host_comm *host = host_of(comm);
+    struct ep_shm shm;
+    ep_status status;
+
+    /* Before it is looked at, so that it is not sealed in vain; and again, because that is done without the lock. */
+    pthread_mutex_lock(&host->memory_lock);
+    status = check_free(host, memory, bytes);
+    pthread_mutex_unlock(&host->memory_lock);
+    if (status == EP_OK)
+        status = ep_shm_adopt(memory, bytes, &shm);
+    if (status != EP_OK)
+        return ep_fail_prefix(status, "ep_register: memory %p: ", memory);
+    pthread_mutex_lock(&host->memory_lock);
+    status = check_free(host, memory, bytes);
+    if (status == EP_OK)
+        status = publish(host, &shm, HOST_MEMORY_REGISTERED);
+    pthread_mutex_unlock(&host->memory_lock);
+    if (status == EP_OK)
+        return EP_OK;
+    ep_shm_done(&shm);
+    return ep_fail_prefix(status, "ep_register: memory %p: ", memory);
+}
+
+ep_status host_unregister(ep_comm *comm, void *memory)
+{
+    return free_kind(comm, memory, HOST_MEMORY_REGISTERED, "ep_unregister", "ep_register");
 }
 
 bool host_find(struct host_comm *host, const void *memory, size_t bytes, struct host_where *ret_where)
@@ -163,7 +233,7 @@ ep_status host_attach_slot(struct host_comm *host, int rank, const struct host_w
     host_read_shared(&name, &peer->control->slot[where->slot].name, sizeof(name));
     if (name.bytes < bytes)
         return fail_place(rank, where, bytes, "the segment is shorter");
-    return host_attach(host, rank, &name, ret_shm);
+    return host_attach(host, rank, &name, host->comm->config.timeout_ms, ret_shm);
 }
 
 /* The mapping of a peer's allocation, made anew when the slot has another one than last time. */
@@ -199,6 +269,7 @@ ep_status host_map(struct host_comm *host, int rank, const struct host_where *wh
 
     host_read_shared(&place, where, sizeof(place));
     *ret_address = NULL;
+    host_owner_failed = 0;
     if (!bytes)
         return EP_OK;
     if (place.slot >= HOST_SLOTS || !place.generation)
@@ -278,7 +349,7 @@ size_t host_comm_bytes(const ep_comm *comm)
     for (int index = 0; index < HOST_SLOTS; index++) {
         struct stat info;
 
-        if (host->allocations[index].internal && fstat(host->allocations[index].shm.fd, &info) == 0)
+        if (host->allocations[index].kind == HOST_MEMORY_INTERNAL && fstat(host->allocations[index].shm.fd, &info) == 0)
             bytes += (size_t)info.st_blocks * 512;
     }
     pthread_mutex_unlock(&host->memory_lock);

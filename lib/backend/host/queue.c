@@ -205,10 +205,13 @@ static ep_status start_worker(struct host_comm *host)
 
 static ep_status find_queue(struct host_comm *host, ep_stream stream, struct host_queue **ret_queue)
 {
-    struct host_queue *queue = stream ? stream : &host->queue;
+    struct host_queue *queue = &host->queue;
 
-    if (queue->base.comm != host->comm)
-        return ep_fail(EP_E_ARG, "stream is not a queue of this communicator");
+    /* Looked for and not looked into: it may be a stream of something else, or freed. */
+    while (queue && stream && queue != stream)
+        queue = queue->next;
+    if (!queue)
+        return ep_fail(EP_E_ARG, "stream %p is not a queue of this communicator", stream);
     *ret_queue = queue;
     return EP_OK;
 }
@@ -318,20 +321,27 @@ ep_status host_fail_queued(struct host_comm *host, ep_status status, enum host_p
 
 ep_status host_queue_new(ep_comm *comm, ep_queue **ret_queue)
 {
+    struct host_comm *host = host_of(comm);
     struct host_queue *queue = calloc(1, sizeof(*queue));
 
     if (!queue)
         return ep_fail(EP_E_MEMORY, "ep_queue_new: no memory");
     queue->base.comm = comm;
+    queue->next = host->queue.next;
+    host->queue.next = queue;
     *ret_queue = &queue->base;
     return EP_OK;
 }
 
 void host_queue_free(ep_queue *base)
 {
-    struct host_queue *queue = (struct host_queue *)base;
+    struct host_comm *host = host_of(base->comm);
+    struct host_queue *queue = (struct host_queue *)base, **link = &host->queue.next;
 
-    wait_for_queue(host_of(base->comm), queue);
+    wait_for_queue(host, queue);
+    while (*link != queue)
+        link = &(*link)->next;
+    *link = queue->next;
     free(queue);
 }
 
@@ -404,6 +414,7 @@ ep_status host_stream_wait(ep_comm *comm, ep_stream stream, ep_event *base)
 }
 
 struct call {
+    const ep_comm *comm;
     ep_stream_fn function;
     void *context;
 };
@@ -411,14 +422,16 @@ struct call {
 static ep_status run_call(void *arguments)
 {
     const struct call *call = arguments;
+    const ep_comm *outer = ep_comm_note_calling(call->comm);
 
     call->function(call->context);
+    ep_comm_note_calling(outer);
     return EP_OK;
 }
 
 ep_status host_stream_call(ep_comm *comm, ep_stream stream, ep_stream_fn function, void *context)
 {
-    struct call call = {.function = function, .context = context};
+    struct call call = {.comm = comm, .function = function, .context = context};
 
     return host_submit(host_of(comm), stream, run_call, &call, sizeof(call));
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * shrink.h - a call of ep_comm_shrink: shrink.c lets the survivors agree on who is left and vote; shrink_group.c makes
- * the new group of them.
+ * shrink.h - a call of ep_comm_shrink: shrink.c lets the survivors agree on who is left, shrink_vote.c counts their
+ * votes, shrink_group.c makes the new group of them.
  */
 #ifndef EP_HOST_SHRINK_H
 #define EP_HOST_SHRINK_H
@@ -17,7 +17,7 @@ struct shrink_group {
     int *ranks;          /* old rank of each survivor */
     int n;
     uint32_t calls;
-    int culprit;                    /* whom a failure of the all-gather names, -1: none has failed */
+    int failed_rank;                /* whom a failure of the all-gather names, -1: none has failed */
     char text[EP_ERROR_TEXT_BYTES]; /* of that failure, if it has the old numbers */
     ep_status (*open)(ep_comm *comm, const ep_boot *boot);
 };
@@ -39,9 +39,14 @@ struct shrink {
 };
 
 /* A vote: its kind, and for those that fail the attempt the status and the rank to name. */
-static inline uint32_t shrink_pack_vote(uint32_t kind, ep_status status, int culprit)
+static inline uint32_t shrink_pack_vote(uint32_t kind, ep_status status, int rank)
 {
-    return kind | (uint32_t)status << 8 | (uint32_t)culprit << 20;
+    return kind | (uint32_t)status << 8 | (uint32_t)rank << 20;
+}
+
+static inline uint32_t shrink_kind(uint32_t vote)
+{
+    return vote & 0xff;
 }
 
 static inline struct host_shrink *shrink_state_of(const struct shrink *s, int rank)
@@ -49,23 +54,54 @@ static inline struct host_shrink *shrink_state_of(const struct shrink *s, int ra
     return &s->host->peers[rank].control->shrink;
 }
 
-/* Does this rank leave out `rank`? */
-bool shrink_is_out(const struct shrink *s, int rank);
-
-/* The rank that has called ep_comm_abort() since this call began, or -1. */
-int shrink_aborted_by(const struct shrink *s);
+/* --- shrink.c --- */
 
 /* Begins a new attempt, and further ones, until all who remain have the same view of who is left. */
 ep_status shrink_agree(struct shrink *s);
 
+/* Does `of` leave out `rank` in this attempt? */
+bool shrink_leaves_out(const struct shrink *s, int of, int rank);
+
+/* Does this rank leave out `rank`? */
+bool shrink_is_out(const struct shrink *s, int rank);
+
+bool shrink_same_view(const struct shrink *s, int a, int b);
+
+/* --- shrink_vote.c --- */
+
+struct shrink_outcome {
+    enum { SHRINK_PASSED, SHRINK_FAILED, SHRINK_ENDED } result;
+    int member;    /* passed: a rank whose view has passed */
+    int owner;     /* else: the rank whose word says why, */
+    uint32_t word; /* and that word */
+};
+
 /*
- * Casts this rank's vote and waits until all who remain have voted, or somebody has voted for them: the dead and who
- * does not vote within the deadline are banned, and when somebody aborts, so are all. *ret_against: the word of the
- * first rank that is against it, 0 if it has passed; *ret_owner: that rank.
+ * Votes with `vote`, unless the word of this rank is decided already, and waits until all words are: the dead and who
+ * does not vote within the deadline are banned, and when somebody aborts or gives up, so do all. on_opened: of the
+ * group of `member`; a rank that is not in it votes OPEN, which is no vote.
  */
-void shrink_vote_with_all(struct shrink *s, bool on_opened, uint32_t vote, uint32_t *ret_against, int *ret_owner);
+struct shrink_outcome shrink_vote(struct shrink *s, bool on_opened, int member, uint32_t vote);
+
+/* Of the vote on who is left. The second returns the word that was there, or `word` where that was OPEN. */
+uint32_t shrink_get_vote(const struct shrink *s, int rank);
+uint32_t shrink_decide(const struct shrink *s, int rank, uint32_t word);
+
+/* Can no group pass that leaves out the owner of this word? */
+bool shrink_objects(uint32_t word);
+
+/* A word with which others give up as `owner` has: its own, if that is not damaged. */
+uint32_t shrink_copy_given_up(const struct shrink *s, int owner, uint32_t word);
 
 /* What a word against the group says, as a status of this call. `owner`: whose word it is. */
-ep_status shrink_fail_with_vote(const struct shrink *s, int owner, uint32_t vote);
+ep_status shrink_fail_with_vote(const struct shrink *s, int owner, uint32_t word);
+
+/* The rank that has called ep_comm_abort() since this call began, or -1. */
+int shrink_aborted_by(const struct shrink *s);
+
+/* It has died, or left by ep_comm_free(). */
+bool shrink_is_gone(const struct shrink *s, int rank);
+
+uint32_t shrink_attempt_of(const struct shrink *s, int rank);
 
 #endif

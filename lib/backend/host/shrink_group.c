@@ -7,6 +7,25 @@
 #include <stdlib.h>
 #include <string.h>
 
+/*
+ * A word of `rank` on the new group that is against it: that one has failed, or was given up, so it does not come to an
+ * all-gather any more. OPEN: there is none.
+ */
+static uint32_t find_objection(const struct shrink *s, int rank)
+{
+    uint32_t word = atomic_load(&shrink_state_of(s, rank)->opened[s->attempt - 1]);
+
+    return shrink_kind(word) == HOST_VOTE_LOCKED ? HOST_VOTE_OPEN : word;
+}
+
+static ep_status fail_with_objection(struct shrink_group *g, int owner, uint32_t word)
+{
+    int rank = (int)(word >> 20);
+
+    g->failed_rank = rank < g->s->host->comm->nranks ? rank : owner;
+    return shrink_fail_with_vote(g->s, owner, word);
+}
+
 static ep_status gather_all(struct shrink_group *g, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
 {
     struct shrink *s = g->s;
@@ -22,16 +41,18 @@ static ep_status gather_all(struct shrink_group *g, const void *mine, size_t byt
         struct host_shrink *theirs = shrink_state_of(s, g->ranks[i]);
 
         for (;;) {
-            uint32_t seen = host_doorbell(s->host);
-
+            uint32_t seen = host_doorbell(s->host), objection = find_objection(s, g->ranks[i]);
             int abort = shrink_aborted_by(s);
 
             if (atomic_load_explicit(&theirs->gathered, memory_order_acquire) >= number)
                 break;
-            g->culprit = abort >= 0 ? abort : g->ranks[i];
+            g->failed_rank = abort >= 0 ? abort : g->ranks[i];
             if (abort >= 0)
                 return shrink_fail_with_vote(s, s->host->comm->rank,
                                              shrink_pack_vote(HOST_VOTE_GIVEN_UP, EP_E_ABORTED, abort));
+            /* Read before the count, so that it did not come and fail later. */
+            if (objection != HOST_VOTE_OPEN)
+                return fail_with_objection(g, g->ranks[i], objection);
             /* Looked at again, because it may have come between the two looks: all must see the same. */
             if (host_peer_dead(s->host, g->ranks[i]) &&
                 atomic_load_explicit(&theirs->gathered, memory_order_acquire) < number)
@@ -42,7 +63,7 @@ static ep_status gather_all(struct shrink_group *g, const void *mine, size_t byt
                                g->ranks[i], timeout_ms, host_blindness(s->host, g->ranks[i]));
             host_nap(s->host, seen);
         }
-        g->culprit = -1;
+        g->failed_rank = -1;
         memcpy((char *)ret_all + (size_t)i * bytes, theirs->block[number & 1], bytes);
     }
     return EP_OK;
@@ -90,13 +111,27 @@ static int nodes_of_survivors(const struct shrink_group *g, int old_per_node)
     return per_node;
 }
 
+/* The number behind "rank " at `at`, and where it ends; -1: there is none. */
+static long rank_at(const char *at, const char **ret_end)
+{
+    static const char word[] = "rank ";
+    char *end;
+    long rank;
+
+    if (strncmp(at, word, sizeof(word) - 1) != 0 || at[sizeof(word) - 1] < '0' || at[sizeof(word) - 1] > '9')
+        return -1;
+    rank = strtol(at + sizeof(word) - 1, &end, 10);
+    *ret_end = end;
+    return rank;
+}
+
 /*
  * What fails while the new group is made names its ranks by the numbers that they would have had there; the caller
  * knows the old ones. What a failed all-gather says has them already.
  */
 static ep_status name_by_old_ranks(const struct shrink_group *g, ep_status status)
 {
-    static const char word[] = "rank ", old[] = " of the old group";
+    static const char old[] = " of the old group";
     char text[EP_ERROR_TEXT_BYTES], renamed[EP_ERROR_TEXT_BYTES];
     size_t used = 0;
 
@@ -104,11 +139,11 @@ static ep_status name_by_old_ranks(const struct shrink_group *g, ep_status statu
     if (status == EP_OK || (g->text[0] && strstr(text, g->text)))
         return status;
     for (const char *at = text; *at && used + 1 < sizeof(renamed);) {
-        char *end = NULL;
-        long rank = strncmp(at, word, sizeof(word) - 1) == 0 ? strtol(at + sizeof(word) - 1, &end, 10) : -1;
+        const char *end = NULL;
+        long rank = rank_at(at, &end);
 
-        if (end && end > at + sizeof(word) - 1 && rank >= 0 && rank < g->n && strncmp(end, old, sizeof(old) - 1) != 0) {
-            used += (size_t)snprintf(renamed + used, sizeof(renamed) - used, "%s%d", word, g->ranks[rank]);
+        if (rank >= 0 && rank < g->n && strncmp(end, old, sizeof(old) - 1) != 0) {
+            used += (size_t)snprintf(renamed + used, sizeof(renamed) - used, "rank %d", g->ranks[rank]);
             at = end;
         } else {
             renamed[used++] = *at++;
@@ -118,14 +153,21 @@ static ep_status name_by_old_ranks(const struct shrink_group *g, ep_status statu
     return ep_fail(status, "%s", renamed);
 }
 
-/* The old number of the rank that the last failure is laid to; -1: not known. */
-static int find_culprit(const struct shrink_group *g)
+/*
+ * The old number of the rank that has failed, so that all votes name the same one: as the all-gather says, else the
+ * first that the text names. One that names nobody is this rank's own.
+ */
+static int find_failed_rank(const struct shrink_group *g, const ep_comm *comm)
 {
-    int blamed = host_take_blamed();
+    if (g->text[0] && strstr(ep_last_error(), g->text) && g->failed_rank >= 0)
+        return g->failed_rank;
+    for (const char *at = ep_last_error(), *end; *at; at++) {
+        long rank = rank_at(at, &end);
 
-    if (g->text[0] && strstr(ep_last_error(), g->text))
-        return g->culprit;
-    return blamed >= 0 && blamed < g->n ? g->ranks[blamed] : -1;
+        if (rank >= 0 && rank < comm->nranks)
+            return (int)rank;
+    }
+    return comm->rank;
 }
 
 ep_status shrink_open_next(struct shrink_group *g, ep_comm *comm, ep_comm *next)
@@ -143,9 +185,10 @@ ep_status shrink_open_next(struct shrink_group *g, ep_comm *comm, ep_comm *next)
             boot.rank = i;
     next->rank = boot.rank;
     next->nranks = g->n;
-    if (next->config.ranks_per_node == 0)
+    /* Without control links all survivors share this host. */
+    if (next->config.ranks_per_node == 0 && g->s)
         next->ranks_per_node = g->n;
-    else if (next->config.ranks_per_node == comm->ranks_per_node)
+    else if (next->config.ranks_per_node == 0 || next->config.ranks_per_node == comm->ranks_per_node)
         next->ranks_per_node = nodes_of_survivors(g, comm->ranks_per_node);
     else
         next->ranks_per_node = next->config.ranks_per_node;
@@ -166,25 +209,23 @@ ep_status shrink_open_next(struct shrink_group *g, ep_comm *comm, ep_comm *next)
  * that it waited for, although the others have given it up. Where it is none, all get the status of the lowest rank
  * that is against it.
  */
-static ep_status confirm(struct shrink *s, ep_comm *next, ep_status opened, int culprit)
+static ep_status confirm(struct shrink *s, ep_comm *next, ep_status opened, int failed_rank)
 {
     char reason[EP_ERROR_TEXT_BYTES];
-    int me = s->host->comm->rank, owner = me;
-    uint32_t against;
+    int me = s->host->comm->rank;
+    struct shrink_outcome outcome;
 
     snprintf(reason, sizeof(reason), "%s", ep_last_error());
-    if (culprit < 0)
-        culprit = me;
-    shrink_vote_with_all(s, true,
-                         opened == EP_OK ? HOST_VOTE_LOCKED : shrink_pack_vote(HOST_VOTE_VETO, opened, culprit),
-                         &against, &owner);
-    if (!against)
+    outcome = shrink_vote(s, true, me,
+                          opened == EP_OK ? HOST_VOTE_LOCKED : shrink_pack_vote(HOST_VOTE_VETO, opened, failed_rank));
+    if (outcome.result == SHRINK_PASSED)
         return EP_OK;
     if (opened == EP_OK)
         next->ops->comm_close(next);
-    if (opened != EP_OK && opened == (ep_status)(against >> 8 & 0xfff))
+    /* Our own text says more than the word, unless it names another rank. */
+    if (opened != EP_OK && shrink_pack_vote(0, opened, failed_rank) == (outcome.word & ~0xffu))
         return ep_fail(opened, "%s", reason);
-    return shrink_fail_with_vote(s, owner, against);
+    return shrink_fail_with_vote(s, outcome.owner, outcome.word);
 }
 
 /* The counts of ep_comm_abort() that do not concern this call. */
@@ -207,34 +248,34 @@ static ep_status note_aborts(struct shrink *s)
 static ep_status form_group(struct shrink *s, struct shrink_group *g, ep_comm *next)
 {
     ep_comm *comm = s->host->comm;
+    int failed_rank;
     ep_status status;
-    int culprit;
     bool self = false;
 
     EP_TRY(shrink_agree(s));
     g->ranks = malloc((size_t)comm->nranks * sizeof(*g->ranks));
     if (!g->ranks)
-        return confirm(s, next, ep_fail(EP_E_MEMORY, "ep_comm_shrink: no memory for %d ranks", comm->nranks), -1);
+        return confirm(s, next, ep_fail(EP_E_MEMORY, "ep_comm_shrink: no memory for %d ranks", comm->nranks),
+                       comm->rank);
     for (int rank = 0; rank < comm->nranks; rank++)
         if (!shrink_is_out(s, rank)) {
             g->ranks[g->n++] = rank;
             self |= rank == comm->rank;
         }
-    host_take_blamed();
     /* Nobody passes a view that leaves itself out, but the view is in shared memory. */
     status = self ? shrink_open_next(g, comm, next)
                   : ep_fail(EP_E_MISMATCH, "ep_comm_shrink: the view of rank %d is damaged: it leaves out itself",
                             comm->rank);
-    culprit = self ? find_culprit(g) : comm->rank;
+    failed_rank = self && status != EP_OK ? find_failed_rank(g, comm) : comm->rank;
     free(g->ranks);
-    return confirm(s, next, status, culprit);
+    return confirm(s, next, status, failed_rank);
 }
 
 ep_status host_shrink_into(ep_comm *comm, ep_comm *next, ep_status (*open)(ep_comm *comm, const ep_boot *boot))
 {
     struct host_comm *host = host_of(comm);
     struct shrink s = {.host = host, .mine = &host->control->shrink, .timeout_ms = comm->config.timeout_ms};
-    struct shrink_group g = {.s = &s, .allgather = gather, .context = &g, .open = open, .culprit = -1};
+    struct shrink_group g = {.s = &s, .allgather = gather, .context = &g, .open = open, .failed_rank = -1};
     ep_status status;
 
     if (host->remote) {

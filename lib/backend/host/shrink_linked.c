@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A shrink across hosts, over the network "tcp".
+ * A shrink across hosts, over the networks "tcp" and "verbs".
  *
  * Survivors connect to the lowest rank that is not known to have died, at the listener that its endpoint has kept; who
  * finds no one below itself leads. Each says whom it knows to have died or left. The leader waits for all others until
@@ -39,7 +39,7 @@ struct join {
 
 /* What the leader says to all that have come. */
 struct decision {
-    int32_t status, culprit;
+    int32_t status, failed_rank;
     uint64_t survivors[WORDS];
     char text[HOST_REASON_BYTES];
 };
@@ -115,16 +115,16 @@ static int find_abort(const struct linked *l)
 }
 
 /* EP_OK, or why this call ends now. */
-static ep_status check(const struct linked *l, int *ret_culprit)
+static ep_status check(const struct linked *l, int *ret_failed_rank)
 {
     int abort = find_abort(l);
 
-    *ret_culprit = l->me;
+    *ret_failed_rank = l->me;
     if (is_excluded(l))
         return ep_fail(EP_E_EXCLUDED, "ep_comm_shrink: the other ranks went on without rank %d", l->me);
     if (abort < 0)
         return EP_OK;
-    *ret_culprit = abort;
+    *ret_failed_rank = abort;
     return ep_fail(EP_E_ABORTED, "ep_comm_shrink: rank %d called ep_comm_abort", abort);
 }
 
@@ -235,15 +235,15 @@ static void wait_at_listener(struct linked *l)
     tcp_acceptor_step(l->acceptor, check_join, take_join, l);
 }
 
-/* EP_OK: enough have come. *ret_culprit: of a failure. */
-static ep_status await_joins(struct linked *l, int *ret_culprit)
+/* EP_OK: enough have come. *ret_failed_rank: of a failure. */
+static ep_status await_joins(struct linked *l, int *ret_failed_rank)
 {
     bool extended = false;
 
     for (;;) {
         struct count count;
 
-        EP_TRY(check(l, ret_culprit));
+        EP_TRY(check(l, ret_failed_rank));
         look_for_dead(l);
         wait_at_listener(l);
         read_joins(l);
@@ -255,7 +255,7 @@ static ep_status await_joins(struct linked *l, int *ret_culprit)
         if (2 * count.came > count.live)
             return EP_OK;
         if (extended) {
-            *ret_culprit = count.missing;
+            *ret_failed_rank = count.missing;
             return ep_fail(EP_E_TIMEOUT,
                            "ep_comm_shrink: rank %d did not answer within %d ms, and a group needs more than half of "
                            "the ranks that are known to live and all that have come; call it again",
@@ -267,9 +267,9 @@ static ep_status await_joins(struct linked *l, int *ret_culprit)
 }
 
 /* After the status of this rank's wait: what all that have come are told. */
-static void decide(struct linked *l, ep_status status, int culprit)
+static void decide(struct linked *l, ep_status status, int failed_rank)
 {
-    l->decision = (struct decision){.status = (int32_t)status, .culprit = culprit};
+    l->decision = (struct decision){.status = (int32_t)status, .failed_rank = failed_rank};
     if (status != EP_OK)
         snprintf(l->decision.text, sizeof(l->decision.text), "%.*s", HOST_REASON_BYTES - 1, ep_last_error());
     for (int rank = 0; rank < l->nranks; rank++)
@@ -282,15 +282,15 @@ static void decide(struct linked *l, ep_status status, int culprit)
 
 static ep_status lead(struct linked *l)
 {
-    int culprit = l->me, fd = fcntl(l->rendezvous->listener, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+    int failed_rank = l->me, fd = fcntl(l->rendezvous->listener, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
     ep_status status;
 
     if (fd < 0)
         return ep_fail_errno(EP_E_SYSTEM, errno, "ep_comm_shrink: a descriptor for the listener");
     tcp_acceptor_open(l->acceptor, fd, &l->rendezvous->key);
-    status = await_joins(l, &culprit);
+    status = await_joins(l, &failed_rank);
     tcp_acceptor_close(l->acceptor);
-    decide(l, status, culprit);
+    decide(l, status, failed_rank);
     return status;
 }
 
@@ -306,7 +306,7 @@ static enum outcome connect_to(struct linked *l, int leader, const struct tcp_ad
     const struct tcp_address *from = l->rendezvous->from.family ? &l->rendezvous->from : NULL;
     struct tcp_handshake hs;
     enum tcp_handshake_result result = TCP_HANDSHAKE_PENDING;
-    int fd, culprit;
+    int fd, failed_rank;
 
     if (tcp_connect(to, from, &fd) != EP_OK)
         return SILENT;
@@ -318,7 +318,7 @@ static enum outcome connect_to(struct linked *l, int leader, const struct tcp_ad
 
         (void)poll(&look, 1, POLL_MS);
         result = tcp_handshake_step(&hs);
-        *ret_status = check(l, &culprit);
+        *ret_status = check(l, &failed_rank);
         if (*ret_status != EP_OK) {
             if (result == TCP_HANDSHAKE_DONE)
                 close(hs.fd);
@@ -343,7 +343,7 @@ static enum outcome await_decision(struct linked *l, int leader, int fd, ep_stat
     uint64_t limit_ns = ep_now_ns() + LEAF_DEADLINES * (uint64_t)l->timeout_ms * 1000000u;
     struct join join;
     size_t used = 0;
-    int culprit;
+    int failed_rank;
 
     memcpy(join.dead, l->dead, sizeof(join.dead));
     if (!send_whole(fd, &join, sizeof(join)))
@@ -356,7 +356,7 @@ static enum outcome await_decision(struct linked *l, int leader, int fd, ep_stat
         got = receive(fd, &l->decision, sizeof(l->decision), &used);
         if (got > 0)
             return JOINED;
-        *ret_status = check(l, &culprit);
+        *ret_status = check(l, &failed_rank);
         if (*ret_status != EP_OK)
             return ENDED;
         look_for_dead(l);
@@ -467,11 +467,11 @@ static ep_status gather(void *context, const void *mine, size_t bytes, int timeo
     return tcp_star_allgather(context, mine, bytes, timeout_ms, ret_all);
 }
 
-static ep_status poll_call(void *context, int *ret_culprit)
+static ep_status poll_call(void *context, int *ret_failed_rank)
 {
-    ep_status status = check(context, ret_culprit);
+    ep_status status = check(context, ret_failed_rank);
 
-    *ret_culprit = -1; /* a number of the old group, which the text names */
+    *ret_failed_rank = -1; /* a number of the old group, which the text names */
     return status;
 }
 
@@ -521,8 +521,8 @@ static void publish(struct linked *l)
 static ep_status form_group(struct linked *l, ep_comm *next, ep_status (*open)(ep_comm *comm, const ep_boot *boot))
 {
     struct ep_net_tcp_context context = l->rendezvous->context;
-    struct ep_net_provider provider = ep_net_tcp;
-    struct shrink_group g = {.allgather = gather, .open = open, .network = &provider, .culprit = -1};
+    struct ep_net_provider provider = *ep_net_find(l->host->comm->config.network);
+    struct shrink_group g = {.allgather = gather, .open = open, .network = &provider, .failed_rank = -1};
     struct tcp_star *star = NULL;
     int leader, fd = -1;
     ep_status status = find_group(l, &leader, &fd);
@@ -573,8 +573,9 @@ static ep_status prepare(struct linked *l)
 
 ep_status shrink_linked(struct host_comm *host, ep_comm *next, ep_status (*open)(ep_comm *comm, const ep_boot *boot))
 {
+    struct ep_net *net = ep_streams_get_net(host->streams);
     struct linked l = {.host = host,
-                       .rendezvous = ep_net_tcp_get_rendezvous(ep_streams_get_net(host->streams)),
+                       .rendezvous = ep_net_tcp_get_rendezvous(ep_net_get_tcp(net)),
                        .nranks = host->comm->nranks,
                        .me = host->comm->rank,
                        .timeout_ms = host->comm->config.timeout_ms,

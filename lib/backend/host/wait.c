@@ -207,11 +207,15 @@ ep_status host_raise_own(struct host_comm *host, ep_status status, int culprit, 
     snprintf(text, sizeof(text), "%s", ep_last_error());
     /* What we have met may be the consequence of a failure that a peer has seen already. */
     EP_TRY(host_check(host));
-    if (!ep_status_is_fatal(status))
+    if (!ep_status_is_fatal(status) && host_owner_failed != culprit + 1)
         culprit = host->comm->rank;
     publish_reason(host, pack_failure(status, culprit, phase, host->comm->rank), text);
     raised = host_raise(host, status, culprit, phase);
-    return raised == status ? ep_fail(status, "%s (in \"%s\")", text, host_phase_name(phase)) : raised;
+    if (raised != status)
+        return raised;
+    if (culprit != host->comm->rank)
+        return ep_fail(status, "%s (in \"%s\")", text, host_phase_name(phase));
+    return ep_fail(status, "rank %d failed: %s (in \"%s\")", culprit, text, host_phase_name(phase));
 }
 
 ep_status host_raise_damage(struct host_comm *host, int rank, enum host_phase phase, const char *what, int64_t value)
@@ -244,6 +248,9 @@ ep_status host_check_abort(struct host_comm *host)
         if (control && atomic_load(&control->aborts))
             return host_check(host);
     }
+    /* One of another host comes as a failure. */
+    if (host->remote && host_aborted_by(host) >= 0)
+        return host_check(host);
     return EP_OK;
 }
 
@@ -377,6 +384,8 @@ static bool is_held_back(const struct host_pause *pause, int rank)
 {
     const struct host_comm *host = pause->host;
 
+    if (pause->held != HOST_HELD_UNKNOWN)
+        return pause->held == HOST_HELD;
     if (!pause->polls || !host->remote)
         return pause->polls;
     return !host->peers[rank].control && rank % host->nlocal == host->local &&

@@ -2,7 +2,7 @@
 """How test programs begin: processes, seeds, printing; and what is known of the machine."""
 import os
 import random
-from typing import Tuple
+from typing import Any, Dict, List, Tuple
 
 import torch
 import torch.distributed as dist
@@ -14,15 +14,15 @@ _local_rank = 0
 class EnvOverride:
     """Environment variables for a `with`: a list of (name, value, whether)."""
 
-    def __init__(self, envs):
+    def __init__(self, envs: List[Tuple[str, str, bool]]) -> None:
         self.envs = {name: value for name, value, enable in envs if enable}
 
-    def __enter__(self):
+    def __enter__(self) -> "EnvOverride":
         self._before = {name: os.environ.get(name) for name in self.envs}
         os.environ.update(self.envs)
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: Any) -> None:
         for name, value in self._before.items():
             os.environ.pop(name, None)
             if value is not None:
@@ -55,7 +55,7 @@ def init_dist(local_rank: int, num_local_ranks: int, seed: int = 0) -> Tuple[int
     cuda = torch.cuda.is_available()
     nodes, node = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     address = f"tcp://{os.environ.get('MASTER_ADDR', '127.0.0.1')}:{os.environ.get('MASTER_PORT', '8361')}"
-    options = {"device_id": torch.device("cuda", local_rank)} if cuda else {}
+    options: Dict[str, Any] = {"device_id": torch.device("cuda", local_rank)} if cuda else {}
     if cuda:
         torch.cuda.set_device(local_rank)
     dist.init_process_group("nccl" if cuda else "gloo", init_method=address, world_size=nodes * num_local_ranks,
@@ -83,14 +83,14 @@ def get_logical_domain_size(group: dist.ProcessGroup, allow_hybrid_mode: bool = 
     return 1, group.size()
 
 
-def check_nvlink_connections(group) -> None:
+def check_nvlink_connections(group: Any) -> None:
     """Nothing: the communicator checks while it is made how its ranks reach each other, and says what is missing."""
 
 
 def check_torch_deterministic() -> None:
     """torch.empty() must not fill memory in the background: the fill would run beside the communication stream."""
     if torch.cuda.is_available() and torch.are_deterministic_algorithms_enabled() and \
-            torch.utils.deterministic.fill_uninitialized_memory:
+            getattr(torch.utils.deterministic, "fill_uninitialized_memory"):
         raise AssertionError("set torch.utils.deterministic.fill_uninitialized_memory = False: with it torch.empty() writes "
                              "to outputs while they are received")
 

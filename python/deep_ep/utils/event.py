@@ -16,7 +16,7 @@ class EventHandle:
         self.cuda_event = None
         self._stream, self._tensors = stream, tensors
         if stream is not None or torch.cuda.is_available():
-            self.cuda_event = torch.cuda.Event()
+            self.cuda_event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self.cuda_event.record(stream if stream is not None else torch.cuda.current_stream())
 
     @classmethod
@@ -34,12 +34,13 @@ class EventHandle:
 
     def __del__(self) -> None:
         # Nobody has waited: the allocator has to know that the stream still uses the tensors.
-        if getattr(self, "_stream", None) is None:
+        stream = getattr(self, "_stream", None)
+        if stream is None:
             return
         try:
             if not torch.cuda.is_current_stream_capturing():
                 for tensor in self._tensors:
-                    tensor.record_stream(self._stream)
+                    tensor.record_stream(stream)
         except Exception:  # noqa: BLE001 - at the end of the interpreter there is nothing left to tell
             pass
 

@@ -40,7 +40,7 @@ def _precise(num_tokens: int, num_experts: int, num_ranks: int, num_topk: int, r
     if num_experts - num_local < num_topk:
         raise ValueError(f"{num_topk} choices do not fit the {num_experts - num_local} experts of the other ranks")
 
-    def scores_of(count):
+    def scores_of(count: int) -> torch.Tensor:
         scores = base.clone()
         scores[order[:count], torch.randint(num_local, (count,), device=base.device)] += 2
         scores[order[count:], :num_local] -= 2

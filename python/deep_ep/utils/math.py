@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rounding, comparison, and the block-scaled fp8 format."""
-from typing import Tuple
+from typing import Any, Tuple
 
 import torch
 
@@ -18,7 +18,7 @@ def align(x: int, y: int) -> int:
     return ceil_div(x, y) * y
 
 
-def safe_div(a, b) -> float:
+def safe_div(a: Any, b: Any) -> Any:
     """a / b, and 0 for 0 / 0."""
     return 0 if a == 0 and b == 0 else a / b
 
@@ -76,10 +76,10 @@ def create_grouped_scores(scores: torch.Tensor, group_idx: torch.Tensor, num_gro
 def hash_tensor(t: torch.Tensor) -> int:
     """A sum over the tensor's words: equal for equal contents."""
     t = t.contiguous()
-    return t.view(torch.int32 if t.element_size() == 4 else torch.uint8).sum(dtype=torch.int64).item()
+    return int(t.view(torch.int32 if t.element_size() == 4 else torch.uint8).sum(dtype=torch.int64).item())
 
 
-def hash_tensors(*tensors) -> int:
+def hash_tensors(*tensors: Any) -> int:
     """All hashes of tensors, also in tuples and lists, combined by exclusive or."""
     value = 0
     for t in tensors:
@@ -90,7 +90,7 @@ def hash_tensors(*tensors) -> int:
     return value
 
 
-def count_bytes(*tensors) -> int:
+def count_bytes(*tensors: Any) -> int:
     """Bytes of all elements of tensors, also in tuples and lists; None counts 0."""
     total = 0
     for t in tensors:

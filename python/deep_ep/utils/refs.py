@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reference results from torch.distributed alone, to compare dispatch and combine with."""
 import math
-from typing import Optional, Tuple, Union
+from typing import Any, List, Optional, Tuple, Union
 
 import torch
 import torch.distributed as dist
@@ -9,7 +9,7 @@ import torch.distributed as dist
 from .envs import get_global_seed
 
 
-def _exchange(parts, counts):
+def _exchange(parts: List[torch.Tensor], counts: List[int]) -> torch.Tensor:
     """parts[r] goes to rank r; counts[r] rows come from it. As bytes, since gloo does not know every type."""
     like = parts[0]
     flat = [part.contiguous().view(torch.uint8).flatten() for part in parts]
@@ -20,7 +20,7 @@ def _exchange(parts, counts):
 
 
 def dispatch(x: Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]], topk_idx: torch.Tensor,
-             topk_weights: Optional[torch.Tensor], num_max_tokens_per_rank: int, num_experts: int):
+             topk_weights: Optional[torch.Tensor], num_max_tokens_per_rank: int, num_experts: int) -> Any:
     """Rows by (source rank, token), as a dispatch without expansion delivers them.
 
     Returns (x or (x, scales), topk_idx with local numbers and -1, topk_weights, source ids int32 [n], tokens of each rank
@@ -33,9 +33,9 @@ def dispatch(x: Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]], topk_idx
     sent = torch.tensor([len(some) for some in tokens], dtype=torch.int32, device=topk_idx.device)
     received = torch.empty_like(sent)
     dist.all_to_all_single(received, sent)
-    counts = received.tolist()
+    counts: List[int] = received.tolist()
 
-    def move(tensor):
+    def move(tensor: Optional[torch.Tensor]) -> Any:
         return None if tensor is None else _exchange([tensor[some] for some in tokens], counts)
 
     ids = torch.arange(topk_idx.shape[0], dtype=torch.int32, device=topk_idx.device) + rank * num_max_tokens_per_rank

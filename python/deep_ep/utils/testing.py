@@ -3,7 +3,7 @@
 import contextlib
 import os
 import time
-from typing import Callable, Optional, Union
+from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
 
 import torch
 import torch.distributed as dist
@@ -14,14 +14,14 @@ _NO_KERNELS = ("dispatch_copy_epilogue_impl", "combine_reduce_epilogue_impl")
 _NOTHING = 1e-9
 
 
-class empty_suppress(contextlib.nullcontext):
+class empty_suppress(contextlib.nullcontext):  # type: ignore[type-arg]
     """Suppresses nothing."""
 
 
 class suppress_stdout_stderr:
     """Both standard outputs, also of libraries, go nowhere."""
 
-    def __enter__(self):
+    def __enter__(self) -> "suppress_stdout_stderr":
         self._kept = [os.dup(fd) for fd in (1, 2)]
         null = os.open(os.devnull, os.O_WRONLY)
         for fd in (1, 2):
@@ -29,7 +29,7 @@ class suppress_stdout_stderr:
         os.close(null)
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: Any) -> None:
         for fd, kept in zip((1, 2), self._kept):
             os.dup2(kept, fd)
             os.close(kept)
@@ -41,35 +41,41 @@ def flush_l2_cache(enabled: bool = True) -> None:
         torch.empty(64 << 20, dtype=torch.int32, device="cuda").zero_()
 
 
-def bench(fn: Callable, num_warmups: int = 30, num_tests: int = 30, post_fn: Optional[Callable] = None, flush_l2: bool = True):
+def _timing_event() -> Any:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+def bench(fn: Callable[[], Any], num_warmups: int = 30, num_tests: int = 30, post_fn: Optional[Callable[[], Any]] = None,
+          flush_l2: bool = True) -> Tuple[float, float, float]:
     """(mean, least, most) seconds of a call: by events on a device, by the clock on the CPU."""
-    cuda, times = torch.cuda.is_available(), []
+    cuda = torch.cuda.is_available()
+    times: List[float] = []
+    events: List[Tuple[Any, Any]] = []
     for _ in range(num_warmups):
         fn()
     for _ in range(num_tests):
         flush_l2_cache(flush_l2)
         if cuda:
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record()
+            events.append((_timing_event(), _timing_event()))
+            events[-1][0].record()
             fn()
-            end.record()
-            times.append((begin, end))
+            events[-1][1].record()
         else:
-            begin = time.perf_counter()
+            start = time.perf_counter()
             fn()
-            times.append(time.perf_counter() - begin)
+            times.append(time.perf_counter() - start)
         if post_fn is not None:
             post_fn()
     if cuda:
         torch.cuda.synchronize()
-        times = [begin.elapsed_time(end) / 1e3 for begin, end in times]
+        times = [begin.elapsed_time(end) / 1e3 for begin, end in events]
     times = times[1:] or times
     return sum(times) / len(times), min(times), max(times)
 
 
-def bench_kineto(fn: Callable, kernel_names: Union[str, tuple], num_tests: int = 30, suppress_kineto_output: bool = False,
+def bench_kineto(fn: Callable[[], Any], kernel_names: Union[str, Tuple[str, ...]], num_tests: int = 30, suppress_kineto_output: bool = False,
                  trace_path: Optional[str] = None, flush_l2: bool = True, barrier_comm_profiling: bool = False,
-                 num_kernels_per_period: int = 1, barrier: Optional[Callable] = None):
+                 num_kernels_per_period: int = 1, barrier: Optional[Callable[[], Any]] = None) -> Any:
     """Mean seconds of each named kernel in fn(); with num_kernels_per_period > 1 a list for each.
 
     Kernels that DeepEP has and epkit has not (copies and reductions behind the operation) count 1 ns. On the CPU, where
@@ -78,15 +84,17 @@ def bench_kineto(fn: Callable, kernel_names: Union[str, tuple], num_tests: int =
     names = (kernel_names,) if isinstance(kernel_names, str) else tuple(kernel_names)
     if not torch.cuda.is_available() or int(os.environ.get("EP_USE_NVIDIA_TOOLS", "0")):
         seconds = bench(fn, 1, num_tests, flush_l2=False)[0]
-        result = [_NOTHING if name in _NO_KERNELS else
-                  [seconds] * num_kernels_per_period if num_kernels_per_period > 1 else seconds for name in names]
+        result: Sequence[Any] = [
+            _NOTHING if name in _NO_KERNELS else
+            [seconds] * num_kernels_per_period if num_kernels_per_period > 1 else seconds for name in names]
     else:
         result = _profile(fn, names, num_tests, suppress_kineto_output, trace_path, flush_l2, barrier_comm_profiling,
                           num_kernels_per_period, barrier)
     return result[0] if isinstance(kernel_names, str) else result
 
 
-def _profile(fn, names, num_tests, suppress, trace_path, flush_l2, with_barrier, per_period, barrier):
+def _profile(fn: Callable[[], Any], names: Tuple[str, ...], num_tests: int, suppress: bool, trace_path: Optional[str],
+             flush_l2: bool, with_barrier: bool, per_period: int, barrier: Optional[Callable[[], Any]]) -> List[Any]:
     fn()
     torch.cuda.synchronize()
     with suppress_stdout_stderr() if suppress else contextlib.nullcontext():
@@ -94,14 +102,14 @@ def _profile(fn, names, num_tests, suppress, trace_path, flush_l2, with_barrier,
             for _ in range(num_tests):
                 flush_l2_cache(flush_l2)
                 if with_barrier:
-                    torch.cuda._sleep(20_000_000)  # some 10 ms: hides how far apart the hosts are
+                    torch.cuda._sleep(20_000_000)  # type: ignore[no-untyped-call]  # some 10 ms: hides how far apart the hosts are
                     barrier() if barrier is not None else dist.all_reduce(torch.ones(1, device="cuda"))
                 fn()
             torch.cuda.synchronize()
     if trace_path is not None:
         profiler.export_chrome_trace(trace_path)
-    kernels = [event for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA]
-    result = []
+    kernels = [event for event in profiler.events() if str(event.device_type).endswith("CUDA")]
+    result: List[Any] = []
     for name in names:
         times = [kernel.device_time / 1e6 for kernel in sorted(kernels, key=lambda one: one.time_range.start)
                  if "::" + _KERNELS.get(name, name) in kernel.name]

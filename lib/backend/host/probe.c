@@ -1,0 +1,311 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the network carries by itself: see net/probe.h. */
+#include "net/probe.h"
+
+#include "backend/host/host.h"
+#include "net/tcp_mesh.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+/* One plain socket; a turn's bytes that are still to come and to go. */
+struct plug {
+    int fd, rank;
+    size_t bytes; /* of a turn, each way */
+    size_t out, in;
+};
+
+struct ep_net_probe {
+    struct host_comm *host;
+    struct ep_net *net;
+    int npeers, channels;
+    size_t bytes;
+    uint64_t turns;
+    unsigned char *data, *sink;
+    struct tcp_mesh_line *lines; /* [npeers][channels + 1] */
+    struct plug *plugs;          /* [npeers][channels]; NULL: no sockets */
+    struct pollfd *polls;
+};
+
+/* Chunk number i goes over channel i % channels. */
+static size_t channel_bytes(size_t bytes, int channel, int channels)
+{
+    size_t sum = 0;
+
+    for (size_t at = (size_t)channel * EP_NET_PROBE_CHUNK; at < bytes; at += (size_t)channels * EP_NET_PROBE_CHUNK)
+        sum += bytes - at < EP_NET_PROBE_CHUNK ? bytes - at : EP_NET_PROBE_CHUNK;
+    return sum;
+}
+
+/* --- puts --- */
+
+/* A channel to a peer in this turn. */
+struct flow {
+    size_t at;
+    bool told;
+};
+
+/* The next puts of one channel, then the signal; true: something has gone. */
+static bool push_flow(struct ep_net_probe *probe, int peer, int channel, struct flow *flow)
+{
+    struct ep_net *net = probe->net;
+    int slot_there = ep_net_slot(peer, net->node);
+    bool moved = false;
+
+    while (flow->at < probe->bytes) {
+        size_t left = probe->bytes - flow->at, bytes = left < EP_NET_PROBE_CHUNK ? left : EP_NET_PROBE_CHUNK;
+
+        if (!net->ops->put(net, peer, channel, (size_t)slot_there * probe->bytes + flow->at, probe->data + flow->at,
+                           bytes))
+            return moved;
+        flow->at += (size_t)probe->channels * EP_NET_PROBE_CHUNK;
+        moved = true;
+    }
+    if (!flow->told) {
+        flow->told = net->ops->signal(net, peer, channel, (uint32_t)(slot_there * probe->channels + channel), 1);
+        moved |= flow->told;
+    }
+    return moved;
+}
+
+/* One pass over all channels. *ret_waiting: the node of one that is not done, -1: all are. */
+static ep_status puts_pass(struct ep_net_probe *probe, struct flow *flows, bool *ret_moved, int *ret_waiting)
+{
+    struct ep_net *net = probe->net;
+
+    *ret_waiting = -1;
+    EP_TRY(net->ops->progress(net, ret_moved));
+    for (int i = 0; i < probe->npeers * probe->channels; i++) {
+        int peer = ep_net_peer(net->node, i / probe->channels), channel = i % probe->channels;
+
+        if (!flows[i].told)
+            *ret_moved |= push_flow(probe, peer, channel, &flows[i]);
+        if (!flows[i].told || !net->ops->flush_test(net, peer, channel) || net->signals[i] < probe->turns)
+            *ret_waiting = peer;
+    }
+    return EP_OK;
+}
+
+ep_status ep_net_probe_puts(struct ep_net_probe *probe)
+{
+    struct host_comm *host = probe->host;
+    struct flow *flows = calloc((size_t)probe->npeers * (size_t)probe->channels, sizeof(*flows));
+    struct host_pause pause;
+    ep_status status = flows ? EP_OK : ep_fail(EP_E_MEMORY, "network probe: no memory");
+
+    for (int i = 0; flows && i < probe->npeers * probe->channels; i++)
+        flows[i].at = (size_t)(i % probe->channels) * EP_NET_PROBE_CHUNK;
+    probe->turns++;
+    host_pause_begin(&pause, host, HOST_DISPATCH_MOVE);
+    while (status == EP_OK) {
+        uint32_t seen = host_doorbell(host);
+        bool moved = false;
+        int node;
+
+        status = puts_pass(probe, flows, &moved, &node);
+        if (status != EP_OK || node < 0)
+            break;
+        pause.polls = !probe->net->sleeps;
+        if (moved)
+            host_pause_reset(&pause);
+        else
+            status = host_pause(&pause, seen, host_rail(host, node));
+    }
+    host_pause_end(&pause);
+    free(flows);
+    return status;
+}
+
+/* --- plain sockets --- */
+
+bool ep_net_probe_has_sockets(const struct ep_net_probe *probe)
+{
+    return probe->plugs != NULL;
+}
+
+static ep_status fail_socket(const struct plug *plug, ssize_t n)
+{
+    return n == 0 ? ep_fail(EP_E_PEER_DEAD, "network probe: rank %d has closed its socket", plug->rank)
+                  : ep_fail_errno(EP_E_SYSTEM, errno, "network probe: the socket to rank %d", plug->rank);
+}
+
+static bool is_again(ssize_t n)
+{
+    return n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR);
+}
+
+static ep_status move_plug(struct ep_net_probe *probe, struct plug *plug, bool *ret_moved)
+{
+    while (plug->out) {
+        ssize_t n = send(plug->fd, probe->data, plug->out < EP_NET_PROBE_CHUNK ? plug->out : EP_NET_PROBE_CHUNK,
+                         MSG_NOSIGNAL | MSG_DONTWAIT);
+
+        if (is_again(n))
+            break;
+        if (n < 0)
+            return fail_socket(plug, n);
+        plug->out -= (size_t)n;
+        *ret_moved = true;
+    }
+    while (plug->in) {
+        ssize_t n =
+            recv(plug->fd, probe->sink, plug->in < EP_NET_PROBE_CHUNK ? plug->in : EP_NET_PROBE_CHUNK, MSG_DONTWAIT);
+
+        if (is_again(n))
+            break;
+        if (n <= 0)
+            return fail_socket(plug, n);
+        plug->in -= (size_t)n;
+        *ret_moved = true;
+    }
+    return EP_OK;
+}
+
+ep_status ep_net_probe_sockets(struct ep_net_probe *probe)
+{
+    uint64_t deadline_ns = ep_deadline_ns(probe->host->comm->config.timeout_ms);
+    int n = probe->npeers * probe->channels;
+
+    for (int i = 0; i < n; i++)
+        probe->plugs[i].out = probe->plugs[i].in = probe->plugs[i].bytes;
+    for (;;) {
+        int n_polls = 0, late = -1;
+        bool moved = false;
+
+        for (int i = 0; i < n; i++) {
+            struct plug *plug = &probe->plugs[i];
+
+            EP_TRY(move_plug(probe, plug, &moved));
+            if (!plug->in && !plug->out)
+                continue;
+            late = plug->rank;
+            probe->polls[n_polls++] =
+                (struct pollfd){.fd = plug->fd, .events = (short)((plug->in ? POLLIN : 0) | (plug->out ? POLLOUT : 0))};
+        }
+        if (n_polls == 0)
+            return EP_OK;
+        if (moved)
+            deadline_ns = ep_deadline_ns(probe->host->comm->config.timeout_ms);
+        else if (ep_now_ns() >= deadline_ns)
+            return ep_fail(EP_E_TIMEOUT, "network probe: rank %d did not answer within %d ms", late,
+                           probe->host->comm->config.timeout_ms);
+        else
+            (void)poll(probe->polls, (nfds_t)n_polls, 20);
+    }
+}
+
+/* --- opening and closing --- */
+
+static ep_status allgather(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
+{
+    (void)timeout_ms;
+    return host_allgather(context, mine, bytes, ret_all);
+}
+
+static ep_status prepare(struct ep_net_probe *probe)
+{
+    size_t peers = (size_t)probe->npeers, n = peers * (size_t)probe->channels, lines = n + peers;
+
+    probe->data = malloc(probe->bytes);
+    probe->sink = malloc(EP_NET_PROBE_CHUNK);
+    probe->lines = calloc(lines, sizeof(*probe->lines));
+    probe->plugs = calloc(n, sizeof(*probe->plugs));
+    probe->polls = calloc(n, sizeof(*probe->polls));
+    for (size_t i = 0; probe->lines && i < lines; i++)
+        probe->lines[i].fd = -1;
+    if (!probe->data || !probe->sink || !probe->lines || !probe->plugs || !probe->polls)
+        return ep_fail(EP_E_MEMORY, "network probe: no memory for %zu bytes", probe->bytes);
+    memset(probe->data, 1, probe->bytes);
+    return EP_OK;
+}
+
+/* The connections of an endpoint, without it. */
+static ep_status open_sockets(struct ep_net_probe *probe, const struct ep_net_provider *provider,
+                              const struct ep_net_params *params, ep_status mine)
+{
+    struct ep_net_tcp_rendezvous rendezvous = {.listener = -1};
+    ep_status status = tcp_mesh_open(params, provider->context, mine, probe->lines, &rendezvous);
+
+    if (rendezvous.listener >= 0)
+        close(rendezvous.listener);
+    free(rendezvous.ranks);
+    for (int i = 0; status == EP_OK && i < probe->npeers * probe->channels; i++) {
+        int peer = i / probe->channels, channel = i % probe->channels;
+
+        probe->plugs[i] = (struct plug){.fd = probe->lines[peer * (probe->channels + 1) + channel].fd,
+                                        .rank = host_rail(probe->host, ep_net_peer(probe->host->comm->node, peer)),
+                                        .bytes = channel_bytes(probe->bytes, channel, probe->channels)};
+    }
+    return status;
+}
+
+static ep_status open_probe(struct ep_net_probe *probe, ep_comm *comm)
+{
+    ep_boot boot = {
+        .size = sizeof(boot), .rank = comm->rank, .nranks = comm->nranks, .allgather = allgather, .context = comm};
+    ep_status status = prepare(probe);
+    struct ep_net_provider provider;
+    struct ep_net_params params;
+
+    host_net_describe(probe->host, &provider, &params);
+    params.boot = &boot;
+    params.region_bytes = (size_t)probe->npeers * probe->bytes;
+    params.n_signals = (uint32_t)(probe->npeers * probe->channels);
+    EP_TRY(host_agree_within(comm, "network probe", status));
+    EP_TRY(host_agree_within(comm, "network probe", provider.open(&provider, &params, &probe->net)));
+    if (provider.open == ep_net_tcp.open)
+        return host_agree_within(comm, "network probe", open_sockets(probe, &provider, &params, EP_OK));
+    free(probe->plugs);
+    probe->plugs = NULL;
+    return EP_OK;
+}
+
+ep_status ep_net_probe_new(ep_comm *comm, size_t bytes, struct ep_net_probe **ret_probe)
+{
+    struct ep_net_probe *probe;
+    ep_status status;
+
+    if (strcmp(comm->ops->name, "host") != 0 || comm->nnodes < 2 || bytes == 0)
+        return ep_fail(EP_E_UNSUPPORTED, "network probe: for the host backend between nodes, and bytes to send");
+    probe = calloc(1, sizeof(*probe));
+    if (!probe)
+        return ep_fail(EP_E_MEMORY, "network probe: no memory");
+    probe->host = host_of(comm);
+    probe->npeers = comm->nnodes - 1;
+    probe->channels = comm->config.channels;
+    probe->bytes = bytes;
+    status = open_probe(probe, comm);
+    if (status != EP_OK) {
+        ep_net_probe_free(probe);
+        return status;
+    }
+    *ret_probe = probe;
+    return EP_OK;
+}
+
+void ep_net_probe_free(struct ep_net_probe *probe)
+{
+    if (!probe)
+        return;
+    if (probe->net)
+        probe->net->ops->free(probe->net);
+    for (int i = 0; probe->lines && i < probe->npeers * (probe->channels + 1); i++)
+        if (probe->lines[i].fd >= 0)
+            close(probe->lines[i].fd);
+    free(probe->lines);
+    free(probe->plugs);
+    free(probe->polls);
+    free(probe->data);
+    free(probe->sink);
+    free(probe);
+}
+
+uint64_t ep_net_probe_count(const ep_comm *comm)
+{
+    const struct host_comm *host = strcmp(comm->ops->name, "host") == 0 ? host_of(comm) : NULL;
+
+    return host && host->streams ? ep_streams_get_net(host->streams)->n_puts : 0;
+}

@@ -1,0 +1,260 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The votes of a shrink, and the one outcome that all ranks read from them.
+ *
+ * In each attempt each rank of the old group has one word. It is OPEN at first and is decided once, by
+ * compare-exchange:
+ *
+ *   LOCKED    by its owner: its view is final, and all who remain in it had the same one
+ *   VETO      by its owner, whose view has changed; or by a peer, for an owner that is in a later attempt already, or
+ *             that has not come to an attempt which fails anyhow
+ *   BANNED    by a peer, because the owner died or left, or stalled before it voted: the next attempt is without it
+ *   LEFT_OUT  by a peer that votes and whose view leaves the owner out, or by the owner when it sees that
+ *   GIVEN_UP  by anybody: this call of ep_comm_shrink fails for all, with the status and the rank in the word
+ *
+ * A rank goes on only when all words are decided, those of dead, late and left-out ranks, too. Then no word changes any
+ * more, and the view of a rank that has locked does not either. So the outcome is a function of constants, the same on
+ * each rank, whenever it reads them:
+ *
+ *   ended   some word is GIVEN_UP. The lowest rank's says with which status.
+ *   passed  the ranks of one view have all locked it, and each rank that it leaves out is LEFT_OUT, or BANNED for its
+ *           death. Two views cannot pass: a member of the first is LOCKED, but has to be LEFT_OUT for the second.
+ *   failed  else. All go on to the next attempt.
+ *
+ * Which statuses may come together from one attempt follows. Passed: the new group's status on its members, which vote
+ * once more on whether they have it; EP_E_EXCLUDED on the others, or the failure of that second vote on all. Ended: one
+ * failure on all. Nobody gives up beside a group that passes: its own word had to be OPEN for that, and the group had
+ * to see it LEFT_OUT. Nobody is in a later attempt while a group passes in this one: the first who went on has read
+ * that this one failed.
+ *
+ * Who is LEFT_OUT decides for nobody who may vote still, except for the dead, until everybody else has had time enough.
+ */
+#include "backend/host/shrink.h"
+
+/*
+ * How many deadlines a rank that is left out waits for those that vote: on who is left each of them has at most three
+ * (shrink.c), on the new group the many of its creation. The attempt fails if this rank is too early.
+ */
+#define LEFT_OUT_VOTE_DEADLINES 3
+#define LEFT_OUT_OPENED_DEADLINES 10
+
+static ep_status status_in(uint32_t word)
+{
+    return (ep_status)(word >> 8 & 0xfff);
+}
+
+bool shrink_is_gone(const struct shrink *s, int rank)
+{
+    return rank != s->host->comm->rank &&
+           (host_peer_dead(s->host, rank) || atomic_load(&s->host->peers[rank].control->left));
+}
+
+uint32_t shrink_attempt_of(const struct shrink *s, int rank)
+{
+    return atomic_load(&shrink_state_of(s, rank)->attempt);
+}
+
+/* The word of `rank` in one of the two votes of this attempt. */
+static _Atomic uint32_t *word_of(const struct shrink *s, int rank, bool on_opened)
+{
+    struct host_shrink *state = shrink_state_of(s, rank);
+
+    return on_opened ? &state->opened[s->attempt - 1] : &state->vote[s->attempt - 1];
+}
+
+uint32_t shrink_get_vote(const struct shrink *s, int rank)
+{
+    return atomic_load(word_of(s, rank, false));
+}
+
+static uint32_t decide(const struct shrink *s, int rank, bool on_opened, uint32_t word)
+{
+    uint32_t before = HOST_VOTE_OPEN;
+
+    if (word == HOST_VOTE_OPEN || !atomic_compare_exchange_strong(word_of(s, rank, on_opened), &before, word))
+        return before;
+    host_ring_all(s->host);
+    return word;
+}
+
+uint32_t shrink_decide(const struct shrink *s, int rank, uint32_t word)
+{
+    return decide(s, rank, false, word);
+}
+
+bool shrink_objects(uint32_t word)
+{
+    switch (shrink_kind(word)) {
+    case HOST_VOTE_LOCKED:
+    case HOST_VOTE_VETO:
+    case HOST_VOTE_GIVEN_UP:
+        return true;
+    case HOST_VOTE_BANNED:
+        return status_in(word) == EP_E_TIMEOUT;
+    default:
+        return false;
+    }
+}
+
+uint32_t shrink_copy_given_up(const struct shrink *s, int owner, uint32_t word)
+{
+    if ((int)(word >> 20) < s->host->comm->nranks && ep_status_is_failure(status_in(word)))
+        return word;
+    return shrink_pack_vote(HOST_VOTE_GIVEN_UP, EP_E_MISMATCH, owner);
+}
+
+ep_status shrink_fail_with_vote(const struct shrink *s, int owner, uint32_t word)
+{
+    ep_status status = status_in(word);
+    int rank = (int)(word >> 20);
+
+    if (rank >= s->host->comm->nranks || !ep_status_is_failure(status))
+        return ep_fail(EP_E_MISMATCH, "ep_comm_shrink: the vote of rank %d is damaged: 0x%08x", owner, word);
+    switch (status) {
+    case EP_E_ABORTED:
+        return ep_fail(status, "ep_comm_shrink: rank %d called ep_comm_abort", rank);
+    case EP_E_TIMEOUT:
+        return ep_fail(status,
+                       "ep_comm_shrink: rank %d did not answer within %d ms, and a group needs more than half of the "
+                       "ranks that are known to live and all that have come; call it again%s",
+                       rank, s->timeout_ms, host_blindness(s->host, rank));
+    case EP_E_PEER_DEAD:
+        return ep_fail(status, "ep_comm_shrink: rank %d of the old group died; call it again", rank);
+    case EP_E_MISMATCH:
+        return ep_fail(status, "ep_comm_shrink: by a vote of the group, rank %d published what the others cannot use",
+                       rank);
+    case EP_E_PEER_LEFT:
+        return ep_fail(status, "ep_comm_shrink: rank %d left the old group; call it again", rank);
+    default:
+        return ep_fail(status, "ep_comm_shrink: rank %d failed with %s", rank, ep_status_name(status));
+    }
+}
+
+int shrink_aborted_by(const struct shrink *s)
+{
+    for (int rank = 0; rank < s->host->comm->nranks; rank++)
+        if ((int32_t)(atomic_load(&s->host->peers[rank].control->aborts) - s->aborts[rank]) > 0)
+            return rank;
+    return -1;
+}
+
+/* One reading of all words of a vote, and what this rank may decide for others. */
+struct reading {
+    bool on_opened;
+    int member;        /* on_opened: one of the new group */
+    int aborted_by;    /* -1: nobody */
+    bool late;         /* past the deadline of this vote */
+    bool outsider;     /* left out of the view that others vote on */
+    bool nobody_votes; /* no rank that has come has locked a view, or still can */
+    uint32_t given_up; /* a word that ends the call, 0: none */
+    uint32_t words[EP_MAX_RANKS];
+};
+
+/* The new group's members alone vote on whether it is there. */
+static bool has_word(const struct shrink *s, const struct reading *r, int rank)
+{
+    return !r->on_opened || !shrink_leaves_out(s, r->member, rank);
+}
+
+static void read_words(const struct shrink *s, struct reading *r)
+{
+    r->given_up = 0;
+    r->nobody_votes = true;
+    for (int rank = 0; rank < s->host->comm->nranks; rank++) {
+        uint32_t word = has_word(s, r, rank) ? atomic_load(word_of(s, rank, r->on_opened)) : HOST_VOTE_LEFT_OUT;
+
+        r->words[rank] = word;
+        if (shrink_kind(word) == HOST_VOTE_GIVEN_UP && !r->given_up)
+            r->given_up = shrink_copy_given_up(s, rank, word);
+        if (shrink_attempt_of(s, rank) >= s->attempt && (word == HOST_VOTE_OPEN || word == HOST_VOTE_LOCKED))
+            r->nobody_votes = false;
+    }
+}
+
+/* What this rank decides for a word that is open; OPEN: its owner may still do so. */
+static uint32_t choose(const struct shrink *s, const struct reading *r, int rank)
+{
+    uint32_t attempt = shrink_attempt_of(s, rank);
+
+    if (r->given_up)
+        return r->given_up;
+    if (r->aborted_by >= 0)
+        return shrink_pack_vote(HOST_VOTE_GIVEN_UP, EP_E_ABORTED, r->aborted_by);
+    if (shrink_is_gone(s, rank)) {
+        bool left = atomic_load(&s->host->peers[rank].control->left);
+
+        return shrink_pack_vote(HOST_VOTE_BANNED, left ? EP_E_PEER_LEFT : EP_E_PEER_DEAD, rank);
+    }
+    if (!r->on_opened && !r->outsider && shrink_is_out(s, rank))
+        return shrink_pack_vote(HOST_VOTE_LEFT_OUT, EP_E_EXCLUDED, rank);
+    if (attempt > s->attempt)
+        return shrink_pack_vote(HOST_VOTE_VETO, EP_E_TIMEOUT, rank);
+    /* Nobody has locked a view with it, so this attempt fails, and it need not be waited for. */
+    if (attempt < s->attempt && (!r->outsider || r->nobody_votes))
+        return shrink_pack_vote(HOST_VOTE_VETO, EP_E_TIMEOUT, rank);
+    return r->late ? shrink_pack_vote(HOST_VOTE_BANNED, EP_E_TIMEOUT, rank) : HOST_VOTE_OPEN;
+}
+
+/* Notes the first word against the group, and before all others one that ends the call. */
+static void note_against(struct shrink_outcome *outcome, int rank, uint32_t word)
+{
+    bool ends = shrink_kind(word) == HOST_VOTE_GIVEN_UP;
+
+    if (outcome->result != SHRINK_PASSED && (!ends || outcome->result == SHRINK_ENDED))
+        return;
+    *outcome = (struct shrink_outcome){ends ? SHRINK_ENDED : SHRINK_FAILED, -1, rank, word};
+}
+
+/* Of words that are all decided. */
+static struct shrink_outcome read_outcome(const struct shrink *s, const struct reading *r)
+{
+    struct shrink_outcome outcome = {.result = SHRINK_PASSED, .member = r->on_opened ? r->member : -1};
+    int nranks = s->host->comm->nranks, member = outcome.member;
+
+    for (int rank = 0; member < 0 && rank < nranks; rank++)
+        if (r->words[rank] == HOST_VOTE_LOCKED)
+            member = rank;
+    if (member < 0)
+        note_against(&outcome, 0, HOST_VOTE_VETO);
+    outcome.member = member;
+    for (int rank = 0; rank < nranks; rank++) {
+        uint32_t word = r->words[rank];
+        bool fits;
+
+        if (member < 0 || shrink_leaves_out(s, member, rank))
+            fits = !shrink_objects(word);
+        else
+            fits = word == HOST_VOTE_LOCKED && (r->on_opened || shrink_same_view(s, member, rank));
+        if (!fits)
+            note_against(&outcome, rank, word);
+    }
+    return outcome;
+}
+
+struct shrink_outcome shrink_vote(struct shrink *s, bool on_opened, int member, uint32_t vote)
+{
+    int nranks = s->host->comm->nranks, me = s->host->comm->rank;
+    struct reading r = {.on_opened = on_opened, .member = member};
+    uint64_t begin_ns = ep_now_ns(), timeout_ns = (uint64_t)s->timeout_ms * 1000000u, deadlines = 1;
+
+    vote = decide(s, me, on_opened, vote);
+    r.outsider = on_opened ? member != me : shrink_kind(vote) == HOST_VOTE_LEFT_OUT;
+    if (r.outsider)
+        deadlines = on_opened ? LEFT_OUT_OPENED_DEADLINES : LEFT_OUT_VOTE_DEADLINES;
+    for (;;) {
+        uint32_t seen = host_doorbell(s->host);
+        int n_open = 0;
+
+        r.late = ep_now_ns() - begin_ns >= deadlines * timeout_ns;
+        r.aborted_by = shrink_aborted_by(s);
+        read_words(s, &r);
+        for (int rank = 0; rank < nranks; rank++) {
+            if (r.words[rank] == HOST_VOTE_OPEN)
+                r.words[rank] = decide(s, rank, on_opened, choose(s, &r, rank));
+            n_open += r.words[rank] == HOST_VOTE_OPEN;
+        }
+        if (n_open == 0)
+            return read_outcome(s, &r);
+        host_nap(s->host, seen);
+    }
+}

@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/locality.h"
+
+#include "base/process.h"
+
+#include <stdio.h>
+#include <sys/stat.h>
+
+void ep_locality_get_self(struct ep_locality *ret_locality)
+{
+    struct ep_process_id self;
+    struct stat entry;
+
+    memset(ret_locality, 0, sizeof(*ret_locality));
+    ep_process_get_self(&self);
+    memcpy(ret_locality->host, self.host, sizeof(ret_locality->host));
+    ret_locality->pid_namespace = self.pid_namespace;
+    if (stat("/proc/self/ns/net", &entry) == 0)
+        ret_locality->net_namespace = (uint64_t)entry.st_ino;
+}
+
+bool ep_locality_is_shared(const struct ep_locality *a, const struct ep_locality *b)
+{
+    if (!ep_locality_is_known(a) || memcmp(a->host, b->host, sizeof(a->host)) != 0)
+        return false;
+    return (a->pid_namespace && a->pid_namespace == b->pid_namespace) ||
+           (a->net_namespace && a->net_namespace == b->net_namespace);
+}
+
+static const struct ep_locality *get(const void *all, size_t stride, int rank)
+{
+    return (const void *)((const char *)all + (size_t)rank * stride);
+}
+
+/* A row of ranks that share a host: each with each, because one may share its PIDs with a second, and that one its
+   network with a third. */
+struct row {
+    int first, n;
+};
+
+static bool is_of_host(const void *all, size_t stride, const struct row *row, int rank)
+{
+    for (int i = 0; i < row->n; i++)
+        if (!ep_locality_is_shared(get(all, stride, row->first + i), get(all, stride, rank)))
+            return false;
+    return true;
+}
+
+static struct row find_row(const void *all, size_t stride, int nranks, int first)
+{
+    struct row row = {.first = first, .n = 1};
+
+    while (first + row.n < nranks && is_of_host(all, stride, &row, first + row.n))
+        row.n++;
+    return row;
+}
+
+static int print_row(char *text, size_t bytes, const struct row *row)
+{
+    if (row->n == 1)
+        return snprintf(text, bytes, "rank %d", row->first);
+    return snprintf(text, bytes, "ranks %d to %d", row->first, row->first + row->n - 1);
+}
+
+static void explain_sizes(const struct row *a, const struct row *b, char *why)
+{
+    char first[40], other[40];
+
+    print_row(first, sizeof(first), a);
+    print_row(other, sizeof(other), b);
+    snprintf(why, EP_ERROR_TEXT_BYTES, "%s %s a host and %s another one", first, a->n == 1 ? "has" : "share", other);
+}
+
+/* Has a later row a rank of the host of this one? */
+static bool is_torn(const void *all, size_t stride, int nranks, const struct row *row, char *why)
+{
+    for (int rank = row->first + row->n; rank < nranks; rank++) {
+        if (!is_of_host(all, stride, row, rank))
+            continue;
+        if (why)
+            snprintf(why, EP_ERROR_TEXT_BYTES,
+                     "ranks %d and %d share a host and rank %d between them is on another one", row->first, rank,
+                     row->first + row->n);
+        return true;
+    }
+    return false;
+}
+
+int ep_locality_find_nodes(const void *all, size_t stride, int nranks, char ret_why[EP_ERROR_TEXT_BYTES])
+{
+    struct row first = find_row(all, stride, nranks, 0), row = first;
+
+    for (int rank = 0; rank < nranks; rank++) {
+        if (ep_locality_is_known(get(all, stride, rank)))
+            continue;
+        if (ret_why)
+            snprintf(ret_why, EP_ERROR_TEXT_BYTES, "rank %d cannot tell its host", rank);
+        return 0;
+    }
+    for (;;) {
+        if (is_torn(all, stride, nranks, &row, ret_why))
+            return 0;
+        if (row.n != first.n && ret_why)
+            explain_sizes(&first, &row, ret_why);
+        if (row.n != first.n)
+            return 0;
+        if (row.first + row.n == nranks)
+            return first.n;
+        row = find_row(all, stride, nranks, row.first + row.n);
+    }
+}

@@ -1,0 +1,285 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "net/verbs_device.h"
+
+#include "base/error.h"
+
+#include <errno.h>
+#include <net/if.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define PORTS_MAX 64
+#define GIDS_MAX 512
+
+#define ENV_DEVICE "EPKIT_VERBS_DEVICE"
+#define ENV_GID_INDEX "EPKIT_VERBS_GID_INDEX"
+#define ENV_TRAFFIC_CLASS "EPKIT_VERBS_TRAFFIC_CLASS"
+#define ENV_SERVICE_LEVEL "EPKIT_VERBS_SERVICE_LEVEL"
+
+/* A port that was seen; `why` "" where it can be used. */
+struct port {
+    struct ibv_device *device;
+    const char *device_name;
+    uint8_t number;
+    char why[160];
+};
+
+struct search {
+    const struct verbs_library *library;
+    int gid_index; /* -1: by rule */
+    struct port ports[PORTS_MAX];
+    int n;
+};
+
+/* --- options --- */
+
+static ep_status read_number(const char *name, long low, long high, long otherwise, long *ret_value)
+{
+    const char *text = getenv(name);
+    char *end;
+
+    *ret_value = otherwise;
+    if (!text || !*text)
+        return EP_OK;
+    errno = 0;
+    *ret_value = strtol(text, &end, 10);
+    if (errno || end == text || *end || *ret_value < low || *ret_value > high)
+        return ep_fail(EP_E_ARG, "network verbs: %s is \"%.40s\", not a number of %ld..%ld", name, text, low, high);
+    return EP_OK;
+}
+
+/* --- addresses --- */
+
+/* Lower is better; -1: none. */
+static int rate_gid(const struct ibv_gid_entry *entry)
+{
+    const uint8_t *raw = entry->gid.raw;
+    static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff};
+    char interface[IF_NAMESIZE];
+
+    if (entry->gid_type != IBV_GID_TYPE_ROCE_V2)
+        return -1;
+    /* Of an interface in another network namespace: a pod without the host's network sees it, and cannot use it. */
+    if (entry->ndev_ifindex && !if_indextoname(entry->ndev_ifindex, interface))
+        return -1;
+    if (memcmp(raw, mapped, sizeof(mapped)) == 0)
+        return raw[12] == 169 && raw[13] == 254 ? 2 : 0;
+    return raw[0] == 0xfe && (raw[1] & 0xc0) == 0x80 ? 2 : 1;
+}
+
+/* Of a port of RoCE. false: it has none, `port->why` says so. */
+static bool find_gid(const struct search *search, struct port *port, struct ibv_context *context,
+                     struct verbs_device *device)
+{
+    struct ibv_gid_entry *entries = calloc(GIDS_MAX, sizeof(*entries));
+    ssize_t n = entries ? search->library->query_gid_table(context, entries, GIDS_MAX, 0, sizeof(*entries)) : -1;
+    int best = -1;
+
+    for (ssize_t i = 0; i < n; i++) {
+        int rating = rate_gid(&entries[i]);
+
+        if (entries[i].port_num != port->number || entries[i].gid_index > UINT8_MAX)
+            continue;
+        if (search->gid_index >= 0)
+            rating = (int)entries[i].gid_index == search->gid_index ? 0 : -1;
+        if (rating < 0 || (best >= 0 && rating >= best))
+            continue;
+        best = rating;
+        device->gid = entries[i].gid;
+        device->gid_index = (uint8_t)entries[i].gid_index;
+    }
+    free(entries);
+    if (best >= 0)
+        return true;
+    if (n < 0) {
+        snprintf(port->why, sizeof(port->why), "its table of addresses cannot be read: %s", strerror((int)-n));
+        return false;
+    }
+    if (search->gid_index >= 0)
+        snprintf(port->why, sizeof(port->why), "no address at index %d (" ENV_GID_INDEX ")", search->gid_index);
+    else
+        snprintf(port->why, sizeof(port->why),
+                 "no RoCE v2 address of an interface in this network namespace: give its interface an IP address");
+    return false;
+}
+
+/* --- ports --- */
+
+static bool take_port(const struct search *search, struct port *port, struct ibv_context *context,
+                      struct verbs_device *device)
+{
+    struct ibv_port_attr attributes;
+    int error;
+
+    memset(&attributes, 0, sizeof(attributes));
+    error = search->library->query_port(context, port->number, &attributes);
+    if (error) {
+        snprintf(port->why, sizeof(port->why), "ibv_query_port: %s", strerror(error));
+        return false;
+    }
+    if (attributes.state != IBV_PORT_ACTIVE) {
+        snprintf(port->why, sizeof(port->why), "the port is %s",
+                 attributes.state == IBV_PORT_INIT ? "in INIT: no subnet manager has set it up" : "not active");
+        return false;
+    }
+    device->port = port->number;
+    device->mtu = attributes.active_mtu;
+    device->max_message = attributes.max_msg_sz;
+    device->lid = attributes.lid;
+    device->is_ethernet = attributes.link_layer == IBV_LINK_LAYER_ETHERNET;
+    snprintf(device->name, sizeof(device->name), "%.64s:%u", port->device_name, (unsigned)port->number);
+    return !device->is_ethernet || find_gid(search, port, context, device);
+}
+
+/* All ports of all devices; those whose device does not open carry the reason. */
+static void list_ports(struct search *search, struct ibv_device **devices)
+{
+    for (int i = 0; devices[i]; i++) {
+        struct ibv_context *context = search->library->open_device(devices[i]);
+        const char *name = search->library->get_device_name(devices[i]);
+        struct ibv_device_attr limits = {.phys_port_cnt = 1};
+        int error = errno;
+
+        if (context)
+            search->library->query_device(context, &limits);
+        for (uint8_t number = 1; number <= limits.phys_port_cnt && search->n < PORTS_MAX; number++) {
+            struct port *port = &search->ports[search->n++];
+            struct verbs_device unused;
+
+            *port = (struct port){.device = devices[i], .device_name = name, .number = number};
+            if (context)
+                take_port(search, port, context, &unused);
+            else
+                snprintf(port->why, sizeof(port->why), "the device does not open: %s", strerror(error));
+        }
+        if (context)
+            search->library->close_device(context);
+    }
+}
+
+static int compare_ports(const void *a, const void *b)
+{
+    const struct port *first = a, *second = b;
+    int order = strverscmp(first->device_name, second->device_name);
+
+    return order ? order : first->number - second->number;
+}
+
+static ep_status none_usable(const struct search *search)
+{
+    char seen[512] = "";
+    size_t length = 0;
+
+    for (int i = 0; i < search->n && length < sizeof(seen); i++)
+        length +=
+            (size_t)snprintf(seen + length, sizeof(seen) - length, "%s%s:%u: %s", i ? "; " : "",
+                             search->ports[i].device_name, (unsigned)search->ports[i].number, search->ports[i].why);
+    return ep_fail(EP_E_UNSUPPORTED, "network verbs: no port of an RDMA device can be used here: %s",
+                   search->n ? seen : "there is no RDMA device");
+}
+
+/* The port that "NAME" or "NAME:PORT" names. */
+static ep_status find_named(struct search *search, const char *text, size_t length, struct port **ret_port)
+{
+    for (int i = 0; i < search->n; i++) {
+        char full[VERBS_NAME_BYTES];
+        struct port *port = &search->ports[i];
+
+        snprintf(full, sizeof(full), "%.64s:%u", port->device_name, (unsigned)port->number);
+        if ((strlen(full) != length || strncmp(full, text, length) != 0) &&
+            (strlen(port->device_name) != length || strncmp(port->device_name, text, length) != 0))
+            continue;
+        if (port->why[0])
+            return ep_fail(EP_E_UNSUPPORTED, "network verbs: %s, which " ENV_DEVICE " names: %s", full, port->why);
+        *ret_port = port;
+        return EP_OK;
+    }
+    return ep_fail(EP_E_ARG, "network verbs: there is no device \"%.*s\", which " ENV_DEVICE " names; there are%s%s",
+                   length < 64 ? (int)length : 64, text, search->n ? " others, the first is " : " none",
+                   search->n ? search->ports[0].device_name : "");
+}
+
+/* The entry of the list for this rank: entries are dealt in turn. */
+static ep_status choose_listed(struct search *search, const char *list, int local_rank, struct port **ret_port)
+{
+    int n = 1, at;
+    const char *entry = list;
+
+    for (const char *c = list; *c; c++)
+        n += *c == ',';
+    for (at = local_rank % n; at > 0; at--)
+        entry = strchr(entry, ',') + 1;
+    return find_named(search, entry, strcspn(entry, ","), ret_port);
+}
+
+static ep_status choose(struct search *search, int local_rank, struct port **ret_port)
+{
+    const char *list = getenv(ENV_DEVICE);
+    int usable = 0;
+
+    if (list && *list)
+        return choose_listed(search, list, local_rank, ret_port);
+    for (int i = 0; i < search->n; i++)
+        if (!search->ports[i].why[0])
+            search->ports[usable++] = search->ports[i];
+    if (!usable)
+        return none_usable(search);
+    *ret_port = &search->ports[local_rank % usable];
+    return EP_OK;
+}
+
+/* --- opening --- */
+
+static ep_status open_port(const struct search *search, struct port *port, struct verbs_device *device)
+{
+    device->context = search->library->open_device(port->device);
+    if (!device->context)
+        return ep_fail_errno(EP_E_SYSTEM, errno, "network verbs: opening %s", port->device_name);
+    if (!take_port(search, port, device->context, device) ||
+        search->library->query_device(device->context, &device->limits) != 0) {
+        verbs_device_close(device);
+        return ep_fail(EP_E_SYSTEM, "network verbs: %s: %s", port->device_name,
+                       port->why[0] ? port->why : "ibv_query_device failed");
+    }
+    return EP_OK;
+}
+
+ep_status verbs_device_open(int local_rank, struct verbs_device *ret_device)
+{
+    struct search search = {0};
+    struct ibv_device **devices;
+    struct port *port = NULL;
+    long gid_index, traffic_class, service_level;
+    ep_status status;
+
+    memset(ret_device, 0, sizeof(*ret_device));
+    EP_TRY(read_number(ENV_GID_INDEX, -1, 255, -1, &gid_index));
+    EP_TRY(read_number(ENV_TRAFFIC_CLASS, 0, 255, 0, &traffic_class));
+    EP_TRY(read_number(ENV_SERVICE_LEVEL, 0, 15, 0, &service_level));
+    EP_TRY(verbs_library_load(&search.library));
+    ret_device->library = search.library;
+    ret_device->traffic_class = (uint8_t)traffic_class;
+    ret_device->service_level = (uint8_t)service_level;
+    search.gid_index = (int)gid_index;
+    devices = search.library->get_device_list(NULL);
+    if (!devices && errno == ENOSYS)
+        return ep_fail(EP_E_UNSUPPORTED,
+                       "network verbs: the kernel shows no RDMA here (module ib_uverbs, /sys/class/infiniband_verbs)");
+    if (!devices)
+        return ep_fail_errno(EP_E_SYSTEM, errno, "network verbs: listing the RDMA devices");
+    list_ports(&search, devices);
+    qsort(search.ports, (size_t)search.n, sizeof(search.ports[0]), compare_ports);
+    status = choose(&search, local_rank, &port);
+    if (status == EP_OK && port)
+        status = open_port(&search, port, ret_device);
+    search.library->free_device_list(devices);
+    return status;
+}
+
+void verbs_device_close(struct verbs_device *device)
+{
+    if (device->context)
+        device->library->close_device(device->context);
+    device->context = NULL;
+}

@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The network "verbs" where epkit was built without the headers of libibverbs. */
+#include "base/error.h"
+#include "net/verbs.h"
+
+static ep_status open_none(const struct ep_net_provider *provider, const struct ep_net_params *params,
+                           struct ep_net **ret_net)
+{
+    (void)provider;
+    (void)params;
+    (void)ret_net;
+    return ep_fail(EP_E_UNSUPPORTED,
+                   "network verbs: epkit was built without it, because libibverbs-dev (the headers of "
+                   "rdma-core) was not there");
+}
+
+const struct ep_net_provider ep_net_verbs = {.abi = EP_NET_ABI, .name = "verbs", .open = open_none};
+
+struct ep_net *ep_net_verbs_get_tcp(struct ep_net *net)
+{
+    (void)net;
+    return NULL; /* there is no endpoint of this network */
+}

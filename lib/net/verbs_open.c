@@ -1,0 +1,385 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How an endpoint of the verbs network comes about: everything that needs no peer, then two all-gathers. */
+#include "net/tcp.h"
+#include "net/verbs.h"
+#include "net/verbs_net.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/resource.h>
+
+/* 4.096 us * 2^14 = 67 ms without an answer, seven times: a dead NIC is known after some seconds at most. */
+#define ACK_TIMEOUT 14
+#define RETRIES 7
+/* A receiver without room is asked again for as long as it takes: deadlines are the caller's, not the NIC's. */
+#define RNR_RETRY_ALWAYS 7
+#define RNR_TIMER_640_US 12
+#define HOP_LIMIT 64
+
+/* What a rank publishes, and behind it a struct address for each line. */
+struct introduction {
+    uint64_t status;
+    char reason[256];
+    uint64_t channels, region_bytes, n_signals, record_bytes;
+    uint64_t region;
+    uint32_t key;
+    uint32_t mtu;
+    uint16_t lid;
+    uint8_t is_ethernet;
+    uint8_t gid[16];
+};
+
+struct address {
+    uint32_t number, psn;
+};
+
+struct opening {
+    struct verbs_net *v;
+    const struct ep_net_params *params;
+    size_t bytes; /* of an introduction with its addresses */
+    struct introduction *mine;
+    unsigned char *all; /* [R] */
+};
+
+static struct address *addresses_of(struct introduction *introduction)
+{
+    return (struct address *)(introduction + 1);
+}
+
+static struct introduction *introduction_of(const struct opening *o, int rank)
+{
+    return (struct introduction *)(o->all + (size_t)rank * o->bytes);
+}
+
+/* --- without peers --- */
+
+static ep_status register_memory(struct verbs_net *v, void *memory, size_t bytes, int access, struct ibv_mr **ret_mr)
+{
+    struct rlimit limit = {0};
+    int error;
+
+    *ret_mr = v->device.library->reg_mr(v->pd, memory, bytes, access);
+    if (*ret_mr)
+        return EP_OK;
+    error = errno;
+    getrlimit(RLIMIT_MEMLOCK, &limit);
+    if (error == ENOMEM && limit.rlim_cur != RLIM_INFINITY)
+        return ep_fail(EP_E_MEMORY,
+                       "network verbs: registering %zu bytes: the limit of locked memory is %llu bytes (ulimit -l, "
+                       "RLIMIT_MEMLOCK): raise it",
+                       bytes, (unsigned long long)limit.rlim_cur);
+    return ep_fail_errno(EP_E_SYSTEM, error, "network verbs: registering %zu bytes with %s", bytes, v->device.name);
+}
+
+static ep_status make_memory(struct verbs_net *v)
+{
+    struct ep_net *net = &v->net;
+    size_t arrivals = VERBS_RECEIVES * sizeof(struct verbs_record), stride;
+
+    v->ring_bytes = net->region_bytes < EP_NET_MAX_PUT ? net->region_bytes : EP_NET_MAX_PUT;
+    v->ring_bytes = (v->ring_bytes + 4095) & ~(size_t)4095;
+    stride = v->ring_bytes + arrivals;
+    v->copies_bytes = (stride * (size_t)v->n + 4095) & ~(size_t)4095;
+    net->signals = calloc(net->n_signals, sizeof(*net->signals));
+    net->region = aligned_alloc(4096, (net->region_bytes + 4095) & ~(size_t)4095);
+    v->copies = aligned_alloc(4096, v->copies_bytes);
+    if (!net->signals || !net->region || !v->copies)
+        return ep_fail(EP_E_MEMORY, "network verbs: no memory for a region and copies of %zu and %zu bytes",
+                       net->region_bytes, v->copies_bytes);
+    for (int i = 0; i < v->n; i++) {
+        v->lines[i].ring = v->copies + stride * (size_t)i;
+        v->lines[i].arrivals = (struct verbs_record *)(v->lines[i].ring + v->ring_bytes);
+    }
+    net->wire_bytes = v->copies_bytes;
+    EP_TRY(register_memory(v, v->copies, v->copies_bytes, IBV_ACCESS_LOCAL_WRITE, &v->copies_mr));
+    return register_memory(v, net->region, net->region_bytes, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE,
+                           &v->region_mr);
+}
+
+static ep_status make_queues(struct verbs_net *v)
+{
+    const struct verbs_library *library = v->device.library;
+    int sends = v->n * VERBS_SENDS, receives = v->n * VERBS_RECEIVES;
+
+    if (receives > v->device.limits.max_cqe || v->n > v->device.limits.max_qp)
+        return ep_fail(EP_E_UNSUPPORTED,
+                       "network verbs: %d rail peers and %d channels need %d queue pairs and a completion queue of %d "
+                       "entries, %s has %d and %d: take fewer channels or fewer ranks",
+                       v->net.nnodes - 1, v->net.channels, v->n, receives, v->device.name, v->device.limits.max_qp,
+                       v->device.limits.max_cqe);
+    v->sends = library->create_cq(v->device.context, sends, NULL, NULL, 0);
+    v->receives = v->sends ? library->create_cq(v->device.context, receives, NULL, NULL, 0) : NULL;
+    if (!v->receives)
+        return ep_fail_errno(EP_E_SYSTEM, errno, "network verbs: completion queues of %d and %d entries on %s", sends,
+                             receives, v->device.name);
+    return EP_OK;
+}
+
+/* Does this rank talk to the one at that end? */
+static bool is_wanted(const struct opening *o, const struct verbs_line *line)
+{
+    const struct verbs_net *v = o->v;
+    int rank = ep_net_rail_rank(v->rank, v->ranks_per_node, ep_net_peer(v->net.node, line->index / v->net.channels));
+
+    return ep_net_is_wanted(o->params, rank);
+}
+
+/* Ready to receive, as far as that goes without knowing the peer. */
+static ep_status make_line(struct verbs_net *v, struct verbs_line *line)
+{
+    const struct verbs_library *library = v->device.library;
+    struct ibv_qp_attr attributes = {.qp_state = IBV_QPS_INIT,
+                                     .pkey_index = 0,
+                                     .port_num = v->device.port,
+                                     .qp_access_flags = IBV_ACCESS_REMOTE_WRITE};
+    struct ibv_qp_init_attr init;
+    int error = 0;
+
+    for (uint32_t bytes = VERBS_INLINE_BYTES; !line->qp; bytes = 0) {
+        init = (struct ibv_qp_init_attr){.send_cq = v->sends,
+                                         .recv_cq = v->receives,
+                                         .qp_type = IBV_QPT_RC,
+                                         .cap = {.max_send_wr = VERBS_SENDS,
+                                                 .max_recv_wr = VERBS_RECEIVES,
+                                                 .max_send_sge = 1,
+                                                 .max_recv_sge = 1,
+                                                 .max_inline_data = bytes}};
+        line->qp = library->create_qp(v->pd, &init);
+        line->inline_bytes = bytes;
+        if (!line->qp && (bytes == 0 || (errno != EINVAL && errno != ENOMEM)))
+            return ep_fail_errno(EP_E_SYSTEM, errno, "network verbs: a queue pair on %s", v->device.name);
+    }
+    error =
+        library->modify_qp(line->qp, &attributes, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
+    for (unsigned slot = 0; !error && slot < VERBS_RECEIVES; slot++)
+        error = verbs_post_receive(v, line, slot);
+    return error ? ep_fail_errno(EP_E_SYSTEM, error, "network verbs: a queue pair of %s", v->device.name) : EP_OK;
+}
+
+static ep_status prepare(struct opening *o)
+{
+    struct verbs_net *v = o->v;
+    struct introduction *mine = o->mine;
+    int ranks_per_node = o->params->apart ? o->params->apart : v->ranks_per_node;
+
+    EP_TRY(verbs_device_open(v->rank % ranks_per_node, &v->device));
+    v->pd = v->device.library->alloc_pd(v->device.context);
+    if (!v->pd)
+        return ep_fail_errno(EP_E_SYSTEM, errno, "network verbs: a protection domain on %s", v->device.name);
+    EP_TRY(make_memory(v));
+    EP_TRY(make_queues(v));
+    for (int i = 0; i < v->n; i++) {
+        struct address *address = &addresses_of(mine)[i];
+
+        if (!is_wanted(o, &v->lines[i])) {
+            v->lines[i].bye = v->lines[i].said = v->lines[i].discards = true;
+            continue;
+        }
+        EP_TRY(make_line(v, &v->lines[i]));
+        address->number = v->lines[i].qp->qp_num;
+        if (getrandom(&address->psn, sizeof(address->psn), GRND_NONBLOCK) != sizeof(address->psn))
+            address->psn = address->number;
+        address->psn &= 0xffffff;
+    }
+    mine->region = (uintptr_t)v->net.region;
+    mine->key = v->region_mr->rkey;
+    mine->mtu = (uint32_t)v->device.mtu;
+    mine->lid = v->device.lid;
+    mine->is_ethernet = v->device.is_ethernet;
+    memcpy(mine->gid, v->device.gid.raw, sizeof(mine->gid));
+    return EP_OK;
+}
+
+/* --- with them --- */
+
+static ep_status compare(const struct opening *o, const struct introduction *theirs, int rank)
+{
+    const struct introduction *mine = o->mine;
+    const struct {
+        const char *name;
+        uint64_t mine, theirs;
+    } fields[] = {
+        {"channels", mine->channels, theirs->channels},
+        {"region_bytes", mine->region_bytes, theirs->region_bytes},
+        {"n_signals", mine->n_signals, theirs->n_signals},
+        {"the size of a record", mine->record_bytes, theirs->record_bytes},
+    };
+
+    if (theirs->status != EP_OK && !ep_status_is_failure((int64_t)theirs->status))
+        return ep_fail(EP_E_MISMATCH, "network verbs: what rank %d has published is damaged", rank);
+    if (theirs->status != EP_OK)
+        return ep_fail((ep_status)theirs->status, "network verbs: rank %d could not open its endpoint: %.*s", rank,
+                       (int)sizeof(theirs->reason), theirs->reason);
+    for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++)
+        if (fields[i].mine != fields[i].theirs)
+            return ep_fail(EP_E_MISMATCH, "network verbs: %s is %llu on rank %d and %llu on rank %d", fields[i].name,
+                           (unsigned long long)fields[i].mine, o->v->rank, (unsigned long long)fields[i].theirs, rank);
+    return EP_OK;
+}
+
+/* One all-gather; `status` is this rank's own, which comes first. */
+static ep_status agree(struct opening *o, ep_status status)
+{
+    const ep_boot *boot = o->params->boot;
+    char text[EP_ERROR_TEXT_BYTES];
+    ep_status gathered;
+
+    snprintf(text, sizeof(text), "%s", ep_last_error());
+    o->mine->status = status;
+    if (status != EP_OK)
+        snprintf(o->mine->reason, sizeof(o->mine->reason), "%.*s", (int)sizeof(o->mine->reason) - 1, text);
+    gathered = boot->allgather(boot->context, o->mine, o->bytes, o->params->timeout_ms, o->all);
+    /* Of a peer that is out of reach the boot may know more: that it has died. */
+    if (gathered != EP_OK && (status == EP_OK || gathered == EP_E_PEER_DEAD))
+        return gathered;
+    if (status != EP_OK)
+        return ep_fail(status, "%s", text);
+    for (int rank = 0; rank < o->params->nranks; rank++)
+        EP_TRY(compare(o, introduction_of(o, rank), rank));
+    return EP_OK;
+}
+
+static void make_path(const struct verbs_device *device, const struct introduction *theirs,
+                      struct ibv_ah_attr *ret_path)
+{
+    *ret_path = (struct ibv_ah_attr){
+        .dlid = theirs->lid, .sl = device->service_level, .port_num = device->port, .is_global = device->is_ethernet};
+    if (!device->is_ethernet)
+        return;
+    memcpy(ret_path->grh.dgid.raw, theirs->gid, sizeof(theirs->gid));
+    ret_path->grh.sgid_index = device->gid_index;
+    ret_path->grh.hop_limit = HOP_LIMIT;
+    ret_path->grh.traffic_class = device->traffic_class;
+}
+
+static ep_status connect_line(struct opening *o, struct verbs_line *line, int peer, int channel)
+{
+    struct verbs_net *v = o->v;
+    const struct verbs_library *library = v->device.library;
+    int rank = ep_net_rail_rank(v->rank, v->ranks_per_node, peer), error;
+    struct introduction *theirs = introduction_of(o, rank);
+    const struct address *far = &addresses_of(theirs)[ep_net_slot(peer, v->net.node) * v->net.channels + channel];
+    struct ibv_qp_attr attributes = {.qp_state = IBV_QPS_RTR,
+                                     .path_mtu = theirs->mtu < v->device.mtu ? theirs->mtu : v->device.mtu,
+                                     .dest_qp_num = far->number,
+                                     .rq_psn = far->psn,
+                                     .max_dest_rd_atomic = 1,
+                                     .min_rnr_timer = RNR_TIMER_640_US};
+
+    if (theirs->is_ethernet != v->device.is_ethernet)
+        return ep_fail(EP_E_MISMATCH, "network verbs: rank %d is on InfiniBand and rank %d on Ethernet",
+                       theirs->is_ethernet ? v->rank : rank, theirs->is_ethernet ? rank : v->rank);
+    line->far_region = theirs->region;
+    line->far_key = theirs->key;
+    make_path(&v->device, theirs, &attributes.ah_attr);
+    error = library->modify_qp(line->qp, &attributes,
+                               IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+                                   IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
+    if (error)
+        return ep_fail_errno(EP_E_SYSTEM, error, "network verbs: no way from %s to rank %d", v->device.name, rank);
+    attributes.qp_state = IBV_QPS_RTS;
+    attributes.timeout = ACK_TIMEOUT;
+    attributes.retry_cnt = RETRIES;
+    attributes.rnr_retry = RNR_RETRY_ALWAYS;
+    attributes.sq_psn = addresses_of(o->mine)[line->index].psn;
+    attributes.max_rd_atomic = 1;
+    error = library->modify_qp(line->qp, &attributes,
+                               IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
+                                   IBV_QP_MAX_QP_RD_ATOMIC);
+    return error
+               ? ep_fail_errno(EP_E_SYSTEM, error, "network verbs: a queue pair of %s to rank %d", v->device.name, rank)
+               : EP_OK;
+}
+
+static ep_status connect_all(struct opening *o)
+{
+    struct verbs_net *v = o->v;
+
+    for (int i = 0; i < v->n; i++)
+        if (v->lines[i].qp)
+            EP_TRY(connect_line(o, &v->lines[i], ep_net_peer(v->net.node, i / v->net.channels), i % v->net.channels));
+    return EP_OK;
+}
+
+/* --- opening --- */
+
+/* Collective, whatever the status of this rank: nobody waits for one that has given up. */
+static ep_status connect_ranks(struct verbs_net *v, const struct ep_net_params *params)
+{
+    struct opening o = {.v = v, .params = params, .bytes = sizeof(struct introduction)};
+    ep_status status;
+
+    /* The same on all ranks, also where they disagree about the channels. */
+    o.bytes += (size_t)(v->net.nnodes - 1) * EP_NET_MAX_CHANNELS * sizeof(struct address);
+    o.mine = calloc(1, o.bytes);
+    o.all = calloc((size_t)params->nranks, o.bytes);
+    if (!o.mine || !o.all) {
+        status = ep_fail(EP_E_MEMORY, "network verbs: no memory for %d ranks", params->nranks);
+        goto free_all;
+    }
+    o.mine->channels = (uint64_t)v->net.channels;
+    o.mine->region_bytes = v->net.region_bytes;
+    o.mine->n_signals = v->net.n_signals;
+    o.mine->record_bytes = sizeof(struct verbs_record);
+    status = agree(&o, v->lines ? prepare(&o) : ep_fail(EP_E_MEMORY, "network verbs: no memory"));
+    if (status == EP_OK)
+        status = agree(&o, connect_all(&o));
+free_all:
+    free(o.mine);
+    free(o.all);
+    return status;
+}
+
+static ep_status verbs_open(const struct ep_net_provider *provider, const struct ep_net_params *params,
+                            struct ep_net **ret_net)
+{
+    const struct ep_net_provider tcp = {.abi = EP_NET_ABI, .name = ep_net_tcp.name, .context = provider->context};
+    struct ep_net_params beside = *params;
+    struct verbs_net *v;
+    ep_status status;
+
+    EP_TRY(ep_net_check_params(provider->name, params));
+    beside.channels = 1;
+    beside.region_bytes = 64;
+    beside.n_signals = 1;
+    v = calloc(1, sizeof(*v));
+    if (!v)
+        return ep_fail(EP_E_MEMORY, "network verbs: no memory");
+    status = ep_net_tcp.open(&tcp, &beside, &v->tcp);
+    if (status != EP_OK) {
+        free(v);
+        return status;
+    }
+    v->net = (struct ep_net){.ops = &verbs_ops,
+                             .node = params->rank / params->ranks_per_node,
+                             .nnodes = params->nranks / params->ranks_per_node,
+                             .channels = params->channels,
+                             .region_bytes = params->region_bytes,
+                             .n_signals = params->n_signals,
+                             .sleeps = false}; /* nothing rings when a NIC has something */
+    v->rank = params->rank;
+    v->ranks_per_node = params->ranks_per_node;
+    v->timeout_ms = params->timeout_ms;
+    v->tolerant = params->tolerant;
+    v->n = (v->net.nnodes - 1) * params->channels;
+    v->lines = calloc((size_t)v->n, sizeof(*v->lines));
+    for (int i = 0; v->lines && i < v->n; i++)
+        v->lines[i].index = i;
+    status = connect_ranks(v, params);
+    if (status != EP_OK) {
+        char text[EP_ERROR_TEXT_BYTES];
+
+        snprintf(text, sizeof(text), "%s", ep_last_error());
+        v->tcp->hurries = true;
+        v->tcp->ops->free(v->tcp);
+        verbs_release(v);
+        return ep_fail(status, "%s", text);
+    }
+    *ret_net = &v->net;
+    return EP_OK;
+}
+
+const struct ep_net_provider ep_net_verbs = {.abi = EP_NET_ABI, .name = "verbs", .open = verbs_open};

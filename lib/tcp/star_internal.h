@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* star_internal.h - what star.c and star_open.c share: the connections of a star, and who is missing. */
+#ifndef EP_TCP_STAR_INTERNAL_H
+#define EP_TCP_STAR_INTERNAL_H
+
+#include "tcp/star.h"
+
+#define TEXT_BYTES 256
+#define LIST_BYTES 160
+#define POLL_MOST_MS 20 /* a deadline is never missed by more */
+
+enum frame_kind { FRAME_BLOCK = 1, FRAME_RESULT, FRAME_FAILURE, FRAME_MISSING, FRAME_BYE };
+
+struct frame {
+    uint32_t magic, kind;
+    uint64_t number; /* of the all-gather */
+    uint64_t bytes;  /* that follow */
+};
+
+struct failure {
+    int32_t status, rank;
+    char text[TEXT_BYTES];
+};
+
+struct missing {
+    int32_t n, first;
+    char list[LIST_BYTES];
+};
+
+/* One connection: of rank 0 to another rank, or of that one to rank 0. */
+struct conn {
+    int fd; /* -1: none */
+    struct tcp_address far;
+    struct frame frame; /* that is being read */
+    size_t frame_used;
+    union {
+        struct failure failure;
+        struct missing missing;
+    } small;             /* its payload, unless it is a block or a result */
+    unsigned char *into; /* where the payload goes */
+    size_t used;
+    bool came; /* rank 0: the block of this all-gather is there */
+    unsigned char out[sizeof(struct frame) + sizeof(struct failure)];
+    size_t out_used, out_at;
+    const unsigned char *big; /* behind that */
+    size_t big_bytes;
+};
+
+struct tcp_star {
+    const char *name;
+    int rank, nranks;
+    struct conn *conns; /* [nranks] on rank 0, else [1] */
+    struct tcp_acceptor *acceptor;
+    struct pollfd *polls;
+    uint64_t number;
+    uint64_t told_ns;
+    struct missing missing; /* as rank 0 said last */
+    uint64_t heard_ns;      /* when it did */
+    bool delivering;        /* rank 0: all blocks have come, the results leave */
+    uint64_t dropped;
+    char last_drop[TCP_WHY_BYTES + TCP_ADDRESS_TEXT + 4];
+    tcp_star_poll_fn poll;
+    void *poll_context;
+    ep_status failed;
+    int culprit;
+    char text[TEXT_BYTES];
+};
+
+/* A star without connections. */
+ep_status tcp_star_new(const char *name, int rank, int nranks, struct tcp_star **ret_star);
+
+/* Sends what is queued on a connection, as far as it takes it. */
+ep_status tcp_star_push(struct conn *conn);
+void tcp_star_close_conn(struct conn *conn);
+
+/* Who has not come: `rendezvous` to the star, otherwise to the all-gather. tell: the others hear of it now and then. */
+void tcp_star_list_missing(const struct tcp_star *star, bool rendezvous, struct missing *ret_missing);
+ep_status tcp_star_fail_late(struct tcp_star *star, const struct missing *missing, int timeout_ms);
+void tcp_star_tell_missing(struct tcp_star *star, bool rendezvous);
+
+#endif

@@ -1,0 +1,217 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Ranks come together: rank 0 listens until all have come, the others look for it. */
+#include "tcp/star_internal.h"
+
+#include "base/clock.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define RETRY_FIRST_NS 20000000u /* between two tries to connect; doubles */
+#define RETRY_MOST_NS 500000000u
+#define TRY_FIRST_NS 1000000000u /* for one address to answer; doubles */
+#define TRY_MOST_NS 8000000000u
+
+/* Has the far end gone? Also when what it sent before is still unread: a rank sends its first block at once. */
+static bool is_closed(int fd)
+{
+    struct pollfd look = {.fd = fd, .events = POLLRDHUP};
+
+    return poll(&look, 1, 0) == 1;
+}
+
+static ep_status check_rank(void *context, const struct tcp_handshake *hs, char *ret_reason, size_t bytes)
+{
+    struct tcp_star *star = context;
+    const struct tcp_hello *hello = &hs->hello;
+    char address[TCP_ADDRESS_TEXT];
+
+    if (hello->kind != TCP_BOOTSTRAP || hello->rank < 1 || hello->rank >= star->nranks ||
+        hello->detail != (uint32_t)star->nranks) {
+        snprintf(ret_reason, bytes, "this job has %d ranks, and that is rank %d of %u", star->nranks, hello->rank,
+                 hello->detail);
+        return EP_E_MISMATCH;
+    }
+    if (star->conns[hello->rank].fd >= 0 && !is_closed(star->conns[hello->rank].fd)) {
+        tcp_address_print(&star->conns[hello->rank].far, address);
+        snprintf(ret_reason, bytes, "rank %d has come already, from %s", hello->rank, address);
+        return EP_E_MISMATCH;
+    }
+    return EP_OK;
+}
+
+static void take_rank(void *context, const struct tcp_handshake *hs, int fd)
+{
+    struct tcp_star *star = context;
+    struct conn *conn = &star->conns[hs->hello.rank];
+
+    tcp_star_close_conn(conn);
+    memset(conn, 0, sizeof(*conn));
+    conn->fd = fd;
+    conn->far = hs->from;
+}
+
+static int count_missing(const struct tcp_star *star)
+{
+    int n = 0;
+
+    for (int rank = 1; rank < star->nranks; rank++)
+        n += star->conns[rank].fd < 0;
+    return n;
+}
+
+static ep_status await_ranks(struct tcp_star *star, int timeout_ms, uint64_t deadline_ns)
+{
+    struct missing missing;
+
+    star->told_ns = ep_now_ns();
+    while (count_missing(star) > 0) {
+        uint64_t now = ep_now_ns(), left_ms = deadline_ns > now ? (deadline_ns - now) / 1000000u + 1 : 0;
+        int n = tcp_acceptor_get_polls(star->acceptor, star->polls);
+
+        if (now >= deadline_ns) {
+            tcp_star_list_missing(star, true, &missing);
+            return tcp_star_fail_late(star, &missing, timeout_ms);
+        }
+        (void)poll(star->polls, (nfds_t)n, left_ms > POLL_MOST_MS ? POLL_MOST_MS : (int)left_ms);
+        tcp_acceptor_step(star->acceptor, check_rank, take_rank, star);
+        tcp_star_tell_missing(star, true);
+        /* The others' deadlines come right behind this one: who goes then has not been missing. */
+        for (int rank = 1; rank < star->nranks && ep_now_ns() < deadline_ns; rank++) {
+            struct conn *conn = &star->conns[rank];
+
+            /* A rank that has come and died is missing again: it may be started once more. */
+            if (conn->fd >= 0 && (tcp_star_push(conn) != EP_OK || is_closed(conn->fd)))
+                tcp_star_close_conn(conn);
+        }
+    }
+    return EP_OK;
+}
+
+static ep_status open_root(struct tcp_star *star, const struct tcp_star_args *args, uint64_t deadline_ns)
+{
+    ep_status status;
+    uint16_t port;
+    int fd;
+
+    if (args->nranks == 1)
+        return EP_OK;
+    star->acceptor = calloc(1, sizeof(*star->acceptor));
+    if (!star->acceptor)
+        return ep_fail(EP_E_MEMORY, "%s: no memory", args->name);
+    star->acceptor->fd = -1;
+    status = tcp_listen(args->from, args->port, &fd, &port);
+    if (status != EP_OK)
+        return ep_fail_prefix(status, "%s: ", args->name);
+    tcp_acceptor_open(star->acceptor, fd, &args->key);
+    status = await_ranks(star, args->timeout_ms, deadline_ns);
+    /* Nobody else is expected: who connects from now on hears that nothing listens here. */
+    star->dropped = star->acceptor->dropped;
+    memcpy(star->last_drop, star->acceptor->last_drop, sizeof(star->last_drop));
+    tcp_acceptor_close(star->acceptor);
+    free(star->acceptor);
+    star->acceptor = NULL;
+    return status;
+}
+
+static void nap_until(uint64_t ns, uint64_t deadline_ns)
+{
+    uint64_t now = ep_now_ns(), span = deadline_ns > now && deadline_ns - now < ns ? deadline_ns - now : ns;
+    struct timespec nap = {.tv_sec = (time_t)(span / 1000000000u), .tv_nsec = (long)(span % 1000000000u)};
+
+    nanosleep(&nap, NULL);
+}
+
+/* One try at one address, which has `try_ns` to answer. Who has answered has until the deadline to take this rank. */
+static ep_status try_address(struct tcp_star *star, const struct tcp_star_args *args, const struct tcp_address *to,
+                             uint64_t try_ns, uint64_t deadline_ns, struct tcp_handshake *hs)
+{
+    const struct tcp_hello hello = {
+        .kind = TCP_BOOTSTRAP, .rank = args->rank, .detail = (uint32_t)args->nranks, .session = 0};
+    enum tcp_handshake_result result = TCP_HANDSHAKE_PENDING;
+    int fd;
+
+    *hs = (struct tcp_handshake){.fd = -1};
+    EP_TRY(tcp_connect(to, args->from, &fd));
+    tcp_set_options(fd, args->timeout_ms);
+    EP_TRY(tcp_handshake_connect(hs, fd, &args->key, &hello, to, ep_now_ns() + try_ns));
+    while (result == TCP_HANDSHAKE_PENDING) {
+        struct pollfd look = {.fd = hs->fd, .events = tcp_handshake_events(hs)};
+
+        (void)poll(&look, 1, 20);
+        result = tcp_handshake_step(hs);
+        if (result == TCP_HANDSHAKE_PENDING && tcp_handshake_is_answered(hs))
+            hs->deadline_ns = deadline_ns;
+    }
+    if (result != TCP_HANDSHAKE_DONE)
+        return ep_fail(hs->status, "%s", hs->why);
+    star->conns[0].fd = hs->fd;
+    star->conns[0].far = *to;
+    return EP_OK;
+}
+
+/*
+ * Rank 0 may not have been started yet, or its name not be known yet, or lead to a host that is no more or to another
+ * program that says nothing: until the deadline everything is tried again, from the name on.
+ */
+static ep_status open_leaf(struct tcp_star *star, const struct tcp_star_args *args, uint64_t deadline_ns)
+{
+    uint64_t wait_ns = RETRY_FIRST_NS, try_ns = TRY_FIRST_NS;
+    char why[TCP_WHY_BYTES] = "", at[TCP_ADDRESS_TEXT] = "";
+    struct tcp_handshake *hs = calloc(1, sizeof(*hs));
+    ep_status status = EP_E_TIMEOUT;
+
+    if (!hs)
+        return ep_fail(EP_E_MEMORY, "%s: no memory", args->name);
+    while (ep_now_ns() < deadline_ns) {
+        struct tcp_address addresses[TCP_ADDRESSES];
+        uint64_t began_ns = ep_now_ns();
+        int n = 0;
+
+        if (tcp_resolve(args->host, args->port, deadline_ns, addresses, &n) != EP_OK)
+            snprintf(why, sizeof(why), "%.*s", TCP_WHY_BYTES - 1, ep_last_error());
+        for (int i = 0; i < n; i++) {
+            uint64_t now = ep_now_ns(), share = deadline_ns > now ? (deadline_ns - now) / (uint64_t)(n - i) : 0;
+
+            status = try_address(star, args, &addresses[i], share < try_ns ? share : try_ns, now + share, hs);
+            if (status == EP_OK)
+                goto free;
+            snprintf(why, sizeof(why), "%.*s", TCP_WHY_BYTES - 1, ep_last_error());
+            tcp_address_print(&addresses[i], at);
+            if (hs->refused) {
+                star->culprit = 0;
+                status = ep_fail(hs->status, "%s: rank 0 at %s does not take rank %d: %s", args->name, at, args->rank,
+                                 hs->why);
+                goto free;
+            }
+        }
+        nap_until(wait_ns, deadline_ns);
+        wait_ns = wait_ns * 2 < RETRY_MOST_NS ? wait_ns * 2 : RETRY_MOST_NS;
+        if (*at && ep_now_ns() - began_ns >= try_ns)
+            try_ns = try_ns * 2 < TRY_MOST_NS ? try_ns * 2 : TRY_MOST_NS;
+    }
+    star->culprit = 0;
+    status = ep_fail(EP_E_TIMEOUT, "%s: rank %d could not reach rank 0 at %s port %u within %d ms: %s%s%s", args->name,
+                     args->rank, args->host, args->port, args->timeout_ms, at, *at ? ": " : "", why);
+free:
+    free(hs);
+    return status;
+}
+
+ep_status tcp_star_open(const struct tcp_star_args *args, struct tcp_star **ret_star)
+{
+    uint64_t deadline_ns = ep_deadline_ns(args->timeout_ms);
+    struct tcp_star *star;
+    ep_status status;
+
+    EP_TRY(tcp_star_new(args->name, args->rank, args->nranks, &star));
+    status = args->rank == 0 ? open_root(star, args, deadline_ns) : open_leaf(star, args, deadline_ns);
+    if (status != EP_OK) {
+        tcp_star_free(star);
+        return status;
+    }
+    *ret_star = star;
+    return EP_OK;
+}

@@ -1,0 +1,294 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * check_answers.c - what the API server itself says to the objects of a job, asked by server-side dry runs: all of its
+ * validation, admission plug-ins and webhooks, in its own words. Nothing is stored by that.
+ */
+#include "check.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+/* Of an object that is asked about: answers belong to it alone, not to another manifest. */
+static void digest_of(const json_t *document, char ret_text[20])
+{
+    char *text = json_dumps(document, JSON_COMPACT | JSON_SORT_KEYS);
+    uint64_t hash = 14695981039346656037u;
+
+    for (const char *at = text; at && *at; at++)
+        hash = (hash ^ (unsigned char)*at) * 1099511628211u;
+    free(text);
+    snprintf(ret_text, 20, "%016" PRIx64, hash);
+}
+
+static void add_question(json_t *questions, const char *kind, const char *name, bool is_derived, json_t *document)
+{
+    char digest[20], object[320];
+
+    if (!document)
+        return;
+    digest_of(document, digest);
+    snprintf(object, sizeof(object), "%.60s %.250s", kind, name);
+    json_array_append_new(questions, json_pack("{s:s, s:s, s:b, s:o}", "object", object, "digest", digest, "derived",
+                                               is_derived, "document", document));
+}
+
+/* What the controller of JobSet makes of it. */
+static void add_jobs(json_t *questions, const struct deploy_job *job)
+{
+    const json_t *replicated;
+    char name[256];
+    size_t i;
+
+    if (strcmp(job->kind, "JobSet") != 0)
+        return;
+    json_array_foreach(get(job->object, "spec/replicatedJobs"), i, replicated)
+    {
+        json_t *labels = json_deep_copy(get(replicated, "template/metadata/labels")) ?: json_object();
+
+        snprintf(name, sizeof(name), "%.120s-%.120s-0", job->name, get_text(replicated, "name"));
+        /* A Job without labels of its own gets those of its pods. */
+        json_object_set_new(labels, "jobset.sigs.k8s.io/jobset-name", json_string(job->name));
+        add_question(questions, "Job", name, true,
+                     json_pack("{s:s, s:s, s:{s:s, s:s, s:o}, s:O?}", "apiVersion", "batch/v1", "kind", "Job",
+                               "metadata", "name", name, "namespace", job->space, "labels", labels, "spec",
+                               get(replicated, "template/spec")));
+    }
+}
+
+/* A pod of each set, as a controller makes it: its name is made by the API server. */
+static void add_pods(json_t *questions, const struct deploy_job *job)
+{
+    char name[256];
+
+    for (int s = 0; s < job->n_sets; s++) {
+        const struct deploy_set *set = &job->sets[s];
+        const json_t *labels = get_key(set->metadata, "labels"), *annotations = get_key(set->metadata, "annotations");
+
+        snprintf(name, sizeof(name), "%.120s-%.120s-", job->name, set->name);
+        add_question(questions, "Pod", name, true,
+                     json_pack("{s:s, s:s, s:{s:s, s:s, s:O*, s:O*}, s:O?}", "apiVersion", "v1", "kind", "Pod",
+                               "metadata", "generateName", name, "namespace", job->space, "labels", labels,
+                               "annotations", annotations, "spec", set->spec));
+    }
+}
+
+json_t *deploy_questions(const struct deploy_job *job)
+{
+    json_t *questions = json_array();
+    const json_t *document;
+    size_t i;
+
+    json_array_foreach(job->documents, i, document)
+        add_question(questions, get_text(document, "kind"), get_name(document), false, json_incref((json_t *)document));
+    add_jobs(questions, job);
+    add_pods(questions, job);
+    return questions;
+}
+
+/* --- kubectl's words --- */
+
+static const char *behind(const char *text, const char *what)
+{
+    const char *at = strstr(text, what);
+
+    return at ? at + strlen(what) : NULL;
+}
+
+/* "error when creating "FILE": " is about kubectl's file, and not about the object. */
+static const char *skip_file(const char *text)
+{
+    const char *end = strncmp(text, "error when creating \"", 21) == 0 ? behind(text + 21, "\": ") : NULL;
+
+    return end ? end : text;
+}
+
+bool deploy_refusal(const char *error, char *ret_text, size_t bytes)
+{
+    /* What says nothing about the object. */
+    static const char *const others[] = {
+        "does not support dry run", "(Timeout)", "(ServerTimeout)", "(ServiceUnavailable)", "(TooManyRequests)",
+        "(Unauthorized)",           NULL};
+    const char *text;
+    size_t n;
+
+    while (strncmp(error, "Warning: ", 9) == 0 && strchr(error, '\n'))
+        error = strchr(error, '\n') + 1;
+    for (size_t i = 0; others[i]; i++)
+        if (strstr(error, others[i]))
+            return false;
+    if (strncmp(error, "Error from server", 17) == 0) {
+        text = behind(error, ": ");
+        text = text ? skip_file(text) : NULL;
+    } else if (strncmp(error, "The ", 4) == 0 && strstr(error, " is invalid: ")) {
+        text = error;
+    } else {
+        text = strstr(error, "no matches for kind ");
+    }
+    if (!text)
+        return false;
+    n = strlen(text);
+    while (n > 0 && text[n - 1] == '\n')
+        n--;
+    snprintf(ret_text, bytes, "%.*s", (int)(n < bytes ? n : bytes - 1), text);
+    return *ret_text != '\0';
+}
+
+/* --- findings --- */
+
+/* What the refused thing is called is not part of the reason: names of pods are made up anew each time. */
+static const char *reason_of(const char *text)
+{
+    const char *reason = behind(text, " is forbidden: ");
+
+    if (!reason)
+        reason = behind(text, " is invalid: ");
+    reason = reason ? reason : text;
+    return reason + strspn(reason, " \n");
+}
+
+/* kubectl puts each of several causes on a line of its own, behind "* "; a controller has the API server's list. */
+static void say_reason(const char *text, char *ret_text, size_t bytes)
+{
+    const char *reason = reason_of(text);
+    bool is_list = strncmp(reason, "* ", 2) == 0;
+    size_t at = (size_t)snprintf(ret_text, bytes, "%s", is_list ? "[" : "");
+
+    for (const char *line = reason; line && at + 1 < bytes; line = strchr(line, '\n')) {
+        line += *line == '\n';
+        line += is_list && strncmp(line, "* ", 2) == 0 ? 2 : 0;
+        at += (size_t)snprintf(ret_text + at, bytes - at, "%s%.*s", at > 1 ? ", " : "", (int)strcspn(line, "\n"), line);
+    }
+    if (is_list && at + 1 < bytes)
+        snprintf(ret_text + at, bytes - at, "]");
+}
+
+static const char *fix_for(const char *text)
+{
+    static const struct {
+        const char *part, *fix;
+    } rows[] = {
+        {"violates PodSecurity",
+         "kubectl label --overwrite namespace NAMESPACE pod-security.kubernetes.io/enforce=privileged"},
+        {"exceeded quota", "kubectl get resourcequotas: raise it, or remove what uses it"},
+        {"usage per ", "kubectl get limitranges -o yaml, and set workload.resources within it"},
+        {"being terminated", "wait until the namespace is gone, or take another one"},
+        {"already exists", "helm list -A: take another release name, or remove what is there"},
+        {"RuntimeClass", "kubectl get runtimeclasses"},
+        {"admission webhook", "it is a rule of this cluster: ask who runs it"},
+        {"failed calling webhook", "the controller behind it does not answer: kubectl get pods -A"},
+        {"is invalid", "mend the value that it names"},
+    };
+
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++)
+        if (strstr(text, rows[i].part))
+            return rows[i].fix;
+    return "mend what it names";
+}
+
+/* Predicted already, without the API server: as far as the prediction goes before it lists amounts or names. */
+static json_t *known_finding(const struct check *check, const char *answer)
+{
+    json_t *finding;
+    size_t i;
+
+    json_array_foreach(check->findings, i, finding)
+    {
+        const char *says = get_text(finding, "says"), *end;
+        char part[768];
+
+        if (strcmp(get_text(finding, "by"), "the API server") != 0)
+            continue;
+        end = strstr(says, ", requested: ");
+        end = end ? end : strstr(says, ": must specify ");
+        CHECK_SAY(part, "%.*s", end ? (int)(end - says) : (int)strlen(says), says);
+        if (strstr(answer, part) || strstr(part, reason_of(answer)))
+            return finding;
+    }
+    return NULL;
+}
+
+/* What the API server says to a controller. */
+static void say_derived(const char *object, const char *answer, char *ret_text, size_t bytes)
+{
+    int at = 0;
+
+    if (strncmp(object, "Job ", 4) == 0 && strstr(answer, " is invalid: "))
+        at = snprintf(ret_text, bytes, "Job.batch \"%.250s\" is invalid: ", object + 4);
+    else if (strncmp(object, "Pod ", 4) != 0)
+        at = -1;
+    if (at < 0)
+        snprintf(ret_text, bytes, "%s", answer);
+    else
+        say_reason(answer, ret_text + at, bytes - (size_t)at);
+}
+
+/* True if the API server refuses the object. */
+static bool take_answer(struct check *check, const json_t *question, const char *answer)
+{
+    bool is_derived = json_is_true(get_key(question, "derived"));
+    const char *object = get_text(question, "object");
+    struct check_text text = {0};
+    json_t *known;
+
+    /* A controller's right is not the user's. */
+    if (!*answer || (is_derived && strstr(answer, "is forbidden: User \"")))
+        return false;
+    if (is_derived)
+        say_derived(object, answer, text.says, sizeof(text.says));
+    else
+        CHECK_SAY(text.says, "%s", answer);
+    known = known_finding(check, text.says);
+    if (known) {
+        /* A prediction of one of several reasons becomes all of them. */
+        if (strlen(reason_of(text.says)) > strlen(reason_of(get_text(known, "says"))))
+            json_object_set_new(known, "says", json_string(text.says));
+        return true;
+    }
+    CHECK_SAY(text.why, "asked about %s%s, the API server refuses it", object,
+              is_derived ? ", as a controller makes it" : "");
+    CHECK_SAY(text.fix, "%s", fix_for(answer));
+    check_add(check, CHECK_ERROR, "refused", "the API server", object, &text);
+    return true;
+}
+
+/* The same words twice are one finding. */
+static void drop_repeated(struct check *check)
+{
+    for (size_t i = 0; i < json_array_size(check->findings); i++)
+        for (size_t k = json_array_size(check->findings); k-- > i + 1;) {
+            const json_t *one = json_array_get(check->findings, i), *two = json_array_get(check->findings, k);
+
+            if (strcmp(get_text(one, "says"), get_text(two, "says")) == 0 &&
+                strcmp(get_text(one, "by"), "the API server") == 0 &&
+                strcmp(get_text(two, "by"), "the API server") == 0)
+                json_array_remove(check->findings, k);
+        }
+}
+
+void check_answers(struct check *check, const struct deploy_job *job)
+{
+    const json_t *answers = get_key(check->snapshot, "answers"), *question;
+    json_t *questions;
+    bool has_job = true, is_held = false;
+    size_t i;
+
+    if (!json_is_object(answers))
+        return;
+    json_array_foreach(check->findings, i, question) is_held |=
+        strcmp(get_text(question, "by"), "Kueue") == 0 && strcmp(get_text(question, "severity"), "error") == 0;
+    questions = deploy_questions(job);
+    json_array_foreach(questions, i, question)
+    {
+        bool is_refused = false;
+
+        /* Of a job that is refused a controller makes nothing, and no pods of one that Kueue does not admit. */
+        if (json_is_true(get_key(question, "derived")) &&
+            (!has_job || (is_held && strncmp(get_text(question, "object"), "Pod ", 4) == 0)))
+            continue;
+        is_refused = take_answer(check, question, get_text(answers, get_text(question, "digest")));
+        has_job = has_job && !(is_refused && json_equal(get_key(question, "document"), job->object));
+    }
+    json_decref(questions);
+    drop_repeated(check);
+}

@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names, arguments, defaults and results of deep_ep, as programs written for DeepEP use them."""
+import copy
+import inspect
+import pickle
+
+import deep_ep
+import deep_ep.utils
+import deep_ep_cpp
+import torch
+import torch.distributed as dist
+from deep_ep.utils.math import calc_diff
+from ranks import raises, run
+
+NOT_ON_CUDA = "what a program sees is the same on every backend"
+
+# Parameters in order with DeepEP's defaults; "!" stands for none.
+SIGNATURES = {
+    deep_ep.Config: "num_sms=20 num_max_nvl_chunked_send_tokens=6 num_max_nvl_chunked_recv_tokens=256 "
+                    "num_max_rdma_chunked_send_tokens=6 num_max_rdma_chunked_recv_tokens=256",
+    deep_ep.Config.get_nvl_buffer_size_hint: "self=! hidden_bytes=! num_ranks=!",
+    deep_ep.Config.get_rdma_buffer_size_hint: "self=! hidden_bytes=! num_ranks=!",
+    deep_ep.Buffer: "group=None num_nvl_bytes=0 num_rdma_bytes=0 low_latency_mode=False num_qps_per_rank=24 "
+                    "allow_nvlink_for_low_latency_mode=True allow_mnnvl=False use_fabric=False explicitly_destroy=False "
+                    "enable_shrink=False comm=None",
+    deep_ep.Buffer.set_num_sms: "new_num_sms=!",
+    deep_ep.Buffer.get_low_latency_rdma_size_hint: "num_max_dispatch_tokens_per_rank=! hidden=! num_ranks=! num_experts=!",
+    deep_ep.Buffer.get_dispatch_config: "num_ranks=!",
+    deep_ep.Buffer.get_combine_config: "num_ranks=!",
+    deep_ep.Buffer.get_local_buffer_tensor: "self=! dtype=! size=None offset=0 use_rdma_buffer=False",
+    deep_ep.Buffer.get_dispatch_layout: "self=! topk_idx=! num_experts=! previous_event=None async_finish=False "
+                                        "allocate_on_comm_stream=False",
+    deep_ep.Buffer.dispatch: "self=! x=! handle=None num_tokens_per_rank=None num_tokens_per_rdma_rank=None "
+                             "is_token_in_rank=None num_tokens_per_expert=None topk_idx=None topk_weights=None "
+                             "expert_alignment=1 num_worst_tokens=0 config=None previous_event=None async_finish=False "
+                             "allocate_on_comm_stream=False",
+    deep_ep.Buffer.combine: "self=! x=! handle=! topk_weights=None bias=None config=None previous_event=None "
+                            "async_finish=False allocate_on_comm_stream=False",
+    deep_ep.Buffer.clean_low_latency_buffer: "self=! num_max_dispatch_tokens_per_rank=! hidden=! num_experts=!",
+    deep_ep.Buffer.low_latency_dispatch: "self=! x=! topk_idx=! num_max_dispatch_tokens_per_rank=! num_experts=! "
+                                         "cumulative_local_expert_recv_stats=None dispatch_wait_recv_cost_stats=None "
+                                         "use_fp8=True round_scale=False use_ue8m0=False async_finish=False "
+                                         "return_recv_hook=False",
+    deep_ep.Buffer.low_latency_combine: "self=! x=! topk_idx=! topk_weights=! handle=! use_logfmt=False zero_copy=False "
+                                        "async_finish=False return_recv_hook=False out=None "
+                                        "combine_wait_recv_cost_stats=None overlap=False packed_recv_count=None "
+                                        "comp_signal=None block_m=64 threshold=0 num_sms=3",
+    deep_ep.Buffer.low_latency_update_mask_buffer: "self=! rank_to_mask=! mask=False",
+    deep_ep.Buffer.low_latency_query_mask_buffer: "self=! mask_status=!",
+    deep_ep.Buffer.low_latency_clean_mask_buffer: "self=!",
+    deep_ep.Buffer.get_next_low_latency_combine_buffer: "self=! handle=!",
+    deep_ep.ElasticBuffer: "group=! num_bytes=None num_cpu_bytes=0 num_max_tokens_per_rank=0 hidden=0 num_topk=0 "
+                           "use_fp8_dispatch=False deterministic=False allow_hybrid_mode=True allow_multiple_reduction=True "
+                           "prefer_overlap_with_compute=True sl_idx=3 num_allocated_qps=0 num_cpu_timeout_secs=300 "
+                           "num_gpu_timeout_secs=100 explicitly_destroy=False",
+    deep_ep.ElasticBuffer.get_buffer_size_hint: "group=! num_max_tokens_per_rank=! hidden=! num_topk=0 "
+                                                "use_fp8_dispatch=False allow_hybrid_mode=True "
+                                                "allow_multiple_reduction=True",
+    deep_ep.ElasticBuffer.barrier: "self=! use_comm_stream=True with_cpu_sync=False sequential=True",
+    deep_ep.ElasticBuffer.get_theoretical_num_sms: "self=! num_experts=! num_topk=! num_scaleout_topk=0 rdma_gbs=0 "
+                                                   "nvlink_gbs=0 sm_read_gbs=200 sm_write_gbs=50",
+    deep_ep.ElasticBuffer.get_theoretical_num_qps: "self=! num_sms=!",
+    deep_ep.ElasticBuffer.dispatch: "self=! x=! topk_idx=None topk_weights=None cumulative_local_expert_recv_stats=None "
+                                    "num_experts=None num_max_tokens_per_rank=None expert_alignment=None num_sms=0 "
+                                    "num_qps=0 previous_event=None previous_event_before_epilogue=None "
+                                    "async_with_compute_stream=False allocate_on_comm_stream=False handle=None "
+                                    "do_handle_copy=True do_cpu_sync=None do_expand=False do_zero_padding=False "
+                                    "use_tma_aligned_col_major_sf=False",
+    deep_ep.ElasticBuffer.combine: "self=! x=! handle=! topk_weights=None bias=None num_sms=0 num_qps=0 "
+                                   "previous_event=None previous_event_before_epilogue=None "
+                                   "async_with_compute_stream=False allocate_on_comm_stream=False",
+    deep_ep.EventOverlap: "event=None extra_tensors=None",
+    deep_ep.EventOverlap.current_stream_wait: "self=! release_handle=False",
+}
+
+
+def test_signatures():
+    for function, wanted in SIGNATURES.items():
+        given = []
+        for name, parameter in inspect.signature(function).parameters.items():
+            assert parameter.kind is parameter.POSITIONAL_OR_KEYWORD, (function, name)
+            given.append(f"{name}={'!' if parameter.default is parameter.empty else parameter.default}")
+        # Forks append arguments of their own: they come behind.
+        assert given[:len(wanted.split())] == wanted.split(), (function, given)
+
+
+def test_names():
+    from deep_ep import Buffer, Config, ElasticBuffer, EPHandle, EventHandle, EventOverlap, topk_idx_t
+    from deep_ep.buffers import Buffer as other_buffer
+    from deep_ep.buffers.elastic import ElasticBuffer as other_elastic
+    from deep_ep.buffers.legacy import Buffer as third_buffer
+    from deep_ep.utils.event import EventOverlap as other_event
+
+    assert other_buffer is Buffer is third_buffer and other_elastic is ElasticBuffer and other_event is EventOverlap
+    assert deep_ep.utils.EventHandle is EventHandle is deep_ep_cpp.EventHandle and deep_ep_cpp.Config is Config
+    assert topk_idx_t is torch.int64 is deep_ep_cpp.topk_idx_t and deep_ep_cpp.is_sm90_compiled() is True
+    assert EPHandle.__name__ == "EPHandle" and not hasattr(deep_ep, "HybridEPBuffer")
+    for name in ("align", "calc_diff", "ceil_div", "count_bytes", "per_token_cast_back", "per_token_cast_to_fp8", "safe_div"):
+        assert callable(getattr(__import__("deep_ep.utils.math", fromlist=[name]), name))
+    config = Config(**{"num_sms": 24, "num_max_nvl_chunked_send_tokens": 8, "num_max_nvl_chunked_recv_tokens": 256,
+                       "num_max_rdma_chunked_send_tokens": 16, "num_max_rdma_chunked_recv_tokens": 128})
+    assert config.get_nvl_buffer_size_hint(7168 * 2, 8) > 0 == config.get_rdma_buffer_size_hint(7168 * 2, 8)
+    for ranks in range(1, 161):
+        assert Buffer.get_dispatch_config(ranks).num_sms == Buffer.num_sms == Buffer.get_combine_config(ranks).num_sms
+    assert Buffer.get_low_latency_rdma_size_hint(128, 7168, 8, 288) > 0
+
+
+def make(rank, size):
+    experts = 4 * size
+    torch.manual_seed(rank)
+    return (torch.randn(10, 512).to(torch.bfloat16), torch.rand(10, experts).topk(3).indices, torch.rand(10, 3), experts)
+
+
+def high_throughput(rank, size):
+    """As vLLM, SGLang and Megatron call Buffer: all arguments by name, then by place; a backward pass by saved tensors."""
+    buffer = deep_ep.Buffer(dist.group.WORLD, 10**9, 0, low_latency_mode=False, num_qps_per_rank=1, allow_mnnvl=True)
+    assert (buffer.rank, buffer.group_size, buffer.num_nvl_bytes, buffer.num_rdma_bytes) == (rank, size, 10**9, 0)
+    assert buffer.group is dist.group.WORLD and buffer.low_latency_mode is False and buffer.runtime.get_num_rdma_ranks() == 1
+    assert buffer.get_comm_stream() is None  # on the CPU; torch.cuda.stream(None) does nothing
+    x, topk_idx, weights, experts = make(rank, size)
+    previous = buffer.capture()
+    assert isinstance(previous, deep_ep.EventOverlap) and previous.event is not None
+    layout = buffer.get_dispatch_layout(topk_idx=topk_idx, num_experts=experts, previous_event=previous, async_finish=True,
+                                        allocate_on_comm_stream=True)
+    assert [type(one) for one in layout] == [torch.Tensor, type(None), torch.Tensor, torch.Tensor, deep_ep.EventOverlap]
+    assert [one.dtype for one in layout[:4] if one is not None] == [torch.int32, torch.int32, torch.bool]
+    result = buffer.dispatch(x=x, handle=None, num_tokens_per_rank=layout[0], num_tokens_per_rdma_rank=layout[1],
+                             is_token_in_rank=layout[3], num_tokens_per_expert=layout[2], topk_idx=topk_idx,
+                             topk_weights=weights, expert_alignment=1, config=buffer.get_dispatch_config(size),
+                             previous_event=layout[4], async_finish=True, allocate_on_comm_stream=True)
+    rows, idx, received, counts, handle, event = result
+    event.current_stream_wait()
+    assert (idx.dtype, received.dtype, type(counts), len(counts)) == (torch.int64, torch.float32, list, experts // size)
+    assert isinstance(handle, tuple) and len(handle) == 6 and handle[0].shape == (size, size)
+    assert handle[3].shape == (rows.shape[0],) and handle[3].dtype == torch.int32
+    assert torch.equal(handle[4], layout[3]) and handle[5].shape == (10, size)
+    same = buffer.dispatch(x, None, layout[0], None, layout[3], layout[2], topk_idx, weights, 1, 0, None, None, False, False)
+    assert torch.equal(same[0], rows) and same[5].event is None
+
+    class Saved(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, y):
+            ctx.save_for_backward(*handle)
+            return buffer.combine(y, handle, None, None, None, None, False, False)[0]
+
+        @staticmethod
+        def backward(ctx, grad):
+            again = buffer.dispatch(grad.contiguous(), handle=tuple(ctx.saved_tensors))
+            assert again[1:5] == (None, None, None, None)
+            return again[0]
+
+    leaf = rows.clone().requires_grad_()
+    Saved.apply(leaf).float().sum().backward()
+    assert torch.equal(leaf.grad, torch.ones_like(rows))
+    out, sums, event = buffer.combine(x=rows, handle=list(handle), topk_weights=received, config=deep_ep.Config(8),
+                                      previous_event=event, async_finish=True, allocate_on_comm_stream=True)
+    with event:
+        pass
+    assert out.shape == x.shape and sums.shape == weights.shape and event.event is not None
+    with raises_nothing(deep_ep.Buffer.set_num_sms, deep_ep.Buffer.num_sms):
+        assert buffer.combine(rows, handle)[0].shape == x.shape
+
+
+class raises_nothing:
+    """Calls function(argument), and puts the class back as it was."""
+
+    def __init__(self, function, argument):
+        self._before = deep_ep.Buffer.num_sms, deep_ep.Buffer._num_sms_set
+        function(argument)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        deep_ep.Buffer.num_sms, deep_ep.Buffer._num_sms_set = self._before
+
+
+def test_as_engines_call_buffer():
+    run(2, high_throughput)
+
+
+def decode(rank, size):
+    """As vLLM and SGLang decode: hooks and events, `out`, scales of two kinds, arguments of an overlap that is off."""
+    buffer = deep_ep.Buffer(group=dist.group.WORLD, num_nvl_bytes=0, num_rdma_bytes=1 << 30, low_latency_mode=True,
+                            num_qps_per_rank=4, allow_nvlink_for_low_latency_mode=True, allow_mnnvl=False,
+                            explicitly_destroy=True)
+    x, topk_idx, weights, experts = make(rank, size)
+    buffer.clean_low_latency_buffer(16, 512, experts)
+    want = (x.float() * weights.sum(1, keepdim=True))
+    for hooked, fp8, ue8m0 in ((True, True, False), (True, True, True), (False, False, False)):
+        packed, count, handle, event, hook = buffer.low_latency_dispatch(
+            x, topk_idx, 16, experts, use_fp8=fp8, round_scale=ue8m0, use_ue8m0=ue8m0, x_global_scale=torch.ones(1),
+            async_finish=not hooked, return_recv_hook=hooked)
+        hook() if hooked else event.current_stream_wait()
+        assert (hook is None) is not hooked and (event.event is None) is hooked
+        assert isinstance(packed, tuple) is fp8 and count.shape == (experts // size,) and count.dtype == torch.int32
+        assert isinstance(handle, tuple) and handle[2:] == (16, 512, experts) and handle[1].dtype == torch.int64
+        rows = packed[0] if fp8 else packed
+        assert rows.shape == (experts // size, 16 * size, 512)
+        if fp8:
+            assert packed[1].dtype == (torch.int32 if ue8m0 else torch.float32)
+            assert packed[1].shape[2] == (1 if ue8m0 else 4) and packed[1].stride(1) == 1
+            scales = packed[1].clone(memory_format=torch.contiguous_format)
+            if ue8m0:
+                scales = (scales.view(torch.uint8).to(torch.int32) << 23).view(torch.float32)
+            rows = (rows.float().unflatten(2, (4, 128)) * scales.unsqueeze(3)).flatten(2).to(torch.bfloat16)
+        out = torch.empty_like(x)
+        got, event, hook = buffer.low_latency_combine(
+            rows, topk_idx, weights, tuple(handle), async_finish=not hooked, zero_copy=False, return_recv_hook=hooked, out=out,
+            overlap=False, packed_recv_count=count, comp_signal=torch.zeros(8, dtype=torch.int32), block_m=64, threshold=2,
+            num_sms=3)
+        hook() if hooked else event.current_stream_wait()
+        assert got is out and calc_diff(got, want) < (9e-4 if fp8 else 1e-5)
+    raises(NotImplementedError, "overlap return_recv_hook", buffer.low_latency_combine, rows, topk_idx, weights, handle,
+           overlap=True)
+    buffer.destroy()
+    assert buffer.runtime is None
+
+
+def test_as_engines_decode():
+    run(2, decode)
+
+
+def elastic(rank, size):
+    """As vLLM and SGLang call ElasticBuffer, and fields of its handle."""
+    buffer = deep_ep.ElasticBuffer(dist.group.WORLD, num_max_tokens_per_rank=16, hidden=512, num_topk=3,
+                                   use_fp8_dispatch=False, allow_hybrid_mode=False, sl_idx=0, num_allocated_qps=1,
+                                   prefer_overlap_with_compute=False, explicitly_destroy=True)
+    assert (buffer.rank_idx, buffer.num_ranks, buffer.num_max_tokens_per_rank) == (rank, size, 16)
+    assert buffer.num_bytes % (2 << 20) == 0 and buffer.num_bytes >= size * 16 * 512 * 2
+    x, topk_idx, weights, experts = make(rank, size)
+    sms = buffer.get_theoretical_num_sms(experts, 3)
+    for expand, sync in ((False, True), (True, True), (False, False), (True, False)):
+        rows, idx, received, handle, event = buffer.dispatch(
+            x, topk_idx=topk_idx, topk_weights=weights, num_experts=experts, num_max_tokens_per_rank=16, expert_alignment=8,
+            num_sms=sms, num_qps=buffer.get_theoretical_num_qps(sms), use_tma_aligned_col_major_sf=False, do_cpu_sync=sync,
+            do_expand=expand, async_with_compute_stream=False)
+        assert event.event is None and isinstance(event, deep_ep.EventOverlap) and isinstance(handle, deep_ep.EPHandle)
+        n = int(handle.psum_num_recv_tokens_per_scaleup_rank[-1])
+        assert (idx is None) is expand and received.dim() == (1 if expand else 2)
+        assert handle.recv_src_metadata.shape[1] == 2 + 3 and handle.psum_num_recv_tokens_per_expert.shape == (experts // size,)
+        assert len(handle.num_recv_tokens_per_expert_list) == (experts // size if sync else 0)
+        assert (handle.num_experts, handle.expert_alignment, handle.num_max_tokens_per_rank) == (experts, 8, 16)
+        assert handle.do_expand is expand and torch.equal(handle.topk_idx, topk_idx) and handle.topk_idx is not topk_idx
+        if not expand:
+            assert rows.shape[0] == (n if sync else 16 * size)
+        out, _, event = buffer.combine(rows, handle=handle, topk_weights=received, num_sms=sms)
+        ranks = buffer._comm.layout(topk_idx, experts)[2].sum(1, keepdim=True)
+        assert event.event is None and torch.equal(out.float(), x.float() * ranks) if not expand else out.shape == x.shape
+    buffer.barrier(use_comm_stream=False, with_cpu_sync=True)
+    buffer.destroy()
+
+
+def test_as_engines_call_elastic_buffer():
+    run(2, elastic)
+
+
+def copies(rank, size):
+    """A copy of what belongs to this process is the thing itself; pickles are refused by name."""
+    buffer = deep_ep.Buffer(dist.group.WORLD)
+    x, topk_idx, weights, experts = make(rank, size)
+    layout = buffer.get_dispatch_layout(topk_idx, experts)
+    rows, _, _, _, handle, _ = buffer.dispatch(x, None, *layout[:2], layout[3], layout[2], topk_idx, weights)
+    for twin in (copy.copy(handle), copy.deepcopy(handle)):
+        assert twin.plan is handle.plan and torch.equal(buffer.combine(rows, twin)[0], buffer.combine(rows, handle)[0])
+    for thing in (handle, handle.plan, buffer._comm, handle.plan._native, buffer._comm._native):
+        raises(TypeError, "cannot pickle" if "_C" in type(thing).__module__ else "pickled epkit", pickle.dumps, thing)
+    assert torch.equal(pickle.loads(pickle.dumps(handle[0])), handle[0])  # a tensor stays a tensor
+    keys = len(deep_ep.buffer._origins)
+    for _ in range(3):
+        again = buffer.dispatch(x, None, *layout[:2], layout[3], layout[2], topk_idx, weights)[4]
+        del again
+    assert len(deep_ep.buffer._origins) == keys, "handles are not forgotten"
+
+
+def test_copies_and_pickles():
+    run(2, copies)

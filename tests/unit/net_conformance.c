@@ -1,0 +1,302 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "net_conformance.h"
+
+#include "base/clock.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define CHECK(condition)                                                                                               \
+    do {                                                                                                               \
+        if (!(condition))                                                                                              \
+            c->fail(c->boot->rank, c->running, __LINE__, #condition);                                                  \
+    } while (0)
+
+enum {
+    NRANKS = NET_CONFORMANCE_RANKS,
+    CHANNELS = 2,
+    N_SIGNALS = 8,
+    BLOCKS = 40,
+    MOST = 150000,
+    REGION = CHANNELS * BLOCKS * MOST
+};
+
+struct conformance {
+    const struct ep_net_provider *provider;
+    const ep_boot *boot;
+    net_conformance_fail_fn fail;
+    const char *running;
+};
+
+static ep_status gather(const struct conformance *c, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
+{
+    return c->boot->allgather(c->boot->context, mine, bytes, timeout_ms, ret_all);
+}
+
+static struct ep_net *open_net(const struct conformance *c, int ranks_per_node, size_t region_bytes)
+{
+    struct ep_net_params params = {.rank = c->boot->rank,
+                                   .nranks = NRANKS,
+                                   .ranks_per_node = ranks_per_node,
+                                   .channels = CHANNELS,
+                                   .region_bytes = region_bytes,
+                                   .n_signals = N_SIGNALS,
+                                   .timeout_ms = 20000,
+                                   .boot = c->boot};
+    struct ep_net *net = NULL;
+
+    CHECK(c->provider->abi == EP_NET_ABI);
+    CHECK(c->provider->open(c->provider, &params, &net) == EP_OK);
+    CHECK(net->wire_bytes > 0 && strcmp(net->ops->name, c->provider->name) == 0);
+    return net;
+}
+
+static size_t block_bytes(int i)
+{
+    return i % 3 == 0 ? (size_t)i * 3700 + 1 : (size_t)i * 50 + 1;
+}
+
+static unsigned char block_value(int node, int channel, int i)
+{
+    return (unsigned char)(node * 90 + channel * 45 + i + 1);
+}
+
+static void check_block(const struct conformance *c, const struct ep_net *net, int peer, int channel, int i)
+{
+    const unsigned char *block = net->region + ((size_t)channel * BLOCKS + (size_t)i) * MOST;
+
+    for (size_t k = 0; k < block_bytes(i); k++)
+        CHECK(block[k] == block_value(peer, channel, i));
+}
+
+/*
+ * Two nodes, so one rail peer: blocks of all sizes, each followed by a signal. Behind a signal the block is complete;
+ * the source is overwritten as soon as flush_test says that it has left.
+ */
+static void test_order(const struct conformance *c)
+{
+    static _Thread_local unsigned char sources[CHANNELS][MOST];
+    struct ep_net *net = open_net(c, 2, REGION);
+    int peer = 1 - net->node, step[CHANNELS] = {0}, seen[CHANNELS] = {0}, open = 1;
+    uint64_t deadline = ep_deadline_ns(60000);
+    bool moved;
+
+    while (open) {
+        CHECK(ep_now_ns() < deadline);
+        CHECK(net->ops->progress(net, &moved) == EP_OK);
+        open = 0;
+        for (int ch = 0; ch < CHANNELS; ch++) {
+            int i = step[ch] / 3;
+            uint64_t offset = ((uint64_t)ch * BLOCKS + (uint64_t)i) * MOST;
+
+            if (i < BLOCKS && step[ch] % 3 == 0) {
+                memset(sources[ch], block_value(net->node, ch, i), block_bytes(i));
+                step[ch] += net->ops->put(net, peer, ch, offset, sources[ch], block_bytes(i));
+            } else if (i < BLOCKS && step[ch] % 3 == 1) {
+                step[ch] += net->ops->signal(net, peer, ch, (uint32_t)ch, 1);
+            } else if (i < BLOCKS && net->ops->flush_test(net, peer, ch)) {
+                memset(sources[ch], 0, MOST);
+                step[ch]++;
+            }
+            for (; (uint64_t)seen[ch] < net->signals[ch]; seen[ch]++)
+                check_block(c, net, peer, ch, seen[ch]);
+            open |= i < BLOCKS || seen[ch] < BLOCKS;
+        }
+    }
+    CHECK(net->signals[0] == BLOCKS && net->signals[1] == BLOCKS && net->signals[2] == 0);
+    net->ops->free(net);
+}
+
+/* Two puts to one place take effect in the order of the calls, whichever of them travels in a message of its own. */
+static void test_overwriting(const struct conformance *c)
+{
+    static _Thread_local unsigned char large[MOST], small[100];
+    struct ep_net *net = open_net(c, 2, MOST);
+    int peer = 1 - net->node;
+    bool moved;
+
+    memset(large, 1, sizeof(large));
+    memset(small, 2, sizeof(small));
+    for (uint64_t round = 1; round <= 50; round++) {
+        uint64_t deadline = ep_deadline_ns(20000);
+        int step = 0;
+
+        while (step < 4 || net->signals[0] < round || !net->ops->flush_test(net, peer, 0)) {
+            CHECK(ep_now_ns() < deadline);
+            CHECK(net->ops->progress(net, &moved) == EP_OK);
+            if (step < 3)
+                step += step == 1 ? net->ops->put(net, peer, 0, 50, small, sizeof(small))
+                                  : net->ops->put(net, peer, 0, 0, large, step == 0 ? MOST : 80);
+            else if (step == 3)
+                step += net->ops->signal(net, peer, 0, 0, 1);
+        }
+        CHECK(net->region[79] == 1 && net->region[80] == 2 && net->region[149] == 2 && net->region[150] == 1);
+        /* So that the peer's next round does not run into the look at this one. */
+        while (!net->ops->signal(net, peer, 0, 1, 1))
+            CHECK(net->ops->progress(net, &moved) == EP_OK);
+        while (net->signals[1] < round && ep_now_ns() < deadline)
+            CHECK(net->ops->progress(net, &moved) == EP_OK);
+        CHECK(net->signals[1] >= round);
+    }
+    net->ops->free(net);
+}
+
+/* What a freed endpoint has left unread does not reach the next one, nor one that lives beside it. */
+static void test_endpoints_apart(const struct conformance *c)
+{
+    struct ep_net *nets[3];
+    uint64_t deadline = ep_deadline_ns(30000);
+    char mine = 0, all[NRANKS];
+    bool moved;
+
+    nets[0] = open_net(c, 2, 64);
+    nets[1] = open_net(c, 2, 64);
+    for (uint32_t i = 0; i < 5; i++)
+        CHECK(nets[0]->ops->signal(nets[0], 1 - nets[0]->node, 0, i, 1000));
+    CHECK(gather(c, &mine, 1, 20000, all) == EP_OK);
+    nets[0]->ops->free(nets[0]); /* it never looked */
+    nets[2] = open_net(c, 2, 64);
+    for (int n = 1; n < 3; n++)
+        CHECK(nets[n]->ops->signal(nets[n], 1 - nets[n]->node, 0, 7, (uint64_t)n));
+    while (nets[1]->signals[7] == 0 || nets[2]->signals[7] == 0) {
+        CHECK(ep_now_ns() < deadline);
+        for (int n = 1; n < 3; n++)
+            CHECK(nets[n]->ops->progress(nets[n], &moved) == EP_OK);
+    }
+    for (uint32_t i = 0; i < 7; i++)
+        CHECK(nets[1]->signals[i] == 0 && nets[2]->signals[i] == 0);
+    CHECK(nets[1]->signals[7] == 1 && nets[2]->signals[7] == 2);
+    nets[1]->ops->free(nets[1]);
+    nets[2]->ops->free(nets[2]);
+}
+
+/* Beyond the region or the signals: a status that names the rank, and it stays. */
+static void test_out_of_range(const struct conformance *c)
+{
+    static unsigned char data[10000];
+    static const struct {
+        uint64_t offset;
+        size_t bytes;
+    } bad[] = {{1000, 25}, {UINT64_MAX, 2}, {0, 10000}, {0, 0}};
+
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        struct ep_net *net = open_net(c, 2, 1024);
+        ep_status status = EP_OK;
+        uint64_t deadline = ep_deadline_ns(20000);
+        char mine = 0, all[NRANKS], name[32];
+        bool moved;
+
+        snprintf(name, sizeof(name), "rank %d", net->node == 1 ? c->boot->rank - 2 : c->boot->rank + 2);
+        /* A NIC checks nothing that could name the rank: there the sender refuses it. */
+        if (net->node == 0 && bad[i].bytes)
+            mine = !net->ops->put(net, 1, 1, bad[i].offset, data, bad[i].bytes);
+        else if (net->node == 0)
+            CHECK(net->ops->signal(net, 1, 1, N_SIGNALS, 1));
+        /* What is refused over there may never leave. */
+        for (int tries = 0; net->node == 0 && tries < 100 && !net->ops->flush_test(net, 1, 1); tries++)
+            CHECK(net->ops->progress(net, &moved) == EP_OK);
+        if (mine)
+            CHECK(net->ops->progress(net, &moved) == EP_E_OVERFLOW && strstr(ep_last_error(), name));
+        CHECK(gather(c, &mine, 1, 20000, all) == EP_OK);
+        while (net->node == 1 && !all[c->boot->rank - 2] && status == EP_OK && ep_now_ns() < deadline)
+            status = net->ops->progress(net, &moved);
+        if (net->node == 1 && !all[c->boot->rank - 2]) {
+            CHECK(status == EP_E_MISMATCH && strstr(ep_last_error(), name) && strstr(ep_last_error(), "channel 1"));
+            CHECK(net->ops->progress(net, &moved) == EP_E_MISMATCH && strstr(ep_last_error(), name) &&
+                  strstr(ep_last_error(), "channel 1"));
+        }
+        CHECK(gather(c, &mine, 1, 20000, all) == EP_OK);
+        net->ops->free(net);
+    }
+}
+
+static void test_disagreement(const struct conformance *c)
+{
+    const struct ep_net_provider *provider = c->provider;
+    struct ep_net_params params = {.rank = c->boot->rank,
+                                   .nranks = NRANKS,
+                                   .ranks_per_node = 1,
+                                   .channels = c->boot->rank == 3 ? 2 : 1,
+                                   .region_bytes = 64,
+                                   .n_signals = 1,
+                                   .timeout_ms = 20000,
+                                   .boot = c->boot};
+    struct ep_net *net = NULL;
+
+    CHECK(provider->open(provider, &params, &net) == EP_E_MISMATCH && !net);
+    CHECK(strstr(ep_last_error(), "channels") && strstr(ep_last_error(), "rank 3"));
+    params.channels = EP_NET_MAX_CHANNELS + 1;
+    CHECK(provider->open(provider, &params, &net) == EP_E_ARG && !net);
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) /* which end the program instead */
+    /* One rank has no memory for its region: it says so, and the others do not wait for it. */
+    params.channels = 1;
+    params.region_bytes = c->boot->rank == 1 ? (size_t)1 << 61 : 64;
+    CHECK(provider->open(provider, &params, &net) == EP_E_MEMORY && !net);
+    CHECK(c->boot->rank == 1 || strstr(ep_last_error(), "rank 1"));
+#endif
+}
+
+/* Every rank talks to every one of other blocks of ranks, one of which goes without a word: the others go on. */
+static void test_rank_that_goes(const struct conformance *c)
+{
+    struct ep_net_params params = {.rank = c->boot->rank,
+                                   .nranks = NRANKS,
+                                   .ranks_per_node = 1,
+                                   .channels = 1,
+                                   .apart = 2,
+                                   .tolerant = true,
+                                   .region_bytes = NRANKS,
+                                   .n_signals = NRANKS,
+                                   .timeout_ms = 20000,
+                                   .boot = c->boot};
+    static const unsigned char marks[NRANKS] = {11, 22, 33, 44};
+    uint64_t deadline = ep_deadline_ns(60000);
+    int me = c->boot->rank, left = 0;
+    char mine = 0, all[NRANKS];
+    struct ep_net *net = NULL;
+    bool moved, sent[NRANKS] = {false};
+
+    CHECK(c->provider->open(c->provider, &params, &net) == EP_OK);
+    if (me == NRANKS - 1) {
+        net->hurries = true;
+        net->ops->free(net);
+    }
+    CHECK(gather(c, &mine, 1, 20000, all) == EP_OK);
+    for (int round = 0; me < NRANKS - 1 && (round == 0 || left > 0); round++) {
+        CHECK(ep_now_ns() < deadline);
+        CHECK(net->ops->progress(net, &moved) == EP_OK);
+        left = 0;
+        for (int rank = 0; rank < NRANKS - 1; rank++) {
+            if (rank / 2 == me / 2)
+                continue;
+            if (!sent[rank] && net->ops->put(net, rank, 0, (uint64_t)me, &marks[me], 1))
+                sent[rank] = true;
+            left += !sent[rank] || net->region[rank] != marks[rank] || !net->ops->flush_test(net, rank, 0);
+        }
+    }
+    CHECK(gather(c, &mine, 1, 60000, all) == EP_OK);
+    if (me < NRANKS - 1)
+        net->ops->free(net);
+}
+
+void net_conformance_run(const struct ep_net_provider *provider, const ep_boot *boot, net_conformance_fail_fn fail)
+{
+    static const struct {
+        const char *name;
+        void (*run)(const struct conformance *c);
+    } tests[] = {
+        {"order", test_order},
+        {"overwriting", test_overwriting},
+        {"endpoints apart", test_endpoints_apart},
+        {"out of range", test_out_of_range},
+        {"disagreement", test_disagreement},
+        {"a rank that goes", test_rank_that_goes},
+    };
+
+    for (size_t i = 0; i < sizeof(tests) / sizeof(tests[0]); i++) {
+        struct conformance c = {.provider = provider, .boot = boot, .fail = fail, .running = tests[i].name};
+
+        tests[i].run(&c);
+    }
+}

@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* net_conformance.h - what every engine of the network (net/net.h) has to do, on four ranks. */
+#ifndef EP_TESTS_UNIT_NET_CONFORMANCE_H
+#define EP_TESTS_UNIT_NET_CONFORMANCE_H
+
+#include "net/net.h"
+
+enum { NET_CONFORMANCE_RANKS = 4 };
+
+/* Does not return: the other ranks would wait for this one. */
+typedef void (*net_conformance_fail_fn)(int rank, const char *test, int line, const char *condition);
+
+/* Collective. */
+void net_conformance_run(const struct ep_net_provider *provider, const ep_boot *boot, net_conformance_fail_fn fail);
+
+#endif

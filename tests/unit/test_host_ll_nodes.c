@@ -1,0 +1,312 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Low latency between nodes gives the bits of one node, whatever network carries it, and its sending halves need no
+ * call of their receivers. Ranks are threads.
+ */
+#include "backend/host/host.h"
+#include "net/emulation.h"
+#include "testing/launch.h"
+
+#include <fcntl.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include <cmocka.h>
+
+enum { RANKS = 4, TOKENS = 24, HIDDEN = 512, EXPERTS = 8, LOCAL = EXPERTS / RANKS, TOPK = 4, ROWS = RANKS * TOKENS };
+
+static const ep_net_emulation bad_network = {
+    .seed = 5, .delay_us = 300, .ring_bytes = 512, .split_bytes = 200, .reorder = 1};
+
+static const struct shape {
+    const char *network;
+    int ranks_per_node;
+    const ep_net_emulation *emulation;
+} shapes[] = {
+    {NULL, RANKS, NULL}, {"emulated", 2, &bad_network}, {"emulated", 1, NULL}, {"tcp", 2, NULL}, {"tcp", 1, NULL},
+};
+enum { SHAPES = sizeof(shapes) / sizeof(shapes[0]) };
+
+/* All that a rank gets of one dispatch and two combines. */
+struct result {
+    int32_t count[LOCAL], stats[LOCAL], source[LOCAL * ROWS];
+    int64_t range[LOCAL * RANKS];
+    uint16_t rows[LOCAL * ROWS * HIDDEN];
+    uint8_t rows_fp8[LOCAL * ROWS * HIDDEN];
+    float scales[LOCAL * ROWS * HIDDEN / EP_SCALE_BLOCK];
+    uint16_t out[2][TOKENS * HIDDEN];
+};
+
+struct story {
+    const struct shape *shape;
+    struct result *results; /* [RANKS] */
+    char complaint[RANKS][EP_ERROR_TEXT_BYTES];
+};
+
+static uint32_t draw(uint32_t *state)
+{
+    return *state = *state * 1664525u + 1013904223u;
+}
+
+static ep_status new_comm(const ep_boot *boot, const struct shape *shape, ep_comm **ret_comm)
+{
+    ep_comm_config config = EP_COMM_CONFIG_INIT;
+
+    config.backend = "host";
+    config.network = shape->network;
+    config.ranks_per_node = shape->ranks_per_node;
+    config.timeout_ms = 60000;
+    ep_net_emulate(shape->emulation);
+    return ep_comm_new(boot, &config, ret_comm);
+}
+
+static ep_status new_ll(ep_comm *comm, int max_tokens, ep_ll **ret_ll)
+{
+    ep_ll_config config = EP_LL_CONFIG_INIT;
+
+    config.max_tokens = max_tokens;
+    config.hidden = HIDDEN;
+    config.n_experts = EXPERTS;
+    config.topk = TOPK;
+    return ep_ll_new(comm, &config, ret_ll);
+}
+
+/* Some tokens have fewer experts, and the combine leaves some rows out. */
+static void draw_routing(int rank, int32_t *ret_index, int32_t *ret_given, float *ret_weights)
+{
+    uint32_t state = 77u + (uint32_t)rank;
+
+    for (int t = 0; t < TOKENS; t++) {
+        uint32_t first = draw(&state) >> 8;
+
+        for (int k = 0; k < TOPK; k++) {
+            int i = t * TOPK + k;
+
+            ret_index[i] = (draw(&state) >> 16) % 8 ? (int32_t)((first + (uint32_t)k * 3) % EXPERTS) : -1;
+            ret_given[i] = (draw(&state) >> 16) % 8 ? ret_index[i] : -1;
+            ret_weights[i] = (float)(draw(&state) >> 16) / 65536.0f;
+        }
+    }
+}
+
+static ep_status use(ep_ll *ll, int rank, struct result *result)
+{
+    static _Thread_local alignas(16) uint16_t x[TOKENS * HIDDEN], answers[LOCAL * ROWS * HIDDEN];
+    static _Thread_local alignas(16) uint16_t out[TOKENS * HIDDEN];
+    int32_t index[TOKENS * TOPK], given[TOKENS * TOPK];
+    float weights[TOKENS * TOPK];
+    ep_ll_dispatch_args dispatch = EP_LL_DISPATCH_ARGS_INIT;
+    ep_ll_combine_args combine = EP_LL_COMBINE_ARGS_INIT;
+    uint32_t state = 9u + (uint32_t)rank;
+
+    draw_routing(rank, index, given, weights);
+    for (int i = 0; i < TOKENS * HIDDEN; i++)
+        x[i] = (uint16_t)(0x3f00 | (draw(&state) >> 24)); /* about 1 */
+    dispatch.x = x;
+    dispatch.topk_idx = index;
+    dispatch.idx_type = EP_I32;
+    dispatch.n_tokens = TOKENS - rank;
+    dispatch.out_dtype = EP_F8E4M3;
+    dispatch.scale_type = EP_F32;
+    dispatch.recv_x = result->rows_fp8;
+    dispatch.recv_scales = result->scales;
+    dispatch.recv_count = result->count;
+    EP_TRY(ep_ll_dispatch_sync(ll, &dispatch));
+    dispatch.out_dtype = EP_BF16;
+    dispatch.scale_type = 0;
+    dispatch.recv_x = result->rows;
+    dispatch.recv_scales = NULL;
+    dispatch.recv_source = result->source;
+    dispatch.recv_range = result->range;
+    dispatch.recv_stats_add = result->stats;
+    dispatch.flags = EP_LL_RECV_HOOK;
+    EP_TRY(ep_ll_dispatch_sync(ll, &dispatch));
+    EP_TRY(ep_ll_finish_sync(ll, 0));
+    /* Each expert answers in its own way. */
+    for (int i = 0; i < LOCAL * ROWS * HIDDEN; i++)
+        answers[i] = (uint16_t)(result->rows[i] + (i / (ROWS * HIDDEN) + rank) % 7);
+    combine.x = answers;
+    combine.topk_idx = given;
+    combine.idx_type = EP_I32;
+    combine.n_tokens = TOKENS - rank;
+    combine.topk_weights = weights;
+    combine.out = out;
+    for (int once = 0; once < 2; once++) {
+        combine.flags = once ? EP_LL_NO_PARTIAL_REDUCE : 0;
+        EP_TRY(ep_ll_combine_sync(ll, &combine));
+        memcpy(result->out[once], out, sizeof(out));
+    }
+    return ep_ll_barrier(ll, NULL);
+}
+
+/* A program that a rank starts inherits nothing: a socket that lives on there would hide the death of the rank. */
+static ep_status check_inheritance(void)
+{
+    for (int fd = 3; fd < 1024; fd++) {
+        int flags = fcntl(fd, F_GETFD);
+        struct stat what;
+
+        if (flags >= 0 && !(flags & FD_CLOEXEC) && fstat(fd, &what) == 0 && S_ISSOCK(what.st_mode))
+            return ep_fail(EP_E_STATE, "a socket, descriptor %d, is inherited", fd);
+    }
+    return EP_OK;
+}
+
+static int run_equal(const ep_boot *boot, void *argument)
+{
+    struct story *story = argument;
+    ep_comm *comm = NULL;
+    ep_ll *ll = NULL;
+    ep_status status = new_comm(boot, story->shape, &comm);
+
+    if (status == EP_OK)
+        status = new_ll(comm, TOKENS, &ll);
+    if (status == EP_OK)
+        status = check_inheritance();
+    if (status == EP_OK)
+        status = use(ll, boot->rank, &story->results[boot->rank]);
+    if (status == EP_OK)
+        status = ep_stream_sync(comm, NULL);
+    if (status != EP_OK)
+        snprintf(story->complaint[boot->rank], sizeof(story->complaint[0]), "%s", ep_last_error());
+    ep_ll_free(ll);
+    ep_comm_free(comm);
+    return status != EP_OK;
+}
+
+static void run_ranks(ep_rank_fn run, int nranks, struct story *story)
+{
+    ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
+    ep_rank_exit exits[RANKS];
+
+    launch.mode = EP_LAUNCH_THREADS;
+    launch.nranks = nranks;
+    launch.run = run;
+    launch.argument = story;
+    assert_int_equal(ep_launch(&launch, exits), EP_OK);
+    for (int rank = 0; rank < nranks; rank++)
+        if (exits[rank].code)
+            fail_msg("network %s, %d ranks a node, rank %d: %s", story->shape->network, story->shape->ranks_per_node,
+                     rank, story->complaint[rank]);
+}
+
+static void every_network_gives_the_bits_of_one_node(void **state)
+{
+    size_t bytes = RANKS * sizeof(struct result);
+    struct result *results[SHAPES];
+
+    (void)state;
+    for (int i = 0; i < SHAPES; i++) {
+        struct story story = {.shape = &shapes[i]};
+
+        results[i] = aligned_alloc(64, (bytes + 63) & ~(size_t)63);
+        assert_non_null(results[i]);
+        memset(results[i], 0, bytes);
+        story.results = results[i];
+        run_ranks(run_equal, RANKS, &story);
+        for (int rank = 0; rank < RANKS; rank++)
+            assert_memory_equal(&results[i][rank], &results[0][rank], sizeof(struct result));
+    }
+    assert_true(results[0][0].count[0] > 0);
+    for (int i = 0; i < SHAPES; i++)
+        free(results[i]);
+}
+
+/* --- a sending half ------------------------------------------------------------------------------------------------
+ */
+
+/* More than sockets hold: the rest leaves while the sender is in no call. */
+enum { MANY = 12288 };
+
+static _Atomic int sent, received;
+
+static ep_status send_much(ep_comm *comm, int rank)
+{
+    size_t rows = 2 * MANY * (EXPERTS / 2);
+    uint16_t *x = aligned_alloc(64, (size_t)MANY * HIDDEN * 2), *recv = aligned_alloc(64, rows * HIDDEN * 2);
+    int32_t *index = malloc((size_t)MANY * TOPK * sizeof(*index)), count[EXPERTS / 2];
+    ep_ll_dispatch_args args = EP_LL_DISPATCH_ARGS_INIT;
+    ep_ll *ll = NULL;
+    ep_status status = x && recv && index ? new_ll(comm, MANY, &ll) : ep_fail(EP_E_MEMORY, "no memory");
+
+    if (status != EP_OK)
+        goto done;
+    memset(x, 0x3f, (size_t)MANY * HIDDEN * 2);
+    for (int i = 0; i < MANY * TOPK; i++)
+        index[i] = i % TOPK ? -1 : EXPERTS - 1; /* all of it to rank 1 */
+    args.x = x;
+    args.topk_idx = index;
+    args.idx_type = EP_I32;
+    args.n_tokens = rank == 0 ? MANY : 0;
+    args.out_dtype = EP_BF16;
+    args.recv_x = recv;
+    args.recv_count = count;
+    args.flags = EP_LL_RECV_HOOK;
+    if (rank == 0) {
+        /* Returns though rank 1 is in no call, and needs none of ours to get it all. */
+        status = ep_ll_dispatch_sync(ll, &args);
+        atomic_store(&sent, 1);
+        while (!atomic_load(&received))
+            host_nap(host_of(comm), host_doorbell(host_of(comm)));
+    } else {
+        while (!atomic_load(&sent))
+            host_nap(host_of(comm), host_doorbell(host_of(comm)));
+        status = ep_ll_dispatch_sync(ll, &args);
+    }
+    if (status == EP_OK)
+        status = ep_ll_finish_sync(ll, 0);
+    if (rank == 1)
+        atomic_store(&received, 1);
+    if (status == EP_OK && rank == 1 && (count[EXPERTS / 2 - 1] != MANY || recv[(rows - 1 - MANY) * HIDDEN] != 0x3f3f))
+        status = ep_fail(EP_E_VALUE, "%d rows", count[EXPERTS / 2 - 1]);
+done:
+    ep_ll_free(ll);
+    free(x);
+    free(recv);
+    free(index);
+    return status;
+}
+
+static int run_send(const ep_boot *boot, void *argument)
+{
+    struct story *story = argument;
+    ep_comm *comm = NULL;
+    ep_status status = new_comm(boot, story->shape, &comm);
+
+    if (status == EP_OK)
+        status = send_much(comm, boot->rank);
+    if (status != EP_OK)
+        snprintf(story->complaint[boot->rank], sizeof(story->complaint[0]), "%s", ep_last_error());
+    atomic_store(&sent, 1);
+    atomic_store(&received, 1);
+    ep_comm_free(comm);
+    return status != EP_OK;
+}
+
+static void a_sending_half_needs_no_call_of_its_receiver(void **state)
+{
+    static const struct shape over_tcp = {"tcp", 1, NULL}, over_emulated = {"emulated", 1, NULL};
+    struct story story = {.shape = &over_tcp};
+
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        atomic_store(&sent, 0);
+        atomic_store(&received, 0);
+        run_ranks(run_send, 2, &story);
+        story.shape = &over_emulated;
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_network_gives_the_bits_of_one_node),
+        cmocka_unit_test(a_sending_half_needs_no_call_of_its_receiver),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

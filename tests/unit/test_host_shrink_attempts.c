@@ -1,0 +1,214 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A shrink of ranks that are not in the same attempt: rank 2 was late in attempt 1, and the others banned it there.
+ * What it did in attempt 2 before they came to it holds for all. Each case writes the words of that history into the
+ * control blocks, as the ranks would have, and lets the survivors go on from there.
+ */
+#include "backend/host/shrink.h"
+#include "testing/launch.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { NRANKS = 3, LATE = 2 };
+
+struct history {
+    uint32_t late_vote;    /* of rank 2 in attempt 2 */
+    uint32_t late_attempt; /* that rank 2 is in */
+    uint32_t late_opened;  /* its vote in attempt 2 on whether the new group is there; OPEN: it has cast none */
+    bool late_joins;       /* it calls ep_comm_shrink() beside the others, else when they have returned */
+    bool again;            /* all call it a second time */
+    bool others_leave;     /* they free the old group before rank 2 calls */
+    _Atomic int returned;  /* calls */
+    ep_status first[NRANKS], second[NRANKS];
+    int members[NRANKS]; /* of the group that the last call gave, 0: none */
+    char text[NRANKS][256];
+};
+
+static void write_history(const struct history *history, struct host_shrink *mine, int rank)
+{
+    atomic_store(&mine->attempt, rank == LATE ? history->late_attempt : 1);
+    atomic_store(&mine->vote[0], rank == LATE ? shrink_pack_vote(HOST_VOTE_BANNED, EP_E_TIMEOUT, LATE)
+                                              : shrink_pack_vote(HOST_VOTE_VETO, EP_E_TIMEOUT, rank));
+    if (rank == LATE)
+        atomic_store(&mine->vote[1], history->late_vote);
+    if (rank == LATE && history->late_opened) {
+        /* It was late for nobody. */
+        atomic_store(&mine->vote[0], shrink_pack_vote(HOST_VOTE_VETO, EP_E_TIMEOUT, LATE));
+        atomic_store(&mine->opened[1], history->late_opened);
+    }
+}
+
+static ep_status shrink_once(ep_comm *comm, struct history *history, int rank)
+{
+    ep_comm_info info = EP_COMM_INFO_INIT;
+    ep_comm *next = NULL;
+    ep_status status = ep_comm_shrink(comm, NULL, &next);
+
+    snprintf(history->text[rank], sizeof(history->text[rank]), "%s", ep_comm_last_error(comm));
+    if (status == EP_OK && ep_comm_get_info(next, &info) == EP_OK)
+        history->members[rank] = info.nranks;
+    ep_comm_free(next);
+    return status;
+}
+
+static void wait_until(_Atomic int *word, int least)
+{
+    while (atomic_load(word) < least)
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+}
+
+/* Until the others are in attempt 2, as their history says that they come to it. */
+static void wait_for_others(const struct host_comm *host)
+{
+    for (int rank = 0; rank < LATE; rank++)
+        while (atomic_load(&host->peers[rank].control->shrink.attempt) < 2)
+            nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+}
+
+static int live(const ep_boot *boot, void *argument)
+{
+    struct history *history = argument;
+    ep_comm_config config = EP_COMM_CONFIG_INIT;
+    int rank = boot->rank;
+    ep_comm *comm;
+
+    config.backend = "host";
+    config.timeout_ms = 20000;
+    if (ep_comm_new(boot, &config, &comm) != EP_OK)
+        return 1;
+    write_history(history, &host_of(comm)->control->shrink, rank);
+    if (ep_comm_barrier(comm) != EP_OK)
+        return 1;
+    if (rank == LATE && history->late_joins)
+        wait_for_others(host_of(comm));
+    else if (rank == LATE)
+        wait_until(&history->returned, LATE);
+    /* A rank that has given up or failed has returned already. */
+    if (rank != LATE || (shrink_kind(history->late_vote) != HOST_VOTE_GIVEN_UP && !history->late_opened))
+        history->first[rank] = shrink_once(comm, history, rank);
+    if (rank != LATE && history->others_leave) {
+        ep_comm_free(comm);
+        comm = NULL;
+    }
+    atomic_fetch_add(&history->returned, 1);
+    wait_until(&history->returned, NRANKS);
+    if (history->again && comm)
+        history->second[rank] = shrink_once(comm, history, rank);
+    /* Who leaves is gone to the others. */
+    atomic_fetch_add(&history->returned, 1);
+    wait_until(&history->returned, 2 * NRANKS);
+    ep_comm_free(comm);
+    return 0;
+}
+
+static void go_on_from(struct history *history)
+{
+    ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
+    ep_rank_exit exits[NRANKS];
+
+    launch.mode = EP_LAUNCH_THREADS;
+    launch.nranks = NRANKS;
+    launch.run = live;
+    launch.argument = history;
+    assert_int_equal(ep_launch(&launch, exits), EP_OK);
+    for (int rank = 0; rank < NRANKS; rank++)
+        assert_int_equal(exits[rank].code, 0);
+}
+
+/* It has returned EP_E_TIMEOUT: the others do not go on without it, and the next call has them all. */
+static void who_gave_up_before_the_others_came_fails_them_too(void **state)
+{
+    struct history history = {
+        .late_vote = shrink_pack_vote(HOST_VOTE_GIVEN_UP, EP_E_TIMEOUT, 0), .late_attempt = 2, .again = true};
+
+    (void)state;
+    go_on_from(&history);
+    for (int rank = 0; rank < LATE; rank++) {
+        assert_int_equal(history.first[rank], EP_E_TIMEOUT);
+        assert_string_equal(history.text[rank], history.text[0]);
+    }
+    for (int rank = 0; rank < NRANKS; rank++) {
+        assert_int_equal(history.second[rank], EP_OK);
+        assert_int_equal(history.members[rank], NRANKS);
+    }
+}
+
+/* It has seen attempt 2 fail, or will, and goes on to the third: there they find each other. */
+static void who_voted_before_the_others_came_is_waited_for(void **state)
+{
+    const uint32_t votes[] = {HOST_VOTE_LOCKED, shrink_pack_vote(HOST_VOTE_VETO, EP_E_TIMEOUT, LATE),
+                              shrink_pack_vote(HOST_VOTE_BANNED, EP_E_TIMEOUT, LATE)};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(votes) / sizeof(votes[0]); i++) {
+        struct history history = {.late_vote = votes[i], .late_attempt = 2, .late_joins = true};
+        /* Banned once more: the others need not wait for it in the third attempt, but it must learn that. */
+        bool banned = shrink_kind(votes[i]) == HOST_VOTE_BANNED;
+
+        go_on_from(&history);
+        for (int rank = 0; rank < NRANKS; rank++) {
+            assert_int_equal(history.first[rank], banned && rank == LATE ? EP_E_EXCLUDED : EP_OK);
+            assert_int_equal(history.members[rank], banned ? rank == LATE ? 0 : LATE : NRANKS);
+        }
+    }
+}
+
+/* It has neither voted nor given up: the others need not wait for it again, and it is excluded when it comes. */
+static void who_comes_after_the_others_is_excluded(void **state)
+{
+    struct history history = {.late_vote = HOST_VOTE_OPEN, .late_attempt = 1};
+
+    (void)state;
+    go_on_from(&history);
+    for (int rank = 0; rank < NRANKS; rank++) {
+        assert_int_equal(history.first[rank], rank == LATE ? EP_E_EXCLUDED : EP_OK);
+        assert_int_equal(history.members[rank], rank == LATE ? 0 : LATE);
+    }
+}
+
+/* It sees none of them in its old group any more, and yet forms no second group of itself. */
+static void who_was_excluded_stays_so_when_the_others_have_left(void **state)
+{
+    struct history history = {.late_vote = HOST_VOTE_OPEN, .late_attempt = 1, .others_leave = true, .again = true};
+
+    (void)state;
+    go_on_from(&history);
+    for (int rank = 0; rank < LATE; rank++)
+        assert_int_equal(history.members[rank], LATE);
+    assert_int_equal(history.first[LATE], EP_E_EXCLUDED);
+    assert_int_equal(history.second[LATE], EP_E_EXCLUDED);
+    assert_string_equal(history.text[LATE], "ep_comm_shrink: the other ranks went on without rank 2");
+}
+
+/* It has locked the view, and failed before it came to an all-gather of the new group: nobody is late there. */
+static void who_failed_before_an_all_gather_is_not_waited_for(void **state)
+{
+    struct history history = {.late_vote = HOST_VOTE_LOCKED,
+                              .late_attempt = 2,
+                              .late_opened = shrink_pack_vote(HOST_VOTE_VETO, EP_E_MEMORY, LATE)};
+
+    (void)state;
+    go_on_from(&history);
+    for (int rank = 0; rank < LATE; rank++) {
+        assert_int_equal(history.first[rank], EP_E_MEMORY);
+        assert_non_null(strstr(history.text[rank], "rank 2 failed with EP_E_MEMORY"));
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(who_gave_up_before_the_others_came_fails_them_too),
+        cmocka_unit_test(who_voted_before_the_others_came_is_waited_for),
+        cmocka_unit_test(who_comes_after_the_others_is_excluded),
+        cmocka_unit_test(who_was_excluded_stays_so_when_the_others_have_left),
+        cmocka_unit_test(who_failed_before_an_all_gather_is_not_waited_for),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

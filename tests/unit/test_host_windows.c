@@ -1,0 +1,636 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Memory that one rank makes symmetric by itself: of ep_alloc_local(), of an allocator's callbacks, of the program
+ * (ep_register()); and what can be asked before anything is allocated. Ranks are processes and threads.
+ */
+#include "testing/launch.h"
+
+#include <epkit/epkit.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdalign.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/sysinfo.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define RANKS 3
+#define TOKENS 5
+#define HIDDEN 8192
+#define ROWS (RANKS * TOKENS)
+#define BYTES ((size_t)ROWS * HIDDEN * sizeof(uint16_t))
+
+/* Leaves the rank with a line number. */
+#define SURE(condition)                                                                                                \
+    do {                                                                                                               \
+        if (!(condition)) {                                                                                            \
+            fprintf(stderr, "line %d: %s (%s)\n", __LINE__, #condition, ep_last_error());                              \
+            return 1;                                                                                                  \
+        }                                                                                                              \
+    } while (0)
+
+static uint16_t value(int rank, int token, int i)
+{
+    return (uint16_t)(0x3f80 + rank * 64 + token * 8 + i % 8);
+}
+
+static ep_status new_comm(const ep_boot *boot, ep_comm **ret_comm)
+{
+    ep_comm_config config = EP_COMM_CONFIG_INIT;
+
+    config.backend = "host";
+    return ep_comm_new(boot, &config, ret_comm);
+}
+
+static size_t library_bytes(const ep_comm *comm)
+{
+    ep_comm_info info = EP_COMM_INFO_INIT;
+
+    return ep_comm_get_info(comm, &info) == EP_OK ? info.library_bytes : 0;
+}
+
+/* Every token goes to every rank: rows of all come into `recv`, and are added up from there. */
+static int exchange(ep_comm *comm, int me, uint16_t *recv)
+{
+    alignas(16) static _Thread_local uint16_t x[TOKENS * HIDDEN], out[TOKENS * HIDDEN];
+    int32_t experts[TOKENS * RANKS];
+    ep_plan_args plan_args = EP_PLAN_ARGS_INIT;
+    ep_dispatch_args dispatch = EP_DISPATCH_ARGS_INIT;
+    ep_combine_args combine = EP_COMBINE_ARGS_INIT;
+    ep_plan *plan = NULL;
+
+    for (int i = 0; i < TOKENS * RANKS; i++)
+        experts[i] = i % RANKS;
+    for (int i = 0; i < TOKENS * HIDDEN; i++)
+        x[i] = value(me, i / HIDDEN, i % HIDDEN);
+    plan_args.topk_idx = experts;
+    plan_args.idx_type = EP_I32;
+    plan_args.n_tokens = TOKENS;
+    plan_args.topk = plan_args.n_experts = RANKS;
+    SURE(ep_plan_new(comm, &plan_args, &plan) == EP_OK);
+    dispatch.x = x;
+    dispatch.dtype = combine.dtype = EP_BF16;
+    dispatch.hidden = combine.hidden = HIDDEN;
+    dispatch.recv_x = recv;
+    dispatch.out_rows = ROWS;
+    SURE(ep_dispatch_sync(plan, &dispatch) == EP_OK);
+    for (int i = 0; i < ROWS * HIDDEN; i++)
+        SURE(recv[i] == value(i / HIDDEN / TOKENS, i / HIDDEN % TOKENS, i % HIDDEN));
+    combine.x = recv;
+    combine.out = out;
+    SURE(ep_combine_sync(plan, &combine) == EP_OK);
+    for (int i = 0; i < TOKENS * HIDDEN; i++)
+        SURE(out[i] == ep_bf16_from_f32((float)RANKS * ep_bf16_to_f32(x[i])));
+    ep_plan_free(plan);
+    return 0;
+}
+
+static void run_mode(int mode, int (*run)(const ep_boot *, void *))
+{
+    ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
+    ep_rank_exit exits[RANKS];
+
+    launch.mode = mode;
+    launch.nranks = RANKS;
+    launch.run = run;
+    assert_int_equal(ep_launch(&launch, exits), EP_OK);
+    for (int rank = 0; rank < RANKS; rank++)
+        assert_int_equal(exits[rank].code, 0);
+}
+
+static void run_both(int (*run)(const ep_boot *, void *))
+{
+    run_mode(EP_LAUNCH_FORK, run);
+    run_mode(EP_LAUNCH_THREADS, run);
+}
+
+/* --- ep_alloc_local --- */
+
+static int allocates_alone(const ep_boot *boot, void *argument)
+{
+    void *ordinary = aligned_alloc(64, BYTES), *others[8], *memory = NULL, *foreign = NULL;
+    ep_comm *comm = NULL;
+    size_t before;
+
+    (void)argument;
+    SURE(new_comm(boot, &comm) == EP_OK);
+    /* Ranks allocate unlike each other, between operations and again. */
+    for (int round = 0; round < 3; round++) {
+        int n = (boot->rank + round) % RANKS;
+
+        for (int i = 0; i < n; i++)
+            SURE(ep_alloc_local(comm, (size_t)i * 5000, &others[i]) == EP_OK);
+        SURE(ep_alloc_local(comm, BYTES, &memory) == EP_OK);
+        SURE((uintptr_t)memory % 4096 == 0);
+        before = library_bytes(comm);
+        SURE(exchange(comm, boot->rank, memory) == 0);
+        SURE(round || library_bytes(comm) < before + BYTES); /* in place: no staging */
+        SURE(ep_free_local(comm, memory) == EP_OK);
+        for (int i = 0; i < n; i++)
+            SURE(ep_free_local(comm, others[i]) == EP_OK);
+        SURE(exchange(comm, boot->rank, ordinary) == 0);
+        SURE(library_bytes(comm) >= BYTES);
+    }
+    /* Each kind has its own way back. */
+    SURE(ep_free_local(comm, memory) == EP_E_ARG && ep_free_local(comm, NULL) == EP_OK);
+    SURE(ep_alloc(comm, 100, &foreign) == EP_OK);
+    SURE(ep_free_local(comm, foreign) == EP_E_ARG);
+    SURE(strstr(ep_last_error(), "is not from ep_alloc_local of this communicator"));
+    SURE(ep_free(comm, foreign) == EP_OK);
+    SURE(ep_alloc_local(comm, SIZE_MAX, &memory) == EP_E_OVERFLOW);
+    SURE(ep_alloc_local(comm, 10, &memory) == EP_OK);
+    SURE(ep_free(comm, memory) == EP_E_ARG);
+    SURE(ep_comm_async_error(comm) == EP_OK);
+    (void)ep_comm_barrier(comm); /* who leaves it first may abort the others in it */
+    ep_comm_abort(comm);
+    SURE(ep_alloc_local(comm, 10, &foreign) == EP_E_ABORTED);
+    SURE(ep_free_local(comm, memory) == EP_OK); /* also then */
+    ep_comm_free(comm);
+    free(ordinary);
+    return 0;
+}
+
+static void a_rank_allocates_alone(void **state)
+{
+    (void)state;
+    run_both(allocates_alone);
+}
+
+/* --- callbacks --- */
+
+static void *allocate_and_free(void *argument)
+{
+    void *memory = ep_pool_alloc(5000, *(int *)argument, NULL);
+
+    if (memory)
+        memset(memory, 1, 5000);
+    ep_pool_free(memory, 5000, *(int *)argument, NULL);
+    return memory;
+}
+
+static int pools(const ep_boot *boot, void *argument)
+{
+    int device = 3 + boot->rank;
+    ep_comm *comm = NULL;
+    pthread_t thread;
+    void *memory;
+
+    (void)argument;
+    SURE(!ep_pool_alloc(10, device, NULL));
+    SURE(strstr(ep_last_error(), "which no communicator serves: see ep_pool_attach()"));
+    SURE(!ep_pool_alloc(10, -1, NULL) && !ep_pool_alloc(10, EP_MAX_POOLS, NULL));
+    SURE(new_comm(boot, &comm) == EP_OK);
+    SURE(ep_pool_attach(NULL, device) == EP_E_ARG && ep_pool_attach(comm, EP_MAX_POOLS) == EP_E_ARG);
+    SURE(ep_pool_attach(comm, device) == EP_OK);
+    SURE(!ep_pool_alloc(-1, device, NULL));
+    memory = ep_pool_alloc((ptrdiff_t)BYTES, device, NULL);
+    SURE(memory && ep_comm_barrier(comm) == EP_OK);
+    SURE(pthread_create(&thread, NULL, allocate_and_free, &device) == 0);
+    SURE(exchange(comm, boot->rank, memory) == 0);
+    SURE(pthread_join(thread, &memory) == 0 && memory);
+    memory = ep_pool_alloc((ptrdiff_t)BYTES, device, NULL);
+    ep_comm_free(comm);
+    ep_pool_free(memory, (ptrdiff_t)BYTES, device, NULL);
+    SURE(!ep_pool_alloc(10, device, NULL));
+    return 0;
+}
+
+static void allocators_call_from_any_thread(void **state)
+{
+    (void)state;
+    run_both(pools);
+}
+
+static bool is_mapped(void *memory)
+{
+    unsigned char resident;
+
+    return mincore(memory, 4096, &resident) == 0;
+}
+
+/* The first communicator, whose block is freed when it is no longer the one of the device. */
+static int freed_late(ep_comm *first, ep_comm *second, int device)
+{
+    char *early, *late, *other;
+
+    SURE(ep_pool_attach(first, device) == EP_OK);
+    early = ep_pool_alloc((ptrdiff_t)BYTES, device, NULL);
+    late = ep_pool_alloc((ptrdiff_t)BYTES, device, NULL);
+    SURE(early && late && ep_pool_attach(second, device) == EP_OK);
+    ep_pool_free(early, (ptrdiff_t)BYTES, device, NULL);
+    SURE(ep_free_local(first, early) == EP_E_ARG); /* it has gone back already */
+    SURE(!is_mapped(early));
+    memset(late, 1, BYTES);
+    SURE(ep_comm_barrier(first) == EP_OK);
+    ep_comm_free(first);
+    other = ep_pool_alloc((ptrdiff_t)BYTES, device, NULL);
+    SURE(other && (other + BYTES <= late || late + BYTES <= other));
+    memset(other, 2, BYTES);
+    ep_pool_free(late, (ptrdiff_t)BYTES, device, NULL);
+    SURE(!is_mapped(late));
+    SURE(other[0] == 2 && other[BYTES - 1] == 2);
+    ep_pool_free(other, (ptrdiff_t)BYTES, device, NULL);
+    return 0;
+}
+
+/* A forked child gives nothing back of what its parent has. */
+static int freed_by_child(ep_comm *comm, int device)
+{
+    char *memory = ep_pool_alloc(5000, device, NULL);
+    int code = -1;
+    pid_t child;
+
+    SURE(memory);
+    memory[0] = 7;
+    child = fork();
+    SURE(child >= 0);
+    if (child == 0) {
+        ep_pool_free(memory, 5000, device, NULL);
+        _exit(memory[0] == 7 && !ep_pool_alloc(10, device, NULL) ? 0 : 1);
+    }
+    SURE(waitpid(child, &code, 0) == child && code == 0);
+    ep_pool_free(memory, 5000, device, NULL);
+    SURE(ep_free_local(comm, memory) == EP_E_ARG);
+    return 0;
+}
+
+static int pools_change(const ep_boot *boot, void *argument)
+{
+    ep_comm *first = NULL, *second = NULL;
+
+    (void)argument;
+    SURE(new_comm(boot, &first) == EP_OK && new_comm(boot, &second) == EP_OK);
+    SURE(freed_late(first, second, 0) == 0);
+    SURE(freed_by_child(second, 0) == 0);
+    ep_comm_free(second);
+    return 0;
+}
+
+static void blocks_go_back_to_the_communicator_they_are_of(void **state)
+{
+    (void)state;
+    run_mode(EP_LAUNCH_FORK, pools_change);
+}
+
+struct allocator {
+    atomic_bool stop;
+    int device;
+};
+
+/* An allocator's thread, which keeps some blocks for a while and knows nothing of communicators. */
+static void *allocate_on(void *argument)
+{
+    struct allocator *allocator = argument;
+    void *kept[4] = {NULL};
+
+    for (size_t i = 0; !atomic_load(&allocator->stop); i++) {
+        ep_pool_free(kept[i % 4], 5000, allocator->device, NULL);
+        kept[i % 4] = ep_pool_alloc(5000, allocator->device, NULL);
+    }
+    for (int i = 0; i < 4; i++)
+        ep_pool_free(kept[i], 5000, allocator->device, NULL);
+    return NULL;
+}
+
+static int pools_end(const ep_boot *boot, void *argument)
+{
+    struct allocator allocator = {.device = boot->rank};
+    pthread_t threads[2];
+
+    (void)argument;
+    for (int i = 0; i < 2; i++)
+        SURE(pthread_create(&threads[i], NULL, allocate_on, &allocator) == 0);
+    for (int round = 0; round < 20; round++) {
+        ep_comm *comm = NULL;
+
+        SURE(new_comm(boot, &comm) == EP_OK);
+        SURE(ep_pool_attach(comm, allocator.device) == EP_OK);
+        SURE(ep_comm_barrier(comm) == EP_OK);
+        ep_comm_free(comm);
+    }
+    atomic_store(&allocator.stop, true);
+    for (int i = 0; i < 2; i++)
+        SURE(pthread_join(threads[i], NULL) == 0);
+    return 0;
+}
+
+static void a_communicator_ends_beside_its_allocator(void **state)
+{
+    (void)state;
+    run_both(pools_end);
+}
+
+/* --- ep_register --- */
+
+static int open_memfd(size_t bytes)
+{
+    int fd = memfd_create("of-the-test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+    return fd >= 0 && ftruncate(fd, (off_t)bytes) == 0 ? fd : -1;
+}
+
+static void *map(int fd, size_t bytes, int flags, off_t offset)
+{
+    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, flags, fd, offset);
+
+    return memory == MAP_FAILED ? NULL : memory;
+}
+
+static int windows(const ep_boot *boot, void *argument)
+{
+    size_t whole = (BYTES + 4095) / 4096 * 4096, before;
+    int fd = open_memfd(whole);
+    unsigned char *memory = map(fd, whole, MAP_SHARED, 0);
+    struct stat info;
+    ep_comm *comm = NULL;
+
+    (void)argument;
+    SURE(fd >= 0 && memory && new_comm(boot, &comm) == EP_OK);
+    memory[7] = 42;
+    before = library_bytes(comm);
+    /* One rank has no window: its rows take the way over staging. */
+    if (boot->rank != 1)
+        SURE(ep_register(comm, memory, BYTES) == EP_OK);
+    SURE(memory[7] == 42);
+    SURE(fstat(fd, &info) == 0 && (info.st_blocks * 512 >= (off_t)whole) == (boot->rank != 1)); /* every page exists */
+    for (int round = 0; round < 3; round++)
+        SURE(exchange(comm, boot->rank, (uint16_t *)(void *)memory) == 0);
+    SURE((library_bytes(comm) < before + BYTES) == (boot->rank != 1));
+    if (boot->rank != 1) {
+        SURE(ep_register(comm, memory, BYTES) == EP_E_ARG);
+        SURE(strstr(ep_last_error(), "is registered or allocated already"));
+        SURE(ftruncate(fd, 0) != 0); /* sealed: nobody gets SIGBUS */
+        SURE(ep_unregister(comm, memory + 4096) == EP_E_ARG);
+        SURE(ep_free(comm, memory) == EP_E_ARG);
+        SURE(ep_unregister(comm, memory) == EP_OK);
+        SURE(ep_unregister(comm, memory) == EP_E_ARG && ep_unregister(comm, NULL) == EP_OK);
+    }
+    /* It is the caller's as before, and serves again. */
+    memset(memory, 9, BYTES);
+    SURE(ep_register(comm, memory, BYTES) == EP_OK);
+    SURE(exchange(comm, boot->rank, (uint16_t *)(void *)memory) == 0);
+    SURE(ep_comm_barrier(comm) == EP_OK);
+    ep_comm_free(comm);
+    memset(memory, 9, BYTES);
+    SURE(munmap(memory, whole) == 0 && close(fd) == 0);
+    return 0;
+}
+
+static void memory_of_the_caller_is_used_in_place(void **state)
+{
+    (void)state;
+    run_both(windows);
+}
+
+static int refused(ep_comm *comm, void *memory, size_t bytes, ep_status status, const char *why)
+{
+    char text[600];
+
+    SURE(ep_register(comm, memory, bytes) == status);
+    snprintf(text, sizeof(text), "ep_register: memory %p: ", memory);
+    SURE(strncmp(ep_last_error(), text, strlen(text)) == 0);
+    SURE(strstr(ep_last_error(), why));
+    return 0;
+}
+
+/* Of what does not exist yet, as much as never fits. */
+static int too_large(ep_comm *comm)
+{
+    struct sysinfo machine;
+    unsigned char *memory;
+    size_t bytes;
+    int fd;
+
+    SURE(sysinfo(&machine) == 0);
+    bytes = 2 * (machine.totalram + machine.totalswap) * machine.mem_unit / 4096 * 4096;
+    fd = open_memfd(bytes);
+    memory = map(fd, bytes, MAP_SHARED, 0);
+    SURE(fd >= 0 && memory);
+    memory[5] = 3;
+    SURE(refused(comm, memory, bytes, EP_E_MEMORY, "do not fit") == 0);
+    SURE(memory[5] == 3 && fcntl(fd, F_GET_SEALS) == 0); /* as it was */
+    SURE(munmap(memory, bytes) == 0 && close(fd) == 0);
+    return 0;
+}
+
+/* A seal that lets this mapping be, and forbids the one that a peer would make. */
+static int sealed_against_writing(ep_comm *comm)
+{
+    int fd = open_memfd(8192);
+    unsigned char *memory = map(fd, 8192, MAP_SHARED, 0);
+
+    SURE(fd >= 0 && memory && fcntl(fd, F_ADD_SEALS, F_SEAL_FUTURE_WRITE) == 0);
+    SURE(refused(comm, memory, 8192, EP_E_UNSUPPORTED, "is sealed against writing") == 0);
+    SURE(fcntl(fd, F_GET_SEALS) == F_SEAL_FUTURE_WRITE);
+    SURE(munmap(memory, 8192) == 0 && close(fd) == 0);
+    return 0;
+}
+
+/* Where the machine has huge pages set aside: those are taken as a whole. */
+static int huge_pages(ep_comm *comm)
+{
+    int fd = memfd_create("of-the-test", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_HUGETLB);
+    unsigned char *memory = NULL;
+    struct stat info;
+    size_t bytes = 0;
+
+    if (fd >= 0 && fstat(fd, &info) == 0) {
+        bytes = (size_t)info.st_blksize;
+        memory = ftruncate(fd, (off_t)bytes) == 0 ? map(fd, bytes, MAP_SHARED, 0) : NULL;
+    }
+    if (!memory) {
+        fprintf(stderr, "no huge pages here: a window of them is not tried\n");
+        if (fd >= 0)
+            close(fd);
+        return 0;
+    }
+    SURE(refused(comm, memory, 8192, EP_E_ALIGN, "not a multiple of its pages") == 0);
+    SURE(fcntl(fd, F_GET_SEALS) == 0);
+    SURE(ep_register(comm, memory, bytes) == EP_OK && ep_unregister(comm, memory) == EP_OK);
+    SURE(munmap(memory, bytes) == 0 && close(fd) == 0);
+    return 0;
+}
+
+static int bad_windows(const ep_boot *boot, void *argument)
+{
+    int fd = open_memfd(8192), unsealable = memfd_create("plain", MFD_CLOEXEC), closed = open_memfd(8192);
+    unsigned char *good = map(fd, 16384, MAP_SHARED, 0), *later = map(fd, 4096, MAP_SHARED, 4096);
+    unsigned char *private = map(fd, 8192, MAP_PRIVATE, 0), *nowhere = map(closed, 8192, MAP_SHARED, 0), *plain;
+    void *heap = aligned_alloc(4096, 8192), *own = NULL;
+    ep_comm *comm = NULL;
+
+    (void)argument;
+    close(closed);
+    SURE(ftruncate(unsealable, 8192) == 0);
+    plain = map(unsealable, 8192, MAP_SHARED, 0);
+    SURE(new_comm(boot, &comm) == EP_OK);
+    SURE(refused(comm, heap, 8192, EP_E_UNSUPPORTED, "must be a MAP_SHARED mapping of a memfd from its beginning") ==
+         0);
+    SURE(refused(comm, private, 8192, EP_E_UNSUPPORTED, "must be a MAP_SHARED mapping") == 0);
+    SURE(refused(comm, later, 4096, EP_E_UNSUPPORTED, "from its beginning") == 0);
+    SURE(refused(comm, good + 64, 64, EP_E_UNSUPPORTED, "from its beginning") == 0);
+    SURE(refused(comm, good + 4096, 4096, EP_E_UNSUPPORTED, "from its beginning") == 0);
+    SURE(refused(comm, good, 1 << 30, EP_E_UNSUPPORTED, "must be a MAP_SHARED mapping") == 0);
+    SURE(refused(comm, good, 16384, EP_E_ARG, "has only 8192 bytes") == 0);
+    SURE(refused(comm, plain, 8192, EP_E_UNSUPPORTED, "MFD_ALLOW_SEALING") == 0);
+    SURE(refused(comm, nowhere, 8192, EP_E_UNSUPPORTED, "no open descriptor") == 0);
+    SURE(refused(comm, good, SIZE_MAX / 4, EP_E_UNSUPPORTED, "") == 0);
+    SURE(ep_register(comm, NULL, 8) == EP_E_ARG && ep_register(comm, good, 0) == EP_E_ARG);
+    SURE(ep_register(comm, good, SIZE_MAX) == EP_E_OVERFLOW);
+    SURE(fcntl(fd, F_GET_SEALS) == 0); /* what is refused is not sealed */
+    SURE(too_large(comm) == 0);
+    SURE(sealed_against_writing(comm) == 0);
+    SURE(huge_pages(comm) == 0);
+    SURE(ep_alloc_local(comm, 8192, &own) == EP_OK);
+    SURE(refused(comm, own, 8192, EP_E_ARG, "registered or allocated already") == 0);
+    SURE(refused(comm, (char *)own + 4096, 4096, EP_E_ARG, "registered or allocated already") == 0);
+    SURE(refused(comm, (char *)own + 64, 8192, EP_E_ARG, "registered or allocated already") == 0);
+    SURE(ep_alloc_local(comm, 0, &own) == EP_OK);
+    SURE(refused(comm, own, 64, EP_E_ARG, "registered or allocated already") == 0);
+    SURE(ep_register(comm, good, 8192) == EP_OK);
+    SURE(refused(comm, good, 4096, EP_E_ARG, "registered or allocated already") == 0);
+    SURE(refused(comm, good + 4096, 4096, EP_E_ARG, "registered or allocated already") == 0);
+    SURE(ep_comm_async_error(comm) == EP_OK && ep_comm_barrier(comm) == EP_OK);
+    ep_comm_free(comm);
+    free(heap);
+    return 0;
+}
+
+static void memory_that_peers_cannot_map_is_refused(void **state)
+{
+    (void)state;
+    run_mode(EP_LAUNCH_FORK, bad_windows);
+}
+
+/* --- sizes --- */
+
+static uint32_t draw(uint32_t *seed)
+{
+    return (*seed = *seed * 1664525u + 1013904223u) >> 8;
+}
+
+/* Distinct choices of each token; `rank` >= 0: as many as can be there. */
+static void choose(int32_t *experts, int topk, int n_experts, int rank, uint32_t *seed)
+{
+    int local = n_experts / RANKS;
+
+    for (int t = 0; t < TOKENS; t++)
+        for (int k = 0; k < topk; k++) {
+            int first = (int)(draw(seed) % (uint32_t)n_experts);
+
+            if (rank >= 0)
+                experts[t * topk + k] = k < local ? rank * local + (k + t) % local : -1;
+            else if (k == 0)
+                experts[t * topk] = first;
+            else
+                experts[t * topk + k] = (experts[t * topk] + k) % n_experts;
+        }
+}
+
+static int rows_suffice(const ep_boot *boot, void *argument)
+{
+    static const int alignments[] = {1, 4, 128};
+    uint32_t seed = 5; /* the same on all ranks, so that they agree on the loops; choices may be alike */
+    ep_comm *comm = NULL;
+
+    (void)argument;
+    SURE(new_comm(boot, &comm) == EP_OK);
+    for (int round = 0; round < 60; round++) {
+        int32_t experts[TOKENS * 8];
+        ep_plan_args args = EP_PLAN_ARGS_INIT;
+        ep_plan_info info = EP_PLAN_INFO_INIT;
+        ep_plan *plan;
+        int64_t most = -1;
+        bool worst = round % 2;
+
+        args.n_experts = RANKS * (1 + round % 4);
+        args.topk = 1 + (int)(draw(&seed) % (uint32_t)(args.n_experts < 8 ? args.n_experts : 8));
+        args.flags = round % 3 ? EP_PLAN_EXPANDED : 0;
+        args.expert_alignment = alignments[round % 5 % 3];
+        args.max_tokens = TOKENS;
+        SURE(ep_plan_get_max_rows(comm, &args, &most) == EP_OK);
+        choose(experts, args.topk, args.n_experts, worst ? 1 : -1, &seed);
+        args.topk_idx = experts;
+        args.idx_type = EP_I32;
+        args.n_tokens = TOKENS;
+        args.max_tokens = 0;
+        SURE(ep_plan_new(comm, &args, &plan) == EP_OK);
+        SURE(ep_plan_get_info(plan, &info) == EP_OK);
+        SURE(info.n_recv <= most);
+        /* Nothing is too much where every count is a multiple of the alignment. */
+        if (worst && boot->rank == 1 && (!(args.flags & EP_PLAN_EXPANDED) || args.expert_alignment == 1))
+            SURE(info.n_recv == most);
+        ep_plan_free(plan);
+    }
+    ep_comm_free(comm);
+    return 0;
+}
+
+static void rows_can_be_asked_for(void **state)
+{
+    (void)state;
+    run_mode(EP_LAUNCH_THREADS, rows_suffice);
+}
+
+static int ll_sizes(const ep_boot *boot, void *argument)
+{
+    ep_ll_config config = EP_LL_CONFIG_INIT;
+    ep_ll_sizes sizes = EP_LL_SIZES_INIT;
+    ep_comm *comm = NULL;
+    ep_ll *ll = NULL;
+    size_t before;
+
+    (void)argument;
+    SURE(new_comm(boot, &comm) == EP_OK);
+    config.max_tokens = 64;
+    config.hidden = 2048;
+    config.n_experts = RANKS * 2;
+    config.topk = 4;
+    SURE(ep_ll_get_sizes(comm, &config, NULL) == EP_E_ARG && ep_ll_get_sizes(comm, NULL, &sizes) == EP_E_ARG);
+    SURE(ep_ll_get_sizes(comm, &config, &sizes) == EP_OK);
+    SURE(sizes.rows == 2 * RANKS * 64);
+    SURE(sizes.combine_bytes == 2 * sizes.rows * 2048 * 2);
+    before = library_bytes(comm);
+    SURE(ep_ll_new(comm, &config, &ll) == EP_OK);
+    /* What the communicator counts is whole pages of shared memory, and no small tables. */
+    SURE(library_bytes(comm) - before <= (size_t)sizes.library_bytes + 8192);
+    SURE((library_bytes(comm) - before) * 10 > (size_t)sizes.library_bytes * 9);
+    ep_ll_free(ll);
+    config.hidden = 100;
+    SURE(ep_ll_get_sizes(comm, &config, &sizes) == EP_E_ARG);
+    SURE(strstr(ep_last_error(), "ep_ll_get_sizes: hidden 100"));
+    ep_comm_free(comm);
+    return 0;
+}
+
+static void low_latency_sizes_are_those_of_the_object(void **state)
+{
+    (void)state;
+    run_mode(EP_LAUNCH_THREADS, ll_sizes);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_rank_allocates_alone),
+        cmocka_unit_test(allocators_call_from_any_thread),
+        cmocka_unit_test(blocks_go_back_to_the_communicator_they_are_of),
+        cmocka_unit_test(a_communicator_ends_beside_its_allocator),
+        cmocka_unit_test(memory_of_the_caller_is_used_in_place),
+        cmocka_unit_test(memory_that_peers_cannot_map_is_refused),
+        cmocka_unit_test(rows_can_be_asked_for),
+        cmocka_unit_test(low_latency_sizes_are_those_of_the_object),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The engines of the network that need no other library, by one suite. Ranks are threads. The MPI engine: tests/mpi. */
+#include "net_conformance.h"
+
+#include "net/tcp.h"
+#include "testing/launch.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+static void fail_check(int rank, const char *test, int line, const char *condition)
+{
+    fprintf(stderr, "rank %d: %s: line %d: %s (last error: %s)\n", rank, test, line, condition, ep_last_error());
+    exit(1);
+}
+
+static int run_rank(const ep_boot *boot, void *argument)
+{
+    net_conformance_run(argument, boot, fail_check);
+    return 0;
+}
+
+static void run(const struct ep_net_provider *provider)
+{
+    ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
+    ep_rank_exit exits[NET_CONFORMANCE_RANKS];
+
+    launch.mode = EP_LAUNCH_THREADS;
+    launch.nranks = NET_CONFORMANCE_RANKS;
+    launch.run = run_rank;
+    launch.argument = (void *)provider;
+    assert_int_equal(ep_launch(&launch, exits), EP_OK);
+}
+
+static void test_emulated(void **state)
+{
+    (void)state;
+    run(&ep_net_emulated);
+}
+
+static void test_tcp(void **state)
+{
+    (void)state;
+    run(&ep_net_tcp);
+}
+
+static void test_verbs(void **state)
+{
+    (void)state;
+    run(&ep_net_verbs);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_emulated), cmocka_unit_test(test_tcp)};
+    const struct CMUnitTest verbs_tests[] = {cmocka_unit_test(test_verbs)};
+
+    /* Where there is an RDMA device: tests/verbs. */
+    if (getenv("EPKIT_TEST_VERBS"))
+        return cmocka_run_group_tests(verbs_tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
