@@ -389,6 +389,7 @@ static const struct scene scenes[] = {
     {"left-out", use_left_out, 0, 0, false, false, TIMEOUT_MS},
     {"left-out-alone", use_left_out, 0, ALONE, false, true, TIMEOUT_MS},
     {"left-out-hook", use_left_out, 0, 0, true, true, TIMEOUT_MS},
+    {"left-out-alone-hook", use_left_out, 0, ALONE, true, false, TIMEOUT_MS},
     {"left-out-masking", use_left_out, MASKING, 0, false, false, TIMEOUT_MS},
     {"masks", use_masks, MASKING, 0, false, false, TIMEOUT_MS},
     {"masks-alone", use_masks, MASKING, ALONE, false, false, TIMEOUT_MS},

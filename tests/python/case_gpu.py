@@ -31,7 +31,8 @@ def same(a, b):
 def check(what, *pairs):
     for name, a, b in pairs:
         assert same(a, b), f"{what}: {name} differs from the CPU's" + (
-            "" if a is None or b is None or a.shape != b.shape else f" in {(a.cpu() != b.cpu()).sum().item()} elements")
+            "" if a is None or b is None or a.shape != b.shape else
+            f" in {(a.cpu() != b.cpu()).sum().item()} elements, first {(a.cpu() != b.cpu()).nonzero()[0].tolist()}")
 
 
 def cpu(value):

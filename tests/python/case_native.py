@@ -189,7 +189,12 @@ def shrink(rank, size):
     comm = epkit.Communicator(timeout=60)
     if rank == 1:
         os._exit(7)
-    raises(epkit.PeerError, "rank 1", comm.barrier)
+
+    def meet():
+        comm.barrier()
+        comm.synchronize()  # on a GPU it is found there
+
+    raises(epkit.PeerError, "rank 1", meet)
     raises(epkit.PeerError, "rank 1", comm.check)
     new = comm.shrink()
     comm.free()

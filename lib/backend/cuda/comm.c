@@ -84,6 +84,9 @@ static ep_status open_device(struct cuda_comm *cuda)
     CUDA_TRY(cudaMemset(cuda->signals, 0, sizeof(*cuda->signals)));
     CUDA_TRY(cudaMalloc((void **)&cuda->places, PLACES_BYTES(cuda)));
     CUDA_TRY(cudaMemset(cuda->places, 0, PLACES_BYTES(cuda)));
+    CUDA_TRY(cudaHostAlloc((void **)&cuda->host_places, PLACES_BYTES(cuda), cudaHostAllocMapped));
+    CUDA_TRY(cudaHostGetDevicePointer((void **)&cuda->host_places_device, cuda->host_places, 0));
+    memset(cuda->host_places, 0, PLACES_BYTES(cuda));
     CUDA_TRY(cudaMalloc(&cuda->scratch, SCRATCH_BYTES));
     CUDA_TRY(cudaMemset(cuda->scratch, 0, SCRATCH_BYTES));
     CUDA_TRY(cudaDeviceSynchronize());
@@ -239,6 +242,7 @@ static void close_device(struct cuda_comm *cuda)
 
     cudaFree(cuda->scratch);
     cudaFreeHost(cuda->totals);
+    cudaFreeHost(cuda->host_places);
     close_report(cuda);
     for (size_t i = 0; i < sizeof(events) / sizeof(events[0]); i++)
         if (events[i])

@@ -94,7 +94,8 @@ struct cuda_comm {
     struct cuda_board *board;
     struct cuda_peer *peers; /* [R] */
     struct cuda_signals *signals;
-    struct cuda_place *places; /* device: [R, CUDA_SLOTS] */
+    struct cuda_place *places;                           /* device: [R, CUDA_SLOTS] */
+    struct cuda_place *host_places, *host_places_device; /* the same in host memory, and its address on the device */
     struct cuda_report *report, *report_device;
     int32_t *totals, *totals_device;
     void *scratch; /* of the counting kernel: per expert, then two words */
@@ -207,6 +208,13 @@ void cuda_unmap_freed(struct cuda_comm *cuda);
 void cuda_unmap_all(struct cuda_comm *cuda);
 /* Staging buffer number `which` of at least `bytes`. */
 ep_status cuda_stage(struct cuda_comm *cuda, int which, size_t bytes, void **ret_memory);
+/*
+ * Allocates staging for a plan before the peers know of it, so that all have it mapped when the plan is complete. What
+ * an operation allocates later, the peers map while their kernels run; a caller's thread that is in cudaMemcpy() of
+ * pageable memory in the default stream, as .cpu() of torch is, holds the driver's lock until its kernel ends, which
+ * waits for that mapping (bench/NOTES.md).
+ */
+void cuda_reserve_stages(struct cuda_comm *cuda, const ep_plan_args *args);
 /* Everything of this rank's; nothing of it runs any more. What peers still reach is freed later. */
 void cuda_memory_close(struct cuda_comm *cuda);
 /* Device memory that is not symmetric, from the pool of freed blocks when one fits that nothing uses any more. */

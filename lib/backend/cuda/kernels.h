@@ -143,6 +143,7 @@ struct cuda_waits {
     struct cuda_signals *peer[CUDA_MAX_RANKS]; /* [rank], as mapped here */
     struct cuda_report *report;                /* its address on the device */
     const struct cuda_place *places;           /* [R, CUDA_SLOTS] memory of the peers */
+    const struct cuda_place *host_places;      /* the same in host memory: there before it is in `places` */
     uint64_t deadline_ns;
     int32_t rank, nranks;
     int32_t ready_phase, done_phase;

@@ -322,9 +322,10 @@ __device__ inline void await_counts(const cuda_ll_dispatch &d, ll_call &call, ar
     bool met = !ll.masking ||
                ll_meet(ll, call, mine->sent, call.number, CUDA_LL_TO_RECEIVE, ll.waits.done_phase, d.wait_added);
 
-    met = met && sum_counts(d, call, arriving.before, tells, by);
+    /* Before the counts, which come with the rows: behind them nothing is left to wait for. */
     if (met && tells && d.wait_added && !ll.masking)
         met = time_slots(d, call, begin, by);
+    met = met && sum_counts(d, call, arriving.before, tells, by);
     if (by.thread == 0) {
         arriving.next = 0;
         arriving.wanted = met && !(tells && has_many_blocks());

@@ -516,14 +516,47 @@ __device__ void receive(const cuda_ll_combine &c, ll_call &call, terms &terms)
     }
 }
 
-/* With masking behind the weights, so that no rank masks another one for waiting. By all threads of every block. */
-__device__ bool meet_to_send(const cuda_ll &ll, ll_call &call)
+/*
+ * Without masking: adds the time until the weights of each rank were here, which its partial sums wait for. As
+ * time_rows().
+ */
+__device__ bool time_weights(const cuda_ll_combine &c, const ll_call &call)
 {
+    __shared__ unsigned long long longest[CUDA_MAX_RANKS];
+    const cuda_ll &ll = c.ll;
+    uint64_t begin = global_ns();
+    int me = ll.waits.rank, i = (int)threadIdx.x, of_rank = ll.max_tokens * ll.topk;
+    bool sound = true;
+
+    if (i < CUDA_MAX_RANKS)
+        longest[i] = 0;
+    __syncthreads();
+    for (int at = i; at < ll.waits.nranks * of_rank && sound; at += (int)blockDim.x) {
+        int source = at / of_rank, choice = at % of_rank;
+        const uint64_t *word = weight_words(ll, me, source, 0) + choice;
+
+        if (__ldg(origins_of(ll, call, source, 0) + choice) < 0 || is_of_call{word, (uint32_t)call.number}())
+            continue;
+        sound = wait_until_met(ll.waits, is_of_call{word, (uint32_t)call.number}, source, ll.waits.ready_phase);
+        atomicMax(&longest[source], (unsigned long long)(global_ns() - begin));
+    }
+    sound = __syncthreads_and(sound);
+    if (i < ll.waits.nranks && i != me && sound)
+        c.wait_added[i] += (int64_t)longest[i];
+    return sound;
+}
+
+/* With masking behind the weights, so that no rank masks another one for waiting. By all threads of every block. */
+__device__ bool meet_to_send(const cuda_ll_combine &c, ll_call &call)
+{
+    const cuda_ll &ll = c.ll;
     const cuda_ll_segment *mine = ll.peer[ll.waits.rank];
     bool behind = ll.masking && !ll.sum_once;
 
+    if (c.wait_added && !ll.masking && !ll.sum_once && blockIdx.x == 0 && !time_weights(c, call))
+        return false;
     return ll_meet(ll, call, behind ? mine->ahead : mine->completed, behind ? call.number : mine->last_combine,
-                   CUDA_LL_TO_SEND, ll.waits.ready_phase);
+                   CUDA_LL_TO_SEND, ll.waits.ready_phase, behind ? c.wait_added : nullptr);
 }
 
 } /* namespace */
@@ -567,7 +600,7 @@ __global__ void __launch_bounds__(CUDA_LL_THREADS, 1) combine_ll(const __grid_co
         /* Not before the routing has come, which would have to wait behind all the rows. */
         if (first.votes)
             fetch(c, first, through, 0);
-        if (!meet_to_send(ll, call)) {
+        if (!meet_to_send(c, call)) {
             /* Not before the copy engine has done with the block's memory. */
             if (first.votes)
                 await_rows(through, 0);

@@ -66,6 +66,48 @@ free_base:
     return status;
 }
 
+/*
+ * A guess at what the operations of a plan take: rows of 7168 bf16 with a scale for each 128, of as many tokens on
+ * every rank as here, but no more than RESERVE_MOST.
+ */
+enum { RESERVE_ROW = 7168 * 2, RESERVE_SCALES = 7168 / 128 * 4, RESERVE_TOKENS = 512 };
+#define RESERVE_MOST ((size_t)512 << 20)
+
+/* The caller's own symmetric memory: what lies there needs no staging. */
+static bool has_symmetric_memory(struct cuda_comm *cuda)
+{
+    bool found = false;
+
+    pthread_mutex_lock(&cuda->memory_lock);
+    for (int slot = 0; slot < cuda->slots_used && !found; slot++)
+        found = cuda->allocations[slot].base && !cuda->allocations[slot].internal;
+    pthread_mutex_unlock(&cuda->memory_lock);
+    return found;
+}
+
+void cuda_reserve_stages(struct cuda_comm *cuda, const ep_plan_args *args)
+{
+    size_t tokens = args->n_tokens > RESERVE_TOKENS ? (size_t)args->n_tokens : RESERVE_TOKENS;
+    size_t copies = args->flags & EP_PLAN_EXPANDED ? (size_t)args->topk : (size_t)cuda->host.comm->nranks;
+    size_t rows = args->max_recv_tokens > 0 ? (size_t)args->max_recv_tokens : tokens * copies,
+           topk = (size_t)args->topk;
+    size_t row[HOST_AT_COUNT];
+    void *memory;
+
+    if (has_symmetric_memory(cuda))
+        return;
+    row[HOST_AT_X] = RESERVE_ROW;
+    row[HOST_AT_SCALES] = RESERVE_SCALES;
+    row[HOST_AT_INDEX] = topk * sizeof(int64_t);
+    row[HOST_AT_WEIGHTS] = topk * sizeof(float);
+    if (rows > RESERVE_MOST / RESERVE_ROW)
+        rows = RESERVE_MOST / RESERVE_ROW;
+    /* Without it, or with less than they need, operations allocate themselves. */
+    for (int i = 0; i < HOST_AT_COUNT; i++)
+        if (row[i])
+            (void)cuda_stage(cuda, i, rows * row[i], &memory);
+}
+
 ep_status cuda_alloc_internal(struct cuda_comm *cuda, size_t bytes, void **ret_memory)
 {
     return alloc_symmetric(cuda, bytes, true, ret_memory);
