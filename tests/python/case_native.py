@@ -372,6 +372,25 @@ def test_views_and_modes():
     run(2, views)
 
 
+def temporaries(rank, size):
+    comm = epkit.Communicator()
+    calls = comm.low_latency(16, 128, 2 * size, 2)
+    torch.manual_seed(rank)
+    topk_idx, weights = torch.rand(16, 2 * size).topk(2).indices, torch.rand(16, 2)
+    for exact in (False, True):
+        rows = calls.dispatch(torch.randn(16, 128).to(torch.bfloat16), topk_idx)
+        y = torch.randn(rows.x.shape).to(torch.bfloat16)
+        want, _ = calls.combine(y, topk_idx, weights, call=rows.call, exact=exact)
+        out, finish = calls.combine(y.clone(), topk_idx.clone(), weights.clone(), call=rows.call, exact=exact, hook=True)
+        finish()
+        assert torch.equal(out, want), f"exact {exact}: {(out != want).sum().item()} elements differ"
+    comm.barrier()
+
+
+def test_what_a_call_was_given_lives_until_it_ends():
+    run(2, temporaries)
+
+
 def opaque(rank, size):
     """Scales of any width travel as words; strides of both sides are free."""
     comm = epkit.Communicator()
