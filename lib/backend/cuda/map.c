@@ -51,7 +51,7 @@ ep_status cuda_map_signals(struct cuda_comm *cuda, int rank)
 static ep_status tell_kernels(struct cuda_comm *cuda, int rank, int slot, const struct cuda_mapping *mapping)
 {
     struct cuda_place place = {.base = mapping->base,
-                               .granules = (uint32_t)(mapping->bytes / CUDA_GRANULE),
+                               .granules = (uint32_t)((mapping->bytes + CUDA_GRANULE - 1) / CUDA_GRANULE),
                                .generation = mapping->generation};
 
     return cuda_status(cudaMemcpyAsync(&cuda->places[rank * CUDA_SLOTS + slot], &place, sizeof(place),
