@@ -207,7 +207,7 @@ static int run_local(struct state *s)
     int code = PASSED;
     pthread_t thread;
 
-    for (int round = 0; round < s->rounds && !code; round++) {
+    for (int round = 0; round < s->rounds && !(code & FAILED); round++) {
         size_t bytes;
         void *memory;
 
@@ -236,7 +236,7 @@ static int run_register(struct state *s)
 
     most = (size_t)s->group.nranks * MOST_TOKENS * (ROW + 2 * CHOICE) + 4 * GUARD + MB;
     CUDA(cudaMalloc((void **)&whole, most + (size_t)s->group.rank * 100000));
-    for (int round = 0; round < s->rounds && !code; round++) {
+    for (int round = 0; round < s->rounds && !(code & FAILED); round++) {
         TRY(new_plans(s));
         bytes = lay_arena(s);
         if (round == 0)
@@ -256,7 +256,7 @@ static int run_pool(struct state *s)
     int code = PASSED;
 
     CALL(ep_pool_attach(s->group.cuda, s->group.device));
-    for (int round = 0; round < s->rounds && !code; round++) {
+    for (int round = 0; round < s->rounds && !(code & FAILED); round++) {
         size_t bytes;
         void *memory;
 
