@@ -292,7 +292,8 @@ size_t cuda_comm_bytes(const ep_comm *comm)
 
     pthread_mutex_lock(&cuda->memory_lock);
     for (int slot = 0; slot < CUDA_SLOTS; slot++)
-        if (cuda->allocations[slot].internal)
+        if (cuda->allocations[slot].base &&
+            (cuda->allocations[slot].kind == CUDA_MEMORY_INTERNAL || cuda->allocations[slot].kind == CUDA_MEMORY_KEPT))
             bytes += cuda->allocations[slot].bytes;
     for (int i = 0; i < CUDA_POOL; i++)
         bytes += cuda->pool[i].bytes;

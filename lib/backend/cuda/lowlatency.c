@@ -118,24 +118,47 @@ static ep_status take_place(struct cuda_comm *cuda, size_t bytes, struct cuda_ll
     return EP_OK;
 }
 
+/* What the kernels can number. */
+static ep_status check_numbers(const ep_comm *comm, const ep_ll_config *config, const char *call)
+{
+    int64_t rows = config->max_tokens;
+
+    if (config->topk > CUDA_LL_MAX_TOPK)
+        return ep_fail(EP_E_UNSUPPORTED, "%s: topk is %d, but the CUDA backend has low latency up to %d", call,
+                       config->topk, CUDA_LL_MAX_TOPK);
+    /* Kernels number rows and what warps do by 32 bits. */
+    if (rows * config->n_experts > INT32_MAX || rows * comm->nranks * config->topk * CUDA_LL_MOST_PARTS > INT32_MAX)
+        return ep_fail(EP_E_UNSUPPORTED,
+                       "%s: max_tokens is %d, which with %d experts and topk %d on %d ranks makes "
+                       "more rows than the CUDA backend numbers",
+                       call, config->max_tokens, config->n_experts, config->topk, comm->nranks);
+    return EP_OK;
+}
+
+static size_t combine_buffer_bytes(const ep_ll_config *config)
+{
+    return (size_t)config->n_experts * (size_t)config->max_tokens * (size_t)config->hidden * 2;
+}
+
+int64_t cuda_ll_bytes(const ep_comm *comm, const ep_ll_config *config, int64_t *ret_combine_bytes)
+{
+    ep_ll ll = {.comm = (ep_comm *)comm, .config = *config, .n_local = config->n_experts / comm->nranks};
+    struct cuda_ll device;
+
+    if (check_numbers(comm, config, "ep_ll_get_sizes") != EP_OK)
+        return -1;
+    *ret_combine_bytes = (int64_t)cuda_block_bytes(combine_buffer_bytes(config));
+    return (int64_t)cuda_whole_bytes(lay_out(&ll, &device));
+}
+
 static ep_status open_own(const ep_ll *ll, struct inner *inner)
 {
     struct cuda_comm *cuda = inner->cuda;
-    int64_t rows = ll->config.max_tokens;
     size_t bytes;
     void *report;
 
-    if (ll->config.topk > CUDA_LL_MAX_TOPK)
-        return ep_fail(EP_E_UNSUPPORTED, "ep_ll_new: topk is %d, but the CUDA backend has low latency up to %d",
-                       ll->config.topk, CUDA_LL_MAX_TOPK);
+    EP_TRY(check_numbers(ll->comm, &ll->config, "ep_ll_new"));
     bytes = lay_out(ll, &inner->device);
-    /* Kernels number rows and what warps do by 32 bits. */
-    if (rows * ll->config.n_experts > INT32_MAX ||
-        rows * ll->comm->nranks * ll->config.topk * CUDA_LL_MOST_PARTS > INT32_MAX)
-        return ep_fail(EP_E_UNSUPPORTED,
-                       "ep_ll_new: max_tokens is %d, which with %d experts and topk %d on %d ranks makes "
-                       "more rows than the CUDA backend numbers",
-                       ll->config.max_tokens, ll->config.n_experts, ll->config.topk, ll->comm->nranks);
     inner->bytes = bytes;
     EP_TRY(take_place(cuda, bytes, &inner->place));
     CUDA_TRY(cudaEventCreateWithFlags(&inner->done, cudaEventDisableTiming));
@@ -510,7 +533,7 @@ ep_status cuda_ll_combine_buffer(ep_ll *ll, void **ret_buffer)
     enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     struct inner *inner = ll->impl;
     struct cuda_scope scope;
-    size_t bytes = (size_t)ll->config.n_experts * (size_t)ll->config.max_tokens * (size_t)ll->config.hidden * 2;
+    size_t bytes = combine_buffer_bytes(&ll->config);
     ep_status status = EP_OK;
 
     EP_TRY(cuda_enter(inner->cuda, &scope));

@@ -60,7 +60,7 @@ static ep_status tell_kernels(struct cuda_comm *cuda, int rank, int slot, const 
     __atomic_store_n(&place->generation, 0, __ATOMIC_RELEASE);
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
     place->base = mapping->base;
-    place->granules = (uint32_t)(mapping->bytes / CUDA_GRANULE);
+    place->granules = (uint32_t)((mapping->bytes + CUDA_GRANULE - 1) / CUDA_GRANULE);
     __atomic_store_n(&place->generation, mapping->generation, __ATOMIC_RELEASE);
     return cuda_status(cudaMemcpyAsync(&cuda->places[rank * CUDA_SLOTS + slot], place, sizeof(*place),
                                        cudaMemcpyHostToDevice, cuda->own),
