@@ -95,10 +95,12 @@ check() {
         step 200 "$programs/stream_cuda" --ranks "$ranks"
         step 200 "$programs/plan_cuda" --ranks "$ranks"
         step 200 "$programs/metadata_cuda" --ranks "$ranks"
+        step 200 "$programs/memory_cuda" --ranks "$ranks"
         step 120 "$programs/graph_cuda" --ranks "$ranks"
         step 200 "$programs/ll_async_cuda" --ranks "$ranks"
         step 200 "$programs/ll_mix_cuda" --ranks "$ranks"
         step 200 "$programs/ll_weights_cuda" --ranks "$ranks"
+        step 200 "$programs/ll_mask_cuda" --ranks "$ranks"
         [ -x "$epkit" ] || continue
         step 300 "$epkit" test lowlatency --backend cuda --ranks "$ranks"
         step 300 "$epkit" test lowlatency --backend cuda --ranks "$ranks" --sum-once

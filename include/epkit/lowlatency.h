@@ -33,9 +33,7 @@
  * thread that sends what has not left when a call returns. A combine, and the sending half of one, lasts until all
  * ranks of other nodes that are not masked have begun theirs, because it takes their weights.
  *
- * The CUDA backend serves one node and a topk of up to 32. It has one call with EP_LL_RECV_HOOK open at a time, and
- * does not have yet: recv_scale_stride_..., recv_stats_add, wait_cost_add, ep_ll_set_mask(), ep_ll_clear_mask(),
- * ep_ll_query_mask() and ep_ll_barrier(): EP_E_UNSUPPORTED; and a combine that leaves rows out: EP_E_ROUTING.
+ * The CUDA backend serves one node and a topk of up to 32. It has one call with EP_LL_RECV_HOOK open at a time.
  */
 #ifndef EPKIT_LOWLATENCY_H
 #define EPKIT_LOWLATENCY_H

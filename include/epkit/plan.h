@@ -177,7 +177,9 @@ typedef struct ep_layout {
 
 /*
  * Not collective, needs no peer. Same checks as ep_plan_new. Uses topk_idx, idx_type, n_tokens, topk, n_experts,
- * stream. The outputs are host memory, and complete when it returns.
+ * stream. Outputs are host memory. On the CUDA backend all of them, and topk_idx, may be device memory: then they are
+ * written in the order of the stream, also in a capture, and routing that is not valid fails the communicator as for
+ * ep_plan_update().
  */
 EP_API ep_status ep_plan_layout(ep_comm *comm, const ep_plan_args *args, ep_layout *layout);
 

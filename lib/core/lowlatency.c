@@ -41,6 +41,8 @@ ep_status ep_ll_get_sizes(const ep_comm *comm, const ep_ll_config *config, ep_ll
     sizes.rows = (int64_t)mine.n_experts * mine.max_tokens;
     if (comm->ops->ll_bytes)
         sizes.library_bytes = comm->ops->ll_bytes(comm, &mine, &sizes.combine_bytes);
+    if (comm->ops->ll_bytes && sizes.library_bytes < 0)
+        return EP_E_UNSUPPORTED;
     return EP_CHECK_STORE("ep_ll_get_sizes", ret_sizes, &sizes, ep_ll_sizes);
 }
 

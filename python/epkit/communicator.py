@@ -2,9 +2,10 @@
 """Communicator: this rank's membership of a group."""
 import atexit
 import datetime
+import functools
 import os
 import weakref
-from typing import TYPE_CHECKING, Any, Callable, Dict, NoReturn, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Sequence, Tuple, Union
 
 import torch
 import torch.distributed as dist
@@ -29,6 +30,13 @@ def _free_all() -> None:
             comm.free()
         except Exception:  # noqa: BLE001 - nobody can hear it any more, and others have to be freed, too
             pass
+
+
+@functools.lru_cache(maxsize=None)
+def _pool_allocator() -> Any:
+    """The library's callbacks, for torch. Never freed, because torch's pools keep no reference to it."""
+    # A look-up in the extension module goes on to the libepkit that it has loaded.
+    return torch.cuda.memory.CUDAPluggableAllocator(_C.__file__, "ep_pool_alloc", "ep_pool_free")
 
 
 def _meaning(error: RuntimeError) -> Exception:
@@ -184,11 +192,24 @@ class Communicator(OfThisProcess):
         """
         self._native.set_sms(sms)
 
-    def mem_pool(self) -> NoReturn:
-        """Not supported: memory that peers reach is allocated by all ranks together, which torch's allocator does not do."""
-        raise NotImplementedError("Communicator.mem_pool: a torch.cuda.MemPool of symmetric memory is not supported: ranks "
-                                  "allocate it together, and torch's allocator asks on one rank when it needs more. Use "
-                                  "Communicator.empty(), and give that tensor as `out`, or as x of a combine")
+    def mem_pool(self) -> "torch.cuda.MemPool":
+        """A torch.cuda.MemPool of symmetric memory, which this rank fills alone, on CUDA.
+
+        What torch allocates in `with torch.cuda.use_mem_pool(pool):` lies there: as an output of dispatch or input of combine
+        it needs no copy. torch keeps what is freed, and gives it back with the pool. Release the pool's tensors before the
+        pool. Both hold the memory of the communicator beyond free(), as tensors of empty() do. Of several communicators on one
+        device, the one whose mem_pool() was called last serves all their pools from then on.
+        """
+        if not self.is_cuda:
+            raise NotImplementedError("Communicator.mem_pool: a torch.cuda.MemPool is memory of a GPU, and this communicator is "
+                                      "on the CPU. Use Communicator.empty(), and give that tensor as `out`, or as x of a combine")
+        if not hasattr(torch.cuda, "MemPool"):
+            raise NotImplementedError(f"Communicator.mem_pool: torch {torch.__version__} has no torch.cuda.MemPool (2.5 has). Use "
+                                      "Communicator.empty(), and give that tensor as `out`, or as x of a combine")
+        hold = self._native.pool_attach(self.device.index)
+        pool = torch.cuda.MemPool(_pool_allocator().allocator())
+        pool._epkit_memory = hold
+        return pool
 
     def empty(self, *shape: Union[int, Sequence[int]], dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         """A tensor in symmetric memory: as an output of dispatch or input of combine it needs no copy. Collective.

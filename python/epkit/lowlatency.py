@@ -62,8 +62,9 @@ class LowLatency(OfThisProcess):
         def finish() -> None:
             if call not in self._open:
                 raise _native.ArgumentError("the second half of this low-latency call has been received already")
-            del self._open[call]
+            tensors = self._open.pop(call)
             self._native.finish(call, stream)
+            del tensors  # the caller may have dropped them: not before the library has read them
             if afterwards is not None:
                 afterwards()
 

@@ -603,6 +603,25 @@ static PyObject *comm_alloc_memory(PyObject *self, PyObject *size)
     return status == EP_OK ? export_memory(comm, memory, bytes) : raise_status(status);
 }
 
+/* pool_attach(device): ep_pool_attach(). While what it returns lives, so does the communicator's memory. */
+static PyObject *comm_pool_attach(PyObject *self, PyObject *number)
+{
+    struct comm_object *comm = (struct comm_object *)self;
+    bool ok = true;
+    int64_t device = want_int(number, "pool_attach", "device", &ok);
+    ep_status status;
+
+    if (!ok)
+        return NULL;
+    if (device < 0 || device > INT32_MAX)
+        return raise_arg("pool_attach: device is %lld", (long long)device);
+    if (!call_begin(comm, "pool_attach"))
+        return NULL;
+    status = ep_pool_attach(comm->box->comm, (int)device);
+    call_done(comm);
+    return status == EP_OK ? export_memory(comm, NULL, 0) : raise_status(status);
+}
+
 /* A function of libepkit-cuda, which libepkit has loaded when there is a communicator of that backend. */
 static void *cuda_function(const char *name)
 {
@@ -685,6 +704,7 @@ static PyMethodDef methods[] = {
     {"info", comm_info, METH_NOARGS, "rank, nranks, backend, ... as a dict"},
     {"stats", comm_stats, METH_NOARGS, "what the last operation moved"},
     {"alloc", comm_alloc_memory, METH_O, "alloc(bytes) -> capsule of symmetric memory. Collective."},
+    {"pool_attach", comm_pool_attach, METH_O, "pool_attach(device) -> capsule that keeps the memory"},
     {"set_sms", comm_set_sms, METH_O, "set_sms(n): multiprocessors of an operation, 0: the default"},
     {"sms", comm_sms, METH_NOARGS, "sms() -> multiprocessors of an operation, without those that copy"},
     FAST("plan", comm_plan),

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * metadata_cuda [--ranks N] [--rounds N] [--seed N] [--only SCENE]: the facts of plans in device memory, against the
- * host backend: all arrays, and sets of them. Plans of exact counts and of fixed capacity, updated each round, in calls
- * and in a captured graph, from choices and from a mask; rank and expanded layout. A dispatch and a combine before and
- * behind must not be disturbed. And a source_stride that is too small.
+ * metadata_cuda [--ranks N] [--rounds N] [--seed N] [--only SCENE]: the facts of plans and layouts of routings in
+ * device memory, against the host backend: all arrays, and sets of them. Plans of exact counts and of fixed capacity,
+ * updated each round, in calls and in a captured graph, from choices and from a mask; rank and expanded layout. A
+ * dispatch and a combine before and behind must not be disturbed. And a source_stride that is too small.
  *
  * Exit 77 when there is no GPU.
  */
@@ -31,6 +31,10 @@ enum {
     PSUM_EXPERT,
     COUNT_EXACT,
     PREFIX,
+    PER_RANK,
+    PER_NODE,
+    PER_EXPERT,
+    IN_RANK,
     N_BUFFERS
 };
 
@@ -81,7 +85,11 @@ static int make_buffers(struct state *s)
                        [PSUM_RANK] = {"psum_rank", ranks * 4},
                        [PSUM_EXPERT] = {"psum_expert", local * 4},
                        [COUNT_EXACT] = {"count_exact", local * 4},
-                       [PREFIX] = {"rank_prefix", ranks * ranks * 4}};
+                       [PREFIX] = {"rank_prefix", ranks * ranks * 4},
+                       [PER_RANK] = {"tokens_per_rank", ranks * 4},
+                       [PER_NODE] = {"tokens_per_node", 4},
+                       [PER_EXPERT] = {"tokens_per_expert of the layout", (size_t)s->experts * 4},
+                       [IN_RANK] = {"token_in_rank of the layout", TOKENS * ranks}};
 
     for (int i = 0; i < N_BUFFERS; i++)
         TRY(twin_new(&s->group, of[i].name, of[i].bytes, ORDINARY, &s->b[i]));
@@ -202,6 +210,26 @@ static ep_status ask(struct state *s, int device, int round, int stride)
     return ep_plan_get_metadata(s->plan[device], &dst, stream_on(s, device));
 }
 
+/* Of all choices, also where the plan is from a mask. */
+static int ask_layout(struct state *s, int device)
+{
+    ep_plan_args args = EP_PLAN_ARGS_INIT;
+    ep_layout layout = EP_LAYOUT_INIT;
+
+    args.topk_idx = at(s, INDEX, device);
+    args.idx_type = EP_I32;
+    args.topk = TOPK;
+    args.n_tokens = s->n_tokens;
+    args.n_experts = s->experts;
+    args.stream = stream_on(s, device);
+    layout.tokens_per_rank = words(s, PER_RANK, device);
+    layout.tokens_per_node = words(s, PER_NODE, device);
+    layout.tokens_per_expert = words(s, PER_EXPERT, device);
+    layout.token_in_rank = at(s, IN_RANK, device);
+    CALL(ep_plan_layout(comm_on(s, device), &args, &layout));
+    return 0;
+}
+
 /* Between a dispatch and its combine: neither may be disturbed. */
 static int call_all(struct state *s, int device, int round)
 {
@@ -215,6 +243,7 @@ static int call_all(struct state *s, int device, int round)
     dispatch.out_rows = s->capacity;
     CALL(ep_dispatch(s->plan[device], &dispatch, stream_on(s, device)));
     CALL(ask(s, device, round, round % 2 ? TOKENS : 0));
+    TRY(ask_layout(s, device));
     combine.x = at(s, RECV, device);
     combine.out = at(s, OUT, device);
     CALL(ep_combine(s->plan[device], &combine, stream_on(s, device)));

@@ -31,7 +31,8 @@ def same(a, b):
 def check(what, *pairs):
     for name, a, b in pairs:
         assert same(a, b), f"{what}: {name} differs from the CPU's" + (
-            "" if a is None or b is None or a.shape != b.shape else f" in {(a.cpu() != b.cpu()).sum().item()} elements")
+            "" if a is None or b is None or a.shape != b.shape else
+            f" in {(a.cpu() != b.cpu()).sum().item()} elements, first {(a.cpu() != b.cpu()).nonzero()[0].tolist()}")
 
 
 def cpu(value):
@@ -265,6 +266,38 @@ def graphs(rank, size):
 
 def test_graphs():
     run(2, graphs)
+
+
+def pools(rank, size):
+    """Tensors of a torch.cuda.MemPool are written in place: the library needs no memory to copy them."""
+    gpu, host = comms = epkit.Communicator(), epkit.Communicator(backend="host")
+    pool = gpu.mem_pool()
+    for number in range(4):
+        topk_idx, _, x = make(300 + 100 * number + rank, 2048, 11 * number + rank)
+        plans = plans_of(comms, topk_idx, {})
+        with torch.cuda.use_mem_pool(pool):
+            # Each rank alone: others allocate something else before.
+            before = [torch.zeros(1 << (18 + 2 * number), dtype=torch.uint8) for _ in range(2 * rank)]
+            out = torch.full((plans[0].out_rows, 2048), float("nan"), dtype=torch.bfloat16)
+        torch.cuda.synchronize()
+        held = gpu.info()["library_bytes"]
+        rows, want = plans[0].dispatch(x, out=out), plans[1].dispatch(x.cpu())
+        assert rows.x.data_ptr() == out.data_ptr()
+        check(f"pool {number}", ("x", rows.x, want.x),
+              ("combined", plans[0].combine(rows.x)[0], plans[1].combine(want.x)[0]))
+        grown = gpu.info()["library_bytes"] - held
+        assert grown < 1 << 20, f"{grown} bytes more of the library's own: rows were copied"
+        del before, out, rows
+    gpu.free()
+    with torch.cuda.use_mem_pool(pool):  # the pool holds the communicator's memory
+        late = torch.ones(5 << 20, dtype=torch.uint8)
+    assert late.sum().item() == 5 << 20
+    del late, pool
+    host.free()
+
+
+def test_mem_pool():
+    run(2, pools)
 
 
 def steady(rank, size):

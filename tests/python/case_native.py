@@ -189,7 +189,12 @@ def shrink(rank, size):
     comm = epkit.Communicator(timeout=60)
     if rank == 1:
         os._exit(7)
-    raises(epkit.PeerError, "rank 1", comm.barrier)
+
+    def meet():
+        comm.barrier()
+        comm.synchronize()  # on a GPU it is found there
+
+    raises(epkit.PeerError, "rank 1", meet)
     raises(epkit.PeerError, "rank 1", comm.check)
     new = comm.shrink()
     comm.free()
@@ -365,6 +370,25 @@ def views(rank, size):
 
 def test_views_and_modes():
     run(2, views)
+
+
+def temporaries(rank, size):
+    comm = epkit.Communicator()
+    calls = comm.low_latency(16, 128, 2 * size, 2)
+    torch.manual_seed(rank)
+    topk_idx, weights = torch.rand(16, 2 * size).topk(2).indices, torch.rand(16, 2)
+    for exact in (False, True):
+        rows = calls.dispatch(torch.randn(16, 128).to(torch.bfloat16), topk_idx)
+        y = torch.randn(rows.x.shape).to(torch.bfloat16)
+        want, _ = calls.combine(y, topk_idx, weights, call=rows.call, exact=exact)
+        out, finish = calls.combine(y.clone(), topk_idx.clone(), weights.clone(), call=rows.call, exact=exact, hook=True)
+        finish()
+        assert torch.equal(out, want), f"exact {exact}: {(out != want).sum().item()} elements differ"
+    comm.barrier()
+
+
+def test_what_a_call_was_given_lives_until_it_ends():
+    run(2, temporaries)
 
 
 def opaque(rank, size):

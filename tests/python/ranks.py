@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks for tests: forked children of one process that has imported torch once, which costs more than most tests do."""
+import faulthandler
 import os
 import shutil
 import signal
@@ -21,6 +22,7 @@ class Failed(Exception):
 
 def _child(function, rank, size, store, args, group):
     code = 1
+    faulthandler.dump_traceback_later(max(HANG - 5, 1))  # where it hangs, before join() ends it
     try:
         torch.set_num_threads(1)
         if CUDA:  # ranks share a device where there are more of them

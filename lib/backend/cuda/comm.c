@@ -84,6 +84,9 @@ static ep_status open_device(struct cuda_comm *cuda)
     CUDA_TRY(cudaMemset(cuda->signals, 0, sizeof(*cuda->signals)));
     CUDA_TRY(cudaMalloc((void **)&cuda->places, PLACES_BYTES(cuda)));
     CUDA_TRY(cudaMemset(cuda->places, 0, PLACES_BYTES(cuda)));
+    CUDA_TRY(cudaHostAlloc((void **)&cuda->host_places, PLACES_BYTES(cuda), cudaHostAllocMapped));
+    CUDA_TRY(cudaHostGetDevicePointer((void **)&cuda->host_places_device, cuda->host_places, 0));
+    memset(cuda->host_places, 0, PLACES_BYTES(cuda));
     CUDA_TRY(cudaMalloc(&cuda->scratch, SCRATCH_BYTES));
     CUDA_TRY(cudaMemset(cuda->scratch, 0, SCRATCH_BYTES));
     CUDA_TRY(cudaDeviceSynchronize());
@@ -255,6 +258,7 @@ static void close_device(struct cuda_comm *cuda)
 
     cudaFree(cuda->scratch);
     cudaFreeHost(cuda->totals);
+    cudaFreeHost(cuda->host_places);
     close_report(cuda);
     for (size_t i = 0; i < sizeof(events) / sizeof(events[0]); i++)
         if (events[i])
@@ -304,7 +308,8 @@ size_t cuda_comm_bytes(const ep_comm *comm)
 
     pthread_mutex_lock(&cuda->memory_lock);
     for (int slot = 0; slot < CUDA_SLOTS; slot++)
-        if (cuda->allocations[slot].internal)
+        if (cuda->allocations[slot].base &&
+            (cuda->allocations[slot].kind == CUDA_MEMORY_INTERNAL || cuda->allocations[slot].kind == CUDA_MEMORY_KEPT))
             bytes += cuda->allocations[slot].bytes;
     for (int i = 0; i < CUDA_POOL; i++)
         bytes += cuda->pool[i].bytes;

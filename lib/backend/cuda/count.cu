@@ -257,6 +257,8 @@ cudaError_t cuda_kernels_load(int shared_bytes)
     if (error == cudaSuccess)
         error = cuda_update_load();
     if (error == cudaSuccess)
+        error = cuda_layout_load();
+    if (error == cudaSuccess)
         error = cuda_metadata_load();
     if (error == cudaSuccess)
         error = cuda_dispatch_load(shared_bytes);
@@ -266,5 +268,7 @@ cudaError_t cuda_kernels_load(int shared_bytes)
         error = cuda_ll_dispatch_load(shared_bytes);
     if (error == cudaSuccess)
         error = cuda_ll_combine_load();
+    if (error == cudaSuccess)
+        error = cuda_ll_mask_load();
     return error;
 }

@@ -4,9 +4,10 @@
  *
  *   device.c    the module's table; choice of the device, the wrapper of the CUDA runtime
  *   comm.c      opening and closing: signals, report, reaching the peers;  links.c   how fast the links are
- *   memory.c    symmetric memory: this rank's allocations, staging;  map.c  mappings of the peers';  leave.c  its end
+ *   memory.c    symmetric memory: this rank's allocations, staging;  local.c  what it allocates or registers alone;
+ *   map.c       mappings of the peers';  leave.c  its end
  *   plan.c      counting on the device, routes in device memory;  update.c  plans of fixed capacity;
- *               metadata.c  their facts for the caller
+ *               metadata.c  their facts for the caller;  layout.c  that of a routing without a plan
  *   stream.c    calls in their streams, waits of the host for them, events
  *   monitor.c   what kernels cannot see: dead processes, failures of peers;  report.c  what kernels report
  *   dispatch.c, combine.c   one operation each;  stage.c  copies of ordinary memory while rows move
@@ -51,11 +52,25 @@ struct cuda_board {
     struct cuda_slot slot[CUDA_SLOTS];
 };
 
+enum cuda_memory {
+    CUDA_MEMORY_INTERNAL,
+    CUDA_MEMORY_SYMMETRIC,  /* of ep_alloc() */
+    CUDA_MEMORY_LOCAL,      /* of ep_alloc_local() */
+    CUDA_MEMORY_REGISTERED, /* the caller's */
+    CUDA_MEMORY_KEPT,       /* freed by ep_free_local(): for the next one, since peers have it mapped */
+    CUDA_MEMORY_RETIRED,    /* unregistered: its slot waits until no peer has it mapped */
+    CUDA_MEMORY_WITHDRAWN   /* in ep_free() */
+};
+
 struct cuda_allocation {
     void *base;
     size_t bytes;
     uint32_t generation;
-    bool internal;
+    enum cuda_memory kind;
+    bool foreign;        /* the caller frees it: base and bytes are of the allocation that the window is in, */
+    void *window;        /* ... which begins here and has so many bytes */
+    size_t window_bytes; /* 0: nothing is found in it */
+    uint64_t number;     /* of the driver, of a foreign one: never used twice in a process */
 };
 
 struct cuda_mapping {
@@ -94,7 +109,8 @@ struct cuda_comm {
     struct cuda_board *board;
     struct cuda_peer *peers; /* [R] */
     struct cuda_signals *signals;
-    struct cuda_place *places; /* device: [R, CUDA_SLOTS] */
+    struct cuda_place *places;                           /* device: [R, CUDA_SLOTS] */
+    struct cuda_place *host_places, *host_places_device; /* the same in host memory, and its address on the device */
     struct cuda_report *report, *report_device;
     int32_t *totals, *totals_device;
     void *scratch; /* of the counting kernel: per expert, then two words */
@@ -193,6 +209,18 @@ bool cuda_find(struct cuda_comm *cuda, const void *memory, size_t bytes, struct 
 /* What the words CUDA_TELL_SLOT() and the next one say of `bytes` at `memory`; false if they are not symmetric. */
 bool cuda_tell_place(struct cuda_comm *cuda, const void *memory, size_t bytes, uint32_t ret_words[2]);
 void cuda_publish_slot(struct cuda_slot *slot, const struct cuda_mapping *allocation, const cudaIpcMemHandle_t *handle);
+/* For the library or the caller, by this rank alone: nothing here waits for a peer. */
+ep_status cuda_alloc_kind(struct cuda_comm *cuda, size_t bytes, enum cuda_memory kind, void **ret_memory);
+/* Puts it into a slot, with a generation of its own, and tells the peers. Under the lock. EP_E_MEMORY: none is empty.
+ */
+ep_status cuda_add_allocation(struct cuda_comm *cuda, const struct cuda_allocation *allocation,
+                              const cudaIpcMemHandle_t *handle);
+
+/* local.c */
+ep_status cuda_alloc_local(ep_comm *comm, size_t bytes, void **ret_memory);
+ep_status cuda_free_local(ep_comm *comm, void *memory);
+ep_status cuda_register(ep_comm *comm, void *memory, size_t bytes);
+ep_status cuda_unregister(ep_comm *comm, void *memory);
 
 /*
  * map.c. The address here of a place in a peer's memory that holds `bytes`: as host_map(). The size of a peer's
@@ -207,10 +235,27 @@ void cuda_unmap_freed(struct cuda_comm *cuda);
 void cuda_unmap_all(struct cuda_comm *cuda);
 /* Staging buffer number `which` of at least `bytes`. */
 ep_status cuda_stage(struct cuda_comm *cuda, int which, size_t bytes, void **ret_memory);
+/*
+ * Allocates staging for a plan before the peers know of it, so that all have it mapped when the plan is complete. What
+ * an operation allocates later, the peers map while their kernels run; a caller's thread that is in cudaMemcpy() of
+ * pageable memory in the default stream, as .cpu() of torch is, holds the driver's lock until its kernel ends, which
+ * waits for that mapping (bench/NOTES.md).
+ */
+void cuda_reserve_stages(struct cuda_comm *cuda, const ep_plan_args *args);
 /* Everything of this rank's; nothing of it runs any more. What peers still reach is freed later. */
 void cuda_memory_close(struct cuda_comm *cuda);
 /* Device memory that is not symmetric, from the pool of freed blocks when one fits that nothing uses any more. */
 ep_status cuda_take(struct cuda_comm *cuda, size_t bytes, struct cuda_block *ret_block);
+/* What a new one has for `bytes`. */
+static inline size_t cuda_block_bytes(size_t bytes)
+{
+    return bytes + bytes / 4 + 4096;
+}
+/* What an allocation of symmetric memory has for `bytes`. */
+static inline size_t cuda_whole_bytes(size_t bytes)
+{
+    return (bytes + CUDA_GRANULE) / CUDA_GRANULE * CUDA_GRANULE;
+}
 void cuda_give(struct cuda_comm *cuda, const struct cuda_block *block);
 
 /* leave.c */
@@ -275,13 +320,15 @@ void cuda_facts_close(struct cuda_comm *cuda);
 /* metadata.c */
 ep_status cuda_plan_metadata(ep_plan *plan, const ep_plan_metadata *dst, ep_stream stream);
 
+/* layout.c */
+ep_status cuda_plan_layout(ep_comm *comm, const ep_plan_args *args, ep_layout *layout);
+
 /* plan.c */
 ep_status cuda_plan_open(ep_plan *plan, const ep_plan_args *args);
 /* A copy of `bytes` of routing in host memory, in the order of `stream`; the caller frees it. */
 ep_status cuda_fetch_routing(const void *topk_idx, size_t bytes, cudaStream_t stream, void **ret_copy);
 void cuda_plan_close(ep_plan *plan);
 ep_status cuda_plan_sources(ep_plan *plan, int32_t *ret_rank, int32_t *ret_token);
-ep_status cuda_plan_layout(ep_comm *comm, const ep_plan_args *args, ep_layout *layout);
 /* Completes the plan with its peers, if that has not been done, and its route. */
 ep_status cuda_plan_ready(struct cuda_comm *cuda, ep_plan *plan, bool capturing, const struct cuda_route **ret_route);
 /* Rows of this rank's tokens in its own memory and in that of the others: the statistics of an operation. */
@@ -363,8 +410,12 @@ void cuda_ll_close(ep_ll *ll);
 ep_status cuda_ll_dispatch(ep_ll *ll, const ep_ll_dispatch_args *args, uint64_t number, ep_stream stream);
 ep_status cuda_ll_combine(ep_ll *ll, const ep_ll_combine_args *args, ep_stream stream);
 ep_status cuda_ll_finish(ep_ll *ll, uint64_t call, ep_stream stream);
+ep_status cuda_ll_set_mask(ep_ll *ll, int rank, bool on, ep_stream stream);
+ep_status cuda_ll_query_mask(ep_ll *ll, int32_t *out, ep_stream stream);
+ep_status cuda_ll_barrier(ep_ll *ll, ep_stream stream);
 ep_status cuda_ll_combine_buffer(ep_ll *ll, void **ret_buffer);
 ep_status cuda_ll_get_mask(const ep_ll *ll, int32_t *ret_masked);
+int64_t cuda_ll_bytes(const ep_comm *comm, const ep_ll_config *config, int64_t *ret_combine_bytes);
 /* Multiprocessors that a low-latency call takes: all, shared with the ranks that are threads on the same device. */
 int cuda_ll_sms(const struct cuda_comm *cuda);
 

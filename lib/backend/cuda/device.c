@@ -108,6 +108,10 @@ const struct ep_backend_ops ep_backend_module = {
     .shrink = cuda_shrink,
     .alloc = cuda_alloc,
     .free = cuda_free,
+    .alloc_local = cuda_alloc_local,
+    .free_local = cuda_free_local,
+    .register_memory = cuda_register,
+    .unregister_memory = cuda_unregister,
     .plan_open = cuda_plan_open,
     .plan_close = cuda_plan_close,
     .plan_sources = cuda_plan_sources,
@@ -130,8 +134,12 @@ const struct ep_backend_ops ep_backend_module = {
     .ll_dispatch = cuda_ll_dispatch,
     .ll_combine = cuda_ll_combine,
     .ll_finish = cuda_ll_finish,
+    .ll_set_mask = cuda_ll_set_mask,
+    .ll_query_mask = cuda_ll_query_mask,
+    .ll_barrier = cuda_ll_barrier,
     .ll_combine_buffer = cuda_ll_combine_buffer,
     .ll_get_mask = cuda_ll_get_mask,
+    .ll_bytes = cuda_ll_bytes,
 };
 
 /* --- epkit/cuda.h ----------------------------------------------------------------------------------------------- */

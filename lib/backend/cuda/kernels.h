@@ -143,6 +143,7 @@ struct cuda_waits {
     struct cuda_signals *peer[CUDA_MAX_RANKS]; /* [rank], as mapped here */
     struct cuda_report *report;                /* its address on the device */
     const struct cuda_place *places;           /* [R, CUDA_SLOTS] memory of the peers */
+    const struct cuda_place *host_places;      /* the same in host memory: there before it is in `places` */
     uint64_t deadline_ns;
     int32_t rank, nranks;
     int32_t ready_phase, done_phase;
@@ -352,6 +353,18 @@ struct cuda_metadata {
     int64_t most_rows; /* that this rank can receive */
     int32_t *recv_source, *recv_slot, *n_recv_tokens, *psum_rank, *psum_expert, *count_exact, *rank_prefix;
 };
+
+/* The layout of a routing; outputs as those of ep_layout, zeroed. */
+struct cuda_layout {
+    struct cuda_waits waits; /* for the report of routing that is not valid */
+    const void *topk_idx;
+    int32_t *per_rank, *per_node, *per_expert;
+    uint8_t *in_rank;
+    int32_t wide, n_tokens, topk, n_experts;
+};
+
+cudaError_t cuda_launch_layout(const struct cuda_layout *layout, cudaStream_t stream);
+cudaError_t cuda_layout_load(void);
 
 /* The counts, and the rows to be dispatched; then, behind their dispatch, what depends on them. */
 cudaError_t cuda_launch_facts(const struct cuda_metadata *metadata, cudaStream_t stream);

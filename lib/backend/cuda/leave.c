@@ -146,7 +146,7 @@ static void note_processes(const struct cuda_comm *cuda, struct estate *estate)
 static void take_memory(struct cuda_comm *cuda, struct estate *estate)
 {
     for (int slot = 0; slot < CUDA_SLOTS; slot++) {
-        if (cuda->allocations[slot].base)
+        if (cuda->allocations[slot].base && !cuda->allocations[slot].foreign)
             estate->memory[estate->n++] = cuda->allocations[slot].base;
         cuda->allocations[slot].base = NULL;
     }

@@ -141,6 +141,8 @@ __device__ inline bool sum_counts(const cuda_ll_dispatch &d, const ll_call &call
         }
         if (tells)
             d.recv_count[expert] = sum;
+        if (tells && d.stats_add)
+            d.stats_add[expert] += sum;
     }
     return true;
 }
@@ -181,8 +183,16 @@ __device__ inline void pack_row(const cuda_ll_dispatch &d, const unsigned char *
     }
 }
 
-/* The scales of a row, loaded once however many places it has. By all lanes. */
-__device__ inline void pack_scales(const cuda_ll_dispatch &d, const unsigned char *slot, uint32_t votes, int64_t row,
+/* Where the scales of a row of an expert begin. */
+__device__ __forceinline__ int64_t scales_of(const cuda_ll_dispatch &d, int expert, int64_t row)
+{
+    int64_t rows = (int64_t)d.ll.waits.nranks * d.ll.max_tokens, words = d.ll.hidden / (d.packed ? 512 : 128);
+
+    return expert * rows * words + (row - expert * rows) * d.scale_stride_token;
+}
+
+/* The scales of a row, loaded once however many places it has. `at`: scales_of() this lane's. By all lanes. */
+__device__ inline void pack_scales(const cuda_ll_dispatch &d, const unsigned char *slot, uint32_t votes, int64_t at,
                                    int lane)
 {
     const uint32_t *from = reinterpret_cast<const uint32_t *>(slot + d.ll.scales_at);
@@ -193,10 +203,10 @@ __device__ inline void pack_scales(const cuda_ll_dispatch &d, const unsigned cha
         uint32_t word = i < words ? __ldcg(from + i) : 0;
 
         for (uint32_t left = votes; left; left &= left - 1) {
-            int64_t to = __shfl_sync(ALL_LANES, row, __ffs((int)left) - 1);
+            int64_t to = __shfl_sync(ALL_LANES, at, __ffs((int)left) - 1);
 
             if (i < words)
-                d.recv_scales[to * words + i] = word;
+                d.recv_scales[to + i * d.scale_stride_block] = word;
         }
     }
 }
@@ -263,7 +273,7 @@ __device__ inline bool receive_slot(const cuda_ll_dispatch &d, const ll_call &ca
     if (part == 0)
         note_origin(d, call, source, t, lane, choice.x >= 0 ? row : -1);
     if (d.fp8 && part == parts - 1)
-        pack_scales(d, slot, votes, row, lane);
+        pack_scales(d, slot, votes, choice.x >= 0 ? scales_of(d, choice.x, row) : 0, lane);
     pack_row(d, slot, votes, row, begin, end, lane, v);
     return true;
 }
@@ -274,14 +284,47 @@ __device__ __forceinline__ bool has_many_blocks()
     return gridDim.x > FEW_BLOCKS;
 }
 
+/*
+ * Without masking: adds the time until all slots of each rank were here. Of a slot that is here when it is looked at
+ * the time is not known, and not the last. By a team; false: leave.
+ */
+__device__ inline bool time_slots(const cuda_ll_dispatch &d, const ll_call &call, uint64_t begin, const team &by)
+{
+    __shared__ unsigned long long longest[CUDA_MAX_RANKS];
+    const cuda_ll &ll = d.ll;
+    int n = ll.waits.nranks, source = by.thread % n;
+    bool sound = true;
+
+    if (by.thread < n)
+        longest[by.thread] = 0;
+    team_sync(by);
+    for (int t = by.thread / n; t < ll.max_tokens && by.thread < by.threads / n * n && sound; t += by.threads / n) {
+        const uint64_t *flag = slot_flag_of(ll, ll.waits.rank, source, t);
+
+        if (load_acquire(flag) >> 1 >= call.number)
+            continue;
+        sound = wait_until(ll.waits, flag, call.number << 1, source, ll.waits.done_phase);
+        atomicMax(&longest[source], (unsigned long long)(global_ns() - begin));
+    }
+    sound = team_and(by, sound);
+    if (by.thread < n && by.thread != ll.waits.rank && sound)
+        d.wait_added[by.thread] += (int64_t)longest[by.thread];
+    return sound;
+}
+
 /* Waits for the numbers of rows. With masking, by all threads, before that for the rows of all ranks that come. */
 __device__ inline void await_counts(const cuda_ll_dispatch &d, ll_call &call, arrivals &arriving, const team &by)
 {
     const cuda_ll &ll = d.ll;
     const cuda_ll_segment *mine = ll.peer[ll.waits.rank];
     bool tells = blockIdx.x == gridDim.x - 1;
-    bool met = !ll.masking || ll_meet(ll, call, mine->sent, call.number, CUDA_LL_TO_RECEIVE, ll.waits.done_phase);
+    uint64_t begin = d.wait_added ? global_ns() : 0;
+    bool met = !ll.masking ||
+               ll_meet(ll, call, mine->sent, call.number, CUDA_LL_TO_RECEIVE, ll.waits.done_phase, d.wait_added);
 
+    /* Before the counts, which come with the rows: behind them nothing is left to wait for. */
+    if (met && tells && d.wait_added && !ll.masking)
+        met = time_slots(d, call, begin, by);
     met = met && sum_counts(d, call, arriving.before, tells, by);
     if (by.thread == 0) {
         arriving.next = 0;

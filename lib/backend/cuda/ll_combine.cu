@@ -19,20 +19,42 @@ namespace
 {
 
 /*
- * Is this thread's part of the routing that of the dispatch? All threads of each block together look at everything, so
- * that all blocks come to the same answer.
+ * What a choice has in place of its weight where the combine leaves its row out. A row is sent, and waited for, all the
+ * same: its place is another row's in a later call.
+ */
+#define LEFT_OUT 0xffffffffu
+
+/* The choices of the dispatch that it answers. */
+__device__ __forceinline__ const int32_t *index_of(const cuda_ll &ll, const ll_call &call)
+{
+    return ll_at<int32_t>(ll, ll.waits.rank, ll.index_at) + (call.dispatch & 1) * ((int64_t)ll.most_tokens * ll.topk);
+}
+
+/*
+ * Is this thread's part of the routing that of the dispatch, less what it leaves out? All threads of each block
+ * together look at everything, so that all blocks come to the same answer.
  */
 __device__ bool answers_dispatch(const cuda_ll_combine &c, const ll_call &call)
 {
     const cuda_ll &ll = c.ll;
-    const int32_t *index =
-        ll_at<int32_t>(ll, ll.waits.rank, ll.index_at) + (call.dispatch & 1) * ((int64_t)ll.most_tokens * ll.topk);
+    const int32_t *index = index_of(ll, call);
     bool same = true;
 
 #pragma unroll 2
-    for (int64_t i = threadIdx.x; i < (int64_t)c.n_tokens * ll.topk; i += blockDim.x)
-        same &= read_choice(c.topk_idx, c.wide, i) == index[i];
+    for (int64_t i = threadIdx.x; i < (int64_t)c.n_tokens * ll.topk; i += blockDim.x) {
+        int64_t given = read_choice(c.topk_idx, c.wide, i);
+
+        same &= given == index[i] || given == -1;
+    }
     return same;
+}
+
+/* As it travels. Of the NaNs one has a meaning of its own. */
+__device__ __forceinline__ uint32_t weight_bits(float weight)
+{
+    uint32_t bits = __float_as_uint(weight);
+
+    return bits == LEFT_OUT ? LEFT_OUT >> 1 : bits;
 }
 
 /* --- sending ----------------------------------------------------------------------------------------------------- */
@@ -57,14 +79,16 @@ __device__ void send_weights(const cuda_ll_combine &c, const ll_call &call, floa
 {
     const cuda_ll &ll = c.ll;
     int me = ll.waits.rank, all = c.n_tokens * ll.topk, begin = own_thread();
+    const int32_t *index = index_of(ll, call);
 
     for (int i = begin; i < all; i += (int)(gridDim.x * blockDim.x)) {
-        int expert = (int)read_choice(c.topk_idx, c.wide, i), rank = expert < 0 ? -1 : expert / ll.n_local;
+        int given = (int)read_choice(c.topk_idx, c.wide, i), expert = given < 0 ? index[i] : given;
+        int rank = expert < 0 ? -1 : expert / ll.n_local;
         float weight = i == begin ? first : __ldg(c.weights + i);
 
         if (expert >= 0 && !is_masked(call, rank))
             *const_cast<volatile uint64_t *>(weight_words(ll, rank, me, 0) + i) =
-                call.number << 32 | __float_as_uint(weight);
+                call.number << 32 | (given < 0 ? LEFT_OUT : weight_bits(weight));
     }
 }
 
@@ -168,6 +192,7 @@ struct passage {
     uint32_t parity; /* a bit for each slot */
     int lane;
     float weight;   /* of this lane's choice */
+    uint32_t kept;  /* choices whose rows are not left out, where a sum has several */
     uint64_t *flag; /* of a share that is on its way; NULL: none */
     int flag_of;    /* whose it is */
 };
@@ -209,7 +234,19 @@ __device__ void add_weighted(float (&sum)[8], uint4 v, float weight)
     }
 }
 
-/* In place of the first row of a piece the sum of all. By all lanes. */
+/* A row that the combine has kept alone of its token goes as it is, in place of the first. By all lanes. */
+__device__ void keep_alone(const piece &p, const passage &through, int slot)
+{
+    uint4 *rows = reinterpret_cast<uint4 *>(room_of(through, slot));
+    int from = __popc(p.votes & ((through.kept & p.votes) - 1));
+
+    for (int i = through.lane; i < p.length && from; i += WARP)
+        rows[i] = rows[from * p.length + i];
+    bulk_fence_shared();
+    __syncwarp();
+}
+
+/* In place of the first row of a piece the sum of all that are kept. By all lanes. */
 __device__ void add_up(const piece &p, const passage &through, int slot)
 {
     uint4 *rows = reinterpret_cast<uint4 *>(room_of(through, slot));
@@ -220,9 +257,10 @@ __device__ void add_up(const piece &p, const passage &through, int slot)
         uint32_t left = p.votes;
 
         for (int j = 0; j < n; j++, left &= left - 1) {
-            float weight = __shfl_sync(ALL_LANES, through.weight, __ffs((int)left) - 1);
+            int k = __ffs((int)left) - 1;
+            float weight = __shfl_sync(ALL_LANES, through.weight, k);
 
-            if (i < p.length)
+            if (i < p.length && (through.kept >> k & 1))
                 add_weighted(sum, rows[j * p.length + i], weight);
         }
         if (i < p.length)
@@ -241,7 +279,10 @@ __device__ bool take_weights(const cuda_ll &ll, const ll_call &call, const piece
 
     if (!__all_sync(ALL_LANES, !ours || await_word(ll, call, word, p.of.source, ll.waits.ready_phase)))
         return false;
-    through.weight = ours ? __uint_as_float((uint32_t) * (const volatile uint64_t *)word) : 0;
+    uint32_t bits = ours ? (uint32_t) * (const volatile uint64_t *)word : 0;
+
+    through.weight = __uint_as_float(bits);
+    through.kept = __ballot_sync(ALL_LANES, ours && bits != LEFT_OUT);
     return true;
 }
 
@@ -275,7 +316,7 @@ __device__ void store(const cuda_ll &ll, const ll_call &call, const piece &p, pa
 __device__ passage passage_begin(unsigned char *slots, uint64_t *barriers)
 {
     int warp = (int)threadIdx.x / WARP;
-    passage through = {slots + warp * 2 * ROOM, barriers + warp * 2, 0, (int)threadIdx.x % WARP, 0, nullptr, 0};
+    passage through = {slots + warp * 2 * ROOM, barriers + warp * 2, 0, (int)threadIdx.x % WARP, 0, 0, nullptr, 0};
 
     if (through.lane == 0) {
         barrier_init(through.full);
@@ -310,8 +351,12 @@ __device__ void send(const cuda_ll_combine &c, const ll_call &call, piece p, pas
             flag_share(ll, call, through);
         if (p.first && !is_alone(p))
             sound = take_weights(ll, call, p, through);
-        if (sound && !is_alone(p))
-            add_up(p, through, slot);
+        if (sound && !is_alone(p)) {
+            if (__popc(through.kept) == 1)
+                keep_alone(p, through, slot);
+            else
+                add_up(p, through, slot);
+        }
         if (sound && through.lane == 0)
             store(ll, call, p, through, slot);
         p = next;
@@ -345,9 +390,9 @@ __device__ uint32_t same_rank(const cuda_ll &ll, int rank)
 }
 
 /*
- * Waits for the rows of token t, a warp for each of their parts, and lists them in the order of their first choices. By
- * all threads; false: leave. Of sums two deadlines: who has not sent one may be waiting for another rank's weights, and
- * is to say who that is.
+ * Waits for the rows of token t, a warp for each of their parts, and lists them in the order of their first choices
+ * that are kept. By all threads; false: leave. Of sums two deadlines: who has not sent one may be waiting for another
+ * rank's weights, and is to say who that is.
  */
 __device__ bool gather_terms(const cuda_ll_combine &c, const ll_call &call, int t, terms &terms)
 {
@@ -357,20 +402,21 @@ __device__ bool gather_terms(const cuda_ll_combine &c, const ll_call &call, int 
     bool sound = true;
 
     if (part < ll.parts) {
-        int expert = k < ll.topk ? (int)read_choice(c.topk_idx, c.wide, place) : -1;
+        bool kept = k < ll.topk && read_choice(c.topk_idx, c.wide, place) >= 0;
+        int expert = k < ll.topk ? __ldg(index_of(ll, call) + place) : -1;
         int rank = expert < 0 || is_masked(call, expert / ll.n_local) ? -1 : expert / ll.n_local;
         uint32_t group = ll.sum_once ? (uint32_t)(rank >= 0) << k : same_rank(ll, rank);
-        bool first = group && __ffs((int)group) - 1 == k;
-        uint32_t votes = __ballot_sync(ALL_LANES, first);
+        uint32_t added = group & __ballot_sync(ALL_LANES, kept);
+        uint32_t votes = __ballot_sync(ALL_LANES, added && __ffs((int)added) - 1 == k);
 
-        if (first && part == 0) {
-            int at = __popc(votes & ((1u << k) - 1));
+        if (votes >> k & 1 && part == 0) {
+            int at = __popc(votes & ((1u << k) - 1)), sent_as = __ffs((int)group) - 1;
 
-            terms.row[at] = ll_at<uint4>(ll, me, ll.rows_at) + place * (ll.hidden / 8);
+            terms.row[at] = ll_at<uint4>(ll, me, ll.rows_at) + ((int64_t)t * ll.topk + sent_as) * (ll.hidden / 8);
             /* Where several rows are added up already, their weights are in. */
-            terms.weight[at] = group & (group - 1) ? 1.0f : __ldg(c.weights + place);
+            terms.weight[at] = added & (added - 1) ? 1.0f : __ldg(c.weights + place);
         }
-        if (first)
+        if (group && __ffs((int)group) - 1 == k)
             sound = wait_until(ll.waits, ll_at<uint64_t>(ll, me, ll.row_flag_at) + place * ll.parts + part, call.number,
                                rank, ll.waits.done_phase, ll.sum_once ? 1 : 2);
         if (threadIdx.x == 0)
@@ -406,13 +452,58 @@ __device__ void sum_vectors(const terms &terms, int i, int end, uint4 *out)
             out[i + k * (int)blockDim.x] = round_vector(sum[k]);
 }
 
+/* The rank whose row choice k of a token begins; -1: none. */
+__device__ int rank_of_row(const cuda_ll &ll, const int32_t *index, int k)
+{
+    int rank = index[k] < 0 ? -1 : index[k] / ll.n_local;
+
+    for (int i = 0; i < k && rank >= 0 && !ll.sum_once; i++)
+        if (index[i] >= 0 && index[i] / ll.n_local == rank)
+            return -1;
+    return rank;
+}
+
+/*
+ * Without masking: adds the time until all rows of each rank were here. Of a row that is here when it is looked at the
+ * time is not known, and not the last. By all threads of a block; false: leave.
+ */
+__device__ bool time_rows(const cuda_ll_combine &c, const ll_call &call)
+{
+    __shared__ unsigned long long longest[CUDA_MAX_RANKS];
+    const cuda_ll &ll = c.ll;
+    const int32_t *index = index_of(ll, call);
+    uint64_t begin = global_ns();
+    int me = ll.waits.rank, i = (int)threadIdx.x;
+    bool sound = true;
+
+    if (i < CUDA_MAX_RANKS)
+        longest[i] = 0;
+    __syncthreads();
+    for (int at = i; at < c.n_tokens * ll.topk * ll.parts && sound; at += (int)blockDim.x) {
+        int place = at / ll.parts, k = place % ll.topk, rank = rank_of_row(ll, index + place - k, k);
+        const uint64_t *flag = ll_at<uint64_t>(ll, me, ll.row_flag_at) + at;
+
+        if (rank < 0 || load_acquire(flag) >= call.number)
+            continue;
+        sound = wait_until(ll.waits, flag, call.number, rank, ll.waits.done_phase, ll.sum_once ? 1 : 2);
+        atomicMax(&longest[rank], (unsigned long long)(global_ns() - begin));
+    }
+    sound = __syncthreads_and(sound);
+    if (i < ll.waits.nranks && i != me && sound)
+        c.wait_added[i] += (int64_t)longest[i];
+    return sound;
+}
+
 __device__ void receive(const cuda_ll_combine &c, ll_call &call, terms &terms)
 {
     const cuda_ll &ll = c.ll;
     const cuda_ll_segment *mine = ll.peer[ll.waits.rank];
     int vectors = ll.hidden / 8;
 
-    if (ll.masking && !ll_meet(ll, call, mine->sent, call.number, CUDA_LL_TO_RECEIVE, ll.waits.done_phase))
+    if (ll.masking &&
+        !ll_meet(ll, call, mine->sent, call.number, CUDA_LL_TO_RECEIVE, ll.waits.done_phase, c.wait_added))
+        return;
+    if (c.wait_added && !ll.masking && blockIdx.x == 0 && !time_rows(c, call))
         return;
     for (int t = (int)blockIdx.x; t < c.n_tokens; t += (int)gridDim.x) {
         uint4 *out = reinterpret_cast<uint4 *>(c.out) + (int64_t)t * vectors;
@@ -425,14 +516,47 @@ __device__ void receive(const cuda_ll_combine &c, ll_call &call, terms &terms)
     }
 }
 
-/* With masking behind the weights, so that no rank masks another one for waiting. By all threads of every block. */
-__device__ bool meet_to_send(const cuda_ll &ll, ll_call &call)
+/*
+ * Without masking: adds the time until the weights of each rank were here, which its partial sums wait for. As
+ * time_rows().
+ */
+__device__ bool time_weights(const cuda_ll_combine &c, const ll_call &call)
 {
+    __shared__ unsigned long long longest[CUDA_MAX_RANKS];
+    const cuda_ll &ll = c.ll;
+    uint64_t begin = global_ns();
+    int me = ll.waits.rank, i = (int)threadIdx.x, of_rank = ll.max_tokens * ll.topk;
+    bool sound = true;
+
+    if (i < CUDA_MAX_RANKS)
+        longest[i] = 0;
+    __syncthreads();
+    for (int at = i; at < ll.waits.nranks * of_rank && sound; at += (int)blockDim.x) {
+        int source = at / of_rank, choice = at % of_rank;
+        const uint64_t *word = weight_words(ll, me, source, 0) + choice;
+
+        if (__ldg(origins_of(ll, call, source, 0) + choice) < 0 || is_of_call{word, (uint32_t)call.number}())
+            continue;
+        sound = wait_until_met(ll.waits, is_of_call{word, (uint32_t)call.number}, source, ll.waits.ready_phase);
+        atomicMax(&longest[source], (unsigned long long)(global_ns() - begin));
+    }
+    sound = __syncthreads_and(sound);
+    if (i < ll.waits.nranks && i != me && sound)
+        c.wait_added[i] += (int64_t)longest[i];
+    return sound;
+}
+
+/* With masking behind the weights, so that no rank masks another one for waiting. By all threads of every block. */
+__device__ bool meet_to_send(const cuda_ll_combine &c, ll_call &call)
+{
+    const cuda_ll &ll = c.ll;
     const cuda_ll_segment *mine = ll.peer[ll.waits.rank];
     bool behind = ll.masking && !ll.sum_once;
 
+    if (c.wait_added && !ll.masking && !ll.sum_once && blockIdx.x == 0 && !time_weights(c, call))
+        return false;
     return ll_meet(ll, call, behind ? mine->ahead : mine->completed, behind ? call.number : mine->last_combine,
-                   CUDA_LL_TO_SEND, ll.waits.ready_phase);
+                   CUDA_LL_TO_SEND, ll.waits.ready_phase, behind ? c.wait_added : nullptr);
 }
 
 } /* namespace */
@@ -476,7 +600,7 @@ __global__ void __launch_bounds__(CUDA_LL_THREADS, 1) combine_ll(const __grid_co
         /* Not before the routing has come, which would have to wait behind all the rows. */
         if (first.votes)
             fetch(c, first, through, 0);
-        if (!meet_to_send(ll, call)) {
+        if (!meet_to_send(c, call)) {
             /* Not before the copy engine has done with the block's memory. */
             if (first.votes)
                 await_rows(through, 0);

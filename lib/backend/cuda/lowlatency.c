@@ -118,24 +118,47 @@ static ep_status take_place(struct cuda_comm *cuda, size_t bytes, struct cuda_ll
     return EP_OK;
 }
 
+/* What the kernels can number. */
+static ep_status check_numbers(const ep_comm *comm, const ep_ll_config *config, const char *call)
+{
+    int64_t rows = config->max_tokens;
+
+    if (config->topk > CUDA_LL_MAX_TOPK)
+        return ep_fail(EP_E_UNSUPPORTED, "%s: topk is %d, but the CUDA backend has low latency up to %d", call,
+                       config->topk, CUDA_LL_MAX_TOPK);
+    /* Kernels number rows and what warps do by 32 bits. */
+    if (rows * config->n_experts > INT32_MAX || rows * comm->nranks * config->topk * CUDA_LL_MOST_PARTS > INT32_MAX)
+        return ep_fail(EP_E_UNSUPPORTED,
+                       "%s: max_tokens is %d, which with %d experts and topk %d on %d ranks makes "
+                       "more rows than the CUDA backend numbers",
+                       call, config->max_tokens, config->n_experts, config->topk, comm->nranks);
+    return EP_OK;
+}
+
+static size_t combine_buffer_bytes(const ep_ll_config *config)
+{
+    return (size_t)config->n_experts * (size_t)config->max_tokens * (size_t)config->hidden * 2;
+}
+
+int64_t cuda_ll_bytes(const ep_comm *comm, const ep_ll_config *config, int64_t *ret_combine_bytes)
+{
+    ep_ll ll = {.comm = (ep_comm *)comm, .config = *config, .n_local = config->n_experts / comm->nranks};
+    struct cuda_ll device;
+
+    if (check_numbers(comm, config, "ep_ll_get_sizes") != EP_OK)
+        return -1;
+    *ret_combine_bytes = (int64_t)cuda_block_bytes(combine_buffer_bytes(config));
+    return (int64_t)cuda_whole_bytes(lay_out(&ll, &device));
+}
+
 static ep_status open_own(const ep_ll *ll, struct inner *inner)
 {
     struct cuda_comm *cuda = inner->cuda;
-    int64_t rows = ll->config.max_tokens;
     size_t bytes;
     void *report;
 
-    if (ll->config.topk > CUDA_LL_MAX_TOPK)
-        return ep_fail(EP_E_UNSUPPORTED, "ep_ll_new: topk is %d, but the CUDA backend has low latency up to %d",
-                       ll->config.topk, CUDA_LL_MAX_TOPK);
+    EP_TRY(check_numbers(ll->comm, &ll->config, "ep_ll_new"));
     bytes = lay_out(ll, &inner->device);
-    /* Kernels number rows and what warps do by 32 bits. */
-    if (rows * ll->config.n_experts > INT32_MAX ||
-        rows * ll->comm->nranks * ll->config.topk * CUDA_LL_MOST_PARTS > INT32_MAX)
-        return ep_fail(EP_E_UNSUPPORTED,
-                       "ep_ll_new: max_tokens is %d, which with %d experts and topk %d on %d ranks makes "
-                       "more rows than the CUDA backend numbers",
-                       ll->config.max_tokens, ll->config.n_experts, ll->config.topk, ll->comm->nranks);
     inner->bytes = bytes;
     EP_TRY(take_place(cuda, bytes, &inner->place));
     CUDA_TRY(cudaEventCreateWithFlags(&inner->done, cudaEventDisableTiming));
@@ -334,6 +357,8 @@ static ep_status check_dispatch_pointers(struct cuda_comm *cuda, const ep_ll_dis
     EP_TRY(cuda_check_pointer(cuda, call, "recv_scales", args->recv_scales));
     EP_TRY(cuda_check_pointer(cuda, call, "recv_count", args->recv_count));
     EP_TRY(cuda_check_pointer(cuda, call, "recv_source", args->recv_source));
+    EP_TRY(cuda_check_pointer(cuda, call, "recv_stats_add", args->recv_stats_add));
+    EP_TRY(cuda_check_pointer(cuda, call, "wait_cost_add", args->wait_cost_add));
     return cuda_check_pointer(cuda, call, "recv_range", args->recv_range);
 }
 
@@ -344,9 +369,6 @@ static ep_status dispatch(ep_ll *ll, const ep_ll_dispatch_args *args)
     bool rounds = packed || (args->flags & EP_LL_ROUND_SCALE);
 
     EP_TRY(check_closed(inner, "ep_ll_dispatch"));
-    if (args->recv_scale_stride_token || args->recv_scale_stride_block || args->recv_stats_add || args->wait_cost_add)
-        return ep_fail(EP_E_UNSUPPORTED, "ep_ll_dispatch: the CUDA backend has no recv_scale_stride_..., "
-                                         "recv_stats_add and wait_cost_add yet");
     EP_TRY(check_dispatch_pointers(inner->cuda, args));
     inner->in_dispatch = true;
     inner->dispatch = (struct cuda_ll_dispatch){.ll = inner->device,
@@ -362,7 +384,15 @@ static ep_status dispatch(ep_ll *ll, const ep_ll_dispatch_args *args)
                                                 .recv_scales = args->recv_scales,
                                                 .recv_count = args->recv_count,
                                                 .recv_source = args->recv_source,
-                                                .recv_range = args->recv_range};
+                                                .recv_range = args->recv_range,
+                                                .scale_stride_token = args->recv_scale_stride_token,
+                                                .scale_stride_block = args->recv_scale_stride_block,
+                                                .stats_add = args->recv_stats_add,
+                                                .wait_added = args->wait_cost_add};
+    if (!args->recv_scale_stride_token) {
+        inner->dispatch.scale_stride_token = ll->config.hidden / (packed ? 4 * EP_SCALE_BLOCK : EP_SCALE_BLOCK);
+        inner->dispatch.scale_stride_block = 1;
+    }
     inner->dispatch.ll.max_tokens = args->max_tokens;
     return run_checked(ll, phases_of(args->flags), args->topk_idx, args->idx_type, args->n_tokens);
 }
@@ -398,6 +428,7 @@ static ep_status check_combine_pointers(struct cuda_comm *cuda, const ep_ll_comb
     static const char call[] = "ep_ll_combine";
 
     EP_TRY(cuda_check_pointer(cuda, call, "x", args->x));
+    EP_TRY(cuda_check_pointer(cuda, call, "wait_cost_add", args->wait_cost_add));
     if (!args->n_tokens)
         return EP_OK;
     EP_TRY(cuda_check_pointer(cuda, call, "topk_idx", args->topk_idx));
@@ -414,8 +445,6 @@ static ep_status combine(ep_ll *ll, const ep_ll_combine_args *args)
     ep_status status;
 
     EP_TRY(check_closed(inner, "ep_ll_combine"));
-    if (args->wait_cost_add)
-        return ep_fail(EP_E_UNSUPPORTED, "ep_ll_combine: the CUDA backend has no wait_cost_add yet");
     EP_TRY(check_combine_pointers(inner->cuda, args));
     if ((args->flags & EP_LL_ZERO_COPY) && (!inner->handed_out || args->x != inner->combine_buffer.memory))
         return ep_fail(EP_E_ARG, "ep_ll_combine: with EP_LL_ZERO_COPY x must be the buffer that "
@@ -428,7 +457,8 @@ static ep_status combine(ep_ll *ll, const ep_ll_combine_args *args)
                                               .out = args->out,
                                               .wide = args->idx_type == EP_I64,
                                               .n_tokens = args->n_tokens,
-                                              .age = (int32_t)(ll->dispatches - args->call)};
+                                              .age = (int32_t)(ll->dispatches - args->call),
+                                              .wait_added = args->wait_cost_add};
     device = &inner->combine.ll;
     device->max_tokens = answers->max_tokens;
     device->sum_once = args->flags & EP_LL_NO_PARTIAL_REDUCE ? 1 : 0;
@@ -458,13 +488,52 @@ ep_status cuda_ll_finish(ep_ll *ll, uint64_t number, ep_stream stream)
     return end(&call, run(ll, CUDA_LL_RECEIVE));
 }
 
+static ep_status run_mask(ep_ll *ll, uint32_t set, uint32_t clear, int32_t *out, ep_stream stream)
+{
+    struct inner *inner = ll->impl;
+    const struct cuda_ll_mask mask = {.ll = inner->device, .set = set, .clear = clear, .out = out};
+    struct cuda_call call;
+    ep_status status;
+
+    EP_TRY(cuda_call_begin(inner->cuda, stream, true, &call));
+    status = cuda_check_pointer(inner->cuda, "ep_ll_query_mask", "out", out);
+    if (status == EP_OK)
+        status = cuda_status(cuda_launch_ll_mask(&mask, call.stream), "mask kernel");
+    return cuda_call_end(&call, status, status == EP_OK);
+}
+
+ep_status cuda_ll_set_mask(ep_ll *ll, int rank, bool on, ep_stream stream)
+{
+    uint32_t ranks = rank < 0 ? UINT32_MAX : UINT32_C(1) << rank;
+
+    return run_mask(ll, on ? ranks : 0, on ? 0 : ranks, NULL, stream);
+}
+
+ep_status cuda_ll_query_mask(ep_ll *ll, int32_t *out, ep_stream stream)
+{
+    return run_mask(ll, 0, 0, out, stream);
+}
+
+ep_status cuda_ll_barrier(ep_ll *ll, ep_stream stream)
+{
+    struct inner *inner = ll->impl;
+    struct cuda_ll device = inner->device;
+    struct cuda_call call;
+    ep_status status;
+
+    EP_TRY(cuda_call_begin(inner->cuda, stream, true, &call));
+    device.waits.ready_phase = device.waits.done_phase = HOST_LL_BARRIER;
+    status = cuda_status(cuda_launch_ll_barrier(&device, call.stream), "barrier kernel");
+    return cuda_call_end(&call, status, status == EP_OK);
+}
+
 /* One is enough: what the next combine's input is written over has been sent, in stream order. */
 ep_status cuda_ll_combine_buffer(ep_ll *ll, void **ret_buffer)
 {
     enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     struct inner *inner = ll->impl;
     struct cuda_scope scope;
-    size_t bytes = (size_t)ll->config.n_experts * (size_t)ll->config.max_tokens * (size_t)ll->config.hidden * 2;
+    size_t bytes = combine_buffer_bytes(&ll->config);
     ep_status status = EP_OK;
 
     EP_TRY(cuda_enter(inner->cuda, &scope));

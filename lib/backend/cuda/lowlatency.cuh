@@ -104,19 +104,23 @@ __device__ inline void mask_rank(const cuda_ll &ll, int rank)
     __threadfence_system();
 }
 
-/* A thread of block 0 waits for one rank, which it masks when it does not come. False: this rank is to leave. */
+/*
+ * A thread of block 0 waits for one rank, which it masks when it does not come. False: this rank is to leave. A rank
+ * that the caller has masked here may have masked this one in turn.
+ */
 __device__ inline bool wait_or_mask(const cuda_ll &ll, const uint64_t *word, uint64_t value, int rank, int phase)
 {
     const cuda_ll_segment *mine = ll.peer[ll.waits.rank];
+    bool masked = *(const volatile uint32_t *)&mine->mask >> rank & 1;
     wait_end end = WAIT_MET;
 
-    if (!(*(const volatile uint32_t *)&mine->mask >> rank & 1))
+    if (!masked)
         end = wait_for(ll.waits, has_reached{word, value}, &ll.waits.report->lost, rank);
     if (end == WAIT_STOPPED) {
         give_up(ll.waits, 0, rank, phase);
         return false;
     }
-    if (*(const volatile uint32_t *)&mine->masked_by[rank]) {
+    if (!masked && *(const volatile uint32_t *)&mine->masked_by[rank]) {
         give_up(ll.waits, CUDA_FAILED_EXCLUDED, rank, phase);
         return false;
     }
@@ -125,12 +129,19 @@ __device__ inline bool wait_or_mask(const cuda_ll &ll, const uint64_t *word, uin
     return true;
 }
 
+/* With masking: the time until the rank's rows were here. `added` [R], NULL: nobody wants to know. */
+__device__ inline void note_wait(const cuda_ll &ll, int64_t *added, int rank, uint64_t begin)
+{
+    if (added && rank != ll.waits.rank && !(*(const volatile uint32_t *)&ll.peer[ll.waits.rank]->mask >> rank & 1))
+        added[rank] += (int64_t)(global_ns() - begin);
+}
+
 /*
  * Waits until `words` of all ranks have reached `value`; with masking, of all that come. By all threads of every block.
- * `which`: CUDA_LL_TO_.... False: leave without a result.
+ * `which`: CUDA_LL_TO_.... `added` as for note_wait(). False: leave without a result.
  */
 __device__ inline bool ll_meet(const cuda_ll &ll, ll_call &call, const uint64_t *words, uint64_t value, int which,
-                               int phase)
+                               int phase, int64_t *added = nullptr)
 {
     cuda_ll_segment *mine = ll.peer[ll.waits.rank];
     int i = (int)(blockDim.x - 1 - threadIdx.x), n = ll.waits.nranks; /* the first warp may still be sending */
@@ -141,9 +152,12 @@ __device__ inline bool ll_meet(const cuda_ll &ll, ll_call &call, const uint64_t 
                                  : i == n ? may_begin(ll.waits, phase)
                                           : true);
     if (blockIdx.x == 0) {
-        sound = __syncthreads_and(i < n    ? wait_or_mask(ll, words + i, value, i, phase)
-                                  : i == n ? may_begin(ll.waits, phase)
-                                           : true);
+        uint64_t begin = added ? global_ns() : 0;
+        bool came = i >= n || wait_or_mask(ll, words + i, value, i, phase);
+
+        if (i < n && came)
+            note_wait(ll, added, i, begin);
+        sound = __syncthreads_and(i < n ? came : i == n ? may_begin(ll.waits, phase) : true);
         if (i == 0 && sound)
             store_release(&mine->verdict[which], call.number << 32 | *(volatile uint32_t *)&mine->mask);
     } else if (i == 0) {

@@ -35,11 +35,13 @@ struct cuda_ll_segment {
     uint64_t ahead[CUDA_MAX_RANKS];     /* [source] the weights of its tokens are here; only with masking */
     uint64_t sent[CUDA_MAX_RANKS];      /* [source] all of its rows of this call are here; only with masking */
     uint32_t masked_by[CUDA_MAX_RANKS]; /* [source] it has masked this rank */
+    uint64_t barriers[CUDA_MAX_RANKS];  /* [source] barriers that it has come to */
 
     /* The owner's own. */
     uint64_t call;                        /* the last that is complete */
     uint64_t dispatches, combines;        /* that are complete */
     uint64_t last_dispatch, last_combine; /* their calls */
+    uint64_t barrier;                     /* the last that is complete */
     uint64_t verdict[CUDA_LL_MEETINGS];   /* call << 32 | masks, of each meeting; only with masking */
     uint32_t mask;                        /* ranks that are masked */
     uint32_t blocks[2];                   /* of the running kernel that have sent, that have ended */
@@ -87,8 +89,11 @@ struct cuda_ll_dispatch {
     int32_t format;              /* what all ranks must want alike */
     unsigned char *recv_x;
     uint32_t *recv_scales;
+    int64_t scale_stride_token, scale_stride_block; /* of recv_scales within an expert */
     int32_t *recv_count, *recv_source;
     int64_t *recv_range;
+    int32_t *stats_add;  /* [L] NULL: not wanted */
+    int64_t *wait_added; /* [R] NULL: not wanted */
 };
 
 struct cuda_ll_combine {
@@ -97,12 +102,24 @@ struct cuda_ll_combine {
     const float *weights;
     unsigned char *out;
     int32_t wide, n_tokens, phases;
-    int32_t queued; /* nobody waits for this call */
-    int32_t age;    /* it answers the last dispatch but so many */
+    int32_t queued;      /* nobody waits for this call */
+    int32_t age;         /* it answers the last dispatch but so many */
+    int64_t *wait_added; /* [R] NULL: not wanted */
+};
+
+/* Masks in the order of the stream: set and cleared, a bit for each rank; then told to the caller, if `out` [R] is. */
+struct cuda_ll_mask {
+    struct cuda_ll ll;
+    uint32_t set, clear;
+    int32_t *out;
 };
 
 cudaError_t cuda_ll_dispatch_load(int shared_bytes);
 cudaError_t cuda_ll_combine_load(void);
+cudaError_t cuda_launch_ll_mask(const struct cuda_ll_mask *mask, cudaStream_t stream);
+/* All ranks that are not masked meet. */
+cudaError_t cuda_launch_ll_barrier(const struct cuda_ll *ll, cudaStream_t stream);
+cudaError_t cuda_ll_mask_load(void);
 cudaError_t cuda_launch_ll_dispatch(const struct cuda_ll_dispatch *dispatch, int blocks, cudaStream_t stream);
 cudaError_t cuda_launch_ll_combine(const struct cuda_ll_combine *combine, int blocks, cudaStream_t stream);
 

@@ -47,14 +47,22 @@ ep_status cuda_map_signals(struct cuda_comm *cuda, int rank)
     return map_slot(cuda, rank, &peer->board->signals, 1, &peer->signals);
 }
 
-/* For the kernels. In the order of a stream of the library's own, where nothing waits. */
+/*
+ * For the kernels. First into the table in host memory, which a kernel that waits sees at once: what is queued in a
+ * stream can be held back until that kernel has ended, as the loading of a module does (bench/NOTES.md). The table in
+ * device memory, which is faster to read, follows in the order of a stream of the library's own.
+ */
 static ep_status tell_kernels(struct cuda_comm *cuda, int rank, int slot, const struct cuda_mapping *mapping)
 {
-    struct cuda_place place = {.base = mapping->base,
-                               .granules = (uint32_t)(mapping->bytes / CUDA_GRANULE),
-                               .generation = mapping->generation};
+    struct cuda_place *place = &cuda->host_places[rank * CUDA_SLOTS + slot];
 
-    return cuda_status(cudaMemcpyAsync(&cuda->places[rank * CUDA_SLOTS + slot], &place, sizeof(place),
+    /* A place whose generation is right is complete: the generation comes last, and goes first. */
+    __atomic_store_n(&place->generation, 0, __ATOMIC_RELEASE);
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    place->base = mapping->base;
+    place->granules = (uint32_t)((mapping->bytes + CUDA_GRANULE - 1) / CUDA_GRANULE);
+    __atomic_store_n(&place->generation, mapping->generation, __ATOMIC_RELEASE);
+    return cuda_status(cudaMemcpyAsync(&cuda->places[rank * CUDA_SLOTS + slot], place, sizeof(*place),
                                        cudaMemcpyHostToDevice, cuda->own),
                        "cudaMemcpyAsync");
 }

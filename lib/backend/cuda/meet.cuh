@@ -74,17 +74,23 @@ struct has_told {
 
 /* Is the allocation of that generation mapped here? */
 struct has_place {
-    const cuda_place *place;
+    const cuda_place *place, *host_place;
     uint32_t generation;
     cuda_place *ret_place;
 
-    __device__ __forceinline__ bool operator()() const
+    __device__ __forceinline__ bool is_in(const cuda_place *table) const
     {
         uint64_t base, rest;
 
-        load_pair(place, base, rest);
+        load_pair(table, base, rest);
         *ret_place = {reinterpret_cast<unsigned char *>(base), (uint32_t)rest, (uint32_t)(rest >> 32)};
         return base && (ret_place->generation & CUDA_GENERATION_MASK) == generation;
+    }
+
+    /* The copy into device memory may be behind this kernel: after a lazily loaded module nothing starts beside it. */
+    __device__ __forceinline__ bool operator()() const
+    {
+        return is_in(place) || is_in(host_place);
     }
 };
 
@@ -108,14 +114,16 @@ __device__ inline unsigned char *find_place(const cuda_waits &waits, const uint3
     uint32_t slot = told[0] >> CUDA_GENERATION_BITS, generation = told[0] & CUDA_GENERATION_MASK;
     uint64_t offset = (uint64_t)told[1] * CUDA_TELL_GRAIN, size;
     cuda_place place = {};
+    size_t at;
     wait_end end;
 
     if (!generation) {
         give_up(waits, CUDA_FAILED_DAMAGE, rank, waits.ready_phase);
         return nullptr;
     }
-    end = wait_for(waits, has_place{waits.places + (size_t)rank * CUDA_SLOTS + slot, generation, &place},
-                   &waits.report->lost, rank);
+    at = (size_t)rank * CUDA_SLOTS + slot;
+    end = wait_for(waits, has_place{waits.places + at, waits.host_places + at, generation, &place}, &waits.report->lost,
+                   rank);
     size = (uint64_t)place.granules * CUDA_GRANULE;
     if (end == WAIT_MET && offset <= size && (uint64_t)bytes <= size - offset)
         return place.base + offset;

@@ -15,16 +15,46 @@ void cuda_publish_slot(struct cuda_slot *slot, const struct cuda_mapping *alloca
     atomic_store_explicit(&slot->generation, allocation->generation, memory_order_release);
 }
 
-static ep_status alloc_symmetric(struct cuda_comm *cuda, size_t bytes, bool internal, void **ret_memory)
+ep_status cuda_add_allocation(struct cuda_comm *cuda, const struct cuda_allocation *allocation,
+                              const cudaIpcMemHandle_t *handle)
 {
-    size_t whole = (bytes + CUDA_GRANULE) / CUDA_GRANULE * CUDA_GRANULE;
+    int slot;
+
+    for (slot = 0; slot < CUDA_SLOTS; slot++)
+        if (!cuda->allocations[slot].base)
+            break;
+    if (slot == CUDA_SLOTS)
+        return ep_fail(EP_E_MEMORY,
+                       "this rank already has %d allocations and windows (ep_free() of all ranks empties "
+                       "the places of those that are freed and unregistered)",
+                       CUDA_SLOTS);
+    /* What the peers are told of it is never 0. */
+    while (!(++cuda->next_generation & CUDA_GENERATION_MASK))
+        ;
+    cuda->allocations[slot] = *allocation;
+    cuda->allocations[slot].generation = cuda->next_generation;
+    if (slot >= cuda->slots_used)
+        cuda->slots_used = slot + 1;
+    cuda_publish_slot(&cuda->board->slot[slot],
+                      &(struct cuda_mapping){
+                          .base = allocation->base, .bytes = allocation->bytes, .generation = cuda->next_generation},
+                      handle);
+    atomic_fetch_add_explicit(&cuda->board->allocations, 1, memory_order_release);
+    return EP_OK;
+}
+
+ep_status cuda_alloc_kind(struct cuda_comm *cuda, size_t bytes, enum cuda_memory kind, void **ret_memory)
+{
+    const char *call = kind == CUDA_MEMORY_LOCAL ? "ep_alloc_local" : "ep_alloc";
+    size_t whole = cuda_whole_bytes(bytes);
     cudaIpcMemHandle_t handle;
     void *base = NULL;
     cudaError_t error;
     ep_status status;
-    int slot;
 
-    cuda_settle(cuda->device);
+    /* Freeing waits for what runs on the device: not in a call that may come at any time. */
+    if (kind != CUDA_MEMORY_LOCAL)
+        cuda_settle(cuda->device);
     error = cudaMalloc(&base, whole);
     if (error == cudaErrorMemoryAllocation) {
         cudaGetLastError();
@@ -33,42 +63,70 @@ static ep_status alloc_symmetric(struct cuda_comm *cuda, size_t bytes, bool inte
     }
     status = cuda_status(error, "cudaMalloc");
     if (status != EP_OK)
-        return ep_fail_prefix(status, "ep_alloc: %zu bytes: ", whole);
+        return ep_fail_prefix(status, "%s: %zu bytes: ", call, whole);
     status = cuda_status(cudaIpcGetMemHandle(&handle, base), "cudaIpcGetMemHandle");
-    if (status != EP_OK)
-        goto free_base;
-    pthread_mutex_lock(&cuda->memory_lock);
-    for (slot = 0; slot < CUDA_SLOTS; slot++)
-        if (!cuda->allocations[slot].base)
-            break;
-    if (slot == CUDA_SLOTS) {
-        status = ep_fail(EP_E_MEMORY, "ep_alloc: this rank already has %d allocations", CUDA_SLOTS);
-    } else {
-        /* What the peers are told of it is never 0. */
-        while (!(++cuda->next_generation & CUDA_GENERATION_MASK))
-            ;
-        cuda->allocations[slot] = (struct cuda_allocation){
-            .base = base, .bytes = whole, .generation = cuda->next_generation, .internal = internal};
-        if (slot >= cuda->slots_used)
-            cuda->slots_used = slot + 1;
-        cuda_publish_slot(&cuda->board->slot[slot],
-                          &(struct cuda_mapping){.base = base, .bytes = whole, .generation = cuda->next_generation},
-                          &handle);
-        atomic_fetch_add_explicit(&cuda->board->allocations, 1, memory_order_release);
-    }
-    pthread_mutex_unlock(&cuda->memory_lock);
     if (status == EP_OK) {
-        *ret_memory = base;
-        return EP_OK;
+        pthread_mutex_lock(&cuda->memory_lock);
+        status =
+            cuda_add_allocation(cuda,
+                                &(struct cuda_allocation){
+                                    .base = base, .bytes = whole, .kind = kind, .window = base, .window_bytes = whole},
+                                &handle);
+        pthread_mutex_unlock(&cuda->memory_lock);
     }
-free_base:
-    cudaFree(base);
-    return status;
+    if (status != EP_OK) {
+        cudaFree(base);
+        return ep_fail_prefix(status, "%s: ", call);
+    }
+    *ret_memory = base;
+    return EP_OK;
+}
+
+/*
+ * A guess at what the operations of a plan take: rows of 7168 bf16 with a scale for each 128, of as many tokens on
+ * every rank as here, but no more than RESERVE_MOST.
+ */
+enum { RESERVE_ROW = 7168 * 2, RESERVE_SCALES = 7168 / 128 * 4, RESERVE_TOKENS = 512 };
+#define RESERVE_MOST ((size_t)512 << 20)
+
+/* The caller's own symmetric memory: what lies there needs no staging. */
+static bool has_symmetric_memory(struct cuda_comm *cuda)
+{
+    bool found = false;
+
+    pthread_mutex_lock(&cuda->memory_lock);
+    for (int slot = 0; slot < cuda->slots_used && !found; slot++)
+        found = cuda->allocations[slot].base && cuda->allocations[slot].kind != CUDA_MEMORY_INTERNAL;
+    pthread_mutex_unlock(&cuda->memory_lock);
+    return found;
+}
+
+void cuda_reserve_stages(struct cuda_comm *cuda, const ep_plan_args *args)
+{
+    size_t tokens = args->n_tokens > RESERVE_TOKENS ? (size_t)args->n_tokens : RESERVE_TOKENS;
+    size_t copies = args->flags & EP_PLAN_EXPANDED ? (size_t)args->topk : (size_t)cuda->host.comm->nranks;
+    size_t rows = args->max_recv_tokens > 0 ? (size_t)args->max_recv_tokens : tokens * copies,
+           topk = (size_t)args->topk;
+    size_t row[HOST_AT_COUNT];
+    void *memory;
+
+    if (has_symmetric_memory(cuda))
+        return;
+    row[HOST_AT_X] = RESERVE_ROW;
+    row[HOST_AT_SCALES] = RESERVE_SCALES;
+    row[HOST_AT_INDEX] = topk * sizeof(int64_t);
+    row[HOST_AT_WEIGHTS] = topk * sizeof(float);
+    if (rows > RESERVE_MOST / RESERVE_ROW)
+        rows = RESERVE_MOST / RESERVE_ROW;
+    /* Without it, or with less than they need, operations allocate themselves. */
+    for (int i = 0; i < HOST_AT_COUNT; i++)
+        if (row[i])
+            (void)cuda_stage(cuda, i, rows * row[i], &memory);
 }
 
 ep_status cuda_alloc_internal(struct cuda_comm *cuda, size_t bytes, void **ret_memory)
 {
-    return alloc_symmetric(cuda, bytes, true, ret_memory);
+    return cuda_alloc_kind(cuda, bytes, CUDA_MEMORY_INTERNAL, ret_memory);
 }
 
 ep_status cuda_alloc(ep_comm *comm, size_t bytes, void **ret_memory)
@@ -78,28 +136,60 @@ ep_status cuda_alloc(ep_comm *comm, size_t bytes, void **ret_memory)
     ep_status status;
 
     EP_TRY(cuda_enter(cuda, &scope));
-    status = alloc_symmetric(cuda, bytes, false, ret_memory);
+    status = cuda_alloc_kind(cuda, bytes, CUDA_MEMORY_SYMMETRIC, ret_memory);
     cuda_leave(&scope);
     return status;
 }
 
-/* Takes the caller's allocation that begins at `memory` out of the table; false if there is none. */
+/*
+ * Withdraws what the caller has from ep_alloc() at `memory`, and what was freed or unregistered by this rank alone;
+ * false, and nothing, if there is no such memory.
+ */
 static bool withdraw(struct cuda_comm *cuda, const void *memory)
 {
     bool found = false;
 
     pthread_mutex_lock(&cuda->memory_lock);
     for (int slot = 0; slot < CUDA_SLOTS && !found; slot++) {
-        if (!cuda->allocations[slot].base || cuda->allocations[slot].base != memory || cuda->allocations[slot].internal)
+        struct cuda_allocation *allocation = &cuda->allocations[slot];
+
+        found = allocation->base && allocation->base == memory && allocation->kind == CUDA_MEMORY_SYMMETRIC;
+        if (found)
+            allocation->kind = CUDA_MEMORY_KEPT;
+    }
+    for (int slot = 0; slot < CUDA_SLOTS && found; slot++) {
+        struct cuda_allocation *allocation = &cuda->allocations[slot];
+
+        if (!allocation->base || (allocation->kind != CUDA_MEMORY_KEPT && allocation->kind != CUDA_MEMORY_RETIRED))
             continue;
         atomic_store_explicit(&cuda->board->slot[slot].generation, 0, memory_order_release);
-        cuda->allocations[slot] = (struct cuda_allocation){.base = NULL};
-        found = true;
+        allocation->kind = CUDA_MEMORY_WITHDRAWN;
+        allocation->window_bytes = 0;
     }
     pthread_mutex_unlock(&cuda->memory_lock);
     if (found)
         atomic_fetch_add(&cuda->board->frees, 1);
     return found;
+}
+
+/* What was withdrawn, now that no peer has it mapped. cudaFree() waits: not under the lock. */
+static ep_status free_withdrawn(struct cuda_comm *cuda)
+{
+    ep_status status = EP_OK;
+
+    for (int slot = 0; slot < CUDA_SLOTS && status == EP_OK; slot++) {
+        struct cuda_allocation out = {.base = NULL};
+
+        pthread_mutex_lock(&cuda->memory_lock);
+        if (cuda->allocations[slot].base && cuda->allocations[slot].kind == CUDA_MEMORY_WITHDRAWN) {
+            out = cuda->allocations[slot];
+            cuda->allocations[slot] = (struct cuda_allocation){.base = NULL};
+        }
+        pthread_mutex_unlock(&cuda->memory_lock);
+        if (out.base && !out.foreign)
+            status = cuda_status(cudaFree(out.base), "cudaFree");
+    }
+    return status;
 }
 
 static ep_status free_memory(struct cuda_comm *cuda, void *memory)
@@ -112,8 +202,7 @@ static ep_status free_memory(struct cuda_comm *cuda, void *memory)
     EP_TRY(host_barrier(cuda->host.comm));
     cuda_unmap_freed(cuda);
     EP_TRY(host_barrier(cuda->host.comm));
-    CUDA_TRY(cudaFree(memory));
-    return EP_OK;
+    return free_withdrawn(cuda);
 }
 
 ep_status cuda_free(ep_comm *comm, void *memory)
@@ -136,12 +225,13 @@ bool cuda_find(struct cuda_comm *cuda, const void *memory, size_t bytes, struct 
     pthread_mutex_lock(&cuda->memory_lock);
     for (int slot = 0; slot < cuda->slots_used && !found; slot++) {
         const struct cuda_allocation *allocation = &cuda->allocations[slot];
-        uintptr_t base = (uintptr_t)allocation->base;
+        uintptr_t window = (uintptr_t)allocation->window;
 
-        if (!base || at < base || at - base > allocation->bytes || allocation->bytes - (at - base) < bytes)
+        if (!allocation->base || !allocation->window_bytes || at < window || at - window > allocation->window_bytes ||
+            allocation->window_bytes - (at - window) < bytes)
             continue;
-        *ret_where =
-            (struct host_where){.slot = (uint32_t)slot, .generation = allocation->generation, .offset = at - base};
+        *ret_where = (struct host_where){
+            .slot = (uint32_t)slot, .generation = allocation->generation, .offset = at - (uintptr_t)allocation->base};
         found = true;
     }
     pthread_mutex_unlock(&cuda->memory_lock);
@@ -171,7 +261,7 @@ ep_status cuda_stage(struct cuda_comm *cuda, int which, size_t bytes, void **ret
     if (cuda->stage_bytes[which] < bytes) {
         if (larger < bytes)
             larger = bytes;
-        EP_TRY(alloc_symmetric(cuda, larger, true, &cuda->stage[which]));
+        EP_TRY(cuda_alloc_kind(cuda, larger, CUDA_MEMORY_INTERNAL, &cuda->stage[which]));
         cuda->stage_bytes[which] = larger;
     }
     *ret_memory = cuda->stage[which];
@@ -197,7 +287,7 @@ ep_status cuda_take(struct cuda_comm *cuda, size_t bytes, struct cuda_block *ret
     pthread_mutex_unlock(&cuda->memory_lock);
     if (best >= 0)
         return EP_OK;
-    ret_block->bytes = bytes + bytes / 4 + 4096;
+    ret_block->bytes = cuda_block_bytes(bytes);
     CUDA_TRY(cudaMalloc(&ret_block->memory, ret_block->bytes));
     return EP_OK;
 }

@@ -282,10 +282,12 @@ ep_status cuda_plan_open(ep_plan *plan, const ep_plan_args *args)
     ep_status status;
 
     EP_TRY(cuda_call_begin(cuda_of(plan->comm), args->stream, args->max_recv_tokens > 0, &call));
-    if (call.capture)
+    if (call.capture) {
         status = ep_fail(EP_E_STATE, "ep_plan_new: the stream is being captured: make the plan before");
-    else
+    } else {
+        cuda_reserve_stages(call.cuda, args);
         status = open_plan(call.cuda, plan, args, call.stream, &queued);
+    }
     return cuda_call_end(&call, status, queued);
 }
 
@@ -403,9 +405,11 @@ ep_status cuda_plan_ready(struct cuda_comm *cuda, ep_plan *plan, bool capturing,
     if (!device->placed && capturing)
         return ep_fail(EP_E_STATE, "the stream is being captured: use the plan once before");
     EP_TRY(host_plan_complete(&cuda->host, plan));
-    if (!device->placed)
-        EP_TRY(place_route(cuda, plan));
-    return EP_OK;
+    if (device->placed)
+        return EP_OK;
+    /* What all ranks have reserved for it. */
+    EP_TRY(cuda_map_new(cuda));
+    return place_route(cuda, plan);
 }
 
 void cuda_plan_count(const ep_plan *plan, uint64_t row_bytes)
@@ -479,23 +483,5 @@ ep_status cuda_plan_sources(ep_plan *plan, int32_t *ret_rank, int32_t *ret_token
     cuda_leave(&scope);
 free_rows:
     free(rows);
-    return status;
-}
-
-ep_status cuda_plan_layout(ep_comm *comm, const ep_plan_args *args, ep_layout *layout)
-{
-    struct cuda_comm *cuda = cuda_of(comm);
-    ep_plan_args mine = *args;
-    struct cuda_scope scope;
-    void *copy = NULL;
-    ep_status status;
-
-    EP_TRY(cuda_enter(cuda, &scope));
-    status = fetch_routing(cuda, args, args->topk_idx, &copy);
-    cuda_leave(&scope);
-    mine.topk_idx = copy;
-    if (status == EP_OK)
-        status = ep_routing_layout(comm, &mine, layout);
-    free(copy);
     return status;
 }

@@ -126,6 +126,7 @@ void cuda_fill_waits(struct cuda_comm *cuda, enum host_phase ready, enum host_ph
     *ret_waits = (struct cuda_waits){.mine = cuda->signals,
                                      .report = cuda->report_device,
                                      .places = cuda->places,
+                                     .host_places = cuda->host_places_device,
                                      .deadline_ns = (uint64_t)comm->config.timeout_ms * 1000000u,
                                      .rank = comm->rank,
                                      .nranks = comm->nranks,

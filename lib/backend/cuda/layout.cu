@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The layout of a routing: a thread looks at one token, a block adds up before it adds to the outputs. */
+#include "backend/cuda/device.cuh"
+
+#include <epkit/types.h>
+
+namespace
+{
+
+struct sums {
+    int32_t per_rank[CUDA_MAX_RANKS], per_expert[EP_MAX_EXPERTS];
+    int32_t tokens; /* with an expert */
+    int32_t bad;
+};
+
+__device__ int64_t read_expert(const cuda_layout &l, size_t at)
+{
+    return l.wide ? static_cast<const int64_t *>(l.topk_idx)[at] : static_cast<const int32_t *>(l.topk_idx)[at];
+}
+
+/* The ranks of a token, one bit each. */
+__device__ uint32_t look_at_token(const cuda_layout &l, int token, sums &sum)
+{
+    size_t start = (size_t)token * l.topk;
+    int n_local = l.n_experts / l.waits.nranks;
+    uint32_t ranks = 0;
+
+    for (int k = 0; k < l.topk; k++) {
+        int64_t expert = read_expert(l, start + k);
+        bool bad = expert < -1 || expert >= l.n_experts;
+
+        for (int j = 0; j < k && expert >= 0; j++)
+            bad |= read_expert(l, start + j) == expert;
+        if (bad)
+            sum.bad = 1;
+        if (bad || expert < 0)
+            continue;
+        ranks |= 1u << ((int)expert / n_local);
+        atomicAdd(&sum.per_expert[expert], 1);
+    }
+    return ranks;
+}
+
+__device__ void tell_token(const cuda_layout &l, int token, uint32_t ranks, sums &sum)
+{
+    for (int rank = 0; rank < l.waits.nranks; rank++) {
+        if (ranks >> rank & 1)
+            atomicAdd(&sum.per_rank[rank], 1);
+        if (l.in_rank)
+            l.in_rank[(size_t)token * l.waits.nranks + rank] = (uint8_t)(ranks >> rank & 1);
+    }
+    if (ranks)
+        atomicAdd(&sum.tokens, 1);
+}
+
+/* Routing that is not valid fails the group, as that of an update does. By all threads of the block that has found it.
+ */
+__device__ void report_bad(const cuda_layout &l)
+{
+    int i = (int)threadIdx.x, me = l.waits.rank, phase = l.waits.ready_phase;
+
+    if (i == me)
+        give_up(l.waits, CUDA_FAILED_ROUTING, me, phase);
+    else if (i < l.waits.nranks)
+        *(volatile uint32_t *)&l.waits.peer[i]->gave_up = CUDA_FAILURE(CUDA_FAILED_ROUTING, me, phase);
+}
+
+__global__ void __launch_bounds__(CUDA_COUNT_TOKENS) layout_kernel(const __grid_constant__ cuda_layout l)
+{
+    __shared__ sums sum;
+    int i = (int)threadIdx.x, token = (int)(blockIdx.x * CUDA_COUNT_TOKENS + threadIdx.x);
+
+    for (int expert = i; expert < l.n_experts; expert += CUDA_COUNT_TOKENS)
+        sum.per_expert[expert] = 0;
+    if (i < CUDA_MAX_RANKS)
+        sum.per_rank[i] = 0;
+    if (i == 0)
+        sum.tokens = sum.bad = 0;
+    __syncthreads();
+    if (token < l.n_tokens)
+        tell_token(l, token, look_at_token(l, token, sum), sum);
+    __syncthreads();
+    for (int expert = i; expert < l.n_experts && l.per_expert; expert += CUDA_COUNT_TOKENS)
+        if (sum.per_expert[expert])
+            atomicAdd(&l.per_expert[expert], sum.per_expert[expert]);
+    if (i < l.waits.nranks && l.per_rank)
+        atomicAdd(&l.per_rank[i], sum.per_rank[i]);
+    if (i == 0 && l.per_node)
+        atomicAdd(l.per_node, sum.tokens);
+    if (sum.bad)
+        report_bad(l);
+}
+
+} /* namespace */
+
+cudaError_t cuda_launch_layout(const struct cuda_layout *layout, cudaStream_t stream)
+{
+    unsigned blocks = (unsigned)(layout->n_tokens + CUDA_COUNT_TOKENS - 1) / CUDA_COUNT_TOKENS;
+
+    if (blocks)
+        layout_kernel<<<blocks, CUDA_COUNT_TOKENS, 0, stream>>>(*layout);
+    return cudaGetLastError();
+}
+
+cudaError_t cuda_layout_load(void)
+{
+    cudaFuncAttributes attributes;
+
+    return cudaFuncGetAttributes(&attributes, layout_kernel);
+}

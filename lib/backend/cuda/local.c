@@ -1,0 +1,258 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Symmetric memory that this rank allocates or registers alone, on any thread. Peers map it as they map all memory
+ * (map.c), but nobody can ask them here to unmap it: closing an IPC handle waits for what runs on their devices, maybe
+ * for a kernel that waits for this rank. So freed memory is kept for the next allocation, and the place of unregistered
+ * memory for the same memory once more, until ep_free() brings all ranks together, or the communicator ends.
+ */
+#include "backend/cuda/cuda.h"
+
+/* Functions of the driver, by the runtime: the module does not link it. Their results are 0 or what went wrong. */
+typedef int address_range_fn(unsigned long long *ret_base, size_t *ret_bytes, unsigned long long address);
+typedef int pointer_attribute_fn(void *ret_value, int attribute, unsigned long long address);
+enum { ATTRIBUTE_BUFFER_ID = 7 }; /* CU_POINTER_ATTRIBUTE_BUFFER_ID of cuda.h */
+
+static ep_status find_driver(const char *name, void **ret_function)
+{
+    enum cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
+
+#if CUDART_VERSION >= 12050
+    CUDA_TRY(cudaGetDriverEntryPointByVersion(name, ret_function, 12000, cudaEnableDefault, &result));
+#else
+    CUDA_TRY(cudaGetDriverEntryPoint(name, ret_function, cudaEnableDefault, &result));
+#endif
+    return result == cudaDriverEntryPointSuccess ? EP_OK
+                                                 : ep_fail(EP_E_UNSUPPORTED, "the driver of CUDA has no %s()", name);
+}
+
+/* The calling thread on the device of the communicator. What is done here is nothing of a capture's. */
+struct visit {
+    struct cuda_scope scope;
+    enum cudaStreamCaptureMode mode;
+};
+
+static ep_status begin(const struct cuda_comm *cuda, struct visit *ret_visit)
+{
+    EP_TRY(cuda_enter(cuda, &ret_visit->scope));
+    ret_visit->mode = cudaStreamCaptureModeRelaxed;
+    cudaThreadExchangeStreamCaptureMode(&ret_visit->mode);
+    return EP_OK;
+}
+
+static void end(struct visit *visit)
+{
+    cudaThreadExchangeStreamCaptureMode(&visit->mode);
+    cuda_leave(&visit->scope);
+}
+
+/* --- memory of this rank ------------------------------------------------------------------------------------------ */
+
+/* The smallest block of those freed that holds `bytes`, none larger than `most`. */
+static void *take_kept(struct cuda_comm *cuda, size_t bytes, size_t most)
+{
+    struct cuda_allocation *best = NULL;
+    void *memory = NULL;
+
+    pthread_mutex_lock(&cuda->memory_lock);
+    for (int slot = 0; slot < cuda->slots_used; slot++) {
+        struct cuda_allocation *at = &cuda->allocations[slot];
+
+        if (at->base && at->kind == CUDA_MEMORY_KEPT && at->bytes >= bytes && at->bytes <= most &&
+            (!best || at->bytes < best->bytes))
+            best = at;
+    }
+    if (best) {
+        best->kind = CUDA_MEMORY_LOCAL;
+        best->window_bytes = best->bytes;
+        memory = best->base;
+    }
+    pthread_mutex_unlock(&cuda->memory_lock);
+    return memory;
+}
+
+ep_status cuda_alloc_local(ep_comm *comm, size_t bytes, void **ret_memory)
+{
+    struct cuda_comm *cuda = cuda_of(comm);
+    size_t whole = cuda_whole_bytes(bytes);
+    void *memory = take_kept(cuda, whole, 2 * whole);
+    ep_status status = EP_OK;
+    struct visit visit;
+
+    if (!memory) {
+        EP_TRY(begin(cuda, &visit));
+        status = cuda_alloc_kind(cuda, bytes, CUDA_MEMORY_LOCAL, &memory);
+        end(&visit);
+    }
+    /* Rather too large a block than none. */
+    if (status == EP_E_MEMORY) {
+        memory = take_kept(cuda, whole, SIZE_MAX);
+        status = memory ? EP_OK : status;
+    }
+    if (status == EP_OK)
+        *ret_memory = memory;
+    return status;
+}
+
+ep_status cuda_free_local(ep_comm *comm, void *memory)
+{
+    struct cuda_comm *cuda = cuda_of(comm);
+    bool found = false;
+
+    pthread_mutex_lock(&cuda->memory_lock);
+    for (int slot = 0; slot < cuda->slots_used && !found; slot++) {
+        struct cuda_allocation *at = &cuda->allocations[slot];
+
+        found = at->base && at->base == memory && at->kind == CUDA_MEMORY_LOCAL;
+        if (found) {
+            at->kind = CUDA_MEMORY_KEPT;
+            at->window_bytes = 0;
+        }
+    }
+    pthread_mutex_unlock(&cuda->memory_lock);
+    if (!found)
+        return ep_fail(EP_E_ARG, "ep_free_local: memory %p is not from ep_alloc_local of this communicator", memory);
+    return EP_OK;
+}
+
+/* --- memory of the caller ------------------------------------------------------------------------------------------
+ */
+
+static ep_status check_kind(const struct cuda_comm *cuda, const void *memory)
+{
+    struct cudaPointerAttributes is = {.type = cudaMemoryTypeUnregistered};
+
+    CUDA_TRY(cudaPointerGetAttributes(&is, memory));
+    if (is.type != cudaMemoryTypeDevice)
+        return ep_fail(EP_E_UNSUPPORTED, "it is %s: peers can map memory of a GPU that is from cudaMalloc()",
+                       is.type == cudaMemoryTypeManaged ? "managed memory" : "memory of the host");
+    if (is.device != cuda->device)
+        return ep_fail(EP_E_ARG, "it is on GPU %d, and this communicator on GPU %d", is.device, cuda->device);
+    return EP_OK;
+}
+
+/* The whole allocation that the window is in: IPC knows nothing smaller. */
+static ep_status find_whole(const void *memory, size_t bytes, struct cuda_allocation *ret_allocation)
+{
+    unsigned long long base = 0, number = 0, at = (uintptr_t)memory;
+    pointer_attribute_fn *get_attribute;
+    address_range_fn *get_range;
+    size_t whole = 0;
+
+    EP_TRY(find_driver("cuMemGetAddressRange", (void **)&get_range));
+    EP_TRY(find_driver("cuPointerGetAttribute", (void **)&get_attribute));
+    if (get_range(&base, &whole, at) != 0 || get_attribute(&number, ATTRIBUTE_BUFFER_ID, at) != 0)
+        return ep_fail(EP_E_UNSUPPORTED, "the driver does not tell which allocation it is in");
+    if (bytes > whole - (at - base))
+        return ep_fail(EP_E_ARG, "%zu bytes are beyond its allocation, of which %llu are behind it", bytes,
+                       (unsigned long long)(whole - (at - base)));
+    *ret_allocation = (struct cuda_allocation){.base = (void *)(uintptr_t)base,
+                                               .bytes = whole,
+                                               .kind = CUDA_MEMORY_REGISTERED,
+                                               .foreign = true,
+                                               .window = (void *)(uintptr_t)at,
+                                               .window_bytes = bytes,
+                                               .number = number};
+    return EP_OK;
+}
+
+static ep_status export(const struct cuda_allocation *allocation, cudaIpcMemHandle_t *ret_handle)
+{
+    cudaError_t error = cudaIpcGetMemHandle(ret_handle, allocation->base);
+
+    if (error == cudaSuccess)
+        return EP_OK;
+    cudaGetLastError();
+    return ep_fail(EP_E_UNSUPPORTED,
+                   "cudaIpcGetMemHandle: %s: peers can map memory that is from cudaMalloc(), not from a pool of "
+                   "cudaMallocAsync() or cuMemCreate() (expandable_segments of torch); operations use it all the same, "
+                   "with a copy",
+                   cudaGetErrorString(error));
+}
+
+/* Under the lock. */
+static ep_status check_apart(const struct cuda_comm *cuda, const void *memory, size_t bytes)
+{
+    uintptr_t at = (uintptr_t)memory;
+
+    for (int slot = 0; slot < cuda->slots_used; slot++) {
+        const struct cuda_allocation *other = &cuda->allocations[slot];
+        uintptr_t begin = (uintptr_t)(other->foreign ? other->window : other->base);
+        size_t size = other->foreign ? other->window_bytes : other->bytes;
+
+        if (other->base && size && (at < begin ? begin - at < bytes : at - begin < size))
+            return ep_fail(EP_E_ARG, "part of it is registered or allocated already");
+    }
+    return EP_OK;
+}
+
+/* The same memory was registered before: its slot and generation again, so that peers need not map it once more. */
+static bool revive(struct cuda_comm *cuda, const struct cuda_allocation *allocation)
+{
+    for (int slot = 0; slot < cuda->slots_used; slot++) {
+        struct cuda_allocation *at = &cuda->allocations[slot];
+
+        if (at->kind != CUDA_MEMORY_RETIRED || at->base != allocation->base || at->bytes != allocation->bytes ||
+            at->number != allocation->number)
+            continue;
+        at->kind = CUDA_MEMORY_REGISTERED;
+        at->window = allocation->window;
+        at->window_bytes = allocation->window_bytes;
+        atomic_store_explicit(&cuda->board->slot[slot].generation, at->generation, memory_order_release);
+        atomic_fetch_add_explicit(&cuda->board->allocations, 1, memory_order_release);
+        return true;
+    }
+    return false;
+}
+
+static ep_status add_window(struct cuda_comm *cuda, const void *memory, size_t bytes)
+{
+    struct cuda_allocation allocation;
+    cudaIpcMemHandle_t handle;
+    ep_status status;
+
+    EP_TRY(check_kind(cuda, memory));
+    EP_TRY(find_whole(memory, bytes, &allocation));
+    EP_TRY(export(&allocation, &handle));
+    pthread_mutex_lock(&cuda->memory_lock);
+    status = check_apart(cuda, memory, bytes);
+    if (status == EP_OK && !revive(cuda, &allocation))
+        status = cuda_add_allocation(cuda, &allocation, &handle);
+    pthread_mutex_unlock(&cuda->memory_lock);
+    return status;
+}
+
+ep_status cuda_register(ep_comm *comm, void *memory, size_t bytes)
+{
+    struct cuda_comm *cuda = cuda_of(comm);
+    struct visit visit;
+    ep_status status;
+
+    EP_TRY(begin(cuda, &visit));
+    status = add_window(cuda, memory, bytes);
+    end(&visit);
+    return status == EP_OK ? EP_OK : ep_fail_prefix(status, "ep_register: memory %p: ", memory);
+}
+
+ep_status cuda_unregister(ep_comm *comm, void *memory)
+{
+    struct cuda_comm *cuda = cuda_of(comm);
+    bool found = false;
+
+    pthread_mutex_lock(&cuda->memory_lock);
+    for (int slot = 0; slot < cuda->slots_used && !found; slot++) {
+        struct cuda_allocation *at = &cuda->allocations[slot];
+
+        found = at->base && at->kind == CUDA_MEMORY_REGISTERED && at->window == memory;
+        if (found) {
+            at->kind = CUDA_MEMORY_RETIRED;
+            at->window_bytes = 0;
+            /* Who has not mapped it yet must not: the caller may free it. */
+            atomic_store_explicit(&cuda->board->slot[slot].generation, 0, memory_order_release);
+        }
+    }
+    pthread_mutex_unlock(&cuda->memory_lock);
+    if (!found)
+        return ep_fail(EP_E_ARG, "ep_unregister: memory %p is not from ep_register of this communicator", memory);
+    atomic_fetch_add(&cuda->board->frees, 1);
+    return EP_OK;
+}

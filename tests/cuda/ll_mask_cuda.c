@@ -1,0 +1,468 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * ll_mask_cuda [--ranks N] [--rounds N] [--seed N] [--only SCENE]: low latency against the host backend, where a
+ * combine leaves out rows of its dispatch, where the caller masks ranks and unmasks them in the order of the stream,
+ * with strided scales and received rows that are added up; barriers; and how long a late rank was waited for.
+ *
+ * Exit 77 when there is no GPU.
+ */
+#include "case.h"
+#include "twin.h"
+
+#include <epkit/cuda.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    HIDDEN = 1024,
+    TOPK = 6,
+    M = 48,
+    LOCAL = 4,
+    TIMEOUT_MS = 10000,
+    SHORT_MS = 2000,
+    LATE_MS = 30,
+    LEAST_NS = 1000000
+};
+
+enum { X, INDEX, GIVEN, WEIGHTS, ANSWER, RECV, SCALES, COUNT, SOURCE, RANGE, STATS, OUT, MASK, COST, N_BUFFERS };
+
+struct scene;
+struct state;
+
+struct scene {
+    const char *name;
+    int (*run)(struct state *s);
+    uint32_t ll_flags, flags; /* of the ep_ll; of the combine */
+    bool hook, packed;
+    int timeout_ms;
+};
+
+struct page {
+    _Atomic int called;          /* ranks that have queued their call */
+    _Atomic int came[MAX_RANKS]; /* to barriers */
+    _Atomic int wrong;           /* ranks that passed a barrier before another one had come to it */
+};
+
+struct state {
+    struct group group;
+    const struct scene *scene;
+    struct page *page;
+    uint64_t seed;
+    int rounds, n_tokens, round;
+    ep_ll *ll[2]; /* on the host, on the device */
+    struct twin b[N_BUFFERS];
+    uint64_t call[2];
+};
+
+static size_t rows_of(const struct state *s)
+{
+    return (size_t)LOCAL * (size_t)s->group.nranks * M;
+}
+
+static int words_of_scales(const struct state *s)
+{
+    return HIDDEN / (s->scene->packed ? 512 : 128);
+}
+
+static int make_buffers(struct state *s)
+{
+    size_t rows = rows_of(s), ranks = (size_t)s->group.nranks;
+    const struct {
+        const char *name;
+        size_t bytes;
+    } of[N_BUFFERS] = {[X] = {"x", M * HIDDEN * 2},
+                       [INDEX] = {"topk_idx", M * TOPK * 4},
+                       [GIVEN] = {"topk_idx of the combine", M * TOPK * 4},
+                       [WEIGHTS] = {"topk_weights", M * TOPK * 4},
+                       [ANSWER] = {"answers", rows * HIDDEN * 2},
+                       [RECV] = {"recv_x", rows * HIDDEN},
+                       [SCALES] = {"recv_scales", rows * (size_t)words_of_scales(s) * 4},
+                       [COUNT] = {"recv_count", LOCAL * 4},
+                       [SOURCE] = {"recv_source", rows * 4},
+                       [RANGE] = {"recv_range", LOCAL * ranks * 8},
+                       [STATS] = {"recv_stats_add", LOCAL * 4},
+                       [OUT] = {"out", M * HIDDEN * 2},
+                       [MASK] = {"mask", ranks * 4},
+                       [COST] = {"wait_cost_add", ranks * 8}};
+
+    for (int i = 0; i < N_BUFFERS; i++)
+        TRY(twin_new(&s->group, of[i].name, of[i].bytes, ORDINARY, &s->b[i]));
+    for (int i = STATS; i <= COST; i += COST - STATS) {
+        memset(s->b[i].host, 0, s->b[i].bytes);
+        TRY(twin_push(&s->group, &s->b[i]));
+    }
+    return 0;
+}
+
+static unsigned char *at(const struct state *s, int buffer, int device)
+{
+    return device ? s->b[buffer].device : s->b[buffer].host;
+}
+
+static int32_t *words(const struct state *s, int buffer, int device)
+{
+    return (int32_t *)(void *)at(s, buffer, device);
+}
+
+static ep_stream stream_on(const struct state *s, int device)
+{
+    return device ? (ep_stream)s->group.stream : NULL;
+}
+
+static int sync(struct state *s, int device)
+{
+    CALL(ep_stream_sync(device ? s->group.cuda : s->group.host, stream_on(s, device)));
+    return 0;
+}
+
+/* A third of the choices is left out, of every eighth token all; of some tokens all but one. */
+static void leave_out(struct state *s, uint64_t *random)
+{
+    for (int i = 0; i < M * TOPK; i++) {
+        int kind = (i / TOPK + s->round) % 8;
+        bool out = kind == 0 || (kind == 1 ? i % TOPK != 2 : kind < 6 && next_random(random) % 3 == 0);
+
+        words(s, GIVEN, 0)[i] = out ? -1 : words(s, INDEX, 0)[i];
+    }
+}
+
+static int load(struct state *s, int round)
+{
+    uint64_t random = (s->seed * 4096 + (uint64_t)round) * 64 + (uint64_t)s->group.rank;
+    struct routing routing = {.n_tokens = M,
+                              .topk = TOPK,
+                              .n_experts = LOCAL * s->group.nranks,
+                              .nranks = s->group.nranks,
+                              .idx_type = EP_I32,
+                              .holes = round % 3 == 1};
+
+    s->round = round;
+    s->n_tokens = round % 2 ? (int)(next_random(&random) % (M + 1)) : M;
+    fill_routing(&routing, &random, s->b[INDEX].host);
+    leave_out(s, &random);
+    fill_bf16((uint16_t *)(void *)s->b[X].host, (size_t)M * HIDDEN, &random);
+    fill_bf16((uint16_t *)(void *)s->b[ANSWER].host, rows_of(s) * HIDDEN, &random);
+    for (int i = 0; i < M * TOPK; i++)
+        ((float *)(void *)s->b[WEIGHTS].host)[i] = (float)(next_random(&random) % 2000) / 999.0f - 1.0f;
+    for (int i = X; i <= ANSWER; i++)
+        TRY(twin_push(&s->group, &s->b[i]));
+    for (int i = RECV; i < COST; i++)
+        if (i != STATS)
+            TRY(twin_poison(&s->group, &s->b[i]));
+    return group_meet(&s->group);
+}
+
+/* --- calls ------------------------------------------------------------------------------------------------------- */
+
+static int finish(struct state *s, int device)
+{
+    if (s->scene->hook)
+        CALL(ep_ll_finish(s->ll[device], 0, stream_on(s, device)));
+    return 0;
+}
+
+static int call_dispatch(struct state *s, int device, bool timed)
+{
+    int64_t rows = (int64_t)s->group.nranks * M, words = words_of_scales(s);
+    ep_ll_dispatch_args args = EP_LL_DISPATCH_ARGS_INIT;
+
+    args.x = at(s, X, device);
+    args.topk_idx = at(s, INDEX, device);
+    args.idx_type = EP_I32;
+    args.n_tokens = s->n_tokens;
+    args.out_dtype = EP_F8E4M3;
+    args.scale_type = s->scene->packed ? EP_UE8M0 : EP_F32;
+    args.recv_x = at(s, RECV, device);
+    args.recv_scales = at(s, SCALES, device);
+    args.recv_count = (int32_t *)(void *)at(s, COUNT, device);
+    args.recv_source = (int32_t *)(void *)at(s, SOURCE, device);
+    args.recv_range = (int64_t *)(void *)at(s, RANGE, device);
+    args.recv_stats_add = (int32_t *)(void *)at(s, STATS, device);
+    args.wait_cost_add = timed ? (int64_t *)(void *)at(s, COST, device) : NULL;
+    args.flags = s->scene->hook ? EP_LL_RECV_HOOK : 0;
+    args.ret_call = &s->call[device];
+    /* By columns, and in the other rounds by rows. */
+    if (s->round % 3) {
+        args.recv_scale_stride_token = s->round % 3 == 1 ? 1 : words;
+        args.recv_scale_stride_block = s->round % 3 == 1 ? rows : 1;
+    }
+    CALL(ep_ll_dispatch(s->ll[device], &args, stream_on(s, device)));
+    return finish(s, device);
+}
+
+static int call_combine(struct state *s, int device, bool all, bool timed)
+{
+    ep_ll_combine_args args = EP_LL_COMBINE_ARGS_INIT;
+
+    args.x = at(s, ANSWER, device);
+    args.topk_idx = at(s, all ? INDEX : GIVEN, device);
+    args.idx_type = EP_I32;
+    args.n_tokens = s->n_tokens;
+    args.topk_weights = (const float *)(const void *)at(s, WEIGHTS, device);
+    args.out = at(s, OUT, device);
+    args.flags = s->scene->flags | (s->scene->hook ? EP_LL_RECV_HOOK : 0);
+    args.call = s->call[device];
+    args.wait_cost_add = timed ? (int64_t *)(void *)at(s, COST, device) : NULL;
+    CALL(ep_ll_combine(s->ll[device], &args, stream_on(s, device)));
+    return finish(s, device);
+}
+
+static int compare(struct state *s, const char *what)
+{
+    int code = PASSED;
+    char phase[80];
+
+    snprintf(phase, sizeof(phase), "%s, round %d, %d tokens", what, s->round, s->n_tokens);
+    for (int i = RECV; i < COST; i++)
+        code |= twin_compare(&s->group, &s->b[i], phase);
+    TRY(group_worst(&s->group, code, &code));
+    return code;
+}
+
+/* --- scenes ------------------------------------------------------------------------------------------------------ */
+
+/* Two combines answer each dispatch, one of them with rows left out; in turn. */
+static int use_left_out(struct state *s)
+{
+    for (int round = 0; round < s->rounds; round++) {
+        for (int pass = 0; pass < 2; pass++) {
+            bool all = (round + pass) % 2;
+
+            TRY(load(s, round));
+            for (int device = 0; device < 2; device++) {
+                if (!pass)
+                    TRY(call_dispatch(s, device, false));
+                TRY(call_combine(s, device, all, false));
+                CALL(ep_ll_query_mask(s->ll[device], words(s, MASK, device), stream_on(s, device)));
+                TRY(sync(s, device));
+            }
+            if (!pass)
+                TRY(compare(s, all ? "all" : "left out"));
+            else
+                TRY(twin_compare(&s->group, &s->b[OUT], "second combine"));
+        }
+    }
+    return 0;
+}
+
+/* The last rank and the others mask each other, all at the same place of their streams; or they no longer do. */
+static int set_masks(struct state *s, bool on)
+{
+    int last = s->group.nranks - 1;
+
+    for (int device = 0; device < 2; device++) {
+        for (int rank = 0; rank < s->group.nranks; rank++) {
+            if (rank == s->group.rank || (rank == last) == (s->group.rank == last))
+                continue;
+            if (on || s->round % 2)
+                CALL(ep_ll_set_mask(s->ll[device], rank, on, stream_on(s, device)));
+        }
+        if (!on && !(s->round % 2))
+            CALL(ep_ll_clear_mask(s->ll[device], stream_on(s, device)));
+        TRY(sync(s, device));
+    }
+    return group_meet(&s->group);
+}
+
+static int use_masks(struct state *s)
+{
+    for (int round = 0; round < s->rounds; round++) {
+        TRY(load(s, round));
+        if (round % 3)
+            TRY(set_masks(s, round % 3 == 1));
+        for (int device = 0; device < 2; device++) {
+            TRY(call_dispatch(s, device, false));
+            TRY(call_combine(s, device, round % 2, false));
+            CALL(ep_ll_query_mask(s->ll[device], words(s, MASK, device), stream_on(s, device)));
+            if (round % 4 == 3)
+                CALL(ep_ll_barrier(s->ll[device], stream_on(s, device)));
+            TRY(sync(s, device));
+        }
+        TRY(compare(s, "masks"));
+    }
+    return 0;
+}
+
+static void come(void *argument)
+{
+    struct state *s = argument;
+
+    s->page->came[s->group.rank]++;
+}
+
+static void look(void *argument)
+{
+    struct state *s = argument;
+    int mine = s->page->came[s->group.rank];
+
+    for (int rank = 0; rank < s->group.nranks; rank++)
+        if (s->page->came[rank] < mine)
+            s->page->wrong = 1 + rank;
+}
+
+/* Nobody passes a barrier before all have come to it. */
+static int use_barriers(struct state *s)
+{
+    for (int round = 0; round < 2 * s->rounds; round++) {
+        if ((round + s->group.rank) % s->group.nranks == 0)
+            sleep_ms(2);
+        CALL(ep_stream_call(s->group.cuda, s->group.stream, come, s));
+        CALL(ep_ll_barrier(s->ll[1], s->group.stream));
+        CALL(ep_stream_call(s->group.cuda, s->group.stream, look, s));
+    }
+    TRY(sync(s, 1));
+    EXPECT(!s->page->wrong, "passed a barrier before rank %d had come", s->page->wrong - 1);
+    return group_meet(&s->group);
+}
+
+/* The last rank does not come to a barrier: the others mask it, and it finds out. */
+static int stay_away(struct state *s)
+{
+    int last = s->group.nranks - 1;
+    int32_t masked[MAX_RANKS];
+
+    TRY(group_meet(&s->group));
+    if (s->group.rank == last) {
+        TRY(await(&s->page->called, last, TIMEOUT_MS * 3, "the others to pass the barrier"));
+        CALL(ep_ll_barrier(s->ll[1], s->group.stream));
+        TRY(last ? expect_status("ep_stream_sync", ep_stream_sync(s->group.cuda, s->group.stream), EP_E_EXCLUDED,
+                                 "has masked this rank")
+                 : 0);
+        return 0;
+    }
+    CALL(ep_ll_barrier(s->ll[1], s->group.stream));
+    CALL(ep_ll_query_mask(s->ll[1], words(s, MASK, 1), s->group.stream));
+    TRY(sync(s, 1));
+    CUDA(cudaMemcpy(masked, s->b[MASK].device, (size_t)s->group.nranks * 4, cudaMemcpyDefault));
+    for (int rank = 0; rank < s->group.nranks; rank++)
+        EXPECT(masked[rank] == (rank == last), "rank %d: masked is %d", rank, masked[rank]);
+    s->page->called++;
+    return 0;
+}
+
+/* The last rank is late: of the others' waits each is told, and of nobody's own. */
+static int come_late(struct state *s)
+{
+    int last = s->group.nranks - 1;
+    int64_t cost[2][MAX_RANKS] = {{0}};
+    int code = PASSED;
+
+    TRY(load(s, 0));
+    TRY(call_dispatch(s, 0, false));
+    TRY(call_combine(s, 0, false, false));
+    TRY(sync(s, 0));
+    for (int combine = 0; combine < 2; combine++) {
+        TRY(group_meet(&s->group));
+        if (s->group.rank == last) {
+            TRY(await(&s->page->called, (combine + 1) * last, TIMEOUT_MS, "the others to call"));
+            sleep_ms(LATE_MS);
+        }
+        TRY(combine ? call_combine(s, 1, false, true) : call_dispatch(s, 1, true));
+        s->page->called += s->group.rank != last;
+        TRY(sync(s, 1));
+        CUDA(cudaMemcpy(cost[combine], s->b[COST].device, (size_t)s->group.nranks * 8, cudaMemcpyDefault));
+        for (int rank = 0; rank < s->group.nranks && combine; rank++)
+            cost[1][rank] -= cost[0][rank];
+        for (int rank = 0; rank < s->group.nranks; rank++) {
+            int64_t least = rank == last && s->group.rank != last ? LEAST_NS : 0;
+
+            if (cost[combine][rank] < least || (rank == s->group.rank && cost[combine][rank])) {
+                test_say("%s: waited %lld ns for rank %d", combine ? "combine" : "dispatch",
+                         (long long)cost[combine][rank], rank);
+                code = DIFFERS;
+            }
+        }
+    }
+    CALL(ep_ll_query_mask(s->ll[0], words(s, MASK, 0), NULL));
+    CALL(ep_ll_query_mask(s->ll[1], words(s, MASK, 1), s->group.stream));
+    TRY(sync(s, 0));
+    code |= compare(s, "late");
+    TRY(group_worst(&s->group, code, &code));
+    return code;
+}
+
+#define MASKING EP_LL_MASK_DEAD
+#define ALONE EP_LL_NO_PARTIAL_REDUCE
+
+static const struct scene scenes[] = {
+    {"left-out", use_left_out, 0, 0, false, false, TIMEOUT_MS},
+    {"left-out-alone", use_left_out, 0, ALONE, false, true, TIMEOUT_MS},
+    {"left-out-hook", use_left_out, 0, 0, true, true, TIMEOUT_MS},
+    {"left-out-alone-hook", use_left_out, 0, ALONE, true, false, TIMEOUT_MS},
+    {"left-out-masking", use_left_out, MASKING, 0, false, false, TIMEOUT_MS},
+    {"masks", use_masks, MASKING, 0, false, false, TIMEOUT_MS},
+    {"masks-alone", use_masks, MASKING, ALONE, false, false, TIMEOUT_MS},
+    {"barriers", use_barriers, 0, 0, false, false, TIMEOUT_MS},
+    {"barriers-masking", use_barriers, MASKING, 0, false, false, TIMEOUT_MS},
+    {"late", come_late, 0, 0, false, false, TIMEOUT_MS},
+    {"late-masking", come_late, MASKING, 0, false, false, TIMEOUT_MS},
+    {"absent", stay_away, MASKING, 0, false, false, SHORT_MS},
+};
+
+static int run_all(struct state *s)
+{
+    ep_ll_config config = EP_LL_CONFIG_INIT;
+    int code;
+
+    config.max_tokens = M;
+    config.hidden = HIDDEN;
+    config.n_experts = LOCAL * s->group.nranks;
+    config.topk = TOPK;
+    config.flags = s->scene->ll_flags;
+    CALL(ep_ll_new(s->group.host, &config, &s->ll[0]));
+    CALL(ep_ll_new(s->group.cuda, &config, &s->ll[1]));
+    TRY(make_buffers(s));
+    TRY(group_meet(&s->group));
+    code = s->scene->run(s);
+    for (int i = 0; i < N_BUFFERS; i++)
+        code |= twin_free(&s->group, true, &s->b[i]);
+    ep_ll_free(s->ll[1]);
+    ep_ll_free(s->ll[0]);
+    return code;
+}
+
+struct job {
+    const struct scene *scene;
+    struct page *page;
+    ep_boot_shm *second;
+    uint64_t seed;
+    int rounds;
+};
+
+static int run_rank(const ep_boot *boot, void *argument)
+{
+    const struct job *job = argument;
+    struct state s = {.scene = job->scene, .page = job->page, .seed = job->seed, .rounds = job->rounds};
+    int code = group_open(boot, job->second, job->scene->timeout_ms, &s.group);
+
+    if (!code) {
+        test_where("rank %d of %d, %s (seed %llu)", boot->rank, boot->nranks, job->scene->name,
+                   (unsigned long long)job->seed);
+        code = run_all(&s);
+    }
+    group_close(&s.group, code & FAILED);
+    return code;
+}
+
+static int run_scene(struct options *options, const struct scene *scene)
+{
+    struct job job = {.scene = scene, .seed = options->seed, .rounds = options->rounds};
+    struct launch launch = {
+        .name = scene->name, .ranks = options->ranks, .seconds = 120, .victim = -1, .run = run_rank, .argument = &job};
+
+    job.page = share(sizeof(*job.page));
+    return job.page ? launch_scene(options, "ll_mask_cuda", &launch, &job.second) : FAILED;
+}
+
+int main(int argc, char **argv)
+{
+    struct options options = {.ranks = 2, .rounds = 12, .seed = 1};
+    int code = SKIPPED;
+
+    if (!options_read(argc, argv, 1, &options))
+        return 2;
+    for (size_t i = 0; i < sizeof(scenes) / sizeof(scenes[0]); i++)
+        code = worse_of(code, run_scene(&options, &scenes[i]));
+    return options_code(&options, code);
+}

@@ -1,0 +1,428 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * memory_cuda [--ranks N] [--rounds N] [--seed N] [--only SCENE]: memory that a rank allocates or registers alone. What
+ * operations write there, in place, is what the host backend writes; and the library needs no memory for copies.
+ *
+ *   local     ep_alloc_local(), each rank other sizes, freed and allocated again in each round, while a thread does the
+ * same register  a window inside of memory of cudaMalloc(), registered anew in each round pool      the callbacks of
+ * allocators free      freed memory is kept and used again, and ep_free() gives it back; the same for places of windows
+ *   refuse    what cannot be registered or freed, and why
+ *   sizes     what is told before there is anything is what it takes
+ *
+ * Exit 77 when there is no GPU.
+ */
+#include "case.h"
+#include "twin.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { HIDDEN = 512, TOPK = 4, ROW = HIDDEN * 2, CHOICE = TOPK * 4, TIMEOUT_MS = 20000, MOST_TOKENS = 900 };
+enum { HOST, DEVICE };
+enum { RECV_X, RECV_INDEX, RECV_WEIGHTS, N_IN_PLACE, OUT = N_IN_PLACE, OUT_WEIGHTS, N_OUTPUTS };
+enum {
+    MB = 1 << 20,
+    LITTLE = MB,
+    AGAIN = 600
+}; /* LITTLE: less than any buffer; AGAIN: more often than there are slots */
+
+struct state {
+    struct group group;
+    uint64_t random;
+    int experts, rounds, n_tokens;
+    bool beside; /* another thread allocates */
+    int64_t n_recv;
+    ep_plan *plan[2];
+    struct twin x, weights, out[2]; /* ordinary memory */
+    struct twin arena;              /* what is received; its device part is the memory that the scene is about */
+    size_t at[N_IN_PLACE];
+};
+
+static int library_bytes(const struct state *s, uint64_t *ret_bytes)
+{
+    ep_comm_info info = EP_COMM_INFO_INIT;
+
+    CALL(ep_comm_get_info(s->group.cuda, &info));
+    *ret_bytes = info.library_bytes;
+    return 0;
+}
+
+static int new_plans(struct state *s)
+{
+    struct routing routing = {.topk = TOPK, .n_experts = s->experts, .nranks = s->group.nranks, .idx_type = EP_I32};
+    ep_plan_args args = EP_PLAN_ARGS_INIT;
+    ep_plan_info info = {.size = sizeof(info)};
+    int32_t *index;
+
+    routing.n_tokens = s->n_tokens = (int)(next_random(&s->random) % MOST_TOKENS);
+    index = malloc((size_t)s->n_tokens * CHOICE + 1);
+    EXPECT(index, "no memory for the routing of %d tokens", s->n_tokens);
+    fill_routing(&routing, &s->random, index);
+    args.topk_idx = index;
+    args.idx_type = EP_I32;
+    args.n_tokens = s->n_tokens;
+    args.topk = TOPK;
+    args.n_experts = s->experts;
+    CALL(ep_plan_new(s->group.host, &args, &s->plan[HOST]));
+    CALL(ep_plan_new(s->group.cuda, &args, &s->plan[DEVICE]));
+    free(index);
+    CALL(ep_plan_get_info(s->plan[HOST], &info));
+    s->n_recv = info.n_recv;
+    return 0;
+}
+
+static int new_inputs(struct state *s)
+{
+    TRY(twin_new(&s->group, "x", (size_t)s->n_tokens * ROW, ORDINARY, &s->x));
+    TRY(twin_new(&s->group, "topk_weights", (size_t)s->n_tokens * CHOICE, ORDINARY, &s->weights));
+    TRY(twin_new(&s->group, "out", (size_t)s->n_tokens * ROW, ORDINARY, &s->out[0]));
+    TRY(twin_new(&s->group, "out_topk_weights", (size_t)s->n_tokens * CHOICE, ORDINARY, &s->out[1]));
+    fill_bf16((uint16_t *)(void *)s->x.host, s->x.bytes / 2, &s->random);
+    for (size_t i = 0; i < s->weights.bytes / 4; i++)
+        ((float *)(void *)s->weights.host)[i] = (float)(next_random(&s->random) % 1000) / 999.0f;
+    TRY(twin_push(&s->group, &s->x));
+    return twin_push(&s->group, &s->weights);
+}
+
+/* Bytes that the arena needs, with gaps that nobody may write. */
+static size_t lay_arena(struct state *s)
+{
+    static const size_t row_bytes[N_IN_PLACE] = {ROW, CHOICE, CHOICE};
+    size_t used = 0;
+
+    for (int i = 0; i < N_IN_PLACE; i++) {
+        s->at[i] = used;
+        used += (size_t)s->n_recv * row_bytes[i] + GUARD;
+    }
+    return used;
+}
+
+static unsigned char *memory_on(const struct twin *twin, int side)
+{
+    return side == DEVICE ? twin->device : twin->host;
+}
+
+static int call_both(struct state *s, int side)
+{
+    ep_stream stream = side == DEVICE ? s->group.stream : NULL;
+    ep_comm *comm = side == DEVICE ? s->group.cuda : s->group.host;
+    unsigned char *arena = memory_on(&s->arena, side);
+    ep_dispatch_args dispatch = EP_DISPATCH_ARGS_INIT;
+    ep_combine_args combine = EP_COMBINE_ARGS_INIT;
+
+    dispatch.x = memory_on(&s->x, side);
+    dispatch.dtype = combine.dtype = EP_BF16;
+    dispatch.hidden = combine.hidden = HIDDEN;
+    dispatch.topk_weights = (const float *)(const void *)memory_on(&s->weights, side);
+    dispatch.recv_x = arena + s->at[RECV_X];
+    dispatch.recv_topk_idx = arena + s->at[RECV_INDEX];
+    dispatch.recv_topk_weights = (float *)(void *)(arena + s->at[RECV_WEIGHTS]);
+    dispatch.out_rows = s->n_recv;
+    CALL(ep_dispatch(s->plan[side], &dispatch, stream));
+    combine.x = arena + s->at[RECV_X];
+    combine.topk_weights = (const float *)(const void *)(arena + s->at[RECV_WEIGHTS]);
+    combine.out = memory_on(&s->out[0], side);
+    combine.out_topk_weights = (float *)(void *)memory_on(&s->out[1], side);
+    CALL(ep_combine(s->plan[side], &combine, stream));
+    CALL(ep_stream_sync(comm, stream));
+    return 0;
+}
+
+/* Both backends, with the device's part of what is received in `memory`. No staging buffers come about by it. */
+static int compare_in(struct state *s, void *memory, size_t bytes, int round)
+{
+    uint64_t before, after;
+    int code = PASSED;
+    char phase[40];
+
+    s->arena = (struct twin){
+        .name = "received", .device = memory, .bytes = bytes - GUARD, .row_bytes = ROW, .host = malloc(bytes)};
+    EXPECT(s->arena.host, "no memory for %zu bytes", bytes);
+    TRY(twin_poison(&s->group, &s->arena));
+    TRY(new_inputs(s));
+    CUDA(cudaStreamSynchronize(s->group.stream));
+    TRY(library_bytes(s, &before));
+    TRY(call_both(s, DEVICE));
+    TRY(library_bytes(s, &after));
+    EXPECT(s->beside || after < before + LITTLE, "%llu bytes of the library's own, %llu before",
+           (unsigned long long)after, (unsigned long long)before);
+    TRY(call_both(s, HOST));
+    snprintf(phase, sizeof(phase), "round %d", round);
+    code |= twin_compare(&s->group, &s->arena, phase);
+    code |= twin_compare(&s->group, &s->out[0], phase);
+    code |= twin_compare(&s->group, &s->out[1], phase);
+    free(s->arena.host);
+    code |= twin_free(&s->group, code & FAILED, &s->x);
+    code |= twin_free(&s->group, code & FAILED, &s->weights);
+    code |= twin_free(&s->group, code & FAILED, &s->out[0]);
+    code |= twin_free(&s->group, code & FAILED, &s->out[1]);
+    ep_plan_free(s->plan[HOST]);
+    ep_plan_free(s->plan[DEVICE]);
+    return code;
+}
+
+/* A call by all ranks that gives back what they have freed. */
+static int give_back(const struct state *s)
+{
+    void *memory;
+
+    CALL(ep_alloc(s->group.cuda, 1, &memory));
+    CALL(ep_free(s->group.cuda, memory));
+    return 0;
+}
+
+/* --- scenes ------------------------------------------------------------------------------------------------------ */
+
+struct other {
+    ep_comm *comm;
+    _Atomic int stop, failed;
+    char why[200];
+};
+
+/* Beside the operations of the caller's thread. */
+static void *allocate_beside(void *argument)
+{
+    struct other *other = argument;
+    uint64_t random = 17;
+
+    while (!other->stop && !other->failed) {
+        void *memory[3] = {NULL};
+
+        for (int i = 0; i < 3; i++)
+            other->failed |= ep_alloc_local(other->comm, (size_t)next_random(&random) % (12 * MB), &memory[i]) != EP_OK;
+        for (int i = 0; i < 3; i++)
+            other->failed |= memory[i] && ep_free_local(other->comm, memory[i]) != EP_OK;
+        if (other->failed)
+            snprintf(other->why, sizeof(other->why), "%s", ep_last_error());
+        sleep_ms(1);
+    }
+    return NULL;
+}
+
+static int run_local(struct state *s)
+{
+    struct other other = {.comm = s->group.cuda};
+    int code = PASSED;
+    pthread_t thread;
+
+    for (int round = 0; round < s->rounds && !(code & FAILED); round++) {
+        size_t bytes;
+        void *memory;
+
+        TRY(new_plans(s));
+        bytes = lay_arena(s);
+        CALL(ep_alloc_local(s->group.cuda, bytes + (size_t)s->group.rank * 3 * MB, &memory));
+        s->beside = round % 2;
+        other.stop = 0;
+        EXPECT(!s->beside || pthread_create(&thread, NULL, allocate_beside, &other) == 0, "no thread");
+        code |= compare_in(s, memory, bytes, round);
+        other.stop = 1;
+        if (s->beside)
+            pthread_join(thread, NULL);
+        EXPECT(!other.failed, "the thread beside: %s", other.why);
+        CALL(ep_free_local(s->group.cuda, memory));
+    }
+    return code;
+}
+
+static int run_register(struct state *s)
+{
+    /* 16 bytes are what a window may begin at; each rank elsewhere in memory of another size. */
+    size_t begin = 4096 + (size_t)s->group.rank * 16, most, bytes;
+    int code = PASSED;
+    unsigned char *whole;
+
+    most = (size_t)s->group.nranks * MOST_TOKENS * (ROW + 2 * CHOICE) + 4 * GUARD + MB;
+    CUDA(cudaMalloc((void **)&whole, most + (size_t)s->group.rank * 100000));
+    for (int round = 0; round < s->rounds && !(code & FAILED); round++) {
+        TRY(new_plans(s));
+        bytes = lay_arena(s);
+        if (round == 0)
+            CUDA(cudaMemset(whole, POISON, most));
+        CALL(ep_register(s->group.cuda, whole + begin, bytes));
+        code |= compare_in(s, whole + begin, bytes, round);
+        CALL(ep_unregister(s->group.cuda, whole + begin));
+        begin += 16;
+    }
+    TRY(give_back(s));
+    CUDA(cudaFree(whole));
+    return code;
+}
+
+static int run_pool(struct state *s)
+{
+    int code = PASSED;
+
+    CALL(ep_pool_attach(s->group.cuda, s->group.device));
+    for (int round = 0; round < s->rounds && !(code & FAILED); round++) {
+        size_t bytes;
+        void *memory;
+
+        TRY(new_plans(s));
+        bytes = lay_arena(s);
+        memory = ep_pool_alloc((ptrdiff_t)bytes, s->group.device, s->group.stream);
+        EXPECT(memory, "ep_pool_alloc: %s", ep_last_error());
+        code |= compare_in(s, memory, bytes, round);
+        ep_pool_free(memory, (ptrdiff_t)bytes, s->group.device, s->group.stream);
+    }
+    return code;
+}
+
+static int run_free(struct state *s)
+{
+    uint64_t before, after;
+    void *memory, *same;
+
+    TRY(give_back(s));
+    TRY(library_bytes(s, &before));
+    CALL(ep_alloc_local(s->group.cuda, 5 * MB, &memory));
+    for (int i = 0; i < AGAIN; i++) {
+        CALL(ep_free_local(s->group.cuda, memory));
+        CALL(ep_alloc_local(s->group.cuda, (size_t)(5 * MB - i), &same));
+        EXPECT(same == memory, "time %d: another address", i);
+    }
+    CALL(ep_free_local(s->group.cuda, memory));
+    TRY(library_bytes(s, &after));
+    EXPECT(after >= before + 5 * MB, "the freed memory is not told as the library's: %llu bytes",
+           (unsigned long long)after);
+    CUDA(cudaMalloc(&memory, MB));
+    for (int i = 0; i < AGAIN; i++) {
+        CALL(ep_register(s->group.cuda, memory, (size_t)(MB - i)));
+        CALL(ep_unregister(s->group.cuda, memory));
+    }
+    TRY(give_back(s));
+    TRY(library_bytes(s, &after));
+    EXPECT(after < before + LITTLE, "%llu bytes of the library's own, %llu before", (unsigned long long)after,
+           (unsigned long long)before);
+    CUDA(cudaFree(memory));
+    TRY(new_plans(s));
+    CALL(ep_alloc_local(s->group.cuda, lay_arena(s), &memory));
+    return compare_in(s, memory, lay_arena(s), 0);
+}
+
+static int run_refuse(struct state *s)
+{
+    static char host[4096];
+    ep_comm *comm = s->group.cuda;
+    unsigned char *memory;
+    void *local, *symmetric, *pooled, *managed, *left = host;
+
+    CALL(ep_alloc(comm, MB, &symmetric));
+    CALL(ep_alloc_local(comm, MB, &local));
+    CUDA(cudaMalloc((void **)&memory, 8 * MB));
+    CUDA(cudaMallocManaged(&managed, MB, cudaMemAttachGlobal));
+    CUDA(cudaMallocAsync(&pooled, MB, s->group.stream));
+    CUDA(cudaStreamSynchronize(s->group.stream));
+    TRY(expect_status("host", ep_register(comm, host, sizeof(host)), EP_E_UNSUPPORTED, "memory of the host"));
+    TRY(expect_status("managed", ep_register(comm, managed, MB), EP_E_UNSUPPORTED, "managed"));
+    TRY(expect_status("of a pool", ep_register(comm, pooled, MB), EP_E_UNSUPPORTED, "cudaMallocAsync"));
+    TRY(expect_status("too long", ep_register(comm, memory + MB, 8 * MB), EP_E_ARG, "beyond"));
+    TRY(expect_status("allocated", ep_register(comm, local, MB), EP_E_ARG, "already"));
+    TRY(expect_status("allocated", ep_register(comm, symmetric, MB), EP_E_ARG, "already"));
+    CALL(ep_register(comm, memory + MB, MB));
+    TRY(expect_status("twice", ep_register(comm, memory + 2 * MB - 1, MB), EP_E_ARG, "already"));
+    TRY(expect_status("around", ep_register(comm, memory, 8 * MB), EP_E_ARG, "already"));
+    CALL(ep_register(comm, memory + 2 * MB, MB));
+    TRY(expect_status("elsewhere", ep_unregister(comm, memory), EP_E_ARG, "not from ep_register"));
+    TRY(expect_status("not local", ep_free_local(comm, symmetric), EP_E_ARG, "not from ep_alloc_local"));
+    TRY(expect_status("a window", ep_free_local(comm, memory + MB), EP_E_ARG, "not from ep_alloc_local"));
+    TRY(expect_status("too much", ep_alloc_local(comm, (size_t)1 << 50, &left), EP_E_MEMORY, "ep_alloc_local"));
+    EXPECT(left == host, "what was to be returned has changed");
+    CALL(ep_free_local(comm, local));
+    TRY(expect_status("again", ep_free_local(comm, local), EP_E_ARG, "not from ep_alloc_local"));
+    CALL(ep_unregister(comm, memory + MB));
+    CALL(ep_unregister(comm, memory + 2 * MB));
+    CALL(ep_comm_async_error(comm)); /* nothing of this is a failure of the group */
+    CALL(ep_free(comm, symmetric));
+    CUDA(cudaFree(memory));
+    CUDA(cudaFree(managed));
+    CUDA(cudaFreeAsync(pooled, s->group.stream));
+    return 0;
+}
+
+static int run_sizes(struct state *s)
+{
+    ep_ll_config config = EP_LL_CONFIG_INIT;
+    ep_ll_sizes sizes = EP_LL_SIZES_INIT;
+    ep_plan_args args = EP_PLAN_ARGS_INIT;
+    int64_t host, cuda;
+    uint64_t before, after;
+    ep_ll *ll;
+
+    args.topk = TOPK;
+    args.n_experts = s->experts;
+    args.max_tokens = MOST_TOKENS;
+    CALL(ep_plan_get_max_rows(s->group.host, &args, &host));
+    CALL(ep_plan_get_max_rows(s->group.cuda, &args, &cuda));
+    EXPECT(host == cuda && cuda >= MOST_TOKENS, "%lld rows, not %lld", (long long)cuda, (long long)host);
+    config.max_tokens = 64;
+    config.hidden = 2048;
+    config.n_experts = s->experts;
+    config.topk = TOPK;
+    CALL(ep_ll_get_sizes(s->group.cuda, &config, &sizes));
+    EXPECT(sizes.combine_bytes >= sizes.rows * config.hidden * 2, "combine buffers of %lld bytes for %lld rows",
+           (long long)sizes.combine_bytes, (long long)sizes.rows);
+    TRY(library_bytes(s, &before));
+    CALL(ep_ll_new(s->group.cuda, &config, &ll));
+    TRY(library_bytes(s, &after));
+    EXPECT(after - before >= (uint64_t)sizes.library_bytes && after - before < (uint64_t)sizes.library_bytes + LITTLE,
+           "%llu bytes, not %lld", (unsigned long long)(after - before), (long long)sizes.library_bytes);
+    ep_ll_free(ll);
+    config.max_tokens = 1 << 20;
+    config.hidden = 128;
+    return expect_status("too many rows", ep_ll_get_sizes(s->group.cuda, &config, &sizes), EP_E_UNSUPPORTED, "numbers");
+}
+
+/* --- program ----------------------------------------------------------------------------------------------------- */
+
+static const struct scene {
+    const char *name;
+    int (*run)(struct state *s);
+} scenes[] = {{"local", run_local}, {"register", run_register}, {"pool", run_pool},
+              {"free", run_free},   {"refuse", run_refuse},     {"sizes", run_sizes}};
+
+struct job {
+    const struct scene *scene;
+    ep_boot_shm *second;
+    uint64_t seed;
+    int rounds;
+};
+
+static int run_rank(const ep_boot *boot, void *argument)
+{
+    const struct job *job = argument;
+    struct state s = {
+        .random = job->seed * 4096 + (uint64_t)boot->rank + 1, .rounds = job->rounds, .experts = boot->nranks * 12};
+    int code = group_open(boot, job->second, TIMEOUT_MS, &s.group);
+
+    if (!code) {
+        test_where("rank %d of %d, %s (seed %llu)", boot->rank, boot->nranks, job->scene->name,
+                   (unsigned long long)job->seed);
+        code = job->scene->run(&s);
+    }
+    group_close(&s.group, code & FAILED);
+    return code;
+}
+
+static int run_scene(struct options *options, const struct scene *scene)
+{
+    struct job job = {.scene = scene, .seed = options->seed, .rounds = options->rounds};
+    struct launch launch = {
+        .name = scene->name, .ranks = options->ranks, .seconds = 120, .victim = -1, .run = run_rank, .argument = &job};
+
+    return launch_scene(options, "memory_cuda", &launch, &job.second);
+}
+
+int main(int argc, char **argv)
+{
+    struct options options = {.ranks = 2, .rounds = 8, .seed = 1};
+    int code = SKIPPED;
+
+    if (!options_read(argc, argv, 1, &options))
+        return 2;
+    for (size_t i = 0; i < sizeof(scenes) / sizeof(scenes[0]); i++)
+        code = worse_of(code, run_scene(&options, &scenes[i]));
+    return options_code(&options, code);
+}
