@@ -37,8 +37,8 @@ EP_API ep_status ep_free(ep_comm *comm, void *memory);
 
 /*
  * The same by this rank alone, on any thread, at any time: peers map the memory when an operation first names it. So
- * ranks need not allocate alike. When it fails, *ret_memory is as it was and the communicator goes on. free: no operation
- * may be using the memory, also when the communicator has failed.
+ * ranks need not allocate alike. When it fails, *ret_memory is as it was and the communicator goes on. free: no
+ * operation may be using the memory, also when the communicator has failed.
  *
  * CUDA backend: device memory of the communicator's GPU, in steps of 2 MiB; also during a capture, which it is no part
  * of. What is freed is kept for later calls, because peers have it mapped and unmapping would wait for their kernels.
@@ -50,8 +50,8 @@ EP_API ep_status ep_free_local(ep_comm *comm, void *memory);
 /*
  * Makes memory of the caller symmetric: a window that operations use in place. Any rank alone, any thread. It stays the
  * caller's, and mapped, until ep_unregister() with the same address or ep_comm_free(); no operation may be using it
- * then. EP_E_ARG where part of it is registered with this communicator, or is its memory. Memory of another communicator
- * may be registered; unregister it before that one frees it.
+ * then. EP_E_ARG where part of it is registered with this communicator, or is its memory. Memory of another
+ * communicator may be registered; unregister it before that one frees it.
  *
  * Host backend: memory of a memfd (MFD_ALLOW_SEALING) that the caller has mapped with MAP_SHARED from its beginning and
  * whose descriptor is still open. Pages that it does not have yet are taken as ep_alloc() takes them (EP_E_MEMORY), and
@@ -64,8 +64,8 @@ EP_API ep_status ep_free_local(ep_comm *comm, void *memory);
  * CUDA backend: memory of the communicator's GPU (EP_E_ARG on another one) that is from cudaMalloc(), or part of it, as
  * torch's allocator has it by default. Peers map the whole allocation that it is in. EP_E_UNSUPPORTED for memory of the
  * host, managed memory, and what CUDA exports no IPC handle of: cudaMallocAsync() and cuMemCreate(), which torch uses
- * with expandable_segments. Peers keep it mapped until the next ep_free() of all ranks or their ep_comm_free(); CUDA asks
- * that it is not freed before. Registering the same memory again takes no further place.
+ * with expandable_segments. Peers keep it mapped until the next ep_free() of all ranks or their ep_comm_free(); CUDA
+ * asks that it is not freed before. Registering the same memory again takes no further place.
  */
 EP_API ep_status ep_register(ep_comm *comm, void *memory, size_t bytes);
 EP_API ep_status ep_unregister(ep_comm *comm, void *memory);
@@ -78,8 +78,8 @@ EP_API ep_status ep_unregister(ep_comm *comm, void *memory);
  * alloc, and does nothing.
  *
  * ep_comm_free() detaches the communicator and takes the memory away. Its addresses stay reserved until free, which
- * gives those back, so that no other memory comes to lie at an address that the allocator still has to free. Not so on the
- * CUDA backend: free there what a pool holds, by releasing the pool, before ep_comm_free().
+ * gives those back, so that no other memory comes to lie at an address that the allocator still has to free. Not so on
+ * the CUDA backend: free there what a pool holds, by releasing the pool, before ep_comm_free().
  *
  * Any thread, also beside ep_comm_free(), which waits for callbacks under way; attach alone is not to be called beside
  * it. free does not wait for `stream`: no operation may be using the memory. In a forked child nothing is attached, and
