@@ -24,8 +24,11 @@ extern "C" {
  * `bytes` do not fit into - a memory cgroup, the machine's memory and swap, the commit limit (vm.overcommit_memory =
  * 2), RLIMIT_FSIZE (shared memory is a file to the kernel), RLIMIT_AS, RLIMIT_MEMLOCK. Taking a page costs about a
  * third of touching it for the first time. A peer that cannot map the memory when it first needs it fails the
- * communicator with its own number and reason. The host backend has room for 512 allocations of a rank, a few of its
- * own among them.
+ * communicator with its own number and reason.
+ *
+ * A rank has room for 512 allocations and windows of all kinds in this header, a few of the library's own among them;
+ * the next one is EP_E_MEMORY. On the CUDA backend those that ep_free_local() and ep_unregister() have ended count
+ * until the next ep_free() or ep_comm_free().
  */
 EP_API ep_status ep_alloc(ep_comm *comm, size_t bytes, void **ret_memory);
 
@@ -34,8 +37,12 @@ EP_API ep_status ep_free(ep_comm *comm, void *memory);
 
 /*
  * The same by this rank alone, on any thread, at any time: peers map the memory when an operation first names it. So
- * ranks need not allocate alike. free: no operation may be using the memory, also when the communicator has failed.
- * EP_E_UNSUPPORTED on the CUDA backend, as are the calls below.
+ * ranks need not allocate alike. When it fails, *ret_memory is as it was and the communicator goes on. free: no
+ * operation may be using the memory, also when the communicator has failed.
+ *
+ * CUDA backend: device memory of the communicator's GPU, in steps of 2 MiB; also during a capture, which it is no part
+ * of. What is freed is kept for later calls, because peers have it mapped and unmapping would wait for their kernels.
+ * It counts as library_bytes of ep_comm_get_info() until the next ep_free() gives it back.
  */
 EP_API ep_status ep_alloc_local(ep_comm *comm, size_t bytes, void **ret_memory);
 EP_API ep_status ep_free_local(ep_comm *comm, void *memory);
@@ -43,14 +50,22 @@ EP_API ep_status ep_free_local(ep_comm *comm, void *memory);
 /*
  * Makes memory of the caller symmetric: a window that operations use in place. Any rank alone, any thread. It stays the
  * caller's, and mapped, until ep_unregister() with the same address or ep_comm_free(); no operation may be using it
- * then. EP_E_ARG where part of it is registered or from this header.
+ * then. EP_E_ARG where part of it is registered with this communicator, or is its memory. Memory of another
+ * communicator may be registered; unregister it before that one frees it.
  *
  * Host backend: memory of a memfd (MFD_ALLOW_SEALING) that the caller has mapped with MAP_SHARED from its beginning and
  * whose descriptor is still open. Pages that it does not have yet are taken as ep_alloc() takes them (EP_E_MEMORY), and
  * contents are kept; do not punch holes into it afterwards. Then it is sealed against shrinking, because peers map it;
- * what is refused is not sealed. Of a memfd with MFD_HUGETLB `bytes` must be whole huge pages (EP_E_ALIGN). A memfd
+ * what is refused is not sealed. The file must reach to the end of the window's last page (EP_E_ARG), because peers map
+ * whole pages. Of a memfd with MFD_HUGETLB `bytes` must be whole huge pages (EP_E_ALIGN). A memfd
  * sealed against writing and all else is EP_E_UNSUPPORTED: other processes cannot map private memory, and
  * operations copy from and to it as they do without a window.
+ *
+ * CUDA backend: memory of the communicator's GPU (EP_E_ARG on another one) that is from cudaMalloc(), or part of it, as
+ * torch's allocator has it by default. Peers map the whole allocation that it is in. EP_E_UNSUPPORTED for memory of the
+ * host, managed memory, and what CUDA exports no IPC handle of: cudaMallocAsync() and cuMemCreate(), which torch uses
+ * with expandable_segments. Peers keep it mapped until the next ep_free() of all ranks or their ep_comm_free(); CUDA
+ * asks that it is not freed before. Registering the same memory again takes no further place.
  */
 EP_API ep_status ep_register(ep_comm *comm, void *memory, size_t bytes);
 EP_API ep_status ep_unregister(ep_comm *comm, void *memory);
@@ -63,7 +78,8 @@ EP_API ep_status ep_unregister(ep_comm *comm, void *memory);
  * alloc, and does nothing.
  *
  * ep_comm_free() detaches the communicator and takes the memory away. Its addresses stay reserved until free, which
- * gives those back, so that no other memory comes to lie at an address that the allocator still has to free.
+ * gives those back, so that no other memory comes to lie at an address that the allocator still has to free. Not so on
+ * the CUDA backend: free there what a pool holds, by releasing the pool, before ep_comm_free().
  *
  * Any thread, also beside ep_comm_free(), which waits for callbacks under way; attach alone is not to be called beside
  * it. free does not wait for `stream`: no operation may be using the memory. In a forked child nothing is attached, and

@@ -78,7 +78,9 @@ EP_API void ep_plan_free(ep_plan *plan);
 /*
  * Rows that suffice for every routing: what to take for max_recv_tokens, and to allocate. `args` as for ep_plan_new(),
  * of which topk, n_experts, flags, expert_alignment and max_tokens (0: n_tokens) count; max_tokens must be the most of
- * any rank, and whether tokens_per_expert is given tells a plan from a mask. Not collective.
+ * any rank, and whether tokens_per_expert is given tells a plan from a mask. A plan's capacity and max_tokens are
+ * fixed: who will update it with more tokens asks with the larger max_tokens and makes the plan with both. Not
+ * collective.
  */
 EP_API ep_status ep_plan_get_max_rows(const ep_comm *comm, const ep_plan_args *args, int64_t *ret_rows);
 

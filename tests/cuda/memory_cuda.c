@@ -208,18 +208,19 @@ static int run_local(struct state *s)
     pthread_t thread;
 
     for (int round = 0; round < s->rounds && !(code & FAILED); round++) {
+        bool beside = round % 2;
         size_t bytes;
         void *memory;
 
         TRY(new_plans(s));
         bytes = lay_arena(s);
         CALL(ep_alloc_local(s->group.cuda, bytes + (size_t)s->group.rank * 3 * MB, &memory));
-        s->beside = round % 2;
+        s->beside = beside;
         other.stop = 0;
-        EXPECT(!s->beside || pthread_create(&thread, NULL, allocate_beside, &other) == 0, "no thread");
+        EXPECT(!beside || pthread_create(&thread, NULL, allocate_beside, &other) == 0, "no thread");
         code |= compare_in(s, memory, bytes, round);
         other.stop = 1;
-        if (s->beside)
+        if (beside)
             pthread_join(thread, NULL);
         EXPECT(!other.failed, "the thread beside: %s", other.why);
         CALL(ep_free_local(s->group.cuda, memory));
