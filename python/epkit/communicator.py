@@ -199,6 +199,10 @@ class Communicator(OfThisProcess):
         it needs no copy. torch keeps what is freed, and gives it back with the pool. Release the pool's tensors before the
         pool. Both hold the memory of the communicator beyond free(), as tensors of empty() do. Of several communicators on one
         device, the one whose mem_pool() was called last serves all their pools from then on.
+
+        The other ranks map new memory of a pool while their operations run, which a copy of pageable memory in the default
+        stream (.cpu(), .item()) holds back until they have ended. Where such a copy follows the first use, let all ranks meet
+        on the host between the allocation and that use: allgather_bytes() does.
         """
         if not self.is_cuda:
             raise NotImplementedError("Communicator.mem_pool: a torch.cuda.MemPool is memory of a GPU, and this communicator is "

@@ -371,7 +371,7 @@ static int run_sizes(struct state *s)
     EXPECT(after - before >= (uint64_t)sizes.library_bytes && after - before < (uint64_t)sizes.library_bytes + LITTLE,
            "%llu bytes, not %lld", (unsigned long long)(after - before), (long long)sizes.library_bytes);
     ep_ll_free(ll);
-    config.max_tokens = 1 << 20;
+    config.max_tokens = INT32_MAX / config.n_experts + 1;
     config.hidden = 128;
     return expect_status("too many rows", ep_ll_get_sizes(s->group.cuda, &config, &sizes), EP_E_UNSUPPORTED, "numbers");
 }
