@@ -3,9 +3,10 @@
  * memory_cuda [--ranks N] [--rounds N] [--seed N] [--only SCENE]: memory that a rank allocates or registers alone. What
  * operations write there, in place, is what the host backend writes; and the library needs no memory for copies.
  *
- *   local     ep_alloc_local(), each rank other sizes, freed and allocated again in each round, while a thread does the
- * same register  a window inside of memory of cudaMalloc(), registered anew in each round pool      the callbacks of
- * allocators free      freed memory is kept and used again, and ep_free() gives it back; the same for places of windows
+ *   local     ep_alloc_local(), each rank other sizes, freed and allocated again in each round, while a thread does so
+ *   register  a window inside of memory of cudaMalloc(), registered anew in each round
+ *   pool      the callbacks of allocators
+ *   free      freed memory is kept and used again, and ep_free() gives it back; the same for places of windows
  *   refuse    what cannot be registered or freed, and why
  *   sizes     what is told before there is anything is what it takes
  *
@@ -241,7 +242,7 @@ static int run_register(struct state *s)
         TRY(new_plans(s));
         bytes = lay_arena(s);
         if (round == 0)
-            CUDA(cudaMemset(whole, POISON, most));
+            CUDA(cudaMemsetAsync(whole, POISON, most, s->group.stream));
         CALL(ep_register(s->group.cuda, whole + begin, bytes));
         code |= compare_in(s, whole + begin, bytes, round);
         CALL(ep_unregister(s->group.cuda, whole + begin));
