@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "topo_save.h"
 
+#include "doctor/network.h"
 #include "hardware/counters.h"
 #include "output.h"
 
@@ -78,9 +79,11 @@ static void read_counters(const struct doctor_machine *machine)
 void topo_save_read(const struct doctor_machine *machine)
 {
     struct doctor_result result;
+    struct network network;
 
     for (size_t i = 0; doctor_checks[i]; i++)
         doctor_run(machine, doctor_checks[i], &result);
+    network_read(machine, &network);
     root_environment(machine->root);
     read_counters(machine);
 }
