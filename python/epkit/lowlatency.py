@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Callable, Dict, NamedTuple, Optional, Tuple
 import torch
 
 from . import _native
-from ._tensors import OfThisProcess, Stream, aligned, in_stream, stream_pointer
+from ._tensors import OfThisProcess, Stream, aligned, stream_pointer
 
 if TYPE_CHECKING:
     from .communicator import Communicator
@@ -38,7 +38,6 @@ class LowLatency(OfThisProcess):
         self.num_local = num_experts // comm.size
         self._native = comm._native.low_latency(max_tokens, hidden, num_experts, topk,
                                                 _native.LL_MASK_DEAD if mask_dead else 0)
-        self._plain = False  # the backend has no strides of scales and no statistics
         self._open: Dict[int, Tuple[Optional[torch.Tensor], ...]] = {}  # tensors of calls whose second half is still to come: the library writes to them
 
     @property
@@ -54,8 +53,7 @@ class LowLatency(OfThisProcess):
     def _stream(self, stream: Stream) -> Optional[int]:
         return stream_pointer(self.comm.is_cuda, self.comm.device, stream)
 
-    def _finisher(self, call: int, tensors: Tuple[Optional[torch.Tensor], ...], stream: Optional[int],
-                  afterwards: Optional[_Finish] = None) -> _Finish:
+    def _finisher(self, call: int, tensors: Tuple[Optional[torch.Tensor], ...], stream: Optional[int]) -> _Finish:
         """The second half of a call, once; in the stream of the first one."""
         self._open[call] = tensors
 
@@ -65,40 +63,8 @@ class LowLatency(OfThisProcess):
             tensors = self._open.pop(call)
             self._native.finish(call, stream)
             del tensors  # the caller may have dropped them: not before the library has read them
-            if afterwards is not None:
-                afterwards()
 
         return finish
-
-    def _dispatch(self, x: torch.Tensor, topk_idx: torch.Tensor, max_tokens: int, recv_x: torch.Tensor,
-                  scales: Optional[torch.Tensor], count: torch.Tensor, source: torch.Tensor, ranges: torch.Tensor,
-                  recv_stats: Optional[torch.Tensor], wait_cost: Optional[torch.Tensor], flags: int,
-                  stream: Optional[int]) -> Tuple[int, Optional[_Finish]]:
-        """The library's call. Where its backend has no strides of scales and no statistics, torch does these afterwards.
-
-        Returns (number of the call, what is to be done when its rows have come, or None).
-        """
-        if not self._plain:
-            try:
-                return self._native.dispatch(x, topk_idx, max_tokens, recv_x, scales, count, source, ranges, recv_stats,
-                                             wait_cost, flags, stream), None
-            except _native.UnsupportedError:
-                if wait_cost is not None or (scales is None and recv_stats is None):
-                    raise
-        with in_stream(self.comm.device, stream):  # so that its memory is used again behind what reads it
-            plain = torch.empty_like(scales, memory_format=torch.contiguous_format) if scales is not None else None
-        call = self._native.dispatch(x, topk_idx, max_tokens, recv_x, plain, count, source, ranges, None, wait_cost, flags,
-                                     stream)
-        self._plain = True
-
-        def afterwards() -> None:
-            with in_stream(self.comm.device, stream):
-                if scales is not None and plain is not None:
-                    scales.copy_(plain)
-                if recv_stats is not None:
-                    recv_stats.add_(count)
-
-        return call, afterwards if scales is not None or recv_stats is not None else None
 
     def _scales(self, rows: int, ue8m0: bool) -> torch.Tensor:
         columns = self.hidden // (512 if ue8m0 else 128)
@@ -134,14 +100,11 @@ class LowLatency(OfThisProcess):
         flags = (_native.LL_RECV_HOOK if hook else 0) | (_native.LL_ROUND_SCALE if fp8 and (round_scale or ue8m0) else 0)
         x, topk_idx = aligned(x), aligned(topk_idx)  # copies come before what waits for the current stream
         pointer = self._stream(stream)
-        call, afterwards = self._dispatch(x, topk_idx, max_tokens, recv_x, scales, count, source, ranges, recv_stats,
-                                          wait_cost, flags, pointer)
+        call = self._native.dispatch(x, topk_idx, max_tokens, recv_x, scales, count, source, ranges, recv_stats, wait_cost,
+                                     flags, pointer)
         finish = None
         if hook:
-            finish = self._finisher(call, (x, topk_idx, recv_x, scales, count, source, ranges, recv_stats, wait_cost), pointer,
-                                    afterwards)
-        elif afterwards is not None:
-            afterwards()
+            finish = self._finisher(call, (x, topk_idx, recv_x, scales, count, source, ranges, recv_stats, wait_cost), pointer)
         return LowLatencyRows(recv_x, scales, count, source, ranges, call, max_tokens, finish)
 
     def combine(self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor, *, call: int = 0,
