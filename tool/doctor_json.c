@@ -154,22 +154,17 @@ json_t *diagnosis_network(const struct doctor_machine *machine)
 {
     static const char *const states[] = {
         [NETWORK_USABLE] = "usable", [NETWORK_NOT_USABLE] = "not-usable", [NETWORK_NOT_KNOWN] = "not-known"};
-    struct network *network = calloc(1, sizeof(*network));
     json_t *object = json_object(), *ports = json_array();
+    struct network network;
 
-    if (!network) {
-        json_decref(ports);
-        return object;
-    }
-    network_read(machine, network);
-    for (int i = 0; i < network->n_ports; i++)
-        json_array_append_new(ports, out_text(network->ports[i]));
-    json_object_set_new(object, "used", network->has_tcp ? json_string("tcp") : json_null());
-    json_object_set_new(object, "verbs", json_string(states[network->verbs]));
-    json_object_set_new(object, "why", or_null(network->why));
+    network_read(machine, &network);
+    for (int i = 0; i < network.n_ports; i++)
+        json_array_append_new(ports, out_text(network.ports[i]));
+    json_object_set_new(object, "used", network.has_tcp ? json_string("tcp") : json_null());
+    json_object_set_new(object, "verbs", json_string(states[network.verbs]));
+    json_object_set_new(object, "why", or_null(network.why));
     json_object_set_new(object, "ports", ports);
-    json_object_set_new(object, "text", or_null(network->text));
-    free(network);
+    json_object_set_new(object, "text", or_null(network.text));
     return object;
 }
 
